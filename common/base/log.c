@@ -1,0 +1,99 @@
+/* log.c - lines on standard error. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+#define LINE_MAX_BYTES 2048
+
+static struct {
+    const char *program;
+    enum log_level level;
+    bool journal;
+} to = {"tandem", LOG_LEVEL_INFO, false};
+
+static const struct {
+    const char *name;
+    int syslog;
+} levels[] = {{"error", 3}, {"warn", 4}, {"info", 6}, {"debug", 7}};
+
+void log_init(const char *program, enum log_level level)
+{
+    to.program = program;
+    to.level = level;
+    to.journal = getenv("JOURNAL_STREAM") != NULL;
+}
+
+bool log_wants(enum log_level level)
+{
+    return level <= to.level;
+}
+
+int log_level_of(const char *name, enum log_level *ret_level)
+{
+    for (size_t i = 0; i < ARRAY_LEN(levels); i++) {
+        if (strcmp(levels[i].name, name) == 0) {
+            *ret_level = (enum log_level)i;
+            return 0;
+        }
+    }
+    return fail(-EINVAL, "log level '%s' is not one of error, warn, info, debug", name);
+}
+
+static size_t prefix(enum log_level level, char *out, size_t size)
+{
+    if (to.journal)
+        return (size_t)snprintf(out, size, "<%d>", levels[level].syslog);
+    struct timespec now;
+    struct tm local;
+    clock_gettime(CLOCK_REALTIME, &now);
+    localtime_r(&now.tv_sec, &local);
+    size_t n = strftime(out, size, "%F %T", &local);
+    n += (size_t)snprintf(out + n, size - n, ".%03ld %s %s: ", now.tv_nsec / 1000000, to.program,
+                          levels[level].name);
+    return n;
+}
+
+void log_line(enum log_level level, const char *format, ...)
+{
+    if (!log_wants(level))
+        return;
+    char line[LINE_MAX_BYTES];
+    size_t n = prefix(level, line, sizeof(line));
+    va_list args;
+    va_start(args, format);
+    int body = vsnprintf(line + n, sizeof(line) - n, format, args);
+    va_end(args);
+    if (body < 0)
+        return;
+    n += (size_t)body;
+    if (n > sizeof(line) - 1)
+        n = sizeof(line) - 1;
+    line[n++] = '\n';
+    ssize_t written = write(STDERR_FILENO, line, n); // one write: lines of threads do not mix
+    (void)written;                                   // nowhere left to complain
+}
+
+const char *log_quote(const void *text, size_t len, char *out, size_t out_size)
+{
+    const unsigned char *s = text;
+    size_t n = 0;
+    out[n++] = '"';
+    for (size_t i = 0; i < len && n + 6 < out_size; i++) {
+        if (s[i] < 0x20 || s[i] == 0x7f)
+            n += (size_t)snprintf(out + n, out_size - n, "\\x%02x", s[i]);
+        else if (s[i] == '"' || s[i] == '\\')
+            n += (size_t)snprintf(out + n, out_size - n, "\\%c", s[i]);
+        else
+            out[n++] = (char)s[i];
+    }
+    out[n++] = '"';
+    out[n] = 0;
+    return out;
+}

@@ -1,0 +1,35 @@
+/* mem.h - ownership by scope, over the compiler's cleanup attribute.
+ *
+ *     DEFINE_AUTO(struct kv, kv_free)               in kv.h, once
+ *     AUTO(kv_free) struct kv *kv = kv_new();       freed on every return of the scope ...
+ *     *ret = TAKE(kv);                              ... but not after this: it has a new owner */
+#pragma once
+#include <stdlib.h>
+
+/* unused: a variable may be there only to be freed. */
+#define AUTO(free_fn) __attribute__((cleanup(free_fn##_auto), unused))
+
+/* free_fn takes a pointer and accepts NULL. */
+#define DEFINE_AUTO(type, free_fn)                                                                 \
+    static inline void free_fn##_auto(type **p)                                                    \
+    {                                                                                              \
+        free_fn(*p);                                                                               \
+    }
+
+#define TAKE(p)                                                                                    \
+    ({                                                                                             \
+        __typeof__(p) taken_ = (p);                                                                \
+        (p) = NULL;                                                                                \
+        taken_;                                                                                    \
+    })
+
+/* AUTO(mem_free) char *text = malloc(n); */
+static inline void mem_free_auto(void *p)
+{
+    free(*(void **)p);
+}
+
+/* The struct that holds a member. */
+#define OWNER(ptr, type, member) ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
+
+#define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))

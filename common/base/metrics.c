@@ -1,0 +1,232 @@
+/* metrics.c - time series in one table that only grows. */
+#include <assert.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/mem.h"
+#include "base/metrics.h"
+
+enum kind { COUNTER, GAUGE, HISTOGRAM };
+static const char *const kind_names[] = {"counter", "gauge", "histogram"};
+
+struct metric {
+    enum kind kind;
+    char *name, *help, *labels; // labels "" for none
+    _Atomic double value;       // of a histogram: the sum
+    size_t n_bounds;
+    double bounds[METRICS_BOUNDS_MAX];
+    atomic_ullong counts[METRICS_BOUNDS_MAX + 1]; // of each bucket alone, not summed up
+};
+
+static struct {
+    pthread_mutex_t mu; // for registering and rendering
+    struct metric *v[METRICS_MAX];
+    size_t n;
+    struct metric spare; // what did not fit; not rendered
+} all = {.mu = PTHREAD_MUTEX_INITIALIZER};
+
+static void metric_free(struct metric *m)
+{
+    if (!m)
+        return;
+    free(m->name);
+    free(m->help);
+    free(m->labels);
+    free(m);
+}
+DEFINE_AUTO(struct metric, metric_free)
+
+static struct metric *metric_new(enum kind kind, const char *name, const char *help,
+                                 const char *labels, const double *bounds, size_t n_bounds)
+{
+    AUTO(metric_free) struct metric *m = calloc(1, sizeof(*m));
+    if (!m)
+        return NULL;
+    m->kind = kind;
+    m->name = strdup(name);
+    m->help = strdup(help);
+    m->labels = strdup(labels);
+    if (!m->name || !m->help || !m->labels)
+        return NULL;
+    m->n_bounds = n_bounds;
+    if (n_bounds)
+        memcpy(m->bounds, bounds, n_bounds * sizeof(*bounds));
+    return TAKE(m);
+}
+
+static struct metric *find(const char *name, const char *labels)
+{
+    for (size_t i = 0; i < all.n; i++) {
+        if (strcmp(all.v[i]->name, name) == 0 && strcmp(all.v[i]->labels, labels) == 0)
+            return all.v[i];
+    }
+    return NULL;
+}
+
+static struct metric *add(enum kind kind, const char *name, const char *help, const char *labels,
+                          const double *bounds, size_t n_bounds)
+{
+    assert(n_bounds <= METRICS_BOUNDS_MAX);
+    if (!labels)
+        labels = "";
+    pthread_mutex_lock(&all.mu);
+    struct metric *m = find(name, labels);
+    assert(!m || m->kind == kind);
+    if (!m && all.n < METRICS_MAX) {
+        m = metric_new(kind, name, help, labels, bounds, n_bounds);
+        if (m)
+            all.v[all.n++] = m;
+    }
+    pthread_mutex_unlock(&all.mu);
+    return m ? m : &all.spare;
+}
+
+struct metric *metrics_counter(const char *name, const char *help, const char *labels)
+{
+    return add(COUNTER, name, help, labels, NULL, 0);
+}
+
+struct metric *metrics_gauge(const char *name, const char *help, const char *labels)
+{
+    return add(GAUGE, name, help, labels, NULL, 0);
+}
+
+struct metric *metrics_histogram(const char *name, const char *help, const char *labels,
+                                 const double *bounds, size_t n_bounds)
+{
+    return add(HISTOGRAM, name, help, labels, bounds, n_bounds);
+}
+
+const char *metrics_label(char *out, size_t out_size, const char *key, const void *value,
+                          size_t len)
+{
+    const unsigned char *s = value;
+    size_t n = (size_t)snprintf(out, out_size, "%s=\"", key);
+    assert(n + 4 < out_size);
+    for (size_t i = 0; i < len && n + 4 < out_size; i++) { // an escape, the quote, the NUL
+        if (s[i] == '\n' || s[i] == '"' || s[i] == '\\') {
+            out[n++] = '\\';
+            out[n++] = s[i] == '\n' ? 'n' : (char)s[i];
+        } else {
+            out[n++] = s[i] >= 0x20 && s[i] < 0x7f ? (char)s[i] : '_';
+        }
+    }
+    out[n++] = '"';
+    out[n] = 0;
+    return out;
+}
+
+void metrics_add(struct metric *m, double amount)
+{
+    double old = atomic_load_explicit(&m->value, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&m->value, &old, old + amount,
+                                                  memory_order_relaxed, memory_order_relaxed))
+        ;
+}
+
+void metrics_set(struct metric *m, double value)
+{
+    atomic_store_explicit(&m->value, value, memory_order_relaxed);
+}
+
+void metrics_observe(struct metric *m, double value)
+{
+    size_t i = 0;
+    while (i < m->n_bounds && !(value <= m->bounds[i]))
+        i++;
+    atomic_fetch_add_explicit(&m->counts[i], 1, memory_order_relaxed);
+    metrics_add(m, value);
+}
+
+double metrics_value(const struct metric *m)
+{
+    return atomic_load_explicit(&m->value, memory_order_relaxed);
+}
+
+/* The shortest of two spellings that reads back as the same number. */
+static const char *number(double x, char out[32])
+{
+    if (isnan(x))
+        return "NaN";
+    if (isinf(x))
+        return x > 0 ? "+Inf" : "-Inf";
+    snprintf(out, 32, "%.15g", x);
+    if (strtod(out, NULL) != x)
+        snprintf(out, 32, "%.17g", x);
+    return out;
+}
+
+static void sample(struct buf *to, const struct metric *m, const char *suffix, const char *le,
+                   double value)
+{
+    char text[32];
+    buf_printf(to, "%s%s", m->name, suffix);
+    if (*m->labels || le) {
+        buf_printf(to, "{%s", m->labels);
+        if (le)
+            buf_printf(to, "%sle=\"%s\"", *m->labels ? "," : "", le);
+        buf_puts(to, "}");
+    }
+    buf_printf(to, " %s\n", number(value, text));
+}
+
+static void render_histogram(struct buf *to, const struct metric *m)
+{
+    unsigned long long n = 0;
+    char le[32];
+    for (size_t i = 0; i <= m->n_bounds; i++) {
+        n += atomic_load_explicit(&m->counts[i], memory_order_relaxed);
+        double bound = i < m->n_bounds ? m->bounds[i] : (double)INFINITY;
+        sample(to, m, "_bucket", number(bound, le), (double)n);
+    }
+    sample(to, m, "_sum", NULL, metrics_value(m));
+    sample(to, m, "_count", NULL, (double)n); // the last bucket's, so that a reader's sums agree
+}
+
+static void render_help(struct buf *to, const struct metric *m)
+{
+    buf_printf(to, "# HELP %s ", m->name);
+    for (const char *s = m->help; *s; s++) {
+        if (*s == '\n' || *s == '\\')
+            buf_add(to, *s == '\n' ? "\\n" : "\\\\", 2);
+        else
+            buf_add(to, s, 1);
+    }
+    buf_printf(to, "\n# TYPE %s %s\n", m->name, kind_names[m->kind]);
+}
+
+static void render_name(struct buf *to, size_t first)
+{
+    render_help(to, all.v[first]);
+    for (size_t i = first; i < all.n; i++) {
+        if (strcmp(all.v[i]->name, all.v[first]->name) != 0)
+            continue;
+        if (all.v[i]->kind == HISTOGRAM)
+            render_histogram(to, all.v[i]);
+        else
+            sample(to, all.v[i], "", NULL, metrics_value(all.v[i]));
+    }
+}
+
+static bool is_first_of_name(size_t i)
+{
+    for (size_t k = 0; k < i; k++) {
+        if (strcmp(all.v[k]->name, all.v[i]->name) == 0)
+            return false;
+    }
+    return true;
+}
+
+void metrics_render(struct buf *to)
+{
+    pthread_mutex_lock(&all.mu);
+    for (size_t i = 0; i < all.n; i++) {
+        if (is_first_of_name(i))
+            render_name(to, i);
+    }
+    pthread_mutex_unlock(&all.mu);
+}

@@ -1,0 +1,315 @@
+/* pool.c - jobs and barriers are words that count up; waiting for one to change is the only
+ * waiting. */
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "base/pool.h"
+
+#define SPIN_NS                                                                                    \
+    20000 // longer than the gaps of a forward pass, far shorter than waking a thread costs
+#define MAX_CPUS 8192
+
+/* A word to wait on. Waiters count themselves before the kernel compares the word, wakers change
+ * the word before they look at the count, so no wake is lost and none is sent for nothing. */
+struct gate {
+    _Alignas(64) atomic_uint word;
+    atomic_uint parked;
+};
+
+struct pool {
+    struct gate start, done, barrier; // numbers of the last job begun, job done, barrier passed
+    _Alignas(64) atomic_uint working; // threads that have not finished the job
+    _Alignas(64) atomic_uint arrived; // threads at the barrier
+    _Alignas(64) unsigned n_threads, n_started;
+    bool spin; // not where threads outnumber cores
+    bool stop;
+    void (*fn)(void *arg, unsigned i, unsigned n);
+    void *arg;
+    struct worker {
+        struct pool *pool;
+        pthread_t thread;
+        unsigned i;
+    } workers[POOL_MAX_THREADS]; // [0] is the caller's
+};
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+static bool spin_until_not(struct gate *g, unsigned old)
+{
+    int64_t until = 0;
+    for (unsigned i = 0;; i++) {
+        if (atomic_load_explicit(&g->word, memory_order_acquire) != old)
+            return true;
+        relax();
+        if (i % 64)
+            continue;
+        int64_t now = now_ns();
+        if (!until)
+            until = now + SPIN_NS;
+        else if (now > until)
+            return false;
+    }
+}
+
+/* Returns when the word is not `old` any more. */
+static void gate_wait(struct gate *g, unsigned old, bool spin)
+{
+    if (spin && spin_until_not(g, old))
+        return;
+    atomic_fetch_add(&g->parked, 1);
+    while (atomic_load(&g->word) == old)
+        syscall(SYS_futex, &g->word, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+    atomic_fetch_sub(&g->parked, 1);
+}
+
+static void gate_open(struct gate *g, unsigned word)
+{
+    atomic_store(&g->word, word);
+    if (atomic_load(&g->parked))
+        syscall(SYS_futex, &g->word, FUTEX_WAKE_PRIVATE, POOL_MAX_THREADS, NULL, NULL, 0);
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    struct pool *p = w->pool;
+    for (unsigned job = 1;; job++) {
+        gate_wait(&p->start, job - 1, p->spin);
+        if (p->stop)
+            return NULL;
+        p->fn(p->arg, w->i, p->n_threads);
+        if (atomic_fetch_sub(&p->working, 1) == 1)
+            gate_open(&p->done, job);
+    }
+}
+
+void pool_run(struct pool *p, void (*fn)(void *arg, unsigned i, unsigned n), void *arg)
+{
+    if (p->n_threads == 1) {
+        fn(arg, 0, 1);
+        return;
+    }
+    unsigned job = atomic_load_explicit(&p->start.word, memory_order_relaxed) + 1;
+    p->fn = fn;
+    p->arg = arg;
+    atomic_store_explicit(&p->working, p->n_threads - 1, memory_order_relaxed);
+    gate_open(&p->start, job);
+    fn(arg, 0, p->n_threads);
+    gate_wait(&p->done, job - 1, p->spin);
+}
+
+void pool_barrier(struct pool *p)
+{
+    unsigned now = atomic_load(&p->barrier.word);
+    if (atomic_fetch_add(&p->arrived, 1) + 1 < p->n_threads) {
+        gate_wait(&p->barrier, now, p->spin);
+        return;
+    }
+    atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
+    gate_open(&p->barrier, now + 1);
+}
+
+/* One line of a small file; false: no such file. */
+static bool read_line(const char *path, char *line, int size)
+{
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return false;
+    bool ok = fgets(line, size, f);
+    fclose(f);
+    return ok;
+}
+
+/* Is this CPU the first allowed hyper-thread of its core? "0-1" or "0,64": siblings in rising
+ * order. */
+static bool is_first_sibling(const char *root, unsigned cpu, const cpu_set_t *allowed)
+{
+    char path[4096], line[256];
+    snprintf(path, sizeof(path), "%s/sys/devices/system/cpu/cpu%u/topology/thread_siblings_list",
+             root, cpu);
+    if (!read_line(path, line, sizeof(line)))
+        return true;
+    for (char *p = line; *p >= '0' && *p <= '9';) {
+        unsigned long from = strtoul(p, &p, 10), to = *p == '-' ? strtoul(p + 1, &p, 10) : from;
+        for (; from <= to && from < cpu; from++)
+            if (CPU_ISSET_S(from, CPU_ALLOC_SIZE(MAX_CPUS), allowed))
+                return false;
+        p += *p == ',';
+    }
+    return true;
+}
+
+/* The allowed cores, by the number of their first allowed hyper-thread; at least one. */
+static unsigned list_cores(const char *root, unsigned *to, unsigned max)
+{
+    union {
+        cpu_set_t set;
+        char room[MAX_CPUS / 8];
+    } allowed = {0};
+    unsigned n = 0;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed.set) == 0)
+        for (unsigned cpu = 0; cpu < MAX_CPUS && n < max; cpu++)
+            if (CPU_ISSET_S(cpu, sizeof(allowed), &allowed.set) &&
+                is_first_sibling(root, cpu, &allowed.set))
+                to[n++] = cpu;
+    if (!n)
+        to[n++] = 0;
+    return n;
+}
+
+/* The quota of one group in CPUs; 0: none. v2: "200000 100000" or "max 100000" in cpu.max. */
+static double group_quota(const char *group, bool v2)
+{
+    char path[8192], line[128];
+    long quota = 0, period = 0;
+    snprintf(path, sizeof(path), "%s/%s", group, v2 ? "cpu.max" : "cpu.cfs_quota_us");
+    if (!read_line(path, line, sizeof(line)))
+        return 0;
+    if (v2) {
+        if (sscanf(line, "%ld %ld", &quota, &period) != 2)
+            return 0;
+    } else {
+        quota = strtol(line, NULL, 10);
+        snprintf(path, sizeof(path), "%s/cpu.cfs_period_us", group);
+        if (read_line(path, line, sizeof(line)))
+            period = strtol(line, NULL, 10);
+    }
+    return quota > 0 && period > 0 ? (double)quota / (double)period : 0;
+}
+
+/* Least quota of a group and those above it; in a container the path may not exist below the mount.
+ */
+static double path_quota(const char *mount, char *group, bool v2)
+{
+    double least = 0;
+    for (;;) {
+        char path[8000];
+        snprintf(path, sizeof(path), "%s%s", mount, group);
+        double q = group_quota(path, v2);
+        if (q > 0 && (least == 0 || q < least))
+            least = q;
+        char *slash = strrchr(group, '/');
+        if (!slash)
+            return least;
+        *slash = 0;
+    }
+}
+
+/* Lines of /proc/self/cgroup: "0::/path" (v2), "4:cpu,cpuacct:/path" (v1). 0: no quota. */
+static double quota_cpus(const char *root)
+{
+    char path[4096], line[4096];
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
+    double least = 0;
+    while (f && fgets(line, sizeof(line), f)) {
+        line[strcspn(line, "\n")] = 0;
+        char *names = strchr(line, ':'), *group = names ? strchr(names + 1, ':') : NULL;
+        if (!group)
+            continue;
+        *group++ = 0;
+        bool v2 = !names[1], v1 = false;
+        for (char *save, *t = strtok_r(names + 1, ",", &save); t; t = strtok_r(NULL, ",", &save))
+            v1 |= !strcmp(t, "cpu");
+        if (!v1 && !v2)
+            continue;
+        snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s", root, v2 ? "" : "/cpu");
+        double q = path_quota(path, group, v2);
+        if (q > 0 && (least == 0 || q < least))
+            least = q;
+    }
+    if (f)
+        fclose(f);
+    return least;
+}
+
+unsigned pool_usable_cores(const char *root)
+{
+    unsigned cores[POOL_MAX_THREADS], n = list_cores(root, cores, POOL_MAX_THREADS);
+    double quota = quota_cpus(root);
+    if (quota > 0 && quota < n)
+        n = quota < 1 ? 1 : (unsigned)quota;
+    return n;
+}
+
+static void pin_to(pthread_t thread, unsigned cpu)
+{
+    union {
+        cpu_set_t set;
+        char room[MAX_CPUS / 8];
+    } one = {0};
+    CPU_SET_S(cpu, sizeof(one), &one.set);
+    pthread_setaffinity_np(thread, sizeof(one), &one.set);
+}
+
+static int start_workers(struct pool *p, bool pin)
+{
+    unsigned cores[POOL_MAX_THREADS], n_cores = list_cores("", cores, POOL_MAX_THREADS);
+    p->spin = p->n_threads <= n_cores;
+    for (unsigned i = 1; i < p->n_threads; i++) {
+        struct worker *w = &p->workers[i];
+        *w = (struct worker){.pool = p, .i = i};
+        int r = pthread_create(&w->thread, NULL, work, w);
+        if (r)
+            return fail(-r, "pool: cannot start thread %u of %u", i, p->n_threads);
+        p->n_started = i;
+        if (pin && p->spin)
+            pin_to(w->thread, cores[i]);
+    }
+    return 0;
+}
+
+int pool_new(unsigned n_threads, bool pin, struct pool **ret)
+{
+    if (n_threads > POOL_MAX_THREADS)
+        return fail(-EINVAL, "pool: %u threads are more than %u", n_threads, POOL_MAX_THREADS);
+    AUTO(pool_free) struct pool *p = aligned_alloc(64, sizeof(*p));
+    if (!p)
+        return fail(-ENOMEM, "pool: no memory");
+    memset(p, 0, sizeof(*p));
+    p->n_threads = n_threads ? n_threads : pool_usable_cores("");
+    int r = start_workers(p, pin);
+    if (r < 0)
+        return r;
+    *ret = TAKE(p);
+    return 0;
+}
+
+void pool_free(struct pool *p)
+{
+    if (!p)
+        return;
+    p->stop = true;
+    gate_open(&p->start, atomic_load(&p->start.word) + 1);
+    for (unsigned i = 1; i <= p->n_started; i++)
+        pthread_join(p->workers[i].thread, NULL);
+    free(p);
+}
+
+unsigned pool_threads(const struct pool *p)
+{
+    return p->n_threads;
+}

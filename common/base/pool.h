@@ -1,0 +1,44 @@
+/* pool.h - a pool of pinned threads that do one thing together.
+ *
+ * The caller is thread 0. Waiting spins a few microseconds, then parks on a futex, so an idle pool
+ * costs nothing and a machine with fewer cores than threads still makes progress. Work is split by
+ * output, never by sum: results must not depend on the number of threads.
+ *
+ * Threads: pool_run() by one thread at a time, any thread. */
+#pragma once
+#include <stdbool.h>
+#include "base/mem.h"
+
+struct pool;
+
+#define POOL_MAX_THREADS 256
+
+/* n_threads 0: pool_usable_cores(). pin: bind threads 1, 2, ... to the allowed cores behind the
+ * first; the caller, whose affinity its later threads would inherit, is left alone; harmless when
+ * refused. -ENOMEM, -EINVAL (too many), -EAGAIN (the system gives no more threads). */
+int pool_new(unsigned n_threads, bool pin, struct pool **ret);
+void pool_free(struct pool *p);
+DEFINE_AUTO(struct pool, pool_free)
+
+unsigned pool_threads(const struct pool *p);
+
+/* fn(arg, i, n) on each of the n threads, i = 0 on the caller; returns when all are done. */
+void pool_run(struct pool *p, void (*fn)(void *arg, unsigned i, unsigned n), void *arg);
+/* From inside fn: returns when every thread of the pool has called it. */
+void pool_barrier(struct pool *p);
+
+/* Cores that this process may use, at least 1: of its affinity, hyper-threads counted once, within
+ * the CPU quota of its cgroups (v1 or v2, parents too). root: "", or a folder with a test's proc
+ * and sys. */
+unsigned pool_usable_cores(const char *root);
+
+/* Thread i's share [*ret_from, *ret_to) of n items in steps of `step`. */
+static inline void pool_share(unsigned i, unsigned n_threads, unsigned n, unsigned step,
+                              unsigned *ret_from, unsigned *ret_to)
+{
+    unsigned n_steps = (n + step - 1) / step;
+    unsigned long from = (unsigned long)n_steps * i / n_threads * step;
+    unsigned long to = (unsigned long)n_steps * (i + 1) / n_threads * step;
+    *ret_from = (unsigned)(from < n ? from : n);
+    *ret_to = (unsigned)(to < n ? to : n);
+}

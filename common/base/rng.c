@@ -1,0 +1,92 @@
+/* rng.c - counter-based random numbers. */
+#include <string.h>
+#include "base/rng.h"
+
+uint64_t rng_splitmix64(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+uint64_t rng_key(int64_t seed, uint32_t choice)
+{
+    return rng_splitmix64(rng_splitmix64((uint64_t)seed) + choice);
+}
+
+void rng_philox(uint64_t key, const uint32_t counter[4], uint32_t out[4])
+{
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xd2511f53u * c0, b = (uint64_t)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)b;
+        c3 = (uint32_t)a;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
+
+uint64_t rng_u64(uint64_t key, enum rng_stream stream, uint32_t position, uint32_t row,
+                 uint32_t token)
+{
+    uint32_t counter[4] = {stream, position, row, token}, out[4];
+    rng_philox(key, counter, out);
+    return out[0] | (uint64_t)out[1] << 32;
+}
+
+/* (x + 1/2) 2^-64: 53 significant bits, so the half is lost only where it is below the last bit. */
+static double scaled(uint64_t x)
+{
+    return ((double)x + 0.5) * 0x1p-64;
+}
+
+double rng_uniform(uint64_t w)
+{
+    double u = scaled(w);
+    return u < 1.0 ? u : 0x1.fffffffffffffp-1;
+}
+
+/* Natural logarithm of a normal positive number. x = m 2^e with m in [sqrt(1/2), sqrt(2)):
+ * log m = 2 atanh(s), s = (m - 1)/(m + 1), by its series to s^23 (|s| < 0.1716: below 2^-60).
+ * Only exact or singly rounded operations in a fixed order: the same bits everywhere. */
+static double log_own(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    int e = (int)(bits >> 52) - 1023;
+    bits = (bits & 0xfffffffffffffu) | 0x3ff0000000000000u;
+    double m;
+    memcpy(&m, &bits, sizeof(m));
+    if (m > 0x1.6a09e667f3bcdp+0) {
+        m *= 0.5;
+        e++;
+    }
+    double s = (m - 1.0) / (m + 1.0), s2 = s * s, sum = 0;
+    for (int k = 23; k >= 3; k -= 2)
+        sum = (sum + 1.0 / k) * s2;
+    return (double)e * 0x1.62e42fefa39efp-1 + (2.0 * s + 2.0 * s * sum);
+}
+
+/* -log1p(-u) = u + u^2/2 + u^3/3 + ... for small u; elsewhere the log of the exact complement. */
+double rng_log_exp(uint64_t w)
+{
+    double u = scaled(w);
+    if (u < 0x1p-10) {
+        double sum = 0;
+        for (int k = 7; k >= 2; k--) // u^7/8 < 2^-73
+            sum = (sum + 1.0 / k) * u;
+        return log_own(u * (1.0 + sum));
+    }
+    /* 1 - u = (~w + 1/2) 2^-64 = (x + rest) 2^-64: near 1 what rounding drops is a part of E. */
+    double high = (double)~w, low = (double)(int64_t)(~w - (uint64_t)high) + 0.5;
+    double x = high + low, rest = low - (x - high);
+    return log_own(-(log_own(x * 0x1p-64) + rest / x));
+}

@@ -1,0 +1,35 @@
+/* rng.h - counter-based random numbers: a draw is a function of what it is for, never of history.
+ *
+ * Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
+ * key = (seed, choice index) mixed into 64 bits; counter = (stream, position or step, row, token).
+ * Streams never share counters. The vectors stand in docs/protocol.md and tests/unit/test_rng.c. */
+#pragma once
+#include <stdint.h>
+
+enum rng_stream {
+    RNG_TARGET_DRAW = 0, // counter: position; the only key that is ever sent (to coupled drafters)
+    RNG_ACCEPT = 1,      // counter: step, row
+    RNG_RESIDUAL = 2,    // counter: step, row
+    RNG_PROPOSER = 3,    // the proposer's own draws
+};
+
+/* Steele, Lea, Flood 2014; also the step of the context digest. */
+uint64_t rng_splitmix64(uint64_t x);
+
+/* splitmix64(splitmix64(seed) + choice): the low half is key word 0, the high half word 1. */
+uint64_t rng_key(int64_t seed, uint32_t choice);
+
+/* out = Philox4x32-10(key, counter). */
+void rng_philox(uint64_t key, const uint32_t counter[4], uint32_t out[4]);
+
+/* w = out[0] | out[1] << 32 for the counter (stream, position, row, token). */
+uint64_t rng_u64(uint64_t key, enum rng_stream stream, uint32_t position, uint32_t row,
+                 uint32_t token);
+
+/* u = (w + 1/2) 2^-64 as the nearest double below 1. */
+double rng_uniform(uint64_t w);
+
+/* log E of the exponential variate E = -log1p(-u), u = (w + 1/2) 2^-64, full precision at both ends
+ * (u near 0 and u near 1). argmax over tokens of logit/T - rng_log_exp() is a draw from the
+ * softmax. Our own log: the same bits on every machine and in every tier. */
+double rng_log_exp(uint64_t w);

@@ -1,0 +1,123 @@
+/* svc.c - the service manager's side of a service, over libsystemd. */
+#include <errno.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <systemd/sd-daemon.h>
+#include <time.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/svc.h"
+
+static struct {
+    sigset_t signals;
+    int64_t watchdog_us; // the limit; 0: none
+    _Atomic int64_t fed_us;
+} svc;
+
+/* glibc gives freed top memory back to the kernel and faults it in again with every big message:
+ * with these, 1 MiB messages cost half (521 to 261 us, gcc 12, glibc 2.36). */
+static void tune_malloc(void)
+{
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 512 << 20);
+}
+
+static void raise_nofile(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+void svc_init(void)
+{
+    tune_malloc();
+    raise_nofile();
+    signal(SIGPIPE, SIG_IGN);
+    sigemptyset(&svc.signals);
+    sigaddset(&svc.signals, SIGTERM);
+    sigaddset(&svc.signals, SIGINT);
+    sigaddset(&svc.signals, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &svc.signals, NULL);
+    uint64_t limit_us = 0;
+    svc.watchdog_us = sd_watchdog_enabled(0, &limit_us) > 0 ? (int64_t)limit_us : 0;
+}
+
+int svc_wait_signal(int64_t timeout_us)
+{
+    int64_t until = clock_us() + timeout_us;
+    for (;;) {
+        int64_t left = timeout_us < 0 ? 1000000 : until - clock_us();
+        if (left < 0)
+            left = 0;
+        struct timespec t = {.tv_sec = left / 1000000, .tv_nsec = left % 1000000 * 1000};
+        int sig = sigtimedwait(&svc.signals, NULL, &t);
+        if (sig > 0)
+            return sig;
+        if (timeout_us >= 0 && errno == EAGAIN)
+            return 0;
+    }
+}
+
+int svc_listen_fds(int fds[SVC_MAX_FDS])
+{
+    int n = sd_listen_fds(1);
+    if (n < 0)
+        return fail(n, "LISTEN_FDS and LISTEN_PID are not understood");
+    if (n > SVC_MAX_FDS)
+        return fail(-EINVAL, "%d sockets were passed, at most %d are served", n, SVC_MAX_FDS);
+    for (int i = 0; i < n; i++) {
+        fds[i] = SD_LISTEN_FDS_START + i;
+        if (sd_is_socket(fds[i], AF_UNSPEC, SOCK_STREAM, 1) <= 0)
+            return fail(-EINVAL, "passed descriptor %d is not a listening stream socket", fds[i]);
+    }
+    return n;
+}
+
+void svc_ready(const char *status)
+{
+    sd_notifyf(0, "READY=1\nSTATUS=%s", status ? status : "ready");
+}
+
+void svc_status(const char *format, ...)
+{
+    char line[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    sd_notifyf(0, "STATUS=%s", line);
+}
+
+void svc_stopping(int64_t may_take_us)
+{
+    sd_notifyf(0, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%lld", (long long)may_take_us);
+}
+
+void svc_extend(int64_t us)
+{
+    sd_notifyf(0, "EXTEND_TIMEOUT_USEC=%lld", (long long)us);
+}
+
+void svc_watchdog(void)
+{
+    if (!svc.watchdog_us)
+        return;
+    int64_t now = clock_us(), fed = atomic_load_explicit(&svc.fed_us, memory_order_relaxed);
+    if (fed && now - fed < svc.watchdog_us / 8)
+        return;
+    atomic_store_explicit(&svc.fed_us, now, memory_order_relaxed);
+    sd_notify(0, "WATCHDOG=1");
+}
+
+int64_t svc_watchdog_interval_us(void)
+{
+    return svc.watchdog_us / 2;
+}

@@ -1,0 +1,34 @@
+/* svc.h - what a service owes its service manager: sockets, readiness, watchdog, signals.
+ *
+ * The only file that includes libsystemd. Everything works without a manager as well: what has
+ * nobody to tell does nothing. Any thread, after svc_init(). */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* First of all in main: blocks SIGTERM, SIGINT, SIGHUP for every thread to come, ignores SIGPIPE,
+ * raises RLIMIT_NOFILE, tunes malloc for big messages. */
+void svc_init(void);
+/* Waits for one of the blocked signals: its number, or 0 after timeout_us (below 0: for ever). */
+int svc_wait_signal(int64_t timeout_us);
+
+#define SVC_MAX_FDS 8
+/* Listening stream sockets passed by the manager (LISTEN_FDS), close-on-exec from now on; their
+ * number, or -EINVAL with a sentence when one is no listening stream socket or there are too many.
+ * The second call finds none. */
+int svc_listen_fds(int fds[SVC_MAX_FDS]);
+
+/* READY=1. status: one line for `systemctl status`, or NULL. */
+void svc_ready(const char *status);
+void svc_status(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* STOPPING=1 and how long it may take. */
+void svc_stopping(int64_t may_take_us);
+/* Loading and draining: moves the manager's time-out to at least `us` from now. */
+void svc_extend(int64_t us);
+
+/* Feeds the watchdog; called by the loop that is watched, as often as it likes: it tells the
+ * manager a few times per limit, otherwise it costs one look at the clock. */
+void svc_watchdog(void);
+/* How often svc_watchdog() must be called at least (half the limit); 0: no watchdog. */
+int64_t svc_watchdog_interval_us(void);

@@ -1,0 +1,132 @@
+/* kernel.h - the arithmetic of a forward pass as a table of functions, one table per CPU tier.
+ *
+ * kernel_c.c is the reference and always complete; each kernel_<isa>.c overrides what it does
+ * better. All tiers give the same bits for a row, whatever the other rows, their number M, the
+ * thread that computes it and the range of output columns it is asked for. So every sum has one
+ * written order:
+ *
+ *   quantised x int8   activations are quantised per 32 of K to [-127, 127] with a float scale
+ *                      d = amax/127; sums inside 32 are exact integers; then per block in rising
+ *                      order acc = fmaf((float)isum, dw * dx, acc); types with a minimum m per
+ *                      32 go on with acc = fmaf(m, dx * (float)sum of q, acc). Q6_K: isum is the
+ *                      two halves' sums times their integer scales, exact too.
+ *   F16, F32           sixteen lanes: lane l takes k = l, l + 16, ... by fmaf; joined as
+ *                      ((0+8)+(4+12))+((2+10)+(6+14)) + ... : lanes i += i + 8, then 4, 2, 1.
+ *                      Norms, scores and softmax sums use the same sixteen lanes and tree.
+ *   BF16               activations rounded to bf16; per 32 of K one fmaf chain over even and one
+ *                      over odd k, their sum added to the accumulator (what TDPBF16PS does).
+ *
+ * Compiled with -ffp-contract=off: a multiply-add is fused only where fmaf or an intrinsic says so.
+ * exp, silu and the like are our own, the same operations in every tier. Threads that call kernels
+ * run kernel_thread_init() first (flush-to-zero, denormals-are-zero).
+ *
+ * Threads: the table is immutable after kernel_init(); functions touch only their arguments. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Weight types; the numbers are those of GGUF files. */
+enum kernel_type {
+    KERNEL_F32 = 0,
+    KERNEL_F16 = 1,
+    KERNEL_Q4_0 = 2,
+    KERNEL_Q4_1 = 3,
+    KERNEL_Q5_0 = 6,
+    KERNEL_Q5_1 = 7,
+    KERNEL_Q8_0 = 8,
+    KERNEL_Q4_K = 12,
+    KERNEL_Q5_K = 13,
+    KERNEL_Q6_K = 14,
+    KERNEL_BF16 = 30,
+};
+
+#define KERNEL_TILE 16   // output columns that a packed layout interleaves
+#define KERNEL_PIECE 256 // positions in a piece of attention; pieces start at multiples of it
+#define KERNEL_ALIGN 64  // alignment of packed weights and prepared activations
+
+/* A weight matrix y = W x with n_out rows of n_in weights, in the layout of kernel_pack(). */
+struct kernel_mat {
+    enum kernel_type type;
+    uint32_t n_out, n_in;
+    const void *data;
+};
+
+/* What a prepared (quantised, rounded or copied) activation row looks like depends on the weights
+ * it meets: int8 blocks, f32, or floats rounded to bf16. Rows prepared for one type serve every
+ * type of the same form. */
+enum kernel_form { KERNEL_FORM_INT8, KERNEL_FORM_F32, KERNEL_FORM_BF16 };
+
+/* One row's and one KV head's attention over positions [0, n_pos): the query heads of its group. */
+struct kernel_attn {
+    const float *q; // (n_group, head_dim)
+    float *out;     // (n_group, head_dim)
+    uint32_t n_group, head_dim;
+    float scale; // on q.k
+    uint32_t n_pos;
+    const uint32_t *blocks; // position p < n_base lies in slot blocks[p / 16] * 16 + p % 16
+    uint32_t n_base;
+    const uint32_t
+        *tail; // position n_base + i lies in slot tail[i]: a draft row's ancestors, itself last
+    const uint16_t *k, *v; // f16; of slot s at k + s * stride
+    size_t stride;         // halfs from slot to slot
+    float *scratch;        // n_group * (KERNEL_PIECE + head_dim + 2) floats
+};
+
+struct kernel {
+    const char *name; // "c", "avx2", "avx512"
+
+    /* y[m][from..to) = W x_m. x: m prepared rows, x_bytes apart; y: rows y_stride floats apart.
+     * from and to are multiples of KERNEL_TILE or n_out. Any m >= 1. */
+    void (*matmul)(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m, float *y,
+                   size_t y_stride, uint32_t from, uint32_t to);
+    /* A row of n floats into its prepared form (kernel_form_bytes(form, n) bytes, aligned). */
+    void (*prepare)(enum kernel_form form, const float *x, uint32_t n, void *to);
+
+    /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. */
+    void (*rmsnorm)(const float *x, const float *w, uint32_t n, float eps, float *y);
+    /* y = silu(gate) * up, silu(x) = x / (1 + exp(-x)); y may be gate. */
+    void (*swiglu)(const float *gate, const float *up, uint32_t n, float *y);
+    /* y += x. */
+    void (*add)(float *y, const float *x, uint32_t n);
+    /* Rounds to f16 (to nearest, ties to even). */
+    void (*to_f16)(const float *x, uint32_t n, uint16_t *y);
+    void (*attn)(const struct kernel_attn *a);
+
+    /* max, then log(sum(exp(x - max))) + max, exp in float, the rest in double, sixteen lanes. NaN
+     * if one of x is. */
+    double (*logsumexp)(const float *x, uint32_t n);
+    /* Index of the largest; ties to the lowest index; NaN never wins; n if all are NaN. */
+    uint32_t (*argmax)(const float *x, uint32_t n);
+};
+
+/* The best tier of this CPU, or the one that TANDEM_CPU (c, avx2, avx512) names. -ENOTSUP: that
+ * tier is not known, or this CPU lacks it, in one sentence. */
+int kernel_init(const struct kernel **ret);
+/* A tier by name; NULL: unknown, or this CPU lacks it. */
+const struct kernel *kernel_tier(const char *name);
+/* Every thread that calls kernels, once: FTZ and DAZ. */
+void kernel_thread_init(void);
+
+/* -ENOTSUP with a sentence for types without a kernel. */
+int kernel_type_block(enum kernel_type type, uint32_t *ret_weights, uint32_t *ret_bytes);
+enum kernel_form kernel_form_of(enum kernel_type type);
+size_t kernel_form_bytes(enum kernel_form form, uint32_t n_in);
+
+/* Bytes of the packed layout; the same for every tier. n_in is a multiple of the type's block;
+ * n_out need not be one of KERNEL_TILE (the last tile is filled up with zeros). */
+size_t kernel_packed_bytes(enum kernel_type type, uint32_t n_out, uint32_t n_in);
+/* Output columns [from, to) (multiples of KERNEL_TILE or n_out) from the file's rows, which stand
+ * one after the other at src. Any thread, disjoint ranges. */
+void kernel_pack(enum kernel_type type, const void *src, uint32_t n_out, uint32_t n_in,
+                 uint32_t from, uint32_t to, void *packed);
+/* One row of the file's layout as floats; for the embedding and as an oracle. */
+void kernel_dequant(enum kernel_type type, const void *row, uint32_t n_in, float *to);
+
+/* Row i of a *packed* matrix as floats: a tied embedding need not be kept twice. */
+void kernel_dequant_packed(const struct kernel_mat *w, uint32_t row, float *to);
+
+/* Our own exp: the same operations in every tier; relative error below 2^-22; exp(-inf) = 0. */
+float kernel_expf(float x);
+uint16_t kernel_f16_of(float x);
+float kernel_f16_to(uint16_t h);

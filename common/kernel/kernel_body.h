@@ -1,0 +1,527 @@
+/* kernel_body.h - the kernels that every tier shares, over a tier's vector of sixteen floats.
+ *
+ * Included once by each kernel_<tier>.c after it has defined `vf`, its v_*() operations, and
+ *   DOT_ROWS, DOT_COLS(rows)  rows and columns whose sums F16 and F32 products keep in registers,
+ *   DOT_EACH_ROWS(X)          X(1) X(2) ... up to that,
+ *   DOT_MAX_ROWS, DOT_PART    rows that share a part of K in L1, and floats in that part
+ *   BF16_ROWS, BF16_EACH_ROWS(X)  likewise for BF16
+ *   V_AHEAD, V_BLOCK          bytes of weights to prefetch ahead; that stay in L2 for several
+ * passes V_SUMS, V_PARTS           sums of q.k kept in registers; sixteens of a V row, for V_HEADS
+ * heads The operations are the same in every tier and so is their order; that is what makes tiers
+ * agree. */
+#pragma once
+#include "kernel/kernel_impl.h"
+#include <math.h>
+#include <string.h>
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define V_HEADS 4
+
+/* ---- exp: n = round(x / ln 2), r = x - n ln 2 in two parts, polynomial in r, times 2^n.
+ * Coefficients: interpolation of (exp(r) - 1 - r) / r^2 in Chebyshev nodes, error 2^-26. */
+INLINE vf v_exp(vf x)
+{
+    x = v_max(v_set(-104), v_min(v_set(89), x)); // a NaN stays one
+    vf t = v_fma(x, v_set(0x1.715476p+0f), v_set(0x1.8p+23f));
+    vf n = v_sub(t, v_set(0x1.8p+23f));
+    vf r = v_fma(n, v_set(-0x1.62p-1f), x);
+    r = v_fma(n, v_set(-0x1.c85fep-10f), r);
+    vf p = v_fma(v_set(0x1.6d117cp-10f), r, v_set(0x1.120be2p-7f));
+    p = v_fma(p, r, v_set(0x1.555518p-5f));
+    p = v_fma(p, r, v_set(0x1.5554dcp-3f));
+    p = v_fma(p, r, v_set(0.5f));
+    p = v_fma(p, r, v_set(1));
+    p = v_fma(p, r, v_set(1));
+    return v_pow2(p, t);
+}
+
+/* ---- rows of activations ---- */
+static void rmsnorm(const float *x, const float *w, uint32_t n, float eps, float *y)
+{
+    vf sum = v_set(0);
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        sum = v_fma(v_load(x + i), v_load(x + i), sum);
+    if (i < n) {
+        vf rest = v_load_n(x + i, n - i, 0);
+        sum = v_fma(rest, rest, sum);
+    }
+    vf scale = v_set(1 / sqrtf(v_sum(sum) / (float)n + eps));
+    for (i = 0; i + 16 <= n; i += 16)
+        v_store(y + i, v_mul(v_mul(v_load(x + i), scale), v_load(w + i)));
+    if (i < n)
+        v_store_n(y + i, n - i,
+                  v_mul(v_mul(v_load_n(x + i, n - i, 0), scale), v_load_n(w + i, n - i, 0)));
+}
+
+INLINE vf v_silu_mul(vf gate, vf up)
+{
+    vf e = v_exp(v_sub(v_set(0), gate));
+    return v_mul(v_div(gate, v_add(v_set(1), e)), up);
+}
+
+static void swiglu(const float *gate, const float *up, uint32_t n, float *y)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        v_store(y + i, v_silu_mul(v_load(gate + i), v_load(up + i)));
+    if (i < n)
+        v_store_n(y + i, n - i,
+                  v_silu_mul(v_load_n(gate + i, n - i, 0), v_load_n(up + i, n - i, 0)));
+}
+
+static void add(float *y, const float *x, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        y[i] += x[i];
+}
+
+static void to_f16(const float *x, uint32_t n, uint16_t *y)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        v_half_store(y + i, v_load(x + i));
+    if (i < n) {
+        uint16_t rest[16];
+        v_half_store(rest, v_load_n(x + i, n - i, 0));
+        memcpy(y + i, rest, (n - i) * sizeof(*rest));
+    }
+}
+
+/* ---- prepared activations ---- */
+static void prepare_int8(const float *x, uint32_t n, struct kernel_x *to)
+{
+    for (uint32_t k = 0; k < n; k += KERNEL_BLOCK, to++) {
+        vf x0 = v_load(x + k), x1 = v_load(x + k + 16);
+        float d = v_hmax(v_max(v_abs(x0), v_abs(x1))) / 127;
+        vf inverse = v_set(d > 0 ? 1 / d : 0);
+        int sum0 = v_quantise(v_mul(x0, inverse), to->q);
+        int sum = sum0 + v_quantise(v_mul(x1, inverse), to->q + 16);
+        to->d = d;
+        to->sum = d * (float)sum;
+        to->minus = -128 * sum;
+        to->minus0 = -128 * sum0;
+    }
+}
+
+/* To nearest, ties to even; kept as floats. */
+static float bf16_round(float x)
+{
+    uint32_t bits = kernel_bits(x);
+    bits = x == x ? bits + 0x7fff + (bits >> 16 & 1) : bits | 0x400000;
+    return kernel_float(bits & 0xffff0000);
+}
+
+static void prepare(enum kernel_form form, const float *x, uint32_t n, void *to)
+{
+    if (form == KERNEL_FORM_INT8) {
+        prepare_int8(x, n, to);
+        return;
+    }
+    float *y = to;
+    memcpy(y, x, n * sizeof(float));
+    for (uint32_t i = n; i % 32; i++)
+        y[i] = 0;
+    for (uint32_t i = 0; i < n && form == KERNEL_FORM_BF16; i++)
+        y[i] = bf16_round(x[i]);
+}
+
+/* ---- F16, F32: lanes along K ---- */
+/* Rows of the pass that begins at row r when `left` passes share the rest of m nearly equally. */
+static uint32_t pass_rows(uint32_t m, uint32_t r, uint32_t left)
+{
+    return (m - r + left - 1) / left;
+}
+
+/* Columns whose weights stay in L2 while several passes go over them, or all for one pass. */
+static uint32_t pass_columns(size_t tile_bytes, uint32_t n_passes, uint32_t all)
+{
+    uint32_t tiles = (uint32_t)(V_BLOCK / tile_bytes);
+    return n_passes == 1 ? all : (tiles < 4 ? 4 : tiles & ~3u) * KERNEL_TILE;
+}
+
+/* Adds n of K to the sums of n_rows x n_cols outputs; the caller's constants unroll it. acc: (rows,
+ * 16); columns begin at `from`. */
+INLINE void dot_part(enum kernel_type type, const uint8_t *w, uint32_t n, const uint8_t *x,
+                     size_t x_bytes, vf (*acc_at)[16], int from, const int n_rows, const int n_cols)
+{
+    const int size = type == KERNEL_F16 ? 2 : 4;
+    vf acc[DOT_ROWS][16];
+    EACH (r, n_rows)
+        EACH (c, n_cols)
+            acc[r][c] = acc_at[r][from + c];
+    w += from * 64;
+    for (uint32_t k = 0; k < n; k += 16) {
+        vf wk[16];
+        const uint8_t *line =
+            w + (size_t)k / (64 / size) * 64 * KERNEL_TILE + k % (64 / size) * size;
+        EACH (c, n_cols) {
+            __builtin_prefetch(line + 64 * c + V_AHEAD);
+            wk[c] = size == 2 ? v_half_load((const uint16_t *)(line + 64 * c))
+                              : v_load((const float *)(line + 64 * c));
+        }
+        EACH (r, n_rows) {
+            vf xk = v_load((const float *)(x + r * x_bytes) + k);
+            EACH (c, n_cols)
+                acc[r][c] = v_fma(wk[c], xk, acc[r][c]);
+        }
+    }
+    EACH (r, n_rows)
+        EACH (c, n_cols)
+            acc_at[r][from + c] = acc[r][c];
+}
+
+INLINE void dot_columns(enum kernel_type type, const uint8_t *w, uint32_t n, const uint8_t *x,
+                        size_t x_bytes, vf (*acc)[16], const int n_rows)
+{
+    for (int c = 0; c < KERNEL_TILE; c += DOT_COLS(n_rows))
+        dot_part(type, w, n, x, x_bytes, acc, c, n_rows, DOT_COLS(n_rows));
+}
+
+/* A tile of columns for m <= DOT_MAX_ROWS rows. K goes in parts so that the activations of a part
+ * stay in L1 while the columns pass. */
+INLINE void dot_tile(enum kernel_type type, const uint8_t *w, uint32_t n_in, const uint8_t *x,
+                     size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t n_store)
+{
+    vf acc[DOT_MAX_ROWS][16];
+    for (uint32_t r = 0; r < m; r++)
+        EACH (c, 16)
+            acc[r][c] = v_set(0);
+    for (uint32_t k = 0; k < n_in; k += DOT_PART) {
+        const uint8_t *wk = w + (size_t)k * KERNEL_TILE * (type == KERNEL_F16 ? 2 : 4);
+        uint32_t n_k = MIN(DOT_PART, n_in - k);
+        for (uint32_t r = 0, left = (m + DOT_ROWS - 1) / DOT_ROWS, n; left; left--, r += n) {
+            const uint8_t *xk = x + r * x_bytes + (size_t)k * sizeof(float);
+            switch (n = pass_rows(m, r, left)) {
+#define ROWS(n)                                                                                    \
+    case n:                                                                                        \
+        dot_columns(type, wk, n_k, xk, x_bytes, acc + r, n);                                       \
+        break;
+                DOT_EACH_ROWS(ROWS)
+#undef ROWS
+            }
+        }
+    }
+    for (uint32_t r = 0; r < m; r++)
+        v_store_n(y + r * y_stride, n_store, v_sums(acc[r]));
+}
+
+INLINE void matmul_dot(enum kernel_type type, const struct kernel_mat *w, const uint8_t *x,
+                       size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
+                       uint32_t to)
+{
+    const struct kernel_layout *l = kernel_layout(type);
+    uint32_t n_passes = (m + DOT_MAX_ROWS - 1) / DOT_MAX_ROWS;
+    size_t tile_bytes = kernel_tile_bytes(l, w->n_in);
+    uint32_t step = pass_columns(tile_bytes, n_passes, to - from);
+    for (uint32_t c = from; c < to; c += step) {
+        uint32_t end = MIN(to - c, step) + c;
+        for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
+            n = pass_rows(m, r, left);
+            for (uint32_t tile = c; tile < end; tile += KERNEL_TILE)
+                dot_tile(type, (const uint8_t *)w->data + tile / KERNEL_TILE * tile_bytes,
+                         kernel_padded(l, w->n_in), x + r * x_bytes, x_bytes, n,
+                         y + r * y_stride + tile, y_stride, MIN(end - tile, KERNEL_TILE));
+        }
+    }
+}
+
+static void matmul_f16(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                       float *y, size_t y_stride, uint32_t from, uint32_t to)
+{
+    matmul_dot(KERNEL_F16, w, x, x_bytes, m, y, y_stride, from, to);
+}
+
+static void matmul_f32(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                       float *y, size_t y_stride, uint32_t from, uint32_t to)
+{
+    matmul_dot(KERNEL_F32, w, x, x_bytes, m, y, y_stride, from, to);
+}
+
+/* ---- BF16: a column per lane ---- */
+INLINE void bf16_tile(const uint8_t *tile, uint32_t n_in, const uint8_t *x, size_t x_bytes,
+                      float *y, size_t y_stride, uint32_t n_store, const int n_rows)
+{
+    vf acc[BF16_ROWS];
+    EACH (r, n_rows)
+        acc[r] = v_set(0);
+    for (uint32_t k = 0; k < n_in; k += 32) {
+        vf even[BF16_ROWS], odd[BF16_ROWS];
+        EACH (r, n_rows)
+            even[r] = odd[r] = v_set(0);
+        for (uint32_t i = k; i < k + 32; i += 2, tile += 4 * KERNEL_TILE) {
+            vf w0, w1;
+            __builtin_prefetch(tile + V_AHEAD);
+            v_bf16_load(tile, &w0, &w1);
+            EACH (r, n_rows) {
+                const float *xr = (const float *)(x + r * x_bytes) + i;
+                even[r] = v_fma(w0, v_set(xr[0]), even[r]);
+                odd[r] = v_fma(w1, v_set(xr[1]), odd[r]);
+            }
+        }
+        EACH (r, n_rows)
+            acc[r] = v_add(acc[r], v_add(even[r], odd[r]));
+    }
+    EACH (r, n_rows)
+        v_store_n(y + r * y_stride, n_store, acc[r]);
+}
+
+INLINE void bf16_columns(const struct kernel_mat *w, const uint8_t *x, size_t x_bytes, float *y,
+                         size_t y_stride, uint32_t from, uint32_t to, const int n_rows)
+{
+    const struct kernel_layout *l = kernel_layout(KERNEL_BF16);
+    size_t tile_bytes = kernel_tile_bytes(l, w->n_in);
+    for (uint32_t c = from; c < to; c += KERNEL_TILE)
+        bf16_tile((const uint8_t *)w->data + c / KERNEL_TILE * tile_bytes,
+                  kernel_padded(l, w->n_in), x, x_bytes, y + c, y_stride, MIN(to - c, KERNEL_TILE),
+                  n_rows);
+}
+
+static void matmul_bf16(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                        float *y, size_t y_stride, uint32_t from, uint32_t to)
+{
+    uint32_t n_passes = (m + BF16_ROWS - 1) / BF16_ROWS;
+    size_t tile_bytes = kernel_tile_bytes(kernel_layout(KERNEL_BF16), w->n_in);
+    uint32_t step = pass_columns(tile_bytes, n_passes, to - from);
+    for (uint32_t c = from; c < to; c += step) {
+        uint32_t end = MIN(to - c, step) + c;
+        for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
+            const uint8_t *xr = (const uint8_t *)x + r * x_bytes;
+            switch (n = pass_rows(m, r, left)) {
+#define ROWS(n)                                                                                    \
+    case n:                                                                                        \
+        bf16_columns(w, xr, x_bytes, y + r * y_stride, y_stride, c, end, n);                       \
+        break;
+                BF16_EACH_ROWS(ROWS)
+#undef ROWS
+            }
+        }
+    }
+}
+
+/* Each tier's own, after this file. */
+static void matmul_int8(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                        float *y, size_t y_stride, uint32_t from, uint32_t to);
+
+static void matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m, float *y,
+                   size_t y_stride, uint32_t from, uint32_t to)
+{
+    switch (w->type) {
+    case KERNEL_F32:
+        matmul_f32(w, x, x_bytes, m, y, y_stride, from, to);
+        break;
+    case KERNEL_F16:
+        matmul_f16(w, x, x_bytes, m, y, y_stride, from, to);
+        break;
+    case KERNEL_BF16:
+        matmul_bf16(w, x, x_bytes, m, y, y_stride, from, to);
+        break;
+    default:
+        matmul_int8(w, x, x_bytes, m, y, y_stride, from, to);
+        break;
+    }
+}
+
+/* ---- attention ---- */
+static uint32_t slot_of(const struct kernel_attn *a, uint32_t p)
+{
+    return p < a->n_base ? a->blocks[p / 16] * 16 + p % 16 : a->tail[p - a->n_base];
+}
+
+/* Lane sums of q.k, in acc[h * n_pos + p], of n_heads heads at n_pos positions. */
+INLINE void scores_lanes(const struct kernel_attn *a, const float *q, const uint32_t *slots,
+                         vf *acc, int stride, const int n_heads, const int n_pos)
+{
+    vf sum[V_SUMS];
+    const uint16_t *k[V_SUMS];
+    uint32_t d = 0, n = a->head_dim;
+    EACH (p, n_pos)
+        k[p] = a->k + slots[p] * a->stride;
+    EACH (i, n_heads * n_pos)
+        sum[i] = v_set(0);
+    for (; d + 16 <= n; d += 16)
+        EACH (p, n_pos) {
+            vf kd = v_half_load(k[p] + d);
+            EACH (h, n_heads)
+                sum[h * n_pos + p] = v_fma(kd, v_load(q + h * n + d), sum[h * n_pos + p]);
+        }
+    if (d < n)
+        EACH (p, n_pos) {
+            vf kd = v_half_load_n(k[p] + d, n - d);
+            EACH (h, n_heads)
+                sum[h * n_pos + p] =
+                    v_fma(kd, v_load_n(q + h * n + d, n - d, 0), sum[h * n_pos + p]);
+        }
+    EACH (p, n_pos)
+        EACH (h, n_heads)
+            acc[h * stride + p] = sum[h * n_pos + p];
+}
+
+/* Scores at n positions, 16 at a time in all; those of a head stand KERNEL_PIECE apart. */
+INLINE void scores_heads(const struct kernel_attn *a, const float *q, const uint32_t *slots,
+                         uint32_t n, float *to, const int n_heads)
+{
+    const int n_pos = 16 / n_heads, together = V_SUMS / n_heads;
+    const vf scale = v_set(a->scale);
+    for (uint32_t p = 0; p < n; p += (uint32_t)n_pos) {
+        vf acc[16];
+        float s[16];
+        int n_here = MIN((int)(n - p), n_pos), i = 0;
+        for (; i + together <= n_here; i += together)
+            scores_lanes(a, q, slots + p + i, acc + i, n_pos, n_heads, together);
+        for (; i < n_here; i++)
+            scores_lanes(a, q, slots + p + i, acc + i, n_pos, n_heads, 1);
+        for (; i < n_pos; i++)
+            EACH (h, n_heads)
+                acc[h * n_pos + i] = v_set(0);
+        v_store(s, v_mul(v_sums(acc), scale));
+        EACH (h, n_heads)
+            memcpy(to + h * KERNEL_PIECE + p, s + h * n_pos, (size_t)n_here * sizeof(float));
+    }
+}
+
+/* n_parts sixteens of V from d on, weighted and summed over positions; n < 16: of one part. */
+INLINE void values_tile(const struct kernel_attn *a, const float *weights, const uint32_t *slots,
+                        uint32_t n_pos, float *to, uint32_t d, uint32_t n, const int n_heads,
+                        const int n_parts)
+{
+    vf acc[V_HEADS][V_PARTS];
+    EACH (h, n_heads)
+        EACH (i, n_parts)
+            acc[h][i] = v_set(0);
+    for (uint32_t p = 0; p < n_pos; p++) {
+        const uint16_t *v = a->v + slots[p] * a->stride + d;
+        EACH (i, n_parts) {
+            vf row = n < 16 ? v_half_load_n(v, n) : v_half_load(v + 16 * i);
+            EACH (h, n_heads)
+                acc[h][i] = v_fma(v_set(weights[h * KERNEL_PIECE + p]), row, acc[h][i]);
+        }
+    }
+    EACH (h, n_heads)
+        EACH (i, n_parts)
+            v_store_n(to + h * a->head_dim + d + 16 * i, MIN(n, 16u), acc[h][i]);
+}
+
+INLINE void values_heads(const struct kernel_attn *a, const float *weights, const uint32_t *slots,
+                         uint32_t n_pos, float *to, const int n_heads)
+{
+    uint32_t d = 0, n = a->head_dim;
+    for (; d + 16 * V_PARTS <= n; d += 16 * V_PARTS)
+        values_tile(a, weights, slots, n_pos, to, d, 16, n_heads, V_PARTS);
+    for (; d + 16 <= n; d += 16)
+        values_tile(a, weights, slots, n_pos, to, d, 16, n_heads, 1);
+    if (d < n)
+        values_tile(a, weights, slots, n_pos, to, d, n - d, n_heads, 1);
+}
+
+/* s[i] = exp(s[i] - max); lane i % 16 sums. */
+static void soften(float *s, uint32_t n, float *ret_max, float *ret_sum)
+{
+    vf top = v_set(-INFINITY), sum = v_set(0);
+    uint32_t i;
+    for (i = 0; i < n; i += 16)
+        top = v_max(top, v_load_n(s + i, MIN(n - i, 16u), -INFINITY));
+    vf max = v_set(*ret_max = v_hmax(top));
+    for (i = 0; i < n; i += 16) {
+        uint32_t part = MIN(n - i, 16u);
+        vf e = v_exp(v_sub(v_load_n(s + i, part, -INFINITY), max));
+        v_store_n(s + i, part, e);
+        sum = v_add(sum, e); // exp(-inf) is 0
+    }
+    *ret_sum = v_sum(sum);
+}
+
+/* Adds a later piece (its sum of weighted V at `from`) to what stands at `to`. state: max and sum.
+ */
+static void attn_join(float state[2], float *to, float max, float sum, const float *from,
+                      uint32_t n)
+{
+    float top = state[0] > max ? state[0] : max;
+    float keep = kernel_expf(state[0] - top), take = kernel_expf(max - top);
+    state[0] = top;
+    state[1] = state[1] * keep + sum * take;
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = to[i] * keep + from[i] * take;
+}
+
+/* Heads h, h + 1, ... over the n positions of a piece. */
+INLINE void attn_heads(const struct kernel_attn *a, uint32_t h, const uint32_t *slots, uint32_t n,
+                       bool first, const int n_heads)
+{
+    uint32_t dim = a->head_dim;
+    float *weights = a->scratch, *piece = weights + a->n_group * KERNEL_PIECE;
+    float *state = piece + a->n_group * dim + 2 * h; // of each head: max and sum so far
+    float *out = a->out + h * dim, max[V_HEADS], sum[V_HEADS];
+    scores_heads(a, a->q + h * dim, slots, n, weights, n_heads);
+    for (int i = 0; i < n_heads; i++)
+        soften(weights + i * KERNEL_PIECE, n, &max[i], &sum[i]);
+    values_heads(a, weights, slots, n, first ? out : piece, n_heads);
+    for (int i = 0; i < n_heads; i++) {
+        if (first) {
+            state[2 * i] = max[i];
+            state[2 * i + 1] = sum[i];
+        } else {
+            attn_join(state + 2 * i, out + i * dim, max[i], sum[i], piece + i * dim, dim);
+        }
+    }
+}
+
+static void attn(const struct kernel_attn *a)
+{
+    uint32_t slots[KERNEL_PIECE];
+    for (uint32_t from = 0; from < a->n_pos; from += KERNEL_PIECE) {
+        uint32_t n = MIN(a->n_pos - from, KERNEL_PIECE), h = 0;
+        for (uint32_t i = 0; i < n; i++)
+            slots[i] = slot_of(a, from + i);
+        for (; h + V_HEADS <= a->n_group; h += V_HEADS)
+            attn_heads(a, h, slots, n, from == 0, V_HEADS);
+        for (; h + 2 <= a->n_group; h += 2)
+            attn_heads(a, h, slots, n, from == 0, 2);
+        for (; h < a->n_group; h++)
+            attn_heads(a, h, slots, n, from == 0, 1);
+    }
+    const float *state = a->scratch + a->n_group * (KERNEL_PIECE + a->head_dim);
+    for (uint32_t h = 0; h < a->n_group; h++)
+        for (uint32_t i = 0; i < a->head_dim; i++)
+            a->out[h * a->head_dim + i] *= 1 / state[2 * h + 1];
+}
+
+/* ---- logits ---- */
+static float largest(const float *x, uint32_t n)
+{
+    vf top = v_set(-INFINITY);
+    for (uint32_t i = 0; i < n; i += 16)
+        top = v_max(v_load_n(x + i, MIN(n - i, 16u), -INFINITY), top); // a NaN loses
+    return v_hmax(top);
+}
+
+static double logsumexp(const float *x, uint32_t n)
+{
+    float max = largest(x, n);
+    if (!(max > -INFINITY && max < INFINITY))
+        return max;
+    vd sum = vd_zero();
+    for (uint32_t i = 0; i < n; i += 16)
+        sum = vd_add(sum, v_exp(v_sub(v_load_n(x + i, MIN(n - i, 16u), -INFINITY), v_set(max))));
+    double s = vd_sum(sum);
+    return s == s ? kernel_log(s) + (double)max : s;
+}
+
+static uint32_t argmax(const float *x, uint32_t n)
+{
+    vf max = v_set(largest(x, n));
+    for (uint32_t i = 0; i < n; i += 16) {
+        uint32_t part = MIN(n - i, 16u);
+        uint32_t hits = v_equal(v_load_n(x + i, part, 0), max) & (0xffffu >> (16 - part));
+        if (hits)
+            return i + (uint32_t)__builtin_ctz(hits);
+    }
+    return n;
+}
+
+#define KERNEL_TABLE(tier)                                                                         \
+    {                                                                                              \
+        .name = (tier), .matmul = matmul, .prepare = prepare, .rmsnorm = rmsnorm,                  \
+        .swiglu = swiglu, .add = add, .to_f16 = to_f16, .attn = attn, .logsumexp = logsumexp,      \
+        .argmax = argmax,                                                                          \
+    }

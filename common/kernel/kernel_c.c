@@ -1,0 +1,270 @@
+/* kernel_c.c - the reference tier: plain C, complete, for any CPU. */
+#include "kernel/kernel_impl.h"
+#include <math.h>
+#include <string.h>
+
+#define LANES for (int i = 0; i < 16; i++)
+#define DOT_ROWS 1
+#define DOT_EACH_ROWS(X) X(1)
+#define DOT_COLS(rows) 1
+#define DOT_MAX_ROWS 16
+#define DOT_PART 256
+#define BF16_ROWS 1
+#define BF16_EACH_ROWS(X) X(1)
+#define V_AHEAD 64
+#define V_BLOCK (256 << 10)
+#define V_SUMS 4
+#define V_PARTS 1
+
+typedef struct {
+    float l[16];
+} vf;
+typedef struct {
+    double l[16];
+} vd;
+
+INLINE vf v_set(float x)
+{
+    vf r;
+    LANES r.l[i] = x;
+    return r;
+}
+
+INLINE vf v_load(const float *p)
+{
+    vf r;
+    memcpy(&r, p, sizeof(r));
+    return r;
+}
+
+/* The first n of p, then `fill`. */
+INLINE vf v_load_n(const float *p, uint32_t n, float fill)
+{
+    vf r = v_set(fill);
+    memcpy(&r, p, n * sizeof(*p));
+    return r;
+}
+
+INLINE void v_store(float *p, vf a)
+{
+    memcpy(p, &a, sizeof(a));
+}
+
+INLINE void v_store_n(float *p, uint32_t n, vf a)
+{
+    memcpy(p, &a, n * sizeof(*p));
+}
+
+INLINE vf v_half_load(const uint16_t *p)
+{
+    vf r;
+    LANES r.l[i] = kernel_f16_to(p[i]);
+    return r;
+}
+
+INLINE vf v_half_load_n(const uint16_t *p, uint32_t n)
+{
+    vf r = v_set(0);
+    for (uint32_t i = 0; i < n; i++)
+        r.l[i] = kernel_f16_to(p[i]);
+    return r;
+}
+
+INLINE void v_half_store(uint16_t *p, vf a)
+{
+    LANES p[i] = kernel_f16_of(a.l[i]);
+}
+
+/* Sixteen pairs of bf16: the first of each, the second of each. */
+INLINE void v_bf16_load(const uint8_t *p, vf *even, vf *odd)
+{
+    uint32_t pairs[16];
+    memcpy(pairs, p, sizeof(pairs));
+    LANES even->l[i] = kernel_float(pairs[i] << 16);
+    LANES odd->l[i] = kernel_float(pairs[i] & 0xffff0000);
+}
+
+INLINE vf v_add(vf a, vf b)
+{
+    LANES a.l[i] += b.l[i];
+    return a;
+}
+
+INLINE vf v_sub(vf a, vf b)
+{
+    LANES a.l[i] -= b.l[i];
+    return a;
+}
+
+INLINE vf v_mul(vf a, vf b)
+{
+    LANES a.l[i] *= b.l[i];
+    return a;
+}
+
+INLINE vf v_div(vf a, vf b)
+{
+    LANES a.l[i] /= b.l[i];
+    return a;
+}
+
+/* a b + c, rounded once */
+INLINE vf v_fma(vf a, vf b, vf c)
+{
+    LANES a.l[i] = fmaf(a.l[i], b.l[i], c.l[i]);
+    return a;
+}
+
+/* a > b ? a : b, so b when one is a NaN; v_min likewise. */
+INLINE vf v_max(vf a, vf b)
+{
+    LANES a.l[i] = a.l[i] > b.l[i] ? a.l[i] : b.l[i];
+    return a;
+}
+
+INLINE vf v_min(vf a, vf b)
+{
+    LANES a.l[i] = a.l[i] < b.l[i] ? a.l[i] : b.l[i];
+    return a;
+}
+
+INLINE vf v_abs(vf a)
+{
+    LANES a.l[i] = fabsf(a.l[i]);
+    return a;
+}
+
+/* The one tree of every sum over lanes. */
+INLINE float v_sum(vf a)
+{
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            a.l[i] += a.l[i + half];
+    return a.l[0];
+}
+
+INLINE vf v_sums(const vf a[16])
+{
+    vf r;
+    LANES r.l[i] = v_sum(a[i]);
+    return r;
+}
+
+INLINE float v_hmax(vf a)
+{
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            a.l[i] = a.l[i] > a.l[i + half] ? a.l[i] : a.l[i + half];
+    return a.l[0];
+}
+
+/* Bit i: lanes i are equal. */
+INLINE uint32_t v_equal(vf a, vf b)
+{
+    uint32_t bits = 0;
+    LANES bits |= (uint32_t)(a.l[i] == b.l[i]) << i;
+    return bits;
+}
+
+/* p 2^n in two steps, as 2^n alone may be out of range; t = n + 1.5 2^23. */
+INLINE vf v_pow2(vf p, vf t)
+{
+    LANES
+    {
+        int32_t n = (int32_t)(kernel_bits(t.l[i]) - 0x4b400000u), half = n >> 1;
+        p.l[i] *= kernel_float((uint32_t)(half + 127) << 23);
+        p.l[i] *= kernel_float((uint32_t)(n - half + 127) << 23);
+    }
+    return p;
+}
+
+/* To the nearest of [-127, 127], ties to even; their sum. */
+INLINE int v_quantise(vf a, int8_t *to)
+{
+    int sum = 0;
+    a = v_add(v_max(v_min(a, v_set(127)), v_set(-127)), v_set(0x1.8p+23f));
+    LANES
+    {
+        int q = (int)(kernel_bits(a.l[i]) - 0x4b400000u);
+        to[i] = (int8_t)q;
+        sum += q;
+    }
+    return sum;
+}
+
+INLINE vd vd_zero(void)
+{
+    return (vd){{0}};
+}
+
+INLINE vd vd_add(vd a, vf b)
+{
+    LANES a.l[i] += (double)b.l[i];
+    return a;
+}
+
+INLINE double vd_sum(vd a)
+{
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            a.l[i] += a.l[i + half];
+    return a.l[0];
+}
+
+#include "kernel/kernel_body.h"
+
+/* A column's 32 weights of K, less their offset. */
+static void column_of(const struct kernel_unpacked *u, unsigned c, int offset,
+                      int16_t w[KERNEL_BLOCK])
+{
+    for (unsigned g = 0; g < 8; g++)
+        for (unsigned j = 0; j < 4; j++)
+            w[4 * g + j] = (int16_t)(u->q[g][c][j] - offset);
+}
+
+static int dot16(const int16_t *w, const int8_t *x)
+{
+    int sum = 0;
+    for (int k = 0; k < 16; k++)
+        sum += w[k] * x[k];
+    return sum;
+}
+
+/* Block b of a tile for all rows. */
+static void int8_block(const struct kernel_layout *l, const struct kernel_unpacked *u, uint32_t b,
+                       const uint8_t *x, size_t x_bytes, uint32_t m, float *y, size_t y_stride,
+                       uint32_t n_cols)
+{
+    for (uint32_t c = 0; c < n_cols; c++) {
+        int16_t w[KERNEL_BLOCK];
+        column_of(u, c, l->offset, w);
+        for (uint32_t r = 0; r < m; r++) {
+            const struct kernel_x *xb = (const struct kernel_x *)(x + r * x_bytes) + b;
+            int sum = u->sub[0][c] * dot16(w, xb->q) + u->sub[1][c] * dot16(w + 16, xb->q + 16);
+            float *acc = &y[r * y_stride + c];
+            *acc = fmaf((float)sum, u->d[c] * xb->d, *acc);
+            if (l->has_min)
+                *acc = fmaf(u->m[c], xb->sum, *acc);
+        }
+    }
+}
+
+static void matmul_int8(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                        float *y, size_t y_stride, uint32_t from, uint32_t to)
+{
+    const struct kernel_layout *l = kernel_layout(w->type);
+    size_t tile_bytes = kernel_tile_bytes(l, w->n_in);
+    for (uint32_t col = from; col < to; col += KERNEL_TILE) {
+        const uint8_t *tile = (const uint8_t *)w->data + col / KERNEL_TILE * tile_bytes;
+        uint32_t n_cols = MIN(to - col, KERNEL_TILE);
+        for (uint32_t r = 0; r < m; r++)
+            memset(y + r * y_stride + col, 0, n_cols * sizeof(*y));
+        for (uint32_t b = 0; b < w->n_in / KERNEL_BLOCK; b++) {
+            struct kernel_unpacked u;
+            kernel_unpack(l, tile, b, &u);
+            int8_block(l, &u, b, x, x_bytes, m, y + col, y_stride, n_cols);
+        }
+    }
+}
+
+const struct kernel kernel_c = KERNEL_TABLE("c");

@@ -1,0 +1,102 @@
+/* kernel_impl.h - what the files of this folder share: packed layouts and the prepared int8 row.
+ *
+ * A packed quantised matrix is a row of tiles of KERNEL_TILE output columns; a tile is a row of
+ * groups; a group holds the scales of its blocks of 32 weights of K, then the blocks:
+ *
+ *   types of 32   group of 2: d (2, 16) f16 [, m (2, 16) f16]
+ *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (8, 16) u8, mins (8, 16) u8
+ *   Q6_K          group of 8: d (16) f16, 32 bytes of nothing, scales (8, 2, 16) s8
+ *   a block       low bits:   8: (8, 16, 4) bytes, [g][column][j] is the weight k = 4 g + j
+ *                             4: (4, 16, 4) bytes, [v]: low nibble g = v, high one g = v + 4
+ *                 high bits:  1: (16, 4) bytes, bit g of each
+ *                             2: (2, 16, 4) bytes, [g / 4]: bits 2 (g % 4) of each
+ *
+ * Weights are unsigned in it: w = d * sub * (q - offset) + m. The last group of a tile ends after
+ * its last block. A tile of floats holds K in lines of 64 bytes, filled up with zeros:
+ *
+ *   BF16          (K / 2, 16, 2), K filled up to 32
+ *   F16, F32      (K / 32, 16, 32), (K / 16, 16, 16)
+ */
+#pragma once
+#include "kernel/kernel.h"
+#include <string.h>
+
+#define KERNEL_BLOCK 32 // weights that share a scale of the activations
+
+/* The quantised types: bytes of a block in the file, bits in the low and high planes, offset,
+ * blocks in a group, whether there are mins, and scales for half blocks. */
+#define KERNEL_INT8_TYPES(X)                                                                       \
+    X(Q8_0, 34, 8, 0, 128, 2, 0, 0)                                                                \
+    X(Q4_0, 18, 4, 0, 8, 2, 0, 0)                                                                  \
+    X(Q4_1, 20, 4, 0, 0, 2, 1, 0)                                                                  \
+    X(Q5_0, 22, 4, 1, 16, 2, 0, 0)                                                                 \
+    X(Q5_1, 24, 4, 1, 0, 2, 1, 0)                                                                  \
+    X(Q4_K, 144, 4, 0, 0, 8, 1, 0)                                                                 \
+    X(Q5_K, 176, 4, 1, 0, 8, 1, 0)                                                                 \
+    X(Q6_K, 210, 4, 2, 32, 8, 0, 1)
+#define KERNEL_HEAD_BYTES(group, min) ((group) == 8 ? 320 : 64 + 64 * (min))
+#define KERNEL_BLOCK_BYTES(lo, hi) (64 * (lo) + 64 * (hi))
+
+struct kernel_layout {
+    uint16_t n_weights, n_bytes; // of a block in the file
+    enum kernel_form form;
+    uint8_t group; // blocks of 32 in a packed group; 0: not quantised
+    uint8_t lo_bits, hi_bits, offset;
+    bool has_min, has_halves; // halves: a scale per 16 weights
+    uint16_t head, block;     // bytes of a group's scales, and of each block
+};
+
+/* NULL: a type without kernels. */
+const struct kernel_layout *kernel_layout(enum kernel_type type);
+/* Bytes of n blocks of a tile (quantised types). */
+size_t kernel_group_bytes(const struct kernel_layout *l, uint32_t n_blocks);
+size_t kernel_tile_bytes(const struct kernel_layout *l, uint32_t n_in);
+/* Floats, halfs or bf16 of a row after filling up. */
+uint32_t kernel_padded(const struct kernel_layout *l, uint32_t n_in);
+
+/* 32 of K of a tile, unpacked. */
+struct kernel_unpacked {
+    uint8_t q[8][KERNEL_TILE][4];
+    float d[KERNEL_TILE], m[KERNEL_TILE];
+    int32_t sub[2][KERNEL_TILE]; // 1 but for has_halves
+};
+/* Block b of a tile. */
+void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t b,
+                   struct kernel_unpacked *u);
+
+/* Activations of a block of 32, x = d * q; a prepared int8 row is a row of these. One stream of
+ * memory per row: with its parts in two arrays eight rows are more streams than the prefetcher
+ * follows. */
+struct kernel_x {
+    int8_t q[KERNEL_BLOCK];
+    float d;
+    float sum;      // d * (float)(sum of q)
+    int32_t minus;  // -128 * sum of q
+    int32_t minus0; // the same of the first 16
+};
+
+static inline uint32_t kernel_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static inline float kernel_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+/* log of a normal, positive x; our own, below 1 ulp. */
+double kernel_log(double x);
+
+/* Of code that a tier's constants unroll. */
+#define INLINE static inline __attribute__((always_inline))
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+
+extern const struct kernel kernel_c;
+#if defined(__x86_64__)
+extern const struct kernel kernel_avx2, kernel_avx512;
+#endif

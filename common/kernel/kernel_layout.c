@@ -1,0 +1,430 @@
+/* kernel_layout.c - the weight types of GGUF files (format: ggml's quantised blocks) and their
+ * packed form, described in kernel_impl.h. */
+#include "base/err.h"
+#include "kernel/kernel_impl.h"
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#define LAYOUT(name, bytes, lo, hi, off, in_group, min, halves)                                    \
+    [KERNEL_##name] = {.n_weights = (in_group) == 8 ? 256 : 32,                                    \
+                       .n_bytes = (bytes),                                                         \
+                       .form = KERNEL_FORM_INT8,                                                   \
+                       .group = (in_group),                                                        \
+                       .lo_bits = (lo),                                                            \
+                       .hi_bits = (hi),                                                            \
+                       .offset = (off),                                                            \
+                       .has_min = (min),                                                           \
+                       .has_halves = (halves),                                                     \
+                       .head = KERNEL_HEAD_BYTES(in_group, min),                                   \
+                       .block = KERNEL_BLOCK_BYTES(lo, hi)},
+
+static const struct kernel_layout layouts[] = {
+    [KERNEL_F32] = {.n_weights = 1, .n_bytes = 4, .form = KERNEL_FORM_F32},
+    [KERNEL_F16] = {.n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_F32},
+    [KERNEL_BF16] = {.n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_BF16},
+    KERNEL_INT8_TYPES(LAYOUT)};
+
+const struct kernel_layout *kernel_layout(enum kernel_type type)
+{
+    unsigned t = (unsigned)type;
+    return t < sizeof(layouts) / sizeof(*layouts) && layouts[t].n_bytes ? &layouts[t] : NULL;
+}
+
+int kernel_type_block(enum kernel_type type, uint32_t *ret_weights, uint32_t *ret_bytes)
+{
+    const struct kernel_layout *l = kernel_layout(type);
+    if (!l)
+        return fail(-ENOTSUP, "kernel: weights of type %u are not supported", (unsigned)type);
+    *ret_weights = l->n_weights;
+    *ret_bytes = l->n_bytes;
+    return 0;
+}
+
+enum kernel_form kernel_form_of(enum kernel_type type)
+{
+    const struct kernel_layout *l = kernel_layout(type);
+    assert(l);
+    return l->form;
+}
+
+static size_t round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* An odd number of cache lines: rows a multiple of 4096 apart would share the sets of L1. */
+size_t kernel_form_bytes(enum kernel_form form, uint32_t n_in)
+{
+    size_t bytes = round_up(n_in, 32) * sizeof(float);
+    if (form == KERNEL_FORM_INT8)
+        bytes = (size_t)n_in / KERNEL_BLOCK * sizeof(struct kernel_x);
+    return round_up(bytes, 64) | 64;
+}
+
+size_t kernel_group_bytes(const struct kernel_layout *l, uint32_t n_blocks)
+{
+    size_t bytes = (size_t)(n_blocks / l->group) * (l->head + l->group * (size_t)l->block);
+    if (n_blocks % l->group)
+        bytes += l->head + n_blocks % l->group * (size_t)l->block;
+    return bytes;
+}
+
+uint32_t kernel_padded(const struct kernel_layout *l, uint32_t n_in)
+{
+    return (uint32_t)round_up(n_in, l->form == KERNEL_FORM_BF16 ? 32 : 64 / l->n_bytes);
+}
+
+size_t kernel_tile_bytes(const struct kernel_layout *l, uint32_t n_in)
+{
+    if (l->group)
+        return round_up(kernel_group_bytes(l, n_in / KERNEL_BLOCK), KERNEL_ALIGN);
+    return (size_t)kernel_padded(l, n_in) * l->n_bytes * KERNEL_TILE;
+}
+
+size_t kernel_packed_bytes(enum kernel_type type, uint32_t n_out, uint32_t n_in)
+{
+    const struct kernel_layout *l = kernel_layout(type);
+    assert(l && n_in % l->n_weights == 0);
+    return ((size_t)n_out + KERNEL_TILE - 1) / KERNEL_TILE * kernel_tile_bytes(l, n_in);
+}
+
+/* 32 weights of one row: w = d * sub[k / 16] * (q - offset) + m, or - m * sub_m for types with
+ * both. */
+struct block {
+    uint8_t q[KERNEL_BLOCK];
+    uint16_t d, m; // f16
+    int8_t sub[2];
+    uint8_t sub_m;
+};
+
+static uint16_t u16_at(const uint8_t *p)
+{
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+
+static void read_q8(const uint8_t *p, struct block *b)
+{
+    b->d = u16_at(p);
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++)
+        b->q[k] = p[2 + k] ^ 0x80;
+}
+
+/* d [, m] [, 32 fifth bits], 16 bytes: low nibbles are k = 0..15, high ones k = 16..31. */
+static void read_q4_q5(const struct kernel_layout *l, const uint8_t *p, struct block *b)
+{
+    b->d = u16_at(p);
+    p += 2;
+    if (l->has_min) {
+        b->m = u16_at(p);
+        p += 2;
+    }
+    uint32_t high = 0;
+    if (l->hi_bits) {
+        memcpy(&high, p, 4);
+        p += 4;
+    }
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
+        unsigned low = k < 16 ? p[k] & 15u : p[k - 16] >> 4;
+        b->q[k] = (uint8_t)(low | (high >> k & 1) << 4);
+    }
+}
+
+/* Eight 6-bit scales and mins in 12 bytes: the first four of each whole in the low bits of bytes
+ * 0..7, the others' low nibbles in bytes 8..11 and their high bits on top of bytes 0..7. */
+static void read_k_scales(const uint8_t *p, unsigned i, struct block *b)
+{
+    if (i < 4) {
+        b->sub[0] = (int8_t)(p[i] & 63);
+        b->sub_m = p[i + 4] & 63;
+    } else {
+        b->sub[0] = (int8_t)((p[i + 4] & 15) | p[i - 4] >> 6 << 4);
+        b->sub_m = (uint8_t)(p[i + 4] >> 4 | p[i] >> 6 << 4);
+    }
+    b->sub[1] = b->sub[0];
+}
+
+/* d, dmin, 12 bytes of scales [, 32 bytes of fifth bits], 128 of nibbles: 32 bytes hold blocks 2n
+ * and 2n + 1. */
+static void read_q4k_q5k(const struct kernel_layout *l, const uint8_t *p, unsigned i,
+                         struct block *b)
+{
+    b->d = u16_at(p);
+    b->m = u16_at(p + 2);
+    read_k_scales(p + 4, i, b);
+    const uint8_t *high = p + 16, *low = high + (l->hi_bits ? 32 : 0) + i / 2 * 32;
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
+        b->q[k] = i % 2 ? low[k] >> 4 : low[k] & 15;
+        if (l->hi_bits)
+            b->q[k] |= (uint8_t)((high[k] >> i & 1) << 4);
+    }
+}
+
+/* 128 bytes of low nibbles, 64 of two high bits, 16 scales, d. Half h of 128 weights: blocks 4h +
+ * j, nibbles in bytes 64 h + 32 (j % 2) + k (high ones for j >= 2), high bits in byte 32 h + k at 2
+ * j. */
+static void read_q6k(const uint8_t *p, unsigned i, struct block *b)
+{
+    unsigned h = i / 4, j = i % 4;
+    const uint8_t *low = p + 64 * h + 32 * (j % 2), *high = p + 128 + 32 * h;
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
+        unsigned nibble = j < 2 ? low[k] & 15u : low[k] >> 4;
+        b->q[k] = (uint8_t)(nibble | (high[k] >> 2 * j & 3) << 4);
+    }
+    b->sub[0] = (int8_t)p[192 + 2 * i];
+    b->sub[1] = (int8_t)p[192 + 2 * i + 1];
+    b->d = u16_at(p + 208);
+}
+
+/* Block i of 32 of a row in the file's layout. */
+static void read_block(const struct kernel_layout *l, const uint8_t *row, uint32_t i,
+                       struct block *b)
+{
+    uint32_t per = l->n_weights / KERNEL_BLOCK;
+    const uint8_t *p = row + (size_t)(i / per) * l->n_bytes;
+    *b = (struct block){.sub = {1, 1}, .sub_m = 1};
+    if (l->has_halves)
+        read_q6k(p, i % per, b);
+    else if (per == 8)
+        read_q4k_q5k(l, p, i % per, b);
+    else if (l->lo_bits == 8)
+        read_q8(p, b);
+    else
+        read_q4_q5(l, p, b);
+}
+
+/* A block's scales as numbers. */
+static void block_scales(const struct kernel_layout *l, const struct block *b, float *d, float *m)
+{
+    *d = kernel_f16_to(b->d);
+    *m = l->has_min ? kernel_f16_to(b->m) : 0;
+    if (l->group == 8 && l->has_min) {
+        *d *= b->sub[0]; // exact: 11 bits times 6
+        *m *= -(float)b->sub_m;
+    }
+}
+
+/* The order of operations is ggml's. */
+static float weight(const struct kernel_layout *l, float d, float m, int sub, unsigned q)
+{
+    float w = (l->has_halves ? d * (float)sub : d) * (float)((int)q - l->offset);
+    return l->has_min ? w + m : w;
+}
+
+static float float_at(enum kernel_type type, const uint8_t *p)
+{
+    if (type == KERNEL_F32) {
+        float f;
+        memcpy(&f, p, 4);
+        return f;
+    }
+    return type == KERNEL_F16 ? kernel_f16_to(u16_at(p)) : kernel_float((uint32_t)u16_at(p) << 16);
+}
+
+void kernel_dequant(enum kernel_type type, const void *row, uint32_t n_in, float *to)
+{
+    const struct kernel_layout *l = kernel_layout(type);
+    if (!l->group) {
+        for (uint32_t i = 0; i < n_in; i++)
+            to[i] = float_at(type, (const uint8_t *)row + (size_t)i * l->n_bytes);
+        return;
+    }
+    for (uint32_t i = 0; i < n_in / KERNEL_BLOCK; i++) {
+        struct block b;
+        float d, m;
+        read_block(l, row, i, &b);
+        block_scales(l, &b, &d, &m);
+        for (unsigned k = 0; k < KERNEL_BLOCK; k++)
+            to[i * KERNEL_BLOCK + k] = weight(l, d, m, b.sub[k / 16], b.q[k]);
+    }
+}
+
+/* Where things of block b of a tile stand. */
+struct place {
+    uint8_t *d, *m;       // f16 of column 0
+    uint8_t *sub, *sub_m; // of column 0; halves: sub, sub + 16
+    uint8_t *lo, *hi;
+};
+
+static struct place place_of(const struct kernel_layout *l, const uint8_t *tile, uint32_t b)
+{
+    uint32_t i = b % l->group;
+    uint8_t *g = (uint8_t *)tile + (size_t)(b / l->group) * (l->head + l->group * (size_t)l->block);
+    struct place p = {.lo = g + l->head + i * (size_t)l->block};
+    p.hi = p.lo + 64 * l->lo_bits;
+    p.d = l->group == 8 ? g : g + i * 32;
+    p.m = l->group == 8 ? g + 32 : g + 64 + i * 32;
+    p.sub = g + 64 + i * (l->has_halves ? 32 : 16);
+    p.sub_m = g + 192 + i * 16;
+    return p;
+}
+
+/* Column c of block b, into zeroed memory. */
+static void write_block(const struct kernel_layout *l, uint8_t *tile, uint32_t b, unsigned c,
+                        const struct block *from)
+{
+    struct place p = place_of(l, tile, b);
+    memcpy(p.d + 2 * c, &from->d, 2);
+    if (l->has_min)
+        memcpy(p.m + 2 * c, &from->m, 2);
+    if (l->group == 8) {
+        p.sub[c] = (uint8_t)from->sub[0];
+        if (l->has_halves)
+            p.sub[16 + c] = (uint8_t)from->sub[1];
+        else
+            p.sub_m[c] = from->sub_m;
+    }
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
+        unsigned g = k / 4, at = c * 4 + k % 4, q = from->q[k];
+        if (l->lo_bits == 8)
+            p.lo[g * 64 + at] = (uint8_t)q;
+        else
+            p.lo[g % 4 * 64 + at] |= (uint8_t)((q & 15) << (g < 4 ? 0 : 4));
+        if (l->hi_bits == 1)
+            p.hi[at] |= (uint8_t)(q >> 4 << g);
+        else if (l->hi_bits == 2)
+            p.hi[g / 4 * 64 + at] |= (uint8_t)(q >> 4 << 2 * (g % 4));
+    }
+}
+
+static unsigned stored_q(const struct kernel_layout *l, const struct place *p, unsigned c,
+                         unsigned k)
+{
+    unsigned g = k / 4, at = c * 4 + k % 4;
+    if (l->lo_bits == 8)
+        return p->lo[g * 64 + at];
+    unsigned q = p->lo[g % 4 * 64 + at] >> (g < 4 ? 0 : 4) & 15;
+    if (l->hi_bits == 1)
+        q |= (p->hi[at] >> g & 1u) << 4;
+    else if (l->hi_bits == 2)
+        q |= (p->hi[g / 4 * 64 + at] >> 2 * (g % 4) & 3u) << 4;
+    return q;
+}
+
+/* Scales of column c of a packed block; sub as in struct block. */
+static void stored_scales(const struct kernel_layout *l, const struct place *p, unsigned c,
+                          float *d, float *m, int sub[2])
+{
+    struct block b = {.sub = {1, 1}, .sub_m = 1};
+    memcpy(&b.d, p->d + 2 * c, 2);
+    if (l->has_min)
+        memcpy(&b.m, p->m + 2 * c, 2);
+    if (l->group == 8) {
+        b.sub[0] = b.sub[1] = (int8_t)p->sub[c];
+        if (l->has_halves)
+            b.sub[1] = (int8_t)p->sub[16 + c];
+        else
+            b.sub_m = p->sub_m[c];
+    }
+    block_scales(l, &b, d, m);
+    sub[0] = l->has_halves ? b.sub[0] : 1;
+    sub[1] = l->has_halves ? b.sub[1] : 1;
+}
+
+static void unpack_q(const struct kernel_layout *l, const struct place *p,
+                     uint8_t q[8][KERNEL_TILE][4])
+{
+    uint8_t *to = &q[0][0][0];
+    if (l->lo_bits == 8) {
+        memcpy(to, p->lo, 512);
+        return;
+    }
+    for (unsigned i = 0; i < 256; i++) {
+        to[i] = p->lo[i] & 15;
+        to[256 + i] = p->lo[i] >> 4;
+    }
+    for (unsigned g = 0; g < 8 && l->hi_bits == 1; g++)
+        for (unsigned i = 0; i < 64; i++)
+            to[g * 64 + i] |= (uint8_t)((p->hi[i] >> g & 1) << 4);
+    for (unsigned g = 0; g < 8 && l->hi_bits == 2; g++)
+        for (unsigned i = 0; i < 64; i++)
+            to[g * 64 + i] |= (uint8_t)((p->hi[g / 4 * 64 + i] >> 2 * (g % 4) & 3) << 4);
+}
+
+void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t b,
+                   struct kernel_unpacked *u)
+{
+    struct place p = place_of(l, tile, b);
+    for (unsigned c = 0; c < KERNEL_TILE; c++) {
+        int sub[2];
+        stored_scales(l, &p, c, &u->d[c], &u->m[c], sub);
+        u->sub[0][c] = sub[0];
+        u->sub[1][c] = sub[1];
+    }
+    unpack_q(l, &p, u->q);
+}
+
+static void pack_quantised(const struct kernel_layout *l, const uint8_t *src, unsigned n_cols,
+                           uint32_t n_in, uint8_t *tile)
+{
+    size_t row = (size_t)n_in / l->n_weights * l->n_bytes;
+    for (unsigned c = 0; c < n_cols; c++)
+        for (uint32_t i = 0; i < n_in / KERNEL_BLOCK; i++) {
+            struct block b;
+            read_block(l, src + c * row, i, &b);
+            write_block(l, tile, i, c, &b);
+        }
+}
+
+/* Weights of a column that stand next to each other in a tile of floats. */
+static uint32_t run_of(const struct kernel_layout *l)
+{
+    return l->form == KERNEL_FORM_BF16 ? 2 : 64 / l->n_bytes;
+}
+
+/* Where the run that begins with weight k of column c stands. */
+static const uint8_t *run_at(const struct kernel_layout *l, const uint8_t *tile, unsigned c,
+                             uint32_t k)
+{
+    return tile + ((size_t)k * KERNEL_TILE + c * run_of(l)) * l->n_bytes;
+}
+
+static uint32_t run_length(const struct kernel_layout *l, uint32_t k, uint32_t n_in)
+{
+    return n_in - k < run_of(l) ? n_in - k : run_of(l);
+}
+
+static void pack_floats(const struct kernel_layout *l, const uint8_t *src, unsigned n_cols,
+                        uint32_t n_in, uint8_t *tile)
+{
+    for (unsigned c = 0; c < n_cols; c++, src += (size_t)n_in * l->n_bytes)
+        for (uint32_t k = 0; k < n_in; k += run_of(l))
+            memcpy((uint8_t *)run_at(l, tile, c, k), src + (size_t)k * l->n_bytes,
+                   (size_t)run_length(l, k, n_in) * l->n_bytes);
+}
+
+void kernel_pack(enum kernel_type type, const void *src, uint32_t n_out, uint32_t n_in,
+                 uint32_t from, uint32_t to, void *packed)
+{
+    const struct kernel_layout *l = kernel_layout(type);
+    size_t tile_bytes = kernel_tile_bytes(l, n_in);
+    size_t row = (size_t)n_in / l->n_weights * l->n_bytes;
+    assert(from % KERNEL_TILE == 0 && (to % KERNEL_TILE == 0 || to == n_out));
+    for (uint32_t col = from; col < to; col += KERNEL_TILE) {
+        unsigned n_cols = n_out - col < KERNEL_TILE ? n_out - col : KERNEL_TILE;
+        uint8_t *tile = (uint8_t *)packed + col / KERNEL_TILE * tile_bytes;
+        memset(tile, 0, tile_bytes);
+        if (l->group)
+            pack_quantised(l, (const uint8_t *)src + col * row, n_cols, n_in, tile);
+        else
+            pack_floats(l, (const uint8_t *)src + col * row, n_cols, n_in, tile);
+    }
+}
+
+void kernel_dequant_packed(const struct kernel_mat *w, uint32_t row, float *to)
+{
+    const struct kernel_layout *l = kernel_layout(w->type);
+    unsigned c = row % KERNEL_TILE;
+    const uint8_t *tile =
+        (const uint8_t *)w->data + row / KERNEL_TILE * kernel_tile_bytes(l, w->n_in);
+    for (uint32_t k = 0; k < w->n_in && !l->group; k += run_of(l))
+        kernel_dequant(w->type, run_at(l, tile, c, k), run_length(l, k, w->n_in), to + k);
+    for (uint32_t k = 0; k < w->n_in && l->group; k += KERNEL_BLOCK) {
+        struct place p = place_of(l, tile, k / KERNEL_BLOCK);
+        float d, m;
+        int sub[2];
+        stored_scales(l, &p, c, &d, &m, sub);
+        for (unsigned i = 0; i < KERNEL_BLOCK; i++)
+            to[k + i] = weight(l, d, m, sub[i / 16], stored_q(l, &p, c, i));
+    }
+}

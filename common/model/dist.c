@@ -1,0 +1,497 @@
+/* dist.c - from logits to a distribution to a token: every step is a fixed sequence of operations,
+ * so the same logits and parameters keep the same tokens and draw the same one on every machine. */
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "model/dist.h"
+
+struct dist {
+    uint32_t n_vocab, n_kept;
+    const struct kernel *kernel;
+    float *logits;   // (n_vocab) after penalties, bias and bans; -inf: cannot come
+    double *weights; // (n_vocab) of the kept tokens: exp(logit/T - largest), where wanted
+    uint32_t *kept;  // (n_vocab) ids; their order is fixed but means nothing
+    uint64_t *heap;  // (n_vocab) see heap_key()
+    double temperature;
+    uint32_t best; // the largest logit's lowest id
+};
+
+/* ---- counts ---- */
+
+#define COUNTS_START 256 // slots; a power of two
+
+struct count {
+    uint32_t token, all, generated; // all 0: a free slot
+};
+
+struct dist_counts {
+    struct count *slots;
+    uint32_t n_slots, n_used;
+};
+
+int dist_counts_new(struct dist_counts **ret)
+{
+    AUTO(dist_counts_free) struct dist_counts *c = calloc(1, sizeof(*c));
+    if (!c)
+        return fail(-ENOMEM, "dist: no memory for token counts");
+    c->n_slots = COUNTS_START;
+    c->slots = calloc(c->n_slots, sizeof(*c->slots));
+    if (!c->slots)
+        return fail(-ENOMEM, "dist: no memory for token counts");
+    *ret = TAKE(c);
+    return 0;
+}
+
+void dist_counts_free(struct dist_counts *c)
+{
+    if (c)
+        free(c->slots);
+    free(c);
+}
+
+/* The token's slot, or the free one where it belongs. */
+static struct count *find_slot(struct count *slots, uint32_t n_slots, uint32_t token)
+{
+    uint32_t i = (uint32_t)rng_splitmix64(token) & (n_slots - 1);
+    while (slots[i].all && slots[i].token != token)
+        i = (i + 1) & (n_slots - 1);
+    return &slots[i];
+}
+
+static int grow_counts(struct dist_counts *c)
+{
+    uint32_t n = c->n_slots * 2;
+    struct count *slots = calloc(n, sizeof(*slots));
+    if (!slots)
+        return fail(-ENOMEM, "dist: no memory for %u token counts", n);
+    for (uint32_t i = 0; i < c->n_slots; i++)
+        if (c->slots[i].all)
+            *find_slot(slots, n, c->slots[i].token) = c->slots[i];
+    free(c->slots);
+    c->slots = slots;
+    c->n_slots = n;
+    return 0;
+}
+
+int dist_counts_add(struct dist_counts *c, uint32_t token, bool generated)
+{
+    if (c->n_used * 2 >= c->n_slots) {
+        int r = grow_counts(c);
+        if (r < 0)
+            return r;
+    }
+    struct count *s = find_slot(c->slots, c->n_slots, token);
+    c->n_used += s->all == 0;
+    s->token = token;
+    s->all++;
+    s->generated += generated;
+    return 0;
+}
+
+/* ---- logits ---- */
+
+int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret)
+{
+    if (n_vocab == 0)
+        return fail(-EINVAL, "dist: an empty vocabulary");
+    AUTO(dist_free) struct dist *d = calloc(1, sizeof(*d));
+    if (!d)
+        return fail(-ENOMEM, "dist: no memory");
+    d->n_vocab = n_vocab;
+    d->kernel = kernel;
+    d->logits = calloc(n_vocab, sizeof(*d->logits));
+    d->weights = calloc(n_vocab, sizeof(*d->weights));
+    d->kept = calloc(n_vocab, sizeof(*d->kept));
+    d->heap = calloc(n_vocab, sizeof(*d->heap));
+    if (!d->logits || !d->weights || !d->kept || !d->heap)
+        return fail(-ENOMEM, "dist: no memory for a vocabulary of %u", n_vocab);
+    *ret = TAKE(d);
+    return 0;
+}
+
+void dist_free(struct dist *d)
+{
+    if (!d)
+        return;
+    free(d->logits);
+    free(d->weights);
+    free(d->kept);
+    free(d->heap);
+    free(d);
+}
+
+/* NaN cannot come, infinity is a large number, and there is one zero. */
+static inline float tame(float x)
+{
+    x = x != x ? -INFINITY : x;
+    return (x > FLT_MAX ? FLT_MAX : x) + 0.0f;
+}
+
+static void penalise(struct dist *d, const struct dist_params *p, const struct dist_counts *counts)
+{
+    for (uint32_t i = 0; i < counts->n_slots; i++) {
+        const struct count *c = &counts->slots[i];
+        if (!c->all || c->token >= d->n_vocab)
+            continue;
+        float x = d->logits[c->token];
+        x = x > 0 ? x / p->repetition : x * p->repetition;
+        if (c->generated)
+            x = x - (float)c->generated * p->frequency - p->presence;
+        d->logits[c->token] = tame(x);
+    }
+}
+
+static void adjust(struct dist *d, const float *logits, const struct dist_params *p,
+                   const struct dist_counts *counts)
+{
+    for (uint32_t i = 0; i < d->n_vocab; i++)
+        d->logits[i] = tame(logits[i]);
+    if (counts && (p->repetition != 1 || p->presence != 0 || p->frequency != 0))
+        penalise(d, p, counts);
+    for (uint32_t i = 0; i < p->n_bias; i++)
+        if (p->bias[i].token < d->n_vocab)
+            d->logits[p->bias[i].token] = tame(d->logits[p->bias[i].token] + p->bias[i].bias);
+    for (uint32_t i = 0; i < p->n_banned; i++)
+        if (p->banned[i] < d->n_vocab)
+            d->logits[p->banned[i]] = -INFINITY;
+}
+
+static bool is_banned(const struct dist_params *p, uint32_t token)
+{
+    for (uint32_t i = 0; i < p->n_banned; i++)
+        if (p->banned[i] == token)
+            return true;
+    return false;
+}
+
+static uint32_t lowest_not_banned(const struct dist *d, const struct dist_params *p)
+{
+    for (uint32_t i = 0; i < d->n_vocab; i++)
+        if (!is_banned(p, i))
+            return i;
+    return 0; // all are
+}
+
+/* ---- which tokens are kept ---- */
+
+/* exp(x) for x <= 0 within 2 units in the last place; 0 below -708. x = n log 2 + r, |r| <=
+ * log(2)/2, exp(r) by its series to r^13 (next term below 2^-55). Only singly rounded operations in
+ * one order: the same bits everywhere, which libm (fused or not, by CPU) does not give. */
+static inline double exp_own(double x)
+{
+    const double shift = 0x1.8p52; // adding it rounds to an integer, which stands in the low bits
+    double n = x * 0x1.71547652b82fep+0 + shift;
+    uint64_t bits;
+    memcpy(&bits, &n, sizeof(bits));
+    n -= shift;
+    double r = x - n * 0x1.62e42fefa3800p-1 - n * 0x1.ef35793c76730p-45;
+    double sum = 1.0 / 6227020800;
+    sum = sum * r + 1.0 / 479001600;
+    sum = sum * r + 1.0 / 39916800;
+    sum = sum * r + 1.0 / 3628800;
+    sum = sum * r + 1.0 / 362880;
+    sum = sum * r + 1.0 / 40320;
+    sum = sum * r + 1.0 / 5040;
+    sum = sum * r + 1.0 / 720;
+    sum = sum * r + 1.0 / 120;
+    sum = sum * r + 1.0 / 24;
+    sum = sum * r + 1.0 / 6;
+    sum = sum * r + 0.5;
+    sum = sum * r + 1.0;
+    sum = sum * r + 1.0;
+    uint64_t power = (bits + 1023) << 52;
+    double scale;
+    memcpy(&scale, &power, sizeof(scale));
+    return x < -708.0 ? 0.0 : sum * scale;
+}
+
+static double score_of(const struct dist *d, uint32_t token)
+{
+    return (double)d->logits[token] / d->temperature;
+}
+
+/* exp(score - largest score) of all tokens, 0 of those that cannot come; their sum, in eight lanes.
+ */
+static double weigh_all(struct dist *d)
+{
+    double largest = score_of(d, d->best), sums[8] = {0}, sum = 0;
+    for (uint32_t i = 0; i < d->n_vocab; i++)
+        d->weights[i] = exp_own((double)d->logits[i] / d->temperature - largest);
+    for (uint32_t i = 0; i < d->n_vocab; i++)
+        sums[i % 8] += d->weights[i];
+    for (int i = 0; i < 8; i++)
+        sum += sums[i];
+    return sum;
+}
+
+/* The same of the tokens in `kept`, summed in their order. */
+static double weigh_kept(struct dist *d)
+{
+    double largest = score_of(d, d->best), sum = 0;
+    for (uint32_t i = 0; i < d->n_kept; i++) {
+        uint32_t t = d->kept[i];
+        d->weights[t] = exp_own(score_of(d, t) - largest);
+        sum += d->weights[t];
+    }
+    return sum;
+}
+
+/* All tokens that can come with a logit of at least `least`, by rising id. */
+static void keep_from(struct dist *d, float least)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < d->n_vocab; i++) {
+        d->kept[n] = i;
+        n += d->logits[i] > -INFINITY && d->logits[i] >= least;
+    }
+    d->n_kept = n;
+}
+
+/* Orders by falling logit, then by rising id: the smallest key is the best token. */
+static uint64_t heap_key(float logit, uint32_t token)
+{
+    uint32_t bits;
+    memcpy(&bits, &logit, sizeof(bits));
+    bits = bits >> 31 ? bits : ~bits & 0x7fffffffu; // rises as the logit falls
+    return (uint64_t)bits << 32 | token;
+}
+
+static void sink(uint64_t *heap, uint32_t n, uint32_t i)
+{
+    uint64_t key = heap[i];
+    for (uint32_t child; (child = 2 * i + 1) < n; i = child) {
+        child += child + 1 < n && heap[child + 1] < heap[child];
+        if (key <= heap[child])
+            break;
+        heap[i] = heap[child];
+    }
+    heap[i] = key;
+}
+
+static uint32_t pop(uint64_t *heap, uint32_t *n)
+{
+    uint32_t token = (uint32_t)heap[0];
+    heap[0] = heap[--*n];
+    sink(heap, *n, 0);
+    return token;
+}
+
+static void order_heap(uint64_t *heap, uint32_t n)
+{
+    for (uint32_t i = n / 2; i-- > 0;)
+        sink(heap, n, i);
+}
+
+/* Of the tokens in `kept`; their number. */
+static uint32_t make_heap(struct dist *d)
+{
+    for (uint32_t i = 0; i < d->n_kept; i++)
+        d->heap[i] = heap_key(d->logits[d->kept[i]], d->kept[i]);
+    order_heap(d->heap, d->n_kept);
+    return d->n_kept;
+}
+
+/* A logit that at least k tokens reach: the k-th largest of the maxima of more than k ranges. -inf:
+ * not worth looking for, or not found. */
+static float reached_by(struct dist *d, uint32_t k)
+{
+    uint32_t step = d->n_vocab / 4 / k, n = 0;
+    if (step < 8)
+        return -INFINITY;
+    for (uint32_t from = 0; from + step <= d->n_vocab; from += step, n++) {
+        float largest = -INFINITY;
+        for (uint32_t i = from; i < from + step; i++)
+            largest = d->logits[i] > largest ? d->logits[i] : largest;
+        d->heap[n] = heap_key(largest, from);
+    }
+    order_heap(d->heap, n);
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < k; i++)
+        first = pop(d->heap, &n);
+    float largest = -INFINITY;
+    for (uint32_t i = first; i < first + step; i++)
+        largest = d->logits[i] > largest ? d->logits[i] : largest;
+    return largest;
+}
+
+/* The k best, best first; fewer if no more can come. */
+static void keep_top_k(struct dist *d, uint32_t k)
+{
+    keep_from(d, reached_by(d, k));
+    uint32_t n = make_heap(d);
+    d->n_kept = n < k ? n : k;
+    for (uint32_t i = 0; i < d->n_kept; i++)
+        d->kept[i] = pop(d->heap, &n);
+}
+
+/* Of tokens that stand in `kept` best first, the shortest run that weighs `wanted`. */
+static void cut_sorted(struct dist *d, double wanted)
+{
+    double sum = 0;
+    uint32_t n = 0;
+    while (n < d->n_kept && (n == 0 || sum < wanted))
+        sum += d->weights[d->kept[n++]];
+    d->n_kept = n;
+}
+
+/* Tokens within 4, 8, 16, 32, 64 of the best score, then all, until they surely weigh `wanted`. */
+static void keep_weighing(struct dist *d, double wanted)
+{
+    double largest = (double)d->logits[d->best], weight;
+    int within = 4;
+    do {
+        double least = within <= 64 ? largest - within * d->temperature : -FLT_MAX;
+        keep_from(d, (float)fmax(least, -FLT_MAX));
+        weight = 0;
+        for (uint32_t i = 0; i < d->n_kept; i++)
+            weight += d->weights[d->kept[i]];
+        within *= 2;
+    } while (weight < wanted * (1 + 1e-9) && within <= 128);
+}
+
+/* The shortest run of best tokens that holds at least top_p of all. */
+static void keep_top_p(struct dist *d, double top_p)
+{
+    double wanted = weigh_all(d) * top_p, sum = 0;
+    keep_weighing(d, wanted);
+    uint32_t n = make_heap(d), n_all = d->n_kept;
+    for (d->n_kept = 0; d->n_kept < n_all && (d->n_kept == 0 || sum < wanted); d->n_kept++) {
+        d->kept[d->n_kept] = pop(d->heap, &n);
+        sum += d->weights[d->kept[d->n_kept]];
+    }
+}
+
+/* Tokens at least min_p times as probable as the best. */
+static void keep_min_p(struct dist *d, double min_p)
+{
+    double largest = score_of(d, d->best);
+    double surely_less = log(min_p) - 1e-6; // spares the exact look; no bit depends on it
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < d->n_kept; i++) {
+        double below = score_of(d, d->kept[i]) - largest;
+        if (below >= surely_less && exp_own(below) >= min_p)
+            d->kept[n++] = d->kept[i];
+    }
+    d->n_kept = n;
+}
+
+static void keep_one(struct dist *d, uint32_t token)
+{
+    d->best = d->kept[0] = token;
+    d->n_kept = 1;
+}
+
+void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
+              const struct dist_counts *counts)
+{
+    adjust(d, logits, p, counts);
+    d->temperature = p->temperature > 0 ? p->temperature : 1;
+    d->best = d->kernel->argmax(d->logits, d->n_vocab);
+    if (d->best >= d->n_vocab || d->logits[d->best] == -INFINITY) {
+        keep_one(d, lowest_not_banned(d, p));
+        d->logits[d->best] = 0;
+        return;
+    }
+    if (!(p->temperature > 0)) {
+        keep_one(d, d->best);
+        return;
+    }
+    if (p->top_k > 0)
+        keep_top_k(d, p->top_k);
+    if (p->top_k > 0 && p->top_p < 1)
+        cut_sorted(d, weigh_kept(d) * (double)p->top_p);
+    else if (p->top_p < 1)
+        keep_top_p(d, p->top_p);
+    else if (p->top_k == 0)
+        keep_from(d, -FLT_MAX);
+    if (p->min_p > 0)
+        keep_min_p(d, p->min_p);
+}
+
+/* ---- the draw ---- */
+
+#define LEAST_LOG_E (-46.0) // log E >= log(2^-65) > -45.1
+
+/* Whether score - log E(w) can be at least `best`: E > u >= 2^-(z + 1), z the zeros w begins with.
+ * The factor is above log 2, so that rounding cannot lose a winner; it only spares logarithms. */
+static bool may_win(double score, uint64_t w, double best)
+{
+    int z = w ? __builtin_clzll(w) : 64;
+    return score + (z + 1) * 0.6931472 >= best;
+}
+
+uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position)
+{
+    uint32_t token = d->best;
+    if (d->n_kept == 1)
+        return d->kept[0];
+    double best =
+        score_of(d, token) - rng_log_exp(rng_u64(key, RNG_TARGET_DRAW, position, 0, token));
+    for (uint32_t i = 0; i < d->n_kept; i++) {
+        uint32_t t = d->kept[i];
+        double score = score_of(d, t);
+        if (score - LEAST_LOG_E < best)
+            continue;
+        uint64_t w = rng_u64(key, RNG_TARGET_DRAW, position, 0, t);
+        if (!may_win(score, w, best))
+            continue;
+        score -= rng_log_exp(w);
+        if (score > best || (score == best && t < token)) {
+            best = score;
+            token = t;
+        }
+    }
+    return token;
+}
+
+void dist_probs(struct dist *d, double *to)
+{
+    double sum = weigh_kept(d);
+    memset(to, 0, d->n_vocab * sizeof(*to));
+    for (uint32_t i = 0; i < d->n_kept; i++)
+        to[d->kept[i]] = d->weights[d->kept[i]] / sum;
+}
+
+/* ---- logprobs ---- */
+
+static float logprob_of(float logit, double total)
+{
+    return logit > -INFINITY && total > -INFINITY ? (float)((double)logit - total) : -INFINITY;
+}
+
+/* Puts the n best into `top`, whose logprobs hold logits meanwhile: one pass with an insertion. */
+static void find_top(const float *logits, uint32_t n_vocab, uint32_t n, struct dist_top *top)
+{
+    uint32_t n_found = 0;
+    for (uint32_t t = 0; t < n_vocab; t++) {
+        float x = logits[t] != logits[t] ? -INFINITY : logits[t];
+        if (n_found == n && x <= top[n - 1].logprob)
+            continue;
+        uint32_t i = n_found < n ? n_found++ : n - 1;
+        for (; i > 0 && top[i - 1].logprob < x; i--)
+            top[i] = top[i - 1];
+        top[i] = (struct dist_top){t, x};
+    }
+}
+
+void dist_logprobs(struct dist *d, const float *logits, uint32_t token, uint32_t n,
+                   float *ret_logprob, struct dist_top *top)
+{
+    double total = d->kernel->logsumexp(logits, d->n_vocab);
+    if (total != total || total == INFINITY) { // rare: a NaN or infinity among them
+        float *clean = (float *)(void *)d->heap;
+        for (uint32_t i = 0; i < d->n_vocab; i++)
+            clean[i] = tame(logits[i]);
+        logits = clean;
+        total = d->kernel->logsumexp(logits, d->n_vocab);
+    }
+    *ret_logprob = logprob_of(logits[token], total);
+    if (n == 0)
+        return;
+    find_top(logits, d->n_vocab, n, top);
+    for (uint32_t i = 0; i < n; i++)
+        top[i].logprob = logprob_of(top[i].logprob, total);
+}

@@ -1,0 +1,65 @@
+/* dist.h - from logits to a distribution to a token.
+ *
+ * Order: penalties, bias, bans, temperature, top-k, top-p, min-p. The draw is keyed: token =
+ * argmax over the kept tokens of logit/T - log E (rng.h), ties to the lowest id, so it depends on
+ * (seed, choice, position) and the logits alone and never on a draft.
+ *
+ * Threads: one dist per thread. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/mem.h"
+#include "base/rng.h"
+#include "kernel/kernel.h"
+
+struct dist_bias {
+    uint32_t token;
+    float bias;
+};
+
+struct dist_params {
+    float temperature;         // 0: greedy
+    uint32_t top_k;            // 0: off
+    float top_p;               // 1: off
+    float min_p;               // 0: off
+    float repetition;          // 1: off; counts prompt and generated tokens (Keskar et al. 2019)
+    float presence, frequency; // 0: off; count generated tokens
+    const struct dist_bias *bias;
+    uint32_t n_bias;
+    const uint32_t *banned; // tokens that cannot come now (EOS before min_tokens)
+    uint32_t n_banned;
+};
+
+/* How often tokens stand in a context: an open hash table that grows in steps. A token is added
+ * when it is committed, so the rows of a draft are looked at one after the other. */
+struct dist_counts;
+int dist_counts_new(struct dist_counts **ret);
+void dist_counts_free(struct dist_counts *c);
+DEFINE_AUTO(struct dist_counts, dist_counts_free)
+int dist_counts_add(struct dist_counts *c, uint32_t token, bool generated); // -ENOMEM
+
+struct dist; // room for one distribution over the vocabulary; nothing allocates after dist_new()
+int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret);
+void dist_free(struct dist *d);
+DEFINE_AUTO(struct dist, dist_free)
+
+/* Takes a row of raw logits through the steps above. counts: NULL without penalties. NaN logits
+ * count as -inf, +inf as the largest float; if nothing is left, the lowest id not banned is kept.
+ */
+void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
+              const struct dist_counts *counts);
+/* The keyed draw (argmax at temperature 0) from what dist_set() left. */
+uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position);
+/* Probability of each token of the vocabulary after dist_set(), sum 1 (one-hot at temperature 0).
+ */
+void dist_probs(struct dist *d, double *to);
+
+struct dist_top {
+    uint32_t token;
+    float logprob;
+};
+/* log-softmax of raw logits: of one token, and the n best, ties to the lowest id (n <= DIST_MAX_TOP
+ * and the vocabulary). NaN logits count as -inf. dist_set()'s distribution stays. */
+#define DIST_MAX_TOP 20
+void dist_logprobs(struct dist *d, const float *logits, uint32_t token, uint32_t n,
+                   float *ret_logprob, struct dist_top *top);

@@ -1,0 +1,508 @@
+/* forward.c - one pass: the threads of the pool walk the layers together, a barrier after each
+ * step.
+ *
+ * Rows are split among threads where work is per row, output columns where a matrix is applied, and
+ * (row, key/value head) pairs in attention. Nothing is summed across threads. */
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "base/err.h"
+#include "model/forward.h"
+#include "model/room.h"
+#include "model/rope.h"
+
+#define N_FORMS 3
+#define NO_LOGITS UINT32_MAX
+#define MAX_ROWS 65536
+
+/* What attention of a row sees: storage rows [0, n_base), then the slots tail[0 .. n_tail). */
+struct sight {
+    uint32_t n_base, n_tail;
+    uint32_t *tail;
+};
+
+struct forward {
+    const struct model *m;
+    struct kv *kv;
+    struct pool *pool;
+    struct forward_options opt;
+    void *memory; // all buffers below, one mapping
+    size_t bytes;
+
+    float *x;                     // (max_rows, n_embd): the residual stream
+    float *q, *k, *v, *attn, *ff; // (max_rows, heads * head_dim), ..., (max_rows, n_ff)
+    float *up;                    // (max_rows, n_ff)
+    float *out;                   // (max_rows, n_embd): what a block adds to x
+    float *angles;                // (max_rows, rope_dim / 2, 2)
+    char *act[N_FORMS];           // (max_rows, act_bytes): prepared rows of each form
+    size_t act_bytes[N_FORMS];    // 0: no matrix wants that form
+    float *logits;                // (max_logits, n_vocab)
+    uint32_t *logit_row;          // (max_rows): row of `logits`, or NO_LOGITS
+    uint32_t *wanted;             // (max_logits): the rows that want logits
+    struct sight *sights;         // (max_rows)
+    uint32_t *tails;              // (max_rows * (max_rows + 1) / 2)
+    uint64_t *cost;               // (max_rows + 1): attention of the rows before, in positions
+    float *scratch;               // (threads, scratch_floats)
+    size_t scratch_floats;
+
+    uint32_t hidden_layers[FORWARD_MAX_HIDDEN], n_hidden;
+    float *hidden; // (n_hidden, max_rows, n_embd)
+
+    const struct forward_row *rows; // of the pass that runs
+    uint32_t n_rows, n_wanted;
+    bool alone; // the calling thread does it all
+};
+
+/* ---- buffers ---- */
+
+static size_t rounded(size_t bytes)
+{
+    return (bytes + KERNEL_ALIGN - 1) / KERNEL_ALIGN * KERNEL_ALIGN;
+}
+
+/* The next `n` items of `size` bytes; with no memory yet it only counts. */
+static void *carve(struct forward *f, size_t n, size_t size)
+{
+    void *at = f->memory ? (char *)f->memory + f->bytes : NULL;
+    f->bytes += rounded(n * size);
+    return at;
+}
+
+static void note_form(struct forward *f, const struct kernel_mat *w)
+{
+    enum kernel_form form = kernel_form_of(w->type);
+    size_t bytes = rounded(kernel_form_bytes(form, w->n_in));
+    f->act_bytes[form] = bytes > f->act_bytes[form] ? bytes : f->act_bytes[form];
+}
+
+static void note_forms(struct forward *f)
+{
+    note_form(f, &f->m->head);
+    for (uint32_t l = 0; l < f->m->params.n_layers; l++) {
+        const struct model_layer *w = &f->m->layers[l];
+        const struct kernel_mat *mats[] = {&w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down};
+        for (size_t i = 0; i < ARRAY_LEN(mats); i++)
+            note_form(f, mats[i]);
+    }
+}
+
+static void carve_all(struct forward *f)
+{
+    const struct model_params *p = &f->m->params;
+    size_t n = f->opt.max_rows, n_q = (size_t)p->n_heads * p->head_dim;
+    size_t n_kv = (size_t)p->n_kv_heads * p->head_dim;
+    f->bytes = 0;
+    f->x = carve(f, n * p->n_embd, sizeof(float));
+    f->q = carve(f, n * n_q, sizeof(float));
+    f->k = carve(f, n * n_kv, sizeof(float));
+    f->v = carve(f, n * n_kv, sizeof(float));
+    f->attn = carve(f, n * n_q, sizeof(float));
+    f->ff = carve(f, n * p->n_ff, sizeof(float));
+    f->up = carve(f, n * p->n_ff, sizeof(float));
+    f->out = carve(f, n * p->n_embd, sizeof(float));
+    f->angles = carve(f, n * p->rope_dim, sizeof(float));
+    for (int form = 0; form < N_FORMS; form++)
+        f->act[form] = carve(f, n, f->act_bytes[form]);
+    f->logits = carve(f, (size_t)f->opt.max_logits * p->n_vocab, sizeof(float));
+    f->logit_row = carve(f, n, sizeof(uint32_t));
+    f->wanted = carve(f, f->opt.max_logits, sizeof(uint32_t));
+    f->sights = carve(f, n, sizeof(struct sight));
+    f->tails = carve(f, n * (n + 1) / 2, sizeof(uint32_t));
+    f->cost = carve(f, n + 1, sizeof(uint64_t));
+    size_t group = p->n_heads / p->n_kv_heads, attn = group * (KERNEL_PIECE + p->head_dim + 2);
+    f->scratch_floats =
+        rounded((attn > p->n_embd ? attn : p->n_embd) * sizeof(float)) / sizeof(float);
+    f->scratch = carve(f, f->scratch_floats * pool_threads(f->pool), sizeof(float));
+}
+
+static int check_options(const struct model *m, const struct kv *kv,
+                         const struct forward_options *opt)
+{
+    const struct kv_shape *s = kv_shape_of(kv);
+    if (!opt->max_rows || opt->max_rows > MAX_ROWS || !opt->max_logits ||
+        opt->max_logits > opt->max_rows)
+        return fail(-EINVAL, "forward: %u rows with %u logits, not 1 .. %u", opt->max_rows,
+                    opt->max_logits, MAX_ROWS);
+    if (s->n_layers != m->params.n_layers || s->n_kv_heads != m->params.n_kv_heads ||
+        s->head_dim != m->params.head_dim)
+        return fail(-EINVAL, "forward: the key/value cache is for another model");
+    return 0;
+}
+
+int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
+                const struct forward_options *opt, struct forward **ret)
+{
+    int r = check_options(m, kv, opt);
+    if (r < 0)
+        return r;
+    AUTO(forward_free) struct forward *f = calloc(1, sizeof(*f));
+    if (!f)
+        return fail(-ENOMEM, "forward: no memory");
+    f->m = m;
+    f->kv = kv;
+    f->pool = pool;
+    f->opt = *opt;
+    note_forms(f);
+    carve_all(f);
+    if ((r = room_check(f->bytes, "the activations")) < 0)
+        return r;
+    void *at = mmap(NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return fail(-ENOMEM, "forward: no memory for %zu MiB of activations", f->bytes >> 20);
+    f->memory = at;
+    carve_all(f);
+    *ret = TAKE(f);
+    return 0;
+}
+
+void forward_free(struct forward *f)
+{
+    if (!f)
+        return;
+    if (f->memory)
+        munmap(f->memory, f->bytes);
+    free(f->hidden);
+    free(f);
+}
+
+int forward_want_hidden(struct forward *f, const uint32_t *layers, uint32_t n)
+{
+    if (n > FORWARD_MAX_HIDDEN)
+        return fail(-EINVAL, "forward: %u hidden layers, at most %u", n, FORWARD_MAX_HIDDEN);
+    for (uint32_t i = 0; i < n; i++)
+        if (layers[i] > f->m->params.n_layers + 1)
+            return fail(-EINVAL, "forward: hidden layer %u of %u", layers[i],
+                        f->m->params.n_layers);
+    float *hidden = NULL;
+    if (n) {
+        hidden = malloc((size_t)n * f->opt.max_rows * f->m->params.n_embd * sizeof(float));
+        if (!hidden)
+            return fail(-ENOMEM, "forward: no memory for hidden rows");
+        memcpy(f->hidden_layers, layers, n * sizeof(*layers));
+    }
+    free(f->hidden);
+    f->hidden = hidden;
+    f->n_hidden = n;
+    return 0;
+}
+
+/* ---- before the threads start ---- */
+
+static bool is_small(const struct forward *f)
+{
+    size_t limit = f->opt.alone_bytes ? f->opt.alone_bytes : FORWARD_ALONE_BYTES;
+    return f->m->bytes < limit && f->m->bytes * (16 + f->n_rows) / 16 < limit;
+}
+
+static void wait_for_all(struct forward *f)
+{
+    if (!f->alone)
+        pool_barrier(f->pool);
+}
+
+static void see_row(struct forward *f, uint32_t i, uint32_t *n_tails)
+{
+    const struct forward_row *r = &f->rows[i];
+    struct sight *s = &f->sights[i];
+    if (r->parent < 0) {
+        assert(r->index == r->pos);
+        *s = (struct sight){.n_base = r->pos + 1};
+        return;
+    }
+    assert((uint32_t)r->parent < i && f->rows[r->parent].seq == r->seq);
+    assert(f->rows[r->parent].pos + 1 == r->pos);
+    const struct sight *up = &f->sights[r->parent];
+    if (up->n_tail == 0 && r->index == r->pos) { // still in storage order
+        *s = (struct sight){.n_base = r->pos + 1};
+        return;
+    }
+    *s = (struct sight){up->n_base, up->n_tail + 1, f->tails + *n_tails};
+    if (up->n_tail)
+        for (uint32_t k = 0; k < up->n_tail; k++)
+            s->tail[k] = up->tail[k];
+    s->tail[up->n_tail] = kv_slot(r->seq, r->index);
+    *n_tails += s->n_tail;
+}
+
+static void look_at_rows(struct forward *f)
+{
+    uint32_t n_tails = 0;
+    f->n_wanted = 0;
+    f->cost[0] = 0;
+    for (uint32_t i = 0; i < f->n_rows; i++) {
+        const struct forward_row *r = &f->rows[i];
+        assert(r->token < f->m->params.n_vocab && r->index < r->seq->len);
+        see_row(f, i, &n_tails);
+        f->cost[i + 1] = f->cost[i] + f->sights[i].n_base + f->sights[i].n_tail + KV_BLOCK;
+        f->logit_row[i] = NO_LOGITS;
+        if (r->wants_logits) {
+            assert(f->n_wanted < f->opt.max_logits);
+            f->wanted[f->n_wanted] = i;
+            f->logit_row[i] = f->n_wanted++;
+        }
+    }
+}
+
+/* ---- steps of a pass; thread i of n ---- */
+
+/* Rows [from, to) of x, through a norm, into every form that the matrices want. */
+static void norm_rows(struct forward *f, const float *norm, const struct kernel_mat *const *mats,
+                      uint32_t n_mats, float *scratch, uint32_t from, uint32_t to)
+{
+    const struct model_params *p = &f->m->params;
+    for (uint32_t r = from; r < to; r++) {
+        f->m->kernel->rmsnorm(f->x + (size_t)r * p->n_embd, norm, p->n_embd, p->norm_eps, scratch);
+        unsigned done = 0;
+        for (uint32_t i = 0; i < n_mats; i++) {
+            enum kernel_form form = kernel_form_of(mats[i]->type);
+            if (!(done & 1u << form))
+                f->m->kernel->prepare(form, scratch, p->n_embd,
+                                      f->act[form] + r * f->act_bytes[form]);
+            done |= 1u << form;
+        }
+    }
+}
+
+static void prepare_rows(struct forward *f, const struct kernel_mat *w, const float *x,
+                         uint32_t from, uint32_t to)
+{
+    enum kernel_form form = kernel_form_of(w->type);
+    for (uint32_t r = from; r < to; r++)
+        f->m->kernel->prepare(form, x + (size_t)r * w->n_in, w->n_in,
+                              f->act[form] + r * f->act_bytes[form]);
+}
+
+/* Columns [from, to) of y = W x for all rows. */
+static void apply(struct forward *f, const struct kernel_mat *w, float *y, uint32_t n_rows,
+                  uint32_t from, uint32_t to)
+{
+    enum kernel_form form = kernel_form_of(w->type);
+    if (from < to)
+        f->m->kernel->matmul(w, f->act[form], f->act_bytes[form], n_rows, y, w->n_out, from, to);
+}
+
+/* The thread's share of the columns of several matrices taken together, so that narrow ones do not
+ * leave threads without work. */
+static void apply_all(struct forward *f, const struct kernel_mat *const *mats, float *const *ys,
+                      uint32_t n_mats, unsigned i, unsigned n)
+{
+    uint32_t n_tiles = 0, before = 0, from, to;
+    for (uint32_t k = 0; k < n_mats; k++)
+        n_tiles += (mats[k]->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
+    pool_share(i, n, n_tiles, 1, &from, &to);
+    for (uint32_t k = 0; k < n_mats; k++) {
+        uint32_t tiles = (mats[k]->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
+        uint32_t a = from > before ? from - before : 0, b = to > before ? to - before : 0;
+        b = b < tiles ? b : tiles;
+        uint32_t end = b * KERNEL_TILE < mats[k]->n_out ? b * KERNEL_TILE : mats[k]->n_out;
+        if (a < b)
+            apply(f, mats[k], ys[k], f->n_rows, a * KERNEL_TILE, end);
+        before += tiles;
+    }
+}
+
+/* x += W act, the thread's columns. */
+static void apply_and_add(struct forward *f, const struct kernel_mat *w, unsigned i, unsigned n)
+{
+    uint32_t from, to;
+    pool_share(i, n, w->n_out, KERNEL_TILE, &from, &to);
+    apply(f, w, f->out, f->n_rows, from, to);
+    for (uint32_t r = 0; r < f->n_rows && from < to; r++)
+        f->m->kernel->add(f->x + (size_t)r * w->n_out + from, f->out + (size_t)r * w->n_out + from,
+                          to - from);
+}
+
+/* Bias, norm and rotation of one head of Q or K. */
+static void finish_head(struct forward *f, float *x, const float *bias, const float *norm,
+                        uint32_t row)
+{
+    const struct model_params *p = &f->m->params;
+    if (bias)
+        f->m->kernel->add(x, bias, p->head_dim);
+    if (norm)
+        f->m->kernel->rmsnorm(x, norm, p->head_dim, p->norm_eps, x);
+    rope_rotate(p, f->angles + (size_t)row * p->rope_dim, x);
+}
+
+/* Of one row and key/value head: the query heads of its group, and K and V into the cache. */
+static void finish_group(struct forward *f, uint32_t layer, uint32_t row, uint32_t head)
+{
+    const struct model_params *p = &f->m->params;
+    const struct model_layer *w = &f->m->layers[layer];
+    uint32_t d = p->head_dim, group = p->n_heads / p->n_kv_heads;
+    for (uint32_t h = head * group; h < (head + 1) * group; h++)
+        finish_head(f, f->q + ((size_t)row * p->n_heads + h) * d,
+                    w->q_bias ? w->q_bias + (size_t)h * d : NULL, w->q_norm, row);
+    size_t at = ((size_t)row * p->n_kv_heads + head) * d;
+    finish_head(f, f->k + at, w->k_bias ? w->k_bias + (size_t)head * d : NULL, w->k_norm, row);
+    if (w->v_bias)
+        f->m->kernel->add(f->v + at, w->v_bias + (size_t)head * d, d);
+    size_t slot =
+        kv_slot(f->rows[row].seq, f->rows[row].index) * kv_stride(f->kv) + (size_t)head * d;
+    f->m->kernel->to_f16(f->k + at, d, kv_k(f->kv, layer) + slot);
+    f->m->kernel->to_f16(f->v + at, d, kv_v(f->kv, layer) + slot);
+}
+
+static void attend(struct forward *f, uint32_t layer, uint32_t row, uint32_t head, float *scratch)
+{
+    const struct model_params *p = &f->m->params;
+    const struct sight *s = &f->sights[row];
+    uint32_t group = p->n_heads / p->n_kv_heads;
+    size_t at = ((size_t)row * p->n_heads + (size_t)head * group) * p->head_dim;
+    f->m->kernel->attn(&(struct kernel_attn){
+        .q = f->q + at,
+        .out = f->attn + at,
+        .n_group = group,
+        .head_dim = p->head_dim,
+        .scale = 1 / sqrtf((float)p->head_dim),
+        .n_pos = s->n_base + s->n_tail,
+        .blocks = f->rows[row].seq->blocks,
+        .n_base = s->n_base,
+        .tail = s->tail,
+        .k = kv_k(f->kv, layer) + (size_t)head * p->head_dim,
+        .v = kv_v(f->kv, layer) + (size_t)head * p->head_dim,
+        .stride = kv_stride(f->kv),
+        .scratch = scratch,
+    });
+}
+
+/* The thread's items of equal cost: item (row, head) belongs to whom its middle falls to. */
+static void attend_share(struct forward *f, uint32_t layer, float *scratch, unsigned i, unsigned n)
+{
+    uint32_t n_heads = f->m->params.n_kv_heads;
+    uint64_t all = f->cost[f->n_rows] * n_heads;
+    for (uint32_t row = 0; row < f->n_rows; row++) {
+        uint64_t cost = f->cost[row + 1] - f->cost[row];
+        for (uint32_t head = 0; head < n_heads; head++) {
+            uint64_t middle = f->cost[row] * n_heads + cost * head + cost / 2;
+            if (middle * n / all == i)
+                attend(f, layer, row, head, scratch);
+        }
+    }
+}
+
+static void keep_hidden(struct forward *f, uint32_t layer, const float *x, uint32_t from,
+                        uint32_t to)
+{
+    size_t n = f->m->params.n_embd;
+    for (uint32_t h = 0; h < f->n_hidden; h++)
+        if (f->hidden_layers[h] == layer && from < to)
+            memcpy(f->hidden + ((size_t)h * f->opt.max_rows + from) * n, x + from * n,
+                   (to - from) * n * sizeof(float));
+}
+
+static void embed_rows(struct forward *f, uint32_t from, uint32_t to)
+{
+    const struct model_params *p = &f->m->params;
+    for (uint32_t r = from; r < to; r++) {
+        kernel_dequant_packed(&f->m->embd, f->rows[r].token, f->x + (size_t)r * p->n_embd);
+        rope_angles(f->m, f->rows[r].pos, f->angles + (size_t)r * p->rope_dim);
+    }
+}
+
+/* The wanted rows through the final norm into the head's form, and into hidden rows if asked for.
+ */
+static void finish_rows(struct forward *f, float *scratch, uint32_t from, uint32_t to)
+{
+    const struct model_params *p = &f->m->params;
+    enum kernel_form form = kernel_form_of(f->m->head.type);
+    keep_hidden(f, p->n_layers, f->x, from, to);
+    for (uint32_t r = from; r < to; r++) {
+        f->m->kernel->rmsnorm(f->x + (size_t)r * p->n_embd, f->m->out_norm, p->n_embd, p->norm_eps,
+                              scratch);
+        for (uint32_t h = 0; h < f->n_hidden; h++)
+            if (f->hidden_layers[h] == p->n_layers + 1)
+                memcpy(f->hidden + ((size_t)h * f->opt.max_rows + r) * p->n_embd, scratch,
+                       p->n_embd * sizeof(float));
+        if (f->logit_row[r] != NO_LOGITS)
+            f->m->kernel->prepare(form, scratch, p->n_embd,
+                                  f->act[form] + f->logit_row[r] * f->act_bytes[form]);
+    }
+}
+
+/* One layer is one straight story: attention onto x, then the feed-forward block onto x. */
+static void run_layer(struct forward *f, uint32_t l, float *scratch, unsigned i, unsigned n,
+                      uint32_t from, uint32_t to)
+{
+    const struct model_params *p = &f->m->params;
+    const struct model_layer *w = &f->m->layers[l];
+    uint32_t a, b;
+
+    keep_hidden(f, l, f->x, from, to);
+    norm_rows(f, w->attn_norm, (const struct kernel_mat *[]){&w->q, &w->k, &w->v}, 3, scratch, from,
+              to);
+    wait_for_all(f);
+    apply_all(f, (const struct kernel_mat *[]){&w->q, &w->k, &w->v}, (float *[]){f->q, f->k, f->v},
+              3, i, n);
+    wait_for_all(f);
+    pool_share(i, n, f->n_rows * p->n_kv_heads, 1, &a, &b);
+    for (uint32_t item = a; item < b; item++)
+        finish_group(f, l, item / p->n_kv_heads, item % p->n_kv_heads);
+    wait_for_all(f);
+    attend_share(f, l, scratch, i, n);
+    wait_for_all(f);
+    prepare_rows(f, &w->o, f->attn, from, to);
+    wait_for_all(f);
+    apply_and_add(f, &w->o, i, n);
+    wait_for_all(f);
+
+    norm_rows(f, w->ffn_norm, (const struct kernel_mat *[]){&w->gate, &w->up}, 2, scratch, from,
+              to);
+    wait_for_all(f);
+    pool_share(i, n, p->n_ff, KERNEL_TILE, &a, &b);
+    apply(f, &w->gate, f->ff, f->n_rows, a, b);
+    apply(f, &w->up, f->up, f->n_rows, a, b);
+    for (uint32_t r = 0; r < f->n_rows && a < b; r++)
+        f->m->kernel->swiglu(f->ff + (size_t)r * p->n_ff + a, f->up + (size_t)r * p->n_ff + a,
+                             b - a, f->ff + (size_t)r * p->n_ff + a);
+    wait_for_all(f);
+    prepare_rows(f, &w->down, f->ff, from, to);
+    wait_for_all(f);
+    apply_and_add(f, &w->down, i, n);
+    wait_for_all(f);
+}
+
+static void run_pass(void *arg, unsigned i, unsigned n)
+{
+    struct forward *f = arg;
+    float *scratch = f->scratch + i * f->scratch_floats;
+    uint32_t from, to;
+    kernel_thread_init();
+    pool_share(i, n, f->n_rows, 1, &from, &to);
+    embed_rows(f, from, to);
+    for (uint32_t l = 0; l < f->m->params.n_layers; l++)
+        run_layer(f, l, scratch, i, n, from, to);
+    finish_rows(f, scratch, from, to);
+    wait_for_all(f);
+    pool_share(i, n, f->m->params.n_vocab, KERNEL_TILE, &from, &to);
+    if (f->n_wanted)
+        apply(f, &f->m->head, f->logits, f->n_wanted, from, to);
+}
+
+void forward_run(struct forward *f, const struct forward_row *rows, uint32_t n_rows)
+{
+    assert(n_rows <= f->opt.max_rows);
+    f->rows = rows;
+    f->n_rows = n_rows;
+    look_at_rows(f);
+    f->alone = is_small(f);
+    if (n_rows && f->alone)
+        run_pass(f, 0, 1);
+    else if (n_rows)
+        pool_run(f->pool, run_pass, f);
+}
+
+const float *forward_logits(const struct forward *f, uint32_t i)
+{
+    assert(i < f->n_rows && f->logit_row[i] != NO_LOGITS);
+    return f->logits + (size_t)f->logit_row[i] * f->m->params.n_vocab;
+}
+
+const float *forward_hidden(const struct forward *f, uint32_t n, uint32_t i)
+{
+    assert(n < f->n_hidden && i < f->n_rows);
+    return f->hidden + ((size_t)n * f->opt.max_rows + i) * f->m->params.n_embd;
+}

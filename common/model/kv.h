@@ -1,0 +1,69 @@
+/* kv.h - pool of key/value cache blocks, shared by every sequence the engine holds.
+ *
+ * A block keeps KV_BLOCK positions of K and V for all layers. Sequences hold block numbers, never
+ * pointers, so equal prefixes can share a block and the pool can be counted exactly. A sequence's
+ * storage grows in order of arrival: [committed rows][draft rows]; kv_keep() moves an accepted
+ * path of a tree behind the committed rows and drops the rest. A block with several holders is
+ * never written: kv_grow() first gives a sequence its own copy of a partly filled last block.
+ *
+ * Threads: engine thread only (kernels read and write rows of blocks that it has handed out). */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/mem.h"
+
+#define KV_BLOCK 16 // positions in a block
+#define KV_MAX_BLOCKS (1u << 26)
+
+struct kv;
+
+struct kv_shape {
+    uint32_t n_layers, n_kv_heads, head_dim;
+};
+
+/* Storage of one sequence; plain data, the owner keeps it and calls kv_seq_done(). */
+struct kv_seq {
+    uint32_t *blocks; // block numbers
+    uint32_t n_blocks, cap_blocks;
+    uint32_t len; // rows in use: committed and draft
+};
+
+/* Reserves the whole pool at once, so running out later is a count and not a crash.
+ * -ENOMEM: the pool does not fit (both numbers in the sentence). -EINVAL: absurd counts. */
+int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret);
+void kv_free(struct kv *kv);
+DEFINE_AUTO(struct kv, kv_free)
+
+uint32_t kv_n_blocks(const struct kv *kv);
+uint32_t kv_n_free(const struct kv *kv);
+size_t kv_block_bytes(const struct kv_shape *shape);
+const struct kv_shape *kv_shape_of(const struct kv *kv);
+
+/* max_rows, given once: the table is allocated then, so growing allocates nothing. -ENOMEM. */
+int kv_seq_init(struct kv_seq *seq, uint32_t max_rows);
+void kv_seq_done(struct kv *kv, struct kv_seq *seq); // gives all blocks back
+/* Makes room for n more rows behind seq->len and counts them as in use. All or nothing.
+ * -ENOSPC: not enough free blocks, or past max_rows. Expected under load: shorten the draft, wait
+ * or preempt. */
+int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n);
+/* Rows [0, base) stay; of the rows behind, those named (indices into storage, rising, each >= base)
+ * move to base, base + 1, ...; all others are dropped and whole blocks freed. n = 0 truncates. Rows
+ * that this sequence shares with another may be dropped or stay, but cannot be overwritten. */
+void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *rows, uint32_t n);
+/* `to` becomes a sequence with the same first `len` rows: full blocks are shared (one more holder),
+ * a partly filled last one is copied. -ENOSPC. to: initialised, empty. */
+int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_seq *to);
+
+/* Slot of a row of storage, and where its K and V of a layer lie: (n_kv_heads, head_dim) halfs. */
+static inline uint32_t kv_slot(const struct kv_seq *seq, uint32_t row)
+{
+    return seq->blocks[row / KV_BLOCK] * KV_BLOCK + row % KV_BLOCK;
+}
+uint16_t *kv_k(struct kv *kv, uint32_t layer); // of slot 0; slots are kv_stride() halfs apart
+uint16_t *kv_v(struct kv *kv, uint32_t layer);
+size_t kv_stride(const struct kv *kv);
+
+/* Every block's holders add up over these sequences, which are all there are; false and a sentence
+ * otherwise. For tests and debug builds. */
+bool kv_check(const struct kv *kv, const struct kv_seq *const *seqs, uint32_t n_seqs);

@@ -1,0 +1,149 @@
+/* rope.c - rotary position embedding: frequencies from metadata, angles, rotation. */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/err.h"
+#include "kernel/kernel.h"
+#include "model/rope.h"
+
+static bool text_is(struct gguf_text t, const char *s)
+{
+    return t.len == strlen(s) && memcmp(t.data, s, t.len) == 0;
+}
+
+/* A positive number under rope.scaling.*, or what *ret holds. */
+static int scaling_float(const struct gguf *g, const struct arch *a, const char *name, float *ret)
+{
+    float value;
+    int r = arch_float(g, a, name, &value);
+    if (r == -ENOENT)
+        return 0;
+    if (r < 0 || !(value > 0) || !(value < 1e6f))
+        return fail(-EINVAL, "model: %s.%s is not a number above 0", a->name, name);
+    *ret = value;
+    return 0;
+}
+
+/* The pair that turns `turns` times within the original context. */
+static double pair_of(const struct model_params *p, double context, double turns)
+{
+    return p->rope_dim * log(context / (turns * 2 * M_PI)) / (2 * log((double)p->rope_base));
+}
+
+/* YaRN (Peng et al. 2023, arXiv:2309.00071): fast pairs stay, slow ones are stretched, in between a
+ * ramp; the gain makes up for the wider softmax. */
+static int apply_yarn(const struct gguf *g, const struct arch *a, const struct model_params *p,
+                      double factor, double *freqs, float *gain)
+{
+    uint32_t context = p->n_ctx_train;
+    float fast = 32, slow = 1;
+    int r = arch_u32(g, a, "rope.scaling.original_context_length", &context);
+    if ((r < 0 && r != -ENOENT) || context == 0)
+        return fail(-EINVAL, "model: %s.rope.scaling.original_context_length is absurd", a->name);
+    if ((r = scaling_float(g, a, "rope.scaling.yarn_beta_fast", &fast)) < 0 ||
+        (r = scaling_float(g, a, "rope.scaling.yarn_beta_slow", &slow)) < 0 ||
+        (r = scaling_float(g, a, "rope.scaling.attn_factor", gain)) < 0)
+        return r;
+    double last = p->rope_dim - 1.0;
+    double low = fmin(fmax(floor(pair_of(p, context, fast)), 0), last);
+    double high = fmin(fmax(ceil(pair_of(p, context, slow)), 0), last);
+    for (uint32_t i = 0; i < p->rope_dim / 2; i++) {
+        double stay = 1 - fmin(fmax((i - low) / fmax(high - low, 0.001), 0), 1);
+        freqs[i] *= stay + (1 - stay) / factor;
+    }
+    *gain *= 1 + 0.1f * (float)log(factor);
+    return 0;
+}
+
+static int apply_scaling(const struct gguf *g, const struct arch *a, const struct model_params *p,
+                         double *freqs, float *gain)
+{
+    char key[128];
+    struct gguf_text kind = {0};
+    snprintf(key, sizeof(key), "%s.rope.scaling.type", a->name);
+    int r = gguf_str(g, key, &kind);
+    if (r < 0 && r != -ENOENT)
+        return fail(-EINVAL, "model: %s is no text", key);
+    float factor = 1;
+    if (r == 0 && text_is(kind, "none"))
+        return 0;
+    if ((r = scaling_float(g, a, "rope.scale_linear", &factor)) < 0 || // files of before 2024
+        (r = scaling_float(g, a, "rope.scaling.factor", &factor)) < 0)
+        return r;
+    if (text_is(kind, "yarn"))
+        return apply_yarn(g, a, p, factor, freqs, gain);
+    if (kind.data && !text_is(kind, "linear"))
+        return fail(-ENOTSUP,
+                    "model: rope scaling '%.*s' is not supported (none, linear, yarn are)",
+                    (int)(kind.len < 64 ? kind.len : 64), kind.data);
+    for (uint32_t i = 0; i < p->rope_dim / 2; i++)
+        freqs[i] /= factor;
+    return 0;
+}
+
+/* Llama 3.1's long-context factors come as a tensor. */
+static int apply_factors(const struct gguf *g, const struct model_params *p, double *freqs)
+{
+    const struct gguf_tensor *t = gguf_find(g, "rope_freqs.weight");
+    uint32_t n = p->rope_dim / 2;
+    if (!t)
+        return 0;
+    if (t->type != GGUF_F32 || t->n_dims != 1 || t->shape[0] != n)
+        return fail(-EINVAL, "model: tensor rope_freqs.weight is not %u numbers of F32", n);
+    for (uint32_t i = 0; i < n; i++) {
+        float factor;
+        memcpy(&factor, (const char *)t->data + i * sizeof(factor), sizeof(factor));
+        if (!(factor > 0) || !(factor < INFINITY))
+            return fail(-EINVAL, "model: rope_freqs.weight[%u] is not a number above 0", i);
+        freqs[i] /= factor;
+    }
+    return 0;
+}
+
+int rope_read(const struct gguf *g, const struct arch *a, const struct model_params *p,
+              float *ret_freqs, float *ret_gain)
+{
+    double freqs[ARCH_MAX_HEAD_DIM / 2];
+    float gain = 1;
+    for (uint32_t i = 0; i < p->rope_dim / 2; i++)
+        freqs[i] = pow(p->rope_base, -2.0 * i / p->rope_dim);
+    int r = apply_scaling(g, a, p, freqs, &gain);
+    if (r < 0)
+        return r;
+    if ((r = apply_factors(g, p, freqs)) < 0)
+        return r;
+    for (uint32_t i = 0; i < p->rope_dim / 2; i++)
+        ret_freqs[i] = (float)freqs[i];
+    *ret_gain = gain;
+    return 0;
+}
+
+void rope_angles(const struct model *m, uint32_t position, float *to)
+{
+    for (uint32_t i = 0; i < m->params.rope_dim / 2; i++) {
+        double s, c;
+        sincos((double)position * (double)m->rope_freqs[i], &s, &c);
+        to[2 * i] = (float)c * m->params.rope_gain;
+        to[2 * i + 1] = (float)s * m->params.rope_gain;
+    }
+}
+
+/* One product is rounded, the other is exact in double: what a fused multiply-add would give, but
+ * on every CPU and in lanes. */
+static inline void rotate(float *a, float *b, float c, float s)
+{
+    float x = *a, y = *b, ys = y * s, xs = x * s;
+    *a = (float)((double)x * (double)c - (double)ys);
+    *b = (float)((double)y * (double)c + (double)xs);
+}
+
+void rope_rotate(const struct model_params *p, const float *angles, float *x)
+{
+    uint32_t n = p->rope_dim / 2;
+    for (uint32_t i = 0; i < n; i++)
+        if (p->rope == MODEL_ROPE_PAIRS)
+            rotate(&x[2 * i], &x[2 * i + 1], angles[2 * i], angles[2 * i + 1]);
+        else
+            rotate(&x[i], &x[i + n], angles[2 * i], angles[2 * i + 1]);
+}

@@ -1,0 +1,241 @@
+/* rpc_reflection.c - the standard server reflection service.
+ *
+ * protobuf-c keeps no file descriptors. rpc_protos.S embeds the FileDescriptorSet that protoc-c
+ * wrote; it is walked by hand (google/protobuf/descriptor.proto has the field numbers). */
+#include <stdint.h>
+#include <string.h>
+#include "grpc/reflection/v1alpha/reflection.pb-c.h"
+#include "rpc/rpc_reflection.h"
+
+#define MAX_WAITING (256 << 10) // bytes of answers a client may leave unread before we stop reading
+
+extern const uint8_t rpc_protos[]; // rpc_protos.S
+extern const uint64_t rpc_protos_size;
+
+/* ---- the descriptors ---- */
+
+struct view {
+    const uint8_t *at;
+    size_t len;
+};
+
+static uint64_t varint(struct view *v)
+{
+    uint64_t x = 0;
+    for (int shift = 0; v->len && shift < 64; shift += 7) {
+        uint8_t byte = *v->at++;
+        v->len--;
+        x |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80)
+            break;
+    }
+    return x;
+}
+
+/* The next field of a message; false at its end. Of the numbers only the length is told. */
+static bool next_field(struct view *v, unsigned *ret_number, struct view *ret_value)
+{
+    if (!v->len)
+        return false;
+    uint64_t key = varint(v);
+    *ret_number = (unsigned)(key >> 3);
+    size_t n = 0;
+    if ((key & 7) == 0)
+        varint(v);
+    else
+        n = (key & 7) == 2 ? varint(v) : (key & 7) == 1 ? 8 : 4;
+    if (n > v->len)
+        n = v->len;
+    *ret_value = (struct view){v->at, n};
+    v->at += n;
+    v->len -= n;
+    return true;
+}
+
+static struct view field(struct view v, unsigned number)
+{
+    unsigned k;
+    struct view value;
+    while (next_field(&v, &k, &value)) {
+        if (k == number)
+            return value;
+    }
+    return (struct view){0};
+}
+
+enum kind { NONE, FILE_, MESSAGE, ENUM, SERVICE, LEAF };
+
+/* What the fields of each kind of descriptor hold that has a name of its own. */
+static const uint8_t children[][9] = {
+    [FILE_] = {[4] = MESSAGE, [5] = ENUM, [6] = SERVICE, [7] = LEAF},
+    [MESSAGE] = {[2] = LEAF, [3] = MESSAGE, [4] = ENUM, [6] = LEAF, [8] = LEAF},
+    [ENUM] = {0},
+    [SERVICE] = {[2] = LEAF},
+    [LEAF] = {0},
+};
+
+/* Whether `symbol`, relative to where v stands, is v or something in it. Nesting is that of our own
+ * files. */
+static bool defines(struct view v, enum kind kind, const char *symbol)
+{
+    struct view name = field(v, kind == FILE_ ? 2 : 1); // a file's is its package
+    if (strncmp(symbol, (const char *)name.at, name.len) != 0)
+        return false;
+    symbol += name.len;
+    if (!*symbol)
+        return kind != FILE_;
+    if (*symbol++ != '.')
+        return false;
+    unsigned k;
+    struct view child;
+    while (next_field(&v, &k, &child)) {
+        if (k < 9 && children[kind][k] && defines(child, children[kind][k], symbol))
+            return true;
+    }
+    return false;
+}
+
+static bool is_named(struct view v, const char *name)
+{
+    struct view own = field(v, 1);
+    return own.len == strlen(name) && memcmp(own.at, name, own.len) == 0;
+}
+
+static const uint8_t *find(const char *name, bool is_symbol, size_t *ret_len)
+{
+    struct view all = {rpc_protos, rpc_protos_size}, file;
+    unsigned k;
+    while (next_field(&all, &k, &file)) {
+        if (k == 1 && (is_symbol ? defines(file, FILE_, name) : is_named(file, name))) {
+            *ret_len = file.len;
+            return file.at;
+        }
+    }
+    return NULL;
+}
+
+const uint8_t *rpc_reflection_file(const char *name, size_t *ret_len)
+{
+    return find(name, false, ret_len);
+}
+
+const uint8_t *rpc_reflection_symbol(const char *symbol, size_t *ret_len)
+{
+    return find(symbol, true, ret_len);
+}
+
+/* ---- the service ---- */
+
+// Generated names, cut to a readable length.
+typedef Grpc__Reflection__V1alpha__ServerReflectionRequest Request;
+typedef Grpc__Reflection__V1alpha__ServerReflectionResponse Response;
+#define ASKED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##x
+#define ANSWERED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##x
+
+static ssize_t respond(struct rpc_call *c, Request *req, Response *r)
+{
+    r->valid_host = req->host;
+    r->original_request = req;
+    return rpc_call_send(c, rpc_pack(&r->base));
+}
+
+static ssize_t respond_error(struct rpc_call *c, Request *req, enum rpc_code code, char *text)
+{
+    Grpc__Reflection__V1alpha__ErrorResponse e = GRPC__REFLECTION__V1ALPHA__ERROR_RESPONSE__INIT;
+    e.error_code = (int32_t)code;
+    e.error_message = text;
+    Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
+    r.message_response_case = ANSWERED(ERROR_RESPONSE);
+    r.error_response = &e;
+    return respond(c, req, &r);
+}
+
+static ssize_t respond_file(struct rpc_call *c, Request *req, const char *name, bool is_symbol)
+{
+    ProtobufCBinaryData file;
+    const uint8_t *data = find(name, is_symbol, &file.len);
+    if (!data)
+        return respond_error(c, req, RPC_NOT_FOUND,
+                             is_symbol ? "no file defines that symbol" : "no such file");
+    file.data = (uint8_t *)(uintptr_t)data; // packed from, never written
+    Grpc__Reflection__V1alpha__FileDescriptorResponse f =
+        GRPC__REFLECTION__V1ALPHA__FILE_DESCRIPTOR_RESPONSE__INIT;
+    f.n_file_descriptor_proto = 1;
+    f.file_descriptor_proto = &file;
+    Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
+    r.message_response_case = ANSWERED(FILE_DESCRIPTOR_RESPONSE);
+    r.file_descriptor_response = &f;
+    return respond(c, req, &r);
+}
+
+static ssize_t respond_list(struct rpc_call *c, Request *req)
+{
+    const struct rpc_reflection *own = rpc_call_service(c);
+    Grpc__Reflection__V1alpha__ServiceResponse names[RPC_REFLECTION_MAX_SERVICES];
+    Grpc__Reflection__V1alpha__ServiceResponse *list[RPC_REFLECTION_MAX_SERVICES];
+    for (unsigned i = 0; i < own->n_services; i++) {
+        grpc__reflection__v1alpha__service_response__init(&names[i]);
+        names[i].name = (char *)(uintptr_t)own->services[i];
+        list[i] = &names[i];
+    }
+    Grpc__Reflection__V1alpha__ListServiceResponse l =
+        GRPC__REFLECTION__V1ALPHA__LIST_SERVICE_RESPONSE__INIT;
+    l.n_service = own->n_services;
+    l.service = list;
+    Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
+    r.message_response_case = ANSWERED(LIST_SERVICES_RESPONSE);
+    r.list_services_response = &l;
+    return respond(c, req, &r);
+}
+
+static ssize_t answer(struct rpc_call *c, Request *req)
+{
+    switch (req->message_request_case) {
+    case ASKED(FILE_BY_FILENAME):
+        return respond_file(c, req, req->file_by_filename, false);
+    case ASKED(FILE_CONTAINING_SYMBOL):
+        return respond_file(c, req, req->file_containing_symbol, true);
+    case ASKED(LIST_SERVICES):
+        return respond_list(c, req);
+    case ASKED(FILE_CONTAINING_EXTENSION):
+    case ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE):
+        return respond_error(c, req, RPC_NOT_FOUND, "there are no extensions here");
+    default:
+        return respond_error(c, req, RPC_UNIMPLEMENTED, "this kind of request is not known");
+    }
+}
+
+static void on_message(struct rpc_call *c, struct rpc_msg *msg)
+{
+    if (!msg) {
+        rpc_call_finish(c, RPC_OK, NULL);
+        return;
+    }
+    ProtobufCMessage *m =
+        rpc_call_unpack(c, &grpc__reflection__v1alpha__server_reflection_request__descriptor, msg);
+    if (!m)
+        return;
+    if (answer(c, (Request *)m) > MAX_WAITING)
+        rpc_call_pause(c);
+    protobuf_c_message_free_unpacked(m, NULL);
+}
+
+void rpc_reflection_register(const struct rpc_reflection *r, struct rpc_server *s)
+{
+    static const struct rpc_method methods[] = {
+        {.path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+         .reads_stream = true,
+         .always = true,
+         .drain_mark = MAX_WAITING,
+         .on_message = on_message,
+         .on_drain = rpc_call_resume},
+        {.path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+         .reads_stream = true,
+         .always = true,
+         .drain_mark = MAX_WAITING,
+         .on_message = on_message,
+         .on_drain = rpc_call_resume},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(methods); i++)
+        rpc_server_add(s, &methods[i], (void *)(uintptr_t)r);
+}

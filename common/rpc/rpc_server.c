@@ -1,0 +1,724 @@
+/* rpc_server.c - the server half of rpc.
+ *
+ * A slot stands for one outstanding wish for "the next call of this method" on one queue. When it
+ * comes true, the slot hands its content to a new rpc_call and wishes again. The call is freed when
+ * its last batch, timer and outside reference are gone. */
+#include <errno.h>
+#include <grpc/byte_buffer.h>
+#include <grpc/grpc_posix.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "rpc/rpc_base.h"
+#include "rpc/rpc_listen.h"
+
+#define MAX_METHODS 64
+#define ABORT_MS 1000 // for a client to take the status of a call that is ended for it
+
+struct method {
+    const struct rpc_method *m;
+    void *service;
+    void *handle; // NULL: stands for all unknown methods
+};
+
+struct rpc_server {
+    grpc_server *core;
+    grpc_server_credentials *creds;
+    struct rpc_worker *workers;
+    unsigned n_workers, max_calls;
+    mode_t socket_mode;
+    struct method methods[MAX_METHODS + 1];
+    unsigned n_methods;
+    struct rpc_listen listen;
+
+    pthread_mutex_t mu;
+    pthread_cond_t idle; // n_running or n_calls is 0
+    unsigned n_calls;
+    unsigned n_running; // of them those that a drain waits for
+    bool draining;
+    struct rpc_call *calls; // all, linked
+};
+
+struct slot {
+    struct rpc_tag tag;
+    struct rpc_server *s;
+    struct rpc_worker *w;
+    struct method *m;
+    grpc_call *call;
+    grpc_call_details details; // of an unknown method
+    gpr_timespec deadline;
+    grpc_metadata_array headers;
+    grpc_byte_buffer *request;
+};
+
+struct rpc_call {
+    struct rpc_tag t_recv, t_send, t_close;
+    struct rpc_server *s;
+    struct rpc_worker *w;
+    const struct rpc_method *m;
+    void *service, *user;
+    grpc_call *core;
+    gpr_timespec deadline;
+    grpc_metadata_array headers;
+    grpc_byte_buffer *in;
+    int was_cancelled; // written by the core before t_close
+    atomic_int n_refs;
+    struct rpc_call *next, **prev; // in the server's list, under its lock
+    bool is_running;               // counts in n_running
+
+    pthread_mutex_t mu; // for what follows, and for starting batches
+    struct rpc_sendq q;
+    bool sending, sent_headers, has_status, sent_status;
+    bool cancelled, aborted; // by the client; by rpc_server_stop()
+    bool paused, recv_due;
+    enum rpc_code code;
+    char *text;
+};
+
+struct call_timer {
+    struct rpc_timer t;
+    struct rpc_call *c;
+    void (*fn)(struct rpc_call *c);
+};
+
+static void unknown_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_UNIMPLEMENTED, "unknown method");
+}
+
+/* Without it, calls of unknown methods wait for their deadline. */
+static const struct rpc_method unknown_method = {.on_start = unknown_start};
+
+static void busy_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_RESOURCE_EXHAUSTED, "the server has too many calls running");
+}
+
+static const struct rpc_method busy_method = {.on_start = busy_start};
+
+static void stopping_start(struct rpc_call *c, struct rpc_msg *req)
+{
+    (void)req;
+    rpc_call_finish(c, RPC_UNAVAILABLE, "the server is stopping");
+}
+
+static const struct rpc_method stopping_method = {.on_start = stopping_start};
+
+/* ---- the server ---- */
+
+static grpc_server *core_new(const struct rpc_server_options *opt)
+{
+    grpc_arg list[] = {
+        RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
+                    (int)(opt->max_message ? opt->max_message : RPC_MAX_MESSAGE)),
+        RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20), // faster for big messages
+        /* Without it up to 4 MiB wait unread in each stream before its sender notices. */
+        RPC_INT_ARG(GRPC_ARG_HTTP2_BDP_PROBE, 0),
+        /* Identity only: the limit above is applied after unpacking, too late for a gzip bomb. */
+        RPC_INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
+        RPC_INT_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 8192), // per connection; the next call waits
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, opt->keepalive_ms ? (int)opt->keepalive_ms : 30000),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
+        /* Without these two, clients that ping oftener than every 5 minutes are sent away. */
+        RPC_INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        /* Closes silent connections on handed-over sockets, which have no handshake time-out. */
+        RPC_INT_ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 600000),
+        RPC_INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), // a second server on the port must fail
+    };
+    return grpc_server_create(&(grpc_channel_args){ARRAY_LEN(list), list}, NULL);
+}
+
+static void connection(void *user, int fd)
+{
+    struct rpc_server *s = user;
+    grpc_server_add_channel_from_fd(s->core, fd, s->creds);
+}
+
+int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret)
+{
+    struct rpc_server *s = rpc_alloc(1, sizeof(*s));
+    int r = rpc_listen_init(&s->listen, connection, s);
+    if (r < 0) {
+        free(s);
+        return r;
+    }
+    pthread_mutex_init(&s->mu, NULL);
+    pthread_cond_init(&s->idle, NULL);
+    rpc_init();
+    s->core = core_new(opt);
+    s->creds = grpc_insecure_server_credentials_create();
+    s->max_calls = opt->max_calls ? opt->max_calls : 8192;
+    s->socket_mode = opt->socket_mode ? opt->socket_mode : 0600;
+    s->n_workers = opt->n_threads ? opt->n_threads : 1;
+    s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
+    for (unsigned i = 0; i < s->n_workers; i++) {
+        s->workers[i].cq = grpc_completion_queue_create_for_next(NULL);
+        grpc_server_register_completion_queue(s->core, s->workers[i].cq, NULL);
+        if (!r)
+            r = rpc_worker_start(&s->workers[i]);
+    }
+    s->methods[s->n_methods++].m = &unknown_method;
+    if (r < 0)
+        rpc_server_stop(s, 0);
+    else
+        *ret = s;
+    return r;
+}
+
+void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service)
+{
+    void *handle = grpc_server_register_method(
+        s->core, m->path, NULL,
+        m->reads_stream ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+    if (!handle || s->n_methods > MAX_METHODS) // registered twice, or too many
+        abort();
+    s->methods[s->n_methods++] = (struct method){m, service, handle};
+}
+
+/* gRPC core takes port 99999 for 34463. */
+static bool has_port(const char *addr)
+{
+    const char *colon = strrchr(addr, ':');
+    size_t n = colon ? strspn(colon + 1, "0123456789") : 0;
+    return n >= 1 && n <= 5 && !colon[1 + n] && atoi(colon + 1) <= 65535;
+}
+
+int rpc_server_listen(struct rpc_server *s, const char *addr)
+{
+    if (strncmp(addr, "unix:", 5) == 0) {
+        const char *path = addr + 5;
+        if (strncmp(path, "//", 2) == 0) // unix:///path
+            path += 2;
+        int r = rpc_listen_unix(&s->listen, path, s->socket_mode);
+        return r < 0 ? r : 1;
+    }
+    if (!has_port(addr))
+        return fail(-EINVAL,
+                    "cannot listen on %s: neither unix:/path nor host:port, port 0 to 65535", addr);
+    int port = grpc_server_add_http2_port(s->core, addr, s->creds);
+    return port > 0
+               ? port
+               : fail(-EADDRINUSE,
+                      "cannot listen on %s: it is taken, or not an address of this machine", addr);
+}
+
+int rpc_server_listen_fd(struct rpc_server *s, int fd)
+{
+    return rpc_listen_fd(&s->listen, fd);
+}
+
+static void slot_event(struct rpc_tag *t, bool ok);
+
+static void slot_wish(struct slot *sl)
+{
+    grpc_completion_queue *cq = sl->w->cq;
+    grpc_call_error e;
+    sl->request = NULL;
+    grpc_metadata_array_init(&sl->headers);
+    grpc_call_details_init(&sl->details);
+    RPC_RELEASE(&sl->tag);
+    if (sl->m->handle)
+        e = grpc_server_request_registered_call(
+            sl->s->core, sl->m->handle, &sl->call, &sl->deadline, &sl->headers,
+            sl->m->m->reads_stream ? NULL : &sl->request, cq, cq, &sl->tag);
+    else
+        e = grpc_server_request_call(sl->s->core, &sl->call, &sl->details, &sl->headers, cq, cq,
+                                     &sl->tag);
+    if (e != GRPC_CALL_OK)
+        abort();
+}
+
+int rpc_server_start(struct rpc_server *s)
+{
+    grpc_server_start(s->core);
+    for (unsigned i = 0; i < s->n_workers; i++) {
+        for (unsigned k = 0; k < s->n_methods; k++) {
+            struct slot *sl = rpc_alloc(1, sizeof(*sl));
+            *sl = (struct slot){
+                .tag = {slot_event}, .s = s, .w = &s->workers[i], .m = &s->methods[k]};
+            slot_wish(sl);
+        }
+    }
+    return rpc_listen_start(&s->listen);
+}
+
+/* ---- a call's events ---- */
+
+static void recv_start(struct rpc_call *c) // with the lock
+{
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &c->in};
+    c->in = NULL;
+    rpc_call_ref(c);
+    rpc_batch(c->core, &op, 1, &c->t_recv);
+}
+
+static void recv_next(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    if (c->paused)
+        c->recv_due = true;
+    else
+        recv_start(c);
+    pthread_mutex_unlock(&c->mu);
+}
+
+static void recv_event(struct rpc_tag *t, bool ok)
+{
+    struct rpc_call *c = OWNER(t, struct rpc_call, t_recv);
+    grpc_byte_buffer *msg = ok ? c->in : NULL;
+    if (c->m->on_message && !rpc_call_cancelled(c))
+        c->m->on_message(c, rpc_msg(msg));
+    if (c->in)
+        grpc_byte_buffer_destroy(c->in);
+    if (msg)
+        recv_next(c);
+    rpc_call_unref(c);
+}
+
+static void drop_timers(struct rpc_call *c);
+
+static void close_event(struct rpc_tag *t, bool ok)
+{
+    struct rpc_call *c = OWNER(t, struct rpc_call, t_close);
+    (void)ok; // always true for this operation
+    pthread_mutex_lock(&c->mu);
+    c->cancelled |= c->was_cancelled || c->aborted;
+    bool cancelled = c->cancelled;
+    pthread_mutex_unlock(&c->mu);
+    drop_timers(c);
+    if (cancelled && c->m->on_cancel)
+        c->m->on_cancel(c);
+    rpc_call_unref(c);
+}
+
+/* Starts the next send if none is in flight. With the lock. */
+static void flush(struct rpc_call *c)
+{
+    if (c->sending || c->cancelled || c->sent_status)
+        return;
+    grpc_byte_buffer *b = rpc_sendq_next(&c->q);
+    bool last = c->has_status && !c->q.n;
+    if (!b && !last)
+        return;
+
+    grpc_op ops[3] = {0};
+    size_t n = 0;
+    if (!c->sent_headers)
+        ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    if (b) {
+        ops[n].op = GRPC_OP_SEND_MESSAGE;
+        ops[n].flags = c->q.n ? GRPC_WRITE_BUFFER_HINT : 0; // more follows: one write for both
+        ops[n++].data.send_message.send_message = b;
+    }
+    grpc_slice text = grpc_slice_from_copied_string(c->text ? c->text : "");
+    if (last) {
+        ops[n].op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+        ops[n].data.send_status_from_server.status = (grpc_status_code)c->code;
+        ops[n++].data.send_status_from_server.status_details = &text;
+    }
+    c->sent_headers = c->sending = true;
+    c->sent_status = last;
+    rpc_call_ref(c);
+    rpc_batch(c->core, ops, n, &c->t_send);
+    grpc_slice_unref(text); // the core took a reference of its own
+}
+
+static void send_event(struct rpc_tag *t, bool ok)
+{
+    struct rpc_call *c = OWNER(t, struct rpc_call, t_send);
+    pthread_mutex_lock(&c->mu);
+    bool drained = rpc_sendq_sent(&c->q, c->m->drain_mark);
+    c->sending = false;
+    if (!ok)
+        c->cancelled = true; // close_event tells the owner
+    flush(c);
+    drained &= !c->cancelled && !c->has_status;
+    pthread_mutex_unlock(&c->mu);
+    if (drained && c->m->on_drain)
+        c->m->on_drain(c);
+    rpc_call_unref(c);
+}
+
+static struct rpc_call *call_new(struct slot *sl)
+{
+    struct rpc_call *c = rpc_alloc(1, sizeof(*c));
+    *c = (struct rpc_call){.t_recv = {recv_event},
+                           .t_send = {send_event},
+                           .t_close = {close_event},
+                           .s = sl->s,
+                           .w = sl->w,
+                           .m = sl->m->m,
+                           .service = sl->m->service,
+                           .core = sl->call,
+                           .deadline = sl->m->handle ? sl->deadline : sl->details.deadline,
+                           .headers = sl->headers};
+    pthread_mutex_init(&c->mu, NULL);
+    atomic_init(&c->n_refs, 2); // the caller's and the close event's
+    struct rpc_server *s = c->s;
+    pthread_mutex_lock(&s->mu);
+    s->n_calls++;
+    if (!c->m->always && s->draining)
+        c->m = &stopping_method;
+    else if (!c->m->always && s->n_running == s->max_calls)
+        c->m = &busy_method;
+    else
+        c->is_running = !c->m->always;
+    s->n_running += c->is_running;
+    c->next = s->calls;
+    c->prev = &s->calls;
+    if (c->next)
+        c->next->prev = &c->next;
+    s->calls = c;
+    pthread_mutex_unlock(&s->mu);
+    return c;
+}
+
+static void slot_event(struct rpc_tag *t, bool ok)
+{
+    struct slot *sl = OWNER(t, struct slot, tag);
+    if (!ok) { // the server is stopping
+        grpc_metadata_array_destroy(&sl->headers);
+        grpc_call_details_destroy(&sl->details);
+        free(sl);
+        return;
+    }
+    struct rpc_call *c = call_new(sl);
+    struct rpc_msg *req = rpc_msg(sl->request);
+    grpc_call_details_destroy(&sl->details);
+    slot_wish(sl);
+
+    grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
+                  .data.recv_close_on_server.cancelled = &c->was_cancelled};
+    rpc_batch(c->core, &op, 1, &c->t_close);
+    if (c->m->on_start)
+        c->m->on_start(c, req);
+    rpc_msg_free(req);
+    if (c->m->reads_stream)
+        recv_next(c);
+    rpc_call_unref(c);
+}
+
+static void timer_due(struct rpc_timer *t)
+{
+    struct call_timer *ct = OWNER(t, struct call_timer, t);
+    ct->fn(ct->c);
+    rpc_call_unref(ct->c);
+    free(ct);
+}
+
+static void drop_timers(struct rpc_call *c)
+{
+    for (struct rpc_timer **p = &c->w->timers; *p;) {
+        struct call_timer *ct = OWNER(*p, struct call_timer, t);
+        if (ct->c == c) {
+            *p = ct->t.next;
+            free(ct);
+            rpc_call_unref(c); // not the last: the caller has one
+        } else {
+            p = &ct->t.next;
+        }
+    }
+}
+
+/* ---- what a call's owner does ---- */
+
+ProtobufCMessage *rpc_call_unpack(struct rpc_call *c, const ProtobufCMessageDescriptor *type,
+                                  const struct rpc_msg *msg)
+{
+    ProtobufCMessage *m = rpc_unpack(type, msg);
+    if (!m) {
+        char text[128];
+        snprintf(text, sizeof(text), "the request is not a valid %.80s", type->name);
+        rpc_call_finish(c, RPC_INVALID_ARGUMENT, text);
+    }
+    return m;
+}
+
+ssize_t rpc_call_send(struct rpc_call *c, struct rpc_msg *msg)
+{
+    ssize_t n = -ECANCELED;
+    pthread_mutex_lock(&c->mu);
+    if (!c->cancelled && !c->has_status) {
+        n = (ssize_t)rpc_sendq_push(&c->q, rpc_bytes(msg), c->m->drain_mark);
+        flush(c);
+        msg = NULL;
+    }
+    pthread_mutex_unlock(&c->mu);
+    rpc_msg_free(msg);
+    return n;
+}
+
+void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text)
+{
+    pthread_mutex_lock(&c->mu);
+    if (!c->has_status) {
+        c->has_status = true;
+        c->code = code;
+        c->text = text ? strdup(text) : NULL;
+        flush(c);
+    }
+    pthread_mutex_unlock(&c->mu);
+}
+
+void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text)
+{
+    pthread_mutex_lock(&c->mu);
+    rpc_sendq_clear(&c->q);
+    bool stuck = c->sending && !c->sent_status; // no status can follow a message nobody takes
+    pthread_mutex_unlock(&c->mu);
+    if (stuck)
+        grpc_call_cancel_with_status(c->core, (grpc_status_code)code, text, NULL);
+    else
+        rpc_call_finish(c, code, text);
+}
+
+void rpc_call_reply(struct rpc_call *c, const ProtobufCMessage *reply)
+{
+    rpc_call_send(c, rpc_pack(reply));
+    rpc_call_finish(c, RPC_OK, NULL);
+}
+
+void rpc_call_fail(struct rpc_call *c, int err)
+{
+    rpc_call_finish(c, rpc_code_of(err), fail_text());
+}
+
+bool rpc_call_cancelled(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    bool r = c->cancelled || c->aborted;
+    pthread_mutex_unlock(&c->mu);
+    return r;
+}
+
+void rpc_call_pause(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    c->paused = true;
+    pthread_mutex_unlock(&c->mu);
+}
+
+void rpc_call_resume(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    bool due = c->recv_due && !c->cancelled;
+    c->paused = c->recv_due = false;
+    if (due)
+        recv_start(c);
+    pthread_mutex_unlock(&c->mu);
+}
+
+void rpc_call_after(struct rpc_call *c, unsigned ms, void (*fn)(struct rpc_call *c))
+{
+    struct call_timer *ct = rpc_alloc(1, sizeof(*ct));
+    *ct = (struct call_timer){
+        .t = {.at = rpc_in_us((int64_t)ms * 1000), .fn = timer_due}, .c = c, .fn = fn};
+    rpc_call_ref(c);
+    rpc_worker_add_timer(c->w, &ct->t);
+}
+
+void rpc_call_ref(struct rpc_call *c)
+{
+    atomic_fetch_add(&c->n_refs, 1);
+}
+
+/* Takes a reference unless the last one is gone already. */
+static bool try_ref(struct rpc_call *c)
+{
+    int n = atomic_load(&c->n_refs);
+    while (n > 0 && !atomic_compare_exchange_weak(&c->n_refs, &n, n + 1))
+        ;
+    return n > 0;
+}
+
+void rpc_call_unref(struct rpc_call *c)
+{
+    if (atomic_fetch_sub(&c->n_refs, 1) != 1)
+        return;
+    if (c->m->on_end)
+        c->m->on_end(c);
+    struct rpc_server *s = c->s;
+    rpc_sendq_done(&c->q);
+    grpc_metadata_array_destroy(&c->headers);
+    grpc_call_unref(c->core);
+    pthread_mutex_lock(&s->mu);
+    *c->prev = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    s->n_calls--;
+    s->n_running -= c->is_running;
+    if (!s->n_calls || !s->n_running)
+        pthread_cond_signal(&s->idle);
+    pthread_mutex_unlock(&s->mu); // the server may be gone now
+    pthread_mutex_destroy(&c->mu);
+    free(c->text);
+    free(c);
+}
+
+void *rpc_call_service(const struct rpc_call *c)
+{
+    return c->service;
+}
+
+void rpc_call_set_user(struct rpc_call *c, void *user)
+{
+    c->user = user;
+}
+
+void *rpc_call_user(const struct rpc_call *c)
+{
+    return c->user;
+}
+
+int64_t rpc_call_time_left_us(const struct rpc_call *c)
+{
+    gpr_timespec at = gpr_convert_clock_type(c->deadline, GPR_CLOCK_MONOTONIC);
+    if (gpr_time_cmp(at, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == 0)
+        return INT64_MAX;
+    gpr_timespec left = gpr_time_sub(at, gpr_now(GPR_CLOCK_MONOTONIC));
+    return left.tv_sec < 0 ? 0 : left.tv_sec * 1000000 + left.tv_nsec / 1000;
+}
+
+bool rpc_call_header(const struct rpc_call *c, const char *key, const char **ret_value,
+                     size_t *ret_len)
+{
+    for (size_t i = 0; i < c->headers.count; i++) {
+        const grpc_metadata *md = &c->headers.metadata[i];
+        if (grpc_slice_str_cmp(md->key, key) == 0) {
+            *ret_value = (const char *)GRPC_SLICE_START_PTR(md->value);
+            *ret_len = GRPC_SLICE_LENGTH(md->value);
+            return true;
+        }
+    }
+    return false;
+}
+
+unsigned rpc_server_n_calls(struct rpc_server *s)
+{
+    pthread_mutex_lock(&s->mu);
+    unsigned n = s->n_calls;
+    pthread_mutex_unlock(&s->mu);
+    return n;
+}
+
+/* ---- the end ---- */
+
+static void abort_call(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    if (!c->has_status) {
+        c->has_status = c->aborted = true;
+        c->code = RPC_UNAVAILABLE;
+        c->text = strdup("the server is stopping and its time for running calls is over");
+        rpc_sendq_clear(&c->q);
+        flush(c);
+    }
+    pthread_mutex_unlock(&c->mu);
+}
+
+/* Ends all calls with a sentence; close_event then tells their owners. */
+static void abort_calls(struct rpc_server *s)
+{
+    pthread_mutex_lock(&s->mu);
+    struct rpc_call **held = rpc_alloc(s->n_calls + 1, sizeof(struct rpc_call *));
+    size_t n = 0;
+    for (struct rpc_call *c = s->calls; c; c = c->next) {
+        if (try_ref(c))
+            held[n++] = c;
+    }
+    pthread_mutex_unlock(&s->mu);
+    for (size_t i = 0; i < n; i++) {
+        abort_call(held[i]);
+        rpc_call_unref(held[i]);
+    }
+    free(held);
+}
+
+static struct timespec in_ms(unsigned ms)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += ms / 1000;
+    t.tv_nsec += ms % 1000 * 1000000L;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_sec++;
+        t.tv_nsec -= 1000000000;
+    }
+    return t;
+}
+
+struct stop_wait {
+    struct rpc_tag tag;
+    pthread_mutex_t mu;
+    pthread_cond_t cv;
+    bool done;
+};
+
+static void stop_event(struct rpc_tag *t, bool ok)
+{
+    struct stop_wait *w = OWNER(t, struct stop_wait, tag);
+    (void)ok;
+    pthread_mutex_lock(&w->mu);
+    w->done = true;
+    pthread_cond_signal(&w->cv);
+    pthread_mutex_unlock(&w->mu);
+}
+
+/* Waits until the core has no call left. A call that arrives in this very moment is neither refused
+ * nor handed to us (1.51), so there is a limit. */
+static void stop_core(struct rpc_server *s)
+{
+    struct stop_wait w = {{stop_event}, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    struct timespec until = in_ms(ABORT_MS);
+    RPC_RELEASE(&w.tag);
+    grpc_server_shutdown_and_notify(s->core, s->workers[0].cq, &w.tag);
+    pthread_mutex_lock(&w.mu);
+    while (!w.done && pthread_cond_clockwait(&w.cv, &w.mu, CLOCK_MONOTONIC, &until) != ETIMEDOUT)
+        ;
+    if (!w.done)
+        grpc_server_cancel_all_calls(s->core);
+    while (!w.done)
+        pthread_cond_wait(&w.cv, &w.mu);
+    pthread_mutex_unlock(&w.mu);
+}
+
+/* The core knows a drain too, but only ours answers new calls with a sentence, and health and stats
+ * at all. The core does not wait for those who hold a reference to a call, so we do. */
+static void drain(struct rpc_server *s, unsigned grace_ms)
+{
+    struct timespec until = in_ms(grace_ms);
+    int r = 0;
+    pthread_mutex_lock(&s->mu);
+    s->draining = true;
+    while (s->n_running && r != ETIMEDOUT)
+        r = pthread_cond_clockwait(&s->idle, &s->mu, CLOCK_MONOTONIC, &until);
+    pthread_mutex_unlock(&s->mu);
+    abort_calls(s);
+    stop_core(s);
+    pthread_mutex_lock(&s->mu);
+    while (s->n_calls)
+        pthread_cond_wait(&s->idle, &s->mu);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void rpc_server_stop(struct rpc_server *s, unsigned grace_ms)
+{
+    if (!s)
+        return;
+    rpc_listen_done(&s->listen);
+    drain(s, grace_ms);
+    grpc_server_destroy(s->core);
+    for (unsigned i = 0; i < s->n_workers; i++)
+        rpc_worker_stop(&s->workers[i]);
+    free(s->workers);
+    grpc_server_credentials_release(s->creds);
+    pthread_cond_destroy(&s->idle);
+    pthread_mutex_destroy(&s->mu);
+    free(s);
+    /* No grpc_shutdown(): in 1.51 it joins a poller that may sleep 10 s after any held-up write. */
+}

@@ -1,0 +1,113 @@
+/* rpc_service.c - what the gRPC services' mains share. */
+#include <errno.h>
+#include <stdlib.h>
+#include "base/log.h"
+#include "base/svc.h"
+#include "rpc/rpc_health.h"
+#include "rpc/rpc_reflection.h"
+#include "rpc/rpc_service.h"
+
+#define STOP_MARGIN_US 5000000 // beyond the drain: ending calls, joining threads
+
+struct rpc_service {
+    const char *name;
+    const struct conf_list *listen;
+    struct rpc_server *server;
+    struct rpc_health *health;
+    struct rpc_stats *stats;
+    struct rpc_reflection reflection;
+};
+
+static void service_free(struct rpc_service *s)
+{
+    rpc_health_free(s->health);
+    rpc_stats_free(s->stats);
+    free(s);
+}
+
+static void register_all(struct rpc_service *s)
+{
+    s->reflection = (struct rpc_reflection){
+        .services = {s->name, "tandem.v1.Stats", "grpc.health.v1.Health",
+                     "grpc.reflection.v1alpha.ServerReflection"},
+        .n_services = 4,
+    };
+    rpc_health_add(s->health, s->name);
+    rpc_health_register(s->health, s->server);
+    rpc_stats_register(s->stats, s->server);
+    rpc_reflection_register(&s->reflection, s->server);
+}
+
+int rpc_service_new(const struct rpc_service_options *opt, struct rpc_service **ret)
+{
+    struct rpc_service *s = calloc(1, sizeof(*s));
+    if (!s)
+        return fail(-ENOMEM, "rpc: no memory for a service");
+    s->name = opt->name;
+    s->listen = opt->listen;
+    s->health = rpc_health_new();
+    s->stats = rpc_stats_new(opt->fill_stats, opt->user);
+    int r = s->health && s->stats ? rpc_server_new(&opt->server, &s->server)
+                                  : fail(-ENOMEM, "rpc: no memory for a service");
+    if (r < 0) {
+        service_free(s);
+        return r;
+    }
+    register_all(s);
+    *ret = s;
+    return 0;
+}
+
+struct rpc_server *rpc_service_server(struct rpc_service *s)
+{
+    return s->server;
+}
+
+static int listen_passed(struct rpc_service *s, const int *fds, int n)
+{
+    int r = 0;
+    for (int i = 0; i < n && r >= 0; i++) {
+        r = rpc_server_listen_fd(s->server, fds[i]);
+        if (r >= 0)
+            log_info("listening fd=%d", fds[i]);
+    }
+    return r;
+}
+
+static int listen_configured(struct rpc_service *s)
+{
+    if (!s->listen->n)
+        return fail(-EINVAL, "there is no address to listen on: set `listen`");
+    int r = 0;
+    for (unsigned i = 0; i < s->listen->n && r >= 0; i++) {
+        r = rpc_server_listen(s->server, s->listen->v[i]);
+        if (r > 1)
+            log_info("listening address=%s port=%d", s->listen->v[i], r);
+        else if (r == 1)
+            log_info("listening address=%s", s->listen->v[i]);
+    }
+    return r < 0 ? r : 0;
+}
+
+int rpc_service_start(struct rpc_service *s)
+{
+    int fds[SVC_MAX_FDS], n = svc_listen_fds(fds);
+    int r = n > 0 ? listen_passed(s, fds, n) : n < 0 ? n : listen_configured(s);
+    return r < 0 ? r : rpc_server_start(s->server);
+}
+
+void rpc_service_serving(struct rpc_service *s, bool serving)
+{
+    rpc_health_set(s->health, s->name, serving);
+}
+
+void rpc_service_stop(struct rpc_service *s, unsigned drain_ms)
+{
+    if (!s)
+        return;
+    svc_stopping((int64_t)drain_ms * 1000 + STOP_MARGIN_US);
+    svc_status("draining, %u calls are running", rpc_server_n_calls(s->server));
+    rpc_health_stop(s->health);
+    rpc_server_stop(s->server, drain_ms);
+    service_free(s);
+}

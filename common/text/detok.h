@@ -1,0 +1,47 @@
+/* detok.h - incremental text of a growing token sequence: whole characters only, stop strings cut.
+ *
+ * Holds back the bytes of an unfinished UTF-8 character and text that may be the beginning of a
+ * stop string. Invalid bytes become U+FFFD once it is clear that they stay invalid. What comes out
+ * does not depend on how the text is divided into tokens.
+ *
+ * Threads: one at a time. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/buf.h"
+#include "text/tok.h"
+
+#define DETOK_MAX_STOPS 16
+#define DETOK_MAX_STOP_BYTES 256
+
+struct detok_stop {
+    const char *data;
+    size_t len;
+};
+
+struct detok {
+    const struct tok *tok;
+    bool special;
+    struct detok_stop stops[DETOK_MAX_STOPS]; // memory of the owner
+    unsigned n_stops;
+    struct buf held; // decoded, not yet given out
+    size_t n_whole;  // bytes of held that are whole characters; behind them the beginning of one
+};
+
+/* special: control tokens show as their names. t outlives d. */
+void detok_init(struct detok *d, const struct tok *t, bool special);
+void detok_done(struct detok *d);
+/* The stop's bytes must outlive d. -E2BIG: more than the limits above; -EINVAL: empty or not UTF-8.
+ */
+int detok_add_stop(struct detok *d, const char *stop, size_t len);
+
+/* Feeds a token and appends to `to` what is certain now (may be nothing). Returns the index of the
+ * stop string that the text has just completed (its text and all behind it is cut; of several the
+ * one that is complete first, then the longest), or DETOK_NONE. Nothing may be fed after a stop.
+ * What went wrong shows in buf_error(&d->held) or, where `to` had no room, in buf_error(to). */
+#define DETOK_NONE (-1)
+int detok_feed(struct detok *d, uint32_t id, struct buf *to);
+/* The generation has ended otherwise: appends what was held back (an unfinished character as
+ * U+FFFD, which may complete a stop string, too). */
+void detok_flush(struct detok *d, struct buf *to);

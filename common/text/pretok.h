@@ -1,0 +1,30 @@
+/* pretok.h - cuts text into the words inside which byte-level BPE merges. Private to tok.
+ *
+ * A pre-tokenizer is a list of patterns, applied one after the other: each cuts every piece into
+ * its matches and what lies between them. The patterns are part of a model's definition (its
+ * tokenizer.json); GGUF names them in tokenizer.ggml.pre.
+ *
+ * Threads: immutable after pretok_init(). */
+#pragma once
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include "file/gguf.h"
+
+#define PRETOK_MAX_PATTERNS 6
+
+struct pretok {
+    pcre2_code *codes[PRETOK_MAX_PATTERNS];
+    unsigned n;
+    pcre2_match_context *limits;
+    bool whole_words; // a word that is a token is not put together by merges
+    bool add_bos;     // where the file does not say
+};
+
+/* -ENOTSUP: name is not known. */
+int pretok_init(struct pretok *p, struct gguf_text name);
+void pretok_done(struct pretok *p);
+
+/* Calls word() with each piece from left to right; stops when it returns negative. text is valid
+ * UTF-8. -EINVAL: a pattern gave up (its limits, which linear patterns do not reach). */
+int pretok_split(const struct pretok *p, const char *text, size_t len,
+                 int (*word)(void *arg, const char *text, size_t len), void *arg);

@@ -1,0 +1,98 @@
+/* special.c - special tokens inside text: a sorted list, narrowed byte by byte. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "text/special.h"
+
+static bool is_special(const struct vocab *v, uint32_t id)
+{
+    uint32_t len = v->at[id + 1] - v->at[id];
+    return (v->kinds[id] == TOK_CONTROL || v->kinds[id] == TOK_USER ||
+            v->kinds[id] == TOK_UNKNOWN) &&
+           len > 0 && len <= SPECIAL_MAX_BYTES;
+}
+
+static int order(const void *a, const void *b, void *arg)
+{
+    struct gguf_text x = vocab_bytes(arg, *(const uint32_t *)a);
+    struct gguf_text y = vocab_bytes(arg, *(const uint32_t *)b);
+    int r = memcmp(x.data, y.data, x.len < y.len ? x.len : y.len);
+    return r != 0 ? r : (x.len > y.len) - (x.len < y.len);
+}
+
+int special_init(struct special *s, const struct vocab *vocab)
+{
+    uint32_t n = 0;
+    s->vocab = vocab;
+    for (uint32_t id = 0; id < vocab->n; id++)
+        n += is_special(vocab, id);
+    s->ids = malloc((n + 1) * sizeof(*s->ids));
+    if (!s->ids)
+        return fail(-ENOMEM, "tokenizer: no memory for %u special tokens", n);
+    n = 0;
+    for (uint32_t id = 0; id < vocab->n; id++) {
+        if (!is_special(vocab, id))
+            continue;
+        s->ids[n++] = id;
+        s->any_user |= vocab->kinds[id] == TOK_USER;
+        s->first[(uint8_t)*vocab_bytes(vocab, id).data + 1]++;
+    }
+    for (unsigned b = 0; b < 256; b++)
+        s->first[b + 1] += s->first[b];
+    qsort_r(s->ids, n, sizeof(*s->ids), order, (void *)vocab);
+    return 0;
+}
+
+void special_done(struct special *s)
+{
+    free(s->ids);
+}
+
+/* The first of ids[from..to), which agree in `depth` bytes and are longer, whose next byte is at
+ * least `byte` (0 to 256). */
+static uint32_t bound(const struct special *s, uint32_t from, uint32_t to, size_t depth,
+                      unsigned byte)
+{
+    while (from < to) {
+        uint32_t middle = from + (to - from) / 2;
+        if ((uint8_t)vocab_bytes(s->vocab, s->ids[middle]).data[depth] < byte)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return from;
+}
+
+/* The longest that stands at text; VOCAB_NONE: none. */
+static uint32_t longest(const struct special *s, const char *text, size_t len, bool parse_special)
+{
+    uint32_t from = s->first[(uint8_t)*text], to = s->first[(uint8_t)*text + 1];
+    uint32_t found = VOCAB_NONE;
+    for (size_t depth = 1; from < to; depth++) {
+        for (; from < to && vocab_bytes(s->vocab, s->ids[from]).len == depth; from++)
+            if (parse_special || s->vocab->kinds[s->ids[from]] == TOK_USER)
+                found = s->ids[from];
+        if (depth == len)
+            break;
+        from = bound(s, from, to, depth, (uint8_t)text[depth]);
+        to = bound(s, from, to, depth, (uint8_t)text[depth] + 1u);
+    }
+    return found;
+}
+
+size_t special_find(const struct special *s, const char *text, size_t len, size_t at,
+                    bool parse_special, uint32_t *ret_id)
+{
+    if (!parse_special && !s->any_user)
+        return len;
+    for (; at < len; at++) {
+        uint8_t byte = (uint8_t)text[at];
+        if (s->first[byte] == s->first[byte + 1])
+            continue;
+        *ret_id = longest(s, text + at, len - at, parse_special);
+        if (*ret_id != VOCAB_NONE)
+            return at;
+    }
+    return len;
+}

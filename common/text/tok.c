@@ -1,0 +1,420 @@
+/* tok.c - the tokenizer of a model: special tokens around byte-level BPE or SentencePiece. */
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include "text/bpe.h"
+#include "text/special.h"
+#include "text/spm.h"
+#include "text/tok.h"
+#include "text/utf8.h"
+
+struct tok {
+    struct vocab vocab;
+    struct special special;
+    struct bpe bpe; // one of these two, by vocab.model
+    struct spm spm;
+    uint32_t bos, eos, unknown;
+    bool add_bos;
+    bool strips_right; // Phi-3: white space behind special tokens belongs to them
+    uint32_t eos_ids[TOK_MAX_EOS], n_eos;
+    uint64_t digest;
+};
+
+/* ---- special ids ---- */
+
+/* Tokens after which a generation is over, by the names their models' makers gave them. */
+static const char *const end_names[] = {
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<eos>",
+    "<turn|>",
+    "[e~[",
+    "<end_of_utterance>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<|fim_repo|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", // DeepSeek
+};
+
+static bool is_text(struct gguf_text text, const char *name)
+{
+    return text.len == strlen(name) && memcmp(text.data, name, text.len) == 0;
+}
+
+/* Some files call these tokens normal. "</s>", "<eos>" and the like may also be ordinary text then
+ * (a closing tag of HTML that merges make), so only names in bars are believed. */
+static bool is_end_name(struct gguf_text text, enum tok_kind kind)
+{
+    if (text.len < 2 || !strchr("<[_", text.data[0]) ||
+        (kind != TOK_CONTROL && kind != TOK_USER && (uint8_t)text.data[1] < 0x80 &&
+         text.data[1] != '|'))
+        return false;
+    for (size_t i = 0; i < ARRAY_LEN(end_names); i++)
+        if (is_text(text, end_names[i]))
+            return true;
+    return false;
+}
+
+static void add_end(struct tok *t, uint32_t id)
+{
+    if (id == VOCAB_NONE || t->n_eos == TOK_MAX_EOS || tok_is_eos(t, id))
+        return;
+    uint32_t at = t->n_eos++;
+    for (; at > 0 && t->eos_ids[at - 1] > id; at--)
+        t->eos_ids[at] = t->eos_ids[at - 1];
+    t->eos_ids[at] = id;
+}
+
+/* Where <|return|> and <|call|> end a generation, <|end|> only ends one of its messages. */
+static bool ends_messages_only(const struct tok *t, struct gguf_text text)
+{
+    bool has_return = false, has_call = false;
+    if (!is_text(text, "<|end|>"))
+        return false;
+    for (uint32_t id = 0; id < t->vocab.n; id++) {
+        has_return |= is_text(vocab_bytes(&t->vocab, id), "<|return|>");
+        has_call |= is_text(vocab_bytes(&t->vocab, id), "<|call|>");
+    }
+    return has_return && has_call;
+}
+
+static void find_ends(struct tok *t)
+{
+    for (uint32_t id = 0; id < t->vocab.n; id++) {
+        struct gguf_text text = vocab_bytes(&t->vocab, id);
+        if (!is_end_name(text, t->vocab.kinds[id]) || ends_messages_only(t, text))
+            continue;
+        t->vocab.kinds[id] = TOK_CONTROL;
+        add_end(t, id);
+    }
+}
+
+/* Keeps *id where the file has no such key. */
+static int read_id(const struct gguf *g, const struct tok *t, const char *key, uint32_t *id)
+{
+    uint32_t value;
+    int r = gguf_u32(g, key, &value);
+    if (r < 0)
+        return r == -ENOENT ? 0 : r;
+    if (value >= t->vocab.n && value != VOCAB_NONE) // -1 is written for "none"
+        return fail(-EINVAL, "tokenizer: %s is %u, but there are %u tokens", key, value,
+                    t->vocab.n);
+    *id = value;
+    return 0;
+}
+
+static int read_ids(const struct gguf *g, struct tok *t)
+{
+    uint32_t eot = VOCAB_NONE, eom = VOCAB_NONE;
+    bool old = t->vocab.model == VOCAB_SPM && t->vocab.n > 2; // files that name none mean Llama's
+    t->unknown = old ? 0 : VOCAB_NONE;
+    t->bos = old ? 1 : VOCAB_NONE;
+    t->eos = old ? 2 : VOCAB_NONE;
+    int r = read_id(g, t, "tokenizer.ggml.bos_token_id", &t->bos);
+    if (r < 0 || (r = read_id(g, t, "tokenizer.ggml.eos_token_id", &t->eos)) < 0 ||
+        (r = read_id(g, t, "tokenizer.ggml.unknown_token_id", &t->unknown)) < 0 ||
+        (r = read_id(g, t, "tokenizer.ggml.eot_token_id", &eot)) < 0 ||
+        (r = read_id(g, t, "tokenizer.ggml.eom_token_id", &eom)) < 0)
+        return r;
+    find_ends(t);
+    add_end(t, t->eos);
+    add_end(t, eot);
+    add_end(t, eom);
+    return 0;
+}
+
+static int read_add_bos(const struct gguf *g, struct tok *t)
+{
+    t->add_bos = t->vocab.model == VOCAB_SPM || t->bpe.pretok.add_bos;
+    int r = gguf_bool(g, "tokenizer.ggml.add_bos_token", &t->add_bos);
+    if (r < 0 && r != -ENOENT)
+        return r;
+    t->add_bos = t->add_bos && t->bos != VOCAB_NONE;
+    return 0;
+}
+
+/* GGUF has no place for this attribute of tokenizer.json; only the Phi-3 family uses it. */
+static void read_name(const struct gguf *g, struct tok *t)
+{
+    struct gguf_text name;
+    if (gguf_str(g, "general.name", &name) < 0)
+        return;
+    for (size_t i = 0; i + 4 <= name.len; i++)
+        t->strips_right |= strncasecmp(name.data + i, "phi3", 4) == 0 ||
+                           (i + 5 <= name.len && strncasecmp(name.data + i, "phi-3", 5) == 0);
+}
+
+/* ---- digest ---- */
+
+static uint64_t mix(uint64_t digest, struct gguf_text bytes)
+{
+    for (size_t at = 0; at < bytes.len; at += 8) {
+        uint64_t word = 0;
+        memcpy(&word, bytes.data + at, bytes.len - at < 8 ? bytes.len - at : 8);
+        digest = rng_splitmix64(digest ^ word);
+    }
+    return digest;
+}
+
+/* "[PAD151936]", which converters add until the number of tokens suits them. */
+static bool is_padding(struct gguf_text text)
+{
+    if (text.len < 6 || memcmp(text.data, "[PAD", 4) != 0 || text.data[text.len - 1] != ']')
+        return false;
+    for (size_t i = 4; i + 1 < text.len; i++)
+        if (!isdigit((unsigned char)text.data[i]))
+            return false;
+    return true;
+}
+
+static uint64_t digest_of(const struct tok *t)
+{
+    uint64_t d = 0;
+    for (uint32_t id = 0; id < t->vocab.n; id++) {
+        struct gguf_text bytes = vocab_bytes(&t->vocab, id);
+        if (t->vocab.kinds[id] == TOK_UNUSED || is_padding(bytes))
+            continue;
+        d = rng_splitmix64(d ^ ((uint64_t)id << 32 | t->vocab.kinds[id]));
+        d = mix(rng_splitmix64(d ^ bytes.len), bytes);
+    }
+    d = rng_splitmix64(d ^ t->bos);
+    for (uint32_t i = 0; i < t->n_eos; i++)
+        d = rng_splitmix64(d ^ t->eos_ids[i]);
+    return d;
+}
+
+/* ---- the whole ---- */
+
+static int read_model(const struct gguf *g, enum vocab_model *ret)
+{
+    struct gguf_text name;
+    char quoted[96];
+    int r = gguf_str(g, "tokenizer.ggml.model", &name);
+    if (r == -ENOENT)
+        return fail(-EINVAL, "tokenizer: the file has no tokenizer.ggml.model");
+    if (r < 0)
+        return r;
+    if (is_text(name, "gpt2"))
+        *ret = VOCAB_BPE;
+    else if (is_text(name, "llama"))
+        *ret = VOCAB_SPM;
+    else
+        return fail(-ENOTSUP, "tokenizer: model %s is not supported; gpt2 and llama are",
+                    log_quote(name.data, name.len, quoted, sizeof(quoted)));
+    return 0;
+}
+
+int tok_new(const struct gguf *g, struct tok **ret)
+{
+    enum vocab_model model;
+    int r = read_model(g, &model);
+    if (r < 0)
+        return r;
+    AUTO(tok_free) struct tok *t = calloc(1, sizeof(*t));
+    if (!t)
+        return fail(-ENOMEM, "tokenizer: no memory");
+    if ((r = vocab_init(&t->vocab, g, model)) < 0 || (r = read_ids(g, t)) < 0)
+        return r;
+    r = model == VOCAB_BPE ? bpe_init(&t->bpe, g, &t->vocab)
+                           : spm_init(&t->spm, g, &t->vocab, t->unknown);
+    if (r < 0 || (r = read_add_bos(g, t)) < 0 || (r = special_init(&t->special, &t->vocab)) < 0)
+        return r;
+    read_name(g, t);
+    t->digest = digest_of(t);
+    *ret = TAKE(t);
+    return 0;
+}
+
+void tok_free(struct tok *t)
+{
+    if (!t)
+        return;
+    bpe_done(&t->bpe);
+    special_done(&t->special);
+    vocab_done(&t->vocab);
+    free(t);
+}
+
+uint32_t tok_n_vocab(const struct tok *t)
+{
+    return t->vocab.n;
+}
+
+uint32_t tok_longest(const struct tok *t)
+{
+    return t->vocab.max_len;
+}
+
+enum tok_kind tok_kind_of(const struct tok *t, uint32_t id)
+{
+    return (enum tok_kind)t->vocab.kinds[id];
+}
+
+uint64_t tok_digest(const struct tok *t)
+{
+    return t->digest;
+}
+
+struct gguf_text tok_bytes(const struct tok *t, uint32_t id, bool special)
+{
+    if (id >= t->vocab.n || t->vocab.kinds[id] == TOK_UNUSED)
+        return (struct gguf_text){"", 0};
+    if (!special && (t->vocab.kinds[id] == TOK_CONTROL || t->vocab.kinds[id] == TOK_UNKNOWN))
+        return (struct gguf_text){"", 0};
+    return vocab_bytes(&t->vocab, id);
+}
+
+bool tok_is_eos(const struct tok *t, uint32_t id)
+{
+    for (uint32_t i = 0; i < t->n_eos; i++)
+        if (t->eos_ids[i] == id)
+            return true;
+    return false;
+}
+
+uint32_t tok_bos(const struct tok *t)
+{
+    return t->bos;
+}
+
+uint32_t tok_eos(const struct tok *t)
+{
+    return t->eos;
+}
+
+bool tok_add_bos(const struct tok *t)
+{
+    return t->add_bos;
+}
+
+uint32_t tok_eos_ids(const struct tok *t, const uint32_t **ret_ids)
+{
+    *ret_ids = t->eos_ids;
+    return t->n_eos;
+}
+
+/* ---- encoding ---- */
+
+struct encoding {
+    const struct tok *t;
+    struct merge work;
+    struct ids ids;
+};
+
+static void encoding_done(struct encoding *e)
+{
+    merge_done(&e->work);
+    free(e->ids.data);
+}
+
+/* Text between special tokens; fresh: it follows nothing or one of them. */
+static int add_text(struct encoding *e, const char *text, size_t len, bool fresh)
+{
+    if (len == 0)
+        return 0;
+    if (e->t->vocab.model == VOCAB_BPE)
+        return bpe_encode(&e->t->bpe, text, len, &e->work, &e->ids);
+    return spm_encode(&e->t->spm, text, len, fresh, &e->work, &e->ids);
+}
+
+static bool takes_space_behind(const struct tok *t, uint32_t id)
+{
+    struct gguf_text name = vocab_bytes(&t->vocab, id);
+    return t->strips_right && !is_text(name, "<unk>") && !is_text(name, "<s>") &&
+           !is_text(name, "<|endoftext|>");
+}
+
+static int add_all(struct encoding *e, const char *text, size_t len, bool parse_special)
+{
+    for (size_t at = 0; at < len;) {
+        uint32_t id;
+        size_t found = special_find(&e->t->special, text, len, at, parse_special, &id);
+        int r = add_text(e, text + at, found - at, true);
+        if (r < 0 || found == len)
+            return r;
+        ids_add(&e->ids, id);
+        at = found + vocab_bytes(&e->t->vocab, id).len;
+        while (at < len && takes_space_behind(e->t, id) && isspace((unsigned char)text[at]))
+            at++;
+    }
+    return 0;
+}
+
+/* The text may name BOS itself, as most chat templates do: then it is not put there twice. */
+static bool names_bos(const struct tok *t, const char *text, size_t len, bool parse_special)
+{
+    uint32_t id;
+    return special_find(&t->special, text, len, 0, parse_special, &id) == 0 && len > 0 &&
+           id == t->bos;
+}
+
+int tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special, bool add_bos,
+               uint32_t **ret_ids, size_t *ret_n)
+{
+    if (len > TOK_MAX_TEXT)
+        return fail(-EMSGSIZE, "a text of %zu bytes is past the limit of %u", len, TOK_MAX_TEXT);
+    size_t valid = utf8_valid(text, len);
+    if (valid < len)
+        return fail(-EILSEQ, "the text is not UTF-8 at byte %zu", valid);
+
+    struct encoding e __attribute__((cleanup(encoding_done))) = {.t = t};
+    if (add_bos && t->add_bos && !names_bos(t, text, len, parse_special))
+        ids_add(&e.ids, t->bos);
+    int r = add_all(&e, text, len, parse_special);
+    if (r < 0)
+        return r;
+    if (!e.ids.data && !e.ids.failed) // an empty answer is a list, too
+        e.ids.failed = !(e.ids.data = malloc(sizeof(*e.ids.data)));
+    if (e.ids.failed)
+        return fail(-ENOMEM, "tokenizer: no memory for the tokens of %zu bytes", len);
+    *ret_n = e.ids.n;
+    *ret_ids = TAKE(e.ids.data);
+    return 0;
+}
+
+/* ---- decoding ---- */
+
+int tok_decode(const struct tok *t, const uint32_t *ids, size_t n, bool special, char **ret_text,
+               size_t *ret_len)
+{
+    bool fresh = t->vocab.model == VOCAB_SPM && t->spm.add_space_prefix;
+    struct buf text __attribute__((cleanup(buf_done_auto)));
+    buf_init(&text, SIZE_MAX / 2);
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] >= t->vocab.n)
+            return fail(-EINVAL, "token %u is out of range: there are %u", ids[i], t->vocab.n);
+        struct gguf_text bytes = tok_bytes(t, ids[i], special);
+        bool is_text_token = t->vocab.kinds[ids[i]] != TOK_CONTROL;
+        size_t skip = fresh && is_text_token && bytes.len > 0 && bytes.data[0] == ' ';
+        buf_add(&text, bytes.data + skip, bytes.len - skip);
+        fresh = fresh && !is_text_token;
+    }
+    buf_add(&text, "", 0);
+    int r = buf_error(&text);
+    if (r < 0)
+        return r;
+    *ret_len = text.len;
+    *ret_text = buf_take(&text);
+    return 0;
+}

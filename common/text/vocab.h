@@ -1,0 +1,44 @@
+/* vocab.h - the tokens of a model: their bytes, kinds and scores, and ids by bytes. Private to tok.
+ *
+ * Tokens are kept as the bytes they stand for (byte-level letters and U+2581 already undone), so
+ * that texts are looked up as they come.
+ *
+ * Threads: immutable after vocab_init(). */
+#pragma once
+#include "file/gguf.h"
+#include "text/tok.h"
+
+#define VOCAB_NONE UINT32_MAX
+
+enum vocab_model { VOCAB_BPE, VOCAB_SPM };
+
+struct vocab_slot {
+    uint32_t hash, id; // id VOCAB_NONE: empty
+};
+
+struct vocab {
+    enum vocab_model model;
+    uint32_t n;
+    uint32_t *at; // (n + 1) where each token's bytes begin in bytes
+    char *bytes;
+    uint8_t *kinds;           // (n) enum tok_kind
+    float *scores;            // (n); NULL: the file has none
+    uint32_t max_len;         // bytes of the longest token
+    struct vocab_slot *slots; // (mask + 1) tokens that text can become: not control, unknown, byte
+    uint32_t mask;
+    uint32_t byte_ids[256]; // tokens of kind byte; VOCAB_NONE: none
+};
+
+/* Reads tokenizer.ggml.tokens, scores and token_type. -EINVAL: missing, damaged or over a limit. */
+int vocab_init(struct vocab *v, const struct gguf *g, enum vocab_model model);
+void vocab_done(struct vocab *v);
+
+static inline struct gguf_text vocab_bytes(const struct vocab *v, uint32_t id)
+{
+    return (struct gguf_text){v->bytes + v->at[id], v->at[id + 1] - v->at[id]};
+}
+
+/* VOCAB_NONE: no token has these bytes. */
+uint32_t vocab_find(const struct vocab *v, const char *bytes, size_t len);
+/* Undoes the byte-level letters of GPT-2; other characters stay. out: as long as the text. */
+size_t vocab_letters_to_bytes(const char *text, size_t len, char *out);

@@ -1,0 +1,259 @@
+/* conns.c - who is connected, and the thread that watches. */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "gateway/conns.h"
+#include "gateway/openai_reply.h"
+
+#define TICK_MS 100
+
+struct conn {
+    int fd;
+    enum conn_phase phase;
+    int64_t since_us; // of the phase
+    bool used;        // has had a request
+    bool hung_up;
+    struct http_request *r;
+    struct conn *prev, *next;
+};
+
+struct conns {
+    struct http_options o;
+    pthread_t watcher;
+    bool watched;
+    int epoll_fd, stop_fd;
+    atomic_bool stopping;
+
+    pthread_mutex_t mu; // for what follows
+    pthread_cond_t idle;
+    struct conn *all;
+    struct conn **by_fd;
+    size_t n_by_fd;
+    unsigned n_active;
+};
+
+/* ---- coming and going ---- */
+
+struct conn *conns_open(struct conns *s, int fd)
+{
+    struct conn *k = calloc(1, sizeof(*k));
+    if (!k)
+        return NULL;
+    k->fd = fd;
+    k->since_us = clock_us();
+    pthread_mutex_lock(&s->mu);
+    k->next = s->all;
+    if (k->next)
+        k->next->prev = k;
+    s->all = k;
+    if ((size_t)fd < s->n_by_fd)
+        s->by_fd[fd] = k;
+    pthread_mutex_unlock(&s->mu);
+    struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET, .data.fd = fd};
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e); // leaves it when the socket is closed
+    return k;
+}
+
+void conns_close(struct conns *s, struct conn *k)
+{
+    if (!k)
+        return;
+    pthread_mutex_lock(&s->mu);
+    if (k->prev)
+        k->prev->next = k->next;
+    else
+        s->all = k->next;
+    if (k->next)
+        k->next->prev = k->prev;
+    if ((size_t)k->fd < s->n_by_fd)
+        s->by_fd[k->fd] = NULL;
+    pthread_mutex_unlock(&s->mu);
+    free(k);
+}
+
+void conns_phase(struct conns *s, struct conn *k, enum conn_phase phase, struct http_request *r)
+{
+    if (!k)
+        return;
+    pthread_mutex_lock(&s->mu);
+    s->n_active += (phase == CONN_ANSWERING) - (k->phase == CONN_ANSWERING);
+    if (!s->n_active)
+        pthread_cond_broadcast(&s->idle);
+    bool news = r && k->r != r && k->hung_up;
+    k->phase = phase;
+    k->since_us = clock_us();
+    k->used = true;
+    k->r = r;
+    pthread_mutex_unlock(&s->mu);
+    if (news)
+        http_hang_up(r);
+}
+
+unsigned conns_n_active(struct conns *s)
+{
+    pthread_mutex_lock(&s->mu);
+    unsigned n = s->n_active;
+    pthread_mutex_unlock(&s->mu);
+    return n;
+}
+
+void conns_wait_idle(struct conns *s, int64_t timeout_us)
+{
+    int64_t at_us = clock_us() + timeout_us;
+    struct timespec until = {at_us / 1000000, at_us % 1000000 * 1000};
+    pthread_mutex_lock(&s->mu);
+    while (s->n_active && pthread_cond_timedwait(&s->idle, &s->mu, &until) != ETIMEDOUT)
+        ;
+    pthread_mutex_unlock(&s->mu);
+}
+
+void conns_give_up(struct conns *s)
+{
+    pthread_mutex_lock(&s->mu);
+    for (struct conn *k = s->all; k; k = k->next)
+        if (k->r)
+            http_give_up(k->r);
+    pthread_mutex_unlock(&s->mu);
+}
+
+/* ---- the watcher ---- */
+
+/* A request whose client has closed: the reference is the caller's. */
+static struct http_request *hung_up_request(struct conns *s, int fd)
+{
+    struct http_request *r = NULL;
+    struct pollfd p = {fd, POLLRDHUP, 0};
+    pthread_mutex_lock(&s->mu);
+    struct conn *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
+    if (k && poll(&p, 1, 0) == 1 && p.revents) { // the number may have a new owner
+        k->hung_up = true;
+        r = k->r ? http_ref(k->r) : NULL;
+    }
+    pthread_mutex_unlock(&s->mu);
+    return r;
+}
+
+static void time_out(struct conn *k, bool say)
+{
+    struct buf body, head;
+    buf_init(&body, 4096);
+    buf_init(&head, 4096);
+    openai_error(&body, 408, "the request did not arrive in time", "");
+    buf_printf(&head,
+               "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n"
+               "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+               body.len, body.data);
+    if (say)
+        (void)!send(k->fd, head.data, head.len, MSG_DONTWAIT | MSG_NOSIGNAL);
+    shutdown(k->fd, SHUT_RDWR);
+    buf_done(&head);
+    buf_done(&body);
+}
+
+static void inspect(struct conns *s, struct conn *k, int64_t now_us)
+{
+    int64_t age_us = now_us - k->since_us;
+    if (k->phase == CONN_RECEIVING && age_us > s->o.request_us)
+        time_out(k, true);
+    else if (k->phase == CONN_IDLE && age_us > (k->used ? s->o.idle_us : s->o.request_us))
+        time_out(k, !k->used);
+    else if (k->phase == CONN_ANSWERING && k->r && http_tend(k->r, now_us))
+        shutdown(k->fd, SHUT_RDWR);
+}
+
+static void *watcher_main(void *arg)
+{
+    struct conns *s = arg;
+    struct epoll_event events[64];
+    int64_t tick_us = 0;
+    while (!atomic_load(&s->stopping)) {
+        int n = epoll_wait(s->epoll_fd, events, (int)ARRAY_LEN(events), TICK_MS);
+        for (int i = 0; i < n; i++) {
+            int fd = events[i].data.fd;
+            struct http_request *r = fd == s->stop_fd ? NULL : hung_up_request(s, fd);
+            if (r)
+                http_hang_up(r);
+            http_unref(r);
+        }
+        int64_t now_us = clock_us();
+        if (now_us - tick_us < TICK_MS * 1000)
+            continue;
+        tick_us = now_us;
+        pthread_mutex_lock(&s->mu);
+        for (struct conn *k = s->all; k; k = k->next)
+            inspect(s, k, now_us);
+        pthread_mutex_unlock(&s->mu);
+    }
+    return NULL;
+}
+
+/* ---- outside ---- */
+
+static void init_locks(struct conns *s)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->idle, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&s->mu, NULL);
+}
+
+int conns_new(const struct http_options *o, struct conns **ret)
+{
+    struct rlimit files = {1024, 1024};
+    struct conns *s = calloc(1, sizeof(*s));
+    if (!s)
+        return fail(-ENOMEM, "http: no memory");
+    init_locks(s);
+    s->o = *o;
+    getrlimit(RLIMIT_NOFILE, &files);
+    s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;
+    s->by_fd = calloc(s->n_by_fd, sizeof(struct conn *));
+    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = s->stop_fd};
+    s->watched = s->by_fd && s->epoll_fd >= 0 && s->stop_fd >= 0 &&
+                 epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &e) == 0 &&
+                 pthread_create(&s->watcher, NULL, watcher_main, s) == 0;
+    if (!s->watched) {
+        conns_free(s);
+        return fail(-ENOMEM, "http: cannot start the watcher");
+    }
+    *ret = s;
+    return 0;
+}
+
+void conns_stop(struct conns *s)
+{
+    if (!s->watched)
+        return;
+    atomic_store(&s->stopping, true);
+    eventfd_write(s->stop_fd, 1);
+    pthread_join(s->watcher, NULL);
+    s->watched = false;
+}
+
+void conns_free(struct conns *s)
+{
+    if (!s)
+        return;
+    conns_stop(s);
+    if (s->epoll_fd >= 0)
+        close(s->epoll_fd);
+    if (s->stop_fd >= 0)
+        close(s->stop_fd);
+    pthread_cond_destroy(&s->idle);
+    pthread_mutex_destroy(&s->mu);
+    free(s->by_fd);
+    free(s);
+}

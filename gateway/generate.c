@@ -1,0 +1,574 @@
+/* generate.c - the life of a request for tokens. */
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "gateway/answer.h"
+#include "gateway/generate.h"
+#include "gateway/jsonw.h"
+#include "gateway/openai_reply.h"
+#include "gateway/wire.h"
+
+#define ANSWER_MAX (256u << 20) // bytes of a gathered answer
+#define STOPPING "the server is shutting down"
+
+struct generator {
+    struct upstream *upstream;
+    struct template *template;
+    int64_t load_wait_us;
+    struct metric *requests[2], *failed, *cancelled, *first_s, *between_s, *whole_s;
+    atomic_bool draining;
+
+    pthread_mutex_t mu; // for what follows
+    bool stopping;      // no step begins any more
+    struct generation *all;
+};
+
+/* One request. Steps follow one another; only `mu` guards what hang-ups and aborts touch. */
+struct generation {
+    struct generator *g;
+    struct generation *prev, *next; // in g->all, with g's lock
+    atomic_uint n_refs;             // the connection's, and the current step's
+    struct http_request *http;
+    struct openai_request q;
+    struct openai_reply reply;
+    struct verifier *verifier;
+    const struct upstream_model *model;
+    bool waited, streaming;
+    int64_t first_us, last_us; // tokens
+
+    pthread_mutex_t mu; // for what follows
+    bool gone;          // nobody reads the answer
+    bool aborted;       // the server stops
+    bool malformed;     // the verifier says what it must not
+    struct rpc_stream *call;
+};
+
+/* ---- begin and end ---- */
+
+static struct generation *ref(struct generation *x)
+{
+    atomic_fetch_add(&x->n_refs, 1);
+    return x;
+}
+
+static void leave(struct generation *x)
+{
+    struct generator *g = x->g;
+    pthread_mutex_lock(&g->mu);
+    if (x->prev)
+        x->prev->next = x->next;
+    else
+        g->all = x->next;
+    if (x->next)
+        x->next->prev = x->prev;
+    pthread_mutex_unlock(&g->mu);
+}
+
+static void unref(struct generation *x)
+{
+    if (atomic_fetch_sub(&x->n_refs, 1) != 1)
+        return;
+    leave(x);
+    if (x->call)
+        rpc_stream_free(x->call);
+    upstream_model_unref(x->model);
+    openai_reply_done(&x->reply);
+    openai_request_done(&x->q);
+    http_unref(x->http);
+    pthread_mutex_destroy(&x->mu);
+    free(x);
+}
+
+/* Gives the verifier back; the request is over for it. */
+static void release(struct generation *x)
+{
+    upstream_release(TAKE(x->verifier));
+}
+
+static void log_end(struct generation *x, int status)
+{
+    const struct openai_speculation *s = &x->reply.speculation;
+    int64_t now_us = clock_us();
+    log_info("request done id=%s status=%d prompt=%u out=%u rounds=%u accepted=%u/%u first_ms=%.1f "
+             "ms=%.1f",
+             http_id(x->http), status, x->reply.prompt_tokens, x->reply.completion_tokens,
+             s->rounds, s->accepted, s->drafted,
+             x->first_us ? (double)(x->first_us - http_begun_us(x->http)) / 1e3 : 0.0,
+             (double)(now_us - http_begun_us(x->http)) / 1e3);
+    metrics_observe(x->g->whole_s, (double)(now_us - http_begun_us(x->http)) / 1e6);
+}
+
+/* Ends the request with an error, as a status or, once events have left, as an event. */
+static void end_error(struct generation *x, int status, const char *text, const char *param)
+{
+    release(x);
+    if (x->streaming) {
+        struct buf event;
+        buf_init(&event, 16384);
+        openai_error_event(&event, status, text);
+        http_write(x->http, event.data, event.len);
+        http_end(x->http);
+        buf_done(&event);
+    } else {
+        answer_error(x->http, status, text, param);
+    }
+    metrics_add(x->g->failed, 1);
+    log_end(x, status);
+}
+
+/* Nobody is there to be told. */
+static void end_silently(struct generation *x)
+{
+    release(x);
+    metrics_add(x->g->cancelled, 1);
+    log_end(x, 499); // nginx's number for a client that closed
+}
+
+/* Whether the next step may begin. Otherwise the request has been ended. */
+static bool goes_on(struct generation *x)
+{
+    pthread_mutex_lock(&x->mu);
+    bool gone = x->gone, aborted = x->aborted;
+    pthread_mutex_unlock(&x->mu);
+    if (gone)
+        end_silently(x);
+    else if (aborted)
+        end_error(x, 503, STOPPING, "");
+    return !gone && !aborted;
+}
+
+/* The connection is done with us: answered, or gone. */
+static void on_close(void *user)
+{
+    struct generation *x = user;
+    pthread_mutex_lock(&x->mu);
+    x->gone = true;
+    if (x->call)
+        rpc_stream_cancel(x->call); // harmless when it has ended
+    pthread_mutex_unlock(&x->mu);
+    unref(x);
+}
+
+/* ---- the verifier's events ---- */
+
+/* The verifier waits while the reader is behind; it may preempt the sequence meanwhile. */
+static void hold_back(struct generation *x)
+{
+    pthread_mutex_lock(&x->mu);
+    if (x->call && !x->gone)
+        rpc_stream_pause(x->call);
+    if (x->call && (x->gone || !http_is_behind(x->http))) // it has caught up in between
+        rpc_stream_resume(x->call);
+    pthread_mutex_unlock(&x->mu);
+}
+
+static void on_drain(void *user)
+{
+    struct generation *x = user;
+    pthread_mutex_lock(&x->mu);
+    if (x->call)
+        rpc_stream_resume(x->call);
+    pthread_mutex_unlock(&x->mu);
+}
+
+static void flush(struct generation *x, struct buf *to)
+{
+    int rc = x->streaming && to->len ? http_write(x->http, to->data, to->len) : 0;
+    if (rc == -EAGAIN)
+        hold_back(x);
+    else if (rc == -ENOBUFS)
+        log_warn("request id=%s dropped: its reader is too slow", http_id(x->http));
+    buf_done(to);
+}
+
+static void on_started(struct generation *x, unsigned choice, const Tandem__V1__Started *s,
+                       struct buf *to)
+{
+    x->reply.prompt_tokens = s->prompt_tokens;
+    if (s->cached_tokens > x->reply.cached_tokens)
+        x->reply.cached_tokens = s->cached_tokens;
+    if (!x->reply.has_seed)
+        x->reply.seed = s->seed;
+    x->reply.has_seed = true;
+    if (x->q.stream && !x->streaming) {
+        x->streaming = true;
+        http_stream(x->http);
+    }
+    openai_reply_started(&x->reply, choice, wire_text(s->prompt_text), to);
+}
+
+static void on_run(struct generation *x, unsigned choice, const Tandem__V1__TokenRun *run,
+                   struct buf *to)
+{
+    struct openai_alternative top[OPENAI_MAX_TOP];
+    struct openai_token t;
+    int64_t now_us = clock_us();
+    for (size_t i = 0; i < run->n_tokens; i++) {
+        wire_token(run->tokens[i], top, &t);
+        openai_reply_token(&x->reply, choice, &t, to);
+    }
+    if (!x->first_us && run->n_tokens) {
+        x->first_us = now_us;
+        metrics_observe(x->g->first_s, (double)(now_us - http_begun_us(x->http)) / 1e6);
+    } else if (run->n_tokens) {
+        metrics_observe(x->g->between_s,
+                        (double)(now_us - x->last_us) / 1e6 / (double)run->n_tokens);
+    }
+    x->last_us = now_us;
+}
+
+static void add_speculation(struct openai_reply *r, const Tandem__V1__SpeculationUsage *s)
+{
+    if (!s)
+        return;
+    r->speculation.rounds += s->rounds;
+    r->speculation.rounds_drafted += s->rounds_drafted;
+    r->speculation.drafted += s->drafted;
+    r->speculation.accepted += s->accepted;
+    r->speculation.bonus += s->bonus;
+    snprintf(r->rule, sizeof(r->rule), "%.*s", (int)s->rule.len, (char *)s->rule.data);
+    snprintf(r->proposer, sizeof(r->proposer), "%.*s", (int)s->proposer.len,
+             (char *)s->proposer.data);
+}
+
+static void on_finished(struct generation *x, unsigned choice, const Tandem__V1__Finished *f,
+                        struct buf *to)
+{
+    add_speculation(&x->reply, f->speculation);
+    openai_reply_finished(&x->reply, choice,
+                          f->reason == TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH ? "length"
+                                                                                       : "stop",
+                          wire_text(f->text), wire_text(f->stop), to);
+}
+
+/* A stream begins with its first event: until then an error still has a status of its own.
+ * false: the event must not be. */
+static bool on_event(struct generation *x, const Tandem__V1__GenerateEvent *e, struct buf *to)
+{
+    if (e->choice >= x->reply.n)
+        return false;
+    switch (e->event_case) {
+    case TANDEM__V1__GENERATE_EVENT__EVENT_STARTED:
+        on_started(x, e->choice, e->started, to);
+        return true;
+    case TANDEM__V1__GENERATE_EVENT__EVENT_RUN:
+        if (x->q.stream && !x->streaming)
+            return false;
+        on_run(x, e->choice, e->run, to);
+        return true;
+    case TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED:
+        on_finished(x, e->choice, e->finished, to);
+        return true;
+    default: // of a newer verifier
+        return true;
+    }
+}
+
+static void on_message(void *user, struct rpc_msg *msg)
+{
+    struct generation *x = user;
+    ProtobufCMessage *m = rpc_unpack(&tandem__v1__generate_event__descriptor, msg);
+    struct buf to;
+    buf_init(&to, ANSWER_MAX);
+    bool ok = m && on_event(x, (Tandem__V1__GenerateEvent *)m, &to);
+    flush(x, &to);
+    if (m)
+        protobuf_c_message_free_unpacked(m, NULL);
+    if (ok)
+        return;
+    pthread_mutex_lock(&x->mu);
+    x->malformed = true;
+    if (x->call)
+        rpc_stream_cancel(x->call);
+    pthread_mutex_unlock(&x->mu);
+}
+
+static void end_well(struct generation *x)
+{
+    struct buf to;
+    buf_init(&to, ANSWER_MAX);
+    int rc = openai_reply_end(&x->reply, &to);
+    if (rc < 0) {
+        end_error(x, 500, "the answer is too large", "");
+    } else if (x->streaming) {
+        http_write(x->http, to.data, to.len);
+        http_end(x->http);
+        log_end(x, 200);
+    } else {
+        answer_json(x->http, 200, &to);
+        log_end(x, 200);
+    }
+    buf_done(&to);
+    release(x);
+}
+
+/* The text is the verifier's own sentence, or how gRPC says that it is gone. */
+static void end_unavailable(struct generation *x, const char *text)
+{
+    char why[FAIL_TEXT_MAX];
+    upstream_suspect(x->verifier);
+    snprintf(why, sizeof(why), "the verifier cannot be reached: %.400s", text);
+    end_error(x, 503, why, "");
+}
+
+static void on_end(void *user, const struct rpc_status *status)
+{
+    struct generation *x = user;
+    pthread_mutex_lock(&x->mu);
+    bool gone = x->gone, aborted = x->aborted, malformed = x->malformed;
+    pthread_mutex_unlock(&x->mu);
+    if (malformed)
+        end_error(x, 502, "the verifier's answer is malformed", "");
+    else if (status->code == RPC_OK && openai_reply_complete(&x->reply))
+        end_well(x);
+    else if (gone)
+        end_silently(x);
+    else if (aborted)
+        end_error(x, 503, STOPPING, "");
+    else if (status->code == RPC_OK)
+        end_error(x, 502, "the verifier ended the answer too early", "");
+    else if (status->code == RPC_UNAVAILABLE)
+        end_unavailable(x, status->text);
+    else
+        end_error(x, answer_status_of(status->code), status->text,
+                  status->code == RPC_NOT_FOUND ? "model" : "");
+    unref(x);
+}
+
+/* ---- the steps before ---- */
+
+static int init_reply(struct generation *x)
+{
+    const Tandem__V1__ModelInfo *info = x->model->info;
+    const struct openai_request *q = &x->q;
+    struct openai_reply_head head = {.chat = q->kind == OPENAI_CHAT,
+                                     .stream = q->stream,
+                                     .logprobs = q->logprobs,
+                                     .echo = q->echo,
+                                     .include_usage = q->include_usage,
+                                     .predicted = q->prediction != NULL,
+                                     .id = http_id(x->http),
+                                     .model = wire_text(info->name),
+                                     .fingerprint = wire_text(info->fingerprint),
+                                     .created = clock_unix_s(),
+                                     .n = q->n.set ? (unsigned)q->n.value : 1};
+    return openai_reply_init(&x->reply, &head);
+}
+
+/* Takes the step's reference along. */
+static void ask_verifier(struct generation *x, const char *text, size_t len)
+{
+    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    struct rpc_msg *msg;
+    if (init_reply(x) < 0 ||
+        wire_pack(&x->q, http_id(x->http), &x->model->info->name, text, len, &msg) < 0) {
+        end_error(x, 500, fail_text(), "");
+        unref(x);
+        return;
+    }
+    ref(x); // the call ends with one, this function with the other
+    struct rpc_stream *call = rpc_stream_new(upstream_client(x->verifier),
+                                             "/tandem.v1.Verifier/Generate", NULL, &events, x);
+    rpc_stream_send(call, msg);
+    rpc_stream_close(call);
+    pthread_mutex_lock(&x->mu);
+    x->call = call;
+    if (x->gone || x->aborted || x->malformed) // while there was nothing to cancel yet
+        rpc_stream_cancel(call);
+    pthread_mutex_unlock(&x->mu);
+    unref(x);
+}
+
+static void on_rendered(void *user, int err, const char *text, size_t len)
+{
+    struct generation *x = user;
+    if (err == 0 && goes_on(x)) {
+        ask_verifier(x, text, len);
+        return;
+    }
+    char why[FAIL_TEXT_MAX];
+    snprintf(why, sizeof(why), err == -EINVAL ? "chat template: %.*s" : "%.*s", (int)len, text);
+    if (err)
+        end_error(x,
+                  err == -EINVAL      ? 400
+                  : err == -ECANCELED ? 503
+                                      : 500,
+                  why, err == -EINVAL ? "messages" : "");
+    unref(x);
+}
+
+/* The request's variables with the model's own: {"bos_token":...,"eos_token":...,<the rest> */
+static void render(struct generation *x)
+{
+    const Tandem__V1__ModelInfo *info = x->model->info;
+    AUTO(buf_done) struct buf vars;
+    if (!info->chat_template.len) {
+        end_error(x, 400, "the model has no chat template; use /v1/completions", "model");
+        unref(x);
+        return;
+    }
+    buf_init(&vars, TEMPLATE_MAX_REQUEST);
+    buf_puts(&vars, "{\"bos_token\":");
+    jsonw_text(&vars, info->bos_text.data, info->bos_text.len);
+    buf_puts(&vars, ",\"eos_token\":");
+    jsonw_text(&vars, info->eos_text.data, info->eos_text.len);
+    buf_puts(&vars, ",");
+    buf_puts(&vars, x->q.template_vars + 1);
+    int rc = buf_error(&vars);
+    rc = rc < 0 ? rc
+                : template_render(x->g->template, info->chat_template.data, info->chat_template.len,
+                                  vars.data, -1, on_rendered, x);
+    if (rc < 0) {
+        end_error(x, rc == -EAGAIN ? 503 : rc == -EMSGSIZE ? 413 : 500, fail_text(), "");
+        unref(x);
+    }
+}
+
+static void advance(struct generation *x);
+
+static void on_loaded(void *user)
+{
+    struct generation *x = user;
+    x->waited = true;
+    if (goes_on(x))
+        advance(x);
+    else
+        unref(x);
+}
+
+/* Finds a verifier, or waits for one that loads. */
+static void advance(struct generation *x)
+{
+    int rc = upstream_take(x->g->upstream, x->q.model, &x->verifier, &x->model);
+    if (rc == -EAGAIN && !x->waited && x->g->load_wait_us > 0) {
+        rc = upstream_wait(x->g->upstream, x->g->load_wait_us, on_loaded, x);
+        if (rc == 0)
+            return;
+    }
+    if (rc < 0) {
+        end_error(x, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
+        unref(x);
+    } else if (x->q.kind == OPENAI_CHAT) {
+        render(x);
+    } else {
+        ask_verifier(x, NULL, 0);
+    }
+}
+
+/* ---- outside ---- */
+
+static struct generation *generation_new(struct generator *g, struct http_request *r)
+{
+    struct generation *x = calloc(1, sizeof(*x));
+    if (!x)
+        return NULL;
+    x->g = g;
+    x->http = http_ref(r);
+    atomic_init(&x->n_refs, 2); // the connection's and the first step's
+    pthread_mutex_init(&x->mu, NULL);
+    pthread_mutex_lock(&g->mu);
+    x->aborted = g->stopping;
+    x->next = g->all;
+    if (x->next)
+        x->next->prev = x;
+    g->all = x;
+    pthread_mutex_unlock(&g->mu);
+    return x;
+}
+
+void generate(struct generator *g, struct http_request *r, enum openai_kind kind)
+{
+    struct openai_fault fault;
+    size_t len;
+    const char *body = http_body(r, &len);
+    metrics_add(g->requests[kind == OPENAI_CHAT], 1);
+    if (atomic_load(&g->draining)) {
+        answer_error(r, 503, STOPPING, "");
+        return;
+    }
+    struct generation *x = generation_new(g, r);
+    if (!x) {
+        answer_error(r, 500, "no memory for this request", "");
+        return;
+    }
+    http_on_close(r, on_close, x);
+    http_on_drain(r, on_drain);
+    if (openai_request_parse(kind, body, len, &x->q, &fault) < 0) {
+        answer_fault(r, &fault);
+        metrics_add(g->failed, 1);
+        log_info("request refused id=%s status=%d param=%s: %s", http_id(r), fault.status,
+                 fault.param, fault.text);
+        unref(x);
+    } else if (goes_on(x)) {
+        advance(x);
+    } else {
+        unref(x);
+    }
+}
+
+int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
+                  struct generator **ret)
+{
+    static const double seconds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+                                     0.5,   1,      2.5,   5,    10,    25,   60,  120};
+    size_t n = ARRAY_LEN(seconds);
+    struct generator *g = calloc(1, sizeof(*g));
+    if (!g)
+        return fail(-ENOMEM, "generate: no memory");
+    g->upstream = u;
+    g->template = t;
+    g->load_wait_us = load_wait_us;
+    pthread_mutex_init(&g->mu, NULL);
+    const char *name = "tandem_gateway_requests_total", *help = "Requests for tokens.";
+    g->requests[0] = metrics_counter(name, help, "endpoint=\"completions\"");
+    g->requests[1] = metrics_counter(name, help, "endpoint=\"chat_completions\"");
+    g->failed = metrics_counter("tandem_gateway_requests_failed_total",
+                                "Requests that ended with an error.", NULL);
+    g->cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
+                                   "Requests whose client hung up.", NULL);
+    g->first_s =
+        metrics_histogram("tandem_gateway_time_to_first_token_seconds",
+                          "From a request's first byte to its first token.", NULL, seconds, n);
+    g->between_s = metrics_histogram("tandem_gateway_inter_token_latency_seconds",
+                                     "Time per token behind the first.", NULL, seconds, n);
+    g->whole_s = metrics_histogram("tandem_gateway_e2e_request_latency_seconds",
+                                   "From a request's first byte to its end.", NULL, seconds, n);
+    *ret = g;
+    return 0;
+}
+
+void generator_drain(struct generator *g)
+{
+    atomic_store(&g->draining, true);
+}
+
+void generator_abort(struct generator *g)
+{
+    pthread_mutex_lock(&g->mu);
+    g->stopping = true;
+    for (struct generation *x = g->all; x; x = x->next) {
+        pthread_mutex_lock(&x->mu);
+        x->aborted = true;
+        if (x->call)
+            rpc_stream_cancel(x->call);
+        pthread_mutex_unlock(&x->mu);
+    }
+    pthread_mutex_unlock(&g->mu);
+    upstream_wake(g->upstream);
+}
+
+void generator_free(struct generator *g)
+{
+    if (!g)
+        return;
+    pthread_mutex_destroy(&g->mu);
+    free(g);
+}

@@ -1,0 +1,33 @@
+/* generate.h - the life of a request for tokens.
+ *
+ *     parse -> a verifier that serves the model -> chat: the template -> Generate -> answer
+ *                      |  loading: wait up to load_wait      |
+ *     each step runs on the thread its predecessor ended on; none blocks
+ *
+ * A client that hangs up cancels the verifier's work; a verifier that dies ends the answer with an
+ * error; a reader that is too slow is dropped.
+ *
+ * Threads: generate() on http threads, the rest on template and rpc threads, one at a time. */
+#pragma once
+#include <stdint.h>
+#include "base/mem.h"
+#include "gateway/http.h"
+#include "gateway/openai_request.h"
+#include "gateway/template.h"
+#include "gateway/upstream.h"
+
+struct generator;
+
+/* -ENOMEM. */
+int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
+                  struct generator **ret);
+/* Refuses new requests with 503; what runs goes on. */
+void generator_drain(struct generator *g);
+/* Ends what runs with a clear error. */
+void generator_abort(struct generator *g);
+/* When http, templates and upstream are gone. */
+void generator_free(struct generator *g);
+DEFINE_AUTO(struct generator, generator_free)
+
+/* Answers the request, now or later. */
+void generate(struct generator *g, struct http_request *r, enum openai_kind kind);

@@ -1,0 +1,151 @@
+/* main.c - the gateway: wiring, start, drain. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/svc.h"
+#include "gateway/generate.h"
+#include "gateway/http.h"
+#include "gateway/listen.h"
+#include "gateway/options.h"
+#include "gateway/routes.h"
+#include "gateway/template.h"
+#include "gateway/upstream.h"
+
+#define TICK_US 250000
+
+static struct gateway gateway;
+static struct http_server *http;
+static struct template *templates;
+
+static int64_t us(double seconds)
+{
+    return (int64_t)(seconds * 1e6);
+}
+
+/* A socket of the service manager's, or one of our own. */
+static int find_socket(const struct options *o, int *ret_fd)
+{
+    int fds[SVC_MAX_FDS], n = svc_listen_fds(fds);
+    if (n < 0)
+        return n;
+    if (n > 1)
+        return fail(-EINVAL, "%d sockets were passed; the gateway serves one", n);
+    if (n == 0)
+        return listen_open(o->listen, ret_fd);
+    *ret_fd = fds[0];
+    return 0;
+}
+
+static int start_http(const struct options *o, int fd)
+{
+    struct http_options h = {.n_threads = (unsigned)o->http_threads,
+                             .max_connections = (unsigned)o->max_connections,
+                             .max_per_ip = (unsigned)o->max_connections_per_ip,
+                             .max_body = (size_t)o->max_body_kib << 10,
+                             .max_header = (size_t)o->max_header_bytes,
+                             .max_unread = (size_t)o->max_unread_kib << 10,
+                             .reader_us = us(o->reader_timeout),
+                             .request_us = us(o->request_timeout),
+                             .idle_us = us(o->idle_timeout),
+                             .ping_us = us(o->keepalive_interval)};
+    return http_new(&h, fd, routes_answer, &gateway, &http);
+}
+
+static int start(const struct options *o)
+{
+    int fd;
+    char name[256];
+    int rc = find_socket(o, &fd);
+    if (rc < 0)
+        return rc;
+    listen_name(fd, name, sizeof(name));
+    gateway.started_us = clock_us();
+    rc = upstream_new((const char *const *)o->verifiers.v, o->verifiers.n, &gateway.upstream);
+    rc = rc < 0 ? rc
+                : template_new((unsigned)o->template_workers,
+                               (unsigned)(o->template_timeout * 1000), &templates);
+    rc = rc < 0 ? rc
+                : generator_new(gateway.upstream, templates, us(o->load_wait), &gateway.generator);
+    if (rc < 0) {
+        close(fd);
+        return rc;
+    }
+    rc = start_http(o, fd);
+    if (rc == 0)
+        log_info("listening on %s, version=" TANDEM_VERSION " verifiers=%u", name, o->verifiers.n);
+    return rc;
+}
+
+static void serve(void)
+{
+    int sig;
+    while ((sig = svc_wait_signal(TICK_US)) == 0 || sig == SIGHUP)
+        svc_watchdog();
+    log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
+}
+
+/* Finishes what was accepted, within its bound; a second signal ends it at once. */
+static void drain(const struct options *o)
+{
+    int64_t until_us = clock_us() + us(o->drain_timeout);
+    svc_stopping(us(o->drain_timeout));
+    gateway.draining = true;
+    generator_drain(gateway.generator);
+    http_drain(http);
+    unsigned n, told = 0;
+    while ((n = http_n_active(http)) && clock_us() < until_us) {
+        if (n != told)
+            svc_status("draining, %u requests left", n);
+        told = n;
+        svc_watchdog();
+        if (svc_wait_signal(TICK_US / 10))
+            break;
+    }
+    if (http_n_active(http))
+        log_warn("drain time is over, ending %u requests with an error", http_n_active(http));
+    generator_abort(gateway.generator);
+    http_wait_idle(http, 2000000);
+}
+
+/* Callbacks run until the last of upstream and templates is gone, so what they touch goes last. */
+static void stop(void)
+{
+    if (gateway.generator)
+        generator_abort(gateway.generator);
+    if (http)
+        http_stop(http);
+    template_free(templates);
+    upstream_free(gateway.upstream);
+    generator_free(gateway.generator);
+    http_free(http);
+}
+
+int main(int argc, char **argv)
+{
+    struct options *o;
+    enum log_level level;
+    svc_init();
+    int rc = options_read(argc, argv, &o);
+    if (rc == 0 && log_level_of(o->log_level, &level) == 0) {
+        log_init("gateway", level);
+        rc = start(o);
+        if (rc == 0) {
+            svc_ready("serving");
+            serve();
+            drain(o);
+        }
+        if (rc < 0)
+            log_error("%s", fail_text());
+        stop();
+    } else if (rc < 0) {
+        fprintf(stderr, "gateway: %s\n", fail_text());
+    }
+    options_done();
+    return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+}

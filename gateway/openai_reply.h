@@ -1,0 +1,83 @@
+/* openai_reply.h - answers in OpenAI's shapes: chat.completion and text_completion objects, their
+ * chunks as server-sent events, usage, logprobs and errors.
+ *
+ * One interface for both ways: started, token, finished per choice, then end. When streaming each
+ * call appends its events to `to`; otherwise the parts are gathered and `end` writes the object.
+ *
+ * Threads: one at a time per reply. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/buf.h"
+
+#define OPENAI_MAX_TEXT (64u << 20) // bytes one choice of a gathered answer may grow to
+
+struct openai_text {
+    const char *data; // any bytes: what is no UTF-8 leaves as U+FFFD
+    size_t len;
+};
+
+struct openai_alternative {
+    struct openai_text bytes;
+    float logprob;
+};
+
+struct openai_token {
+    struct openai_text text;  // whole characters, may be empty
+    struct openai_text bytes; // the token's own (with logprobs)
+    float logprob;
+    const struct openai_alternative *top;
+    unsigned n_top;
+};
+
+/* What became of the drafts of one choice. */
+struct openai_speculation {
+    uint32_t rounds, rounds_drafted, drafted, accepted, bonus;
+};
+
+struct openai_choice;
+
+struct openai_reply {
+    bool chat, stream, logprobs, echo, include_usage, predicted;
+    char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
+    struct openai_choice *choices;
+    char *prompt; // (n_prompt) to echo: it came with choice 0
+    size_t n_prompt;
+    unsigned n; // choices
+    uint32_t prompt_tokens, cached_tokens, completion_tokens;
+    bool has_seed;
+    int64_t seed;                          // the one in use
+    struct openai_speculation speculation; // sum over the choices
+    char rule[32], proposer[64];
+};
+
+struct openai_reply_head {
+    bool chat, stream, logprobs, echo, include_usage, predicted;
+    const char *id; // of the request
+    struct openai_text model, fingerprint;
+    int64_t created; // seconds since 1970
+    unsigned n;      // choices
+};
+
+/* -ENOMEM. */
+int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *head);
+void openai_reply_done(struct openai_reply *r);
+
+/* choice < n. prompt: its text for echo with choice 0, which starts first; else empty. */
+void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
+                          struct buf *to);
+void openai_reply_token(struct openai_reply *r, unsigned choice, const struct openai_token *t,
+                        struct buf *to);
+/* reason: "stop", "length"; text: held back until now; stop: the stop string met, or empty. */
+void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *reason,
+                           struct openai_text text, struct openai_text stop, struct buf *to);
+bool openai_reply_complete(const struct openai_reply *r); // every choice has finished
+/* The usage chunk if asked for and [DONE], or the whole object. -EMSGSIZE, -ENOMEM: see buf_error.
+ */
+int openai_reply_end(struct openai_reply *r, struct buf *to);
+
+/* {"error": {...}}; type and code follow from the HTTP status; param "": null. */
+void openai_error(struct buf *to, int status, const char *text, const char *param);
+/* The same as an event, for a stream that has begun; ends with [DONE]. */
+void openai_error_event(struct buf *to, int status, const char *text);

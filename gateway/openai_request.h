@@ -1,0 +1,82 @@
+/* openai_request.h - the JSON body of a request, checked field by field, as a plain struct.
+ *
+ * Every field that is known is checked for type and range and refused by name; null means absent;
+ * unknown fields are ignored, except those whose promise would be broken silently (structured
+ * output, images, forced tool calls). jansson stays behind this door.
+ *
+ * Threads: any, nothing is shared. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/err.h"
+
+#define OPENAI_MAX_DEPTH 128 // nested arrays and objects in a body
+#define OPENAI_MAX_MESSAGES 4096
+#define OPENAI_MAX_STOPS 16 // tandem.v1.GenerateRequest
+#define OPENAI_MAX_STOP_BYTES 256
+#define OPENAI_MAX_STOP_IDS 64
+#define OPENAI_MAX_BIAS 1024
+#define OPENAI_MAX_TOP 20 // top_logprobs
+#define OPENAI_MAX_N 64
+#define OPENAI_MAX_TOKEN ((1 << 24) - 1) // no vocabulary is larger
+
+enum openai_kind {
+    OPENAI_CHAT = 1,       // POST /v1/chat/completions
+    OPENAI_COMPLETION = 2, // POST /v1/completions
+};
+
+/* What is wrong with a request, in OpenAI's terms. */
+struct openai_fault {
+    int status;     // HTTP
+    char param[96]; // the field, "" when it is the whole body
+    char text[FAIL_TEXT_MAX];
+};
+
+struct openai_real {
+    bool set;
+    double value;
+};
+struct openai_int {
+    bool set;
+    int64_t value;
+};
+struct openai_bias {
+    uint32_t token;
+    float bias;
+};
+
+struct openai_request {
+    enum openai_kind kind;
+    char *model;         // NULL: the served one
+    char *template_vars; // chat: a JSON object, the variables of the template (messages, tools ...)
+    char *prompt;        // completion: text ...
+    uint32_t *ids;       // ... or tokens
+    size_t n_ids;
+    char *prediction; // NULL: none
+    char *user;       // NULL: none
+    char *proposer;   // speculative.proposer, NULL: the server's choice
+    char *stops[OPENAI_MAX_STOPS];
+    unsigned n_stops;
+    uint32_t stop_ids[OPENAI_MAX_STOP_IDS];
+    unsigned n_stop_ids;
+    struct openai_bias *bias;
+    unsigned n_bias;
+    bool stream, include_usage, echo, ignore_eos, logprobs;
+    bool skip_special;             // special tokens stay out of the answer's text (default)
+    struct openai_int add_special; // add_special_tokens: BOS before a completion's prompt
+    struct openai_real temperature, top_p, min_p, repetition, presence, frequency;
+    struct openai_int top_k, n, seed, max_tokens, min_tokens, top_logprobs, n_max;
+};
+
+/* 0, or -EINVAL (also -ENOMEM) with *ret_fault filled. body need not end in NUL. */
+int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
+                         struct openai_request *ret, struct openai_fault *ret_fault);
+void openai_request_done(struct openai_request *q);
+
+/* POST /tokenize {"prompt", "add_special_tokens"} and POST /detokenize {"tokens"} fill prompt,
+ * add_special or ids. Errors as above. */
+int openai_tokenize_parse(const char *body, size_t len, struct openai_request *ret,
+                          struct openai_fault *ret_fault);
+int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,
+                            struct openai_fault *ret_fault);

@@ -1,0 +1,19 @@
+/* options.h - the settings of the gateway; the table in options.c is their documentation. */
+#pragma once
+#include <stdint.h>
+#include "base/conf.h"
+
+struct options {
+    char *listen, *log_level;
+    struct conf_list verifiers;
+    int64_t http_threads, max_connections, max_connections_per_ip;
+    int64_t max_body_kib, max_header_bytes, max_unread_kib;
+    double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait,
+        drain_timeout;
+    int64_t template_workers;
+    double template_timeout;
+};
+
+/* Like conf_read(). */
+int options_read(int argc, char **argv, struct options **ret);
+void options_done(void);

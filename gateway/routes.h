@@ -1,0 +1,17 @@
+/* routes.h - which endpoint answers which request. */
+#pragma once
+#include <stdatomic.h>
+#include <stdint.h>
+#include "gateway/generate.h"
+#include "gateway/http.h"
+#include "gateway/upstream.h"
+
+struct gateway {
+    struct upstream *upstream;
+    struct generator *generator;
+    int64_t started_us;
+    atomic_bool draining;
+};
+
+/* An http_handler; user: the struct gateway. */
+void routes_answer(void *user, struct http_request *r);

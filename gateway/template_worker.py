@@ -1,0 +1,104 @@
+"""Renders chat templates for the gateway. They come out of downloaded model files: hostile.
+
+Started as `python3 -I` with an empty environment and hard limits set by its parent. Reads one JSON
+object per line from descriptor 0, {"template", "vars", "now"?}, and answers with one line, {"text"}
+or {"error"}. Whoever loops or grows without end is killed from outside and costs nobody else
+anything. `now` (seconds since 1970) fixes strftime_now() for tests.
+"""
+
+import json
+import os
+import sys
+import time
+
+from jinja2.exceptions import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import SandboxedEnvironment
+
+MAX_TEXT = 16 << 20  # characters of a rendering
+MAX_ERROR = 400
+KEPT = 4  # compiled templates
+
+
+def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def raise_exception(message):
+    raise TemplateError(message)
+
+
+now = None
+
+
+def strftime_now(form):
+    return time.strftime(form, time.gmtime(now))
+
+
+environment = SandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], cache_size=0
+)
+environment.filters["tojson"] = tojson
+environment.globals["raise_exception"] = raise_exception
+environment.globals["strftime_now"] = strftime_now
+compiled = {}
+
+
+def template_of(source):
+    if source not in compiled:
+        if len(compiled) == KEPT:
+            del compiled[next(iter(compiled))]
+        compiled[source] = environment.from_string(source)
+    return compiled[source]
+
+
+def variables_of(source, values):
+    """Templates that have never heard of the role `developer` know it as `system`."""
+    if "developer" not in source:
+        for message in values.get("messages", []):
+            if message.get("role") == "developer":
+                message["role"] = "system"
+    return values
+
+
+def render(request):
+    global now
+    now = request.get("now")
+    source = request["template"]
+    parts, size = [], 0
+    for part in template_of(source).generate(**variables_of(source, request["vars"])):
+        size += len(part)
+        if size > MAX_TEXT:
+            raise TemplateError("the rendering is longer than %d characters" % MAX_TEXT)
+        parts.append(part)
+    return "".join(parts)
+
+
+def answer(line):
+    try:
+        return {"text": render(json.loads(line))}
+    except TemplateError as e:
+        return {"error": str(e)[:MAX_ERROR] or type(e).__name__}
+    except MemoryError:
+        return {"error": "the template needs more memory than it may have"}
+    except RecursionError:
+        return {"error": "the template recurses without end"}
+    except Exception as e:  # whatever a template manages to raise is its request's error
+        return {"error": ("%s: %s" % (type(e).__name__, e))[:MAX_ERROR]}
+
+
+def send(reply):
+    data = json.dumps(reply, ensure_ascii=True).encode("ascii") + b"\n"
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def main():
+    send({"text": "ready"})
+    for line in sys.stdin.buffer:
+        send(answer(line))
+
+
+main()

@@ -1,0 +1,78 @@
+/* upstream.h - the verifiers this gateway forwards to: channels, their state, their models.
+ *
+ * One thread asks every verifier for its model again and again (twice a second, more often while it
+ * loads, at once when a call has failed). What it said last is a snapshot with counted holders, so
+ * a request keeps the template and the names it began with.
+ *
+ * Threads: any. Callbacks run on rpc threads or the watching thread and must not block. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/mem.h"
+#include "rpc/rpc.h"
+#include "tandem/v1/verifier.pb-c.h"
+
+#define UPSTREAM_MAX 32 // verifiers
+
+struct upstream;
+struct verifier;
+
+/* UNKNOWN -> any of the others -> ... , always what the last answer said. */
+enum upstream_state {
+    UPSTREAM_UNKNOWN, // not asked yet
+    UPSTREAM_DOWN,    // no answer
+    UPSTREAM_LOADING,
+    UPSTREAM_READY,
+    UPSTREAM_DRAINING,
+    UPSTREAM_REFUSED, // it speaks another protocol version
+};
+
+/* What a verifier said of itself. info is never NULL. */
+struct upstream_model {
+    const Tandem__V1__ModelInfo *info;
+};
+const struct upstream_model *upstream_model_ref(const struct upstream_model *m);
+void upstream_model_unref(const struct upstream_model *m); // NULL is fine
+
+/* Targets as gRPC has them: "unix:/path", "dns:///host:port". -ENOMEM, -EINVAL. */
+int upstream_new(const char *const *targets, unsigned n, struct upstream **ret);
+void upstream_free(struct upstream *u); // every call has ended
+DEFINE_AUTO(struct upstream, upstream_free)
+
+unsigned upstream_n(const struct upstream *u);
+struct verifier *upstream_at(struct upstream *u, unsigned i);
+const char *upstream_target(const struct verifier *v);
+/* *ret_model: NULL or with a reference; *ret_problem: why it is down or refused, else "". */
+enum upstream_state upstream_state(struct verifier *v, const struct upstream_model **ret_model,
+                                   char ret_problem[FAIL_TEXT_MAX]);
+
+/* The verifier for a request: ready, serving `model` (NULL, "" and "default": any), with the fewest
+ * requests; the caller holds it until upstream_release() and owns a reference to its model.
+ * -ENOENT: no such model is served; -EAGAIN: nothing is ready, but loading or not yet asked;
+ * -EHOSTDOWN: none can be reached, or all drain or are refused. Each with a sentence. */
+int upstream_take(struct upstream *u, const char *model, struct verifier **ret,
+                  const struct upstream_model **ret_model);
+void upstream_release(struct verifier *v);
+
+/* fn(user) is called once: when upstream_take() would no longer say -EAGAIN, or after timeout_us.
+ */
+int upstream_wait(struct upstream *u, int64_t timeout_us, void (*fn)(void *user), void *user);
+
+/* Calls back everybody who waits, now. */
+void upstream_wake(struct upstream *u);
+
+/* A call failed with UNAVAILABLE: ask again now, before anybody else runs into it. */
+void upstream_suspect(struct verifier *v);
+
+/* A unary call without waiting. reply: NULL unless the status is OK; the callee frees it with
+ * protobuf_c_message_free_unpacked(). */
+typedef void upstream_done(void *user, const struct rpc_status *status, ProtobufCMessage *reply);
+void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
+                   const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+                   upstream_done *done, void *user);
+/* For calls that stream. */
+struct rpc_client *upstream_client(struct verifier *v);
+
+/* "loading", "ready" ... for people. */
+const char *upstream_state_name(enum upstream_state s);

@@ -1,0 +1,143 @@
+/* wire.c - from a checked request to the message the verifier takes, and back from its tokens. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/mem.h"
+#include "gateway/wire.h"
+
+static ProtobufCBinaryData bytes_of(const char *text)
+{
+    return (ProtobufCBinaryData){text ? strlen(text) : 0, (uint8_t *)(uintptr_t)text};
+}
+
+static void set_sampling(const struct openai_request *q, Tandem__V1__Sampling *s)
+{
+    if (q->temperature.set) {
+        s->has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+        s->temperature = (float)q->temperature.value;
+    }
+    if (q->top_k.set) {
+        s->has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K;
+        s->top_k = q->top_k.value > 0 ? (uint32_t)q->top_k.value : 0; // -1 is vLLM's "off"
+    }
+    if (q->top_p.set) {
+        s->has_top_p_case = TANDEM__V1__SAMPLING__HAS_TOP_P_TOP_P;
+        s->top_p = (float)q->top_p.value;
+    }
+    if (q->min_p.set) {
+        s->has_min_p_case = TANDEM__V1__SAMPLING__HAS_MIN_P_MIN_P;
+        s->min_p = (float)q->min_p.value;
+    }
+    if (q->repetition.set) {
+        s->has_repetition_case = TANDEM__V1__SAMPLING__HAS_REPETITION_REPETITION_PENALTY;
+        s->repetition_penalty = (float)q->repetition.value;
+    }
+    if (q->presence.set) {
+        s->has_presence_case = TANDEM__V1__SAMPLING__HAS_PRESENCE_PRESENCE_PENALTY;
+        s->presence_penalty = (float)q->presence.value;
+    }
+    if (q->frequency.set) {
+        s->has_frequency_case = TANDEM__V1__SAMPLING__HAS_FREQUENCY_FREQUENCY_PENALTY;
+        s->frequency_penalty = (float)q->frequency.value;
+    }
+    if (q->seed.set) {
+        s->has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+        s->seed = q->seed.value;
+    }
+}
+
+static void set_speculative(const struct openai_request *q, Tandem__V1__Speculative *s)
+{
+    s->proposer = bytes_of(q->proposer);
+    if (q->n_max.set) {
+        s->has_n_max_case = TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX;
+        s->n_max = (uint32_t)q->n_max.value;
+    }
+}
+
+static void set_limits(const struct openai_request *q, Tandem__V1__GenerateRequest *m)
+{
+    bool default_limit = !q->max_tokens.set && q->kind == OPENAI_COMPLETION;
+    if (q->max_tokens.set || default_limit) {
+        m->has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+        m->max_tokens = default_limit ? WIRE_COMPLETION_TOKENS : (uint32_t)q->max_tokens.value;
+    }
+    m->min_tokens = q->min_tokens.set ? (uint32_t)q->min_tokens.value : 0;
+    m->n = q->n.set ? (uint32_t)q->n.value : 1;
+    m->ignore_eos = q->ignore_eos;
+    m->logprobs = q->logprobs;
+    m->top_logprobs = q->top_logprobs.set ? (uint32_t)q->top_logprobs.value : 0;
+    m->echo = q->echo;
+    m->render_special = !q->skip_special;
+}
+
+/* A chat's template writes BOS itself where the model wants it. */
+static void set_prompt(const struct openai_request *q, const char *text, size_t text_len,
+                       Tandem__V1__TokenIds *ids, Tandem__V1__GenerateRequest *m)
+{
+    if (q->ids) {
+        ids->ids = q->ids;
+        ids->n_ids = q->n_ids;
+        m->prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
+        m->tokens = ids;
+        return;
+    }
+    m->prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    m->text =
+        text ? (ProtobufCBinaryData){text_len, (uint8_t *)(uintptr_t)text} : bytes_of(q->prompt);
+    m->parse_special = true;
+    m->add_bos = !text && (!q->add_special.set || q->add_special.value);
+}
+
+int wire_pack(const struct openai_request *q, const char *id, const ProtobufCBinaryData *model,
+              const char *text, size_t text_len, struct rpc_msg **ret)
+{
+    Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
+    Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;
+    ProtobufCBinaryData stops[OPENAI_MAX_STOPS];
+    AUTO(mem_free) Tandem__V1__LogitBias *bias = calloc(q->n_bias + 1, sizeof(*bias));
+    AUTO(mem_free) Tandem__V1__LogitBias **biases = calloc(q->n_bias + 1, sizeof(*biases));
+    if (!bias || !biases)
+        return fail(-ENOMEM, "no memory for this request");
+    for (unsigned i = 0; i < q->n_bias; i++) {
+        tandem__v1__logit_bias__init(&bias[i]);
+        bias[i].token = q->bias[i].token;
+        bias[i].bias = q->bias[i].bias;
+        biases[i] = &bias[i];
+    }
+    for (unsigned i = 0; i < q->n_stops; i++)
+        stops[i] = bytes_of(q->stops[i]);
+    sampling.n_logit_bias = q->n_bias;
+    sampling.logit_bias = biases;
+    set_sampling(q, &sampling);
+    set_speculative(q, &speculative);
+    set_limits(q, &m);
+    set_prompt(q, text, text_len, &ids, &m);
+    m.id = bytes_of(id);
+    m.model = *model;
+    m.sampling = &sampling;
+    m.speculative = &speculative;
+    m.n_stop = q->n_stops;
+    m.stop = stops;
+    m.n_stop_token_ids = q->n_stop_ids;
+    m.stop_token_ids = (uint32_t *)(uintptr_t)q->stop_ids;
+    m.prediction = bytes_of(q->prediction);
+    *ret = rpc_pack(&m.base);
+    return 0;
+}
+
+void wire_token(const Tandem__V1__Token *from, struct openai_alternative *top,
+                struct openai_token *t)
+{
+    size_t n = from->n_top < OPENAI_MAX_TOP ? from->n_top : OPENAI_MAX_TOP;
+    for (size_t i = 0; i < n; i++)
+        top[i] = (struct openai_alternative){wire_text(from->top[i]->text), from->top[i]->logprob};
+    *t = (struct openai_token){.text = wire_text(from->text),
+                               .bytes = wire_text(from->bytes),
+                               .logprob = from->logprob,
+                               .top = top,
+                               .n_top = (unsigned)n};
+}

@@ -1,0 +1,22 @@
+/* wire.h - from a checked request to the message the verifier takes, and back from its tokens. */
+#pragma once
+#include <stdbool.h>
+#include "gateway/openai_reply.h"
+#include "gateway/openai_request.h"
+#include "rpc/rpc.h"
+#include "tandem/v1/verifier.pb-c.h"
+
+#define WIRE_COMPLETION_TOKENS 16 // max_tokens of a completion that names none, as OpenAI has it
+
+/* text: the rendered conversation of a chat, NULL: the request's own prompt. -ENOMEM. */
+int wire_pack(const struct openai_request *q, const char *id, const ProtobufCBinaryData *model,
+              const char *text, size_t text_len, struct rpc_msg **ret);
+
+static inline struct openai_text wire_text(ProtobufCBinaryData b)
+{
+    return (struct openai_text){(const char *)b.data, b.len};
+}
+
+/* top must hold OPENAI_MAX_TOP entries; what is in t points into the message. */
+void wire_token(const Tandem__V1__Token *from, struct openai_alternative *top,
+                struct openai_token *t);

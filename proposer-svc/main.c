@@ -1,0 +1,93 @@
+/* main.c - the proposer service: settings, sessions, server, signals. */
+#include <stdio.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/svc.h"
+#include "proposer-svc/proposer.h"
+#include "proposer-svc/settings.h"
+#include "rpc/rpc_service.h"
+
+#define TICK_US 1000000       // between two looks at idle sessions
+#define MESSAGE_MAX (8 << 20) // bytes of a Round; verifiers send at most 1 MiB of context in one
+
+static void serve_until_told(struct sessions *sessions)
+{
+    while (svc_wait_signal(TICK_US) == 0) {
+        svc_watchdog();
+        sessions_expire(sessions, clock_us());
+    }
+}
+
+static int serve(const struct settings *set, struct proposer *service, struct sessions *sessions)
+{
+    struct rpc_service_options opt = {.name = "tandem.v1.Proposer",
+                                      .listen = &set->listen,
+                                      .server.n_threads = (unsigned)set->threads,
+                                      .server.max_message = MESSAGE_MAX,
+                                      .fill_stats = proposer_fill_stats,
+                                      .user = service};
+    struct rpc_service *rpc = NULL;
+    int r = rpc_service_new(&opt, &rpc);
+    if (r < 0)
+        return r;
+    proposer_add(service, rpc_service_server(rpc));
+    r = rpc_service_start(rpc);
+    if (r == 0) {
+        rpc_service_serving(rpc, true);
+        log_info("serving proposer=%s", set->proposer);
+        svc_ready("serving");
+        serve_until_told(sessions);
+    }
+    rpc_service_stop(rpc, (unsigned)(set->drain_timeout_s * 1000));
+    return r;
+}
+
+static int run(const struct settings *set, const struct prop_ops *ops, void *shared)
+{
+    struct sessions_config sc = {.ops = ops,
+                                 .shared = shared,
+                                 .max_sessions = (uint32_t)set->max_sessions,
+                                 .max_tokens = (uint64_t)set->max_tokens,
+                                 .max_context = (uint32_t)set->max_context,
+                                 .k_max = (uint32_t)set->k_max,
+                                 .idle_us = set->idle_timeout_s * 1000000};
+    AUTO(sessions_free) struct sessions *sessions = NULL;
+    int r = sessions_new(&sc, &sessions);
+    if (r < 0)
+        return r;
+    struct proposer_config c = {.name = set->name ? set->name : set->proposer,
+                                .instance = set->instance,
+                                .k_max = sc.k_max,
+                                .max_context = sc.max_context,
+                                .sessions = sessions};
+    AUTO(proposer_free) struct proposer *service = NULL;
+    r = proposer_new(&c, &service);
+    return r < 0 ? r : serve(set, service, sessions);
+}
+
+int main(int argc, char **argv)
+{
+    svc_init();
+    const struct settings *set;
+    int r = settings_read(argc, argv, &set);
+    if (r > 0)
+        return 0;
+    enum log_level level = LOG_LEVEL_INFO;
+    if (r == 0)
+        r = log_level_of(set->log_level, &level);
+    log_init("proposer", level);
+    void *shared = NULL;
+    const struct prop_ops *ops = r == 0 ? prop_find(set->proposer) : NULL;
+    if (ops && ops->open)
+        r = ops->open(&shared);
+    if (r == 0)
+        r = run(set, ops, shared);
+    if (shared && ops->close)
+        ops->close(shared);
+    if (r < 0)
+        log_error("%s", fail_text());
+    else
+        log_info("stopped");
+    return r < 0 ? 1 : 0;
+}

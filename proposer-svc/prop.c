@@ -1,0 +1,22 @@
+/* prop.c - the table of proposers. */
+#include <string.h>
+#include "base/mem.h"
+#include "proposer-svc/prop.h"
+#include "proposer-svc/prop_ngram.h"
+
+static const struct prop_ops *const table[] = {
+    &prop_ngram,
+};
+
+const struct prop_ops *prop_at(size_t i)
+{
+    return i < ARRAY_LEN(table) ? table[i] : NULL;
+}
+
+const struct prop_ops *prop_find(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_LEN(table); i++)
+        if (strcmp(table[i]->name, name) == 0)
+            return table[i];
+    return NULL;
+}

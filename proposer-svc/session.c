@@ -1,0 +1,283 @@
+/* session.c - the sequences a proposer knows.
+ *
+ * One lock guards the table and the order of use; it is never held while a proposer works. A
+ * session at work is marked busy and passed over when room is made, so only its stream's thread
+ * touches it. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "proposer-svc/session.h"
+
+struct session {
+    struct session *next;          // in the bucket
+    struct session *newer, *older; // in the order of use
+    uint64_t stream, seq;
+    int64_t used_us;
+    bool busy;
+    uint32_t *tokens; // (capacity)
+    uint32_t n, capacity, n_prompt;
+    uint64_t digest;     // of [0, n)
+    max_align_t state[]; // the proposer's own, ops->seq_size bytes
+};
+
+struct sessions {
+    struct sessions_config c;
+    pthread_mutex_t mu; // for what follows
+    struct session *newest, *oldest;
+    struct sessions_stats stats;
+    uint32_t mask;
+    struct session *buckets[];
+};
+
+int sessions_new(const struct sessions_config *c, struct sessions **ret)
+{
+    uint32_t n_buckets = 16;
+    while (n_buckets < c->max_sessions)
+        n_buckets *= 2;
+    struct sessions *s = calloc(1, sizeof(*s) + n_buckets * sizeof(s->buckets[0]));
+    if (!s)
+        return fail(-ENOMEM, "session: no memory for %u sessions", c->max_sessions);
+    s->c = *c;
+    s->mask = n_buckets - 1;
+    pthread_mutex_init(&s->mu, NULL);
+    *ret = s;
+    return 0;
+}
+
+static struct session **bucket_of(struct sessions *s, uint64_t stream, uint64_t seq)
+{
+    return &s->buckets[rng_splitmix64(rng_splitmix64(stream) ^ seq) & s->mask];
+}
+
+static struct session *find(struct sessions *s, uint64_t stream, uint64_t seq)
+{
+    struct session *e = *bucket_of(s, stream, seq);
+    while (e && (e->stream != stream || e->seq != seq))
+        e = e->next;
+    return e;
+}
+
+static void unlink_use(struct sessions *s, struct session *e)
+{
+    *(e->newer ? &e->newer->older : &s->newest) = e->older;
+    *(e->older ? &e->older->newer : &s->oldest) = e->newer;
+}
+
+static void link_newest(struct sessions *s, struct session *e)
+{
+    e->newer = NULL;
+    e->older = s->newest;
+    *(s->newest ? &s->newest->newer : &s->oldest) = e;
+    s->newest = e;
+}
+
+/* With the lock; not a busy one, unless by its own thread. */
+static void drop(struct sessions *s, struct session *e)
+{
+    struct session **p = bucket_of(s, e->stream, e->seq);
+    while (*p != e)
+        p = &(*p)->next;
+    *p = e->next;
+    unlink_use(s, e);
+    s->stats.n_sessions--;
+    s->stats.n_tokens -= e->capacity;
+    s->c.ops->seq_done(s->c.shared, e->state);
+    free(e->tokens);
+    free(e);
+}
+
+void sessions_free(struct sessions *s)
+{
+    if (!s)
+        return;
+    while (s->oldest)
+        drop(s, s->oldest);
+    pthread_mutex_destroy(&s->mu);
+    free(s);
+}
+
+/* Drops the least recently used until one more session and so many tokens more fit in. */
+static bool make_room(struct sessions *s, uint32_t n_sessions, uint64_t n_tokens)
+{
+    for (struct session *e = s->oldest, *newer;
+         e && (s->stats.n_sessions + n_sessions > s->c.max_sessions ||
+               s->stats.n_tokens + n_tokens > s->c.max_tokens);
+         e = newer) {
+        newer = e->newer;
+        if (e->busy)
+            continue;
+        s->stats.n_evicted++;
+        drop(s, e);
+    }
+    return s->stats.n_sessions + n_sessions <= s->c.max_sessions &&
+           s->stats.n_tokens + n_tokens <= s->c.max_tokens;
+}
+
+static struct session *add(struct sessions *s, uint64_t stream, uint64_t seq)
+{
+    if (!make_room(s, 1, 0))
+        return NULL;
+    struct session *e = calloc(1, sizeof(*e) + s->c.ops->seq_size);
+    if (!e)
+        return NULL;
+    struct session **p = bucket_of(s, stream, seq);
+    e->stream = stream;
+    e->seq = seq;
+    e->next = *p;
+    *p = e;
+    link_newest(s, e);
+    s->stats.n_sessions++;
+    return e;
+}
+
+static bool reserve(struct sessions *s, struct session *e, uint32_t n)
+{
+    if (n <= e->capacity)
+        return true;
+    uint64_t capacity = (uint64_t)n + n / 4 + 64;
+    if (capacity > s->c.max_context)
+        capacity = s->c.max_context;
+    if (!make_room(s, 0, capacity - e->capacity))
+        return false;
+    uint32_t *tokens = realloc(e->tokens, capacity * sizeof(*tokens));
+    if (!tokens)
+        return false;
+    s->stats.n_tokens += capacity - e->capacity;
+    e->tokens = tokens;
+    e->capacity = (uint32_t)capacity;
+    return true;
+}
+
+static uint64_t digest_of(uint64_t digest, const uint32_t *tokens, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        digest = rng_splitmix64(digest ^ ((uint64_t)tokens[i] + 1));
+    return digest;
+}
+
+static struct prop_context context_of(const struct session *e)
+{
+    return (struct prop_context){.tokens = e->tokens, .n = e->n, .n_prompt = e->n_prompt};
+}
+
+/* The busy session, with room for the update; NULL: its context is needed. */
+static struct session *begin(struct sessions *s, uint64_t stream, const struct session_update *u,
+                             int64_t now_us)
+{
+    pthread_mutex_lock(&s->mu);
+    struct session *e = find(s, stream, u->seq);
+    if (!e && u->keep == 0)
+        e = add(s, stream, u->seq);
+    if (e) {
+        e->busy = true;
+        e->used_us = now_us;
+        unlink_use(s, e);
+        link_newest(s, e);
+    }
+    if (e && (u->keep > e->n || !reserve(s, e, u->base_len))) {
+        drop(s, e);
+        e = NULL;
+    }
+    pthread_mutex_unlock(&s->mu);
+    return e;
+}
+
+static void end(struct sessions *s, struct session *e, bool keep)
+{
+    pthread_mutex_lock(&s->mu);
+    e->busy = false;
+    if (!keep)
+        drop(s, e);
+    pthread_mutex_unlock(&s->mu);
+}
+
+/* Brings the context up to date. False: it is not the verifier's context, or memory is out. */
+static bool learn(struct sessions *s, struct session *e, const struct session_update *u)
+{
+    if (u->keep < e->n) {
+        struct prop_context c = context_of(e);
+        s->c.ops->cut(s->c.shared, e->state, &c, u->keep);
+        e->n = u->keep;
+        e->digest = digest_of(0, e->tokens, e->n);
+    }
+    if (u->n_tokens)
+        memcpy(e->tokens + e->n, u->tokens, u->n_tokens * sizeof(*u->tokens));
+    e->digest = digest_of(e->digest, u->tokens, (uint32_t)u->n_tokens);
+    e->n = u->base_len;
+    if (u->prompt_len)
+        e->n_prompt = u->prompt_len;
+    struct prop_context c = context_of(e);
+    return e->digest == u->digest && s->c.ops->grow(s->c.shared, e->state, &c) == 0;
+}
+
+static void close_session(struct sessions *s, uint64_t stream, uint64_t seq)
+{
+    pthread_mutex_lock(&s->mu);
+    struct session *e = find(s, stream, seq);
+    if (e)
+        drop(s, e);
+    pthread_mutex_unlock(&s->mu);
+}
+
+int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
+                    int64_t now_us, enum session_answer *ret_answer, struct prop_draft *ret_draft)
+{
+    *ret_answer = SESSION_SILENT;
+    if (u->close) {
+        close_session(s, stream, u->seq);
+        return 0;
+    }
+    if (u->keep > u->base_len || u->n_tokens != u->base_len - u->keep)
+        return fail(-EINVAL, "sequence %llu: %zu tokens do not lead from keep %u to base_len %u",
+                    (unsigned long long)u->seq, u->n_tokens, u->keep, u->base_len);
+
+    uint32_t k = u->more ? 0 : u->k < s->c.k_max ? u->k : s->c.k_max;
+    ret_draft->n = 0;
+    ret_draft->tree = false;
+    if (k)
+        *ret_answer = SESSION_DRAFT;
+    if (u->base_len > s->c.max_context) {
+        close_session(s, stream, u->seq);
+        return 0;
+    }
+    struct session *e = begin(s, stream, u, now_us);
+    bool known = e && learn(s, e, u);
+    if (!known) {
+        *ret_answer = SESSION_NEED_CONTEXT;
+    } else if (k) {
+        struct prop_context c = context_of(e);
+        s->c.ops->draft(s->c.shared, e->state, &c, k, ret_draft);
+    }
+    if (e)
+        end(s, e, known);
+    return 0;
+}
+
+void sessions_end_stream(struct sessions *s, uint64_t stream)
+{
+    pthread_mutex_lock(&s->mu);
+    for (struct session *e = s->oldest, *newer; e; e = newer) {
+        newer = e->newer;
+        if (e->stream == stream)
+            drop(s, e);
+    }
+    pthread_mutex_unlock(&s->mu);
+}
+
+void sessions_expire(struct sessions *s, int64_t now_us)
+{
+    pthread_mutex_lock(&s->mu);
+    while (s->oldest && !s->oldest->busy && now_us - s->oldest->used_us > s->c.idle_us)
+        drop(s, s->oldest);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void sessions_stats(struct sessions *s, struct sessions_stats *ret)
+{
+    pthread_mutex_lock(&s->mu);
+    *ret = s->stats;
+    pthread_mutex_unlock(&s->mu);
+}

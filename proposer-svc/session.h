@@ -1,0 +1,59 @@
+/* session.h - the sequences a proposer knows: their contexts, kept in step with their verifiers.
+ *
+ * A session belongs to the stream that opened it and is found by (stream, seq). Each update says
+ * what stays (keep), what comes, and the digest of the whole; what does not fit is answered with
+ * "need context", so a session can be dropped at any time: when its stream ends, when it idles, or
+ * when it is the least recently used and room is needed.
+ *
+ * Threads: any, and several at once; the updates of one stream come one after the other. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/mem.h"
+#include "proposer-svc/prop.h"
+
+struct sessions;
+
+struct sessions_config {
+    const struct prop_ops *ops;
+    void *shared; // what its open() returned
+    uint32_t max_sessions;
+    uint64_t max_tokens;  // of all contexts together, as allocated
+    uint32_t max_context; // tokens of one; longer ones get empty drafts
+    uint32_t k_max;       // <= PROP_K_MAX
+    int64_t idle_us;      // a session unused for so long is dropped
+};
+
+struct session_update { // a RoundSequence
+    uint64_t seq;
+    uint32_t base_len, keep;
+    const uint32_t *tokens; // base_len - keep of them
+    size_t n_tokens;
+    uint64_t digest; // of [0, base_len)
+    uint32_t k;      // 0: only learn the context
+    uint32_t prompt_len;
+    bool close, more;
+};
+
+enum session_answer { SESSION_SILENT, SESSION_DRAFT, SESSION_NEED_CONTEXT };
+
+/* -ENOMEM. */
+int sessions_new(const struct sessions_config *c, struct sessions **ret);
+void sessions_free(struct sessions *s);
+DEFINE_AUTO(struct sessions, sessions_free)
+
+/* Takes one sequence's update and drafts if asked to. -EINVAL: the update contradicts itself; the
+ * sentence goes to its sender. *ret_draft counts for SESSION_DRAFT only. */
+int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
+                    int64_t now_us, enum session_answer *ret_answer, struct prop_draft *ret_draft);
+/* Drops all sessions of a stream that has ended. */
+void sessions_end_stream(struct sessions *s, uint64_t stream);
+/* Drops what has idled for too long. */
+void sessions_expire(struct sessions *s, int64_t now_us);
+
+struct sessions_stats {
+    uint32_t n_sessions;
+    uint64_t n_tokens;  // room allocated for contexts
+    uint64_t n_evicted; // dropped to make room, since the start
+};
+void sessions_stats(struct sessions *s, struct sessions_stats *ret);

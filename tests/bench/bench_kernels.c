@@ -1,0 +1,272 @@
+/* bench_kernels.c - what the kernels reach on this machine: the weights' GB/s and GOP/s by type,
+ * tier, rows M and threads, over matrices that together do not fit into L3; and the cost of a
+ * barrier.
+ *
+ *   bench_kernels [--types Q8_0,Q4_0,F16] [--tiers avx512] [--rows 1,2,4,8] [--threads 1,2]
+ *                 [--reps 9] [--shape 2048x8192] [--mib 256] [--json FILE]
+ *
+ * One thread is measured by its CPU time, several by the clock. All M of a type are measured in
+ * turns, so a machine whose memory slows down slows all of them; what is printed is the median and
+ * the range from the first to the last tenth. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <jansson.h>
+#include "base/pool.h"
+#include "kernel/kernel_impl.h"
+#include "lib/lib.h"
+#include "lib/weights.h"
+
+#define MAX_LIST 16
+#define MAX_REPS 101
+
+struct options {
+    const char *types, *tiers, *rows, *threads, *json;
+    unsigned reps, n_out, n_in, mib;
+};
+
+struct job {
+    const struct kernel *k;
+    struct kernel_mat w;
+    size_t mat_bytes;
+    unsigned n_mats, m;
+    const uint8_t *x;
+    size_t x_bytes;
+    float *y;
+};
+
+/* One thread's own CPU time does not count what else runs on the machine; several need the wall's.
+ */
+static double now_us(unsigned n_threads)
+{
+    struct timespec t;
+    clock_gettime(n_threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static void multiply(void *arg, unsigned i, unsigned n)
+{
+    const struct job *j = arg;
+    unsigned from, to;
+    kernel_thread_init();
+    pool_share(i, n, j->w.n_out, KERNEL_TILE, &from, &to);
+    for (unsigned k = 0; k < j->n_mats; k++) {
+        struct kernel_mat w = j->w;
+        w.data = (const uint8_t *)w.data + k * j->mat_bytes;
+        j->k->matmul(&w, j->x, j->x_bytes, j->m, j->y, w.n_out, from, to);
+    }
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct times {
+    double us[MAX_REPS];
+    unsigned n;
+};
+
+static double quantile(struct times *t, double q)
+{
+    qsort(t->us, t->n, sizeof(*t->us), by_size);
+    return t->us[(unsigned)(q * (t->n - 1) + 0.5)];
+}
+
+static unsigned numbers(const char *list, unsigned *to)
+{
+    unsigned n = 0;
+    for (const char *p = list; *p && n < MAX_LIST; n++) {
+        to[n] = (unsigned)strtoul(p, (char **)&p, 10);
+        p += *p == ',';
+    }
+    return n;
+}
+
+static bool listed(const char *list, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *p = list; p; p = strchr(p, ','), p += p != NULL)
+        if (!strncmp(p, name, n) && (p[n] == ',' || !p[n]))
+            return true;
+    return false;
+}
+
+/* Large M take fewer matrices: they are not bound by memory. */
+static unsigned mats_for(unsigned n_mats, unsigned m)
+{
+    return m <= 16 ? n_mats : m <= 64 && n_mats > 4 ? 4 : n_mats < 2 ? n_mats : 2;
+}
+
+static void report(json_t *to, const struct options *o, const char *type, const char *tier,
+                   unsigned threads, unsigned m, struct times *t, double mat_bytes, double first)
+{
+    double us = quantile(t, 0.5), low = quantile(t, 0.1), high = quantile(t, 0.9);
+    double ops = 2.0 * m * o->n_out * o->n_in;
+    printf("%-5s %-7s %u threads M %-4u %9.1f us (%.1f-%.1f) %6.1f GB/s %7.1f GOP/s  x%.2f\n", type,
+           tier, threads, m, us, low, high, mat_bytes / us / 1e3, ops / us / 1e3, us / first);
+    fflush(stdout);
+    json_array_append_new(to,
+                          json_pack("{s:s s:s s:i s:i s:f s:f s:f s:f s:f s:f}", "type", type,
+                                    "tier", tier, "threads", threads, "rows", m, "us", us, "us_p10",
+                                    low, "us_p90", high, "gb_per_s", mat_bytes / us / 1e3,
+                                    "gop_per_s", ops / us / 1e3, "of_one_row", us / first));
+}
+
+static void bench_pool(json_t *to, const struct options *o, struct job *j, const char *type,
+                       struct pool *p, unsigned n_mats)
+{
+    unsigned rows[MAX_LIST], n_rows = numbers(o->rows, rows);
+    static struct times times[MAX_LIST];
+    for (unsigned i = 0; i < n_rows; i++)
+        times[i].n = 0;
+    for (unsigned rep = 0; rep < o->reps + 1; rep++)
+        for (unsigned i = 0; i < n_rows; i++) {
+            j->m = rows[i];
+            j->n_mats = mats_for(n_mats, rows[i]);
+            double start = now_us(pool_threads(p));
+            pool_run(p, multiply, j);
+            if (rep) // the first warms up
+                times[i].us[times[i].n++] = (now_us(pool_threads(p)) - start) / j->n_mats;
+        }
+    for (unsigned i = 0; i < n_rows; i++)
+        report(to, o, type, j->k->name, pool_threads(p), rows[i], &times[i], (double)j->mat_bytes,
+               quantile(&times[0], 0.5));
+}
+
+static void bench_type(json_t *to, const struct options *o, const struct weights_type *t)
+{
+    unsigned rows[MAX_LIST], threads[MAX_LIST], max_rows = 1;
+    unsigned n_rows = numbers(o->rows, rows), n_threads = numbers(o->threads, threads);
+    for (unsigned i = 0; i < n_rows; i++)
+        max_rows = rows[i] > max_rows ? rows[i] : max_rows;
+    size_t bytes = kernel_packed_bytes(t->type, o->n_out, o->n_in);
+    unsigned n_mats = (unsigned)(((size_t)o->mib << 20) / bytes) + 1;
+    uint8_t *all = weights_alloc(n_mats * bytes);
+    void *file = weights_random(t->type, o->n_out, o->n_in, 1, false);
+    float *x = weights_floats(max_rows, o->n_in, 2, false);
+    kernel_pack(t->type, file, o->n_out, o->n_in, 0, o->n_out, all);
+    for (unsigned i = 1; i < n_mats; i++)
+        memcpy(all + i * bytes, all, bytes);
+    struct job j = {.w = {t->type, o->n_out, o->n_in, all}, .mat_bytes = bytes};
+    enum kernel_form form = kernel_form_of(t->type);
+    j.x_bytes = kernel_form_bytes(form, o->n_in);
+    uint8_t *px = weights_alloc(max_rows * j.x_bytes);
+    for (unsigned r = 0; r < max_rows; r++)
+        kernel_tier("c")->prepare(form, x + (size_t)r * o->n_in, o->n_in, px + r * j.x_bytes);
+    j.x = px;
+    j.y = weights_alloc((size_t)max_rows * o->n_out * sizeof(float));
+    static const char *const names[] = {"c", "avx2", "avx512"};
+    for (unsigned i = 0; i < 3; i++)
+        for (unsigned k = 0; k < n_threads; k++) {
+            AUTO(pool_free) struct pool *p = NULL;
+            j.k = kernel_tier(names[i]);
+            if (!listed(o->tiers, names[i]) || !j.k || pool_new(threads[k], true, &p) < 0)
+                continue;
+            bench_pool(to, o, &j, t->name, p, n_mats);
+        }
+    free(all);
+    free(file);
+    free(x);
+    free(px);
+    free(j.y);
+}
+
+#define BARRIERS 10000
+
+static void wait_often(void *arg, unsigned i, unsigned n)
+{
+    (void)i, (void)n;
+    for (unsigned k = 0; k < BARRIERS; k++)
+        pool_barrier(arg);
+}
+
+static void nothing(void *arg, unsigned i, unsigned n)
+{
+    (void)arg, (void)i, (void)n;
+}
+
+static void bench_barrier(json_t *to, const struct options *o)
+{
+    unsigned threads[MAX_LIST], n = numbers(o->threads, threads);
+    for (unsigned k = 0; k < n; k++) {
+        AUTO(pool_free) struct pool *p = NULL;
+        if (threads[k] < 2 || pool_new(threads[k], true, &p) < 0)
+            continue;
+        struct times barrier = {.n = 0}, run = {.n = 0};
+        for (unsigned rep = 0; rep < o->reps; rep++) {
+            double start = now_us(threads[k]);
+            pool_run(p, wait_often, p);
+            barrier.us[barrier.n++] = (now_us(threads[k]) - start) / BARRIERS;
+            start = now_us(threads[k]);
+            for (unsigned i = 0; i < BARRIERS; i++)
+                pool_run(p, nothing, NULL);
+            run.us[run.n++] = (now_us(threads[k]) - start) / BARRIERS;
+        }
+        double b = quantile(&barrier, 0.5), r = quantile(&run, 0.5);
+        printf("%u threads: barrier %.2f us, empty job %.2f us\n", threads[k], b, r);
+        json_array_append_new(
+            to, json_pack("{s:i s:f s:f}", "threads", threads[k], "barrier_us", b, "job_us", r));
+    }
+}
+
+static _Noreturn void usage(void)
+{
+    fprintf(stderr,
+            "bench_kernels [--types Q8_0,Q4_0,F16] [--tiers c,avx2,avx512] [--rows 1,2,4,8]\n"
+            "              [--threads 1,2] [--reps 9] [--shape 2048x8192] [--mib 256] "
+            "[--json FILE]\n");
+    exit(2);
+}
+
+static struct options parse(int argc, char **argv)
+{
+    struct options o = {
+        "Q8_0,Q4_0,F16", "avx2,avx512", "1,2,4,8,16,64,512", "1,2", NULL, 9, 2048, 8192, 256};
+    static const struct option known[] = {
+        {"types", 1, NULL, 't'},   {"tiers", 1, NULL, 'k'}, {"rows", 1, NULL, 'm'},
+        {"threads", 1, NULL, 'n'}, {"reps", 1, NULL, 'r'},  {"shape", 1, NULL, 's'},
+        {"mib", 1, NULL, 'b'},     {"json", 1, NULL, 'j'},  {0},
+    };
+    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+        if (c == 't')
+            o.types = optarg;
+        else if (c == 'k')
+            o.tiers = optarg;
+        else if (c == 'm')
+            o.rows = optarg;
+        else if (c == 'n')
+            o.threads = optarg;
+        else if (c == 'r')
+            o.reps = (unsigned)atoi(optarg) % MAX_REPS;
+        else if (c == 's' && sscanf(optarg, "%ux%u", &o.n_out, &o.n_in) == 2)
+            continue;
+        else if (c == 'b')
+            o.mib = (unsigned)atoi(optarg);
+        else if (c == 'j')
+            o.json = optarg;
+        else
+            usage();
+    }
+    return o;
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = parse(argc, argv);
+    kernel_thread_init();
+    json_t *all = json_object(), *products = json_array(), *barriers = json_array();
+    json_object_set_new(all, "products", products);
+    json_object_set_new(all, "barriers", barriers);
+    for (unsigned i = 0; i < WEIGHTS_TYPES; i++)
+        if (listed(o.types, weights_types[i].name))
+            bench_type(products, &o, &weights_types[i]);
+    bench_barrier(barriers, &o);
+    if (o.json && json_dump_file(all, o.json, JSON_INDENT(1)) < 0)
+        return 1;
+    json_decref(all);
+    return 0;
+}

@@ -1,0 +1,175 @@
+// The official OpenAI client against the running services.
+import assert from 'node:assert/strict';
+import {spawnSync} from 'node:child_process';
+import fs from 'node:fs';
+import path from 'node:path';
+import {after, before, test} from 'node:test';
+import {need, root, Stack, until} from './stack.mjs';
+
+const {OpenAI} = need('openai');
+const story = [{role: 'user', content: 'Tell me a story.'}];
+let stack, openai;
+
+before(async () => {
+  stack = await Stack.start();
+  openai = new OpenAI({baseURL: `${stack.url}/v1`, apiKey: 'none', maxRetries: 0});
+});
+after(() => stack?.stop());
+
+const chat = (body) => openai.chat.completions.create({model: 'default', messages: story, temperature: 0, max_tokens: 40, ...body});
+
+async function readStream(stream) {
+  const all = {text: '', chunks: 0, finish: null, usage: null};
+  for await (const chunk of stream) {
+    if (chunk.usage) all.usage = chunk.usage;
+    for (const c of chunk.choices) {
+      all.chunks++;
+      all.text += c.delta?.content ?? c.text ?? '';
+      all.finish ??= c.finish_reason;
+    }
+  }
+  return all;
+}
+
+test('a chat answers with text, reason and usage', async () => {
+  const answer = await chat();
+  assert.equal(answer.object, 'chat.completion');
+  assert.equal(answer.choices.length, 1);
+  assert.equal(answer.choices[0].message.role, 'assistant');
+  assert.ok(answer.choices[0].message.content.length > 20);
+  assert.equal(answer.choices[0].finish_reason, 'length');
+  assert.equal(answer.usage.completion_tokens, 40);
+  assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + 40);
+});
+
+test('a streamed chat is the same text, one event for each token', async () => {
+  const plain = await chat();
+  const streamed = await readStream(await chat({stream: true, stream_options: {include_usage: true}}));
+  assert.equal(streamed.text, plain.choices[0].message.content);
+  assert.equal(streamed.finish, 'length');
+  assert.deepEqual(streamed.usage.completion_tokens, 40);
+  assert.ok(streamed.chunks >= 40);
+});
+
+test('a completion continues its prompt, streamed or not', async () => {
+  const body = {model: 'default', prompt: 'Once upon a time', temperature: 0, max_tokens: 30};
+  const plain = await openai.completions.create(body);
+  assert.equal(plain.object, 'text_completion');
+  assert.ok(plain.choices[0].text.length > 10);
+  const streamed = await readStream(await openai.completions.create({...body, stream: true}));
+  assert.equal(streamed.text, plain.choices[0].text);
+});
+
+test('several choices have indices of their own and differ', async () => {
+  const {choices} = await chat({n: 3, temperature: 1, seed: 7});
+  assert.deepEqual(choices.map((c) => c.index).sort(), [0, 1, 2]);
+  assert.equal(new Set(choices.map((c) => c.message.content)).size, 3);
+});
+
+test('the same seed gives the same text', async () => {
+  const one = await chat({temperature: 1, seed: 42});
+  const two = await chat({temperature: 1, seed: 42});
+  assert.equal(one.choices[0].message.content, two.choices[0].message.content);
+});
+
+test('speculation on and off give the same text', async () => {
+  const on = await chat({temperature: 0.8, seed: 3, max_tokens: 100});
+  const off = await chat({temperature: 0.8, seed: 3, max_tokens: 100, speculative: {proposer: 'none'}});
+  assert.equal(on.choices[0].message.content, off.choices[0].message.content);
+});
+
+test('log-probabilities come for every token', async () => {
+  const {choices} = await chat({logprobs: true, top_logprobs: 3});
+  const {content} = choices[0].logprobs;
+  assert.equal(content.length, 40);
+  for (const t of content) {
+    assert.ok(t.logprob <= 0);
+    assert.equal(t.top_logprobs.length, 3);
+    assert.equal(t.top_logprobs[0].token, t.token); // greedy: the best one was taken
+  }
+});
+
+test('a stop string ends the text before it', async () => {
+  const whole = (await chat({max_tokens: 100})).choices[0].message.content;
+  const stop = whole.slice(30, 34);
+  const cut = await chat({max_tokens: 100, stop});
+  assert.equal(cut.choices[0].finish_reason, 'stop');
+  assert.equal(cut.choices[0].message.content, whole.slice(0, whole.indexOf(stop)));
+});
+
+test('models lists the one that is served', async () => {
+  const models = await openai.models.list();
+  assert.equal(models.data.length, 1);
+  assert.equal(models.data[0].object, 'model');
+  const answer = await chat({model: models.data[0].id, max_tokens: 2});
+  assert.equal(answer.model, models.data[0].id);
+});
+
+for (const [what, body, status] of [
+  ['an unknown model', {model: 'gpt-99'}, 404],
+  ['no messages', {messages: undefined}, 400],
+  ['an unknown role', {messages: [{role: 'wizard', content: 'x'}]}, 400],
+  ['a negative temperature', {temperature: -1}, 400],
+  ['an absurd top_p', {top_p: 17}, 400],
+  ['a text as max_tokens', {max_tokens: 'many'}, 400],
+  ['too many choices', {n: 100000}, 400],
+  ['a prompt longer than the context', {messages: [{role: 'user', content: 'word '.repeat(3000)}]}, 400],
+]) {
+  test(`${what} is refused with ${status} and a sentence`, async () => {
+    await assert.rejects(chat(body), (e) => {
+      assert.equal(e.status, status, e.message);
+      assert.ok(e.error?.message?.length > 5, JSON.stringify(e.error));
+      assert.ok(e.error.type);
+      return true;
+    });
+  });
+}
+
+test('a prompt of 1 MB is refused with its length and the context\'s', async () => {
+  const big = 'word '.repeat(200000);
+  const told = (e) => {
+    assert.equal(e.status, 400, e.message);
+    const [, has, holds] = e.message.match(/the prompt has (\d+) (?:tokens|bytes); the context holds (\d+)/) ?? [];
+    assert.ok(Number(has) > 100000 && Number(holds) >= 512 && Number(holds) < 100000, e.message);
+    return true;
+  };
+  await assert.rejects(chat({messages: [{role: 'user', content: big}]}), told);
+  await assert.rejects(openai.completions.create({model: 'default', prompt: big}), told);
+});
+
+test('a client that hangs up frees its sequence', async () => {
+  const stream = await chat({stream: true, max_tokens: 900, ignore_eos: true});
+  for await (const _ of stream) break; // leaving the loop aborts the request
+  await until('the sequence has ended', async () => {
+    const {running, waiting} = await stack.stats();
+    return running + waiting === 0;
+  });
+});
+
+test('64 parallel streams each get their own answer', async () => {
+  const names = Array.from({length: 64}, (_, i) => ['Max', 'Lily', 'Tom', 'Anna'][i % 4] + i);
+  const body = (name) => ({messages: [{role: 'user', content: `Write a story about a dog named ${name}.`}], max_tokens: 24, ignore_eos: true});
+  const all = await Promise.all(names.map(async (name) => readStream(await chat({...body(name), stream: true}))));
+  assert.ok(all.every((a) => a.finish === 'length'));
+  const alone = await chat(body(names[9]));
+  assert.equal(all[9].text, alone.choices[0].message.content);
+});
+
+test('metrics are well-formed and count what was served', async () => {
+  const text = await (await fetch(`${stack.url}/metrics`)).text();
+  assert.match(text, /^tandem_generation_tokens_total\{?.* \d+/m);
+  const promtool = path.join(root, 'build/promtool');
+  if (!fs.existsSync(promtool)) return console.log('skipped: there is no build/promtool');
+  const check = spawnSync(promtool, ['check', 'metrics'], {input: text, encoding: 'utf8'});
+  assert.equal(check.status, 0, check.stderr);
+});
+
+test('speculation figures have exactly the promised keys', async () => {
+  const figures = await (await fetch(`${stack.url}/v1/spec_decode/metrics`)).json();
+  assert.deepEqual(Object.keys(figures).sort(), ['acceptance_rate_ema', 'acceptance_rate_overall', 'adaptive_k_current',
+    'avg_tokens_per_step', 'current_k', 'spec_decode_enabled', 'spec_decode_mode', 'total_accepted',
+    'total_bonus_tokens', 'total_fallback_steps', 'total_proposed', 'total_steps']);
+  assert.equal(figures.spec_decode_mode, 'ngram');
+  assert.ok(figures.total_accepted > 0 && figures.total_accepted <= figures.total_proposed);
+  assert.ok(figures.avg_tokens_per_step >= 1);
+});

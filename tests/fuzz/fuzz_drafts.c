@@ -1,0 +1,62 @@
+/* fuzz_drafts.c - answers of a hostile proposer: messages, each behind its length (2 bytes, little-
+ * endian); before each, two sequences ask. */
+#include <stdlib.h>
+#include <string.h>
+#include "rpc/rpc.h"
+#include "verifier-svc/drafts_book.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+#define N_VOCAB 1000
+#define K 5
+
+static void check(const struct draft *d)
+{
+    if (d->n > K || d->seq < 1 || d->seq > 2)
+        abort();
+    for (uint32_t i = 0; i < d->n; i++) {
+        float above = d->parents[i] < 0 ? 1 : d->survival[d->parents[i]];
+        if (d->tokens[i] >= N_VOCAB || d->parents[i] < -1 || d->parents[i] >= (int32_t)i ||
+            !(d->survival[i] >= 0 && d->survival[i] <= above))
+            abort();
+    }
+}
+
+static void take(struct drafts_book *b, const uint8_t *data, size_t n, int64_t now_us)
+{
+    struct rpc_msg *msg = rpc_msg_of(data, n);
+    Tandem__V1__Drafts *drafts =
+        (Tandem__V1__Drafts *)rpc_unpack(&tandem__v1__drafts__descriptor, msg);
+    rpc_msg_free(msg);
+    if (!drafts)
+        return;
+    struct draft draft;
+    for (size_t i = 0; i < drafts->n_drafts; i++)
+        if (drafts_book_answer(b, drafts->drafts[i], now_us, &draft))
+            check(&draft);
+    tandem__v1__drafts__free_unpacked(drafts, NULL);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    static struct drafts_book *b;
+    static const uint32_t context[200] = {1, 2, 3};
+    static const struct drafts_described about = {.name = "fuzz", .k_max = K};
+    if (!b && drafts_book_new(4, N_VOCAB, &b) < 0)
+        abort();
+    drafts_book_reset(b, &about);
+    for (uint32_t i = 0; n >= 2; i++) {
+        struct drafts_wish wishes[2];
+        for (uint32_t s = 0; s < 2; s++)
+            wishes[s] = (struct drafts_wish){
+                .seq = 1 + s, .context = context, .base_len = 3 + i % 190, .k = K};
+        drafts_book_ask(b, wishes, 2, 1000, i * 100);
+        drafts_book_take(b);
+        size_t len = data[0] | (size_t)data[1] << 8;
+        len = len < n - 2 ? len : n - 2;
+        take(b, data + 2, len, i * 100);
+        data += 2 + len;
+        n -= 2 + len;
+    }
+    return 0;
+}

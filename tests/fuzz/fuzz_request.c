@@ -1,0 +1,33 @@
+/* fuzz_request.c - bytes of a GenerateRequest through the request checker, as from the wire. */
+#include <stdint.h>
+#include <stdlib.h>
+#include "rpc/rpc.h"
+#include "tandem/v1/verifier.pb-c.h"
+#include "verifier-svc/request.h"
+#include "verifier-svc/seq.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    static struct gguf *file;
+    static struct tok *tok;
+    if (!tok &&
+        (gguf_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file) < 0 || tok_new(file, &tok) < 0))
+        abort();
+
+    struct rpc_msg *msg = rpc_msg_of(data, n);
+    Tandem__V1__GenerateRequest *m =
+        (Tandem__V1__GenerateRequest *)rpc_unpack(&tandem__v1__generate_request__descriptor, msg);
+    rpc_msg_free(msg);
+    if (!m)
+        return 0;
+    struct request_limits limits = {tok, "tales-1m-q8_0", 256, 8};
+    struct request *r = NULL;
+    if (request_read(m, &limits, &r) == 0 && request_open(r, tok) == 0)
+        for (uint32_t i = 0; i < r->n; i++)
+            seq_open(r->seqs[i]);
+    request_drop(r);
+    tandem__v1__generate_request__free_unpacked(m, NULL);
+    return 0;
+}

@@ -1,0 +1,71 @@
+"""Weights of every type mean the same floats here and in ggml, bit for bit.
+
+Part of the long suite (TANDEM_TEST_LONG=1); needs the npm package that test_peer_logits.py installs. Rows
+quantised by ggml_quantize_chunk and rows of random bytes with finite scales go through dequantize_row_*
+and through ours, from the file's layout and from the packed one."""
+import array
+import os
+import random
+import struct
+import subprocess
+import unittest
+
+from test_peer_logits import LONG, TYPES, Peer
+
+TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/dev"), "tests", "dequant_tool")
+N_IN, N_OUT = 512, 40
+SCALES = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}  # else 0 and 2: where a block has its halfs
+
+
+def gauss_rows(dice):
+    floats = [dice.gauss(0, 1) * 10 ** dice.uniform(-3, 1) for _ in range(N_IN * N_OUT)]
+    floats[:64] = [0.0] * 64  # blocks without a scale
+    return floats
+
+
+def random_bytes(dice, kind):
+    """Any bits but scales that are inf or NaN."""
+    _, block, size = TYPES[kind]
+    out = bytearray()
+    for _ in range(N_IN * N_OUT // block):
+        b = bytearray(dice.getrandbits(8) for _ in range(size))
+        for at in SCALES.get(kind, (0, 2)):
+            b[at + 1] &= 0xFB
+        out += b
+    return bytes(out)
+
+
+def ours(kind, data):
+    out = subprocess.run([TOOL, str(TYPES[kind][0]), str(N_IN)], input=data, check=True, stdout=subprocess.PIPE).stdout
+    return out[: len(out) // 2], out[len(out) // 2 :]
+
+
+@unittest.skipUnless(LONG, "part of the long suite")
+class PeerTypes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.peer = Peer()
+
+    def same(self, kind, data):
+        want = self.peer.dequantise(kind, data, N_IN * N_OUT).tobytes()
+        for got in ours(kind, data):
+            for at in range(0, len(want) if got != want else 0, 4):
+                a, b = got[at : at + 4], want[at : at + 4]
+                self.assertEqual(a, b, "%s: weight %d is %r, ggml says %r" % (
+                    kind, at // 4, *struct.unpack("f", a), *struct.unpack("f", b)))
+
+    def test_quantised_rows(self):
+        for kind in TYPES:
+            with self.subTest(kind):
+                floats = array.array("f", gauss_rows(random.Random(kind)))
+                self.same(kind, self.peer.quantise(kind, floats, N_IN))
+
+    def test_any_bits(self):
+        for kind, (_, block, _) in TYPES.items():
+            if block > 1:
+                with self.subTest(kind):
+                    self.same(kind, random_bytes(random.Random(kind), kind))
+
+
+if __name__ == "__main__":
+    unittest.main()

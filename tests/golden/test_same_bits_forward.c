@@ -1,0 +1,487 @@
+/* test_same_bits_forward.c - a row's logits are the same bytes whatever else happens: threads,
+ * chunks, neighbours, tiers, trees, rollbacks. */
+#include "base/rng.h"
+#include "lib/lib.h"
+#include "lib/rig.h"
+#include "lib/tiny.h"
+#include "lib/weights.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N 150      // tokens of a sequence: past one block of KV, short of one piece of attention
+#define N_LONG 600 // past two pieces
+#define EMBEDDED SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+
+static const char *const tiers[] = {"c", "avx2", "avx512"};
+
+static uint64_t dice_state;
+
+static uint32_t dice(uint32_t n)
+{
+    return (uint32_t)((dice_state = rng_splitmix64(dice_state)) % n);
+}
+
+static void random_tokens(uint32_t *to, uint32_t n, uint32_t n_vocab, uint64_t seed)
+{
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = (uint32_t)(rng_splitmix64(seed * 100003 + i) % n_vocab);
+}
+
+static void assert_same(const float *got, const float *want, size_t n, const char *what)
+{
+    if (memcmp(got, want, n * sizeof(*got)) != 0)
+        fail_msg("%s: other bits", what);
+}
+
+static float *logits_of(struct rig *r, const uint32_t *tokens, uint32_t n, uint32_t chunk)
+{
+    float *logits = calloc((size_t)n * r->model->params.n_vocab, sizeof(*logits));
+    assert_non_null(logits);
+    struct kv_seq seq = rig_seq(r);
+    rig_feed(r, &seq, tokens, n, chunk, logits);
+    kv_seq_done(r->kv, &seq);
+    return logits;
+}
+
+/* ---- threads, chunks, tiers ---- */
+
+static void compare_ways(struct rig *r, const uint32_t *tokens, uint32_t n, const float *want,
+                         const char *what)
+{
+    const uint32_t chunks[] = {1, 16, 64, 512};
+    for (size_t c = 0; c < ARRAY_LEN(chunks); c++) {
+        AUTO(mem_free) float *got = logits_of(r, tokens, n, chunks[c]);
+        assert_same(got, want, (size_t)n * r->model->params.n_vocab, what);
+    }
+}
+
+static void threads_and_chunks_and_tiers_change_nothing(void **state)
+{
+    (void)state;
+    AUTO(mem_free) float *want = NULL;
+    uint32_t tokens[N];
+    for (size_t t = 0; t < ARRAY_LEN(tiers); t++)
+        for (unsigned threads = 1; threads <= 3; threads++) {
+            struct rig r;
+            if (!kernel_tier(tiers[t]))
+                continue;
+            rig_open(
+                &r, EMBEDDED,
+                &(struct rig_options){.tier = tiers[t], .n_threads = threads, .max_rows = 512});
+            random_tokens(tokens, N, r.model->params.n_vocab, 1);
+            if (!want)
+                want = logits_of(&r, tokens, N, 0);
+            compare_ways(&r, tokens, N, want, tiers[t]);
+            rig_close(&r);
+        }
+}
+
+static void long_contexts_change_nothing(void **state)
+{
+    (void)state;
+    AUTO(mem_free) float *want = NULL;
+    uint32_t tokens[N_LONG];
+    for (size_t t = 0; t < ARRAY_LEN(tiers); t++) {
+        struct rig r;
+        if (!kernel_tier(tiers[t]))
+            continue;
+        rig_open(&r, EMBEDDED,
+                 &(struct rig_options){.tier = tiers[t], .n_threads = 2, .max_rows = 512});
+        random_tokens(tokens, N_LONG, r.model->params.n_vocab, 2);
+        AUTO(mem_free) float *got = logits_of(&r, tokens, N_LONG, t % 2 ? 0 : 37);
+        if (want)
+            assert_same(got, want, (size_t)N_LONG * r.model->params.n_vocab, tiers[t]);
+        else
+            want = TAKE(got);
+        rig_close(&r);
+    }
+}
+
+static void every_type_has_the_same_bits_everywhere(void **state)
+{
+    (void)state;
+    const char *const archs[] = {"llama", "qwen2", "qwen3"};
+    for (int i = 0; i < WEIGHTS_TYPES; i++) {
+        struct tiny tiny = {.arch = archs[i % 3],
+                            .type = weights_types[i].type,
+                            .head_type = weights_types[(i + 1) % WEIGHTS_TYPES].type,
+                            .mixed = true,
+                            .n_layers = 1,
+                            .seed = (uint64_t)i};
+        size_t len;
+        AUTO(mem_free) void *file = tiny_write(&tiny, &len);
+        AUTO(mem_free) float *want = NULL;
+        uint32_t tokens[40];
+        random_tokens(tokens, 40, TINY_VOCAB, 3);
+        for (size_t t = 0; t < ARRAY_LEN(tiers); t++) {
+            struct rig r;
+            if (!kernel_tier(tiers[t]))
+                continue;
+            rig_open_memory(&r, file, len,
+                            &(struct rig_options){.tier = tiers[t], .n_threads = 1 + t % 2});
+            if (!want)
+                want = logits_of(&r, tokens, 40, 0);
+            for (uint32_t chunk = 1; chunk <= 40; chunk = chunk * 3 + 1) {
+                AUTO(mem_free) float *got = logits_of(&r, tokens, 40, chunk);
+                assert_same(got, want, 40 * TINY_VOCAB, weights_types[i].name);
+            }
+            rig_close(&r);
+        }
+    }
+}
+
+static void passes_run_alone_have_the_same_bits(void **state)
+{
+    (void)state;
+    AUTO(mem_free) float *want = NULL;
+    uint32_t tokens[N];
+    for (int alone = 0; alone < 2; alone++) {
+        struct rig r;
+        rig_open(&r, EMBEDDED, &(struct rig_options){.n_threads = 2, .may_be_alone = alone});
+        random_tokens(tokens, N, r.model->params.n_vocab, 4);
+        AUTO(mem_free) float *got = logits_of(&r, tokens, N, 0);
+        if (want)
+            assert_same(got, want, (size_t)N * r.model->params.n_vocab, "alone");
+        else
+            want = TAKE(got);
+        rig_close(&r);
+    }
+}
+
+/* ---- neighbours ---- */
+
+#define N_SEQS 5
+
+struct crowd {
+    struct rig rig;
+    struct kv_seq seqs[N_SEQS];
+    uint32_t tokens[N_SEQS][N];
+    float *want[N_SEQS]; // (N, n_vocab), each sequence alone
+};
+
+static void open_crowd(struct crowd *c)
+{
+    rig_open(&c->rig, EMBEDDED, &(struct rig_options){.n_threads = 2, .max_rows = 96});
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        random_tokens(c->tokens[s], N, c->rig.model->params.n_vocab, 10 + s);
+        c->want[s] = logits_of(&c->rig, c->tokens[s], N, 0);
+        c->seqs[s] = rig_seq(&c->rig);
+    }
+}
+
+static void close_crowd(struct crowd *c)
+{
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        free(c->want[s]);
+        kv_seq_done(c->rig.kv, &c->seqs[s]);
+    }
+    rig_close(&c->rig);
+}
+
+/* Some rows of a sequence behind those it has. */
+static uint32_t add_rows(struct crowd *c, uint32_t s, uint32_t n, struct forward_row *rows)
+{
+    uint32_t from = c->seqs[s].len;
+    n = n < N - from ? n : N - from;
+    assert_int_equal(kv_grow(c->rig.kv, &c->seqs[s], n), 0);
+    for (uint32_t i = 0; i < n; i++)
+        rows[i] = (struct forward_row){.seq = &c->seqs[s],
+                                       .token = c->tokens[s][from + i],
+                                       .pos = from + i,
+                                       .index = from + i,
+                                       .parent = -1,
+                                       .wants_logits = dice(3) > 0};
+    return n;
+}
+
+static void assert_rows(struct crowd *c, const struct forward_row *rows, uint32_t n)
+{
+    size_t n_vocab = c->rig.model->params.n_vocab;
+    for (uint32_t i = 0; i < n; i++) {
+        size_t s = (size_t)(rows[i].seq - c->seqs);
+        if (rows[i].wants_logits)
+            assert_same(forward_logits(c->rig.forward, i), c->want[s] + rows[i].pos * n_vocab,
+                        n_vocab, "in a crowd");
+    }
+}
+
+static void neighbours_change_nothing(void **state)
+{
+    (void)state;
+    static struct crowd c;
+    uint32_t n_done = 0;
+    dice_state = 5;
+    open_crowd(&c);
+    while (n_done < N_SEQS) {
+        struct forward_row rows[96];
+        uint32_t n = 0;
+        n_done = 0;
+        for (uint32_t s = 0; s < N_SEQS; s++) {
+            n += add_rows(&c, s, dice(18), rows + n);
+            n_done += c.seqs[s].len == N;
+        }
+        forward_run(c.rig.forward, rows, n);
+        assert_rows(&c, rows, n);
+    }
+    close_crowd(&c);
+}
+
+/* ---- trees ---- */
+
+#define TREE 24
+
+struct tree {
+    uint32_t tokens[TREE];
+    int32_t parents[TREE]; // -1: below the last token
+};
+
+static struct tree random_tree(uint32_t n_vocab)
+{
+    struct tree t;
+    for (int32_t i = 0; i < TREE; i++) {
+        t.tokens[i] = dice(n_vocab);
+        t.parents[i] = dice(3) ? (int32_t)dice((uint32_t)i + 1) - 1 : i - 1; // bushes and chains
+    }
+    return t;
+}
+
+static uint32_t depth_of(const struct tree *t, int32_t node)
+{
+    uint32_t depth = 0;
+    for (; node >= 0; node = t->parents[node])
+        depth++;
+    return depth;
+}
+
+/* Runs the last token and a tree below it. */
+static void run_tree(struct rig *r, struct kv_seq *seq, uint32_t token, const struct tree *t)
+{
+    struct forward_row rows[TREE + 1];
+    uint32_t base = seq->len;
+    assert_int_equal(kv_grow(r->kv, seq, TREE + 1), 0);
+    rows[0] = (struct forward_row){seq, token, base, base, -1, true};
+    for (int32_t i = 0; i < TREE; i++)
+        rows[i + 1] = (struct forward_row){
+            seq, t->tokens[i], base + depth_of(t, i), base + 1 + (uint32_t)i, t->parents[i] + 1,
+            true};
+    forward_run(r->forward, rows, TREE + 1);
+}
+
+/* The path from the last token down to a node, rising. */
+static uint32_t path_to(const struct tree *t, int32_t node, uint32_t *path)
+{
+    uint32_t n = depth_of(t, node);
+    for (uint32_t i = n; i > 0; node = t->parents[node])
+        path[--i] = (uint32_t)node;
+    return n;
+}
+
+/* A node's logits are those of the chain from the beginning to it. */
+static void assert_node(struct rig *tree_rig, struct rig *r, const uint32_t *context, uint32_t n,
+                        const struct tree *t, int32_t node)
+{
+    uint32_t tokens[N + TREE], path[TREE], n_path = path_to(t, node, path);
+    memcpy(tokens, context, n * sizeof(*tokens));
+    for (uint32_t i = 0; i < n_path; i++)
+        tokens[n + i] = t->tokens[path[i]];
+    struct kv_seq seq = rig_seq(r);
+    rig_feed(r, &seq, tokens, n + n_path - 1, 0, NULL);
+    const float *want = rig_step(r, &seq, tokens[n + n_path - 1]);
+    assert_same(forward_logits(tree_rig->forward, (uint32_t)node + 1), want,
+                r->model->params.n_vocab, "tree");
+    kv_seq_done(r->kv, &seq);
+}
+
+static void a_tree_equals_its_chains(void **state)
+{
+    (void)state;
+    struct rig a, b;
+    uint32_t context[N];
+    rig_open(&a, EMBEDDED, &(struct rig_options){.n_threads = 2});
+    rig_open(&b, EMBEDDED, &(struct rig_options){0});
+    random_tokens(context, N, a.model->params.n_vocab, 20);
+    for (dice_state = 0; dice_state < 6; dice_state++) {
+        uint64_t seed = dice_state;
+        uint32_t n = 1 + dice(60);
+        struct tree t = random_tree(a.model->params.n_vocab);
+        struct kv_seq seq = rig_seq(&a);
+        rig_feed(&a, &seq, context, n - 1, 0, NULL);
+        run_tree(&a, &seq, context[n - 1], &t);
+        for (int32_t node = 0; node < TREE; node += 3)
+            assert_node(&a, &b, context, n, &t, node);
+        kv_seq_done(a.kv, &seq);
+        dice_state = seed;
+    }
+    rig_close(&a);
+    rig_close(&b);
+}
+
+/* Accepts a path of a tree, goes on, and compares with what never saw a tree. */
+static void kept_paths_equal_chains_that_never_branched(void **state)
+{
+    (void)state;
+    struct rig a;
+    uint32_t tokens[N + TREE * 20] = {0}, n = 40;
+    rig_open(&a, EMBEDDED, &(struct rig_options){.n_threads = 2});
+    uint32_t n_vocab = a.model->params.n_vocab;
+    random_tokens(tokens, n, n_vocab, 21);
+    struct kv_seq seq = rig_seq(&a);
+    rig_feed(&a, &seq, tokens, n - 1, 0, NULL);
+    dice_state = 9;
+    for (int round = 0; round < 12; round++) {
+        struct tree t = random_tree(n_vocab);
+        uint32_t path[TREE], base = seq.len;
+        uint32_t n_path = path_to(&t, (int32_t)dice(TREE + 1) - 1, path);
+        run_tree(&a, &seq, tokens[n - 1], &t);
+        for (uint32_t i = 0; i < n_path; i++) {
+            tokens[n + i] = t.tokens[path[i]];
+            path[i] += base + 1;
+        }
+        kv_keep(a.kv, &seq, base + 1, path, n_path);
+        n += n_path;
+        tokens[n++] = dice(n_vocab); // the correction or bonus
+    }
+    AUTO(mem_free) float *got = calloc(n_vocab, sizeof(*got));
+    memcpy(got, rig_step(&a, &seq, tokens[n - 1]), n_vocab * sizeof(*got));
+    AUTO(mem_free) float *want = logits_of(&a, tokens, n, 0);
+    assert_same(got, want + (size_t)(n - 1) * n_vocab, n_vocab, "after kept paths");
+    kv_seq_done(a.kv, &seq);
+    rig_close(&a);
+}
+
+/* ---- rollbacks ---- */
+
+/* A wrong draft behind a sequence's next token, most of it dropped again. */
+static void draft_and_roll_back(struct crowd *c, uint32_t n_keep[N_SEQS])
+{
+    struct forward_row rows[96];
+    uint32_t n = 0, n_draft, base[N_SEQS];
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        base[s] = c->seqs[s].len;
+        n_draft = dice(12);
+        n_keep[s] = base[s] == N ? 0 : dice(n_draft + 1) + 1;
+        if (n_keep[s] == 0)
+            continue;
+        n_keep[s] = n_keep[s] < N - base[s] ? n_keep[s] : N - base[s];
+        assert_int_equal(kv_grow(c->rig.kv, &c->seqs[s], 1 + n_draft), 0);
+        for (uint32_t i = 0; i <= n_draft; i++, n++) // right as far as it is kept, then wrong
+            rows[n] = (struct forward_row){
+                &c->seqs[s], i < n_keep[s] ? c->tokens[s][base[s] + i] : dice(1000),
+                base[s] + i, base[s] + i,
+                -1,          i < n_keep[s]};
+    }
+    forward_run(c->rig.forward, rows, n);
+    assert_rows(c, rows, n);
+    for (uint32_t s = 0; s < N_SEQS; s++)
+        kv_keep(c->rig.kv, &c->seqs[s], base[s] + n_keep[s], NULL, 0);
+}
+
+static void rollbacks_of_different_lengths_leave_no_trace(void **state)
+{
+    (void)state;
+    static struct crowd c;
+    dice_state = 6;
+    open_crowd(&c);
+    for (int round = 0; round < 60; round++) {
+        uint32_t n_keep[N_SEQS];
+        draft_and_roll_back(&c, n_keep);
+    }
+    const struct kv_seq *seqs[N_SEQS];
+    for (uint32_t s = 0; s < N_SEQS; s++) {
+        assert_int_equal(c.seqs[s].len, N);
+        seqs[s] = &c.seqs[s];
+    }
+    assert_true(kv_check(c.rig.kv, seqs, N_SEQS));
+    close_crowd(&c);
+}
+
+static void a_fork_goes_on_as_its_origin(void **state)
+{
+    (void)state;
+    static struct crowd c;
+    open_crowd(&c);
+    size_t n_vocab = c.rig.model->params.n_vocab;
+    rig_feed(&c.rig, &c.seqs[0], c.tokens[0], 100, 0, NULL);
+    for (uint32_t s = 1; s < N_SEQS; s++) {
+        assert_int_equal(kv_fork(c.rig.kv, &c.seqs[0], 60 + 9 * s, &c.seqs[s]), 0);
+        const float *got = rig_step(&c.rig, &c.seqs[s], c.tokens[0][60 + 9 * s]);
+        assert_same(got, c.want[0] + (60 + 9 * s) * n_vocab, n_vocab, "fork");
+    }
+    close_crowd(&c);
+}
+
+/* ---- hidden rows ---- */
+
+static void hidden_rows_are_the_same_in_any_chunk(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, EMBEDDED, &(struct rig_options){.n_threads = 2});
+    const struct model_params *p = &r.model->params;
+    const uint32_t layers[] = {0, 1, p->n_layers, p->n_layers + 1};
+    assert_int_equal(forward_want_hidden(r.forward, layers, 4), 0);
+    uint32_t tokens[32];
+    random_tokens(tokens, 32, p->n_vocab, 30);
+    size_t bytes = p->n_embd * sizeof(float);
+    AUTO(mem_free) float *want = calloc(4 * 32, bytes), *embd = calloc(1, bytes);
+    for (uint32_t chunk = 32; chunk > 0; chunk /= 2) {
+        struct kv_seq seq = rig_seq(&r);
+        for (uint32_t at = 0; at < 32; at += chunk) {
+            rig_feed(&r, &seq, tokens + at, chunk, 0, NULL);
+            for (uint32_t h = 0; h < 4; h++)
+                for (uint32_t i = 0; i < chunk; i++) {
+                    float *w = want + (h * 32 + at + i) * p->n_embd;
+                    if (chunk == 32)
+                        memcpy(w, forward_hidden(r.forward, h, i), bytes);
+                    assert_same(forward_hidden(r.forward, h, i), w, p->n_embd, "hidden");
+                }
+        }
+        kv_seq_done(r.kv, &seq);
+    }
+    kernel_dequant_packed(&r.model->embd, tokens[5], embd);
+    assert_same(want + 5 * p->n_embd, embd, p->n_embd, "the first layer's input");
+    rig_close(&r);
+}
+
+static void hidden_rows_that_do_not_exist_are_refused(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, EMBEDDED, &(struct rig_options){0});
+    const uint32_t beyond = r.model->params.n_layers + 2, many[FORWARD_MAX_HIDDEN + 1] = {0};
+    assert_true(forward_want_hidden(r.forward, &beyond, 1) < 0);
+    assert_true(forward_want_hidden(r.forward, many, FORWARD_MAX_HIDDEN + 1) < 0);
+    assert_int_equal(forward_want_hidden(r.forward, many, 1), 0);
+    assert_int_equal(forward_want_hidden(r.forward, NULL, 0), 0);
+    rig_close(&r);
+}
+
+/* A pass without rows is nothing. */
+static void an_empty_batch_is_nothing(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, EMBEDDED, &(struct rig_options){.n_threads = 2});
+    forward_run(r.forward, NULL, 0);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_and_chunks_and_tiers_change_nothing),
+        cmocka_unit_test(long_contexts_change_nothing),
+        cmocka_unit_test(every_type_has_the_same_bits_everywhere),
+        cmocka_unit_test(passes_run_alone_have_the_same_bits),
+        cmocka_unit_test(neighbours_change_nothing),
+        cmocka_unit_test(a_tree_equals_its_chains),
+        cmocka_unit_test(kept_paths_equal_chains_that_never_branched),
+        cmocka_unit_test(rollbacks_of_different_lengths_leave_no_trace),
+        cmocka_unit_test(a_fork_goes_on_as_its_origin),
+        cmocka_unit_test(hidden_rows_are_the_same_in_any_chunk),
+        cmocka_unit_test(hidden_rows_that_do_not_exist_are_refused),
+        cmocka_unit_test(an_empty_batch_is_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

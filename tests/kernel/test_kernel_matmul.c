@@ -1,0 +1,144 @@
+/* test_kernel_matmul.c - every weight type: packing, and products against a float64 oracle. */
+#include "kernel/kernel_impl.h"
+#include "lib/lib.h"
+#include "lib/weights.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t row_bytes(enum kernel_type type, uint32_t n_in)
+{
+    uint32_t per, bytes;
+    assert_int_equal(kernel_type_block(type, &per, &bytes), 0);
+    return (size_t)n_in / per * bytes;
+}
+
+static void a_packed_row_dequantises_as_the_row_of_the_file(void **state)
+{
+    (void)state;
+    for (int t = 0; t < WEIGHTS_TYPES; t++) {
+        enum kernel_type type = weights_types[t].type;
+        uint32_t n_out = 37, n_in = 768;
+        uint8_t *rows = weights_random(type, n_out, n_in, 1, true);
+        struct kernel_mat w = weights_pack(type, rows, n_out, n_in);
+        for (uint32_t r = 0; r < n_out; r++) {
+            float a[768], b[768];
+            kernel_dequant(type, rows + r * row_bytes(type, n_in), n_in, a);
+            kernel_dequant_packed(&w, r, b);
+            assert_memory_equal(a, b, sizeof(a));
+        }
+        free(rows);
+        free((void *)w.data);
+    }
+}
+
+static void packing_in_ranges_is_packing_at_once(void **state)
+{
+    (void)state;
+    for (int t = 0; t < WEIGHTS_TYPES; t++) {
+        enum kernel_type type = weights_types[t].type;
+        uint32_t n_out = 53, n_in = 256;
+        uint8_t *rows = weights_random(type, n_out, n_in, 2, false);
+        struct kernel_mat w = weights_pack(type, rows, n_out, n_in);
+        size_t bytes = kernel_packed_bytes(type, n_out, n_in);
+        uint8_t *parts = weights_alloc(bytes);
+        kernel_pack(type, rows, n_out, n_in, 48, 53, parts);
+        kernel_pack(type, rows, n_out, n_in, 0, 16, parts);
+        kernel_pack(type, rows, n_out, n_in, 16, 48, parts);
+        assert_memory_equal(parts, w.data, bytes);
+        free(rows);
+        free(parts);
+        free((void *)w.data);
+    }
+}
+
+/* The activation that a prepared row stands for. */
+static double prepared_at(enum kernel_form form, const void *row, uint32_t k)
+{
+    if (form != KERNEL_FORM_INT8)
+        return ((const float *)row)[k];
+    const struct kernel_x *x = (const struct kernel_x *)row + k / KERNEL_BLOCK;
+    return (double)x->q[k % KERNEL_BLOCK] * x->d;
+}
+
+/* A sum of n products in float differs from the exact one by at most n 2^-24 of the products'
+ * sizes; lanes and blocks make the chains far shorter. Rounding d_w d_x once more is within it. */
+static void check_against_float64(const struct kernel *kernel, enum kernel_type type, uint32_t m,
+                                  uint32_t n_out, uint32_t n_in)
+{
+    enum kernel_form form = kernel_form_of(type);
+    size_t x_bytes = kernel_form_bytes(form, n_in);
+    uint8_t *rows = weights_random(type, n_out, n_in, 3, false);
+    struct kernel_mat w = weights_pack(type, rows, n_out, n_in);
+    float *x = weights_floats(m, n_in, 4, false), *y = weights_alloc(m * n_out * sizeof(float));
+    float *wf = weights_alloc(n_in * sizeof(float));
+    uint8_t *px = weights_alloc(m * x_bytes);
+    for (uint32_t r = 0; r < m; r++)
+        kernel->prepare(form, x + r * n_in, n_in, px + r * x_bytes);
+    kernel->matmul(&w, px, x_bytes, m, y, n_out, 0, n_out);
+    for (uint32_t c = 0; c < n_out; c++) {
+        kernel_dequant(type, rows + c * row_bytes(type, n_in), n_in, wf);
+        for (uint32_t r = 0; r < m; r++) {
+            double sum = 0, size = 0;
+            for (uint32_t k = 0; k < n_in; k++) {
+                double p = wf[k] * prepared_at(form, px + r * x_bytes, k);
+                sum += p;
+                size += fabs(p);
+            }
+            if (fabs(y[r * n_out + c] - sum) > size * 4e-6)
+                fail_msg("type %u row %u column %u: %g is not %g", type, r, c, y[r * n_out + c],
+                         sum);
+        }
+    }
+    free(rows);
+    free(x);
+    free(y);
+    free(wf);
+    free(px);
+    free((void *)w.data);
+}
+
+static void products_agree_with_float64(void **state)
+{
+    (void)state;
+    for (int t = 0; t < WEIGHTS_TYPES; t++)
+        check_against_float64(kernel_tier("c"), weights_types[t].type, 3, 37, 768);
+    check_against_float64(kernel_tier("c"), KERNEL_F16, 2, 5, 100);
+    check_against_float64(kernel_tier("c"), KERNEL_F32, 2, 5, 7);
+    check_against_float64(kernel_tier("c"), KERNEL_BF16, 2, 5, 45);
+    check_against_float64(kernel_tier("c"), KERNEL_Q8_0, 2, 5, 288);
+}
+
+/* int8: at most half a step of the largest in 32. bf16: 2^-9 of each. */
+static void prepared_rows_are_near_the_activations(void **state)
+{
+    (void)state;
+    float x[96];
+    float *r = weights_floats(1, 96, 5, false);
+    memcpy(x, r, sizeof(x));
+    free(r);
+    uint8_t *to = weights_alloc(kernel_form_bytes(KERNEL_FORM_INT8, 96));
+    kernel_tier("c")->prepare(KERNEL_FORM_INT8, x, 96, to);
+    for (uint32_t k = 0; k < 96; k++)
+        assert_true(fabs(prepared_at(KERNEL_FORM_INT8, to, k) - x[k]) <=
+                    ((struct kernel_x *)(void *)to)[k / 32].d * 0.500001);
+    free(to);
+    to = weights_alloc(kernel_form_bytes(KERNEL_FORM_BF16, 96));
+    kernel_tier("c")->prepare(KERNEL_FORM_BF16, x, 96, to);
+    for (uint32_t k = 0; k < 96; k++)
+        assert_true(fabs(prepared_at(KERNEL_FORM_BF16, to, k) - x[k]) <= fabsf(x[k]) * 0x1p-8);
+    free(to);
+}
+
+int main(void)
+{
+    kernel_thread_init();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_packed_row_dequantises_as_the_row_of_the_file),
+        cmocka_unit_test(packing_in_ranges_is_packing_at_once),
+        cmocka_unit_test(products_agree_with_float64),
+        cmocka_unit_test(prepared_rows_are_near_the_activations),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

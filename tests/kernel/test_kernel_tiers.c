@@ -1,0 +1,171 @@
+/* test_kernel_tiers.c - every tier gives the bits of the C tier: products of every type, for any
+ * number of rows and any split of the columns. TANDEM_TEST_LONG=1: every number of rows up to 64.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "kernel/kernel_impl.h"
+#include "lib/guard.h"
+#include "lib/lib.h"
+#include "lib/weights.h"
+
+#define MAX_ROWS 64
+
+static const char *const tier_names[] = {"avx2", "avx512"};
+
+static bool rows_wanted(uint32_t m)
+{
+    return getenv("TANDEM_TEST_LONG") || m <= 17 || m == 33 || m == MAX_ROWS;
+}
+
+/* A product's operands, which end at guard pages, and the C tier's result for MAX_ROWS rows. */
+struct product {
+    struct kernel_mat w;
+    uint8_t *x;
+    size_t x_bytes;
+    float *y; // (MAX_ROWS, n_out)
+};
+
+static struct product product_of(enum kernel_type type, uint32_t n_out, uint32_t n_in, bool extreme)
+{
+    const struct kernel *c = kernel_tier("c");
+    enum kernel_form form = kernel_form_of(type);
+    struct product p = {.x_bytes = kernel_form_bytes(form, n_in)};
+    void *rows = weights_random(type, n_out, n_in, 11, extreme);
+    float *x = weights_floats(MAX_ROWS, n_in, 12, extreme);
+    p.w = weights_pack(type, rows, n_out, n_in);
+    void *packed = (void *)p.w.data;
+    p.w.data = guard_copy(packed, kernel_packed_bytes(type, n_out, n_in));
+    p.x = guard_alloc(MAX_ROWS * p.x_bytes);
+    p.y = weights_alloc(MAX_ROWS * n_out * sizeof(float));
+    for (uint32_t r = 0; r < MAX_ROWS; r++)
+        c->prepare(form, x + (size_t)r * n_in, n_in, p.x + r * p.x_bytes);
+    c->matmul(&p.w, p.x, p.x_bytes, MAX_ROWS, p.y, n_out, 0, n_out);
+    free(packed);
+    free(rows);
+    free(x);
+    return p;
+}
+
+static void product_done(struct product *p)
+{
+    guard_free_all();
+    free(p->y);
+}
+
+static void check_same(const struct product *p, const float *y, size_t y_stride, uint32_t first_row,
+                       uint32_t m, uint32_t from, uint32_t to, const char *tier)
+{
+    for (uint32_t r = 0; r < m; r++)
+        for (uint32_t c = from; c < to; c++) {
+            float want = p->y[(first_row + r) * p->w.n_out + c], got = y[r * y_stride + c];
+            if (memcmp(&want, &got, 4) != 0)
+                fail_msg("%s, type %u, K %u: row %u of %u, column %u: %a is not %a", tier,
+                         p->w.type, p->w.n_in, r, m, c, got, want);
+        }
+}
+
+/* Rows [0, m) at once, columns cut at `cut`; nothing else is written. */
+static void check_rows(const struct product *p, const struct kernel *k, uint32_t first_row,
+                       uint32_t m, uint32_t cut)
+{
+    uint32_t n = p->w.n_out;
+    size_t stride = n + 3;
+    float *y = weights_alloc(m * stride * sizeof(float));
+    memset(y, 0xa5, m * stride * sizeof(float));
+    const uint8_t *x = p->x + first_row * p->x_bytes;
+    k->matmul(&p->w, x, p->x_bytes, m, y, stride, 0, cut);
+    if (cut < n) {
+        for (uint32_t r = 0; r < m; r++)
+            assert_int_equal(kernel_bits(y[r * stride + cut]), 0xa5a5a5a5);
+        k->matmul(&p->w, x, p->x_bytes, m, y, stride, cut, n);
+    }
+    for (uint32_t r = 0; r < m; r++)
+        assert_int_equal(kernel_bits(y[r * stride + n]), 0xa5a5a5a5);
+    check_same(p, y, stride, first_row, m, 0, n, k->name);
+    free(y);
+}
+
+static void check_type(const struct kernel *k, enum kernel_type type, uint32_t n_out, uint32_t n_in,
+                       bool extreme)
+{
+    struct product p = product_of(type, n_out, n_in, extreme);
+    for (uint32_t m = 1; m <= MAX_ROWS; m++)
+        if (rows_wanted(m))
+            check_rows(&p, k, (MAX_ROWS - m) / 2, m, n_out);
+    for (uint32_t cut = 16; cut < n_out; cut += 16)
+        for (uint32_t m = 1; m <= 9; m += 4)
+            check_rows(&p, k, 5, m, cut);
+    product_done(&p);
+}
+
+static void check_tier(const char *name)
+{
+    const struct kernel *k = kernel_tier(name);
+    if (!k) {
+        printf("skipped: this CPU has no %s\n", name);
+        return;
+    }
+    for (int t = 0; t < WEIGHTS_TYPES; t++) {
+        enum kernel_type type = weights_types[t].type;
+        int64_t start = clock_us();
+        check_type(k, type, 150, 256, false);
+        check_type(k, type, 81, 512, true);
+        uint32_t per, bytes;
+        assert_int_equal(kernel_type_block(type, &per, &bytes), 0);
+        if (per == 32) // an odd number of blocks, and one alone
+            check_type(k, type, 33, 288, true);
+        if (per <= 32)
+            check_type(k, type, 70, 32, false);
+        if (per == 1)
+            check_type(k, type, 35, 77, false);
+        printf("%s %s: %.1f ms\n", name, weights_types[t].name, (double)(clock_us() - start) / 1e3);
+    }
+}
+
+static void products_of_avx2_are_those_of_c(void **state)
+{
+    (void)state;
+    check_tier(tier_names[0]);
+}
+
+static void products_of_avx512_are_those_of_c(void **state)
+{
+    (void)state;
+    check_tier(tier_names[1]);
+}
+
+static void prepared_rows_are_the_same_bytes(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < 2; i++) {
+        const struct kernel *c = kernel_tier("c"), *k = kernel_tier(tier_names[i]);
+        for (uint32_t n = 1; k && n < 700; n += n < 40 ? 1 : 37)
+            for (enum kernel_form form = KERNEL_FORM_INT8; form <= KERNEL_FORM_BF16; form++) {
+                uint32_t len = form == KERNEL_FORM_INT8 ? n * 32 : n;
+                size_t bytes = kernel_form_bytes(form, len);
+                float *x = weights_floats(1, len, n, n % 2);
+                uint8_t *a = weights_alloc(bytes), *b = weights_alloc(bytes);
+                memset(a, 0, bytes);
+                memset(b, 0, bytes);
+                c->prepare(form, x, len, a);
+                k->prepare(form, x, len, b);
+                assert_memory_equal(a, b, bytes);
+                free(x);
+                free(a);
+                free(b);
+            }
+    }
+}
+
+int main(void)
+{
+    kernel_thread_init();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prepared_rows_are_the_same_bytes),
+        cmocka_unit_test(products_of_avx2_are_those_of_c),
+        cmocka_unit_test(products_of_avx512_are_those_of_c),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,43 @@
+/* generate.h - Generate calls from a test: start several at once, then collect what came. */
+#pragma once
+#include <pthread.h>
+#include <stdbool.h>
+#include "rpc/rpc.h"
+#include "tandem/v1/verifier.pb-c.h"
+
+#define ANSWER_MAX_TOKENS 4096
+#define ANSWER_MAX_TOP 5
+
+/* One choice of one request, as it arrived. */
+struct answer {
+    unsigned n;
+    uint32_t ids[ANSWER_MAX_TOKENS];
+    float logprobs[ANSWER_MAX_TOKENS];
+    uint32_t top[ANSWER_MAX_TOKENS][ANSWER_MAX_TOP];
+    char text[ANSWER_MAX_TOKENS * 16];
+    size_t text_len;
+    int64_t seed;
+    Tandem__V1__FinishReason reason;
+    unsigned prompt_tokens, drafted, accepted, rounds, bonus;
+};
+
+struct generation {
+    struct rpc_stream *stream;
+    struct answer *answer;    // of choice 0; others are dropped
+    struct rpc_status status; // once ended
+    bool ended;
+    unsigned n_events;
+    pthread_mutex_t mu;
+    pthread_cond_t changed;
+};
+
+/* Starts the call; the request may go away at once. */
+void generation_start(struct generation *g, struct rpc_client *c,
+                      const Tandem__V1__GenerateRequest *req, struct answer *answer);
+/* Waits until so many tokens have come, or the call has ended. */
+void generation_wait_tokens(struct generation *g, unsigned n);
+/* Waits for the end (at most 120 s) and frees what it holds; the status is left in g->status. */
+void generation_end(struct generation *g);
+/* All three; the status must be OK. */
+void generation_run(struct rpc_client *c, const Tandem__V1__GenerateRequest *req,
+                    struct answer *answer);

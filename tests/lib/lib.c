@@ -1,0 +1,32 @@
+/* lib.c - what tests of every kind share. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "lib/lib.h"
+
+const char *lib_shared(const char *path)
+{
+    static char full[4096];
+    snprintf(full, sizeof(full), "%s/../shared/%s", SOURCE_DIR, path);
+    if (access(full, R_OK) == 0)
+        return full;
+    printf("skipped: ../shared/%s does not lie beside the checkout\n", path);
+    return NULL;
+}
+
+char *lib_read(const char *path, size_t *ret_len)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        fail_msg("cannot open %s", path);
+    fseek(f, 0, SEEK_END);
+    long n = ftell(f);
+    rewind(f);
+    char *text = malloc((size_t)n + 1);
+    assert_non_null(text);
+    assert_int_equal(fread(text, 1, (size_t)n, f), n);
+    fclose(f);
+    text[n] = 0;
+    *ret_len = (size_t)n;
+    return text;
+}

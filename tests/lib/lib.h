@@ -1,0 +1,18 @@
+/* lib.h - what tests of every kind share. */
+#pragma once
+#include <setjmp.h> // cmocka.h wants these four before it
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#undef fail // cmocka's macro; ours is in base/err.h
+#undef fail_msg
+#define fail_msg(...) (print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
+#include <stdbool.h>
+
+/* "shared/models/x" beside the checkout, or NULL after printing that it is skipped. Static buffer.
+ */
+const char *lib_shared(const char *path);
+
+/* Whole file, NUL added; ends the test if it cannot be read. Free it. */
+char *lib_read(const char *path, size_t *ret_len);

@@ -1,0 +1,292 @@
+/* proposers.c - an honest proposer and a lying one, in the test's process. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tandem/v1/proposer.pb-c.h>
+#include "base/rng.h"
+#include "lib/lib.h"
+#include "lib/proposers.h"
+#include "proposer-svc/prop_ngram.h"
+#include "proposer-svc/proposer.h"
+#include "rpc/rpc.h"
+
+#define K_MAX 64
+#define STOP_GRACE_MS 20
+
+static void must_listen(struct rpc_server *server, const char *path)
+{
+    char address[2 * PROPOSER_PATH_MAX];
+    snprintf(address, sizeof(address), "unix:%s", path);
+    if (rpc_server_listen(server, address) < 0 || rpc_server_start(server) < 0)
+        fail_msg("%s", fail_text());
+}
+
+/* ---- honest ---- */
+
+struct honest {
+    void *shared;
+    struct sessions *sessions;
+    struct proposer *service;
+    struct rpc_server *server;
+};
+
+struct honest *honest_start(const char *path)
+{
+    struct honest *h = calloc(1, sizeof(*h));
+    prop_ngram_settings = (struct prop_ngram_settings){4, 1, (char *)"latest", true};
+    assert_int_equal(prop_ngram.open(&h->shared), 0);
+    struct sessions_config sc = {.ops = &prop_ngram,
+                                 .shared = h->shared,
+                                 .max_sessions = 100,
+                                 .max_tokens = 1 << 20,
+                                 .max_context = 1 << 18,
+                                 .k_max = 20,
+                                 .idle_us = INT64_MAX};
+    assert_int_equal(sessions_new(&sc, &h->sessions), 0);
+    struct proposer_config c = {.name = "ngram",
+                                .instance = "test",
+                                .k_max = 20,
+                                .max_context = sc.max_context,
+                                .sessions = h->sessions};
+    assert_int_equal(proposer_new(&c, &h->service), 0);
+    struct rpc_server_options opt = {0};
+    assert_int_equal(rpc_server_new(&opt, &h->server), 0);
+    proposer_add(h->service, h->server);
+    must_listen(h->server, path);
+    return h;
+}
+
+void honest_stop(struct honest *h)
+{
+    if (!h)
+        return;
+    rpc_server_stop(h->server, STOP_GRACE_MS);
+    proposer_free(h->service);
+    sessions_free(h->sessions);
+    prop_ngram.close(h->shared);
+    free(h);
+}
+
+uint32_t honest_n_sessions(struct honest *h)
+{
+    struct sessions_stats stats;
+    sessions_stats(h->sessions, &stats);
+    return stats.n_sessions;
+}
+
+/* ---- a liar ---- */
+
+struct liar {
+    struct rpc_server *server;
+    uint32_t n_vocab;
+    atomic_int lie;
+    atomic_uint n_rounds, n_streams;
+};
+
+static const char *const lie_names[LIE_COUNT] = {
+    "nothing",    "empty",        "silent",  "late",     "stale",   "overlong",
+    "vocabulary", "parents",      "nan",     "q mode",   "garbage", "huge",
+    "flood",      "need context", "hang up", "protocol", "digest",  "no describe"};
+
+const char *lie_name(enum lie lie)
+{
+    return lie_names[lie];
+}
+
+static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
+{
+    struct liar *l = rpc_call_service(call);
+    (void)msg;
+    if (l->lie == LIE_NO_DESCRIBE) {
+        rpc_call_finish(call, RPC_INTERNAL, "I do not feel like it");
+        return;
+    }
+    Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
+    reply.protocol = l->lie == LIE_PROTOCOL ? 99 : TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
+    reply.vocab_digest = l->lie == LIE_DIGEST ? 0xbad : 0;
+    reply.kind = (ProtobufCBinaryData){4, (uint8_t *)"liar"};
+    reply.k_max = K_MAX;
+    rpc_call_reply(call, &reply.base);
+}
+
+/* What one answer is made of; packed before it goes out of scope. */
+struct told {
+    Tandem__V1__SequenceDraft draft;
+    uint32_t tokens[K_MAX + 2];
+    int32_t parents[K_MAX + 2];
+    float survival[K_MAX + 2];
+};
+
+/* Any token of the vocabulary, or one of those just committed, which is sometimes right. */
+static uint32_t guess(const struct liar *l, const Tandem__V1__RoundSequence *r, uint32_t i)
+{
+    uint64_t x = rng_splitmix64(r->digest + i);
+    return x & 1 && r->n_tokens ? r->tokens[(x >> 1) % r->n_tokens] : (uint32_t)(x % l->n_vocab);
+}
+
+static void tell(struct told *t, const struct liar *l, const Tandem__V1__RoundSequence *r)
+{
+    uint32_t k = r->k < K_MAX ? r->k : K_MAX;
+    Tandem__V1__SequenceDraft *d = &t->draft;
+    tandem__v1__sequence_draft__init(d);
+    d->seq = r->seq;
+    d->base_len = r->base_len + (l->lie == LIE_STALE);
+    d->digest = r->digest;
+    d->n_tokens = l->lie == LIE_EMPTY ? 0 : l->lie == LIE_OVERLONG ? k + 1 : k;
+    d->tokens = t->tokens;
+    d->parents = t->parents;
+    d->survival = t->survival;
+    d->n_parents = l->lie == LIE_PARENTS ? d->n_tokens : 0;
+    d->n_survival = l->lie == LIE_NAN ? d->n_tokens : 0;
+    d->q_mode = l->lie == LIE_Q_MODE ? TANDEM__V1__QMODE__Q_MODE_DENSE : 0;
+    d->need_context = l->lie == LIE_NEED_CONTEXT;
+    for (uint32_t i = 0; i < d->n_tokens; i++) {
+        t->tokens[i] = guess(l, r, i);
+        t->parents[i] = (int32_t)d->n_tokens - (int32_t)i;
+        t->survival[i] = NAN;
+    }
+    if (l->lie == LIE_VOCABULARY && d->n_tokens)
+        t->tokens[d->n_tokens - 1] = l->n_vocab;
+}
+
+static struct rpc_msg *answer_to(const struct liar *l, const Tandem__V1__Round *round)
+{
+    Tandem__V1__Drafts drafts = TANDEM__V1__DRAFTS__INIT;
+    struct told *told = calloc(round->n_sequences + 1, sizeof(*told));
+    Tandem__V1__SequenceDraft **pointers = calloc(round->n_sequences + 1, sizeof(*pointers));
+    for (size_t i = 0; i < round->n_sequences; i++) {
+        if (round->sequences[i]->close || round->sequences[i]->k == 0)
+            continue;
+        tell(&told[drafts.n_drafts], l, round->sequences[i]);
+        pointers[drafts.n_drafts] = &told[drafts.n_drafts].draft;
+        drafts.n_drafts++;
+    }
+    drafts.drafts = pointers;
+    struct rpc_msg *msg = rpc_pack(&drafts.base);
+    free(pointers);
+    free(told);
+    return msg;
+}
+
+static struct rpc_msg *huge_answer(void)
+{
+    size_t n = 1000000;
+    uint8_t *bytes = malloc(2 * n); // so many empty sequences: tag 1, length 0
+    for (size_t i = 0; i < n; i++) {
+        bytes[2 * i] = 0x0a;
+        bytes[2 * i + 1] = 0;
+    }
+    struct rpc_msg *msg = rpc_msg_of(bytes, 2 * n);
+    free(bytes);
+    return msg;
+}
+
+/* One late answer at a time: what is asked meanwhile is not answered. */
+static void send_late(struct rpc_call *call)
+{
+    struct rpc_msg *msg = rpc_call_user(call);
+    rpc_call_set_user(call, NULL);
+    rpc_call_send(call, msg);
+}
+
+static void answer(struct rpc_call *call, const struct liar *l, const Tandem__V1__Round *round)
+{
+    switch ((enum lie)l->lie) {
+    case LIE_SILENT:
+        break;
+    case LIE_LATE:
+        if (!rpc_call_user(call)) {
+            rpc_call_set_user(call, answer_to(l, round));
+            rpc_call_after(call, LIAR_LATE_MS, send_late);
+        }
+        break;
+    case LIE_GARBAGE:
+        rpc_call_send(call, rpc_msg_of("\xff\xff\xff\xff garbage", 12));
+        break;
+    case LIE_HUGE:
+        rpc_call_send(call, huge_answer());
+        break;
+    case LIE_FLOOD:
+        for (int i = 0; i < 100; i++)
+            rpc_call_send(call, answer_to(l, round));
+        break;
+    case LIE_HANG_UP:
+        rpc_call_finish(call, RPC_ABORTED, "enough");
+        break;
+    default:
+        rpc_call_send(call, answer_to(l, round));
+    }
+}
+
+static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)
+{
+    struct liar *l = rpc_call_service(call);
+    (void)msg;
+    l->n_streams++;
+}
+
+static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)
+{
+    struct liar *l = rpc_call_service(call);
+    if (!msg) {
+        rpc_call_finish(call, RPC_OK, NULL);
+        return;
+    }
+    Tandem__V1__Round *round =
+        (Tandem__V1__Round *)rpc_call_unpack(call, &tandem__v1__round__descriptor, msg);
+    assert_non_null(round);
+    l->n_rounds++;
+    answer(call, l, round);
+    tandem__v1__round__free_unpacked(round, NULL);
+}
+
+static void on_draft_end(struct rpc_call *call)
+{
+    rpc_msg_free(rpc_call_user(call));
+}
+
+static const struct rpc_method methods[] = {
+    {.path = "/tandem.v1.Proposer/Describe", .on_start = on_describe},
+    {.path = "/tandem.v1.Proposer/Draft",
+     .reads_stream = true,
+     .on_start = on_draft_start,
+     .on_message = on_draft_message,
+     .on_end = on_draft_end},
+};
+
+struct liar *liar_start(const char *path, enum lie lie, uint32_t n_vocab)
+{
+    struct liar *l = calloc(1, sizeof(*l));
+    l->n_vocab = n_vocab;
+    l->lie = lie;
+    struct rpc_server_options opt = {0};
+    assert_int_equal(rpc_server_new(&opt, &l->server), 0);
+    for (size_t i = 0; i < ARRAY_LEN(methods); i++)
+        rpc_server_add(l->server, &methods[i], l);
+    must_listen(l->server, path);
+    return l;
+}
+
+void liar_stop(struct liar *l)
+{
+    if (!l)
+        return;
+    rpc_server_stop(l->server, STOP_GRACE_MS);
+    free(l);
+}
+
+void liar_change(struct liar *l, enum lie lie)
+{
+    l->lie = lie;
+}
+
+unsigned liar_n_rounds(struct liar *l)
+{
+    return l->n_rounds;
+}
+
+unsigned liar_n_streams(struct liar *l)
+{
+    return l->n_streams;
+}

@@ -1,0 +1,33 @@
+/* rig.h - a model with everything it needs to run, for tests and benchmarks. Ends the test on
+ * errors. */
+#pragma once
+#include "model/forward.h"
+
+struct rig {
+    struct gguf *file;
+    struct pool *pool;
+    struct model *model;
+    struct kv *kv;
+    struct forward *forward;
+    uint32_t max_rows;
+};
+
+struct rig_options {
+    bool may_be_alone;           // small passes need not use all threads
+    const char *tier;            // NULL: the best
+    unsigned n_threads;          // 0: one
+    uint32_t max_rows, n_blocks; // 0: 64, 128
+};
+
+void rig_open(struct rig *r, const char *path, const struct rig_options *opt);
+/* The same over a file in memory that outlives it. */
+void rig_open_memory(struct rig *r, const void *data, size_t len, const struct rig_options *opt);
+void rig_close(struct rig *r);
+
+struct kv_seq rig_seq(const struct rig *r); // may take the whole pool
+/* Runs tokens behind what the sequence holds, `chunk` rows a pass (0: max_rows); the logits of
+ * every row to `logits` (n, n_vocab) unless NULL. */
+void rig_feed(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n, uint32_t chunk,
+              float *logits);
+/* One token; its logits, valid until the next pass. */
+const float *rig_step(struct rig *r, struct kv_seq *seq, uint32_t token);

@@ -1,0 +1,36 @@
+/* tiny.h - small models with random weights, written as GGUF files in memory, and what they should
+ * say, computed plainly in double from the same bytes. */
+#pragma once
+#include "kernel/kernel.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct tiny {
+    const char *arch;           // "llama", "qwen2", "qwen3"
+    enum kernel_type type;      // of all matrices
+    enum kernel_type head_type; // of the embedding, and of the head
+    bool tied;
+    bool factors;                // llama: a rope_freqs tensor
+    const char *scaling;         // NULL, "linear" or "yarn"
+    bool mixed;                  // attn_v and ffn_down have head_type
+    bool halves;                 // norms and biases in F16
+    uint32_t n_layers, rope_dim; // 0: 2, the whole head
+    uint64_t seed;
+};
+
+#define TINY_VOCAB 83 // no multiple of a tile
+#define TINY_EMBD 256
+#define TINY_HEADS 8
+#define TINY_KV_HEADS 2
+#define TINY_HEAD_DIM 32
+#define TINY_FF 512
+#define TINY_CONTEXT 512
+
+/* The file; free it. Aligned for readers. */
+void *tiny_write(const struct tiny *t, size_t *ret_len);
+
+/* Logits (n, TINY_VOCAB) of a chain of tokens from position 0; K and V are rounded to f16, as they
+ * are stored, nothing else is. */
+void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint32_t *tokens,
+                 uint32_t n, double *logits);

@@ -1,0 +1,40 @@
+"""Documents that repeat the code say what the code says."""
+import glob
+import os
+import re
+import subprocess
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        return f.read()
+
+
+class Documents(unittest.TestCase):
+    def test_configuration_holds_the_tables_of_the_services(self):
+        page = read("docs/configuration.md")
+        for name in ["proposer-svc", "verifier-svc", "gateway"]:
+            table = subprocess.run([os.path.join(BIN, name), "--print-config"], check=True, capture_output=True, text=True)
+            self.assertIn(f"## {name}\n\n{table.stdout}", page, "./tandem fmt writes it anew")
+
+    def test_metrics_lists_every_series(self):
+        sources = [p for folder in ["gateway", "proposer-svc", "verifier-svc", "common/rpc"]
+                   for p in glob.glob(os.path.join(ROOT, folder, "*.c"))]
+        served = {name for p in sources for name in re.findall(r'"(tandem_[a-z0-9_]+)"', read(p))}
+        listed = set(re.findall(r"^\| `(tandem_[a-z0-9_]+)`", read("docs/metrics.md"), re.M))
+        self.assertEqual(listed, served)
+
+    def test_links_between_documents_lead_somewhere(self):
+        pages = ["README.md", "models/README.md", *glob.glob("docs/*.md", root_dir=ROOT)]
+        for page in pages:
+            for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", read(page)):
+                target = os.path.join(ROOT, os.path.dirname(page), link)
+                self.assertTrue(os.path.exists(target), f"{page}: {link}")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,477 @@
+/* test_proposer.c - proposers of every character, and an engine that never waits for them. */
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <tandem/v1/proposer.pb-c.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/log.h"
+#include "lib/asker.h"
+#include "lib/lib.h"
+#include "lib/proposers.h"
+#include "rpc/rpc.h"
+
+#define WAIT_US 2000000 // for answers that must come
+
+/* Two sockets for each test, in a folder of our own. */
+static char folder[64], paths[2][PROPOSER_PATH_MAX], targets[2][PROPOSER_PATH_MAX];
+
+static int make_folder(void **state)
+{
+    (void)state;
+    signal(SIGPIPE, SIG_IGN);
+    log_init("test", LOG_LEVEL_ERROR); // lost proposers are the subject here
+    snprintf(folder, sizeof(folder), "/tmp/tandem-test-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    return 0;
+}
+
+static int name_sockets(void **state)
+{
+    (void)state;
+    static unsigned n_tests;
+    n_tests++;
+    for (int i = 0; i < 2; i++) {
+        snprintf(paths[i], sizeof(paths[i]), "%.40s/%u-%d.sock", folder, n_tests, i);
+        snprintf(targets[i], sizeof(targets[i]), "unix:%.40s/%u-%d.sock", folder, n_tests, i);
+    }
+    return 0;
+}
+
+static pid_t spawned; // a program that a failed test left behind
+
+static int clean_up(void **state)
+{
+    (void)state;
+    if (spawned)
+        kill(spawned, SIGKILL);
+    spawned = 0;
+    unlink(paths[0]);
+    unlink(paths[1]);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return rmdir(folder);
+}
+
+static struct asker *asker_of(unsigned n_targets)
+{
+    return asker_new((const char *[]){targets[0], targets[1]}, n_targets, 64);
+}
+
+static struct drafts_stats stats_of(struct asker *a, unsigned i)
+{
+    struct drafts_stats s;
+    drafts_stats(asker_drafts(a), i, &s);
+    return s;
+}
+
+static void must_draft(struct asker *a, unsigned i, uint64_t seq, unsigned n, uint32_t base_len)
+{
+    unsigned right;
+    assert_int_equal(asker_round(a, i, seq, n, base_len, 5, WAIT_US, &right), n);
+    assert_int_equal(right, 5 * n);
+}
+
+static void a_round_trip_brings_right_drafts(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    for (uint32_t round = 0; round < 20; round++)
+        must_draft(a, 0, 1, 16, 100 + 3 * round);
+    assert_int_equal(honest_n_sessions(h), 16);
+    struct drafts_stats s = stats_of(a, 0);
+    assert_string_equal(s.name, "ngram");
+    assert_int_equal(s.drafts, 20 * 16);
+    assert_int_equal(s.draft_tokens, 20 * 16 * 5);
+    assert_int_equal(s.stale + s.malformed, 0);
+    assert_int_equal(drafts_pick(asker_drafts(a), "ngram", 7, clock_us()), 0);
+    assert_int_equal(drafts_pick(asker_drafts(a), "eagle", 7, clock_us()), -1);
+    assert_true(drafts_has(asker_drafts(a), "ngram"));
+}
+
+static void a_sequence_that_paused_catches_up(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 1, 100);
+    must_draft(a, 0, 1, 1, 1777); // many rounds with k = 0 in between
+    unsigned right, n_came = 0;
+    for (int64_t until_us = clock_us() + WAIT_US; !n_came && clock_us() < until_us;) // in pieces
+        n_came = asker_round(a, 0, 1, 1, 150000, 5, WAIT_US, &right);
+    assert_int_equal(n_came, 1);
+    assert_int_equal(right, 5);
+}
+
+static void closed_sequences_are_freed_at_the_proposer(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 10, 100);
+    for (uint64_t seq = 1; seq <= 9; seq++)
+        drafts_close(asker_drafts(a), seq);
+    must_draft(a, 0, 10, 1, 101); // sent before the ends, or with them
+    must_draft(a, 0, 10, 1, 102);
+    assert_int_equal(honest_n_sessions(h), 1);
+}
+
+static void two_verifiers_and_two_proposers(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
+    AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
+    AUTO(asker_free) struct asker *a = asker_of(2);
+    AUTO(asker_free) struct asker *b = asker_of(2);
+    struct asker *both[] = {a, b};
+    for (int v = 0; v < 2; v++)
+        for (unsigned i = 0; i < 2; i++)
+            assert_true(asker_wait_usable(both[v], i, true));
+    for (uint32_t round = 0; round < 10; round++)
+        for (unsigned i = 0; i < 4; i++) // the same sequence numbers everywhere
+            must_draft(both[i / 2], i % 2, 1, 4, 100 + 2 * round + 10 * (i / 2));
+    assert_int_equal(honest_n_sessions(h0), 8);
+    assert_int_equal(honest_n_sessions(h1), 8);
+    unsigned n_first = 0;
+    for (uint64_t seq = 1000; seq < 1100; seq++)
+        n_first += drafts_pick(asker_drafts(a), NULL, seq, clock_us()) == 0;
+    assert_true(n_first > 20 && n_first < 80);
+    honest_stop(TAKE(h0));
+    assert_true(asker_wait_usable(a, 0, false));
+    for (uint64_t seq = 1000; seq < 1100; seq++)
+        assert_int_equal(drafts_pick(asker_drafts(a), NULL, seq, clock_us()), 1);
+}
+
+static void an_absent_proposer_is_found_when_it_comes(void **state)
+{
+    (void)state;
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    unsigned right;
+    assert_int_equal(asker_round(a, 0, 1, 1, 100, 5, 0, &right), 0);
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 1, 100);
+}
+
+static void a_restarted_proposer_is_told_everything_again(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    honest_stop(TAKE(h));
+    assert_true(asker_wait_usable(a, 0, false));
+    h = honest_start(paths[0]);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 107);
+    assert_int_equal(stats_of(a, 0).restarts, 1);
+}
+
+/* Rounds as an engine has them, until the proposer is given up; none may take long. */
+static void until_given_up(struct asker *a, uint32_t *base_len)
+{
+    int64_t until = clock_us() + 10000000;
+    unsigned right;
+    while (drafts_usable(asker_drafts(a), 0, clock_us())) {
+        assert_true(clock_us() < until);
+        if (asker_round(a, 0, 1, 4, ++*base_len, 5, 10000, &right) == 0)
+            poll(NULL, 0, 2); // the other sequences' work
+    }
+}
+
+static void lying_proposers_are_given_up_and_tried_again(void **state)
+{
+    (void)state;
+    static const enum lie lies[] = {LIE_SILENT,  LIE_LATE,    LIE_STALE,        LIE_OVERLONG,
+                                    LIE_PARENTS, LIE_NAN,     LIE_VOCABULARY,   LIE_GARBAGE,
+                                    LIE_Q_MODE,  LIE_HANG_UP, LIE_NEED_CONTEXT, LIE_HUGE,
+                                    LIE_FLOOD};
+    for (unsigned i = 0; i < ARRAY_LEN(lies); i++) {
+        print_message("%s\n", lie_name(lies[i]));
+        AUTO(liar_stop) struct liar *l = liar_start(paths[0], lies[i], ASKER_VOCAB);
+        AUTO(asker_free) struct asker *a = asker_of(1);
+        assert_true(asker_wait_usable(a, 0, true));
+        uint32_t base_len = 10;
+        until_given_up(a, &base_len);
+        liar_change(l, LIE_EMPTY); // reformed
+        assert_true(asker_wait_usable(a, 0, true));
+        unsigned right, n_came = 0;
+        for (int n = 0; n < 10 && !n_came; n++) // the flood may still be draining
+            n_came = asker_round(a, 0, 1, 4, base_len++, 5, WAIT_US, &right);
+        assert_int_equal(n_came, 4);
+        assert_int_equal(right, 0);
+    }
+}
+
+static void wrong_guesses_are_no_fault(void **state)
+{
+    (void)state;
+    AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_NOTHING, ASKER_VOCAB);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    unsigned right;
+    for (uint32_t i = 0; i < 50; i++)
+        assert_int_equal(asker_round(a, 0, 1, 4, 10 + i, 5, WAIT_US, &right), 4);
+    assert_int_equal(stats_of(a, 0).stale + stats_of(a, 0).malformed, 0);
+}
+
+static void a_proposer_that_does_not_fit_is_refused(void **state)
+{
+    (void)state;
+    static const enum lie lies[] = {LIE_PROTOCOL, LIE_DIGEST, LIE_NO_DESCRIBE};
+    for (unsigned i = 0; i < ARRAY_LEN(lies); i++) {
+        AUTO(liar_stop) struct liar *l = liar_start(paths[0], lies[i], ASKER_VOCAB);
+        AUTO(asker_free) struct asker *a = asker_of(1);
+        unsigned right;
+        for (uint32_t n = 0; n < 20; n++)
+            assert_int_equal(asker_round(a, 0, 1, 1, 10 + n, 5, 10000, &right), 0);
+        assert_int_equal(liar_n_streams(l), 0);
+        liar_change(l, LIE_EMPTY);
+        assert_true(asker_wait_usable(a, 0, true));
+    }
+}
+
+/* ---- the service, by hand ---- */
+
+static struct rpc_status describe(struct rpc_client *c, uint32_t protocol, uint32_t *ret_protocol)
+{
+    Tandem__V1__DescribeRequest req = TANDEM__V1__DESCRIBE_REQUEST__INIT;
+    ProtobufCMessage *m = NULL;
+    req.protocol = protocol;
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Proposer/Describe", NULL, &req.base,
+                                     &tandem__v1__describe_reply__descriptor, &m);
+    const Tandem__V1__DescribeReply *reply = (const Tandem__V1__DescribeReply *)m;
+    *ret_protocol = reply ? reply->protocol : 0;
+    if (m)
+        protobuf_c_message_free_unpacked(m, NULL);
+    return st;
+}
+
+static void versions_are_served_as_far_as_both_can(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(rpc_client_free) struct rpc_client *c = NULL;
+    assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
+    uint32_t protocol;
+    assert_int_equal(describe(c, 1, &protocol).code, RPC_OK);
+    assert_int_equal(protocol, 1);
+    assert_int_equal(describe(c, 2, &protocol).code, RPC_OK);
+    assert_int_equal(protocol, 1);
+    struct rpc_status st = describe(c, 0, &protocol);
+    assert_int_equal(st.code, RPC_FAILED_PRECONDITION);
+    assert_string_equal(st.text,
+                        "this proposer speaks protocol version 1, the request names version 0");
+}
+
+/* A stream that keeps what came last. */
+struct listener {
+    pthread_mutex_t mu;
+    pthread_cond_t changed;
+    unsigned n_messages;
+    bool ended;
+    struct rpc_status status;
+};
+
+static void on_message(void *user, struct rpc_msg *msg)
+{
+    struct listener *l = user;
+    (void)msg;
+    pthread_mutex_lock(&l->mu);
+    l->n_messages++;
+    pthread_cond_signal(&l->changed);
+    pthread_mutex_unlock(&l->mu);
+}
+
+static void on_end(void *user, const struct rpc_status *status)
+{
+    struct listener *l = user;
+    pthread_mutex_lock(&l->mu);
+    l->ended = true;
+    l->status = *status;
+    pthread_cond_signal(&l->changed);
+    pthread_mutex_unlock(&l->mu);
+}
+
+/* Sends one message on a stream of its own, waits for an answer or the end, and ends it. */
+static struct rpc_status send_one(const void *bytes, size_t len, unsigned *ret_n_messages)
+{
+    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    struct listener l = {.mu = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    AUTO(rpc_client_free) struct rpc_client *c = NULL;
+    assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
+    struct rpc_stream *s = rpc_stream_new(c, "/tandem.v1.Proposer/Draft", NULL, &events, &l);
+    rpc_stream_send(s, rpc_msg_of(bytes, len));
+    pthread_mutex_lock(&l.mu);
+    while (!l.n_messages && !l.ended)
+        pthread_cond_wait(&l.changed, &l.mu);
+    pthread_mutex_unlock(&l.mu);
+    rpc_stream_close(s);
+    pthread_mutex_lock(&l.mu);
+    while (!l.ended)
+        pthread_cond_wait(&l.changed, &l.mu);
+    pthread_mutex_unlock(&l.mu);
+    rpc_stream_free(s);
+    *ret_n_messages = l.n_messages;
+    return l.status;
+}
+
+static void an_empty_round_is_answered(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    unsigned n;
+    assert_int_equal(send_one("", 0, &n).code, RPC_OK);
+    assert_int_equal(n, 1);
+}
+
+static void a_bad_round_ends_its_stream_with_a_sentence(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 1, 100);
+    unsigned n;
+    assert_int_equal(send_one("\xff\xff", 2, &n).code, RPC_INVALID_ARGUMENT);
+    static const char lies[] = "\x0a\x04\x10\x09\x18\x05"; // base_len 9, keep 5, no tokens
+    struct rpc_status st = send_one(lies, sizeof(lies) - 1, &n);
+    assert_int_equal(st.code, RPC_INVALID_ARGUMENT);
+    assert_string_equal(st.text, "sequence 0: 0 tokens do not lead from keep 5 to base_len 9");
+    static uint8_t many[5000][11]; // sequences with nothing but a number
+    for (size_t i = 0; i < ARRAY_LEN(many); i++)
+        memcpy(many[i], "\x0a\x09\x09", 3);
+    st = send_one(many, sizeof(many), &n);
+    assert_int_equal(st.code, RPC_INVALID_ARGUMENT);
+    assert_string_equal(st.text, "a round of 5000 sequences is beyond the limit of 4096");
+    must_draft(a, 0, 1, 1, 103); // the others' streams go on
+    assert_int_equal(stats_of(a, 0).restarts, 0);
+}
+
+/* ---- the program itself ---- */
+
+static pid_t must_spawn(void)
+{
+    const char *bin = getenv("TANDEM_BIN");
+    char program[4096],
+        *argv[] = {program, (char *)"--listen", targets[0], (char *)"--log-level", (char *)"error",
+                   NULL};
+    snprintf(program, sizeof(program), "%s/proposer-svc", bin ? bin : BINARY_DIR);
+    pid_t pid;
+    int r = posix_spawn(&pid, program, NULL, NULL, argv, environ);
+    if (r != 0)
+        fail_msg("%s: %s", program, strerror(r));
+    spawned = pid;
+    return pid;
+}
+
+static void must_exit(pid_t pid, int with_signal)
+{
+    int status;
+    kill(pid, with_signal);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    spawned = 0;
+    if (with_signal == SIGTERM)
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static long rss_kib(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
+    fclose(f);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+static void a_stopped_proposer_costs_bounded_memory_and_no_time(void **state)
+{
+    (void)state;
+    pid_t pid = must_spawn();
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 16, 2000);
+    kill(pid, SIGSTOP);
+    uint32_t base_len = 2000;
+    unsigned right;
+    long before = rss_kib();
+    int64_t since = clock_us();
+    for (uint64_t seq = 1000; seq < 3000; seq++) { // 2,000 contexts of 8 KiB and more
+        asker_round(a, 0, seq, 1, 2000 + seq % 3000, 5, 0, &right);
+        drafts_close(asker_drafts(a), seq);
+    }
+    assert_true(clock_us() - since < 10000000);
+    assert_true(rss_kib() - before < 32 << 10);
+    until_given_up(a, &base_len);
+    kill(pid, SIGCONT);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 16, base_len);
+    must_exit(pid, SIGTERM);
+}
+
+static void a_killed_proposer_is_found_again(void **state)
+{
+    (void)state;
+    pid_t pid = must_spawn();
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    must_exit(pid, SIGKILL);
+    assert_true(asker_wait_usable(a, 0, false));
+    pid = must_spawn();
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 101);
+    must_exit(pid, SIGTERM);
+}
+
+static void sigterm_ends_the_service_at_once(void **state)
+{
+    (void)state;
+    pid_t pid = must_spawn();
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    int64_t since = clock_us();
+    must_exit(pid, SIGTERM);
+    assert_true(clock_us() - since < 2000000);
+    assert_true(asker_wait_usable(a, 0, false));
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, name_sockets, clean_up)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_round_trip_brings_right_drafts),
+        TEST(a_sequence_that_paused_catches_up),
+        TEST(closed_sequences_are_freed_at_the_proposer),
+        TEST(two_verifiers_and_two_proposers),
+        TEST(an_absent_proposer_is_found_when_it_comes),
+        TEST(a_restarted_proposer_is_told_everything_again),
+        TEST(lying_proposers_are_given_up_and_tried_again),
+        TEST(wrong_guesses_are_no_fault),
+        TEST(a_proposer_that_does_not_fit_is_refused),
+        TEST(versions_are_served_as_far_as_both_can),
+        TEST(an_empty_round_is_answered),
+        TEST(a_bad_round_ends_its_stream_with_a_sentence),
+        TEST(a_stopped_proposer_costs_bounded_memory_and_no_time),
+        TEST(a_killed_proposer_is_found_again),
+        TEST(sigterm_ends_the_service_at_once),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,277 @@
+"""The services as a service manager sees them: units, passed sockets, notifications, watchdog.
+
+No service manager runs here: the test holds the sockets, passes LISTEN_FDS and reads NOTIFY_SOCKET itself.
+"""
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
+MODEL = os.path.join(ROOT, "models", "tales-1m-q8_0.gguf")
+SLOW_MODEL = os.path.join(ROOT, "models", "tales-11m-q8_0.gguf")
+SANITIZED = bool(re.search("asan|tsan", BIN))
+LIMIT_S = 60 * (5 if SANITIZED else 1)
+UNITS = ["tandem-gateway", "tandem-verifier@", "tandem-proposer@"]
+
+# The socket becomes descriptor 3. $$ is what LISTEN_PID and WATCHDOG_PID must hold; only the child knows it.
+AS_MANAGER = 'exec 3<&$1; shift; export LISTEN_PID=$$ WATCHDOG_PID=$$; exec "$@"'
+
+
+class Managed:
+    """One service with its listening socket passed as descriptor 3, and what it tells its manager."""
+
+    def __init__(self, folder, name, listener, *args, watchdog_s=1.0, cpu=""):
+        self.listener = listener
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        path = os.path.join(folder, f"notify-{time.monotonic_ns()}")
+        self.notify.bind(path)
+        self.messages, self.queue = [], queue.Queue()
+        self.fed = []  # when the watchdog was
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        fd = listener.fileno()
+        self.process = subprocess.Popen(
+            ["/bin/sh", "-c", AS_MANAGER, "sh", str(fd), os.path.join(BIN, name), *args], pass_fds=[fd],
+            env={**os.environ, "LISTEN_FDS": "1", "NOTIFY_SOCKET": path, "TANDEM_CPU": cpu,
+                 "WATCHDOG_USEC": str(int(watchdog_s * 1e6))})
+
+    def read(self):
+        """As a manager does, all the time: a full socket would stop the service."""
+        while text := self.notify.recv(65536).decode():
+            if re.search(r"^WATCHDOG=1$", text, re.M):
+                self.fed.append(time.monotonic())
+            self.queue.put(text)
+
+    def wait(self, pattern, limit_s=LIMIT_S):
+        """The first message from now on that matches; all are kept."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            ended = self.process.poll() is not None
+            try:
+                text = self.queue.get(timeout=0.1)
+            except queue.Empty:
+                if ended:
+                    break
+                continue
+            self.messages.append(text)
+            if re.search(pattern, text, re.M):
+                return text
+        raise AssertionError(f"no {pattern} within {limit_s} s, but {self.messages}")
+
+    def stop(self, limit_s=LIMIT_S):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(limit_s)
+        finally:
+            self.close()
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.reader.is_alive():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+                s.sendto(b"", self.notify.getsockname())
+            self.reader.join()
+        self.notify.close()
+        self.listener.close()
+
+
+def unix_listener(path):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    s.bind(path)
+    s.listen(64)
+    return s
+
+
+def tcp_listener():
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    s.listen(64)
+    return s
+
+
+def post(port, path, body):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        return json.load(answer)
+
+
+class Notifications(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="tandem-systemd-")
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def managed(self, *args, **how):
+        service = Managed(self.folder, *args, **how)
+        self.addCleanup(service.close)
+        return service
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def verifier(self, *args):
+        return self.managed("verifier-svc", unix_listener(self.path("verifier.sock")), "--model", MODEL, *args)
+
+    def check_life(self, service):
+        """Ready once, fed while idle, and says that it stops."""
+        service.wait(r"^READY=1$")
+        for _ in range(3):
+            service.wait(r"^WATCHDOG=1$", 5)
+        service.process.send_signal(signal.SIGTERM)
+        service.wait(r"^STOPPING=1$")
+        self.assertEqual(service.process.wait(LIMIT_S), 0)
+        self.assertEqual(sum("READY=1" in m for m in service.messages), 1)
+
+    def test_a_proposer_takes_a_passed_socket_and_tells_its_life(self):
+        self.check_life(self.managed("proposer-svc", unix_listener(self.path("proposer.sock"))))
+
+    def test_a_verifier_takes_a_passed_socket_and_tells_its_life(self):
+        verifier = self.verifier()
+        self.check_life(verifier)
+        self.assertTrue(any("EXTEND_TIMEOUT_USEC=" in m for m in verifier.messages), verifier.messages)
+
+    def test_a_gateway_takes_a_passed_socket_and_tells_its_life(self):
+        self.check_life(self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{self.path('none.sock')}"))
+
+    def test_a_verifier_is_ready_only_after_its_model_is_loaded(self):
+        verifier = self.verifier()
+        verifier.wait(r"^READY=1$")
+        before = "".join(verifier.messages[:-1])
+        self.assertRegex(before, r"STATUS=.*load", "loading was told before READY=1")
+        self.assertEqual(verifier.stop(), 0)
+
+    def test_the_watchdog_is_fed_inside_a_long_prefill(self):
+        """Idle, it is fed by a timer. Here a prompt keeps the slowest kernels busy for many watchdog limits."""
+        limit_s = 1.0 if SANITIZED else 0.3
+        verifier = self.managed("verifier-svc", unix_listener(self.path("verifier.sock")), "--model", SLOW_MODEL,
+                                "--threads", "1", "--prefill-chunk", "4", watchdog_s=limit_s, cpu="c")
+        gateway = self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{self.path('verifier.sock')}")
+        verifier.wait(r"^READY=1$")
+        gateway.wait(r"^READY=1$")
+        port = gateway.listener.getsockname()[1]
+        begun = time.monotonic()
+        post(port, "/v1/completions", {"prompt": "once upon a time " * 230, "max_tokens": 1})
+        ended = time.monotonic()
+        times = [begun, *(t for t in verifier.fed if begun < t < ended), ended]
+        self.assertGreater(ended - begun, 3 * limit_s, "long enough to tell")
+        self.assertLess(max(b - a for a, b in zip(times, times[1:])), limit_s, f"{len(times) - 2} feeds")
+        self.assertEqual(gateway.stop(), 0)
+        self.assertEqual(verifier.stop(), 0)
+
+    def test_a_passed_socket_outlives_the_service(self):
+        with unix_listener(self.path("verifier.sock")) as listener:
+            for _ in range(2):
+                verifier = self.managed("verifier-svc", listener.dup(), "--model", MODEL)
+                verifier.wait(r"^READY=1$")
+                self.assertEqual(verifier.stop(), 0)
+                self.assertTrue(os.path.exists(self.path("verifier.sock")), "it is the manager's to remove")
+
+    def test_a_stopped_gateway_finishes_the_open_answer_first(self):
+        verifier = self.verifier()
+        gateway = self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{self.path('verifier.sock')}")
+        verifier.wait(r"^READY=1$")
+        gateway.wait(r"^READY=1$")
+        port = gateway.listener.getsockname()[1]
+        body = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            answer.readline()
+            gateway.process.send_signal(signal.SIGTERM)
+            rest = answer.read().decode()
+        self.assertTrue(rest.rstrip().endswith("data: [DONE]"), rest[-300:])
+        self.assertGreaterEqual(rest.count('"text"'), 399)
+        gateway.wait(r"^STOPPING=1$")
+        self.assertEqual(gateway.process.wait(LIMIT_S), 0)
+
+    def test_the_gateway_runs_under_systemd_socket_activate(self):
+        with tcp_listener() as s:
+            port = s.getsockname()[1]
+        process = subprocess.Popen(
+            ["systemd-socket-activate", "-l", f"127.0.0.1:{port}", os.path.join(BIN, "gateway"), "--verifiers",
+             f"unix:{self.path('none.sock')}"], stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        for line in process.stderr:  # it listens once it says so
+            if "Listening on" in line:
+                break
+        with self.assertRaises(urllib.error.HTTPError) as refused:  # the first connection starts it
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=LIMIT_S)
+        self.assertEqual(refused.exception.code, 503)
+        self.assertEqual("unavailable", json.load(refused.exception)["status"])
+        process.terminate()
+        self.assertEqual(process.wait(LIMIT_S), 0)
+
+
+class Units(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.root = tempfile.mkdtemp(prefix="tandem-root-")
+        subprocess.run(["cmake", "--install", BIN], check=True, stdout=subprocess.DEVNULL,
+                       env={**os.environ, "DESTDIR": cls.root})
+        with open(os.path.join(BIN, "CMakeCache.txt"), encoding="utf-8") as f:
+            cls.prefix = re.search(r"^CMAKE_INSTALL_PREFIX:PATH=/(.*)$", f.read(), re.M).group(1)
+        cls.folder = os.path.join(cls.root, "lib/systemd/system")
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.root)
+
+    def test_everything_is_installed(self):
+        for path in [*(f"{self.prefix}/libexec/tandem/{name}" for name in ["gateway", "verifier-svc", "proposer-svc"]),
+                     f"{self.prefix}/share/tandem/models/tales-11m-q8_0.gguf", f"{self.prefix}/share/doc/tandem/LICENSE",
+                     f"{self.prefix}/share/tandem/proto/tandem/v1/verifier.proto",
+                     "usr/lib/sysusers.d/tandem.conf", "usr/lib/tmpfiles.d/tandem.conf",
+                     *(f"lib/systemd/system/{u}.{kind}" for u in UNITS for kind in ["service", "socket"]),
+                     "lib/systemd/system/tandem.target"]:
+            self.assertTrue(os.path.exists(os.path.join(self.root, path)), path)
+
+    def test_systemd_analyze_verify_is_clean(self):
+        with tempfile.TemporaryDirectory() as folder:  # with ExecStart and Documentation where the scratch root has them
+            names = []
+            for name in os.listdir(self.folder):
+                with open(os.path.join(self.folder, name), encoding="utf-8") as f:
+                    text = re.sub(r"^(ExecStart=|Documentation=file:)/", rf"\1{self.root}/", f.read(), flags=re.M)
+                names.append(os.path.join(folder, name.replace("@.", "@x.")))
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+                    f.write(text)
+            run = subprocess.run(["systemd-analyze", "verify", "--man=no", *names], capture_output=True, text=True,
+                                 env={**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:"})
+        about_us = [line for line in run.stderr.splitlines() if "tandem" in line]
+        self.assertEqual(about_us, [])
+        self.assertEqual(run.returncode, 0, run.stderr)
+
+    def test_services_are_hardened(self):
+        for unit in UNITS:
+            run = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=20",
+                                  os.path.join(self.folder, f"{unit}.service")], capture_output=True, text=True)
+            self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+
+    def test_users_and_folders_are_well_formed(self):
+        for tool, conf in [("systemd-sysusers", "usr/lib/sysusers.d/tandem.conf"),
+                           ("systemd-tmpfiles", "usr/lib/tmpfiles.d/tandem.conf")]:
+            if not shutil.which(tool):
+                self.skipTest(f"skipped: there is no {tool}")
+            args = ["--dry-run"] if tool == "systemd-sysusers" else ["--create"]
+            run = subprocess.run([tool, *args, f"--root={self.root}", os.path.join(self.root, conf)],
+                                 capture_output=True, text=True)
+            self.assertNotRegex(run.stderr, r"(?i)invalid|unknown modifier|syntax|failed to parse", run.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

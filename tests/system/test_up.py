@@ -1,0 +1,130 @@
+"""./tandem up as its user sees it, without a terminal: the answer, the sentences, restarts, the end."""
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
+MODEL = os.path.join(ROOT, "models", "tales-1m-q8_0.gguf")
+LIMIT_S = 60 * (5 if re.search("asan|tsan", BIN) else 1)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Up:
+    """A running ./tandem up; its output is read all the time."""
+
+    def __init__(self, *args, cwd=ROOT):
+        self.port, self.text, self.changed = free_port(), "", threading.Condition()
+        self.process = subprocess.Popen([os.path.join(ROOT, "tandem"), "up", "--port", str(self.port), *args], cwd=cwd,
+                                        env={**os.environ, "TANDEM_BIN": BIN}, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            with self.changed:
+                self.text += line
+                self.changed.notify_all()
+
+    def wait(self, pattern):
+        with self.changed:
+            if not self.changed.wait_for(lambda: re.search(pattern, self.text), LIMIT_S):
+                raise AssertionError(f"no {pattern!r} in: {self.text}")
+            return re.search(pattern, self.text)
+
+    def pid_of(self, program):
+        """Of the child that listens for us; the children's parent is the script."""
+        run = subprocess.run(["pgrep", "-P", str(self.process.pid), "-f", os.path.join(BIN, program)],
+                             capture_output=True, text=True, check=True)
+        return int(run.stdout.split()[0])
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
+        code = self.process.wait(LIMIT_S)
+        self.reader.join()
+        self.process.stdout.close()
+        return code
+
+
+def refusal(*args):
+    """The last line, and the status, of an up that cannot start."""
+    run = subprocess.run([os.path.join(ROOT, "tandem"), "up", *args], capture_output=True, text=True, cwd=ROOT,
+                         env={**os.environ, "TANDEM_BIN": BIN}, stdin=subprocess.DEVNULL, timeout=LIMIT_S)
+    return run.stderr.strip().splitlines()[-1], run.returncode
+
+
+class UpTest(unittest.TestCase):
+    def test_answers_restarts_what_dies_and_stops(self):
+        up = Up("--model", MODEL)
+        try:
+            up.wait(r"acceptance: \d+ of \d+ draft tokens accepted")
+            up.wait(r"curl -N http://127.0.0.1:%d/v1/chat/completions" % up.port)
+            up.wait(r"tokens/s \d+  alpha [\d.]+  tau [\d.]+  running 0  waiting 0")
+            os.kill(up.pid_of("verifier-svc"), signal.SIGKILL)
+            up.wait(r"verifier-svc ended with status 137: .*; starting it again")
+            self.assertTrue(self.answers_again(up.port))
+        finally:
+            code = up.stop()
+        self.assertEqual(code, 0)
+        self.assertRegex(up.text, r"stopping: .*\nstopped\n$")
+        self.assertNotIn("\x1b", up.text)  # no terminal: plain lines
+
+    def answers_again(self, port):
+        body = json.dumps({"prompt": "Once", "max_tokens": 2}).encode()
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            try:
+                with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body)) as r:
+                    return r.status == 200
+            except OSError:
+                time.sleep(0.1)  # the gateway says 503 at once until the verifier is back
+        return False
+
+    def test_a_model_is_found_where_the_caller_stands_and_none_means_no_drafts(self):
+        up = Up("--model", os.path.basename(MODEL), "--proposer", "none", cwd=os.path.dirname(MODEL))
+        try:
+            up.wait(r"proposer none")
+            self.assertEqual(up.wait(r"acceptance: (\d+) of (\d+)").groups(), ("0", "0"))
+        finally:
+            self.assertEqual(up.stop(), 0)
+
+    def test_what_cannot_start_says_why_in_one_sentence(self):
+        with socket.socket() as taken, tempfile.NamedTemporaryFile() as junk:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            self.assertEqual(refusal("--port", str(port)),
+                             (f"tandem: port {port} is taken; choose another with --port", 1))
+            self.assertEqual(refusal("--model", "/no/such.gguf"), ("tandem: there is no model file /no/such.gguf", 1))
+            self.assertEqual(refusal("--model", junk.name), (f"tandem: {junk.name} is not a GGUF file", 1))
+        self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none or ngram, not "oracle"', 1))
+        self.assertEqual(refusal("--port", "0"), ('tandem: --port must be 1..65535, not "0"', 1))
+
+    def test_a_damaged_model_is_refused_by_the_verifier_and_nothing_is_left_running(self):
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as cut:
+            with open(MODEL, "rb") as whole:
+                cut.write(whole.read(200000))
+            cut.flush()
+            line, code = refusal("--model", cut.name, "--port", str(free_port()))
+            self.assertRegex(line, r"^tandem: verifier-svc did not start: .*" + re.escape(os.path.basename(cut.name)))
+            self.assertEqual(code, 1)
+            left = subprocess.run(["pgrep", "-f", cut.name], capture_output=True, text=True)
+            self.assertEqual(left.stdout, "")
+
+
+if __name__ == "__main__":
+    unittest.main()

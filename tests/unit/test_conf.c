@@ -1,0 +1,363 @@
+/* test_conf.c - settings from defaults, file, environment and flags. */
+#include <errno.h>
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/conf.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "lib/lib.h"
+
+static int64_t k, big;
+static double rate;
+static bool lookup;
+static char *model, *proposer;
+static struct conf_list listens;
+
+static const struct conf_option options[] = {
+    {.name = "k",
+     .kind = CONF_INT,
+     .value = &k,
+     .fallback = "5",
+     .min = 1,
+     .max = 20,
+     .alias = "num_speculative_tokens|n_max",
+     .short_flag = 'k',
+     .help = "draft tokens per round"},
+    {.name = "max_bytes",
+     .kind = CONF_INT,
+     .value = &big,
+     .fallback = "-3",
+     .min = -0x1p62,
+     .max = 0x1p62,
+     .help = "a big number"},
+    {.name = "ngram.rate",
+     .kind = CONF_FLOAT,
+     .value = &rate,
+     .fallback = "0.25",
+     .min = 0,
+     .max = 2,
+     .help = "a rate with a help text that is so long that it has to be broken into lines, since a "
+             "terminal is only so wide"},
+    {.name = "prompt_lookup",
+     .kind = CONF_BOOL,
+     .value = &lookup,
+     .fallback = "true",
+     .help = "look into the prompt"},
+    {.name = "model", .kind = CONF_TEXT, .value = &model, .short_flag = 'm', .help = "a file"},
+    {.name = "proposer",
+     .kind = CONF_CHOICE,
+     .value = &proposer,
+     .fallback = "ngram",
+     .choices = "none|ngram",
+     .help = "who drafts"},
+    {.name = "listen",
+     .kind = CONF_LIST,
+     .value = &listens,
+     .fallback = "unix:/run/a,unix:/run/b",
+     .help = "addresses"},
+};
+
+static const struct conf table = {"prog", "does things", options, ARRAY_LEN(options)};
+
+static int forget(void **state)
+{
+    (void)state;
+    conf_done(&table);
+    unsetenv("TANDEM_K");
+    unsetenv("TANDEM_NGRAM_RATE");
+    unsetenv("TANDEM_LISTEN");
+    unsetenv("TANDEM_CONFIG");
+    return 0;
+}
+
+#define READ(...)                                                                                  \
+    ({                                                                                             \
+        char *argv_[] = {"prog", __VA_ARGS__ __VA_OPT__(, ) NULL};                                 \
+        conf_read(&table, (int)ARRAY_LEN(argv_) - 1, argv_);                                       \
+    })
+
+#define FILE_TEXT(text) conf_read_text(&table, "t.conf", text, strlen(text))
+
+#define REFUSED(call, ...)                                                                         \
+    do {                                                                                           \
+        assert_true((call) < 0);                                                                   \
+        const char *parts_[] = {__VA_ARGS__};                                                      \
+        for (size_t i_ = 0; i_ < ARRAY_LEN(parts_); i_++) {                                        \
+            if (!strstr(fail_text(), parts_[i_]))                                                  \
+                fail_msg("\"%s\" lacks \"%s\"", fail_text(), parts_[i_]);                          \
+        }                                                                                          \
+    } while (0)
+
+static void without_anything_the_defaults_hold(void **state)
+{
+    (void)state;
+    assert_int_equal(READ(), 0);
+    assert_int_equal(k, 5);
+    assert_int_equal(big, -3);
+    assert_true(rate == 0.25);
+    assert_true(lookup);
+    assert_null(model);
+    assert_string_equal(proposer, "ngram");
+    assert_int_equal(listens.n, 2);
+    assert_string_equal(listens.v[1], "unix:/run/b");
+}
+
+static const char *file_of(const char *text)
+{
+    static char path[] = "/tmp/tandem-test-conf-XXXXXX";
+    strcpy(path + strlen(path) - 6, "XXXXXX");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+    close(fd);
+    return path;
+}
+
+static void file_environment_and_flag_win_in_this_order(void **state)
+{
+    (void)state;
+    const char *path = file_of("k = 6\nngram.rate = 0.5\nlisten = x\nlisten = y\n");
+    char flag[64];
+    snprintf(flag, sizeof(flag), "--config=%s", path);
+    assert_int_equal(READ(flag), 0);
+    assert_int_equal(k, 6);
+    assert_true(rate == 0.5);
+    assert_int_equal(listens.n, 2);
+    assert_string_equal(listens.v[0], "x");
+
+    setenv("TANDEM_K", "7", 1);
+    setenv("TANDEM_LISTEN", "p,q,r", 1);
+    setenv("TANDEM_NGRAM_RATE", "", 1); // set but empty counts as not set
+    setenv("TANDEM_CONFIG", path, 1);
+    assert_int_equal(READ(), 0);
+    assert_int_equal(k, 7);
+    assert_true(rate == 0.5);
+    assert_int_equal(listens.n, 3);
+
+    assert_int_equal(READ("--k", "8", "--listen", "z", "--listen=a,b"), 0);
+    assert_int_equal(k, 8);
+    assert_int_equal(listens.n, 3);
+    assert_string_equal(listens.v[0], "z");
+    assert_string_equal(listens.v[2], "b");
+    unlink(path);
+}
+
+static void flags_have_several_spellings(void **state)
+{
+    (void)state;
+    assert_int_equal(READ("--ngram-rate=1.5e0", "-k", "3", "--max_bytes", "+12", "-m", "f.gguf"),
+                     0);
+    assert_true(rate == 1.5);
+    assert_int_equal(k, 3);
+    assert_int_equal(big, 12);
+    assert_string_equal(model, "f.gguf");
+    assert_int_equal(READ("--num_speculative_tokens", "4"), 0);
+    assert_int_equal(k, 4);
+}
+
+static void truth_values_have_several_spellings(void **state)
+{
+    (void)state;
+    static const struct {
+        char *flag;
+        bool want;
+    } cases[] = {{"--prompt-lookup", true},      {"--no-prompt-lookup", false},
+                 {"--prompt-lookup=off", false}, {"--prompt-lookup=TRUE", true},
+                 {"--prompt-lookup=0", false},   {"--prompt_lookup=yes", true}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        assert_int_equal(READ(cases[i].flag), 0);
+        assert_int_equal(lookup, cases[i].want);
+    }
+    REFUSED(READ("--prompt-lookup=maybe"), "--prompt-lookup", "true or false", "\"maybe\"");
+    REFUSED(READ("--no-prompt-lookup=1"), "--no-prompt-lookup");
+    REFUSED(READ("--no-k"), "there is no flag \"--no-k\"");
+}
+
+static void bad_values_are_refused_with_their_range(void **state)
+{
+    (void)state;
+    static char *const bad_ints[] = {
+        "0", "21", "-1", "", " 5", "5 ", "5.0", "x", "0x5", "5k", "99999999999999999999", "--5"};
+    for (size_t i = 0; i < ARRAY_LEN(bad_ints); i++)
+        REFUSED(READ("--k", bad_ints[i]), "--k must be a whole number from 1 to 20, not \"");
+    static char *const bad_floats[] = {"2.01",  "-0.1", "nan", "inf", "1e999",
+                                       "0x1p0", "1,5",  "",    ".",   "1 "};
+    for (size_t i = 0; i < ARRAY_LEN(bad_floats); i++)
+        REFUSED(READ("--ngram-rate", bad_floats[i]), "--ngram-rate must be a number from 0 to 2");
+    REFUSED(READ("--proposer", "eagle"), "--proposer must be none or ngram, not \"eagle\"");
+    REFUSED(READ("--proposer="), "none or ngram");
+    setenv("TANDEM_K", "x", 1);
+    REFUSED(READ("--k", "5"), "TANDEM_K must be", "1 to 20");
+}
+
+static void big_numbers_are_exact(void **state)
+{
+    (void)state;
+    assert_int_equal(READ("--max-bytes", "4611686018427387904"), 0);
+    assert_int_equal(big, INT64_C(1) << 62);
+    REFUSED(READ("--max-bytes", "-9223372036854775808"),
+            "--max-bytes"); // INT64_MIN is read, too low
+    REFUSED(READ("--max-bytes", "9223372036854775808"), "--max-bytes");
+}
+
+static void numbers_do_not_depend_on_the_locale(void **state)
+{
+    (void)state;
+    if (!setlocale(LC_ALL, "de_DE.UTF-8"))
+        printf("skipped: no German locale\n");
+    assert_int_equal(READ("--ngram-rate", "0.75"), 0);
+    assert_true(rate == 0.75);
+    REFUSED(READ("--ngram-rate", "0,75"), "from 0 to 2");
+    setlocale(LC_ALL, "C");
+}
+
+static void unknown_and_incomplete_arguments_are_named(void **state)
+{
+    (void)state;
+    REFUSED(READ("--nothing"), "there is no flag \"--nothing\"", "prog --help");
+    REFUSED(READ("-x"), "there is no flag \"-x\"");
+    REFUSED(READ("stray"), "unexpected argument \"stray\"");
+    REFUSED(READ("--"), "unexpected argument");
+    REFUSED(READ("-"), "unexpected argument");
+    REFUSED(READ("--k"), "--k needs a value");
+    REFUSED(READ("-m"), "-m needs a value");
+    REFUSED(READ("--config"), "--config needs a value");
+}
+
+static void a_file_has_comments_quotes_and_blanks(void **state)
+{
+    (void)state;
+    assert_int_equal(READ(), 0);
+    assert_int_equal(FILE_TEXT("# a comment\n\n \t k=9# no\n"), -EINVAL); // '#' needs a blank
+    assert_int_equal(FILE_TEXT("  k =\t9 # nine\r\nmodel = \" a # b \" # quoted\r\n"
+                               "proposer=none\nprompt-lookup = no\nn_max = 10"),
+                     0);
+    assert_int_equal(k, 10);
+    assert_string_equal(model, " a # b ");
+    assert_string_equal(proposer, "none");
+    assert_false(lookup);
+    assert_int_equal(FILE_TEXT("model = /a#b\n"), 0);
+    assert_string_equal(model, "/a#b");
+    assert_int_equal(FILE_TEXT(""), 0);
+    assert_int_equal(FILE_TEXT("model ="), 0);
+    assert_string_equal(model, "");
+}
+
+static void bad_files_are_refused_with_their_line(void **state)
+{
+    (void)state;
+    REFUSED(FILE_TEXT("k = 5\nk = 50\n"), "t.conf, line 2: k must be", "1 to 20", "\"50\"");
+    REFUSED(FILE_TEXT("\nk 5\n"), "line 2", "name = value", "\"k 5\"");
+    REFUSED(FILE_TEXT("kk = 5"), "line 1", "no setting \"kk\"");
+    REFUSED(FILE_TEXT("= 5"), "no setting \"\"");
+    REFUSED(FILE_TEXT("model = \"a"), "line 1", "quote");
+    REFUSED(FILE_TEXT("model = \"a\" b"), "line 1", "quote");
+    assert_int_equal(conf_read_text(&table, "t", "k = 5\0", 6), -EINVAL);
+    REFUSED(READ("--config", "/nonexistent/x"), "/nonexistent/x", "No such file");
+    REFUSED(READ("--config", "/tmp"), "/tmp", "directory");
+}
+
+static void what_is_too_big_is_refused(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *text = malloc(CONF_FILE_MAX + 2);
+    memset(text, '#', CONF_FILE_MAX + 2);
+    assert_int_equal(conf_read_text(&table, "t", text, CONF_FILE_MAX), 0);
+    assert_int_equal(conf_read_text(&table, "t", text, CONF_FILE_MAX + 1), -EFBIG);
+    REFUSED(READ("--config", "/dev/zero"), "/dev/zero", "larger than");
+    memset(text, 'x', CONF_TEXT_MAX + 1);
+    text[CONF_TEXT_MAX + 1] = 0;
+    REFUSED(READ("--model", text), "--model", "longer than 4096");
+    text[CONF_TEXT_MAX] = 0;
+    assert_int_equal(READ("--model", text), 0);
+    REFUSED(READ("--k", text), "--k must be"); // and the sentence stays one
+    for (int i = 0; i < 2 * (CONF_LIST_MAX + 1); i += 2)
+        memcpy(text + i, "a,", 3);
+    REFUSED(READ("--listen", text), "--listen takes at most 32");
+    text[2 * CONF_LIST_MAX] = 0;
+    assert_int_equal(READ("--listen", text), 0);
+    assert_int_equal(listens.n, CONF_LIST_MAX);
+}
+
+/* What `call` prints to a file in memory. */
+#define PRINTED(out, call)                                                                         \
+    ({                                                                                             \
+        char *text_;                                                                               \
+        size_t len_;                                                                               \
+        FILE *out = open_memstream(&text_, &len_);                                                 \
+        call;                                                                                      \
+        fclose(out);                                                                               \
+        text_;                                                                                     \
+    })
+
+static void help_tells_every_setting_with_range_and_default(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *text = PRINTED(to, conf_help(&table, to));
+    static const char *const parts[] = {"prog ",
+                                        "does things",
+                                        "  -k, --k N ",
+                                        "draft tokens per round; 1 to 20 [5]\n",
+                                        "  --[no-]prompt-lookup ",
+                                        "  --ngram-rate X ",
+                                        "0 to 2 [0.25]\n",
+                                        "none or ngram [ngram]",
+                                        "--config FILE",
+                                        "TANDEM_K"};
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
+        if (!strstr(text, parts[i]))
+            fail_msg("help lacks \"%s\":\n%s", parts[i], text);
+    }
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+        assert_true(strlen(line) <= 100);
+}
+
+static void the_table_is_told_in_markdown(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *text = PRINTED(to, conf_markdown(&table, to));
+    assert_non_null(strstr(text, "| `k` | `--k, -k` | `TANDEM_K` | `5` | 1 to 20 | draft tokens"));
+    assert_non_null(strstr(text, "| `ngram.rate` | `--ngram-rate` | `TANDEM_NGRAM_RATE` |"));
+    assert_non_null(strstr(text, "| `model` | `--model, -m` | `TANDEM_MODEL` |  | text |"));
+}
+
+static void questions_are_answered_whatever_else_is_wrong(void **state)
+{
+    (void)state;
+    static char *const questions[] = {"--help", "-h", "--version", "--print-config"};
+    int out = dup(STDOUT_FILENO);
+    fflush(stdout);
+    assert_non_null(freopen("/dev/null", "w", stdout));
+    int r[4];
+    for (size_t i = 0; i < ARRAY_LEN(questions); i++)
+        r[i] = READ("--nonsense", questions[i]);
+    fflush(stdout);
+    dup2(out, STDOUT_FILENO);
+    close(out);
+    for (size_t i = 0; i < ARRAY_LEN(questions); i++)
+        assert_int_equal(r[i], 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(without_anything_the_defaults_hold, forget),
+        cmocka_unit_test_teardown(file_environment_and_flag_win_in_this_order, forget),
+        cmocka_unit_test_teardown(flags_have_several_spellings, forget),
+        cmocka_unit_test_teardown(truth_values_have_several_spellings, forget),
+        cmocka_unit_test_teardown(bad_values_are_refused_with_their_range, forget),
+        cmocka_unit_test_teardown(big_numbers_are_exact, forget),
+        cmocka_unit_test_teardown(numbers_do_not_depend_on_the_locale, forget),
+        cmocka_unit_test_teardown(unknown_and_incomplete_arguments_are_named, forget),
+        cmocka_unit_test_teardown(a_file_has_comments_quotes_and_blanks, forget),
+        cmocka_unit_test_teardown(bad_files_are_refused_with_their_line, forget),
+        cmocka_unit_test_teardown(what_is_too_big_is_refused, forget),
+        cmocka_unit_test_teardown(help_tells_every_setting_with_range_and_default, forget),
+        cmocka_unit_test_teardown(the_table_is_told_in_markdown, forget),
+        cmocka_unit_test_teardown(questions_are_answered_whatever_else_is_wrong, forget),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

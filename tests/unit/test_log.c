@@ -1,0 +1,122 @@
+/* test_log.c - lines on standard error, caught through a pipe. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "lib/lib.h"
+
+/* What fn writes to standard error. */
+static const char *caught(void (*fn)(void))
+{
+    static char text[8192];
+    int p[2], old = dup(STDERR_FILENO);
+    assert_int_equal(pipe(p), 0);
+    dup2(p[1], STDERR_FILENO);
+    fn();
+    dup2(old, STDERR_FILENO);
+    close(old);
+    close(p[1]);
+    ssize_t n = read(p[0], text, sizeof(text) - 1);
+    close(p[0]);
+    text[n > 0 ? n : 0] = 0;
+    return text;
+}
+
+static void say_all(void)
+{
+    log_error("e=%d", 1);
+    log_warn("w=2");
+    log_info("i=3");
+    log_debug("d=4");
+}
+
+static void say_long(void)
+{
+    char big[5000];
+    memset(big, 'x', sizeof(big));
+    big[sizeof(big) - 1] = 0;
+    log_info("%s", big);
+}
+
+static void lines_have_time_program_and_level(void **state)
+{
+    (void)state;
+    unsetenv("JOURNAL_STREAM");
+    log_init("prog", LOG_LEVEL_INFO);
+    const char *text = caught(say_all);
+    assert_non_null(strstr(text, " prog error: e=1\n"));
+    assert_non_null(strstr(text, " prog warn: w=2\n"));
+    assert_non_null(strstr(text, " prog info: i=3\n"));
+    assert_null(strstr(text, "d=4"));
+    int year, ms;
+    assert_int_equal(sscanf(text, "%4d-%*2d-%*2d %*2d:%*2d:%*2d.%3d", &year, &ms), 2);
+}
+
+static void under_the_journal_lines_have_its_priorities(void **state)
+{
+    (void)state;
+    setenv("JOURNAL_STREAM", "1:2", 1);
+    log_init("prog", LOG_LEVEL_DEBUG);
+    assert_string_equal(caught(say_all), "<3>e=1\n<4>w=2\n<6>i=3\n<7>d=4\n");
+    unsetenv("JOURNAL_STREAM");
+}
+
+static void a_long_line_is_cut_and_still_a_line(void **state)
+{
+    (void)state;
+    log_init("prog", LOG_LEVEL_INFO);
+    const char *text = caught(say_long);
+    size_t n = strlen(text);
+    assert_in_range(n, 1000, 3000);
+    assert_int_equal(text[n - 1], '\n');
+    assert_ptr_equal(strchr(text, '\n'), text + n - 1);
+}
+
+static void levels_are_read_by_name(void **state)
+{
+    (void)state;
+    enum log_level level;
+    assert_int_equal(log_level_of("debug", &level), 0);
+    assert_int_equal(level, LOG_LEVEL_DEBUG);
+    assert_int_equal(log_level_of("loud", &level), -EINVAL);
+    assert_non_null(strstr(fail_text(), "error, warn, info, debug"));
+}
+
+static void foreign_text_is_quoted(void **state)
+{
+    (void)state;
+    char out[64];
+    assert_string_equal(log_quote("a \"b\"\n\\\x7f", 8, out, sizeof(out)),
+                        "\"a \\\"b\\\"\\x0a\\\\\\x7f\"");
+    assert_string_equal(log_quote("", 0, out, sizeof(out)), "\"\"");
+    assert_string_equal(log_quote("a\0b", 3, out, sizeof(out)), "\"a\\x00b\"");
+}
+
+static void long_foreign_text_is_cut(void **state)
+{
+    (void)state;
+    char big[300], out[32];
+    for (int fill = 0; fill < 2; fill++) {
+        memset(big, fill ? 'x' : '\n', sizeof(big));
+        log_quote(big, sizeof(big), out, sizeof(out));
+        size_t n = strlen(out);
+        assert_in_range(n, 20, sizeof(out) - 1);
+        assert_int_equal(out[n - 1], '"');
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lines_have_time_program_and_level),
+        cmocka_unit_test(under_the_journal_lines_have_its_priorities),
+        cmocka_unit_test(a_long_line_is_cut_and_still_a_line),
+        cmocka_unit_test(levels_are_read_by_name),
+        cmocka_unit_test(foreign_text_is_quoted),
+        cmocka_unit_test(long_foreign_text_is_cut),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,313 @@
+/* test_model.c - files that are wrong are refused in a sentence that names what is wrong. */
+#include "model/model.h"
+#include "base/err.h"
+#include "base/rng.h"
+#include "lib/lib.h"
+#include "lib/tiny.h"
+#include "model/room.h"
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct pool *pool;
+static const struct kernel *kernel;
+
+static int set_up(void **state)
+{
+    (void)state;
+    return kernel_init(&kernel) < 0 || pool_new(2, false, &pool) < 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    pool_free(pool);
+    return 0;
+}
+
+struct file {
+    char *data;
+    size_t len;
+};
+
+static struct file file_of(const char *arch)
+{
+    struct tiny t = {.arch = arch, .type = KERNEL_Q4_0, .head_type = KERNEL_Q4_0, .n_layers = 2};
+    struct file f;
+    f.data = tiny_write(&t, &f.len);
+    return f;
+}
+
+static char *find_in(struct file f, const char *text)
+{
+    char *at = memmem(f.data, f.len, text, strlen(text));
+    if (!at)
+        fail_msg("no %s in the file", text);
+    return at;
+}
+
+/* Overwrites the first place of `text` in the file by one of the same length. */
+static void rename_in(struct file f, const char *text, const char *to)
+{
+    assert_int_equal(strlen(text), strlen(to));
+    memcpy(find_in(f, text), to, strlen(to));
+}
+
+/* Of a key with a number of four bytes. */
+static void set_u32(struct file f, const char *key, uint32_t value)
+{
+    memcpy(find_in(f, key) + strlen(key) + 4, &value, sizeof(value));
+}
+
+static void set_float(struct file f, const char *key, float value)
+{
+    memcpy(find_in(f, key) + strlen(key) + 4, &value, sizeof(value));
+}
+
+static int load(struct file f, struct model **ret)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    int r = gguf_open_memory(f.data, f.len, &g);
+    if (r < 0)
+        return r;
+    return model_load(g, &(struct model_load_options){.pool = pool, .kernel = kernel}, ret);
+}
+
+/* The file is refused with this error, and the sentence holds these words. */
+static void assert_refused(struct file f, int err, const char *words)
+{
+    struct model *m = NULL;
+    assert_int_equal(load(f, &m), err);
+    assert_null(m);
+    if (!strstr(fail_text(), words))
+        fail_msg("'%s' does not say '%s'", fail_text(), words);
+    free(f.data);
+}
+
+static void shapes_are_read_from_the_file(void **state)
+{
+    (void)state;
+    struct file f = file_of("qwen2");
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load(f, &m), 0);
+    assert_string_equal(m->params.architecture, "qwen2");
+    assert_int_equal(m->params.n_layers, 2);
+    assert_int_equal(m->params.n_embd, TINY_EMBD);
+    assert_int_equal(m->params.n_heads, TINY_HEADS);
+    assert_int_equal(m->params.n_kv_heads, TINY_KV_HEADS);
+    assert_int_equal(m->params.head_dim, TINY_HEAD_DIM);
+    assert_int_equal(m->params.n_ff, TINY_FF);
+    assert_int_equal(m->params.n_vocab, TINY_VOCAB);
+    assert_int_equal(m->params.n_ctx_train, TINY_CONTEXT);
+    assert_int_equal(m->params.rope, MODEL_ROPE_HALVES);
+    assert_non_null(m->layers[1].q_bias);
+    assert_null(m->layers[1].q_norm);
+    free(f.data);
+}
+
+static void the_estimate_is_what_loading_takes(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(model_free) struct model *m = NULL;
+    size_t bytes = 0;
+    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
+    assert_int_equal(model_estimate(g, &bytes), 0);
+    assert_int_equal(load(f, &m), 0);
+    assert_int_equal(m->bytes, bytes);
+    free(f.data);
+}
+
+static void the_digest_names_the_weights(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    uint64_t digest[3];
+    for (int i = 0; i < 3; i++) {
+        struct model *m = NULL;
+        assert_int_equal(load(f, &m), 0);
+        digest[i] = m->digest;
+        model_free(m);
+        if (i == 1)
+            set_float(f, "llama.rope.freq_base", 7000);
+    }
+    assert_true(digest[0] == digest[1]);
+    assert_true(digest[1] != digest[2]);
+    free(f.data);
+}
+
+static void other_architectures_are_named(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    memcpy(find_in(f, "general.architecture") + strlen("general.architecture") + 12, "mamba", 5);
+    assert_refused(f, -ENOTSUP, "'mamba'");
+}
+
+static void missing_keys_and_tensors_are_named(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    rename_in(f, "llama.block_count", "llama.block_xount");
+    assert_refused(f, -EINVAL, "llama.block_count is missing");
+    f = file_of("llama");
+    rename_in(f, "blk.1.ffn_down.weight", "blk.1.ffn_xown.weight");
+    assert_refused(f, -EINVAL, "blk.1.ffn_down.weight is missing");
+    f = file_of("qwen3");
+    rename_in(f, "blk.0.attn_k_norm.weight", "blk.0.attn_x_norm.weight");
+    assert_refused(f, -EINVAL, "blk.0.attn_k_norm.weight is missing");
+    f = file_of("llama");
+    rename_in(f, "token_embd.weight", "token_embx.weight");
+    assert_refused(f, -EINVAL, "token_embd.weight is missing");
+}
+
+static void wrong_shapes_name_both(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    set_u32(f, "llama.feed_forward_length", 1024);
+    assert_refused(f, -EINVAL, "blk.0.ffn_gate.weight is 256 x 512 x 1 x 1, must be 256 x 1024");
+    f = file_of("llama");
+    set_u32(f, "llama.attention.head_count_kv", 4);
+    assert_refused(f, -EINVAL, "blk.0.attn_k.weight");
+}
+
+static void absurd_numbers_are_refused(void **state)
+{
+    (void)state;
+    const struct {
+        const char *key;
+        uint32_t value;
+        int err;
+    } cases[] = {
+        {"llama.block_count", 0, -EINVAL},
+        {"llama.block_count", UINT32_MAX, -EINVAL},
+        {"llama.embedding_length", 0, -EINVAL},
+        {"llama.embedding_length", UINT32_MAX, -EINVAL},
+        {"llama.feed_forward_length", 1u << 31, -EINVAL},
+        {"llama.attention.head_count", 0, -EINVAL},
+        {"llama.attention.head_count", 1000000, -EINVAL},
+        {"llama.attention.head_count_kv", 3, -EINVAL},
+        {"llama.attention.head_count_kv", 0, -EINVAL},
+        {"llama.attention.key_length", 40, -ENOTSUP},
+        {"llama.attention.value_length", 64, -ENOTSUP},
+        {"llama.rope.dimension_count", 33, -EINVAL},
+        {"llama.rope.dimension_count", 64, -EINVAL},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct file f = file_of("llama");
+        set_u32(f, cases[i].key, cases[i].value);
+        assert_refused(f, cases[i].err, "model:");
+    }
+    const float bad[] = {NAN, -1, INFINITY};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        struct file f = file_of("llama");
+        set_float(f, "llama.rope.freq_base", bad[i]);
+        assert_refused(f, -EINVAL, "llama.rope.freq_base");
+        f = file_of("llama");
+        set_float(f, "llama.attention.layer_norm_rms_epsilon", bad[i]);
+        assert_refused(f, -EINVAL, "layer_norm_rms_epsilon");
+    }
+}
+
+static void tensors_that_nobody_reads_are_refused(void **state)
+{
+    (void)state;
+    struct tiny t = {.arch = "qwen3", .type = KERNEL_Q4_0, .head_type = KERNEL_Q4_0, .n_layers = 1};
+    struct file g;
+    g.data = tiny_write(&t, &g.len);
+    for (char *at; (at = memmem(g.data, g.len, "qwen3", 5));)
+        memcpy(at, "llama", 5);
+    assert_refused(g, -ENOTSUP, "norm.weight is not known in architecture llama");
+}
+
+static void unknown_rope_scaling_is_named(void **state)
+{
+    (void)state;
+    struct tiny t = {.arch = "llama",
+                     .type = KERNEL_Q4_0,
+                     .head_type = KERNEL_Q4_0,
+                     .scaling = "longrope",
+                     .n_layers = 1};
+    struct file f;
+    f.data = tiny_write(&t, &f.len);
+    assert_refused(f, -ENOTSUP, "'longrope'");
+}
+
+static bool give_up(void *arg, float done)
+{
+    ++*(int *)arg;
+    return done > 2;
+}
+
+static void loading_can_be_given_up(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    AUTO(gguf_close) struct gguf *g = NULL;
+    struct model *m = NULL;
+    int n_calls = 0;
+    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
+    const struct model_load_options opt = {
+        .pool = pool, .kernel = kernel, .progress = give_up, .arg = &n_calls};
+    assert_int_equal(model_load(g, &opt, &m), -ECANCELED);
+    assert_int_equal(n_calls, 1);
+    assert_null(m);
+    free(f.data);
+}
+
+static void too_little_memory_is_said_with_both_numbers(void **state)
+{
+    (void)state;
+    assert_true(room_available() > 0);
+    assert_int_equal(room_check(SIZE_MAX / 2, "the weights"), -ENOMEM);
+    assert_non_null(strstr(fail_text(), "the weights: 8796093022208.0 MiB needed"));
+    assert_non_null(strstr(fail_text(), "available"));
+    assert_int_equal(room_check(1, "the weights"), 0);
+}
+
+/* Nothing in a damaged file may crash; most are refused, some only say something else. */
+static void damaged_files_never_crash(void **state)
+{
+    (void)state;
+    struct file f = file_of("qwen3");
+    size_t head = (size_t)(find_in(f, "blk.1.attn_k_norm.weight") - f.data) + 64;
+    AUTO(mem_free) char *kept = malloc(head);
+    memcpy(kept, f.data, head);
+    uint64_t dice = 1;
+    uint32_t n_refused = 0;
+    for (int i = 0; i < 1000; i++) {
+        for (int k = 0; k < 1 + i % 3; k++) {
+            dice = rng_splitmix64(dice);
+            f.data[dice % head] ^= (char)(1 << (dice >> 32) % 8);
+        }
+        struct model *m = NULL;
+        n_refused += load(f, &m) < 0;
+        model_free(m);
+        memcpy(f.data, kept, head);
+    }
+    assert_true(n_refused > 300);
+    free(f.data);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes_are_read_from_the_file),
+        cmocka_unit_test(the_estimate_is_what_loading_takes),
+        cmocka_unit_test(the_digest_names_the_weights),
+        cmocka_unit_test(other_architectures_are_named),
+        cmocka_unit_test(missing_keys_and_tensors_are_named),
+        cmocka_unit_test(wrong_shapes_name_both),
+        cmocka_unit_test(absurd_numbers_are_refused),
+        cmocka_unit_test(tensors_that_nobody_reads_are_refused),
+        cmocka_unit_test(unknown_rope_scaling_is_named),
+        cmocka_unit_test(loading_can_be_given_up),
+        cmocka_unit_test(too_little_memory_is_said_with_both_numbers),
+        cmocka_unit_test(damaged_files_never_crash),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,200 @@
+/* Answers have OpenAI's shapes, streamed or whole. */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/mem.h"
+#include "gateway/openai_reply.h"
+#include "lib/lib.h"
+
+static struct openai_text text_of(const char *s)
+{
+    return (struct openai_text){s, strlen(s)};
+}
+
+static struct openai_reply_head head(bool is_chat, bool stream)
+{
+    return (struct openai_reply_head){.chat = is_chat,
+                                      .stream = stream,
+                                      .id = "r1",
+                                      .model = text_of("m\"x"),
+                                      .fingerprint = text_of("fp"),
+                                      .created = 12,
+                                      .n = 1};
+}
+
+static void say(struct openai_reply *r, unsigned choice, const char *word, struct buf *to)
+{
+    struct openai_token t = {.text = text_of(word), .bytes = text_of(word), .logprob = -1};
+    openai_reply_token(r, choice, &t, to);
+}
+
+static void finish(struct openai_reply *r, unsigned choice, struct buf *to)
+{
+    openai_reply_finished(r, choice, "stop", text_of(""), text_of(""), to);
+}
+
+static void a_streamed_chat_is_role_tokens_reason_done(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_started(&r, 0, text_of(""), &b);
+    say(&r, 0, "Hi\n", &b);
+    finish(&r, 0, &b);
+    assert_true(openai_reply_complete(&r));
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+#define START                                                                                      \
+    "data: {\"id\":\"chatcmpl-r1\",\"object\":\"chat.completion.chunk\",\"created\":12,"           \
+    "\"model\":\"m\\\"x\",\"system_fingerprint\":\"fp\",\"choices\":[{\"index\":0,"
+    assert_string_equal(
+        b.data,
+        START "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+              "\"finish_reason\":null}]}\n\n" START
+              "\"delta\":{\"content\":\"Hi\\n\"},\"logprobs\":null,\"finish_reason\":null}]}"
+              "\n\n" START "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\","
+              "\"stop_reason\":null}]}\n\ndata: [DONE]\n\n");
+    openai_reply_done(&r);
+}
+
+static void a_streamed_completion_has_no_role(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(false, true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_started(&r, 0, text_of("not echoed"), &b);
+    assert_int_equal(b.len, 0);
+    say(&r, 0, "x", &b);
+    assert_non_null(strstr(b.data, "\"object\":\"text_completion\""));
+    assert_non_null(strstr(b.data, "{\"index\":0,\"text\":\"x\",\"logprobs\":null,"));
+    openai_reply_done(&r);
+}
+
+static void whole_answers_gather_several_choices(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, false);
+    h.n = 2;
+    h.predicted = true;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    r.prompt_tokens = 5;
+    r.speculation = (struct openai_speculation){4, 2, 6, 3, 1};
+    for (unsigned i = 0; i < 2; i++) {
+        openai_reply_started(&r, i, text_of(""), &b);
+        say(&r, i, i ? "b" : "a", &b);
+        say(&r, i, "\xE2\x82\xAC", &b);
+        assert_false(openai_reply_complete(&r));
+        finish(&r, i, &b);
+    }
+    assert_int_equal(b.len, 0);
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+    json_t *j = json_loads(b.data, 0, NULL);
+    const char *one, *two;
+    int completion, total, kept, lost;
+    assert_int_equal(json_unpack(j, "{s:[{s:{s:s}},{s:{s:s}}],s:{s:i,s:i,s:{s:i,s:i}}}", "choices",
+                                 "message", "content", &one, "message", "content", &two, "usage",
+                                 "completion_tokens", &completion, "total_tokens", &total,
+                                 "completion_tokens_details", "accepted_prediction_tokens", &kept,
+                                 "rejected_prediction_tokens", &lost),
+                     0);
+    assert_string_equal(one, "a\xE2\x82\xAC");
+    assert_string_equal(two, "b\xE2\x82\xAC");
+    assert_int_equal(completion, 4);
+    assert_int_equal(total, 9);
+    assert_int_equal(kept, 3);
+    assert_int_equal(lost, 3);
+    json_decref(j);
+    openai_reply_done(&r);
+}
+
+static void echo_comes_first_and_moves_the_offsets(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(false, false);
+    h.echo = h.logprobs = true;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_started(&r, 0, text_of("\xC3\xA9t"), &b);
+    say(&r, 0, "x", &b);
+    say(&r, 0, "y", &b);
+    openai_reply_finished(&r, 0, "stop", text_of(""), text_of("END"), &b);
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+    assert_non_null(strstr(b.data, "\"text\":\"\xC3\xA9txy\""));
+    assert_non_null(strstr(b.data, "\"text_offset\":[2,3]")); // characters, not bytes
+    assert_non_null(strstr(b.data, "\"stop_reason\":\"END\""));
+    openai_reply_done(&r);
+}
+
+static void every_choice_echoes_the_prompt_that_came_with_the_first(void **state)
+{
+    (void)state;
+    for (int stream = 0; stream < 2; stream++) {
+        struct openai_reply_head h = head(false, stream);
+        h.echo = true;
+        h.n = 2;
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b;
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        openai_reply_started(&r, 0, text_of("Once "), &b);
+        openai_reply_started(&r, 1, text_of(""), &b);
+        openai_reply_finished(&r, 0, "stop", text_of(""), text_of(""), &b);
+        openai_reply_finished(&r, 1, "stop", text_of(""), text_of(""), &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        const char *first = strstr(b.data, "\"text\":\"Once \"");
+        assert_non_null(first);
+        assert_non_null(strstr(first + 1, "\"text\":\"Once \""));
+        openai_reply_done(&r);
+    }
+}
+
+static void errors_follow_from_the_status(void **state)
+{
+    (void)state;
+    static const struct {
+        int status;
+        const char *param, *want;
+    } v[] = {
+        {400, "n",
+         "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"invalid_request_error\","
+         "\"param\":\"n\",\"code\":null}}"},
+        {404, "model",
+         "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"invalid_request_error\","
+         "\"param\":\"model\",\"code\":\"model_not_found\"}}"},
+        {429, "",
+         "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"rate_limit_error\","
+         "\"param\":null,\"code\":\"rate_limit_exceeded\"}}"},
+        {503, "",
+         "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"server_error\","
+         "\"param\":null,\"code\":\"service_unavailable\"}}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(buf_done) struct buf b;
+        buf_init(&b, 4096);
+        openai_error(&b, v[i].status, "a \"b\"", v[i].param);
+        assert_string_equal(b.data, v[i].want);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_streamed_chat_is_role_tokens_reason_done),
+        cmocka_unit_test(a_streamed_completion_has_no_role),
+        cmocka_unit_test(whole_answers_gather_several_choices),
+        cmocka_unit_test(echo_comes_first_and_moves_the_offsets),
+        cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
+        cmocka_unit_test(errors_follow_from_the_status),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

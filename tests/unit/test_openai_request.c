@@ -1,0 +1,281 @@
+/* Bodies become plain structs, or are refused by the name of the field. The long list of refusals
+ * over HTTP is in tests/system/test_gateway.c. */
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/mem.h"
+#include "gateway/openai_request.h"
+#include "lib/lib.h"
+
+static struct openai_request q;
+static struct openai_fault fault;
+
+static int chat(const char *members)
+{
+    AUTO(mem_free) char *body = NULL;
+    assert_true(asprintf(&body, "{%s}", members) > 0);
+    return openai_request_parse(OPENAI_CHAT, body, strlen(body), &q, &fault);
+}
+
+static int completion(const char *members)
+{
+    AUTO(mem_free) char *body = NULL;
+    assert_true(asprintf(&body, "{%s}", members) > 0);
+    return openai_request_parse(OPENAI_COMPLETION, body, strlen(body), &q, &fault);
+}
+
+static void refused(int rc, const char *param)
+{
+    assert_int_equal(rc, -EINVAL);
+    assert_int_equal(fault.status, 400);
+    assert_string_equal(fault.param, param);
+    assert_true(strlen(fault.text) > 10);
+}
+
+#define USER "{\"role\":\"user\",\"content\":\"Hi\"}"
+#define HI "\"messages\":[" USER "]"
+
+static void messages_become_the_templates_variables(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI), 0);
+    assert_string_equal(q.template_vars, "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],"
+                                         "\"add_generation_prompt\":true}");
+    assert_false(q.stream || q.logprobs || q.temperature.set || q.max_tokens.set);
+    assert_true(q.skip_special);
+    openai_request_done(&q);
+}
+
+static void parts_of_text_are_joined(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        chat("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":"
+             "\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]"),
+        0);
+    assert_non_null(strstr(q.template_vars, "\"content\":\"a\\nb\""));
+    openai_request_done(&q);
+    refused(chat("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]"),
+            "messages[0].content");
+}
+
+static void arguments_of_a_tool_call_are_opened(void **state)
+{
+    (void)state;
+    static const char call[] =
+        "\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":"
+        "\"c\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"%s\"}}]}]";
+    AUTO(mem_free) char *good = NULL, *bad = NULL;
+    assert_true(asprintf(&good, call, "{\\\"city\\\": \\\"Paris\\\"}") > 0);
+    assert_true(asprintf(&bad, call, "{city") > 0);
+    assert_int_equal(chat(good), 0);
+    assert_non_null(strstr(q.template_vars, "\"arguments\":{\"city\":\"Paris\"}"));
+    assert_non_null(strstr(q.template_vars, "\"content\":\"\"")); // null would render as None
+    openai_request_done(&q);
+    refused(chat(bad), "messages[1].tool_calls[0]");
+}
+
+static void tools_reach_the_template_unless_refused_by_the_client(void **state)
+{
+    (void)state;
+#define TOOLS HI ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
+    assert_int_equal(chat(TOOLS), 0);
+    assert_non_null(strstr(q.template_vars, "\"tools\":["));
+    openai_request_done(&q);
+    assert_int_equal(chat(TOOLS ",\"tool_choice\":\"none\""), 0);
+    assert_null(strstr(q.template_vars, "\"tools\":["));
+    openai_request_done(&q);
+    refused(chat(TOOLS ",\"tool_choice\":\"required\""), "tool_choice");
+    refused(chat(HI ",\"tools\":[{}]"), "tools");
+}
+
+static void template_arguments_may_add_but_not_replace(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"chat_template_kwargs\":{\"enable_thinking\":false}"), 0);
+    assert_non_null(strstr(q.template_vars, "\"enable_thinking\":false"));
+    openai_request_done(&q);
+    static const char *const names[] = {"messages", "tools", "bos_token", "add_generation_prompt"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        AUTO(mem_free) char *text = NULL;
+        assert_true(asprintf(&text, HI ",\"chat_template_kwargs\":{\"%s\":1}", names[i]) > 0);
+        refused(chat(text), "chat_template_kwargs");
+    }
+}
+
+static void null_means_absent_everywhere(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        chat(HI
+             ",\"model\":null,\"temperature\":null,\"top_p\":null,\"top_k\":null,\"n\":null,"
+             "\"stop\":null,\"seed\":null,\"stream\":null,\"stream_options\":null,\"tools\":null,"
+             "\"tool_choice\":null,\"logit_bias\":null,\"max_tokens\":null,\"logprobs\":null,"
+             "\"top_logprobs\":null,\"user\":null,\"speculative\":null,\"prediction\":null,"
+             "\"response_format\":null,\"chat_template_kwargs\":null,\"stop_token_ids\":null"),
+        0);
+    assert_false(q.temperature.set || q.n.set || q.seed.set || q.n_stops || q.stream);
+    openai_request_done(&q);
+}
+
+static void unknown_fields_are_ignored(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"store\":true,\"service_tier\":\"auto\",\"x\":[[[]]]"), 0);
+    openai_request_done(&q);
+}
+
+static void numbers_are_checked_at_both_ends(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *field, *low, *min, *max, *high;
+    } v[] = {
+        {"temperature", "-0.1", "0", "100", "100.1"},
+        {"top_p", "-0.1", "0", "1", "1.01"},
+        {"min_p", "-1", "0", "1", "2"},
+        {"repetition_penalty", "0", "0.01", "100", "101"},
+        {"presence_penalty", "-2.1", "-2", "2", "2.1"},
+        {"frequency_penalty", "-2.1", "-2", "2", "2.1"},
+        {"top_k", "-2", "-1", "16777215", "16777216"},
+        {"n", "0", "1", "64", "65"},
+        {"max_tokens", "0", "1", "2147483647", "2147483648"},
+        {"min_tokens", "-1", "0", "2147483647", "2147483648"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        const char *values[] = {v[i].low, v[i].min, v[i].max, v[i].high};
+        for (size_t k = 0; k < 4; k++) {
+            AUTO(mem_free) char *text = NULL;
+            assert_true(asprintf(&text, HI ",\"%s\":%s", v[i].field, values[k]) > 0);
+            if (k == 0 || k == 3) {
+                refused(chat(text), v[i].field);
+            } else {
+                assert_int_equal(chat(text), 0);
+                openai_request_done(&q);
+            }
+        }
+    }
+}
+
+static void seeds_have_all_64_bits(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"seed\":-9223372036854775808"), 0);
+    assert_true(q.seed.value == INT64_MIN);
+    openai_request_done(&q);
+    refused(chat(HI ",\"seed\":9223372036854775808"), "");
+    refused(chat(HI ",\"seed\":1.0"), "seed");
+}
+
+static void stops_are_a_string_or_several(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"stop\":\"END\""), 0);
+    assert_int_equal(q.n_stops, 1);
+    openai_request_done(&q);
+    assert_int_equal(chat(HI ",\"stop\":[\"a\",\"b\"]"), 0);
+    assert_int_equal(q.n_stops, 2);
+    assert_string_equal(q.stops[1], "b");
+    openai_request_done(&q);
+    refused(chat(HI ",\"stop\":\"\""), "stop");
+    refused(chat(HI
+                 ",\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"10\",\"11\","
+                 "\"12\",\"13\",\"14\",\"15\",\"16\",\"17\"]"),
+            "stop");
+}
+
+static void biases_name_tokens(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"logit_bias\":{\"5\":-100,\"7\":2.5}"), 0);
+    assert_int_equal(q.n_bias, 2);
+    openai_request_done(&q);
+    static const char *const bad[] = {"\"x\":1",        "\"-1\":1",  "\"1 \":1",   "\"\":1",
+                                      "\"99999999\":1", "\"1\":101", "\"1\":\"2\""};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        AUTO(mem_free) char *text = NULL;
+        assert_true(asprintf(&text, HI ",\"logit_bias\":{%s}", bad[i]) > 0);
+        refused(chat(text), "logit_bias");
+    }
+}
+
+static void a_prompt_is_text_or_tokens(void **state)
+{
+    (void)state;
+    assert_int_equal(completion("\"prompt\":\"x\",\"logprobs\":2"), 0);
+    assert_string_equal(q.prompt, "x");
+    assert_true(q.logprobs && q.top_logprobs.value == 2);
+    openai_request_done(&q);
+    assert_int_equal(completion("\"prompt\":[3,1,2]"), 0);
+    assert_int_equal(q.n_ids, 3);
+    assert_int_equal(q.ids[0], 3);
+    openai_request_done(&q);
+    refused(completion("\"prompt\":[3,\"x\"]"), "prompt[1]");
+    refused(completion("\"prompt\":[[3],[4]]"), "prompt");
+    refused(completion("\"prompt\":{}"), "prompt");
+    refused(completion("\"prompt\":\"x\",\"echo\":true,\"logprobs\":1"), "logprobs");
+}
+
+static void what_cannot_be_kept_is_refused(void **state)
+{
+    (void)state;
+    refused(chat(HI ",\"response_format\":{\"type\":\"json_schema\"}"), "response_format");
+    refused(completion("\"prompt\":\"x\",\"suffix\":\"y\""), "suffix");
+    refused(completion("\"prompt\":\"x\",\"best_of\":2"), "best_of");
+}
+
+static void depth_is_bounded_before_anything_recurses(void **state)
+{
+    (void)state;
+    char deep[2 * OPENAI_MAX_DEPTH + 64];
+    for (int levels = OPENAI_MAX_DEPTH - 1; levels <= OPENAI_MAX_DEPTH; levels++) {
+        char *at = deep + sprintf(deep, HI ",\"x\":");
+        memset(at, '[', (size_t)levels);
+        memset(at + levels, ']', (size_t)levels);
+        at[2 * levels] = 0;
+        int rc = chat(deep);
+        if (levels < OPENAI_MAX_DEPTH) {
+            assert_int_equal(rc, 0);
+            openai_request_done(&q);
+        } else {
+            refused(rc, "");
+        }
+    }
+    assert_int_equal(chat(HI ",\"x\":\"[[[[\\\"[[[\""), 0); // not inside strings
+    openai_request_done(&q);
+}
+
+static void bodies_need_no_nul_behind_them(void **state)
+{
+    (void)state;
+    static const char body[] = "{\"prompt\":\"x\"}";
+    for (size_t n = 0; n < sizeof(body) - 1; n++) {
+        AUTO(mem_free) char *cut = malloc(n + !n);
+        memcpy(cut, body, n);
+        assert_int_equal(openai_request_parse(OPENAI_COMPLETION, cut, n, &q, &fault), -EINVAL);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(messages_become_the_templates_variables),
+        cmocka_unit_test(parts_of_text_are_joined),
+        cmocka_unit_test(arguments_of_a_tool_call_are_opened),
+        cmocka_unit_test(tools_reach_the_template_unless_refused_by_the_client),
+        cmocka_unit_test(template_arguments_may_add_but_not_replace),
+        cmocka_unit_test(null_means_absent_everywhere),
+        cmocka_unit_test(unknown_fields_are_ignored),
+        cmocka_unit_test(numbers_are_checked_at_both_ends),
+        cmocka_unit_test(seeds_have_all_64_bits),
+        cmocka_unit_test(stops_are_a_string_or_several),
+        cmocka_unit_test(biases_name_tokens),
+        cmocka_unit_test(a_prompt_is_text_or_tokens),
+        cmocka_unit_test(what_cannot_be_kept_is_refused),
+        cmocka_unit_test(depth_is_bounded_before_anything_recurses),
+        cmocka_unit_test(bodies_need_no_nul_behind_them),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,248 @@
+/* test_pool.c - jobs on all threads, barriers, and what an idle pool costs. */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/pool.h"
+#include "lib/lib.h"
+
+static struct pool *pool_of(unsigned n)
+{
+    struct pool *p;
+    assert_int_equal(pool_new(n, true, &p), 0);
+    assert_int_equal(pool_threads(p), n);
+    return p;
+}
+
+static void count_run(void *arg, unsigned i, unsigned n)
+{
+    atomic_uint *runs = arg;
+    assert_true(i < n);
+    runs[i]++;
+}
+
+static void every_thread_runs_every_job_once(void **state)
+{
+    (void)state;
+    for (unsigned n = 1; n <= 7; n += 2) {
+        AUTO(pool_free) struct pool *p = pool_of(n);
+        atomic_uint runs[8] = {0};
+        for (int job = 0; job < 100; job++)
+            pool_run(p, count_run, runs);
+        for (unsigned i = 0; i < 8; i++)
+            assert_int_equal(runs[i], i < n ? 100 : 0);
+    }
+}
+
+static void note_thread(void *arg, unsigned i, unsigned n)
+{
+    (void)n;
+    ((pthread_t *)arg)[i] = pthread_self();
+}
+
+static void the_caller_is_thread_0(void **state)
+{
+    (void)state;
+    AUTO(pool_free) struct pool *p = pool_of(3);
+    pthread_t ids[3];
+    pool_run(p, note_thread, ids);
+    assert_true(pthread_equal(ids[0], pthread_self()));
+    assert_false(pthread_equal(ids[1], ids[0]));
+    assert_false(pthread_equal(ids[2], ids[1]));
+}
+
+#define ROUNDS 10000
+
+struct rounds {
+    struct pool *pool;
+    unsigned n_rounds;
+    unsigned at[8]; // plain: only barriers order it
+    atomic_uint wrong;
+};
+
+/* Before each barrier a thread says its round; behind it all must have said it. */
+static void keep_step(void *arg, unsigned i, unsigned n)
+{
+    struct rounds *r = arg;
+    for (unsigned round = 1; round <= r->n_rounds; round++) {
+        r->at[i] = round;
+        pool_barrier(r->pool);
+        for (unsigned k = 0; k < n; k++)
+            r->wrong += r->at[k] != round;
+        pool_barrier(r->pool);
+    }
+}
+
+static void a_barrier_holds_until_all_have_come(void **state)
+{
+    (void)state;
+    AUTO(pool_free) struct pool *p = pool_of(2);
+    struct rounds r = {.pool = p, .n_rounds = ROUNDS / 2};
+    pool_run(p, keep_step, &r);
+    assert_int_equal(r.wrong, 0);
+    assert_int_equal(r.at[1], ROUNDS / 2);
+}
+
+static void more_threads_than_cores_make_progress(void **state)
+{
+    (void)state;
+    AUTO(pool_free) struct pool *p = pool_of(8);
+    struct rounds r = {.pool = p, .n_rounds = 500};
+    pool_run(p, keep_step, &r);
+    assert_int_equal(r.wrong, 0);
+}
+
+static int64_t cpu_us(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (u.ru_utime.tv_sec + u.ru_stime.tv_sec) * 1000000LL + u.ru_utime.tv_usec +
+           u.ru_stime.tv_usec;
+}
+
+static void an_idle_pool_costs_no_cpu(void **state)
+{
+    (void)state;
+    AUTO(pool_free) struct pool *p = pool_of(2);
+    atomic_uint runs[2] = {0};
+    pool_run(p, count_run, runs);
+    int never[2];
+    assert_int_equal(pipe(never), 0);
+    struct pollfd nothing = {.fd = never[0], .events = POLLIN};
+    int64_t before = cpu_us();
+    assert_int_equal(poll(&nothing, 1, 100), 0);
+    assert_true(cpu_us() - before < 10000); // of 100 ms
+    close(never[0]);
+    close(never[1]);
+    pool_run(p, count_run, runs);
+    assert_int_equal(runs[1], 2);
+}
+
+static void *run_steps(void *arg)
+{
+    struct rounds *r = arg;
+    pool_run(r->pool, keep_step, r);
+    return NULL;
+}
+
+static void another_thread_may_be_the_caller(void **state)
+{
+    (void)state;
+    AUTO(pool_free) struct pool *p = pool_of(2);
+    struct rounds r = {.pool = p, .n_rounds = 10};
+    pool_run(p, keep_step, &r);
+    pthread_t t;
+    pthread_create(&t, NULL, run_steps, &r);
+    pthread_join(t, NULL);
+    assert_int_equal(r.wrong, 0);
+}
+
+static void too_many_threads_are_refused(void **state)
+{
+    (void)state;
+    struct pool *p;
+    assert_int_equal(pool_new(POOL_MAX_THREADS + 1, false, &p), -EINVAL);
+}
+
+static void shares_cover_everything_once(void **state)
+{
+    (void)state;
+    for (unsigned n_threads = 1; n_threads <= 5; n_threads++)
+        for (unsigned n = 0; n <= 100; n++) {
+            unsigned next = 0;
+            for (unsigned i = 0; i < n_threads; i++) {
+                unsigned from, to;
+                pool_share(i, n_threads, n, 16, &from, &to);
+                assert_true(from == next && to >= from && (from % 16 == 0 || from == n));
+                next = to;
+            }
+            assert_int_equal(next, n);
+        }
+}
+
+/* A tree of files that stands for a machine. */
+static void put(const char *root, const char *path, const char *text)
+{
+    char full[512];
+    snprintf(full, sizeof(full), "%s/%s", root, path);
+    for (char *p = full + strlen(root) + 1; (p = strchr(p, '/')); p++) {
+        *p = 0;
+        mkdir(full, 0700);
+        *p = '/';
+    }
+    FILE *f = fopen(full, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static unsigned allowed_cpus(void)
+{
+    cpu_set_t set;
+    assert_int_equal(sched_getaffinity(0, sizeof(set), &set), 0);
+    return (unsigned)CPU_COUNT(&set);
+}
+
+struct machine {
+    const char *cgroup, *path, *text, *path2, *text2;
+    unsigned cores; // 0: as many as allowed
+};
+
+static void the_default_count_heeds_quotas_and_hyper_threads(void **state)
+{
+    (void)state;
+    static const struct machine machines[] = {
+        {"0::/\n", "sys/fs/cgroup/cpu.max", "max 100000\n", NULL, NULL, 0},
+        {"0::/a/b\n", "sys/fs/cgroup/a/cpu.max", "150000 100000\n", NULL, NULL, 1},
+        {"0::/a/b\n", "sys/fs/cgroup/a/cpu.max", "50000 100000\n", "sys/fs/cgroup/a/b/cpu.max",
+         "max 100000\n", 1},
+        {"0::/not/here\n", "sys/fs/cgroup/cpu.max", "10000 100000\n", NULL, NULL, 1},
+        {"4:cpu,cpuacct:/x\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "100000\n",
+         "sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000\n", 1},
+        {"4:cpu:/x\n0::/\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "-1\n",
+         "sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000\n", 0},
+        {"nonsense\n::\n1:cpu\n", "sys/fs/cgroup/cpu.max", "-5 zero\n", NULL, NULL, 0},
+        {"", "sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "0-1\n", NULL, NULL, 1},
+        {"", "sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "1,65\n", NULL, NULL, 0},
+    };
+    if (allowed_cpus() != 2) {
+        printf("skipped: written for 2 allowed CPUs\n");
+        return;
+    }
+    for (unsigned i = 0; i < ARRAY_LEN(machines); i++) {
+        const struct machine *m = &machines[i];
+        char root[] = "/tmp/test_pool_XXXXXX", rm[64];
+        assert_non_null(mkdtemp(root));
+        put(root, "proc/self/cgroup", m->cgroup);
+        put(root, m->path, m->text);
+        if (m->path2)
+            put(root, m->path2, m->text2);
+        unsigned n = pool_usable_cores(root);
+        snprintf(rm, sizeof(rm), "rm -r %s", root);
+        assert_int_equal(system(rm), 0);
+        assert_int_equal(n, m->cores ? m->cores : 2);
+    }
+    assert_true(pool_usable_cores("") >= 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_thread_runs_every_job_once),
+        cmocka_unit_test(the_caller_is_thread_0),
+        cmocka_unit_test(a_barrier_holds_until_all_have_come),
+        cmocka_unit_test(more_threads_than_cores_make_progress),
+        cmocka_unit_test(an_idle_pool_costs_no_cpu),
+        cmocka_unit_test(another_thread_may_be_the_caller),
+        cmocka_unit_test(too_many_threads_are_refused),
+        cmocka_unit_test(shares_cover_everything_once),
+        cmocka_unit_test(the_default_count_heeds_quotas_and_hyper_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,140 @@
+/* test_round.c - drafts that come late: what is left of them when tokens were committed since. */
+#include <string.h>
+#include "lib/lib.h"
+#include "base/mem.h"
+#include "verifier-svc/engine_impl.h"
+
+static struct engine engine;
+static struct request req;
+static struct seq seq;
+static uint32_t tokens[64];
+
+/* A sequence of ten committed tokens, the last three 21 22 23. */
+static int make(void **state)
+{
+    (void)state;
+    memset(&seq, 0, sizeof(seq));
+    for (uint32_t i = 0; i < 10; i++)
+        tokens[i] = 14 + i;
+    seq = (struct seq){.id = 5, .req = &req, .state = SEQ_RUNNING, .tokens = tokens};
+    seq.n_prompt = 4;
+    seq.n = 10;
+    seq.max_len = 64;
+    assert_int_equal(roster_init(&engine.running, 1), 0);
+    roster_add(&engine.running, &seq);
+    return 0;
+}
+
+static int unmake(void **state)
+{
+    (void)state;
+    roster_done(&engine.running);
+    return 0;
+}
+
+static void arrive(uint64_t id, uint32_t base_len, uint32_t n, const uint32_t *draft,
+                   const int32_t *parents)
+{
+    struct inbox_item item = {.kind = INBOX_DRAFT,
+                              .seq = id,
+                              .proposer = SEQ_NO_PROPOSER, // nobody to keep score of
+                              .base_len = base_len,
+                              .n = n};
+    for (uint32_t i = 0; i < n; i++) {
+        item.tokens[i] = draft[i];
+        item.parents[i] = parents ? parents[i] : (int32_t)i - 1;
+    }
+    round_take_draft(&engine, &item);
+}
+
+static void a_draft_in_time_is_taken_whole(void **state)
+{
+    (void)state;
+    arrive(5, 10, 3, (uint32_t[]){1, 2, 3}, NULL);
+    assert_true(seq.has_draft);
+    assert_int_equal(seq.n_draft, 3);
+    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2, 3}), 12);
+}
+
+static void an_empty_draft_ends_the_wait(void **state)
+{
+    (void)state;
+    arrive(5, 10, 0, NULL, NULL);
+    assert_true(seq.has_draft);
+    assert_int_equal(seq.n_draft, 0);
+}
+
+static void what_is_left_of_a_late_draft_is_used(void **state)
+{
+    (void)state;
+    arrive(5, 8, 4, (uint32_t[]){22, 23, 1, 2}, NULL);
+    assert_int_equal(seq.n_draft, 2);
+    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2}), 8);
+    assert_memory_equal(seq.parents, ((int32_t[]){-1, 0}), 8);
+}
+
+static void a_late_draft_that_guessed_wrong_is_dropped(void **state)
+{
+    (void)state;
+    arrive(5, 8, 4, (uint32_t[]){22, 24, 1, 2}, NULL);
+    assert_false(seq.has_draft);
+    arrive(5, 8, 2, (uint32_t[]){22, 23}, NULL); // right, but nothing is left
+    assert_false(seq.has_draft);
+    arrive(5, 8, 1, (uint32_t[]){22}, NULL); // too short to tell
+    assert_false(seq.has_draft);
+}
+
+static void a_late_trees_subtree_is_used(void **state)
+{
+    (void)state;
+    /* 22 -> (23 -> (1, 2 -> 3), 9), 7 -> 1 */
+    const uint32_t draft[] = {22, 7, 23, 9, 1, 1, 2, 3};
+    const int32_t parents[] = {-1, -1, 0, 0, 1, 2, 2, 6};
+    arrive(5, 8, 8, draft, parents);
+    assert_int_equal(seq.n_draft, 3);
+    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2, 3}), 12);
+    assert_memory_equal(seq.parents, ((int32_t[]){-1, -1, 1}), 12);
+    assert_true(seq.draft_is_tree);
+}
+
+static void drafts_for_nobody_and_from_the_future_are_dropped(void **state)
+{
+    (void)state;
+    arrive(6, 10, 1, (uint32_t[]){1}, NULL);
+    arrive(5, 11, 1, (uint32_t[]){1}, NULL);
+    arrive(5, 2, 1, (uint32_t[]){1}, NULL);
+    assert_false(seq.has_draft);
+}
+
+static void only_who_was_asked_is_waited_for(void **state)
+{
+    (void)state;
+    seq.kv.len = 9; // decoding
+    assert_true(round_has_work(&engine));
+    assert_true(round_wait_until_us(&engine) == 0);
+    seq.asked_us = 1000;
+    seq.await_us = 300;
+    engine.pass_us = 2000;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    seq.kv.len = 7; // a prompt has rows to run
+    assert_true(round_wait_until_us(&engine) == 0);
+    seq.kv.len = 9;
+    arrive(5, 10, 0, NULL, NULL);
+    assert_true(round_wait_until_us(&engine) == 0);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, make, unmake)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_draft_in_time_is_taken_whole),
+        TEST(an_empty_draft_ends_the_wait),
+        TEST(what_is_left_of_a_late_draft_is_used),
+        TEST(a_late_draft_that_guessed_wrong_is_dropped),
+        TEST(a_late_trees_subtree_is_used),
+        TEST(drafts_for_nobody_and_from_the_future_are_dropped),
+        TEST(only_who_was_asked_is_waited_for),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

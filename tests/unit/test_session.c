@@ -1,0 +1,344 @@
+/* test_session.c - contexts stay in step with their verifiers, within their limits. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "lib/lib.h"
+#include "proposer-svc/session.h"
+
+/* A proposer that drafts the sum of the context it was shown: any slip in the context shows. */
+struct sum_seq {
+    uint32_t n, sum;
+};
+
+static int n_done;
+
+static void sum_done(void *shared, void *seq)
+{
+    (void)shared;
+    (void)seq;
+    __atomic_add_fetch(&n_done, 1, __ATOMIC_RELAXED);
+}
+
+static void sum_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
+{
+    (void)shared;
+    struct sum_seq *s = seq;
+    assert_int_equal(s->n, c->n);
+    for (; s->n > keep; s->n--)
+        s->sum -= c->tokens[s->n - 1];
+}
+
+static int sum_grow(void *shared, void *seq, const struct prop_context *c)
+{
+    (void)shared;
+    struct sum_seq *s = seq;
+    for (; s->n < c->n; s->n++)
+        s->sum += c->tokens[s->n];
+    return s->sum == 666 ? fail(-ENOMEM, "no memory for evil") : 0;
+}
+
+static void sum_draft(void *shared, void *seq, const struct prop_context *c, uint32_t k,
+                      struct prop_draft *to)
+{
+    (void)shared;
+    (void)c;
+    struct sum_seq *s = seq;
+    to->n = k;
+    for (uint32_t i = 0; i < k; i++)
+        to->tokens[i] = s->sum;
+}
+
+static const struct prop_ops sum_ops = {.name = "sum",
+                                        .seq_size = sizeof(struct sum_seq),
+                                        .seq_done = sum_done,
+                                        .cut = sum_cut,
+                                        .grow = sum_grow,
+                                        .draft = sum_draft};
+
+static struct sessions *sessions_of(uint32_t max_sessions, uint64_t max_tokens)
+{
+    struct sessions_config c = {.ops = &sum_ops,
+                                .max_sessions = max_sessions,
+                                .max_tokens = max_tokens,
+                                .max_context = 1000,
+                                .k_max = 8,
+                                .idle_us = 1000000};
+    struct sessions *s;
+    assert_int_equal(sessions_new(&c, &s), 0);
+    return s;
+}
+
+/* The verifier's view of one sequence: a context of 1, 2, 3 ... */
+static uint32_t counting[2000];
+
+static uint64_t digest(uint32_t n)
+{
+    uint64_t d = 0;
+    for (uint32_t i = 0; i < n; i++)
+        d = rng_splitmix64(d ^ (counting[i] + 1));
+    return d;
+}
+
+static struct session_update update_of(uint64_t seq, uint32_t keep, uint32_t base_len, uint32_t k)
+{
+    return (struct session_update){.seq = seq,
+                                   .base_len = base_len,
+                                   .keep = keep,
+                                   .tokens = counting + keep,
+                                   .n_tokens = base_len - keep,
+                                   .digest = digest(base_len),
+                                   .k = k};
+}
+
+static enum session_answer apply(struct sessions *s, uint64_t stream,
+                                 const struct session_update *u, int64_t now,
+                                 struct prop_draft *ret)
+{
+    enum session_answer a;
+    assert_int_equal(sessions_update(s, stream, u, now, &a, ret), 0);
+    return a;
+}
+
+static enum session_answer ask(struct sessions *s, uint64_t stream, uint64_t seq, uint32_t keep,
+                               uint32_t base_len, uint32_t k)
+{
+    struct prop_draft d;
+    struct session_update u = update_of(seq, keep, base_len, k);
+    enum session_answer a = apply(s, stream, &u, 0, &d);
+    if (a == SESSION_DRAFT && d.n)
+        assert_int_equal(d.tokens[0], base_len * (base_len + 1) / 2);
+    return a;
+}
+
+static uint32_t n_sessions(struct sessions *s)
+{
+    struct sessions_stats stats;
+    sessions_stats(s, &stats);
+    return stats.n_sessions;
+}
+
+static int count(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 2000; i++)
+        counting[i] = i + 1;
+    return 0;
+}
+
+static void a_context_grows_from_keep(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
+    assert_int_equal(ask(s, 1, 7, 10, 14, 3), SESSION_DRAFT);
+    assert_int_equal(ask(s, 1, 7, 14, 14, 3), SESSION_DRAFT); // nothing new
+    assert_int_equal(ask(s, 1, 7, 5, 9, 3), SESSION_DRAFT);   // taken back
+    assert_int_equal(ask(s, 1, 7, 0, 2, 3), SESSION_DRAFT);   // from the start again
+    assert_int_equal(ask(s, 1, 7, 2, 2, 3), SESSION_DRAFT);
+    assert_int_equal(n_sessions(s), 1);
+}
+
+static void an_empty_context_is_a_context(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    assert_int_equal(ask(s, 1, 7, 0, 0, 3), SESSION_DRAFT);
+    assert_int_equal(ask(s, 1, 7, 0, 1, 3), SESSION_DRAFT);
+}
+
+static void k_is_cut_and_none_means_silence(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct prop_draft d;
+    struct session_update u = update_of(7, 0, 10, 5000);
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
+    assert_int_equal(d.n, 8);
+    assert_int_equal(ask(s, 1, 7, 10, 11, 0), SESSION_SILENT);
+    u = update_of(7, 11, 12, 4);
+    u.more = true;
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT);
+    assert_int_equal(ask(s, 1, 7, 12, 13, 1), SESSION_DRAFT);
+}
+
+static void a_missing_context_is_asked_for(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    assert_int_equal(ask(s, 1, 7, 3, 10, 3), SESSION_NEED_CONTEXT); // never seen
+    assert_int_equal(ask(s, 1, 7, 3, 10, 0), SESSION_NEED_CONTEXT); // whether drafted for or not
+    assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
+    assert_int_equal(ask(s, 1, 7, 11, 12, 3), SESSION_NEED_CONTEXT); // a gap
+    assert_int_equal(ask(s, 1, 7, 10, 12, 3), SESSION_NEED_CONTEXT); // and forgotten by then
+    assert_int_equal(ask(s, 1, 7, 0, 12, 3), SESSION_DRAFT);
+}
+
+static void a_context_with_another_digest_is_asked_for(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct prop_draft d;
+    struct session_update u = update_of(7, 0, 10, 3);
+    u.digest++;
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_NEED_CONTEXT);
+    assert_int_equal(n_sessions(s), 0);
+}
+
+static void sessions_of_two_streams_do_not_meet(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
+    assert_int_equal(ask(s, 2, 7, 10, 11, 3), SESSION_NEED_CONTEXT);
+    assert_int_equal(ask(s, 2, 7, 0, 4, 3), SESSION_DRAFT);
+    assert_int_equal(ask(s, 1, 7, 10, 11, 3), SESSION_DRAFT);
+    sessions_end_stream(s, 1);
+    assert_int_equal(ask(s, 1, 7, 11, 12, 3), SESSION_NEED_CONTEXT);
+    assert_int_equal(ask(s, 2, 7, 4, 5, 3), SESSION_DRAFT);
+}
+
+static void a_closed_sequence_is_freed(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct prop_draft d;
+    ask(s, 1, 7, 0, 10, 3);
+    n_done = 0;
+    struct session_update u = {.seq = 7, .close = true};
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT);
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT); // twice does not hurt
+    assert_int_equal(n_done, 1);
+    assert_int_equal(n_sessions(s), 0);
+}
+
+static void idle_sessions_are_dropped(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct prop_draft d;
+    struct session_update a = update_of(1, 0, 10, 1), b = update_of(2, 0, 10, 1);
+    apply(s, 1, &a, 0, &d);
+    apply(s, 1, &b, 500000, &d);
+    sessions_expire(s, 1000000);
+    assert_int_equal(n_sessions(s), 2);
+    sessions_expire(s, 1000001);
+    assert_int_equal(n_sessions(s), 1);
+    assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_DRAFT);
+}
+
+static void the_least_recently_used_makes_room_for_a_session(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(2, 10000);
+    ask(s, 1, 1, 0, 10, 1);
+    ask(s, 1, 2, 0, 10, 1);
+    ask(s, 1, 1, 10, 11, 1);
+    ask(s, 1, 3, 0, 10, 1);
+    assert_int_equal(n_sessions(s), 2);
+    assert_int_equal(ask(s, 1, 1, 11, 12, 1), SESSION_DRAFT);
+    assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_NEED_CONTEXT);
+}
+
+static void and_for_tokens(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(100, 1000);
+    struct sessions_stats stats;
+    for (uint64_t seq = 1; seq < 50; seq++) {
+        assert_int_equal(ask(s, 1, seq, 0, 100, 1), SESSION_DRAFT);
+        sessions_stats(s, &stats);
+        assert_true(stats.n_tokens <= 1000);
+    }
+    assert_true(stats.n_evicted > 40);
+    assert_int_equal(ask(s, 1, 99, 0, 1000, 1), SESSION_DRAFT);
+    assert_int_equal(n_sessions(s), 1);
+}
+
+static void a_context_that_is_too_long_gets_empty_drafts(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct prop_draft d;
+    assert_int_equal(ask(s, 1, 7, 0, 1000, 1), SESSION_DRAFT);
+    struct session_update u = update_of(7, 1000, 1001, 1);
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
+    assert_int_equal(d.n, 0);
+    assert_int_equal(n_sessions(s), 0);
+    u = update_of(7, 1001, 1002, 1);
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
+    assert_int_equal(d.n, 0);
+}
+
+static void a_contradiction_is_refused_with_a_sentence(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct prop_draft d;
+    enum session_answer a;
+    struct session_update u = update_of(7, 0, 10, 1);
+    u.n_tokens = 9;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &d), -EINVAL);
+    assert_string_equal(fail_text(), "sequence 7: 9 tokens do not lead from keep 0 to base_len 10");
+    u = (struct session_update){.seq = 7, .keep = 5, .base_len = 3, .n_tokens = (size_t)-2};
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &d), -EINVAL);
+}
+
+static void a_proposer_out_of_memory_gives_up_the_session(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    assert_int_equal(ask(s, 1, 7, 0, 35, 1), SESSION_DRAFT); // the sum of 1 .. 36 is 666
+    assert_int_equal(ask(s, 1, 7, 35, 36, 1), SESSION_NEED_CONTEXT);
+    assert_int_equal(n_sessions(s), 0);
+}
+
+static void *one_stream(void *arg)
+{
+    struct sessions *s = arg;
+    static uint64_t n_streams;
+    uint64_t stream = 100 + __atomic_fetch_add(&n_streams, 1, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < 500; i++) {
+        uint64_t seq = i % 7;
+        uint32_t len = 10 + i / 7;
+        if (ask(s, stream, seq, len - 1, len, 2) == SESSION_NEED_CONTEXT)
+            ask(s, stream, seq, 0, len, 2);
+        sessions_expire(s, 0);
+    }
+    sessions_end_stream(s, stream);
+    return NULL;
+}
+
+static void streams_on_many_threads_share_the_limits(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(10, 1500);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, one_stream, s), 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(n_sessions(s), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_context_grows_from_keep),
+        cmocka_unit_test(an_empty_context_is_a_context),
+        cmocka_unit_test(k_is_cut_and_none_means_silence),
+        cmocka_unit_test(a_missing_context_is_asked_for),
+        cmocka_unit_test(a_context_with_another_digest_is_asked_for),
+        cmocka_unit_test(sessions_of_two_streams_do_not_meet),
+        cmocka_unit_test(a_closed_sequence_is_freed),
+        cmocka_unit_test(idle_sessions_are_dropped),
+        cmocka_unit_test(the_least_recently_used_makes_room_for_a_session),
+        cmocka_unit_test(and_for_tokens),
+        cmocka_unit_test(a_context_that_is_too_long_gets_empty_drafts),
+        cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
+        cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
+        cmocka_unit_test(streams_on_many_threads_share_the_limits),
+    };
+    return cmocka_run_group_tests(tests, count, NULL);
+}

@@ -1,0 +1,394 @@
+/* test_tok.c - tokenizers over small vocabularies whose ids one can work out by hand. */
+#include "lib/lib.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "lib/small_vocab.h"
+#include "text/tok.h"
+
+enum how { PLAIN = 0, SPECIAL = 1, BOS = 2 };
+
+static void encodes(const struct tok *t, const char *text, enum how how, size_t n,
+                    const uint32_t *want)
+{
+    AUTO(mem_free) uint32_t *ids = NULL;
+    size_t n_ids;
+    assert_int_equal(tok_encode(t, text, strlen(text), how & SPECIAL, how & BOS, &ids, &n_ids), 0);
+    for (size_t i = 0; i < n && i < n_ids; i++)
+        if (ids[i] != want[i])
+            fail_msg("%s: token %zu is %u, not %u", text, i, ids[i], want[i]);
+    assert_int_equal(n_ids, n);
+}
+#define ENCODES(t, text, how, ...)                                                                 \
+    encodes(t, text, how, sizeof((uint32_t[]){__VA_ARGS__}) / 4, (uint32_t[]){__VA_ARGS__})
+
+static void decodes(const struct tok *t, bool special, const char *want, size_t n,
+                    const uint32_t *ids)
+{
+    AUTO(mem_free) char *text = NULL;
+    size_t len;
+    assert_int_equal(tok_decode(t, ids, n, special, &text, &len), 0);
+    assert_string_equal(text, want);
+    assert_int_equal(len, strlen(want));
+}
+#define DECODES(t, special, want, ...)                                                             \
+    decodes(t, special, want, sizeof((uint32_t[]){__VA_ARGS__}) / 4, (uint32_t[]){__VA_ARGS__})
+
+/* ---- byte-level BPE ---- */
+
+static void merges_are_made_in_the_order_of_their_ranks(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
+    ENCODES(t, "abc", PLAIN, SMALL_ABC); // a b first, though b c would also fit
+    ENCODES(t, "bc", PLAIN, SMALL_BC);
+    ENCODES(t, "bcab", PLAIN, SMALL_BC, SMALL_AB);
+    ENCODES(t, "hello", PLAIN, SMALL_HELLO);
+    ENCODES(t, "lll", PLAIN, SMALL_LL, 'l'); // the leftmost of equals
+    ENCODES(t, "\xc3\xa9", PLAIN, SMALL_E_ACUTE);
+    (void)state;
+}
+
+static void words_do_not_merge_across_their_borders(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
+    ENCODES(t, "a bc", PLAIN, 'a', ' ', SMALL_BC);
+    ENCODES(t, "b ab", PLAIN, 'b', ' ', SMALL_AB); // "a b" ranks before " a"
+    ENCODES(t, "b ac", PLAIN, 'b', SMALL_SPACE_A, 'c');
+    ENCODES(t, "b  a", PLAIN, 'b', ' ', SMALL_SPACE_A);
+    (void)state;
+}
+
+static void control_tokens_are_found_on_request_only(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
+    ENCODES(t, "<|end|>", PLAIN, '<', '|', 'e', 'n', 'd', '|', '>');
+    ENCODES(t, "<|end|>", SPECIAL, SMALL_END);
+    ENCODES(t, "ab<|end|>ab", SPECIAL, SMALL_AB, SMALL_END, SMALL_AB);
+    ENCODES(t, "<|en<|end|>", SPECIAL, '<', '|', 'e', 'n', SMALL_END);
+    (void)state;
+}
+
+static void user_defined_tokens_are_always_found_the_longest_first(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
+    ENCODES(t, "a<tool>b", PLAIN, 'a', SMALL_TOOL, 'b');
+    ENCODES(t, "<tool>x<tool>", PLAIN, SMALL_TOOL_X, SMALL_TOOL);
+    ENCODES(t, "<tool", PLAIN, '<', 't', 'o', 'o', 'l');
+    (void)state;
+}
+
+static void bos_comes_once(void **state)
+{
+    AUTO(gguf_write_free) struct gguf_write *w = NULL;
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(tok_free) struct tok *t = NULL, *plain = small_vocab_tok(SMALL_BPE, NULL);
+    size_t len;
+    assert_int_equal(gguf_write_new(&w), 0);
+    small_vocab_keys(w, SMALL_BPE);
+    gguf_write_int(w, "tokenizer.ggml.add_bos_token", GGUF_BOOL, 1);
+    AUTO(mem_free) void *data = small_vocab_finish(w, &len);
+    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(tok_new(g, &t), 0);
+
+    assert_true(tok_add_bos(t));
+    ENCODES(t, "ab", BOS, SMALL_BEGIN, SMALL_AB);
+    ENCODES(t, "ab", PLAIN, SMALL_AB);
+    ENCODES(t, "<|begin|>ab", SPECIAL | BOS, SMALL_BEGIN, SMALL_AB);
+    assert_false(tok_add_bos(plain)); // GPT-2's family has none unless the file says so
+    ENCODES(plain, "ab", BOS, SMALL_AB);
+    (void)state;
+}
+
+static void llama3_takes_whole_words_and_bos(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, "llama-bpe");
+    assert_true(tok_add_bos(t));
+    ENCODES(t, "hello12345", PLAIN, SMALL_HELLO, '1', '2', '3', '4', '5');
+    (void)state;
+}
+
+static void tokens_become_their_bytes(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
+    DECODES(t, false, "hello \xc3\xa9", SMALL_HELLO, ' ', SMALL_E_ACUTE);
+    DECODES(t, false, "ab", SMALL_BEGIN, SMALL_AB, SMALL_END, SMALL_PAD);
+    DECODES(t, true, "<|begin|>ab<|end|>", SMALL_BEGIN, SMALL_AB, SMALL_END, SMALL_PAD);
+    DECODES(t, false, "<tool>", SMALL_TOOL);
+    DECODES(t, false, "\xc3", 0xc3); // half a character
+    uint32_t id = SMALL_N;
+    char *text;
+    size_t len;
+    assert_int_equal(tok_decode(t, &id, 1, false, &text, &len), -EINVAL);
+    assert_int_equal(tok_bytes(t, SMALL_N, true).len, 0);
+    (void)state;
+}
+
+static void random_text_comes_back(void **state)
+{
+    static const char *const pres[] = {
+        "default", "gpt-2",        "llama-bpe",      "dbrx",        "qwen2",  "seed-coder",
+        "qwen35",  "deepseek-llm", "deepseek-coder", "deepseek-v3", "falcon", "starcoder",
+        "tekken",  "gpt-4o",       "bailingmoe",     "bloom",       "viking"};
+    static const char *const parts[] = {"a",
+                                        "b",
+                                        " ",
+                                        "  ",
+                                        "\n",
+                                        "\r\n",
+                                        "\t",
+                                        "1",
+                                        "12",
+                                        "hello",
+                                        "'s",
+                                        "'LL",
+                                        "!",
+                                        ".",
+                                        "\xc3\xa9",
+                                        "\xe4\xb8\xad",
+                                        "\xf0\x9f\x98\x80",
+                                        "\xcc\x81",
+                                        "A",
+                                        "aB",
+                                        "\xe2\x80\xa8",
+                                        "\xc2\xa0",
+                                        "/",
+                                        "\x01"};
+    for (size_t p = 0; p < ARRAY_LEN(pres); p++) {
+        AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, pres[p]);
+        for (uint64_t seed = 0; seed < 50; seed++) {
+            AUTO(mem_free) uint32_t *ids = NULL;
+            AUTO(mem_free) char *back = NULL;
+            char text[512] = "";
+            size_t n, len;
+            for (uint64_t i = 0; i < 40; i++)
+                strcat(text, parts[rng_splitmix64(seed << 32 | i) % ARRAY_LEN(parts)]);
+            assert_int_equal(tok_encode(t, text, strlen(text), true, false, &ids, &n), 0);
+            assert_int_equal(tok_decode(t, ids, n, true, &back, &len), 0);
+            assert_string_equal(back, text);
+        }
+    }
+    (void)state;
+}
+
+static void an_empty_text_has_no_tokens(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
+    AUTO(mem_free) uint32_t *ids = NULL;
+    size_t n = 9;
+    assert_int_equal(tok_encode(t, "", 0, true, true, &ids, &n), 0);
+    assert_int_equal(n, 0);
+    assert_non_null(ids);
+    (void)state;
+}
+
+static void text_that_is_not_utf8_is_refused_with_its_place(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
+    uint32_t *ids;
+    size_t n;
+    assert_int_equal(tok_encode(t, "abcd\xc3(", 6, false, false, &ids, &n), -EILSEQ);
+    assert_non_null(strstr(fail_text(), "byte 4"));
+    assert_int_equal(tok_encode(t, "a", (size_t)TOK_MAX_TEXT + 1, false, false, &ids, &n),
+                     -EMSGSIZE);
+    (void)state;
+}
+
+/* ---- SentencePiece ---- */
+
+static void scores_decide_what_is_joined_first(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_SPM, NULL);
+    ENCODES(t, "abc", PLAIN, SMALL_SPM_SPACE_A, SMALL_SPM_BC); // " a" and "bc" score above "ab"
+    ENCODES(t, "b ab", PLAIN, SMALL_SPM_SPACE, SMALL_SPM_B, SMALL_SPM_SPACE_AB);
+    (void)state;
+}
+
+static void unknown_characters_fall_back_to_bytes(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_SPM, NULL);
+    ENCODES(t, "a\xc3\xa9", PLAIN, SMALL_SPM_SPACE_A, SMALL_SPM_BYTES + 0xc3,
+            SMALL_SPM_BYTES + 0xa9);
+    DECODES(t, false, "a\xc3\xa9", SMALL_SPM_SPACE_A, SMALL_SPM_BYTES + 0xc3,
+            SMALL_SPM_BYTES + 0xa9);
+    (void)state;
+}
+
+static void a_space_goes_in_front_of_text_and_comes_off_again(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_SPM, NULL);
+    assert_true(tok_add_bos(t));
+    ENCODES(t, "a", BOS, 1, SMALL_SPM_SPACE_A);
+    ENCODES(t, " a", PLAIN, SMALL_SPM_SPACE, SMALL_SPM_SPACE_A);
+    ENCODES(t, "a</s>a", SPECIAL, SMALL_SPM_SPACE_A, 2, SMALL_SPM_SPACE_A);
+    ENCODES(t, "a<user>", PLAIN, SMALL_SPM_SPACE_A, SMALL_SPM_USER);
+    DECODES(t, false, "a", 1, SMALL_SPM_SPACE_A);
+    DECODES(t, false, " a", SMALL_SPM_SPACE, SMALL_SPM_SPACE_A);
+    DECODES(t, false, "b a", SMALL_SPM_B, SMALL_SPM_SPACE_A);
+    (void)state;
+}
+
+static void control_tokens_are_never_put_together_from_text(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_SPM, NULL);
+    AUTO(mem_free) uint32_t *ids = NULL;
+    size_t n;
+    assert_int_equal(tok_encode(t, "</s><s><unk><0x0A>", 18, false, false, &ids, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        assert_true(ids[i] >= SMALL_SPM_BYTES);
+    (void)state;
+}
+
+/* Keys of a small vocabulary and one more. */
+static int new_with(enum small_vocab which, const char *key, enum gguf_kind kind, int64_t value,
+                    struct tok **ret)
+{
+    AUTO(gguf_write_free) struct gguf_write *w = NULL;
+    AUTO(gguf_close) struct gguf *g = NULL;
+    size_t len;
+    assert_int_equal(gguf_write_new(&w), 0);
+    small_vocab_keys(w, which);
+    if (kind == GGUF_STRING)
+        gguf_write_text(w, key, "strange", 7);
+    else
+        gguf_write_int(w, key, kind, value);
+    AUTO(mem_free) void *data = small_vocab_finish(w, &len);
+    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    return tok_new(g, ret);
+}
+
+static void the_file_may_ask_for_no_space_in_front(void **state)
+{
+    AUTO(tok_free) struct tok *t = NULL;
+    assert_int_equal(new_with(SMALL_SPM, "tokenizer.ggml.add_space_prefix", GGUF_BOOL, 0, &t), 0);
+    ENCODES(t, "ab", PLAIN, SMALL_SPM_AB);
+    ENCODES(t, " ab", PLAIN, SMALL_SPM_SPACE_AB);
+    (void)state;
+}
+
+static void the_file_may_ask_for_single_spaces(void **state)
+{
+    AUTO(tok_free) struct tok *t = NULL;
+    assert_int_equal(
+        new_with(SMALL_SPM, "tokenizer.ggml.remove_extra_whitespaces", GGUF_BOOL, 1, &t), 0);
+    ENCODES(t, "  a   a ", PLAIN, SMALL_SPM_SPACE_A, SMALL_SPM_SPACE_A);
+    (void)state;
+}
+
+/* ---- what the file says ---- */
+
+static void ends_are_those_of_the_keys_and_of_the_names(void **state)
+{
+    AUTO(tok_free) struct tok *t = NULL;
+    const uint32_t *ids;
+    assert_int_equal(new_with(SMALL_BPE, "tokenizer.ggml.eot_token_id", GGUF_U32, 'z', &t), 0);
+    assert_int_equal(tok_eos_ids(t, &ids), 2);
+    assert_int_equal(ids[0], 'z');
+    assert_int_equal(ids[1], SMALL_END);
+    assert_true(tok_is_eos(t, 'z'));
+    assert_false(tok_is_eos(t, SMALL_BEGIN));
+    assert_int_equal(tok_bos(t), SMALL_BEGIN);
+    assert_int_equal(tok_eos(t), SMALL_END);
+    assert_int_equal(tok_kind_of(t, SMALL_TOOL), TOK_USER);
+    assert_int_equal(tok_n_vocab(t), SMALL_N);
+    (void)state;
+}
+
+static void ids_outside_of_the_vocabulary_are_refused(void **state)
+{
+    struct tok *t;
+    assert_int_equal(new_with(SMALL_SPM, "tokenizer.ggml.bos_token_id", GGUF_U32, 9999, &t),
+                     -EINVAL);
+    assert_non_null(strstr(fail_text(), "9999"));
+    (void)state;
+}
+
+static void an_unknown_pre_tokenizer_is_named(void **state)
+{
+    struct tok *t;
+    assert_int_equal(new_with(SMALL_BPE, "tokenizer.ggml.pre", GGUF_STRING, 0, &t), -ENOTSUP);
+    assert_non_null(strstr(fail_text(), "strange"));
+    (void)state;
+}
+
+static void an_unknown_model_is_named(void **state)
+{
+    AUTO(gguf_write_free) struct gguf_write *w = NULL;
+    AUTO(gguf_close) struct gguf *g = NULL;
+    struct tok *t;
+    size_t len;
+    assert_int_equal(gguf_write_new(&w), 0);
+    gguf_write_text(w, "tokenizer.ggml.model", "bert", 4);
+    AUTO(mem_free) void *data = small_vocab_finish(w, &len);
+    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(tok_new(g, &t), -ENOTSUP);
+    assert_non_null(strstr(fail_text(), "bert"));
+    (void)state;
+}
+
+/* ---- digest ---- */
+
+/* A byte-level vocabulary of two tokens and `n_pad` unused ones. */
+static uint64_t digest_of(const char *second, enum tok_kind kind, unsigned n_pad, bool named)
+{
+    AUTO(gguf_write_free) struct gguf_write *w = NULL;
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(tok_free) struct tok *t = NULL;
+    struct gguf_text texts[8] = {{"a", 1}, {second, strlen(second)}};
+    int32_t kinds[8] = {TOK_NORMAL, kind};
+    size_t len;
+    assert_int_equal(gguf_write_new(&w), 0);
+    for (unsigned i = 0; i < n_pad; i++) {
+        texts[2 + i] = named ? (struct gguf_text){"[PAD77]", 7} : (struct gguf_text){"unused", 6};
+        kinds[2 + i] = named ? TOK_NORMAL : TOK_UNUSED;
+    }
+    gguf_write_text(w, "tokenizer.ggml.model", "gpt2", 4);
+    gguf_write_texts(w, "tokenizer.ggml.tokens", texts, 2 + n_pad);
+    gguf_write_array(w, "tokenizer.ggml.token_type", GGUF_I32, kinds, 2 + n_pad);
+    gguf_write_texts(w, "tokenizer.ggml.merges", NULL, 0);
+    AUTO(mem_free) void *data = small_vocab_finish(w, &len);
+    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(tok_new(g, &t), 0);
+    return tok_digest(t);
+}
+
+static void digests_ignore_padding_and_nothing_else(void **state)
+{
+    uint64_t digest = digest_of("b", TOK_NORMAL, 0, false);
+    assert_true(digest == digest_of("b", TOK_NORMAL, 3, false));
+    assert_true(digest == digest_of("b", TOK_NORMAL, 5, true));
+    assert_true(digest != digest_of("c", TOK_NORMAL, 0, false));
+    assert_true(digest != digest_of("bb", TOK_NORMAL, 0, false));
+    assert_true(digest != digest_of("b", TOK_CONTROL, 0, false));
+    (void)state;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(merges_are_made_in_the_order_of_their_ranks),
+        cmocka_unit_test(words_do_not_merge_across_their_borders),
+        cmocka_unit_test(control_tokens_are_found_on_request_only),
+        cmocka_unit_test(user_defined_tokens_are_always_found_the_longest_first),
+        cmocka_unit_test(bos_comes_once),
+        cmocka_unit_test(llama3_takes_whole_words_and_bos),
+        cmocka_unit_test(tokens_become_their_bytes),
+        cmocka_unit_test(random_text_comes_back),
+        cmocka_unit_test(an_empty_text_has_no_tokens),
+        cmocka_unit_test(text_that_is_not_utf8_is_refused_with_its_place),
+        cmocka_unit_test(scores_decide_what_is_joined_first),
+        cmocka_unit_test(unknown_characters_fall_back_to_bytes),
+        cmocka_unit_test(a_space_goes_in_front_of_text_and_comes_off_again),
+        cmocka_unit_test(control_tokens_are_never_put_together_from_text),
+        cmocka_unit_test(the_file_may_ask_for_no_space_in_front),
+        cmocka_unit_test(the_file_may_ask_for_single_spaces),
+        cmocka_unit_test(ends_are_those_of_the_keys_and_of_the_names),
+        cmocka_unit_test(ids_outside_of_the_vocabulary_are_refused),
+        cmocka_unit_test(an_unknown_pre_tokenizer_is_named),
+        cmocka_unit_test(an_unknown_model_is_named),
+        cmocka_unit_test(digests_ignore_padding_and_nothing_else),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

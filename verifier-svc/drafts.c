@@ -1,0 +1,544 @@
+/* drafts.c - one thread per proposer that connects, sends, and tries again.
+ *
+ * The keeper thread describes the proposer, opens the stream, sends what the engine thread put into
+ * the book, and starts over when the stream ends or the proposer is given up. A lock per proposer
+ * guards its book; it is held to copy and to look up, never to pack, send or wait. (It is not a
+ * queue.h because newer wishes replace older ones.) */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/metrics.h"
+#include "base/rng.h"
+#include "rpc/rpc.h"
+#include "verifier-svc/drafts_book.h"
+
+#define QUEUED_MAX (1 << 20) // bytes that may wait for a proposer to read them
+#define ANSWER_MAX (1 << 20) // bytes of one message from a proposer
+#define DESCRIBE_TIMEOUT_US 1000000
+#define BACK_OFF_MIN_US 250000
+#define BACK_OFF_MAX_US 30000000
+#define WHY_MAX FAIL_TEXT_MAX
+
+enum {
+    M_ROUNDS,
+    M_DRAFTS,
+    M_TOKENS,
+    M_LATE,
+    M_STALE,
+    M_MALFORMED,
+    M_BENCHED,
+    M_UP,
+    M_RTT,
+    N_METRICS
+};
+
+struct peer {
+    struct drafts *d;
+    unsigned index;
+    const char *target;
+    bool named; // by the configuration
+    pthread_t keeper;
+    bool has_keeper;
+    struct metric *metrics[N_METRICS];
+
+    struct rpc_client *client; // the keeper's
+    struct drafts_packer *packer;
+    int64_t back_off_us;
+    char told[WHY_MAX]; // the reason that was logged last
+
+    pthread_mutex_t mu; // for what follows
+    pthread_cond_t changed;
+    struct drafts_book *book;
+    struct drafts_described about;
+    struct rpc_stream *stream; // NULL: not connected
+    bool ended;                // the stream is over
+    bool given_up, benched, stopping;
+    char why[WHY_MAX]; // it ended or was given up
+    uint64_t n_restarts, n_accepted;
+};
+
+struct drafts {
+    struct drafts_config c;
+    char *model;
+    struct peer peers[DRAFTS_MAX];
+};
+
+/* ---- the stream's events, on its rpc thread ---- */
+
+/* With the lock. The stream's end wakes the keeper. */
+static void give_up(struct peer *p, const char *why)
+{
+    if (!p->stream || p->given_up)
+        return;
+    p->given_up = p->benched = true;
+    snprintf(p->why, sizeof(p->why), "%s", why);
+    rpc_stream_cancel(p->stream);
+}
+
+/* With the lock: the keeper has something to send. */
+static void wake(struct peer *p)
+{
+    if (drafts_book_ready(p->book))
+        pthread_cond_signal(&p->changed);
+}
+
+static void judge(struct peer *p, int64_t now_us)
+{
+    const char *why = drafts_book_verdict(p->book, now_us);
+    if (why)
+        give_up(p, why);
+}
+
+static void count_answer(struct peer *p, const struct drafts_counts *before)
+{
+    const struct drafts_counts *now = drafts_book_counts(p->book);
+    metrics_add(p->metrics[M_DRAFTS], (double)(now->drafts - before->drafts));
+    metrics_add(p->metrics[M_TOKENS], (double)(now->draft_tokens - before->draft_tokens));
+    metrics_add(p->metrics[M_LATE], (double)(now->late - before->late));
+    metrics_add(p->metrics[M_STALE], (double)(now->stale - before->stale));
+    metrics_add(p->metrics[M_MALFORMED], (double)(now->malformed - before->malformed));
+}
+
+static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer, int64_t now_us)
+{
+    struct draft draft;
+    pthread_mutex_lock(&p->mu);
+    struct drafts_counts before = *drafts_book_counts(p->book);
+    bool good = !p->given_up && drafts_book_answer(p->book, answer, now_us, &draft);
+    count_answer(p, &before);
+    judge(p, now_us);
+    wake(p); // a Round may be complete
+    pthread_mutex_unlock(&p->mu);
+    if (!good)
+        return;
+    metrics_observe(p->metrics[M_RTT], draft.rtt_us / 1e6);
+    draft.proposer = p->index;
+    p->d->c.arrived(p->d->c.user, &draft);
+}
+
+static void on_message(void *user, struct rpc_msg *msg)
+{
+    struct peer *p = user;
+    int64_t now_us = clock_us();
+    Tandem__V1__Drafts *drafts =
+        (Tandem__V1__Drafts *)rpc_unpack(&tandem__v1__drafts__descriptor, msg);
+    if (!drafts) {
+        metrics_add(p->metrics[M_MALFORMED], 1);
+        pthread_mutex_lock(&p->mu);
+        give_up(p, "it sent bytes that are no message");
+        pthread_mutex_unlock(&p->mu);
+        return;
+    }
+    for (size_t i = 0; i < drafts->n_drafts; i++)
+        take_answer(p, drafts->drafts[i], now_us);
+    tandem__v1__drafts__free_unpacked(drafts, NULL);
+}
+
+static void on_end(void *user, const struct rpc_status *status)
+{
+    struct peer *p = user;
+    pthread_mutex_lock(&p->mu);
+    p->ended = true;
+    if (!p->given_up)
+        snprintf(p->why, sizeof(p->why), "%s",
+                 status->text[0] ? status->text : "it ended the stream");
+    pthread_cond_signal(&p->changed);
+    pthread_mutex_unlock(&p->mu);
+}
+
+/* ---- the keeper ---- */
+
+static struct rpc_status describe(struct peer *p, Tandem__V1__DescribeReply **ret)
+{
+    const struct drafts_config *c = &p->d->c;
+    Tandem__V1__DescribeRequest req = TANDEM__V1__DESCRIBE_REQUEST__INIT;
+    req.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
+    req.model.data = (uint8_t *)p->d->model;
+    req.model.len = strlen(p->d->model);
+    req.vocab_digest = c->vocab_digest;
+    req.n_vocab = c->n_vocab;
+    struct rpc_options opt = {.timeout_us = DESCRIBE_TIMEOUT_US};
+    return rpc_unary(p->client, "/tandem.v1.Proposer/Describe", &opt, &req.base,
+                     &tandem__v1__describe_reply__descriptor, (ProtobufCMessage **)ret);
+}
+
+/* Opens the stream of a proposer that described itself well; else `why` says what is wrong. */
+static bool connect_peer(struct peer *p, char why[WHY_MAX])
+{
+    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    Tandem__V1__DescribeReply *reply = NULL;
+    struct rpc_status st = describe(p, &reply);
+    struct drafts_described about;
+    if (!reply) {
+        snprintf(why, WHY_MAX, "%s", st.text);
+        return false;
+    }
+    int r = drafts_check_described(reply, p->d->c.vocab_digest, &about);
+    tandem__v1__describe_reply__free_unpacked(reply, NULL);
+    if (r < 0) {
+        snprintf(why, WHY_MAX, "%s", fail_text());
+        return false;
+    }
+    if (p->named)
+        snprintf(about.name, sizeof(about.name), "%s", p->about.name);
+    pthread_mutex_lock(&p->mu);
+    p->about = about;
+    drafts_book_reset(p->book, &about);
+    p->ended = p->given_up = p->benched = false;
+    p->n_restarts++;
+    p->stream = rpc_stream_new(p->client, "/tandem.v1.Proposer/Draft", NULL, &events, p);
+    pthread_mutex_unlock(&p->mu);
+    return true;
+}
+
+static void send_round(struct peer *p, const Tandem__V1__Round *round)
+{
+    rpc_stream_send(p->stream, rpc_pack(&round->base));
+    rpc_stream_drain(p->stream, QUEUED_MAX);
+}
+
+static void send_outbox(struct peer *p, const struct drafts_outbox *o)
+{
+    if (o->n_urgent) {
+        metrics_add(p->metrics[M_ROUNDS], 1);
+        send_round(p, drafts_pack(p->packer, o->urgent, o->n_urgent, o->tokens, o->budget_us));
+    }
+    if (o->n_closes)
+        send_round(p, drafts_pack_closes(p->packer, o->closes, o->n_closes));
+    for (uint32_t i = 0; i < o->n_pieces; i++)
+        send_round(p, drafts_pack(p->packer, &o->pieces[i], 1, o->tokens, o->budget_us));
+}
+
+/* Sends until the stream has ended or is to end. */
+static void converse(struct peer *p)
+{
+    pthread_mutex_lock(&p->mu);
+    while (!p->ended && !p->given_up && !p->stopping) {
+        const struct drafts_outbox *o = drafts_book_take(p->book);
+        if (!o) {
+            pthread_cond_wait(&p->changed, &p->mu);
+            continue;
+        }
+        pthread_mutex_unlock(&p->mu);
+        send_outbox(p, o);
+        pthread_mutex_lock(&p->mu);
+    }
+    struct rpc_stream *stream = TAKE(p->stream); // the engine thread asks no more
+    if (!p->ended)
+        rpc_stream_cancel(stream);
+    while (!p->ended)
+        pthread_cond_wait(&p->changed, &p->mu);
+    pthread_mutex_unlock(&p->mu);
+    rpc_stream_free(stream);
+}
+
+/* Waits before the next try; the same reason is told once. */
+static void back_off(struct peer *p, const char *why)
+{
+    if (strcmp(why, p->told) != 0)
+        log_warn("proposer not used target=%s: %s; going on without it, trying again", p->target,
+                 why);
+    snprintf(p->told, sizeof(p->told), "%s", why);
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t ns = until.tv_nsec + p->back_off_us % 1000000 * 1000;
+    until.tv_sec += p->back_off_us / 1000000 + ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    pthread_mutex_lock(&p->mu);
+    while (!p->stopping && pthread_cond_timedwait(&p->changed, &p->mu, &until) != ETIMEDOUT)
+        ;
+    pthread_mutex_unlock(&p->mu);
+    p->back_off_us *= 2;
+    if (p->back_off_us > BACK_OFF_MAX_US)
+        p->back_off_us = BACK_OFF_MAX_US;
+}
+
+/* True: it answered well, or at least stayed for longer than the last wait. */
+static bool serve(struct peer *p, char why[WHY_MAX])
+{
+    int64_t since_us = clock_us();
+    log_info("proposer connected target=%s name=%s k_max=%u", p->target, p->about.name,
+             p->about.k_max);
+    p->told[0] = 0;
+    metrics_set(p->metrics[M_UP], 1);
+    converse(p);
+    metrics_set(p->metrics[M_UP], 0);
+    pthread_mutex_lock(&p->mu);
+    metrics_add(p->metrics[M_BENCHED], p->benched);
+    snprintf(why, WHY_MAX, "%s", p->why);
+    bool good = drafts_book_counts(p->book)->good;
+    pthread_mutex_unlock(&p->mu);
+    return good || clock_us() - since_us > p->back_off_us;
+}
+
+static bool is_stopping(struct peer *p)
+{
+    pthread_mutex_lock(&p->mu);
+    bool stopping = p->stopping;
+    pthread_mutex_unlock(&p->mu);
+    return stopping;
+}
+
+static void *keeper_main(void *arg)
+{
+    struct peer *p = arg;
+    char why[WHY_MAX];
+    while (!is_stopping(p)) {
+        if (connect_peer(p, why) && serve(p, why))
+            p->back_off_us = BACK_OFF_MIN_US;
+        if (!is_stopping(p))
+            back_off(p, why);
+    }
+    return NULL;
+}
+
+/* ---- the engine's side ---- */
+
+static void add_metrics(struct peer *p)
+{
+    static const double bounds[] = {.0001, .00025, .0005, .001, .0025, .005,
+                                    .01,   .025,   .05,   .1,   .25,   1};
+    static const struct {
+        const char *name, *help, *reason;
+    } counters[] = {
+        [M_ROUNDS] = {"tandem_proposer_rounds_total", "Rounds sent to a proposer", NULL},
+        [M_DRAFTS] = {"tandem_proposer_drafts_total", "Drafts with tokens that came back", NULL},
+        [M_TOKENS] = {"tandem_proposer_draft_tokens_total", "Tokens in them", NULL},
+        [M_LATE] = {"tandem_proposer_late_total", "Drafts that came after their budget", NULL},
+        [M_STALE] = {"tandem_proposer_dropped_total", "Drafts dropped unseen", "stale"},
+        [M_MALFORMED] = {"tandem_proposer_dropped_total", "Drafts dropped unseen", "malformed"},
+        [M_BENCHED] = {"tandem_proposer_benched_total", "Times a proposer was given up", NULL},
+    };
+    char target[256], labels[320];
+    metrics_label(target, sizeof(target), "target", p->target, strlen(p->target));
+    for (int i = 0; i <= M_BENCHED; i++) {
+        snprintf(labels, sizeof(labels), counters[i].reason ? "%s,reason=\"%s\"" : "%s", target,
+                 counters[i].reason);
+        p->metrics[i] = metrics_counter(counters[i].name, counters[i].help, labels);
+    }
+    p->metrics[M_UP] = metrics_gauge("tandem_proposer_up", "1: connected and in use", target);
+    p->metrics[M_RTT] = metrics_histogram("tandem_proposer_round_trip_seconds",
+                                          "From asking for a draft to having it checked", target,
+                                          bounds, ARRAY_LEN(bounds));
+}
+
+static int peer_start(struct drafts *d, unsigned i)
+{
+    const struct drafts_config *c = &d->c;
+    struct rpc_client_options opt = {.max_message = ANSWER_MAX};
+    struct peer *p = &d->peers[i];
+    p->d = d;
+    p->index = i;
+    p->target = c->targets[i].target;
+    p->back_off_us = BACK_OFF_MIN_US;
+    p->named = c->targets[i].name != NULL;
+    if (p->named)
+        snprintf(p->about.name, sizeof(p->about.name), "%s", c->targets[i].name);
+    add_metrics(p);
+    int r = drafts_book_new(c->max_sequences, c->n_vocab, &p->book);
+    if (r == 0)
+        r = drafts_packer_new(c->max_sequences, &p->packer);
+    if (r == 0)
+        r = rpc_client_new(p->target, &opt, &p->client);
+    if (r < 0)
+        return r;
+    if (pthread_create(&p->keeper, NULL, keeper_main, p) != 0)
+        return fail(-ENOMEM, "drafts: no thread for proposer %s", p->target);
+    p->has_keeper = true;
+    return 0;
+}
+
+int drafts_new(const struct drafts_config *c, struct drafts **ret)
+{
+    if (c->n_targets > DRAFTS_MAX)
+        return fail(-EINVAL, "%u proposers are more than %d", c->n_targets, DRAFTS_MAX);
+    AUTO(drafts_free) struct drafts *d = calloc(1, sizeof(*d));
+    if (!d)
+        return fail(-ENOMEM, "drafts: no memory");
+    d->c = *c;
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+        pthread_mutex_init(&d->peers[i].mu, NULL);
+        pthread_cond_init(&d->peers[i].changed, &attr);
+    }
+    pthread_condattr_destroy(&attr);
+    d->model = strdup(c->model ? c->model : "");
+    if (!d->model)
+        return fail(-ENOMEM, "drafts: no memory");
+    for (unsigned i = 0; i < c->n_targets; i++) {
+        int r = peer_start(d, i);
+        if (r < 0)
+            return r;
+    }
+    *ret = TAKE(d);
+    return 0;
+}
+
+static void peer_stop(struct peer *p)
+{
+    pthread_mutex_lock(&p->mu);
+    p->stopping = true;
+    if (p->stream)
+        rpc_stream_cancel(p->stream); // ends a send that waits
+    pthread_cond_signal(&p->changed);
+    pthread_mutex_unlock(&p->mu);
+}
+
+static void peer_done(struct peer *p)
+{
+    if (p->has_keeper)
+        pthread_join(p->keeper, NULL);
+    if (p->client)
+        rpc_client_free(p->client);
+    drafts_packer_free(p->packer);
+    drafts_book_free(p->book);
+    pthread_cond_destroy(&p->changed);
+    pthread_mutex_destroy(&p->mu);
+}
+
+void drafts_free(struct drafts *d)
+{
+    if (!d)
+        return;
+    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+        peer_stop(&d->peers[i]);
+    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+        peer_done(&d->peers[i]);
+    free(d->model);
+    free(d);
+}
+
+unsigned drafts_n(const struct drafts *d)
+{
+    return d->c.n_targets;
+}
+
+void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX])
+{
+    struct peer *p = &d->peers[i];
+    pthread_mutex_lock(&p->mu);
+    memcpy(name, p->about.name, DRAFTS_NAME_MAX);
+    pthread_mutex_unlock(&p->mu);
+}
+
+static bool has_name(struct drafts *d, unsigned i, const char *name)
+{
+    char own[DRAFTS_NAME_MAX];
+    drafts_name(d, i, own);
+    return !name || !name[0] || strcmp(own, name) == 0;
+}
+
+bool drafts_has(struct drafts *d, const char *name)
+{
+    for (unsigned i = 0; i < d->c.n_targets; i++)
+        if (has_name(d, i, name))
+            return true;
+    return false;
+}
+
+static bool usable(struct peer *p, int64_t now_us)
+{
+    judge(p, now_us);
+    return p->stream && !p->ended && !p->given_up;
+}
+
+bool drafts_usable(struct drafts *d, unsigned i, int64_t now_us)
+{
+    struct peer *p = &d->peers[i];
+    pthread_mutex_lock(&p->mu);
+    bool r = usable(p, now_us);
+    pthread_mutex_unlock(&p->mu);
+    return r;
+}
+
+static bool knows(struct peer *p, uint64_t seq)
+{
+    pthread_mutex_lock(&p->mu);
+    bool r = drafts_book_knows(p->book, seq);
+    pthread_mutex_unlock(&p->mu);
+    return r;
+}
+
+int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us)
+{
+    unsigned fit[DRAFTS_MAX], n_fit = 0;
+    for (unsigned i = 0; i < d->c.n_targets; i++) {
+        if (!has_name(d, i, name) || !drafts_usable(d, i, now_us))
+            continue;
+        if (knows(&d->peers[i], seq))
+            return (int)i;
+        fit[n_fit++] = i;
+    }
+    return n_fit ? (int)fit[rng_splitmix64(seq) % n_fit] : -1;
+}
+
+unsigned drafts_ask(struct drafts *d, unsigned i, const struct drafts_wish *wishes, unsigned n,
+                    uint32_t budget_us, int64_t now_us)
+{
+    struct peer *p = &d->peers[i];
+    unsigned n_awaited = 0;
+    pthread_mutex_lock(&p->mu);
+    if (usable(p, now_us)) {
+        n_awaited = drafts_book_ask(p->book, wishes, n, budget_us, now_us);
+        wake(p);
+    }
+    pthread_mutex_unlock(&p->mu);
+    return n_awaited;
+}
+
+void drafts_close(struct drafts *d, uint64_t seq)
+{
+    for (unsigned i = 0; i < d->c.n_targets; i++) {
+        struct peer *p = &d->peers[i];
+        pthread_mutex_lock(&p->mu);
+        drafts_book_close(p->book, seq);
+        wake(p);
+        pthread_mutex_unlock(&p->mu);
+    }
+}
+
+void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens)
+{
+    struct peer *p = &d->peers[i];
+    pthread_mutex_lock(&p->mu);
+    p->n_accepted += n_tokens;
+    pthread_mutex_unlock(&p->mu);
+}
+
+uint32_t drafts_p90_us(struct drafts *d, unsigned i, uint32_t k)
+{
+    struct peer *p = &d->peers[i];
+    pthread_mutex_lock(&p->mu);
+    uint32_t us = drafts_book_p90_us(p->book, k);
+    pthread_mutex_unlock(&p->mu);
+    return us;
+}
+
+void drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret)
+{
+    struct peer *p = &d->peers[i];
+    pthread_mutex_lock(&p->mu);
+    const struct drafts_counts *c = drafts_book_counts(p->book);
+    *ret = (struct drafts_stats){.target = p->target,
+                                 .connected = p->stream && !p->ended,
+                                 .benched = p->benched,
+                                 .rounds = c->rounds,
+                                 .drafts = c->drafts,
+                                 .draft_tokens = c->draft_tokens,
+                                 .accepted_tokens = p->n_accepted,
+                                 .late = c->late,
+                                 .stale = c->stale,
+                                 .malformed = c->malformed,
+                                 .restarts = p->n_restarts ? p->n_restarts - 1 : 0,
+                                 .p90_us = drafts_book_p90_us(p->book, 8)};
+    memcpy(ret->name, p->about.name, sizeof(ret->name));
+    pthread_mutex_unlock(&p->mu);
+}

@@ -1,0 +1,120 @@
+/* drafts.h - the verifier's side of proposers: asks them for drafts and checks what comes back.
+ *
+ * Each proposer has a channel, a stream and a thread of its own here. The engine thread only copies
+ * what is new into a bounded outbox and goes on; the proposer's thread connects, packs and sends;
+ * an answer is checked on the thread that received it and handed on as a plain struct draft.
+ * Nothing here waits for a proposer, so a proposer that is absent, slow, stopped or lying costs its
+ * drafts and bounded memory (2 MiB and the checks), never a round.
+ *
+ * Flow (design: "The wire"): at most one unanswered Round per sequence and two per stream; newer
+ * state replaces what has not been sent; nothing is sent while more than 1 MiB is queued; contexts
+ * longer than DRAFTS_PIECE go in pieces, one per drafts_ask(), and are drafted for after the last.
+ * What a proposer knows of a sequence is remembered here, so the engine always shows the whole
+ * context. After 3 budgets missed (or malformed answers) in a row the stream is cancelled and tried
+ * again after 250 ms, doubling up to 30 s; so is a proposer that cannot be reached.
+ *
+ * Threads: drafts_new() and drafts_free() by main; drafts_stats() and drafts_name() by any; all
+ * else by the engine thread only. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/mem.h"
+
+#define DRAFTS_K_MAX 64       // tokens in a draft
+#define DRAFTS_MAX 16         // proposers
+#define DRAFTS_PIECE 65536    // context tokens in one message: at most 256 KiB on the wire
+#define DRAFTS_HINT_MAX 16384 // tokens; what is longer is cut
+#define DRAFTS_NAME_MAX 32    // bytes of a proposer's name, NUL included
+#define DRAFTS_TENANT_MAX 64  // bytes; a longer one is not sent
+
+enum drafts_q_mode { DRAFTS_POINT, DRAFTS_COUPLED }; // as QMode in proposer.proto
+
+/* A checked draft: n <= the k asked for, tokens below the vocabulary's size, each parent before its
+ * children. It continued the context when it was asked for; whether it still does is base_len. */
+struct draft {
+    uint64_t seq;
+    uint32_t base_len; // committed length it continues
+    uint32_t n;        // 0: the proposer has nothing to say
+    uint32_t tokens[DRAFTS_K_MAX];
+    int32_t parents[DRAFTS_K_MAX]; // index into tokens, -1: the context's last token; always filled
+    float survival[DRAFTS_K_MAX];  // 0 .. 1, never rising from parent to child; 1 if not told
+    bool tree;                     // false: parents are -1, 0, 1, ...
+    unsigned proposer;
+    uint32_t rtt_us; // from drafts_ask() to here
+};
+
+struct drafts_config { // the texts of the targets outlive the drafts
+    unsigned n_targets;
+    struct {
+        const char *name;   // what requests call it; NULL: what it calls itself (Describe: kind)
+        const char *target; // "unix:/run/tandem/proposer.sock", "dns:///host:port", ...
+    } targets[DRAFTS_MAX];
+    const char *model;
+    uint32_t n_vocab;
+    uint64_t vocab_digest;
+    uint32_t max_sequences; // that may be known to a proposer at once
+    /* On an rpc thread; must not block and must not call into here. The draft is freed on return.
+     */
+    void (*arrived)(void *user, const struct draft *draft);
+    void *user;
+};
+
+/* What one sequence wants from a proposer this round. Everything is copied. */
+struct drafts_wish {
+    uint64_t seq;            // never reused
+    const uint32_t *context; // all committed tokens, prompt included; only ever grows for a seq
+    uint32_t base_len;       // how many
+    uint32_t prompt_len;     // how many of them are the prompt
+    uint32_t k; // tokens wanted, cut to what the proposer can do; 0: the wish is ignored
+    enum drafts_q_mode q_mode;
+    uint64_t draw_key;               // coupled only
+    float temperature, top_p, min_p; // sent when they change
+    uint32_t top_k;
+    const void *tenant; // may be NULL; sent with the first Round of a sequence, as is the hint
+    size_t tenant_len;
+    const uint32_t *hint; // the request's `prediction` as tokens; may be NULL
+    uint32_t n_hint;
+};
+
+struct drafts_stats {
+    char name[DRAFTS_NAME_MAX];
+    const char *target;
+    bool connected, benched;
+    uint64_t rounds, drafts, draft_tokens, accepted_tokens, late, stale, malformed, restarts;
+    uint32_t p90_us;
+};
+
+struct drafts;
+
+/* Returns at once; proposers are connected in the background. -ENOMEM, -EINVAL. */
+int drafts_new(const struct drafts_config *c, struct drafts **ret);
+/* Cancels the streams; no `arrived` after it. */
+void drafts_free(struct drafts *d);
+DEFINE_AUTO(struct drafts, drafts_free)
+
+unsigned drafts_n(const struct drafts *d);
+/* "" until a proposer without a configured name has described itself. Up to DRAFTS_NAME_MAX. */
+void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
+/* Is there one of this name, usable or not? */
+bool drafts_has(struct drafts *d, const char *name);
+/* Connected, described and not benched. */
+bool drafts_usable(struct drafts *d, unsigned i, int64_t now_us);
+/* A usable proposer for the sequence, or -1. name: NULL or "" for any. Sequences spread over all
+ * that fit and stay where they are while that one is usable. */
+int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us);
+
+/* Asks proposer i for drafts for n sequences; an answer after budget_us is of no use. Once per
+ * round and proposer. Returns for how many of the n an answer may be awaited (sent or about to be);
+ * the others are still owed an answer, or their context is on its way: ask again next round. */
+unsigned drafts_ask(struct drafts *d, unsigned i, const struct drafts_wish *wishes, unsigned n,
+                    uint32_t budget_us, int64_t now_us);
+/* The sequence has ended: forgotten here and at every proposer. */
+void drafts_close(struct drafts *d, uint64_t seq);
+/* For the statistics: so many tokens of i's drafts were kept. */
+void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);
+
+/* Nine of ten recent answers for this k came within so many microseconds; 10 ms before the first.
+ */
+uint32_t drafts_p90_us(struct drafts *d, unsigned i, uint32_t k);
+void drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret);

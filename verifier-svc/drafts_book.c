@@ -1,0 +1,476 @@
+/* drafts_book.c - what one proposer knows, what it owes, and what is to be sent to it. */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "verifier-svc/drafts_book.h"
+
+#define N_ROUNDS 2    // unanswered, per stream
+#define N_RTT_KINDS 6 // k = 1, 2, 3-4, 5-8, 9-16, more
+#define N_RTTS 32     // recent ones of each kind
+#define RTT_UNKNOWN_US 10000
+
+struct known {
+    uint64_t seq;
+    uint64_t sent_digest; // of [0, sent_len)
+    uint32_t sent_len;    // committed tokens the proposer has
+    uint32_t round;       // the Round that is to be answered, from 1; 0: none
+    struct drafts_asked asked;
+    bool introduced; // hint and tenant are sent
+    bool sent_again; // the context, on request, and no good answer since
+    bool has_sampling;
+    float temperature, top_p, min_p; // as sent last
+    uint32_t top_k;
+};
+
+struct round {
+    uint32_t n_owed; // sequences; 0: free
+    int64_t asked_us, due_us;
+    uint32_t budget_us;
+    bool missed;
+};
+
+struct rtts {
+    uint32_t n; // ever
+    uint32_t us[N_RTTS];
+};
+
+struct drafts_book {
+    uint32_t max_sequences, n_vocab;
+    struct drafts_described about;
+    uint32_t n_known;
+    struct known *known; // (max_sequences)
+    struct drafts_outbox outboxes[2];
+    unsigned filling; // index of the outbox
+    struct round rounds[N_ROUNDS];
+    uint32_t n_faults, n_unasked;
+    char fault[100];
+    struct rtts rtts[N_RTT_KINDS];
+    struct drafts_counts counts;
+};
+
+int drafts_book_new(uint32_t max_sequences, uint32_t n_vocab, struct drafts_book **ret)
+{
+    AUTO(drafts_book_free) struct drafts_book *b = calloc(1, sizeof(*b));
+    if (!b)
+        return fail(-ENOMEM, "drafts: no memory");
+    b->max_sequences = max_sequences;
+    b->n_vocab = n_vocab;
+    b->known = calloc(max_sequences, sizeof(*b->known));
+    bool complete = b->known != NULL;
+    for (unsigned i = 0; i < 2; i++) {
+        struct drafts_outbox *o = &b->outboxes[i];
+        o->urgent = calloc(max_sequences, sizeof(*o->urgent));
+        o->pieces = calloc(max_sequences, sizeof(*o->pieces));
+        o->tokens = malloc(DRAFTS_OUTBOX_TOKENS * sizeof(*o->tokens));
+        complete = complete && o->urgent && o->pieces && o->tokens;
+    }
+    if (!complete)
+        return fail(-ENOMEM, "drafts: no memory for %u sequences", max_sequences);
+    *ret = TAKE(b);
+    return 0;
+}
+
+void drafts_book_free(struct drafts_book *b)
+{
+    if (!b)
+        return;
+    for (unsigned i = 0; i < 2; i++) {
+        free(b->outboxes[i].urgent);
+        free(b->outboxes[i].pieces);
+        free(b->outboxes[i].tokens);
+    }
+    free(b->known);
+    free(b);
+}
+
+static void outbox_clear(struct drafts_outbox *o)
+{
+    o->n_urgent = o->n_pieces = o->n_closes = o->n_tokens = 0;
+    o->due_us = 0;
+}
+
+void drafts_book_reset(struct drafts_book *b, const struct drafts_described *about)
+{
+    b->about = *about;
+    b->n_known = 0;
+    memset(b->rounds, 0, sizeof(b->rounds));
+    outbox_clear(&b->outboxes[0]);
+    outbox_clear(&b->outboxes[1]);
+    b->n_faults = b->n_unasked = 0;
+    b->counts.good = false;
+}
+
+static struct known *find(const struct drafts_book *b, uint64_t seq)
+{
+    for (uint32_t i = 0; i < b->n_known; i++)
+        if (b->known[i].seq == seq)
+            return &b->known[i];
+    return NULL;
+}
+
+bool drafts_book_knows(const struct drafts_book *b, uint64_t seq)
+{
+    return find(b, seq) != NULL;
+}
+
+static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
+{
+    struct known *s = find(b, seq);
+    if (s || b->n_known == b->max_sequences)
+        return s;
+    s = &b->known[b->n_known++];
+    *s = (struct known){.seq = seq};
+    return s;
+}
+
+/* ---- the outbox that is being filled ---- */
+
+static void shift_tokens(struct drafts_entry *entries, uint32_t n, uint32_t above, uint32_t by)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (entries[i].token_at > above)
+            entries[i].token_at -= by;
+}
+
+/* Takes the sequence's entry out of one of the two lists, and its tokens. */
+static void unlist(struct drafts_outbox *o, struct drafts_entry *entries, uint32_t *n, uint64_t seq)
+{
+    for (uint32_t i = 0; i < *n; i++) {
+        struct drafts_entry e = entries[i];
+        if (e.seq != seq)
+            continue;
+        uint32_t size = e.base_len - e.keep + e.n_hint;
+        memmove(&entries[i], &entries[i + 1], (*n - i - 1) * sizeof(e));
+        --*n;
+        if (!size)
+            return;
+        memmove(o->tokens + e.token_at, o->tokens + e.token_at + size,
+                (o->n_tokens - e.token_at - size) * sizeof(*o->tokens));
+        o->n_tokens -= size;
+        shift_tokens(o->urgent, o->n_urgent, e.token_at, size);
+        shift_tokens(o->pieces, o->n_pieces, e.token_at, size);
+        return;
+    }
+}
+
+static void outbox_remove(struct drafts_outbox *o, uint64_t seq)
+{
+    unlist(o, o->urgent, &o->n_urgent, seq);
+    unlist(o, o->pieces, &o->n_pieces, seq);
+    if (!o->n_urgent && !o->n_pieces)
+        o->due_us = 0;
+}
+
+/* Copies the n tokens of context from e->keep on, and the hint; digests them on the way. */
+static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, uint64_t digest,
+                        struct drafts_entry *e)
+{
+    uint32_t *to = o->tokens + o->n_tokens;
+    e->token_at = o->n_tokens;
+    for (uint32_t i = e->keep; i < e->base_len; i++) {
+        *to++ = w->context[i];
+        digest = rng_splitmix64(digest ^ ((uint64_t)w->context[i] + 1));
+    }
+    e->digest = digest;
+    if (e->n_hint)
+        memcpy(to, w->hint, e->n_hint * sizeof(*to));
+    o->n_tokens += e->base_len - e->keep + e->n_hint;
+}
+
+static bool same_sampling(const struct known *s, const struct drafts_wish *w)
+{
+    return s->has_sampling && s->temperature == w->temperature && s->top_p == w->top_p &&
+           s->min_p == w->min_p && s->top_k == w->top_k;
+}
+
+static struct drafts_entry entry_of(const struct known *s, const struct drafts_wish *w)
+{
+    struct drafts_entry e = {.seq = w->seq,
+                             .keep = s->sent_len,
+                             .base_len = w->base_len,
+                             .prompt_len = w->prompt_len,
+                             .introduced = s->introduced,
+                             .sampling_changed = !same_sampling(s, w),
+                             .q_mode = w->q_mode,
+                             .draw_key = w->q_mode == DRAFTS_COUPLED ? w->draw_key : 0,
+                             .temperature = w->temperature,
+                             .top_p = w->top_p,
+                             .min_p = w->min_p,
+                             .top_k = w->top_k};
+    if (!s->introduced) {
+        e.n_hint = w->n_hint < DRAFTS_HINT_MAX ? w->n_hint : DRAFTS_HINT_MAX;
+        e.tenant_len = w->tenant_len <= DRAFTS_TENANT_MAX ? (uint32_t)w->tenant_len : 0;
+        if (e.tenant_len)
+            memcpy(e.tenant, w->tenant, e.tenant_len);
+    }
+    return e;
+}
+
+/* True: an answer may be awaited. */
+static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, const struct drafts_wish *w)
+{
+    outbox_remove(o, w->seq); // newer state replaces what has not been sent
+    if (!w->k || (b->about.max_context && w->base_len > b->about.max_context))
+        return false;
+    struct known *s = find_or_add(b, w->seq);
+    if (!s || s->round || w->base_len < s->sent_len)
+        return false;
+    struct drafts_entry e = entry_of(s, w);
+    bool urgent = w->base_len - s->sent_len + e.n_hint <= DRAFTS_URGENT_TOKENS;
+    if (w->base_len - e.keep > DRAFTS_PIECE)
+        e.base_len = e.keep + DRAFTS_PIECE;
+    if (e.base_len - e.keep + e.n_hint > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
+        return false;
+    e.k = urgent ? (w->k < b->about.k_max ? w->k : b->about.k_max) : 0;
+    if (!b->about.coupled) { // the key is for those who draw with it
+        e.q_mode = DRAFTS_POINT;
+        e.draw_key = 0;
+    }
+    e.more = e.base_len < w->base_len;
+    copy_tokens(o, w, s->sent_digest, &e);
+    if (urgent)
+        o->urgent[o->n_urgent++] = e;
+    else
+        o->pieces[o->n_pieces++] = e;
+    return urgent;
+}
+
+unsigned drafts_book_ask(struct drafts_book *b, const struct drafts_wish *wishes, unsigned n,
+                         uint32_t budget_us, int64_t now_us)
+{
+    struct drafts_outbox *o = &b->outboxes[b->filling];
+    unsigned n_awaited = 0;
+    int64_t due_us = o->due_us;
+    for (unsigned i = 0; i < n; i++)
+        n_awaited += ask_one(b, o, &wishes[i]);
+    o->budget_us = budget_us;
+    o->asked_us = now_us;
+    if (o->n_urgent || o->n_pieces)
+        o->due_us = due_us ? due_us : now_us + budget_us;
+    return n_awaited;
+}
+
+/* ---- Rounds ---- */
+
+static void no_longer_owed(struct drafts_book *b, struct known *s)
+{
+    if (s->round)
+        b->rounds[s->round - 1].n_owed--;
+    s->round = 0;
+}
+
+void drafts_book_close(struct drafts_book *b, uint64_t seq)
+{
+    struct known *s = find(b, seq);
+    if (!s)
+        return;
+    struct drafts_outbox *o = &b->outboxes[b->filling];
+    outbox_remove(o, seq);
+    no_longer_owed(b, s);
+    if ((s->sent_len || s->introduced) && o->n_closes < DRAFTS_OUTBOX_CLOSES)
+        o->closes[o->n_closes++] = seq;
+    *s = b->known[--b->n_known];
+}
+
+static void note_sent(struct known *s, const struct drafts_entry *e)
+{
+    s->sent_len = e->base_len;
+    s->sent_digest = e->digest;
+    s->introduced = true;
+    s->has_sampling = true;
+    s->temperature = e->temperature;
+    s->top_p = e->top_p;
+    s->min_p = e->min_p;
+    s->top_k = e->top_k;
+}
+
+static void note_round(struct drafts_book *b, const struct drafts_outbox *o, uint32_t round)
+{
+    b->rounds[round - 1] = (struct round){.n_owed = o->n_urgent,
+                                          .asked_us = o->asked_us,
+                                          .due_us = o->asked_us + o->budget_us,
+                                          .budget_us = o->budget_us};
+    for (uint32_t i = 0; i < o->n_urgent; i++) {
+        const struct drafts_entry *e = &o->urgent[i];
+        struct known *s = find(b, e->seq);
+        assert(s); // closing a sequence takes its entry out
+        note_sent(s, e);
+        s->round = round;
+        s->asked = (struct drafts_asked){.base_len = e->base_len,
+                                         .k = e->k,
+                                         .n_vocab = b->n_vocab,
+                                         .digest = e->digest,
+                                         .q_mode = e->q_mode};
+    }
+    b->counts.rounds++;
+}
+
+bool drafts_book_ready(const struct drafts_book *b)
+{
+    const struct drafts_outbox *o = &b->outboxes[b->filling];
+    if (o->n_urgent)
+        return !b->rounds[0].n_owed || !b->rounds[1].n_owed;
+    return o->n_pieces || o->n_closes;
+}
+
+const struct drafts_outbox *drafts_book_take(struct drafts_book *b)
+{
+    if (!drafts_book_ready(b))
+        return NULL;
+    struct drafts_outbox *o = &b->outboxes[b->filling];
+    if (o->n_urgent)
+        note_round(b, o, b->rounds[0].n_owed ? 2 : 1);
+    for (uint32_t i = 0; i < o->n_pieces; i++) {
+        struct known *s = find(b, o->pieces[i].seq);
+        assert(s);
+        note_sent(s, &o->pieces[i]);
+    }
+    b->filling = !b->filling;
+    outbox_clear(&b->outboxes[b->filling]);
+    return o;
+}
+
+/* ---- answers ---- */
+
+static void fault(struct drafts_book *b, const char *what)
+{
+    b->n_faults++;
+    snprintf(b->fault, sizeof(b->fault), "%s", what);
+}
+
+static unsigned rtt_kind(uint32_t k)
+{
+    unsigned kind = 0;
+    while (kind < N_RTT_KINDS - 1 && k > 1u << kind)
+        kind++;
+    return kind;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+uint32_t drafts_book_p90_us(const struct drafts_book *b, uint32_t k)
+{
+    const struct rtts *r = &b->rtts[rtt_kind(k)];
+    for (unsigned i = N_RTT_KINDS; i-- > 0 && !r->n;) // none for this k: the longest of the others
+        r = &b->rtts[i];
+    uint32_t n = r->n < N_RTTS ? r->n : N_RTTS, sorted[N_RTTS];
+    if (!n)
+        return RTT_UNKNOWN_US;
+    memcpy(sorted, r->us, n * sizeof(*sorted));
+    qsort(sorted, n, sizeof(*sorted), by_size);
+    return sorted[(n * 9 + 9) / 10 - 1];
+}
+
+static void note_rtt(struct drafts_book *b, const struct known *s, uint32_t rtt_us)
+{
+    struct rtts *r = &b->rtts[rtt_kind(s->asked.k)];
+    r->us[r->n++ % N_RTTS] = rtt_us;
+}
+
+/* Twice in a row without a good answer in between is a proposer that cannot keep contexts. */
+static void context_wanted(struct drafts_book *b, struct known *s)
+{
+    if (s->sent_again) {
+        b->counts.malformed++;
+        fault(b, "it asks for the same context again and again");
+    }
+    s->sent_again = s->sent_len > 0;
+    s->sent_len = 0;
+    s->sent_digest = 0;
+    s->introduced = s->has_sampling = false;
+    outbox_remove(&b->outboxes[b->filling], s->seq);
+    no_longer_owed(b, s);
+}
+
+static void unasked(struct drafts_book *b)
+{
+    b->counts.stale++;
+    if (++b->n_unasked > DRAFTS_UNASKED_MAX) {
+        b->n_faults = DRAFTS_FAULTS_MAX;
+        snprintf(b->fault, sizeof(b->fault), "it answers what nobody asked");
+    }
+}
+
+static void bad_draft(struct drafts_book *b, enum drafts_verdict v)
+{
+    *(v == DRAFTS_STALE ? &b->counts.stale : &b->counts.malformed) += 1;
+    fault(b, fail_text());
+}
+
+static void good_draft(struct drafts_book *b, struct known *s, const struct round *r,
+                       const struct draft *draft)
+{
+    s->sent_again = false;
+    b->n_unasked = 0;
+    b->counts.drafts += draft->n > 0;
+    b->counts.draft_tokens += draft->n;
+    b->counts.late += r->missed;
+    if (!r->missed) {
+        b->n_faults = 0;
+        b->counts.good = true;
+    }
+}
+
+static void lapse(struct drafts_book *b, int64_t *due_us, uint32_t budget_us, int64_t now_us)
+{
+    while (now_us >= *due_us && b->n_faults < DRAFTS_FAULTS_MAX) {
+        fault(b, "it missed its budgets");
+        *due_us += budget_us > DRAFTS_MISS_AGAIN_US ? budget_us : DRAFTS_MISS_AGAIN_US;
+    }
+}
+
+const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
+{
+    bool owes = false;
+    for (unsigned i = 0; i < N_ROUNDS; i++) {
+        struct round *r = &b->rounds[i];
+        if (!r->n_owed)
+            continue;
+        owes = true;
+        r->missed = r->missed || now_us >= r->due_us;
+        lapse(b, &r->due_us, r->budget_us, now_us);
+    }
+    struct drafts_outbox *o = &b->outboxes[b->filling];
+    if (!owes && o->due_us) // it does not even take what is sent
+        lapse(b, &o->due_us, o->budget_us, now_us);
+    return b->n_faults >= DRAFTS_FAULTS_MAX ? b->fault : NULL;
+}
+
+bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
+                        int64_t now_us, struct draft *ret)
+{
+    struct known *s = find(b, answer->seq);
+    drafts_book_verdict(b, now_us); // it may be late
+    if (s && answer->need_context) {
+        context_wanted(b, s);
+        return false;
+    }
+    if (!s || !s->round) {
+        unasked(b);
+        return false;
+    }
+    const struct round *r = &b->rounds[s->round - 1];
+    enum drafts_verdict v = drafts_check(answer, &s->asked, ret);
+    int64_t rtt_us = now_us - r->asked_us;
+    ret->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
+    note_rtt(b, s, ret->rtt_us);
+    if (v == DRAFTS_GOOD)
+        good_draft(b, s, r, ret);
+    else
+        bad_draft(b, v);
+    no_longer_owed(b, s);
+    return v == DRAFTS_GOOD;
+}
+
+const struct drafts_counts *drafts_book_counts(const struct drafts_book *b)
+{
+    return &b->counts;
+}

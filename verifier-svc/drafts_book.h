@@ -1,0 +1,61 @@
+/* drafts_book.h - what one proposer knows, what it owes, and what is to be sent to it.
+ *
+ * A sequence has an entry in the book from its first wish on: how much of its context the proposer
+ * has, and the wish it has not answered. Wishes are copied into the outbox that is being filled;
+ * taking it to send makes the other one the one being filled. All memory is reserved at the start.
+ *
+ * Threads: the caller's lock; what drafts_book_take() returned is the sender's until the next. */
+#pragma once
+#include "verifier-svc/drafts_wire.h"
+
+#define DRAFTS_OUTBOX_TOKENS (256 << 10) // 1 MiB: context that may wait to be sent
+#define DRAFTS_OUTBOX_CLOSES 256         // what does not fit idles out at the proposer
+#define DRAFTS_URGENT_TOKENS 4096        // more new context than this goes ahead, drafted for later
+#define DRAFTS_FAULTS_MAX 3              // in a row
+#define DRAFTS_UNASKED_MAX 1024          // answers nobody asked for, since the last good one
+#define DRAFTS_MISS_AGAIN_US 100000 // an unanswered Round misses again after its budget or this
+
+struct drafts_outbox {
+    uint32_t n_urgent, n_pieces, n_closes, n_tokens;
+    struct drafts_entry *urgent; // k > 0: one Round
+    struct drafts_entry *pieces; // k = 0: a Round for each, after it
+    uint32_t *tokens;            // of both
+    uint64_t closes[DRAFTS_OUTBOX_CLOSES];
+    uint32_t budget_us;
+    int64_t asked_us, due_us; // due_us: of the first wish in it
+};
+
+struct drafts_book;
+
+/* n_vocab: tokens of drafts are below it. -ENOMEM. */
+int drafts_book_new(uint32_t max_sequences, uint32_t n_vocab, struct drafts_book **ret);
+void drafts_book_free(struct drafts_book *b);
+DEFINE_AUTO(struct drafts_book, drafts_book_free)
+
+/* A new stream: the proposer knows nothing. The counts go on. */
+void drafts_book_reset(struct drafts_book *b, const struct drafts_described *about);
+
+/* Like drafts_ask(). */
+unsigned drafts_book_ask(struct drafts_book *b, const struct drafts_wish *wishes, unsigned n,
+                         uint32_t budget_us, int64_t now_us);
+void drafts_book_close(struct drafts_book *b, uint64_t seq);
+bool drafts_book_knows(const struct drafts_book *b, uint64_t seq);
+
+/* What may be sent now: all that waits, unless it holds wishes and two Rounds are unanswered. NULL:
+ * nothing. */
+const struct drafts_outbox *drafts_book_take(struct drafts_book *b);
+bool drafts_book_ready(const struct drafts_book *b); // there is something
+
+/* Judges an answer. True: *ret is a draft to hand on; it lacks the proposer's index. */
+bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
+                        int64_t now_us, struct draft *ret);
+/* Counts the budgets that have passed by now. Non-NULL: the proposer is to be given up, and why. */
+const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us);
+
+uint32_t drafts_book_p90_us(const struct drafts_book *b, uint32_t k);
+
+struct drafts_counts {
+    uint64_t rounds, drafts, draft_tokens, late, stale, malformed;
+    bool good; // since the last reset, one came in time
+};
+const struct drafts_counts *drafts_book_counts(const struct drafts_book *b);

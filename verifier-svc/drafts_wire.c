@@ -1,0 +1,215 @@
+/* drafts_wire.c - between drafts.c and proposer.proto. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "verifier-svc/drafts_wire.h"
+
+struct drafts_packer {
+    Tandem__V1__Round round;
+    uint32_t max_entries;
+    Tandem__V1__RoundSequence *sequences; // (max_entries)
+    Tandem__V1__RoundSequence **pointers; // (max_entries): into it
+    Tandem__V1__DraftSampling *samplings; // (max_entries)
+};
+
+int drafts_packer_new(uint32_t max_entries, struct drafts_packer **ret)
+{
+    AUTO(drafts_packer_free) struct drafts_packer *p = calloc(1, sizeof(*p));
+    if (!p)
+        return fail(-ENOMEM, "drafts: no memory");
+    p->max_entries = max_entries;
+    p->sequences = calloc(max_entries, sizeof(*p->sequences));
+    p->pointers = calloc(max_entries, sizeof(*p->pointers));
+    p->samplings = calloc(max_entries, sizeof(*p->samplings));
+    if (!p->sequences || !p->pointers || !p->samplings)
+        return fail(-ENOMEM, "drafts: no memory for %u sequences", max_entries);
+    for (uint32_t i = 0; i < max_entries; i++)
+        p->pointers[i] = &p->sequences[i];
+    *ret = TAKE(p);
+    return 0;
+}
+
+void drafts_packer_free(struct drafts_packer *p)
+{
+    if (!p)
+        return;
+    free(p->sequences);
+    free(p->pointers);
+    free(p->samplings);
+    free(p);
+}
+
+static void pack_sampling(const struct drafts_entry *e, Tandem__V1__DraftSampling *to)
+{
+    tandem__v1__draft_sampling__init(to);
+    to->temperature = e->temperature;
+    to->top_k = e->top_k;
+    to->top_p = e->top_p;
+    to->min_p = e->min_p;
+}
+
+/* The generated messages have no const; packing only reads. */
+static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
+                       Tandem__V1__RoundSequence *to)
+{
+    tandem__v1__round_sequence__init(to);
+    to->seq = e->seq;
+    to->base_len = e->base_len;
+    to->keep = e->keep;
+    to->n_tokens = e->base_len - e->keep;
+    to->tokens = (uint32_t *)tokens + e->token_at;
+    to->digest = e->digest;
+    to->k = e->k;
+    to->more = e->more;
+    to->prompt_len = e->prompt_len;
+    to->q_mode = e->q_mode == DRAFTS_COUPLED ? TANDEM__V1__QMODE__Q_MODE_COUPLED
+                                             : TANDEM__V1__QMODE__Q_MODE_POINT;
+    to->draw_key = e->draw_key;
+    if (!e->introduced) {
+        to->n_hint = e->n_hint;
+        to->hint = to->tokens + to->n_tokens;
+        to->tenant.len = e->tenant_len;
+        to->tenant.data = (uint8_t *)e->tenant;
+    }
+}
+
+static const Tandem__V1__Round *round_of(struct drafts_packer *p, uint32_t n, uint32_t budget_us)
+{
+    tandem__v1__round__init(&p->round);
+    p->round.sequences = p->pointers;
+    p->round.n_sequences = n;
+    p->round.budget_us = budget_us;
+    return &p->round;
+}
+
+const Tandem__V1__Round *drafts_pack(struct drafts_packer *p, const struct drafts_entry *entries,
+                                     uint32_t n_entries, const uint32_t *tokens, uint32_t budget_us)
+{
+    for (uint32_t i = 0; i < n_entries; i++) {
+        pack_entry(&entries[i], tokens, &p->sequences[i]);
+        if (entries[i].sampling_changed) {
+            pack_sampling(&entries[i], &p->samplings[i]);
+            p->sequences[i].sampling = &p->samplings[i];
+        }
+    }
+    return round_of(p, n_entries, budget_us);
+}
+
+const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p, const uint64_t *seqs,
+                                            uint32_t n_seqs)
+{
+    uint32_t n = n_seqs < p->max_entries ? n_seqs : p->max_entries;
+    for (uint32_t i = 0; i < n; i++) {
+        tandem__v1__round_sequence__init(&p->sequences[i]);
+        p->sequences[i].seq = seqs[i];
+        p->sequences[i].close = true;
+    }
+    return round_of(p, n, 0);
+}
+
+static enum drafts_verdict malformed(const char *what)
+{
+    fail(-EPROTO, "%s", what);
+    return DRAFTS_MALFORMED;
+}
+
+static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
+                                       const struct drafts_asked *asked)
+{
+    if (a->n_tokens > asked->k || a->n_tokens > DRAFTS_K_MAX)
+        return malformed("more tokens than were asked for");
+    if (a->n_parents != 0 && a->n_parents != a->n_tokens)
+        return malformed("not one parent for each token");
+    if (a->n_survival != 0 && a->n_survival != a->n_tokens)
+        return malformed("not one survival estimate for each token");
+    if (a->q_mode != TANDEM__V1__QMODE__Q_MODE_POINT &&
+        (a->q_mode != TANDEM__V1__QMODE__Q_MODE_COUPLED || asked->q_mode != DRAFTS_COUPLED))
+        return malformed("a q mode that was not asked for");
+    return DRAFTS_GOOD;
+}
+
+static enum drafts_verdict check_token(const Tandem__V1__SequenceDraft *a, uint32_t i,
+                                       const struct drafts_asked *asked, struct draft *ret)
+{
+    int32_t parent = a->n_parents ? a->parents[i] : (int32_t)i - 1;
+    if (a->tokens[i] >= asked->n_vocab)
+        return malformed("a token outside the vocabulary");
+    if (parent < -1 || parent >= (int32_t)i)
+        return malformed("a parent that does not come before its child");
+    float above = parent < 0 ? 1 : ret->survival[parent];
+    float survival = a->n_survival ? a->survival[i] : above;
+    if (!(survival >= 0 && survival <= 1)) // NaN too
+        return malformed("a survival estimate outside 0 .. 1");
+    ret->tokens[i] = a->tokens[i];
+    ret->parents[i] = parent;
+    ret->survival[i] = survival < above ? survival : above;
+    ret->tree = ret->tree || parent != (int32_t)i - 1;
+    return DRAFTS_GOOD;
+}
+
+enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
+                                 const struct drafts_asked *asked, struct draft *ret)
+{
+    if (answer->base_len != asked->base_len || answer->digest != asked->digest) {
+        fail(-ESTALE, "it continues %u tokens, asked for were %u", answer->base_len,
+             asked->base_len);
+        return DRAFTS_STALE;
+    }
+    enum drafts_verdict v = check_shape(answer, asked);
+    ret->seq = answer->seq;
+    ret->base_len = answer->base_len;
+    ret->n = (uint32_t)answer->n_tokens;
+    ret->tree = false;
+    for (uint32_t i = 0; i < answer->n_tokens && v == DRAFTS_GOOD; i++)
+        v = check_token(answer, i, asked, ret);
+    return v;
+}
+
+static bool offers(const Tandem__V1__DescribeReply *reply, Tandem__V1__QMode mode)
+{
+    for (size_t i = 0; i < reply->n_q_modes; i++)
+        if (reply->q_modes[i] == mode)
+            return true;
+    return reply->n_q_modes == 0 && mode == TANDEM__V1__QMODE__Q_MODE_POINT; // the default
+}
+
+/* A name goes into requests, logs and metrics: letters, digits, '-', '_', '.'. */
+static bool is_name(const ProtobufCBinaryData *name)
+{
+    if (name->len == 0 || name->len >= DRAFTS_NAME_MAX)
+        return false;
+    for (size_t i = 0; i < name->len; i++) {
+        uint8_t c = name->data[i];
+        if (!(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9') &&
+            c != '-' && c != '_' && c != '.')
+            return false;
+    }
+    return true;
+}
+
+int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t vocab_digest,
+                           struct drafts_described *ret)
+{
+    if (reply->protocol != TANDEM__V1__PROTOCOL__PROTOCOL_VERSION)
+        return fail(-EPROTO, "it speaks protocol version %u, this verifier version %d",
+                    reply->protocol, TANDEM__V1__PROTOCOL__PROTOCOL_VERSION);
+    if (reply->vocab_digest && vocab_digest && reply->vocab_digest != vocab_digest)
+        return fail(-EPROTO, "its vocabulary has the digest %016llx, the target's has %016llx",
+                    (unsigned long long)reply->vocab_digest, (unsigned long long)vocab_digest);
+    if (reply->needs_hidden)
+        return fail(-EPROTO, "it wants hidden rows, which this verifier does not send");
+    ret->coupled = offers(reply, TANDEM__V1__QMODE__Q_MODE_COUPLED);
+    if (!ret->coupled && !offers(reply, TANDEM__V1__QMODE__Q_MODE_POINT))
+        return fail(-EPROTO, "it offers neither point nor coupled drafts");
+    if (!is_name(&reply->kind))
+        return fail(-EPROTO, "its name is not 1 to %d letters, digits or '-', '_', '.'",
+                    DRAFTS_NAME_MAX - 1);
+    if (reply->k_max == 0)
+        return fail(-EPROTO, "it says that it drafts no tokens");
+    memcpy(ret->name, reply->kind.data, reply->kind.len);
+    ret->name[reply->kind.len] = 0;
+    ret->k_max = reply->k_max < DRAFTS_K_MAX ? reply->k_max : DRAFTS_K_MAX;
+    ret->max_context = reply->max_context;
+    return 0;
+}

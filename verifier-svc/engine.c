@@ -1,0 +1,695 @@
+/* engine.c - the engine's thread: loads, takes requests in, admits, runs rounds, ends requests. */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/svc.h"
+#include "verifier-svc/engine_impl.h"
+
+#define LOADING_EXTEND_US 30000000 // a start-up that shows progress may take this much longer
+
+/* ---- ending ---- */
+
+static void release(struct engine *e, struct seq *s)
+{
+    kv_keep(e->served->kv, &s->kv, 0, NULL, 0);
+    if (e->drafts)
+        drafts_close(e->drafts, s->id);
+    roster_remove(&e->running, s);
+    roster_remove(&e->waiting, s);
+    e->n_started -= s->started;
+    s->state = SEQ_ENDED;
+}
+
+void engine_fail_request(struct engine *e, struct request *r, int error, const char *text)
+{
+    if (!r->seqs[0]->started)
+        atomic_fetch_sub(&e->n_queued, 1);
+    for (uint32_t i = 0; i < r->n; i++) {
+        if (r->seqs[i]->state != SEQ_ENDED)
+            release(e, r->seqs[i]);
+    }
+    struct event *ev = events_add(events_room(e->events, 0), r, 0);
+    ev->error = error;
+    snprintf(ev->error_text, sizeof(ev->error_text), "%s", text);
+    ev->last = true;
+    metrics_add(e->stats->failed, 1);
+    atomic_fetch_sub(&e->n_requests, 1);
+}
+
+static void count_end(struct engine *e, const struct seq *s, enum seq_end end)
+{
+    struct stats *m = e->stats;
+    metrics_add(end == SEQ_STOP ? m->stopped : m->lengthened, 1);
+    metrics_observe(m->e2e_s, (double)(s->last_us - s->req->arrived_us) / 1e6);
+    metrics_observe(m->decode_s, (double)(s->last_us - s->first_us) / 1e6);
+    metrics_observe(m->generated_length, seq_generated(s));
+}
+
+void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev,
+                    struct event_batch *b)
+{
+    ev->end = end;
+    ev->stop = s->stop;
+    ev->text_at = (uint32_t)b->text.len;
+    if (s->stop == DETOK_NONE)
+        detok_flush(&s->detok, &b->text);
+    ev->text_len = (uint32_t)b->text.len - ev->text_at;
+    ev->usage = (struct request_usage){.n_prompt = s->n_prompt,
+                                       .n_generated = seq_generated(s),
+                                       .n_rounds = s->n_rounds,
+                                       .n_drafted_rounds = s->n_drafted_rounds,
+                                       .n_drafted = s->n_drafted,
+                                       .n_accepted = s->n_accepted,
+                                       .n_bonus = s->n_bonus,
+                                       .proposer = s->last_proposer};
+    count_end(e, s, end);
+    release(e, s);
+    ev->last = --s->req->n_open == 0;
+    if (ev->last)
+        atomic_fetch_sub(&e->n_requests, 1);
+}
+
+/* Choices that have not begun wait for the first one's prompt: they come and go with it. */
+static void send_back_unbranched(struct engine *e, const struct request *r)
+{
+    for (uint32_t i = 1; i < r->n; i++) {
+        if (r->seqs[i]->state == SEQ_BRANCH)
+            roster_remove(&e->running, r->seqs[i]);
+    }
+}
+
+void engine_preempt(struct engine *e, struct seq *s)
+{
+    kv_keep(e->served->kv, &s->kv, 0, NULL, 0);
+    roster_remove(&e->running, s);
+    s->state = SEQ_WAITING;
+    s->leaving = false;
+    s->asked_us = 0;
+    if (s->choice == 0)
+        send_back_unbranched(e, s->req);
+    roster_add(&e->waiting, s);
+    metrics_add(e->stats->preemptions, 1);
+}
+
+/* ---- what comes in ---- */
+
+static void take_request(struct engine *e, struct request *r)
+{
+    for (uint32_t i = 0; i < r->n; i++) {
+        r->seqs[i]->id = ++e->next_id;
+        r->seqs[i]->order = ++e->next_order;
+    }
+    roster_add(&e->waiting, r->seqs[0]);
+}
+
+static void take_verify(struct engine *e, const struct inbox_item *item)
+{
+    char text[REQUEST_MAX_ERROR];
+    struct seq *s = item->req->seqs[0];
+    atomic_store(&item->req->draft_pending, false);
+    if (s->state == SEQ_ENDED)
+        return;
+    if (s->has_draft) {
+        engine_fail_request(e, s->req, -ESTALE, "the last draft is still being verified");
+    } else if (item->base_len != s->n) {
+        snprintf(text, sizeof(text), "the draft continues a length of %u, %u tokens are committed",
+                 item->base_len, s->n);
+        engine_fail_request(e, s->req, -ESTALE, text);
+    } else {
+        seq_take_draft(s, item->tokens, item->parents, item->n, SEQ_NO_PROPOSER);
+        s->idle_us = 0;
+    }
+}
+
+static void take_item(struct engine *e, struct inbox_item *item)
+{
+    switch (item->kind) {
+    case INBOX_REQUEST:
+        take_request(e, item->req); // its hold stays with the engine
+        break;
+    case INBOX_VERIFY:
+        take_verify(e, item);
+        request_drop(item->req);
+        break;
+    case INBOX_DRAFT:
+        round_take_draft(e, item);
+        break;
+    }
+    free(item);
+}
+
+/* All that has come; waits for the first as queue_pop() does. */
+static void take_inbox(struct engine *e, int64_t wait_us)
+{
+    struct inbox_item *item = queue_pop(e->inbox, wait_us);
+    for (; item; item = queue_pop(e->inbox, 0))
+        take_item(e, item);
+}
+
+/* ---- admission ---- */
+
+/* Nothing to run until its client does something. */
+static bool is_dormant(const struct seq *s)
+{
+    return s->started && (atomic_load(&s->req->paused) ||
+                          (s->req->verify && !s->has_draft && s->n - s->kv.len <= 1));
+}
+
+/* A Verify stream that was put back into the queue waits there for its next draft. A request begins
+ * only if all that has begun could be put back at once: `waiting` has room for that. */
+static bool may_be_admitted(const struct engine *e, const struct seq *s)
+{
+    if (!s->started)
+        return e->n_started + s->req->n <= e->max_started;
+    return !atomic_load(&s->req->paused) && (!s->req->verify || s->has_draft);
+}
+
+/* Sequences that are admitted with s, itself included: the first choice brings those that have not
+ * branched off yet. */
+static uint32_t n_coming(const struct seq *s)
+{
+    uint32_t n = 1;
+    for (uint32_t i = 1; s->choice == 0 && i < s->req->n; i++)
+        n += s->req->seqs[i]->state == SEQ_BRANCH;
+    return n;
+}
+
+static uint32_t blocks_needed(const struct engine *e, const struct seq *s)
+{
+    uint32_t tails = n_coming(s) - 1; // copies of the prompt's last block
+    uint32_t n = seq_blocks(s) + tails, all = kv_n_blocks(e->served->kv);
+    return n < all ? n : all;
+}
+
+/* Free blocks less what the running ones still need for their prompts and their next rows. */
+static uint32_t blocks_to_give(const struct engine *e)
+{
+    uint32_t owed = 0, n_free = kv_n_free(e->served->kv);
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        const struct seq *s = e->running.v[i];
+        uint32_t needs = s->state == SEQ_BRANCH ? 1 : seq_blocks(s);
+        owed += 1 + (needs > s->kv.n_blocks ? needs - s->kv.n_blocks : 0);
+    }
+    return owed < n_free ? n_free - owed : 0;
+}
+
+static void count_admission(struct engine *e, const struct request *r, int64_t now_us)
+{
+    metrics_add(e->stats->prompt_tokens, r->n_prompt);
+    metrics_observe(e->stats->prompt_length, r->n_prompt);
+    metrics_observe(e->stats->queue_s, (double)(now_us - r->arrived_us) / 1e6);
+}
+
+/* All memory that a request will need is taken here. */
+static int open_choices(struct engine *e, struct request *r, int64_t now_us)
+{
+    int err = 0;
+    for (uint32_t i = 0; i < r->n && !err; i++)
+        err = seq_open(r->seqs[i]);
+    if (err < 0)
+        return err;
+    atomic_fetch_sub(&e->n_queued, 1);
+    count_admission(e, r, now_us);
+    for (uint32_t i = 0; i < r->n; i++) {
+        struct seq *s = r->seqs[i];
+        s->started = true;
+        e->n_started++;
+        s->admitted_us = now_us;
+        s->idle_us = r->verify && !s->has_draft ? now_us : 0;
+        events_add(events_room(e->events, 0), r, i)->started = true;
+    }
+    return 0;
+}
+
+static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
+{
+    struct request *r = s->req;
+    if (!s->started && open_choices(e, r, now_us) < 0) {
+        engine_fail_request(e, r, -ENOMEM, fail_text());
+        return;
+    }
+    roster_remove(&e->waiting, s);
+    s->state = SEQ_RUNNING;
+    roster_add(&e->running, s);
+    for (uint32_t i = 1; s->choice == 0 && i < r->n; i++) {
+        if (r->seqs[i]->state == SEQ_BRANCH)
+            roster_add(&e->running, r->seqs[i]); // they wait for the first one's prompt
+    }
+}
+
+/* Makes a dormant sequence give way to those who wait. False: there is none. */
+static bool preempt_dormant(struct engine *e)
+{
+    for (uint32_t i = e->running.n; i-- > 0;) {
+        struct seq *s = e->running.v[i];
+        if (s->state == SEQ_RUNNING && is_dormant(s)) {
+            engine_preempt(e, s);
+            return true;
+        }
+    }
+    return false;
+}
+
+static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_anybody)
+{
+    uint32_t n = 0;
+    bool full = false; // a new request that must wait lets no later one pass
+    for (uint32_t i = 0; i < e->waiting.n; i++) {
+        const struct seq *s = e->waiting.v[i];
+        bool may = may_be_admitted(e, s) && (s->started || !full);
+        full |= !s->started && !may;
+        if (may)
+            e->waits[n++] = (struct sched_wait){s->order, blocks_needed(e, s), n_coming(s)};
+    }
+    *ret_anybody = n > 0;
+    uint32_t seats = (uint32_t)e->options->max_sequences - e->running.n;
+    uint32_t i = sched_admit(&e->sched, e->waits, n, blocks_to_give(e), seats, now_us);
+    for (uint32_t k = 0; i != SCHED_NONE && k < e->waiting.n; k++) {
+        if (e->waiting.v[k]->order == e->waits[i].order)
+            return e->waiting.v[k];
+    }
+    return NULL;
+}
+
+static void admit(struct engine *e)
+{
+    bool anybody = e->waiting.n > 0;
+    while (anybody) {
+        int64_t now_us = clock_us();
+        struct seq *s = next_to_admit(e, now_us, &anybody);
+        if (s)
+            admit_seq(e, s, now_us);
+        else if (!anybody || !preempt_dormant(e))
+            return;
+    }
+}
+
+/* ---- the loop ---- */
+
+static bool idled_out(const struct seq *s, int64_t now_us)
+{
+    return s->idle_us && !s->has_draft && now_us - s->idle_us >= ENGINE_VERIFY_IDLE_US;
+}
+
+/* The client sends no more drafts and has its answer to the last one. */
+static bool is_done_with(const struct seq *s)
+{
+    const struct request *r = s->req;
+    return atomic_load(&r->closing) && !s->has_draft && !atomic_load(&r->draft_pending);
+}
+
+/* Why a sequence must end now; 0: it need not. */
+static int reason_to_end(const struct seq *s, int64_t now_us)
+{
+    if (atomic_load_explicit(&s->req->cancelled, memory_order_relaxed) || is_done_with(s))
+        return -ECANCELED;
+    return idled_out(s, now_us) ? -ETIMEDOUT : 0;
+}
+
+/* Ends what nobody wants any more. */
+static void reap(struct engine *e, struct roster *l)
+{
+    int64_t now_us = clock_us();
+    for (uint32_t i = 0; i < l->n;) {
+        struct request *r = l->v[i]->req;
+        int why = reason_to_end(l->v[i], now_us);
+        if (!why) {
+            i++;
+            continue;
+        }
+        engine_fail_request(e, r, why, why == -ECANCELED ? "cancelled" : "no draft came for 30 s");
+        i = 0; // the list has changed
+    }
+}
+
+static void end_all(struct engine *e)
+{
+    take_inbox(e, 0);
+    while (e->running.n)
+        engine_fail_request(e, e->running.v[0]->req, -EPIPE, "the server is stopping");
+    while (e->waiting.n)
+        engine_fail_request(e, e->waiting.v[0]->req, -EPIPE, "the server is stopping");
+}
+
+/* How long an engine without work may sleep: for the watchdog, and for Verify streams that idle
+ * out. -1: until something comes. */
+static int64_t idle_wait_us(const struct engine *e)
+{
+    int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
+    if (!wait)
+        wait = INT64_MAX;
+    const struct roster *lists[] = {&e->running, &e->waiting};
+    for (unsigned l = 0; l < 2; l++) {
+        for (uint32_t i = 0; i < lists[l]->n; i++) {
+            const struct seq *s = lists[l]->v[i];
+            if (!s->idle_us || s->has_draft)
+                continue;
+            int64_t left = s->idle_us + ENGINE_VERIFY_IDLE_US - now_us;
+            wait = left < 0 ? 0 : left < wait ? left : wait;
+        }
+    }
+    return wait == INT64_MAX ? -1 : wait;
+}
+
+static void show_load(struct engine *e)
+{
+    const struct kv *kv = e->served->kv;
+    uint32_t n_paused = 0, n_used = kv_n_blocks(kv) - kv_n_free(kv);
+    for (uint32_t i = 0; i < e->running.n; i++)
+        n_paused += atomic_load_explicit(&e->running.v[i]->req->paused, memory_order_relaxed);
+    metrics_set(e->stats->kv_used_ratio, (double)n_used / kv_n_blocks(kv));
+    atomic_store_explicit(&e->kv_used, n_used, memory_order_relaxed);
+    metrics_set(e->stats->paused, n_paused);
+    metrics_set(e->stats->running, e->running.n);
+    metrics_set(e->stats->waiting, e->waiting.n);
+}
+
+static void loop(struct engine *e)
+{
+    while (!atomic_load(&e->stop)) {
+        svc_watchdog();
+        take_inbox(e, 0);
+        reap(e, &e->running);
+        reap(e, &e->waiting);
+        admit(e);
+        show_load(e);
+        if (!round_has_work(e)) {
+            events_send(e->events);
+            take_inbox(e, idle_wait_us(e));
+            continue;
+        }
+        int64_t wait_us = round_wait_until_us(e) - clock_us();
+        if (wait_us > 0) {
+            events_send(e->events);
+            take_inbox(e, wait_us);
+            continue;
+        }
+        round_run(e);
+    }
+    end_all(e);
+    events_send(e->events);
+}
+
+/* ---- loading ---- */
+
+static bool show_progress(void *arg, float done)
+{
+    struct engine *e = arg;
+    atomic_store(&e->progress, done);
+    svc_extend(LOADING_EXTEND_US);
+    svc_status("loading the model: %d %%", (int)(done * 100));
+    return !atomic_load(&e->stop);
+}
+
+static void draft_arrived(void *user, const struct draft *d)
+{
+    struct engine *e = user;
+    struct inbox_item *item = malloc(sizeof(*item));
+    if (!item)
+        return;
+    *item = (struct inbox_item){.kind = INBOX_DRAFT,
+                                .seq = d->seq,
+                                .base_len = d->base_len,
+                                .n = d->n,
+                                .proposer = (int)d->proposer};
+    static_assert(DRAFTS_K_MAX <= ACCEPT_MAX, "a draft fits into an inbox item");
+    memcpy(item->tokens, d->tokens, d->n * sizeof(*d->tokens));
+    memcpy(item->parents, d->parents, d->n * sizeof(*d->parents));
+    if (queue_push(e->inbox, item) < 0)
+        free(item); // a draft may always be lost
+}
+
+/* "NAME=TARGET" or "TARGET". */
+static void name_targets(const struct conf_list *list, struct drafts_config *c)
+{
+    for (unsigned i = 0; i < list->n && c->n_targets < DRAFTS_MAX; i++) {
+        char *text = list->v[i], *equals = strchr(text, '=');
+        if (strcmp(text, "none") == 0)
+            continue;
+        c->targets[c->n_targets].name = NULL;
+        c->targets[c->n_targets].target = text;
+        if (equals) {
+            *equals = 0;
+            c->targets[c->n_targets].name = text;
+            c->targets[c->n_targets].target = equals + 1;
+        }
+        c->n_targets++;
+    }
+}
+
+static int open_drafts(struct engine *e)
+{
+    const struct served *m = e->served;
+    struct drafts_config c = {.model = m->name,
+                              .n_vocab = tok_n_vocab(m->tok),
+                              .vocab_digest = tok_digest(m->tok),
+                              .max_sequences = (uint32_t)e->options->max_sequences,
+                              .arrived = draft_arrived,
+                              .user = e};
+    name_targets(&e->options->proposers, &c);
+    int err = c.n_targets ? drafts_new(&c, &e->drafts) : 0;
+    atomic_store(&e->proposers, e->drafts);
+    return err;
+}
+
+static int load(struct engine *e)
+{
+    int64_t start_us = clock_us();
+    int err = served_open(e->options, &e->served);
+    if (!err)
+        err = served_load(e->served, e->options, show_progress, e);
+    if (!err)
+        err = open_drafts(e);
+    if (err < 0)
+        return err;
+    const struct served *m = e->served;
+    struct sched_limits limits = {(uint32_t)e->options->max_batch_rows, m->max_logits,
+                                  (uint32_t)e->options->prefill_chunk,
+                                  e->options->max_pass_ms * 1000};
+    struct control_options control = {(uint32_t)e->options->k,
+                                      (uint32_t)e->options->disable_batch_size};
+    sched_init(&e->sched, &limits);
+    control_init(&e->control, &control);
+    log_info("model ready name=%s arch=%s type=%s weights_mib=%zu kv_positions=%u context=%u "
+             "kernel=%s threads=%u s=%.1f",
+             m->name, m->model->params.architecture, m->weight_type, m->model->bytes >> 20,
+             kv_n_blocks(m->kv) * KV_BLOCK, m->context, m->kernel->name, pool_threads(m->pool),
+             (double)(clock_us() - start_us) / 1e6);
+    return 0;
+}
+
+static void *engine_main(void *arg)
+{
+    struct engine *e = arg;
+    kernel_thread_init();
+    if (load(e) < 0) {
+        snprintf(e->error, sizeof(e->error), "%s", fail_text());
+        atomic_store(&e->state, ENGINE_FAILED);
+    } else {
+        atomic_store(&e->ready, e->served);
+        int loading = ENGINE_LOADING;
+        atomic_compare_exchange_strong(&e->state, &loading, ENGINE_READY);
+        events_wake(e->events);
+        loop(e);
+        atomic_store(&e->state, ENGINE_ENDED);
+    }
+    events_close(e->events);
+    return NULL;
+}
+
+/* ---- for others ---- */
+
+static int open_round(struct engine *e)
+{
+    uint32_t seqs = (uint32_t)e->options->max_sequences;
+    uint32_t queued = (uint32_t)e->options->queue_length;
+    e->max_started = seqs + queued;
+    int err = roster_init(&e->running, seqs);
+    if (!err)
+        err = roster_init(&e->waiting, e->max_started + queued);
+    if (err < 0)
+        return err;
+    e->waits = calloc(e->waiting.max, sizeof(*e->waits));
+    e->shares = calloc(seqs, sizeof(*e->shares));
+    e->pass = calloc(seqs, sizeof(*e->pass));
+    e->rows = calloc((size_t)e->options->max_batch_rows, sizeof(*e->rows));
+    e->wishes = calloc(seqs, sizeof(*e->wishes));
+    e->wishing = calloc(seqs, sizeof(*e->wishing));
+    e->picked = calloc(seqs, sizeof(*e->picked));
+    if (!e->waits || !e->shares || !e->pass || !e->rows || !e->wishes || !e->wishing || !e->picked)
+        return fail(-ENOMEM, "no memory for an engine");
+    return 0;
+}
+
+int engine_new(const struct options *o, struct stats *stats, struct engine **ret)
+{
+    uint32_t seqs = (uint32_t)o->max_sequences, queued = (uint32_t)o->queue_length;
+    AUTO(engine_free) struct engine *e = calloc(1, sizeof(*e));
+    if (!e)
+        return fail(-ENOMEM, "no memory for an engine");
+    e->options = o;
+    e->stats = stats;
+    /* Requests, a draft per sequence from each side, and some in between. */
+    int err = queue_new(queued + 4 * seqs + 64, &e->inbox);
+    if (!err)
+        err = events_new(4 * seqs + 64, (uint32_t)o->max_batch_rows + seqs + ACCEPT_MAX + 1,
+                         &e->events);
+    if (!err)
+        err = open_round(e);
+    if (err < 0)
+        return err;
+    *ret = TAKE(e);
+    return 0;
+}
+
+int engine_start(struct engine *e)
+{
+    int err = pthread_create(&e->thread, NULL, engine_main, e);
+    return err ? fail(-err, "cannot start the engine's thread") : 0;
+}
+
+void engine_stop(struct engine *e)
+{
+    atomic_store(&e->stop, true);
+    queue_wake(e->inbox);
+    if (e->thread)
+        pthread_join(e->thread, NULL);
+    e->thread = 0;
+}
+
+void engine_free(struct engine *e)
+{
+    if (!e)
+        return;
+    drafts_free(e->drafts); // nothing arrives after it
+    for (struct inbox_item *item; e->inbox && (item = queue_pop(e->inbox, 0)); free(item)) {
+        if (item->kind != INBOX_DRAFT)
+            request_drop(item->req);
+    }
+    queue_free(e->inbox);
+    events_free(e->events);
+    roster_done(&e->running);
+    roster_done(&e->waiting);
+    free(e->waits);
+    free(e->shares);
+    free(e->pass);
+    free(e->rows);
+    free(e->wishes);
+    free(e->wishing);
+    free(e->picked);
+    served_free(e->served);
+    free(e);
+}
+
+enum engine_state engine_state(struct engine *e, float *ret_progress)
+{
+    if (ret_progress)
+        *ret_progress = atomic_load(&e->ready) ? 1 : atomic_load(&e->progress);
+    return (enum engine_state)atomic_load(&e->state);
+}
+
+const char *engine_error(struct engine *e)
+{
+    return e->error;
+}
+
+const struct served *engine_served(struct engine *e)
+{
+    return atomic_load(&e->ready);
+}
+
+struct drafts *engine_drafts(struct engine *e)
+{
+    return atomic_load(&e->proposers);
+}
+
+struct events *engine_events(struct engine *e)
+{
+    return e->events;
+}
+
+void engine_kv(struct engine *e, uint64_t *ret_total, uint64_t *ret_used, uint64_t *ret_bytes)
+{
+    const struct served *m = engine_served(e);
+    *ret_total = m ? kv_n_blocks(m->kv) : 0;
+    *ret_used = atomic_load_explicit(&e->kv_used, memory_order_relaxed);
+    *ret_bytes = m ? *ret_total * kv_block_bytes(kv_shape_of(m->kv)) : 0;
+}
+
+static int push_item(struct engine *e, const struct inbox_item *from)
+{
+    struct inbox_item *item = malloc(sizeof(*item));
+    if (!item)
+        return fail(-ENOMEM, "no memory for a request");
+    *item = *from;
+    int err = queue_push(e->inbox, item);
+    if (!err)
+        return 0;
+    free(item);
+    return fail(err, "the engine's queue is full");
+}
+
+int engine_submit(struct engine *e, struct request *r)
+{
+    if (engine_state(e, NULL) != ENGINE_READY)
+        return fail(-EPIPE, "the server is stopping");
+    uint32_t max = (uint32_t)e->options->queue_length;
+    if (atomic_fetch_add(&e->n_queued, 1) >= max) {
+        atomic_fetch_sub(&e->n_queued, 1);
+        return fail(-EAGAIN, "the queue is full: %u requests wait already", max);
+    }
+    atomic_fetch_add(&e->n_requests, 1);
+    request_hold(r);
+    struct inbox_item item = {.kind = INBOX_REQUEST, .req = r};
+    int err = push_item(e, &item);
+    if (err < 0) {
+        atomic_fetch_sub(&e->n_queued, 1);
+        atomic_fetch_sub(&e->n_requests, 1);
+        request_drop(r);
+    }
+    return err;
+}
+
+int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
+                  const struct accept_tree *draft)
+{
+    if (draft->n > ACCEPT_MAX)
+        return fail(-EINVAL, "the draft has %u tokens, at most %d are allowed", draft->n,
+                    ACCEPT_MAX);
+    if (!accept_valid(draft, tok_n_vocab(engine_served(e)->tok)))
+        return fail(-EINVAL, "the draft names a token that the vocabulary has not, or a parent "
+                             "that does not come before its child");
+    if (atomic_exchange(&r->draft_pending, true))
+        return fail(-ESTALE, "the last draft is still being verified");
+    struct inbox_item item = {.kind = INBOX_VERIFY, .req = r, .base_len = base_len, .n = draft->n};
+    for (uint32_t i = 0; i < draft->n; i++) {
+        item.tokens[i] = draft->tokens[i];
+        item.parents[i] = draft->parents[i];
+    }
+    request_hold(r);
+    int err = push_item(e, &item);
+    if (err < 0)
+        request_drop(r);
+    return err;
+}
+
+void engine_wake(struct engine *e)
+{
+    queue_wake(e->inbox);
+}
+
+void engine_drain(struct engine *e)
+{
+    int ready = ENGINE_READY;
+    atomic_compare_exchange_strong(&e->state, &ready, ENGINE_DRAINING);
+}
+
+uint32_t engine_n_requests(struct engine *e)
+{
+    return atomic_load(&e->n_requests);
+}

@@ -1,0 +1,59 @@
+/* engine.h - the one thread that owns model, KV, scheduler and sequences, and how others reach it.
+ *
+ * Requests, drafts and Verify messages come in through a bounded queue, what is committed goes out
+ * in batches of events (events.h), one per round. Cancelling and pausing are flags of the request.
+ * The engine never calls gRPC and never waits for a client or, but for a bounded moment, a
+ * proposer. An idle engine sleeps.
+ *
+ * Threads: engine_new(), _start(), _stop(), _free() by main; all else by any thread. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/mem.h"
+#include "verifier-svc/drafts.h"
+#include "verifier-svc/events.h"
+#include "verifier-svc/options.h"
+#include "verifier-svc/request.h"
+#include "verifier-svc/served.h"
+#include "verifier-svc/stats.h"
+
+#define ENGINE_VERIFY_IDLE_US 30000000 // a Verify stream without a draft for so long ends
+
+struct engine;
+
+enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_ENDED };
+
+/* Options and figures outlive it. -ENOMEM. */
+int engine_new(const struct options *o, struct stats *stats, struct engine **ret);
+/* Starts the thread, which loads the model first. */
+int engine_start(struct engine *e);
+/* Ends what is left with UNAVAILABLE, waits for the thread. */
+void engine_stop(struct engine *e);
+void engine_free(struct engine *e);
+DEFINE_AUTO(struct engine, engine_free)
+
+/* progress of loading, 0 .. 1; may be NULL. */
+enum engine_state engine_state(struct engine *e, float *ret_progress);
+/* Why loading failed. */
+const char *engine_error(struct engine *e);
+/* NULL until the model is ready. */
+const struct served *engine_served(struct engine *e);
+/* Proposers; NULL without any, or until the model is ready. */
+struct drafts *engine_drafts(struct engine *e);
+struct events *engine_events(struct engine *e);
+/* Blocks of KV in all and in use. */
+void engine_kv(struct engine *e, uint64_t *ret_total, uint64_t *ret_used, uint64_t *ret_bytes);
+
+/* An opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is full (with
+ * a sentence); -EPIPE: draining. */
+int engine_submit(struct engine *e, struct request *r);
+/* A draft of the client's for a Verify request: checked here (-EINVAL), judged by the engine. */
+int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
+                  const struct accept_tree *draft);
+/* A flag of a request has changed. */
+void engine_wake(struct engine *e);
+
+/* Refuses new requests from now on; those accepted go on. */
+void engine_drain(struct engine *e);
+/* Requests that were accepted and have not ended. */
+uint32_t engine_n_requests(struct engine *e);

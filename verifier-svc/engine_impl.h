@@ -1,0 +1,85 @@
+/* engine_impl.h - the engine's own state, shared by engine.c (requests in and out) and round.c
+ * (what happens in a round). Not for other files. */
+#pragma once
+#include <pthread.h>
+#include <stdatomic.h>
+#include "base/err.h"
+#include "base/queue.h"
+#include "verifier-svc/control.h"
+#include "verifier-svc/engine.h"
+#include "verifier-svc/roster.h"
+#include "verifier-svc/sched.h"
+
+/* What comes in. Allocated by who sends, freed by the engine. */
+enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY };
+
+struct inbox_item {
+    enum inbox_kind kind;
+    struct request *req; // REQUEST, VERIFY: with a hold
+    uint64_t seq;        // DRAFT
+    uint32_t base_len, n;
+    int proposer;
+    uint32_t tokens[ACCEPT_MAX];
+    int32_t parents[ACCEPT_MAX];
+};
+
+struct engine {
+    const struct options *options;
+    struct stats *stats;
+    pthread_t thread;
+    struct queue *inbox;
+    struct events *events;
+    atomic_int state;
+    _Atomic float progress;
+    atomic_bool stop;
+    atomic_uint n_queued;   // requests not admitted yet
+    atomic_uint n_requests; // accepted and not ended
+    atomic_uint kv_used;    // blocks
+    char error[FAIL_TEXT_MAX];
+    _Atomic(struct served *) ready; // published when loading is done
+    _Atomic(struct drafts *) proposers;
+
+    /* The engine thread's own. */
+    struct served *served;
+    struct drafts *drafts; // NULL: no proposers
+    struct sched sched;
+    struct control control;
+    struct roster running; // RUNNING and BRANCH
+    struct roster waiting; // WAITING
+    uint32_t n_started;    // sequences that were admitted and have not ended
+    uint32_t max_started;  // Verify streams and paused answers give up their seats, not their place
+    uint64_t next_id, next_order;
+    int64_t pass_us; // of the last pass
+
+    /* Room for a round. */
+    struct sched_wait *waits;   // (waiting.max)
+    struct sched_share *shares; // (max_sequences)
+    struct seq **pass;          // (max_sequences) the sequences of the pass
+    struct forward_row *rows;   // (max_batch_rows)
+    uint32_t n_rows, n_pass;
+    struct drafts_wish *wishes; // (max_sequences)
+    struct seq **wishing;       // (max_sequences) whose they are
+    int *picked;                // (max_sequences) proposers
+};
+
+/* ---- engine.c ---- */
+
+/* Ends all of a request with an error; its sequences leave the lists. */
+void engine_fail_request(struct engine *e, struct request *r, int error, const char *text);
+/* The generation is complete: fills the event's end. `b`: the batch the event is in. */
+void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev,
+                    struct event_batch *b);
+/* Gives its KV blocks back and puts it into the queue, at its old place; choices that have not
+ * branched off it yet leave with it. */
+void engine_preempt(struct engine *e, struct seq *s);
+
+/* ---- round.c ---- */
+
+/* True if any running sequence has rows to run now. */
+bool round_has_work(const struct engine *e);
+/* Until when it pays to wait for drafts before the next round; 0: not at all. */
+int64_t round_wait_until_us(const struct engine *e);
+/* Plan, run, accept, tell, ask. */
+void round_run(struct engine *e);
+/* A proposer's draft has come. */
+void round_take_draft(struct engine *e, const struct inbox_item *item);

@@ -1,0 +1,102 @@
+/* main.c - the verifier service: settings, engine, server, signals. */
+#include <errno.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "base/svc.h"
+#include "rpc/rpc_service.h"
+#include "verifier-svc/engine.h"
+#include "verifier-svc/options.h"
+#include "verifier-svc/service.h"
+#include "verifier-svc/stats.h"
+
+#define LOADING_LOOK_US 20000 // between two looks at an engine that loads
+
+/* Until the model is ready (0), loading failed (with a sentence), or a signal came (1). */
+static int wait_for_model(struct engine *e)
+{
+    while (engine_state(e, NULL) == ENGINE_LOADING) {
+        if (svc_wait_signal(LOADING_LOOK_US))
+            return 1;
+    }
+    if (engine_state(e, NULL) == ENGINE_FAILED)
+        return fail(-EINVAL, "%s", engine_error(e));
+    return 0;
+}
+
+static int serve(struct rpc_service *rpc, struct engine *e)
+{
+    int r = wait_for_model(e);
+    if (r)
+        return r < 0 ? r : 0;
+    rpc_service_serving(rpc, true);
+    svc_ready("serving");
+    while (!svc_wait_signal(-1))
+        ;
+    return 0;
+}
+
+/* The server refuses new calls at once and waits for those that run; engine and sender go on. */
+static void stop(const struct options *o, struct rpc_service *rpc, struct engine *e,
+                 struct service *service)
+{
+    bool loaded = engine_served(e);
+    log_info("stopping requests=%u", engine_n_requests(e));
+    engine_drain(e);
+    if (!loaded)
+        engine_stop(e); // gives up loading, so that waiting calls are told
+    rpc_service_stop(rpc, loaded ? (unsigned)o->drain_timeout_s * 1000 : 1000);
+    engine_stop(e);
+    service_stop(service);
+}
+
+static int run(const struct options *o)
+{
+    struct stats stats;
+    stats_init(&stats);
+    AUTO(engine_free) struct engine *engine = NULL;
+    AUTO(service_free) struct service *service = NULL;
+    int r = engine_new(o, &stats, &engine);
+    if (r == 0)
+        r = service_new(o, engine, &stats, &service);
+    struct rpc_service *rpc = NULL;
+    struct rpc_service_options opt = {
+        .name = SERVICE_NAME,
+        .listen = &o->listen,
+        .server = {.n_threads = 2, .max_message = SERVICE_MAX_MESSAGE},
+        .fill_stats = service_fill_stats,
+        .user = service};
+    if (r == 0)
+        r = rpc_service_new(&opt, &rpc);
+    if (r < 0)
+        return r;
+    service_add(service, rpc_service_server(rpc));
+    r = engine_start(engine);
+    if (r == 0)
+        r = service_start(service);
+    if (r == 0)
+        r = rpc_service_start(rpc);
+    if (r == 0)
+        r = serve(rpc, engine);
+    stop(o, rpc, engine, service);
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    svc_init();
+    const struct options *o;
+    int r = options_read(argc, argv, &o);
+    if (r > 0)
+        return 0;
+    enum log_level level = LOG_LEVEL_INFO;
+    if (r == 0)
+        r = log_level_of(o->log_level, &level);
+    log_init("verifier", level);
+    if (r == 0)
+        r = run(o);
+    if (r < 0)
+        log_error("%s", fail_text());
+    else
+        log_info("stopped");
+    return r < 0 ? 1 : 0;
+}

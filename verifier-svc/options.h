@@ -1,0 +1,25 @@
+/* options.h - the verifier's settings: one table (options.c), from which --help and the documents
+ * come.
+ *
+ * Threads: read by main before any other thread; constant afterwards. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/conf.h"
+
+struct options {
+    struct conf_list listen;
+    char *model, *name, *instance, *log_level;
+
+    struct conf_list proposers;
+    int64_t k, disable_batch_size, proposer_budget_ms;
+
+    int64_t context, kv_mib, max_sequences, queue_length;
+    int64_t max_batch_rows, prefill_chunk, max_pass_ms;
+    int64_t threads;
+    bool pin;
+    int64_t load_wait_s, drain_timeout_s;
+};
+
+/* Defaults, file, environment, flags, and what must hold between settings. As conf_read(). */
+int options_read(int argc, char **argv, const struct options **ret);

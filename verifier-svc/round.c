@@ -1,0 +1,491 @@
+/* round.c - one round: share out rows, run the pass, accept, tell the clients, ask for drafts. */
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "verifier-svc/engine_impl.h"
+
+/* With several sequences a wait for drafts may cost 1/20 of a pass. */
+#define WAIT_SHARE 20
+
+/* ---- what there is to do ---- */
+
+static bool is_decoding(const struct seq *s)
+{
+    return s->state == SEQ_RUNNING && s->n - s->kv.len == 1;
+}
+
+static bool is_paused(const struct seq *s)
+{
+    return atomic_load_explicit(&s->req->paused, memory_order_relaxed);
+}
+
+bool round_has_work(const struct engine *e)
+{
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        if (seq_todo(e->running.v[i]))
+            return true;
+    }
+    return false;
+}
+
+int64_t round_wait_until_us(const struct engine *e)
+{
+    uint32_t n = 0;
+    int64_t until = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        const struct seq *s = e->running.v[i];
+        uint32_t todo = seq_todo(s);
+        if (todo > 1)
+            return 0; // a prompt has rows to run
+        n += todo;
+    }
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        const struct seq *s = e->running.v[i];
+        if (!seq_todo(s) || s->has_draft || !s->asked_us)
+            continue;
+        int64_t wait = s->await_us;
+        if (n > 1 && wait > e->pass_us / WAIT_SHARE)
+            wait = e->pass_us / WAIT_SHARE;
+        if (s->asked_us + wait > until)
+            until = s->asked_us + wait;
+    }
+    return until;
+}
+
+static uint32_t draft_tokens_wanted(const struct engine *e, const struct seq *s)
+{
+    if (s->req->verify)
+        return seq_left(s) - 1 < ACCEPT_MAX ? seq_left(s) - 1 : ACCEPT_MAX;
+    return control_k(&e->control, e->running.n, s->req->k_max, seq_left(s));
+}
+
+/* ---- plan ---- */
+
+static void plan(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        struct sched_share *share = &e->shares[i];
+        *share = (struct sched_share){.todo = seq_todo(s)};
+        if (share->todo == 1 && is_decoding(s) && s->n_draft) {
+            s->n_draft = accept_trim(s->draft, s->parents, s->n_draft, draft_tokens_wanted(e, s),
+                                     seq_left(s) - 1);
+            share->draft = s->n_draft;
+        }
+    }
+    sched_share_rows(&e->sched, e->shares, e->running.n);
+}
+
+/* Whose blocks are taken for s: an idle sequence's, else the youngest's, which may be s itself. */
+static struct seq *victim(const struct engine *e, struct seq *s)
+{
+    struct seq *youngest = s;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *v = e->running.v[i];
+        if (!v->kv.n_blocks)
+            continue;
+        if (!e->shares[i].todo)
+            return v;
+        if (v->order > youngest->order)
+            youngest = v;
+    }
+    return youngest;
+}
+
+/* Room for the rows that running sequence i must have. False: it was preempted itself. */
+static bool grow_or_preempt(struct engine *e, uint32_t i)
+{
+    struct seq *s = e->running.v[i];
+    while (kv_grow(e->served->kv, &s->kv, e->shares[i].rows) < 0) {
+        struct seq *v = victim(e, s);
+        for (uint32_t k = 0; k < e->running.n; k++) {
+            if (e->running.v[k] == v)
+                e->shares[k] = (struct sched_share){0};
+        }
+        v->leaving = true; // stays in the list until the loop over it is done
+        kv_keep(e->served->kv, &v->kv, 0, NULL, 0);
+        if (v == s)
+            return false;
+    }
+    return true;
+}
+
+/* Rows first, for everybody; then drafts, as far as there are blocks left. */
+static void take_blocks(struct engine *e)
+{
+    e->n_pass = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        s->n_rows = 0;
+        if (e->shares[i].rows && grow_or_preempt(e, i))
+            s->n_rows = e->shares[i].rows; // read again: growing may have changed it
+    }
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        if (!s->n_rows)
+            continue;
+        e->pass[e->n_pass++] = s;
+        if (!s->n_draft || s->n_rows != 1 || s->kv.len != s->n)
+            continue;
+        s->n_draft =
+            accept_trim(s->draft, s->parents, s->n_draft, e->shares[i].draft_rows, ACCEPT_MAX);
+        if (s->n_draft && kv_grow(e->served->kv, &s->kv, s->n_draft) < 0)
+            s->n_draft = 0;
+    }
+    for (uint32_t i = 0; i < e->running.n;) {
+        struct seq *s = e->running.v[i];
+        if (s->leaving)
+            engine_preempt(e, s);
+        else
+            i++;
+    }
+}
+
+/* ---- pack ---- */
+
+static void pack_draft(struct engine *e, const struct seq *s)
+{
+    uint32_t depth[ACCEPT_MAX] = {0}, first = e->n_rows;
+    for (uint32_t i = 0; i < s->n_draft; i++) {
+        int32_t parent = s->parents[i];
+        depth[i] = parent < 0 ? 0 : depth[parent] + 1;
+        struct forward_row *row = &e->rows[e->n_rows++];
+        *row = (struct forward_row){.seq = &s->kv,
+                                    .token = s->draft[i],
+                                    .pos = s->n + depth[i],
+                                    .index = s->n + i,
+                                    .parent = -1,
+                                    .wants_logits = true};
+        if (s->draft_is_tree)
+            row->parent = (int32_t)first + parent; // parent -1: the last committed token's row
+    }
+}
+
+static void pack(struct engine *e)
+{
+    e->n_rows = 0;
+    for (uint32_t p = 0; p < e->n_pass; p++) {
+        struct seq *s = e->pass[p];
+        uint32_t from = s->kv.len - (s->kv.len > s->n ? s->n_draft : 0) - s->n_rows;
+        s->first_row = e->n_rows;
+        for (uint32_t i = from; i < from + s->n_rows; i++)
+            e->rows[e->n_rows++] = (struct forward_row){.seq = &s->kv,
+                                                        .token = s->tokens[i],
+                                                        .pos = i,
+                                                        .index = i,
+                                                        .parent = -1,
+                                                        .wants_logits = i + 1 == s->n};
+        if (s->kv.len > s->n)
+            pack_draft(e, s);
+    }
+}
+
+/* ---- accept ---- */
+
+struct drawing {
+    struct engine *e;
+    struct seq *s;
+    struct event_batch *b;
+    uint32_t last_row; // of the pass: the last committed token's
+    enum seq_end end;
+};
+
+/* accept_draw_fn: the target's own token behind a row, committed at once. */
+static bool draw_token(void *arg, uint32_t row, uint32_t *ret_token)
+{
+    struct drawing *d = arg;
+    struct seq *s = d->s;
+    struct served *m = d->e->served;
+    const float *logits = forward_logits(m->forward, d->last_row + row);
+    struct dist_params params = seq_params(s);
+    dist_set(m->dist, logits, &params, s->counts);
+    uint32_t token = *ret_token = dist_draw(m->dist, s->key, s->n);
+    if (isnan(logits[token])) {
+        fail(-EIO, "the model gave no usable logits");
+        d->end = SEQ_FAILED;
+        return false;
+    }
+    uint32_t i = d->b->n_tokens++;
+    struct event_token *t = &d->b->tokens[i];
+    *t = (struct event_token){.id = token, .text_at = (uint32_t)d->b->text.len};
+    if (s->req->logprobs)
+        dist_logprobs(m->dist, logits, token, s->req->n_top, &t->logprob,
+                      &d->b->tops[(size_t)i * DIST_MAX_TOP]);
+    d->end = seq_commit(s, token, &d->b->text);
+    t->text_len = (uint32_t)d->b->text.len - t->text_at;
+    return d->end == SEQ_GOES_ON;
+}
+
+static void count_draft(struct engine *e, struct seq *s, const struct accept_result *r)
+{
+    bool bonus = r->last == ACCEPT_BONUS;
+    s->n_drafted_rounds++;
+    s->n_drafted += s->n_draft;
+    s->n_accepted += r->n_accepted;
+    s->n_bonus += bonus;
+    if (s->proposer == SEQ_NO_PROPOSER)
+        return; // the client's own
+    s->last_proposer = s->proposer;
+    control_seen(&e->control, s->n_draft, r->n_accepted);
+    metrics_set(e->stats->acceptance_ema, e->control.acceptance_ema);
+    metrics_add(e->stats->proposed, s->n_draft);
+    metrics_add(e->stats->accepted, r->n_accepted);
+    metrics_add(e->stats->bonus, bonus);
+    drafts_accepted(e->drafts, (unsigned)s->proposer, r->n_accepted);
+    struct stats_drafts *d = &e->stats->proposers[s->proposer];
+    if (!d->drafts)
+        return; // it has not told its name yet
+    metrics_add(d->drafts, 1);
+    metrics_add(d->tokens, s->n_draft);
+    metrics_add(d->accepted, r->n_accepted);
+    for (uint32_t i = 0; i < r->n_accepted && i < STATS_MAX_POSITIONS; i++)
+        metrics_add(d->accepted_at[i], 1);
+}
+
+static void count_tokens(struct engine *e, struct seq *s, uint32_t n, int64_t now_us)
+{
+    struct stats *m = e->stats;
+    stats_committed(m, n, now_us);
+    if (!s->first_us) {
+        s->first_us = s->last_us = now_us;
+        metrics_observe(m->ttft_s, (double)(now_us - s->req->arrived_us) / 1e6);
+        metrics_observe(m->prefill_s, (double)(now_us - s->admitted_us) / 1e6);
+        n--; // the first token has no token before it
+    }
+    for (uint32_t i = 0; i < n; i++)
+        metrics_observe(m->inter_token_s, (double)(now_us - s->last_us) / 1e6 / n);
+    s->last_us = now_us;
+}
+
+static void count_step(struct engine *e, struct seq *s, const struct accept_result *r)
+{
+    s->n_rounds++;
+    metrics_add(e->stats->steps, 1);
+    if (s->n_draft)
+        count_draft(e, s, r);
+    else if (s->wants_draft)
+        metrics_add(e->stats->fallback_steps, 1);
+}
+
+/* Draws and commits for a sequence whose last committed token is row `last_row` of the pass. */
+static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64_t now_us)
+{
+    struct accept_tree tree = {s->n_draft, s->draft, s->parents};
+    struct accept_result result;
+    struct event_batch *b = events_room(e->events, ACCEPT_MAX + 1);
+    struct event *ev = events_add(b, s->req, s->choice);
+    struct drawing d = {.e = e, .s = s, .b = b, .last_row = last_row};
+    uint32_t base = s->n;
+    accept_own_draw(&tree, draw_token, &d, &result);
+
+    ev->n_tokens = b->n_tokens - ev->first;
+    ev->base_len = s->n;
+    ev->n_accepted = result.n_accepted;
+    for (uint32_t i = 0; i < ev->n_tokens; i++)
+        b->tokens[ev->first + i].origin = i < result.n_accepted ? ACCEPT_ACCEPTED : result.last;
+    if (d.end == SEQ_FAILED) {
+        snprintf(s->req->error_text, sizeof(s->req->error_text), "%s", fail_text());
+        s->req->error = -EIO; // ended when the loop over the pass is done
+        return;
+    }
+    count_step(e, s, &result);
+    count_tokens(e, s, ev->n_tokens, now_us);
+    if (d.end != SEQ_GOES_ON) {
+        engine_end_seq(e, s, d.end, ev, b);
+        return;
+    }
+    for (uint32_t i = 0; i < result.n_accepted; i++)
+        result.path[i] += base;
+    kv_keep(e->served->kv, &s->kv, base, result.path, result.n_accepted);
+    seq_drop_draft(s);
+    if (s->req->verify)
+        s->idle_us = now_us;
+}
+
+/* The first choice has run the prompt: the others share its rows and draw from the same logits. */
+static void branch(struct engine *e, struct seq *first, uint32_t last_row, int64_t now_us)
+{
+    for (uint32_t i = 1; i < first->req->n; i++) {
+        struct seq *s = first->req->seqs[i];
+        if (s->state != SEQ_BRANCH)
+            continue;
+        if (kv_fork(e->served->kv, &first->kv, first->n_prompt, &s->kv) < 0) {
+            engine_preempt(e, s); // runs the prompt itself, later
+            continue;
+        }
+        s->state = SEQ_RUNNING;
+        accept_seq(e, s, last_row, now_us);
+    }
+}
+
+static void accept_pass(struct engine *e, int64_t now_us)
+{
+    for (uint32_t p = 0; p < e->n_pass; p++) {
+        struct seq *s = e->pass[p];
+        uint32_t last_row = s->first_row + s->n_rows - 1;
+        if (!e->rows[last_row].wants_logits)
+            continue; // a piece of a prompt
+        if (s->choice == 0 && s->n == s->n_prompt && s->req->n > 1)
+            branch(e, s, last_row, now_us);
+        accept_seq(e, s, last_row, now_us);
+    }
+}
+
+/* ---- ask ---- */
+
+static bool wants_draft(const struct engine *e, const struct seq *s)
+{
+    return e->drafts && is_decoding(s) && !s->req->verify && !is_paused(s) &&
+           draft_tokens_wanted(e, s) > 0;
+}
+
+static void wish_of(const struct engine *e, const struct seq *s, struct drafts_wish *w)
+{
+    const struct request *r = s->req;
+    *w = (struct drafts_wish){.seq = s->id,
+                              .context = s->tokens,
+                              .base_len = s->n,
+                              .prompt_len = s->n_prompt,
+                              .k = draft_tokens_wanted(e, s),
+                              .q_mode = r->params.temperature > 0 ? DRAFTS_COUPLED : DRAFTS_POINT,
+                              .draw_key = s->key,
+                              .temperature = r->params.temperature,
+                              .top_p = r->params.top_p,
+                              .min_p = r->params.min_p,
+                              .top_k = r->params.top_k,
+                              .tenant = r->tenant,
+                              .tenant_len = r->tenant_len,
+                              .hint = r->hint,
+                              .n_hint = (uint32_t)r->n_hint};
+}
+
+static void ask_proposer(struct engine *e, unsigned p, int64_t now_us)
+{
+    uint32_t n = 0, budget_us = (uint32_t)e->options->proposer_budget_ms * 1000;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        if (e->picked[i] != (int)p)
+            continue;
+        wish_of(e, s, &e->wishes[n]);
+        e->wishing[n++] = s;
+    }
+    if (!n)
+        return;
+    if (!e->stats->proposers[p].drafts) {
+        char name[DRAFTS_NAME_MAX];
+        drafts_name(e->drafts, p, name);
+        if (*name)
+            stats_name_proposer(e->stats, p, name);
+    }
+    unsigned awaited = drafts_ask(e->drafts, p, e->wishes, n, budget_us, now_us);
+    int64_t await_us = 2 * (int64_t)drafts_p90_us(e->drafts, p, e->wishes[0].k);
+    for (uint32_t i = 0; i < n && awaited; i++) {
+        e->wishing[i]->asked_us = now_us;
+        e->wishing[i]->await_us = await_us < budget_us ? await_us : budget_us;
+    }
+}
+
+/* Every decoding sequence without a draft asks for one. */
+static void ask(struct engine *e)
+{
+    int64_t now_us = clock_us();
+    uint32_t n_decoding = 0, k_sum = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        e->picked[i] = -1;
+        n_decoding += is_decoding(s);
+        s->wants_draft = wants_draft(e, s);
+        if (!s->wants_draft)
+            continue;
+        k_sum += draft_tokens_wanted(e, s);
+        if (!s->n_draft && !s->asked_us)
+            e->picked[i] = drafts_pick(e->drafts, s->req->proposer, s->id, now_us);
+    }
+    if (!e->drafts)
+        return;
+    if (n_decoding)
+        metrics_set(e->stats->k_now, (double)k_sum / n_decoding);
+    for (unsigned p = 0; p < drafts_n(e->drafts); p++)
+        ask_proposer(e, p, now_us);
+}
+
+/* Follows the tokens committed since the draft was asked for down its tree. The node reached, -1
+ * for the root, or -2 if they left the tree. */
+static int32_t walk(const struct seq *s, const struct inbox_item *d)
+{
+    int32_t node = -1;
+    for (uint32_t len = d->base_len; len < s->n; len++) {
+        uint32_t i = (uint32_t)(node + 1);
+        while (i < d->n && (d->parents[i] != node || d->tokens[i] != s->tokens[len]))
+            i++;
+        if (i == d->n)
+            return -2;
+        node = (int32_t)i;
+    }
+    return node;
+}
+
+void round_take_draft(struct engine *e, const struct inbox_item *d)
+{
+    struct seq *s = roster_find(&e->running, d->seq);
+    if (!s || d->base_len > s->n || d->base_len < s->n_prompt)
+        return;
+    int32_t root = walk(s, d);
+    if (root == -2)
+        return; // late, and what was committed since is something else
+    int32_t moved_to[ACCEPT_MAX] = {0};
+    uint32_t tokens[ACCEPT_MAX], n = 0;
+    int32_t parents[ACCEPT_MAX];
+    for (uint32_t i = (uint32_t)(root + 1); i < d->n; i++) {
+        bool below =
+            d->parents[i] == root || (d->parents[i] > root && moved_to[d->parents[i]] >= 0);
+        moved_to[i] = below ? (int32_t)n : -1;
+        if (!below)
+            continue;
+        parents[n] = d->parents[i] == root ? -1 : moved_to[d->parents[i]];
+        tokens[n++] = d->tokens[i];
+    }
+    if (n || d->base_len == s->n)
+        seq_take_draft(s, tokens, parents, n, d->proposer);
+}
+
+/* ---- the round ---- */
+
+static void fail_broken(struct engine *e)
+{
+    for (uint32_t p = 0; p < e->running.n;) {
+        struct request *r = e->running.v[p]->req;
+        if (r->error) {
+            engine_fail_request(e, r, r->error, r->error_text);
+            p = 0; // the list has changed
+        } else {
+            p++;
+        }
+    }
+}
+
+void round_run(struct engine *e)
+{
+    plan(e);
+    take_blocks(e);
+    if (!e->n_pass)
+        return;
+    pack(e);
+    int64_t before_us = clock_us();
+    forward_run(e->served->forward, e->rows, e->n_rows);
+    int64_t now_us = clock_us();
+    e->pass_us = now_us - before_us;
+    sched_pass_done(&e->sched, e->n_rows, e->pass_us);
+    metrics_add(e->stats->rounds, 1);
+    metrics_observe(e->stats->pass_s, (double)e->pass_us / 1e6);
+    metrics_observe(e->stats->pass_rows, e->n_rows);
+    accept_pass(e, now_us);
+    fail_broken(e);
+    ask(e);
+    events_send(e->events);
+}

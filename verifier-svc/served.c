@@ -1,0 +1,163 @@
+/* served.c - opens, loads and measures out a model. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include "model/room.h"
+#include "verifier-svc/accept.h"
+#include "verifier-svc/served.h"
+
+#define ARITHMETIC 1 // changes whenever a kernel's or the forward pass's bits do
+#define KV_TYPE "f16"
+#define LOGITS_BYTES (64u << 20) // more rows of logits than are needed anyhow, up to this
+
+/* "/models/tales-11m-q8_0.gguf" is called tales-11m-q8_0. */
+static char *name_of(const struct options *o)
+{
+    if (o->name)
+        return strdup(o->name);
+    const char *slash = strrchr(o->model, '/');
+    char *name = strdup(slash ? slash + 1 : o->model);
+    char *dot = name ? strrchr(name, '.') : NULL;
+    if (dot && dot != name && strcmp(dot, ".gguf") == 0)
+        *dot = 0;
+    return name;
+}
+
+int served_open(const struct options *o, struct served **ret)
+{
+    AUTO(served_free) struct served *s = calloc(1, sizeof(*s));
+    if (!s)
+        return fail(-ENOMEM, "no memory for a model");
+    s->name = name_of(o);
+    if (!s->name)
+        return fail(-ENOMEM, "no memory for a model's name");
+    int err = gguf_open(o->model, &s->gguf);
+    if (!err)
+        err = tok_new(s->gguf, &s->tok);
+    if (err < 0)
+        return err;
+    *ret = TAKE(s);
+    return 0;
+}
+
+/* The type that most bytes of the file have. */
+static const char *main_type(const struct gguf *g)
+{
+    size_t bytes[64] = {0};
+    uint32_t best = 0;
+    for (uint32_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        if ((uint32_t)t->type >= 64)
+            continue;
+        bytes[t->type] += t->bytes;
+        if (bytes[t->type] > bytes[best])
+            best = t->type;
+    }
+    return gguf_type_name(best);
+}
+
+static void set_fingerprint(struct served *s)
+{
+    uint64_t d = rng_splitmix64(s->model->digest ^ ARITHMETIC);
+    d = rng_splitmix64(d ^ tok_digest(s->tok));
+    for (const char *c = KV_TYPE; *c; c++)
+        d = rng_splitmix64(d ^ (uint8_t)*c);
+    snprintf(s->fingerprint, sizeof(s->fingerprint), "fp_%016llx", (unsigned long long)d);
+}
+
+static uint32_t blocks_of(uint64_t positions)
+{
+    return (uint32_t)((positions + KV_BLOCK - 1) / KV_BLOCK);
+}
+
+/* Blocks of the pool: as asked, or for all sequences within a quarter of the free memory. */
+static uint64_t pool_blocks(const struct served *s, const struct options *o, size_t block_bytes)
+{
+    if (o->kv_mib)
+        return ((uint64_t)o->kv_mib << 20) / block_bytes;
+    uint64_t all = (uint64_t)blocks_of(s->context) * (uint64_t)o->max_sequences;
+    uint64_t quarter = room_available() / 4 / block_bytes;
+    return all < quarter ? all : quarter;
+}
+
+static int open_kv(struct served *s, const struct options *o)
+{
+    const struct model_params *p = &s->model->params;
+    struct kv_shape shape = {p->n_layers, p->n_kv_heads, p->head_dim};
+    s->context = p->n_ctx_train;
+    if (o->context)
+        s->context = (uint32_t)o->context;
+    if (s->context > p->n_ctx_train)
+        log_warn("context=%u is longer than the %u positions the model was trained for", s->context,
+                 p->n_ctx_train);
+
+    uint64_t blocks = pool_blocks(s, o, kv_block_bytes(&shape));
+    if (blocks > KV_MAX_BLOCKS)
+        blocks = KV_MAX_BLOCKS;
+    if (blocks < 2)
+        return fail(-ENOMEM, "the KV pool would hold %llu blocks of %zu KiB, at least 2 are needed",
+                    (unsigned long long)blocks, kv_block_bytes(&shape) >> 10);
+    if (blocks < blocks_of(s->context)) { // one sequence must fit, or it could never end
+        s->context = (uint32_t)blocks * KV_BLOCK;
+        log_warn("the KV pool has room for %u positions, so that is the longest context",
+                 s->context);
+    }
+    return kv_new(&shape, (uint32_t)blocks, &s->kv);
+}
+
+static uint32_t logits_rows(const struct served *s, const struct options *o)
+{
+    uint32_t needed = (uint32_t)o->max_sequences + ACCEPT_MAX;
+    uint32_t rows = LOGITS_BYTES / (s->model->params.n_vocab * (uint32_t)sizeof(float));
+    if (rows < needed)
+        rows = needed;
+    return rows < o->max_batch_rows ? rows : (uint32_t)o->max_batch_rows;
+}
+
+int served_load(struct served *s, const struct options *o, bool (*progress)(void *arg, float done),
+                void *arg)
+{
+    int err = kernel_init(&s->kernel);
+    if (!err)
+        err = pool_new((unsigned)o->threads, o->pin, &s->pool);
+    if (err < 0)
+        return err;
+    struct model_load_options load = {s->pool, s->kernel, progress, arg};
+    err = model_load(s->gguf, &load, &s->model);
+    if (err < 0)
+        return err;
+    if (tok_n_vocab(s->tok) > s->model->params.n_vocab)
+        return fail(-EINVAL, "the tokenizer has %u tokens, the model only %u", tok_n_vocab(s->tok),
+                    s->model->params.n_vocab);
+    s->weight_type = main_type(s->gguf);
+    set_fingerprint(s);
+
+    err = open_kv(s, o);
+    if (err < 0)
+        return err;
+    s->max_logits = logits_rows(s, o);
+    struct forward_options fo = {.max_rows = (uint32_t)o->max_batch_rows,
+                                 .max_logits = s->max_logits};
+    err = forward_new(s->model, s->kv, s->pool, &fo, &s->forward);
+    /* Rows beyond the vocabulary are padding and cannot be drawn. */
+    return err ? err : dist_new(tok_n_vocab(s->tok), s->kernel, &s->dist);
+}
+
+void served_free(struct served *s)
+{
+    if (!s)
+        return;
+    dist_free(s->dist);
+    forward_free(s->forward);
+    kv_free(s->kv);
+    model_free(s->model);
+    pool_free(s->pool);
+    tok_free(s->tok);
+    gguf_close(s->gguf);
+    free(s->name);
+    free(s);
+}

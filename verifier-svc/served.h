@@ -1,0 +1,43 @@
+/* served.h - the loaded model and all memory that serving it takes: tokenizer, weights, KV,
+ * activations.
+ *
+ * Threads: made by the engine thread. kv, forward and dist are its own; the rest is immutable and
+ * read by any thread once the engine is ready. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/mem.h"
+#include "base/pool.h"
+#include "file/gguf.h"
+#include "kernel/kernel.h"
+#include "model/dist.h"
+#include "model/forward.h"
+#include "model/kv.h"
+#include "model/model.h"
+#include "text/tok.h"
+#include "verifier-svc/options.h"
+
+struct served {
+    struct gguf *gguf;
+    struct tok *tok;
+    const struct kernel *kernel;
+    struct pool *pool;
+    struct model *model;
+    char *name;              // what clients call it
+    const char *weight_type; // the type that most bytes have
+    char fingerprint[24];    // names all that decides bits
+    uint32_t context;        // positions of a sequence
+    uint32_t max_logits;     // rows of a pass that may want logits
+
+    struct kv *kv;
+    struct forward *forward;
+    struct dist *dist;
+};
+
+/* The tokenizer's part alone: enough to check requests (tests, fuzzing). */
+int served_open(const struct options *o, struct served **ret);
+/* The rest. progress as in model_load(). Errors name what is wrong with the file or the memory. */
+int served_load(struct served *s, const struct options *o, bool (*progress)(void *arg, float done),
+                void *arg);
+void served_free(struct served *s);
+DEFINE_AUTO(struct served, served_free)

@@ -1,0 +1,249 @@
+/* service_info.c - calls that ask: GetModel, Tokenize, Detokenize, and the summary of GetStats. */
+#include <errno.h>
+#include <stdlib.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "tandem/v1/proposer.pb-c.h"
+#include "verifier-svc/service_impl.h"
+
+/* ---- GetModel ---- */
+
+static ProtobufCBinaryData bytes_of_gguf(struct gguf_text t)
+{
+    return bytes_of(t.data, t.len);
+}
+
+static ProtobufCBinaryData token_text(const struct tok *tok, uint32_t id)
+{
+    return id == UINT32_MAX ? bytes_of(NULL, 0) : bytes_of_gguf(tok_bytes(tok, id, true));
+}
+
+static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
+{
+    struct gguf_text template = {0};
+    const uint32_t *eos;
+    if (gguf_str(m->gguf, "tokenizer.chat_template", &template) == 0)
+        to->chat_template = bytes_of_gguf(template);
+    to->name = bytes_of_text(m->name);
+    to->architecture = bytes_of_text(m->model->params.architecture);
+    to->n_vocab = tok_n_vocab(m->tok);
+    to->vocab_digest = tok_digest(m->tok);
+    to->context_length = m->context;
+    to->bos_text = token_text(m->tok, tok_bos(m->tok));
+    to->eos_text = token_text(m->tok, tok_eos(m->tok));
+    to->add_bos = tok_add_bos(m->tok);
+    to->n_eos_ids = tok_eos_ids(m->tok, &eos);
+    to->eos_ids = (uint32_t *)eos;
+    to->kv_type = bytes_of_text("f16");
+    to->kernel_tier = bytes_of_text(m->kernel->name);
+    to->weight_type = bytes_of_text(m->weight_type);
+    to->n_parameters = m->model->params.n_weights;
+    to->created = gguf_modified(m->gguf);
+    to->fingerprint = bytes_of_text(m->fingerprint);
+}
+
+static Tandem__V1__ModelInfo__State wire_state(enum engine_state state)
+{
+    if (state == ENGINE_READY)
+        return TANDEM__V1__MODEL_INFO__STATE__READY;
+    return state == ENGINE_LOADING ? TANDEM__V1__MODEL_INFO__STATE__LOADING
+                                   : TANDEM__V1__MODEL_INFO__STATE__DRAINING;
+}
+
+static void get_model(struct rpc_call *call, struct rpc_msg *in)
+{
+    struct service *s = rpc_call_service(call);
+    Tandem__V1__GetModelRequest *req = (Tandem__V1__GetModelRequest *)rpc_call_unpack(
+        call, &tandem__v1__get_model_request__descriptor, in);
+    if (!req)
+        return;
+    uint32_t own = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION, theirs = req->protocol;
+    tandem__v1__get_model_request__free_unpacked(req, NULL);
+    if (theirs != own && theirs != TANDEM__V1__PROTOCOL__PROTOCOL_UNKNOWN) {
+        fail(-EPROTO, "this verifier speaks protocol version %u, the request names version %u", own,
+             theirs);
+        rpc_call_finish(call, RPC_FAILED_PRECONDITION, fail_text());
+        return;
+    }
+
+    Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
+    ProtobufCBinaryData proposers[DRAFTS_MAX];
+    char names[DRAFTS_MAX][DRAFTS_NAME_MAX];
+    info.state = wire_state(engine_state(s->engine, &info.progress));
+    info.version = bytes_of_text(TANDEM_VERSION);
+    info.protocol = own;
+    const struct served *m = engine_served(s->engine);
+    struct drafts *d = engine_drafts(s->engine);
+    if (m)
+        fill_model(m, &info);
+    info.proposers = proposers;
+    for (unsigned i = 0; m && d && i < drafts_n(d); i++) {
+        drafts_name(d, i, names[i]);
+        if (*names[i])
+            proposers[info.n_proposers++] = bytes_of_text(names[i]);
+    }
+    rpc_call_reply(call, &info.base);
+}
+
+const struct rpc_method service_get_model = {.path = "/" SERVICE_NAME "/GetModel",
+                                             .on_start = get_model};
+
+/* ---- Tokenize, Detokenize ---- */
+
+static int tokenize(struct service *s, const Tandem__V1__TokenizeRequest *req, uint32_t **ret_ids,
+                    size_t *ret_n)
+{
+    int err = service_not_ready(s);
+    if (err < 0)
+        return err;
+    if (req->text.len > REQUEST_MAX_TEXT)
+        return fail(-EMSGSIZE, "the text has %zu bytes, at most %u are allowed", req->text.len,
+                    REQUEST_MAX_TEXT);
+    return tok_encode(engine_served(s->engine)->tok,
+                      req->text.len ? (const char *)req->text.data : "", req->text.len,
+                      req->parse_special, req->add_bos, ret_ids, ret_n);
+}
+
+static void tokenize_start(struct rpc_call *call, struct rpc_msg *in)
+{
+    Tandem__V1__TokenizeRequest *req = (Tandem__V1__TokenizeRequest *)rpc_call_unpack(
+        call, &tandem__v1__tokenize_request__descriptor, in);
+    if (!req)
+        return;
+    Tandem__V1__TokenizeReply reply = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    AUTO(mem_free) uint32_t *ids = NULL;
+    size_t n = 0;
+    int err = tokenize(rpc_call_service(call), req, &ids, &n);
+    tandem__v1__tokenize_request__free_unpacked(req, NULL);
+    reply.ids = ids;
+    reply.n_ids = n;
+    if (err < 0)
+        rpc_call_fail(call, err);
+    else
+        rpc_call_reply(call, &reply.base);
+}
+
+const struct rpc_method service_tokenize = {.path = "/" SERVICE_NAME "/Tokenize",
+                                            .on_start = tokenize_start};
+
+static int detokenize(struct service *s, const Tandem__V1__DetokenizeRequest *req, char **ret_text,
+                      size_t *ret_len)
+{
+    int err = service_not_ready(s);
+    if (err < 0)
+        return err;
+    if (req->n_ids > SERVICE_MAX_DETOKENIZE)
+        return fail(-EMSGSIZE, "%zu ids, at most %u are allowed", req->n_ids,
+                    SERVICE_MAX_DETOKENIZE);
+    return tok_decode(engine_served(s->engine)->tok, req->ids, req->n_ids, req->render_special,
+                      ret_text, ret_len);
+}
+
+static void detokenize_start(struct rpc_call *call, struct rpc_msg *in)
+{
+    Tandem__V1__DetokenizeRequest *req = (Tandem__V1__DetokenizeRequest *)rpc_call_unpack(
+        call, &tandem__v1__detokenize_request__descriptor, in);
+    if (!req)
+        return;
+    Tandem__V1__DetokenizeReply reply = TANDEM__V1__DETOKENIZE_REPLY__INIT;
+    AUTO(mem_free) char *text = NULL;
+    size_t len = 0;
+    int err = detokenize(rpc_call_service(call), req, &text, &len);
+    tandem__v1__detokenize_request__free_unpacked(req, NULL);
+    reply.text = bytes_of(text, len);
+    if (err < 0)
+        rpc_call_fail(call, err);
+    else
+        rpc_call_reply(call, &reply.base);
+}
+
+const struct rpc_method service_detokenize = {.path = "/" SERVICE_NAME "/Detokenize",
+                                              .on_start = detokenize_start};
+
+/* ---- GetStats ---- */
+
+static uint64_t count_of(const struct metric *m)
+{
+    return (uint64_t)metrics_value(m);
+}
+
+static void fill_proposers(struct service *s, struct drafts *d, Tandem__V1__StatsReply *reply)
+{
+    reply->proposers = s->proposer_list;
+    for (unsigned i = 0; i < drafts_n(d); i++) {
+        struct drafts_stats from;
+        Tandem__V1__ProposerStats *to = s->proposer_list[i] = &s->proposers[i];
+        drafts_stats(d, i, &from);
+        tandem__v1__proposer_stats__init(to);
+        memcpy(s->proposer_names[i], from.name, sizeof(from.name));
+        to->name = bytes_of_text(s->proposer_names[i]);
+        to->target = bytes_of_text(from.target);
+        to->connected = from.connected;
+        to->benched = from.benched;
+        to->rounds = from.rounds;
+        to->drafts = from.drafts;
+        to->draft_tokens = from.draft_tokens;
+        to->accepted_tokens = from.accepted_tokens;
+        to->late = from.late;
+        to->stale = from.stale;
+        to->malformed = from.malformed;
+        to->restarts = from.restarts;
+        to->p90_us = from.p90_us;
+        reply->n_proposers++;
+    }
+}
+
+/* The names of all proposers in use; "none" without any. */
+static const char *mode_of(struct service *s, const Tandem__V1__StatsReply *reply)
+{
+    s->mode[0] = 0;
+    size_t len = 0;
+    for (size_t i = 0; i < reply->n_proposers && len < sizeof(s->mode); i++) {
+        if (*s->proposer_names[i])
+            len += (size_t)snprintf(s->mode + len, sizeof(s->mode) - len, "%s%s", len ? "+" : "",
+                                    s->proposer_names[i]);
+    }
+    return reply->n_proposers ? s->mode : "none";
+}
+
+static void fill_speculation(struct service *s, Tandem__V1__StatsReply *reply)
+{
+    const struct stats *m = s->stats;
+    Tandem__V1__SpeculationStats *to = reply->speculation = &s->speculation;
+    tandem__v1__speculation_stats__init(to);
+    to->enabled = reply->n_proposers > 0;
+    to->mode = bytes_of_text(mode_of(s, reply));
+    to->total_steps = count_of(m->steps);
+    to->total_fallback_steps = count_of(m->fallback_steps);
+    to->total_proposed = count_of(m->proposed);
+    to->total_accepted = count_of(m->accepted);
+    to->total_bonus_tokens = count_of(m->bonus);
+    to->acceptance_rate_ema = metrics_value(m->acceptance_ema);
+    if (to->total_proposed)
+        to->acceptance_rate_overall = (double)to->total_accepted / (double)to->total_proposed;
+    if (to->total_steps)
+        to->avg_tokens_per_step = metrics_value(m->generated_tokens) / (double)to->total_steps;
+    to->current_k = reply->n_proposers ? (double)s->options->k : 0;
+    to->adaptive_k_current = metrics_value(m->k_now);
+}
+
+void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
+{
+    struct service *s = user;
+    const struct stats *m = s->stats;
+    struct drafts *d = engine_drafts(s->engine);
+    reply->service = bytes_of_text("verifier");
+    reply->instance = bytes_of_text(s->options->instance);
+    reply->running = (uint32_t)metrics_value(m->running);
+    reply->waiting = (uint32_t)metrics_value(m->waiting);
+    reply->tokens_per_s = stats_tokens_per_s(m, clock_us());
+    if (d)
+        fill_proposers(s, d, reply);
+    fill_speculation(s, reply);
+    tandem__v1__cache_stats__init(&s->cache);
+    engine_kv(s->engine, &s->cache.blocks_total, &s->cache.blocks_used, &s->cache.bytes);
+    reply->cache = &s->cache;
+    reply->prompt_tokens = count_of(m->prompt_tokens);
+    reply->generated_tokens = count_of(m->generated_tokens);
+    reply->requests = count_of(m->stopped) + count_of(m->lengthened) + count_of(m->failed);
+}

@@ -1,0 +1,279 @@
+/* service_out.c - what the engine has committed, packed and sent: the edge's own thread. */
+#include <errno.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "verifier-svc/service_impl.h"
+
+#define SLOW_LOOK_US 1000000 // between two looks at answers that are not read
+
+typedef Tandem__V1__GenerateEvent generate_event;
+typedef Tandem__V1__VerifyReply verify_reply;
+
+/* ---- clients that do not read ---- */
+
+/* Pauses the request's sequences while more than SERVICE_UNREAD_MAX bytes are unread. */
+static void send_bounded(struct service *s, struct request *r, const ProtobufCMessage *msg)
+{
+    uint32_t n_drains = atomic_load(&r->n_drains);
+    ssize_t unread = rpc_call_send(r->call, rpc_pack(msg));
+    if (unread <= (ssize_t)SERVICE_UNREAD_MAX || atomic_load(&r->paused))
+        return;
+    atomic_store(&r->paused, true);
+    if (atomic_load(&r->n_drains) != n_drains) { // read meanwhile
+        atomic_store(&r->paused, false);
+        return;
+    }
+    log_debug("answer paused id=%s unread=%zd", r->id, unread);
+    if (!r->slow_since_us) {
+        r->next_slow = s->slow;
+        s->slow = r;
+        request_hold(r);
+    }
+    r->slow_since_us = clock_us();
+}
+
+static void look_at_slow(struct service *s)
+{
+    int64_t now_us = clock_us();
+    for (struct request **at = &s->slow; *at;) {
+        struct request *r = *at;
+        bool over = atomic_load(&r->paused) && !r->answered &&
+                    now_us - r->slow_since_us >= SERVICE_UNREAD_S * INT64_C(1000000);
+        if (over) {
+            rpc_call_abort(r->call, RPC_RESOURCE_EXHAUSTED,
+                           "more than 256 KiB of the answer were not read for 60 s");
+            atomic_store(&r->cancelled, true);
+            engine_wake(s->engine);
+        }
+        if (over || r->answered || !atomic_load(&r->paused)) {
+            *at = r->next_slow;
+            r->slow_since_us = 0;
+            request_drop(r);
+        } else {
+            at = &r->next_slow;
+        }
+    }
+}
+
+static void forget_slow(struct service *s)
+{
+    for (struct request *r; (r = s->slow);) {
+        s->slow = r->next_slow;
+        request_drop(r);
+    }
+}
+
+/* ---- messages ---- */
+
+static void fill_tops(struct service *s, const struct request *r, const struct dist_top *from,
+                      size_t at, Tandem__V1__Token *to)
+{
+    const struct tok *tok = engine_served(s->engine)->tok;
+    to->n_top = r->n_top;
+    to->top = &s->top_list[at];
+    for (uint32_t i = 0; i < r->n_top; i++) {
+        Tandem__V1__TopLogprob *top = s->top_list[at + i] = &s->tops[at + i];
+        struct gguf_text text = tok_bytes(tok, from[i].token, true);
+        tandem__v1__top_logprob__init(top);
+        top->token = from[i].token;
+        top->logprob = from[i].logprob;
+        top->text = bytes_of(text.data, text.len);
+    }
+}
+
+static const Tandem__V1__TokenOrigin origins[] = {
+    [ACCEPT_TARGET] = TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_TARGET,
+    [ACCEPT_ACCEPTED] = TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_ACCEPTED,
+    [ACCEPT_CORRECTION] = TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_CORRECTION,
+    [ACCEPT_BONUS] = TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_BONUS,
+};
+
+static void fill_run(struct service *s, const struct event *ev, const struct event_batch *b,
+                     Tandem__V1__TokenRun *run)
+{
+    tandem__v1__token_run__init(run);
+    run->n_tokens = ev->n_tokens;
+    run->tokens = s->token_list;
+    for (uint32_t i = 0; i < ev->n_tokens; i++) {
+        const struct event_token *from = &b->tokens[ev->first + i];
+        Tandem__V1__Token *to = s->token_list[i] = &s->tokens[i];
+        tandem__v1__token__init(to);
+        to->id = from->id;
+        to->text = bytes_of(b->text.data + from->text_at, from->text_len);
+        to->origin = origins[from->origin];
+        if (!ev->req->logprobs)
+            continue;
+        struct gguf_text own = tok_bytes(engine_served(s->engine)->tok, from->id, true);
+        to->logprob = from->logprob;
+        to->bytes = bytes_of(own.data, own.len);
+        fill_tops(s, ev->req, &b->tops[(size_t)(ev->first + i) * DIST_MAX_TOP],
+                  (size_t)i * DIST_MAX_TOP, to);
+    }
+}
+
+/* The prompt's text comes once, whatever n is. */
+static void fill_started(struct service *s, const struct event *ev, Tandem__V1__Started *to)
+{
+    const struct request *r = ev->req;
+    tandem__v1__started__init(to);
+    to->prompt_tokens = r->n_prompt;
+    to->seed = r->seed;
+    to->model = bytes_of_text(engine_served(s->engine)->name);
+    if (ev->choice == 0)
+        to->prompt_text = bytes_of(r->prompt_text, r->prompt_text_len);
+}
+
+static void fill_finished(struct service *s, const struct event *ev, const struct event_batch *b,
+                          Tandem__V1__Finished *to, Tandem__V1__SpeculationUsage *usage)
+{
+    const struct request_usage *u = &ev->usage;
+    tandem__v1__finished__init(to);
+    tandem__v1__speculation_usage__init(usage);
+    to->reason = ev->end == SEQ_STOP ? TANDEM__V1__FINISH_REASON__FINISH_REASON_STOP
+                                     : TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH;
+    to->completion_tokens = u->n_generated;
+    to->text = bytes_of(b->text.data + ev->text_at, ev->text_len);
+    if (ev->stop != DETOK_NONE)
+        to->stop = bytes_of(ev->req->stops[ev->stop].data, ev->req->stops[ev->stop].len);
+    to->speculation = usage;
+    usage->rounds = u->n_rounds;
+    usage->rounds_drafted = u->n_drafted_rounds;
+    usage->drafted = u->n_drafted;
+    usage->accepted = u->n_accepted;
+    usage->bonus = u->n_bonus;
+    usage->rule = bytes_of_text("own-draw");
+    if (u->proposer != SEQ_NO_PROPOSER) {
+        drafts_name(engine_drafts(s->engine), (unsigned)u->proposer, s->proposer);
+        usage->proposer = bytes_of_text(s->proposer);
+    }
+}
+
+static void send_generate(struct service *s, const struct event *ev, const struct event_batch *b)
+{
+    generate_event msg;
+    Tandem__V1__Started started;
+    Tandem__V1__TokenRun run;
+    Tandem__V1__Finished finished;
+    Tandem__V1__SpeculationUsage usage;
+    tandem__v1__generate_event__init(&msg);
+    msg.choice = ev->choice;
+    if (ev->started) {
+        fill_started(s, ev, &started);
+        msg.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
+        msg.started = &started;
+        send_bounded(s, ev->req, &msg.base);
+    }
+    if (ev->n_tokens) {
+        fill_run(s, ev, b, &run);
+        msg.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_RUN;
+        msg.run = &run;
+        send_bounded(s, ev->req, &msg.base);
+    }
+    if (ev->end != SEQ_GOES_ON) {
+        fill_finished(s, ev, b, &finished, &usage);
+        msg.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
+        msg.finished = &finished;
+        send_bounded(s, ev->req, &msg.base);
+    }
+}
+
+static void send_verify(struct service *s, const struct event *ev, const struct event_batch *b)
+{
+    verify_reply msg;
+    Tandem__V1__Started started;
+    Tandem__V1__VerifyCommit commit;
+    Tandem__V1__TokenRun run;
+    Tandem__V1__Finished finished;
+    Tandem__V1__SpeculationUsage usage;
+    tandem__v1__verify_reply__init(&msg);
+    if (ev->started) {
+        fill_started(s, ev, &started);
+        msg.message_case = TANDEM__V1__VERIFY_REPLY__MESSAGE_STARTED;
+        msg.started = &started;
+        send_bounded(s, ev->req, &msg.base);
+    }
+    if (!ev->n_tokens)
+        return;
+    tandem__v1__verify_commit__init(&commit);
+    fill_run(s, ev, b, &run);
+    commit.base_len = ev->base_len;
+    commit.accepted = ev->n_accepted;
+    commit.run = &run;
+    if (ev->end != SEQ_GOES_ON) {
+        fill_finished(s, ev, b, &finished, &usage);
+        commit.finished = &finished;
+    }
+    msg.message_case = TANDEM__V1__VERIFY_REPLY__MESSAGE_COMMIT;
+    msg.commit = &commit;
+    send_bounded(s, ev->req, &msg.base);
+}
+
+/* ---- the end of a request ---- */
+
+static void add_usage(struct request_usage *sum, const struct request_usage *u)
+{
+    sum->n_generated += u->n_generated;
+    sum->n_rounds += u->n_rounds;
+    sum->n_drafted += u->n_drafted;
+    sum->n_accepted += u->n_accepted;
+}
+
+static void log_end(const struct event *ev)
+{
+    const struct request *r = ev->req;
+    double ms = (double)(clock_us() - r->arrived_us) / 1e3;
+    if (ev->error == -ECANCELED)
+        log_info("request cancelled id=%s prompt=%u ms=%.1f", r->id, r->n_prompt, ms);
+    else if (ev->error)
+        log_warn("request failed id=%s prompt=%u ms=%.1f: %s", r->id, r->n_prompt, ms,
+                 ev->error_text);
+    else
+        log_info("request done id=%s prompt=%u out=%u choices=%u rounds=%u accepted=%u/%u "
+                 "end=%s ms=%.1f",
+                 r->id, r->n_prompt, r->total.n_generated, r->n, r->total.n_rounds,
+                 r->total.n_accepted, r->total.n_drafted, ev->end == SEQ_STOP ? "stop" : "length",
+                 ms);
+}
+
+static void send_event(struct service *s, const struct event *ev, const struct event_batch *b)
+{
+    struct request *r = ev->req;
+    if (r->verify)
+        send_verify(s, ev, b);
+    else
+        send_generate(s, ev, b);
+    if (ev->end != SEQ_GOES_ON)
+        add_usage(&r->total, &ev->usage);
+    if (!ev->last)
+        return;
+    log_end(ev);
+    bool fine = !ev->error || (ev->error == -ECANCELED && atomic_load(&r->closing));
+    rpc_call_finish(r->call, fine ? RPC_OK : rpc_code_of(ev->error), fine ? NULL : ev->error_text);
+    r->answered = true;
+    rpc_call_unref(r->call);
+    request_drop(r);
+}
+
+void *service_out_main(void *service)
+{
+    struct service *s = service;
+    struct events *events = engine_events(s->engine);
+    bool unparked = false;
+    for (;;) {
+        struct event_batch *b = events_next(events, s->slow ? SLOW_LOOK_US : -1);
+        if (!unparked && engine_state(s->engine, NULL) != ENGINE_LOADING) {
+            service_unpark(s);
+            unparked = true;
+        }
+        for (uint32_t i = 0; b && i < b->n; i++)
+            send_event(s, &b->v[i], b);
+        if (b)
+            events_return(events, b);
+        else if (events_closed(events))
+            break;
+        look_at_slow(s);
+    }
+    forget_slow(s);
+    return NULL;
+}

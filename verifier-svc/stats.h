@@ -1,0 +1,44 @@
+/* stats.h - the verifier's figures: metrics, and what GetStats sums up of them.
+ *
+ * Names follow vLLM's (docs/metrics.md). Nothing decides by them.
+ *
+ * Threads: stats_init() by main; all else by any thread. */
+#pragma once
+#include <stdint.h>
+#include "base/metrics.h"
+
+#define STATS_MAX_PROPOSERS 16
+#define STATS_MAX_POSITIONS 20 // positions of a draft that are counted one by one
+
+/* Counters of one proposer's drafts. */
+struct stats_drafts {
+    struct metric *drafts, *tokens, *accepted;
+    struct metric *accepted_at[STATS_MAX_POSITIONS];
+};
+
+struct stats {
+    /* Requests. */
+    struct metric *stopped, *lengthened, *failed, *refused;
+    struct metric *prompt_tokens, *generated_tokens;
+    struct metric *ttft_s, *inter_token_s, *e2e_s, *queue_s, *prefill_s, *decode_s;
+    struct metric *prompt_length, *generated_length;
+    /* The engine now. */
+    struct metric *running, *waiting, *paused, *kv_used_ratio;
+    struct metric *rounds, *preemptions, *pass_s, *pass_rows;
+    /* Speculation. */
+    struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus;
+    struct metric *acceptance_ema, *k_now;
+    struct stats_drafts proposers[STATS_MAX_PROPOSERS];
+    /* Tokens committed per second, of the last seconds. */
+    struct stats_rate *rate;
+};
+
+/* Registers all. */
+void stats_init(struct stats *s);
+/* Registers proposer i under its name, once it is known. */
+void stats_name_proposer(struct stats *s, unsigned i, const char *name);
+
+/* n tokens were committed. */
+void stats_committed(struct stats *s, uint32_t n, int64_t now_us);
+/* Mean of the last full seconds. */
+double stats_tokens_per_s(const struct stats *s, int64_t now_us);
