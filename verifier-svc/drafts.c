@@ -1,8 +1,9 @@
 /* drafts.c - one thread per proposer that connects, sends, and tries again.
  *
  * The keeper thread describes the proposer, opens the stream, sends what the engine thread put into
- * the book, and starts over when the stream ends or the proposer is given up. A lock per proposer
- * guards its book; it is held to copy and to look up, never to pack, send or wait. (It is not a
+ * the book, and starts over when the stream ends or the proposer is given up. It alone calls rpc:
+ * whoever finds that a proposer is to be given up says so and wakes it. A lock per proposer guards
+ * its book; it is held to copy and to look up, never to pack, send, cancel or wait. (It is not a
  * queue.h because newer wishes replace older ones.) */
 #include <errno.h>
 #include <pthread.h>
@@ -18,8 +19,9 @@
 #include "rpc/rpc.h"
 #include "verifier-svc/drafts_book.h"
 
-#define QUEUED_MAX (1 << 20) // bytes that may wait for a proposer to read them
-#define ANSWER_MAX (1 << 20) // bytes of one message from a proposer
+#define QUEUED_MAX (1 << 20)    // bytes that may wait for a proposer to read them
+#define ANSWER_MAX (1 << 20)    // bytes of one message from a proposer
+#define UNREAD_LIMIT_US 1000000 // they may wait so long before it must have read half of them
 #define DESCRIBE_TIMEOUT_US 1000000
 #define BACK_OFF_MIN_US 250000
 #define BACK_OFF_MAX_US 30000000
@@ -57,9 +59,10 @@ struct peer {
     struct drafts_book *book;
     struct drafts_described about;
     struct rpc_stream *stream; // NULL: not connected
+    bool full;                 // the stream: too much is queued
     bool ended;                // the stream is over
-    bool given_up, benched, stopping;
-    char why[WHY_MAX]; // it ended or was given up
+    bool benched, stopping;    // benched: given up, until it is connected again
+    char why[WHY_MAX];         // it ended or was given up
     uint64_t n_restarts, n_accepted;
 };
 
@@ -71,14 +74,14 @@ struct drafts {
 
 /* ---- the stream's events, on its rpc thread ---- */
 
-/* With the lock. The stream's end wakes the keeper. */
+/* With the lock. The keeper cancels the stream. */
 static void give_up(struct peer *p, const char *why)
 {
-    if (!p->stream || p->given_up)
+    if (p->ended || p->benched)
         return;
-    p->given_up = p->benched = true;
+    p->benched = true;
     snprintf(p->why, sizeof(p->why), "%s", why);
-    rpc_stream_cancel(p->stream);
+    pthread_cond_signal(&p->changed);
 }
 
 /* With the lock: the keeper has something to send. */
@@ -110,7 +113,7 @@ static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer,
     struct draft draft;
     pthread_mutex_lock(&p->mu);
     struct drafts_counts before = *drafts_book_counts(p->book);
-    bool good = !p->given_up && drafts_book_answer(p->book, answer, now_us, &draft);
+    bool good = !p->benched && drafts_book_answer(p->book, answer, now_us, &draft);
     count_answer(p, &before);
     judge(p, now_us);
     wake(p); // a Round may be complete
@@ -140,12 +143,21 @@ static void on_message(void *user, struct rpc_msg *msg)
     tandem__v1__drafts__free_unpacked(drafts, NULL);
 }
 
+static void on_drain(void *user)
+{
+    struct peer *p = user;
+    pthread_mutex_lock(&p->mu);
+    p->full = false;
+    pthread_cond_signal(&p->changed);
+    pthread_mutex_unlock(&p->mu);
+}
+
 static void on_end(void *user, const struct rpc_status *status)
 {
     struct peer *p = user;
     pthread_mutex_lock(&p->mu);
     p->ended = true;
-    if (!p->given_up)
+    if (!p->benched)
         snprintf(p->why, sizeof(p->why), "%s",
                  status->text[0] ? status->text : "it ended the stream");
     pthread_cond_signal(&p->changed);
@@ -171,7 +183,8 @@ static struct rpc_status describe(struct peer *p, Tandem__V1__DescribeReply **re
 /* Opens the stream of a proposer that described itself well; else `why` says what is wrong. */
 static bool connect_peer(struct peer *p, char why[WHY_MAX])
 {
-    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    static const struct rpc_events events = {
+        .drain_mark = QUEUED_MAX, .on_message = on_message, .on_drain = on_drain, .on_end = on_end};
     Tandem__V1__DescribeReply *reply = NULL;
     struct rpc_status st = describe(p, &reply);
     struct drafts_described about;
@@ -190,36 +203,72 @@ static bool connect_peer(struct peer *p, char why[WHY_MAX])
     pthread_mutex_lock(&p->mu);
     p->about = about;
     drafts_book_reset(p->book, &about);
-    p->ended = p->given_up = p->benched = false;
+    p->ended = p->benched = p->full = false;
     p->n_restarts++;
-    p->stream = rpc_stream_new(p->client, "/tandem.v1.Proposer/Draft", NULL, &events, p);
+    pthread_mutex_unlock(&p->mu);
+    struct rpc_stream *stream =
+        rpc_stream_new(p->client, "/tandem.v1.Proposer/Draft", NULL, &events, p);
+    pthread_mutex_lock(&p->mu);
+    p->stream = stream; // from now on the engine thread asks
     pthread_mutex_unlock(&p->mu);
     return true;
 }
 
-static void send_round(struct peer *p, const Tandem__V1__Round *round)
+/* With the lock. */
+static bool goes_on(const struct peer *p)
 {
-    rpc_stream_send(p->stream, rpc_pack(&round->base));
-    rpc_stream_drain(p->stream, QUEUED_MAX);
+    return !p->ended && !p->benched && !p->stopping;
+}
+
+static struct timespec in_us(int64_t us)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    int64_t ns = t.tv_nsec + us % 1000000 * 1000;
+    t.tv_sec += us / 1000000 + ns / 1000000000;
+    t.tv_nsec = ns % 1000000000;
+    return t;
+}
+
+/* Until the proposer has read enough. False: the stream is to end. */
+static bool wait_drained(struct peer *p)
+{
+    struct timespec until = in_us(UNREAD_LIMIT_US);
+    pthread_mutex_lock(&p->mu);
+    while (p->full && goes_on(p))
+        if (pthread_cond_timedwait(&p->changed, &p->mu, &until) == ETIMEDOUT && p->full)
+            give_up(p, "it does not read what it is sent");
+    bool r = goes_on(p);
+    pthread_mutex_unlock(&p->mu);
+    return r;
+}
+
+static bool send_round(struct peer *p, const Tandem__V1__Round *round)
+{
+    pthread_mutex_lock(&p->mu);
+    p->full = true; // before on_drain() may say otherwise
+    pthread_mutex_unlock(&p->mu);
+    return rpc_stream_send(p->stream, rpc_pack(&round->base)) <= QUEUED_MAX || wait_drained(p);
 }
 
 static void send_outbox(struct peer *p, const struct drafts_outbox *o)
 {
+    bool on = true;
     if (o->n_urgent) {
         metrics_add(p->metrics[M_ROUNDS], 1);
-        send_round(p, drafts_pack(p->packer, o->urgent, o->n_urgent, o->tokens, o->budget_us));
+        on = send_round(p, drafts_pack(p->packer, o->urgent, o->n_urgent, o->tokens, o->budget_us));
     }
-    if (o->n_closes)
-        send_round(p, drafts_pack_closes(p->packer, o->closes, o->n_closes));
-    for (uint32_t i = 0; i < o->n_pieces; i++)
-        send_round(p, drafts_pack(p->packer, &o->pieces[i], 1, o->tokens, o->budget_us));
+    if (on && o->n_closes)
+        on = send_round(p, drafts_pack_closes(p->packer, o->closes, o->n_closes));
+    for (uint32_t i = 0; on && i < o->n_pieces; i++)
+        on = send_round(p, drafts_pack(p->packer, &o->pieces[i], 1, o->tokens, o->budget_us));
 }
 
 /* Sends until the stream has ended or is to end. */
 static void converse(struct peer *p)
 {
     pthread_mutex_lock(&p->mu);
-    while (!p->ended && !p->given_up && !p->stopping) {
+    while (goes_on(p)) {
         const struct drafts_outbox *o = drafts_book_take(p->book);
         if (!o) {
             pthread_cond_wait(&p->changed, &p->mu);
@@ -230,8 +279,9 @@ static void converse(struct peer *p)
         pthread_mutex_lock(&p->mu);
     }
     struct rpc_stream *stream = TAKE(p->stream); // the engine thread asks no more
-    if (!p->ended)
-        rpc_stream_cancel(stream);
+    pthread_mutex_unlock(&p->mu);
+    rpc_stream_cancel(stream);
+    pthread_mutex_lock(&p->mu);
     while (!p->ended)
         pthread_cond_wait(&p->changed, &p->mu);
     pthread_mutex_unlock(&p->mu);
@@ -245,11 +295,7 @@ static void back_off(struct peer *p, const char *why)
         log_warn("proposer not used target=%s: %s; going on without it, trying again", p->target,
                  why);
     snprintf(p->told, sizeof(p->told), "%s", why);
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t ns = until.tv_nsec + p->back_off_us % 1000000 * 1000;
-    until.tv_sec += p->back_off_us / 1000000 + ns / 1000000000;
-    until.tv_nsec = ns % 1000000000;
+    struct timespec until = in_us(p->back_off_us);
     pthread_mutex_lock(&p->mu);
     while (!p->stopping && pthread_cond_timedwait(&p->changed, &p->mu, &until) != ETIMEDOUT)
         ;
@@ -386,8 +432,6 @@ static void peer_stop(struct peer *p)
 {
     pthread_mutex_lock(&p->mu);
     p->stopping = true;
-    if (p->stream)
-        rpc_stream_cancel(p->stream); // ends a send that waits
     pthread_cond_signal(&p->changed);
     pthread_mutex_unlock(&p->mu);
 }
@@ -446,8 +490,9 @@ bool drafts_has(struct drafts *d, const char *name)
 
 static bool usable(struct peer *p, int64_t now_us)
 {
-    judge(p, now_us);
-    return p->stream && !p->ended && !p->given_up;
+    if (p->stream)
+        judge(p, now_us);
+    return p->stream && goes_on(p);
 }
 
 bool drafts_usable(struct drafts *d, unsigned i, int64_t now_us)

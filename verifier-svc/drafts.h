@@ -10,8 +10,9 @@
  * state replaces what has not been sent; nothing is sent while more than 1 MiB is queued; contexts
  * longer than DRAFTS_PIECE go in pieces, one per drafts_ask(), and are drafted for after the last.
  * What a proposer knows of a sequence is remembered here, so the engine always shows the whole
- * context. After 3 budgets missed (or malformed answers) in a row the stream is cancelled and tried
- * again after 250 ms, doubling up to 30 s; so is a proposer that cannot be reached.
+ * context. After 3 budgets missed (or malformed answers) in a row, or a second in which it does not
+ * read what is queued, the stream is cancelled and tried again after 250 ms, doubling up to 30 s;
+ * so is a proposer that cannot be reached.
  *
  * Threads: drafts_new() and drafts_free() by main; drafts_stats() and drafts_name() by any; all
  * else by the engine thread only. */

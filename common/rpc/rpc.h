@@ -204,8 +204,6 @@ struct rpc_stream *rpc_stream_new(struct rpc_client *c, const char *path,
                                   void *user);
 /* Like rpc_call_send(). */
 ssize_t rpc_stream_send(struct rpc_stream *s, struct rpc_msg *msg);
-/* Waits until at most n_bytes are queued; false: the call is over. Not from a callback. */
-bool rpc_stream_drain(struct rpc_stream *s, size_t n_bytes);
 void rpc_stream_close(struct rpc_stream *s); // nothing more to send
 void rpc_stream_cancel(struct rpc_stream *s);
 /* Stops reading, so that the server must wait; a message being read already still arrives, on_end

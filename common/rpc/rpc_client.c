@@ -29,7 +29,6 @@ struct rpc_stream {
     grpc_byte_buffer *in;
 
     pthread_mutex_t mu; // for what follows, and for starting batches
-    pthread_cond_t sent;
     struct rpc_sendq q;
     bool sending, closing, closed, over;
     bool paused, recv_due, cancelled;
@@ -232,7 +231,6 @@ static void stream_unref(struct rpc_stream *s)
     grpc_metadata_array_destroy(&s->headers);
     grpc_metadata_array_destroy(&s->trailers);
     grpc_call_unref(s->core);
-    pthread_cond_destroy(&s->sent);
     pthread_mutex_destroy(&s->mu);
     free(s);
 }
@@ -283,7 +281,6 @@ static void stream_end(struct rpc_stream *s)
     struct rpc_status st = status_of(s->code, s->text);
     pthread_mutex_lock(&s->mu);
     s->over = true;
-    pthread_cond_broadcast(&s->sent);
     pthread_mutex_unlock(&s->mu);
     s->ev.on_end(s->user, &st);
     client_add_stream(s->c, -1);
@@ -340,7 +337,6 @@ static void send_event(struct rpc_tag *t, bool ok)
         s->over = true; // the status says why
     stream_flush(s);
     drained &= !s->over && !s->closing;
-    pthread_cond_broadcast(&s->sent);
     pthread_mutex_unlock(&s->mu);
     if (drained && s->ev.on_drain)
         s->ev.on_drain(s->user);
@@ -364,7 +360,6 @@ struct rpc_stream *rpc_stream_new(struct rpc_client *c, const char *path,
                              .user = user,
                              .text = grpc_empty_slice()};
     pthread_mutex_init(&s->mu, NULL);
-    pthread_cond_init(&s->sent, NULL);
     atomic_init(&s->n_refs, 1);
     atomic_init(&s->n_open, 2);
     grpc_metadata_array_init(&s->headers);
@@ -398,16 +393,6 @@ ssize_t rpc_stream_send(struct rpc_stream *s, struct rpc_msg *msg)
     pthread_mutex_unlock(&s->mu);
     rpc_msg_free(msg);
     return n;
-}
-
-bool rpc_stream_drain(struct rpc_stream *s, size_t n_bytes)
-{
-    pthread_mutex_lock(&s->mu);
-    while (!s->over && s->q.n_bytes > n_bytes)
-        pthread_cond_wait(&s->sent, &s->mu);
-    bool alive = !s->over;
-    pthread_mutex_unlock(&s->mu);
-    return alive;
 }
 
 void rpc_stream_close(struct rpc_stream *s)

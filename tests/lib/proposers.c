@@ -85,9 +85,9 @@ struct liar {
 };
 
 static const char *const lie_names[LIE_COUNT] = {
-    "nothing",    "empty",        "silent",  "late",     "stale",   "overlong",
-    "vocabulary", "parents",      "nan",     "q mode",   "garbage", "huge",
-    "flood",      "need context", "hang up", "protocol", "digest",  "no describe"};
+    "nothing", "empty", "silent",   "late",    "stale",      "overlong", "vocabulary",
+    "parents", "nan",   "q mode",   "garbage", "huge",       "flood",    "need context",
+    "hang up", "deaf",  "protocol", "digest",  "no describe"};
 
 const char *lie_name(enum lie lie)
 {
@@ -214,6 +214,8 @@ static void answer(struct rpc_call *call, const struct liar *l, const Tandem__V1
     case LIE_HANG_UP:
         rpc_call_finish(call, RPC_ABORTED, "enough");
         break;
+    case LIE_DEAF: // what it was reading already
+        break;
     default:
         rpc_call_send(call, answer_to(l, round));
     }
@@ -224,6 +226,8 @@ static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)
     struct liar *l = rpc_call_service(call);
     (void)msg;
     l->n_streams++;
+    if (l->lie == LIE_DEAF)
+        rpc_call_pause(call);
 }
 
 static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)

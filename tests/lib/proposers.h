@@ -37,6 +37,7 @@ enum lie {
     LIE_FLOOD,        // a hundred answers to each question
     LIE_NEED_CONTEXT, // never knows the context
     LIE_HANG_UP,      // ends the stream at each Round
+    LIE_DEAF,         // reads nothing on a new stream
     LIE_PROTOCOL,     // describes itself with protocol version 99
     LIE_DIGEST,       // describes another vocabulary
     LIE_NO_DESCRIBE,  // Describe fails

@@ -217,6 +217,25 @@ static void lying_proposers_are_given_up_and_tried_again(void **state)
     }
 }
 
+/* Long contexts whose sequences have ended again: there is no answer that it could owe. */
+static void a_proposer_that_does_not_read_is_given_up(void **state)
+{
+    (void)state;
+    AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_DEAF, ASKER_VOCAB);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    int64_t until = clock_us() + 10000000;
+    unsigned right;
+    for (uint64_t seq = 1; drafts_usable(asker_drafts(a), 0, clock_us()); seq++) {
+        assert_true(clock_us() < until);
+        assert_int_equal(asker_round(a, 0, seq, 1, 60000, 5, 0, &right), 0);
+        drafts_close(asker_drafts(a), seq);
+        poll(NULL, 0, 2); // the other sequences' work
+    }
+    liar_change(l, LIE_EMPTY);
+    assert_true(asker_wait_usable(a, 0, true));
+}
+
 static void wrong_guesses_are_no_fault(void **state)
 {
     (void)state;
@@ -464,6 +483,7 @@ int main(void)
         TEST(an_absent_proposer_is_found_when_it_comes),
         TEST(a_restarted_proposer_is_told_everything_again),
         TEST(lying_proposers_are_given_up_and_tried_again),
+        TEST(a_proposer_that_does_not_read_is_given_up),
         TEST(wrong_guesses_are_no_fault),
         TEST(a_proposer_that_does_not_fit_is_refused),
         TEST(versions_are_served_as_far_as_both_can),
