@@ -50,15 +50,10 @@ static void count_end(struct engine *e, const struct seq *s, enum seq_end end)
     metrics_observe(m->generated_length, seq_generated(s));
 }
 
-void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev,
-                    struct event_batch *b)
+void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev)
 {
     ev->end = end;
     ev->stop = s->stop;
-    ev->text_at = (uint32_t)b->text.len;
-    if (s->stop == DETOK_NONE)
-        detok_flush(&s->detok, &b->text);
-    ev->text_len = (uint32_t)b->text.len - ev->text_at;
     ev->usage = (struct request_usage){.n_prompt = s->n_prompt,
                                        .n_generated = seq_generated(s),
                                        .n_rounds = s->n_rounds,
@@ -463,6 +458,8 @@ static int load(struct engine *e)
     int err = served_open(e->options, &e->served);
     if (!err)
         err = served_load(e->served, e->options, show_progress, e);
+    if (!err)
+        err = events_fit(e->events, e->served->tok);
     if (!err)
         err = open_drafts(e);
     if (err < 0)

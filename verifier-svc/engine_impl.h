@@ -66,9 +66,8 @@ struct engine {
 
 /* Ends all of a request with an error; its sequences leave the lists. */
 void engine_fail_request(struct engine *e, struct request *r, int error, const char *text);
-/* The generation is complete: fills the event's end. `b`: the batch the event is in. */
-void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev,
-                    struct event_batch *b);
+/* The generation is complete: fills the event's end. */
+void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev);
 /* Gives its KV blocks back and puts it into the queue, at its old place; choices that have not
  * branched off it yet leave with it. */
 void engine_preempt(struct engine *e, struct seq *s);

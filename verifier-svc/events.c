@@ -9,7 +9,8 @@
 struct events {
     struct event_batch batches[EVENTS_BATCHES];
     struct queue *filled, *empty;
-    struct event_batch *current; // the engine's
+    struct event_batch *current;    // the engine's
+    size_t token_bytes, held_bytes; // text of a token, and what a sequence holds back, at most
     atomic_bool closed;
 };
 
@@ -18,8 +19,7 @@ static int batch_init(struct event_batch *b, uint32_t max_events, uint32_t max_t
     AUTO(mem_free) struct event *v = calloc(max_events, sizeof(*v));
     AUTO(mem_free) struct event_token *tokens = calloc(max_tokens, sizeof(*tokens));
     AUTO(mem_free) struct dist_top *tops = calloc((size_t)max_tokens * DIST_MAX_TOP, sizeof(*tops));
-    buf_init(&b->text, EVENTS_MAX_TEXT);
-    if (!v || !tokens || !tops || !buf_room(&b->text, (size_t)max_tokens * 16))
+    if (!v || !tokens || !tops)
         return fail(-ENOMEM, "no memory for %u events", max_events);
     b->max_events = max_events;
     b->max_tokens = max_tokens;
@@ -48,6 +48,20 @@ int events_new(uint32_t max_events, uint32_t max_tokens, struct events **ret)
     return 0;
 }
 
+int events_fit(struct events *e, const struct tok *tok)
+{
+    e->token_bytes = detok_max_added(tok);
+    e->held_bytes = detok_max_held(tok);
+    for (unsigned i = 0; i < EVENTS_BATCHES; i++) {
+        struct event_batch *b = &e->batches[i];
+        buf_init(&b->text,
+                 (size_t)b->max_tokens * 16 + (ACCEPT_MAX + 1) * e->token_bytes + e->held_bytes);
+        if (!buf_room(&b->text, b->text.max))
+            return buf_error(&b->text);
+    }
+    return 0;
+}
+
 void events_free(struct events *e)
 {
     if (!e)
@@ -63,10 +77,16 @@ void events_free(struct events *e)
     free(e);
 }
 
+static bool has_room(const struct events *e, const struct event_batch *b, uint32_t n_tokens)
+{
+    return b->n < b->max_events && b->max_tokens - b->n_tokens >= n_tokens &&
+           (!n_tokens || b->text.max - b->text.len >= n_tokens * e->token_bytes + e->held_bytes);
+}
+
 struct event_batch *events_room(struct events *e, uint32_t n_tokens)
 {
     struct event_batch *b = e->current;
-    if (b && (b->n == b->max_events || b->max_tokens - b->n_tokens < n_tokens)) {
+    if (b && !has_room(e, b, n_tokens)) {
         events_send(e);
         b = NULL;
     }

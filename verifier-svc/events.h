@@ -16,7 +16,6 @@
 #include "verifier-svc/seq.h"
 
 #define EVENTS_BATCHES 4
-#define EVENTS_MAX_TEXT (64u << 20) // bytes of text in a batch
 
 struct event_token {
     uint32_t id;
@@ -47,7 +46,7 @@ struct event_batch {
     struct event_token *tokens; // (max_tokens)
     struct dist_top *tops;      // (max_tokens, DIST_MAX_TOP)
     uint32_t n_tokens, max_tokens;
-    struct buf text;
+    struct buf text; // of fixed size
 };
 
 struct events;
@@ -57,7 +56,11 @@ int events_new(uint32_t max_events, uint32_t max_tokens, struct events **ret);
 void events_free(struct events *e);
 DEFINE_AUTO(struct events, events_free)
 
-/* The batch being filled, with room for an event and n_tokens tokens; sends a full one first. */
+/* Room for the text of any tokens, before the first of them. -ENOMEM. */
+int events_fit(struct events *e, const struct tok *tok);
+
+/* The batch being filled, with room for an event of n_tokens tokens and their text, what a sequence
+ * holds back included; sends a full one first. n_tokens <= ACCEPT_MAX + 1. */
 struct event_batch *events_room(struct events *e, uint32_t n_tokens);
 /* A new event in the batch that events_room() returned. */
 struct event *events_add(struct event_batch *b, struct request *r, uint32_t choice);

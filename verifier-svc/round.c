@@ -277,11 +277,16 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
 {
     struct accept_tree tree = {s->n_draft, s->draft, s->parents};
     struct accept_result result;
-    struct event_batch *b = events_room(e->events, ACCEPT_MAX + 1);
+    struct event_batch *b = events_room(e->events, s->n_draft + 1);
     struct event *ev = events_add(b, s->req, s->choice);
     struct drawing d = {.e = e, .s = s, .b = b, .last_row = last_row};
     uint32_t base = s->n;
     accept_own_draw(&tree, draw_token, &d, &result);
+    if (d.end == SEQ_STOP || d.end == SEQ_LENGTH) {
+        ev->text_at = (uint32_t)b->text.len;
+        d.end = seq_flush(s, &b->text) < 0 ? SEQ_FAILED : d.end;
+        ev->text_len = (uint32_t)b->text.len - ev->text_at;
+    }
 
     ev->n_tokens = b->n_tokens - ev->first;
     ev->base_len = s->n;
@@ -296,7 +301,7 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
     count_step(e, s, &result);
     count_tokens(e, s, ev->n_tokens, now_us);
     if (d.end != SEQ_GOES_ON) {
-        engine_end_seq(e, s, d.end, ev, b);
+        engine_end_seq(e, s, d.end, ev);
         return;
     }
     for (uint32_t i = 0; i < result.n_accepted; i++)

@@ -11,13 +11,18 @@ static bool wants_counts(const struct dist_params *p)
     return p->repetition != 1 || p->presence != 0 || p->frequency != 0;
 }
 
+/* Of the prompt: the first choice counts, the others copy. */
 static int open_counts(struct seq *s)
 {
-    if (!wants_counts(&s->req->params))
+    const struct request *r = s->req;
+    if (!wants_counts(&r->params))
         return 0;
-    int err = dist_counts_new(&s->counts);
+    if (s->choice)
+        return dist_counts_copy(r->seqs[0]->counts, &s->counts);
+    uint32_t n_vocab = tok_n_vocab(s->detok.tok);
+    int err = dist_counts_new(s->max_len < n_vocab ? s->max_len : n_vocab, &s->counts);
     for (uint32_t i = 0; !err && i < s->n_prompt; i++)
-        err = dist_counts_add(s->counts, s->tokens[i], false);
+        dist_counts_add(s->counts, s->tokens[i], false);
     return err;
 }
 
@@ -57,6 +62,8 @@ int seq_open(struct seq *s)
     int err = kv_seq_init(&s->kv, s->max_len + ACCEPT_MAX);
     if (!err)
         err = open_counts(s);
+    if (!err)
+        err = detok_reserve(&s->detok);
     return !err && !r->min_tokens ? add_stops(s) : err;
 }
 
@@ -128,8 +135,8 @@ static int text_error(const struct seq *s, struct buf *text)
 enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text)
 {
     s->tokens[s->n++] = token;
-    if (s->counts && dist_counts_add(s->counts, token, true) < 0)
-        return SEQ_FAILED;
+    if (s->counts)
+        dist_counts_add(s->counts, token, true);
     if (is_stop_token(s, token))
         return SEQ_STOP;
     s->stop = detok_feed(&s->detok, token, text);
@@ -140,6 +147,14 @@ enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text)
     if (s->req->min_tokens && seq_generated(s) == s->req->min_tokens && add_stops(s) < 0)
         return SEQ_FAILED;
     return s->n == s->max_len ? SEQ_LENGTH : SEQ_GOES_ON;
+}
+
+int seq_flush(struct seq *s, struct buf *text)
+{
+    if (s->stop != DETOK_NONE)
+        return 0;
+    detok_flush(&s->detok, text);
+    return text_error(s, text);
 }
 
 void seq_take_draft(struct seq *s, const uint32_t *tokens, const int32_t *parents, uint32_t n,

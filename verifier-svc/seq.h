@@ -63,7 +63,7 @@ struct seq {
 
 /* Choice `choice` of r, without room for its tokens yet. -ENOMEM. */
 int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct seq **ret);
-/* At admission: all the memory that it will need. -ENOMEM. */
+/* At admission, the first choice first: all the memory that it will need. -ENOMEM. */
 int seq_open(struct seq *s);
 /* Its KV blocks were given back before. */
 void seq_free(struct seq *s);
@@ -79,8 +79,10 @@ uint32_t seq_generated(const struct seq *s);
 /* The distribution's parameters for the next token: with bans while min_tokens is not reached. */
 struct dist_params seq_params(const struct seq *s);
 /* Appends the target's token and what is certain of its text now; the text of a token that ends the
- * generation, and of a stop string, is left out. SEQ_FAILED: out of memory, with a sentence. */
+ * generation, and of a stop string, is left out. SEQ_FAILED: no room in `text`, with a sentence. */
 enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text);
+/* The generation has ended: appends what was held back. -EMSGSIZE: no room in `text`. */
+int seq_flush(struct seq *s, struct buf *text);
 /* Takes a draft for the coming round; parents NULL: a chain. n <= ACCEPT_MAX. */
 void seq_take_draft(struct seq *s, const uint32_t *tokens, const int32_t *parents, uint32_t n,
                     int proposer);

@@ -1,5 +1,6 @@
 /* dist.c - from logits to a distribution to a token: every step is a fixed sequence of operations,
  * so the same logits and parameters keep the same tokens and draw the same one on every machine. */
+#include <assert.h>
 #include <errno.h>
 #include <float.h>
 #include <math.h>
@@ -21,74 +22,73 @@ struct dist {
 
 /* ---- counts ---- */
 
-#define COUNTS_START 256 // slots; a power of two
-
 struct count {
-    uint32_t token, all, generated; // all 0: a free slot
+    uint32_t token, generated;
 };
 
 struct dist_counts {
-    struct count *slots;
-    uint32_t n_slots, n_used;
+    struct count *v; // (max) as they came first
+    uint32_t n, max;
+    uint32_t *slots;  // (n_slots) an open hash table: place in v, from 1; 0: free
+    uint32_t n_slots; // a power of two
 };
 
-int dist_counts_new(struct dist_counts **ret)
+int dist_counts_new(uint32_t max, struct dist_counts **ret)
 {
     AUTO(dist_counts_free) struct dist_counts *c = calloc(1, sizeof(*c));
     if (!c)
         return fail(-ENOMEM, "dist: no memory for token counts");
-    c->n_slots = COUNTS_START;
+    c->max = max;
+    for (c->n_slots = 4; c->n_slots / 2 < max;)
+        c->n_slots *= 2;
+    c->v = malloc((size_t)max * sizeof(*c->v) + 1);
     c->slots = calloc(c->n_slots, sizeof(*c->slots));
-    if (!c->slots)
-        return fail(-ENOMEM, "dist: no memory for token counts");
+    if (!c->v || !c->slots)
+        return fail(-ENOMEM, "dist: no memory for %u token counts", max);
     *ret = TAKE(c);
     return 0;
 }
 
 void dist_counts_free(struct dist_counts *c)
 {
-    if (c)
-        free(c->slots);
+    if (!c)
+        return;
+    free(c->v);
+    free(c->slots);
     free(c);
 }
 
 /* The token's slot, or the free one where it belongs. */
-static struct count *find_slot(struct count *slots, uint32_t n_slots, uint32_t token)
+static uint32_t *find_slot(const struct dist_counts *c, uint32_t token)
 {
-    uint32_t i = (uint32_t)rng_splitmix64(token) & (n_slots - 1);
-    while (slots[i].all && slots[i].token != token)
-        i = (i + 1) & (n_slots - 1);
-    return &slots[i];
+    uint32_t i = (uint32_t)rng_splitmix64(token) & (c->n_slots - 1);
+    while (c->slots[i] && c->v[c->slots[i] - 1].token != token)
+        i = (i + 1) & (c->n_slots - 1);
+    return &c->slots[i];
 }
 
-static int grow_counts(struct dist_counts *c)
+int dist_counts_copy(const struct dist_counts *from, struct dist_counts **ret)
 {
-    uint32_t n = c->n_slots * 2;
-    struct count *slots = calloc(n, sizeof(*slots));
-    if (!slots)
-        return fail(-ENOMEM, "dist: no memory for %u token counts", n);
-    for (uint32_t i = 0; i < c->n_slots; i++)
-        if (c->slots[i].all)
-            *find_slot(slots, n, c->slots[i].token) = c->slots[i];
-    free(c->slots);
-    c->slots = slots;
-    c->n_slots = n;
-    return 0;
-}
-
-int dist_counts_add(struct dist_counts *c, uint32_t token, bool generated)
-{
-    if (c->n_used * 2 >= c->n_slots) {
-        int r = grow_counts(c);
-        if (r < 0)
-            return r;
+    int err = dist_counts_new(from->max, ret);
+    if (err < 0)
+        return err;
+    struct dist_counts *c = *ret;
+    for (; c->n < from->n; c->n++) {
+        c->v[c->n] = from->v[c->n];
+        *find_slot(c, c->v[c->n].token) = c->n + 1;
     }
-    struct count *s = find_slot(c->slots, c->n_slots, token);
-    c->n_used += s->all == 0;
-    s->token = token;
-    s->all++;
-    s->generated += generated;
     return 0;
+}
+
+void dist_counts_add(struct dist_counts *c, uint32_t token, bool generated)
+{
+    uint32_t *slot = find_slot(c, token);
+    if (!*slot) {
+        assert(c->n < c->max);
+        c->v[c->n++] = (struct count){.token = token};
+        *slot = c->n;
+    }
+    c->v[*slot - 1].generated += generated;
 }
 
 /* ---- logits ---- */
@@ -132,9 +132,9 @@ static inline float tame(float x)
 
 static void penalise(struct dist *d, const struct dist_params *p, const struct dist_counts *counts)
 {
-    for (uint32_t i = 0; i < counts->n_slots; i++) {
-        const struct count *c = &counts->slots[i];
-        if (!c->all || c->token >= d->n_vocab)
+    for (uint32_t i = 0; i < counts->n; i++) {
+        const struct count *c = &counts->v[i];
+        if (c->token >= d->n_vocab)
             continue;
         float x = d->logits[c->token];
         x = x > 0 ? x / p->repetition : x * p->repetition;

@@ -30,13 +30,14 @@ struct dist_params {
     uint32_t n_banned;
 };
 
-/* How often tokens stand in a context: an open hash table that grows in steps. A token is added
- * when it is committed, so the rows of a draft are looked at one after the other. */
+/* How often tokens stand in a context, with room for `max` different ones from the start. A token
+ * is added when it is committed, so the rows of a draft are looked at one after the other. */
 struct dist_counts;
-int dist_counts_new(struct dist_counts **ret);
+int dist_counts_new(uint32_t max, struct dist_counts **ret);                    // -ENOMEM
+int dist_counts_copy(const struct dist_counts *from, struct dist_counts **ret); // -ENOMEM
 void dist_counts_free(struct dist_counts *c);
 DEFINE_AUTO(struct dist_counts, dist_counts_free)
-int dist_counts_add(struct dist_counts *c, uint32_t token, bool generated); // -ENOMEM
+void dist_counts_add(struct dist_counts *c, uint32_t token, bool generated);
 
 struct dist; // room for one distribution over the vocabulary; nothing allocates after dist_new()
 int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret);

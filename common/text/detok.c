@@ -5,12 +5,26 @@
 #include "text/detok.h"
 #include "text/utf8.h"
 
-#define HELD_MAX (1u << 20) // a stop's beginning and one token's text, each byte at worst U+FFFD
+/* At worst every byte is invalid, as are those of an unfinished character before them. */
+size_t detok_max_added(const struct tok *t)
+{
+    return (tok_longest(t) + 3) * strlen(UTF8_REPLACEMENT);
+}
+
+size_t detok_max_held(const struct tok *t)
+{
+    return DETOK_MAX_STOP_BYTES + detok_max_added(t); // a stop's beginning, and a token's text
+}
 
 void detok_init(struct detok *d, const struct tok *t, bool special)
 {
     *d = (struct detok){.tok = t, .special = special};
-    buf_init(&d->held, HELD_MAX);
+    buf_init(&d->held, detok_max_held(t));
+}
+
+int detok_reserve(struct detok *d)
+{
+    return buf_room(&d->held, d->held.max) ? 0 : buf_error(&d->held);
 }
 
 void detok_done(struct detok *d)

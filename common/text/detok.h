@@ -29,8 +29,13 @@ struct detok {
     size_t n_whole;  // bytes of held that are whole characters; behind them the beginning of one
 };
 
+/* Bytes that a token can add to the text, and bytes that can be held back. */
+size_t detok_max_added(const struct tok *t);
+size_t detok_max_held(const struct tok *t);
 /* special: control tokens show as their names. t outlives d. */
 void detok_init(struct detok *d, const struct tok *t, bool special);
+/* Takes all the memory that it will ever need; without it, it grows. -ENOMEM. */
+int detok_reserve(struct detok *d);
 void detok_done(struct detok *d);
 /* The stop's bytes must outlive d. -E2BIG: more than the limits above; -EINVAL: empty or not UTF-8.
  */

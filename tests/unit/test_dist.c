@@ -123,11 +123,11 @@ static void penalties_see_what_they_count(void **state)
 {
     (void)state;
     AUTO(dist_counts_free) struct dist_counts *counts = NULL;
-    assert_int_equal(dist_counts_new(&counts), 0);
-    assert_int_equal(dist_counts_add(counts, 1, false), 0);
-    assert_int_equal(dist_counts_add(counts, 2, true), 0);
-    assert_int_equal(dist_counts_add(counts, 2, true), 0);
-    assert_int_equal(dist_counts_add(counts, 3, false), 0);
+    assert_int_equal(dist_counts_new(4, &counts), 0);
+    dist_counts_add(counts, 1, false);
+    dist_counts_add(counts, 2, true);
+    dist_counts_add(counts, 2, true);
+    dist_counts_add(counts, 3, false);
     const float logits[V] = {0, 2, 2, -2, 0, 0, 0, 0};
     const float expected[V] = {0, 1, 1 - 2 * 0.25f - 0.5f, -4, 0, 0, 0, 0};
     struct dist_params p = plain;
@@ -255,14 +255,14 @@ static void random_options_agree_with_the_plain_definition(void **state)
         uint64_t seed = dice_state;
         struct dist_params p = random_params(bias, banned);
         AUTO(dist_counts_free) struct dist_counts *counts = NULL;
-        assert_int_equal(dist_counts_new(&counts), 0);
+        assert_int_equal(dist_counts_new(50, &counts), 0);
         float logits[n_vocab];
         uint32_t context[50];
         for (int i = 0; i < n_vocab; i++) // coarse, so that there are ties
             logits[i] = ((float)dice(200) - 100) * 0.0625f;
         for (uint32_t i = 0; i < 50; i++) {
             context[i] = dice(n_vocab);
-            assert_int_equal(dist_counts_add(counts, context[i], i >= 20), 0);
+            dist_counts_add(counts, context[i], i >= 20);
         }
         double want[n_vocab], got[n_vocab];
         dist_set(d, logits, &p, counts);
@@ -376,17 +376,19 @@ static void equal_scores_draw_the_lowest_id(void **state)
 
 /* ---- counts, logprobs ---- */
 
-static void counts_grow_with_many_tokens(void **state)
+static void counts_and_their_copies_hold_many_tokens(void **state)
 {
     (void)state;
     enum { n_vocab = 5000 };
-    AUTO(dist_counts_free) struct dist_counts *counts = NULL;
-    assert_int_equal(dist_counts_new(&counts), 0);
+    AUTO(dist_counts_free) struct dist_counts *first = NULL, *counts = NULL;
+    assert_int_equal(dist_counts_new(n_vocab, &first), 0);
     static float logits[n_vocab];
     for (uint32_t i = 0; i < n_vocab; i++) {
         logits[i] = 1;
+        if (i == n_vocab / 2) // the copy goes on alone
+            assert_int_equal(dist_counts_copy(first, &counts), 0);
         for (uint32_t k = 0; k < 1 + i % 3; k++)
-            assert_int_equal(dist_counts_add(counts, i * 7 % n_vocab, true), 0);
+            dist_counts_add(counts ? counts : first, i * 7 % n_vocab, true);
     }
     AUTO(dist_free) struct dist *d = dist_of(n_vocab);
     struct dist_params p = plain;
@@ -464,7 +466,7 @@ int main(void)
         cmocka_unit_test(skipping_tokens_never_changes_a_draw),
         cmocka_unit_test(a_draw_depends_on_key_and_position_alone),
         cmocka_unit_test(equal_scores_draw_the_lowest_id),
-        cmocka_unit_test(counts_grow_with_many_tokens),
+        cmocka_unit_test(counts_and_their_copies_hold_many_tokens),
         cmocka_unit_test(logprobs_are_of_the_raw_logits),
         cmocka_unit_test(logprobs_pass_over_nan),
         cmocka_unit_test(an_empty_vocabulary_is_refused),

@@ -1,4 +1,7 @@
 /* test_seq.c - one generation: its limits, its ends, its rows. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
 #include "base/err.h"
@@ -94,6 +97,28 @@ static void text_that_fails_is_one_sequences_error(void **state)
     assert_int_equal(neighbour.text.error, 0);
     done(&broken);
     done(&neighbour);
+}
+
+static ProtobufCBinaryData begun = {9, (uint8_t *)" upon all"};
+
+static void set_begun(Tandem__V1__GenerateRequest *msg)
+{
+    msg->stop = &begun;
+    msg->n_stop = 1;
+}
+
+static void text_that_fails_at_the_end_is_one_sequences_error_too(void **state)
+{
+    (void)state;
+    struct made m;
+    make(&m, set_begun);
+    assert_int_equal(say(&m, " once upon"), SEQ_GOES_ON); // " upon" is held back
+    size_t len = m.text.len;
+    m.text.max = len + 1;
+    assert_int_equal(seq_flush(m.s, &m.text), -EMSGSIZE);
+    assert_int_equal(m.text.error, 0);
+    assert_int_equal(m.text.len, len);
+    done(&m);
 }
 
 static void set_ignore_eos(Tandem__V1__GenerateRequest *msg)
@@ -253,6 +278,42 @@ static void set_n_3(Tandem__V1__GenerateRequest *msg)
     msg->n = 3;
 }
 
+static void set_penalised_choices(Tandem__V1__GenerateRequest *msg)
+{
+    static Tandem__V1__Sampling sampling;
+    tandem__v1__sampling__init(&sampling);
+    sampling.has_repetition_case = TANDEM__V1__SAMPLING__HAS_REPETITION_REPETITION_PENALTY;
+    sampling.repetition_penalty = 2;
+    msg->sampling = &sampling;
+    msg->n = 3;
+}
+
+static void every_choice_is_penalised_for_the_prompt(void **state)
+{
+    (void)state;
+    struct made m;
+    const struct kernel *kernel;
+    AUTO(dist_free) struct dist *d = NULL;
+    make(&m, set_penalised_choices);
+    uint32_t n_vocab = tok_n_vocab(tok), word = m.r->prompt[0];
+    assert_int_equal(kernel_init(&kernel), 0);
+    assert_int_equal(dist_new(n_vocab, kernel, &d), 0);
+    AUTO(mem_free) float *logits = calloc(n_vocab, sizeof(*logits));
+    logits[word] = 1;
+    for (uint32_t i = 0; i < m.r->n; i++) {
+        struct seq *s = m.r->seqs[i];
+        if (i > 0)
+            assert_int_equal(seq_open(s), 0);
+        struct dist_params p = seq_params(s);
+        double want = exp(0.5) / (exp(0.5) + n_vocab - 1);
+        AUTO(mem_free) double *probs = calloc(n_vocab, sizeof(*probs));
+        dist_set(d, logits, &p, s->counts);
+        dist_probs(d, probs);
+        assert_true(fabs(probs[word] - want) < 1e-9);
+    }
+    done(&m);
+}
+
 static void choices_have_keys_of_their_own(void **state)
 {
     (void)state;
@@ -269,6 +330,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(eos_ends_it_without_text),
         cmocka_unit_test(text_that_fails_is_one_sequences_error),
+        cmocka_unit_test(text_that_fails_at_the_end_is_one_sequences_error_too),
         cmocka_unit_test(eos_can_be_ignored),
         cmocka_unit_test(max_tokens_ends_it),
         cmocka_unit_test(the_contexts_end_is_a_limit_too),
@@ -278,6 +340,7 @@ int main(void)
         cmocka_unit_test(a_verify_stream_keeps_its_last_row_for_the_draft),
         cmocka_unit_test(a_kept_draft_waits_for_the_rows_before_it),
         cmocka_unit_test(a_draft_is_known_as_chain_or_tree),
+        cmocka_unit_test(every_choice_is_penalised_for_the_prompt),
         cmocka_unit_test(choices_have_keys_of_their_own),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);

@@ -1,0 +1,145 @@
+/* test_engine.c - the engine's thread with a real model, its clients played by the test. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include "lib/lib.h"
+#include "base/mem.h"
+#include "tandem/v1/verifier.pb-c.h"
+#include "verifier-svc/engine_impl.h"
+
+#define N_CHOICES 2
+#define N_TOKENS 400
+
+/* ---- what the engine's thread allocates: the linker hands all calls of ours to these ---- */
+
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t n);
+
+static atomic_bool watching;
+static pthread_t watched;
+static atomic_uint n_allocations;
+
+static void count(void)
+{
+    if (atomic_load(&watching) && pthread_equal(pthread_self(), watched))
+        atomic_fetch_add(&n_allocations, 1);
+}
+
+void *__wrap_malloc(size_t n)
+{
+    count();
+    return __real_malloc(n);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    count();
+    return __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *p, size_t n)
+{
+    count();
+    return __real_realloc(p, n);
+}
+
+/* ---- an engine ---- */
+
+static struct stats stats;
+static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+                                 .k = 5,
+                                 .max_sequences = 4,
+                                 .queue_length = 4,
+                                 .max_batch_rows = 64,
+                                 .prefill_chunk = 64,
+                                 .max_pass_ms = 100,
+                                 .threads = 1};
+
+static struct engine *start_engine(void)
+{
+    struct engine *e;
+    assert_int_equal(engine_new(&options, &stats, &e), 0);
+    assert_int_equal(engine_start(e), 0);
+    while (engine_state(e, NULL) == ENGINE_LOADING)
+        events_next(engine_events(e), -1); // woken when it is ready
+    assert_int_equal(engine_state(e, NULL), ENGINE_READY);
+    return e;
+}
+
+/* Many different tokens, text that is held back often, and all that a token can carry. */
+static struct request *request_of(struct engine *e)
+{
+    ProtobufCBinaryData stops[] = {{6, (uint8_t *)" a b c"}, {4, (uint8_t *)". \n\n"}};
+    Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
+    Tandem__V1__GenerateRequest msg = TANDEM__V1__GENERATE_REQUEST__INIT;
+    sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+    sampling.temperature = 2;
+    sampling.has_presence_case = TANDEM__V1__SAMPLING__HAS_PRESENCE_PRESENCE_PENALTY;
+    sampling.presence_penalty = 2;
+    msg.sampling = &sampling;
+    msg.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    msg.text = (ProtobufCBinaryData){4, (uint8_t *)"Once"};
+    msg.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    msg.max_tokens = N_TOKENS;
+    msg.min_tokens = N_TOKENS / 2;
+    msg.ignore_eos = msg.logprobs = msg.render_special = true;
+    msg.top_logprobs = DIST_MAX_TOP;
+    msg.stop = stops;
+    msg.n_stop = ARRAY_LEN(stops);
+    msg.n = N_CHOICES;
+    const struct served *m = engine_served(e);
+    struct request_limits limits = {m->tok, m->name, m->context, 4};
+    struct request *r;
+    assert_int_equal(request_read(&msg, &limits, &r), 0);
+    assert_int_equal(request_open(r, m->tok), 0);
+    return r;
+}
+
+static void a_decoding_round_allocates_nothing(void **state)
+{
+    (void)state;
+    AUTO(engine_free) struct engine *e = start_engine();
+    struct request *r = request_of(e);
+    unsigned n_tokens[N_CHOICES] = {0}, at_start = 0;
+    watched = e->thread;
+    atomic_store(&watching, true);
+    assert_int_equal(engine_submit(e, r), 0);
+    for (bool last = false; !last;) {
+        struct event_batch *b = events_next(engine_events(e), -1);
+        for (uint32_t i = 0; b && i < b->n; i++) {
+            n_tokens[b->v[i].choice] += b->v[i].n_tokens;
+            last = b->v[i].last;
+        }
+        if (b)
+            events_return(engine_events(e), b);
+        if (!at_start && n_tokens[0] && n_tokens[1])
+            at_start = atomic_load(&n_allocations);
+    }
+    assert_true(at_start > 0); // those of the admission
+    assert_int_equal(atomic_load(&n_allocations), at_start);
+    assert_true(n_tokens[0] > N_TOKENS / 2 && n_tokens[1] > N_TOKENS / 2);
+    atomic_store(&watching, false);
+    request_drop(r); // the engine's hold
+    request_drop(r);
+    engine_stop(e);
+}
+
+static int init(void **state)
+{
+    (void)state;
+    stats_init(&stats);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_decoding_round_allocates_nothing),
+    };
+    return cmocka_run_group_tests(tests, init, NULL);
+}
