@@ -41,17 +41,10 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
         call, &tandem__v1__describe_request__descriptor, msg);
     if (!req)
         return;
-    uint32_t own = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION, theirs = req->protocol;
     tandem__v1__describe_request__free_unpacked(req, NULL);
-    if (theirs == 0) {
-        fail(-EPROTO, "this proposer speaks protocol version %u, the request names version %u", own,
-             theirs);
-        rpc_call_finish(call, RPC_FAILED_PRECONDITION, fail_text());
-        return;
-    }
     Tandem__V1__QMode point = TANDEM__V1__QMODE__Q_MODE_POINT;
     Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
-    reply.protocol = theirs < own ? theirs : own;
+    reply.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
     reply.kind = bytes_of(s->c.name);
     reply.k_max = s->c.k_max;
     reply.max_context = s->c.max_context;

@@ -57,21 +57,14 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
         call, &tandem__v1__get_model_request__descriptor, in);
     if (!req)
         return;
-    uint32_t own = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION, theirs = req->protocol;
     tandem__v1__get_model_request__free_unpacked(req, NULL);
-    if (theirs != own && theirs != TANDEM__V1__PROTOCOL__PROTOCOL_UNKNOWN) {
-        fail(-EPROTO, "this verifier speaks protocol version %u, the request names version %u", own,
-             theirs);
-        rpc_call_finish(call, RPC_FAILED_PRECONDITION, fail_text());
-        return;
-    }
 
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
     ProtobufCBinaryData proposers[DRAFTS_MAX];
     char names[DRAFTS_MAX][DRAFTS_NAME_MAX];
     info.state = wire_state(engine_state(s->engine, &info.progress));
     info.version = bytes_of_text(TANDEM_VERSION);
-    info.protocol = own;
+    info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
     const struct served *m = engine_served(s->engine);
     struct drafts *d = engine_drafts(s->engine);
     if (m)
