@@ -44,7 +44,9 @@ void engine_fail_request(struct engine *e, struct request *r, int error, const c
 static void count_end(struct engine *e, const struct seq *s, enum seq_end end)
 {
     struct stats *m = e->stats;
-    metrics_add(end == SEQ_STOP ? m->stopped : m->lengthened, 1);
+    metrics_add(m->ended[end], 1);
+    if (!s->first_us)
+        return; // a Verify stream closed without a draft
     metrics_observe(m->e2e_s, (double)(s->last_us - s->req->arrived_us) / 1e6);
     metrics_observe(m->decode_s, (double)(s->last_us - s->first_us) / 1e6);
     metrics_observe(m->generated_length, seq_generated(s));
@@ -63,6 +65,8 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
                                        .n_bonus = s->n_bonus,
                                        .proposer = s->last_proposer};
     count_end(e, s, end);
+    if (!s->started)
+        atomic_fetch_sub(&e->n_queued, 1);
     release(e, s);
     ev->last = --s->req->n_open == 0;
     if (ev->last)
@@ -286,9 +290,11 @@ static void admit(struct engine *e)
 
 /* ---- the loop ---- */
 
-static bool idled_out(const struct seq *s, int64_t now_us)
+/* When a Verify stream will have waited too long for its draft; INT64_MAX: it does not wait. */
+static int64_t idles_out_us(const struct engine *e, const struct seq *s)
 {
-    return s->idle_us && !s->has_draft && now_us - s->idle_us >= ENGINE_VERIFY_IDLE_US;
+    return s->idle_us && !s->has_draft ? s->idle_us + e->options->verify_timeout_s * 1000000
+                                       : INT64_MAX;
 }
 
 /* The client sends no more drafts and has its answer to the last one. */
@@ -298,28 +304,28 @@ static bool is_done_with(const struct seq *s)
     return atomic_load(&r->closing) && !s->has_draft && !atomic_load(&r->draft_pending);
 }
 
-/* Why a sequence must end now; 0: it need not. */
-static int reason_to_end(const struct seq *s, int64_t now_us)
+/* Ends a sequence that nobody wants any more. False: somebody does. */
+static bool end_unwanted(struct engine *e, struct seq *s, int64_t now_us)
 {
-    if (atomic_load_explicit(&s->req->cancelled, memory_order_relaxed) || is_done_with(s))
-        return -ECANCELED;
-    return idled_out(s, now_us) ? -ETIMEDOUT : 0;
+    char text[REQUEST_MAX_ERROR];
+    if (atomic_load_explicit(&s->req->cancelled, memory_order_relaxed)) {
+        engine_fail_request(e, s->req, -ECANCELED, "cancelled");
+    } else if (is_done_with(s)) {
+        engine_end_seq(e, s, SEQ_CLOSED, events_add(events_room(e->events, 0), s->req, s->choice));
+    } else if (now_us >= idles_out_us(e, s)) {
+        snprintf(text, sizeof(text), "no draft came for %d s", (int)e->options->verify_timeout_s);
+        engine_fail_request(e, s->req, -ETIMEDOUT, text);
+    } else {
+        return false;
+    }
+    return true;
 }
 
-/* Ends what nobody wants any more. */
 static void reap(struct engine *e, struct roster *l)
 {
     int64_t now_us = clock_us();
-    for (uint32_t i = 0; i < l->n;) {
-        struct request *r = l->v[i]->req;
-        int why = reason_to_end(l->v[i], now_us);
-        if (!why) {
-            i++;
-            continue;
-        }
-        engine_fail_request(e, r, why, why == -ECANCELED ? "cancelled" : "no draft came for 30 s");
-        i = 0; // the list has changed
-    }
+    for (uint32_t i = 0; i < l->n;)
+        i = end_unwanted(e, l->v[i], now_us) ? 0 : i + 1; // the list has changed
 }
 
 static void end_all(struct engine *e)
@@ -335,20 +341,18 @@ static void end_all(struct engine *e)
  * out. -1: until something comes. */
 static int64_t idle_wait_us(const struct engine *e)
 {
-    int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
-    if (!wait)
-        wait = INT64_MAX;
+    int64_t now_us = clock_us(), until = INT64_MAX, wait = svc_watchdog_interval_us();
     const struct roster *lists[] = {&e->running, &e->waiting};
     for (unsigned l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < lists[l]->n; i++) {
-            const struct seq *s = lists[l]->v[i];
-            if (!s->idle_us || s->has_draft)
-                continue;
-            int64_t left = s->idle_us + ENGINE_VERIFY_IDLE_US - now_us;
-            wait = left < 0 ? 0 : left < wait ? left : wait;
+            int64_t at_us = idles_out_us(e, lists[l]->v[i]);
+            until = at_us < until ? at_us : until;
         }
     }
-    return wait == INT64_MAX ? -1 : wait;
+    if (until == INT64_MAX)
+        return wait ? wait : -1;
+    int64_t left = until > now_us ? until - now_us : 0;
+    return wait && wait < left ? wait : left;
 }
 
 static void show_load(struct engine *e)

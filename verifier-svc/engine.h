@@ -17,8 +17,6 @@
 #include "verifier-svc/served.h"
 #include "verifier-svc/stats.h"
 
-#define ENGINE_VERIFY_IDLE_US 30000000 // a Verify stream without a draft for so long ends
-
 struct engine;
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_ENDED };

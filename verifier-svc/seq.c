@@ -6,6 +6,12 @@
 #include "base/rng.h"
 #include "verifier-svc/seq.h"
 
+const char *seq_end_name(enum seq_end end)
+{
+    static const char *const names[] = {"", "stop", "length", "closed", "failed"};
+    return names[end];
+}
+
 static bool wants_counts(const struct dist_params *p)
 {
     return p->repetition != 1 || p->presence != 0 || p->frequency != 0;

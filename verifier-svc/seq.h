@@ -19,7 +19,11 @@
 #include "verifier-svc/request.h"
 
 enum seq_state { SEQ_WAITING, SEQ_BRANCH, SEQ_RUNNING, SEQ_ENDED };
-enum seq_end { SEQ_GOES_ON, SEQ_STOP, SEQ_LENGTH, SEQ_FAILED };
+/* CLOSED: the client of a Verify stream wants no more. */
+enum seq_end { SEQ_GOES_ON, SEQ_STOP, SEQ_LENGTH, SEQ_CLOSED, SEQ_FAILED };
+
+/* "stop" and so on, for logs and metrics. */
+const char *seq_end_name(enum seq_end end);
 
 #define SEQ_NO_PROPOSER (-1)
 

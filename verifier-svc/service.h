@@ -2,8 +2,7 @@
  *
  * Requests are parsed and checked on rpc threads and handed to the engine; what the engine commits
  * is packed and sent by one thread of its own, which never waits for a client: an answer of which
- * more than SERVICE_UNREAD_MAX bytes are unread pauses its sequences, and ends after
- * SERVICE_UNREAD_S.
+ * more than SERVICE_UNREAD_MAX bytes are unread pauses its sequences, and ends after a while.
  *
  * Threads: main. */
 #pragma once
@@ -16,7 +15,6 @@
 
 #define SERVICE_NAME "tandem.v1.Verifier"
 #define SERVICE_UNREAD_MAX (256u << 10)
-#define SERVICE_UNREAD_S 60
 #define SERVICE_MAX_MESSAGE (16u << 20)   // bytes: 2 Mi prompt tokens, a prediction and the rest
 #define SERVICE_PARKED_MAX (64u << 20)    // bytes of requests that wait for the model
 #define SERVICE_MAX_DETOKENIZE (1u << 20) // ids in one call

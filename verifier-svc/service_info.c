@@ -238,5 +238,7 @@ void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
     reply->cache = &s->cache;
     reply->prompt_tokens = count_of(m->prompt_tokens);
     reply->generated_tokens = count_of(m->generated_tokens);
-    reply->requests = count_of(m->stopped) + count_of(m->lengthened) + count_of(m->failed);
+    reply->requests = count_of(m->failed);
+    for (enum seq_end end = SEQ_STOP; end < SEQ_FAILED; end++)
+        reply->requests += count_of(m->ended[end]);
 }

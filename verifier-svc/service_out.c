@@ -39,10 +39,12 @@ static void look_at_slow(struct service *s)
     for (struct request **at = &s->slow; *at;) {
         struct request *r = *at;
         bool over = atomic_load(&r->paused) && !r->answered &&
-                    now_us - r->slow_since_us >= SERVICE_UNREAD_S * INT64_C(1000000);
+                    now_us - r->slow_since_us >= s->options->reader_timeout_s * 1000000;
         if (over) {
-            rpc_call_abort(r->call, RPC_RESOURCE_EXHAUSTED,
-                           "more than 256 KiB of the answer were not read for 60 s");
+            char text[96];
+            snprintf(text, sizeof(text), "more than %u KiB of the answer were not read for %d s",
+                     SERVICE_UNREAD_MAX >> 10, (int)s->options->reader_timeout_s);
+            rpc_call_abort(r->call, RPC_RESOURCE_EXHAUSTED, text);
             atomic_store(&r->cancelled, true);
             engine_wake(s->engine);
         }
@@ -232,8 +234,7 @@ static void log_end(const struct event *ev)
         log_info("request done id=%s prompt=%u out=%u choices=%u rounds=%u accepted=%u/%u "
                  "end=%s ms=%.1f",
                  r->id, r->n_prompt, r->total.n_generated, r->n, r->total.n_rounds,
-                 r->total.n_accepted, r->total.n_drafted, ev->end == SEQ_STOP ? "stop" : "length",
-                 ms);
+                 r->total.n_accepted, r->total.n_drafted, seq_end_name(ev->end), ms);
 }
 
 static void send_event(struct service *s, const struct event *ev, const struct event_batch *b)
@@ -248,8 +249,10 @@ static void send_event(struct service *s, const struct event *ev, const struct e
     if (!ev->last)
         return;
     log_end(ev);
-    bool fine = !ev->error || (ev->error == -ECANCELED && atomic_load(&r->closing));
-    rpc_call_finish(r->call, fine ? RPC_OK : rpc_code_of(ev->error), fine ? NULL : ev->error_text);
+    if (ev->error)
+        rpc_call_finish(r->call, rpc_code_of(ev->error), ev->error_text);
+    else
+        rpc_call_finish(r->call, RPC_OK, NULL);
     r->answered = true;
     rpc_call_unref(r->call);
     request_drop(r);

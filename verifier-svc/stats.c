@@ -42,9 +42,12 @@ static struct metric *gauge(const char *name, const char *help)
 
 static void init_requests(struct stats *s)
 {
-    const char *name = "tandem_request_success_total", *help = "Choices that ended, by reason.";
-    s->stopped = metrics_counter(name, help, "finished_reason=\"stop\"");
-    s->lengthened = metrics_counter(name, help, "finished_reason=\"length\"");
+    for (enum seq_end end = SEQ_STOP; end < SEQ_FAILED; end++) {
+        char label[48];
+        snprintf(label, sizeof(label), "finished_reason=\"%s\"", seq_end_name(end));
+        s->ended[end] = metrics_counter("tandem_request_success_total",
+                                        "Choices that ended, by reason.", label);
+    }
     s->failed = counter("tandem_request_failed_total",
                         "Requests that ended with an error, cancelled ones included.");
     s->refused = counter("tandem_request_refused_total",

@@ -6,6 +6,7 @@
 #pragma once
 #include <stdint.h>
 #include "base/metrics.h"
+#include "verifier-svc/seq.h"
 
 #define STATS_MAX_PROPOSERS 16
 #define STATS_MAX_POSITIONS 20 // positions of a draft that are counted one by one
@@ -18,7 +19,8 @@ struct stats_drafts {
 
 struct stats {
     /* Requests. */
-    struct metric *stopped, *lengthened, *failed, *refused;
+    struct metric *ended[SEQ_FAILED]; // choices, by enum seq_end
+    struct metric *failed, *refused;
     struct metric *prompt_tokens, *generated_tokens;
     struct metric *ttft_s, *inter_token_s, *e2e_s, *queue_s, *prefill_s, *decode_s;
     struct metric *prompt_length, *generated_length;

@@ -596,6 +596,49 @@ static void a_draft_before_the_close_is_still_verified(void **state)
     wait_load(client, 0, 0);
 }
 
+static void a_closed_stream_is_a_good_end(void **state)
+{
+    (void)state;
+    const char *closed = "tandem_request_success_total{finished_reason=\"closed\"}";
+    double n_closed = metric_of(client, closed);
+    double n_failed = metric_of(client, "tandem_request_failed_total");
+    struct wish w;
+    struct verify v;
+    wish_init(&w, STORY, 100);
+    w.msg.id = text_of("to-be-closed");
+    verify_open(&v, &w.msg);
+    assert_int_equal(verify_close(&v).code, RPC_OK); // before any draft
+    verify_open(&v, &w.msg);
+    verify_draft(&v, story()->ids, NULL, 3);
+    assert_int_equal(verify_close(&v).code, RPC_OK);
+    assert_true(metric_of(client, closed) == n_closed + 2);
+    assert_true(metric_of(client, "tandem_request_failed_total") == n_failed);
+    assert_true(service_said(&verifier, "request done id=to-be-closed"));
+}
+
+static void a_stream_without_drafts_ends(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    struct wish w;
+    struct verify v;
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--verify-timeout", "1", NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wish_init(&w, STORY, 40);
+    verify_open_at(c, &v, &w.msg);
+    verify_draft(&v, NULL, NULL, 0);
+    verify_wait(&v, 0, true);
+    assert_int_equal(v.status.code, RPC_DEADLINE_EXCEEDED);
+    assert_string_equal(v.status.text, "no draft came for 1 s");
+    verify_close(&v);
+    wait_load(c, 0, 0);
+    assert_true(metric_of(c, "tandem_kv_cache_usage_ratio") == 0);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 static void verify_must_end(struct verify *v, enum rpc_code code, const char *sentence)
 {
     verify_wait(v, 0, true);
@@ -772,6 +815,37 @@ static void a_client_that_does_not_read_is_waited_for(void **state)
     generation_end(&g);
     assert_int_equal(g.status.code, RPC_OK);
     same_answer(&a[0], &a[1]);
+}
+
+static void a_client_that_never_reads_is_given_up(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c, *slow;
+    struct wish w;
+    struct generation g;
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--reader-timeout", "1", NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    assert_int_equal(rpc_client_new(s.target, NULL, &slow), 0);
+    wish_init(&w, STORY, 900);
+    w.msg.ignore_eos = true;
+    w.msg.logprobs = true;
+    w.msg.top_logprobs = 20;
+    w.msg.n = 16;
+    generation_start(&g, slow, &w.msg, a);
+    rpc_stream_pause(g.stream);
+    while (metric_of(c, "tandem_request_failed_total") == 0)
+        nap();
+    rpc_stream_resume(g.stream);
+    generation_end(&g);
+    assert_int_equal(g.status.code, RPC_RESOURCE_EXHAUSTED);
+    assert_string_equal(g.status.text, "more than 256 KiB of the answer were not read for 1 s");
+    wait_load(c, 0, 0);
+    rpc_client_free(slow);
+    rpc_client_free(c);
+    service_stop(&s);
 }
 
 /* ---- shortage ---- */
@@ -1189,6 +1263,8 @@ int main(void)
         cmocka_unit_test(max_tokens_inside_a_draft_ends_it_there),
         cmocka_unit_test(a_stop_string_inside_a_draft_ends_it_there),
         cmocka_unit_test(a_draft_before_the_close_is_still_verified),
+        cmocka_unit_test(a_closed_stream_is_a_good_end),
+        cmocka_unit_test(a_stream_without_drafts_ends),
         cmocka_unit_test(drafts_that_do_not_fit_end_their_stream_only),
         cmocka_unit_test(bad_requests_are_refused_in_a_sentence),
         cmocka_unit_test(a_message_past_any_legal_request_is_refused),
@@ -1196,6 +1272,7 @@ int main(void)
         cmocka_unit_test(a_cancelled_request_leaves_within_a_round),
         cmocka_unit_test(a_deadline_ends_the_request),
         cmocka_unit_test(a_client_that_does_not_read_is_waited_for),
+        cmocka_unit_test(a_client_that_never_reads_is_given_up),
         cmocka_unit_test(a_full_queue_refuses_the_next),
         cmocka_unit_test(a_small_pool_preempts_and_changes_nothing),
         cmocka_unit_test(a_waiting_verify_stream_gives_way_and_comes_back),
