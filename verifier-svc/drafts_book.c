@@ -17,17 +17,21 @@ struct known {
     uint64_t seq;
     uint64_t sent_digest; // of [0, sent_len)
     uint32_t sent_len;    // committed tokens the proposer has
-    uint32_t round;       // the Round that is to be answered, from 1; 0: none
-    struct drafts_asked asked;
-    bool introduced; // hint and tenant are sent
-    bool sent_again; // the context, on request, and no good answer since
+    bool introduced;      // hint and tenant are sent
+    bool sent_again;      // the context, on request, and no good answer since
     bool has_sampling;
     float temperature, top_p, min_p; // as sent last
     uint32_t top_k;
 };
 
+struct owed {
+    uint64_t seq;
+    struct drafts_asked asked;
+};
+
 struct round {
-    uint32_t n_owed; // sequences; 0: free
+    struct owed *owed; // (max_sequences)
+    uint32_t n_owed;   // answers; 0: free
     int64_t asked_us, due_us;
     uint32_t budget_us;
     bool missed;
@@ -68,6 +72,10 @@ int drafts_book_new(uint32_t max_sequences, uint32_t n_vocab, struct drafts_book
         o->tokens = malloc(DRAFTS_OUTBOX_TOKENS * sizeof(*o->tokens));
         complete = complete && o->urgent && o->pieces && o->tokens;
     }
+    for (unsigned i = 0; i < N_ROUNDS; i++) {
+        b->rounds[i].owed = calloc(max_sequences, sizeof(*b->rounds[i].owed));
+        complete = complete && b->rounds[i].owed;
+    }
     if (!complete)
         return fail(-ENOMEM, "drafts: no memory for %u sequences", max_sequences);
     *ret = TAKE(b);
@@ -83,6 +91,8 @@ void drafts_book_free(struct drafts_book *b)
         free(b->outboxes[i].pieces);
         free(b->outboxes[i].tokens);
     }
+    for (unsigned i = 0; i < N_ROUNDS; i++)
+        free(b->rounds[i].owed);
     free(b->known);
     free(b);
 }
@@ -97,7 +107,7 @@ void drafts_book_reset(struct drafts_book *b, const struct drafts_described *abo
 {
     b->about = *about;
     b->n_known = 0;
-    memset(b->rounds, 0, sizeof(b->rounds));
+    b->rounds[0].n_owed = b->rounds[1].n_owed = 0;
     outbox_clear(&b->outboxes[0]);
     outbox_clear(&b->outboxes[1]);
     b->n_faults = b->n_unasked = 0;
@@ -125,6 +135,23 @@ static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
     s = &b->known[b->n_known++];
     *s = (struct known){.seq = seq};
     return s;
+}
+
+static struct owed *owed_by(const struct round *r, uint64_t seq)
+{
+    for (uint32_t i = 0; i < r->n_owed; i++)
+        if (r->owed[i].seq == seq)
+            return &r->owed[i];
+    return NULL;
+}
+
+/* NULL: no answer is owed for the sequence. */
+static struct round *round_owing(struct drafts_book *b, uint64_t seq)
+{
+    for (unsigned i = 0; i < N_ROUNDS; i++)
+        if (owed_by(&b->rounds[i], seq))
+            return &b->rounds[i];
+    return NULL;
 }
 
 /* ---- the outbox that is being filled ---- */
@@ -217,7 +244,7 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, const struct
     if (!w->k || (b->about.max_context && w->base_len > b->about.max_context))
         return false;
     struct known *s = find_or_add(b, w->seq);
-    if (!s || s->round || w->base_len < s->sent_len)
+    if (!s || round_owing(b, w->seq) || w->base_len < s->sent_len)
         return false;
     struct drafts_entry e = entry_of(s, w);
     bool urgent = w->base_len - s->sent_len + e.n_hint <= DRAFTS_URGENT_TOKENS;
@@ -256,13 +283,6 @@ unsigned drafts_book_ask(struct drafts_book *b, const struct drafts_wish *wishes
 
 /* ---- Rounds ---- */
 
-static void no_longer_owed(struct drafts_book *b, struct known *s)
-{
-    if (s->round)
-        b->rounds[s->round - 1].n_owed--;
-    s->round = 0;
-}
-
 void drafts_book_close(struct drafts_book *b, uint64_t seq)
 {
     struct known *s = find(b, seq);
@@ -270,7 +290,6 @@ void drafts_book_close(struct drafts_book *b, uint64_t seq)
         return;
     struct drafts_outbox *o = &b->outboxes[b->filling];
     outbox_remove(o, seq);
-    no_longer_owed(b, s);
     if ((s->sent_len || s->introduced) && o->n_closes < DRAFTS_OUTBOX_CLOSES)
         o->closes[o->n_closes++] = seq;
     *s = b->known[--b->n_known];
@@ -288,23 +307,25 @@ static void note_sent(struct known *s, const struct drafts_entry *e)
     s->top_k = e->top_k;
 }
 
-static void note_round(struct drafts_book *b, const struct drafts_outbox *o, uint32_t round)
+static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
 {
-    b->rounds[round - 1] = (struct round){.n_owed = o->n_urgent,
-                                          .asked_us = o->asked_us,
-                                          .due_us = o->asked_us + o->budget_us,
-                                          .budget_us = o->budget_us};
+    struct round *r = &b->rounds[b->rounds[0].n_owed ? 1 : 0];
+    *r = (struct round){.owed = r->owed,
+                        .n_owed = o->n_urgent,
+                        .asked_us = o->asked_us,
+                        .due_us = o->asked_us + o->budget_us,
+                        .budget_us = o->budget_us};
     for (uint32_t i = 0; i < o->n_urgent; i++) {
         const struct drafts_entry *e = &o->urgent[i];
         struct known *s = find(b, e->seq);
         assert(s); // closing a sequence takes its entry out
         note_sent(s, e);
-        s->round = round;
-        s->asked = (struct drafts_asked){.base_len = e->base_len,
-                                         .k = e->k,
-                                         .n_vocab = b->n_vocab,
-                                         .digest = e->digest,
-                                         .q_mode = e->q_mode};
+        r->owed[i] = (struct owed){e->seq,
+                                   {.base_len = e->base_len,
+                                    .k = e->k,
+                                    .n_vocab = b->n_vocab,
+                                    .digest = e->digest,
+                                    .q_mode = e->q_mode}};
     }
     b->counts.rounds++;
 }
@@ -323,7 +344,7 @@ const struct drafts_outbox *drafts_book_take(struct drafts_book *b)
         return NULL;
     struct drafts_outbox *o = &b->outboxes[b->filling];
     if (o->n_urgent)
-        note_round(b, o, b->rounds[0].n_owed ? 2 : 1);
+        note_round(b, o);
     for (uint32_t i = 0; i < o->n_pieces; i++) {
         struct known *s = find(b, o->pieces[i].seq);
         assert(s);
@@ -369,9 +390,9 @@ uint32_t drafts_book_p90_us(const struct drafts_book *b, uint32_t k)
     return sorted[(n * 9 + 9) / 10 - 1];
 }
 
-static void note_rtt(struct drafts_book *b, const struct known *s, uint32_t rtt_us)
+static void note_rtt(struct drafts_book *b, uint32_t k, uint32_t rtt_us)
 {
-    struct rtts *r = &b->rtts[rtt_kind(s->asked.k)];
+    struct rtts *r = &b->rtts[rtt_kind(k)];
     r->us[r->n++ % N_RTTS] = rtt_us;
 }
 
@@ -387,7 +408,6 @@ static void context_wanted(struct drafts_book *b, struct known *s)
     s->sent_digest = 0;
     s->introduced = s->has_sampling = false;
     outbox_remove(&b->outboxes[b->filling], s->seq);
-    no_longer_owed(b, s);
 }
 
 static void unasked(struct drafts_book *b)
@@ -405,10 +425,8 @@ static void bad_draft(struct drafts_book *b, enum drafts_verdict v)
     fault(b, fail_text());
 }
 
-static void good_draft(struct drafts_book *b, struct known *s, const struct round *r,
-                       const struct draft *draft)
+static void good_draft(struct drafts_book *b, const struct round *r, const struct draft *draft)
 {
-    s->sent_again = false;
     b->n_unasked = 0;
     b->counts.drafts += draft->n > 0;
     b->counts.draft_tokens += draft->n;
@@ -444,30 +462,40 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
     return b->n_faults >= DRAFTS_FAULTS_MAX ? b->fault : NULL;
 }
 
+static bool take_draft(struct drafts_book *b, const struct round *r,
+                       const struct drafts_asked *asked, const Tandem__V1__SequenceDraft *answer,
+                       int64_t now_us, struct draft *ret)
+{
+    enum drafts_verdict v = drafts_check(answer, asked, ret);
+    int64_t rtt_us = now_us - r->asked_us;
+    ret->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
+    note_rtt(b, asked->k, ret->rtt_us);
+    if (v == DRAFTS_GOOD)
+        good_draft(b, r, ret);
+    else
+        bad_draft(b, v);
+    return v == DRAFTS_GOOD;
+}
+
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
                         int64_t now_us, struct draft *ret)
 {
-    struct known *s = find(b, answer->seq);
+    struct known *s = find(b, answer->seq); // NULL: closed since
+    struct round *r = round_owing(b, answer->seq);
+    struct owed *owed = r ? owed_by(r, answer->seq) : NULL;
     drafts_book_verdict(b, now_us); // it may be late
-    if (s && answer->need_context) {
+    bool good = false;
+    if (answer->need_context && s && s->sent_len) // also for a context that went ahead
         context_wanted(b, s);
-        return false;
-    }
-    if (!s || !s->round) {
+    else if (!owed)
         unasked(b);
-        return false;
-    }
-    const struct round *r = &b->rounds[s->round - 1];
-    enum drafts_verdict v = drafts_check(answer, &s->asked, ret);
-    int64_t rtt_us = now_us - r->asked_us;
-    ret->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
-    note_rtt(b, s, ret->rtt_us);
-    if (v == DRAFTS_GOOD)
-        good_draft(b, s, r, ret);
-    else
-        bad_draft(b, v);
-    no_longer_owed(b, s);
-    return v == DRAFTS_GOOD;
+    else if (!answer->need_context)
+        good = take_draft(b, r, &owed->asked, answer, now_us, ret);
+    if (owed)
+        *owed = r->owed[--r->n_owed];
+    if (good && s)
+        s->sent_again = false;
+    return good && s;
 }
 
 const struct drafts_counts *drafts_book_counts(const struct drafts_book *b)

@@ -1,8 +1,10 @@
 /* drafts_book.h - what one proposer knows, what it owes, and what is to be sent to it.
  *
- * A sequence has an entry in the book from its first wish on: how much of its context the proposer
- * has, and the wish it has not answered. Wishes are copied into the outbox that is being filled;
- * taking it to send makes the other one the one being filled. All memory is reserved at the start.
+ * A sequence has an entry in the book from its first wish until it is closed: how much of its
+ * context the proposer has. An answer is owed for what was sent, also for a sequence that has been
+ * closed since: it frees the Round, or its absence tells that the proposer is late. Wishes are
+ * copied into the outbox that is being filled; taking it to send makes the other one the one being
+ * filled. All memory is reserved at the start.
  *
  * Threads: the caller's lock; what drafts_book_take() returned is the sender's until the next. */
 #pragma once

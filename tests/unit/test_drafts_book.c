@@ -242,11 +242,26 @@ static void a_closed_sequence_is_forgotten(void **state)
     const struct drafts_outbox *o = drafts_book_take(b);
     assert_int_equal(o->n_closes, 1);
     assert_true(o->closes[0] == 7);
-    assert_false(answer(b, &e, 1));
+    assert_false(answer(b, &e, 1)); // nobody's draft any more
+    assert_int_equal(drafts_book_counts(b)->stale, 0);
+    assert_false(answer(b, &e, 2));
     assert_int_equal(drafts_book_counts(b)->stale, 1);
     ask(b, 8, 10, 2, 0); // never sent: nothing to close
     drafts_book_close(b, 8);
     assert_null(drafts_book_take(b));
+}
+
+static void a_closed_sequence_that_comes_back_is_told_anew(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(1);
+    struct drafts_entry e = *must_send(b, 7, 10, 2, 0);
+    drafts_book_close(b, 7);
+    assert_int_equal(ask(b, 8, 10, 2, 0), 1); // its place is free
+    drafts_book_close(b, 8);
+    assert_int_equal(ask(b, 7, 12, 2, 0), 0); // but its answer is still owed
+    assert_true(answer(b, &e, 1));            // which may still be right
+    assert_int_equal(must_send(b, 7, 12, 2, 2)->keep, 0);
 }
 
 static void a_missing_context_is_sent_again(void **state)
@@ -409,6 +424,22 @@ static void three_missed_budgets_in_a_row_are_enough(void **state)
                         "it missed its budgets");
 }
 
+static void sequences_that_end_unanswered_are_missed_too(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    const char *why = NULL;
+    int64_t now = 0;
+    for (uint64_t seq = 1; !why && now < 10000000; seq++, now += BUDGET_US / 2) {
+        ask(b, seq, 10, 1, now);
+        drafts_book_take(b);
+        drafts_book_close(b, seq);
+        why = drafts_book_verdict(b, now);
+    }
+    assert_non_null(why);
+    assert_true(now < 3 * DRAFTS_MISS_AGAIN_US);
+}
+
 static void late_answers_count_but_may_be_used(void **state)
 {
     (void)state;
@@ -476,6 +507,7 @@ int main(void)
         cmocka_unit_test(the_draw_key_goes_only_to_who_draws_with_it),
         cmocka_unit_test(hint_tenant_and_sampling_are_sent_when_new),
         cmocka_unit_test(a_closed_sequence_is_forgotten),
+        cmocka_unit_test(a_closed_sequence_that_comes_back_is_told_anew),
         cmocka_unit_test(a_missing_context_is_sent_again),
         cmocka_unit_test(a_proposer_that_never_keeps_a_context_is_given_up),
         cmocka_unit_test(a_good_draft_is_handed_on),
@@ -483,6 +515,7 @@ int main(void)
         cmocka_unit_test(what_is_wrong_is_dropped),
         cmocka_unit_test(three_bad_answers_in_a_row_are_enough),
         cmocka_unit_test(three_missed_budgets_in_a_row_are_enough),
+        cmocka_unit_test(sequences_that_end_unanswered_are_missed_too),
         cmocka_unit_test(late_answers_count_but_may_be_used),
         cmocka_unit_test(an_outbox_that_is_never_taken_misses_too),
         cmocka_unit_test(a_flood_of_unasked_answers_is_not_endured),
