@@ -110,7 +110,8 @@ int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us
  * the others are still owed an answer, or their context is on its way: ask again next round. */
 unsigned drafts_ask(struct drafts *d, unsigned i, const struct drafts_wish *wishes, unsigned n,
                     uint32_t budget_us, int64_t now_us);
-/* The sequence has ended: forgotten here and at every proposer. */
+/* The sequence has ended or will not ask for a while: forgotten here and at every proposer. It may
+ * come back, and is told from the start then. */
 void drafts_close(struct drafts *d, uint64_t seq);
 /* For the statistics: so many tokens of i's drafts were kept. */
 void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);

@@ -85,6 +85,8 @@ static void send_back_unbranched(struct engine *e, const struct request *r)
 void engine_preempt(struct engine *e, struct seq *s)
 {
     kv_keep(e->served->kv, &s->kv, 0, NULL, 0);
+    if (e->drafts)
+        drafts_close(e->drafts, s->id); // its place there is for those who run
     roster_remove(&e->running, s);
     s->state = SEQ_WAITING;
     s->leaving = false;

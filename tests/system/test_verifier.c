@@ -132,6 +132,13 @@ static double metric_of(struct rpc_client *c, const char *name)
     return strtod(at + strlen(line), NULL);
 }
 
+static void wait_metric(struct rpc_client *c, const char *name, double at_least)
+{
+    int64_t until = clock_us() + WITHIN_S * INT64_C(1000000);
+    for (; metric_of(c, name) < at_least; nap())
+        assert_true(clock_us() < until);
+}
+
 static void same_answer(const struct answer *a, const struct answer *b)
 {
     assert_int_equal(a->n, b->n);
@@ -805,11 +812,7 @@ static void a_client_that_does_not_read_is_waited_for(void **state)
     generation_run(client, &w.msg, &a[0]);
     generation_start(&g, client, &w.msg, &a[1]);
     rpc_stream_pause(g.stream);
-    int64_t until = clock_us() + WITHIN_S * INT64_C(1000000);
-    while (metric_of(client, "tandem_num_requests_paused") < 16) {
-        assert_true(clock_us() < until);
-        nap();
-    }
+    wait_metric(client, "tandem_num_requests_paused", 16);
     assert_true(service_said(&verifier, "answer paused"));
     rpc_stream_resume(g.stream);
     generation_end(&g);
@@ -1140,6 +1143,43 @@ static void a_proposer_changes_nothing_but_the_rounds(void **state)
     service_stop(&s);
 }
 
+/* The places at the proposer are for the sequences that run. */
+static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    struct wish w;
+    struct generation slow;
+    AUTO(mem_free) struct answer *a = answers_new(3);
+    service_spawn(&p, "proposer-svc", NULL);
+    service_start(
+        &s, "verifier-svc",
+        (const char *[]){"--model", MODEL, "--proposers", p.target, "--max-sequences", "4", NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposer(c);
+    wish_init(&w, STORY, 900);
+    w.msg.ignore_eos = true;
+    w.msg.logprobs = true;
+    w.msg.top_logprobs = 20;
+    w.msg.n = 4;
+    generation_run(client, &w.msg, &a[0]);
+    generation_start(&slow, c, &w.msg, &a[1]);
+    rpc_stream_pause(slow.stream);
+    wait_metric(c, "tandem_num_requests_paused", 4);
+    wish_init(&w, STORY, 300);
+    w.msg.ignore_eos = true;
+    generation_run(c, &w.msg, &a[2]);
+    assert_true(a[2].accepted > 0);
+    rpc_stream_resume(slow.stream);
+    generation_end(&slow);
+    assert_int_equal(slow.status.code, RPC_OK);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
 /* ---- beginning and end ---- */
 
 static void requests_wait_for_the_model(void **state)
@@ -1281,6 +1321,7 @@ int main(void)
         cmocka_unit_test(chunks_of_a_prompt_change_nothing),
         cmocka_unit_test(an_error_inside_ends_its_own_sequence_only),
         cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
+        cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
         cmocka_unit_test(requests_wait_for_the_model),
         cmocka_unit_test(every_version_is_served_as_version_1),
         cmocka_unit_test(a_drain_finishes_what_was_accepted),
