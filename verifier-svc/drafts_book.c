@@ -17,6 +17,7 @@ struct known {
     uint64_t seq;
     uint64_t sent_digest; // of [0, sent_len)
     uint32_t sent_len;    // committed tokens the proposer has
+    bool told;            // the proposer has heard of it, and is to hear of its end
     bool introduced;      // hint and tenant are sent
     bool sent_again;      // the context, on request, and no good answer since
     bool has_sampling;
@@ -70,7 +71,8 @@ int drafts_book_new(uint32_t max_sequences, uint32_t n_vocab, struct drafts_book
         o->urgent = calloc(max_sequences, sizeof(*o->urgent));
         o->pieces = calloc(max_sequences, sizeof(*o->pieces));
         o->tokens = malloc(DRAFTS_OUTBOX_TOKENS * sizeof(*o->tokens));
-        complete = complete && o->urgent && o->pieces && o->tokens;
+        o->closes = calloc(max_sequences, sizeof(*o->closes));
+        complete = complete && o->urgent && o->pieces && o->tokens && o->closes;
     }
     for (unsigned i = 0; i < N_ROUNDS; i++) {
         b->rounds[i].owed = calloc(max_sequences, sizeof(*b->rounds[i].owed));
@@ -90,6 +92,7 @@ void drafts_book_free(struct drafts_book *b)
         free(b->outboxes[i].urgent);
         free(b->outboxes[i].pieces);
         free(b->outboxes[i].tokens);
+        free(b->outboxes[i].closes);
     }
     for (unsigned i = 0; i < N_ROUNDS; i++)
         free(b->rounds[i].owed);
@@ -127,13 +130,24 @@ bool drafts_book_knows(const struct drafts_book *b, uint64_t seq)
     return find(b, seq) != NULL;
 }
 
+/* True: the proposer was to be told that the sequence has ended, and will not be. */
+static bool take_back_close(struct drafts_outbox *o, uint64_t seq)
+{
+    for (uint32_t i = 0; i < o->n_closes; i++)
+        if (o->closes[i] == seq) {
+            o->closes[i] = o->closes[--o->n_closes];
+            return true;
+        }
+    return false;
+}
+
 static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
 {
     struct known *s = find(b, seq);
     if (s || b->n_known == b->max_sequences)
         return s;
     s = &b->known[b->n_known++];
-    *s = (struct known){.seq = seq};
+    *s = (struct known){.seq = seq, .told = take_back_close(&b->outboxes[b->filling], seq)};
     return s;
 }
 
@@ -290,8 +304,10 @@ void drafts_book_close(struct drafts_book *b, uint64_t seq)
         return;
     struct drafts_outbox *o = &b->outboxes[b->filling];
     outbox_remove(o, seq);
-    if ((s->sent_len || s->introduced) && o->n_closes < DRAFTS_OUTBOX_CLOSES)
+    if (s->told) { // and so one of those that were in the book at the last take
+        assert(o->n_closes < b->max_sequences);
         o->closes[o->n_closes++] = seq;
+    }
     *s = b->known[--b->n_known];
 }
 
@@ -299,8 +315,7 @@ static void note_sent(struct known *s, const struct drafts_entry *e)
 {
     s->sent_len = e->base_len;
     s->sent_digest = e->digest;
-    s->introduced = true;
-    s->has_sampling = true;
+    s->told = s->introduced = s->has_sampling = true;
     s->temperature = e->temperature;
     s->top_p = e->top_p;
     s->min_p = e->min_p;

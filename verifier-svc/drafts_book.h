@@ -11,7 +11,6 @@
 #include "verifier-svc/drafts_wire.h"
 
 #define DRAFTS_OUTBOX_TOKENS (256 << 10) // 1 MiB: context that may wait to be sent
-#define DRAFTS_OUTBOX_CLOSES 256         // what does not fit idles out at the proposer
 #define DRAFTS_URGENT_TOKENS 4096        // more new context than this goes ahead, drafted for later
 #define DRAFTS_FAULTS_MAX 3              // in a row
 #define DRAFTS_UNASKED_MAX 1024          // answers nobody asked for, since the last good one
@@ -22,7 +21,7 @@ struct drafts_outbox {
     struct drafts_entry *urgent; // k > 0: one Round
     struct drafts_entry *pieces; // k = 0: a Round for each, after it
     uint32_t *tokens;            // of both
-    uint64_t closes[DRAFTS_OUTBOX_CLOSES];
+    uint64_t *closes;            // (max_sequences): there are no more that the proposer knows of
     uint32_t budget_us;
     int64_t asked_us, due_us; // due_us: of the first wish in it
 };

@@ -1,4 +1,5 @@
 /* drafts_wire.c - between drafts.c and proposer.proto. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,13 +100,13 @@ const Tandem__V1__Round *drafts_pack(struct drafts_packer *p, const struct draft
 const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p, const uint64_t *seqs,
                                             uint32_t n_seqs)
 {
-    uint32_t n = n_seqs < p->max_entries ? n_seqs : p->max_entries;
-    for (uint32_t i = 0; i < n; i++) {
+    assert(n_seqs <= p->max_entries);
+    for (uint32_t i = 0; i < n_seqs; i++) {
         tandem__v1__round_sequence__init(&p->sequences[i]);
         p->sequences[i].seq = seqs[i];
         p->sequences[i].close = true;
     }
-    return round_of(p, n, 0);
+    return round_of(p, n_seqs, 0);
 }
 
 static enum drafts_verdict malformed(const char *what)

@@ -251,6 +251,26 @@ static void a_closed_sequence_is_forgotten(void **state)
     assert_null(drafts_book_take(b));
 }
 
+static void every_close_is_sent(void **state)
+{
+    (void)state;
+    enum { N = 1000 };
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(N);
+    for (uint64_t seq = 1; seq <= N; seq++)
+        ask(b, seq, 10, 1, 0);
+    assert_int_equal(drafts_book_take(b)->n_urgent, N);
+    for (uint64_t seq = 1; seq <= N; seq++)
+        drafts_book_close(b, seq);
+    for (uint64_t seq = 1; seq <= N; seq++) { // again, before anything was sent
+        ask(b, N + seq, 10, 1, 0);
+        drafts_book_close(b, N + seq);
+    }
+    const struct drafts_outbox *o = drafts_book_take(b);
+    assert_int_equal(o->n_closes, N);
+    for (uint64_t seq = 1; seq <= N; seq++)
+        assert_true(o->closes[seq - 1] == seq);
+}
+
 static void a_closed_sequence_that_comes_back_is_told_anew(void **state)
 {
     (void)state;
@@ -261,7 +281,12 @@ static void a_closed_sequence_that_comes_back_is_told_anew(void **state)
     drafts_book_close(b, 8);
     assert_int_equal(ask(b, 7, 12, 2, 0), 0); // but its answer is still owed
     assert_true(answer(b, &e, 1));            // which may still be right
-    assert_int_equal(must_send(b, 7, 12, 2, 2)->keep, 0);
+    assert_int_equal(ask(b, 7, 12, 2, 2), 1);
+    const struct drafts_outbox *o = drafts_book_take(b);
+    assert_int_equal(o->urgent[0].keep, 0);
+    assert_int_equal(o->n_closes, 0); // it would follow the new beginning
+    drafts_book_close(b, 7);
+    assert_int_equal(drafts_book_take(b)->n_closes, 1);
 }
 
 static void a_missing_context_is_sent_again(void **state)
@@ -507,6 +532,7 @@ int main(void)
         cmocka_unit_test(the_draw_key_goes_only_to_who_draws_with_it),
         cmocka_unit_test(hint_tenant_and_sampling_are_sent_when_new),
         cmocka_unit_test(a_closed_sequence_is_forgotten),
+        cmocka_unit_test(every_close_is_sent),
         cmocka_unit_test(a_closed_sequence_that_comes_back_is_told_anew),
         cmocka_unit_test(a_missing_context_is_sent_again),
         cmocka_unit_test(a_proposer_that_never_keeps_a_context_is_given_up),
