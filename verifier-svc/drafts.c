@@ -504,10 +504,12 @@ bool drafts_usable(struct drafts *d, unsigned i, int64_t now_us)
     return r;
 }
 
-static bool knows(struct peer *p, uint64_t seq)
+/* May it be asked for the sequence's drafts, and does it know the sequence? */
+static bool fits(struct peer *p, uint64_t seq, int64_t now_us, bool *ret_knows)
 {
     pthread_mutex_lock(&p->mu);
-    bool r = drafts_book_knows(p->book, seq);
+    bool r = usable(p, now_us) && !drafts_book_shuns(p->book, seq);
+    *ret_knows = r && drafts_book_knows(p->book, seq);
     pthread_mutex_unlock(&p->mu);
     return r;
 }
@@ -516,9 +518,10 @@ int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us
 {
     unsigned fit[DRAFTS_MAX], n_fit = 0;
     for (unsigned i = 0; i < d->c.n_targets; i++) {
-        if (!has_name(d, i, name) || !drafts_usable(d, i, now_us))
+        bool knows;
+        if (!has_name(d, i, name) || !fits(&d->peers[i], seq, now_us, &knows))
             continue;
-        if (knows(&d->peers[i], seq))
+        if (knows)
             return (int)i;
         fit[n_fit++] = i;
     }

@@ -102,7 +102,7 @@ bool drafts_has(struct drafts *d, const char *name);
 /* Connected, described and not benched. */
 bool drafts_usable(struct drafts *d, unsigned i, int64_t now_us);
 /* A usable proposer for the sequence, or -1. name: NULL or "" for any. Sequences spread over all
- * that fit and stay where they are while that one is usable. */
+ * that fit and stay where they are while that one is usable and keeps their context. */
 int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us);
 
 /* Asks proposer i for drafts for n sequences; an answer after budget_us is of no use. Once per

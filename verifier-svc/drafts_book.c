@@ -19,7 +19,8 @@ struct known {
     uint32_t sent_len;    // committed tokens the proposer has
     bool told;            // the proposer has heard of it, and is to hear of its end
     bool introduced;      // hint and tenant are sent
-    bool sent_again;      // the context, on request, and no good answer since
+    uint32_t n_resent;    // how often the context was asked for again
+    bool sent_again;      // the last time no good answer came since
     bool has_sampling;
     float temperature, top_p, min_p; // as sent last
     uint32_t top_k;
@@ -141,6 +142,12 @@ static bool take_back_close(struct drafts_outbox *o, uint64_t seq)
     return false;
 }
 
+bool drafts_book_shuns(const struct drafts_book *b, uint64_t seq)
+{
+    const struct known *s = find(b, seq);
+    return s && s->n_resent > DRAFTS_RESENDS_MAX;
+}
+
 static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
 {
     struct known *s = find(b, seq);
@@ -258,7 +265,8 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, const struct
     if (!w->k || (b->about.max_context && w->base_len > b->about.max_context))
         return false;
     struct known *s = find_or_add(b, w->seq);
-    if (!s || round_owing(b, w->seq) || w->base_len < s->sent_len)
+    if (!s || s->n_resent > DRAFTS_RESENDS_MAX || round_owing(b, w->seq) ||
+        w->base_len < s->sent_len)
         return false;
     struct drafts_entry e = entry_of(s, w);
     bool urgent = w->base_len - s->sent_len + e.n_hint <= DRAFTS_URGENT_TOKENS;
@@ -418,7 +426,8 @@ static void context_wanted(struct drafts_book *b, struct known *s)
         b->counts.malformed++;
         fault(b, "it asks for the same context again and again");
     }
-    s->sent_again = s->sent_len > 0;
+    s->sent_again = true;
+    s->n_resent++;
     s->sent_len = 0;
     s->sent_digest = 0;
     s->introduced = s->has_sampling = false;

@@ -14,6 +14,8 @@
 #define DRAFTS_URGENT_TOKENS 4096        // more new context than this goes ahead, drafted for later
 #define DRAFTS_FAULTS_MAX 3              // in a row
 #define DRAFTS_UNASKED_MAX 1024          // answers nobody asked for, since the last good one
+#define DRAFTS_RESENDS_MAX                                                                         \
+    4 // contexts of a sequence on request; then it asks this proposer no more
 #define DRAFTS_MISS_AGAIN_US 100000 // an unanswered Round misses again after its budget or this
 
 struct drafts_outbox {
@@ -41,6 +43,8 @@ unsigned drafts_book_ask(struct drafts_book *b, const struct drafts_wish *wishes
                          uint32_t budget_us, int64_t now_us);
 void drafts_book_close(struct drafts_book *b, uint64_t seq);
 bool drafts_book_knows(const struct drafts_book *b, uint64_t seq);
+/* The proposer lost the sequence's context too often. */
+bool drafts_book_shuns(const struct drafts_book *b, uint64_t seq);
 
 /* What may be sent now: all that waits, unless it holds wishes and two Rounds are unanswered. NULL:
  * nothing. */

@@ -323,6 +323,46 @@ static void a_proposer_that_never_keeps_a_context_is_given_up(void **state)
     assert_int_equal(n, 4);
 }
 
+static void a_context_is_sent_again_only_so_often(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    struct draft d;
+    Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
+    a.seq = 7;
+    a.need_context = true;
+    unsigned n_sent = 0;
+    for (uint32_t now = 0; ask(b, 7, 1000 + now, 2, now) && now < 100; now++) {
+        struct drafts_entry e = drafts_book_take(b)->urgent[0];
+        n_sent += e.keep == 0;
+        if (e.keep)
+            drafts_book_answer(b, &a, now, &d);
+        else
+            assert_true(answer(b, &e, now)); // and then it forgets
+    }
+    assert_int_equal(n_sent, 1 + DRAFTS_RESENDS_MAX);
+    assert_true(drafts_book_shuns(b, 7));
+    assert_null(drafts_book_verdict(b, 100)); // others it may draft for
+    assert_int_equal(ask(b, 8, 10, 2, 100), 1);
+}
+
+static void answers_to_what_was_sent_before_are_no_second_request(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    struct draft d;
+    Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
+    a.seq = 7;
+    a.need_context = true;
+    ask(b, 7, 130000, 4, 0);
+    drafts_book_take(b);
+    ask(b, 7, 130000, 4, 0);
+    drafts_book_take(b);
+    for (int i = 0; i < 2; i++) // to both pieces
+        drafts_book_answer(b, &a, 1, &d);
+    assert_int_equal(drafts_book_counts(b)->malformed, 0);
+}
+
 static void a_good_draft_is_handed_on(void **state)
 {
     (void)state;
@@ -536,6 +576,8 @@ int main(void)
         cmocka_unit_test(a_closed_sequence_that_comes_back_is_told_anew),
         cmocka_unit_test(a_missing_context_is_sent_again),
         cmocka_unit_test(a_proposer_that_never_keeps_a_context_is_given_up),
+        cmocka_unit_test(a_context_is_sent_again_only_so_often),
+        cmocka_unit_test(answers_to_what_was_sent_before_are_no_second_request),
         cmocka_unit_test(a_good_draft_is_handed_on),
         cmocka_unit_test(a_tree_is_handed_on_with_falling_survival),
         cmocka_unit_test(what_is_wrong_is_dropped),
