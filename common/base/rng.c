@@ -1,5 +1,5 @@
 /* rng.c - counter-based random numbers. */
-#include <string.h>
+#include "base/elem.h"
 #include "base/rng.h"
 
 uint64_t rng_splitmix64(uint64_t x)
@@ -54,27 +54,6 @@ double rng_uniform(uint64_t w)
     return u < 1.0 ? u : 0x1.fffffffffffffp-1;
 }
 
-/* Natural logarithm of a normal positive number. x = m 2^e with m in [sqrt(1/2), sqrt(2)):
- * log m = 2 atanh(s), s = (m - 1)/(m + 1), by its series to s^23 (|s| < 0.1716: below 2^-60).
- * Only exact or singly rounded operations in a fixed order: the same bits everywhere. */
-static double log_own(double x)
-{
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    int e = (int)(bits >> 52) - 1023;
-    bits = (bits & 0xfffffffffffffu) | 0x3ff0000000000000u;
-    double m;
-    memcpy(&m, &bits, sizeof(m));
-    if (m > 0x1.6a09e667f3bcdp+0) {
-        m *= 0.5;
-        e++;
-    }
-    double s = (m - 1.0) / (m + 1.0), s2 = s * s, sum = 0;
-    for (int k = 23; k >= 3; k -= 2)
-        sum = (sum + 1.0 / k) * s2;
-    return (double)e * 0x1.62e42fefa39efp-1 + (2.0 * s + 2.0 * s * sum);
-}
-
 /* -log1p(-u) = u + u^2/2 + u^3/3 + ... for small u; elsewhere the log of the exact complement. */
 double rng_log_exp(uint64_t w)
 {
@@ -83,10 +62,10 @@ double rng_log_exp(uint64_t w)
         double sum = 0;
         for (int k = 7; k >= 2; k--) // u^7/8 < 2^-73
             sum = (sum + 1.0 / k) * u;
-        return log_own(u * (1.0 + sum));
+        return elem_log(u * (1.0 + sum));
     }
     /* 1 - u = (~w + 1/2) 2^-64 = (x + rest) 2^-64: near 1 what rounding drops is a part of E. */
     double high = (double)~w, low = (double)(int64_t)(~w - (uint64_t)high) + 0.5;
     double x = high + low, rest = low - (x - high);
-    return log_own(-(log_own(x * 0x1p-64) + rest / x));
+    return elem_log(-(elem_log(x * 0x1p-64) + rest / x));
 }

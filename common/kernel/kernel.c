@@ -103,23 +103,6 @@ uint16_t kernel_f16_of(float x)
     return (uint16_t)(sign | ((bits - 0x38000000) >> 13));
 }
 
-/* m 2^e with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m + 1), by its series.
- */
-double kernel_log(double x)
-{
-    uint64_t bits;
-    memcpy(&bits, &x, 8);
-    int64_t e = (int64_t)(bits - 0x3fe6a09e667f3bcd) >> 52;
-    bits -= (uint64_t)e << 52;
-    double m;
-    memcpy(&m, &bits, 8);
-    double s = (m - 1) / (m + 1), z = s * s, sum = 0;
-    for (int i = 23; i >= 3; i -= 2)
-        sum = sum * z + 1.0 / i;
-    sum = sum * z * s + s;
-    return 2 * sum + (double)e * 0x1.62e42fefa39efp-1;
-}
-
 /* The operations of v_exp() in kernel_body.h. */
 float kernel_expf(float x)
 {

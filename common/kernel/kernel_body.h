@@ -10,6 +10,7 @@
  * heads The operations are the same in every tier and so is their order; that is what makes tiers
  * agree. */
 #pragma once
+#include "base/elem.h"
 #include "kernel/kernel_impl.h"
 #include <math.h>
 #include <string.h>
@@ -504,7 +505,7 @@ static double logsumexp(const float *x, uint32_t n)
     for (uint32_t i = 0; i < n; i += 16)
         sum = vd_add(sum, v_exp(v_sub(v_load_n(x + i, MIN(n - i, 16u), -INFINITY), v_set(max))));
     double s = vd_sum(sum);
-    return s == s ? kernel_log(s) + (double)max : s;
+    return s == s ? elem_log(s) + (double)max : s;
 }
 
 static uint32_t argmax(const float *x, uint32_t n)

@@ -89,9 +89,6 @@ static inline float kernel_float(uint32_t bits)
     return x;
 }
 
-/* log of a normal, positive x; our own, below 1 ulp. */
-double kernel_log(double x);
-
 /* Of code that a tier's constants unroll. */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/elem.h"
 #include "base/err.h"
 #include "model/dist.h"
 
@@ -177,37 +178,6 @@ static uint32_t lowest_not_banned(const struct dist *d, const struct dist_params
 
 /* ---- which tokens are kept ---- */
 
-/* exp(x) for x <= 0 within 2 units in the last place; 0 below -708. x = n log 2 + r, |r| <=
- * log(2)/2, exp(r) by its series to r^13 (next term below 2^-55). Only singly rounded operations in
- * one order: the same bits everywhere, which libm (fused or not, by CPU) does not give. */
-static inline double exp_own(double x)
-{
-    const double shift = 0x1.8p52; // adding it rounds to an integer, which stands in the low bits
-    double n = x * 0x1.71547652b82fep+0 + shift;
-    uint64_t bits;
-    memcpy(&bits, &n, sizeof(bits));
-    n -= shift;
-    double r = x - n * 0x1.62e42fefa3800p-1 - n * 0x1.ef35793c76730p-45;
-    double sum = 1.0 / 6227020800;
-    sum = sum * r + 1.0 / 479001600;
-    sum = sum * r + 1.0 / 39916800;
-    sum = sum * r + 1.0 / 3628800;
-    sum = sum * r + 1.0 / 362880;
-    sum = sum * r + 1.0 / 40320;
-    sum = sum * r + 1.0 / 5040;
-    sum = sum * r + 1.0 / 720;
-    sum = sum * r + 1.0 / 120;
-    sum = sum * r + 1.0 / 24;
-    sum = sum * r + 1.0 / 6;
-    sum = sum * r + 0.5;
-    sum = sum * r + 1.0;
-    sum = sum * r + 1.0;
-    uint64_t power = (bits + 1023) << 52;
-    double scale;
-    memcpy(&scale, &power, sizeof(scale));
-    return x < -708.0 ? 0.0 : sum * scale;
-}
-
 static double score_of(const struct dist *d, uint32_t token)
 {
     return (double)d->logits[token] / d->temperature;
@@ -219,7 +189,7 @@ static double weigh_all(struct dist *d)
 {
     double largest = score_of(d, d->best), sums[8] = {0}, sum = 0;
     for (uint32_t i = 0; i < d->n_vocab; i++)
-        d->weights[i] = exp_own((double)d->logits[i] / d->temperature - largest);
+        d->weights[i] = elem_exp((double)d->logits[i] / d->temperature - largest);
     for (uint32_t i = 0; i < d->n_vocab; i++)
         sums[i % 8] += d->weights[i];
     for (int i = 0; i < 8; i++)
@@ -233,7 +203,7 @@ static double weigh_kept(struct dist *d)
     double largest = score_of(d, d->best), sum = 0;
     for (uint32_t i = 0; i < d->n_kept; i++) {
         uint32_t t = d->kept[i];
-        d->weights[t] = exp_own(score_of(d, t) - largest);
+        d->weights[t] = elem_exp(score_of(d, t) - largest);
         sum += d->weights[t];
     }
     return sum;
@@ -368,11 +338,11 @@ static void keep_top_p(struct dist *d, double top_p)
 static void keep_min_p(struct dist *d, double min_p)
 {
     double largest = score_of(d, d->best);
-    double surely_less = log(min_p) - 1e-6; // spares the exact look; no bit depends on it
+    double surely_less = elem_log(min_p) - 1e-6; // spares the exact look; no bit depends on it
     uint32_t n = 0;
     for (uint32_t i = 0; i < d->n_kept; i++) {
         double below = score_of(d, d->kept[i]) - largest;
-        if (below >= surely_less && exp_own(below) >= min_p)
+        if (below >= surely_less && elem_exp(below) >= min_p)
             d->kept[n++] = d->kept[i];
     }
     d->n_kept = n;
