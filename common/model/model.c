@@ -265,19 +265,24 @@ static uint64_t mix_tensor(uint64_t digest, const struct gguf_tensor *t)
     return digest;
 }
 
-static uint64_t digest_of(const struct model_params *p)
+static uint64_t mix_float(uint64_t digest, float x)
 {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return mix(digest, bits);
+}
+
+/* Of all that a pass depends on beside the weights. */
+static uint64_t digest_of(const struct model *m)
+{
+    const struct model_params *p = &m->params;
     const uint32_t words[] = {p->n_layers, p->n_embd,  p->n_heads,  p->n_kv_heads, p->head_dim,
                               p->n_ff,     p->n_vocab, p->rope_dim, p->rope};
-    const float floats[] = {p->norm_eps, p->rope_base, p->rope_gain};
-    uint64_t digest = 0;
+    uint64_t digest = mix_float(mix_float(0, p->norm_eps), p->rope_gain);
     for (size_t i = 0; i < ARRAY_LEN(words); i++)
         digest = mix(digest, words[i]);
-    for (size_t i = 0; i < ARRAY_LEN(floats); i++) {
-        uint32_t bits;
-        memcpy(&bits, &floats[i], sizeof(bits));
-        digest = mix(digest, bits);
-    }
+    for (uint32_t i = 0; i < p->rope_dim / 2; i++)
+        digest = mix_float(digest, m->rope_freqs[i]);
     return digest;
 }
 
@@ -339,7 +344,7 @@ int model_load(const struct gguf *g, const struct model_load_options *opt, struc
     if ((r = reserve(m, plan.bytes)) < 0)
         return r;
     m->kernel = opt->kernel;
-    m->digest = digest_of(&m->params);
+    m->digest = digest_of(m);
     if ((r = load_items(&plan, opt)) < 0)
         return r;
     if (!m->head.data)

@@ -39,7 +39,7 @@ struct model {
     struct kernel_mat embd, head; // head is embd where tied
     const float *out_norm;
     const float *rope_freqs;   // (rope_dim / 2): radians per position, all scaling folded in
-    uint64_t digest;           // of shapes, types and samples of the weights: names the model
+    uint64_t digest;           // of shapes, rotation, samples of the weights: names the model
     size_t bytes;              // of weights in memory
     struct model_store *store; // what owns the memory
 };

@@ -139,6 +139,28 @@ static void the_digest_names_the_weights(void **state)
     free(f.data);
 }
 
+static uint64_t digest_of(const struct tiny *t)
+{
+    struct file f;
+    f.data = tiny_write(t, &f.len);
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load(f, &m), 0);
+    free(f.data);
+    return m->digest;
+}
+
+static void the_digest_names_the_rotation(void **state)
+{
+    (void)state;
+    struct tiny t = {.arch = "llama", .type = KERNEL_Q4_0, .head_type = KERNEL_Q4_0, .n_layers = 1};
+    uint64_t plain = digest_of(&t);
+    t.scaling = "linear";
+    assert_true(digest_of(&t) != plain);
+    t.scaling = NULL;
+    t.factors = true;
+    assert_true(digest_of(&t) != plain);
+}
+
 static void other_architectures_are_named(void **state)
 {
     (void)state;
@@ -299,6 +321,7 @@ int main(void)
         cmocka_unit_test(shapes_are_read_from_the_file),
         cmocka_unit_test(the_estimate_is_what_loading_takes),
         cmocka_unit_test(the_digest_names_the_weights),
+        cmocka_unit_test(the_digest_names_the_rotation),
         cmocka_unit_test(other_architectures_are_named),
         cmocka_unit_test(missing_keys_and_tensors_are_named),
         cmocka_unit_test(wrong_shapes_name_both),
