@@ -1,10 +1,12 @@
 /* test_golden_logits.c - the embedded pair against logits and tokens computed in float32.
  *
- * With activations of 8 bits a logit has an error of standard deviation 0.04, whose sample hangs on
- * every rounding on the way: of 535 logits in a file the largest error is mostly 0.12 to 0.19. A
- * change of arithmetic draws a new sample. So where one exceeds 0.15 with the same deviation,
- * nothing need be wrong; the deviation, which is printed and checked, tells. The rotation's
- * rounding (rope.c) is one of many of equal worth, and one whose sample stays within 0.15. */
+ * With float weights all logits are within 0.006: rotation, norms, attention and K and V in f16 have
+ * a deviation of 0.001. With quantised weights it is 0.04, all of it from activations of 8 bits (if
+ * those of the down or of the output projection alone are floats it is 0.030 or 0.033; no other
+ * matrix matters as much). The largest error of 535 is then between 0.11 and 0.19, by chance: every
+ * change of the order of arithmetic draws it anew. As our bits are the same on every machine it is
+ * the one printed here until such a change; then the deviation, which is checked too, tells whether
+ * anything is wrong. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -160,17 +162,19 @@ static void draft_q4_0_logits_are_golden(void **state)
 
 /* ---- free running ---- */
 
-/* Tokens that must come again: up to the first whose lead over the second is within the error of
- * two logits. */
-static uint32_t n_certain(const struct prompt *p, double tolerance)
+/* Tokens that must come again: up to the first whose lead over the second is too small. 0.02 is
+ * more than the errors of two logits (0.006 at most, above). */
+static uint32_t n_certain(const struct prompt *p)
 {
     uint32_t n = 0;
-    while (n < p->n - p->n_ids && p->gaps[n] > 2 * tolerance)
+    while (n < p->n - p->n_ids && p->gaps[n] > 0.02)
         n++;
     return n;
 }
 
-static void free_run(const char *name, double tolerance)
+/* Every continuation whose gaps allow it comes again whole, of others the part before the first
+ * small gap. n_whole: how many of the file's are of the first kind. */
+static void free_run(const char *name, uint32_t n_whole)
 {
     json_t *all = golden();
     const char *path = all ? lib_shared(name) : NULL;
@@ -178,7 +182,7 @@ static void free_run(const char *name, double tolerance)
         skip();
     struct rig rig;
     rig_open(&rig, path, &(struct rig_options){.n_threads = 2});
-    uint32_t n_vocab = rig.model->params.n_vocab, n_whole = 0, n_tokens = 0;
+    uint32_t n_vocab = rig.model->params.n_vocab, n_done = 0, n_tokens = 0;
     const json_t *item;
     size_t i;
     json_array_foreach(json_object_get(json_object_get(all, "models"), strchr(name, '/') + 1), i,
@@ -188,32 +192,32 @@ static void free_run(const char *name, double tolerance)
         struct kv_seq seq = rig_seq(&rig);
         read_prompt(item, &p);
         rig_feed(&rig, &seq, p.ids, p.n_ids - 1, 0, NULL);
-        uint32_t n = n_certain(&p, tolerance), token = p.ids[p.n_ids - 1];
+        uint32_t n = n_certain(&p), token = p.ids[p.n_ids - 1];
         for (uint32_t k = 0; k < n; k++) {
             token = rig.model->kernel->argmax(rig_step(&rig, &seq, token), n_vocab);
             if (token != p.ids[p.n_ids + k])
                 fail_msg("%s: prompt %d token %u differs", name, (int)i, k);
         }
-        n_whole += n == p.n - p.n_ids;
+        n_done += n == p.n - p.n_ids;
         n_tokens += n;
         kv_seq_done(rig.kv, &seq);
     }
-    printf("%s: %u tokens, %u of %d continuations whole\n", name, n_tokens, n_whole, (int)i);
+    printf("%s: %u tokens, %u of %d continuations whole\n", name, n_tokens, n_done, (int)i);
     rig_close(&rig);
     json_decref(all);
-    assert_true(n_whole > 0);
+    assert_int_equal(n_done, n_whole);
 }
 
 static void target_f16_writes_the_golden_text(void **state)
 {
     (void)state;
-    free_run("models/tales-11m-f16.gguf", 0.02);
+    free_run("models/tales-11m-f16.gguf", 17);
 }
 
 static void draft_f16_writes_the_golden_text(void **state)
 {
     (void)state;
-    free_run("models/tales-1m-f16.gguf", 0.02);
+    free_run("models/tales-1m-f16.gguf", 9);
 }
 
 int main(void)
