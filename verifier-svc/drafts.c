@@ -528,11 +528,13 @@ int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us
     return n_fit ? (int)fit[rng_splitmix64(seq) % n_fit] : -1;
 }
 
-unsigned drafts_ask(struct drafts *d, unsigned i, const struct drafts_wish *wishes, unsigned n,
+unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, unsigned n,
                     uint32_t budget_us, int64_t now_us)
 {
     struct peer *p = &d->peers[i];
     unsigned n_awaited = 0;
+    for (unsigned w = 0; w < n; w++)
+        wishes[w].p90_us = 0;
     pthread_mutex_lock(&p->mu);
     if (usable(p, now_us)) {
         n_awaited = drafts_book_ask(p->book, wishes, n, budget_us, now_us);
@@ -559,15 +561,6 @@ void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens)
     pthread_mutex_lock(&p->mu);
     p->n_accepted += n_tokens;
     pthread_mutex_unlock(&p->mu);
-}
-
-uint32_t drafts_p90_us(struct drafts *d, unsigned i, uint32_t k)
-{
-    struct peer *p = &d->peers[i];
-    pthread_mutex_lock(&p->mu);
-    uint32_t us = drafts_book_p90_us(p->book, k);
-    pthread_mutex_unlock(&p->mu);
-    return us;
 }
 
 void drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret)

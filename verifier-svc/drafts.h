@@ -63,7 +63,9 @@ struct drafts_config { // the texts of the targets outlive the drafts
 
 /* What one sequence wants from a proposer this round. Everything is copied. */
 struct drafts_wish {
-    uint64_t seq;            // never reused
+    uint32_t p90_us; // filled by drafts_ask(): nine of ten recent answers for this k came within so
+                     // many microseconds, 10 ms before the first; 0: no answer can come this round
+    uint64_t seq;    // never reused
     const uint32_t *context; // all committed tokens, prompt included; only ever grows for a seq
     uint32_t base_len;       // how many
     uint32_t prompt_len;     // how many of them are the prompt
@@ -107,8 +109,9 @@ int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us
 
 /* Asks proposer i for drafts for n sequences; an answer after budget_us is of no use. Once per
  * round and proposer. Returns for how many of the n an answer may be awaited (sent or about to be);
- * the others are still owed an answer, or their context is on its way: ask again next round. */
-unsigned drafts_ask(struct drafts *d, unsigned i, const struct drafts_wish *wishes, unsigned n,
+ * the others (p90_us is 0) are still owed an answer, or their context is on its way: ask again next
+ * round. */
+unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, unsigned n,
                     uint32_t budget_us, int64_t now_us);
 /* The sequence has ended or will not ask for a while: forgotten here and at every proposer. It may
  * come back, and is told from the start then. */
@@ -116,7 +119,4 @@ void drafts_close(struct drafts *d, uint64_t seq);
 /* For the statistics: so many tokens of i's drafts were kept. */
 void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);
 
-/* Nine of ten recent answers for this k came within so many microseconds; 10 ms before the first.
- */
-uint32_t drafts_p90_us(struct drafts *d, unsigned i, uint32_t k);
 void drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret);

@@ -175,6 +175,35 @@ static struct round *round_owing(struct drafts_book *b, uint64_t seq)
     return NULL;
 }
 
+/* ---- round trips ---- */
+
+static unsigned rtt_kind(uint32_t k)
+{
+    unsigned kind = 0;
+    while (kind < N_RTT_KINDS - 1 && k > 1u << kind)
+        kind++;
+    return kind;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+uint32_t drafts_book_p90_us(const struct drafts_book *b, uint32_t k)
+{
+    const struct rtts *r = &b->rtts[rtt_kind(k)];
+    for (unsigned i = N_RTT_KINDS; i-- > 0 && !r->n;) // none for this k: the longest of the others
+        r = &b->rtts[i];
+    uint32_t n = r->n < N_RTTS ? r->n : N_RTTS, sorted[N_RTTS];
+    if (!n)
+        return RTT_UNKNOWN_US;
+    memcpy(sorted, r->us, n * sizeof(*sorted));
+    qsort(sorted, n, sizeof(*sorted), by_size);
+    return sorted[(n * 9 + 9) / 10 - 1];
+}
+
 /* ---- the outbox that is being filled ---- */
 
 static void shift_tokens(struct drafts_entry *entries, uint32_t n, uint32_t above, uint32_t by)
@@ -288,14 +317,21 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, const struct
     return urgent;
 }
 
-unsigned drafts_book_ask(struct drafts_book *b, const struct drafts_wish *wishes, unsigned n,
+unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsigned n,
                          uint32_t budget_us, int64_t now_us)
 {
     struct drafts_outbox *o = &b->outboxes[b->filling];
     unsigned n_awaited = 0;
+    uint32_t p90_us[N_RTT_KINDS] = {0};
     int64_t due_us = o->due_us;
-    for (unsigned i = 0; i < n; i++)
-        n_awaited += ask_one(b, o, &wishes[i]);
+    for (unsigned i = 0; i < n; i++) {
+        bool awaited = ask_one(b, o, &wishes[i]);
+        uint32_t *us = &p90_us[rtt_kind(wishes[i].k)]; // most have the same k
+        if (awaited && !*us)
+            *us = drafts_book_p90_us(b, wishes[i].k);
+        wishes[i].p90_us = awaited ? *us : 0;
+        n_awaited += awaited;
+    }
     o->budget_us = budget_us;
     o->asked_us = now_us;
     if (o->n_urgent || o->n_pieces)
@@ -386,37 +422,10 @@ static void fault(struct drafts_book *b, const char *what)
     snprintf(b->fault, sizeof(b->fault), "%s", what);
 }
 
-static unsigned rtt_kind(uint32_t k)
-{
-    unsigned kind = 0;
-    while (kind < N_RTT_KINDS - 1 && k > 1u << kind)
-        kind++;
-    return kind;
-}
-
-static int by_size(const void *a, const void *b)
-{
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x > y) - (x < y);
-}
-
-uint32_t drafts_book_p90_us(const struct drafts_book *b, uint32_t k)
-{
-    const struct rtts *r = &b->rtts[rtt_kind(k)];
-    for (unsigned i = N_RTT_KINDS; i-- > 0 && !r->n;) // none for this k: the longest of the others
-        r = &b->rtts[i];
-    uint32_t n = r->n < N_RTTS ? r->n : N_RTTS, sorted[N_RTTS];
-    if (!n)
-        return RTT_UNKNOWN_US;
-    memcpy(sorted, r->us, n * sizeof(*sorted));
-    qsort(sorted, n, sizeof(*sorted), by_size);
-    return sorted[(n * 9 + 9) / 10 - 1];
-}
-
 static void note_rtt(struct drafts_book *b, uint32_t k, uint32_t rtt_us)
 {
     struct rtts *r = &b->rtts[rtt_kind(k)];
-    r->us[r->n++ % N_RTTS] = rtt_us;
+    r->us[r->n++ % N_RTTS] = rtt_us ? rtt_us : 1;
 }
 
 /* Twice in a row without a good answer in between is a proposer that cannot keep contexts. */

@@ -39,7 +39,7 @@ DEFINE_AUTO(struct drafts_book, drafts_book_free)
 void drafts_book_reset(struct drafts_book *b, const struct drafts_described *about);
 
 /* Like drafts_ask(). */
-unsigned drafts_book_ask(struct drafts_book *b, const struct drafts_wish *wishes, unsigned n,
+unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsigned n,
                          uint32_t budget_us, int64_t now_us);
 void drafts_book_close(struct drafts_book *b, uint64_t seq);
 bool drafts_book_knows(const struct drafts_book *b, uint64_t seq);

@@ -387,9 +387,11 @@ static void ask_proposer(struct engine *e, unsigned p, int64_t now_us)
         if (*name)
             stats_name_proposer(e->stats, p, name);
     }
-    unsigned awaited = drafts_ask(e->drafts, p, e->wishes, n, budget_us, now_us);
-    int64_t await_us = 2 * (int64_t)drafts_p90_us(e->drafts, p, e->wishes[0].k);
-    for (uint32_t i = 0; i < n && awaited; i++) {
+    drafts_ask(e->drafts, p, e->wishes, n, budget_us, now_us);
+    for (uint32_t i = 0; i < n; i++) {
+        int64_t await_us = 2 * (int64_t)e->wishes[i].p90_us;
+        if (!await_us)
+            continue;
         e->wishing[i]->asked_us = now_us;
         e->wishing[i]->await_us = await_us < budget_us ? await_us : budget_us;
     }

@@ -132,6 +132,24 @@ static void a_sequence_has_one_unanswered_round(void **state)
     assert_int_equal(must_send(b, 7, 12, 2, 300)->keep, 10);
 }
 
+static void waiting_pays_for_those_who_may_be_answered(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    struct drafts_entry e = *must_send(b, 1, 10, 5, 0);
+    assert_true(answer(b, &e, 300));
+    e = *must_send(b, 2, 10, 2, 1000);
+    assert_true(answer(b, &e, 1200));
+    must_send(b, 3, 10, 2, 2000);
+    struct drafts_wish w[] = {wish_of(1, 11, 5), wish_of(2, 11, 2), wish_of(3, 11, 2),
+                              wish_of(4, 5000, 2)};
+    assert_int_equal(drafts_book_ask(b, w, 4, BUDGET_US, 2000), 2);
+    assert_int_equal(w[0].p90_us, 300);
+    assert_int_equal(w[1].p90_us, 200);
+    assert_int_equal(w[2].p90_us, 0); // still owed an answer
+    assert_int_equal(w[3].p90_us, 0); // its context goes ahead
+}
+
 static void a_stream_has_two_unanswered_rounds(void **state)
 {
     (void)state;
@@ -565,6 +583,7 @@ int main(void)
         cmocka_unit_test(tokens_are_those_from_keep_on),
         cmocka_unit_test(k_is_cut_to_what_the_proposer_can),
         cmocka_unit_test(a_sequence_has_one_unanswered_round),
+        cmocka_unit_test(waiting_pays_for_those_who_may_be_answered),
         cmocka_unit_test(a_stream_has_two_unanswered_rounds),
         cmocka_unit_test(long_contexts_go_ahead_in_pieces),
         cmocka_unit_test(the_outbox_is_bounded),
