@@ -148,6 +148,8 @@ static void take_blocks(struct engine *e)
 
 /* ---- pack ---- */
 
+static_assert(ACCEPT_MAX <= FORWARD_MAX_DEPTH, "a draft may be one chain");
+
 static void pack_draft(struct engine *e, const struct seq *s)
 {
     uint32_t depth[ACCEPT_MAX] = {0}, first = e->n_rows;

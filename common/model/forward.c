@@ -43,7 +43,7 @@ struct forward {
     uint32_t *logit_row;          // (max_rows): row of `logits`, or NO_LOGITS
     uint32_t *wanted;             // (max_logits): the rows that want logits
     struct sight *sights;         // (max_rows)
-    uint32_t *tails;              // (max_rows * (max_rows + 1) / 2)
+    uint32_t *tails;              // (max_rows, FORWARD_MAX_DEPTH)
     uint64_t *cost;               // (max_rows + 1): attention of the rows before, in positions
     float *scratch;               // (threads, scratch_floats)
     size_t scratch_floats;
@@ -110,7 +110,7 @@ static void carve_all(struct forward *f)
     f->logit_row = carve(f, n, sizeof(uint32_t));
     f->wanted = carve(f, f->opt.max_logits, sizeof(uint32_t));
     f->sights = carve(f, n, sizeof(struct sight));
-    f->tails = carve(f, n * (n + 1) / 2, sizeof(uint32_t));
+    f->tails = carve(f, n * FORWARD_MAX_DEPTH, sizeof(uint32_t));
     f->cost = carve(f, n + 1, sizeof(uint64_t));
     size_t group = p->n_heads / p->n_kv_heads, attn = group * (KERNEL_PIECE + p->head_dim + 2);
     f->scratch_floats =
@@ -203,7 +203,7 @@ static void wait_for_all(struct forward *f)
         pool_barrier(f->pool);
 }
 
-static void see_row(struct forward *f, uint32_t i, uint32_t *n_tails)
+static void see_row(struct forward *f, uint32_t i)
 {
     const struct forward_row *r = &f->rows[i];
     struct sight *s = &f->sights[i];
@@ -219,23 +219,21 @@ static void see_row(struct forward *f, uint32_t i, uint32_t *n_tails)
         *s = (struct sight){.n_base = r->pos + 1};
         return;
     }
-    *s = (struct sight){up->n_base, up->n_tail + 1, f->tails + *n_tails};
+    assert(up->n_tail < FORWARD_MAX_DEPTH);
+    *s = (struct sight){up->n_base, up->n_tail + 1, f->tails + (size_t)i * FORWARD_MAX_DEPTH};
     if (up->n_tail)
-        for (uint32_t k = 0; k < up->n_tail; k++)
-            s->tail[k] = up->tail[k];
+        memcpy(s->tail, up->tail, up->n_tail * sizeof(*s->tail));
     s->tail[up->n_tail] = kv_slot(r->seq, r->index);
-    *n_tails += s->n_tail;
 }
 
 static void look_at_rows(struct forward *f)
 {
-    uint32_t n_tails = 0;
     f->n_wanted = 0;
     f->cost[0] = 0;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         const struct forward_row *r = &f->rows[i];
         assert(r->token < f->m->params.n_vocab && r->index < r->seq->len);
-        see_row(f, i, &n_tails);
+        see_row(f, i);
         f->cost[i + 1] = f->cost[i] + f->sights[i].n_base + f->sights[i].n_tail + KV_BLOCK;
         f->logit_row[i] = NO_LOGITS;
         if (r->wants_logits) {

@@ -49,8 +49,9 @@ DEFINE_AUTO(struct forward, forward_free)
 /* Writes K and V of each row into its sequence's storage (already grown) and computes logits.
  * Rows of one sequence stand in rising `index`, parents before children. A row with parent -1 has
  * index equal to pos and sees storage rows [0, pos]; one with a parent sees what that sees, and
- * itself: so a tree hangs below a row with parent -1 (the last committed token) of the same pass.
- */
+ * itself: so a tree hangs below a row with parent -1 (the last committed token) of the same pass,
+ * at most FORWARD_MAX_DEPTH deep. */
+#define FORWARD_MAX_DEPTH 64
 void forward_run(struct forward *f, const struct forward_row *rows, uint32_t n_rows);
 
 /* Raw logits (n_vocab) of row i of the last pass, which wanted them. Valid until the next pass. */

@@ -230,16 +230,18 @@ static void neighbours_change_nothing(void **state)
 /* ---- trees ---- */
 
 #define TREE 24
+#define MAX_TREE (FORWARD_MAX_DEPTH + 1)
 
 struct tree {
-    uint32_t tokens[TREE];
-    int32_t parents[TREE]; // -1: below the last token
+    int32_t n;
+    uint32_t tokens[MAX_TREE];
+    int32_t parents[MAX_TREE]; // -1: below the last token
 };
 
 static struct tree random_tree(uint32_t n_vocab)
 {
-    struct tree t;
-    for (int32_t i = 0; i < TREE; i++) {
+    struct tree t = {.n = TREE};
+    for (int32_t i = 0; i < t.n; i++) {
         t.tokens[i] = dice(n_vocab);
         t.parents[i] = dice(3) ? (int32_t)dice((uint32_t)i + 1) - 1 : i - 1; // bushes and chains
     }
@@ -257,15 +259,15 @@ static uint32_t depth_of(const struct tree *t, int32_t node)
 /* Runs the last token and a tree below it. */
 static void run_tree(struct rig *r, struct kv_seq *seq, uint32_t token, const struct tree *t)
 {
-    struct forward_row rows[TREE + 1];
+    struct forward_row rows[MAX_TREE + 1];
     uint32_t base = seq->len;
-    assert_int_equal(kv_grow(r->kv, seq, TREE + 1), 0);
+    assert_int_equal(kv_grow(r->kv, seq, (uint32_t)t->n + 1), 0);
     rows[0] = (struct forward_row){seq, token, base, base, -1, true};
-    for (int32_t i = 0; i < TREE; i++)
+    for (int32_t i = 0; i < t->n; i++)
         rows[i + 1] = (struct forward_row){
             seq, t->tokens[i], base + depth_of(t, i), base + 1 + (uint32_t)i, t->parents[i] + 1,
             true};
-    forward_run(r->forward, rows, TREE + 1);
+    forward_run(r->forward, rows, (uint32_t)t->n + 1);
 }
 
 /* The path from the last token down to a node, rising. */
@@ -281,7 +283,7 @@ static uint32_t path_to(const struct tree *t, int32_t node, uint32_t *path)
 static void assert_node(struct rig *tree_rig, struct rig *r, const uint32_t *context, uint32_t n,
                         const struct tree *t, int32_t node)
 {
-    uint32_t tokens[N + TREE], path[TREE], n_path = path_to(t, node, path);
+    uint32_t tokens[N + MAX_TREE], path[MAX_TREE], n_path = path_to(t, node, path);
     memcpy(tokens, context, n * sizeof(*tokens));
     for (uint32_t i = 0; i < n_path; i++)
         tokens[n + i] = t->tokens[path[i]];
@@ -308,11 +310,34 @@ static void a_tree_equals_its_chains(void **state)
         struct kv_seq seq = rig_seq(&a);
         rig_feed(&a, &seq, context, n - 1, 0, NULL);
         run_tree(&a, &seq, context[n - 1], &t);
-        for (int32_t node = 0; node < TREE; node += 3)
+        for (int32_t node = 0; node < t.n; node += 3)
             assert_node(&a, &b, context, n, &t, node);
         kv_seq_done(a.kv, &seq);
         dice_state = seed;
     }
+    rig_close(&a);
+    rig_close(&b);
+}
+
+/* Beside a sibling nothing below lies in storage order. */
+static void a_tree_may_be_as_deep_as_promised(void **state)
+{
+    (void)state;
+    struct rig a, b;
+    struct tree t = {.n = MAX_TREE};
+    uint32_t context[N], n = 20;
+    rig_open(&a, EMBEDDED, &(struct rig_options){.n_threads = 2, .max_rows = MAX_TREE + 1});
+    rig_open(&b, EMBEDDED, &(struct rig_options){0});
+    random_tokens(context, n, a.model->params.n_vocab, 22);
+    random_tokens(t.tokens, MAX_TREE, a.model->params.n_vocab, 23);
+    for (int32_t i = 0; i < t.n; i++)
+        t.parents[i] = i < 2 ? -1 : i - 1;
+    struct kv_seq seq = rig_seq(&a);
+    rig_feed(&a, &seq, context, n - 1, 0, NULL);
+    run_tree(&a, &seq, context[n - 1], &t);
+    assert_int_equal(depth_of(&t, t.n - 1), FORWARD_MAX_DEPTH);
+    assert_node(&a, &b, context, n, &t, t.n - 1);
+    kv_seq_done(a.kv, &seq);
     rig_close(&a);
     rig_close(&b);
 }
@@ -331,7 +356,7 @@ static void kept_paths_equal_chains_that_never_branched(void **state)
     dice_state = 9;
     for (int round = 0; round < 12; round++) {
         struct tree t = random_tree(n_vocab);
-        uint32_t path[TREE], base = seq.len;
+        uint32_t path[MAX_TREE], base = seq.len;
         uint32_t n_path = path_to(&t, (int32_t)dice(TREE + 1) - 1, path);
         run_tree(&a, &seq, tokens[n - 1], &t);
         for (uint32_t i = 0; i < n_path; i++) {
@@ -476,6 +501,7 @@ int main(void)
         cmocka_unit_test(passes_run_alone_have_the_same_bits),
         cmocka_unit_test(neighbours_change_nothing),
         cmocka_unit_test(a_tree_equals_its_chains),
+        cmocka_unit_test(a_tree_may_be_as_deep_as_promised),
         cmocka_unit_test(kept_paths_equal_chains_that_never_branched),
         cmocka_unit_test(rollbacks_of_different_lengths_leave_no_trace),
         cmocka_unit_test(a_fork_goes_on_as_its_origin),
