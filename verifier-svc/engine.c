@@ -10,6 +10,7 @@
 #include "base/svc.h"
 #include "verifier-svc/engine_impl.h"
 
+#define STOPPING "the server is stopping"
 #define LOADING_EXTEND_US 30000000 // a start-up that shows progress may take this much longer
 
 /* ---- ending ---- */
@@ -332,11 +333,12 @@ static void reap(struct engine *e, struct roster *l)
 
 static void end_all(struct engine *e)
 {
+    queue_close(e->inbox); // what comes later is told by engine_submit()
     take_inbox(e, 0);
     while (e->running.n)
-        engine_fail_request(e, e->running.v[0]->req, -EPIPE, "the server is stopping");
+        engine_fail_request(e, e->running.v[0]->req, -EPIPE, STOPPING);
     while (e->waiting.n)
-        engine_fail_request(e, e->waiting.v[0]->req, -EPIPE, "the server is stopping");
+        engine_fail_request(e, e->waiting.v[0]->req, -EPIPE, STOPPING);
 }
 
 /* How long an engine without work may sleep: for the watchdog, and for Verify streams that idle
@@ -634,13 +636,11 @@ static int push_item(struct engine *e, const struct inbox_item *from)
     if (!err)
         return 0;
     free(item);
-    return fail(err, "the engine's queue is full");
+    return fail(err, err == -EPIPE ? STOPPING : "the engine's queue is full");
 }
 
 int engine_submit(struct engine *e, struct request *r)
 {
-    if (engine_state(e, NULL) != ENGINE_READY)
-        return fail(-EPIPE, "the server is stopping");
     uint32_t max = (uint32_t)e->options->queue_length;
     if (atomic_fetch_add(&e->n_queued, 1) >= max) {
         atomic_fetch_sub(&e->n_queued, 1);

@@ -43,7 +43,7 @@ struct events *engine_events(struct engine *e);
 void engine_kv(struct engine *e, uint64_t *ret_total, uint64_t *ret_used, uint64_t *ret_bytes);
 
 /* An opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is full (with
- * a sentence); -EPIPE: draining. */
+ * a sentence); -EPIPE: it has ended. */
 int engine_submit(struct engine *e, struct request *r);
 /* A draft of the client's for a Verify request: checked here (-EINVAL), judged by the engine. */
 int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
@@ -51,7 +51,7 @@ int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
 /* A flag of a request has changed. */
 void engine_wake(struct engine *e);
 
-/* Refuses new requests from now on; those accepted go on. */
+/* Tells by its state that nothing more is to be accepted; what is goes on. */
 void engine_drain(struct engine *e);
 /* Requests that were accepted and have not ended. */
 uint32_t engine_n_requests(struct engine *e);

@@ -20,8 +20,7 @@ int service_not_ready(struct service *s)
     }
 }
 
-/* Ends a call with this thread's last sentence. */
-static void refuse(struct service *s, struct rpc_call *call, int err)
+void service_refuse(struct service *s, struct rpc_call *call, int err)
 {
     metrics_add(s->stats->refused, 1);
     log_info("request refused code=%s: %s", rpc_code_name(rpc_code_of(err)), fail_text());
@@ -42,10 +41,12 @@ static void cancel(struct service *s, struct request *r)
 }
 
 /* Checks and hands it to the engine. The call keeps one hold on the request, the engine another. */
-static int submit(struct service *s, struct rpc_call *call, const Tandem__V1__GenerateRequest *msg,
+static int submit(struct service *s, const struct job *j, const Tandem__V1__GenerateRequest *msg,
                   bool verify)
 {
     const struct served *m = engine_served(s->engine);
+    if (!m)
+        return service_not_ready(s);
     struct request_limits limits = {m->tok, m->name, m->context,
                                     (uint32_t)s->options->max_sequences};
     AUTO(request_drop) struct request *r = NULL;
@@ -57,145 +58,40 @@ static int submit(struct service *s, struct rpc_call *call, const Tandem__V1__Ge
     if (err < 0)
         return err;
     r->verify = verify;
-    r->call = call;
-    rpc_call_ref(call);
-    set_user(s, call, r);
+    r->arrived_us = j->arrived_us;
+    r->call = j->call;
+    rpc_call_ref(r->call);
+    set_user(s, r->call, r);
     err = engine_submit(s->engine, r);
     if (err < 0) {
-        set_user(s, call, NULL);
-        rpc_call_unref(call);
+        set_user(s, r->call, NULL);
+        rpc_call_unref(r->call);
         return err;
     }
     struct request *held = TAKE(r);
-    if (rpc_call_cancelled(call)) // perhaps before it had its user
+    if (rpc_call_cancelled(j->call)) // perhaps before it had its user
         cancel(s, held);
     return 0;
 }
 
-/* ---- calls that wait for the model ---- */
-
-static void parked_free(struct parked *p)
-{
-    tandem__v1__generate_request__free_unpacked(p->msg, NULL);
-    rpc_call_unref(p->call);
-    free(p);
-}
-
-/* Takes a call out of the list; NULL if it is not there. */
-static struct parked *take_parked(struct service *s, struct rpc_call *call)
-{
-    pthread_mutex_lock(&s->mu);
-    struct parked **at = &s->parked, *p = NULL;
-    while (*at && (*at)->call != call)
-        at = &(*at)->next;
-    if (*at) {
-        p = *at;
-        *at = p->next;
-        s->n_parked--;
-        s->parked_bytes -= p->bytes;
-    }
-    pthread_mutex_unlock(&s->mu);
-    return p;
-}
-
-static void parked_due(struct rpc_call *call)
-{
-    struct service *s = rpc_call_service(call);
-    struct parked *p = take_parked(s, call);
-    if (!p)
-        return;
-    refuse(s, call, service_not_ready(s));
-    parked_free(p);
-}
-
-/* With the lock. -ENOENT: it need not wait, or cannot; -EAGAIN: too much waits already. */
-static int add_parked(struct service *s, struct parked *p)
-{
-    if (engine_state(s->engine, NULL) != ENGINE_LOADING || s->options->load_wait_s == 0 ||
-        s->n_parked >= (uint32_t)s->options->queue_length)
-        return -ENOENT;
-    if (p->bytes > SERVICE_PARKED_MAX - s->parked_bytes)
-        return fail(-EAGAIN, "the model is being loaded, and %u MiB of requests wait for it",
-                    SERVICE_PARKED_MAX >> 20);
-    struct parked **at = &s->parked;
-    while (*at)
-        at = &(*at)->next;
-    *at = p;
-    s->n_parked++;
-    s->parked_bytes += p->bytes;
-    rpc_call_ref(p->call);
-    return 0;
-}
-
-/* Takes the message and is 0 if the call waits now; else see add_parked(). */
-static int park(struct service *s, struct rpc_call *call, Tandem__V1__GenerateRequest *msg,
-                size_t bytes)
-{
-    struct parked *p = malloc(sizeof(*p));
-    if (!p)
-        return -ENOENT;
-    *p = (struct parked){.call = call, .msg = msg, .bytes = bytes};
-    pthread_mutex_lock(&s->mu);
-    int err = add_parked(s, p);
-    pthread_mutex_unlock(&s->mu);
-    if (err)
-        free(p);
-    else
-        rpc_call_after(call, (unsigned)s->options->load_wait_s * 1000, parked_due);
-    return err;
-}
-
-static void start_generate(struct service *s, struct rpc_call *call,
-                           const Tandem__V1__GenerateRequest *msg)
-{
-    int err = service_not_ready(s);
-    if (!err)
-        err = submit(s, call, msg, false);
-    if (err < 0)
-        refuse(s, call, err);
-}
-
-void service_unpark(struct service *s)
-{
-    pthread_mutex_lock(&s->mu);
-    struct parked *p = s->parked;
-    s->parked = NULL;
-    s->n_parked = 0;
-    s->parked_bytes = 0;
-    pthread_mutex_unlock(&s->mu);
-    while (p) {
-        struct parked *next = p->next;
-        start_generate(s, p->call, p->msg);
-        parked_free(p);
-        p = next;
-    }
-}
-
 /* ---- Generate ---- */
+
+static void run_generate(struct service *s, const struct job *j)
+{
+    int err = submit(s, j, (const Tandem__V1__GenerateRequest *)j->msg, false);
+    if (err < 0)
+        service_refuse(s, j->call, err);
+}
 
 static void generate_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    struct service *s = rpc_call_service(call);
-    Tandem__V1__GenerateRequest *msg = (Tandem__V1__GenerateRequest *)rpc_call_unpack(
-        call, &tandem__v1__generate_request__descriptor, in);
-    if (!msg)
-        return;
-    int err = park(s, call, msg, tandem__v1__generate_request__get_packed_size(msg));
-    if (!err)
-        return;
-    if (err == -EAGAIN)
-        refuse(s, call, err);
-    else
-        start_generate(s, call, msg);
-    tandem__v1__generate_request__free_unpacked(msg, NULL);
+    service_start_job(call, in, &tandem__v1__generate_request__descriptor, run_generate, true);
 }
 
 static void call_cancelled(struct rpc_call *call)
 {
     struct service *s = rpc_call_service(call);
-    struct parked *p = take_parked(s, call);
-    if (p)
-        parked_free(p);
+    service_drop_job(s, call);
     pthread_mutex_lock(&s->mu);
     struct request *r = rpc_call_user(call);
     if (r)
@@ -237,24 +133,13 @@ static int take_draft(struct service *s, struct request *r, const Tandem__V1__Ve
     return engine_verify(s->engine, r, d->base_len, &tree);
 }
 
-static int take_verify(struct service *s, struct rpc_call *call,
-                       const Tandem__V1__VerifyRequest *msg)
+static void run_open(struct service *s, const struct job *j)
 {
-    struct request *r = rpc_call_user(call);
-    switch (msg->message_case) {
-    case TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN: {
-        if (r)
-            return fail(-ESTALE, "this stream is open already");
-        int err = service_not_ready(s);
-        return err ? err : submit(s, call, msg->open, true);
-    }
-    case TANDEM__V1__VERIFY_REQUEST__MESSAGE_DRAFT:
-        if (!r)
-            return fail(-ESTALE, "a draft came before `open`: this stream has no sequence yet");
-        return take_draft(s, r, msg->draft);
-    default:
-        return fail(-EINVAL, "the message is neither `open` nor `draft`");
-    }
+    int err = submit(s, j, ((const Tandem__V1__VerifyRequest *)j->msg)->open, true);
+    if (err < 0)
+        service_refuse(s, j->call, err);
+    else
+        rpc_call_resume(j->call);
 }
 
 /* The engine ends it, after the commit for a draft that is on its way. */
@@ -262,6 +147,34 @@ static void close_verify(struct service *s, struct request *r)
 {
     atomic_store(&r->closing, true);
     engine_wake(s->engine);
+}
+
+/* Takes msg. What the client says next is read when the stream is open. */
+static int open_verify(struct service *s, struct rpc_call *call, ProtobufCMessage *msg,
+                       size_t bytes)
+{
+    rpc_call_pause(call);
+    return service_add_job(s, call, msg, bytes, run_open);
+}
+
+/* Takes msg. */
+static int take_verify(struct service *s, struct rpc_call *call, Tandem__V1__VerifyRequest *msg,
+                       size_t bytes)
+{
+    struct request *r = rpc_call_user(call);
+    int err;
+    if (msg->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN) {
+        err = r ? fail(-ESTALE, "this stream is open already") : service_not_ready(s);
+        if (!err)
+            return open_verify(s, call, &msg->base, bytes);
+    } else if (msg->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_DRAFT) {
+        err = r ? take_draft(s, r, msg->draft)
+                : fail(-ESTALE, "a draft came before `open`: this stream has no sequence yet");
+    } else {
+        err = fail(-EINVAL, "the message is neither `open` nor `draft`");
+    }
+    tandem__v1__verify_request__free_unpacked(msg, NULL);
+    return err;
 }
 
 static void verify_message(struct rpc_call *call, struct rpc_msg *in)
@@ -277,13 +190,11 @@ static void verify_message(struct rpc_call *call, struct rpc_msg *in)
     }
     Tandem__V1__VerifyRequest *msg = (Tandem__V1__VerifyRequest *)rpc_call_unpack(
         call, &tandem__v1__verify_request__descriptor, in);
-    int err = msg ? take_verify(s, call, msg) : 0;
+    int err = msg ? take_verify(s, call, msg, rpc_msg_len(in)) : 0;
     if (err < 0)
-        refuse(s, call, err);
+        service_refuse(s, call, err);
     if ((!msg || err < 0) && r)
         cancel(s, r);
-    if (msg)
-        tandem__v1__verify_request__free_unpacked(msg, NULL);
 }
 
 /* ---- the service ---- */
@@ -317,6 +228,7 @@ int service_new(const struct options *o, struct engine *e, struct stats *stats,
     s->engine = e;
     s->stats = stats;
     pthread_mutex_init(&s->mu, NULL);
+    pthread_cond_init(&s->jobs_changed, NULL);
     *ret = s;
     return 0;
 }
@@ -331,22 +243,27 @@ void service_add(struct service *s, struct rpc_server *server)
 
 int service_start(struct service *s)
 {
-    int err = pthread_create(&s->thread, NULL, service_out_main, s);
-    s->started = !err;
-    return err ? fail(-err, "cannot start the sending thread") : 0;
+    int err = pthread_create(&s->sender, NULL, service_out_main, s);
+    if (!err)
+        err = pthread_create(&s->worker, NULL, service_jobs_main, s);
+    return err ? fail(-err, "cannot start the service's threads") : 0;
 }
 
 void service_stop(struct service *s)
 {
-    if (s->started)
-        pthread_join(s->thread, NULL);
-    s->started = false;
+    service_wake_jobs(s, true);
+    if (s->worker)
+        pthread_join(s->worker, NULL);
+    if (s->sender)
+        pthread_join(s->sender, NULL);
+    s->worker = s->sender = 0;
 }
 
 void service_free(struct service *s)
 {
     if (!s)
         return;
+    pthread_cond_destroy(&s->jobs_changed);
     pthread_mutex_destroy(&s->mu);
     free(s);
 }

@@ -1,5 +1,6 @@
-/* service_impl.h - what the edge's files share: service.c (requests in), service_out.c (answers
- * out), service_info.c (model, tokenizer, figures). Not for other files. */
+/* service_impl.h - what the edge's files share: service.c (requests in), service_jobs.c (long
+ * work for them), service_out.c (answers out), service_info.c (model, tokenizer, figures). Not for
+ * other files. */
 #pragma once
 #include <pthread.h>
 #include <stdio.h>
@@ -7,25 +8,35 @@
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/service.h"
 
-/* A Generate call that waits for the model. */
-struct parked {
-    struct parked *next;
-    size_t bytes;          // of the message as it came
+struct service;
+struct job;
+
+/* Answers a call, or begins to. Runs once the engine does not load any more, on the jobs' thread.
+ */
+typedef void job_fn(struct service *s, const struct job *j);
+
+/* A call that waits for its turn. */
+struct job {
+    struct job *next;
+    job_fn *run;
     struct rpc_call *call; // with a reference
-    Tandem__V1__GenerateRequest *msg;
+    ProtobufCMessage *msg;
+    size_t bytes; // of the message as it came
+    int64_t arrived_us;
 };
 
 struct service {
     const struct options *options;
     struct engine *engine;
     struct stats *stats;
-    pthread_t thread; // service_out.c's
-    bool started;
+    pthread_t sender, worker; // service_out.c's, service_jobs.c's; 0: not started
 
-    pthread_mutex_t mu;    // for the list, and for a call's user while it may still change
-    struct parked *parked; // oldest first
-    uint32_t n_parked;
-    size_t parked_bytes;
+    pthread_mutex_t mu; // for the list, and for a call's user while it may still change
+    pthread_cond_t jobs_changed;
+    struct job *jobs; // oldest first
+    uint32_t n_jobs;
+    size_t job_bytes;
+    bool stopping;
 
     /* service_out.c: room for one message. */
     Tandem__V1__Token tokens[ACCEPT_MAX + 1];
@@ -56,10 +67,26 @@ static inline ProtobufCBinaryData bytes_of_text(const char *text)
 
 /* ---- service.c ---- */
 
-/* The model is ready (or will never be): starts the calls that waited for it. */
-void service_unpark(struct service *s);
 /* -EPIPE and why nothing can be served now: "the model is being loaded (42 %)" and the like. */
 int service_not_ready(struct service *s);
+/* Ends a call with this thread's last sentence. */
+void service_refuse(struct service *s, struct rpc_call *call, int err);
+
+/* ---- service_jobs.c ---- */
+
+/* Takes msg. A call has one job at most. While the model loads it waits for load_wait. -EAGAIN: too
+ * many wait, or too much; -ENOMEM. */
+int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *msg, size_t bytes,
+                    job_fn *run);
+/* For a unary request, or what follows one: unpacks it and adds its job, or ends the call.
+ * may_wait: for the model. */
+void service_start_job(struct rpc_call *call, struct rpc_msg *in,
+                       const ProtobufCMessageDescriptor *type, job_fn *run, bool may_wait);
+/* The call is over: forgets its job if that has not begun. */
+void service_drop_job(struct service *s, const struct rpc_call *call);
+/* The model is there, or will never be; or the service stops. */
+void service_wake_jobs(struct service *s, bool stop);
+void *service_jobs_main(void *service);
 
 /* ---- service_out.c ---- */
 

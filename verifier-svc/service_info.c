@@ -83,75 +83,75 @@ const struct rpc_method service_get_model = {.path = "/" SERVICE_NAME "/GetModel
 
 /* ---- Tokenize, Detokenize ---- */
 
-static int tokenize(struct service *s, const Tandem__V1__TokenizeRequest *req, uint32_t **ret_ids,
-                    size_t *ret_n)
+static void job_cancelled(struct rpc_call *call)
 {
-    int err = service_not_ready(s);
-    if (err < 0)
-        return err;
+    service_drop_job(rpc_call_service(call), call);
+}
+
+static int tokenize(const struct tok *tok, const Tandem__V1__TokenizeRequest *req,
+                    uint32_t **ret_ids, size_t *ret_n)
+{
     if (req->text.len > REQUEST_MAX_TEXT)
         return fail(-EMSGSIZE, "the text has %zu bytes, at most %u are allowed", req->text.len,
                     REQUEST_MAX_TEXT);
-    return tok_encode(engine_served(s->engine)->tok,
-                      req->text.len ? (const char *)req->text.data : "", req->text.len,
+    return tok_encode(tok, req->text.len ? (const char *)req->text.data : "", req->text.len,
                       req->parse_special, req->add_bos, ret_ids, ret_n);
+}
+
+static void run_tokenize(struct service *s, const struct job *j)
+{
+    Tandem__V1__TokenizeReply reply = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    AUTO(mem_free) uint32_t *ids = NULL;
+    size_t n = 0;
+    int err =
+        tokenize(engine_served(s->engine)->tok, (Tandem__V1__TokenizeRequest *)j->msg, &ids, &n);
+    reply.ids = ids;
+    reply.n_ids = n;
+    if (err < 0)
+        rpc_call_fail(j->call, err);
+    else
+        rpc_call_reply(j->call, &reply.base);
 }
 
 static void tokenize_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    Tandem__V1__TokenizeRequest *req = (Tandem__V1__TokenizeRequest *)rpc_call_unpack(
-        call, &tandem__v1__tokenize_request__descriptor, in);
-    if (!req)
-        return;
-    Tandem__V1__TokenizeReply reply = TANDEM__V1__TOKENIZE_REPLY__INIT;
-    AUTO(mem_free) uint32_t *ids = NULL;
-    size_t n = 0;
-    int err = tokenize(rpc_call_service(call), req, &ids, &n);
-    tandem__v1__tokenize_request__free_unpacked(req, NULL);
-    reply.ids = ids;
-    reply.n_ids = n;
-    if (err < 0)
-        rpc_call_fail(call, err);
-    else
-        rpc_call_reply(call, &reply.base);
+    service_start_job(call, in, &tandem__v1__tokenize_request__descriptor, run_tokenize, false);
 }
 
-const struct rpc_method service_tokenize = {.path = "/" SERVICE_NAME "/Tokenize",
-                                            .on_start = tokenize_start};
+const struct rpc_method service_tokenize = {
+    .path = "/" SERVICE_NAME "/Tokenize", .on_start = tokenize_start, .on_cancel = job_cancelled};
 
-static int detokenize(struct service *s, const Tandem__V1__DetokenizeRequest *req, char **ret_text,
-                      size_t *ret_len)
+static int detokenize(const struct tok *tok, const Tandem__V1__DetokenizeRequest *req,
+                      char **ret_text, size_t *ret_len)
 {
-    int err = service_not_ready(s);
-    if (err < 0)
-        return err;
     if (req->n_ids > SERVICE_MAX_DETOKENIZE)
         return fail(-EMSGSIZE, "%zu ids, at most %u are allowed", req->n_ids,
                     SERVICE_MAX_DETOKENIZE);
-    return tok_decode(engine_served(s->engine)->tok, req->ids, req->n_ids, req->render_special,
-                      ret_text, ret_len);
+    return tok_decode(tok, req->ids, req->n_ids, req->render_special, ret_text, ret_len);
+}
+
+static void run_detokenize(struct service *s, const struct job *j)
+{
+    Tandem__V1__DetokenizeReply reply = TANDEM__V1__DETOKENIZE_REPLY__INIT;
+    AUTO(mem_free) char *text = NULL;
+    size_t len = 0;
+    int err = detokenize(engine_served(s->engine)->tok, (Tandem__V1__DetokenizeRequest *)j->msg,
+                         &text, &len);
+    reply.text = bytes_of(text, len);
+    if (err < 0)
+        rpc_call_fail(j->call, err);
+    else
+        rpc_call_reply(j->call, &reply.base);
 }
 
 static void detokenize_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    Tandem__V1__DetokenizeRequest *req = (Tandem__V1__DetokenizeRequest *)rpc_call_unpack(
-        call, &tandem__v1__detokenize_request__descriptor, in);
-    if (!req)
-        return;
-    Tandem__V1__DetokenizeReply reply = TANDEM__V1__DETOKENIZE_REPLY__INIT;
-    AUTO(mem_free) char *text = NULL;
-    size_t len = 0;
-    int err = detokenize(rpc_call_service(call), req, &text, &len);
-    tandem__v1__detokenize_request__free_unpacked(req, NULL);
-    reply.text = bytes_of(text, len);
-    if (err < 0)
-        rpc_call_fail(call, err);
-    else
-        rpc_call_reply(call, &reply.base);
+    service_start_job(call, in, &tandem__v1__detokenize_request__descriptor, run_detokenize, false);
 }
 
 const struct rpc_method service_detokenize = {.path = "/" SERVICE_NAME "/Detokenize",
-                                              .on_start = detokenize_start};
+                                              .on_start = detokenize_start,
+                                              .on_cancel = job_cancelled};
 
 /* ---- GetStats ---- */
 

@@ -262,12 +262,12 @@ void *service_out_main(void *service)
 {
     struct service *s = service;
     struct events *events = engine_events(s->engine);
-    bool unparked = false;
+    bool woken = false; // those who wait for the model
     for (;;) {
         struct event_batch *b = events_next(events, s->slow ? SLOW_LOOK_US : -1);
-        if (!unparked && engine_state(s->engine, NULL) != ENGINE_LOADING) {
-            service_unpark(s);
-            unparked = true;
+        if (!woken && engine_state(s->engine, NULL) != ENGINE_LOADING) {
+            service_wake_jobs(s, false);
+            woken = true;
         }
         for (uint32_t i = 0; b && i < b->n; i++)
             send_event(s, &b->v[i], b);

@@ -1,0 +1,393 @@
+/* test_waiting.c - calls that wait: for a model that loads, and for texts that take long. The real
+ * verifier inside the test's process, so that loading and tokenizing last as long as a test wants;
+ * the real gateway beside it. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include "lib/lib.h"
+#include "base/clock.h"
+#include "lib/child.h"
+#include "lib/generate.h"
+#include "lib/http_client.h"
+#include "verifier-svc/service_impl.h"
+
+#define WITHIN_US 60000000
+#define LOADED 0.42F
+#define SLOW "a text that takes long"
+#define CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":3}"
+
+typedef Tandem__V1__GenerateRequest request;
+
+/* ---- gates; the linker hands our calls of model_load() and tok_encode() to these ---- */
+
+struct gate {
+    pthread_mutex_t mu;
+    pthread_cond_t changed;
+    bool closed, somebody_waits;
+};
+
+static struct gate load_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
+static struct gate text_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
+
+static void gate_close(struct gate *g, bool closed)
+{
+    pthread_mutex_lock(&g->mu);
+    g->closed = closed;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->mu);
+}
+
+static void gate_pass(struct gate *g)
+{
+    pthread_mutex_lock(&g->mu);
+    g->somebody_waits = g->closed;
+    pthread_cond_broadcast(&g->changed);
+    while (g->closed)
+        pthread_cond_wait(&g->changed, &g->mu);
+    g->somebody_waits = false;
+    pthread_mutex_unlock(&g->mu);
+}
+
+static void gate_await(struct gate *g)
+{
+    pthread_mutex_lock(&g->mu);
+    while (!g->somebody_waits)
+        pthread_cond_wait(&g->changed, &g->mu);
+    pthread_mutex_unlock(&g->mu);
+}
+
+int __real_model_load(const struct gguf *g, const struct model_load_options *o, struct model **ret);
+int __wrap_model_load(const struct gguf *g, const struct model_load_options *o, struct model **ret);
+int __real_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
+                      bool add_bos, uint32_t **ret_ids, size_t *ret_n);
+int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
+                      bool add_bos, uint32_t **ret_ids, size_t *ret_n);
+
+int __wrap_model_load(const struct gguf *g, const struct model_load_options *o, struct model **ret)
+{
+    o->progress(o->arg, LOADED);
+    gate_pass(&load_gate);
+    return __real_model_load(g, o, ret);
+}
+
+int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
+                      bool add_bos, uint32_t **ret_ids, size_t *ret_n)
+{
+    if (len == strlen(SLOW) && memcmp(text, SLOW, len) == 0)
+        gate_pass(&text_gate);
+    return __real_tok_encode(t, text, len, parse_special, add_bos, ret_ids, ret_n);
+}
+
+/* ---- the verifier ---- */
+
+static char folder[] = "/tmp/tandem-waiting-XXXXXX", target[64];
+static struct stats stats;
+static struct options options;
+static struct engine *engine;
+static struct service *service;
+static struct rpc_server *server;
+static struct rpc_client *client;
+
+static void start_verifier(int load_wait_s)
+{
+    options = (struct options){.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+                               .instance = "test",
+                               .k = 5,
+                               .max_sequences = 4,
+                               .queue_length = 5,
+                               .max_batch_rows = 64,
+                               .prefill_chunk = 64,
+                               .max_pass_ms = 100,
+                               .threads = 1,
+                               .verify_timeout_s = 30,
+                               .reader_timeout_s = 60,
+                               .load_wait_s = load_wait_s};
+    struct rpc_server_options opt = {.max_message = SERVICE_MAX_MESSAGE}; // one thread
+    assert_int_equal(engine_new(&options, &stats, &engine), 0);
+    assert_int_equal(service_new(&options, engine, &stats, &service), 0);
+    assert_int_equal(rpc_server_new(&opt, &server), 0);
+    service_add(service, server);
+    assert_int_equal(engine_start(engine), 0);
+    assert_int_equal(service_start(service), 0);
+    assert_int_equal(rpc_server_listen(server, target), 1);
+    assert_int_equal(rpc_server_start(server), 0);
+    assert_int_equal(rpc_client_new(target, NULL, &client), 0);
+}
+
+static int stop_verifier(void **state)
+{
+    (void)state;
+    gate_close(&load_gate, false);
+    gate_close(&text_gate, false);
+    rpc_client_free(client);
+    rpc_server_stop(server, 1000);
+    engine_stop(engine);
+    service_stop(service);
+    service_free(service);
+    engine_free(engine);
+    return 0;
+}
+
+static int start_loading(void **state)
+{
+    (void)state;
+    gate_close(&load_gate, true);
+    start_verifier(60);
+    gate_await(&load_gate);
+    return 0;
+}
+
+static int start_loaded(void **state)
+{
+    (void)state;
+    start_verifier(60);
+    return 0;
+}
+
+/* Until so many calls wait. */
+static void wait_jobs(uint32_t n)
+{
+    int64_t until_us = clock_us() + WITHIN_US;
+    for (bool there = false; !there;) {
+        pthread_mutex_lock(&service->mu);
+        there = service->n_jobs == n;
+        pthread_mutex_unlock(&service->mu);
+        assert_true(clock_us() < until_us);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
+static request prompt_of(const char *text, size_t len)
+{
+    request r = TANDEM__V1__GENERATE_REQUEST__INIT;
+    r.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    r.text = (ProtobufCBinaryData){len, (uint8_t *)text};
+    r.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    r.max_tokens = 20;
+    r.ignore_eos = true;
+    return r;
+}
+
+static struct answer *start(struct generation *g, const request *r)
+{
+    struct answer *a = calloc(1, sizeof(*a));
+    assert_non_null(a);
+    generation_start(g, client, r, a);
+    return a;
+}
+
+static void end(struct generation *g, enum rpc_code code, const char *sentence)
+{
+    generation_end(g);
+    if (g->status.code != code || !strstr(g->status.text, sentence))
+        fail_msg("got %s: %s", rpc_code_name(g->status.code), g->status.text);
+}
+
+/* ---- while the model loads ---- */
+
+static void a_request_waits_for_the_model_and_is_served(void **state)
+{
+    (void)state;
+    struct generation g;
+    request r = prompt_of("Once", 4);
+    AUTO(mem_free) struct answer *a = start(&g, &r);
+    wait_jobs(1);
+    gate_close(&load_gate, false);
+    end(&g, RPC_OK, "");
+    assert_int_equal(a->n, 20);
+}
+
+static void a_request_that_waits_too_long_is_told_how_far_loading_is(void **state)
+{
+    (void)state;
+    struct generation g;
+    request r = prompt_of("Once", 4);
+    options.load_wait_s = 1;
+    AUTO(mem_free) struct answer *a = start(&g, &r);
+    end(&g, RPC_UNAVAILABLE, "the model is being loaded (42 %)");
+    wait_jobs(0);
+}
+
+static void a_cancelled_request_does_not_wait_any_more(void **state)
+{
+    (void)state;
+    struct generation g[2];
+    request r = prompt_of("Once", 4);
+    AUTO(mem_free) struct answer *first = start(&g[0], &r), *second = start(&g[1], &r);
+    wait_jobs(2);
+    rpc_stream_cancel(g[0].stream);
+    end(&g[0], RPC_CANCELLED, "");
+    wait_jobs(1);
+    gate_close(&load_gate, false);
+    end(&g[1], RPC_OK, "");
+}
+
+static void waiting_requests_are_bounded_in_number(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    request r = prompt_of("Once", 4);
+    for (unsigned i = 0; i < N; i++)
+        a[i] = start(&g[i], &r);
+    wait_jobs(N);
+    a[N] = start(&g[N], &r);
+    end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 5 requests wait already");
+    gate_close(&load_gate, false);
+    for (unsigned i = 0; i < N; i++)
+        end(&g[i], RPC_OK, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+static void waiting_requests_are_bounded_in_bytes(void **state)
+{
+    (void)state;
+    enum { N = 4, LEN = 15 << 20 };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    AUTO(mem_free) char *text = calloc(1, LEN);
+    request r = prompt_of(text, LEN);
+    for (unsigned i = 0; i < N; i++)
+        a[i] = start(&g[i], &r);
+    wait_jobs(N);
+    a[N] = start(&g[N], &r);
+    end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 64 MiB of requests wait already");
+    for (unsigned i = 0; i < N; i++) {
+        rpc_stream_cancel(g[i].stream);
+        end(&g[i], RPC_CANCELLED, "");
+    }
+    wait_jobs(0);
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+static struct child start_gateway(const char *load_wait, unsigned *ret_port)
+{
+    const char *args[] = {"--listen",    "127.0.0.1:0", "--verifiers", target,
+                          "--load-wait", load_wait,     NULL};
+    struct child c = child_start(BINARY_DIR "/gateway", args);
+    AUTO(mem_free) char *rest = child_wait_log(&c, "listening on 127.0.0.1:");
+    *ret_port = (unsigned)atoi(rest);
+    free(child_wait_log(&c, "verifier loading"));
+    return c;
+}
+
+static void the_gateway_waits_for_the_model(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child gateway = start_gateway("60", &port);
+    struct http_client c = http_client_open(port);
+    http_client_print(&c,
+                      "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+                      "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+                      strlen(CHAT), CHAT);
+    assert_false(http_client_wait_close(&c, 100)); // nothing else shows that it waits
+    gate_close(&load_gate, false);
+    struct http_answer a = http_client_read(&c, WITHIN_US / 1000);
+    assert_int_equal(a.status, 200);
+    assert_non_null(strstr(a.body, "\"completion_tokens\":3"));
+    http_answer_done(&a);
+    http_client_close(&c);
+    child_stop(&gateway);
+}
+
+static void the_gateway_tells_how_far_loading_is(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child gateway = start_gateway("0.1", &port);
+    struct http_answer a = http_call(port, "POST", "/v1/chat/completions", CHAT);
+    assert_int_equal(a.status, 503);
+    assert_non_null(strstr(a.body, "loading (42 %)"));
+    http_answer_done(&a);
+    child_stop(&gateway);
+}
+
+/* ---- while a text takes long ---- */
+
+static void a_long_text_holds_up_no_stream(void **state)
+{
+    (void)state;
+    struct generation g[4];
+    request quick = prompt_of("Once", 4), slow = prompt_of(SLOW, strlen(SLOW));
+    quick.max_tokens = 1000;
+    AUTO(mem_free) struct answer *stream = start(&g[0], &quick);
+    generation_wait_tokens(&g[0], 1);
+    gate_close(&text_gate, true);
+    AUTO(mem_free) struct answer *long_one = start(&g[1], &slow);
+    gate_await(&text_gate);
+    AUTO(mem_free) struct answer *next = start(&g[2], &quick), *cancelled = start(&g[3], &quick);
+    wait_jobs(2);
+    end(&g[0], RPC_OK, ""); // all of it came meanwhile
+    assert_int_equal(stream->n, 1000);
+    rpc_stream_cancel(g[3].stream);
+    end(&g[3], RPC_CANCELLED, "");
+    wait_jobs(1);
+    gate_close(&text_gate, false);
+    end(&g[1], RPC_OK, "");
+    end(&g[2], RPC_OK, "");
+    assert_int_equal(long_one->n, 20);
+    assert_int_equal(next->n, 1000);
+}
+
+static void a_request_cancelled_while_its_text_is_read_leaves(void **state)
+{
+    (void)state;
+    struct generation g[2];
+    request quick = prompt_of("Once", 4), slow = prompt_of(SLOW, strlen(SLOW));
+    AUTO(mem_free) struct answer *first = start(&g[0], &quick);
+    end(&g[0], RPC_OK, "");
+    gate_close(&text_gate, true);
+    slow.max_tokens = 1000;
+    AUTO(mem_free) struct answer *second = start(&g[1], &slow);
+    gate_await(&text_gate);
+    rpc_stream_cancel(g[1].stream);
+    end(&g[1], RPC_CANCELLED, "");
+    gate_close(&text_gate, false);
+    int64_t until_us = clock_us() + WITHIN_US;
+    while (rpc_server_n_calls(server))
+        assert_true(clock_us() < until_us);
+    assert_int_equal(engine_n_requests(engine), 0);
+}
+
+/* ---- */
+
+static int make_folder(void **state)
+{
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(target, sizeof(target), "unix:%s/v.sock", folder);
+    stats_init(&stats);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return rmdir(folder);
+}
+
+#define LOADING(f) cmocka_unit_test_setup_teardown(f, start_loading, stop_verifier)
+#define READY(f) cmocka_unit_test_setup_teardown(f, start_loaded, stop_verifier)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LOADING(a_request_waits_for_the_model_and_is_served),
+        LOADING(a_request_that_waits_too_long_is_told_how_far_loading_is),
+        LOADING(a_cancelled_request_does_not_wait_any_more),
+        LOADING(waiting_requests_are_bounded_in_number),
+        LOADING(waiting_requests_are_bounded_in_bytes),
+        LOADING(the_gateway_waits_for_the_model),
+        LOADING(the_gateway_tells_how_far_loading_is),
+        READY(a_long_text_holds_up_no_stream),
+        READY(a_request_cancelled_while_its_text_is_read_leaves),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
