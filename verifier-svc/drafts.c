@@ -480,12 +480,20 @@ static bool has_name(struct drafts *d, unsigned i, const char *name)
     return !name || !name[0] || strcmp(own, name) == 0;
 }
 
-bool drafts_has(struct drafts *d, const char *name)
+int drafts_check_name(struct drafts *d, const char *name)
 {
-    for (unsigned i = 0; i < d->c.n_targets; i++)
-        if (has_name(d, i, name))
-            return true;
-    return false;
+    char names[DRAFTS_MAX * (DRAFTS_NAME_MAX + 2)] = "", own[DRAFTS_NAME_MAX];
+    if (!*name)
+        return 0;
+    for (unsigned i = 0; d && i < d->c.n_targets; i++) {
+        drafts_name(d, i, own);
+        if (!*own || strcmp(own, name) == 0)
+            return 0;
+        size_t len = strlen(names);
+        snprintf(names + len, sizeof(names) - len, "%s%s", len ? ", " : "", own);
+    }
+    return fail(-EINVAL, "speculative.proposer names none of this server's proposers: %s",
+                *names ? names : "it has none");
 }
 
 static bool usable(struct peer *p, int64_t now_us)

@@ -14,8 +14,8 @@
  * read what is queued, the stream is cancelled and tried again after 250 ms, doubling up to 30 s;
  * so is a proposer that cannot be reached.
  *
- * Threads: drafts_new() and drafts_free() by main; drafts_stats() and drafts_name() by any; all
- * else by the engine thread only. */
+ * Threads: drafts_new() and drafts_free() by main; drafts_stats(), drafts_name() and
+ * drafts_check_name() by any; all else by the engine thread only. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -99,8 +99,9 @@ DEFINE_AUTO(struct drafts, drafts_free)
 unsigned drafts_n(const struct drafts *d);
 /* "" until a proposer without a configured name has described itself. Up to DRAFTS_NAME_MAX. */
 void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
-/* Is there one of this name, usable or not? */
-bool drafts_has(struct drafts *d, const char *name);
+/* -EINVAL: the name is none of the proposers', usable or not, and all their names are known; the
+ * sentence has them. d NULL: there are none. "" is fine. */
+int drafts_check_name(struct drafts *d, const char *name);
 /* Connected, described and not benched. */
 bool drafts_usable(struct drafts *d, unsigned i, int64_t now_us);
 /* A usable proposer for the sequence, or -1. name: NULL or "" for any. Sequences spread over all

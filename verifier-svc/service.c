@@ -53,6 +53,8 @@ static int submit(struct service *s, const struct job *j, const Tandem__V1__Gene
     int err = request_read(msg, &limits, &r);
     if (!err && verify && r->n > 1)
         err = fail(-EINVAL, "n is %u, a Verify stream has one choice", r->n);
+    if (!err && r->k_max)
+        err = drafts_check_name(engine_drafts(s->engine), r->proposer);
     if (!err)
         err = request_open(r, m->tok);
     if (err < 0)

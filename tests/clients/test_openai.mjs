@@ -113,6 +113,7 @@ for (const [what, body, status] of [
   ['an absurd top_p', {top_p: 17}, 400],
   ['a text as max_tokens', {max_tokens: 'many'}, 400],
   ['too many choices', {n: 100000}, 400],
+  ['an unknown proposer', {speculative: {proposer: 'eagle'}}, 400],
   ['a prompt longer than the context', {messages: [{role: 'user', content: 'word '.repeat(3000)}]}, 400],
 ]) {
   test(`${what} is refused with ${status} and a sentence`, async () => {

@@ -1,4 +1,5 @@
 /* test_proposer.c - proposers of every character, and an engine that never waits for them. */
+#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,6 +11,7 @@
 #include <tandem/v1/proposer.pb-c.h>
 #include <unistd.h>
 #include "base/clock.h"
+#include "base/err.h"
 #include "base/log.h"
 #include "lib/asker.h"
 #include "lib/lib.h"
@@ -97,7 +99,25 @@ static void a_round_trip_brings_right_drafts(void **state)
     assert_int_equal(s.stale + s.malformed, 0);
     assert_int_equal(drafts_pick(asker_drafts(a), "ngram", 7, clock_us()), 0);
     assert_int_equal(drafts_pick(asker_drafts(a), "eagle", 7, clock_us()), -1);
-    assert_true(drafts_has(asker_drafts(a), "ngram"));
+}
+
+static void a_name_that_no_proposer_has_is_refused(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(2);
+    assert_true(asker_wait_usable(a, 0, true));
+    assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), 0); // the other one may be it
+    AUTO(liar_stop) struct liar *l = liar_start(paths[1], LIE_EMPTY, ASKER_VOCAB);
+    assert_true(asker_wait_usable(a, 1, true));
+    assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), -EINVAL);
+    assert_non_null(strstr(fail_text(), "none of this server's proposers: ngram, liar"));
+    honest_stop(TAKE(h));
+    assert_true(asker_wait_usable(a, 0, false));
+    assert_int_equal(drafts_check_name(asker_drafts(a), "ngram"), 0); // known, if away
+    assert_int_equal(drafts_check_name(asker_drafts(a), ""), 0);
+    assert_int_equal(drafts_check_name(NULL, "ngram"), -EINVAL);
+    assert_non_null(strstr(fail_text(), "it has none"));
 }
 
 static void a_sequence_that_paused_catches_up(void **state)
@@ -473,6 +493,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(a_round_trip_brings_right_drafts),
+        TEST(a_name_that_no_proposer_has_is_refused),
         TEST(a_sequence_that_paused_catches_up),
         TEST(closed_sequences_are_freed_at_the_proposer),
         TEST(two_verifiers_and_two_proposers),
