@@ -108,16 +108,28 @@ static void wait_load(struct rpc_client *c, uint32_t running, uint32_t waiting)
     }
 }
 
-/* Until the first proposer is connected. */
-static void wait_proposer(struct rpc_client *c)
+/* Until all proposers are connected. */
+static void wait_proposers(struct rpc_client *c)
 {
     int64_t until = clock_us() + WITHIN_S * INT64_C(1000000);
     for (bool there = false; !there; nap()) {
         Tandem__V1__StatsReply *s = stats_of(c);
-        there = s->n_proposers && s->proposers[0]->connected;
+        there = s->n_proposers > 0;
+        for (size_t i = 0; i < s->n_proposers; i++)
+            there = there && s->proposers[i]->connected;
         tandem__v1__stats_reply__free_unpacked(s, NULL);
         assert_true(clock_us() < until);
     }
+}
+
+/* Of the proposer's tokens, those that were kept. */
+static uint64_t kept_of(struct rpc_client *c, size_t proposer)
+{
+    Tandem__V1__StatsReply *s = stats_of(c);
+    assert_true(proposer < s->n_proposers);
+    uint64_t n = s->proposers[proposer]->accepted_tokens;
+    tandem__v1__stats_reply__free_unpacked(s, NULL);
+    return n;
 }
 
 static double metric_of(struct rpc_client *c, const char *name)
@@ -1118,7 +1130,7 @@ static void a_proposer_changes_nothing_but_the_rounds(void **state)
     service_start(&s, "verifier-svc",
                   (const char *[]){"--model", MODEL, "--proposers", p.target, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    wait_proposer(c);
+    wait_proposers(c);
     struct wish w;
     AUTO(mem_free) struct answer *a = answers_new(2);
     unsigned accepted = 0;
@@ -1143,6 +1155,97 @@ static void a_proposer_changes_nothing_but_the_rounds(void **state)
     service_stop(&s);
 }
 
+enum { N_ALIKE = 8 };
+
+/* Two verifiers, each with the same two proposers. */
+struct square {
+    struct service proposers[2], verifiers[2];
+    struct rpc_client *clients[2];
+    struct wish wishes[N_ALIKE];
+    struct answer *plain; // (N_ALIKE) without a proposer
+};
+
+static void square_open(struct square *q)
+{
+    memset(q, 0, sizeof(*q));
+    for (unsigned i = 0; i < 2; i++)
+        service_spawn(&q->proposers[i], "proposer-svc", NULL);
+    const char *const args[] = {"--model",
+                                MODEL,
+                                "--proposers",
+                                q->proposers[0].target,
+                                "--proposers",
+                                q->proposers[1].target,
+                                "--disable-batch-size",
+                                "0",
+                                NULL};
+    for (unsigned i = 0; i < 2; i++) {
+        service_start(&q->verifiers[i], "verifier-svc", args);
+        assert_int_equal(rpc_client_new(q->verifiers[i].target, NULL, &q->clients[i]), 0);
+        wait_proposers(q->clients[i]);
+    }
+    q->plain = answers_new(N_ALIKE);
+    for (unsigned i = 0; i < N_ALIKE; i++) {
+        struct wish *w = &q->wishes[i];
+        wish_init(w, STORY, 400);
+        w->msg.ignore_eos = true;
+        w->msg.logprobs = true;
+        w->sampling.temperature = i % 2 ? 0.8F : 0;
+        w->sampling.seed = i;
+        generation_run(client, &w->msg, &q->plain[i]);
+    }
+}
+
+static void square_close(struct square *q)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        rpc_client_free(q->clients[i]);
+        service_stop(&q->verifiers[i]);
+        service_stop(&q->proposers[i]);
+    }
+    free(q->plain);
+}
+
+/* All requests at once on both verifiers; proposer `dying`, if there is one, is killed under them.
+ */
+static void square_run(struct square *q, struct service *dying)
+{
+    struct generation g[2 * N_ALIKE];
+    AUTO(mem_free) struct answer *a = answers_new(2 * N_ALIKE);
+    for (unsigned i = 0; i < 2 * N_ALIKE; i++)
+        generation_start(&g[i], q->clients[i % 2], &q->wishes[i / 2].msg, &a[i]);
+    if (dying) {
+        generation_wait_tokens(&g[0], 50);
+        generation_wait_tokens(&g[1], 50);
+        service_kill(dying);
+    }
+    for (unsigned i = 0; i < 2 * N_ALIKE; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&q->plain[i / 2], &a[i]);
+    }
+}
+
+static void two_verifiers_share_two_proposers(void **state)
+{
+    (void)state;
+    struct square q;
+    uint64_t kept[2];
+    square_open(&q);
+    square_run(&q, NULL);
+    for (unsigned v = 0; v < 2; v++) {
+        assert_true(kept_of(q.clients[v], 0) > 0);
+        assert_true(kept_of(q.clients[v], 1) > 0);
+    }
+    square_run(&q, &q.proposers[0]);
+    for (unsigned v = 0; v < 2; v++)
+        kept[v] = kept_of(q.clients[v], 1);
+    square_run(&q, NULL); // the other one goes on for both
+    for (unsigned v = 0; v < 2; v++)
+        assert_true(kept_of(q.clients[v], 1) > kept[v]);
+    square_close(&q);
+}
+
 /* The places at the proposer are for the sequences that run. */
 static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state)
 {
@@ -1157,7 +1260,7 @@ static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state
         &s, "verifier-svc",
         (const char *[]){"--model", MODEL, "--proposers", p.target, "--max-sequences", "4", NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    wait_proposer(c);
+    wait_proposers(c);
     wish_init(&w, STORY, 900);
     w.msg.ignore_eos = true;
     w.msg.logprobs = true;
@@ -1321,6 +1424,7 @@ int main(void)
         cmocka_unit_test(chunks_of_a_prompt_change_nothing),
         cmocka_unit_test(an_error_inside_ends_its_own_sequence_only),
         cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
+        cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
         cmocka_unit_test(requests_wait_for_the_model),
         cmocka_unit_test(every_version_is_served_as_version_1),
