@@ -9,6 +9,16 @@
 #include "base/log.h"
 #include "rpc/rpc_base.h"
 
+#if defined(__SANITIZE_THREAD__)
+/* libgrpc is not instrumented, what it does between its own threads looks like races. In the
+ * program and not in the environment, which not every parent hands on. */
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
+const char *__tsan_default_options(void)
+{
+    return "ignore_noninstrumented_modules=1";
+}
+#endif
+
 static const char *const code_names[] = {
     "OK",
     "CANCELLED",

@@ -89,6 +89,30 @@ class Managed:
         self.listener.close()
 
 
+class Reader:
+    """Reads a pipe all the time: a full one would stop who writes."""
+
+    def __init__(self, pipe):
+        self.pipe, self.text, self.changed = pipe, "", threading.Condition()
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
+
+    def read(self):
+        for line in self.pipe:
+            with self.changed:
+                self.text += line
+                self.changed.notify_all()
+
+    def wait(self, text):
+        with self.changed:
+            if not self.changed.wait_for(lambda: text in self.text, LIMIT_S):
+                raise AssertionError(f"no {text!r} in: {self.text}")
+
+    def close(self):
+        self.thread.join()
+        self.pipe.close()
+
+
 def unix_listener(path):
     s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     s.bind(path)
@@ -204,18 +228,21 @@ class Notifications(unittest.TestCase):
         process = subprocess.Popen(
             ["systemd-socket-activate", "-l", f"127.0.0.1:{port}", os.path.join(BIN, "gateway"), "--verifiers",
              f"unix:{self.path('none.sock')}"], stderr=subprocess.PIPE, text=True)
-        self.addCleanup(process.stderr.close)
+        said = Reader(process.stderr)
+        self.addCleanup(said.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        for line in process.stderr:  # it listens once it says so
-            if "Listening on" in line:
-                break
+        said.wait("Listening on")
         with self.assertRaises(urllib.error.HTTPError) as refused:  # the first connection starts it
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=LIMIT_S)
         self.assertEqual(refused.exception.code, 503)
         self.assertEqual("unavailable", json.load(refused.exception)["status"])
         process.terminate()
-        self.assertEqual(process.wait(LIMIT_S), 0)
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = "still running"
+        self.assertEqual(code, 0, said.text)
 
 
 class Units(unittest.TestCase):
