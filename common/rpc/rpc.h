@@ -77,7 +77,7 @@ struct rpc_call;
 struct rpc_method {
     const char *path;  // "/package.Service/Method"
     bool reads_stream; // false: the one request is read before on_start and handed to it
-    bool always;       // not counted in max_calls, served in a drain, which does not wait for it
+    bool always;       // served in a drain, which does not wait for it; up to 512 calls at once
     size_t drain_mark; // see on_drain
 
     /* req: freed on return; NULL if reads_stream, or if the client ended without a request. */

@@ -15,12 +15,14 @@
 #include "rpc/rpc_listen.h"
 
 #define MAX_METHODS 64
-#define ABORT_MS 1000 // for a client to take the status of a call that is ended for it
+#define MAX_ALWAYS 512 // running calls of one method that is served always
+#define ABORT_MS 1000  // for a client to take the status of a call that is ended for it
 
 struct method {
     const struct rpc_method *m;
     void *service;
-    void *handle; // NULL: stands for all unknown methods
+    void *handle;      // NULL: stands for all unknown methods
+    unsigned n_always; // its running calls, if it is served always; under the server's lock
 };
 
 struct rpc_server {
@@ -66,7 +68,7 @@ struct rpc_call {
     int was_cancelled; // written by the core before t_close
     atomic_int n_refs;
     struct rpc_call *next, **prev; // in the server's list, under its lock
-    bool is_running;               // counts in n_running
+    unsigned *counter;             // the number it counts in, likewise; NULL: in none
 
     pthread_mutex_t mu; // for what follows, and for starting batches
     struct rpc_sendq q;
@@ -177,7 +179,7 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
         m->reads_stream ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
     if (!handle || s->n_methods > MAX_METHODS) // registered twice, or too many
         abort();
-    s->methods[s->n_methods++] = (struct method){m, service, handle};
+    s->methods[s->n_methods++] = (struct method){.m = m, .service = service, .handle = handle};
 }
 
 /* gRPC core takes port 99999 for 34463. */
@@ -362,13 +364,15 @@ static struct rpc_call *call_new(struct slot *sl)
     struct rpc_server *s = c->s;
     pthread_mutex_lock(&s->mu);
     s->n_calls++;
+    unsigned *n = c->m->always ? &sl->m->n_always : &s->n_running;
     if (!c->m->always && s->draining)
         c->m = &stopping_method;
-    else if (!c->m->always && s->n_running == s->max_calls)
+    else if (*n == (c->m->always ? MAX_ALWAYS : s->max_calls))
         c->m = &busy_method;
     else
-        c->is_running = !c->m->always;
-    s->n_running += c->is_running;
+        c->counter = n;
+    if (c->counter)
+        ++*c->counter;
     c->next = s->calls;
     c->prev = &s->calls;
     if (c->next)
@@ -551,7 +555,8 @@ void rpc_call_unref(struct rpc_call *c)
     if (c->next)
         c->next->prev = c->prev;
     s->n_calls--;
-    s->n_running -= c->is_running;
+    if (c->counter)
+        --*c->counter;
     if (!s->n_calls || !s->n_running)
         pthread_cond_signal(&s->idle);
     pthread_mutex_unlock(&s->mu); // the server may be gone now

@@ -395,6 +395,33 @@ static void too_many_calls_are_refused(void **state)
     rpc_rig_done(&r);
 }
 
+static void idle_callers_of_reflection_neither_pile_up_nor_shut_out_others(void **state)
+{
+    (void)state;
+    static struct rpc_tally tallies[512], last;
+    static struct rpc_stream *streams[512];
+    const char *path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK); // connected: in order from now
+    for (size_t i = 0; i < ARRAY_LEN(streams); i++)
+        streams[i] = rpc_rig_open(&r, path, &tallies[i]);
+    struct rpc_stream *s = rpc_rig_open(&r, path, &last);
+    rpc_rig_await(&last.ends, 1);
+    assert_int_equal(last.status.code, RPC_RESOURCE_EXHAUSTED);
+    assert_true(rpc_rig_health(r.client, "") >= 0);
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    rpc_stream_free(s);
+    for (size_t i = 0; i < ARRAY_LEN(streams); i++)
+        rpc_stream_cancel(streams[i]);
+    for (size_t i = 0; i < ARRAY_LEN(streams); i++) {
+        rpc_rig_await(&tallies[i].ends, 1);
+        assert_int_equal(tallies[i].status.code, RPC_CANCELLED);
+        rpc_stream_free(streams[i]);
+    }
+    rpc_rig_done(&r);
+}
+
 static void a_restarted_server_is_found_again(void **state)
 {
     (void)state;
@@ -449,6 +476,7 @@ int main(void)
         cmocka_unit_test(cancelling_a_paused_stream_ends_it),
         cmocka_unit_test(a_server_that_does_not_read_holds_the_client_up),
         cmocka_unit_test(too_many_calls_are_refused),
+        cmocka_unit_test(idle_callers_of_reflection_neither_pile_up_nor_shut_out_others),
         cmocka_unit_test(a_restarted_server_is_found_again),
         cmocka_unit_test(errors_have_their_status),
     };
