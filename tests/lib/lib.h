@@ -10,6 +10,13 @@
 #define fail_msg(...) (print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
 #include <stdbool.h>
 
+/* A build that checks every access takes up to 30 times as long. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LIB_SANITIZED 1
+#else
+#define LIB_SANITIZED 0
+#endif
+
 /* "shared/models/x" beside the checkout, or NULL after printing that it is skipped. Static buffer.
  */
 const char *lib_shared(const char *path);

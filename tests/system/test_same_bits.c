@@ -13,13 +13,11 @@
 #include "lib/proposers.h"
 #include "lib/services.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define IS_CHECKED true // a build that takes up to 30 times as long
-#define MAX_ROWS 4      // every proposer once
+#if LIB_SANITIZED
+#define MAX_ROWS 4 // every proposer once
 #define N_TOKENS 16
 #define BATCHES 1, 8
 #else
-#define IS_CHECKED false
 #define MAX_ROWS UINT32_MAX
 #define N_TOKENS 40
 #define BATCHES 1, 4, 16
@@ -88,7 +86,7 @@ struct variant {
 
 static bool is_long(void)
 {
-    return getenv("TANDEM_TEST_LONG") && !IS_CHECKED;
+    return getenv("TANDEM_TEST_LONG") && !LIB_SANITIZED;
 }
 
 /* Temperature, penalties, logprobs and seed change from request to request, each at its own pace.
@@ -248,7 +246,7 @@ static void tell(const struct settings *s, const struct answer *answers, unsigne
         assert_int_equal(drafted, 0);
     else
         assert_true(drafted > accepted);
-    if (s->level[PROPOSER] == NGRAM && !IS_CHECKED)
+    if (s->level[PROPOSER] == NGRAM && !LIB_SANITIZED)
         assert_true(accepted > 0);
 }
 

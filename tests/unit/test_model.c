@@ -291,7 +291,16 @@ static void too_little_memory_is_said_with_both_numbers(void **state)
     assert_int_equal(room_check(1, "the weights"), 0);
 }
 
-/* Nothing in a damaged file may crash; most are refused, some only say something else. */
+static int plan(struct file f)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    size_t bytes;
+    int r = gguf_open_memory(f.data, f.len, &g);
+    return r < 0 ? r : model_estimate(g, &bytes);
+}
+
+/* Nothing in a damaged file may crash; most are refused, some only say something else. What is
+ * wrong shows in the plan; of those that pass, some weights are read too. */
 static void damaged_files_never_crash(void **state)
 {
     (void)state;
@@ -307,7 +316,7 @@ static void damaged_files_never_crash(void **state)
             f.data[dice % head] ^= (char)(1 << (dice >> 32) % 8);
         }
         struct model *m = NULL;
-        n_refused += load(f, &m) < 0;
+        n_refused += (i % 8 ? plan(f) : load(f, &m)) < 0;
         model_free(m);
         memcpy(f.data, kept, head);
     }
