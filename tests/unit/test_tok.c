@@ -4,6 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include "base/err.h"
 #include "base/rng.h"
 #include "lib/small_vocab.h"
@@ -328,6 +332,58 @@ static void an_unknown_model_is_named(void **state)
     (void)state;
 }
 
+/* ---- as a hardened service ---- */
+
+#ifndef PR_SET_MDWE // of Linux 6.3
+#define PR_SET_MDWE 65
+#define PR_MDWE_REFUSE_EXEC_GAIN 1
+#endif
+#define NOT_HERE 77
+
+/* The units have MemoryDenyWriteExecute=. */
+static void no_code_from_now_on(void)
+{
+    if (prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0, 0, 0) < 0)
+        _exit(NOT_HERE);
+    if (mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) !=
+        MAP_FAILED)
+        _exit(EXIT_FAILURE);
+}
+
+/* A number that tells the ids of one text apart, by three pre-tokenizers. */
+static uint64_t ids_in_short(void)
+{
+    static const char *const pres[] = {"gpt-2", "llama-bpe", "qwen2"};
+    static const char text[] = "Hello, hello  ab 1234 abc's\n\n b a\t(bc) \xc3\xa9!";
+    uint64_t sum = 0;
+    for (size_t i = 0; i < ARRAY_LEN(pres); i++) {
+        AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, pres[i]);
+        AUTO(mem_free) uint32_t *ids = NULL;
+        size_t n;
+        assert_int_equal(tok_encode(t, text, strlen(text), false, false, &ids, &n), 0);
+        for (size_t k = 0; k < n; k++)
+            sum = rng_splitmix64(sum ^ ids[k]);
+    }
+    return sum;
+}
+
+static void ids_are_the_same_where_patterns_cannot_become_code(void **state)
+{
+    uint64_t want = ids_in_short();
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        no_code_from_now_on();
+        _exit(ids_in_short() == want ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == NOT_HERE)
+        printf("skipped: this kernel has no PR_SET_MDWE\n");
+    else
+        assert_int_equal(status, 0);
+    (void)state;
+}
+
 /* ---- digest ---- */
 
 /* A byte-level vocabulary of two tokens and `n_pad` unused ones. */
@@ -388,6 +444,7 @@ int main(void)
         cmocka_unit_test(ids_outside_of_the_vocabulary_are_refused),
         cmocka_unit_test(an_unknown_pre_tokenizer_is_named),
         cmocka_unit_test(an_unknown_model_is_named),
+        cmocka_unit_test(ids_are_the_same_where_patterns_cannot_become_code),
         cmocka_unit_test(digests_ignore_padding_and_nothing_else),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
