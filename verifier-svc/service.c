@@ -45,8 +45,6 @@ static int submit(struct service *s, const struct job *j, const Tandem__V1__Gene
                   bool verify)
 {
     const struct served *m = engine_served(s->engine);
-    if (!m)
-        return service_not_ready(s);
     struct request_limits limits = {m->tok, m->name, m->context,
                                     (uint32_t)s->options->max_sequences};
     AUTO(request_drop) struct request *r = NULL;
@@ -87,7 +85,7 @@ static void run_generate(struct service *s, const struct job *j)
 
 static void generate_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    service_start_job(call, in, &tandem__v1__generate_request__descriptor, run_generate, true);
+    service_start_job(call, in, &tandem__v1__generate_request__descriptor, run_generate);
 }
 
 static void call_cancelled(struct rpc_call *call)
@@ -166,9 +164,9 @@ static int take_verify(struct service *s, struct rpc_call *call, Tandem__V1__Ver
     struct request *r = rpc_call_user(call);
     int err;
     if (msg->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN) {
-        err = r ? fail(-ESTALE, "this stream is open already") : service_not_ready(s);
-        if (!err)
+        if (!r)
             return open_verify(s, call, &msg->base, bytes);
+        err = fail(-ESTALE, "this stream is open already");
     } else if (msg->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_DRAFT) {
         err = r ? take_draft(s, r, msg->draft)
                 : fail(-ESTALE, "a draft came before `open`: this stream has no sequence yet");

@@ -11,8 +11,7 @@
 struct service;
 struct job;
 
-/* Answers a call, or begins to. Runs once the engine does not load any more, on the jobs' thread.
- */
+/* Answers a call, or begins to. Runs on the thread for jobs, once there is a model. */
 typedef void job_fn(struct service *s, const struct job *j);
 
 /* A call that waits for its turn. */
@@ -74,14 +73,13 @@ void service_refuse(struct service *s, struct rpc_call *call, int err);
 
 /* ---- service_jobs.c ---- */
 
-/* Takes msg. A call has one job at most. While the model loads it waits for load_wait. -EAGAIN: too
- * many wait, or too much; -ENOMEM. */
+/* Takes msg. A call has one job at most. While the model loads it waits for load_wait. -EPIPE: as
+ * service_not_ready(); -EAGAIN: too many wait, or too much; -ENOMEM. */
 int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *msg, size_t bytes,
                     job_fn *run);
-/* For a unary request, or what follows one: unpacks it and adds its job, or ends the call.
- * may_wait: for the model. */
+/* For a call with one request: unpacks it and adds its job, or ends the call. */
 void service_start_job(struct rpc_call *call, struct rpc_msg *in,
-                       const ProtobufCMessageDescriptor *type, job_fn *run, bool may_wait);
+                       const ProtobufCMessageDescriptor *type, job_fn *run);
 /* The call is over: forgets its job if that has not begun. */
 void service_drop_job(struct service *s, const struct rpc_call *call);
 /* The model is there, or will never be; or the service stops. */

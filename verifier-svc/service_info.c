@@ -115,7 +115,7 @@ static void run_tokenize(struct service *s, const struct job *j)
 
 static void tokenize_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    service_start_job(call, in, &tandem__v1__tokenize_request__descriptor, run_tokenize, false);
+    service_start_job(call, in, &tandem__v1__tokenize_request__descriptor, run_tokenize);
 }
 
 const struct rpc_method service_tokenize = {
@@ -146,7 +146,7 @@ static void run_detokenize(struct service *s, const struct job *j)
 
 static void detokenize_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    service_start_job(call, in, &tandem__v1__detokenize_request__descriptor, run_detokenize, false);
+    service_start_job(call, in, &tandem__v1__detokenize_request__descriptor, run_detokenize);
 }
 
 const struct rpc_method service_detokenize = {.path = "/" SERVICE_NAME "/Detokenize",

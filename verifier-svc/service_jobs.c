@@ -74,11 +74,19 @@ static int push(struct service *s, struct job *j)
     return 0;
 }
 
+/* 0, or why nothing can be served; while the model loads, calls wait for it. */
+static int may_come(struct service *s)
+{
+    if (engine_state(s->engine, NULL) == ENGINE_LOADING && s->options->load_wait_s)
+        return 0;
+    return service_not_ready(s);
+}
+
 int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *msg, size_t bytes,
                     job_fn *run)
 {
     struct job *j = malloc(sizeof(*j));
-    int err = j ? 0 : fail(-ENOMEM, "no memory for a request");
+    int err = j ? may_come(s) : fail(-ENOMEM, "no memory for a request");
     if (!err) {
         *j = (struct job){
             .call = call, .msg = msg, .bytes = bytes, .run = run, .arrived_us = clock_us()};
@@ -96,18 +104,11 @@ int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *
 }
 
 void service_start_job(struct rpc_call *call, struct rpc_msg *in,
-                       const ProtobufCMessageDescriptor *type, job_fn *run, bool may_wait)
+                       const ProtobufCMessageDescriptor *type, job_fn *run)
 {
     struct service *s = rpc_call_service(call);
     ProtobufCMessage *msg = rpc_call_unpack(call, type, in);
-    if (!msg)
-        return;
-    may_wait &= engine_state(s->engine, NULL) == ENGINE_LOADING && s->options->load_wait_s > 0;
-    int err = may_wait ? 0 : service_not_ready(s);
-    if (err < 0)
-        protobuf_c_message_free_unpacked(msg, NULL);
-    else
-        err = service_add_job(s, call, msg, rpc_msg_len(in), run);
+    int err = msg ? service_add_job(s, call, msg, rpc_msg_len(in), run) : 0;
     if (err < 0)
         service_refuse(s, call, err);
 }
@@ -134,7 +135,11 @@ void service_wake_jobs(struct service *s, bool stop)
 void *service_jobs_main(void *service)
 {
     struct service *s = service;
-    for (struct job *j; (j = next_job(s)); job_free(j))
-        j->run(s, j);
+    for (struct job *j; (j = next_job(s)); job_free(j)) {
+        if (engine_served(s->engine))
+            j->run(s, j);
+        else
+            service_refuse(s, j->call, service_not_ready(s));
+    }
     return NULL;
 }

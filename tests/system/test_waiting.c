@@ -2,6 +2,7 @@
  * verifier inside the test's process, so that loading and tokenizing last as long as a test wants;
  * the real gateway beside it. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -200,6 +201,58 @@ static void a_request_waits_for_the_model_and_is_served(void **state)
     assert_int_equal(a->n, 20);
 }
 
+static void *tokenize(void *ret_code)
+{
+    Tandem__V1__TokenizeRequest ask = TANDEM__V1__TOKENIZE_REQUEST__INIT;
+    ProtobufCMessage *reply;
+    ask.text = (ProtobufCBinaryData){4, (uint8_t *)"Once"};
+    *(enum rpc_code *)ret_code = rpc_unary(client, "/tandem.v1.Verifier/Tokenize", NULL, &ask.base,
+                                           &tandem__v1__tokenize_reply__descriptor, &reply)
+                                     .code;
+    if (reply)
+        protobuf_c_message_free_unpacked(reply, NULL);
+    return NULL;
+}
+
+static void nothing_came(void *user, struct rpc_msg *msg)
+{
+    (void)user;
+    (void)msg;
+}
+
+static void verify_ended(void *user, const struct rpc_status *status)
+{
+    atomic_int *code = user;
+    atomic_store(code, (int)status->code);
+}
+
+static void tokenize_and_verify_wait_too(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    enum rpc_code code = RPC_UNKNOWN;
+    assert_int_equal(pthread_create(&thread, NULL, tokenize, &code), 0);
+    static const struct rpc_events events = {.on_message = nothing_came, .on_end = verify_ended};
+    atomic_int verify_code = -1;
+    struct rpc_stream *stream =
+        rpc_stream_new(client, "/tandem.v1.Verifier/Verify", NULL, &events, &verify_code);
+    request r = prompt_of("Once", 4);
+    Tandem__V1__VerifyRequest open = TANDEM__V1__VERIFY_REQUEST__INIT;
+    open.message_case = TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN;
+    open.open = &r;
+    rpc_stream_send(stream, rpc_pack(&open.base));
+    rpc_stream_close(stream); // read once it is open
+    wait_jobs(2);
+    gate_close(&load_gate, false);
+    pthread_join(thread, NULL);
+    assert_int_equal(code, RPC_OK);
+    int64_t until_us = clock_us() + WITHIN_US;
+    while (atomic_load(&verify_code) < 0)
+        assert_true(clock_us() < until_us);
+    assert_int_equal(atomic_load(&verify_code), RPC_OK);
+    rpc_stream_free(stream);
+}
+
 static void a_request_that_waits_too_long_is_told_how_far_loading_is(void **state)
 {
     (void)state;
@@ -380,6 +433,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         LOADING(a_request_waits_for_the_model_and_is_served),
+        LOADING(tokenize_and_verify_wait_too),
         LOADING(a_request_that_waits_too_long_is_told_how_far_loading_is),
         LOADING(a_cancelled_request_does_not_wait_any_more),
         LOADING(waiting_requests_are_bounded_in_number),
