@@ -12,6 +12,7 @@
 #include "file/gguf.h"
 #include "lib/generate.h"
 #include "lib/services.h"
+#include "model/kv.h"
 #include "verifier-svc/accept.h"
 #include "tandem/v1/stats.pb-c.h"
 
@@ -410,8 +411,9 @@ static void verify_draft(struct verify *v, const uint32_t *tokens, const int32_t
     d.n_tokens = n;
     d.parents = (int32_t *)parents;
     d.n_parents = parents ? n : 0;
+    unsigned n_commits = v->n_commits; // read before the next one can come
     verify_send(v, NULL, &d);
-    verify_wait(v, v->n_commits + 1, false);
+    verify_wait(v, n_commits + 1, false);
 }
 
 static struct rpc_status verify_close(struct verify *v)
@@ -1283,6 +1285,88 @@ static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state
     service_stop(&p);
 }
 
+static uint32_t blocks_of(struct rpc_client *c)
+{
+    Tandem__V1__StatsReply *s = stats_of(c);
+    uint32_t n = (uint32_t)s->cache->blocks_total;
+    tandem__v1__stats_reply__free_unpacked(s, NULL);
+    return n;
+}
+
+/* Sequences that fill the pool to the last block when they end; drafts take what is left before. */
+static void a_draft_gives_way_where_blocks_run_out(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--kv-mib", "1", "--k", "20", "--proposers",
+                                   p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposer(c);
+    struct wish w[N];
+    struct generation g[N];
+    AUTO(mem_free) struct answer *alone = answers_new(N), *together = answers_new(N);
+    unsigned drafted = 0;
+    for (unsigned i = 0; i < N; i++) {
+        wish_init(&w[i], STORY, 1);
+        generation_run(client, &w[i].msg, &alone[i]); // how long the prompt is
+        w[i].msg.max_tokens = blocks_of(c) / N * KV_BLOCK + 1 - alone[i].prompt_tokens;
+        w[i].sampling.seed = i;
+        w[i].msg.ignore_eos = true;
+        w[i].msg.logprobs = true;
+        memset(&alone[i], 0, sizeof(alone[i]));
+        generation_run(client, &w[i].msg, &alone[i]);
+    }
+    for (unsigned i = 0; i < N; i++)
+        generation_start(&g[i], c, &w[i].msg, &together[i]);
+    for (unsigned i = 0; i < N; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&alone[i], &together[i]);
+        drafted += together[i].drafted;
+    }
+    assert_true(drafted > 100);
+    assert_true(metric_of(c, "tandem_num_preemptions_total") == 0);
+    assert_true(metric_of(c, "tandem_request_failed_total") == 0);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+static void a_draft_gives_way_where_the_context_ends(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--context", "200", "--k", "20", "--proposers",
+                                   p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposer(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    AUTO(mem_free) char *text = malloc(601);
+    for (int i = 0; i < 150; i++)
+        memcpy(text + 4 * i, i % 3 ? " the" : " cat", 5);
+    wish_init(&w, text, 1000);
+    w.msg.ignore_eos = true;
+    w.msg.logprobs = true;
+    generation_run(c, &w.msg, &a[1]);
+    assert_int_equal(a[1].prompt_tokens + a[1].n, 200);
+    assert_int_equal(a[1].reason, TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH);
+    assert_true(a[1].drafted > 0);
+    w.msg.max_tokens = a[1].n;
+    generation_run(client, &w.msg, &a[0]);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
 /* ---- beginning and end ---- */
 
 static void requests_wait_for_the_model(void **state)
@@ -1426,6 +1510,8 @@ int main(void)
         cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
         cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
+        cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),
+        cmocka_unit_test(a_draft_gives_way_where_the_context_ends),
         cmocka_unit_test(requests_wait_for_the_model),
         cmocka_unit_test(every_version_is_served_as_version_1),
         cmocka_unit_test(a_drain_finishes_what_was_accepted),
