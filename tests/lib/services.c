@@ -53,6 +53,7 @@ void service_spawn(struct service *s, const char *program, const char *const *ar
     if (!*s->target)
         snprintf(s->target, sizeof(s->target), "unix:%s/%s-%u.sock", service_dir(), program,
                  ++n_started);
+    s->name = strcmp(program, "verifier-svc") == 0 ? "tandem.v1.Verifier" : "tandem.v1.Proposer";
     snprintf(s->log, sizeof(s->log), "%s.log", s->target + strlen("unix:"));
     char path[512];
     snprintf(path, sizeof(path), "%s/%s", BINARY_DIR, program);
@@ -100,9 +101,10 @@ static bool ends_within(const struct service *s, int ms)
     return ended;
 }
 
-static bool is_serving(struct rpc_client *c)
+static bool is_serving(struct rpc_client *c, const char *name)
 {
     Grpc__Health__V1__HealthCheckRequest req = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
+    req.service = (char *)(uintptr_t)name; // the generated messages have no const
     ProtobufCMessage *reply;
     struct rpc_options opt = {.timeout_us = 1000000, .wait_for_ready = true};
     struct rpc_status st = rpc_unary(c, "/grpc.health.v1.Health/Check", &opt, &req.base,
@@ -120,7 +122,7 @@ void service_wait_healthy(const struct service *s)
     AUTO(rpc_client_free) struct rpc_client *c = NULL;
     assert_int_equal(rpc_client_new(s->target, NULL, &c), 0);
     int64_t until_us = clock_us() + HEALTHY_WITHIN_US;
-    while (!is_serving(c)) {
+    while (!is_serving(c, s->name)) {
         bool died = ends_within(s, 5); // and a pause: a loading service's health is polled
         if (died || clock_us() > until_us) {
             tell_log(s);

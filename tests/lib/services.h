@@ -7,6 +7,7 @@
 
 struct service {
     pid_t pid;
+    const char *name; // "tandem.v1.Verifier", as its health is asked for
     char target[160]; // "unix:/tmp/.../verifier-svc-1.sock"
     char log[160];    // file with what it said
 };
@@ -17,7 +18,8 @@ const char *service_dir(void);
  * arguments (NULL behind the last; NULL for none) and returns at once. s->target empty: a fresh
  * one. */
 void service_spawn(struct service *s, const char *program, const char *const *args);
-/* Waits until its gRPC health is SERVING; ends the test with its log if it dies or 60 s pass. */
+/* Waits until the health of its service is SERVING (that of the process is while a model is being
+ * loaded); ends the test with its log if it dies or 60 s pass. */
 void service_wait_healthy(const struct service *s);
 /* Both. */
 void service_start(struct service *s, const char *program, const char *const *args);
