@@ -1,12 +1,12 @@
 /* test_golden_logits.c - the embedded pair against logits and tokens computed in float32.
  *
- * With float weights all logits are within 0.006: rotation, norms, attention and K and V in f16 have
- * a deviation of 0.001. With quantised weights it is 0.04, all of it from activations of 8 bits (if
- * those of the down or of the output projection alone are floats it is 0.030 or 0.033; no other
- * matrix matters as much). The largest error of 535 is then between 0.11 and 0.19, by chance: every
- * change of the order of arithmetic draws it anew. As our bits are the same on every machine it is
- * the one printed here until such a change; then the deviation, which is checked too, tells whether
- * anything is wrong. */
+ * With float weights all logits are within 0.006: rotation, norms, attention and K and V in f16
+ * have a deviation of 0.001. With quantised weights it is 0.04, all of it from activations of 8
+ * bits (if those of the down or of the output projection alone are floats it is 0.030 or 0.033; no
+ * other matrix matters as much). The largest error of 535 is then between 0.11 and 0.19, by chance:
+ * every change of the order of arithmetic draws it anew. As our bits are the same on every machine
+ * it is the one printed here until such a change; then the deviation, which is checked too, tells
+ * whether anything is wrong. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>

@@ -85,7 +85,7 @@ static void the_watchdog_is_fed_at_its_pace(void **state)
     assert_int_equal(svc_watchdog_interval_us(), 40000);
     svc_watchdog();
     assert_string_equal(heard(), "WATCHDOG=1");
-    int64_t last = 0; // before the last word to the manager
+    int64_t last = 0;         // before the last word to the manager
     for (int n = 0; n < 3;) { // a busy loop calls far oftener than the manager wants to hear
         int64_t before = clock_us();
         svc_watchdog();
