@@ -94,7 +94,7 @@ int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *
         err = push(s, j);
         pthread_mutex_unlock(&s->mu);
     }
-    if (err < 0) {
+    if (err) {
         free(j);
         protobuf_c_message_free_unpacked(msg, NULL);
     } else if (engine_state(s->engine, NULL) == ENGINE_LOADING) {
