@@ -1305,7 +1305,7 @@ static void a_draft_gives_way_where_blocks_run_out(void **state)
                   (const char *[]){"--model", MODEL, "--kv-mib", "1", "--k", "20", "--proposers",
                                    p.target, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    wait_proposer(c);
+    wait_proposers(c);
     struct wish w[N];
     struct generation g[N];
     AUTO(mem_free) struct answer *alone = answers_new(N), *together = answers_new(N);
@@ -1346,7 +1346,7 @@ static void a_draft_gives_way_where_the_context_ends(void **state)
                   (const char *[]){"--model", MODEL, "--context", "200", "--k", "20", "--proposers",
                                    p.target, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    wait_proposer(c);
+    wait_proposers(c);
     struct wish w;
     AUTO(mem_free) struct answer *a = answers_new(2);
     AUTO(mem_free) char *text = malloc(601);
