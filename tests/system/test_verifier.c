@@ -1328,7 +1328,7 @@ static void a_draft_gives_way_where_blocks_run_out(void **state)
         same_answer(&alone[i], &together[i]);
         drafted += together[i].drafted;
     }
-    assert_true(drafted > 100);
+    assert_true(drafted > 0);
     assert_true(metric_of(c, "tandem_num_preemptions_total") == 0);
     assert_true(metric_of(c, "tandem_request_failed_total") == 0);
     rpc_client_free(c);
