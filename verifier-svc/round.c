@@ -115,6 +115,16 @@ static bool grow_or_preempt(struct engine *e, uint32_t i)
     return true;
 }
 
+/* Cuts the draft to the rows granted; without blocks for them there is none. */
+static void take_draft_blocks(struct engine *e, struct seq *s, uint32_t rows)
+{
+    if (!s->n_draft || s->n_rows != 1 || s->kv.len != s->n)
+        return; // none, or its time has not come
+    s->n_draft = accept_trim(s->draft, s->parents, s->n_draft, rows, ACCEPT_MAX);
+    if (s->n_draft && kv_grow(e->served->kv, &s->kv, s->n_draft) < 0)
+        s->n_draft = 0;
+}
+
 /* Rows first, for everybody; then drafts, as far as there are blocks left. */
 static void take_blocks(struct engine *e)
 {
@@ -130,12 +140,7 @@ static void take_blocks(struct engine *e)
         if (!s->n_rows)
             continue;
         e->pass[e->n_pass++] = s;
-        if (!s->n_draft || s->n_rows != 1 || s->kv.len != s->n)
-            continue;
-        s->n_draft =
-            accept_trim(s->draft, s->parents, s->n_draft, e->shares[i].draft_rows, ACCEPT_MAX);
-        if (s->n_draft && kv_grow(e->served->kv, &s->kv, s->n_draft) < 0)
-            s->n_draft = 0;
+        take_draft_blocks(e, s, e->shares[i].draft_rows);
     }
     for (uint32_t i = 0; i < e->running.n;) {
         struct seq *s = e->running.v[i];
@@ -274,36 +279,43 @@ static void count_step(struct engine *e, struct seq *s, const struct accept_resu
         metrics_add(e->stats->fallback_steps, 1);
 }
 
-/* Draws and commits for a sequence whose last committed token is row `last_row` of the pass. */
-static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64_t now_us)
+/* Draws and commits; what came of it goes into ev, the last event of b. */
+static enum seq_end draw(struct engine *e, struct seq *s, uint32_t last_row, struct event_batch *b,
+                         struct event *ev, struct accept_result *result)
 {
     struct accept_tree tree = {s->n_draft, s->draft, s->parents};
-    struct accept_result result;
-    struct event_batch *b = events_room(e->events, s->n_draft + 1);
-    struct event *ev = events_add(b, s->req, s->choice);
     struct drawing d = {.e = e, .s = s, .b = b, .last_row = last_row};
-    uint32_t base = s->n;
-    accept_own_draw(&tree, draw_token, &d, &result);
+    accept_own_draw(&tree, draw_token, &d, result);
     if (d.end == SEQ_STOP || d.end == SEQ_LENGTH) {
         ev->text_at = (uint32_t)b->text.len;
         d.end = seq_flush(s, &b->text) < 0 ? SEQ_FAILED : d.end;
         ev->text_len = (uint32_t)b->text.len - ev->text_at;
     }
-
     ev->n_tokens = b->n_tokens - ev->first;
     ev->base_len = s->n;
-    ev->n_accepted = result.n_accepted;
+    ev->n_accepted = result->n_accepted;
     for (uint32_t i = 0; i < ev->n_tokens; i++)
-        b->tokens[ev->first + i].origin = i < result.n_accepted ? ACCEPT_ACCEPTED : result.last;
-    if (d.end == SEQ_FAILED) {
+        b->tokens[ev->first + i].origin = i < result->n_accepted ? ACCEPT_ACCEPTED : result->last;
+    return d.end;
+}
+
+/* One step of a sequence whose last committed token is row `last_row` of the pass. */
+static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64_t now_us)
+{
+    struct accept_result result;
+    struct event_batch *b = events_room(e->events, s->n_draft + 1);
+    struct event *ev = events_add(b, s->req, s->choice);
+    uint32_t base = s->n;
+    enum seq_end end = draw(e, s, last_row, b, ev, &result);
+    if (end == SEQ_FAILED) {
         snprintf(s->req->error_text, sizeof(s->req->error_text), "%s", fail_text());
         s->req->error = -EIO; // ended when the loop over the pass is done
         return;
     }
     count_step(e, s, &result);
     count_tokens(e, s, ev->n_tokens, now_us);
-    if (d.end != SEQ_GOES_ON) {
-        engine_end_seq(e, s, d.end, ev);
+    if (end != SEQ_GOES_ON) {
+        engine_end_seq(e, s, end, ev);
         return;
     }
     for (uint32_t i = 0; i < result.n_accepted; i++)
