@@ -59,7 +59,7 @@ struct peer {
     struct drafts_book *book;
     struct drafts_described about;
     struct rpc_stream *stream; // NULL: not connected
-    bool full;                 // the stream: too much is queued
+    bool full;                 // no on_drain() since the last send, which may have queued too much
     bool ended;                // the stream is over
     bool benched, stopping;    // benched: given up, until it is connected again
     char why[WHY_MAX];         // it ended or was given up

@@ -1,5 +1,5 @@
 /* fuzz_drafts.c - answers of a hostile proposer: messages, each behind its length (2 bytes, little-
- * endian); before each, two sequences ask. */
+ * endian; the top bit closes a sequence); before each, two sequences ask. */
 #include <stdlib.h>
 #include <string.h>
 #include "rpc/rpc.h"
@@ -52,8 +52,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                 .seq = 1 + s, .context = context, .base_len = 3 + i % 190, .k = K};
         drafts_book_ask(b, wishes, 2, 1000, i * 100);
         drafts_book_take(b);
-        size_t len = data[0] | (size_t)data[1] << 8;
+        size_t len = data[0] | (size_t)(data[1] & 0x7f) << 8;
         len = len < n - 2 ? len : n - 2;
+        if (data[1] & 0x80)
+            drafts_book_close(b, 1 + i % 2); // while its answer is owed
         take(b, data + 2, len, i * 100);
         data += 2 + len;
         n -= 2 + len;
