@@ -935,7 +935,8 @@ static void a_waiting_verify_stream_gives_way_and_comes_back(void **state)
     enum { N = 12 };
     struct service s = {0};
     struct rpc_client *c;
-    static const char *const args[] = {"--model", MODEL, "--kv-mib", "1", NULL};
+    static const char *const args[] = {"--model",          MODEL, "--kv-mib", "1",
+                                       "--verify-timeout", "600", NULL};
     service_start(&s, "verifier-svc", args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     struct wish w, others;
@@ -977,8 +978,9 @@ static void idle_verify_streams_are_bounded(void **state)
     enum { SEQS = 2, QUEUED = 3, N = SEQS + 2 * QUEUED };
     struct service s = {0};
     struct rpc_client *c;
-    static const char *const args[] = {"--model", MODEL, "--max-sequences", "2", "--queue-length",
-                                       "3",       NULL};
+    static const char *const args[] = {
+        "--model", MODEL, "--max-sequences", "2", "--queue-length", "3", "--verify-timeout",
+        "600",     NULL};
     service_start(&s, "verifier-svc", args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     struct wish w;
