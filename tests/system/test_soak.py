@@ -39,7 +39,7 @@ class Service:
 
     def __init__(self, folder, name, *args):
         self.name = name
-        self.log = open(os.path.join(folder, f"{name}.log"), "a", encoding="utf-8")
+        self.log = open(os.path.join(folder, f"{time.monotonic_ns()}.log"), "w", encoding="utf-8")
         self.process = subprocess.Popen([os.path.join(BIN, name), *args], stderr=self.log, stdin=subprocess.DEVNULL)
 
     def signal(self, number):
@@ -221,15 +221,23 @@ class Soak(unittest.TestCase):
                 over.wait(chance.uniform(0.1, 2))
                 self.shaky.signal(signal.SIGCONT)
             else:
-                if self.shaky.end(how) != (-how if how == signal.SIGKILL else 0):
-                    self.failures.append(f"a proposer did not end well on {how.name}")
+                if how == signal.SIGTERM:
+                    self.until("the proposer serves", lambda: "serving proposer" in self.shaky.said())
+                code = self.shaky.end(how)
+                assert code == (-how if how == signal.SIGKILL else 0), f"{how.name}: {code}, {self.shaky.said()}"
                 over.wait(chance.uniform(0, 1))
                 self.shaky = self.proposer("shaky")
+
+    def disturb_and_tell(self, until):
+        try:
+            self.disturb(until)
+        except Exception as e:
+            self.failures.append(f"disturbing: {e!r}")
 
     def load(self, seconds, seed):
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=Client(self, seed + i).run, args=[until]) for i in range(self.N_CLIENTS)]
-        threads.append(threading.Thread(target=self.disturb, args=[until]))
+        threads.append(threading.Thread(target=self.disturb_and_tell, args=[until]))
         for t in threads:
             t.start()
         for t in threads:
