@@ -1,14 +1,18 @@
 /* kernel_body.h - the kernels that every tier shares, over a tier's vector of sixteen floats.
  *
  * Included once by each kernel_<tier>.c after it has defined `vf`, its v_*() operations, and
- *   DOT_ROWS, DOT_COLS(rows)  rows and columns whose sums F16 and F32 products keep in registers,
- *   DOT_EACH_ROWS(X)          X(1) X(2) ... up to that,
+ *
+ *   DOT_ROWS, DOT_COLS(rows)  rows and columns whose sums F16 and F32 products keep in registers
+ *   DOT_EACH_ROWS(X)          X(1) X(2) ... up to that
  *   DOT_MAX_ROWS, DOT_PART    rows that share a part of K in L1, and floats in that part
- *   BF16_ROWS, BF16_EACH_ROWS(X)  likewise for BF16
- *   V_AHEAD, V_BLOCK          bytes of weights to prefetch ahead; that stay in L2 for several
- * passes V_SUMS, V_PARTS           sums of q.k kept in registers; sixteens of a V row, for V_HEADS
- * heads The operations are the same in every tier and so is their order; that is what makes tiers
- * agree. */
+ *   BF16_ROWS                 rows whose sums BF16 products keep in registers
+ *   BF16_EACH_ROWS(X)         X(1) X(2) ... up to that
+ *   V_AHEAD                   bytes of weights to prefetch ahead
+ *   V_BLOCK                   bytes of weights that stay in L2 for several passes
+ *   V_SUMS                    sums of q.k kept in registers
+ *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS heads
+ *
+ * The operations are the same in every tier and so is their order: that makes tiers agree. */
 #pragma once
 #include "base/elem.h"
 #include "kernel/kernel_impl.h"
