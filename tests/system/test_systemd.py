@@ -179,7 +179,7 @@ class Notifications(unittest.TestCase):
         self.assertEqual(verifier.stop(), 0)
 
     def long_prefill(self, watchdog_s):
-        """Begin and end of a prompt on the slowest kernels, and when the watchdog was fed meanwhile."""
+        """Begin and end of a prompt on the slowest kernels, and how often the watchdog was fed meanwhile."""
         model, n_words = (MODEL, 400) if SANITIZED else (SLOW_MODEL, 920)
         path = self.path(f"verifier-{watchdog_s}.sock")
         verifier = self.managed("verifier-svc", unix_listener(path), "--model", model, "--threads", "1",
@@ -193,16 +193,15 @@ class Notifications(unittest.TestCase):
         ended = time.monotonic()
         self.assertEqual(gateway.stop(), 0)
         self.assertEqual(verifier.stop(), 0)
-        return begun, ended, [t for t in verifier.fed if begun < t < ended]
+        return begun, ended, sum(begun < t < ended for t in verifier.fed)
 
     def test_the_watchdog_is_fed_inside_a_long_prefill(self):
         """Idle, it is fed by a timer. Here a prompt lasts for several watchdog limits, however fast the machine is."""
         begun, ended, _ = self.long_prefill(LIMIT_S)
         limit_s = (ended - begun) / 4
-        begun, ended, fed = self.long_prefill(limit_s)
-        times = [begun, *fed, ended]
+        begun, ended, n_fed = self.long_prefill(limit_s)
         self.assertGreater(ended - begun, 2 * limit_s, "long enough to tell")
-        self.assertLess(max(b - a for a, b in zip(times, times[1:])), limit_s, f"{len(fed)} feeds")
+        self.assertGreater(n_fed, 2 * (ended - begun) / limit_s)  # it says so eight times per limit
 
     def test_a_passed_socket_outlives_the_service(self):
         with unix_listener(self.path("verifier.sock")) as listener:
