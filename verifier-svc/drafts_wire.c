@@ -192,7 +192,8 @@ static bool is_name(const ProtobufCBinaryData *name)
 int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t vocab_digest,
                            struct drafts_described *ret)
 {
-    if (reply->protocol != TANDEM__V1__PROTOCOL__PROTOCOL_VERSION)
+    if (reply->protocol != TANDEM__V1__PROTOCOL__PROTOCOL_UNKNOWN && // older than the field
+        reply->protocol != TANDEM__V1__PROTOCOL__PROTOCOL_VERSION)
         return fail(-EPROTO, "it speaks protocol version %u, this verifier version %d",
                     reply->protocol, TANDEM__V1__PROTOCOL__PROTOCOL_VERSION);
     if (reply->vocab_digest && vocab_digest && reply->vocab_digest != vocab_digest)
