@@ -1,6 +1,7 @@
 /* options.c - the settings of the gateway. */
 #include "gateway/options.h"
 #include "base/mem.h"
+#include "gateway/upstream.h"
 
 static struct options o;
 
@@ -8,8 +9,8 @@ static const struct conf_option table[] = {
     {"listen", CONF_TEXT, &o.listen, "127.0.0.1:8080", 0, 0, NULL, NULL, 0,
      "address to serve HTTP on: HOST:PORT or unix:/path; a socket passed by the service manager "
      "takes its place"},
-    {"verifiers", CONF_LIST, &o.verifiers, "unix:/run/tandem/verifier.sock", 0, 0, NULL, NULL, 0,
-     "verifiers to forward to: unix:/path, HOST:PORT or dns:///HOST:PORT"},
+    {"verifiers", CONF_LIST, &o.verifiers, "unix:/run/tandem/verifier.sock", 0, UPSTREAM_MAX, NULL,
+     NULL, 0, "verifiers to forward to: unix:/path, HOST:PORT or dns:///HOST:PORT"},
     {"http_threads", CONF_INT, &o.http_threads, "2", 1, 64, NULL, NULL, 0,
      "threads that read requests and write answers"},
     {"max_connections", CONF_INT, &o.max_connections, "4096", 1, 65536, NULL, NULL, 0,

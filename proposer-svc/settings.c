@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "proposer-svc/prop.h"
 #include "proposer-svc/settings.h"
+#include "rpc/rpc.h"
 
 #define OPTIONS_MAX 128
 
@@ -17,6 +18,7 @@ static const struct conf_option own[] = {
      .kind = CONF_LIST,
      .value = &values.listen,
      .fallback = "unix:/run/tandem/proposer.sock",
+     .max = RPC_LISTEN_MAX,
      .help = "addresses: unix:/path or host:port; unused when sockets are passed"},
     {.name = "proposer",
      .kind = CONF_TEXT,

@@ -427,10 +427,10 @@ static void draft_arrived(void *user, const struct draft *d)
         free(item); // a draft may always be lost
 }
 
-/* "NAME=TARGET" or "TARGET". */
+/* "NAME=TARGET" or "TARGET"; the table of settings takes at most DRAFTS_MAX. */
 static void name_targets(const struct conf_list *list, struct drafts_config *c)
 {
-    for (unsigned i = 0; i < list->n && c->n_targets < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < list->n; i++) {
         char *text = list->v[i], *equals = strchr(text, '=');
         if (strcmp(text, "none") == 0)
             continue;

@@ -1,7 +1,8 @@
 /* options.c - the table of settings. */
 #include <errno.h>
 #include "base/err.h"
-#include "verifier-svc/accept.h"
+#include "rpc/rpc.h"
+#include "verifier-svc/drafts.h"
 #include "verifier-svc/options.h"
 
 static struct options values;
@@ -11,6 +12,7 @@ static const struct conf_option table[] = {
      .kind = CONF_LIST,
      .value = &values.listen,
      .fallback = "unix:/run/tandem/verifier.sock",
+     .max = RPC_LISTEN_MAX,
      .help = "addresses, unix:/path or host:port; unused when sockets are passed"},
     {.name = "model",
      .kind = CONF_TEXT,
@@ -36,6 +38,7 @@ static const struct conf_option table[] = {
     {.name = "proposers",
      .kind = CONF_LIST,
      .value = &values.proposers,
+     .max = DRAFTS_MAX,
      .help =
          "gRPC targets of proposers, each TARGET or NAME=TARGET (default: none, no speculation)"},
     {.name = "k",

@@ -1,4 +1,5 @@
 /* conf.c - settings from one table. */
+#include <assert.h>
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -176,11 +177,11 @@ static int add_to_list(const struct conf_option *o, const struct place *p, const
 {
     struct conf_list *l = o->value;
     char where[PLACE_TEXT_MAX];
+    assert(o->max >= 1 && o->max <= CONF_LIST_MAX);
     for (const char *s = value; *s;) {
         size_t n = strcspn(s, ",");
-        if (n && l->n == CONF_LIST_MAX)
-            return fail(-EINVAL, "%s takes at most %d entries", place_text(p, where),
-                        CONF_LIST_MAX);
+        if (n && l->n >= o->max)
+            return fail(-EINVAL, "%s takes at most %.0f entries", place_text(p, where), o->max);
         if (n && !(l->v[l->n] = strndup(s, n)))
             return fail(-ENOMEM, "conf: no memory for %s", o->name);
         l->n += n > 0;
@@ -575,7 +576,7 @@ static const char *range_text(const struct conf_option *o, char out[160])
     case CONF_CHOICE:
         return choices_text(o->choices, out, 160);
     case CONF_LIST:
-        snprintf(out, 160, "a list of up to %d", CONF_LIST_MAX);
+        snprintf(out, 160, "a list of up to %.0f", o->max);
         return out;
     case CONF_TEXT:
         break;
@@ -632,7 +633,7 @@ static void help_option(const struct conf_option *o, FILE *to)
     else
         snprintf(flag + n, sizeof(flag) - n, "%s%s", name, value_word(o));
     n = (size_t)snprintf(text, sizeof(text), "%s", o->help);
-    if (n < sizeof(text) && o->kind != CONF_BOOL && o->kind != CONF_TEXT && o->kind != CONF_LIST)
+    if (n < sizeof(text) && o->kind != CONF_BOOL && o->kind != CONF_TEXT)
         n += (size_t)snprintf(text + n, sizeof(text) - n, "; %s", range_text(o, range));
     if (n < sizeof(text) && o->fallback && *o->fallback)
         snprintf(text + n, sizeof(text) - n, " [%s]", o->fallback);

@@ -18,7 +18,7 @@
 
 enum conf_kind { CONF_BOOL, CONF_INT, CONF_FLOAT, CONF_TEXT, CONF_CHOICE, CONF_LIST };
 
-#define CONF_LIST_MAX 32
+#define CONF_LIST_MAX 32        // entries of any list
 #define CONF_FILE_MAX (1 << 20) // bytes of a configuration file
 #define CONF_TEXT_MAX 4096      // bytes of one value
 
@@ -32,7 +32,7 @@ struct conf_option {
     enum conf_kind kind;
     void *value; // bool *, int64_t *, double *, char **, char ** (choice), struct conf_list *
     const char *fallback; // the default, as it would be written; NULL: none (0, NULL, empty)
-    double min, max;      // CONF_INT, CONF_FLOAT, inclusive
+    double min, max;      // CONF_INT, CONF_FLOAT, inclusive; CONF_LIST: at most max entries
     const char *choices;  // "none|ngram" for CONF_CHOICE
     const char *alias;    // other spellings, as files of other engines have them: "a|b", or NULL
     char short_flag;      // 'm' for -m; 0: none

@@ -105,6 +105,7 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
 /* Methods and addresses come before the start. m outlives the server; service is for the callbacks.
  */
 void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *service);
+#define RPC_LISTEN_MAX 16 // addresses and sockets
 /* addr: "unix:/path" or "host:port" (port 0: any). Returns the port (1 for unix). A unix path that
  * another server listens on is left alone, a dead server's socket is replaced.
  * -EADDRINUSE, -EINVAL, -EACCES ...: a sentence with the address. */

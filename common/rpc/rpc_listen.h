@@ -7,8 +7,7 @@
 #include <pthread.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-
-#define RPC_LISTEN_MAX 16
+#include "rpc/rpc.h"
 
 struct rpc_listen_socket {
     int fd;

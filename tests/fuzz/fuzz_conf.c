@@ -20,11 +20,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         {.name = "prompt_lookup", .kind = CONF_BOOL, .value = &lookup},
         {.name = "model", .kind = CONF_TEXT, .value = &model},
         {.name = "proposer", .kind = CONF_CHOICE, .value = &proposer, .choices = "none|ngram"},
-        {.name = "listen", .kind = CONF_LIST, .value = &listens},
+        {.name = "listen", .kind = CONF_LIST, .value = &listens, .max = 20},
     };
     const struct conf table = {"fuzz", "", options, ARRAY_LEN(options)};
     int r = conf_read_text(&table, "f.conf", (const char *)data, n);
-    if (k < 1 || k > 20 || !(rate >= 0 && rate <= 2) || listens.n > CONF_LIST_MAX)
+    if (k < 1 || k > 20 || !(rate >= 0 && rate <= 2) || listens.n > 20)
         abort(); // a value outside its range got through
     if (proposer && strcmp(proposer, "none") != 0 && strcmp(proposer, "ngram") != 0)
         abort();

@@ -57,6 +57,7 @@ static const struct conf_option options[] = {
      .kind = CONF_LIST,
      .value = &listens,
      .fallback = "unix:/run/a,unix:/run/b",
+     .max = 20,
      .help = "addresses"},
 };
 
@@ -274,12 +275,19 @@ static void what_is_too_big_is_refused(void **state)
     text[CONF_TEXT_MAX] = 0;
     assert_int_equal(READ("--model", text), 0);
     REFUSED(READ("--k", text), "--k must be"); // and the sentence stays one
-    for (int i = 0; i < 2 * (CONF_LIST_MAX + 1); i += 2)
+}
+
+static void a_list_takes_its_own_number_of_entries(void **state)
+{
+    (void)state;
+    char text[2 * 21 + 1];
+    for (int i = 0; i < 2 * 21; i += 2)
         memcpy(text + i, "a,", 3);
-    REFUSED(READ("--listen", text), "--listen takes at most 32");
-    text[2 * CONF_LIST_MAX] = 0;
+    REFUSED(READ("--listen", text), "--listen takes at most 20 entries");
+    REFUSED(READ("--listen", "b", "--listen", text), "--listen takes at most 20 entries");
+    text[2 * 20] = 0;
     assert_int_equal(READ("--listen", text), 0);
-    assert_int_equal(listens.n, CONF_LIST_MAX);
+    assert_int_equal(listens.n, 20);
 }
 
 /* What `call` prints to a file in memory. */
@@ -305,6 +313,7 @@ static void help_tells_every_setting_with_range_and_default(void **state)
                                         "  --ngram-rate X ",
                                         "0 to 2 [0.25]\n",
                                         "none or ngram [ngram]",
+                                        "addresses; a list of up to 20 [",
                                         "--config FILE",
                                         "TANDEM_K"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
@@ -355,6 +364,7 @@ int main(void)
         cmocka_unit_test_teardown(a_file_has_comments_quotes_and_blanks, forget),
         cmocka_unit_test_teardown(bad_files_are_refused_with_their_line, forget),
         cmocka_unit_test_teardown(what_is_too_big_is_refused, forget),
+        cmocka_unit_test_teardown(a_list_takes_its_own_number_of_entries, forget),
         cmocka_unit_test_teardown(help_tells_every_setting_with_range_and_default, forget),
         cmocka_unit_test_teardown(the_table_is_told_in_markdown, forget),
         cmocka_unit_test_teardown(questions_are_answered_whatever_else_is_wrong, forget),
