@@ -85,7 +85,7 @@ static int start(const struct options *o)
 static void serve(void)
 {
     int sig;
-    while ((sig = svc_wait_signal(TICK_US)) == 0 || sig == SIGHUP)
+    while (!(sig = svc_wait_signal(TICK_US)))
         svc_watchdog();
     log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
 }

@@ -11,6 +11,7 @@
 #include <time.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "base/svc.h"
 
 static struct {
@@ -59,9 +60,11 @@ int svc_wait_signal(int64_t timeout_us)
             left = 0;
         struct timespec t = {.tv_sec = left / 1000000, .tv_nsec = left % 1000000 * 1000};
         int sig = sigtimedwait(&svc.signals, NULL, &t);
-        if (sig > 0)
+        if (sig == SIGHUP)
+            log_info("SIGHUP: there is nothing to reload; settings are read at the start");
+        else if (sig > 0)
             return sig;
-        if (timeout_us >= 0 && errno == EAGAIN)
+        else if (timeout_us >= 0 && errno == EAGAIN)
             return 0;
     }
 }

@@ -10,7 +10,8 @@
 /* First of all in main: blocks SIGTERM, SIGINT, SIGHUP for every thread to come, ignores SIGPIPE,
  * raises RLIMIT_NOFILE, tunes malloc for big messages. */
 void svc_init(void);
-/* Waits for one of the blocked signals: its number, or 0 after timeout_us (below 0: for ever). */
+/* Waits for SIGTERM or SIGINT: its number, or 0 after timeout_us (below 0: for ever). SIGHUP is
+ * logged and otherwise ignored: there is nothing to reload. */
 int svc_wait_signal(int64_t timeout_us);
 
 #define SVC_MAX_FDS 8

@@ -151,8 +151,9 @@ class Notifications(unittest.TestCase):
         return self.managed("verifier-svc", unix_listener(self.path("verifier.sock")), "--model", MODEL, *args)
 
     def check_life(self, service):
-        """Ready once, fed while idle, and says that it stops."""
+        """Ready once, goes on when told to reload, fed while idle, and says that it stops."""
         service.wait(r"^READY=1$")
+        service.process.send_signal(signal.SIGHUP)
         for _ in range(3):
             service.wait(r"^WATCHDOG=1$", 5)
         service.process.send_signal(signal.SIGTERM)
