@@ -51,7 +51,7 @@ static int run(const struct settings *set, const struct prop_ops *ops, void *sha
                                  .max_tokens = (uint64_t)set->max_tokens,
                                  .max_context = (uint32_t)set->max_context,
                                  .k_max = (uint32_t)set->k_max,
-                                 .idle_us = set->idle_timeout_s * 1000000};
+                                 .idle_us = (int64_t)(set->idle_timeout_s * 1e6)};
     AUTO(sessions_free) struct sessions *sessions = NULL;
     int r = sessions_new(&sc, &sessions);
     if (r < 0)

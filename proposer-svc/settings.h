@@ -9,8 +9,8 @@
 struct settings {
     struct conf_list listen;
     char *proposer, *name, *instance, *log_level;
-    int64_t k_max, max_context, max_sessions, max_tokens, idle_timeout_s, threads;
-    double drain_timeout_s;
+    int64_t k_max, max_context, max_sessions, max_tokens, threads;
+    double idle_timeout_s, drain_timeout_s;
 };
 
 /* Defaults, file, environment, flags; the settings of the proposers in the table come with them. As

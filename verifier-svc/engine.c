@@ -296,7 +296,7 @@ static void admit(struct engine *e)
 /* When a Verify stream will have waited too long for its draft; INT64_MAX: it does not wait. */
 static int64_t idles_out_us(const struct engine *e, const struct seq *s)
 {
-    return s->idle_us && !s->has_draft ? s->idle_us + e->options->verify_timeout_s * 1000000
+    return s->idle_us && !s->has_draft ? s->idle_us + (int64_t)(e->options->verify_timeout_s * 1e6)
                                        : INT64_MAX;
 }
 
@@ -316,7 +316,7 @@ static bool end_unwanted(struct engine *e, struct seq *s, int64_t now_us)
     } else if (is_done_with(s)) {
         engine_end_seq(e, s, SEQ_CLOSED, events_add(events_room(e->events, 0), s->req, s->choice));
     } else if (now_us >= idles_out_us(e, s)) {
-        snprintf(text, sizeof(text), "no draft came for %d s", (int)e->options->verify_timeout_s);
+        snprintf(text, sizeof(text), "no draft came for %g s", e->options->verify_timeout_s);
         engine_fail_request(e, s->req, -ETIMEDOUT, text);
     } else {
         return false;

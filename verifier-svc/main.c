@@ -44,7 +44,7 @@ static void stop(const struct options *o, struct rpc_service *rpc, struct engine
     engine_drain(e);
     if (!loaded)
         engine_stop(e); // gives up loading, so that waiting calls are told
-    rpc_service_stop(rpc, loaded ? (unsigned)o->drain_timeout_s * 1000 : 1000);
+    rpc_service_stop(rpc, loaded ? (unsigned)(o->drain_timeout_s * 1000) : 1000);
     engine_stop(e);
     service_stop(service);
 }

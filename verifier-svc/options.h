@@ -18,7 +18,7 @@ struct options {
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;
     int64_t threads;
     bool pin;
-    int64_t load_wait_s, verify_timeout_s, reader_timeout_s, drain_timeout_s;
+    double load_wait_s, verify_timeout_s, reader_timeout_s, drain_timeout_s;
 };
 
 /* Defaults, file, environment, flags, and what must hold between settings. As conf_read(). */

@@ -77,7 +77,7 @@ static int push(struct service *s, struct job *j)
 /* 0, or why nothing can be served; while the model loads, calls wait for it. */
 static int may_come(struct service *s)
 {
-    if (engine_state(s->engine, NULL) == ENGINE_LOADING && s->options->load_wait_s)
+    if (engine_state(s->engine, NULL) == ENGINE_LOADING && s->options->load_wait_s > 0)
         return 0;
     return service_not_ready(s);
 }
@@ -98,7 +98,7 @@ int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *
         free(j);
         protobuf_c_message_free_unpacked(msg, NULL);
     } else if (engine_state(s->engine, NULL) == ENGINE_LOADING) {
-        rpc_call_after(call, (unsigned)s->options->load_wait_s * 1000, load_wait_over);
+        rpc_call_after(call, (unsigned)(s->options->load_wait_s * 1000), load_wait_over);
     }
     return err;
 }

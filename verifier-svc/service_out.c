@@ -39,11 +39,11 @@ static void look_at_slow(struct service *s)
     for (struct request **at = &s->slow; *at;) {
         struct request *r = *at;
         bool over = atomic_load(&r->paused) && !r->answered &&
-                    now_us - r->slow_since_us >= s->options->reader_timeout_s * 1000000;
+                    now_us - r->slow_since_us >= (int64_t)(s->options->reader_timeout_s * 1e6);
         if (over) {
             char text[96];
-            snprintf(text, sizeof(text), "more than %u KiB of the answer were not read for %d s",
-                     SERVICE_UNREAD_MAX >> 10, (int)s->options->reader_timeout_s);
+            snprintf(text, sizeof(text), "more than %u KiB of the answer were not read for %g s",
+                     SERVICE_UNREAD_MAX >> 10, s->options->reader_timeout_s);
             rpc_call_abort(r->call, RPC_RESOURCE_EXHAUSTED, text);
             atomic_store(&r->cancelled, true);
             engine_wake(s->engine);

@@ -21,6 +21,14 @@ class Documents(unittest.TestCase):
             table = subprocess.run([os.path.join(BIN, name), "--print-config"], check=True, capture_output=True, text=True)
             self.assertIn(f"## {name}\n\n{table.stdout}", page, "./tandem fmt writes it anew")
 
+    def test_one_environment_serves_all_services(self):
+        """A setting that services share has one range; but listen, and threads, which ./tandem up gives to the verifier."""
+        ranges = {}
+        for name, line in re.findall(r"^\| `(\w+)` (\|.*)$", read("docs/configuration.md"), re.M):
+            ranges.setdefault(name, set()).add(line.split(" | ")[3])
+        self.assertIn("drain_timeout", ranges)
+        self.assertEqual({n for n, r in ranges.items() if len(r) > 1}, {"listen", "threads"})
+
     def test_metrics_lists_every_series(self):
         sources = [p for folder in ["gateway", "proposer-svc", "verifier-svc", "common/rpc"]
                    for p in glob.glob(os.path.join(ROOT, folder, "*.c"))]

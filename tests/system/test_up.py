@@ -26,10 +26,10 @@ def free_port():
 class Up:
     """A running ./tandem up; its output is read all the time."""
 
-    def __init__(self, *args, cwd=ROOT):
+    def __init__(self, *args, cwd=ROOT, **env):
         self.port, self.text, self.changed = free_port(), "", threading.Condition()
         self.process = subprocess.Popen([os.path.join(ROOT, "tandem"), "up", "--port", str(self.port), *args], cwd=cwd,
-                                        env={**os.environ, "TANDEM_BIN": BIN}, stdout=subprocess.PIPE,
+                                        env={**os.environ, "TANDEM_BIN": BIN, **env}, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True)
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
@@ -60,47 +60,66 @@ class Up:
         return code
 
 
-def refusal(*args):
+def refusal(*args, prefix=()):
     """The last line, and the status, of an up that cannot start."""
-    run = subprocess.run([os.path.join(ROOT, "tandem"), "up", *args], capture_output=True, text=True, cwd=ROOT,
+    run = subprocess.run([*prefix, os.path.join(ROOT, "tandem"), "up", *args], capture_output=True, text=True, cwd=ROOT,
                          env={**os.environ, "TANDEM_BIN": BIN}, stdin=subprocess.DEVNULL, timeout=LIMIT_S)
     return run.stderr.strip().splitlines()[-1], run.returncode
 
 
 class UpTest(unittest.TestCase):
     def test_answers_restarts_what_dies_and_stops(self):
-        up = Up("--model", MODEL)
+        # Names that several services have, with values that each of them must take.
+        env = {"TANDEM_DRAIN_TIMEOUT": "120.5", "TANDEM_LOAD_WAIT": "20.5", "TANDEM_READER_TIMEOUT": "0.5",
+               "TANDEM_IDLE_TIMEOUT": "0.5", "TANDEM_THREADS": "0"}
+        up = Up("--model", MODEL, **env)
         try:
             up.wait(r"acceptance: \d+ of \d+ draft tokens accepted")
             up.wait(r"curl -N http://127.0.0.1:%d/v1/chat/completions" % up.port)
             up.wait(r"tokens/s \d+  alpha [\d.]+  tau [\d.]+  running 0  waiting 0")
-            os.kill(up.pid_of("verifier-svc"), signal.SIGKILL)
-            up.wait(r"verifier-svc ended with status 137: .*; starting it again")
-            self.assertTrue(self.answers_again(up.port))
+            for name in ["verifier-svc", "gateway", "proposer-svc"]:
+                os.kill(up.pid_of(name), signal.SIGKILL)
+                up.wait(name + r" ended with status 137: .*; starting it again")
+                self.assertTrue(self.answers_again(up.port), name)
+                self.assertTrue(self.drafts_again(up.port), name)
         finally:
             code = up.stop()
         self.assertEqual(code, 0)
         self.assertRegex(up.text, r"stopping: .*\nstopped\n$")
         self.assertNotIn("\x1b", up.text)  # no terminal: plain lines
 
-    def answers_again(self, port):
-        body = json.dumps({"prompt": "Once", "max_tokens": 2}).encode()
+    def becomes(self, port, path, body, good):
+        """Whether the answer is good within the limit; while a service starts there are refusals and 503."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             try:
-                with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body)) as r:
-                    return r.status == 200
+                with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", body)) as r:
+                    if good(json.load(r)):
+                        return True
             except OSError:
-                time.sleep(0.1)  # the gateway says 503 at once until the verifier is back
+                pass
+            time.sleep(0.1)
         return False
 
+    def answers_again(self, port):
+        body = json.dumps({"prompt": "Once", "max_tokens": 2}).encode()
+        return self.becomes(port, "/v1/completions", body, lambda answer: answer["usage"]["completion_tokens"] == 2)
+
+    def drafts_again(self, port):
+        return self.becomes(port, "/health", None, lambda health: health["verifiers"][0]["proposers"][0]["connected"])
+
     def test_a_model_is_found_where_the_caller_stands_and_none_means_no_drafts(self):
-        up = Up("--model", os.path.basename(MODEL), "--proposer", "none", cwd=os.path.dirname(MODEL))
-        try:
-            up.wait(r"proposer none")
-            self.assertEqual(up.wait(r"acceptance: (\d+) of (\d+)").groups(), ("0", "0"))
-        finally:
-            self.assertEqual(up.stop(), 0)
+        folder = os.path.dirname(MODEL)
+        with tempfile.NamedTemporaryFile("w") as settings:
+            settings.write("name = mine\n")  # a setting that the gateway does not have
+            settings.flush()
+            up = Up("--model", os.path.basename(MODEL), "--proposer", "none", cwd=folder,
+                    TANDEM_CONFIG=os.path.relpath(settings.name, folder), TANDEM_PROPOSERS="unix:/no/such.sock")
+            try:
+                up.wait(r"model mine, proposer none")
+                self.assertEqual(up.wait(r"acceptance: (\d+) of (\d+)").groups(), ("0", "0"))
+            finally:
+                self.assertEqual(up.stop(), 0)
 
     def test_what_cannot_start_says_why_in_one_sentence(self):
         with socket.socket() as taken, tempfile.NamedTemporaryFile() as junk:
@@ -113,6 +132,24 @@ class UpTest(unittest.TestCase):
             self.assertEqual(refusal("--model", junk.name), (f"tandem: {junk.name} is not a GGUF file", 1))
         self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none or ngram, not "oracle"', 1))
         self.assertEqual(refusal("--port", "0"), ('tandem: --port must be 1..65535, not "0"', 1))
+
+    def test_a_model_that_may_not_be_read_is_refused(self):
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []  # root reads all
+        if subprocess.run([*nobody, "test", "-x", os.path.join(ROOT, "tandem")]).returncode:
+            self.skipTest("skipped: nobody cannot run ./tandem here")
+        with tempfile.NamedTemporaryFile() as closed:
+            os.chmod(closed.name, 0)
+            self.assertEqual(refusal("--model", closed.name, prefix=nobody),
+                             (f"tandem: the model file {closed.name} cannot be read", 1))
+
+    def test_a_model_larger_than_the_memory_is_refused(self):
+        with tempfile.NamedTemporaryFile() as huge:
+            huge.write(b"GGUF")
+            huge.truncate(2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))  # sparse
+            need_mib = os.path.getsize(huge.name) >> 20
+            line, code = refusal("--model", huge.name, "--port", str(free_port()))
+            self.assertRegex(line, rf"^tandem: too little memory: the model needs {need_mib} MiB and \d+ MiB are free$")
+            self.assertEqual(code, 1)
 
     def test_a_damaged_model_is_refused_by_the_verifier_and_nothing_is_left_running(self):
         with tempfile.NamedTemporaryFile(suffix=".gguf") as cut:
