@@ -39,7 +39,7 @@ struct openai_speculation {
 struct openai_choice;
 
 struct openai_reply {
-    bool chat, stream, logprobs, echo, include_usage, predicted;
+    bool chat, stream, logprobs, echo, include_usage;
     char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
     char *prompt; // (n_prompt) to echo: it came with choice 0
@@ -53,7 +53,7 @@ struct openai_reply {
 };
 
 struct openai_reply_head {
-    bool chat, stream, logprobs, echo, include_usage, predicted;
+    bool chat, stream, logprobs, echo, include_usage;
     const char *id; // of the request
     struct openai_text model, fingerprint;
     int64_t created; // seconds since 1970

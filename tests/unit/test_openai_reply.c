@@ -80,7 +80,6 @@ static void whole_answers_gather_several_choices(void **state)
     (void)state;
     struct openai_reply_head h = head(true, false);
     h.n = 2;
-    h.predicted = true;
     struct openai_reply r;
     AUTO(buf_done) struct buf b;
     buf_init(&b, 1 << 20);
@@ -98,19 +97,20 @@ static void whole_answers_gather_several_choices(void **state)
     assert_int_equal(openai_reply_end(&r, &b), 0);
     json_t *j = json_loads(b.data, 0, NULL);
     const char *one, *two;
-    int completion, total, kept, lost;
-    assert_int_equal(json_unpack(j, "{s:[{s:{s:s}},{s:{s:s}}],s:{s:i,s:i,s:{s:i,s:i}}}", "choices",
-                                 "message", "content", &one, "message", "content", &two, "usage",
-                                 "completion_tokens", &completion, "total_tokens", &total,
-                                 "completion_tokens_details", "accepted_prediction_tokens", &kept,
-                                 "rejected_prediction_tokens", &lost),
+    int completion, total, drafted, kept;
+    assert_int_equal(json_unpack(j, "{s:[{s:{s:s}},{s:{s:s}}],s:{s:i,s:i},s:{s:{s:i,s:i}}}",
+                                 "choices", "message", "content", &one, "message", "content", &two,
+                                 "usage", "completion_tokens", &completion, "total_tokens", &total,
+                                 "metrics", "speculative_decoding", "num_draft_tokens", &drafted,
+                                 "num_accepted_draft_tokens", &kept),
                      0);
+    assert_null(strstr(b.data, "prediction_tokens")); // drafts are not the client's prediction
     assert_string_equal(one, "a\xE2\x82\xAC");
     assert_string_equal(two, "b\xE2\x82\xAC");
     assert_int_equal(completion, 4);
     assert_int_equal(total, 9);
+    assert_int_equal(drafted, 6);
     assert_int_equal(kept, 3);
-    assert_int_equal(lost, 3);
     json_decref(j);
     openai_reply_done(&r);
 }
