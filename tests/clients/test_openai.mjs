@@ -114,7 +114,6 @@ for (const [what, body, status] of [
   ['a text as max_tokens', {max_tokens: 'many'}, 400],
   ['too many choices', {n: 100000}, 400],
   ['an unknown proposer', {speculative: {proposer: 'eagle'}}, 400],
-  ['a prompt longer than the context', {messages: [{role: 'user', content: 'word '.repeat(3000)}]}, 400],
 ]) {
   test(`${what} is refused with ${status} and a sentence`, async () => {
     await assert.rejects(chat(body), (e) => {
@@ -126,16 +125,28 @@ for (const [what, body, status] of [
   });
 }
 
-test('a prompt of 1 MB is refused with its length and the context\'s', async () => {
-  const big = 'word '.repeat(200000);
-  const told = (e) => {
-    assert.equal(e.status, 400, e.message);
-    const [, has, holds] = e.message.match(/the prompt has (\d+) (?:tokens|bytes); the context holds (\d+)/) ?? [];
-    assert.ok(Number(has) > 100000 && Number(holds) >= 512 && Number(holds) < 100000, e.message);
-    return true;
-  };
-  await assert.rejects(chat({messages: [{role: 'user', content: big}]}), told);
-  await assert.rejects(openai.completions.create({model: 'default', prompt: big}), told);
+for (const [what, words, unit] of [['longer than the context', 3000, 'tokens'], ['of 1 MB', 200000, 'bytes']]) {
+  test(`a prompt ${what} is refused with its length and the context's`, async () => {
+    const prompt = 'word '.repeat(words);
+    const context = (await openai.models.list()).data[0].max_model_len;
+    const told = (e) => {
+      assert.equal(e.status, 400, e.message);
+      const [, has, its, holds] = e.message.match(/the prompt has (\d+) (tokens|bytes); the context holds (\d+)/) ?? [];
+      assert.equal(its, unit, e.message);
+      assert.ok(Number(has) >= words && Number(has) <= prompt.length + 100, e.message);
+      assert.equal(Number(holds), context, e.message);
+      return true;
+    };
+    await assert.rejects(chat({messages: [{role: 'user', content: prompt}]}), told);
+    await assert.rejects(openai.completions.create({model: 'default', prompt}), told);
+  });
+}
+
+test('an empty prompt is served where BOS or the template gives it a token', async () => {
+  const complete = (body) => openai.completions.create({model: 'default', prompt: '', max_tokens: 3, ...body});
+  assert.equal((await complete()).usage.prompt_tokens, 1);
+  await assert.rejects(complete({add_special_tokens: false}), (e) => e.status === 400 && /the prompt is empty/.test(e.message));
+  assert.ok((await chat({messages: [{role: 'user', content: ''}]})).usage.prompt_tokens > 0);
 });
 
 test('a client that hangs up frees its sequence', async () => {
@@ -163,6 +174,18 @@ test('metrics are well-formed and count what was served', async () => {
   if (!fs.existsSync(promtool)) return console.log('skipped: there is no build/promtool');
   const check = spawnSync(promtool, ['check', 'metrics'], {input: text, encoding: 'utf8'});
   assert.equal(check.status, 0, check.stderr);
+});
+
+test('health shows process, verifier, proposers, cache and speculation', async () => {
+  const health = await (await fetch(`${stack.url}/health`)).json();
+  assert.equal(health.status, 'ok');
+  assert.ok(health.uptime_s > 0);
+  const [{state, cache, proposers}] = health.verifiers;
+  assert.equal(state, 'ready');
+  assert.ok(cache.blocks_total > 0 && cache.blocks_used <= cache.blocks_total && cache.bytes > 0, JSON.stringify(cache));
+  assert.deepEqual(proposers.map((p) => [p.name, p.connected]), [['ngram', true]]);
+  const figures = await (await fetch(`${stack.url}/v1/spec_decode/metrics`)).json();
+  assert.deepEqual(Object.keys(health.spec_decode), Object.keys(figures));
 });
 
 test('speculation figures have exactly the promised keys', async () => {

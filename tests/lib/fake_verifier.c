@@ -272,6 +272,7 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *msg)
 {
     Tandem__V1__StatsReply s = TANDEM__V1__STATS_REPLY__INIT;
     Tandem__V1__SpeculationStats p = TANDEM__V1__SPECULATION_STATS__INIT;
+    Tandem__V1__CacheStats cache = TANDEM__V1__CACHE_STATS__INIT;
     (void)msg;
     s.service = bytes_of("verifier");
     s.instance = bytes_of("fake-0");
@@ -286,6 +287,10 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *msg)
     p.avg_tokens_per_step = 2.5;
     p.current_k = 5;
     s.speculation = &p;
+    cache.blocks_total = 64;
+    cache.blocks_used = 5;
+    cache.bytes = 1 << 20;
+    s.cache = &cache;
     rpc_call_reply(c, &s.base);
 }
 

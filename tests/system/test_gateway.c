@@ -399,19 +399,43 @@ static void small_endpoints_answer(void **state)
     }
 }
 
-static void speculation_figures_have_exactly_the_promised_keys(void **state)
+static void are_speculation_figures(const json_t *j)
 {
-    (void)state;
     static const char *const keys[] = {
         "spec_decode_enabled",     "spec_decode_mode",    "acceptance_rate_ema",
         "acceptance_rate_overall", "avg_tokens_per_step", "total_steps",
         "total_fallback_steps",    "total_proposed",      "total_accepted",
         "total_bonus_tokens",      "current_k",           "adaptive_k_current"};
-    struct http_answer a = http_call(port, "GET", "/v1/spec_decode/metrics", NULL);
-    json_t *j = json_loads(a.body, 0, NULL);
     assert_int_equal(json_object_size(j), ARRAY_LEN(keys));
     for (size_t i = 0; i < ARRAY_LEN(keys); i++)
         assert_non_null(json_object_get(j, keys[i]));
+    assert_int_equal(json_integer_value(json_object_get(j, "total_proposed")), 20);
+}
+
+static void speculation_figures_have_exactly_the_promised_keys(void **state)
+{
+    (void)state;
+    struct http_answer a = http_call(port, "GET", "/v1/spec_decode/metrics", NULL);
+    json_t *j = json_loads(a.body, 0, NULL);
+    are_speculation_figures(j);
+    json_decref(j);
+    http_answer_done(&a);
+}
+
+static void health_shows_cache_and_speculation(void **state)
+{
+    (void)state;
+    struct http_answer a = http_call(port, "GET", "/health", NULL);
+    json_t *j = json_loads(a.body, 0, NULL), *speculation;
+    int total, used, bytes;
+    assert_int_equal(json_unpack(j, "{s:[{s:{s:i,s:i,s:i}}],s:o}", "verifiers", "cache",
+                                 "blocks_total", &total, "blocks_used", &used, "bytes", &bytes,
+                                 "spec_decode", &speculation),
+                     0);
+    assert_int_equal(total, 64);
+    assert_int_equal(used, 5);
+    assert_int_equal(bytes, 1 << 20);
+    are_speculation_figures(speculation);
     json_decref(j);
     http_answer_done(&a);
 }
@@ -917,31 +941,33 @@ static bool template_is(unsigned want_ok)
     return ok;
 }
 
-static void a_hostile_template_costs_its_own_requests_a_400(void **state)
+/* Its own request is refused with `part`, while the neighbours are served. */
+static void hurts_only_itself(const char *template, const char *part)
 {
-    (void)state;
-    fake_verifier_template(verifier, "{% for a in range(99999) %}{% for b in range(99999) %}"
-                                     "{% endfor %}{% endfor %}");
+    fake_verifier_template(verifier, template);
     assert_true(soon(template_is, false));
-    struct http_client c; // waits for its template, while others are served
+    struct http_client c;
     begin_stream(&c, port, "say 1");
     for (unsigned i = 0; i < 20; i++) {
         struct http_answer a = http_call(port, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
         assert_int_equal(a.status, 200);
         http_answer_done(&a);
     }
-    is_error(http_client_read(&c, 20000), 400, "messages", "took longer than 1.0 s");
+    is_error(http_client_read(&c, 20000), 400, "messages", part);
     http_client_close(&c);
-    fake_verifier_template(verifier, "{{ raise_exception('no ' ~ messages[0].role) }}");
-    int64_t until_us = clock_us() + 10000000;
-    struct http_answer a = {0};
-    do {
-        http_answer_done(&a);
-        a = chat("say 1", "");
-    } while (!strstr(a.body, "no user") && clock_us() < until_us);
-    is_error(a, 400, "messages", "chat template: no user");
     fake_verifier_template(verifier, FAKE_TEMPLATE);
     assert_true(soon(template_is, true));
+}
+
+static void a_hostile_template_costs_its_own_requests_a_400(void **state)
+{
+    (void)state;
+    hurts_only_itself("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+                      "{% endfor %}",
+                      "took longer than 1.0 s");
+    hurts_only_itself("{{ 'x' * 10000000000 }}", "needs more memory than it may have");
+    hurts_only_itself("{{ 7 ** (9 ** 7) }}", "chat template"); // too long, or too many digits
+    hurts_only_itself("{{ raise_exception('no ' ~ messages[0].role) }}", "chat template: no user");
 }
 
 /* ---- the end ---- */
@@ -1098,6 +1124,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(request_ids_are_taken_over_or_made),
         cmocka_unit_test(small_endpoints_answer),
         cmocka_unit_test(speculation_figures_have_exactly_the_promised_keys),
+        cmocka_unit_test(health_shows_cache_and_speculation),
         cmocka_unit_test(bad_bodies_are_refused_by_name),
         cmocka_unit_test(bad_messages_are_refused),
         cmocka_unit_test(deep_and_huge_json_is_refused),

@@ -141,6 +141,9 @@ static void a_prompt_must_be_there_and_fit(void **state)
     message m = a_request();
     m.text = text_of("");
     must_refuse(&m, -EINVAL, "the prompt is empty");
+    m.add_bos = true;
+    AUTO(request_drop) struct request *begins = must_read(&m);
+    assert_int_equal(begins->n_prompt, 1);
     m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT__NOT_SET;
     must_refuse(&m, -EINVAL, "no prompt");
 
