@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/svc.h"
 #include "gateway/conns.h"
 #include "gateway/openai_reply.h"
 
@@ -176,6 +177,7 @@ static void *watcher_main(void *arg)
     struct epoll_event events[64];
     int64_t tick_us = 0;
     while (!atomic_load(&s->stopping)) {
+        svc_awake();
         int n = epoll_wait(s->epoll_fd, events, (int)ARRAY_LEN(events), TICK_MS);
         for (int i = 0; i < n; i++) {
             int fd = events[i].data.fd;
@@ -193,6 +195,7 @@ static void *watcher_main(void *arg)
             inspect(s, k, now_us);
         pthread_mutex_unlock(&s->mu);
     }
+    svc_asleep();
     return NULL;
 }
 

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/svc.h"
 #include "gateway/conns.h"
 #include "gateway/framing.h"
 #include "gateway/http.h"
@@ -504,7 +505,9 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         r->dispatched = true;
         pthread_mutex_unlock(&r->mu);
         set_phase(s, c, CONN_ANSWERING, r);
+        svc_awake();
         s->handler(s->user, r);
+        svc_asleep();
     }
     return answer_or_sleep(r);
 }

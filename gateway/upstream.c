@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/svc.h"
 #include "gateway/upstream.h"
 #include "tandem/v1/proposer.pb-c.h"
 
@@ -398,6 +399,7 @@ static void *watcher_main(void *arg)
     struct upstream *u = arg;
     pthread_mutex_lock(&u->mu);
     while (!u->stopping) {
+        svc_awake();
         int64_t now_us = clock_us(), next_us = now_us + ASK_US;
         struct waiter *due = due_waiters(u, now_us);
         struct verifier *v = due ? NULL : due_verifier(u, now_us, &next_us);
@@ -416,6 +418,7 @@ static void *watcher_main(void *arg)
     struct waiter *rest = due_waiters(u, 0);
     pthread_mutex_unlock(&u->mu);
     run_waiters(rest);
+    svc_asleep();
     return NULL;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/svc.h"
 #include "verifier-svc/service_impl.h"
 
 static void job_free(struct job *j)
@@ -136,10 +137,12 @@ void *service_jobs_main(void *service)
 {
     struct service *s = service;
     for (struct job *j; (j = next_job(s)); job_free(j)) {
+        svc_awake();
         if (engine_served(s->engine))
             j->run(s, j);
         else
             service_refuse(s, j->call, service_not_ready(s));
+        svc_asleep();
     }
     return NULL;
 }

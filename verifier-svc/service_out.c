@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/svc.h"
 #include "verifier-svc/service_impl.h"
 
 #define SLOW_LOOK_US 1000000 // between two looks at answers that are not read
@@ -265,6 +266,7 @@ void *service_out_main(void *service)
     bool woken = false; // those who wait for the model
     for (;;) {
         struct event_batch *b = events_next(events, s->slow ? SLOW_LOOK_US : -1);
+        svc_awake();
         if (!woken && engine_state(s->engine, NULL) != ENGINE_LOADING) {
             service_wake_jobs(s, false);
             woken = true;
@@ -276,7 +278,9 @@ void *service_out_main(void *service)
         else if (events_closed(events))
             break;
         look_at_slow(s);
+        svc_asleep();
     }
+    svc_asleep();
     forget_slow(s);
     return NULL;
 }

@@ -28,8 +28,14 @@ void svc_stopping(int64_t may_take_us);
 /* Loading and draining: moves the manager's time-out to at least `us` from now. */
 void svc_extend(int64_t us);
 
-/* Feeds the watchdog; called by the loop that is watched, as often as it likes: it tells the
- * manager a few times per limit, otherwise it costs one look at the clock. */
+/* Feeds the watchdog, unless a thread that said svc_awake() has been silent for the limit; called
+ * as often as one likes: it tells the manager a few times per limit, otherwise it costs one look at
+ * the clock. */
 void svc_watchdog(void);
+/* The calling thread serves, and says so again within the limit or says svc_asleep() before it
+ * waits for others, or ends. Of more than SVC_MAX_AWAKE at once the rest is not watched. */
+#define SVC_MAX_AWAKE 256
+void svc_awake(void);
+void svc_asleep(void);
 /* How often svc_watchdog() must be called at least (half the limit); 0: no watchdog. */
 int64_t svc_watchdog_interval_us(void);

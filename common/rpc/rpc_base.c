@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/log.h"
+#include "base/svc.h"
 #include "rpc/rpc_base.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -200,14 +201,24 @@ static void run_timers(struct rpc_worker *w)
     }
 }
 
+/* The next timer, or in time to show life. */
+static gpr_timespec wait_until(const struct rpc_worker *w)
+{
+    int64_t limit_us = svc_watchdog_interval_us();
+    gpr_timespec at = limit_us ? rpc_in_us(limit_us / 2) : gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    return w->timers ? gpr_time_min(at, w->timers->at) : at;
+}
+
 static void *worker_main(void *arg)
 {
     struct rpc_worker *w = arg;
-    gpr_timespec never = gpr_inf_future(GPR_CLOCK_MONOTONIC);
     for (;;) {
-        grpc_event ev = grpc_completion_queue_next(w->cq, w->timers ? w->timers->at : never, NULL);
-        if (ev.type == GRPC_QUEUE_SHUTDOWN)
+        svc_awake();
+        grpc_event ev = grpc_completion_queue_next(w->cq, wait_until(w), NULL);
+        if (ev.type == GRPC_QUEUE_SHUTDOWN) {
+            svc_asleep();
             return NULL;
+        }
         if (ev.type == GRPC_OP_COMPLETE) {
             struct rpc_tag *t = ev.tag;
             RPC_ACQUIRE(t);

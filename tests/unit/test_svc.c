@@ -15,54 +15,19 @@
 #include "base/err.h"
 #include "base/svc.h"
 #include "lib/lib.h"
-
-static int manager = -1; // what the service says arrives here
-
-static int be_manager(void **state)
-{
-    (void)state;
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    snprintf(a.sun_path + 1, sizeof(a.sun_path) - 1, "tandem-test-svc-%d", getpid());
-    socklen_t len =
-        (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(a.sun_path + 1));
-    manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (bind(manager, (struct sockaddr *)&a, len) < 0)
-        return -1;
-    char name[120];
-    snprintf(name, sizeof(name), "@%s", a.sun_path + 1);
-    setenv("NOTIFY_SOCKET", name, 1);
-    return 0;
-}
-
-static int leave(void **state)
-{
-    (void)state;
-    close(manager);
-    unsetenv("NOTIFY_SOCKET");
-    unsetenv("WATCHDOG_USEC");
-    return 0;
-}
-
-/* What has been said: a datagram is there as soon as it was sent. "" if nothing. */
-static const char *heard(void)
-{
-    static char text[1024];
-    ssize_t n = recv(manager, text, sizeof(text) - 1, 0);
-    text[n > 0 ? n : 0] = 0;
-    return text;
-}
+#include "lib/manager.h"
 
 static void the_manager_hears_how_it_goes(void **state)
 {
     (void)state;
     svc_status("loading %d%%", 40);
-    assert_string_equal(heard(), "STATUS=loading 40%");
+    assert_string_equal(manager_heard(), "STATUS=loading 40%");
     svc_extend(30000000);
-    assert_string_equal(heard(), "EXTEND_TIMEOUT_USEC=30000000");
+    assert_string_equal(manager_heard(), "EXTEND_TIMEOUT_USEC=30000000");
     svc_ready("serving tales");
-    assert_string_equal(heard(), "READY=1\nSTATUS=serving tales");
+    assert_string_equal(manager_heard(), "READY=1\nSTATUS=serving tales");
     svc_stopping(120000000);
-    assert_string_equal(heard(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=120000000");
+    assert_string_equal(manager_heard(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=120000000");
 }
 
 static void without_a_manager_nothing_happens(void **state)
@@ -72,7 +37,7 @@ static void without_a_manager_nothing_happens(void **state)
     svc_ready(NULL);
     svc_status("x");
     svc_watchdog();
-    assert_string_equal(heard(), "");
+    assert_string_equal(manager_heard(), "");
     int fds[SVC_MAX_FDS];
     assert_int_equal(svc_listen_fds(fds), 0);
 }
@@ -84,12 +49,12 @@ static void the_watchdog_is_fed_at_its_pace(void **state)
     svc_init();
     assert_int_equal(svc_watchdog_interval_us(), 40000);
     svc_watchdog();
-    assert_string_equal(heard(), "WATCHDOG=1");
+    assert_string_equal(manager_heard(), "WATCHDOG=1");
     int64_t last = 0;         // before the last word to the manager
     for (int n = 0; n < 3;) { // a busy loop calls far oftener than the manager wants to hear
         int64_t before = clock_us();
         svc_watchdog();
-        if (!*heard())
+        if (!*manager_heard())
             continue;
         assert_true(clock_us() - last >= 10000);
         last = before;
@@ -99,7 +64,35 @@ static void the_watchdog_is_fed_at_its_pace(void **state)
     svc_init();
     assert_int_equal(svc_watchdog_interval_us(), 0);
     svc_watchdog();
-    assert_string_equal(heard(), "");
+    assert_string_equal(manager_heard(), "");
+}
+
+/* What is heard when the watchdog is to be fed after the whole limit has passed. */
+static const char *heard_after_the_limit(void)
+{
+    assert_int_equal(svc_wait_signal(50000), 0);
+    svc_watchdog();
+    return manager_heard();
+}
+
+static void a_thread_that_hangs_stops_the_feeding(void **state)
+{
+    (void)state;
+    setenv("WATCHDOG_USEC", "40000", 1);
+    svc_init();
+    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1"); // nobody is watched
+    svc_awake();
+    assert_string_equal(heard_after_the_limit(), "");
+    do { // it goes on
+        svc_awake();
+        svc_watchdog();
+    } while (!*manager_heard());
+    assert_string_equal(heard_after_the_limit(), "");
+    svc_asleep();
+    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1");
+    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1");
+    unsetenv("WATCHDOG_USEC");
+    svc_init();
 }
 
 static void signals_are_waited_for(void **state)
@@ -200,9 +193,12 @@ static void what_is_no_listening_stream_socket_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(the_manager_hears_how_it_goes, be_manager, leave),
-        cmocka_unit_test_setup_teardown(without_a_manager_nothing_happens, be_manager, leave),
-        cmocka_unit_test_setup_teardown(the_watchdog_is_fed_at_its_pace, be_manager, leave),
+        cmocka_unit_test_setup_teardown(the_manager_hears_how_it_goes, manager_be, manager_leave),
+        cmocka_unit_test_setup_teardown(without_a_manager_nothing_happens, manager_be,
+                                        manager_leave),
+        cmocka_unit_test_setup_teardown(the_watchdog_is_fed_at_its_pace, manager_be, manager_leave),
+        cmocka_unit_test_setup_teardown(a_thread_that_hangs_stops_the_feeding, manager_be,
+                                        manager_leave),
         cmocka_unit_test(signals_are_waited_for),
         cmocka_unit_test(the_limit_of_open_files_is_raised),
         cmocka_unit_test(passed_sockets_are_taken),
