@@ -200,6 +200,8 @@ static bool connect_peer(struct peer *p, char why[WHY_MAX])
     }
     if (p->named)
         snprintf(about.name, sizeof(about.name), "%s", p->about.name);
+    if (!p->n_restarts && p->d->c.named)
+        p->d->c.named(p->d->c.user, p->index, about.name);
     pthread_mutex_lock(&p->mu);
     p->about = about;
     drafts_book_reset(p->book, &about);

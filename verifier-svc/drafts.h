@@ -58,6 +58,10 @@ struct drafts_config { // the texts of the targets outlive the drafts
     /* On an rpc thread; must not block and must not call into here. The draft is freed on return.
      */
     void (*arrived)(void *user, const struct draft *draft);
+    /* Proposer i has a name now: once, before it may be asked, on a thread of its own. NULL is
+     * fine.
+     */
+    void (*named)(void *user, unsigned i, const char *name);
     void *user;
 };
 

@@ -427,6 +427,13 @@ static void draft_arrived(void *user, const struct draft *d)
         free(item); // a draft may always be lost
 }
 
+/* Its figures are registered off the engine's thread: a round allocates nothing. */
+static void proposer_named(void *user, unsigned i, const char *name)
+{
+    struct engine *e = user;
+    stats_name_proposer(e->stats, i, name);
+}
+
 /* "NAME=TARGET" or "TARGET"; the table of settings takes at most DRAFTS_MAX. */
 static void name_targets(const struct conf_list *list, struct drafts_config *c)
 {
@@ -453,6 +460,7 @@ static int open_drafts(struct engine *e)
                               .vocab_digest = tok_digest(m->tok),
                               .max_sequences = (uint32_t)e->options->max_sequences,
                               .arrived = draft_arrived,
+                              .named = proposer_named,
                               .user = e};
     name_targets(&e->options->proposers, &c);
     int err = c.n_targets ? drafts_new(&c, &e->drafts) : 0;

@@ -245,8 +245,6 @@ static void count_draft(struct engine *e, struct seq *s, const struct accept_res
     metrics_add(e->stats->bonus, bonus);
     drafts_accepted(e->drafts, (unsigned)s->proposer, r->n_accepted);
     struct stats_drafts *d = &e->stats->proposers[s->proposer];
-    if (!d->drafts)
-        return; // it has not told its name yet
     metrics_add(d->drafts, 1);
     metrics_add(d->tokens, s->n_draft);
     metrics_add(d->accepted, r->n_accepted);
@@ -395,12 +393,6 @@ static void ask_proposer(struct engine *e, unsigned p, int64_t now_us)
     }
     if (!n)
         return;
-    if (!e->stats->proposers[p].drafts) {
-        char name[DRAFTS_NAME_MAX];
-        drafts_name(e->drafts, p, name);
-        if (*name)
-            stats_name_proposer(e->stats, p, name);
-    }
     drafts_ask(e->drafts, p, e->wishes, n, budget_us, now_us);
     for (uint32_t i = 0; i < n; i++) {
         int64_t await_us = 2 * (int64_t)e->wishes[i].p90_us;

@@ -37,7 +37,7 @@ struct stats {
 
 /* Registers all. */
 void stats_init(struct stats *s);
-/* Registers proposer i under its name, once it is known. */
+/* Registers proposer i under its name, once it is known and before its drafts are counted. */
 void stats_name_proposer(struct stats *s, unsigned i, const char *name);
 
 /* n tokens were committed. */

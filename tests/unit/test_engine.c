@@ -1,10 +1,15 @@
 /* test_engine.c - the engine's thread with a real model, its clients played by the test. */
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "lib/lib.h"
+#include <unistd.h>
+#include "base/clock.h"
 #include "base/mem.h"
+#include "lib/lib.h"
+#include "lib/proposers.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/engine_impl.h"
 
@@ -100,13 +105,13 @@ static struct request *request_of(struct engine *e)
     return r;
 }
 
-static void a_decoding_round_allocates_nothing(void **state)
+/* Runs a request, and counts from the first tokens on. */
+static void decode_without_allocating(struct engine *e)
 {
-    (void)state;
-    AUTO(engine_free) struct engine *e = start_engine();
     struct request *r = request_of(e);
     unsigned n_tokens[N_CHOICES] = {0}, at_start = 0;
     watched = e->thread;
+    atomic_store(&n_allocations, 0);
     atomic_store(&watching, true);
     assert_int_equal(engine_submit(e, r), 0);
     for (bool last = false; !last;) {
@@ -126,7 +131,48 @@ static void a_decoding_round_allocates_nothing(void **state)
     atomic_store(&watching, false);
     request_drop(r); // the engine's hold
     request_drop(r);
+}
+
+static void a_decoding_round_allocates_nothing(void **state)
+{
+    (void)state;
+    AUTO(engine_free) struct engine *e = start_engine();
+    decode_without_allocating(e);
     engine_stop(e);
+}
+
+static void await_proposer(struct engine *e)
+{
+    struct drafts_stats s;
+    for (int64_t until_us = clock_us() + 20000000;; poll(NULL, 0, 5)) {
+        drafts_stats(engine_drafts(e), 0, &s);
+        if (s.connected)
+            return;
+        assert_true(clock_us() < until_us);
+    }
+}
+
+static void rounds_with_drafts_allocate_nothing(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/tandem-test-engine-XXXXXX", path[PROPOSER_PATH_MAX], target[128];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/p.sock", folder);
+    snprintf(target, sizeof(target), "unix:%s", path);
+    options.proposers = (struct conf_list){1, {target}};
+    options.proposer_budget_ms = 50;
+    options.disable_batch_size = 8;
+    AUTO(engine_free) struct engine *e = start_engine();
+    struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_served(e)->tok));
+    assert_null(stats.proposers[0].drafts);
+    await_proposer(e);
+    assert_non_null(stats.proposers[0].drafts); // its figures are there before it is asked
+    decode_without_allocating(e);
+    assert_true(metrics_value(stats.proposers[0].drafts) > 0);
+    engine_stop(e);
+    liar_stop(l);
+    options.proposers.n = 0;
+    assert_int_equal(rmdir(folder), 0);
 }
 
 static int init(void **state)
@@ -140,6 +186,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_decoding_round_allocates_nothing),
+        cmocka_unit_test(rounds_with_drafts_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, init, NULL);
 }
