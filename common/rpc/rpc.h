@@ -98,6 +98,7 @@ struct rpc_server_options {
     size_t max_message;    // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
     unsigned max_calls;    // running at once, others end with RESOURCE_EXHAUSTED; 0: 8192
     unsigned keepalive_ms; // silent connections are asked; 0: 30 s
+    unsigned linger_ms;    // for a client to read a finished answer; 0: 60 s
     mode_t socket_mode;    // of unix sockets; 0: 0600
 };
 
@@ -133,7 +134,8 @@ ProtobufCMessage *rpc_call_unpack(struct rpc_call *c, const ProtobufCMessageDesc
 /* Queues a message and takes it. Returns the bytes the client has not taken yet, which the caller
  * must bound, or -ECANCELED when the call is over. */
 ssize_t rpc_call_send(struct rpc_call *c, struct rpc_msg *msg);
-/* Ends the call after what is queued; the first end counts. text: NULL for none. */
+/* Ends the call after what is queued; the first end counts. What the client has not read after
+ * linger_ms is dropped. text: NULL for none. */
 void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text);
 /* Ends it at once, for a client that does not read: what is queued is dropped. */
 void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text);

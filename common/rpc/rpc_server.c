@@ -11,12 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include "base/clock.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_listen.h"
 
 #define MAX_METHODS 64
 #define MAX_ALWAYS 512 // running calls of one method that is served always
 #define ABORT_MS 1000  // for a client to take the status of a call that is ended for it
+#define LINGER_MS 60000
 
 struct method {
     const struct rpc_method *m;
@@ -29,7 +31,8 @@ struct rpc_server {
     grpc_server *core;
     grpc_server_credentials *creds;
     struct rpc_worker *workers;
-    unsigned n_workers, max_calls;
+    unsigned n_workers, max_calls, linger_ms;
+    struct rpc_timer linger; // of the first worker
     mode_t socket_mode;
     struct method methods[MAX_METHODS + 1];
     unsigned n_methods;
@@ -77,6 +80,7 @@ struct rpc_call {
     bool paused, recv_due;
     enum rpc_code code;
     char *text;
+    int64_t finished_us; // with has_status
 };
 
 struct call_timer {
@@ -141,6 +145,16 @@ static void connection(void *user, int fd)
     grpc_server_add_channel_from_fd(s->core, fd, s->creds);
 }
 
+static void look_at_finished(struct rpc_timer *t);
+
+/* Four looks per limit: a call lingers at most a quarter longer. */
+static void add_linger_timer(struct rpc_server *s)
+{
+    s->linger =
+        (struct rpc_timer){.at = rpc_in_us((int64_t)s->linger_ms * 250), .fn = look_at_finished};
+    rpc_worker_add_timer(&s->workers[0], &s->linger);
+}
+
 int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret)
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
@@ -155,9 +169,11 @@ int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret
     s->core = core_new(opt);
     s->creds = grpc_insecure_server_credentials_create();
     s->max_calls = opt->max_calls ? opt->max_calls : 8192;
+    s->linger_ms = opt->linger_ms ? opt->linger_ms : LINGER_MS;
     s->socket_mode = opt->socket_mode ? opt->socket_mode : 0600;
     s->n_workers = opt->n_threads ? opt->n_threads : 1;
     s->workers = rpc_alloc(s->n_workers, sizeof(*s->workers));
+    add_linger_timer(s);
     for (unsigned i = 0; i < s->n_workers; i++) {
         s->workers[i].cq = grpc_completion_queue_create_for_next(NULL);
         grpc_server_register_completion_queue(s->core, s->workers[i].cq, NULL);
@@ -419,7 +435,7 @@ static void drop_timers(struct rpc_call *c)
 {
     for (struct rpc_timer **p = &c->w->timers; *p;) {
         struct call_timer *ct = OWNER(*p, struct call_timer, t);
-        if (ct->c == c) {
+        if ((*p)->fn == timer_due && ct->c == c) {
             *p = ct->t.next;
             free(ct);
             rpc_call_unref(c); // not the last: the caller has one
@@ -427,6 +443,53 @@ static void drop_timers(struct rpc_call *c)
             p = &ct->t.next;
         }
     }
+}
+
+/* ---- all calls ---- */
+
+/* Takes a reference unless the last one is gone already. */
+static bool try_ref(struct rpc_call *c)
+{
+    int n = atomic_load(&c->n_refs);
+    while (n > 0 && !atomic_compare_exchange_weak(&c->n_refs, &n, n + 1))
+        ;
+    return n > 0;
+}
+
+/* For every call, without the server's lock. */
+static void for_calls(struct rpc_server *s, void (*fn)(struct rpc_call *c))
+{
+    pthread_mutex_lock(&s->mu);
+    struct rpc_call **held = rpc_alloc(s->n_calls + 1, sizeof(struct rpc_call *));
+    size_t n = 0;
+    for (struct rpc_call *c = s->calls; c; c = c->next) {
+        if (try_ref(c))
+            held[n++] = c;
+    }
+    pthread_mutex_unlock(&s->mu);
+    for (size_t i = 0; i < n; i++) {
+        fn(held[i]);
+        rpc_call_unref(held[i]);
+    }
+    free(held);
+}
+
+/* An answer that is finished holds its call, and a drain, until the client has read it. */
+static void end_if_unread(struct rpc_call *c)
+{
+    pthread_mutex_lock(&c->mu);
+    bool over = c->has_status && c->sending &&
+                clock_us() - c->finished_us >= (int64_t)c->s->linger_ms * 1000;
+    pthread_mutex_unlock(&c->mu);
+    if (over)
+        rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED, "the answer was not read in time");
+}
+
+static void look_at_finished(struct rpc_timer *t)
+{
+    struct rpc_server *s = OWNER(t, struct rpc_server, linger);
+    for_calls(s, end_if_unread);
+    add_linger_timer(s);
 }
 
 /* ---- what a call's owner does ---- */
@@ -462,6 +525,7 @@ void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text)
     pthread_mutex_lock(&c->mu);
     if (!c->has_status) {
         c->has_status = true;
+        c->finished_us = clock_us();
         c->code = code;
         c->text = text ? strdup(text) : NULL;
         flush(c);
@@ -473,7 +537,7 @@ void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text)
 {
     pthread_mutex_lock(&c->mu);
     rpc_sendq_clear(&c->q);
-    bool stuck = c->sending && !c->sent_status; // no status can follow a message nobody takes
+    bool stuck = c->sending; // no status can follow a message nobody takes
     pthread_mutex_unlock(&c->mu);
     if (stuck)
         grpc_call_cancel_with_status(c->core, (grpc_status_code)code, text, NULL);
@@ -529,15 +593,6 @@ void rpc_call_after(struct rpc_call *c, unsigned ms, void (*fn)(struct rpc_call 
 void rpc_call_ref(struct rpc_call *c)
 {
     atomic_fetch_add(&c->n_refs, 1);
-}
-
-/* Takes a reference unless the last one is gone already. */
-static bool try_ref(struct rpc_call *c)
-{
-    int n = atomic_load(&c->n_refs);
-    while (n > 0 && !atomic_compare_exchange_weak(&c->n_refs, &n, n + 1))
-        ;
-    return n > 0;
 }
 
 void rpc_call_unref(struct rpc_call *c)
@@ -613,6 +668,7 @@ unsigned rpc_server_n_calls(struct rpc_server *s)
 
 /* ---- the end ---- */
 
+/* Ends a call with a sentence; close_event then tells its owner. */
 static void abort_call(struct rpc_call *c)
 {
     pthread_mutex_lock(&c->mu);
@@ -624,24 +680,6 @@ static void abort_call(struct rpc_call *c)
         flush(c);
     }
     pthread_mutex_unlock(&c->mu);
-}
-
-/* Ends all calls with a sentence; close_event then tells their owners. */
-static void abort_calls(struct rpc_server *s)
-{
-    pthread_mutex_lock(&s->mu);
-    struct rpc_call **held = rpc_alloc(s->n_calls + 1, sizeof(struct rpc_call *));
-    size_t n = 0;
-    for (struct rpc_call *c = s->calls; c; c = c->next) {
-        if (try_ref(c))
-            held[n++] = c;
-    }
-    pthread_mutex_unlock(&s->mu);
-    for (size_t i = 0; i < n; i++) {
-        abort_call(held[i]);
-        rpc_call_unref(held[i]);
-    }
-    free(held);
 }
 
 static struct timespec in_ms(unsigned ms)
@@ -703,7 +741,7 @@ static void drain(struct rpc_server *s, unsigned grace_ms)
     while (s->n_running && r != ETIMEDOUT)
         r = pthread_cond_clockwait(&s->idle, &s->mu, CLOCK_MONOTONIC, &until);
     pthread_mutex_unlock(&s->mu);
-    abort_calls(s);
+    for_calls(s, abort_call);
     stop_core(s);
     pthread_mutex_lock(&s->mu);
     while (s->n_calls)

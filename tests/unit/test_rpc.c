@@ -331,6 +331,36 @@ static void a_slow_reader_holds_the_server_up_and_on_drain_goes_on(void **state)
     rpc_rig_done(&r);
 }
 
+/* The client reads the first of these answers and no other, then the call ends on the server. */
+static void must_not_linger(const uint32_t *sizes, size_t n)
+{
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.linger_ms = 50});
+    struct rpc_tally t;
+    Tandem__V1__DetokenizeRequest req = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
+    req.n_ids = n;
+    req.ids = (uint32_t *)(uintptr_t)sizes;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Count", &t);
+    rpc_stream_pause(s);
+    rpc_stream_send(s, rpc_pack(&req.base));
+    rpc_stream_close(s);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    assert_int_equal(rpc_rig_seen.cancels, 1);
+    assert_true(rpc_rig_count(&t.messages) <= 1);
+    rpc_stream_resume(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_not_equal(t.status.code, RPC_OK);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void a_finished_answer_that_nobody_reads_is_dropped(void **state)
+{
+    (void)state;
+    must_not_linger((uint32_t[]){10, 1 << 20, 1 << 20}, 3); // the status waits behind a message
+    must_not_linger((uint32_t[]){10, 1 << 20}, 2);          // it is under way with one
+}
+
 static void cancelling_a_paused_stream_ends_it(void **state)
 {
     (void)state;
@@ -473,6 +503,7 @@ int main(void)
         cmocka_unit_test(a_unary_call_without_a_request_is_an_invalid_argument),
         cmocka_unit_test(what_unpacking_may_allocate_is_bounded),
         cmocka_unit_test(a_slow_reader_holds_the_server_up_and_on_drain_goes_on),
+        cmocka_unit_test(a_finished_answer_that_nobody_reads_is_dropped),
         cmocka_unit_test(cancelling_a_paused_stream_ends_it),
         cmocka_unit_test(a_server_that_does_not_read_holds_the_client_up),
         cmocka_unit_test(too_many_calls_are_refused),
