@@ -448,7 +448,7 @@ static void advance(struct generation *x)
 {
     int rc = upstream_take(x->g->upstream, x->q.model, &x->verifier, &x->model);
     if (rc == -EAGAIN && !x->waited && x->g->load_wait_us > 0) {
-        rc = upstream_wait(x->g->upstream, x->g->load_wait_us, on_loaded, x);
+        rc = upstream_wait(x->g->upstream, x->q.model, x->g->load_wait_us, on_loaded, x);
         if (rc == 0)
             return;
     }

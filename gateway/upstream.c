@@ -39,6 +39,7 @@ struct verifier {
 struct waiter {
     struct waiter *next;
     int64_t until_us;
+    const char *model; // the caller's
     void (*fn)(void *user);
     void *user;
 };
@@ -254,32 +255,48 @@ static struct verifier *best(struct upstream *u, const char *model)
     return found;
 }
 
-static bool any(const struct upstream *u, enum upstream_state state, unsigned *ret)
+/* With the lock. The first in this state that serves `model`, or whose model is not known. */
+static const struct verifier *first(const struct upstream *u, enum upstream_state state,
+                                    const char *model)
 {
     for (unsigned i = 0; i < u->n; i++) {
-        if (u->verifiers[i].state != state)
-            continue;
-        *ret = i;
-        return true;
+        const struct verifier *v = &u->verifiers[i];
+        bool known = v->model && v->model->info->name.len;
+        if (v->state == state && (!known || serves(v, model)))
+            return v;
     }
-    return false;
+    return NULL;
+}
+
+/* With the lock. One of them is ready, and none is known to serve `model`. */
+static bool is_served_nowhere(const struct upstream *u, const char *model)
+{
+    bool ready = false;
+    for (unsigned i = 0; i < u->n; i++) {
+        const struct verifier *v = &u->verifiers[i];
+        if (v->model && serves(v, model))
+            return false;
+        ready |= v->state == UPSTREAM_READY;
+    }
+    return ready;
 }
 
 /* With the lock. Why best() found nothing. */
-static int why_none(struct upstream *u, const char *model)
+static int why_none(const struct upstream *u, const char *model)
 {
-    unsigned i = 0;
-    if (any(u, UPSTREAM_LOADING, &i))
+    const struct verifier *v = first(u, UPSTREAM_LOADING, model);
+    if (v)
         return fail(-EAGAIN, "the model is still loading (%.0f %%)",
-                    (double)u->verifiers[i].model->info->progress * 100);
-    if (any(u, UPSTREAM_UNKNOWN, &i))
+                    (double)v->model->info->progress * 100);
+    if (first(u, UPSTREAM_UNKNOWN, model))
         return fail(-EAGAIN, "the verifier has not answered yet");
-    if (any(u, UPSTREAM_READY, &i))
+    if (is_served_nowhere(u, model))
         return fail(-ENOENT, "the model '%.200s' is not served here", model);
-    if (any(u, UPSTREAM_DRAINING, &i))
+    if (first(u, UPSTREAM_DRAINING, model))
         return fail(-EHOSTDOWN, "the verifier is shutting down");
-    if (any(u, UPSTREAM_REFUSED, &i))
-        return fail(-EHOSTDOWN, "%s", u->verifiers[i].problem);
+    v = first(u, UPSTREAM_REFUSED, model);
+    if (v)
+        return fail(-EHOSTDOWN, "%s", v->problem);
     return fail(-EHOSTDOWN, "the verifier cannot be reached; it may be starting again");
 }
 
@@ -308,12 +325,14 @@ void upstream_release(struct verifier *v)
 
 /* ---- waiting ---- */
 
-int upstream_wait(struct upstream *u, int64_t timeout_us, void (*fn)(void *user), void *user)
+int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
+                  void *user)
 {
     struct waiter *w = calloc(1, sizeof(*w));
     if (!w)
         return fail(-ENOMEM, "no memory");
-    *w = (struct waiter){.until_us = clock_us() + timeout_us, .fn = fn, .user = user};
+    *w = (struct waiter){
+        .until_us = clock_us() + timeout_us, .model = model, .fn = fn, .user = user};
     pthread_mutex_lock(&u->mu);
     bool full = u->n_waiters == MAX_WAITERS || u->stopping;
     if (!full) {
@@ -338,17 +357,22 @@ void upstream_wake(struct upstream *u)
     pthread_mutex_unlock(&u->mu);
 }
 
+/* With the lock. Whether upstream_take() would still say -EAGAIN. */
+static bool waits(struct upstream *u, const char *model)
+{
+    return !best(u, model) &&
+           (first(u, UPSTREAM_LOADING, model) || first(u, UPSTREAM_UNKNOWN, model));
+}
+
 /* With the lock: takes out those that need not wait any more. */
 static struct waiter *due_waiters(struct upstream *u, int64_t now_us)
 {
-    unsigned i = 0;
-    bool all = u->stopping || u->waking || best(u, NULL) ||
-               (!any(u, UPSTREAM_LOADING, &i) && !any(u, UPSTREAM_UNKNOWN, &i));
+    bool all = u->stopping || u->waking;
     struct waiter *due = NULL;
     u->waking = false;
     for (struct waiter **p = &u->waiters; *p;) {
         struct waiter *w = *p;
-        if (!all && w->until_us > now_us) {
+        if (!all && w->until_us > now_us && waits(u, w->model)) {
             p = &w->next;
             continue;
         }

@@ -49,15 +49,16 @@ enum upstream_state upstream_state(struct verifier *v, const struct upstream_mod
 
 /* The verifier for a request: ready, serving `model` (NULL, "" and "default": any), with the fewest
  * requests; the caller holds it until upstream_release() and owns a reference to its model.
- * -ENOENT: no such model is served; -EAGAIN: nothing is ready, but loading or not yet asked;
- * -EHOSTDOWN: none can be reached, or all drain or are refused. Each with a sentence. */
+ * -ENOENT: no such model is served; -EAGAIN: one that may serve it is loading or not yet asked;
+ * -EHOSTDOWN: those that serve it cannot be reached, drain or are refused. Each with a sentence. */
 int upstream_take(struct upstream *u, const char *model, struct verifier **ret,
                   const struct upstream_model **ret_model);
 void upstream_release(struct verifier *v);
 
 /* fn(user) is called once: when upstream_take() would no longer say -EAGAIN, or after timeout_us.
- */
-int upstream_wait(struct upstream *u, int64_t timeout_us, void (*fn)(void *user), void *user);
+ * Until then `model` stays where it is. */
+int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
+                  void *user);
 
 /* Calls back everybody who waits, now. */
 void upstream_wake(struct upstream *u);

@@ -229,6 +229,32 @@ class Notifications(unittest.TestCase):
         gateway.wait(r"^STOPPING=1$")
         self.assertEqual(gateway.process.wait(LIMIT_S), 0)
 
+    def models(self, port):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=LIMIT_S) as answer:
+            return [m["id"] for m in json.load(answer)["data"]]
+
+    def test_of_two_models_each_is_found_by_its_name(self):
+        """As docs/operating.md has it: a second verifier on a socket of its own, and the gateway told of both."""
+        paths = {name: self.path(name + ".sock") for name in ["small", "big"]}
+        verifiers = {name: self.managed("verifier-svc", unix_listener(path), "--model", MODEL, "--name", name)
+                     for name, path in paths.items()}
+        gateway = self.managed("gateway", tcp_listener(), "--verifiers", ",".join(f"unix:{p}" for p in paths.values()))
+        port = gateway.listener.getsockname()[1]
+        ask = lambda **model: post(port, "/v1/completions", {"prompt": "Once", "max_tokens": 1, **model})["model"]
+        for name in paths:
+            self.assertEqual(ask(model=name), name)  # waits while that one loads
+        self.assertIn(ask(), paths)
+        verifiers["big"].process.kill()
+        verifiers["big"].process.wait()
+        verifiers["big"].listener.close()
+        while len(self.models(port)) > 1:
+            time.sleep(0.05)  # until the gateway has noticed; the test's own limit ends this
+        for name, status in [("big", 503), ("other", 404)]:
+            with self.assertRaises(urllib.error.HTTPError) as refused:
+                ask(model=name)
+            self.assertEqual(refused.exception.code, status, refused.exception.read())
+        self.assertEqual(ask(model="small"), "small")
+
     def test_the_gateway_runs_under_systemd_socket_activate(self):
         with tcp_listener() as s:
             port = s.getsockname()[1]

@@ -18,7 +18,10 @@
 #define WITHIN_US 60000000
 #define LOADED 0.42F
 #define SLOW "a text that takes long"
-#define CHAT "{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":3}"
+#define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+#define CHAT                                                                                       \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":3,"                  \
+    "\"model\":\"tales-1m-q8_0\"}"
 
 typedef Tandem__V1__GenerateRequest request;
 
@@ -94,7 +97,7 @@ static struct rpc_client *client;
 
 static void start_verifier(int load_wait_s)
 {
-    options = (struct options){.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+    options = (struct options){.model = MODEL,
                                .instance = "test",
                                .k = 5,
                                .max_sequences = 4,
@@ -319,9 +322,9 @@ static void waiting_requests_are_bounded_in_bytes(void **state)
         free(a[i]);
 }
 
-static struct child start_gateway(const char *load_wait, unsigned *ret_port)
+static struct child start_gateway(const char *verifiers, const char *load_wait, unsigned *ret_port)
 {
-    const char *args[] = {"--listen",    "127.0.0.1:0", "--verifiers", target,
+    const char *args[] = {"--listen",    "127.0.0.1:0", "--verifiers", verifiers,
                           "--load-wait", load_wait,     NULL};
     struct child c = child_start(BINARY_DIR "/gateway", args);
     AUTO(mem_free) char *rest = child_wait_log(&c, "listening on 127.0.0.1:");
@@ -330,11 +333,9 @@ static struct child start_gateway(const char *load_wait, unsigned *ret_port)
     return c;
 }
 
-static void the_gateway_waits_for_the_model(void **state)
+/* A request waits at the gateway until the gate opens. */
+static void waits_for_the_model(unsigned port)
 {
-    (void)state;
-    unsigned port;
-    struct child gateway = start_gateway("60", &port);
     struct http_client c = http_client_open(port);
     http_client_print(&c,
                       "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
@@ -347,14 +348,38 @@ static void the_gateway_waits_for_the_model(void **state)
     assert_non_null(strstr(a.body, "\"completion_tokens\":3"));
     http_answer_done(&a);
     http_client_close(&c);
+}
+
+static void the_gateway_waits_for_the_model(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child gateway = start_gateway(target, "60", &port);
+    waits_for_the_model(port);
     child_stop(&gateway);
+}
+
+static void the_gateway_waits_for_one_model_while_another_is_ready(void **state)
+{
+    (void)state;
+    unsigned port;
+    char other[80], both[160];
+    snprintf(other, sizeof(other), "unix:%s/other.sock", folder);
+    snprintf(both, sizeof(both), "%s,%s", target, other);
+    const char *args[] = {"--listen", other, "--model", MODEL, "--name", "other", NULL};
+    struct child ready = child_start(BINARY_DIR "/verifier-svc", args);
+    struct child gateway = start_gateway(both, "60", &port);
+    free(child_wait_log(&gateway, "verifier ready"));
+    waits_for_the_model(port);
+    child_stop(&gateway);
+    child_stop(&ready);
 }
 
 static void the_gateway_tells_how_far_loading_is(void **state)
 {
     (void)state;
     unsigned port;
-    struct child gateway = start_gateway("0.1", &port);
+    struct child gateway = start_gateway(target, "0.1", &port);
     struct http_answer a = http_call(port, "POST", "/v1/chat/completions", CHAT);
     assert_int_equal(a.status, 503);
     assert_non_null(strstr(a.body, "loading (42 %)"));
@@ -439,6 +464,7 @@ int main(void)
         LOADING(waiting_requests_are_bounded_in_number),
         LOADING(waiting_requests_are_bounded_in_bytes),
         LOADING(the_gateway_waits_for_the_model),
+        LOADING(the_gateway_waits_for_one_model_while_another_is_ready),
         LOADING(the_gateway_tells_how_far_loading_is),
         READY(a_long_text_holds_up_no_stream),
         READY(a_request_cancelled_while_its_text_is_read_leaves),
