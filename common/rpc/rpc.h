@@ -97,7 +97,7 @@ struct rpc_server_options {
     unsigned n_threads;    // 0: 1, the fastest unless calls are busy in their callbacks
     size_t max_message;    // bytes a client may send in one message; 0: RPC_MAX_MESSAGE
     unsigned max_calls;    // running at once, others end with RESOURCE_EXHAUSTED; 0: 8192
-    unsigned keepalive_ms; // silent connections are asked; 0: 30 s
+    unsigned keepalive_ms; // silence before a ping; its answer has a third of it; 0: 30 s
     unsigned linger_ms;    // for a client to read a finished answer; 0: 60 s
     mode_t socket_mode;    // of unix sockets; 0: 0600
 };
@@ -164,7 +164,7 @@ struct rpc_stream;
 
 struct rpc_client_options {
     size_t max_message;    // bytes of an answer; 0: RPC_MAX_MESSAGE
-    unsigned keepalive_ms; // silent connections are asked; 0: 10 s
+    unsigned keepalive_ms; // silence before a ping; its answer has half of it; 0: 10 s
 };
 
 struct rpc_header {

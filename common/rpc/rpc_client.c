@@ -38,6 +38,7 @@ static const struct rpc_options default_options;
 
 static grpc_channel *channel_new(const char *target, const struct rpc_client_options *opt)
 {
+    int keepalive_ms = opt->keepalive_ms ? (int)opt->keepalive_ms : 10000;
     grpc_arg list[] = {
         RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
                     (int)(opt->max_message ? opt->max_message : RPC_MAX_MESSAGE)),
@@ -53,8 +54,8 @@ static grpc_channel *channel_new(const char *target, const struct rpc_client_opt
         RPC_INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
         RPC_INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500),
         RPC_INT_ARG(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000),
-        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, opt->keepalive_ms ? (int)opt->keepalive_ms : 10000),
-        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms / 2),
         RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0), // no limit
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
     };

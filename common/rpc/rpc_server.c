@@ -118,6 +118,7 @@ static const struct rpc_method stopping_method = {.on_start = stopping_start};
 
 static grpc_server *core_new(const struct rpc_server_options *opt)
 {
+    int keepalive_ms = opt->keepalive_ms ? (int)opt->keepalive_ms : 30000;
     grpc_arg list[] = {
         RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
                     (int)(opt->max_message ? opt->max_message : RPC_MAX_MESSAGE)),
@@ -127,8 +128,8 @@ static grpc_server *core_new(const struct rpc_server_options *opt)
         /* Identity only: the limit above is applied after unpacking, too late for a gzip bomb. */
         RPC_INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
         RPC_INT_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 8192), // per connection; the next call waits
-        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, opt->keepalive_ms ? (int)opt->keepalive_ms : 30000),
-        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms / 3),
         /* Without these two, clients that ping oftener than every 5 minutes are sent away. */
         RPC_INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000),
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
