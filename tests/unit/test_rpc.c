@@ -395,10 +395,10 @@ static void a_server_that_does_not_read_holds_the_client_up(void **state)
         n = rpc_stream_send(s, rpc_rig_ids(1, 16 << 10));
     assert_true(n >= 512 << 10);
     assert_int_equal(rpc_rig_count(&rpc_rig_seen.messages), 0);
-    assert_int_equal(rpc_rig_count(&t.drains), 0);
+    int drains = rpc_rig_count(&t.drains); // while the connection still took some
     rpc_call_resume(rpc_rig_seen.kept);
     rpc_call_unref(rpc_rig_seen.kept);
-    rpc_rig_await(&t.drains, 1);
+    rpc_rig_await(&t.drains, drains + 1);
     rpc_stream_close(s);
     rpc_rig_await(&t.ends, 1);
     assert_int_equal(t.messages, sent);
@@ -425,28 +425,38 @@ static void too_many_calls_are_refused(void **state)
     rpc_rig_done(&r);
 }
 
+/* The first that ends. */
+static size_t await_any(struct rpc_tally *tallies, size_t n)
+{
+    for (int64_t until_us = clock_us() + RPC_RIG_WAIT_US; clock_us() < until_us;) {
+        for (size_t i = 0; i < n; i++)
+            if (rpc_rig_count(&tallies[i].ends))
+                return i;
+    }
+    fail_msg("none has ended");
+    return n;
+}
+
 static void idle_callers_of_reflection_neither_pile_up_nor_shut_out_others(void **state)
 {
     (void)state;
-    static struct rpc_tally tallies[512], last;
-    static struct rpc_stream *streams[512];
+    static struct rpc_tally tallies[513];
+    static struct rpc_stream *streams[513];
     const char *path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
     struct rpc_rig r;
     rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
-    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK); // connected: in order from now
     for (size_t i = 0; i < ARRAY_LEN(streams); i++)
         streams[i] = rpc_rig_open(&r, path, &tallies[i]);
-    struct rpc_stream *s = rpc_rig_open(&r, path, &last);
-    rpc_rig_await(&last.ends, 1);
-    assert_int_equal(last.status.code, RPC_RESOURCE_EXHAUSTED);
+    size_t refused = await_any(tallies, ARRAY_LEN(tallies)); // one too many, whichever came last
+    assert_int_equal(tallies[refused].status.code, RPC_RESOURCE_EXHAUSTED);
     assert_true(rpc_rig_health(r.client, "") >= 0);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
-    rpc_stream_free(s);
     for (size_t i = 0; i < ARRAY_LEN(streams); i++)
         rpc_stream_cancel(streams[i]);
     for (size_t i = 0; i < ARRAY_LEN(streams); i++) {
         rpc_rig_await(&tallies[i].ends, 1);
-        assert_int_equal(tallies[i].status.code, RPC_CANCELLED);
+        if (i != refused)
+            assert_int_equal(tallies[i].status.code, RPC_CANCELLED);
         rpc_stream_free(streams[i]);
     }
     rpc_rig_done(&r);
