@@ -5,6 +5,7 @@
 #include "lib/rig.h"
 #include "lib/tiny.h"
 #include "lib/weights.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -469,6 +470,85 @@ static void hidden_rows_are_the_same_in_any_chunk(void **state)
     rig_close(&r);
 }
 
+#define N_HIDDEN 20
+
+/* A model whose sums can be repeated plainly, cut off behind some layers. */
+static void open_layers(struct rig *r, uint32_t n_layers, void **ret_file)
+{
+    struct tiny tiny = {.arch = "llama",
+                        .type = KERNEL_F32,
+                        .head_type = KERNEL_F32,
+                        .n_layers = n_layers,
+                        .seed = 31};
+    size_t len;
+    *ret_file = tiny_write(&tiny, &len);
+    rig_open_memory(r, *ret_file, len, &(struct rig_options){0});
+}
+
+static void assert_near(float got, double want, double size, const char *what)
+{
+    if (fabs((double)got - want) > 1e-5 * size)
+        fail_msg("%s: %.9g instead of %.9g", what, (double)got, want);
+}
+
+/* y = x / sqrt(mean(x^2) + eps) * w, in double. */
+static void assert_norm(const struct model *m, const float *before, const float *after)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < TINY_EMBD; i++)
+        sum += (double)before[i] * (double)before[i];
+    double scale = 1 / sqrt(sum / TINY_EMBD + (double)m->params.norm_eps);
+    for (uint32_t i = 0; i < TINY_EMBD; i++)
+        assert_near(after[i], (double)before[i] * scale * (double)m->out_norm[i], 1, "norm");
+}
+
+static void assert_head(const struct model *m, const float *after, const float *logits)
+{
+    float w[TINY_EMBD];
+    for (uint32_t token = 0; token < TINY_VOCAB; token++) {
+        double sum = 0, size = 0;
+        kernel_dequant_packed(&m->head, token, w);
+        for (uint32_t i = 0; i < TINY_EMBD; i++) {
+            sum += (double)after[i] * (double)w[i];
+            size += fabs((double)after[i] * (double)w[i]);
+        }
+        assert_near(logits[token], sum, size, "logits");
+    }
+}
+
+static void hidden_rows_are_what_they_are_called(void **state)
+{
+    (void)state;
+    struct rig whole, cut[3]; // of 3 layers; of 1 and 2
+    AUTO(mem_free) void *file = NULL;
+    void *cut_file[3];
+    const uint32_t layers[] = {0, 1, 2, 3, 4};
+    uint32_t tokens[N_HIDDEN];
+    random_tokens(tokens, N_HIDDEN, TINY_VOCAB, 32);
+    open_layers(&whole, 3, &file);
+    assert_int_equal(forward_want_hidden(whole.forward, layers, 5), 0);
+    AUTO(mem_free) float *logits = logits_of(&whole, tokens, N_HIDDEN, 0);
+    for (uint32_t l = 1; l < 3; l++) {
+        open_layers(&cut[l], l, &cut_file[l]);
+        assert_int_equal(forward_want_hidden(cut[l].forward, &l, 1), 0); // before its final norm
+        AUTO(mem_free) float *unused = logits_of(&cut[l], tokens, N_HIDDEN, 0);
+    }
+    for (uint32_t i = 0; i < N_HIDDEN; i++) {
+        const float *before = forward_hidden(whole.forward, 3, i);
+        const float *after = forward_hidden(whole.forward, 4, i);
+        for (uint32_t l = 1; l < 3; l++)
+            assert_same(forward_hidden(whole.forward, l, i), forward_hidden(cut[l].forward, 0, i),
+                        TINY_EMBD, "a layer's input");
+        assert_norm(whole.model, before, after);
+        assert_head(whole.model, after, logits + i * TINY_VOCAB);
+    }
+    rig_close(&whole);
+    for (uint32_t l = 1; l < 3; l++) {
+        rig_close(&cut[l]);
+        free(cut_file[l]);
+    }
+}
+
 static void hidden_rows_that_do_not_exist_are_refused(void **state)
 {
     (void)state;
@@ -506,6 +586,7 @@ int main(void)
         cmocka_unit_test(rollbacks_of_different_lengths_leave_no_trace),
         cmocka_unit_test(a_fork_goes_on_as_its_origin),
         cmocka_unit_test(hidden_rows_are_the_same_in_any_chunk),
+        cmocka_unit_test(hidden_rows_are_what_they_are_called),
         cmocka_unit_test(hidden_rows_that_do_not_exist_are_refused),
         cmocka_unit_test(an_empty_batch_is_nothing),
     };
