@@ -368,8 +368,8 @@ static void cancelling_a_paused_stream_ends_it(void **state)
     rpc_rig_init(&r, &(struct rpc_server_options){0});
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Flood", &t);
-    rpc_stream_send(s, rpc_rig_ids(1, 1));
     rpc_stream_pause(s);
+    rpc_stream_send(s, rpc_rig_ids(1, 1));
     rpc_rig_await(&rpc_rig_seen.flooded, 5);
     rpc_stream_cancel(s);
     rpc_stream_pause(s); // too late to count
