@@ -109,8 +109,7 @@ unsigned conns_n_active(struct conns *s)
 
 void conns_wait_idle(struct conns *s, int64_t timeout_us)
 {
-    int64_t at_us = clock_us() + timeout_us;
-    struct timespec until = {at_us / 1000000, at_us % 1000000 * 1000};
+    struct timespec until = clock_at(clock_us() + timeout_us);
     pthread_mutex_lock(&s->mu);
     while (s->n_active && pthread_cond_timedwait(&s->idle, &s->mu, &until) != ETIMEDOUT)
         ;

@@ -414,7 +414,7 @@ static void sleep_until(struct upstream *u, int64_t at_us)
 {
     for (struct waiter *w = u->waiters; w; w = w->next)
         at_us = w->until_us < at_us ? w->until_us : at_us;
-    struct timespec at = {at_us / 1000000, at_us % 1000000 * 1000};
+    struct timespec at = clock_at(at_us);
     pthread_cond_timedwait(&u->changed, &u->mu, &at);
 }
 

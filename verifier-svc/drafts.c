@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
@@ -222,20 +221,10 @@ static bool goes_on(const struct peer *p)
     return !p->ended && !p->benched && !p->stopping;
 }
 
-static struct timespec in_us(int64_t us)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    int64_t ns = t.tv_nsec + us % 1000000 * 1000;
-    t.tv_sec += us / 1000000 + ns / 1000000000;
-    t.tv_nsec = ns % 1000000000;
-    return t;
-}
-
 /* Until the proposer has read enough. False: the stream is to end. */
 static bool wait_drained(struct peer *p)
 {
-    struct timespec until = in_us(UNREAD_LIMIT_US);
+    struct timespec until = clock_at(clock_us() + UNREAD_LIMIT_US);
     pthread_mutex_lock(&p->mu);
     while (p->full && goes_on(p))
         if (pthread_cond_timedwait(&p->changed, &p->mu, &until) == ETIMEDOUT && p->full)
@@ -297,7 +286,7 @@ static void back_off(struct peer *p, const char *why)
         log_warn("proposer not used target=%s: %s; going on without it, trying again", p->target,
                  why);
     snprintf(p->told, sizeof(p->told), "%s", why);
-    struct timespec until = in_us(p->back_off_us);
+    struct timespec until = clock_at(clock_us() + p->back_off_us);
     pthread_mutex_lock(&p->mu);
     while (!p->stopping && pthread_cond_timedwait(&p->changed, &p->mu, &until) != ETIMEDOUT)
         ;

@@ -1,5 +1,4 @@
 /* clock.c - the one source of time. */
-#include <time.h>
 #include "base/clock.h"
 
 int64_t clock_us(void)
@@ -7,6 +6,11 @@ int64_t clock_us(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+struct timespec clock_at(int64_t us)
+{
+    return (struct timespec){us / 1000000, us % 1000000 * 1000};
 }
 
 int64_t clock_unix_s(void)

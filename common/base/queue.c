@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <time.h>
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/queue.h"
 
@@ -60,24 +60,11 @@ int queue_push(struct queue *q, void *item)
     return r;
 }
 
-static struct timespec in_us(int64_t us)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += us / 1000000;
-    t.tv_nsec += us % 1000000 * 1000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    return t;
-}
-
 void *queue_pop(struct queue *q, int64_t wait_us)
 {
     struct timespec until = {0};
     if (wait_us > 0)
-        until = in_us(wait_us);
+        until = clock_at(clock_us() + wait_us);
     void *item = NULL;
     int r = 0;
     pthread_mutex_lock(&q->mu);

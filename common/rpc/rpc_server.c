@@ -10,14 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include "base/clock.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_listen.h"
 
 #define MAX_METHODS 64
-#define MAX_ALWAYS 512 // running calls of one method that is served always
-#define ABORT_MS 1000  // for a client to take the status of a call that is ended for it
+#define MAX_ALWAYS 512   // running calls of one method that is served always
+#define ABORT_US 1000000 // for a client to take the status of a call that is ended for it
 #define LINGER_MS 60000
 
 struct method {
@@ -683,19 +682,6 @@ static void abort_call(struct rpc_call *c)
     pthread_mutex_unlock(&c->mu);
 }
 
-static struct timespec in_ms(unsigned ms)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += ms / 1000;
-    t.tv_nsec += ms % 1000 * 1000000L;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    return t;
-}
-
 struct stop_wait {
     struct rpc_tag tag;
     pthread_mutex_t mu;
@@ -718,7 +704,7 @@ static void stop_event(struct rpc_tag *t, bool ok)
 static void stop_core(struct rpc_server *s)
 {
     struct stop_wait w = {{stop_event}, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
-    struct timespec until = in_ms(ABORT_MS);
+    struct timespec until = clock_at(clock_us() + ABORT_US);
     RPC_RELEASE(&w.tag);
     grpc_server_shutdown_and_notify(s->core, s->workers[0].cq, &w.tag);
     pthread_mutex_lock(&w.mu);
@@ -735,7 +721,7 @@ static void stop_core(struct rpc_server *s)
  * at all. The core does not wait for those who hold a reference to a call, so we do. */
 static void drain(struct rpc_server *s, unsigned grace_ms)
 {
-    struct timespec until = in_ms(grace_ms);
+    struct timespec until = clock_at(clock_us() + (int64_t)grace_ms * 1000);
     int r = 0;
     pthread_mutex_lock(&s->mu);
     s->draining = true;
