@@ -426,7 +426,11 @@ static void render(struct generation *x)
                 : template_render(x->g->template, info->chat_template.data, info->chat_template.len,
                                   vars.data, -1, on_rendered, x);
     if (rc < 0) {
-        end_error(x, rc == -EAGAIN ? 503 : rc == -EMSGSIZE ? 413 : 500, fail_text(), "");
+        end_error(x,
+                  rc == -EAGAIN || rc == -EPIPE ? 503
+                  : rc == -EMSGSIZE             ? 413
+                                                : 500,
+                  fail_text(), "");
         unref(x);
     }
 }

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -25,6 +26,7 @@
 #include "gateway/template.h"
 
 #define START_US 20000000 // a cold Python on a busy machine takes its time
+#define STOPPING "the server is shutting down"
 
 extern const char template_worker_source[]; // template_worker.S
 extern const uint64_t template_worker_size;
@@ -46,6 +48,7 @@ struct worker {
 struct template
 {
     struct queue *jobs;
+    int stop_fd; // readable from template_stop() on
     int64_t timeout_us;
     unsigned n;
     struct worker workers[TEMPLATE_MAX_WORKERS];
@@ -129,15 +132,25 @@ static void worker_kill(struct worker *w)
     buf_done(&w->in);
 }
 
-/* A reply is one line; more than one is a helper gone mad. -ETIMEDOUT, -EPIPE, -EMSGSIZE. */
+/* Until the helper is ready for `events`. -ETIMEDOUT; -ECANCELED: the gateway stops. */
+static int wait_for(struct worker *w, short events, int64_t until_us)
+{
+    int64_t left_us = until_us - clock_us();
+    struct pollfd p[] = {{w->fd, events, 0}, {w->t->stop_fd, POLLIN, 0}};
+    if (left_us <= 0 || poll(p, 2, (int)(left_us / 1000) + 1) == 0)
+        return -ETIMEDOUT;
+    return p[1].revents ? -ECANCELED : 0;
+}
+
+/* A reply is one line. -EPIPE: the helper is gone without a word of it; -EPROTO: it stopped in the
+ * middle or said more; -EMSGSIZE; as wait_for(). */
 static int read_line(struct worker *w, int64_t until_us)
 {
     buf_init(&w->in, TEMPLATE_MAX_REPLY);
     for (;;) {
-        int64_t left_us = until_us - clock_us();
-        struct pollfd p = {w->fd, POLLIN, 0};
-        if (left_us <= 0 || poll(&p, 1, (int)(left_us / 1000) + 1) == 0)
-            return -ETIMEDOUT;
+        int rc = wait_for(w, POLLIN, until_us);
+        if (rc < 0)
+            return rc;
         char *room = buf_room(&w->in, 65536);
         if (!room)
             return -EMSGSIZE;
@@ -145,20 +158,19 @@ static int read_line(struct worker *w, int64_t until_us)
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             continue;
         if (n <= 0)
-            return -EPIPE;
+            return w->in.len ? -EPROTO : -EPIPE;
         w->in.len += (size_t)n;
         if (memchr(room, '\n', (size_t)n))
-            return room[n - 1] == '\n' ? 0 : -EPIPE;
+            return room[n - 1] == '\n' ? 0 : -EPROTO;
     }
 }
 
 static int write_all(struct worker *w, const struct buf *line, int64_t until_us)
 {
     for (size_t at = 0; at < line->len;) {
-        int64_t left_us = until_us - clock_us();
-        struct pollfd p = {w->fd, POLLOUT, 0};
-        if (left_us <= 0 || poll(&p, 1, (int)(left_us / 1000) + 1) == 0)
-            return -ETIMEDOUT;
+        int rc = wait_for(w, POLLOUT, until_us);
+        if (rc < 0)
+            return rc;
         ssize_t n = send(w->fd, line->data + at, line->len - at, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (n < 0 && errno != EAGAIN && errno != EINTR)
             return -EPIPE;
@@ -193,7 +205,18 @@ static int worker_start(struct worker *w)
     if (rc == 0)
         return 0;
     worker_kill(w);
+    if (rc == -ECANCELED)
+        return fail(rc, STOPPING);
     return fail(-EIO, "template: the helper does not start; is python3-jinja2 installed?");
+}
+
+/* Starts it unless it runs. -EIO, -ECANCELED. */
+static int worker_ready(struct worker *w)
+{
+    int rc = w->pid ? 0 : worker_start(w);
+    if (rc < 0 && rc != -ECANCELED)
+        log_error("%s", fail_text());
+    return rc;
 }
 
 /* ---- one rendering ---- */
@@ -217,25 +240,42 @@ static bool pass_on(const struct job *j, const struct buf *in)
     return ok;
 }
 
-static void render(struct worker *w, const struct job *j)
+/* One try with a helper that runs; unless it succeeds the helper is killed. */
+static int try_render(struct worker *w, const struct job *j)
 {
-    if (!w->pid && worker_start(w) < 0) {
-        log_error("%s", fail_text());
-        done_error(j, -EIO, fail_text());
-        return;
-    }
     grant_cpu(w);
     int64_t until_us = clock_us() + w->t->timeout_us;
     int rc = write_all(w, &j->line, until_us);
     rc = rc < 0 ? rc : read_line(w, until_us);
-    if (rc == 0 && pass_on(j, &w->in)) {
+    if (rc == 0 && !pass_on(j, &w->in))
+        rc = -EPROTO;
+    if (rc == 0)
         buf_done(&w->in);
-        return;
+    else
+        worker_kill(w);
+    return rc;
+}
+
+/* A helper may have died while it had nothing to do: the first death is not the request's fault. */
+static void render(struct worker *w, const struct job *j)
+{
+    int rc = -EPIPE;
+    for (unsigned i = 0; i < 2 && rc == -EPIPE; i++) {
+        if ((rc = worker_ready(w)) < 0) {
+            done_error(j, rc, fail_text());
+            return;
+        }
+        if ((rc = try_render(w, j)) == 0)
+            return;
+        if (rc == -ECANCELED) {
+            done_error(j, rc, STOPPING);
+            return;
+        }
+        log_warn("chat template helper ended, reason=%s", rc == -ETIMEDOUT  ? "time"
+                                                          : rc == -EMSGSIZE ? "size"
+                                                          : rc == -EPIPE    ? "died"
+                                                                            : "broken");
     }
-    log_warn("chat template helper killed, reason=%s", rc == -ETIMEDOUT  ? "time"
-                                                       : rc == -EMSGSIZE ? "size"
-                                                                         : "broken");
-    worker_kill(w);
     char text[128] = "the chat template broke its helper process";
     if (rc == -ETIMEDOUT)
         snprintf(text, sizeof(text), "the chat template took longer than %.1f s",
@@ -255,8 +295,7 @@ static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     struct job *j;
-    if (worker_start(w) < 0)
-        log_error("%s", fail_text());
+    worker_ready(w);
     while ((j = queue_pop(w->t->jobs, -1))) {
         render(w, j);
         job_free(j);
@@ -270,8 +309,11 @@ static void *worker_main(void *arg)
 int template_new(unsigned n_workers, unsigned timeout_ms, struct template **ret)
 {
     AUTO(template_free) struct template *t = calloc(1, sizeof(*t));
-    if (!t || queue_new(TEMPLATE_MAX_WAITING, &t->jobs) < 0)
+    if (!t)
         return fail(-ENOMEM, "template: no memory");
+    t->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (t->stop_fd < 0 || queue_new(TEMPLATE_MAX_WAITING, &t->jobs) < 0)
+        return fail(-ENOMEM, "template: no memory or no descriptor");
     t->timeout_us = (int64_t)timeout_ms * 1000;
     for (; t->n < n_workers; t->n++) {
         struct worker *w = &t->workers[t->n];
@@ -283,18 +325,25 @@ int template_new(unsigned n_workers, unsigned timeout_ms, struct template **ret)
     return 0;
 }
 
+void template_stop(struct template *t)
+{
+    queue_close(t->jobs);
+    eventfd_write(t->stop_fd, 1);
+    for (struct job *j; (j = queue_pop(t->jobs, 0)); job_free(j))
+        done_error(j, -ECANCELED, STOPPING);
+}
+
 void template_free(struct template *t)
 {
     if (!t)
         return;
-    if (t->jobs) {
-        queue_close(t->jobs);
-        for (struct job *j; (j = queue_pop(t->jobs, 0)); job_free(j))
-            done_error(j, -ECANCELED, "the server is shutting down");
-    }
+    if (t->jobs)
+        template_stop(t);
     for (unsigned i = 0; i < t->n; i++)
         pthread_join(t->workers[i].thread, NULL);
     queue_free(t->jobs);
+    if (t->stop_fd >= 0)
+        close(t->stop_fd);
     free(t);
 }
 
@@ -315,7 +364,8 @@ int template_render(struct template *t, const void *source, size_t source_len, c
     buf_puts(&j->line, "}\n");
     int rc = buf_error(&j->line);
     if (rc == 0 && (rc = queue_push(t->jobs, j)) < 0)
-        fail(rc, "too many chat templates wait to be rendered; try again");
+        fail(rc,
+             rc == -EPIPE ? STOPPING : "too many chat templates wait to be rendered; try again");
     if (rc < 0)
         job_free(j);
     return rc;

@@ -22,7 +22,8 @@ struct template;
 
 /* Starts the helpers; one that cannot start is tried again with the next rendering. -ENOMEM. */
 int template_new(unsigned n_workers, unsigned timeout_ms, struct template **ret);
-/* What waits is answered with -ECANCELED. */
+/* Ends at once, with -ECANCELED, what renders and what waits; takes no more. Any thread. */
+void template_stop(struct template *t);
 void template_free(struct template *t);
 DEFINE_AUTO(struct template, template_free)
 
@@ -31,6 +32,6 @@ DEFINE_AUTO(struct template, template_free)
 typedef void template_done(void *user, int err, const char *text, size_t len);
 
 /* vars: a JSON object, the template's variables; now: for strftime_now(), -1: the present.
- * -EAGAIN: too many wait; -EMSGSIZE; -ENOMEM. Then `done` is not called. */
+ * -EAGAIN: too many wait; -EPIPE: stopped; -EMSGSIZE; -ENOMEM. Then `done` is not called. */
 int template_render(struct template *t, const void *source, size_t source_len, const char *vars,
                     int64_t now, template_done *done, void *user);
