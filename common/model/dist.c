@@ -16,7 +16,8 @@ struct dist {
     float *logits;   // (n_vocab) after penalties, bias and bans; -inf: cannot come
     double *weights; // (n_vocab) of the kept tokens: exp(logit/T - largest), where wanted
     uint32_t *kept;  // (n_vocab) ids; their order is fixed but means nothing
-    uint64_t *heap;  // (n_vocab) see heap_key()
+    uint64_t *keys;  // (n_vocab) see key_of()
+    uint64_t *spare; // (n_vocab) of sort_keys()
     double temperature;
     uint32_t best; // the largest logit's lowest id
 };
@@ -74,10 +75,9 @@ int dist_counts_copy(const struct dist_counts *from, struct dist_counts **ret)
     if (err < 0)
         return err;
     struct dist_counts *c = *ret;
-    for (; c->n < from->n; c->n++) {
-        c->v[c->n] = from->v[c->n];
-        *find_slot(c, c->v[c->n].token) = c->n + 1;
-    }
+    c->n = from->n;
+    memcpy(c->v, from->v, c->n * sizeof(*c->v));
+    memcpy(c->slots, from->slots, c->n_slots * sizeof(*c->slots));
     return 0;
 }
 
@@ -106,8 +106,9 @@ int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret)
     d->logits = calloc(n_vocab, sizeof(*d->logits));
     d->weights = calloc(n_vocab, sizeof(*d->weights));
     d->kept = calloc(n_vocab, sizeof(*d->kept));
-    d->heap = calloc(n_vocab, sizeof(*d->heap));
-    if (!d->logits || !d->weights || !d->kept || !d->heap)
+    d->keys = calloc(n_vocab, sizeof(*d->keys));
+    d->spare = calloc(n_vocab, sizeof(*d->spare));
+    if (!d->logits || !d->weights || !d->kept || !d->keys || !d->spare)
         return fail(-ENOMEM, "dist: no memory for a vocabulary of %u", n_vocab);
     *ret = TAKE(d);
     return 0;
@@ -120,7 +121,8 @@ void dist_free(struct dist *d)
     free(d->logits);
     free(d->weights);
     free(d->kept);
-    free(d->heap);
+    free(d->keys);
+    free(d->spare);
     free(d);
 }
 
@@ -221,7 +223,7 @@ static void keep_from(struct dist *d, float least)
 }
 
 /* Orders by falling logit, then by rising id: the smallest key is the best token. */
-static uint64_t heap_key(float logit, uint32_t token)
+static uint64_t key_of(float logit, uint32_t token)
 {
     uint32_t bits;
     memcpy(&bits, &logit, sizeof(bits));
@@ -229,39 +231,37 @@ static uint64_t heap_key(float logit, uint32_t token)
     return (uint64_t)bits << 32 | token;
 }
 
-static void sink(uint64_t *heap, uint32_t n, uint32_t i)
+/* Sorts n keys that come by rising id. A radix sort: no logits take it longer than others. */
+static void sort_keys(struct dist *d, uint32_t n)
 {
-    uint64_t key = heap[i];
-    for (uint32_t child; (child = 2 * i + 1) < n; i = child) {
-        child += child + 1 < n && heap[child + 1] < heap[child];
-        if (key <= heap[child])
-            break;
-        heap[i] = heap[child];
+    uint32_t at[4][256] = {0}; // by byte of the logit: its keys, then where the next one goes
+    uint64_t *from = d->keys, *to = d->spare;
+    for (uint32_t i = 0; i < n; i++)
+        for (int b = 0; b < 4; b++)
+            at[b][(uint8_t)(from[i] >> (32 + 8 * b))]++;
+    for (int b = 0; b < 4; b++) {
+        uint32_t sum = 0;
+        for (int v = 0; v < 256; v++) {
+            uint32_t first = sum;
+            sum += at[b][v];
+            at[b][v] = first;
+        }
+        for (uint32_t i = 0; i < n; i++)
+            to[at[b][(uint8_t)(from[i] >> (32 + 8 * b))]++] = from[i];
+        uint64_t *sorted = to;
+        to = from;
+        from = sorted;
     }
-    heap[i] = key;
 }
 
-static uint32_t pop(uint64_t *heap, uint32_t *n)
-{
-    uint32_t token = (uint32_t)heap[0];
-    heap[0] = heap[--*n];
-    sink(heap, *n, 0);
-    return token;
-}
-
-static void order_heap(uint64_t *heap, uint32_t n)
-{
-    for (uint32_t i = n / 2; i-- > 0;)
-        sink(heap, n, i);
-}
-
-/* Of the tokens in `kept`; their number. */
-static uint32_t make_heap(struct dist *d)
+/* Puts the tokens in `kept`, which stand there by rising id, best first. */
+static void sort_kept(struct dist *d)
 {
     for (uint32_t i = 0; i < d->n_kept; i++)
-        d->heap[i] = heap_key(d->logits[d->kept[i]], d->kept[i]);
-    order_heap(d->heap, d->n_kept);
-    return d->n_kept;
+        d->keys[i] = key_of(d->logits[d->kept[i]], d->kept[i]);
+    sort_keys(d, d->n_kept);
+    for (uint32_t i = 0; i < d->n_kept; i++)
+        d->kept[i] = (uint32_t)d->keys[i];
 }
 
 /* A logit that at least k tokens reach: the k-th largest of the maxima of more than k ranges. -inf:
@@ -272,29 +272,21 @@ static float reached_by(struct dist *d, uint32_t k)
     if (step < 8)
         return -INFINITY;
     for (uint32_t from = 0; from + step <= d->n_vocab; from += step, n++) {
-        float largest = -INFINITY;
-        for (uint32_t i = from; i < from + step; i++)
-            largest = d->logits[i] > largest ? d->logits[i] : largest;
-        d->heap[n] = heap_key(largest, from);
+        uint32_t best = from;
+        for (uint32_t i = from + 1; i < from + step; i++)
+            best = d->logits[i] > d->logits[best] ? i : best;
+        d->keys[n] = key_of(d->logits[best], best);
     }
-    order_heap(d->heap, n);
-    uint32_t first = 0;
-    for (uint32_t i = 0; i < k; i++)
-        first = pop(d->heap, &n);
-    float largest = -INFINITY;
-    for (uint32_t i = first; i < first + step; i++)
-        largest = d->logits[i] > largest ? d->logits[i] : largest;
-    return largest;
+    sort_keys(d, n);
+    return d->logits[(uint32_t)d->keys[k - 1]];
 }
 
 /* The k best, best first; fewer if no more can come. */
 static void keep_top_k(struct dist *d, uint32_t k)
 {
     keep_from(d, reached_by(d, k));
-    uint32_t n = make_heap(d);
-    d->n_kept = n < k ? n : k;
-    for (uint32_t i = 0; i < d->n_kept; i++)
-        d->kept[i] = pop(d->heap, &n);
+    sort_kept(d);
+    d->n_kept = d->n_kept < k ? d->n_kept : k;
 }
 
 /* Of tokens that stand in `kept` best first, the shortest run that weighs `wanted`. */
@@ -307,31 +299,31 @@ static void cut_sorted(struct dist *d, double wanted)
     d->n_kept = n;
 }
 
-/* Tokens within 4, 8, 16, 32, 64 of the best score, then all, until they surely weigh `wanted`. */
+#define BINS 257 // of a quarter of a unit of score; the last: all that is further below the best
+
+/* Surely the best tokens that weigh `wanted`, and few that come behind them. */
 static void keep_weighing(struct dist *d, double wanted)
 {
-    double largest = (double)d->logits[d->best], weight;
-    int within = 4;
-    do {
-        double least = within <= 64 ? largest - within * d->temperature : -FLT_MAX;
-        keep_from(d, (float)fmax(least, -FLT_MAX));
-        weight = 0;
-        for (uint32_t i = 0; i < d->n_kept; i++)
-            weight += d->weights[d->kept[i]];
-        within *= 2;
-    } while (weight < wanted * (1 + 1e-9) && within <= 128);
+    double bins[BINS][4] = {0}, weight = 0; // four sums each: additions do not wait for each other
+    double largest = (double)d->logits[d->best], per_logit = 4 / d->temperature;
+    for (uint32_t i = 0; i < d->n_vocab; i++) {
+        double below = (largest - (double)d->logits[i]) * per_logit;
+        bins[below < BINS - 1 ? (uint32_t)below : BINS - 1][i % 4] += d->weights[i];
+    }
+    uint32_t n = 0;
+    for (; n < BINS && weight < wanted * (1 + 1e-9); n++)
+        weight += bins[n][0] + bins[n][1] + bins[n][2] + bins[n][3];
+    double least = n < BINS ? largest - (n + 0.001) / per_logit : -FLT_MAX;
+    keep_from(d, (float)fmax(least, -FLT_MAX));
 }
 
 /* The shortest run of best tokens that holds at least top_p of all. */
 static void keep_top_p(struct dist *d, double top_p)
 {
-    double wanted = weigh_all(d) * top_p, sum = 0;
+    double wanted = weigh_all(d) * top_p;
     keep_weighing(d, wanted);
-    uint32_t n = make_heap(d), n_all = d->n_kept;
-    for (d->n_kept = 0; d->n_kept < n_all && (d->n_kept == 0 || sum < wanted); d->n_kept++) {
-        d->kept[d->n_kept] = pop(d->heap, &n);
-        sum += d->weights[d->kept[d->n_kept]];
-    }
+    sort_kept(d);
+    cut_sorted(d, wanted);
 }
 
 /* Tokens at least min_p times as probable as the best. */
@@ -452,7 +444,7 @@ void dist_logprobs(struct dist *d, const float *logits, uint32_t token, uint32_t
 {
     double total = d->kernel->logsumexp(logits, d->n_vocab);
     if (total != total || total == INFINITY) { // rare: a NaN or infinity among them
-        float *clean = (float *)(void *)d->heap;
+        float *clean = (float *)(void *)d->keys;
         for (uint32_t i = 0; i < d->n_vocab; i++)
             clean[i] = tame(logits[i]);
         logits = clean;
