@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include "base/err.h"
 #include "base/rng.h"
@@ -332,6 +333,39 @@ static void an_unknown_model_is_named(void **state)
     (void)state;
 }
 
+/* ---- size ---- */
+
+/* A step that is quadratic takes many minutes of a mebibyte; 0.3 s were measured, in a build
+ * without optimisation. */
+#define SECONDS_AT_MOST 10
+
+static void encodes_in_time(const struct tok *t, const char *unit)
+{
+    size_t n, unit_len = strlen(unit), len = (1 << 20) / unit_len * unit_len;
+    AUTO(mem_free) char *text = malloc(len);
+    AUTO(mem_free) uint32_t *ids = NULL;
+    assert_non_null(text);
+    for (size_t i = 0; i < len; i++)
+        text[i] = unit[i % unit_len];
+    clock_t from = clock(); // of this process alone: the machine may be busy
+    assert_int_equal(tok_encode(t, text, len, true, false, &ids, &n), 0);
+    assert_true(n > 0 && n <= len + 1);
+    if (clock() - from > SECONDS_AT_MOST * CLOCKS_PER_SEC)
+        fail_msg("1 MiB of \"%s\" took over %d s", unit, SECONDS_AT_MOST);
+}
+
+static void the_time_of_a_text_does_not_grow_with_its_square(void **state)
+{
+    static const char *const units[] = {"a", " ", "abc", "bca", " ab", "<|", "\xc3\xa9"};
+    static const char *const pres[] = {"gpt-2", "llama-bpe", "qwen2", NULL};
+    (void)state;
+    for (size_t p = 0; p < ARRAY_LEN(pres); p++) {
+        AUTO(tok_free) struct tok *t = small_vocab_tok(pres[p] ? SMALL_BPE : SMALL_SPM, pres[p]);
+        for (size_t u = 0; u < ARRAY_LEN(units); u++)
+            encodes_in_time(t, units[u]);
+    }
+}
+
 /* ---- as a hardened service ---- */
 
 #ifndef PR_SET_MDWE // of Linux 6.3
@@ -444,6 +478,7 @@ int main(void)
         cmocka_unit_test(ids_outside_of_the_vocabulary_are_refused),
         cmocka_unit_test(an_unknown_pre_tokenizer_is_named),
         cmocka_unit_test(an_unknown_model_is_named),
+        cmocka_unit_test(the_time_of_a_text_does_not_grow_with_its_square),
         cmocka_unit_test(ids_are_the_same_where_patterns_cannot_become_code),
         cmocka_unit_test(digests_ignore_padding_and_nothing_else),
     };
