@@ -1,15 +1,9 @@
 /* wire.c - from a checked request to the message the verifier takes, and back from its tokens. */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include "base/err.h"
 #include "base/mem.h"
 #include "gateway/wire.h"
-
-static ProtobufCBinaryData bytes_of(const char *text)
-{
-    return (ProtobufCBinaryData){text ? strlen(text) : 0, (uint8_t *)(uintptr_t)text};
-}
 
 static void set_sampling(const struct openai_request *q, Tandem__V1__Sampling *s)
 {
@@ -49,7 +43,7 @@ static void set_sampling(const struct openai_request *q, Tandem__V1__Sampling *s
 
 static void set_speculative(const struct openai_request *q, Tandem__V1__Speculative *s)
 {
-    s->proposer = bytes_of(q->proposer);
+    s->proposer = rpc_text(q->proposer);
     if (q->n_max.set) {
         s->has_n_max_case = TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX;
         s->n_max = (uint32_t)q->n_max.value;
@@ -84,8 +78,7 @@ static void set_prompt(const struct openai_request *q, const char *text, size_t 
         return;
     }
     m->prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
-    m->text =
-        text ? (ProtobufCBinaryData){text_len, (uint8_t *)(uintptr_t)text} : bytes_of(q->prompt);
+    m->text = text ? rpc_data(text, text_len) : rpc_text(q->prompt);
     m->parse_special = true;
     m->add_bos = !text && (!q->add_special.set || q->add_special.value);
 }
@@ -109,14 +102,14 @@ int wire_pack(const struct openai_request *q, const char *id, const ProtobufCBin
         biases[i] = &bias[i];
     }
     for (unsigned i = 0; i < q->n_stops; i++)
-        stops[i] = bytes_of(q->stops[i]);
+        stops[i] = rpc_text(q->stops[i]);
     sampling.n_logit_bias = q->n_bias;
     sampling.logit_bias = biases;
     set_sampling(q, &sampling);
     set_speculative(q, &speculative);
     set_limits(q, &m);
     set_prompt(q, text, text_len, &ids, &m);
-    m.id = bytes_of(id);
+    m.id = rpc_text(id);
     m.model = *model;
     m.sampling = &sampling;
     m.speculative = &speculative;
@@ -124,7 +117,7 @@ int wire_pack(const struct openai_request *q, const char *id, const ProtobufCBin
     m.stop = stops;
     m.n_stop_token_ids = q->n_stop_ids;
     m.stop_token_ids = (uint32_t *)(uintptr_t)q->stop_ids;
-    m.prediction = bytes_of(q->prediction);
+    m.prediction = rpc_text(q->prediction);
     *ret = rpc_pack(&m.base);
     return 0;
 }

@@ -27,11 +27,6 @@ struct stream {
     uint64_t id;
 };
 
-static ProtobufCBinaryData bytes_of(const char *text)
-{
-    return (ProtobufCBinaryData){strlen(text), (uint8_t *)text};
-}
-
 /* ---- Describe ---- */
 
 static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
@@ -45,12 +40,12 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     Tandem__V1__QMode point = TANDEM__V1__QMODE__Q_MODE_POINT;
     Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
     reply.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
-    reply.kind = bytes_of(s->c.name);
+    reply.kind = rpc_text(s->c.name);
     reply.k_max = s->c.k_max;
     reply.max_context = s->c.max_context;
     reply.q_modes = &point;
     reply.n_q_modes = 1;
-    reply.version = bytes_of(TANDEM_VERSION);
+    reply.version = rpc_text(TANDEM_VERSION);
     rpc_call_reply(call, &reply.base);
 }
 
@@ -251,8 +246,8 @@ void proposer_fill_stats(void *user, Tandem__V1__StatsReply *reply)
     sessions_stats(s->c.sessions, &stats);
     metrics_set(s->sessions, stats.n_sessions);
     metrics_set(s->context_tokens, (double)stats.n_tokens);
-    reply->service = bytes_of("proposer");
-    reply->instance = bytes_of(s->c.instance);
+    reply->service = rpc_text("proposer");
+    reply->instance = rpc_text(s->c.instance);
     reply->sessions = stats.n_sessions;
     reply->requests = (uint64_t)metrics_value(s->rounds);
     reply->generated_tokens = (uint64_t)metrics_value(s->tokens);

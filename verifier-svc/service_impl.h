@@ -54,16 +54,6 @@ struct service {
     char mode[256];
 };
 
-static inline ProtobufCBinaryData bytes_of(const void *data, size_t len)
-{
-    return (ProtobufCBinaryData){len, (uint8_t *)data};
-}
-
-static inline ProtobufCBinaryData bytes_of_text(const char *text)
-{
-    return bytes_of(text, strlen(text));
-}
-
 /* ---- service.c ---- */
 
 /* -EPIPE and why nothing can be served now: "the model is being loaded (42 %)" and the like. */

@@ -8,14 +8,14 @@
 
 /* ---- GetModel ---- */
 
-static ProtobufCBinaryData bytes_of_gguf(struct gguf_text t)
+static ProtobufCBinaryData data_of(struct gguf_text t)
 {
-    return bytes_of(t.data, t.len);
+    return rpc_data(t.data, t.len);
 }
 
 static ProtobufCBinaryData token_text(const struct tok *tok, uint32_t id)
 {
-    return id == UINT32_MAX ? bytes_of(NULL, 0) : bytes_of_gguf(tok_bytes(tok, id, true));
+    return id == UINT32_MAX ? rpc_data(NULL, 0) : data_of(tok_bytes(tok, id, true));
 }
 
 static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
@@ -23,9 +23,9 @@ static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
     struct gguf_text template = {0};
     const uint32_t *eos;
     if (gguf_str(m->gguf, "tokenizer.chat_template", &template) == 0)
-        to->chat_template = bytes_of_gguf(template);
-    to->name = bytes_of_text(m->name);
-    to->architecture = bytes_of_text(m->model->params.architecture);
+        to->chat_template = data_of(template);
+    to->name = rpc_text(m->name);
+    to->architecture = rpc_text(m->model->params.architecture);
     to->n_vocab = tok_n_vocab(m->tok);
     to->vocab_digest = tok_digest(m->tok);
     to->context_length = m->context;
@@ -34,12 +34,12 @@ static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
     to->add_bos = tok_add_bos(m->tok);
     to->n_eos_ids = tok_eos_ids(m->tok, &eos);
     to->eos_ids = (uint32_t *)eos;
-    to->kv_type = bytes_of_text("f16");
-    to->kernel_tier = bytes_of_text(m->kernel->name);
-    to->weight_type = bytes_of_text(m->weight_type);
+    to->kv_type = rpc_text("f16");
+    to->kernel_tier = rpc_text(m->kernel->name);
+    to->weight_type = rpc_text(m->weight_type);
     to->n_parameters = m->model->params.n_weights;
     to->created = gguf_modified(m->gguf);
-    to->fingerprint = bytes_of_text(m->fingerprint);
+    to->fingerprint = rpc_text(m->fingerprint);
 }
 
 static Tandem__V1__ModelInfo__State wire_state(enum engine_state state)
@@ -63,7 +63,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     ProtobufCBinaryData proposers[DRAFTS_MAX];
     char names[DRAFTS_MAX][DRAFTS_NAME_MAX];
     info.state = wire_state(engine_state(s->engine, &info.progress));
-    info.version = bytes_of_text(TANDEM_VERSION);
+    info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
     const struct served *m = engine_served(s->engine);
     struct drafts *d = engine_drafts(s->engine);
@@ -73,7 +73,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     for (unsigned i = 0; m && d && i < drafts_n(d); i++) {
         drafts_name(d, i, names[i]);
         if (*names[i])
-            proposers[info.n_proposers++] = bytes_of_text(names[i]);
+            proposers[info.n_proposers++] = rpc_text(names[i]);
     }
     rpc_call_reply(call, &info.base);
 }
@@ -137,7 +137,7 @@ static void run_detokenize(struct service *s, const struct job *j)
     size_t len = 0;
     int err = detokenize(engine_served(s->engine)->tok, (Tandem__V1__DetokenizeRequest *)j->msg,
                          &text, &len);
-    reply.text = bytes_of(text, len);
+    reply.text = rpc_data(text, len);
     if (err < 0)
         rpc_call_fail(j->call, err);
     else
@@ -169,8 +169,8 @@ static void fill_proposers(struct service *s, struct drafts *d, Tandem__V1__Stat
         drafts_stats(d, i, &from);
         tandem__v1__proposer_stats__init(to);
         memcpy(s->proposer_names[i], from.name, sizeof(from.name));
-        to->name = bytes_of_text(s->proposer_names[i]);
-        to->target = bytes_of_text(from.target);
+        to->name = rpc_text(s->proposer_names[i]);
+        to->target = rpc_text(from.target);
         to->connected = from.connected;
         to->benched = from.benched;
         to->rounds = from.rounds;
@@ -205,7 +205,7 @@ static void fill_speculation(struct service *s, Tandem__V1__StatsReply *reply)
     Tandem__V1__SpeculationStats *to = reply->speculation = &s->speculation;
     tandem__v1__speculation_stats__init(to);
     to->enabled = reply->n_proposers > 0;
-    to->mode = bytes_of_text(mode_of(s, reply));
+    to->mode = rpc_text(mode_of(s, reply));
     to->total_steps = count_of(m->steps);
     to->total_fallback_steps = count_of(m->fallback_steps);
     to->total_proposed = count_of(m->proposed);
@@ -225,8 +225,8 @@ void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
     struct service *s = user;
     const struct stats *m = s->stats;
     struct drafts *d = engine_drafts(s->engine);
-    reply->service = bytes_of_text("verifier");
-    reply->instance = bytes_of_text(s->options->instance);
+    reply->service = rpc_text("verifier");
+    reply->instance = rpc_text(s->options->instance);
     reply->running = (uint32_t)metrics_value(m->running);
     reply->waiting = (uint32_t)metrics_value(m->waiting);
     reply->tokens_per_s = stats_tokens_per_s(m, clock_us());

@@ -81,7 +81,7 @@ static void fill_tops(struct service *s, const struct request *r, const struct d
         tandem__v1__top_logprob__init(top);
         top->token = from[i].token;
         top->logprob = from[i].logprob;
-        top->text = bytes_of(text.data, text.len);
+        top->text = rpc_data(text.data, text.len);
     }
 }
 
@@ -103,13 +103,13 @@ static void fill_run(struct service *s, const struct event *ev, const struct eve
         Tandem__V1__Token *to = s->token_list[i] = &s->tokens[i];
         tandem__v1__token__init(to);
         to->id = from->id;
-        to->text = bytes_of(b->text.data + from->text_at, from->text_len);
+        to->text = rpc_data(b->text.data + from->text_at, from->text_len);
         to->origin = origins[from->origin];
         if (!ev->req->logprobs)
             continue;
         struct gguf_text own = tok_bytes(engine_served(s->engine)->tok, from->id, true);
         to->logprob = from->logprob;
-        to->bytes = bytes_of(own.data, own.len);
+        to->bytes = rpc_data(own.data, own.len);
         fill_tops(s, ev->req, &b->tops[(size_t)(ev->first + i) * DIST_MAX_TOP],
                   (size_t)i * DIST_MAX_TOP, to);
     }
@@ -122,9 +122,9 @@ static void fill_started(struct service *s, const struct event *ev, Tandem__V1__
     tandem__v1__started__init(to);
     to->prompt_tokens = r->n_prompt;
     to->seed = r->seed;
-    to->model = bytes_of_text(engine_served(s->engine)->name);
+    to->model = rpc_text(engine_served(s->engine)->name);
     if (ev->choice == 0)
-        to->prompt_text = bytes_of(r->prompt_text, r->prompt_text_len);
+        to->prompt_text = rpc_data(r->prompt_text, r->prompt_text_len);
 }
 
 static void fill_finished(struct service *s, const struct event *ev, const struct event_batch *b,
@@ -136,19 +136,19 @@ static void fill_finished(struct service *s, const struct event *ev, const struc
     to->reason = ev->end == SEQ_STOP ? TANDEM__V1__FINISH_REASON__FINISH_REASON_STOP
                                      : TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH;
     to->completion_tokens = u->n_generated;
-    to->text = bytes_of(b->text.data + ev->text_at, ev->text_len);
+    to->text = rpc_data(b->text.data + ev->text_at, ev->text_len);
     if (ev->stop != DETOK_NONE)
-        to->stop = bytes_of(ev->req->stops[ev->stop].data, ev->req->stops[ev->stop].len);
+        to->stop = rpc_data(ev->req->stops[ev->stop].data, ev->req->stops[ev->stop].len);
     to->speculation = usage;
     usage->rounds = u->n_rounds;
     usage->rounds_drafted = u->n_drafted_rounds;
     usage->drafted = u->n_drafted;
     usage->accepted = u->n_accepted;
     usage->bonus = u->n_bonus;
-    usage->rule = bytes_of_text("own-draw");
+    usage->rule = rpc_text("own-draw");
     if (u->proposer != SEQ_NO_PROPOSER) {
         drafts_name(engine_drafts(s->engine), (unsigned)u->proposer, s->proposer);
-        usage->proposer = bytes_of_text(s->proposer);
+        usage->proposer = rpc_text(s->proposer);
     }
 }
 

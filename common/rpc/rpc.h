@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/types.h>
 #include "base/err.h"
 #include "base/mem.h"
@@ -55,6 +56,18 @@ struct rpc_status {
 #define RPC_MAX_MESSAGE (64 << 20) // bytes of a received message, if the options say nothing
 
 struct rpc_msg; // a packed message on its way
+
+/* What a message of bytes points to; it must live until the message is packed.
+ * text: NULL for none. */
+static inline ProtobufCBinaryData rpc_data(const void *data, size_t len)
+{
+    return (ProtobufCBinaryData){len, (uint8_t *)(uintptr_t)data};
+}
+
+static inline ProtobufCBinaryData rpc_text(const char *text)
+{
+    return rpc_data(text, text ? strlen(text) : 0);
+}
 
 /* Packs without a copy in between. The caller owns the result. */
 struct rpc_msg *rpc_pack(const ProtobufCMessage *msg);

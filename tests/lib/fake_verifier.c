@@ -28,11 +28,6 @@ struct play {
     bool flood;
 };
 
-static ProtobufCBinaryData bytes_of(const char *text)
-{
-    return (ProtobufCBinaryData){strlen(text), (uint8_t *)(uintptr_t)text};
-}
-
 /* ---- events ---- */
 
 static void send_started(struct rpc_call *c)
@@ -55,7 +50,7 @@ static ssize_t send_tokens(struct rpc_call *c, const ProtobufCBinaryData *texts,
     Tandem__V1__TopLogprob top = TANDEM__V1__TOP_LOGPROB__INIT, *tops[] = {&top};
     Tandem__V1__Token *tokens = calloc(n + 1, sizeof(*tokens)), **v = calloc(n + 1, sizeof(*v));
     top.logprob = -0.25f;
-    top.text = bytes_of("\xE2\x82");
+    top.text = rpc_text("\xE2\x82");
     for (unsigned i = 0; i < n; i++) {
         tandem__v1__token__init(&tokens[i]);
         tokens[i].text = tokens[i].bytes = texts[i];
@@ -82,14 +77,14 @@ static void send_finished(struct rpc_call *c, unsigned n, const char *held)
     Tandem__V1__SpeculationUsage u = TANDEM__V1__SPECULATION_USAGE__INIT;
     f.reason = TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH;
     f.completion_tokens = n;
-    f.text = bytes_of(held);
+    f.text = rpc_text(held);
     u.rounds = 4;
     u.rounds_drafted = 2;
     u.drafted = 8;
     u.accepted = 6;
     u.bonus = 1;
-    u.rule = bytes_of("own-draw");
-    u.proposer = bytes_of("ngram");
+    u.rule = rpc_text("own-draw");
+    u.proposer = rpc_text("ngram");
     f.speculation = &u;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
     e.finished = &f;
@@ -103,7 +98,7 @@ static void send_words(struct rpc_call *c, unsigned n, bool at_once)
     ProtobufCBinaryData *texts = calloc(n + 1, sizeof(*texts));
     for (unsigned i = 0; i < n; i++) {
         snprintf(words[i], sizeof(words[i]), "w%u ", i);
-        texts[i] = bytes_of(words[i]);
+        texts[i] = rpc_text(words[i]);
         if (!at_once)
             send_tokens(c, &texts[i], 1, 0);
     }
@@ -117,7 +112,7 @@ static void next_word(struct rpc_call *c)
 {
     struct play *p = rpc_call_user(c);
     char word[16];
-    ProtobufCBinaryData text = bytes_of(word);
+    ProtobufCBinaryData text = rpc_text(word);
     snprintf(word, sizeof(word), "w%u ", p->at++);
     text.len = strlen(word);
     send_tokens(c, &text, 1, 0);
@@ -153,14 +148,14 @@ static void generate_drain(struct rpc_call *c)
 static void send_bytes(struct rpc_call *c)
 {
     /* The euro sign in two tokens: the text comes with the second. */
-    const ProtobufCBinaryData text[] = {{0, NULL}, bytes_of("\xE2\x82\xAC"), bytes_of("\xFF")};
+    const ProtobufCBinaryData text[] = {{0, NULL}, rpc_text("\xE2\x82\xAC"), rpc_text("\xFF")};
     send_tokens(c, text, 3, 0);
     send_finished(c, 3, "");
 }
 
 static void send_held(struct rpc_call *c)
 {
-    const ProtobufCBinaryData text = bytes_of("kept");
+    const ProtobufCBinaryData text = rpc_text("kept");
     send_tokens(c, &text, 1, 0);
     send_finished(c, 1, " back");
 }
@@ -196,7 +191,7 @@ static void play(struct rpc_call *c, struct play *p, const char *what)
     } else if (strcmp(word, "garbage") == 0) {
         rpc_call_send(c, rpc_msg_of("\xFF\xFF\xFF", 3));
     } else if (strcmp(word, "choice") == 0) {
-        const ProtobufCBinaryData text = bytes_of("x");
+        const ProtobufCBinaryData text = rpc_text("x");
         send_tokens(c, &text, 1, 5);
     } else if (strcmp(word, "stall") != 0) {
         send_words(c, n, strcmp(word, "run") == 0);
@@ -255,14 +250,14 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     pthread_mutex_lock(&f->mu);
     m.state = f->state;
     m.progress = f->progress;
-    m.chat_template = bytes_of(f->template);
+    m.chat_template = rpc_text(f->template);
     m.protocol = f->protocol;
     pthread_mutex_unlock(&f->mu);
-    m.name = bytes_of("fake/model");
-    m.architecture = bytes_of("llama");
-    m.weight_type = bytes_of("q8_0");
-    m.fingerprint = bytes_of("fp_fake");
-    m.bos_text = bytes_of("<s>");
+    m.name = rpc_text("fake/model");
+    m.architecture = rpc_text("llama");
+    m.weight_type = rpc_text("q8_0");
+    m.fingerprint = rpc_text("fp_fake");
+    m.bos_text = rpc_text("<s>");
     m.context_length = 1024;
     m.created = 1700000000;
     rpc_call_reply(c, &m.base);
@@ -274,13 +269,13 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *msg)
     Tandem__V1__SpeculationStats p = TANDEM__V1__SPECULATION_STATS__INIT;
     Tandem__V1__CacheStats cache = TANDEM__V1__CACHE_STATS__INIT;
     (void)msg;
-    s.service = bytes_of("verifier");
-    s.instance = bytes_of("fake-0");
-    s.prometheus = bytes_of("# HELP tandem_generation_tokens_total Tokens.\n"
+    s.service = rpc_text("verifier");
+    s.instance = rpc_text("fake-0");
+    s.prometheus = rpc_text("# HELP tandem_generation_tokens_total Tokens.\n"
                             "# TYPE tandem_generation_tokens_total counter\n"
                             "tandem_generation_tokens_total 42\nnot a sample at all\n");
     p.enabled = true;
-    p.mode = bytes_of("ngram");
+    p.mode = rpc_text("ngram");
     p.total_steps = 10;
     p.total_proposed = 20;
     p.total_accepted = 15;
