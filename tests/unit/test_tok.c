@@ -335,8 +335,7 @@ static void an_unknown_model_is_named(void **state)
 
 /* ---- size ---- */
 
-/* A step that is quadratic takes many minutes of a mebibyte; 0.3 s were measured, in a build
- * without optimisation. */
+/* A quadratic step takes minutes for a mebibyte; at most 0.3 s were measured. */
 #define SECONDS_AT_MOST 10
 
 static void encodes_in_time(const struct tok *t, const char *unit)
