@@ -173,12 +173,15 @@ static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)
         return;
     struct rpc_msg *answer;
     int err = proposer_round(s, st->id, round, &answer);
-    if (answer && rpc_call_send(call, answer) > UNREAD_MAX)
+    bool unread = answer && rpc_call_send(call, answer) > UNREAD_MAX;
+    if (unread)
         err = fail(-ENOSPC, "more than %d bytes of drafts are left unread", UNREAD_MAX);
-    if (err < 0) {
+    if (err < 0)
         log_warn("stream ended stream=%llu: %s", (unsigned long long)st->id, fail_text());
+    if (unread)
+        rpc_call_abort(call, rpc_code_of(err), fail_text()); // nothing follows what nobody reads
+    else if (err < 0)
         rpc_call_fail(call, err);
-    }
     tandem__v1__round__free_unpacked(round, NULL);
 }
 

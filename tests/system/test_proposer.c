@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/rng.h"
 #include "lib/asker.h"
 #include "lib/lib.h"
 #include "lib/proposers.h"
@@ -397,6 +398,57 @@ static void a_bad_round_ends_its_stream_with_a_sentence(void **state)
     assert_int_equal(stats_of(a, 0).restarts, 0);
 }
 
+#define STRANGERS 4000 // sequences in a round, whose context is asked for
+
+/* A round of one sequence that is told and many that are not. */
+static struct rpc_msg *round_of_strangers(void)
+{
+    static Tandem__V1__RoundSequence sequences[1 + STRANGERS];
+    static Tandem__V1__RoundSequence *pointers[1 + STRANGERS];
+    uint32_t token = 5;
+    for (size_t i = 0; i < ARRAY_LEN(sequences); i++) {
+        pointers[i] = &sequences[i];
+        tandem__v1__round_sequence__init(pointers[i]);
+        sequences[i].seq = i;
+        sequences[i].base_len = sequences[i].keep = 1;
+        sequences[i].digest = rng_splitmix64(token + 1);
+    }
+    sequences[0].keep = 0;
+    sequences[0].tokens = &token;
+    sequences[0].n_tokens = 1;
+    Tandem__V1__Round round = TANDEM__V1__ROUND__INIT;
+    round.sequences = pointers;
+    round.n_sequences = ARRAY_LEN(pointers);
+    return rpc_pack(&round.base);
+}
+
+static void await_sessions(struct honest *h, bool some)
+{
+    int64_t until_us = clock_us() + 5 * WAIT_US;
+    while ((honest_n_sessions(h) > 0) != some && clock_us() < until_us)
+        poll(NULL, 0, 2);
+    assert_int_equal(honest_n_sessions(h) > 0, some);
+}
+
+static void a_verifier_that_does_not_read_is_given_up(void **state)
+{
+    (void)state;
+    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    struct listener l = {.mu = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(rpc_client_free) struct rpc_client *c = NULL;
+    assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
+    struct rpc_stream *s = rpc_stream_new(c, "/tandem.v1.Proposer/Draft", NULL, &events, &l);
+    rpc_stream_pause(s);
+    rpc_stream_send(s, round_of_strangers());
+    await_sessions(h, true);
+    for (int i = 0; i < 20; i++) // 2 MiB of answers
+        rpc_stream_send(s, round_of_strangers());
+    await_sessions(h, false);
+    rpc_stream_cancel(s);
+    rpc_stream_free(s);
+}
+
 /* ---- the program itself ---- */
 
 static pid_t must_spawn(void)
@@ -506,6 +558,7 @@ int main(void)
         TEST(every_version_is_served_as_version_1),
         TEST(an_empty_round_is_answered),
         TEST(a_bad_round_ends_its_stream_with_a_sentence),
+        TEST(a_verifier_that_does_not_read_is_given_up),
         TEST(a_stopped_proposer_costs_bounded_memory_and_no_time),
         TEST(a_killed_proposer_is_found_again),
         TEST(sigterm_ends_the_service_at_once),
