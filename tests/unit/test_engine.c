@@ -152,7 +152,7 @@ static void await_proposer(struct engine *e)
     }
 }
 
-static void rounds_with_drafts_allocate_nothing(void **state)
+static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
 {
     (void)state;
     char folder[] = "/tmp/tandem-test-engine-XXXXXX", path[PROPOSER_PATH_MAX], target[128];
@@ -168,7 +168,7 @@ static void rounds_with_drafts_allocate_nothing(void **state)
     await_proposer(e);
     assert_non_null(stats.proposers[0].drafts); // its figures are there before it is asked
     decode_without_allocating(e);
-    assert_true(metrics_value(stats.proposers[0].drafts) > 0);
+    assert_true(liar_n_rounds(l) > 0); // in time or not: two sequences hardly wait for a draft
     engine_stop(e);
     liar_stop(l);
     options.proposers.n = 0;
@@ -186,7 +186,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_decoding_round_allocates_nothing),
-        cmocka_unit_test(rounds_with_drafts_allocate_nothing),
+        cmocka_unit_test(rounds_that_ask_for_drafts_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, init, NULL);
 }
