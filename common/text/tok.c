@@ -86,24 +86,21 @@ static void add_end(struct tok *t, uint32_t id)
     t->eos_ids[at] = id;
 }
 
-/* Where <|return|> and <|call|> end a generation, <|end|> only ends one of its messages. */
-static bool ends_messages_only(const struct tok *t, struct gguf_text text)
+static bool has_token(const struct tok *t, const char *name)
 {
-    bool has_return = false, has_call = false;
-    if (!is_text(text, "<|end|>"))
-        return false;
-    for (uint32_t id = 0; id < t->vocab.n; id++) {
-        has_return |= is_text(vocab_bytes(&t->vocab, id), "<|return|>");
-        has_call |= is_text(vocab_bytes(&t->vocab, id), "<|call|>");
-    }
-    return has_return && has_call;
+    for (uint32_t id = 0; id < t->vocab.n; id++)
+        if (is_text(vocab_bytes(&t->vocab, id), name))
+            return true;
+    return false;
 }
 
 static void find_ends(struct tok *t)
 {
+    /* Where <|return|> and <|call|> end a generation, <|end|> only ends one of its messages. */
+    bool end_goes_on = has_token(t, "<|return|>") && has_token(t, "<|call|>");
     for (uint32_t id = 0; id < t->vocab.n; id++) {
         struct gguf_text text = vocab_bytes(&t->vocab, id);
-        if (!is_end_name(text, t->vocab.kinds[id]) || ends_messages_only(t, text))
+        if (!is_end_name(text, t->vocab.kinds[id]) || (end_goes_on && is_text(text, "<|end|>")))
             continue;
         t->vocab.kinds[id] = TOK_CONTROL;
         add_end(t, id);

@@ -301,6 +301,39 @@ static void ends_are_those_of_the_keys_and_of_the_names(void **state)
     (void)state;
 }
 
+/* <|return|> and <|call|> are looked for once, however many tokens want to know. */
+static void tokens_that_only_end_messages_may_be_many(void **state)
+{
+    enum { n = 1 << 18 };
+    AUTO(gguf_write_free) struct gguf_write *w = NULL;
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(tok_free) struct tok *t = NULL;
+    struct gguf_text *texts = calloc(n, sizeof(*texts));
+    int32_t *kinds = calloc(n, sizeof(*kinds));
+    size_t len;
+    for (uint32_t i = 0; i < n; i++) {
+        texts[i] = (struct gguf_text){"<|end|>", 7};
+        kinds[i] = TOK_CONTROL;
+    }
+    texts[n - 2] = (struct gguf_text){"<|return|>", 10};
+    texts[n - 1] = (struct gguf_text){"<|call|>", 8};
+    assert_int_equal(gguf_write_new(&w), 0);
+    gguf_write_text(w, "tokenizer.ggml.model", "gpt2", 4);
+    gguf_write_texts(w, "tokenizer.ggml.tokens", texts, n);
+    gguf_write_array(w, "tokenizer.ggml.token_type", GGUF_I32, kinds, n);
+    gguf_write_texts(w, "tokenizer.ggml.merges", NULL, 0);
+    AUTO(mem_free) void *data = small_vocab_finish(w, &len);
+    free(texts);
+    free(kinds);
+    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(tok_new(g, &t), 0);
+    const uint32_t *ids;
+    assert_int_equal(tok_eos_ids(t, &ids), 2);
+    assert_int_equal(ids[0], n - 2);
+    assert_int_equal(ids[1], n - 1);
+    (void)state;
+}
+
 static void ids_outside_of_the_vocabulary_are_refused(void **state)
 {
     struct tok *t;
@@ -474,6 +507,7 @@ int main(void)
         cmocka_unit_test(the_file_may_ask_for_no_space_in_front),
         cmocka_unit_test(the_file_may_ask_for_single_spaces),
         cmocka_unit_test(ends_are_those_of_the_keys_and_of_the_names),
+        cmocka_unit_test(tokens_that_only_end_messages_may_be_many),
         cmocka_unit_test(ids_outside_of_the_vocabulary_are_refused),
         cmocka_unit_test(an_unknown_pre_tokenizer_is_named),
         cmocka_unit_test(an_unknown_model_is_named),
