@@ -565,7 +565,8 @@ void generator_abort(struct generator *g)
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);
-    upstream_wake(g->upstream);
+    template_stop(g->template);
+    upstream_stop(g->upstream);
 }
 
 void generator_free(struct generator *g)

@@ -23,7 +23,7 @@ int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
                   struct generator **ret);
 /* Refuses new requests with 503; what runs goes on. */
 void generator_drain(struct generator *g);
-/* Ends what runs with a clear error. */
+/* Ends what runs with a clear error; templates and upstream do nothing from now on. */
 void generator_abort(struct generator *g);
 /* When http, templates and upstream are gone. */
 void generator_free(struct generator *g);

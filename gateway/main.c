@@ -18,6 +18,7 @@
 #include "gateway/upstream.h"
 
 #define TICK_US 250000
+#define END_US 5000000 // behind a drain: until the last answers have left and all has ended
 
 static struct gateway gateway;
 static struct http_server *http;
@@ -94,7 +95,7 @@ static void serve(void)
 static void drain(const struct options *o)
 {
     int64_t until_us = clock_us() + us(o->drain_timeout);
-    svc_stopping(us(o->drain_timeout));
+    svc_stopping(us(o->drain_timeout) + END_US);
     gateway.draining = true;
     generator_drain(gateway.generator);
     http_drain(http);

@@ -16,6 +16,7 @@
 #define ASK_LOADING_US 100000 // ... one that loads, or is down
 #define ASK_TIMEOUT_US 2000000
 #define MAX_WAITERS 4096
+#define STOPPING "the server is shutting down"
 
 struct snapshot {
     struct upstream_model model; // first
@@ -51,9 +52,10 @@ struct upstream {
     bool started;       // the watcher
     pthread_mutex_t mu; // for what follows
     pthread_cond_t changed;
-    bool stopping, waking;
+    bool stopping;
     struct waiter *waiters;
     unsigned n_waiters;
+    struct call *calls; // under way
 };
 
 const char *upstream_state_name(enum upstream_state s)
@@ -97,11 +99,42 @@ static const struct upstream_model *snapshot_new(Tandem__V1__ModelInfo *info)
 /* ---- unary calls without waiting ---- */
 
 struct call {
+    struct upstream *u;
+    struct call *prev, *next;  // in u->calls, with its lock
+    struct rpc_stream *stream; // with u's lock; NULL: upstream_call() is still at it
+    bool over;                 // with u's lock
     const ProtobufCMessageDescriptor *type;
     ProtobufCMessage *reply;
     upstream_done *done;
     void *user;
 };
+
+static void call_free(struct call *c)
+{
+    rpc_stream_free(c->stream);
+    free(c);
+}
+
+static void call_link(struct call *c)
+{
+    pthread_mutex_lock(&c->u->mu);
+    c->next = c->u->calls;
+    if (c->next)
+        c->next->prev = c;
+    c->u->calls = c;
+    pthread_mutex_unlock(&c->u->mu);
+}
+
+/* With the lock. */
+static void call_unlink(struct call *c)
+{
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        c->u->calls = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+}
 
 static void call_message(void *user, struct rpc_msg *msg)
 {
@@ -118,8 +151,18 @@ static void call_end(void *user, const struct rpc_status *status)
         st = (struct rpc_status){RPC_INTERNAL, "the verifier's answer is malformed"};
     if (st.code != RPC_OK && c->reply)
         protobuf_c_message_free_unpacked(TAKE(c->reply), NULL);
+    pthread_mutex_lock(&c->u->mu);
+    call_unlink(c);
+    if (st.code == RPC_CANCELLED && c->u->stopping)
+        snprintf(st.text, sizeof(st.text), STOPPING);
+    pthread_mutex_unlock(&c->u->mu);
     c->done(c->user, &st, c->reply);
-    free(c);
+    pthread_mutex_lock(&c->u->mu);
+    c->over = true;
+    bool last = c->stream;
+    pthread_mutex_unlock(&c->u->mu);
+    if (last)
+        call_free(c);
 }
 
 void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
@@ -133,11 +176,19 @@ void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
         done(user, &(struct rpc_status){RPC_RESOURCE_EXHAUSTED, "no memory"}, NULL);
         return;
     }
-    *c = (struct call){.type = reply, .done = done, .user = user};
+    *c = (struct call){.u = v->u, .type = reply, .done = done, .user = user};
+    call_link(c);
     struct rpc_stream *s = rpc_stream_new(v->client, path, &opt, &events, c);
     rpc_stream_send(s, rpc_pack(request));
     rpc_stream_close(s);
-    rpc_stream_free(s);
+    pthread_mutex_lock(&v->u->mu);
+    c->stream = s;
+    bool last = c->over;
+    if (v->u->stopping) // harmless when it has ended
+        rpc_stream_cancel(s);
+    pthread_mutex_unlock(&v->u->mu);
+    if (last)
+        call_free(c);
 }
 
 struct rpc_client *upstream_client(struct verifier *v)
@@ -334,7 +385,7 @@ int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, voi
     *w = (struct waiter){
         .until_us = clock_us() + timeout_us, .model = model, .fn = fn, .user = user};
     pthread_mutex_lock(&u->mu);
-    bool full = u->n_waiters == MAX_WAITERS || u->stopping;
+    bool stopping = u->stopping, full = u->n_waiters == MAX_WAITERS || stopping;
     if (!full) {
         w->next = u->waiters;
         u->waiters = w;
@@ -344,17 +395,10 @@ int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, voi
     pthread_mutex_unlock(&u->mu);
     if (full) {
         free(w);
-        return fail(-EHOSTDOWN, "too many requests wait for the model to load");
+        return fail(-EHOSTDOWN,
+                    stopping ? STOPPING : "too many requests wait for the model to load");
     }
     return 0;
-}
-
-void upstream_wake(struct upstream *u)
-{
-    pthread_mutex_lock(&u->mu);
-    u->waking = true;
-    pthread_cond_signal(&u->changed);
-    pthread_mutex_unlock(&u->mu);
 }
 
 /* With the lock. Whether upstream_take() would still say -EAGAIN. */
@@ -367,12 +411,10 @@ static bool waits(struct upstream *u, const char *model)
 /* With the lock: takes out those that need not wait any more. */
 static struct waiter *due_waiters(struct upstream *u, int64_t now_us)
 {
-    bool all = u->stopping || u->waking;
     struct waiter *due = NULL;
-    u->waking = false;
     for (struct waiter **p = &u->waiters; *p;) {
         struct waiter *w = *p;
-        if (!all && w->until_us > now_us && waits(u, w->model)) {
+        if (!u->stopping && w->until_us > now_us && waits(u, w->model)) {
             p = &w->next;
             continue;
         }
@@ -504,14 +546,22 @@ int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
     return 0;
 }
 
+void upstream_stop(struct upstream *u)
+{
+    pthread_mutex_lock(&u->mu);
+    u->stopping = true;
+    pthread_cond_signal(&u->changed);
+    for (struct call *c = u->calls; c; c = c->next)
+        if (c->stream)
+            rpc_stream_cancel(c->stream);
+    pthread_mutex_unlock(&u->mu);
+}
+
 void upstream_free(struct upstream *u)
 {
     if (!u)
         return;
-    pthread_mutex_lock(&u->mu);
-    u->stopping = true;
-    pthread_cond_signal(&u->changed);
-    pthread_mutex_unlock(&u->mu);
+    upstream_stop(u);
     if (u->started)
         pthread_join(u->watcher, NULL);
     for (unsigned i = 0; i < u->n; i++) {

@@ -37,7 +37,7 @@ void upstream_model_unref(const struct upstream_model *m); // NULL is fine
 
 /* Targets as gRPC has them: "unix:/path", "dns:///host:port". -ENOMEM, -EINVAL. */
 int upstream_new(const char *const *targets, unsigned n, struct upstream **ret);
-void upstream_free(struct upstream *u); // every call has ended
+void upstream_free(struct upstream *u); // calls that stream have ended
 DEFINE_AUTO(struct upstream, upstream_free)
 
 unsigned upstream_n(const struct upstream *u);
@@ -60,8 +60,9 @@ void upstream_release(struct verifier *v);
 int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
                   void *user);
 
-/* Calls back everybody who waits, now. */
-void upstream_wake(struct upstream *u);
+/* Calls back everybody who waits, now, and ends upstream_call()s; calls that stream are their
+ * owners'. Nothing is asked any more. */
+void upstream_stop(struct upstream *u);
 
 /* A call failed with UNAVAILABLE: ask again now, before anybody else runs into it. */
 void upstream_suspect(struct verifier *v);

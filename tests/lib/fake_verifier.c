@@ -296,6 +296,13 @@ static void tokenize_start(struct rpc_call *c, struct rpc_msg *msg)
     Tandem__V1__TokenizeReply r = TANDEM__V1__TOKENIZE_REPLY__INIT;
     if (!q)
         return;
+    if (q->text.len == 5 && memcmp(q->text.data, "stall", 5) == 0) {
+        struct fake_verifier *f = rpc_call_service(c);
+        rpc_call_set_user(c, f);
+        atomic_fetch_add(&f->n_running, 1);
+        tandem__v1__tokenize_request__free_unpacked(q, NULL);
+        return;
+    }
     r.n_ids = q->text.len;
     r.ids = calloc(r.n_ids + 1, sizeof(*r.ids));
     for (size_t i = 0; i < r.n_ids; i++)
@@ -303,6 +310,13 @@ static void tokenize_start(struct rpc_call *c, struct rpc_msg *msg)
     rpc_call_reply(c, &r.base);
     free(r.ids);
     tandem__v1__tokenize_request__free_unpacked(q, NULL);
+}
+
+static void tokenize_end(struct rpc_call *c)
+{
+    struct fake_verifier *stalled = rpc_call_user(c);
+    if (stalled)
+        atomic_fetch_sub(&stalled->n_running, 1);
 }
 
 static void detokenize_start(struct rpc_call *c, struct rpc_msg *msg)
@@ -329,7 +343,7 @@ static const struct rpc_method methods[] = {
      .on_cancel = generate_cancel,
      .on_end = generate_end},
     {.path = "/tandem.v1.Verifier/GetModel", .on_start = model_start},
-    {.path = "/tandem.v1.Verifier/Tokenize", .on_start = tokenize_start},
+    {.path = "/tandem.v1.Verifier/Tokenize", .on_start = tokenize_start, .on_end = tokenize_end},
     {.path = "/tandem.v1.Verifier/Detokenize", .on_start = detokenize_start},
     {.path = "/tandem.v1.Stats/GetStats", .on_start = stats_start},
 };

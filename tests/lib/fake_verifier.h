@@ -15,7 +15,8 @@
  *     status CODE    the call ends with that gRPC status and a sentence
  *     garbage        bytes that are no message
  *     choice         an event for a choice that was not asked for
- * Tokenize gives a token per byte. The template renders to the last message's content. */
+ * Tokenize gives a token per byte, to "stall" no answer. The template renders to the last message's
+ * content. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,7 +33,7 @@ void fake_verifier_state(struct fake_verifier *f, Tandem__V1__ModelInfo__State s
                          float progress);
 void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // told by GetModel
 void fake_verifier_template(struct fake_verifier *f, const char *source); // static text
-unsigned fake_verifier_running(struct fake_verifier *f);   // Generate calls that have not ended
+unsigned fake_verifier_running(struct fake_verifier *f);   // Generate (and stalled) calls
 unsigned fake_verifier_cancelled(struct fake_verifier *f); // that were cancelled, so far
 /* The last Generate request; the caller frees it with free_unpacked. */
 Tandem__V1__GenerateRequest *fake_verifier_request(struct fake_verifier *f);

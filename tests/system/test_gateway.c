@@ -1024,6 +1024,25 @@ static void a_drain_ends_requests_that_wait_for_a_model(void **state)
     assert_true(soon(loading_is_seen, false));
 }
 
+static void a_drain_ends_calls_that_do_not_return(void **state)
+{
+    (void)state;
+    const char *args[] = {"--listen",        "127.0.0.1:0", "--verifiers", address,
+                          "--drain-timeout", "0.1",         NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    AUTO(mem_free) char *rest = child_wait_log(&s, "listening on 127.0.0.1:");
+    free(child_wait_log(&s, "verifier ready"));
+    struct http_client c = http_client_open((unsigned)atoi(rest));
+    http_client_print(&c, "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 18\r\n\r\n"
+                          "{\"prompt\":\"stall\"}");
+    assert_true(soon(runs, 1));
+    child_signal(&s, SIGTERM);
+    is_error(http_client_read(&c, 8000), 503, NULL, "shutting down");
+    http_client_close(&c);
+    assert_int_equal(child_wait(&s), 0);
+    assert_true(soon(runs, 0));
+}
+
 static void a_stream_may_be_silent_longer_than_a_connection_may_be_idle(void **state)
 {
     (void)state;
@@ -1150,6 +1169,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_hostile_template_costs_its_own_requests_a_400),
         cmocka_unit_test(a_drain_finishes_what_was_accepted),
         cmocka_unit_test(a_drain_ends_requests_that_wait_for_a_model),
+        cmocka_unit_test(a_drain_ends_calls_that_do_not_return),
         cmocka_unit_test(a_stream_may_be_silent_longer_than_a_connection_may_be_idle),
         cmocka_unit_test(old_and_head_requests_are_answered),
         cmocka_unit_test(a_taken_address_is_said_in_one_sentence),
