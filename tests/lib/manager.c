@@ -7,6 +7,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include "base/clock.h"
+#include "base/svc.h"
+#include "lib/lib.h"
 
 static int notify = -1;
 
@@ -41,4 +44,22 @@ const char *manager_heard(void)
     ssize_t n = recv(notify, text, sizeof(text) - 1, 0);
     text[n > 0 ? n : 0] = 0;
     return text;
+}
+
+void manager_await_feeding(void)
+{
+    int64_t until_us = clock_us() + 10000000;
+    do {
+        assert_true(clock_us() < until_us);
+        svc_watchdog();
+    } while (!*manager_heard());
+}
+
+bool manager_is_fed_after(int64_t us)
+{
+    svc_wait_signal(us);
+    while (*manager_heard())
+        ;
+    svc_watchdog();
+    return *manager_heard();
 }

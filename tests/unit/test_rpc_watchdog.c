@@ -2,7 +2,6 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include "base/clock.h"
 #include "base/svc.h"
 #include "lib/manager.h"
 #include "lib/rpc_rig.h"
@@ -20,24 +19,6 @@ static void hang_start(struct rpc_call *c, struct rpc_msg *req)
 }
 
 static const struct rpc_method hang = {.path = "/test/Hang", .on_start = hang_start};
-
-static void await_feeding(void)
-{
-    int64_t until_us = clock_us() + RPC_RIG_WAIT_US;
-    do {
-        assert_true(clock_us() < until_us);
-        svc_watchdog();
-    } while (!*manager_heard());
-}
-
-static bool is_fed_after(int64_t us)
-{
-    svc_wait_signal(us);
-    while (*manager_heard())
-        ;
-    svc_watchdog();
-    return *manager_heard();
-}
 
 static void a_callback_that_hangs_stops_the_feeding(void **state)
 {
@@ -60,20 +41,20 @@ static void a_callback_that_hangs_stops_the_feeding(void **state)
     assert_int_equal(rpc_client_new(target, NULL, &client), 0);
 
     svc_wait_signal(3 * LIMIT_US);
-    await_feeding(); // idle threads wake to show life
+    manager_await_feeding(); // idle threads wake to show life
     struct rpc_stream *s = rpc_stream_new(client, hang.path, NULL, &events, &tally);
     rpc_stream_send(s, rpc_rig_ids(1, 1));
     rpc_stream_close(s);
     sem_wait(&begun);
-    assert_false(is_fed_after(LIMIT_US + LIMIT_US / 4));
-    assert_false(is_fed_after(LIMIT_US));
+    assert_false(manager_is_fed_after(LIMIT_US + LIMIT_US / 4));
+    assert_false(manager_is_fed_after(LIMIT_US));
     sem_post(&may_end);
     rpc_rig_await(&tally.ends, 1);
-    await_feeding();
+    manager_await_feeding();
     rpc_stream_free(s);
     rpc_client_free(client);
     rpc_server_stop(server, 1000);
-    assert_true(is_fed_after(LIMIT_US + LIMIT_US / 4)); // who has ended is not missed
+    assert_true(manager_is_fed_after(LIMIT_US + LIMIT_US / 4)); // who has ended is not missed
 }
 
 int main(void)
