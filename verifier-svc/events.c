@@ -1,4 +1,5 @@
 /* events.c - batches going round between engine and edge. */
+#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -85,14 +86,12 @@ static bool has_room(const struct events *e, const struct event_batch *b, uint32
 
 struct event_batch *events_room(struct events *e, uint32_t n_tokens)
 {
-    struct event_batch *b = e->current;
-    if (b && !has_room(e, b, n_tokens)) {
+    if (e->current && !has_room(e, e->current, n_tokens))
         events_send(e);
-        b = NULL;
-    }
-    if (!b)
-        b = e->current = queue_pop(e->empty, -1);
-    return b;
+    if (!e->current)
+        e->current = queue_pop(e->empty, -1);
+    assert(has_room(e, e->current, n_tokens));
+    return e->current;
 }
 
 struct event *events_add(struct event_batch *b, struct request *r, uint32_t choice)
