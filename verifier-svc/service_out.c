@@ -23,6 +23,7 @@ static void send_bounded(struct service *s, struct request *r, const ProtobufCMe
     atomic_store(&r->paused, true);
     if (atomic_load(&r->n_drains) != n_drains) { // read meanwhile
         atomic_store(&r->paused, false);
+        engine_wake(s->engine); // it may have seen the pause
         return;
     }
     log_debug("answer paused id=%s unread=%zd", r->id, unread);
