@@ -69,6 +69,23 @@ static void set_fingerprint(struct served *s)
     snprintf(s->fingerprint, sizeof(s->fingerprint), "fp_%016llx", (unsigned long long)d);
 }
 
+/* What is told about the file, before it is closed. */
+static int keep_facts(struct served *s)
+{
+    struct gguf_text template;
+    s->weight_type = main_type(s->gguf);
+    s->created = gguf_modified(s->gguf);
+    set_fingerprint(s);
+    if (gguf_str(s->gguf, "tokenizer.chat_template", &template) < 0)
+        return 0;
+    s->chat_template = malloc(template.len + 1);
+    if (!s->chat_template)
+        return fail(-ENOMEM, "no memory for a chat template");
+    memcpy(s->chat_template, template.data, template.len);
+    s->template_len = template.len;
+    return 0;
+}
+
 static uint32_t blocks_of(uint64_t positions)
 {
     return (uint32_t)((positions + KV_BLOCK - 1) / KV_BLOCK);
@@ -133,8 +150,10 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
     if (tok_n_vocab(s->tok) > s->model->params.n_vocab)
         return fail(-EINVAL, "the tokenizer has %u tokens, the model only %u", tok_n_vocab(s->tok),
                     s->model->params.n_vocab);
-    s->weight_type = main_type(s->gguf);
-    set_fingerprint(s);
+    err = keep_facts(s);
+    if (err < 0)
+        return err;
+    gguf_close(TAKE(s->gguf));
 
     err = open_kv(s, o);
     if (err < 0)
@@ -158,6 +177,7 @@ void served_free(struct served *s)
     pool_free(s->pool);
     tok_free(s->tok);
     gguf_close(s->gguf);
+    free(s->chat_template);
     free(s->name);
     free(s);
 }

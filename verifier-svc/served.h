@@ -18,12 +18,15 @@
 #include "verifier-svc/options.h"
 
 struct served {
-    struct gguf *gguf;
+    struct gguf *gguf; // NULL once loaded: the file may change then
     struct tok *tok;
     const struct kernel *kernel;
     struct pool *pool;
     struct model *model;
-    char *name;              // what clients call it
+    char *name;          // what clients call it
+    char *chat_template; // NULL: none
+    size_t template_len;
+    int64_t created;         // the file's time
     const char *weight_type; // the type that most bytes have
     char fingerprint[24];    // names all that decides bits
     uint32_t context;        // positions of a sequence

@@ -20,10 +20,8 @@ static ProtobufCBinaryData token_text(const struct tok *tok, uint32_t id)
 
 static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
 {
-    struct gguf_text template = {0};
     const uint32_t *eos;
-    if (gguf_str(m->gguf, "tokenizer.chat_template", &template) == 0)
-        to->chat_template = data_of(template);
+    to->chat_template = rpc_data(m->chat_template, m->template_len);
     to->name = rpc_text(m->name);
     to->architecture = rpc_text(m->model->params.architecture);
     to->n_vocab = tok_n_vocab(m->tok);
@@ -38,7 +36,7 @@ static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
     to->kernel_tier = rpc_text(m->kernel->name);
     to->weight_type = rpc_text(m->weight_type);
     to->n_parameters = m->model->params.n_weights;
-    to->created = gguf_modified(m->gguf);
+    to->created = m->created;
     to->fingerprint = rpc_text(m->fingerprint);
 }
 

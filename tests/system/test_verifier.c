@@ -1069,6 +1069,15 @@ static void chunks_of_a_prompt_change_nothing(void **state)
 
 #define BROKEN_TOKEN 3000
 
+static void write_model(const char *name, const char *file, size_t len, char path[200])
+{
+    snprintf(path, 200, "%s/%s.gguf", service_dir(), name);
+    FILE *to = fopen(path, "wb");
+    assert_non_null(to);
+    assert_int_equal(fwrite(file, 1, len, to), len);
+    assert_int_equal(fclose(to), 0);
+}
+
 /* A copy of the model in which one token's embedding is not a number. */
 static void write_broken_model(char path[200])
 {
@@ -1081,11 +1090,7 @@ static void write_broken_model(char path[200])
     size_t row_bytes = t->bytes / t->shape[1]; // blocks of an f16 scale and 32 weights
     memcpy((char *)t->data + BROKEN_TOKEN * row_bytes, "\x00\x7e", 2);
     gguf_close(g);
-    snprintf(path, 200, "%s/broken.gguf", service_dir());
-    FILE *to = fopen(path, "wb");
-    assert_non_null(to);
-    assert_int_equal(fwrite(file, 1, len, to), len);
-    assert_int_equal(fclose(to), 0);
+    write_model("broken", file, len, path);
 }
 
 static void an_error_inside_ends_its_own_sequence_only(void **state)
@@ -1427,6 +1432,49 @@ static void every_version_is_served_as_version_1(void **state)
     service_stop(&s);
 }
 
+/* GetModel's answer as it is on the wire, malloc'ed. */
+static uint8_t *model_of(struct rpc_client *c, size_t *ret_len)
+{
+    Tandem__V1__GetModelRequest ask = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    ProtobufCMessage *m;
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Verifier/GetModel", NULL, &ask.base,
+                                     &tandem__v1__model_info__descriptor, &m);
+    assert_int_equal(st.code, RPC_OK);
+    assert_true(((const Tandem__V1__ModelInfo *)m)->chat_template.len > 0);
+    uint8_t *bytes = malloc(protobuf_c_message_get_packed_size(m));
+    *ret_len = protobuf_c_message_pack(m, bytes);
+    protobuf_c_message_free_unpacked(m, NULL);
+    return bytes;
+}
+
+static void a_loaded_models_file_may_go(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    struct wish w;
+    char path[200];
+    size_t len, before_len, after_len;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    AUTO(mem_free) char *file = lib_read(MODEL, &len);
+    write_model("going", file, len, path);
+    service_start(&s, "verifier-svc", (const char *[]){"--model", path, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wish_init(&w, STORY, 50);
+    w.msg.logprobs = true;
+    w.msg.top_logprobs = 5;
+    AUTO(mem_free) uint8_t *before = model_of(c, &before_len);
+    generation_run(c, &w.msg, &a[0]);
+    write_model("going", "", 0, path); // the same file, now empty
+    AUTO(mem_free) uint8_t *after = model_of(c, &after_len);
+    generation_run(c, &w.msg, &a[1]);
+    assert_int_equal(after_len, before_len);
+    assert_memory_equal(after, before, before_len);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 static void a_drain_finishes_what_was_accepted(void **state)
 {
     (void)state;
@@ -1517,6 +1565,7 @@ int main(void)
         cmocka_unit_test(a_draft_gives_way_where_the_context_ends),
         cmocka_unit_test(requests_wait_for_the_model),
         cmocka_unit_test(every_version_is_served_as_version_1),
+        cmocka_unit_test(a_loaded_models_file_may_go),
         cmocka_unit_test(a_drain_finishes_what_was_accepted),
         cmocka_unit_test(a_drain_has_its_limit),
     };
