@@ -125,6 +125,12 @@ static int detokenize(const struct tok *tok, const Tandem__V1__DetokenizeRequest
     if (req->n_ids > SERVICE_MAX_DETOKENIZE)
         return fail(-EMSGSIZE, "%zu ids, at most %u are allowed", req->n_ids,
                     SERVICE_MAX_DETOKENIZE);
+    size_t bytes = 0;
+    for (size_t i = 0; i < req->n_ids; i++)
+        bytes += tok_bytes(tok, req->ids[i], req->render_special).len;
+    if (bytes > REQUEST_MAX_TEXT)
+        return fail(-EMSGSIZE, "the text would have %zu bytes, at most %u are allowed", bytes,
+                    REQUEST_MAX_TEXT);
     return tok_decode(tok, req->ids, req->n_ids, req->render_special, ret_text, ret_len);
 }
 

@@ -757,6 +757,33 @@ static void a_message_past_any_legal_request_is_refused(void **state)
     must_refuse(client, &w.msg, RPC_RESOURCE_EXHAUSTED, "");
 }
 
+static void detokenized_text_has_its_limit(void **state)
+{
+    (void)state;
+    Tandem__V1__TokenizeRequest ask = TANDEM__V1__TOKENIZE_REQUEST__INIT;
+    ProtobufCMessage *reply;
+    ask.text = text_of("<|assistant|>");
+    ask.parse_special = true;
+    assert_int_equal(rpc_unary(client, "/tandem.v1.Verifier/Tokenize", NULL, &ask.base,
+                               &tandem__v1__tokenize_reply__descriptor, &reply)
+                         .code,
+                     RPC_OK);
+    const Tandem__V1__TokenizeReply *one = (const Tandem__V1__TokenizeReply *)reply;
+    assert_int_equal(one->n_ids, 1);
+    Tandem__V1__DetokenizeRequest req = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
+    req.n_ids = 1 << 20;
+    AUTO(mem_free) uint32_t *ids = malloc(req.n_ids * sizeof(*ids));
+    for (size_t i = 0; i < req.n_ids; i++)
+        ids[i] = one->ids[0];
+    protobuf_c_message_free_unpacked(reply, NULL);
+    req.ids = ids;
+    req.render_special = true;
+    struct rpc_status st = rpc_unary(client, "/tandem.v1.Verifier/Detokenize", NULL, &req.base,
+                                     &tandem__v1__detokenize_reply__descriptor, &reply);
+    assert_int_equal(st.code, RPC_INVALID_ARGUMENT);
+    assert_string_equal(st.text, "the text would have 13631488 bytes, at most 8388608 are allowed");
+}
+
 static void a_malformed_message_is_refused(void **state)
 {
     (void)state;
@@ -1546,6 +1573,7 @@ int main(void)
         cmocka_unit_test(drafts_that_do_not_fit_end_their_stream_only),
         cmocka_unit_test(bad_requests_are_refused_in_a_sentence),
         cmocka_unit_test(a_message_past_any_legal_request_is_refused),
+        cmocka_unit_test(detokenized_text_has_its_limit),
         cmocka_unit_test(a_malformed_message_is_refused),
         cmocka_unit_test(a_cancelled_request_leaves_within_a_round),
         cmocka_unit_test(a_deadline_ends_the_request),
