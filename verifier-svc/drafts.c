@@ -374,9 +374,8 @@ static int peer_start(struct drafts *d, unsigned i)
     p->index = i;
     p->target = c->targets[i].target;
     p->back_off_us = BACK_OFF_MIN_US;
-    p->named = c->targets[i].name != NULL;
-    if (p->named)
-        snprintf(p->about.name, sizeof(p->about.name), "%s", c->targets[i].name);
+    p->named = *c->targets[i].name;
+    memcpy(p->about.name, c->targets[i].name, sizeof(p->about.name));
     add_metrics(p);
     int r = drafts_book_new(c->max_sequences, c->n_vocab, &p->book);
     if (r == 0)

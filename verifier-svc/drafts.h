@@ -45,12 +45,14 @@ struct draft {
     uint32_t rtt_us; // from drafts_ask() to here
 };
 
-struct drafts_config { // the texts of the targets outlive the drafts
+struct drafts_target {
+    char name[DRAFTS_NAME_MAX]; // what requests call it; "": what it calls itself (Describe: kind)
+    const char *target; // "unix:/run/tandem/proposer.sock", "dns:///host:port"; outlives the drafts
+};
+
+struct drafts_config {
     unsigned n_targets;
-    struct {
-        const char *name;   // what requests call it; NULL: what it calls itself (Describe: kind)
-        const char *target; // "unix:/run/tandem/proposer.sock", "dns:///host:port", ...
-    } targets[DRAFTS_MAX];
+    struct drafts_target targets[DRAFTS_MAX];
     const char *model;
     uint32_t n_vocab;
     uint64_t vocab_digest;

@@ -434,35 +434,18 @@ static void proposer_named(void *user, unsigned i, const char *name)
     stats_name_proposer(e->stats, i, name);
 }
 
-/* "NAME=TARGET" or "TARGET"; the table of settings takes at most DRAFTS_MAX. */
-static void name_targets(const struct conf_list *list, struct drafts_config *c)
-{
-    for (unsigned i = 0; i < list->n; i++) {
-        char *text = list->v[i], *equals = strchr(text, '=');
-        if (strcmp(text, "none") == 0)
-            continue;
-        c->targets[c->n_targets].name = NULL;
-        c->targets[c->n_targets].target = text;
-        if (equals) {
-            *equals = 0;
-            c->targets[c->n_targets].name = text;
-            c->targets[c->n_targets].target = equals + 1;
-        }
-        c->n_targets++;
-    }
-}
-
 static int open_drafts(struct engine *e)
 {
     const struct served *m = e->served;
-    struct drafts_config c = {.model = m->name,
+    struct drafts_config c = {.n_targets = e->options->n_targets,
+                              .model = m->name,
                               .n_vocab = tok_n_vocab(m->tok),
                               .vocab_digest = tok_digest(m->tok),
                               .max_sequences = (uint32_t)e->options->max_sequences,
                               .arrived = draft_arrived,
                               .named = proposer_named,
                               .user = e};
-    name_targets(&e->options->proposers, &c);
+    memcpy(c.targets, e->options->targets, sizeof(c.targets));
     int err = c.n_targets ? drafts_new(&c, &e->drafts) : 0;
     atomic_store(&e->proposers, e->drafts);
     return err;

@@ -1,9 +1,13 @@
 /* options.c - the table of settings. */
 #include <errno.h>
+#include <string.h>
 #include "base/err.h"
+#include "base/log.h"
 #include "rpc/rpc.h"
 #include "verifier-svc/drafts.h"
 #include "verifier-svc/options.h"
+
+#define NAME_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
 
 static struct options values;
 
@@ -166,6 +170,34 @@ static const struct conf conf = {
     .n_options = sizeof(table) / sizeof(table[0]),
 };
 
+/* "TARGET" or "NAME=TARGET". A '=' behind a ':' or '/' is part of an address. */
+static int read_target(const char *text, struct drafts_target *ret)
+{
+    char quoted[128];
+    size_t n = strcspn(text, "=:/");
+    *ret = (struct drafts_target){.target = text};
+    if (text[n] != '=')
+        return 0;
+    log_quote(text, strlen(text), quoted, sizeof(quoted));
+    if (n == 0 || n >= sizeof(ret->name) || strspn(text, NAME_LETTERS) < n)
+        return fail(-EINVAL, "proposers: %s: a name is 1 to %d letters, digits, '-', '_' or '.'",
+                    quoted, DRAFTS_NAME_MAX - 1);
+    memcpy(ret->name, text, n);
+    ret->target += n + 1;
+    return *ret->target ? 0 : fail(-EINVAL, "proposers: %s has no target behind the name", quoted);
+}
+
+static int read_targets(void)
+{
+    int err = 0;
+    values.n_targets = 0;
+    for (unsigned i = 0; !err && i < values.proposers.n; i++) {
+        if (strcmp(values.proposers.v[i], "none") != 0)
+            err = read_target(values.proposers.v[i], &values.targets[values.n_targets++]);
+    }
+    return err;
+}
+
 int options_read(int argc, char **argv, const struct options **ret)
 {
     int r = conf_read(&conf, argc, argv);
@@ -177,5 +209,5 @@ int options_read(int argc, char **argv, const struct options **ret)
         return fail(-EINVAL, "max_batch_rows is %ld, less than max_sequences, which is %ld",
                     (long)values.max_batch_rows, (long)values.max_sequences);
     *ret = &values;
-    return 0;
+    return read_targets();
 }

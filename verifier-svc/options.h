@@ -6,12 +6,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/conf.h"
+#include "verifier-svc/drafts.h"
 
 struct options {
     struct conf_list listen;
     char *model, *name, *instance, *log_level;
 
     struct conf_list proposers;
+    struct drafts_target targets[DRAFTS_MAX]; // what `proposers` says
+    unsigned n_targets;
     int64_t k, disable_batch_size, proposer_budget_ms;
 
     int64_t context, kv_mib, max_sequences, queue_length;

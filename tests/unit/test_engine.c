@@ -159,7 +159,8 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof(path), "%s/p.sock", folder);
     snprintf(target, sizeof(target), "unix:%s", path);
-    options.proposers = (struct conf_list){1, {target}};
+    options.targets[0].target = target;
+    options.n_targets = 1;
     options.proposer_budget_ms = 50;
     options.disable_batch_size = 8;
     AUTO(engine_free) struct engine *e = start_engine();
@@ -171,7 +172,7 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
     assert_true(liar_n_rounds(l) > 0); // in time or not: two sequences hardly wait for a draft
     engine_stop(e);
     liar_stop(l);
-    options.proposers.n = 0;
+    options.n_targets = 0;
     assert_int_equal(rmdir(folder), 0);
 }
 

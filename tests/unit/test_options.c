@@ -1,0 +1,70 @@
+/* test_options.c - the verifier's settings: what their table alone does not say. */
+#include <errno.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/mem.h"
+#include "lib/lib.h"
+#include "verifier-svc/options.h"
+
+static int reads(const char *proposers, const struct options **ret)
+{
+    char *argv[] = {"verifier-svc", "--model", "m.gguf", "--proposers", (char *)proposers, NULL};
+    return options_read(ARRAY_LEN(argv) - 1, argv, ret);
+}
+
+static void a_proposer_is_a_target_or_a_name_and_a_target(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        // as written, name, target
+        {"unix:/run/p.sock", "", "unix:/run/p.sock"},
+        {"unix:/run/a=b.sock", "", "unix:/run/a=b.sock"},
+        {"host:50052", "", "host:50052"},
+        {"dns:///h:1", "", "dns:///h:1"},
+        {"n-gram_2.x=unix:/run/a=b.sock", "n-gram_2.x", "unix:/run/a=b.sock"},
+        {"a123456789a123456789a123456789a=h:1", "a123456789a123456789a123456789a", "h:1"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        const struct options *o = NULL;
+        assert_int_equal(reads(cases[i][0], &o), 0);
+        assert_int_equal(o->n_targets, 1);
+        assert_string_equal(o->targets[0].name, cases[i][1]);
+        assert_string_equal(o->targets[0].target, cases[i][2]);
+        assert_string_equal(o->proposers.v[0], cases[i][0]); // the setting itself stays
+    }
+}
+
+static void none_is_no_proposer(void **state)
+{
+    (void)state;
+    const struct options *o = NULL;
+    assert_int_equal(reads("none", &o), 0);
+    assert_int_equal(o->n_targets, 0);
+    assert_int_equal(reads("a=h:1,b=h:2", &o), 0);
+    assert_int_equal(o->n_targets, 2);
+    assert_string_equal(o->targets[1].name, "b");
+}
+
+static void a_name_that_is_none_is_refused_in_a_sentence(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"=h:1", "my proposer=h:1", "gr\xc3\xbcn=h:1", "a\"b=h:1",
+                                      "a123456789a123456789a123456789ab=h:1"};
+    const struct options *o;
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        assert_int_equal(reads(bad[i], &o), -EINVAL);
+        assert_non_null(strstr(fail_text(), "a name is 1 to 31 letters, digits, '-', '_' or '.'"));
+    }
+    assert_int_equal(reads("ngram=", &o), -EINVAL);
+    assert_non_null(strstr(fail_text(), "proposers: \"ngram=\" has no target behind the name"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_proposer_is_a_target_or_a_name_and_a_target),
+        cmocka_unit_test(none_is_no_proposer),
+        cmocka_unit_test(a_name_that_is_none_is_refused_in_a_sentence),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
