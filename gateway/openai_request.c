@@ -20,6 +20,7 @@ DEFINE_AUTO(json_t, json_decref_own)
 struct reading {
     struct openai_request *q;
     struct openai_fault *fault;
+    unsigned n_values; // seen in its JSON so far
 };
 
 static int refuse(struct reading *r, const char *param, const char *format, ...)
@@ -378,8 +379,9 @@ static int read_common(struct reading *r, json_t *body)
 
 /* ---- chat ---- */
 
-/* Depth of arrays and objects, before anything recursive sees the text. */
-static bool too_deep(const char *s, size_t len)
+/* Bounds what the parser is given, before anything recursive sees it: the depth, and the number of
+ * values and keys, of which many cost far more than long ones. name: the field, "" for the body. */
+static int check_shape(struct reading *r, const char *name, const char *s, size_t len)
 {
     int depth = 0;
     bool quoted = false;
@@ -389,16 +391,18 @@ static bool too_deep(const char *s, size_t len)
                 i++;
             else
                 quoted = s[i] != '"';
-        } else if (s[i] == '"') {
-            quoted = true;
-        } else if (s[i] == '[' || s[i] == '{') {
-            if (++depth > OPENAI_MAX_DEPTH)
-                return true;
-        } else if (s[i] == ']' || s[i] == '}') {
-            depth--;
+            continue;
         }
+        quoted = s[i] == '"';
+        depth += (s[i] == '[' || s[i] == '{') - (s[i] == ']' || s[i] == '}');
+        r->n_values += s[i] == '[' || s[i] == '{' || s[i] == ',' || s[i] == ':';
+        if (depth > OPENAI_MAX_DEPTH)
+            return refuse(r, name, "%s is nested deeper than %d levels", *name ? name : "the body",
+                          OPENAI_MAX_DEPTH);
+        if (r->n_values > OPENAI_MAX_VALUES)
+            return refuse(r, name, "the body holds more than %d values", OPENAI_MAX_VALUES);
     }
-    return false;
+    return 0;
 }
 
 /* Templates want the arguments of a call as an object; the API carries them as text. */
@@ -411,8 +415,10 @@ static int open_arguments(struct reading *r, json_t *call, const char *name)
     if (!json_is_string(arguments))
         return 0;
     const char *text = json_string_length(arguments) ? json_string_value(arguments) : "{}";
-    json_t *opened =
-        too_deep(text, strlen(text)) ? NULL : json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    int rc = check_shape(r, name, text, strlen(text));
+    if (rc < 0)
+        return rc;
+    json_t *opened = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     if (!opened)
         return refuse(r, name, "%s.function.arguments is not valid JSON", name);
     return json_object_set_new(function, "arguments", opened) < 0 ? no_memory(r) : 0;
@@ -617,8 +623,9 @@ static int read_completion(struct reading *r, const json_t *body)
 static int load(struct reading *r, const char *body, size_t len, json_t **ret)
 {
     json_error_t e;
-    if (too_deep(body, len))
-        return refuse(r, "", "the body is nested deeper than %d levels", OPENAI_MAX_DEPTH);
+    int rc = check_shape(r, "", body, len);
+    if (rc < 0)
+        return rc;
     AUTO(json_decref_own) json_t *j = json_loadb(body, len, JSON_REJECT_DUPLICATES, &e);
     if (!j)
         return refuse(r, "", "the body is not valid JSON: %s (line %d, column %d)", e.text, e.line,
@@ -636,7 +643,7 @@ static int parse(enum openai_kind kind, const char *body, size_t len,
 {
     *ret = (struct openai_request){.kind = kind, .skip_special = true};
     *ret_fault = (struct openai_fault){0};
-    struct reading r = {ret, ret_fault};
+    struct reading r = {ret, ret_fault, 0};
     AUTO(json_decref_own) json_t *j = NULL;
     int rc = load(&r, body, len, &j);
     rc = rc < 0 ? rc : read(&r, j);

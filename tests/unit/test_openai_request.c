@@ -247,6 +247,45 @@ static void depth_is_bounded_before_anything_recurses(void **state)
     openai_request_done(&q);
 }
 
+static void the_number_of_values_is_bounded(void **state)
+{
+    (void)state;
+    for (size_t more = 0; more <= 1; more++) {
+        size_t n = OPENAI_MAX_VALUES - 3 + more; // { : [ and the commas behind
+        AUTO(mem_free) char *text = malloc(2 * n + 32);
+        char *at = text + sprintf(text, "\"prompt\":[1");
+        for (size_t i = 0; i < n; i++)
+            at += sprintf(at, ",1");
+        strcpy(at, "]");
+        int rc = completion(text);
+        if (more) {
+            refused(rc, "");
+            assert_non_null(strstr(fault.text, "more than 262144 values"));
+        } else {
+            assert_int_equal(rc, 0);
+            assert_int_equal(q.n_ids, n + 1);
+            openai_request_done(&q);
+        }
+    }
+}
+
+static void arguments_of_calls_count_with_the_body(void **state)
+{
+    (void)state;
+    size_t n = OPENAI_MAX_VALUES / 2;
+    AUTO(mem_free) char *list = malloc(2 * n + 8), *text = NULL;
+    char *at = list + sprintf(list, "[1");
+    for (size_t i = 0; i < n; i++)
+        at += sprintf(at, ",1");
+    strcpy(at, "]");
+    assert_true(asprintf(&text,
+                         "\"messages\":[{\"role\":\"assistant\",\"tool_calls\":["
+                         "{\"function\":{\"name\":\"f\",\"arguments\":\"%s\"}},"
+                         "{\"function\":{\"name\":\"f\",\"arguments\":\"%s\"}}]}]",
+                         list, list) > 0);
+    refused(chat(text), "messages[0].tool_calls[1]");
+}
+
 static void bodies_need_no_nul_behind_them(void **state)
 {
     (void)state;
@@ -275,6 +314,8 @@ int main(void)
         cmocka_unit_test(a_prompt_is_text_or_tokens),
         cmocka_unit_test(what_cannot_be_kept_is_refused),
         cmocka_unit_test(depth_is_bounded_before_anything_recurses),
+        cmocka_unit_test(the_number_of_values_is_bounded),
+        cmocka_unit_test(arguments_of_calls_count_with_the_body),
         cmocka_unit_test(bodies_need_no_nul_behind_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
