@@ -188,9 +188,10 @@ static void verify_message(struct rpc_call *call, struct rpc_msg *in)
             rpc_call_finish(call, RPC_OK, NULL);
         return;
     }
-    Tandem__V1__VerifyRequest *msg = (Tandem__V1__VerifyRequest *)rpc_call_unpack(
-        call, &tandem__v1__verify_request__descriptor, in);
-    int err = msg ? take_verify(s, call, msg, rpc_msg_len(in)) : 0;
+    size_t bytes;
+    Tandem__V1__VerifyRequest *msg = (Tandem__V1__VerifyRequest *)rpc_call_unpack_counted(
+        call, &tandem__v1__verify_request__descriptor, in, &bytes);
+    int err = msg ? take_verify(s, call, msg, bytes) : 0;
     if (err < 0)
         service_refuse(s, call, err);
     if ((!msg || err < 0) && r)

@@ -17,7 +17,7 @@
 #define SERVICE_NAME "tandem.v1.Verifier"
 #define SERVICE_UNREAD_MAX (256u << 10)
 #define SERVICE_MAX_MESSAGE (16u << 20)   // bytes: 2 Mi prompt tokens, a prediction and the rest
-#define SERVICE_WAITING_MAX (64u << 20)   // bytes of requests that wait to be tokenized
+#define SERVICE_WAITING_MAX (64u << 20)   // bytes in memory of requests that wait
 #define SERVICE_MAX_DETOKENIZE (1u << 20) // ids in one call
 
 struct service;

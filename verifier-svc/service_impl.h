@@ -20,7 +20,7 @@ struct job {
     job_fn *run;
     struct rpc_call *call; // with a reference
     ProtobufCMessage *msg;
-    size_t bytes; // of the message as it came
+    size_t bytes; // that the message takes in memory
     int64_t arrived_us;
 };
 
@@ -64,7 +64,8 @@ void service_refuse(struct service *s, struct rpc_call *call, int err);
 /* ---- service_jobs.c ---- */
 
 /* Takes msg. A call has one job at most. While the model loads it waits for load_wait. -EPIPE: as
- * service_not_ready(); -EAGAIN: too many wait, or too much; -ENOMEM. */
+ * service_not_ready(); -EAGAIN: too many wait, or too much; -EMSGSIZE, -ENOMEM. bytes: what msg
+ * takes in memory. */
 int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *msg, size_t bytes,
                     job_fn *run);
 /* For a call with one request: unpacks it and adds its job, or ends the call. */

@@ -61,6 +61,9 @@ static int push(struct service *s, struct job *j)
     uint32_t max = (uint32_t)s->options->queue_length;
     if (s->n_jobs >= max)
         return fail(-EAGAIN, "the queue is full: %u requests wait already", max);
+    if (j->bytes > SERVICE_WAITING_MAX)
+        return fail(-EMSGSIZE, "the request takes %zu MiB of memory, at most %u are allowed",
+                    j->bytes >> 20, SERVICE_WAITING_MAX >> 20);
     if (j->bytes > SERVICE_WAITING_MAX - s->job_bytes)
         return fail(-EAGAIN, "the queue is full: %u MiB of requests wait already",
                     SERVICE_WAITING_MAX >> 20);
@@ -108,8 +111,9 @@ void service_start_job(struct rpc_call *call, struct rpc_msg *in,
                        const ProtobufCMessageDescriptor *type, job_fn *run)
 {
     struct service *s = rpc_call_service(call);
-    ProtobufCMessage *msg = rpc_call_unpack(call, type, in);
-    int err = msg ? service_add_job(s, call, msg, rpc_msg_len(in), run) : 0;
+    size_t bytes;
+    ProtobufCMessage *msg = rpc_call_unpack_counted(call, type, in, &bytes);
+    int err = msg ? service_add_job(s, call, msg, bytes, run) : 0;
     if (err < 0)
         service_refuse(s, call, err);
 }

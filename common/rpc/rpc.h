@@ -144,6 +144,10 @@ bool rpc_call_header(const struct rpc_call *c, const char *key, const char **ret
 /* rpc_unpack(); a message that is not valid ends the call with INVALID_ARGUMENT, then NULL. */
 ProtobufCMessage *rpc_call_unpack(struct rpc_call *c, const ProtobufCMessageDescriptor *type,
                                   const struct rpc_msg *msg);
+/* Likewise; *ret_bytes: what it takes in memory, which may be many times what came. */
+ProtobufCMessage *rpc_call_unpack_counted(struct rpc_call *c,
+                                          const ProtobufCMessageDescriptor *type,
+                                          const struct rpc_msg *msg, size_t *ret_bytes);
 /* Queues a message and takes it. Returns the bytes the client has not taken yet, which the caller
  * must bound, or -ECANCELED when the call is over. */
 ssize_t rpc_call_send(struct rpc_call *c, struct rpc_msg *msg);

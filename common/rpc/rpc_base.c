@@ -159,16 +159,26 @@ static void budget_free(void *budget, void *p)
 }
 
 static ProtobufCMessage *unpack_bytes(const ProtobufCMessageDescriptor *type, const uint8_t *bytes,
-                                      size_t n)
+                                      size_t n, size_t *ret_spent)
 {
     size_t by_size = 64 * n, at_most = (64u << 20) + 4 * n;
-    size_t budget = (by_size < at_most ? by_size : at_most) + 4096;
-    ProtobufCAllocator a = {budget_alloc, budget_free, &budget};
-    return protobuf_c_message_unpack(type, &a, n, bytes);
+    size_t budget = (by_size < at_most ? by_size : at_most) + 4096, left = budget;
+    ProtobufCAllocator a = {budget_alloc, budget_free, &left};
+    ProtobufCMessage *m = protobuf_c_message_unpack(type, &a, n, bytes);
+    *ret_spent = budget - left;
+    return m;
 }
 
 ProtobufCMessage *rpc_unpack(const ProtobufCMessageDescriptor *type, const struct rpc_msg *msg)
 {
+    size_t spent;
+    return rpc_unpack_counted(type, msg, &spent);
+}
+
+ProtobufCMessage *rpc_unpack_counted(const ProtobufCMessageDescriptor *type,
+                                     const struct rpc_msg *msg, size_t *ret_spent)
+{
+    *ret_spent = 0;
     grpc_byte_buffer_reader r;
     if (!msg || !grpc_byte_buffer_reader_init(&r, rpc_bytes(msg)))
         return NULL;
@@ -184,7 +194,7 @@ ProtobufCMessage *rpc_unpack(const ProtobufCMessageDescriptor *type, const struc
         all = grpc_byte_buffer_reader_readall(&r);
         bytes = GRPC_SLICE_START_PTR(all);
     }
-    ProtobufCMessage *m = unpack_bytes(type, bytes, n);
+    ProtobufCMessage *m = unpack_bytes(type, bytes, n, ret_spent);
     grpc_slice_unref(all);
     grpc_byte_buffer_reader_destroy(&r);
     return m;

@@ -59,6 +59,9 @@ static inline struct rpc_msg *rpc_msg(grpc_byte_buffer *bytes)
     return (struct rpc_msg *)bytes;
 }
 
+/* rpc_unpack(), and what it allocated in all, which is at least what the message takes. */
+ProtobufCMessage *rpc_unpack_counted(const ProtobufCMessageDescriptor *type,
+                                     const struct rpc_msg *msg, size_t *ret_spent);
 void *rpc_alloc(size_t n, size_t size); // zeroed; ends the process when memory is out
 gpr_timespec rpc_in_us(int64_t us);
 int rpc_worker_start(struct rpc_worker *w);

@@ -497,7 +497,15 @@ static void look_at_finished(struct rpc_timer *t)
 ProtobufCMessage *rpc_call_unpack(struct rpc_call *c, const ProtobufCMessageDescriptor *type,
                                   const struct rpc_msg *msg)
 {
-    ProtobufCMessage *m = rpc_unpack(type, msg);
+    size_t spent;
+    return rpc_call_unpack_counted(c, type, msg, &spent);
+}
+
+ProtobufCMessage *rpc_call_unpack_counted(struct rpc_call *c,
+                                          const ProtobufCMessageDescriptor *type,
+                                          const struct rpc_msg *msg, size_t *ret_bytes)
+{
+    ProtobufCMessage *m = rpc_unpack_counted(type, msg, ret_bytes);
     if (!m) {
         char text[128];
         snprintf(text, sizeof(text), "the request is not a valid %.80s", type->name);

@@ -322,6 +322,30 @@ static void waiting_requests_are_bounded_in_bytes(void **state)
         free(a[i]);
 }
 
+static void what_waits_is_counted_as_it_lies_in_memory(void **state)
+{
+    (void)state;
+    enum { N = 50000 };
+    struct generation g;
+    request r = prompt_of("Once", 4);
+    Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
+    static Tandem__V1__LogitBias bias = TANDEM__V1__LOGIT_BIAS__INIT;
+    static Tandem__V1__LogitBias *biases[N]; // four bytes each on the wire
+    bias.token = 1;
+    for (size_t i = 0; i < N; i++)
+        biases[i] = &bias;
+    sampling.n_logit_bias = N;
+    sampling.logit_bias = biases;
+    r.sampling = &sampling;
+    AUTO(mem_free) struct answer *a = start(&g, &r);
+    wait_jobs(1);
+    pthread_mutex_lock(&service->mu);
+    assert_true(service->job_bytes >= N * sizeof(bias));
+    pthread_mutex_unlock(&service->mu);
+    gate_close(&load_gate, false);
+    end(&g, RPC_INVALID_ARGUMENT, "");
+}
+
 static struct child start_gateway(const char *verifiers, const char *load_wait, unsigned *ret_port)
 {
     const char *args[] = {"--listen",    "127.0.0.1:0", "--verifiers", verifiers,
@@ -463,6 +487,7 @@ int main(void)
         LOADING(a_cancelled_request_does_not_wait_any_more),
         LOADING(waiting_requests_are_bounded_in_number),
         LOADING(waiting_requests_are_bounded_in_bytes),
+        LOADING(what_waits_is_counted_as_it_lies_in_memory),
         LOADING(the_gateway_waits_for_the_model),
         LOADING(the_gateway_waits_for_one_model_while_another_is_ready),
         LOADING(the_gateway_tells_how_far_loading_is),
