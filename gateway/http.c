@@ -66,7 +66,8 @@ struct http_request {
     } headers[MAX_HEADERS];
     unsigned n_headers;
     struct buf out;
-    size_t out_at; // read up to here
+    size_t out_at;    // read up to here
+    size_t out_first; // bytes of the event that found nothing waiting
     int64_t written_us;
     int64_t behind_us; // since when half of max_unread waits; 0: it does not
     void (*on_close)(void *user);
@@ -189,13 +190,14 @@ void http_stream(struct http_request *r)
         r->status = 200;
         r->type = "text/event-stream; charset=utf-8";
         r->written_us = clock_us();
-        buf_init(&r->out, r->s->o.max_unread);
+        buf_init(&r->out, SIZE_MAX / 2); // append() bounds it
         wake(r);
     }
     pthread_mutex_unlock(&r->mu);
 }
 
-/* With the lock. */
+/* With the lock. An event of any size is taken while no more waits than may: the first one does not
+ * count, and the writer holds back once it is told to. */
 static int append(struct http_request *r, const void *data, size_t len)
 {
     if (r->gone || r->answer != STREAM || r->ended)
@@ -204,8 +206,12 @@ static int append(struct http_request *r, const void *data, size_t len)
         buf_shift(&r->out, r->out_at);
         r->out_at = 0;
     }
-    buf_add(&r->out, data, len);
-    if (r->out.error) {
+    if (!r->out.len)
+        r->out_first = len;
+    bool full = r->out.len > r->s->o.max_unread + r->out_first;
+    if (!full)
+        buf_add(&r->out, data, len);
+    if (full || r->out.error) {
         r->gone = r->overrun = true; // the watcher shuts the socket down
         wake(r);
         return -ENOBUFS;

@@ -22,7 +22,7 @@ struct http_options {
     unsigned max_per_ip; // connections; 0: no such limit
     size_t max_body;     // bytes; more is 413
     size_t max_header;   // bytes of request line and header; more is 431
-    size_t max_unread;   // bytes of a stream that wait for its reader; more ends it
+    size_t max_unread;   // bytes of a stream that may wait for its reader behind the first event
     int64_t reader_us;   // half of max_unread waiting for so long ends it, too
     int64_t request_us;  // a whole request must have arrived within
     int64_t idle_us;     // a connection without a request is closed after
@@ -72,7 +72,8 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
 /* Begins a stream of events (status 200, chunked). */
 void http_stream(struct http_request *r);
 /* -EAGAIN: taken, but the reader is behind: hold back what comes until http_on_drain(), or until
- * http_is_behind() says otherwise. -ECANCELED: gone. -ENOBUFS: far behind, and dropped. */
+ * http_is_behind() says otherwise. -ECANCELED: gone. -ENOBUFS: max_unread waited already, dropped.
+ */
 int http_write(struct http_request *r, const void *data, size_t len);
 bool http_is_behind(struct http_request *r);
 void http_end(struct http_request *r);

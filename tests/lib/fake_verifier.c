@@ -30,13 +30,14 @@ struct play {
 
 /* ---- events ---- */
 
-static void send_started(struct rpc_call *c)
+static void send_started(struct rpc_call *c, ProtobufCBinaryData echo)
 {
     Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
     Tandem__V1__Started s = TANDEM__V1__STARTED__INIT;
     s.prompt_tokens = 7;
     s.cached_tokens = 3;
     s.seed = 11;
+    s.prompt_text = echo;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
     e.started = &s;
     rpc_call_send(c, rpc_pack(&e.base));
@@ -166,7 +167,7 @@ static void die(struct rpc_call *c)
     raise(SIGKILL);
 }
 
-static void play(struct rpc_call *c, struct play *p, const char *what)
+static void play(struct rpc_call *c, struct play *p, const char *what, ProtobufCBinaryData echo)
 {
     char word[16] = "";
     unsigned n = 0, ms = 0;
@@ -178,7 +179,7 @@ static void play(struct rpc_call *c, struct play *p, const char *what)
         rpc_call_finish(c, (enum rpc_code)n, "as you asked");
         return;
     }
-    send_started(c);
+    send_started(c, echo);
     if (strcmp(word, "pace") == 0) {
         next_word(c);
     } else if (strcmp(word, "flood") == 0) {
@@ -225,8 +226,8 @@ static void generate_start(struct rpc_call *c, struct rpc_msg *msg)
     if (f->last)
         tandem__v1__generate_request__free_unpacked(f->last, NULL);
     f->last = q;
+    play(c, p, what, q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
     pthread_mutex_unlock(&f->mu);
-    play(c, p, what);
 }
 
 static void generate_cancel(struct rpc_call *c)

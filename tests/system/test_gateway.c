@@ -751,6 +751,31 @@ static void a_reader_that_reads_gets_all_of_a_flood(void **state)
     http_client_close(&c);
 }
 
+static void a_reader_that_reads_gets_an_event_larger_than_may_wait(void **state)
+{
+    (void)state;
+    size_t n = 1 << 20; // of 64 KiB that may wait
+    AUTO(mem_free) char *body = malloc(n + 100);
+    size_t at = (size_t)sprintf(body, "{\"stream\":true,\"echo\":true,\"prompt\":\"say 300 ");
+    memset(body + at, 'x', n);
+    strcpy(body + at + n, "\"}");
+    struct http_client c = http_client_open(port);
+    http_client_print(&c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
+                      strlen(body));
+    http_client_send(&c, body, strlen(body));
+    assert_int_equal(http_client_read_head(&c, 20000), 200);
+    AUTO(mem_free) char *echo = http_client_event(&c, 20000, NULL);
+    assert_non_null(echo);
+    assert_true(strlen(echo) > n);
+    char *event, *last = NULL;
+    for (; (event = http_client_event(&c, 20000, NULL)); last = event)
+        free(last);
+    assert_non_null(last);
+    assert_string_equal(last, "[DONE]");
+    free(last);
+    http_client_close(&c);
+}
+
 static void sixty_four_streams_run_side_by_side(void **state)
 {
     (void)state;
@@ -1159,6 +1184,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_hang_up_cancels_the_generation),
         cmocka_unit_test(a_reader_that_stops_is_dropped_within_a_bound),
         cmocka_unit_test(a_reader_that_reads_gets_all_of_a_flood),
+        cmocka_unit_test(a_reader_that_reads_gets_an_event_larger_than_may_wait),
         cmocka_unit_test(sixty_four_streams_run_side_by_side),
         cmocka_unit_test(statuses_of_the_verifier_become_http_statuses),
         cmocka_unit_test(malformed_answers_end_the_request_alone),
