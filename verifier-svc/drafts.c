@@ -493,15 +493,6 @@ static bool usable(struct peer *p, int64_t now_us)
     return p->stream && goes_on(p);
 }
 
-bool drafts_usable(struct drafts *d, unsigned i, int64_t now_us)
-{
-    struct peer *p = &d->peers[i];
-    pthread_mutex_lock(&p->mu);
-    bool r = usable(p, now_us);
-    pthread_mutex_unlock(&p->mu);
-    return r;
-}
-
 /* May it be asked for the sequence's drafts, and does it know the sequence? */
 static bool fits(struct peer *p, uint64_t seq, int64_t now_us, bool *ret_knows)
 {

@@ -108,8 +108,6 @@ void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
 /* -EINVAL: the name is none of the proposers', usable or not, and all their names are known; the
  * sentence has them. d NULL: there are none. "" is fine. */
 int drafts_check_name(struct drafts *d, const char *name);
-/* Connected, described and not benched. */
-bool drafts_usable(struct drafts *d, unsigned i, int64_t now_us);
 /* A usable proposer for the sequence, or -1. name: NULL or "" for any. Sequences spread over all
  * that fit and stay where they are while that one is usable and keeps their context. */
 int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us);

@@ -293,11 +293,6 @@ int64_t gguf_modified(const struct gguf *g)
     return g->modified;
 }
 
-struct gguf_text gguf_head(const struct gguf *g)
-{
-    return (struct gguf_text){(const char *)g->parts[0].data, g->parts[0].head_len};
-}
-
 void gguf_advise(const struct gguf *g, const struct gguf_tensor *t, bool needed)
 {
     if (!g->mapped)

@@ -93,8 +93,6 @@ const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, uint32_t i);
 const struct gguf_tensor *gguf_find(const struct gguf *g, const char *name); // NULL: none
 size_t gguf_bytes(const struct gguf *g);                                     // of all parts
 int64_t gguf_modified(const struct gguf *g); // file time, seconds since 1970; 0 in memory
-/* The raw bytes in front of the first part's weights (metadata and tensor table), for a digest. */
-struct gguf_text gguf_head(const struct gguf *g);
 /* Tells the kernel that these bytes are (not) needed soon; used around repacking. */
 void gguf_advise(const struct gguf *g, const struct gguf_tensor *t, bool needed);
 

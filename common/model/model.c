@@ -366,16 +366,3 @@ void model_free(struct model *m)
     free(m->layers);
     free(m);
 }
-
-int model_estimate(const struct gguf *g, size_t *ret_bytes)
-{
-    AUTO(model_free) struct model *m = calloc(1, sizeof(*m));
-    if (!m)
-        return fail(-ENOMEM, "model: no memory");
-    struct plan plan;
-    int r = make_plan(g, m, &plan);
-    free(plan.items);
-    if (r == 0)
-        *ret_bytes = plan.bytes;
-    return r;
-}

@@ -58,6 +58,3 @@ struct model_load_options {
 int model_load(const struct gguf *g, const struct model_load_options *opt, struct model **ret);
 void model_free(struct model *m);
 DEFINE_AUTO(struct model, model_free)
-
-/* Bytes the weights will take, without loading. */
-int model_estimate(const struct gguf *g, size_t *ret_bytes);

@@ -135,11 +135,6 @@ unsigned rpc_server_n_calls(struct rpc_server *s);
 void *rpc_call_service(const struct rpc_call *c);
 void rpc_call_set_user(struct rpc_call *c, void *user);
 void *rpc_call_user(const struct rpc_call *c);
-/* Microseconds until the client's deadline, 0 when it has passed, INT64_MAX when there is none. */
-int64_t rpc_call_time_left_us(const struct rpc_call *c);
-/* A request header; the bytes (no NUL behind them) live as long as the call. */
-bool rpc_call_header(const struct rpc_call *c, const char *key, const char **ret_value,
-                     size_t *ret_len);
 
 /* rpc_unpack(); a message that is not valid ends the call with INVALID_ARGUMENT, then NULL. */
 ProtobufCMessage *rpc_call_unpack(struct rpc_call *c, const ProtobufCMessageDescriptor *type,
@@ -184,15 +179,9 @@ struct rpc_client_options {
     unsigned keepalive_ms; // silence before a ping; its answer has half of it; 0: 10 s
 };
 
-struct rpc_header {
-    const char *key, *value;
-};
-
 struct rpc_options {
     int64_t timeout_us;  // 0: none
     bool wait_for_ready; // false: fail at once while the server cannot be reached
-    const struct rpc_header *headers;
-    size_t n_headers;
 };
 
 /* target: "unix:/path", "host:port", "dns:///host:port". Connects on the first call, and again by

@@ -115,31 +115,14 @@ static grpc_call *call_new(struct rpc_client *c, const char *path, const struct 
     return call;
 }
 
-/* The first operation of a call. Free with headers_free() once the batch has started. */
+/* The first operation of a call. */
 static grpc_op op_headers(const struct rpc_options *opt)
 {
-    grpc_metadata *md = rpc_alloc(opt->n_headers + 1, sizeof(*md));
-    for (size_t i = 0; i < opt->n_headers; i++) {
-        md[i].key = grpc_slice_from_copied_string(opt->headers[i].key);
-        md[i].value = grpc_slice_from_copied_string(opt->headers[i].value);
-    }
     grpc_op op = {.op = GRPC_OP_SEND_INITIAL_METADATA};
     if (opt->wait_for_ready)
         op.flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY |
                    GRPC_INITIAL_METADATA_WAIT_FOR_READY_EXPLICITLY_SET;
-    op.data.send_initial_metadata.count = opt->n_headers;
-    op.data.send_initial_metadata.metadata = md;
     return op;
-}
-
-static void headers_free(const grpc_op *op)
-{
-    grpc_metadata *md = op->data.send_initial_metadata.metadata;
-    for (size_t i = 0; i < op->data.send_initial_metadata.count; i++) {
-        grpc_slice_unref(md[i].key);
-        grpc_slice_unref(md[i].value);
-    }
-    free(md);
 }
 
 static struct rpc_status status_of(grpc_status_code code, grpc_slice text)
@@ -178,7 +161,6 @@ static void ask(grpc_call *call, grpc_completion_queue *cq, const struct rpc_opt
     };
     struct rpc_tag tag;
     rpc_batch(call, ops, ARRAY_LEN(ops), &tag);
-    headers_free(&ops[0]);
     grpc_completion_queue_pluck(cq, &tag, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
     RPC_ACQUIRE(&tag);
 }
@@ -378,7 +360,6 @@ struct rpc_stream *rpc_stream_new(struct rpc_client *c, const char *path,
     stream_batch(s, &status, 1, &s->t_status);
     recv_start(s);
     pthread_mutex_unlock(&s->mu);
-    headers_free(&start[0]);
     return s;
 }
 

@@ -64,8 +64,6 @@ struct rpc_call {
     const struct rpc_method *m;
     void *service, *user;
     grpc_call *core;
-    gpr_timespec deadline;
-    grpc_metadata_array headers;
     grpc_byte_buffer *in;
     int was_cancelled; // written by the core before t_close
     atomic_int n_refs;
@@ -372,9 +370,7 @@ static struct rpc_call *call_new(struct slot *sl)
                            .w = sl->w,
                            .m = sl->m->m,
                            .service = sl->m->service,
-                           .core = sl->call,
-                           .deadline = sl->m->handle ? sl->deadline : sl->details.deadline,
-                           .headers = sl->headers};
+                           .core = sl->call};
     pthread_mutex_init(&c->mu, NULL);
     atomic_init(&c->n_refs, 2); // the caller's and the close event's
     struct rpc_server *s = c->s;
@@ -409,6 +405,7 @@ static void slot_event(struct rpc_tag *t, bool ok)
     }
     struct rpc_call *c = call_new(sl);
     struct rpc_msg *req = rpc_msg(sl->request);
+    grpc_metadata_array_destroy(&sl->headers);
     grpc_call_details_destroy(&sl->details);
     slot_wish(sl);
 
@@ -611,7 +608,6 @@ void rpc_call_unref(struct rpc_call *c)
         c->m->on_end(c);
     struct rpc_server *s = c->s;
     rpc_sendq_done(&c->q);
-    grpc_metadata_array_destroy(&c->headers);
     grpc_call_unref(c->core);
     pthread_mutex_lock(&s->mu);
     *c->prev = c->next;
@@ -641,29 +637,6 @@ void rpc_call_set_user(struct rpc_call *c, void *user)
 void *rpc_call_user(const struct rpc_call *c)
 {
     return c->user;
-}
-
-int64_t rpc_call_time_left_us(const struct rpc_call *c)
-{
-    gpr_timespec at = gpr_convert_clock_type(c->deadline, GPR_CLOCK_MONOTONIC);
-    if (gpr_time_cmp(at, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == 0)
-        return INT64_MAX;
-    gpr_timespec left = gpr_time_sub(at, gpr_now(GPR_CLOCK_MONOTONIC));
-    return left.tv_sec < 0 ? 0 : left.tv_sec * 1000000 + left.tv_nsec / 1000;
-}
-
-bool rpc_call_header(const struct rpc_call *c, const char *key, const char **ret_value,
-                     size_t *ret_len)
-{
-    for (size_t i = 0; i < c->headers.count; i++) {
-        const grpc_metadata *md = &c->headers.metadata[i];
-        if (grpc_slice_str_cmp(md->key, key) == 0) {
-            *ret_value = (const char *)GRPC_SLICE_START_PTR(md->value);
-            *ret_len = GRPC_SLICE_LENGTH(md->value);
-            return true;
-        }
-    }
-    return false;
 }
 
 unsigned rpc_server_n_calls(struct rpc_server *s)

@@ -73,30 +73,3 @@ size_t utf8_valid(const char *s, size_t len)
     }
     return len;
 }
-
-size_t utf8_whole(const char *s, size_t len)
-{
-    for (size_t back = 1; back <= 3 && back <= len; back++) {
-        enum utf8_what what;
-        if (((uint8_t)s[len - back] & 0xc0) == 0x80)
-            continue;
-        utf8_step(s + len - back, back, &what);
-        return what == UTF8_CUT ? len - back : len;
-    }
-    return len;
-}
-
-unsigned utf8_put(uint32_t code, char out[4])
-{
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    unsigned n = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    for (unsigned i = n - 1; i > 0; i--) {
-        out[i] = (char)(0x80 | (code & 0x3f));
-        code >>= 6;
-    }
-    out[0] = (char)((0xf00 >> n) | code);
-    return n;
-}

@@ -18,8 +18,3 @@ unsigned utf8_step(const char *s, size_t len, enum utf8_what *ret_what);
 unsigned utf8_next(const char *s, size_t len, uint32_t *ret_code);
 /* Offset of the first byte that is not valid UTF-8; len if all is. */
 size_t utf8_valid(const char *s, size_t len);
-/* Length of the longest prefix that ends on a character: what is behind it may be the beginning of
- * one (at most 3 bytes). Invalid bytes in the middle count as characters. */
-size_t utf8_whole(const char *s, size_t len);
-/* Writes 1-4 bytes of a code point that is none of the surrogates. */
-unsigned utf8_put(uint32_t code, char out[4]);

@@ -71,10 +71,17 @@ struct drafts *asker_drafts(struct asker *a)
     return a->drafts;
 }
 
+bool asker_usable(struct asker *a, unsigned i)
+{
+    struct drafts_stats s;
+    drafts_stats(a->drafts, i, &s);
+    return s.connected && !s.benched;
+}
+
 bool asker_wait_usable(struct asker *a, unsigned i, bool wanted)
 {
     int64_t until = clock_us() + 20000000;
-    while (drafts_usable(a->drafts, i, clock_us()) != wanted) {
+    while (asker_usable(a, i) != wanted) {
         if (clock_us() > until)
             return false;
         poll(NULL, 0, 1); // nothing tells when a proposer connects

@@ -20,6 +20,8 @@ struct drafts *asker_drafts(struct asker *a);
 /* The token at a position of any sequence: periodic, so that the n-gram proposer is right. */
 uint32_t asker_token(uint32_t position);
 
+/* Connected, described and not given up. */
+bool asker_usable(struct asker *a, unsigned i);
 /* Until proposer i is usable (or is not), at most 20 s. */
 bool asker_wait_usable(struct asker *a, unsigned i, bool wanted);
 /* Asks proposer i for n sequences (first_seq on) of base_len and waits for their drafts for at most

@@ -53,7 +53,7 @@ uint64_t gguf_walk(const struct gguf *g)
         "tokenizer.ggml.scores",
         "tokenizer.ggml.token_type",
     };
-    uint64_t sum = gguf_head(g).len;
+    uint64_t sum = 0;
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
         sum += walk_key(g, keys[i]);
     for (uint32_t i = 0; i < gguf_n_tensors(g); i++) {

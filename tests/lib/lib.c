@@ -30,3 +30,18 @@ char *lib_read(const char *path, size_t *ret_len)
     *ret_len = (size_t)n;
     return text;
 }
+
+unsigned lib_put_utf8(uint32_t code, char out[4])
+{
+    if (code < 0x80) {
+        out[0] = (char)code;
+        return 1;
+    }
+    unsigned n = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (unsigned i = n - 1; i > 0; i--) {
+        out[i] = (char)(0x80 | (code & 0x3f));
+        code >>= 6;
+    }
+    out[0] = (char)((0xf00 >> n) | code);
+    return n;
+}

@@ -23,3 +23,5 @@ const char *lib_shared(const char *path);
 
 /* Whole file, NUL added; ends the test if it cannot be read. Free it. */
 char *lib_read(const char *path, size_t *ret_len);
+/* Writes 1-4 bytes of a code point that is none of the surrogates. */
+unsigned lib_put_utf8(uint32_t code, char out[4]);

@@ -68,13 +68,6 @@ static void on_end(struct rpc_call *c)
 
 static void echo_start(struct rpc_call *c, struct rpc_msg *req)
 {
-    const char *value;
-    size_t len;
-    pthread_mutex_lock(&event.mu);
-    rpc_rig_seen.time_left_us = rpc_call_time_left_us(c);
-    if (rpc_call_header(c, "x-test", &value, &len) && len < sizeof(rpc_rig_seen.header))
-        memcpy(rpc_rig_seen.header, value, len);
-    pthread_mutex_unlock(&event.mu);
     ProtobufCMessage *m = rpc_call_unpack(c, &tandem__v1__detokenize_request__descriptor, req);
     if (!m)
         return;

@@ -21,9 +21,7 @@ void rpc_rig_await(int *counter, int at_least); // ends the test if it waits in 
 /* What the service saw, since rpc_rig_init(). */
 extern struct rpc_rig_seen {
     int starts, cancels, ends, drains, messages;
-    int flooded; // messages Flood has sent
-    int64_t time_left_us;
-    char header[32];
+    int flooded;           // messages Flood has sent
     struct rpc_call *kept; // of Keep and Paused, with a reference
 } rpc_rig_seen;
 

@@ -5,7 +5,6 @@
 #include <string.h>
 #include "base/err.h"
 #include "lib/lib.h"
-#include "text/utf8.h"
 
 #define MAX 320
 
@@ -34,7 +33,7 @@ static void letter_of(unsigned byte, char out[8])
             code = 256 + n_moved;
         n_moved += !stays;
     }
-    out[utf8_put(code, out)] = 0;
+    out[lib_put_utf8(code, out)] = 0;
 }
 
 static void bpe_keys(struct gguf_write *w, struct list *l)
