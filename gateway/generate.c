@@ -192,13 +192,14 @@ static void flush(struct generation *x, struct buf *to)
 static void on_started(struct generation *x, unsigned choice, const Tandem__V1__Started *s,
                        struct buf *to)
 {
+    http_let_go(x->http);
     x->reply.prompt_tokens = s->prompt_tokens;
     if (s->cached_tokens > x->reply.cached_tokens)
         x->reply.cached_tokens = s->cached_tokens;
     if (!x->reply.has_seed)
         x->reply.seed = s->seed;
     x->reply.has_seed = true;
-    if (x->q.stream && !x->streaming) {
+    if (x->reply.stream && !x->streaming) {
         x->streaming = true;
         http_stream(x->http);
     }
@@ -260,7 +261,7 @@ static bool on_event(struct generation *x, const Tandem__V1__GenerateEvent *e, s
         on_started(x, e->choice, e->started, to);
         return true;
     case TANDEM__V1__GENERATE_EVENT__EVENT_RUN:
-        if (x->q.stream && !x->streaming)
+        if (x->reply.stream && !x->streaming)
             return false;
         on_run(x, e->choice, e->run, to);
         return true;
@@ -373,7 +374,8 @@ static void ask_verifier(struct generation *x, const char *text, size_t len)
         unref(x);
         return;
     }
-    ref(x); // the call ends with one, this function with the other
+    openai_request_done(&x->q); // it is in the message
+    ref(x);                     // the call ends with one, this function with the other
     struct rpc_stream *call = rpc_stream_new(upstream_client(x->verifier),
                                              "/tandem.v1.Verifier/Generate", NULL, &events, x);
     rpc_stream_send(call, msg);
@@ -421,6 +423,7 @@ static void render(struct generation *x)
     jsonw_text(&vars, info->eos_text.data, info->eos_text.len);
     buf_puts(&vars, ",");
     buf_puts(&vars, x->q.template_vars + 1);
+    free(TAKE(x->q.template_vars));
     int rc = buf_error(&vars);
     rc = rc < 0 ? rc
                 : template_render(x->g->template, info->chat_template.data, info->chat_template.len,
@@ -504,7 +507,9 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
     }
     http_on_close(r, on_close, x);
     http_on_drain(r, on_drain);
-    if (openai_request_parse(kind, body, len, &x->q, &fault) < 0) {
+    int rc = openai_request_parse(kind, body, len, &x->q, &fault);
+    http_free_body(r);
+    if (rc < 0) {
         answer_fault(r, &fault);
         metrics_add(g->failed, 1);
         log_info("request refused id=%s status=%d param=%s: %s", http_id(r), fault.status,

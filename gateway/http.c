@@ -36,6 +36,7 @@ struct http_server {
     void *user;
     int listen_fd;
     atomic_bool draining, stopping;
+    atomic_size_t body_bytes; // that requests count for, see http_free_body()
 };
 
 enum answer { NONE, REPLY, STREAM };
@@ -47,8 +48,9 @@ struct http_request {
     char method[16], id[72];
     struct buf body;
     size_t body_bytes; // arrived, also those over the limit
+    size_t counted;    // of the server's body_bytes
     int64_t begun_us;
-    bool too_big;
+    bool too_big, no_room;
 
     pthread_mutex_t mu;       // for what follows
     struct MHD_Connection *c; // NULL: libmicrohttpd is done with it
@@ -88,7 +90,7 @@ void http_unref(struct http_request *r)
     if (!r || atomic_fetch_sub(&r->n_refs, 1) != 1)
         return;
     pthread_mutex_destroy(&r->mu);
-    buf_done(&r->body);
+    http_let_go(r);
     buf_done(&r->out);
     free(r->path);
     free(r);
@@ -118,6 +120,18 @@ const char *http_body(const struct http_request *r, size_t *ret_len)
 {
     *ret_len = r->body.len;
     return r->body.data ? r->body.data : "";
+}
+
+void http_free_body(struct http_request *r)
+{
+    buf_done(&r->body);
+}
+
+void http_let_go(struct http_request *r)
+{
+    http_free_body(r);
+    atomic_fetch_sub(&r->s->body_bytes, r->counted);
+    r->counted = 0;
 }
 
 int64_t http_begun_us(const struct http_request *r)
@@ -480,12 +494,21 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     return MHD_YES;
 }
 
+/* false: all requests together hold too much. */
+static bool count(struct http_request *r, size_t n)
+{
+    r->counted += n;
+    return atomic_fetch_add(&r->s->body_bytes, n) + n <= r->s->o.max_bodies;
+}
+
+/* What is refused is read all the same: a client that still sends would not see the answer. */
 static enum MHD_Result take_body(struct http_request *r, const char *data, size_t *n)
 {
     r->body_bytes += *n;
     r->too_big |= r->body_bytes > r->s->o.max_body;
-    if (r->too_big)
-        buf_done(&r->body);
+    r->no_room |= !r->too_big && !r->no_room && !count(r, *n);
+    if (r->too_big || r->no_room)
+        http_let_go(r);
     else
         buf_add(&r->body, data, *n);
     *n = 0;
@@ -505,6 +528,8 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     if (!r->dispatched) {
         if (r->too_big)
             return refuse(r, 413, "the request body is too large");
+        if (r->no_room)
+            return refuse(r, 503, "the bodies of other requests take all the room; try again");
         if (r->body.error)
             return refuse(r, 500, "no memory for this request");
         pthread_mutex_lock(&r->mu);
@@ -614,6 +639,11 @@ void http_drain(struct http_server *s)
 unsigned http_n_active(struct http_server *s)
 {
     return conns_n_active(s->conns);
+}
+
+size_t http_body_bytes(struct http_server *s)
+{
+    return atomic_load(&s->body_bytes);
 }
 
 void http_wait_idle(struct http_server *s, int64_t timeout_us)

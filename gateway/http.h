@@ -21,6 +21,7 @@ struct http_options {
     unsigned n_threads, max_connections;
     unsigned max_per_ip; // connections; 0: no such limit
     size_t max_body;     // bytes; more is 413
+    size_t max_bodies;   // bytes of all bodies that are held at once; more is 503
     size_t max_header;   // bytes of request line and header; more is 431
     size_t max_unread;   // bytes of a stream that may wait for its reader behind the first event
     int64_t reader_us;   // half of max_unread waiting for so long ends it, too
@@ -37,6 +38,7 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
 /* No new connections; every answer from now on closes its connection. */
 void http_drain(struct http_server *s);
 unsigned http_n_active(struct http_server *s); // requests not yet answered in full
+size_t http_body_bytes(struct http_server *s); // held, of max_bodies
 /* Waits until none is active, at most so long. */
 void http_wait_idle(struct http_server *s, int64_t timeout_us);
 /* Ends what is left; requests that are still held are gone from now on. */
@@ -52,6 +54,10 @@ const char *http_method(const struct http_request *r);
 const char *http_path(const struct http_request *r); // decoded, without the query
 const char *http_id(const struct http_request *r);   // X-Request-Id if it is a sane one, else made
 const char *http_body(const struct http_request *r, size_t *ret_len); // NUL behind it
+/* It has been read. What it became counts as a body until http_let_go(), or the last reference;
+ * both only from whoever answers. */
+void http_free_body(struct http_request *r);
+void http_let_go(struct http_request *r);
 int64_t http_begun_us(const struct http_request *r); // clock_us() when it began to arrive
 
 /* Whoever answers later keeps a reference. */

@@ -49,6 +49,7 @@ static int start_http(const struct options *o, int fd)
                              .max_connections = (unsigned)o->max_connections,
                              .max_per_ip = (unsigned)o->max_connections_per_ip,
                              .max_body = (size_t)o->max_body_kib << 10,
+                             .max_bodies = (size_t)o->max_bodies_mib << 20,
                              .max_header = (size_t)o->max_header_bytes,
                              .max_unread = (size_t)o->max_unread_kib << 10,
                              .reader_us = us(o->reader_timeout),
@@ -62,6 +63,8 @@ static int start(const struct options *o)
 {
     int fd;
     char name[256];
+    if (o->max_bodies_mib << 10 < o->max_body_kib)
+        return fail(-EINVAL, "max_bodies_mib must have room for one body of max_body_kib");
     int rc = find_socket(o, &fd);
     if (rc < 0)
         return rc;

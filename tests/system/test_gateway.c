@@ -578,6 +578,104 @@ static void a_body_over_the_limit_is_413(void **state)
     still_serves();
 }
 
+/* What a gateway's metrics say of the bodies it holds. */
+static double body_bytes(unsigned at)
+{
+    static const char name[] = "\ntandem_gateway_body_bytes";
+    struct http_answer a = http_call(at, "GET", "/metrics", NULL);
+    const char *line = strstr(a.body, name), *value = line ? strchr(line, ' ') : NULL;
+    assert_non_null(value);
+    double bytes = strtod(value, NULL);
+    http_answer_done(&a);
+    return bytes;
+}
+
+static bool holds_much(unsigned at)
+{
+    return body_bytes(at) >= 700000;
+}
+
+static bool holds_nothing(unsigned at)
+{
+    return body_bytes(at) == 0;
+}
+
+/* A gateway with room for 1 MiB of bodies. */
+static struct child start_small(unsigned *ret_port)
+{
+    const char *args[] = {
+        "--listen",    "127.0.0.1:0", "--verifiers",      address, "--max-body-kib",  "1024",
+        "--load-wait", "600",         "--max-bodies-mib", "1",     "--drain-timeout", "0",
+        NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    AUTO(mem_free) char *rest = child_wait_log(&s, "listening on 127.0.0.1:");
+    *ret_port = (unsigned)atoi(rest);
+    return s;
+}
+
+/* A completion of n bytes, of which the last are not sent yet. */
+static struct http_client open_completion(unsigned at, const char *what, size_t n, size_t unsent)
+{
+    AUTO(mem_free) char *body = malloc(n + 1);
+    memset(body, ' ', n);
+    memcpy(body, what, strlen(what));
+    struct http_client c = http_client_open(at);
+    http_client_print(&c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
+                      n);
+    http_client_send(&c, body, n - unsent);
+    return c;
+}
+
+static struct http_answer read_and_close(struct http_client *c)
+{
+    struct http_answer a = http_client_read(c, 20000);
+    http_client_close(c);
+    return a;
+}
+
+static void bodies_that_do_not_fit_together_are_503(void **state)
+{
+    (void)state;
+    unsigned at;
+    struct child s = start_small(&at);
+    assert_true(soon(healthy, at));
+    struct http_client first = open_completion(at, "{\"prompt\":\"say 1\"}", 700001, 1);
+    assert_true(soon(holds_much, at));
+    struct http_client second = open_completion(at, "{\"prompt\":\"say 1\"}", 400000, 0);
+    struct http_answer a = read_and_close(&second);
+    assert_non_null(strstr(a.head, "Retry-After: 1"));
+    is_error(a, 503, NULL, "try again");
+    http_client_send(&first, " ", 1);
+    a = read_and_close(&first);
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    assert_true(soon(holds_nothing, at));
+    second = open_completion(at, "{\"prompt\":\"say 1\"}", 400000, 0);
+    a = read_and_close(&second);
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    child_stop(&s);
+}
+
+static void a_body_counts_until_the_verifier_has_begun(void **state)
+{
+    (void)state;
+    unsigned at;
+    struct child s = start_small(&at);
+    assert_true(soon(healthy, at));
+    struct http_client silent = open_completion(at, "{\"prompt\":\"silent\"}", 700000, 0);
+    assert_true(soon(runs, 1));
+    assert_true(holds_much(at));
+    http_client_close(&silent);
+    assert_true(soon(holds_nothing, at));
+    struct http_client stall = open_completion(at, "{\"prompt\":\"stall\"}", 700000, 0);
+    assert_true(soon(runs, 1));
+    assert_true(soon(holds_nothing, at));
+    http_client_close(&stall);
+    assert_true(soon(runs, 0));
+    child_stop(&s);
+}
+
 static void a_header_over_the_limit_is_431(void **state)
 {
     (void)state;
@@ -1175,6 +1273,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_prompt_of_a_megabyte_goes_through),
         cmocka_unit_test(an_unknown_model_is_404),
         cmocka_unit_test(a_body_over_the_limit_is_413),
+        cmocka_unit_test(bodies_that_do_not_fit_together_are_503),
+        cmocka_unit_test(a_body_counts_until_the_verifier_has_begun),
         cmocka_unit_test(a_header_over_the_limit_is_431),
         cmocka_unit_test(framing_that_a_proxy_may_read_otherwise_is_refused),
         cmocka_unit_test(pipelined_requests_are_answered_in_order),
