@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/svc.h"
 #include "gateway/upstream.h"
-#include "tandem/v1/proposer.pb-c.h"
+#include "tandem/v1/protocol.pb-c.h"
 
 #define ASK_US 500000         // how often a verifier that serves is asked
 #define ASK_LOADING_US 100000 // ... one that loads, or is down

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <tandem/v1/proposer.pb-c.h>
+#include <tandem/v1/protocol.pb-c.h>
 #include <tandem/v1/stats.pb-c.h>
 #include "base/clock.h"
 #include "base/err.h"

@@ -16,6 +16,7 @@
 #include "base/metrics.h"
 #include "base/rng.h"
 #include "rpc/rpc.h"
+#include "tandem/v1/protocol.pb-c.h"
 #include "verifier-svc/drafts_book.h"
 
 #define QUEUED_MAX (1 << 20)    // bytes that may wait for a proposer to read them

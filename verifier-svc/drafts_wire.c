@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
+#include "tandem/v1/protocol.pb-c.h"
 #include "verifier-svc/drafts_wire.h"
 
 struct drafts_packer {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include "base/clock.h"
 #include "base/err.h"
-#include "tandem/v1/proposer.pb-c.h"
+#include "tandem/v1/protocol.pb-c.h"
 #include "verifier-svc/service_impl.h"
 
 /* ---- GetModel ---- */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <tandem/v1/proposer.pb-c.h>
+#include <tandem/v1/protocol.pb-c.h>
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/proposers.h"
