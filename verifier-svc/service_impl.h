@@ -32,7 +32,7 @@ struct service {
 
     pthread_mutex_t mu; // for the list, and for a call's user while it may still change
     pthread_cond_t jobs_changed;
-    struct job *jobs; // oldest first
+    struct job *jobs; // in order of their turns
     uint32_t n_jobs;
     size_t job_bytes;
     bool stopping;

@@ -438,6 +438,56 @@ static void a_long_text_holds_up_no_stream(void **state)
     assert_int_equal(next->n, 1000);
 }
 
+static char id_of(const struct job *j)
+{
+    return (char)((const request *)j->msg)->id.data[0];
+}
+
+/* Starts a call of one letter; then the waiting ones have these letters, in order of their turns.
+ */
+static struct answer *start_named(struct generation *g, request r, const char *letter,
+                                  const char *turns)
+{
+    r.id = (ProtobufCBinaryData){1, (uint8_t *)letter};
+    struct answer *a = start(g, &r);
+    wait_jobs((uint32_t)strlen(turns));
+    char seen[8] = "";
+    size_t n = 0;
+    pthread_mutex_lock(&service->mu);
+    for (const struct job *j = service->jobs; j && n < sizeof(seen) - 1; j = j->next)
+        seen[n++] = id_of(j);
+    pthread_mutex_unlock(&service->mu);
+    assert_string_equal(seen, turns);
+    return a;
+}
+
+static void short_texts_go_before_long_ones_for_a_while(void **state)
+{
+    (void)state;
+    enum { LEN = 1 << 20 };
+    struct generation g[5];
+    request quick = prompt_of("Once", 4), slow = prompt_of(SLOW, strlen(SLOW));
+    AUTO(mem_free) char *text = malloc(LEN);
+    memset(text, 'x', LEN);
+    request longer = prompt_of(text, LEN);
+    gate_close(&text_gate, true);
+    AUTO(mem_free) struct answer *running = start(&g[0], &slow);
+    gate_await(&text_gate);
+    AUTO(mem_free) struct answer *l = start_named(&g[1], longer, "L", "L");
+    AUTO(mem_free) struct answer *a = start_named(&g[2], quick, "a", "aL");
+    AUTO(mem_free) struct answer *b = start_named(&g[3], quick, "b", "abL");
+    pthread_mutex_lock(&service->mu);
+    for (struct job *j = service->jobs; j; j = j->next)
+        j->arrived_us -= 3600 * INT64_C(1000000);
+    pthread_mutex_unlock(&service->mu);
+    AUTO(mem_free) struct answer *c = start_named(&g[4], quick, "c", "abLc");
+    gate_close(&text_gate, false);
+    end(&g[1], RPC_INVALID_ARGUMENT, "the context holds");
+    for (unsigned i = 0; i < ARRAY_LEN(g); i++)
+        if (i != 1)
+            end(&g[i], RPC_OK, "");
+}
+
 static void a_request_cancelled_while_its_text_is_read_leaves(void **state)
 {
     (void)state;
@@ -492,6 +542,7 @@ int main(void)
         LOADING(the_gateway_waits_for_one_model_while_another_is_ready),
         LOADING(the_gateway_tells_how_far_loading_is),
         READY(a_long_text_holds_up_no_stream),
+        READY(short_texts_go_before_long_ones_for_a_while),
         READY(a_request_cancelled_while_its_text_is_read_leaves),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
