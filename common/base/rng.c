@@ -20,13 +20,13 @@ void rng_philox(uint64_t key, const uint32_t counter[4], uint32_t out[4])
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
-        uint64_t a = (uint64_t)0xd2511f53u * c0, b = (uint64_t)0xcd9e8d57u * c2;
+        uint64_t a = (uint64_t)RNG_PHILOX_M0 * c0, b = (uint64_t)RNG_PHILOX_M1 * c2;
         c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
         c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)b;
         c3 = (uint32_t)a;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
+        k0 += RNG_PHILOX_W0;
+        k1 += RNG_PHILOX_W1;
     }
     out[0] = c0;
     out[1] = c1;

@@ -19,6 +19,11 @@ uint64_t rng_splitmix64(uint64_t x);
 /* splitmix64(splitmix64(seed) + choice): the low half is key word 0, the high half word 1. */
 uint64_t rng_key(int64_t seed, uint32_t choice);
 
+#define RNG_PHILOX_M0 0xd2511f53u // the rounds' factors, and what they add to the keys
+#define RNG_PHILOX_M1 0xcd9e8d57u
+#define RNG_PHILOX_W0 0x9e3779b9u
+#define RNG_PHILOX_W1 0xbb67ae85u
+
 /* out = Philox4x32-10(key, counter). */
 void rng_philox(uint64_t key, const uint32_t counter[4], uint32_t out[4]);
 

@@ -227,6 +227,46 @@ INLINE double vd_sum(vd a)
     return _mm_cvtsd_f64(_mm_add_sd(c, _mm_unpackhi_pd(c, c)));
 }
 
+#define VW_LANES 4
+typedef __m256i vw;
+
+INLINE vw vw_set(uint64_t x)
+{
+    return _mm256_set1_epi64x((long long)x);
+}
+
+INLINE vw vw_load(const uint32_t *p)
+{
+    return _mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i *)p));
+}
+
+INLINE void vw_store(uint64_t *p, vw a)
+{
+    _mm256_storeu_si256((__m256i *)p, a);
+}
+
+/* Of the low halves. */
+INLINE vw vw_mul(vw a, vw b)
+{
+    return _mm256_mul_epu32(a, b);
+}
+
+INLINE vw vw_xor(vw a, vw b)
+{
+    return _mm256_xor_si256(a, b);
+}
+
+INLINE vw vw_high(vw a)
+{
+    return _mm256_srli_epi64(a, 32);
+}
+
+/* Words of two low halves. */
+INLINE vw vw_pair(vw low, vw high)
+{
+    return _mm256_blend_epi32(low, _mm256_slli_epi64(high, 32), 0xaa);
+}
+
 #include "kernel/kernel_body.h"
 
 #define C_LANES 8

@@ -192,6 +192,46 @@ INLINE double vd_sum(vd a)
     return _mm_cvtsd_f64(_mm_add_sd(d, _mm_unpackhi_pd(d, d)));
 }
 
+#define VW_LANES 8
+typedef __m512i vw;
+
+INLINE vw vw_set(uint64_t x)
+{
+    return _mm512_set1_epi64((long long)x);
+}
+
+INLINE vw vw_load(const uint32_t *p)
+{
+    return _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)p));
+}
+
+INLINE void vw_store(uint64_t *p, vw a)
+{
+    _mm512_storeu_si512(p, a);
+}
+
+/* Of the low halves. */
+INLINE vw vw_mul(vw a, vw b)
+{
+    return _mm512_mul_epu32(a, b);
+}
+
+INLINE vw vw_xor(vw a, vw b)
+{
+    return _mm512_xor_si512(a, b);
+}
+
+INLINE vw vw_high(vw a)
+{
+    return _mm512_srli_epi64(a, 32);
+}
+
+/* Words of two low halves. */
+INLINE vw vw_pair(vw low, vw high)
+{
+    return _mm512_mask_mov_epi32(low, 0xaaaa, _mm512_slli_epi64(high, 32));
+}
+
 #include "kernel/kernel_body.h"
 
 #define C_LANES 16

@@ -12,9 +12,12 @@
  *   V_SUMS                    sums of q.k kept in registers
  *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS heads
  *
+ * and, where a tier has lanes of words of 64 bits, VW_LANES, `vw` and its vw_*() operations.
+ *
  * The operations are the same in every tier and so is their order: that makes tiers agree. */
 #pragma once
 #include "base/elem.h"
+#include "base/rng.h"
 #include "kernel/kernel_impl.h"
 #include <math.h>
 #include <string.h>
@@ -524,9 +527,56 @@ static uint32_t argmax(const float *x, uint32_t n)
     return n;
 }
 
+/* No lanes are written out: elem_exp() has the same operations in those a compiler takes. */
+static void weigh(const float *x, uint32_t n, double divisor, double max, double *y)
+{
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = elem_exp((double)x[i] / divisor - max);
+}
+
+#ifdef VW_LANES
+/* Philox as rng_philox() has it; counters stand in the low halves of 64 bits, what the high ones
+ * hold is never looked at. */
+INLINE vw draw_words(uint64_t key, uint32_t position, vw tokens)
+{
+    vw c0 = vw_set(RNG_TARGET_DRAW), c1 = vw_set(position), c2 = vw_set(0), c3 = tokens;
+    vw m0 = vw_set(RNG_PHILOX_M0), m1 = vw_set(RNG_PHILOX_M1);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        vw a = vw_mul(c0, m0), b = vw_mul(c2, m1);
+        c0 = vw_xor(vw_xor(vw_high(b), c1), vw_set(k0));
+        c2 = vw_xor(vw_xor(vw_high(a), c3), vw_set(k1));
+        c1 = b;
+        c3 = a;
+        k0 += RNG_PHILOX_W0;
+        k1 += RNG_PHILOX_W1;
+    }
+    return vw_pair(c0, c1);
+}
+
+static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint32_t n, uint64_t *w)
+{
+    uint32_t i = 0, rest[VW_LANES] = {0};
+    for (; i + VW_LANES <= n; i += VW_LANES)
+        vw_store(w + i, draw_words(key, position, vw_load(tokens + i)));
+    if (i < n) {
+        uint64_t words[VW_LANES];
+        memcpy(rest, tokens + i, (n - i) * sizeof(*rest));
+        vw_store(words, draw_words(key, position, vw_load(rest)));
+        memcpy(w + i, words, (n - i) * sizeof(*words));
+    }
+}
+#else
+static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint32_t n, uint64_t *w)
+{
+    for (uint32_t i = 0; i < n; i++)
+        w[i] = rng_u64(key, RNG_TARGET_DRAW, position, 0, tokens[i]);
+}
+#endif
+
 #define KERNEL_TABLE(tier)                                                                         \
     {                                                                                              \
         .name = (tier), .matmul = matmul, .prepare = prepare, .rmsnorm = rmsnorm,                  \
         .swiglu = swiglu, .add = add, .to_f16 = to_f16, .attn = attn, .logsumexp = logsumexp,      \
-        .argmax = argmax,                                                                          \
+        .argmax = argmax, .weigh = weigh, .noise = noise,                                          \
     }

@@ -190,8 +190,7 @@ static double score_of(const struct dist *d, uint32_t token)
 static double weigh_all(struct dist *d)
 {
     double largest = score_of(d, d->best), sums[8] = {0}, sum = 0;
-    for (uint32_t i = 0; i < d->n_vocab; i++)
-        d->weights[i] = elem_exp((double)d->logits[i] / d->temperature - largest);
+    d->kernel->weigh(d->logits, d->n_vocab, d->temperature, largest, d->weights);
     for (uint32_t i = 0; i < d->n_vocab; i++)
         sums[i % 8] += d->weights[i];
     for (int i = 0; i < 8; i++)
@@ -385,25 +384,40 @@ static bool may_win(double score, uint64_t w, double best)
     return score + (z + 1) * 0.6931472 >= best;
 }
 
+#define DRAW_TOKENS 256 // that get their noise at once
+
+/* From place *at of `kept` on, tokens that can reach `best` at all; their number. */
+static uint32_t next_tokens(const struct dist *d, double best, uint32_t *at,
+                            uint32_t tokens[DRAW_TOKENS])
+{
+    uint32_t n = 0;
+    for (; *at < d->n_kept && n < DRAW_TOKENS; ++*at) {
+        tokens[n] = d->kept[*at];
+        n += score_of(d, tokens[n]) - LEAST_LOG_E >= best;
+    }
+    return n;
+}
+
 uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position)
 {
-    uint32_t token = d->best;
+    uint32_t token = d->best, tokens[DRAW_TOKENS];
+    uint64_t words[DRAW_TOKENS];
     if (d->n_kept == 1)
         return d->kept[0];
     double best =
         score_of(d, token) - rng_log_exp(rng_u64(key, RNG_TARGET_DRAW, position, 0, token));
-    for (uint32_t i = 0; i < d->n_kept; i++) {
-        uint32_t t = d->kept[i];
-        double score = score_of(d, t);
-        if (score - LEAST_LOG_E < best)
-            continue;
-        uint64_t w = rng_u64(key, RNG_TARGET_DRAW, position, 0, t);
-        if (!may_win(score, w, best))
-            continue;
-        score -= rng_log_exp(w);
-        if (score > best || (score == best && t < token)) {
-            best = score;
-            token = t;
+    for (uint32_t at = 0; at < d->n_kept;) {
+        uint32_t n = next_tokens(d, best, &at, tokens);
+        d->kernel->noise(key, position, tokens, n, words);
+        for (uint32_t i = 0; i < n; i++) {
+            double score = score_of(d, tokens[i]);
+            if (!may_win(score, words[i], best))
+                continue;
+            score -= rng_log_exp(words[i]);
+            if (score > best || (score == best && tokens[i] < token)) {
+                best = score;
+                token = tokens[i];
+            }
         }
     }
     return token;

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/elem.h"
+#include "base/rng.h"
 #include "kernel/kernel_impl.h"
 #include "lib/guard.h"
 #include "lib/lib.h"
@@ -267,6 +269,35 @@ static void a_nan_logit_makes_the_sum_a_nan(void **state)
     }
 }
 
+static void weights_and_noise_of_tiers_are_those_of_one_number(void **state)
+{
+    (void)state;
+    const struct kernel *k[3];
+    unsigned n_tiers = tiers(k);
+    for (unsigned i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
+        uint32_t n = lengths[i];
+        float *x = weights_floats(1, n, n, false);
+        uint32_t *tokens = guard_alloc(n * sizeof(*tokens));
+        for (uint32_t j = 0; j < n; j++) {
+            x[j] *= 100;
+            tokens[j] = j % 5 ? UINT32_MAX - j * j : j;
+        }
+        x[n / 2] = -INFINITY;
+        for (unsigned t = 0; t < n_tiers; t++) {
+            double *y = guard_alloc(n * sizeof(*y));
+            uint64_t *w = guard_alloc(n * sizeof(*w)), key = rng_key(n, t);
+            k[t]->weigh(guard_copy(x, n * sizeof(*x)), n, 0.7, 1000, y);
+            k[t]->noise(key, UINT32_MAX - n, tokens, n, w);
+            for (uint32_t j = 0; j < n; j++) {
+                assert_true(y[j] == elem_exp((double)x[j] / 0.7 - 1000));
+                assert_true(w[j] == rng_u64(key, RNG_TARGET_DRAW, UINT32_MAX - n, 0, tokens[j]));
+            }
+        }
+        guard_free_all();
+        free(x);
+    }
+}
+
 int main(void)
 {
     kernel_thread_init();
@@ -282,6 +313,7 @@ int main(void)
         cmocka_unit_test(softmax_sums_agree_with_float64),
         cmocka_unit_test(argmax_takes_the_lowest_of_ties_and_never_a_nan),
         cmocka_unit_test(a_nan_logit_makes_the_sum_a_nan),
+        cmocka_unit_test(weights_and_noise_of_tiers_are_those_of_one_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,8 @@
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
+#include "base/elem.h"
+#include "base/rng.h"
 #include "lib/plain_dist.h"
 
 static uint32_t plain_argmax(const float *x, uint32_t n)
@@ -23,8 +25,24 @@ static double plain_logsumexp(const float *x, uint32_t n)
     return largest + log(sum);
 }
 
-const struct kernel plain_kernel = {
-    .name = "plain", .argmax = plain_argmax, .logsumexp = plain_logsumexp};
+static void plain_weigh(const float *x, uint32_t n, double divisor, double max, double *y)
+{
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = elem_exp((double)x[i] / divisor - max);
+}
+
+static void plain_noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint32_t n,
+                        uint64_t *w)
+{
+    for (uint32_t i = 0; i < n; i++)
+        w[i] = rng_u64(key, RNG_TARGET_DRAW, position, 0, tokens[i]);
+}
+
+const struct kernel plain_kernel = {.name = "plain",
+                                    .argmax = plain_argmax,
+                                    .logsumexp = plain_logsumexp,
+                                    .weigh = plain_weigh,
+                                    .noise = plain_noise};
 
 struct item {
     uint32_t token;

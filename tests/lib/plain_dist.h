@@ -5,7 +5,7 @@
 #include "kernel/kernel.h"
 #include "model/dist.h"
 
-/* argmax and logsumexp only, so that these tests do not lean on the kernels. */
+/* Only what a distribution takes, so that these tests do not lean on the kernels. */
 extern const struct kernel plain_kernel;
 
 /* context: the prompt's tokens, then n_generated more. Probabilities of all tokens. */
