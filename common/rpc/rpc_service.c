@@ -7,7 +7,9 @@
 #include "rpc/rpc_reflection.h"
 #include "rpc/rpc_service.h"
 
-#define STOP_MARGIN_US 5000000 // beyond the drain: ending calls, joining threads
+/* Beyond the drain: what runs is told to end, and a pass or a text that is under way goes on before
+ * threads can be joined. A pass of more than this would not do for the units' watchdog. */
+#define STOP_MARGIN_US 30000000
 
 struct rpc_service {
     const char *name;

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "grpc/health/v1/health.pb-c.h"
+#include "lib/manager.h"
 #include "lib/rpc_rig.h"
 #include "rpc/rpc_service.h"
 
@@ -62,11 +63,25 @@ static void a_service_without_an_address_says_so(void **state)
     rpc_service_stop(s, 0);
 }
 
+static void stopping_asks_for_the_drain_and_what_comes_behind(void **state)
+{
+    (void)state;
+    struct conf_list listen = {0};
+    struct rpc_service_options opt = {
+        .name = "tandem.v1.Verifier", .listen = &listen, .fill_stats = fill};
+    struct rpc_service *s;
+    assert_int_equal(rpc_service_new(&opt, &s), 0);
+    rpc_service_stop(s, 200000);
+    assert_string_equal(manager_heard(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=230000000");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_service_has_health_reflection_and_stats),
         cmocka_unit_test(a_service_without_an_address_says_so),
+        cmocka_unit_test_setup_teardown(stopping_asks_for_the_drain_and_what_comes_behind,
+                                        manager_be, manager_leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
