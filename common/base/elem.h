@@ -61,7 +61,8 @@ static inline double elem_exp(double x)
     sum = sum * r + 1.0;
     sum = sum * r + 1.0;
     double scale = elem_double((elem_bits(shifted) + 1023) << 52);
-    return x < -708.0 ? 0.0 : sum * scale;
+    uint64_t kept = -(uint64_t) !(x < -708.0); // a mask: gcc takes no lanes through a branch
+    return elem_double(elem_bits(sum * scale) & kept);
 }
 
 /* Sine and cosine within 2^-52 for |x| < 2^20, less exact beyond. x = n pi/2 + r, |r| <= pi/4; of
