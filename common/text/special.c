@@ -13,12 +13,23 @@ static bool is_special(const struct vocab *v, uint32_t id)
            len > 0 && len <= SPECIAL_MAX_BYTES;
 }
 
-static int order(const void *a, const void *b, void *arg)
+static int order_names(const struct vocab *v, uint32_t a, uint32_t b)
 {
-    struct gguf_text x = vocab_bytes(arg, *(const uint32_t *)a);
-    struct gguf_text y = vocab_bytes(arg, *(const uint32_t *)b);
+    struct gguf_text x = vocab_bytes(v, a), y = vocab_bytes(v, b);
     int r = memcmp(x.data, y.data, x.len < y.len ? x.len : y.len);
     return r != 0 ? r : (x.len > y.len) - (x.len < y.len);
+}
+
+/* By name; of one name the token that is to be found comes last: a user-defined one, else the
+ * highest id. */
+static int order(const void *a, const void *b, void *arg)
+{
+    const struct vocab *v = arg;
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    int r = order_names(v, x, y);
+    if (r == 0)
+        r = (v->kinds[x] == TOK_USER) - (v->kinds[y] == TOK_USER);
+    return r != 0 ? r : (x > y) - (x < y);
 }
 
 int special_init(struct special *s, const struct vocab *vocab)
@@ -31,16 +42,21 @@ int special_init(struct special *s, const struct vocab *vocab)
     if (!s->ids)
         return fail(-ENOMEM, "tokenizer: no memory for %u special tokens", n);
     n = 0;
-    for (uint32_t id = 0; id < vocab->n; id++) {
-        if (!is_special(vocab, id))
+    for (uint32_t id = 0; id < vocab->n; id++)
+        if (is_special(vocab, id))
+            s->ids[n++] = id;
+    qsort_r(s->ids, n, sizeof(*s->ids), order, (void *)vocab);
+    uint32_t n_names = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = s->ids[i];
+        if (i + 1 < n && order_names(vocab, id, s->ids[i + 1]) == 0)
             continue;
-        s->ids[n++] = id;
+        s->ids[n_names++] = id;
         s->any_user |= vocab->kinds[id] == TOK_USER;
         s->first[(uint8_t)*vocab_bytes(vocab, id).data + 1]++;
     }
     for (unsigned b = 0; b < 256; b++)
         s->first[b + 1] += s->first[b];
-    qsort_r(s->ids, n, sizeof(*s->ids), order, (void *)vocab);
     return 0;
 }
 
@@ -70,9 +86,11 @@ static uint32_t longest(const struct special *s, const char *text, size_t len, b
     uint32_t from = s->first[(uint8_t)*text], to = s->first[(uint8_t)*text + 1];
     uint32_t found = VOCAB_NONE;
     for (size_t depth = 1; from < to; depth++) {
-        for (; from < to && vocab_bytes(s->vocab, s->ids[from]).len == depth; from++)
+        if (vocab_bytes(s->vocab, s->ids[from]).len == depth) {
             if (parse_special || s->vocab->kinds[s->ids[from]] == TOK_USER)
                 found = s->ids[from];
+            from++;
+        }
         if (depth == len)
             break;
         from = bound(s, from, to, depth, (uint8_t)text[depth]);

@@ -10,7 +10,7 @@
 
 struct special {
     const struct vocab *vocab;
-    uint32_t *ids;       // sorted by their bytes
+    uint32_t *ids;       // sorted by their bytes, one of each name
     uint32_t first[257]; // ids[first[b]] to ids[first[b + 1]] begin with byte b
     bool any_user;
 };

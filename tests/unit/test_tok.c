@@ -301,8 +301,8 @@ static void ends_are_those_of_the_keys_and_of_the_names(void **state)
     (void)state;
 }
 
-/* <|return|> and <|call|> are looked for once, however many tokens want to know. */
-static void tokens_that_only_end_messages_may_be_many(void **state)
+/* Nothing looks through the vocabulary, or through all of a name, for each of them. */
+static void many_tokens_may_have_one_name(void **state)
 {
     enum { n = 1 << 18 };
     AUTO(gguf_write_free) struct gguf_write *w = NULL;
@@ -331,6 +331,14 @@ static void tokens_that_only_end_messages_may_be_many(void **state)
     assert_int_equal(tok_eos_ids(t, &ids), 2);
     assert_int_equal(ids[0], n - 2);
     assert_int_equal(ids[1], n - 1);
+    static char text[7 * 20000 + 1]; // nor is each of them looked at where the text has the name
+    AUTO(mem_free) uint32_t *found = NULL;
+    size_t n_found;
+    for (size_t i = 0; i < 20000; i++)
+        memcpy(text + 7 * i, "<|end|>", 7);
+    assert_int_equal(tok_encode(t, text, sizeof(text) - 1, true, false, &found, &n_found), 0);
+    assert_int_equal(n_found, 20000);
+    assert_int_equal(found[0], n - 3); // the last of that name
     (void)state;
 }
 
@@ -507,7 +515,7 @@ int main(void)
         cmocka_unit_test(the_file_may_ask_for_no_space_in_front),
         cmocka_unit_test(the_file_may_ask_for_single_spaces),
         cmocka_unit_test(ends_are_those_of_the_keys_and_of_the_names),
-        cmocka_unit_test(tokens_that_only_end_messages_may_be_many),
+        cmocka_unit_test(many_tokens_may_have_one_name),
         cmocka_unit_test(ids_outside_of_the_vocabulary_are_refused),
         cmocka_unit_test(an_unknown_pre_tokenizer_is_named),
         cmocka_unit_test(an_unknown_model_is_named),
