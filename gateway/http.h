@@ -54,8 +54,8 @@ const char *http_method(const struct http_request *r);
 const char *http_path(const struct http_request *r); // decoded, without the query
 const char *http_id(const struct http_request *r);   // X-Request-Id if it is a sane one, else made
 const char *http_body(const struct http_request *r, size_t *ret_len); // NUL behind it
-/* It has been read. What it became counts as a body until http_let_go(), or the last reference;
- * both only from whoever answers. */
+/* Frees the body once it is parsed; what was made of it counts in max_bodies in its place, until
+ * http_let_go() or the last reference. Only for whoever answers. */
 void http_free_body(struct http_request *r);
 void http_let_go(struct http_request *r);
 int64_t http_begun_us(const struct http_request *r); // clock_us() when it began to arrive

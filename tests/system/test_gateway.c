@@ -1220,6 +1220,15 @@ static void a_taken_address_is_said_in_one_sentence(void **state)
     assert_int_equal(rc, 1);
 }
 
+static void limits_that_contradict_each_other_are_refused(void **state)
+{
+    (void)state;
+    const char *args[] = {"--max-body-kib", "2048", "--max-bodies-mib", "1", NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    free(child_wait_log(&s, "max_bodies_mib must have room for one body"));
+    assert_int_equal(child_wait(&s), 1);
+}
+
 static int start_all(void **state)
 {
     (void)state;
@@ -1299,6 +1308,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_stream_may_be_silent_longer_than_a_connection_may_be_idle),
         cmocka_unit_test(old_and_head_requests_are_answered),
         cmocka_unit_test(a_taken_address_is_said_in_one_sentence),
+        cmocka_unit_test(limits_that_contradict_each_other_are_refused),
     };
     return cmocka_run_group_tests(tests, start_all, stop_all);
 }
