@@ -7,6 +7,23 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#if defined(__x86_64__)
+#define REQUEST_PERMISSION 0x1023 // ARCH_REQ_XCOMP_PERM of asm/prctl.h, Linux 5.16
+#define TILE_DATA 18              // its number as a part of the saved state
+
+/* AMX int8 is there, and the kernel saves its registers for this process. */
+static bool may_use_tiles(void)
+{
+    unsigned a, b, c, d;
+    const unsigned tile_and_int8 = 3u << 24;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile_and_int8) != tile_and_int8)
+        return false;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
 #endif
 
 static bool runs_here(const struct kernel *k)
@@ -17,6 +34,8 @@ static bool runs_here(const struct kernel *k)
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
     if (k == &kernel_avx2)
         return avx2;
+    if (k == &kernel_amx)
+        return runs_here(&kernel_avx512) && may_use_tiles();
     if (k == &kernel_avx512)
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -28,6 +47,7 @@ static bool runs_here(const struct kernel *k)
 static const struct kernel *const tiers[] = {
 // best first
 #if defined(__x86_64__)
+    &kernel_amx,
     &kernel_avx512,
     &kernel_avx2,
 #endif
@@ -50,7 +70,7 @@ int kernel_init(const struct kernel **ret)
         const struct kernel *k = kernel_tier(name);
         if (!k)
             return fail(-ENOTSUP,
-                        "TANDEM_CPU=%s: no such kernels (c, avx2, avx512), or not on this CPU",
+                        "TANDEM_CPU=%s: no such kernels (c, avx2, avx512, amx), or not on this CPU",
                         name);
         *ret = k;
         return 0;

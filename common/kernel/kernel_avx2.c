@@ -405,5 +405,5 @@ INLINE ci c_dot(ci sum, const cb *w, const int8_t *q, const int n, const int bit
 
 #include "kernel/kernel_int8.h"
 
-const struct kernel kernel_avx2 = KERNEL_TABLE("avx2");
+const struct kernel kernel_avx2 = KERNEL_TABLE("avx2", matmul);
 #endif

@@ -574,9 +574,9 @@ static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint3
 }
 #endif
 
-#define KERNEL_TABLE(tier)                                                                         \
+#define KERNEL_TABLE(tier, product)                                                                \
     {                                                                                              \
-        .name = (tier), .matmul = matmul, .prepare = prepare, .rmsnorm = rmsnorm,                  \
+        .name = (tier), .matmul = (product), .prepare = prepare, .rmsnorm = rmsnorm,               \
         .swiglu = swiglu, .add = add, .to_f16 = to_f16, .attn = attn, .logsumexp = logsumexp,      \
         .argmax = argmax, .weigh = weigh, .noise = noise,                                          \
     }

@@ -267,4 +267,4 @@ static void matmul_int8(const struct kernel_mat *w, const void *x, size_t x_byte
     }
 }
 
-const struct kernel kernel_c = KERNEL_TABLE("c");
+const struct kernel kernel_c = KERNEL_TABLE("c", matmul);

@@ -95,5 +95,9 @@ static inline float kernel_float(uint32_t bits)
 
 extern const struct kernel kernel_c;
 #if defined(__x86_64__)
-extern const struct kernel kernel_avx2, kernel_avx512;
+extern const struct kernel kernel_avx2, kernel_avx512, kernel_amx;
+
+/* The amx tier's product; its other functions are avx512's. */
+void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                       float *y, size_t y_stride, uint32_t from, uint32_t to);
 #endif

@@ -159,8 +159,8 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
         kernel_tier("c")->prepare(form, x + (size_t)r * o->n_in, o->n_in, px + r * j.x_bytes);
     j.x = px;
     j.y = weights_alloc((size_t)max_rows * o->n_out * sizeof(float));
-    static const char *const names[] = {"c", "avx2", "avx512"};
-    for (unsigned i = 0; i < 3; i++)
+    static const char *const names[] = {"c", "avx2", "avx512", "amx"};
+    for (unsigned i = 0; i < ARRAY_LEN(names); i++)
         for (unsigned k = 0; k < n_threads; k++) {
             AUTO(pool_free) struct pool *p = NULL;
             j.k = kernel_tier(names[i]);

@@ -14,7 +14,7 @@
 #define N_LONG 600 // past two pieces
 #define EMBEDDED SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 
-static const char *const tiers[] = {"c", "avx2", "avx512"};
+static const char *const tiers[] = {"c", "avx2", "avx512", "amx"};
 
 static uint64_t dice_state;
 

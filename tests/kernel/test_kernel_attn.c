@@ -10,7 +10,7 @@
 #include "lib/lib.h"
 #include "lib/weights.h"
 
-static const char *const tier_names[] = {"c", "avx2", "avx512"};
+static const char *const tier_names[] = {"c", "avx2", "avx512", "amx"};
 
 #define MAX_POS 1100
 

@@ -11,10 +11,10 @@
 #include "lib/lib.h"
 #include "lib/weights.h"
 
-static const char *const tier_names[] = {"c", "avx2", "avx512"};
+static const char *const tier_names[] = {"c", "avx2", "avx512", "amx"};
 
 /* The tiers this CPU has, C first. */
-static unsigned tiers(const struct kernel *to[3])
+static unsigned tiers(const struct kernel *to[4])
 {
     unsigned n = 0;
     for (unsigned i = 0; i < 3; i++)
@@ -60,7 +60,7 @@ static void f16_rounds_to_nearest_and_ties_to_even(void **state)
 static void f16_of_tiers_is_that_of_c(void **state)
 {
     (void)state;
-    const struct kernel *k[3];
+    const struct kernel *k[4];
     unsigned n = tiers(k);
     uint64_t step = getenv("TANDEM_TEST_LONG") ? 1 : 1021;
     for (uint64_t bits = 0; bits < 1ull << 32;) {
@@ -148,7 +148,7 @@ static void row_operations(const struct kernel *k, uint32_t n, const float *x, c
 static void row_operations_of_tiers_are_those_of_c(void **state)
 {
     (void)state;
-    const struct kernel *k[3];
+    const struct kernel *k[4];
     unsigned n_tiers = tiers(k);
     for (unsigned i = 0; i < 2 * sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i / 2];
@@ -176,7 +176,7 @@ static void row_operations_of_tiers_are_those_of_c(void **state)
 static void operands_may_be_the_result(void **state)
 {
     (void)state;
-    const struct kernel *k[3];
+    const struct kernel *k[4];
     unsigned n_tiers = tiers(k);
     for (unsigned t = 0; t < n_tiers; t++) {
         float x[37], w[37], y[37];
@@ -193,7 +193,7 @@ static void operands_may_be_the_result(void **state)
     }
 }
 
-static void check_logits(const struct kernel *const k[3], unsigned n_tiers, const float *x,
+static void check_logits(const struct kernel *const k[4], unsigned n_tiers, const float *x,
                          uint32_t n)
 {
     float *g = guard_copy(x, n * sizeof(float));
@@ -210,7 +210,7 @@ static void check_logits(const struct kernel *const k[3], unsigned n_tiers, cons
 static void softmax_sums_agree_with_float64(void **state)
 {
     (void)state;
-    const struct kernel *k[3];
+    const struct kernel *k[4];
     unsigned n_tiers = tiers(k);
     for (unsigned i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i];
@@ -232,7 +232,7 @@ static void softmax_sums_agree_with_float64(void **state)
 static void argmax_takes_the_lowest_of_ties_and_never_a_nan(void **state)
 {
     (void)state;
-    const struct kernel *k[3];
+    const struct kernel *k[4];
     unsigned n_tiers = tiers(k);
     float x[100];
     for (unsigned t = 0; t < n_tiers; t++) {
@@ -260,7 +260,7 @@ static void argmax_takes_the_lowest_of_ties_and_never_a_nan(void **state)
 static void a_nan_logit_makes_the_sum_a_nan(void **state)
 {
     (void)state;
-    const struct kernel *k[3];
+    const struct kernel *k[4];
     unsigned n_tiers = tiers(k);
     for (unsigned t = 0; t < n_tiers; t++) {
         float x[20] = {[13] = NAN};
@@ -272,7 +272,7 @@ static void a_nan_logit_makes_the_sum_a_nan(void **state)
 static void weights_and_noise_of_tiers_are_those_of_one_number(void **state)
 {
     (void)state;
-    const struct kernel *k[3];
+    const struct kernel *k[4];
     unsigned n_tiers = tiers(k);
     for (unsigned i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i];

@@ -12,7 +12,7 @@
 
 #define MAX_ROWS 64
 
-static const char *const tier_names[] = {"avx2", "avx512"};
+static const char *const tier_names[] = {"avx2", "avx512", "amx"};
 
 static bool rows_wanted(uint32_t m)
 {
@@ -112,6 +112,7 @@ static void check_tier(const char *name)
         int64_t start = clock_us();
         check_type(k, type, 150, 256, false);
         check_type(k, type, 81, 512, true);
+        check_type(k, type, 40, 1280, true); // more parts of K than one
         uint32_t per, bytes;
         assert_int_equal(kernel_type_block(type, &per, &bytes), 0);
         if (per == 32) // an odd number of blocks, and one alone
@@ -134,6 +135,12 @@ static void products_of_avx512_are_those_of_c(void **state)
 {
     (void)state;
     check_tier(tier_names[1]);
+}
+
+static void products_of_amx_are_those_of_c(void **state)
+{
+    (void)state;
+    check_tier(tier_names[2]);
 }
 
 static void prepared_rows_are_the_same_bytes(void **state)
@@ -166,6 +173,7 @@ int main(void)
         cmocka_unit_test(prepared_rows_are_the_same_bytes),
         cmocka_unit_test(products_of_avx2_are_those_of_c),
         cmocka_unit_test(products_of_avx512_are_those_of_c),
+        cmocka_unit_test(products_of_amx_are_those_of_c),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ static struct {
     {"k", 3, {"1", "3", "8"}},
     {"threads", 2, {"1", "2"}},
     {"chunk", 3, {"16", "64", "512"}},
-    {"tier", 3, {"c", "avx2", "avx512"}},
+    {"tier", 4, {"c", "avx2", "avx512", "amx"}},
 };
 static const unsigned batches[] = {BATCHES}; // the last is the largest
 #define N_BATCHES ARRAY_LEN(batches)

@@ -1,0 +1,335 @@
+/* kernel_avx512.h - AVX-512's vectors: floats as kernel_body.h wants them (v_*), columns as
+ * kernel_int8.h does (c_*). */
+#pragma once
+#include <immintrin.h>
+#include "kernel/kernel_impl.h"
+
+#define C_LANES 16
+#define C_SIGNED 0 // weights stay unsigned: VPDPBUSD wants them so
+
+typedef __m512 vf;
+typedef struct {
+    __m512d lo, hi;
+} vd;
+
+INLINE __mmask16 first(uint32_t n)
+{
+    return (__mmask16)((1u << n) - 1);
+}
+
+INLINE vf v_set(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+INLINE vf v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+INLINE vf v_load_n(const float *p, uint32_t n, float fill)
+{
+    return _mm512_mask_loadu_ps(_mm512_set1_ps(fill), first(n), p);
+}
+
+INLINE void v_store(float *p, vf a)
+{
+    _mm512_storeu_ps(p, a);
+}
+
+INLINE void v_store_n(float *p, uint32_t n, vf a)
+{
+    _mm512_mask_storeu_ps(p, first(n), a);
+}
+
+INLINE vf v_half_load(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+INLINE vf v_half_load_n(const uint16_t *p, uint32_t n)
+{
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
+}
+
+INLINE void v_half_store(uint16_t *p, vf a)
+{
+    _mm256_storeu_si256((__m256i *)p,
+                        _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+INLINE void v_bf16_load(const uint8_t *p, vf *even, vf *odd)
+{
+    __m512i pairs = _mm512_loadu_si512(p);
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+INLINE vf v_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+INLINE vf v_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+INLINE vf v_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+INLINE vf v_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+INLINE vf v_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+
+INLINE vf v_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+
+INLINE vf v_abs(vf a)
+{
+    return _mm512_abs_ps(a);
+}
+
+INLINE float v_sum(vf a)
+{
+    __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+
+/* A step of the tree for two vectors at once: the results of a, then those of b. */
+#define JOIN(a, b, shuffle, low, high) _mm512_add_ps(shuffle(a, b, low), shuffle(a, b, high))
+
+/* v_sum() of sixteen vectors: each step halves their number, so none is spent on lanes without use.
+ */
+INLINE vf v_sums(const vf a[16])
+{
+    vf b[8], c[4], d[2];
+    EACH (i, 4) {
+        b[2 * i] = JOIN(a[i], a[i + 4], _mm512_shuffle_f32x4, 0x44, 0xee);
+        b[2 * i + 1] = JOIN(a[i + 8], a[i + 12], _mm512_shuffle_f32x4, 0x44, 0xee);
+    }
+    EACH (i, 4)
+        c[i] = JOIN(b[2 * i], b[2 * i + 1], _mm512_shuffle_f32x4, 0x88, 0xdd);
+    EACH (i, 2)
+        d[i] = JOIN(c[2 * i], c[2 * i + 1], _mm512_shuffle_ps, 0x44, 0xee);
+    return JOIN(d[0], d[1], _mm512_shuffle_ps, 0x88, 0xdd);
+}
+
+INLINE float v_hmax(vf a)
+{
+    __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+
+INLINE uint32_t v_equal(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
+
+INLINE vf v_power(__m512i n)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+
+INLINE vf v_pow2(vf p, vf t)
+{
+    __m512i n = _mm512_sub_epi32(_mm512_castps_si512(t), _mm512_set1_epi32(0x4b400000));
+    __m512i half = _mm512_srai_epi32(n, 1);
+    return v_mul(v_mul(p, v_power(half)), v_power(_mm512_sub_epi32(n, half)));
+}
+
+INLINE int v_quantise(vf a, int8_t *to)
+{
+    __m512i q = _mm512_cvtps_epi32(v_max(v_min(a, v_set(127)), v_set(-127)));
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(q));
+    return _mm512_reduce_add_epi32(q);
+}
+
+INLINE vd vd_zero(void)
+{
+    return (vd){_mm512_setzero_pd(), _mm512_setzero_pd()};
+}
+
+INLINE vd vd_add(vd a, vf b)
+{
+    a.lo = _mm512_add_pd(a.lo, _mm512_cvtps_pd(_mm512_castps512_ps256(b)));
+    a.hi = _mm512_add_pd(a.hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(b, 1)));
+    return a;
+}
+
+INLINE double vd_sum(vd a)
+{
+    __m512d b = _mm512_add_pd(a.lo, a.hi);
+    __m256d c = _mm256_add_pd(_mm512_castpd512_pd256(b), _mm512_extractf64x4_pd(b, 1));
+    __m128d d = _mm_add_pd(_mm256_castpd256_pd128(c), _mm256_extractf128_pd(c, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(d, _mm_unpackhi_pd(d, d)));
+}
+
+#define VW_LANES 8
+typedef __m512i vw;
+
+INLINE vw vw_set(uint64_t x)
+{
+    return _mm512_set1_epi64((long long)x);
+}
+
+INLINE vw vw_load(const uint32_t *p)
+{
+    return _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)p));
+}
+
+INLINE void vw_store(uint64_t *p, vw a)
+{
+    _mm512_storeu_si512(p, a);
+}
+
+/* Of the low halves. */
+INLINE vw vw_mul(vw a, vw b)
+{
+    return _mm512_mul_epu32(a, b);
+}
+
+INLINE vw vw_xor(vw a, vw b)
+{
+    return _mm512_xor_si512(a, b);
+}
+
+INLINE vw vw_high(vw a)
+{
+    return _mm512_srli_epi64(a, 32);
+}
+
+/* Words of two low halves. */
+INLINE vw vw_pair(vw low, vw high)
+{
+    return _mm512_mask_mov_epi32(low, 0xaaaa, _mm512_slli_epi64(high, 32));
+}
+
+typedef __m512 cf;
+typedef __m512i ci, cb;
+
+INLINE cf c_set(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+INLINE cf c_halfs(const uint8_t *p)
+{
+    return v_half_load((const uint16_t *)p);
+}
+
+INLINE cf c_mul(cf a, cf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+INLINE cf c_fma(cf a, cf b, cf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+INLINE cf c_negative(cf a)
+{
+    return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
+}
+
+INLINE cf c_float(ci a)
+{
+    return _mm512_cvtepi32_ps(a);
+}
+
+INLINE void c_store_n(float *p, uint32_t n, cf a)
+{
+    _mm512_mask_storeu_ps(p, n < 16 ? first(n) : 0xffff, a);
+}
+
+INLINE ci c_int(int x)
+{
+    return _mm512_set1_epi32(x);
+}
+
+INLINE ci c_int_right(ci a, int n)
+{
+    return _mm512_srai_epi32(a, (unsigned)n);
+}
+
+INLINE ci c_int_mul(ci a, ci b)
+{
+    return _mm512_mullo_epi32(a, b);
+}
+
+INLINE ci c_int_add(ci a, ci b)
+{
+    return _mm512_add_epi32(a, b);
+}
+
+INLINE ci c_from_u8(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
+INLINE ci c_from_s8(const uint8_t *p)
+{
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
+INLINE cb c_bytes(const uint8_t *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+INLINE cb c_signed(cb a)
+{
+    return a;
+}
+
+INLINE cb c_and(cb a, int mask)
+{
+    return _mm512_and_si512(a, _mm512_set1_epi8((char)mask));
+}
+
+INLINE cb c_or(cb a, cb b)
+{
+    return _mm512_or_si512(a, b);
+}
+
+INLINE cb c_left(cb a, int n)
+{
+    return _mm512_slli_epi16(a, (unsigned)n);
+}
+
+INLINE cb c_right(cb a, int n)
+{
+    return _mm512_srli_epi16(a, (unsigned)n);
+}
+
+/* sum + w . q over 4 n of K */
+INLINE ci c_dot(ci sum, const cb *w, const int8_t *q, const int n, const int bits)
+{
+    (void)bits;
+    EACH (g, n) {
+        int four;
+        memcpy(&four, q + 4 * g, 4);
+        sum = _mm512_dpbusd_epi32(sum, w[g], _mm512_set1_epi32(four));
+    }
+    return sum;
+}

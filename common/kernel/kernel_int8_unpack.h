@@ -1,0 +1,55 @@
+/* kernel_int8_unpack.h - blocks of packed quantised weights into bytes and scales, over a tier's
+ * operations on columns (see kernel_int8.h). */
+#pragma once
+#include "kernel/kernel_impl.h"
+
+/* What is constant about a type, so that the compiler folds it. */
+struct int8_type {
+    int lo, hi, offset, group;
+    bool min, halves;
+};
+
+/* Columns [lane, lane + C_LANES) of the block at p. */
+INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
+{
+    if (t.lo == 8) {
+        EACH (g, 8)
+            w[g] = c_signed(c_bytes(p + 64 * g));
+        return;
+    }
+    EACH (g, 4) {
+        cb both = c_bytes(p + 64 * g);
+        w[g] = c_and(both, 0x0f);
+        w[g + 4] = c_and(c_right(both, 4), 0x0f);
+    }
+    if (!t.hi)
+        return;
+    const uint8_t *high = p + 256;
+    EACH (g, 8) {
+        int bit = t.hi == 1 ? g : 2 * (g % 4); // to be moved to bit 4
+        cb h = c_bytes(high + (t.hi == 1 ? 0 : 64 * (g / 4)));
+        h = bit > 4 ? c_right(h, bit - 4) : c_left(h, 4 - bit);
+        w[g] = c_or(w[g], c_and(h, t.hi == 1 ? 0x10 : 0x30));
+    }
+}
+
+/* Scales and mins of block i of a group. */
+INLINE void int8_scales(const struct int8_type t, const uint8_t *group, int i, int lane, cf *d,
+                        cf *m, ci sub[2])
+{
+    const uint8_t *p = group + 2 * lane;
+    if (t.group == 2) {
+        *d = c_halfs(p + 32 * i);
+        if (t.min)
+            *m = c_halfs(p + 64 + 32 * i);
+        return;
+    }
+    *d = c_halfs(p);
+    if (t.halves) {
+        sub[0] = c_from_s8(group + 64 + 32 * i + lane);
+        sub[1] = c_from_s8(group + 64 + 32 * i + 16 + lane);
+    } else {
+        *d = c_mul(*d, c_float(c_from_u8(group + 64 + 16 * i + lane)));
+        *m = c_mul(c_halfs(p + 32), c_negative(c_float(c_from_u8(group + 192 + 16 * i + lane))));
+    }
+}
