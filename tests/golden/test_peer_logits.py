@@ -1,9 +1,7 @@
 """Logits of small random models of every architecture and weight type against llama.cpp's.
 
-Part of the long suite (TANDEM_TEST_LONG=1). Installs the npm package @node-llama-cpp/linux-x64 3.22.1
-into build/peer and calls its libraries by ctypes: ggml_quantize_chunk makes the weights, dequantize_row_*
-says what they mean, libllama computes the logits. The parameter structures are the library's own defaults,
-changed at the offsets of that version.
+Part of the long suite (TANDEM_TEST_LONG=1). Of the libraries that tests/lib/peer.py installs, ggml_quantize_chunk
+makes the weights, dequantize_row_* says what they mean, libllama computes the logits.
 
 Three distances, each the root mean square of the difference, relative to that of the logits:
   peer    llama.cpp on the same file. Both quantise activations, each in its own way.
@@ -11,121 +9,24 @@ Three distances, each the root mean square of the difference, relative to that o
   wrong   the negative control: exact, but of a model with another rotation. It must be large.
 """
 import array
-import ctypes as C
 import math
 import os
 import random
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib"))
+from peer import TYPES, Missing, Model, Peer, Rows
+
 LONG = os.environ.get("TANDEM_TEST_LONG")
 TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/dev"), "tests", "logits_tool")
-PEER = os.path.abspath("build/peer")
-PACKAGE = "@node-llama-cpp/linux-x64"
-VERSION = "3.22.1"
 
 EMBD, FF, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 256, 512, 2, 8, 2, 32, 96
-TYPES = {  # number in files, weights in a block, bytes of a block
-    "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
-    "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176),
-    "Q6_K": (14, 256, 210), "BF16": (30, 1, 2),
-}
 ARCHS = ("llama", "qwen2", "qwen3")
 TOKENS = [random.Random(i).randrange(VOCAB) for i in range(48)]
-
-
-class Blob(C.Structure):  # larger than any parameter structure: by-value arguments lie on the stack
-    _fields_ = [("b", C.c_ubyte * 512)]
-
-
-class Batch(C.Structure):
-    _fields_ = [("n_tokens", C.c_int32), ("token", C.c_void_p), ("embd", C.c_void_p), ("pos", C.c_void_p),
-                ("n_seq_id", C.c_void_p), ("seq_id", C.c_void_p), ("logits", C.c_void_p)]
-
-
-# int32 fields of llama_context_params in this version: offset, value
-CONTEXT = {"n_ctx": (0, 256), "n_batch": (4, 256), "n_ubatch": (8, 256), "n_seq_max": (12, 1), "n_outputs": (20, 256),
-           "n_outputs_per_seq": (24, 256), "n_threads": (28, 1), "n_threads_batch": (32, 1), "flash_attn": (52, 0)}
-
-
-class Peer:
-    """The libraries, loaded once."""
-
-    def __init__(self):
-        folder = os.path.join(PEER, "node_modules", PACKAGE, "bins", "linux-x64")
-        if not os.path.isdir(folder):
-            npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--prefix", PEER,
-                   "%s@%s" % (PACKAGE, VERSION)]
-            if subprocess.run(npm, check=False).returncode:
-                raise unittest.SkipTest("npm cannot install " + PACKAGE)
-        self.base = C.CDLL(os.path.join(folder, "libggml-base.so"), mode=C.RTLD_GLOBAL)
-        ggml = C.CDLL(os.path.join(folder, "libggml.v0.5.0.so"), mode=C.RTLD_GLOBAL)
-        ggml.ggml_backend_load_all_from_path(folder.encode())
-        self.llama = lib = C.CDLL(os.path.join(folder, "libllama.v0.5.0.so"), mode=C.RTLD_GLOBAL)
-        pointer = C.c_void_p
-        for name, result, arguments in [
-            ("llama_model_default_params", Blob, []), ("llama_context_default_params", Blob, []),
-            ("llama_model_load_from_file", pointer, [C.c_char_p, Blob]),
-            ("llama_init_from_model", pointer, [pointer, Blob]), ("llama_decode", C.c_int32, [pointer, Batch]),
-            ("llama_get_logits_ith", C.POINTER(C.c_float), [pointer, C.c_int32]), ("llama_free", None, [pointer]),
-            ("llama_model_free", None, [pointer]), ("llama_log_set", None, [pointer, pointer]),
-        ]:
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-        self.base.ggml_quantize_chunk.restype = C.c_size_t
-        self.base.ggml_quantize_chunk.argtypes = [C.c_int, pointer, pointer, C.c_int64, C.c_int64, C.c_int64, pointer]
-        self.silent = C.CFUNCTYPE(None, C.c_int, C.c_char_p, pointer)(lambda level, text, data: None)
-        lib.llama_log_set(self.silent, None)
-        lib.llama_backend_init()
-
-    def quantise(self, kind, floats, n_in):
-        number, block, size = TYPES[kind]
-        n = len(floats)
-        source = (C.c_float * n).from_buffer(floats)
-        if kind == "F32":
-            return bytes(source)
-        to = C.create_string_buffer(n // block * size)
-        if kind == "BF16":
-            self.base.ggml_fp32_to_bf16_row_ref(source, to, C.c_int64(n))
-        else:
-            self.base.ggml_quantize_chunk(number, source, to, 0, n // n_in, n_in, None)
-        return to.raw
-
-    def dequantise(self, kind, data, n):
-        to = array.array("f", bytes(4 * n))
-        out = (C.c_float * n).from_buffer(to)
-        name = {"F16": "ggml_fp16_to_fp32_row", "BF16": "ggml_bf16_to_fp32_row"}.get(kind)
-        name = name or "dequantize_row_" + kind.lower().replace("_k", "_K")
-        if kind == "F32":
-            return array.array("f", data)
-        getattr(self.base, name)(C.c_char_p(data), out, C.c_int64(n))
-        return to
-
-    def logits(self, path, tokens):
-        lib = self.llama
-        model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
-        if not model:
-            raise RuntimeError("llama.cpp does not load " + path)
-        parameters = lib.llama_context_default_params()
-        for offset, value in CONTEXT.values():
-            struct.pack_into("<i", parameters.b, offset, value)
-        context = lib.llama_init_from_model(model, parameters)
-        n = len(tokens)
-        ids, positions, ones = (C.c_int32 * n)(*tokens), (C.c_int32 * n)(*range(n)), (C.c_int32 * n)(*[1] * n)
-        zero, wanted = C.c_int32(0), (C.c_int8 * n)(*[1] * n)
-        sequences = (C.c_void_p * n)(*[C.addressof(zero)] * n)
-        batch = Batch(n, C.addressof(ids), None, C.addressof(positions), C.addressof(ones), C.addressof(sequences),
-                      C.addressof(wanted))
-        if lib.llama_decode(context, batch):
-            raise RuntimeError("llama_decode failed")
-        out = array.array("f")
-        for i in range(n):
-            out.extend(lib.llama_get_logits_ith(context, i)[0:VOCAB])
-        lib.llama_free(context)
-        lib.llama_model_free(model)
-        return out
 
 
 # ---------------------------------------------------------------- files
@@ -215,11 +116,30 @@ def ours(path):
     return array.array("f", out)
 
 
+def peer_or_skip():
+    try:
+        return Peer()
+    except Missing as e:
+        raise unittest.SkipTest(str(e)) from e
+
+
+def theirs(peer, path):
+    n = len(TOKENS)
+    model = Model(peer, path, n_ctx=256, n_batch=256, n_ubatch=256, n_seq_max=1, n_outputs=256, n_outputs_per_seq=256,
+                  n_threads=1, n_threads_batch=1, flash_attn=0)
+    model.run(Rows(TOKENS, range(n), [0] * n, [1] * n))
+    out = array.array("f")
+    for i in range(n):
+        out.extend(model.logits(i, VOCAB))
+    model.close()
+    return out
+
+
 @unittest.skipUnless(LONG, "part of the long suite")
 class PeerLogits(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.peer = Peer()
+        cls.peer = peer_or_skip()
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = os.path.join(cls.folder.name, "model.gguf")
         cls.weights = {arch: random_weights(arch) for arch in ARCHS}
@@ -240,15 +160,15 @@ class PeerLogits(unittest.TestCase):
 
     def both(self, arch, data, **options):
         write_model(self.path, arch, data, **options)
-        return ours(self.path), self.peer.logits(self.path, TOKENS)
+        return ours(self.path), theirs(self.peer, self.path)
 
     def check(self, arch, kind, peer_limit, exact_limit):
         packed, plain = self.files_of(arch, kind)
         got, peer = self.both(arch, packed)
         write_model(self.path, arch, plain)
-        exact = self.peer.logits(self.path, TOKENS)
+        exact = theirs(self.peer, self.path)
         write_model(self.path, arch, plain, rope_base=500.0)
-        wrong = self.peer.logits(self.path, TOKENS)
+        wrong = theirs(self.peer, self.path)
         off = distance(got, peer), distance(got, exact), distance(got, wrong)
         print("%s %s: peer %.2g exact %.2g wrong %.2g" % (arch, kind, *off))
         self.assertLess(off[0], peer_limit)

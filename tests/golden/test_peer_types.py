@@ -1,6 +1,6 @@
 """Weights of every type mean the same floats here and in ggml, bit for bit.
 
-Part of the long suite (TANDEM_TEST_LONG=1); needs the npm package that test_peer_logits.py installs. Rows
+Part of the long suite (TANDEM_TEST_LONG=1); needs the npm package that tests/lib/peer.py installs. Rows
 quantised by ggml_quantize_chunk and rows of random bytes with finite scales go through dequantize_row_*
 and through ours, from the file's layout and from the packed one."""
 import array
@@ -10,7 +10,8 @@ import struct
 import subprocess
 import unittest
 
-from test_peer_logits import LONG, TYPES, Peer
+from test_peer_logits import LONG, peer_or_skip
+from peer import TYPES
 
 TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/dev"), "tests", "dequant_tool")
 N_IN, N_OUT = 512, 40
@@ -44,7 +45,7 @@ def ours(kind, data):
 class PeerTypes(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.peer = Peer()
+        cls.peer = peer_or_skip()
 
     def same(self, kind, data):
         want = self.peer.dequantise(kind, data, N_IN * N_OUT).tobytes()
