@@ -1,38 +1,386 @@
-/* make_model.c - writes a synthetic Llama model with random weights.
+/* make_model.c - writes a Llama-shaped model of a real size with random weights, for the bench:
+ * speeds are real, texts are not. The same arguments give the same bytes.
  *
- *   make_model --shape 0.1b|1b|3b --type q8_0|q4_0|f16 --out FILE [--seed N] */
+ *   make_model --shape 0.1b|1b|3b|tiny --type TYPE --out FILE [--vocab N] [--tied] [--seed N]
+ *              [--layers N] [--faint-from N --eps E]
+ *
+ * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B; tiny is for tests. TYPE: q8_0, q4_0,
+ * q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k, f16, bf16 or f32, with the types of head, V and down that
+ * llama.cpp's program chooses for that name. The vocabulary is SentencePiece's: bytes and made-up
+ * words.
+ *
+ * A target with a draft that agrees with it: the draft is the target's first layers (--layers N),
+ * and what the target's layers from N on add to the residual stream is scaled by E (--faint-from N
+ * --eps E). Every tensor has its own random numbers, so with the same seed the rest is the same. */
 #include "base/err.h"
-#include "lib/synth.h"
+#include "base/rng.h"
+#include "file/gguf_write.h"
+#include "lib/quantise.h"
+#include <errno.h>
 #include <getopt.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#define N_SPECIAL 3 // <unk>, <s>, </s>
+#define N_BYTES 256
+#define MIN_VOCAB 1024
+#define MAX_VOCAB 300000
+#define CONTEXT 16384
+#define MAX_ROW 8192
+
+static const struct shape {
+    const char *name;
+    uint32_t n_embd, n_ff, n_layers, n_heads, n_kv_heads, head_dim;
+    float rope_base;
+} shapes[] = {
+    {"tiny", 256, 512, 2, 4, 2, 64, 10000},
+    {"0.1b", 576, 1536, 30, 9, 3, 64, 100000},
+    {"1b", 2048, 8192, 16, 32, 8, 64, 500000},
+    {"3b", 3072, 8192, 28, 24, 8, 128, 500000},
+};
+
+static const struct type {
+    const char *name;
+    enum gguf_type type, half, head; // half: V and down in half of the layers
+    uint32_t file_type;              // general.file_type
+} types[] = {
+    {"q8_0", GGUF_Q8_0, GGUF_Q8_0, GGUF_Q8_0, 7},
+    {"q4_0", GGUF_Q4_0, GGUF_Q4_0, GGUF_Q6_K, 2},
+    {"q4_1", GGUF_Q4_1, GGUF_Q4_1, GGUF_Q6_K, 3},
+    {"q5_0", GGUF_Q5_0, GGUF_Q5_0, GGUF_Q6_K, 8},
+    {"q5_1", GGUF_Q5_1, GGUF_Q5_1, GGUF_Q6_K, 9},
+    {"q4_k_m", GGUF_Q4_K, GGUF_Q6_K, GGUF_Q6_K, 15},
+    {"q5_k_m", GGUF_Q5_K, GGUF_Q6_K, GGUF_Q6_K, 17},
+    {"q6_k", GGUF_Q6_K, GGUF_Q6_K, GGUF_Q6_K, 18},
+    {"f16", GGUF_F16, GGUF_F16, GGUF_F16, 1},
+    {"bf16", GGUF_BF16, GGUF_BF16, GGUF_BF16, 32},
+    {"f32", GGUF_F32, GGUF_F32, GGUF_F32, 0},
+};
+
+struct maker {
+    const struct shape *shape;
+    const struct type *type;
+    uint32_t n_vocab, n_layers, faint_from;
+    float eps;
+    bool is_tied;
+    uint64_t seed;
+    const char *out;
+    struct gguf_write *w;
+    uint64_t bytes; // of all tensors
+    float row[MAX_ROW];
+    uint8_t packed[MAX_ROW * sizeof(float)];
+};
+
+/* ---- tensors: walked twice, first for their names, then for their weights ---- */
+
+static uint64_t seed_of(const struct maker *m, const char *name)
+{
+    uint64_t state = rng_splitmix64(m->seed);
+    for (; *name; name++)
+        state = rng_splitmix64(state ^ (unsigned char)*name);
+    return state;
+}
+
+/* Sum of four uniform 16-bit numbers: variance 1. */
+static void random_row(uint64_t *state, float *row, uint32_t n, float deviation)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t w = *state = *state * 6364136223846793005u + 1442695040888963407u;
+        w ^= w >> 31;
+        int32_t sum = (int32_t)((w & 0xffff) + (w >> 16 & 0xffff) + (w >> 32 & 0xffff) + (w >> 48));
+        row[i] = (float)(sum - 2 * 65535) * (deviation * 1.7320508f / 65536);
+    }
+}
+
+/* Blocks of 256 need rows of such a length; llama.cpp then takes these. */
+static enum gguf_type fitting(enum gguf_type type, uint32_t n_in)
+{
+    if (n_in % 256 == 0)
+        return type;
+    return type == GGUF_Q4_K   ? GGUF_Q5_0
+           : type == GGUF_Q5_K ? GGUF_Q5_1
+           : type == GGUF_Q6_K ? GGUF_Q8_0
+                               : type;
+}
+
+struct mat {
+    const char *name;
+    enum gguf_type type;
+    uint32_t n_in, n_out;
+    float gain;
+    bool is_head; // no special or byte token ends or garbles the text
+};
+
+static int put_mat(struct maker *m, bool names, struct mat t)
+{
+    uint32_t per, bytes;
+    t.type = fitting(t.type, t.n_in);
+    int r = gguf_type_block(t.type, &per, &bytes);
+    if (names) {
+        gguf_write_tensor(m->w, t.name, t.type, 2, (uint64_t[]){t.n_in, t.n_out});
+        m->bytes += (uint64_t)t.n_out * (t.n_in / per * bytes);
+        return r;
+    }
+    uint64_t state = seed_of(m, t.name);
+    for (uint32_t i = 0; i < t.n_out && r == 0; i++) {
+        bool is_mute = t.is_head && i < N_SPECIAL + N_BYTES;
+        random_row(&state, m->row, t.n_in, is_mute ? 0 : t.gain / sqrtf((float)t.n_in));
+        r = gguf_write_data(m->w, m->packed,
+                            quantise_row((enum kernel_type)t.type, m->row, t.n_in, m->packed));
+    }
+    return r;
+}
+
+static int put_norm(struct maker *m, bool names, const char *name)
+{
+    uint32_t n = m->shape->n_embd;
+    if (names) {
+        gguf_write_tensor(m->w, name, GGUF_F32, 1, (uint64_t[]){n});
+        return 0;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        m->row[i] = 1;
+    return gguf_write_data(m->w, m->row, n * sizeof(float));
+}
+
+/* Layers whose V and down get the better type: the first and last eighth, of the rest each third.
+ */
+static bool is_better(const struct maker *m, uint32_t layer)
+{
+    uint32_t eighth = m->shape->n_layers / 8;
+    return layer < eighth || layer >= 7 * m->shape->n_layers / 8 || (layer - eighth) % 3 == 2;
+}
+
+static int put_layer(struct maker *m, bool names, uint32_t layer)
+{
+    const struct shape *h = m->shape;
+    uint32_t n_q = h->n_heads * h->head_dim, n_kv = h->n_kv_heads * h->head_dim;
+    enum gguf_type type = m->type->type, half = is_better(m, layer) ? m->type->half : type;
+    float faint = layer >= m->faint_from ? m->eps : 1;
+    const struct mat parts[] = {
+        {"attn_norm", 0, 0, 0, 0, 0}, // n_out 0: a norm
+        {"attn_q", type, h->n_embd, n_q, 1.6f, 0},
+        {"attn_k", type, h->n_embd, n_kv, 1.6f, 0},
+        {"attn_v", half, h->n_embd, n_kv, 1, 0},
+        {"attn_output", type, n_q, h->n_embd, faint, 0},
+        {"ffn_norm", 0, 0, 0, 0, 0},
+        {"ffn_gate", type, h->n_embd, h->n_ff, 1, 0},
+        {"ffn_up", type, h->n_embd, h->n_ff, 1, 0},
+        {"ffn_down", half, h->n_ff, h->n_embd, 0.8f * faint, 0},
+    };
+    int r = 0;
+    for (size_t i = 0; i < ARRAY_LEN(parts) && r == 0; i++) {
+        char name[64];
+        struct mat t = parts[i];
+        snprintf(name, sizeof(name), "blk.%u.%s.weight", layer, t.name);
+        t.name = name;
+        r = t.n_out ? put_mat(m, names, t) : put_norm(m, names, name);
+    }
+    return r;
+}
+
+/* A gain of 9 makes the best token's probability mostly 0.2 to 0.9. A tied head is the embedding:
+ * its rows are small then, which the first norm takes back. */
+static int put_tensors(struct maker *m, bool names)
+{
+    uint32_t n = m->shape->n_embd;
+    struct mat embd = {"token_embd.weight", m->type->type, n, m->n_vocab, sqrtf((float)n), false};
+    struct mat head = {"output.weight", m->type->head, n, m->n_vocab, 9, true};
+    if (m->is_tied) {
+        embd = head;
+        embd.name = "token_embd.weight";
+    }
+    int r = put_mat(m, names, embd);
+    for (uint32_t l = 0; l < m->n_layers && r == 0; l++)
+        r = put_layer(m, names, l);
+    if (r == 0)
+        r = put_norm(m, names, "output_norm.weight");
+    return r < 0 || m->is_tied ? r : put_mat(m, names, head);
+}
+
+/* ---- keys ---- */
+
+static void put_keys(struct maker *m)
+{
+    const struct shape *h = m->shape;
+    const struct {
+        const char *name;
+        uint32_t value;
+    } numbers[] = {
+        {"general.file_type", m->type->file_type},
+        {"general.quantization_version", 2},
+        {"llama.vocab_size", m->n_vocab},
+        {"llama.context_length", CONTEXT},
+        {"llama.embedding_length", h->n_embd},
+        {"llama.feed_forward_length", h->n_ff},
+        {"llama.block_count", m->n_layers},
+        {"llama.attention.head_count", h->n_heads},
+        {"llama.attention.head_count_kv", h->n_kv_heads},
+        {"llama.attention.key_length", h->head_dim},
+        {"llama.attention.value_length", h->head_dim},
+        {"llama.rope.dimension_count", h->head_dim},
+        {"tokenizer.ggml.bos_token_id", 1},
+        {"tokenizer.ggml.eos_token_id", 2},
+        {"tokenizer.ggml.unknown_token_id", 0},
+    };
+    char name[64];
+    snprintf(name, sizeof(name), "synthetic-%s-%s", h->name, m->type->name);
+    gguf_write_text(m->w, "general.architecture", "llama", 5);
+    gguf_write_text(m->w, "general.name", name, strlen(name));
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+        gguf_write_int(m->w, numbers[i].name, GGUF_U32, numbers[i].value);
+    gguf_write_float(m->w, "llama.rope.freq_base", h->rope_base);
+    gguf_write_float(m->w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+}
+
+/* A word of three or four syllables, preceded by SentencePiece's space; different for each n. */
+static void word_of(uint32_t n, char to[32])
+{
+    static const char consonants[] = "bdfgklmnprstvz", vowels[] = "aeiou";
+    char *at = stpcpy(to, "\xe2\x96\x81");
+    for (int i = 0; i < 3 || n; i++) {
+        *at++ = consonants[n % 14];
+        *at++ = vowels[n / 14 % 5];
+        n /= 70;
+    }
+    *at = 0;
+}
+
+static void put_vocab(struct gguf_write *w, uint32_t n)
+{
+    static char names[MAX_VOCAB][32];
+    static struct gguf_text texts[MAX_VOCAB];
+    static float scores[MAX_VOCAB];
+    static int32_t kinds[MAX_VOCAB];
+    static const char *const special[N_SPECIAL] = {"<unk>", "<s>", "</s>"};
+    for (uint32_t i = 0; i < n; i++) {
+        if (i < N_SPECIAL)
+            strcpy(names[i], special[i]);
+        else if (i < N_SPECIAL + N_BYTES)
+            snprintf(names[i], sizeof(names[i]), "<0x%02X>", i - N_SPECIAL);
+        else
+            word_of(i, names[i]);
+        kinds[i] = i == 0 ? 2 : i < N_SPECIAL ? 3 : i < N_SPECIAL + N_BYTES ? 6 : 1;
+        scores[i] = i < N_SPECIAL + N_BYTES ? 0 : -(float)i;
+        texts[i] = (struct gguf_text){names[i], strlen(names[i])};
+    }
+    gguf_write_text(w, "tokenizer.ggml.model", "llama", 5);
+    gguf_write_texts(w, "tokenizer.ggml.tokens", texts, n);
+    gguf_write_array(w, "tokenizer.ggml.scores", GGUF_FLOAT32, scores, n);
+    gguf_write_array(w, "tokenizer.ggml.token_type", GGUF_I32, kinds, n);
+}
+
+/* ---- the file ---- */
+
+static int write_to(struct maker *m, FILE *to)
+{
+    put_keys(m);
+    put_vocab(m->w, m->n_vocab);
+    int r = put_tensors(m, true);
+    if (r == 0)
+        r = gguf_write_head(m->w, to);
+    fprintf(stderr, "writing %s: %.0f MiB\n", m->out, (double)m->bytes / 0x1p20);
+    if (r == 0)
+        r = put_tensors(m, false);
+    return r < 0 ? r : gguf_write_end(m->w);
+}
+
+static int make(struct maker *m)
+{
+    FILE *to = fopen(m->out, "wbe");
+    if (!to)
+        return fail(-errno, "%s: %s", m->out, strerror(errno));
+    int r = gguf_write_new(&m->w);
+    if (r == 0)
+        r = write_to(m, to);
+    gguf_write_free(m->w);
+    if (fclose(to) != 0 && r == 0)
+        r = fail(-EIO, "%s: %s", m->out, strerror(errno));
+    if (r < 0)
+        remove(m->out);
+    return r;
+}
+
+/* ---- options ---- */
+
+static const struct shape *shape_named(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        if (strcmp(shapes[i].name, name) == 0)
+            return &shapes[i];
+    return NULL;
+}
+
+static const struct type *type_named(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_LEN(types); i++)
+        if (strcmp(types[i].name, name) == 0)
+            return &types[i];
+    return NULL;
+}
+
+static _Noreturn void refuse(const char *what)
+{
+    fprintf(stderr, "make_model: %s\n", what);
+    exit(2);
+}
+
+static void read_options(int argc, char **argv, struct maker *m)
+{
+    static const struct option options[] = {{"shape", 1, NULL, 's'},      {"type", 1, NULL, 't'},
+                                            {"out", 1, NULL, 'o'},        {"vocab", 1, NULL, 'v'},
+                                            {"tied", 0, NULL, 'h'},       {"layers", 1, NULL, 'l'},
+                                            {"faint-from", 1, NULL, 'f'}, {"eps", 1, NULL, 'e'},
+                                            {"seed", 1, NULL, 'r'},       {0}};
+    *m = (struct maker){.shape = shape_named("1b"),
+                        .type = type_named("q8_0"),
+                        .n_vocab = 32000,
+                        .faint_from = UINT32_MAX,
+                        .eps = 1,
+                        .seed = 1};
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 's')
+            m->shape = shape_named(optarg);
+        else if (c == 't')
+            m->type = type_named(optarg);
+        else if (c == 'o')
+            m->out = optarg;
+        else if (c == 'v')
+            m->n_vocab = (uint32_t)strtoul(optarg, NULL, 10);
+        else if (c == 'h')
+            m->is_tied = true;
+        else if (c == 'l')
+            m->n_layers = (uint32_t)strtoul(optarg, NULL, 10);
+        else if (c == 'f')
+            m->faint_from = (uint32_t)strtoul(optarg, NULL, 10);
+        else if (c == 'e')
+            m->eps = strtof(optarg, NULL);
+        else if (c == 'r')
+            m->seed = strtoull(optarg, NULL, 10);
+        else
+            exit(2);
+    }
+    if (!m->shape)
+        refuse("--shape is one of 0.1b 1b 3b tiny");
+    if (!m->type)
+        refuse("--type is one of q8_0 q4_0 q4_1 q5_0 q5_1 q4_k_m q5_k_m q6_k f16 bf16 f32");
+    if (m->n_vocab < MIN_VOCAB || m->n_vocab > MAX_VOCAB)
+        refuse("--vocab is 1024 .. 300000");
+    if (!m->n_layers)
+        m->n_layers = m->shape->n_layers;
+    if (m->n_layers > m->shape->n_layers)
+        refuse("--layers is at most what the shape has");
+    if (!m->out)
+        refuse("--out is missing");
+}
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"shape", required_argument, NULL, 's'},
-                                            {"type", required_argument, NULL, 't'},
-                                            {"out", required_argument, NULL, 'o'},
-                                            {"seed", required_argument, NULL, 'r'},
-                                            {0}};
-    const char *shape = "0.1b", *type = "q8_0", *out = NULL;
-    uint64_t seed = 1;
-    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        if (c == 's')
-            shape = optarg;
-        else if (c == 't')
-            type = optarg;
-        else if (c == 'o')
-            out = optarg;
-        else if (c == 'r')
-            seed = strtoull(optarg, NULL, 10);
-        else
-            return 2;
-    }
-    if (!out) {
-        fprintf(stderr, "make_model: --out is missing\n");
-        return 2;
-    }
-    if (synth_write(out, shape, type, seed) < 0) {
+    static struct maker m;
+    read_options(argc, argv, &m);
+    if (make(&m) < 0) {
         fprintf(stderr, "make_model: %s\n", fail_text());
         return 1;
     }

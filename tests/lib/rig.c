@@ -19,7 +19,7 @@ static void build(struct rig *r, const struct rig_options *opt)
     if (!kernel)
         must(kernel_init(&kernel), "kernel_init");
     r->max_rows = opt->max_rows ? opt->max_rows : 64;
-    must(pool_new(opt->n_threads ? opt->n_threads : 1, false, &r->pool), "pool_new");
+    must(pool_new(opt->n_threads ? opt->n_threads : 1, opt->pin, &r->pool), "pool_new");
     must(model_load(r->file, &(struct model_load_options){.pool = r->pool, .kernel = kernel},
                     &r->model),
          "model_load");

@@ -14,6 +14,7 @@ struct rig {
 
 struct rig_options {
     bool may_be_alone;           // small passes need not use all threads
+    bool pin;                    // threads to cores
     const char *tier;            // NULL: the best
     unsigned n_threads;          // 0: one
     uint32_t max_rows, n_blocks; // 0: 64, 128

@@ -1,0 +1,294 @@
+"""engine.py decode|verify|prefill [OPTIONS]: what passes of the engine take, side by side with llama.cpp.
+
+  decode   a step of 1, 8 and 16 sequences together, one row each
+  verify   M rows of one sequence, logits for each, M = 1 .. 64
+  prefill  prompts of 128 and 512 tokens, logits for the last one
+
+Both engines are loaded with the same file and hold the same contexts; they take turns at every size, so a
+machine whose memory slows down slows both. None starts before all threads of the other sleep. Printed are the
+median and the range from the first to the last tenth, and how fast plain reads of the same weights are.
+"""
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
+import peer
+
+ROWS = {"decode": [1, 8, 16], "verify": [*range(1, 18), 24, 32, 64], "prefill": [128, 512]}
+REPS_A_TURN = {"decode": 5, "verify": 3, "prefill": 1}  # the first of several finds cold caches: left out
+STREAMS = [4, 8]  # per thread
+AT_REST_S = 10
+
+# llama.cpp's milliseconds times this stand for ik_llama.cpp's, which has no binaries to install: ratios of both on
+# one machine (two cores of a Sapphire Rapids), 1b shape, context 256.
+STAND_IN = {
+    ("decode", 1): {"q4_k_m": 1 / 1.13, "bf16": 1 / 1.33},
+    ("verify", 1): {"q4_k_m": 1 / 1.13, "bf16": 1 / 1.33},
+    ("verify", 8): {"q8_0": 0.75, "q4_0": 1.0, "q4_k_m": 0.78},
+    ("verify", 16): {"q8_0": 0.93, "q4_0": 0.87, "q4_k_m": 1.06},
+    ("prefill", 512): {"q8_0": 1 / 1.07},
+}
+
+
+def read_text(path):
+    with open(path, encoding="utf-8", errors="replace") as f:
+        return f.read()
+
+
+class Engine:
+    """A child that runs passes: engine_tool, or peer_child.py."""
+
+    def __init__(self, name, command):
+        self.name = name
+        # pylint: disable-next=consider-using-with
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.about = self.line().split()[1:]
+
+    def line(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("%s ended with status %d" % (self.name, self.process.wait()))
+        return line
+
+    def ask(self, question):
+        self.process.stdin.write(question + "\n")
+        self.process.stdin.flush()
+        times = [float(ms) for ms in self.line().split()]
+        self.come_to_rest()
+        return times
+
+    def come_to_rest(self):
+        """Threads that still spin would take the other's time."""
+        tasks, until = "/proc/%d/task" % self.process.pid, time.monotonic() + AT_REST_S
+        while any(self.runs("%s/%s/stat" % (tasks, t)) for t in os.listdir(tasks)):
+            if time.monotonic() > until:
+                raise SystemExit("%s has threads that never sleep" % self.name)
+            time.sleep(0.001)
+
+    @staticmethod
+    def runs(path):
+        try:
+            return read_text(path).rpartition(")")[2].split()[0] == "R"
+        except OSError:  # it has ended
+            return False
+
+    def cpu_s(self):
+        fields = read_text("/proc/%d/stat" % self.process.pid).rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+def all_cpu_s():
+    busy = [int(x) for x in read_text("/proc/stat").split("\n", 1)[0].split()[1:9]]
+    return (sum(busy) - busy[3] - busy[4]) / os.sysconf("SC_CLK_TCK")
+
+
+class Others:
+    """The cores that other processes used since."""
+
+    def __init__(self, engines):
+        self.engines = engines
+        self.start, self.start_cpu = time.monotonic(), self.cpu_s()
+
+    def cpu_s(self):
+        return all_cpu_s() - sum(e.cpu_s() for e in self.engines) - time.process_time()
+
+    def cores(self):
+        return max(0, self.cpu_s() - self.start_cpu) / (time.monotonic() - self.start)
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def question(bench, n, reps):
+    if bench == "decode":
+        return "pass %d 1 1 %d" % (n, reps)
+    return "pass 1 %d %d %d" % (n, n if bench == "verify" else 1, reps)
+
+
+def measure(engines, o):
+    """engine name -> rows -> milliseconds; and streams -> milliseconds of plain reads. The first turn warms up."""
+    passes = {e.name: {n: [] for n in o.rows} for e in engines}
+    reads = {s: [] for s in STREAMS}
+    reps = REPS_A_TURN[o.bench]
+    for turn in range(o.reps + 1):
+        start = time.monotonic()
+        for s in STREAMS:
+            reads[s] += engines[0].ask("read %d 1" % s)
+        for n in o.rows:
+            for e in engines[:: 1 if turn % 2 else -1]:
+                times = e.ask(question(o.bench, n, reps))
+                if turn:
+                    passes[e.name][n] += times[1:] or times
+        if turn == 0:
+            print("%d turns of %.1f s each" % (o.reps, time.monotonic() - start), file=sys.stderr, flush=True)
+    return passes, reads
+
+
+def spread(times):
+    """Median, first tenth, last tenth."""
+    v = sorted(round(t, 4) for t in times)
+    return statistics.median(v), v[len(v) // 10], v[-1 - len(v) // 10]
+
+
+# ---------------------------------------------------------------- results
+
+
+def stand_in(o, t_ms):
+    """rows -> what ik_llama.cpp would take, where that is known."""
+    if o.shape != "1b" or o.model or o.context != (0 if o.bench == "prefill" else 256):
+        return {}
+    known = {n: STAND_IN.get((o.bench, n), {}).get(o.type) for n in t_ms}
+    return {n: t_ms[n] * factor for n, factor in known.items() if factor}
+
+
+def side(name, cpu, times):
+    spreads = {n: spread(t) for n, t in times.items()}
+    t_ms = {n: s[0] for n, s in spreads.items()}
+    return {"name": name, "cpu": cpu, "t_ms": t_ms, "spread_ms": {n: s[1:] for n, s in spreads.items()},
+            "of_one_row": {n: t / t_ms[1] for n, t in t_ms.items()} if 1 in t_ms else {}}
+
+
+def results(o, engines, passes, reads):
+    sides = [side(e.name, e.about[0], passes[e.name]) for e in engines]
+    n_bytes = int(engines[0].about[1])
+    limit, streams = max((n_bytes / statistics.median(t) / 1e6, s) for s, t in reads.items())
+    out = {"bench": o.bench, "model": os.path.basename(o.path), "threads": o.threads, "context": o.context,
+           "turns": o.reps, **sides[0], "weights_bytes": n_bytes, "read_limit_gb_per_s": limit,
+           "read_limit_streams": streams}
+    if 1 in o.rows:
+        out["read_gb_per_s"] = n_bytes / out["t_ms"][1] / 1e6
+    if len(sides) == 2:
+        theirs = sides[1]
+        theirs["stand_in_ms"] = stand_in(o, theirs["t_ms"])
+        best = {n: min(t, theirs["stand_in_ms"].get(n, t)) for n, t in theirs["t_ms"].items()}
+        out["peer"] = theirs
+        out["of_peer"] = {n: out["t_ms"][n] / t for n, t in theirs["t_ms"].items()}
+        out["of_better_peer"] = {n: out["t_ms"][n] / t for n, t in best.items()}
+    return out
+
+
+def cells(s, n, tokens):
+    """Of one side: milliseconds, their range, t(M)/t(1), tokens/s."""
+    low, high = s["spread_ms"][n]
+    grown = "x%.2f" % s["of_one_row"][n] if s["of_one_row"] else ""
+    return "%9.2f %18s %6s %8.1f" % (s["t_ms"][n], "%.2f .. %.2f" % (low, high), grown, 1e3 * tokens / s["t_ms"][n])
+
+
+def table(o, r):
+    head = "%9s %18s %6s %8s" % ("ms", "tenth .. tenth", "t/t(1)", "tokens/s")
+    theirs = r.get("peer")
+    yield "%s of %s: %d threads, context %d, %d turns" % (o.bench, r["model"], o.threads, o.context, o.reps)
+    yield "%5s | %-44s" % ("", "tandem, " + r["cpu"]) + (" | llama.cpp %s, %s" % (peer.VERSION, theirs["cpu"]) if theirs else "")
+    yield "%5s | %s" % ("seqs" if o.bench == "decode" else "rows", head) + (
+        " | %s | %6s | %9s %6s" % (head, "ours/", "stand-in", "ours/") if theirs else "")
+    for n in o.rows:
+        line = "%5d | %s" % (n, cells(r, n, n))
+        if theirs:
+            line += " | %s | %6.2f |" % (cells(theirs, n, n), r["of_peer"][n])
+            if n in theirs["stand_in_ms"]:
+                line += " %9.2f %6.2f" % (theirs["stand_in_ms"][n], r["of_better_peer"][n])
+        yield line
+    read = "plain reads of the same %.0f MiB: %.1f GB/s (%d streams per thread)" % (
+        r["weights_bytes"] / 2**20, r["read_limit_gb_per_s"], r["read_limit_streams"])
+    if "read_gb_per_s" in r:
+        read += "; one row: %.1f GB/s, %.0f %%" % (r["read_gb_per_s"], 100 * r["read_gb_per_s"] / r["read_limit_gb_per_s"])
+    yield read
+    yield "other processes took %.2f cores meanwhile" % r["others_cores"]
+    if theirs and theirs["stand_in_ms"]:
+        yield "stand-in: llama.cpp's milliseconds times what ik_llama.cpp's were of them; ours/: of the better of both"
+
+
+# ---------------------------------------------------------------- models and options
+
+
+def model_file(o):
+    """The synthetic model, written if it is not there yet."""
+    if o.model:
+        return o.model
+    vocab = ["--vocab", str(o.vocab), "--tied"] if o.vocab else []
+    path = os.path.join(o.models, "-".join([o.shape, *([str(o.vocab)] if o.vocab else []), o.type]) + ".gguf")
+    if not os.path.exists(path):
+        os.makedirs(o.models, exist_ok=True)
+        make = [os.path.join(o.bin, "tests", "make_model"), "--shape", o.shape, "--type", o.type, *vocab]
+        if subprocess.run([*make, "--out", path + ".part"], check=False).returncode:
+            raise SystemExit(1)
+        os.rename(path + ".part", path)
+    return path
+
+
+def options(arguments):
+    p = argparse.ArgumentParser(prog="tandem bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("bench", choices=ROWS)
+    p.add_argument("--shape", default="1b", help="of the synthetic model: 0.1b, 1b (default), 3b; tiny, for tests")
+    p.add_argument("--type", default="q8_0", help="q8_0 (default), q4_0, q4_k_m, f16, bf16, ...")
+    p.add_argument("--vocab", type=int, help="this many tokens and a tied head (Llama 3: 128256), not 32000 and a head of its own")
+    p.add_argument("--model", help="this GGUF file, not a synthetic model")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
+    p.add_argument("--context", type=int, help="tokens before the rows (default: 256; prefill: 0)")
+    p.add_argument("--rows", help="sizes to measure, as 1,8,16 (decode behind more than 1024 tokens: 1)")
+    p.add_argument("--reps", type=int, default=7, help="turns (default: 7)")
+    p.add_argument("--peer", default="best", help="no: without llama.cpp; or one of its builds: haswell, icelake, ...")
+    p.add_argument("--json", help="write the figures to this file")
+    p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
+    p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
+    o = p.parse_args(arguments)
+    if o.context is None:
+        o.context = 0 if o.bench == "prefill" else 256
+    usual = [1] if o.bench == "decode" and o.context > 1024 else ROWS[o.bench]  # 16 such contexts take long to feed
+    o.rows = [int(n) for n in o.rows.split(",")] if o.rows else usual
+    if o.reps < 1 or o.threads < 1 or o.context < 0 or min(o.rows) < 1 or max(o.rows) > (64 if o.bench == "decode" else 512):
+        p.error("--reps, --threads, --context or --rows is out of range (rows: 1 .. 512, decode 1 .. 64)")
+    return o
+
+
+def start_engines(o, stack):
+    n_seqs = max(o.rows) if o.bench == "decode" else 1
+    common = [o.path, str(o.threads), str(o.context), str(n_seqs)]
+    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), *common]}
+    if o.peer != "no":
+        cpu = [] if o.peer == "best" else [o.peer]
+        commands["llama.cpp"] = [sys.executable, os.path.join(HERE, "peer_child.py"), *common, *cpu]
+    engines = []
+    for name, command in commands.items():
+        print("loading %s into %s" % (os.path.basename(o.path), name), file=sys.stderr, flush=True)
+        engines.append(Engine(name, command))
+        stack.callback(engines[-1].close)
+    return engines
+
+
+def main(arguments):
+    o = options(arguments)
+    if o.peer != "no":
+        try:
+            peer.install()
+        except peer.Missing as e:
+            raise SystemExit("%s; --peer no measures without" % e) from e
+    o.path = model_file(o)
+    with contextlib.ExitStack() as stack:
+        engines = start_engines(o, stack)
+        others = Others(engines)
+        passes, reads = measure(engines, o)
+        r = results(o, engines, passes, reads)
+        r["others_cores"] = others.cores()
+    print("\n".join(table(o, r)))
+    if o.json:
+        with open(o.json, "w", encoding="utf-8") as f:
+            json.dump(r, f, indent=1)
+            f.write("\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

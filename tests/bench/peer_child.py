@@ -1,0 +1,60 @@
+"""peer_child.py MODEL THREADS CONTEXT SEQUENCES [CPU]: llama.cpp as a child of engine.py.
+
+Takes and answers the lines that engine_tool.c describes, but for "read". Flash attention and f16 KV. CPU names
+one of its builds ("haswell", "icelake", ...); without, it chooses.
+"""
+import os
+import re
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib"))
+from peer import Missing, Model, Peer, Rows
+
+MAX_ROWS = 512
+
+
+def token_at(i):
+    return 300 + i * 37 % 600
+
+
+def rows_of(n_seqs, context, n_rows, n_logits):
+    places = [(s, context + i, n_rows - i <= n_logits) for s in range(n_seqs) for i in range(n_rows)]
+    return Rows([token_at(at) for _, at, _ in places], [at for _, at, _ in places], [s for s, _, _ in places],
+                [wanted for _, _, wanted in places])
+
+
+def time_pass(model, rows, n_seqs, context):
+    start = time.perf_counter()
+    model.run(rows)
+    took = time.perf_counter() - start
+    for s in range(n_seqs):
+        model.keep(s, context)
+    return 1e3 * took
+
+
+def feed(model, n_seqs, context):
+    for s in range(n_seqs):
+        for at in range(0, context, MAX_ROWS):
+            places = range(at, min(at + MAX_ROWS, context))
+            model.run(Rows([token_at(i) for i in places], places, [s] * len(places), [0] * (len(places) - 1) + [1]))
+
+
+def main():
+    path, threads, context, n_seqs = sys.argv[1], *map(int, sys.argv[2:5])
+    model = Model(Peer(*sys.argv[5:6]), path, n_ctx=n_seqs * ((context + MAX_ROWS + 255) // 256 * 256), n_batch=2048,
+                  n_ubatch=MAX_ROWS, n_seq_max=n_seqs, n_outputs=MAX_ROWS, n_outputs_per_seq=MAX_ROWS,
+                  n_threads=threads, n_threads_batch=threads, flash_attn=1)
+    feed(model, n_seqs, context)
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        print("ready", re.search(r"libggml-cpu-(\w+)\.so", maps.read()).group(1), flush=True)
+    for line in sys.stdin:
+        n, n_rows, n_logits, reps = map(int, line.split()[1:])
+        rows = rows_of(n, context, n_rows, n_logits)
+        print(*("%.4f" % time_pass(model, rows, n, context) for _ in range(reps)), flush=True)
+
+
+try:
+    main()
+except (Missing, RuntimeError) as e:
+    sys.exit("peer_child: %s" % e)

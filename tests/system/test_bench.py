@@ -1,0 +1,81 @@
+"""The benchmark of the engine on a tiny model: what it measures, says and writes."""
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
+sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
+import engine
+
+
+class Bench(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+
+    def run_bench(self, bench, *args):
+        """(what it printed, what it wrote)"""
+        path, text = os.path.join(self.folder.name, "figures.json"), io.StringIO()
+        with contextlib.redirect_stdout(text):
+            engine.main([bench, "--shape", "tiny", "--peer", "no", "--reps", "2", "--threads", "2", "--bin", BIN,
+                         "--models", self.folder.name, "--json", path, *args])
+        with open(path, encoding="utf-8") as f:
+            return text.getvalue(), json.load(f)
+
+    def test_each_bench_times_the_rows_asked_for(self):
+        for bench, rows in [("decode", "1,3"), ("verify", "1,8,17"), ("prefill", "32")]:
+            with self.subTest(bench):
+                text, figures = self.run_bench(bench, "--rows", rows)
+                self.assertEqual(list(figures["t_ms"]), rows.split(","))
+                for n, ms in figures["t_ms"].items():
+                    low, high = figures["spread_ms"][n]
+                    self.assertGreater(low, 0)
+                    self.assertTrue(low <= ms <= high)
+                self.assertGreater(figures["read_limit_gb_per_s"], 0)
+                self.assertEqual(re.findall(r"^ *(\d+) \|", text, re.M), rows.split(","))
+
+    def test_every_type_the_generator_writes_can_be_run(self):
+        for kind in ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q5_k_m", "q6_k", "f16", "bf16", "f32"]:
+            with self.subTest(kind):
+                _, figures = self.run_bench("verify", "--rows", "1", "--type", kind)
+                self.assertEqual(figures["model"], f"tiny-{kind}.gguf")
+
+    def test_a_tied_head_counts_once(self):
+        _, figures = self.run_bench("verify", "--rows", "1", "--vocab", "8000", "--type", "f32")
+        head, layers = 8000 * 256 * 4, 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) * 4
+        self.assertAlmostEqual(figures["weights_bytes"] / (head + layers), 1, delta=0.01)
+
+    def test_a_file_that_is_there_is_used_again(self):
+        self.run_bench("verify", "--rows", "1")
+        path = os.path.join(self.folder.name, "tiny-q8_0.gguf")
+        before = os.stat(path)
+        self.run_bench("verify", "--rows", "1")
+        self.assertEqual(os.stat(path).st_mtime_ns, before.st_mtime_ns)
+
+    def test_the_better_peer_is_the_stand_in_where_that_is_faster(self):
+        o = engine.options(["verify", "--rows", "1,8,16", "--type", "q4_k_m"])
+        o.path = "x.gguf"
+        passes = {"tandem": {1: [10.0], 8: [20.0], 16: [40.0]}, "llama.cpp": {1: [20.0], 8: [40.0], 16: [100.0]}}
+
+        class Side:
+            def __init__(self, name, *about):
+                self.name, self.about = name, about
+
+        r = engine.results(o, [Side("tandem", "c", "1000000"), Side("llama.cpp", "x64")], passes, {4: [1.0], 8: [2.0]})
+        self.assertEqual(r["of_one_row"], {1: 1, 8: 2, 16: 4})
+        self.assertEqual(r["of_peer"], {1: 0.5, 8: 0.5, 16: 0.4})
+        self.assertAlmostEqual(r["of_better_peer"][1], 10 / (20 / 1.13))
+        self.assertAlmostEqual(r["of_better_peer"][8], 20 / (40 * 0.78))
+        self.assertEqual(r["of_better_peer"][16], 0.4)
+        self.assertEqual((r["read_limit_gb_per_s"], r["read_limit_streams"]), (1, 4))
+
+
+if __name__ == "__main__":
+    unittest.main()
