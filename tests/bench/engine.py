@@ -126,7 +126,7 @@ def measure(engines, o):
     for turn in range(o.reps + 1):
         start = time.monotonic()
         for s in STREAMS:
-            reads[s] += engines[0].ask("read %d 1" % s)
+            reads[s] += engines[0].ask("read %d 3" % s)
         for n in o.rows:
             for e in engines[:: 1 if turn % 2 else -1]:
                 times = e.ask(question(o.bench, n, reps))

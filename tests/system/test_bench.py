@@ -32,7 +32,7 @@ class Bench(unittest.TestCase):
     def test_each_bench_times_the_rows_asked_for(self):
         for bench, rows in [("decode", "1,3"), ("verify", "1,8,17"), ("prefill", "32")]:
             with self.subTest(bench):
-                text, figures = self.run_bench(bench, "--rows", rows)
+                text, figures = self.run_bench(bench, "--rows", rows, "--vocab", "1024")
                 self.assertEqual(list(figures["t_ms"]), rows.split(","))
                 for n, ms in figures["t_ms"].items():
                     low, high = figures["spread_ms"][n]
@@ -44,8 +44,8 @@ class Bench(unittest.TestCase):
     def test_every_type_the_generator_writes_can_be_run(self):
         for kind in ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q5_k_m", "q6_k", "f16", "bf16", "f32"]:
             with self.subTest(kind):
-                _, figures = self.run_bench("verify", "--rows", "1", "--type", kind)
-                self.assertEqual(figures["model"], f"tiny-{kind}.gguf")
+                _, figures = self.run_bench("verify", "--rows", "1", "--type", kind, "--vocab", "1024")
+                self.assertEqual(figures["model"], f"tiny-1024-{kind}.gguf")
 
     def test_a_tied_head_counts_once(self):
         _, figures = self.run_bench("verify", "--rows", "1", "--vocab", "8000", "--type", "f32")
