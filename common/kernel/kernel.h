@@ -38,6 +38,8 @@ enum kernel_type {
     KERNEL_Q4_K = 12,
     KERNEL_Q5_K = 13,
     KERNEL_Q6_K = 14,
+    KERNEL_IQ4_NL = 20,
+    KERNEL_IQ4_XS = 23,
     KERNEL_BF16 = 30,
 };
 

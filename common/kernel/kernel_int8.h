@@ -11,10 +11,16 @@
 #include "kernel/kernel_body.h"
 #include "kernel/kernel_int8_unpack.h"
 
+/* Bits of an unpacked weight. */
+INLINE int int8_bits(const struct int8_type t)
+{
+    return t.book ? 8 : t.lo + t.hi;
+}
+
 /* A sum begins with what the weights' offset will add to it, taken off: -offset * sum of q. */
 INLINE ci int8_start(const struct int8_type t, int32_t minus)
 {
-    if (t.offset == 0 || (t.lo == 8 && C_SIGNED))
+    if (t.offset == 0 || (int8_bits(t) == 8 && C_SIGNED))
         return c_int(0);
     const int shift = t.offset == 8 ? 4 : t.offset == 16 ? 3 : t.offset == 32 ? 2 : 0; // from 128
     return c_int_right(c_int(minus), shift);
@@ -23,7 +29,7 @@ INLINE ci int8_start(const struct int8_type t, int32_t minus)
 INLINE ci int8_sum(const struct int8_type t, const cb w[8], const ci sub[2],
                    const struct kernel_x *x)
 {
-    const int bits = t.lo + t.hi;
+    const int bits = int8_bits(t);
     if (!t.halves)
         return c_dot(int8_start(t, x->minus), w, x->q, 8, bits);
     ci first = c_dot(int8_start(t, x->minus0), w, x->q, 4, bits);
@@ -36,7 +42,7 @@ INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i, in
                        const uint8_t *x, size_t x_bytes, cf *acc, const int ahead, const int n_rows)
 {
     const uint8_t *p =
-        group + KERNEL_HEAD_BYTES(t.group, t.min) + i * KERNEL_BLOCK_BYTES(t.lo, t.hi);
+        group + KERNEL_HEAD_BYTES(t.group, t.min, t.halves) + i * KERNEL_BLOCK_BYTES(t.lo, t.hi);
     if (lane == 0)
         EACH (line, KERNEL_BLOCK_BYTES(t.lo, t.hi) / 64)
             __builtin_prefetch(p + ahead + 64 * line);
@@ -64,8 +70,8 @@ INLINE void int8_tiles(const struct int8_type t, const uint8_t *w, size_t apart_
                        uint32_t apart, uint32_t n_store, const int n_streams, const int n_rows)
 {
     const int per_tile = KERNEL_TILE / C_LANES, n_parts = n_streams * per_tile;
-    const size_t group_bytes =
-        KERNEL_HEAD_BYTES(t.group, t.min) + (size_t)t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi);
+    const size_t group_bytes = KERNEL_HEAD_BYTES(t.group, t.min, t.halves) +
+                               (size_t)t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi);
     cf acc[INT8_STREAMS(1) * KERNEL_TILE / C_LANES][INT8_MAX_ROWS];
     EACH (p, n_parts)
         EACH (r, n_rows)
@@ -130,11 +136,11 @@ INLINE void int8_matmul(const struct int8_type t, const struct kernel_mat *w, co
     }
 }
 
-#define MATMUL(name, bytes, lo, hi, offset, group, min, halves)                                    \
+#define MATMUL(name, bytes, lo, hi, offset, group, min, halves, book)                              \
     static void matmul_##name(const struct kernel_mat *w, const void *x, size_t x_bytes,           \
                               uint32_t m, float *y, size_t y_stride, uint32_t from, uint32_t to)   \
     {                                                                                              \
-        const struct int8_type t = {lo, hi, offset, group, min, halves};                           \
+        const struct int8_type t = {lo, hi, offset, group, min, halves, book};                     \
         int8_matmul(t, w, x, x_bytes, m, y, y_stride, from, to);                                   \
     }
 KERNEL_INT8_TYPES(MATMUL)
