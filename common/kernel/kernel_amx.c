@@ -10,7 +10,6 @@
 #include "kernel/kernel_avx512.h"
 #include "kernel/kernel_int8_unpack.h"
 
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define AMX_ROWS 16      // in a tile of activations
 #define AMX_MIN_ROWS 24  // fewer are faster without tiles
 #define AMX_MAX_ROWS 512 // packed at a time

@@ -10,7 +10,6 @@
 #define BF16_ROWS 8
 #define BF16_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #define V_AHEAD 8192
-#define V_BLOCK (256 << 10)
 #define V_SUMS 16
 #define V_PARTS 4
 

@@ -97,15 +97,33 @@ static inline float kernel_float(uint32_t bits)
     return x;
 }
 
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define KERNEL_STAYS (256 << 10) // bytes of weights that stay in L2 for several passes
+
+/* Rows of the pass that begins at row r when `left` passes share the rest of m nearly equally. */
+static inline uint32_t kernel_pass_rows(uint32_t m, uint32_t r, uint32_t left)
+{
+    return (m - r + left - 1) / left;
+}
+
+/* Columns whose weights stay in L2 while several passes go over them, or all for one pass. */
+static inline uint32_t kernel_pass_columns(size_t tile_bytes, uint32_t n_passes, uint32_t all)
+{
+    uint32_t tiles = (uint32_t)(KERNEL_STAYS / tile_bytes);
+    return n_passes == 1 ? all : (tiles < 4 ? 4 : tiles & ~3u) * KERNEL_TILE;
+}
+
 /* Of code that a tier's constants unroll. */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
 extern const struct kernel kernel_c;
 #if defined(__x86_64__)
-extern const struct kernel kernel_avx2, kernel_avx512, kernel_amx;
+extern const struct kernel kernel_avx2, kernel_avxvnni, kernel_avx512, kernel_amx;
 
-/* The amx tier's product; its other functions are avx512's. */
+/* The products of tiers whose other functions are those of avx2 and avx512. */
+void kernel_avxvnni_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                           float *y, size_t y_stride, uint32_t from, uint32_t to);
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to);
 #endif

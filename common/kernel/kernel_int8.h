@@ -1,14 +1,14 @@
 /* kernel_int8.h - quantised weights times int8 activations, for tiers with byte products.
  *
  * A column of the output lies in a lane, so each has its own chain over the blocks of K and no sum
- * crosses lanes. A block is unpacked once for all rows. Included by kernel_<isa>.c after
- * kernel_body.h and its columns' operations c_*(): cf, ci and cb are floats, ints and 4 bytes each
- * of C_LANES columns, and
+ * crosses lanes. A block is unpacked once for all rows. Included by kernel_<isa>.c after its
+ * columns' operations c_*(): cf, ci and cb are floats, ints and 4 bytes each of C_LANES columns;
+ * and
+ *   V_AHEAD                 bytes of weights to prefetch ahead
  *   INT8_ROWS(type)         rows whose sums are kept in registers together, at most INT8_MAX_ROWS,
  *   INT8_EACH_ROWS(X)       X(1) X(2) ... up to that
  *   INT8_STREAMS(rows)      tiles read side by side */
 #pragma once
-#include "kernel/kernel_body.h"
 #include "kernel/kernel_int8_unpack.h"
 
 /* Bits of an unpacked weight. */
@@ -117,12 +117,12 @@ INLINE void int8_matmul(const struct int8_type t, const struct kernel_mat *w, co
 {
     const uint32_t max_rows = INT8_ROWS(t), n_passes = (m + max_rows - 1) / max_rows;
     size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
-    uint32_t step = pass_columns(tile_bytes, n_passes, to - from);
+    uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
     for (uint32_t c = from; c < to; c += step) {
         uint32_t end = MIN(to - c, step) + c;
         for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
             const uint8_t *xr = x + r * x_bytes;
-            switch (n = pass_rows(m, r, left)) {
+            switch (n = kernel_pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
         if (n <= INT8_ROWS(t))                                                                     \

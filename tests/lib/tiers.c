@@ -4,7 +4,7 @@
 
 unsigned tiers_here(const struct kernel *ret[TIERS_MAX])
 {
-    static const char *const names[TIERS_MAX] = {"c", "avx2", "avx512", "amx"};
+    static const char *const names[TIERS_MAX] = {"c", "avx2", "avxvnni", "avx512", "amx"};
     static bool said;
     unsigned n = 0;
     for (unsigned i = 0; i < TIERS_MAX; i++) {
