@@ -19,7 +19,6 @@
 #define INT8_MAX_ROWS 4
 #define INT8_ROWS(t) 4
 #define INT8_EACH_ROWS(X) X(1) X(2) X(3) X(4)
-#define INT8_STREAMS(rows) ((rows) <= 2 ? 4 : 1)
 
 INLINE cb c_signed(cb a)
 {

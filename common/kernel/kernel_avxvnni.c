@@ -8,7 +8,6 @@
 #define INT8_MAX_ROWS 8
 #define INT8_ROWS(t) ((t).hi || (t).min ? 4 : 8)
 #define INT8_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
-#define INT8_STREAMS(rows) ((rows) <= 2 ? 4 : 1)
 
 INLINE cb c_signed(cb a)
 {
