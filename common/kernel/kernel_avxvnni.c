@@ -3,7 +3,6 @@
 #if defined(__x86_64__)
 #include "kernel/kernel_avx2.h"
 
-#define V_AHEAD 8192
 #define C_SIGNED 0 // weights stay unsigned: VPDPBUSD wants them so
 #define INT8_MAX_ROWS 8
 #define INT8_ROWS(t) ((t).hi || (t).min ? 4 : 8)
