@@ -38,8 +38,6 @@ enum kernel_type {
     KERNEL_Q4_K = 12,
     KERNEL_Q5_K = 13,
     KERNEL_Q6_K = 14,
-    KERNEL_IQ4_NL = 20,
-    KERNEL_IQ4_XS = 23,
     KERNEL_BF16 = 30,
 };
 
@@ -59,24 +57,33 @@ struct kernel_mat {
  * type of the same form. */
 enum kernel_form { KERNEL_FORM_INT8, KERNEL_FORM_F32, KERNEL_FORM_BF16 };
 
-/* One row's and one KV head's attention over positions [0, n_pos): the query heads of its group. */
-struct kernel_attn {
-    const float *q; // (n_group, head_dim)
-    float *out;     // (n_group, head_dim)
-    uint32_t n_group, head_dim;
-    float scale; // on q.k
-    uint32_t n_pos;
-    const uint32_t *blocks; // position p < n_base lies in slot blocks[p / 16] * 16 + p % 16
-    uint32_t n_base;
-    const uint32_t
-        *tail; // position n_base + i lies in slot tail[i]: a draft row's ancestors, itself last
-    const uint16_t *k, *v; // f16; of slot s at k + s * stride
-    size_t stride;         // halfs from slot to slot
-    float *scratch;        // n_group * (KERNEL_PIECE + head_dim + 2) floats
+/* What a row's attention sees: position p < n_base in slot blocks[p / 16] * 16 + p % 16 of its
+ * sequence, then n_tail positions in slots of their own: a draft row's ancestors, itself last. */
+struct kernel_sight {
+    uint32_t n_base, n_tail;
+    const uint32_t *tail;
 };
 
+/* Attention of rows of one sequence under one KV head. What several rows see is read and widened
+ * once for all of them; the bits of a row are those it has alone. */
+struct kernel_attn {
+    const float *q; // (n_heads, head_dim) of the first row; the next row's row_stride floats on
+    float *out;     // the same
+    size_t row_stride;
+    const struct kernel_sight *sights; // (n_rows)
+    uint32_t n_rows, n_heads, head_dim;
+    float scale; // on q.k
+    const uint32_t *blocks;
+    const uint16_t *k, *v; // f16: (blocks, 16, head_dim)
+    size_t block;          // halfs from block to block
+    float *scratch;        // KERNEL_ATTN_SCRATCH(head_dim) floats
+};
+#define KERNEL_ATTN_QUERIES 32 // rows times heads that walk K and V together
+#define KERNEL_ATTN_SCRATCH(head_dim)                                                              \
+    (KERNEL_ATTN_QUERIES * (KERNEL_PIECE + 2 * (size_t)(head_dim)))
+
 struct kernel {
-    const char *name; // "c", "avx2", "avxvnni", "avx512", "amx"
+    const char *name; // "c", "avx2", "avx512", "amx"
 
     /* y[m][from..to) = W x_m. x: m prepared rows, x_bytes apart; y: rows y_stride floats apart.
      * from and to are multiples of KERNEL_TILE or n_out. Any m >= 1. */
@@ -106,8 +113,8 @@ struct kernel {
     void (*noise)(uint64_t key, uint32_t position, const uint32_t *tokens, uint32_t n, uint64_t *w);
 };
 
-/* The best tier of this CPU, or the one that TANDEM_CPU (c, avx2, avxvnni, avx512, amx) names.
- * -ENOTSUP: that tier is not known, or this CPU lacks it, in one sentence. */
+/* The best tier of this CPU, or the one that TANDEM_CPU (c, avx2, avx512, amx) names. -ENOTSUP:
+ * that tier is not known, or this CPU lacks it, in one sentence. */
 int kernel_init(const struct kernel **ret);
 /* A tier by name; NULL: unknown, or this CPU lacks it. */
 const struct kernel *kernel_tier(const char *name);

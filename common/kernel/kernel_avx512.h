@@ -52,6 +52,35 @@ INLINE vf v_half_load_n(const uint16_t *p, uint32_t n)
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
 }
 
+/* 16 rows of 16 halfs, turned: to[16 c + r]. A 128-bit lane holds four rows while eight columns are
+ * sorted, then a quarter of two columns. */
+INLINE void v_half_turn(const uint16_t *rows, size_t stride, float *to)
+{
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    EACH (half, 2) {
+        __m512i r[4], c[4];
+        EACH (i, 4) {
+            const uint16_t *p = rows + (size_t)i * stride + 8 * half;
+            r[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)p));
+            r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(p + 4 * stride)), 1);
+            r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(p + 8 * stride)), 2);
+            r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(p + 12 * stride)), 3);
+        }
+        __m512i low = _mm512_unpacklo_epi16(r[0], r[1]), high = _mm512_unpackhi_epi16(r[0], r[1]);
+        __m512i low2 = _mm512_unpacklo_epi16(r[2], r[3]), high2 = _mm512_unpackhi_epi16(r[2], r[3]);
+        c[0] = _mm512_unpacklo_epi32(low, low2);
+        c[1] = _mm512_unpackhi_epi32(low, low2);
+        c[2] = _mm512_unpacklo_epi32(high, high2);
+        c[3] = _mm512_unpackhi_epi32(high, high2);
+        EACH (i, 4) {
+            __m512i two = _mm512_permutexvar_epi64(order, c[i]);
+            float *at = to + 16 * (8 * half + 2 * i);
+            _mm512_storeu_ps(at, _mm512_cvtph_ps(_mm512_castsi512_si256(two)));
+            _mm512_storeu_ps(at + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(two, 1)));
+        }
+    }
+}
+
 INLINE void v_half_store(uint16_t *p, vf a)
 {
     _mm256_storeu_si256((__m256i *)p,
@@ -282,6 +311,11 @@ INLINE ci c_int_add(ci a, ci b)
     return _mm512_add_epi32(a, b);
 }
 
+INLINE ci c_from_u8(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
 INLINE ci c_from_s8(const uint8_t *p)
 {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -295,18 +329,6 @@ INLINE cb c_bytes(const uint8_t *p)
 INLINE cb c_signed(cb a)
 {
     return a;
-}
-
-/* The same 16 bytes for every four columns. */
-INLINE cb c_16_bytes(const uint8_t *p)
-{
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
-}
-
-/* table[i], i < 16; table is c_16_bytes(). */
-INLINE cb c_lookup(cb table, cb i)
-{
-    return _mm512_shuffle_epi8(table, i);
 }
 
 INLINE cb c_and(cb a, int mask)

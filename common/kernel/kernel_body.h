@@ -8,8 +8,11 @@
  *   BF16_ROWS                 rows whose sums BF16 products keep in registers
  *   BF16_EACH_ROWS(X)         X(1) X(2) ... up to that
  *   V_AHEAD                   bytes of weights to prefetch ahead
+ *   V_BLOCK                   bytes of weights that stay in L2 for several passes
  *   V_SUMS                    sums of q.k kept in registers
- *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS heads
+ *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS queries
+ *   V_TURNED                  queries that go over a turned tile of K at once
+ *   V_SHARED                  queries from which on turning K pays
  *
  * and, where a tier has lanes of words of 64 bits, VW_LANES, `vw` and its vw_*() operations.
  *
@@ -21,7 +24,7 @@
 #include <math.h>
 #include <string.h>
 
-#define V_HEADS 4
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
 
 /* ---- exp: n = round(x / ln 2), r = x - n ln 2 in two parts, polynomial in r, times 2^n.
  * Coefficients: interpolation of (exp(r) - 1 - r) / r^2 in Chebyshev nodes, error 2^-26. */
@@ -133,6 +136,19 @@ static void prepare(enum kernel_form form, const float *x, uint32_t n, void *to)
 }
 
 /* ---- F16, F32: lanes along K ---- */
+/* Rows of the pass that begins at row r when `left` passes share the rest of m nearly equally. */
+static uint32_t pass_rows(uint32_t m, uint32_t r, uint32_t left)
+{
+    return (m - r + left - 1) / left;
+}
+
+/* Columns whose weights stay in L2 while several passes go over them, or all for one pass. */
+static uint32_t pass_columns(size_t tile_bytes, uint32_t n_passes, uint32_t all)
+{
+    uint32_t tiles = (uint32_t)(V_BLOCK / tile_bytes);
+    return n_passes == 1 ? all : (tiles < 4 ? 4 : tiles & ~3u) * KERNEL_TILE;
+}
+
 /* Adds n of K to the sums of n_rows x n_cols outputs; the caller's constants unroll it. acc: (rows,
  * 16); columns begin at `from`. */
 INLINE void dot_part(enum kernel_type type, const uint8_t *w, uint32_t n, const uint8_t *x,
@@ -185,7 +201,7 @@ INLINE void dot_tile(enum kernel_type type, const uint8_t *w, uint32_t n_in, con
         uint32_t n_k = MIN(DOT_PART, n_in - k);
         for (uint32_t r = 0, left = (m + DOT_ROWS - 1) / DOT_ROWS, n; left; left--, r += n) {
             const uint8_t *xk = x + r * x_bytes + (size_t)k * sizeof(float);
-            switch (n = kernel_pass_rows(m, r, left)) {
+            switch (n = pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
         dot_columns(type, wk, n_k, xk, x_bytes, acc + r, n);                                       \
@@ -206,11 +222,11 @@ INLINE void matmul_dot(enum kernel_type type, const struct kernel_mat *w, const 
     const struct kernel_layout *l = kernel_layout(type);
     uint32_t n_passes = (m + DOT_MAX_ROWS - 1) / DOT_MAX_ROWS;
     size_t tile_bytes = kernel_tile_bytes(l, w->n_in);
-    uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
+    uint32_t step = pass_columns(tile_bytes, n_passes, to - from);
     for (uint32_t c = from; c < to; c += step) {
         uint32_t end = MIN(to - c, step) + c;
         for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
-            n = kernel_pass_rows(m, r, left);
+            n = pass_rows(m, r, left);
             for (uint32_t tile = c; tile < end; tile += KERNEL_TILE)
                 dot_tile(type, (const uint8_t *)w->data + tile / KERNEL_TILE * tile_bytes,
                          kernel_padded(l, w->n_in), x + r * x_bytes, x_bytes, n,
@@ -275,12 +291,12 @@ static void matmul_bf16(const struct kernel_mat *w, const void *x, size_t x_byte
 {
     uint32_t n_passes = (m + BF16_ROWS - 1) / BF16_ROWS;
     size_t tile_bytes = kernel_tile_bytes(kernel_layout(KERNEL_BF16), w->n_in);
-    uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
+    uint32_t step = pass_columns(tile_bytes, n_passes, to - from);
     for (uint32_t c = from; c < to; c += step) {
         uint32_t end = MIN(to - c, step) + c;
         for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
             const uint8_t *xr = (const uint8_t *)x + r * x_bytes;
-            switch (n = kernel_pass_rows(m, r, left)) {
+            switch (n = pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
         bf16_columns(w, xr, x_bytes, y + r * y_stride, y_stride, c, end, n);                       \
@@ -315,169 +331,7 @@ static void matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, ui
     }
 }
 
-/* ---- attention ---- */
-static uint32_t slot_of(const struct kernel_attn *a, uint32_t p)
-{
-    return p < a->n_base ? a->blocks[p / 16] * 16 + p % 16 : a->tail[p - a->n_base];
-}
-
-/* Lane sums of q.k, in acc[h * n_pos + p], of n_heads heads at n_pos positions. */
-INLINE void scores_lanes(const struct kernel_attn *a, const float *q, const uint32_t *slots,
-                         vf *acc, int stride, const int n_heads, const int n_pos)
-{
-    vf sum[V_SUMS];
-    const uint16_t *k[V_SUMS];
-    uint32_t d = 0, n = a->head_dim;
-    EACH (p, n_pos)
-        k[p] = a->k + slots[p] * a->stride;
-    EACH (i, n_heads * n_pos)
-        sum[i] = v_set(0);
-    for (; d + 16 <= n; d += 16)
-        EACH (p, n_pos) {
-            vf kd = v_half_load(k[p] + d);
-            EACH (h, n_heads)
-                sum[h * n_pos + p] = v_fma(kd, v_load(q + h * n + d), sum[h * n_pos + p]);
-        }
-    if (d < n)
-        EACH (p, n_pos) {
-            vf kd = v_half_load_n(k[p] + d, n - d);
-            EACH (h, n_heads)
-                sum[h * n_pos + p] =
-                    v_fma(kd, v_load_n(q + h * n + d, n - d, 0), sum[h * n_pos + p]);
-        }
-    EACH (p, n_pos)
-        EACH (h, n_heads)
-            acc[h * stride + p] = sum[h * n_pos + p];
-}
-
-/* Scores at n positions, 16 at a time in all; those of a head stand KERNEL_PIECE apart. */
-INLINE void scores_heads(const struct kernel_attn *a, const float *q, const uint32_t *slots,
-                         uint32_t n, float *to, const int n_heads)
-{
-    const int n_pos = 16 / n_heads, together = V_SUMS / n_heads;
-    const vf scale = v_set(a->scale);
-    for (uint32_t p = 0; p < n; p += (uint32_t)n_pos) {
-        vf acc[16];
-        float s[16];
-        int n_here = MIN((int)(n - p), n_pos), i = 0;
-        for (; i + together <= n_here; i += together)
-            scores_lanes(a, q, slots + p + i, acc + i, n_pos, n_heads, together);
-        for (; i < n_here; i++)
-            scores_lanes(a, q, slots + p + i, acc + i, n_pos, n_heads, 1);
-        for (; i < n_pos; i++)
-            EACH (h, n_heads)
-                acc[h * n_pos + i] = v_set(0);
-        v_store(s, v_mul(v_sums(acc), scale));
-        EACH (h, n_heads)
-            memcpy(to + h * KERNEL_PIECE + p, s + h * n_pos, (size_t)n_here * sizeof(float));
-    }
-}
-
-/* n_parts sixteens of V from d on, weighted and summed over positions; n < 16: of one part. */
-INLINE void values_tile(const struct kernel_attn *a, const float *weights, const uint32_t *slots,
-                        uint32_t n_pos, float *to, uint32_t d, uint32_t n, const int n_heads,
-                        const int n_parts)
-{
-    vf acc[V_HEADS][V_PARTS];
-    EACH (h, n_heads)
-        EACH (i, n_parts)
-            acc[h][i] = v_set(0);
-    for (uint32_t p = 0; p < n_pos; p++) {
-        const uint16_t *v = a->v + slots[p] * a->stride + d;
-        EACH (i, n_parts) {
-            vf row = n < 16 ? v_half_load_n(v, n) : v_half_load(v + 16 * i);
-            EACH (h, n_heads)
-                acc[h][i] = v_fma(v_set(weights[h * KERNEL_PIECE + p]), row, acc[h][i]);
-        }
-    }
-    EACH (h, n_heads)
-        EACH (i, n_parts)
-            v_store_n(to + h * a->head_dim + d + 16 * i, MIN(n, 16u), acc[h][i]);
-}
-
-INLINE void values_heads(const struct kernel_attn *a, const float *weights, const uint32_t *slots,
-                         uint32_t n_pos, float *to, const int n_heads)
-{
-    uint32_t d = 0, n = a->head_dim;
-    for (; d + 16 * V_PARTS <= n; d += 16 * V_PARTS)
-        values_tile(a, weights, slots, n_pos, to, d, 16, n_heads, V_PARTS);
-    for (; d + 16 <= n; d += 16)
-        values_tile(a, weights, slots, n_pos, to, d, 16, n_heads, 1);
-    if (d < n)
-        values_tile(a, weights, slots, n_pos, to, d, n - d, n_heads, 1);
-}
-
-/* s[i] = exp(s[i] - max); lane i % 16 sums. */
-static void soften(float *s, uint32_t n, float *ret_max, float *ret_sum)
-{
-    vf top = v_set(-INFINITY), sum = v_set(0);
-    uint32_t i;
-    for (i = 0; i < n; i += 16)
-        top = v_max(top, v_load_n(s + i, MIN(n - i, 16u), -INFINITY));
-    vf max = v_set(*ret_max = v_hmax(top));
-    for (i = 0; i < n; i += 16) {
-        uint32_t part = MIN(n - i, 16u);
-        vf e = v_exp(v_sub(v_load_n(s + i, part, -INFINITY), max));
-        v_store_n(s + i, part, e);
-        sum = v_add(sum, e); // exp(-inf) is 0
-    }
-    *ret_sum = v_sum(sum);
-}
-
-/* Adds a later piece (its sum of weighted V at `from`) to what stands at `to`. state: max and sum.
- */
-static void attn_join(float state[2], float *to, float max, float sum, const float *from,
-                      uint32_t n)
-{
-    float top = state[0] > max ? state[0] : max;
-    float keep = kernel_expf(state[0] - top), take = kernel_expf(max - top);
-    state[0] = top;
-    state[1] = state[1] * keep + sum * take;
-    for (uint32_t i = 0; i < n; i++)
-        to[i] = to[i] * keep + from[i] * take;
-}
-
-/* Heads h, h + 1, ... over the n positions of a piece. */
-INLINE void attn_heads(const struct kernel_attn *a, uint32_t h, const uint32_t *slots, uint32_t n,
-                       bool first, const int n_heads)
-{
-    uint32_t dim = a->head_dim;
-    float *weights = a->scratch, *piece = weights + a->n_group * KERNEL_PIECE;
-    float *state = piece + a->n_group * dim + 2 * h; // of each head: max and sum so far
-    float *out = a->out + h * dim, max[V_HEADS], sum[V_HEADS];
-    scores_heads(a, a->q + h * dim, slots, n, weights, n_heads);
-    for (int i = 0; i < n_heads; i++)
-        soften(weights + i * KERNEL_PIECE, n, &max[i], &sum[i]);
-    values_heads(a, weights, slots, n, first ? out : piece, n_heads);
-    for (int i = 0; i < n_heads; i++) {
-        if (first) {
-            state[2 * i] = max[i];
-            state[2 * i + 1] = sum[i];
-        } else {
-            attn_join(state + 2 * i, out + i * dim, max[i], sum[i], piece + i * dim, dim);
-        }
-    }
-}
-
-static void attn(const struct kernel_attn *a)
-{
-    uint32_t slots[KERNEL_PIECE];
-    for (uint32_t from = 0; from < a->n_pos; from += KERNEL_PIECE) {
-        uint32_t n = MIN(a->n_pos - from, KERNEL_PIECE), h = 0;
-        for (uint32_t i = 0; i < n; i++)
-            slots[i] = slot_of(a, from + i);
-        for (; h + V_HEADS <= a->n_group; h += V_HEADS)
-            attn_heads(a, h, slots, n, from == 0, V_HEADS);
-        for (; h + 2 <= a->n_group; h += 2)
-            attn_heads(a, h, slots, n, from == 0, 2);
-        for (; h < a->n_group; h++)
-            attn_heads(a, h, slots, n, from == 0, 1);
-    }
-    const float *state = a->scratch + a->n_group * (KERNEL_PIECE + a->head_dim);
-    for (uint32_t h = 0; h < a->n_group; h++)
-        for (uint32_t i = 0; i < a->head_dim; i++)
-            a->out[h * a->head_dim + i] *= 1 / state[2 * h + 1];
-}
+#include "kernel/kernel_attn.h"
 
 /* ---- logits ---- */
 static float largest(const float *x, uint32_t n)

@@ -12,8 +12,11 @@
 #define BF16_ROWS 1
 #define BF16_EACH_ROWS(X) X(1)
 #define V_AHEAD 64
+#define V_BLOCK (256 << 10)
 #define V_SUMS 4
 #define V_PARTS 1
+#define V_TURNED 1
+#define V_SHARED 8
 
 typedef struct {
     float l[16];
@@ -67,6 +70,14 @@ INLINE vf v_half_load_n(const uint16_t *p, uint32_t n)
     for (uint32_t i = 0; i < n; i++)
         r.l[i] = kernel_f16_to(p[i]);
     return r;
+}
+
+/* 16 rows of 16 halfs, turned: to[16 c + r]. */
+INLINE void v_half_turn(const uint16_t *rows, size_t stride, float *to)
+{
+    for (int r = 0; r < 16; r++)
+        for (int c = 0; c < 16; c++)
+            to[16 * c + r] = kernel_f16_to(rows[(size_t)r * stride + (size_t)c]);
 }
 
 INLINE void v_half_store(uint16_t *p, vf a)

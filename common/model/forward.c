@@ -2,7 +2,8 @@
  * step.
  *
  * Rows are split among threads where work is per row, output columns where a matrix is applied, and
- * (row, key/value head) pairs in attention. Nothing is summed across threads. */
+ * queries in attention: rows of a sequence under a key/value head, heads of a lone row. Nothing is
+ * summed across threads. */
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
@@ -17,12 +18,6 @@
 #define N_FORMS 3
 #define NO_LOGITS UINT32_MAX
 #define MAX_ROWS 65536
-
-/* What attention of a row sees: storage rows [0, n_base), then the slots tail[0 .. n_tail). */
-struct sight {
-    uint32_t n_base, n_tail;
-    uint32_t *tail;
-};
 
 struct forward {
     const struct model *m;
@@ -42,7 +37,7 @@ struct forward {
     float *logits;                // (max_logits, n_vocab)
     uint32_t *logit_row;          // (max_rows): row of `logits`, or NO_LOGITS
     uint32_t *wanted;             // (max_logits): the rows that want logits
-    struct sight *sights;         // (max_rows)
+    struct kernel_sight *sights;  // (max_rows)
     uint32_t *tails;              // (max_rows, FORWARD_MAX_DEPTH)
     uint64_t *cost;               // (max_rows + 1): attention of the rows before, in positions
     float *scratch;               // (threads, scratch_floats)
@@ -109,10 +104,10 @@ static void carve_all(struct forward *f)
     f->logits = carve(f, (size_t)f->opt.max_logits * p->n_vocab, sizeof(float));
     f->logit_row = carve(f, n, sizeof(uint32_t));
     f->wanted = carve(f, f->opt.max_logits, sizeof(uint32_t));
-    f->sights = carve(f, n, sizeof(struct sight));
+    f->sights = carve(f, n, sizeof(struct kernel_sight));
     f->tails = carve(f, n * FORWARD_MAX_DEPTH, sizeof(uint32_t));
     f->cost = carve(f, n + 1, sizeof(uint64_t));
-    size_t group = p->n_heads / p->n_kv_heads, attn = group * (KERNEL_PIECE + p->head_dim + 2);
+    size_t attn = KERNEL_ATTN_SCRATCH(p->head_dim);
     f->scratch_floats =
         rounded((attn > p->n_embd ? attn : p->n_embd) * sizeof(float)) / sizeof(float);
     f->scratch = carve(f, f->scratch_floats * pool_threads(f->pool), sizeof(float));
@@ -206,24 +201,25 @@ static void wait_for_all(struct forward *f)
 static void see_row(struct forward *f, uint32_t i)
 {
     const struct forward_row *r = &f->rows[i];
-    struct sight *s = &f->sights[i];
+    struct kernel_sight *s = &f->sights[i];
     if (r->parent < 0) {
         assert(r->index == r->pos);
-        *s = (struct sight){.n_base = r->pos + 1};
+        *s = (struct kernel_sight){.n_base = r->pos + 1};
         return;
     }
     assert((uint32_t)r->parent < i && f->rows[r->parent].seq == r->seq);
     assert(f->rows[r->parent].pos + 1 == r->pos);
-    const struct sight *up = &f->sights[r->parent];
+    const struct kernel_sight *up = &f->sights[r->parent];
     if (up->n_tail == 0 && r->index == r->pos) { // still in storage order
-        *s = (struct sight){.n_base = r->pos + 1};
+        *s = (struct kernel_sight){.n_base = r->pos + 1};
         return;
     }
     assert(up->n_tail < FORWARD_MAX_DEPTH);
-    *s = (struct sight){up->n_base, up->n_tail + 1, f->tails + (size_t)i * FORWARD_MAX_DEPTH};
+    uint32_t *tail = f->tails + (size_t)i * FORWARD_MAX_DEPTH;
     if (up->n_tail)
-        memcpy(s->tail, up->tail, up->n_tail * sizeof(*s->tail));
-    s->tail[up->n_tail] = kv_slot(r->seq, r->index);
+        memcpy(tail, up->tail, up->n_tail * sizeof(*tail));
+    tail[up->n_tail] = kv_slot(r->seq, r->index);
+    *s = (struct kernel_sight){up->n_base, up->n_tail + 1, tail};
 }
 
 static void look_at_rows(struct forward *f)
@@ -338,46 +334,80 @@ static void finish_group(struct forward *f, uint32_t layer, uint32_t row, uint32
     finish_head(f, f->k + at, w->k_bias ? w->k_bias + (size_t)head * d : NULL, w->k_norm, row);
     if (w->v_bias)
         f->m->kernel->add(f->v + at, w->v_bias + (size_t)head * d, d);
-    size_t slot =
-        kv_slot(f->rows[row].seq, f->rows[row].index) * kv_stride(f->kv) + (size_t)head * d;
-    f->m->kernel->to_f16(f->k + at, d, kv_k(f->kv, layer) + slot);
-    f->m->kernel->to_f16(f->v + at, d, kv_v(f->kv, layer) + slot);
+    size_t to = kv_at(f->kv, kv_slot(f->rows[row].seq, f->rows[row].index), head);
+    f->m->kernel->to_f16(f->k + at, d, kv_k(f->kv, layer) + to);
+    f->m->kernel->to_f16(f->v + at, d, kv_v(f->kv, layer) + to);
 }
 
-static void attend(struct forward *f, uint32_t layer, uint32_t row, uint32_t head, float *scratch)
+/* Rows of one sequence, query heads of one key/value head. */
+struct queries {
+    uint32_t row, n_rows, head, n_heads;
+};
+
+static void attend(struct forward *f, uint32_t layer, const struct queries *q, float *scratch)
 {
     const struct model_params *p = &f->m->params;
-    const struct sight *s = &f->sights[row];
-    uint32_t group = p->n_heads / p->n_kv_heads;
-    size_t at = ((size_t)row * p->n_heads + (size_t)head * group) * p->head_dim;
+    size_t n = (size_t)p->n_heads * p->head_dim, at = q->row * n + (size_t)q->head * p->head_dim;
+    size_t first = kv_at(f->kv, 0, q->head / (p->n_heads / p->n_kv_heads));
     f->m->kernel->attn(&(struct kernel_attn){
         .q = f->q + at,
         .out = f->attn + at,
-        .n_group = group,
+        .row_stride = n,
+        .sights = f->sights + q->row,
+        .n_rows = q->n_rows,
+        .n_heads = q->n_heads,
         .head_dim = p->head_dim,
         .scale = 1 / sqrtf((float)p->head_dim),
-        .n_pos = s->n_base + s->n_tail,
-        .blocks = f->rows[row].seq->blocks,
-        .n_base = s->n_base,
-        .tail = s->tail,
-        .k = kv_k(f->kv, layer) + (size_t)head * p->head_dim,
-        .v = kv_v(f->kv, layer) + (size_t)head * p->head_dim,
-        .stride = kv_stride(f->kv),
+        .blocks = f->rows[q->row].seq->blocks,
+        .k = kv_k(f->kv, layer) + first,
+        .v = kv_v(f->kv, layer) + first,
+        .block = kv_block(f->kv),
         .scratch = scratch,
     });
 }
 
-/* The thread's items of equal cost: item (row, head) belongs to whom its middle falls to. */
+/* The thread's part of the queries: rows, or heads where there is but one row. Each belongs to whom
+ * its middle falls to; all before these cost `before`. */
+static struct queries share_of(const struct forward *f, const struct queries *all, uint64_t before,
+                               unsigned i, unsigned n)
+{
+    bool rows = all->n_rows > 1;
+    uint64_t total = f->cost[f->n_rows] * f->m->params.n_heads;
+    uint32_t n_items = rows ? all->n_rows : all->n_heads, first = 0, last = 0;
+    for (uint32_t k = 0; k < n_items; k++) {
+        uint32_t row = all->row + (rows ? k : 0);
+        uint64_t cost = (f->cost[row + 1] - f->cost[row]) * (rows ? all->n_heads : 1);
+        uint64_t owner = (before + cost / 2) * n / total;
+        first += owner < i;
+        last += owner <= i;
+        before += cost;
+    }
+    if (rows)
+        return (struct queries){all->row + first, last - first, all->head, all->n_heads};
+    return (struct queries){all->row, 1, all->head + first, last - first};
+}
+
+static uint32_t end_of_sequence(const struct forward *f, uint32_t row)
+{
+    const struct kv_seq *seq = f->rows[row].seq;
+    while (row < f->n_rows && f->rows[row].seq == seq)
+        row++;
+    return row;
+}
+
+/* The thread's part of equal cost. */
 static void attend_share(struct forward *f, uint32_t layer, float *scratch, unsigned i, unsigned n)
 {
-    uint32_t n_heads = f->m->params.n_kv_heads;
-    uint64_t all = f->cost[f->n_rows] * n_heads;
-    for (uint32_t row = 0; row < f->n_rows; row++) {
-        uint64_t cost = f->cost[row + 1] - f->cost[row];
-        for (uint32_t head = 0; head < n_heads; head++) {
-            uint64_t middle = f->cost[row] * n_heads + cost * head + cost / 2;
-            if (middle * n / all == i)
-                attend(f, layer, row, head, scratch);
+    const struct model_params *p = &f->m->params;
+    uint32_t group = p->n_heads / p->n_kv_heads;
+    for (uint32_t row = 0, end; row < f->n_rows; row = end) {
+        end = end_of_sequence(f, row);
+        uint64_t before = f->cost[row] * p->n_heads, cost = f->cost[end] - f->cost[row];
+        for (uint32_t head = 0; head < p->n_heads; head += group) {
+            struct queries q = {row, end - row, head, group};
+            q = share_of(f, &q, before + cost * head, i, n);
+            if (q.n_rows && q.n_heads)
+                attend(f, layer, &q, scratch);
         }
     }
 }

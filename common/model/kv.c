@@ -14,9 +14,9 @@ struct kv {
     uint32_t n_blocks, n_free;
     uint32_t *free_blocks; // a stack: the last one given back is handed out next, still warm
     uint32_t *holders;     // of each block
-    uint16_t *data;        // (n_layers, K then V, n_blocks, KV_BLOCK, n_kv_heads, head_dim)
-    size_t stride;         // halfs of one row of K
-    size_t plane;          // halfs of K of one layer, all slots
+    uint16_t *data;        // (n_layers, K then V, n_blocks, n_kv_heads, KV_BLOCK, head_dim)
+    size_t block;          // halfs of K of one layer of a block
+    size_t plane;          // of all blocks
     size_t bytes;
 };
 
@@ -46,8 +46,8 @@ int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
         return fail(-ENOMEM, "kv: no memory");
     kv->shape = *shape;
     kv->n_blocks = kv->n_free = n_blocks;
-    kv->stride = (size_t)shape->n_kv_heads * shape->head_dim;
-    kv->plane = kv->stride * KV_BLOCK * n_blocks;
+    kv->block = (size_t)KV_BLOCK * shape->n_kv_heads * shape->head_dim;
+    kv->plane = kv->block * n_blocks;
     if (__builtin_mul_overflow(kv_block_bytes(shape), n_blocks, &kv->bytes))
         return fail(-ENOMEM, "kv: %u blocks do not fit in memory", n_blocks);
     r = room_check(kv->bytes, "the key/value cache");
@@ -112,13 +112,14 @@ static void drop(struct kv *kv, uint32_t b)
         kv->free_blocks[kv->n_free++] = b;
 }
 
-/* n rows from slot to slot, K and V of every layer. */
+/* n rows of a block from slot to slot, K and V of every layer. */
 static void copy_slots(struct kv *kv, uint32_t from, uint32_t to, uint32_t n)
 {
     for (size_t p = 0; p < (size_t)2 * kv->shape.n_layers; p++) {
         uint16_t *plane = kv->data + p * kv->plane;
-        memcpy(plane + to * kv->stride, plane + from * kv->stride,
-               n * kv->stride * sizeof(uint16_t));
+        for (uint32_t head = 0; head < kv->shape.n_kv_heads; head++)
+            memcpy(plane + kv_at(kv, to, head), plane + kv_at(kv, from, head),
+                   n * kv->shape.head_dim * sizeof(uint16_t));
     }
 }
 
@@ -209,9 +210,16 @@ uint16_t *kv_v(struct kv *kv, uint32_t layer)
     return kv->data + ((size_t)2 * layer + 1) * kv->plane;
 }
 
-size_t kv_stride(const struct kv *kv)
+size_t kv_block(const struct kv *kv)
 {
-    return kv->stride;
+    return kv->block;
+}
+
+size_t kv_at(const struct kv *kv, uint32_t slot, uint32_t head)
+{
+    const struct kv_shape *s = &kv->shape;
+    size_t row = ((size_t)slot / KV_BLOCK * s->n_kv_heads + head) * KV_BLOCK + slot % KV_BLOCK;
+    return row * s->head_dim;
 }
 
 static bool check_seq(const struct kv *kv, const struct kv_seq *seq, uint32_t i, uint32_t *count)

@@ -55,14 +55,18 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
  * a partly filled last one is copied. -ENOSPC. to: initialised, empty. */
 int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_seq *to);
 
-/* Slot of a row of storage, and where its K and V of a layer lie: (n_kv_heads, head_dim) halfs. */
+/* K and V of a layer: halfs (n_blocks, n_kv_heads, KV_BLOCK, head_dim), so that what attention
+ * reads of a block under one head lies together. kv_block(): halfs from block to block. */
+uint16_t *kv_k(struct kv *kv, uint32_t layer);
+uint16_t *kv_v(struct kv *kv, uint32_t layer);
+size_t kv_block(const struct kv *kv);
+/* Slot of a row of storage: its block times KV_BLOCK, plus its place there; and where its head_dim
+ * halfs under a head begin. */
 static inline uint32_t kv_slot(const struct kv_seq *seq, uint32_t row)
 {
     return seq->blocks[row / KV_BLOCK] * KV_BLOCK + row % KV_BLOCK;
 }
-uint16_t *kv_k(struct kv *kv, uint32_t layer); // of slot 0; slots are kv_stride() halfs apart
-uint16_t *kv_v(struct kv *kv, uint32_t layer);
-size_t kv_stride(const struct kv *kv);
+size_t kv_at(const struct kv *kv, uint32_t slot, uint32_t head);
 
 /* Every block's holders add up over these sequences, which are all there are; false and a sentence
  * otherwise. For tests and debug builds. */

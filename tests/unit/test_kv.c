@@ -26,18 +26,21 @@ static struct kv_seq seq_of(uint32_t max_rows)
 /* Marks a row of storage in every plane, differently in each. */
 static void mark(struct kv *kv, const struct kv_seq *seq, uint32_t row, uint16_t value)
 {
+    uint32_t dim = shape.head_dim;
     for (uint32_t l = 0; l < shape.n_layers; l++)
-        for (uint32_t i = 0; i < kv_stride(kv); i++) {
-            kv_k(kv, l)[kv_slot(seq, row) * kv_stride(kv) + i] = (uint16_t)(value * 31 + l * 7 + i);
-            kv_v(kv, l)[kv_slot(seq, row) * kv_stride(kv) + i] = (uint16_t)(value * 37 + l * 5 + i);
+        for (uint32_t i = 0; i < shape.n_kv_heads * dim; i++) {
+            size_t at = kv_at(kv, kv_slot(seq, row), i / dim) + i % dim;
+            kv_k(kv, l)[at] = (uint16_t)(value * 31 + l * 7 + i);
+            kv_v(kv, l)[at] = (uint16_t)(value * 37 + l * 5 + i);
         }
 }
 
 static void assert_marked(struct kv *kv, const struct kv_seq *seq, uint32_t row, uint16_t value)
 {
+    uint32_t dim = shape.head_dim;
     for (uint32_t l = 0; l < shape.n_layers; l++)
-        for (uint32_t i = 0; i < kv_stride(kv); i++) {
-            size_t at = kv_slot(seq, row) * kv_stride(kv) + i;
+        for (uint32_t i = 0; i < shape.n_kv_heads * dim; i++) {
+            size_t at = kv_at(kv, kv_slot(seq, row), i / dim) + i % dim;
             assert_int_equal(kv_k(kv, l)[at], (uint16_t)(value * 31 + l * 7 + i));
             assert_int_equal(kv_v(kv, l)[at], (uint16_t)(value * 37 + l * 5 + i));
         }

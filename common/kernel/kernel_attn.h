@@ -1,0 +1,405 @@
+/* kernel_attn.h - attention of rows of one sequence, over a tier's vector; part of kernel_body.h.
+ *
+ * The queries (the heads of each row) walk the pieces together. Blocks that every row sees are
+ * shared: sixteen positions of K are turned, so that a lane is a position and no sum crosses lanes,
+ * and V is widened once for all queries. What only some rows see (the end of a chain, the path
+ * through a tree) each row takes itself, a lane being a part of q.k. Few queries do all of it that
+ * way: then turning K costs more than it saves. The bits are the same, as the sums are. */
+#pragma once
+
+#define V_HEADS 4
+#define V_EACH_HEADS(X) X(1) X(2) X(3) X(4)
+#define V_WIDE 32 // positions of V widened at once
+
+/* Queries that walk the pieces together: row by row the heads of each. */
+struct queries {
+    uint32_t n;
+    const float *q[KERNEL_ATTN_QUERIES];
+    float *out[KERNEL_ATTN_QUERIES], *piece[KERNEL_ATTN_QUERIES];
+    float *weights; // (n, KERNEL_PIECE)
+    float *tile;    // (V_WIDE, head_dim): turned K, widened V
+    float max[KERNEL_ATTN_QUERIES], sum[KERNEL_ATTN_QUERIES]; // of the pieces so far
+};
+
+/* The 16 positions from p on, of K or V. */
+INLINE const uint16_t *block_at(const struct kernel_attn *a, const uint16_t *kv, uint32_t p)
+{
+    return kv + a->blocks[p / 16] * a->block;
+}
+
+INLINE void fetch(const uint16_t *from, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += 32)
+        __builtin_prefetch(from + i, 0, 2);
+}
+
+/* ---- positions of a row ---- */
+/* Lane sums of q.k, in acc[h * n_pos + p], of n_heads heads at n_pos positions. */
+INLINE void scores_lanes(const struct kernel_attn *a, const float *const *q, const size_t *at,
+                         vf *acc, int stride, const int n_heads, const int n_pos)
+{
+    vf sum[V_SUMS];
+    const uint16_t *k[V_SUMS], *v[V_SUMS];
+    uint32_t d = 0, n = a->head_dim;
+    EACH (p, n_pos) {
+        k[p] = a->k + at[p];
+        v[p] = a->v + at[p];
+    }
+    EACH (i, n_heads * n_pos)
+        sum[i] = v_set(0);
+    for (; d + 16 <= n; d += 16)
+        EACH (p, n_pos) {
+            vf kd = v_half_load(k[p] + d);
+            __builtin_prefetch(v[p] + d, 0, 2);
+            EACH (h, n_heads)
+                sum[h * n_pos + p] = v_fma(kd, v_load(q[h] + d), sum[h * n_pos + p]);
+        }
+    if (d < n)
+        EACH (p, n_pos) {
+            vf kd = v_half_load_n(k[p] + d, n - d);
+            EACH (h, n_heads)
+                sum[h * n_pos + p] = v_fma(kd, v_load_n(q[h] + d, n - d, 0), sum[h * n_pos + p]);
+        }
+    EACH (p, n_pos)
+        EACH (h, n_heads)
+            acc[h * stride + p] = sum[h * n_pos + p];
+}
+
+/* Scores at n positions, 16 in all at a time; those of a head stand KERNEL_PIECE apart. */
+INLINE void scores_heads(const struct kernel_attn *a, const float *const *q, const size_t *at,
+                         uint32_t n, float *to, const int n_heads)
+{
+    const int n_pos = 16 / n_heads, together = V_SUMS / n_heads;
+    const vf scale = v_set(a->scale);
+    for (uint32_t p = 0; p < n; p += (uint32_t)n_pos) {
+        vf acc[16];
+        float s[16];
+        int n_here = MIN((int)(n - p), n_pos), i = 0;
+        for (; i + together <= n_here; i += together)
+            scores_lanes(a, q, at + p + i, acc + i, n_pos, n_heads, together);
+        for (; i < n_here; i++)
+            scores_lanes(a, q, at + p + i, acc + i, n_pos, n_heads, 1);
+        for (; i < n_pos; i++)
+            EACH (h, n_heads)
+                acc[h * n_pos + i] = v_set(0);
+        for (i = n_heads * n_pos; i < 16; i++)
+            acc[i] = v_set(0);
+        v_store(s, v_mul(v_sums(acc), scale));
+        EACH (h, n_heads)
+            memcpy(to + h * KERNEL_PIECE + p, s + h * n_pos, (size_t)n_here * sizeof(float));
+    }
+}
+
+static void row_scores(const struct kernel_attn *a, const float *const *q, const size_t *at,
+                       uint32_t n, float *to)
+{
+    for (uint32_t h = 0, left; (left = a->n_heads - h); h += MIN(left, V_HEADS))
+        switch (MIN(left, V_HEADS)) {
+#define HEADS(n_heads)                                                                             \
+    case n_heads:                                                                                  \
+        scores_heads(a, q + h, at, n, to + h * KERNEL_PIECE, n_heads);                             \
+        break;
+            V_EACH_HEADS(HEADS)
+#undef HEADS
+        }
+}
+
+/* n_parts sixteens of V from d on, weighted and summed over positions, behind what stands at `to`
+ * if `more`; n < 16: of one part. wide: the positions' V in floats, or NULL: they lie `at`. */
+INLINE void values_parts(const struct kernel_attn *a, const float *wide, const size_t *at,
+                         const float *weights, uint32_t n_pos, float *const *to, bool more,
+                         uint32_t d, uint32_t n, const int n_heads, const int n_parts)
+{
+    vf acc[V_HEADS][V_PARTS];
+    EACH (h, n_heads)
+        EACH (i, n_parts)
+            acc[h][i] = more ? v_load_n(to[h] + d + 16 * i, MIN(n, 16u), 0) : v_set(0);
+    for (uint32_t p = 0; p < n_pos; p++) {
+        vf row[V_PARTS];
+        if (!wide) {
+            const uint16_t *next = a->k + at[KERNEL_PIECE + p] + d;
+            __builtin_prefetch(next, 0, 2);
+            __builtin_prefetch(next + 16 * n_parts - 1, 0, 2);
+        }
+        EACH (i, n_parts) {
+            const uint16_t *v = wide ? NULL : a->v + at[p] + d;
+            row[i] = wide     ? v_load(wide + p * a->head_dim + d + 16 * i)
+                     : n < 16 ? v_half_load_n(v, n)
+                              : v_half_load(v + 16 * i);
+        }
+        EACH (h, n_heads) {
+            vf w = v_set(weights[h * KERNEL_PIECE + p]);
+            EACH (i, n_parts)
+                acc[h][i] = v_fma(w, row[i], acc[h][i]);
+        }
+    }
+    EACH (h, n_heads)
+        EACH (i, n_parts)
+            v_store_n(to[h] + d + 16 * i, MIN(n, 16u), acc[h][i]);
+}
+
+INLINE void values_heads(const struct kernel_attn *a, const float *wide, const size_t *at,
+                         const float *weights, uint32_t n_pos, float *const *to, bool more,
+                         const int n_heads)
+{
+    uint32_t d = 0, n = a->head_dim;
+    for (; d + 16 * V_PARTS <= n; d += 16 * V_PARTS)
+        values_parts(a, wide, at, weights, n_pos, to, more, d, 16, n_heads, V_PARTS);
+    for (; d + 16 <= n; d += 16)
+        values_parts(a, wide, at, weights, n_pos, to, more, d, 16, n_heads, 1);
+    if (d < n && !wide)
+        values_parts(a, NULL, at, weights, n_pos, to, more, d, n - d, n_heads, 1);
+}
+
+/* Of n_heads queries, V_HEADS at a time. */
+INLINE void values(const struct kernel_attn *a, const float *wide, const size_t *at,
+                   const float *weights, uint32_t n_pos, float *const *to, bool more,
+                   uint32_t n_heads)
+{
+    for (uint32_t h = 0, left; (left = n_heads - h); h += MIN(left, V_HEADS))
+        switch (MIN(left, V_HEADS)) {
+#define HEADS(n)                                                                                   \
+    case n:                                                                                        \
+        values_heads(a, wide, at, weights + h * KERNEL_PIECE, n_pos, to + h, more, n);             \
+        break;
+            V_EACH_HEADS(HEADS)
+#undef HEADS
+        }
+}
+
+static void row_values(const struct kernel_attn *a, const size_t *at, const float *weights,
+                       uint32_t n, float *const *to, bool more)
+{
+    values(a, NULL, at, weights, n, to, more, a->n_heads);
+}
+
+/* ---- shared positions ---- */
+/* Lanes l and l + 8 of q.k, added, of n queries at the sixteen positions of a turned tile. */
+INLINE void turned_8(const float *k, const float *const *q, uint32_t dim, uint32_t l, vf *sum,
+                     const int n)
+{
+    vf low[V_TURNED], high[V_TURNED];
+    EACH (h, n)
+        low[h] = high[h] = v_set(0);
+    for (size_t d = l; d < dim; d += 16) {
+        vf k0 = v_load(k + 16 * d), k8 = v_load(k + 16 * d + 16 * 8);
+        EACH (h, n) {
+            low[h] = v_fma(k0, v_set(q[h][d]), low[h]);
+            high[h] = v_fma(k8, v_set(q[h][d + 8]), high[h]);
+        }
+    }
+    EACH (h, n)
+        sum[h] = v_add(low[h], high[h]);
+}
+
+/* The tree of sums goes on: two results of `part`, `step` lanes apart, added. */
+#define TURNED(name, part, step)                                                                   \
+    INLINE void name(const float *k, const float *const *q, uint32_t dim, uint32_t l, vf *sum,     \
+                     const int n)                                                                  \
+    {                                                                                              \
+        vf other[V_TURNED];                                                                        \
+        part(k, q, dim, l, sum, n);                                                                \
+        part(k, q, dim, l + (step), other, n);                                                     \
+        EACH (h, n)                                                                                \
+            sum[h] = v_add(sum[h], other[h]);                                                      \
+    }
+TURNED(turned_4, turned_8, 4)
+TURNED(turned_2, turned_4, 2)
+TURNED(turned_1, turned_2, 1)
+
+INLINE void scores_turned(const struct kernel_attn *a, const float *k, const float *const *q,
+                          float *to, const int n)
+{
+    vf sum[V_TURNED];
+    turned_1(k, q, a->head_dim, 0, sum, n);
+    EACH (h, n)
+        v_store(to + h * KERNEL_PIECE, v_mul(sum[h], v_set(a->scale)));
+}
+
+/* Of all queries at the n positions of whole blocks from `from` on. */
+static void shared_scores(const struct kernel_attn *a, const struct queries *s, uint32_t from,
+                          uint32_t n)
+{
+    const uint32_t dim = a->head_dim;
+    for (uint32_t p = 0; p < n; p += 16) {
+        const uint16_t *k = block_at(a, a->k, from + p);
+        uint32_t h = 0;
+        for (uint32_t d = 0; d < dim; d += 16)
+            v_half_turn(k + d, dim, s->tile + 16 * d);
+        if (p + 16 < n)
+            fetch(block_at(a, a->k, from + p + 16), 16 * dim);
+        fetch(block_at(a, a->v, from + p), 16 * dim);
+        for (; h + V_TURNED <= s->n; h += V_TURNED)
+            scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, V_TURNED);
+        for (; h < s->n; h++)
+            scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, 1);
+    }
+}
+
+static void shared_values(const struct kernel_attn *a, const struct queries *s, uint32_t from,
+                          uint32_t n, float *const *to)
+{
+    const uint32_t block = 16 * a->head_dim;
+    for (uint32_t p = 0; p < n; p += V_WIDE) {
+        uint32_t n_here = MIN(n - p, V_WIDE);
+        for (uint32_t i = 0; i < n_here; i += 16) {
+            const uint16_t *v = block_at(a, a->v, from + p + i);
+            for (uint32_t d = 0; d < block; d += 16)
+                v_store(s->tile + i * a->head_dim + d, v_half_load(v + d));
+        }
+        values(a, s->tile, NULL, s->weights + p, n_here, to, p > 0, s->n);
+    }
+}
+
+/* ---- pieces ---- */
+/* s[i] = exp(s[i] - max); lane i % 16 sums. Up to the next sixteen, s is filled. */
+static void soften(float *s, uint32_t n, float *ret_max, float *ret_sum)
+{
+    vf top = v_set(-INFINITY), sum = v_set(0);
+    for (uint32_t i = n; i % 16; i++)
+        s[i] = -INFINITY; // exp(-inf) is 0
+    for (uint32_t i = 0; i < n; i += 16)
+        top = v_max(top, v_load(s + i));
+    vf max = v_set(*ret_max = v_hmax(top));
+    for (uint32_t i = 0; i < n; i += 16) {
+        vf e = v_exp(v_sub(v_load(s + i), max));
+        v_store(s + i, e);
+        sum = v_add(sum, e);
+    }
+    *ret_sum = v_sum(sum);
+}
+
+static void scale_add(float *to, float keep, const float *from, float take, uint32_t n)
+{
+    for (uint32_t i = 0, part; i < n; i += part) {
+        part = MIN(n - i, 16u);
+        vf kept = v_mul(v_load_n(to + i, part, 0), v_set(keep));
+        v_store_n(to + i, part, v_add(kept, v_mul(v_load_n(from + i, part, 0), v_set(take))));
+    }
+}
+
+static void scale(float *to, float by, uint32_t n)
+{
+    for (uint32_t i = 0, part; i < n; i += part) {
+        part = MIN(n - i, 16u);
+        v_store_n(to + i, part, v_mul(v_load_n(to + i, part, 0), v_set(by)));
+    }
+}
+
+/* Adds a later piece to those so far; a query without positions in it has the sum 0. */
+static void join(const struct kernel_attn *a, struct queries *s, const float *max, const float *sum)
+{
+    float keep[KERNEL_ATTN_QUERIES], take[KERNEL_ATTN_QUERIES];
+    for (uint32_t i = 0; i < s->n; i += 16) {
+        vf old = v_load(s->max + i), new = v_load(max + i), top = v_max(old, new);
+        vf k = v_exp(v_sub(old, top)), t = v_exp(v_sub(new, top));
+        v_store(keep + i, k);
+        v_store(take + i, t);
+        v_store(s->max + i, top);
+        v_store(s->sum + i, v_add(v_mul(v_load(s->sum + i), k), v_mul(v_load(sum + i), t)));
+    }
+    for (uint32_t i = 0; i < s->n; i++)
+        if (sum[i] != 0)
+            scale_add(s->out[i], keep[i], s->piece[i], take[i], a->head_dim);
+}
+
+/* Positions from `from` on that a row sees, n_max at most. */
+static uint32_t seen(const struct kernel_sight *s, uint32_t from, uint32_t n_max)
+{
+    uint32_t n = s->n_base + s->n_tail;
+    return n > from ? MIN(n - from, n_max) : 0;
+}
+
+/* Where the positions of the piece lie from `skip` on, and those of the next piece; where there are
+ * none, any. */
+static void look(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t from,
+                 uint32_t skip, size_t *at)
+{
+    uint32_t n = seen(s, from, 2 * KERNEL_PIECE), i = skip;
+    for (; i < n && from + i < s->n_base; i++)
+        at[i] = a->blocks[(from + i) / 16] * a->block + (from + i) % 16 * a->head_dim;
+    for (; i < n; i++) {
+        uint32_t slot = s->tail[from + i - s->n_base];
+        at[i] = slot / 16 * a->block + slot % 16 * a->head_dim;
+    }
+    for (n = MIN(n, KERNEL_PIECE) + KERNEL_PIECE; i < n; i++)
+        at[i] = 0;
+}
+
+static void attn_piece(const struct kernel_attn *a, struct queries *s, uint32_t from,
+                       uint32_t n_shared)
+{
+    size_t at[2 * KERNEL_PIECE];
+    float max[KERNEL_ATTN_QUERIES] = {0}, sum[KERNEL_ATTN_QUERIES] = {0};
+    float *const *to = from ? s->piece : s->out;
+    shared_scores(a, s, from, n_shared);
+    for (uint32_t r = 0, q = 0; r < a->n_rows; r++, q += a->n_heads) {
+        uint32_t n = seen(&a->sights[r], from, KERNEL_PIECE);
+        float *weights = s->weights + q * KERNEL_PIECE;
+        if (n > n_shared) {
+            look(a, &a->sights[r], from, n_shared, at);
+            row_scores(a, s->q + q, at + n_shared, n - n_shared, weights + n_shared);
+        }
+        for (uint32_t h = 0; h < a->n_heads; h++)
+            soften(weights + h * KERNEL_PIECE, n, &max[q + h], &sum[q + h]);
+        if (n && !n_shared)
+            row_values(a, at, weights, n, to + q, false);
+    }
+    if (n_shared)
+        shared_values(a, s, from, n_shared, to);
+    for (uint32_t r = 0, q = 0; r < a->n_rows && n_shared; r++, q += a->n_heads) {
+        uint32_t n = seen(&a->sights[r], from, KERNEL_PIECE);
+        if (n > n_shared) {
+            look(a, &a->sights[r], from, n_shared, at);
+            row_values(a, at + n_shared, s->weights + q * KERNEL_PIECE + n_shared, n - n_shared,
+                       to + q, true);
+        }
+    }
+    if (from) {
+        join(a, s, max, sum);
+    } else {
+        memcpy(s->max, max, s->n * sizeof(*max));
+        memcpy(s->sum, sum, s->n * sizeof(*sum));
+    }
+}
+
+/* At most KERNEL_ATTN_QUERIES rows times heads. */
+static void attn_queries(const struct kernel_attn *a)
+{
+    struct queries s = {.weights = a->scratch};
+    float *pieces = s.weights + KERNEL_ATTN_QUERIES * KERNEL_PIECE;
+    uint32_t dim = a->head_dim, n_max = 0, n_shared = UINT32_MAX;
+    s.tile = pieces + KERNEL_ATTN_QUERIES * dim;
+    for (uint32_t r = 0; r < a->n_rows; r++) {
+        const struct kernel_sight *see = &a->sights[r];
+        n_max = n_max > see->n_base + see->n_tail ? n_max : see->n_base + see->n_tail;
+        n_shared = MIN(n_shared, see->n_base / 16 * 16);
+        for (uint32_t h = 0; h < a->n_heads; h++, s.n++) {
+            s.q[s.n] = a->q + r * a->row_stride + h * dim;
+            s.out[s.n] = a->out + r * a->row_stride + h * dim;
+            s.piece[s.n] = pieces + s.n * dim;
+        }
+    }
+    if (s.n < V_SHARED || dim % 16)
+        n_shared = 0;
+    for (uint32_t from = 0; from < n_max; from += KERNEL_PIECE)
+        attn_piece(a, &s, from, n_shared > from ? MIN(n_shared - from, KERNEL_PIECE) : 0);
+    for (uint32_t i = 0; i < s.n; i++)
+        scale(s.out[i], 1 / s.sum[i], dim);
+}
+
+static void attn(const struct kernel_attn *a)
+{
+    uint32_t n_heads = MIN(a->n_heads, KERNEL_ATTN_QUERIES);
+    uint32_t n_rows = KERNEL_ATTN_QUERIES / n_heads;
+    for (uint32_t r = 0; r < a->n_rows; r += n_rows)
+        for (uint32_t h = 0; h < a->n_heads; h += n_heads) {
+            struct kernel_attn part = *a;
+            part.q += r * a->row_stride + h * a->head_dim;
+            part.out += r * a->row_stride + h * a->head_dim;
+            part.sights += r;
+            part.n_rows = MIN(n_rows, a->n_rows - r);
+            part.n_heads = MIN(n_heads, a->n_heads - h);
+            attn_queries(&part);
+        }
+}
