@@ -34,6 +34,8 @@ static bool runs_here(const struct kernel *k)
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
     if (k == &kernel_avx2)
         return avx2;
+    if (k == &kernel_avxvnni)
+        return avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & bit_AVXVNNI);
     if (k == &kernel_amx)
         return runs_here(&kernel_avx512) && may_use_tiles();
     if (k == &kernel_avx512)
@@ -47,9 +49,7 @@ static bool runs_here(const struct kernel *k)
 static const struct kernel *const tiers[] = {
 // best first
 #if defined(__x86_64__)
-    &kernel_amx,
-    &kernel_avx512,
-    &kernel_avx2,
+    &kernel_amx, &kernel_avx512, &kernel_avxvnni, &kernel_avx2,
 #endif
     &kernel_c,
 };
@@ -70,7 +70,8 @@ int kernel_init(const struct kernel **ret)
         const struct kernel *k = kernel_tier(name);
         if (!k)
             return fail(-ENOTSUP,
-                        "TANDEM_CPU=%s: no such kernels (c, avx2, avx512, amx), or not on this CPU",
+                        "TANDEM_CPU=%s: no such kernels (c, avx2, avxvnni, avx512, amx), or not on "
+                        "this CPU",
                         name);
         *ret = k;
         return 0;

@@ -38,6 +38,8 @@ enum kernel_type {
     KERNEL_Q4_K = 12,
     KERNEL_Q5_K = 13,
     KERNEL_Q6_K = 14,
+    KERNEL_IQ4_NL = 20,
+    KERNEL_IQ4_XS = 23,
     KERNEL_BF16 = 30,
 };
 
@@ -83,7 +85,7 @@ struct kernel_attn {
     (KERNEL_ATTN_QUERIES * (KERNEL_PIECE + 2 * (size_t)(head_dim)))
 
 struct kernel {
-    const char *name; // "c", "avx2", "avx512", "amx"
+    const char *name; // "c", "avx2", "avxvnni", "avx512", "amx"
 
     /* y[m][from..to) = W x_m. x: m prepared rows, x_bytes apart; y: rows y_stride floats apart.
      * from and to are multiples of KERNEL_TILE or n_out. Any m >= 1. */
@@ -113,8 +115,8 @@ struct kernel {
     void (*noise)(uint64_t key, uint32_t position, const uint32_t *tokens, uint32_t n, uint64_t *w);
 };
 
-/* The best tier of this CPU, or the one that TANDEM_CPU (c, avx2, avx512, amx) names. -ENOTSUP:
- * that tier is not known, or this CPU lacks it, in one sentence. */
+/* The best tier of this CPU, or the one that TANDEM_CPU (c, avx2, avxvnni, avx512, amx) names.
+ * -ENOTSUP: that tier is not known, or this CPU lacks it, in one sentence. */
 int kernel_init(const struct kernel **ret);
 /* A tier by name; NULL: unknown, or this CPU lacks it. */
 const struct kernel *kernel_tier(const char *name);

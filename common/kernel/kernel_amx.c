@@ -10,7 +10,6 @@
 #include "kernel/kernel_avx512.h"
 #include "kernel/kernel_int8_unpack.h"
 
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define AMX_ROWS 16      // in a tile of activations
 #define AMX_MIN_ROWS 24  // fewer are faster without tiles
 #define AMX_MAX_ROWS 512 // packed at a time
@@ -46,7 +45,7 @@ INLINE void unpack_panel(const struct int8_type t, const uint8_t *group, int n_b
                          struct panel *to)
 {
     const int block_bytes = KERNEL_BLOCK_BYTES(t.lo, t.hi),
-              head = KERNEL_HEAD_BYTES(t.group, t.min);
+              head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
     const __m512i offset = _mm512_set1_epi8((char)t.offset);
     for (int b = 0; b < n_blocks; b++) {
         int i = b % t.group;
@@ -256,10 +255,10 @@ static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t x_bytes,
                    float *y, size_t y_stride, uint32_t from, uint32_t to)
 {
     switch (w->type) {
-#define CASE(name, bytes, lo, hi, offset, group, min, halves)                                      \
+#define CASE(name, bytes, lo, hi, offset, group, min, halves, book)                                \
     case KERNEL_##name:                                                                            \
-        amx_matmul((struct int8_type){lo, hi, offset, group, min, halves}, w, x, x_bytes, m, y,    \
-                   y_stride, from, to);                                                            \
+        amx_matmul((struct int8_type){lo, hi, offset, group, min, halves, book}, w, x, x_bytes, m, \
+                   y, y_stride, from, to);                                                         \
         break;
         KERNEL_INT8_TYPES(CASE)
 #undef CASE

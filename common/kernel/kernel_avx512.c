@@ -10,7 +10,6 @@
 #define BF16_ROWS 8
 #define BF16_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #define V_AHEAD 8192
-#define V_BLOCK (256 << 10)
 #define V_SUMS 16
 #define V_PARTS 4
 #define V_TURNED 4
@@ -22,7 +21,6 @@
 #define INT8_ROWS(t) ((t).hi || (t).min ? 8 : 16)
 #define INT8_EACH_ROWS(X)                                                                          \
     X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)
-#define INT8_STREAMS(rows) ((rows) <= 2 ? 4 : 1)
 
 #include "kernel/kernel_int8.h"
 

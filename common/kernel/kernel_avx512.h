@@ -305,11 +305,6 @@ INLINE ci c_int_add(ci a, ci b)
     return _mm512_add_epi32(a, b);
 }
 
-INLINE ci c_from_u8(const uint8_t *p)
-{
-    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-}
-
 INLINE ci c_from_s8(const uint8_t *p)
 {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -323,6 +318,18 @@ INLINE cb c_bytes(const uint8_t *p)
 INLINE cb c_signed(cb a)
 {
     return a;
+}
+
+/* The same 16 bytes for every four columns. */
+INLINE cb c_16_bytes(const uint8_t *p)
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* table[i], i < 16; table is c_16_bytes(). */
+INLINE cb c_lookup(cb table, cb i)
+{
+    return _mm512_shuffle_epi8(table, i);
 }
 
 INLINE cb c_and(cb a, int mask)

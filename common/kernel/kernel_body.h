@@ -8,7 +8,6 @@
  *   BF16_ROWS                 rows whose sums BF16 products keep in registers
  *   BF16_EACH_ROWS(X)         X(1) X(2) ... up to that
  *   V_AHEAD                   bytes of weights to prefetch ahead
- *   V_BLOCK                   bytes of weights that stay in L2 for several passes
  *   V_SUMS                    sums of q.k kept in registers
  *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS queries
  *   V_TURNED                  queries that go over a turned tile of K at once
@@ -23,8 +22,6 @@
 #include "kernel/kernel_impl.h"
 #include <math.h>
 #include <string.h>
-
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
 
 /* ---- exp: n = round(x / ln 2), r = x - n ln 2 in two parts, polynomial in r, times 2^n.
  * Coefficients: interpolation of (exp(r) - 1 - r) / r^2 in Chebyshev nodes, error 2^-26. */
@@ -136,19 +133,6 @@ static void prepare(enum kernel_form form, const float *x, uint32_t n, void *to)
 }
 
 /* ---- F16, F32: lanes along K ---- */
-/* Rows of the pass that begins at row r when `left` passes share the rest of m nearly equally. */
-static uint32_t pass_rows(uint32_t m, uint32_t r, uint32_t left)
-{
-    return (m - r + left - 1) / left;
-}
-
-/* Columns whose weights stay in L2 while several passes go over them, or all for one pass. */
-static uint32_t pass_columns(size_t tile_bytes, uint32_t n_passes, uint32_t all)
-{
-    uint32_t tiles = (uint32_t)(V_BLOCK / tile_bytes);
-    return n_passes == 1 ? all : (tiles < 4 ? 4 : tiles & ~3u) * KERNEL_TILE;
-}
-
 /* Adds n of K to the sums of n_rows x n_cols outputs; the caller's constants unroll it. acc: (rows,
  * 16); columns begin at `from`. */
 INLINE void dot_part(enum kernel_type type, const uint8_t *w, uint32_t n, const uint8_t *x,
@@ -201,7 +185,7 @@ INLINE void dot_tile(enum kernel_type type, const uint8_t *w, uint32_t n_in, con
         uint32_t n_k = MIN(DOT_PART, n_in - k);
         for (uint32_t r = 0, left = (m + DOT_ROWS - 1) / DOT_ROWS, n; left; left--, r += n) {
             const uint8_t *xk = x + r * x_bytes + (size_t)k * sizeof(float);
-            switch (n = pass_rows(m, r, left)) {
+            switch (n = kernel_pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
         dot_columns(type, wk, n_k, xk, x_bytes, acc + r, n);                                       \
@@ -222,11 +206,11 @@ INLINE void matmul_dot(enum kernel_type type, const struct kernel_mat *w, const 
     const struct kernel_layout *l = kernel_layout(type);
     uint32_t n_passes = (m + DOT_MAX_ROWS - 1) / DOT_MAX_ROWS;
     size_t tile_bytes = kernel_tile_bytes(l, w->n_in);
-    uint32_t step = pass_columns(tile_bytes, n_passes, to - from);
+    uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
     for (uint32_t c = from; c < to; c += step) {
         uint32_t end = MIN(to - c, step) + c;
         for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
-            n = pass_rows(m, r, left);
+            n = kernel_pass_rows(m, r, left);
             for (uint32_t tile = c; tile < end; tile += KERNEL_TILE)
                 dot_tile(type, (const uint8_t *)w->data + tile / KERNEL_TILE * tile_bytes,
                          kernel_padded(l, w->n_in), x + r * x_bytes, x_bytes, n,
@@ -291,12 +275,12 @@ static void matmul_bf16(const struct kernel_mat *w, const void *x, size_t x_byte
 {
     uint32_t n_passes = (m + BF16_ROWS - 1) / BF16_ROWS;
     size_t tile_bytes = kernel_tile_bytes(kernel_layout(KERNEL_BF16), w->n_in);
-    uint32_t step = pass_columns(tile_bytes, n_passes, to - from);
+    uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
     for (uint32_t c = from; c < to; c += step) {
         uint32_t end = MIN(to - c, step) + c;
         for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
             const uint8_t *xr = (const uint8_t *)x + r * x_bytes;
-            switch (n = pass_rows(m, r, left)) {
+            switch (n = kernel_pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
         bf16_columns(w, xr, x_bytes, y + r * y_stride, y_stride, c, end, n);                       \

@@ -12,7 +12,6 @@
 #define BF16_ROWS 1
 #define BF16_EACH_ROWS(X) X(1)
 #define V_AHEAD 64
-#define V_BLOCK (256 << 10)
 #define V_SUMS 4
 #define V_PARTS 1
 #define V_TURNED 1

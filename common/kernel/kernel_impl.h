@@ -4,14 +4,16 @@
  * groups; a group holds the scales of its blocks of 32 weights of K, then the blocks:
  *
  *   types of 32   group of 2: d (2, 16) f16 [, m (2, 16) f16]
- *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (8, 16) u8, mins (8, 16) u8
+ *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (8, 16) s8, mins (8, 16) s8
  *   Q6_K          group of 8: d (16) f16, 32 bytes of nothing, scales (8, 2, 16) s8
+ *   IQ4_XS        group of 8: d (16) f16, 32 bytes of nothing, scales (8, 16) s8
  *   a block       low bits:   8: (8, 16, 4) bytes, [g][column][j] is the weight k = 4 g + j
  *                             4: (4, 16, 4) bytes, [v]: low nibble g = v, high one g = v + 4
  *                 high bits:  1: (16, 4) bytes, bit g of each
  *                             2: (2, 16, 4) bytes, [g / 4]: bits 2 (g % 4) of each
  *
- * Weights are unsigned in it: w = d * sub * (q - offset) + m. The last group of a tile ends after
+ * Weights are unsigned in it: w = d * sub * (q - offset) + m; those of types with a codebook are
+ * places in it, w = d * sub * (kernel_codebook[q] - offset). The last group of a tile ends after
  * its last block. A tile of floats holds K in lines of 64 bytes, filled up with zeros:
  *
  *   BF16          (K / 2, 16, 2), K filled up to 32
@@ -24,17 +26,20 @@
 #define KERNEL_BLOCK 32 // weights that share a scale of the activations
 
 /* The quantised types: bytes of a block in the file, bits in the low and high planes, offset,
- * blocks in a group, whether there are mins, and scales for half blocks. */
+ * blocks in a group, whether there are mins, scales for half blocks, and a codebook. */
 #define KERNEL_INT8_TYPES(X)                                                                       \
-    X(Q8_0, 34, 8, 0, 128, 2, 0, 0)                                                                \
-    X(Q4_0, 18, 4, 0, 8, 2, 0, 0)                                                                  \
-    X(Q4_1, 20, 4, 0, 0, 2, 1, 0)                                                                  \
-    X(Q5_0, 22, 4, 1, 16, 2, 0, 0)                                                                 \
-    X(Q5_1, 24, 4, 1, 0, 2, 1, 0)                                                                  \
-    X(Q4_K, 144, 4, 0, 0, 8, 1, 0)                                                                 \
-    X(Q5_K, 176, 4, 1, 0, 8, 1, 0)                                                                 \
-    X(Q6_K, 210, 4, 2, 32, 8, 0, 1)
-#define KERNEL_HEAD_BYTES(group, min) ((group) == 8 ? 320 : 64 + 64 * (min))
+    X(Q8_0, 34, 8, 0, 128, 2, 0, 0, 0)                                                             \
+    X(Q4_0, 18, 4, 0, 8, 2, 0, 0, 0)                                                               \
+    X(Q4_1, 20, 4, 0, 0, 2, 1, 0, 0)                                                               \
+    X(Q5_0, 22, 4, 1, 16, 2, 0, 0, 0)                                                              \
+    X(Q5_1, 24, 4, 1, 0, 2, 1, 0, 0)                                                               \
+    X(Q4_K, 144, 4, 0, 0, 8, 1, 0, 0)                                                              \
+    X(Q5_K, 176, 4, 1, 0, 8, 1, 0, 0)                                                              \
+    X(Q6_K, 210, 4, 2, 32, 8, 0, 1, 0)                                                             \
+    X(IQ4_NL, 18, 4, 0, 128, 2, 0, 0, 1)                                                           \
+    X(IQ4_XS, 136, 4, 0, 128, 8, 0, 0, 1)
+#define KERNEL_HEAD_BYTES(group, min, halves)                                                      \
+    ((group) == 8 ? 192 + 128 * ((min) || (halves)) : 64 + 64 * (min))
 #define KERNEL_BLOCK_BYTES(lo, hi) (64 * (lo) + 64 * (hi))
 
 struct kernel_layout {
@@ -42,9 +47,12 @@ struct kernel_layout {
     enum kernel_form form;
     uint8_t group; // blocks of 32 in a packed group; 0: not quantised
     uint8_t lo_bits, hi_bits, offset;
-    bool has_min, has_halves; // halves: a scale per 16 weights
-    uint16_t head, block;     // bytes of a group's scales, and of each block
+    bool has_min, has_halves, has_book; // halves: a scale per 16 weights
+    uint16_t head, block;               // bytes of a group's scales, and of each block
 };
+
+/* What IQ4_NL and IQ4_XS choose from, plus 128. */
+extern const uint8_t kernel_codebook[16];
 
 /* NULL: a type without kernels. */
 const struct kernel_layout *kernel_layout(enum kernel_type type);
@@ -89,15 +97,33 @@ static inline float kernel_float(uint32_t bits)
     return x;
 }
 
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define KERNEL_STAYS (256 << 10) // bytes of weights that stay in L2 for several passes
+
+/* Rows of the pass that begins at row r when `left` passes share the rest of m nearly equally. */
+static inline uint32_t kernel_pass_rows(uint32_t m, uint32_t r, uint32_t left)
+{
+    return (m - r + left - 1) / left;
+}
+
+/* Columns whose weights stay in L2 while several passes go over them, or all for one pass. */
+static inline uint32_t kernel_pass_columns(size_t tile_bytes, uint32_t n_passes, uint32_t all)
+{
+    uint32_t tiles = (uint32_t)(KERNEL_STAYS / tile_bytes);
+    return n_passes == 1 ? all : (tiles < 4 ? 4 : tiles & ~3u) * KERNEL_TILE;
+}
+
 /* Of code that a tier's constants unroll. */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
 extern const struct kernel kernel_c;
 #if defined(__x86_64__)
-extern const struct kernel kernel_avx2, kernel_avx512, kernel_amx;
+extern const struct kernel kernel_avx2, kernel_avxvnni, kernel_avx512, kernel_amx;
 
-/* The amx tier's product; its other functions are avx512's. */
+/* The products of tiers whose other functions are those of avx2 and avx512. */
+void kernel_avxvnni_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                           float *y, size_t y_stride, uint32_t from, uint32_t to);
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to);
 #endif

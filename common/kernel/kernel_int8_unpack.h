@@ -6,7 +6,7 @@
 /* What is constant about a type, so that the compiler folds it. */
 struct int8_type {
     int lo, hi, offset, group;
-    bool min, halves;
+    bool min, halves, book;
 };
 
 /* Columns [lane, lane + C_LANES) of the block at p. */
@@ -21,6 +21,11 @@ INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
         cb both = c_bytes(p + 64 * g);
         w[g] = c_and(both, 0x0f);
         w[g + 4] = c_and(c_right(both, 4), 0x0f);
+    }
+    if (t.book) {
+        const cb book = c_signed(c_16_bytes(kernel_codebook));
+        EACH (g, 8)
+            w[g] = c_lookup(book, w[g]);
     }
     if (!t.hi)
         return;
@@ -49,7 +54,9 @@ INLINE void int8_scales(const struct int8_type t, const uint8_t *group, int i, i
         sub[0] = c_from_s8(group + 64 + 32 * i + lane);
         sub[1] = c_from_s8(group + 64 + 32 * i + 16 + lane);
     } else {
-        *d = c_mul(*d, c_float(c_from_u8(group + 64 + 16 * i + lane)));
-        *m = c_mul(c_halfs(p + 32), c_negative(c_float(c_from_u8(group + 192 + 16 * i + lane))));
+        *d = c_mul(*d, c_float(c_from_s8(group + 64 + 16 * i + lane)));
+        if (t.min)
+            *m =
+                c_mul(c_halfs(p + 32), c_negative(c_float(c_from_s8(group + 192 + 16 * i + lane))));
     }
 }

@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#define LAYOUT(name, bytes, lo, hi, off, in_group, min, halves)                                    \
+#define LAYOUT(name, bytes, lo, hi, off, in_group, min, halves, book)                              \
     [KERNEL_##name] = {.n_weights = (in_group) == 8 ? 256 : 32,                                    \
                        .n_bytes = (bytes),                                                         \
                        .form = KERNEL_FORM_INT8,                                                   \
@@ -16,7 +16,8 @@
                        .offset = (off),                                                            \
                        .has_min = (min),                                                           \
                        .has_halves = (halves),                                                     \
-                       .head = KERNEL_HEAD_BYTES(in_group, min),                                   \
+                       .has_book = (book),                                                         \
+                       .head = KERNEL_HEAD_BYTES(in_group, min, halves),                           \
                        .block = KERNEL_BLOCK_BYTES(lo, hi)},
 
 static const struct kernel_layout layouts[] = {
@@ -24,6 +25,10 @@ static const struct kernel_layout layouts[] = {
     [KERNEL_F16] = {.n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_F32},
     [KERNEL_BF16] = {.n_weights = 1, .n_bytes = 2, .form = KERNEL_FORM_BF16},
     KERNEL_INT8_TYPES(LAYOUT)};
+
+/* kvalues_iq4nl of ggml-common.h plus 128. */
+const uint8_t kernel_codebook[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                     129, 141, 153, 166, 181, 197, 217, 241};
 
 const struct kernel_layout *kernel_layout(enum kernel_type type)
 {
@@ -90,7 +95,7 @@ size_t kernel_packed_bytes(enum kernel_type type, uint32_t n_out, uint32_t n_in)
 }
 
 /* 32 weights of one row: w = d * sub[k / 16] * (q - offset) + m, or - m * sub_m for types with
- * both. */
+ * both; with a codebook q is a place in it. */
 struct block {
     uint8_t q[KERNEL_BLOCK];
     uint16_t d, m; // f16
@@ -160,6 +165,18 @@ static void read_q4k_q5k(const struct kernel_layout *l, const uint8_t *p, unsign
     }
 }
 
+/* d, 16 bits with the upper two of each scale, 4 bytes with the lower four, 128 bytes of nibbles:
+ * 16 bytes hold a block as in Q4_0. */
+static void read_iq4xs(const uint8_t *p, unsigned i, struct block *b)
+{
+    unsigned low = p[4 + i / 2] >> 4 * (i % 2) & 15, high = u16_at(p + 2) >> 2 * i & 3;
+    b->d = u16_at(p);
+    b->sub[0] = b->sub[1] = (int8_t)((int)(low | high << 4) - 32);
+    p += 8 + 16 * i;
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++)
+        b->q[k] = k < 16 ? p[k] & 15 : p[k - 16] >> 4;
+}
+
 /* 128 bytes of low nibbles, 64 of two high bits, 16 scales, d. Half h of 128 weights: blocks 4h +
  * j, nibbles in bytes 64 h + 32 (j % 2) + k (high ones for j >= 2), high bits in byte 32 h + k at 2
  * j. */
@@ -185,6 +202,8 @@ static void read_block(const struct kernel_layout *l, const uint8_t *row, uint32
     *b = (struct block){.sub = {1, 1}, .sub_m = 1};
     if (l->has_halves)
         read_q6k(p, i % per, b);
+    else if (per == 8 && l->has_book)
+        read_iq4xs(p, i % per, b);
     else if (per == 8)
         read_q4k_q5k(l, p, i % per, b);
     else if (l->lo_bits == 8)
@@ -198,7 +217,7 @@ static void block_scales(const struct kernel_layout *l, const struct block *b, f
 {
     *d = kernel_f16_to(b->d);
     *m = l->has_min ? kernel_f16_to(b->m) : 0;
-    if (l->group == 8 && l->has_min) {
+    if (l->group == 8 && !l->has_halves) {
         *d *= b->sub[0]; // exact: 11 bits times 6
         *m *= -(float)b->sub_m;
     }
@@ -207,7 +226,8 @@ static void block_scales(const struct kernel_layout *l, const struct block *b, f
 /* The order of operations is ggml's. */
 static float weight(const struct kernel_layout *l, float d, float m, int sub, unsigned q)
 {
-    float w = (l->has_halves ? d * (float)sub : d) * (float)((int)q - l->offset);
+    int steps = (l->has_book ? kernel_codebook[q] : (int)q) - l->offset;
+    float w = (l->has_halves ? d * (float)sub : d) * (float)steps;
     return l->has_min ? w + m : w;
 }
 
@@ -271,7 +291,7 @@ static void write_block(const struct kernel_layout *l, uint8_t *tile, uint32_t b
         p.sub[c] = (uint8_t)from->sub[0];
         if (l->has_halves)
             p.sub[16 + c] = (uint8_t)from->sub[1];
-        else
+        if (l->has_min)
             p.sub_m[c] = from->sub_m;
     }
     for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
@@ -313,7 +333,7 @@ static void stored_scales(const struct kernel_layout *l, const struct place *p, 
         b.sub[0] = b.sub[1] = (int8_t)p->sub[c];
         if (l->has_halves)
             b.sub[1] = (int8_t)p->sub[16 + c];
-        else
+        if (l->has_min)
             b.sub_m = p->sub_m[c];
     }
     block_scales(l, &b, d, m);
@@ -333,6 +353,8 @@ static void unpack_q(const struct kernel_layout *l, const struct place *p,
         to[i] = p->lo[i] & 15;
         to[256 + i] = p->lo[i] >> 4;
     }
+    for (unsigned i = 0; i < 512 && l->has_book; i++)
+        to[i] = kernel_codebook[to[i]];
     for (unsigned g = 0; g < 8 && l->hi_bits == 1; g++)
         for (unsigned i = 0; i < 64; i++)
             to[g * 64 + i] |= (uint8_t)((p->hi[i] >> g & 1) << 4);

@@ -13,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include "base/mem.h"
 #include "kernel/kernel_impl.h"
 #include "lib/lib.h"
+#include "lib/tiers.h"
 #include "lib/weights.h"
 
 #define MAX_ROWS 512
@@ -46,6 +46,15 @@ static uint32_t next(const char **list)
     uint32_t x = (uint32_t)strtoul(*list, (char **)list, 10);
     *list += **list == ',' || **list == 'x';
     return x;
+}
+
+static bool listed(const char *list, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *p = list; p; p = strchr(p, ','), p += p != NULL)
+        if (!strncmp(p, name, n) && (p[n] == ',' || !p[n]))
+            return true;
+    return false;
 }
 
 /* The last n_rows positions of the context, a chain, through a layer; `step` rows a call. */
@@ -137,10 +146,11 @@ static void bench_shape(const struct options *o, const uint32_t shape[3])
     const char *list = o->contexts;
     for (uint32_t context; (context = next(&list));) {
         struct scene s = scene_of(o, shape, context);
-        static const char *const names[] = {"c", "avx2", "avx512"};
-        for (unsigned i = 0; i < ARRAY_LEN(names); i++)
-            if (kernel_tier(names[i]) && strstr(o->tiers, names[i]))
-                bench_rows(o, kernel_tier(names[i]), &s);
+        const struct kernel *tiers[TIERS_MAX];
+        unsigned n_tiers = tiers_here(tiers);
+        for (unsigned i = 0; i < n_tiers; i++)
+            if (listed(o->tiers, tiers[i]->name))
+                bench_rows(o, tiers[i], &s);
         scene_done(&s);
     }
 }

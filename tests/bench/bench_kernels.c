@@ -17,6 +17,7 @@
 #include "base/pool.h"
 #include "kernel/kernel_impl.h"
 #include "lib/lib.h"
+#include "lib/tiers.h"
 #include "lib/weights.h"
 
 #define MAX_LIST 16
@@ -159,12 +160,13 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
         kernel_tier("c")->prepare(form, x + (size_t)r * o->n_in, o->n_in, px + r * j.x_bytes);
     j.x = px;
     j.y = weights_alloc((size_t)max_rows * o->n_out * sizeof(float));
-    static const char *const names[] = {"c", "avx2", "avx512", "amx"};
-    for (unsigned i = 0; i < ARRAY_LEN(names); i++)
+    const struct kernel *tiers[TIERS_MAX];
+    unsigned n_tiers = tiers_here(tiers);
+    for (unsigned i = 0; i < n_tiers; i++)
         for (unsigned k = 0; k < n_threads; k++) {
             AUTO(pool_free) struct pool *p = NULL;
-            j.k = kernel_tier(names[i]);
-            if (!listed(o->tiers, names[i]) || !j.k || pool_new(threads[k], true, &p) < 0)
+            j.k = tiers[i];
+            if (!listed(o->tiers, j.k->name) || pool_new(threads[k], true, &p) < 0)
                 continue;
             bench_pool(to, o, &j, t->name, p, n_mats);
         }

@@ -15,7 +15,8 @@ from peer import TYPES
 
 TOOL = os.path.join(os.environ.get("TANDEM_BIN", "build/dev"), "tests", "dequant_tool")
 N_IN, N_OUT = 512, 40
-SCALES = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}  # else 0 and 2: where a block has its halfs
+# Where a block has its halfs; else at 0 and 2.
+SCALES = {"Q6_K": (208,), **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,))}
 
 
 def gauss_rows(dice):

@@ -3,6 +3,7 @@
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/rig.h"
+#include "lib/tiers.h"
 #include "lib/tiny.h"
 #include "lib/weights.h"
 #include <math.h>
@@ -13,8 +14,6 @@
 #define N 150      // tokens of a sequence: past one block of KV, short of one piece of attention
 #define N_LONG 600 // past two pieces
 #define EMBEDDED SOURCE_DIR "/models/tales-1m-q8_0.gguf"
-
-static const char *const tiers[] = {"c", "avx2", "avx512", "amx"};
 
 static uint64_t dice_state;
 
@@ -60,20 +59,20 @@ static void compare_ways(struct rig *r, const uint32_t *tokens, uint32_t n, cons
 static void threads_and_chunks_and_tiers_change_nothing(void **state)
 {
     (void)state;
+    const struct kernel *tiers[TIERS_MAX];
+    unsigned n_tiers = tiers_here(tiers);
     AUTO(mem_free) float *want = NULL;
     uint32_t tokens[N];
-    for (size_t t = 0; t < ARRAY_LEN(tiers); t++)
+    for (unsigned t = 0; t < n_tiers; t++)
         for (unsigned threads = 1; threads <= 3; threads++) {
             struct rig r;
-            if (!kernel_tier(tiers[t]))
-                continue;
-            rig_open(
-                &r, EMBEDDED,
-                &(struct rig_options){.tier = tiers[t], .n_threads = threads, .max_rows = 512});
+            rig_open(&r, EMBEDDED,
+                     &(struct rig_options){
+                         .tier = tiers[t]->name, .n_threads = threads, .max_rows = 512});
             random_tokens(tokens, N, r.model->params.n_vocab, 1);
             if (!want)
                 want = logits_of(&r, tokens, N, 0);
-            compare_ways(&r, tokens, N, want, tiers[t]);
+            compare_ways(&r, tokens, N, want, tiers[t]->name);
             rig_close(&r);
         }
 }
@@ -81,18 +80,18 @@ static void threads_and_chunks_and_tiers_change_nothing(void **state)
 static void long_contexts_change_nothing(void **state)
 {
     (void)state;
+    const struct kernel *tiers[TIERS_MAX];
+    unsigned n_tiers = tiers_here(tiers);
     AUTO(mem_free) float *want = NULL;
     uint32_t tokens[N_LONG];
-    for (size_t t = 0; t < ARRAY_LEN(tiers); t++) {
+    for (unsigned t = 0; t < n_tiers; t++) {
         struct rig r;
-        if (!kernel_tier(tiers[t]))
-            continue;
         rig_open(&r, EMBEDDED,
-                 &(struct rig_options){.tier = tiers[t], .n_threads = 2, .max_rows = 512});
+                 &(struct rig_options){.tier = tiers[t]->name, .n_threads = 2, .max_rows = 512});
         random_tokens(tokens, N_LONG, r.model->params.n_vocab, 2);
         AUTO(mem_free) float *got = logits_of(&r, tokens, N_LONG, t % 2 ? 0 : 37);
         if (want)
-            assert_same(got, want, (size_t)N_LONG * r.model->params.n_vocab, tiers[t]);
+            assert_same(got, want, (size_t)N_LONG * r.model->params.n_vocab, tiers[t]->name);
         else
             want = TAKE(got);
         rig_close(&r);
@@ -102,6 +101,8 @@ static void long_contexts_change_nothing(void **state)
 static void every_type_has_the_same_bits_everywhere(void **state)
 {
     (void)state;
+    const struct kernel *tiers[TIERS_MAX];
+    unsigned n_tiers = tiers_here(tiers);
     const char *const archs[] = {"llama", "qwen2", "qwen3"};
     for (int i = 0; i < WEIGHTS_TYPES; i++) {
         struct tiny tiny = {.arch = archs[i % 3],
@@ -115,12 +116,10 @@ static void every_type_has_the_same_bits_everywhere(void **state)
         AUTO(mem_free) float *want = NULL;
         uint32_t tokens[40];
         random_tokens(tokens, 40, TINY_VOCAB, 3);
-        for (size_t t = 0; t < ARRAY_LEN(tiers); t++) {
+        for (unsigned t = 0; t < n_tiers; t++) {
             struct rig r;
-            if (!kernel_tier(tiers[t]))
-                continue;
             rig_open_memory(&r, file, len,
-                            &(struct rig_options){.tier = tiers[t], .n_threads = 1 + t % 2});
+                            &(struct rig_options){.tier = tiers[t]->name, .n_threads = 1 + t % 2});
             if (!want)
                 want = logits_of(&r, tokens, 40, 0);
             for (uint32_t chunk = 1; chunk <= 40; chunk = chunk * 3 + 1) {

@@ -9,9 +9,8 @@
 #include "kernel/kernel_impl.h"
 #include "lib/guard.h"
 #include "lib/lib.h"
+#include "lib/tiers.h"
 #include "lib/weights.h"
-
-static const char *const tier_names[] = {"c", "avx2", "avx512", "amx"};
 
 #define MAX_POS 1100
 #define MAX_ROWS 40
@@ -143,22 +142,21 @@ static void attention_agrees_with_float64(void **state)
 
 static void check_tiers(uint32_t n_group, uint32_t d)
 {
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     struct scene s = scene_of(n_group, d);
     size_t bytes = n_group * d * sizeof(float);
     float *want = weights_alloc(bytes), *out = weights_alloc(bytes);
     for (unsigned i = 0; i < sizeof(positions) / sizeof(*positions); i++) {
         place(&s, positions[i], positions[i] - positions[i] / 5, i);
         attend(kernel_tier("c"), &s, 0, n_group, want);
-        for (unsigned t = 0; t < 3; t++) {
-            const struct kernel *k = kernel_tier(tier_names[t]);
-            if (!k)
-                continue;
+        for (unsigned t = 0; t < n_tiers; t++) {
             memset(out, 0xff, bytes);
-            attend(k, &s, 0, n_group, out);
+            attend(k[t], &s, 0, n_group, out);
             assert_memory_equal(out, want, bytes);
             memset(out, 0xff, bytes);
             for (uint32_t h = 0; h < n_group; h++)
-                attend(k, &s, h, 1, out);
+                attend(k[t], &s, h, 1, out);
             assert_memory_equal(out, want, bytes);
         }
     }
@@ -182,19 +180,20 @@ static void tiers_and_groups_of_heads_give_the_same_bits(void **state)
 static void where_positions_lie_changes_no_bit(void **state)
 {
     (void)state;
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     struct scene s = scene_of(4, 64);
     size_t bytes = 4 * 64 * sizeof(float);
     float *want = weights_alloc(bytes), *out = weights_alloc(bytes);
-    for (unsigned t = 0; t < 3; t++) {
-        const struct kernel *k = kernel_tier(tier_names[t]);
-        for (unsigned i = 0; k && i < sizeof(positions) / sizeof(*positions); i++) {
+    for (unsigned t = 0; t < n_tiers; t++) {
+        for (unsigned i = 0; i < sizeof(positions) / sizeof(*positions); i++) {
             uint32_t n = positions[i];
             place(&s, n, n, 0);
-            attend(k, &s, 0, 4, want);
+            attend(k[t], &s, 0, 4, want);
             uint32_t bases[] = {0, 1, n / 2, n - 1, n > 20 ? n - 20 : 0, n};
             for (unsigned b = 0; b < 6; b++) {
                 place(&s, n, bases[b], b);
-                attend(k, &s, 0, 4, out);
+                attend(k[t], &s, 0, 4, out);
                 assert_memory_equal(out, want, bytes);
             }
         }
@@ -236,10 +235,10 @@ static void check_rows(struct scene *s, uint32_t n_rows)
     memset(want, 0xff, bytes);
     for (uint32_t r = 0; r < n_rows; r++)
         attend_rows(kernel_tier("c"), s, sights, r, 1, 0, s->n_group, want);
-    for (unsigned t = 0; t < 3; t++) {
-        const struct kernel *k = kernel_tier(tier_names[t]);
-        if (!k)
-            continue;
+    const struct kernel *tiers[TIERS_MAX];
+    unsigned n_tiers = tiers_here(tiers);
+    for (unsigned t = 0; t < n_tiers; t++) {
+        const struct kernel *k = tiers[t];
         memset(out, 0xff, bytes);
         attend_rows(k, s, sights, 0, n_rows, 0, s->n_group, out);
         assert_memory_equal(out, want, bytes);
@@ -277,21 +276,21 @@ static void rows_together_have_the_bits_that_each_has_alone(void **state)
 static void cost_grows_with_positions_alone(void **state)
 {
     (void)state;
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     struct scene s = scene_of(4, 64);
     float *out = weights_alloc(4 * 64 * sizeof(float));
     place(&s, MAX_POS, MAX_POS, 0);
-    for (unsigned t = 0; t < 3; t++) {
-        const struct kernel *k = kernel_tier(tier_names[t]);
+    for (unsigned t = 0; t < n_tiers; t++) {
         int64_t best = INT64_MAX;
-        for (int i = 0; k && i < 20; i++) {
+        for (int i = 0; i < 20; i++) {
             int64_t start = clock_us();
-            attend(k, &s, 0, 4, out);
+            attend(k[t], &s, 0, 4, out);
             int64_t us = clock_us() - start;
             best = us < best ? us : best;
         }
-        if (k)
-            printf("%s: 4 heads of 64 over %u positions %lld us\n", k->name, MAX_POS,
-                   (long long)best);
+        printf("%s: 4 heads of 64 over %u positions %lld us\n", k[t]->name, MAX_POS,
+               (long long)best);
     }
     free(out);
     scene_done(&s);
@@ -301,16 +300,15 @@ static void cost_grows_with_positions_alone(void **state)
 static void large_scores_neither_overflow_nor_vanish(void **state)
 {
     (void)state;
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     struct scene s = scene_of(2, 32);
     float *out = weights_alloc(2 * 32 * sizeof(float));
     for (uint32_t i = 0; i < 2 * 32; i++)
         s.q[i] *= 1e4f;
     place(&s, 600, 600, 0);
-    for (unsigned t = 0; t < 3; t++) {
-        const struct kernel *k = kernel_tier(tier_names[t]);
-        if (!k)
-            continue;
-        attend(k, &s, 0, 2, out);
+    for (unsigned t = 0; t < n_tiers; t++) {
+        attend(k[t], &s, 0, 2, out);
         for (uint32_t i = 0; i < 2 * 32; i++)
             assert_true(fabsf(out[i]) < 4);
     }

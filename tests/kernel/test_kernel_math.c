@@ -9,19 +9,8 @@
 #include "kernel/kernel_impl.h"
 #include "lib/guard.h"
 #include "lib/lib.h"
+#include "lib/tiers.h"
 #include "lib/weights.h"
-
-static const char *const tier_names[] = {"c", "avx2", "avx512", "amx"};
-
-/* The tiers this CPU has, C first. */
-static unsigned tiers(const struct kernel *to[4])
-{
-    unsigned n = 0;
-    for (unsigned i = 0; i < 3; i++)
-        if ((to[n] = kernel_tier(tier_names[i])))
-            n++;
-    return n;
-}
 
 /* Lengths around vectors, and some that models have. */
 static const uint32_t lengths[] = {1,  2,  7,  8,  15, 16,  17,  31,  32,  33,
@@ -60,12 +49,12 @@ static void f16_rounds_to_nearest_and_ties_to_even(void **state)
 static void f16_of_tiers_is_that_of_c(void **state)
 {
     (void)state;
-    const struct kernel *k[4];
-    unsigned n = tiers(k);
+    const struct kernel *k[TIERS_MAX];
+    unsigned n = tiers_here(k);
     uint64_t step = getenv("TANDEM_TEST_LONG") ? 1 : 1021;
     for (uint64_t bits = 0; bits < 1ull << 32;) {
         float x[64];
-        uint16_t y[3][64];
+        uint16_t y[TIERS_MAX][64];
         for (unsigned i = 0; i < 64; i++, bits += step)
             x[i] = kernel_float((uint32_t)bits);
         for (unsigned t = 0; t < n; t++)
@@ -148,14 +137,14 @@ static void row_operations(const struct kernel *k, uint32_t n, const float *x, c
 static void row_operations_of_tiers_are_those_of_c(void **state)
 {
     (void)state;
-    const struct kernel *k[4];
-    unsigned n_tiers = tiers(k);
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     for (unsigned i = 0; i < 2 * sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i / 2];
         float *fx = weights_floats(1, n, n, i % 2), *fw = weights_floats(1, n, n + 1, i % 2);
         float *x = guard_copy(fx, n * sizeof(float)), *w = guard_copy(fw, n * sizeof(float));
-        float *norm[3], *glu[3], *sum[3];
-        uint16_t *half[3];
+        float *norm[TIERS_MAX], *glu[TIERS_MAX], *sum[TIERS_MAX];
+        uint16_t *half[TIERS_MAX];
         for (unsigned t = 0; t < n_tiers; t++) {
             norm[t] = guard_alloc(n * sizeof(float));
             glu[t] = guard_alloc(n * sizeof(float));
@@ -176,8 +165,8 @@ static void row_operations_of_tiers_are_those_of_c(void **state)
 static void operands_may_be_the_result(void **state)
 {
     (void)state;
-    const struct kernel *k[4];
-    unsigned n_tiers = tiers(k);
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     for (unsigned t = 0; t < n_tiers; t++) {
         float x[37], w[37], y[37];
         for (int i = 0; i < 37; i++)
@@ -193,7 +182,7 @@ static void operands_may_be_the_result(void **state)
     }
 }
 
-static void check_logits(const struct kernel *const k[4], unsigned n_tiers, const float *x,
+static void check_logits(const struct kernel *const k[TIERS_MAX], unsigned n_tiers, const float *x,
                          uint32_t n)
 {
     float *g = guard_copy(x, n * sizeof(float));
@@ -210,8 +199,8 @@ static void check_logits(const struct kernel *const k[4], unsigned n_tiers, cons
 static void softmax_sums_agree_with_float64(void **state)
 {
     (void)state;
-    const struct kernel *k[4];
-    unsigned n_tiers = tiers(k);
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     for (unsigned i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i];
         float *x = weights_floats(1, n, n, false);
@@ -232,8 +221,8 @@ static void softmax_sums_agree_with_float64(void **state)
 static void argmax_takes_the_lowest_of_ties_and_never_a_nan(void **state)
 {
     (void)state;
-    const struct kernel *k[4];
-    unsigned n_tiers = tiers(k);
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     float x[100];
     for (unsigned t = 0; t < n_tiers; t++) {
         for (uint32_t n = 1; n <= 100; n++)
@@ -260,8 +249,8 @@ static void argmax_takes_the_lowest_of_ties_and_never_a_nan(void **state)
 static void a_nan_logit_makes_the_sum_a_nan(void **state)
 {
     (void)state;
-    const struct kernel *k[4];
-    unsigned n_tiers = tiers(k);
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     for (unsigned t = 0; t < n_tiers; t++) {
         float x[20] = {[13] = NAN};
         double s = k[t]->logsumexp(x, 20);
@@ -272,8 +261,8 @@ static void a_nan_logit_makes_the_sum_a_nan(void **state)
 static void weights_and_noise_of_tiers_are_those_of_one_number(void **state)
 {
     (void)state;
-    const struct kernel *k[4];
-    unsigned n_tiers = tiers(k);
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
     for (unsigned i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i];
         float *x = weights_floats(1, n, n, false);

@@ -8,11 +8,10 @@
 #include "kernel/kernel_impl.h"
 #include "lib/guard.h"
 #include "lib/lib.h"
+#include "lib/tiers.h"
 #include "lib/weights.h"
 
 #define MAX_ROWS 64
-
-static const char *const tier_names[] = {"avx2", "avx512", "amx"};
 
 static bool rows_wanted(uint32_t m)
 {
@@ -100,13 +99,8 @@ static void check_type(const struct kernel *k, enum kernel_type type, uint32_t n
     product_done(&p);
 }
 
-static void check_tier(const char *name)
+static void check_tier(const struct kernel *k)
 {
-    const struct kernel *k = kernel_tier(name);
-    if (!k) {
-        printf("skipped: this CPU has no %s\n", name);
-        return;
-    }
     for (int t = 0; t < WEIGHTS_TYPES; t++) {
         enum kernel_type type = weights_types[t].type;
         int64_t start = clock_us();
@@ -121,34 +115,27 @@ static void check_tier(const char *name)
             check_type(k, type, 70, 32, false);
         if (per == 1)
             check_type(k, type, 35, 77, false);
-        printf("%s %s: %.1f ms\n", name, weights_types[t].name, (double)(clock_us() - start) / 1e3);
+        printf("%s %s: %.1f ms\n", k->name, weights_types[t].name,
+               (double)(clock_us() - start) / 1e3);
     }
 }
 
-static void products_of_avx2_are_those_of_c(void **state)
+static void products_of_all_tiers_are_those_of_c(void **state)
 {
     (void)state;
-    check_tier(tier_names[0]);
-}
-
-static void products_of_avx512_are_those_of_c(void **state)
-{
-    (void)state;
-    check_tier(tier_names[1]);
-}
-
-static void products_of_amx_are_those_of_c(void **state)
-{
-    (void)state;
-    check_tier(tier_names[2]);
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
+    for (unsigned t = 1; t < n_tiers; t++)
+        check_tier(k[t]);
 }
 
 static void prepared_rows_are_the_same_bytes(void **state)
 {
     (void)state;
-    for (unsigned i = 0; i < 2; i++) {
-        const struct kernel *c = kernel_tier("c"), *k = kernel_tier(tier_names[i]);
-        for (uint32_t n = 1; k && n < 700; n += n < 40 ? 1 : 37)
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
+    for (unsigned t = 1; t < n_tiers; t++)
+        for (uint32_t n = 1; n < 700; n += n < 40 ? 1 : 37)
             for (enum kernel_form form = KERNEL_FORM_INT8; form <= KERNEL_FORM_BF16; form++) {
                 uint32_t len = form == KERNEL_FORM_INT8 ? n * 32 : n;
                 size_t bytes = kernel_form_bytes(form, len);
@@ -156,14 +143,13 @@ static void prepared_rows_are_the_same_bytes(void **state)
                 uint8_t *a = weights_alloc(bytes), *b = weights_alloc(bytes);
                 memset(a, 0, bytes);
                 memset(b, 0, bytes);
-                c->prepare(form, x, len, a);
-                k->prepare(form, x, len, b);
+                k[0]->prepare(form, x, len, a);
+                k[t]->prepare(form, x, len, b);
                 assert_memory_equal(a, b, bytes);
                 free(x);
                 free(a);
                 free(b);
             }
-    }
 }
 
 int main(void)
@@ -171,9 +157,7 @@ int main(void)
     kernel_thread_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prepared_rows_are_the_same_bytes),
-        cmocka_unit_test(products_of_avx2_are_those_of_c),
-        cmocka_unit_test(products_of_avx512_are_those_of_c),
-        cmocka_unit_test(products_of_amx_are_those_of_c),
+        cmocka_unit_test(products_of_all_tiers_are_those_of_c),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

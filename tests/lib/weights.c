@@ -7,9 +7,11 @@
 #include <string.h>
 
 const struct weights_type weights_types[WEIGHTS_TYPES] = {
-    {KERNEL_F32, "F32"},   {KERNEL_F16, "F16"},   {KERNEL_BF16, "BF16"}, {KERNEL_Q8_0, "Q8_0"},
-    {KERNEL_Q4_0, "Q4_0"}, {KERNEL_Q4_1, "Q4_1"}, {KERNEL_Q5_0, "Q5_0"}, {KERNEL_Q5_1, "Q5_1"},
-    {KERNEL_Q4_K, "Q4_K"}, {KERNEL_Q5_K, "Q5_K"}, {KERNEL_Q6_K, "Q6_K"},
+    {KERNEL_F32, "F32"},       {KERNEL_F16, "F16"},   {KERNEL_BF16, "BF16"},
+    {KERNEL_Q8_0, "Q8_0"},     {KERNEL_Q4_0, "Q4_0"}, {KERNEL_Q4_1, "Q4_1"},
+    {KERNEL_Q5_0, "Q5_0"},     {KERNEL_Q5_1, "Q5_1"}, {KERNEL_Q4_K, "Q4_K"},
+    {KERNEL_Q5_K, "Q5_K"},     {KERNEL_Q6_K, "Q6_K"}, {KERNEL_IQ4_NL, "IQ4_NL"},
+    {KERNEL_IQ4_XS, "IQ4_XS"},
 };
 
 static uint64_t next(uint64_t *state)

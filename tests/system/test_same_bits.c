@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
-#include "kernel/kernel.h"
 #include "lib/generate.h"
 #include "lib/proposers.h"
 #include "lib/services.h"
+#include "lib/tiers.h"
 
 #if LIB_SANITIZED
 #define MAX_ROWS 4 // every proposer once
@@ -27,16 +27,17 @@
 enum factor { PROPOSER, K, THREADS, CHUNK, TIER, N_FACTORS };
 enum proposer { NO_PROPOSER, NGRAM, RANDOM_GUESSES, KILLED_MIDWAY };
 
+#define MAX_LEVELS TIERS_MAX // of a factor
 static struct {
     const char *name;
     unsigned n;
-    const char *values[4];
+    const char *values[MAX_LEVELS];
 } factors[N_FACTORS] = {
     {"proposer", 4, {"none", "ngram", "random", "killed"}},
     {"k", 3, {"1", "3", "8"}},
     {"threads", 2, {"1", "2"}},
     {"chunk", 3, {"16", "64", "512"}},
-    {"tier", 4, {"c", "avx2", "avx512", "amx"}},
+    {"tier", 0, {0}}, // what this CPU has
 };
 static const unsigned batches[] = {BATCHES}; // the last is the largest
 #define N_BATCHES ARRAY_LEN(batches)
@@ -250,11 +251,12 @@ static void tell(const struct settings *s, const struct answer *answers, unsigne
         assert_true(accepted > 0);
 }
 
-/* The tiers stand from the plainest to the one that asks most of a CPU. */
-static void leave_out_tiers_this_cpu_lacks(void)
+static void find_tiers(void)
 {
-    while (!kernel_tier(factors[TIER].values[factors[TIER].n - 1]))
-        printf("skipped: this CPU lacks the tier %s\n", factors[TIER].values[--factors[TIER].n]);
+    const struct kernel *k[TIERS_MAX];
+    factors[TIER].n = tiers_here(k);
+    for (unsigned i = 0; i < factors[TIER].n; i++)
+        factors[TIER].values[i] = k[i]->name;
 }
 
 /* A proposer that is to die does so in another batch size from row to row. */
@@ -276,7 +278,7 @@ static void check_settings(const struct settings *s, unsigned n_rows, const char
 
 /* ---- which settings ---- */
 
-static bool pair_done[N_FACTORS][4][N_FACTORS][4];
+static bool pair_done[N_FACTORS][MAX_LEVELS][N_FACTORS][MAX_LEVELS];
 
 static unsigned new_pairs(const struct settings *s, bool mark)
 {
@@ -324,7 +326,6 @@ static void any_settings_give_the_same_bits(void **state)
     const char *model = SOURCE_DIR "/models/tales-1m-q8_0.gguf";
     unsigned n_variants = is_long() ? ARRAY_LEN(prompts) * 8 : batches[N_BATCHES - 1],
              n_product = 1, n_rows = 0;
-    leave_out_tiers_this_cpu_lacks();
     for (unsigned f = 0; f < N_FACTORS; f++)
         n_product *= factors[f].n;
     struct answer *want = calloc(n_variants, sizeof(*want)),
@@ -373,6 +374,7 @@ static void another_seed_gives_other_tokens(void **state)
 
 int main(void)
 {
+    find_tiers();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_seed_gives_other_tokens),
         cmocka_unit_test(any_settings_give_the_same_bits),
