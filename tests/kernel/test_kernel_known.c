@@ -95,25 +95,27 @@ static void row_operations_have_the_known_bits(void **state)
 static void attention_has_the_known_bits(void **state)
 {
     (void)state;
-    enum { HEADS = 4, DIM = 64, POSITIONS = 600 };
+    enum { HEADS = 4, DIM = 64, POSITIONS = 600, BLOCKS = (POSITIONS + 15) / 16 };
     float *q = weights_floats(HEADS, DIM, 5, false);
     float *kv = weights_floats(2 * POSITIONS, DIM, 6, false), out[HEADS * DIM];
-    static uint16_t halfs[2 * POSITIONS * DIM];
-    static float scratch[HEADS * (KERNEL_PIECE + DIM + 2)];
-    uint32_t slots[POSITIONS];
-    for (uint32_t i = 0; i < POSITIONS; i++)
-        slots[i] = i;
-    kernel_c.to_f16(kv, 2 * POSITIONS * DIM, halfs);
+    static uint16_t keys[BLOCKS * 16 * DIM], values[BLOCKS * 16 * DIM];
+    static float scratch[KERNEL_ATTN_SCRATCH(DIM)];
+    uint32_t blocks[BLOCKS];
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        blocks[i] = i;
+    kernel_c.to_f16(kv, POSITIONS * DIM, keys);
+    kernel_c.to_f16(kv + POSITIONS * DIM, POSITIONS * DIM, values);
     const struct kernel_attn a = {.q = q,
                                   .out = out,
-                                  .n_group = HEADS,
+                                  .sights = &(struct kernel_sight){.n_base = POSITIONS},
+                                  .n_rows = 1,
+                                  .n_heads = HEADS,
                                   .head_dim = DIM,
                                   .scale = 0.125f,
-                                  .n_pos = POSITIONS,
-                                  .tail = slots,
-                                  .k = halfs,
-                                  .v = halfs + POSITIONS * DIM,
-                                  .stride = DIM,
+                                  .blocks = blocks,
+                                  .k = keys,
+                                  .v = values,
+                                  .block = 16 * DIM,
                                   .scratch = scratch};
     const struct kernel *k[TIERS_MAX];
     unsigned n_tiers = tiers_here(k);
