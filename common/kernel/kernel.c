@@ -15,12 +15,12 @@
 #define REQUEST_PERMISSION 0x1023 // ARCH_REQ_XCOMP_PERM of asm/prctl.h, Linux 5.16
 #define TILE_DATA 18              // its number as a part of the saved state
 
-/* AMX int8 is there, and the kernel saves its registers for this process. */
+/* AMX is there, and the kernel saves its registers for this process. */
 static bool may_use_tiles(void)
 {
     unsigned a, b, c, d;
-    const unsigned tile_and_int8 = 3u << 24;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile_and_int8) != tile_and_int8)
+    const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25; // bf16, tiles, int8
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted)
         return false;
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }

@@ -270,6 +270,8 @@ static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t x_bytes,
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to)
 {
+    if (w->type == KERNEL_BF16 && kernel_amx_bf16(w, x, x_bytes, m, y, y_stride, from, to))
+        return;
     if (kernel_form_of(w->type) != KERNEL_FORM_INT8 || m < AMX_MIN_ROWS)
         return kernel_avx512.matmul(w, x, x_bytes, m, y, y_stride, from, to);
     uint32_t n_passes = (m + AMX_MAX_ROWS - 1) / AMX_MAX_ROWS;

@@ -126,4 +126,7 @@ void kernel_avxvnni_matmul(const struct kernel_mat *w, const void *x, size_t x_b
                            float *y, size_t y_stride, uint32_t from, uint32_t to);
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to);
+/* That of BF16. False: so few rows are as well served without tiles, and nothing was done. */
+bool kernel_amx_bf16(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
+                     float *y, size_t y_stride, uint32_t from, uint32_t to);
 #endif
