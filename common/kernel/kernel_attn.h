@@ -9,7 +9,8 @@
 
 #define V_HEADS 4
 #define V_EACH_HEADS(X) X(1) X(2) X(3) X(4)
-#define V_WIDE 32 // positions of V widened at once
+#define V_WIDE 32    // positions of V widened at once
+#define SHARED_DIM 8 // of head_dim for each query: then turning K pays (measured; it costs dim)
 
 /* Queries that walk the pieces together: row by row the heads of each. */
 struct queries {
@@ -380,7 +381,7 @@ static void attn_queries(const struct kernel_attn *a)
             s.piece[s.n] = pieces + s.n * dim;
         }
     }
-    if (s.n < V_SHARED || dim % 16)
+    if (s.n < dim / SHARED_DIM || dim % 16)
         n_shared = 0;
     for (uint32_t from = 0; from < n_max; from += KERNEL_PIECE)
         attn_piece(a, &s, from, n_shared > from ? MIN(n_shared - from, KERNEL_PIECE) : 0);

@@ -13,7 +13,6 @@
 #define V_SUMS 16
 #define V_PARTS 4
 #define V_TURNED 4
-#define V_SHARED 8
 
 #include "kernel/kernel_body.h"
 

@@ -11,7 +11,6 @@
  *   V_SUMS                    sums of q.k kept in registers
  *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS queries
  *   V_TURNED                  queries that go over a turned tile of K at once
- *   V_SHARED                  queries from which on turning K pays
  *
  * and, where a tier has lanes of words of 64 bits, VW_LANES, `vw` and its vw_*() operations.
  *

@@ -15,7 +15,6 @@
 #define V_SUMS 4
 #define V_PARTS 1
 #define V_TURNED 1
-#define V_SHARED 8
 
 typedef struct {
     float l[16];
