@@ -18,6 +18,9 @@
 #define N_FORMS 3
 #define NO_LOGITS UINT32_MAX
 #define MAX_ROWS 65536
+/* So few rows every thread prepares for itself: four barriers of a layer fall away, and on a
+ * machine with other work each may wait for a thread that is not running. */
+#define FEW_ROWS 4
 
 struct forward {
     const struct model *m;
@@ -32,7 +35,7 @@ struct forward {
     float *up;                    // (max_rows, n_ff)
     float *out;                   // (max_rows, n_embd): what a block adds to x
     float *angles;                // (max_rows, rope_dim / 2, 2)
-    char *act[N_FORMS];           // (max_rows, act_bytes): prepared rows of each form
+    char *act[N_FORMS];           // (max_rows or threads * FEW_ROWS, act_bytes): prepared
     size_t act_bytes[N_FORMS];    // 0: no matrix wants that form
     float *logits;                // (max_logits, n_vocab)
     uint32_t *logit_row;          // (max_rows): row of `logits`, or NO_LOGITS
@@ -49,6 +52,15 @@ struct forward {
     const struct forward_row *rows; // of the pass that runs
     uint32_t n_rows, n_wanted;
     bool alone; // the calling thread does it all
+    bool few;   // FEW_ROWS at most
+};
+
+/* What a thread has of a pass. */
+struct part {
+    unsigned i, n;
+    uint32_t from, to; // its rows
+    float *scratch;
+    char *act[N_FORMS]; // the prepared rows that it reads
 };
 
 /* ---- buffers ---- */
@@ -99,8 +111,9 @@ static void carve_all(struct forward *f)
     f->up = carve(f, n * p->n_ff, sizeof(float));
     f->out = carve(f, n * p->n_embd, sizeof(float));
     f->angles = carve(f, n * p->rope_dim, sizeof(float));
+    size_t few = (size_t)FEW_ROWS * pool_threads(f->pool), n_act = n > few ? n : few;
     for (int form = 0; form < N_FORMS; form++)
-        f->act[form] = carve(f, n, f->act_bytes[form]);
+        f->act[form] = carve(f, n_act, f->act_bytes[form]);
     f->logits = carve(f, (size_t)f->opt.max_logits * p->n_vocab, sizeof(float));
     f->logit_row = carve(f, n, sizeof(uint32_t));
     f->wanted = carve(f, f->opt.max_logits, sizeof(uint32_t));
@@ -198,6 +211,13 @@ static void wait_for_all(struct forward *f)
         pool_barrier(f->pool);
 }
 
+/* After rows were prepared: few are read by none but the thread that prepared them. */
+static void wait_for_rows(struct forward *f)
+{
+    if (!f->few)
+        wait_for_all(f);
+}
+
 static void see_row(struct forward *f, uint32_t i)
 {
     const struct forward_row *r = &f->rows[i];
@@ -242,68 +262,81 @@ static void look_at_rows(struct forward *f)
 
 /* ---- steps of a pass; thread i of n ---- */
 
-/* Rows [from, to) of x, through a norm, into every form that the matrices want. */
-static void norm_rows(struct forward *f, const float *norm, const struct kernel_mat *const *mats,
-                      uint32_t n_mats, float *scratch, uint32_t from, uint32_t to)
+/* The rows that the thread prepares: its own, or where there are few, all. */
+static void rows_to_prepare(const struct forward *f, const struct part *t, uint32_t *ret_from,
+                            uint32_t *ret_to)
+{
+    *ret_from = f->few ? 0 : t->from;
+    *ret_to = f->few ? f->n_rows : t->to;
+}
+
+/* Rows of x, through a norm, into every form that the matrices want. */
+static void norm_rows(struct forward *f, const struct part *t, const float *norm,
+                      const struct kernel_mat *const *mats, uint32_t n_mats)
 {
     const struct model_params *p = &f->m->params;
+    uint32_t from, to;
+    rows_to_prepare(f, t, &from, &to);
     for (uint32_t r = from; r < to; r++) {
-        f->m->kernel->rmsnorm(f->x + (size_t)r * p->n_embd, norm, p->n_embd, p->norm_eps, scratch);
+        f->m->kernel->rmsnorm(f->x + (size_t)r * p->n_embd, norm, p->n_embd, p->norm_eps,
+                              t->scratch);
         unsigned done = 0;
         for (uint32_t i = 0; i < n_mats; i++) {
             enum kernel_form form = kernel_form_of(mats[i]->type);
             if (!(done & 1u << form))
-                f->m->kernel->prepare(form, scratch, p->n_embd,
-                                      f->act[form] + r * f->act_bytes[form]);
+                f->m->kernel->prepare(form, t->scratch, p->n_embd,
+                                      t->act[form] + r * f->act_bytes[form]);
             done |= 1u << form;
         }
     }
 }
 
-static void prepare_rows(struct forward *f, const struct kernel_mat *w, const float *x,
-                         uint32_t from, uint32_t to)
+static void prepare_rows(struct forward *f, const struct part *t, const struct kernel_mat *w,
+                         const float *x)
 {
     enum kernel_form form = kernel_form_of(w->type);
+    uint32_t from, to;
+    rows_to_prepare(f, t, &from, &to);
     for (uint32_t r = from; r < to; r++)
         f->m->kernel->prepare(form, x + (size_t)r * w->n_in, w->n_in,
-                              f->act[form] + r * f->act_bytes[form]);
+                              t->act[form] + r * f->act_bytes[form]);
 }
 
 /* Columns [from, to) of y = W x for all rows. */
-static void apply(struct forward *f, const struct kernel_mat *w, float *y, uint32_t n_rows,
-                  uint32_t from, uint32_t to)
+static void apply(struct forward *f, const struct part *t, const struct kernel_mat *w, float *y,
+                  uint32_t n_rows, uint32_t from, uint32_t to)
 {
     enum kernel_form form = kernel_form_of(w->type);
     if (from < to)
-        f->m->kernel->matmul(w, f->act[form], f->act_bytes[form], n_rows, y, w->n_out, from, to);
+        f->m->kernel->matmul(w, t->act[form], f->act_bytes[form], n_rows, y, w->n_out, from, to);
 }
 
 /* The thread's share of the columns of several matrices taken together, so that narrow ones do not
  * leave threads without work. */
-static void apply_all(struct forward *f, const struct kernel_mat *const *mats, float *const *ys,
-                      uint32_t n_mats, unsigned i, unsigned n)
+static void apply_all(struct forward *f, const struct part *t, const struct kernel_mat *const *mats,
+                      float *const *ys, uint32_t n_mats)
 {
     uint32_t n_tiles = 0, before = 0, from, to;
     for (uint32_t k = 0; k < n_mats; k++)
         n_tiles += (mats[k]->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
-    pool_share(i, n, n_tiles, 1, &from, &to);
+    pool_share(t->i, t->n, n_tiles, 1, &from, &to);
     for (uint32_t k = 0; k < n_mats; k++) {
         uint32_t tiles = (mats[k]->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
         uint32_t a = from > before ? from - before : 0, b = to > before ? to - before : 0;
         b = b < tiles ? b : tiles;
         uint32_t end = b * KERNEL_TILE < mats[k]->n_out ? b * KERNEL_TILE : mats[k]->n_out;
         if (a < b)
-            apply(f, mats[k], ys[k], f->n_rows, a * KERNEL_TILE, end);
+            apply(f, t, mats[k], ys[k], f->n_rows, a * KERNEL_TILE, end);
         before += tiles;
     }
 }
 
 /* x += W act, the thread's columns. */
-static void apply_and_add(struct forward *f, const struct kernel_mat *w, unsigned i, unsigned n)
+static void apply_and_add(struct forward *f, const struct part *t, const struct kernel_mat *w)
 {
     uint32_t from, to;
-    pool_share(i, n, w->n_out, KERNEL_TILE, &from, &to);
-    apply(f, w, f->out, f->n_rows, from, to);
+    pool_share(t->i, t->n, w->n_out, KERNEL_TILE, &from, &to);
+    apply(f, t, w, f->out, f->n_rows, from, to);
     for (uint32_t r = 0; r < f->n_rows && from < to; r++)
         f->m->kernel->add(f->x + (size_t)r * w->n_out + from, f->out + (size_t)r * w->n_out + from,
                           to - from);
@@ -452,62 +485,64 @@ static void finish_rows(struct forward *f, float *scratch, uint32_t from, uint32
 }
 
 /* One layer is one straight story: attention onto x, then the feed-forward block onto x. */
-static void run_layer(struct forward *f, uint32_t l, float *scratch, unsigned i, unsigned n,
-                      uint32_t from, uint32_t to)
+static void run_layer(struct forward *f, const struct part *t, uint32_t l)
 {
     const struct model_params *p = &f->m->params;
     const struct model_layer *w = &f->m->layers[l];
     uint32_t a, b;
 
-    keep_hidden(f, l, f->x, from, to);
-    norm_rows(f, w->attn_norm, (const struct kernel_mat *[]){&w->q, &w->k, &w->v}, 3, scratch, from,
-              to);
+    keep_hidden(f, l, f->x, t->from, t->to);
+    norm_rows(f, t, w->attn_norm, (const struct kernel_mat *[]){&w->q, &w->k, &w->v}, 3);
+    wait_for_rows(f);
+    apply_all(f, t, (const struct kernel_mat *[]){&w->q, &w->k, &w->v},
+              (float *[]){f->q, f->k, f->v}, 3);
     wait_for_all(f);
-    apply_all(f, (const struct kernel_mat *[]){&w->q, &w->k, &w->v}, (float *[]){f->q, f->k, f->v},
-              3, i, n);
-    wait_for_all(f);
-    pool_share(i, n, f->n_rows * p->n_kv_heads, 1, &a, &b);
+    pool_share(t->i, t->n, f->n_rows * p->n_kv_heads, 1, &a, &b);
     for (uint32_t item = a; item < b; item++)
         finish_group(f, l, item / p->n_kv_heads, item % p->n_kv_heads);
     wait_for_all(f);
-    attend_share(f, l, scratch, i, n);
+    attend_share(f, l, t->scratch, t->i, t->n);
     wait_for_all(f);
-    prepare_rows(f, &w->o, f->attn, from, to);
-    wait_for_all(f);
-    apply_and_add(f, &w->o, i, n);
+    prepare_rows(f, t, &w->o, f->attn);
+    wait_for_rows(f);
+    apply_and_add(f, t, &w->o);
     wait_for_all(f);
 
-    norm_rows(f, w->ffn_norm, (const struct kernel_mat *[]){&w->gate, &w->up}, 2, scratch, from,
-              to);
-    wait_for_all(f);
-    pool_share(i, n, p->n_ff, KERNEL_TILE, &a, &b);
-    apply(f, &w->gate, f->ff, f->n_rows, a, b);
-    apply(f, &w->up, f->up, f->n_rows, a, b);
+    norm_rows(f, t, w->ffn_norm, (const struct kernel_mat *[]){&w->gate, &w->up}, 2);
+    wait_for_rows(f);
+    pool_share(t->i, t->n, p->n_ff, KERNEL_TILE, &a, &b);
+    apply(f, t, &w->gate, f->ff, f->n_rows, a, b);
+    apply(f, t, &w->up, f->up, f->n_rows, a, b);
     for (uint32_t r = 0; r < f->n_rows && a < b; r++)
         f->m->kernel->swiglu(f->ff + (size_t)r * p->n_ff + a, f->up + (size_t)r * p->n_ff + a,
                              b - a, f->ff + (size_t)r * p->n_ff + a);
     wait_for_all(f);
-    prepare_rows(f, &w->down, f->ff, from, to);
-    wait_for_all(f);
-    apply_and_add(f, &w->down, i, n);
+    prepare_rows(f, t, &w->down, f->ff);
+    wait_for_rows(f);
+    apply_and_add(f, t, &w->down);
     wait_for_all(f);
 }
 
 static void run_pass(void *arg, unsigned i, unsigned n)
 {
     struct forward *f = arg;
-    float *scratch = f->scratch + i * f->scratch_floats;
-    uint32_t from, to;
+    struct part t = {.i = i, .n = n, .scratch = f->scratch + i * f->scratch_floats};
+    uint32_t a, b;
     kernel_thread_init();
-    pool_share(i, n, f->n_rows, 1, &from, &to);
-    embed_rows(f, from, to);
+    pool_share(i, n, f->n_rows, 1, &t.from, &t.to);
+    for (int form = 0; form < N_FORMS; form++)
+        t.act[form] = f->act[form] + (f->few ? i * FEW_ROWS * f->act_bytes[form] : 0);
+    embed_rows(f, t.from, t.to);
+    if (f->few)
+        wait_for_all(f);
     for (uint32_t l = 0; l < f->m->params.n_layers; l++)
-        run_layer(f, l, scratch, i, n, from, to);
-    finish_rows(f, scratch, from, to);
+        run_layer(f, &t, l);
+    finish_rows(f, t.scratch, t.from, t.to);
     wait_for_all(f);
-    pool_share(i, n, f->m->params.n_vocab, KERNEL_TILE, &from, &to);
+    memcpy(t.act, f->act, sizeof(t.act)); // the wanted rows
+    pool_share(i, n, f->m->params.n_vocab, KERNEL_TILE, &a, &b);
     if (f->n_wanted)
-        apply(f, &f->m->head, f->logits, f->n_wanted, from, to);
+        apply(f, &t, &f->m->head, f->logits, f->n_wanted, a, b);
 }
 
 void forward_run(struct forward *f, const struct forward_row *rows, uint32_t n_rows)
@@ -517,6 +552,7 @@ void forward_run(struct forward *f, const struct forward_row *rows, uint32_t n_r
     f->n_rows = n_rows;
     look_at_rows(f);
     f->alone = is_small(f);
+    f->few = n_rows <= FEW_ROWS;
     if (n_rows && f->alone)
         run_pass(f, 0, 1);
     else if (n_rows)
