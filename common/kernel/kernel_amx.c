@@ -166,8 +166,8 @@ INLINE void rows_times_panel(const struct panel *w, const struct rows *x, int n_
         v_store_n(at->y + (size_t)r * at->y_stride, at->n_store, acc[r]);
 }
 
-#define EACH_ROWS(X)                                                                               \
-    X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16) // what AMX_MIN_ROWS and more split into
+/* What AMX_MIN_ROWS and more split into nearly equally. */
+#define EACH_ROWS(X) X(11) X(12) X(13) X(14) X(15) X(16)
 #define TIMES(name, min, halves)                                                                   \
     static void name(const struct panel *w, const struct rows *x, int n_blocks,                    \
                      const struct place *at)                                                       \

@@ -1,6 +1,5 @@
 /* test_kernel_tiers.c - every tier gives the bits of the C tier: products of every type, for any
- * number of rows and any split of the columns. TANDEM_TEST_LONG=1: every number of rows up to 64.
- */
+ * number of rows and any split of the columns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +11,6 @@
 #include "lib/weights.h"
 
 #define MAX_ROWS 64
-
-static bool rows_wanted(uint32_t m)
-{
-    return getenv("TANDEM_TEST_LONG") || m <= 17 || m == 33 || m == MAX_ROWS;
-}
 
 /* A product's operands, which end at guard pages, and the C tier's result for MAX_ROWS rows. */
 struct product {
@@ -91,8 +85,7 @@ static void check_type(const struct kernel *k, enum kernel_type type, uint32_t n
 {
     struct product p = product_of(type, n_out, n_in, extreme);
     for (uint32_t m = 1; m <= MAX_ROWS; m++)
-        if (rows_wanted(m))
-            check_rows(&p, k, (MAX_ROWS - m) / 2, m, n_out);
+        check_rows(&p, k, (MAX_ROWS - m) / 2, m, n_out);
     for (uint32_t cut = 16; cut < n_out; cut += 16)
         for (uint32_t m = 1; m <= 9; m += 4)
             check_rows(&p, k, 5, m, cut);
