@@ -8,7 +8,7 @@
 #include "lib/asker.h"
 #include "lib/lib.h"
 
-#define BUDGET_US 50000
+#define BUDGET_MIN_US 50000
 #define SEQUENCES_MAX 256
 #define PERIOD 50
 
@@ -97,15 +97,16 @@ static int64_t cpu_us(void)
 }
 
 static unsigned ask(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
-                    uint32_t k)
+                    uint32_t k, int64_t wait_us)
 {
+    uint32_t budget_us = wait_us > BUDGET_MIN_US ? (uint32_t)wait_us : BUDGET_MIN_US;
     struct drafts_wish wishes[SEQUENCES_MAX] = {0};
     assert_true(n <= SEQUENCES_MAX && base_len <= ASKER_CONTEXT_MAX);
     for (unsigned s = 0; s < n; s++)
         wishes[s] = (struct drafts_wish){
             .seq = first_seq + s, .context = a->context, .base_len = base_len, .k = k};
     int64_t since = cpu_us();
-    unsigned n_awaited = drafts_ask(a->drafts, i, wishes, n, BUDGET_US, clock_us());
+    unsigned n_awaited = drafts_ask(a->drafts, i, wishes, n, budget_us, clock_us());
     int64_t took = cpu_us() - since;
     a->longest_ask_us = took > a->longest_ask_us ? took : a->longest_ask_us;
     return n_awaited;
@@ -114,7 +115,7 @@ static unsigned ask(struct asker *a, unsigned i, uint64_t first_seq, unsigned n,
 unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
                      uint32_t k, int64_t wait_us, unsigned *ret_right)
 {
-    unsigned n_awaited = ask(a, i, first_seq, n, base_len, k), n_came = 0;
+    unsigned n_awaited = ask(a, i, first_seq, n, base_len, k, wait_us), n_came = 0;
     int64_t until = clock_us() + wait_us;
     *ret_right = 0;
     while (n_came < n_awaited) {

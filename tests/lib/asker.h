@@ -25,7 +25,8 @@ bool asker_usable(struct asker *a, unsigned i);
 /* Until proposer i is usable (or is not), at most 20 s. */
 bool asker_wait_usable(struct asker *a, unsigned i, bool wanted);
 /* Asks proposer i for n sequences (first_seq on) of base_len and waits for their drafts for at most
- * wait_us; returns how many came, and of their tokens how many were right. */
+ * wait_us, which is their budget too (at least 50 ms); returns how many came, and of their tokens
+ * how many were right. */
 unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
                      uint32_t k, int64_t wait_us, unsigned *ret_right);
 /* The longest that one drafts_ask() took, in microseconds of this thread's CPU time. */
