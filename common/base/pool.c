@@ -6,11 +6,11 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include "base/cores.h"
 #include "base/err.h"
 #include "base/pool.h"
 
@@ -132,129 +132,6 @@ void pool_barrier(struct pool *p)
     gate_open(&p->barrier, now + 1);
 }
 
-/* One line of a small file; false: no such file. */
-static bool read_line(const char *path, char *line, int size)
-{
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return false;
-    bool ok = fgets(line, size, f);
-    fclose(f);
-    return ok;
-}
-
-/* Is this CPU the first allowed hyper-thread of its core? "0-1" or "0,64": siblings in rising
- * order. */
-static bool is_first_sibling(const char *root, unsigned cpu, const cpu_set_t *allowed)
-{
-    char path[4096], line[256];
-    snprintf(path, sizeof(path), "%s/sys/devices/system/cpu/cpu%u/topology/thread_siblings_list",
-             root, cpu);
-    if (!read_line(path, line, sizeof(line)))
-        return true;
-    for (char *p = line; *p >= '0' && *p <= '9';) {
-        unsigned long from = strtoul(p, &p, 10), to = *p == '-' ? strtoul(p + 1, &p, 10) : from;
-        for (; from <= to && from < cpu; from++)
-            if (CPU_ISSET_S(from, CPU_ALLOC_SIZE(MAX_CPUS), allowed))
-                return false;
-        p += *p == ',';
-    }
-    return true;
-}
-
-/* The allowed cores, by the number of their first allowed hyper-thread; at least one. */
-static unsigned list_cores(const char *root, unsigned *to, unsigned max)
-{
-    union {
-        cpu_set_t set;
-        char room[MAX_CPUS / 8];
-    } allowed = {0};
-    unsigned n = 0;
-    if (sched_getaffinity(0, sizeof(allowed), &allowed.set) == 0)
-        for (unsigned cpu = 0; cpu < MAX_CPUS && n < max; cpu++)
-            if (CPU_ISSET_S(cpu, sizeof(allowed), &allowed.set) &&
-                is_first_sibling(root, cpu, &allowed.set))
-                to[n++] = cpu;
-    if (!n)
-        to[n++] = 0;
-    return n;
-}
-
-/* The quota of one group in CPUs; 0: none. v2: "200000 100000" or "max 100000" in cpu.max. */
-static double group_quota(const char *group, bool v2)
-{
-    char path[8192], line[128];
-    long quota = 0, period = 0;
-    snprintf(path, sizeof(path), "%s/%s", group, v2 ? "cpu.max" : "cpu.cfs_quota_us");
-    if (!read_line(path, line, sizeof(line)))
-        return 0;
-    if (v2) {
-        if (sscanf(line, "%ld %ld", &quota, &period) != 2)
-            return 0;
-    } else {
-        quota = strtol(line, NULL, 10);
-        snprintf(path, sizeof(path), "%s/cpu.cfs_period_us", group);
-        if (read_line(path, line, sizeof(line)))
-            period = strtol(line, NULL, 10);
-    }
-    return quota > 0 && period > 0 ? (double)quota / (double)period : 0;
-}
-
-/* Least quota of a group and those above it; in a container the path may not exist below the mount.
- */
-static double path_quota(const char *mount, char *group, bool v2)
-{
-    double least = 0;
-    for (;;) {
-        char path[8000];
-        snprintf(path, sizeof(path), "%s%s", mount, group);
-        double q = group_quota(path, v2);
-        if (q > 0 && (least == 0 || q < least))
-            least = q;
-        char *slash = strrchr(group, '/');
-        if (!slash)
-            return least;
-        *slash = 0;
-    }
-}
-
-/* Lines of /proc/self/cgroup: "0::/path" (v2), "4:cpu,cpuacct:/path" (v1). 0: no quota. */
-static double quota_cpus(const char *root)
-{
-    char path[4096], line[4096];
-    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
-    FILE *f = fopen(path, "re");
-    double least = 0;
-    while (f && fgets(line, sizeof(line), f)) {
-        line[strcspn(line, "\n")] = 0;
-        char *names = strchr(line, ':'), *group = names ? strchr(names + 1, ':') : NULL;
-        if (!group)
-            continue;
-        *group++ = 0;
-        bool v2 = !names[1], v1 = false;
-        for (char *save, *t = strtok_r(names + 1, ",", &save); t; t = strtok_r(NULL, ",", &save))
-            v1 |= !strcmp(t, "cpu");
-        if (!v1 && !v2)
-            continue;
-        snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s", root, v2 ? "" : "/cpu");
-        double q = path_quota(path, group, v2);
-        if (q > 0 && (least == 0 || q < least))
-            least = q;
-    }
-    if (f)
-        fclose(f);
-    return least;
-}
-
-unsigned pool_usable_cores(const char *root)
-{
-    unsigned cores[POOL_MAX_THREADS], n = list_cores(root, cores, POOL_MAX_THREADS);
-    double quota = quota_cpus(root);
-    if (quota > 0 && quota < n)
-        n = quota < 1 ? 1 : (unsigned)quota;
-    return n;
-}
-
 static void pin_to(pthread_t thread, unsigned cpu)
 {
     union {
@@ -265,10 +142,9 @@ static void pin_to(pthread_t thread, unsigned cpu)
     pthread_setaffinity_np(thread, sizeof(one), &one.set);
 }
 
-static int start_workers(struct pool *p, bool pin)
+static int start_workers(struct pool *p, const struct cores *cores, bool pin)
 {
-    unsigned cores[POOL_MAX_THREADS], n_cores = list_cores("", cores, POOL_MAX_THREADS);
-    p->spin = p->n_threads <= n_cores;
+    p->spin = p->n_threads <= cores->n;
     for (unsigned i = 1; i < p->n_threads; i++) {
         struct worker *w = &p->workers[i];
         *w = (struct worker){.pool = p, .i = i};
@@ -277,7 +153,7 @@ static int start_workers(struct pool *p, bool pin)
             return fail(-r, "pool: cannot start thread %u of %u", i, p->n_threads);
         p->n_started = i;
         if (pin && p->spin)
-            pin_to(w->thread, cores[i]);
+            pin_to(w->thread, cores->cpu[i]);
     }
     return 0;
 }
@@ -290,8 +166,10 @@ int pool_new(unsigned n_threads, bool pin, struct pool **ret)
     if (!p)
         return fail(-ENOMEM, "pool: no memory");
     memset(p, 0, sizeof(*p));
-    p->n_threads = n_threads ? n_threads : pool_usable_cores("");
-    int r = start_workers(p, pin);
+    struct cores cores;
+    cores_find("", &cores);
+    p->n_threads = n_threads ? n_threads : cores.usable;
+    int r = start_workers(p, &cores, pin);
     if (r < 0)
         return r;
     *ret = TAKE(p);

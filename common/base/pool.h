@@ -13,9 +13,9 @@ struct pool;
 
 #define POOL_MAX_THREADS 256
 
-/* n_threads 0: pool_usable_cores(). pin: bind threads 1, 2, ... to the allowed cores behind the
- * first; the caller, whose affinity its later threads would inherit, is left alone; harmless when
- * refused. -ENOMEM, -EINVAL (too many), -EAGAIN (the system gives no more threads). */
+/* n_threads 0: the usable cores (cores.h). pin: bind threads 1, 2, ... to the allowed cores behind
+ * the first; the caller, whose affinity its later threads would inherit, is left alone; harmless
+ * when refused. -ENOMEM, -EINVAL (too many), -EAGAIN (the system gives no more threads). */
 int pool_new(unsigned n_threads, bool pin, struct pool **ret);
 void pool_free(struct pool *p);
 DEFINE_AUTO(struct pool, pool_free)
@@ -26,11 +26,6 @@ unsigned pool_threads(const struct pool *p);
 void pool_run(struct pool *p, void (*fn)(void *arg, unsigned i, unsigned n), void *arg);
 /* From inside fn: returns when every thread of the pool has called it. */
 void pool_barrier(struct pool *p);
-
-/* Cores that this process may use, at least 1: of its affinity, hyper-threads counted once, within
- * the CPU quota of its cgroups (v1 or v2, parents too). root: "", or a folder with a test's proc
- * and sys. */
-unsigned pool_usable_cores(const char *root);
 
 /* Thread i's share [*ret_from, *ret_to) of n items in steps of `step`. */
 static inline void pool_share(unsigned i, unsigned n_threads, unsigned n, unsigned step,

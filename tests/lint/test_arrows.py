@@ -30,6 +30,7 @@ ONE_DOOR = [  # what a foreign header is called, and the files that may include 
     (r"microhttpd\.h", r"gateway/http\.c"),
     (r"jansson\.h", r"gateway/"),
     (r"systemd/", r"common/base/svc\.c"),
+    (r"hwloc", r"common/base/cores\.c"),
     (r"pcre2\.h", r"common/text/"),
     (r"cblas\.h|openblas", r"common/kernel/"),
     (r"(?:[a-z]*mmintrin|x86intrin|cpuid|arm_neon)\.h", r"common/kernel/kernel(_[a-z0-9]+)*\.[ch]"),
@@ -62,7 +63,7 @@ def target(folder, name):
 
 
 def compile_flags():
-    libraries = ["libsystemd", "libprotobuf-c", "libmicrohttpd", "jansson", "libpcre2-8"]
+    libraries = ["libsystemd", "libprotobuf-c", "libmicrohttpd", "jansson", "libpcre2-8", "hwloc"]
     flags = subprocess.run(["pkg-config", "--cflags", *libraries], check=True, capture_output=True, text=True)
     return flags.stdout.split() + ["-std=gnu17", "-D_GNU_SOURCE", '-DTANDEM_VERSION="0"', "-Icommon", "-I.",
                                    "-isystem", GENERATED, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]

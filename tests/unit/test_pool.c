@@ -2,12 +2,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include "base/pool.h"
 #include "lib/lib.h"
@@ -166,71 +162,6 @@ static void shares_cover_everything_once(void **state)
         }
 }
 
-/* A tree of files that stands for a machine. */
-static void put(const char *root, const char *path, const char *text)
-{
-    char full[512];
-    snprintf(full, sizeof(full), "%s/%s", root, path);
-    for (char *p = full + strlen(root) + 1; (p = strchr(p, '/')); p++) {
-        *p = 0;
-        mkdir(full, 0700);
-        *p = '/';
-    }
-    FILE *f = fopen(full, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
-}
-
-static unsigned allowed_cpus(void)
-{
-    cpu_set_t set;
-    assert_int_equal(sched_getaffinity(0, sizeof(set), &set), 0);
-    return (unsigned)CPU_COUNT(&set);
-}
-
-struct machine {
-    const char *cgroup, *path, *text, *path2, *text2;
-    unsigned cores; // 0: as many as allowed
-};
-
-static void the_default_count_heeds_quotas_and_hyper_threads(void **state)
-{
-    (void)state;
-    static const struct machine machines[] = {
-        {"0::/\n", "sys/fs/cgroup/cpu.max", "max 100000\n", NULL, NULL, 0},
-        {"0::/a/b\n", "sys/fs/cgroup/a/cpu.max", "150000 100000\n", NULL, NULL, 1},
-        {"0::/a/b\n", "sys/fs/cgroup/a/cpu.max", "50000 100000\n", "sys/fs/cgroup/a/b/cpu.max",
-         "max 100000\n", 1},
-        {"0::/not/here\n", "sys/fs/cgroup/cpu.max", "10000 100000\n", NULL, NULL, 1},
-        {"4:cpu,cpuacct:/x\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "100000\n",
-         "sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000\n", 1},
-        {"4:cpu:/x\n0::/\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "-1\n",
-         "sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000\n", 0},
-        {"nonsense\n::\n1:cpu\n", "sys/fs/cgroup/cpu.max", "-5 zero\n", NULL, NULL, 0},
-        {"", "sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "0-1\n", NULL, NULL, 1},
-        {"", "sys/devices/system/cpu/cpu1/topology/thread_siblings_list", "1,65\n", NULL, NULL, 0},
-    };
-    if (allowed_cpus() != 2) {
-        printf("skipped: written for 2 allowed CPUs\n");
-        return;
-    }
-    for (unsigned i = 0; i < ARRAY_LEN(machines); i++) {
-        const struct machine *m = &machines[i];
-        char root[] = "/tmp/test_pool_XXXXXX", rm[64];
-        assert_non_null(mkdtemp(root));
-        put(root, "proc/self/cgroup", m->cgroup);
-        put(root, m->path, m->text);
-        if (m->path2)
-            put(root, m->path2, m->text2);
-        unsigned n = pool_usable_cores(root);
-        snprintf(rm, sizeof(rm), "rm -r %s", root);
-        assert_int_equal(system(rm), 0);
-        assert_int_equal(n, m->cores ? m->cores : 2);
-    }
-    assert_true(pool_usable_cores("") >= 1);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -242,7 +173,6 @@ int main(void)
         cmocka_unit_test(another_thread_may_be_the_caller),
         cmocka_unit_test(too_many_threads_are_refused),
         cmocka_unit_test(shares_cover_everything_once),
-        cmocka_unit_test(the_default_count_heeds_quotas_and_hyper_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
