@@ -1,8 +1,9 @@
-"""engine.py decode|verify|prefill [OPTIONS]: what passes of the engine take, side by side with llama.cpp.
+"""engine.py decode|verify|prefill|spec [OPTIONS]: what passes of the engine take, side by side with llama.cpp.
 
   decode   a step of 1, 8 and 16 sequences together, one row each
   verify   M rows of one sequence, logits for each, M = 1 .. 64
   prefill  prompts of 128 and 512 tokens, logits for the last one
+  spec     greedy text with drafts of 4, 5 and 8 tokens by a second model, and without; llama.cpp: without
 
 Both engines are loaded with the same file and hold the same contexts; they take turns at every size, so a
 machine whose memory slows down slows both. None starts before all threads of the other sleep. Printed are the
@@ -22,7 +23,8 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
 import peer
 
-ROWS = {"decode": [1, 8, 16], "verify": [*range(1, 18), 24, 32, 64], "prefill": [128, 512]}
+ROWS = {"decode": [1, 8, 16], "verify": [*range(1, 18), 24, 32, 64], "prefill": [128, 512],
+        "spec": [4, 5, 8]}
 REPS_A_TURN = {"decode": 5, "verify": 3, "prefill": 1}  # the first of several finds cold caches: left out
 STREAMS = [4, 8]  # per thread
 AT_REST_S = 10
@@ -36,6 +38,9 @@ STAND_IN = {
     ("verify", 16): {"q8_0": 0.93, "q4_0": 0.87, "q4_k_m": 1.06},
     ("prefill", 512): {"q8_0": 1 / 1.07},
 }
+# What the better of both makes of a pair, of llama.cpp's plain tokens/s: the same machine, 1b, Q8_0, by --eps.
+BEST_SPECULATION = {0.018: 49 / 22.2, 0.07: 30 / 22.2}
+TEXT_TOKENS = 64
 
 
 def read_text(path):
@@ -161,13 +166,16 @@ def side(name, cpu, times):
             "of_one_row": {n: t / t_ms[1] for n, t in t_ms.items()} if 1 in t_ms else {}}
 
 
+def what(o):
+    return {"bench": o.bench, "model": os.path.basename(o.path), "threads": o.threads, "context": o.context,
+            "turns": o.reps}
+
+
 def results(o, engines, passes, reads):
     sides = [side(e.name, e.about[0], passes[e.name]) for e in engines]
     n_bytes = int(engines[0].about[1])
     limit, streams = max((n_bytes / statistics.median(t) / 1e6, s) for s, t in reads.items())
-    out = {"bench": o.bench, "model": os.path.basename(o.path), "threads": o.threads, "context": o.context,
-           "turns": o.reps, **sides[0], "weights_bytes": n_bytes, "read_limit_gb_per_s": limit,
-           "read_limit_streams": streams}
+    out = {**what(o), **sides[0], "weights_bytes": n_bytes, "read_limit_gb_per_s": limit, "read_limit_streams": streams}
     if 1 in o.rows:
         out["read_gb_per_s"] = n_bytes / out["t_ms"][1] / 1e6
     if len(sides) == 2:
@@ -206,27 +214,93 @@ def table(o, r):
     if "read_gb_per_s" in r:
         read += "; one row: %.1f GB/s, %.0f %%" % (r["read_gb_per_s"], 100 * r["read_gb_per_s"] / r["read_limit_gb_per_s"])
     yield read
-    yield "other processes took %.2f cores meanwhile" % r["others_cores"]
     if theirs and theirs["stand_in_ms"]:
         yield "stand-in: llama.cpp's milliseconds times what ik_llama.cpp's were of them; ours/: of the better of both"
+
+
+# ---------------------------------------------------------------- speculation
+
+
+def measure_texts(engines, o):
+    """draft length (0: none) -> engine_tool's answers; and llama.cpp's plain steps. Every turn has another text."""
+    texts, steps = {k: [] for k in [0, *o.rows]}, []
+    for turn in range(o.reps + 1):
+        for k, said in texts.items():
+            answer = engines[0].ask("spec %d %d %d" % (k, TEXT_TOKENS, 300 + turn))
+            times = [ms for e in engines[1:] for ms in e.ask(question("decode", 1, REPS_A_TURN["decode"]))]
+            if turn:
+                said.append(answer)
+                steps += times[1:]
+    return texts, steps
+
+
+def of_texts(said, plain):
+    """Of one draft length, all turns together; plain: the same of plain decoding, None if this is it."""
+    ms, draft_ms, target_ms, tokens, rounds, drafted, accepted, full = map(sum, zip(*said))
+    rates = [1e3 * s[3] / s[0] for s in said]
+    out = {"tokens_per_s": 1e3 * tokens / ms, "spread_tokens_per_s": spread(rates)[1:], "target_ms": target_ms / rounds}
+    if plain:
+        stops = rounds - full
+        out.update(speed_up=out["tokens_per_s"] / plain["tokens_per_s"], alpha=accepted / max(1, accepted + stops),
+                   tau=tokens / rounds, c=draft_ms / drafted / plain["target_ms"],
+                   of_one_row=out["target_ms"] / plain["target_ms"])
+    return out
+
+
+def results_of_texts(o, engines, texts, steps):
+    plain = of_texts(texts[0], None)
+    out = {**what(o), "draft": os.path.basename(o.draft), "cpu": engines[0].about[0], "text_tokens": TEXT_TOKENS,
+           "plain": plain, "k": {k: of_texts(texts[k], plain) for k in o.rows}}
+    if steps:
+        out["peer"] = {"cpu": engines[1].about[0], **side("llama.cpp", engines[1].about[0], {1: steps})}
+        rate = 1e3 / out["peer"]["t_ms"][1]
+        known = o.shape == "1b" and o.type == "q8_0" and not o.model
+        out["best_peer_tokens_per_s"] = rate * (BEST_SPECULATION.get(o.eps, 1) if known else 1)
+        for r in out["k"].values():
+            r["of_best_peer"] = r["tokens_per_s"] / out["best_peer_tokens_per_s"]
+    return out
+
+
+def table_of_texts(o, r):
+    yield "spec of %s, draft %s: %d threads, context %d, %d texts of %d tokens" % (
+        r["model"], r["draft"], o.threads, o.context, o.reps, TEXT_TOKENS)
+    yield "%5s | %8s %18s %8s | %5s %5s %5s %9s | %s" % (
+        "draft", "tokens/s", "tenth .. tenth", "of plain", "alpha", "tau", "c", "t/t(1)", "of best peer" if "peer" in r else "")
+    for k, t in {0: r["plain"], **r["k"]}.items():
+        line = "%5d | %8.1f %18s" % (k, t["tokens_per_s"], "%.1f .. %.1f" % t["spread_tokens_per_s"])
+        if k:
+            line += " %8.2f | %5.2f %5.2f %5.2f %9.2f |" % (t["speed_up"], t["alpha"], t["tau"], t["c"], t["of_one_row"])
+            line += " %.2f" % t["of_best_peer"] if "peer" in r else ""
+        yield line
+    if "peer" in r:
+        ms = r["peer"]["t_ms"][1]
+        yield "llama.cpp %s, %s, plain: %.2f ms, %.1f tokens/s; peers with their best speculation, stand-in: %.1f" % (
+            peer.VERSION, r["peer"]["cpu"], ms, 1e3 / ms, r["best_peer_tokens_per_s"])
 
 
 # ---------------------------------------------------------------- models and options
 
 
-def model_file(o):
-    """The synthetic model, written if it is not there yet."""
-    if o.model:
-        return o.model
+def model_file(o, suffix="", *how):
+    """A synthetic model, written if it is not there yet."""
     vocab = ["--vocab", str(o.vocab), "--tied"] if o.vocab else []
-    path = os.path.join(o.models, "-".join([o.shape, *([str(o.vocab)] if o.vocab else []), o.type]) + ".gguf")
+    path = os.path.join(o.models, "-".join([o.shape, *([str(o.vocab)] if o.vocab else []), o.type]) + suffix + ".gguf")
     if not os.path.exists(path):
         os.makedirs(o.models, exist_ok=True)
-        make = [os.path.join(o.bin, "tests", "make_model"), "--shape", o.shape, "--type", o.type, *vocab]
+        make = [os.path.join(o.bin, "tests", "make_model"), "--shape", o.shape, "--type", o.type, *vocab, *how]
         if subprocess.run([*make, "--out", path + ".part"], check=False).returncode:
             raise SystemExit(1)
         os.rename(path + ".part", path)
     return path
+
+
+def find_models(o):
+    """o.path, and for spec o.draft: the target's first layer, on which the others add little."""
+    if o.bench != "spec":
+        o.path = o.model or model_file(o)
+        return
+    o.path = o.model or model_file(o, "-eps%g" % o.eps, "--faint-from", "1", "--eps", str(o.eps))
+    o.draft = o.draft or model_file(o, "-layers1", "--layers", "1")
 
 
 def options(arguments):
@@ -236,9 +310,12 @@ def options(arguments):
     p.add_argument("--type", default="q8_0", help="q8_0 (default), q4_0, q4_k_m, f16, bf16, ...")
     p.add_argument("--vocab", type=int, help="this many tokens and a tied head (Llama 3: 128256), not 32000 and a head of its own")
     p.add_argument("--model", help="this GGUF file, not a synthetic model")
+    p.add_argument("--draft", help="spec: the draft model of --model")
+    p.add_argument("--eps", type=float, default=0.018,
+                   help="spec: how much the synthetic target's layers add that the draft has not (0.018: alpha 0.9; 0.07: 0.7)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
     p.add_argument("--context", type=int, help="tokens before the rows (default: 256; prefill: 0)")
-    p.add_argument("--rows", help="sizes to measure, as 1,8,16 (decode behind more than 1024 tokens: 1)")
+    p.add_argument("--rows", help="sizes to measure, as 1,8,16 (decode behind more than 1024 tokens: 1); spec: draft lengths")
     p.add_argument("--reps", type=int, default=7, help="turns (default: 7)")
     p.add_argument("--peer", default="best", help="no: without llama.cpp; or one of its builds: haswell, icelake, ...")
     p.add_argument("--json", help="write the figures to this file")
@@ -249,15 +326,19 @@ def options(arguments):
         o.context = 0 if o.bench == "prefill" else 256
     usual = [1] if o.bench == "decode" and o.context > 1024 else ROWS[o.bench]  # 16 such contexts take long to feed
     o.rows = [int(n) for n in o.rows.split(",")] if o.rows else usual
-    if o.reps < 1 or o.threads < 1 or o.context < 0 or min(o.rows) < 1 or max(o.rows) > (64 if o.bench == "decode" else 512):
-        p.error("--reps, --threads, --context or --rows is out of range (rows: 1 .. 512, decode 1 .. 64)")
+    if o.bench == "spec" and bool(o.model) != bool(o.draft):
+        p.error("spec takes both --model and --draft, or none")
+    most = 64 if o.bench in ("decode", "spec") else 512
+    if o.reps < 1 or o.threads < 1 or o.context < 0 or min(o.rows) < 1 or max(o.rows) > most:
+        p.error("--reps, --threads, --context or --rows is out of range (rows: 1 .. 512, decode and spec 1 .. 64)")
     return o
 
 
 def start_engines(o, stack):
     n_seqs = max(o.rows) if o.bench == "decode" else 1
     common = [o.path, str(o.threads), str(o.context), str(n_seqs)]
-    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), *common]}
+    drafting = [o.draft] if o.bench == "spec" else []
+    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), *common, *drafting]}
     if o.peer != "no":
         cpu = [] if o.peer == "best" else [o.peer]
         commands["llama.cpp"] = [sys.executable, os.path.join(HERE, "peer_child.py"), *common, *cpu]
@@ -276,14 +357,17 @@ def main(arguments):
             peer.install()
         except peer.Missing as e:
             raise SystemExit("%s; --peer no measures without" % e) from e
-    o.path = model_file(o)
+    find_models(o)
     with contextlib.ExitStack() as stack:
         engines = start_engines(o, stack)
         others = Others(engines)
-        passes, reads = measure(engines, o)
-        r = results(o, engines, passes, reads)
+        if o.bench == "spec":
+            r, lines = results_of_texts(o, engines, *measure_texts(engines, o)), table_of_texts
+        else:
+            r, lines = results(o, engines, *measure(engines, o)), table
         r["others_cores"] = others.cores()
-    print("\n".join(table(o, r)))
+    print("\n".join(lines(o, r)))
+    print("other processes took %.2f cores meanwhile" % r["others_cores"])
     if o.json:
         with open(o.json, "w", encoding="utf-8") as f:
             json.dump(r, f, indent=1)

@@ -1,9 +1,9 @@
 /* engine_tool.c - the engine as a child of engine.py: runs passes when told to and says how long
  * each took.
  *
- *   engine_tool MODEL THREADS CONTEXT SEQUENCES
+ *   engine_tool MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]
  *
- * loads the model, feeds CONTEXT tokens to each of the sequences and says
+ * loads the models, feeds CONTEXT tokens to each of the sequences and says
  *
  *   ready KERNEL BYTES        BYTES of weights that a pass reads
  *
@@ -11,7 +11,12 @@
  *
  *   pass N ROWS LOGITS REPS   REPS passes of ROWS rows behind the context of each of the first N
  *                             sequences, logits for the last LOGITS rows of each
- *   read STREAMS REPS         reads the same weights as plain memory, so many streams per thread */
+ *   read STREAMS REPS         reads the same weights as plain memory, so many streams per thread
+ *   spec K N FIRST            N greedy tokens after the context and FIRST, drafts of K tokens
+ *
+ * and for spec goes on: milliseconds of them in the draft model, in the target, tokens, rounds,
+ * tokens drafted, tokens accepted, rounds that accepted all of their draft. With K = 0 this is
+ * plain decoding; what follows with the same N and FIRST must come to the same tokens. */
 #include "lib/rig.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,12 +26,15 @@
 #define MAX_ROWS 512 // in a pass
 #define MAX_SEQUENCES 64
 #define MAX_STREAMS 16
+#define MAX_K 64
 #define LINE 64 // bytes
 
 struct tool {
-    struct rig rig;
-    struct kv_seq seqs[MAX_SEQUENCES];
+    struct rig rig, draft;
+    struct kv_seq seqs[MAX_SEQUENCES], draft_seq;
+    uint32_t *tokens; // (context + MAX_ROWS)
     unsigned n_seqs, context;
+    bool has_draft;
     const char *weights; // of a pass: head and layers lie one after the other
     size_t bytes;
 };
@@ -52,25 +60,109 @@ static uint32_t token_at(uint32_t i)
 
 /* ---- passes ---- */
 
+/* Rows for tokens behind what the sequence holds, logits for the last of them; their number. */
+static unsigned put_rows(struct rig *rig, struct kv_seq *seq, const uint32_t *tokens, unsigned n,
+                         unsigned n_logits, struct forward_row *rows)
+{
+    uint32_t at = seq->len;
+    if (kv_grow(rig->kv, seq, n) < 0)
+        refuse("the sequences do not fit");
+    for (uint32_t i = 0; i < n; i++)
+        rows[i] = (struct forward_row){seq, tokens[i], at + i, at + i, -1, n - i <= n_logits};
+    return n;
+}
+
+static double time_rows(struct rig *rig, const struct forward_row *rows, unsigned n)
+{
+    double from = now_ms();
+    forward_run(rig->forward, rows, n);
+    return now_ms() - from;
+}
+
+static void drop(struct rig *rig, struct kv_seq *seq, uint32_t len)
+{
+    kv_keep(rig->kv, seq, len < seq->len ? len : seq->len, NULL, 0);
+}
+
 static double time_pass(struct tool *t, unsigned n_seqs, unsigned n_rows, unsigned n_logits)
 {
     static struct forward_row rows[MAX_ROWS];
     unsigned n = 0;
-    for (unsigned s = 0; s < n_seqs; s++) {
-        if (kv_grow(t->rig.kv, &t->seqs[s], n_rows) < 0)
-            refuse("the sequences do not fit");
-        for (uint32_t i = 0; i < n_rows; i++) {
-            uint32_t at = t->context + i;
-            rows[n++] =
-                (struct forward_row){&t->seqs[s], token_at(at), at, at, -1, n_rows - i <= n_logits};
-        }
-    }
-    double from = now_ms();
-    forward_run(t->rig.forward, rows, n);
-    double took = now_ms() - from;
     for (unsigned s = 0; s < n_seqs; s++)
-        kv_keep(t->rig.kv, &t->seqs[s], t->context, NULL, 0);
+        n += put_rows(&t->rig, &t->seqs[s], t->tokens + t->context, n_rows, n_logits, rows + n);
+    double took = time_rows(&t->rig, rows, n);
+    for (unsigned s = 0; s < n_seqs; s++)
+        drop(&t->rig, &t->seqs[s], t->context);
     return took;
+}
+
+/* ---- speculation ---- */
+
+struct text {
+    uint32_t tokens[MAX_ROWS]; // the first one given
+    unsigned n;                // decided; the last of them has not been through the target
+    double draft_ms, target_ms;
+    unsigned rounds, drafted, accepted, full;
+};
+
+static uint32_t best(const struct rig *rig, unsigned row)
+{
+    return rig->model->kernel->argmax(forward_logits(rig->forward, row),
+                                      rig->model->params.n_vocab);
+}
+
+/* k tokens behind those decided. */
+static void draft(struct tool *t, struct text *x, unsigned k)
+{
+    struct forward_row rows[MAX_K + 1];
+    for (unsigned i = x->n; i < x->n + k; i++) {
+        unsigned from = t->draft_seq.len - t->context;
+        unsigned n = put_rows(&t->draft, &t->draft_seq, x->tokens + from, i - from, 1, rows);
+        forward_run(t->draft.forward, rows, n);
+        x->tokens[i] = best(&t->draft, n - 1);
+    }
+}
+
+/* Of k drafted tokens those that the target says, too, and one of its own. */
+static void verify(struct tool *t, struct text *x, unsigned k)
+{
+    struct forward_row rows[MAX_K + 1];
+    unsigned n = put_rows(&t->rig, &t->seqs[0], x->tokens + x->n - 1, k + 1, k + 1, rows), kept = 0;
+    x->target_ms += time_rows(&t->rig, rows, n);
+    while (kept < k && best(&t->rig, kept) == x->tokens[x->n + kept])
+        kept++;
+    x->tokens[x->n + kept] = best(&t->rig, kept);
+    x->n += kept + 1;
+    x->rounds++;
+    x->drafted += k;
+    x->accepted += kept;
+    x->full += kept == k;
+}
+
+static void speculate(struct tool *t, unsigned k, unsigned n_tokens, uint32_t first)
+{
+    static struct text x, plain;
+    x = (struct text){.tokens = {first}, .n = 1};
+    double from = now_ms();
+    while (x.n <= n_tokens) {
+        double start = now_ms();
+        draft(t, &x, k);
+        x.draft_ms += now_ms() - start;
+        verify(t, &x, k);
+        drop(&t->rig, &t->seqs[0], t->context + x.n - 1);
+        if (k)
+            drop(&t->draft, &t->draft_seq, t->context + x.n - 1);
+    }
+    double took = now_ms() - from;
+    drop(&t->rig, &t->seqs[0], t->context);
+    if (k)
+        drop(&t->draft, &t->draft_seq, t->context);
+    if (k == 0)
+        plain = x;
+    if (memcmp(x.tokens, plain.tokens, (n_tokens + 1) * sizeof(*x.tokens)) != 0)
+        refuse("speculation changed the text, or the plain one was not asked for before");
+    printf("%.4f %.4f %.4f %u %u %u %u %u", took, x.draft_ms, x.target_ms, x.n - 1, x.rounds,
+           x.drafted, x.accepted, x.full);
 }
 
 /* ---- reading ---- */
@@ -131,60 +223,96 @@ static void find_weights(struct tool *t)
     t->bytes = (size_t)(end - t->weights);
 }
 
+static struct kv_seq feed_context(const struct tool *t, struct rig *rig)
+{
+    struct kv_seq seq = rig_seq(rig);
+    rig_feed(rig, &seq, t->tokens, t->context, 0, NULL);
+    return seq;
+}
+
 static void feed_contexts(struct tool *t)
 {
-    uint32_t *tokens = calloc(t->context + 1, sizeof(*tokens));
-    if (!tokens)
+    t->tokens = calloc(t->context + MAX_ROWS, sizeof(*t->tokens));
+    if (!t->tokens)
         abort();
-    for (uint32_t i = 0; i < t->context; i++)
-        tokens[i] = token_at(i);
-    for (unsigned s = 0; s < t->n_seqs; s++) {
-        t->seqs[s] = rig_seq(&t->rig);
-        rig_feed(&t->rig, &t->seqs[s], tokens, t->context, 0, NULL);
-    }
-    free(tokens);
+    for (uint32_t i = 0; i < t->context + MAX_ROWS; i++)
+        t->tokens[i] = token_at(i);
+    for (unsigned s = 0; s < t->n_seqs; s++)
+        t->seqs[s] = feed_context(t, &t->rig);
+    if (t->has_draft)
+        t->draft_seq = feed_context(t, &t->draft);
 }
 
 static void answer(struct tool *t, const char *line)
 {
-    unsigned n = 0, rows = 0, logits = 0, reps = 0, streams = 0;
+    unsigned n = 0, rows = 0, logits = 0, reps = 0, streams = 0, k = 0, first = 0;
     bool is_pass = sscanf(line, "pass %u %u %u %u", &n, &rows, &logits, &reps) == 4;
-    if (!is_pass && sscanf(line, "read %u %u", &streams, &reps) != 2)
-        refuse("a line is \"pass N ROWS LOGITS REPS\" or \"read STREAMS REPS\"");
+    bool is_read = !is_pass && sscanf(line, "read %u %u", &streams, &reps) == 2;
+    bool is_spec = !is_pass && !is_read && sscanf(line, "spec %u %u %u", &k, &n, &first) == 3;
+    if (!is_pass && !is_read && !is_spec)
+        refuse(
+            "a line is \"pass N ROWS LOGITS REPS\", \"read STREAMS REPS\" or \"spec K N FIRST\"");
     if (is_pass && (!n || n > t->n_seqs || !rows || rows > MAX_ROWS / n || !logits))
         refuse("a pass is of 1 .. 512 rows of the sequences there are");
-    if (!is_pass && (!streams || streams > MAX_STREAMS))
+    if (is_read && (!streams || streams > MAX_STREAMS))
         refuse("there are 1 .. 16 streams");
+    if (is_spec && ((k && !t->has_draft) || k > MAX_K || n > MAX_ROWS - 2 * MAX_K - 2 ||
+                    first >= t->rig.model->params.n_vocab))
+        refuse("drafts are of 0 .. 64 tokens by a draft model, texts of at most 382");
+    if (is_spec)
+        speculate(t, k, n, first);
     for (unsigned i = 0; i < reps; i++)
         printf("%.4f ", is_pass ? time_pass(t, n, rows, logits) : time_read(t, streams));
     printf("\n");
     fflush(stdout);
 }
 
+static void open_model(struct tool *t, struct rig *rig, const char *path, unsigned n_threads,
+                       struct pool *pool)
+{
+    unsigned n_blocks = t->n_seqs * ((t->context + MAX_ROWS) / KV_BLOCK + 2);
+    rig_open(rig, path,
+             &(struct rig_options){.may_be_alone = true, // both as the verifier has it
+                                   .pin = true,
+                                   .n_threads = n_threads,
+                                   .pool = pool,
+                                   .max_rows = MAX_ROWS,
+                                   .n_blocks = n_blocks});
+}
+
+static void close_all(struct tool *t)
+{
+    if (t->has_draft) {
+        kv_seq_done(t->draft.kv, &t->draft_seq);
+        rig_close(&t->draft);
+    }
+    for (unsigned s = 0; s < t->n_seqs; s++)
+        kv_seq_done(t->rig.kv, &t->seqs[s]);
+    rig_close(&t->rig);
+    free(t->tokens);
+}
+
 int main(int argc, char **argv)
 {
     static struct tool t;
-    if (argc != 5)
-        refuse("engine_tool MODEL THREADS CONTEXT SEQUENCES");
+    if (argc != 5 && argc != 6)
+        refuse("engine_tool MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]");
     t.context = (unsigned)strtoul(argv[3], NULL, 10);
     t.n_seqs = (unsigned)strtoul(argv[4], NULL, 10);
+    t.has_draft = argc == 6;
     if (!t.n_seqs || t.n_seqs > MAX_SEQUENCES)
         refuse("SEQUENCES is 1 .. 64");
-    unsigned n_blocks = t.n_seqs * ((t.context + MAX_ROWS) / KV_BLOCK + 2);
-    rig_open(&t.rig, argv[1],
-             &(struct rig_options){.may_be_alone = true, // both as the verifier has it
-                                   .pin = true,
-                                   .n_threads = (unsigned)strtoul(argv[2], NULL, 10),
-                                   .max_rows = MAX_ROWS,
-                                   .n_blocks = n_blocks});
+    open_model(&t, &t.rig, argv[1], (unsigned)strtoul(argv[2], NULL, 10), NULL);
+    if (t.has_draft)
+        open_model(&t, &t.draft, argv[5], 0, t.rig.pool);
+    if (t.has_draft && t.draft.model->params.n_vocab != t.rig.model->params.n_vocab)
+        refuse("the draft model has another number of tokens");
     find_weights(&t);
     feed_contexts(&t);
     printf("ready %s %zu\n", t.rig.model->kernel->name, t.bytes);
     fflush(stdout);
     for (char line[256]; fgets(line, sizeof(line), stdin);)
         answer(&t, line);
-    for (unsigned s = 0; s < t.n_seqs; s++)
-        kv_seq_done(t.rig.kv, &t.seqs[s]);
-    rig_close(&t.rig);
+    close_all(&t);
     return 0;
 }

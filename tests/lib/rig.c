@@ -19,7 +19,10 @@ static void build(struct rig *r, const struct rig_options *opt)
     if (!kernel)
         must(kernel_init(&kernel), "kernel_init");
     r->max_rows = opt->max_rows ? opt->max_rows : 64;
-    must(pool_new(opt->n_threads ? opt->n_threads : 1, opt->pin, &r->pool), "pool_new");
+    r->pool = opt->pool;
+    r->has_own_pool = !opt->pool;
+    if (r->has_own_pool)
+        must(pool_new(opt->n_threads ? opt->n_threads : 1, opt->pin, &r->pool), "pool_new");
     must(model_load(r->file, &(struct model_load_options){.pool = r->pool, .kernel = kernel},
                     &r->model),
          "model_load");
@@ -54,7 +57,8 @@ void rig_close(struct rig *r)
     forward_free(r->forward);
     kv_free(r->kv);
     model_free(r->model);
-    pool_free(r->pool);
+    if (r->has_own_pool)
+        pool_free(r->pool);
     gguf_close(r->file);
 }
 

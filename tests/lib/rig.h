@@ -10,6 +10,7 @@ struct rig {
     struct kv *kv;
     struct forward *forward;
     uint32_t max_rows;
+    bool has_own_pool;
 };
 
 struct rig_options {
@@ -17,6 +18,7 @@ struct rig_options {
     bool pin;                    // threads to cores
     const char *tier;            // NULL: the best
     unsigned n_threads;          // 0: one
+    struct pool *pool;           // of another rig, which outlives this one; NULL: its own
     uint32_t max_rows, n_blocks; // 0: 64, 128
 };
 

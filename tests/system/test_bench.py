@@ -41,6 +41,15 @@ class Bench(unittest.TestCase):
                 self.assertGreater(figures["read_limit_gb_per_s"], 0)
                 self.assertEqual(re.findall(r"^ *(\d+) \|", text, re.M), rows.split(","))
 
+    def test_a_draft_that_agrees_is_accepted_whole_and_another_is_not(self):
+        for eps, agrees in [("0", True), ("1", False)]:
+            with self.subTest(eps):
+                text, figures = self.run_bench("spec", "--rows", "1,4", "--eps", eps)
+                self.assertEqual([figures["k"][k]["alpha"] == 1 for k in ("1", "4")], [agrees] * 2)
+                self.assertEqual(figures["k"]["4"]["tau"] == 5, agrees)
+                self.assertGreater(figures["plain"]["tokens_per_s"], 0)
+                self.assertEqual(re.findall(r"^ *(\d+) \|", text, re.M), ["0", "1", "4"])
+
     def test_every_type_the_generator_writes_can_be_run(self):
         for kind in ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q5_k_m", "q6_k", "f16", "bf16", "f32"]:
             with self.subTest(kind):
