@@ -11,6 +11,7 @@
 #include "verifier-svc/engine_impl.h"
 
 #define STOPPING "the server is stopping"
+#define LOADING_SHOW_US 1000000
 #define LOADING_EXTEND_US 30000000 // a start-up that shows progress may take this much longer
 
 /* ---- ending ---- */
@@ -403,9 +404,14 @@ static void loop(struct engine *e)
 static bool show_progress(void *arg, float done)
 {
     struct engine *e = arg;
+    int64_t now_us = clock_us();
     atomic_store(&e->progress, done);
-    svc_extend(LOADING_EXTEND_US);
-    svc_status("loading the model: %d %%", (int)(done * 100));
+    if (now_us >= e->show_us) {
+        svc_extend(LOADING_EXTEND_US);
+        svc_status("loading the model: %d %%", (int)(done * 100));
+        log_info("loading the model percent=%d", (int)(done * 100));
+        e->show_us = now_us + LOADING_SHOW_US;
+    }
     return !atomic_load(&e->stop);
 }
 
@@ -454,6 +460,7 @@ static int open_drafts(struct engine *e)
 static int load(struct engine *e)
 {
     int64_t start_us = clock_us();
+    e->show_us = start_us + LOADING_SHOW_US;
     int err = served_open(e->options, &e->served);
     if (!err)
         err = served_load(e->served, e->options, show_progress, e);

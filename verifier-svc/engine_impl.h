@@ -49,6 +49,7 @@ struct engine {
     uint32_t n_started;    // sequences that were admitted and have not ended
     uint32_t max_started;  // Verify streams and paused answers give up their seats, not their place
     uint64_t next_id, next_order;
+    int64_t show_us; // when to say next how far loading is
     int64_t pass_us; // of the last pass
 
     /* Room for a round. */

@@ -143,14 +143,16 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
         err = pool_new((unsigned)o->threads, o->pin, &s->pool);
     if (err < 0)
         return err;
-    struct model_load_options load = {s->pool, s->kernel, progress, arg};
-    err = model_load(s->gguf, &load, &s->model);
+    err = model_plan(s->gguf, &s->model);
     if (err < 0)
         return err;
     if (tok_n_vocab(s->tok) > s->model->params.n_vocab)
         return fail(-EINVAL, "the tokenizer has %u tokens, the model only %u", tok_n_vocab(s->tok),
                     s->model->params.n_vocab);
-    err = keep_facts(s);
+    struct model_load_options load = {s->pool, s->kernel, progress, arg};
+    err = model_load(s->model, &load);
+    if (!err)
+        err = keep_facts(s);
     if (err < 0)
         return err;
     gguf_close(TAKE(s->gguf));

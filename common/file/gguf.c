@@ -293,13 +293,12 @@ int64_t gguf_modified(const struct gguf *g)
     return g->modified;
 }
 
-void gguf_advise(const struct gguf *g, const struct gguf_tensor *t, bool needed)
+void gguf_advise(const struct gguf *g, const void *at, size_t bytes, bool needed)
 {
     if (!g->mapped)
         return;
-    // DONTNEED only for whole pages of the tensor: the ends are shared with its neighbours.
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)t->data;
-    uintptr_t to = from + t->bytes;
+    // DONTNEED only for whole pages: the ends are shared with what lies beside.
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)at, to = from + bytes;
     from = needed ? from & ~(page - 1) : (from + page - 1) & ~(page - 1);
     if (!needed)
         to &= ~(page - 1);

@@ -93,8 +93,8 @@ const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, uint32_t i);
 const struct gguf_tensor *gguf_find(const struct gguf *g, const char *name); // NULL: none
 size_t gguf_bytes(const struct gguf *g);                                     // of all parts
 int64_t gguf_modified(const struct gguf *g); // file time, seconds since 1970; 0 in memory
-/* Tells the kernel that these bytes are (not) needed soon; used around repacking. */
-void gguf_advise(const struct gguf *g, const struct gguf_tensor *t, bool needed);
+/* Tells the kernel that these bytes of a tensor are (not) needed soon; used around repacking. */
+void gguf_advise(const struct gguf *g, const void *at, size_t bytes, bool needed);
 
 /* Metadata (of the first part). Numbers of any integer kind convert if the value fits, as do the
  * two float kinds; floats are finite. -ENOENT: no such key (no sentence: many are optional);

@@ -318,16 +318,11 @@ static void apply_all(struct forward *f, const struct part *t, const struct kern
 {
     uint32_t n_tiles = 0, before = 0, from, to;
     for (uint32_t k = 0; k < n_mats; k++)
-        n_tiles += (mats[k]->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
-    pool_share(t->i, t->n, n_tiles, 1, &from, &to);
+        n_tiles += model_tiles(mats[k]);
     for (uint32_t k = 0; k < n_mats; k++) {
-        uint32_t tiles = (mats[k]->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
-        uint32_t a = from > before ? from - before : 0, b = to > before ? to - before : 0;
-        b = b < tiles ? b : tiles;
-        uint32_t end = b * KERNEL_TILE < mats[k]->n_out ? b * KERNEL_TILE : mats[k]->n_out;
-        if (a < b)
-            apply(f, t, mats[k], ys[k], f->n_rows, a * KERNEL_TILE, end);
-        before += tiles;
+        model_share(mats[k], before, n_tiles, t->i, t->n, &from, &to);
+        apply(f, t, mats[k], ys[k], f->n_rows, from, to);
+        before += model_tiles(mats[k]);
     }
 }
 

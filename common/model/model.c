@@ -1,10 +1,11 @@
 /* model.c - planning what a file must hold, then packing it matrix by matrix on all threads. */
+#include <assert.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include "base/clock.h"
 #include "base/err.h"
 #include "base/rng.h"
 #include "model/arch.h"
@@ -12,27 +13,27 @@
 #include "model/room.h"
 #include "model/rope.h"
 
-struct model_store {
-    void *weights;
-    size_t bytes;
-    float *rope_freqs;
-};
-
 /* One tensor of the file and where it goes: a packed matrix, or a vector of floats. */
 struct item {
     const struct gguf_tensor *tensor;
     struct kernel_mat *mat;
     const float **vec;
-    size_t bytes; // in memory, rounded up to KERNEL_ALIGN
+    size_t bytes;             // in memory, rounded up to KERNEL_ALIGN
+    uint32_t before, n_tiles; // as in model_share()
+};
+
+struct model_store {
+    const struct gguf *g; // until the weights are loaded
+    struct item *items;
+    uint32_t n_items, max_items;
+    void *weights;
+    float *rope_freqs;
 };
 
 struct plan {
-    const struct gguf *g;
     const struct arch *arch;
     struct model *m;
-    struct item *items;
-    uint32_t n_items, max_items;
-    size_t bytes;
+    struct model_store *store;
 };
 
 #define ITEMS_PER_LAYER 14
@@ -42,11 +43,12 @@ struct plan {
 
 static int add_item(struct plan *p, struct item item, size_t bytes)
 {
+    struct model_store *to = p->store;
     item.bytes = (bytes + KERNEL_ALIGN - 1) / KERNEL_ALIGN * KERNEL_ALIGN;
-    if (item.bytes < bytes || __builtin_add_overflow(p->bytes, item.bytes, &p->bytes) ||
-        p->n_items == p->max_items)
+    if (item.bytes < bytes || __builtin_add_overflow(p->m->bytes, item.bytes, &p->m->bytes) ||
+        to->n_items == to->max_items)
         return fail(-ENOMEM, "model: the weights do not fit in memory");
-    p->items[p->n_items++] = item;
+    to->items[to->n_items++] = item;
     return 0;
 }
 
@@ -54,7 +56,7 @@ static int add_item(struct plan *p, struct item item, size_t bytes)
 static const struct gguf_tensor *find_tensor(const struct plan *p, const char *name, uint32_t n_in,
                                              uint32_t n_out)
 {
-    const struct gguf_tensor *t = gguf_find(p->g, name);
+    const struct gguf_tensor *t = gguf_find(p->store->g, name);
     if (!t) {
         fail(-EINVAL, "model: tensor %s is missing", name);
         return NULL;
@@ -92,7 +94,7 @@ static int plan_mat(struct plan *p, const char *name, uint32_t n_in, uint32_t n_
         return r;
     *mat = (struct kernel_mat){(enum kernel_type)t->type, n_out, n_in, NULL};
     p->m->params.n_weights += (uint64_t)n_in * n_out;
-    return add_item(p, (struct item){.tensor = t, .mat = mat},
+    return add_item(p, (struct item){.tensor = t, .mat = mat, .n_tiles = model_tiles(mat)},
                     kernel_packed_bytes(mat->type, n_out, n_in));
 }
 
@@ -137,10 +139,24 @@ static int plan_layer_vecs(struct plan *p, uint32_t layer, const struct layer_ve
     int r = 0;
     for (size_t i = 0; i < n && r == 0; i++) {
         snprintf(name, sizeof(name), "blk.%u.%s", layer, vecs[i].name);
-        if (vecs[i].has == ARCH_ALWAYS || (vecs[i].has == ARCH_MAYBE && gguf_find(p->g, name)))
+        if (vecs[i].has == ARCH_ALWAYS ||
+            (vecs[i].has == ARCH_MAYBE && gguf_find(p->store->g, name)))
             r = plan_vec(p, name, vecs[i].n, vecs[i].vec);
     }
     return r;
+}
+
+/* A pass applies the last `n` matrices together. */
+static void join_last(struct plan *p, uint32_t n)
+{
+    struct item *of = p->store->items + p->store->n_items - n;
+    uint32_t n_tiles = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        of[i].before = n_tiles;
+        n_tiles += of[i].n_tiles;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        of[i].n_tiles = n_tiles;
 }
 
 static int plan_layer(struct plan *p, uint32_t layer)
@@ -148,10 +164,15 @@ static int plan_layer(struct plan *p, uint32_t layer)
     const struct model_params *s = &p->m->params;
     struct model_layer *l = &p->m->layers[layer];
     uint32_t n_q = s->n_heads * s->head_dim, n_kv = s->n_kv_heads * s->head_dim;
+    const struct layer_mat qkv[] = {
+        {"attn_q", s->n_embd, n_q, &l->q},
+        {"attn_k", s->n_embd, n_kv, &l->k},
+        {"attn_v", s->n_embd, n_kv, &l->v},
+    };
     const struct layer_mat mats[] = {
-        {"attn_q", s->n_embd, n_q, &l->q},          {"attn_k", s->n_embd, n_kv, &l->k},
-        {"attn_v", s->n_embd, n_kv, &l->v},         {"attn_output", n_q, s->n_embd, &l->o},
-        {"ffn_gate", s->n_embd, s->n_ff, &l->gate}, {"ffn_up", s->n_embd, s->n_ff, &l->up},
+        {"attn_output", n_q, s->n_embd, &l->o},
+        {"ffn_gate", s->n_embd, s->n_ff, &l->gate},
+        {"ffn_up", s->n_embd, s->n_ff, &l->up},
         {"ffn_down", s->n_ff, s->n_embd, &l->down},
     };
     const struct layer_vec vecs[] = {
@@ -164,13 +185,17 @@ static int plan_layer(struct plan *p, uint32_t layer)
         {"attn_v.bias", n_kv, &l->v_bias, p->arch->qkv_bias},
     };
     int r = plan_layer_vecs(p, layer, vecs, ARRAY_LEN(vecs));
+    if (r == 0)
+        r = plan_layer_mats(p, layer, qkv, ARRAY_LEN(qkv));
+    if (r == 0)
+        join_last(p, ARRAY_LEN(qkv));
     return r < 0 ? r : plan_layer_mats(p, layer, mats, ARRAY_LEN(mats));
 }
 
 static bool is_planned(const struct plan *p, const struct gguf_tensor *t)
 {
-    for (uint32_t i = 0; i < p->n_items; i++)
-        if (p->items[i].tensor == t)
+    for (uint32_t i = 0; i < p->store->n_items; i++)
+        if (p->store->items[i].tensor == t)
             return true;
     return false;
 }
@@ -178,12 +203,12 @@ static bool is_planned(const struct plan *p, const struct gguf_tensor *t)
 /* A tensor that nobody reads would change what the model says: better refused than ignored. */
 static int refuse_others(const struct plan *p)
 {
-    uint32_t n = gguf_n_tensors(p->g), n_known = p->n_items;
-    n_known += gguf_find(p->g, "rope_freqs.weight") != NULL;
+    uint32_t n = gguf_n_tensors(p->store->g), n_known = p->store->n_items;
+    n_known += gguf_find(p->store->g, "rope_freqs.weight") != NULL;
     if (n == n_known)
         return 0;
     for (uint32_t i = 0; i < n; i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(p->g, i);
+        const struct gguf_tensor *t = gguf_tensor_at(p->store->g, i);
         if (t->name.len == 17 && memcmp(t->name.data, "rope_freqs.weight", 17) == 0)
             continue;
         if (!is_planned(p, t))
@@ -197,7 +222,8 @@ static int plan_all(struct plan *p)
 {
     struct model *m = p->m;
     int r = plan_mat(p, "token_embd.weight", m->params.n_embd, m->params.n_vocab, &m->embd);
-    if (r == 0 && gguf_find(p->g, "output.weight"))
+    m->head = m->embd; // tied, unless the file says otherwise
+    if (r == 0 && gguf_find(p->store->g, "output.weight"))
         r = plan_mat(p, "output.weight", m->params.n_embd, m->params.n_vocab, &m->head);
     if (r == 0)
         r = plan_vec(p, "output_norm.weight", m->params.n_embd, &m->out_norm);
@@ -206,43 +232,7 @@ static int plan_all(struct plan *p)
     return r < 0 ? r : refuse_others(p);
 }
 
-/* Reads shapes and finds all tensors; m gets everything but the weights. */
-static int make_plan(const struct gguf *g, struct model *m, struct plan *ret)
-{
-    *ret = (struct plan){.g = g, .m = m};
-    int r = arch_read(g, &m->params, &ret->arch);
-    if (r < 0)
-        return r;
-    m->layers = calloc(m->params.n_layers, sizeof(*m->layers));
-    m->store = calloc(1, sizeof(*m->store));
-    ret->max_items = m->params.n_layers * ITEMS_PER_LAYER + ITEMS_BESIDE;
-    ret->items = calloc(ret->max_items, sizeof(*ret->items));
-    if (!m->layers || !m->store || !ret->items)
-        return fail(-ENOMEM, "model: no memory for %u layers", m->params.n_layers);
-    m->store->rope_freqs = calloc(m->params.rope_dim / 2, sizeof(float));
-    if (!m->store->rope_freqs)
-        return fail(-ENOMEM, "model: no memory");
-    m->rope_freqs = m->store->rope_freqs;
-    r = rope_read(g, ret->arch, &m->params, m->store->rope_freqs, &m->params.rope_gain);
-    return r < 0 ? r : plan_all(ret);
-}
-
-/* ---- loading ---- */
-
-struct pack_job {
-    const struct gguf_tensor *tensor;
-    const struct kernel_mat *mat;
-    void *to;
-};
-
-static void pack_share(void *arg, unsigned i, unsigned n)
-{
-    struct pack_job *j = arg;
-    uint32_t from, to;
-    pool_share(i, n, j->mat->n_out, KERNEL_TILE, &from, &to);
-    if (from < to)
-        kernel_pack(j->mat->type, j->tensor->data, j->mat->n_out, j->mat->n_in, from, to, j->to);
-}
+/* ---- digest ---- */
 
 static uint64_t mix(uint64_t digest, uint64_t word)
 {
@@ -286,70 +276,125 @@ static uint64_t digest_of(const struct model *m)
     return digest;
 }
 
-#define PROGRESS_US 200000
+/* ---- planning and loading ---- */
 
-static int load_items(struct plan *p, const struct model_load_options *opt)
-{
-    size_t done = 0;
-    int64_t told_us = 0;
-    char *to = p->m->store->weights;
-    for (uint32_t i = 0; i < p->n_items; i++) {
-        struct item *it = &p->items[i];
-        if (opt->progress && clock_us() - told_us >= PROGRESS_US) {
-            if (!opt->progress(opt->arg, (float)((double)done / (double)p->bytes)))
-                return fail(-ECANCELED, "model: loading was cancelled");
-            told_us = clock_us();
-        }
-        gguf_advise(p->g, it->tensor, true);
-        if (it->mat) {
-            pool_run(opt->pool, pack_share, &(struct pack_job){it->tensor, it->mat, to + done});
-            it->mat->data = to + done;
-        } else {
-            kernel_dequant((enum kernel_type)it->tensor->type, it->tensor->data,
-                           (uint32_t)it->tensor->shape[0], (float *)(void *)(to + done));
-            *it->vec = (const float *)(void *)(to + done);
-        }
-        p->m->digest = mix_tensor(p->m->digest, it->tensor);
-        gguf_advise(p->g, it->tensor, false);
-        done += it->bytes;
-    }
-    if (opt->progress)
-        opt->progress(opt->arg, 1);
-    return 0;
-}
-
-static int reserve(struct model *m, size_t bytes)
-{
-    int r = room_check(bytes, "the weights");
-    if (r < 0)
-        return r;
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED)
-        return fail(-ENOMEM, "model: no memory for %zu MiB of weights", bytes >> 20);
-    m->store->weights = at;
-    m->store->bytes = m->bytes = bytes;
-    return 0;
-}
-
-int model_load(const struct gguf *g, const struct model_load_options *opt, struct model **ret)
+int model_plan(const struct gguf *g, struct model **ret)
 {
     AUTO(model_free) struct model *m = calloc(1, sizeof(*m));
-    if (!m)
+    struct model_store *store = m ? m->store = calloc(1, sizeof(*store)) : NULL;
+    if (!store)
         return fail(-ENOMEM, "model: no memory");
-    struct plan plan;
-    int r = make_plan(g, m, &plan);
-    AUTO(mem_free) struct item *items = plan.items;
+    struct plan plan = {.m = m, .store = store};
+    store->g = g;
+    int r = arch_read(g, &m->params, &plan.arch);
     if (r < 0)
         return r;
-    if ((r = reserve(m, plan.bytes)) < 0)
+    m->layers = calloc(m->params.n_layers, sizeof(*m->layers));
+    store->max_items = m->params.n_layers * ITEMS_PER_LAYER + ITEMS_BESIDE;
+    store->items = calloc(store->max_items, sizeof(*store->items));
+    store->rope_freqs = calloc(m->params.rope_dim / 2, sizeof(float));
+    if (!m->layers || !store->items || !store->rope_freqs)
+        return fail(-ENOMEM, "model: no memory for %u layers", m->params.n_layers);
+    m->rope_freqs = store->rope_freqs;
+    r = rope_read(g, plan.arch, &m->params, store->rope_freqs, &m->params.rope_gain);
+    if (r == 0)
+        r = plan_all(&plan);
+    if (r < 0)
         return r;
-    m->kernel = opt->kernel;
     m->digest = digest_of(m);
-    if ((r = load_items(&plan, opt)) < 0)
+    *ret = TAKE(m);
+    return 0;
+}
+
+#define BAND_BYTES (1u << 20) // of a file, read by a thread before their pages are given back
+
+struct load {
+    struct model *m;
+    const struct model_load_options *opt;
+    const struct item *item; // being packed
+    char *to;                // where
+    size_t done;             // of the items before
+    atomic_bool cancelled;
+};
+
+/* Tells how far loading is: `part` of the item is done. Loading thread only. */
+static void tell(struct load *l, double part)
+{
+    double done = (double)l->done + part * (double)l->item->bytes;
+    if (l->opt->progress && !l->opt->progress(l->opt->arg, (float)(done / (double)l->m->bytes)))
+        atomic_store(&l->cancelled, true);
+}
+
+static void pack_share(void *arg, unsigned i, unsigned n)
+{
+    struct load *l = arg;
+    const struct kernel_mat *w = l->item->mat;
+    const char *from_file = l->item->tensor->data;
+    size_t row_bytes = l->item->tensor->bytes / w->n_out;
+    uint32_t from, to, band = (uint32_t)(BAND_BYTES / row_bytes) / KERNEL_TILE * KERNEL_TILE;
+    band = band ? band : KERNEL_TILE;
+    model_share(w, l->item->before, l->item->n_tiles, i, n, &from, &to);
+    for (uint32_t a = from, b; a < to && !atomic_load(&l->cancelled); a = b) {
+        b = to - a < band ? to : a + band;
+        kernel_pack(w->type, from_file, w->n_out, w->n_in, a, b, l->to);
+        gguf_advise(l->m->store->g, from_file + a * row_bytes, (b - a) * row_bytes, false);
+        if (i == 0)
+            tell(l, (double)(b - from) / (to - from));
+    }
+}
+
+static void load_item(struct load *l)
+{
+    const struct item *it = l->item;
+    const struct gguf_tensor *t = it->tensor;
+    gguf_advise(l->m->store->g, t->data, t->bytes, true);
+    if (it->mat) {
+        pool_run(l->opt->pool, pack_share, l);
+        it->mat->data = l->to;
+    } else {
+        kernel_dequant((enum kernel_type)t->type, t->data, (uint32_t)t->shape[0],
+                       (float *)(void *)l->to);
+        *it->vec = (const float *)(void *)l->to;
+    }
+    l->m->digest = mix_tensor(l->m->digest, t);
+    gguf_advise(l->m->store->g, t->data, t->bytes, false);
+}
+
+static int load_items(struct load *l)
+{
+    const struct model_store *store = l->m->store;
+    for (uint32_t i = 0; i < store->n_items; i++) {
+        l->item = &store->items[i];
+        l->to = (char *)store->weights + l->done;
+        tell(l, 0);
+        if (!atomic_load(&l->cancelled))
+            load_item(l);
+        if (atomic_load(&l->cancelled))
+            return fail(-ECANCELED, "model: loading was cancelled");
+        l->done += l->item->bytes;
+    }
+    tell(l, 0);
+    return 0;
+}
+
+int model_load(struct model *m, const struct model_load_options *opt)
+{
+    struct model_store *store = m->store;
+    assert(store->g);
+    int r = room_check(m->bytes, "the weights");
+    if (r < 0)
+        return r;
+    void *at = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return fail(-ENOMEM, "model: no memory for %zu MiB of weights", m->bytes >> 20);
+    store->weights = at;
+    m->kernel = opt->kernel;
+    if ((r = load_items(&(struct load){.m = m, .opt = opt})) < 0)
         return r;
     if (!m->head.data)
-        m->head = m->embd;
-    *ret = TAKE(m);
+        m->head.data = m->embd.data;
+    free(TAKE(store->items));
+    store->g = NULL;
     return 0;
 }
 
@@ -359,8 +404,9 @@ void model_free(struct model *m)
         return;
     if (m->store) {
         if (m->store->weights)
-            munmap(m->store->weights, m->store->bytes);
+            munmap(m->store->weights, m->bytes);
         free(m->store->rope_freqs);
+        free(m->store->items);
     }
     free(m->store);
     free(m->layers);

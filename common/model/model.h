@@ -1,7 +1,8 @@
 /* model.h - a language model's weights, read from a GGUF file and packed for this CPU.
  *
- * Architectures are rows of a table in arch.c. Matrices are repacked at load on all threads, with
- * progress, and the file's pages given back, so extra memory is bounded by one matrix.
+ * Architectures are rows of a table in arch.c. model_plan() reads the shapes, so that what serving
+ * the model takes is known before memory is taken; model_load() packs the weights on all threads
+ * and gives the file's pages back as it goes: at no time are more than a few MiB of both there.
  *
  * Threads: immutable after model_load(). */
 #pragma once
@@ -40,21 +41,43 @@ struct model {
     const float *out_norm;
     const float *rope_freqs;   // (rope_dim / 2): radians per position, all scaling folded in
     uint64_t digest;           // of shapes, rotation, samples of the weights: names the model
-    size_t bytes;              // of weights in memory
+    size_t bytes;              // of weights in memory, known before they are loaded
     struct model_store *store; // what owns the memory
 };
+
+/* All but the weights, which are NULL. The file must stay open until they are loaded.
+ * -ENOTSUP: architecture, type or scaling that is not supported, named. -EINVAL: a tensor or key is
+ * missing, or has another shape than it must (both in the sentence). -ENOMEM. */
+int model_plan(const struct gguf *g, struct model **ret);
+void model_free(struct model *m);
+DEFINE_AUTO(struct model, model_free)
 
 struct model_load_options {
     struct pool *pool;
     const struct kernel *kernel;
-    /* progress 0 .. 1, called a few times a second from the loading thread; false: give up. */
+    /* progress 0 .. 1, called every MiB or so from the loading thread; false: give up. */
     bool (*progress)(void *arg, float done);
     void *arg;
 };
 
-/* -ENOTSUP: architecture, type or scaling that is not supported, named. -EINVAL: a tensor or key is
- * missing, or has another shape than it must (both in the sentence). -ENOMEM: does not fit into the
- * memory that is available, with both numbers, before anything is read. -ECANCELED. */
-int model_load(const struct gguf *g, const struct model_load_options *opt, struct model **ret);
-void model_free(struct model *m);
-DEFINE_AUTO(struct model, model_free)
+/* Packs the weights, once. -ENOMEM, with the size; -ECANCELED: the model can only be freed. */
+int model_load(struct model *m, const struct model_load_options *opt);
+
+static inline uint32_t model_tiles(const struct kernel_mat *w)
+{
+    return (w->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
+}
+
+/* The columns of w that thread i of n computes, where w is applied together with other matrices of
+ * n_tiles tiles of columns in all, w's behind `before` of them. The same thread packs these
+ * columns, so they lie in the memory of its NUMA node. */
+static inline void model_share(const struct kernel_mat *w, uint32_t before, uint32_t n_tiles,
+                               unsigned i, unsigned n, uint32_t *ret_from, uint32_t *ret_to)
+{
+    uint32_t from, to;
+    pool_share(i, n, n_tiles, 1, &from, &to);
+    from = from > before ? (from - before) * KERNEL_TILE : 0;
+    to = to > before ? (to - before) * KERNEL_TILE : 0;
+    *ret_from = from < w->n_out ? from : w->n_out;
+    *ret_to = to < w->n_out ? to : w->n_out;
+}

@@ -23,8 +23,8 @@ static void build(struct rig *r, const struct rig_options *opt)
     r->has_own_pool = !opt->pool;
     if (r->has_own_pool)
         must(pool_new(opt->n_threads ? opt->n_threads : 1, opt->pin, &r->pool), "pool_new");
-    must(model_load(r->file, &(struct model_load_options){.pool = r->pool, .kernel = kernel},
-                    &r->model),
+    must(model_plan(r->file, &r->model), "model_plan");
+    must(model_load(r->model, &(struct model_load_options){.pool = r->pool, .kernel = kernel}),
          "model_load");
     const struct model_params *p = &r->model->params;
     must(kv_new(&(struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim},

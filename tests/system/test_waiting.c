@@ -63,18 +63,18 @@ static void gate_await(struct gate *g)
     pthread_mutex_unlock(&g->mu);
 }
 
-int __real_model_load(const struct gguf *g, const struct model_load_options *o, struct model **ret);
-int __wrap_model_load(const struct gguf *g, const struct model_load_options *o, struct model **ret);
+int __real_model_load(struct model *m, const struct model_load_options *o);
+int __wrap_model_load(struct model *m, const struct model_load_options *o);
 int __real_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
                       bool add_bos, uint32_t **ret_ids, size_t *ret_n);
 int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
                       bool add_bos, uint32_t **ret_ids, size_t *ret_n);
 
-int __wrap_model_load(const struct gguf *g, const struct model_load_options *o, struct model **ret)
+int __wrap_model_load(struct model *m, const struct model_load_options *o)
 {
     o->progress(o->arg, LOADED);
     gate_pass(&load_gate);
-    return __real_model_load(g, o, ret);
+    return __real_model_load(m, o);
 }
 
 int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,

@@ -69,10 +69,15 @@ static void set_float(struct file f, const char *key, float value)
 static int load(struct file f, struct model **ret)
 {
     AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(model_free) struct model *m = NULL;
     int r = gguf_open_memory(f.data, f.len, &g);
-    if (r < 0)
-        return r;
-    return model_load(g, &(struct model_load_options){.pool = pool, .kernel = kernel}, ret);
+    if (r == 0)
+        r = model_plan(g, &m);
+    if (r == 0)
+        r = model_load(m, &(struct model_load_options){.pool = pool, .kernel = kernel});
+    if (r == 0)
+        *ret = TAKE(m);
+    return r;
 }
 
 /* The file is refused with this error, and the sentence holds these words. */
@@ -245,26 +250,81 @@ static void unknown_rope_scaling_is_named(void **state)
     assert_refused(f, -ENOTSUP, "'longrope'");
 }
 
-static bool give_up(void *arg, float done)
+struct progress {
+    int n_calls, give_up_at;
+    float last;
+};
+
+static bool note_progress(void *arg, float done)
 {
-    ++*(int *)arg;
-    return done > 2;
+    struct progress *p = arg;
+    assert_true(done >= p->last && done <= 1);
+    p->last = done;
+    return ++p->n_calls != p->give_up_at;
+}
+
+/* Loads with somebody looking on. */
+static int load_watched(struct file f, struct progress *p)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
+    assert_int_equal(model_plan(g, &m), 0);
+    return model_load(m, &(struct model_load_options){
+                             .pool = pool, .kernel = kernel, .progress = note_progress, .arg = p});
+}
+
+static void loading_tells_how_far_it_is(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    struct progress p = {0};
+    assert_int_equal(load_watched(f, &p), 0);
+    assert_true(p.last == 1);
+    assert_true(p.n_calls > 2 * 9 + 2 * 5); // tensors begun, and bands of this thread's columns
+    free(f.data);
 }
 
 static void loading_can_be_given_up(void **state)
 {
     (void)state;
     struct file f = file_of("llama");
-    AUTO(gguf_close) struct gguf *g = NULL;
-    struct model *m = NULL;
-    int n_calls = 0;
-    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
-    const struct model_load_options opt = {
-        .pool = pool, .kernel = kernel, .progress = give_up, .arg = &n_calls};
-    assert_int_equal(model_load(g, &opt, &m), -ECANCELED);
-    assert_int_equal(n_calls, 1);
-    assert_null(m);
+    for (int at = 1; at < 4; at++) {
+        struct progress p = {.give_up_at = at};
+        assert_int_equal(load_watched(f, &p), -ECANCELED);
+        assert_int_equal(p.n_calls, at);
+    }
     free(f.data);
+}
+
+/* Columns of all threads together are those of the matrices, each once. */
+static void the_columns_of_several_matrices_are_shared_out(void **state)
+{
+    (void)state;
+    const struct kernel_mat mats[] = {
+        {.n_out = 2048}, {.n_out = 512}, {.n_out = 83}, {.n_out = 16}};
+    for (unsigned n = 1; n <= 7; n++) {
+        uint32_t before = 0, n_tiles = 0, from, to, least = UINT32_MAX, most = 0;
+        uint32_t of_thread[7] = {0};
+        for (unsigned k = 0; k < ARRAY_LEN(mats); k++)
+            n_tiles += model_tiles(&mats[k]);
+        for (unsigned k = 0; k < ARRAY_LEN(mats); k++) {
+            uint32_t next = 0;
+            for (unsigned i = 0; i < n; i++) {
+                model_share(&mats[k], before, n_tiles, i, n, &from, &to);
+                assert_true(from <= to && (from == to || from == next) && from % KERNEL_TILE == 0);
+                of_thread[i] += to - from;
+                next = from < to ? to : next;
+            }
+            assert_int_equal(next, mats[k].n_out);
+            before += model_tiles(&mats[k]);
+        }
+        for (unsigned i = 0; i < n; i++) {
+            least = of_thread[i] < least ? of_thread[i] : least;
+            most = of_thread[i] > most ? of_thread[i] : most;
+        }
+        assert_true(most - least < 2 * KERNEL_TILE);
+    }
 }
 
 static void too_little_memory_is_said_with_both_numbers(void **state)
@@ -277,23 +337,13 @@ static void too_little_memory_is_said_with_both_numbers(void **state)
     assert_int_equal(room_check(1, "the weights"), 0);
 }
 
-static bool not_now(void *arg, float done)
-{
-    (void)arg, (void)done;
-    return false;
-}
-
-/* Loads up to the first weight. */
+/* Everything but the weights. */
 static int plan(struct file f)
 {
     AUTO(gguf_close) struct gguf *g = NULL;
-    struct model *m = NULL;
+    AUTO(model_free) struct model *m = NULL;
     int r = gguf_open_memory(f.data, f.len, &g);
-    if (r == 0)
-        r = model_load(
-            g, &(struct model_load_options){.pool = pool, .kernel = kernel, .progress = not_now},
-            &m);
-    return r == -ECANCELED ? 0 : r;
+    return r < 0 ? r : model_plan(g, &m);
 }
 
 /* Nothing in a damaged file may crash; most are refused, some only say something else. What is
@@ -333,7 +383,9 @@ int main(void)
         cmocka_unit_test(absurd_numbers_are_refused),
         cmocka_unit_test(tensors_that_nobody_reads_are_refused),
         cmocka_unit_test(unknown_rope_scaling_is_named),
+        cmocka_unit_test(loading_tells_how_far_it_is),
         cmocka_unit_test(loading_can_be_given_up),
+        cmocka_unit_test(the_columns_of_several_matrices_are_shared_out),
         cmocka_unit_test(too_little_memory_is_said_with_both_numbers),
         cmocka_unit_test(damaged_files_never_crash),
     };
