@@ -5,9 +5,9 @@
  *              [--layers N] [--faint-from N --eps E]
  *
  * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B; tiny is for tests. TYPE: q8_0, q4_0,
- * q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k, f16, bf16 or f32, with the types of head, V and down that
- * llama.cpp's program chooses for that name. The vocabulary is SentencePiece's: bytes and made-up
- * words.
+ * q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, f16, bf16 or f32, with the types of head,
+ * V and down that llama.cpp's program chooses for that name (but for a few V and down of iq4). The
+ * vocabulary is SentencePiece's: bytes and made-up words.
  *
  * A target with a draft that agrees with it: the draft is the target's first layers (--layers N),
  * and what the target's layers from N on add to the residual stream is scaled by E (--faint-from N
@@ -54,6 +54,8 @@ static const struct type {
     {"q4_k_m", GGUF_Q4_K, GGUF_Q6_K, GGUF_Q6_K, 15},
     {"q5_k_m", GGUF_Q5_K, GGUF_Q6_K, GGUF_Q6_K, 17},
     {"q6_k", GGUF_Q6_K, GGUF_Q6_K, GGUF_Q6_K, 18},
+    {"iq4_nl", GGUF_IQ4_NL, GGUF_IQ4_NL, GGUF_Q6_K, 25},
+    {"iq4_xs", GGUF_IQ4_XS, GGUF_IQ4_XS, GGUF_Q6_K, 30},
     {"f16", GGUF_F16, GGUF_F16, GGUF_F16, 1},
     {"bf16", GGUF_BF16, GGUF_BF16, GGUF_BF16, 32},
     {"f32", GGUF_F32, GGUF_F32, GGUF_F32, 0},
@@ -99,10 +101,11 @@ static enum gguf_type fitting(enum gguf_type type, uint32_t n_in)
 {
     if (n_in % 256 == 0)
         return type;
-    return type == GGUF_Q4_K   ? GGUF_Q5_0
-           : type == GGUF_Q5_K ? GGUF_Q5_1
-           : type == GGUF_Q6_K ? GGUF_Q8_0
-                               : type;
+    return type == GGUF_Q4_K     ? GGUF_Q5_0
+           : type == GGUF_Q5_K   ? GGUF_Q5_1
+           : type == GGUF_Q6_K   ? GGUF_Q8_0
+           : type == GGUF_IQ4_XS ? GGUF_IQ4_NL
+                                 : type;
 }
 
 struct mat {
@@ -365,7 +368,8 @@ static void read_options(int argc, char **argv, struct maker *m)
     if (!m->shape)
         refuse("--shape is one of 0.1b 1b 3b tiny");
     if (!m->type)
-        refuse("--type is one of q8_0 q4_0 q4_1 q5_0 q5_1 q4_k_m q5_k_m q6_k f16 bf16 f32");
+        refuse("--type is one of q8_0 q4_0 q4_1 q5_0 q5_1 q4_k_m q5_k_m q6_k iq4_nl iq4_xs f16 "
+               "bf16 f32");
     if (m->n_vocab < MIN_VOCAB || m->n_vocab > MAX_VOCAB)
         refuse("--vocab is 1024 .. 300000");
     if (!m->n_layers)

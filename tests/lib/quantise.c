@@ -139,6 +139,51 @@ static void put_q6k(const float *x, uint8_t *to)
     }
 }
 
+/* Places in the codebook, two in a byte as in Q4_0; by: one over the scale. */
+static void put_places(const float *x, float by, uint8_t *to)
+{
+    memset(to, 0, 16);
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
+        unsigned q = 0;
+        while (q < 15 && x[k] * by + 128 > (kernel_codebook[q] + kernel_codebook[q + 1]) / 2.0f)
+            q++;
+        to[k % 16] |= (uint8_t)(q << (k < 16 ? 0 : 4));
+    }
+}
+
+/* The codebook's furthest number is its first, -127. */
+static float book_scale(const float *x)
+{
+    return furthest(x, KERNEL_BLOCK) / -127;
+}
+
+static void put_iq4nl(const float *x, uint8_t *to)
+{
+    float d = book_scale(x);
+    put_half(d, to);
+    put_places(x, inverse(d), to + 2);
+}
+
+/* IQ4_XS: d, the upper bits of eight scales, their lower ones, nibbles; see kernel_layout.c. */
+static void put_iq4xs(const float *x, uint8_t *to)
+{
+    float step[8];
+    for (unsigned i = 0; i < 8; i++)
+        step[i] = book_scale(x + i * KERNEL_BLOCK);
+    float d = furthest(step, 8) / -32, by = inverse(d);
+    uint16_t upper = 0;
+    put_half(d, to);
+    memset(to + 4, 0, 4);
+    for (unsigned i = 0; i < 8; i++) {
+        int scale = limited(step[i] * by, -32, 31);
+        unsigned bits = (unsigned)(scale + 32);
+        upper |= (uint16_t)(bits >> 4 << 2 * i);
+        to[4 + i / 2] |= (uint8_t)((bits & 15) << 4 * (i % 2));
+        put_places(x + i * KERNEL_BLOCK, inverse(d * (float)scale), to + 8 + 16 * i);
+    }
+    memcpy(to + 2, &upper, sizeof(upper));
+}
+
 static void put_block(enum kernel_type type, const struct kernel_layout *l, const float *x,
                       uint8_t *to)
 {
@@ -146,6 +191,10 @@ static void put_block(enum kernel_type type, const struct kernel_layout *l, cons
         put_q8(x, to);
     else if (type == KERNEL_Q6_K)
         put_q6k(x, to);
+    else if (l->has_book && l->n_weights == 256)
+        put_iq4xs(x, to);
+    else if (l->has_book)
+        put_iq4nl(x, to);
     else if (l->n_weights == 256)
         put_q4k_q5k(l, x, to);
     else

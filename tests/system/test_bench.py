@@ -51,7 +51,8 @@ class Bench(unittest.TestCase):
                 self.assertEqual(re.findall(r"^ *(\d+) \|", text, re.M), ["0", "1", "4"])
 
     def test_every_type_the_generator_writes_can_be_run(self):
-        for kind in ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q5_k_m", "q6_k", "f16", "bf16", "f32"]:
+        for kind in ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q5_k_m", "q6_k", "iq4_nl", "iq4_xs", "f16",
+                     "bf16", "f32"]:
             with self.subTest(kind):
                 _, figures = self.run_bench("verify", "--rows", "1", "--type", kind, "--vocab", "1024")
                 self.assertEqual(figures["model"], f"tiny-1024-{kind}.gguf")
