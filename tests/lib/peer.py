@@ -86,6 +86,8 @@ class Peer:
             ("llama_model_free", None, [pointer]), ("llama_log_set", None, [pointer, pointer]),
             ("llama_get_memory", pointer, [pointer]),
             ("llama_memory_seq_rm", C.c_bool, [pointer, C.c_int32, C.c_int32, C.c_int32]),
+            ("llama_model_get_vocab", pointer, [pointer]),
+            ("llama_tokenize", C.c_int32, [pointer, C.c_char_p, C.c_int32, pointer, C.c_int32, C.c_bool, C.c_bool]),
         ]:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
@@ -137,6 +139,13 @@ class Model:
     def run(self, rows):
         if self.lib.llama_decode(self.context, rows.batch):
             raise RuntimeError("llama_decode failed")
+
+    def tokens(self, text):
+        """Special tokens in it count as such."""
+        data = text.encode()
+        to = (C.c_int32 * len(data))()
+        n = self.lib.llama_tokenize(self.lib.llama_model_get_vocab(self.model), data, len(data), to, len(data), 0, 1)
+        return to[0:n]
 
     def logits(self, row, n_vocab):
         return self.lib.llama_get_logits_ith(self.context, row)[0:n_vocab]
