@@ -84,6 +84,11 @@ static const struct conf_option table[] = {
      .max = 1 << 24,
      .help =
          "memory of the KV pool in MiB; 0: for all sequences, at most a quarter of what is free"},
+    {.name = "memory_check",
+     .kind = CONF_BOOL,
+     .value = &values.memory_check,
+     .fallback = "true",
+     .help = "refuse to load a model that would take more memory than is available"},
     {.name = "max_sequences",
      .kind = CONF_INT,
      .value = &values.max_sequences,

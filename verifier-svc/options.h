@@ -20,7 +20,7 @@ struct options {
     int64_t context, kv_mib, max_sequences, queue_length;
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;
     int64_t threads;
-    bool pin;
+    bool pin, memory_check;
     double load_wait_s, verify_timeout_s, reader_timeout_s, drain_timeout_s;
 };
 

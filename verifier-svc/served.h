@@ -17,6 +17,13 @@
 #include "text/tok.h"
 #include "verifier-svc/options.h"
 
+/* What serving takes, reckoned before any of it is taken; bytes. Tokenizer and threads are there by
+ * then. */
+struct served_memory {
+    size_t weights, kv, activations;
+    size_t beside; // what packing reads ahead, distributions, what requests hold
+};
+
 struct served {
     struct gguf *gguf; // NULL once loaded: the file may change then
     struct tok *tok;
@@ -30,7 +37,9 @@ struct served {
     const char *weight_type; // the type that most bytes have
     char fingerprint[24];    // names all that decides bits
     uint32_t context;        // positions of a sequence
+    uint32_t n_blocks;       // of the KV pool
     uint32_t max_logits;     // rows of a pass that may want logits
+    struct served_memory memory;
 
     struct kv *kv;
     struct forward *forward;
@@ -39,8 +48,11 @@ struct served {
 
 /* The tokenizer's part alone: enough to check requests (tests, fuzzing). */
 int served_open(const struct options *o, struct served **ret);
-/* The rest. progress as in model_load(). Errors name what is wrong with the file or the memory. */
+/* The rest. progress as in model_load(). Errors name what is wrong with the file or the memory;
+ * -ENOMEM: it would take more than is available, with both numbers, before it is taken. */
 int served_load(struct served *s, const struct options *o, bool (*progress)(void *arg, float done),
                 void *arg);
 void served_free(struct served *s);
 DEFINE_AUTO(struct served, served_free)
+
+size_t served_bytes(const struct served_memory *m); // all of it

@@ -12,7 +12,6 @@
 #include <sys/mman.h>
 #include "base/err.h"
 #include "model/forward.h"
-#include "model/room.h"
 #include "model/rope.h"
 
 #define N_FORMS 3
@@ -140,6 +139,14 @@ static int check_options(const struct model *m, const struct kv *kv,
     return 0;
 }
 
+size_t forward_bytes(const struct model *m, struct pool *pool, const struct forward_options *opt)
+{
+    struct forward f = {.m = m, .pool = pool, .opt = *opt};
+    note_forms(&f);
+    carve_all(&f);
+    return f.bytes;
+}
+
 int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
                 const struct forward_options *opt, struct forward **ret)
 {
@@ -155,8 +162,6 @@ int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
     f->opt = *opt;
     note_forms(f);
     carve_all(f);
-    if ((r = room_check(f->bytes, "the activations")) < 0)
-        return r;
     void *at = mmap(NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return fail(-ENOMEM, "forward: no memory for %zu MiB of activations", f->bytes >> 20);

@@ -39,6 +39,9 @@ struct forward_options {
  * bit. The size of a pass is that of the weights, times 1 + rows / 16. */
 #define FORWARD_ALONE_BYTES (32u << 20)
 
+/* The memory that forward_new() takes; the model may be planned only. */
+size_t forward_bytes(const struct model *m, struct pool *pool, const struct forward_options *opt);
+
 /* Everything a pass needs is allocated here. -ENOMEM, with the size. -EINVAL: absurd options, or kv
  * has another shape than the model. */
 int forward_new(const struct model *m, struct kv *kv, struct pool *pool,

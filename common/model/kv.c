@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include "base/err.h"
 #include "model/kv.h"
-#include "model/room.h"
 
 struct kv {
     struct kv_shape shape;
@@ -50,9 +49,6 @@ int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
     kv->plane = kv->block * n_blocks;
     if (__builtin_mul_overflow(kv_block_bytes(shape), n_blocks, &kv->bytes))
         return fail(-ENOMEM, "kv: %u blocks do not fit in memory", n_blocks);
-    r = room_check(kv->bytes, "the key/value cache");
-    if (r < 0)
-        return r;
     kv->free_blocks = malloc(n_blocks * sizeof(*kv->free_blocks));
     kv->holders = calloc(n_blocks, sizeof(*kv->holders));
     void *data = mmap(NULL, kv->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -30,7 +30,7 @@ struct kv_seq {
 };
 
 /* Reserves the whole pool at once, so running out later is a count and not a crash.
- * -ENOMEM: the pool does not fit (both numbers in the sentence). -EINVAL: absurd counts. */
+ * -ENOMEM, with the size. -EINVAL: absurd counts. */
 int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret);
 void kv_free(struct kv *kv);
 DEFINE_AUTO(struct kv, kv_free)

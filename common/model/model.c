@@ -10,7 +10,6 @@
 #include "base/rng.h"
 #include "model/arch.h"
 #include "model/model.h"
-#include "model/room.h"
 #include "model/rope.h"
 
 /* One tensor of the file and where it goes: a packed matrix, or a vector of floats. */
@@ -381,16 +380,14 @@ int model_load(struct model *m, const struct model_load_options *opt)
 {
     struct model_store *store = m->store;
     assert(store->g);
-    int r = room_check(m->bytes, "the weights");
-    if (r < 0)
-        return r;
     void *at = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return fail(-ENOMEM, "model: no memory for %zu MiB of weights", m->bytes >> 20);
     store->weights = at;
     madvise(at, m->bytes, MADV_HUGEPAGE); // a pass takes 1 to 4 % less (docs/benchmarks.md)
     m->kernel = opt->kernel;
-    if ((r = load_items(&(struct load){.m = m, .opt = opt})) < 0)
+    int r = load_items(&(struct load){.m = m, .opt = opt});
+    if (r < 0)
         return r;
     if (!m->head.data)
         m->head.data = m->embd.data;

@@ -1,11 +1,11 @@
-/* room.c - available memory from /proc/meminfo and control groups (v2 and v1). */
-#include <errno.h>
+/* room.c - available memory from /proc/meminfo, control groups (v2 and v1) and limits. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/err.h"
+#include <sys/resource.h>
+#include <unistd.h>
 #include "model/room.h"
 
 /* The number behind `key` in a file of lines "key 123 kB"; key "" for a file of one number. */
@@ -29,34 +29,31 @@ static size_t number_in(const char *path, const char *key, size_t unit, size_t o
     return found;
 }
 
-/* What one control group leaves: its limit less what it holds, reclaimable file pages given back.
- */
-static size_t group_room(const char *folder, const char *limit, const char *held,
-                         const char *stat_key)
+/* What one control group leaves: its limit less what it holds; file pages are given back. */
+static size_t group_room(const char *folder, bool v2)
 {
-    char path[600];
-    snprintf(path, sizeof(path), "%s/%s", folder, limit);
+    char path[800];
+    snprintf(path, sizeof(path), "%s/%s", folder, v2 ? "memory.max" : "memory.limit_in_bytes");
     size_t max = number_in(path, "", 1, SIZE_MAX);
     if (max == SIZE_MAX)
         return SIZE_MAX;
-    snprintf(path, sizeof(path), "%s/%s", folder, held);
+    snprintf(path, sizeof(path), "%s/%s", folder, v2 ? "memory.current" : "memory.usage_in_bytes");
     size_t used = number_in(path, "", 1, 0);
     snprintf(path, sizeof(path), "%s/memory.stat", folder);
-    size_t cache = number_in(path, stat_key, 1, 0);
+    size_t cache = number_in(path, v2 ? "inactive_file " : "total_inactive_file ", 1, 0) +
+                   number_in(path, v2 ? "active_file " : "total_active_file ", 1, 0);
     used -= cache < used ? cache : used;
     return used < max ? max - used : 0;
 }
 
 /* The least over a group and its parents; `name` is cut shorter on the way up. */
-static size_t groups_room(const char *root, char *name, bool v2)
+static size_t groups_room(const char *mount, char *name, bool v2)
 {
     size_t least = SIZE_MAX;
     for (;;) {
-        char folder[512];
-        snprintf(folder, sizeof(folder), "%s%s", root, name);
-        size_t room = v2 ? group_room(folder, "memory.max", "memory.current", "inactive_file ")
-                         : group_room(folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                      "total_inactive_file ");
+        char folder[700];
+        snprintf(folder, sizeof(folder), "%s%s", mount, name);
+        size_t room = group_room(folder, v2);
         least = room < least ? room : least;
         char *slash = strrchr(name, '/');
         if (!slash)
@@ -65,19 +62,21 @@ static size_t groups_room(const char *root, char *name, bool v2)
     }
 }
 
-size_t room_available(void)
+/* Of the groups in /proc/self/cgroup: "0::/path" (v2), "5:memory:/path" (v1). */
+static size_t all_groups_room(const char *root)
 {
-    size_t least = number_in("/proc/meminfo", "MemAvailable:", 1024, SIZE_MAX);
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    char line[400];
-    while (f && fgets(line, sizeof(line), f)) { // "0::/path" (v2), "5:memory:/path" (v1)
+    char path[256], line[400];
+    size_t least = SIZE_MAX;
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof(line), f)) {
         line[strcspn(line, "\n")] = 0;
+        bool v2 = strncmp(line, "0::", 3) == 0;
         char *v1 = strstr(line, ":memory:");
-        size_t room = SIZE_MAX;
-        if (strncmp(line, "0::", 3) == 0)
-            room = groups_room("/sys/fs/cgroup", line + 3, true);
-        else if (v1)
-            room = groups_room("/sys/fs/cgroup/memory", v1 + 8, false);
+        if (!v2 && !v1)
+            continue;
+        snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s", root, v2 ? "" : "/memory");
+        size_t room = groups_room(path, v2 ? line + 3 : v1 + 8, v2);
         least = room < least ? room : least;
     }
     if (f)
@@ -85,11 +84,24 @@ size_t room_available(void)
     return least;
 }
 
-int room_check(size_t bytes, const char *what)
+/* What RLIMIT_AS leaves of the address space. */
+static size_t limit_room(const char *root)
 {
-    size_t room = room_available();
-    if (bytes <= room)
-        return 0;
-    return fail(-ENOMEM, "%s: %.1f MiB needed, %.1f MiB of memory available", what,
-                (double)bytes / 0x1p20, (double)room / 0x1p20);
+    struct rlimit limit;
+    char path[256];
+    if (getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+        return SIZE_MAX;
+    snprintf(path, sizeof(path), "%s/proc/self/statm", root);
+    size_t used = number_in(path, "", (size_t)sysconf(_SC_PAGESIZE), 0);
+    return used < limit.rlim_cur ? limit.rlim_cur - used : 0;
+}
+
+size_t room_available(const char *root)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    size_t system = number_in(path, "MemAvailable:", 1024, SIZE_MAX);
+    size_t groups = all_groups_room(root), limit = limit_room(root);
+    size_t least = system < groups ? system : groups;
+    return limit < least ? limit : least;
 }

@@ -4,9 +4,7 @@
 #pragma once
 #include <stddef.h>
 
-/* The lesser of MemAvailable and what the control groups of this process leave, in bytes; SIZE_MAX
- * if neither can be read. Page cache counts as available. */
-size_t room_available(void);
-
-/* -ENOMEM with both numbers if `bytes` for `what` ("the weights") exceed what is available. */
-int room_check(size_t bytes, const char *what);
+/* The least of MemAvailable, what the control groups of this process leave (v1 or v2, parents too)
+ * and what RLIMIT_AS leaves, in bytes; SIZE_MAX where none can be read. File pages count as
+ * available. root: "", or a folder with a test's proc and sys. */
+size_t room_available(const char *root);

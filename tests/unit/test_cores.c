@@ -3,11 +3,10 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include "base/cores.h"
 #include "base/mem.h"
 #include "lib/lib.h"
+#include "lib/root.h"
 
 /* A machine by hwloc's words for one; NULL: this one. */
 static struct cores cores_of(const char *machine, const char *root)
@@ -80,22 +79,6 @@ static void only_cpus_that_the_caller_may_run_on_count(void **state)
     assert_true(cores_of(NULL, "/nowhere").n <= (unsigned)CPU_COUNT(&before));
 }
 
-/* A file of a folder that stands for a machine. */
-static void put(const char *root, const char *path, const char *text)
-{
-    char full[512];
-    snprintf(full, sizeof(full), "%s/%s", root, path);
-    for (char *p = full + strlen(root) + 1; (p = strchr(p, '/')); p++) {
-        *p = 0;
-        mkdir(full, 0700);
-        *p = '/';
-    }
-    FILE *f = fopen(full, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
-}
-
 struct machine {
     const char *cgroup, *path, *text, *path2, *text2;
     unsigned usable; // of 4
@@ -123,15 +106,13 @@ static void quotas_are_rounded_up_to_whole_cores(void **state)
     };
     for (unsigned i = 0; i < ARRAY_LEN(machines); i++) {
         const struct machine *m = &machines[i];
-        char root[] = "/tmp/test_cores_XXXXXX", rm[64];
-        assert_non_null(mkdtemp(root));
-        put(root, "proc/self/cgroup", m->cgroup);
-        put(root, m->path, m->text);
+        const char *root = root_make();
+        root_put(root, "proc/self/cgroup", m->cgroup);
+        root_put(root, m->path, m->text);
         if (m->path2)
-            put(root, m->path2, m->text2);
+            root_put(root, m->path2, m->text2);
         struct cores c = cores_of("core:4 pu:2", root);
-        snprintf(rm, sizeof(rm), "rm -r %s", root);
-        assert_int_equal(system(rm), 0);
+        root_remove(root);
         assert_int_equal(c.n, 4);
         assert_int_equal(c.usable, m->usable);
     }

@@ -4,7 +4,6 @@
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/tiny.h"
-#include "model/room.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -327,16 +326,6 @@ static void the_columns_of_several_matrices_are_shared_out(void **state)
     }
 }
 
-static void too_little_memory_is_said_with_both_numbers(void **state)
-{
-    (void)state;
-    assert_true(room_available() > 0);
-    assert_int_equal(room_check(SIZE_MAX / 2, "the weights"), -ENOMEM);
-    assert_non_null(strstr(fail_text(), "the weights: 8796093022208.0 MiB needed"));
-    assert_non_null(strstr(fail_text(), "available"));
-    assert_int_equal(room_check(1, "the weights"), 0);
-}
-
 /* Everything but the weights. */
 static int plan(struct file f)
 {
@@ -386,7 +375,6 @@ int main(void)
         cmocka_unit_test(loading_tells_how_far_it_is),
         cmocka_unit_test(loading_can_be_given_up),
         cmocka_unit_test(the_columns_of_several_matrices_are_shared_out),
-        cmocka_unit_test(too_little_memory_is_said_with_both_numbers),
         cmocka_unit_test(damaged_files_never_crash),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
