@@ -16,37 +16,78 @@
 
 #include "kernel/kernel_body.h"
 
-#define C_SIGNED 1 // 8-bit weights lose their offset: the byte product's 16-bit sums would saturate
-#define INT8_MAX_ROWS 4
-#define INT8_ROWS(t) 4
-#define INT8_EACH_ROWS(X) X(1) X(2) X(3) X(4)
+#define INT8_MAX_ROWS 8
+#define INT8_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define INT8_TOGETHER(bits) ((bits) == 8 || (bits) == 4 ? 4 : 2)
+#define INT8_Q_BYTES 64
 
-INLINE cb c_signed(cb a)
+/* Weights of 8 bits are multiplied as words, the even ones of four and then the odd ones: the byte
+ * product's 16-bit sums would saturate. */
+INLINE void c_spread(const int8_t *q, int bits, uint8_t *to)
 {
-    return _mm256_xor_si256(a, _mm256_set1_epi8((char)0x80));
+    __m256i bytes = _mm256_loadu_si256((const __m256i *)q), even = _mm256_slli_epi16(bytes, 8);
+    if (bits != 8) {
+        _mm256_storeu_si256((__m256i *)to, bytes);
+        return;
+    }
+    _mm256_storeu_si256((__m256i *)to, _mm256_srai_epi16(even, 8));
+    _mm256_storeu_si256((__m256i *)(to + 32), _mm256_srai_epi16(bytes, 8));
 }
 
-/* Products of bytes, summed in pairs to 16 bits: |w| <= 128 and |q| <= 127 stay below 32768; of
- * smaller weights 2, 4 or 8 such sums may be added before they are widened. */
-INLINE ci c_dot(ci sum, const cb *w, const int8_t *q, const int n, const int bits)
+/* Keeps gcc from adding in another order, for which it has not registers enough. */
+#define IN_ORDER(sum) __asm__("" : "+x"(sum))
+
+INLINE void dots_words(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
+                       const uint8_t *q, size_t q_bytes, const int n_rows)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
-    const int chain = bits == 8 ? 1 : bits == 6 ? 2 : bits == 5 ? 4 : 8;
-    for (int g = 0; g < n; g += chain) {
-        __m256i pairs = _mm256_setzero_si256();
-        EACH (i, MIN(chain, n)) {
-            int four;
-            memcpy(&four, q + 4 * (g + i), 4);
-            __m256i x = _mm256_set1_epi32(four);
-            if (bits == 8)
-                pairs =
-                    _mm256_maddubs_epi16(_mm256_abs_epi8(w[g + i]), _mm256_sign_epi8(x, w[g + i]));
-            else
-                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[g + i], x));
+    EACH (g, n)
+        EACH (odd, 2) {
+            cb words[2];
+            EACH (p, 2)
+                words[p] = odd ? c_right(w[p][from + g], 8)
+                               : _mm256_and_si256(w[p][from + g], _mm256_set1_epi16(0xff));
+            EACH (r, n_rows) {
+                cb x = c_4_bytes(q + r * q_bytes + 32 * odd + 4 * (from + g));
+                EACH (p, 2) {
+                    sums[r][p] = _mm256_add_epi32(sums[r][p], _mm256_madd_epi16(words[p], x));
+                    IN_ORDER(sums[r][p]);
+                }
+            }
         }
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+}
+
+/* Products of bytes, summed in pairs to 16 bits; of `chain` such sums what is added stays below
+ * 32768. */
+INLINE void dots_bytes(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
+                       const uint8_t *q, size_t q_bytes, const int chain, const int n_rows)
+{
+    EACH (c, n / chain) {
+        cb pairs[INT8_MAX_ROWS][2];
+        EACH (i, chain)
+            EACH (r, n_rows) {
+                const int g = from + c * chain + i;
+                cb x = c_4_bytes(q + r * q_bytes + 4 * g);
+                EACH (p, 2) {
+                    cb two = _mm256_maddubs_epi16(w[p][g], x);
+                    pairs[r][p] = i ? _mm256_add_epi16(pairs[r][p], two) : two;
+                    IN_ORDER(pairs[r][p]);
+                }
+            }
+        EACH (r, n_rows)
+            EACH (p, 2)
+                sums[r][p] = _mm256_add_epi32(sums[r][p],
+                                              _mm256_madd_epi16(pairs[r][p], _mm256_set1_epi16(1)));
     }
-    return sum;
+}
+
+/* sums[r] += w . q of row r over 4 n of K from g on */
+INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n, const uint8_t *q,
+                   size_t q_bytes, const int bits, const int n_rows)
+{
+    if (bits == 8)
+        dots_words(sums, w, from, n, q, q_bytes, n_rows);
+    else
+        dots_bytes(sums, w, from, n, q, q_bytes, bits == 6 ? 2 : bits == 5 ? 4 : 8, n_rows);
 }
 
 #include "kernel/kernel_int8.h"

@@ -5,6 +5,7 @@
 #include "kernel/kernel_impl.h"
 
 #define C_LANES 8
+#define C_PARTS 2
 
 typedef struct {
     __m256 lo, hi;
@@ -339,21 +340,6 @@ INLINE ci c_int(int x)
     return _mm256_set1_epi32(x);
 }
 
-INLINE ci c_int_right(ci a, int n)
-{
-    return _mm256_srai_epi32(a, n);
-}
-
-INLINE ci c_int_mul(ci a, ci b)
-{
-    return _mm256_mullo_epi32(a, b);
-}
-
-INLINE ci c_int_add(ci a, ci b)
-{
-    return _mm256_add_epi32(a, b);
-}
-
 INLINE ci c_from_s8(const uint8_t *p)
 {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
@@ -362,6 +348,14 @@ INLINE ci c_from_s8(const uint8_t *p)
 INLINE cb c_bytes(const uint8_t *p)
 {
     return _mm256_loadu_si256((const __m256i *)p);
+}
+
+/* The same 4 bytes for every column. */
+INLINE cb c_4_bytes(const uint8_t *p)
+{
+    int four;
+    memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
 }
 
 /* The same 16 bytes for every four columns. */

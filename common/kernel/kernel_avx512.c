@@ -17,9 +17,31 @@
 #include "kernel/kernel_body.h"
 
 #define INT8_MAX_ROWS 16
-#define INT8_ROWS(t) ((t).hi || (t).min ? 8 : 16)
 #define INT8_EACH_ROWS(X)                                                                          \
     X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)
+#define INT8_TOGETHER(bits) 4
+#define INT8_Q_BYTES 32
+
+INLINE void c_spread(const int8_t *q, int bits, uint8_t *to)
+{
+    (void)bits;
+    memcpy(to, q, KERNEL_BLOCK);
+}
+
+/* sums[r] += w . q of row r over 4 n of K from g on. The instruction spreads four bytes of q
+ * itself; gcc 12 would spend one of its own on that, and registers in which results wait to retire.
+ */
+INLINE void c_dots(ci (*sums)[1], const cb (*w)[8], const int from, const int n, const uint8_t *q,
+                   size_t q_bytes, const int bits, const int n_rows)
+{
+    (void)bits;
+    EACH (g, n)
+        EACH (r, n_rows)
+            __asm__("vpdpbusd %2%{1to16%}, %1, %0"
+                    : "+v"(sums[r][0])
+                    : "v"(w[0][from + g]),
+                      "m"(*(const uint8_t(*)[4])(q + r * q_bytes + 4 * (from + g))));
+}
 
 #include "kernel/kernel_int8.h"
 

@@ -5,7 +5,7 @@
 #include "kernel/kernel_impl.h"
 
 #define C_LANES 16
-#define C_SIGNED 0 // weights stay unsigned: VPDPBUSD wants them so
+#define C_PARTS 1
 
 typedef __m512 vf;
 typedef struct {
@@ -290,21 +290,6 @@ INLINE ci c_int(int x)
     return _mm512_set1_epi32(x);
 }
 
-INLINE ci c_int_right(ci a, int n)
-{
-    return _mm512_srai_epi32(a, (unsigned)n);
-}
-
-INLINE ci c_int_mul(ci a, ci b)
-{
-    return _mm512_mullo_epi32(a, b);
-}
-
-INLINE ci c_int_add(ci a, ci b)
-{
-    return _mm512_add_epi32(a, b);
-}
-
 INLINE ci c_from_s8(const uint8_t *p)
 {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -313,11 +298,6 @@ INLINE ci c_from_s8(const uint8_t *p)
 INLINE cb c_bytes(const uint8_t *p)
 {
     return _mm512_loadu_si512(p);
-}
-
-INLINE cb c_signed(cb a)
-{
-    return a;
 }
 
 /* The same 16 bytes for every four columns. */
@@ -350,16 +330,4 @@ INLINE cb c_left(cb a, int n)
 INLINE cb c_right(cb a, int n)
 {
     return _mm512_srli_epi16(a, (unsigned)n);
-}
-
-/* sum + w . q over 4 n of K */
-INLINE ci c_dot(ci sum, const cb *w, const int8_t *q, const int n, const int bits)
-{
-    (void)bits;
-    EACH (g, n) {
-        int four;
-        memcpy(&four, q + 4 * g, 4);
-        sum = _mm512_dpbusd_epi32(sum, w[g], _mm512_set1_epi32(four));
-    }
-    return sum;
 }

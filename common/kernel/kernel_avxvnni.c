@@ -3,26 +3,28 @@
 #if defined(__x86_64__)
 #include "kernel/kernel_avx2.h"
 
-#define C_SIGNED 0 // weights stay unsigned: VPDPBUSD wants them so
 #define INT8_MAX_ROWS 8
-#define INT8_ROWS(t) ((t).hi || (t).min ? 4 : 8)
 #define INT8_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define INT8_TOGETHER(bits) 4
+#define INT8_Q_BYTES 32
 
-INLINE cb c_signed(cb a)
-{
-    return a;
-}
-
-/* sum + w . q over 4 n of K */
-INLINE ci c_dot(ci sum, const cb *w, const int8_t *q, const int n, const int bits)
+INLINE void c_spread(const int8_t *q, int bits, uint8_t *to)
 {
     (void)bits;
-    EACH (g, n) {
-        int four;
-        memcpy(&four, q + 4 * g, 4);
-        sum = _mm256_dpbusd_avx_epi32(sum, w[g], _mm256_set1_epi32(four));
-    }
-    return sum;
+    memcpy(to, q, KERNEL_BLOCK);
+}
+
+/* sums[r] += w . q of row r over 4 n of K from g on */
+INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n, const uint8_t *q,
+                   size_t q_bytes, const int bits, const int n_rows)
+{
+    (void)bits;
+    EACH (g, n)
+        EACH (r, n_rows) {
+            cb x = c_4_bytes(q + r * q_bytes + 4 * (from + g));
+            EACH (p, 2)
+                sums[r][p] = _mm256_dpbusd_avx_epi32(sums[r][p], w[p][from + g], x);
+        }
 }
 
 #include "kernel/kernel_int8.h"

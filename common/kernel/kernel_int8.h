@@ -2,15 +2,25 @@
  *
  * A column of the output lies in a lane, so each has its own chain over the blocks of K and no sum
  * crosses lanes. A block is unpacked once for all rows. Included by kernel_<isa>.c after its
- * columns' operations c_*(): cf, ci and cb are floats, ints and 4 bytes each of C_LANES columns;
- * and
- *   INT8_ROWS(type)         rows whose sums are kept in registers together, at most INT8_MAX_ROWS,
- *   INT8_EACH_ROWS(X)       X(1) X(2) ... up to that */
+ * columns' operations c_*(): cf, ci and cb are floats, ints and 4 bytes each of C_LANES columns, a
+ * tile is C_PARTS of them; and
+ *   INT8_MAX_ROWS           rows that a block meets while it is unpacked,
+ *   INT8_EACH_ROWS(X)       X(1) X(2) ... up to that
+ *   INT8_TOGETHER(bits)     rows whose products take turns, for unpacked weights of so many bits:
+ *                           a product waits for its row's last one
+ *   INT8_Q_BYTES            of a block of activations as c_spread() writes and c_dots() takes it */
 #pragma once
 #include "kernel/kernel_int8_unpack.h"
 
 #define INT8_STREAMS 8  // tiles read side by side
 #define INT8_AHEAD 2048 // bytes of each to prefetch
+
+/* Activations of a block of 32 for weights of one type. */
+struct int8_x {
+    uint8_t q[INT8_Q_BYTES];
+    float d, sum;
+    int32_t start[2]; // of the sum, or of its halves: what the weights' offset adds, taken off
+};
 
 /* Bits of an unpacked weight. */
 INLINE int int8_bits(const struct int8_type t)
@@ -18,46 +28,90 @@ INLINE int int8_bits(const struct int8_type t)
     return t.book ? 8 : t.lo + t.hi;
 }
 
-/* A sum begins with what the weights' offset will add to it, taken off: -offset * sum of q. */
-INLINE ci int8_start(const struct int8_type t, int32_t minus)
+/* The rows' next n_blocks, one after the other: every tile takes them, and an address is a constant
+ * away from the next. */
+INLINE void int8_pack(const struct int8_type t, const uint8_t *x, size_t x_bytes, int n_blocks,
+                      struct int8_x (*to)[INT8_MAX_ROWS], const int n_rows)
 {
-    if (t.offset == 0 || (int8_bits(t) == 8 && C_SIGNED))
-        return c_int(0);
     const int shift = t.offset == 8 ? 4 : t.offset == 16 ? 3 : t.offset == 32 ? 2 : 0; // from 128
-    return c_int_right(c_int(minus), shift);
+    for (int r = 0; r < n_rows; r++, x += x_bytes)
+        for (int i = 0; i < n_blocks; i++) {
+            const struct kernel_x *from = (const struct kernel_x *)x + i;
+            c_spread(from->q, int8_bits(t), to[i][r].q);
+            to[i][r].d = from->d;
+            to[i][r].sum = from->sum;
+            to[i][r].start[0] = (t.halves ? from->minus0 : from->minus) >> shift;
+            to[i][r].start[1] = (from->minus - from->minus0) >> shift;
+        }
 }
 
-INLINE ci int8_sum(const struct int8_type t, const cb w[8], const ci sub[2],
-                   const struct kernel_x *x)
+/* Products of n_rows rows with four times n_g weights from g on, added to what half h of the block
+ * starts with. */
+INLINE void int8_sums(const struct int8_type t, const cb (*w)[8], const struct int8_x *x, int h,
+                      ci (*sums)[C_PARTS], const int n_g, const int n_rows)
 {
-    const int bits = int8_bits(t);
+    EACH (r, n_rows)
+        EACH (p, C_PARTS)
+            sums[r][p] = c_int(t.offset ? x[r].start[h] : 0);
+    c_dots(sums, w, h * n_g, n_g, x->q, sizeof(*x), int8_bits(t), n_rows);
+}
+
+/* The same of the whole block, as floats. The halves' sums times their scales are below 2^24, so
+ * floats hold them and what they add up to. */
+INLINE void int8_products(const struct int8_type t, const cb (*w)[8], const cf (*sub)[C_PARTS],
+                          const struct int8_x *x, cf (*to)[C_PARTS], const int n_rows)
+{
+    ci sums[INT8_MAX_ROWS][C_PARTS];
+    int8_sums(t, w, x, 0, sums, t.halves ? 4 : 8, n_rows);
+    EACH (r, n_rows)
+        EACH (p, C_PARTS)
+            to[r][p] = c_float(sums[r][p]);
     if (!t.halves)
-        return c_dot(int8_start(t, x->minus), w, x->q, 8, bits);
-    ci first = c_dot(int8_start(t, x->minus0), w, x->q, 4, bits);
-    ci second = c_dot(int8_start(t, x->minus - x->minus0), w + 4, x->q + 16, 4, bits);
-    return c_int_add(c_int_mul(first, sub[0]), c_int_mul(second, sub[1]));
+        return;
+    int8_sums(t, w, x, 1, sums, 4, n_rows);
+    EACH (r, n_rows)
+        EACH (p, C_PARTS)
+            to[r][p] = c_fma(to[r][p], sub[0][p], c_mul(c_float(sums[r][p]), sub[1][p]));
 }
 
-/* Block i of a group, C_LANES of its columns, for all rows; x: the first row's block. */
-INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i, int lane,
-                       const uint8_t *x, size_t x_bytes, cf *acc, const int n_rows)
+INLINE void int8_prefetch(const uint8_t *p, const int bytes)
 {
-    const uint8_t *p =
-        group + KERNEL_HEAD_BYTES(t.group, t.min, t.halves) + i * KERNEL_BLOCK_BYTES(t.lo, t.hi);
-    if (lane == 0)
-        EACH (line, KERNEL_BLOCK_BYTES(t.lo, t.hi) / 64)
-            __builtin_prefetch(p + INT8_AHEAD + 64 * line);
-    cb w[8];
-    cf d, m = c_set(0);
-    ci sub[2] = {c_int(0), c_int(0)};
-    int8_unpack(t, p + 4 * lane, w);
-    int8_scales(t, group, i, lane, &d, &m, sub);
-    EACH (r, n_rows) {
-        const struct kernel_x *xr = (const struct kernel_x *)(x + r * x_bytes);
-        ci sum = int8_sum(t, w, sub, xr);
-        acc[r] = c_fma(c_float(sum), c_mul(d, c_set(xr->d)), acc[r]);
-        if (t.min)
-            acc[r] = c_fma(m, c_set(xr->sum), acc[r]);
+    EACH (line, bytes / 64)
+        __builtin_prefetch(p + INT8_AHEAD + 64 * line);
+}
+
+/* Block i of a group of a tile for all rows. */
+INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i,
+                       const struct int8_x *x, cf (*acc)[C_PARTS], const int n_rows)
+{
+    const int head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
+    const int bytes = KERNEL_BLOCK_BYTES(t.lo, t.hi);
+    const uint8_t *block = group + head + i * bytes;
+    const int together = INT8_TOGETHER(int8_bits(t));
+    cb w[C_PARTS][8];
+    cf d[C_PARTS], m[C_PARTS], sub[2][C_PARTS];
+    int8_prefetch(block, bytes);
+    EACH (p, C_PARTS) {
+        ci subs[2] = {c_int(0), c_int(0)};
+        m[p] = c_set(0);
+        int8_unpack(t, block + 4 * C_LANES * p, w[p]);
+        int8_scales(t, group, i, C_LANES * p, &d[p], &m[p], subs);
+        EACH (h, 2)
+            sub[h][p] = c_float(subs[h]);
+    }
+    EACH (n, (n_rows + together - 1) / together) {
+        const int from = n * together, n_here = MIN(together, n_rows - from);
+        if (C_PARTS > 1 && n_rows > together)
+            __asm__ volatile("" : "+m"(w)); // stays in memory: there are not registers enough
+        cf sums[INT8_MAX_ROWS][C_PARTS];
+        int8_products(t, w, sub, x + from, sums, n_here);
+        EACH (r, n_here)
+            EACH (p, C_PARTS) {
+                acc[from + r][p] =
+                    c_fma(sums[r][p], c_mul(d[p], c_set(x[from + r].d)), acc[from + r][p]);
+                if (t.min)
+                    acc[from + r][p] = c_fma(m[p], c_set(x[from + r].sum), acc[from + r][p]);
+            }
     }
     /* The next tile's products take the same activations: as memory operands they are free, kept
      * from here to there they are spilled (8 rows: a third of the speed, gcc 12). */
@@ -71,34 +125,41 @@ INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, c
                        uint32_t apart, uint32_t n_streams, const uint8_t *x, size_t x_bytes,
                        float *y, size_t y_stride, uint32_t n_cols, const int n_rows)
 {
-    const uint32_t per_tile = KERNEL_TILE / C_LANES, n_parts = n_streams * per_tile;
-    const size_t group_bytes = KERNEL_HEAD_BYTES(t.group, t.min, t.halves) +
-                               (size_t)t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi);
+    const int head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
+    const size_t group_bytes = (size_t)(head + t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi));
     const size_t apart_bytes = apart * kernel_tile_bytes(kernel_layout(mat->type), mat->n_in);
-    cf acc[INT8_STREAMS * KERNEL_TILE / C_LANES][INT8_MAX_ROWS];
-    for (uint32_t p = 0; p < n_parts; p++)
+    struct int8_x packed[8][INT8_MAX_ROWS];
+    cf acc[INT8_STREAMS][INT8_MAX_ROWS][C_PARTS];
+    for (uint32_t s = 0; s < n_streams; s++)
         EACH (r, n_rows)
-            acc[p][r] = c_set(0);
+            EACH (p, C_PARTS)
+                acc[s][r][p] = c_set(0);
     for (int left = (int)(mat->n_in / KERNEL_BLOCK); left > 0; left -= t.group) {
-        for (uint32_t p = 0; p < n_parts; p++) {
-            cf sums[INT8_MAX_ROWS];
+        const int n_blocks = MIN(t.group, left);
+        int8_pack(t, x, x_bytes, n_blocks, packed, n_rows);
+        for (uint32_t s = 0; s < n_streams; s++) {
+            const uint8_t *group = w + s * apart_bytes;
+            cf sums[INT8_MAX_ROWS][C_PARTS];
+            int8_prefetch(group, head);
             EACH (r, n_rows)
-                sums[r] = acc[p][r];
-            for (int i = 0; i < MIN(t.group, left); i++)
-                int8_block(t, w + p / per_tile * apart_bytes, i, (int)(p % per_tile) * C_LANES,
-                           x + (size_t)i * sizeof(struct kernel_x), x_bytes, sums, n_rows);
+                EACH (p, C_PARTS)
+                    sums[r][p] = acc[s][r][p];
+            for (int i = 0; i < n_blocks; i++)
+                int8_block(t, group, i, packed[i], sums, n_rows);
             EACH (r, n_rows)
-                acc[p][r] = sums[r];
+                EACH (p, C_PARTS)
+                    acc[s][r][p] = sums[r][p];
         }
         w += group_bytes;
         x += (size_t)t.group * sizeof(struct kernel_x);
     }
-    for (uint32_t p = 0; p < n_parts; p++) {
-        uint32_t at = p / per_tile * apart * KERNEL_TILE + p % per_tile * C_LANES;
-        EACH (r, n_rows)
-            if (at < n_cols)
-                c_store_n(y + r * y_stride + at, n_cols - at, acc[p][r]);
-    }
+    for (uint32_t s = 0; s < n_streams; s++)
+        EACH (p, C_PARTS) {
+            uint32_t at = s * apart * KERNEL_TILE + (uint32_t)p * C_LANES;
+            EACH (r, n_rows)
+                if (at < n_cols)
+                    c_store_n(y + r * y_stride + at, n_cols - at, acc[s][r][p]);
+        }
 }
 
 /* n_rows rows over columns [from, to). */
@@ -122,7 +183,7 @@ INLINE void int8_matmul(const struct int8_type t, const struct kernel_mat *w, co
                         size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
                         uint32_t to)
 {
-    const uint32_t max_rows = INT8_ROWS(t), n_passes = (m + max_rows - 1) / max_rows;
+    const uint32_t n_passes = (m + INT8_MAX_ROWS - 1) / INT8_MAX_ROWS;
     size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
     uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
     for (uint32_t c = from; c < to; c += step) {
@@ -132,9 +193,7 @@ INLINE void int8_matmul(const struct int8_type t, const struct kernel_mat *w, co
             switch (n = kernel_pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
-        if (n <= INT8_ROWS(t))                                                                     \
-            int8_columns(t, w, xr, x_bytes, y + r * y_stride, y_stride, c, end,                    \
-                         MIN(n, INT8_ROWS(t)));                                                    \
+        int8_columns(t, w, xr, x_bytes, y + r * y_stride, y_stride, c, end, n);                    \
         break;
                 INT8_EACH_ROWS(ROWS)
 #undef ROWS

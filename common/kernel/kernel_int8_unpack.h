@@ -14,7 +14,7 @@ INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
 {
     if (t.lo == 8) {
         EACH (g, 8)
-            w[g] = c_signed(c_bytes(p + 64 * g));
+            w[g] = c_bytes(p + 64 * g);
         return;
     }
     EACH (g, 4) {
@@ -23,7 +23,7 @@ INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
         w[g + 4] = c_and(c_right(both, 4), 0x0f);
     }
     if (t.book) {
-        const cb book = c_signed(c_16_bytes(kernel_codebook));
+        const cb book = c_16_bytes(kernel_codebook);
         EACH (g, 8)
             w[g] = c_lookup(book, w[g]);
     }
