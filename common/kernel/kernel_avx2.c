@@ -2,14 +2,16 @@
 #if defined(__x86_64__)
 #include "kernel/kernel_avx2.h"
 
-#define DOT_ROWS 2
-#define DOT_EACH_ROWS(X) X(1) X(2)
+#define DOT_ROWS 3
 #define DOT_COLS(rows) ((rows) == 1 ? 4 : 2)
-#define DOT_MAX_ROWS 16
+#define DOT_EACH_ROWS(X) X(1) X(2) X(3)
+#define DOT_AHEAD 1024
+#define DOT_FEW 5
+#define DOT_MAX_ROWS 64
 #define DOT_PART 256
+#define DOT_TILES 2
 #define BF16_ROWS 4
 #define BF16_EACH_ROWS(X) X(1) X(2) X(3) X(4)
-#define V_AHEAD 8192
 #define V_SUMS 4
 #define V_PARTS 1
 #define V_TURNED 1

@@ -2,14 +2,16 @@
 #if defined(__x86_64__)
 #include "kernel/kernel_avx512.h"
 
-#define DOT_ROWS 4
-#define DOT_EACH_ROWS(X) X(1) X(2) X(3) X(4)
-#define DOT_COLS(rows) ((rows) == 1 ? 16 : 4)
-#define DOT_MAX_ROWS 16
-#define DOT_PART 256
+#define DOT_ROWS 6
+#define DOT_COLS(rows) ((rows) < 3 ? 8 : 4)
+#define DOT_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define DOT_AHEAD 1024
+#define DOT_FEW 24
+#define DOT_MAX_ROWS 64
+#define DOT_PART 512
+#define DOT_TILES 4
 #define BF16_ROWS 8
 #define BF16_EACH_ROWS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
-#define V_AHEAD 8192
 #define V_SUMS 16
 #define V_PARTS 4
 #define V_TURNED 4

@@ -4,10 +4,12 @@
  *
  *   DOT_ROWS, DOT_COLS(rows)  rows and columns whose sums F16 and F32 products keep in registers
  *   DOT_EACH_ROWS(X)          X(1) X(2) ... up to that
- *   DOT_MAX_ROWS, DOT_PART    rows that share a part of K in L1, and floats in that part
+ *   DOT_AHEAD                 bytes of each column to prefetch
+ *   DOT_FEW                   so few rows read the weights as they stand
+ *   DOT_MAX_ROWS, DOT_PART    rows that share a widened part of K, and floats in that part
+ *   DOT_TILES                 tiles of columns that share a part of the activations in L2
  *   BF16_ROWS                 rows whose sums BF16 products keep in registers
  *   BF16_EACH_ROWS(X)         X(1) X(2) ... up to that
- *   V_AHEAD                   bytes of weights to prefetch ahead
  *   V_SUMS                    sums of q.k kept in registers
  *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS queries
  *   V_TURNED                  queries that go over a turned tile of K at once
@@ -132,25 +134,29 @@ static void prepare(enum kernel_form form, const float *x, uint32_t n, void *to)
 }
 
 /* ---- F16, F32: lanes along K ---- */
-/* Adds n of K to the sums of n_rows x n_cols outputs; the caller's constants unroll it. acc: (rows,
- * 16); columns begin at `from`. */
-INLINE void dot_part(enum kernel_type type, const uint8_t *w, uint32_t n, const uint8_t *x,
-                     size_t x_bytes, vf (*acc_at)[16], int from, const int n_rows, const int n_cols)
+/* Sixteen weights of `size` bytes each. */
+INLINE vf dot_load(const int size, const uint8_t *w)
 {
-    const int size = type == KERNEL_F16 ? 2 : 4;
-    vf acc[DOT_ROWS][16];
+    return size == 2 ? v_half_load((const uint16_t *)w) : v_load((const float *)w);
+}
+
+/* Adds n of K to the sums of n_rows x n_cols outputs, which the caller's constants unroll. w: the
+ * first column's weights, the next one's w_bytes on; ahead: bytes of each to prefetch. */
+INLINE void dot_part(const int size, const uint8_t *w, size_t w_bytes, uint32_t n, const uint8_t *x,
+                     size_t x_bytes, vf (*sums)[KERNEL_TILE], const int ahead, const int n_rows,
+                     const int n_cols)
+{
+    vf acc[DOT_ROWS][KERNEL_TILE];
     EACH (r, n_rows)
         EACH (c, n_cols)
-            acc[r][c] = acc_at[r][from + c];
-    w += from * 64;
+            acc[r][c] = sums[r][c];
     for (uint32_t k = 0; k < n; k += 16) {
-        vf wk[16];
-        const uint8_t *line =
-            w + (size_t)k / (64 / size) * 64 * KERNEL_TILE + k % (64 / size) * size;
+        vf wk[KERNEL_TILE];
         EACH (c, n_cols) {
-            __builtin_prefetch(line + 64 * c + V_AHEAD);
-            wk[c] = size == 2 ? v_half_load((const uint16_t *)(line + 64 * c))
-                              : v_load((const float *)(line + 64 * c));
+            const uint8_t *at = w + (size_t)c * w_bytes + (size_t)k * size;
+            if (ahead)
+                __builtin_prefetch(at + ahead);
+            wk[c] = dot_load(size, at);
         }
         EACH (r, n_rows) {
             vf xk = v_load((const float *)(x + r * x_bytes) + k);
@@ -160,61 +166,129 @@ INLINE void dot_part(enum kernel_type type, const uint8_t *w, uint32_t n, const 
     }
     EACH (r, n_rows)
         EACH (c, n_cols)
-            acc_at[r][from + c] = acc[r][c];
+            sums[r][c] = acc[r][c];
 }
 
-INLINE void dot_columns(enum kernel_type type, const uint8_t *w, uint32_t n, const uint8_t *x,
-                        size_t x_bytes, vf (*acc)[16], const int n_rows)
+/* Few rows: columns far apart are as many streams of memory, and their sums stay in registers over
+ * all of K, or over parts of it where the rows take turns. */
+INLINE void dot_streams(const int size, const uint8_t *w, uint32_t n_in, const uint8_t *x,
+                        size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t apart,
+                        uint32_t n_cols, const int n_streams)
 {
-    for (int c = 0; c < KERNEL_TILE; c += DOT_COLS(n_rows))
-        dot_part(type, w, n, x, x_bytes, acc, c, n_rows, DOT_COLS(n_rows));
-}
-
-/* A tile of columns for m <= DOT_MAX_ROWS rows. K goes in parts so that the activations of a part
- * stay in L1 while the columns pass. */
-INLINE void dot_tile(enum kernel_type type, const uint8_t *w, uint32_t n_in, const uint8_t *x,
-                     size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t n_store)
-{
-    vf acc[DOT_MAX_ROWS][16];
+    const uint32_t n_passes = (m + DOT_ROWS - 1) / DOT_ROWS;
+    const uint32_t part = n_passes > 1 ? DOT_PART / 2 : n_in;
+    const size_t w_bytes = apart * (size_t)n_in * size;
+    vf sums[DOT_FEW][KERNEL_TILE];
     for (uint32_t r = 0; r < m; r++)
-        EACH (c, 16)
-            acc[r][c] = v_set(0);
-    for (uint32_t k = 0; k < n_in; k += DOT_PART) {
-        const uint8_t *wk = w + (size_t)k * KERNEL_TILE * (type == KERNEL_F16 ? 2 : 4);
-        uint32_t n_k = MIN(DOT_PART, n_in - k);
-        for (uint32_t r = 0, left = (m + DOT_ROWS - 1) / DOT_ROWS, n; left; left--, r += n) {
+        EACH (c, n_streams)
+            sums[r][c] = v_set(0);
+    for (uint32_t k = 0; k < n_in; k += part)
+        for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
+            const uint8_t *wk = w + (size_t)k * size;
             const uint8_t *xk = x + r * x_bytes + (size_t)k * sizeof(float);
             switch (n = kernel_pass_rows(m, r, left)) {
 #define ROWS(n)                                                                                    \
     case n:                                                                                        \
-        dot_columns(type, wk, n_k, xk, x_bytes, acc + r, n);                                       \
+        dot_part(size, wk, w_bytes, MIN(part, n_in - k), xk, x_bytes, sums + r, DOT_AHEAD, n,      \
+                 DOT_COLS(n));                                                                     \
         break;
                 DOT_EACH_ROWS(ROWS)
 #undef ROWS
             }
         }
-    }
     for (uint32_t r = 0; r < m; r++)
-        v_store_n(y + r * y_stride, n_store, v_sums(acc[r]));
+        EACH (c, n_streams)
+            if (c * apart < n_cols)
+                y[r * y_stride + c * apart] = v_sum(sums[r][c]);
+}
+
+/* The last tile is full, so DOT_COLS divides the columns that are there; several passes have the
+ * same. */
+INLINE void dot_few(const int size, const uint8_t *w, uint32_t n_in, const uint8_t *x,
+                    size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t n_cols)
+{
+    const int n_streams = DOT_COLS(MIN(m, DOT_ROWS));
+    const uint32_t n_tiles = (n_cols + KERNEL_TILE - 1) / KERNEL_TILE;
+    const uint32_t apart = n_tiles * KERNEL_TILE / n_streams;
+    for (uint32_t i = 0; i < MIN(apart, n_cols); i++)
+        dot_streams(size, w + (size_t)i * n_in * size, n_in, x, x_bytes, m, y + i, y_stride, apart,
+                    n_cols - i, n_streams);
+}
+
+/* Many rows: a part of K of a tile of columns is widened for all of them and stays in L1. */
+struct dot_panel {
+    float w[KERNEL_TILE][DOT_PART];
+    uint32_t n; // of K
+} __attribute__((aligned(64)));
+
+INLINE void dot_widen(const int size, const uint8_t *w, uint32_t n_in, struct dot_panel *to)
+{
+    for (uint32_t c = 0; c < KERNEL_TILE; c++)
+        for (uint32_t k = 0; k < to->n; k += 16) {
+            const uint8_t *at = w + ((size_t)c * n_in + k) * size;
+            __builtin_prefetch(at + DOT_PART * size);
+            v_store(&to->w[c][k], dot_load(size, at));
+        }
+}
+
+INLINE void dot_rows(const struct dot_panel *w, const uint8_t *x, size_t x_bytes,
+                     vf (*sums)[KERNEL_TILE], const int n_rows)
+{
+    for (int c = 0; c < KERNEL_TILE; c += DOT_COLS(n_rows))
+        dot_part(4, (const uint8_t *)w->w[c], sizeof(w->w[c]), w->n, x, x_bytes,
+                 (vf(*)[KERNEL_TILE]) & sums[0][c], 0, n_rows, DOT_COLS(n_rows));
+}
+
+/* n_cols columns, DOT_TILES tiles of them at most, for m <= DOT_MAX_ROWS rows. */
+INLINE void dot_many(const int size, const uint8_t *w, uint32_t n_in, const uint8_t *x,
+                     size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t n_cols)
+{
+    struct dot_panel panel;
+    vf sums[DOT_TILES][DOT_MAX_ROWS][KERNEL_TILE];
+    const uint32_t n_tiles = (n_cols + KERNEL_TILE - 1) / KERNEL_TILE;
+    for (uint32_t t = 0; t < n_tiles; t++)
+        for (uint32_t r = 0; r < m; r++)
+            EACH (c, KERNEL_TILE)
+                sums[t][r][c] = v_set(0);
+    for (uint32_t k = 0; k < n_in; k += DOT_PART)
+        for (uint32_t t = 0; t < n_tiles; t++) {
+            panel.n = MIN(DOT_PART, n_in - k);
+            dot_widen(size, w + ((size_t)t * KERNEL_TILE * n_in + k) * size, n_in, &panel);
+            for (uint32_t r = 0, left = (m + DOT_ROWS - 1) / DOT_ROWS, n; left; left--, r += n) {
+                const uint8_t *xk = x + r * x_bytes + (size_t)k * sizeof(float);
+                switch (n = kernel_pass_rows(m, r, left)) {
+#define ROWS(n)                                                                                    \
+    case n:                                                                                        \
+        dot_rows(&panel, xk, x_bytes, sums[t] + r, n);                                             \
+        break;
+                    DOT_EACH_ROWS(ROWS)
+#undef ROWS
+                }
+            }
+        }
+    for (uint32_t t = 0; t < n_tiles; t++)
+        for (uint32_t r = 0; r < m; r++)
+            v_store_n(y + r * y_stride + t * KERNEL_TILE,
+                      MIN(n_cols - t * KERNEL_TILE, KERNEL_TILE), v_sums(sums[t][r]));
 }
 
 INLINE void matmul_dot(enum kernel_type type, const struct kernel_mat *w, const uint8_t *x,
                        size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
                        uint32_t to)
 {
-    const struct kernel_layout *l = kernel_layout(type);
-    uint32_t n_passes = (m + DOT_MAX_ROWS - 1) / DOT_MAX_ROWS;
-    size_t tile_bytes = kernel_tile_bytes(l, w->n_in);
-    uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
-    for (uint32_t c = from; c < to; c += step) {
-        uint32_t end = MIN(to - c, step) + c;
-        for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
-            n = kernel_pass_rows(m, r, left);
-            for (uint32_t tile = c; tile < end; tile += KERNEL_TILE)
-                dot_tile(type, (const uint8_t *)w->data + tile / KERNEL_TILE * tile_bytes,
-                         kernel_padded(l, w->n_in), x + r * x_bytes, x_bytes, n,
-                         y + r * y_stride + tile, y_stride, MIN(end - tile, KERNEL_TILE));
-        }
+    const int size = type == KERNEL_F16 ? 2 : 4;
+    const uint32_t n_in = kernel_padded(kernel_layout(type), w->n_in);
+    const uint8_t *data = w->data;
+    if (m <= DOT_FEW) {
+        dot_few(size, data + (size_t)from * n_in * size, n_in, x, x_bytes, m, y + from, y_stride,
+                to - from);
+        return;
+    }
+    for (uint32_t r = 0, left = (m + DOT_MAX_ROWS - 1) / DOT_MAX_ROWS, n; left; left--, r += n) {
+        n = kernel_pass_rows(m, r, left);
+        for (uint32_t c = from; c < to; c += DOT_TILES * KERNEL_TILE)
+            dot_many(size, data + (size_t)c * n_in * size, n_in, x + r * x_bytes, x_bytes, n,
+                     y + r * y_stride + c, y_stride, MIN(to - c, DOT_TILES * KERNEL_TILE));
     }
 }
 
@@ -231,64 +305,92 @@ static void matmul_f32(const struct kernel_mat *w, const void *x, size_t x_bytes
 }
 
 /* ---- BF16: a column per lane ---- */
-INLINE void bf16_tile(const uint8_t *tile, uint32_t n_in, const uint8_t *x, size_t x_bytes,
-                      float *y, size_t y_stride, uint32_t n_store, const int n_rows)
+#define BF16_STREAMS 8   // tiles read side by side
+#define BF16_AHEAD 2048  // bytes of each to prefetch
+#define BF16_MAX_ROWS 16 // that share a reading of the weights
+
+/* 32 of K of a tile, for n_rows rows. */
+INLINE void bf16_block(const uint8_t *w, const uint8_t *x, size_t x_bytes, vf *sums,
+                       const int n_rows)
 {
-    vf acc[BF16_ROWS];
+    vf even[BF16_ROWS], odd[BF16_ROWS];
     EACH (r, n_rows)
-        acc[r] = v_set(0);
-    for (uint32_t k = 0; k < n_in; k += 32) {
-        vf even[BF16_ROWS], odd[BF16_ROWS];
-        EACH (r, n_rows)
-            even[r] = odd[r] = v_set(0);
-        for (uint32_t i = k; i < k + 32; i += 2, tile += 4 * KERNEL_TILE) {
-            vf w0, w1;
-            __builtin_prefetch(tile + V_AHEAD);
-            v_bf16_load(tile, &w0, &w1);
-            EACH (r, n_rows) {
-                const float *xr = (const float *)(x + r * x_bytes) + i;
-                even[r] = v_fma(w0, v_set(xr[0]), even[r]);
-                odd[r] = v_fma(w1, v_set(xr[1]), odd[r]);
-            }
+        even[r] = odd[r] = v_set(0);
+    for (int i = 0; i < 32; i += 2, w += 4 * KERNEL_TILE) {
+        vf w0, w1;
+        __builtin_prefetch(w + BF16_AHEAD);
+        v_bf16_load(w, &w0, &w1);
+        EACH (r, n_rows) {
+            const float *xr = (const float *)(x + r * x_bytes) + i;
+            even[r] = v_fma(w0, v_set(xr[0]), even[r]);
+            odd[r] = v_fma(w1, v_set(xr[1]), odd[r]);
         }
-        EACH (r, n_rows)
-            acc[r] = v_add(acc[r], v_add(even[r], odd[r]));
     }
     EACH (r, n_rows)
-        v_store_n(y + r * y_stride, n_store, acc[r]);
+        sums[r] = v_add(sums[r], v_add(even[r], odd[r]));
 }
 
-INLINE void bf16_columns(const struct kernel_mat *w, const uint8_t *x, size_t x_bytes, float *y,
-                         size_t y_stride, uint32_t from, uint32_t to, const int n_rows)
+/* n_streams tiles, `apart` tiles from one another, for m <= BF16_MAX_ROWS rows. w and y: the first
+ * one's; n_cols columns are wanted from there on. As quantised tiles do, each goes on for a block
+ * in turn. */
+static void bf16_tiles(const uint8_t *w, size_t apart, uint32_t n_streams, uint32_t n_in,
+                       const uint8_t *x, size_t x_bytes, uint32_t m, float *y, size_t y_stride,
+                       uint32_t n_cols)
 {
-    const struct kernel_layout *l = kernel_layout(KERNEL_BF16);
-    size_t tile_bytes = kernel_tile_bytes(l, w->n_in);
-    for (uint32_t c = from; c < to; c += KERNEL_TILE)
-        bf16_tile((const uint8_t *)w->data + c / KERNEL_TILE * tile_bytes,
-                  kernel_padded(l, w->n_in), x, x_bytes, y + c, y_stride, MIN(to - c, KERNEL_TILE),
-                  n_rows);
+    const size_t block_bytes = 32 * KERNEL_TILE * sizeof(uint16_t);
+    const uint32_t n_passes = (m + BF16_ROWS - 1) / BF16_ROWS;
+    vf sums[BF16_STREAMS][BF16_MAX_ROWS];
+    for (uint32_t s = 0; s < n_streams; s++)
+        for (uint32_t r = 0; r < m; r++)
+            sums[s][r] = v_set(0);
+    for (uint32_t k = 0; k < n_in; k += 32, w += block_bytes, x += 32 * sizeof(float))
+        for (uint32_t s = 0; s < n_streams; s++)
+            for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
+                const uint8_t *ws = w + s * apart * n_in / 32 * block_bytes;
+                switch (n = kernel_pass_rows(m, r, left)) {
+#define ROWS(n)                                                                                    \
+    case n:                                                                                        \
+        bf16_block(ws, x + r * x_bytes, x_bytes, sums[s] + r, n);                                  \
+        break;
+                    BF16_EACH_ROWS(ROWS)
+#undef ROWS
+                }
+            }
+    for (uint32_t s = 0; s < n_streams; s++) {
+        uint32_t at = s * (uint32_t)apart * KERNEL_TILE;
+        for (uint32_t r = 0; r < m && at < n_cols; r++)
+            v_store_n(y + r * y_stride + at, MIN(n_cols - at, KERNEL_TILE), sums[s][r]);
+    }
+}
+
+static void bf16_columns(const uint8_t *w, uint32_t n_in, const uint8_t *x, size_t x_bytes,
+                         uint32_t m, float *y, size_t y_stride, uint32_t n_cols)
+{
+    const size_t tile_bytes = (size_t)n_in * KERNEL_TILE * sizeof(uint16_t);
+    const uint32_t n_tiles = (n_cols + KERNEL_TILE - 1) / KERNEL_TILE;
+    const uint32_t n_each = n_tiles / BF16_STREAMS, done = n_each * BF16_STREAMS;
+    for (uint32_t i = 0; i < n_each; i++)
+        bf16_tiles(w + i * tile_bytes, n_each, BF16_STREAMS, n_in, x, x_bytes, m,
+                   y + i * KERNEL_TILE, y_stride, n_cols - i * KERNEL_TILE);
+    if (done < n_tiles)
+        bf16_tiles(w + done * tile_bytes, 1, n_tiles - done, n_in, x, x_bytes, m,
+                   y + done * KERNEL_TILE, y_stride, n_cols - done * KERNEL_TILE);
 }
 
 static void matmul_bf16(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                         float *y, size_t y_stride, uint32_t from, uint32_t to)
 {
-    uint32_t n_passes = (m + BF16_ROWS - 1) / BF16_ROWS;
-    size_t tile_bytes = kernel_tile_bytes(kernel_layout(KERNEL_BF16), w->n_in);
+    const uint32_t n_in = kernel_padded(kernel_layout(KERNEL_BF16), w->n_in);
+    const uint32_t n_passes = (m + BF16_MAX_ROWS - 1) / BF16_MAX_ROWS;
+    const size_t tile_bytes = (size_t)n_in * KERNEL_TILE * sizeof(uint16_t);
     uint32_t step = kernel_pass_columns(tile_bytes, n_passes, to - from);
-    for (uint32_t c = from; c < to; c += step) {
-        uint32_t end = MIN(to - c, step) + c;
+    for (uint32_t c = from; c < to; c += step)
         for (uint32_t r = 0, left = n_passes, n; left; left--, r += n) {
-            const uint8_t *xr = (const uint8_t *)x + r * x_bytes;
-            switch (n = kernel_pass_rows(m, r, left)) {
-#define ROWS(n)                                                                                    \
-    case n:                                                                                        \
-        bf16_columns(w, xr, x_bytes, y + r * y_stride, y_stride, c, end, n);                       \
-        break;
-                BF16_EACH_ROWS(ROWS)
-#undef ROWS
-            }
+            n = kernel_pass_rows(m, r, left);
+            bf16_columns((const uint8_t *)w->data + c / KERNEL_TILE * tile_bytes, n_in,
+                         (const uint8_t *)x + r * x_bytes, x_bytes, n, y + r * y_stride + c,
+                         y_stride, MIN(to - c, step));
         }
-    }
 }
 
 /* Each tier's own, after this file. */

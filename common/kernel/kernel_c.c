@@ -5,13 +5,15 @@
 
 #define LANES for (int i = 0; i < 16; i++)
 #define DOT_ROWS 1
-#define DOT_EACH_ROWS(X) X(1)
 #define DOT_COLS(rows) 1
+#define DOT_EACH_ROWS(X) X(1)
+#define DOT_AHEAD 64
+#define DOT_FEW 8
 #define DOT_MAX_ROWS 16
 #define DOT_PART 256
+#define DOT_TILES 1
 #define BF16_ROWS 1
 #define BF16_EACH_ROWS(X) X(1)
-#define V_AHEAD 64
 #define V_SUMS 4
 #define V_PARTS 1
 #define V_TURNED 1

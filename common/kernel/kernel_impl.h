@@ -14,10 +14,10 @@
  *
  * Weights are unsigned in it: w = d * sub * (q - offset) + m; those of types with a codebook are
  * places in it, w = d * sub * (kernel_codebook[q] - offset). The last group of a tile ends after
- * its last block. A tile of floats holds K in lines of 64 bytes, filled up with zeros:
+ * its last block. A tile of floats, K filled up with zeros to the next 32 (F32: 16):
  *
- *   BF16          (K / 2, 16, 2), K filled up to 32
- *   F16, F32      (K / 32, 16, 32), (K / 16, 16, 16)
+ *   BF16          (K / 2, 16, 2)
+ *   F16, F32      (16, K): the file's rows
  */
 #pragma once
 #include "kernel/kernel.h"

@@ -389,29 +389,32 @@ static void pack_quantised(const struct kernel_layout *l, const uint8_t *src, un
 }
 
 /* Weights of a column that stand next to each other in a tile of floats. */
-static uint32_t run_of(const struct kernel_layout *l)
+static uint32_t run_of(const struct kernel_layout *l, uint32_t n_in)
 {
-    return l->form == KERNEL_FORM_BF16 ? 2 : 64 / l->n_bytes;
+    return l->form == KERNEL_FORM_BF16 ? 2 : n_in;
 }
 
 /* Where the run that begins with weight k of column c stands. */
-static const uint8_t *run_at(const struct kernel_layout *l, const uint8_t *tile, unsigned c,
-                             uint32_t k)
+static const uint8_t *run_at(const struct kernel_layout *l, const uint8_t *tile, uint32_t n_in,
+                             unsigned c, uint32_t k)
 {
-    return tile + ((size_t)k * KERNEL_TILE + c * run_of(l)) * l->n_bytes;
+    size_t at = l->form == KERNEL_FORM_BF16 ? (size_t)k * KERNEL_TILE + c * 2
+                                            : (size_t)c * kernel_padded(l, n_in) + k;
+    return tile + at * l->n_bytes;
 }
 
 static uint32_t run_length(const struct kernel_layout *l, uint32_t k, uint32_t n_in)
 {
-    return n_in - k < run_of(l) ? n_in - k : run_of(l);
+    uint32_t run = run_of(l, n_in);
+    return n_in - k < run ? n_in - k : run;
 }
 
 static void pack_floats(const struct kernel_layout *l, const uint8_t *src, unsigned n_cols,
                         uint32_t n_in, uint8_t *tile)
 {
     for (unsigned c = 0; c < n_cols; c++, src += (size_t)n_in * l->n_bytes)
-        for (uint32_t k = 0; k < n_in; k += run_of(l))
-            memcpy((uint8_t *)run_at(l, tile, c, k), src + (size_t)k * l->n_bytes,
+        for (uint32_t k = 0; k < n_in; k += run_of(l, n_in))
+            memcpy((uint8_t *)run_at(l, tile, n_in, c, k), src + (size_t)k * l->n_bytes,
                    (size_t)run_length(l, k, n_in) * l->n_bytes);
 }
 
@@ -439,8 +442,8 @@ void kernel_dequant_packed(const struct kernel_mat *w, uint32_t row, float *to)
     unsigned c = row % KERNEL_TILE;
     const uint8_t *tile =
         (const uint8_t *)w->data + row / KERNEL_TILE * kernel_tile_bytes(l, w->n_in);
-    for (uint32_t k = 0; k < w->n_in && !l->group; k += run_of(l))
-        kernel_dequant(w->type, run_at(l, tile, c, k), run_length(l, k, w->n_in), to + k);
+    for (uint32_t k = 0; k < w->n_in && !l->group; k += run_of(l, w->n_in))
+        kernel_dequant(w->type, run_at(l, tile, w->n_in, c, k), run_length(l, k, w->n_in), to + k);
     for (uint32_t k = 0; k < w->n_in && l->group; k += KERNEL_BLOCK) {
         struct place p = place_of(l, tile, k / KERNEL_BLOCK);
         float d, m;

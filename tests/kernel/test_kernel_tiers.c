@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
+#include "base/mem.h"
 #include "kernel/kernel_impl.h"
 #include "lib/guard.h"
 #include "lib/lib.h"
@@ -11,30 +12,32 @@
 #include "lib/weights.h"
 
 #define MAX_ROWS 64
+#define MANY_ROWS 270 // more than any tier takes at a time in a product of floats
 
-/* A product's operands, which end at guard pages, and the C tier's result for MAX_ROWS rows. */
+/* A product's operands, which end at guard pages, and the C tier's result for all rows. */
 struct product {
     struct kernel_mat w;
     uint8_t *x;
     size_t x_bytes;
-    float *y; // (MAX_ROWS, n_out)
+    float *y; // (n_rows, n_out)
 };
 
-static struct product product_of(enum kernel_type type, uint32_t n_out, uint32_t n_in, bool extreme)
+static struct product product_of(enum kernel_type type, uint32_t n_out, uint32_t n_in,
+                                 uint32_t n_rows, bool extreme)
 {
     const struct kernel *c = kernel_tier("c");
     enum kernel_form form = kernel_form_of(type);
     struct product p = {.x_bytes = kernel_form_bytes(form, n_in)};
     void *rows = weights_random(type, n_out, n_in, 11, extreme);
-    float *x = weights_floats(MAX_ROWS, n_in, 12, extreme);
+    float *x = weights_floats(n_rows, n_in, 12, extreme);
     p.w = weights_pack(type, rows, n_out, n_in);
     void *packed = (void *)p.w.data;
     p.w.data = guard_copy(packed, kernel_packed_bytes(type, n_out, n_in));
-    p.x = guard_alloc(MAX_ROWS * p.x_bytes);
-    p.y = weights_alloc(MAX_ROWS * n_out * sizeof(float));
-    for (uint32_t r = 0; r < MAX_ROWS; r++)
+    p.x = guard_alloc(n_rows * p.x_bytes);
+    p.y = weights_alloc(n_rows * n_out * sizeof(float));
+    for (uint32_t r = 0; r < n_rows; r++)
         c->prepare(form, x + (size_t)r * n_in, n_in, p.x + r * p.x_bytes);
-    c->matmul(&p.w, p.x, p.x_bytes, MAX_ROWS, p.y, n_out, 0, n_out);
+    c->matmul(&p.w, p.x, p.x_bytes, n_rows, p.y, n_out, 0, n_out);
     free(packed);
     free(rows);
     free(x);
@@ -83,12 +86,22 @@ static void check_rows(const struct product *p, const struct kernel *k, uint32_t
 static void check_type(const struct kernel *k, enum kernel_type type, uint32_t n_out, uint32_t n_in,
                        bool extreme)
 {
-    struct product p = product_of(type, n_out, n_in, extreme);
+    struct product p = product_of(type, n_out, n_in, MAX_ROWS, extreme);
     for (uint32_t m = 1; m <= MAX_ROWS; m++)
         check_rows(&p, k, (MAX_ROWS - m) / 2, m, n_out);
     for (uint32_t cut = 16; cut < n_out; cut += 16)
         for (uint32_t m = 1; m <= 9; m += 4)
             check_rows(&p, k, 5, m, cut);
+    product_done(&p);
+}
+
+/* More parts of K than one, for more rows than one pass takes. */
+static void check_many_rows(const struct kernel *k, enum kernel_type type)
+{
+    struct product p = product_of(type, 70, 2336, MANY_ROWS, false);
+    static const uint32_t rows[] = {MANY_ROWS, 257, 256, 250, 129, 96, 81, 65};
+    for (unsigned i = 0; i < ARRAY_LEN(rows); i++)
+        check_rows(&p, k, MANY_ROWS - rows[i], rows[i], 32);
     product_done(&p);
 }
 
@@ -106,8 +119,10 @@ static void check_tier(const struct kernel *k)
             check_type(k, type, 33, 288, true);
         if (per <= 32)
             check_type(k, type, 70, 32, false);
-        if (per == 1)
+        if (per == 1) {
             check_type(k, type, 35, 77, false);
+            check_many_rows(k, type);
+        }
         printf("%s %s: %.1f ms\n", k->name, weights_types[t].name,
                (double)(clock_us() - start) / 1e3);
     }
