@@ -1,8 +1,9 @@
-/* kernel_amx_bf16.c - x86-64 with AMX bf16: BF16 products of several rows by tiles.
+/* kernel_amx_bf16.c - x86-64 with AMX bf16: BF16 products by tiles.
  *
  * TDPBF16PS has the very order of sums that kernel.h gives BF16, so a tile of sums stays where it
- * is over all of K. Weights are read as they are packed; activations are packed for AMX_PART of K
- * at a time.
+ * is while K passes. Weights are read as they are packed: for up to a tile of rows four tiles of
+ * columns side by side, for up to two two, over all of K; for more rows two, AMX_CHUNK of K at a
+ * time, which stay in L1 while all rows pass.
  *
  * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
 #if defined(__x86_64__)
@@ -10,35 +11,51 @@
 #include "kernel/kernel_impl.h"
 
 #define AMX_ROWS 16
-#define AMX_MIN_ROWS 9   // fewer are faster without tiles
-#define AMX_MAX_ROWS 256 // packed at a time
-#define AMX_PART 512     // of K; two tiles of columns stay in L1 while all rows pass
-#define AMX_AHEAD 8192   // bytes of weights to prefetch
+#define AMX_MIN_ROWS 2   // one is as fast without tiles, and faster from the caches
+#define AMX_MAX_ROWS 256 // that share a reading of the weights
+#define AMX_BLOCKS 1024  // of activations packed at a time: 1 MiB, which stays in L2
+#define AMX_CHUNK 8      // blocks
+#define AMX_AHEAD 2      // blocks of each tile to prefetch where one pass reads them
 
-/* AMX_PART of K of up to 16 rows. */
-struct rows {
-    uint16_t x[AMX_PART / 32][AMX_ROWS][32];
+/* 32 of K of a tile of rows or of columns; sums of both. */
+typedef uint16_t block[AMX_ROWS][32];
+typedef float sums[AMX_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
+
+/* The activations and weights of n blocks of K. */
+struct part {
+    block x[AMX_BLOCKS]; // (tiles of rows, n)
+    const block *w;      // of the first tile of columns, the next one's tile_blocks on
+    size_t tile_blocks;
+    uint32_t n, n_rows;
+    float *y;
+    size_t y_stride;
+    bool first; // nothing stands in y yet
 } __attribute__((aligned(64)));
 
-/* Sums of a tile of rows and a tile of columns; those of a last, narrow tile take a detour. */
-struct sums {
-    float *y, *at;
-    size_t y_stride, bytes; // bytes: from row to row at `at`
-    uint32_t n_rows, n_cols;
-    float narrow[AMX_ROWS][KERNEL_TILE];
-} __attribute__((aligned(64)));
+/* Tiles of columns side by side, `apart` from one another. */
+struct columns {
+    uint32_t tile, apart, n, to; // to: the end of all columns
+};
 
-static void pack_rows(const uint8_t *x, size_t x_bytes, uint32_t n_k, uint32_t n, struct rows *to)
+/* A step of a product: blocks [k, k + n) for the rows from row on. */
+struct step {
+    uint32_t k, n, row, n0, n1; // n0, n1: rows of two tiles, the second may have none
+    bool first;                 // they have no sums yet
+    uint32_t ahead, line, end;  // lines of the blocks `ahead` to prefetch
+};
+
+static void pack_rows(const uint8_t *x, size_t x_bytes, struct part *p)
 {
-    for (uint32_t r = 0; r < n; r++, x += x_bytes)
-        for (uint32_t k = 0; k < n_k; k += 16) {
+    for (uint32_t r = 0; r < p->n_rows; r++, x += x_bytes)
+        for (uint32_t k = 0; k < p->n * 32; k += 16) {
             __m512i bits = _mm512_loadu_si512((const float *)x + k);
-            _mm256_store_si256((__m256i *)&to->x[k / 32][r][k % 32],
+            _mm256_store_si256((__m256i *)&p->x[r / AMX_ROWS * p->n + k / 32][r % AMX_ROWS][k % 32],
                                _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
         }
 }
 
-/* Tiles 0, 1: n0 and n1 rows; 2, 3: columns; 4, 5 and 6, 7: sums of the first and second rows. */
+/* Tiles 0, 1: rows; 2, 3: columns; 4 .. 7: sums, the last two of the second rows if there are any.
+ */
 static void configure(uint32_t n0, uint32_t n1)
 {
     struct {
@@ -46,7 +63,7 @@ static void configure(uint32_t n0, uint32_t n1)
         uint16_t column_bytes[16];
         uint8_t rows[16];
     } __attribute__((aligned(64))) c = {.palette = 1};
-    const uint32_t rows[8] = {n0, n1, AMX_ROWS, AMX_ROWS, n0, n0, n1, n1};
+    const uint32_t last = n1 ? n1 : n0, rows[8] = {n0, n1, AMX_ROWS, AMX_ROWS, n0, n0, last, last};
     for (int i = 0; i < 8; i++) {
         c.rows[i] = (uint8_t)rows[i];
         c.column_bytes[i] = rows[i] ? 64 : 0;
@@ -55,128 +72,153 @@ static void configure(uint32_t n0, uint32_t n1)
     _tile_loadconfig(&c);
 }
 
-static void sums_begin(struct sums *s, float *y, size_t y_stride, uint32_t n_rows, uint32_t n_cols)
-{
-    bool narrow = n_cols < KERNEL_TILE;
-    s->y = y;
-    s->y_stride = y_stride;
-    s->n_rows = n_rows;
-    s->n_cols = MIN(n_cols, KERNEL_TILE);
-    s->at = narrow ? s->narrow[0] : y;
-    s->bytes = (narrow ? KERNEL_TILE : y_stride) * sizeof(float);
-    for (uint32_t r = 0; r < n_rows && narrow; r++)
-        memcpy(s->narrow[r], y + r * y_stride, n_cols * sizeof(float));
-}
-
-static void sums_end(struct sums *s)
-{
-    for (uint32_t r = 0; r < s->n_rows && s->at != s->y; r++)
-        memcpy(s->y + r * s->y_stride, s->narrow[r], s->n_cols * sizeof(float));
-}
-
-/* One or two tiles of rows times one or two of columns, over n of 32 of K. */
-INLINE void multiply(const struct rows *x, const uint8_t *w0, const uint8_t *w1, uint32_t n,
-                     struct sums s[4], bool first, const bool two_rows, const bool two_cols)
+/* One tile of rows times up to four of columns, or two times up to two. w, x: the first ones'; s:
+ * (n_rows, n_cols). */
+INLINE void multiply(const block *w, size_t apart, const block *x, size_t x_apart,
+                     const struct step *t, sums *s, const int n_rows, const int n_cols)
 {
 #define EACH_SUMS(X)                                                                               \
     X(4, 0);                                                                                       \
-    if (two_cols)                                                                                  \
+    if (n_cols > 1)                                                                                \
         X(5, 1);                                                                                   \
-    if (two_rows)                                                                                  \
-        X(6, 2);                                                                                   \
-    if (two_rows && two_cols)                                                                      \
+    if (n_rows > 1 || n_cols > 2)                                                                  \
+        X(6, n_rows > 1 ? n_cols : 2);                                                             \
+    if (n_rows > 1 ? n_cols > 1 : n_cols > 3)                                                      \
     X(7, 3)
 #define ZERO(tile, i) _tile_zero(tile)
-#define LOAD(tile, i) _tile_loadd(tile, s[i].at, s[i].bytes)
-#define STORE(tile, i) _tile_stored(tile, s[i].at, s[i].bytes)
-    if (first) {
+#define LOAD(tile, i) _tile_loadd(tile, s[i], 64)
+#define STORE(tile, i) _tile_stored(tile, s[i], 64)
+#define COLUMN(tile, i, x_tile, sum)                                                               \
+    if (n_cols > i) {                                                                              \
+        _tile_loadd(tile, w + i * apart, 64);                                                      \
+        _tile_dpbf16ps(sum, x_tile, tile);                                                         \
+    }
+    if (t->first) {
         EACH_SUMS(ZERO);
     } else {
         EACH_SUMS(LOAD);
     }
-    for (uint32_t k = 0; k < n; k++, w0 += 1024, w1 += 1024) {
-        EACH (line, 16) {
-            __builtin_prefetch(w0 + AMX_AHEAD + 64 * line);
-            if (two_cols)
-                __builtin_prefetch(w1 + AMX_AHEAD + 64 * line);
-        }
-        _tile_loadd(0, x[0].x[k], 64);
-        _tile_loadd(2, w0, 64);
-        _tile_dpbf16ps(4, 0, 2);
-        if (two_cols) {
-            _tile_loadd(3, w1, 64);
-            _tile_dpbf16ps(5, 0, 3);
-        }
-        if (two_rows) {
-            _tile_loadd(1, x[1].x[k], 64);
+    for (uint32_t k = 0; k < t->n; k++, w++, x++) {
+        for (uint32_t line = t->line; line < t->end; line++)
+            EACH (i, n_cols)
+                __builtin_prefetch(w[t->ahead + (size_t)i * apart][line], 0, 2);
+        _tile_loadd(0, x, 64);
+        COLUMN(2, 0, 0, 4)
+        COLUMN(3, 1, 0, 5)
+        if (n_rows > 1) {
+            _tile_loadd(1, x + x_apart, 64);
             _tile_dpbf16ps(6, 1, 2);
+            if (n_cols > 1)
+                _tile_dpbf16ps(7, 1, 3);
+        } else {
+            COLUMN(2, 2, 0, 6)
+            COLUMN(3, 3, 0, 7)
         }
-        if (two_rows && two_cols)
-            _tile_dpbf16ps(7, 1, 3);
     }
     EACH_SUMS(STORE);
 #undef EACH_SUMS
 }
 
-/* Two tiles of rows, n0 and n1 (which may be 0), times columns [from, to), which are one or two
- * tiles. */
-static void rows_times_columns(const struct kernel_mat *w, uint32_t k, uint32_t n,
-                               const struct rows *x, uint32_t n0, uint32_t n1, float *y,
-                               size_t y_stride, uint32_t from, uint32_t to)
+/* Rows [row, row + n0 + n1) times the columns; s: theirs. */
+static void run_step(const struct part *p, const struct columns *c, const struct step *t, sums *s)
 {
-    const size_t tile_bytes = kernel_tile_bytes(kernel_layout(KERNEL_BF16), w->n_in);
-    const uint8_t *w0 = (const uint8_t *)w->data + from / KERNEL_TILE * tile_bytes +
-                        (size_t)k * KERNEL_TILE * sizeof(uint16_t);
-    const bool two_cols = to - from > KERNEL_TILE;
-    struct sums s[4];
-    for (uint32_t i = 0; i < 4; i++)
-        if ((i < 2 || n1) && (i % 2 == 0 || two_cols))
-            sums_begin(&s[i], y + (i / 2 ? n0 * y_stride : 0) + from + i % 2 * KERNEL_TILE,
-                       y_stride, i / 2 ? n1 : n0, to - from - i % 2 * KERNEL_TILE);
-        else
-            s[i] = (struct sums){0};
+    const block *w = p->w + c->tile * p->tile_blocks + t->k;
+    const block *x = p->x + t->row / AMX_ROWS * p->n + t->k;
+    const size_t apart = c->apart * p->tile_blocks;
     __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
-    if (n1 && two_cols)
-        multiply(x, w0, w0 + tile_bytes, n, s, k == 0, true, true);
-    else if (n1)
-        multiply(x, w0, w0, n, s, k == 0, true, false);
-    else if (two_cols)
-        multiply(x, w0, w0 + tile_bytes, n, s, k == 0, false, true);
-    else
-        multiply(x, w0, w0, n, s, k == 0, false, false);
-    for (uint32_t i = 0; i < 4; i++)
-        sums_end(&s[i]);
+    switch ((t->n1 ? 4 : 0) + c->n) {
+#define CASE(n_rows, n_cols)                                                                       \
+    case ((n_rows)-1) * 4 + (n_cols):                                                              \
+        multiply(w, apart, x, p->n, t, s, n_rows, n_cols);                                         \
+        break;
+        CASE(1, 1)
+        CASE(1, 2)
+        CASE(1, 3)
+        CASE(1, 4)
+        CASE(2, 1)
+        CASE(2, 2)
+#undef CASE
+    }
+    __asm__ volatile("" : : : "memory");
 }
 
-/* n of 32 of K from k on, for all m rows and columns [from, to). */
-static void part(const struct kernel_mat *w, uint32_t k, uint32_t n, const struct rows *rows,
-                 uint32_t m, float *y, size_t y_stride, uint32_t from, uint32_t to)
+/* Takes what stands in y, or gives it back. */
+static void move_sums(const struct part *p, const struct columns *c, sums *s, bool give)
 {
-    uint32_t configured = 0;
-    for (uint32_t c = from; c < to; c += 2 * KERNEL_TILE) {
-        uint32_t end = MIN(to - c, 2 * KERNEL_TILE) + c;
-        for (uint32_t r = 0; r < m; r += 2 * AMX_ROWS) {
-            uint32_t left = m - r, n0 = MIN(left, AMX_ROWS), n1 = MIN(left - n0, AMX_ROWS);
-            if (configured != n0 + n1)
-                configure(n0, n1);
-            configured = n0 + n1;
-            rows_times_columns(w, k, n, &rows[r / AMX_ROWS], n0, n1, y + r * y_stride, y_stride, c,
-                               end);
+    for (uint32_t i = 0; i < c->n; i++) {
+        uint32_t at = (c->tile + i * c->apart) * KERNEL_TILE, n = MIN(c->to - at, KERNEL_TILE);
+        __mmask16 wanted = (__mmask16)((1u << n) - 1);
+        for (uint32_t r = 0; r < p->n_rows; r++) {
+            float *y = p->y + r * p->y_stride + at;
+            float *sum = s[r / AMX_ROWS * c->n + i][r % AMX_ROWS];
+            if (give)
+                _mm512_mask_storeu_ps(y, wanted, _mm512_load_ps(sum));
+            else
+                _mm512_store_ps(sum, _mm512_maskz_loadu_ps(wanted, y));
         }
     }
+}
+
+/* All rows times some columns. Several pairs of tiles of rows prefetch the next chunk together,
+ * each its share. */
+static void rows_times_columns(const struct part *p, const struct columns *c)
+{
+    const uint32_t n_pairs = (p->n_rows + 2 * AMX_ROWS - 1) / (2 * AMX_ROWS);
+    const uint32_t chunk = n_pairs > 1 ? AMX_CHUNK : p->n;
+    uint32_t configured = 0;
+    sums s[AMX_MAX_ROWS / AMX_ROWS * 2];
+    if (!p->first)
+        move_sums(p, c, s, false);
+    for (uint32_t k = 0; k < p->n; k += chunk)
+        for (uint32_t i = 0; i < n_pairs; i++) {
+            uint32_t row = i * 2 * AMX_ROWS, left = p->n_rows - row, n0 = MIN(left, AMX_ROWS);
+            struct step t = {.k = k,
+                             .n = MIN(p->n - k, chunk),
+                             .row = row,
+                             .n0 = n0,
+                             .n1 = MIN(left - n0, AMX_ROWS),
+                             .first = p->first && k == 0,
+                             .ahead = n_pairs == 1       ? AMX_AHEAD
+                                      : k + chunk < p->n ? chunk
+                                                         : 2 * (uint32_t)p->tile_blocks - k,
+                             .line = 16 * i / n_pairs,
+                             .end = 16 * (i + 1) / n_pairs};
+            if (configured != t.n0 + t.n1)
+                configure(t.n0, t.n1);
+            configured = t.n0 + t.n1;
+            run_step(p, c, &t, &s[row / AMX_ROWS * c->n]);
+        }
+    move_sums(p, c, s, true);
+}
+
+static void columns(const struct part *p, uint32_t to)
+{
+    const uint32_t n_side = p->n_rows > AMX_ROWS ? 2 : 4;
+    const uint32_t n_tiles = (to + KERNEL_TILE - 1) / KERNEL_TILE, n_each = n_tiles / n_side;
+    const bool far = p->n_rows <= 2 * AMX_ROWS;
+    for (uint32_t i = 0; i < n_each; i++)
+        rows_times_columns(p,
+                           &(struct columns){far ? i : n_side * i, far ? n_each : 1, n_side, to});
+    if (n_tiles % n_side)
+        rows_times_columns(p, &(struct columns){n_each * n_side, 1, n_tiles % n_side, to});
 }
 
 static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t x_bytes, uint32_t m,
                    float *y, size_t y_stride, uint32_t from, uint32_t to)
 {
-    struct rows rows[AMX_MAX_ROWS / AMX_ROWS];
-    const uint32_t n_in = kernel_padded(kernel_layout(KERNEL_BF16), w->n_in);
-    for (uint32_t k = 0; k < n_in; k += AMX_PART) {
-        uint32_t n = MIN(n_in - k, AMX_PART);
-        for (uint32_t r = 0; r < m; r += AMX_ROWS)
-            pack_rows(x + r * x_bytes + k * sizeof(float), x_bytes, n, MIN(m - r, AMX_ROWS),
-                      &rows[r / AMX_ROWS]);
-        part(w, k, n / 32, rows, m, y, y_stride, from, to);
+    const uint32_t n_all = kernel_padded(kernel_layout(KERNEL_BF16), w->n_in) / 32;
+    const uint32_t n_max = AMX_BLOCKS / ((m + AMX_ROWS - 1) / AMX_ROWS) / AMX_CHUNK * AMX_CHUNK;
+    struct part p; // too large to be zeroed
+    p.n_rows = m;
+    p.y = y + from;
+    p.y_stride = y_stride;
+    p.tile_blocks = n_all;
+    for (uint32_t k = 0; k < n_all; k += n_max) {
+        p.n = MIN(n_all - k, n_max);
+        p.w = (const block *)w->data + from / KERNEL_TILE * (size_t)n_all + k;
+        p.first = k == 0;
+        pack_rows(x + k * 32 * sizeof(float), x_bytes, &p);
+        columns(&p, to - from);
     }
     _tile_release();
 }
