@@ -324,7 +324,7 @@ def options(arguments):
     o = p.parse_args(arguments)
     if o.context is None:
         o.context = 0 if o.bench == "prefill" else 256
-    usual = [1] if o.bench == "decode" and o.context > 1024 else ROWS[o.bench]  # 16 such contexts take long to feed
+    usual = [1] if o.bench == "decode" and o.context > 1024 else ROWS[o.bench]  # 16 such contexts take gigabytes
     o.rows = [int(n) for n in o.rows.split(",")] if o.rows else usual
     if o.bench == "spec" and bool(o.model) != bool(o.draft):
         p.error("spec takes both --model and --draft, or none")

@@ -3,7 +3,8 @@
  *
  *   engine_tool MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]
  *
- * loads the models, feeds CONTEXT tokens to each of the sequences and says
+ * loads the models, gives each of the sequences CONTEXT positions (computed are 512 of the first;
+ * their K and V stand in all others) and says
  *
  *   ready KERNEL BYTES        BYTES of weights that a pass reads
  *
@@ -223,24 +224,40 @@ static void find_weights(struct tool *t)
     t->bytes = (size_t)(end - t->weights);
 }
 
-static struct kv_seq feed_context(const struct tool *t, struct rig *rig)
+/* The rest of a context: K and V of the first sequence's n_fed blocks again and again. */
+static void repeat_context(struct tool *t, struct rig *rig, const struct kv_seq *first,
+                           unsigned n_fed, struct kv_seq *seq)
 {
-    struct kv_seq seq = rig_seq(rig);
-    rig_feed(rig, &seq, t->tokens, t->context, 0, NULL);
-    return seq;
+    size_t block = kv_block(rig->kv);
+    unsigned from = seq->n_blocks;
+    if (kv_grow(rig->kv, seq, t->context - seq->len) < 0)
+        refuse("the contexts do not fit");
+    for (unsigned b = from; b < seq->n_blocks; b++)
+        for (uint32_t l = 0; l < rig->model->params.n_layers; l++) {
+            size_t to = seq->blocks[b] * block, source = first->blocks[b % n_fed] * block;
+            memcpy(kv_k(rig->kv, l) + to, kv_k(rig->kv, l) + source, block * sizeof(uint16_t));
+            memcpy(kv_v(rig->kv, l) + to, kv_v(rig->kv, l) + source, block * sizeof(uint16_t));
+        }
 }
 
-static void feed_contexts(struct tool *t)
+/* MAX_ROWS tokens are computed; a prefill of 8192 for each sequence would take minutes. */
+static void feed_contexts(struct tool *t, struct rig *rig, struct kv_seq *seqs, unsigned n_seqs)
+{
+    for (unsigned s = 0; s < n_seqs; s++)
+        seqs[s] = rig_seq(rig);
+    rig_feed(rig, &seqs[0], t->tokens, t->context < MAX_ROWS ? t->context : MAX_ROWS, 0, NULL);
+    unsigned n_fed = seqs[0].n_blocks;
+    for (unsigned s = 0; s < n_seqs; s++)
+        repeat_context(t, rig, &seqs[0], n_fed, &seqs[s]);
+}
+
+static void name_tokens(struct tool *t)
 {
     t->tokens = calloc(t->context + MAX_ROWS, sizeof(*t->tokens));
     if (!t->tokens)
         abort();
     for (uint32_t i = 0; i < t->context + MAX_ROWS; i++)
         t->tokens[i] = token_at(i);
-    for (unsigned s = 0; s < t->n_seqs; s++)
-        t->seqs[s] = feed_context(t, &t->rig);
-    if (t->has_draft)
-        t->draft_seq = feed_context(t, &t->draft);
 }
 
 static void answer(struct tool *t, const char *line)
@@ -308,7 +325,10 @@ int main(int argc, char **argv)
     if (t.has_draft && t.draft.model->params.n_vocab != t.rig.model->params.n_vocab)
         refuse("the draft model has another number of tokens");
     find_weights(&t);
-    feed_contexts(&t);
+    name_tokens(&t);
+    feed_contexts(&t, &t.rig, t.seqs, t.n_seqs);
+    if (t.has_draft)
+        feed_contexts(&t, &t.draft, &t.draft_seq, 1);
     printf("ready %s %zu\n", t.rig.model->kernel->name, t.bytes);
     fflush(stdout);
     for (char line[256]; fgets(line, sizeof(line), stdin);)

@@ -34,10 +34,12 @@ def time_pass(model, rows, n_seqs, context):
 
 
 def feed(model, n_seqs, context):
-    for s in range(n_seqs):
-        for at in range(0, context, MAX_ROWS):
-            places = range(at, min(at + MAX_ROWS, context))
-            model.run(Rows([token_at(i) for i in places], places, [s] * len(places), [0] * (len(places) - 1) + [1]))
+    """As engine_tool.c does."""
+    n = min(context, MAX_ROWS)
+    if n:
+        model.run(Rows([token_at(i) for i in range(n)], range(n), [0] * n, [0] * (n - 1) + [1]))
+    if n_seqs > 1 or n < context:
+        model.repeat(n, context, n_seqs)
 
 
 def main():

@@ -86,6 +86,9 @@ class Peer:
             ("llama_model_free", None, [pointer]), ("llama_log_set", None, [pointer, pointer]),
             ("llama_get_memory", pointer, [pointer]),
             ("llama_memory_seq_rm", C.c_bool, [pointer, C.c_int32, C.c_int32, C.c_int32]),
+            ("llama_state_seq_get_size", C.c_size_t, [pointer, C.c_int32]),
+            ("llama_state_seq_get_data", C.c_size_t, [pointer, pointer, C.c_size_t, C.c_int32]),
+            ("llama_state_seq_set_data", C.c_size_t, [pointer, C.c_char_p, C.c_size_t, C.c_int32]),
             ("llama_model_get_vocab", pointer, [pointer]),
             ("llama_tokenize", C.c_int32, [pointer, C.c_char_p, C.c_int32, pointer, C.c_int32, C.c_bool, C.c_bool]),
         ]:
@@ -120,10 +123,29 @@ class Peer:
         return to
 
 
+def longer_state(state, n_from, n_to):
+    """A sequence's state in this version: 8 bytes, streams, positions, 12 bytes of each, 4 bytes, layers, K and then V
+    of each layer (type, bytes of a row, rows), and a number for each other stream."""
+    n_streams, n_cells = struct.unpack_from("<II", state, 8)
+    at = 16 + 12 * n_cells
+    (n_layers,) = struct.unpack_from("<I", state, at + 4)
+    out = [state[:12], struct.pack("<I", n_to), *(struct.pack("<iII", i, 1, 0) for i in range(n_to)), state[at : at + 8]]
+    at += 8
+    for _ in range(2 * n_layers):
+        (row,) = struct.unpack_from("<Q", state, at + 4)
+        rows = state[at + 12 : at + 12 + row * n_from]
+        out += [state[at : at + 12], (rows * (n_to // n_from + 1))[: row * n_to]]
+        at += 12 + row * n_from
+    if n_cells != n_from or at + 4 * (n_streams - 1) != len(state):
+        raise RuntimeError("llama.cpp's state is not laid out as expected")
+    return b"".join(out) + state[at:]
+
+
 class Model:
     """A loaded file and one context; parameters as in CONTEXT."""
 
     def __init__(self, peer, path, **parameters):
+        self.peer = peer  # its log function is called as long as the model lives
         self.lib = peer.llama
         self.model = self.lib.llama_model_load_from_file(path.encode(), self.lib.llama_model_default_params())
         if not self.model:
@@ -153,6 +175,15 @@ class Model:
     def keep(self, sequence, n_positions):
         """Drops what lies behind the first positions."""
         self.lib.llama_memory_seq_rm(self.memory, sequence, n_positions, -1)
+
+    def repeat(self, n_from, n_to, n_sequences):
+        """K and V of the n_from positions of sequence 0 again and again: n_to positions of each sequence."""
+        state = C.create_string_buffer(self.lib.llama_state_seq_get_size(self.context, 0))
+        self.lib.llama_state_seq_get_data(self.context, state, len(state), 0)
+        longer = longer_state(state.raw, n_from, n_to)
+        for s in range(n_sequences):
+            if self.lib.llama_state_seq_set_data(self.context, longer, len(longer), s) != len(longer):
+                raise RuntimeError("llama.cpp does not take %d positions of sequence %d" % (n_to, s))
 
     def close(self):
         self.lib.llama_free(self.context)
