@@ -30,9 +30,9 @@ class Bench(unittest.TestCase):
             return text.getvalue(), json.load(f)
 
     def test_each_bench_times_the_rows_asked_for(self):
-        for bench, rows in [("decode", "1,3"), ("verify", "1,8,17"), ("prefill", "32")]:
+        for bench, rows, context in [("decode", "1,3", "600"), ("verify", "1,8,17", "256"), ("prefill", "32", "0")]:
             with self.subTest(bench):
-                text, figures = self.run_bench(bench, "--rows", rows, "--vocab", "1024")
+                text, figures = self.run_bench(bench, "--rows", rows, "--vocab", "1024", "--context", context)
                 self.assertEqual(list(figures["t_ms"]), rows.split(","))
                 for n, ms in figures["t_ms"].items():
                     low, high = figures["spread_ms"][n]
