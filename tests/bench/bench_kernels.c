@@ -1,6 +1,6 @@
 /* bench_kernels.c - what the kernels reach on this machine: the weights' GB/s and GOP/s by type,
- * tier, rows M and threads, over matrices that together do not fit into L3; and the cost of a
- * barrier.
+ * tier, rows M and threads, over matrices that together do not fit into L3; and the cost of
+ * barriers and of empty jobs, with threads that run and with threads that have parked.
  *
  *   bench_kernels [--types Q8_0,Q4_0,F16] [--tiers avx512] [--rows 1,2,4,8] [--threads 1,2]
  *                 [--reps 9] [--shape 2048x8192] [--mib 256] [--json FILE]
@@ -177,13 +177,39 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
     free(j.y);
 }
 
-#define BARRIERS 10000
+#define STEPS 10000       // timed one by one
+#define RESTED_STEPS 1000 // each after a rest
+#define REST_US 100       // waiting threads have parked by then
 
-static void wait_often(void *arg, unsigned i, unsigned n)
+/* What steps of the pool took on the thread that leads it, in us. */
+struct steps {
+    struct pool *pool;
+    double us[STEPS];
+    unsigned n;
+    bool rested;
+};
+
+static void rest(void)
 {
-    (void)i, (void)n;
-    for (unsigned k = 0; k < BARRIERS; k++)
-        pool_barrier(arg);
+    for (double until = now_us(2) + REST_US; now_us(2) < until;)
+        ;
+}
+
+/* The second barrier waits for threads that the first has woken. */
+static void time_barriers(void *arg, unsigned i, unsigned n)
+{
+    struct steps *s = arg;
+    (void)n;
+    for (unsigned k = 0; k < s->n; k++) {
+        if (i == 0 && s->rested)
+            rest();
+        double start = i == 0 ? now_us(2) : 0;
+        pool_barrier(s->pool);
+        if (s->rested)
+            pool_barrier(s->pool);
+        if (i == 0)
+            s->us[k] = now_us(2) - start;
+    }
 }
 
 static void nothing(void *arg, unsigned i, unsigned n)
@@ -191,27 +217,51 @@ static void nothing(void *arg, unsigned i, unsigned n)
     (void)arg, (void)i, (void)n;
 }
 
-static void bench_barrier(json_t *to, const struct options *o)
+static void time_jobs(struct steps *s)
+{
+    for (unsigned k = 0; k < s->n; k++) {
+        if (s->rested)
+            rest();
+        double start = now_us(2);
+        pool_run(s->pool, nothing, NULL);
+        s->us[k] = now_us(2) - start;
+    }
+}
+
+static json_t *report_steps(const char *what, struct steps *s)
+{
+    qsort(s->us, s->n, sizeof(*s->us), by_size);
+    double half = s->us[s->n / 2], last = s->us[s->n * 99 / 100];
+    printf("  %-12s %-28s median %6.2f us, p99 %6.2f us\n", what,
+           s->rested ? "that wakes parked threads" : "of running threads", half, last);
+    return json_pack("{s:f s:f}", "median_us", half, "p99_us", last);
+}
+
+static void bench_steps(json_t *to, struct pool *p)
+{
+    static struct steps s;
+    json_t *all = json_pack("{s:i}", "threads", pool_threads(p));
+    printf("%u threads\n", pool_threads(p));
+    s = (struct steps){.pool = p, .n = STEPS};
+    pool_run(p, time_barriers, &s); // the kernel moves a caller that began on another thread's core
+    for (unsigned rested = 0; rested < 2; rested++) {
+        s = (struct steps){.pool = p, .n = rested ? RESTED_STEPS : STEPS, .rested = rested};
+        pool_run(p, time_barriers, &s);
+        json_object_set_new(all, rested ? "barrier_parked" : "barrier",
+                            report_steps("barrier", &s));
+        time_jobs(&s);
+        json_object_set_new(all, rested ? "job_parked" : "job", report_steps("empty job", &s));
+    }
+    json_array_append_new(to, all);
+}
+
+static void bench_barriers(json_t *to, const struct options *o)
 {
     unsigned threads[MAX_LIST], n = numbers(o->threads, threads);
     for (unsigned k = 0; k < n; k++) {
         AUTO(pool_free) struct pool *p = NULL;
-        if (threads[k] < 2 || pool_new(threads[k], true, &p) < 0)
-            continue;
-        struct times barrier = {.n = 0}, run = {.n = 0};
-        for (unsigned rep = 0; rep < o->reps; rep++) {
-            double start = now_us(threads[k]);
-            pool_run(p, wait_often, p);
-            barrier.us[barrier.n++] = (now_us(threads[k]) - start) / BARRIERS;
-            start = now_us(threads[k]);
-            for (unsigned i = 0; i < BARRIERS; i++)
-                pool_run(p, nothing, NULL);
-            run.us[run.n++] = (now_us(threads[k]) - start) / BARRIERS;
-        }
-        double b = quantile(&barrier, 0.5), r = quantile(&run, 0.5);
-        printf("%u threads: barrier %.2f us, empty job %.2f us\n", threads[k], b, r);
-        json_array_append_new(
-            to, json_pack("{s:i s:f s:f}", "threads", threads[k], "barrier_us", b, "job_us", r));
+        if (threads[k] > 1 && pool_new(threads[k], true, &p) == 0)
+            bench_steps(to, p);
     }
 }
 
@@ -266,7 +316,7 @@ int main(int argc, char **argv)
     for (unsigned i = 0; i < WEIGHTS_TYPES; i++)
         if (listed(o.types, weights_types[i].name))
             bench_type(products, &o, &weights_types[i]);
-    bench_barrier(barriers, &o);
+    bench_barriers(barriers, &o);
     if (o.json && json_dump_file(all, o.json, JSON_INDENT(1)) < 0)
         return 1;
     json_decref(all);
