@@ -1,9 +1,13 @@
-/* kernel_amx.c - x86-64 with AMX int8: quantised products of several rows by tiles.
+/* kernel_amx.c - x86-64 with AMX int8: quantised products of many rows by tiles.
  *
- * A tile instruction multiplies 16 rows of activations with 16 columns of weights over a block of
- * 32 of K, exactly, as VPDPBUSD does; the blocks' scales are then applied by AVX-512 in the order
- * of all tiers. Weights are unpacked to signed bytes, AMX_PART blocks of two tiles of columns at a
- * time, and stay in L1 while all rows pass. Everything else is the AVX-512 tier's.
+ * A tile instruction multiplies up to 16 rows of activations with 16 columns of weights over a
+ * block of 32 of K, exactly, as VPDPBUSD does; the blocks' scales are then applied by AVX-512 in
+ * the order of all tiers. Weights are unpacked to signed bytes, AMX_CHUNK blocks of AMX_TILES tiles
+ * of columns at a time, and stay in L1 while all rows pass. Everything else is the AVX-512 tier's,
+ * also types with scales for half blocks: they store two tiles for a block, which costs the gain.
+ *
+ * For some 150 cycles after a tile instruction the core multiplies 512-bit floats on one port only
+ * (measured), so the scaling takes longer than the products.
  *
  * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
 #if defined(__x86_64__)
@@ -11,74 +15,75 @@
 #include "kernel/kernel_int8_unpack.h"
 
 #define AMX_ROWS 16      // in a tile of activations
-#define AMX_MIN_ROWS 24  // fewer are faster without tiles
+#define AMX_MIN_ROWS 48  // fewer are faster without tiles
 #define AMX_MAX_ROWS 512 // packed at a time
-#define AMX_PART 16      // blocks of K packed at a time
+#define AMX_UNITS 512    // blocks of K of AMX_ROWS rows packed at a time
+#define AMX_CHUNK 16     // blocks of K that stay in L1
 #define AMX_TILES 2      // of columns
-#define AMX_AHEAD 4096   // bytes of weights to prefetch
+#define AMX_AHEAD 8704   // bytes of weights to prefetch into L2
 
-/* AMX_PART blocks of K of a tile of columns. */
-struct panel {
-    int8_t q[AMX_PART][8][64];
-    float d[AMX_PART][KERNEL_TILE], m[AMX_PART][KERNEL_TILE], sub[AMX_PART][2][KERNEL_TILE];
+/* AMX_CHUNK blocks of K of a tile of columns. */
+struct chunk {
+    int8_t q[AMX_CHUNK][8][64];
+    float d[AMX_CHUNK][KERNEL_TILE], m[AMX_CHUNK][KERNEL_TILE];
 } __attribute__((aligned(64)));
 
-/* The same blocks of up to 16 rows. */
-struct rows {
-    int8_t q[AMX_PART][AMX_ROWS][KERNEL_BLOCK];
-    float d[AMX_PART][AMX_ROWS], sum[AMX_PART][AMX_ROWS];
-    uint32_t n;
+/* A block of K of up to 16 rows. */
+struct unit {
+    int8_t q[AMX_ROWS][KERNEL_BLOCK];
+    float d[AMX_ROWS], sum[AMX_ROWS];
 } __attribute__((aligned(64)));
 
 /* Where the results of a tile stand. */
 struct place {
     float *y;
     size_t y_stride;
-    uint32_t n_store; // columns
-    bool first;       // nothing stands there yet
+    uint32_t n_rows, n_store; // n_store: columns
+    bool first;               // nothing stands there yet
 };
 
 /* ---- operands ---- */
 
-/* n_blocks of a tile that begin at the start of a group. */
-INLINE void unpack_panel(const struct int8_type t, const uint8_t *group, int n_blocks,
-                         struct panel *to)
+INLINE size_t group_bytes(const struct int8_type t)
 {
-    const int block_bytes = KERNEL_BLOCK_BYTES(t.lo, t.hi),
-              head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
+    return (size_t)(KERNEL_HEAD_BYTES(t.group, t.min, t.halves) +
+                    t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi));
+}
+
+/* n_blocks of a tile that begin at the start of a group; ahead: bytes to what is wanted next. */
+INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blocks, size_t ahead,
+                       struct chunk *to)
+{
+    const int head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
     const __m512i offset = _mm512_set1_epi8((char)t.offset);
     for (int b = 0; b < n_blocks; b++) {
         int i = b % t.group;
-        const uint8_t *g = group + (size_t)(b / t.group) * (size_t)(head + t.group * block_bytes);
-        const uint8_t *p = g + head + i * block_bytes;
+        const uint8_t *g = group + (size_t)(b / t.group) * group_bytes(t);
+        const uint8_t *p = g + head + i * KERNEL_BLOCK_BYTES(t.lo, t.hi);
         cb w[8];
         cf d, m = c_set(0);
         ci sub[2];
-        for (int line = 0; line < block_bytes / 64; line++)
-            __builtin_prefetch(p + AMX_AHEAD + 64 * line);
+        for (int line = 0; line < KERNEL_BLOCK_BYTES(t.lo, t.hi) / 64; line++)
+            _mm_prefetch(p + ahead + 64 * line, _MM_HINT_T1);
         int8_unpack(t, p, w);
         int8_scales(t, g, i, 0, &d, &m, sub);
         EACH (k, 8)
             _mm512_store_si512(to->q[b][k], t.offset ? _mm512_sub_epi8(w[k], offset) : w[k]);
         _mm512_store_ps(to->d[b], d);
-        if (t.min)
-            _mm512_store_ps(to->m[b], m);
-        if (t.halves) {
-            _mm512_store_ps(to->sub[b][0], c_float(sub[0]));
-            _mm512_store_ps(to->sub[b][1], c_float(sub[1]));
-        }
+        _mm512_store_ps(to->m[b], m);
     }
 }
 
-static void pack_rows(const uint8_t *x, size_t x_bytes, int n_blocks, uint32_t n, struct rows *to)
+/* n_blocks of n rows; to: a unit for each block. */
+static void pack_rows(const uint8_t *x, size_t x_bytes, uint32_t n_blocks, uint32_t n,
+                      struct unit *to)
 {
-    to->n = n;
     for (uint32_t r = 0; r < n; r++, x += x_bytes) {
         const struct kernel_x *from = (const struct kernel_x *)x;
-        for (int b = 0; b < n_blocks; b++) {
-            memcpy(to->q[b][r], from[b].q, KERNEL_BLOCK);
-            to->d[b][r] = from[b].d;
-            to->sum[b][r] = from[b].sum;
+        for (uint32_t b = 0; b < n_blocks; b++) {
+            memcpy(to[b].q[r], from[b].q, KERNEL_BLOCK);
+            to[b].d[r] = from[b].d;
+            to[b].sum[r] = from[b].sum;
         }
     }
 }
@@ -86,7 +91,7 @@ static void pack_rows(const uint8_t *x, size_t x_bytes, int n_blocks, uint32_t n
 /* ---- tiles ---- */
 
 /* Tiles 0, 1: activations; 2, 3: weights; 4 .. 7: sums. */
-static void configure(int n_rows, int k_bytes)
+static void configure(int n_rows)
 {
     struct {
         uint8_t palette, start, reserved[14];
@@ -94,142 +99,134 @@ static void configure(int n_rows, int k_bytes)
         uint8_t rows[16];
     } __attribute__((aligned(64))) c = {.palette = 1};
     for (int i = 0; i < 8; i++) {
-        c.rows[i] = (uint8_t)(i < 2 || i >= 4 ? n_rows : k_bytes / 4);
-        c.column_bytes[i] = (uint16_t)(i < 2 ? k_bytes : 64);
+        c.rows[i] = (uint8_t)(i < 2 || i >= 4 ? n_rows : 8);
+        c.column_bytes[i] = (uint16_t)(i < 2 ? KERNEL_BLOCK : 64);
     }
     __asm__ volatile("" : : "r"(&c) : "memory"); // gcc 12 takes only 8 bytes of it as read
     _tile_loadconfig(&c);
 }
 
-/* A unit of K has scales of its own: a block of 32, or half of it for types with halves. The
- * products of unit u go into tile c. */
-#define MULTIPLY(a, b, c, u)                                                                       \
+/* The products of block b go into tile c_to. */
+#define MULTIPLY(a, w_tile, c_to, b)                                                               \
     do {                                                                                           \
-        _tile_loadd(a, halves ? x->q[(u) / 2][0] + (u) % 2 * 16 : x->q[u][0], KERNEL_BLOCK);       \
-        _tile_loadd(b, halves ? w->q[(u) / 2][(u) % 2 * 4] : w->q[u][0], 64);                      \
-        _tile_zero(c);                                                                             \
-        _tile_dpbssd(c, a, b);                                                                     \
+        _tile_loadd(a, x[b].q[0], KERNEL_BLOCK);                                                   \
+        _tile_loadd(w_tile, w->q[b], 64);                                                          \
+        _tile_zero(c_to);                                                                          \
+        _tile_dpbssd(c_to, a, w_tile);                                                             \
     } while (0)
 
-/* Scales the sums of block b onto acc. */
-INLINE void scale(const struct panel *w, const struct rows *x, int b,
-                  const int32_t (*sums)[AMX_ROWS][KERNEL_TILE], vf acc[AMX_ROWS], const int n_rows,
-                  const bool min, const bool halves)
+/* Scales the products of block b onto acc. */
+INLINE void scale(const struct chunk *w, const struct unit *x, unsigned b,
+                  const int32_t (*products)[KERNEL_TILE], vf acc[AMX_ROWS], const int n_rows,
+                  const bool min)
 {
-    const vf d = v_load(w->d[b]), m = min ? v_load(w->m[b]) : c_set(0);
-    const vf sub0 = halves ? v_load(w->sub[b][0]) : c_set(0);
-    const vf sub1 = halves ? v_load(w->sub[b][1]) : c_set(0);
+    const vf d = v_load(w->d[b]), m = v_load(w->m[b]);
     EACH (r, n_rows) {
-        vf sum = c_float(_mm512_load_si512(sums[0][r]));
-        if (halves) // integers below 2^24: exact
-            sum = c_fma(sum, sub0, c_mul(c_float(_mm512_load_si512(sums[1][r])), sub1));
-        acc[r] = c_fma(sum, c_mul(d, c_set(x->d[b][r])), acc[r]);
+        vf sum = c_float(_mm512_load_si512(products[r]));
+        acc[r] = c_fma(sum, c_mul(d, c_set(x[b].d[r])), acc[r]);
         if (min)
-            acc[r] = c_fma(m, c_set(x->sum[b][r]), acc[r]);
+            acc[r] = c_fma(m, c_set(x[b].sum[r]), acc[r]);
     }
 }
 
-/* Rows times the n_blocks of a panel, added to y. While unit u is scaled, the sums of u + 1 go to
- * memory and the products of u + 2 and u + 3 are under way: a store that waits for its tile holds
- * up what comes after it. */
-INLINE void rows_times_panel(const struct panel *w, const struct rows *x, int n_blocks,
-                             const struct place *at, const int n_rows, const bool min,
-                             const bool halves)
+/* Rows times the n blocks of a chunk, added to y. While block b is scaled, the products of b + 1 go
+ * to memory and those of b + 2 and b + 3 are under way: a store that waits for its tile holds up
+ * what comes after it. */
+INLINE void rows_times_chunk(const struct chunk *w, const struct unit *x, unsigned n,
+                             const struct place *at, const int n_rows, const bool min)
 {
-    int32_t sums[4][AMX_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
+    int32_t products[4][AMX_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
     vf acc[AMX_ROWS];
-    const int n = halves ? 2 * n_blocks : n_blocks;
     EACH (r, n_rows)
         acc[r] = at->first ? c_set(0) : v_load_n(at->y + (size_t)r * at->y_stride, at->n_store, 0);
-#define UNIT(u, a, b, c_next, c_done)                                                              \
-    if (u + 3 < n)                                                                                 \
-        MULTIPLY(a, b, c_next, u + 3);                                                             \
-    if (u + 1 < n)                                                                                 \
-        _tile_stored(c_done, sums[(u + 1) % 4], 64);                                               \
-    if (u < n && (!halves || u % 2))                                                               \
-        scale(w, x, halves ? u / 2 : u, &sums[halves ? u % 4 - 1 : u % 4], acc, n_rows, min,       \
-              halves);
+#define BLOCK(b, a, w_tile, c_next, c_done)                                                        \
+    if (b + 3 < n)                                                                                 \
+        MULTIPLY(a, w_tile, c_next, b + 3);                                                        \
+    if (b + 1 < n)                                                                                 \
+        _tile_stored(c_done, products[(b + 1) % 4], 64);                                           \
+    if (b < n)                                                                                     \
+        scale(w, x, b, products[b % 4], acc, n_rows, min);
     MULTIPLY(0, 2, 4, 0);
     if (n > 1)
         MULTIPLY(1, 3, 5, 1);
     if (n > 2)
         MULTIPLY(0, 2, 6, 2);
-    _tile_stored(4, sums[0], 64);
-    for (int u = 0; u < n; u += 4) {
-        UNIT((u + 0), 1, 3, 7, 5)
-        UNIT((u + 1), 0, 2, 4, 6)
-        UNIT((u + 2), 1, 3, 5, 7)
-        UNIT((u + 3), 0, 2, 6, 4)
+    _tile_stored(4, products[0], 64);
+    for (unsigned b = 0; b < n; b += 4) {
+        BLOCK((b + 0), 1, 3, 7, 5)
+        BLOCK((b + 1), 0, 2, 4, 6)
+        BLOCK((b + 2), 1, 3, 5, 7)
+        BLOCK((b + 3), 0, 2, 6, 4)
     }
-#undef UNIT
+#undef BLOCK
     EACH (r, n_rows)
         v_store_n(at->y + (size_t)r * at->y_stride, at->n_store, acc[r]);
 }
 
 /* What AMX_MIN_ROWS and more split into nearly equally. */
-#define EACH_ROWS(X) X(11) X(12) X(13) X(14) X(15) X(16)
-#define TIMES(name, min, halves)                                                                   \
-    static void name(const struct panel *w, const struct rows *x, int n_blocks,                    \
+#define EACH_ROWS(X) X(12) X(13) X(14) X(15) X(16)
+#define TIMES(name, min)                                                                           \
+    static void name(const struct chunk *w, const struct unit *x, unsigned n_blocks,               \
                      const struct place *at)                                                       \
     {                                                                                              \
-        switch (x->n) {                                                                            \
-            EACH_ROWS(TIMES_ROWS_##name)                                                           \
+        switch (at->n_rows) {                                                                      \
+            EACH_ROWS(TIMES_ROWS_##min)                                                            \
         }                                                                                          \
     }
-#define TIMES_ROWS(n, min, halves)                                                                 \
+#define TIMES_ROWS(n, min)                                                                         \
     case n:                                                                                        \
-        rows_times_panel(w, x, n_blocks, at, n, min, halves);                                      \
+        rows_times_chunk(w, x, n_blocks, at, n, min);                                              \
         break;
-#define TIMES_ROWS_times_plain(n) TIMES_ROWS(n, false, false)
-#define TIMES_ROWS_times_min(n) TIMES_ROWS(n, true, false)
-#define TIMES_ROWS_times_halves(n) TIMES_ROWS(n, false, true)
-TIMES(times_plain, false, false)
-TIMES(times_min, true, false)
-TIMES(times_halves, false, true)
+#define TIMES_ROWS_false(n) TIMES_ROWS(n, false)
+#define TIMES_ROWS_true(n) TIMES_ROWS(n, true)
+TIMES(times_plain, false)
+TIMES(times_min, true)
 
 /* ---- the product ---- */
 
-/* All rows times n_blocks of a panel each of n_tiles tiles of columns. */
-INLINE void rows_times_panels(const struct int8_type t, const struct panel *panels, int n_tiles,
-                              const struct rows *rows, uint32_t n_passes, int n_blocks,
-                              const struct place *at)
+/* All rows in groups, and the part of K that is packed of them. */
+struct packed {
+    struct unit *units; // (group, block of the part)
+    uint32_t m, n_groups, n_blocks;
+    size_t ahead; // from a chunk of weights to the one that comes after AMX_TILES of them
+};
+
+/* Chunks of n_tiles tiles of columns for the rows of every group, which come into L1 once for all
+ * tiles; from block b of the part on. */
+INLINE void groups_times_chunks(const struct int8_type t, struct chunk *chunks, int n_tiles,
+                                const struct packed *x, uint32_t b, unsigned n_blocks,
+                                const struct place *at)
 {
     struct place row = *at;
-    uint32_t configured = 0;
-    for (uint32_t r = 0; r < n_passes; row.y += rows[r].n * row.y_stride, r++) {
-        if (rows[r].n != configured)
-            configure((int)rows[r].n, t.halves ? 16 : 32);
-        configured = rows[r].n;
+    for (uint32_t g = 0, r = 0; g < x->n_groups; g++, r += row.n_rows) {
+        const struct unit *units = x->units + (size_t)g * x->n_blocks + b;
+        row.n_rows = kernel_pass_rows(x->m, r, x->n_groups - g);
+        row.y = at->y + r * row.y_stride;
         struct place here = row;
         for (int i = 0; i < n_tiles; i++, here.y += KERNEL_TILE) {
             here.n_store = MIN(at->n_store - (uint32_t)i * KERNEL_TILE, KERNEL_TILE);
-            if (t.halves)
-                times_halves(&panels[i], &rows[r], n_blocks, &here);
-            else if (t.min)
-                times_min(&panels[i], &rows[r], n_blocks, &here);
+            if (t.min)
+                times_min(&chunks[i], units, n_blocks, &here);
             else
-                times_plain(&panels[i], &rows[r], n_blocks, &here);
+                times_plain(&chunks[i], units, n_blocks, &here);
         }
     }
 }
 
-/* Blocks [b, b + n_blocks) of K of all columns [from, to). */
-INLINE void amx_part(const struct int8_type t, const struct kernel_mat *w, uint32_t b, int n_blocks,
-                     const struct rows *rows, uint32_t n_passes, float *y, size_t y_stride,
-                     uint32_t from, uint32_t to)
+/* n_tiles tiles of columns for the part of K that is packed. */
+INLINE void amx_tiles(const struct int8_type t, const uint8_t *part, size_t tile_bytes, int n_tiles,
+                      const struct packed *x, const struct place *at)
 {
-    const struct kernel_layout *l = kernel_layout(w->type);
-    const size_t tile_bytes = kernel_tile_bytes(l, w->n_in);
-    const uint8_t *part = (const uint8_t *)w->data + kernel_group_bytes(l, b);
-    struct panel panels[AMX_TILES];
-    for (uint32_t c = from; c < to; c += AMX_TILES * KERNEL_TILE) {
-        int n_tiles = MIN(AMX_TILES, (int)((to - c + KERNEL_TILE - 1) / KERNEL_TILE));
+    struct chunk chunks[AMX_TILES];
+    for (uint32_t b = 0; b < x->n_blocks; b += AMX_CHUNK) {
+        int n_blocks = MIN(AMX_CHUNK, (int)(x->n_blocks - b));
         for (int i = 0; i < n_tiles; i++)
-            unpack_panel(t, part + (c / KERNEL_TILE + (uint32_t)i) * tile_bytes, n_blocks,
-                         &panels[i]);
+            chunk_open(t, part + (size_t)i * tile_bytes + b / (uint32_t)t.group * group_bytes(t),
+                       n_blocks, x->ahead, &chunks[i]);
         __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
-        rows_times_panels(t, panels, n_tiles, rows, n_passes, n_blocks,
-                          &(struct place){y + c, y_stride, to - c, b == 0});
+        struct place here = *at;
+        here.first = at->first && b == 0;
+        groups_times_chunks(t, chunks, n_tiles, x, b, (unsigned)n_blocks, &here);
     }
 }
 
@@ -237,16 +234,24 @@ INLINE void amx_matmul(const struct int8_type t, const struct kernel_mat *w, con
                        size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
                        uint32_t to)
 {
-    struct rows rows[AMX_MAX_ROWS / AMX_ROWS];
-    const uint32_t n_all = w->n_in / KERNEL_BLOCK, n_passes = (m + AMX_ROWS - 1) / AMX_ROWS;
-    for (uint32_t b = 0; b < n_all; b += AMX_PART) {
-        int n_blocks = MIN(AMX_PART, (int)(n_all - b));
-        for (uint32_t p = 0, r = 0, n; p < n_passes; p++, r += n) {
-            n = (m - r + n_passes - p - 1) / (n_passes - p); // nearly equal
-            pack_rows(x + r * x_bytes + b * sizeof(struct kernel_x), x_bytes, n_blocks, n,
-                      &rows[p]);
+    struct unit units[AMX_UNITS];
+    const size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
+    const uint32_t n_all = w->n_in / KERNEL_BLOCK, n_groups = (m + AMX_ROWS - 1) / AMX_ROWS,
+                   most = AMX_UNITS / n_groups / AMX_CHUNK * AMX_CHUNK;
+    configure((int)kernel_pass_rows(m, 0, n_groups));
+    for (uint32_t b = 0; b < n_all; b += most) {
+        struct packed p = {units, m, n_groups, MIN(most, n_all - b),
+                           most < n_all ? AMX_TILES * tile_bytes : AMX_AHEAD};
+        for (uint32_t g = 0, r = 0, n; g < n_groups; g++, r += n) {
+            n = kernel_pass_rows(m, r, n_groups - g);
+            pack_rows(x + r * x_bytes + b * sizeof(struct kernel_x), x_bytes, p.n_blocks, n,
+                      units + (size_t)g * p.n_blocks);
         }
-        amx_part(t, w, b, n_blocks, rows, n_passes, y, y_stride, from, to);
+        const uint8_t *part = (const uint8_t *)w->data + b / (uint32_t)t.group * group_bytes(t);
+        for (uint32_t c = from; c < to; c += AMX_TILES * KERNEL_TILE)
+            amx_tiles(t, part + c / KERNEL_TILE * tile_bytes, tile_bytes,
+                      MIN(AMX_TILES, (int)((to - c + KERNEL_TILE - 1) / KERNEL_TILE)), &p,
+                      &(struct place){y + c, y_stride, 0, to - c, b == 0});
     }
     _tile_release();
 }
@@ -257,8 +262,9 @@ static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t x_bytes,
     switch (w->type) {
 #define CASE(name, bytes, lo, hi, offset, group, min, halves, book)                                \
     case KERNEL_##name:                                                                            \
-        amx_matmul((struct int8_type){lo, hi, offset, group, min, halves, book}, w, x, x_bytes, m, \
-                   y, y_stride, from, to);                                                         \
+        if (!halves)                                                                               \
+            amx_matmul((struct int8_type){lo, hi, offset, group, min, halves, book}, w, x,         \
+                       x_bytes, m, y, y_stride, from, to);                                         \
         break;
         KERNEL_INT8_TYPES(CASE)
 #undef CASE
@@ -272,7 +278,8 @@ void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes
 {
     if (w->type == KERNEL_BF16 && kernel_amx_bf16(w, x, x_bytes, m, y, y_stride, from, to))
         return;
-    if (kernel_form_of(w->type) != KERNEL_FORM_INT8 || m < AMX_MIN_ROWS)
+    if (kernel_form_of(w->type) != KERNEL_FORM_INT8 || kernel_layout(w->type)->has_halves ||
+        m < AMX_MIN_ROWS)
         return kernel_avx512.matmul(w, x, x_bytes, m, y, y_stride, from, to);
     uint32_t n_passes = (m + AMX_MAX_ROWS - 1) / AMX_MAX_ROWS;
     for (uint32_t p = 0, r = 0, n; p < n_passes; p++, r += n) {

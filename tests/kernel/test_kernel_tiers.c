@@ -96,9 +96,10 @@ static void check_type(const struct kernel *k, enum kernel_type type, uint32_t n
 }
 
 /* More parts of K than one, for more rows than one pass takes. */
-static void check_many_rows(const struct kernel *k, enum kernel_type type)
+static void check_many_rows(const struct kernel *k, enum kernel_type type, uint32_t n_out,
+                            uint32_t n_in)
 {
-    struct product p = product_of(type, 70, 2336, MANY_ROWS, false);
+    struct product p = product_of(type, n_out, n_in, MANY_ROWS, false);
     static const uint32_t rows[] = {MANY_ROWS, 257, 256, 250, 129, 96, 81, 65};
     for (unsigned i = 0; i < ARRAY_LEN(rows); i++)
         check_rows(&p, k, MANY_ROWS - rows[i], rows[i], 32);
@@ -119,9 +120,11 @@ static void check_tier(const struct kernel *k)
             check_type(k, type, 33, 288, true);
         if (per <= 32)
             check_type(k, type, 70, 32, false);
+        if (type == KERNEL_Q8_0 || type == KERNEL_Q4_K)
+            check_many_rows(k, type, 33, 2304);
         if (per == 1) {
             check_type(k, type, 35, 77, false);
-            check_many_rows(k, type);
+            check_many_rows(k, type, 70, 2336);
         }
         printf("%s %s: %.1f ms\n", k->name, weights_types[t].name,
                (double)(clock_us() - start) / 1e3);
