@@ -106,7 +106,7 @@ static void row_scores(const struct kernel_attn *a, const float *const *q, const
 }
 
 /* n_parts sixteens of V from d on, weighted and summed over positions, behind what stands at `to`
- * if `more`; n < 16: of one part. wide: the positions' V in floats, or NULL: they lie `at`. */
+ * if `more`; n < 16: of one part. The positions lie `at`, or if that is NULL in floats: wide. */
 INLINE void values_parts(const struct kernel_attn *a, const float *wide, const size_t *at,
                          const float *weights, uint32_t n_pos, float *const *to, bool more,
                          uint32_t d, uint32_t n, const int n_heads, const int n_parts)
@@ -117,17 +117,18 @@ INLINE void values_parts(const struct kernel_attn *a, const float *wide, const s
             acc[h][i] = more ? v_load_n(to[h] + d + 16 * i, MIN(n, 16u), 0) : v_set(0);
     for (uint32_t p = 0; p < n_pos; p++) {
         vf row[V_PARTS];
-        if (!wide) {
+        if (at) {
             const uint16_t *next = a->k + at[KERNEL_PIECE + p] + d;
             __builtin_prefetch(next, 0, 2);
             __builtin_prefetch(next + 16 * n_parts - 1, 0, 2);
         }
         EACH (i, n_parts) {
-            const uint16_t *v = wide ? NULL : a->v + at[p] + d;
-            row[i] = wide     ? v_load(wide + p * a->head_dim + d + 16 * i)
+            const uint16_t *v = at ? a->v + at[p] + d : NULL;
+            row[i] = !at      ? v_load(wide + d + 16 * i)
                      : n < 16 ? v_half_load_n(v, n)
                               : v_half_load(v + 16 * i);
         }
+        wide += at ? 0 : a->head_dim;
         EACH (h, n_heads) {
             vf w = v_set(weights[h * KERNEL_PIECE + p]);
             EACH (i, n_parts)
@@ -148,7 +149,7 @@ INLINE void values_heads(const struct kernel_attn *a, const float *wide, const s
         values_parts(a, wide, at, weights, n_pos, to, more, d, 16, n_heads, V_PARTS);
     for (; d + 16 <= n; d += 16)
         values_parts(a, wide, at, weights, n_pos, to, more, d, 16, n_heads, 1);
-    if (d < n && !wide)
+    if (d < n && at)
         values_parts(a, NULL, at, weights, n_pos, to, more, d, n - d, n_heads, 1);
 }
 
@@ -175,66 +176,77 @@ static void row_values(const struct kernel_attn *a, const size_t *at, const floa
 }
 
 /* ---- shared positions ---- */
-/* Lanes l and l + 8 of q.k, added, of n queries at the sixteen positions of a turned tile. */
-INLINE void turned_8(const float *k, const float *const *q, uint32_t dim, uint32_t l, vf *sum,
-                     const int n)
+/* q.k of n queries at the positions of n_tiles turned tiles: the chains of two lanes at a time,
+ * then the tree of sums. */
+INLINE void scores_turned(const struct kernel_attn *a, const float *k, const float *const *q,
+                          float *to, const int n, const int n_tiles)
 {
-    vf low[V_TURNED], high[V_TURNED];
-    EACH (h, n)
-        low[h] = high[h] = v_set(0);
-    for (size_t d = l; d < dim; d += 16) {
-        vf k0 = v_load(k + 16 * d), k8 = v_load(k + 16 * d + 16 * 8);
-        EACH (h, n) {
-            low[h] = v_fma(k0, v_set(q[h][d]), low[h]);
-            high[h] = v_fma(k8, v_set(q[h][d + 8]), high[h]);
+    const size_t dim = a->head_dim;
+    const vf scale = v_set(a->scale);
+    vf sums[8][V_TURNED][V_TILES];
+    for (size_t l = 0; l < 8; l++) {
+        vf low[V_TURNED][V_TILES], high[V_TURNED][V_TILES];
+        EACH (h, n)
+            EACH (t, n_tiles)
+                low[h][t] = high[h][t] = v_set(0);
+        for (size_t d = l; d < dim; d += 16) {
+            vf k0[V_TILES], k8[V_TILES];
+            EACH (t, n_tiles) {
+                k0[t] = v_load(k + 16 * ((size_t)t * dim + d));
+                k8[t] = v_load(k + 16 * ((size_t)t * dim + d + 8));
+            }
+            EACH (h, n) {
+                vf q0 = v_set(q[h][d]), q8 = v_set(q[h][d + 8]);
+                EACH (t, n_tiles) {
+                    low[h][t] = v_fma(k0[t], q0, low[h][t]);
+                    high[h][t] = v_fma(k8[t], q8, high[h][t]);
+                }
+            }
         }
+        EACH (h, n)
+            EACH (t, n_tiles)
+                sums[l][h][t] = v_add(low[h][t], high[h][t]);
     }
     EACH (h, n)
-        sum[h] = v_add(low[h], high[h]);
+        EACH (t, n_tiles) {
+            vf s[4];
+            EACH (l, 4)
+                s[l] = v_add(sums[l][h][t], sums[l + 4][h][t]);
+            vf sum = v_add(v_add(s[0], s[2]), v_add(s[1], s[3]));
+            v_store(to + h * KERNEL_PIECE + 16 * t, v_mul(sum, scale));
+        }
 }
 
-/* The tree of sums goes on: two results of `part`, `step` lanes apart, added. */
-#define TURNED(name, part, step)                                                                   \
-    INLINE void name(const float *k, const float *const *q, uint32_t dim, uint32_t l, vf *sum,     \
-                     const int n)                                                                  \
-    {                                                                                              \
-        vf other[V_TURNED];                                                                        \
-        part(k, q, dim, l, sum, n);                                                                \
-        part(k, q, dim, l + (step), other, n);                                                     \
-        EACH (h, n)                                                                                \
-            sum[h] = v_add(sum[h], other[h]);                                                      \
-    }
-TURNED(turned_4, turned_8, 4)
-TURNED(turned_2, turned_4, 2)
-TURNED(turned_1, turned_2, 1)
-
-INLINE void scores_turned(const struct kernel_attn *a, const float *k, const float *const *q,
-                          float *to, const int n)
+/* Of all queries at n_tiles blocks from p on of the piece that begins at `from`. */
+INLINE void shared_tiles(const struct kernel_attn *a, const struct queries *s, uint32_t from,
+                         uint32_t p, const int n_tiles)
 {
-    vf sum[V_TURNED];
-    turned_1(k, q, a->head_dim, 0, sum, n);
-    EACH (h, n)
-        v_store(to + h * KERNEL_PIECE, v_mul(sum[h], v_set(a->scale)));
+    const uint32_t dim = a->head_dim;
+    uint32_t h = 0;
+    EACH (t, n_tiles) {
+        const uint16_t *k = block_at(a, a->k, from + p + 16 * t);
+        for (uint32_t d = 0; d < dim; d += 16)
+            v_half_turn(k + d, dim, s->tile + 16 * (t * dim + d));
+        fetch(block_at(a, a->v, from + p + 16 * t), 16 * dim);
+    }
+    for (; h + V_TURNED <= s->n; h += V_TURNED)
+        scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, V_TURNED, n_tiles);
+    for (; h < s->n; h++)
+        scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, 1, n_tiles);
 }
 
 /* Of all queries at the n positions of whole blocks from `from` on. */
 static void shared_scores(const struct kernel_attn *a, const struct queries *s, uint32_t from,
                           uint32_t n)
 {
-    const uint32_t dim = a->head_dim;
-    for (uint32_t p = 0; p < n; p += 16) {
-        const uint16_t *k = block_at(a, a->k, from + p);
-        uint32_t h = 0;
-        for (uint32_t d = 0; d < dim; d += 16)
-            v_half_turn(k + d, dim, s->tile + 16 * d);
-        if (p + 16 < n)
-            fetch(block_at(a, a->k, from + p + 16), 16 * dim);
-        fetch(block_at(a, a->v, from + p), 16 * dim);
-        for (; h + V_TURNED <= s->n; h += V_TURNED)
-            scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, V_TURNED);
-        for (; h < s->n; h++)
-            scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, 1);
+    uint32_t p = 0;
+    for (; p + 16 * V_TILES <= n; p += 16 * V_TILES) {
+        for (uint32_t next = p + 16 * V_TILES; next < MIN(n, p + 32 * V_TILES); next += 16)
+            fetch(block_at(a, a->k, from + next), 16 * a->head_dim);
+        shared_tiles(a, s, from, p, V_TILES);
     }
+    for (; p < n; p += 16)
+        shared_tiles(a, s, from, p, 1);
 }
 
 static void shared_values(const struct kernel_attn *a, const struct queries *s, uint32_t from,
@@ -245,29 +257,57 @@ static void shared_values(const struct kernel_attn *a, const struct queries *s, 
         uint32_t n_here = MIN(n - p, V_WIDE);
         for (uint32_t i = 0; i < n_here; i += 16) {
             const uint16_t *v = block_at(a, a->v, from + p + i);
-            for (uint32_t d = 0; d < block; d += 16)
-                v_store(s->tile + i * a->head_dim + d, v_half_load(v + d));
+            float *wide = s->tile + i * a->head_dim;
+            for (uint32_t d = 0; d < block; d += 64)
+                EACH (part, 4)
+                    v_store(wide + d + 16 * part, v_half_load(v + d + 16 * part));
         }
         values(a, s->tile, NULL, s->weights + p, n_here, to, p > 0, s->n);
     }
 }
 
 /* ---- pieces ---- */
-/* s[i] = exp(s[i] - max); lane i % 16 sums. Up to the next sixteen, s is filled. */
-static void soften(float *s, uint32_t n, float *ret_max, float *ret_sum)
+/* s[i] = exp(s[i] - max) of n_heads queries; lane i % 16 sums. Up to the next sixteen, s is filled.
+ */
+INLINE void soften_heads(float *s, uint32_t n, float *ret_max, float *ret_sum, const int n_heads)
 {
-    vf top = v_set(-INFINITY), sum = v_set(0);
-    for (uint32_t i = n; i % 16; i++)
-        s[i] = -INFINITY; // exp(-inf) is 0
-    for (uint32_t i = 0; i < n; i += 16)
-        top = v_max(top, v_load(s + i));
-    vf max = v_set(*ret_max = v_hmax(top));
-    for (uint32_t i = 0; i < n; i += 16) {
-        vf e = v_exp(v_sub(v_load(s + i), max));
-        v_store(s + i, e);
-        sum = v_add(sum, e);
+    vf max[V_HEADS], sum[V_HEADS];
+    EACH (h, n_heads) {
+        max[h] = v_set(-INFINITY);
+        sum[h] = v_set(0);
     }
-    *ret_sum = v_sum(sum);
+    for (uint32_t i = 0; i < n; i += 16)
+        EACH (h, n_heads) {
+            float *at = s + h * KERNEL_PIECE + i;
+            vf x = n - i < 16 ? v_load_n(at, n - i, -INFINITY) : v_load(at); // exp(-inf) is 0
+            max[h] = v_max(max[h], x);
+            v_store(at, x);
+        }
+    EACH (h, n_heads)
+        max[h] = v_set(ret_max[h] = v_hmax(max[h]));
+    for (uint32_t i = 0; i < n; i += 16)
+        EACH (h, n_heads) {
+            float *at = s + h * KERNEL_PIECE + i;
+            vf e = v_exp(v_sub(v_load(at), max[h]));
+            v_store(at, e);
+            sum[h] = v_add(sum[h], e);
+        }
+    EACH (h, n_heads)
+        ret_sum[h] = v_sum(sum[h]);
+}
+
+static void soften(const struct kernel_attn *a, float *s, uint32_t n, float *ret_max,
+                   float *ret_sum)
+{
+    for (uint32_t h = 0, left; (left = a->n_heads - h); h += MIN(left, V_HEADS))
+        switch (MIN(left, V_HEADS)) {
+#define HEADS(n_heads)                                                                             \
+    case n_heads:                                                                                  \
+        soften_heads(s + h * KERNEL_PIECE, n, ret_max + h, ret_sum + h, n_heads);                  \
+        break;
+            V_EACH_HEADS(HEADS)
+#undef HEADS
+        }
 }
 
 static void scale_add(float *to, float keep, const float *from, float take, uint32_t n)
@@ -341,8 +381,7 @@ static void attn_piece(const struct kernel_attn *a, struct queries *s, uint32_t 
             look(a, &a->sights[r], from, n_shared, at);
             row_scores(a, s->q + q, at + n_shared, n - n_shared, weights + n_shared);
         }
-        for (uint32_t h = 0; h < a->n_heads; h++)
-            soften(weights + h * KERNEL_PIECE, n, &max[q + h], &sum[q + h]);
+        soften(a, weights, n, max + q, sum + q);
         if (n && !n_shared)
             row_values(a, at, weights, n, to + q, false);
     }

@@ -15,6 +15,7 @@
 #define V_SUMS 4
 #define V_PARTS 1
 #define V_TURNED 1
+#define V_TILES 1
 
 #include "kernel/kernel_body.h"
 

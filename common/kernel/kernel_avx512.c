@@ -15,6 +15,7 @@
 #define V_SUMS 16
 #define V_PARTS 4
 #define V_TURNED 4
+#define V_TILES 2
 
 #include "kernel/kernel_body.h"
 

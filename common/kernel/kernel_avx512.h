@@ -53,10 +53,11 @@ INLINE vf v_half_load_n(const uint16_t *p, uint32_t n)
 }
 
 /* 16 rows of 16 halfs, turned: to[16 c + r]. A 128-bit lane holds four rows while eight columns are
- * sorted, then a quarter of two columns. */
+ * sorted, then a quarter of two columns. From memory a column is widened without a shuffle. */
 INLINE void v_half_turn(const uint16_t *rows, size_t stride, float *to)
 {
     const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    uint16_t columns[16][16];
     EACH (half, 2) {
         __m512i r[4], c[4];
         EACH (i, 4) {
@@ -72,13 +73,12 @@ INLINE void v_half_turn(const uint16_t *rows, size_t stride, float *to)
         c[1] = _mm512_unpackhi_epi32(low, low2);
         c[2] = _mm512_unpacklo_epi32(high, high2);
         c[3] = _mm512_unpackhi_epi32(high, high2);
-        EACH (i, 4) {
-            __m512i two = _mm512_permutexvar_epi64(order, c[i]);
-            float *at = to + 16 * (8 * half + 2 * i);
-            _mm512_storeu_ps(at, _mm512_cvtph_ps(_mm512_castsi512_si256(two)));
-            _mm512_storeu_ps(at + 16, _mm512_cvtph_ps(_mm512_extracti64x4_epi64(two, 1)));
-        }
+        EACH (i, 4)
+            _mm512_storeu_si512(columns[8 * half + 2 * i], _mm512_permutexvar_epi64(order, c[i]));
     }
+    __asm__ volatile("" : : : "memory"); // gcc would take the columns out of the registers
+    EACH (c, 16)
+        v_store(to + 16 * c, v_half_load(columns[c]));
 }
 
 INLINE void v_half_store(uint16_t *p, vf a)

@@ -12,7 +12,7 @@
  *   BF16_EACH_ROWS(X)         X(1) X(2) ... up to that
  *   V_SUMS                    sums of q.k kept in registers
  *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS queries
- *   V_TURNED                  queries that go over a turned tile of K at once
+ *   V_TURNED, V_TILES         queries that go over so many turned tiles of K at once
  *
  * and, where a tier has lanes of words of 64 bits, VW_LANES, `vw` and its vw_*() operations.
  *
