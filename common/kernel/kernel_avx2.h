@@ -163,26 +163,28 @@ INLINE float v_sum(vf a)
 }
 
 /* A step of the tree for two vectors at once: the results of a, then those of b. */
-#define JOIN(a, b, shuffle, low, high) _mm256_add_ps(shuffle(a, b, low), shuffle(a, b, high))
+#define JOIN(op, a, b, shuffle, low, high) op(shuffle(a, b, low), shuffle(a, b, high))
 
-/* v_sum() of eight vectors: each step halves their number, so none is spent on lanes without use.
- */
-INLINE __m256 sums_8(const vf a[8])
-{
-    __m256 b[8], c[4], d[2];
-    EACH (i, 8)
-        b[i] = _mm256_add_ps(a[i].lo, a[i].hi);
-    EACH (i, 4)
-        c[i] = JOIN(b[i], b[i + 4], _mm256_permute2f128_ps, 0x20, 0x31);
-    EACH (i, 2)
-        d[i] = JOIN(c[2 * i], c[2 * i + 1], _mm256_shuffle_ps, 0x44, 0xee);
-    return JOIN(d[0], d[1], _mm256_shuffle_ps, 0x88, 0xdd);
-}
-
-INLINE vf v_sums(const vf a[16])
-{
-    return (vf){sums_8(a), sums_8(a + 8)};
-}
+/* v_sum() or v_hmax() of eight and sixteen vectors: each step halves their number, so none is spent
+ * on lanes without use. */
+#define JOIN_ALL(name, name_8, op)                                                                 \
+    INLINE __m256 name_8(const vf a[8])                                                            \
+    {                                                                                              \
+        __m256 b[8], c[4], d[2];                                                                   \
+        EACH (i, 8)                                                                                \
+            b[i] = op(a[i].lo, a[i].hi);                                                           \
+        EACH (i, 4)                                                                                \
+            c[i] = JOIN(op, b[i], b[i + 4], _mm256_permute2f128_ps, 0x20, 0x31);                   \
+        EACH (i, 2)                                                                                \
+            d[i] = JOIN(op, c[2 * i], c[2 * i + 1], _mm256_shuffle_ps, 0x44, 0xee);                \
+        return JOIN(op, d[0], d[1], _mm256_shuffle_ps, 0x88, 0xdd);                                \
+    }                                                                                              \
+    INLINE vf name(const vf a[16])                                                                 \
+    {                                                                                              \
+        return (vf){name_8(a), name_8(a + 8)};                                                     \
+    }
+JOIN_ALL(v_sums, sums_8, _mm256_add_ps)
+JOIN_ALL(v_maxs, maxs_8, _mm256_max_ps)
 
 INLINE float v_hmax(vf a)
 {
@@ -216,17 +218,16 @@ INLINE vf v_pow2(vf p, vf t)
     return (vf){pow2_8(p.lo, t.lo), pow2_8(p.hi, t.hi)};
 }
 
+/* The sum is that of the bytes plus 128, taken off again. */
 INLINE int v_quantise(vf a, int8_t *to)
 {
     a = v_max(v_min(a, v_set(127)), v_set(-127));
     __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi);
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
-    _mm_storeu_si128((__m128i *)to, _mm_packs_epi16(_mm256_castsi256_si128(words),
-                                                    _mm256_extracti128_si256(words, 1)));
-    lo = _mm256_add_epi32(lo, hi);
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(lo), _mm256_extracti128_si256(lo, 1));
-    s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
-    return _mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 1);
+    __m128i q = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128((__m128i *)to, q);
+    __m128i sums = _mm_sad_epu8(_mm_xor_si128(q, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 128 * 16;
 }
 
 INLINE vd vd_zero(void)

@@ -143,23 +143,26 @@ INLINE float v_sum(vf a)
 }
 
 /* A step of the tree for two vectors at once: the results of a, then those of b. */
-#define JOIN(a, b, shuffle, low, high) _mm512_add_ps(shuffle(a, b, low), shuffle(a, b, high))
+#define JOIN(op, a, b, shuffle, low, high) op(shuffle(a, b, low), shuffle(a, b, high))
 
-/* v_sum() of sixteen vectors: each step halves their number, so none is spent on lanes without use.
- */
-INLINE vf v_sums(const vf a[16])
-{
-    vf b[8], c[4], d[2];
-    EACH (i, 4) {
-        b[2 * i] = JOIN(a[i], a[i + 4], _mm512_shuffle_f32x4, 0x44, 0xee);
-        b[2 * i + 1] = JOIN(a[i + 8], a[i + 12], _mm512_shuffle_f32x4, 0x44, 0xee);
+/* v_sum() or v_hmax() of sixteen vectors: each step halves their number, so none is spent on lanes
+ * without use. */
+#define JOIN_ALL(name, op)                                                                         \
+    INLINE vf name(const vf a[16])                                                                 \
+    {                                                                                              \
+        vf b[8], c[4], d[2];                                                                       \
+        EACH (i, 4) {                                                                              \
+            b[2 * i] = JOIN(op, a[i], a[i + 4], _mm512_shuffle_f32x4, 0x44, 0xee);                 \
+            b[2 * i + 1] = JOIN(op, a[i + 8], a[i + 12], _mm512_shuffle_f32x4, 0x44, 0xee);        \
+        }                                                                                          \
+        EACH (i, 4)                                                                                \
+            c[i] = JOIN(op, b[2 * i], b[2 * i + 1], _mm512_shuffle_f32x4, 0x88, 0xdd);             \
+        EACH (i, 2)                                                                                \
+            d[i] = JOIN(op, c[2 * i], c[2 * i + 1], _mm512_shuffle_ps, 0x44, 0xee);                \
+        return JOIN(op, d[0], d[1], _mm512_shuffle_ps, 0x88, 0xdd);                                \
     }
-    EACH (i, 4)
-        c[i] = JOIN(b[2 * i], b[2 * i + 1], _mm512_shuffle_f32x4, 0x88, 0xdd);
-    EACH (i, 2)
-        d[i] = JOIN(c[2 * i], c[2 * i + 1], _mm512_shuffle_ps, 0x44, 0xee);
-    return JOIN(d[0], d[1], _mm512_shuffle_ps, 0x88, 0xdd);
-}
+JOIN_ALL(v_sums, _mm512_add_ps)
+JOIN_ALL(v_maxs, _mm512_max_ps)
 
 INLINE float v_hmax(vf a)
 {
@@ -180,11 +183,13 @@ INLINE vf v_pow2(vf p, vf t)
     return _mm512_scalef_ps(p, v_sub(t, v_set(0x1.8p+23f)));
 }
 
+/* The sum is that of the bytes plus 128, taken off again. */
 INLINE int v_quantise(vf a, int8_t *to)
 {
-    __m512i q = _mm512_cvtps_epi32(v_max(v_min(a, v_set(127)), v_set(-127)));
-    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(q));
-    return _mm512_reduce_add_epi32(q);
+    __m128i q = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v_max(v_min(a, v_set(127)), v_set(-127))));
+    _mm_storeu_si128((__m128i *)to, q);
+    __m128i sums = _mm_sad_epu8(_mm_xor_si128(q, _mm_set1_epi8(-128)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 128 * 16;
 }
 
 INLINE vd vd_zero(void)

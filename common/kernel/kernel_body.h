@@ -96,18 +96,33 @@ static void to_f16(const float *x, uint32_t n, uint16_t *y)
 }
 
 /* ---- prepared activations ---- */
+static void prepare_block(const float *x, float d, float inverse, struct kernel_x *to)
+{
+    vf by = v_set(d > 0 ? inverse : 0);
+    int sum0 = v_quantise(v_mul(v_load(x), by), to->q);
+    int sum = sum0 + v_quantise(v_mul(v_load(x + 16), by), to->q + 16);
+    to->d = d;
+    to->sum = d * (float)sum;
+    to->minus = -128 * sum;
+    to->minus0 = -128 * sum0;
+}
+
+/* The scales of sixteen blocks at once. */
 static void prepare_int8(const float *x, uint32_t n, struct kernel_x *to)
 {
-    for (uint32_t k = 0; k < n; k += KERNEL_BLOCK, to++) {
-        vf x0 = v_load(x + k), x1 = v_load(x + k + 16);
-        float d = v_hmax(v_max(v_abs(x0), v_abs(x1))) / 127;
-        vf inverse = v_set(d > 0 ? 1 / d : 0);
-        int sum0 = v_quantise(v_mul(x0, inverse), to->q);
-        int sum = sum0 + v_quantise(v_mul(x1, inverse), to->q + 16);
-        to->d = d;
-        to->sum = d * (float)sum;
-        to->minus = -128 * sum;
-        to->minus0 = -128 * sum0;
+    for (uint32_t left = n / KERNEL_BLOCK, part; left; left -= part) {
+        vf most[16];
+        float d[16], inverse[16];
+        part = MIN(left, 16);
+        for (uint32_t b = 0; b < 16; b++) {
+            const float *at = x + (b < part ? b : 0) * KERNEL_BLOCK;
+            most[b] = v_max(v_abs(v_load(at)), v_abs(v_load(at + 16)));
+        }
+        vf scales = v_div(v_maxs(most), v_set(127));
+        v_store(d, scales);
+        v_store(inverse, v_div(v_set(1), scales));
+        for (uint32_t b = 0; b < part; b++, x += KERNEL_BLOCK, to++)
+            prepare_block(x, d[b], inverse[b], to);
     }
 }
 

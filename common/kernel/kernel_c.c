@@ -169,6 +169,13 @@ INLINE float v_hmax(vf a)
     return a.l[0];
 }
 
+INLINE vf v_maxs(const vf a[16])
+{
+    vf r;
+    LANES r.l[i] = v_hmax(a[i]);
+    return r;
+}
+
 /* Bit i: lanes i are equal. */
 INLINE uint32_t v_equal(vf a, vf b)
 {
