@@ -461,6 +461,8 @@ static int load(struct engine *e)
 {
     int64_t start_us = clock_us();
     e->show_us = start_us + LOADING_SHOW_US;
+    svc_extend(LOADING_EXTEND_US);
+    svc_status("loading the model");
     int err = served_open(e->options, &e->served);
     if (!err)
         err = served_load(e->served, e->options, show_progress, e);

@@ -82,8 +82,8 @@ static const struct conf_option table[] = {
      .fallback = "0",
      .min = 0,
      .max = 1 << 24,
-     .help =
-         "memory of the KV pool in MiB; 0: for all sequences, at most a quarter of what is free"},
+     .help = "memory of the KV pool in MiB; 0: for all sequences, at most a quarter of what the "
+             "model leaves free"},
     {.name = "memory_check",
      .kind = CONF_BOOL,
      .value = &values.memory_check,

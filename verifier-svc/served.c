@@ -14,6 +14,7 @@
 #define KV_TYPE "f16"
 #define LOGITS_BYTES (64u << 20) // more rows of logits than are needed anyhow, up to this
 #define MIN_BLOCKS 2             // of the KV pool
+#define SHORT_CONTEXT 512        // positions that a pool without a size of its own is made for
 #define BESIDE_BYTES (16u << 20)
 #define BESIDE_THREAD_BYTES (2u << 20) // a MiB of the file that it packs, and pages read around it
 
@@ -122,7 +123,8 @@ size_t served_bytes(const struct served_memory *m)
     return m->weights + m->kv + m->activations + m->beside;
 }
 
-/* Blocks of the pool: as asked, or for all sequences within a quarter of what is left free. */
+/* Blocks of the pool: as asked, or for all sequences within a quarter of what is left free, but for
+ * a short context at least: what does not even hold that is refused. */
 static uint64_t wanted_blocks(const struct served *s, const struct options *o, size_t block_bytes,
                               size_t left)
 {
@@ -130,7 +132,8 @@ static uint64_t wanted_blocks(const struct served *s, const struct options *o, s
         return ((uint64_t)o->kv_mib << 20) / block_bytes;
     uint64_t all = (uint64_t)blocks_of(s->context) * (uint64_t)o->max_sequences;
     uint64_t quarter = left / 4 / block_bytes;
-    quarter = quarter > MIN_BLOCKS ? quarter : MIN_BLOCKS;
+    uint64_t least = blocks_of(s->context < SHORT_CONTEXT ? s->context : SHORT_CONTEXT);
+    quarter = quarter > least ? quarter : least;
     return all < quarter ? all : quarter;
 }
 
@@ -164,7 +167,7 @@ static int refuse(const struct served *s, size_t available)
     const struct served_memory *m = &s->memory;
     size_t all = served_bytes(m), rest_mib = (all - m->kv) >> 20, room_mib = available >> 20;
     char advice[128] = "a smaller model or type of weights is needed, or fewer max_batch_rows";
-    if (rest_mib + 1 < room_mib)
+    if (rest_mib + 1 + (m->kv / s->n_blocks * MIN_BLOCKS >> 20) < room_mib)
         snprintf(advice, sizeof(advice), "kv_mib=%zu would fit", room_mib - rest_mib - 1);
     return fail(-ENOMEM,
                 "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, activations %zu, "
@@ -184,7 +187,8 @@ static int measure_out(struct served *s, const struct options *o)
     m->activations = forward_bytes(s->model, s->pool, &fo);
     m->beside = BESIDE_BYTES + pool_threads(s->pool) * (size_t)BESIDE_THREAD_BYTES;
     size_t taken = served_bytes(m);
-    int err = measure_kv(s, o, available > taken ? available - taken : 0);
+    size_t left = available > taken ? available - taken : 0;
+    int err = measure_kv(s, o, o->memory_check ? left : available);
     if (err < 0)
         return err;
     log_info("loading the model needed_mib=%zu weights_mib=%zu kv_mib=%zu activations_mib=%zu "

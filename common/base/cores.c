@@ -17,11 +17,12 @@ static unsigned list(hwloc_topology_t t, hwloc_bitmap_t allowed, unsigned *to)
     if (hwloc_get_cpubind(t, allowed, HWLOC_CPUBIND_THREAD) < 0)
         hwloc_bitmap_fill(allowed);
     for (hwloc_obj_t core = NULL; (core = hwloc_get_next_obj_by_depth(t, depth, core));) {
-        hwloc_bitmap_t here = hwloc_bitmap_dup(core->cpuset);
-        hwloc_bitmap_and(here, here, allowed);
-        if (!hwloc_bitmap_iszero(here) && n < CORES_MAX)
-            to[n++] = (unsigned)hwloc_bitmap_first(here);
-        hwloc_bitmap_free(here);
+        int first = -1;
+        do
+            first = hwloc_bitmap_next(core->cpuset, first);
+        while (first >= 0 && !hwloc_bitmap_isset(allowed, (unsigned)first));
+        if (first >= 0 && n < CORES_MAX)
+            to[n++] = (unsigned)first;
     }
     return n;
 }
@@ -32,7 +33,8 @@ static unsigned list_cores(unsigned *to)
     unsigned n = 0;
     if (hwloc_topology_init(&t) == 0) {
         hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
-        if (hwloc_topology_load(t) == 0 && allowed)
+        hwloc_topology_set_flags(t, HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING); // the caller's
+        if (allowed && hwloc_topology_load(t) == 0)
             n = list(t, allowed, to);
         hwloc_bitmap_free(allowed);
         hwloc_topology_destroy(t);

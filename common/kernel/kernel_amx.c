@@ -20,7 +20,7 @@
 #define AMX_UNITS 512    // blocks of K of AMX_ROWS rows packed at a time
 #define AMX_CHUNK 16     // blocks of K that stay in L1
 #define AMX_TILES 2      // of columns
-#define AMX_AHEAD 8704   // bytes of weights to prefetch into L2
+#define AMX_AHEAD 8704   // bytes of weights to prefetch into L2: a chunk of Q8_0
 
 /* AMX_CHUNK blocks of K of a tile of columns. */
 struct chunk {
@@ -44,12 +44,6 @@ struct place {
 
 /* ---- operands ---- */
 
-INLINE size_t group_bytes(const struct int8_type t)
-{
-    return (size_t)(KERNEL_HEAD_BYTES(t.group, t.min, t.halves) +
-                    t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi));
-}
-
 /* n_blocks of a tile that begin at the start of a group; ahead: bytes to what is wanted next. */
 INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blocks, size_t ahead,
                        struct chunk *to)
@@ -58,7 +52,7 @@ INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blo
     const __m512i offset = _mm512_set1_epi8((char)t.offset);
     for (int b = 0; b < n_blocks; b++) {
         int i = b % t.group;
-        const uint8_t *g = group + (size_t)(b / t.group) * group_bytes(t);
+        const uint8_t *g = group + (size_t)(b / t.group) * int8_group_bytes(t);
         const uint8_t *p = g + head + i * KERNEL_BLOCK_BYTES(t.lo, t.hi);
         cb w[8];
         cf d, m = c_set(0);
@@ -188,7 +182,7 @@ TIMES(times_min, true)
 struct packed {
     struct unit *units; // (group, block of the part)
     uint32_t m, n_groups, n_blocks;
-    size_t ahead; // from a chunk of weights to the one that comes after AMX_TILES of them
+    size_t ahead; // bytes to what is read next: the next columns of this part, or AMX_AHEAD
 };
 
 /* Chunks of n_tiles tiles of columns for the rows of every group, which come into L1 once for all
@@ -221,7 +215,8 @@ INLINE void amx_tiles(const struct int8_type t, const uint8_t *part, size_t tile
     for (uint32_t b = 0; b < x->n_blocks; b += AMX_CHUNK) {
         int n_blocks = MIN(AMX_CHUNK, (int)(x->n_blocks - b));
         for (int i = 0; i < n_tiles; i++)
-            chunk_open(t, part + (size_t)i * tile_bytes + b / (uint32_t)t.group * group_bytes(t),
+            chunk_open(t,
+                       part + (size_t)i * tile_bytes + b / (uint32_t)t.group * int8_group_bytes(t),
                        n_blocks, x->ahead, &chunks[i]);
         __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
         struct place here = *at;
@@ -247,7 +242,8 @@ INLINE void amx_matmul(const struct int8_type t, const struct kernel_mat *w, con
             pack_rows(x + r * x_bytes + b * sizeof(struct kernel_x), x_bytes, p.n_blocks, n,
                       units + (size_t)g * p.n_blocks);
         }
-        const uint8_t *part = (const uint8_t *)w->data + b / (uint32_t)t.group * group_bytes(t);
+        const uint8_t *part =
+            (const uint8_t *)w->data + b / (uint32_t)t.group * int8_group_bytes(t);
         for (uint32_t c = from; c < to; c += AMX_TILES * KERNEL_TILE)
             amx_tiles(t, part + c / KERNEL_TILE * tile_bytes, tile_bytes,
                       MIN(AMX_TILES, (int)((to - c + KERNEL_TILE - 1) / KERNEL_TILE)), &p,
@@ -283,7 +279,7 @@ void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes
         return kernel_avx512.matmul(w, x, x_bytes, m, y, y_stride, from, to);
     uint32_t n_passes = (m + AMX_MAX_ROWS - 1) / AMX_MAX_ROWS;
     for (uint32_t p = 0, r = 0, n; p < n_passes; p++, r += n) {
-        n = (m - r + n_passes - p - 1) / (n_passes - p);
+        n = kernel_pass_rows(m, r, n_passes - p);
         matmul(w, (const uint8_t *)x + r * x_bytes, x_bytes, n, y + r * y_stride, y_stride, from,
                to);
     }

@@ -228,9 +228,12 @@ bool kernel_amx_bf16(const struct kernel_mat *w, const void *x, size_t x_bytes, 
 {
     if (m < AMX_MIN_ROWS)
         return false;
-    for (uint32_t r = 0; r < m; r += AMX_MAX_ROWS)
-        matmul(w, (const uint8_t *)x + r * x_bytes, x_bytes, MIN(m - r, AMX_MAX_ROWS),
-               y + r * y_stride, y_stride, from, to);
+    uint32_t n_passes = (m + AMX_MAX_ROWS - 1) / AMX_MAX_ROWS;
+    for (uint32_t p = 0, r = 0, n; p < n_passes; p++, r += n) {
+        n = kernel_pass_rows(m, r, n_passes - p);
+        matmul(w, (const uint8_t *)x + r * x_bytes, x_bytes, n, y + r * y_stride, y_stride, from,
+               to);
+    }
     return true;
 }
 #endif

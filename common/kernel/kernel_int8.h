@@ -126,7 +126,7 @@ INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, c
                        float *y, size_t y_stride, uint32_t n_cols, const int n_rows)
 {
     const int head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
-    const size_t group_bytes = (size_t)(head + t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi));
+    const size_t group_bytes = int8_group_bytes(t);
     const size_t apart_bytes = apart * kernel_tile_bytes(kernel_layout(mat->type), mat->n_in);
     struct int8_x packed[8][INT8_MAX_ROWS];
     cf acc[INT8_STREAMS][INT8_MAX_ROWS][C_PARTS];

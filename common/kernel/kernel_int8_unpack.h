@@ -9,6 +9,13 @@ struct int8_type {
     bool min, halves, book;
 };
 
+/* Of a packed group that is not a tile's last. */
+INLINE size_t int8_group_bytes(const struct int8_type t)
+{
+    return (size_t)(KERNEL_HEAD_BYTES(t.group, t.min, t.halves) +
+                    t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi));
+}
+
 /* Columns [lane, lane + C_LANES) of the block at p. */
 INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
 {

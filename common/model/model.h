@@ -55,7 +55,8 @@ DEFINE_AUTO(struct model, model_free)
 struct model_load_options {
     struct pool *pool;
     const struct kernel *kernel;
-    /* progress 0 .. 1, called every MiB or so from the loading thread; false: give up. */
+    /* progress 0 .. 1, called from the loading thread at each tensor and each MiB of its share;
+     * false: give up. */
     bool (*progress)(void *arg, float done);
     void *arg;
 };

@@ -32,7 +32,7 @@ static size_t number_in(const char *path, const char *key, size_t unit, size_t o
 /* What one control group leaves: its limit less what it holds; file pages are given back. */
 static size_t group_room(const char *folder, bool v2)
 {
-    char path[800];
+    char path[4500];
     snprintf(path, sizeof(path), "%s/%s", folder, v2 ? "memory.max" : "memory.limit_in_bytes");
     size_t max = number_in(path, "", 1, SIZE_MAX);
     if (max == SIZE_MAX)
@@ -51,7 +51,7 @@ static size_t groups_room(const char *mount, char *name, bool v2)
 {
     size_t least = SIZE_MAX;
     for (;;) {
-        char folder[700];
+        char folder[4400];
         snprintf(folder, sizeof(folder), "%s%s", mount, name);
         size_t room = group_room(folder, v2);
         least = room < least ? room : least;
@@ -65,7 +65,7 @@ static size_t groups_room(const char *mount, char *name, bool v2)
 /* Of the groups in /proc/self/cgroup: "0::/path" (v2), "5:memory:/path" (v1). */
 static size_t all_groups_room(const char *root)
 {
-    char path[256], line[400];
+    char path[256], line[4096];
     size_t least = SIZE_MAX;
     snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "re");

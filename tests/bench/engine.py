@@ -255,9 +255,10 @@ def results_of_texts(o, engines, texts, steps):
         out["peer"] = {"cpu": engines[1].about[0], **side("llama.cpp", engines[1].about[0], {1: steps})}
         rate = 1e3 / out["peer"]["t_ms"][1]
         known = o.shape == "1b" and o.type == "q8_0" and not o.model
-        out["best_peer_tokens_per_s"] = rate * (BEST_SPECULATION.get(o.eps, 1) if known else 1)
-        for r in out["k"].values():
-            r["of_best_peer"] = r["tokens_per_s"] / out["best_peer_tokens_per_s"]
+        if known and o.eps in BEST_SPECULATION:
+            out["best_peer_tokens_per_s"] = rate * BEST_SPECULATION[o.eps]
+            for r in out["k"].values():
+                r["of_best_peer"] = r["tokens_per_s"] / out["best_peer_tokens_per_s"]
     return out
 
 
@@ -265,17 +266,19 @@ def table_of_texts(o, r):
     yield "spec of %s, draft %s: %d threads, context %d, %d texts of %d tokens" % (
         r["model"], r["draft"], o.threads, o.context, o.reps, TEXT_TOKENS)
     yield "%5s | %8s %18s %8s | %5s %5s %5s %9s | %s" % (
-        "draft", "tokens/s", "tenth .. tenth", "of plain", "alpha", "tau", "c", "t/t(1)", "of best peer" if "peer" in r else "")
+        "draft", "tokens/s", "tenth .. tenth", "of plain", "alpha", "tau", "c", "t/t(1)", "of best peer" if "best_peer_tokens_per_s" in r else "")
     for k, t in {0: r["plain"], **r["k"]}.items():
         line = "%5d | %8.1f %18s" % (k, t["tokens_per_s"], "%.1f .. %.1f" % t["spread_tokens_per_s"])
         if k:
             line += " %8.2f | %5.2f %5.2f %5.2f %9.2f |" % (t["speed_up"], t["alpha"], t["tau"], t["c"], t["of_one_row"])
-            line += " %.2f" % t["of_best_peer"] if "peer" in r else ""
+            line += " %.2f" % t["of_best_peer"] if "of_best_peer" in t else ""
         yield line
     if "peer" in r:
         ms = r["peer"]["t_ms"][1]
-        yield "llama.cpp %s, %s, plain: %.2f ms, %.1f tokens/s; peers with their best speculation, stand-in: %.1f" % (
-            peer.VERSION, r["peer"]["cpu"], ms, 1e3 / ms, r["best_peer_tokens_per_s"])
+        line = "llama.cpp %s, %s, plain: %.2f ms, %.1f tokens/s" % (peer.VERSION, r["peer"]["cpu"], ms, 1e3 / ms)
+        if "best_peer_tokens_per_s" in r:
+            line += "; peers with their best speculation, stand-in: %.1f" % r["best_peer_tokens_per_s"]
+        yield line
 
 
 # ---------------------------------------------------------------- models and options

@@ -12,7 +12,7 @@
 #include "lib/weights.h"
 
 #define MAX_ROWS 64
-#define MANY_ROWS 270 // more than any tier takes at a time in a product of floats
+#define MANY_ROWS 530 // more than any tier takes at a time
 
 /* A product's operands, which end at guard pages, and the C tier's result for all rows. */
 struct product {
@@ -100,7 +100,7 @@ static void check_many_rows(const struct kernel *k, enum kernel_type type, uint3
                             uint32_t n_in)
 {
     struct product p = product_of(type, n_out, n_in, MANY_ROWS, false);
-    static const uint32_t rows[] = {MANY_ROWS, 257, 256, 250, 129, 96, 81, 65};
+    static const uint32_t rows[] = {MANY_ROWS, 270, 257, 256, 250, 129, 96, 81, 65};
     for (unsigned i = 0; i < ARRAY_LEN(rows); i++)
         check_rows(&p, k, MANY_ROWS - rows[i], rows[i], 32);
     product_done(&p);
@@ -120,7 +120,8 @@ static void check_tier(const struct kernel *k)
             check_type(k, type, 33, 288, true);
         if (per <= 32)
             check_type(k, type, 70, 32, false);
-        if (type == KERNEL_Q8_0 || type == KERNEL_Q4_K)
+        if (type == KERNEL_Q8_0 || type == KERNEL_Q4_1 || type == KERNEL_Q4_K ||
+            type == KERNEL_IQ4_XS)
             check_many_rows(k, type, 33, 2304);
         if (per == 1) {
             check_type(k, type, 35, 77, false);
