@@ -316,10 +316,10 @@ struct load {
     atomic_bool cancelled;
 };
 
-/* Tells how far loading is: `part` of the item is done. Loading thread only. */
-static void tell(struct load *l, double part)
+/* Tells how far loading is: so many bytes of the item are done. Loading thread only. */
+static void tell(struct load *l, double bytes)
 {
-    double done = (double)l->done + part * (double)l->item->bytes;
+    double done = (double)l->done + bytes;
     if (l->opt->progress && !l->opt->progress(l->opt->arg, (float)(done / (double)l->m->bytes)))
         atomic_store(&l->cancelled, true);
 }
@@ -338,7 +338,7 @@ static void pack_share(void *arg, unsigned i, unsigned n)
         kernel_pack(w->type, from_file, w->n_out, w->n_in, a, b, l->to);
         gguf_advise(l->m->store->g, from_file + a * row_bytes, (b - a) * row_bytes, false);
         if (i == 0)
-            tell(l, (double)(b - from) / (to - from));
+            tell(l, (double)l->item->bytes * (b - from) / (to - from));
     }
 }
 
