@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/cgroup.h"
 #include "base/cores.h"
 
 /* ---- cores ---- */
@@ -60,7 +61,7 @@ static bool read_line(const char *path, char *line, int size)
 /* The quota of one group in CPUs; 0: none. v2: "200000 100000" or "max 100000" in cpu.max. */
 static double group_quota(const char *group, bool v2)
 {
-    char path[8192], line[128];
+    char path[8400], line[128];
     long quota = 0, period = 0;
     snprintf(path, sizeof(path), "%s/%s", group, v2 ? "cpu.max" : "cpu.cfs_quota_us");
     if (!read_line(path, line, sizeof(line)))
@@ -77,56 +78,18 @@ static double group_quota(const char *group, bool v2)
     return quota > 0 && period > 0 ? (double)quota / (double)period : 0;
 }
 
-/* Least quota of a group and those above it; in a container the path may not exist below the mount.
- */
-static double path_quota(const char *mount, char *group, bool v2)
+static void take_quota(void *least, const char *group, bool v2)
 {
-    double least = 0;
-    for (;;) {
-        char path[8000];
-        snprintf(path, sizeof(path), "%s%s", mount, group);
-        double q = group_quota(path, v2);
-        if (q > 0 && (least == 0 || q < least))
-            least = q;
-        char *slash = strrchr(group, '/');
-        if (!slash)
-            return least;
-        *slash = 0;
-    }
-}
-
-/* Lines of /proc/self/cgroup: "0::/path" (v2), "4:cpu,cpuacct:/path" (v1). 0: no quota. */
-static double quota_cpus(const char *root)
-{
-    char path[4096], line[4096];
-    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
-    FILE *f = fopen(path, "re");
-    double least = 0;
-    while (f && fgets(line, sizeof(line), f)) {
-        line[strcspn(line, "\n")] = 0;
-        char *names = strchr(line, ':'), *group = names ? strchr(names + 1, ':') : NULL;
-        if (!group)
-            continue;
-        *group++ = 0;
-        bool v2 = !names[1], v1 = false;
-        for (char *save, *t = strtok_r(names + 1, ",", &save); t; t = strtok_r(NULL, ",", &save))
-            v1 |= !strcmp(t, "cpu");
-        if (!v1 && !v2)
-            continue;
-        snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s", root, v2 ? "" : "/cpu");
-        double q = path_quota(path, group, v2);
-        if (q > 0 && (least == 0 || q < least))
-            least = q;
-    }
-    if (f)
-        fclose(f);
-    return least;
+    double q = group_quota(group, v2), *to = least;
+    if (q > 0 && (*to == 0 || q < *to))
+        *to = q;
 }
 
 void cores_find(const char *root, struct cores *ret)
 {
     ret->n = ret->usable = list_cores(ret->cpu);
-    double quota = quota_cpus(root);
+    double quota = 0; // the least
+    cgroup_each(root, "cpu", take_quota, &quota);
     if (quota > 0 && quota < ret->n)
         ret->usable = (unsigned)ceil(quota);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include "base/cgroup.h"
 #include "model/room.h"
 
 /* The number behind `key` in a file of lines "key 123 kB"; key "" for a file of one number. */
@@ -32,7 +33,7 @@ static size_t number_in(const char *path, const char *key, size_t unit, size_t o
 /* What one control group leaves: its limit less what it holds; file pages are given back. */
 static size_t group_room(const char *folder, bool v2)
 {
-    char path[4500];
+    char path[8400];
     snprintf(path, sizeof(path), "%s/%s", folder, v2 ? "memory.max" : "memory.limit_in_bytes");
     size_t max = number_in(path, "", 1, SIZE_MAX);
     if (max == SIZE_MAX)
@@ -46,42 +47,10 @@ static size_t group_room(const char *folder, bool v2)
     return used < max ? max - used : 0;
 }
 
-/* The least over a group and its parents; `name` is cut shorter on the way up. */
-static size_t groups_room(const char *mount, char *name, bool v2)
+static void take_room(void *least, const char *folder, bool v2)
 {
-    size_t least = SIZE_MAX;
-    for (;;) {
-        char folder[4400];
-        snprintf(folder, sizeof(folder), "%s%s", mount, name);
-        size_t room = group_room(folder, v2);
-        least = room < least ? room : least;
-        char *slash = strrchr(name, '/');
-        if (!slash)
-            return least;
-        *slash = 0;
-    }
-}
-
-/* Of the groups in /proc/self/cgroup: "0::/path" (v2), "5:memory:/path" (v1). */
-static size_t all_groups_room(const char *root)
-{
-    char path[256], line[4096];
-    size_t least = SIZE_MAX;
-    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
-    FILE *f = fopen(path, "re");
-    while (f && fgets(line, sizeof(line), f)) {
-        line[strcspn(line, "\n")] = 0;
-        bool v2 = strncmp(line, "0::", 3) == 0;
-        char *v1 = strstr(line, ":memory:");
-        if (!v2 && !v1)
-            continue;
-        snprintf(path, sizeof(path), "%s/sys/fs/cgroup%s", root, v2 ? "" : "/memory");
-        size_t room = groups_room(path, v2 ? line + 3 : v1 + 8, v2);
-        least = room < least ? room : least;
-    }
-    if (f)
-        fclose(f);
-    return least;
+    size_t room = group_room(folder, v2), *to = least;
+    *to = room < *to ? room : *to;
 }
 
 /* What RLIMIT_AS leaves of the address space. */
@@ -100,8 +69,7 @@ size_t room_available(const char *root)
 {
     char path[256];
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
-    size_t system = number_in(path, "MemAvailable:", 1024, SIZE_MAX);
-    size_t groups = all_groups_room(root), limit = limit_room(root);
-    size_t least = system < groups ? system : groups;
+    size_t least = number_in(path, "MemAvailable:", 1024, SIZE_MAX), limit = limit_room(root);
+    cgroup_each(root, "memory", take_room, &least);
     return limit < least ? limit : least;
 }
