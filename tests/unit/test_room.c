@@ -79,9 +79,8 @@ static void a_limited_address_space_counts(void **state)
 {
     (void)state;
     static const struct file files[] = {SYSTEM, {"proc/self/statm", "1024 300 200 1 0 500 0\n"}};
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip(); // their shadow needs more
-#endif
+    if (LIB_SANITIZED)
+        skip(); // its shadow needs more
     struct rlimit before, limited;
     assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
     limited = before;
