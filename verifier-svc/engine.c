@@ -18,7 +18,7 @@
 
 static void release(struct engine *e, struct seq *s)
 {
-    kv_keep(e->served->kv, &s->kv, 0, NULL, 0);
+    kv_keep(e->served->run.kv, &s->kv, 0, NULL, 0);
     if (e->drafts)
         drafts_close(e->drafts, s->id);
     roster_remove(&e->running, s);
@@ -86,7 +86,7 @@ static void send_back_unbranched(struct engine *e, const struct request *r)
 
 void engine_preempt(struct engine *e, struct seq *s)
 {
-    kv_keep(e->served->kv, &s->kv, 0, NULL, 0);
+    kv_keep(e->served->run.kv, &s->kv, 0, NULL, 0);
     if (e->drafts)
         drafts_close(e->drafts, s->id); // its place there is for those who run
     roster_remove(&e->running, s);
@@ -185,14 +185,14 @@ static uint32_t n_coming(const struct seq *s)
 static uint32_t blocks_needed(const struct engine *e, const struct seq *s)
 {
     uint32_t tails = n_coming(s) - 1; // copies of the prompt's last block
-    uint32_t n = seq_blocks(s) + tails, all = kv_n_blocks(e->served->kv);
+    uint32_t n = seq_blocks(s) + tails, all = kv_n_blocks(e->served->run.kv);
     return n < all ? n : all;
 }
 
 /* Free blocks less what the running ones still need for their prompts and their next rows. */
 static uint32_t blocks_to_give(const struct engine *e)
 {
-    uint32_t owed = 0, n_free = kv_n_free(e->served->kv);
+    uint32_t owed = 0, n_free = kv_n_free(e->served->run.kv);
     for (uint32_t i = 0; i < e->running.n; i++) {
         const struct seq *s = e->running.v[i];
         uint32_t needs = s->state == SEQ_BRANCH ? 1 : seq_blocks(s);
@@ -362,7 +362,7 @@ static int64_t idle_wait_us(const struct engine *e)
 
 static void show_load(struct engine *e)
 {
-    const struct kv *kv = e->served->kv;
+    const struct kv *kv = e->served->run.kv;
     uint32_t n_paused = 0, n_used = kv_n_blocks(kv) - kv_n_free(kv);
     for (uint32_t i = 0; i < e->running.n; i++)
         n_paused += atomic_load_explicit(&e->running.v[i]->req->paused, memory_order_relaxed);
@@ -473,7 +473,7 @@ static int load(struct engine *e)
     if (err < 0)
         return err;
     const struct served *m = e->served;
-    struct sched_limits limits = {(uint32_t)e->options->max_batch_rows, m->max_logits,
+    struct sched_limits limits = {(uint32_t)e->options->max_batch_rows, m->run.max_logits,
                                   (uint32_t)e->options->prefill_chunk,
                                   e->options->max_pass_ms * 1000};
     struct control_options control = {(uint32_t)e->options->k,
@@ -482,9 +482,9 @@ static int load(struct engine *e)
     control_init(&e->control, &control);
     log_info("model ready name=%s arch=%s type=%s weights_mib=%zu kv_positions=%u context=%u "
              "kernel=%s threads=%u s=%.1f",
-             m->name, m->model->params.architecture, m->weight_type, m->model->bytes >> 20,
-             kv_n_blocks(m->kv) * KV_BLOCK, m->context, m->kernel->name, pool_threads(m->pool),
-             (double)(clock_us() - start_us) / 1e6);
+             m->name, m->run.model->params.architecture, m->weight_type, m->run.model->bytes >> 20,
+             kv_n_blocks(m->run.kv) * KV_BLOCK, m->run.context, m->run.kernel->name,
+             pool_threads(m->run.pool), (double)(clock_us() - start_us) / 1e6);
     return 0;
 }
 
@@ -621,9 +621,9 @@ struct events *engine_events(struct engine *e)
 void engine_kv(struct engine *e, uint64_t *ret_total, uint64_t *ret_used, uint64_t *ret_bytes)
 {
     const struct served *m = engine_served(e);
-    *ret_total = m ? kv_n_blocks(m->kv) : 0;
+    *ret_total = m ? kv_n_blocks(m->run.kv) : 0;
     *ret_used = atomic_load_explicit(&e->kv_used, memory_order_relaxed);
-    *ret_bytes = m ? *ret_total * kv_block_bytes(kv_shape_of(m->kv)) : 0;
+    *ret_bytes = m ? *ret_total * kv_block_bytes(kv_shape_of(m->run.kv)) : 0;
 }
 
 static int push_item(struct engine *e, const struct inbox_item *from)

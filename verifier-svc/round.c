@@ -101,14 +101,14 @@ static struct seq *victim(const struct engine *e, struct seq *s)
 static bool grow_or_preempt(struct engine *e, uint32_t i)
 {
     struct seq *s = e->running.v[i];
-    while (kv_grow(e->served->kv, &s->kv, e->shares[i].rows) < 0) {
+    while (kv_grow(e->served->run.kv, &s->kv, e->shares[i].rows) < 0) {
         struct seq *v = victim(e, s);
         for (uint32_t k = 0; k < e->running.n; k++) {
             if (e->running.v[k] == v)
                 e->shares[k] = (struct sched_share){0};
         }
         v->leaving = true; // stays in the list until the loop over it is done
-        kv_keep(e->served->kv, &v->kv, 0, NULL, 0);
+        kv_keep(e->served->run.kv, &v->kv, 0, NULL, 0);
         if (v == s)
             return false;
     }
@@ -121,7 +121,7 @@ static void take_draft_blocks(struct engine *e, struct seq *s, uint32_t rows)
     if (!s->n_draft || s->n_rows != 1 || s->kv.len != s->n)
         return; // none, or its time has not come
     s->n_draft = accept_trim(s->draft, s->parents, s->n_draft, rows, ACCEPT_MAX);
-    if (s->n_draft && kv_grow(e->served->kv, &s->kv, s->n_draft) < 0)
+    if (s->n_draft && kv_grow(e->served->run.kv, &s->kv, s->n_draft) < 0)
         s->n_draft = 0;
 }
 
@@ -208,10 +208,10 @@ static bool draw_token(void *arg, uint32_t row, uint32_t *ret_token)
     struct drawing *d = arg;
     struct seq *s = d->s;
     struct served *m = d->e->served;
-    const float *logits = forward_logits(m->forward, d->last_row + row);
+    const float *logits = forward_logits(m->run.forward, d->last_row + row);
     struct dist_params params = seq_params(s);
-    dist_set(m->dist, logits, &params, s->counts);
-    uint32_t token = *ret_token = dist_draw(m->dist, s->key, s->n);
+    dist_set(m->run.dist, logits, &params, s->counts);
+    uint32_t token = *ret_token = dist_draw(m->run.dist, s->key, s->n);
     if (isnan(logits[token])) {
         fail(-EIO, "the model gave no usable logits");
         d->end = SEQ_FAILED;
@@ -221,7 +221,7 @@ static bool draw_token(void *arg, uint32_t row, uint32_t *ret_token)
     struct event_token *t = &d->b->tokens[i];
     *t = (struct event_token){.id = token, .text_at = (uint32_t)d->b->text.len};
     if (s->req->logprobs)
-        dist_logprobs(m->dist, logits, token, s->req->n_top, &t->logprob,
+        dist_logprobs(m->run.dist, logits, token, s->req->n_top, &t->logprob,
                       &d->b->tops[(size_t)i * DIST_MAX_TOP]);
     d->end = seq_commit(s, token, &d->b->text);
     t->text_len = (uint32_t)d->b->text.len - t->text_at;
@@ -318,7 +318,7 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
     }
     for (uint32_t i = 0; i < result.n_accepted; i++)
         result.path[i] += base;
-    kv_keep(e->served->kv, &s->kv, base, result.path, result.n_accepted);
+    kv_keep(e->served->run.kv, &s->kv, base, result.path, result.n_accepted);
     seq_drop_draft(s);
     if (s->req->verify)
         s->idle_us = now_us;
@@ -331,7 +331,7 @@ static void branch(struct engine *e, struct seq *first, uint32_t last_row, int64
         struct seq *s = first->req->seqs[i];
         if (s->state != SEQ_BRANCH)
             continue;
-        if (kv_fork(e->served->kv, &first->kv, first->n_prompt, &s->kv) < 0) {
+        if (kv_fork(e->served->run.kv, &first->kv, first->n_prompt, &s->kv) < 0) {
             engine_preempt(e, s); // runs the prompt itself, later
             continue;
         }
@@ -490,7 +490,7 @@ void round_run(struct engine *e)
         return;
     pack(e);
     int64_t before_us = clock_us();
-    forward_run(e->served->forward, e->rows, e->n_rows);
+    forward_run(e->served->run.forward, e->rows, e->n_rows);
     int64_t now_us = clock_us();
     e->pass_us = now_us - before_us;
     sched_pass_done(&e->sched, e->n_rows, e->pass_us);

@@ -1,49 +1,27 @@
 /* served.h - the loaded model and all memory that serving it takes: tokenizer, weights, KV,
  * activations.
  *
- * Threads: made by the engine thread. kv, forward and dist are its own; the rest is immutable and
- * read by any thread once the engine is ready. */
+ * Threads: made by the engine thread. run's kv, forward and dist are its own; the rest is immutable
+ * and read by any thread once the engine is ready. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "base/pool.h"
 #include "file/gguf.h"
-#include "kernel/kernel.h"
-#include "model/dist.h"
-#include "model/forward.h"
-#include "model/kv.h"
-#include "model/model.h"
+#include "model/runner.h"
 #include "text/tok.h"
 #include "verifier-svc/options.h"
-
-/* What serving takes, reckoned before any of it is taken; bytes. Tokenizer and threads are there by
- * then. */
-struct served_memory {
-    size_t weights, kv, activations;
-    size_t beside; // what packing reads ahead, distributions, what requests hold
-};
 
 struct served {
     struct gguf *gguf; // NULL once loaded: the file may change then
     struct tok *tok;
-    const struct kernel *kernel;
-    struct pool *pool;
-    struct model *model;
+    struct runner run;
     char *name;          // what clients call it
     char *chat_template; // NULL: none
     size_t template_len;
     int64_t created;         // the file's time
     const char *weight_type; // the type that most bytes have
     char fingerprint[24];    // names all that decides bits
-    uint32_t context;        // positions of a sequence
-    uint32_t n_blocks;       // of the KV pool
-    uint32_t max_logits;     // rows of a pass that may want logits
-    struct served_memory memory;
-
-    struct kv *kv;
-    struct forward *forward;
-    struct dist *dist;
 };
 
 /* The tokenizer's part alone: enough to check requests (tests, fuzzing). */
@@ -54,5 +32,3 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
                 void *arg);
 void served_free(struct served *s);
 DEFINE_AUTO(struct served, served_free)
-
-size_t served_bytes(const struct served_memory *m); // all of it

@@ -45,7 +45,7 @@ static int submit(struct service *s, const struct job *j, const Tandem__V1__Gene
                   bool verify)
 {
     const struct served *m = engine_served(s->engine);
-    struct request_limits limits = {m->tok, m->name, m->context,
+    struct request_limits limits = {m->tok, m->name, m->run.context,
                                     (uint32_t)s->options->max_sequences};
     AUTO(request_drop) struct request *r = NULL;
     int err = request_read(msg, &limits, &r);

@@ -23,19 +23,19 @@ static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
     const uint32_t *eos;
     to->chat_template = rpc_data(m->chat_template, m->template_len);
     to->name = rpc_text(m->name);
-    to->architecture = rpc_text(m->model->params.architecture);
+    to->architecture = rpc_text(m->run.model->params.architecture);
     to->n_vocab = tok_n_vocab(m->tok);
     to->vocab_digest = tok_digest(m->tok);
-    to->context_length = m->context;
+    to->context_length = m->run.context;
     to->bos_text = token_text(m->tok, tok_bos(m->tok));
     to->eos_text = token_text(m->tok, tok_eos(m->tok));
     to->add_bos = tok_add_bos(m->tok);
     to->n_eos_ids = tok_eos_ids(m->tok, &eos);
     to->eos_ids = (uint32_t *)eos;
     to->kv_type = rpc_text("f16");
-    to->kernel_tier = rpc_text(m->kernel->name);
+    to->kernel_tier = rpc_text(m->run.kernel->name);
     to->weight_type = rpc_text(m->weight_type);
-    to->n_parameters = m->model->params.n_weights;
+    to->n_parameters = m->run.model->params.n_weights;
     to->created = m->created;
     to->fingerprint = rpc_text(m->fingerprint);
 }

@@ -57,26 +57,26 @@ static void forget_peak(void)
 }
 
 /* Every block, by a sequence that takes them all. */
-static void fill_kv(struct served *s)
+static void fill_kv(struct runner *r)
 {
-    size_t n = kv_block(s->kv) * kv_n_blocks(s->kv) * sizeof(uint16_t);
-    for (uint32_t l = 0; l < kv_shape_of(s->kv)->n_layers; l++) {
-        memset(kv_k(s->kv, l), 1, n);
-        memset(kv_v(s->kv, l), 1, n);
+    size_t n = kv_block(r->kv) * kv_n_blocks(r->kv) * sizeof(uint16_t);
+    for (uint32_t l = 0; l < kv_shape_of(r->kv)->n_layers; l++) {
+        memset(kv_k(r->kv, l), 1, n);
+        memset(kv_v(r->kv, l), 1, n);
     }
 }
 
 /* A pass of the most rows and logits. */
-static void fill_activations(struct served *s, uint32_t n_rows)
+static void fill_activations(struct runner *r, uint32_t n_rows)
 {
     struct kv_seq seq;
     AUTO(mem_free) struct forward_row *rows = calloc(n_rows, sizeof(*rows));
     assert_int_equal(kv_seq_init(&seq, n_rows), 0);
-    assert_int_equal(kv_grow(s->kv, &seq, n_rows), 0);
+    assert_int_equal(kv_grow(r->kv, &seq, n_rows), 0);
     for (uint32_t i = 0; i < n_rows; i++)
-        rows[i] = (struct forward_row){&seq, 300 + i, i, i, -1, i < s->max_logits};
-    forward_run(s->forward, rows, n_rows);
-    kv_seq_done(s->kv, &seq);
+        rows[i] = (struct forward_row){&seq, 300 + i, i, i, -1, i < r->max_logits};
+    forward_run(r->forward, rows, n_rows);
+    kv_seq_done(r->kv, &seq);
 }
 
 static void what_is_reckoned_is_what_serving_takes(void **state)
@@ -98,10 +98,10 @@ static void what_is_reckoned_is_what_serving_takes(void **state)
     assert_int_equal(served_load(s, &o, NULL, NULL), 0);
     size_t peak = status_bytes("VmHWM:") - all_before; // what packing read of the file included
     size_t loaded = status_bytes("RssAnon:") - before;
-    fill_kv(s);
-    fill_activations(s, (uint32_t)o.max_batch_rows);
+    fill_kv(&s->run);
+    fill_activations(&s->run, (uint32_t)o.max_batch_rows);
     size_t full = status_bytes("RssAnon:") - before;
-    const struct served_memory *m = &s->memory;
+    const struct runner_memory *m = &s->run.memory;
     size_t measured_out = m->weights + m->kv + m->activations;
     print_message("weights %zu, loaded %zu, peak %zu; reckoned %zu and %zu beside, full %zu MiB\n",
                   m->weights / MIB, loaded / MIB, peak / MIB, measured_out / MIB, m->beside / MIB,
@@ -109,7 +109,7 @@ static void what_is_reckoned_is_what_serving_takes(void **state)
     assert_in_range(m->weights, 60 * MIB, 80 * MIB);
     assert_in_range(loaded, m->weights, m->weights + 8 * MIB);
     assert_in_range(peak, m->weights, m->weights + m->beside);
-    assert_in_range(full, measured_out * 95 / 100, served_bytes(m));
+    assert_in_range(full, measured_out * 95 / 100, runner_bytes(m));
 }
 
 /* ---- refusals ---- */

@@ -98,7 +98,7 @@ static struct request *request_of(struct engine *e)
     msg.n_stop = ARRAY_LEN(stops);
     msg.n = N_CHOICES;
     const struct served *m = engine_served(e);
-    struct request_limits limits = {m->tok, m->name, m->context, 4};
+    struct request_limits limits = {m->tok, m->name, m->run.context, 4};
     struct request *r;
     assert_int_equal(request_read(&msg, &limits, &r), 0);
     assert_int_equal(request_open(r, m->tok), 0);

@@ -1,0 +1,161 @@
+/* runner.c - measures out and loads a model. */
+#include <errno.h>
+#include <stdio.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "model/room.h"
+#include "model/runner.h"
+
+#define LOGITS_BYTES (64u << 20) // more rows of logits than are needed anyhow, up to this
+#define MIN_BLOCKS 2             // of the KV pool
+#define SHORT_CONTEXT 512        // positions that a pool without a size of its own is made for
+#define BESIDE_BYTES (16u << 20)
+#define BESIDE_THREAD_BYTES (2u << 20) // a MiB of the file that it packs, and pages read around it
+
+static uint32_t blocks_of(uint64_t positions)
+{
+    return (uint32_t)((positions + KV_BLOCK - 1) / KV_BLOCK);
+}
+
+static uint32_t logits_rows(const struct runner *r)
+{
+    uint32_t rows = LOGITS_BYTES / (r->model->params.n_vocab * (uint32_t)sizeof(float));
+    if (rows < r->opt.min_logits)
+        rows = r->opt.min_logits;
+    return rows < r->opt.max_rows ? rows : r->opt.max_rows;
+}
+
+static struct forward_options forward_options(const struct runner *r)
+{
+    return (struct forward_options){.max_rows = r->opt.max_rows, .max_logits = r->max_logits};
+}
+
+static struct kv_shape kv_shape(const struct runner *r)
+{
+    const struct model_params *p = &r->model->params;
+    return (struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim};
+}
+
+/* ---- memory ---- */
+
+size_t runner_bytes(const struct runner_memory *m)
+{
+    return m->weights + m->kv + m->activations + m->beside;
+}
+
+/* Blocks of the pool: as asked, or for all sequences within a quarter of what is left free, but for
+ * a short context at least: what does not even hold that is refused. */
+static uint64_t wanted_blocks(const struct runner *r, size_t block_bytes, size_t left)
+{
+    if (r->opt.kv_mib)
+        return (r->opt.kv_mib << 20) / block_bytes;
+    uint64_t all = (uint64_t)blocks_of(r->context) * r->opt.max_sequences;
+    uint64_t quarter = left / 4 / block_bytes;
+    uint64_t least = blocks_of(r->context < SHORT_CONTEXT ? r->context : SHORT_CONTEXT);
+    quarter = quarter > least ? quarter : least;
+    return all < quarter ? all : quarter;
+}
+
+static int measure_kv(struct runner *r, size_t left)
+{
+    struct kv_shape shape = kv_shape(r);
+    size_t block_bytes = kv_block_bytes(&shape);
+    r->context = r->opt.context ? r->opt.context : r->model->params.n_ctx_train;
+    if (r->context > r->model->params.n_ctx_train)
+        log_warn("context=%u is longer than the %u positions the model was trained for", r->context,
+                 r->model->params.n_ctx_train);
+
+    uint64_t blocks = wanted_blocks(r, block_bytes, left);
+    r->n_blocks = blocks < KV_MAX_BLOCKS ? (uint32_t)blocks : KV_MAX_BLOCKS;
+    if (r->n_blocks < MIN_BLOCKS)
+        return fail(-ENOMEM, "the KV pool would hold %u blocks of %zu KiB, at least %d are needed",
+                    r->n_blocks, block_bytes >> 10, MIN_BLOCKS);
+    if (r->n_blocks < blocks_of(r->context)) { // one sequence must fit, or it could never end
+        r->context = r->n_blocks * KV_BLOCK;
+        log_warn("the KV pool has room for %u positions, so that is the longest context",
+                 r->context);
+    }
+    r->memory.kv = r->n_blocks * block_bytes;
+    return 0;
+}
+
+static int refuse(const struct runner *r, size_t available)
+{
+    const struct runner_memory *m = &r->memory;
+    size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, room_mib = available >> 20;
+    char advice[128] = "a smaller model or type of weights is needed, or fewer max_batch_rows";
+    if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < room_mib)
+        snprintf(advice, sizeof(advice), "kv_mib=%zu would fit", room_mib - rest_mib - 1);
+    return fail(-ENOMEM,
+                "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, activations %zu, "
+                "beside %zu), %zu MiB available; %s",
+                all >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20, m->beside >> 20,
+                room_mib, advice);
+}
+
+/* What the planned model and its sequences will take, against what is there. */
+static int measure_out(struct runner *r)
+{
+    struct runner_memory *m = &r->memory;
+    size_t available = room_available("");
+    r->max_logits = logits_rows(r);
+    const struct forward_options fo = forward_options(r);
+    m->weights = r->model->bytes;
+    m->activations = forward_bytes(r->model, r->pool, &fo);
+    m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES;
+    size_t taken = runner_bytes(m);
+    size_t left = available > taken ? available - taken : 0;
+    int err = measure_kv(r, r->opt.memory_check ? left : available);
+    if (err < 0)
+        return err;
+    log_info("loading the model needed_mib=%zu weights_mib=%zu kv_mib=%zu activations_mib=%zu "
+             "available_mib=%zu",
+             runner_bytes(m) >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20,
+             available >> 20);
+    return r->opt.memory_check && runner_bytes(m) > available ? refuse(r, available) : 0;
+}
+
+/* ---- loading ---- */
+
+static int check_vocabulary(const struct runner *r)
+{
+    if (r->opt.n_vocab <= r->model->params.n_vocab)
+        return 0;
+    return fail(-EINVAL, "the tokenizer has %u tokens, the model only %u", r->opt.n_vocab,
+                r->model->params.n_vocab);
+}
+
+int runner_plan(struct runner *r, const struct gguf *g, const struct runner_options *opt)
+{
+    *r = (struct runner){.opt = *opt};
+    int err = kernel_init(&r->kernel);
+    if (!err)
+        err = pool_new(opt->threads, opt->pin, &r->pool);
+    if (!err)
+        err = model_plan(g, &r->model);
+    if (!err)
+        err = check_vocabulary(r);
+    return err ? err : measure_out(r);
+}
+
+int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void *arg)
+{
+    const struct kv_shape shape = kv_shape(r);
+    const struct forward_options fo = forward_options(r);
+    const struct model_load_options lo = {r->pool, r->kernel, progress, arg};
+    int err = model_load(r->model, &lo);
+    if (!err)
+        err = kv_new(&shape, r->n_blocks, &r->kv);
+    if (!err)
+        err = forward_new(r->model, r->kv, r->pool, &fo, &r->forward);
+    return err ? err : dist_new(r->opt.n_vocab, r->kernel, &r->dist);
+}
+
+void runner_done(struct runner *r)
+{
+    dist_free(r->dist);
+    forward_free(r->forward);
+    kv_free(r->kv);
+    model_free(r->model);
+    pool_free(r->pool);
+}
