@@ -20,12 +20,13 @@ struct dist {
     uint64_t *spare; // (n_vocab) of sort_keys()
     double temperature;
     uint32_t best; // the largest logit's lowest id
+    bool uncut;    // all tokens that can come are kept
 };
 
 /* ---- counts ---- */
 
 struct count {
-    uint32_t token, generated;
+    uint32_t token, generated, all;
 };
 
 struct dist_counts {
@@ -90,6 +91,19 @@ void dist_counts_add(struct dist_counts *c, uint32_t token, bool generated)
         *slot = c->n;
     }
     c->v[*slot - 1].generated += generated;
+    c->v[*slot - 1].all++;
+}
+
+void dist_counts_take_back(struct dist_counts *c, uint32_t token)
+{
+    uint32_t *slot = find_slot(c, token);
+    struct count *count = &c->v[*slot - 1];
+    count->generated--;
+    if (--count->all)
+        return;
+    assert(*slot == c->n); // it came last, so no other token's search went past its slot
+    c->n--;
+    *slot = 0;
 }
 
 /* ---- logits ---- */
@@ -343,6 +357,7 @@ static void keep_one(struct dist *d, uint32_t token)
 {
     d->best = d->kept[0] = token;
     d->n_kept = 1;
+    d->uncut = false;
 }
 
 void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
@@ -360,6 +375,7 @@ void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
         keep_one(d, d->best);
         return;
     }
+    d->uncut = p->top_k == 0 && p->top_p >= 1 && !(p->min_p > 0);
     if (p->top_k > 0)
         keep_top_k(d, p->top_k);
     if (p->top_k > 0 && p->top_p < 1)
@@ -423,12 +439,23 @@ uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position)
     return token;
 }
 
+struct dist_law dist_law(struct dist *d)
+{
+    struct dist_law law = {d->n_vocab, d->n_kept, d->weights, d->kept, 0};
+    if (d->uncut) {
+        law.sum = weigh_all(d);
+    } else {
+        memset(d->weights, 0, d->n_vocab * sizeof(*d->weights));
+        law.sum = weigh_kept(d);
+    }
+    return law;
+}
+
 void dist_probs(struct dist *d, double *to)
 {
-    double sum = weigh_kept(d);
-    memset(to, 0, d->n_vocab * sizeof(*to));
-    for (uint32_t i = 0; i < d->n_kept; i++)
-        to[d->kept[i]] = d->weights[d->kept[i]] / sum;
+    struct dist_law law = dist_law(d);
+    for (uint32_t i = 0; i < d->n_vocab; i++)
+        to[i] = law.weights[i] / law.sum;
 }
 
 /* ---- logprobs ---- */

@@ -38,6 +38,8 @@ int dist_counts_copy(const struct dist_counts *from, struct dist_counts **ret); 
 void dist_counts_free(struct dist_counts *c);
 DEFINE_AUTO(struct dist_counts, dist_counts_free)
 void dist_counts_add(struct dist_counts *c, uint32_t token, bool generated);
+/* Takes the latest generated token back that was added and not taken back. */
+void dist_counts_take_back(struct dist_counts *c, uint32_t token);
 
 struct dist; // room for one distribution over the vocabulary; nothing allocates after dist_new()
 int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret);
@@ -51,6 +53,17 @@ void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
               const struct dist_counts *counts);
 /* The keyed draw (argmax at temperature 0) from what dist_set() left. */
 uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position);
+
+/* What dist_set() left, for acceptance rules that compare it with another: the probability of a
+ * token is its weight over `sum`. */
+struct dist_law {
+    uint32_t n_vocab, n_kept;
+    double *weights;      // (n_vocab) 0: cannot come
+    const uint32_t *kept; // (n_kept) all that can come, each once, in an order that is fixed
+    double sum;
+};
+/* The weights are the caller's to change until the next call with d. */
+struct dist_law dist_law(struct dist *d);
 /* Probability of each token of the vocabulary after dist_set(), sum 1 (one-hot at temperature 0).
  */
 void dist_probs(struct dist *d, double *to);

@@ -141,6 +141,60 @@ static void penalties_see_what_they_count(void **state)
         assert_near(got[i], want[i]);
 }
 
+static void what_is_taken_back_was_never_counted(void **state)
+{
+    (void)state;
+    enum { n_vocab = 40, max = 20 };
+    AUTO(dist_free) struct dist *d = dist_of(n_vocab);
+    AUTO(dist_counts_free) struct dist_counts *counts = NULL;
+    assert_int_equal(dist_counts_new(max, &counts), 0);
+    const float logits[n_vocab] = {1, -1, 2};
+    double before[n_vocab], after[n_vocab];
+    struct dist_params p = plain;
+    p.repetition = 2;
+    p.frequency = 0.25f;
+    dist_counts_add(counts, 0, false);
+    dist_counts_add(counts, 2, true);
+    dist_set(d, logits, &p, counts);
+    dist_probs(d, before);
+    uint32_t ahead[3 * (max - 2)];
+    for (int round = 0; round < 200; round++) { // the table stays sound however often
+        for (uint32_t i = 0; i < ARRAY_LEN(ahead); i++) {
+            ahead[i] =
+                i < ARRAY_LEN(ahead) / 2 ? (i + (uint32_t)round) % (max - 2) + 2 : ahead[i / 3];
+            dist_counts_add(counts, ahead[i], true);
+        }
+        for (uint32_t i = ARRAY_LEN(ahead); i-- > 0;)
+            dist_counts_take_back(counts, ahead[i]);
+        dist_set(d, logits, &p, counts);
+        dist_probs(d, after);
+        assert_memory_equal(before, after, sizeof(before));
+    }
+}
+
+static void a_law_lists_what_can_come(void **state)
+{
+    (void)state;
+    const float logits[V] = {0, 1, 3, NAN, -1, 3, -3, 0.5f};
+    const uint32_t top_ks[] = {0, 3};
+    AUTO(dist_free) struct dist *d = dist_of(V);
+    for (size_t i = 0; i < ARRAY_LEN(top_ks); i++) {
+        struct dist_params p = plain;
+        p.top_k = top_ks[i];
+        double probs[V], sum = 0;
+        set_probs(logits, &p, NULL, probs);
+        dist_set(d, logits, &p, NULL);
+        struct dist_law law = dist_law(d);
+        assert_int_equal(law.n_vocab, V);
+        assert_int_equal(law.n_kept, p.top_k ? 3 : V - 1);
+        for (uint32_t k = 0; k < law.n_kept; k++)
+            sum += law.weights[law.kept[k]];
+        assert_near(sum, law.sum);
+        for (uint32_t k = 0; k < V; k++)
+            assert_near(law.weights[k] / law.sum, probs[k]);
+    }
+}
+
 static void bias_comes_before_bans(void **state)
 {
     (void)state;
@@ -458,6 +512,8 @@ int main(void)
         cmocka_unit_test(top_p_keeps_the_token_that_reaches_it),
         cmocka_unit_test(min_p_is_relative_to_the_best),
         cmocka_unit_test(penalties_see_what_they_count),
+        cmocka_unit_test(what_is_taken_back_was_never_counted),
+        cmocka_unit_test(a_law_lists_what_can_come),
         cmocka_unit_test(bias_comes_before_bans),
         cmocka_unit_test(nan_never_comes_and_infinity_always),
         cmocka_unit_test(with_nothing_left_the_lowest_not_banned_comes),
