@@ -1,4 +1,4 @@
-/* accept.c - the own-draw rule. */
+/* accept.c - drafts as trees, and the own-draw rule. */
 #include "verifier-svc/accept.h"
 
 bool accept_valid(const struct accept_tree *t, uint32_t n_vocab)
@@ -12,8 +12,8 @@ bool accept_valid(const struct accept_tree *t, uint32_t n_vocab)
     return true;
 }
 
-uint32_t accept_trim(uint32_t *tokens, int32_t *parents, uint32_t n, uint32_t max_nodes,
-                     uint32_t max_depth)
+uint32_t accept_trim(uint32_t *tokens, int32_t *parents, uint8_t *moved, uint32_t n,
+                     uint32_t max_nodes, uint32_t max_depth)
 {
     uint32_t depth[ACCEPT_MAX] = {0}, kept = 0;
     int32_t moved_to[ACCEPT_MAX] = {0};
@@ -24,6 +24,8 @@ uint32_t accept_trim(uint32_t *tokens, int32_t *parents, uint32_t n, uint32_t ma
             continue; // and so are all below it
         moved_to[i] = (int32_t)kept;
         tokens[kept] = tokens[i];
+        if (moved)
+            moved[kept] = moved[i];
         parents[kept++] = parent < 0 ? -1 : moved_to[parent];
     }
     return kept;
@@ -51,10 +53,9 @@ void accept_own_draw(const struct accept_tree *t, accept_draw_fn *draw, void *ar
     bool goes_on, leaf;
     ret->n_tokens = ret->n_accepted = 0;
     do {
-        uint32_t token;
-        goes_on = draw(arg, (uint32_t)(node + 1), &token);
+        goes_on = draw(arg, (uint32_t)(node + 1), &ret->token);
         ret->n_tokens++;
-        node = child_of(t, node, token, &leaf);
+        node = child_of(t, node, ret->token, &leaf);
         if (node >= 0)
             ret->path[ret->n_accepted++] = (uint32_t)node;
     } while (goes_on && node >= 0);

@@ -73,8 +73,8 @@ static void plan(struct engine *e)
         struct sched_share *share = &e->shares[i];
         *share = (struct sched_share){.todo = seq_todo(s)};
         if (share->todo == 1 && is_decoding(s) && s->n_draft) {
-            s->n_draft = accept_trim(s->draft, s->parents, s->n_draft, draft_tokens_wanted(e, s),
-                                     seq_left(s) - 1);
+            s->n_draft = accept_trim(s->draft, s->parents, NULL, s->n_draft,
+                                     draft_tokens_wanted(e, s), seq_left(s) - 1);
             share->draft = s->n_draft;
         }
     }
@@ -120,7 +120,7 @@ static void take_draft_blocks(struct engine *e, struct seq *s, uint32_t rows)
 {
     if (!s->n_draft || s->n_rows != 1 || s->kv.len != s->n)
         return; // none, or its time has not come
-    s->n_draft = accept_trim(s->draft, s->parents, s->n_draft, rows, ACCEPT_MAX);
+    s->n_draft = accept_trim(s->draft, s->parents, NULL, s->n_draft, rows, ACCEPT_MAX);
     if (s->n_draft && kv_grow(e->served->run.kv, &s->kv, s->n_draft) < 0)
         s->n_draft = 0;
 }

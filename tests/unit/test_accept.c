@@ -160,12 +160,12 @@ static void trimming_keeps_a_tree_whole(void **state)
     int32_t parents[6];
     memcpy(tokens, tree_tokens, sizeof(tokens));
     memcpy(parents, tree_parents, sizeof(parents));
-    assert_int_equal(accept_trim(tokens, parents, 6, 6, 2), 5); // all but the deepest
-    assert_int_equal(accept_trim(tokens, parents, 5, 4, 9), 4);
+    assert_int_equal(accept_trim(tokens, parents, NULL, 6, 6, 2), 5); // all but the deepest
+    assert_int_equal(accept_trim(tokens, parents, NULL, 5, 4, 9), 4);
     assert_memory_equal(tokens, ((uint32_t[]){1, 2, 1, 3}), 16);
     assert_memory_equal(parents, ((int32_t[]){-1, -1, 0, 0}), 16);
-    assert_int_equal(accept_trim(tokens, parents, 4, 9, 0), 0);
-    assert_int_equal(accept_trim(tokens, parents, 0, 9, 9), 0);
+    assert_int_equal(accept_trim(tokens, parents, NULL, 4, 9, 0), 0);
+    assert_int_equal(accept_trim(tokens, parents, NULL, 0, 9, 9), 0);
 }
 
 /* ---- keyed draws: output and law ---- */
