@@ -12,8 +12,8 @@ bool accept_valid(const struct accept_tree *t, uint32_t n_vocab)
     return true;
 }
 
-uint32_t accept_trim(uint32_t *tokens, int32_t *parents, uint8_t *moved, uint32_t n,
-                     uint32_t max_nodes, uint32_t max_depth)
+uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *moved,
+                     uint32_t n, uint32_t max_nodes, uint32_t max_depth)
 {
     uint32_t depth[ACCEPT_MAX] = {0}, kept = 0;
     int32_t moved_to[ACCEPT_MAX] = {0};
@@ -24,6 +24,7 @@ uint32_t accept_trim(uint32_t *tokens, int32_t *parents, uint8_t *moved, uint32_
             continue; // and so are all below it
         moved_to[i] = (int32_t)kept;
         tokens[kept] = tokens[i];
+        survival[kept] = survival[i];
         if (moved)
             moved[kept] = moved[i];
         parents[kept++] = parent < 0 ? -1 : moved_to[parent];

@@ -44,10 +44,11 @@ struct accept_tree {
 
 /* At most ACCEPT_MAX tokens, every one below n_vocab, every parent before its child. */
 bool accept_valid(const struct accept_tree *t, uint32_t n_vocab);
-/* Keeps the first max_nodes tokens, and of them those at most max_depth behind the context. Returns
- * how many. moved, if not NULL, moves along: one number for each token. */
-uint32_t accept_trim(uint32_t *tokens, int32_t *parents, uint8_t *moved, uint32_t n,
-                     uint32_t max_nodes, uint32_t max_depth);
+/* Keeps the first max_nodes tokens, and of them those at most max_depth behind the context, each
+ * with its survival. Returns how many. moved, if not NULL, moves along: one number for each token.
+ */
+uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *moved,
+                     uint32_t n, uint32_t max_nodes, uint32_t max_depth);
 
 /* Where a committed token came from. */
 enum accept_origin {

@@ -1,26 +1,339 @@
-/* control.c - fixed k. */
+/* control.c - three policies over learnt chances and measured times. */
+#include <math.h>
 #include "verifier-svc/control.h"
+
+#define START_EMA 0.7
+#define EMA_WEIGHT 0.1
+#define FADE 0.98f      // of a proposer's rate, per token tried
+#define SEQ_FADE 0.9f   // of a sequence's own counts, per draft
+#define SEQ_TRUST 3.0f  // tokens that its proposer's rates weigh against its own counts
+#define PRIOR_TRIED 2.0 // tokens that a rate weighs before any was tried
+#define TIME_FADE 0.95
+#define PROBE_SHARE 0.01 // of the time may go into trying again
+#define PROBE_MIN_ROUNDS 16
+#define PROBE_MAX_ROUNDS 512
+#define PROBE_K 2
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
 }
 
-void control_init(struct control *c, const struct control_options *options)
+void control_init(struct control *c, const struct control_options *options, const struct cost *cost)
 {
-    *c = (struct control){.options = *options, .acceptance_ema = 0.7};
+    *c = (struct control){.options = *options, .cost = *cost, .acceptance_ema = START_EMA};
 }
 
-uint32_t control_k(const struct control *c, uint32_t n_running, uint32_t n_max, uint32_t n_left)
+void control_seq_init(struct control_seq *s)
 {
-    uint32_t off_from = c->options.disable_batch_size;
-    if ((off_from && n_running >= off_from) || n_left < 2)
+    *s = (struct control_seq){.ema = START_EMA, .given = 1};
+}
+
+/* ---- chances ---- */
+
+static unsigned place_of(uint32_t depth)
+{
+    return depth < 3 ? depth : depth < 6 ? 3 : depth < 10 ? 4 : 5;
+}
+
+static const double said_above[CONTROL_SAID] = {0, .2, .4, .6, .8, .95, 1};
+static const double said_means[CONTROL_SAID] = {.1, .3, .5, .7, .88, .97, START_EMA};
+
+static unsigned said_of(double chance)
+{
+    unsigned i = CONTROL_SAID - 1;
+    while (i && chance < said_above[i])
+        i--;
+    return i;
+}
+
+static double rate_of(const struct control_rate *r, double prior)
+{
+    return (r->kept + PRIOR_TRIED * prior) / (r->tried + PRIOR_TRIED);
+}
+
+/* The chance at a place of a draft, whatever was said; a place that was never reached is like the
+ * one before it. */
+static double rate_at(const struct control_proposer *p, unsigned place)
+{
+    double rate = START_EMA;
+    for (unsigned i = 0; i <= place; i++)
+        rate = rate_of(&p->all[i], rate);
+    return rate;
+}
+
+/* said: the proposer's own word; 1 if it is silent. */
+static double rate_said(const struct control_proposer *p, unsigned place, double said)
+{
+    unsigned i = said_of(said);
+    double prior = i == CONTROL_SAID - 1 ? rate_at(p, place) : said_means[i];
+    return rate_of(&p->said[place][i], prior);
+}
+
+/* How much better or worse the sequence fares than the rates say. */
+static double luck(const struct control_seq *s)
+{
+    return (s->kept + SEQ_TRUST) / (s->expected + SEQ_TRUST);
+}
+
+static float clamped(double chance)
+{
+    return (float)(chance < 0.01 ? 0.01 : chance > 0.99 ? 0.99 : chance);
+}
+
+static double said_alone(const struct control_item *v, uint32_t node)
+{
+    double above = v->parents[node] < 0 ? 1 : v->said[v->parents[node]];
+    return above > 0 ? v->said[node] / above : 0;
+}
+
+/* The chance of each token of a draft that it and all before it are kept. */
+static void fill_chances(const struct control *c, struct control_item *v)
+{
+    const struct control_proposer *p = &c->proposers[v->proposer];
+    uint8_t depth[ACCEPT_MAX];
+    double factor = luck(v->s);
+    for (uint32_t i = 0; i < v->n; i++) {
+        int32_t parent = v->parents[i];
+        depth[i] = parent < 0 ? 0 : (uint8_t)(depth[parent] + 1);
+        double rate = rate_said(p, place_of(depth[i]), said_alone(v, i));
+        v->chance[i] = clamped(rate * factor) * (parent < 0 ? 1 : v->chance[parent]);
+    }
+}
+
+/* The same for tokens that nobody has drafted yet. */
+static void fill_hopes(const struct control *c, struct control_item *v)
+{
+    const struct control_proposer *p = &c->proposers[v->proposer];
+    double factor = luck(v->s), chance = v->s->given;
+    for (uint32_t i = 0; i < v->n; i++)
+        v->chance[i] = (float)(chance *= clamped(rate_at(p, place_of(i)) * factor));
+}
+
+/* ---- goodput ---- */
+
+struct goodput {
+    double tokens, us; // expected to be committed by a pass, and its time
+};
+
+static void add_row(struct cost_pass *pass, uint32_t context)
+{
+    pass->rows++;
+    pass->sees += context;
+}
+
+/* Gives rows to the tokens with the best chances, at most `limit` to each sequence, until one does
+ * not pay. beside_us: passes besides the pass. */
+static struct goodput share(const struct control *c, const struct control_round *r,
+                            struct control_item *v, uint32_t n, uint32_t limit, double beside_us)
+{
+    struct cost_pass pass = r->pass;
+    struct goodput g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us};
+    for (uint32_t i = 0; i < n; i++)
+        v[i].k = 0;
+    for (;;) {
+        struct control_item *best = NULL;
+        for (uint32_t i = 0; i < n; i++) {
+            struct control_item *t = &v[i];
+            if (t->k < min_u32(t->n, limit) && (!best || t->chance[t->k] > best->chance[best->k]))
+                best = t;
+        }
+        if (!best)
+            return g;
+        add_row(&pass, best->context);
+        double us = cost_us(&c->cost, &pass) + beside_us;
+        if ((g.tokens + best->chance[best->k]) * g.us <= g.tokens * us)
+            return g;
+        g.tokens += best->chance[best->k++];
+        g.us = us;
+    }
+}
+
+/* What a proposer takes to answer with k tokens: a line through recent answers. Where all had the
+ * same k, half of it is taken to be for the tokens. */
+static double answer_us(const struct control_proposer *p, uint32_t k)
+{
+    if (p->n <= 0)
         return 0;
-    return min_u32(min_u32(c->options.k, n_max), n_left - 1);
+    double mean_k = p->k / p->n, mean_us = p->us / p->n;
+    double variance = p->kk / p->n - mean_k * mean_k, with_us = p->kus / p->n - mean_k * mean_us;
+    double slope = (with_us + 0.25 * mean_us / (2 * mean_k)) / (variance + 0.25);
+    slope = fmin(fmax(slope, 0), mean_us / mean_k);
+    return mean_us + slope * (k - mean_k);
 }
 
-void control_seen(struct control *c, uint32_t n_drafted, uint32_t n_accepted)
+static double slowest_us(const struct control *c, const struct control_item *v, uint32_t n,
+                         uint32_t k)
 {
-    if (n_drafted)
-        c->acceptance_ema += 0.1 * ((double)n_accepted / n_drafted - c->acceptance_ema);
+    double us = 0;
+    for (uint32_t i = 0; i < n; i++)
+        us = fmax(us, answer_us(&c->proposers[v[i].proposer], min_u32(k, v[i].n)));
+    return us;
+}
+
+/* The best limit of tokens per sequence; 0: none. */
+static uint32_t best_limit(const struct control *c, const struct control_round *r,
+                           struct control_item *v, uint32_t n)
+{
+    static const uint8_t limits[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20};
+    double best_rate = r->n_decoding / cost_us(&c->cost, &r->pass);
+    uint32_t best = 0;
+    for (unsigned i = 0; i < sizeof(limits) && limits[i] <= c->options.k; i++) {
+        struct goodput g = share(c, r, v, n, limits[i], slowest_us(c, v, n, limits[i]));
+        if (g.tokens <= best_rate * g.us)
+            continue;
+        best_rate = g.tokens / g.us;
+        best = limits[i];
+    }
+    return best;
+}
+
+/* Rounds between two tries. */
+static uint32_t probe_rounds(const struct control *c, const struct control_round *r,
+                             const struct control_item *v)
+{
+    struct cost_pass with = r->pass;
+    add_row(&with, v->context);
+    double us = cost_us(&c->cost, &r->pass);
+    double extra_us = cost_us(&c->cost, &with) - us + answer_us(&c->proposers[v->proposer], 1);
+    double rounds = r->n_decoding * extra_us / (PROBE_SHARE * us);
+    return (uint32_t)fmin(fmax(rounds, PROBE_MIN_ROUNDS), PROBE_MAX_ROUNDS);
+}
+
+/* A sequence that goes on without a draft tries again when it is time. */
+static uint32_t probe(struct control_seq *s, uint32_t rounds, uint32_t k)
+{
+    if (++s->off_rounds < rounds)
+        return 0;
+    s->off_rounds = 0;
+    return k;
+}
+
+static double ask_goodput(const struct control *c, const struct control_round *r,
+                          struct control_item *v, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        fill_hopes(c, &v[i]);
+    uint32_t limit = best_limit(c, r, v, n);
+    struct goodput g = share(c, r, v, n, limit, slowest_us(c, v, n, limit));
+    for (uint32_t i = 0; i < n; i++) {
+        if (v[i].k)
+            v[i].s->off_rounds = 0;
+        else if (v[i].n)
+            v[i].k = probe(v[i].s, probe_rounds(c, r, &v[i]), min_u32(PROBE_K, v[i].n));
+    }
+    if (!limit)
+        return 0;
+    double pass_us = g.us - slowest_us(c, v, n, limit);
+    return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - pass_us;
+}
+
+/* ---- the simple policies ---- */
+
+static uint32_t ema_k(struct control_seq *s, uint32_t k)
+{
+    uint32_t wanted = s->ema > 0.8f   ? k
+                      : s->ema > 0.5f ? (k > 3 ? k - 2 : 1)
+                      : s->ema > 0.3f ? 1
+                                      : probe(s, CONTROL_EMA_PROBE_ROUNDS, 1);
+    return min_u32(wanted, k);
+}
+
+double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
+                   uint32_t n)
+{
+    uint32_t off_from = c->options.disable_batch_size, k = c->options.k;
+    bool off = off_from && r->n_running >= off_from;
+    for (uint32_t i = 0; i < n; i++)
+        v[i].n = min_u32(off ? 0 : v[i].n, k);
+    if (c->options.policy == CONTROL_GOODPUT)
+        return ask_goodput(c, r, v, n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (v[i].n)
+            v[i].k = min_u32(v[i].n, c->options.policy == CONTROL_EMA ? ema_k(v[i].s, k) : k);
+        else
+            v[i].k = 0;
+    }
+    return INFINITY;
+}
+
+void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
+                 uint32_t n)
+{
+    if (c->options.policy != CONTROL_GOODPUT) {
+        for (uint32_t i = 0; i < n; i++)
+            v[i].k = v[i].n;
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        fill_chances(c, &v[i]);
+    share(c, r, v, n, ACCEPT_MAX, 0);
+}
+
+/* ---- learning ---- */
+
+void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
+                      double us, bool given)
+{
+    struct control_proposer *p = &c->proposers[proposer];
+    p->n = p->n * TIME_FADE + 1;
+    p->k = p->k * TIME_FADE + k;
+    p->kk = p->kk * TIME_FADE + (double)k * k;
+    p->us = p->us * TIME_FADE + us;
+    p->kus = p->kus * TIME_FADE + k * us;
+    s->given += 0.1f * ((given ? 1.0f : 0.0f) - s->given);
+}
+
+static void note(struct control_rate *r, bool kept)
+{
+    r->tried = r->tried * FADE + 1;
+    r->kept = r->kept * FADE + (kept ? 1 : 0);
+}
+
+/* The children of `node` were all that could follow; committed is what did. Returns the child that
+ * it is, or -1. */
+static int32_t try_children(struct control *c, struct control_seq *s, const struct control_item *v,
+                            const uint32_t *tokens, int32_t node, uint32_t depth,
+                            uint32_t committed)
+{
+    struct control_proposer *p = &c->proposers[v->proposer];
+    unsigned place = place_of(depth);
+    int32_t found = -1;
+    for (uint32_t i = (uint32_t)(node + 1); i < v->n; i++) {
+        if (v->parents[i] != node)
+            continue;
+        bool kept = found < 0 && tokens[i] == committed;
+        double said = said_alone(v, i);
+        s->expected += (float)rate_said(p, place, said);
+        s->kept += kept ? 1 : 0;
+        note(&p->said[place][said_of(said)], kept);
+        note(&p->all[place], kept);
+        found = kept ? (int32_t)i : found;
+    }
+    return found;
+}
+
+void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,
+                  const uint32_t *draft_tokens, const uint32_t *committed, uint32_t n_committed)
+{
+    if (!draft->n)
+        return;
+    int32_t node = -1;
+    s->kept *= SEQ_FADE;
+    s->expected *= SEQ_FADE;
+    for (uint32_t i = 0; i < n_committed; i++) {
+        node = try_children(c, s, draft, draft_tokens, node, i, committed[i]);
+        if (node < 0)
+            return;
+    }
+}
+
+void control_verified(struct control *c, struct control_seq *s, uint32_t n_drafted,
+                      uint32_t n_accepted)
+{
+    if (!n_drafted)
+        return;
+    double share = (double)n_accepted / n_drafted;
+    s->ema += (float)(EMA_WEIGHT * (share - s->ema));
+    c->acceptance_ema += EMA_WEIGHT * (share - c->acceptance_ema);
 }

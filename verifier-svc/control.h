@@ -1,26 +1,107 @@
-/* control.h - how many draft tokens a sequence verifies in a round.
+/* control.h - how many draft tokens a sequence asks for, and how many of them are verified.
  *
- * One policy here: a fixed k, none from `disable_batch_size` running sequences on, and never more
- * than the request and its limits allow. The moving averages are for people; no decision reads
- * them.
+ * Policies:
+ *   goodput  as many as make the most committed tokens per second: what each draft token is likely
+ *            to bring, against what its row adds to the time of the pass (cost.h) and, when asking,
+ *            what waiting for the draft adds. Tokens of all sequences are taken in the order of
+ *            their chance to be kept, until one does not pay (DSpark, Algorithm 1; the first drop
+ *            ends it, so that no choice depends on a drawn token itself). None is an answer too.
+ *   fixed    k, always.
+ *   ema      by the moving average of the sequence's acceptance (weight 0.1, from 0.7): above 0.8
+ *            k, above 0.5 k - 2 and at least 1, above 0.3 one token, else none.
+ * A sequence without drafts tries one token again now and then: with ema every 32 rounds, with
+ * goodput so often that trying costs 1 % of the time.
+ *
+ * The chance of a draft token is learnt: per proposer from its place in the draft and from what the
+ * proposer itself said, corrected by how the sequence fared. Old rounds fade.
  *
  * Threads: the engine's; plain data. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
+#include "verifier-svc/accept.h"
+#include "verifier-svc/cost.h"
+#include "verifier-svc/drafts.h"
+
+#define CONTROL_K_MAX 20
+#define CONTROL_EMA_PROBE_ROUNDS 32
+
+enum control_policy { CONTROL_GOODPUT, CONTROL_FIXED, CONTROL_EMA };
 
 struct control_options {
-    uint32_t k;                  // draft tokens per round
+    enum control_policy policy;
+    uint32_t k;                  // draft tokens per round; goodput: at most
     uint32_t disable_batch_size; // running sequences from which on nothing is drafted; 0: never
+};
+
+/* How often what was tried was kept; both fade. */
+struct control_rate {
+    float tried, kept;
+};
+
+#define CONTROL_PLACES 6 // in a draft: 1st, 2nd, 3rd, 4-6th, 7-10th, behind
+#define CONTROL_SAID 7   // chance by the proposer's word: below .2, .4, .6, .8, .95, 1; 1 or silent
+
+struct control_proposer {
+    struct control_rate said[CONTROL_PLACES][CONTROL_SAID]; // if those before it were kept
+    struct control_rate all[CONTROL_PLACES];
+    double n, k, kk, us, kus; // sums over recent answers: times of k tokens, for a line
+};
+
+/* A sequence's own part. Starts as control_seq_init() says. */
+struct control_seq {
+    float kept, expected; // of the tokens tried lately, and what the proposer's rates said
+    float ema;
+    float given;         // share of recent wishes that were granted, be it in part
+    uint32_t off_rounds; // without a draft since the last one; UINT32_MAX: try at once
 };
 
 struct control {
     struct control_options options;
-    double acceptance_ema; // of drafted rounds; weight 0.1, starts at 0.7
+    struct cost cost;
+    struct control_proposer proposers[DRAFTS_MAX];
+    double acceptance_ema; // of all drafted rounds, for people; weight 0.1, starts at 0.7
 };
 
-void control_init(struct control *c, const struct control_options *options);
-/* Draft tokens for a sequence: n_running sequences share the round, the request allows n_max, and
- * n_left more tokens may be committed (the target's own token is always one of them). */
-uint32_t control_k(const struct control *c, uint32_t n_running, uint32_t n_max, uint32_t n_left);
-/* A round with a draft has ended. */
-void control_seen(struct control *c, uint32_t n_drafted, uint32_t n_accepted);
+/* cost: as calibrate() found it; counts for goodput only. */
+void control_init(struct control *c, const struct control_options *options,
+                  const struct cost *cost);
+void control_seq_init(struct control_seq *s);
+
+/* A decoding sequence that may have a draft. */
+struct control_item {
+    struct control_seq *s;
+    unsigned proposer;
+    uint32_t context;       // its length
+    uint32_t n;             // tokens: that may be asked for, or of the draft that is here
+    const int32_t *parents; // (n) of the draft
+    const float *said;      // (n) of the draft: the proposer's survival estimates
+    uint32_t k;             // found: tokens to ask for, or to verify of the draft
+    float chance[ACCEPT_MAX];
+};
+
+/* What runs whatever is decided: pass has a row for each of the n_decoding sequences, among them
+ * the items, and n_running sequences run in all. */
+struct control_round {
+    struct cost_pass pass;
+    uint32_t n_decoding, n_running;
+};
+
+/* How many tokens to ask for. Returns for how long waiting for the drafts pays, in us: until then
+ * they bring more than the wait costs. Once per round: counts rounds without. */
+double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
+                   uint32_t n);
+/* How many tokens to verify of drafts that are here: the first k of each. */
+void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
+                 uint32_t n);
+
+/* A proposer answered a wish for k tokens after us, with tokens or (given: false) without. */
+void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
+                      double us, bool given);
+/* These tokens were committed where the draft began; it may have been verified, or not, or have
+ * come too late. Only draft.proposer, n, parents and said count. */
+void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,
+                  const uint32_t *draft_tokens, const uint32_t *committed, uint32_t n_committed);
+/* A round verified n_drafted tokens and kept n_accepted of them. */
+void control_verified(struct control *c, struct control_seq *s, uint32_t n_drafted,
+                      uint32_t n_accepted);

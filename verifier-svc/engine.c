@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/svc.h"
+#include "verifier-svc/calibrate.h"
 #include "verifier-svc/engine_impl.h"
 
 #define STOPPING "the server is stopping"
@@ -124,7 +125,9 @@ static void take_verify(struct engine *e, const struct inbox_item *item)
                  item->base_len, s->n);
         engine_fail_request(e, s->req, -ESTALE, text);
     } else {
-        seq_take_draft(s, item->tokens, item->parents, item->n, SEQ_NO_PROPOSER);
+        struct seq_draft draft = {item->tokens, item->parents, item->survival, item->n,
+                                  SEQ_NO_PROPOSER};
+        seq_take_draft(s, &draft);
         s->idle_us = 0;
     }
 }
@@ -425,10 +428,12 @@ static void draft_arrived(void *user, const struct draft *d)
                                 .seq = d->seq,
                                 .base_len = d->base_len,
                                 .n = d->n,
+                                .rtt_us = d->rtt_us,
                                 .proposer = (int)d->proposer};
     static_assert(DRAFTS_K_MAX <= ACCEPT_MAX, "a draft fits into an inbox item");
     memcpy(item->tokens, d->tokens, d->n * sizeof(*d->tokens));
     memcpy(item->parents, d->parents, d->n * sizeof(*d->parents));
+    memcpy(item->survival, d->survival, d->n * sizeof(*d->survival));
     if (queue_push(e->inbox, item) < 0)
         free(item); // a draft may always be lost
 }
@@ -457,6 +462,22 @@ static int open_drafts(struct engine *e)
     return err;
 }
 
+/* Passes are timed only where somebody decides by them. */
+static int open_control(struct engine *e)
+{
+    struct control_options o = e->options->control;
+    struct cost cost = {0};
+    int err = 0;
+    if (e->drafts && o.policy == CONTROL_GOODPUT) {
+        err = calibrate(&e->served->run, &cost);
+        log_info("passes timed rows=1 ms=%.2f rows=8 ms=%.2f",
+                 cost_us(&cost, &(struct cost_pass){.rows = 1}) / 1e3,
+                 cost_us(&cost, &(struct cost_pass){.rows = 8}) / 1e3);
+    }
+    control_init(&e->control, &o, &cost);
+    return err;
+}
+
 static int load(struct engine *e)
 {
     int64_t start_us = clock_us();
@@ -476,10 +497,10 @@ static int load(struct engine *e)
     struct sched_limits limits = {(uint32_t)e->options->max_batch_rows, m->run.max_logits,
                                   (uint32_t)e->options->prefill_chunk,
                                   e->options->max_pass_ms * 1000};
-    struct control_options control = {(uint32_t)e->options->k,
-                                      (uint32_t)e->options->disable_batch_size};
     sched_init(&e->sched, &limits);
-    control_init(&e->control, &control);
+    err = open_control(e);
+    if (err < 0)
+        return err;
     log_info("model ready name=%s arch=%s type=%s weights_mib=%zu kv_positions=%u context=%u "
              "kernel=%s threads=%u s=%.1f",
              m->name, m->run.model->params.architecture, m->weight_type, m->run.model->bytes >> 20,
@@ -525,8 +546,10 @@ static int open_round(struct engine *e)
     e->rows = calloc((size_t)e->options->max_batch_rows, sizeof(*e->rows));
     e->wishes = calloc(seqs, sizeof(*e->wishes));
     e->wishing = calloc(seqs, sizeof(*e->wishing));
-    e->picked = calloc(seqs, sizeof(*e->picked));
-    if (!e->waits || !e->shares || !e->pass || !e->rows || !e->wishes || !e->wishing || !e->picked)
+    e->items = calloc(seqs, sizeof(*e->items));
+    e->item_seqs = calloc(seqs, sizeof(*e->item_seqs));
+    if (!e->waits || !e->shares || !e->pass || !e->rows || !e->wishes || !e->wishing || !e->items ||
+        !e->item_seqs)
         return fail(-ENOMEM, "no memory for an engine");
     return 0;
 }
@@ -586,7 +609,8 @@ void engine_free(struct engine *e)
     free(e->rows);
     free(e->wishes);
     free(e->wishing);
-    free(e->picked);
+    free(e->items);
+    free(e->item_seqs);
     served_free(e->served);
     free(e);
 }
@@ -673,6 +697,7 @@ int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
     for (uint32_t i = 0; i < draft->n; i++) {
         item.tokens[i] = draft->tokens[i];
         item.parents[i] = draft->parents[i];
+        item.survival[i] = 1;
     }
     request_hold(r);
     int err = push_item(e, &item);

@@ -19,8 +19,10 @@ struct inbox_item {
     uint64_t seq;        // DRAFT
     uint32_t base_len, n;
     int proposer;
+    uint32_t rtt_us; // DRAFT
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
+    float survival[ACCEPT_MAX];
 };
 
 struct engine {
@@ -49,8 +51,8 @@ struct engine {
     uint32_t n_started;    // sequences that were admitted and have not ended
     uint32_t max_started;  // Verify streams and paused answers give up their seats, not their place
     uint64_t next_id, next_order;
-    int64_t show_us; // when to say next how far loading is
-    int64_t pass_us; // of the last pass
+    int64_t show_us;      // when to say next how far loading is
+    uint32_t prompt_rows; // of the last pass
 
     /* Room for a round. */
     struct sched_wait *waits;   // (waiting.max)
@@ -60,7 +62,8 @@ struct engine {
     uint32_t n_rows, n_pass;
     struct drafts_wish *wishes; // (max_sequences)
     struct seq **wishing;       // (max_sequences) whose they are
-    int *picked;                // (max_sequences) proposers
+    struct control_item *items; // (max_sequences)
+    struct seq **item_seqs;     // (max_sequences) whose they are
 };
 
 /* ---- engine.c ---- */

@@ -45,29 +45,38 @@ static const struct conf_option table[] = {
      .max = DRAFTS_MAX,
      .help = "gRPC targets of proposers, each TARGET or NAME=TARGET; none (the default): no "
              "speculation"},
+    {.name = "policy",
+     .kind = CONF_CHOICE,
+     .value = &values.policy,
+     .fallback = "goodput",
+     .choices = "goodput|fixed|ema",
+     .help = "how many draft tokens: goodput (what makes the most tokens per second, by measured "
+             "times and acceptance), fixed (k), or ema (k, k-2, 1 or none by mean acceptance)"},
     {.name = "k",
      .kind = CONF_INT,
      .value = &values.k,
-     .fallback = "5",
-     .min = 1,
-     .max = 20,
+     .fallback = "0",
+     .min = 0,
+     .max = CONTROL_K_MAX,
      .alias = "num_speculative_tokens",
-     .help = "draft tokens per sequence and round"},
+     .help = "draft tokens per sequence and round, with goodput at most; 0: 16 with goodput, else "
+             "5"},
     {.name = "disable_batch_size",
      .kind = CONF_INT,
      .value = &values.disable_batch_size,
-     .fallback = "8",
-     .min = 0,
+     .fallback = "-1",
+     .min = -1,
      .max = 4096,
      .alias = "speculative_disable_by_batch_size|disable_by_batch_size",
-     .help = "running sequences from which on nothing is drafted; 0: never"},
+     .help = "running sequences from which on nothing is drafted; 0: never; -1: 8 with ema, else "
+             "never"},
     {.name = "proposer_budget_ms",
      .kind = CONF_INT,
      .value = &values.proposer_budget_ms,
      .fallback = "50",
      .min = 1,
      .max = 250,
-     .help = "longest wait for a draft, in ms; with several sequences at most 1/20 of a pass"},
+     .help = "longest wait for a draft, in ms"},
     {.name = "context",
      .kind = CONF_INT,
      .value = &values.context,
@@ -203,6 +212,24 @@ static int read_targets(void)
     return err;
 }
 
+static void read_control(void)
+{
+    static const struct {
+        const char *name;
+        struct control_options defaults;
+    } policies[] = {{"goodput", {CONTROL_GOODPUT, 16, 0}},
+                    {"fixed", {CONTROL_FIXED, 5, 0}},
+                    {"ema", {CONTROL_EMA, 5, 8}}};
+    for (unsigned i = 0; i < sizeof(policies) / sizeof(*policies); i++) {
+        if (strcmp(policies[i].name, values.policy) == 0)
+            values.control = policies[i].defaults;
+    }
+    if (values.k)
+        values.control.k = (uint32_t)values.k;
+    if (values.disable_batch_size >= 0)
+        values.control.disable_batch_size = (uint32_t)values.disable_batch_size;
+}
+
 int options_read(int argc, char **argv, const struct options **ret)
 {
     int r = conf_read(&conf, argc, argv);
@@ -214,5 +241,6 @@ int options_read(int argc, char **argv, const struct options **ret)
         return fail(-EINVAL, "max_batch_rows is %ld, less than max_sequences, which is %ld",
                     (long)values.max_batch_rows, (long)values.max_sequences);
     *ret = &values;
+    read_control();
     return read_targets();
 }

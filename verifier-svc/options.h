@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/conf.h"
+#include "verifier-svc/control.h"
 #include "verifier-svc/drafts.h"
 
 struct options {
@@ -15,7 +16,9 @@ struct options {
     struct conf_list proposers;
     struct drafts_target targets[DRAFTS_MAX]; // what `proposers` says
     unsigned n_targets;
+    char *policy;
     int64_t k, disable_batch_size, proposer_budget_ms;
+    struct control_options control; // what policy, k and disable_batch_size say
 
     int64_t context, kv_mib, max_sequences, queue_length;
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;

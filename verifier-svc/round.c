@@ -9,9 +9,6 @@
 #include "base/log.h"
 #include "verifier-svc/engine_impl.h"
 
-/* With several sequences a wait for drafts may cost 1/20 of a pass. */
-#define WAIT_SHARE 20
-
 /* ---- what there is to do ---- */
 
 static bool is_decoding(const struct seq *s)
@@ -35,48 +32,86 @@ bool round_has_work(const struct engine *e)
 
 int64_t round_wait_until_us(const struct engine *e)
 {
-    uint32_t n = 0;
     int64_t until = 0;
     for (uint32_t i = 0; i < e->running.n; i++) {
         const struct seq *s = e->running.v[i];
         uint32_t todo = seq_todo(s);
         if (todo > 1)
             return 0; // a prompt has rows to run
-        n += todo;
-    }
-    for (uint32_t i = 0; i < e->running.n; i++) {
-        const struct seq *s = e->running.v[i];
-        if (!seq_todo(s) || s->has_draft || !s->asked_us)
-            continue;
-        int64_t wait = s->await_us;
-        if (n > 1 && wait > e->pass_us / WAIT_SHARE)
-            wait = e->pass_us / WAIT_SHARE;
-        if (s->asked_us + wait > until)
-            until = s->asked_us + wait;
+        if (todo && !s->has_draft && s->asked_us && s->asked_us + s->await_us > until)
+            until = s->asked_us + s->await_us;
     }
     return until;
 }
 
-static uint32_t draft_tokens_wanted(const struct engine *e, const struct seq *s)
+/* Draft tokens that the request and its limits allow: the target's own token is one of those left.
+ */
+static uint32_t draft_tokens_allowed(const struct seq *s)
 {
-    if (s->req->verify)
-        return seq_left(s) - 1 < ACCEPT_MAX ? seq_left(s) - 1 : ACCEPT_MAX;
-    return control_k(&e->control, e->running.n, s->req->k_max, seq_left(s));
+    uint32_t left = seq_left(s) - 1, most = s->req->verify ? ACCEPT_MAX : s->req->k_max;
+    most = most < ACCEPT_MAX ? most : ACCEPT_MAX;
+    return left < most ? left : most;
+}
+
+/* What the coming pass runs without any draft; prompts are taken to get what they got last. */
+static struct control_round round_without_drafts(const struct engine *e)
+{
+    struct control_round r = {.n_running = e->running.n};
+    uint32_t n_prompts = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        const struct seq *s = e->running.v[i];
+        n_prompts += seq_todo(s) > 1;
+        if (!is_decoding(s))
+            continue;
+        r.n_decoding++;
+        cost_add(&r.pass, 1, s->n);
+    }
+    r.pass.rows += n_prompts ? e->prompt_rows : 0;
+    return r;
 }
 
 /* ---- plan ---- */
 
+static struct control_item item_of(struct seq *s, uint32_t n)
+{
+    return (struct control_item){.s = &s->control,
+                                 .proposer = (unsigned)s->proposer,
+                                 .context = s->n,
+                                 .n = n,
+                                 .parents = s->parents,
+                                 .said = s->survival};
+}
+
+/* Drafts are cut to what is allowed, and those of proposers to what pays. */
+static void cut_drafts(struct engine *e)
+{
+    struct control_round r = round_without_drafts(e);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        if (!s->n_draft || !is_decoding(s) || !seq_todo(s))
+            continue;
+        s->n_draft = s->n_held = accept_trim(s->draft, s->parents, s->survival, NULL, s->n_draft,
+                                             draft_tokens_allowed(s), seq_left(s) - 1);
+        if (s->proposer == SEQ_NO_PROPOSER)
+            continue; // the client's own
+        e->items[n] = item_of(s, s->n_held);
+        e->item_seqs[n++] = s;
+    }
+    control_cut(&e->control, &r, e->items, n);
+    for (uint32_t i = 0; i < n; i++)
+        e->item_seqs[i]->n_draft = e->items[i].k;
+}
+
 static void plan(struct engine *e)
 {
+    cut_drafts(e);
     for (uint32_t i = 0; i < e->running.n; i++) {
         struct seq *s = e->running.v[i];
         struct sched_share *share = &e->shares[i];
         *share = (struct sched_share){.todo = seq_todo(s)};
-        if (share->todo == 1 && is_decoding(s) && s->n_draft) {
-            s->n_draft = accept_trim(s->draft, s->parents, NULL, s->n_draft,
-                                     draft_tokens_wanted(e, s), seq_left(s) - 1);
+        if (share->todo == 1 && is_decoding(s))
             share->draft = s->n_draft;
-        }
     }
     sched_share_rows(&e->sched, e->shares, e->running.n);
 }
@@ -120,7 +155,7 @@ static void take_draft_blocks(struct engine *e, struct seq *s, uint32_t rows)
 {
     if (!s->n_draft || s->n_rows != 1 || s->kv.len != s->n)
         return; // none, or its time has not come
-    s->n_draft = accept_trim(s->draft, s->parents, NULL, s->n_draft, rows, ACCEPT_MAX);
+    s->n_draft = rows < s->n_draft ? rows : s->n_draft;
     if (s->n_draft && kv_grow(e->served->run.kv, &s->kv, s->n_draft) < 0)
         s->n_draft = 0;
 }
@@ -238,7 +273,7 @@ static void count_draft(struct engine *e, struct seq *s, const struct accept_res
     if (s->proposer == SEQ_NO_PROPOSER)
         return; // the client's own
     s->last_proposer = s->proposer;
-    control_seen(&e->control, s->n_draft, r->n_accepted);
+    control_verified(&e->control, &s->control, s->n_draft, r->n_accepted);
     metrics_set(e->stats->acceptance_ema, e->control.acceptance_ema);
     metrics_add(e->stats->proposed, s->n_draft);
     metrics_add(e->stats->accepted, r->n_accepted);
@@ -265,6 +300,16 @@ static void count_tokens(struct engine *e, struct seq *s, uint32_t n, int64_t no
     for (uint32_t i = 0; i < n; i++)
         metrics_observe(m->inter_token_s, (double)(now_us - s->last_us) / 1e6 / n);
     s->last_us = now_us;
+}
+
+/* What was committed since `base` tells how good the draft was, also what was not verified of it.
+ */
+static void learn(struct engine *e, struct seq *s, uint32_t base)
+{
+    if (!s->n_held || s->proposer == SEQ_NO_PROPOSER)
+        return;
+    struct control_item draft = item_of(s, s->n_held);
+    control_seen(&e->control, &s->control, &draft, s->draft, s->tokens + base, s->n - base);
 }
 
 static void count_step(struct engine *e, struct seq *s, const struct accept_result *r)
@@ -310,6 +355,7 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
         s->req->error = -EIO; // ended when the loop over the pass is done
         return;
     }
+    learn(e, s, base);
     count_step(e, s, &result);
     count_tokens(e, s, ev->n_tokens, now_us);
     if (end != SEQ_GOES_ON) {
@@ -355,20 +401,20 @@ static void accept_pass(struct engine *e, int64_t now_us)
 
 /* ---- ask ---- */
 
-static bool wants_draft(const struct engine *e, const struct seq *s)
+static bool may_draft(const struct engine *e, const struct seq *s)
 {
     return e->drafts && is_decoding(s) && !s->req->verify && !is_paused(s) &&
-           draft_tokens_wanted(e, s) > 0;
+           draft_tokens_allowed(s) > 0;
 }
 
-static void wish_of(const struct engine *e, const struct seq *s, struct drafts_wish *w)
+static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
 {
     const struct request *r = s->req;
     *w = (struct drafts_wish){.seq = s->id,
                               .context = s->tokens,
                               .base_len = s->n,
                               .prompt_len = s->n_prompt,
-                              .k = draft_tokens_wanted(e, s),
+                              .k = k,
                               .q_mode = r->params.temperature > 0 ? DRAFTS_COUPLED : DRAFTS_POINT,
                               .draw_key = s->key,
                               .temperature = r->params.temperature,
@@ -381,50 +427,67 @@ static void wish_of(const struct engine *e, const struct seq *s, struct drafts_w
                               .n_hint = (uint32_t)r->n_hint};
 }
 
-static void ask_proposer(struct engine *e, unsigned p, int64_t now_us)
+/* Sends the wishes of the n items that are for proposer p; their drafts are worth waiting for as
+ * long as wait_us. */
+static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double wait_us,
+                         int64_t now_us)
 {
     uint32_t n = 0, budget_us = (uint32_t)e->options->proposer_budget_ms * 1000;
-    for (uint32_t i = 0; i < e->running.n; i++) {
-        struct seq *s = e->running.v[i];
-        if (e->picked[i] != (int)p)
+    for (uint32_t i = 0; i < n_items; i++) {
+        if (e->items[i].proposer != p || !e->items[i].k)
             continue;
-        wish_of(e, s, &e->wishes[n]);
-        e->wishing[n++] = s;
+        wish_of(e->item_seqs[i], e->items[i].k, &e->wishes[n]);
+        e->wishing[n++] = e->item_seqs[i];
     }
     if (!n)
         return;
     drafts_ask(e->drafts, p, e->wishes, n, budget_us, now_us);
+    double most_us = wait_us < budget_us ? wait_us : budget_us;
     for (uint32_t i = 0; i < n; i++) {
-        int64_t await_us = 2 * (int64_t)e->wishes[i].p90_us;
-        if (!await_us)
+        double await_us = 2.0 * e->wishes[i].p90_us;
+        if (!e->wishes[i].p90_us)
             continue;
         e->wishing[i]->asked_us = now_us;
-        e->wishing[i]->await_us = await_us < budget_us ? await_us : budget_us;
+        e->wishing[i]->asked_k = e->wishes[i].k;
+        e->wishing[i]->await_us = (int64_t)(await_us < most_us ? await_us : most_us);
     }
 }
 
-/* Every decoding sequence without a draft asks for one. */
-static void ask(struct engine *e)
+/* Lists the sequences that may have a draft and have none, each with a proposer that is there. */
+static uint32_t list_asking(struct engine *e, int64_t now_us)
 {
-    int64_t now_us = clock_us();
-    uint32_t n_decoding = 0, k_sum = 0;
+    uint32_t n = 0;
     for (uint32_t i = 0; i < e->running.n; i++) {
         struct seq *s = e->running.v[i];
-        e->picked[i] = -1;
-        n_decoding += is_decoding(s);
-        s->wants_draft = wants_draft(e, s);
-        if (!s->wants_draft)
+        s->wants_draft = may_draft(e, s);
+        if (!s->wants_draft || s->n_draft || s->asked_us)
             continue;
-        k_sum += draft_tokens_wanted(e, s);
-        if (!s->n_draft && !s->asked_us)
-            e->picked[i] = drafts_pick(e->drafts, s->req->proposer, s->id, now_us);
+        int p = drafts_pick(e->drafts, s->req->proposer, s->id, now_us);
+        if (p < 0)
+            continue;
+        e->items[n] = item_of(s, draft_tokens_allowed(s));
+        e->items[n].proposer = (unsigned)p;
+        e->item_seqs[n++] = s;
     }
+    return n;
+}
+
+static void ask(struct engine *e)
+{
     if (!e->drafts)
         return;
-    if (n_decoding)
-        metrics_set(e->stats->k_now, (double)k_sum / n_decoding);
+    int64_t now_us = clock_us();
+    uint32_t n = list_asking(e, now_us), k_sum = 0;
+    struct control_round r = round_without_drafts(e);
+    double wait_us = control_ask(&e->control, &r, e->items, n);
+    for (uint32_t i = 0; i < n; i++) {
+        e->item_seqs[i]->wants_draft = e->items[i].k > 0;
+        k_sum += e->items[i].k;
+    }
+    if (r.n_decoding)
+        metrics_set(e->stats->k_now, (double)k_sum / r.n_decoding);
     for (unsigned p = 0; p < drafts_n(e->drafts); p++)
-        ask_proposer(e, p, now_us);
+        ask_proposer(e, p, n, wait_us, now_us);
 }
 
 /* Follows the tokens committed since the draft was asked for down its tree. The node reached, -1
@@ -443,17 +506,30 @@ static int32_t walk(const struct seq *s, const struct inbox_item *d)
     return node;
 }
 
+/* What it was asked for took so long; and a draft that comes late shows by what was committed since
+ * how good it was. */
+static void judge_draft(struct engine *e, struct seq *s, const struct inbox_item *d)
+{
+    struct control_item draft = {
+        .proposer = (unsigned)d->proposer, .n = d->n, .parents = d->parents, .said = d->survival};
+    if (s->asked_k)
+        control_answered(&e->control, &s->control, draft.proposer, s->asked_k, d->rtt_us, d->n);
+    control_seen(&e->control, &s->control, &draft, d->tokens, s->tokens + d->base_len,
+                 s->n - d->base_len);
+}
+
 void round_take_draft(struct engine *e, const struct inbox_item *d)
 {
     struct seq *s = roster_find(&e->running, d->seq);
     if (!s || d->base_len > s->n || d->base_len < s->n_prompt)
         return;
+    judge_draft(e, s, d);
     int32_t root = walk(s, d);
     if (root == -2)
         return; // late, and what was committed since is something else
-    int32_t moved_to[ACCEPT_MAX] = {0};
+    int32_t moved_to[ACCEPT_MAX] = {0}, parents[ACCEPT_MAX];
     uint32_t tokens[ACCEPT_MAX], n = 0;
-    int32_t parents[ACCEPT_MAX];
+    float survival[ACCEPT_MAX], above = root < 0 ? 1 : d->survival[root];
     for (uint32_t i = (uint32_t)(root + 1); i < d->n; i++) {
         bool below =
             d->parents[i] == root || (d->parents[i] > root && moved_to[d->parents[i]] >= 0);
@@ -461,10 +537,12 @@ void round_take_draft(struct engine *e, const struct inbox_item *d)
         if (!below)
             continue;
         parents[n] = d->parents[i] == root ? -1 : moved_to[d->parents[i]];
+        survival[n] = above > 0 ? d->survival[i] / above : 0;
         tokens[n++] = d->tokens[i];
     }
+    struct seq_draft draft = {tokens, parents, survival, n, d->proposer};
     if (n || d->base_len == s->n)
-        seq_take_draft(s, tokens, parents, n, d->proposer);
+        seq_take_draft(s, &draft);
 }
 
 /* ---- the round ---- */
@@ -482,6 +560,20 @@ static void fail_broken(struct engine *e)
     }
 }
 
+/* Passes without prompts keep the times fresh; the others show what prompts take. */
+static void note_cost(struct engine *e, int64_t us)
+{
+    struct cost_pass pass = {0};
+    e->prompt_rows = 0;
+    for (uint32_t p = 0; p < e->n_pass; p++) {
+        const struct seq *s = e->pass[p];
+        cost_add(&pass, 1 + (s->kv.len > s->n ? s->n_draft : 0), s->n);
+        e->prompt_rows += s->n_rows - 1;
+    }
+    if (!e->prompt_rows)
+        cost_seen(&e->control.cost, &pass, (double)us);
+}
+
 void round_run(struct engine *e)
 {
     plan(e);
@@ -492,10 +584,11 @@ void round_run(struct engine *e)
     int64_t before_us = clock_us();
     forward_run(e->served->run.forward, e->rows, e->n_rows);
     int64_t now_us = clock_us();
-    e->pass_us = now_us - before_us;
-    sched_pass_done(&e->sched, e->n_rows, e->pass_us);
+    int64_t pass_us = now_us - before_us;
+    sched_pass_done(&e->sched, e->n_rows, pass_us);
+    note_cost(e, pass_us);
     metrics_add(e->stats->rounds, 1);
-    metrics_observe(e->stats->pass_s, (double)e->pass_us / 1e6);
+    metrics_observe(e->stats->pass_s, (double)pass_us / 1e6);
     metrics_observe(e->stats->pass_rows, e->n_rows);
     accept_pass(e, now_us);
     fail_broken(e);

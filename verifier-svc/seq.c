@@ -52,6 +52,7 @@ int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct se
     s->state = choice ? SEQ_BRANCH : SEQ_WAITING;
     s->stop = DETOK_NONE;
     s->proposer = s->last_proposer = SEQ_NO_PROPOSER;
+    control_seq_init(&s->control);
     s->n = s->n_prompt = r->n_prompt;
     s->max_len = r->n_prompt + r->max_tokens;
     *ret = TAKE(s);
@@ -163,17 +164,17 @@ int seq_flush(struct seq *s, struct buf *text)
     return text_error(s, text);
 }
 
-void seq_take_draft(struct seq *s, const uint32_t *tokens, const int32_t *parents, uint32_t n,
-                    int proposer)
+void seq_take_draft(struct seq *s, const struct seq_draft *d)
 {
     s->has_draft = true;
-    s->n_draft = n;
-    s->proposer = proposer;
+    s->n_draft = s->n_held = d->n;
+    s->proposer = d->proposer;
     s->draft_is_tree = false;
-    for (uint32_t i = 0; i < n; i++) {
-        s->draft[i] = tokens[i];
-        s->parents[i] = parents ? parents[i] : (int32_t)i - 1;
-        s->draft_is_tree |= s->parents[i] != (int32_t)i - 1;
+    for (uint32_t i = 0; i < d->n; i++) {
+        s->draft[i] = d->tokens[i];
+        s->parents[i] = d->parents[i];
+        s->survival[i] = d->survival[i];
+        s->draft_is_tree |= d->parents[i] != (int32_t)i - 1;
     }
 }
 
@@ -181,6 +182,6 @@ void seq_drop_draft(struct seq *s)
 {
     s->has_draft = s->draft_is_tree = s->wants_draft = false;
     s->asked_us = 0;
-    s->n_draft = 0;
+    s->n_draft = s->n_held = 0;
     s->proposer = SEQ_NO_PROPOSER;
 }

@@ -16,6 +16,7 @@
 #include "model/kv.h"
 #include "text/detok.h"
 #include "verifier-svc/accept.h"
+#include "verifier-svc/control.h"
 #include "verifier-svc/request.h"
 
 enum seq_state { SEQ_WAITING, SEQ_BRANCH, SEQ_RUNNING, SEQ_ENDED };
@@ -43,17 +44,21 @@ struct seq {
     int stop; // the stop string that ended it, or DETOK_NONE
 
     /* The draft for the coming round. */
-    bool has_draft; // it came, be it empty
-    uint32_t n_draft;
+    bool has_draft;   // it came, be it empty
+    uint32_t n_held;  // tokens of it
+    uint32_t n_draft; // the first of them, which are verified
     uint32_t draft[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
+    float survival[ACCEPT_MAX]; // the proposer's word
     bool draft_is_tree;
     int proposer;     // whose it is, or SEQ_NO_PROPOSER
     bool wants_draft; // from a proposer, for the coming round
     int64_t asked_us; // an answer for its present length may come since then; 0: none was asked
     int64_t await_us; // how long it is worth waiting for
-    int64_t idle_us;  // Verify: since when it waits for a draft; 0: it does not
-    bool leaving;     // its blocks were taken, it goes back into the queue
+    uint32_t asked_k; // tokens wanted then
+    struct control_seq control;
+    int64_t idle_us; // Verify: since when it waits for a draft; 0: it does not
+    bool leaving;    // its blocks were taken, it goes back into the queue
 
     /* Its rows in the pass that runs. */
     uint32_t first_row, n_rows;
@@ -87,7 +92,13 @@ struct dist_params seq_params(const struct seq *s);
 enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text);
 /* The generation has ended: appends what was held back. -EMSGSIZE: no room in `text`. */
 int seq_flush(struct seq *s, struct buf *text);
-/* Takes a draft for the coming round; parents NULL: a chain. n <= ACCEPT_MAX. */
-void seq_take_draft(struct seq *s, const uint32_t *tokens, const int32_t *parents, uint32_t n,
-                    int proposer);
+struct seq_draft {
+    const uint32_t *tokens;
+    const int32_t *parents;
+    const float *survival;
+    uint32_t n;   // at most ACCEPT_MAX
+    int proposer; // or SEQ_NO_PROPOSER
+};
+/* Takes a draft for the coming round. */
+void seq_take_draft(struct seq *s, const struct seq_draft *draft);
 void seq_drop_draft(struct seq *s);

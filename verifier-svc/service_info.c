@@ -220,7 +220,7 @@ static void fill_speculation(struct service *s, Tandem__V1__StatsReply *reply)
         to->acceptance_rate_overall = (double)to->total_accepted / (double)to->total_proposed;
     if (to->total_steps)
         to->avg_tokens_per_step = metrics_value(m->generated_tokens) / (double)to->total_steps;
-    to->current_k = reply->n_proposers ? (double)s->options->k : 0;
+    to->current_k = reply->n_proposers ? (double)s->options->control.k : 0;
     to->adaptive_k_current = metrics_value(m->k_now);
 }
 

@@ -91,7 +91,8 @@ export class Stack {
     if (proposers.includes('ngram')) stack.proposer = new Service(stack, 'proposer-svc', ['--listen', stack.proposerAddress]);
     const targets = proposers.map((p) => (p === 'ngram' ? stack.proposerAddress : p));
     stack.verifier = new Service(stack, 'verifier-svc', ['--listen', stack.verifierAddress, '--model',
-      path.resolve(root, model), ...targets.flatMap((t) => ['--proposers', t]), ...verifier]);
+      path.resolve(root, model), '--policy', 'fixed',
+      ...targets.flatMap((t) => ['--proposers', t]), ...verifier]);
     stack.gateway = new Service(stack, 'gateway', ['--listen', `127.0.0.1:${stack.port}`, '--verifiers',
       stack.verifierAddress]);
     try {

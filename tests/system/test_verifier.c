@@ -1163,8 +1163,9 @@ static void a_proposer_changes_nothing_but_the_rounds(void **state)
     struct service p = {0}, s = {0};
     struct rpc_client *c;
     service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
-    service_start(&s, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--proposers", p.target, NULL});
+    service_start(
+        &s, "verifier-svc",
+        (const char *[]){"--model", MODEL, "--policy", "fixed", "--proposers", p.target, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     wait_proposers(c);
     struct wish w;
@@ -1206,14 +1207,10 @@ static void square_open(struct square *q)
     memset(q, 0, sizeof(*q));
     for (unsigned i = 0; i < 2; i++)
         service_spawn(&q->proposers[i], "proposer-svc", NULL);
-    const char *const args[] = {"--model",
-                                MODEL,
-                                "--proposers",
-                                q->proposers[0].target,
-                                "--proposers",
-                                q->proposers[1].target,
-                                "--disable-batch-size",
-                                "0",
+    const char *const args[] = {"--model",     MODEL,
+                                "--proposers", q->proposers[0].target,
+                                "--proposers", q->proposers[1].target,
+                                "--policy",    "fixed",
                                 NULL};
     for (unsigned i = 0; i < 2; i++) {
         service_start(&q->verifiers[i], "verifier-svc", args);
@@ -1292,9 +1289,9 @@ static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state
     struct generation slow;
     AUTO(mem_free) struct answer *a = answers_new(3);
     service_spawn(&p, "proposer-svc", NULL);
-    service_start(
-        &s, "verifier-svc",
-        (const char *[]){"--model", MODEL, "--proposers", p.target, "--max-sequences", "4", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--proposers", p.target,
+                                   "--max-sequences", "4", NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     wait_proposers(c);
     wish_init(&w, STORY, 900);
@@ -1337,8 +1334,8 @@ static void a_draft_gives_way_where_blocks_run_out(void **state)
     struct rpc_client *c;
     service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
     service_start(&s, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--kv-mib", "1", "--k", "20", "--proposers",
-                                   p.target, NULL});
+                  (const char *[]){"--model", MODEL, "--kv-mib", "1", "--policy", "fixed", "--k",
+                                   "20", "--proposers", p.target, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     wait_proposers(c);
     struct wish w[N];
@@ -1378,8 +1375,8 @@ static void a_draft_gives_way_where_the_context_ends(void **state)
     struct rpc_client *c;
     service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
     service_start(&s, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--context", "200", "--k", "20", "--proposers",
-                                   p.target, NULL});
+                  (const char *[]){"--model", MODEL, "--context", "200", "--policy", "fixed", "--k",
+                                   "20", "--proposers", p.target, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     wait_proposers(c);
     struct wish w;

@@ -158,14 +158,16 @@ static void trimming_keeps_a_tree_whole(void **state)
     (void)state;
     uint32_t tokens[6];
     int32_t parents[6];
+    float survival[6] = {.9f, .8f, .7f, .6f, .5f, .4f};
     memcpy(tokens, tree_tokens, sizeof(tokens));
     memcpy(parents, tree_parents, sizeof(parents));
-    assert_int_equal(accept_trim(tokens, parents, NULL, 6, 6, 2), 5); // all but the deepest
-    assert_int_equal(accept_trim(tokens, parents, NULL, 5, 4, 9), 4);
+    assert_int_equal(accept_trim(tokens, parents, survival, NULL, 6, 6, 2),
+                     5); // all but the deepest
+    assert_int_equal(accept_trim(tokens, parents, survival, NULL, 5, 4, 9), 4);
     assert_memory_equal(tokens, ((uint32_t[]){1, 2, 1, 3}), 16);
     assert_memory_equal(parents, ((int32_t[]){-1, -1, 0, 0}), 16);
-    assert_int_equal(accept_trim(tokens, parents, NULL, 4, 9, 0), 0);
-    assert_int_equal(accept_trim(tokens, parents, NULL, 0, 9, 9), 0);
+    assert_int_equal(accept_trim(tokens, parents, survival, NULL, 4, 9, 0), 0);
+    assert_int_equal(accept_trim(tokens, parents, survival, NULL, 0, 9, 9), 0);
 }
 
 /* ---- keyed draws: output and law ---- */

@@ -1,71 +1,327 @@
-/* test_control.c - how many draft tokens are wanted. */
+/* test_control.c - how many draft tokens are asked for and verified, by each policy. */
+#include <math.h>
 #include "lib/lib.h"
+#include "base/rng.h"
 #include "verifier-svc/control.h"
 
-static struct control of(uint32_t k, uint32_t off_from)
-{
+#define N_MAX 64
+
+/* A controller, N_MAX sequences, and passes that take first_us and row_us for each further row. */
+struct world {
     struct control c;
-    control_init(&c, &(struct control_options){k, off_from});
-    return c;
+    struct control_seq seqs[N_MAX];
+    struct control_item items[N_MAX];
+};
+
+static struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from,
+                              double first_us, double row_us)
+{
+    static struct world w;
+    struct cost_measured m = {.us = {first_us, first_us + row_us}};
+    struct cost cost;
+    cost_init(&cost, &m);
+    w = (struct world){0};
+    control_init(&w.c, &(struct control_options){policy, k, off_from}, &cost);
+    for (unsigned i = 0; i < N_MAX; i++)
+        control_seq_init(&w.seqs[i]);
+    return &w;
 }
 
-static void k_is_fixed_while_few_sequences_run(void **state)
+/* What the first of n sequences asks for, each of which may have so many tokens. */
+static uint32_t asked(struct world *w, uint32_t n, uint32_t allowed)
+{
+    struct control_round r = {.n_decoding = n, .n_running = n};
+    for (uint32_t i = 0; i < n; i++) {
+        cost_add(&r.pass, 1, 100);
+        w->items[i] = (struct control_item){.s = &w->seqs[i], .context = 100, .n = allowed};
+    }
+    control_ask(&w->c, &r, w->items, n);
+    return w->items[0].k;
+}
+
+/* ---- fixed ---- */
+
+static void fixed_asks_for_k_within_what_is_allowed(void **state)
 {
     (void)state;
-    struct control c = of(5, 8);
-    assert_int_equal(control_k(&c, 1, UINT32_MAX, 100), 5);
-    assert_int_equal(control_k(&c, 7, UINT32_MAX, 100), 5);
+    struct world *w = world_of(CONTROL_FIXED, 5, 0, 1, 1);
+    assert_int_equal(asked(w, 1, 64), 5);
+    assert_int_equal(asked(w, 1, 3), 3);
+    assert_int_equal(asked(w, 1, 0), 0);
+    assert_int_equal(asked(w, 60, 64), 5);
 }
 
 static void many_sequences_switch_drafting_off(void **state)
 {
     (void)state;
-    struct control c = of(5, 8), never = of(5, 0);
-    assert_int_equal(control_k(&c, 8, UINT32_MAX, 100), 0);
-    assert_int_equal(control_k(&never, 1000, UINT32_MAX, 100), 5);
+    struct world *w = world_of(CONTROL_FIXED, 5, 8, 1, 1);
+    assert_int_equal(asked(w, 7, 64), 5);
+    assert_int_equal(asked(w, 8, 64), 0);
+    w = world_of(CONTROL_GOODPUT, 5, 8, 100, 1);
+    assert_true(asked(w, 7, 64) > 0);
+    assert_int_equal(asked(w, 8, 64), 0);
 }
 
-static void the_request_may_want_less_or_nothing(void **state)
+/* ---- ema ---- */
+
+static uint32_t asked_with_ema(uint32_t k, float ema)
 {
-    (void)state;
-    struct control c = of(5, 8);
-    assert_int_equal(control_k(&c, 1, 2, 100), 2);
-    assert_int_equal(control_k(&c, 1, 0, 100), 0);
-    assert_int_equal(control_k(&c, 1, 50, 100), 5);
+    struct world *w = world_of(CONTROL_EMA, k, 8, 1, 1);
+    w->seqs[0].ema = ema;
+    return asked(w, 1, 64);
 }
 
-static void a_draft_leaves_room_for_the_targets_own_token(void **state)
+static void ema_has_four_bands(void **state)
 {
     (void)state;
-    struct control c = of(5, 8);
-    assert_int_equal(control_k(&c, 1, UINT32_MAX, 6), 5);
-    assert_int_equal(control_k(&c, 1, UINT32_MAX, 4), 3);
-    assert_int_equal(control_k(&c, 1, UINT32_MAX, 1), 0);
-    assert_int_equal(control_k(&c, 1, UINT32_MAX, 0), 0);
+    assert_int_equal(asked_with_ema(5, 0.81f), 5);
+    assert_int_equal(asked_with_ema(5, 0.8f), 3);
+    assert_int_equal(asked_with_ema(5, 0.51f), 3);
+    assert_int_equal(asked_with_ema(5, 0.5f), 1);
+    assert_int_equal(asked_with_ema(5, 0.31f), 1);
+    assert_int_equal(asked_with_ema(5, 0.3f), 0);
+    assert_int_equal(asked_with_ema(5, 0.0f), 0);
 }
 
-static void the_average_follows_what_was_accepted(void **state)
+static void the_middle_bands_ask_for_one_token_at_least(void **state)
 {
     (void)state;
-    struct control c = of(5, 8);
-    assert_true(c.acceptance_ema == 0.7);
-    control_seen(&c, 0, 0); // no draft says nothing
-    assert_true(c.acceptance_ema == 0.7);
-    control_seen(&c, 4, 4);
-    assert_true(c.acceptance_ema > 0.7299 && c.acceptance_ema < 0.7301);
+    for (uint32_t k = 1; k <= 3; k++) {
+        assert_int_equal(asked_with_ema(k, 0.6f), 1);
+        assert_int_equal(asked_with_ema(k, 0.4f), 1);
+        assert_int_equal(asked_with_ema(k, 0.9f), k);
+    }
+}
+
+static void ema_tries_one_token_again_every_32_rounds(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
+    w->seqs[0].ema = 0;
+    for (int turn = 0; turn < 3; turn++) {
+        for (int i = 1; i < 32; i++)
+            assert_int_equal(asked(w, 1, 64), 0);
+        assert_int_equal(asked(w, 1, 64), 1);
+    }
+}
+
+static void ema_stops_at_its_batch_limit_and_zero_is_none(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
+    assert_int_equal(asked(w, 7, 64), 3);
+    assert_int_equal(asked(w, 8, 64), 0);
+    w = world_of(CONTROL_EMA, 5, 0, 1, 1);
+    assert_int_equal(asked(w, 60, 64), 3);
+}
+
+static void the_averages_follow_what_was_accepted(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
+    struct control_seq *s = &w->seqs[0];
+    control_verified(&w->c, s, 0, 0); // no draft says nothing
+    assert_true(w->c.acceptance_ema == 0.7);
+    control_verified(&w->c, s, 4, 4);
+    assert_true(fabs(w->c.acceptance_ema - 0.73) < 1e-6 && fabs(s->ema - 0.73) < 1e-6);
+    assert_true(w->seqs[1].ema == 0.7f); // another sequence's own
     for (int i = 0; i < 100; i++)
-        control_seen(&c, 5, 0);
-    assert_true(c.acceptance_ema < 0.001);
+        control_verified(&w->c, s, 5, 0);
+    assert_true(w->c.acceptance_ema < 0.001 && s->ema < 0.001f);
+}
+
+/* ---- goodput ---- */
+
+#define CHAIN 16
+static const int32_t chain[CHAIN] = {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
+static const float silent[CHAIN] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+/* Drafts of k tokens of which each is right with probability alpha. */
+static void feed(struct world *w, unsigned seq, double alpha, uint32_t k, unsigned n_drafts)
+{
+    static uint64_t turn;
+    uint32_t draft[CHAIN], committed[CHAIN + 1];
+    for (unsigned d = 0; d < n_drafts; d++) {
+        uint32_t n = 0;
+        bool right = true;
+        while (n < k && right) {
+            right = (double)(rng_splitmix64(++turn) >> 11) * 0x1p-53 < alpha;
+            committed[n++] = right ? 7 : 8;
+        }
+        if (right)
+            committed[n++] = 9;
+        for (uint32_t i = 0; i < k; i++)
+            draft[i] = 7;
+        struct control_item item = {.n = k, .parents = chain, .said = silent};
+        control_seen(&w->c, &w->seqs[seq], &item, draft, committed, n);
+    }
+}
+
+/* The k that makes most tokens per second if every token is right with probability alpha. */
+static uint32_t best_k(double alpha, double first_us, double row_us, double per_k_us)
+{
+    uint32_t best = 0;
+    double rate = 1 / first_us, tokens = 1, chance = 1;
+    for (uint32_t k = 1; k <= 16; k++) {
+        tokens += chance *= alpha;
+        double us = first_us + k * (row_us + per_k_us);
+        if (tokens / us > rate) {
+            rate = tokens / us;
+            best = k;
+        }
+    }
+    return best;
+}
+
+static double rate_with(uint32_t k, double alpha, double first_us, double row_us, double per_k_us)
+{
+    double tokens = 1, chance = 1;
+    for (uint32_t i = 0; i < k; i++)
+        tokens += chance *= alpha;
+    return tokens / (first_us + k * (row_us + per_k_us));
+}
+
+static void goodput_finds_the_best_length_for_every_acceptance(void **state)
+{
+    (void)state;
+    static const double alphas[] = {.1, .2, .3, .4, .5, .6, .7, .8, .9, .95};
+    static const double row_us[] = {1, 5, 20, 50};
+    for (unsigned a = 0; a < 10; a++) {
+        for (unsigned c = 0; c < 4; c++) {
+            struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, row_us[c]);
+            feed(w, 0, alphas[a], 16, 2000);
+            feed(w, 0, alphas[a], 4, 20);
+            w->seqs[0].kept = w->seqs[0].expected = 0; // this one's luck is not at stake
+            for (uint32_t k = 1; k <= 16; k++)         // a proposer that takes 3 us for each token
+                control_answered(&w->c, &w->seqs[0], 0, k, 3.0 * k, true);
+            uint32_t best = best_k(alphas[a], 100, row_us[c], 3);
+            w->seqs[0].off_rounds = 0;
+            double got = rate_with(asked(w, 1, 64), alphas[a], 100, row_us[c], 3);
+            assert_true(got >= 0.97 * rate_with(best, alphas[a], 100, row_us[c], 3));
+        }
+    }
+}
+
+static void what_never_pays_is_off_and_tried_again_rarely(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
+    feed(w, 0, 0.05, 8, 200);
+    unsigned n_tried = 0, rounds = 5000;
+    for (unsigned i = 0; i < rounds; i++)
+        n_tried += asked(w, 1, 64) > 0;
+    assert_in_range(n_tried, 1, rounds / 60); // a row is 60 % of a pass, at most 1 % of the time
+}
+
+static void a_sequence_that_fares_better_gets_more(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
+    for (unsigned i = 0; i < 100; i++) {
+        feed(w, 0, 0.9, 4, 1);
+        feed(w, 1, 0.1, 4, 1);
+    }
+    asked(w, 2, 64);
+    assert_true(w->items[0].k > w->items[1].k);
+}
+
+static void a_slow_proposer_is_asked_for_more_at_once_or_not_at_all(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
+    feed(w, 0, 0.8, 16, 300);
+    for (unsigned i = 0; i < 50; i++)
+        control_answered(&w->c, &w->seqs[0], 0, 1 + i % 8, 1, true);
+    uint32_t fast = asked(w, 1, 64);
+    for (unsigned i = 0; i < 200; i++)
+        control_answered(&w->c, &w->seqs[0], 0, 1 + i % 8, 60, true);
+    uint32_t slow = asked(w, 1, 64);
+    assert_true(slow > fast);
+    for (unsigned i = 0; i < 200; i++)
+        control_answered(&w->c, &w->seqs[0], 0, 1 + i % 8, 5000, true);
+    assert_int_equal(asked(w, 1, 64), 0);
+}
+
+static void waiting_is_worth_what_the_draft_brings(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 0);
+    struct control_round r = {.n_decoding = 1, .n_running = 1, .pass = {.rows = 1}};
+    w->items[0] = (struct control_item){.s = &w->seqs[0], .n = 4};
+    feed(w, 0, 1, 4, 500);
+    double us = control_ask(&w->c, &r, w->items, 1);
+    assert_int_equal(w->items[0].k, 4);
+    assert_true(us > 350 && us < 400); // five tokens in a pass that costs no more than for one
+}
+
+static uint32_t cut(struct world *w, const int32_t *parents, const float *said, uint32_t n)
+{
+    struct control_round r = {.n_decoding = 1, .n_running = 1, .pass = {.rows = 1}};
+    w->items[0] = (struct control_item){.s = &w->seqs[0], .n = n, .parents = parents, .said = said};
+    control_cut(&w->c, &r, w->items, 1);
+    return w->items[0].k;
+}
+
+static void a_draft_is_cut_where_its_proposer_doubts(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
+    const float said[] = {.95f, .9f, .09f, .08f, .07f};
+    assert_int_equal(cut(w, chain, said, 5), 2);
+}
+
+static void what_a_proposer_says_is_weighed_by_what_came_of_it(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
+    const float boast[] = {.97f, .94f, .91f};
+    struct control_item item = {.n = 3, .parents = chain, .said = boast};
+    assert_int_equal(cut(w, chain, boast, 3), 3);
+    for (unsigned i = 0; i < 200; i++)
+        control_seen(&w->c, &w->seqs[1], &item, (uint32_t[]){1, 2, 3}, (uint32_t[]){4}, 1);
+    assert_int_equal(cut(w, chain, boast, 3), 0);
+}
+
+static void the_policies_without_times_cut_nothing(void **state)
+{
+    (void)state;
+    const float doubt[] = {.01f, .01f};
+    assert_int_equal(cut(world_of(CONTROL_FIXED, 5, 0, 1, 9), chain, doubt, 2), 2);
+    assert_int_equal(cut(world_of(CONTROL_EMA, 5, 0, 1, 9), chain, doubt, 2), 2);
+}
+
+static void a_tree_teaches_along_the_committed_path(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1, 1);
+    const int32_t parents[] = {-1, -1, 0, 1};
+    struct control_item tree = {.n = 4, .parents = parents, .said = silent};
+    control_seen(&w->c, &w->seqs[0], &tree, (uint32_t[]){1, 2, 3, 3}, (uint32_t[]){2, 3, 9}, 3);
+    const struct control_rate *all = w->c.proposers[0].all;
+    assert_true(all[0].tried > 1.9f && all[0].kept > 0.9f && all[0].kept < 1.1f);
+    assert_true(all[1].tried == 1 && all[1].kept == 1);
+    assert_true(all[2].tried == 0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(k_is_fixed_while_few_sequences_run),
+        cmocka_unit_test(fixed_asks_for_k_within_what_is_allowed),
         cmocka_unit_test(many_sequences_switch_drafting_off),
-        cmocka_unit_test(the_request_may_want_less_or_nothing),
-        cmocka_unit_test(a_draft_leaves_room_for_the_targets_own_token),
-        cmocka_unit_test(the_average_follows_what_was_accepted),
+        cmocka_unit_test(ema_has_four_bands),
+        cmocka_unit_test(the_middle_bands_ask_for_one_token_at_least),
+        cmocka_unit_test(ema_tries_one_token_again_every_32_rounds),
+        cmocka_unit_test(ema_stops_at_its_batch_limit_and_zero_is_none),
+        cmocka_unit_test(the_averages_follow_what_was_accepted),
+        cmocka_unit_test(goodput_finds_the_best_length_for_every_acceptance),
+        cmocka_unit_test(what_never_pays_is_off_and_tried_again_rarely),
+        cmocka_unit_test(a_sequence_that_fares_better_gets_more),
+        cmocka_unit_test(a_slow_proposer_is_asked_for_more_at_once_or_not_at_all),
+        cmocka_unit_test(waiting_is_worth_what_the_draft_brings),
+        cmocka_unit_test(a_draft_is_cut_where_its_proposer_doubts),
+        cmocka_unit_test(what_a_proposer_says_is_weighed_by_what_came_of_it),
+        cmocka_unit_test(the_policies_without_times_cut_nothing),
+        cmocka_unit_test(a_tree_teaches_along_the_committed_path),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -162,7 +162,7 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
     options.targets[0].target = target;
     options.n_targets = 1;
     options.proposer_budget_ms = 50;
-    options.disable_batch_size = 8;
+    options.control = (struct control_options){CONTROL_FIXED, 5, 8};
     AUTO(engine_free) struct engine *e = start_engine();
     struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_served(e)->tok));
     assert_null(stats.proposers[0].drafts);

@@ -35,11 +35,8 @@ static int unmake(void **state)
 static void arrive(uint64_t id, uint32_t base_len, uint32_t n, const uint32_t *draft,
                    const int32_t *parents)
 {
-    struct inbox_item item = {.kind = INBOX_DRAFT,
-                              .seq = id,
-                              .proposer = SEQ_NO_PROPOSER, // nobody to keep score of
-                              .base_len = base_len,
-                              .n = n};
+    struct inbox_item item = {
+        .kind = INBOX_DRAFT, .seq = id, .proposer = 0, .base_len = base_len, .n = n};
     for (uint32_t i = 0; i < n; i++) {
         item.tokens[i] = draft[i];
         item.parents[i] = parents ? parents[i] : (int32_t)i - 1;
@@ -114,7 +111,6 @@ static void only_who_was_asked_is_waited_for(void **state)
     assert_true(round_wait_until_us(&engine) == 0);
     seq.asked_us = 1000;
     seq.await_us = 300;
-    engine.pass_us = 2000;
     assert_true(round_wait_until_us(&engine) == 1300);
     seq.kv.len = 7; // a prompt has rows to run
     assert_true(round_wait_until_us(&engine) == 0);

@@ -225,6 +225,13 @@ static void todo_counts_the_rows_before_the_next_token(void **state)
     done(&m);
 }
 
+static void take_draft(struct seq *s, const uint32_t *tokens, const int32_t *parents, uint32_t n,
+                       int proposer)
+{
+    static const float survival[] = {.9f, .8f, .7f};
+    seq_take_draft(s, &(struct seq_draft){tokens, parents, survival, n, proposer});
+}
+
 static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
 {
     (void)state;
@@ -235,7 +242,7 @@ static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
     assert_int_equal(seq_todo(m.s), n - 1);
     m.s->kv.len = n - 1;
     assert_int_equal(seq_todo(m.s), 0);
-    seq_take_draft(m.s, NULL, NULL, 0, SEQ_NO_PROPOSER);
+    take_draft(m.s, NULL, NULL, 0, SEQ_NO_PROPOSER);
     assert_int_equal(seq_todo(m.s), 1);
     m.s->kv.len = 0; // preempted with its draft
     assert_int_equal(seq_todo(m.s), n - 1);
@@ -248,7 +255,7 @@ static void a_kept_draft_waits_for_the_rows_before_it(void **state)
     struct made m;
     make(&m, NULL);
     uint32_t n = m.s->n = 5;
-    seq_take_draft(m.s, (uint32_t[]){1, 2}, NULL, 2, 0);
+    take_draft(m.s, (uint32_t[]){1, 2}, (int32_t[]){-1, 0}, 2, 0);
     assert_int_equal(seq_todo(m.s), n - 1);
     m.s->kv.len = n - 1;
     assert_int_equal(seq_todo(m.s), 1);
@@ -262,11 +269,10 @@ static void a_draft_is_known_as_chain_or_tree(void **state)
     struct made m;
     make(&m, NULL);
     uint32_t tokens[] = {1, 2, 3};
-    seq_take_draft(m.s, tokens, NULL, 3, 1);
     assert_false(m.s->draft_is_tree);
-    seq_take_draft(m.s, tokens, (int32_t[]){-1, 0, 1}, 3, 1);
+    take_draft(m.s, tokens, (int32_t[]){-1, 0, 1}, 3, 1);
     assert_false(m.s->draft_is_tree);
-    seq_take_draft(m.s, tokens, (int32_t[]){-1, -1, 1}, 3, 1);
+    take_draft(m.s, tokens, (int32_t[]){-1, -1, 1}, 3, 1);
     assert_true(m.s->draft_is_tree);
     seq_drop_draft(m.s);
     assert_false(m.s->has_draft || m.s->draft_is_tree || m.s->n_draft);

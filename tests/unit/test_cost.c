@@ -1,0 +1,134 @@
+/* test_cost.c - what a pass is expected to take. */
+#include <math.h>
+#include "lib/lib.h"
+#include "verifier-svc/cost.h"
+
+static unsigned point_of(uint32_t rows)
+{
+    unsigned i = 0;
+    while (cost_rows_at(i) != rows)
+        i++;
+    return i;
+}
+
+static double of_rows(const struct cost *c, uint32_t rows)
+{
+    return cost_us(c, &(struct cost_pass){.rows = rows});
+}
+
+static void about(double got, double expected)
+{
+    assert_true(fabs(got - expected) < 1e-6 * fabs(expected) + 1e-9);
+}
+
+static void sizes_between_measured_ones_lie_on_a_line(void **state)
+{
+    (void)state;
+    struct cost_measured m = {0};
+    struct cost c;
+    m.us[0] = 100;
+    m.us[point_of(5)] = 140;
+    m.us[point_of(17)] = 260;
+    cost_init(&c, &m);
+    about(of_rows(&c, 1), 100);
+    about(of_rows(&c, 3), 120);
+    about(of_rows(&c, 5), 140);
+    about(of_rows(&c, 11), 200);
+    about(of_rows(&c, 17), 260);
+}
+
+static void beyond_the_last_size_rows_go_on_costing_the_same(void **state)
+{
+    (void)state;
+    struct cost_measured m = {0};
+    struct cost c;
+    m.us[0] = 100;
+    m.us[point_of(8)] = 170;
+    cost_init(&c, &m);
+    about(of_rows(&c, 108), 1170);
+    about(of_rows(&c, 1000), 10090); // behind the table's end too
+}
+
+static void one_measured_size_is_enough(void **state)
+{
+    (void)state;
+    struct cost_measured m = {.us = {50}};
+    struct cost c;
+    cost_init(&c, &m);
+    about(of_rows(&c, 1), 50);
+    about(of_rows(&c, 4), 200);
+}
+
+static void a_larger_pass_is_never_cheaper(void **state)
+{
+    (void)state;
+    struct cost_measured m = {0};
+    struct cost c;
+    m.us[0] = 100;
+    m.us[point_of(4)] = 90; // noise
+    m.us[point_of(8)] = 120;
+    cost_init(&c, &m);
+    for (uint32_t rows = 1; rows < 600; rows++)
+        assert_true(of_rows(&c, rows + 1) >= of_rows(&c, rows));
+    for (int i = 0; i < 200; i++)
+        cost_seen(&c, &(struct cost_pass){.rows = 8}, 40);
+    for (uint32_t rows = 1; rows < 600; rows++)
+        assert_true(of_rows(&c, rows + 1) >= of_rows(&c, rows));
+}
+
+static void the_context_costs_once_to_read_and_for_each_row(void **state)
+{
+    (void)state;
+    struct cost_measured m = {.context = 1000, .rows = 8};
+    struct cost c;
+    struct cost_pass pass = {0};
+    m.us[0] = 100;
+    m.us[point_of(8)] = 170;
+    m.long_one_us = 100 + 1000 * (0.02 + 0.005);
+    m.long_rows_us = 170 + 1000 * (0.02 + 8 * 0.005);
+    cost_init(&c, &m);
+    cost_add(&pass, 4, 2000);
+    cost_add(&pass, 1, 500);
+    about(cost_us(&c, &pass), of_rows(&c, 5) + 2500 * 0.02 + (4 * 2000 + 500) * 0.005);
+}
+
+static void passes_keep_the_table_fresh(void **state)
+{
+    (void)state;
+    struct cost_measured m = {0};
+    struct cost c;
+    m.us[0] = 100;
+    m.us[point_of(8)] = 170;
+    cost_init(&c, &m);
+    for (int i = 0; i < 300; i++) {
+        cost_seen(&c, &(struct cost_pass){.rows = 1}, 120);
+        cost_seen(&c, &(struct cost_pass){.rows = 4}, 300);
+    }
+    assert_true(fabs(of_rows(&c, 1) - 120) < 6);
+    assert_true(fabs(of_rows(&c, 4) - 300) < 15);
+    assert_true(of_rows(&c, 8) >= 290); // as dear as a smaller one at least
+}
+
+static void one_interrupted_pass_says_little(void **state)
+{
+    (void)state;
+    struct cost_measured m = {.us = {100}};
+    struct cost c;
+    cost_init(&c, &m);
+    cost_seen(&c, &(struct cost_pass){.rows = 1}, 1e9);
+    assert_true(of_rows(&c, 1) < 120);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sizes_between_measured_ones_lie_on_a_line),
+        cmocka_unit_test(beyond_the_last_size_rows_go_on_costing_the_same),
+        cmocka_unit_test(one_measured_size_is_enough),
+        cmocka_unit_test(a_larger_pass_is_never_cheaper),
+        cmocka_unit_test(the_context_costs_once_to_read_and_for_each_row),
+        cmocka_unit_test(passes_keep_the_table_fresh),
+        cmocka_unit_test(one_interrupted_pass_says_little),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

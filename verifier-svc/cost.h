@@ -1,0 +1,51 @@
+/* cost.h - how long a pass takes: t(M, context), measured at the start and kept fresh.
+ *
+ * A pass reads the weights once for all rows, a sequence's KV once for all rows of that sequence,
+ * and then works on every row and on every position that a row sees:
+ *     t = scale * (w(rows) + read_us * reads + see_us * sees)
+ * w is a table over the number of rows with straight lines between its points. What passes take
+ * afterwards moves the points beside them, and the scale: the machine's other work slows all.
+ *
+ * Threads: the engine's; plain data. */
+#pragma once
+#include <stdint.h>
+
+#define COST_POINTS 24
+
+/* What decides the time of a pass. */
+struct cost_pass {
+    uint32_t rows;
+    double reads; // positions of KV: the sum of the contexts of its sequences
+    double sees;  // the sum over its rows of the context of each
+};
+
+/* Adds rows of a sequence with so many positions of context. */
+static inline void cost_add(struct cost_pass *p, uint32_t rows, uint32_t context)
+{
+    p->rows += rows;
+    p->reads += context;
+    p->sees += (double)rows * context;
+}
+
+struct cost {
+    double w_us[COST_POINTS]; // rising; of cost_rows_at(i) rows
+    double read_us, see_us;
+    double scale;
+};
+
+/* The numbers of rows that are measured; 0 behind the last. */
+uint32_t cost_rows_at(unsigned i);
+
+/* us[i]: a pass of cost_rows_at(i) rows without context; 0: not measured (us[0] must be). long_us:
+ * passes of 1 and of `rows` rows of one sequence behind `context` positions; both 0: not measured.
+ */
+struct cost_measured {
+    double us[COST_POINTS];
+    uint32_t context, rows;
+    double long_one_us, long_rows_us;
+};
+void cost_init(struct cost *c, const struct cost_measured *m);
+
+double cost_us(const struct cost *c, const struct cost_pass *p);
+/* A pass has taken us. */
+void cost_seen(struct cost *c, const struct cost_pass *p, double us);
