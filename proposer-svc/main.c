@@ -1,6 +1,5 @@
 /* main.c - the proposer service: settings, sessions, server, signals. */
-#include <stdio.h>
-#include "base/clock.h"
+#include <errno.h>
 #include "base/err.h"
 #include "base/log.h"
 #include "base/svc.h"
@@ -11,15 +10,15 @@
 #define TICK_US 1000000       // between two looks at idle sessions
 #define MESSAGE_MAX (8 << 20) // bytes of a Round; verifiers send at most 1 MiB of context in one
 
-static void serve_until_told(struct sessions *sessions)
+static void serve_until_told(struct proposer *service)
 {
     while (svc_wait_signal(TICK_US) == 0) {
         svc_watchdog();
-        sessions_expire(sessions, clock_us());
+        proposer_expire(service);
     }
 }
 
-static int serve(const struct settings *set, struct proposer *service, struct sessions *sessions)
+static int serve(const struct settings *set, struct proposer *service)
 {
     struct rpc_service_options opt = {.name = "tandem.v1.Proposer",
                                       .listen = &set->listen,
@@ -37,7 +36,7 @@ static int serve(const struct settings *set, struct proposer *service, struct se
         rpc_service_serving(rpc, true);
         log_info("serving proposer=%s", set->proposer);
         svc_ready("serving");
-        serve_until_told(sessions);
+        serve_until_told(service);
     }
     rpc_service_stop(rpc, (unsigned)(set->drain_timeout_s * 1000));
     return r;
@@ -45,11 +44,17 @@ static int serve(const struct settings *set, struct proposer *service, struct se
 
 static int run(const struct settings *set, const struct prop_ops *ops, void *shared)
 {
+    struct prop_about about = {0};
+    if (ops->about)
+        ops->about(shared, &about);
+    int64_t max_context = set->max_context;
+    if (about.max_context && about.max_context < max_context)
+        max_context = about.max_context;
     struct sessions_config sc = {.ops = ops,
                                  .shared = shared,
                                  .max_sessions = (uint32_t)set->max_sessions,
                                  .max_tokens = (uint64_t)set->max_tokens,
-                                 .max_context = (uint32_t)set->max_context,
+                                 .max_context = (uint32_t)max_context,
                                  .k_max = (uint32_t)set->k_max,
                                  .idle_us = (int64_t)(set->idle_timeout_s * 1e6)};
     AUTO(sessions_free) struct sessions *sessions = NULL;
@@ -60,10 +65,12 @@ static int run(const struct settings *set, const struct prop_ops *ops, void *sha
                                 .instance = set->instance,
                                 .k_max = sc.k_max,
                                 .max_context = sc.max_context,
-                                .sessions = sessions};
+                                .sessions = sessions,
+                                .ops = ops,
+                                .shared = shared};
     AUTO(proposer_free) struct proposer *service = NULL;
     r = proposer_new(&c, &service);
-    return r < 0 ? r : serve(set, service, sessions);
+    return r < 0 ? r : serve(set, service);
 }
 
 int main(int argc, char **argv)
@@ -85,9 +92,10 @@ int main(int argc, char **argv)
         r = run(set, ops, shared);
     if (shared && ops->close)
         ops->close(shared);
-    if (r < 0)
+    if (r < 0 && r != -ECANCELED) { // a signal while it loaded
         log_error("%s", fail_text());
-    else
-        log_info("stopped");
-    return r < 0 ? 1 : 0;
+        return 1;
+    }
+    log_info("stopped");
+    return 0;
 }

@@ -3,8 +3,9 @@
  * A guess may be wrong and costs only time; a proposer may always return an empty draft. The
  * session layer owns contexts, answers Rounds and calls these; a proposer sees token ids only.
  *
- * Threads: the functions of one sequence are called by one thread at a time, those of several
- * sequences by several at once; what a proposer shares between sequences it protects itself. */
+ * Threads: a proposer with PROP_OWN_THREAD is opened and closed by main, and one thread calls all
+ * the rest. Of others the functions of one sequence are called by one thread at a time, those of
+ * several sequences by several at once; what such a proposer shares it protects itself. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,14 +15,24 @@
 #define PROP_K_MAX 64
 
 enum prop_flags {
-    PROP_NEEDS_MODEL = 1,  // wants a model file
+    PROP_OWN_THREAD = 1,   // drafts on a thread of its own, for all Rounds that wait, together
     PROP_NEEDS_HIDDEN = 2, // wants hidden rows of the target
 };
+
+/* How a draft is drawn (proposer.proto). */
+enum prop_q_mode { PROP_POINT, PROP_COUPLED, PROP_SPARSE, PROP_DENSE, PROP_Q_MODES };
 
 struct prop_context {
     const uint32_t *tokens; // committed tokens
     uint32_t n;
     uint32_t n_prompt; // how many of them are the prompt; 0: not known
+};
+
+struct prop_sampling {
+    float temperature; // 0: greedy
+    uint32_t top_k;    // 0: off
+    float top_p;       // 1: off
+    float min_p;       // 0: off
 };
 
 struct prop_draft {
@@ -30,6 +41,28 @@ struct prop_draft {
     int32_t parents[PROP_K_MAX]; // only if tree
     float survival[PROP_K_MAX];  // that this token and all before it are accepted, 0 .. 1
     bool tree;                   // false: a chain
+    enum prop_q_mode q_mode;     // PROP_POINT, or as was asked
+};
+
+/* One sequence wants a draft. */
+struct prop_ask {
+    void *seq; // its state
+    struct prop_context context;
+    uint32_t k; // tokens at most, 1 .. PROP_K_MAX
+    enum prop_q_mode q_mode;
+    struct prop_sampling sampling;
+    uint64_t draw_key; // coupled: the target's
+    int64_t until_us;  // clock_us(); a later answer is of no use
+    struct prop_draft *to;
+    bool done; // set by draft()
+};
+
+/* What Describe tells. */
+struct prop_about {
+    const char *model;     // NULL: none
+    uint64_t vocab_digest; // 0: works with any vocabulary
+    uint32_t max_context;  // tokens; 0: no limit
+    unsigned q_modes;      // bits 1 << enum prop_q_mode
 };
 
 struct prop_ops {
@@ -41,16 +74,21 @@ struct prop_ops {
 
     int (*open)(void **ret_shared); // once per process; -EINVAL: settings that do not fit together
     void (*close)(void *shared);
-    void (*seq_done)(void *shared, void *seq); // frees what the state points to
+    void (*about)(void *shared, struct prop_about *to); // NULL: point drafts for any vocabulary
+    void (*seq_done)(void *shared, void *seq);          // frees what the state points to
 
     /* Only [0, keep) of the context it knows stays valid; c still shows all of it. */
     void (*cut)(void *shared, void *seq, const struct prop_context *c, uint32_t keep);
-    /* The context grew to c->n; what was known of it has not changed. -ENOMEM: the session is given
-     * up. */
+    /* The context grew to c->n; what was known of it has not changed. The tokens stay where they
+     * are until the next call for this sequence. -ENOMEM: the session is given up. */
     int (*grow)(void *shared, void *seq, const struct prop_context *c);
-    /* At most k (1 .. PROP_K_MAX) tokens that continue the context; to->n = 0 is a fine answer. */
-    void (*draft)(void *shared, void *seq, const struct prop_context *c, uint32_t k,
-                  struct prop_draft *to);
+    /* Drafts for n different sequences. Each ask is done, with at most k tokens that continue its
+     * context (none is a fine answer), or is asked again after the next work(), until its time is
+     * up. */
+    void (*draft)(void *shared, struct prop_ask *const *asks, uint32_t n);
+    /* With PROP_OWN_THREAD: a short piece of what is left to do between Rounds; open asks may be
+     * done after it. False: there was nothing to do. NULL: never. */
+    bool (*work)(void *shared);
 };
 
 /* By name; NULL: unknown. */

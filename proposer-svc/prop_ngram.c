@@ -240,19 +240,27 @@ static void copy(const struct prop_context *c, uint32_t from, uint32_t k, uint32
     to->n = k;
 }
 
-static void ngram_draft(void *shared, void *seq, const struct prop_context *c, uint32_t k,
-                        struct prop_draft *to)
+static void draft_one(const struct shared *sh, const struct prop_ask *ask)
 {
-    const struct shared *sh = shared;
-    const struct ngram_seq *s = seq;
-    to->n = 0;
-    to->tree = false;
+    const struct ngram_seq *s = ask->seq;
+    const struct prop_context *c = &ask->context;
+    ask->to->n = 0;
+    ask->to->tree = false;
+    ask->to->q_mode = PROP_POINT;
     for (uint32_t n = longest_at(sh, s, c->n); n >= sh->len_min && s->n_known; n--) {
         uint32_t from = *slot_of(sh, s, c->tokens, c->n, n);
-        if (from && (!sh->earliest_full || from + k <= c->n)) {
-            copy(c, from, k, n, to);
+        if (from && (!sh->earliest_full || from + ask->k <= c->n)) {
+            copy(c, from, ask->k, n, ask->to);
             return;
         }
+    }
+}
+
+static void ngram_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        draft_one(shared, asks[i]);
+        asks[i]->done = true;
     }
 }
 

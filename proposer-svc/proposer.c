@@ -11,14 +11,16 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/metrics.h"
+#include "proposer-svc/drafter.h"
 #include "proposer-svc/proposer.h"
 #include "rpc/rpc.h"
 
 #define UNREAD_MAX (1 << 20) // bytes of answers that a verifier may leave unread
-#define SEQUENCES_MAX 4096   // in a Round
 
 struct proposer {
     struct proposer_config c;
+    struct prop_about about;
+    struct drafter *drafter;        // NULL: Rounds are taken where they arrive
     atomic_uint_fast64_t n_streams; // ever; names them
     struct metric *rounds, *drafts, *tokens, *needed, *seconds, *streams;
     struct metric *sessions, *context_tokens;
@@ -38,117 +40,102 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     if (!req)
         return;
     tandem__v1__describe_request__free_unpacked(req, NULL);
-    Tandem__V1__QMode point = TANDEM__V1__QMODE__Q_MODE_POINT;
+    static const Tandem__V1__QMode modes[PROP_Q_MODES] = {
+        [PROP_POINT] = TANDEM__V1__QMODE__Q_MODE_POINT,
+        [PROP_COUPLED] = TANDEM__V1__QMODE__Q_MODE_COUPLED,
+        [PROP_SPARSE] = TANDEM__V1__QMODE__Q_MODE_SPARSE,
+        [PROP_DENSE] = TANDEM__V1__QMODE__Q_MODE_DENSE,
+    };
+    Tandem__V1__QMode offered[PROP_Q_MODES];
     Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
     reply.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
     reply.kind = rpc_text(s->c.name);
     reply.k_max = s->c.k_max;
     reply.max_context = s->c.max_context;
-    reply.q_modes = &point;
-    reply.n_q_modes = 1;
+    reply.model = rpc_text(s->about.model);
+    reply.vocab_digest = s->about.vocab_digest;
+    reply.q_modes = offered;
+    for (unsigned i = 0; i < PROP_Q_MODES; i++)
+        if (s->about.q_modes & 1u << i)
+            offered[reply.n_q_modes++] = modes[i];
     reply.version = rpc_text(TANDEM_VERSION);
     rpc_call_reply(call, &reply.base);
 }
 
 /* ---- Draft ---- */
 
-/* The answers to one Round, in its order. */
-struct answers {
-    Tandem__V1__Drafts msg;
-    Tandem__V1__SequenceDraft *drafts;    // (n_sequences)
-    Tandem__V1__SequenceDraft **pointers; // (n_sequences): into it
-    struct prop_draft *props;             // (n_sequences): what they point to
-};
-
-static void answers_done(struct answers *a)
+/* Ends a stream with what fail_text() says. */
+static void end_stream(struct rpc_call *call, uint64_t stream, int err)
 {
-    free(a->drafts);
-    free(a->pointers);
-    free(a->props);
+    log_warn("stream ended stream=%llu: %s", (unsigned long long)stream, fail_text());
+    rpc_call_fail(call, err);
 }
 
-static int answers_init(struct answers *a, size_t n_sequences)
+static void send_answer(const struct batch_origin *to, struct rpc_msg *answer)
 {
-    *a = (struct answers){0};
-    if (n_sequences > SEQUENCES_MAX)
-        return fail(-EINVAL, "a round of %zu sequences is beyond the limit of %d", n_sequences,
-                    SEQUENCES_MAX);
-    tandem__v1__drafts__init(&a->msg);
-    a->drafts = calloc(n_sequences + 1, sizeof(*a->drafts));
-    a->pointers = calloc(n_sequences + 1, sizeof(*a->pointers));
-    a->props = malloc((n_sequences + 1) * sizeof(*a->props));
-    a->msg.drafts = a->pointers;
-    if (!a->drafts || !a->pointers || !a->props)
-        return fail(-ENOMEM, "no memory for a round of %zu sequences", n_sequences);
-    return 0;
-}
-
-static void add_answer(struct answers *a, const Tandem__V1__RoundSequence *r,
-                       enum session_answer kind, struct prop_draft *draft)
-{
-    Tandem__V1__SequenceDraft *to = &a->drafts[a->msg.n_drafts];
-    a->pointers[a->msg.n_drafts++] = to;
-    tandem__v1__sequence_draft__init(to);
-    to->seq = r->seq;
-    to->base_len = r->base_len;
-    to->digest = r->digest;
-    if (kind == SESSION_NEED_CONTEXT) {
-        to->need_context = true;
+    if (rpc_call_send(to->call, answer) <= UNREAD_MAX)
         return;
-    }
-    to->n_tokens = draft->n;
-    to->tokens = draft->tokens;
-    to->n_survival = draft->n;
-    to->survival = draft->survival;
-    to->n_parents = draft->tree ? draft->n : 0;
-    to->parents = draft->parents;
+    int err = fail(-ENOSPC, "more than %d bytes of drafts are left unread", UNREAD_MAX);
+    log_warn("stream ended stream=%llu: %s", (unsigned long long)to->stream, fail_text());
+    rpc_call_abort(to->call, rpc_code_of(err), fail_text()); // nothing follows what nobody reads
 }
 
-static int take_sequence(struct proposer *s, uint64_t stream, const Tandem__V1__RoundSequence *r,
-                         int64_t now_us, struct answers *a)
+static void round_failed(const struct batch_origin *to, int err)
 {
-    struct session_update u = {.seq = r->seq,
-                               .base_len = r->base_len,
-                               .keep = r->keep,
-                               .tokens = r->tokens,
-                               .n_tokens = r->n_tokens,
-                               .digest = r->digest,
-                               .k = r->k,
-                               .prompt_len = r->prompt_len,
-                               .close = r->close,
-                               .more = r->more};
-    struct prop_draft *draft = &a->props[a->msg.n_drafts];
-    enum session_answer kind;
-    int err = sessions_update(s->c.sessions, stream, &u, now_us, &kind, draft);
-    if (err < 0 || kind == SESSION_SILENT)
-        return err;
-    metrics_add(s->needed, kind == SESSION_NEED_CONTEXT);
-    metrics_add(s->drafts, kind == SESSION_DRAFT && draft->n);
-    metrics_add(s->tokens, kind == SESSION_DRAFT ? draft->n : 0);
-    add_answer(a, r, kind, draft);
-    return 0;
+    end_stream(to->call, to->stream, err);
+}
+
+static struct batch_config batch_config(const struct proposer *s)
+{
+    return (struct batch_config){.sessions = s->c.sessions,
+                                 .ops = s->c.ops,
+                                 .shared = s->c.shared,
+                                 .q_modes = s->about.q_modes,
+                                 .rounds = s->rounds,
+                                 .drafts = s->drafts,
+                                 .tokens = s->tokens,
+                                 .needed = s->needed,
+                                 .seconds = s->seconds};
 }
 
 int proposer_round(struct proposer *s, uint64_t stream, const Tandem__V1__Round *round,
                    struct rpc_msg **ret_answer)
 {
-    struct answers a;
-    int64_t now_us = clock_us();
-    int err = answers_init(&a, round->n_sequences);
-    for (size_t i = 0; i < round->n_sequences && err == 0; i++)
-        err = take_sequence(s, stream, round->sequences[i], now_us, &a);
-    bool answered = err == 0 && (a.msg.n_drafts || !round->n_sequences);
-    *ret_answer = answered ? rpc_pack(&a.msg.base) : NULL;
-    answers_done(&a);
-    metrics_add(s->rounds, 1);
-    metrics_observe(s->seconds, (double)(clock_us() - now_us) / 1e6);
-    return err;
+    AUTO(batch_free) struct batch *b = NULL;
+    const struct batch_config c = batch_config(s);
+    struct batch_origin from = {.stream = stream};
+    *ret_answer = NULL;
+    int err = batch_new(&c, &b);
+    if (!err)
+        err = batch_take(b, &from, round, NULL, clock_us());
+    if (err < 0)
+        return err;
+    batch_draft(b);
+    *ret_answer = batch_answer(b, &from);
+    return 0;
+}
+
+/* On this thread. */
+static void take_round(struct proposer *s, const struct batch_origin *from,
+                       const Tandem__V1__Round *round)
+{
+    struct rpc_msg *answer;
+    int err = proposer_round(s, from->stream, round, &answer);
+    if (err < 0)
+        round_failed(from, err);
+    else if (answer)
+        send_answer(from, answer);
 }
 
 static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)
 {
     (void)msg; // a stream starts without one
     struct proposer *s = rpc_call_service(call);
+    int err = s->drafter ? drafter_begin_stream(s->drafter) : 0;
+    if (err < 0) {
+        rpc_call_fail(call, err);
+        return;
+    }
     struct stream *st = calloc(1, sizeof(*st));
     if (!st) {
         rpc_call_fail(call, fail(-ENOMEM, "no memory for a stream"));
@@ -168,21 +155,19 @@ static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)
         rpc_call_finish(call, RPC_OK, NULL);
     if (!msg || !st)
         return;
-    Tandem__V1__Round *round =
-        (Tandem__V1__Round *)rpc_call_unpack(call, &tandem__v1__round__descriptor, msg);
+    size_t bytes;
+    Tandem__V1__Round *round = (Tandem__V1__Round *)rpc_call_unpack_counted(
+        call, &tandem__v1__round__descriptor, msg, &bytes);
     if (!round)
         return;
-    struct rpc_msg *answer;
-    int err = proposer_round(s, st->id, round, &answer);
-    bool unread = answer && rpc_call_send(call, answer) > UNREAD_MAX;
-    if (unread)
-        err = fail(-ENOSPC, "more than %d bytes of drafts are left unread", UNREAD_MAX);
-    if (err < 0)
-        log_warn("stream ended stream=%llu: %s", (unsigned long long)st->id, fail_text());
-    if (unread)
-        rpc_call_abort(call, rpc_code_of(err), fail_text()); // nothing follows what nobody reads
-    else if (err < 0)
-        rpc_call_fail(call, err);
+    struct batch_origin from = {st->id, call};
+    if (s->drafter) {
+        int err = drafter_round(s->drafter, &from, round, bytes);
+        if (err < 0)
+            round_failed(&from, err);
+        return;
+    }
+    take_round(s, &from, round);
     tandem__v1__round__free_unpacked(round, NULL);
 }
 
@@ -192,7 +177,10 @@ static void on_draft_end(struct rpc_call *call)
     struct stream *st = rpc_call_user(call);
     if (!st)
         return;
-    sessions_end_stream(s->c.sessions, st->id);
+    if (s->drafter)
+        drafter_end_stream(s->drafter, st->id);
+    else
+        sessions_end_stream(s->c.sessions, st->id);
     metrics_add(s->streams, -1);
     log_info("verifier gone stream=%llu", (unsigned long long)st->id);
     free(st);
@@ -211,11 +199,15 @@ static const struct rpc_method methods[] = {
 
 int proposer_new(const struct proposer_config *c, struct proposer **ret)
 {
+    AUTO(proposer_free) struct proposer *s = NULL;
     static const double bounds[] = {.00001, .00002, .00005, .0001, .0002, .0005, .001, .01, .1, 1};
-    struct proposer *s = calloc(1, sizeof(*s));
+    s = calloc(1, sizeof(*s));
     if (!s)
         return fail(-ENOMEM, "proposer: no memory");
     s->c = *c;
+    s->about.q_modes = 1u << PROP_POINT;
+    if (c->ops->about)
+        c->ops->about(c->shared, &s->about);
     atomic_init(&s->n_streams, 1);
     s->rounds = metrics_counter("tandem_drafter_rounds_total", "Rounds taken", NULL);
     s->drafts = metrics_counter("tandem_drafter_drafts_total", "Drafts with tokens", NULL);
@@ -228,13 +220,29 @@ int proposer_new(const struct proposer_config *c, struct proposer **ret)
     s->sessions = metrics_gauge("tandem_drafter_sessions", "Sequences known", NULL);
     s->context_tokens =
         metrics_gauge("tandem_drafter_context_tokens", "Room taken by their contexts", NULL);
-    *ret = s;
+    const struct drafter_config dc = {
+        .batch = batch_config(s), .send = send_answer, .failed = round_failed};
+    int r = c->ops->flags & PROP_OWN_THREAD ? drafter_new(&dc, &s->drafter) : 0;
+    if (r < 0)
+        return r;
+    *ret = TAKE(s);
     return 0;
 }
 
 void proposer_free(struct proposer *s)
 {
+    if (!s)
+        return;
+    drafter_free(s->drafter);
     free(s);
+}
+
+void proposer_expire(struct proposer *s)
+{
+    if (s->drafter)
+        drafter_expire(s->drafter);
+    else
+        sessions_expire(s->c.sessions, clock_us());
 }
 
 void proposer_add(struct proposer *s, struct rpc_server *server)

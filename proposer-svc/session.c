@@ -19,7 +19,8 @@ struct session {
     bool busy;
     uint32_t *tokens; // (capacity)
     uint32_t n, capacity, n_prompt;
-    uint64_t digest;     // of [0, n)
+    uint64_t digest; // of [0, n)
+    struct prop_sampling sampling;
     max_align_t state[]; // the proposer's own, ops->seq_size bytes
 };
 
@@ -163,12 +164,16 @@ static struct prop_context context_of(const struct session *e)
     return (struct prop_context){.tokens = e->tokens, .n = e->n, .n_prompt = e->n_prompt};
 }
 
-/* The busy session, with room for the update; NULL: its context is needed. */
-static struct session *begin(struct sessions *s, uint64_t stream, const struct session_update *u,
-                             int64_t now_us)
+/* The busy session, with room for the update; NULL: its context is needed. -EBUSY: it is busy. */
+static int begin(struct sessions *s, uint64_t stream, const struct session_update *u,
+                 int64_t now_us, struct session **ret)
 {
     pthread_mutex_lock(&s->mu);
     struct session *e = find(s, stream, u->seq);
+    if (e && e->busy) {
+        pthread_mutex_unlock(&s->mu);
+        return -EBUSY;
+    }
     if (!e && u->keep == 0)
         e = add(s, stream, u->seq);
     if (e) {
@@ -182,7 +187,8 @@ static struct session *begin(struct sessions *s, uint64_t stream, const struct s
         e = NULL;
     }
     pthread_mutex_unlock(&s->mu);
-    return e;
+    *ret = e;
+    return 0;
 }
 
 static void end(struct sessions *s, struct session *e, bool keep)
@@ -209,51 +215,63 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
     e->n = u->base_len;
     if (u->prompt_len)
         e->n_prompt = u->prompt_len;
+    if (u->sampling)
+        e->sampling = *u->sampling;
     struct prop_context c = context_of(e);
     return e->digest == u->digest && s->c.ops->grow(s->c.shared, e->state, &c) == 0;
 }
 
-static void close_session(struct sessions *s, uint64_t stream, uint64_t seq)
+static int close_session(struct sessions *s, uint64_t stream, uint64_t seq)
 {
     pthread_mutex_lock(&s->mu);
     struct session *e = find(s, stream, seq);
-    if (e)
+    int r = e && e->busy ? -EBUSY : 0;
+    if (e && !r)
         drop(s, e);
     pthread_mutex_unlock(&s->mu);
+    return r;
 }
 
 int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
-                    int64_t now_us, enum session_answer *ret_answer, struct prop_draft *ret_draft)
+                    int64_t now_us, enum session_answer *ret_answer, struct session **ret_session,
+                    struct prop_ask *ret_ask)
 {
-    *ret_answer = SESSION_SILENT;
-    if (u->close) {
-        close_session(s, stream, u->seq);
-        return 0;
-    }
+    uint32_t k = u->close || u->more ? 0 : u->k < s->c.k_max ? u->k : s->c.k_max;
+    *ret_answer = k ? SESSION_EMPTY : SESSION_SILENT;
+    if (u->close)
+        return close_session(s, stream, u->seq);
     if (u->keep > u->base_len || u->n_tokens != u->base_len - u->keep)
         return fail(-EINVAL, "sequence %llu: %zu tokens do not lead from keep %u to base_len %u",
                     (unsigned long long)u->seq, u->n_tokens, u->keep, u->base_len);
+    if (u->base_len > s->c.max_context)
+        return close_session(s, stream, u->seq);
 
-    uint32_t k = u->more ? 0 : u->k < s->c.k_max ? u->k : s->c.k_max;
-    ret_draft->n = 0;
-    ret_draft->tree = false;
-    if (k)
-        *ret_answer = SESSION_DRAFT;
-    if (u->base_len > s->c.max_context) {
-        close_session(s, stream, u->seq);
-        return 0;
-    }
-    struct session *e = begin(s, stream, u, now_us);
+    struct session *e;
+    int r = begin(s, stream, u, now_us, &e);
+    if (r < 0)
+        return r;
     bool known = e && learn(s, e, u);
     if (!known) {
         *ret_answer = SESSION_NEED_CONTEXT;
     } else if (k) {
-        struct prop_context c = context_of(e);
-        s->c.ops->draft(s->c.shared, e->state, &c, k, ret_draft);
+        *ret_answer = SESSION_DRAFT;
+        *ret_session = e;
+        *ret_ask = (struct prop_ask){.seq = e->state,
+                                     .context = context_of(e),
+                                     .k = k,
+                                     .q_mode = u->q_mode,
+                                     .sampling = e->sampling,
+                                     .draw_key = u->draw_key};
+        return 0;
     }
     if (e)
         end(s, e, known);
     return 0;
+}
+
+void sessions_end(struct sessions *s, struct session *e)
+{
+    end(s, e, true);
 }
 
 void sessions_end_stream(struct sessions *s, uint64_t stream)

@@ -24,6 +24,8 @@ struct sessions_config {
     int64_t idle_us;      // a session unused for so long is dropped
 };
 
+struct session;
+
 struct session_update { // a RoundSequence
     uint64_t seq;
     uint32_t base_len, keep;
@@ -32,21 +34,30 @@ struct session_update { // a RoundSequence
     uint64_t digest; // of [0, base_len)
     uint32_t k;      // 0: only learn the context
     uint32_t prompt_len;
+    enum prop_q_mode q_mode;
+    uint64_t draw_key;
+    const struct prop_sampling *sampling; // NULL: as before
     bool close, more;
 };
 
-enum session_answer { SESSION_SILENT, SESSION_DRAFT, SESSION_NEED_CONTEXT };
+/* DRAFT: *ret_ask is to be drafted for; *ret_session is busy with it until sessions_end(). EMPTY: a
+ * draft without tokens. */
+enum session_answer { SESSION_SILENT, SESSION_DRAFT, SESSION_EMPTY, SESSION_NEED_CONTEXT };
 
 /* -ENOMEM. */
 int sessions_new(const struct sessions_config *c, struct sessions **ret);
 void sessions_free(struct sessions *s);
 DEFINE_AUTO(struct sessions, sessions_free)
 
-/* Takes one sequence's update and drafts if asked to. -EINVAL: the update contradicts itself; the
- * sentence goes to its sender. *ret_draft counts for SESSION_DRAFT only. */
+/* Takes one sequence's update. -EINVAL: the update contradicts itself; the sentence goes to its
+ * sender. -EBUSY: the session is busy with the ask before, which must end first. The ask lacks time
+ * and where to draft to. */
 int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
-                    int64_t now_us, enum session_answer *ret_answer, struct prop_draft *ret_draft);
-/* Drops all sessions of a stream that has ended. */
+                    int64_t now_us, enum session_answer *ret_answer, struct session **ret_session,
+                    struct prop_ask *ret_ask);
+/* The draft is made or given up. */
+void sessions_end(struct sessions *s, struct session *e);
+/* Drops all sessions of a stream that has ended; none is busy. */
 void sessions_end_stream(struct sessions *s, uint64_t stream);
 /* Drops what has idled for too long. */
 void sessions_expire(struct sessions *s, int64_t now_us);

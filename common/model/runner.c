@@ -83,9 +83,10 @@ static int refuse(const struct runner *r, size_t available)
 {
     const struct runner_memory *m = &r->memory;
     size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, room_mib = available >> 20;
-    char advice[128] = "a smaller model or type of weights is needed, or fewer max_batch_rows";
+    char advice[128] = "a smaller model or type of weights is needed";
     if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < room_mib)
-        snprintf(advice, sizeof(advice), "kv_mib=%zu would fit", room_mib - rest_mib - 1);
+        snprintf(advice, sizeof(advice), "%skv_mib=%zu would fit",
+                 r->opt.prefix ? r->opt.prefix : "", room_mib - rest_mib - 1);
     return fail(-ENOMEM,
                 "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, activations %zu, "
                 "beside %zu), %zu MiB available; %s",

@@ -185,12 +185,17 @@ static bool is_padding(struct gguf_text text)
     return true;
 }
 
+static bool is_left_out(const struct tok *t, uint32_t id)
+{
+    return t->vocab.kinds[id] == TOK_UNUSED || is_padding(vocab_bytes(&t->vocab, id));
+}
+
 static uint64_t digest_of(const struct tok *t)
 {
     uint64_t d = 0;
     for (uint32_t id = 0; id < t->vocab.n; id++) {
         struct gguf_text bytes = vocab_bytes(&t->vocab, id);
-        if (t->vocab.kinds[id] == TOK_UNUSED || is_padding(bytes))
+        if (is_left_out(t, id))
             continue;
         d = rng_splitmix64(d ^ ((uint64_t)id << 32 | t->vocab.kinds[id]));
         d = mix(rng_splitmix64(d ^ bytes.len), bytes);
@@ -266,6 +271,14 @@ uint32_t tok_longest(const struct tok *t)
 enum tok_kind tok_kind_of(const struct tok *t, uint32_t id)
 {
     return (enum tok_kind)t->vocab.kinds[id];
+}
+
+uint32_t tok_n_used(const struct tok *t)
+{
+    uint32_t n = t->vocab.n;
+    while (n && is_left_out(t, n - 1))
+        n--;
+    return n;
 }
 
 uint64_t tok_digest(const struct tok *t)

@@ -29,6 +29,7 @@ void tok_free(struct tok *t);
 DEFINE_AUTO(struct tok, tok_free)
 
 uint32_t tok_n_vocab(const struct tok *t);
+uint32_t tok_n_used(const struct tok *t);  // up to the last one that is in the digest
 uint32_t tok_longest(const struct tok *t); // bytes of the longest token, names of special ones too
 enum tok_kind tok_kind_of(const struct tok *t, uint32_t id); // id < tok_n_vocab()
 /* Digest of ids, bytes and kinds of all tokens but unused and padding ones, and of BOS and the

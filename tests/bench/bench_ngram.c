@@ -77,7 +77,8 @@ static void print_times(uint32_t n)
         double a = now_us();
         prop_ngram.grow(shared, seq, &c);
         double b = now_us();
-        prop_ngram.draft(shared, seq, &c, K, &draft);
+        struct prop_ask ask = {.seq = seq, .context = c, .k = K, .to = &draft};
+        prop_ngram.draft(shared, (struct prop_ask *[]){&ask}, 1);
         draft_us[i] = now_us() - b;
         grow_us[i] = b - a;
     }
@@ -110,7 +111,8 @@ static void generate(void *shared, const struct text_sample *s, uint32_t k, stru
     while (seq && c.n < s->n) {
         if (prop_ngram.grow(shared, seq, &c) < 0)
             abort();
-        prop_ngram.draft(shared, seq, &c, k, &draft);
+        struct prop_ask ask = {.seq = seq, .context = c, .k = k, .to = &draft};
+        prop_ngram.draft(shared, (struct prop_ask *[]){&ask}, 1);
         uint32_t left = s->n - c.n, kept = 0;
         while (kept < draft.n && kept < left && draft.tokens[kept] == s->tokens[c.n + kept])
             kept++;

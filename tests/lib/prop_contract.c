@@ -1,6 +1,7 @@
 /* prop_contract.c - the tests that every proposer passes. */
 #include <stdlib.h>
 #include <string.h>
+#include "base/mem.h"
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/prop_contract.h"
@@ -41,12 +42,32 @@ void prop_seq_update(struct prop_seq *s, uint32_t keep, const uint32_t *tokens, 
     assert_int_equal(s->ops->grow(s->shared, s->state, &now), 0);
 }
 
+void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **asks, uint32_t n)
+{
+    struct prop_ask *open[64];
+    assert_true(n <= ARRAY_LEN(open));
+    memcpy(open, asks, n * sizeof(struct prop_ask *));
+    for (uint32_t n_open = n, left; n_open; n_open = left) {
+        ops->draft(shared, open, n_open);
+        left = 0;
+        for (uint32_t i = 0; i < n_open; i++)
+            if (!open[i]->done)
+                open[left++] = open[i];
+        assert_true(!left || ops->work(shared)); // or they would never be done
+    }
+}
+
 struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
 {
     struct prop_draft d;
     memset(&d, 0xa5, sizeof(d));
-    struct prop_context c = context_of(s);
-    s->ops->draft(s->shared, s->state, &c, k, &d);
+    struct prop_ask ask = {.seq = s->state,
+                           .context = context_of(s),
+                           .k = k,
+                           .sampling.top_p = 1,
+                           .until_us = INT64_MAX,
+                           .to = &d};
+    prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
     assert_true(d.n <= k);
     for (uint32_t i = 0; i < d.n; i++) {
         int32_t parent = d.tree ? d.parents[i] : (int32_t)i - 1;

@@ -14,6 +14,8 @@ struct prop_seq prop_seq_new(const struct prop_ops *ops, void *shared);
 void prop_seq_done(struct prop_seq *s);
 /* Cuts to keep, then appends. */
 void prop_seq_update(struct prop_seq *s, uint32_t keep, const uint32_t *tokens, uint32_t n);
+/* Drafts for all, working in between until all are done. */
+void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **asks, uint32_t n);
 /* Drafts and checks what holds for every draft: at most k, survival in 0 .. 1 and not rising,
  * parents before children. */
 struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k);

@@ -49,7 +49,9 @@ struct honest *honest_start(const char *path)
                                 .instance = "test",
                                 .k_max = 20,
                                 .max_context = sc.max_context,
-                                .sessions = h->sessions};
+                                .sessions = h->sessions,
+                                .ops = &prop_ngram,
+                                .shared = h->shared};
     assert_int_equal(proposer_new(&c, &h->service), 0);
     struct rpc_server_options opt = {0};
     assert_int_equal(rpc_server_new(&opt, &h->server), 0);

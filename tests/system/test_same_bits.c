@@ -4,6 +4,7 @@
  *
  * Each row of settings is a real verifier-svc with real proposers. The normal run covers every pair
  * of settings; TANDEM_TEST_LONG=1 runs the full product over more prompts. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 #include "lib/tiers.h"
 
 #if LIB_SANITIZED
-#define MAX_ROWS 4 // every proposer once
+#define MAX_ROWS 6 // every proposer once
 #define N_TOKENS 16
 #define BATCHES 1, 8
 #else
@@ -26,15 +27,15 @@
 
 enum factor { PROPOSER, K, POLICY, THREADS, CHUNK, TIER, N_FACTORS };
 #define ALWAYS 0 // the policy that drafts whether it pays or not
-enum proposer { NO_PROPOSER, NGRAM, RANDOM_GUESSES, KILLED_MIDWAY };
+enum proposer { NO_PROPOSER, NGRAM, DRAFT, RANDOM_GUESSES, KILLED_MIDWAY, DRAFT_KILLED_MIDWAY };
 
-#define MAX_LEVELS TIERS_MAX // of a factor
+#define MAX_LEVELS 6 // of a factor
 static struct {
     const char *name;
     unsigned n;
     const char *values[MAX_LEVELS];
 } factors[N_FACTORS] = {
-    {"proposer", 4, {"none", "ngram", "random", "killed"}},
+    {"proposer", 6, {"none", "ngram", "draft", "random", "killed", "draft killed"}},
     {"k", 3, {"1", "3", "8"}},
     {"policy", 3, {"fixed", "goodput", "ema"}},
     {"threads", 2, {"1", "2"}},
@@ -138,6 +139,9 @@ struct world {
     struct rpc_client *client;
 };
 
+static const char *const draft_args[] = {"--proposer", "draft", "--draft-model",
+                                         SOURCE_DIR "/models/tales-1m-q8_0.gguf", NULL};
+
 static void start_proposer(struct world *w, enum proposer p, char *target, size_t size)
 {
     if (p == RANDOM_GUESSES) {
@@ -146,7 +150,8 @@ static void start_proposer(struct world *w, enum proposer p, char *target, size_
         w->liar = liar_start(path, LIE_NOTHING, 4096);
         snprintf(target, size, "unix:%s", path);
     } else if (p != NO_PROPOSER) {
-        service_start(&w->proposer, "proposer-svc", NULL);
+        bool draft = p == DRAFT || p == DRAFT_KILLED_MIDWAY;
+        service_start(&w->proposer, "proposer-svc", draft ? draft_args : NULL);
         snprintf(target, size, "%s", w->proposer.target);
     }
 }
@@ -252,7 +257,7 @@ static void tell(const struct settings *s, const struct answer *answers, unsigne
     if (s->level[PROPOSER] == NO_PROPOSER || s->level[POLICY] != ALWAYS)
         return; // the others may find that drafts do not pay
     assert_true(drafted > accepted);
-    if (s->level[PROPOSER] == NGRAM && !LIB_SANITIZED)
+    if ((s->level[PROPOSER] == NGRAM || s->level[PROPOSER] == DRAFT) && !LIB_SANITIZED)
         assert_true(accepted > 0);
 }
 
@@ -269,7 +274,9 @@ static void check_settings(const struct settings *s, unsigned n_rows, const char
                            unsigned n_variants, const struct answer *want, struct answer *got)
 {
     struct world w;
-    unsigned dies_in = s->level[PROPOSER] == KILLED_MIDWAY ? n_rows % N_BATCHES : N_BATCHES;
+    enum proposer p = s->level[PROPOSER];
+    bool dies = p == KILLED_MIDWAY || p == DRAFT_KILLED_MIDWAY;
+    unsigned dies_in = dies ? n_rows % N_BATCHES : N_BATCHES;
     world_start(&w, s, model);
     for (unsigned b = 0; b < N_BATCHES; b++) {
         ask_all(&w, b == dies_in, n_variants, batches[b], got);
@@ -283,6 +290,7 @@ static void check_settings(const struct settings *s, unsigned n_rows, const char
 
 /* ---- which settings ---- */
 
+static_assert(TIERS_MAX <= MAX_LEVELS, "all tiers fit in");
 static bool pair_done[N_FACTORS][MAX_LEVELS][N_FACTORS][MAX_LEVELS];
 
 static unsigned new_pairs(const struct settings *s, bool mark)

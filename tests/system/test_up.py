@@ -130,7 +130,7 @@ class UpTest(unittest.TestCase):
                              (f"tandem: port {port} is taken; choose another with --port", 1))
             self.assertEqual(refusal("--model", "/no/such.gguf"), ("tandem: there is no model file /no/such.gguf", 1))
             self.assertEqual(refusal("--model", junk.name), (f"tandem: {junk.name} is not a GGUF file", 1))
-        self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none or ngram, not "oracle"', 1))
+        self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none, ngram or draft, not "oracle"', 1))
         self.assertEqual(refusal("--port", "0"), ('tandem: --port must be 1..65535, not "0"', 1))
 
     def test_a_model_that_may_not_be_read_is_refused(self):

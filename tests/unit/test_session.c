@@ -39,15 +39,15 @@ static int sum_grow(void *shared, void *seq, const struct prop_context *c)
     return s->sum == 666 ? fail(-ENOMEM, "no memory for evil") : 0;
 }
 
-static void sum_draft(void *shared, void *seq, const struct prop_context *c, uint32_t k,
-                      struct prop_draft *to)
+static void sum_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
     (void)shared;
-    (void)c;
-    struct sum_seq *s = seq;
-    to->n = k;
-    for (uint32_t i = 0; i < k; i++)
-        to->tokens[i] = s->sum;
+    for (uint32_t a = 0; a < n; a++) {
+        const struct sum_seq *s = asks[a]->seq;
+        asks[a]->to->n = asks[a]->k;
+        for (uint32_t i = 0; i < asks[a]->k; i++)
+            asks[a]->to->tokens[i] = s->sum;
+    }
 }
 
 static const struct prop_ops sum_ops = {.name = "sum",
@@ -97,7 +97,14 @@ static enum session_answer apply(struct sessions *s, uint64_t stream,
                                  struct prop_draft *ret)
 {
     enum session_answer a;
-    assert_int_equal(sessions_update(s, stream, u, now, &a, ret), 0);
+    struct session *e;
+    struct prop_ask ask;
+    assert_int_equal(sessions_update(s, stream, u, now, &a, &e, &ask), 0);
+    if (a != SESSION_DRAFT)
+        return a;
+    ask.to = ret;
+    sum_draft(NULL, (struct prop_ask *[]){&ask}, 1);
+    sessions_end(s, e);
     return a;
 }
 
@@ -263,26 +270,51 @@ static void a_context_that_is_too_long_gets_empty_drafts(void **state)
     struct prop_draft d;
     assert_int_equal(ask(s, 1, 7, 0, 1000, 1), SESSION_DRAFT);
     struct session_update u = update_of(7, 1000, 1001, 1);
-    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
-    assert_int_equal(d.n, 0);
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_EMPTY);
     assert_int_equal(n_sessions(s), 0);
     u = update_of(7, 1001, 1002, 1);
-    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
-    assert_int_equal(d.n, 0);
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_EMPTY);
 }
 
 static void a_contradiction_is_refused_with_a_sentence(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct session *e;
+    struct prop_ask d;
     enum session_answer a;
     struct session_update u = update_of(7, 0, 10, 1);
     u.n_tokens = 9;
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &d), -EINVAL);
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &d), -EINVAL);
     assert_string_equal(fail_text(), "sequence 7: 9 tokens do not lead from keep 0 to base_len 10");
     u = (struct session_update){.seq = 7, .keep = 5, .base_len = 3, .n_tokens = (size_t)-2};
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &d), -EINVAL);
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &d), -EINVAL);
+}
+
+static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct session *e, *other;
+    struct prop_ask first, second;
+    enum session_answer a;
+    struct session_update u = update_of(7, 0, 10, 2);
+    u.q_mode = PROP_COUPLED;
+    u.draw_key = 99;
+    u.sampling = &(struct prop_sampling){.temperature = 0.5f, .top_p = 0.9f};
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &first), 0);
+    assert_int_equal(a, SESSION_DRAFT);
+    assert_int_equal(first.context.n, 10);
+    assert_int_equal(first.q_mode, PROP_COUPLED);
+    assert_int_equal(first.draw_key, 99);
+    u = update_of(7, 10, 11, 2);
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), -EBUSY);
+    struct session_update close = {.seq = 7, .close = true};
+    assert_int_equal(sessions_update(s, 1, &close, 0, &a, &other, &second), -EBUSY);
+    sessions_end(s, e);
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), 0);
+    assert_float_equal(second.sampling.temperature, 0.5f, 0); // as before
+    sessions_end(s, other);
 }
 
 static void a_proposer_out_of_memory_gives_up_the_session(void **state)
@@ -337,6 +369,7 @@ int main(void)
         cmocka_unit_test(and_for_tokens),
         cmocka_unit_test(a_context_that_is_too_long_gets_empty_drafts),
         cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
+        cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
         cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };

@@ -481,6 +481,7 @@ static uint64_t digest_of(const char *second, enum tok_kind kind, unsigned n_pad
     AUTO(mem_free) void *data = small_vocab_finish(w, &len);
     assert_int_equal(gguf_open_memory(data, len, &g), 0);
     assert_int_equal(tok_new(g, &t), 0);
+    assert_int_equal(tok_n_used(t), kind == TOK_UNUSED ? 1 : 2);
     return tok_digest(t);
 }
 

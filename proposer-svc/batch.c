@@ -1,0 +1,333 @@
+/* batch.c - a list of Rounds, each with its asks and answers. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <tandem/v1/proposer.pb-c.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "proposer-svc/batch.h"
+#include "rpc/rpc.h"
+
+#define BUDGET_SHARE 8 // 1/8 of a Round's budget is left for its way back
+
+struct answer {
+    const Tandem__V1__RoundSequence *to;
+    enum session_answer kind;
+    struct session *session; // busy while the answer is open
+    struct prop_ask ask;
+    struct prop_draft draft;
+    enum { OPEN, READY, SENT } state;
+};
+
+struct round {
+    struct round *next;
+    struct batch_origin from;
+    Tandem__V1__Round *owned;
+    int64_t arrived_us;
+    uint32_t n_answers, n_open;
+    bool answered; // something was sent, or nothing is to be
+    struct answer answers[];
+};
+
+struct batch {
+    struct batch_config c;
+    struct round *first, **last;
+    uint32_t n_open, max_open;
+    struct prop_ask **asks; // (max_open) room to hand them on
+};
+
+int batch_new(const struct batch_config *c, struct batch **ret)
+{
+    struct batch *b = calloc(1, sizeof(*b));
+    if (!b)
+        return fail(-ENOMEM, "batch: no memory");
+    b->c = *c;
+    b->last = &b->first;
+    *ret = b;
+    return 0;
+}
+
+/* Its asks are not open any more. */
+static void drop_round(struct batch *b, struct round *r)
+{
+    for (uint32_t i = 0; i < r->n_answers; i++)
+        if (r->answers[i].state == OPEN)
+            sessions_end(b->c.sessions, r->answers[i].session);
+    b->n_open -= r->n_open;
+    metrics_observe(b->c.seconds, (double)(clock_us() - r->arrived_us) / 1e6);
+    if (r->from.call)
+        rpc_call_unref(r->from.call);
+    if (r->owned)
+        tandem__v1__round__free_unpacked(r->owned, NULL);
+    free(r);
+}
+
+void batch_free(struct batch *b)
+{
+    if (!b)
+        return;
+    for (struct round *r = b->first, *next; r; r = next) {
+        next = r->next;
+        drop_round(b, r);
+    }
+    free(b->asks);
+    free(b);
+}
+
+/* ---- asks ---- */
+
+static int reserve(struct batch *b, uint32_t n)
+{
+    if (b->n_open + n <= b->max_open)
+        return 0;
+    uint32_t max = b->n_open + n + 16;
+    struct prop_ask **asks = realloc(b->asks, max * sizeof(struct prop_ask *));
+    if (!asks)
+        return fail(-ENOMEM, "no memory for a round of %u sequences", n);
+    b->asks = asks;
+    b->max_open = max;
+    return 0;
+}
+
+static void close_answer(struct batch *b, struct round *r, struct answer *a)
+{
+    sessions_end(b->c.sessions, a->session);
+    a->state = READY;
+    r->n_open--;
+    b->n_open--;
+    metrics_add(b->c.drafts, a->draft.n > 0);
+    metrics_add(b->c.tokens, a->draft.n);
+}
+
+static uint32_t gather(struct batch *b)
+{
+    uint32_t n = 0;
+    for (struct round *r = b->first; r; r = r->next)
+        for (uint32_t i = 0; r->n_open && i < r->n_answers; i++)
+            if (r->answers[i].state == OPEN)
+                b->asks[n++] = &r->answers[i].ask;
+    return n;
+}
+
+/* Those that are done, and those whose time is up by now_us. */
+static void close_answers(struct batch *b, int64_t now_us)
+{
+    for (struct round *r = b->first; r; r = r->next) {
+        for (uint32_t i = 0; r->n_open && i < r->n_answers; i++) {
+            struct answer *a = &r->answers[i];
+            if (a->state != OPEN || (!a->ask.done && a->ask.until_us > now_us))
+                continue;
+            if (!a->ask.done)
+                a->draft.n = 0;
+            close_answer(b, r, a);
+        }
+    }
+}
+
+void batch_draft(struct batch *b)
+{
+    uint32_t n = b->n_open ? gather(b) : 0;
+    if (!n)
+        return;
+    b->c.ops->draft(b->c.shared, b->asks, n);
+    close_answers(b, clock_us());
+}
+
+/* ---- from messages ---- */
+
+static float within(float x, float low, float high, float otherwise)
+{
+    return x >= low && x <= high ? x : otherwise; // NaN too
+}
+
+static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from)
+{
+    return (struct prop_sampling){.temperature = within(from->temperature, 0, INFINITY, 0),
+                                  .top_k = from->top_k,
+                                  .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
+                                  .min_p = within(from->min_p, 0, 1, 0)};
+}
+
+/* A mode that is not offered is answered with point drafts. */
+static enum prop_q_mode mode_of(const struct batch *b, Tandem__V1__QMode asked)
+{
+    static const enum prop_q_mode modes[] = {
+        [TANDEM__V1__QMODE__Q_MODE_POINT] = PROP_POINT,
+        [TANDEM__V1__QMODE__Q_MODE_COUPLED] = PROP_COUPLED,
+        [TANDEM__V1__QMODE__Q_MODE_SPARSE] = PROP_SPARSE,
+        [TANDEM__V1__QMODE__Q_MODE_DENSE] = PROP_DENSE,
+    };
+    enum prop_q_mode mode = (unsigned)asked < ARRAY_LEN(modes) ? modes[asked] : PROP_POINT;
+    return b->c.q_modes & 1u << mode ? mode : PROP_POINT;
+}
+
+static int take_sequence(struct batch *b, struct round *round, const Tandem__V1__RoundSequence *r,
+                         int64_t until_us)
+{
+    struct prop_sampling sampling;
+    struct session_update u = {.seq = r->seq,
+                               .base_len = r->base_len,
+                               .keep = r->keep,
+                               .tokens = r->tokens,
+                               .n_tokens = r->n_tokens,
+                               .digest = r->digest,
+                               .k = r->k,
+                               .prompt_len = r->prompt_len,
+                               .q_mode = mode_of(b, r->q_mode),
+                               .draw_key = r->draw_key,
+                               .close = r->close,
+                               .more = r->more};
+    if (r->sampling) {
+        sampling = sampling_of(r->sampling);
+        u.sampling = &sampling;
+    }
+    struct answer *a = &round->answers[round->n_answers];
+    int err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
+                              &a->session, &a->ask);
+    if (err == -EBUSY) {
+        close_answers(b, INT64_MAX);
+        err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
+                              &a->session, &a->ask);
+    }
+    if (err < 0 || a->kind == SESSION_SILENT)
+        return err;
+    round->n_answers++;
+    a->to = r;
+    a->draft.n = 0;
+    a->state = READY;
+    metrics_add(b->c.needed, a->kind == SESSION_NEED_CONTEXT);
+    if (a->kind == SESSION_DRAFT) {
+        a->state = OPEN;
+        a->ask.until_us = until_us;
+        a->ask.to = &a->draft;
+        round->n_open++;
+        b->n_open++;
+    }
+    return 0;
+}
+
+int batch_take(struct batch *b, const struct batch_origin *from, const Tandem__V1__Round *round,
+               Tandem__V1__Round *owned, int64_t now_us)
+{
+    uint32_t n = (uint32_t)round->n_sequences;
+    int err = round->n_sequences > BATCH_SEQUENCES_MAX
+                  ? fail(-EINVAL, "a round of %zu sequences is beyond the limit of %d",
+                         round->n_sequences, BATCH_SEQUENCES_MAX)
+                  : reserve(b, n);
+    struct round *r = err ? NULL : malloc(sizeof(*r) + n * sizeof(r->answers[0]));
+    if (!r) {
+        if (owned)
+            tandem__v1__round__free_unpacked(owned, NULL);
+        return err ? err : fail(-ENOMEM, "no memory for a round of %u sequences", n);
+    }
+    *r = (struct round){.from = *from, .owned = owned, .arrived_us = now_us, .answered = n};
+    if (from->call)
+        rpc_call_ref(from->call);
+    *b->last = r; // at once, so that its own sequences can be found busy
+    struct round **before = b->last;
+    b->last = &r->next;
+    int64_t until_us = now_us + round->budget_us - round->budget_us / BUDGET_SHARE;
+    for (uint32_t i = 0; i < n && err == 0; i++)
+        err = take_sequence(b, r, round->sequences[i], until_us);
+    metrics_add(b->c.rounds, 1);
+    if (err < 0) {
+        b->last = before;
+        *before = NULL;
+        drop_round(b, r);
+    }
+    return err;
+}
+
+/* ---- answers ---- */
+
+static void fill(struct answer *a, Tandem__V1__SequenceDraft *to)
+{
+    struct prop_draft *draft = &a->draft;
+    tandem__v1__sequence_draft__init(to);
+    to->seq = a->to->seq;
+    to->base_len = a->to->base_len;
+    to->digest = a->to->digest;
+    to->need_context = a->kind == SESSION_NEED_CONTEXT;
+    if (!draft->n)
+        return;
+    to->n_tokens = draft->n;
+    to->tokens = draft->tokens;
+    to->n_survival = draft->n;
+    to->survival = draft->survival;
+    to->n_parents = draft->tree ? draft->n : 0;
+    to->parents = draft->parents;
+    to->q_mode = draft->q_mode == PROP_COUPLED ? TANDEM__V1__QMODE__Q_MODE_COUPLED
+                                               : TANDEM__V1__QMODE__Q_MODE_POINT;
+}
+
+/* What of the Round is ready; NULL: nothing, or memory is out. */
+static struct rpc_msg *pack(struct round *r)
+{
+    uint32_t n = 0;
+    Tandem__V1__Drafts msg = TANDEM__V1__DRAFTS__INIT;
+    AUTO(mem_free) Tandem__V1__SequenceDraft *drafts = calloc(r->n_answers + 1, sizeof(*drafts));
+    AUTO(mem_free) Tandem__V1__SequenceDraft **to = calloc(r->n_answers + 1, sizeof(*drafts));
+    for (uint32_t i = 0; drafts && to && i < r->n_answers; i++) {
+        struct answer *a = &r->answers[i];
+        if (a->state != READY)
+            continue;
+        a->state = SENT;
+        to[n] = &drafts[n];
+        fill(a, to[n++]);
+    }
+    msg.n_drafts = n;
+    msg.drafts = to;
+    bool empty = !r->answered; // a Round without sequences
+    r->answered = true;
+    return n || empty ? rpc_pack(&msg.base) : NULL;
+}
+
+/* Takes the Round that *at points to out of the list. */
+static void unlink_round(struct batch *b, struct round **at)
+{
+    struct round *r = *at;
+    *at = r->next;
+    if (b->last == &r->next)
+        b->last = at;
+    drop_round(b, r);
+}
+
+struct rpc_msg *batch_answer(struct batch *b, struct batch_origin *ret_from)
+{
+    for (struct round **at = &b->first; *at;) {
+        struct rpc_msg *msg = pack(*at);
+        *ret_from = (*at)->from;
+        if (msg)
+            return msg; // the Round holds its call until the next look
+        if ((*at)->n_open)
+            at = &(*at)->next;
+        else
+            unlink_round(b, at);
+    }
+    return NULL;
+}
+
+void batch_end_stream(struct batch *b, uint64_t stream)
+{
+    for (struct round **at = &b->first; *at;) {
+        if ((*at)->from.stream == stream)
+            unlink_round(b, at);
+        else
+            at = &(*at)->next;
+    }
+}
+
+uint32_t batch_n_open(const struct batch *b)
+{
+    return b->n_open;
+}
+
+int64_t batch_until_us(const struct batch *b)
+{
+    int64_t until_us = INT64_MAX;
+    for (const struct round *r = b->first; r; r = r->next)
+        for (uint32_t i = 0; r->n_open && i < r->n_answers; i++)
+            if (r->answers[i].state == OPEN && r->answers[i].ask.until_us < until_us)
+                until_us = r->answers[i].ask.until_us;
+    return until_us;
+}

@@ -1,0 +1,498 @@
+/* prop_draft.c - a smaller model of the target's vocabulary says what comes next.
+ *
+ * Each sequence has rows of KV for its context and for what was drafted behind it. When the context
+ * grows, rows of draft tokens that were committed stay, the others go; the rows that lack (after a
+ * fully accepted draft its last token and the bonus) run in the next draft's first pass. All
+ * sequences that are asked for together share the passes, so a batch costs hardly more than one.
+ *
+ * A sequence whose context is mostly unknown is fed in the background, a chunk of a few
+ * milliseconds at a time while no Round waits, and has no draft until that is done. KV comes from
+ * one pool: when it is used up, sequences that have not been asked for lately lose theirs (their
+ * tokens are still known, so they are fed again), and without such a sequence there is no draft.
+ *
+ * The confidence in a row is the model's greatest probability there. It looks at the tokens before
+ * that row's draw and never at the draw, so a draft may be ended and rated by it whatever the q
+ * mode. (Which rows are dropped must not depend on the tokens drawn in them: Leviathan, Kalman,
+ * Matias 2023 assume so.)
+ *
+ * Memory per token: that of the model's KV for the sequences in use, none for the others. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/svc.h"
+#include "model/runner.h"
+#include "proposer-svc/prop_draft.h"
+#include "text/tok.h"
+
+#define ROWS_MAX 256      // of a pass
+#define GROUP_MAX 32      // sequences drafted for together
+#define CATCH_UP 8        // rows that may lack for a draft to begin: GROUP_MAX times it is ROWS_MAX
+#define POOL_SEQUENCES 16 // that a pool without a size of its own is made for
+#define FEED_US 3000      // a chunk of context takes so long: what a Round may have to wait
+#define FEED_ROWS_MIN 16
+#define IDLE_CALLS 64 // a sequence not asked for in so many drafts may lose its KV
+#define SHOW_US 1000000
+#define LOADING_EXTEND_US 30000000
+
+struct prop_draft_settings prop_draft_settings;
+
+static const struct conf_option options[] = {
+    {.name = "draft.model",
+     .kind = CONF_TEXT,
+     .value = &prop_draft_settings.model,
+     .alias = "model_draft|speculative_model",
+     .help = "GGUF file of the draft model; its vocabulary is the target's"},
+    {.name = "draft.context",
+     .kind = CONF_INT,
+     .value = &prop_draft_settings.context,
+     .fallback = "0",
+     .min = 0,
+     .max = 1 << 24,
+     .alias = "ctx_size_draft",
+     .help = "tokens of a sequence, longer ones get no drafts; 0: what it was trained for"},
+    {.name = "draft.kv_mib",
+     .kind = CONF_INT,
+     .value = &prop_draft_settings.kv_mib,
+     .fallback = "0",
+     .min = 0,
+     .max = 1 << 24,
+     .help = "memory of the draft model's KV pool in MiB; 0: for 16 whole contexts, at most a "
+             "quarter of what it leaves free"},
+    {.name = "draft.memory_check",
+     .kind = CONF_BOOL,
+     .value = &prop_draft_settings.memory_check,
+     .fallback = "true",
+     .help = "refuse to load a draft model that would take more memory than is available"},
+    {.name = "draft.p_min",
+     .kind = CONF_FLOAT,
+     .value = &prop_draft_settings.p_min,
+     .fallback = "0",
+     .min = 0,
+     .max = 1,
+     .alias = "draft_p_min",
+     .help = "a draft ends where the model's greatest probability is below this"},
+    {.name = "draft.threads",
+     .kind = CONF_INT,
+     .value = &prop_draft_settings.threads,
+     .fallback = "0",
+     .min = 0,
+     .max = 256,
+     .alias = "threads_draft",
+     .help = "threads of the draft model's passes; 0: one per core that may be used"},
+    {.name = "draft.pin",
+     .kind = CONF_BOOL,
+     .value = &prop_draft_settings.pin,
+     .fallback = "true",
+     .help = "bind these threads to cores"},
+};
+
+/* One sequence. Rows [0, kv.len) are there; those behind the context are of draft tokens. */
+struct draft_seq {
+    struct draft_seq *newer, *older; // in the order of use
+    struct draft_seq *next_fed;      // waits to be fed
+    struct prop_context context;
+    struct kv_seq kv;           // blocks NULL: was never asked for
+    uint64_t used;              // the call that asked for it last
+    bool is_fed;                // is in the list of those
+    bool starved;               // there was no room for its rows
+    uint32_t ahead_at;          // position of the last draft's first token
+    uint32_t ahead[PROP_K_MAX]; // its tokens
+};
+
+struct draft {
+    struct runner run;
+    char *name;
+    uint64_t vocab_digest;
+    uint32_t n_eos, eos[TOK_MAX_EOS];
+    float p_min;
+    uint64_t n_calls;
+    struct draft_seq *newest, *oldest; // those with a table of blocks
+    struct draft_seq *first_fed;
+    float feed_row_us; // what a row of a chunk takes
+    int64_t pass_us;   // of the last pass of drafts
+    struct forward_row rows[ROWS_MAX];
+    int64_t show_us; // when to say next how far loading is
+};
+
+/* ---- loading ---- */
+
+static bool show_progress(void *arg, float done)
+{
+    struct draft *d = arg;
+    int64_t now_us = clock_us();
+    svc_watchdog();
+    if (now_us >= d->show_us) {
+        svc_extend(LOADING_EXTEND_US);
+        svc_status("loading the draft model: %d %%", (int)(done * 100));
+        log_info("loading the draft model percent=%d", (int)(done * 100));
+        d->show_us = now_us + SHOW_US;
+    }
+    return svc_wait_signal(0) == 0;
+}
+
+/* What is kept of the vocabulary. Ids behind the last used one are never drafted: a target with the
+ * same digest may not have them. */
+static int read_vocabulary(struct draft *d, const struct gguf *g, uint32_t *ret_n_used)
+{
+    AUTO(tok_free) struct tok *tok = NULL;
+    const uint32_t *eos;
+    int r = tok_new(g, &tok);
+    if (r < 0)
+        return r;
+    d->vocab_digest = tok_digest(tok);
+    d->n_eos = tok_eos_ids(tok, &eos);
+    memcpy(d->eos, eos, d->n_eos * sizeof(*eos));
+    *ret_n_used = tok_n_used(tok);
+    return 0;
+}
+
+static int load(struct draft *d, const struct prop_draft_settings *set)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    int64_t start_us = clock_us();
+    d->show_us = start_us + SHOW_US;
+    struct runner_options opt = {.prefix = "draft.",
+                                 .threads = (unsigned)set->threads,
+                                 .pin = set->pin,
+                                 .memory_check = set->memory_check,
+                                 .context = (uint32_t)set->context,
+                                 .kv_mib = (uint64_t)set->kv_mib,
+                                 .max_sequences = POOL_SEQUENCES,
+                                 .max_rows = ROWS_MAX,
+                                 .min_logits = GROUP_MAX};
+    int r = gguf_open(set->model, &g);
+    if (r == 0)
+        r = read_vocabulary(d, g, &opt.n_vocab);
+    if (r == 0)
+        r = runner_plan(&d->run, g, &opt);
+    if (r == 0)
+        r = runner_load(&d->run, show_progress, d);
+    if (r < 0)
+        return r;
+    log_info("draft model ready name=%s arch=%s weights_mib=%zu kv_positions=%u context=%u "
+             "kernel=%s threads=%u s=%.1f",
+             d->name, d->run.model->params.architecture, d->run.model->bytes >> 20,
+             d->run.n_blocks * KV_BLOCK, d->run.context, d->run.kernel->name,
+             pool_threads(d->run.pool), (double)(clock_us() - start_us) / 1e6);
+    return 0;
+}
+
+static void draft_close(void *shared)
+{
+    struct draft *d = shared;
+    runner_done(&d->run);
+    free(d->name);
+    free(d);
+}
+
+static int draft_open(void **ret_shared)
+{
+    const struct prop_draft_settings *set = &prop_draft_settings;
+    if (!set->model)
+        return fail(-EINVAL, "draft.model is missing: the GGUF file of the draft model");
+    struct draft *d = calloc(1, sizeof(*d));
+    if (!d)
+        return fail(-ENOMEM, "draft: no memory");
+    const char *slash = strrchr(set->model, '/');
+    d->name = strdup(slash ? slash + 1 : set->model);
+    d->p_min = (float)set->p_min;
+    int r = d->name ? load(d, set) : fail(-ENOMEM, "draft: no memory");
+    if (r < 0) {
+        draft_close(d);
+        return r;
+    }
+    *ret_shared = d;
+    return 0;
+}
+
+static void draft_about(void *shared, struct prop_about *to)
+{
+    const struct draft *d = shared;
+    *to = (struct prop_about){.model = d->name,
+                              .vocab_digest = d->vocab_digest,
+                              .max_context = d->run.context,
+                              .q_modes = 1u << PROP_POINT | 1u << PROP_COUPLED};
+}
+
+/* ---- sequences and their rows ---- */
+
+static void unlink_use(struct draft *d, struct draft_seq *s)
+{
+    *(s->newer ? &s->newer->older : &d->newest) = s->older;
+    *(s->older ? &s->older->newer : &d->oldest) = s->newer;
+}
+
+static void link_newest(struct draft *d, struct draft_seq *s)
+{
+    s->newer = NULL;
+    s->older = d->newest;
+    *(d->newest ? &d->newest->newer : &d->oldest) = s;
+    d->newest = s;
+}
+
+/* It was asked for now. False: no memory. */
+static bool touch(struct draft *d, struct draft_seq *s)
+{
+    if (s->kv.blocks)
+        unlink_use(d, s);
+    else if (kv_seq_init(&s->kv, d->run.context) < 0)
+        return false;
+    link_newest(d, s);
+    s->used = d->n_calls;
+    return true;
+}
+
+static void feed_later(struct draft *d, struct draft_seq *s)
+{
+    struct draft_seq **at = &d->first_fed;
+    if (s->is_fed)
+        return;
+    while (*at)
+        at = &(*at)->next_fed;
+    *at = s;
+    s->next_fed = NULL;
+    s->is_fed = true;
+}
+
+static void stop_feeding(struct draft *d, struct draft_seq *s)
+{
+    struct draft_seq **at = &d->first_fed;
+    if (!s->is_fed)
+        return;
+    while (*at != s)
+        at = &(*at)->next_fed;
+    *at = s->next_fed;
+    s->is_fed = false;
+}
+
+static void draft_seq_done(void *shared, void *seq)
+{
+    struct draft *d = shared;
+    struct draft_seq *s = seq;
+    stop_feeding(d, s);
+    if (!s->kv.blocks)
+        return;
+    unlink_use(d, s);
+    kv_seq_done(d->run.kv, &s->kv);
+}
+
+static void keep_rows(struct draft *d, struct draft_seq *s, uint32_t n)
+{
+    if (s->kv.len > n)
+        kv_keep(d->run.kv, &s->kv, n, NULL, 0);
+}
+
+/* Room for n rows more, at the cost of sequences that idle. */
+static bool grow_rows(struct draft *d, struct draft_seq *s, uint32_t n)
+{
+    struct draft_seq *v = d->oldest;
+    while (kv_grow(d->run.kv, &s->kv, n) < 0) {
+        while (v && (v == s || !v->kv.n_blocks))
+            v = v->newer;
+        if (!v || v->used + IDLE_CALLS > d->n_calls)
+            return false;
+        keep_rows(d, v, 0);
+    }
+    return true;
+}
+
+static void draft_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
+{
+    struct draft_seq *s = seq;
+    (void)c;
+    keep_rows(shared, s, keep);
+    s->context.n = keep;
+}
+
+/* Rows of draft tokens that were committed stay. */
+static int draft_grow(void *shared, void *seq, const struct prop_context *c)
+{
+    struct draft_seq *s = seq;
+    uint32_t at = s->context.n;
+    while (at < c->n && at < s->kv.len && s->ahead[at - s->ahead_at] == c->tokens[at])
+        at++;
+    if (at < c->n)
+        keep_rows(shared, s, at);
+    s->context = *c;
+    return 0;
+}
+
+/* ---- drafts ---- */
+
+/* Adds the token behind the row with these logits. False: the draft ends. */
+static bool draw(struct draft *d, struct prop_ask *ask, const float *logits)
+{
+    struct prop_draft *to = ask->to;
+    struct dist_top best;
+    float logprob;
+    dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &best);
+    float confidence = expf(best.logprob);
+    if (!(confidence >= d->p_min))
+        return false;
+    uint32_t token = best.token;
+    if (ask->q_mode == PROP_COUPLED && ask->sampling.temperature > 0) {
+        const struct prop_sampling *s = &ask->sampling;
+        struct dist_params p = {.temperature = s->temperature,
+                                .top_k = s->top_k,
+                                .top_p = s->top_p,
+                                .min_p = s->min_p,
+                                .repetition = 1};
+        dist_set(d->run.dist, logits, &p, NULL);
+        token = dist_draw(d->run.dist, ask->draw_key, ask->context.n + to->n);
+    }
+    to->tokens[to->n] = token;
+    to->survival[to->n] = confidence * (to->n ? to->survival[to->n - 1] : 1);
+    to->n++;
+    for (uint32_t i = 0; i < d->n_eos; i++)
+        if (d->eos[i] == token)
+            return false; // what follows it is another text
+    return to->n < ask->k;
+}
+
+static uint32_t token_at(const struct draft_seq *s, uint32_t pos)
+{
+    return pos < s->context.n ? s->context.tokens[pos] : s->ahead[pos - s->ahead_at];
+}
+
+/* The rows [from, kv.len) of a sequence, which has grown by them, behind the n rows there are. */
+static uint32_t add_rows(struct draft *d, const struct draft_seq *s, uint32_t from, uint32_t n)
+{
+    for (uint32_t pos = from; pos < s->kv.len; pos++)
+        d->rows[n++] = (struct forward_row){
+            .seq = &s->kv, .token = token_at(s, pos), .pos = pos, .index = pos, .parent = -1};
+    return n;
+}
+
+struct going {
+    struct prop_ask *ask;
+    uint32_t row; // of the pass: where its next token is drawn
+};
+
+/* One pass, and a token for each; those whose draft has ended leave. */
+static uint32_t step(struct draft *d, struct going *group, uint32_t n_group)
+{
+    uint32_t n_rows = 0, n = 0;
+    for (uint32_t i = 0; i < n_group; i++) {
+        struct draft_seq *s = group[i].ask->seq;
+        uint32_t to = s->context.n + group[i].ask->to->n, from = s->kv.len;
+        if (!grow_rows(d, s, to - from))
+            continue; // keeps what it has
+        n_rows = add_rows(d, s, from, n_rows);
+        d->rows[n_rows - 1].wants_logits = true;
+        group[n++] = (struct going){group[i].ask, n_rows - 1};
+    }
+    if (!n)
+        return 0;
+    int64_t start_us = clock_us();
+    forward_run(d->run.forward, d->rows, n_rows);
+    int64_t now_us = clock_us();
+    d->pass_us = now_us - start_us;
+    n_group = n;
+    n = 0;
+    for (uint32_t i = 0; i < n_group; i++) {
+        struct prop_ask *ask = group[i].ask;
+        struct draft_seq *s = ask->seq;
+        bool goes_on = draw(d, ask, forward_logits(d->run.forward, group[i].row));
+        if (ask->to->n)
+            s->ahead[ask->to->n - 1] = ask->to->tokens[ask->to->n - 1];
+        if (goes_on && now_us + d->pass_us <= ask->until_us)
+            group[n++] = group[i];
+    }
+    return n;
+}
+
+/* True: the next pass may draft for it. Else it is done, or fed first. */
+static bool is_ready(struct draft *d, struct prop_ask *ask)
+{
+    struct draft_seq *s = ask->seq;
+    uint32_t n = ask->context.n;
+    ask->to->n = 0;
+    ask->to->tree = false;
+    ask->to->q_mode = ask->q_mode;
+    if (n == 0 || n >= d->run.context || s->starved || ask->until_us <= clock_us() ||
+        !touch(d, s)) {
+        s->starved = false;
+        ask->done = true;
+        return false;
+    }
+    if (ask->k > d->run.context - n)
+        ask->k = d->run.context - n;
+    keep_rows(d, s, n - 1); // the last token's row gives the first draw
+    s->ahead_at = n;
+    if (n - s->kv.len > CATCH_UP) {
+        feed_later(d, s);
+        return false;
+    }
+    return true;
+}
+
+static void draft_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
+{
+    struct draft *d = shared;
+    d->n_calls++;
+    for (uint32_t at = 0; at < n;) {
+        struct going group[GROUP_MAX];
+        uint32_t n_group = 0;
+        for (; at < n && n_group < GROUP_MAX; at++) {
+            if (!is_ready(d, asks[at]))
+                continue;
+            asks[at]->done = true;
+            group[n_group++].ask = asks[at];
+        }
+        while (n_group)
+            n_group = step(d, group, n_group);
+    }
+}
+
+/* ---- contexts, between Rounds ---- */
+
+static uint32_t chunk_rows(const struct draft *d)
+{
+    float rows = d->feed_row_us > 0 ? FEED_US / d->feed_row_us : FEED_ROWS_MIN;
+    return rows < FEED_ROWS_MIN ? FEED_ROWS_MIN : rows > ROWS_MAX ? ROWS_MAX : (uint32_t)rows;
+}
+
+static bool draft_work(void *shared)
+{
+    struct draft *d = shared;
+    struct draft_seq *s = d->first_fed;
+    if (!s)
+        return false;
+    uint32_t from = s->kv.len, left = s->context.n - 1 - from, n = chunk_rows(d);
+    if (from + CATCH_UP >= s->context.n) {
+        stop_feeding(d, s);
+        return true;
+    }
+    n = n < left ? n : left;
+    if (!grow_rows(d, s, n)) {
+        s->starved = true;
+        stop_feeding(d, s);
+        return true;
+    }
+    int64_t start_us = clock_us();
+    forward_run(d->run.forward, d->rows, add_rows(d, s, from, 0));
+    float row_us = (float)(clock_us() - start_us) / (float)n;
+    d->feed_row_us = d->feed_row_us > 0 ? 0.75f * d->feed_row_us + 0.25f * row_us : row_us;
+    return true;
+}
+
+const struct prop_ops prop_draft = {
+    .name = "draft",
+    .flags = PROP_OWN_THREAD,
+    .seq_size = sizeof(struct draft_seq),
+    .options = options,
+    .n_options = ARRAY_LEN(options),
+    .open = draft_open,
+    .close = draft_close,
+    .about = draft_about,
+    .seq_done = draft_seq_done,
+    .cut = draft_cut,
+    .grow = draft_grow,
+    .draft = draft_draft,
+    .work = draft_work,
+};

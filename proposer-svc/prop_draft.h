@@ -1,0 +1,13 @@
+/* prop_draft.h - the draft-model proposer; what it guesses and how is told in prop_draft.c. */
+#pragma once
+#include "proposer-svc/prop.h"
+
+struct prop_draft_settings { // before open()
+    char *model;
+    int64_t context, kv_mib, threads;
+    bool pin, memory_check;
+    double p_min;
+};
+
+extern struct prop_draft_settings prop_draft_settings;
+extern const struct prop_ops prop_draft;

@@ -1,0 +1,328 @@
+/* test_prop_draft.c - a draft model says the same whatever came before, and what the target would
+ * say when it is the target. */
+#include <errno.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "lib/lib.h"
+#include "lib/prop_contract.h"
+#include "lib/rig.h"
+#include "model/dist.h"
+#include "proposer-svc/prop_draft.h"
+
+#define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+#define N_VOCAB 4096
+#define KEY 0x1234567890abcdefu
+
+static void *shared;
+
+static int start(void **state)
+{
+    (void)state;
+    prop_draft_settings = (struct prop_draft_settings){
+        .model = (char *)(uintptr_t)MODEL, .threads = 1, .memory_check = true};
+    return 0;
+}
+
+static void must_open(void)
+{
+    if (prop_draft.open(&shared) < 0)
+        fail_msg("%s", fail_text());
+}
+
+static void close_it(void)
+{
+    prop_draft.close(shared);
+}
+
+/* A text that the model knows its way in: what it says itself. */
+static struct prop_seq story(uint32_t n)
+{
+    static uint32_t tokens[1024];
+    static uint32_t n_tokens;
+    struct prop_seq s = prop_seq_new(&prop_draft, shared);
+    if (!n_tokens) {
+        uint32_t begin[4] = {4080, 300, 400, 500};
+        prop_seq_update(&s, 0, begin, 4);
+        while (s.n < 200) {
+            struct prop_draft d = prop_seq_draft(&s, 8);
+            assert_true(d.n > 0);
+            prop_seq_update(&s, s.n, d.tokens, d.n);
+            prop_seq_update(&s, s.n, &(uint32_t){(uint32_t)(rng_splitmix64(s.n) % 4000)}, 1);
+        }
+        n_tokens = s.n;
+        memcpy(tokens, s.tokens, n_tokens * sizeof(tokens[0]));
+        prop_seq_done(&s);
+        s = prop_seq_new(&prop_draft, shared);
+    }
+    for (uint32_t at = 0; at < n; at += n_tokens)
+        prop_seq_update(&s, at, tokens, n - at < n_tokens ? n - at : n_tokens);
+    return s;
+}
+
+static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct prop_draft *to)
+{
+    return (struct prop_ask){.seq = s->state,
+                             .context = {.tokens = s->tokens, .n = s->n},
+                             .k = k,
+                             .sampling.top_p = 1,
+                             .until_us = INT64_MAX,
+                             .to = to};
+}
+
+static void same_as_fresh(const struct prop_seq *s, uint32_t k)
+{
+    struct prop_seq fresh = prop_seq_new(&prop_draft, shared);
+    prop_seq_update(&fresh, 0, s->tokens, s->n);
+    struct prop_draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
+    prop_same_draft(&a, &b);
+    assert_memory_equal(a.survival, b.survival, a.n * sizeof(a.survival[0]));
+    prop_seq_done(&fresh);
+}
+
+static void it_keeps_the_contract(void **state)
+{
+    (void)state;
+    prop_contract(&prop_draft, N_VOCAB);
+}
+
+static void a_batch_drafts_what_each_would_alone(void **state)
+{
+    (void)state;
+    must_open();
+    enum { N = 50 }; // more than one group
+    struct prop_seq seqs[N];
+    struct prop_draft together[N];
+    struct prop_ask asks[N], *pointers[N];
+    for (uint32_t i = 0; i < N; i++) {
+        seqs[i] = story(3 + i * 3);
+        asks[i] = ask_of(&seqs[i], 1 + i % 9, &together[i]);
+        pointers[i] = &asks[i];
+    }
+    prop_ask_all(&prop_draft, shared, pointers, N);
+    for (uint32_t i = 0; i < N; i++) {
+        struct prop_draft alone = prop_seq_draft(&seqs[i], 1 + i % 9);
+        assert_true(alone.n > 0);
+        prop_same_draft(&together[i], &alone);
+        prop_seq_done(&seqs[i]);
+    }
+    close_it();
+}
+
+static void whatever_was_accepted_the_next_draft_is_a_fresh_one(void **state)
+{
+    (void)state;
+    must_open();
+    for (uint32_t n_accepted = 0; n_accepted <= 8; n_accepted++) {
+        struct prop_seq s = story(60);
+        struct prop_draft d = prop_seq_draft(&s, 8);
+        assert_int_equal(d.n, 8);
+        prop_seq_update(&s, s.n, d.tokens, n_accepted); // 8: the cache lacks the last of them
+        same_as_fresh(&s, 8);
+        prop_seq_update(&s, s.n, (uint32_t[]){17}, 1); // correction or bonus
+        same_as_fresh(&s, 8);
+        prop_seq_done(&s);
+    }
+    close_it();
+}
+
+/* What a verifier with this model commits, one token after the other. */
+static void commit(const struct prop_seq *s, const struct dist_params *p, uint32_t n, uint32_t *to)
+{
+    struct rig rig;
+    struct dist *dist;
+    rig_open(&rig, MODEL, &(struct rig_options){0});
+    assert_int_equal(dist_new(N_VOCAB, rig.model->kernel, &dist), 0);
+    struct kv_seq seq = rig_seq(&rig);
+    rig_feed(&rig, &seq, s->tokens, s->n - 1, 0, NULL);
+    uint32_t token = s->tokens[s->n - 1];
+    for (uint32_t i = 0; i < n; i++) {
+        dist_set(dist, rig_step(&rig, &seq, token), p, NULL);
+        to[i] = token = dist_draw(dist, KEY, s->n + i);
+    }
+    kv_seq_done(rig.kv, &seq);
+    dist_free(dist);
+    rig_close(&rig);
+}
+
+static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
+{
+    (void)state;
+    static const struct prop_sampling how[] = {
+        {0, 0, 1, 0}, {1, 0, 1, 0}, {0.8f, 40, 0.95f, 0.05f}, {2, 0, 0.9f, 0}};
+    must_open();
+    for (unsigned i = 0; i < 4; i++) {
+        struct prop_seq s = story(40);
+        struct prop_draft d;
+        struct prop_ask ask = ask_of(&s, 40, &d);
+        ask.q_mode = PROP_COUPLED;
+        ask.draw_key = KEY;
+        ask.sampling = how[i];
+        prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+        uint32_t want[40];
+        struct dist_params p = {.temperature = how[i].temperature,
+                                .top_k = how[i].top_k,
+                                .top_p = how[i].top_p,
+                                .min_p = how[i].min_p,
+                                .repetition = 1};
+        commit(&s, &p, d.n, want);
+        assert_true(d.n > 5);
+        assert_int_equal(d.q_mode, PROP_COUPLED);
+        assert_memory_equal(d.tokens, want, d.n * sizeof(want[0]));
+        prop_seq_done(&s);
+    }
+    close_it();
+}
+
+static void a_point_draft_is_the_argmax_at_any_temperature(void **state)
+{
+    (void)state;
+    must_open();
+    struct prop_seq s = story(40);
+    struct prop_draft cold = prop_seq_draft(&s, 8), hot;
+    struct prop_ask ask = ask_of(&s, 8, &hot);
+    ask.sampling.temperature = 1.5f;
+    prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+    prop_same_draft(&cold, &hot);
+    prop_seq_done(&s);
+    close_it();
+}
+
+static void a_draft_ends_where_confidence_does(void **state)
+{
+    (void)state;
+    uint32_t n_whole = 0, n_cut = 0;
+    must_open();
+    struct prop_seq s = story(100);
+    struct prop_draft whole = prop_seq_draft(&s, 20);
+    n_whole = whole.n;
+    prop_seq_done(&s);
+    close_it();
+
+    prop_draft_settings.p_min = 0.4;
+    must_open();
+    s = story(100);
+    struct prop_draft cut = prop_seq_draft(&s, 20);
+    n_cut = cut.n;
+    assert_memory_equal(cut.tokens, whole.tokens, n_cut * sizeof(whole.tokens[0]));
+    for (uint32_t i = 0; i < n_cut; i++)
+        assert_true(cut.survival[i] >= 0.4f * (i ? cut.survival[i - 1] : 1));
+    assert_true(n_cut < n_whole);
+    assert_true(whole.survival[n_cut] < 0.4f * (n_cut ? whole.survival[n_cut - 1] : 1));
+    prop_seq_done(&s);
+    close_it();
+}
+
+static void a_context_is_fed_between_drafts_for_others(void **state)
+{
+    (void)state;
+    must_open();
+    struct prop_seq new = story(900), known = story(50);
+    prop_seq_draft(&known, 1);
+    struct prop_draft d[2];
+    struct prop_ask asks[2] = {ask_of(&new, 5, &d[0]), ask_of(&known, 5, &d[1])};
+    prop_draft.draft(shared, (struct prop_ask *[]){&asks[0], &asks[1]}, 2);
+    assert_false(asks[0].done);
+    assert_true(asks[1].done);
+    assert_int_equal(d[1].n, 5);
+
+    uint32_t n_pieces = 0;
+    while (prop_draft.work(shared))
+        n_pieces++;
+    assert_true(n_pieces > 1);
+    prop_draft.draft(shared, (struct prop_ask *[]){&asks[0]}, 1);
+    assert_true(asks[0].done);
+    assert_int_equal(d[0].n, 5);
+    prop_seq_done(&new);
+    prop_seq_done(&known);
+    close_it();
+}
+
+static void out_of_time_there_is_no_draft(void **state)
+{
+    (void)state;
+    must_open();
+    struct prop_seq s = story(50);
+    struct prop_draft d;
+    struct prop_ask ask = ask_of(&s, 5, &d);
+    ask.until_us = 0;
+    prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    assert_true(ask.done);
+    assert_int_equal(d.n, 0);
+    prop_seq_done(&s);
+    close_it();
+}
+
+static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
+{
+    (void)state;
+    prop_draft_settings.kv_mib = 1; // 1365 positions
+    must_open();
+    struct prop_seq a = story(800), b = story(801);
+    struct prop_draft first = prop_seq_draft(&a, 5);
+    assert_int_equal(first.n, 5);
+    assert_int_equal(prop_seq_draft(&b, 5).n, 0);
+    uint32_t n_tries = 1;
+    while (!prop_seq_draft(&b, 5).n) // the other has not been asked for meanwhile
+        assert_true(++n_tries < 1000);
+    assert_true(n_tries > 10);
+    for (n_tries = 0; !prop_seq_draft(&a, 5).n; n_tries++)
+        assert_true(n_tries < 1000);
+
+    prop_seq_done(&a);
+    prop_seq_done(&b);
+    close_it();
+}
+
+static void behind_the_models_context_there_is_no_draft(void **state)
+{
+    (void)state;
+    prop_draft_settings.context = 64;
+    must_open();
+    struct prop_about about;
+    prop_draft.about(shared, &about);
+    assert_int_equal(about.max_context, 64);
+    struct prop_seq s = story(60);
+    assert_int_equal(prop_seq_draft(&s, 20).n, 4);
+    prop_seq_update(&s, 60, (uint32_t[]){1, 2, 3, 4}, 4);
+    assert_int_equal(prop_seq_draft(&s, 20).n, 0);
+    prop_seq_update(&s, 64, (uint32_t[]){1, 2, 3, 4}, 4);
+    assert_int_equal(prop_seq_draft(&s, 20).n, 0);
+    prop_seq_done(&s);
+    close_it();
+}
+
+static void without_a_model_it_says_what_is_missing(void **state)
+{
+    (void)state;
+    prop_draft_settings.model = NULL;
+    assert_int_equal(prop_draft.open(&shared), -EINVAL);
+    assert_string_equal(fail_text(), "draft.model is missing: the GGUF file of the draft model");
+}
+
+static void too_large_a_pool_is_refused_with_what_would_fit(void **state)
+{
+    (void)state;
+    prop_draft_settings.kv_mib = 1 << 23;
+    assert_int_equal(prop_draft.open(&shared), -ENOMEM);
+    assert_non_null(strstr(fail_text(), "draft.kv_mib="));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(it_keeps_the_contract, start),
+        cmocka_unit_test_setup(a_batch_drafts_what_each_would_alone, start),
+        cmocka_unit_test_setup(whatever_was_accepted_the_next_draft_is_a_fresh_one, start),
+        cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, start),
+        cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, start),
+        cmocka_unit_test_setup(a_draft_ends_where_confidence_does, start),
+        cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, start),
+        cmocka_unit_test_setup(out_of_time_there_is_no_draft, start),
+        cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, start),
+        cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, start),
+        cmocka_unit_test_setup(without_a_model_it_says_what_is_missing, start),
+        cmocka_unit_test_setup(too_large_a_pool_is_refused_with_what_would_fit, start),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
