@@ -235,15 +235,28 @@ static void add_speculation(struct openai_reply *r, const Tandem__V1__Speculatio
     r->speculation.drafted += s->drafted;
     r->speculation.accepted += s->accepted;
     r->speculation.bonus += s->bonus;
+    r->speculation.k = s->k;
+    for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_KEPT_MAX; i++)
+        r->speculation.kept_steps[i] += s->kept_steps[i];
     snprintf(r->rule, sizeof(r->rule), "%.*s", (int)s->rule.len, (char *)s->rule.data);
     snprintf(r->proposer, sizeof(r->proposer), "%.*s", (int)s->proposer.len,
              (char *)s->proposer.data);
+}
+
+static void add_timings(struct openai_reply *r, const Tandem__V1__Timings *t)
+{
+    if (!t)
+        return;
+    double prompt_ms = (double)t->prompt_us / 1e3, decode_ms = (double)t->decode_us / 1e3;
+    if (prompt_ms + decode_ms > r->timings.prompt_ms + r->timings.decode_ms)
+        r->timings = (struct openai_timings){prompt_ms, decode_ms};
 }
 
 static void on_finished(struct generation *x, unsigned choice, const Tandem__V1__Finished *f,
                         struct buf *to)
 {
     add_speculation(&x->reply, f->speculation);
+    add_timings(&x->reply, f->timings);
     openai_reply_finished(&x->reply, choice,
                           f->reason == TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH ? "length"
                                                                                        : "stop",

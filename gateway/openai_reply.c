@@ -344,9 +344,45 @@ static void write_metrics(const struct openai_reply *r, struct buf *to)
     buf_puts(to, ",\"draft_acceptance_rate\":");
     jsonw_double(to, s->drafted ? (double)s->accepted / s->drafted : 0);
     buf_printf(to,
-               ",\"num_steps\":%u,\"num_spec_steps\":%u,\"num_draft_tokens\":%u,"
-               "\"num_accepted_draft_tokens\":%u,\"num_bonus_tokens\":%u}}",
-               s->rounds, s->rounds_drafted, s->drafted, s->accepted, s->bonus);
+               ",\"num_spec_tokens\":%u,\"num_steps\":%u,\"num_spec_steps\":%u,"
+               "\"num_draft_tokens\":%u,\"num_accepted_draft_tokens\":%u,\"num_bonus_tokens\":%u,"
+               "\"acceptance_histogram\":[",
+               s->k, s->rounds, s->rounds_drafted, s->drafted, s->accepted, s->bonus);
+    unsigned n = OPENAI_KEPT_MAX;
+    while (n && !s->kept_steps[n - 1])
+        n--;
+    for (unsigned i = 0; i < n; i++)
+        buf_printf(to, "%s%u", i ? "," : "", s->kept_steps[i]);
+    buf_puts(to, "]}}");
+}
+
+static void write_speed(const char *name, uint32_t n, double ms, struct buf *to)
+{
+    buf_printf(to, "\"%s_n\":%u,\"%s_ms\":", name, n, name);
+    jsonw_double(to, ms);
+    buf_printf(to, ",\"%s_per_second\":", name);
+    jsonw_double(to, ms > 0 ? n / ms * 1e3 : 0);
+    buf_puts(to, ",");
+}
+
+/* The names are llama.cpp's. */
+static void write_timings(const struct openai_reply *r, struct buf *to)
+{
+    const struct openai_speculation *s = &r->speculation;
+    buf_printf(to, "\"timings\":{\"cache_n\":%u,", r->cached_tokens);
+    write_speed("prompt", r->prompt_tokens - r->cached_tokens, r->timings.prompt_ms, to);
+    write_speed("predicted", r->completion_tokens, r->timings.decode_ms, to);
+    buf_printf(to, "\"draft_n\":%u,\"draft_n_accepted\":%u}", s->drafted, s->accepted);
+}
+
+/* What follows the choices of an answer. */
+static void write_figures(const struct openai_reply *r, struct buf *to)
+{
+    write_usage(r, to);
+    buf_puts(to, ",");
+    write_metrics(r, to);
+    buf_puts(to, ",");
+    write_timings(r, to);
 }
 
 static int write_choice(const struct openai_reply *r, unsigned i, struct buf *to)
@@ -374,9 +410,7 @@ int openai_reply_end(struct openai_reply *r, struct buf *to)
             sse_begin(to);
             buf_puts(to, r->head);
             buf_puts(to, "\"choices\":[],");
-            write_usage(r, to);
-            buf_puts(to, ",");
-            write_metrics(r, to);
+            write_figures(r, to);
             buf_puts(to, "}");
             sse_end(to);
         }
@@ -391,9 +425,7 @@ int openai_reply_end(struct openai_reply *r, struct buf *to)
             return rc;
     }
     buf_puts(to, "],");
-    write_usage(r, to);
-    buf_puts(to, ",");
-    write_metrics(r, to);
+    write_figures(r, to);
     buf_puts(to, "}\n");
     return buf_error(to);
 }

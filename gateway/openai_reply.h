@@ -32,8 +32,16 @@ struct openai_token {
 };
 
 /* What became of the drafts of one choice. */
+#define OPENAI_KEPT_MAX 65
 struct openai_speculation {
     uint32_t rounds, rounds_drafted, drafted, accepted, bonus;
+    uint32_t k;                           // draft tokens per round, at most
+    uint32_t kept_steps[OPENAI_KEPT_MAX]; // [i]: drafted rounds of which i tokens were kept
+};
+
+/* Of the choice that took longest. */
+struct openai_timings {
+    double prompt_ms, decode_ms; // until the first token (queueing left out), and from there on
 };
 
 struct openai_choice;
@@ -49,6 +57,7 @@ struct openai_reply {
     bool has_seed;
     int64_t seed;                          // the one in use
     struct openai_speculation speculation; // sum over the choices
+    struct openai_timings timings;
     char rule[32], proposer[64];
 };
 

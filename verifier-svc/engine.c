@@ -66,7 +66,12 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
                                        .n_drafted = s->n_drafted,
                                        .n_accepted = s->n_accepted,
                                        .n_bonus = s->n_bonus,
+                                       .queue_us = s->admitted_us - s->req->arrived_us,
+                                       .decode_us = s->last_us - s->first_us,
                                        .proposer = s->last_proposer};
+    if (s->first_us)
+        ev->usage.prompt_us = s->first_us - s->admitted_us;
+    memcpy(ev->usage.kept_steps, s->kept_steps, sizeof(s->kept_steps));
     count_end(e, s, end);
     if (!s->started)
         atomic_fetch_sub(&e->n_queued, 1);

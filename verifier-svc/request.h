@@ -14,6 +14,7 @@
 #include "model/dist.h"
 #include "text/detok.h"
 #include "text/tok.h"
+#include "verifier-svc/accept.h"
 
 #define REQUEST_MAX_ID 128    // bytes
 #define REQUEST_MAX_N 128     // choices
@@ -40,6 +41,8 @@ struct request_limits {
 struct request_usage {
     uint32_t n_prompt, n_generated;
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
+    uint32_t kept_steps[ACCEPT_MAX + 1]; // [i]: drafted rounds of which i tokens were kept
+    int64_t queue_us, prompt_us, decode_us;
     int proposer; // index, or SEQ_NO_PROPOSER (seq.h)
 };
 

@@ -270,6 +270,7 @@ static void count_draft(struct engine *e, struct seq *s, const struct accept_res
     s->n_drafted += s->n_draft;
     s->n_accepted += r->n_accepted;
     s->n_bonus += bonus;
+    s->kept_steps[r->n_accepted]++;
     if (s->proposer == SEQ_NO_PROPOSER)
         return; // the client's own
     s->last_proposer = s->proposer;

@@ -128,12 +128,44 @@ static void fill_started(struct service *s, const struct event *ev, Tandem__V1__
         to->prompt_text = rpc_data(r->prompt_text, r->prompt_text_len);
 }
 
+/* A Finished with what it points to. */
+struct finished {
+    Tandem__V1__Finished msg;
+    Tandem__V1__SpeculationUsage usage;
+    Tandem__V1__Timings timings;
+    uint32_t kept_steps[ACCEPT_MAX + 1];
+};
+
+static void fill_kept_steps(const struct request_usage *u, struct finished *to)
+{
+    memcpy(to->kept_steps, u->kept_steps, sizeof(to->kept_steps));
+    to->usage.kept_steps = to->kept_steps;
+    to->usage.n_kept_steps = ACCEPT_MAX + 1;
+    while (to->usage.n_kept_steps && !to->kept_steps[to->usage.n_kept_steps - 1])
+        to->usage.n_kept_steps--;
+}
+
+static void fill_timings(const struct request_usage *u, struct finished *to)
+{
+    tandem__v1__timings__init(&to->timings);
+    to->timings.queue_us = (uint64_t)u->queue_us;
+    to->timings.prompt_us = (uint64_t)u->prompt_us;
+    to->timings.decode_us = (uint64_t)u->decode_us;
+    to->msg.timings = &to->timings;
+}
+
 static void fill_finished(struct service *s, const struct event *ev, const struct event_batch *b,
-                          Tandem__V1__Finished *to, Tandem__V1__SpeculationUsage *usage)
+                          struct finished *f)
 {
     const struct request_usage *u = &ev->usage;
+    Tandem__V1__Finished *to = &f->msg;
+    Tandem__V1__SpeculationUsage *usage = &f->usage;
+    uint32_t k_max = ev->req->k_max, k = s->options->control.k;
     tandem__v1__finished__init(to);
     tandem__v1__speculation_usage__init(usage);
+    fill_kept_steps(u, f);
+    fill_timings(u, f);
+    usage->k = k_max < k ? k_max : k;
     to->reason = ev->end == SEQ_STOP ? TANDEM__V1__FINISH_REASON__FINISH_REASON_STOP
                                      : TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH;
     to->completion_tokens = u->n_generated;
@@ -158,8 +190,7 @@ static void send_generate(struct service *s, const struct event *ev, const struc
     generate_event msg;
     Tandem__V1__Started started;
     Tandem__V1__TokenRun run;
-    Tandem__V1__Finished finished;
-    Tandem__V1__SpeculationUsage usage;
+    struct finished finished;
     tandem__v1__generate_event__init(&msg);
     msg.choice = ev->choice;
     if (ev->started) {
@@ -175,9 +206,9 @@ static void send_generate(struct service *s, const struct event *ev, const struc
         send_bounded(s, ev->req, &msg.base);
     }
     if (ev->end != SEQ_GOES_ON) {
-        fill_finished(s, ev, b, &finished, &usage);
+        fill_finished(s, ev, b, &finished);
         msg.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
-        msg.finished = &finished;
+        msg.finished = &finished.msg;
         send_bounded(s, ev->req, &msg.base);
     }
 }
@@ -188,8 +219,7 @@ static void send_verify(struct service *s, const struct event *ev, const struct 
     Tandem__V1__Started started;
     Tandem__V1__VerifyCommit commit;
     Tandem__V1__TokenRun run;
-    Tandem__V1__Finished finished;
-    Tandem__V1__SpeculationUsage usage;
+    struct finished finished;
     tandem__v1__verify_reply__init(&msg);
     if (ev->started) {
         fill_started(s, ev, &started);
@@ -205,8 +235,8 @@ static void send_verify(struct service *s, const struct event *ev, const struct 
     commit.accepted = ev->n_accepted;
     commit.run = &run;
     if (ev->end != SEQ_GOES_ON) {
-        fill_finished(s, ev, b, &finished, &usage);
-        commit.finished = &finished;
+        fill_finished(s, ev, b, &finished);
+        commit.finished = &finished.msg;
     }
     msg.message_case = TANDEM__V1__VERIFY_REPLY__MESSAGE_COMMIT;
     msg.commit = &commit;

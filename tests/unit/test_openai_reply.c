@@ -85,7 +85,8 @@ static void whole_answers_gather_several_choices(void **state)
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     r.prompt_tokens = 5;
-    r.speculation = (struct openai_speculation){4, 2, 6, 3, 1};
+    r.speculation = (struct openai_speculation){4, 2, 6, 3, 1, .k = 5, .kept_steps = {1, 0, 0, 1}};
+    r.timings = (struct openai_timings){10, 20};
     for (unsigned i = 0; i < 2; i++) {
         openai_reply_started(&r, i, text_of(""), &b);
         say(&r, i, i ? "b" : "a", &b);
@@ -98,6 +99,12 @@ static void whole_answers_gather_several_choices(void **state)
     json_t *j = json_loads(b.data, 0, NULL);
     const char *one, *two;
     int completion, total, drafted, kept;
+    assert_non_null(strstr(b.data, "\"num_spec_tokens\":5,"));
+    assert_non_null(strstr(b.data, "\"acceptance_histogram\":[1,0,0,1]"));
+    assert_non_null(strstr(b.data, "\"timings\":{\"cache_n\":0,\"prompt_n\":5,\"prompt_ms\":10,"
+                                   "\"prompt_per_second\":500,\"predicted_n\":4,"
+                                   "\"predicted_ms\":20,\"predicted_per_second\":200,"
+                                   "\"draft_n\":6,\"draft_n_accepted\":3}"));
     assert_int_equal(json_unpack(j, "{s:[{s:{s:s}},{s:{s:s}}],s:{s:i,s:i},s:{s:{s:i,s:i}}}",
                                  "choices", "message", "content", &one, "message", "content", &two,
                                  "usage", "completion_tokens", &completion, "total_tokens", &total,
