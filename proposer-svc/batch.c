@@ -1,4 +1,5 @@
 /* batch.c - a list of Rounds, each with its asks and answers. */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +9,8 @@
 #include "proposer-svc/batch.h"
 #include "rpc/rpc.h"
 
-#define BUDGET_SHARE 8 // 1/8 of a Round's budget is left for its way back
+#define Q_BYTES (128 << 10) // of one message, before its last draft
+#define BUDGET_SHARE 8      // 1/8 of a Round's budget is left for its way back
 
 struct answer {
     const Tandem__V1__RoundSequence *to;
@@ -50,9 +52,11 @@ int batch_new(const struct batch_config *c, struct batch **ret)
 /* Its asks are not open any more. */
 static void drop_round(struct batch *b, struct round *r)
 {
-    for (uint32_t i = 0; i < r->n_answers; i++)
+    for (uint32_t i = 0; i < r->n_answers; i++) {
         if (r->answers[i].state == OPEN)
             sessions_end(b->c.sessions, r->answers[i].session);
+        free(r->answers[i].draft.q);
+    }
     b->n_open -= r->n_open;
     metrics_observe(b->c.seconds, (double)(clock_us() - r->arrived_us) / 1e6);
     if (r->from.call)
@@ -148,17 +152,16 @@ static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from)
                                   .min_p = within(from->min_p, 0, 1, 0)};
 }
 
+static_assert((int)PROP_COUPLED == TANDEM__V1__QMODE__Q_MODE_COUPLED &&
+                  (int)PROP_SPARSE == TANDEM__V1__QMODE__Q_MODE_SPARSE &&
+                  (int)PROP_DENSE == TANDEM__V1__QMODE__Q_MODE_DENSE,
+              "the modes have the message's numbers");
+
 /* A mode that is not offered is answered with point drafts. */
 static enum prop_q_mode mode_of(const struct batch *b, Tandem__V1__QMode asked)
 {
-    static const enum prop_q_mode modes[] = {
-        [TANDEM__V1__QMODE__Q_MODE_POINT] = PROP_POINT,
-        [TANDEM__V1__QMODE__Q_MODE_COUPLED] = PROP_COUPLED,
-        [TANDEM__V1__QMODE__Q_MODE_SPARSE] = PROP_SPARSE,
-        [TANDEM__V1__QMODE__Q_MODE_DENSE] = PROP_DENSE,
-    };
-    enum prop_q_mode mode = (unsigned)asked < ARRAY_LEN(modes) ? modes[asked] : PROP_POINT;
-    return b->c.q_modes & 1u << mode ? mode : PROP_POINT;
+    unsigned mode = (unsigned)asked;
+    return mode < PROP_Q_MODES && b->c.q_modes & 1u << mode ? (enum prop_q_mode)mode : PROP_POINT;
 }
 
 static int take_sequence(struct batch *b, struct round *round, const Tandem__V1__RoundSequence *r,
@@ -194,6 +197,7 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
     round->n_answers++;
     a->to = r;
     a->draft.n = 0;
+    a->draft.q = NULL;
     a->state = READY;
     metrics_add(b->c.needed, a->kind == SESSION_NEED_CONTEXT);
     if (a->kind == SESSION_DRAFT) {
@@ -240,8 +244,38 @@ int batch_take(struct batch *b, const struct batch_origin *from, const Tandem__V
 
 /* ---- answers ---- */
 
-static void fill(struct answer *a, Tandem__V1__SequenceDraft *to)
+/* An answer on its way, with what it points to. */
+struct packed {
+    Tandem__V1__SequenceDraft draft;
+    Tandem__V1__Tensor q;
+    uint32_t shape[2];
+};
+
+/* Returns the bytes of its q. */
+static size_t fill_q(const struct prop_draft *draft, struct packed *to)
 {
+    const struct prop_q *q = draft->q;
+    size_t n = (size_t)draft->n * q->width;
+    if (draft->q_mode == PROP_SPARSE) {
+        to->draft.q_ids = rpc_data(q->ids, n * sizeof(*q->ids));
+        to->draft.q_probs = rpc_data(q->probs, n * sizeof(*q->probs));
+        return n * (sizeof(*q->ids) + sizeof(*q->probs));
+    }
+    tandem__v1__tensor__init(&to->q);
+    to->shape[0] = draft->n;
+    to->shape[1] = q->width;
+    to->q.dtype = TANDEM__V1__TENSOR__DTYPE__F32;
+    to->q.n_shape = 2;
+    to->q.shape = to->shape;
+    to->q.data = rpc_data(q->dense, n * sizeof(*q->dense));
+    to->draft.q = &to->q;
+    return to->q.data.len;
+}
+
+/* Returns the bytes of its q. */
+static size_t fill(struct answer *a, struct packed *packed)
+{
+    Tandem__V1__SequenceDraft *to = &packed->draft;
     struct prop_draft *draft = &a->draft;
     tandem__v1__sequence_draft__init(to);
     to->seq = a->to->seq;
@@ -249,31 +283,32 @@ static void fill(struct answer *a, Tandem__V1__SequenceDraft *to)
     to->digest = a->to->digest;
     to->need_context = a->kind == SESSION_NEED_CONTEXT;
     if (!draft->n)
-        return;
+        return 0;
     to->n_tokens = draft->n;
     to->tokens = draft->tokens;
     to->n_survival = draft->n;
     to->survival = draft->survival;
     to->n_parents = draft->tree ? draft->n : 0;
     to->parents = draft->parents;
-    to->q_mode = draft->q_mode == PROP_COUPLED ? TANDEM__V1__QMODE__Q_MODE_COUPLED
-                                               : TANDEM__V1__QMODE__Q_MODE_POINT;
+    to->q_mode = (Tandem__V1__QMode)draft->q_mode;
+    return draft->q ? fill_q(draft, packed) : 0;
 }
 
-/* What of the Round is ready; NULL: nothing, or memory is out. */
+/* What of the Round is ready, up to what fits in a message; NULL: nothing, or memory is out. */
 static struct rpc_msg *pack(struct round *r)
 {
     uint32_t n = 0;
+    size_t q_bytes = 0;
     Tandem__V1__Drafts msg = TANDEM__V1__DRAFTS__INIT;
-    AUTO(mem_free) Tandem__V1__SequenceDraft *drafts = calloc(r->n_answers + 1, sizeof(*drafts));
-    AUTO(mem_free) Tandem__V1__SequenceDraft **to = calloc(r->n_answers + 1, sizeof(*drafts));
-    for (uint32_t i = 0; drafts && to && i < r->n_answers; i++) {
+    AUTO(mem_free) struct packed *drafts = calloc(r->n_answers + 1, sizeof(*drafts));
+    AUTO(mem_free) Tandem__V1__SequenceDraft **to = calloc(r->n_answers + 1, sizeof(msg.drafts[0]));
+    for (uint32_t i = 0; drafts && to && i < r->n_answers && q_bytes < Q_BYTES; i++) {
         struct answer *a = &r->answers[i];
         if (a->state != READY)
             continue;
         a->state = SENT;
-        to[n] = &drafts[n];
-        fill(a, to[n++]);
+        to[n] = &drafts[n].draft;
+        q_bytes += fill(a, &drafts[n++]);
     }
     msg.n_drafts = n;
     msg.drafts = to;

@@ -19,7 +19,7 @@ enum prop_flags {
     PROP_NEEDS_HIDDEN = 2, // wants hidden rows of the target
 };
 
-/* How a draft is drawn (proposer.proto). */
+/* How a draft is drawn: QMode of proposer.proto. */
 enum prop_q_mode { PROP_POINT, PROP_COUPLED, PROP_SPARSE, PROP_DENSE, PROP_Q_MODES };
 
 struct prop_context {
@@ -35,6 +35,14 @@ struct prop_sampling {
     float min_p;       // 0: off
 };
 
+/* What the tokens of a draft were drawn from, row by row. Sparse: the rows sum to 65536. */
+struct prop_q {
+    uint32_t width;  // sparse: ids of a row; dense: tokens of the vocabulary, from id 0 on
+    uint32_t *ids;   // sparse: (n, width)
+    uint16_t *probs; // sparse: (n, width), one less than they are, in 1/65536
+    float *dense;    // (n, width)
+};
+
 struct prop_draft {
     uint32_t n;
     uint32_t tokens[PROP_K_MAX];
@@ -42,6 +50,7 @@ struct prop_draft {
     float survival[PROP_K_MAX];  // that this token and all before it are accepted, 0 .. 1
     bool tree;                   // false: a chain
     enum prop_q_mode q_mode;     // PROP_POINT, or as was asked
+    struct prop_q *q; // sparse and dense: one allocation, freed by who asked; else left alone
 };
 
 /* One sequence wants a draft. */

@@ -20,10 +20,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/rng.h"
 #include "base/svc.h"
 #include "model/runner.h"
 #include "proposer-svc/prop_draft.h"
@@ -35,7 +37,8 @@
 #define POOL_SEQUENCES 16 // that a pool without a size of its own is made for
 #define FEED_US 3000      // a chunk of context takes so long: what a Round may have to wait
 #define FEED_ROWS_MIN 16
-#define IDLE_CALLS 64 // a sequence not asked for in so many drafts may lose its KV
+#define IDLE_CALLS 64          // a sequence not asked for in so many drafts may lose its KV
+#define DENSE_MAX (224u << 10) // probabilities of a dense q: 896 KiB
 #define SHOW_US 1000000
 #define LOADING_EXTEND_US 30000000
 
@@ -76,6 +79,13 @@ static const struct conf_option options[] = {
      .max = 1,
      .alias = "draft_p_min",
      .help = "a draft ends where the model's greatest probability is below this"},
+    {.name = "draft.sparse_k",
+     .kind = CONF_INT,
+     .value = &prop_draft_settings.sparse_k,
+     .fallback = "64",
+     .min = 1,
+     .max = 256,
+     .help = "tokens that a sparse q is over, 6 bytes each"},
     {.name = "draft.threads",
      .kind = CONF_INT,
      .value = &prop_draft_settings.threads,
@@ -109,7 +119,9 @@ struct draft {
     char *name;
     uint64_t vocab_digest;
     uint32_t n_eos, eos[TOK_MAX_EOS];
+    uint32_t sparse_k;
     float p_min;
+    uint64_t key, n_draws; // its own random numbers: no draw's counter comes again
     uint64_t n_calls;
     struct draft_seq *newest, *oldest; // those with a table of blocks
     struct draft_seq *first_fed;
@@ -201,6 +213,9 @@ static int draft_open(void **ret_shared)
     const char *slash = strrchr(set->model, '/');
     d->name = strdup(slash ? slash + 1 : set->model);
     d->p_min = (float)set->p_min;
+    d->sparse_k = (uint32_t)set->sparse_k;
+    if (getrandom(&d->key, sizeof(d->key), GRND_NONBLOCK) < 0)
+        d->key = rng_splitmix64((uint64_t)clock_us() ^ (uintptr_t)d);
     int r = d->name ? load(d, set) : fail(-ENOMEM, "draft: no memory");
     if (r < 0) {
         draft_close(d);
@@ -216,7 +231,8 @@ static void draft_about(void *shared, struct prop_about *to)
     *to = (struct prop_about){.model = d->name,
                               .vocab_digest = d->vocab_digest,
                               .max_context = d->run.context,
-                              .q_modes = 1u << PROP_POINT | 1u << PROP_COUPLED};
+                              .q_modes = 1u << PROP_POINT | 1u << PROP_COUPLED | 1u << PROP_SPARSE |
+                                         1u << PROP_DENSE};
 }
 
 /* ---- sequences and their rows ---- */
@@ -324,6 +340,102 @@ static int draft_grow(void *shared, void *seq, const struct prop_context *c)
 
 /* ---- drafts ---- */
 
+/* The next 64 random bits. */
+static uint64_t bits(struct draft *d)
+{
+    uint64_t n = d->n_draws++;
+    return rng_u64(d->key, RNG_PROPOSER, (uint32_t)n, (uint32_t)(n >> 32), 0);
+}
+
+/* The `width` likeliest tokens of the law, the likeliest first, ties to the lowest id; what it
+ * lacks is filled up with tokens that cannot come. */
+static void find_likeliest(const struct dist_law *law, uint32_t width, uint32_t *ids)
+{
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < law->n_kept; k++) {
+        uint32_t id = law->kept[k], at;
+        double w = law->weights[id];
+        if (n == width && !(w > law->weights[ids[n - 1]]))
+            continue;
+        n += n < width;
+        at = n - 1;
+        for (; at && (w > law->weights[ids[at - 1]] ||
+                      (w == law->weights[ids[at - 1]] && id < ids[at - 1]));
+             at--)
+            ids[at] = ids[at - 1];
+        ids[at] = id;
+    }
+    for (uint32_t id = 0, n_law = n; n < width; id++) {
+        uint32_t i = 0;
+        while (i < n_law && ids[i] != id)
+            i++;
+        if (i == n_law)
+            ids[n++] = id;
+    }
+}
+
+/* A token drawn from integers that sum to 65536, each at least 1, which go to the row of q. */
+static uint32_t draw_sparse(struct draft *d, const struct dist_law *law, const struct prop_q *q,
+                            uint32_t row)
+{
+    uint32_t *ids = q->ids + (size_t)row * q->width;
+    uint16_t *probs = q->probs + (size_t)row * q->width;
+    uint32_t left = 65536 - q->width, pick = bits(d) >> 48;
+    double sum = 0;
+    find_likeliest(law, q->width, ids);
+    for (uint32_t i = 0; i < q->width; i++)
+        sum += law->weights[ids[i]];
+    for (uint32_t i = q->width - 1; i > 0; i--) {
+        probs[i] = (uint16_t)(law->weights[ids[i]] / sum * (65536 - q->width));
+        left -= probs[i];
+    }
+    probs[0] = (uint16_t)left;
+    for (uint32_t i = 0; i < q->width; i++) {
+        if (pick <= probs[i])
+            return ids[i];
+        pick -= probs[i] + 1u;
+    }
+    return ids[0]; // not reached
+}
+
+/* A token drawn from the floats that go to the row of q. */
+static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const struct prop_q *q,
+                           uint32_t row)
+{
+    float *probs = q->dense + (size_t)row * q->width;
+    double sum = 0;
+    uint32_t token = 0;
+    for (uint32_t i = 0; i < q->width; i++) {
+        probs[i] = (float)(law->weights[i] / law->sum);
+        sum += (double)probs[i];
+    }
+    double pick = rng_uniform(bits(d)) * sum;
+    for (uint32_t i = 0; i < q->width && pick >= 0; i++) {
+        if (probs[i] > 0)
+            token = i;
+        pick -= (double)probs[i];
+    }
+    return token;
+}
+
+/* A token of the model's distribution under the ask's sampling parameters, as its mode says. */
+static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const float *logits)
+{
+    const struct prop_sampling *s = &ask->sampling;
+    const struct dist_params p = {.temperature = s->temperature,
+                                  .top_k = s->top_k,
+                                  .top_p = s->top_p,
+                                  .min_p = s->min_p,
+                                  .repetition = 1};
+    uint32_t n = ask->to->n;
+    dist_set(d->run.dist, logits, &p, NULL);
+    if (ask->q_mode == PROP_COUPLED)
+        return dist_draw(d->run.dist, ask->draw_key, ask->context.n + n);
+    struct dist_law law = dist_law(d->run.dist);
+    return ask->q_mode == PROP_SPARSE ? draw_sparse(d, &law, ask->to->q, n)
+                                      : draw_dense(d, &law, ask->to->q, n);
+}
+
 /* Adds the token behind the row with these logits. False: the draft ends. */
 static bool draw(struct draft *d, struct prop_ask *ask, const float *logits)
 {
@@ -334,17 +446,7 @@ static bool draw(struct draft *d, struct prop_ask *ask, const float *logits)
     float confidence = expf(best.logprob);
     if (!(confidence >= d->p_min))
         return false;
-    uint32_t token = best.token;
-    if (ask->q_mode == PROP_COUPLED && ask->sampling.temperature > 0) {
-        const struct prop_sampling *s = &ask->sampling;
-        struct dist_params p = {.temperature = s->temperature,
-                                .top_k = s->top_k,
-                                .top_p = s->top_p,
-                                .min_p = s->min_p,
-                                .repetition = 1};
-        dist_set(d->run.dist, logits, &p, NULL);
-        token = dist_draw(d->run.dist, ask->draw_key, ask->context.n + to->n);
-    }
+    uint32_t token = ask->q_mode == PROP_POINT ? best.token : draw_token(d, ask, logits);
     to->tokens[to->n] = token;
     to->survival[to->n] = confidence * (to->n ? to->survival[to->n - 1] : 1);
     to->n++;
@@ -406,6 +508,26 @@ static uint32_t step(struct draft *d, struct going *group, uint32_t n_group)
     return n;
 }
 
+/* Room for the q of a draft. False: no memory. */
+static bool add_q(const struct draft *d, struct prop_ask *ask)
+{
+    bool sparse = ask->q_mode == PROP_SPARSE;
+    uint32_t width = d->run.opt.n_vocab;
+    if (sparse && width > d->sparse_k)
+        width = d->sparse_k;
+    if (!sparse && ask->k > DENSE_MAX / width)
+        ask->k = DENSE_MAX / width ? DENSE_MAX / width : 1;
+    size_t n = (size_t)ask->k * width;
+    struct prop_q *q = malloc(sizeof(*q) + n * (sizeof(*q->ids) + sizeof(*q->probs)));
+    if (!q)
+        return false;
+    *q = (struct prop_q){.width = width, .ids = (uint32_t *)(q + 1)};
+    q->probs = (uint16_t *)(q->ids + n);
+    q->dense = (float *)(void *)q->ids;
+    ask->to->q = q;
+    return true;
+}
+
 /* True: the next pass may draft for it. Else it is done, or fed first. */
 static bool is_ready(struct draft *d, struct prop_ask *ask)
 {
@@ -426,6 +548,10 @@ static bool is_ready(struct draft *d, struct prop_ask *ask)
     s->ahead_at = n;
     if (n - s->kv.len > CATCH_UP) {
         feed_later(d, s);
+        return false;
+    }
+    if ((ask->q_mode == PROP_SPARSE || ask->q_mode == PROP_DENSE) && !add_q(d, ask)) {
+        ask->done = true;
         return false;
     }
     return true;

@@ -7,6 +7,7 @@ struct prop_draft_settings { // before open()
     int64_t context, kv_mib, threads;
     bool pin, memory_check;
     double p_min;
+    int64_t sparse_k;
 };
 
 extern struct prop_draft_settings prop_draft_settings;

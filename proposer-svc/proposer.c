@@ -40,12 +40,6 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     if (!req)
         return;
     tandem__v1__describe_request__free_unpacked(req, NULL);
-    static const Tandem__V1__QMode modes[PROP_Q_MODES] = {
-        [PROP_POINT] = TANDEM__V1__QMODE__Q_MODE_POINT,
-        [PROP_COUPLED] = TANDEM__V1__QMODE__Q_MODE_COUPLED,
-        [PROP_SPARSE] = TANDEM__V1__QMODE__Q_MODE_SPARSE,
-        [PROP_DENSE] = TANDEM__V1__QMODE__Q_MODE_DENSE,
-    };
     Tandem__V1__QMode offered[PROP_Q_MODES];
     Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
     reply.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
@@ -57,7 +51,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     reply.q_modes = offered;
     for (unsigned i = 0; i < PROP_Q_MODES; i++)
         if (s->about.q_modes & 1u << i)
-            offered[reply.n_q_modes++] = modes[i];
+            offered[reply.n_q_modes++] = (Tandem__V1__QMode)i;
     reply.version = rpc_text(TANDEM_VERSION);
     rpc_call_reply(call, &reply.base);
 }

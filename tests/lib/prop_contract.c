@@ -61,6 +61,7 @@ struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
 {
     struct prop_draft d;
     memset(&d, 0xa5, sizeof(d));
+    d.q = NULL;
     struct prop_ask ask = {.seq = s->state,
                            .context = context_of(s),
                            .k = k,

@@ -1,10 +1,12 @@
 /* test_prop_draft.c - a draft model says the same whatever came before, and what the target would
  * say when it is the target. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
 #include "base/rng.h"
 #include "lib/lib.h"
+#include "lib/plain_dist.h"
 #include "lib/prop_contract.h"
 #include "lib/rig.h"
 #include "model/dist.h"
@@ -20,7 +22,7 @@ static int start(void **state)
 {
     (void)state;
     prop_draft_settings = (struct prop_draft_settings){
-        .model = (char *)(uintptr_t)MODEL, .threads = 1, .memory_check = true};
+        .model = (char *)(uintptr_t)MODEL, .threads = 1, .sparse_k = 64, .memory_check = true};
     return 0;
 }
 
@@ -188,6 +190,122 @@ static void a_point_draft_is_the_argmax_at_any_temperature(void **state)
     close_it();
 }
 
+/* The law that the model gives behind s, under these parameters. */
+static void law_behind(const struct prop_seq *s, const struct dist_params *p, double *probs)
+{
+    struct rig rig;
+    struct dist *dist;
+    rig_open(&rig, MODEL, &(struct rig_options){0});
+    assert_int_equal(dist_new(N_VOCAB, rig.model->kernel, &dist), 0);
+    struct kv_seq seq = rig_seq(&rig);
+    rig_feed(&rig, &seq, s->tokens, s->n - 1, 0, NULL);
+    dist_set(dist, rig_step(&rig, &seq, s->tokens[s->n - 1]), p, NULL);
+    dist_probs(dist, probs);
+    kv_seq_done(rig.kv, &seq);
+    dist_free(dist);
+    rig_close(&rig);
+}
+
+static struct prop_draft drawn(const struct prop_seq *s, enum prop_q_mode mode, uint32_t k,
+                               struct prop_sampling sampling)
+{
+    struct prop_draft d = {.n = 0};
+    struct prop_ask ask = ask_of(s, k, &d);
+    ask.q_mode = mode;
+    ask.sampling = sampling;
+    prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+    assert_int_equal(d.q_mode, mode);
+    assert_non_null(d.q);
+    return d;
+}
+
+static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
+{
+    (void)state;
+    static const struct prop_sampling how[] = {
+        {1, 0, 1, 0}, {0, 0, 1, 0}, {0.7f, 5, 1, 0}, {3, 0, 0.9f, 0}};
+    must_open();
+    struct prop_seq s = story(40);
+    for (unsigned h = 0; h < 4; h++) {
+        static double p[N_VOCAB];
+        law_behind(&s,
+                   &(struct dist_params){.temperature = how[h].temperature,
+                                         .top_k = how[h].top_k,
+                                         .top_p = how[h].top_p,
+                                         .repetition = 1},
+                   p);
+        struct prop_draft d = drawn(&s, PROP_SPARSE, 8, how[h]);
+        assert_int_equal(d.q->width, 64);
+        for (uint32_t row = 0; row < d.n; row++) {
+            uint32_t sum = 0, n_drawn = 0;
+            for (uint32_t i = 0; i < 64; i++) {
+                sum += d.q->probs[row * 64 + i] + 1u;
+                n_drawn += d.q->ids[row * 64 + i] == d.tokens[row];
+                for (uint32_t k = 0; k < i; k++)
+                    assert_int_not_equal(d.q->ids[row * 64 + i], d.q->ids[row * 64 + k]);
+            }
+            assert_int_equal(sum, 65536);
+            assert_int_equal(n_drawn, 1);
+        }
+        double sum = 0;
+        for (uint32_t i = 0; i < 64; i++) {
+            assert_true(i == 0 || p[d.q->ids[i]] <= p[d.q->ids[i - 1]]);
+            sum += p[d.q->ids[i]];
+        }
+        for (uint32_t i = 0; i < 64; i++)
+            assert_float_equal((d.q->probs[i] + 1.) / 65536, p[d.q->ids[i]] / sum, 66. / 65536);
+        free(d.q);
+    }
+    prop_seq_done(&s);
+    close_it();
+}
+
+static void drafts_are_drawn_from_the_q_that_is_told(void **state)
+{
+    (void)state;
+    enum { N = 20000, WIDTH = 8 };
+    prop_draft_settings.sparse_k = WIDTH;
+    must_open();
+    struct prop_seq s = story(40);
+    double want[WIDTH] = {0}, chi2 = 0;
+    uint32_t seen[WIDTH] = {0}, n_other = 0;
+    for (uint32_t n = 0; n < N; n++) {
+        struct prop_draft d = drawn(&s, PROP_SPARSE, 1, (struct prop_sampling){1.5f, 0, 1, 0});
+        for (uint32_t i = 0; i < WIDTH; i++) {
+            want[i] = (d.q->probs[i] + 1.) / 65536 * N;
+            seen[i] += d.q->ids[i] == d.tokens[0];
+        }
+        free(d.q);
+    }
+    for (uint32_t i = 0; i < WIDTH; i++) {
+        chi2 += (seen[i] - want[i]) * (seen[i] - want[i]) / want[i];
+        n_other += seen[i];
+    }
+    assert_int_equal(n_other, N);
+    assert_true(plain_chi2_tail(chi2, WIDTH - 1) > 1e-6);
+    prop_seq_done(&s);
+    close_it();
+}
+
+static void a_dense_q_is_the_whole_law(void **state)
+{
+    (void)state;
+    must_open();
+    struct prop_seq s = story(40);
+    static double p[N_VOCAB];
+    law_behind(&s, &(struct dist_params){.temperature = 1, .top_p = 0.9f, .repetition = 1}, p);
+    struct prop_draft d = drawn(&s, PROP_DENSE, 64, (struct prop_sampling){1, 0, 0.9f, 0});
+    assert_int_equal(d.q->width, N_VOCAB);
+    assert_true(d.n * (size_t)N_VOCAB * sizeof(float) <= 1 << 20);
+    for (uint32_t i = 0; i < N_VOCAB; i++)
+        assert_true(d.q->dense[i] == (float)p[i]);
+    for (uint32_t row = 0; row < d.n; row++)
+        assert_true(d.q->dense[row * N_VOCAB + d.tokens[row]] > 0);
+    free(d.q);
+    prop_seq_done(&s);
+    close_it();
+}
+
 static void a_draft_ends_where_confidence_does(void **state)
 {
     (void)state;
@@ -316,6 +434,9 @@ int main(void)
         cmocka_unit_test_setup(whatever_was_accepted_the_next_draft_is_a_fresh_one, start),
         cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, start),
         cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, start),
+        cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, start),
+        cmocka_unit_test_setup(drafts_are_drawn_from_the_q_that_is_told, start),
+        cmocka_unit_test_setup(a_dense_q_is_the_whole_law, start),
         cmocka_unit_test_setup(a_draft_ends_where_confidence_does, start),
         cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, start),
         cmocka_unit_test_setup(out_of_time_there_is_no_draft, start),

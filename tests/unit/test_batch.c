@@ -1,0 +1,309 @@
+/* test_batch.c - Rounds are answered sequence by sequence, as soon as they can be. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tandem/v1/proposer.pb-c.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/rng.h"
+#include "lib/lib.h"
+#include "proposer-svc/batch.h"
+#include "rpc/rpc.h"
+
+#define N_SEQS 5
+
+/* A proposer that drafts the context's length k times, for sequences whose last token is not 13;
+ * sparse: from two tokens. */
+static uint32_t n_calls, n_asked;
+
+static void stub_seq_done(void *shared, void *seq)
+{
+    (void)shared;
+    (void)seq;
+}
+
+static void stub_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
+{
+    (void)shared;
+    (void)seq;
+    (void)c;
+    (void)keep;
+}
+
+static int stub_grow(void *shared, void *seq, const struct prop_context *c)
+{
+    (void)shared;
+    (void)seq;
+    (void)c;
+    return 0;
+}
+
+static void add_q(struct prop_draft *to)
+{
+    struct prop_q *q = malloc(sizeof(*q) + 2 * PROP_K_MAX * 6);
+    assert_non_null(q);
+    *q = (struct prop_q){.width = 2, .ids = (uint32_t *)(q + 1)};
+    q->probs = (uint16_t *)(q->ids + (size_t)2 * PROP_K_MAX);
+    for (uint32_t i = 0; i < 2 * to->n; i++) {
+        q->ids[i] = i % 2 ? 7 : to->tokens[i / 2];
+        q->probs[i] = i % 2 ? 0 : 65534;
+    }
+    to->q = q;
+}
+
+static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
+{
+    (void)shared;
+    n_calls++;
+    n_asked += n;
+    for (uint32_t i = 0; i < n; i++) {
+        struct prop_ask *a = asks[i];
+        if (a->context.tokens[a->context.n - 1] == 13)
+            continue;
+        a->to->n = a->k;
+        a->to->tree = false;
+        a->to->q_mode = a->q_mode;
+        for (uint32_t j = 0; j < a->k; j++) {
+            a->to->tokens[j] = a->context.n;
+            a->to->survival[j] = a->sampling.temperature;
+        }
+        if (a->q_mode == PROP_SPARSE)
+            add_q(a->to);
+        a->done = true;
+    }
+}
+
+static const struct prop_ops stub = {.name = "stub",
+                                     .seq_done = stub_seq_done,
+                                     .cut = stub_cut,
+                                     .grow = stub_grow,
+                                     .draft = stub_draft};
+
+static struct sessions *sessions;
+static struct batch *batch;
+
+static int start(void **state)
+{
+    (void)state;
+    n_calls = n_asked = 0;
+    const struct sessions_config sc = {.ops = &stub,
+                                       .max_sessions = 10,
+                                       .max_tokens = 10000,
+                                       .max_context = 1000,
+                                       .k_max = 8,
+                                       .idle_us = INT64_MAX};
+    assert_int_equal(sessions_new(&sc, &sessions), 0);
+    struct metric *m = metrics_counter("test_batch", "", NULL);
+    const struct batch_config bc = {.sessions = sessions,
+                                    .ops = &stub,
+                                    .q_modes = 1u << PROP_POINT | 1u << PROP_SPARSE,
+                                    .rounds = m,
+                                    .drafts = m,
+                                    .tokens = m,
+                                    .needed = m,
+                                    .seconds = metrics_histogram("test_s", "", NULL, NULL, 0)};
+    return batch_new(&bc, &batch);
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    batch_free(batch);
+    sessions_free(sessions);
+    return 0;
+}
+
+/* A Round in which sequence i has the token tokens[i] as its context (0: is not in it). */
+struct question {
+    Tandem__V1__Round msg;
+    Tandem__V1__RoundSequence seqs[N_SEQS], *pointers[N_SEQS];
+    uint32_t tokens[N_SEQS];
+};
+
+static Tandem__V1__Round *round_of(struct question *q, const uint32_t tokens[N_SEQS])
+{
+    tandem__v1__round__init(&q->msg);
+    q->msg.sequences = q->pointers;
+    q->msg.budget_us = 1000000000;
+    memcpy(q->tokens, tokens, sizeof(q->tokens));
+    for (uint32_t i = 0; i < N_SEQS; i++) {
+        Tandem__V1__RoundSequence *s = &q->seqs[i];
+        if (!tokens[i])
+            continue;
+        tandem__v1__round_sequence__init(s);
+        q->pointers[q->msg.n_sequences++] = s;
+        s->seq = i;
+        s->base_len = 1;
+        s->n_tokens = 1;
+        s->tokens = &q->tokens[i];
+        s->digest = rng_splitmix64(tokens[i] + 1);
+        s->k = 2;
+    }
+    return &q->msg;
+}
+
+static void take(const Tandem__V1__Round *round, uint64_t stream)
+{
+    struct batch_origin from = {.stream = stream};
+    if (batch_take(batch, &from, round, NULL, clock_us()) < 0)
+        fail_msg("%s", fail_text());
+}
+
+/* The next answer, which is of that stream; NULL: there is none. */
+static Tandem__V1__Drafts *answer(uint64_t stream)
+{
+    struct batch_origin from;
+    struct rpc_msg *msg = batch_answer(batch, &from);
+    if (!msg)
+        return NULL;
+    assert_int_equal(from.stream, stream);
+    Tandem__V1__Drafts *d = (Tandem__V1__Drafts *)rpc_unpack(&tandem__v1__drafts__descriptor, msg);
+    rpc_msg_free(msg);
+    assert_non_null(d);
+    return d;
+}
+
+static void must_answer(uint64_t stream, uint32_t n, const uint64_t *seqs, uint32_t n_tokens)
+{
+    Tandem__V1__Drafts *d = answer(stream);
+    assert_non_null(d);
+    assert_int_equal(d->n_drafts, n);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(d->drafts[i]->seq, seqs[i]);
+        assert_int_equal(d->drafts[i]->n_tokens, n_tokens);
+    }
+    tandem__v1__drafts__free_unpacked(d, NULL);
+}
+
+static void rounds_that_wait_are_drafted_for_together(void **state)
+{
+    (void)state;
+    struct question a = {0}, b = {0};
+    take(round_of(&a, (uint32_t[]){1, 2, 3, 0, 0}), 1);
+    take(round_of(&b, (uint32_t[]){4, 5, 0, 0, 0}), 2);
+    assert_int_equal(batch_n_open(batch), 5);
+    batch_draft(batch);
+    assert_int_equal(n_calls, 1);
+    assert_int_equal(n_asked, 5);
+    must_answer(1, 3, (uint64_t[]){0, 1, 2}, 2);
+    must_answer(2, 2, (uint64_t[]){0, 1}, 2);
+    assert_null(answer(0));
+    assert_int_equal(batch_n_open(batch), 0);
+}
+
+static void what_takes_longer_holds_up_nobody(void **state)
+{
+    (void)state;
+    struct question a = {0};
+    take(round_of(&a, (uint32_t[]){1, 13, 3, 0, 0}), 1);
+    batch_draft(batch);
+    must_answer(1, 2, (uint64_t[]){0, 2}, 2);
+    assert_null(answer(0));
+    assert_int_equal(batch_n_open(batch), 1);
+    assert_true(batch_until_us(batch) > clock_us());
+    a.tokens[1] = 14; // what the session holds is its own copy
+    batch_draft(batch);
+    assert_null(answer(0));
+    batch_end_stream(batch, 1);
+    assert_int_equal(batch_n_open(batch), 0);
+}
+
+static void out_of_time_the_answer_is_empty(void **state)
+{
+    (void)state;
+    struct question a = {0};
+    round_of(&a, (uint32_t[]){13, 0, 0, 0, 0})->budget_us = 0;
+    take(&a.msg, 1);
+    batch_draft(batch);
+    must_answer(1, 1, (uint64_t[]){0}, 0);
+    assert_null(answer(0));
+}
+
+static void an_update_ends_the_ask_before_it(void **state)
+{
+    (void)state;
+    struct question a = {0}, b = {0};
+    take(round_of(&a, (uint32_t[]){13, 0, 0, 0, 0}), 1);
+    batch_draft(batch);
+    take(round_of(&b, (uint32_t[]){5, 0, 0, 0, 0}), 1);
+    batch_draft(batch);
+    must_answer(1, 1, (uint64_t[]){0}, 0);
+    must_answer(1, 1, (uint64_t[]){0}, 2);
+    assert_null(answer(0));
+
+    a.seqs[0].close = true; // likewise
+    a.seqs[0].k = 0;
+    struct question c = {0};
+    take(round_of(&c, (uint32_t[]){13, 0, 0, 0, 0}), 1);
+    take(&a.msg, 1);
+    must_answer(1, 1, (uint64_t[]){0}, 0);
+    assert_null(answer(0));
+}
+
+static void one_sequence_twice_in_a_round_is_answered_twice(void **state)
+{
+    (void)state;
+    struct question a = {0};
+    round_of(&a, (uint32_t[]){5, 6, 0, 0, 0});
+    a.seqs[1].seq = 0;
+    take(&a.msg, 1);
+    batch_draft(batch);
+    Tandem__V1__Drafts *d = answer(1);
+    assert_int_equal(d->n_drafts, 2);
+    assert_int_equal(d->drafts[0]->n_tokens + d->drafts[1]->n_tokens, 2);
+    tandem__v1__drafts__free_unpacked(d, NULL);
+}
+
+static void a_round_that_contradicts_itself_leaves_nothing_open(void **state)
+{
+    (void)state;
+    struct question a = {0};
+    struct batch_origin from = {.stream = 1};
+    round_of(&a, (uint32_t[]){5, 6, 0, 0, 0});
+    a.seqs[1].keep = 7;
+    assert_int_equal(batch_take(batch, &from, &a.msg, NULL, 0), -EINVAL);
+    assert_int_equal(batch_n_open(batch), 0);
+    assert_null(answer(0));
+    take(round_of(&(struct question){0}, (uint32_t[]){0, 0, 0, 0, 0}), 2);
+    must_answer(2, 0, NULL, 0); // the next one is taken
+}
+
+static void q_goes_with_the_draft_and_modes_not_offered_do_not(void **state)
+{
+    (void)state;
+    struct question a = {0};
+    Tandem__V1__DraftSampling hot = TANDEM__V1__DRAFT_SAMPLING__INIT;
+    hot.temperature = 0.5f;
+    round_of(&a, (uint32_t[]){5, 6, 0, 0, 0});
+    a.seqs[0].q_mode = TANDEM__V1__QMODE__Q_MODE_SPARSE;
+    a.seqs[0].sampling = &hot;
+    a.seqs[1].q_mode = TANDEM__V1__QMODE__Q_MODE_DENSE;
+    take(&a.msg, 1);
+    batch_draft(batch);
+    Tandem__V1__Drafts *d = answer(1);
+    assert_int_equal(d->drafts[0]->q_mode, TANDEM__V1__QMODE__Q_MODE_SPARSE);
+    assert_int_equal(d->drafts[0]->q_ids.len, 2 * 2 * 4);
+    assert_int_equal(d->drafts[0]->q_probs.len, 2 * 2 * 2);
+    assert_memory_equal(d->drafts[0]->q_probs.data, ((uint16_t[]){65534, 0, 65534, 0}), 8);
+    assert_float_equal(d->drafts[0]->survival[0], 0.5f, 0);
+    assert_int_equal(d->drafts[1]->q_mode, TANDEM__V1__QMODE__Q_MODE_POINT);
+    assert_int_equal(d->drafts[1]->q_ids.len, 0);
+    tandem__v1__drafts__free_unpacked(d, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(rounds_that_wait_are_drafted_for_together, start, stop),
+        cmocka_unit_test_setup_teardown(what_takes_longer_holds_up_nobody, start, stop),
+        cmocka_unit_test_setup_teardown(out_of_time_the_answer_is_empty, start, stop),
+        cmocka_unit_test_setup_teardown(an_update_ends_the_ask_before_it, start, stop),
+        cmocka_unit_test_setup_teardown(one_sequence_twice_in_a_round_is_answered_twice, start,
+                                        stop),
+        cmocka_unit_test_setup_teardown(a_round_that_contradicts_itself_leaves_nothing_open, start,
+                                        stop),
+        cmocka_unit_test_setup_teardown(q_goes_with_the_draft_and_modes_not_offered_do_not, start,
+                                        stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
