@@ -102,6 +102,7 @@ struct kernel {
     void (*add)(float *y, const float *x, uint32_t n);
     /* Rounds to f16 (to nearest, ties to even). */
     void (*to_f16)(const float *x, uint32_t n, uint16_t *y);
+    void (*from_f16)(const uint16_t *x, uint32_t n, float *y);
     void (*attn)(const struct kernel_attn *a);
 
     /* max, then log(sum(exp(x - max))) + max, exp in float, the rest in double, sixteen lanes. NaN
@@ -140,6 +141,17 @@ void kernel_dequant(enum kernel_type type, const void *row, uint32_t n_in, float
 
 /* Row i of a *packed* matrix as floats: a tied embedding need not be kept twice. */
 void kernel_dequant_packed(const struct kernel_mat *w, uint32_t row, float *to);
+
+/* Products of float matrices by OpenBLAS (kernel_blas.c), where they are faster: of many rows.
+ * Their bits depend on m, from, to and the CPU, so they serve no promise of same bits. */
+const char *kernel_blas_init(void); // before the first; what OpenBLAS takes this CPU for
+/* As k->matmul(), which takes what is left. w: not of KERNEL_FORM_INT8; panel:
+ * kernel_blas_floats(w) floats, the thread's own. */
+void kernel_blas_matmul(const struct kernel *k, const struct kernel_mat *w, const void *x,
+                        size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
+                        uint32_t to, float *panel);
+/* 0 for matrices that are read as they are. */
+size_t kernel_blas_floats(const struct kernel_mat *w);
 
 /* Our own exp: the same operations in every tier; relative error below 2^-22; exp(-inf) = 0. */
 float kernel_expf(float x);

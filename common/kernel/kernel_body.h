@@ -95,6 +95,15 @@ static void to_f16(const float *x, uint32_t n, uint16_t *y)
     }
 }
 
+static void from_f16(const uint16_t *x, uint32_t n, float *y)
+{
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        v_store(y + i, v_half_load(x + i));
+    if (i < n)
+        v_store_n(y + i, n - i, v_half_load_n(x + i, n - i));
+}
+
 /* ---- prepared activations ---- */
 static void prepare_block(const float *x, float d, float inverse, struct kernel_x *to)
 {
@@ -516,6 +525,6 @@ static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint3
 #define KERNEL_TABLE(tier, product)                                                                \
     {                                                                                              \
         .name = (tier), .matmul = (product), .prepare = prepare, .rmsnorm = rmsnorm,               \
-        .swiglu = swiglu, .add = add, .to_f16 = to_f16, .attn = attn, .logsumexp = logsumexp,      \
-        .argmax = argmax, .weigh = weigh, .noise = noise,                                          \
+        .swiglu = swiglu, .add = add, .to_f16 = to_f16, .from_f16 = from_f16, .attn = attn,        \
+        .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh, .noise = noise,                  \
     }

@@ -43,7 +43,7 @@ struct forward {
     uint32_t *tails;              // (max_rows, FORWARD_MAX_DEPTH)
     uint64_t *cost;               // (max_rows + 1): attention of the rows before, in positions
     float *scratch;               // (threads, scratch_floats)
-    size_t scratch_floats;
+    size_t scratch_floats, panel_floats; // the second is part of the first
 
     uint32_t hidden_layers[FORWARD_MAX_HIDDEN], n_hidden;
     float *hidden; // (n_hidden, max_rows, n_embd)
@@ -82,6 +82,8 @@ static void note_form(struct forward *f, const struct kernel_mat *w)
     enum kernel_form form = kernel_form_of(w->type);
     size_t bytes = rounded(kernel_form_bytes(form, w->n_in));
     f->act_bytes[form] = bytes > f->act_bytes[form] ? bytes : f->act_bytes[form];
+    if (f->opt.blas && form != KERNEL_FORM_INT8 && kernel_blas_floats(w) > f->panel_floats)
+        f->panel_floats = kernel_blas_floats(w);
 }
 
 static void note_forms(struct forward *f)
@@ -119,9 +121,10 @@ static void carve_all(struct forward *f)
     f->sights = carve(f, n, sizeof(struct kernel_sight));
     f->tails = carve(f, n * FORWARD_MAX_DEPTH, sizeof(uint32_t));
     f->cost = carve(f, n + 1, sizeof(uint64_t));
-    size_t attn = KERNEL_ATTN_SCRATCH(p->head_dim);
-    f->scratch_floats =
-        rounded((attn > p->n_embd ? attn : p->n_embd) * sizeof(float)) / sizeof(float);
+    size_t scratch = KERNEL_ATTN_SCRATCH(p->head_dim);
+    scratch = scratch > p->n_embd ? scratch : p->n_embd;
+    scratch = scratch > f->panel_floats ? scratch : f->panel_floats;
+    f->scratch_floats = rounded(scratch * sizeof(float)) / sizeof(float);
     f->scratch = carve(f, f->scratch_floats * pool_threads(f->pool), sizeof(float));
 }
 
@@ -167,6 +170,8 @@ int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
         return fail(-ENOMEM, "forward: no memory for %zu MiB of activations", f->bytes >> 20);
     f->memory = at;
     carve_all(f);
+    if (opt->blas)
+        kernel_blas_init();
     *ret = TAKE(f);
     return 0;
 }
@@ -312,7 +317,10 @@ static void apply(struct forward *f, const struct part *t, const struct kernel_m
                   uint32_t n_rows, uint32_t from, uint32_t to)
 {
     enum kernel_form form = kernel_form_of(w->type);
-    if (from < to)
+    if (from < to && f->opt.blas && form != KERNEL_FORM_INT8)
+        kernel_blas_matmul(f->m->kernel, w, t->act[form], f->act_bytes[form], n_rows, y, w->n_out,
+                           from, to, t->scratch);
+    else if (from < to)
         f->m->kernel->matmul(w, t->act[form], f->act_bytes[form], n_rows, y, w->n_out, from, to);
 }
 

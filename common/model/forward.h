@@ -31,6 +31,7 @@ struct forward_options {
     uint32_t max_rows;   // in a pass
     uint32_t max_logits; // rows of a pass that want logits
     size_t alone_bytes;  // smaller passes are run by the caller alone; 0: FORWARD_ALONE_BYTES
+    bool blas;           // float matrices through OpenBLAS, which ends the promise of same bits
 };
 
 /* A small pass is done before other threads have come: every step ends at a barrier, and where

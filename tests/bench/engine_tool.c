@@ -1,10 +1,10 @@
 /* engine_tool.c - the engine as a child of engine.py: runs passes when told to and says how long
  * each took.
  *
- *   engine_tool MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]
+ *   engine_tool own|blas MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]
  *
- * loads the models, gives each of the sequences CONTEXT positions (computed are 512 of the first;
- * their K and V stand in all others) and says
+ * loads the models (own|blas: who multiplies matrices of floats), gives each of the sequences
+ * CONTEXT positions (computed are 512 of the first; their K and V stand in all others) and says
  *
  *   ready KERNEL BYTES        BYTES of weights that a pass reads
  *
@@ -35,7 +35,7 @@ struct tool {
     struct kv_seq seqs[MAX_SEQUENCES], draft_seq;
     uint32_t *tokens; // (context + MAX_ROWS)
     unsigned n_seqs, context;
-    bool has_draft;
+    bool has_draft, blas;
     const char *weights; // of a pass: head and layers lie one after the other
     size_t bytes;
 };
@@ -291,6 +291,7 @@ static void open_model(struct tool *t, struct rig *rig, const char *path, unsign
     rig_open(rig, path,
              &(struct rig_options){.may_be_alone = true, // both as the verifier has it
                                    .pin = true,
+                                   .blas = t->blas,
                                    .n_threads = n_threads,
                                    .pool = pool,
                                    .max_rows = MAX_ROWS,
@@ -312,16 +313,17 @@ static void close_all(struct tool *t)
 int main(int argc, char **argv)
 {
     static struct tool t;
-    if (argc != 5 && argc != 6)
-        refuse("engine_tool MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]");
-    t.context = (unsigned)strtoul(argv[3], NULL, 10);
-    t.n_seqs = (unsigned)strtoul(argv[4], NULL, 10);
-    t.has_draft = argc == 6;
+    if (argc != 6 && argc != 7)
+        refuse("engine_tool own|blas MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]");
+    t.blas = strcmp(argv[1], "blas") == 0;
+    t.context = (unsigned)strtoul(argv[4], NULL, 10);
+    t.n_seqs = (unsigned)strtoul(argv[5], NULL, 10);
+    t.has_draft = argc == 7;
     if (!t.n_seqs || t.n_seqs > MAX_SEQUENCES)
         refuse("SEQUENCES is 1 .. 64");
-    open_model(&t, &t.rig, argv[1], (unsigned)strtoul(argv[2], NULL, 10), NULL);
+    open_model(&t, &t.rig, argv[2], (unsigned)strtoul(argv[3], NULL, 10), NULL);
     if (t.has_draft)
-        open_model(&t, &t.draft, argv[5], 0, t.rig.pool);
+        open_model(&t, &t.draft, argv[6], 0, t.rig.pool);
     if (t.has_draft && t.draft.model->params.n_vocab != t.rig.model->params.n_vocab)
         refuse("the draft model has another number of tokens");
     find_weights(&t);

@@ -125,13 +125,14 @@ static void swiglu_agrees_with_float64(void **state)
 /* Results of a row operation of one tier, operands before guard pages: what reads or writes past an
  * end is a fault. */
 static void row_operations(const struct kernel *k, uint32_t n, const float *x, const float *w,
-                           float *norm, float *glu, float *sum, uint16_t *half)
+                           float *norm, float *glu, float *sum, uint16_t *half, float *wide)
 {
     k->rmsnorm(x, w, n, 1e-6f, norm);
     k->swiglu(x, w, n, glu);
     memcpy(sum, w, n * sizeof(float));
     k->add(sum, x, n);
     k->to_f16(x, n, half);
+    k->from_f16(half, n, wide);
 }
 
 static void row_operations_of_tiers_are_those_of_c(void **state)
@@ -143,18 +144,20 @@ static void row_operations_of_tiers_are_those_of_c(void **state)
         uint32_t n = lengths[i / 2];
         float *fx = weights_floats(1, n, n, i % 2), *fw = weights_floats(1, n, n + 1, i % 2);
         float *x = guard_copy(fx, n * sizeof(float)), *w = guard_copy(fw, n * sizeof(float));
-        float *norm[TIERS_MAX], *glu[TIERS_MAX], *sum[TIERS_MAX];
+        float *norm[TIERS_MAX], *glu[TIERS_MAX], *sum[TIERS_MAX], *wide[TIERS_MAX];
         uint16_t *half[TIERS_MAX];
         for (unsigned t = 0; t < n_tiers; t++) {
             norm[t] = guard_alloc(n * sizeof(float));
             glu[t] = guard_alloc(n * sizeof(float));
             sum[t] = guard_alloc(n * sizeof(float));
             half[t] = guard_alloc(n * sizeof(uint16_t));
-            row_operations(k[t], n, x, w, norm[t], glu[t], sum[t], half[t]);
+            wide[t] = guard_alloc(n * sizeof(float));
+            row_operations(k[t], n, x, w, norm[t], glu[t], sum[t], half[t], wide[t]);
             assert_memory_equal(norm[t], norm[0], n * sizeof(float));
             assert_memory_equal(glu[t], glu[0], n * sizeof(float));
             assert_memory_equal(sum[t], sum[0], n * sizeof(float));
             assert_memory_equal(half[t], half[0], n * sizeof(uint16_t));
+            assert_memory_equal(wide[t], wide[0], n * sizeof(float));
         }
         guard_free_all();
         free(fx);

@@ -33,7 +33,8 @@ static void build(struct rig *r, const struct rig_options *opt)
     must(forward_new(r->model, r->kv, r->pool,
                      &(struct forward_options){.max_rows = r->max_rows,
                                                .max_logits = r->max_rows,
-                                               .alone_bytes = opt->may_be_alone ? 0 : 1},
+                                               .alone_bytes = opt->may_be_alone ? 0 : 1,
+                                               .blas = opt->blas},
                      &r->forward),
          "forward_new");
 }

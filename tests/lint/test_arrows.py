@@ -32,7 +32,7 @@ ONE_DOOR = [  # what a foreign header is called, and the files that may include 
     (r"systemd/", r"common/base/svc\.c"),
     (r"hwloc", r"common/base/cores\.c"),
     (r"pcre2\.h", r"common/text/"),
-    (r"cblas\.h|openblas", r"common/kernel/"),
+    (r"cblas\.h|openblas", r"common/kernel/kernel_blas\.c"),
     (r"(?:[a-z]*mmintrin|x86intrin|cpuid|arm_neon)\.h", r"common/kernel/kernel(_[a-z0-9]+)*\.[ch]"),
 ]
 
