@@ -147,6 +147,13 @@ static const struct conf_option table[] = {
      .value = &values.pin,
      .fallback = "true",
      .help = "bind these threads to cores"},
+    {.name = "float_gemm",
+     .kind = CONF_CHOICE,
+     .value = &values.float_gemm,
+     .fallback = "own",
+     .choices = "own|blas",
+     .help = "who multiplies matrices of floats (F32, F16, BF16); blas: OpenBLAS where a pass has "
+             "many rows, and then the same request may get other tokens"},
     {.name = "load_wait",
      .kind = CONF_FLOAT,
      .value = &values.load_wait_s,
@@ -240,6 +247,7 @@ int options_read(int argc, char **argv, const struct options **ret)
     if (values.max_batch_rows < values.max_sequences)
         return fail(-EINVAL, "max_batch_rows is %ld, less than max_sequences, which is %ld",
                     (long)values.max_batch_rows, (long)values.max_sequences);
+    values.blas = strcmp(values.float_gemm, "blas") == 0;
     *ret = &values;
     read_control();
     return read_targets();

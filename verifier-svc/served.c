@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "verifier-svc/accept.h"
 #include "verifier-svc/served.h"
@@ -60,7 +61,7 @@ static const char *main_type(const struct gguf *g)
 static void set_fingerprint(struct served *s)
 {
     uint64_t d = rng_splitmix64(s->run.model->digest ^ ARITHMETIC);
-    d = rng_splitmix64(d ^ tok_digest(s->tok));
+    d = rng_splitmix64(d ^ tok_digest(s->tok) ^ s->run.opt.blas);
     for (const char *c = KV_TYPE; *c; c++)
         d = rng_splitmix64(d ^ (uint8_t)*c);
     snprintf(s->fingerprint, sizeof(s->fingerprint), "fp_%016llx", (unsigned long long)d);
@@ -89,12 +90,17 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
     const struct runner_options opt = {.threads = (unsigned)o->threads,
                                        .pin = o->pin,
                                        .memory_check = o->memory_check,
+                                       .blas = o->blas,
                                        .context = (uint32_t)o->context,
                                        .kv_mib = (uint64_t)o->kv_mib,
                                        .max_sequences = (uint32_t)o->max_sequences,
                                        .max_rows = (uint32_t)o->max_batch_rows,
                                        .min_logits = (uint32_t)o->max_sequences + ACCEPT_MAX,
                                        .n_vocab = tok_n_vocab(s->tok)};
+    if (o->blas)
+        log_warn("float_gemm=blas core=%s: OpenBLAS has no fixed order of sums, so the same "
+                 "request may get other tokens",
+                 kernel_blas_init());
     int err = runner_plan(&s->run, s->gguf, &opt);
     if (!err)
         err = runner_load(&s->run, progress, arg);

@@ -34,6 +34,7 @@ static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
     to->eos_ids = (uint32_t *)eos;
     to->kv_type = rpc_text("f16");
     to->kernel_tier = rpc_text(m->run.kernel->name);
+    to->float_gemm = rpc_text(m->run.opt.blas ? "blas" : "own");
     to->weight_type = rpc_text(m->weight_type);
     to->n_parameters = m->run.model->params.n_weights;
     to->created = m->created;

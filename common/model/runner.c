@@ -27,7 +27,8 @@ static uint32_t logits_rows(const struct runner *r)
 
 static struct forward_options forward_options(const struct runner *r)
 {
-    return (struct forward_options){.max_rows = r->opt.max_rows, .max_logits = r->max_logits};
+    return (struct forward_options){
+        .max_rows = r->opt.max_rows, .max_logits = r->max_logits, .blas = r->opt.blas};
 }
 
 static struct kv_shape kv_shape(const struct runner *r)

@@ -18,16 +18,14 @@
 #define VERIFIER BINARY_DIR "/verifier-svc"
 #define SMALL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 
-/* A model of 67 MiB, written once. */
-static const char *model_path(void)
+/* A model of so many layers, of 67 MiB with 8 of Q8_0; to be freed. */
+static char *write_model(const char *type, int n_layers)
 {
-    static char path[200], command[600];
-    if (*path)
-        return path;
-    snprintf(path, sizeof(path), "%s/model.gguf", service_dir());
+    char *path = NULL, command[600];
+    assert_true(asprintf(&path, "%s/%s.gguf", service_dir(), type) > 0);
     snprintf(command, sizeof(command),
-             "%s/tests/make_model --shape 0.1b --type q8_0 --layers 8 --out %s 2>/dev/null",
-             BINARY_DIR, path);
+             "%s/tests/make_model --shape 0.1b --type %s --layers %d --out %s 2>/dev/null",
+             BINARY_DIR, type, n_layers, path);
     assert_int_equal(system(command), 0);
     return path;
 }
@@ -79,12 +77,10 @@ static void fill_activations(struct runner *r, uint32_t n_rows)
     kv_seq_done(r->kv, &seq);
 }
 
-static void what_is_reckoned_is_what_serving_takes(void **state)
+static void check_estimate(char *path, bool blas)
 {
-    (void)state;
-    if (LIB_SANITIZED)
-        skip(); // it would count the sanitizer's memory
-    struct options o = {.model = (char *)(uintptr_t)model_path(),
+    struct options o = {.model = path,
+                        .blas = blas,
                         .kv_mib = 48,
                         .context = 1024,
                         .max_sequences = 16,
@@ -110,6 +106,17 @@ static void what_is_reckoned_is_what_serving_takes(void **state)
     assert_in_range(loaded, m->weights, m->weights + 8 * MIB);
     assert_in_range(peak, m->weights, m->weights + m->beside);
     assert_in_range(full, measured_out * 95 / 100, runner_bytes(m));
+}
+
+static void what_is_reckoned_is_what_serving_takes(void **state)
+{
+    (void)state;
+    if (LIB_SANITIZED)
+        skip(); // it would count the sanitizer's memory
+    AUTO(mem_free) char *q8_0 = write_model("q8_0", 8);
+    AUTO(mem_free) char *f16 = write_model("f16", 1);
+    check_estimate(q8_0, false);
+    check_estimate(f16, true);
 }
 
 /* ---- refusals ---- */
@@ -229,9 +236,10 @@ static void a_control_group_too_small_is_refused_not_killed(void **state)
     if (LIB_SANITIZED || !limit_group(80 * MIB))
         skip(); // no control group can be made here
     char target[128];
+    AUTO(mem_free) char *model = write_model("q8_0", 8);
     snprintf(target, sizeof(target), "unix:%s/g.sock", service_dir());
-    const char *args[] = {"-c",      GROUP_ENTER,  group,      VERIFIER, "--listen", target,
-                          "--model", model_path(), "--kv-mib", "16",     NULL,       NULL};
+    const char *args[] = {"-c",      GROUP_ENTER, group,      VERIFIER, "--listen", target,
+                          "--model", model,       "--kv-mib", "16",     NULL,       NULL};
     AUTO(mem_free) char *text = must_end("/bin/sh", args, 1);
     assert_in_range(number_before(text, " MiB available"), 1, 80);
     assert_in_range(number_before(text, " MiB needed"), 81, 300);

@@ -1456,6 +1456,38 @@ static void every_version_is_served_as_version_1(void **state)
     service_stop(&s);
 }
 
+/* What GetModel says of a verifier with these settings. */
+static void ask_float_gemm(const char *const *args, char gemm[8], char fingerprint[32])
+{
+    struct service s = {0};
+    struct rpc_client *c;
+    ProtobufCMessage *m;
+    Tandem__V1__GetModelRequest ask = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Verifier/GetModel", NULL, &ask.base,
+                                     &tandem__v1__model_info__descriptor, &m);
+    assert_int_equal(st.code, RPC_OK);
+    const Tandem__V1__ModelInfo *info = (const Tandem__V1__ModelInfo *)m;
+    snprintf(gemm, 8, "%.*s", (int)info->float_gemm.len, (char *)info->float_gemm.data);
+    snprintf(fingerprint, 32, "%.*s", (int)info->fingerprint.len, (char *)info->fingerprint.data);
+    protobuf_c_message_free_unpacked(m, NULL);
+    rpc_client_free(c);
+    assert_int_equal(service_said(&s, "may get other tokens"), strcmp(gemm, "blas") == 0);
+    service_stop(&s);
+}
+
+static void openblas_is_told_and_has_its_own_fingerprint(void **state)
+{
+    (void)state;
+    char gemm[8], own[32], blas[32];
+    ask_float_gemm(plain_args, gemm, own);
+    assert_string_equal(gemm, "own");
+    ask_float_gemm((const char *[]){"--model", MODEL, "--float-gemm", "blas", NULL}, gemm, blas);
+    assert_string_equal(gemm, "blas");
+    assert_string_not_equal(own, blas);
+}
+
 /* GetModel's answer as it is on the wire, malloc'ed. */
 static uint8_t *model_of(struct rpc_client *c, size_t *ret_len)
 {
@@ -1590,6 +1622,7 @@ int main(void)
         cmocka_unit_test(a_draft_gives_way_where_the_context_ends),
         cmocka_unit_test(requests_wait_for_the_model),
         cmocka_unit_test(every_version_is_served_as_version_1),
+        cmocka_unit_test(openblas_is_told_and_has_its_own_fingerprint),
         cmocka_unit_test(a_loaded_models_file_may_go),
         cmocka_unit_test(a_drain_finishes_what_was_accepted),
         cmocka_unit_test(a_drain_has_its_limit),
