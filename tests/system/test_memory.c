@@ -179,6 +179,14 @@ static void a_limited_address_space_is_heeded(void **state)
                           1);
     assert_in_range(number_before(text, " MiB available"), 1, 3072);
     assert_in_range(number_before(text, " MiB needed"), 3000, 3100);
+    AUTO(mem_free)
+    char *unchecked =
+        must_end("/usr/bin/prlimit",
+                 (const char *[]){"--as=3221225472", VERIFIER, "--listen", target, "--model", SMALL,
+                                  "--kv-mib", "3000", "--memory-check=false", NULL},
+                 1);
+    assert_non_null(strstr(unchecked, "loading the model"));
+    assert_non_null(strstr(unchecked, "kv: no memory for "));
 }
 
 /* ---- a control group ---- */
