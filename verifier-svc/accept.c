@@ -12,7 +12,7 @@ bool accept_valid(const struct accept_tree *t, uint32_t n_vocab)
     return true;
 }
 
-uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *moved,
+uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *q_row,
                      uint32_t n, uint32_t max_nodes, uint32_t max_depth)
 {
     uint32_t depth[ACCEPT_MAX] = {0}, kept = 0;
@@ -25,8 +25,7 @@ uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_
         moved_to[i] = (int32_t)kept;
         tokens[kept] = tokens[i];
         survival[kept] = survival[i];
-        if (moved)
-            moved[kept] = moved[i];
+        q_row[kept] = q_row[i];
         parents[kept++] = parent < 0 ? -1 : moved_to[parent];
     }
     return kept;

@@ -45,9 +45,8 @@ struct accept_tree {
 /* At most ACCEPT_MAX tokens, every one below n_vocab, every parent before its child. */
 bool accept_valid(const struct accept_tree *t, uint32_t n_vocab);
 /* Keeps the first max_nodes tokens, and of them those at most max_depth behind the context, each
- * with its survival. Returns how many. moved, if not NULL, moves along: one number for each token.
- */
-uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *moved,
+ * with its survival and q_row, whatever these say. Returns how many. */
+uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *q_row,
                      uint32_t n, uint32_t max_nodes, uint32_t max_depth);
 
 /* Where a committed token came from. */

@@ -123,6 +123,7 @@ static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer,
     metrics_observe(p->metrics[M_RTT], draft.rtt_us / 1e6);
     draft.proposer = p->index;
     p->d->c.arrived(p->d->c.user, &draft);
+    free(draft.q);
 }
 
 static void on_message(void *user, struct rpc_msg *msg)

@@ -21,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "verifier-svc/accept.h"
 
 #define DRAFTS_K_MAX 64       // tokens in a draft
 #define DRAFTS_MAX 16         // proposers
@@ -29,7 +30,13 @@
 #define DRAFTS_NAME_MAX 32    // bytes of a proposer's name, NUL included
 #define DRAFTS_TENANT_MAX 64  // bytes; a longer one is not sent
 
-enum drafts_q_mode { DRAFTS_POINT, DRAFTS_COUPLED }; // as QMode in proposer.proto
+#define DRAFTS_SPARSE_MAX 256 // ids of a token's sparse q
+/* Probabilities of a dense q: k is cut to what fits, in two bytes each, into a message of 1 MiB. */
+#define DRAFTS_DENSE_MAX (480u << 10)
+
+/* As QMode in proposer.proto. With drawn q (sparse and dense) the proposer is trusted to have drawn
+ * from what it tells. */
+enum drafts_q_mode { DRAFTS_POINT, DRAFTS_COUPLED, DRAFTS_SPARSE, DRAFTS_DENSE, DRAFTS_N_Q_MODES };
 
 /* A checked draft: n <= the k asked for, tokens below the vocabulary's size, each parent before its
  * children. It continued the context when it was asked for; whether it still does is base_len. */
@@ -41,6 +48,7 @@ struct draft {
     int32_t parents[DRAFTS_K_MAX]; // index into tokens, -1: the context's last token; always filled
     float survival[DRAFTS_K_MAX];  // 0 .. 1, never rising from parent to child; 1 if not told
     bool tree;                     // false: parents are -1, 0, 1, ...
+    struct accept_q *q; // (n) drawn: in one allocation with all it points to; NULL: not drawn
     unsigned proposer;
     uint32_t rtt_us; // from drafts_ask() to here
 };
@@ -57,9 +65,9 @@ struct drafts_config {
     uint32_t n_vocab;
     uint64_t vocab_digest;
     uint32_t max_sequences; // that may be known to a proposer at once
-    /* On an rpc thread; must not block and must not call into here. The draft is freed on return.
-     */
-    void (*arrived)(void *user, const struct draft *draft);
+    /* On an rpc thread; must not block and must not call into here. The draft is freed on return,
+     * with its q unless that was taken. */
+    void (*arrived)(void *user, struct draft *draft);
     /* Proposer i has a name now: once, before it may be asked, on a thread of its own. NULL is
      * fine.
      */
@@ -76,8 +84,9 @@ struct drafts_wish {
     uint32_t base_len;       // how many
     uint32_t prompt_len;     // how many of them are the prompt
     uint32_t k; // tokens wanted, cut to what the proposer can do; 0: the wish is ignored
-    enum drafts_q_mode q_mode;
-    uint64_t draw_key;               // coupled only
+    enum drafts_q_mode q_mode; // drafts_ask() leaves the one that was asked for: what a proposer
+                               // does not offer is point, or sparse in place of dense
+    uint64_t draw_key;         // coupled only
     float temperature, top_p, min_p; // sent when they change
     uint32_t top_k;
     const void *tenant; // may be NULL; sent with the first Round of a sequence, as is the hint

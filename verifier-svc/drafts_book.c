@@ -287,10 +287,28 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
     return e;
 }
 
-/* True: an answer may be awaited. */
-static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, const struct drafts_wish *w)
+/* What a proposer offers of what is wished for. */
+static enum drafts_q_mode q_mode_of(const struct drafts_book *b, const struct drafts_wish *w)
 {
-    outbox_remove(o, w->seq); // newer state replaces what has not been sent
+    enum drafts_q_mode mode = w->q_mode;
+    if (mode == DRAFTS_DENSE && (!b->about.offers[mode] || b->n_vocab > DRAFTS_DENSE_MAX))
+        mode = DRAFTS_SPARSE;
+    return b->about.offers[mode] ? mode : DRAFTS_POINT;
+}
+
+static uint32_t k_of(const struct drafts_book *b, const struct drafts_wish *w,
+                     enum drafts_q_mode mode)
+{
+    uint32_t k = w->k < b->about.k_max ? w->k : b->about.k_max;
+    uint32_t fit = mode == DRAFTS_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : k;
+    return k < fit ? k : fit;
+}
+
+/* True: an answer may be awaited. */
+static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct drafts_wish *w)
+{
+    w->q_mode = q_mode_of(b, w); // the key of the target's draws is for those who draw with it
+    outbox_remove(o, w->seq);    // newer state replaces what has not been sent
     if (!w->k || (b->about.max_context && w->base_len > b->about.max_context))
         return false;
     struct known *s = find_or_add(b, w->seq);
@@ -303,11 +321,7 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, const struct
         e.base_len = e.keep + DRAFTS_PIECE;
     if (e.base_len - e.keep + e.n_hint > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
         return false;
-    e.k = urgent ? (w->k < b->about.k_max ? w->k : b->about.k_max) : 0;
-    if (!b->about.coupled) { // the key is for those who draw with it
-        e.q_mode = DRAFTS_POINT;
-        e.draw_key = 0;
-    }
+    e.k = urgent ? k_of(b, w, w->q_mode) : 0;
     e.more = e.base_len < w->base_len;
     copy_tokens(o, w, s->sent_digest, &e);
     if (urgent)
@@ -528,6 +542,8 @@ bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *
         *owed = r->owed[--r->n_owed];
     if (good && s)
         s->sent_again = false;
+    else if (good)
+        free(ret->q);
     return good && s;
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
+#include "kernel/kernel.h"
 #include "tandem/v1/protocol.pb-c.h"
 #include "verifier-svc/drafts_wire.h"
 
@@ -65,8 +66,7 @@ static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
     to->k = e->k;
     to->more = e->more;
     to->prompt_len = e->prompt_len;
-    to->q_mode = e->q_mode == DRAFTS_COUPLED ? TANDEM__V1__QMODE__Q_MODE_COUPLED
-                                             : TANDEM__V1__QMODE__Q_MODE_POINT;
+    to->q_mode = (Tandem__V1__QMode)e->q_mode;
     to->draw_key = e->draw_key;
     if (!e->introduced) {
         to->n_hint = e->n_hint;
@@ -110,6 +110,11 @@ const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p, const uint6
     return round_of(p, n_seqs, 0);
 }
 
+static_assert(DRAFTS_COUPLED == (int)TANDEM__V1__QMODE__Q_MODE_COUPLED &&
+                  DRAFTS_SPARSE == (int)TANDEM__V1__QMODE__Q_MODE_SPARSE &&
+                  DRAFTS_DENSE == (int)TANDEM__V1__QMODE__Q_MODE_DENSE,
+              "q modes are those of the wire");
+
 static enum drafts_verdict malformed(const char *what)
 {
     fail(-EPROTO, "%s", what);
@@ -125,8 +130,7 @@ static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
         return malformed("not one parent for each token");
     if (a->n_survival != 0 && a->n_survival != a->n_tokens)
         return malformed("not one survival estimate for each token");
-    if (a->q_mode != TANDEM__V1__QMODE__Q_MODE_POINT &&
-        (a->q_mode != TANDEM__V1__QMODE__Q_MODE_COUPLED || asked->q_mode != DRAFTS_COUPLED))
+    if (a->q_mode != TANDEM__V1__QMODE__Q_MODE_POINT && (int)a->q_mode != (int)asked->q_mode)
         return malformed("a q mode that was not asked for");
     return DRAFTS_GOOD;
 }
@@ -150,6 +154,145 @@ static enum drafts_verdict check_token(const Tandem__V1__SequenceDraft *a, uint3
     return DRAFTS_GOOD;
 }
 
+/* ---- q ---- */
+
+/* Room for q of n tokens with `each` ids (or none) and weights. NULL: no memory. */
+static struct accept_q *new_q(size_t n, size_t each, bool has_ids)
+{
+    size_t entry = sizeof(float) + (has_ids ? sizeof(uint32_t) : 0);
+    struct accept_q *q = malloc(n * (sizeof(*q) + each * entry));
+    if (!q)
+        return NULL;
+    float *weights = (float *)(void *)(q + n);
+    uint32_t *ids = (uint32_t *)(void *)(weights + n * each);
+    for (size_t i = 0; i < n; i++)
+        q[i] = (struct accept_q){(uint32_t)each, has_ids ? ids + i * each : NULL,
+                                 weights + i * each, 0};
+    return q;
+}
+
+static bool has_twice(const uint32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 1; i < n; i++)
+        for (uint32_t k = 0; k < i; k++)
+            if (ids[k] == ids[i])
+                return true;
+    return false;
+}
+
+/* What a token's q says, from bytes to *q: ids u32, probabilities u16 (n - 1 of n/65536). */
+static enum drafts_verdict read_sparse(const uint8_t *ids_at, const uint8_t *probs_at,
+                                       uint32_t token, uint32_t n_vocab, struct accept_q *q)
+{
+    uint32_t *ids = (uint32_t *)q->ids;
+    float *weights = (float *)q->weights;
+    bool has_token = false;
+    for (uint32_t i = 0; i < q->n; i++) {
+        uint16_t prob;
+        memcpy(&ids[i], ids_at + i * sizeof(*ids), sizeof(*ids));
+        memcpy(&prob, probs_at + i * sizeof(prob), sizeof(prob));
+        if (ids[i] >= n_vocab)
+            return malformed("a q over tokens outside the vocabulary");
+        has_token = has_token || ids[i] == token;
+        weights[i] = (float)(prob + 1);
+        q->sum += prob + 1;
+    }
+    if (q->sum != 65536)
+        return malformed("a sparse q whose probabilities do not sum to 65536");
+    if (has_twice(ids, q->n))
+        return malformed("a sparse q that names a token twice");
+    return has_token ? DRAFTS_GOOD : malformed("a token that its q does not name");
+}
+
+static enum drafts_verdict check_sparse(const Tandem__V1__SequenceDraft *a,
+                                        const struct drafts_asked *asked, struct draft *ret)
+{
+    size_t each = a->q_probs.len / sizeof(uint16_t) / a->n_tokens;
+    if (each == 0 || each > DRAFTS_SPARSE_MAX ||
+        a->q_probs.len != a->n_tokens * each * sizeof(uint16_t) ||
+        a->q_ids.len != a->n_tokens * each * sizeof(uint32_t))
+        return malformed("a sparse q that is not as many ids and probabilities for each token");
+    ret->q = new_q(a->n_tokens, each, true);
+    if (!ret->q)
+        return malformed("no memory for its q");
+    enum drafts_verdict v = DRAFTS_GOOD;
+    for (uint32_t i = 0; i < a->n_tokens && v == DRAFTS_GOOD; i++)
+        v = read_sparse(a->q_ids.data + i * each * sizeof(uint32_t),
+                        a->q_probs.data + i * each * sizeof(uint16_t), a->tokens[i], asked->n_vocab,
+                        &ret->q[i]);
+    return v;
+}
+
+static float from_half(uint16_t h, Tandem__V1__Tensor__Dtype dtype)
+{
+    uint32_t bits = (uint32_t)h << 16; // bf16
+    float x;
+    if (dtype == TANDEM__V1__TENSOR__DTYPE__F16)
+        return kernel_f16_to(h);
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+/* Row i of the tensor. Rounding to half precision may cost a dense q 1 % of its sum, no more. */
+static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, uint32_t token,
+                                      struct accept_q *q)
+{
+    float *weights = (float *)q->weights;
+    bool wide = t->dtype == TANDEM__V1__TENSOR__DTYPE__F32;
+    const uint8_t *from = t->data.data + (size_t)i * q->n * (wide ? 4 : 2);
+    for (uint32_t k = 0; k < q->n; k++) {
+        uint16_t half;
+        if (wide) {
+            memcpy(&weights[k], from + 4 * (size_t)k, sizeof(float));
+        } else {
+            memcpy(&half, from + 2 * (size_t)k, sizeof(half));
+            weights[k] = from_half(half, t->dtype);
+        }
+        if (!(weights[k] >= 0 && weights[k] <= 1.01F)) // NaN too
+            return malformed("a dense q with what is no probability");
+        q->sum += (double)weights[k];
+    }
+    if (!(q->sum > 0.99 && q->sum < 1.01))
+        return malformed("a dense q whose probabilities do not sum to 1");
+    return weights[token] > 0 ? DRAFTS_GOOD : malformed("a token that its q does not name");
+}
+
+static enum drafts_verdict check_dense(const Tandem__V1__SequenceDraft *a,
+                                       const struct drafts_asked *asked, struct draft *ret)
+{
+    const Tandem__V1__Tensor *t = a->q;
+    if (!t || t->n_shape != 2 || t->shape[0] != a->n_tokens || t->shape[1] != asked->n_vocab)
+        return malformed("a dense q that is not tokens by vocabulary");
+    bool wide = t->dtype == TANDEM__V1__TENSOR__DTYPE__F32;
+    if (!wide && t->dtype != TANDEM__V1__TENSOR__DTYPE__F16 &&
+        t->dtype != TANDEM__V1__TENSOR__DTYPE__BF16)
+        return malformed("a dense q of an unknown type");
+    if (t->data.len != a->n_tokens * (wide ? 4 : 2) * (size_t)asked->n_vocab)
+        return malformed("a dense q that is not as long as its shape");
+    ret->q = new_q(a->n_tokens, asked->n_vocab, false);
+    if (!ret->q)
+        return malformed("no memory for its q");
+    enum drafts_verdict v = DRAFTS_GOOD;
+    for (uint32_t i = 0; i < a->n_tokens && v == DRAFTS_GOOD; i++)
+        v = read_dense(t, i, a->tokens[i], &ret->q[i]);
+    return v;
+}
+
+static enum drafts_verdict check_q(const Tandem__V1__SequenceDraft *a,
+                                   const struct drafts_asked *asked, struct draft *ret)
+{
+    enum drafts_verdict v = DRAFTS_GOOD;
+    if (a->n_tokens && a->q_mode == TANDEM__V1__QMODE__Q_MODE_SPARSE)
+        v = check_sparse(a, asked, ret);
+    else if (a->n_tokens && a->q_mode == TANDEM__V1__QMODE__Q_MODE_DENSE)
+        v = check_dense(a, asked, ret);
+    if (v != DRAFTS_GOOD) {
+        free(ret->q);
+        ret->q = NULL;
+    }
+    return v;
+}
+
 enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
                                  const struct drafts_asked *asked, struct draft *ret)
 {
@@ -163,9 +306,10 @@ enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
     ret->base_len = answer->base_len;
     ret->n = (uint32_t)answer->n_tokens;
     ret->tree = false;
+    ret->q = NULL;
     for (uint32_t i = 0; i < answer->n_tokens && v == DRAFTS_GOOD; i++)
         v = check_token(answer, i, asked, ret);
-    return v;
+    return v == DRAFTS_GOOD ? check_q(answer, asked, ret) : v;
 }
 
 static bool offers(const Tandem__V1__DescribeReply *reply, Tandem__V1__QMode mode)
@@ -202,8 +346,9 @@ int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t voca
                     (unsigned long long)reply->vocab_digest, (unsigned long long)vocab_digest);
     if (reply->needs_hidden)
         return fail(-EPROTO, "it wants hidden rows, which this verifier does not send");
-    ret->coupled = offers(reply, TANDEM__V1__QMODE__Q_MODE_COUPLED);
-    if (!ret->coupled && !offers(reply, TANDEM__V1__QMODE__Q_MODE_POINT))
+    for (int i = 0; i < DRAFTS_N_Q_MODES; i++)
+        ret->offers[i] = offers(reply, (Tandem__V1__QMode)i);
+    if (!ret->offers[DRAFTS_COUPLED] && !ret->offers[DRAFTS_POINT])
         return fail(-EPROTO, "it offers neither point nor coupled drafts");
     if (!is_name(&reply->kind))
         return fail(-EPROTO, "its name is not 1 to %d letters, digits or '-', '_', '.'",

@@ -47,7 +47,8 @@ struct drafts_asked {
 
 enum drafts_verdict { DRAFTS_GOOD, DRAFTS_STALE, DRAFTS_MALFORMED };
 
-/* Fills seq, base_len and the tree of *ret if it is good; else fail_text() says why not. */
+/* Fills seq, base_len, the tree and q of *ret if it is good; else fail_text() says why not, and q
+ * is NULL. */
 enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
                                  const struct drafts_asked *asked, struct draft *ret);
 
@@ -55,7 +56,7 @@ enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
 struct drafts_described {
     char name[DRAFTS_NAME_MAX];
     uint32_t k_max, max_context; // max_context 0: no limit
-    bool coupled;                // draws with the target's own noise: gets its key
+    bool offers[DRAFTS_N_Q_MODES];
 };
 /* -EPROTO with a sentence: it cannot serve this target. */
 int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t vocab_digest,

@@ -130,8 +130,8 @@ static void take_verify(struct engine *e, const struct inbox_item *item)
                  item->base_len, s->n);
         engine_fail_request(e, s->req, -ESTALE, text);
     } else {
-        struct seq_draft draft = {item->tokens, item->parents, item->survival, item->n,
-                                  SEQ_NO_PROPOSER};
+        struct seq_draft draft = {item->tokens, item->parents, item->survival,
+                                  NULL,         item->n,       SEQ_NO_PROPOSER};
         seq_take_draft(s, &draft);
         s->idle_us = 0;
     }
@@ -149,6 +149,7 @@ static void take_item(struct engine *e, struct inbox_item *item)
         break;
     case INBOX_DRAFT:
         round_take_draft(e, item);
+        free(item->q);
         break;
     }
     free(item);
@@ -350,11 +351,11 @@ static void end_all(struct engine *e)
         engine_fail_request(e, e->waiting.v[0]->req, -EPIPE, STOPPING);
 }
 
-/* How long an engine without work may sleep: for the watchdog, and for Verify streams that idle
- * out. -1: until something comes. */
-static int64_t idle_wait_us(const struct engine *e)
+/* How long an engine without work may sleep: for the watchdog, for drafts that will be late at
+ * `until`, and for Verify streams that idle out. -1: until something comes. */
+static int64_t idle_wait_us(const struct engine *e, int64_t until)
 {
-    int64_t now_us = clock_us(), until = INT64_MAX, wait = svc_watchdog_interval_us();
+    int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
     const struct roster *lists[] = {&e->running, &e->waiting};
     for (unsigned l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < lists[l]->n; i++) {
@@ -390,9 +391,10 @@ static void loop(struct engine *e)
         reap(e, &e->waiting);
         admit(e);
         show_load(e);
+        int64_t late_us = round_release(e, clock_us());
         if (!round_has_work(e)) {
             events_send(e->events);
-            take_inbox(e, idle_wait_us(e));
+            take_inbox(e, idle_wait_us(e, late_us));
             continue;
         }
         int64_t wait_us = round_wait_until_us(e) - clock_us();
@@ -423,7 +425,7 @@ static bool show_progress(void *arg, float done)
     return !atomic_load(&e->stop);
 }
 
-static void draft_arrived(void *user, const struct draft *d)
+static void draft_arrived(void *user, struct draft *d)
 {
     struct engine *e = user;
     struct inbox_item *item = malloc(sizeof(*item));
@@ -434,13 +436,16 @@ static void draft_arrived(void *user, const struct draft *d)
                                 .base_len = d->base_len,
                                 .n = d->n,
                                 .rtt_us = d->rtt_us,
-                                .proposer = (int)d->proposer};
+                                .proposer = (int)d->proposer,
+                                .q = TAKE(d->q)};
     static_assert(DRAFTS_K_MAX <= ACCEPT_MAX, "a draft fits into an inbox item");
     memcpy(item->tokens, d->tokens, d->n * sizeof(*d->tokens));
     memcpy(item->parents, d->parents, d->n * sizeof(*d->parents));
     memcpy(item->survival, d->survival, d->n * sizeof(*d->survival));
-    if (queue_push(e->inbox, item) < 0)
-        free(item); // a draft may always be lost
+    if (queue_push(e->inbox, item) == 0)
+        return;
+    free(item->q); // a draft may always be lost
+    free(item);
 }
 
 /* Its figures are registered off the engine's thread: a round allocates nothing. */
@@ -603,6 +608,7 @@ void engine_free(struct engine *e)
     for (struct inbox_item *item; e->inbox && (item = queue_pop(e->inbox, 0)); free(item)) {
         if (item->kind != INBOX_DRAFT)
             request_drop(item->req);
+        free(item->q);
     }
     queue_free(e->inbox);
     events_free(e->events);

@@ -23,6 +23,7 @@ struct inbox_item {
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX];
+    struct accept_q *q; // DRAFT: as in struct draft; who takes it leaves NULL
 };
 
 struct engine {
@@ -80,9 +81,21 @@ void engine_preempt(struct engine *e, struct seq *s);
 
 /* True if any running sequence has rows to run now. */
 bool round_has_work(const struct engine *e);
+/* Sequences whose drafts are late go on without. Returns when the next one will be late; INT64_MAX:
+ * none is waited for. */
+int64_t round_release(struct engine *e, int64_t now_us);
 /* Until when it pays to wait for drafts before the next round; 0: not at all. */
 int64_t round_wait_until_us(const struct engine *e);
 /* Plan, run, accept, tell, ask. */
 void round_run(struct engine *e);
 /* A proposer's draft has come. */
-void round_take_draft(struct engine *e, const struct inbox_item *item);
+void round_take_draft(struct engine *e, struct inbox_item *item);
+
+/* ---- decide.c ---- */
+
+/* One step of a sequence whose last committed token is row `last_row` of the pass: commits tokens
+ * by the request's rule. What came of it goes into ev, the last event of b. */
+enum seq_end decide(struct engine *e, struct seq *s, uint32_t last_row, struct event_batch *b,
+                    struct event *ev, struct accept_result *ret);
+/* How the sequence's drafts are to be drawn. */
+enum drafts_q_mode decide_q_mode(const struct seq *s);

@@ -1,5 +1,6 @@
 /* request.c - checks a GenerateRequest, field by field. */
 #include <errno.h>
+#include <stdio.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -327,6 +328,36 @@ static int read_hint(const message *m, const struct request_limits *limits, stru
                       false, false, &r->hint, &r->n_hint);
 }
 
+static int unknown_rule(void)
+{
+    char names[160] = "";
+    for (int i = 0; i < ACCEPT_N_RULES; i++)
+        snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", i ? ", " : "",
+                 accept_rules[i].name);
+    return fail(-EINVAL, "speculative.rule names no acceptance rule; there are %s", names);
+}
+
+static int read_rule(const Tandem__V1__Speculative *s, struct request *r)
+{
+    const ProtobufCBinaryData *name = &s->rule;
+    while (name->len && !(strlen(accept_rules[r->rule].name) == name->len &&
+                          memcmp(accept_rules[r->rule].name, name->data, name->len) == 0))
+        if (++r->rule == ACCEPT_N_RULES)
+            return unknown_rule();
+    const struct accept_rule_info *rule = &accept_rules[r->rule];
+    r->rule_parameter = rule->parameter;
+    r->dense_q = s->dense_q;
+    if (!s->has_rule_parameter_case)
+        return 0;
+    if (rule->parameter == 0)
+        return fail(-EINVAL, "the rule %s has no parameter", rule->name);
+    r->rule_parameter = (double)s->rule_parameter;
+    if (!(r->rule_parameter > 0 && r->rule_parameter <= 1)) // NaN too
+        return fail(-EINVAL, "speculative.rule_parameter is %g, allowed is above 0 and up to 1",
+                    r->rule_parameter);
+    return 0;
+}
+
 static int read_speculation(const message *m, const struct request_limits *limits,
                             struct request *r)
 {
@@ -341,6 +372,9 @@ static int read_speculation(const message *m, const struct request_limits *limit
         memcpy(r->proposer, s->proposer.data, s->proposer.len);
     if (strcmp(r->proposer, "none") == 0)
         r->k_max = 0;
+    int err = s ? read_rule(s, r) : 0;
+    if (err < 0)
+        return err;
     if (m->tenant.len > REQUEST_MAX_NAME)
         return fail(-EINVAL, "the tenant has %zu bytes, at most %d are allowed", m->tenant.len,
                     REQUEST_MAX_NAME);

@@ -79,6 +79,9 @@ struct request {
 
     char proposer[REQUEST_MAX_NAME + 1]; // "": any
     uint32_t k_max;                      // draft tokens per round; 0: off
+    enum accept_rule rule;
+    double rule_parameter;
+    bool dense_q;
     uint8_t tenant[REQUEST_MAX_NAME];
     size_t tenant_len;
     uint32_t *hint; // `prediction` as tokens

@@ -1,7 +1,6 @@
 /* round.c - one round: share out rows, run the pass, accept, tell the clients, ask for drafts. */
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/clock.h"
@@ -28,6 +27,19 @@ bool round_has_work(const struct engine *e)
             return true;
     }
     return false;
+}
+
+int64_t round_release(struct engine *e, int64_t now_us)
+{
+    int64_t next_us = INT64_MAX;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        if (s->held_until_us <= now_us)
+            s->held_until_us = 0;
+        else if (s->held_until_us < next_us)
+            next_us = s->held_until_us;
+    }
+    return next_us;
 }
 
 int64_t round_wait_until_us(const struct engine *e)
@@ -91,8 +103,7 @@ static void cut_drafts(struct engine *e)
         struct seq *s = e->running.v[i];
         if (!s->n_draft || !is_decoding(s) || !seq_todo(s))
             continue;
-        s->n_draft = s->n_held = accept_trim(s->draft, s->parents, s->survival, NULL, s->n_draft,
-                                             draft_tokens_allowed(s), seq_left(s) - 1);
+        seq_trim_draft(s, draft_tokens_allowed(s), seq_left(s) - 1);
         if (s->proposer == SEQ_NO_PROPOSER)
             continue; // the client's own
         e->items[n] = item_of(s, s->n_held);
@@ -229,40 +240,6 @@ static void pack(struct engine *e)
 
 /* ---- accept ---- */
 
-struct drawing {
-    struct engine *e;
-    struct seq *s;
-    struct event_batch *b;
-    uint32_t last_row; // of the pass: the last committed token's
-    enum seq_end end;
-};
-
-/* accept_draw_fn: the target's own token behind a row, committed at once. */
-static bool draw_token(void *arg, uint32_t row, uint32_t *ret_token)
-{
-    struct drawing *d = arg;
-    struct seq *s = d->s;
-    struct served *m = d->e->served;
-    const float *logits = forward_logits(m->run.forward, d->last_row + row);
-    struct dist_params params = seq_params(s);
-    dist_set(m->run.dist, logits, &params, s->counts);
-    uint32_t token = *ret_token = dist_draw(m->run.dist, s->key, s->n);
-    if (isnan(logits[token])) {
-        fail(-EIO, "the model gave no usable logits");
-        d->end = SEQ_FAILED;
-        return false;
-    }
-    uint32_t i = d->b->n_tokens++;
-    struct event_token *t = &d->b->tokens[i];
-    *t = (struct event_token){.id = token, .text_at = (uint32_t)d->b->text.len};
-    if (s->req->logprobs)
-        dist_logprobs(m->run.dist, logits, token, s->req->n_top, &t->logprob,
-                      &d->b->tops[(size_t)i * DIST_MAX_TOP]);
-    d->end = seq_commit(s, token, &d->b->text);
-    t->text_len = (uint32_t)d->b->text.len - t->text_at;
-    return d->end == SEQ_GOES_ON;
-}
-
 static void count_draft(struct engine *e, struct seq *s, const struct accept_result *r)
 {
     bool bonus = r->last == ACCEPT_BONUS;
@@ -323,26 +300,6 @@ static void count_step(struct engine *e, struct seq *s, const struct accept_resu
         metrics_add(e->stats->fallback_steps, 1);
 }
 
-/* Draws and commits; what came of it goes into ev, the last event of b. */
-static enum seq_end draw(struct engine *e, struct seq *s, uint32_t last_row, struct event_batch *b,
-                         struct event *ev, struct accept_result *result)
-{
-    struct accept_tree tree = {s->n_draft, s->draft, s->parents};
-    struct drawing d = {.e = e, .s = s, .b = b, .last_row = last_row};
-    accept_own_draw(&tree, draw_token, &d, result);
-    if (d.end == SEQ_STOP || d.end == SEQ_LENGTH) {
-        ev->text_at = (uint32_t)b->text.len;
-        d.end = seq_flush(s, &b->text) < 0 ? SEQ_FAILED : d.end;
-        ev->text_len = (uint32_t)b->text.len - ev->text_at;
-    }
-    ev->n_tokens = b->n_tokens - ev->first;
-    ev->base_len = s->n;
-    ev->n_accepted = result->n_accepted;
-    for (uint32_t i = 0; i < ev->n_tokens; i++)
-        b->tokens[ev->first + i].origin = i < result->n_accepted ? ACCEPT_ACCEPTED : result->last;
-    return d.end;
-}
-
 /* One step of a sequence whose last committed token is row `last_row` of the pass. */
 static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64_t now_us)
 {
@@ -350,7 +307,7 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
     struct event_batch *b = events_room(e->events, s->n_draft + 1);
     struct event *ev = events_add(b, s->req, s->choice);
     uint32_t base = s->n;
-    enum seq_end end = draw(e, s, last_row, b, ev, &result);
+    enum seq_end end = decide(e, s, last_row, b, ev, &result);
     if (end == SEQ_FAILED) {
         snprintf(s->req->error_text, sizeof(s->req->error_text), "%s", fail_text());
         s->req->error = -EIO; // ended when the loop over the pass is done
@@ -416,7 +373,7 @@ static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
                               .base_len = s->n,
                               .prompt_len = s->n_prompt,
                               .k = k,
-                              .q_mode = r->params.temperature > 0 ? DRAFTS_COUPLED : DRAFTS_POINT,
+                              .q_mode = decide_q_mode(s),
                               .draw_key = s->key,
                               .temperature = r->params.temperature,
                               .top_p = r->params.top_p,
@@ -451,6 +408,9 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
         e->wishing[i]->asked_us = now_us;
         e->wishing[i]->asked_k = e->wishes[i].k;
         e->wishing[i]->await_us = (int64_t)(await_us < most_us ? await_us : most_us);
+        /* Going on without what was drawn may favour some tokens: the time to draw may tell. */
+        if (e->wishes[i].q_mode == DRAFTS_SPARSE || e->wishes[i].q_mode == DRAFTS_DENSE)
+            e->wishing[i]->held_until_us = now_us + budget_us;
     }
 }
 
@@ -519,7 +479,7 @@ static void judge_draft(struct engine *e, struct seq *s, const struct inbox_item
                  s->n - d->base_len);
 }
 
-void round_take_draft(struct engine *e, const struct inbox_item *d)
+void round_take_draft(struct engine *e, struct inbox_item *d)
 {
     struct seq *s = roster_find(&e->running, d->seq);
     if (!s || d->base_len > s->n || d->base_len < s->n_prompt)
@@ -528,6 +488,8 @@ void round_take_draft(struct engine *e, const struct inbox_item *d)
     int32_t root = walk(s, d);
     if (root == -2)
         return; // late, and what was committed since is something else
+    if (d->q && d->base_len != s->n)
+        return; // what is left of it was drawn with what is gone
     int32_t moved_to[ACCEPT_MAX] = {0}, parents[ACCEPT_MAX];
     uint32_t tokens[ACCEPT_MAX], n = 0;
     float survival[ACCEPT_MAX], above = root < 0 ? 1 : d->survival[root];
@@ -541,9 +503,11 @@ void round_take_draft(struct engine *e, const struct inbox_item *d)
         survival[n] = above > 0 ? d->survival[i] / above : 0;
         tokens[n++] = d->tokens[i];
     }
-    struct seq_draft draft = {tokens, parents, survival, n, d->proposer};
-    if (n || d->base_len == s->n)
-        seq_take_draft(s, &draft);
+    struct seq_draft draft = {tokens, parents, survival, d->q, n, d->proposer};
+    if (!n && d->base_len != s->n)
+        return;
+    d->q = NULL;
+    seq_take_draft(s, &draft);
 }
 
 /* ---- the round ---- */

@@ -82,6 +82,7 @@ void seq_free(struct seq *s)
     dist_counts_free(s->counts);
     detok_done(&s->detok);
     free(s->tokens);
+    free(s->q);
     free(s);
 }
 
@@ -91,7 +92,8 @@ uint32_t seq_todo(const struct seq *s)
         return 0;
     uint32_t todo = s->n - s->kv.len;
     /* The last token runs together with its draft; a Verify stream's not before that has come. */
-    bool last_waits = s->req->verify ? !s->has_draft || todo > 1 : s->n_draft && todo > 1;
+    bool last_waits =
+        s->req->verify ? !s->has_draft || todo > 1 : (s->n_draft && todo > 1) || s->held_until_us;
     return todo - last_waits;
 }
 
@@ -110,10 +112,10 @@ uint32_t seq_generated(const struct seq *s)
     return s->n - s->n_prompt;
 }
 
-struct dist_params seq_params(const struct seq *s)
+struct dist_params seq_params(const struct seq *s, uint32_t n_ahead)
 {
     struct dist_params p = s->req->params;
-    if (seq_generated(s) >= s->req->min_tokens)
+    if (seq_generated(s) + n_ahead >= s->req->min_tokens)
         p.n_banned = 0;
     return p;
 }
@@ -166,7 +168,10 @@ int seq_flush(struct seq *s, struct buf *text)
 
 void seq_take_draft(struct seq *s, const struct seq_draft *d)
 {
+    free(s->q);
+    s->q = d->q;
     s->has_draft = true;
+    s->held_until_us = 0;
     s->n_draft = s->n_held = d->n;
     s->proposer = d->proposer;
     s->draft_is_tree = false;
@@ -174,14 +179,22 @@ void seq_take_draft(struct seq *s, const struct seq_draft *d)
         s->draft[i] = d->tokens[i];
         s->parents[i] = d->parents[i];
         s->survival[i] = d->survival[i];
+        s->q_row[i] = (uint8_t)i;
         s->draft_is_tree |= d->parents[i] != (int32_t)i - 1;
     }
 }
 
+void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth)
+{
+    s->n_draft = s->n_held =
+        accept_trim(s->draft, s->parents, s->survival, s->q_row, s->n_draft, max_nodes, max_depth);
+}
+
 void seq_drop_draft(struct seq *s)
 {
+    free(TAKE(s->q));
     s->has_draft = s->draft_is_tree = s->wants_draft = false;
-    s->asked_us = 0;
+    s->asked_us = s->held_until_us = 0;
     s->n_draft = s->n_held = 0;
     s->proposer = SEQ_NO_PROPOSER;
 }

@@ -51,11 +51,15 @@ struct seq {
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX]; // the proposer's word
     bool draft_is_tree;
-    int proposer;     // whose it is, or SEQ_NO_PROPOSER
-    bool wants_draft; // from a proposer, for the coming round
+    struct accept_q *q;        // of the draft as it came, its own; NULL: not drawn
+    uint8_t q_row[ACCEPT_MAX]; // which of them is a token's
+    int proposer;              // whose it is, or SEQ_NO_PROPOSER
+    bool wants_draft;          // from a proposer, for the coming round
     int64_t asked_us; // an answer for its present length may come since then; 0: none was asked
     int64_t await_us; // how long it is worth waiting for
-    uint32_t asked_k; // tokens wanted then
+    int64_t held_until_us; // a draft is being drawn for it, and it does not go on before it is here
+                           // or late; 0: it goes on
+    uint32_t asked_k;      // tokens wanted then
     struct control_seq control;
     int64_t idle_us; // Verify: since when it waits for a draft; 0: it does not
     bool leaving;    // its blocks were taken, it goes back into the queue
@@ -86,8 +90,9 @@ uint32_t seq_blocks(const struct seq *s);
 /* Tokens that may still be committed. */
 uint32_t seq_left(const struct seq *s);
 uint32_t seq_generated(const struct seq *s);
-/* The distribution's parameters for the next token: with bans while min_tokens is not reached. */
-struct dist_params seq_params(const struct seq *s);
+/* The distribution's parameters for the token that comes when n_ahead more are committed: with bans
+ * while min_tokens is not reached. */
+struct dist_params seq_params(const struct seq *s, uint32_t n_ahead);
 /* Appends the target's token and what is certain of its text now; the text of a token that ends the
  * generation, and of a stop string, is left out. SEQ_FAILED: no room in `text`, with a sentence. */
 enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text);
@@ -97,9 +102,12 @@ struct seq_draft {
     const uint32_t *tokens;
     const int32_t *parents;
     const float *survival;
-    uint32_t n;   // at most ACCEPT_MAX
-    int proposer; // or SEQ_NO_PROPOSER
+    struct accept_q *q; // as in struct draft; becomes the sequence's
+    uint32_t n;         // at most ACCEPT_MAX
+    int proposer;       // or SEQ_NO_PROPOSER
 };
 /* Takes a draft for the coming round. */
 void seq_take_draft(struct seq *s, const struct seq_draft *draft);
+/* Cuts it to what accept_trim() keeps. */
+void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth);
 void seq_drop_draft(struct seq *s);

@@ -178,7 +178,7 @@ static void fill_finished(struct service *s, const struct event *ev, const struc
     usage->drafted = u->n_drafted;
     usage->accepted = u->n_accepted;
     usage->bonus = u->n_bonus;
-    usage->rule = rpc_text("own-draw");
+    usage->rule = rpc_text(accept_rules[ev->req->rule].name);
     if (u->proposer != SEQ_NO_PROPOSER) {
         drafts_name(engine_drafts(s->engine), (unsigned)u->proposer, s->proposer);
         usage->proposer = rpc_text(s->proposer);

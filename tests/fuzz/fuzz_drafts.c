@@ -7,8 +7,25 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-#define N_VOCAB 1000
+#define N_VOCAB 40 // so that a dense q is not long
 #define K 5
+
+/* A law that the token can come from. */
+static void check_q(const struct draft *d, uint32_t i)
+{
+    const struct accept_q *q = d->q ? &d->q[i] : NULL;
+    double sum = 0;
+    bool has_token = !q;
+    for (uint32_t k = 0; q && k < q->n; k++) {
+        uint32_t id = q->ids ? q->ids[k] : k;
+        if (id >= N_VOCAB || !(q->weights[k] >= 0))
+            abort();
+        has_token = has_token || (id == d->tokens[i] && q->weights[k] > 0);
+        sum += (double)q->weights[k];
+    }
+    if (!has_token || (q && (q->n == 0 || sum != q->sum || !(sum > 0))))
+        abort();
+}
 
 static void check(const struct draft *d)
 {
@@ -19,7 +36,9 @@ static void check(const struct draft *d)
         if (d->tokens[i] >= N_VOCAB || d->parents[i] < -1 || d->parents[i] >= (int32_t)i ||
             !(d->survival[i] >= 0 && d->survival[i] <= above))
             abort();
+        check_q(d, i);
     }
+    free(d->q);
 }
 
 static void take(struct drafts_book *b, const uint8_t *data, size_t n, int64_t now_us)
@@ -41,15 +60,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static struct drafts_book *b;
     static const uint32_t context[200] = {1, 2, 3};
-    static const struct drafts_described about = {.name = "fuzz", .k_max = K};
+    static const struct drafts_described about = {
+        .name = "fuzz", .k_max = K, .offers = {true, true, true, true}};
     if (!b && drafts_book_new(4, N_VOCAB, &b) < 0)
         abort();
     drafts_book_reset(b, &about);
     for (uint32_t i = 0; n >= 2; i++) {
         struct drafts_wish wishes[2];
         for (uint32_t s = 0; s < 2; s++)
-            wishes[s] = (struct drafts_wish){
-                .seq = 1 + s, .context = context, .base_len = 3 + i % 190, .k = K};
+            wishes[s] = (struct drafts_wish){.seq = 1 + s,
+                                             .context = context,
+                                             .base_len = 3 + i % 190,
+                                             .k = K,
+                                             .q_mode = (enum drafts_q_mode)(DRAFTS_DENSE - i % 4)};
         drafts_book_ask(b, wishes, 2, 1000, i * 100);
         drafts_book_take(b);
         size_t len = data[0] | (size_t)(data[1] & 0x7f) << 8;

@@ -24,7 +24,7 @@ uint32_t asker_token(uint32_t position)
     return position % PERIOD;
 }
 
-static void arrived(void *user, const struct draft *draft)
+static void arrived(void *user, struct draft *draft)
 {
     struct asker *a = user;
     struct draft *copy = malloc(sizeof(*copy));

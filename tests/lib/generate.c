@@ -1,5 +1,6 @@
 /* generate.c - Generate calls from a test. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include "lib/lib.h"
@@ -40,6 +41,8 @@ static void take_finished(struct answer *a, const Tandem__V1__Finished *f)
     a->accepted = f->speculation->accepted;
     a->rounds = f->speculation->rounds;
     a->bonus = f->speculation->bonus;
+    snprintf(a->rule, sizeof(a->rule), "%.*s", (int)f->speculation->rule.len,
+             (char *)f->speculation->rule.data);
 }
 
 static void on_message(void *user, struct rpc_msg *msg)

@@ -19,6 +19,7 @@ struct answer {
     int64_t seed;
     Tandem__V1__FinishReason reason;
     unsigned prompt_tokens, drafted, accepted, rounds, bonus;
+    char rule[16];
 };
 
 struct generation {

@@ -84,13 +84,13 @@ struct liar {
     struct rpc_server *server;
     uint32_t n_vocab;
     atomic_int lie;
-    atomic_uint n_rounds, n_streams;
+    atomic_uint n_rounds, n_streams, n_drawn;
 };
 
 static const char *const lie_names[LIE_COUNT] = {
-    "nothing", "empty", "silent",   "late",    "stale",      "overlong", "vocabulary",
-    "parents", "nan",   "q mode",   "garbage", "huge",       "flood",    "need context",
-    "hang up", "deaf",  "protocol", "digest",  "no describe"};
+    "nothing", "empty", "silent",   "late",    "stale",       "overlong", "vocabulary",
+    "parents", "nan",   "q mode",   "garbage", "huge",        "flood",    "need context",
+    "hang up", "deaf",  "protocol", "digest",  "no describe", "drawn",    "other q"};
 
 const char *lie_name(enum lie lie)
 {
@@ -110,6 +110,10 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     reply.vocab_digest = l->lie == LIE_DIGEST ? 0xbad : 0;
     reply.kind = (ProtobufCBinaryData){4, (uint8_t *)"liar"};
     reply.k_max = K_MAX;
+    Tandem__V1__QMode modes[] = {TANDEM__V1__QMODE__Q_MODE_POINT, TANDEM__V1__QMODE__Q_MODE_SPARSE,
+                                 TANDEM__V1__QMODE__Q_MODE_DENSE};
+    reply.q_modes = modes;
+    reply.n_q_modes = l->lie == LIE_DRAWN || l->lie == LIE_OTHER_Q ? ARRAY_LEN(modes) : 0;
     rpc_call_reply(call, &reply.base);
 }
 
@@ -119,6 +123,10 @@ struct told {
     uint32_t tokens[K_MAX + 2];
     int32_t parents[K_MAX + 2];
     float survival[K_MAX + 2];
+    uint32_t q_ids[K_MAX][LIAR_LAW], shape[2];
+    uint16_t q_probs[K_MAX][LIAR_LAW];
+    Tandem__V1__Tensor q;
+    float *dense; // (n_tokens, n_vocab) or NULL
 };
 
 /* Any token of the vocabulary, or one of those just committed, which is sometimes right. */
@@ -128,7 +136,57 @@ static uint32_t guess(const struct liar *l, const Tandem__V1__RoundSequence *r, 
     return x & 1 && r->n_tokens ? r->tokens[(x >> 1) % r->n_tokens] : (uint32_t)(x % l->n_vocab);
 }
 
-static void tell(struct told *t, const struct liar *l, const Tandem__V1__RoundSequence *r)
+/* Fresh noise for every token that was ever drawn. */
+static uint32_t draw_token(struct liar *l)
+{
+    uint64_t w = rng_u64(17, RNG_PROPOSER, l->n_drawn++, 0, 0);
+    unsigned i = 0;
+    for (uint16_t left = (uint16_t)w; i < LIAR_LAW - 1; i++) {
+        uint16_t share = liar_law[l->lie == LIE_OTHER_Q ? LIAR_LAW - 1 - i : i];
+        if (left < share)
+            break;
+        left -= share;
+    }
+    return LIAR_TOKEN(i);
+}
+
+static void tell_dense(struct told *t, const struct liar *l)
+{
+    size_t n = t->draft.n_tokens;
+    t->dense = calloc(n * l->n_vocab + 1, sizeof(float));
+    for (size_t i = 0; i < n; i++)
+        for (unsigned k = 0; k < LIAR_LAW; k++)
+            t->dense[i * l->n_vocab + LIAR_TOKEN(k)] = (float)liar_law[k] / 65536;
+    tandem__v1__tensor__init(&t->q);
+    t->shape[0] = (uint32_t)n;
+    t->shape[1] = l->n_vocab;
+    t->q.shape = t->shape;
+    t->q.n_shape = 2;
+    t->q.data = (ProtobufCBinaryData){n * l->n_vocab * sizeof(float), (uint8_t *)t->dense};
+    t->draft.q = &t->q;
+}
+
+static void tell_drawn(struct told *t, struct liar *l, const Tandem__V1__RoundSequence *r)
+{
+    Tandem__V1__SequenceDraft *d = &t->draft;
+    for (uint32_t i = 0; i < d->n_tokens; i++) {
+        t->tokens[i] = draw_token(l);
+        for (unsigned k = 0; k < LIAR_LAW; k++) {
+            t->q_ids[i][k] = LIAR_TOKEN(k);
+            t->q_probs[i][k] = liar_law[k] - 1;
+        }
+    }
+    d->q_mode = r->q_mode;
+    if (d->q_mode == TANDEM__V1__QMODE__Q_MODE_SPARSE) {
+        d->q_ids = (ProtobufCBinaryData){d->n_tokens * sizeof(t->q_ids[0]), (uint8_t *)t->q_ids};
+        d->q_probs =
+            (ProtobufCBinaryData){d->n_tokens * sizeof(t->q_probs[0]), (uint8_t *)t->q_probs};
+    } else if (d->q_mode == TANDEM__V1__QMODE__Q_MODE_DENSE) {
+        tell_dense(t, l);
+    }
+}
+
+static void tell(struct told *t, struct liar *l, const Tandem__V1__RoundSequence *r)
 {
     uint32_t k = r->k < K_MAX ? r->k : K_MAX;
     Tandem__V1__SequenceDraft *d = &t->draft;
@@ -149,11 +207,13 @@ static void tell(struct told *t, const struct liar *l, const Tandem__V1__RoundSe
         t->parents[i] = (int32_t)d->n_tokens - (int32_t)i;
         t->survival[i] = NAN;
     }
+    if (l->lie == LIE_DRAWN || l->lie == LIE_OTHER_Q)
+        tell_drawn(t, l, r);
     if (l->lie == LIE_VOCABULARY && d->n_tokens)
         t->tokens[d->n_tokens - 1] = l->n_vocab;
 }
 
-static struct rpc_msg *answer_to(const struct liar *l, const Tandem__V1__Round *round)
+static struct rpc_msg *answer_to(struct liar *l, const Tandem__V1__Round *round)
 {
     Tandem__V1__Drafts drafts = TANDEM__V1__DRAFTS__INIT;
     struct told *told = calloc(round->n_sequences + 1, sizeof(*told));
@@ -167,6 +227,8 @@ static struct rpc_msg *answer_to(const struct liar *l, const Tandem__V1__Round *
     }
     drafts.drafts = pointers;
     struct rpc_msg *msg = rpc_pack(&drafts.base);
+    for (size_t i = 0; i < drafts.n_drafts; i++)
+        free(told[i].dense);
     free(pointers);
     free(told);
     return msg;
@@ -193,7 +255,7 @@ static void send_late(struct rpc_call *call)
     rpc_call_send(call, msg);
 }
 
-static void answer(struct rpc_call *call, const struct liar *l, const Tandem__V1__Round *round)
+static void answer(struct rpc_call *call, struct liar *l, const Tandem__V1__Round *round)
 {
     switch ((enum lie)l->lie) {
     case LIE_SILENT:

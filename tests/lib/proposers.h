@@ -19,7 +19,7 @@ void honest_stop(struct honest *h);
 DEFINE_AUTO(struct honest, honest_stop)
 uint32_t honest_n_sessions(struct honest *h);
 
-/* ---- a liar ---- */
+/* ---- a liar, and one that draws ---- */
 
 enum lie {
     LIE_NOTHING,      // random tokens of the vocabulary, well formed: an adversarial guess
@@ -41,10 +41,16 @@ enum lie {
     LIE_PROTOCOL,     // describes itself with protocol version 99
     LIE_DIGEST,       // describes another vocabulary
     LIE_NO_DESCRIBE,  // Describe fails
+    LIE_DRAWN,        // no lie: tokens drawn from liar_law, told as point, sparse or dense q
+    LIE_OTHER_Q,      // the same, drawn from the law read backwards
     LIE_COUNT
 };
 
 #define LIAR_LATE_MS 60
+#define LIAR_LAW 3
+/* Of 65536, which they sum to; LIAR_TOKEN(i) is the token. */
+static const uint16_t liar_law[LIAR_LAW] = {39322, 6553, 19661};
+#define LIAR_TOKEN(i) (300u + 100u * (i))
 
 struct liar;
 

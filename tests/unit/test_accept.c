@@ -159,15 +159,29 @@ static void trimming_keeps_a_tree_whole(void **state)
     uint32_t tokens[6];
     int32_t parents[6];
     float survival[6] = {.9f, .8f, .7f, .6f, .5f, .4f};
+    uint8_t moved[6] = {0};
     memcpy(tokens, tree_tokens, sizeof(tokens));
     memcpy(parents, tree_parents, sizeof(parents));
-    assert_int_equal(accept_trim(tokens, parents, survival, NULL, 6, 6, 2),
+    assert_int_equal(accept_trim(tokens, parents, survival, moved, 6, 6, 2),
                      5); // all but the deepest
-    assert_int_equal(accept_trim(tokens, parents, survival, NULL, 5, 4, 9), 4);
+    assert_int_equal(accept_trim(tokens, parents, survival, moved, 5, 4, 9), 4);
     assert_memory_equal(tokens, ((uint32_t[]){1, 2, 1, 3}), 16);
     assert_memory_equal(parents, ((int32_t[]){-1, -1, 0, 0}), 16);
-    assert_int_equal(accept_trim(tokens, parents, survival, NULL, 4, 9, 0), 0);
-    assert_int_equal(accept_trim(tokens, parents, survival, NULL, 0, 9, 9), 0);
+    assert_int_equal(accept_trim(tokens, parents, survival, moved, 4, 9, 0), 0);
+    assert_int_equal(accept_trim(tokens, parents, survival, moved, 0, 9, 9), 0);
+}
+
+static void what_belongs_to_a_token_moves_with_it(void **state)
+{
+    (void)state;
+    uint32_t tokens[] = {5, 6, 7, 8};
+    int32_t parents[] = {-1, 0, -1, 2};
+    float survival[] = {.5f, .4f, .3f, .2f};
+    uint8_t q_row[] = {10, 11, 12, 13};
+    assert_int_equal(accept_trim(tokens, parents, survival, q_row, 4, 4, 1), 2);
+    assert_memory_equal(tokens, ((uint32_t[]){5, 7}), 8);
+    assert_memory_equal(survival, ((float[]){.5f, .3f}), 8);
+    assert_memory_equal(q_row, ((uint8_t[]){10, 12}), 2);
 }
 
 /* ---- keyed draws: output and law ---- */
@@ -367,6 +381,7 @@ int main(void)
         cmocka_unit_test(every_path_of_a_tree_can_be_accepted),
         cmocka_unit_test(malformed_drafts_are_told),
         cmocka_unit_test(trimming_keeps_a_tree_whole),
+        cmocka_unit_test(what_belongs_to_a_token_moves_with_it),
         cmocka_unit_test(any_draft_leaves_the_committed_tokens_as_they_are),
         cmocka_unit_test_setup(the_law_is_the_targets_whatever_the_draft, prepare_law),
         cmocka_unit_test_setup(the_chi_square_sees_a_wrong_rule, prepare_law),

@@ -214,7 +214,7 @@ static void the_draw_key_goes_only_to_who_draws_with_it(void **state)
 {
     (void)state;
     struct drafts_described coupled = about;
-    coupled.coupled = true;
+    coupled.offers[DRAFTS_COUPLED] = true;
     for (int i = 0; i < 2; i++) {
         AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
         struct drafts_wish w = wish_of(7, 3, 1);
@@ -226,6 +226,40 @@ static void the_draw_key_goes_only_to_who_draws_with_it(void **state)
         assert_int_equal(e->q_mode, i ? DRAFTS_COUPLED : DRAFTS_POINT);
         assert_int_equal(e->draw_key, i ? 99 : 0);
     }
+}
+
+static enum drafts_q_mode mode_asked(struct drafts_described *to, uint32_t n_vocab,
+                                     enum drafts_q_mode wished, uint32_t *ret_k)
+{
+    AUTO(drafts_book_free) struct drafts_book *b = NULL;
+    assert_int_equal(drafts_book_new(1, n_vocab, &b), 0);
+    drafts_book_reset(b, to);
+    struct drafts_wish w = wish_of(7, 3, 8);
+    w.q_mode = wished;
+    assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
+    const struct drafts_entry *e = &drafts_book_take(b)->urgent[0];
+    assert_int_equal(e->q_mode, w.q_mode);
+    *ret_k = e->k;
+    return w.q_mode;
+}
+
+static void only_what_is_offered_is_asked_for(void **state)
+{
+    (void)state;
+    uint32_t k;
+    struct drafts_described to = about;
+    to.offers[DRAFTS_POINT] = to.offers[DRAFTS_COUPLED] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFTS_SPARSE, &k), DRAFTS_POINT);
+    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_POINT);
+    to.offers[DRAFTS_SPARSE] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFTS_SPARSE, &k), DRAFTS_SPARSE);
+    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_SPARSE);
+    to.offers[DRAFTS_DENSE] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_DENSE);
+    assert_int_equal(k, 8);
+    assert_int_equal(mode_asked(&to, 128256, DRAFTS_DENSE, &k), DRAFTS_DENSE);
+    assert_int_equal(k, 3); // what fits into a message
+    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX + 1, DRAFTS_DENSE, &k), DRAFTS_SPARSE);
 }
 
 static void hint_tenant_and_sampling_are_sent_when_new(void **state)
@@ -589,6 +623,7 @@ int main(void)
         cmocka_unit_test(the_outbox_is_bounded),
         cmocka_unit_test(contexts_beyond_the_proposers_limit_are_not_sent),
         cmocka_unit_test(the_draw_key_goes_only_to_who_draws_with_it),
+        cmocka_unit_test(only_what_is_offered_is_asked_for),
         cmocka_unit_test(hint_tenant_and_sampling_are_sent_when_new),
         cmocka_unit_test(a_closed_sequence_is_forgotten),
         cmocka_unit_test(every_close_is_sent),

@@ -295,6 +295,52 @@ static void speculation_can_be_switched_off_by_name_or_number(void **state)
     assert_int_equal(three->k_max, 3);
 }
 
+static void a_rule_goes_by_its_name(void **state)
+{
+    (void)state;
+    message m = a_request();
+    Tandem__V1__Speculative spec = TANDEM__V1__SPECULATIVE__INIT;
+    AUTO(request_drop) struct request *plain = must_read(&m);
+    assert_int_equal(plain->rule, ACCEPT_OWN_DRAW);
+    m.speculative = &spec;
+    for (int i = 0; i < ACCEPT_N_RULES; i++) {
+        spec.rule = text_of(accept_rules[i].name);
+        AUTO(request_drop) struct request *r = must_read(&m);
+        assert_int_equal(r->rule, i);
+        assert_true(r->rule_parameter == accept_rules[i].parameter);
+    }
+    const char *const unknown[] = {"Block", "blocks", "bloc", "\xff"};
+    for (size_t i = 0; i < ARRAY_LEN(unknown); i++) {
+        spec.rule = text_of(unknown[i]);
+        must_refuse(&m, -EINVAL,
+                    "speculative.rule names no acceptance rule; there are own-draw, rejection, "
+                    "block, recursive, threshold, typical, lenience");
+    }
+}
+
+static void only_lossy_rules_have_a_parameter(void **state)
+{
+    (void)state;
+    message m = a_request();
+    Tandem__V1__Speculative spec = TANDEM__V1__SPECULATIVE__INIT;
+    m.speculative = &spec;
+    spec.has_rule_parameter_case = TANDEM__V1__SPECULATIVE__HAS_RULE_PARAMETER_RULE_PARAMETER;
+    spec.rule_parameter = 0.5f;
+    spec.rule = text_of("lenience");
+    AUTO(request_drop) struct request *r = must_read(&m);
+    assert_true(r->rule_parameter == 0.5);
+    const float bad[] = {0, -1, 1.01f, NAN, INFINITY};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        spec.rule_parameter = bad[i];
+        must_refuse(&m, -EINVAL, "speculative.rule_parameter is");
+    }
+    spec.rule_parameter = 0.5f;
+    spec.rule = text_of("block");
+    must_refuse(&m, -EINVAL, "the rule block has no parameter");
+    spec.rule = text_of("");
+    must_refuse(&m, -EINVAL, "the rule own-draw has no parameter");
+}
+
 static void an_id_is_made_fit_for_logs(void **state)
 {
     (void)state;
@@ -330,6 +376,8 @@ int main(void)
         cmocka_unit_test(tokens_must_be_in_the_vocabulary),
         cmocka_unit_test(another_model_is_not_found),
         cmocka_unit_test(speculation_can_be_switched_off_by_name_or_number),
+        cmocka_unit_test(a_rule_goes_by_its_name),
+        cmocka_unit_test(only_lossy_rules_have_a_parameter),
         cmocka_unit_test(an_id_is_made_fit_for_logs),
         cmocka_unit_test(echo_keeps_the_prompts_own_text),
     };

@@ -94,6 +94,40 @@ static void a_late_trees_subtree_is_used(void **state)
     assert_true(seq.draft_is_tree);
 }
 
+static void a_drawn_draft_is_taken_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 3};
+    memcpy(item.tokens, ((uint32_t[]){22, 23, 1}), 12);
+    memcpy(item.parents, ((int32_t[]){-1, 0, 1}), 12);
+    struct accept_q *q = item.q = calloc(3, sizeof(*q));
+    round_take_draft(&engine, &item); // right so far, but what is left was drawn with what is gone
+    assert_false(seq.has_draft);
+    assert_ptr_equal(item.q, q);
+    item.base_len = 10;
+    round_take_draft(&engine, &item);
+    assert_int_equal(seq.n_draft, 3);
+    assert_ptr_equal(seq.q, q);
+    assert_null(item.q);
+    seq_drop_draft(&seq);
+}
+
+static void a_held_sequence_goes_on_with_its_draft_or_when_that_is_late(void **state)
+{
+    (void)state;
+    seq.kv.len = 9; // decoding
+    assert_true(round_release(&engine, 5) == INT64_MAX);
+    seq.held_until_us = 1000;
+    assert_false(round_has_work(&engine));
+    assert_true(round_release(&engine, 999) == 1000);
+    assert_false(round_has_work(&engine));
+    assert_true(round_release(&engine, 1000) == INT64_MAX);
+    assert_true(round_has_work(&engine));
+    seq.held_until_us = 1000;
+    arrive(5, 10, 0, NULL, NULL);
+    assert_true(round_has_work(&engine));
+}
+
 static void drafts_for_nobody_and_from_the_future_are_dropped(void **state)
 {
     (void)state;
@@ -129,6 +163,8 @@ int main(void)
         TEST(what_is_left_of_a_late_draft_is_used),
         TEST(a_late_draft_that_guessed_wrong_is_dropped),
         TEST(a_late_trees_subtree_is_used),
+        TEST(a_drawn_draft_is_taken_whole_or_not_at_all),
+        TEST(a_held_sequence_goes_on_with_its_draft_or_when_that_is_late),
         TEST(drafts_for_nobody_and_from_the_future_are_dropped),
         TEST(only_who_was_asked_is_waited_for),
     };

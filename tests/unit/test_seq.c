@@ -198,11 +198,11 @@ static void stops_and_bans_wait_for_min_tokens(void **state)
     (void)state;
     struct made m;
     make(&m, set_stop_late);
-    assert_true(seq_params(m.s).n_banned > 0);
+    assert_true(seq_params(m.s, 0).n_banned > 0);
     assert_int_equal(say(&m, " a little girl"), SEQ_GOES_ON);
     while (seq_generated(m.s) < 12)
         assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
-    assert_int_equal(seq_params(m.s).n_banned, 0);
+    assert_int_equal(seq_params(m.s, 0).n_banned, 0);
     assert_int_equal(say(&m, " a little girl"), SEQ_STOP);
     done(&m);
 }
@@ -229,7 +229,7 @@ static void take_draft(struct seq *s, const uint32_t *tokens, const int32_t *par
                        int proposer)
 {
     static const float survival[] = {.9f, .8f, .7f};
-    seq_take_draft(s, &(struct seq_draft){tokens, parents, survival, n, proposer});
+    seq_take_draft(s, &(struct seq_draft){tokens, parents, survival, NULL, n, proposer});
 }
 
 static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
@@ -279,6 +279,31 @@ static void a_draft_is_known_as_chain_or_tree(void **state)
     done(&m);
 }
 
+static void a_drawn_draft_keeps_its_q(void **state)
+{
+    (void)state;
+    struct made m;
+    make(&m, NULL);
+    uint32_t tokens[] = {1, 2, 3};
+    struct accept_q *q = calloc(3, sizeof(*q));
+    int32_t parents[] = {-1, 0, -1};
+    float survival[3] = {1, 1, 1};
+    struct seq_draft draft = {tokens, parents, survival, q, 3, 1};
+    seq_take_draft(m.s, &draft);
+    seq_trim_draft(m.s, 3, 1);
+    assert_int_equal(m.s->n_draft, 2);
+    assert_int_equal(m.s->q_row[1], 2);
+    assert_ptr_equal(m.s->q, q);
+    draft.q = calloc(3, sizeof(*q));
+    seq_take_draft(m.s, &draft); // the old one is freed
+    assert_int_equal(m.s->q_row[1], 1);
+    seq_drop_draft(m.s);
+    assert_null(m.s->q);
+    draft.q = calloc(3, sizeof(*q));
+    seq_take_draft(m.s, &draft); // freed with the sequence
+    done(&m);
+}
+
 static void set_n_3(Tandem__V1__GenerateRequest *msg)
 {
     msg->n = 3;
@@ -310,7 +335,7 @@ static void every_choice_is_penalised_for_the_prompt(void **state)
         struct seq *s = m.r->seqs[i];
         if (i > 0)
             assert_int_equal(seq_open(s), 0);
-        struct dist_params p = seq_params(s);
+        struct dist_params p = seq_params(s, 0);
         double want = exp(0.5) / (exp(0.5) + n_vocab - 1);
         AUTO(mem_free) double *probs = calloc(n_vocab, sizeof(*probs));
         dist_set(d, logits, &p, s->counts);
@@ -346,6 +371,7 @@ int main(void)
         cmocka_unit_test(a_verify_stream_keeps_its_last_row_for_the_draft),
         cmocka_unit_test(a_kept_draft_waits_for_the_rows_before_it),
         cmocka_unit_test(a_draft_is_known_as_chain_or_tree),
+        cmocka_unit_test(a_drawn_draft_keeps_its_q),
         cmocka_unit_test(every_choice_is_penalised_for_the_prompt),
         cmocka_unit_test(choices_have_keys_of_their_own),
     };
