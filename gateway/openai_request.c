@@ -285,6 +285,18 @@ static int read_stream_options(struct reading *r, const json_t *v)
     return usage ? read_flag(r, usage, "stream_options.include_usage", &r->q->include_usage) : 0;
 }
 
+/* Which rules there are the verifier knows. */
+static int read_rule(struct reading *r, const json_t *v)
+{
+    const json_t *parameter = member(v, "rule_parameter"), *dense = member(v, "dense_q");
+    int rc = copy_text(r, member(v, "rule"), "speculative.rule", &r->q->rule);
+    if (!rc && parameter)
+        rc = read_real(r, parameter, "speculative.rule_parameter", 0, 1, &r->q->rule_parameter);
+    if (!rc && dense)
+        rc = read_flag(r, dense, "speculative.dense_q", &r->q->dense_q);
+    return rc;
+}
+
 static int read_speculative(struct reading *r, const json_t *v)
 {
     if (!v)
@@ -297,7 +309,8 @@ static int read_speculative(struct reading *r, const json_t *v)
     if (r->q->proposer && strlen(r->q->proposer) > 64)
         return refuse(r, "speculative.proposer", "speculative.proposer is longer than 64 bytes");
     const json_t *n_max = member(v, "n_max");
-    return n_max ? read_int(r, n_max, "speculative.n_max", 0, 64, &r->q->n_max) : 0;
+    rc = n_max ? read_int(r, n_max, "speculative.n_max", 0, 64, &r->q->n_max) : 0;
+    return rc < 0 ? rc : read_rule(r, v);
 }
 
 /* A string, or an array of {"type": "text", "text": ...} joined by line breaks: new reference. */
@@ -701,6 +714,7 @@ void openai_request_done(struct openai_request *q)
     free(q->prediction);
     free(q->user);
     free(q->proposer);
+    free(q->rule);
     for (unsigned i = 0; i < q->n_stops; i++)
         free(q->stops[i]);
     free(q->bias);

@@ -58,6 +58,9 @@ struct openai_request {
     char *prediction; // NULL: none
     char *user;       // NULL: none
     char *proposer;   // speculative.proposer, NULL: the server's choice
+    char *rule;       // speculative.rule, NULL: the server's choice
+    bool dense_q;     // speculative.dense_q
+    struct openai_real rule_parameter;
     char *stops[OPENAI_MAX_STOPS];
     unsigned n_stops;
     uint32_t stop_ids[OPENAI_MAX_STOP_IDS];

@@ -48,6 +48,12 @@ static void set_speculative(const struct openai_request *q, Tandem__V1__Speculat
         s->has_n_max_case = TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX;
         s->n_max = (uint32_t)q->n_max.value;
     }
+    s->rule = rpc_text(q->rule);
+    if (q->rule_parameter.set) {
+        s->has_rule_parameter_case = TANDEM__V1__SPECULATIVE__HAS_RULE_PARAMETER_RULE_PARAMETER;
+        s->rule_parameter = (float)q->rule_parameter.value;
+    }
+    s->dense_q = q->dense_q;
 }
 
 static void set_limits(const struct openai_request *q, Tandem__V1__GenerateRequest *m)
