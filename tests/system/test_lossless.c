@@ -157,6 +157,7 @@ static int stop(void **state)
 struct asked {
     const char *rule;
     bool dense;
+    float parameter; // 0: the rule's own
     uint32_t count[N_LAW];
     uint32_t n, n_drafted, n_accepted;
 };
@@ -182,6 +183,10 @@ static void start_one(const struct asked *q, struct generation *g, struct answer
     wish_init(&w, LEN);
     w.spec.rule = rpc_text(q->rule);
     w.spec.dense_q = q->dense;
+    if (q->parameter) {
+        w.spec.has_rule_parameter_case = TANDEM__V1__SPECULATIVE__HAS_RULE_PARAMETER_RULE_PARAMETER;
+        w.spec.rule_parameter = q->parameter;
+    }
     memset(a, 0, sizeof(*a));
     generation_start(g, client, &w.msg, a);
 }
@@ -256,13 +261,13 @@ static void every_lossless_rule_keeps_the_targets_law(void **state)
 static void lossy_rules_and_a_lying_q_show(void **state)
 {
     (void)state;
-    struct asked v[] = {{.rule = "threshold"}, {.rule = "lenience"}};
+    struct asked v[] = {{.rule = "threshold"}, {.rule = "lenience", .parameter = .5F}};
     struct asked lied[] = {{.rule = "rejection"}, {.rule = "block"}};
-    run(v, ARRAY_LEN(v), 1000);
+    run(v, ARRAY_LEN(v), 1500);
     for (unsigned i = 0; i < ARRAY_LEN(v); i++)
         assert_true(tail_of(&v[i]) < SURELY_WRONG);
     liar_change(liar, LIE_OTHER_Q);
-    run(lied, ARRAY_LEN(lied), 1000);
+    run(lied, ARRAY_LEN(lied), 1500);
     liar_change(liar, LIE_DRAWN);
     for (unsigned i = 0; i < ARRAY_LEN(lied); i++)
         assert_true(tail_of(&lied[i]) < SURELY_WRONG);
