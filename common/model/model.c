@@ -347,6 +347,7 @@ static void load_item(struct load *l)
     const struct item *it = l->item;
     const struct gguf_tensor *t = it->tensor;
     gguf_advise(l->m->store->g, t->data, t->bytes, true);
+    l->m->digest = mix_tensor(l->m->digest, t);
     if (it->mat) {
         pool_run(l->opt->pool, pack_share, l);
         it->mat->data = l->to;
@@ -355,7 +356,6 @@ static void load_item(struct load *l)
                        (float *)(void *)l->to);
         *it->vec = (const float *)(void *)l->to;
     }
-    l->m->digest = mix_tensor(l->m->digest, t);
     gguf_advise(l->m->store->g, t->data, t->bytes, false);
 }
 
