@@ -324,6 +324,13 @@ static void apply(struct forward *f, const struct part *t, const struct kernel_m
         f->m->kernel->matmul(w, t->act[form], f->act_bytes[form], n_rows, y, w->n_out, from, to);
 }
 
+/* The thread's columns of a matrix that is applied by itself. */
+static void columns_of(const struct part *t, const struct kernel_mat *w, uint32_t *ret_from,
+                       uint32_t *ret_to)
+{
+    model_share(w, 0, model_tiles(w), t->i, t->n, ret_from, ret_to);
+}
+
 /* The thread's share of the columns of several matrices taken together, so that narrow ones do not
  * leave threads without work. */
 static void apply_all(struct forward *f, const struct part *t, const struct kernel_mat *const *mats,
@@ -343,7 +350,7 @@ static void apply_all(struct forward *f, const struct part *t, const struct kern
 static void apply_and_add(struct forward *f, const struct part *t, const struct kernel_mat *w)
 {
     uint32_t from, to;
-    pool_share(t->i, t->n, w->n_out, KERNEL_TILE, &from, &to);
+    columns_of(t, w, &from, &to);
     apply(f, t, w, f->out, f->n_rows, from, to);
     for (uint32_t r = 0; r < f->n_rows && from < to; r++)
         f->m->kernel->add(f->x + (size_t)r * w->n_out + from, f->out + (size_t)r * w->n_out + from,
@@ -518,7 +525,7 @@ static void run_layer(struct forward *f, const struct part *t, uint32_t l)
 
     norm_rows(f, t, w->ffn_norm, (const struct kernel_mat *[]){&w->gate, &w->up}, 2);
     wait_for_rows(f);
-    pool_share(t->i, t->n, p->n_ff, KERNEL_TILE, &a, &b);
+    columns_of(t, &w->gate, &a, &b);
     apply(f, t, &w->gate, f->ff, f->n_rows, a, b);
     apply(f, t, &w->up, f->up, f->n_rows, a, b);
     for (uint32_t r = 0; r < f->n_rows && a < b; r++)
@@ -548,7 +555,7 @@ static void run_pass(void *arg, unsigned i, unsigned n)
     finish_rows(f, t.scratch, t.from, t.to);
     wait_for_all(f);
     memcpy(t.act, f->act, sizeof(t.act)); // the wanted rows
-    pool_share(i, n, f->m->params.n_vocab, KERNEL_TILE, &a, &b);
+    columns_of(&t, &f->m->head, &a, &b);
     if (f->n_wanted)
         apply(f, &t, &f->m->head, f->logits, f->n_wanted, a, b);
 }
