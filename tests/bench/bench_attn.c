@@ -48,15 +48,6 @@ static uint32_t next(const char **list)
     return x;
 }
 
-static bool listed(const char *list, const char *name)
-{
-    size_t n = strlen(name);
-    for (const char *p = list; p; p = strchr(p, ','), p += p != NULL)
-        if (!strncmp(p, name, n) && (p[n] == ',' || !p[n]))
-            return true;
-    return false;
-}
-
 /* The last n_rows positions of the context, a chain, through a layer; `step` rows a call. */
 static void attend(const struct kernel *k, const struct scene *s, uint32_t layer, uint32_t n_rows,
                    uint32_t step)
@@ -149,7 +140,7 @@ static void bench_shape(const struct options *o, const uint32_t shape[3])
         const struct kernel *tiers[TIERS_MAX];
         unsigned n_tiers = tiers_here(tiers);
         for (unsigned i = 0; i < n_tiers; i++)
-            if (listed(o->tiers, tiers[i]->name))
+            if (lib_listed(o->tiers, tiers[i]->name))
                 bench_rows(o, tiers[i], &s);
         scene_done(&s);
     }

@@ -87,15 +87,6 @@ static unsigned numbers(const char *list, unsigned *to)
     return n;
 }
 
-static bool listed(const char *list, const char *name)
-{
-    size_t n = strlen(name);
-    for (const char *p = list; p; p = strchr(p, ','), p += p != NULL)
-        if (!strncmp(p, name, n) && (p[n] == ',' || !p[n]))
-            return true;
-    return false;
-}
-
 /* Large M take fewer matrices: they are not bound by memory. */
 static unsigned mats_for(unsigned n_mats, unsigned m)
 {
@@ -166,7 +157,7 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
         for (unsigned k = 0; k < n_threads; k++) {
             AUTO(pool_free) struct pool *p = NULL;
             j.k = tiers[i];
-            if (!listed(o->tiers, j.k->name) || pool_new(threads[k], true, &p) < 0)
+            if (!lib_listed(o->tiers, j.k->name) || pool_new(threads[k], true, &p) < 0)
                 continue;
             bench_pool(to, o, &j, t->name, p, n_mats);
         }
@@ -314,7 +305,7 @@ int main(int argc, char **argv)
     json_object_set_new(all, "products", products);
     json_object_set_new(all, "barriers", barriers);
     for (unsigned i = 0; i < WEIGHTS_TYPES; i++)
-        if (listed(o.types, weights_types[i].name))
+        if (lib_listed(o.types, weights_types[i].name))
             bench_type(products, &o, &weights_types[i]);
     bench_barriers(barriers, &o);
     if (o.json && json_dump_file(all, o.json, JSON_INDENT(1)) < 0)

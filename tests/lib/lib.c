@@ -1,6 +1,7 @@
 /* lib.c - what tests of every kind share. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 #include "lib/lib.h"
 
@@ -44,4 +45,13 @@ unsigned lib_put_utf8(uint32_t code, char out[4])
     }
     out[0] = (char)((0xf00 >> n) | code);
     return n;
+}
+
+bool lib_listed(const char *list, const char *name)
+{
+    size_t n = strlen(name);
+    for (const char *p = list; p; p = strchr(p, ','), p += p != NULL)
+        if (!strncmp(p, name, n) && (p[n] == ',' || !p[n]))
+            return true;
+    return false;
 }

@@ -25,3 +25,5 @@ const char *lib_shared(const char *path);
 char *lib_read(const char *path, size_t *ret_len);
 /* Writes 1-4 bytes of a code point that is none of the surrogates. */
 unsigned lib_put_utf8(uint32_t code, char out[4]);
+/* Whether `name` is one of "a,b,c". */
+bool lib_listed(const char *list, const char *name);
