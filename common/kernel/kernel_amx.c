@@ -17,7 +17,7 @@
 #define AMX_ROWS 16      // in a tile of activations
 #define AMX_MIN_ROWS 48  // fewer are faster without tiles
 #define AMX_MAX_ROWS 512 // packed at a time
-#define AMX_UNITS 512    // blocks of K of AMX_ROWS rows packed at a time
+#define AMX_UNITS 2048   // blocks of K of AMX_ROWS rows packed at a time: 1.3 MiB, stays in L2
 #define AMX_CHUNK 16     // blocks of K that stay in L1
 #define AMX_TILES 2      // of columns
 #define AMX_AHEAD 8704   // bytes of weights to prefetch into L2: a chunk of Q8_0
@@ -34,12 +34,12 @@ struct unit {
     float d[AMX_ROWS], sum[AMX_ROWS];
 } __attribute__((aligned(64)));
 
-/* Where the results of a tile stand. */
+/* Where the sums of a tile so far stand, and where they go to. */
 struct place {
-    float *y;
-    size_t y_stride;
+    const float *from; // NULL: there are none
+    float *to;
+    size_t from_stride, to_stride;
     uint32_t n_rows, n_store; // n_store: columns
-    bool first;               // nothing stands there yet
 };
 
 /* ---- operands ---- */
@@ -72,14 +72,13 @@ INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blo
 static void pack_rows(const uint8_t *x, size_t x_bytes, uint32_t n_blocks, uint32_t n,
                       struct unit *to)
 {
-    for (uint32_t r = 0; r < n; r++, x += x_bytes) {
-        const struct kernel_x *from = (const struct kernel_x *)x;
-        for (uint32_t b = 0; b < n_blocks; b++) {
-            memcpy(to[b].q[r], from[b].q, KERNEL_BLOCK);
-            to[b].d[r] = from[b].d;
-            to[b].sum[r] = from[b].sum;
+    for (uint32_t b = 0; b < n_blocks; b++)
+        for (uint32_t r = 0; r < n; r++) {
+            const struct kernel_x *from = (const struct kernel_x *)(x + r * x_bytes) + b;
+            memcpy(to[b].q[r], from->q, KERNEL_BLOCK);
+            to[b].d[r] = from->d;
+            to[b].sum[r] = from->sum;
         }
-    }
 }
 
 /* ---- tiles ---- */
@@ -109,6 +108,14 @@ static void configure(int n_rows)
         _tile_dpbssd(c_to, a, w_tile);                                                             \
     } while (0)
 
+/* (float)a of |a| < 2^22, exactly: the sum with 1.5 * 2^23, whose last bit is worth 1, less that.
+ * Unlike a conversion, additions go to both ports. */
+INLINE vf amx_float(__m512i a)
+{
+    const __m512i bits = _mm512_add_epi32(a, _mm512_set1_epi32(0x4b400000));
+    return _mm512_add_ps(_mm512_castsi512_ps(bits), v_set(-0x1.8p23f));
+}
+
 /* Scales the products of block b onto acc. */
 INLINE void scale(const struct chunk *w, const struct unit *x, unsigned b,
                   const int32_t (*products)[KERNEL_TILE], vf acc[AMX_ROWS], const int n_rows,
@@ -116,7 +123,7 @@ INLINE void scale(const struct chunk *w, const struct unit *x, unsigned b,
 {
     const vf d = v_load(w->d[b]), m = v_load(w->m[b]);
     EACH (r, n_rows) {
-        vf sum = c_float(_mm512_load_si512(products[r]));
+        vf sum = amx_float(_mm512_load_si512(products[r]));
         acc[r] = c_fma(sum, c_mul(d, c_set(x[b].d[r])), acc[r]);
         if (min)
             acc[r] = c_fma(m, c_set(x[b].sum[r]), acc[r]);
@@ -127,12 +134,13 @@ INLINE void scale(const struct chunk *w, const struct unit *x, unsigned b,
  * to memory and those of b + 2 and b + 3 are under way: a store that waits for its tile holds up
  * what comes after it. */
 INLINE void rows_times_chunk(const struct chunk *w, const struct unit *x, unsigned n,
-                             const struct place *at, const int n_rows, const bool min)
+                             const struct place *to, const int n_rows, const bool min)
 {
     int32_t products[4][AMX_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
     vf acc[AMX_ROWS];
+    const struct place at = *to; // for gcc, what is stored may be part of *to
     EACH (r, n_rows)
-        acc[r] = at->first ? c_set(0) : v_load_n(at->y + (size_t)r * at->y_stride, at->n_store, 0);
+        acc[r] = at.from ? v_load_n(at.from + (size_t)r * at.from_stride, at.n_store, 0) : v_set(0);
 #define BLOCK(b, a, w_tile, c_next, c_done)                                                        \
     if (b + 3 < n)                                                                                 \
         MULTIPLY(a, w_tile, c_next, b + 3);                                                        \
@@ -154,7 +162,7 @@ INLINE void rows_times_chunk(const struct chunk *w, const struct unit *x, unsign
     }
 #undef BLOCK
     EACH (r, n_rows)
-        v_store_n(at->y + (size_t)r * at->y_stride, at->n_store, acc[r]);
+        v_store_n(at.to + (size_t)r * at.to_stride, at.n_store, acc[r]);
 }
 
 /* What AMX_MIN_ROWS and more split into nearly equally. */
@@ -178,6 +186,14 @@ TIMES(times_min, true)
 
 /* ---- the product ---- */
 
+/* n columns of all rows of y from there on. */
+struct columns {
+    float *y;
+    size_t y_stride;
+    uint32_t n;
+    bool begun; // sums of parts before this one stand there
+};
+
 /* All rows in groups, and the part of K that is packed of them. */
 struct packed {
     struct unit *units; // (group, block of the part)
@@ -186,32 +202,45 @@ struct packed {
 };
 
 /* Chunks of n_tiles tiles of columns for the rows of every group, which come into L1 once for all
- * tiles; from block b of the part on. */
+ * tiles; from block b of the part on. Between the part's chunks sums stand in `sums`: rows of y are
+ * often a power of two apart, and then fall into few sets of the caches. */
 INLINE void groups_times_chunks(const struct int8_type t, struct chunk *chunks, int n_tiles,
                                 const struct packed *x, uint32_t b, unsigned n_blocks,
-                                const struct place *at)
+                                float (*sums)[AMX_TILES][AMX_ROWS * KERNEL_TILE],
+                                const struct columns *c)
 {
-    struct place row = *at;
-    for (uint32_t g = 0, r = 0; g < x->n_groups; g++, r += row.n_rows) {
+    const bool is_first = b == 0, is_last = b + n_blocks == x->n_blocks;
+    for (uint32_t g = 0, r = 0, n_rows; g < x->n_groups; g++, r += n_rows) {
         const struct unit *units = x->units + (size_t)g * x->n_blocks + b;
-        row.n_rows = kernel_pass_rows(x->m, r, x->n_groups - g);
-        row.y = at->y + r * row.y_stride;
-        struct place here = row;
-        for (int i = 0; i < n_tiles; i++, here.y += KERNEL_TILE) {
-            here.n_store = MIN(at->n_store - (uint32_t)i * KERNEL_TILE, KERNEL_TILE);
+        n_rows = kernel_pass_rows(x->m, r, x->n_groups - g);
+        for (int i = 0; i < n_tiles; i++) {
+            float *y = c->y + r * c->y_stride + i * KERNEL_TILE;
+            struct place at = {sums[g][i],  sums[g][i],
+                               KERNEL_TILE, KERNEL_TILE,
+                               n_rows,      MIN(c->n - (uint32_t)i * KERNEL_TILE, KERNEL_TILE)};
+            if (is_first) {
+                at.from = c->begun ? y : NULL;
+                at.from_stride = c->y_stride;
+            }
+            if (is_last) {
+                at.to = y;
+                at.to_stride = c->y_stride;
+            }
             if (t.min)
-                times_min(&chunks[i], units, n_blocks, &here);
+                times_min(&chunks[i], units, n_blocks, &at);
             else
-                times_plain(&chunks[i], units, n_blocks, &here);
+                times_plain(&chunks[i], units, n_blocks, &at);
         }
     }
 }
 
 /* n_tiles tiles of columns for the part of K that is packed. */
 INLINE void amx_tiles(const struct int8_type t, const uint8_t *part, size_t tile_bytes, int n_tiles,
-                      const struct packed *x, const struct place *at)
+                      const struct packed *x, const struct columns *c)
 {
     struct chunk chunks[AMX_TILES];
+    float sums[AMX_MAX_ROWS / AMX_ROWS][AMX_TILES][AMX_ROWS * KERNEL_TILE]
+        __attribute__((aligned(64)));
     for (uint32_t b = 0; b < x->n_blocks; b += AMX_CHUNK) {
         int n_blocks = MIN(AMX_CHUNK, (int)(x->n_blocks - b));
         for (int i = 0; i < n_tiles; i++)
@@ -219,9 +248,7 @@ INLINE void amx_tiles(const struct int8_type t, const uint8_t *part, size_t tile
                        part + (size_t)i * tile_bytes + b / (uint32_t)t.group * int8_group_bytes(t),
                        n_blocks, x->ahead, &chunks[i]);
         __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
-        struct place here = *at;
-        here.first = at->first && b == 0;
-        groups_times_chunks(t, chunks, n_tiles, x, b, (unsigned)n_blocks, &here);
+        groups_times_chunks(t, chunks, n_tiles, x, b, (unsigned)n_blocks, sums, c);
     }
 }
 
@@ -247,7 +274,7 @@ INLINE void amx_matmul(const struct int8_type t, const struct kernel_mat *w, con
         for (uint32_t c = from; c < to; c += AMX_TILES * KERNEL_TILE)
             amx_tiles(t, part + c / KERNEL_TILE * tile_bytes, tile_bytes,
                       MIN(AMX_TILES, (int)((to - c + KERNEL_TILE - 1) / KERNEL_TILE)), &p,
-                      &(struct place){y + c, y_stride, 0, to - c, b == 0});
+                      &(struct columns){y + c, y_stride, to - c, b > 0});
     }
     _tile_release();
 }

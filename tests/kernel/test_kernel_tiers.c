@@ -100,7 +100,7 @@ static void check_many_rows(const struct kernel *k, enum kernel_type type, uint3
                             uint32_t n_in)
 {
     struct product p = product_of(type, n_out, n_in, MANY_ROWS, false);
-    static const uint32_t rows[] = {MANY_ROWS, 270, 257, 256, 250, 129, 96, 81, 65};
+    static const uint32_t rows[] = {MANY_ROWS, 512, 270, 257, 256, 250, 129, 96, 81, 65};
     for (unsigned i = 0; i < ARRAY_LEN(rows); i++)
         check_rows(&p, k, MANY_ROWS - rows[i], rows[i], 32);
     product_done(&p);
