@@ -382,6 +382,22 @@ static void show_load(struct engine *e)
     metrics_set(e->stats->waiting, e->waiting.n);
 }
 
+/* Whether the coming pass is held back for drafts; waits for what comes then. */
+static bool hold_back(struct engine *e)
+{
+    int64_t now_us = clock_us(), wait_us = round_wait_until_us(e) - now_us;
+    if (wait_us > 0) {
+        e->held_us = e->held_us ? e->held_us : now_us;
+        events_send(e->events);
+        take_inbox(e, wait_us);
+        return true;
+    }
+    if (e->held_us)
+        metrics_observe(e->stats->draft_wait_s, (double)(now_us - e->held_us) / 1e6);
+    e->held_us = 0;
+    return false;
+}
+
 static void loop(struct engine *e)
 {
     while (!atomic_load(&e->stop)) {
@@ -393,17 +409,13 @@ static void loop(struct engine *e)
         show_load(e);
         int64_t late_us = round_release(e, clock_us());
         if (!round_has_work(e)) {
+            e->held_us = 0;
             events_send(e->events);
             take_inbox(e, idle_wait_us(e, late_us));
             continue;
         }
-        int64_t wait_us = round_wait_until_us(e) - clock_us();
-        if (wait_us > 0) {
-            events_send(e->events);
-            take_inbox(e, wait_us);
-            continue;
-        }
-        round_run(e);
+        if (!hold_back(e))
+            round_run(e);
     }
     end_all(e);
     events_send(e->events);

@@ -54,6 +54,7 @@ struct engine {
     uint64_t next_id, next_order;
     int64_t show_us;      // when to say next how far loading is
     uint32_t prompt_rows; // of the last pass
+    int64_t held_us;      // since when the coming pass is held back for drafts; 0: it is not
 
     /* Room for a round. */
     struct sched_wait *waits;   // (waiting.max)

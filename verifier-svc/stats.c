@@ -78,6 +78,8 @@ static void init_engine(struct stats *s)
                              "Sequences put back into the queue for want of KV blocks.");
     s->pass_s = time_of("tandem_engine_pass_seconds", "Time of a forward pass.");
     s->pass_rows = length_of("tandem_engine_pass_rows", "Rows of a forward pass.");
+    s->draft_wait_s = time_of("tandem_engine_draft_wait_seconds",
+                              "How long a pass was held back for drafts, if it was.");
 }
 
 static void init_speculation(struct stats *s)

@@ -26,7 +26,7 @@ struct stats {
     struct metric *prompt_length, *generated_length;
     /* The engine now. */
     struct metric *running, *waiting, *paused, *kv_used_ratio;
-    struct metric *rounds, *preemptions, *pass_s, *pass_rows;
+    struct metric *rounds, *preemptions, *pass_s, *pass_rows, *draft_wait_s;
     /* Speculation. */
     struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus;
     struct metric *acceptance_ema, *k_now;
