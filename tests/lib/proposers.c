@@ -15,12 +15,15 @@
 #define K_MAX 64
 #define STOP_GRACE_MS 20
 
-static void must_listen(struct rpc_server *server, const char *path)
+static void must_listen(struct rpc_server *server, const char *target)
 {
-    char address[2 * PROPOSER_PATH_MAX];
-    snprintf(address, sizeof(address), "unix:%s", path);
-    if (rpc_server_listen(server, address) < 0 || rpc_server_start(server) < 0)
+    if (rpc_server_listen(server, target) < 0 || rpc_server_start(server) < 0)
         fail_msg("%s", fail_text());
+}
+
+static void target_of(const char *path, char ret[2 * PROPOSER_PATH_MAX])
+{
+    snprintf(ret, 2 * PROPOSER_PATH_MAX, "unix:%s", path);
 }
 
 /* ---- honest ---- */
@@ -56,7 +59,9 @@ struct honest *honest_start(const char *path)
     struct rpc_server_options opt = {0};
     assert_int_equal(rpc_server_new(&opt, &h->server), 0);
     proposer_add(h->service, h->server);
-    must_listen(h->server, path);
+    char target[2 * PROPOSER_PATH_MAX];
+    target_of(path, target);
+    must_listen(h->server, target);
     return h;
 }
 
@@ -324,7 +329,7 @@ static const struct rpc_method methods[] = {
      .on_end = on_draft_end},
 };
 
-struct liar *liar_start(const char *path, enum lie lie, uint32_t n_vocab)
+struct liar *liar_listen(const char *target, enum lie lie, uint32_t n_vocab)
 {
     struct liar *l = calloc(1, sizeof(*l));
     l->n_vocab = n_vocab;
@@ -333,8 +338,15 @@ struct liar *liar_start(const char *path, enum lie lie, uint32_t n_vocab)
     assert_int_equal(rpc_server_new(&opt, &l->server), 0);
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(l->server, &methods[i], l);
-    must_listen(l->server, path);
+    must_listen(l->server, target);
     return l;
+}
+
+struct liar *liar_start(const char *path, enum lie lie, uint32_t n_vocab)
+{
+    char target[2 * PROPOSER_PATH_MAX];
+    target_of(path, target);
+    return liar_listen(target, lie, n_vocab);
 }
 
 void liar_stop(struct liar *l)

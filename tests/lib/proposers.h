@@ -55,6 +55,7 @@ static const uint16_t liar_law[LIAR_LAW] = {39322, 6553, 19661};
 struct liar;
 
 struct liar *liar_start(const char *path, enum lie lie, uint32_t n_vocab);
+struct liar *liar_listen(const char *target, enum lie lie, uint32_t n_vocab); // "127.0.0.1:PORT"
 void liar_stop(struct liar *l);
 DEFINE_AUTO(struct liar, liar_stop)
 /* From the next Round on. */

@@ -54,7 +54,8 @@ void service_spawn(struct service *s, const char *program, const char *const *ar
         snprintf(s->target, sizeof(s->target), "unix:%s/%s-%u.sock", service_dir(), program,
                  ++n_started);
     s->name = strcmp(program, "verifier-svc") == 0 ? "tandem.v1.Verifier" : "tandem.v1.Proposer";
-    snprintf(s->log, sizeof(s->log), "%s.log", s->target + strlen("unix:"));
+    snprintf(s->log, sizeof(s->log), "%s/%s.log", service_dir(),
+             strrchr(s->target, '/') ? strrchr(s->target, '/') + 1 : s->target);
     char path[512];
     snprintf(path, sizeof(path), "%s/%s", BINARY_DIR, program);
     const char *argv[MAX_ARGS] = {path, "--listen", s->target};

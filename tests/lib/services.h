@@ -9,14 +9,14 @@ struct service {
     pid_t pid;
     const char *name; // "tandem.v1.Verifier", as its health is asked for
     char target[160]; // "unix:/tmp/.../verifier-svc-1.sock"
-    char log[160];    // file with what it said
+    char log[280];    // file with what it said
 };
 
 /* The folder of this test's sockets and logs; made on first use, removed when the test ends. */
 const char *service_dir(void);
 /* Starts the program of the build ("verifier-svc", "proposer-svc") with --listen TARGET and these
  * arguments (NULL behind the last; NULL for none) and returns at once. s->target empty: a fresh
- * one. */
+ * one; else this one, as "127.0.0.1:PORT". */
 void service_spawn(struct service *s, const char *program, const char *const *args);
 /* Waits until the health of its service is SERVING (that of the process is while a model is being
  * loaded); ends the test with its log if it dies or 60 s pass. */

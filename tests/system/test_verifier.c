@@ -10,11 +10,11 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "file/gguf.h"
+#include "lib/figures.h"
 #include "lib/generate.h"
 #include "lib/services.h"
 #include "model/kv.h"
 #include "verifier-svc/accept.h"
-#include "tandem/v1/stats.pb-c.h"
 
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define STORY "<|begin|><|user|>Tell me a story about a dog named Max.<|end|><|assistant|>"
@@ -80,76 +80,6 @@ static void must_refuse(struct rpc_client *c, const request *msg, enum rpc_code 
     generation_end(&g);
     if (g.status.code != code || !strstr(g.status.text, sentence))
         fail_msg("got %s: %s", rpc_code_name(g.status.code), g.status.text);
-}
-
-static Tandem__V1__StatsReply *stats_of(struct rpc_client *c)
-{
-    Tandem__V1__GetStatsRequest req = TANDEM__V1__GET_STATS_REQUEST__INIT;
-    ProtobufCMessage *reply;
-    struct rpc_status st = rpc_unary(c, "/tandem.v1.Stats/GetStats", NULL, &req.base,
-                                     &tandem__v1__stats_reply__descriptor, &reply);
-    assert_int_equal(st.code, RPC_OK);
-    return (Tandem__V1__StatsReply *)reply;
-}
-
-static void nap(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-}
-
-/* Until so many run and wait: the engine tells nobody, so it is asked. */
-static void wait_load(struct rpc_client *c, uint32_t running, uint32_t waiting)
-{
-    int64_t until = clock_us() + WITHIN_S * INT64_C(1000000);
-    for (bool there = false; !there; nap()) {
-        Tandem__V1__StatsReply *s = stats_of(c);
-        there = s->running == running && s->waiting == waiting;
-        tandem__v1__stats_reply__free_unpacked(s, NULL);
-        assert_true(clock_us() < until);
-    }
-}
-
-/* Until all proposers are connected. */
-static void wait_proposers(struct rpc_client *c)
-{
-    int64_t until = clock_us() + WITHIN_S * INT64_C(1000000);
-    for (bool there = false; !there; nap()) {
-        Tandem__V1__StatsReply *s = stats_of(c);
-        there = s->n_proposers > 0;
-        for (size_t i = 0; i < s->n_proposers; i++)
-            there = there && s->proposers[i]->connected;
-        tandem__v1__stats_reply__free_unpacked(s, NULL);
-        assert_true(clock_us() < until);
-    }
-}
-
-/* Drafts that the proposer has sent; how many come in time is the machine's affair. */
-static uint64_t drafts_of(struct rpc_client *c, size_t proposer)
-{
-    Tandem__V1__StatsReply *s = stats_of(c);
-    assert_true(proposer < s->n_proposers);
-    uint64_t n = s->proposers[proposer]->drafts;
-    tandem__v1__stats_reply__free_unpacked(s, NULL);
-    return n;
-}
-
-static double metric_of(struct rpc_client *c, const char *name)
-{
-    Tandem__V1__StatsReply *s = stats_of(c);
-    AUTO(mem_free) char *text = strndup((char *)s->prometheus.data, s->prometheus.len);
-    tandem__v1__stats_reply__free_unpacked(s, NULL);
-    char line[128];
-    snprintf(line, sizeof(line), "\n%s ", name);
-    const char *at = strstr(text, line);
-    assert_non_null(at);
-    return strtod(at + strlen(line), NULL);
-}
-
-static void wait_metric(struct rpc_client *c, const char *name, double at_least)
-{
-    int64_t until = clock_us() + WITHIN_S * INT64_C(1000000);
-    for (; metric_of(c, name) < at_least; nap())
-        assert_true(clock_us() < until);
 }
 
 static void same_answer(const struct answer *a, const struct answer *b)
