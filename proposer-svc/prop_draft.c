@@ -79,6 +79,19 @@ static const struct conf_option options[] = {
      .max = 1,
      .alias = "draft_p_min",
      .help = "a draft ends where the model's greatest probability is below this"},
+    {.name = "draft.quantize",
+     .kind = CONF_CHOICE,
+     .value = &prop_draft_settings.quantise,
+     .fallback = "no",
+     .choices = "no|q8_0|q4_0",
+     .help = "round matrices of larger types to this one when they are loaded: any model, also the "
+             "target itself, as a faster drafter"},
+    {.name = "draft.float_gemm",
+     .kind = CONF_CHOICE,
+     .value = &prop_draft_settings.float_gemm,
+     .fallback = "own",
+     .choices = "own|blas",
+     .help = "who multiplies matrices of floats, as the verifier's float_gemm"},
     {.name = "draft.sparse_k",
      .kind = CONF_INT,
      .value = &prop_draft_settings.sparse_k,
@@ -163,6 +176,13 @@ static int read_vocabulary(struct draft *d, const struct gguf *g, uint32_t *ret_
     return 0;
 }
 
+static int quantise_type(const char *name)
+{
+    return strcmp(name, "q8_0") == 0   ? (int)KERNEL_Q8_0
+           : strcmp(name, "q4_0") == 0 ? (int)KERNEL_Q4_0
+                                       : MODEL_AS_FILE;
+}
+
 static int load(struct draft *d, const struct prop_draft_settings *set)
 {
     AUTO(gguf_close) struct gguf *g = NULL;
@@ -172,6 +192,8 @@ static int load(struct draft *d, const struct prop_draft_settings *set)
                                  .threads = (unsigned)set->threads,
                                  .pin = set->pin,
                                  .memory_check = set->memory_check,
+                                 .quantise = quantise_type(set->quantise),
+                                 .blas = strcmp(set->float_gemm, "blas") == 0,
                                  .context = (uint32_t)set->context,
                                  .kv_mib = (uint64_t)set->kv_mib,
                                  .max_sequences = POOL_SEQUENCES,

@@ -90,6 +90,7 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
     const struct runner_options opt = {.threads = (unsigned)o->threads,
                                        .pin = o->pin,
                                        .memory_check = o->memory_check,
+                                       .quantise = MODEL_AS_FILE,
                                        .blas = o->blas,
                                        .context = (uint32_t)o->context,
                                        .kv_mib = (uint64_t)o->kv_mib,

@@ -139,6 +139,9 @@ void kernel_pack(enum kernel_type type, const void *src, uint32_t n_out, uint32_
 /* One row of the file's layout as floats; for the embedding and as an oracle. */
 void kernel_dequant(enum kernel_type type, const void *row, uint32_t n_in, float *to);
 
+/* The other way, to the nearest, for Q8_0 and Q4_0; n_in is a multiple of 32. */
+void kernel_quantise(enum kernel_type type, const float *x, uint32_t n_in, void *row);
+
 /* Row i of a *packed* matrix as floats: a tied embedding need not be kept twice. */
 void kernel_dequant_packed(const struct kernel_mat *w, uint32_t row, float *to);
 

@@ -33,9 +33,11 @@ struct plan {
     const struct arch *arch;
     struct model *m;
     struct model_store *store;
+    int quantise;
 };
 
 #define ITEMS_PER_LAYER 14
+#define QUANTISE_BLOCK 32 // weights of a block of Q8_0 and Q4_0
 #define ITEMS_BESIDE 3
 
 /* ---- planning ---- */
@@ -82,6 +84,23 @@ static int check_type(const struct gguf_tensor *t, const char *name, uint32_t n_
     return 0;
 }
 
+/* Bits of a weight times 32. */
+static uint32_t weight_size(enum kernel_type type)
+{
+    uint32_t weights, bytes;
+    kernel_type_block(type, &weights, &bytes);
+    return bytes * 256 / weights;
+}
+
+/* What a matrix of the file becomes: smaller, if that is wanted and its rows are whole blocks. */
+static enum kernel_type type_of(const struct plan *p, const struct gguf_tensor *t, uint32_t n_in)
+{
+    enum kernel_type from = (enum kernel_type)t->type, to = (enum kernel_type)p->quantise;
+    bool smaller = p->quantise != MODEL_AS_FILE && n_in % QUANTISE_BLOCK == 0 &&
+                   weight_size(to) < weight_size(from);
+    return smaller ? to : from;
+}
+
 static int plan_mat(struct plan *p, const char *name, uint32_t n_in, uint32_t n_out,
                     struct kernel_mat *mat)
 {
@@ -91,7 +110,7 @@ static int plan_mat(struct plan *p, const char *name, uint32_t n_in, uint32_t n_
     int r = check_type(t, name, n_in);
     if (r < 0)
         return r;
-    *mat = (struct kernel_mat){(enum kernel_type)t->type, n_out, n_in, NULL};
+    *mat = (struct kernel_mat){type_of(p, t, n_in), n_out, n_in, NULL};
     p->m->params.n_weights += (uint64_t)n_in * n_out;
     return add_item(p, (struct item){.tensor = t, .mat = mat, .n_tiles = model_tiles(mat)},
                     kernel_packed_bytes(mat->type, n_out, n_in));
@@ -277,13 +296,13 @@ static uint64_t digest_of(const struct model *m)
 
 /* ---- planning and loading ---- */
 
-int model_plan(const struct gguf *g, struct model **ret)
+int model_plan(const struct gguf *g, int quantise, struct model **ret)
 {
     AUTO(model_free) struct model *m = calloc(1, sizeof(*m));
     struct model_store *store = m ? m->store = calloc(1, sizeof(*store)) : NULL;
     if (!store)
         return fail(-ENOMEM, "model: no memory");
-    struct plan plan = {.m = m, .store = store};
+    struct plan plan = {.m = m, .store = store, .quantise = quantise};
     store->g = g;
     int r = arch_read(g, &m->params, &plan.arch);
     if (r < 0)
@@ -313,7 +332,7 @@ struct load {
     const struct item *item; // being packed
     char *to;                // where
     size_t done;             // of the items before
-    atomic_bool cancelled;
+    atomic_bool cancelled, no_memory;
 };
 
 /* Tells how far loading is: so many bytes of the item are done. Loading thread only. */
@@ -322,6 +341,28 @@ static void tell(struct load *l, double bytes)
     double done = (double)l->done + bytes;
     if (l->opt->progress && !l->opt->progress(l->opt->arg, (float)(done / (double)l->m->bytes)))
         atomic_store(&l->cancelled, true);
+}
+
+/* Columns [a, b) of a matrix, rounded to its type on the way. False: no memory. */
+static bool pack_quantised(struct load *l, uint32_t a, uint32_t b)
+{
+    const struct kernel_mat *w = l->item->mat;
+    const struct gguf_tensor *t = l->item->tensor;
+    uint32_t weights, block;
+    kernel_type_block(w->type, &weights, &block);
+    size_t from_bytes = t->bytes / w->n_out, to_bytes = (size_t)w->n_in / weights * block;
+    AUTO(mem_free) float *row = malloc(w->n_in * sizeof(*row));
+    AUTO(mem_free) char *band = malloc((b - a) * to_bytes);
+    if (!row || !band)
+        return false;
+    for (uint32_t i = a; i < b; i++) {
+        kernel_dequant((enum kernel_type)t->type, (const char *)t->data + i * from_bytes, w->n_in,
+                       row);
+        kernel_quantise(w->type, row, w->n_in, band + (i - a) * to_bytes);
+    }
+    kernel_pack(w->type, band, b - a, w->n_in, 0, b - a,
+                l->to + kernel_packed_bytes(w->type, a, w->n_in));
+    return true;
 }
 
 static void pack_share(void *arg, unsigned i, unsigned n)
@@ -335,7 +376,10 @@ static void pack_share(void *arg, unsigned i, unsigned n)
     model_share(w, l->item->before, l->item->n_tiles, i, n, &from, &to);
     for (uint32_t a = from, b; a < to && !atomic_load(&l->cancelled); a = b) {
         b = to - a < band ? to : a + band;
-        kernel_pack(w->type, from_file, w->n_out, w->n_in, a, b, l->to);
+        if ((int)w->type == (int)l->item->tensor->type)
+            kernel_pack(w->type, from_file, w->n_out, w->n_in, a, b, l->to);
+        else if (!pack_quantised(l, a, b))
+            atomic_store(&l->no_memory, true);
         gguf_advise(l->m->store->g, from_file + a * row_bytes, (b - a) * row_bytes, false);
         if (i == 0)
             tell(l, (double)l->item->bytes * (b - from) / (to - from));
@@ -370,6 +414,8 @@ static int load_items(struct load *l)
             load_item(l);
         if (atomic_load(&l->cancelled))
             return fail(-ECANCELED, "model: loading was cancelled");
+        if (atomic_load(&l->no_memory))
+            return fail(-ENOMEM, "model: no memory to quantise");
         l->done += l->item->bytes;
     }
     tell(l, 0);

@@ -45,10 +45,14 @@ struct model {
     struct model_store *store; // what owns the memory
 };
 
+#define MODEL_AS_FILE (-1)
+
 /* All but the weights, which are NULL. The file must stay open until they are loaded.
+ * quantise: KERNEL_Q8_0 or KERNEL_Q4_0, to which matrices of larger types are rounded when they are
+ * loaded, or MODEL_AS_FILE.
  * -ENOTSUP: architecture, type or scaling that is not supported, named. -EINVAL: a tensor or key is
  * missing, or has another shape than it must (both in the sentence). -ENOMEM. */
-int model_plan(const struct gguf *g, struct model **ret);
+int model_plan(const struct gguf *g, int quantise, struct model **ret);
 void model_free(struct model *m);
 DEFINE_AUTO(struct model, model_free)
 

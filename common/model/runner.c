@@ -10,7 +10,9 @@
 #define MIN_BLOCKS 2             // of the KV pool
 #define SHORT_CONTEXT 512        // positions that a pool without a size of its own is made for
 #define BESIDE_BYTES (16u << 20)
-#define BESIDE_THREAD_BYTES (2u << 20) // a MiB of the file that it packs, and pages read around it
+#define BESIDE_THREAD_BYTES                                                                        \
+    (2u << 20) // a MiB of the file that it packs, and pages around it or
+               // what it is quantised to
 
 static uint32_t blocks_of(uint64_t positions)
 {
@@ -134,7 +136,7 @@ int runner_plan(struct runner *r, const struct gguf *g, const struct runner_opti
     if (!err)
         err = pool_new(opt->threads, opt->pin, &r->pool);
     if (!err)
-        err = model_plan(g, &r->model);
+        err = model_plan(g, opt->quantise, &r->model);
     if (!err)
         err = check_vocabulary(r);
     return err ? err : measure_out(r);

@@ -23,6 +23,7 @@ struct runner_options {
     const char *prefix; // of the settings that a refusal names; NULL: none
     unsigned threads;   // 0: one per core that may be used
     bool pin, memory_check;
+    int quantise;           // as in model_plan()
     bool blas;              // as in forward_options
     uint32_t context;       // positions of a sequence; 0: what the model was trained for
     uint64_t kv_mib;        // 0: for max_sequences, within a quarter of what is left free

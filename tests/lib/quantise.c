@@ -40,15 +40,7 @@ static void range_of(const float *x, float *ret_low, float *ret_high)
     }
 }
 
-static void put_q8(const float *x, uint8_t *to)
-{
-    float d = fabsf(furthest(x, KERNEL_BLOCK)) / 127, by = inverse(d);
-    put_half(d, to);
-    for (unsigned k = 0; k < KERNEL_BLOCK; k++)
-        to[2 + k] = (uint8_t)(int8_t)lrintf(x[k] * by);
-}
-
-/* Q4_0, Q4_1, Q5_0, Q5_1: d [, m] [, 32 fifth bits], nibbles of k and k + 16 in a byte. */
+/* Q4_1, Q5_0, Q5_1: d [, m] [, 32 fifth bits], nibbles of k and k + 16 in a byte. */
 static void put_q4_q5(const struct kernel_layout *l, const float *x, uint8_t *to)
 {
     int top = l->hi_bits ? 31 : 15;
@@ -187,8 +179,8 @@ static void put_iq4xs(const float *x, uint8_t *to)
 static void put_block(enum kernel_type type, const struct kernel_layout *l, const float *x,
                       uint8_t *to)
 {
-    if (type == KERNEL_Q8_0)
-        put_q8(x, to);
+    if (type == KERNEL_Q8_0 || type == KERNEL_Q4_0)
+        kernel_quantise(type, x, l->n_weights, to);
     else if (type == KERNEL_Q6_K)
         put_q6k(x, to);
     else if (l->has_book && l->n_weights == 256)

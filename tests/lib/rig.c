@@ -23,7 +23,7 @@ static void build(struct rig *r, const struct rig_options *opt)
     r->has_own_pool = !opt->pool;
     if (r->has_own_pool)
         must(pool_new(opt->n_threads ? opt->n_threads : 1, opt->pin, &r->pool), "pool_new");
-    must(model_plan(r->file, &r->model), "model_plan");
+    must(model_plan(r->file, MODEL_AS_FILE, &r->model), "model_plan");
     must(model_load(r->model, &(struct model_load_options){.pool = r->pool, .kernel = kernel}),
          "model_load");
     const struct model_params *p = &r->model->params;

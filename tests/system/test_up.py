@@ -121,6 +121,15 @@ class UpTest(unittest.TestCase):
             finally:
                 self.assertEqual(up.stop(), 0)
 
+    def test_a_draft_model_drafts_and_may_be_the_model_itself(self):
+        up = Up("--proposer", "draft", "--model", MODEL, "--draft-model", MODEL, "--draft-quantize", "q4_0")
+        try:
+            up.wait(r"all healthy: model .*, proposer draft")
+            accepted, proposed = up.wait(r"acceptance: (\d+) of (\d+)").groups()
+            self.assertLessEqual(int(accepted), int(proposed))
+        finally:
+            self.assertEqual(up.stop(), 0)
+
     def test_what_cannot_start_says_why_in_one_sentence(self):
         with socket.socket() as taken, tempfile.NamedTemporaryFile() as junk:
             taken.bind(("127.0.0.1", 0))
@@ -131,6 +140,10 @@ class UpTest(unittest.TestCase):
             self.assertEqual(refusal("--model", "/no/such.gguf"), ("tandem: there is no model file /no/such.gguf", 1))
             self.assertEqual(refusal("--model", junk.name), (f"tandem: {junk.name} is not a GGUF file", 1))
         self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none, ngram or draft, not "oracle"', 1))
+        self.assertEqual(refusal("--proposer", "draft", "--model", MODEL)[0],
+                         f"tandem: --proposer draft needs --draft-model: a small model with the vocabulary of {MODEL}")
+        self.assertEqual(refusal("--proposer", "draft", "--draft-quantize", "q2")[0],
+                         'tandem: --draft-quantize must be no, q8_0 or q4_0, not "q2"')
         self.assertEqual(refusal("--port", "0"), ('tandem: --port must be 1..65535, not "0"', 1))
 
     def test_a_model_that_may_not_be_read_is_refused(self):

@@ -65,18 +65,23 @@ static void set_float(struct file f, const char *key, float value)
     memcpy(find_in(f, key) + strlen(key) + 4, &value, sizeof(value));
 }
 
-static int load(struct file f, struct model **ret)
+static int load_as(struct file f, int quantise, struct model **ret)
 {
     AUTO(gguf_close) struct gguf *g = NULL;
     AUTO(model_free) struct model *m = NULL;
     int r = gguf_open_memory(f.data, f.len, &g);
     if (r == 0)
-        r = model_plan(g, &m);
+        r = model_plan(g, quantise, &m);
     if (r == 0)
         r = model_load(m, &(struct model_load_options){.pool = pool, .kernel = kernel});
     if (r == 0)
         *ret = TAKE(m);
     return r;
+}
+
+static int load(struct file f, struct model **ret)
+{
+    return load_as(f, MODEL_AS_FILE, ret);
 }
 
 /* The file is refused with this error, and the sentence holds these words. */
@@ -268,7 +273,7 @@ static int load_watched(struct file f, struct progress *p)
     AUTO(gguf_close) struct gguf *g = NULL;
     AUTO(model_free) struct model *m = NULL;
     assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
-    assert_int_equal(model_plan(g, &m), 0);
+    assert_int_equal(model_plan(g, MODEL_AS_FILE, &m), 0);
     return model_load(m, &(struct model_load_options){
                              .pool = pool, .kernel = kernel, .progress = note_progress, .arg = p});
 }
@@ -293,6 +298,59 @@ static void loading_can_be_given_up(void **state)
         assert_int_equal(load_watched(f, &p), -ECANCELED);
         assert_int_equal(p.n_calls, at);
     }
+    free(f.data);
+}
+
+/* A matrix holds the tensor's rows, rounded to its type. */
+static void assert_rounded(struct file f, const char *name, const struct kernel_mat *w)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
+    const struct gguf_tensor *t = gguf_find(g, name);
+    AUTO(mem_free) float *x = calloc(2 * w->n_in, sizeof(*x));
+    AUTO(mem_free) char *row = malloc(w->n_in * sizeof(*x));
+    float *got = x + w->n_in;
+    for (uint32_t i = 0; i < w->n_out; i++) {
+        kernel_dequant((enum kernel_type)t->type, (const char *)t->data + i * (t->bytes / w->n_out),
+                       w->n_in, x);
+        kernel_quantise(w->type, x, w->n_in, row);
+        kernel_dequant(w->type, row, w->n_in, x);
+        kernel_dequant_packed(w, i, got);
+        assert_memory_equal(got, x, w->n_in * sizeof(*x));
+    }
+}
+
+static void larger_types_are_quantised_on_the_way(void **state)
+{
+    (void)state;
+    static const enum kernel_type from[] = {KERNEL_F32, KERNEL_BF16, KERNEL_Q6_K};
+    static const enum kernel_type to[] = {KERNEL_Q8_0, KERNEL_Q4_0, KERNEL_Q4_0};
+    for (size_t i = 0; i < ARRAY_LEN(to); i++) {
+        struct tiny t = {"llama", from[i], KERNEL_F16, .seed = 5};
+        struct file f = {0};
+        f.data = tiny_write(&t, &f.len);
+        AUTO(model_free) struct model *m = NULL;
+        assert_int_equal(load_as(f, (int)to[i], &m), 0);
+        assert_int_equal(m->layers[1].v.type, to[i]);
+        assert_rounded(f, "token_embd.weight", &m->embd);
+        assert_rounded(f, "output.weight", &m->head);
+        assert_rounded(f, "blk.0.attn_q.weight", &m->layers[0].q);
+        assert_rounded(f, "blk.1.attn_v.weight", &m->layers[1].v);
+        assert_rounded(f, "blk.1.ffn_down.weight", &m->layers[1].down);
+        free(f.data);
+    }
+}
+
+static void smaller_types_stay_as_they_are(void **state)
+{
+    (void)state;
+    struct tiny t = {"llama", KERNEL_Q4_0, KERNEL_Q8_0, .seed = 5};
+    struct file f = {0};
+    f.data = tiny_write(&t, &f.len);
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load_as(f, KERNEL_Q8_0, &m), 0);
+    assert_int_equal(m->layers[0].q.type, KERNEL_Q4_0);
+    assert_int_equal(m->embd.type, KERNEL_Q8_0);
     free(f.data);
 }
 
@@ -332,7 +390,7 @@ static int plan(struct file f)
     AUTO(gguf_close) struct gguf *g = NULL;
     AUTO(model_free) struct model *m = NULL;
     int r = gguf_open_memory(f.data, f.len, &g);
-    return r < 0 ? r : model_plan(g, &m);
+    return r < 0 ? r : model_plan(g, MODEL_AS_FILE, &m);
 }
 
 /* Nothing in a damaged file may crash; most are refused, some only say something else. What is
@@ -374,6 +432,8 @@ int main(void)
         cmocka_unit_test(unknown_rope_scaling_is_named),
         cmocka_unit_test(loading_tells_how_far_it_is),
         cmocka_unit_test(loading_can_be_given_up),
+        cmocka_unit_test(larger_types_are_quantised_on_the_way),
+        cmocka_unit_test(smaller_types_stay_as_they_are),
         cmocka_unit_test(the_columns_of_several_matrices_are_shared_out),
         cmocka_unit_test(damaged_files_never_crash),
     };

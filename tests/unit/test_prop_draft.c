@@ -21,8 +21,12 @@ static void *shared;
 static int start(void **state)
 {
     (void)state;
-    prop_draft_settings = (struct prop_draft_settings){
-        .model = (char *)(uintptr_t)MODEL, .threads = 1, .sparse_k = 64, .memory_check = true};
+    prop_draft_settings = (struct prop_draft_settings){.model = (char *)(uintptr_t)MODEL,
+                                                       .quantise = (char *)(uintptr_t) "no",
+                                                       .float_gemm = (char *)(uintptr_t) "own",
+                                                       .threads = 1,
+                                                       .sparse_k = 64,
+                                                       .memory_check = true};
     return 0;
 }
 
