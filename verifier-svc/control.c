@@ -1,5 +1,6 @@
 /* control.c - three policies over learnt chances and measured times. */
 #include <math.h>
+#include <stdlib.h>
 #include "verifier-svc/control.h"
 
 #define START_EMA 0.7
@@ -8,7 +9,7 @@
 #define SEQ_FADE 0.9f   // of a sequence's own counts, per draft
 #define SEQ_TRUST 3.0f  // tokens that its proposer's rates weigh against its own counts
 #define PRIOR_TRIED 2.0 // tokens that a rate weighs before any was tried
-#define TIME_FADE 0.95
+#define GIVEN_WEIGHT 0.1f
 #define PROBE_SHARE 0.01 // of the time may go into trying again
 #define PROBE_MIN_ROUNDS 16
 #define PROBE_MAX_ROUNDS 512
@@ -149,17 +150,10 @@ static struct goodput share(const struct control *c, const struct control_round 
     }
 }
 
-/* What a proposer takes to answer with k tokens: a line through recent answers. Where all had the
- * same k, half of it is taken to be for the tokens. */
+/* What a proposer takes to answer with k tokens. */
 static double answer_us(const struct control_proposer *p, uint32_t k)
 {
-    if (p->n <= 0)
-        return 0;
-    double mean_k = p->k / p->n, mean_us = p->us / p->n;
-    double variance = p->kk / p->n - mean_k * mean_k, with_us = p->kus / p->n - mean_k * mean_us;
-    double slope = (with_us + 0.25 * mean_us / (2 * mean_k)) / (variance + 0.25);
-    slope = fmin(fmax(slope, 0), mean_us / mean_k);
-    return mean_us + slope * (k - mean_k);
+    return p->base_us + p->token_us * k;
 }
 
 static double slowest_us(const struct control *c, const struct control_item *v, uint32_t n,
@@ -272,16 +266,54 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
 
 /* ---- learning ---- */
 
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *v, unsigned n)
+{
+    qsort(v, n, sizeof(*v), by_size);
+    return (v[(n - 1) / 2] + v[n / 2]) / 2;
+}
+
+/* The line that half of all pairs of answers are steeper than (Theil 1950, Sen 1968): answers that
+ * were held up bend it little. Where all had the same k, half of the time is taken to be for the
+ * tokens. */
+static void fit_answers(struct control_proposer *p)
+{
+    double slopes[CONTROL_ANSWERS * CONTROL_ANSWERS / 2], us[CONTROL_ANSWERS];
+    unsigned n = min_u32(p->n_answers, CONTROL_ANSWERS), n_slopes = 0;
+    for (unsigned i = 0; i < n; i++) {
+        us[i] = p->answers[i].us / p->answers[i].k;
+        for (unsigned j = 0; j < i; j++) {
+            double dk = p->answers[i].k - p->answers[j].k;
+            if (dk != 0)
+                slopes[n_slopes++] = (p->answers[i].us - p->answers[j].us) / dk;
+        }
+    }
+    double all_us = median(us, n); // of a token, if nothing else took time
+    p->token_us = n_slopes ? fmin(fmax(median(slopes, n_slopes), 0), all_us) : all_us / 2;
+    for (unsigned i = 0; i < n; i++)
+        us[i] = p->answers[i].us - p->token_us * p->answers[i].k;
+    p->base_us = fmax(median(us, n), 0);
+}
+
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given)
 {
     struct control_proposer *p = &c->proposers[proposer];
-    p->n = p->n * TIME_FADE + 1;
-    p->k = p->k * TIME_FADE + k;
-    p->kk = p->kk * TIME_FADE + (double)k * k;
-    p->us = p->us * TIME_FADE + us;
-    p->kus = p->kus * TIME_FADE + k * us;
-    s->given += 0.1f * ((given ? 1.0f : 0.0f) - s->given);
+    s->given += GIVEN_WEIGHT * ((given ? 1.0f : 0.0f) - s->given);
+    if (given && s->introduced) {
+        unsigned i = p->n_answers++ % CONTROL_ANSWERS;
+        p->answers[i].k = k;
+        p->answers[i].us = us;
+        fit_answers(p);
+    }
+    if (given && !s->introduced)
+        s->given = 1; // it only had to learn the context
+    s->introduced |= given;
 }
 
 static void note(struct control_rate *r, bool kept)

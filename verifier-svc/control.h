@@ -39,13 +39,18 @@ struct control_rate {
     float tried, kept;
 };
 
+#define CONTROL_ANSWERS 16
 #define CONTROL_PLACES 6 // in a draft: 1st, 2nd, 3rd, 4-6th, 7-10th, behind
 #define CONTROL_SAID 7   // chance by the proposer's word: below .2, .4, .6, .8, .95, 1; 1 or silent
 
 struct control_proposer {
     struct control_rate said[CONTROL_PLACES][CONTROL_SAID]; // if those before it were kept
     struct control_rate all[CONTROL_PLACES];
-    double n, k, kk, us, kus; // sums over recent answers: times of k tokens, for a line
+    struct {
+        double k, us;           // an answer with tokens: of k wished for, after us
+    } answers[CONTROL_ANSWERS]; // the last ones
+    uint32_t n_answers;         // ever
+    double base_us, token_us;   // the line through them
 };
 
 /* A sequence's own part. Starts as control_seq_init() says. */
@@ -53,6 +58,7 @@ struct control_seq {
     float kept, expected; // of the tokens tried lately, and what the proposer's rates said
     float ema;
     float given;         // share of recent wishes that were granted, be it in part
+    bool introduced;     // its proposer has drafted for it: the first draft takes longer
     uint32_t off_rounds; // without a draft since the last one; UINT32_MAX: try at once
 };
 
@@ -95,7 +101,8 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
 void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
                  uint32_t n);
 
-/* A proposer answered a wish for k tokens after us, with tokens or (given: false) without. */
+/* A proposer answered a wish for k tokens after us, with tokens or (given: false) without. The time
+ * counts only with tokens, and not the first time: the proposer had the context to learn. */
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given);
 /* These tokens were committed where the draft began; it may have been verified, or not, or have

@@ -12,6 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import engine
+import speculation
 
 
 class Bench(unittest.TestCase):
@@ -85,6 +86,21 @@ class Bench(unittest.TestCase):
         self.assertAlmostEqual(r["of_better_peer"][8], 20 / (40 * 0.78))
         self.assertEqual(r["of_better_peer"][16], 0.4)
         self.assertEqual((r["read_limit_gb_per_s"], r["read_limit_streams"]), (1, 4))
+
+
+class Speculation(unittest.TestCase):
+    def test_a_pair_that_agrees_keeps_every_draft_whoever_chooses_its_length(self):
+        text = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
+            path = os.path.join(folder, "figures.json")
+            speculation.main(["pairs", "--shape", "tiny", "--eps", "0", "--k", "3", "--reps", "1", "--tokens", "41", "--threads", "1",
+                              "--bin", BIN, "--models", folder, "--json", path])
+            with open(path, encoding="utf-8") as f:
+                figures = json.load(f)["0.0"]
+        self.assertEqual(figures["k"]["3"]["alpha"], 1)
+        self.assertGreater(figures["k"]["3"]["tau"], 2)
+        self.assertGreater(figures["plain_tokens_per_s"], 0)
+        self.assertIn("the controller", text.getvalue())
 
 
 if __name__ == "__main__":

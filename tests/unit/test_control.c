@@ -232,6 +232,8 @@ static void a_slow_proposer_is_asked_for_more_at_once_or_not_at_all(void **state
     feed(w, 0, 0.8, 16, 300);
     for (unsigned i = 0; i < 50; i++)
         control_answered(&w->c, &w->seqs[0], 0, 1 + i % 8, 1, true);
+    control_answered(&w->c, &w->seqs[1], 0, 4, 1e6, true); // a new sequence has to be learnt first
+    control_answered(&w->c, &w->seqs[0], 0, 4, 1e6, true); // and one may be held up
     uint32_t fast = asked(w, 1, 64);
     for (unsigned i = 0; i < 200; i++)
         control_answered(&w->c, &w->seqs[0], 0, 1 + i % 8, 60, true);

@@ -1,0 +1,345 @@
+"""speculation.py pairs|sweep|texts [OPTIONS]: what speculation makes of the running services.
+
+  pairs  a target and a draft that agree to a known degree (alpha), one sequence, k = 2, 4, 8: measured speed-up
+         beside the theory (1 - a^(k+1)) / ((1 - a) (k c + t(k+1) / t(1))) for the measured a, c and t
+  sweep  the controller (goodput) beside fixed k and beside no drafts: alpha x sequences x context
+  texts  the embedded pair on repetitive and on free prompts: none, ngram and draft
+
+Proposer, verifiers and gateways are the real ones, on unix sockets. What is compared takes turns at every text,
+and a text's speed is that from its first token to its last.
+"""
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+START_S = 120
+FIRST_WORD = 300  # of a synthetic vocabulary; bytes come before
+WORDS = 30000
+
+
+# ---------------------------------------------------------------- services
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Services:
+    """A proposer for each name, and a verifier with a gateway for each set of its settings."""
+
+    def __init__(self, o, stack, target, proposers, verifiers):
+        self.bin, self.stack = o.bin, stack
+        self.folder = stack.enter_context(tempfile.TemporaryDirectory())
+        self.ports = {}
+        targets = []
+        for name, settings in proposers.items():
+            self.start("proposer-svc", name, "--listen", self.path(name), *settings)
+            targets += ["--proposers", name + "=" + self.path(name)]
+        for name, settings in verifiers.items():
+            self.start("verifier-svc", name, "--listen", self.path(name), "--model", target, "--proposer-budget-ms", "250",
+                       "--threads", str(o.threads), *targets, *settings)
+            self.ports[name] = free_port()
+            self.start("gateway", name + "-gateway", "--listen", "127.0.0.1:%d" % self.ports[name], "--verifiers", self.path(name))
+        for name in verifiers:
+            self.wait_ready(name, len(proposers))
+
+    def path(self, name):
+        return "unix:%s/%s.sock" % (self.folder, name)
+
+    def start(self, program, name, *arguments):
+        log = self.stack.enter_context(open(os.path.join(self.folder, name + ".log"), "wb"))
+        # pylint: disable-next=consider-using-with
+        process = subprocess.Popen([os.path.join(self.bin, program), *arguments], stderr=log)
+        self.stack.callback(self.stop, process)
+
+    @staticmethod
+    def stop(process):
+        process.terminate()
+        process.wait()
+
+    def get(self, name, path):
+        with urllib.request.urlopen("http://127.0.0.1:%d%s" % (self.ports[name], path), timeout=5) as answer:
+            return json.load(answer)
+
+    def wait_ready(self, name, n_proposers):
+        until = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError, KeyError, IndexError, urllib.error.HTTPError):
+                health = self.get(name, "/health")
+                connected = sum(p["connected"] for p in health["verifiers"][0]["proposers"])
+                if health["status"] == "ok" and connected == n_proposers:
+                    return
+            if time.monotonic() > until:
+                for log in sorted(os.listdir(self.folder)):
+                    if log.endswith(".log"):
+                        with open(os.path.join(self.folder, log), encoding="utf-8", errors="replace") as f:
+                            print(log, f.read()[-1000:], file=sys.stderr)
+                raise SystemExit("the services did not start within %d s" % START_S)
+            time.sleep(0.1)
+
+    def generate(self, name, prompt, n_tokens, speculative, n=1, **more):
+        body = {"model": "default", "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "n": n, "ignore_eos": True,
+                "speculative": speculative, **more}
+        request = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % self.ports[name],
+                                         json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=900) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as e:
+            raise SystemExit("%s: %s" % (e, e.read().decode(errors="replace"))) from e
+
+    def figures(self, name):
+        """Forward passes and answers of proposers so far: how many, and their seconds."""
+        with urllib.request.urlopen("http://127.0.0.1:%d/metrics" % self.ports[name], timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        sums = collections.Counter()
+        for line in lines:
+            if line.startswith(("tandem_engine_pass_seconds_", "tandem_proposer_round_trip_seconds_")):
+                sums[line.split("{")[0].split(" ")[0]] += float(line.rsplit(" ", 1)[1])
+        return sums
+
+
+class Text:
+    """What one answer took."""
+
+    def __init__(self, answer):
+        t, s = answer["timings"], answer["metrics"]["speculative_decoding"]
+        self.tokens, self.ms = t["predicted_n"], t["predicted_ms"]
+        self.drafted, self.accepted, self.steps = s["num_draft_tokens"], s["num_accepted_draft_tokens"], s["num_steps"]
+        self.histogram = s["acceptance_histogram"]
+        self.said = [c["text"] for c in answer["choices"]]
+
+
+def prompt_of(seed, n):
+    words = random.Random(seed)
+    return [words.randrange(FIRST_WORD, WORDS) for _ in range(n)]
+
+
+def rate_of(texts):
+    return 1e3 * sum(t.tokens for t in texts) / sum(t.ms for t in texts)
+
+
+def alpha_of(texts, k):
+    """Of the draft tokens that were reached, the share that was kept."""
+    kept = sum(t.accepted for t in texts)
+    stopped = sum(sum(t.histogram[:k]) for t in texts)
+    return kept / max(1, kept + stopped)
+
+
+def must_agree(texts):
+    if len({tuple(t.said) for t in texts}) > 1:
+        raise SystemExit("the texts differ: speculation has changed an answer")
+
+
+def mean(figures, name):
+    return 1e3 * figures["tandem_%s_seconds_sum" % name] / max(1, figures["tandem_%s_seconds_count" % name])
+
+
+# ---------------------------------------------------------------- pairs
+
+EPS = {"1b": [0.018, 0.07, 0.2], "0.1b": [0.005, 0.02, 0.1], "tiny": [0.05]}
+
+
+def synthetic(o, name, *how):
+    path = os.path.join(o.models, "%s-q8_0-%s.gguf" % (o.shape, name))
+    if not os.path.exists(path):
+        os.makedirs(o.models, exist_ok=True)
+        make = [os.path.join(o.bin, "tests", "make_model"), "--shape", o.shape, "--type", "q8_0", *how]
+        subprocess.run([*make, "--out", path + ".part"], check=True)
+        os.rename(path + ".part", path)
+    return path
+
+
+def pair(o, eps):
+    return synthetic(o, "eps%g" % eps, "--faint-from", "1", "--eps", str(eps)), synthetic(o, "layers1", "--layers", "1")
+
+
+def start_pair(o, eps, stack):
+    target, draft = pair(o, eps)
+    return Services(o, stack, target, {"draft": ["--proposer", "draft", "--draft.model", draft, "--draft.threads", str(o.threads)]},
+                    {"fixed": ["--policy", "fixed", "--k", "20"], "goodput": []})
+
+
+def wish(k):
+    """The server that is asked, and what it is told."""
+    return ("goodput", {}) if k == "goodput" else ("fixed", {"n_max": k})
+
+
+def take_turns(o, s, ks, context, n_sequences=1):
+    """k -> texts and the figures of their passes, of o.reps prompts after one to warm up."""
+    texts, figures = {k: [] for k in ks}, {k: collections.Counter() for k in ks}
+    for turn in range(o.reps + 1):
+        prompt, said = prompt_of(turn, context), []
+        for k in ks:
+            server, wanted = wish(k)
+            start = s.figures(server)
+            s.generate(server, prompt, 1, wanted, n_sequences)  # its passes are the prompt's
+            before = s.figures(server)
+            text = Text(s.generate(server, prompt, o.tokens, wanted, n_sequences))
+            after = s.figures(server)
+            said.append(text)
+            if turn:
+                texts[k].append(text)
+                for name, value in after.items():
+                    figures[k][name] += value - before[name] - (before[name] - start[name])
+        must_agree(said)
+    return texts, figures
+
+
+def measure_pair(o, s):
+    ks = [0, *o.k]
+    texts, figures = take_turns(o, s, [*ks, "goodput"], o.context)
+    plain, t1 = rate_of(texts[0]), mean(figures[0], "engine_pass")
+    out = {"plain_tokens_per_s": plain, "k": {}}
+    for k in o.k:
+        a, tk = alpha_of(texts[k], k), mean(figures[k], "engine_pass")
+        c = mean(figures[k], "proposer_round_trip") / k / t1
+        theory = sum(a ** i for i in range(k + 1)) / (k * c + tk / t1)
+        speed_up = rate_of(texts[k]) / plain
+        out["k"][k] = {"speed_up": speed_up, "theory": theory, "of_theory": speed_up / theory, "alpha": a, "c": c,
+                       "t": tk / t1, "tau": sum(t.tokens for t in texts[k]) / sum(t.steps for t in texts[k])}
+    best = max(rate_of(texts[k]) for k in ks)
+    steps = sum(t.steps for t in texts["goodput"])
+    out["goodput"] = {"speed_up": rate_of(texts["goodput"]) / plain, "of_best": rate_of(texts["goodput"]) / best,
+                      "k": sum(t.drafted for t in texts["goodput"]) / steps}
+    return out
+
+
+def pairs(o):
+    print("%s and its first layer, Q8_0, %d threads each, context %d, %d texts of %d tokens; drafts by another process" % (
+        o.shape, o.threads, o.context, o.reps, o.tokens))
+    print("%6s %4s | %9s %7s %9s | %5s %5s %5s %9s" % ("eps", "k", "of plain", "theory", "of theory", "alpha", "tau", "c", "t(k+1)"))
+    out = {}
+    for eps in o.eps or EPS[o.shape]:
+        with contextlib.ExitStack() as stack:
+            out[eps] = r = measure_pair(o, start_pair(o, eps, stack))
+        for k, t in r["k"].items():
+            print("%6g %4d | %9.2f %7.2f %9.2f | %5.2f %5.2f %5.2f %9.2f" % (
+                eps, k, t["speed_up"], t["theory"], t["of_theory"], t["alpha"], t["tau"], t["c"], t["t"]))
+        g = r["goodput"]
+        print("%6g %4.1f | %9.2f   the controller: %.2f of the best; plain %.1f tokens/s" % (
+            eps, g["k"], g["speed_up"], g["of_best"], r["plain_tokens_per_s"]), flush=True)
+    return out
+
+
+# ---------------------------------------------------------------- sweep
+
+
+def sweep(o):
+    ks = [0, 1, 2, 4, 8]
+    print("%s and its first layer, Q8_0, %d threads each, %d texts of %d tokens: tokens/s of all sequences" % (o.shape, o.threads, o.reps, o.tokens))
+    print("%6s %5s %8s | %s | %10s %8s %9s" % ("eps", "seqs", "context", " ".join("%7s" % ("k=%d" % k) for k in ks), "controller", "of best", "of none"))
+    out = []
+    for eps in o.eps or EPS[o.shape]:
+        with contextlib.ExitStack() as stack:
+            s = start_pair(o, eps, stack)
+            for context in o.contexts:
+                for n in o.sequences:
+                    texts, _ = take_turns(o, s, [*ks, "goodput"], context, n)
+                    rates = {k: rate_of(t) for k, t in texts.items()}
+                    best, ours = max(rates[k] for k in ks), rates["goodput"]
+                    out.append({"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[4], 4),
+                                "tokens_per_s": rates, "of_best": ours / best, "of_none": ours / rates[0]})
+                    print("%6g %5d %8d | %s | %10.1f %8.2f %9.2f" % (
+                        eps, n, context, " ".join("%7.1f" % rates[k] for k in ks), ours, ours / best, ours / rates[0]), flush=True)
+    return out
+
+
+# ---------------------------------------------------------------- texts
+
+REPETITIVE = [
+    "The cat sat on the mat. The cat sat on the mat. The cat sat on the mat. The cat",
+    "Tom had a red ball. Tom had a blue ball. Tom had a green ball. Sam had a red ball. Sam had a blue",
+    "1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4,",
+]
+FREE = [
+    "Once upon a time, there was a little girl named Lily. She loved to play outside. One day, Lily",
+    "One day, a big bear went into the forest to find some honey. He looked under a big tree and",
+    "The old man said to the boy: \"If you find the key, you will find the door.\" So the boy",
+]
+
+
+def texts(o):
+    models = os.path.join(ROOT, "models")
+    draft = ["--proposer", "draft", "--draft.model", os.path.join(models, "tales-1m-q8_0.gguf"), "--draft.threads", str(o.threads)]
+    proposers = {"ngram": ["--proposer", "ngram"], "draft": draft}
+    out = {}
+    with contextlib.ExitStack() as stack:
+        s = Services(o, stack, os.path.join(models, "tales-11m-q8_0.gguf"), proposers,
+                     {"goodput": [], "fixed": ["--policy", "fixed", "--k", "5"]})
+        print("the embedded pair, %d threads each, %d turns, answers of %d tokens: tokens/s, of plain" % (o.threads, o.reps, o.tokens))
+        print("%-11s %-8s %-8s | %9s %9s | %5s %5s" % ("prompts", "proposer", "policy", "tokens/s", "of plain", "alpha", "tau"))
+        for kind, prompts in {"repetitive": REPETITIVE, "free": FREE}.items():
+            for row in measure_texts(o, s, prompts, ["none", *proposers]):
+                out.setdefault(kind, []).append(row)
+                print("%-11s %-8s %-8s | %9.1f %9.2f | %5.2f %5.2f" % (
+                    kind, row["proposer"], row["policy"], row["tokens_per_s"], row["of_plain"], row["alpha"], row["tau"]), flush=True)
+    return out
+
+
+def measure_texts(o, s, prompts, names):
+    got = {(name, policy): [] for name in names for policy in s.ports}
+    for turn in range(o.reps + 1):
+        for prompt in prompts:
+            said = []
+            for (name, policy), answers in got.items():
+                text = Text(s.generate(policy, prompt, o.tokens, {"proposer": name}))
+                said.append(text)
+                if turn:
+                    answers.append(text)
+            must_agree(said)
+    plain = rate_of([t for policy in s.ports for t in got["none", policy]])
+    for (name, policy), answers in got.items():
+        if name == "none" and policy != "fixed":
+            continue
+        yield {"proposer": name, "policy": policy if name != "none" else "", "tokens_per_s": rate_of(answers), "of_plain": rate_of(answers) / plain,
+               "alpha": alpha_of(answers, 5), "tau": sum(t.tokens for t in answers) / sum(t.steps for t in answers)}
+
+
+# ---------------------------------------------------------------- options
+
+
+def numbers(text):
+    return [int(n) for n in text.split(",")]
+
+
+def main(arguments):
+    p = argparse.ArgumentParser(prog="tandem bench speculation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = {"pairs": pairs, "sweep": sweep, "texts": texts}
+    p.add_argument("what", choices=kinds)
+    p.add_argument("--shape", default="1b", choices=EPS, help="of the synthetic pair (default: 1b)")
+    p.add_argument("--eps", type=float, action="append", help="how much the target's layers add that the draft has not; may be given again")
+    p.add_argument("--k", type=numbers, default=[2, 4, 8], help="pairs: draft lengths (default: 2,4,8)")
+    p.add_argument("--context", type=int, default=256, help="pairs: tokens of the prompt (default: 256)")
+    p.add_argument("--contexts", type=numbers, default=[256, 4096], help="sweep (default: 256,4096)")
+    p.add_argument("--sequences", type=numbers, default=[1, 4, 16], help="sweep (default: 1,4,16)")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of target and draft each (default: all cores)")
+    p.add_argument("--tokens", type=int, default=64, help="of an answer (default: 64)")
+    p.add_argument("--reps", type=int, default=5, help="turns after one to warm up (default: 5)")
+    p.add_argument("--json", help="write the figures to this file")
+    p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
+    p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
+    o = p.parse_args(arguments)
+    r = kinds[o.what](o)
+    if o.json:
+        with open(o.json, "w", encoding="utf-8") as f:
+            json.dump(r, f, indent=1)
+            f.write("\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
