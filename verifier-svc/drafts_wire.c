@@ -233,14 +233,17 @@ static float from_half(uint16_t h, Tandem__V1__Tensor__Dtype dtype)
     return x;
 }
 
-/* Row i of the tensor. Rounding to half precision may cost a dense q 1 % of its sum, no more. */
+/* Row i of the tensor; tokens behind its end cannot come. Rounding to half precision may cost a
+ * dense q 1 % of its sum, no more. */
 static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, uint32_t token,
                                       struct accept_q *q)
 {
     float *weights = (float *)q->weights;
     bool wide = t->dtype == TANDEM__V1__TENSOR__DTYPE__F32;
-    const uint8_t *from = t->data.data + (size_t)i * q->n * (wide ? 4 : 2);
-    for (uint32_t k = 0; k < q->n; k++) {
+    uint32_t width = t->shape[1];
+    const uint8_t *from = t->data.data + (size_t)i * width * (wide ? 4 : 2);
+    memset(weights + width, 0, (q->n - width) * sizeof(*weights));
+    for (uint32_t k = 0; k < width; k++) {
         uint16_t half;
         if (wide) {
             memcpy(&weights[k], from + 4 * (size_t)k, sizeof(float));
@@ -261,13 +264,13 @@ static enum drafts_verdict check_dense(const Tandem__V1__SequenceDraft *a,
                                        const struct drafts_asked *asked, struct draft *ret)
 {
     const Tandem__V1__Tensor *t = a->q;
-    if (!t || t->n_shape != 2 || t->shape[0] != a->n_tokens || t->shape[1] != asked->n_vocab)
+    if (!t || t->n_shape != 2 || t->shape[0] != a->n_tokens || t->shape[1] > asked->n_vocab)
         return malformed("a dense q that is not tokens by vocabulary");
     bool wide = t->dtype == TANDEM__V1__TENSOR__DTYPE__F32;
     if (!wide && t->dtype != TANDEM__V1__TENSOR__DTYPE__F16 &&
         t->dtype != TANDEM__V1__TENSOR__DTYPE__BF16)
         return malformed("a dense q of an unknown type");
-    if (t->data.len != a->n_tokens * (wide ? 4 : 2) * (size_t)asked->n_vocab)
+    if (t->data.len != a->n_tokens * (wide ? 4 : 2) * (size_t)t->shape[1])
         return malformed("a dense q that is not as long as its shape");
     ret->q = new_q(a->n_tokens, asked->n_vocab, false);
     if (!ret->q)

@@ -183,6 +183,26 @@ static void a_dense_q_comes_in_three_types(void **state)
     }
 }
 
+/* A drafter may know of less padding behind the vocabulary. */
+static void a_dense_q_may_leave_out_the_last_tokens(void **state)
+{
+    (void)state;
+    struct told t;
+    struct draft d;
+    tell(&t, DENSE);
+    t.shape[1] = V - 1;
+    t.tensor.data.len = sizeof(float) * N * (V - 1);
+    t.dense[5] = 1; // the second row begins here
+    t.dense[6] = 0;
+    must_take(&t, DRAFTS_DENSE, &d);
+    assert_memory_equal(d.q[0].weights, ((float[V]){.25F, .25F, 0, 0, .5F, 0}), 4 * V);
+    assert_memory_equal(d.q[1].weights, ((float[V]){1, 0, 0, 0, 0, 0}), 4 * V);
+    assert_int_equal(d.q[0].n, V);
+    free(d.q);
+    t.tokens[0] = V - 1;
+    must_refuse(&t, DRAFTS_DENSE, "a token that its q does not name");
+}
+
 static void a_bad_dense_q_is_refused(void **state)
 {
     (void)state;
@@ -193,7 +213,7 @@ static void a_bad_dense_q_is_refused(void **state)
     t.draft.q = NULL;
     must_refuse(&t, DRAFTS_DENSE, shape);
     tell(&t, DENSE);
-    t.shape[1]--;
+    t.shape[1]++;
     must_refuse(&t, DRAFTS_DENSE, shape);
     tell(&t, DENSE);
     t.tensor.n_shape = 1;
@@ -257,6 +277,7 @@ int main(void)
         cmocka_unit_test(a_sparse_q_arrives_as_it_was_drawn_from),
         cmocka_unit_test(a_bad_sparse_q_is_refused),
         cmocka_unit_test(a_dense_q_comes_in_three_types),
+        cmocka_unit_test(a_dense_q_may_leave_out_the_last_tokens),
         cmocka_unit_test(a_bad_dense_q_is_refused),
         cmocka_unit_test(drafts_are_small_on_the_wire),
     };
