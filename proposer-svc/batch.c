@@ -210,28 +210,36 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
     return 0;
 }
 
+static int new_round(struct batch *b, size_t n_sequences, struct round **ret)
+{
+    if (n_sequences > BATCH_SEQUENCES_MAX)
+        return fail(-EINVAL, "a round of %zu sequences is beyond the limit of %d", n_sequences,
+                    BATCH_SEQUENCES_MAX);
+    int r = reserve(b, (uint32_t)n_sequences);
+    if (r < 0)
+        return r;
+    *ret = malloc(sizeof(**ret) + n_sequences * sizeof((*ret)->answers[0]));
+    return *ret ? 0 : fail(-ENOMEM, "no memory for a round of %zu sequences", n_sequences);
+}
+
 int batch_take(struct batch *b, const struct batch_origin *from, const Tandem__V1__Round *round,
                Tandem__V1__Round *owned, int64_t now_us)
 {
-    uint32_t n = (uint32_t)round->n_sequences;
-    int err = round->n_sequences > BATCH_SEQUENCES_MAX
-                  ? fail(-EINVAL, "a round of %zu sequences is beyond the limit of %d",
-                         round->n_sequences, BATCH_SEQUENCES_MAX)
-                  : reserve(b, n);
-    struct round *r = err ? NULL : malloc(sizeof(*r) + n * sizeof(r->answers[0]));
-    if (!r) {
+    struct round *r, **before = b->last;
+    int err = new_round(b, round->n_sequences, &r);
+    if (err < 0) {
         if (owned)
             tandem__v1__round__free_unpacked(owned, NULL);
-        return err ? err : fail(-ENOMEM, "no memory for a round of %u sequences", n);
+        return err;
     }
-    *r = (struct round){.from = *from, .owned = owned, .arrived_us = now_us, .answered = n};
+    *r = (struct round){
+        .from = *from, .owned = owned, .arrived_us = now_us, .answered = round->n_sequences};
     if (from->call)
         rpc_call_ref(from->call);
     *b->last = r; // at once, so that its own sequences can be found busy
-    struct round **before = b->last;
     b->last = &r->next;
     int64_t until_us = now_us + round->budget_us - round->budget_us / BUDGET_SHARE;
-    for (uint32_t i = 0; i < n && err == 0; i++)
+    for (size_t i = 0; i < round->n_sequences && err == 0; i++)
         err = take_sequence(b, r, round->sequences[i], until_us);
     metrics_add(b->c.rounds, 1);
     if (err < 0) {
