@@ -1,10 +1,11 @@
-/* test_lossless.c - promise 2 through the real verifier: with drafts drawn from a law that the
+/* test_lossless.c - promise 2 through the real services: with drafts drawn from a law that the
  * proposer tells, the committed tokens follow the target's own.
  *
- * A bias leaves three tokens of the vocabulary. Four are generated behind one prompt, over and
- * over: the first without a draft, the others with drafts of two. What the target says behind each
- * of the 40 beginnings is asked for one by one, so the joint law of the four is known; requests of
- * all rules run side by side. */
+ * Three tokens can come at each place. Four are generated behind one prompt, over and over: the
+ * first without a draft, the others with drafts of two. What the target says behind each of the 40
+ * beginnings is asked for one by one, so the joint law of the four is known; requests of all rules
+ * run side by side. Once the drafts are those of a test's proposer, and the request's penalties
+ * count the draft's own tokens; once those of a draft model. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,19 +19,28 @@
 #include "tandem/v1/stats.pb-c.h"
 #include "verifier-svc/accept.h"
 
-#define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+#define SMALL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+#define LARGE SOURCE_DIR "/models/tales-11m-q8_0.gguf"
 #define N_VOCAB 4096
 #define N_AT_ONCE 24
 #define LEN 4
-#define N_LAW 81         // 3^LEN
-#define TEMPERATURE 3.0F // so that all three tokens come
+#define N_LAW 81   // 3^LEN
+#define N_NODES 40 // beginnings of up to three tokens
+#define PRESENCE 1.5F
+#define FREQUENCY 1.0F
 #define SURELY_WRONG 1e-6
 
-static const uint32_t prompt[] = {1, 500, 600, 700};
-static struct service verifier;
+static struct service verifier, drafter;
 static struct liar *liar;
 static struct rpc_client *client;
-static double law[N_LAW];
+static bool biased;       // a bias leaves the liar's three tokens; else the target's three best
+static float temperature; // so high that all three come
+
+/* Node 0: nothing yet; 3 i + 1 + k: behind token k of node i. */
+static struct {
+    uint32_t ids[LIAR_LAW];
+    double p[LIAR_LAW];
+} nodes[N_NODES];
 
 /* ---- requests ---- */
 
@@ -40,8 +50,17 @@ struct wish {
     Tandem__V1__Speculative spec;
     Tandem__V1__TokenIds ids;
     Tandem__V1__LogitBias bias[LIAR_LAW], *biases[LIAR_LAW];
-    uint32_t tokens[ARRAY_LEN(prompt) + LEN];
+    uint32_t tokens[4 + LEN];
 };
+
+static void add_bias(struct wish *w, uint32_t token)
+{
+    Tandem__V1__LogitBias *b = &w->bias[w->sampling.n_logit_bias];
+    tandem__v1__logit_bias__init(b);
+    b->token = token;
+    b->bias = 100;
+    w->biases[w->sampling.n_logit_bias++] = b;
+}
 
 static void wish_init(struct wish *w, uint32_t max_tokens)
 {
@@ -49,9 +68,9 @@ static void wish_init(struct wish *w, uint32_t max_tokens)
     tandem__v1__sampling__init(&w->sampling);
     tandem__v1__speculative__init(&w->spec);
     tandem__v1__token_ids__init(&w->ids);
-    memcpy(w->tokens, prompt, sizeof(prompt));
+    memcpy(w->tokens, ((uint32_t[]){1, 500, 600, 700}), 4 * sizeof(uint32_t));
     w->ids.ids = w->tokens;
-    w->ids.n_ids = ARRAY_LEN(prompt);
+    w->ids.n_ids = 4;
     w->msg.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
     w->msg.tokens = &w->ids;
     w->msg.sampling = &w->sampling;
@@ -59,54 +78,69 @@ static void wish_init(struct wish *w, uint32_t max_tokens)
     w->msg.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
     w->msg.max_tokens = max_tokens;
     w->msg.ignore_eos = true;
-    w->sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
-    w->sampling.temperature = TEMPERATURE;
-    for (unsigned i = 0; i < LIAR_LAW; i++) {
-        tandem__v1__logit_bias__init(&w->bias[i]);
-        w->bias[i].token = LIAR_TOKEN(i);
-        w->bias[i].bias = 100;
-        w->biases[i] = &w->bias[i];
-    }
     w->sampling.logit_bias = w->biases;
-    w->sampling.n_logit_bias = LIAR_LAW;
+    w->sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+    w->sampling.temperature = temperature;
 }
 
-/* The logprob of token i behind these. */
-static double logprob_of(unsigned i, const unsigned *before, unsigned n)
+/* One token behind these; what the model says of it. */
+static void ask_one(struct wish *w, const uint32_t *before, unsigned n, struct answer *a)
+{
+    for (unsigned k = 0; k < n; k++)
+        w->tokens[w->ids.n_ids++] = before[k];
+    w->msg.logprobs = true;
+    w->msg.top_logprobs = LIAR_LAW;
+    memset(a, 0, sizeof(*a));
+    generation_run(client, &w->msg, a);
+}
+
+static double penalty(uint32_t token, const uint32_t *before, unsigned n)
+{
+    unsigned count = 0;
+    for (unsigned k = 0; k < n; k++)
+        count += before[k] == token;
+    return biased && count ? (double)(PRESENCE + FREQUENCY * (float)count) : 0;
+}
+
+/* Fills a node and those below it. */
+static void ask_law(unsigned node, uint32_t *before, unsigned n, struct answer *a)
 {
     struct wish w;
-    struct answer *a = calloc(1, sizeof(*a));
+    double sum = 0;
     wish_init(&w, 1);
-    for (unsigned k = 0; k < n; k++)
-        w.tokens[w.ids.n_ids++] = LIAR_TOKEN(before[k]);
-    w.biases[0] = &w.bias[i];
-    w.sampling.n_logit_bias = 1;
-    w.msg.logprobs = true;
-    generation_run(client, &w.msg, a);
-    assert_int_equal(a->ids[0], LIAR_TOKEN(i));
-    double logprob = (double)a->logprobs[0];
-    free(a);
-    return logprob;
+    ask_one(&w, before, n, a);
+    for (unsigned i = 0; i < LIAR_LAW; i++)
+        nodes[node].ids[i] = biased ? LIAR_TOKEN(i) : a->top[0][i];
+    for (unsigned i = 0; i < LIAR_LAW; i++) {
+        uint32_t token = nodes[node].ids[i];
+        wish_init(&w, 1);
+        add_bias(&w, token); // it comes, with the logprob that it has without
+        ask_one(&w, before, n, a);
+        assert_int_equal(a->ids[0], token);
+        double logit = (double)a->logprobs[0] - penalty(token, before, n);
+        sum += nodes[node].p[i] = exp(logit / (double)temperature);
+    }
+    for (unsigned i = 0; i < LIAR_LAW; i++) {
+        nodes[node].p[i] /= sum;
+        before[n] = nodes[node].ids[i];
+        if (n + 1 < LEN)
+            ask_law(3 * node + 1 + i, before, n + 1, a);
+    }
 }
 
-/* Fills the joint law behind the n tokens of `before`, which have this probability. */
-static void ask_law(unsigned *before, unsigned n, double probability)
+/* Probability of outcome `at`, its tokens in base 3. */
+static double law_of(unsigned at)
 {
-    double w[LIAR_LAW], sum = 0;
-    if (n == LEN) {
-        unsigned at = 0;
-        for (unsigned i = 0; i < LEN; i++)
-            at = at * LIAR_LAW + before[i];
-        law[at] = probability;
-        return;
+    double p = 1;
+    unsigned node = 0;
+    for (unsigned i = 0, unit = N_LAW / 3; i < LEN; i++, unit /= 3) {
+        p *= nodes[node].p[at / unit % 3];
+        node = 3 * node + 1 + at / unit % 3;
     }
-    for (unsigned i = 0; i < LIAR_LAW; i++)
-        sum += w[i] = exp(logprob_of(i, before, n) / (double)TEMPERATURE);
-    for (unsigned i = 0; i < LIAR_LAW; i++) {
-        before[n] = i;
-        ask_law(before, n + 1, probability * w[i] / sum);
-    }
+    return p;
 }
+
+/* ---- services ---- */
 
 static void wait_proposer(void)
 {
@@ -125,21 +159,41 @@ static void wait_proposer(void)
     }
 }
 
-static int start(void **state)
+static void start_verifier(const char *model, const char *proposer)
+{
+    uint32_t before[LEN];
+    struct answer *a = calloc(1, sizeof(*a));
+    service_start(&verifier, "verifier-svc",
+                  (const char *[]){"--model", model, "--policy", "fixed", "--k", "2",
+                                   "--disable-batch-size", "0", "--proposer-budget-ms", "250",
+                                   "--proposers", proposer, NULL});
+    assert_int_equal(rpc_client_new(verifier.target, NULL, &client), 0);
+    wait_proposer();
+    ask_law(0, before, 0, a);
+    free(a);
+}
+
+static int start_with_liar(void **state)
 {
     (void)state;
     char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
-    unsigned before[LEN];
     snprintf(path, sizeof(path), "%s/drawer.sock", service_dir());
     snprintf(target, sizeof(target), "unix:%s", path);
     liar = liar_start(path, LIE_DRAWN, N_VOCAB);
-    service_start(&verifier, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "2",
-                                   "--disable-batch-size", "0", "--proposer-budget-ms", "250",
-                                   "--proposers", target, NULL});
-    assert_int_equal(rpc_client_new(verifier.target, NULL, &client), 0);
-    wait_proposer();
-    ask_law(before, 0, 1);
+    biased = true;
+    temperature = 3;
+    start_verifier(SMALL, target);
+    return 0;
+}
+
+static int start_with_draft_model(void **state)
+{
+    (void)state;
+    service_start(&drafter, "proposer-svc",
+                  (const char *[]){"--proposer", "draft", "--draft-model", SMALL, NULL});
+    biased = false;
+    temperature = 2;
+    start_verifier(LARGE, drafter.target);
     return 0;
 }
 
@@ -148,7 +202,9 @@ static int stop(void **state)
     (void)state;
     rpc_client_free(client);
     service_stop(&verifier);
+    service_stop(&drafter);
     liar_stop(liar);
+    liar = NULL;
     return 0;
 }
 
@@ -164,12 +220,15 @@ struct asked {
 
 static void take(struct asked *q, const struct answer *a)
 {
-    unsigned at = 0;
+    unsigned at = 0, node = 0;
     assert_int_equal(a->n, LEN);
     for (unsigned i = 0; i < LEN; i++) {
-        unsigned token = (a->ids[i] - LIAR_TOKEN(0)) / 100;
-        assert_true(token < LIAR_LAW && LIAR_TOKEN(token) == a->ids[i]);
-        at = at * LIAR_LAW + token;
+        unsigned k = 0;
+        while (k < LIAR_LAW && nodes[node].ids[k] != a->ids[i])
+            k++;
+        assert_true(k < LIAR_LAW);
+        at = at * 3 + k;
+        node = 3 * node + 1 + k;
     }
     q->count[at]++;
     q->n++;
@@ -181,6 +240,17 @@ static void start_one(const struct asked *q, struct generation *g, struct answer
 {
     struct wish w;
     wish_init(&w, LEN);
+    for (unsigned i = 0; i < LIAR_LAW && biased; i++)
+        add_bias(&w, LIAR_TOKEN(i));
+    if (biased) {
+        w.sampling.has_presence_case = TANDEM__V1__SAMPLING__HAS_PRESENCE_PRESENCE_PENALTY;
+        w.sampling.presence_penalty = PRESENCE;
+        w.sampling.has_frequency_case = TANDEM__V1__SAMPLING__HAS_FREQUENCY_FREQUENCY_PENALTY;
+        w.sampling.frequency_penalty = FREQUENCY;
+    } else {
+        w.sampling.has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K;
+        w.sampling.top_k = LIAR_LAW;
+    }
     w.spec.rule = rpc_text(q->rule);
     w.spec.dense_q = q->dense;
     if (q->parameter) {
@@ -218,7 +288,7 @@ static double tail_of(const struct asked *q)
     double chi2 = 0, rare_count = 0, rare_expected = 0;
     unsigned n_cells = 0;
     for (unsigned i = 0; i < N_LAW; i++) {
-        double expected = law[i] * q->n;
+        double expected = law_of(i) * q->n;
         if (expected < 8) {
             rare_count += q->count[i];
             rare_expected += expected;
@@ -239,7 +309,7 @@ static double tail_of(const struct asked *q)
 
 static uint32_t n_answers(void)
 {
-    return LIB_SANITIZED ? 600 : getenv("TANDEM_TEST_LONG") ? 100000 : 4000;
+    return LIB_SANITIZED ? 600 : getenv("TANDEM_TEST_LONG") ? 50000 : 2000;
 }
 
 static void every_lossless_rule_keeps_the_targets_law(void **state)
@@ -253,9 +323,8 @@ static void every_lossless_rule_keeps_the_targets_law(void **state)
     run(v, ARRAY_LEN(v), n_answers());
     for (unsigned i = 0; i < ARRAY_LEN(v); i++) {
         assert_true(tail_of(&v[i]) > SURELY_WRONG);
-        assert_true(v[i].n_drafted > v[i].n && v[i].n_accepted > 0);
+        assert_true(v[i].n_accepted > 0);
     }
-    assert_true(v[2].n_accepted * 1.0 * v[0].n_drafted > v[0].n_accepted * 1.0 * v[2].n_drafted);
 }
 
 static void lossy_rules_and_a_lying_q_show(void **state)
@@ -268,16 +337,19 @@ static void lossy_rules_and_a_lying_q_show(void **state)
         assert_true(tail_of(&v[i]) < SURELY_WRONG);
     liar_change(liar, LIE_OTHER_Q);
     run(lied, ARRAY_LEN(lied), 1500);
-    liar_change(liar, LIE_DRAWN);
     for (unsigned i = 0; i < ARRAY_LEN(lied); i++)
         assert_true(tail_of(&lied[i]) < SURELY_WRONG);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
+    const struct CMUnitTest told[] = {
         cmocka_unit_test(every_lossless_rule_keeps_the_targets_law),
         cmocka_unit_test(lossy_rules_and_a_lying_q_show),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    const struct CMUnitTest modelled[] = {
+        cmocka_unit_test(every_lossless_rule_keeps_the_targets_law),
+    };
+    int failed = cmocka_run_group_tests(told, start_with_liar, stop);
+    return failed + cmocka_run_group_tests(modelled, start_with_draft_model, stop);
 }
