@@ -178,6 +178,8 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
                                .prompt_len = r->prompt_len,
                                .q_mode = mode_of(b, r->q_mode),
                                .draw_key = r->draw_key,
+                               .tenant = r->tenant.data,
+                               .tenant_len = r->tenant.len,
                                .close = r->close,
                                .more = r->more};
     if (r->sampling) {

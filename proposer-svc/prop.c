@@ -4,10 +4,12 @@
 #include "proposer-svc/prop.h"
 #include "proposer-svc/prop_draft.h"
 #include "proposer-svc/prop_ngram.h"
+#include "proposer-svc/prop_suffix.h"
 
 static const struct prop_ops *const table[] = {
     &prop_ngram,
     &prop_draft,
+    &prop_suffix,
 };
 
 const struct prop_ops *prop_at(size_t i)

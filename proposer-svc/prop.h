@@ -13,6 +13,7 @@
 #include "base/conf.h"
 
 #define PROP_K_MAX 64
+#define PROP_TENANT_MAX 64 // bytes
 
 enum prop_flags {
     PROP_OWN_THREAD = 1,   // drafts on a thread of its own, for all Rounds that wait, together
@@ -25,7 +26,9 @@ enum prop_q_mode { PROP_POINT, PROP_COUPLED, PROP_SPARSE, PROP_DENSE, PROP_Q_MOD
 struct prop_context {
     const uint32_t *tokens; // committed tokens
     uint32_t n;
-    uint32_t n_prompt; // how many of them are the prompt; 0: not known
+    uint32_t n_prompt;     // how many of them are the prompt; 0: not known
+    const uint8_t *tenant; // whose it is: nothing of it is shown to others
+    uint32_t tenant_len;   // PROP_TENANT_MAX at most; 0 is a tenant too
 };
 
 struct prop_sampling {
@@ -84,7 +87,8 @@ struct prop_ops {
     int (*open)(void **ret_shared); // once per process; -EINVAL: settings that do not fit together
     void (*close)(void *shared);
     void (*about)(void *shared, struct prop_about *to); // NULL: point drafts for any vocabulary
-    void (*seq_done)(void *shared, void *seq);          // frees what the state points to
+    /* The sequence ends, with c known of it; frees what the state points to. */
+    void (*seq_done)(void *shared, void *seq, const struct prop_context *c);
 
     /* Only [0, keep) of the context it knows stays valid; c still shows all of it. */
     void (*cut)(void *shared, void *seq, const struct prop_context *c, uint32_t keep);

@@ -308,10 +308,11 @@ static void stop_feeding(struct draft *d, struct draft_seq *s)
     s->is_fed = false;
 }
 
-static void draft_seq_done(void *shared, void *seq)
+static void draft_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
     struct draft *d = shared;
     struct draft_seq *s = seq;
+    (void)c;
     stop_feeding(d, s);
     if (!s->kv.blocks)
         return;

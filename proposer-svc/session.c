@@ -21,6 +21,8 @@ struct session {
     uint32_t n, capacity, n_prompt;
     uint64_t digest; // of [0, n)
     struct prop_sampling sampling;
+    uint8_t tenant[PROP_TENANT_MAX];
+    uint32_t tenant_len;
     max_align_t state[]; // the proposer's own, ops->seq_size bytes
 };
 
@@ -75,6 +77,15 @@ static void link_newest(struct sessions *s, struct session *e)
     s->newest = e;
 }
 
+static struct prop_context context_of(const struct session *e)
+{
+    return (struct prop_context){.tokens = e->tokens,
+                                 .n = e->n,
+                                 .n_prompt = e->n_prompt,
+                                 .tenant = e->tenant,
+                                 .tenant_len = e->tenant_len};
+}
+
 /* With the lock; not a busy one, unless by its own thread. */
 static void drop(struct sessions *s, struct session *e)
 {
@@ -85,7 +96,8 @@ static void drop(struct sessions *s, struct session *e)
     unlink_use(s, e);
     s->stats.n_sessions--;
     s->stats.n_tokens -= e->capacity;
-    s->c.ops->seq_done(s->c.shared, e->state);
+    struct prop_context c = context_of(e);
+    s->c.ops->seq_done(s->c.shared, e->state, &c);
     free(e->tokens);
     free(e);
 }
@@ -159,11 +171,6 @@ static uint64_t digest_of(uint64_t digest, const uint32_t *tokens, uint32_t n)
     return digest;
 }
 
-static struct prop_context context_of(const struct session *e)
-{
-    return (struct prop_context){.tokens = e->tokens, .n = e->n, .n_prompt = e->n_prompt};
-}
-
 /* The busy session, with room for the update; NULL: its context is needed. -EBUSY: it is busy. */
 static int begin(struct sessions *s, uint64_t stream, const struct session_update *u,
                  int64_t now_us, struct session **ret)
@@ -217,6 +224,10 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
         e->n_prompt = u->prompt_len;
     if (u->sampling)
         e->sampling = *u->sampling;
+    if (u->tenant_len) {
+        memcpy(e->tenant, u->tenant, u->tenant_len);
+        e->tenant_len = (uint32_t)u->tenant_len;
+    }
     struct prop_context c = context_of(e);
     return e->digest == u->digest && s->c.ops->grow(s->c.shared, e->state, &c) == 0;
 }
@@ -243,6 +254,9 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     if (u->keep > u->base_len || u->n_tokens != u->base_len - u->keep)
         return fail(-EINVAL, "sequence %llu: %zu tokens do not lead from keep %u to base_len %u",
                     (unsigned long long)u->seq, u->n_tokens, u->keep, u->base_len);
+    if (u->tenant_len > PROP_TENANT_MAX)
+        return fail(-EINVAL, "sequence %llu: the tenant has %zu bytes, at most %d are allowed",
+                    (unsigned long long)u->seq, u->tenant_len, PROP_TENANT_MAX);
     if (u->base_len > s->c.max_context)
         return close_session(s, stream, u->seq);
 

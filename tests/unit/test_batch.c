@@ -16,9 +16,10 @@
  * sparse: from two tokens. */
 static uint32_t n_calls, n_asked;
 
-static void stub_seq_done(void *shared, void *seq)
+static void stub_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
     (void)shared;
+    (void)c;
     (void)seq;
 }
 

@@ -14,9 +14,10 @@ struct sum_seq {
 
 static int n_done;
 
-static void sum_done(void *shared, void *seq)
+static void sum_done(void *shared, void *seq, const struct prop_context *c)
 {
     (void)shared;
+    (void)c;
     (void)seq;
     __atomic_add_fetch(&n_done, 1, __ATOMIC_RELAXED);
 }
@@ -354,6 +355,27 @@ static void streams_on_many_threads_share_the_limits(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
+static void a_sequence_stays_its_tenants(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 5000);
+    enum session_answer a;
+    struct session *e;
+    struct prop_ask ask;
+    struct session_update u = update_of(1, 0, 3, 2);
+    u.tenant = (const uint8_t *)"abc";
+    u.tenant_len = 3;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+        assert_int_equal(ask.context.tenant_len, 3);
+        assert_memory_equal(ask.context.tenant, "abc", 3);
+        sessions_end(s, e);
+        u = update_of(1, 3, 5, 2); // told once
+    }
+    u.tenant_len = PROP_TENANT_MAX + 1;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), -EINVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +393,7 @@ int main(void)
         cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
         cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
         cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
+        cmocka_unit_test(a_sequence_stays_its_tenants),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };
     return cmocka_run_group_tests(tests, count, NULL);
