@@ -129,6 +129,7 @@ static struct goodput share(const struct control *c, const struct control_round 
                             struct control_item *v, uint32_t n, uint32_t limit, double beside_us)
 {
     struct cost_pass pass = r->pass;
+    pass.drafted = limit > 0;
     struct goodput g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us};
     for (uint32_t i = 0; i < n; i++)
         v[i].k = 0;

@@ -532,7 +532,9 @@ static void note_cost(struct engine *e, int64_t us)
     e->prompt_rows = 0;
     for (uint32_t p = 0; p < e->n_pass; p++) {
         const struct seq *s = e->pass[p];
-        cost_add(&pass, 1 + (s->kv.len > s->n ? s->n_draft : 0), s->n);
+        uint32_t n_draft = s->kv.len > s->n ? s->n_draft : 0;
+        cost_add(&pass, 1 + n_draft, s->n);
+        pass.drafted |= n_draft > 0;
         e->prompt_rows += s->n_rows - 1;
     }
     if (!e->prompt_rows)
