@@ -180,6 +180,8 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
                                .draw_key = r->draw_key,
                                .tenant = r->tenant.data,
                                .tenant_len = r->tenant.len,
+                               .hint = r->hint,
+                               .n_hint = r->n_hint,
                                .close = r->close,
                                .more = r->more};
     if (r->sampling) {
@@ -208,6 +210,8 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
         a->ask.to = &a->draft;
         round->n_open++;
         b->n_open++;
+        if (sessions_hint(a->session, &a->ask))
+            close_answer(b, round, a);
     }
     return 0;
 }

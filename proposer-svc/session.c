@@ -9,6 +9,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "base/rng.h"
+#include "proposer-svc/hint.h"
 #include "proposer-svc/session.h"
 
 struct session {
@@ -23,6 +24,7 @@ struct session {
     struct prop_sampling sampling;
     uint8_t tenant[PROP_TENANT_MAX];
     uint32_t tenant_len;
+    struct hint hint;
     max_align_t state[]; // the proposer's own, ops->seq_size bytes
 };
 
@@ -95,10 +97,11 @@ static void drop(struct sessions *s, struct session *e)
     *p = e->next;
     unlink_use(s, e);
     s->stats.n_sessions--;
-    s->stats.n_tokens -= e->capacity;
+    s->stats.n_tokens -= e->capacity + e->hint.n;
     struct prop_context c = context_of(e);
     s->c.ops->seq_done(s->c.shared, e->state, &c);
     free(e->tokens);
+    free(e->hint.tokens);
     free(e);
 }
 
@@ -164,6 +167,20 @@ static bool reserve(struct sessions *s, struct session *e, uint32_t n)
     return true;
 }
 
+/* Without room there is no hint. */
+static void take_hint(struct sessions *s, struct session *e, const struct session_update *u)
+{
+    uint32_t n = u->n_hint < HINT_TOKENS_MAX ? (uint32_t)u->n_hint : HINT_TOKENS_MAX;
+    if (!n || e->hint.n || !make_room(s, 0, n))
+        return;
+    e->hint.tokens = malloc(n * sizeof(*e->hint.tokens));
+    if (!e->hint.tokens)
+        return;
+    memcpy(e->hint.tokens, u->hint, n * sizeof(*u->hint));
+    e->hint.n = n;
+    s->stats.n_tokens += n;
+}
+
 static uint64_t digest_of(uint64_t digest, const uint32_t *tokens, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -193,6 +210,8 @@ static int begin(struct sessions *s, uint64_t stream, const struct session_updat
         drop(s, e);
         e = NULL;
     }
+    if (e)
+        take_hint(s, e, u);
     pthread_mutex_unlock(&s->mu);
     *ret = e;
     return 0;
@@ -213,6 +232,7 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
     if (u->keep < e->n) {
         struct prop_context c = context_of(e);
         s->c.ops->cut(s->c.shared, e->state, &c, u->keep);
+        hint_cut(&e->hint, u->keep);
         e->n = u->keep;
         e->digest = digest_of(0, e->tokens, e->n);
     }
@@ -281,6 +301,11 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     if (e)
         end(s, e, known);
     return 0;
+}
+
+bool sessions_hint(struct session *e, struct prop_ask *ask)
+{
+    return hint_draft(&e->hint, &ask->context, ask->k, ask->to);
 }
 
 void sessions_end(struct sessions *s, struct session *e)

@@ -355,6 +355,45 @@ static void streams_on_many_threads_share_the_limits(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
+static void a_hint_is_kept_and_takes_room(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 500);
+    enum session_answer a;
+    struct session *e;
+    struct prop_ask ask;
+    struct prop_draft d = {0};
+    struct sessions_stats stats;
+    struct session_update u = update_of(1, 0, 5, 3);
+    u.prompt_len = 3;
+    u.hint = (const uint32_t[]){4, 5, 60, 61};
+    u.n_hint = 4;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    ask.to = &d;
+    assert_true(sessions_hint(e, &ask));
+    assert_int_equal(d.n, 2);
+    assert_memory_equal(d.tokens, ((uint32_t[]){60, 61}), 8);
+    sessions_end(s, e);
+    sessions_stats(s, &stats);
+    uint64_t with = stats.n_tokens;
+
+    u = update_of(2, 0, 5, 3);
+    u.hint = counting;
+    u.n_hint = 500; // no room: no hint, and the draft is the proposer's
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    assert_int_equal(a, SESSION_DRAFT);
+    assert_false(sessions_hint(e, &ask));
+    sessions_end(s, e);
+    u.close = true;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    u = update_of(1, 0, 5, 0);
+    u.close = true;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    sessions_stats(s, &stats);
+    assert_int_equal(stats.n_tokens, 0);
+    assert_true(with > 4);
+}
+
 static void a_sequence_stays_its_tenants(void **state)
 {
     (void)state;
@@ -393,6 +432,7 @@ int main(void)
         cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
         cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
         cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
+        cmocka_unit_test(a_hint_is_kept_and_takes_room),
         cmocka_unit_test(a_sequence_stays_its_tenants),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };
