@@ -24,8 +24,8 @@ static const struct conf_option own[] = {
      .kind = CONF_TEXT,
      .value = &values.proposer,
      .fallback = "ngram",
-     .help =
-         "how to guess: ngram, suffix or draft (none: verifiers do without by --proposers none)"},
+     .help = "how to guess: ngram, suffix, draft or chain (none: verifiers do without by "
+             "--proposers none)"},
     {.name = "name",
      .kind = CONF_TEXT,
      .value = &values.name,

@@ -15,7 +15,7 @@
 #include "lib/tiers.h"
 
 #if LIB_SANITIZED
-#define MAX_ROWS 7 // every proposer once
+#define MAX_ROWS 8 // every proposer once
 #define N_TOKENS 16
 #define BATCHES 1, 8
 #else
@@ -31,19 +31,22 @@ enum proposer {
     NO_PROPOSER,
     NGRAM,
     SUFFIX,
+    CHAIN,
     DRAFT,
     RANDOM_GUESSES,
     KILLED_MIDWAY,
     DRAFT_KILLED_MIDWAY
 };
 
-#define MAX_LEVELS 7 // of a factor
+#define MAX_LEVELS 8 // of a factor
 static struct {
     const char *name;
     unsigned n;
     const char *values[MAX_LEVELS];
 } factors[N_FACTORS] = {
-    {"proposer", 7, {"none", "ngram", "suffix", "draft", "random", "killed", "draft killed"}},
+    {"proposer",
+     8,
+     {"none", "ngram", "suffix", "chain", "draft", "random", "killed", "draft killed"}},
     {"k", 3, {"1", "3", "8"}},
     {"policy", 3, {"fixed", "goodput", "ema"}},
     {"threads", 2, {"1", "2"}},
@@ -150,6 +153,8 @@ struct world {
 static const char *const draft_args[] = {"--proposer", "draft", "--draft-model",
                                          SOURCE_DIR "/models/tales-1m-q8_0.gguf", NULL};
 
+static const char *const chain_args[] = {"--proposer", "chain", "--draft-model",
+                                         SOURCE_DIR "/models/tales-1m-q8_0.gguf", NULL};
 static const char *const suffix_args[] = {"--proposer", "suffix", NULL};
 
 static void start_proposer(struct world *w, enum proposer p, char *target, size_t size)
@@ -164,6 +169,7 @@ static void start_proposer(struct world *w, enum proposer p, char *target, size_
         service_start(&w->proposer, "proposer-svc",
                       draft         ? draft_args
                       : p == SUFFIX ? suffix_args
+                      : p == CHAIN  ? chain_args
                                     : NULL);
         snprintf(target, size, "%s", w->proposer.target);
     }
