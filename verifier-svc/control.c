@@ -30,6 +30,11 @@ void control_seq_init(struct control_seq *s)
     *s = (struct control_seq){.ema = START_EMA, .given = 1};
 }
 
+void control_forget(struct control *c, unsigned proposer)
+{
+    c->proposers[proposer] = (struct control_proposer){0};
+}
+
 /* ---- chances ---- */
 
 static unsigned place_of(uint32_t depth)

@@ -11,19 +11,21 @@
 #include "verifier-svc/sched.h"
 
 /* What comes in. Allocated by who sends, freed by the engine. */
-enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY };
+enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY, INBOX_PROPOSER, INBOX_SPECULATION };
 
 struct inbox_item {
     enum inbox_kind kind;
     struct request *req; // REQUEST, VERIFY: with a hold
     uint64_t seq;        // DRAFT
     uint32_t base_len, n;
-    int proposer;
+    int proposer;    // DRAFT, PROPOSER
     uint32_t rtt_us; // DRAFT
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX];
-    struct accept_q *q; // DRAFT: as in struct draft; who takes it leaves NULL
+    struct accept_q *q;              // DRAFT: as in struct draft; who takes it leaves NULL
+    struct stats_drafts counts;      // PROPOSER: another one has this place from now on
+    struct speculation *speculation; // SPECULATION: from now on
 };
 
 struct engine {
@@ -41,10 +43,14 @@ struct engine {
     char error[FAIL_TEXT_MAX];
     _Atomic(struct served *) ready; // published when loading is done
     _Atomic(struct drafts *) proposers;
+    pthread_mutex_t speculation_mu; // for changing it, the proposers included
+    struct speculation speculation; // as asked for
 
     /* The engine thread's own. */
     struct served *served;
-    struct drafts *drafts; // NULL: no proposers
+    struct drafts *drafts; // NULL until the model is loaded
+    bool speculates;
+    char proposer[DRAFTS_NAME_MAX]; // asked where a request names none; "": any
     struct sched sched;
     struct control control;
     struct roster running; // RUNNING and BRANCH

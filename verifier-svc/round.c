@@ -250,7 +250,6 @@ static void count_draft(struct engine *e, struct seq *s, const struct accept_res
     s->kept_steps[r->n_accepted]++;
     if (s->proposer == SEQ_NO_PROPOSER)
         return; // the client's own
-    s->last_proposer = s->proposer;
     control_verified(&e->control, &s->control, s->n_draft, r->n_accepted);
     metrics_set(e->stats->acceptance_ema, e->control.acceptance_ema);
     metrics_add(e->stats->proposed, s->n_draft);
@@ -258,6 +257,7 @@ static void count_draft(struct engine *e, struct seq *s, const struct accept_res
     metrics_add(e->stats->bonus, bonus);
     drafts_accepted(e->drafts, (unsigned)s->proposer, r->n_accepted);
     struct stats_drafts *d = &e->stats->proposers[s->proposer];
+    memcpy(s->last_proposer, d->name, sizeof(s->last_proposer));
     metrics_add(d->drafts, 1);
     metrics_add(d->tokens, s->n_draft);
     metrics_add(d->accepted, r->n_accepted);
@@ -361,7 +361,7 @@ static void accept_pass(struct engine *e, int64_t now_us)
 
 static bool may_draft(const struct engine *e, const struct seq *s)
 {
-    return e->drafts && is_decoding(s) && !s->req->verify && !is_paused(s) &&
+    return e->speculates && is_decoding(s) && !s->req->verify && !is_paused(s) &&
            draft_tokens_allowed(s) > 0;
 }
 
@@ -423,7 +423,8 @@ static uint32_t list_asking(struct engine *e, int64_t now_us)
         s->wants_draft = may_draft(e, s);
         if (!s->wants_draft || s->n_draft || s->asked_us)
             continue;
-        int p = drafts_pick(e->drafts, s->req->proposer, s->id, now_us);
+        const char *name = *s->req->proposer ? s->req->proposer : e->proposer;
+        int p = drafts_pick(e->drafts, name, s->id, now_us);
         if (p < 0)
             continue;
         e->items[n] = item_of(s, draft_tokens_allowed(s));
@@ -435,8 +436,6 @@ static uint32_t list_asking(struct engine *e, int64_t now_us)
 
 static void ask(struct engine *e)
 {
-    if (!e->drafts)
-        return;
     int64_t now_us = clock_us();
     uint32_t n = list_asking(e, now_us), k_sum = 0;
     struct control_round r = round_without_drafts(e);
@@ -447,7 +446,7 @@ static void ask(struct engine *e)
     }
     if (r.n_decoding)
         metrics_set(e->stats->k_now, (double)k_sum / r.n_decoding);
-    for (unsigned p = 0; p < drafts_n(e->drafts); p++)
+    for (unsigned p = 0; p < DRAFTS_MAX; p++)
         ask_proposer(e, p, n, wait_us, now_us);
 }
 

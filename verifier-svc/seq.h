@@ -70,8 +70,8 @@ struct seq {
     /* Figures. */
     bool started; // the client knows that it was admitted
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
-    uint32_t kept_steps[ACCEPT_MAX + 1]; // [i]: drafted rounds of which i tokens were kept
-    int last_proposer;
+    uint32_t kept_steps[ACCEPT_MAX + 1];    // [i]: drafted rounds of which i tokens were kept
+    char last_proposer[DRAFTS_NAME_MAX];    // whose draft was verified last
     int64_t admitted_us, first_us, last_us; // admission, first and last token
 };
 

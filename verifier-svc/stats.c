@@ -105,10 +105,10 @@ void stats_init(struct stats *s)
     init_speculation(s);
 }
 
-void stats_name_proposer(struct stats *s, unsigned i, const char *name)
+void stats_drafts_init(struct stats_drafts *d, const char *name)
 {
     char label[96], with_position[128];
-    struct stats_drafts *d = &s->proposers[i];
+    snprintf(d->name, sizeof(d->name), "%s", name);
     metrics_label(label, sizeof(label), "proposer", name, strlen(name));
     d->drafts = metrics_counter("tandem_spec_decode_num_drafts_total", "Drafts verified.", label);
     d->tokens = metrics_counter("tandem_spec_decode_num_draft_tokens_total",
