@@ -236,9 +236,8 @@ int service_new(const struct options *o, struct engine *e, struct stats *stats,
 
 void service_add(struct service *s, struct rpc_server *server)
 {
-    const struct rpc_method *methods[] = {&generate,           &verify,
-                                          &service_get_model,  &service_tokenize,
-                                          &service_detokenize, &service_set_speculation};
+    const struct rpc_method *methods[] = {&generate, &verify, &service_get_model, &service_tokenize,
+                                          &service_detokenize};
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(server, methods[i], s);
 }
