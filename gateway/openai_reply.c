@@ -71,6 +71,7 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
                                .logprobs = h->logprobs,
                                .echo = h->echo,
                                .include_usage = h->include_usage,
+                               .has_prediction = h->has_prediction,
                                .head = buf_take(&head),
                                .choices = choices,
                                .n = h->n};
@@ -321,11 +322,18 @@ bool openai_reply_complete(const struct openai_reply *r)
 
 static void write_usage(const struct openai_reply *r, struct buf *to)
 {
+    const struct openai_speculation *s = &r->speculation;
     buf_printf(to,
                "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,"
-               "\"prompt_tokens_details\":{\"cached_tokens\":%u}}",
+               "\"prompt_tokens_details\":{\"cached_tokens\":%u}",
                r->prompt_tokens, r->completion_tokens, r->prompt_tokens + r->completion_tokens,
                r->cached_tokens);
+    if (r->has_prediction)
+        buf_printf(to,
+                   ",\"completion_tokens_details\":{\"accepted_prediction_tokens\":%u,"
+                   "\"rejected_prediction_tokens\":%u}",
+                   s->accepted, s->drafted - s->accepted);
+    buf_puts(to, "}");
 }
 
 /* The seed that repeats this answer, and what speculation did; the names are vLLM's. */

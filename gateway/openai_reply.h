@@ -48,6 +48,7 @@ struct openai_choice;
 
 struct openai_reply {
     bool chat, stream, logprobs, echo, include_usage;
+    bool has_prediction; // the request foretold its answer
     char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
     char *prompt; // (n_prompt) to echo: it came with choice 0
@@ -62,7 +63,7 @@ struct openai_reply {
 };
 
 struct openai_reply_head {
-    bool chat, stream, logprobs, echo, include_usage;
+    bool chat, stream, logprobs, echo, include_usage, has_prediction;
     const char *id; // of the request
     struct openai_text model, fingerprint;
     int64_t created; // seconds since 1970

@@ -2,12 +2,16 @@
 #include <string.h>
 #include "base/mem.h"
 #include "proposer-svc/prop.h"
+#include "proposer-svc/prop_chain.h"
 #include "proposer-svc/prop_draft.h"
 #include "proposer-svc/prop_ngram.h"
+#include "proposer-svc/prop_suffix.h"
 
 static const struct prop_ops *const table[] = {
     &prop_ngram,
     &prop_draft,
+    &prop_suffix,
+    &prop_chain,
 };
 
 const struct prop_ops *prop_at(size_t i)

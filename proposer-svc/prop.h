@@ -13,6 +13,7 @@
 #include "base/conf.h"
 
 #define PROP_K_MAX 64
+#define PROP_TENANT_MAX 64 // bytes
 
 enum prop_flags {
     PROP_OWN_THREAD = 1,   // drafts on a thread of its own, for all Rounds that wait, together
@@ -25,7 +26,9 @@ enum prop_q_mode { PROP_POINT, PROP_COUPLED, PROP_SPARSE, PROP_DENSE, PROP_Q_MOD
 struct prop_context {
     const uint32_t *tokens; // committed tokens
     uint32_t n;
-    uint32_t n_prompt; // how many of them are the prompt; 0: not known
+    uint32_t n_prompt;     // how many of them are the prompt; 0: not known
+    const uint8_t *tenant; // whose it is: nothing of it is shown to others
+    uint32_t tenant_len;   // PROP_TENANT_MAX at most; 0 is a tenant too
 };
 
 struct prop_sampling {
@@ -47,8 +50,7 @@ struct prop_draft {
     uint32_t n;
     uint32_t tokens[PROP_K_MAX];
     int32_t parents[PROP_K_MAX]; // only if tree
-    float survival[PROP_K_MAX];  // that this token and all before it are accepted, 0 .. 1; of a
-                                 // branch: if the token that it branches off behind was the last
+    float survival[PROP_K_MAX];  // that this token and all before it are accepted, 0 .. 1
     bool tree;                   // false: a chain
     enum prop_q_mode q_mode;     // PROP_POINT, or as was asked
     struct prop_q *q; // sparse and dense: one allocation, freed by who asked; else left alone
@@ -59,11 +61,6 @@ struct prop_ask {
     void *seq; // its state
     struct prop_context context;
     uint32_t k; // tokens at most, 1 .. PROP_K_MAX
-    /* The last so many tokens of the context are a draft that is being verified now; the answer is
-     * for what may come of it. It may branch off before its end: a parent of -1 is the context's
-     * last token, -2 the one before it, down to -1 - n_verifying. No way is longer than k tokens,
-     * and there are PROP_K_MAX - n_verifying at most. Only with point and coupled drafts. */
-    uint32_t n_verifying;
     enum prop_q_mode q_mode;
     struct prop_sampling sampling;
     uint64_t draw_key; // coupled: the target's
@@ -90,7 +87,8 @@ struct prop_ops {
     int (*open)(void **ret_shared); // once per process; -EINVAL: settings that do not fit together
     void (*close)(void *shared);
     void (*about)(void *shared, struct prop_about *to); // NULL: point drafts for any vocabulary
-    void (*seq_done)(void *shared, void *seq);          // frees what the state points to
+    /* The sequence ends, with c known of it; frees what the state points to. */
+    void (*seq_done)(void *shared, void *seq, const struct prop_context *c);
 
     /* Only [0, keep) of the context it knows stays valid; c still shows all of it. */
     void (*cut)(void *shared, void *seq, const struct prop_context *c, uint32_t keep);

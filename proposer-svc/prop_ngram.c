@@ -110,9 +110,10 @@ static void ngram_close(void *shared)
     free(shared);
 }
 
-static void ngram_seq_done(void *shared, void *seq)
+static void ngram_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
     (void)shared;
+    (void)c;
     struct ngram_seq *s = seq;
     for (unsigned i = 0; i < NGRAM_LEN_MAX; i++) {
         free(s->tables[i].slots);

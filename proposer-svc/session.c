@@ -9,6 +9,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "base/rng.h"
+#include "proposer-svc/hint.h"
 #include "proposer-svc/session.h"
 
 struct session {
@@ -19,9 +20,11 @@ struct session {
     bool busy;
     uint32_t *tokens; // (capacity)
     uint32_t n, capacity, n_prompt;
-    uint32_t n_verifying; // behind n: draft tokens that its proposer knows, too
-    uint64_t digest;      // of [0, n)
+    uint64_t digest; // of [0, n)
     struct prop_sampling sampling;
+    uint8_t tenant[PROP_TENANT_MAX];
+    uint32_t tenant_len;
+    struct hint hint;
     max_align_t state[]; // the proposer's own, ops->seq_size bytes
 };
 
@@ -76,6 +79,15 @@ static void link_newest(struct sessions *s, struct session *e)
     s->newest = e;
 }
 
+static struct prop_context context_of(const struct session *e)
+{
+    return (struct prop_context){.tokens = e->tokens,
+                                 .n = e->n,
+                                 .n_prompt = e->n_prompt,
+                                 .tenant = e->tenant,
+                                 .tenant_len = e->tenant_len};
+}
+
 /* With the lock; not a busy one, unless by its own thread. */
 static void drop(struct sessions *s, struct session *e)
 {
@@ -85,9 +97,11 @@ static void drop(struct sessions *s, struct session *e)
     *p = e->next;
     unlink_use(s, e);
     s->stats.n_sessions--;
-    s->stats.n_tokens -= e->capacity;
-    s->c.ops->seq_done(s->c.shared, e->state);
+    s->stats.n_tokens -= e->capacity + e->hint.n;
+    struct prop_context c = context_of(e);
+    s->c.ops->seq_done(s->c.shared, e->state, &c);
     free(e->tokens);
+    free(e->hint.tokens);
     free(e);
 }
 
@@ -153,16 +167,25 @@ static bool reserve(struct sessions *s, struct session *e, uint32_t n)
     return true;
 }
 
+/* Without room there is no hint. */
+static void take_hint(struct sessions *s, struct session *e, const struct session_update *u)
+{
+    uint32_t n = u->n_hint < HINT_TOKENS_MAX ? (uint32_t)u->n_hint : HINT_TOKENS_MAX;
+    if (!n || e->hint.n || !make_room(s, 0, n))
+        return;
+    e->hint.tokens = malloc(n * sizeof(*e->hint.tokens));
+    if (!e->hint.tokens)
+        return;
+    memcpy(e->hint.tokens, u->hint, n * sizeof(*u->hint));
+    e->hint.n = n;
+    s->stats.n_tokens += n;
+}
+
 static uint64_t digest_of(uint64_t digest, const uint32_t *tokens, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         digest = rng_splitmix64(digest ^ ((uint64_t)tokens[i] + 1));
     return digest;
-}
-
-static struct prop_context context_of(const struct session *e)
-{
-    return (struct prop_context){.tokens = e->tokens, .n = e->n, .n_prompt = e->n_prompt};
 }
 
 /* The busy session, with room for the update; NULL: its context is needed. -EBUSY: it is busy. */
@@ -183,10 +206,12 @@ static int begin(struct sessions *s, uint64_t stream, const struct session_updat
         unlink_use(s, e);
         link_newest(s, e);
     }
-    if (e && (u->keep > e->n || !reserve(s, e, u->base_len + (uint32_t)u->n_verifying))) {
+    if (e && (u->keep > e->n || !reserve(s, e, u->base_len))) {
         drop(s, e);
         e = NULL;
     }
+    if (e)
+        take_hint(s, e, u);
     pthread_mutex_unlock(&s->mu);
     *ret = e;
     return 0;
@@ -201,29 +226,16 @@ static void end(struct sessions *s, struct session *e, bool keep)
     pthread_mutex_unlock(&s->mu);
 }
 
-/* Takes back what is not in the context any more. Tokens that were being verified stay as far as
- * they were committed. */
-static void settle(struct sessions *s, struct session *e, const struct session_update *u)
-{
-    uint32_t known = e->n + e->n_verifying, same = u->keep;
-    while (u->keep == e->n && same < known && same < u->base_len &&
-           e->tokens[same] == u->tokens[same - u->keep])
-        same++;
-    if (same < known) {
-        struct prop_context c = context_of(e);
-        c.n = known;
-        s->c.ops->cut(s->c.shared, e->state, &c, same);
-    }
-    if (u->keep < e->n)
-        e->digest = digest_of(0, e->tokens, u->keep);
-    e->n = u->keep;
-    e->n_verifying = 0;
-}
-
 /* Brings the context up to date. False: it is not the verifier's context, or memory is out. */
 static bool learn(struct sessions *s, struct session *e, const struct session_update *u)
 {
-    settle(s, e, u);
+    if (u->keep < e->n) {
+        struct prop_context c = context_of(e);
+        s->c.ops->cut(s->c.shared, e->state, &c, u->keep);
+        hint_cut(&e->hint, u->keep);
+        e->n = u->keep;
+        e->digest = digest_of(0, e->tokens, e->n);
+    }
     if (u->n_tokens)
         memcpy(e->tokens + e->n, u->tokens, u->n_tokens * sizeof(*u->tokens));
     e->digest = digest_of(e->digest, u->tokens, (uint32_t)u->n_tokens);
@@ -232,13 +244,12 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
         e->n_prompt = u->prompt_len;
     if (u->sampling)
         e->sampling = *u->sampling;
+    if (u->tenant_len) {
+        memcpy(e->tenant, u->tenant, u->tenant_len);
+        e->tenant_len = (uint32_t)u->tenant_len;
+    }
     struct prop_context c = context_of(e);
-    if (e->digest != u->digest)
-        return false;
-    if (u->n_verifying)
-        memcpy(e->tokens + e->n, u->verifying, u->n_verifying * sizeof(*u->verifying));
-    c.n += e->n_verifying = (uint32_t)u->n_verifying;
-    return s->c.ops->grow(s->c.shared, e->state, &c) == 0;
+    return e->digest == u->digest && s->c.ops->grow(s->c.shared, e->state, &c) == 0;
 }
 
 static int close_session(struct sessions *s, uint64_t stream, uint64_t seq)
@@ -263,13 +274,11 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     if (u->keep > u->base_len || u->n_tokens != u->base_len - u->keep)
         return fail(-EINVAL, "sequence %llu: %zu tokens do not lead from keep %u to base_len %u",
                     (unsigned long long)u->seq, u->n_tokens, u->keep, u->base_len);
-    if (u->n_verifying >= PROP_K_MAX)
-        return fail(-EINVAL, "sequence %llu: %zu tokens are being verified, at most %d are allowed",
-                    (unsigned long long)u->seq, u->n_verifying, PROP_K_MAX - 1);
+    if (u->tenant_len > PROP_TENANT_MAX)
+        return fail(-EINVAL, "sequence %llu: the tenant has %zu bytes, at most %d are allowed",
+                    (unsigned long long)u->seq, u->tenant_len, PROP_TENANT_MAX);
     if (u->base_len > s->c.max_context)
         return close_session(s, stream, u->seq);
-    if (u->base_len + u->n_verifying > s->c.max_context)
-        return 0; // there is nothing to say behind them
 
     struct session *e;
     int r = begin(s, stream, u, now_us, &e);
@@ -281,20 +290,22 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     } else if (k) {
         *ret_answer = SESSION_DRAFT;
         *ret_session = e;
-        *ret_ask = (struct prop_ask){
-            .seq = e->state,
-            .context = context_of(e),
-            .k = k < PROP_K_MAX - e->n_verifying ? k : PROP_K_MAX - e->n_verifying,
-            .n_verifying = e->n_verifying,
-            .q_mode = u->q_mode,
-            .sampling = e->sampling,
-            .draw_key = u->draw_key};
-        ret_ask->context.n += e->n_verifying;
+        *ret_ask = (struct prop_ask){.seq = e->state,
+                                     .context = context_of(e),
+                                     .k = k,
+                                     .q_mode = u->q_mode,
+                                     .sampling = e->sampling,
+                                     .draw_key = u->draw_key};
         return 0;
     }
     if (e)
         end(s, e, known);
     return 0;
+}
+
+bool sessions_hint(struct session *e, struct prop_ask *ask)
+{
+    return hint_draft(&e->hint, &ask->context, ask->k, ask->to);
 }
 
 void sessions_end(struct sessions *s, struct session *e)

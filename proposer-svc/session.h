@@ -31,14 +31,16 @@ struct session_update { // a RoundSequence
     uint32_t base_len, keep;
     const uint32_t *tokens; // base_len - keep of them
     size_t n_tokens;
-    uint64_t digest;           // of [0, base_len)
-    uint32_t k;                // 0: only learn the context
-    const uint32_t *verifying; // draft tokens behind base_len that are being verified
-    size_t n_verifying;
+    uint64_t digest; // of [0, base_len)
+    uint32_t k;      // 0: only learn the context
     uint32_t prompt_len;
     enum prop_q_mode q_mode;
     uint64_t draw_key;
     const struct prop_sampling *sampling; // NULL: as before
+    const uint8_t *tenant;                // with the first update; 0 bytes: as before
+    size_t tenant_len;
+    const uint32_t *hint; // likewise; what there is no room for is left out
+    size_t n_hint;
     bool close, more;
 };
 
@@ -57,6 +59,8 @@ DEFINE_AUTO(struct sessions, sessions_free)
 int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
                     int64_t now_us, enum session_answer *ret_answer, struct session **ret_session,
                     struct prop_ask *ret_ask);
+/* Drafts from the hint of a session that is busy with the ask. False: there is nothing. */
+bool sessions_hint(struct session *e, struct prop_ask *ask);
 /* The draft is made or given up. */
 void sessions_end(struct sessions *s, struct session *e);
 /* Drops all sessions of a stream that has ended; none is busy. */
@@ -66,7 +70,7 @@ void sessions_expire(struct sessions *s, int64_t now_us);
 
 struct sessions_stats {
     uint32_t n_sessions;
-    uint64_t n_tokens;  // room allocated for contexts
+    uint64_t n_tokens;  // room allocated for contexts and hints
     uint64_t n_evicted; // dropped to make room, since the start
 };
 void sessions_stats(struct sessions *s, struct sessions_stats *ret);

@@ -30,6 +30,11 @@ void control_seq_init(struct control_seq *s)
     *s = (struct control_seq){.ema = START_EMA, .given = 1};
 }
 
+void control_forget(struct control *c, unsigned proposer)
+{
+    c->proposers[proposer] = (struct control_proposer){0};
+}
+
 /* ---- chances ---- */
 
 static unsigned place_of(uint32_t depth)
@@ -129,6 +134,7 @@ static struct goodput share(const struct control *c, const struct control_round 
                             struct control_item *v, uint32_t n, uint32_t limit, double beside_us)
 {
     struct cost_pass pass = r->pass;
+    pass.drafted = limit > 0;
     struct goodput g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us};
     for (uint32_t i = 0; i < n; i++)
         v[i].k = 0;

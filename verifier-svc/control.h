@@ -74,6 +74,9 @@ void control_init(struct control *c, const struct control_options *options,
                   const struct cost *cost);
 void control_seq_init(struct control_seq *s);
 
+/* Another proposer has this place now: nothing is known of it. */
+void control_forget(struct control *c, unsigned proposer);
+
 /* A decoding sequence that may have a draft. */
 struct control_item {
     struct control_seq *s;

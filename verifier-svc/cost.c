@@ -58,7 +58,7 @@ static void fill(struct cost *c, const double us[COST_POINTS])
 
 void cost_init(struct cost *c, const struct cost_measured *m)
 {
-    *c = (struct cost){.scale = 1};
+    *c = (struct cost){.scale = 1, .drafted_scale = 1};
     fill(c, m->us);
     if (m->rows < 2 || m->long_one_us <= 0)
         return;
@@ -70,7 +70,8 @@ void cost_init(struct cost *c, const struct cost_measured *m)
 
 double cost_us(const struct cost *c, const struct cost_pass *p)
 {
-    return c->scale * (w_us(c, p->rows) + c->read_us * p->reads + c->see_us * p->sees);
+    double scale = p->drafted ? c->scale * c->drafted_scale : c->scale;
+    return scale * (w_us(c, p->rows) + c->read_us * p->reads + c->see_us * p->sees);
 }
 
 /* Keeps larger passes from being cheaper than smaller ones. */
@@ -86,7 +87,8 @@ void cost_seen(struct cost *c, const struct cost_pass *p, double us)
 {
     double ratio = us / cost_us(c, p);
     ratio = ratio > OUTLIER ? OUTLIER : max(ratio, 1 / OUTLIER);
-    c->scale *= 1 + SCALE_WEIGHT * (ratio - 1);
+    *(p->drafted ? &c->drafted_scale : &c->scale) *= 1 + SCALE_WEIGHT * (ratio - 1);
+    c->drafted_scale = max(c->drafted_scale, 1);
     unsigned i;
     double share = place(p->rows, &i);
     share = share > 1 ? 1 : share;

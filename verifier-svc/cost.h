@@ -4,16 +4,19 @@
  * and then works on every row and on every position that a row sees:
  *     t = scale * (w(rows) + read_us * reads + see_us * sees)
  * w is a table over the number of rows with straight lines between its points. What passes take
- * afterwards moves the points beside them, and the scale: the machine's other work slows all.
+ * afterwards moves the points beside them, and the scale: the machine's other work slows all. One
+ * that was waited for is slower than one that follows another at once, by a factor of its own.
  *
  * Threads: the engine's; plain data. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 
 #define COST_POINTS 24
 
 /* What decides the time of a pass. */
 struct cost_pass {
+    bool drafted; // it follows a wait for drafts: its threads had parked, its caches are others'
     uint32_t rows;
     double reads; // positions of KV: the sum of the contexts of its sequences
     double sees;  // the sum over its rows of the context of each
@@ -30,7 +33,7 @@ static inline void cost_add(struct cost_pass *p, uint32_t rows, uint32_t context
 struct cost {
     double w_us[COST_POINTS]; // rising; of cost_rows_at(i) rows
     double read_us, see_us;
-    double scale;
+    double scale, drafted_scale; // of passes with drafts: both
 };
 
 /* The numbers of rows that are measured; 0 behind the last. */

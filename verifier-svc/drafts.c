@@ -4,9 +4,14 @@
  * the book, and starts over when the stream ends or the proposer is given up. It alone calls rpc:
  * whoever finds that a proposer is to be given up says so and wakes it. A lock per proposer guards
  * its book; it is held to copy and to look up, never to pack, send, cancel or wait. (It is not a
- * queue.h because newer wishes replace older ones.) */
+ * queue.h because newer wishes replace older ones.)
+ *
+ *     free ──drafts_set()──▶ in use ──drafts_set(), drafts_free()──▶ leaving ──keeper ends──▶ free
+ *
+ * A place that is leaving has its keeper and its memory, but nobody asks or shows it any more. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,10 +48,10 @@ enum {
 struct peer {
     struct drafts *d;
     unsigned index;
-    const char *target;
-    bool named; // by the configuration
+    struct drafts_target as; // as configured
     pthread_t keeper;
-    bool has_keeper;
+    bool has_keeper;     // to be joined
+    atomic_bool is_free; // the keeper, if there was one, ends without touching anything more
     struct metric *metrics[N_METRICS];
 
     struct rpc_client *client; // the keeper's
@@ -56,12 +61,13 @@ struct peer {
 
     pthread_mutex_t mu; // for what follows
     pthread_cond_t changed;
+    atomic_bool in_use; // changes with the lock
     struct drafts_book *book;
     struct drafts_described about;
     struct rpc_stream *stream; // NULL: not connected
     bool full;                 // no on_drain() since the last send, which may have queued too much
     bool ended;                // the stream is over
-    bool benched, stopping;    // benched: given up, until it is connected again
+    bool benched;              // given up, until it is connected again
     char why[WHY_MAX];         // it ended or was given up
     uint64_t n_restarts, n_accepted;
 };
@@ -199,10 +205,12 @@ static bool connect_peer(struct peer *p, char why[WHY_MAX])
         snprintf(why, WHY_MAX, "%s", fail_text());
         return false;
     }
-    if (p->named)
-        snprintf(about.name, sizeof(about.name), "%s", p->about.name);
-    if (!p->n_restarts && p->d->c.named)
-        p->d->c.named(p->d->c.user, p->index, about.name);
+    if (*p->as.name)
+        memcpy(about.name, p->as.name, sizeof(about.name));
+    if (!p->n_restarts && p->d->c.named && p->d->c.named(p->d->c.user, p->index, about.name) < 0) {
+        snprintf(why, WHY_MAX, "%s", fail_text());
+        return false;
+    }
     pthread_mutex_lock(&p->mu);
     p->about = about;
     drafts_book_reset(p->book, &about);
@@ -220,7 +228,7 @@ static bool connect_peer(struct peer *p, char why[WHY_MAX])
 /* With the lock. */
 static bool goes_on(const struct peer *p)
 {
-    return !p->ended && !p->benched && !p->stopping;
+    return !p->ended && !p->benched && p->in_use;
 }
 
 /* Until the proposer has read enough. False: the stream is to end. */
@@ -285,12 +293,12 @@ static void converse(struct peer *p)
 static void back_off(struct peer *p, const char *why)
 {
     if (strcmp(why, p->told) != 0)
-        log_warn("proposer not used target=%s: %s; going on without it, trying again", p->target,
+        log_warn("proposer not used target=%s: %s; going on without it, trying again", p->as.target,
                  why);
     snprintf(p->told, sizeof(p->told), "%s", why);
     struct timespec until = clock_at(clock_us() + p->back_off_us);
     pthread_mutex_lock(&p->mu);
-    while (!p->stopping && pthread_cond_timedwait(&p->changed, &p->mu, &until) != ETIMEDOUT)
+    while (p->in_use && pthread_cond_timedwait(&p->changed, &p->mu, &until) != ETIMEDOUT)
         ;
     pthread_mutex_unlock(&p->mu);
     p->back_off_us *= 2;
@@ -302,7 +310,7 @@ static void back_off(struct peer *p, const char *why)
 static bool serve(struct peer *p, char why[WHY_MAX])
 {
     int64_t since_us = clock_us();
-    log_info("proposer connected target=%s name=%s k_max=%u", p->target, p->about.name,
+    log_info("proposer connected target=%s name=%s k_max=%u", p->as.target, p->about.name,
              p->about.k_max);
     p->told[0] = 0;
     metrics_set(p->metrics[M_UP], 1);
@@ -316,28 +324,33 @@ static bool serve(struct peer *p, char why[WHY_MAX])
     return good || clock_us() - since_us > p->back_off_us;
 }
 
-static bool is_stopping(struct peer *p)
+/* What the keeper had; the place is free behind it. */
+static void peer_close(struct peer *p)
 {
+    rpc_client_free(TAKE(p->client));
+    drafts_packer_free(TAKE(p->packer));
     pthread_mutex_lock(&p->mu);
-    bool stopping = p->stopping;
+    struct drafts_book *book = TAKE(p->book);
     pthread_mutex_unlock(&p->mu);
-    return stopping;
+    drafts_book_free(book);
+    atomic_store(&p->is_free, true);
 }
 
 static void *keeper_main(void *arg)
 {
     struct peer *p = arg;
     char why[WHY_MAX];
-    while (!is_stopping(p)) {
+    while (p->in_use) {
         if (connect_peer(p, why) && serve(p, why))
             p->back_off_us = BACK_OFF_MIN_US;
-        if (!is_stopping(p))
+        if (p->in_use)
             back_off(p, why);
     }
+    peer_close(p);
     return NULL;
 }
 
-/* ---- the engine's side ---- */
+/* ---- who there is ---- */
 
 static void add_metrics(struct peer *p)
 {
@@ -355,7 +368,7 @@ static void add_metrics(struct peer *p)
         [M_BENCHED] = {"tandem_proposer_benched_total", "Times a proposer was given up", NULL},
     };
     char target[256], labels[320];
-    metrics_label(target, sizeof(target), "target", p->target, strlen(p->target));
+    metrics_label(target, sizeof(target), "target", p->as.target, strlen(p->as.target));
     for (int i = 0; i <= M_BENCHED; i++) {
         snprintf(labels, sizeof(labels), counters[i].reason ? "%s,reason=\"%s\"" : "%s", target,
                  counters[i].reason);
@@ -367,75 +380,171 @@ static void add_metrics(struct peer *p)
                                           bounds, ARRAY_LEN(bounds));
 }
 
-static int peer_start(struct drafts *d, unsigned i)
+/* All that may fail before anything is changed for a new proposer. */
+struct newcomer {
+    const struct drafts_target *as;
+    struct drafts_book *book;
+    struct drafts_packer *packer;
+    struct rpc_client *client;
+};
+
+static int newcomer_init(struct newcomer *n, const struct drafts_config *c,
+                         const struct drafts_target *as)
 {
-    const struct drafts_config *c = &d->c;
     struct rpc_client_options opt = {.max_message = ANSWER_MAX};
-    struct peer *p = &d->peers[i];
-    p->d = d;
-    p->index = i;
-    p->target = c->targets[i].target;
-    p->back_off_us = BACK_OFF_MIN_US;
-    p->named = *c->targets[i].name;
-    memcpy(p->about.name, c->targets[i].name, sizeof(p->about.name));
-    add_metrics(p);
-    int r = drafts_book_new(c->max_sequences, c->n_vocab, &p->book);
+    *n = (struct newcomer){.as = as};
+    int r = drafts_book_new(c->max_sequences, c->n_vocab, &n->book);
     if (r == 0)
-        r = drafts_packer_new(c->max_sequences, &p->packer);
+        r = drafts_packer_new(c->max_sequences, &n->packer);
     if (r == 0)
-        r = rpc_client_new(p->target, &opt, &p->client);
-    if (r < 0)
-        return r;
-    if (pthread_create(&p->keeper, NULL, keeper_main, p) != 0)
-        return fail(-ENOMEM, "drafts: no thread for proposer %s", p->target);
-    p->has_keeper = true;
-    return 0;
+        r = rpc_client_new(as->target, &opt, &n->client);
+    return r;
 }
 
-int drafts_new(const struct drafts_config *c, struct drafts **ret)
+/* What nobody has taken of it. */
+static void newcomer_done(struct newcomer *n)
 {
-    if (c->n_targets > DRAFTS_MAX)
-        return fail(-EINVAL, "%u proposers are more than %d", c->n_targets, DRAFTS_MAX);
-    AUTO(drafts_free) struct drafts *d = calloc(1, sizeof(*d));
-    if (!d)
-        return fail(-ENOMEM, "drafts: no memory");
-    d->c = *c;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
-        pthread_mutex_init(&d->peers[i].mu, NULL);
-        pthread_cond_init(&d->peers[i].changed, &attr);
-    }
-    pthread_condattr_destroy(&attr);
-    d->model = strdup(c->model ? c->model : "");
-    if (!d->model)
-        return fail(-ENOMEM, "drafts: no memory");
-    for (unsigned i = 0; i < c->n_targets; i++) {
-        int r = peer_start(d, i);
-        if (r < 0)
-            return r;
-    }
-    *ret = TAKE(d);
-    return 0;
+    drafts_book_free(n->book);
+    drafts_packer_free(n->packer);
+    rpc_client_free(n->client);
+}
+
+/* Takes what the newcomer has, at a place that is free or about to be. */
+static int peer_start(struct peer *p, struct newcomer *n)
+{
+    if (p->has_keeper)
+        pthread_join(p->keeper, NULL);
+    p->has_keeper = false;
+    p->packer = TAKE(n->packer);
+    p->client = TAKE(n->client);
+    p->back_off_us = BACK_OFF_MIN_US;
+    p->told[0] = 0;
+    pthread_mutex_lock(&p->mu);
+    p->as = *n->as;
+    p->about = (struct drafts_described){0};
+    memcpy(p->about.name, n->as->name, sizeof(p->about.name));
+    p->book = TAKE(n->book);
+    p->full = p->ended = p->benched = p->is_free = false;
+    p->n_restarts = p->n_accepted = 0;
+    p->in_use = true;
+    pthread_mutex_unlock(&p->mu);
+    add_metrics(p);
+    p->has_keeper = pthread_create(&p->keeper, NULL, keeper_main, p) == 0;
+    if (p->has_keeper)
+        return 0;
+    p->in_use = false;
+    peer_close(p);
+    return fail(-ENOMEM, "drafts: no thread for proposer %s", p->as.target);
 }
 
 static void peer_stop(struct peer *p)
 {
     pthread_mutex_lock(&p->mu);
-    p->stopping = true;
+    p->in_use = false;
     pthread_cond_signal(&p->changed);
     pthread_mutex_unlock(&p->mu);
+}
+
+static bool same_target(const struct drafts_target *a, const struct drafts_target *b)
+{
+    return strcmp(a->name, b->name) == 0 && strcmp(a->target, b->target) == 0;
+}
+
+/* The place of such a proposer among those that are not taken yet; DRAFTS_MAX: there is none. */
+static unsigned place_of(const struct drafts *d, const struct drafts_target *t, const bool *taken)
+{
+    unsigned i = 0;
+    while (i < DRAFTS_MAX && (taken[i] || !d->peers[i].in_use || !same_target(t, &d->peers[i].as)))
+        i++;
+    return i;
+}
+
+/* One for a newcomer: free, or else leaving. */
+static struct peer *place_for_new(struct drafts *d)
+{
+    struct peer *leaving = NULL;
+    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+        if (d->peers[i].is_free)
+            return &d->peers[i];
+        if (!d->peers[i].in_use)
+            leaving = &d->peers[i];
+    }
+    return leaving;
+}
+
+/* Those that do not stay leave before the new ones take their places. */
+static int exchange(struct drafts *d, const bool *stays, struct newcomer *new, unsigned n_new)
+{
+    int err = 0;
+    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+        if (d->peers[i].in_use && !stays[i])
+            peer_stop(&d->peers[i]);
+    }
+    for (unsigned i = 0; i < n_new; i++) {
+        int r = peer_start(place_for_new(d), &new[i]);
+        err = err ? err : r;
+    }
+    return err;
+}
+
+int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n)
+{
+    struct newcomer new[DRAFTS_MAX];
+    bool stays[DRAFTS_MAX] = {false};
+    unsigned n_new = 0;
+    int err = 0;
+    if (n > DRAFTS_MAX)
+        return fail(-EINVAL, "%u proposers are more than %d", n, DRAFTS_MAX);
+    for (unsigned t = 0; t < n && !err; t++) {
+        unsigned i = place_of(d, &targets[t], stays);
+        if (i < DRAFTS_MAX)
+            stays[i] = true;
+        else
+            err = newcomer_init(&new[n_new++], &d->c, &targets[t]);
+    }
+    if (!err)
+        err = exchange(d, stays, new, n_new);
+    for (unsigned i = 0; i < n_new; i++)
+        newcomer_done(&new[i]);
+    return err;
+}
+
+static void peer_init(struct drafts *d, unsigned i)
+{
+    struct peer *p = &d->peers[i];
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_mutex_init(&p->mu, NULL);
+    pthread_cond_init(&p->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    p->d = d;
+    p->index = i;
+    p->is_free = true;
+}
+
+int drafts_new(const struct drafts_config *c, struct drafts **ret)
+{
+    AUTO(drafts_free) struct drafts *d = calloc(1, sizeof(*d));
+    if (!d)
+        return fail(-ENOMEM, "drafts: no memory");
+    d->c = *c;
+    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+        peer_init(d, i);
+    d->model = strdup(c->model ? c->model : "");
+    if (!d->model)
+        return fail(-ENOMEM, "drafts: no memory");
+    int err = drafts_set(d, c->targets, c->n_targets);
+    if (err < 0)
+        return err;
+    *ret = TAKE(d);
+    return 0;
 }
 
 static void peer_done(struct peer *p)
 {
     if (p->has_keeper)
         pthread_join(p->keeper, NULL);
-    if (p->client)
-        rpc_client_free(p->client);
-    drafts_packer_free(p->packer);
-    drafts_book_free(p->book);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->mu);
 }
@@ -452,17 +561,22 @@ void drafts_free(struct drafts *d)
     free(d);
 }
 
-unsigned drafts_n(const struct drafts *d)
-{
-    return d->c.n_targets;
-}
-
 void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX])
 {
     struct peer *p = &d->peers[i];
     pthread_mutex_lock(&p->mu);
-    memcpy(name, p->about.name, DRAFTS_NAME_MAX);
+    snprintf(name, DRAFTS_NAME_MAX, "%s", p->in_use ? p->about.name : "");
     pthread_mutex_unlock(&p->mu);
+}
+
+void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX])
+{
+    static const bool none_taken[DRAFTS_MAX];
+    unsigned i = d ? place_of(d, t, none_taken) : DRAFTS_MAX;
+    if (i < DRAFTS_MAX)
+        drafts_name(d, i, name);
+    else
+        memcpy(name, t->name, DRAFTS_NAME_MAX);
 }
 
 static bool has_name(struct drafts *d, unsigned i, const char *name)
@@ -477,7 +591,9 @@ int drafts_check_name(struct drafts *d, const char *name)
     char names[DRAFTS_MAX * (DRAFTS_NAME_MAX + 2)] = "", own[DRAFTS_NAME_MAX];
     if (!*name)
         return 0;
-    for (unsigned i = 0; d && i < d->c.n_targets; i++) {
+    for (unsigned i = 0; d && i < DRAFTS_MAX; i++) {
+        if (!d->peers[i].in_use)
+            continue;
         drafts_name(d, i, own);
         if (!*own || strcmp(own, name) == 0)
             return 0;
@@ -487,6 +603,8 @@ int drafts_check_name(struct drafts *d, const char *name)
     return fail(-EINVAL, "speculative.proposer names none of this server's proposers: %s",
                 *names ? names : "it has none");
 }
+
+/* ---- the engine's side ---- */
 
 static bool usable(struct peer *p, int64_t now_us)
 {
@@ -508,9 +626,10 @@ static bool fits(struct peer *p, uint64_t seq, int64_t now_us, bool *ret_knows)
 int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us)
 {
     unsigned fit[DRAFTS_MAX], n_fit = 0;
-    for (unsigned i = 0; i < d->c.n_targets; i++) {
+    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
         bool knows;
-        if (!has_name(d, i, name) || !fits(&d->peers[i], seq, now_us, &knows))
+        if (!d->peers[i].in_use || !has_name(d, i, name) ||
+            !fits(&d->peers[i], seq, now_us, &knows))
             continue;
         if (knows)
             return (int)i;
@@ -537,11 +656,15 @@ unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, un
 
 void drafts_close(struct drafts *d, uint64_t seq)
 {
-    for (unsigned i = 0; i < d->c.n_targets; i++) {
+    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
         struct peer *p = &d->peers[i];
+        if (!p->in_use)
+            continue;
         pthread_mutex_lock(&p->mu);
-        drafts_book_close(p->book, seq);
-        wake(p);
+        if (p->in_use) {
+            drafts_book_close(p->book, seq);
+            wake(p);
+        }
         pthread_mutex_unlock(&p->mu);
     }
 }
@@ -554,23 +677,27 @@ void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens)
     pthread_mutex_unlock(&p->mu);
 }
 
-void drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret)
+bool drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret)
 {
     struct peer *p = &d->peers[i];
     pthread_mutex_lock(&p->mu);
-    const struct drafts_counts *c = drafts_book_counts(p->book);
-    *ret = (struct drafts_stats){.target = p->target,
-                                 .connected = p->stream && !p->ended,
-                                 .benched = p->benched,
-                                 .rounds = c->rounds,
-                                 .drafts = c->drafts,
-                                 .draft_tokens = c->draft_tokens,
-                                 .accepted_tokens = p->n_accepted,
-                                 .late = c->late,
-                                 .stale = c->stale,
-                                 .malformed = c->malformed,
-                                 .restarts = p->n_restarts ? p->n_restarts - 1 : 0,
-                                 .p90_us = drafts_book_p90_us(p->book, 8)};
-    memcpy(ret->name, p->about.name, sizeof(ret->name));
+    bool there = p->in_use;
+    if (there) {
+        const struct drafts_counts *c = drafts_book_counts(p->book);
+        *ret = (struct drafts_stats){.connected = p->stream && !p->ended,
+                                     .benched = p->benched,
+                                     .rounds = c->rounds,
+                                     .drafts = c->drafts,
+                                     .draft_tokens = c->draft_tokens,
+                                     .accepted_tokens = p->n_accepted,
+                                     .late = c->late,
+                                     .stale = c->stale,
+                                     .malformed = c->malformed,
+                                     .restarts = p->n_restarts ? p->n_restarts - 1 : 0,
+                                     .p90_us = drafts_book_p90_us(p->book, 8)};
+        memcpy(ret->name, p->about.name, sizeof(ret->name));
+        memcpy(ret->target, p->as.target, sizeof(ret->target));
+    }
     pthread_mutex_unlock(&p->mu);
+    return there;
 }

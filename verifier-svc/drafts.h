@@ -14,8 +14,13 @@
  * read what is queued, the stream is cancelled and tried again after 250 ms, doubling up to 30 s;
  * so is a proposer that cannot be reached.
  *
- * Threads: drafts_new() and drafts_free() by main; drafts_stats(), drafts_name() and
- * drafts_check_name() by any; all else by the engine thread only. */
+ * Proposers have places, 0 to DRAFTS_MAX - 1, by which everybody else calls them. One that is taken
+ * out (drafts_set()) is asked no more from then on; its place is given to another when its stream
+ * has ended, so that nothing of it arrives after the new one has been named.
+ *
+ * Threads: drafts_new() and drafts_free() by main; drafts_set() by any, one at a time;
+ * drafts_name_of() by the same; drafts_stats(), drafts_name() and drafts_check_name() by any; all
+ * else by the engine thread only. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,6 +33,7 @@
 #define DRAFTS_PIECE 65536    // context tokens in one message: at most 256 KiB on the wire
 #define DRAFTS_HINT_MAX 16384 // tokens; what is longer is cut
 #define DRAFTS_NAME_MAX 32    // bytes of a proposer's name, NUL included
+#define DRAFTS_TARGET_MAX 256 // bytes of a target, NUL included
 #define DRAFTS_TENANT_MAX 64  // bytes; a longer one is not sent
 
 #define DRAFTS_SPARSE_MAX 256 // ids of a token's sparse q
@@ -48,7 +54,6 @@ struct draft {
     int32_t parents[DRAFTS_K_MAX]; // index into tokens, -1: the context's last token; always filled
     float survival[DRAFTS_K_MAX];  // 0 .. 1, never rising from parent to child; 1 if not told
     bool tree;                     // false: parents are -1, 0, 1, ...
-    bool ahead;                    // made while the tokens that it begins with were being verified
     struct accept_q *q; // (n) drawn: in one allocation with all it points to; NULL: not drawn
     unsigned proposer;
     uint32_t rtt_us; // from drafts_ask() to here
@@ -56,7 +61,7 @@ struct draft {
 
 struct drafts_target {
     char name[DRAFTS_NAME_MAX]; // what requests call it; "": what it calls itself (Describe: kind)
-    const char *target; // "unix:/run/tandem/proposer.sock", "dns:///host:port"; outlives the drafts
+    char target[DRAFTS_TARGET_MAX]; // "unix:/run/tandem/proposer.sock", "dns:///host:port"
 };
 
 struct drafts_config {
@@ -69,10 +74,10 @@ struct drafts_config {
     /* On an rpc thread; must not block and must not call into here. The draft is freed on return,
      * with its q unless that was taken. */
     void (*arrived)(void *user, struct draft *draft);
-    /* Proposer i has a name now: once, before it may be asked, on a thread of its own. NULL is
-     * fine.
-     */
-    void (*named)(void *user, unsigned i, const char *name);
+    /* The proposer at place i has a name now: once, before it may be asked, on a thread of its own;
+     * nothing arrives any more of one that had the place before it. Below 0: it is not used yet,
+     * and tried again. NULL is fine. */
+    int (*named)(void *user, unsigned i, const char *name);
     void *user;
 };
 
@@ -94,15 +99,10 @@ struct drafts_wish {
     size_t tenant_len;
     const uint32_t *hint; // the request's `prediction` as tokens; may be NULL
     uint32_t n_hint;
-    /* Draft tokens behind the context that are verified now: the draft is for what may come of
-     * them, k tokens on each way from there. Late, it is no fault for a while yet. */
-    const uint32_t *verifying;
-    uint32_t n_verifying;
 };
 
 struct drafts_stats {
-    char name[DRAFTS_NAME_MAX];
-    const char *target;
+    char name[DRAFTS_NAME_MAX], target[DRAFTS_TARGET_MAX];
     bool connected, benched;
     uint64_t rounds, drafts, draft_tokens, accepted_tokens, late, stale, malformed, restarts;
     uint32_t p90_us;
@@ -116,9 +116,17 @@ int drafts_new(const struct drafts_config *c, struct drafts **ret);
 void drafts_free(struct drafts *d);
 DEFINE_AUTO(struct drafts, drafts_free)
 
-unsigned drafts_n(const struct drafts *d);
-/* "" until a proposer without a configured name has described itself. Up to DRAFTS_NAME_MAX. */
+/* These are the proposers from now on. Those that are among them already, by target and name, stay
+ * as they are; the others are cancelled, or connected in the background. -EINVAL, -ENOMEM, with
+ * nothing changed; but where the system has no thread for a proposer, only that one is missing. May
+ * wait for a second if more than DRAFTS_MAX come and go at once. */
+int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n);
+/* "": there is no proposer at the place, or one without a configured name that has not described
+ * itself yet. */
 void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
+/* What the target is called, or would be if it were one of the proposers: "" if nobody knows. d may
+ * be NULL. */
+void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX]);
 /* -EINVAL: the name is none of the proposers', usable or not, and all their names are known; the
  * sentence has them. d NULL: there are none. "" is fine. */
 int drafts_check_name(struct drafts *d, const char *name);
@@ -138,4 +146,5 @@ void drafts_close(struct drafts *d, uint64_t seq);
 /* For the statistics: so many tokens of i's drafts were kept. */
 void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);
 
-void drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret);
+/* False: there is no proposer at the place. */
+bool drafts_stats(struct drafts *d, unsigned i, struct drafts_stats *ret);

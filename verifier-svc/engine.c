@@ -55,6 +55,12 @@ static void count_end(struct engine *e, const struct seq *s, enum seq_end end)
     metrics_observe(m->generated_length, seq_generated(s));
 }
 
+static uint32_t most_k(const struct engine *e, const struct request *r)
+{
+    uint32_t k = e->speculates ? e->control.options.k : 0;
+    return r->k_max < k ? r->k_max : k;
+}
+
 void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev)
 {
     ev->end = end;
@@ -68,10 +74,11 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
                                        .n_bonus = s->n_bonus,
                                        .queue_us = s->admitted_us - s->req->arrived_us,
                                        .decode_us = s->last_us - s->first_us,
-                                       .proposer = s->last_proposer};
+                                       .k = most_k(e, s->req)};
     if (s->first_us)
         ev->usage.prompt_us = s->first_us - s->admitted_us;
     memcpy(ev->usage.kept_steps, s->kept_steps, sizeof(s->kept_steps));
+    memcpy(ev->usage.proposer, s->last_proposer, sizeof(s->last_proposer));
     count_end(e, s, end);
     if (!s->started)
         atomic_fetch_sub(&e->n_queued, 1);
@@ -98,11 +105,39 @@ void engine_preempt(struct engine *e, struct seq *s)
     roster_remove(&e->running, s);
     s->state = SEQ_WAITING;
     s->leaving = false;
-    s->asked_us = s->ahead_us = 0;
+    s->asked_us = 0;
     if (s->choice == 0)
         send_back_unbranched(e, s->req);
     roster_add(&e->waiting, s);
     metrics_add(e->stats->preemptions, 1);
+}
+
+/* ---- speculation ---- */
+
+/* Passes are timed once, and only where somebody decides by them: it takes a second. */
+static void time_passes(struct engine *e)
+{
+    struct cost *cost = &e->control.cost;
+    if (cost_us(cost, &(struct cost_pass){.rows = 1}) > 0)
+        return;
+    if (calibrate(&e->served->run, cost) < 0) {
+        log_warn("passes were not timed, so nothing is drafted: %s", fail_text());
+        return;
+    }
+    log_info("passes timed rows=1 ms=%.2f rows=8 ms=%.2f",
+             cost_us(cost, &(struct cost_pass){.rows = 1}) / 1e3,
+             cost_us(cost, &(struct cost_pass){.rows = 8}) / 1e3);
+}
+
+static void take_speculation(struct engine *e, const struct speculation *s)
+{
+    e->speculates = s->on && s->n_targets > 0;
+    e->control.options = speculation_control(s);
+    memcpy(e->proposer, s->proposer, sizeof(e->proposer));
+    if (!e->speculates)
+        metrics_set(e->stats->k_now, 0);
+    else if (s->policy == CONTROL_GOODPUT)
+        time_passes(e);
 }
 
 /* ---- what comes in ---- */
@@ -137,6 +172,23 @@ static void take_verify(struct engine *e, const struct inbox_item *item)
     }
 }
 
+static void drop_drafts_of(struct roster *l, int proposer)
+{
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (l->v[i]->proposer == proposer)
+            seq_drop_draft(l->v[i]);
+    }
+}
+
+/* What is left is of one that had this place before. */
+static void take_proposer(struct engine *e, const struct inbox_item *item)
+{
+    drop_drafts_of(&e->running, item->proposer);
+    drop_drafts_of(&e->waiting, item->proposer);
+    control_forget(&e->control, (unsigned)item->proposer);
+    e->stats->proposers[item->proposer] = item->counts;
+}
+
 static void take_item(struct engine *e, struct inbox_item *item)
 {
     switch (item->kind) {
@@ -151,11 +203,19 @@ static void take_item(struct engine *e, struct inbox_item *item)
         round_take_draft(e, item);
         free(item->q);
         break;
+    case INBOX_PROPOSER:
+        take_proposer(e, item);
+        break;
+    case INBOX_SPECULATION:
+        take_speculation(e, item->speculation);
+        free(item->speculation);
+        break;
     }
     free(item);
 }
 
-void engine_take_inbox(struct engine *e, int64_t wait_us)
+/* All that has come; waits for the first as queue_pop() does. */
+static void take_inbox(struct engine *e, int64_t wait_us)
 {
     struct inbox_item *item = queue_pop(e->inbox, wait_us);
     for (; item; item = queue_pop(e->inbox, 0))
@@ -343,7 +403,7 @@ static void reap(struct engine *e, struct roster *l)
 static void end_all(struct engine *e)
 {
     queue_close(e->inbox); // what comes later is told by engine_submit()
-    engine_take_inbox(e, 0);
+    take_inbox(e, 0);
     while (e->running.n)
         engine_fail_request(e, e->running.v[0]->req, -EPIPE, STOPPING);
     while (e->waiting.n)
@@ -388,7 +448,7 @@ static bool hold_back(struct engine *e)
     if (wait_us > 0) {
         e->held_us = e->held_us ? e->held_us : now_us;
         events_send(e->events);
-        engine_take_inbox(e, wait_us);
+        take_inbox(e, wait_us);
         return true;
     }
     if (e->held_us)
@@ -401,7 +461,7 @@ static void loop(struct engine *e)
 {
     while (!atomic_load(&e->stop)) {
         svc_watchdog();
-        engine_take_inbox(e, 0);
+        take_inbox(e, 0);
         reap(e, &e->running);
         reap(e, &e->waiting);
         admit(e);
@@ -410,11 +470,9 @@ static void loop(struct engine *e)
         if (!round_has_work(e)) {
             e->held_us = 0;
             events_send(e->events);
-            engine_take_inbox(e, idle_wait_us(e, late_us));
+            take_inbox(e, idle_wait_us(e, late_us));
             continue;
         }
-        if (e->ask_again)
-            round_ask(e);
         if (!hold_back(e))
             round_run(e);
     }
@@ -438,6 +496,19 @@ static bool show_progress(void *arg, float done)
     return !atomic_load(&e->stop);
 }
 
+static int push_item(struct engine *e, const struct inbox_item *from)
+{
+    struct inbox_item *item = malloc(sizeof(*item));
+    if (!item)
+        return fail(-ENOMEM, "no memory for a request");
+    *item = *from;
+    int err = queue_push(e->inbox, item);
+    if (!err)
+        return 0;
+    free(item);
+    return fail(err, err == -EPIPE ? STOPPING : "the engine's queue is full");
+}
+
 static void draft_arrived(void *user, struct draft *d)
 {
     struct engine *e = user;
@@ -449,7 +520,6 @@ static void draft_arrived(void *user, struct draft *d)
                                 .base_len = d->base_len,
                                 .n = d->n,
                                 .rtt_us = d->rtt_us,
-                                .ahead = d->ahead,
                                 .proposer = (int)d->proposer,
                                 .q = TAKE(d->q)};
     static_assert(DRAFTS_K_MAX <= ACCEPT_MAX, "a draft fits into an inbox item");
@@ -463,16 +533,18 @@ static void draft_arrived(void *user, struct draft *d)
 }
 
 /* Its figures are registered off the engine's thread: a round allocates nothing. */
-static void proposer_named(void *user, unsigned i, const char *name)
+static int proposer_named(void *user, unsigned i, const char *name)
 {
-    struct engine *e = user;
-    stats_name_proposer(e->stats, i, name);
+    struct inbox_item item = {.kind = INBOX_PROPOSER, .proposer = (int)i};
+    stats_drafts_init(&item.counts, name);
+    return push_item(user, &item);
 }
 
 static int open_drafts(struct engine *e)
 {
     const struct served *m = e->served;
-    struct drafts_config c = {.n_targets = e->options->n_targets,
+    const struct speculation *s = &e->speculation; // with the lock
+    struct drafts_config c = {.n_targets = s->n_targets,
                               .model = m->name,
                               .n_vocab = tok_n_vocab(m->tok),
                               .vocab_digest = tok_digest(m->tok),
@@ -480,25 +552,22 @@ static int open_drafts(struct engine *e)
                               .arrived = draft_arrived,
                               .named = proposer_named,
                               .user = e};
-    memcpy(c.targets, e->options->targets, sizeof(c.targets));
-    int err = c.n_targets ? drafts_new(&c, &e->drafts) : 0;
+    memcpy(c.targets, s->targets, sizeof(c.targets));
+    int err = drafts_new(&c, &e->drafts);
     atomic_store(&e->proposers, e->drafts);
     return err;
 }
 
-/* Passes are timed only where somebody decides by them. */
-static int open_control(struct engine *e)
+/* Changes that come later come through the inbox. */
+static int open_speculation(struct engine *e)
 {
-    struct control_options o = e->options->control;
-    struct cost cost = {0};
-    int err = 0;
-    if (e->drafts && o.policy == CONTROL_GOODPUT) {
-        err = calibrate(&e->served->run, &cost);
-        log_info("passes timed rows=1 ms=%.2f rows=8 ms=%.2f",
-                 cost_us(&cost, &(struct cost_pass){.rows = 1}) / 1e3,
-                 cost_us(&cost, &(struct cost_pass){.rows = 8}) / 1e3);
-    }
-    control_init(&e->control, &o, &cost);
+    pthread_mutex_lock(&e->speculation_mu);
+    int err = open_drafts(e);
+    struct speculation s = e->speculation;
+    pthread_mutex_unlock(&e->speculation_mu);
+    control_init(&e->control, &(struct control_options){0}, &(struct cost){0});
+    if (!err)
+        take_speculation(e, &s);
     return err;
 }
 
@@ -514,7 +583,7 @@ static int load(struct engine *e)
     if (!err)
         err = events_fit(e->events, e->served->tok);
     if (!err)
-        err = open_drafts(e);
+        err = open_speculation(e);
     if (err < 0)
         return err;
     const struct served *m = e->served;
@@ -522,9 +591,6 @@ static int load(struct engine *e)
                                   (uint32_t)e->options->prefill_chunk,
                                   e->options->max_pass_ms * 1000};
     sched_init(&e->sched, &limits);
-    err = open_control(e);
-    if (err < 0)
-        return err;
     log_info("model ready name=%s arch=%s type=%s weights_mib=%zu kv_positions=%u context=%u "
              "kernel=%s threads=%u s=%.1f",
              m->name, m->run.model->params.architecture, m->weight_type, m->run.model->bytes >> 20,
@@ -585,7 +651,9 @@ int engine_new(const struct options *o, struct stats *stats, struct engine **ret
     if (!e)
         return fail(-ENOMEM, "no memory for an engine");
     e->options = o;
+    e->speculation = o->speculation;
     e->stats = stats;
+    pthread_mutex_init(&e->speculation_mu, NULL);
     /* Requests, a draft per sequence from each side, and some in between. */
     int err = queue_new(queued + 4 * seqs + 64, &e->inbox);
     if (!err)
@@ -620,9 +688,9 @@ void engine_free(struct engine *e)
         return;
     drafts_free(e->drafts); // nothing arrives after it
     for (struct inbox_item *item; e->inbox && (item = queue_pop(e->inbox, 0)); free(item)) {
-        if (item->kind != INBOX_DRAFT)
-            request_drop(item->req);
+        request_drop(item->req);
         free(item->q);
+        free(item->speculation);
     }
     queue_free(e->inbox);
     events_free(e->events);
@@ -636,6 +704,7 @@ void engine_free(struct engine *e)
     free(e->wishing);
     free(e->items);
     free(e->item_seqs);
+    pthread_mutex_destroy(&e->speculation_mu);
     served_free(e->served);
     free(e);
 }
@@ -662,6 +731,62 @@ struct drafts *engine_drafts(struct engine *e)
     return atomic_load(&e->proposers);
 }
 
+void engine_speculation(struct engine *e, struct speculation *ret)
+{
+    pthread_mutex_lock(&e->speculation_mu);
+    *ret = e->speculation;
+    pthread_mutex_unlock(&e->speculation_mu);
+}
+
+/* The proposer that is asked by default must be one of them, if their names are known. */
+static int check_default(struct drafts *d, const struct speculation *s)
+{
+    char name[DRAFTS_NAME_MAX];
+    for (unsigned i = 0; i < s->n_targets; i++) {
+        drafts_name_of(d, &s->targets[i], name);
+        if (!*name || strcmp(name, s->proposer) == 0)
+            return 0;
+    }
+    return fail(-EINVAL, "no proposer is called %s, which is to be asked by default", s->proposer);
+}
+
+/* With the lock. */
+static int speculate(struct engine *e, const struct speculation *s)
+{
+    struct drafts *d = engine_drafts(e);
+    int err = *s->proposer ? check_default(d, s) : 0;
+    if (err < 0 || !d)
+        return err; // while it loads: load() will find it
+    AUTO(mem_free) struct speculation *copy = malloc(sizeof(*copy));
+    if (!copy)
+        return fail(-ENOMEM, "no memory for a change");
+    *copy = *s;
+    err = drafts_set(d, s->targets, s->n_targets);
+    if (err < 0)
+        return err;
+    struct inbox_item item = {.kind = INBOX_SPECULATION, .speculation = copy};
+    err = push_item(e, &item);
+    if (!err)
+        TAKE(copy);
+    return err;
+}
+
+int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret)
+{
+    pthread_mutex_lock(&e->speculation_mu);
+    struct speculation s = speculation_after(&e->speculation, c);
+    int err = c->has ? speculate(e, &s) : 0;
+    if (!err)
+        *ret = e->speculation = s;
+    pthread_mutex_unlock(&e->speculation_mu);
+    struct control_options o = speculation_control(&s);
+    if (!err && c->has)
+        log_info("speculation changed on=%d policy=%s k=%u disable_batch_size=%u proposers=%u "
+                 "proposer=%s",
+                 s.on, speculation_policy(&s), o.k, o.disable_batch_size, s.n_targets, s.proposer);
+    return err;
+}
+
 struct events *engine_events(struct engine *e)
 {
     return e->events;
@@ -673,19 +798,6 @@ void engine_kv(struct engine *e, uint64_t *ret_total, uint64_t *ret_used, uint64
     *ret_total = m ? kv_n_blocks(m->run.kv) : 0;
     *ret_used = atomic_load_explicit(&e->kv_used, memory_order_relaxed);
     *ret_bytes = m ? *ret_total * kv_block_bytes(kv_shape_of(m->run.kv)) : 0;
-}
-
-static int push_item(struct engine *e, const struct inbox_item *from)
-{
-    struct inbox_item *item = malloc(sizeof(*item));
-    if (!item)
-        return fail(-ENOMEM, "no memory for a request");
-    *item = *from;
-    int err = queue_push(e->inbox, item);
-    if (!err)
-        return 0;
-    free(item);
-    return fail(err, err == -EPIPE ? STOPPING : "the engine's queue is full");
 }
 
 int engine_submit(struct engine *e, struct request *r)

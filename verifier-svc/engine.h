@@ -36,8 +36,13 @@ enum engine_state engine_state(struct engine *e, float *ret_progress);
 const char *engine_error(struct engine *e);
 /* NULL until the model is ready. */
 const struct served *engine_served(struct engine *e);
-/* Proposers; NULL without any, or until the model is ready. */
+/* Proposers; NULL until the model is ready. */
 struct drafts *engine_drafts(struct engine *e);
+/* How it speculates now. */
+void engine_speculation(struct engine *e, struct speculation *ret);
+/* From now on so; *ret: how. What is decided already in the round that runs is not undone. -EINVAL,
+ * -ENOMEM, with nothing changed; -EAGAIN: the queue is full; -EPIPE: it has ended. */
+int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret);
 struct events *engine_events(struct engine *e);
 /* Blocks of KV in all and in use. */
 void engine_kv(struct engine *e, uint64_t *ret_total, uint64_t *ret_used, uint64_t *ret_bytes);

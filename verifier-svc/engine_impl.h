@@ -11,20 +11,21 @@
 #include "verifier-svc/sched.h"
 
 /* What comes in. Allocated by who sends, freed by the engine. */
-enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY };
+enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY, INBOX_PROPOSER, INBOX_SPECULATION };
 
 struct inbox_item {
     enum inbox_kind kind;
     struct request *req; // REQUEST, VERIFY: with a hold
     uint64_t seq;        // DRAFT
     uint32_t base_len, n;
-    int proposer;
+    int proposer;    // DRAFT, PROPOSER
     uint32_t rtt_us; // DRAFT
-    bool ahead;      // DRAFT: as in struct draft
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX];
-    struct accept_q *q; // DRAFT: as in struct draft; who takes it leaves NULL
+    struct accept_q *q;              // DRAFT: as in struct draft; who takes it leaves NULL
+    struct stats_drafts counts;      // PROPOSER: another one has this place from now on
+    struct speculation *speculation; // SPECULATION: from now on
 };
 
 struct engine {
@@ -42,10 +43,14 @@ struct engine {
     char error[FAIL_TEXT_MAX];
     _Atomic(struct served *) ready; // published when loading is done
     _Atomic(struct drafts *) proposers;
+    pthread_mutex_t speculation_mu; // for changing it, the proposers included
+    struct speculation speculation; // as asked for
 
     /* The engine thread's own. */
     struct served *served;
-    struct drafts *drafts; // NULL: no proposers
+    struct drafts *drafts; // NULL until the model is loaded
+    bool speculates;
+    char proposer[DRAFTS_NAME_MAX]; // asked where a request names none; "": any
     struct sched sched;
     struct control control;
     struct roster running; // RUNNING and BRANCH
@@ -55,8 +60,6 @@ struct engine {
     uint64_t next_id, next_order;
     int64_t show_us;      // when to say next how far loading is
     uint32_t prompt_rows; // of the last pass
-    int64_t decode_us;    // of the last pass without prompts
-    bool ask_again;       // a draft ahead came late and is of no use
     int64_t held_us;      // since when the coming pass is held back for drafts; 0: it is not
 
     /* Room for a round. */
@@ -81,9 +84,6 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
  * branched off it yet leave with it. */
 void engine_preempt(struct engine *e, struct seq *s);
 
-/* All that has come; waits for the first as queue_pop() does. */
-void engine_take_inbox(struct engine *e, int64_t wait_us);
-
 /* ---- round.c ---- */
 
 /* True if any running sequence has rows to run now. */
@@ -95,8 +95,6 @@ int64_t round_release(struct engine *e, int64_t now_us);
 int64_t round_wait_until_us(const struct engine *e);
 /* Plan, run, accept, tell, ask. */
 void round_run(struct engine *e);
-/* Asks proposers for drafts of sequences that may have one and have none. */
-void round_ask(struct engine *e);
 /* A proposer's draft has come. */
 void round_take_draft(struct engine *e, struct inbox_item *item);
 

@@ -23,6 +23,30 @@ static int wait_for_model(struct engine *e)
     return 0;
 }
 
+/* What SIGHUP rereads the settings from, and whom it tells. */
+struct reload {
+    int argc;
+    char **argv;
+    struct engine *engine;
+};
+
+static void reload(void *user)
+{
+    struct reload *r = user;
+    struct speculation_change change;
+    struct speculation now;
+    char waiting[512];
+    int err = options_reread(r->argc, r->argv, &change, waiting, sizeof(waiting));
+    if (!err)
+        err = engine_speculate(r->engine, &change, &now);
+    if (err < 0)
+        log_error("nothing reloaded: %s", fail_text());
+    else if (*waiting)
+        log_warn("reloaded, but changes of these wait for a restart: %s", waiting);
+    else
+        log_info("reloaded");
+}
+
 static int serve(struct rpc_service *rpc, struct engine *e)
 {
     int r = wait_for_model(e);
@@ -49,7 +73,7 @@ static void stop(const struct options *o, struct rpc_service *rpc, struct engine
     service_stop(service);
 }
 
-static int run(const struct options *o)
+static int run(const struct options *o, int argc, char **argv)
 {
     struct stats stats;
     stats_init(&stats);
@@ -58,6 +82,8 @@ static int run(const struct options *o)
     int r = engine_new(o, &stats, &engine);
     if (r == 0)
         r = service_new(o, engine, &stats, &service);
+    struct reload again = {argc, argv, engine};
+    svc_on_reload(reload, &again);
     struct rpc_service *rpc = NULL;
     struct rpc_service_options opt = {
         .name = SERVICE_NAME,
@@ -93,7 +119,7 @@ int main(int argc, char **argv)
         r = log_level_of(o->log_level, &level);
     log_init("verifier", level);
     if (r == 0)
-        r = run(o);
+        r = run(o, argc, argv);
     if (r < 0)
         log_error("%s", fail_text());
     else

@@ -1,60 +1,60 @@
 /* options.c - the table of settings. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include "base/err.h"
-#include "base/log.h"
+#include "base/mem.h"
 #include "rpc/rpc.h"
-#include "verifier-svc/drafts.h"
 #include "verifier-svc/options.h"
 
-#define NAME_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
-
-static struct options values;
+static struct options in_force;
+static struct options reading; // what the table points to
 
 static const struct conf_option table[] = {
     {.name = "listen",
      .kind = CONF_LIST,
-     .value = &values.listen,
+     .value = &reading.listen,
      .fallback = "unix:/run/tandem/verifier.sock",
      .max = RPC_LISTEN_MAX,
      .help = "addresses, unix:/path or host:port; unused when sockets are passed"},
     {.name = "model",
      .kind = CONF_TEXT,
-     .value = &values.model,
+     .value = &reading.model,
      .short_flag = 'm',
      .help = "GGUF file of the target model; of a split one the first part"},
     {.name = "name",
      .kind = CONF_TEXT,
-     .value = &values.name,
+     .value = &reading.name,
      .alias = "served_model_name",
      .help = "what clients call the model (default: the file's name)"},
     {.name = "instance",
      .kind = CONF_TEXT,
-     .value = &values.instance,
+     .value = &reading.instance,
      .fallback = "verifier",
      .help = "this service's name in merged statistics"},
     {.name = "log_level",
      .kind = CONF_CHOICE,
-     .value = &values.log_level,
+     .value = &reading.log_level,
      .fallback = "info",
      .choices = "error|warn|info|debug",
      .help = "what is logged"},
     {.name = "proposers",
      .kind = CONF_LIST,
-     .value = &values.proposers,
+     .value = &reading.proposers,
      .max = DRAFTS_MAX,
-     .help = "gRPC targets of proposers, each TARGET or NAME=TARGET; none (the default): no "
-             "speculation"},
+     .help =
+         "gRPC targets of proposers, each TARGET or NAME=TARGET, several of one name if need be; "
+         "none (the default): no speculation"},
     {.name = "policy",
      .kind = CONF_CHOICE,
-     .value = &values.policy,
+     .value = &reading.policy,
      .fallback = "goodput",
      .choices = "goodput|fixed|ema",
      .help = "how many draft tokens: goodput (what makes the most tokens per second, by measured "
              "times and acceptance), fixed (k), or ema (k, k-2, 1 or none by mean acceptance)"},
     {.name = "k",
      .kind = CONF_INT,
-     .value = &values.k,
+     .value = &reading.k,
      .fallback = "0",
      .min = 0,
      .max = CONTROL_K_MAX,
@@ -63,7 +63,7 @@ static const struct conf_option table[] = {
              "5"},
     {.name = "disable_batch_size",
      .kind = CONF_INT,
-     .value = &values.disable_batch_size,
+     .value = &reading.disable_batch_size,
      .fallback = "-1",
      .min = -1,
      .max = 4096,
@@ -72,20 +72,14 @@ static const struct conf_option table[] = {
              "never"},
     {.name = "proposer_budget_ms",
      .kind = CONF_INT,
-     .value = &values.proposer_budget_ms,
+     .value = &reading.proposer_budget_ms,
      .fallback = "50",
      .min = 1,
      .max = 250,
      .help = "longest wait for a draft, in ms"},
-    {.name = "draft_ahead",
-     .kind = CONF_BOOL,
-     .value = &values.draft_ahead,
-     .fallback = "false",
-     .help = "have what may follow a draft drafted while it is being verified: for proposers that "
-             "do not share the verifier's cores"},
     {.name = "context",
      .kind = CONF_INT,
-     .value = &values.context,
+     .value = &reading.context,
      .fallback = "0",
      .min = 0,
      .max = 1 << 24,
@@ -93,7 +87,7 @@ static const struct conf_option table[] = {
      .help = "positions of a sequence, prompt and answer; 0: what the model was trained for"},
     {.name = "kv_mib",
      .kind = CONF_INT,
-     .value = &values.kv_mib,
+     .value = &reading.kv_mib,
      .fallback = "0",
      .min = 0,
      .max = 1 << 24,
@@ -101,12 +95,12 @@ static const struct conf_option table[] = {
              "model leaves free"},
     {.name = "memory_check",
      .kind = CONF_BOOL,
-     .value = &values.memory_check,
+     .value = &reading.memory_check,
      .fallback = "true",
      .help = "refuse to load a model that would take more memory than is available"},
     {.name = "max_sequences",
      .kind = CONF_INT,
-     .value = &values.max_sequences,
+     .value = &reading.max_sequences,
      .fallback = "64",
      .min = 1,
      .max = 1024,
@@ -114,14 +108,14 @@ static const struct conf_option table[] = {
      .help = "sequences that run at once"},
     {.name = "queue_length",
      .kind = CONF_INT,
-     .value = &values.queue_length,
+     .value = &reading.queue_length,
      .fallback = "256",
      .min = 1,
      .max = 65536,
      .help = "requests that may wait; the next one is refused"},
     {.name = "max_batch_rows",
      .kind = CONF_INT,
-     .value = &values.max_batch_rows,
+     .value = &reading.max_batch_rows,
      .fallback = "512",
      .min = 16,
      .max = 8192,
@@ -129,61 +123,61 @@ static const struct conf_option table[] = {
      .help = "rows of a forward pass; at least max_sequences"},
     {.name = "prefill_chunk",
      .kind = CONF_INT,
-     .value = &values.prefill_chunk,
+     .value = &reading.prefill_chunk,
      .fallback = "512",
      .min = 1,
      .max = 8192,
      .help = "rows of one prompt in a pass"},
     {.name = "max_pass_ms",
      .kind = CONF_INT,
-     .value = &values.max_pass_ms,
+     .value = &reading.max_pass_ms,
      .fallback = "100",
      .min = 1,
      .max = 10000,
      .help = "time of a pass up to which prompts are added while others decode, in ms"},
     {.name = "threads",
      .kind = CONF_INT,
-     .value = &values.threads,
+     .value = &reading.threads,
      .fallback = "0",
      .min = 0,
      .max = 256,
      .help = "threads of the forward pass; 0: one per core that may be used"},
     {.name = "pin",
      .kind = CONF_BOOL,
-     .value = &values.pin,
+     .value = &reading.pin,
      .fallback = "true",
      .help = "bind these threads to cores"},
     {.name = "float_gemm",
      .kind = CONF_CHOICE,
-     .value = &values.float_gemm,
+     .value = &reading.float_gemm,
      .fallback = "own",
      .choices = "own|blas",
      .help = "who multiplies matrices of floats (F32, F16, BF16); blas: OpenBLAS where a pass has "
              "many rows, and then the same request may get other tokens"},
     {.name = "load_wait",
      .kind = CONF_FLOAT,
-     .value = &values.load_wait_s,
+     .value = &reading.load_wait_s,
      .fallback = "30",
      .min = 0,
      .max = 3600,
      .help = "how long requests wait for a model that is being loaded, in s"},
     {.name = "verify_timeout",
      .kind = CONF_FLOAT,
-     .value = &values.verify_timeout_s,
+     .value = &reading.verify_timeout_s,
      .fallback = "30",
      .min = 0.1,
      .max = 3600,
      .help = "how long a Verify stream may wait for its client's next draft, in s"},
     {.name = "reader_timeout",
      .kind = CONF_FLOAT,
-     .value = &values.reader_timeout_s,
+     .value = &reading.reader_timeout_s,
      .fallback = "60",
      .min = 0.1,
      .max = 3600,
      .help = "how long a client may leave more than 256 KiB of its answer unread, in s"},
     {.name = "drain_timeout",
      .kind = CONF_FLOAT,
-     .value = &values.drain_timeout_s,
+     .value = &reading.drain_timeout_s,
      .fallback = "120",
      .min = 0,
      .max = 3600,
@@ -197,64 +191,88 @@ static const struct conf conf = {
     .n_options = sizeof(table) / sizeof(table[0]),
 };
 
-/* "TARGET" or "NAME=TARGET". A '=' behind a ':' or '/' is part of an address. */
-static int read_target(const char *text, struct drafts_target *ret)
+static int read_speculation(struct options *o)
 {
-    char quoted[128];
-    size_t n = strcspn(text, "=:/");
-    *ret = (struct drafts_target){.target = text};
-    if (text[n] != '=')
-        return 0;
-    log_quote(text, strlen(text), quoted, sizeof(quoted));
-    if (n == 0 || n >= sizeof(ret->name) || strspn(text, NAME_LETTERS) < n)
-        return fail(-EINVAL, "proposers: %s: a name is 1 to %d letters, digits, '-', '_' or '.'",
-                    quoted, DRAFTS_NAME_MAX - 1);
-    memcpy(ret->name, text, n);
-    ret->target += n + 1;
-    return *ret->target ? 0 : fail(-EINVAL, "proposers: %s has no target behind the name", quoted);
-}
-
-static int read_targets(void)
-{
-    int err = 0;
-    values.n_targets = 0;
-    for (unsigned i = 0; !err && i < values.proposers.n; i++) {
-        if (strcmp(values.proposers.v[i], "none") != 0)
-            err = read_target(values.proposers.v[i], &values.targets[values.n_targets++]);
-    }
+    struct speculation *s = &o->speculation;
+    *s = (struct speculation){
+        .on = true, .k = (uint32_t)o->k, .disable_batch_size = (int32_t)o->disable_batch_size};
+    int err = speculation_set_policy(s, o->policy, strlen(o->policy));
+    for (unsigned i = 0; !err && i < o->proposers.n; i++)
+        err = speculation_add_target(s, o->proposers.v[i], strlen(o->proposers.v[i]));
     return err;
 }
 
-static void read_control(void)
-{
-    static const struct {
-        const char *name;
-        struct control_options defaults;
-    } policies[] = {{"goodput", {CONTROL_GOODPUT, 16, 0}},
-                    {"fixed", {CONTROL_FIXED, 5, 0}},
-                    {"ema", {CONTROL_EMA, 5, 8}}};
-    for (unsigned i = 0; i < sizeof(policies) / sizeof(*policies); i++) {
-        if (strcmp(policies[i].name, values.policy) == 0)
-            values.control = policies[i].defaults;
-    }
-    if (values.k)
-        values.control.k = (uint32_t)values.k;
-    if (values.disable_batch_size >= 0)
-        values.control.disable_batch_size = (uint32_t)values.disable_batch_size;
-}
-
-int options_read(int argc, char **argv, const struct options **ret)
+/* Reads all settings into `reading`, which is empty. */
+static int read_all(int argc, char **argv)
 {
     int r = conf_read(&conf, argc, argv);
     if (r)
         return r;
-    if (!values.model)
+    if (!reading.model)
         return fail(-EINVAL, "--model is missing: the GGUF file of the target model");
-    if (values.max_batch_rows < values.max_sequences)
+    if (reading.max_batch_rows < reading.max_sequences)
         return fail(-EINVAL, "max_batch_rows is %ld, less than max_sequences, which is %ld",
-                    (long)values.max_batch_rows, (long)values.max_sequences);
-    values.blas = strcmp(values.float_gemm, "blas") == 0;
-    *ret = &values;
-    read_control();
-    return read_targets();
+                    (long)reading.max_batch_rows, (long)reading.max_sequences);
+    reading.blas = strcmp(reading.float_gemm, "blas") == 0;
+    return read_speculation(&reading);
+}
+
+static void forget_reading(void)
+{
+    conf_done(&conf);
+    reading = (struct options){0};
+}
+
+int options_read(int argc, char **argv, const struct options **ret)
+{
+    int r = read_all(argc, argv);
+    if (!r) {
+        struct options before = in_force;
+        in_force = reading;
+        reading = before;
+        *ret = &in_force;
+    }
+    forget_reading();
+    return r;
+}
+
+static bool may_change(const struct conf_option *o)
+{
+    const void *values[] = {&reading.proposers, &reading.policy, &reading.k,
+                            &reading.disable_batch_size};
+    for (unsigned i = 0; i < ARRAY_LEN(values); i++) {
+        if (o->value == values[i])
+            return true;
+    }
+    return false;
+}
+
+static const void *value_in_force(const struct conf_option *o)
+{
+    return (const char *)&in_force + ((const char *)o->value - (const char *)&reading);
+}
+
+/* The names of settings that were read and wait for a restart. */
+static void list_waiting(char *to, size_t size)
+{
+    size_t len = 0;
+    *to = 0;
+    for (size_t i = 0; i < conf.n_options && len < size; i++) {
+        const struct conf_option *o = &conf.options[i];
+        if (!may_change(o) && !conf_same(o, o->value, value_in_force(o)))
+            len += (size_t)snprintf(to + len, size - len, "%s%s", len ? ", " : "", o->name);
+    }
+}
+
+int options_reread(int argc, char **argv, struct speculation_change *ret, char *ret_waiting,
+                   size_t size)
+{
+    int r = read_all(argc, argv);
+    if (!r) {
+        ret->has = SPECULATION_TARGETS | SPECULATION_POLICY | SPECULATION_K | SPECULATION_BATCH;
+        ret->to = reading.speculation;
+        list_waiting(ret_waiting, size);
+    }
+    forget_reading();
+    return r;
 }

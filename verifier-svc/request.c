@@ -9,7 +9,6 @@
 #include "base/err.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "text/utf8.h"
-#include "verifier-svc/drafts.h"
 #include "verifier-svc/request.h"
 #include "verifier-svc/seq.h"
 

@@ -15,6 +15,7 @@
 #include "text/detok.h"
 #include "text/tok.h"
 #include "verifier-svc/accept.h"
+#include "verifier-svc/drafts.h"
 
 #define REQUEST_MAX_ID 128    // bytes
 #define REQUEST_MAX_N 128     // choices
@@ -43,7 +44,8 @@ struct request_usage {
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
     uint32_t kept_steps[ACCEPT_MAX + 1]; // [i]: drafted rounds of which i tokens were kept
     int64_t queue_us, prompt_us, decode_us;
-    int proposer; // index, or SEQ_NO_PROPOSER (seq.h)
+    uint32_t k;                     // draft tokens per round that were allowed, at most
+    char proposer[DRAFTS_NAME_MAX]; // of the last draft; "": there was none
 };
 
 struct request {

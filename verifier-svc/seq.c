@@ -51,7 +51,7 @@ int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct se
     s->key = rng_key(r->seed, choice);
     s->state = choice ? SEQ_BRANCH : SEQ_WAITING;
     s->stop = DETOK_NONE;
-    s->proposer = s->last_proposer = SEQ_NO_PROPOSER;
+    s->proposer = SEQ_NO_PROPOSER;
     control_seq_init(&s->control);
     s->n = s->n_prompt = r->n_prompt;
     s->max_len = r->n_prompt + r->max_tokens;

@@ -60,8 +60,6 @@ struct seq {
     int64_t held_until_us; // a draft is being drawn for it, and it does not go on before it is here
                            // or late; 0: it goes on
     uint32_t asked_k;      // tokens wanted then
-    int64_t ahead_us;      // asked for a draft ahead, which may still come; 0: not
-    int64_t ahead_until_us; // when it is late
     struct control_seq control;
     int64_t idle_us; // Verify: since when it waits for a draft; 0: it does not
     bool leaving;    // its blocks were taken, it goes back into the queue
@@ -72,8 +70,8 @@ struct seq {
     /* Figures. */
     bool started; // the client knows that it was admitted
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
-    uint32_t kept_steps[ACCEPT_MAX + 1]; // [i]: drafted rounds of which i tokens were kept
-    int last_proposer;
+    uint32_t kept_steps[ACCEPT_MAX + 1];    // [i]: drafted rounds of which i tokens were kept
+    char last_proposer[DRAFTS_NAME_MAX];    // whose draft was verified last
     int64_t admitted_us, first_us, last_us; // admission, first and last token
 };
 

@@ -236,8 +236,9 @@ int service_new(const struct options *o, struct engine *e, struct stats *stats,
 
 void service_add(struct service *s, struct rpc_server *server)
 {
-    const struct rpc_method *methods[] = {&generate, &verify, &service_get_model, &service_tokenize,
-                                          &service_detokenize};
+    const struct rpc_method *methods[] = {&generate,           &verify,
+                                          &service_get_model,  &service_tokenize,
+                                          &service_detokenize, &service_set_speculation};
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(server, methods[i], s);
 }

@@ -1,6 +1,6 @@
 /* service_impl.h - what the edge's files share: service.c (requests in), service_jobs.c (long
- * work for them), service_out.c (answers out), service_info.c (model, tokenizer, figures). Not for
- * other files. */
+ * work for them), service_out.c (answers out), service_info.c (model, tokenizer, figures),
+ * service_speculation.c (how it speculates). Not for other files. */
 #pragma once
 #include <pthread.h>
 #include <stdio.h>
@@ -42,7 +42,6 @@ struct service {
     Tandem__V1__Token *token_list[ACCEPT_MAX + 1];
     Tandem__V1__TopLogprob tops[(ACCEPT_MAX + 1) * DIST_MAX_TOP];
     Tandem__V1__TopLogprob *top_list[(ACCEPT_MAX + 1) * DIST_MAX_TOP];
-    char proposer[DRAFTS_NAME_MAX];
     struct request *slow; // whose answers are not read
 
     /* service_info.c: what the last reply points to. */
@@ -50,7 +49,7 @@ struct service {
     Tandem__V1__CacheStats cache;
     Tandem__V1__ProposerStats proposers[DRAFTS_MAX];
     Tandem__V1__ProposerStats *proposer_list[DRAFTS_MAX];
-    char proposer_names[DRAFTS_MAX][DRAFTS_NAME_MAX];
+    struct drafts_stats proposer_stats[DRAFTS_MAX];
     char mode[256];
 };
 
@@ -84,3 +83,7 @@ void *service_out_main(void *service);
 /* ---- service_info.c ---- */
 
 extern const struct rpc_method service_get_model, service_tokenize, service_detokenize;
+
+/* ---- service_speculation.c ---- */
+
+extern const struct rpc_method service_set_speculation;

@@ -69,7 +69,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     if (m)
         fill_model(m, &info);
     info.proposers = proposers;
-    for (unsigned i = 0; m && d && i < drafts_n(d); i++) {
+    for (unsigned i = 0; m && d && i < DRAFTS_MAX; i++) {
         drafts_name(d, i, names[i]);
         if (*names[i])
             proposers[info.n_proposers++] = rpc_text(names[i]);
@@ -168,25 +168,26 @@ static uint64_t count_of(const struct metric *m)
 static void fill_proposers(struct service *s, struct drafts *d, Tandem__V1__StatsReply *reply)
 {
     reply->proposers = s->proposer_list;
-    for (unsigned i = 0; i < drafts_n(d); i++) {
-        struct drafts_stats from;
-        Tandem__V1__ProposerStats *to = s->proposer_list[i] = &s->proposers[i];
-        drafts_stats(d, i, &from);
+    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+        size_t n = reply->n_proposers;
+        struct drafts_stats *from = &s->proposer_stats[n];
+        Tandem__V1__ProposerStats *to = s->proposer_list[n] = &s->proposers[n];
+        if (!drafts_stats(d, i, from))
+            continue;
         tandem__v1__proposer_stats__init(to);
-        memcpy(s->proposer_names[i], from.name, sizeof(from.name));
-        to->name = rpc_text(s->proposer_names[i]);
-        to->target = rpc_text(from.target);
-        to->connected = from.connected;
-        to->benched = from.benched;
-        to->rounds = from.rounds;
-        to->drafts = from.drafts;
-        to->draft_tokens = from.draft_tokens;
-        to->accepted_tokens = from.accepted_tokens;
-        to->late = from.late;
-        to->stale = from.stale;
-        to->malformed = from.malformed;
-        to->restarts = from.restarts;
-        to->p90_us = from.p90_us;
+        to->name = rpc_text(from->name);
+        to->target = rpc_text(from->target);
+        to->connected = from->connected;
+        to->benched = from->benched;
+        to->rounds = from->rounds;
+        to->drafts = from->drafts;
+        to->draft_tokens = from->draft_tokens;
+        to->accepted_tokens = from->accepted_tokens;
+        to->late = from->late;
+        to->stale = from->stale;
+        to->malformed = from->malformed;
+        to->restarts = from->restarts;
+        to->p90_us = from->p90_us;
         reply->n_proposers++;
     }
 }
@@ -197,9 +198,9 @@ static const char *mode_of(struct service *s, const Tandem__V1__StatsReply *repl
     s->mode[0] = 0;
     size_t len = 0;
     for (size_t i = 0; i < reply->n_proposers && len < sizeof(s->mode); i++) {
-        if (*s->proposer_names[i])
+        if (*s->proposer_stats[i].name)
             len += (size_t)snprintf(s->mode + len, sizeof(s->mode) - len, "%s%s", len ? "+" : "",
-                                    s->proposer_names[i]);
+                                    s->proposer_stats[i].name);
     }
     return reply->n_proposers ? s->mode : "none";
 }
@@ -208,8 +209,10 @@ static void fill_speculation(struct service *s, Tandem__V1__StatsReply *reply)
 {
     const struct stats *m = s->stats;
     Tandem__V1__SpeculationStats *to = reply->speculation = &s->speculation;
+    struct speculation now;
+    engine_speculation(s->engine, &now);
     tandem__v1__speculation_stats__init(to);
-    to->enabled = reply->n_proposers > 0;
+    to->enabled = now.on && reply->n_proposers > 0;
     to->mode = rpc_text(mode_of(s, reply));
     to->total_steps = count_of(m->steps);
     to->total_fallback_steps = count_of(m->fallback_steps);
@@ -221,7 +224,7 @@ static void fill_speculation(struct service *s, Tandem__V1__StatsReply *reply)
         to->acceptance_rate_overall = (double)to->total_accepted / (double)to->total_proposed;
     if (to->total_steps)
         to->avg_tokens_per_step = metrics_value(m->generated_tokens) / (double)to->total_steps;
-    to->current_k = reply->n_proposers ? (double)s->options->control.k : 0;
+    to->current_k = to->enabled ? (double)speculation_control(&now).k : 0;
     to->adaptive_k_current = metrics_value(m->k_now);
 }
 

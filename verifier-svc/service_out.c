@@ -154,18 +154,16 @@ static void fill_timings(const struct request_usage *u, struct finished *to)
     to->msg.timings = &to->timings;
 }
 
-static void fill_finished(struct service *s, const struct event *ev, const struct event_batch *b,
-                          struct finished *f)
+static void fill_finished(const struct event *ev, const struct event_batch *b, struct finished *f)
 {
     const struct request_usage *u = &ev->usage;
     Tandem__V1__Finished *to = &f->msg;
     Tandem__V1__SpeculationUsage *usage = &f->usage;
-    uint32_t k_max = ev->req->k_max, k = s->options->control.k;
     tandem__v1__finished__init(to);
     tandem__v1__speculation_usage__init(usage);
     fill_kept_steps(u, f);
     fill_timings(u, f);
-    usage->k = k_max < k ? k_max : k;
+    usage->k = u->k;
     to->reason = ev->end == SEQ_STOP ? TANDEM__V1__FINISH_REASON__FINISH_REASON_STOP
                                      : TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH;
     to->completion_tokens = u->n_generated;
@@ -179,10 +177,7 @@ static void fill_finished(struct service *s, const struct event *ev, const struc
     usage->accepted = u->n_accepted;
     usage->bonus = u->n_bonus;
     usage->rule = rpc_text(accept_rules[ev->req->rule].name);
-    if (u->proposer != SEQ_NO_PROPOSER) {
-        drafts_name(engine_drafts(s->engine), (unsigned)u->proposer, s->proposer);
-        usage->proposer = rpc_text(s->proposer);
-    }
+    usage->proposer = rpc_text(u->proposer);
 }
 
 static void send_generate(struct service *s, const struct event *ev, const struct event_batch *b)
@@ -206,7 +201,7 @@ static void send_generate(struct service *s, const struct event *ev, const struc
         send_bounded(s, ev->req, &msg.base);
     }
     if (ev->end != SEQ_GOES_ON) {
-        fill_finished(s, ev, b, &finished);
+        fill_finished(ev, b, &finished);
         msg.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
         msg.finished = &finished.msg;
         send_bounded(s, ev->req, &msg.base);
@@ -235,7 +230,7 @@ static void send_verify(struct service *s, const struct event *ev, const struct 
     commit.accepted = ev->n_accepted;
     commit.run = &run;
     if (ev->end != SEQ_GOES_ON) {
-        fill_finished(s, ev, b, &finished);
+        fill_finished(ev, b, &finished);
         commit.finished = &finished.msg;
     }
     msg.message_case = TANDEM__V1__VERIFY_REPLY__MESSAGE_COMMIT;

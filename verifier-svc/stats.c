@@ -91,10 +91,6 @@ static void init_speculation(struct stats *s)
     s->accepted = counter("tandem_spec_decode_kept_tokens_total", "Draft tokens kept.");
     s->bonus = counter("tandem_spec_decode_bonus_tokens_total",
                        "Tokens of the target's behind fully accepted drafts.");
-    s->ahead = counter("tandem_spec_decode_ahead_drafts_total",
-                       "Drafts made while what they follow was being verified.");
-    s->ahead_used = counter("tandem_spec_decode_ahead_drafts_used_total",
-                            "Those of them that followed what was committed.");
     s->acceptance_ema = gauge("tandem_spec_decode_acceptance_rate_ema",
                               "Moving average of the acceptance of drafted steps.");
     s->k_now = gauge("tandem_spec_decode_k", "Mean draft length wanted in the last round.");
@@ -109,10 +105,10 @@ void stats_init(struct stats *s)
     init_speculation(s);
 }
 
-void stats_name_proposer(struct stats *s, unsigned i, const char *name)
+void stats_drafts_init(struct stats_drafts *d, const char *name)
 {
     char label[96], with_position[128];
-    struct stats_drafts *d = &s->proposers[i];
+    snprintf(d->name, sizeof(d->name), "%s", name);
     metrics_label(label, sizeof(label), "proposer", name, strlen(name));
     d->drafts = metrics_counter("tandem_spec_decode_num_drafts_total", "Drafts verified.", label);
     d->tokens = metrics_counter("tandem_spec_decode_num_draft_tokens_total",

@@ -11,8 +11,9 @@
 #define STATS_MAX_PROPOSERS 16
 #define STATS_MAX_POSITIONS 20 // positions of a draft that are counted one by one
 
-/* Counters of one proposer's drafts. */
+/* A proposer's name, and the counters of its drafts: shared by all of that name. */
 struct stats_drafts {
+    char name[DRAFTS_NAME_MAX];
     struct metric *drafts, *tokens, *accepted;
     struct metric *accepted_at[STATS_MAX_POSITIONS];
 };
@@ -28,17 +29,17 @@ struct stats {
     struct metric *running, *waiting, *paused, *kv_used_ratio;
     struct metric *rounds, *preemptions, *pass_s, *pass_rows, *draft_wait_s;
     /* Speculation. */
-    struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus, *ahead, *ahead_used;
+    struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus;
     struct metric *acceptance_ema, *k_now;
-    struct stats_drafts proposers[STATS_MAX_PROPOSERS];
+    struct stats_drafts proposers[STATS_MAX_PROPOSERS]; // the engine thread's
     /* Tokens committed per second, of the last seconds. */
     struct stats_rate *rate;
 };
 
 /* Registers all. */
 void stats_init(struct stats *s);
-/* Registers proposer i under its name, once it is known and before its drafts are counted. */
-void stats_name_proposer(struct stats *s, unsigned i, const char *name);
+/* Registers what is counted of a proposer's drafts. Allocates: not for the engine's thread. */
+void stats_drafts_init(struct stats_drafts *d, const char *name);
 
 /* n tokens were committed. */
 void stats_committed(struct stats *s, uint32_t n, int64_t now_us);

@@ -546,6 +546,33 @@ int conf_read(const struct conf *c, int argc, char **argv)
     return r;
 }
 
+static bool same_list(const struct conf_list *a, const struct conf_list *b)
+{
+    unsigned i = 0;
+    while (i < a->n && i < b->n && strcmp(a->v[i], b->v[i]) == 0)
+        i++;
+    return i == a->n && i == b->n;
+}
+
+bool conf_same(const struct conf_option *o, const void *a, const void *b)
+{
+    switch (o->kind) {
+    case CONF_BOOL:
+        return *(const bool *)a == *(const bool *)b;
+    case CONF_INT:
+        return *(const int64_t *)a == *(const int64_t *)b;
+    case CONF_FLOAT:
+        return *(const double *)a == *(const double *)b;
+    case CONF_LIST:
+        return same_list(a, b);
+    case CONF_TEXT:
+    case CONF_CHOICE:
+        break;
+    }
+    const char *x = *(char *const *)a, *y = *(char *const *)b;
+    return x && y ? strcmp(x, y) == 0 : x == y;
+}
+
 void conf_done(const struct conf *c)
 {
     for (size_t i = 0; i < c->n_options; i++) {

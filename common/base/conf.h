@@ -52,6 +52,8 @@ struct conf {
 int conf_read(const struct conf *c, int argc, char **argv);
 /* The part of it that reads a file's text; `path` is for the sentences. */
 int conf_read_text(const struct conf *c, const char *path, const char *text, size_t len);
+/* Whether two values of the option are the same. */
+bool conf_same(const struct conf_option *o, const void *a, const void *b);
 void conf_done(const struct conf *c);
 void conf_help(const struct conf *c, FILE *to);
 /* The table in Markdown, for docs/configuration.md (--print-config). */

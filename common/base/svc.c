@@ -16,6 +16,8 @@
 
 static struct {
     sigset_t signals;
+    void (*reload)(void *user); // NULL: nothing
+    void *reload_user;
     int64_t watchdog_us; // the limit; 0: none
     _Atomic int64_t fed_us;
     _Atomic int64_t awake_us[SVC_MAX_AWAKE]; // when threads were heard of; 0: a free place
@@ -54,6 +56,12 @@ void svc_init(void)
     svc.watchdog_us = sd_watchdog_enabled(0, &limit_us) > 0 ? (int64_t)limit_us : 0;
 }
 
+void svc_on_reload(void (*reload)(void *user), void *user)
+{
+    svc.reload = reload;
+    svc.reload_user = user;
+}
+
 int svc_wait_signal(int64_t timeout_us)
 {
     int64_t until = clock_us() + timeout_us;
@@ -63,7 +71,9 @@ int svc_wait_signal(int64_t timeout_us)
             left = 0;
         struct timespec t = {.tv_sec = left / 1000000, .tv_nsec = left % 1000000 * 1000};
         int sig = sigtimedwait(&svc.signals, NULL, &t);
-        if (sig == SIGHUP)
+        if (sig == SIGHUP && svc.reload)
+            svc.reload(svc.reload_user);
+        else if (sig == SIGHUP)
             log_info("SIGHUP: there is nothing to reload; settings are read at the start");
         else if (sig > 0)
             return sig;

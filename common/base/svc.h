@@ -10,9 +10,11 @@
 /* First of all in main: blocks SIGTERM, SIGINT, SIGHUP for every thread to come, ignores SIGPIPE,
  * raises RLIMIT_NOFILE, tunes malloc for big messages. */
 void svc_init(void);
-/* Waits for SIGTERM or SIGINT: its number, or 0 after timeout_us (below 0: for ever). SIGHUP is
- * logged and otherwise ignored: there is nothing to reload. */
+/* Waits for SIGTERM or SIGINT: its number, or 0 after timeout_us (below 0: for ever). SIGHUP calls
+ * what svc_on_reload() was told; without, it is logged: there is nothing to reload. */
 int svc_wait_signal(int64_t timeout_us);
+/* By the thread that waits for signals. */
+void svc_on_reload(void (*reload)(void *user), void *user);
 
 #define SVC_MAX_FDS 8
 /* Listening stream sockets passed by the manager (LISTEN_FDS), close-on-exec from now on; their

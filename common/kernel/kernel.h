@@ -54,10 +54,13 @@ struct kernel_mat {
     const void *data;
 };
 
-/* What a prepared (quantised, rounded or copied) activation row looks like depends on the weights
- * it meets: int8 blocks, f32, or floats rounded to bf16. Rows prepared for one type serve every
- * type of the same form. */
-enum kernel_form { KERNEL_FORM_INT8, KERNEL_FORM_F32, KERNEL_FORM_BF16 };
+/* What prepared (quantised, rounded or copied) activations look like depends on the weights they
+ * meet, and on the tier: rows of int8 blocks, of f32, or of floats rounded to bf16; or int8 blocks
+ * of up to KERNEL_ROWS rows together. What is prepared for one type serves every type of the same
+ * form. */
+enum kernel_form { KERNEL_FORM_INT8, KERNEL_FORM_F32, KERNEL_FORM_BF16, KERNEL_FORM_TILES };
+#define KERNEL_FORMS 4
+#define KERNEL_ROWS 16
 
 /* What a row's attention sees: position p < n_base in slot blocks[p / 16] * 16 + p % 16 of its
  * sequence, then n_tail positions in slots of their own: a draft row's ancestors, itself last. */
@@ -87,12 +90,17 @@ struct kernel_attn {
 struct kernel {
     const char *name; // "c", "avx2", "avxvnni", "avx512", "amx"
 
-    /* y[m][from..to) = W x_m. x: m prepared rows, x_bytes apart; y: rows y_stride floats apart.
-     * from and to are multiples of KERNEL_TILE or n_out. Any m >= 1. */
+    /* y[m][from..to) = W x_m. x: m rows prepared in form(w->type, m), x_bytes apart; y: rows
+     * y_stride floats apart. from and to are multiples of KERNEL_TILE or n_out. Any m >= 1. */
     void (*matmul)(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m, float *y,
                    size_t y_stride, uint32_t from, uint32_t to);
-    /* A row of n floats into its prepared form (kernel_form_bytes(form, n) bytes, aligned). */
-    void (*prepare)(enum kernel_form form, const float *x, uint32_t n, void *to);
+    /* The form that m rows have for weights of this type: one for few rows, one for many. */
+    enum kernel_form (*form)(enum kernel_type type, uint32_t m);
+    /* Row r of m, n floats, into its form. to: all m rows, aligned, to_bytes (kernel_form_bytes()
+     * or more) apart; in KERNEL_FORM_TILES there is room for m rounded up to KERNEL_ROWS. Any
+     * thread, different rows. */
+    void (*prepare)(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
+                    void *to, size_t to_bytes);
 
     /* y = x / sqrt(mean(x^2) + eps) * w; y may be x. */
     void (*rmsnorm)(const float *x, const float *w, uint32_t n, float eps, float *y);
@@ -126,6 +134,7 @@ void kernel_thread_init(void);
 
 /* -ENOTSUP with a sentence for types without a kernel. */
 int kernel_type_block(enum kernel_type type, uint32_t *ret_weights, uint32_t *ret_bytes);
+/* The form of few rows, in every tier. */
 enum kernel_form kernel_form_of(enum kernel_type type);
 size_t kernel_form_bytes(enum kernel_form form, uint32_t n_in);
 

@@ -14,24 +14,17 @@
 #include "kernel/kernel_avx512.h"
 #include "kernel/kernel_int8_unpack.h"
 
-#define AMX_ROWS 16      // in a tile of activations
-#define AMX_MIN_ROWS 48  // fewer are faster without tiles
-#define AMX_MAX_ROWS 512 // packed at a time
-#define AMX_UNITS 2048   // blocks of K of AMX_ROWS rows packed at a time: 1.3 MiB, stays in L2
-#define AMX_CHUNK 16     // blocks of K that stay in L1
-#define AMX_TILES 2      // of columns
-#define AMX_AHEAD 8704   // bytes of weights to prefetch into L2: a chunk of Q8_0
+#define AMX_MIN_ROWS 48 // fewer are faster without tiles
+#define AMX_GROUPS 32   // of rows, that meet a part of K
+#define AMX_UNITS 2048  // in such a part of all groups: 1.3 MiB, which stay in L2
+#define AMX_CHUNK 16    // blocks of K that stay in L1
+#define AMX_TILES 2     // of columns
+#define AMX_AHEAD 8704  // bytes of weights to prefetch into L2: a chunk of Q8_0
 
 /* AMX_CHUNK blocks of K of a tile of columns. */
 struct chunk {
     int8_t q[AMX_CHUNK][8][64];
     float d[AMX_CHUNK][KERNEL_TILE], m[AMX_CHUNK][KERNEL_TILE];
-} __attribute__((aligned(64)));
-
-/* A block of K of up to 16 rows. */
-struct unit {
-    int8_t q[AMX_ROWS][KERNEL_BLOCK];
-    float d[AMX_ROWS], sum[AMX_ROWS];
 } __attribute__((aligned(64)));
 
 /* Where the sums of a tile so far stand, and where they go to. */
@@ -68,17 +61,41 @@ INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blo
     }
 }
 
-/* n_blocks of n rows; to: a unit for each block. */
-static void pack_rows(const uint8_t *x, size_t x_bytes, uint32_t n_blocks, uint32_t n,
-                      struct unit *to)
+static uint32_t groups_of(uint32_t m)
 {
-    for (uint32_t b = 0; b < n_blocks; b++)
-        for (uint32_t r = 0; r < n; r++) {
-            const struct kernel_x *from = (const struct kernel_x *)(x + r * x_bytes) + b;
-            memcpy(to[b].q[r], from->q, KERNEL_BLOCK);
-            to[b].d[r] = from->d;
-            to[b].sum[r] = from->sum;
+    return (m + KERNEL_ROWS - 1) / KERNEL_ROWS;
+}
+
+/* Rows of the first n of n_groups groups of m rows. */
+static uint32_t rows_of(uint32_t m, uint32_t n_groups, uint32_t n)
+{
+    return n * (m / n_groups) + MIN(n, m % n_groups);
+}
+
+/* Quantises a chunk at a time, which then stays in L1. */
+void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
+                        void *to, size_t to_bytes)
+{
+    if (form != KERNEL_FORM_TILES) {
+        kernel_avx512.prepare(form, x, n, r, m, to, to_bytes);
+        return;
+    }
+    const uint32_t n_groups = groups_of(m), n_rows = m / n_groups, n_larger = m % n_groups;
+    const uint32_t in_larger = n_larger * (n_rows + 1);
+    const uint32_t group = r < in_larger ? r / (n_rows + 1) : n_larger + (r - in_larger) / n_rows;
+    r -= rows_of(m, n_groups, group);
+    struct kernel_unit *unit = (void *)((char *)to + group * KERNEL_ROWS * to_bytes);
+    struct kernel_x chunk[AMX_CHUNK];
+    for (uint32_t left = n / KERNEL_BLOCK, part; left; left -= part) {
+        part = MIN(left, AMX_CHUNK);
+        kernel_avx512.prepare(KERNEL_FORM_INT8, x, part * KERNEL_BLOCK, 0, 1, chunk, 0);
+        for (uint32_t b = 0; b < part; b++, unit++) {
+            memcpy(unit->q[r], chunk[b].q, KERNEL_BLOCK);
+            unit->d[r] = chunk[b].d;
+            unit->sum[r] = chunk[b].sum;
         }
+        x += part * KERNEL_BLOCK;
+    }
 }
 
 /* ---- tiles ---- */
@@ -117,8 +134,8 @@ INLINE vf amx_float(__m512i a)
 }
 
 /* Scales the products of block b onto acc. */
-INLINE void scale(const struct chunk *w, const struct unit *x, unsigned b,
-                  const int32_t (*products)[KERNEL_TILE], vf acc[AMX_ROWS], const int n_rows,
+INLINE void scale(const struct chunk *w, const struct kernel_unit *x, unsigned b,
+                  const int32_t (*products)[KERNEL_TILE], vf acc[KERNEL_ROWS], const int n_rows,
                   const bool min)
 {
     const vf d = v_load(w->d[b]), m = v_load(w->m[b]);
@@ -133,11 +150,11 @@ INLINE void scale(const struct chunk *w, const struct unit *x, unsigned b,
 /* Rows times the n blocks of a chunk, added to y. While block b is scaled, the products of b + 1 go
  * to memory and those of b + 2 and b + 3 are under way: a store that waits for its tile holds up
  * what comes after it. */
-INLINE void rows_times_chunk(const struct chunk *w, const struct unit *x, unsigned n,
+INLINE void rows_times_chunk(const struct chunk *w, const struct kernel_unit *x, unsigned n,
                              const struct place *to, const int n_rows, const bool min)
 {
-    int32_t products[4][AMX_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
-    vf acc[AMX_ROWS];
+    int32_t products[4][KERNEL_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
+    vf acc[KERNEL_ROWS];
     const struct place at = *to; // for gcc, what is stored may be part of *to
     EACH (r, n_rows)
         acc[r] = at.from ? v_load_n(at.from + (size_t)r * at.from_stride, at.n_store, 0) : v_set(0);
@@ -168,7 +185,7 @@ INLINE void rows_times_chunk(const struct chunk *w, const struct unit *x, unsign
 /* What AMX_MIN_ROWS and more split into nearly equally. */
 #define EACH_ROWS(X) X(12) X(13) X(14) X(15) X(16)
 #define TIMES(name, min)                                                                           \
-    static void name(const struct chunk *w, const struct unit *x, unsigned n_blocks,               \
+    static void name(const struct chunk *w, const struct kernel_unit *x, unsigned n_blocks,        \
                      const struct place *at)                                                       \
     {                                                                                              \
         switch (at->n_rows) {                                                                      \
@@ -194,9 +211,10 @@ struct columns {
     bool begun; // sums of parts before this one stand there
 };
 
-/* All rows in groups, and the part of K that is packed of them. */
-struct packed {
-    struct unit *units; // (group, block of the part)
+/* Rows in groups, and a part of their K. */
+struct part {
+    const uint8_t *units; // of the first group, the next one's group_bytes on
+    size_t group_bytes;
     uint32_t m, n_groups, n_blocks;
     size_t ahead; // bytes to what is read next: the next columns of this part, or AMX_AHEAD
 };
@@ -205,13 +223,14 @@ struct packed {
  * tiles; from block b of the part on. Between the part's chunks sums stand in `sums`: rows of y are
  * often a power of two apart, and then fall into few sets of the caches. */
 INLINE void groups_times_chunks(const struct int8_type t, struct chunk *chunks, int n_tiles,
-                                const struct packed *x, uint32_t b, unsigned n_blocks,
-                                float (*sums)[AMX_TILES][AMX_ROWS * KERNEL_TILE],
+                                const struct part *x, uint32_t b, unsigned n_blocks,
+                                float (*sums)[AMX_TILES][KERNEL_ROWS * KERNEL_TILE],
                                 const struct columns *c)
 {
     const bool is_first = b == 0, is_last = b + n_blocks == x->n_blocks;
     for (uint32_t g = 0, r = 0, n_rows; g < x->n_groups; g++, r += n_rows) {
-        const struct unit *units = x->units + (size_t)g * x->n_blocks + b;
+        const struct kernel_unit *units =
+            (const struct kernel_unit *)(x->units + g * x->group_bytes) + b;
         n_rows = kernel_pass_rows(x->m, r, x->n_groups - g);
         for (int i = 0; i < n_tiles; i++) {
             float *y = c->y + r * c->y_stride + i * KERNEL_TILE;
@@ -234,60 +253,58 @@ INLINE void groups_times_chunks(const struct int8_type t, struct chunk *chunks, 
     }
 }
 
-/* n_tiles tiles of columns for the part of K that is packed. */
-INLINE void amx_tiles(const struct int8_type t, const uint8_t *part, size_t tile_bytes, int n_tiles,
-                      const struct packed *x, const struct columns *c)
+/* n_tiles tiles of columns for a part of K. */
+INLINE void amx_tiles(const struct int8_type t, const uint8_t *w, size_t tile_bytes, int n_tiles,
+                      const struct part *x, const struct columns *c)
 {
     struct chunk chunks[AMX_TILES];
-    float sums[AMX_MAX_ROWS / AMX_ROWS][AMX_TILES][AMX_ROWS * KERNEL_TILE]
-        __attribute__((aligned(64)));
+    float sums[AMX_GROUPS][AMX_TILES][KERNEL_ROWS * KERNEL_TILE] __attribute__((aligned(64)));
     for (uint32_t b = 0; b < x->n_blocks; b += AMX_CHUNK) {
         int n_blocks = MIN(AMX_CHUNK, (int)(x->n_blocks - b));
         for (int i = 0; i < n_tiles; i++)
-            chunk_open(t,
-                       part + (size_t)i * tile_bytes + b / (uint32_t)t.group * int8_group_bytes(t),
+            chunk_open(t, w + (size_t)i * tile_bytes + b / (uint32_t)t.group * int8_group_bytes(t),
                        n_blocks, x->ahead, &chunks[i]);
         __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
         groups_times_chunks(t, chunks, n_tiles, x, b, (unsigned)n_blocks, sums, c);
     }
 }
 
+/* x: n_groups groups, m rows. */
 INLINE void amx_matmul(const struct int8_type t, const struct kernel_mat *w, const uint8_t *x,
-                       size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
-                       uint32_t to)
+                       size_t group_bytes, uint32_t n_groups, uint32_t m, float *y, size_t y_stride,
+                       uint32_t from, uint32_t to)
 {
-    struct unit units[AMX_UNITS];
     const size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
-    const uint32_t n_all = w->n_in / KERNEL_BLOCK, n_groups = (m + AMX_ROWS - 1) / AMX_ROWS,
+    const uint32_t n_all = w->n_in / KERNEL_BLOCK,
                    most = AMX_UNITS / n_groups / AMX_CHUNK * AMX_CHUNK;
     configure((int)kernel_pass_rows(m, 0, n_groups));
     for (uint32_t b = 0; b < n_all; b += most) {
-        struct packed p = {units, m, n_groups, MIN(most, n_all - b),
-                           most < n_all ? AMX_TILES * tile_bytes : AMX_AHEAD};
-        for (uint32_t g = 0, r = 0, n; g < n_groups; g++, r += n) {
-            n = kernel_pass_rows(m, r, n_groups - g);
-            pack_rows(x + r * x_bytes + b * sizeof(struct kernel_x), x_bytes, p.n_blocks, n,
-                      units + (size_t)g * p.n_blocks);
-        }
-        const uint8_t *part =
+        const struct part p = {x + b * sizeof(struct kernel_unit),
+                               group_bytes,
+                               m,
+                               n_groups,
+                               MIN(most, n_all - b),
+                               most < n_all ? AMX_TILES * tile_bytes : AMX_AHEAD};
+        const uint8_t *weights =
             (const uint8_t *)w->data + b / (uint32_t)t.group * int8_group_bytes(t);
         for (uint32_t c = from; c < to; c += AMX_TILES * KERNEL_TILE)
-            amx_tiles(t, part + c / KERNEL_TILE * tile_bytes, tile_bytes,
+            amx_tiles(t, weights + c / KERNEL_TILE * tile_bytes, tile_bytes,
                       MIN(AMX_TILES, (int)((to - c + KERNEL_TILE - 1) / KERNEL_TILE)), &p,
                       &(struct columns){y + c, y_stride, to - c, b > 0});
     }
     _tile_release();
 }
 
-static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t x_bytes, uint32_t m,
-                   float *y, size_t y_stride, uint32_t from, uint32_t to)
+static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t group_bytes,
+                   uint32_t n_groups, uint32_t m, float *y, size_t y_stride, uint32_t from,
+                   uint32_t to)
 {
     switch (w->type) {
 #define CASE(name, bytes, lo, hi, offset, group, min, halves, book)                                \
     case KERNEL_##name:                                                                            \
         if (!halves)                                                                               \
             amx_matmul((struct int8_type){lo, hi, offset, group, min, halves, book}, w, x,         \
-                       x_bytes, m, y, y_stride, from, to);                                         \
+                       group_bytes, n_groups, m, y, y_stride, from, to);                           \
         break;
         KERNEL_INT8_TYPES(CASE)
 #undef CASE
@@ -296,19 +313,31 @@ static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t x_bytes,
     }
 }
 
+enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m)
+{
+    enum kernel_form form = kernel_form_of(type);
+    if (form == KERNEL_FORM_INT8 && !kernel_layout(type)->has_halves && m >= AMX_MIN_ROWS)
+        return KERNEL_FORM_TILES;
+    return form;
+}
+
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to)
 {
-    if (w->type == KERNEL_BF16 && kernel_amx_bf16(w, x, x_bytes, m, y, y_stride, from, to))
+    if (kernel_amx_form(w->type, m) != KERNEL_FORM_TILES) {
+        if (w->type != KERNEL_BF16 || !kernel_amx_bf16(w, x, x_bytes, m, y, y_stride, from, to))
+            kernel_avx512.matmul(w, x, x_bytes, m, y, y_stride, from, to);
         return;
-    if (kernel_form_of(w->type) != KERNEL_FORM_INT8 || kernel_layout(w->type)->has_halves ||
-        m < AMX_MIN_ROWS)
-        return kernel_avx512.matmul(w, x, x_bytes, m, y, y_stride, from, to);
-    uint32_t n_passes = (m + AMX_MAX_ROWS - 1) / AMX_MAX_ROWS;
-    for (uint32_t p = 0, r = 0, n; p < n_passes; p++, r += n) {
-        n = kernel_pass_rows(m, r, n_passes - p);
-        matmul(w, (const uint8_t *)x + r * x_bytes, x_bytes, n, y + r * y_stride, y_stride, from,
-               to);
+    }
+    const size_t group_bytes = KERNEL_ROWS * x_bytes;
+    const uint8_t *units = x;
+    uint32_t n_passes = (groups_of(m) + AMX_GROUPS - 1) / AMX_GROUPS;
+    for (uint32_t left = groups_of(m), n, rows; left; left -= n, m -= rows) {
+        n = kernel_pass_rows(left, 0, n_passes--);
+        rows = rows_of(m, left, n);
+        matmul(w, units, group_bytes, n, rows, y, y_stride, from, to);
+        units += n * group_bytes;
+        y += rows * y_stride;
     }
 }
 #endif

@@ -95,6 +95,7 @@ INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
 
 #include "kernel/kernel_int8.h"
 
-const struct kernel kernel_avx2 = KERNEL_TABLE("avx2", matmul);
-const struct kernel kernel_avxvnni = KERNEL_TABLE("avxvnni", kernel_avxvnni_matmul);
+const struct kernel kernel_avx2 = KERNEL_TABLE("avx2", matmul, kernel_rows_form, prepare);
+const struct kernel kernel_avxvnni =
+    KERNEL_TABLE("avxvnni", kernel_avxvnni_matmul, kernel_rows_form, prepare);
 #endif

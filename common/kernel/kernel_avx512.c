@@ -48,6 +48,7 @@ INLINE void c_dots(ci (*sums)[1], const cb (*w)[8], const int from, const int n,
 
 #include "kernel/kernel_int8.h"
 
-const struct kernel kernel_avx512 = KERNEL_TABLE("avx512", matmul);
-const struct kernel kernel_amx = KERNEL_TABLE("amx", kernel_amx_matmul);
+const struct kernel kernel_avx512 = KERNEL_TABLE("avx512", matmul, kernel_rows_form, prepare);
+const struct kernel kernel_amx =
+    KERNEL_TABLE("amx", kernel_amx_matmul, kernel_amx_form, kernel_amx_prepare);
 #endif

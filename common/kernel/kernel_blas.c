@@ -3,7 +3,7 @@
 #include <cblas.h>
 #include "kernel/kernel_impl.h"
 
-#define MIN_ROWS 128            // of fewer, our own kernels are faster (docs/benchmarks.md)
+#define MIN_ROWS 128            // fewer stay with our own kernels
 #define PANEL_FLOATS (1u << 20) // sgemm packs all rows for each panel: half as large costs 4 %
 
 const char *kernel_blas_init(void)

@@ -143,13 +143,16 @@ static float bf16_round(float x)
     return kernel_float(bits & 0xffff0000);
 }
 
-static void prepare(enum kernel_form form, const float *x, uint32_t n, void *to)
+static void prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
+                    void *to, size_t to_bytes)
 {
+    (void)m;
+    void *row = (char *)to + r * to_bytes;
     if (form == KERNEL_FORM_INT8) {
-        prepare_int8(x, n, to);
+        prepare_int8(x, n, row);
         return;
     }
-    float *y = to;
+    float *y = row;
     memcpy(y, x, n * sizeof(float));
     for (uint32_t i = n; i % 32; i++)
         y[i] = 0;
@@ -522,9 +525,9 @@ static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint3
 }
 #endif
 
-#define KERNEL_TABLE(tier, product)                                                                \
+#define KERNEL_TABLE(tier, product, form_of, preparation)                                          \
     {                                                                                              \
-        .name = (tier), .matmul = (product), .prepare = prepare, .rmsnorm = rmsnorm,               \
-        .swiglu = swiglu, .add = add, .to_f16 = to_f16, .from_f16 = from_f16, .attn = attn,        \
-        .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh, .noise = noise,                  \
+        .name = (tier), .matmul = (product), .form = (form_of), .prepare = (preparation),          \
+        .rmsnorm = rmsnorm, .swiglu = swiglu, .add = add, .to_f16 = to_f16, .from_f16 = from_f16,  \
+        .attn = attn, .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh, .noise = noise,    \
     }

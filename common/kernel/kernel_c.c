@@ -285,4 +285,4 @@ static void matmul_int8(const struct kernel_mat *w, const void *x, size_t x_byte
     }
 }
 
-const struct kernel kernel_c = KERNEL_TABLE("c", matmul);
+const struct kernel kernel_c = KERNEL_TABLE("c", matmul, kernel_rows_form, prepare);

@@ -56,6 +56,8 @@ extern const uint8_t kernel_codebook[16];
 
 /* NULL: a type without kernels. */
 const struct kernel_layout *kernel_layout(enum kernel_type type);
+/* kernel_form_of(); tiers without tiles have that form for any m. */
+enum kernel_form kernel_rows_form(enum kernel_type type, uint32_t m);
 /* Bytes of n blocks of a tile (quantised types). */
 size_t kernel_group_bytes(const struct kernel_layout *l, uint32_t n_blocks);
 size_t kernel_tile_bytes(const struct kernel_layout *l, uint32_t n_in);
@@ -82,6 +84,13 @@ struct kernel_x {
     int32_t minus;  // -128 * sum of q
     int32_t minus0; // the same of the first 16
 };
+
+/* KERNEL_FORM_TILES: m rows are split nearly equally into groups of up to KERNEL_ROWS; a group is a
+ * row of these, and begins where the room of KERNEL_ROWS rows does. */
+struct kernel_unit {
+    int8_t q[KERNEL_ROWS][KERNEL_BLOCK];
+    float d[KERNEL_ROWS], sum[KERNEL_ROWS];
+} __attribute__((aligned(64)));
 
 static inline uint32_t kernel_bits(float x)
 {
@@ -121,12 +130,15 @@ extern const struct kernel kernel_c;
 #if defined(__x86_64__)
 extern const struct kernel kernel_avx2, kernel_avxvnni, kernel_avx512, kernel_amx;
 
-/* The products of tiers whose other functions are those of avx2 and avx512. */
+/* What the tiers avxvnni and amx do not have of avx2 and avx512. */
 void kernel_avxvnni_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                            float *y, size_t y_stride, uint32_t from, uint32_t to);
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to);
-/* That of BF16. False: so few rows are as well served without tiles, and nothing was done. */
+enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m);
+void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
+                        void *to, size_t to_bytes);
+/* The product of BF16. False: so few rows do as well without tiles, and nothing was done. */
 bool kernel_amx_bf16(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                      float *y, size_t y_stride, uint32_t from, uint32_t to);
 #endif

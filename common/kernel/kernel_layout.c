@@ -53,6 +53,12 @@ enum kernel_form kernel_form_of(enum kernel_type type)
     return l->form;
 }
 
+enum kernel_form kernel_rows_form(enum kernel_type type, uint32_t m)
+{
+    (void)m;
+    return kernel_form_of(type);
+}
+
 static size_t round_up(size_t n, size_t to)
 {
     return (n + to - 1) / to * to;
@@ -64,6 +70,8 @@ size_t kernel_form_bytes(enum kernel_form form, uint32_t n_in)
     size_t bytes = round_up(n_in, 32) * sizeof(float);
     if (form == KERNEL_FORM_INT8)
         bytes = (size_t)n_in / KERNEL_BLOCK * sizeof(struct kernel_x);
+    if (form == KERNEL_FORM_TILES)
+        bytes = (size_t)n_in / KERNEL_BLOCK * sizeof(struct kernel_unit) / KERNEL_ROWS;
     return round_up(bytes, 64) | 64;
 }
 

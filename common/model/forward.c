@@ -14,7 +14,6 @@
 #include "model/forward.h"
 #include "model/rope.h"
 
-#define N_FORMS 3
 #define NO_LOGITS UINT32_MAX
 #define MAX_ROWS 65536
 /* So few rows every thread prepares for itself: four barriers of a layer fall away, and on a
@@ -29,20 +28,20 @@ struct forward {
     void *memory; // all buffers below, one mapping
     size_t bytes;
 
-    float *x;                     // (max_rows, n_embd): the residual stream
-    float *q, *k, *v, *attn, *ff; // (max_rows, heads * head_dim), ..., (max_rows, n_ff)
-    float *up;                    // (max_rows, n_ff)
-    float *out;                   // (max_rows, n_embd): what a block adds to x
-    float *angles;                // (max_rows, rope_dim / 2, 2)
-    char *act[N_FORMS];           // (max_rows or threads * FEW_ROWS, act_bytes): prepared
-    size_t act_bytes[N_FORMS];    // 0: no matrix wants that form
-    float *logits;                // (max_logits, n_vocab)
-    uint32_t *logit_row;          // (max_rows): row of `logits`, or NO_LOGITS
-    uint32_t *wanted;             // (max_logits): the rows that want logits
-    struct kernel_sight *sights;  // (max_rows)
-    uint32_t *tails;              // (max_rows, FORWARD_MAX_DEPTH)
-    uint64_t *cost;               // (max_rows + 1): attention of the rows before, in positions
-    float *scratch;               // (threads, scratch_floats)
+    float *x;                       // (max_rows, n_embd): the residual stream
+    float *q, *k, *v, *attn, *ff;   // (max_rows, heads * head_dim), ..., (max_rows, n_ff)
+    float *up;                      // (max_rows, n_ff)
+    float *out;                     // (max_rows, n_embd): what a block adds to x
+    float *angles;                  // (max_rows, rope_dim / 2, 2)
+    char *act[KERNEL_FORMS];        // (max_rows or threads * FEW_ROWS, act_bytes): prepared
+    size_t act_bytes[KERNEL_FORMS]; // 0: no matrix wants that form
+    float *logits;                  // (max_logits, n_vocab)
+    uint32_t *logit_row;            // (max_rows): row of `logits`, or NO_LOGITS
+    uint32_t *wanted;               // (max_logits): the rows that want logits
+    struct kernel_sight *sights;    // (max_rows)
+    uint32_t *tails;                // (max_rows, FORWARD_MAX_DEPTH)
+    uint64_t *cost;                 // (max_rows + 1): attention of the rows before, in positions
+    float *scratch;                 // (threads, scratch_floats)
     size_t scratch_floats, panel_floats; // the second is part of the first
 
     uint32_t hidden_layers[FORWARD_MAX_HIDDEN], n_hidden;
@@ -59,7 +58,7 @@ struct part {
     unsigned i, n;
     uint32_t from, to; // its rows
     float *scratch;
-    char *act[N_FORMS]; // the prepared rows that it reads
+    char *act[KERNEL_FORMS]; // the prepared rows that it reads
 };
 
 /* ---- buffers ---- */
@@ -77,23 +76,30 @@ static void *carve(struct forward *f, size_t n, size_t size)
     return at;
 }
 
-static void note_form(struct forward *f, const struct kernel_mat *w)
+static void note_form(struct forward *f, enum kernel_form form, const struct kernel_mat *w)
 {
-    enum kernel_form form = kernel_form_of(w->type);
     size_t bytes = rounded(kernel_form_bytes(form, w->n_in));
     f->act_bytes[form] = bytes > f->act_bytes[form] ? bytes : f->act_bytes[form];
+}
+
+/* Those of few rows and of many. */
+static void note_matrix(struct forward *f, const struct kernel_mat *w)
+{
+    enum kernel_form form = kernel_form_of(w->type);
+    note_form(f, form, w);
+    note_form(f, f->m->kernel->form(w->type, f->opt.max_rows), w);
     if (f->opt.blas && form != KERNEL_FORM_INT8 && kernel_blas_floats(w) > f->panel_floats)
         f->panel_floats = kernel_blas_floats(w);
 }
 
-static void note_forms(struct forward *f)
+static void note_matrices(struct forward *f)
 {
-    note_form(f, &f->m->head);
+    note_matrix(f, &f->m->head);
     for (uint32_t l = 0; l < f->m->params.n_layers; l++) {
         const struct model_layer *w = &f->m->layers[l];
         const struct kernel_mat *mats[] = {&w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down};
         for (size_t i = 0; i < ARRAY_LEN(mats); i++)
-            note_form(f, mats[i]);
+            note_matrix(f, mats[i]);
     }
 }
 
@@ -112,8 +118,10 @@ static void carve_all(struct forward *f)
     f->up = carve(f, n * p->n_ff, sizeof(float));
     f->out = carve(f, n * p->n_embd, sizeof(float));
     f->angles = carve(f, n * p->rope_dim, sizeof(float));
-    size_t few = (size_t)FEW_ROWS * pool_threads(f->pool), n_act = n > few ? n : few;
-    for (int form = 0; form < N_FORMS; form++)
+    size_t few = (size_t)FEW_ROWS * pool_threads(f->pool);
+    size_t many = (n + KERNEL_ROWS - 1) / KERNEL_ROWS * KERNEL_ROWS,
+           n_act = many > few ? many : few;
+    for (int form = 0; form < KERNEL_FORMS; form++)
         f->act[form] = carve(f, n_act, f->act_bytes[form]);
     f->logits = carve(f, (size_t)f->opt.max_logits * p->n_vocab, sizeof(float));
     f->logit_row = carve(f, n, sizeof(uint32_t));
@@ -145,7 +153,7 @@ static int check_options(const struct model *m, const struct kv *kv,
 size_t forward_bytes(const struct model *m, struct pool *pool, const struct forward_options *opt)
 {
     struct forward f = {.m = m, .pool = pool, .opt = *opt};
-    note_forms(&f);
+    note_matrices(&f);
     carve_all(&f);
     return f.bytes;
 }
@@ -163,7 +171,7 @@ int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
     f->kv = kv;
     f->pool = pool;
     f->opt = *opt;
-    note_forms(f);
+    note_matrices(f);
     carve_all(f);
     void *at = mmap(NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
@@ -280,6 +288,12 @@ static void rows_to_prepare(const struct forward *f, const struct part *t, uint3
     *ret_to = f->few ? f->n_rows : t->to;
 }
 
+static void prepare_row(struct forward *f, const struct part *t, enum kernel_form form,
+                        const float *x, uint32_t n_in, uint32_t r)
+{
+    f->m->kernel->prepare(form, x, n_in, r, f->n_rows, t->act[form], f->act_bytes[form]);
+}
+
 /* Rows of x, through a norm, into every form that the matrices want. */
 static void norm_rows(struct forward *f, const struct part *t, const float *norm,
                       const struct kernel_mat *const *mats, uint32_t n_mats)
@@ -292,10 +306,9 @@ static void norm_rows(struct forward *f, const struct part *t, const float *norm
                               t->scratch);
         unsigned done = 0;
         for (uint32_t i = 0; i < n_mats; i++) {
-            enum kernel_form form = kernel_form_of(mats[i]->type);
+            enum kernel_form form = f->m->kernel->form(mats[i]->type, f->n_rows);
             if (!(done & 1u << form))
-                f->m->kernel->prepare(form, t->scratch, p->n_embd,
-                                      t->act[form] + r * f->act_bytes[form]);
+                prepare_row(f, t, form, t->scratch, p->n_embd, r);
             done |= 1u << form;
         }
     }
@@ -304,20 +317,19 @@ static void norm_rows(struct forward *f, const struct part *t, const float *norm
 static void prepare_rows(struct forward *f, const struct part *t, const struct kernel_mat *w,
                          const float *x)
 {
-    enum kernel_form form = kernel_form_of(w->type);
+    enum kernel_form form = f->m->kernel->form(w->type, f->n_rows);
     uint32_t from, to;
     rows_to_prepare(f, t, &from, &to);
     for (uint32_t r = from; r < to; r++)
-        f->m->kernel->prepare(form, x + (size_t)r * w->n_in, w->n_in,
-                              t->act[form] + r * f->act_bytes[form]);
+        prepare_row(f, t, form, x + (size_t)r * w->n_in, w->n_in, r);
 }
 
 /* Columns [from, to) of y = W x for all rows. */
 static void apply(struct forward *f, const struct part *t, const struct kernel_mat *w, float *y,
                   uint32_t n_rows, uint32_t from, uint32_t to)
 {
-    enum kernel_form form = kernel_form_of(w->type);
-    if (from < to && f->opt.blas && form != KERNEL_FORM_INT8)
+    enum kernel_form form = f->m->kernel->form(w->type, n_rows);
+    if (from < to && f->opt.blas && kernel_form_of(w->type) != KERNEL_FORM_INT8)
         kernel_blas_matmul(f->m->kernel, w, t->act[form], f->act_bytes[form], n_rows, y, w->n_out,
                            from, to, t->scratch);
     else if (from < to)
@@ -484,7 +496,7 @@ static void embed_rows(struct forward *f, uint32_t from, uint32_t to)
 static void finish_rows(struct forward *f, float *scratch, uint32_t from, uint32_t to)
 {
     const struct model_params *p = &f->m->params;
-    enum kernel_form form = kernel_form_of(f->m->head.type);
+    enum kernel_form form = f->m->kernel->form(f->m->head.type, f->n_wanted);
     keep_hidden(f, p->n_layers, f->x, from, to);
     for (uint32_t r = from; r < to; r++) {
         f->m->kernel->rmsnorm(f->x + (size_t)r * p->n_embd, f->m->out_norm, p->n_embd, p->norm_eps,
@@ -494,8 +506,8 @@ static void finish_rows(struct forward *f, float *scratch, uint32_t from, uint32
                 memcpy(f->hidden + ((size_t)h * f->opt.max_rows + r) * p->n_embd, scratch,
                        p->n_embd * sizeof(float));
         if (f->logit_row[r] != NO_LOGITS)
-            f->m->kernel->prepare(form, scratch, p->n_embd,
-                                  f->act[form] + f->logit_row[r] * f->act_bytes[form]);
+            f->m->kernel->prepare(form, scratch, p->n_embd, f->logit_row[r], f->n_wanted,
+                                  f->act[form], f->act_bytes[form]);
     }
 }
 
@@ -545,7 +557,7 @@ static void run_pass(void *arg, unsigned i, unsigned n)
     uint32_t a, b;
     kernel_thread_init();
     pool_share(i, n, f->n_rows, 1, &t.from, &t.to);
-    for (int form = 0; form < N_FORMS; form++)
+    for (int form = 0; form < KERNEL_FORMS; form++)
         t.act[form] = f->act[form] + (f->few ? i * FEW_ROWS * f->act_bytes[form] : 0);
     embed_rows(f, t.from, t.to);
     if (f->few)

@@ -33,7 +33,8 @@ struct job {
     struct kernel_mat w;
     size_t mat_bytes;
     unsigned n_mats, m;
-    const uint8_t *x;
+    const float *x; // (max_rows, n_in)
+    uint8_t *prepared;
     size_t x_bytes;
     float *y;
 };
@@ -56,7 +57,7 @@ static void multiply(void *arg, unsigned i, unsigned n)
     for (unsigned k = 0; k < j->n_mats; k++) {
         struct kernel_mat w = j->w;
         w.data = (const uint8_t *)w.data + k * j->mat_bytes;
-        j->k->matmul(&w, j->x, j->x_bytes, j->m, j->y, w.n_out, from, to);
+        j->k->matmul(&w, j->prepared, j->x_bytes, j->m, j->y, w.n_out, from, to);
     }
 }
 
@@ -119,6 +120,7 @@ static void bench_pool(json_t *to, const struct options *o, struct job *j, const
         for (unsigned i = 0; i < n_rows; i++) {
             j->m = rows[i];
             j->n_mats = mats_for(n_mats, rows[i]);
+            j->x_bytes = weights_prepare(j->k, j->w.type, j->x, j->m, j->w.n_in, j->prepared);
             double start = now_us(pool_threads(p));
             pool_run(p, multiply, j);
             if (rep) // the first warms up
@@ -144,12 +146,8 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
     for (unsigned i = 1; i < n_mats; i++)
         memcpy(all + i * bytes, all, bytes);
     struct job j = {.w = {t->type, o->n_out, o->n_in, all}, .mat_bytes = bytes};
-    enum kernel_form form = kernel_form_of(t->type);
-    j.x_bytes = kernel_form_bytes(form, o->n_in);
-    uint8_t *px = weights_alloc(max_rows * j.x_bytes);
-    for (unsigned r = 0; r < max_rows; r++)
-        kernel_tier("c")->prepare(form, x + (size_t)r * o->n_in, o->n_in, px + r * j.x_bytes);
-    j.x = px;
+    j.x = x;
+    j.prepared = weights_alloc(weights_room(t->type, o->n_in, max_rows));
     j.y = weights_alloc((size_t)max_rows * o->n_out * sizeof(float));
     const struct kernel *tiers[TIERS_MAX];
     unsigned n_tiers = tiers_here(tiers);
@@ -164,7 +162,7 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
     free(all);
     free(file);
     free(x);
-    free(px);
+    free(j.prepared);
     free(j.y);
 }
 

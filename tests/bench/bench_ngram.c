@@ -1,4 +1,4 @@
-/* bench_ngram.c - how long the n-gram proposer takes, and how often it is right.
+/* bench_ngram.c - how long the proposers without a model take, and how often they are right.
  *
  * Right: real texts are "generated" token by token from their prompts. In each round the proposer
  * drafts k tokens, those that the text goes on with are kept, and the text's next token follows. */
@@ -12,6 +12,7 @@
 #include "lib/rig.h"
 #include "lib/texts.h"
 #include "proposer-svc/prop_ngram.h"
+#include "proposer-svc/prop_suffix.h"
 
 #define N_SAMPLES 160
 #define N_OWN 40       // continuations by the embedded model
@@ -33,14 +34,27 @@ static void *open_with(int64_t max, int64_t min, const char *match, bool prompt_
     return shared;
 }
 
+static void *open_suffix(double factor, double offset, double min_prob, int64_t pool_tokens)
+{
+    void *shared;
+    prop_suffix_settings = (struct prop_suffix_settings){.max_depth = 24,
+                                                         .pool_tokens = pool_tokens,
+                                                         .factor = factor,
+                                                         .offset = offset,
+                                                         .min_prob = min_prob};
+    if (prop_suffix.open(&shared) < 0)
+        abort();
+    return shared;
+}
+
 /* ---- time ---- */
 
 /* Text-like: phrases that come back, and between them words of a Zipf-like frequency. */
-static void random_text(uint32_t *tokens, uint32_t n)
+static void random_text(uint32_t *tokens, uint32_t n, uint64_t seed)
 {
     uint32_t from = 0;
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t r = rng_splitmix64(i);
+        uint64_t r = rng_splitmix64(seed + i);
         double u = (double)(r >> 40) / (1 << 24);
         if (from && r % 8) {
             tokens[i] = tokens[from++];
@@ -57,44 +71,79 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void print_times(uint32_t n)
+enum { N_ROUNDS = 2000, K = 5 };
+
+/* Rounds in a context of n tokens: one token more, and a draft. */
+static void time_rounds(const struct prop_ops *ops, void *shared, uint32_t n)
 {
-    enum { N_ROUNDS = 2000, K = 5 };
     static double grow_us[N_ROUNDS], draft_us[N_ROUNDS];
     AUTO(mem_free) uint32_t *tokens = malloc((n + N_ROUNDS) * sizeof(*tokens));
-    AUTO(mem_free) void *seq = calloc(1, prop_ngram.seq_size);
+    AUTO(mem_free) void *seq = calloc(1, ops->seq_size);
     if (!tokens || !seq)
         abort();
-    random_text(tokens, n + N_ROUNDS);
-    void *shared = open_with(4, 1, "latest", true);
+    random_text(tokens, n + N_ROUNDS, 0);
     struct prop_context c = {.tokens = tokens, .n = n};
     struct prop_draft draft;
     double t0 = now_us();
-    prop_ngram.grow(shared, seq, &c);
+    ops->grow(shared, seq, &c);
     double built_us = now_us() - t0;
     for (uint32_t i = 0; i < N_ROUNDS; i++) {
         c.n++;
         double a = now_us();
-        prop_ngram.grow(shared, seq, &c);
+        ops->grow(shared, seq, &c);
         double b = now_us();
         struct prop_ask ask = {.seq = seq, .context = c, .k = K, .to = &draft};
-        prop_ngram.draft(shared, (struct prop_ask *[]){&ask}, 1);
+        ops->draft(shared, (struct prop_ask *[]){&ask}, 1);
         draft_us[i] = now_us() - b;
         grow_us[i] = b - a;
     }
-    t0 = now_us();
-    struct ngram_scan scan = {.len_max = 4, .len_min = 1};
-    uint32_t found[K];
-    ngram_scan(&scan, tokens, c.n, K, found);
-    double scan_us = now_us() - t0;
     qsort(grow_us, N_ROUNDS, sizeof(double), by_size);
     qsort(draft_us, N_ROUNDS, sizeof(double), by_size);
-    printf("%8u tokens: look up %.2f us (p99 %.2f), append a token %.2f us (p99 %.2f), build %.1f "
-           "ms, plain scan %.0f us\n",
-           n, draft_us[N_ROUNDS / 2], draft_us[N_ROUNDS * 99 / 100], grow_us[N_ROUNDS / 2],
-           grow_us[N_ROUNDS * 99 / 100], built_us / 1e3, scan_us);
-    prop_ngram.seq_done(shared, seq);
+    printf("%-6s %8u tokens: look up %.2f us (p99 %.2f), append a token %.2f us (p99 %.2f), build "
+           "%.1f ms",
+           ops->name, n, draft_us[N_ROUNDS / 2], draft_us[N_ROUNDS * 99 / 100],
+           grow_us[N_ROUNDS / 2], grow_us[N_ROUNDS * 99 / 100], built_us / 1e3);
+    ops->seq_done(shared, seq, &c);
+}
+
+static void print_ngram_times(uint32_t n)
+{
+    void *shared = open_with(4, 1, "latest", true);
+    AUTO(mem_free) uint32_t *tokens = malloc(n * sizeof(*tokens));
+    struct ngram_scan scan = {.len_max = 4, .len_min = 1};
+    uint32_t found[K];
+    if (!tokens)
+        abort();
+    time_rounds(&prop_ngram, shared, n);
+    random_text(tokens, n, 0);
+    double t0 = now_us();
+    ngram_scan(&scan, tokens, n, K, found);
+    printf(", plain scan %.0f us\n", now_us() - t0);
     prop_ngram.close(shared);
+}
+
+/* The pool is full, of outputs of 500 tokens. */
+static void print_suffix_times(uint32_t n, uint32_t n_pool)
+{
+    static double add_us[1 << 16];
+    uint32_t tokens[500], n_outputs = n_pool / 500 * 2, half = n_outputs / 2;
+    void *shared = open_suffix(1, 0, 0.1, n_pool);
+    for (uint32_t i = 0; i < n_outputs; i++) {
+        AUTO(mem_free) void *seq = calloc(1, prop_suffix.seq_size);
+        random_text(tokens, 500, (uint64_t)i << 32);
+        struct prop_context c = {.tokens = tokens, .n = 500, .n_prompt = 1};
+        double t0 = now_us();
+        prop_suffix.seq_done(shared, seq, &c);
+        add_us[i] = now_us() - t0;
+    }
+    time_rounds(&prop_suffix, shared, n);
+    if (half) {
+        qsort(add_us + half, half, sizeof(double), by_size);
+        printf(", pool of %u: %.2f us per token in (p99 %.2f)", n_pool,
+               add_us[half + half / 2] / 500, add_us[half + half * 99 / 100] / 500);
+    }
+    printf("\n");
+    prop_suffix.close(shared);
 }
 
 /* ---- how often it is right ---- */
@@ -103,16 +152,17 @@ struct score {
     uint64_t rounds, drafts, drafted, kept;
 };
 
-static void generate(void *shared, const struct text_sample *s, uint32_t k, struct score *to)
+static void generate(const struct prop_ops *ops, void *shared, const struct text_sample *s,
+                     uint32_t k, struct score *to)
 {
-    AUTO(mem_free) void *seq = calloc(1, prop_ngram.seq_size);
+    AUTO(mem_free) void *seq = calloc(1, ops->seq_size);
     struct prop_context c = {.tokens = s->tokens, .n = s->n_prompt, .n_prompt = s->n_prompt};
     struct prop_draft draft;
     while (seq && c.n < s->n) {
-        if (prop_ngram.grow(shared, seq, &c) < 0)
+        if (ops->grow(shared, seq, &c) < 0)
             abort();
         struct prop_ask ask = {.seq = seq, .context = c, .k = k, .to = &draft};
-        prop_ngram.draft(shared, (struct prop_ask *[]){&ask}, 1);
+        ops->draft(shared, (struct prop_ask *[]){&ask}, 1);
         uint32_t left = s->n - c.n, kept = 0;
         while (kept < draft.n && kept < left && draft.tokens[kept] == s->tokens[c.n + kept])
             kept++;
@@ -122,18 +172,43 @@ static void generate(void *shared, const struct text_sample *s, uint32_t k, stru
         to->kept += kept;
         c.n += kept < left ? kept + 1 : kept;
     }
-    prop_ngram.seq_done(shared, seq);
+    ops->seq_done(shared, seq, &c);
 }
 
-static struct score score_of(const struct texts *t, int64_t max, int64_t min, const char *match,
-                             bool prompt_lookup, uint32_t k)
+/* Closes what was opened. */
+static struct score score_of(const struct texts *t, const struct prop_ops *ops, void *shared,
+                             uint32_t k)
 {
     struct score score = {0};
-    void *shared = open_with(max, min, match, prompt_lookup);
     for (unsigned i = 0; i < t->n; i++)
-        generate(shared, &t->samples[i], k, &score);
-    prop_ngram.close(shared);
+        generate(ops, shared, &t->samples[i], k, &score);
+    ops->close(shared);
     return score;
+}
+
+static void print_score(struct score s)
+{
+    printf("  %6.3f %8.1f%% %10.2f\n", (double)(s.rounds + s.kept) / (double)s.rounds,
+           100.0 * (double)s.kept / (double)(s.drafted + !s.drafted),
+           (double)s.kept / (double)(s.drafts + !s.drafts));
+}
+
+static void print_suffix_scores(const struct texts *t)
+{
+    static const struct {
+        double factor, offset, min_prob;
+        int64_t pool_tokens;
+        uint32_t k;
+    } rows[] = {{1, 0, 0.1, 0, 5},       {1, 0, 0.1, 1 << 18, 5}, {2, 0, 0.1, 1 << 18, 5},
+                {1, 1, 0.1, 1 << 18, 5}, {1, 0, 0.3, 1 << 18, 5}, {1, 0, 0.1, 1 << 18, 10}};
+    printf("suffix: factor offset min_prob  pool\n");
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        void *shared =
+            open_suffix(rows[i].factor, rows[i].offset, rows[i].min_prob, rows[i].pool_tokens);
+        printf("%14.1f %6.1f %8.1f %6d %3u", rows[i].factor, rows[i].offset, rows[i].min_prob,
+               (int)rows[i].pool_tokens, rows[i].k);
+        print_score(score_of(t, &prop_suffix, shared, rows[i].k));
+    }
 }
 
 static void print_scores(const struct texts *t)
@@ -155,14 +230,12 @@ static void print_scores(const struct texts *t)
     printf("\n%s (%u)\n%-14s %5s %7s %3s  %6s %9s %10s\n", t->name, t->n, "ngram_match", "n",
            "prompt", "k", "tau", "accepted", "per draft");
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        struct score s =
-            score_of(t, rows[i].max, rows[i].min, rows[i].match, rows[i].prompt_lookup, rows[i].k);
-        printf("%-14s %2d..%-2d %6s %3u  %6.3f %8.1f%% %10.2f\n", rows[i].match, (int)rows[i].min,
-               (int)rows[i].max, rows[i].prompt_lookup ? "yes" : "no", rows[i].k,
-               (double)(s.rounds + s.kept) / (double)s.rounds,
-               100.0 * (double)s.kept / (double)(s.drafted + !s.drafted),
-               (double)s.kept / (double)(s.drafts + !s.drafts));
+        void *shared = open_with(rows[i].max, rows[i].min, rows[i].match, rows[i].prompt_lookup);
+        printf("%-14s %2d..%-2d %6s %3u", rows[i].match, (int)rows[i].min, (int)rows[i].max,
+               rows[i].prompt_lookup ? "yes" : "no", rows[i].k);
+        print_score(score_of(t, &prop_ngram, shared, rows[i].k));
     }
+    print_suffix_scores(t);
 }
 
 /* Of drafts whose longest match has n tokens: how often token i is kept after those before it. */
@@ -232,9 +305,11 @@ static struct texts own_texts(const struct texts *asked)
 
 int main(void)
 {
-    print_times(1 << 10);
-    print_times(1 << 14);
-    print_times(1 << 17);
+    for (uint32_t n = 1 << 10; n <= 1 << 18; n <<= 4)
+        print_ngram_times(n);
+    for (uint32_t n = 1 << 10; n <= 1 << 18; n <<= 4)
+        print_suffix_times(n, 1 << 18);
+    print_suffix_times(1 << 14, 1 << 22);
 
     struct texts t[TEXTS_KINDS + 1] = {0};
     unsigned n = 0;

@@ -213,9 +213,8 @@ def measure_pair(o, s):
         out["k"][k] = {"speed_up": speed_up, "theory": theory, "of_theory": speed_up / theory, "alpha": a, "c": c,
                        "t": tk / t1, "tau": sum(t.tokens for t in texts[k]) / sum(t.steps for t in texts[k])}
     best = max(rate_of(texts[k]) for k in ks)
-    steps = sum(t.steps for t in texts["goodput"])
     out["goodput"] = {"speed_up": rate_of(texts["goodput"]) / plain, "of_best": rate_of(texts["goodput"]) / best,
-                      "k": sum(t.drafted for t in texts["goodput"]) / steps}
+                      "k": drafted_of(texts["goodput"])}
     return out
 
 
@@ -239,10 +238,15 @@ def pairs(o):
 # ---------------------------------------------------------------- sweep
 
 
+def drafted_of(texts):
+    """Tokens drafted per step of a sequence."""
+    return sum(t.drafted for t in texts) / sum(t.steps for t in texts)
+
+
 def sweep(o):
     ks = [0, 1, 2, 4, 8]
     print("%s and its first layer, Q8_0, %d threads each, %d texts of %d tokens: tokens/s of all sequences" % (o.shape, o.threads, o.reps, o.tokens))
-    print("%6s %5s %8s | %s | %10s %8s %9s" % ("eps", "seqs", "context", " ".join("%7s" % ("k=%d" % k) for k in ks), "controller", "of best", "of none"))
+    print("%6s %5s %8s | %s | %10s %7s %8s %9s" % ("eps", "seqs", "context", " ".join("%7s" % ("k=%d" % k) for k in ks), "controller", "drafted", "of best", "of none"))
     out = []
     for eps in o.eps or EPS[o.shape]:
         with contextlib.ExitStack() as stack:
@@ -254,8 +258,8 @@ def sweep(o):
                     best, ours = max(rates[k] for k in ks), rates["goodput"]
                     out.append({"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[4], 4),
                                 "tokens_per_s": rates, "of_best": ours / best, "of_none": ours / rates[0]})
-                    print("%6g %5d %8d | %s | %10.1f %8.2f %9.2f" % (
-                        eps, n, context, " ".join("%7.1f" % rates[k] for k in ks), ours, ours / best, ours / rates[0]), flush=True)
+                    print("%6g %5d %8d | %s | %10.1f %7.2f %8.2f %9.2f" % (
+                        eps, n, context, " ".join("%7.1f" % rates[k] for k in ks), ours, drafted_of(texts["goodput"]), ours / best, ours / rates[0]), flush=True)
     return out
 
 

@@ -72,6 +72,25 @@ test('the same seed gives the same text', async () => {
   assert.equal(one.choices[0].message.content, two.choices[0].message.content);
 });
 
+// An edit task: the prediction is the answer with some words replaced, one left out and one put in.
+test('a prediction is most of the draft and changes nothing', async () => {
+  const plain = await chat({max_tokens: 120});
+  const text = plain.choices[0].message.content;
+  assert.equal(plain.usage.completion_tokens_details, undefined);
+  const words = text.split(' ');
+  words[20] = 'Zebra';
+  words.splice(40, 1);
+  words.splice(60, 0, 'yesterday');
+  for (const stream of [false, true]) {
+    const body = {max_tokens: 120, prediction: {type: 'content', content: words.join(' ')}};
+    const answer = stream ? await readStream(await chat({...body, stream, stream_options: {include_usage: true}})) : await chat(body);
+    assert.equal(answer.text ?? answer.choices[0].message.content, text);
+    const {accepted_prediction_tokens: accepted, rejected_prediction_tokens: rejected} = answer.usage.completion_tokens_details;
+    assert.equal(answer.usage.completion_tokens, 120);
+    assert.ok(rejected > 0 && accepted >= 40 && accepted > 1.5 * rejected, `${accepted} accepted, ${rejected} rejected`);
+  }
+});
+
 test('speculation on and off give the same text', async () => {
   const on = await chat({temperature: 0.8, seed: 3, max_tokens: 100});
   const off = await chat({temperature: 0.8, seed: 3, max_tokens: 100, speculative: {proposer: 'none'}});

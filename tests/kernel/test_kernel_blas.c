@@ -58,7 +58,7 @@ static void check(enum kernel_type type, uint32_t m, uint32_t n_out, uint32_t n_
     p.w.data = guard_copy(packed, kernel_packed_bytes(type, n_out, n_in));
     uint8_t *x = guard_alloc(m * x_bytes);
     for (uint32_t r = 0; r < m; r++)
-        k->prepare(kernel_form_of(type), floats + (size_t)r * n_in, n_in, x + r * x_bytes);
+        k->prepare(kernel_form_of(type), floats + (size_t)r * n_in, n_in, r, m, x, x_bytes);
     p.x = (const float *)(const void *)x;
     for (size_t i = 0; i < (size_t)m * n_out; i++)
         p.y[i] = UNTOUCHED;

@@ -28,15 +28,12 @@ static void must_be(uint32_t got, uint32_t want, const char *tier, const char *w
 
 static uint32_t digest_of_products(const struct kernel *k, enum kernel_type type)
 {
-    enum kernel_form form = kernel_form_of(type);
-    size_t x_bytes = kernel_form_bytes(form, N_IN);
     void *rows = weights_random(type, N_OUT, N_IN, 1, false);
     float *x = weights_floats(ROWS, N_IN, 2, false);
     struct kernel_mat w = weights_pack(type, rows, N_OUT, N_IN);
-    uint8_t *prepared = weights_alloc(ROWS * x_bytes);
+    uint8_t *prepared = weights_alloc(weights_room(type, N_IN, ROWS));
     static float y[ROWS][N_OUT];
-    for (uint32_t r = 0; r < ROWS; r++)
-        k->prepare(form, x + r * N_IN, N_IN, prepared + r * x_bytes);
+    size_t x_bytes = weights_prepare(k, type, x, ROWS, N_IN, prepared);
     k->matmul(&w, prepared, x_bytes, ROWS, y[0], N_OUT, 0, N_OUT);
     free(rows);
     free(x);

@@ -75,7 +75,7 @@ static void check_against_float64(const struct kernel *kernel, enum kernel_type 
     float *wf = weights_alloc(n_in * sizeof(float));
     uint8_t *px = weights_alloc(m * x_bytes);
     for (uint32_t r = 0; r < m; r++)
-        kernel->prepare(form, x + r * n_in, n_in, px + r * x_bytes);
+        kernel->prepare(form, x + r * n_in, n_in, r, m, px, x_bytes);
     kernel->matmul(&w, px, x_bytes, m, y, n_out, 0, n_out);
     for (uint32_t c = 0; c < n_out; c++) {
         kernel_dequant(type, rows + c * row_bytes(type, n_in), n_in, wf);
@@ -119,13 +119,13 @@ static void prepared_rows_are_near_the_activations(void **state)
     memcpy(x, r, sizeof(x));
     free(r);
     uint8_t *to = weights_alloc(kernel_form_bytes(KERNEL_FORM_INT8, 96));
-    kernel_tier("c")->prepare(KERNEL_FORM_INT8, x, 96, to);
+    kernel_tier("c")->prepare(KERNEL_FORM_INT8, x, 96, 0, 1, to, 0);
     for (uint32_t k = 0; k < 96; k++)
         assert_true(fabs(prepared_at(KERNEL_FORM_INT8, to, k) - x[k]) <=
                     ((struct kernel_x *)(void *)to)[k / 32].d * 0.500001);
     free(to);
     to = weights_alloc(kernel_form_bytes(KERNEL_FORM_BF16, 96));
-    kernel_tier("c")->prepare(KERNEL_FORM_BF16, x, 96, to);
+    kernel_tier("c")->prepare(KERNEL_FORM_BF16, x, 96, 0, 1, to, 0);
     for (uint32_t k = 0; k < 96; k++)
         assert_true(fabs(prepared_at(KERNEL_FORM_BF16, to, k) - x[k]) <= fabsf(x[k]) * 0x1p-8);
     free(to);

@@ -14,39 +14,54 @@
 #define MAX_ROWS 64
 #define MANY_ROWS 530 // more than any tier takes at a time
 
-/* A product's operands, which end at guard pages, and the C tier's result for all rows. */
+/* A product's operands, of which weights and prepared rows end at guard pages, and the C tier's
+ * result for all rows. */
 struct product {
     struct kernel_mat w;
-    uint8_t *x;
-    size_t x_bytes;
+    float *x;          // (n_rows, n_in)
+    uint8_t *prepared; // room for all rows
+    size_t room;
     float *y; // (n_rows, n_out)
 };
+
+/* Rows from first_row on, prepared by k so that the last ends at the guard page. */
+static const uint8_t *prepare(const struct product *p, const struct kernel *k, uint32_t first_row,
+                              uint32_t m, size_t *ret_bytes)
+{
+    enum kernel_form form = k->form(p->w.type, m);
+    size_t bytes = kernel_form_bytes(form, p->w.n_in), n = m;
+    if (form == KERNEL_FORM_TILES)
+        n = (m + KERNEL_ROWS - 1) / KERNEL_ROWS * KERNEL_ROWS;
+    uint8_t *to = p->prepared + p->room - n * bytes;
+    *ret_bytes =
+        weights_prepare(k, p->w.type, p->x + (size_t)first_row * p->w.n_in, m, p->w.n_in, to);
+    return to;
+}
 
 static struct product product_of(enum kernel_type type, uint32_t n_out, uint32_t n_in,
                                  uint32_t n_rows, bool extreme)
 {
     const struct kernel *c = kernel_tier("c");
-    enum kernel_form form = kernel_form_of(type);
-    struct product p = {.x_bytes = kernel_form_bytes(form, n_in)};
+    struct product p = {.x = weights_floats(n_rows, n_in, 12, extreme),
+                        .room = weights_room(type, n_in, n_rows)};
     void *rows = weights_random(type, n_out, n_in, 11, extreme);
-    float *x = weights_floats(n_rows, n_in, 12, extreme);
     p.w = weights_pack(type, rows, n_out, n_in);
     void *packed = (void *)p.w.data;
     p.w.data = guard_copy(packed, kernel_packed_bytes(type, n_out, n_in));
-    p.x = guard_alloc(n_rows * p.x_bytes);
+    p.prepared = guard_alloc(p.room);
     p.y = weights_alloc(n_rows * n_out * sizeof(float));
-    for (uint32_t r = 0; r < n_rows; r++)
-        c->prepare(form, x + (size_t)r * n_in, n_in, p.x + r * p.x_bytes);
-    c->matmul(&p.w, p.x, p.x_bytes, n_rows, p.y, n_out, 0, n_out);
+    size_t x_bytes;
+    const uint8_t *x = prepare(&p, c, 0, n_rows, &x_bytes);
+    c->matmul(&p.w, x, x_bytes, n_rows, p.y, n_out, 0, n_out);
     free(packed);
     free(rows);
-    free(x);
     return p;
 }
 
 static void product_done(struct product *p)
 {
     guard_free_all();
+    free(p->x);
     free(p->y);
 }
 
@@ -70,12 +85,13 @@ static void check_rows(const struct product *p, const struct kernel *k, uint32_t
     size_t stride = n + 3;
     float *y = weights_alloc(m * stride * sizeof(float));
     memset(y, 0xa5, m * stride * sizeof(float));
-    const uint8_t *x = p->x + first_row * p->x_bytes;
-    k->matmul(&p->w, x, p->x_bytes, m, y, stride, 0, cut);
+    size_t x_bytes;
+    const uint8_t *x = prepare(p, k, first_row, m, &x_bytes);
+    k->matmul(&p->w, x, x_bytes, m, y, stride, 0, cut);
     if (cut < n) {
         for (uint32_t r = 0; r < m; r++)
             assert_int_equal(kernel_bits(y[r * stride + cut]), 0xa5a5a5a5);
-        k->matmul(&p->w, x, p->x_bytes, m, y, stride, cut, n);
+        k->matmul(&p->w, x, x_bytes, m, y, stride, cut, n);
     }
     for (uint32_t r = 0; r < m; r++)
         assert_int_equal(kernel_bits(y[r * stride + n]), 0xa5a5a5a5);
@@ -155,8 +171,8 @@ static void prepared_rows_are_the_same_bytes(void **state)
                 uint8_t *a = weights_alloc(bytes), *b = weights_alloc(bytes);
                 memset(a, 0, bytes);
                 memset(b, 0, bytes);
-                k[0]->prepare(form, x, len, a);
-                k[t]->prepare(form, x, len, b);
+                k[0]->prepare(form, x, len, 0, 1, a, bytes);
+                k[t]->prepare(form, x, len, 0, 1, b, bytes);
                 assert_memory_equal(a, b, bytes);
                 free(x);
                 free(a);

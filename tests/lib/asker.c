@@ -1,5 +1,6 @@
 /* asker.c - an engine without a model. */
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include "base/clock.h"
@@ -48,7 +49,7 @@ struct asker *asker_new(const char *const *targets, unsigned n_targets, uint32_t
                               .arrived = arrived,
                               .user = a};
     for (unsigned i = 0; i < n_targets; i++)
-        c.targets[i].target = targets[i];
+        snprintf(c.targets[i].target, sizeof(c.targets[i].target), "%s", targets[i]);
     if (drafts_new(&c, &a->drafts) < 0)
         fail_msg("%s", fail_text());
     return a;
@@ -74,8 +75,7 @@ struct drafts *asker_drafts(struct asker *a)
 bool asker_usable(struct asker *a, unsigned i)
 {
     struct drafts_stats s;
-    drafts_stats(a->drafts, i, &s);
-    return s.connected && !s.benched;
+    return drafts_stats(a->drafts, i, &s) && s.connected && !s.benched;
 }
 
 bool asker_wait_usable(struct asker *a, unsigned i, bool wanted)

@@ -17,16 +17,22 @@ struct prop_seq prop_seq_new(const struct prop_ops *ops, void *shared)
     return s;
 }
 
-void prop_seq_done(struct prop_seq *s)
-{
-    s->ops->seq_done(s->shared, s->state);
-    free(s->state);
-    free(s->tokens);
-}
-
 static struct prop_context context_of(const struct prop_seq *s)
 {
-    return (struct prop_context){.tokens = s->tokens, .n = s->n, .n_prompt = s->n_prompt};
+    const char *tenant = s->tenant ? s->tenant : "";
+    return (struct prop_context){.tokens = s->tokens,
+                                 .n = s->n,
+                                 .n_prompt = s->n_prompt,
+                                 .tenant = (const uint8_t *)tenant,
+                                 .tenant_len = (uint32_t)strlen(tenant)};
+}
+
+void prop_seq_done(struct prop_seq *s)
+{
+    struct prop_context c = context_of(s);
+    s->ops->seq_done(s->shared, s->state, &c);
+    free(s->state);
+    free(s->tokens);
 }
 
 void prop_seq_update(struct prop_seq *s, uint32_t keep, const uint32_t *tokens, uint32_t n)

@@ -182,3 +182,21 @@ struct kernel_mat weights_pack(enum kernel_type type, const void *rows, uint32_t
     kernel_pack(type, rows, n_out, n_in, 0, n_out, data);
     return (struct kernel_mat){.type = type, .n_out = n_out, .n_in = n_in, .data = data};
 }
+
+size_t weights_room(enum kernel_type type, uint32_t n_in, uint32_t m)
+{
+    size_t rows = m * kernel_form_bytes(kernel_form_of(type), n_in);
+    size_t many = (m + KERNEL_ROWS - 1) / KERNEL_ROWS * KERNEL_ROWS;
+    size_t tiles = many * kernel_form_bytes(KERNEL_FORM_TILES, n_in);
+    return rows > tiles ? rows : tiles;
+}
+
+size_t weights_prepare(const struct kernel *k, enum kernel_type type, const float *x, uint32_t m,
+                       uint32_t n_in, void *to)
+{
+    enum kernel_form form = k->form(type, m);
+    size_t bytes = kernel_form_bytes(form, n_in);
+    for (uint32_t r = 0; r < m; r++)
+        k->prepare(form, x + (size_t)r * n_in, n_in, r, m, to, bytes);
+    return bytes;
+}

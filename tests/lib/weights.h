@@ -25,3 +25,9 @@ void *weights_alloc(size_t bytes);
 /* The packed matrix of file rows; free data. */
 struct kernel_mat weights_pack(enum kernel_type type, const void *rows, uint32_t n_out,
                                uint32_t n_in);
+/* Room for m rows of that type's activations in every form that they have. */
+size_t weights_room(enum kernel_type type, uint32_t n_in, uint32_t m);
+/* Rows of x (m, n_in) as k->matmul() takes them for that type. to: weights_room(). Returns how far
+ * apart they are. */
+size_t weights_prepare(const struct kernel *k, enum kernel_type type, const float *x, uint32_t m,
+                       uint32_t n_in, void *to);

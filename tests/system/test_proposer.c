@@ -84,6 +84,14 @@ static void must_draft(struct asker *a, unsigned i, uint64_t seq, unsigned n, ui
     assert_int_equal(right, 5 * n);
 }
 
+static void await_sessions(struct honest *h, bool some)
+{
+    int64_t until_us = clock_us() + 5 * WAIT_US;
+    while ((honest_n_sessions(h) > 0) != some && clock_us() < until_us)
+        poll(NULL, 0, 2);
+    assert_int_equal(honest_n_sessions(h) > 0, some);
+}
+
 static void a_round_trip_brings_right_drafts(void **state)
 {
     (void)state;
@@ -176,6 +184,152 @@ static void two_verifiers_and_two_proposers(void **state)
     assert_true(asker_wait_usable(a, 0, false));
     for (uint64_t seq = 1000; seq < 1100; seq++)
         assert_int_equal(drafts_pick(asker_drafts(a), NULL, seq, clock_us()), 1);
+}
+
+/* Sequences 1 to n ask where they are, or are put. Returns how many at place 0. */
+static unsigned ask_each(struct asker *a, unsigned n, uint32_t base_len)
+{
+    unsigned n_first = 0;
+    for (uint64_t seq = 1; seq <= n; seq++) {
+        int i = drafts_pick(asker_drafts(a), "ngram", seq, clock_us());
+        assert_true(i >= 0);
+        must_draft(a, (unsigned)i, seq, 1, base_len);
+        n_first += i == 0;
+    }
+    return n_first;
+}
+
+static void sequences_move_from_one_of_a_name_that_dies_to_the_other(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
+    AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
+    AUTO(asker_free) struct asker *a = asker_of(2);
+    assert_true(asker_wait_usable(a, 0, true) && asker_wait_usable(a, 1, true));
+    unsigned n_first = ask_each(a, 40, 100);
+    assert_true(n_first > 5 && n_first < 35);
+    assert_int_equal(ask_each(a, 40, 103), n_first);
+    assert_int_equal(honest_n_sessions(h0), n_first);
+    honest_stop(TAKE(h0));
+    assert_true(asker_wait_usable(a, 0, false));
+    assert_int_equal(ask_each(a, 40, 106), 0);
+    assert_int_equal(honest_n_sessions(h1), 40);
+    h0 = honest_start(paths[0]);
+    assert_true(asker_wait_usable(a, 0, true));
+    assert_int_equal(ask_each(a, 40, 109), 0); // they stay where they are known
+}
+
+/* ---- other proposers at run time ---- */
+
+static struct drafts_target target_of(const char *text)
+{
+    struct drafts_target t = {0};
+    snprintf(t.target, sizeof(t.target), "%s", text);
+    return t;
+}
+
+/* Where a target's proposer is; DRAFTS_MAX: nowhere. */
+static unsigned place_of(struct asker *a, const char *target)
+{
+    struct drafts_stats s;
+    unsigned i = 0;
+    while (i < DRAFTS_MAX &&
+           (!drafts_stats(asker_drafts(a), i, &s) || strcmp(s.target, target) != 0))
+        i++;
+    return i;
+}
+
+static void those_that_stay_keep_their_stream_and_those_that_go_are_forgotten(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
+    AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    struct drafts_target both[] = {target_of(targets[1]), target_of(targets[0])};
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0);
+    assert_int_equal(place_of(a, targets[0]), 0);
+    unsigned second = place_of(a, targets[1]);
+    assert_true(second < DRAFTS_MAX && asker_wait_usable(a, second, true));
+    assert_int_equal(honest_n_sessions(h0), 4);
+    assert_int_equal(stats_of(a, 0).drafts, 4);
+
+    assert_int_equal(drafts_set(asker_drafts(a), both, 1), 0);
+    assert_int_equal(place_of(a, targets[0]), DRAFTS_MAX);
+    for (uint64_t seq = 1; seq <= 4; seq++)
+        assert_int_equal(drafts_pick(asker_drafts(a), NULL, seq, clock_us()), second);
+    must_draft(a, second, 1, 4, 103);
+    assert_int_equal(stats_of(a, second).restarts, 0);
+    await_sessions(h0, false);
+
+    assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0); // in a place of its own, anew
+    unsigned again = place_of(a, targets[0]);
+    assert_true(asker_wait_usable(a, again, true));
+    assert_int_equal(stats_of(a, again).drafts, 0);
+    must_draft(a, again, 10, 4, 100);
+}
+
+static void all_places_may_be_given_to_others_at_once(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    struct drafts_target crowd[DRAFTS_MAX + 1];
+    char text[PROPOSER_PATH_MAX];
+    for (unsigned turn = 0; turn < 3; turn++) {
+        for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+            snprintf(text, sizeof(text), "unix:/nowhere/%u/%u.sock", turn, i);
+            crowd[i] = target_of(text);
+        }
+        crowd[DRAFTS_MAX - 1] = target_of(targets[0]);
+        assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFTS_MAX), 0);
+    }
+    assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFTS_MAX + 1), -EINVAL);
+    unsigned i = place_of(a, targets[0]);
+    assert_true(asker_wait_usable(a, i, true));
+    must_draft(a, i, 1, 4, 100);
+}
+
+static void *exchange_often(void *arg)
+{
+    struct drafts *d = arg;
+    struct drafts_target both[] = {target_of(targets[0]), target_of(targets[1])};
+    for (unsigned i = 0; i < 100; i++) {
+        assert_int_equal(drafts_set(d, both + i % 2, i % 5 ? 1 + (i % 3 && !(i % 2)) : 0), 0);
+        poll(NULL, 0, i % 4); // so that some come to be asked
+    }
+    return NULL;
+}
+
+static void proposers_are_exchanged_while_they_are_asked(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
+    AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
+    AUTO(asker_free) struct asker *a = asker_of(2);
+    struct drafts *d = asker_drafts(a);
+    pthread_t other;
+    assert_int_equal(pthread_create(&other, NULL, exchange_often, d), 0);
+    uint32_t base_len = 100;
+    for (unsigned right; pthread_tryjoin_np(other, NULL) != 0; base_len++) {
+        for (uint64_t seq = 1; seq <= 8; seq++) {
+            int i = drafts_pick(d, NULL, seq, clock_us());
+            if (i >= 0)
+                asker_round(a, (unsigned)i, seq, 1, base_len % 1000 + 100, 5, 1000, &right);
+        }
+        for (uint64_t seq = 1; base_len % 4 == 0 && seq <= 8; seq++)
+            drafts_close(d, seq);
+        struct drafts_stats s;
+        for (unsigned i = 0; i < DRAFTS_MAX; i++)
+            drafts_stats(d, i, &s);
+        drafts_check_name(d, "ngram");
+    }
+    struct drafts_target last = target_of(targets[1]);
+    assert_int_equal(drafts_set(d, &last, 1), 0);
+    unsigned i = place_of(a, targets[1]);
+    assert_true(asker_wait_usable(a, i, true));
+    must_draft(a, i, 100, 4, 100);
 }
 
 static void an_absent_proposer_is_found_when_it_comes(void **state)
@@ -424,14 +578,6 @@ static struct rpc_msg *round_of_strangers(void)
     return rpc_pack(&round.base);
 }
 
-static void await_sessions(struct honest *h, bool some)
-{
-    int64_t until_us = clock_us() + 5 * WAIT_US;
-    while ((honest_n_sessions(h) > 0) != some && clock_us() < until_us)
-        poll(NULL, 0, 2);
-    assert_int_equal(honest_n_sessions(h) > 0, some);
-}
-
 static void a_verifier_that_does_not_read_is_given_up(void **state)
 {
     (void)state;
@@ -551,6 +697,10 @@ int main(void)
         TEST(a_sequence_that_paused_catches_up),
         TEST(closed_sequences_are_freed_at_the_proposer),
         TEST(two_verifiers_and_two_proposers),
+        TEST(sequences_move_from_one_of_a_name_that_dies_to_the_other),
+        TEST(those_that_stay_keep_their_stream_and_those_that_go_are_forgotten),
+        TEST(all_places_may_be_given_to_others_at_once),
+        TEST(proposers_are_exchanged_while_they_are_asked),
         TEST(an_absent_proposer_is_found_when_it_comes),
         TEST(a_restarted_proposer_is_told_everything_again),
         TEST(lying_proposers_are_given_up_and_tried_again),

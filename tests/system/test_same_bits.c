@@ -15,7 +15,7 @@
 #include "lib/tiers.h"
 
 #if LIB_SANITIZED
-#define MAX_ROWS 6 // every proposer once
+#define MAX_ROWS 8 // every proposer once
 #define N_TOKENS 16
 #define BATCHES 1, 8
 #else
@@ -27,15 +27,26 @@
 
 enum factor { PROPOSER, K, POLICY, THREADS, CHUNK, TIER, N_FACTORS };
 #define ALWAYS 0 // the policy that drafts whether it pays or not
-enum proposer { NO_PROPOSER, NGRAM, DRAFT, RANDOM_GUESSES, KILLED_MIDWAY, DRAFT_KILLED_MIDWAY };
+enum proposer {
+    NO_PROPOSER,
+    NGRAM,
+    SUFFIX,
+    CHAIN,
+    DRAFT,
+    RANDOM_GUESSES,
+    KILLED_MIDWAY,
+    DRAFT_KILLED_MIDWAY
+};
 
-#define MAX_LEVELS 6 // of a factor
+#define MAX_LEVELS 8 // of a factor
 static struct {
     const char *name;
     unsigned n;
     const char *values[MAX_LEVELS];
 } factors[N_FACTORS] = {
-    {"proposer", 6, {"none", "ngram", "draft", "random", "killed", "draft killed"}},
+    {"proposer",
+     8,
+     {"none", "ngram", "suffix", "chain", "draft", "random", "killed", "draft killed"}},
     {"k", 3, {"1", "3", "8"}},
     {"policy", 3, {"fixed", "goodput", "ema"}},
     {"threads", 2, {"1", "2"}},
@@ -142,6 +153,10 @@ struct world {
 static const char *const draft_args[] = {"--proposer", "draft", "--draft-model",
                                          SOURCE_DIR "/models/tales-1m-q8_0.gguf", NULL};
 
+static const char *const chain_args[] = {"--proposer", "chain", "--draft-model",
+                                         SOURCE_DIR "/models/tales-1m-q8_0.gguf", NULL};
+static const char *const suffix_args[] = {"--proposer", "suffix", NULL};
+
 static void start_proposer(struct world *w, enum proposer p, char *target, size_t size)
 {
     if (p == RANDOM_GUESSES) {
@@ -151,7 +166,11 @@ static void start_proposer(struct world *w, enum proposer p, char *target, size_
         snprintf(target, size, "unix:%s", path);
     } else if (p != NO_PROPOSER) {
         bool draft = p == DRAFT || p == DRAFT_KILLED_MIDWAY;
-        service_start(&w->proposer, "proposer-svc", draft ? draft_args : NULL);
+        service_start(&w->proposer, "proposer-svc",
+                      draft         ? draft_args
+                      : p == SUFFIX ? suffix_args
+                      : p == CHAIN  ? chain_args
+                                    : NULL);
         snprintf(target, size, "%s", w->proposer.target);
     }
 }
@@ -257,7 +276,7 @@ static void tell(const struct settings *s, const struct answer *answers, unsigne
     if (s->level[PROPOSER] == NO_PROPOSER || s->level[POLICY] != ALWAYS)
         return; // the others may find that drafts do not pay
     assert_true(drafted > accepted);
-    if ((s->level[PROPOSER] == NGRAM || s->level[PROPOSER] == DRAFT) && !LIB_SANITIZED)
+    if (s->level[PROPOSER] >= NGRAM && s->level[PROPOSER] <= DRAFT && !LIB_SANITIZED)
         assert_true(accepted > 0);
 }
 

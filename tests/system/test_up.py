@@ -139,7 +139,7 @@ class UpTest(unittest.TestCase):
                              (f"tandem: port {port} is taken; choose another with --port", 1))
             self.assertEqual(refusal("--model", "/no/such.gguf"), ("tandem: there is no model file /no/such.gguf", 1))
             self.assertEqual(refusal("--model", junk.name), (f"tandem: {junk.name} is not a GGUF file", 1))
-        self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none, ngram or draft, not "oracle"', 1))
+        self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none, ngram, suffix, draft or chain, not "oracle"', 1))
         self.assertEqual(refusal("--proposer", "draft", "--model", MODEL)[0],
                          f"tandem: --proposer draft needs --draft-model: a small model with the vocabulary of {MODEL}")
         self.assertEqual(refusal("--proposer", "draft", "--draft-quantize", "q2")[0],

@@ -16,9 +16,10 @@
  * sparse: from two tokens. */
 static uint32_t n_calls, n_asked;
 
-static void stub_seq_done(void *shared, void *seq)
+static void stub_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
     (void)shared;
+    (void)c;
     (void)seq;
 }
 
@@ -291,6 +292,28 @@ static void q_goes_with_the_draft_and_modes_not_offered_do_not(void **state)
     tandem__v1__drafts__free_unpacked(d, NULL);
 }
 
+static void a_hint_is_the_draft_without_asking(void **state)
+{
+    (void)state;
+    struct question a = {0};
+    uint32_t hint[] = {70, 71};
+    round_of(&a, (uint32_t[]){1, 2, 0, 0, 0});
+    a.seqs[0].prompt_len = 1;
+    a.seqs[0].hint = hint;
+    a.seqs[0].n_hint = 2;
+    take(&a.msg, 1);
+    assert_int_equal(batch_n_open(batch), 1);
+    batch_draft(batch);
+    assert_int_equal(n_asked, 1);
+    Tandem__V1__Drafts *d = answer(1);
+    assert_int_equal(d->n_drafts, 2);
+    assert_int_equal(d->drafts[0]->n_tokens, 2);
+    assert_memory_equal(d->drafts[0]->tokens, hint, sizeof(hint));
+    assert_int_equal(d->drafts[1]->tokens[0], 1); // the proposer's
+    tandem__v1__drafts__free_unpacked(d, NULL);
+    assert_null(answer(0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -302,6 +325,7 @@ int main(void)
                                         stop),
         cmocka_unit_test_setup_teardown(a_round_that_contradicts_itself_leaves_nothing_open, start,
                                         stop),
+        cmocka_unit_test_setup_teardown(a_hint_is_the_draft_without_asking, start, stop),
         cmocka_unit_test_setup_teardown(q_goes_with_the_draft_and_modes_not_offered_do_not, start,
                                         stop),
     };

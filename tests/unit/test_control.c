@@ -272,6 +272,15 @@ static void a_draft_is_cut_where_its_proposer_doubts(void **state)
     assert_int_equal(cut(w, chain, said, 5), 2);
 }
 
+static void a_wait_that_is_over_does_not_count_against_the_draft(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    const float said[] = {.97f, .95f, .93f};
+    w->c.cost.drafted_scale = 2;
+    assert_int_equal(cut(w, chain, said, 3), 3);
+}
+
 static void what_a_proposer_says_is_weighed_by_what_came_of_it(void **state)
 {
     (void)state;
@@ -321,6 +330,7 @@ int main(void)
         cmocka_unit_test(a_slow_proposer_is_asked_for_more_at_once_or_not_at_all),
         cmocka_unit_test(waiting_is_worth_what_the_draft_brings),
         cmocka_unit_test(a_draft_is_cut_where_its_proposer_doubts),
+        cmocka_unit_test(a_wait_that_is_over_does_not_count_against_the_draft),
         cmocka_unit_test(what_a_proposer_says_is_weighed_by_what_came_of_it),
         cmocka_unit_test(the_policies_without_times_cut_nothing),
         cmocka_unit_test(a_tree_teaches_along_the_committed_path),

@@ -109,6 +109,20 @@ static void passes_keep_the_table_fresh(void **state)
     assert_true(of_rows(&c, 8) >= 290); // as dear as a smaller one at least
 }
 
+static void passes_that_were_waited_for_have_a_factor_of_their_own(void **state)
+{
+    (void)state;
+    struct cost_measured m = {.us = {100}};
+    struct cost c;
+    cost_init(&c, &m);
+    for (int i = 0; i < 300; i++)
+        cost_seen(&c, &(struct cost_pass){.rows = 1, .drafted = true}, 150);
+    double plain_us = of_rows(&c, 1);
+    double drafted_us = cost_us(&c, &(struct cost_pass){.rows = 1, .drafted = true});
+    assert_true(fabs(drafted_us - 150) < 10);
+    assert_true(plain_us < drafted_us);
+}
+
 static void one_interrupted_pass_says_little(void **state)
 {
     (void)state;
@@ -128,6 +142,7 @@ int main(void)
         cmocka_unit_test(a_larger_pass_is_never_cheaper),
         cmocka_unit_test(the_context_costs_once_to_read_and_for_each_row),
         cmocka_unit_test(passes_keep_the_table_fresh),
+        cmocka_unit_test(passes_that_were_waited_for_have_a_factor_of_their_own),
         cmocka_unit_test(one_interrupted_pass_says_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

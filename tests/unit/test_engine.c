@@ -159,20 +159,19 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof(path), "%s/p.sock", folder);
     snprintf(target, sizeof(target), "unix:%s", path);
-    options.targets[0].target = target;
-    options.n_targets = 1;
+    options.speculation =
+        (struct speculation){.on = true, .policy = CONTROL_FIXED, .k = 5, .disable_batch_size = 8};
+    assert_int_equal(speculation_add_target(&options.speculation, target, strlen(target)), 0);
     options.proposer_budget_ms = 50;
-    options.control = (struct control_options){CONTROL_FIXED, 5, 8};
     AUTO(engine_free) struct engine *e = start_engine();
     struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_served(e)->tok));
-    assert_null(stats.proposers[0].drafts);
     await_proposer(e);
-    assert_non_null(stats.proposers[0].drafts); // its figures are there before it is asked
     decode_without_allocating(e);
     assert_true(liar_n_rounds(l) > 0); // in time or not: two sequences hardly wait for a draft
     engine_stop(e);
     liar_stop(l);
-    options.n_targets = 0;
+    assert_string_equal(stats.proposers[0].name, "liar");
+    options.speculation = (struct speculation){0};
     assert_int_equal(rmdir(folder), 0);
 }
 

@@ -111,7 +111,7 @@ static void whole_answers_gather_several_choices(void **state)
                                  "metrics", "speculative_decoding", "num_draft_tokens", &drafted,
                                  "num_accepted_draft_tokens", &kept),
                      0);
-    assert_null(strstr(b.data, "prediction_tokens")); // drafts are not the client's prediction
+    assert_null(strstr(b.data, "prediction_tokens")); // there was no prediction
     assert_string_equal(one, "a\xE2\x82\xAC");
     assert_string_equal(two, "b\xE2\x82\xAC");
     assert_int_equal(completion, 4);
@@ -119,6 +119,27 @@ static void whole_answers_gather_several_choices(void **state)
     assert_int_equal(drafted, 6);
     assert_int_equal(kept, 3);
     json_decref(j);
+    openai_reply_done(&r);
+}
+
+static void an_answer_to_a_prediction_tells_what_became_of_it(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, false);
+    h.has_prediction = true;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    r.speculation = (struct openai_speculation){.drafted = 6, .accepted = 4};
+    openai_reply_started(&r, 0, text_of(""), &b);
+    say(&r, 0, "a", &b);
+    finish(&r, 0, &b);
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+    assert_non_null(strstr(b.data, "\"completion_tokens\":1,\"total_tokens\":1,"));
+    assert_non_null(strstr(b.data,
+                           "\"completion_tokens_details\":{\"accepted_prediction_tokens\":4,"
+                           "\"rejected_prediction_tokens\":2}},"));
     openai_reply_done(&r);
 }
 
@@ -199,6 +220,7 @@ int main(void)
         cmocka_unit_test(a_streamed_chat_is_role_tokens_reason_done),
         cmocka_unit_test(a_streamed_completion_has_no_role),
         cmocka_unit_test(whole_answers_gather_several_choices),
+        cmocka_unit_test(an_answer_to_a_prediction_tells_what_became_of_it),
         cmocka_unit_test(echo_comes_first_and_moves_the_offsets),
         cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
         cmocka_unit_test(errors_follow_from_the_status),

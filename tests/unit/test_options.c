@@ -1,5 +1,7 @@
 /* test_options.c - the verifier's settings: what their table alone does not say. */
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
 #include "base/mem.h"
@@ -27,9 +29,9 @@ static void a_proposer_is_a_target_or_a_name_and_a_target(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const struct options *o = NULL;
         assert_int_equal(reads(cases[i][0], &o), 0);
-        assert_int_equal(o->n_targets, 1);
-        assert_string_equal(o->targets[0].name, cases[i][1]);
-        assert_string_equal(o->targets[0].target, cases[i][2]);
+        assert_int_equal(o->speculation.n_targets, 1);
+        assert_string_equal(o->speculation.targets[0].name, cases[i][1]);
+        assert_string_equal(o->speculation.targets[0].target, cases[i][2]);
         assert_string_equal(o->proposers.v[0], cases[i][0]); // the setting itself stays
     }
 }
@@ -39,10 +41,10 @@ static void none_is_no_proposer(void **state)
     (void)state;
     const struct options *o = NULL;
     assert_int_equal(reads("none", &o), 0);
-    assert_int_equal(o->n_targets, 0);
+    assert_int_equal(o->speculation.n_targets, 0);
     assert_int_equal(reads("a=h:1,b=h:2", &o), 0);
-    assert_int_equal(o->n_targets, 2);
-    assert_string_equal(o->targets[1].name, "b");
+    assert_int_equal(o->speculation.n_targets, 2);
+    assert_string_equal(o->speculation.targets[1].name, "b");
 }
 
 static void a_name_that_is_none_is_refused_in_a_sentence(void **state)
@@ -59,12 +61,54 @@ static void a_name_that_is_none_is_refused_in_a_sentence(void **state)
     assert_non_null(strstr(fail_text(), "proposers: \"ngram=\" has no target behind the name"));
 }
 
+static void rereading_tells_what_may_change_and_names_the_rest(void **state)
+{
+    (void)state;
+    const struct options *o;
+    char *argv[] = {(char *)"verifier-svc", (char *)"--model", (char *)"m.gguf",
+                    (char *)"--k",          (char *)"4",       NULL};
+    struct speculation_change c;
+    char waiting[200];
+    assert_int_equal(options_read(ARRAY_LEN(argv) - 1, argv, &o), 0);
+    setenv("TANDEM_PROPOSERS", "a=h:1,b=h:2", 1);
+    setenv("TANDEM_POLICY", "ema", 1);
+    setenv("TANDEM_K", "9", 1); // the flag stays
+    assert_int_equal(options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), 0);
+    assert_string_equal(waiting, "");
+    assert_int_equal(c.to.n_targets, 2);
+    assert_string_equal(speculation_policy(&c.to), "ema");
+    assert_int_equal(c.to.k, 4);
+    assert_false(c.has & (SPECULATION_ON | SPECULATION_PROPOSER));
+
+    setenv("TANDEM_NAME", "other", 1);
+    setenv("TANDEM_PIN", "off", 1);
+    setenv("TANDEM_LISTEN", "h:1,h:2", 1);
+    setenv("TANDEM_LOAD_WAIT", "1.5", 1);
+    assert_int_equal(options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), 0);
+    assert_string_equal(waiting, "listen, name, pin, load_wait");
+    setenv("TANDEM_PROPOSERS", "=", 1);
+    assert_int_equal(options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)),
+                     -EINVAL);
+    assert_null(o->name); // what is in force is untouched
+    assert_true(o->pin);
+    assert_int_equal(o->speculation.n_targets, 0);
+    assert_string_equal(o->model, "m.gguf");
+    static const char *const names[] = {"PROPOSERS", "POLICY", "K",        "NAME",
+                                        "PIN",       "LISTEN", "LOAD_WAIT"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        char env[40];
+        snprintf(env, sizeof(env), "TANDEM_%s", names[i]);
+        unsetenv(env);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_proposer_is_a_target_or_a_name_and_a_target),
         cmocka_unit_test(none_is_no_proposer),
         cmocka_unit_test(a_name_that_is_none_is_refused_in_a_sentence),
+        cmocka_unit_test(rereading_tells_what_may_change_and_names_the_rest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,9 +14,10 @@ struct sum_seq {
 
 static int n_done;
 
-static void sum_done(void *shared, void *seq)
+static void sum_done(void *shared, void *seq, const struct prop_context *c)
 {
     (void)shared;
+    (void)c;
     (void)seq;
     __atomic_add_fetch(&n_done, 1, __ATOMIC_RELAXED);
 }
@@ -220,26 +221,6 @@ static void a_closed_sequence_is_freed(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
-/* The proposer knows tokens that are being verified and keeps those that were committed. */
-static void tokens_that_are_verified_stay_as_far_as_they_are_committed(void **state)
-{
-    (void)state;
-    for (uint32_t n_kept = 0; n_kept <= 4; n_kept++) {
-        AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-        uint32_t verifying[] = {11, 12, 13, 14}; // the context counts
-        struct prop_draft d;
-        if (n_kept < 4)
-            verifying[n_kept] = 99;
-        struct session_update u = update_of(7, 0, 10, 3);
-        u.verifying = verifying;
-        u.n_verifying = 4;
-        assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
-        uint32_t sum = 55 + 11 + 12 + 13 + 14;
-        assert_int_equal(d.tokens[0], n_kept < 4 ? sum - (11 + n_kept) + 99 : sum);
-        assert_int_equal(ask(s, 1, 7, 10, 11 + n_kept, 1), SESSION_DRAFT); // looks at the sum
-    }
-}
-
 static void idle_sessions_are_dropped(void **state)
 {
     (void)state;
@@ -374,6 +355,66 @@ static void streams_on_many_threads_share_the_limits(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
+static void a_hint_is_kept_and_takes_room(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 500);
+    enum session_answer a;
+    struct session *e;
+    struct prop_ask ask;
+    struct prop_draft d = {0};
+    struct sessions_stats stats;
+    struct session_update u = update_of(1, 0, 5, 3);
+    u.prompt_len = 3;
+    u.hint = (const uint32_t[]){4, 5, 60, 61};
+    u.n_hint = 4;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    ask.to = &d;
+    assert_true(sessions_hint(e, &ask));
+    assert_int_equal(d.n, 2);
+    assert_memory_equal(d.tokens, ((uint32_t[]){60, 61}), 8);
+    sessions_end(s, e);
+    sessions_stats(s, &stats);
+    uint64_t with = stats.n_tokens;
+
+    u = update_of(2, 0, 5, 3);
+    u.hint = counting;
+    u.n_hint = 500; // no room: no hint, and the draft is the proposer's
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    assert_int_equal(a, SESSION_DRAFT);
+    assert_false(sessions_hint(e, &ask));
+    sessions_end(s, e);
+    u.close = true;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    u = update_of(1, 0, 5, 0);
+    u.close = true;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    sessions_stats(s, &stats);
+    assert_int_equal(stats.n_tokens, 0);
+    assert_true(with > 4);
+}
+
+static void a_sequence_stays_its_tenants(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 5000);
+    enum session_answer a;
+    struct session *e;
+    struct prop_ask ask;
+    struct session_update u = update_of(1, 0, 3, 2);
+    u.tenant = (const uint8_t *)"abc";
+    u.tenant_len = 3;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+        assert_int_equal(ask.context.tenant_len, 3);
+        assert_memory_equal(ask.context.tenant, "abc", 3);
+        sessions_end(s, e);
+        u = update_of(1, 3, 5, 2); // told once
+    }
+    u.tenant_len = PROP_TENANT_MAX + 1;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), -EINVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -384,7 +425,6 @@ int main(void)
         cmocka_unit_test(a_context_with_another_digest_is_asked_for),
         cmocka_unit_test(sessions_of_two_streams_do_not_meet),
         cmocka_unit_test(a_closed_sequence_is_freed),
-        cmocka_unit_test(tokens_that_are_verified_stay_as_far_as_they_are_committed),
         cmocka_unit_test(idle_sessions_are_dropped),
         cmocka_unit_test(the_least_recently_used_makes_room_for_a_session),
         cmocka_unit_test(and_for_tokens),
@@ -392,6 +432,8 @@ int main(void)
         cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
         cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
         cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
+        cmocka_unit_test(a_hint_is_kept_and_takes_room),
+        cmocka_unit_test(a_sequence_stays_its_tenants),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };
     return cmocka_run_group_tests(tests, count, NULL);

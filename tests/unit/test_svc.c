@@ -95,6 +95,11 @@ static void a_thread_that_hangs_stops_the_feeding(void **state)
     svc_init();
 }
 
+static void count_reload(void *user)
+{
+    ++*(int *)user;
+}
+
 static void signals_are_waited_for(void **state)
 {
     (void)state;
@@ -104,6 +109,12 @@ static void signals_are_waited_for(void **state)
     assert_int_equal(svc_wait_signal(-1), SIGTERM);
     kill(getpid(), SIGHUP);
     assert_int_equal(svc_wait_signal(0), 0); // nothing to reload is no reason to stop
+    int n_reloads = 0;
+    svc_on_reload(count_reload, &n_reloads);
+    kill(getpid(), SIGHUP);
+    assert_int_equal(svc_wait_signal(0), 0);
+    assert_int_equal(n_reloads, 1);
+    svc_on_reload(NULL, NULL);
     kill(getpid(), SIGINT);
     assert_int_equal(svc_wait_signal(10000000), SIGINT);
     int64_t from = clock_us();

@@ -1,0 +1,82 @@
+/* hint.c - a place in the hint, and the search for it when it is lost. */
+#include <string.h>
+#include "proposer-svc/hint.h"
+
+#define MATCH_MAX 32 // tokens that are compared
+#define NEAR 32      // so far ahead of where the output left the hint, one token is enough
+
+void hint_cut(struct hint *h, uint32_t keep)
+{
+    h->lost |= keep < h->seen;
+}
+
+/* Tokens of the output's end that stand before the hint's position. */
+static uint32_t match_at(const struct hint *h, const struct prop_context *c, uint32_t at)
+{
+    uint32_t max = c->n - c->n_prompt, m = 0;
+    if (max > MATCH_MAX)
+        max = MATCH_MAX;
+    while (m < max && m < at && h->tokens[at - m - 1] == c->tokens[c->n - m - 1])
+        m++;
+    return m;
+}
+
+/* How far from where it was lost; what lies ahead is nearer than all behind. */
+static uint32_t distance(const struct hint *h, uint32_t at)
+{
+    return at > h->at ? at - h->at : HINT_TOKENS_MAX + h->at - at;
+}
+
+/* The longest match, of equal ones the nearest. */
+static void find(struct hint *h, const struct prop_context *c)
+{
+    uint32_t best = 0, longest = 0;
+    for (uint32_t at = 1; at <= h->n; at++) {
+        if (h->tokens[at - 1] != c->tokens[c->n - 1])
+            continue;
+        uint32_t m = match_at(h, c, at);
+        if (m < longest || (m == longest && distance(h, at) >= distance(h, best)))
+            continue;
+        best = at;
+        longest = m;
+    }
+    h->lost = longest < 2 && (!longest || distance(h, best) > NEAR);
+    if (h->lost)
+        return;
+    h->at = best;
+    h->run = longest;
+}
+
+/* After m tokens that agreed, the next does so with (m + 1) / (m + 2): Laplace's rule of
+ * succession. */
+static void copy(const struct hint *h, uint32_t n, struct prop_draft *to)
+{
+    memcpy(to->tokens, h->tokens + h->at, n * sizeof(to->tokens[0]));
+    for (uint32_t i = 0; i < n; i++)
+        to->survival[i] = (float)(h->run + 1) / (float)(h->run + i + 2);
+    to->n = n;
+    to->tree = false;
+    to->q_mode = PROP_POINT;
+}
+
+bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct prop_draft *to)
+{
+    if (!h->n || c->n < c->n_prompt)
+        return false;
+    if (h->seen < c->n_prompt || c->n == c->n_prompt) { // the output begins, and with it the hint
+        h->seen = c->n_prompt;
+        h->at = h->run = 0;
+        h->lost = false;
+    }
+    for (; !h->lost && h->seen < c->n && h->at < h->n; h->at++, h->seen++, h->run++)
+        if (c->tokens[h->seen] != h->tokens[h->at])
+            break;
+    if (c->n > c->n_prompt && (h->lost || h->seen < c->n))
+        find(h, c);
+    h->seen = c->n;
+    uint32_t left = h->n - h->at;
+    if (h->lost || !left)
+        return false;
+    copy(h, left < k ? left : k, to);
+    return true;
+}

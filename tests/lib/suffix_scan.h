@@ -1,0 +1,19 @@
+/* suffix_scan.h - the suffix proposer as one would write it first: scans over both texts. */
+#pragma once
+#include <stdint.h>
+
+struct suffix_scan {
+    uint32_t max_depth;
+    double factor, offset, min_prob;
+};
+
+struct suffix_scan_draft {
+    float score;
+    uint32_t n;
+    uint32_t tokens[64];
+    float survival[64];
+};
+
+/* At most k tokens. pool: past outputs, each behind a mark UINT32_MAX, the oldest first. */
+struct suffix_scan_draft suffix_scan(const struct suffix_scan *how, const uint32_t *context,
+                                     uint32_t n, const uint32_t *pool, uint32_t n_pool, uint32_t k);

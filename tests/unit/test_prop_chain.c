@@ -1,0 +1,206 @@
+/* test_prop_chain.c - of several proposers the draft that promises most, or the first. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "lib/lib.h"
+#include "lib/prop_contract.h"
+#include "proposer-svc/prop_chain.h"
+#include "proposer-svc/prop_draft.h"
+#include "proposer-svc/prop_ngram.h"
+#include "proposer-svc/prop_suffix.h"
+
+#define TEXT(s) ((char *)(uintptr_t)(s))
+
+static void *shared;
+
+static void chain_of(const char *first, const char *second, const char *choose)
+{
+    prop_chain_settings = (struct prop_chain_settings){
+        .members = {.n = second ? 2 : 1, .v = {TEXT(first), TEXT(second)}}, .choose = TEXT(choose)};
+}
+
+static int defaults(void **state)
+{
+    (void)state;
+    prop_ngram_settings = (struct prop_ngram_settings){4, 1, TEXT("latest"), true};
+    prop_suffix_settings = (struct prop_suffix_settings){
+        .max_depth = 24, .pool_tokens = 1000, .factor = 1, .min_prob = 0.1};
+    prop_draft_settings =
+        (struct prop_draft_settings){.model = TEXT(SOURCE_DIR "/models/tales-1m-q8_0.gguf"),
+                                     .quantise = TEXT("no"),
+                                     .float_gemm = TEXT("own"),
+                                     .threads = 1,
+                                     .sparse_k = 8,
+                                     .memory_check = true};
+    return 0;
+}
+
+static void must_open(void)
+{
+    if (prop_chain.open(&shared) < 0)
+        fail_msg("%s", fail_text());
+}
+
+static struct prop_seq seq_of(const uint32_t *tokens, uint32_t n)
+{
+    struct prop_seq s = prop_seq_new(&prop_chain, shared);
+    prop_seq_update(&s, 0, tokens, n);
+    return s;
+}
+
+#define SEQ_OF(...) seq_of((uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4)
+#define EXPECT(d, ...)                                                                             \
+    do {                                                                                           \
+        uint32_t want_[] = {__VA_ARGS__};                                                          \
+        assert_int_equal((d).n, sizeof(want_) / 4);                                                \
+        assert_memory_equal((d).tokens, want_, sizeof(want_));                                     \
+    } while (0)
+
+static void it_keeps_the_contract(void **state)
+{
+    (void)state;
+    chain_of("ngram", "suffix", "first");
+    prop_contract(&prop_chain, 1000);
+    chain_of("ngram", "suffix", "score");
+    prop_contract(&prop_chain, 1000);
+}
+
+static void the_first_that_has_a_token_is_taken(void **state)
+{
+    (void)state;
+    prop_ngram_settings.ngram_min = 3;
+    chain_of("ngram", "suffix", "first");
+    must_open();
+    struct prop_seq s = SEQ_OF(1, 2, 3, 4, 5, 6, 7, 1, 2, 3);
+    EXPECT(prop_seq_draft(&s, 5), 4, 5, 6, 7, 1); // the suffix proposer would say three tokens
+    prop_seq_done(&s);
+    s = SEQ_OF(1, 2, 3, 4, 5, 6, 7, 2, 3);
+    EXPECT(prop_seq_draft(&s, 5), 4, 5); // the match is too short for the n-gram proposer
+    prop_seq_done(&s);
+    prop_chain.close(shared);
+}
+
+static void the_draft_that_promises_most_is_taken(void **state)
+{
+    (void)state;
+    chain_of("ngram", "suffix", "score");
+    must_open();
+    struct prop_seq s = SEQ_OF(7, 1, 30, 7, 1, 31, 7, 1, 32, 7, 2, 33, 7);
+    EXPECT(prop_seq_draft(&s, 5), 1); // most often; the latest, 2, is kept once in six times
+    prop_seq_done(&s);
+    s = SEQ_OF(1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4);
+    EXPECT(prop_seq_draft(&s, 5), 5, 6, 7, 1, 2);
+    prop_seq_done(&s);
+    prop_chain.close(shared);
+}
+
+static void who_is_wrong_is_believed_less(void **state)
+{
+    (void)state;
+    prop_ngram_settings.ngram_min = 2;
+    chain_of("suffix", "ngram", "score");
+    must_open();
+    struct prop_seq s = SEQ_OF(1, 2, 40, 41, 42, 43, 50, 1, 2), wrong = SEQ_OF(7, 8, 9, 7);
+    EXPECT(prop_seq_draft(&s, 4), 40, 41); // two tokens, surely; the n-gram: four, hardly
+    for (uint32_t i = 0; i < 100; i++) {
+        EXPECT(prop_seq_draft(&wrong, 4), 8);
+        prop_seq_update(&wrong, 4, &(uint32_t){900 + i}, 1);
+        prop_seq_update(&wrong, 4, NULL, 0);
+    }
+    EXPECT(prop_seq_draft(&s, 4), 40, 41, 42, 43);
+    prop_seq_done(&s);
+    prop_seq_done(&wrong);
+    prop_chain.close(shared);
+}
+
+static struct prop_draft drawn(struct prop_seq *s, enum prop_q_mode mode)
+{
+    struct prop_draft d = {0};
+    struct prop_ask ask = {.seq = s->state,
+                           .context = {.tokens = s->tokens, .n = s->n},
+                           .k = 4,
+                           .q_mode = mode,
+                           .sampling = {.temperature = 1, .top_p = 1},
+                           .until_us = INT64_MAX,
+                           .to = &d};
+    prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
+    return d;
+}
+
+static void a_drawn_draft_is_sent_with_its_q(void **state)
+{
+    (void)state;
+    chain_of("ngram", "draft", "score");
+    must_open();
+    struct prop_about about;
+    prop_chain.about(shared, &about);
+    assert_true(about.q_modes & 1u << PROP_SPARSE);
+    assert_true(about.vocab_digest);
+    assert_int_equal(about.max_context, 0);               // the n-gram proposer has no end
+    struct prop_seq s = SEQ_OF(4080, 300, 400, 500, 300); // one n-gram token: little
+    struct prop_draft d = drawn(&s, PROP_SPARSE);
+    assert_int_equal(d.q_mode, PROP_SPARSE);
+    assert_int_equal(d.n, 4);
+    assert_int_equal(d.q->width, 8);
+    free(d.q);
+    prop_seq_done(&s);
+    s = SEQ_OF(4080, 300, 400, 500, 600, 4080, 300, 400, 500); // much: the model is not asked
+    d = drawn(&s, PROP_SPARSE);
+    assert_int_equal(d.q_mode, PROP_POINT);
+    EXPECT(d, 600, 4080, 300, 400);
+    assert_null(d.q);
+    prop_seq_done(&s);
+    prop_chain.close(shared);
+}
+
+/* A context that the model has to read first. */
+static void nobody_is_waited_for_when_there_is_a_draft(void **state)
+{
+    (void)state;
+    chain_of("ngram", "draft", "score");
+    must_open();
+    uint32_t tokens[400];
+    for (uint32_t i = 0; i < 400; i++)
+        tokens[i] = 300 + i;
+    tokens[399] = tokens[10]; // a match of one token promises little
+    struct prop_seq s = seq_of(tokens, 400);
+    struct prop_draft d = {0};
+    struct prop_ask ask = {.seq = s.state,
+                           .context = {.tokens = s.tokens, .n = s.n},
+                           .k = 3,
+                           .until_us = INT64_MAX,
+                           .to = &d};
+    prop_chain.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    assert_true(ask.done);
+    EXPECT(d, 311, 312, 313);
+    prop_seq_done(&s);
+    prop_chain.close(shared);
+}
+
+static void what_cannot_be_chained_is_refused(void **state)
+{
+    (void)state;
+    chain_of("ngram", "ngram", "score");
+    assert_int_equal(prop_chain.open(&shared), -EINVAL);
+    assert_non_null(strstr(fail_text(), "twice"));
+    chain_of("ngram", "chain", "score");
+    assert_int_equal(prop_chain.open(&shared), -EINVAL);
+    chain_of("nobody", NULL, "score");
+    assert_int_equal(prop_chain.open(&shared), -EINVAL);
+    assert_non_null(strstr(fail_text(), "\"nobody\""));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(it_keeps_the_contract, defaults),
+        cmocka_unit_test_setup(the_first_that_has_a_token_is_taken, defaults),
+        cmocka_unit_test_setup(the_draft_that_promises_most_is_taken, defaults),
+        cmocka_unit_test_setup(who_is_wrong_is_believed_less, defaults),
+        cmocka_unit_test_setup(a_drawn_draft_is_sent_with_its_q, defaults),
+        cmocka_unit_test_setup(nobody_is_waited_for_when_there_is_a_draft, defaults),
+        cmocka_unit_test_setup(what_cannot_be_chained_is_refused, defaults),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

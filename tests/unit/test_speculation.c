@@ -1,0 +1,104 @@
+/* test_speculation.c - how a verifier speculates: what is read, what a change changes. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "lib/lib.h"
+#include "verifier-svc/speculation.h"
+
+static struct speculation speculation_of(const char *policy, uint32_t k, int32_t batch)
+{
+    struct speculation s = {.on = true, .k = k, .disable_batch_size = batch};
+    assert_int_equal(speculation_set_policy(&s, policy, strlen(policy)), 0);
+    return s;
+}
+
+static void must_control(struct speculation s, enum control_policy policy, uint32_t k,
+                         uint32_t batch)
+{
+    struct control_options o = speculation_control(&s);
+    assert_int_equal(o.policy, policy);
+    assert_int_equal(o.k, k);
+    assert_int_equal(o.disable_batch_size, batch);
+}
+
+static void a_policy_brings_its_own_numbers_unless_others_are_set(void **state)
+{
+    (void)state;
+    must_control(speculation_of("goodput", 0, -1), CONTROL_GOODPUT, 16, 0);
+    must_control(speculation_of("fixed", 0, -1), CONTROL_FIXED, 5, 0);
+    must_control(speculation_of("ema", 0, -1), CONTROL_EMA, 5, 8);
+    must_control(speculation_of("ema", 3, 0), CONTROL_EMA, 3, 0);
+    must_control(speculation_of("goodput", 20, 64), CONTROL_GOODPUT, 20, 64);
+    struct speculation s = speculation_of("ema", 0, -1);
+    assert_string_equal(speculation_policy(&s), "ema");
+    assert_int_equal(speculation_set_policy(&s, "emas", 4), -EINVAL);
+    assert_string_equal(fail_text(), "policy must be goodput, fixed or ema, not \"emas\"");
+}
+
+static void a_change_changes_what_it_has(void **state)
+{
+    (void)state;
+    struct speculation s = speculation_of("fixed", 7, 9), r;
+    struct speculation_change c = {.to = speculation_of("ema", 2, 3)};
+    assert_int_equal(speculation_add_target(&s, "a=h:1", 5), 0);
+    assert_int_equal(speculation_add_target(&c.to, "b=h:2", 5), 0);
+    strcpy(c.to.proposer, "b");
+    c.to.on = false;
+    r = speculation_after(&s, &c);
+    assert_memory_equal(&r, &s, sizeof(r));
+    c.has = SPECULATION_K;
+    r = speculation_after(&s, &c);
+    must_control(r, CONTROL_FIXED, 2, 9);
+    assert_true(r.on);
+    c.has = SPECULATION_ON | SPECULATION_TARGETS;
+    r = speculation_after(&s, &c);
+    must_control(r, CONTROL_FIXED, 7, 9);
+    assert_false(r.on);
+    assert_string_equal(r.targets[0].name, "b");
+    assert_string_equal(r.proposer, "");
+    c.has = ~0u;
+    r = speculation_after(&s, &c);
+    assert_memory_equal(&r, &c.to, sizeof(r));
+}
+
+static int adds(struct speculation *s, const char *text, size_t len)
+{
+    char *exact = malloc(len ? len : 1); // nothing behind it may be read
+    memcpy(exact, text, len);
+    int r = speculation_add_target(s, exact, len);
+    free(exact);
+    return r;
+}
+
+static void bad_targets_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t len;
+    } bad[] = {{"", 0},   {"a=", 2},      {"=h:1", 4},     {"h:1\n2", 5},    {"a=h\0:1", 6},
+               {"\0", 1}, {"h\x7f:1", 4}, {"a\0b=h:1", 7}, {"a=\x1b[2J", 6}, {"a b=unix:/x", 11}};
+    struct speculation s = {0};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        assert_int_equal(adds(&s, bad[i].text, bad[i].len), -EINVAL);
+    char longest[DRAFTS_TARGET_MAX + 1];
+    memset(longest, 'x', sizeof(longest));
+    assert_int_equal(adds(&s, longest, DRAFTS_TARGET_MAX), -EINVAL);
+    assert_int_equal(s.n_targets, 0);
+    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+        assert_int_equal(adds(&s, longest, DRAFTS_TARGET_MAX - 1), 0);
+    assert_int_equal(adds(&s, "none", 4), 0);
+    assert_int_equal(adds(&s, "h:1", 3), -EINVAL);
+    assert_string_equal(fail_text(), "proposers: more than 16 targets");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_policy_brings_its_own_numbers_unless_others_are_set),
+        cmocka_unit_test(a_change_changes_what_it_has),
+        cmocka_unit_test(bad_targets_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

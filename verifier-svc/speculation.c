@@ -1,0 +1,127 @@
+/* speculation.c - how a verifier speculates: names, defaults, checks. */
+#include <errno.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "verifier-svc/speculation.h"
+
+#define NAME_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
+
+static const struct {
+    const char *name;
+    struct control_options own;
+} policies[] = {
+    [CONTROL_GOODPUT] = {"goodput", {CONTROL_GOODPUT, 16, 0}},
+    [CONTROL_FIXED] = {"fixed", {CONTROL_FIXED, 5, 0}},
+    [CONTROL_EMA] = {"ema", {CONTROL_EMA, 5, 8}},
+};
+
+static bool is_printable(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+            return false;
+    }
+    return true;
+}
+
+/* Bytes before the '=' behind a name; len: there is no name. A '=' behind a ':' or '/' is part of
+ * an address. */
+static size_t name_len(const char *text, size_t len)
+{
+    size_t n = 0;
+    while (n < len && text[n] != '=' && text[n] != ':' && text[n] != '/')
+        n++;
+    return n < len && text[n] == '=' ? n : len;
+}
+
+static bool is_name(const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if (!text[i] || !strchr(NAME_LETTERS, text[i]))
+            return false;
+    }
+    return len > 0 && len < DRAFTS_NAME_MAX;
+}
+
+static int read_target(const char *text, size_t len, struct drafts_target *ret)
+{
+    char quoted[128];
+    size_t n = name_len(text, len), at = n < len ? n + 1 : 0;
+    log_quote(text, len, quoted, sizeof(quoted));
+    if (at && !is_name(text, n))
+        return fail(-EINVAL, "proposers: %s: a name is 1 to %d letters, digits, '-', '_' or '.'",
+                    quoted, DRAFTS_NAME_MAX - 1);
+    if (at && at == len)
+        return fail(-EINVAL, "proposers: %s has no target behind the name", quoted);
+    if (at == len || len - at >= DRAFTS_TARGET_MAX || !is_printable(text + at, len - at))
+        return fail(-EINVAL, "proposers: %s: a target is 1 to %d bytes without control characters",
+                    quoted, DRAFTS_TARGET_MAX - 1);
+    *ret = (struct drafts_target){0};
+    memcpy(ret->name, text, at ? n : 0);
+    memcpy(ret->target, text + at, len - at);
+    return 0;
+}
+
+int speculation_add_target(struct speculation *s, const char *text, size_t len)
+{
+    struct drafts_target target;
+    if (len == 4 && memcmp(text, "none", 4) == 0)
+        return 0;
+    if (s->n_targets == DRAFTS_MAX)
+        return fail(-EINVAL, "proposers: more than %d targets", DRAFTS_MAX);
+    int err = read_target(text, len, &target);
+    if (!err)
+        s->targets[s->n_targets++] = target;
+    return err;
+}
+
+int speculation_set_policy(struct speculation *s, const char *text, size_t len)
+{
+    char quoted[64];
+    for (unsigned i = 0; i < ARRAY_LEN(policies); i++) {
+        if (strlen(policies[i].name) == len && memcmp(policies[i].name, text, len) == 0) {
+            s->policy = (enum control_policy)i;
+            return 0;
+        }
+    }
+    return fail(-EINVAL, "policy must be goodput, fixed or ema, not %s",
+                log_quote(text, len, quoted, sizeof(quoted)));
+}
+
+const char *speculation_policy(const struct speculation *s)
+{
+    return policies[s->policy].name;
+}
+
+struct control_options speculation_control(const struct speculation *s)
+{
+    struct control_options o = policies[s->policy].own;
+    if (s->k)
+        o.k = s->k;
+    if (s->disable_batch_size >= 0)
+        o.disable_batch_size = (uint32_t)s->disable_batch_size;
+    return o;
+}
+
+struct speculation speculation_after(const struct speculation *s,
+                                     const struct speculation_change *c)
+{
+    struct speculation r = *s;
+    if (c->has & SPECULATION_ON)
+        r.on = c->to.on;
+    if (c->has & SPECULATION_PROPOSER)
+        memcpy(r.proposer, c->to.proposer, sizeof(r.proposer));
+    if (c->has & SPECULATION_TARGETS) {
+        r.n_targets = c->to.n_targets;
+        memcpy(r.targets, c->to.targets, sizeof(r.targets));
+    }
+    if (c->has & SPECULATION_POLICY)
+        r.policy = c->to.policy;
+    if (c->has & SPECULATION_K)
+        r.k = c->to.k;
+    if (c->has & SPECULATION_BATCH)
+        r.disable_batch_size = c->to.disable_batch_size;
+    return r;
+}
