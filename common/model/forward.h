@@ -40,7 +40,7 @@ struct forward_options {
  * bit. The size of a pass is that of the weights, times 1 + rows / 16. */
 #define FORWARD_ALONE_BYTES (32u << 20)
 
-/* The memory that forward_new() takes; the model may be planned only. */
+/* The memory that forward_new() takes; the model may be planned only, with its kernel set. */
 size_t forward_bytes(const struct model *m, struct pool *pool, const struct forward_options *opt);
 
 /* Everything a pass needs is allocated here. -ENOMEM, with the size. -EINVAL: absurd options, or kv

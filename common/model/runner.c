@@ -139,7 +139,10 @@ int runner_plan(struct runner *r, const struct gguf *g, const struct runner_opti
         err = model_plan(g, opt->quantise, &r->model);
     if (!err)
         err = check_vocabulary(r);
-    return err ? err : measure_out(r);
+    if (err < 0)
+        return err;
+    r->model->kernel = r->kernel; // the forms of activations, and so their bytes, are its
+    return measure_out(r);
 }
 
 int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void *arg)
