@@ -93,6 +93,9 @@ bool round_has_work(const struct engine *e);
 int64_t round_release(struct engine *e, int64_t now_us);
 /* Until when it pays to wait for drafts before the next round; 0: not at all. */
 int64_t round_wait_until_us(const struct engine *e);
+/* Whose blocks are taken for s, with the round's shares planned: an idle sequence's, else the
+ * youngest's, which may be s itself. One that is held for its draft is not idle. */
+struct seq *round_victim(const struct engine *e, struct seq *s);
 /* Plan, run, accept, tell, ask. */
 void round_run(struct engine *e);
 /* A proposer's draft has come. */

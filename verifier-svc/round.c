@@ -127,15 +127,14 @@ static void plan(struct engine *e)
     sched_share_rows(&e->sched, e->shares, e->running.n);
 }
 
-/* Whose blocks are taken for s: an idle sequence's, else the youngest's, which may be s itself. */
-static struct seq *victim(const struct engine *e, struct seq *s)
+struct seq *round_victim(const struct engine *e, struct seq *s)
 {
     struct seq *youngest = s;
     for (uint32_t i = 0; i < e->running.n; i++) {
         struct seq *v = e->running.v[i];
         if (!v->kv.n_blocks)
             continue;
-        if (!e->shares[i].todo)
+        if (!e->shares[i].todo && !v->held_until_us)
             return v;
         if (v->order > youngest->order)
             youngest = v;
@@ -148,7 +147,7 @@ static bool grow_or_preempt(struct engine *e, uint32_t i)
 {
     struct seq *s = e->running.v[i];
     while (kv_grow(e->served->run.kv, &s->kv, e->shares[i].rows) < 0) {
-        struct seq *v = victim(e, s);
+        struct seq *v = round_victim(e, s);
         for (uint32_t k = 0; k < e->running.n; k++) {
             if (e->running.v[k] == v)
                 e->shares[k] = (struct sched_share){0};

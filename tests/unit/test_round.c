@@ -20,7 +20,7 @@ static int make(void **state)
     seq.n_prompt = 4;
     seq.n = 10;
     seq.max_len = 64;
-    assert_int_equal(roster_init(&engine.running, 1), 0);
+    assert_int_equal(roster_init(&engine.running, 3), 0);
     roster_add(&engine.running, &seq);
     return 0;
 }
@@ -128,6 +128,21 @@ static void a_held_sequence_goes_on_with_its_draft_or_when_that_is_late(void **s
     assert_true(round_has_work(&engine));
 }
 
+static void blocks_are_taken_from_the_idle_and_not_from_the_held(void **state)
+{
+    (void)state;
+    struct sched_share shares[3] = {{.todo = 1}, {.todo = 0}, {.todo = 1}}; // by order
+    struct seq others[2] = {{.id = 6, .req = &req, .order = 2}, {.id = 7, .req = &req, .order = 1}};
+    seq.kv.n_blocks = others[0].kv.n_blocks = others[1].kv.n_blocks = 1;
+    roster_add(&engine.running, &others[0]);
+    roster_add(&engine.running, &others[1]);
+    engine.shares = shares;
+    assert_ptr_equal(round_victim(&engine, &seq), &others[1]);
+    others[1].held_until_us = 1000;
+    assert_ptr_equal(round_victim(&engine, &seq), &others[0]); // the youngest
+    engine.shares = NULL;
+}
+
 static void drafts_for_nobody_and_from_the_future_are_dropped(void **state)
 {
     (void)state;
@@ -165,6 +180,7 @@ int main(void)
         TEST(a_late_trees_subtree_is_used),
         TEST(a_drawn_draft_is_taken_whole_or_not_at_all),
         TEST(a_held_sequence_goes_on_with_its_draft_or_when_that_is_late),
+        TEST(blocks_are_taken_from_the_idle_and_not_from_the_held),
         TEST(drafts_for_nobody_and_from_the_future_are_dropped),
         TEST(only_who_was_asked_is_waited_for),
     };
