@@ -201,6 +201,7 @@ static void the_way_to_the_drafter_changes_no_token(void **state)
         char when[60];
         relay_delay(w.relay, round_trips_us[i] / 2);
         snprintf(when, sizeof(when), "round trip %u us", round_trips_us[i]);
+        wait_proposers(w.client);                 // it may have been late too often at the last one
         uint64_t drafts = drafts_of(w.client, 0); // those too late for their round are counted
         ask_all(w.client, 1, when);
         ask_all(w.client, FEW, when);

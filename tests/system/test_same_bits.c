@@ -275,8 +275,10 @@ static void tell(const struct settings *s, const struct answer *answers, unsigne
         assert_int_equal(drafted, 0);
     if (s->level[PROPOSER] == NO_PROPOSER || s->level[POLICY] != ALWAYS)
         return; // the others may find that drafts do not pay
+    if (LIB_SANITIZED)
+        return; // so slow that all drafts may come late
     assert_true(drafted > accepted);
-    if (s->level[PROPOSER] >= NGRAM && s->level[PROPOSER] <= DRAFT && !LIB_SANITIZED)
+    if (s->level[PROPOSER] >= NGRAM && s->level[PROPOSER] <= DRAFT)
         assert_true(accepted > 0);
 }
 
