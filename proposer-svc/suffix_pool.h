@@ -5,6 +5,8 @@
  *
  * Threads: any; who looks holds the pool meanwhile. */
 #pragma once
+#include <stdbool.h>
+#include <stdint.h>
 #include "base/mem.h"
 #include "proposer-svc/grams.h"
 
