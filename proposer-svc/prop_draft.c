@@ -119,10 +119,12 @@ struct draft_seq {
     struct draft_seq *newer, *older; // in the order of use
     struct draft_seq *next_fed;      // waits to be fed
     struct prop_context context;
-    struct kv_seq kv;           // blocks NULL: was never asked for
-    uint64_t used;              // the call that asked for it last
-    bool is_fed;                // is in the list of those
-    bool starved;               // there was no room for its rows
+    struct kv_seq kv; // blocks NULL: was never asked for
+    uint64_t used;    // the call that asked for it last
+    bool is_fed;      // is in the list of those
+    bool starved;     // there was no room for its rows
+    bool is_foreign;  // from foreign_at on there are tokens that the model has not
+    uint32_t foreign_at;
     uint32_t ahead_at;          // position of the last draft's first token
     uint32_t ahead[PROP_K_MAX]; // its tokens
 };
@@ -346,6 +348,16 @@ static void draft_cut(void *shared, void *seq, const struct prop_context *c, uin
     (void)c;
     keep_rows(shared, s, keep);
     s->context.n = keep;
+    s->is_foreign = s->is_foreign && s->foreign_at < keep;
+}
+
+/* A target may have tokens beyond the draft model's rows: behind one there are no drafts. */
+static void find_foreign(const struct draft *d, struct draft_seq *s, const struct prop_context *c)
+{
+    for (uint32_t i = s->context.n; i < c->n && !s->is_foreign; i++) {
+        s->is_foreign = c->tokens[i] >= d->run.model->params.n_vocab;
+        s->foreign_at = i;
+    }
 }
 
 /* Rows of draft tokens that were committed stay. */
@@ -353,6 +365,7 @@ static int draft_grow(void *shared, void *seq, const struct prop_context *c)
 {
     struct draft_seq *s = seq;
     uint32_t at = s->context.n;
+    find_foreign(shared, s, c);
     while (at < c->n && at < s->kv.len && s->ahead[at - s->ahead_at] == c->tokens[at])
         at++;
     if (at < c->n)
@@ -559,8 +572,8 @@ static bool is_ready(struct draft *d, struct prop_ask *ask)
     ask->to->n = 0;
     ask->to->tree = false;
     ask->to->q_mode = ask->q_mode;
-    if (n == 0 || n >= d->run.context || s->starved || ask->until_us <= clock_us() ||
-        !touch(d, s)) {
+    if (n == 0 || n >= d->run.context || s->starved || s->is_foreign ||
+        ask->until_us <= clock_us() || !touch(d, s)) {
         s->starved = false;
         ask->done = true;
         return false;
@@ -613,7 +626,7 @@ static bool draft_work(void *shared)
     if (!s)
         return false;
     uint32_t from = s->kv.len, left = s->context.n - 1 - from, n = chunk_rows(d);
-    if (from + CATCH_UP >= s->context.n) {
+    if (from + CATCH_UP >= s->context.n || s->is_foreign) {
         stop_feeding(d, s);
         return true;
     }

@@ -1,4 +1,5 @@
 /* calibrate.c - passes of a sequence that nobody asked for, timed. */
+#include <errno.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "verifier-svc/calibrate.h"
@@ -81,6 +82,8 @@ int calibrate(struct runner *r, struct cost *ret)
     measure_sizes(&t, &m);
     measure_context(&t, &m);
     kv_seq_done(r->kv, &t.seq);
+    if (m.us[0] <= 0)
+        return fail(-ENOSPC, "no KV block was free to time a pass with");
     cost_init(ret, &m);
     return 0;
 }

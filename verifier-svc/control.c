@@ -209,9 +209,19 @@ static uint32_t probe(struct control_seq *s, uint32_t rounds, uint32_t k)
     return k;
 }
 
+/* False: passes were not timed, so nothing can be chosen by it. */
+static bool knows_costs(const struct control *c, struct control_item *v, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        v[i].k = 0;
+    return cost_us(&c->cost, &(struct cost_pass){.rows = 1}) > 0;
+}
+
 static double ask_goodput(const struct control *c, const struct control_round *r,
                           struct control_item *v, uint32_t n)
 {
+    if (!n || !knows_costs(c, v, n))
+        return 0;
     for (uint32_t i = 0; i < n; i++)
         fill_hopes(c, &v[i]);
     uint32_t limit = best_limit(c, r, v, n);
@@ -265,6 +275,8 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
             v[i].k = v[i].n;
         return;
     }
+    if (!n || !knows_costs(c, v, n))
+        return;
     for (uint32_t i = 0; i < n; i++)
         fill_chances(c, &v[i]);
     share(c, r, v, n, ACCEPT_MAX, 0);

@@ -85,7 +85,10 @@ static void keep_rising(struct cost *c, unsigned at)
 
 void cost_seen(struct cost *c, const struct cost_pass *p, double us)
 {
-    double ratio = us / cost_us(c, p);
+    double expected_us = cost_us(c, p);
+    if (expected_us <= 0)
+        return; // nothing was measured
+    double ratio = us / expected_us;
     ratio = ratio > OUTLIER ? OUTLIER : max(ratio, 1 / OUTLIER);
     *(p->drafted ? &c->drafted_scale : &c->scale) *= 1 + SCALE_WEIGHT * (ratio - 1);
     c->drafted_scale = max(c->drafted_scale, 1);

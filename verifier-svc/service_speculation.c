@@ -18,9 +18,11 @@ static int read_targets(const Tandem__V1__ProposerTargets *from, struct speculat
 
 static int read_proposer(const set_request *req, struct speculation *to)
 {
-    if (req->proposer.len >= sizeof(to->proposer) ||
-        (req->proposer.len && memchr(req->proposer.data, 0, req->proposer.len)))
-        return fail(-EINVAL, "proposer must be a name of at most %d bytes", DRAFTS_NAME_MAX - 1);
+    if (req->proposer.len &&
+        !speculation_is_name((const char *)req->proposer.data, req->proposer.len))
+        return fail(-EINVAL,
+                    "proposer must be a name of at most %d letters, digits, '-', '_' or '.'",
+                    DRAFTS_NAME_MAX - 1);
     if (req->proposer.len)
         memcpy(to->proposer, req->proposer.data, req->proposer.len);
     return 0;

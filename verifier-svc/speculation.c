@@ -36,7 +36,7 @@ static size_t name_len(const char *text, size_t len)
     return n < len && text[n] == '=' ? n : len;
 }
 
-static bool is_name(const char *text, size_t len)
+bool speculation_is_name(const char *text, size_t len)
 {
     for (size_t i = 0; i < len; i++) {
         if (!text[i] || !strchr(NAME_LETTERS, text[i]))
@@ -50,7 +50,7 @@ static int read_target(const char *text, size_t len, struct drafts_target *ret)
     char quoted[128];
     size_t n = name_len(text, len), at = n < len ? n + 1 : 0;
     log_quote(text, len, quoted, sizeof(quoted));
-    if (at && !is_name(text, n))
+    if (at && !speculation_is_name(text, n))
         return fail(-EINVAL, "proposers: %s: a name is 1 to %d letters, digits, '-', '_' or '.'",
                     quoted, DRAFTS_NAME_MAX - 1);
     if (at && at == len)

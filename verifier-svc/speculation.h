@@ -35,6 +35,8 @@ struct speculation_change {
     struct speculation to;
 };
 
+/* Fit to be a proposer's name. */
+bool speculation_is_name(const char *text, size_t len);
 /* "TARGET" or "NAME=TARGET"; "none" adds nothing. -EINVAL, with a sentence. */
 int speculation_add_target(struct speculation *s, const char *text, size_t len);
 /* -EINVAL: no such policy. */

@@ -123,10 +123,10 @@ unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n
         AUTO(mem_free) struct draft *d = queue_pop(a->inbox, left > 0 ? left : 0);
         if (!d)
             return n_came;
-        if (d->base_len != base_len)
-            continue; // for a context that has grown since
+        if (d->base_len != base_len || d->seq < first_seq || d->seq >= first_seq + n)
+            continue; // late: for a context that has grown since, or asked for by another round
         n_came++;
-        assert_true(d->seq >= first_seq && d->seq < first_seq + n && d->n <= k);
+        assert_true(d->n <= k);
         assert_int_equal(d->proposer, i);
         for (uint32_t t = 0; t < d->n; t++) {
             assert_true(d->tokens[t] < ASKER_VOCAB);

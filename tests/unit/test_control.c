@@ -202,6 +202,18 @@ static void goodput_finds_the_best_length_for_every_acceptance(void **state)
     }
 }
 
+static void without_times_nothing_is_drafted(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    w->c.cost = (struct cost){0};
+    for (unsigned i = 0; i < 2000; i++) {
+        cost_seen(&w->c.cost, &(struct cost_pass){.rows = 1}, 100);
+        assert_int_equal(asked(w, 2, 64), 0);
+    }
+    assert_true(w->c.cost.scale == 0);
+}
+
 static void what_never_pays_is_off_and_tried_again_rarely(void **state)
 {
     (void)state;
@@ -325,6 +337,7 @@ int main(void)
         cmocka_unit_test(ema_stops_at_its_batch_limit_and_zero_is_none),
         cmocka_unit_test(the_averages_follow_what_was_accepted),
         cmocka_unit_test(goodput_finds_the_best_length_for_every_acceptance),
+        cmocka_unit_test(without_times_nothing_is_drafted),
         cmocka_unit_test(what_never_pays_is_off_and_tried_again_rarely),
         cmocka_unit_test(a_sequence_that_fares_better_gets_more),
         cmocka_unit_test(a_slow_proposer_is_asked_for_more_at_once_or_not_at_all),

@@ -414,6 +414,22 @@ static void behind_the_models_context_there_is_no_draft(void **state)
     close_it();
 }
 
+static void behind_a_token_that_the_model_has_not_there_is_no_draft(void **state)
+{
+    (void)state;
+    must_open();
+    struct prop_seq s = story(20);
+    assert_int_equal(prop_seq_draft(&s, 4).n, 4);
+    prop_seq_update(&s, 20, (uint32_t[]){1, 1u << 30, 3}, 3);
+    assert_int_equal(prop_seq_draft(&s, 4).n, 0);
+    prop_seq_update(&s, 22, (uint32_t[]){4, 5}, 2);
+    assert_int_equal(prop_seq_draft(&s, 4).n, 0);
+    prop_seq_update(&s, 21, (uint32_t[]){4}, 1); // it was taken back
+    assert_int_equal(prop_seq_draft(&s, 4).n, 4);
+    prop_seq_done(&s);
+    close_it();
+}
+
 static void without_a_model_it_says_what_is_missing(void **state)
 {
     (void)state;
@@ -446,6 +462,7 @@ int main(void)
         cmocka_unit_test_setup(out_of_time_there_is_no_draft, start),
         cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, start),
         cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, start),
+        cmocka_unit_test_setup(behind_a_token_that_the_model_has_not_there_is_no_draft, start),
         cmocka_unit_test_setup(without_a_model_it_says_what_is_missing, start),
         cmocka_unit_test_setup(too_large_a_pool_is_refused_with_what_would_fit, start),
     };
