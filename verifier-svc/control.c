@@ -129,7 +129,7 @@ static void add_row(struct cost_pass *pass, uint32_t context)
 }
 
 /* Gives rows to the tokens with the best chances, at most `limit` to each sequence, until one does
- * not pay. beside_us: passes besides the pass. */
+ * not pay. beside_us: the time that goes by without the pass. */
 static struct goodput share(const struct control *c, const struct control_round *r,
                             struct control_item *v, uint32_t n, uint32_t limit, double beside_us)
 {
@@ -178,7 +178,7 @@ static uint32_t best_limit(const struct control *c, const struct control_round *
     static const uint8_t limits[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20};
     double best_rate = r->n_decoding / cost_us(&c->cost, &r->pass);
     uint32_t best = 0;
-    for (unsigned i = 0; i < sizeof(limits) && limits[i] <= c->options.k; i++) {
+    for (unsigned i = 0; i < sizeof(limits) && (!i || limits[i - 1] < c->options.k); i++) {
         struct goodput g = share(c, r, v, n, limits[i], slowest_us(c, v, n, limits[i]));
         if (g.tokens <= best_rate * g.us)
             continue;

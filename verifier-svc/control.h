@@ -59,7 +59,7 @@ struct control_seq {
     float ema;
     float given;         // share of recent wishes that were granted, be it in part
     bool introduced;     // its proposer has drafted for it: the first draft takes longer
-    uint32_t off_rounds; // without a draft since the last one; UINT32_MAX: try at once
+    uint32_t off_rounds; // without a draft since the last one
 };
 
 struct control {

@@ -202,6 +202,16 @@ static void goodput_finds_the_best_length_for_every_acceptance(void **state)
     }
 }
 
+static void any_k_may_be_the_most(void **state)
+{
+    (void)state;
+    for (uint32_t k = 1; k <= CONTROL_K_MAX; k++) {
+        struct world *w = world_of(CONTROL_GOODPUT, k, 0, 100, 0.1);
+        feed(w, 0, 1, 16, 300);
+        assert_int_equal(asked(w, 1, 64), k);
+    }
+}
+
 static void without_times_nothing_is_drafted(void **state)
 {
     (void)state;
@@ -337,6 +347,7 @@ int main(void)
         cmocka_unit_test(ema_stops_at_its_batch_limit_and_zero_is_none),
         cmocka_unit_test(the_averages_follow_what_was_accepted),
         cmocka_unit_test(goodput_finds_the_best_length_for_every_acceptance),
+        cmocka_unit_test(any_k_may_be_the_most),
         cmocka_unit_test(without_times_nothing_is_drafted),
         cmocka_unit_test(what_never_pays_is_off_and_tried_again_rarely),
         cmocka_unit_test(a_sequence_that_fares_better_gets_more),
