@@ -128,6 +128,21 @@ static void close_answers(struct batch *b, int64_t now_us)
     }
 }
 
+/* The sequence's open ask is answered without tokens: there is one at most. */
+static void give_up(struct batch *b, uint64_t stream, uint64_t seq)
+{
+    for (struct round *r = b->first; r; r = r->next) {
+        for (uint32_t i = 0; r->from.stream == stream && i < r->n_answers; i++) {
+            struct answer *a = &r->answers[i];
+            if (a->state != OPEN || a->to->seq != seq)
+                continue;
+            a->draft.n = 0;
+            close_answer(b, r, a);
+            return;
+        }
+    }
+}
+
 void batch_draft(struct batch *b)
 {
     uint32_t n = b->n_open ? gather(b) : 0;
@@ -192,7 +207,7 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
     int err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
                               &a->session, &a->ask);
     if (err == -EBUSY) {
-        close_answers(b, INT64_MAX);
+        give_up(b, round->from.stream, r->seq);
         err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
                               &a->session, &a->ask);
     }

@@ -241,6 +241,21 @@ static void an_update_ends_the_ask_before_it(void **state)
     assert_null(answer(0));
 }
 
+static void an_update_ends_nobody_elses_ask(void **state)
+{
+    (void)state;
+    struct question a = {0}, other = {0}, b = {0};
+    take(round_of(&a, (uint32_t[]){13, 13, 0, 0, 0}), 1);
+    take(round_of(&other, (uint32_t[]){13, 0, 0, 0, 0}), 2);
+    take(round_of(&b, (uint32_t[]){5, 0, 0, 0, 0}), 1);
+    assert_int_equal(batch_n_open(batch), 3); // two that go on, and the new one
+    batch_draft(batch);
+    must_answer(1, 1, (uint64_t[]){0}, 0);
+    must_answer(1, 1, (uint64_t[]){0}, 2);
+    assert_null(answer(0));
+    assert_int_equal(batch_n_open(batch), 2);
+}
+
 static void one_sequence_twice_in_a_round_is_answered_twice(void **state)
 {
     (void)state;
@@ -321,6 +336,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_takes_longer_holds_up_nobody, start, stop),
         cmocka_unit_test_setup_teardown(out_of_time_the_answer_is_empty, start, stop),
         cmocka_unit_test_setup_teardown(an_update_ends_the_ask_before_it, start, stop),
+        cmocka_unit_test_setup_teardown(an_update_ends_nobody_elses_ask, start, stop),
         cmocka_unit_test_setup_teardown(one_sequence_twice_in_a_round_is_answered_twice, start,
                                         stop),
         cmocka_unit_test_setup_teardown(a_round_that_contradicts_itself_leaves_nothing_open, start,
