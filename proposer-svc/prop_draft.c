@@ -120,7 +120,7 @@ struct draft_seq {
     struct draft_seq *next_fed;      // waits to be fed
     struct prop_context context;
     struct kv_seq kv; // blocks NULL: was never asked for
-    uint64_t used;    // the call that asked for it last
+    uint64_t used;    // n_calls when it was asked for last
     bool is_fed;      // is in the list of those
     bool starved;     // there was no room for its rows
     bool is_foreign;  // from foreign_at on there are tokens that the model has not
@@ -136,8 +136,8 @@ struct draft {
     uint32_t n_eos, eos[TOK_MAX_EOS];
     uint32_t sparse_k;
     float p_min;
-    uint64_t key, n_draws; // its own random numbers: no draw's counter comes again
-    uint64_t n_calls;
+    uint64_t key, n_draws;             // its own random numbers: no draw's counter comes again
+    uint64_t n_calls;                  // in which an ask was done
     struct draft_seq *newest, *oldest; // those with a table of blocks
     struct draft_seq *first_fed;
     float feed_row_us; // what a row of a chunk takes
@@ -596,19 +596,21 @@ static bool is_ready(struct draft *d, struct prop_ask *ask)
 static void draft_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
     struct draft *d = shared;
-    d->n_calls++;
+    bool any_done = false;
     for (uint32_t at = 0; at < n;) {
         struct going group[GROUP_MAX];
         uint32_t n_group = 0;
         for (; at < n && n_group < GROUP_MAX; at++) {
-            if (!is_ready(d, asks[at]))
-                continue;
-            asks[at]->done = true;
-            group[n_group++].ask = asks[at];
+            if (is_ready(d, asks[at])) {
+                asks[at]->done = true;
+                group[n_group++].ask = asks[at];
+            }
+            any_done |= asks[at]->done;
         }
         while (n_group)
             n_group = step(d, group, n_group);
     }
+    d->n_calls += any_done; // asks that wait for their context come again with every piece of it
 }
 
 /* ---- contexts, between Rounds ---- */

@@ -396,6 +396,26 @@ static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
     close_it();
 }
 
+static void while_one_is_fed_nobody_becomes_idle(void **state)
+{
+    (void)state;
+    prop_draft_settings.kv_mib = 1; // 1365 positions
+    must_open();
+    struct prop_seq a = story(800), b = story(801);
+    struct prop_draft d;
+    struct prop_ask ask = ask_of(&b, 5, &d);
+    assert_int_equal(prop_seq_draft(&a, 5).n, 5);
+    for (unsigned i = 0; i < 1000; i++) { // as between the pieces of a long context
+        prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+        assert_false(ask.done);
+    }
+    prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+    assert_int_equal(d.n, 0); // a's rows are not to be had
+    prop_seq_done(&a);
+    prop_seq_done(&b);
+    close_it();
+}
+
 static void behind_the_models_context_there_is_no_draft(void **state)
 {
     (void)state;
@@ -461,6 +481,7 @@ int main(void)
         cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, start),
         cmocka_unit_test_setup(out_of_time_there_is_no_draft, start),
         cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, start),
+        cmocka_unit_test_setup(while_one_is_fed_nobody_becomes_idle, start),
         cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, start),
         cmocka_unit_test_setup(behind_a_token_that_the_model_has_not_there_is_no_draft, start),
         cmocka_unit_test_setup(without_a_model_it_says_what_is_missing, start),
