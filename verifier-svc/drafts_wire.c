@@ -171,12 +171,21 @@ static struct accept_q *new_q(size_t n, size_t each, bool has_ids)
     return q;
 }
 
+static int by_id(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* n: DRAFTS_SPARSE_MAX at most. */
 static bool has_twice(const uint32_t *ids, uint32_t n)
 {
+    uint32_t sorted[DRAFTS_SPARSE_MAX];
+    memcpy(sorted, ids, n * sizeof(*ids));
+    qsort(sorted, n, sizeof(*sorted), by_id);
     for (uint32_t i = 1; i < n; i++)
-        for (uint32_t k = 0; k < i; k++)
-            if (ids[k] == ids[i])
-                return true;
+        if (sorted[i] == sorted[i - 1])
+            return true;
     return false;
 }
 

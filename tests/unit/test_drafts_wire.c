@@ -129,6 +129,9 @@ static void a_bad_sparse_q_is_refused(void **state)
     t.ids[1] = 0;
     must_refuse(&t, DRAFTS_SPARSE, "a sparse q that names a token twice");
     tell(&t, SPARSE);
+    t.ids[2] = 4; // not beside the other
+    must_refuse(&t, DRAFTS_SPARSE, "a sparse q that names a token twice");
+    tell(&t, SPARSE);
     t.ids[4] = 1;
     must_refuse(&t, DRAFTS_SPARSE, "a token that its q does not name");
     tell(&t, SPARSE);
