@@ -1,5 +1,5 @@
-/* kv.c - the pool of key/value cache blocks: one reservation, a stack of free numbers, holder
- * counts. */
+/* kv.c - the pool of key/value cache blocks: one reservation, a stack of empty blocks, holder
+ * counts, and what happens to blocks that nobody holds any more. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -10,12 +10,15 @@
 
 struct kv {
     struct kv_shape shape;
-    uint32_t n_blocks, n_free;
-    uint32_t *free_blocks; // a stack: the last one given back is handed out next, still warm
-    uint32_t *holders;     // of each block
-    uint16_t *data;        // (n_layers, K then V, n_blocks, n_kv_heads, KV_BLOCK, head_dim)
-    size_t block;          // halfs of K of one layer of a block
-    size_t plane;          // of all blocks
+    uint32_t n_blocks, n_empty, n_shared;
+    uint32_t *empty;        // a stack: the last one given back is handed out next, still warm
+    uint32_t *holders;      // of each block
+    uint32_t *scratch;      // (2, n_blocks), of kv_check()
+    struct kv_index *index; // NULL: none
+    uint64_t n_evicted;
+    uint16_t *data; // (n_layers, K then V, n_blocks, n_kv_heads, KV_BLOCK, head_dim)
+    size_t block;   // halfs of K of one layer of a block
+    size_t plane;   // of all blocks
     size_t bytes;
 };
 
@@ -44,20 +47,21 @@ int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
     if (!kv)
         return fail(-ENOMEM, "kv: no memory");
     kv->shape = *shape;
-    kv->n_blocks = kv->n_free = n_blocks;
+    kv->n_blocks = kv->n_empty = n_blocks;
     kv->block = (size_t)KV_BLOCK * shape->n_kv_heads * shape->head_dim;
     kv->plane = kv->block * n_blocks;
     if (__builtin_mul_overflow(kv_block_bytes(shape), n_blocks, &kv->bytes))
         return fail(-ENOMEM, "kv: %u blocks do not fit in memory", n_blocks);
-    kv->free_blocks = malloc(n_blocks * sizeof(*kv->free_blocks));
+    kv->empty = malloc(n_blocks * sizeof(*kv->empty));
     kv->holders = calloc(n_blocks, sizeof(*kv->holders));
+    kv->scratch = malloc(2 * n_blocks * sizeof(*kv->scratch));
     void *data = mmap(NULL, kv->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data != MAP_FAILED)
         kv->data = data;
-    if (!kv->free_blocks || !kv->holders || !kv->data)
+    if (!kv->empty || !kv->holders || !kv->scratch || !kv->data)
         return fail(-ENOMEM, "kv: no memory for %zu MiB of blocks", kv->bytes >> 20);
     for (uint32_t i = 0; i < n_blocks; i++)
-        kv->free_blocks[i] = n_blocks - 1 - i;
+        kv->empty[i] = n_blocks - 1 - i;
     *ret = TAKE(kv);
     return 0;
 }
@@ -68,8 +72,10 @@ void kv_free(struct kv *kv)
         return;
     if (kv->data)
         munmap(kv->data, kv->bytes);
-    free(kv->free_blocks);
+    kv_index_free(kv->index);
+    free(kv->empty);
     free(kv->holders);
+    free(kv->scratch);
     free(kv);
 }
 
@@ -78,9 +84,14 @@ uint32_t kv_n_blocks(const struct kv *kv)
     return kv->n_blocks;
 }
 
+static uint32_t n_idle(const struct kv *kv)
+{
+    return kv->index ? kv_index_n_idle(kv->index) : 0;
+}
+
 uint32_t kv_n_free(const struct kv *kv)
 {
-    return kv->n_free;
+    return kv->n_empty + n_idle(kv);
 }
 
 const struct kv_shape *kv_shape_of(const struct kv *kv)
@@ -93,19 +104,50 @@ static uint32_t blocks_of(uint32_t rows)
     return rows / KV_BLOCK + (rows % KV_BLOCK != 0);
 }
 
+static bool is_indexed(const struct kv *kv, uint32_t b)
+{
+    return kv->index && kv_index_has(kv->index, b);
+}
+
 static uint32_t take(struct kv *kv)
 {
-    assert(kv->n_free > 0);
-    uint32_t b = kv->free_blocks[--kv->n_free];
+    uint32_t b;
+    if (kv->n_empty) {
+        b = kv->empty[--kv->n_empty];
+    } else {
+        b = kv_index_oldest(kv->index);
+        kv_index_remove(kv->index, b);
+        kv->n_evicted++;
+    }
     kv->holders[b] = 1;
     return b;
+}
+
+static void hold(struct kv *kv, uint32_t b)
+{
+    if (!kv->holders[b])
+        kv_index_busy(kv->index, b);
+    kv->n_shared += ++kv->holders[b] == 2;
 }
 
 static void drop(struct kv *kv, uint32_t b)
 {
     assert(kv->holders[b] > 0);
-    if (--kv->holders[b] == 0)
-        kv->free_blocks[kv->n_free++] = b;
+    kv->n_shared -= kv->holders[b] == 2;
+    if (--kv->holders[b])
+        return;
+    if (is_indexed(kv, b))
+        kv_index_idle(kv->index, b);
+    else
+        kv->empty[kv->n_empty++] = b;
+}
+
+/* The last one first: so kv_index.h wants it. */
+static void drop_behind(struct kv *kv, struct kv_seq *seq, uint32_t n_blocks)
+{
+    while (seq->n_blocks > n_blocks)
+        drop(kv, seq->blocks[--seq->n_blocks]);
+    seq->n_indexed = seq->n_indexed < n_blocks ? seq->n_indexed : n_blocks;
 }
 
 /* n rows of a block from slot to slot, K and V of every layer. */
@@ -129,16 +171,18 @@ int kv_seq_init(struct kv_seq *seq, uint32_t max_rows)
 
 void kv_seq_done(struct kv *kv, struct kv_seq *seq)
 {
-    for (uint32_t i = 0; i < seq->n_blocks; i++)
-        drop(kv, seq->blocks[i]);
+    drop_behind(kv, seq, 0);
     free(seq->blocks);
     *seq = (struct kv_seq){0};
 }
 
-/* Whether the next row would be written into a block that others hold too. */
+/* Whether the next row would be written into a block that is not this sequence's alone. */
 static bool tail_is_shared(const struct kv *kv, const struct kv_seq *seq)
 {
-    return seq->len % KV_BLOCK && kv->holders[seq->blocks[seq->len / KV_BLOCK]] > 1;
+    if (seq->len % KV_BLOCK == 0)
+        return false;
+    uint32_t tail = seq->blocks[seq->len / KV_BLOCK];
+    return kv->holders[tail] > 1 || is_indexed(kv, tail);
 }
 
 int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n)
@@ -148,7 +192,7 @@ int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n)
     if (n > (uint64_t)seq->cap_blocks * KV_BLOCK - seq->len)
         return -ENOSPC;
     uint32_t want = blocks_of(seq->len + n), own_tail = tail_is_shared(kv, seq);
-    if (want - seq->n_blocks + own_tail > kv->n_free)
+    if (want - seq->n_blocks + own_tail > kv_n_free(kv))
         return -ENOSPC;
     if (own_tail) {
         uint32_t *at = &seq->blocks[seq->len / KV_BLOCK], old = *at;
@@ -169,32 +213,107 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
         assert(rows[i] >= base + i && rows[i] < seq->len && (i == 0 || rows[i] > rows[i - 1]));
         if (rows[i] == base + i)
             continue;
-        assert(kv->holders[seq->blocks[(base + i) / KV_BLOCK]] == 1);
+        assert(kv->holders[seq->blocks[(base + i) / KV_BLOCK]] == 1 &&
+               !is_indexed(kv, seq->blocks[(base + i) / KV_BLOCK]));
         copy_slots(kv, kv_slot(seq, rows[i]), kv_slot(seq, base + i), 1);
     }
     seq->len = base + n;
-    while (seq->n_blocks > blocks_of(seq->len))
-        drop(kv, seq->blocks[--seq->n_blocks]);
+    drop_behind(kv, seq, blocks_of(seq->len));
+    if (seq->n_indexed > seq->len / KV_BLOCK) // the last one is cut: it will be copied
+        seq->n_indexed = seq->len / KV_BLOCK;
 }
 
 int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_seq *to)
 {
     assert(len <= from->len && to->len == 0);
     uint32_t full = len / KV_BLOCK, rest = len % KV_BLOCK;
-    if (blocks_of(len) > to->cap_blocks || (rest && kv->n_free == 0))
+    if (blocks_of(len) > to->cap_blocks || (rest && kv_n_free(kv) == 0))
         return -ENOSPC;
     for (uint32_t i = 0; i < full; i++) {
         to->blocks[i] = from->blocks[i];
-        kv->holders[to->blocks[i]]++;
+        hold(kv, to->blocks[i]);
     }
     if (rest) {
         to->blocks[full] = take(kv);
         copy_slots(kv, from->blocks[full] * KV_BLOCK, to->blocks[full] * KV_BLOCK, rest);
     }
     to->n_blocks = blocks_of(len);
+    to->n_indexed = from->n_indexed < full ? from->n_indexed : full;
     to->len = len;
     return 0;
 }
+
+/* ---- equal prefixes ---- */
+
+int kv_open_index(struct kv *kv, uint64_t identity, kv_hash_fn *hash)
+{
+    return kv_index_new(kv->n_blocks, identity, hash, &kv->index);
+}
+
+/* The block that goes on behind `parent` with the tokens of the i-th. */
+static uint32_t find_next(const struct kv *kv, const struct kv_root *root, uint32_t parent,
+                          const uint32_t *tokens, uint32_t i)
+{
+    return kv_index_find(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK);
+}
+
+uint32_t kv_find(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
+                 uint32_t n_tokens, uint32_t *ret_held)
+{
+    uint32_t b = KV_NO_BLOCK, n = 0;
+    *ret_held = 0;
+    for (; kv->index && n < n_tokens / KV_BLOCK; n++) {
+        b = find_next(kv, root, b, tokens, n);
+        if (b == KV_NO_BLOCK)
+            break;
+        *ret_held += kv->holders[b] > 0;
+    }
+    return n;
+}
+
+uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
+                  const uint32_t *tokens, uint32_t n_tokens)
+{
+    uint32_t b = KV_NO_BLOCK, most = n_tokens / KV_BLOCK;
+    assert(seq->len == 0);
+    most = most < seq->cap_blocks ? most : seq->cap_blocks;
+    while (kv->index && seq->n_blocks < most) {
+        b = find_next(kv, root, b, tokens, seq->n_blocks);
+        if (b == KV_NO_BLOCK)
+            break;
+        hold(kv, b);
+        seq->blocks[seq->n_blocks++] = b;
+    }
+    seq->n_indexed = seq->n_blocks;
+    return seq->len = seq->n_blocks * KV_BLOCK;
+}
+
+void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, const uint32_t *tokens,
+              uint32_t n)
+{
+    assert(n <= seq->len);
+    for (uint32_t i = seq->n_indexed; kv->index && i < n / KV_BLOCK; i++) {
+        uint32_t parent = i ? seq->blocks[i - 1] : KV_NO_BLOCK, own = seq->blocks[i];
+        uint32_t there = find_next(kv, root, parent, tokens, i);
+        if (there == KV_NO_BLOCK) {
+            if (kv->holders[own] > 1)
+                return; // the others may not hold its parent
+            kv_index_add(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK, own);
+        } else if (there != own) {
+            hold(kv, there);
+            seq->blocks[i] = there;
+            drop(kv, own);
+        }
+        seq->n_indexed = i + 1;
+    }
+}
+
+struct kv_figures kv_figures(const struct kv *kv)
+{
+    return (struct kv_figures){kv->n_empty, n_idle(kv), kv->n_shared, kv->n_evicted};
+}
+
+/* ---- rows ---- */
 
 uint16_t *kv_k(struct kv *kv, uint32_t layer)
 {
@@ -218,42 +337,74 @@ size_t kv_at(const struct kv *kv, uint32_t slot, uint32_t head)
     return row * s->head_dim;
 }
 
+/* ---- checking ---- */
+
+static bool bad_seq(uint32_t i, const char *what, uint32_t n)
+{
+    fail(-EINVAL, "kv: sequence %u %s %u", i, what, n);
+    return false;
+}
+
 static bool check_seq(const struct kv *kv, const struct kv_seq *seq, uint32_t i, uint32_t *count)
 {
     if (seq->n_blocks != blocks_of(seq->len) || seq->n_blocks > seq->cap_blocks)
-        return fail(-EINVAL, "kv: sequence %u has %u blocks for %u rows", i, seq->n_blocks,
-                    seq->len),
-               false;
+        return bad_seq(i, "has another number of blocks than its rows need:", seq->n_blocks);
+    if (seq->n_indexed > seq->len / KV_BLOCK)
+        return bad_seq(i,
+                       "has fewer full blocks than are said to be in the index:", seq->n_indexed);
     for (uint32_t j = 0; j < seq->n_blocks; j++) {
         if (seq->blocks[j] >= kv->n_blocks)
-            return fail(-EINVAL, "kv: sequence %u names block %u", i, seq->blocks[j]), false;
+            return bad_seq(i, "names block", seq->blocks[j]);
         count[seq->blocks[j]]++;
+    }
+    for (uint32_t j = 0; j < seq->n_indexed; j++) {
+        uint32_t parent = j ? seq->blocks[j - 1] : KV_NO_BLOCK;
+        if (!is_indexed(kv, seq->blocks[j]) ||
+            kv_index_entry(kv->index, seq->blocks[j]).parent != parent)
+            return bad_seq(i, "is not found by its block", seq->blocks[j]);
     }
     return true;
 }
 
-bool kv_check(const struct kv *kv, const struct kv_seq *const *seqs, uint32_t n_seqs)
+static bool check_holders(const struct kv *kv, const uint32_t *count)
 {
-    AUTO(mem_free) uint32_t *count = calloc(kv->n_blocks, sizeof(*count));
-    if (!count)
-        return fail(-ENOMEM, "kv: no memory to check"), false;
-    for (uint32_t i = 0; i < n_seqs; i++)
-        if (!check_seq(kv, seqs[i], i, count))
-            return false;
-    uint32_t n_unheld = 0;
+    uint32_t n_shared = 0;
     for (uint32_t b = 0; b < kv->n_blocks; b++) {
         if (count[b] != kv->holders[b])
             return fail(-EINVAL, "kv: block %u has %u holders, counted %u", b, kv->holders[b],
                         count[b]),
                    false;
-        n_unheld += count[b] == 0;
+        n_shared += count[b] > 1;
     }
-    for (uint32_t i = 0; i < kv->n_free; i++) {
-        if (count[kv->free_blocks[i]] != 0) // held, or listed twice
-            return fail(-EINVAL, "kv: block %u is listed as free", kv->free_blocks[i]), false;
-        count[kv->free_blocks[i]] = 1;
-    }
-    if (n_unheld != kv->n_free)
-        return fail(-EINVAL, "kv: %u blocks without holder, %u free", n_unheld, kv->n_free), false;
+    if (n_shared != kv->n_shared)
+        return fail(-EINVAL, "kv: %u blocks are shared, not %u", n_shared, kv->n_shared), false;
     return true;
+}
+
+/* Every block is held, or in the index, or empty, and that once. */
+static bool check_empty(const struct kv *kv, uint32_t *count)
+{
+    uint32_t n_nowhere = 0;
+    for (uint32_t b = 0; b < kv->n_blocks; b++)
+        n_nowhere += count[b] == 0 && !is_indexed(kv, b);
+    for (uint32_t i = 0; i < kv->n_empty; i++) {
+        if (count[kv->empty[i]] != 0 || is_indexed(kv, kv->empty[i])) // or listed twice
+            return fail(-EINVAL, "kv: block %u is listed as empty", kv->empty[i]), false;
+        count[kv->empty[i]] = 1;
+    }
+    if (n_nowhere != kv->n_empty)
+        return fail(-EINVAL, "kv: %u blocks are empty, not %u", n_nowhere, kv->n_empty), false;
+    return true;
+}
+
+bool kv_check(const struct kv *kv, const struct kv_seq *const *seqs, uint32_t n_seqs)
+{
+    uint32_t *count = kv->scratch;
+    memset(count, 0, kv->n_blocks * sizeof(*count));
+    for (uint32_t i = 0; i < n_seqs; i++)
+        if (!check_seq(kv, seqs[i], i, count))
+            return false;
+    if (!check_holders(kv, count) || !check_empty(kv, count))
+        return false;
+    return !kv->index || kv_index_check(kv->index, kv->holders, count + kv->n_blocks);
 }

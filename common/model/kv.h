@@ -3,8 +3,12 @@
  * A block keeps KV_BLOCK positions of K and V for all layers. Sequences hold block numbers, never
  * pointers, so equal prefixes can share a block and the pool can be counted exactly. A sequence's
  * storage grows in order of arrival: [committed rows][draft rows]; kv_keep() moves an accepted
- * path of a tree behind the committed rows and drops the rest. A block with several holders is
- * never written: kv_grow() first gives a sequence its own copy of a partly filled last block.
+ * path of a tree behind the committed rows and drops the rest. A block with several holders, or one
+ * in the index, is never written: kv_grow() first gives a sequence its own copy of a partly filled
+ * last block.
+ *
+ * With an index (kv_index.h) full blocks of committed rows are found by other sequences that begin
+ * with the same tokens, and stay when nobody holds them any more, until their room is needed.
  *
  * Threads: engine thread only (kernels read and write rows of blocks that it has handed out). */
 #pragma once
@@ -12,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "model/kv_index.h"
 
 #define KV_BLOCK 16 // positions in a block
 #define KV_MAX_BLOCKS (1u << 26)
@@ -26,7 +31,8 @@ struct kv_shape {
 struct kv_seq {
     uint32_t *blocks; // block numbers
     uint32_t n_blocks, cap_blocks;
-    uint32_t len; // rows in use: committed and draft
+    uint32_t len;       // rows in use: committed and draft
+    uint32_t n_indexed; // blocks, from the first on, that are in the index
 };
 
 /* Reserves the whole pool at once, so running out later is a count and not a crash.
@@ -36,7 +42,7 @@ void kv_free(struct kv *kv);
 DEFINE_AUTO(struct kv, kv_free)
 
 uint32_t kv_n_blocks(const struct kv *kv);
-uint32_t kv_n_free(const struct kv *kv);
+uint32_t kv_n_free(const struct kv *kv); // to be had: empty ones, and those that can be evicted
 size_t kv_block_bytes(const struct kv_shape *shape);
 const struct kv_shape *kv_shape_of(const struct kv *kv);
 
@@ -55,6 +61,34 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
  * a partly filled last one is copied. -ENOSPC. to: initialised, empty. */
 int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_seq *to);
 
+/* ---- equal prefixes ---- */
+
+/* From now on there is an index, with keys that come of `identity`; hash as in kv_index_new().
+ * Once, before the first row. Without it, nothing is ever found or entered. -ENOMEM. */
+int kv_open_index(struct kv *kv, uint64_t identity, kv_hash_fn *hash);
+/* The full blocks among the first n_tokens rows of such a sequence that are known already;
+ * ret_held: how many of them somebody holds, so that holding them takes no block from anybody. */
+uint32_t kv_find(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
+                 uint32_t n_tokens, uint32_t *ret_held);
+/* seq, initialised and empty, begins with these blocks. Its rows then: a multiple of KV_BLOCK. Who
+ * wants logits leaves the last token out, whose row must run. */
+uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
+                  const uint32_t *tokens, uint32_t n_tokens);
+/* The first n rows of seq are written, committed, and of these tokens: full blocks enter the index.
+ * Of two equal ones the sequence then holds the one that was there first. */
+void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, const uint32_t *tokens,
+              uint32_t n);
+
+struct kv_figures {
+    uint32_t n_empty;  // blocks that hold nothing
+    uint32_t n_idle;   // that nobody holds and that can be found; the rest is held
+    uint32_t n_shared; // that several sequences hold
+    uint64_t n_evicted;
+};
+struct kv_figures kv_figures(const struct kv *kv);
+
+/* ---- rows ---- */
+
 /* K and V of a layer: halfs (n_blocks, n_kv_heads, KV_BLOCK, head_dim), so that what attention
  * reads of a block under one head lies together. kv_block(): halfs from block to block. */
 uint16_t *kv_k(struct kv *kv, uint32_t layer);
@@ -68,6 +102,6 @@ static inline uint32_t kv_slot(const struct kv_seq *seq, uint32_t row)
 }
 size_t kv_at(const struct kv *kv, uint32_t slot, uint32_t head);
 
-/* Every block's holders add up over these sequences, which are all there are; false and a sentence
- * otherwise. For tests and debug builds. */
+/* Every block's holders add up over these sequences, which are all there are, and so does the
+ * index; false and a sentence otherwise. Allocates nothing. For tests and debug builds. */
 bool kv_check(const struct kv *kv, const struct kv_seq *const *seqs, uint32_t n_seqs);
