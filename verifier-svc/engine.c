@@ -114,21 +114,6 @@ void engine_preempt(struct engine *e, struct seq *s)
 
 /* ---- speculation ---- */
 
-/* Passes are timed once, and only where somebody decides by them: it takes a second. */
-static void time_passes(struct engine *e)
-{
-    struct cost *cost = &e->control.cost;
-    if (cost_us(cost, &(struct cost_pass){.rows = 1}) > 0)
-        return;
-    if (calibrate(&e->served->run, cost) < 0) {
-        log_warn("passes were not timed, so nothing is drafted: %s", fail_text());
-        return;
-    }
-    log_info("passes timed rows=1 ms=%.2f rows=8 ms=%.2f",
-             cost_us(cost, &(struct cost_pass){.rows = 1}) / 1e3,
-             cost_us(cost, &(struct cost_pass){.rows = 8}) / 1e3);
-}
-
 static void take_speculation(struct engine *e, const struct speculation *s)
 {
     e->speculates = s->on && s->n_targets > 0;
@@ -136,8 +121,6 @@ static void take_speculation(struct engine *e, const struct speculation *s)
     memcpy(e->proposer, s->proposer, sizeof(e->proposer));
     if (!e->speculates)
         metrics_set(e->stats->k_now, 0);
-    else if (s->policy == CONTROL_GOODPUT)
-        time_passes(e);
 }
 
 /* ---- what comes in ---- */
@@ -558,14 +541,30 @@ static int open_drafts(struct engine *e)
     return err;
 }
 
+/* By them goodput decides. That may be chosen at any time, and timing them then would hold up what
+ * runs. */
+static void time_passes(struct engine *e, struct cost *ret)
+{
+    *ret = (struct cost){0};
+    if (calibrate(&e->served->run, ret) < 0) {
+        log_warn("passes were not timed, so the policy goodput drafts nothing: %s", fail_text());
+        return;
+    }
+    log_info("passes timed rows=1 ms=%.2f rows=8 ms=%.2f",
+             cost_us(ret, &(struct cost_pass){.rows = 1}) / 1e3,
+             cost_us(ret, &(struct cost_pass){.rows = 8}) / 1e3);
+}
+
 /* Changes that come later come through the inbox. */
 static int open_speculation(struct engine *e)
 {
+    struct cost cost;
+    time_passes(e, &cost);
     pthread_mutex_lock(&e->speculation_mu);
     int err = open_drafts(e);
     struct speculation s = e->speculation;
     pthread_mutex_unlock(&e->speculation_mu);
-    control_init(&e->control, &(struct control_options){0}, &(struct cost){0});
+    control_init(&e->control, &(struct control_options){0}, &cost);
     if (!err)
         take_speculation(e, &s);
     return err;

@@ -297,13 +297,13 @@ static void a_verifier_without_proposers_gets_some(void **state)
     start_proposers(&w);
     start_verifier(&w, NULL, NULL);
     assert_int_equal(ask_all(w.client), 0);
+    assert_true(service_said(&w.verifier, "passes timed")); // under load it would hold up all
     set_request req = TANDEM__V1__SET_SPECULATION_REQUEST__INIT;
-    req.policy = rpc_text("goodput"); // for which passes are timed now
+    req.policy = rpc_text("goodput");
     set(w.client, &req);
     set_proposers(w.client, w.proposers[0].target, NULL, NULL);
     wait_proposers(w.client);
     ask_all(w.client);
-    assert_true(service_said(&w.verifier, "passes timed"));
     req.policy = rpc_text("fixed"); // goodput may find that drafts do not pay
     set(w.client, &req);
     uint64_t drafts = drafts_of(w.client, 0);
