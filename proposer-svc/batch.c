@@ -93,8 +93,28 @@ static int reserve(struct batch *b, uint32_t n)
     return 0;
 }
 
+/* A draft behind tokens that are being verified becomes a tree that begins with them. */
+static void put_verifying_first(const struct answer *a, struct prop_draft *draft)
+{
+    uint32_t n = a->ask.n_verifying;
+    for (uint32_t i = draft->n; i-- > 0;) {
+        int32_t parent = draft->tree ? draft->parents[i] : (int32_t)i - 1;
+        draft->tokens[i + n] = draft->tokens[i];
+        draft->survival[i + n] = draft->survival[i];
+        draft->parents[i + n] = parent + (int32_t)n;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        draft->tokens[i] = a->to->verifying[i];
+        draft->survival[i] = 1;
+        draft->parents[i] = (int32_t)i - 1;
+    }
+    draft->n += n;
+}
+
 static void close_answer(struct batch *b, struct round *r, struct answer *a)
 {
+    if (a->draft.n && a->ask.n_verifying)
+        put_verifying_first(a, &a->draft);
     sessions_end(b->c.sessions, a->session);
     a->state = READY;
     r->n_open--;
@@ -190,6 +210,8 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
                                .n_tokens = r->n_tokens,
                                .digest = r->digest,
                                .k = r->k,
+                               .verifying = r->verifying,
+                               .n_verifying = r->n_verifying,
                                .prompt_len = r->prompt_len,
                                .q_mode = mode_of(b, r->q_mode),
                                .draw_key = r->draw_key,

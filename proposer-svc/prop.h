@@ -50,7 +50,8 @@ struct prop_draft {
     uint32_t n;
     uint32_t tokens[PROP_K_MAX];
     int32_t parents[PROP_K_MAX]; // only if tree
-    float survival[PROP_K_MAX];  // that this token and all before it are accepted, 0 .. 1
+    float survival[PROP_K_MAX];  // that this token and all before it are accepted, 0 .. 1; of a
+                                 // branch: if the token that it branches off behind was the last
     bool tree;                   // false: a chain
     enum prop_q_mode q_mode;     // PROP_POINT, or as was asked
     struct prop_q *q; // sparse and dense: one allocation, freed by who asked; else left alone
@@ -61,6 +62,11 @@ struct prop_ask {
     void *seq; // its state
     struct prop_context context;
     uint32_t k; // tokens at most, 1 .. PROP_K_MAX
+    /* The last so many tokens of the context are a draft that is being verified now; the answer is
+     * for what may come of it. It may branch off before its end: a parent of -1 is the context's
+     * last token, -2 the one before it, down to -1 - n_verifying. No way is longer than k tokens,
+     * and there are PROP_K_MAX - n_verifying at most. Only with point and coupled drafts. */
+    uint32_t n_verifying;
     enum prop_q_mode q_mode;
     struct prop_sampling sampling;
     uint64_t draw_key; // coupled: the target's

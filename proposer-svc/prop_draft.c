@@ -33,6 +33,8 @@
 
 #define ROWS_MAX 256      // of a pass
 #define GROUP_MAX 32      // sequences drafted for together
+#define BRANCHES_MAX 6    // of a draft ahead
+#define BRANCHES_TOP 3    // tokens of a row that may begin one
 #define CATCH_UP 8        // rows that may lack for a draft to begin: GROUP_MAX times it is ROWS_MAX
 #define POOL_SEQUENCES 16 // that a pool without a size of its own is made for
 #define FEED_US 3000      // a chunk of context takes so long: what a Round may have to wait
@@ -127,6 +129,21 @@ struct draft_seq {
     uint32_t foreign_at;
     uint32_t ahead_at;          // position of the last draft's first token
     uint32_t ahead[PROP_K_MAX]; // its tokens
+    struct branches *branches;  // of drafting ahead; NULL: it never did
+};
+
+/* One way on from tokens that are being verified. */
+struct branch {
+    struct kv_seq kv; // shares its rows with the sequence's
+    uint32_t node;    // of the draft: its last one
+    uint32_t n;       // its nodes
+    uint32_t row;     // of the pass
+    bool going;
+};
+
+struct branches {
+    bool begun; // there is an ask for them
+    struct branch v[BRANCHES_MAX];
 };
 
 struct draft {
@@ -140,6 +157,7 @@ struct draft {
     uint64_t n_calls;                  // in which an ask was done
     struct draft_seq *newest, *oldest; // those with a table of blocks
     struct draft_seq *first_fed;
+    bool is_ahead;     // the last draft() left some that is made ahead to be gone on with
     float feed_row_us; // what a row of a chunk takes
     int64_t pass_us;   // of the last pass of drafts
     struct forward_row rows[ROWS_MAX];
@@ -320,6 +338,20 @@ static void draft_seq_done(void *shared, void *seq, const struct prop_context *c
         return;
     unlink_use(d, s);
     kv_seq_done(d->run.kv, &s->kv);
+    for (uint32_t i = 0; s->branches && i < BRANCHES_MAX; i++)
+        kv_seq_done(d->run.kv, &s->branches->v[i].kv);
+    free(s->branches);
+}
+
+/* What was drafted ahead is of no use any more. */
+static void drop_branches(struct draft *d, struct draft_seq *s)
+{
+    for (uint32_t i = 0; s->branches && i < BRANCHES_MAX; i++) {
+        kv_keep(d->run.kv, &s->branches->v[i].kv, 0, NULL, 0);
+        s->branches->v[i].going = false;
+    }
+    if (s->branches)
+        s->branches->begun = false;
 }
 
 static void keep_rows(struct draft *d, struct draft_seq *s, uint32_t n)
@@ -346,6 +378,7 @@ static void draft_cut(void *shared, void *seq, const struct prop_context *c, uin
 {
     struct draft_seq *s = seq;
     (void)c;
+    drop_branches(shared, s);
     keep_rows(shared, s, keep);
     s->context.n = keep;
     s->is_foreign = s->is_foreign && s->foreign_at < keep;
@@ -366,6 +399,7 @@ static int draft_grow(void *shared, void *seq, const struct prop_context *c)
     struct draft_seq *s = seq;
     uint32_t at = s->context.n;
     find_foreign(shared, s, c);
+    drop_branches(shared, s);
     while (at < c->n && at < s->kv.len && s->ahead[at - s->ahead_at] == c->tokens[at])
         at++;
     if (at < c->n)
@@ -454,8 +488,8 @@ static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const st
     return token;
 }
 
-/* A token of the model's distribution under the ask's sampling parameters, as its mode says. */
-static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const float *logits)
+/* The ask's sampling parameters on these logits. */
+static void set_law(struct draft *d, const struct prop_ask *ask, const float *logits)
 {
     const struct prop_sampling *s = &ask->sampling;
     const struct dist_params p = {.temperature = s->temperature,
@@ -463,13 +497,27 @@ static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const fl
                                   .top_p = s->top_p,
                                   .min_p = s->min_p,
                                   .repetition = 1};
-    uint32_t n = ask->to->n;
     dist_set(d->run.dist, logits, &p, NULL);
+}
+
+/* The draft's next token, drawn as its mode says. */
+static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const float *logits)
+{
+    uint32_t n = ask->to->n;
+    set_law(d, ask, logits);
     if (ask->q_mode == PROP_COUPLED)
         return dist_draw(d->run.dist, ask->draw_key, ask->context.n + n);
     struct dist_law law = dist_law(d->run.dist);
     return ask->q_mode == PROP_SPARSE ? draw_sparse(d, &law, ask->to->q, n)
                                       : draw_dense(d, &law, ask->to->q, n);
+}
+
+static bool is_eos(const struct draft *d, uint32_t token)
+{
+    uint32_t i = 0;
+    while (i < d->n_eos && d->eos[i] != token)
+        i++;
+    return i < d->n_eos;
 }
 
 /* Adds the token behind the row with these logits. False: the draft ends. */
@@ -486,10 +534,7 @@ static bool draw(struct draft *d, struct prop_ask *ask, const float *logits)
     to->tokens[to->n] = token;
     to->survival[to->n] = confidence * (to->n ? to->survival[to->n - 1] : 1);
     to->n++;
-    for (uint32_t i = 0; i < d->n_eos; i++)
-        if (d->eos[i] == token)
-            return false; // what follows it is another text
-    return to->n < ask->k;
+    return to->n < ask->k && !is_eos(d, token); // behind an end there is another text
 }
 
 static uint32_t token_at(const struct draft_seq *s, uint32_t pos)
@@ -511,6 +556,13 @@ struct going {
     uint32_t row; // of the pass: where its next token is drawn
 };
 
+static void run_pass(struct draft *d, uint32_t n_rows)
+{
+    int64_t start_us = clock_us();
+    forward_run(d->run.forward, d->rows, n_rows);
+    d->pass_us = clock_us() - start_us;
+}
+
 /* One pass, and a token for each; those whose draft has ended leave. */
 static uint32_t step(struct draft *d, struct going *group, uint32_t n_group)
 {
@@ -526,10 +578,8 @@ static uint32_t step(struct draft *d, struct going *group, uint32_t n_group)
     }
     if (!n)
         return 0;
-    int64_t start_us = clock_us();
-    forward_run(d->run.forward, d->rows, n_rows);
+    run_pass(d, n_rows);
     int64_t now_us = clock_us();
-    d->pass_us = now_us - start_us;
     n_group = n;
     n = 0;
     for (uint32_t i = 0; i < n_group; i++) {
@@ -593,15 +643,218 @@ static bool is_ready(struct draft *d, struct prop_ask *ask)
     return true;
 }
 
+/* ---- drafts ahead ---- */
+
+/* A token that may follow some of those that are being verified. */
+struct chance {
+    uint32_t token;
+    int32_t parent; // as in the draft
+    float here;     // that the model says it there
+    float score;    // and that the verifier gets there
+};
+
+static bool may_go_on(const struct draft *d, const struct prop_ask *ask)
+{
+    return clock_us() + d->pass_us <= ask->until_us;
+}
+
+/* Room for branches, and for the rows of what is being verified. */
+static bool is_ready_ahead(struct draft *d, struct prop_ask *ask)
+{
+    struct draft_seq *s = ask->seq;
+    uint32_t n = ask->context.n, base = n - ask->n_verifying;
+    ask->to->n = 0;
+    ask->to->tree = true;
+    ask->to->q_mode = ask->q_mode == PROP_COUPLED ? PROP_COUPLED : PROP_POINT;
+    if (base == 0 || n + ask->k >= d->run.context || ask->n_verifying >= GROUP_MAX ||
+        s->is_foreign || !may_go_on(d, ask) || !touch(d, s))
+        return false;
+    if (!s->branches && !(s->branches = calloc(1, sizeof(*s->branches))))
+        return false;
+    for (uint32_t i = 0; i < BRANCHES_MAX; i++) {
+        struct kv_seq *kv = &s->branches->v[i].kv;
+        if (!kv->blocks && kv_seq_init(kv, d->run.context) < 0)
+            return false;
+    }
+    keep_rows(d, s, base - 1);
+    return base - s->kv.len <= CATCH_UP;
+}
+
+/* Puts a chance among the n best; the first one stays where it is. */
+static uint32_t add_chance(struct chance *best, uint32_t n, const struct chance *c)
+{
+    if (n == BRANCHES_MAX && c->score <= best[n - 1].score)
+        return n;
+    uint32_t at = n < BRANCHES_MAX ? n++ : n - 1;
+    for (; at > 1 && best[at - 1].score < c->score; at--)
+        best[at] = best[at - 1];
+    best[at] = *c;
+    return n;
+}
+
+/* What may follow: the draft's own next token first, then the model's likeliest others where a
+ * token is rejected or behind the last. first: the row of the last committed token. */
+static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32_t first,
+                             struct chance *best)
+{
+    uint32_t m = ask->n_verifying, n = 1;
+    const uint32_t *verifying = ask->context.tokens + ask->context.n - m;
+    float reach = 1;
+    for (uint32_t i = 0; i <= m; i++) {
+        struct dist_top top[BRANCHES_TOP];
+        const float *logits = forward_logits(d->run.forward, first + i);
+        float logprob;
+        dist_logprobs(d->run.dist, logits, i < m ? verifying[i] : 0, BRANCHES_TOP, &logprob, top);
+        uint32_t drafted = i < m ? verifying[i] : top[0].token;
+        if (i == m && ask->q_mode == PROP_COUPLED) {
+            set_law(d, ask, logits);
+            drafted = dist_draw(d->run.dist, ask->draw_key, ask->context.n);
+        }
+        for (uint32_t t = 0; t < BRANCHES_TOP; t++) {
+            struct chance c = {top[t].token, (int32_t)i - (int32_t)m - 1, expf(top[t].logprob), 0};
+            c.score = reach * c.here;
+            if (c.token != drafted)
+                n = add_chance(best, n, &c);
+        }
+        reach *= expf(logprob);
+        best[0] = (struct chance){drafted, -1, expf(top[0].logprob), 0};
+    }
+    return n;
+}
+
+static void add_node(const struct draft *d, struct prop_ask *ask, struct branch *b, uint32_t token,
+                     int32_t parent, float survival)
+{
+    struct prop_draft *to = ask->to;
+    b->node = to->n++;
+    b->n++;
+    to->tokens[b->node] = token;
+    to->parents[b->node] = parent;
+    to->survival[b->node] = survival;
+    b->going = b->n < ask->k && !is_eos(d, token);
+}
+
+/* Runs the tokens that are being verified and begins the branches. False: there are none. */
+static bool begin_ahead(struct draft *d, struct prop_ask *ask)
+{
+    struct draft_seq *s = ask->seq;
+    uint32_t m = ask->n_verifying, n = ask->context.n;
+    struct chance best[BRANCHES_MAX];
+    drop_branches(d, s);
+    if (!is_ready_ahead(d, ask))
+        return false;
+    uint32_t from = s->kv.len;
+    if (!grow_rows(d, s, n - from))
+        return false;
+    uint32_t n_rows = add_rows(d, s, from, 0);
+    for (uint32_t i = 0; i <= m; i++)
+        d->rows[n_rows - 1 - i].wants_logits = true;
+    run_pass(d, n_rows);
+    uint32_t n_best = find_chances(d, ask, n_rows - 1 - m, best);
+    for (uint32_t i = 0; i < n_best && ask->to->n < PROP_K_MAX - m; i++) {
+        struct branch *b = &s->branches->v[i];
+        b->n = 0;
+        if (!(best[i].here >= d->p_min) ||
+            kv_fork(d->run.kv, &s->kv, (uint32_t)((int32_t)n + best[i].parent + 1), &b->kv) < 0)
+            continue;
+        add_node(d, ask, b, best[i].token, best[i].parent, best[i].here);
+    }
+    return s->branches->begun = ask->to->n > 0;
+}
+
+/* The next token of a branch, behind its row of the pass. */
+static void go_on(struct draft *d, struct prop_ask *ask, struct branch *b)
+{
+    struct prop_draft *to = ask->to;
+    const float *logits = forward_logits(d->run.forward, b->row);
+    struct dist_top top;
+    float logprob;
+    dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);
+    float here = expf(top.logprob);
+    b->going = here >= d->p_min && to->n < PROP_K_MAX - ask->n_verifying;
+    if (!b->going)
+        return;
+    if (ask->q_mode == PROP_COUPLED) {
+        set_law(d, ask, logits);
+        top.token = dist_draw(d->run.dist, ask->draw_key, b->kv.len);
+    }
+    add_node(d, ask, b, top.token, (int32_t)b->node, here * to->survival[b->node]);
+}
+
+/* Adds the rows of an ask's branches to the pass; how many there are. */
+static uint32_t add_branches(struct draft *d, const struct prop_ask *ask, uint32_t n_rows)
+{
+    const struct draft_seq *s = ask->seq;
+    for (struct branch *b = s->branches->v; b < s->branches->v + BRANCHES_MAX; b++) {
+        b->going = b->going && kv_grow(d->run.kv, &b->kv, 1) == 0;
+        if (!b->going)
+            continue;
+        uint32_t pos = b->kv.len - 1;
+        b->row = n_rows;
+        d->rows[n_rows++] = (struct forward_row){.seq = &b->kv,
+                                                 .token = ask->to->tokens[b->node],
+                                                 .pos = pos,
+                                                 .index = pos,
+                                                 .parent = -1,
+                                                 .wants_logits = true};
+    }
+    return n_rows;
+}
+
+/* One pass over the branches of as many asks as fit in. */
+static void step_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n)
+{
+    uint32_t n_rows = 0, end = 0;
+    for (; end < n && n_rows + BRANCHES_MAX <= GROUP_MAX; end++) {
+        const struct draft_seq *s = asks[end]->seq;
+        if (asks[end]->n_verifying && !asks[end]->done && s->branches->begun)
+            n_rows = add_branches(d, asks[end], n_rows);
+    }
+    if (n_rows)
+        run_pass(d, n_rows);
+    for (uint32_t i = 0; i < end; i++) {
+        const struct draft_seq *s = asks[i]->seq;
+        if (!asks[i]->n_verifying || asks[i]->done)
+            continue;
+        asks[i]->done = true;
+        for (struct branch *b = s->branches->v; b < s->branches->v + BRANCHES_MAX; b++) {
+            if (b->going)
+                go_on(d, asks[i], b);
+            asks[i]->done = asks[i]->done && !(b->going && may_go_on(d, asks[i]));
+        }
+    }
+}
+
+/* One pass of what is drafted ahead, so that Rounds that wait for their drafts come first. */
+static void draft_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n)
+{
+    bool began = false;
+    for (uint32_t i = 0; i < n && !began; i++) {
+        const struct draft_seq *s = asks[i]->seq;
+        if (!asks[i]->n_verifying || (s->branches && s->branches->begun))
+            continue;
+        began = true;
+        asks[i]->done = !begin_ahead(d, asks[i]);
+    }
+    if (!began)
+        step_ahead(d, asks, n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (asks[i]->n_verifying && asks[i]->done)
+            drop_branches(d, asks[i]->seq);
+        d->is_ahead = d->is_ahead || (asks[i]->n_verifying && !asks[i]->done);
+    }
+}
+
 static void draft_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
     struct draft *d = shared;
     bool any_done = false;
+    draft_ahead(d, asks, n);
     for (uint32_t at = 0; at < n;) {
         struct going group[GROUP_MAX];
         uint32_t n_group = 0;
         for (; at < n && n_group < GROUP_MAX; at++) {
-            if (is_ready(d, asks[at])) {
+            if (!asks[at]->n_verifying && is_ready(d, asks[at])) {
                 asks[at]->done = true;
                 group[n_group++].ask = asks[at];
             }
@@ -625,8 +878,10 @@ static bool draft_work(void *shared)
 {
     struct draft *d = shared;
     struct draft_seq *s = d->first_fed;
+    bool is_ahead = d->is_ahead;
+    d->is_ahead = false; // until draft() says it again
     if (!s)
-        return false;
+        return is_ahead;
     uint32_t from = s->kv.len, left = s->context.n - 1 - from, n = chunk_rows(d);
     if (from + CATCH_UP >= s->context.n || s->is_foreign) {
         stop_feeding(d, s);

@@ -20,7 +20,8 @@ struct session {
     bool busy;
     uint32_t *tokens; // (capacity)
     uint32_t n, capacity, n_prompt;
-    uint64_t digest; // of [0, n)
+    uint32_t n_verifying; // behind n: draft tokens that its proposer knows, too
+    uint64_t digest;      // of [0, n)
     struct prop_sampling sampling;
     uint8_t tenant[PROP_TENANT_MAX];
     uint32_t tenant_len;
@@ -206,7 +207,7 @@ static int begin(struct sessions *s, uint64_t stream, const struct session_updat
         unlink_use(s, e);
         link_newest(s, e);
     }
-    if (e && (u->keep > e->n || !reserve(s, e, u->base_len))) {
+    if (e && (u->keep > e->n || !reserve(s, e, u->base_len + (uint32_t)u->n_verifying))) {
         drop(s, e);
         e = NULL;
     }
@@ -226,16 +227,30 @@ static void end(struct sessions *s, struct session *e, bool keep)
     pthread_mutex_unlock(&s->mu);
 }
 
+/* Takes back what is not in the context any more. Tokens that were being verified stay as far as
+ * they were committed. */
+static void settle(struct sessions *s, struct session *e, const struct session_update *u)
+{
+    uint32_t known = e->n + e->n_verifying, same = u->keep;
+    while (u->keep == e->n && same < known && same < u->base_len &&
+           e->tokens[same] == u->tokens[same - u->keep])
+        same++;
+    if (same < known) {
+        struct prop_context c = context_of(e);
+        c.n = known;
+        s->c.ops->cut(s->c.shared, e->state, &c, same);
+        hint_cut(&e->hint, same);
+    }
+    if (u->keep < e->n)
+        e->digest = digest_of(0, e->tokens, u->keep);
+    e->n = u->keep;
+    e->n_verifying = 0;
+}
+
 /* Brings the context up to date. False: it is not the verifier's context, or memory is out. */
 static bool learn(struct sessions *s, struct session *e, const struct session_update *u)
 {
-    if (u->keep < e->n) {
-        struct prop_context c = context_of(e);
-        s->c.ops->cut(s->c.shared, e->state, &c, u->keep);
-        hint_cut(&e->hint, u->keep);
-        e->n = u->keep;
-        e->digest = digest_of(0, e->tokens, e->n);
-    }
+    settle(s, e, u);
     if (u->n_tokens)
         memcpy(e->tokens + e->n, u->tokens, u->n_tokens * sizeof(*u->tokens));
     e->digest = digest_of(e->digest, u->tokens, (uint32_t)u->n_tokens);
@@ -249,7 +264,12 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
         e->tenant_len = (uint32_t)u->tenant_len;
     }
     struct prop_context c = context_of(e);
-    return e->digest == u->digest && s->c.ops->grow(s->c.shared, e->state, &c) == 0;
+    if (e->digest != u->digest)
+        return false;
+    if (u->n_verifying)
+        memcpy(e->tokens + e->n, u->verifying, u->n_verifying * sizeof(*u->verifying));
+    c.n += e->n_verifying = (uint32_t)u->n_verifying;
+    return s->c.ops->grow(s->c.shared, e->state, &c) == 0;
 }
 
 static int close_session(struct sessions *s, uint64_t stream, uint64_t seq)
@@ -277,8 +297,13 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     if (u->tenant_len > PROP_TENANT_MAX)
         return fail(-EINVAL, "sequence %llu: the tenant has %zu bytes, at most %d are allowed",
                     (unsigned long long)u->seq, u->tenant_len, PROP_TENANT_MAX);
+    if (u->n_verifying >= PROP_K_MAX)
+        return fail(-EINVAL, "sequence %llu: %zu tokens are being verified, at most %d are allowed",
+                    (unsigned long long)u->seq, u->n_verifying, PROP_K_MAX - 1);
     if (u->base_len > s->c.max_context)
         return close_session(s, stream, u->seq);
+    if (u->base_len + u->n_verifying > s->c.max_context)
+        return 0; // there is nothing to say behind them
 
     struct session *e;
     int r = begin(s, stream, u, now_us, &e);
@@ -290,12 +315,15 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     } else if (k) {
         *ret_answer = SESSION_DRAFT;
         *ret_session = e;
-        *ret_ask = (struct prop_ask){.seq = e->state,
-                                     .context = context_of(e),
-                                     .k = k,
-                                     .q_mode = u->q_mode,
-                                     .sampling = e->sampling,
-                                     .draw_key = u->draw_key};
+        *ret_ask = (struct prop_ask){
+            .seq = e->state,
+            .context = context_of(e),
+            .k = k < PROP_K_MAX - e->n_verifying ? k : PROP_K_MAX - e->n_verifying,
+            .n_verifying = e->n_verifying,
+            .q_mode = u->q_mode,
+            .sampling = e->sampling,
+            .draw_key = u->draw_key};
+        ret_ask->context.n += e->n_verifying;
         return 0;
     }
     if (e)

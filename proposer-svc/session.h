@@ -31,8 +31,10 @@ struct session_update { // a RoundSequence
     uint32_t base_len, keep;
     const uint32_t *tokens; // base_len - keep of them
     size_t n_tokens;
-    uint64_t digest; // of [0, base_len)
-    uint32_t k;      // 0: only learn the context
+    uint64_t digest;           // of [0, base_len)
+    uint32_t k;                // 0: only learn the context
+    const uint32_t *verifying; // draft tokens behind base_len that are being verified
+    size_t n_verifying;
     uint32_t prompt_len;
     enum prop_q_mode q_mode;
     uint64_t draw_key;

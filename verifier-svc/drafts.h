@@ -54,6 +54,7 @@ struct draft {
     int32_t parents[DRAFTS_K_MAX]; // index into tokens, -1: the context's last token; always filled
     float survival[DRAFTS_K_MAX];  // 0 .. 1, never rising from parent to child; 1 if not told
     bool tree;                     // false: parents are -1, 0, 1, ...
+    bool ahead;                    // made while the tokens that it begins with were being verified
     struct accept_q *q; // (n) drawn: in one allocation with all it points to; NULL: not drawn
     unsigned proposer;
     uint32_t rtt_us; // from drafts_ask() to here
@@ -99,6 +100,10 @@ struct drafts_wish {
     size_t tenant_len;
     const uint32_t *hint; // the request's `prediction` as tokens; may be NULL
     uint32_t n_hint;
+    /* Draft tokens behind the context that are verified now: the draft is for what may come of
+     * them, k tokens on each way from there. Late, it is no fault for a while yet. */
+    const uint32_t *verifying;
+    uint32_t n_verifying;
 };
 
 struct drafts_stats {

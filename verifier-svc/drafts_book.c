@@ -220,7 +220,7 @@ static void unlist(struct drafts_outbox *o, struct drafts_entry *entries, uint32
         struct drafts_entry e = entries[i];
         if (e.seq != seq)
             continue;
-        uint32_t size = e.base_len - e.keep + e.n_hint;
+        uint32_t size = e.base_len - e.keep + e.n_hint + e.n_verifying;
         memmove(&entries[i], &entries[i + 1], (*n - i - 1) * sizeof(e));
         --*n;
         if (!size)
@@ -255,7 +255,9 @@ static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, ui
     e->digest = digest;
     if (e->n_hint)
         memcpy(to, w->hint, e->n_hint * sizeof(*to));
-    o->n_tokens += e->base_len - e->keep + e->n_hint;
+    if (e->n_verifying)
+        memcpy(to + e->n_hint, w->verifying, e->n_verifying * sizeof(*to));
+    o->n_tokens += e->base_len - e->keep + e->n_hint + e->n_verifying;
 }
 
 static bool same_sampling(const struct known *s, const struct drafts_wish *w)
@@ -319,7 +321,8 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct draft
     bool urgent = w->base_len - s->sent_len + e.n_hint <= DRAFTS_URGENT_TOKENS;
     if (w->base_len - e.keep > DRAFTS_PIECE)
         e.base_len = e.keep + DRAFTS_PIECE;
-    if (e.base_len - e.keep + e.n_hint > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
+    e.n_verifying = urgent ? w->n_verifying : 0;
+    if (e.base_len - e.keep + e.n_hint + e.n_verifying > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
         return false;
     e.k = urgent ? k_of(b, w, w->q_mode) : 0;
     e.more = e.base_len < w->base_len;
@@ -347,6 +350,7 @@ unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsi
         n_awaited += awaited;
     }
     o->budget_us = budget_us;
+    o->late_us = n && wishes[0].n_verifying ? DRAFTS_AHEAD_LATE_US : 0;
     o->asked_us = now_us;
     if (o->n_urgent || o->n_pieces)
         o->due_us = due_us ? due_us : now_us + budget_us;
@@ -386,7 +390,7 @@ static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
     *r = (struct round){.owed = r->owed,
                         .n_owed = o->n_urgent,
                         .asked_us = o->asked_us,
-                        .due_us = o->asked_us + o->budget_us,
+                        .due_us = o->asked_us + o->budget_us + o->late_us,
                         .budget_us = o->budget_us};
     for (uint32_t i = 0; i < o->n_urgent; i++) {
         const struct drafts_entry *e = &o->urgent[i];
@@ -395,7 +399,8 @@ static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
         note_sent(s, e);
         r->owed[i] = (struct owed){e->seq,
                                    {.base_len = e->base_len,
-                                    .k = e->k,
+                                    .k = e->n_verifying ? DRAFTS_K_MAX : e->k,
+                                    .ahead = e->n_verifying > 0,
                                     .n_vocab = b->n_vocab,
                                     .digest = e->digest,
                                     .q_mode = e->q_mode}};
@@ -516,7 +521,8 @@ static bool take_draft(struct drafts_book *b, const struct round *r,
     enum drafts_verdict v = drafts_check(answer, asked, ret);
     int64_t rtt_us = now_us - r->asked_us;
     ret->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
-    note_rtt(b, asked->k, ret->rtt_us);
+    if (!asked->ahead)
+        note_rtt(b, asked->k, ret->rtt_us);
     if (v == DRAFTS_GOOD)
         good_draft(b, r, ret);
     else

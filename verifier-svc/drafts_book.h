@@ -12,6 +12,7 @@
 
 #define DRAFTS_OUTBOX_TOKENS (256 << 10) // 1 MiB: context that may wait to be sent
 #define DRAFTS_URGENT_TOKENS 4096        // more new context than this goes ahead, drafted for later
+#define DRAFTS_AHEAD_LATE_US 250000      // later than its budget, a draft ahead is a fault
 #define DRAFTS_FAULTS_MAX 3              // in a row
 #define DRAFTS_UNASKED_MAX 1024          // answers nobody asked for, since the last good one
 #define DRAFTS_RESENDS_MAX                                                                         \
@@ -24,8 +25,8 @@ struct drafts_outbox {
     struct drafts_entry *pieces; // k = 0: a Round for each, after it
     uint32_t *tokens;            // of both
     uint64_t *closes;            // (max_sequences): there are no more that the proposer knows of
-    uint32_t budget_us;
-    int64_t asked_us, due_us; // due_us: of the first wish in it
+    uint32_t budget_us, late_us; // late_us: of what may be late besides
+    int64_t asked_us, due_us;    // due_us: of the first wish in it
 };
 
 struct drafts_book;

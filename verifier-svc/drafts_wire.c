@@ -68,6 +68,8 @@ static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
     to->prompt_len = e->prompt_len;
     to->q_mode = (Tandem__V1__QMode)e->q_mode;
     to->draw_key = e->draw_key;
+    to->n_verifying = e->n_verifying;
+    to->verifying = to->tokens + to->n_tokens + e->n_hint;
     if (!e->introduced) {
         to->n_hint = e->n_hint;
         to->hint = to->tokens + to->n_tokens;
@@ -317,6 +319,7 @@ enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
     ret->seq = answer->seq;
     ret->base_len = answer->base_len;
     ret->n = (uint32_t)answer->n_tokens;
+    ret->ahead = asked->ahead;
     ret->tree = false;
     ret->q = NULL;
     for (uint32_t i = 0; i < answer->n_tokens && v == DRAFTS_GOOD; i++)

@@ -11,10 +11,11 @@
 struct drafts_entry {
     uint64_t seq, digest; // digest: of [0, base_len)
     uint32_t keep, base_len, prompt_len, k;
-    uint32_t token_at; // its tokens [keep, base_len) start here in the tokens of the Round
-    uint32_t n_hint;   // behind them
-    bool more;         // another piece follows
-    bool introduced;   // false: hint and tenant are sent
+    uint32_t token_at;    // its tokens [keep, base_len) start here in the tokens of the Round
+    uint32_t n_hint;      // behind them
+    uint32_t n_verifying; // and behind those: draft tokens that are being verified
+    bool more;            // another piece follows
+    bool introduced;      // false: hint and tenant are sent
     bool sampling_changed;
     enum drafts_q_mode q_mode;
     uint64_t draw_key;
@@ -41,6 +42,7 @@ const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p, const uint6
 /* What was asked, to judge an answer by. */
 struct drafts_asked {
     uint32_t base_len, k, n_vocab;
+    bool ahead; // behind tokens that were being verified
     uint64_t digest;
     enum drafts_q_mode q_mode;
 };

@@ -105,7 +105,7 @@ void engine_preempt(struct engine *e, struct seq *s)
     roster_remove(&e->running, s);
     s->state = SEQ_WAITING;
     s->leaving = false;
-    s->asked_us = 0;
+    s->asked_us = s->ahead_us = 0;
     if (s->choice == 0)
         send_back_unbranched(e, s->req);
     roster_add(&e->waiting, s);
@@ -197,8 +197,7 @@ static void take_item(struct engine *e, struct inbox_item *item)
     free(item);
 }
 
-/* All that has come; waits for the first as queue_pop() does. */
-static void take_inbox(struct engine *e, int64_t wait_us)
+void engine_take_inbox(struct engine *e, int64_t wait_us)
 {
     struct inbox_item *item = queue_pop(e->inbox, wait_us);
     for (; item; item = queue_pop(e->inbox, 0))
@@ -386,7 +385,7 @@ static void reap(struct engine *e, struct roster *l)
 static void end_all(struct engine *e)
 {
     queue_close(e->inbox); // what comes later is told by engine_submit()
-    take_inbox(e, 0);
+    engine_take_inbox(e, 0);
     while (e->running.n)
         engine_fail_request(e, e->running.v[0]->req, -EPIPE, STOPPING);
     while (e->waiting.n)
@@ -431,7 +430,7 @@ static bool hold_back(struct engine *e)
     if (wait_us > 0) {
         e->held_us = e->held_us ? e->held_us : now_us;
         events_send(e->events);
-        take_inbox(e, wait_us);
+        engine_take_inbox(e, wait_us);
         return true;
     }
     if (e->held_us)
@@ -444,7 +443,7 @@ static void loop(struct engine *e)
 {
     while (!atomic_load(&e->stop)) {
         svc_watchdog();
-        take_inbox(e, 0);
+        engine_take_inbox(e, 0);
         reap(e, &e->running);
         reap(e, &e->waiting);
         admit(e);
@@ -453,9 +452,11 @@ static void loop(struct engine *e)
         if (!round_has_work(e)) {
             e->held_us = 0;
             events_send(e->events);
-            take_inbox(e, idle_wait_us(e, late_us));
+            engine_take_inbox(e, idle_wait_us(e, late_us));
             continue;
         }
+        if (e->ask_again)
+            round_ask(e);
         if (!hold_back(e))
             round_run(e);
     }
@@ -503,6 +504,7 @@ static void draft_arrived(void *user, struct draft *d)
                                 .base_len = d->base_len,
                                 .n = d->n,
                                 .rtt_us = d->rtt_us,
+                                .ahead = d->ahead,
                                 .proposer = (int)d->proposer,
                                 .q = TAKE(d->q)};
     static_assert(DRAFTS_K_MAX <= ACCEPT_MAX, "a draft fits into an inbox item");

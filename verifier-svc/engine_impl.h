@@ -20,6 +20,7 @@ struct inbox_item {
     uint32_t base_len, n;
     int proposer;    // DRAFT, PROPOSER
     uint32_t rtt_us; // DRAFT
+    bool ahead;      // DRAFT: as in struct draft
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX];
@@ -60,6 +61,8 @@ struct engine {
     uint64_t next_id, next_order;
     int64_t show_us;      // when to say next how far loading is
     uint32_t prompt_rows; // of the last pass
+    int64_t decode_us;    // of the last pass without prompts
+    bool ask_again;       // a draft ahead came late and is of no use
     int64_t held_us;      // since when the coming pass is held back for drafts; 0: it is not
 
     /* Room for a round. */
@@ -84,6 +87,9 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
  * branched off it yet leave with it. */
 void engine_preempt(struct engine *e, struct seq *s);
 
+/* All that has come; waits for the first as queue_pop() does. */
+void engine_take_inbox(struct engine *e, int64_t wait_us);
+
 /* ---- round.c ---- */
 
 /* True if any running sequence has rows to run now. */
@@ -98,6 +104,8 @@ int64_t round_wait_until_us(const struct engine *e);
 struct seq *round_victim(const struct engine *e, struct seq *s);
 /* Plan, run, accept, tell, ask. */
 void round_run(struct engine *e);
+/* Asks proposers for drafts of sequences that may have one and have none. */
+void round_ask(struct engine *e);
 /* A proposer's draft has come. */
 void round_take_draft(struct engine *e, struct inbox_item *item);
 

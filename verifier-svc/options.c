@@ -77,6 +77,12 @@ static const struct conf_option table[] = {
      .min = 1,
      .max = 250,
      .help = "longest wait for a draft, in ms"},
+    {.name = "draft_ahead",
+     .kind = CONF_BOOL,
+     .value = &reading.draft_ahead,
+     .fallback = "false",
+     .help = "have what may follow a draft drafted while it is being verified: for proposers that "
+             "do not share the verifier's cores"},
     {.name = "context",
      .kind = CONF_INT,
      .value = &reading.context,

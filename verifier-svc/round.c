@@ -384,6 +384,56 @@ static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
                               .n_hint = (uint32_t)r->n_hint};
 }
 
+/* Can what may follow the draft that the coming pass verifies be drafted meanwhile? */
+static bool may_draft_ahead(const struct seq *s)
+{
+    enum drafts_q_mode mode = decide_q_mode(s);
+    return s->proposer != SEQ_NO_PROPOSER && s->kv.len > s->n && s->n_draft && !s->draft_is_tree &&
+           seq_left(s) > s->n_draft + 1 && (mode == DRAFTS_POINT || mode == DRAFTS_COUPLED);
+}
+
+static void ask_ahead_of(struct engine *e, unsigned p, int64_t now_us)
+{
+    uint32_t n = 0, budget_us = (uint32_t)e->decode_us;
+    for (uint32_t i = 0; i < e->n_pass; i++) {
+        struct seq *s = e->pass[i];
+        if (!may_draft_ahead(s) || (unsigned)s->proposer != p)
+            continue;
+        uint32_t left = seq_left(s) - s->n_draft - 1, k = s->asked_k + 1; // and the bonus
+        wish_of(s, left < k ? left : k, &e->wishes[n]);
+        e->wishes[n].verifying = s->draft;
+        e->wishes[n].n_verifying = s->n_draft;
+        e->wishing[n++] = s;
+    }
+    if (n)
+        drafts_ask(e->drafts, p, e->wishes, n, budget_us, now_us);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!e->wishes[i].p90_us)
+            continue;
+        e->wishing[i]->ahead_us = now_us;
+        e->wishing[i]->ahead_until_us = now_us + budget_us + e->wishes[i].p90_us;
+    }
+}
+
+/* While the pass runs that verifies their last drafts, proposers draft what may follow. */
+static void ask_ahead(struct engine *e)
+{
+    if (!e->drafts || !e->options->draft_ahead || !e->decode_us)
+        return;
+    int64_t now_us = clock_us();
+    for (unsigned p = 0; p < DRAFTS_MAX; p++)
+        ask_ahead_of(e, p, now_us);
+}
+
+/* The sequence cannot be asked for because its draft ahead is still to come: it may be of use. */
+static void await_ahead(struct seq *s, int64_t now_us)
+{
+    if (!s->ahead_us || s->ahead_until_us <= now_us)
+        return;
+    s->asked_us = now_us;
+    s->await_us = s->ahead_until_us - now_us;
+}
+
 /* Sends the wishes of the n items that are for proposer p; their drafts are worth waiting for as
  * long as wait_us. */
 static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double wait_us,
@@ -402,8 +452,11 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
     double most_us = wait_us < budget_us ? wait_us : budget_us;
     for (uint32_t i = 0; i < n; i++) {
         double await_us = 2.0 * e->wishes[i].p90_us;
-        if (!e->wishes[i].p90_us)
+        if (!e->wishes[i].p90_us) {
+            await_ahead(e->wishing[i], now_us);
             continue;
+        }
+        e->wishing[i]->ahead_us = 0;
         e->wishing[i]->asked_us = now_us;
         e->wishing[i]->asked_k = e->wishes[i].k;
         e->wishing[i]->await_us = (int64_t)(await_us < most_us ? await_us : most_us);
@@ -433,8 +486,9 @@ static uint32_t list_asking(struct engine *e, int64_t now_us)
     return n;
 }
 
-static void ask(struct engine *e)
+void round_ask(struct engine *e)
 {
+    e->ask_again = false;
     int64_t now_us = clock_us();
     uint32_t n = list_asking(e, now_us), k_sum = 0;
     struct control_round r = round_without_drafts(e);
@@ -477,13 +531,49 @@ static void judge_draft(struct engine *e, struct seq *s, const struct inbox_item
                  s->n - d->base_len);
 }
 
+/* A draft ahead is of use if something hangs below what was committed since. */
+static void note_ahead(struct engine *e, struct seq *s, const struct inbox_item *d, int32_t root)
+{
+    bool hit = false;
+    for (uint32_t i = 0; i < d->n && root != -2 && d->base_len < s->n; i++)
+        hit = hit || d->parents[i] == root;
+    s->ahead_us = 0;
+    s->asked_us = 0; // it may have been waited for
+    e->ask_again = e->ask_again || !hit;
+    metrics_add(e->stats->ahead, 1);
+    metrics_add(e->stats->ahead_used, hit);
+}
+
+/* Of a tree the way that is likeliest to be accepted, in place; its length. */
+static uint32_t keep_likeliest(uint32_t *tokens, int32_t *parents, float *survival, uint32_t n)
+{
+    uint32_t n_kept = 0;
+    for (int32_t node = -1;; n_kept++) {
+        int32_t next = -1;
+        for (uint32_t i = (uint32_t)(node + 1); i < n; i++)
+            if (parents[i] == node && (next < 0 || survival[i] > survival[next]))
+                next = (int32_t)i;
+        if (next < 0)
+            break;
+        tokens[n_kept] = tokens[next];
+        survival[n_kept] = survival[next];
+        node = next;
+    }
+    for (uint32_t i = 0; i < n_kept; i++)
+        parents[i] = (int32_t)i - 1;
+    return n_kept;
+}
+
 void round_take_draft(struct engine *e, struct inbox_item *d)
 {
     struct seq *s = roster_find(&e->running, d->seq);
     if (!s || d->base_len > s->n || d->base_len < s->n_prompt)
         return;
-    judge_draft(e, s, d);
     int32_t root = walk(s, d);
+    if (d->ahead)
+        note_ahead(e, s, d, root);
+    else
+        judge_draft(e, s, d);
     if (root == -2)
         return; // late, and what was committed since is something else
     if (d->q && d->base_len != s->n)
@@ -501,6 +591,7 @@ void round_take_draft(struct engine *e, struct inbox_item *d)
         survival[n] = above > 0 ? d->survival[i] / above : 0;
         tokens[n++] = d->tokens[i];
     }
+    n = d->ahead ? keep_likeliest(tokens, parents, survival, n) : n;
     struct seq_draft draft = {tokens, parents, survival, d->q, n, d->proposer};
     if (!n && d->base_len != s->n)
         return;
@@ -535,6 +626,7 @@ static void note_cost(struct engine *e, int64_t us)
         pass.drafted |= n_draft > 0;
         e->prompt_rows += s->n_rows - 1;
     }
+    e->decode_us = e->prompt_rows ? e->decode_us : us;
     if (!e->prompt_rows)
         cost_seen(&e->control.cost, &pass, (double)us);
 }
@@ -546,6 +638,7 @@ void round_run(struct engine *e)
     if (!e->n_pass)
         return;
     pack(e);
+    ask_ahead(e);
     int64_t before_us = clock_us();
     forward_run(e->served->run.forward, e->rows, e->n_rows);
     int64_t now_us = clock_us();
@@ -557,6 +650,7 @@ void round_run(struct engine *e)
     metrics_observe(e->stats->pass_rows, e->n_rows);
     accept_pass(e, now_us);
     fail_broken(e);
-    ask(e);
+    engine_take_inbox(e, 0); // a draft ahead may have come meanwhile
+    round_ask(e);
     events_send(e->events);
 }

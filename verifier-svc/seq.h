@@ -60,6 +60,8 @@ struct seq {
     int64_t held_until_us; // a draft is being drawn for it, and it does not go on before it is here
                            // or late; 0: it goes on
     uint32_t asked_k;      // tokens wanted then
+    int64_t ahead_us;      // asked for a draft ahead, which may still come; 0: not
+    int64_t ahead_until_us; // when it is late
     struct control_seq control;
     int64_t idle_us; // Verify: since when it waits for a draft; 0: it does not
     bool leaving;    // its blocks were taken, it goes back into the queue

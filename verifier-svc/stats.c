@@ -91,6 +91,10 @@ static void init_speculation(struct stats *s)
     s->accepted = counter("tandem_spec_decode_kept_tokens_total", "Draft tokens kept.");
     s->bonus = counter("tandem_spec_decode_bonus_tokens_total",
                        "Tokens of the target's behind fully accepted drafts.");
+    s->ahead = counter("tandem_spec_decode_ahead_drafts_total",
+                       "Drafts made while what they follow was being verified.");
+    s->ahead_used = counter("tandem_spec_decode_ahead_drafts_used_total",
+                            "Those of them that followed what was committed.");
     s->acceptance_ema = gauge("tandem_spec_decode_acceptance_rate_ema",
                               "Moving average of the acceptance of drafted steps.");
     s->k_now = gauge("tandem_spec_decode_k", "Mean draft length wanted in the last round.");

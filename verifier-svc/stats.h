@@ -29,7 +29,7 @@ struct stats {
     struct metric *running, *waiting, *paused, *kv_used_ratio;
     struct metric *rounds, *preemptions, *pass_s, *pass_rows, *draft_wait_s;
     /* Speculation. */
-    struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus;
+    struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus, *ahead, *ahead_used;
     struct metric *acceptance_ema, *k_now;
     struct stats_drafts proposers[STATS_MAX_PROPOSERS]; // the engine thread's
     /* Tokens committed per second, of the last seconds. */

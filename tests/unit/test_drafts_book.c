@@ -132,6 +132,28 @@ static void a_sequence_has_one_unanswered_round(void **state)
     assert_int_equal(must_send(b, 7, 12, 2, 300)->keep, 10);
 }
 
+static void a_draft_ahead_tells_what_is_being_verified(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    struct drafts_wish w = wish_of(1, 20, 4);
+    w.verifying = five;
+    w.n_verifying = 3;
+    assert_int_equal(drafts_book_ask(b, &w, 1, 1000, 0), 1);
+    const struct drafts_outbox *o = drafts_book_take(b);
+    assert_int_equal(o->urgent[0].n_verifying, 3);
+    assert_memory_equal(o->tokens + o->urgent[0].token_at + 20, five, 12);
+    assert_int_equal(ask(b, 1, 20, 4, 500), 0);  // its answer is owed
+    assert_null(drafts_book_verdict(b, 100000)); // late, and no fault yet
+    uint32_t tokens[] = {5, 6, 7, 1, 2, 3};      // more than k, with those three
+    Tandem__V1__SequenceDraft a = answer_to(&o->urgent[0], tokens, 6);
+    struct draft d;
+    assert_true(drafts_book_answer(b, &a, 900, &d));
+    assert_true(d.ahead);
+    assert_int_equal(d.n, 6);
+    assert_int_equal(drafts_book_p90_us(b, 4), 10000); // no ordinary answer was measured
+}
+
 static void waiting_pays_for_those_who_may_be_answered(void **state)
 {
     (void)state;
@@ -618,6 +640,7 @@ int main(void)
         cmocka_unit_test(k_is_cut_to_what_the_proposer_can),
         cmocka_unit_test(a_sequence_has_one_unanswered_round),
         cmocka_unit_test(waiting_pays_for_those_who_may_be_answered),
+        cmocka_unit_test(a_draft_ahead_tells_what_is_being_verified),
         cmocka_unit_test(a_stream_has_two_unanswered_rounds),
         cmocka_unit_test(long_contexts_go_ahead_in_pieces),
         cmocka_unit_test(the_outbox_is_bounded),

@@ -132,6 +132,49 @@ static void whatever_was_accepted_the_next_draft_is_a_fresh_one(void **state)
     close_it();
 }
 
+/* Whatever comes of the tokens that are being verified, a branch goes on as a fresh draft would. */
+static void ahead_each_branch_goes_on_as_a_fresh_draft(void **state)
+{
+    (void)state;
+    must_open();
+    enum { N_VERIFYING = 4, K = 5 };
+    struct prop_seq s = story(60);
+    struct prop_draft first = prop_seq_draft(&s, N_VERIFYING), ahead;
+    prop_seq_update(&s, s.n, first.tokens, N_VERIFYING);
+    struct prop_ask ask = ask_of(&s, K, &ahead), *asks = &ask;
+    ask.n_verifying = N_VERIFYING;
+    prop_ask_all(&prop_draft, shared, &asks, 1);
+    uint32_t n_branches = 0, n_early = 0;
+    assert_true(ahead.tree && ahead.n > K);
+    for (uint32_t i = 0; i < ahead.n; i++) {
+        if (ahead.parents[i] >= 0)
+            continue;
+        uint32_t behind = s.n + 1 + (uint32_t)ahead.parents[i], at = i, n = 0;
+        assert_in_range(behind, s.n - N_VERIFYING, s.n);
+        struct prop_seq fresh = prop_seq_new(&prop_draft, shared);
+        prop_seq_update(&fresh, 0, s.tokens, behind);
+        if (i == 0) // the first is the draft itself, gone on with
+            assert_int_equal(prop_seq_draft(&fresh, 1).tokens[0], ahead.tokens[0]);
+        else if (behind < s.n)
+            assert_int_not_equal(ahead.tokens[i], s.tokens[behind]);
+        prop_seq_update(&fresh, behind, &ahead.tokens[i], 1);
+        struct prop_draft rest = prop_seq_draft(&fresh, K - 1);
+        for (uint32_t k = i + 1; k < ahead.n; k++) {
+            if (ahead.parents[k] != (int32_t)at)
+                continue;
+            assert_int_equal(ahead.tokens[k], rest.tokens[n++]);
+            at = k;
+        }
+        assert_int_equal(n, K - 1);
+        prop_seq_done(&fresh);
+        n_branches++;
+        n_early += behind < s.n;
+    }
+    assert_true(n_branches > 1 && n_early > 0);
+    prop_seq_done(&s);
+    close_it();
+}
+
 /* What a verifier with this model commits, one token after the other. */
 static void commit(const struct prop_seq *s, const struct dist_params *p, uint32_t n, uint32_t *to)
 {
@@ -472,6 +515,7 @@ int main(void)
         cmocka_unit_test_setup(it_keeps_the_contract, start),
         cmocka_unit_test_setup(a_batch_drafts_what_each_would_alone, start),
         cmocka_unit_test_setup(whatever_was_accepted_the_next_draft_is_a_fresh_one, start),
+        cmocka_unit_test_setup(ahead_each_branch_goes_on_as_a_fresh_draft, start),
         cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, start),
         cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, start),
         cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, start),

@@ -13,6 +13,10 @@ static uint32_t tokens[64];
 static int make(void **state)
 {
     (void)state;
+    static struct stats stats;
+    stats_init(&stats);
+    engine.stats = &stats;
+    engine.ask_again = false;
     memset(&seq, 0, sizeof(seq));
     for (uint32_t i = 0; i < 10; i++)
         tokens[i] = 14 + i;
@@ -68,6 +72,37 @@ static void what_is_left_of_a_late_draft_is_used(void **state)
     assert_int_equal(seq.n_draft, 2);
     assert_memory_equal(seq.draft, ((uint32_t[]){1, 2}), 8);
     assert_memory_equal(seq.parents, ((int32_t[]){-1, 0}), 8);
+}
+
+/* Committed since: 22 (it was being verified) and 23 in place of 9. */
+static void of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used(void **state)
+{
+    (void)state;
+    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 8, .ahead = true};
+    const uint32_t draft[] = {22, 9, 1, 23, 4, 5, 6, 7};
+    const int32_t parents[] = {-1, 0, 1, 0, 3, 3, 5, 4};
+    const float survival[] = {1, 1, .9f, .5f, .1f, .4f, .3f, .1f};
+    memcpy(item.tokens, draft, sizeof(draft));
+    memcpy(item.parents, parents, sizeof(parents));
+    memcpy(item.survival, survival, sizeof(survival));
+    round_take_draft(&engine, &item);
+    assert_int_equal(seq.n_draft, 2);
+    assert_memory_equal(seq.draft, ((uint32_t[]){5, 6}), 8);
+    assert_memory_equal(seq.parents, ((int32_t[]){-1, 0}), 8);
+    assert_false(engine.ask_again);
+}
+
+static void a_draft_ahead_of_no_use_has_another_asked_for(void **state)
+{
+    (void)state;
+    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 1, .ahead = true};
+    item.tokens[0] = 9;
+    item.parents[0] = -1;
+    seq.ahead_us = seq.asked_us = 1;
+    round_take_draft(&engine, &item);
+    assert_false(seq.has_draft);
+    assert_int_equal(seq.asked_us, 0);
+    assert_true(engine.ask_again);
 }
 
 static void a_late_draft_that_guessed_wrong_is_dropped(void **state)
@@ -177,6 +212,8 @@ int main(void)
         TEST(an_empty_draft_ends_the_wait),
         TEST(what_is_left_of_a_late_draft_is_used),
         TEST(a_late_draft_that_guessed_wrong_is_dropped),
+        TEST(of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used),
+        TEST(a_draft_ahead_of_no_use_has_another_asked_for),
         TEST(a_late_trees_subtree_is_used),
         TEST(a_drawn_draft_is_taken_whole_or_not_at_all),
         TEST(a_held_sequence_goes_on_with_its_draft_or_when_that_is_late),

@@ -221,6 +221,26 @@ static void a_closed_sequence_is_freed(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
+/* The proposer knows tokens that are being verified and keeps those that were committed. */
+static void tokens_that_are_verified_stay_as_far_as_they_are_committed(void **state)
+{
+    (void)state;
+    for (uint32_t n_kept = 0; n_kept <= 4; n_kept++) {
+        AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+        uint32_t verifying[] = {11, 12, 13, 14}; // the context counts
+        struct prop_draft d;
+        if (n_kept < 4)
+            verifying[n_kept] = 99;
+        struct session_update u = update_of(7, 0, 10, 3);
+        u.verifying = verifying;
+        u.n_verifying = 4;
+        assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
+        uint32_t sum = 55 + 11 + 12 + 13 + 14;
+        assert_int_equal(d.tokens[0], n_kept < 4 ? sum - (11 + n_kept) + 99 : sum);
+        assert_int_equal(ask(s, 1, 7, 10, 11 + n_kept, 1), SESSION_DRAFT); // looks at the sum
+    }
+}
+
 static void idle_sessions_are_dropped(void **state)
 {
     (void)state;
@@ -425,6 +445,7 @@ int main(void)
         cmocka_unit_test(a_context_with_another_digest_is_asked_for),
         cmocka_unit_test(sessions_of_two_streams_do_not_meet),
         cmocka_unit_test(a_closed_sequence_is_freed),
+        cmocka_unit_test(tokens_that_are_verified_stay_as_far_as_they_are_committed),
         cmocka_unit_test(idle_sessions_are_dropped),
         cmocka_unit_test(the_least_recently_used_makes_room_for_a_session),
         cmocka_unit_test(and_for_tokens),
