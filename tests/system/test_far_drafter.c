@@ -32,6 +32,7 @@ static const char *const prompts[] = {
 };
 
 static int host = HOST_NONE; // the drafter's
+static bool ahead;           // drafts are made while the verifier verifies
 static struct answer *want;  // (MANY) without proposers
 
 /* ---- requests: greedy ones and drawn ones ---- */
@@ -105,10 +106,19 @@ static unsigned ask_all(struct rpc_client *c, unsigned n, const char *when)
 
 static void start_verifier(struct service *v, const char *proposer, struct rpc_client **ret)
 {
-    const char *args[] = {
-        "--model", TARGET,      "--policy", "fixed",    "--k",
-        "4",       "--threads", "1",        "--no-pin", proposer ? "--proposers" : NULL,
-        proposer,  NULL};
+    const char *args[] = {"--model",
+                          TARGET,
+                          "--policy",
+                          "fixed",
+                          "--k",
+                          "4",
+                          "--threads",
+                          "1",
+                          "--no-pin",
+                          ahead ? "--draft-ahead" : "--no-draft-ahead",
+                          proposer ? "--proposers" : NULL,
+                          proposer,
+                          NULL};
     service_start(v, "verifier-svc", args);
     assert_int_equal(rpc_client_new(v->target, NULL, ret), 0);
     if (proposer)
@@ -131,6 +141,13 @@ static int answer_without_proposers(void **state)
     }
     rpc_client_free(c);
     service_stop(&v);
+    return 0;
+}
+
+static int draft_ahead(void **state)
+{
+    (void)state;
+    ahead = true;
     return 0;
 }
 
@@ -364,5 +381,6 @@ int main(void)
         cmocka_unit_test(many_requests_survive_a_stopped_drafter),
         cmocka_unit_test(many_requests_survive_a_drafter_that_turns_to_garbage),
     };
-    return cmocka_run_group_tests(tests, answer_without_proposers, forget_answers);
+    return cmocka_run_group_tests_name("in turns", tests, answer_without_proposers, NULL) +
+           cmocka_run_group_tests_name("ahead", tests, draft_ahead, forget_answers);
 }

@@ -1,6 +1,6 @@
 /* test_same_bits.c - promise 3: committed tokens and logprobs are bit-identical whatever the
- * proposer (or none, or one that dies), k, batch neighbours, threads, prefill chunk and kernel
- * tier.
+ * proposer (or none, or one that dies), k, drafting ahead, batch neighbours, threads, prefill
+ * chunk and kernel tier.
  *
  * Each row of settings is a real verifier-svc with real proposers. The normal run covers every pair
  * of settings; TANDEM_TEST_LONG=1 runs the full product over more prompts. */
@@ -25,7 +25,7 @@
 #endif
 #define MAX_BATCH 16
 
-enum factor { PROPOSER, K, POLICY, THREADS, CHUNK, TIER, N_FACTORS };
+enum factor { PROPOSER, K, POLICY, AHEAD, THREADS, CHUNK, TIER, N_FACTORS };
 #define ALWAYS 0 // the policy that drafts whether it pays or not
 enum proposer {
     NO_PROPOSER,
@@ -49,6 +49,7 @@ static struct {
      {"none", "ngram", "suffix", "chain", "draft", "random", "killed", "draft killed"}},
     {"k", 3, {"1", "3", "8"}},
     {"policy", 3, {"fixed", "goodput", "ema"}},
+    {"ahead", 2, {"--no-draft-ahead", "--draft-ahead"}},
     {"threads", 2, {"1", "2"}},
     {"chunk", 3, {"16", "64", "512"}},
     {"tier", 0, {0}}, // what this CPU has
@@ -193,14 +194,15 @@ static void world_start(struct world *w, const struct settings *s, const char *m
                           "--no-pin",
                           "--log-level",
                           "warn",
+                          factors[AHEAD].values[s->level[AHEAD]],
                           NULL,
                           NULL,
                           NULL};
     *w = (struct world){0};
     start_proposer(w, s->level[PROPOSER], target, sizeof(target));
     if (*target) {
-        args[15] = "--proposers";
-        args[16] = target;
+        args[16] = "--proposers";
+        args[17] = target;
     }
     setenv("TANDEM_CPU", factors[TIER].values[s->level[TIER]], 1);
     service_start(&w->verifier, "verifier-svc", args);
