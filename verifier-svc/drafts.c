@@ -410,7 +410,7 @@ static void newcomer_done(struct newcomer *n)
 }
 
 /* Takes what the newcomer has, at a place that is free or about to be. */
-static int peer_start(struct peer *p, struct newcomer *n)
+static void peer_start(struct peer *p, struct newcomer *n)
 {
     if (p->has_keeper)
         pthread_join(p->keeper, NULL);
@@ -431,10 +431,10 @@ static int peer_start(struct peer *p, struct newcomer *n)
     add_metrics(p);
     p->has_keeper = pthread_create(&p->keeper, NULL, keeper_main, p) == 0;
     if (p->has_keeper)
-        return 0;
+        return;
+    log_warn("proposer not used target=%s: no thread for it; going on without it", p->as.target);
     p->in_use = false;
     peer_close(p);
-    return fail(-ENOMEM, "drafts: no thread for proposer %s", p->as.target);
 }
 
 static void peer_stop(struct peer *p)
@@ -473,18 +473,14 @@ static struct peer *place_for_new(struct drafts *d)
 }
 
 /* Those that do not stay leave before the new ones take their places. */
-static int exchange(struct drafts *d, const bool *stays, struct newcomer *new, unsigned n_new)
+static void exchange(struct drafts *d, const bool *stays, struct newcomer *new, unsigned n_new)
 {
-    int err = 0;
     for (unsigned i = 0; i < DRAFTS_MAX; i++) {
         if (d->peers[i].in_use && !stays[i])
             peer_stop(&d->peers[i]);
     }
-    for (unsigned i = 0; i < n_new; i++) {
-        int r = peer_start(place_for_new(d), &new[i]);
-        err = err ? err : r;
-    }
-    return err;
+    for (unsigned i = 0; i < n_new; i++)
+        peer_start(place_for_new(d), &new[i]);
 }
 
 int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n)
@@ -503,7 +499,7 @@ int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n
             err = newcomer_init(&new[n_new++], &d->c, &targets[t]);
     }
     if (!err)
-        err = exchange(d, stays, new, n_new);
+        exchange(d, stays, new, n_new);
     for (unsigned i = 0; i < n_new; i++)
         newcomer_done(&new[i]);
     return err;

@@ -122,9 +122,9 @@ void drafts_free(struct drafts *d);
 DEFINE_AUTO(struct drafts, drafts_free)
 
 /* These are the proposers from now on. Those that are among them already, by target and name, stay
- * as they are; the others are cancelled, or connected in the background. -EINVAL, -ENOMEM, with
- * nothing changed; but where the system has no thread for a proposer, only that one is missing. May
- * wait for a second if more than DRAFTS_MAX come and go at once. */
+ * as they are; the others are cancelled, or connected in the background. One for which the system
+ * has no thread is left out, with a warning. -EINVAL, -ENOMEM: nothing is changed. May wait for a
+ * second if more than DRAFTS_MAX come and go at once. */
 int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n);
 /* "": there is no proposer at the place, or one without a configured name that has not described
  * itself yet. */

@@ -114,11 +114,19 @@ void engine_preempt(struct engine *e, struct seq *s)
 
 /* ---- speculation ---- */
 
-static void take_speculation(struct engine *e, const struct speculation *s)
+/* Puts a change to work. */
+static void take_speculation(struct engine *e)
 {
-    e->speculates = s->on && s->n_targets > 0;
-    e->control.options = speculation_control(s);
-    memcpy(e->proposer, s->proposer, sizeof(e->proposer));
+    pthread_mutex_lock(&e->speculation_mu);
+    struct speculation s = e->speculation;
+    bool changed = e->speculation_changed;
+    e->speculation_changed = false;
+    pthread_mutex_unlock(&e->speculation_mu);
+    if (!changed)
+        return;
+    e->speculates = s.on && s.n_targets > 0;
+    e->control.options = speculation_control(&s);
+    memcpy(e->proposer, s.proposer, sizeof(e->proposer));
     if (!e->speculates)
         metrics_set(e->stats->k_now, 0);
 }
@@ -188,10 +196,6 @@ static void take_item(struct engine *e, struct inbox_item *item)
         break;
     case INBOX_PROPOSER:
         take_proposer(e, item);
-        break;
-    case INBOX_SPECULATION:
-        take_speculation(e, item->speculation);
-        free(item->speculation);
         break;
     }
     free(item);
@@ -443,6 +447,7 @@ static void loop(struct engine *e)
 {
     while (!atomic_load(&e->stop)) {
         svc_watchdog();
+        take_speculation(e);
         engine_take_inbox(e, 0);
         reap(e, &e->running);
         reap(e, &e->waiting);
@@ -528,7 +533,7 @@ static int proposer_named(void *user, unsigned i, const char *name)
 static int open_drafts(struct engine *e)
 {
     const struct served *m = e->served;
-    const struct speculation *s = &e->speculation; // with the lock
+    const struct speculation *s = &e->speculation; // nobody changes it meanwhile
     struct drafts_config c = {.n_targets = s->n_targets,
                               .model = m->name,
                               .n_vocab = tok_n_vocab(m->tok),
@@ -557,18 +562,14 @@ static void time_passes(struct engine *e, struct cost *ret)
              cost_us(ret, &(struct cost_pass){.rows = 8}) / 1e3);
 }
 
-/* Changes that come later come through the inbox. */
 static int open_speculation(struct engine *e)
 {
     struct cost cost;
     time_passes(e, &cost);
-    pthread_mutex_lock(&e->speculation_mu);
-    int err = open_drafts(e);
-    struct speculation s = e->speculation;
-    pthread_mutex_unlock(&e->speculation_mu);
     control_init(&e->control, &(struct control_options){0}, &cost);
-    if (!err)
-        take_speculation(e, &s);
+    pthread_mutex_lock(&e->changing_mu);
+    int err = open_drafts(e);
+    pthread_mutex_unlock(&e->changing_mu);
     return err;
 }
 
@@ -653,7 +654,9 @@ int engine_new(const struct options *o, struct stats *stats, struct engine **ret
         return fail(-ENOMEM, "no memory for an engine");
     e->options = o;
     e->speculation = o->speculation;
+    e->speculation_changed = true;
     e->stats = stats;
+    pthread_mutex_init(&e->changing_mu, NULL);
     pthread_mutex_init(&e->speculation_mu, NULL);
     /* Requests, a draft per sequence from each side, and some in between. */
     int err = queue_new(queued + 4 * seqs + 64, &e->inbox);
@@ -691,7 +694,6 @@ void engine_free(struct engine *e)
     for (struct inbox_item *item; e->inbox && (item = queue_pop(e->inbox, 0)); free(item)) {
         request_drop(item->req);
         free(item->q);
-        free(item->speculation);
     }
     queue_free(e->inbox);
     events_free(e->events);
@@ -705,6 +707,7 @@ void engine_free(struct engine *e)
     free(e->wishing);
     free(e->items);
     free(e->item_seqs);
+    pthread_mutex_destroy(&e->changing_mu);
     pthread_mutex_destroy(&e->speculation_mu);
     served_free(e->served);
     free(e);
@@ -751,40 +754,39 @@ static int check_default(struct drafts *d, const struct speculation *s)
     return fail(-EINVAL, "no proposer is called %s, which is to be asked by default", s->proposer);
 }
 
-/* With the lock. */
-static int speculate(struct engine *e, const struct speculation *s)
+/* Nothing is changed if it fails. */
+static int change_proposers(struct engine *e, const struct speculation *s)
 {
     struct drafts *d = engine_drafts(e);
     int err = *s->proposer ? check_default(d, s) : 0;
     if (err < 0 || !d)
-        return err; // while it loads: load() will find it
-    AUTO(mem_free) struct speculation *copy = malloc(sizeof(*copy));
-    if (!copy)
-        return fail(-ENOMEM, "no memory for a change");
-    *copy = *s;
-    err = drafts_set(d, s->targets, s->n_targets);
-    if (err < 0)
-        return err;
-    struct inbox_item item = {.kind = INBOX_SPECULATION, .speculation = copy};
-    err = push_item(e, &item);
-    if (!err)
-        TAKE(copy);
-    return err;
+        return err; // while it loads: load() will find them
+    return drafts_set(d, s->targets, s->n_targets);
+}
+
+static void publish(struct engine *e, const struct speculation *s)
+{
+    pthread_mutex_lock(&e->speculation_mu);
+    e->speculation = *s;
+    e->speculation_changed = true;
+    pthread_mutex_unlock(&e->speculation_mu);
+    queue_wake(e->inbox);
+    struct control_options o = speculation_control(s);
+    log_info("speculation changed on=%d policy=%s k=%u disable_batch_size=%u proposers=%u "
+             "proposer=%s",
+             s->on, speculation_policy(s), o.k, o.disable_batch_size, s->n_targets, s->proposer);
 }
 
 int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret)
 {
-    pthread_mutex_lock(&e->speculation_mu);
+    pthread_mutex_lock(&e->changing_mu);
     struct speculation s = speculation_after(&e->speculation, c);
-    int err = c->has ? speculate(e, &s) : 0;
-    if (!err)
-        *ret = e->speculation = s;
-    pthread_mutex_unlock(&e->speculation_mu);
-    struct control_options o = speculation_control(&s);
+    int err = c->has ? change_proposers(e, &s) : 0;
     if (!err && c->has)
-        log_info("speculation changed on=%d policy=%s k=%u disable_batch_size=%u proposers=%u "
-                 "proposer=%s",
-                 s.on, speculation_policy(&s), o.k, o.disable_batch_size, s.n_targets, s.proposer);
+        publish(e, &s);
+    pthread_mutex_unlock(&e->changing_mu);
+    if (!err)
+        *ret = s;
     return err;
 }
 

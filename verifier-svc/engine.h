@@ -40,8 +40,8 @@ const struct served *engine_served(struct engine *e);
 struct drafts *engine_drafts(struct engine *e);
 /* How it speculates now. */
 void engine_speculation(struct engine *e, struct speculation *ret);
-/* From now on so; *ret: how. What is decided already in the round that runs is not undone. -EINVAL,
- * -ENOMEM, with nothing changed; -EAGAIN: the queue is full; -EPIPE: it has ended. */
+/* From now on so; *ret: how. What is decided already in the round that runs is not undone. May wait
+ * as drafts_set() does. -EINVAL, -ENOMEM, with nothing changed. */
 int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret);
 struct events *engine_events(struct engine *e);
 /* Blocks of KV in all and in use. */

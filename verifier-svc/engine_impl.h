@@ -11,7 +11,7 @@
 #include "verifier-svc/sched.h"
 
 /* What comes in. Allocated by who sends, freed by the engine. */
-enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY, INBOX_PROPOSER, INBOX_SPECULATION };
+enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY, INBOX_PROPOSER };
 
 struct inbox_item {
     enum inbox_kind kind;
@@ -24,9 +24,8 @@ struct inbox_item {
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX];
-    struct accept_q *q;              // DRAFT: as in struct draft; who takes it leaves NULL
-    struct stats_drafts counts;      // PROPOSER: another one has this place from now on
-    struct speculation *speculation; // SPECULATION: from now on
+    struct accept_q *q;         // DRAFT: as in struct draft; who takes it leaves NULL
+    struct stats_drafts counts; // PROPOSER: another one has this place from now on
 };
 
 struct engine {
@@ -44,8 +43,10 @@ struct engine {
     char error[FAIL_TEXT_MAX];
     _Atomic(struct served *) ready; // published when loading is done
     _Atomic(struct drafts *) proposers;
-    pthread_mutex_t speculation_mu; // for changing it, the proposers included
+    pthread_mutex_t changing_mu;    // one change of speculation at a time; proposers may take long
+    pthread_mutex_t speculation_mu; // for what follows, to copy it
     struct speculation speculation; // as asked for
+    bool speculation_changed;       // since the engine thread took it
 
     /* The engine thread's own. */
     struct served *served;

@@ -53,6 +53,25 @@ void *__wrap_realloc(void *p, size_t n)
     return __real_realloc(p, n);
 }
 
+/* ---- waiting for a thread: for as long as a test wants ---- */
+
+#define HELD_MS 5000 // at most, so that a test fails and does not hang
+
+int __real_pthread_join(pthread_t thread, void **ret);
+int __wrap_pthread_join(pthread_t thread, void **ret);
+
+static atomic_bool hold_joins, in_join;
+
+int __wrap_pthread_join(pthread_t thread, void **ret)
+{
+    for (int ms = 0; atomic_load(&hold_joins) && ms < HELD_MS; ms += 5) {
+        atomic_store(&in_join, true);
+        poll(NULL, 0, 5);
+    }
+    atomic_store(&hold_joins, false);
+    return __real_pthread_join(thread, ret);
+}
+
 /* ---- an engine ---- */
 
 static struct stats stats;
@@ -175,6 +194,82 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* ---- speculation ---- */
+
+/* n proposers that nobody can reach. */
+static struct speculation nowhere(const char *name, unsigned n)
+{
+    struct speculation s = {.on = true, .policy = CONTROL_FIXED, .k = 5, .disable_batch_size = 8};
+    for (unsigned i = 0; i < n; i++) {
+        char target[64];
+        int len = snprintf(target, sizeof(target), "unix:/nowhere/%s%u", name, i);
+        assert_int_equal(speculation_add_target(&s, target, (size_t)len), 0);
+    }
+    return s;
+}
+
+/* These are what the engine tells, and whom it has, n of them. */
+static void must_speculate(struct engine *e, const struct speculation *want)
+{
+    struct speculation s;
+    struct drafts_stats p;
+    unsigned n = 0;
+    engine_speculation(e, &s);
+    assert_int_equal(s.n_targets, want->n_targets);
+    assert_string_equal(s.targets[0].target, want->targets[0].target);
+    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+        if (!drafts_stats(engine_drafts(e), i, &p))
+            continue;
+        n++;
+        assert_int_equal(strncmp(p.target, want->targets[0].target, strlen("unix:/nowhere/x")), 0);
+    }
+    assert_int_equal(n, want->n_targets);
+}
+
+static void a_change_is_made_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", 2)};
+    struct speculation now;
+    options.speculation = nowhere("a", 1);
+    AUTO(engine_free) struct engine *e = start_engine();
+    must_speculate(e, &options.speculation);
+    queue_close(e->inbox); // as good as full
+    int err = engine_speculate(e, &to, &now);
+    must_speculate(e, err < 0 ? &options.speculation : &to.to);
+    engine_stop(e);
+    options.speculation = (struct speculation){0};
+}
+
+static void *exchange_all(void *arg)
+{
+    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", DRAFTS_MAX)};
+    struct speculation now;
+    assert_int_equal(engine_speculate(arg, &to, &now), 0);
+    return NULL;
+}
+
+static void who_asks_does_not_wait_for_a_change(void **state)
+{
+    (void)state;
+    const struct speculation a = nowhere("a", DRAFTS_MAX), b = nowhere("b", DRAFTS_MAX);
+    struct speculation s;
+    pthread_t thread;
+    options.speculation = a;
+    AUTO(engine_free) struct engine *e = start_engine();
+    atomic_store(&hold_joins, true); // places are given to others when those before have gone
+    assert_int_equal(pthread_create(&thread, NULL, exchange_all, e), 0);
+    while (!atomic_load(&in_join))
+        poll(NULL, 0, 1);
+    engine_speculation(e, &s);
+    assert_string_equal(s.targets[0].target, a.targets[0].target);
+    atomic_store(&hold_joins, false);
+    pthread_join(thread, NULL);
+    must_speculate(e, &b);
+    engine_stop(e);
+    options.speculation = (struct speculation){0};
+}
+
 static int init(void **state)
 {
     (void)state;
@@ -187,6 +282,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_decoding_round_allocates_nothing),
         cmocka_unit_test(rounds_that_ask_for_drafts_allocate_nothing),
+        cmocka_unit_test(a_change_is_made_whole_or_not_at_all),
+        cmocka_unit_test(who_asks_does_not_wait_for_a_change),
     };
     return cmocka_run_group_tests(tests, init, NULL);
 }
