@@ -97,7 +97,8 @@ struct control_round {
 };
 
 /* How many tokens to ask for. Returns for how long waiting for the drafts pays, in us: until then
- * they bring more than the wait costs. Once per round: counts rounds without. */
+ * they bring more than the wait costs all that run. INFINITY: the policy does not reckon. Once per
+ * round: counts rounds without. */
 double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
                    uint32_t n);
 /* How many tokens to verify of drafts that are here: the first k of each. */

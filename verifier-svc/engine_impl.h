@@ -64,6 +64,7 @@ struct engine {
     uint32_t prompt_rows; // of the last pass
     int64_t decode_us;    // of the last pass without prompts
     bool ask_again;       // a draft ahead came late and is of no use
+    uint32_t n_reckoned;  // sequences whose delay the wait for drafts was reckoned to outweigh
     int64_t held_us;      // since when the coming pass is held back for drafts; 0: it is not
 
     /* Room for a round. */
@@ -98,7 +99,8 @@ bool round_has_work(const struct engine *e);
 /* Sequences whose drafts are late go on without. Returns when the next one will be late; INT64_MAX:
  * none is waited for. */
 int64_t round_release(struct engine *e, int64_t now_us);
-/* Until when it pays to wait for drafts before the next round; 0: not at all. */
+/* Until when to wait for drafts before the next round; 0: not at all. Where nobody reckons if that
+ * pays for all (goodput does), only while all who would run wait for a draft of their own. */
 int64_t round_wait_until_us(const struct engine *e);
 /* Whose blocks are taken for s, with the round's shares planned: an idle sequence's, else the
  * youngest's, which may be s itself. One that is held for its draft is not idle. */

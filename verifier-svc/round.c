@@ -1,6 +1,7 @@
 /* round.c - one round: share out rows, run the pass, accept, tell the clients, ask for drafts. */
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include "base/clock.h"
@@ -45,15 +46,20 @@ int64_t round_release(struct engine *e, int64_t now_us)
 int64_t round_wait_until_us(const struct engine *e)
 {
     int64_t until = 0;
+    uint32_t n = 0, n_others = 0; // others: no proposer drafts for them now
     for (uint32_t i = 0; i < e->running.n; i++) {
         const struct seq *s = e->running.v[i];
         uint32_t todo = seq_todo(s);
         if (todo > 1)
             return 0; // a prompt has rows to run
-        if (todo && !s->has_draft && s->asked_us && s->asked_us + s->await_us > until)
+        if (!todo)
+            continue;
+        n++;
+        n_others += s->has_draft ? s->proposer == SEQ_NO_PROPOSER : !s->asked_us;
+        if (!s->has_draft && s->asked_us && s->asked_us + s->await_us > until)
             until = s->asked_us + s->await_us;
     }
-    return until;
+    return n_others && n > e->n_reckoned ? 0 : until;
 }
 
 /* Draft tokens that the request and its limits allow: the target's own token is one of those left.
@@ -72,8 +78,9 @@ static struct control_round round_without_drafts(const struct engine *e)
     uint32_t n_prompts = 0;
     for (uint32_t i = 0; i < e->running.n; i++) {
         const struct seq *s = e->running.v[i];
-        n_prompts += seq_todo(s) > 1;
-        if (!is_decoding(s))
+        uint32_t todo = seq_todo(s);
+        n_prompts += todo > 1;
+        if (!todo || !is_decoding(s))
             continue;
         r.n_decoding++;
         cost_add(&r.pass, 1, s->n);
@@ -426,12 +433,13 @@ static void ask_ahead(struct engine *e)
 }
 
 /* The sequence cannot be asked for because its draft ahead is still to come: it may be of use. */
-static void await_ahead(struct seq *s, int64_t now_us)
+static void await_ahead(struct seq *s, double most_us, int64_t now_us)
 {
-    if (!s->ahead_us || s->ahead_until_us <= now_us)
+    int64_t await_us = s->ahead_until_us - now_us;
+    if (!s->ahead_us || await_us <= 0)
         return;
     s->asked_us = now_us;
-    s->await_us = s->ahead_until_us - now_us;
+    s->await_us = (int64_t)fmin((double)await_us, most_us);
 }
 
 /* Sends the wishes of the n items that are for proposer p; their drafts are worth waiting for as
@@ -449,17 +457,16 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
     if (!n)
         return;
     drafts_ask(e->drafts, p, e->wishes, n, budget_us, now_us);
-    double most_us = wait_us < budget_us ? wait_us : budget_us;
+    double most_us = fmin(wait_us, budget_us);
     for (uint32_t i = 0; i < n; i++) {
-        double await_us = 2.0 * e->wishes[i].p90_us;
         if (!e->wishes[i].p90_us) {
-            await_ahead(e->wishing[i], now_us);
+            await_ahead(e->wishing[i], most_us, now_us);
             continue;
         }
         e->wishing[i]->ahead_us = 0;
         e->wishing[i]->asked_us = now_us;
         e->wishing[i]->asked_k = e->wishes[i].k;
-        e->wishing[i]->await_us = (int64_t)(await_us < most_us ? await_us : most_us);
+        e->wishing[i]->await_us = (int64_t)fmin(2.0 * e->wishes[i].p90_us, most_us);
         /* Going on without what was drawn may favour some tokens: the time to draw may tell. */
         if (e->wishes[i].q_mode == DRAFTS_SPARSE || e->wishes[i].q_mode == DRAFTS_DENSE)
             e->wishing[i]->held_until_us = now_us + budget_us;
@@ -493,6 +500,7 @@ void round_ask(struct engine *e)
     uint32_t n = list_asking(e, now_us), k_sum = 0;
     struct control_round r = round_without_drafts(e);
     double wait_us = control_ask(&e->control, &r, e->items, n);
+    e->n_reckoned = isinf(wait_us) ? 0 : r.n_decoding;
     for (uint32_t i = 0; i < n; i++) {
         e->item_seqs[i]->wants_draft = e->items[i].k > 0;
         k_sum += e->items[i].k;

@@ -203,6 +203,36 @@ static void only_who_was_asked_is_waited_for(void **state)
     assert_true(round_wait_until_us(&engine) == 0);
 }
 
+static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void **state)
+{
+    (void)state;
+    struct seq other = {.id = 6, .req = &req, .state = SEQ_RUNNING, .n = 10, .kv.len = 9};
+    other.proposer = SEQ_NO_PROPOSER;
+    roster_add(&engine.running, &other);
+    seq.kv.len = 9;
+    seq.asked_us = 1000;
+    seq.await_us = 300;
+    engine.n_reckoned = 0; // fixed, ema
+    assert_true(round_wait_until_us(&engine) == 0);
+    engine.n_reckoned = 2;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    engine.n_reckoned = 1; // a client's draft has come since
+    assert_true(round_wait_until_us(&engine) == 0);
+
+    engine.n_reckoned = 0;
+    other.asked_us = 1000;
+    other.await_us = 100;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    other.has_draft = true;
+    other.proposer = 0;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    other.proposer = SEQ_NO_PROPOSER; // the client's own
+    assert_true(round_wait_until_us(&engine) == 0);
+    atomic_store(&req.paused, true); // nobody runs
+    assert_true(round_wait_until_us(&engine) == 0);
+    atomic_store(&req.paused, false);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make, unmake)
 
 int main(void)
@@ -220,6 +250,7 @@ int main(void)
         TEST(blocks_are_taken_from_the_idle_and_not_from_the_held),
         TEST(drafts_for_nobody_and_from_the_future_are_dropped),
         TEST(only_who_was_asked_is_waited_for),
+        TEST(who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
