@@ -3,8 +3,8 @@
  * The keeper thread describes the proposer, opens the stream, sends what the engine thread put into
  * the book, and starts over when the stream ends or the proposer is given up. It alone calls rpc:
  * whoever finds that a proposer is to be given up says so and wakes it. A lock per proposer guards
- * its book; it is held to copy and to look up, never to pack, send, cancel or wait. (It is not a
- * queue.h because newer wishes replace older ones.)
+ * its book; it is held to copy and to look up, never to pack, send, check, cancel or wait. (It is
+ * not a queue.h because newer wishes replace older ones.)
  *
  *     free ──drafts_set()──▶ in use ──drafts_set(), drafts_free()──▶ leaving ──keeper ends──▶ free
  *
@@ -114,21 +114,41 @@ static void count_answer(struct peer *p, const struct drafts_counts *before)
     metrics_add(p->metrics[M_MALFORMED], (double)(now->malformed - before->malformed));
 }
 
-static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer, int64_t now_us)
+/* What there is to check the answer's draft against. False: nothing. */
+static bool asked_of(struct peer *p, const Tandem__V1__SequenceDraft *answer,
+                     struct drafts_asked *ret)
 {
-    struct draft draft;
+    pthread_mutex_lock(&p->mu);
+    bool r = !p->benched && drafts_book_asked(p->book, answer, ret);
+    pthread_mutex_unlock(&p->mu);
+    return r;
+}
+
+static bool is_good(struct peer *p, const Tandem__V1__SequenceDraft *answer, enum drafts_verdict v,
+                    int64_t now_us, struct draft *draft)
+{
     pthread_mutex_lock(&p->mu);
     struct drafts_counts before = *drafts_book_counts(p->book);
-    bool good = !p->benched && drafts_book_answer(p->book, answer, now_us, &draft);
+    bool good = !p->benched && drafts_book_answer(p->book, answer, v, now_us, draft);
     count_answer(p, &before);
     judge(p, now_us);
     wake(p); // a Round may be complete
     pthread_mutex_unlock(&p->mu);
-    if (!good)
-        return;
-    metrics_observe(p->metrics[M_RTT], draft.rtt_us / 1e6);
-    draft.proposer = p->index;
-    p->d->c.arrived(p->d->c.user, &draft);
+    return good;
+}
+
+static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer, int64_t now_us)
+{
+    struct draft draft;
+    struct drafts_asked asked;
+    draft.q = NULL;
+    bool was_asked = asked_of(p, answer, &asked);
+    enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &draft) : DRAFTS_STALE;
+    if (is_good(p, answer, v, now_us, &draft)) {
+        metrics_observe(p->metrics[M_RTT], draft.rtt_us / 1e6);
+        draft.proposer = p->index;
+        p->d->c.arrived(p->d->c.user, &draft);
+    }
     free(draft.q);
 }
 

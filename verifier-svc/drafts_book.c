@@ -167,11 +167,11 @@ static struct owed *owed_by(const struct round *r, uint64_t seq)
 }
 
 /* NULL: no answer is owed for the sequence. */
-static struct round *round_owing(struct drafts_book *b, uint64_t seq)
+static struct round *round_owing(const struct drafts_book *b, uint64_t seq)
 {
     for (unsigned i = 0; i < N_ROUNDS; i++)
         if (owed_by(&b->rounds[i], seq))
-            return &b->rounds[i];
+            return (struct round *)&b->rounds[i];
     return NULL;
 }
 
@@ -515,23 +515,32 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
 }
 
 static bool take_draft(struct drafts_book *b, const struct round *r,
-                       const struct drafts_asked *asked, const Tandem__V1__SequenceDraft *answer,
-                       int64_t now_us, struct draft *ret)
+                       const struct drafts_asked *asked, enum drafts_verdict v, int64_t now_us,
+                       struct draft *draft)
 {
-    enum drafts_verdict v = drafts_check(answer, asked, ret);
     int64_t rtt_us = now_us - r->asked_us;
-    ret->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
+    draft->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
     if (!asked->ahead)
-        note_rtt(b, asked->k, ret->rtt_us);
+        note_rtt(b, asked->k, draft->rtt_us);
     if (v == DRAFTS_GOOD)
-        good_draft(b, r, ret);
+        good_draft(b, r, draft);
     else
         bad_draft(b, v);
     return v == DRAFTS_GOOD;
 }
 
+bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
+                       struct drafts_asked *ret)
+{
+    const struct round *r = round_owing(b, answer->seq);
+    if (!r || answer->need_context)
+        return false;
+    *ret = owed_by(r, answer->seq)->asked;
+    return true;
+}
+
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                        int64_t now_us, struct draft *ret)
+                        enum drafts_verdict v, int64_t now_us, struct draft *draft)
 {
     struct known *s = find(b, answer->seq); // NULL: closed since
     struct round *r = round_owing(b, answer->seq);
@@ -543,13 +552,11 @@ bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *
     else if (!owed)
         unasked(b);
     else if (!answer->need_context)
-        good = take_draft(b, r, &owed->asked, answer, now_us, ret);
+        good = take_draft(b, r, &owed->asked, v, now_us, draft);
     if (owed)
         *owed = r->owed[--r->n_owed];
     if (good && s)
         s->sent_again = false;
-    else if (good)
-        free(ret->q);
     return good && s;
 }
 

@@ -52,9 +52,14 @@ bool drafts_book_shuns(const struct drafts_book *b, uint64_t seq);
 const struct drafts_outbox *drafts_book_take(struct drafts_book *b);
 bool drafts_book_ready(const struct drafts_book *b); // there is something
 
-/* Judges an answer. True: *ret is a draft to hand on; it lacks the proposer's index. */
+/* What the answer's draft is to be checked against by drafts_check(), which takes too long for a
+ * lock: only drafts_book_answer() and _reset() change it. False: there is nothing to check. */
+bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
+                       struct drafts_asked *ret);
+/* Judges an answer with its draft, as drafts_check() filled it, and what that said. True: the draft
+ * is to be handed on; it lacks the proposer's index. Its q stays the caller's. */
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                        int64_t now_us, struct draft *ret);
+                        enum drafts_verdict v, int64_t now_us, struct draft *draft);
 /* Counts the budgets that have passed by now. Non-NULL: the proposer is to be given up, and why. */
 const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us);
 

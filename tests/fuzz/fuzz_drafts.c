@@ -38,7 +38,6 @@ static void check(const struct draft *d)
             abort();
         check_q(d, i);
     }
-    free(d->q);
 }
 
 static void take(struct drafts_book *b, const uint8_t *data, size_t n, int64_t now_us)
@@ -49,10 +48,17 @@ static void take(struct drafts_book *b, const uint8_t *data, size_t n, int64_t n
     rpc_msg_free(msg);
     if (!drafts)
         return;
-    struct draft draft;
-    for (size_t i = 0; i < drafts->n_drafts; i++)
-        if (drafts_book_answer(b, drafts->drafts[i], now_us, &draft))
+    for (size_t i = 0; i < drafts->n_drafts; i++) {
+        const Tandem__V1__SequenceDraft *answer = drafts->drafts[i];
+        struct drafts_asked asked;
+        struct draft draft;
+        draft.q = NULL;
+        bool was_asked = drafts_book_asked(b, answer, &asked);
+        enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &draft) : DRAFTS_STALE;
+        if (drafts_book_answer(b, answer, v, now_us, &draft))
             check(&draft);
+        free(draft.q);
+    }
     tandem__v1__drafts__free_unpacked(drafts, NULL);
 }
 

@@ -70,13 +70,23 @@ static Tandem__V1__SequenceDraft answer_to(const struct drafts_entry *e, uint32_
     return a;
 }
 
+/* As the thread that received it does. */
+static bool judge(struct drafts_book *b, const Tandem__V1__SequenceDraft *a, int64_t now,
+                  struct draft *d)
+{
+    struct drafts_asked asked;
+    bool was_asked = drafts_book_asked(b, a, &asked);
+    enum drafts_verdict v = was_asked ? drafts_check(a, &asked, d) : DRAFTS_STALE;
+    return drafts_book_answer(b, a, v, now, d);
+}
+
 static uint32_t five[] = {5, 6, 7, 8, 9};
 
 static bool answer(struct drafts_book *b, const struct drafts_entry *e, int64_t now)
 {
     struct draft d;
     Tandem__V1__SequenceDraft a = answer_to(e, five, 2);
-    return drafts_book_answer(b, &a, now, &d);
+    return judge(b, &a, now, &d);
 }
 
 static void a_wish_carries_the_context_once(void **state)
@@ -148,7 +158,7 @@ static void a_draft_ahead_tells_what_is_being_verified(void **state)
     uint32_t tokens[] = {5, 6, 7, 1, 2, 3};      // more than k, with those three
     Tandem__V1__SequenceDraft a = answer_to(&o->urgent[0], tokens, 6);
     struct draft d;
-    assert_true(drafts_book_answer(b, &a, 900, &d));
+    assert_true(judge(b, &a, 900, &d));
     assert_true(d.ahead);
     assert_int_equal(d.n, 6);
     assert_int_equal(drafts_book_p90_us(b, 4), 10000); // no ordinary answer was measured
@@ -374,7 +384,7 @@ static void a_missing_context_is_sent_again(void **state)
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
-    assert_false(drafts_book_answer(b, &a, 3, &d));
+    assert_false(judge(b, &a, 3, &d));
     e = *must_send(b, 7, 12, 2, 4);
     assert_int_equal(e.keep, 0);
     assert_true(answer(b, &e, 5));
@@ -392,7 +402,7 @@ static void a_proposer_that_never_keeps_a_context_is_given_up(void **state)
     unsigned n = 0;
     for (; !drafts_book_verdict(b, n) && n < 100; n++) {
         must_send(b, 7, 10, 2, n);
-        drafts_book_answer(b, &a, n, &d);
+        judge(b, &a, n, &d);
     }
     assert_int_equal(n, 4);
 }
@@ -410,7 +420,7 @@ static void a_context_is_sent_again_only_so_often(void **state)
         struct drafts_entry e = drafts_book_take(b)->urgent[0];
         n_sent += e.keep == 0;
         if (e.keep)
-            drafts_book_answer(b, &a, now, &d);
+            judge(b, &a, now, &d);
         else
             assert_true(answer(b, &e, now)); // and then it forgets
     }
@@ -433,7 +443,7 @@ static void answers_to_what_was_sent_before_are_no_second_request(void **state)
     ask(b, 7, 130000, 4, 0);
     drafts_book_take(b);
     for (int i = 0; i < 2; i++) // to both pieces
-        drafts_book_answer(b, &a, 1, &d);
+        judge(b, &a, 1, &d);
     assert_int_equal(drafts_book_counts(b)->malformed, 0);
 }
 
@@ -444,7 +454,7 @@ static void a_good_draft_is_handed_on(void **state)
     struct draft d;
     const struct drafts_entry *e = must_send(b, 7, 10, 5, 100);
     Tandem__V1__SequenceDraft a = answer_to(e, five, 5);
-    assert_true(drafts_book_answer(b, &a, 350, &d));
+    assert_true(judge(b, &a, 350, &d));
     assert_true(d.seq == 7);
     assert_int_equal(d.base_len, 10);
     assert_int_equal(d.n, 5);
@@ -470,7 +480,7 @@ static void a_tree_is_handed_on_with_falling_survival(void **state)
     a.n_parents = 5;
     a.survival = (float[]){0.5f, 0.25f, 0.75f, 0.125f, 0};
     a.n_survival = 5;
-    assert_true(drafts_book_answer(b, &a, 1, &d));
+    assert_true(judge(b, &a, 1, &d));
     assert_true(d.tree);
     assert_true(d.survival[2] == 0.5f && d.survival[3] == 0.125f);
 }
@@ -527,7 +537,7 @@ static void what_is_wrong_is_dropped(void **state)
             a.q_mode = TANDEM__V1__QMODE__Q_MODE_SPARSE;
             break;
         }
-        assert_false(drafts_book_answer(b, &a, 1, &d));
+        assert_false(judge(b, &a, 1, &d));
         const struct drafts_counts *c = drafts_book_counts(b);
         assert_int_equal(c->stale, wrong < 2);
         assert_int_equal(c->malformed, wrong >= 2);
@@ -544,7 +554,7 @@ static void three_bad_answers_in_a_row_are_enough(void **state)
         const struct drafts_entry *e = must_send(b, 7, 10, 1, 0);
         Tandem__V1__SequenceDraft a = answer_to(e, five, i == 2 ? 1 : 2);
         assert_null(drafts_book_verdict(b, 0));
-        drafts_book_answer(b, &a, 0, &d);
+        judge(b, &a, 0, &d);
         if (i == 5)
             break;
     }
@@ -616,7 +626,7 @@ static void a_flood_of_unasked_answers_is_not_endured(void **state)
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     unsigned n = 0;
     while (!drafts_book_verdict(b, 0) && n++ < 100000)
-        assert_false(drafts_book_answer(b, &a, 0, &d));
+        assert_false(judge(b, &a, 0, &d));
     assert_int_equal(n, DRAFTS_UNASKED_MAX + 1);
 }
 
