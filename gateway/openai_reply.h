@@ -49,7 +49,7 @@ struct openai_choice;
 struct openai_reply {
     bool chat, stream, logprobs, echo, include_usage;
     bool has_prediction; // the request foretold its answer
-    char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
+    char *head;          // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
     char *prompt; // (n_prompt) to echo: it came with choice 0
     size_t n_prompt;

@@ -359,6 +359,19 @@ static int read_prediction(struct reading *r, json_t *v)
     return rc < 0 ? rc : copy_text(r, text, "prediction.content", &r->q->prediction);
 }
 
+/* Only requests with the same one share prompts that are kept. */
+static int read_salt(struct reading *r, const json_t *v)
+{
+    int rc = copy_text(r, v, "cache_salt", &r->q->cache_salt);
+    if (rc < 0 || !v)
+        return rc;
+    size_t n = json_string_length(v);
+    if (!n || n > OPENAI_MAX_SALT)
+        return refuse(r, "cache_salt", "cache_salt must have 1 to %d bytes, not %zu",
+                      OPENAI_MAX_SALT, n);
+    return 0;
+}
+
 /* What would be promised and not kept. */
 static int refuse_unserved(struct reading *r, const json_t *body)
 {
@@ -380,6 +393,7 @@ static int read_common(struct reading *r, json_t *body)
     int rc = copy_text(r, member(body, "model"), "model", &r->q->model);
     rc = rc < 0 ? rc : read_fields(r, body);
     rc = rc < 0 ? rc : copy_text(r, member(body, "user"), "user", &r->q->user);
+    rc = rc < 0 ? rc : read_salt(r, member(body, "cache_salt"));
     rc = rc < 0 ? rc : read_seed(r, member(body, "seed"));
     rc = rc < 0 ? rc : read_stops(r, member(body, "stop"));
     rc = rc < 0 ? rc : read_stop_ids(r, member(body, "stop_token_ids"));
@@ -713,6 +727,7 @@ void openai_request_done(struct openai_request *q)
     free(q->ids);
     free(q->prediction);
     free(q->user);
+    free(q->cache_salt);
     free(q->proposer);
     free(q->rule);
     for (unsigned i = 0; i < q->n_stops; i++)

@@ -18,6 +18,7 @@
 #define OPENAI_MAX_STOPS 16 // tandem.v1.GenerateRequest
 #define OPENAI_MAX_STOP_BYTES 256
 #define OPENAI_MAX_STOP_IDS 64
+#define OPENAI_MAX_SALT 64 // bytes of a tenant's name
 #define OPENAI_MAX_BIAS 1024
 #define OPENAI_MAX_TOP 20 // top_logprobs
 #define OPENAI_MAX_N 64
@@ -57,6 +58,7 @@ struct openai_request {
     size_t n_ids;
     char *prediction; // NULL: none
     char *user;       // NULL: none
+    char *cache_salt; // NULL: none
     char *proposer;   // speculative.proposer, NULL: the server's choice
     char *rule;       // speculative.rule, NULL: the server's choice
     bool dense_q;     // speculative.dense_q

@@ -124,6 +124,7 @@ int wire_pack(const struct openai_request *q, const char *id, const ProtobufCBin
     m.n_stop_token_ids = q->n_stop_ids;
     m.stop_token_ids = (uint32_t *)(uintptr_t)q->stop_ids;
     m.prediction = rpc_text(q->prediction);
+    m.tenant = rpc_text(q->cache_salt);
     *ret = rpc_pack(&m.base);
     return 0;
 }

@@ -298,7 +298,8 @@ static void every_parameter_reaches_the_verifier(void **state)
                  "\"stop\":[\"a\",\"b\"],\"stop_token_ids\":[5],\"ignore_eos\":true,"
                  "\"logit_bias\":{\"17\":-3.5},\"logprobs\":true,\"top_logprobs\":4,\"n\":1,"
                  "\"speculative\":{\"proposer\":\"none\",\"n_max\":0},\"user\":\"u\","
-                 "\"prediction\":{\"type\":\"content\",\"content\":\"guess\"}");
+                 "\"prediction\":{\"type\":\"content\",\"content\":\"guess\"},"
+                 "\"cache_salt\":\"pepper\"");
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
     Tandem__V1__GenerateRequest *q = fake_verifier_request(verifier);
@@ -321,6 +322,8 @@ static void every_parameter_reaches_the_verifier(void **state)
     assert_memory_equal(q->speculative->proposer.data, "none", 4);
     assert_int_equal(q->speculative->has_n_max_case, TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX);
     assert_memory_equal(q->prediction.data, "guess", 5);
+    assert_int_equal(q->tenant.len, 6);
+    assert_memory_equal(q->tenant.data, "pepper", 6);
     tandem__v1__generate_request__free_unpacked(q, NULL);
 }
 

@@ -113,7 +113,8 @@ static void null_means_absent_everywhere(void **state)
              ",\"model\":null,\"temperature\":null,\"top_p\":null,\"top_k\":null,\"n\":null,"
              "\"stop\":null,\"seed\":null,\"stream\":null,\"stream_options\":null,\"tools\":null,"
              "\"tool_choice\":null,\"logit_bias\":null,\"max_tokens\":null,\"logprobs\":null,"
-             "\"top_logprobs\":null,\"user\":null,\"speculative\":null,\"prediction\":null,"
+             "\"top_logprobs\":null,\"user\":null,\"cache_salt\":null,\"speculative\":null,"
+             "\"prediction\":null,"
              "\"response_format\":null,\"chat_template_kwargs\":null,\"stop_token_ids\":null"),
         0);
     assert_false(q.temperature.set || q.n.set || q.seed.set || q.n_stops || q.stream);
@@ -125,6 +126,19 @@ static void unknown_fields_are_ignored(void **state)
     (void)state;
     assert_int_equal(chat(HI ",\"store\":true,\"service_tier\":\"auto\",\"x\":[[[]]]"), 0);
     openai_request_done(&q);
+}
+
+static void a_salt_has_1_to_64_bytes(void **state)
+{
+    (void)state;
+#define TEN "0123456789"
+#define SIXTY_FOUR TEN TEN TEN TEN TEN TEN "0123"
+    assert_int_equal(chat(HI ",\"cache_salt\":\"" SIXTY_FOUR "\""), 0);
+    assert_string_equal(q.cache_salt, SIXTY_FOUR);
+    openai_request_done(&q);
+    refused(chat(HI ",\"cache_salt\":\"" SIXTY_FOUR "4\""), "cache_salt");
+    refused(chat(HI ",\"cache_salt\":\"\""), "cache_salt");
+    refused(chat(HI ",\"cache_salt\":1"), "cache_salt");
 }
 
 static void numbers_are_checked_at_both_ends(void **state)
@@ -307,6 +321,7 @@ int main(void)
         cmocka_unit_test(template_arguments_may_add_but_not_replace),
         cmocka_unit_test(null_means_absent_everywhere),
         cmocka_unit_test(unknown_fields_are_ignored),
+        cmocka_unit_test(a_salt_has_1_to_64_bytes),
         cmocka_unit_test(numbers_are_checked_at_both_ends),
         cmocka_unit_test(seeds_have_all_64_bits),
         cmocka_unit_test(stops_are_a_string_or_several),
