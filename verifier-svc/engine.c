@@ -243,6 +243,15 @@ static uint32_t blocks_needed(const struct engine *e, const struct seq *s)
     return n < all ? n : all;
 }
 
+/* Of them, those that others hold already. */
+static uint32_t blocks_held_by_others(const struct engine *e, const struct seq *s)
+{
+    struct kv_root root = seq_root(s);
+    uint32_t held;
+    kv_find(e->served->run.kv, &root, seq_tokens(s), s->n - 1, &held);
+    return held;
+}
+
 /* Free blocks less what the running ones still need for their prompts and their next rows. */
 static uint32_t blocks_to_give(const struct engine *e)
 {
@@ -263,13 +272,25 @@ static void count_admission(struct engine *e, const struct request *r, int64_t n
 }
 
 /* All memory that a request will need is taken here. */
-static int open_choices(struct engine *e, struct request *r, int64_t now_us)
+static int open_choices(struct request *r)
 {
     int err = 0;
     for (uint32_t i = 0; i < r->n && !err; i++)
         err = seq_open(r->seqs[i]);
-    if (err < 0)
-        return err;
+    return err;
+}
+
+/* Rows of its tokens that are known need not run; the last one always does. */
+static void match_prefix(struct engine *e, struct seq *s)
+{
+    struct kv_root root = seq_root(s);
+    uint32_t n = kv_match(e->served->run.kv, &s->kv, &root, s->tokens, s->n - 1);
+    if (!s->started)
+        s->n_cached = n;
+}
+
+static void start_choices(struct engine *e, struct request *r, int64_t now_us)
+{
     atomic_fetch_sub(&e->n_queued, 1);
     count_admission(e, r, now_us);
     for (uint32_t i = 0; i < r->n; i++) {
@@ -278,18 +299,22 @@ static int open_choices(struct engine *e, struct request *r, int64_t now_us)
         e->n_started++;
         s->admitted_us = now_us;
         s->idle_us = r->verify && !s->has_draft ? now_us : 0;
-        events_add(events_room(e->events, 0), r, i)->started = true;
+        struct event *ev = events_add(events_room(e->events, 0), r, i);
+        ev->started = true;
+        ev->n_cached = r->seqs[0]->n_cached;
     }
-    return 0;
 }
 
 static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
 {
     struct request *r = s->req;
-    if (!s->started && open_choices(e, r, now_us) < 0) {
+    if (!s->started && open_choices(r) < 0) {
         engine_fail_request(e, r, -ENOMEM, fail_text());
         return;
     }
+    match_prefix(e, s);
+    if (!s->started)
+        start_choices(e, r, now_us);
     roster_remove(&e->waiting, s);
     s->state = SEQ_RUNNING;
     roster_add(&e->running, s);
@@ -320,8 +345,12 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         const struct seq *s = e->waiting.v[i];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
-        if (may)
-            e->waits[n++] = (struct sched_wait){s->order, blocks_needed(e, s), n_coming(s)};
+        if (!may)
+            continue;
+        uint32_t blocks = blocks_needed(e, s);
+        if (n == 0) // for the head alone: looking costs time, and this is whom others wait for
+            blocks -= blocks_held_by_others(e, s);
+        e->waits[n++] = (struct sched_wait){s->order, blocks, n_coming(s)};
     }
     *ret_anybody = n > 0;
     uint32_t seats = (uint32_t)e->options->max_sequences - e->running.n;
@@ -636,12 +665,13 @@ static int open_round(struct engine *e)
     e->shares = calloc(seqs, sizeof(*e->shares));
     e->pass = calloc(seqs, sizeof(*e->pass));
     e->rows = calloc((size_t)e->options->max_batch_rows, sizeof(*e->rows));
+    e->kv_seqs = calloc(seqs, sizeof(*e->kv_seqs));
     e->wishes = calloc(seqs, sizeof(*e->wishes));
     e->wishing = calloc(seqs, sizeof(*e->wishing));
     e->items = calloc(seqs, sizeof(*e->items));
     e->item_seqs = calloc(seqs, sizeof(*e->item_seqs));
-    if (!e->waits || !e->shares || !e->pass || !e->rows || !e->wishes || !e->wishing || !e->items ||
-        !e->item_seqs)
+    if (!e->waits || !e->shares || !e->pass || !e->rows || !e->kv_seqs || !e->wishes ||
+        !e->wishing || !e->items || !e->item_seqs)
         return fail(-ENOMEM, "no memory for an engine");
     return 0;
 }
@@ -703,6 +733,7 @@ void engine_free(struct engine *e)
     free(e->shares);
     free(e->pass);
     free(e->rows);
+    free(e->kv_seqs);
     free(e->wishes);
     free(e->wishing);
     free(e->items);

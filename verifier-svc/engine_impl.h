@@ -68,10 +68,11 @@ struct engine {
     int64_t held_us;      // since when the coming pass is held back for drafts; 0: it is not
 
     /* Room for a round. */
-    struct sched_wait *waits;   // (waiting.max)
-    struct sched_share *shares; // (max_sequences)
-    struct seq **pass;          // (max_sequences) the sequences of the pass
-    struct forward_row *rows;   // (max_batch_rows)
+    struct sched_wait *waits;      // (waiting.max)
+    struct sched_share *shares;    // (max_sequences)
+    struct seq **pass;             // (max_sequences) the sequences of the pass
+    struct forward_row *rows;      // (max_batch_rows)
+    const struct kv_seq **kv_seqs; // (max_sequences) for checking
     uint32_t n_rows, n_pass;
     struct drafts_wish *wishes; // (max_sequences)
     struct seq **wishing;       // (max_sequences) whose they are

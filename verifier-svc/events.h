@@ -29,6 +29,7 @@ struct event {
     struct request *req;
     uint32_t choice;
     bool started;                  // it was admitted
+    uint32_t n_cached;             // rows of its prompt that were there then
     uint32_t first, n_tokens;      // committed, in the batch's tokens
     uint32_t base_len, n_accepted; // committed length and draft tokens kept
     enum seq_end end;              // SEQ_GOES_ON: none

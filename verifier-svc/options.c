@@ -99,6 +99,13 @@ static const struct conf_option table[] = {
      .max = 1 << 24,
      .help = "memory of the KV pool in MiB; 0: for all sequences, at most a quarter of what the "
              "model leaves free"},
+    {.name = "prefix_cache",
+     .kind = CONF_BOOL,
+     .value = &reading.prefix_cache,
+     .fallback = "true",
+     .alias = "enable_prefix_caching|cache_prompt",
+     .help = "keep KV of prompts and answers, so that what begins with the same tokens need not "
+             "run them again"},
     {.name = "memory_check",
      .kind = CONF_BOOL,
      .value = &reading.memory_check,

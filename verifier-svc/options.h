@@ -21,7 +21,7 @@ struct options {
     int64_t context, kv_mib, max_sequences, queue_length;
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;
     int64_t threads;
-    bool pin, memory_check, draft_ahead;
+    bool pin, memory_check, prefix_cache, draft_ahead;
     char *float_gemm;
     bool blas; // what `float_gemm` says
     double load_wait_s, verify_timeout_s, reader_timeout_s, drain_timeout_s;

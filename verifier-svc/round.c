@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
@@ -306,6 +307,14 @@ static void count_step(struct engine *e, struct seq *s, const struct accept_resu
         metrics_add(e->stats->fallback_steps, 1);
 }
 
+/* What has run of its committed tokens can be found by others from now on, drafts cannot. */
+static void enter_rows(struct engine *e, struct seq *s)
+{
+    struct kv_root root = seq_root(s);
+    uint32_t n = s->kv.len < s->n ? s->kv.len : s->n;
+    kv_enter(e->served->run.kv, &s->kv, &root, s->tokens, n);
+}
+
 /* One step of a sequence whose last committed token is row `last_row` of the pass. */
 static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64_t now_us)
 {
@@ -322,13 +331,14 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
     learn(e, s, base);
     count_step(e, s, &result);
     count_tokens(e, s, ev->n_tokens, now_us);
+    for (uint32_t i = 0; i < result.n_accepted; i++)
+        result.path[i] += base;
+    kv_keep(e->served->run.kv, &s->kv, base, result.path, result.n_accepted);
+    enter_rows(e, s);
     if (end != SEQ_GOES_ON) {
         engine_end_seq(e, s, end, ev);
         return;
     }
-    for (uint32_t i = 0; i < result.n_accepted; i++)
-        result.path[i] += base;
-    kv_keep(e->served->run.kv, &s->kv, base, result.path, result.n_accepted);
     seq_drop_draft(s);
     if (s->req->verify)
         s->idle_us = now_us;
@@ -355,6 +365,7 @@ static void accept_pass(struct engine *e, int64_t now_us)
     for (uint32_t p = 0; p < e->n_pass; p++) {
         struct seq *s = e->pass[p];
         uint32_t last_row = s->first_row + s->n_rows - 1;
+        enter_rows(e, s); // before it branches: its choices share what others have, too
         if (!e->rows[last_row].wants_logits)
             continue; // a piece of a prompt
         if (s->choice == 0 && s->n == s->n_prompt && s->req->n > 1)
@@ -639,6 +650,24 @@ static void note_cost(struct engine *e, int64_t us)
         cost_seen(&e->control.cost, &pass, (double)us);
 }
 
+#ifdef NDEBUG
+static void check_kv(struct engine *e)
+{
+    (void)e;
+}
+#else
+/* Those who wait hold no blocks. */
+static void check_kv(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->running.n; i++)
+        e->kv_seqs[i] = &e->running.v[i]->kv;
+    if (!kv_check(e->served->run.kv, e->kv_seqs, e->running.n)) {
+        log_error("%s", fail_text());
+        abort();
+    }
+}
+#endif
+
 void round_run(struct engine *e)
 {
     plan(e);
@@ -658,6 +687,7 @@ void round_run(struct engine *e)
     metrics_observe(e->stats->pass_rows, e->n_rows);
     accept_pass(e, now_us);
     fail_broken(e);
+    check_kv(e);
     engine_take_inbox(e, 0); // a draft ahead may have come meanwhile
     round_ask(e);
     events_send(e->events);

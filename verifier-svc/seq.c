@@ -1,4 +1,5 @@
 /* seq.c - one generation. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +101,18 @@ uint32_t seq_todo(const struct seq *s)
 uint32_t seq_blocks(const struct seq *s)
 {
     return (s->n + 1 + KV_BLOCK - 1) / KV_BLOCK;
+}
+
+const uint32_t *seq_tokens(const struct seq *s)
+{
+    return s->tokens ? s->tokens : s->req->prompt;
+}
+
+static_assert(REQUEST_MAX_NAME <= KV_SALT_MAX, "a tenant's name is a salt");
+
+struct kv_root seq_root(const struct seq *s)
+{
+    return (struct kv_root){s->req->tenant, (uint32_t)s->req->tenant_len};
 }
 
 uint32_t seq_left(const struct seq *s)

@@ -39,6 +39,7 @@ struct seq {
     uint32_t *tokens; // (max_len), from seq_open() on
     uint32_t n_prompt, n, max_len;
     struct kv_seq kv;           // rows of tokens [0, kv.len); between rounds at most n - 1
+    uint32_t n_cached;          // rows of the prompt that were there when it was admitted
     struct dist_counts *counts; // NULL: no penalties
     struct detok detok;
     int stop; // the stop string that ended it, or DETOK_NONE
@@ -89,6 +90,10 @@ DEFINE_AUTO(struct seq, seq_free)
 uint32_t seq_todo(const struct seq *s);
 /* KV blocks that it needs to begin (or to begin again), its next row included. */
 uint32_t seq_blocks(const struct seq *s);
+/* All tokens until now, also before seq_open(). */
+const uint32_t *seq_tokens(const struct seq *s);
+/* Whose prefixes may be the same as its. */
+struct kv_root seq_root(const struct seq *s);
 /* Tokens that may still be committed. */
 uint32_t seq_left(const struct seq *s);
 uint32_t seq_generated(const struct seq *s);

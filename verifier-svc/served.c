@@ -58,12 +58,13 @@ static const char *main_type(const struct gguf *g)
     return gguf_type_name(best);
 }
 
-static void set_fingerprint(struct served *s)
+static void set_identity(struct served *s)
 {
     uint64_t d = rng_splitmix64(s->run.model->digest ^ ARITHMETIC);
     d = rng_splitmix64(d ^ tok_digest(s->tok) ^ s->run.opt.blas);
     for (const char *c = KV_TYPE; *c; c++)
         d = rng_splitmix64(d ^ (uint8_t)*c);
+    s->identity = d;
     snprintf(s->fingerprint, sizeof(s->fingerprint), "fp_%016llx", (unsigned long long)d);
 }
 
@@ -73,7 +74,7 @@ static int keep_facts(struct served *s)
     struct gguf_text template;
     s->weight_type = main_type(s->gguf);
     s->created = gguf_modified(s->gguf);
-    set_fingerprint(s);
+    set_identity(s);
     if (gguf_str(s->gguf, "tokenizer.chat_template", &template) < 0)
         return 0;
     s->chat_template = malloc(template.len + 1);
@@ -107,6 +108,8 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
         err = runner_load(&s->run, progress, arg);
     if (!err)
         err = keep_facts(s);
+    if (!err && o->prefix_cache)
+        err = kv_open_index(s->run.kv, s->identity, kv_hash);
     if (!err)
         gguf_close(TAKE(s->gguf));
     return err;

@@ -21,7 +21,8 @@ struct served {
     size_t template_len;
     int64_t created;         // the file's time
     const char *weight_type; // the type that most bytes have
-    char fingerprint[24];    // names all that decides bits
+    uint64_t identity;       // names all that decides bits
+    char fingerprint[24];    // the same as text
 };
 
 /* The tokenizer's part alone: enough to check requests (tests, fuzzing). */

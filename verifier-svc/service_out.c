@@ -122,6 +122,7 @@ static void fill_started(struct service *s, const struct event *ev, Tandem__V1__
     const struct request *r = ev->req;
     tandem__v1__started__init(to);
     to->prompt_tokens = r->n_prompt;
+    to->cached_tokens = ev->n_cached;
     to->seed = r->seed;
     to->model = rpc_text(engine_served(s->engine)->name);
     if (ev->choice == 0)

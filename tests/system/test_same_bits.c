@@ -1,6 +1,7 @@
 /* test_same_bits.c - promise 3: committed tokens and logprobs are bit-identical whatever the
  * proposer (or none, or one that dies), k, drafting ahead, batch neighbours, threads, prefill
- * chunk and kernel tier.
+ * chunk, kernel tier, and whether prompts are kept (every request comes once per batch size, so
+ * most are, then).
  *
  * Each row of settings is a real verifier-svc with real proposers. The normal run covers every pair
  * of settings; TANDEM_TEST_LONG=1 runs the full product over more prompts. */
@@ -25,7 +26,7 @@
 #endif
 #define MAX_BATCH 16
 
-enum factor { PROPOSER, K, POLICY, AHEAD, THREADS, CHUNK, TIER, N_FACTORS };
+enum factor { PROPOSER, K, POLICY, AHEAD, THREADS, CHUNK, TIER, PREFIX, N_FACTORS };
 #define ALWAYS 0 // the policy that drafts whether it pays or not
 enum proposer {
     NO_PROPOSER,
@@ -53,6 +54,7 @@ static struct {
     {"threads", 2, {"1", "2"}},
     {"chunk", 3, {"16", "64", "512"}},
     {"tier", 0, {0}}, // what this CPU has
+    {"prefix cache", 2, {"--no-prefix-cache", "--prefix-cache"}},
 };
 static const unsigned batches[] = {BATCHES}; // the last is the largest
 #define N_BATCHES ARRAY_LEN(batches)
@@ -192,6 +194,7 @@ static void world_start(struct world *w, const struct settings *s, const char *m
                           "--disable-batch-size",
                           "0",
                           "--no-pin",
+                          factors[PREFIX].values[s->level[PREFIX]],
                           "--log-level",
                           "warn",
                           factors[AHEAD].values[s->level[AHEAD]],
@@ -201,8 +204,8 @@ static void world_start(struct world *w, const struct settings *s, const char *m
     *w = (struct world){0};
     start_proposer(w, s->level[PROPOSER], target, sizeof(target));
     if (*target) {
-        args[16] = "--proposers";
-        args[17] = target;
+        args[17] = "--proposers";
+        args[18] = target;
     }
     setenv("TANDEM_CPU", factors[TIER].values[s->level[TIER]], 1);
     service_start(&w->verifier, "verifier-svc", args);

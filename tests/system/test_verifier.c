@@ -913,8 +913,11 @@ static void a_waiting_verify_stream_gives_way_and_comes_back(void **state)
 
     wish_init(&others, STORY, 150);
     others.msg.ignore_eos = true;
-    for (unsigned i = 0; i < N; i++)
+    others.sampling.temperature = 0.9F; // equal answers would share their blocks
+    for (unsigned i = 0; i < N; i++) {
+        others.sampling.seed = i;
         generation_start(&g[i], c, &others.msg, &a[1 + i]);
+    }
     for (unsigned i = 0; i < N; i++) {
         generation_end(&g[i]);
         assert_int_equal(g[i].status.code, RPC_OK);

@@ -82,7 +82,8 @@ static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf
                                  .max_batch_rows = 64,
                                  .prefill_chunk = 64,
                                  .max_pass_ms = 100,
-                                 .threads = 1};
+                                 .threads = 1,
+                                 .prefix_cache = true};
 
 static struct engine *start_engine(void)
 {

@@ -1,0 +1,244 @@
+/* test_prefix.c - prompts that begin alike are computed once: who shares with whom, what is
+ * counted, and that the answers are the same bits. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/mem.h"
+#include "lib/figures.h"
+#include "lib/generate.h"
+#include "lib/lib.h"
+#include "lib/services.h"
+#include "model/kv.h"
+
+#define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+#define N_PROMPT 200
+#define N_ANSWER 40
+#define MAX_PROMPT 1024
+
+static struct service verifier, cold; // with and without a prefix cache
+static struct rpc_client *client, *cold_client;
+
+static int start(void **state)
+{
+    (void)state;
+    service_start(&verifier, "verifier-svc", (const char *[]){"--model", MODEL, NULL});
+    service_start(&cold, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--no-prefix-cache", NULL});
+    assert_int_equal(rpc_client_new(verifier.target, NULL, &client), 0);
+    assert_int_equal(rpc_client_new(cold.target, NULL, &cold_client), 0);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    rpc_client_free(client);
+    rpc_client_free(cold_client);
+    service_stop(&verifier);
+    service_stop(&cold);
+    return 0;
+}
+
+/* ---- requests ---- */
+
+struct wish {
+    Tandem__V1__GenerateRequest msg;
+    Tandem__V1__Sampling sampling;
+    Tandem__V1__TokenIds prompt;
+    uint32_t tokens[MAX_PROMPT];
+};
+
+/* Sampled, with logprobs; the n tokens of prompt number `topic`: two topics differ from the first
+ * token on. */
+static void wish_init(struct wish *w, unsigned topic, uint32_t n)
+{
+    tandem__v1__generate_request__init(&w->msg);
+    tandem__v1__sampling__init(&w->sampling);
+    tandem__v1__token_ids__init(&w->prompt);
+    w->msg.sampling = &w->sampling;
+    w->sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+    w->sampling.temperature = 0.8F;
+    w->sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+    w->sampling.seed = topic;
+    for (uint32_t i = 0; i < n; i++)
+        w->tokens[i] = 300 + (topic * 7 + i * (i + 1) / 2) % 1000;
+    w->msg.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
+    w->msg.tokens = &w->prompt;
+    w->prompt.ids = w->tokens;
+    w->prompt.n_ids = n;
+    w->msg.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    w->msg.max_tokens = N_ANSWER;
+    w->msg.ignore_eos = w->msg.logprobs = true;
+    w->msg.top_logprobs = ANSWER_MAX_TOP;
+}
+
+static struct answer *answers_new(unsigned n)
+{
+    struct answer *a = calloc(n, sizeof(*a));
+    assert_non_null(a);
+    return a;
+}
+
+static void same_answer(const struct answer *a, const struct answer *b)
+{
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->ids, b->ids, a->n * sizeof(a->ids[0]));
+    assert_memory_equal(a->logprobs, b->logprobs, a->n * sizeof(a->logprobs[0]));
+    assert_memory_equal(a->top, b->top, a->n * sizeof(a->top[0]));
+    assert_int_equal(a->text_len, b->text_len);
+    assert_memory_equal(a->text, b->text, a->text_len);
+}
+
+/* Asks; so many tokens of the prompt were there already, and the answer is what it is without. */
+static void ask_of(struct rpc_client *c, struct wish *w, unsigned cached, struct answer *a)
+{
+    AUTO(mem_free) struct answer *plain = answers_new(1);
+    memset(a, 0, sizeof(*a));
+    generation_run(cold_client, &w->msg, plain);
+    generation_run(c, &w->msg, a);
+    assert_int_equal(plain->cached_tokens, 0);
+    assert_int_equal(a->cached_tokens, cached);
+    assert_int_equal(a->prompt_tokens, w->prompt.n_ids);
+    same_answer(a, plain);
+}
+
+static void ask(struct wish *w, unsigned cached)
+{
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    ask_of(client, w, cached, a);
+}
+
+/* ---- hits ---- */
+
+static void a_prompt_is_computed_once_but_for_its_end(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1, 16, 17, 31, 32, 33, N_PROMPT};
+    for (unsigned i = 0; i < ARRAY_LEN(lengths); i++) {
+        struct wish w;
+        wish_init(&w, 100 + i, lengths[i]);
+        ask(&w, 0);
+        ask(&w, (lengths[i] - 1) / KV_BLOCK * KV_BLOCK);
+        w.sampling.seed = 99;
+        ask(&w, (lengths[i] - 1) / KV_BLOCK * KV_BLOCK);
+    }
+}
+
+static void prompts_share_as_far_as_they_are_equal(void **state)
+{
+    (void)state;
+    struct wish w;
+    wish_init(&w, 1, N_PROMPT);
+    ask(&w, 0);
+    w.tokens[100]++;
+    ask(&w, 96);
+    w.tokens[96]++;
+    ask(&w, 96);
+    w.tokens[95]++;
+    ask(&w, 80);
+    w.tokens[0]++;
+    ask(&w, 0);
+}
+
+/* What the answer's last block lacks: the last token's row has not run. */
+static void a_chat_goes_on_where_its_answer_ended(void **state)
+{
+    (void)state;
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    wish_init(&w, 2, 50);
+    ask_of(client, &w, 0, a);
+    for (unsigned turn = 0; turn < 4; turn++) {
+        uint32_t n = (uint32_t)w.prompt.n_ids;
+        memcpy(w.tokens + n, a->ids, a->n * sizeof(*a->ids));
+        for (uint32_t i = 0; i < 23; i++) // the next question
+            w.tokens[n + a->n + i] = 500 + turn + i;
+        w.prompt.n_ids = n + a->n + 23;
+        ask_of(client, &w, (n + a->n - 1) / KV_BLOCK * KV_BLOCK, a);
+    }
+}
+
+static void a_request_that_runs_shares_already(void **state)
+{
+    (void)state;
+    struct wish long_one, w;
+    struct generation g;
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    wish_init(&long_one, 3, N_PROMPT);
+    long_one.msg.max_tokens = 700;
+    generation_start(&g, client, &long_one.msg, a);
+    generation_wait_tokens(&g, 1);
+    wish_init(&w, 3, N_PROMPT);
+    ask(&w, 192);
+    rpc_stream_cancel(g.stream);
+    generation_end(&g);
+}
+
+static void tenants_do_not_share(void **state)
+{
+    (void)state;
+    struct wish w;
+    static const char *const salts[] = {"", "a", "b", "aa"};
+    for (unsigned i = 0; i < ARRAY_LEN(salts); i++) {
+        wish_init(&w, 4, N_PROMPT);
+        w.msg.tenant = rpc_text(salts[i]);
+        ask(&w, 0);
+        ask(&w, 192);
+    }
+}
+
+static void every_choice_tells_the_same(void **state)
+{
+    (void)state;
+    struct wish w;
+    wish_init(&w, 5, N_PROMPT);
+    w.msg.n = 4;
+    ask(&w, 0);
+    ask(&w, 192);
+    wait_load(client, 0, 0);
+}
+
+/* ---- with proposers ---- */
+
+/* Drafts that were refused leave nothing behind, and those that were kept are kept. */
+static void speculation_costs_no_hits(void **state)
+{
+    (void)state;
+    static const char *const proposers[] = {"ngram", "draft", "suffix"};
+    for (unsigned i = 0; i < ARRAY_LEN(proposers); i++) {
+        struct service p = {0}, s = {0};
+        struct rpc_client *c;
+        struct wish w;
+        AUTO(mem_free) struct answer *a = answers_new(1);
+        service_start(&p, "proposer-svc",
+                      (const char *[]){"--proposer", proposers[i], "--draft-model", MODEL, NULL});
+        service_start(&s, "verifier-svc",
+                      (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "6",
+                                       "--proposers", p.target, NULL});
+        assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+        wait_proposers(c);
+        wish_init(&w, 6, 60);
+        w.msg.max_tokens = 100;
+        ask_of(c, &w, 0, a);
+        memcpy(w.tokens + 60, a->ids, a->n * sizeof(*a->ids));
+        w.prompt.n_ids = 60 + a->n;
+        ask_of(c, &w, (60 + 100 - 1) / KV_BLOCK * KV_BLOCK, a);
+        rpc_client_free(c);
+        service_stop(&s);
+        service_stop(&p);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_prompt_is_computed_once_but_for_its_end),
+        cmocka_unit_test(prompts_share_as_far_as_they_are_equal),
+        cmocka_unit_test(a_chat_goes_on_where_its_answer_ended),
+        cmocka_unit_test(a_request_that_runs_shares_already),
+        cmocka_unit_test(tenants_do_not_share),
+        cmocka_unit_test(every_choice_tells_the_same),
+        cmocka_unit_test(speculation_costs_no_hits),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
