@@ -1,0 +1,447 @@
+/* test_kv_store.c - blocks in a file: what is served is what was written, whatever happens to it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "lib/faulty_vfs.h"
+#include "lib/lib.h"
+#include "verifier-svc/kv_store.h"
+
+enum { BLOCK = 40000, TTL = 1000, NOW = 1000000 };
+
+static char folder[64], path[96];
+static struct kv_store_options options;
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/tandem-kv-XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    snprintf(path, sizeof(path), "%s/tandem-kv.sqlite", folder);
+    options = (struct kv_store_options){.dir = folder,
+                                        .max_bytes = KV_STORE_MIN_BYTES,
+                                        .ttl_s = TTL,
+                                        .identity = 77,
+                                        .block_bytes = BLOCK};
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    static const char *const tails[] = {"", "-wal", "-journal", "-shm"};
+    char name[128];
+    faulty_vfs_fail(0, 0, 0);
+    chmod(folder, 0700);
+    for (size_t i = 0; i < ARRAY_LEN(tails); i++) {
+        snprintf(name, sizeof(name), "%s%s", path, tails[i]);
+        unlink(name);
+    }
+    return rmdir(folder);
+}
+
+static struct kv_store *store_of(void)
+{
+    struct kv_store *s = NULL;
+    if (kv_store_open(&options, &s))
+        fail_msg("%s", fail_text());
+    return s;
+}
+
+/* What belongs to a key. */
+static void fill(uint64_t key, struct kv_store_head *h, uint8_t *data)
+{
+    *h = (struct kv_store_head){.key = key, .parent = key - 1, .depth = (uint32_t)key % 100};
+    for (uint32_t i = 0; i < KV_BLOCK; i++)
+        h->tokens[i] = (uint32_t)rng_splitmix64(key + i);
+    for (uint32_t i = 0; i < BLOCK; i++)
+        data[i] = (uint8_t)(key * 31 + i * 7 + (i >> 8));
+}
+
+/* n blocks with keys from `first`, in one transaction. */
+static int put(struct kv_store *s, uint64_t first, uint32_t n, int64_t now_s)
+{
+    struct kv_store_row rows[8];
+    static uint8_t data[8][BLOCK];
+    for (uint32_t i = 0; i < n; i++) {
+        fill(first + i, &rows[i].head, data[i]);
+        rows[i].data = data[i];
+    }
+    return kv_store_put(s, rows, n, now_s);
+}
+
+/* 0: it is there and right; fails the test if it is wrong. */
+static int get(struct kv_store *s, uint64_t key, int64_t now_s)
+{
+    static uint8_t data[BLOCK], right[BLOCK];
+    struct kv_store_head head, right_head;
+    int err = kv_store_get(s, key, now_s, &head, data);
+    if (err)
+        return err;
+    fill(key, &right_head, right);
+    assert_memory_equal(&head, &right_head, sizeof(head));
+    assert_memory_equal(data, right, BLOCK);
+    return 0;
+}
+
+/* As another program. */
+static void run_sql(const char *sql)
+{
+    sqlite3 *db;
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+    assert_int_equal(sqlite3_open_v2(path, &db, flags, "unix"), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
+static void a_block_outlives_the_store(void **state)
+{
+    (void)state;
+    struct kv_store *s = store_of();
+    assert_int_equal(get(s, 5, NOW), -ENOENT);
+    assert_int_equal(put(s, 5, 3, NOW), 0);
+    assert_int_equal(put(s, UINT64_MAX - 1, 1, NOW), 0);
+    assert_int_equal(get(s, 6, NOW), 0);
+    kv_store_free(s);
+    s = store_of();
+    for (uint64_t key = 5; key < 8; key++)
+        assert_int_equal(get(s, key, NOW), 0);
+    assert_int_equal(get(s, UINT64_MAX - 1, NOW), 0);
+    assert_int_equal(kv_store_counts(s).blocks, 4);
+    kv_store_free(s);
+}
+
+static void a_block_is_served_for_its_time_to_live(void **state)
+{
+    (void)state;
+    AUTO(kv_store_free) struct kv_store *s = store_of();
+    assert_int_equal(put(s, 1, 3, NOW), 0);
+    assert_int_equal(get(s, 1, NOW + TTL - 1), 0);
+    assert_int_equal(get(s, 1, NOW + TTL), -ENOENT); // and is gone
+    assert_int_equal(get(s, 1, NOW), -ENOENT);
+    assert_int_equal(kv_store_touch(s, &(uint64_t){2}, 1, NOW + 10), 0);
+    assert_int_equal(kv_store_prune(s, NOW + TTL - 1), 0);
+    assert_int_equal(kv_store_counts(s).blocks, 2);
+    assert_int_equal(kv_store_prune(s, NOW + TTL), 0);
+    assert_int_equal(kv_store_counts(s).blocks, 1);
+    assert_int_equal(get(s, 2, NOW + TTL), 0); // was used since
+    assert_int_equal(kv_store_counts(s).n_expired, 2);
+}
+
+static void a_clock_that_was_ahead_keeps_nothing_for_ever(void **state)
+{
+    (void)state;
+    AUTO(kv_store_free) struct kv_store *s = store_of();
+    assert_int_equal(put(s, 1, 1, NOW + 1000 * TTL), 0);
+    assert_int_equal(kv_store_prune(s, NOW), 0);
+    assert_int_equal(get(s, 1, NOW + TTL - 1), 0);
+    assert_int_equal(kv_store_prune(s, NOW + TTL), 0);
+    assert_int_equal(kv_store_counts(s).blocks, 0);
+}
+
+static void collect(void *owner, uint64_t key)
+{
+    *(uint64_t *)owner += key;
+}
+
+static void what_was_used_longest_ago_makes_room(void **state)
+{
+    (void)state;
+    AUTO(kv_store_free) struct kv_store *s = store_of();
+    uint64_t gone = 0, room = KV_STORE_MIN_BYTES - 2 * KV_STORE_LOG_BYTES, n = room / BLOCK;
+    kv_store_on_gone(s, collect, &gone);
+    for (uint64_t i = 0; i < n + 200; i += 8)
+        assert_int_equal(put(s, 1 + i, 8, NOW + (int64_t)i), 0);
+    struct kv_store_counts counts = kv_store_counts(s);
+    assert_true(counts.bytes <= room);
+    assert_true(counts.blocks > n / 2);
+    assert_true(counts.n_evicted > 0);
+    assert_int_equal(get(s, 1, NOW + 500), -ENOENT);
+    assert_int_equal(get(s, n + 200, NOW + 500), 0);
+    assert_int_equal(gone, counts.n_evicted * (counts.n_evicted + 1) / 2); // the first so many
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_true((uint64_t)st.st_size <= KV_STORE_MIN_BYTES);
+}
+
+static void of_blocks_used_at_the_same_time_the_deepest_makes_room(void **state)
+{
+    (void)state;
+    AUTO(kv_store_free) struct kv_store *s = store_of();
+    uint64_t room = KV_STORE_MIN_BYTES - 2 * KV_STORE_LOG_BYTES, n = room / BLOCK + 200;
+    n -= n % 100; // depth is key % 100
+    for (uint64_t i = 0; i < n; i += 4)
+        assert_int_equal(put(s, i, 4, NOW), 0);
+    assert_true(kv_store_counts(s).n_evicted > 0);
+    for (uint64_t i = 0; i < n - 100; i += 100)
+        assert_int_equal(get(s, i, NOW), 0);
+    assert_int_equal(get(s, 99, NOW), -ENOENT);
+}
+
+static void a_lowered_limit_is_kept_from_the_start(void **state)
+{
+    (void)state;
+    options.max_bytes = 2ull * KV_STORE_MIN_BYTES;
+    options.ttl_s = 100000;
+    struct kv_store *s = store_of();
+    for (uint64_t i = 0; i < 8000; i += 8)
+        assert_int_equal(put(s, i, 8, NOW + (int64_t)i), 0);
+    assert_true(kv_store_counts(s).bytes > KV_STORE_MIN_BYTES);
+    kv_store_free(s);
+    options.max_bytes = KV_STORE_MIN_BYTES;
+    s = store_of();
+    assert_true(kv_store_counts(s).bytes <= KV_STORE_MIN_BYTES);
+    assert_int_equal(get(s, 7999, NOW + 7999), 0); // the newest
+    assert_int_equal(get(s, 0, NOW + 1), -ENOENT);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_true((uint64_t)st.st_size <= KV_STORE_MIN_BYTES);
+    kv_store_free(s);
+}
+
+static void a_folder_has_one_user(void **state)
+{
+    (void)state;
+    AUTO(kv_store_free) struct kv_store *s = store_of(), *other = NULL;
+    assert_int_equal(kv_store_open(&options, &other), -EBUSY);
+    assert_non_null(strstr(fail_text(), "another process uses it"));
+}
+
+static void a_folder_that_cannot_be_written_is_an_error(void **state)
+{
+    (void)state;
+    struct kv_store *s = NULL;
+    options.dir = "/proc/tandem-kv"; // also for root
+    assert_true(kv_store_open(&options, &s) < 0);
+    options.dir = "/sys";
+    assert_true(kv_store_open(&options, &s) < 0);
+    assert_null(s);
+}
+
+static void another_programs_database_stays_as_it_is(void **state)
+{
+    (void)state;
+    run_sql("CREATE TABLE t (a); INSERT INTO t VALUES (1)");
+    size_t size, size_after;
+    AUTO(mem_free) char *before = lib_read(path, &size);
+    struct kv_store *s = NULL;
+    assert_int_equal(kv_store_open(&options, &s), -EEXIST);
+    AUTO(mem_free) char *after = lib_read(path, &size_after);
+    assert_int_equal(size, size_after);
+    assert_memory_equal(before, after, size);
+}
+
+static void an_older_format_is_given_up(void **state)
+{
+    (void)state;
+    struct kv_store *s = store_of();
+    assert_int_equal(put(s, 1, 1, NOW), 0);
+    kv_store_free(s);
+    run_sql("PRAGMA user_version = 999");
+    s = store_of();
+    assert_int_equal(kv_store_counts(s).n_renewed, 1);
+    assert_int_equal(get(s, 1, NOW), -ENOENT);
+    assert_int_equal(put(s, 1, 1, NOW), 0);
+    kv_store_free(s);
+}
+
+static void another_models_block_is_not_served(void **state)
+{
+    (void)state;
+    struct kv_store *s = store_of();
+    assert_int_equal(put(s, 1, 1, NOW), 0);
+    kv_store_free(s);
+    options.identity = 78;
+    s = store_of();
+    assert_int_equal(get(s, 1, NOW), -ENOENT);
+    kv_store_free(s);
+}
+
+/* A byte of the file is turned over, or its end cut off: an error, a block less, never a wrong one.
+ */
+static void a_damaged_file_serves_no_wrong_block(void **state)
+{
+    (void)state;
+    struct kv_store *s = store_of();
+    for (uint64_t i = 0; i < 64; i += 8)
+        assert_int_equal(put(s, i, 8, NOW), 0);
+    kv_store_free(s);
+    size_t size;
+    AUTO(mem_free) char *good = lib_read(path, &size);
+    uint32_t n_found = 0, n_tries = getenv("TANDEM_TEST_LONG") ? 1000 : 60;
+    for (uint32_t i = 0; i < n_tries; i++) {
+        size_t at = i < 24 ? i * 4 : rng_splitmix64(i) % size;
+        bool cuts = i % 3 == 2;
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fwrite(good, 1, cuts ? at : size, f);
+        if (!cuts) {
+            fseek(f, (long)at, SEEK_SET);
+            fputc(good[at] ^ (1 << i % 8), f);
+        }
+        fclose(f);
+        if (kv_store_open(&options, &s)) // the changed bytes were those that say whose it is
+            continue;
+        for (uint64_t key = 0; key < 64; key++) {
+            int err = get(s, key, NOW);
+            n_found += err == 0;
+            if (err == -EBADMSG)
+                assert_int_equal(kv_store_renew(s), 0);
+            else
+                assert_true(err == 0 || err == -ENOENT);
+        }
+        assert_int_equal(put(s, 1, 1, NOW), 0);
+        assert_int_equal(get(s, 1, NOW), 0);
+        kv_store_free(s);
+    }
+    assert_true(n_found > 20 * n_tries); // most of them survive most of it
+}
+
+/* Opens, puts, gets, touches, prunes; what fails says so, and the next use works. */
+static int work(void)
+{
+    AUTO(kv_store_free) struct kv_store *s = NULL;
+    int err = kv_store_open(&options, &s);
+    err = err ? err : put(s, 1, 8, NOW);
+    err = err ? err : put(s, 5, 8, NOW + 1);
+    err = err ? err : kv_store_touch(s, (uint64_t[]){1, 2, 3}, 3, NOW + 2);
+    for (uint64_t key = 1; key < 13 && !err; key++)
+        err = get(s, key, NOW + 3);
+    return err ? err : kv_store_prune(s, NOW + TTL);
+}
+
+static void every_call_for_the_file_may_fail(void **state)
+{
+    (void)state;
+    static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
+    faulty_vfs_fail(0, 0, 0);
+    assert_int_equal(work(), 0);
+    uint64_t n_calls = faulty_vfs_calls();
+    for (uint64_t n = 1; n <= n_calls; n += 1 + n / 40) {
+        for (int how = 0; how < 6; how++) {
+            faulty_vfs_fail(n, errors[how / 2], how % 2);
+            work();
+            faulty_vfs_fail(0, 0, 0);
+            if (work())
+                fail_msg("call %lu, error %d: %s", n, errors[how / 2], fail_text());
+        }
+    }
+}
+
+/* SQLite's memory comes from here. */
+static uint64_t n_allocations, fail_allocation;
+static sqlite3_mem_methods real_memory;
+
+static void *failing_malloc(int n)
+{
+    return ++n_allocations == fail_allocation ? NULL : real_memory.xMalloc(n);
+}
+
+static void *failing_realloc(void *p, int n)
+{
+    return ++n_allocations == fail_allocation ? NULL : real_memory.xRealloc(p, n);
+}
+
+static void every_allocation_may_fail(void **state)
+{
+    (void)state;
+    assert_int_equal(work(), 0);
+    n_allocations = 0;
+    assert_int_equal(work(), 0);
+    uint64_t n = n_allocations;
+    for (uint64_t i = 1; i <= n; i += 1 + i / 50) {
+        n_allocations = 0;
+        fail_allocation = i;
+        work();
+        fail_allocation = 0;
+        assert_int_equal(work(), 0);
+    }
+}
+
+/* Writes until it is killed. */
+static void write_for_ever(int ready)
+{
+    struct kv_store *s;
+    if (kv_store_open(&options, &s))
+        _exit(1);
+    uint64_t key = 0;
+    for (bool told = false;; told = true) {
+        if (put(s, key % 4000, 8, NOW + (int64_t)key) ||
+            kv_store_touch(s, &(uint64_t){key / 2 % 4000}, 1, NOW + (int64_t)key))
+            _exit(1);
+        key += 8;
+        if (!told && write(ready, "", 1) != 1)
+            _exit(1);
+    }
+}
+
+static void a_killed_process_leaves_a_store_that_opens(void **state)
+{
+    (void)state;
+    uint32_t n_kills = getenv("TANDEM_TEST_LONG") ? 200 : 15, n_found = 0;
+    for (uint32_t i = 0; i < n_kills; i++) {
+        int ready[2];
+        assert_int_equal(pipe(ready), 0);
+        pid_t child = fork();
+        if (child == 0)
+            write_for_ever(ready[1]);
+        close(ready[1]);
+        assert_int_equal(read(ready[0], &(char){0}, 1), 1);
+        close(ready[0]);
+        nanosleep(&(struct timespec){.tv_nsec = (long)(rng_splitmix64(i) % 50000000)}, NULL);
+        kill(child, SIGKILL);
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status)); // not before by itself
+        struct kv_store *s = store_of();
+        assert_int_equal(kv_store_counts(s).n_renewed, 0);
+        for (uint64_t key = 0; key < 4000; key += 3) {
+            int err = get(s, key, NOW);
+            assert_true(err == 0 || err == -ENOENT);
+            n_found += err == 0;
+        }
+        assert_int_equal(kv_store_counts(s).n_damaged, 0);
+        kv_store_free(s);
+    }
+    assert_true(n_found > n_kills);
+}
+
+int main(void)
+{
+    sqlite3_config(SQLITE_CONFIG_GETMALLOC, &real_memory);
+    sqlite3_mem_methods failing = real_memory;
+    failing.xMalloc = failing_malloc;
+    failing.xRealloc = failing_realloc;
+    sqlite3_config(SQLITE_CONFIG_MALLOC, &failing);
+    faulty_vfs_init();
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(a_block_outlives_the_store),
+        TEST(a_block_is_served_for_its_time_to_live),
+        TEST(a_clock_that_was_ahead_keeps_nothing_for_ever),
+        TEST(what_was_used_longest_ago_makes_room),
+        TEST(of_blocks_used_at_the_same_time_the_deepest_makes_room),
+        TEST(a_lowered_limit_is_kept_from_the_start),
+        TEST(a_folder_has_one_user),
+        TEST(a_folder_that_cannot_be_written_is_an_error),
+        TEST(another_programs_database_stays_as_it_is),
+        TEST(an_older_format_is_given_up),
+        TEST(another_models_block_is_not_served),
+        TEST(a_damaged_file_serves_no_wrong_block),
+        TEST(every_call_for_the_file_may_fail),
+        TEST(every_allocation_may_fail),
+        TEST(a_killed_process_leaves_a_store_that_opens),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,456 @@
+/* kv_disk.c - see kv_disk.h. */
+#include "verifier-svc/kv_disk.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "verifier-svc/kv_keys.h"
+
+#define MIN_BUFFERS 16
+#define MAX_BUFFERS 4096
+#define MAX_BATCH 64 // blocks of a transaction
+#define MAX_TOUCHES 256
+#define MAX_RENEWALS 3 // of a damaged file, then the tier ends
+#define PRUNE_US 60000000
+#define TOUCH_US 1000000       // so long blocks' uses are collected
+#define FULL_QUIET_US 60000000 // between two warnings that the disk is full
+
+struct blocks { // first in, first out
+    struct kv_disk_block *first, **end;
+};
+
+struct kv_disk {
+    struct kv_disk_options options;
+    pthread_t thread;
+    uint32_t max_batch;
+
+    /* The thread's own. */
+    struct kv_store *store; // NULL: the tier is off
+    int64_t prune_us, warned_us;
+
+    /* Under mu. */
+    pthread_mutex_t mu;
+    pthread_cond_t work, room; // something to do; a buffer is free
+    struct kv_keys keys;
+    struct kv_disk_block *free_blocks;
+    struct blocks puts;
+    uint32_t n_puts; // that wait
+    struct kv_disk_fetch *free_fetches, *reads;
+    uint64_t touches[MAX_TOUCHES];
+    uint32_t n_touches;
+    bool stops;
+    int64_t stop_us;
+    struct kv_disk_counts counts;
+
+    struct kv_disk_block *blocks; // (n_blocks)
+    struct kv_disk_fetch fetches[KV_DISK_FETCHES];
+    uint8_t *data; // of blocks, then of fetches
+};
+
+static int64_t now_s(const struct kv_disk *d)
+{
+    return d->options.now_s ? d->options.now_s() : clock_unix_s();
+}
+
+/* ---- the thread ---- */
+
+static void remember(void *owner, uint64_t key, int64_t last_use_s)
+{
+    struct kv_disk *d = owner;
+    pthread_mutex_lock(&d->mu);
+    kv_keys_set(&d->keys, key, last_use_s); // without memory: a block that is not found
+    pthread_mutex_unlock(&d->mu);
+}
+
+static void forget(void *owner, uint64_t key)
+{
+    struct kv_disk *d = owner;
+    pthread_mutex_lock(&d->mu);
+    kv_keys_remove(&d->keys, key);
+    pthread_mutex_unlock(&d->mu);
+}
+
+static void forget_all(struct kv_disk *d)
+{
+    pthread_mutex_lock(&d->mu);
+    kv_keys_done(&d->keys);
+    pthread_mutex_unlock(&d->mu);
+}
+
+static void turn_off(struct kv_disk *d)
+{
+    log_warn("kv-disk %s: %s; going on without it", d->options.store.dir, fail_text());
+    kv_store_free(d->store);
+    d->store = NULL;
+    forget_all(d);
+    pthread_mutex_lock(&d->mu);
+    d->counts.on = false;
+    pthread_mutex_unlock(&d->mu);
+}
+
+/* What an error of the store means for the tier. */
+static void check(struct kv_disk *d, int err)
+{
+    if (err == 0 || err == -ENOENT)
+        return;
+    if (err == -ENOSPC) {
+        int64_t now_us = clock_us();
+        if (now_us >= d->warned_us) {
+            log_warn("kv-disk %s: %s; blocks are not kept until there is room",
+                     d->options.store.dir, fail_text());
+            d->warned_us = now_us + FULL_QUIET_US;
+        }
+        return;
+    }
+    if (err == -EBADMSG && kv_store_counts(d->store).n_renewed < MAX_RENEWALS) {
+        forget_all(d);
+        if (kv_store_renew(d->store) == 0)
+            return;
+    }
+    turn_off(d);
+}
+
+static void write_batch(struct kv_disk *d, struct kv_disk_block *first, uint32_t n)
+{
+    struct kv_store_row rows[MAX_BATCH];
+    uint32_t i = 0;
+    for (struct kv_disk_block *b = first; b; b = b->next)
+        rows[i++] = (struct kv_store_row){b->head, b->data};
+    int64_t used_s = now_s(d);
+    int err = d->store ? kv_store_put(d->store, rows, n, used_s) : -ENOENT;
+    check(d, err);
+    for (struct kv_disk_block *b = first; b; b = b->next) {
+        if (err)
+            forget(d, b->head.key);
+        else
+            remember(d, b->head.key, used_s);
+    }
+    pthread_mutex_lock(&d->mu);
+    *(err ? &d->counts.n_failed : &d->counts.n_written) += n;
+    pthread_mutex_unlock(&d->mu);
+}
+
+static void read_blocks(struct kv_disk *d, struct kv_disk_fetch *f)
+{
+    int64_t at_s = now_s(d);
+    int err = 0;
+    for (f->n_found = 0; f->n_found < f->n && d->store && !err; f->n_found += !err) {
+        uint32_t i = f->n_found;
+        err = kv_store_get(d->store, f->keys[i], at_s, &f->heads[i], f->data[i]);
+        if (err == -ENOENT)
+            forget(d, f->keys[i]);
+    }
+    check(d, err);
+    pthread_mutex_lock(&d->mu);
+    d->counts.n_read += f->n_found;
+    pthread_mutex_unlock(&d->mu);
+    if (d->store && f->n_found) {
+        for (uint32_t i = 0; i < f->n_found; i++)
+            remember(d, f->keys[i], at_s);
+    }
+    d->options.fetched(d->options.owner, f);
+}
+
+static void touch(struct kv_disk *d, const uint64_t *keys, uint32_t n)
+{
+    if (d->store)
+        check(d, kv_store_touch(d->store, keys, n, now_s(d)));
+}
+
+static void prune(struct kv_disk *d)
+{
+    d->prune_us = clock_us() + PRUNE_US;
+    if (d->store)
+        check(d, kv_store_prune(d->store, now_s(d)));
+}
+
+/* ---- what it does next: all under mu, let go of meanwhile ---- */
+
+static void next_read(struct kv_disk *d)
+{
+    struct kv_disk_fetch *f = d->reads;
+    d->reads = f->next;
+    if (d->n_touches + f->n <= MAX_TOUCHES) { // a hit renews
+        memcpy(d->touches + d->n_touches, f->keys, f->n * sizeof(*f->keys));
+        d->n_touches += f->n;
+    }
+    pthread_mutex_unlock(&d->mu);
+    read_blocks(d, f);
+    pthread_mutex_lock(&d->mu);
+}
+
+static void next_write(struct kv_disk *d)
+{
+    struct kv_disk_block *first = d->puts.first, *last = first;
+    uint32_t n = 1;
+    while (n < d->max_batch && last->next) {
+        last = last->next;
+        n++;
+    }
+    d->puts.first = last->next;
+    if (!d->puts.first)
+        d->puts.end = &d->puts.first;
+    last->next = NULL;
+    d->n_puts -= n;
+    pthread_mutex_unlock(&d->mu);
+    write_batch(d, first, n);
+    pthread_mutex_lock(&d->mu);
+    last->next = d->free_blocks;
+    d->free_blocks = first;
+    pthread_cond_broadcast(&d->room);
+}
+
+static void next_touch(struct kv_disk *d)
+{
+    uint64_t keys[MAX_TOUCHES];
+    uint32_t n = d->n_touches;
+    memcpy(keys, d->touches, n * sizeof(*keys));
+    d->n_touches = 0;
+    pthread_mutex_unlock(&d->mu);
+    touch(d, keys, n);
+    pthread_mutex_lock(&d->mu);
+}
+
+static void wait_for_work(struct kv_disk *d)
+{
+    int64_t until_us = d->prune_us;
+    if (d->n_touches && until_us > clock_us() + TOUCH_US)
+        until_us = clock_us() + TOUCH_US;
+    struct timespec at = clock_at(until_us);
+    int r = pthread_cond_clockwait(&d->work, &d->mu, CLOCK_MONOTONIC, &at);
+    if (r == ETIMEDOUT && d->n_touches)
+        next_touch(d);
+}
+
+static void publish_counts(struct kv_disk *d)
+{
+    if (d->store)
+        d->counts.store = kv_store_counts(d->store);
+}
+
+static void *disk_main(void *arg)
+{
+    struct kv_disk *d = arg;
+    pthread_mutex_lock(&d->mu);
+    for (;;) {
+        publish_counts(d);
+        if (d->reads)
+            next_read(d);
+        else if (d->stops && (!d->puts.first || clock_us() >= d->stop_us))
+            break;
+        else if (d->puts.first)
+            next_write(d);
+        else if (d->n_touches == MAX_TOUCHES)
+            next_touch(d);
+        else if (clock_us() >= d->prune_us) {
+            pthread_mutex_unlock(&d->mu);
+            prune(d);
+            pthread_mutex_lock(&d->mu);
+        } else {
+            wait_for_work(d);
+        }
+    }
+    if (d->n_puts)
+        log_warn("kv-disk %s: %u blocks were not written before the end", d->options.store.dir,
+                 d->n_puts);
+    next_touch(d);
+    pthread_mutex_unlock(&d->mu);
+    return NULL;
+}
+
+/* ---- the engine's side ---- */
+
+/* Every block's memory, allocated once. */
+static int set_up_buffers(struct kv_disk *d)
+{
+    size_t bytes = d->options.store.block_bytes;
+    size_t n = KV_DISK_BUFFER_BYTES / bytes;
+    n = n < MIN_BUFFERS ? MIN_BUFFERS : n > MAX_BUFFERS ? MAX_BUFFERS : n;
+    d->blocks = calloc(n, sizeof(*d->blocks));
+    d->data = malloc((n + KV_DISK_FETCHES * KV_DISK_FETCH) * bytes);
+    if (!d->blocks || !d->data)
+        return fail(-ENOMEM, "no memory for %zu MiB of blocks on their way to the disk",
+                    (n + KV_DISK_FETCHES * KV_DISK_FETCH) * bytes >> 20);
+    for (size_t i = 0; i < n; i++) {
+        d->blocks[i].data = d->data + i * bytes;
+        d->blocks[i].next = d->free_blocks;
+        d->free_blocks = &d->blocks[i];
+    }
+    for (size_t i = 0; i < KV_DISK_FETCHES; i++) {
+        for (size_t j = 0; j < KV_DISK_FETCH; j++)
+            d->fetches[i].data[j] = d->data + (n + i * KV_DISK_FETCH + j) * bytes;
+        d->fetches[i].next = d->free_fetches;
+        d->free_fetches = &d->fetches[i];
+    }
+    uint64_t fit = KV_STORE_LOG_BYTES / 2 / bytes;
+    d->max_batch = fit > MAX_BATCH ? MAX_BATCH : (uint32_t)fit;
+    return 0;
+}
+
+static void release(struct kv_disk *d)
+{
+    if (!d)
+        return;
+    kv_store_free(d->store);
+    kv_keys_done(&d->keys);
+    pthread_cond_destroy(&d->work);
+    pthread_cond_destroy(&d->room);
+    pthread_mutex_destroy(&d->mu);
+    free(d->blocks);
+    free(d->data);
+    free(d);
+}
+DEFINE_AUTO(struct kv_disk, release)
+
+static int open_store(struct kv_disk *d)
+{
+    int err = kv_store_open(&d->options.store, &d->store);
+    if (err)
+        return err;
+    kv_store_on_gone(d->store, forget, d);
+    err = kv_store_prune(d->store, now_s(d));
+    err = err ? err : kv_store_each(d->store, remember, d);
+    if (err == -EBADMSG) {
+        forget_all(d);
+        err = kv_store_renew(d->store);
+    }
+    return err;
+}
+
+int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret)
+{
+    AUTO(release) struct kv_disk *d = calloc(1, sizeof(*d));
+    if (!d)
+        return fail(-ENOMEM, "no memory");
+    d->options = *o;
+    d->puts.end = &d->puts.first;
+    d->counts.on = true;
+    d->prune_us = clock_us() + PRUNE_US;
+    pthread_mutex_init(&d->mu, NULL);
+    pthread_cond_init(&d->work, NULL);
+    pthread_cond_init(&d->room, NULL);
+    int err = open_store(d);
+    err = err ? err : set_up_buffers(d);
+    if (err)
+        return err;
+    publish_counts(d);
+    int r = pthread_create(&d->thread, NULL, disk_main, d);
+    if (r)
+        return fail(-r, "cannot start a thread: %s", strerror(r));
+    *ret = TAKE(d);
+    return 0;
+}
+
+void kv_disk_free(struct kv_disk *d, int64_t flush_us)
+{
+    if (!d)
+        return;
+    pthread_mutex_lock(&d->mu);
+    d->stops = true;
+    d->stop_us = clock_us() + flush_us;
+    pthread_cond_signal(&d->work);
+    pthread_mutex_unlock(&d->mu);
+    pthread_join(d->thread, NULL);
+    release(d);
+}
+
+static bool is_there(const struct kv_disk *d, uint64_t key)
+{
+    int64_t used_s = kv_keys_last_use(&d->keys, key);
+    return used_s != KV_KEYS_NONE && used_s > now_s(d) - d->options.store.ttl_s;
+}
+
+bool kv_disk_has(struct kv_disk *d, uint64_t key)
+{
+    pthread_mutex_lock(&d->mu);
+    bool there = is_there(d, key);
+    pthread_mutex_unlock(&d->mu);
+    return there;
+}
+
+/* A free buffer; waits for one until then. */
+static struct kv_disk_block *free_block(struct kv_disk *d, int64_t wait_us)
+{
+    struct timespec at = clock_at(clock_us() + wait_us);
+    while (!d->free_blocks && wait_us) {
+        if (pthread_cond_clockwait(&d->room, &d->mu, CLOCK_MONOTONIC, &at) == ETIMEDOUT)
+            break;
+    }
+    struct kv_disk_block *b = d->free_blocks;
+    if (b)
+        d->free_blocks = b->next;
+    return b;
+}
+
+struct kv_disk_block *kv_disk_take(struct kv_disk *d, uint64_t key, int64_t wait_us)
+{
+    struct kv_disk_block *b = NULL;
+    pthread_mutex_lock(&d->mu);
+    if (d->counts.on && is_there(d, key)) {
+        kv_keys_set(&d->keys, key, now_s(d));
+        if (d->n_touches < MAX_TOUCHES)
+            d->touches[d->n_touches++] = key;
+    } else if (d->counts.on && kv_keys_set(&d->keys, key, now_s(d)) == 0) {
+        b = free_block(d, wait_us);
+        if (b) {
+            b->head.key = key;
+        } else {
+            kv_keys_remove(&d->keys, key);
+            d->counts.n_dropped++;
+        }
+    }
+    pthread_mutex_unlock(&d->mu);
+    return b;
+}
+
+void kv_disk_put(struct kv_disk *d, struct kv_disk_block *b)
+{
+    pthread_mutex_lock(&d->mu);
+    b->next = NULL;
+    *d->puts.end = b;
+    d->puts.end = &b->next;
+    d->n_puts++;
+    pthread_cond_signal(&d->work);
+    pthread_mutex_unlock(&d->mu);
+}
+
+struct kv_disk_fetch *kv_disk_fetch(struct kv_disk *d)
+{
+    pthread_mutex_lock(&d->mu);
+    struct kv_disk_fetch *f = d->free_fetches;
+    if (f)
+        d->free_fetches = f->next;
+    pthread_mutex_unlock(&d->mu);
+    return f;
+}
+
+void kv_disk_read(struct kv_disk *d, struct kv_disk_fetch *f)
+{
+    pthread_mutex_lock(&d->mu);
+    struct kv_disk_fetch **end = &d->reads;
+    while (*end)
+        end = &(*end)->next;
+    f->next = NULL;
+    *end = f;
+    pthread_cond_signal(&d->work);
+    pthread_mutex_unlock(&d->mu);
+}
+
+void kv_disk_fetched(struct kv_disk *d, struct kv_disk_fetch *f)
+{
+    pthread_mutex_lock(&d->mu);
+    f->next = d->free_fetches;
+    d->free_fetches = f;
+    pthread_mutex_unlock(&d->mu);
+}
+
+struct kv_disk_counts kv_disk_counts(struct kv_disk *d)
+{
+    pthread_mutex_lock(&d->mu);
+    struct kv_disk_counts counts = d->counts;
+    pthread_mutex_unlock(&d->mu);
+    return counts;
+}
