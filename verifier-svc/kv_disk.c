@@ -124,9 +124,9 @@ static void write_batch(struct kv_disk *d, struct kv_disk_block *first, uint32_t
     check(d, err);
     for (struct kv_disk_block *b = first; b; b = b->next) {
         if (err)
-            forget(d, b->head.key);
+            forget(d, kv_store_key(b->head.name));
         else
-            remember(d, b->head.key, used_s);
+            remember(d, kv_store_key(b->head.name), used_s);
     }
     pthread_mutex_lock(&d->mu);
     *(err ? &d->counts.n_failed : &d->counts.n_written) += n;
@@ -139,18 +139,16 @@ static void read_blocks(struct kv_disk *d, struct kv_disk_fetch *f)
     int err = 0;
     for (f->n_found = 0; f->n_found < f->n && d->store && !err; f->n_found += !err) {
         uint32_t i = f->n_found;
-        err = kv_store_get(d->store, f->keys[i], at_s, &f->heads[i], f->data[i]);
+        err = kv_store_get(d->store, f->names[i], at_s, f->data[i]);
         if (err == -ENOENT)
-            forget(d, f->keys[i]);
+            forget(d, kv_store_key(f->names[i]));
     }
     check(d, err);
     pthread_mutex_lock(&d->mu);
     d->counts.n_read += f->n_found;
     pthread_mutex_unlock(&d->mu);
-    if (d->store && f->n_found) {
-        for (uint32_t i = 0; i < f->n_found; i++)
-            remember(d, f->keys[i], at_s);
-    }
+    for (uint32_t i = 0; i < f->n_found && d->store; i++)
+        remember(d, kv_store_key(f->names[i]), at_s);
     d->options.fetched(d->options.owner, f);
 }
 
@@ -169,14 +167,18 @@ static void prune(struct kv_disk *d)
 
 /* ---- what it does next: all under mu, let go of meanwhile ---- */
 
+static void add_touch(struct kv_disk *d, uint64_t key)
+{
+    if (d->n_touches < MAX_TOUCHES)
+        d->touches[d->n_touches++] = key;
+}
+
 static void next_read(struct kv_disk *d)
 {
     struct kv_disk_fetch *f = d->reads;
     d->reads = f->next;
-    if (d->n_touches + f->n <= MAX_TOUCHES) { // a hit renews
-        memcpy(d->touches + d->n_touches, f->keys, f->n * sizeof(*f->keys));
-        d->n_touches += f->n;
-    }
+    for (uint32_t i = 0; i < f->n; i++)
+        add_touch(d, kv_store_key(f->names[i])); // a hit renews
     pthread_mutex_unlock(&d->mu);
     read_blocks(d, f);
     pthread_mutex_lock(&d->mu);
@@ -363,10 +365,10 @@ static bool is_there(const struct kv_disk *d, uint64_t key)
     return used_s != KV_KEYS_NONE && used_s > now_s(d) - d->options.store.ttl_s;
 }
 
-bool kv_disk_has(struct kv_disk *d, uint64_t key)
+bool kv_disk_has(struct kv_disk *d, const uint8_t name[KV_NAME])
 {
     pthread_mutex_lock(&d->mu);
-    bool there = is_there(d, key);
+    bool there = is_there(d, kv_store_key(name));
     pthread_mutex_unlock(&d->mu);
     return there;
 }
@@ -385,18 +387,19 @@ static struct kv_disk_block *free_block(struct kv_disk *d, int64_t wait_us)
     return b;
 }
 
-struct kv_disk_block *kv_disk_take(struct kv_disk *d, uint64_t key, int64_t wait_us)
+struct kv_disk_block *kv_disk_take(struct kv_disk *d, const struct kv_store_head *head,
+                                   int64_t wait_us)
 {
     struct kv_disk_block *b = NULL;
+    uint64_t key = kv_store_key(head->name);
     pthread_mutex_lock(&d->mu);
     if (d->counts.on && is_there(d, key)) {
         kv_keys_set(&d->keys, key, now_s(d));
-        if (d->n_touches < MAX_TOUCHES)
-            d->touches[d->n_touches++] = key;
+        add_touch(d, key);
     } else if (d->counts.on && kv_keys_set(&d->keys, key, now_s(d)) == 0) {
         b = free_block(d, wait_us);
         if (b) {
-            b->head.key = key;
+            b->head = *head;
         } else {
             kv_keys_remove(&d->keys, key);
             d->counts.n_dropped++;

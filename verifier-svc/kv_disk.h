@@ -28,10 +28,9 @@ struct kv_disk_block {
 /* Blocks on their way from the disk. */
 struct kv_disk_fetch {
     uint64_t owner; // whoever asked
-    uint64_t keys[KV_DISK_FETCH];
-    uint32_t n;       // asked for
-    uint32_t n_found; // of them, the first so many
-    struct kv_store_head heads[KV_DISK_FETCH];
+    uint8_t names[KV_DISK_FETCH][KV_NAME];
+    uint32_t n;                   // asked for
+    uint32_t n_found;             // of them, the first so many
     uint8_t *data[KV_DISK_FETCH]; // (block_bytes) each
     struct kv_disk_fetch *next;
 };
@@ -51,17 +50,18 @@ int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret);
 void kv_disk_free(struct kv_disk *d, int64_t flush_us);
 
 /* Whether a block is there (to be read or still to be written). Any thread. */
-bool kv_disk_has(struct kv_disk *d, uint64_t key);
-/* A buffer for a block that leaves memory, key set; NULL: it is there already (and was used now),
+bool kv_disk_has(struct kv_disk *d, const uint8_t name[KV_NAME]);
+/* A buffer for a block that leaves memory, head set; NULL: it is there already (and was used now),
  * all buffers are full (counted as dropped), or the tier is off. wait_us: how long a buffer may be
  * waited for; 0 in a round. */
-struct kv_disk_block *kv_disk_take(struct kv_disk *d, uint64_t key, int64_t wait_us);
-/* It is filled: to be written. */
+struct kv_disk_block *kv_disk_take(struct kv_disk *d, const struct kv_store_head *head,
+                                   int64_t wait_us);
+/* Its data is filled in: to be written. */
 void kv_disk_put(struct kv_disk *d, struct kv_disk_block *b);
 
 /* An empty fetch; NULL: all are under way, ask again later. */
 struct kv_disk_fetch *kv_disk_fetch(struct kv_disk *d);
-/* owner, keys and n are set: read them, which renews them. */
+/* owner, names and n are set: read them, which renews them. */
 void kv_disk_read(struct kv_disk *d, struct kv_disk_fetch *f);
 /* Done with it. */
 void kv_disk_fetched(struct kv_disk *d, struct kv_disk_fetch *f);

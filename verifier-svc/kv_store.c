@@ -19,16 +19,13 @@
 #define FORMAT 1                  // of the table below
 #define PAGE_BYTES 16384
 #define EVICT_ROWS 8 // at a time
-#define TOKENS_BYTES (KV_BLOCK * sizeof(uint32_t))
 
 enum { PUT, GET, TOUCH, FORGET, EXPIRE, SET_BACK, EVICT, EACH, COUNT, N_STATEMENTS };
 
 static const char *const statements[N_STATEMENTS] = {
-    [PUT] = "INSERT OR REPLACE INTO blocks (key, last_use, depth, identity, parent, digest, "
-            "tokens, data)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-    [GET] =
-        "SELECT last_use, depth, identity, parent, digest, tokens, data FROM blocks WHERE key = ?1",
+    [PUT] = "INSERT OR REPLACE INTO blocks (key, last_use, depth, identity, digest, name, data)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    [GET] = "SELECT last_use, digest, name, data FROM blocks WHERE key = ?1",
     [TOUCH] = "UPDATE blocks SET last_use = ?2 WHERE key = ?1",
     [FORGET] = "DELETE FROM blocks WHERE key = ?1 RETURNING key",
     [EXPIRE] = "DELETE FROM blocks WHERE last_use <= ?1 RETURNING key",
@@ -42,8 +39,8 @@ static const char *const statements[N_STATEMENTS] = {
 
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS blocks (key INTEGER PRIMARY KEY, last_use INTEGER NOT NULL,"
-    " depth INTEGER NOT NULL, identity INTEGER NOT NULL, parent INTEGER NOT NULL,"
-    " digest INTEGER NOT NULL, tokens BLOB NOT NULL, data BLOB NOT NULL);"
+    " depth INTEGER NOT NULL, identity INTEGER NOT NULL, digest INTEGER NOT NULL,"
+    " name BLOB NOT NULL, data BLOB NOT NULL);"
     "CREATE INDEX IF NOT EXISTS by_use ON blocks (last_use, depth DESC);";
 
 struct kv_store {
@@ -342,11 +339,16 @@ static int make_room(struct kv_store *s, uint64_t need)
     return err;
 }
 
-static uint64_t digest_of(const struct kv_store *s, const struct kv_store_head *h, const void *data)
+uint64_t kv_store_key(const uint8_t name[KV_NAME])
 {
-    uint64_t fields[4] = {s->options.identity, h->key, h->parent, h->depth};
-    uint64_t seed = XXH3_64bits(fields, sizeof(fields));
-    seed = XXH3_64bits_withSeed(h->tokens, TOKENS_BYTES, seed);
+    uint64_t key;
+    memcpy(&key, name, sizeof(key));
+    return key;
+}
+
+static uint64_t digest_of(const struct kv_store *s, const uint8_t *name, const void *data)
+{
+    uint64_t seed = XXH3_64bits(name, KV_NAME);
     return XXH3_64bits_withSeed(data, s->options.block_bytes, seed);
 }
 
@@ -354,13 +356,13 @@ static int put_row(struct kv_store *s, const struct kv_store_row *r, int64_t now
 {
     const struct kv_store_head *h = &r->head;
     sqlite3_stmt *st = s->st[PUT];
-    const int64_t numbers[] = {(int64_t)h->key,    now_s,
-                               h->depth,           (int64_t)s->options.identity,
-                               (int64_t)h->parent, (int64_t)digest_of(s, h, r->data)};
+    const int64_t numbers[] = {(int64_t)kv_store_key(h->name), now_s, h->depth,
+                               (int64_t)s->options.identity,
+                               (int64_t)digest_of(s, h->name, r->data)};
     for (int i = 0; i < (int)ARRAY_LEN(numbers); i++)
         sqlite3_bind_int64(st, i + 1, numbers[i]);
-    sqlite3_bind_blob(st, 7, h->tokens, TOKENS_BYTES, SQLITE_STATIC);
-    sqlite3_bind_blob(st, 8, r->data, (int)s->options.block_bytes, SQLITE_STATIC);
+    sqlite3_bind_blob(st, 6, h->name, KV_NAME, SQLITE_STATIC);
+    sqlite3_bind_blob(st, 7, r->data, (int)s->options.block_bytes, SQLITE_STATIC);
     int rc = sqlite3_step(st);
     int err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
     sqlite3_reset(st);
@@ -400,32 +402,34 @@ static int forget(struct kv_store *s, uint64_t key)
     return remove_rows(s, FORGET, (int64_t)key, &n);
 }
 
-/* Whether the row that GET stands at is what was written. */
-static bool read_row(struct kv_store *s, uint64_t key, struct kv_store_head *h, void *data)
-{
-    sqlite3_stmt *st = s->st[GET];
-    const void *tokens = sqlite3_column_blob(st, 5), *bytes = sqlite3_column_blob(st, 6);
-    if (sqlite3_column_int64(st, 2) != (int64_t)s->options.identity || !tokens || !bytes ||
-        sqlite3_column_bytes(st, 5) != (int)TOKENS_BYTES ||
-        sqlite3_column_bytes(st, 6) != (int)s->options.block_bytes)
-        return false;
-    *h = (struct kv_store_head){.key = key,
-                                .parent = (uint64_t)sqlite3_column_int64(st, 3),
-                                .depth = (uint32_t)sqlite3_column_int64(st, 1)};
-    memcpy(h->tokens, tokens, TOKENS_BYTES);
-    memcpy(data, bytes, s->options.block_bytes);
-    return (uint64_t)sqlite3_column_int64(st, 4) == digest_of(s, h, data);
-}
-
 static bool is_expired(const struct kv_store *s, int64_t last_use_s, int64_t now_s)
 {
     return last_use_s <= now_s - s->options.ttl_s;
 }
 
-int kv_store_get(struct kv_store *s, uint64_t key, int64_t now_s, struct kv_store_head *ret_head,
-                 void *ret_data)
+/* Of the row that GET stands at. */
+enum row { ROW_GOOD, ROW_ANOTHERS, ROW_DAMAGED, ROW_EXPIRED };
+
+static enum row read_row(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data)
 {
     sqlite3_stmt *st = s->st[GET];
+    if (is_expired(s, sqlite3_column_int64(st, 0), now_s))
+        return ROW_EXPIRED;
+    const void *its_name = sqlite3_column_blob(st, 2), *data = sqlite3_column_blob(st, 3);
+    if (!its_name || sqlite3_column_bytes(st, 2) != KV_NAME || !data ||
+        sqlite3_column_bytes(st, 3) != (int)s->options.block_bytes)
+        return ROW_DAMAGED;
+    if (memcmp(its_name, name, KV_NAME) != 0)
+        return ROW_ANOTHERS;
+    memcpy(ret_data, data, s->options.block_bytes);
+    return (uint64_t)sqlite3_column_int64(st, 1) == digest_of(s, name, ret_data) ? ROW_GOOD
+                                                                                 : ROW_DAMAGED;
+}
+
+int kv_store_get(struct kv_store *s, const uint8_t name[KV_NAME], int64_t now_s, void *ret_data)
+{
+    sqlite3_stmt *st = s->st[GET];
+    uint64_t key = kv_store_key(name);
     sqlite3_bind_int64(st, 1, (int64_t)key);
     int rc = sqlite3_step(st);
     if (rc != SQLITE_ROW) {
@@ -433,14 +437,13 @@ int kv_store_get(struct kv_store *s, uint64_t key, int64_t now_s, struct kv_stor
         sqlite3_reset(st);
         return err;
     }
-    bool expired = is_expired(s, sqlite3_column_int64(st, 0), now_s);
-    bool good = !expired && read_row(s, key, ret_head, ret_data);
+    enum row row = read_row(s, name, now_s, ret_data);
     sqlite3_reset(st);
-    if (good)
+    if (row == ROW_GOOD)
         return 0;
-    s->counts.n_expired += expired;
-    s->counts.n_damaged += !expired;
-    int err = forget(s, key);
+    s->counts.n_expired += row == ROW_EXPIRED;
+    s->counts.n_damaged += row == ROW_DAMAGED;
+    int err = row == ROW_ANOTHERS ? 0 : forget(s, key);
     return err ? err : -ENOENT;
 }
 

@@ -2,8 +2,8 @@
  * process.
  *
  * It is a cache: whatever is wrong with it costs its blocks and nothing else. A block is served
- * only if identity, key, length and checksum are what was written, and not longer after its last
- * use than the time to live. A folder has one user at a time, who holds a lock on it; blocks of
+ * only if name, length and checksum are what was written, and not longer after its last use than
+ * the time to live. A folder has one user at a time, who holds a lock on it; blocks of
  * several models may lie in it.
  *
  * Why SQLite: https://sqlite.org/transactional.html, a killed process leaves the last commit; read
@@ -28,12 +28,15 @@ struct kv_store_options {
 #define KV_STORE_MIN_BYTES (256u << 20)
 #define KV_STORE_LOG_BYTES (32u << 20) // of a transaction and what SQLite keeps before it is moved
 
-/* What is kept with a block, so that a match of keys can be checked. */
+/* What is kept with a block. A match compares the whole name (kv_index.h), which nobody can make
+ * two prefixes of; only its first eight bytes are the key in the table. */
 struct kv_store_head {
-    uint64_t key, parent; // parent: key of the block before
-    uint32_t depth;       // blocks before it
-    uint32_t tokens[KV_BLOCK];
+    uint8_t name[KV_NAME];
+    uint32_t depth; // blocks before it
 };
+
+/* The first eight bytes of a name. */
+uint64_t kv_store_key(const uint8_t name[KV_NAME]);
 
 /* Takes the folder and opens its file, or makes one. What is damaged or of an older format is given
  * up for a new file, with a warning. -EBUSY: another process has the folder. -EEXIST: there is a
@@ -57,8 +60,7 @@ struct kv_store_row {
  * What was used longest ago makes room. */
 int kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n, int64_t now_s);
 /* -ENOENT: there is no such block (any more), or it was damaged and is gone now. */
-int kv_store_get(struct kv_store *s, uint64_t key, int64_t now_s, struct kv_store_head *ret_head,
-                 void *ret_data);
+int kv_store_get(struct kv_store *s, const uint8_t name[KV_NAME], int64_t now_s, void *ret_data);
 /* They were used now. */
 int kv_store_touch(struct kv_store *s, const uint64_t *keys, uint32_t n, int64_t now_s);
 /* Removes what has not been used for the time to live. */

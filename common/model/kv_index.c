@@ -1,6 +1,8 @@
 /* kv_index.c - a hash table over block numbers, and the list of idle blocks. */
 #include <assert.h>
+#include <endian.h>
 #include <errno.h>
+#include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
@@ -15,7 +17,9 @@ struct entry {
     uint32_t parent, n_children;
     uint32_t next;         // in its bucket
     uint32_t older, newer; // while idle
+    uint32_t depth;
     bool in, idle;
+    uint8_t name[KV_NAME];
     uint8_t salt_len; // below the root
     uint8_t salt[KV_SALT_MAX];
     uint32_t tokens[KV_BLOCK];
@@ -39,6 +43,29 @@ uint64_t kv_hash(uint64_t key, const void *bytes, size_t n)
         key = rng_splitmix64(key ^ word);
     }
     return key;
+}
+
+_Static_assert(SHA256_DIGEST_LENGTH == KV_NAME, "a name is a SHA-256");
+
+void kv_name_root(uint64_t identity, const struct kv_root *root, uint8_t ret_name[KV_NAME])
+{
+    uint8_t bytes[sizeof(uint64_t) + KV_SALT_MAX];
+    identity = htole64(identity);
+    memcpy(bytes, &identity, sizeof(identity));
+    if (root->salt_len)
+        memcpy(bytes + sizeof(identity), root->salt, root->salt_len);
+    SHA256(bytes, sizeof(identity) + root->salt_len, ret_name);
+}
+
+void kv_name_next(const uint8_t before[KV_NAME], const uint32_t *tokens, uint8_t ret_name[KV_NAME])
+{
+    uint8_t bytes[KV_NAME + KV_BLOCK * sizeof(uint32_t)];
+    memcpy(bytes, before, KV_NAME);
+    for (size_t i = 0; i < KV_BLOCK; i++) {
+        uint32_t token = htole32(tokens[i]);
+        memcpy(bytes + KV_NAME + i * sizeof(token), &token, sizeof(token));
+    }
+    SHA256(bytes, sizeof(bytes), ret_name);
 }
 
 int kv_index_new(uint32_t n_blocks, uint64_t identity, kv_hash_fn *hash, struct kv_index **ret)
@@ -118,10 +145,17 @@ void kv_index_add(struct kv_index *x, const struct kv_root *root, uint32_t paren
     *e = (struct entry){.key = key_of(x, root, parent, tokens), .parent = parent, .in = true};
     memcpy(e->tokens, tokens, sizeof(e->tokens));
     if (parent != NONE) {
-        x->entries[parent].n_children++;
-    } else if (root->salt_len) {
+        struct entry *before = &x->entries[parent];
+        before->n_children++;
+        e->depth = before->depth + 1;
+        kv_name_next(before->name, tokens, e->name);
+    } else {
         e->salt_len = (uint8_t)root->salt_len;
-        memcpy(e->salt, root->salt, root->salt_len);
+        if (root->salt_len)
+            memcpy(e->salt, root->salt, root->salt_len);
+        uint8_t root_name[KV_NAME];
+        kv_name_root(x->identity, root, root_name);
+        kv_name_next(root_name, tokens, e->name);
     }
     uint32_t *bucket = bucket_of(x, e->key);
     e->next = *bucket;
@@ -151,7 +185,8 @@ struct kv_entry kv_index_entry(const struct kv_index *x, uint32_t block)
 {
     const struct entry *e = &x->entries[block];
     struct kv_root root = {e->salt, e->salt_len};
-    return (struct kv_entry){e->key, parent_key(x, &root, e->parent), e->parent, e->tokens, root};
+    return (struct kv_entry){e->name,   e->depth,  e->key, parent_key(x, &root, e->parent),
+                             e->parent, e->tokens, root};
 }
 
 /* ---- idle blocks ---- */

@@ -19,6 +19,7 @@
 
 #define KV_NO_BLOCK UINT32_MAX
 #define KV_SALT_MAX 64 // bytes
+#define KV_NAME 32     // bytes of a block's name
 
 struct kv_index;
 
@@ -31,6 +32,12 @@ struct kv_root {
 /* Hashes n bytes behind what `key` stands for. */
 typedef uint64_t kv_hash_fn(uint64_t key, const void *bytes, size_t n);
 uint64_t kv_hash(uint64_t key, const void *bytes, size_t n);
+
+/* A block's name says all of its prefix, salt and identity: SHA-256 over the name of the block
+ * before it and its tokens (little-endian). Unlike keys, no two that differ can be found; it is
+ * what may leave the process. */
+void kv_name_root(uint64_t identity, const struct kv_root *root, uint8_t ret_name[KV_NAME]);
+void kv_name_next(const uint8_t before[KV_NAME], const uint32_t *tokens, uint8_t ret_name[KV_NAME]);
 
 /* identity: names all that decides the bits in a block (model, KV type, arithmetic); the root keys
  * come of it. hash: kv_hash, or one that collides on purpose. -ENOMEM. */
@@ -58,6 +65,8 @@ uint32_t kv_index_oldest(const struct kv_index *x);
 
 /* What is known of a block that is in it. */
 struct kv_entry {
+    const uint8_t *name; // (KV_NAME)
+    uint32_t depth;      // blocks before it
     uint64_t key;
     uint64_t parent_key;    // of the block before it, or of the root
     uint32_t parent;        // block, or KV_NO_BLOCK: below the root

@@ -68,16 +68,24 @@ static struct kv_disk *disk_of(void)
     return d;
 }
 
+static struct kv_store_head head_of(uint64_t key)
+{
+    struct kv_store_head head = {.depth = 3};
+    memcpy(head.name, &key, sizeof(key));
+    return head;
+}
+
+static bool has(struct kv_disk *d, uint64_t key)
+{
+    return kv_disk_has(d, head_of(key).name);
+}
+
 static bool put(struct kv_disk *d, uint64_t key)
 {
-    struct kv_disk_block *b = kv_disk_take(d, key, 0);
+    struct kv_store_head head = head_of(key);
+    struct kv_disk_block *b = kv_disk_take(d, &head, 0);
     if (!b)
         return false;
-    assert_int_equal(b->head.key, key);
-    b->head.parent = key - 1;
-    b->head.depth = 3;
-    for (uint32_t i = 0; i < KV_BLOCK; i++)
-        b->head.tokens[i] = (uint32_t)key + i;
     memset(b->data, (int)key, BLOCK);
     kv_disk_put(d, b);
     return true;
@@ -91,15 +99,12 @@ static uint32_t read_blocks(struct kv_disk *d, uint64_t first, uint32_t n)
     f->owner = 42;
     f->n = n;
     for (uint32_t i = 0; i < n; i++)
-        f->keys[i] = first + i;
+        memcpy(f->names[i], head_of(first + i).name, KV_NAME);
     kv_disk_read(d, f);
     struct kv_disk_fetch *back = queue_pop(fetched, -1);
     assert_ptr_equal(back, f);
     assert_int_equal(f->owner, 42);
     for (uint32_t i = 0; i < f->n_found; i++) {
-        assert_int_equal(f->heads[i].key, first + i);
-        assert_int_equal(f->heads[i].parent, first + i - 1);
-        assert_int_equal(f->heads[i].tokens[5], first + i + 5);
         assert_int_equal(f->data[i][0], (uint8_t)(first + i));
         assert_memory_equal(f->data[i], f->data[i] + 1, BLOCK - 1);
     }
@@ -114,11 +119,11 @@ static void what_is_put_comes_back_after_a_restart(void **state)
     struct kv_disk *d = disk_of();
     for (uint64_t key = 1; key <= 100; key++)
         assert_true(put(d, key));
-    assert_true(kv_disk_has(d, 100));
-    assert_false(kv_disk_has(d, 101));
+    assert_true(has(d, 100));
+    assert_false(has(d, 101));
     kv_disk_free(d, FLUSH_US);
     d = disk_of();
-    assert_true(kv_disk_has(d, 1));
+    assert_true(has(d, 1));
     assert_int_equal(read_blocks(d, 1, 16), 16);
     assert_int_equal(read_blocks(d, 95, 10), 6); // up to the first that is not there
     assert_int_equal(kv_disk_counts(d).n_read, 22);
@@ -151,14 +156,14 @@ static void a_hit_and_a_second_eviction_renew_a_block(void **state)
     assert_int_equal(read_blocks(d, 1, 1), 1);
     assert_false(put(d, 2)); // it is there, and used now
     time_s += 1;
-    assert_true(kv_disk_has(d, 1));
-    assert_true(kv_disk_has(d, 2));
-    assert_false(kv_disk_has(d, 3));
+    assert_true(has(d, 1));
+    assert_true(has(d, 2));
+    assert_false(has(d, 3));
     kv_disk_free(d, FLUSH_US);
     d = disk_of(); // as the file says
-    assert_true(kv_disk_has(d, 1));
-    assert_true(kv_disk_has(d, 2));
-    assert_false(kv_disk_has(d, 3));
+    assert_true(has(d, 1));
+    assert_true(has(d, 2));
+    assert_false(has(d, 3));
     assert_int_equal(read_blocks(d, 1, 3), 2);
     kv_disk_free(d, FLUSH_US);
 }
@@ -187,10 +192,11 @@ static void full_buffers_drop_blocks_and_wait_for_nobody(void **state)
         n++;
     assert_true(n >= KV_DISK_BUFFER_BYTES / BLOCK); // and those that the thread had taken before
     assert_int_equal(kv_disk_counts(d).n_dropped, 1);
-    assert_false(kv_disk_has(d, 1 + n));
+    assert_false(has(d, 1 + n));
     pthread_mutex_unlock(&gate);
     kv_disk_fetched(d, queue_pop(fetched, -1));
-    struct kv_disk_block *b = kv_disk_take(d, 1 + n, FLUSH_US); // who may wait gets one
+    struct kv_store_head head = head_of(1 + n);
+    struct kv_disk_block *b = kv_disk_take(d, &head, FLUSH_US); // who may wait gets one
     assert_non_null(b);
     memset(b->data, 0, BLOCK);
     kv_disk_put(d, b);
@@ -225,7 +231,7 @@ static void a_disk_that_fails_ends_the_tier_and_nothing_else(void **state)
     assert_true(put(d, 2));
     while (kv_disk_counts(d).on)
         usleep(100);
-    assert_false(kv_disk_has(d, 1));
+    assert_false(has(d, 1));
     assert_false(put(d, 3));
     assert_int_equal(read_blocks(d, 1, 2), 0);
     assert_int_equal(kv_disk_counts(d).n_failed, 1);
@@ -245,7 +251,7 @@ static void a_full_disk_keeps_what_is_there(void **state)
         usleep(100);
     faulty_vfs_fail(0, 0, 0);
     assert_true(kv_disk_counts(d).on);
-    assert_false(kv_disk_has(d, 2));
+    assert_false(has(d, 2));
     assert_int_equal(read_blocks(d, 1, 2), 1);
     assert_true(put(d, 2)); // there is room again
     kv_disk_free(d, FLUSH_US);
@@ -265,7 +271,7 @@ static void a_damaged_file_is_given_up_a_few_times(void **state)
         assert_true(put(d, key));
         while (kv_disk_counts(d).n_failed == n)
             usleep(100);
-        assert_false(kv_disk_has(d, key));
+        assert_false(has(d, key));
     }
     kv_disk_free(d, FLUSH_US);
 }

@@ -155,6 +155,30 @@ static void an_entry_tells_all_of_its_name(void **state)
 }
 
 /* Keys are stored: a change of the function is a change of the store's format. */
+/* sha256sum of the same bytes, put together by hand. */
+static void names_are_hashes_of_the_whole_prefix(void **state)
+{
+    (void)state;
+    static const uint8_t root_right[] = {0xaa, 0xe8, 0x9f, 0xc0},
+                         right[] = {0xe8, 0x86, 0xca, 0xf8};
+    uint8_t root[KV_NAME], salted[KV_NAME], name[KV_NAME], child[KV_NAME];
+    kv_name_root(7, &nobody, root);
+    kv_name_root(7, &(struct kv_root){"a", 1}, salted);
+    kv_name_next(root, of(1), name);
+    kv_name_next(name, of(2), child);
+    assert_memory_equal(root, root_right, 4);
+    assert_memory_equal(name, right, 4);
+    assert_memory_not_equal(root, salted, KV_NAME);
+
+    AUTO(kv_index_free) struct kv_index *x = index_of(colliding);
+    add(x, KV_NO_BLOCK, 1, 4);
+    add(x, 4, 2, 5);
+    assert_memory_equal(kv_index_entry(x, 4).name, name, KV_NAME);
+    assert_memory_equal(kv_index_entry(x, 5).name, child, KV_NAME);
+    assert_int_equal(kv_index_entry(x, 4).depth, 0);
+    assert_int_equal(kv_index_entry(x, 5).depth, 1);
+}
+
 static void keys_are_the_same_everywhere(void **state)
 {
     (void)state;
@@ -197,6 +221,7 @@ int main(void)
         {"the_longest_idle_block_is_the_oldest, all keys equal",
          the_longest_idle_block_is_the_oldest, NULL, NULL, &colliding},
         cmocka_unit_test(an_entry_tells_all_of_its_name),
+        cmocka_unit_test(names_are_hashes_of_the_whole_prefix),
         cmocka_unit_test(keys_are_the_same_everywhere),
         cmocka_unit_test(the_check_finds_what_is_wrong),
     };

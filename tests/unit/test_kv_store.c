@@ -59,21 +59,27 @@ static struct kv_store *store_of(void)
     return s;
 }
 
-/* What belongs to a key. */
-static void fill(uint64_t key, struct kv_store_head *h, uint8_t *data)
+/* The name of block `key`, so that kv_store_key() is that. */
+static void name_of(uint64_t key, uint8_t name[KV_NAME])
 {
-    *h = (struct kv_store_head){.key = key, .parent = key - 1, .depth = (uint32_t)key % 100};
-    for (uint32_t i = 0; i < KV_BLOCK; i++)
-        h->tokens[i] = (uint32_t)rng_splitmix64(key + i);
-    for (uint32_t i = 0; i < BLOCK; i++)
-        data[i] = (uint8_t)(key * 31 + i * 7 + (i >> 8));
+    memcpy(name, &key, sizeof(key));
+    memset(name + sizeof(key), (int)key, KV_NAME - sizeof(key));
+}
+
+/* What belongs to it. */
+static void fill(uint64_t key, struct kv_store_head *h, uint64_t *data)
+{
+    h->depth = (uint32_t)key % 100;
+    name_of(key, h->name);
+    for (uint64_t i = 0; i < BLOCK / sizeof(*data); i++)
+        data[i] = key * 0x9e3779b97f4a7c15u + i;
 }
 
 /* n blocks with keys from `first`, in one transaction. */
 static int put(struct kv_store *s, uint64_t first, uint32_t n, int64_t now_s)
 {
     struct kv_store_row rows[8];
-    static uint8_t data[8][BLOCK];
+    static uint64_t data[8][BLOCK / sizeof(uint64_t)];
     for (uint32_t i = 0; i < n; i++) {
         fill(first + i, &rows[i].head, data[i]);
         rows[i].data = data[i];
@@ -84,15 +90,13 @@ static int put(struct kv_store *s, uint64_t first, uint32_t n, int64_t now_s)
 /* 0: it is there and right; fails the test if it is wrong. */
 static int get(struct kv_store *s, uint64_t key, int64_t now_s)
 {
-    static uint8_t data[BLOCK], right[BLOCK];
-    struct kv_store_head head, right_head;
-    int err = kv_store_get(s, key, now_s, &head, data);
-    if (err)
-        return err;
-    fill(key, &right_head, right);
-    assert_memory_equal(&head, &right_head, sizeof(head));
-    assert_memory_equal(data, right, BLOCK);
-    return 0;
+    static uint64_t data[BLOCK / sizeof(uint64_t)], right[BLOCK / sizeof(uint64_t)];
+    struct kv_store_head head;
+    fill(key, &head, right);
+    int err = kv_store_get(s, head.name, now_s, data);
+    if (!err)
+        assert_memory_equal(data, right, BLOCK);
+    return err;
 }
 
 /* As another program. */
@@ -256,15 +260,42 @@ static void an_older_format_is_given_up(void **state)
     kv_store_free(s);
 }
 
-static void another_models_block_is_not_served(void **state)
+static void of_blocks_with_one_key_the_last_is_served_by_its_own_name(void **state)
+{
+    (void)state;
+    AUTO(kv_store_free) struct kv_store *s = store_of();
+    static uint64_t data[BLOCK / sizeof(uint64_t)];
+    struct kv_store_row row = {.data = data};
+    fill(1, &row.head, data);
+    row.head.name[KV_NAME - 1] ^= 1; // no part of the key
+    assert_int_equal(kv_store_put(s, &row, 1, NOW), 0);
+    assert_int_equal(get(s, 1, NOW), -ENOENT);
+    assert_int_equal(kv_store_get(s, row.head.name, NOW, data), 0);
+    assert_int_equal(put(s, 1, 1, NOW), 0);
+    assert_int_equal(get(s, 1, NOW), 0);
+    assert_int_equal(kv_store_get(s, row.head.name, NOW, data), -ENOENT);
+    assert_int_equal(kv_store_counts(s).blocks, 1);
+}
+
+static void count_key(void *owner, uint64_t key, int64_t last_use_s)
+{
+    assert_int_equal(last_use_s, NOW);
+    *(uint64_t *)owner += key;
+}
+
+static void only_this_models_blocks_are_listed(void **state)
 {
     (void)state;
     struct kv_store *s = store_of();
-    assert_int_equal(put(s, 1, 1, NOW), 0);
+    assert_int_equal(put(s, 1, 2, NOW), 0);
     kv_store_free(s);
     options.identity = 78;
     s = store_of();
-    assert_int_equal(get(s, 1, NOW), -ENOENT);
+    assert_int_equal(put(s, 100, 1, NOW), 0);
+    uint64_t sum = 0;
+    assert_int_equal(kv_store_each(s, count_key, &sum), 0);
+    assert_int_equal(sum, 100);
+    assert_int_equal(kv_store_counts(s).blocks, 3);
     kv_store_free(s);
 }
 
@@ -437,7 +468,8 @@ int main(void)
         TEST(a_folder_that_cannot_be_written_is_an_error),
         TEST(another_programs_database_stays_as_it_is),
         TEST(an_older_format_is_given_up),
-        TEST(another_models_block_is_not_served),
+        TEST(of_blocks_with_one_key_the_last_is_served_by_its_own_name),
+        TEST(only_this_models_blocks_are_listed),
         TEST(a_damaged_file_serves_no_wrong_block),
         TEST(every_call_for_the_file_may_fail),
         TEST(every_allocation_may_fail),
