@@ -199,6 +199,25 @@ static void write_proposers(const Tandem__V1__StatsReply *s, struct buf *to)
     buf_puts(to, "]");
 }
 
+static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
+{
+    buf_printf(to,
+               ",\"cache\":{\"blocks_total\":%" PRIu64 ",\"blocks_used\":%" PRIu64
+               ",\"blocks_shared\":%" PRIu64 ",\"blocks_evictable\":%" PRIu64 ",\"bytes\":%" PRIu64
+               ",\"prompt_tokens\":%" PRIu64 ",\"hit_tokens\":%" PRIu64 ",\"evictions\":%" PRIu64
+               ",\"holders\":[",
+               c->blocks_total, c->blocks_used, c->blocks_shared, c->blocks_evictable, c->bytes,
+               c->prompt_tokens, c->hit_tokens, c->evictions);
+    for (size_t i = 0; i < c->n_holders; i++) {
+        const Tandem__V1__CacheHolder *h = c->holders[i];
+        buf_puts(to, i ? ",{\"id\":" : "{\"id\":");
+        jsonw_text(to, h->id.data, h->id.len);
+        buf_printf(to, ",\"choice\":%u,\"tokens\":%u,\"blocks\":%u}", h->choice, h->tokens,
+                   h->blocks);
+    }
+    buf_puts(to, "]}");
+}
+
 static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)
 {
     buf_printf(
@@ -207,10 +226,7 @@ static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)
     write_real(to, "tokens_per_s", s->tokens_per_s);
     write_real(to, "uptime_s", s->uptime_s);
     if (s->cache)
-        buf_printf(to,
-                   ",\"cache\":{\"blocks_total\":%" PRIu64 ",\"blocks_used\":%" PRIu64
-                   ",\"bytes\":%" PRIu64 "}",
-                   s->cache->blocks_total, s->cache->blocks_used, s->cache->bytes);
+        write_cache(s->cache, to);
     write_proposers(s, to);
 }
 

@@ -267,6 +267,8 @@ static uint32_t blocks_to_give(const struct engine *e)
 static void count_admission(struct engine *e, const struct request *r, int64_t now_us)
 {
     metrics_add(e->stats->prompt_tokens, r->n_prompt);
+    metrics_add(e->stats->prefix_queries, r->n_prompt);
+    metrics_add(e->stats->prefix_hits, r->seqs[0]->n_cached);
     metrics_observe(e->stats->prompt_length, r->n_prompt);
     metrics_observe(e->stats->queue_s, (double)(now_us - r->arrived_us) / 1e6);
 }
@@ -337,6 +339,35 @@ static bool preempt_dormant(struct engine *e)
     return false;
 }
 
+static bool has_same_tenant(const struct request *a, const struct request *b)
+{
+    return a->tenant_len == b->tenant_len && memcmp(a->tenant, b->tenant, a->tenant_len) == 0;
+}
+
+/* Rows at the beginning of s that r computes, too: whole blocks, without the last row of s. */
+static uint32_t rows_alike(const struct seq *s, const struct seq *r)
+{
+    const uint32_t *a = seq_tokens(s), *b = seq_tokens(r);
+    uint32_t n = 0, most = s->n - 1 < r->n ? s->n - 1 : r->n;
+    while (n < most && a[n] == b[n])
+        n++;
+    return n / KV_BLOCK * KV_BLOCK;
+}
+
+/* Most of what it needs is being computed for somebody else: it comes when that can be found. */
+static bool awaits_prefix(const struct engine *e, const struct seq *s)
+{
+    for (uint32_t i = 0; e->options->prefix_cache && i < e->running.n; i++) {
+        const struct seq *r = e->running.v[i];
+        if (seq_todo(r) <= 1 || !has_same_tenant(r->req, s->req))
+            continue;
+        uint32_t alike = rows_alike(s, r), there = r->kv.len;
+        if (alike > there && 2 * (alike - there) >= s->n - there)
+            return true;
+    }
+    return false;
+}
+
 static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_anybody)
 {
     uint32_t n = 0;
@@ -345,7 +376,7 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         const struct seq *s = e->waiting.v[i];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
-        if (!may)
+        if (!may || awaits_prefix(e, s))
             continue;
         uint32_t blocks = blocks_needed(e, s);
         if (n == 0) // for the head alone: looking costs time, and this is whom others wait for
@@ -443,19 +474,6 @@ static int64_t idle_wait_us(const struct engine *e, int64_t until)
     return wait && wait < left ? wait : left;
 }
 
-static void show_load(struct engine *e)
-{
-    const struct kv *kv = e->served->run.kv;
-    uint32_t n_paused = 0, n_used = kv_n_blocks(kv) - kv_n_free(kv);
-    for (uint32_t i = 0; i < e->running.n; i++)
-        n_paused += atomic_load_explicit(&e->running.v[i]->req->paused, memory_order_relaxed);
-    metrics_set(e->stats->kv_used_ratio, (double)n_used / kv_n_blocks(kv));
-    atomic_store_explicit(&e->kv_used, n_used, memory_order_relaxed);
-    metrics_set(e->stats->paused, n_paused);
-    metrics_set(e->stats->running, e->running.n);
-    metrics_set(e->stats->waiting, e->waiting.n);
-}
-
 /* Whether the coming pass is held back for drafts; waits for what comes then. */
 static bool hold_back(struct engine *e)
 {
@@ -481,7 +499,7 @@ static void loop(struct engine *e)
         reap(e, &e->running);
         reap(e, &e->waiting);
         admit(e);
-        show_load(e);
+        engine_show_load(e);
         int64_t late_us = round_release(e, clock_us());
         if (!round_has_work(e)) {
             e->held_us = 0;
@@ -688,6 +706,7 @@ int engine_new(const struct options *o, struct stats *stats, struct engine **ret
     e->stats = stats;
     pthread_mutex_init(&e->changing_mu, NULL);
     pthread_mutex_init(&e->speculation_mu, NULL);
+    pthread_mutex_init(&e->kv_mu, NULL);
     /* Requests, a draft per sequence from each side, and some in between. */
     int err = queue_new(queued + 4 * seqs + 64, &e->inbox);
     if (!err)
@@ -740,6 +759,7 @@ void engine_free(struct engine *e)
     free(e->item_seqs);
     pthread_mutex_destroy(&e->changing_mu);
     pthread_mutex_destroy(&e->speculation_mu);
+    pthread_mutex_destroy(&e->kv_mu);
     served_free(e->served);
     free(e);
 }
@@ -826,12 +846,11 @@ struct events *engine_events(struct engine *e)
     return e->events;
 }
 
-void engine_kv(struct engine *e, uint64_t *ret_total, uint64_t *ret_used, uint64_t *ret_bytes)
+void engine_kv(struct engine *e, struct engine_kv_view *ret)
 {
-    const struct served *m = engine_served(e);
-    *ret_total = m ? kv_n_blocks(m->run.kv) : 0;
-    *ret_used = atomic_load_explicit(&e->kv_used, memory_order_relaxed);
-    *ret_bytes = m ? *ret_total * kv_block_bytes(kv_shape_of(m->run.kv)) : 0;
+    pthread_mutex_lock(&e->kv_mu);
+    *ret = e->kv_view;
+    pthread_mutex_unlock(&e->kv_mu);
 }
 
 int engine_submit(struct engine *e, struct request *r)

@@ -44,8 +44,21 @@ void engine_speculation(struct engine *e, struct speculation *ret);
  * as drafts_set() does. -EINVAL, -ENOMEM, with nothing changed. */
 int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret);
 struct events *engine_events(struct engine *e);
-/* Blocks of KV in all and in use. */
-void engine_kv(struct engine *e, uint64_t *ret_total, uint64_t *ret_used, uint64_t *ret_bytes);
+/* What the KV pool holds, after the last round; zeros until the model is ready. */
+#define ENGINE_KV_HOLDERS 8
+struct engine_kv_view {
+    uint32_t n_blocks;
+    uint32_t n_used; // by sequences that run, of which
+    uint32_t n_shared;
+    uint32_t n_evictable; // kept for those who begin alike, until their room is needed
+    uint64_t bytes;       // of all
+    uint32_t n_holders;   // who hold most, the largest first
+    struct engine_kv_holder {
+        char id[REQUEST_MAX_ID + 1];
+        uint32_t choice, n_tokens, n_blocks;
+    } holders[ENGINE_KV_HOLDERS];
+};
+void engine_kv(struct engine *e, struct engine_kv_view *ret);
 
 /* An opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is full (with
  * a sentence); -EPIPE: it has ended. */

@@ -39,7 +39,8 @@ struct engine {
     atomic_bool stop;
     atomic_uint n_queued;   // requests not admitted yet
     atomic_uint n_requests; // accepted and not ended
-    atomic_uint kv_used;    // blocks
+    pthread_mutex_t kv_mu;
+    struct engine_kv_view kv_view;
     char error[FAIL_TEXT_MAX];
     _Atomic(struct served *) ready; // published when loading is done
     _Atomic(struct drafts *) proposers;
@@ -62,6 +63,7 @@ struct engine {
     uint64_t next_id, next_order;
     int64_t show_us;      // when to say next how far loading is
     uint32_t prompt_rows; // of the last pass
+    uint64_t n_evicted;   // blocks, as far as they are counted
     int64_t decode_us;    // of the last pass without prompts
     bool ask_again;       // a draft ahead came late and is of no use
     uint32_t n_reckoned;  // sequences whose delay the wait for drafts was reckoned to outweigh
@@ -92,6 +94,10 @@ void engine_preempt(struct engine *e, struct seq *s);
 
 /* All that has come; waits for the first as queue_pop() does. */
 void engine_take_inbox(struct engine *e, int64_t wait_us);
+
+/* ---- load.c ---- */
+
+void engine_show_load(struct engine *e);
 
 /* ---- round.c ---- */
 

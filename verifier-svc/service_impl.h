@@ -47,6 +47,9 @@ struct service {
     /* service_info.c: what the last reply points to. */
     Tandem__V1__SpeculationStats speculation;
     Tandem__V1__CacheStats cache;
+    Tandem__V1__CacheHolder holders[ENGINE_KV_HOLDERS];
+    Tandem__V1__CacheHolder *holder_list[ENGINE_KV_HOLDERS];
+    struct engine_kv_view kv;
     Tandem__V1__ProposerStats proposers[DRAFTS_MAX];
     Tandem__V1__ProposerStats *proposer_list[DRAFTS_MAX];
     struct drafts_stats proposer_stats[DRAFTS_MAX];

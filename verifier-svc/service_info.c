@@ -228,6 +228,37 @@ static void fill_speculation(struct service *s, Tandem__V1__StatsReply *reply)
     to->adaptive_k_current = metrics_value(m->k_now);
 }
 
+static void fill_holders(struct service *s, Tandem__V1__CacheStats *to)
+{
+    to->holders = s->holder_list;
+    to->n_holders = s->kv.n_holders;
+    for (uint32_t i = 0; i < s->kv.n_holders; i++) {
+        const struct engine_kv_holder *from = &s->kv.holders[i];
+        Tandem__V1__CacheHolder *h = s->holder_list[i] = &s->holders[i];
+        tandem__v1__cache_holder__init(h);
+        h->id = rpc_text(from->id);
+        h->choice = from->choice;
+        h->tokens = from->n_tokens;
+        h->blocks = from->n_blocks;
+    }
+}
+
+static void fill_cache(struct service *s, Tandem__V1__StatsReply *reply)
+{
+    Tandem__V1__CacheStats *to = reply->cache = &s->cache;
+    engine_kv(s->engine, &s->kv);
+    tandem__v1__cache_stats__init(to);
+    to->blocks_total = s->kv.n_blocks;
+    to->blocks_used = s->kv.n_used;
+    to->blocks_shared = s->kv.n_shared;
+    to->blocks_evictable = s->kv.n_evictable;
+    to->bytes = s->kv.bytes;
+    to->prompt_tokens = count_of(s->stats->prefix_queries);
+    to->hit_tokens = count_of(s->stats->prefix_hits);
+    to->evictions = count_of(s->stats->evictions);
+    fill_holders(s, to);
+}
+
 void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
 {
     struct service *s = user;
@@ -241,9 +272,7 @@ void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
     if (d)
         fill_proposers(s, d, reply);
     fill_speculation(s, reply);
-    tandem__v1__cache_stats__init(&s->cache);
-    engine_kv(s->engine, &s->cache.blocks_total, &s->cache.blocks_used, &s->cache.bytes);
-    reply->cache = &s->cache;
+    fill_cache(s, reply);
     reply->prompt_tokens = count_of(m->prompt_tokens);
     reply->generated_tokens = count_of(m->generated_tokens);
     reply->requests = count_of(m->failed);

@@ -72,7 +72,6 @@ static void init_engine(struct stats *s)
     s->running = gauge("tandem_num_requests_running", "Sequences that run.");
     s->waiting = gauge("tandem_num_requests_waiting", "Sequences that wait for admission.");
     s->paused = gauge("tandem_num_requests_paused", "Sequences whose client does not read.");
-    s->kv_used_ratio = gauge("tandem_kv_cache_usage_ratio", "Share of the KV blocks in use.");
     s->rounds = counter("tandem_engine_rounds_total", "Forward passes.");
     s->preemptions = counter("tandem_num_preemptions_total",
                              "Sequences put back into the queue for want of KV blocks.");
@@ -80,6 +79,24 @@ static void init_engine(struct stats *s)
     s->pass_rows = length_of("tandem_engine_pass_rows", "Rows of a forward pass.");
     s->draft_wait_s = time_of("tandem_engine_draft_wait_seconds",
                               "How long a pass was held back for drafts, if it was.");
+}
+
+static void init_cache(struct stats *s)
+{
+    s->kv_used_ratio = gauge("tandem_kv_cache_usage_ratio", "Share of the KV blocks in use.");
+    s->kv_blocks = gauge("tandem_kv_cache_blocks", "KV blocks of 16 positions.");
+    s->kv_used = gauge("tandem_kv_cache_used_blocks", "Blocks that running sequences hold.");
+    s->kv_shared = gauge("tandem_kv_cache_shared_blocks", "Blocks that several of them hold.");
+    s->kv_evictable = gauge("tandem_kv_cache_evictable_blocks",
+                            "Blocks that nobody holds, kept until their room is needed.");
+    s->kv_bytes = gauge("tandem_kv_cache_bytes", "Memory of all KV blocks.");
+    s->prefix_queries = counter("tandem_prefix_cache_queries_total",
+                                "Prompt tokens that were looked for, of admitted requests.");
+    s->prefix_hits =
+        metrics_counter("tandem_prefix_cache_hits_total",
+                        "Prompt tokens that did not have to be computed.", "tier=\"memory\"");
+    s->evictions = counter("tandem_prefix_cache_evictions_total",
+                           "Blocks that were kept and gave way to others.");
 }
 
 static void init_speculation(struct stats *s)
@@ -106,6 +123,7 @@ void stats_init(struct stats *s)
     *s = (struct stats){.rate = &rate};
     init_requests(s);
     init_engine(s);
+    init_cache(s);
     init_speculation(s);
 }
 

@@ -26,7 +26,9 @@ struct stats {
     struct metric *ttft_s, *inter_token_s, *e2e_s, *queue_s, *prefill_s, *decode_s;
     struct metric *prompt_length, *generated_length;
     /* The engine now. */
-    struct metric *running, *waiting, *paused, *kv_used_ratio;
+    struct metric *running, *waiting, *paused;
+    struct metric *kv_used_ratio, *kv_blocks, *kv_used, *kv_shared, *kv_evictable, *kv_bytes;
+    struct metric *prefix_queries, *prefix_hits, *evictions;
     struct metric *rounds, *preemptions, *pass_s, *pass_rows, *draft_wait_s;
     /* Speculation. */
     struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus, *ahead, *ahead_used;

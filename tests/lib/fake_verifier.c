@@ -269,6 +269,7 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *msg)
     Tandem__V1__StatsReply s = TANDEM__V1__STATS_REPLY__INIT;
     Tandem__V1__SpeculationStats p = TANDEM__V1__SPECULATION_STATS__INIT;
     Tandem__V1__CacheStats cache = TANDEM__V1__CACHE_STATS__INIT;
+    Tandem__V1__CacheHolder most = TANDEM__V1__CACHE_HOLDER__INIT, *holders[] = {&most, &most};
     (void)msg;
     s.service = rpc_text("verifier");
     s.instance = rpc_text("fake-0");
@@ -285,7 +286,13 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *msg)
     s.speculation = &p;
     cache.blocks_total = 64;
     cache.blocks_used = 5;
+    cache.blocks_evictable = 7;
+    cache.hit_tokens = 32;
+    cache.n_holders = 2;
+    cache.holders = holders;
     cache.bytes = 1 << 20;
+    most.id = rpc_text("r\"1");
+    most.blocks = 3;
     s.cache = &cache;
     rpc_call_reply(c, &s.base);
 }

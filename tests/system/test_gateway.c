@@ -429,12 +429,17 @@ static void health_shows_cache_and_speculation(void **state)
 {
     (void)state;
     struct http_answer a = http_call(port, "GET", "/health", NULL);
-    json_t *j = json_loads(a.body, 0, NULL), *speculation;
-    int total, used, bytes;
-    assert_int_equal(json_unpack(j, "{s:[{s:{s:i,s:i,s:i}}],s:o}", "verifiers", "cache",
-                                 "blocks_total", &total, "blocks_used", &used, "bytes", &bytes,
-                                 "spec_decode", &speculation),
+    json_t *j = json_loads(a.body, 0, NULL), *speculation, *holder;
+    int total, used, evictable, hits, bytes;
+    assert_int_equal(json_unpack(j, "{s:[{s:{s:i,s:i,s:i,s:i,s:i,s:[oo]}}],s:o}", "verifiers",
+                                 "cache", "blocks_total", &total, "blocks_used", &used,
+                                 "blocks_evictable", &evictable, "hit_tokens", &hits, "bytes",
+                                 &bytes, "holders", &holder, &holder, "spec_decode", &speculation),
                      0);
+    assert_int_equal(evictable, 7);
+    assert_int_equal(hits, 32);
+    assert_string_equal(json_string_value(json_object_get(holder, "id")), "r\"1");
+    assert_int_equal(json_integer_value(json_object_get(holder, "blocks")), 3);
     assert_int_equal(total, 64);
     assert_int_equal(used, 5);
     assert_int_equal(bytes, 1 << 20);

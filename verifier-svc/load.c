@@ -1,0 +1,62 @@
+/* load.c - what the engine shows of itself after each round: how much runs and waits, what the KV
+ * pool holds, and who holds most of it. */
+#include <string.h>
+#include "verifier-svc/engine_impl.h"
+
+/* The largest first, of equal ones the older. */
+static void list_holder(struct engine_kv_view *view, const struct seq *s)
+{
+    uint32_t at = view->n_holders;
+    while (at && view->holders[at - 1].n_blocks < s->kv.n_blocks)
+        at--;
+    if (at == ENGINE_KV_HOLDERS)
+        return;
+    view->n_holders += view->n_holders < ENGINE_KV_HOLDERS;
+    memmove(&view->holders[at + 1], &view->holders[at],
+            (view->n_holders - at - 1) * sizeof(view->holders[0]));
+    struct engine_kv_holder *h = &view->holders[at];
+    memcpy(h->id, s->req->id, sizeof(h->id));
+    h->choice = s->choice;
+    h->n_tokens = s->n;
+    h->n_blocks = s->kv.n_blocks;
+}
+
+static void show_kv(struct engine *e)
+{
+    const struct kv *kv = e->served->run.kv;
+    const struct kv_figures f = kv_figures(kv);
+    struct engine_kv_view *view = &e->kv_view;
+    pthread_mutex_lock(&e->kv_mu);
+    view->n_blocks = kv_n_blocks(kv);
+    view->n_used = view->n_blocks - f.n_empty - f.n_idle;
+    view->n_shared = f.n_shared;
+    view->n_evictable = f.n_idle;
+    view->bytes = view->n_blocks * kv_block_bytes(kv_shape_of(kv));
+    view->n_holders = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        if (e->running.v[i]->kv.n_blocks)
+            list_holder(view, e->running.v[i]);
+    }
+    pthread_mutex_unlock(&e->kv_mu);
+
+    struct stats *m = e->stats;
+    metrics_set(m->kv_used_ratio, (double)view->n_used / view->n_blocks);
+    metrics_set(m->kv_blocks, view->n_blocks);
+    metrics_set(m->kv_used, view->n_used);
+    metrics_set(m->kv_shared, view->n_shared);
+    metrics_set(m->kv_evictable, view->n_evictable);
+    metrics_set(m->kv_bytes, (double)view->bytes);
+    metrics_add(m->evictions, (double)(f.n_evicted - e->n_evicted));
+    e->n_evicted = f.n_evicted;
+}
+
+void engine_show_load(struct engine *e)
+{
+    uint32_t n_paused = 0;
+    for (uint32_t i = 0; i < e->running.n; i++)
+        n_paused += atomic_load_explicit(&e->running.v[i]->req->paused, memory_order_relaxed);
+    metrics_set(e->stats->paused, n_paused);
+    metrics_set(e->stats->running, e->running.n);
+    metrics_set(e->stats->waiting, e->waiting.n);
+    show_kv(e);
+}
