@@ -61,12 +61,14 @@ struct part {
     void *state; // NULL: not yet
     struct prop_ask ask;
     struct prop_draft draft;
+    bool open; // ask is not done yet
     bool made; // draft continues the context
 };
 
 struct chain_seq {
     struct part parts[CHAIN_MEMBERS_MAX];
-    uint32_t drafted_at; // length of the context that the drafts continue
+    uint32_t drafted_at; // length of the context that the drafts continue; UINT32_MAX: nothing is
+                         // to be learnt from them
     unsigned stage;      // the member that is asked
 };
 
@@ -183,7 +185,7 @@ static void learn(struct chain *ch, struct chain_seq *s, const struct prop_conte
 static void forget_drafts(struct chain *ch, struct chain_seq *s)
 {
     for (unsigned i = 0; i < ch->n_members; i++)
-        s->parts[i].made = false;
+        s->parts[i].made = s->parts[i].open = false;
     s->stage = 0;
 }
 
@@ -262,6 +264,7 @@ static bool goes_on(const struct chain *ch, unsigned stage, uint32_t k, bool has
 static void finish(struct prop_ask *ask, struct part *p)
 {
     struct chain_seq *s = ask->seq;
+    s->parts[s->stage].open = false;
     s->stage = 0;
     ask->done = true;
     ask->to->n = 0;
@@ -277,6 +280,7 @@ static void take_answer(struct chain *ch, struct prop_ask *ask)
     struct chain_seq *s = ask->seq;
     struct part *p = &s->parts[s->stage];
     double in_hand;
+    p->open = !p->ask.done;
     p->made = p->ask.done && p->draft.n;
     if (!p->made)
         free(TAKE(p->draft.q));
@@ -296,6 +300,8 @@ static struct prop_ask *ask_of(struct chain *ch, struct prop_ask *ask)
     struct chain_seq *s = ask->seq;
     const struct member *m = &ch->members[s->stage];
     struct part *p = &s->parts[s->stage];
+    if (p->open)
+        return &p->ask; // its draft may have begun
     if (s->stage == 0)
         forget_drafts(ch, s); // of an earlier ask in the same context
     p->ask = *ask;
@@ -305,7 +311,7 @@ static struct prop_ask *ask_of(struct chain *ch, struct prop_ask *ask)
     p->draft.q = NULL;
     if (!(m->about.q_modes & 1u << ask->q_mode))
         p->ask.q_mode = PROP_POINT;
-    s->drafted_at = ask->context.n;
+    s->drafted_at = ask->n_verifying ? UINT32_MAX : ask->context.n;
     return &p->ask;
 }
 

@@ -178,6 +178,43 @@ static void nobody_is_waited_for_when_there_is_a_draft(void **state)
     prop_chain.close(shared);
 }
 
+static struct prop_draft ahead_of(const struct prop_seq *s, uint32_t n_verifying)
+{
+    struct prop_draft d;
+    struct prop_ask ask = {.seq = s->state,
+                           .context = {.tokens = s->tokens, .n = s->n},
+                           .k = 5,
+                           .n_verifying = n_verifying,
+                           .until_us = INT64_MAX,
+                           .to = &d};
+    prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
+    return d;
+}
+
+/* The model goes on with it from call to call. */
+static void what_a_member_drafts_ahead_is_its_own_word(void **state)
+{
+    (void)state;
+    uint32_t tokens[] = {4080, 300, 400, 500, 600, 700};
+    struct prop_draft got, want;
+    chain_of("ngram", "draft", "score");
+    must_open();
+    struct prop_seq s = seq_of(tokens, 6);
+    got = ahead_of(&s, 2);
+    prop_seq_done(&s);
+    prop_chain.close(shared);
+    assert_int_equal(prop_draft.open(&shared), 0);
+    s = prop_seq_new(&prop_draft, shared);
+    prop_seq_update(&s, 0, tokens, 6);
+    want = ahead_of(&s, 2);
+    prop_seq_done(&s);
+    prop_draft.close(shared);
+    assert_true(want.n > 5);
+    assert_int_equal(got.n, want.n);
+    assert_memory_equal(got.tokens, want.tokens, want.n * sizeof(want.tokens[0]));
+    assert_memory_equal(got.parents, want.parents, want.n * sizeof(want.parents[0]));
+}
+
 static void what_cannot_be_chained_is_refused(void **state)
 {
     (void)state;
@@ -200,6 +237,7 @@ int main(void)
         cmocka_unit_test_setup(who_is_wrong_is_believed_less, defaults),
         cmocka_unit_test_setup(a_drawn_draft_is_sent_with_its_q, defaults),
         cmocka_unit_test_setup(nobody_is_waited_for_when_there_is_a_draft, defaults),
+        cmocka_unit_test_setup(what_a_member_drafts_ahead_is_its_own_word, defaults),
         cmocka_unit_test_setup(what_cannot_be_chained_is_refused, defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
