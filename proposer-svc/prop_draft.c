@@ -33,7 +33,7 @@
 
 #define ROWS_MAX 256      // of a pass
 #define GROUP_MAX 32      // sequences drafted for together
-#define BRANCHES_MAX 6    // of a draft ahead
+#define BRANCHES_MAX 6    // of a draft ahead; fewer if many share the passes
 #define BRANCHES_TOP 3    // tokens of a row that may begin one
 #define CATCH_UP 8        // rows that may lack for a draft to begin: GROUP_MAX times it is ROWS_MAX
 #define POOL_SEQUENCES 16 // that a pool without a size of its own is made for
@@ -680,12 +680,13 @@ static bool is_ready_ahead(struct draft *d, struct prop_ask *ask)
     return base - s->kv.len <= CATCH_UP;
 }
 
-/* Puts a chance among the n best; the first one stays where it is. */
-static uint32_t add_chance(struct chance *best, uint32_t n, const struct chance *c)
+/* Puts a chance among the n best, of which there may be so many; the first one stays where it is.
+ */
+static uint32_t add_chance(struct chance *best, uint32_t n, uint32_t most, const struct chance *c)
 {
-    if (n == BRANCHES_MAX && c->score <= best[n - 1].score)
+    if (n == most && (n == 1 || c->score <= best[n - 1].score))
         return n;
-    uint32_t at = n < BRANCHES_MAX ? n++ : n - 1;
+    uint32_t at = n < most ? n++ : n - 1;
     for (; at > 1 && best[at - 1].score < c->score; at--)
         best[at] = best[at - 1];
     best[at] = *c;
@@ -693,9 +694,10 @@ static uint32_t add_chance(struct chance *best, uint32_t n, const struct chance 
 }
 
 /* What may follow: the draft's own next token first, then the model's likeliest others where a
- * token is rejected or behind the last. first: the row of the last committed token. */
+ * token is rejected or behind the last. first: the row of the last committed token. Returns how
+ * many of the `most` there are. */
 static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32_t first,
-                             struct chance *best)
+                             uint32_t most, struct chance *best)
 {
     uint32_t m = ask->n_verifying, n = 1;
     const uint32_t *verifying = ask->context.tokens + ask->context.n - m;
@@ -714,7 +716,7 @@ static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32
             struct chance c = {top[t].token, (int32_t)i - (int32_t)m - 1, expf(top[t].logprob), 0};
             c.score = reach * c.here;
             if (c.token != drafted)
-                n = add_chance(best, n, &c);
+                n = add_chance(best, n, most, &c);
         }
         reach *= expf(logprob);
         best[0] = (struct chance){drafted, -1, expf(top[0].logprob), 0};
@@ -734,32 +736,78 @@ static void add_node(const struct draft *d, struct prop_ask *ask, struct branch 
     b->going = b->n < ask->k && !is_eos(d, token);
 }
 
-/* Runs the tokens that are being verified and begins the branches. False: there are none. */
-static bool begin_ahead(struct draft *d, struct prop_ask *ask)
+/* Puts the rows of the tokens that are being verified behind the n_rows of the pass. Their number,
+ * 0 if there is no draft. */
+static uint32_t add_verifying(struct draft *d, struct prop_ask *ask, uint32_t n_rows)
 {
     struct draft_seq *s = ask->seq;
-    uint32_t m = ask->n_verifying, n = ask->context.n;
-    struct chance best[BRANCHES_MAX];
     drop_branches(d, s);
     if (!is_ready_ahead(d, ask))
-        return false;
+        return 0;
     uint32_t from = s->kv.len;
-    if (!grow_rows(d, s, n - from))
-        return false;
-    uint32_t n_rows = add_rows(d, s, from, 0);
-    for (uint32_t i = 0; i <= m; i++)
-        d->rows[n_rows - 1 - i].wants_logits = true;
-    run_pass(d, n_rows);
-    uint32_t n_best = find_chances(d, ask, n_rows - 1 - m, best);
-    for (uint32_t i = 0; i < n_best && ask->to->n < PROP_K_MAX - m; i++) {
+    if (!grow_rows(d, s, ask->context.n - from))
+        return 0;
+    uint32_t end = add_rows(d, s, from, n_rows);
+    for (uint32_t i = 0; i <= ask->n_verifying; i++)
+        d->rows[end - 1 - i].wants_logits = true;
+    return end - n_rows;
+}
+
+/* first: the row of the last committed token. */
+static void add_first_nodes(struct draft *d, struct prop_ask *ask, uint32_t first, uint32_t most)
+{
+    struct draft_seq *s = ask->seq;
+    struct chance best[BRANCHES_MAX];
+    uint32_t n_best = find_chances(d, ask, first, most, best);
+    for (uint32_t i = 0; i < n_best && ask->to->n < PROP_K_MAX - ask->n_verifying; i++) {
         struct branch *b = &s->branches->v[i];
+        uint32_t n = (uint32_t)((int32_t)ask->context.n + best[i].parent + 1);
         b->n = 0;
-        if (!(best[i].here >= d->p_min) ||
-            kv_fork(d->run.kv, &s->kv, (uint32_t)((int32_t)n + best[i].parent + 1), &b->kv) < 0)
-            continue;
-        add_node(d, ask, b, best[i].token, best[i].parent, best[i].here);
+        if (best[i].here >= d->p_min && kv_fork(d->run.kv, &s->kv, n, &b->kv) == 0)
+            add_node(d, ask, b, best[i].token, best[i].parent, best[i].here);
     }
-    return s->branches->begun = ask->to->n > 0;
+    s->branches->begun = ask->to->n > 0;
+    ask->done = !s->branches->begun;
+}
+
+static bool is_begun(const struct prop_ask *ask)
+{
+    const struct draft_seq *s = ask->seq;
+    return s->branches && s->branches->begun;
+}
+
+static bool is_open_ahead(const struct prop_ask *ask)
+{
+    return ask->n_verifying && !ask->done;
+}
+
+/* One pass over what is being verified of as many asks as fit in, which begins their branches.
+ * False: there are none to begin. */
+static bool begin_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n, uint32_t most)
+{
+    struct prop_ask *begun[GROUP_MAX];
+    uint32_t first[GROUP_MAX], n_begun = 0, n_rows = 0, n_logits = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct prop_ask *ask = asks[i];
+        if (!is_open_ahead(ask) || is_begun(ask))
+            continue;
+        if (n_begun && n_logits + ask->n_verifying + 1 > GROUP_MAX)
+            break;
+        uint32_t n_added = add_verifying(d, ask, n_rows);
+        ask->done = !n_added;
+        if (!n_added)
+            continue;
+        n_rows += n_added;
+        n_logits += ask->n_verifying + 1;
+        first[n_begun] = n_rows - 1 - ask->n_verifying;
+        begun[n_begun++] = ask;
+    }
+    if (!n_begun)
+        return false;
+    run_pass(d, n_rows);
+    for (uint32_t i = 0; i < n_begun; i++)
+        add_first_nodes(d, begun[i], first[i], most);
+    return true;
 }
 
 /* The next token of a branch, behind its row of the pass. */
@@ -801,47 +849,57 @@ static uint32_t add_branches(struct draft *d, const struct prop_ask *ask, uint32
     return n_rows;
 }
 
+static uint32_t n_going(const struct prop_ask *ask)
+{
+    const struct draft_seq *s = ask->seq;
+    uint32_t n = 0;
+    for (unsigned i = 0; i < BRANCHES_MAX; i++)
+        n += s->branches->v[i].going;
+    return n;
+}
+
 /* One pass over the branches of as many asks as fit in. */
 static void step_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n)
 {
     uint32_t n_rows = 0, end = 0;
-    for (; end < n && n_rows + BRANCHES_MAX <= GROUP_MAX; end++) {
-        const struct draft_seq *s = asks[end]->seq;
-        if (asks[end]->n_verifying && !asks[end]->done && s->branches->begun)
-            n_rows = add_branches(d, asks[end], n_rows);
+    for (; end < n; end++) {
+        if (!is_open_ahead(asks[end]))
+            continue;
+        if (n_rows + n_going(asks[end]) > GROUP_MAX)
+            break;
+        n_rows = add_branches(d, asks[end], n_rows);
     }
     if (n_rows)
         run_pass(d, n_rows);
     for (uint32_t i = 0; i < end; i++) {
         const struct draft_seq *s = asks[i]->seq;
-        if (!asks[i]->n_verifying || asks[i]->done)
+        if (!is_open_ahead(asks[i]))
             continue;
-        asks[i]->done = true;
-        for (struct branch *b = s->branches->v; b < s->branches->v + BRANCHES_MAX; b++) {
+        for (struct branch *b = s->branches->v; b < s->branches->v + BRANCHES_MAX; b++)
             if (b->going)
                 go_on(d, asks[i], b);
-            asks[i]->done = asks[i]->done && !(b->going && may_go_on(d, asks[i]));
-        }
     }
 }
 
 /* One pass of what is drafted ahead, so that Rounds that wait for their drafts come first. */
 static void draft_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n)
 {
-    bool began = false;
-    for (uint32_t i = 0; i < n && !began; i++) {
-        const struct draft_seq *s = asks[i]->seq;
-        if (!asks[i]->n_verifying || (s->branches && s->branches->begun))
-            continue;
-        began = true;
-        asks[i]->done = !begin_ahead(d, asks[i]);
-    }
-    if (!began)
+    uint32_t n_open = 0;
+    for (uint32_t i = 0; i < n; i++)
+        n_open += is_open_ahead(asks[i]);
+    if (!n_open)
+        return;
+    uint32_t share = GROUP_MAX / n_open;
+    if (!begin_ahead(d, asks, n, share < 1 ? 1 : share > BRANCHES_MAX ? BRANCHES_MAX : share))
         step_ahead(d, asks, n);
     for (uint32_t i = 0; i < n; i++) {
-        if (asks[i]->n_verifying && asks[i]->done)
+        if (!asks[i]->n_verifying)
+            continue;
+        if (!asks[i]->done && is_begun(asks[i]))
+            asks[i]->done = !n_going(asks[i]) || !may_go_on(d, asks[i]);
+        if (asks[i]->done)
             drop_branches(d, asks[i]->seq);
-        d->is_ahead = d->is_ahead || (asks[i]->n_verifying && !asks[i]->done);
+        d->is_ahead = d->is_ahead || !asks[i]->done;
     }
 }
 

@@ -175,6 +175,48 @@ static void ahead_each_branch_goes_on_as_a_fresh_draft(void **state)
     close_it();
 }
 
+/* However many there are, each draft that is being verified is gone on with. */
+static void ahead_a_crowd_shares_the_passes(void **state)
+{
+    (void)state;
+    must_open();
+    enum { N = 16, N_VERIFYING = 4, K = 5 };
+    struct prop_seq s[N];
+    struct prop_draft drafts[N];
+    struct prop_ask ask[N], *asks[N];
+    uint32_t n_calls = 0, n_open = N;
+    for (uint32_t i = 0; i < N; i++) {
+        s[i] = story(60 + i);
+        struct prop_draft first = prop_seq_draft(&s[i], N_VERIFYING);
+        prop_seq_update(&s[i], s[i].n, first.tokens, N_VERIFYING);
+        ask[i] = ask_of(&s[i], K, &drafts[i]);
+        ask[i].n_verifying = N_VERIFYING;
+        asks[i] = &ask[i];
+    }
+    for (; n_open; n_calls++) {
+        prop_draft.draft(shared, asks, n_open);
+        for (uint32_t i = n_open; i-- > 0;)
+            if (asks[i]->done)
+                asks[i] = asks[--n_open];
+    }
+    assert_in_range(n_calls, K, K + 3); // rows of 32 tokens may begin branches in a pass
+    for (uint32_t i = 0; i < N; i++) {
+        struct prop_draft fresh = prop_seq_draft(&s[i], K);
+        uint32_t at = 0, n = 1;
+        assert_int_equal(drafts[i].tokens[0], fresh.tokens[0]);
+        for (uint32_t k = 1; k < drafts[i].n; k++) {
+            if (drafts[i].parents[k] != (int32_t)at)
+                continue;
+            assert_int_equal(drafts[i].tokens[k], fresh.tokens[n++]);
+            at = k;
+        }
+        assert_int_equal(n, K);
+        assert_in_range(drafts[i].n, 2 * K, 3 * K);
+        prop_seq_done(&s[i]);
+    }
+    close_it();
+}
+
 /* What a verifier with this model commits, one token after the other. */
 static void commit(const struct prop_seq *s, const struct dist_params *p, uint32_t n, uint32_t *to)
 {
@@ -516,6 +558,7 @@ int main(void)
         cmocka_unit_test_setup(a_batch_drafts_what_each_would_alone, start),
         cmocka_unit_test_setup(whatever_was_accepted_the_next_draft_is_a_fresh_one, start),
         cmocka_unit_test_setup(ahead_each_branch_goes_on_as_a_fresh_draft, start),
+        cmocka_unit_test_setup(ahead_a_crowd_shares_the_passes, start),
         cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, start),
         cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, start),
         cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, start),
