@@ -753,13 +753,15 @@ static uint32_t add_verifying(struct draft *d, struct prop_ask *ask, uint32_t n_
     return end - n_rows;
 }
 
-/* first: the row of the last committed token. */
+/* As many of the `most` branches as may all be k long. first: the row of the last committed token.
+ */
 static void add_first_nodes(struct draft *d, struct prop_ask *ask, uint32_t first, uint32_t most)
 {
     struct draft_seq *s = ask->seq;
     struct chance best[BRANCHES_MAX];
-    uint32_t n_best = find_chances(d, ask, first, most, best);
-    for (uint32_t i = 0; i < n_best && ask->to->n < PROP_K_MAX - ask->n_verifying; i++) {
+    uint32_t fit = (PROP_K_MAX - ask->n_verifying) / ask->k;
+    uint32_t n_best = find_chances(d, ask, first, fit < 1 ? 1 : fit < most ? fit : most, best);
+    for (uint32_t i = 0; i < n_best; i++) {
         struct branch *b = &s->branches->v[i];
         uint32_t n = (uint32_t)((int32_t)ask->context.n + best[i].parent + 1);
         b->n = 0;
