@@ -9,9 +9,10 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 
 import engine
-from speculation import Services, Text, alpha_of, prompt_of, rate_of
+from speculation import Services, Text, alpha_of, must_agree, prompt_of, rate_of
 
 DRAFTER = "127.0.0.1:7703"  # in its namespace
 MODES = {"in turns": "--no-draft-ahead", "ahead": "--draft-ahead"}
@@ -78,31 +79,47 @@ class FarServices(Services):
         assert self.relay.stdout.readline() == "ok\n"
 
     def count(self, name, what):
-        import urllib.request
         with urllib.request.urlopen("http://127.0.0.1:%d/metrics" % self.ports[name], timeout=5) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(what))
 
 
+def passes_of(before, after):
+    """Their number and milliseconds."""
+    name = "tandem_engine_pass_seconds_"
+    return after[name + "count"] - before[name + "count"], 1e3 * (after[name + "sum"] - before[name + "sum"])
+
+
+def text_of(o, services, mode, prompt):
+    """With the passes behind the prompt's, which is known from the first time on."""
+    services.generate(mode, prompt, 1, {})
+    start = services.figures(mode)
+    services.generate(mode, prompt, 1, {})
+    before = services.figures(mode)
+    text = Text(services.generate(mode, prompt, o.tokens, {}))
+    (n_prompt, prompt_ms), (n, ms) = passes_of(start, before), passes_of(before, services.figures(mode))
+    text.passes, text.pass_ms = n - n_prompt, ms - prompt_ms
+    text.wait_ms = text.ms - text.pass_ms
+    return text
+
+
 def measure(o, services):
     """(ms of round trip, mode) -> texts; the first text of each is thrown away."""
     texts = {(ms, mode): [] for ms in o.delays for mode in MODES}
-    for ms in o.delays:
-        services.add_round_trip(ms)
-        for turn in range(o.reps + 1):
-            for mode in MODES:
-                before = services.figures(mode)
-                answer = services.generate(mode, prompt_of(turn, o.context), o.tokens, {})
-                after = services.figures(mode)
-                if turn:
-                    text = Text(answer)
-                    text.pass_ms = 1e3 * sum(after[k] - before[k] for k in after if k.endswith("pass_seconds_sum"))
-                    text.passes = sum(after[k] - before[k] for k in after if k.endswith("pass_seconds_count"))
-                    texts[ms, mode].append(text)
-        for a, b in zip(*(texts[ms, mode] for mode in MODES)):
-            if a.said != b.said:
-                raise SystemExit("drafting ahead changed the text")
+    for turn in range(o.reps + 1):
+        said = []
+        for (ms, mode), done in texts.items():
+            services.add_round_trip(ms)
+            text = text_of(o, services, mode, prompt_of(turn, o.context))
+            said.append(text)
+            if turn:
+                done.append(text)
+        must_agree(said)
     return texts
+
+
+def per_pass(texts, what):
+    return sum(getattr(t, what) for t in texts) / sum(t.passes for t in texts)
 
 
 def results(o, services, texts):
@@ -112,8 +129,9 @@ def results(o, services, texts):
     return {"model": os.path.basename(o.path), "draft": os.path.basename(o.draft), "k": o.k, "hits": used / max(1, n),
             "alpha": alpha_of(sum(texts.values(), []), o.k),
             "round_trips": [{"ms": ms, **{mode: rates[ms, mode] for mode in MODES},
-                             "pass_ms": {mode: sum(t.pass_ms for t in texts[ms, mode]) / sum(t.passes for t in texts[ms, mode]) for mode in MODES},
-                             "tau": {mode: sum(t.tokens for t in texts[ms, mode]) / sum(t.passes for t in texts[ms, mode]) for mode in MODES},
+                             "pass_ms": {mode: per_pass(texts[ms, mode], "pass_ms") for mode in MODES},
+                             "wait_ms": {mode: per_pass(texts[ms, mode], "wait_ms") for mode in MODES},
+                             "tau": {mode: per_pass(texts[ms, mode], "tokens") for mode in MODES},
                              "gain": rates[ms, "ahead"] / rates[ms, "in turns"],
                              "of_first": rates[ms, "ahead"] / rates[first, "ahead"]} for ms in o.delays]}
 
@@ -121,11 +139,12 @@ def results(o, services, texts):
 def table(o, r):
     yield "%s, draft %s, k = %d, one core each, %d texts of %d tokens behind %d; alpha %.2f, %.0f %% of drafts ahead were of use" % (
         r["model"], r["draft"], o.k, o.reps, o.tokens, o.context, r["alpha"], 100 * r["hits"])
-    yield "%10s | %9s %8s %5s | %9s %8s %5s | %6s %8s" % (
-        "round trip", "in turns", "pass ms", "tau", "ahead", "pass ms", "tau", "gain", "of first")
+    yield "%10s | %9s %8s %8s %5s | %9s %8s %8s %5s | %6s %8s" % (
+        "round trip", "in turns", "pass ms", "wait ms", "tau", "ahead", "pass ms", "wait ms", "tau", "gain", "of first")
     for t in r["round_trips"]:
         yield "%+7g ms | %s | %6.2f %8.2f" % (
-            t["ms"], " | ".join("%9.1f %8.1f %5.2f" % (t[m], t["pass_ms"][m], t["tau"][m]) for m in MODES), t["gain"], t["of_first"])
+            t["ms"], " | ".join("%9.1f %8.1f %8.1f %5.2f" % (t[m], t["pass_ms"][m], t["wait_ms"][m], t["tau"][m]) for m in MODES),
+            t["gain"], t["of_first"])
 
 
 def main(arguments):
