@@ -1,0 +1,265 @@
+/* test_verifier_proposers.c - a verifier with proposers: the same answers, and drafts that give way
+ * to all else. */
+#include <stdlib.h>
+#include <string.h>
+#include "lib/lib.h"
+#include "base/mem.h"
+#include "lib/figures.h"
+#include "model/kv.h"
+#include "lib/verifier_rig.h"
+
+/* ---- proposers ---- */
+
+static void a_proposer_changes_nothing_but_the_rounds(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(
+        &s, "verifier-svc",
+        (const char *[]){"--model", MODEL, "--policy", "fixed", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    unsigned accepted = 0;
+    for (int i = 0; i < 4; i++) {
+        wish_init(&w, STORY, 300);
+        w.msg.ignore_eos = true;
+        w.msg.logprobs = true;
+        w.sampling.temperature = i % 2 ? 0.8F : 0;
+        w.sampling.repetition_penalty = 1.1F;
+        w.sampling.has_repetition_case =
+            i / 2 ? TANDEM__V1__SAMPLING__HAS_REPETITION_REPETITION_PENALTY : 0;
+        generation_run(client, &w.msg, &a[0]);
+        generation_run(c, &w.msg, &a[1]);
+        same_answer(&a[0], &a[1]);
+        accepted += a[1].accepted;
+    }
+    assert_true(accepted > 20);
+    service_kill(&p); // and without it
+    generation_run(c, &w.msg, &a[1]);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+enum { N_ALIKE = 8 };
+
+/* Two verifiers, each with the same two proposers. */
+struct square {
+    struct service proposers[2], verifiers[2];
+    struct rpc_client *clients[2];
+    struct wish wishes[N_ALIKE];
+    struct answer *plain; // (N_ALIKE) without a proposer
+};
+
+static void square_open(struct square *q)
+{
+    memset(q, 0, sizeof(*q));
+    for (unsigned i = 0; i < 2; i++)
+        service_spawn(&q->proposers[i], "proposer-svc", NULL);
+    const char *const args[] = {"--model",     MODEL,
+                                "--proposers", q->proposers[0].target,
+                                "--proposers", q->proposers[1].target,
+                                "--policy",    "fixed",
+                                NULL};
+    for (unsigned i = 0; i < 2; i++) {
+        service_start(&q->verifiers[i], "verifier-svc", args);
+        assert_int_equal(rpc_client_new(q->verifiers[i].target, NULL, &q->clients[i]), 0);
+        wait_proposers(q->clients[i]);
+    }
+    q->plain = answers_new(N_ALIKE);
+    for (unsigned i = 0; i < N_ALIKE; i++) {
+        struct wish *w = &q->wishes[i];
+        wish_init(w, STORY, 400);
+        w->msg.ignore_eos = true;
+        w->msg.logprobs = true;
+        w->sampling.temperature = i % 2 ? 0.8F : 0;
+        w->sampling.seed = i;
+        generation_run(client, &w->msg, &q->plain[i]);
+    }
+}
+
+static void square_close(struct square *q)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        rpc_client_free(q->clients[i]);
+        service_stop(&q->verifiers[i]);
+        service_stop(&q->proposers[i]);
+    }
+    free(q->plain);
+}
+
+/* All requests at once on both verifiers; proposer `dying`, if there is one, is killed under them.
+ */
+static void square_run(struct square *q, struct service *dying)
+{
+    struct generation g[2 * N_ALIKE];
+    AUTO(mem_free) struct answer *a = answers_new(2 * N_ALIKE);
+    for (unsigned i = 0; i < 2 * N_ALIKE; i++)
+        generation_start(&g[i], q->clients[i % 2], &q->wishes[i / 2].msg, &a[i]);
+    if (dying) {
+        generation_wait_tokens(&g[0], 50);
+        generation_wait_tokens(&g[1], 50);
+        service_kill(dying);
+    }
+    for (unsigned i = 0; i < 2 * N_ALIKE; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&q->plain[i / 2], &a[i]);
+    }
+}
+
+static void two_verifiers_share_two_proposers(void **state)
+{
+    (void)state;
+    struct square q;
+    uint64_t before[2];
+    square_open(&q);
+    square_run(&q, NULL);
+    for (unsigned v = 0; v < 2; v++) {
+        assert_true(drafts_of(q.clients[v], 0) > 0);
+        assert_true(drafts_of(q.clients[v], 1) > 0);
+    }
+    square_run(&q, &q.proposers[0]);
+    for (unsigned v = 0; v < 2; v++)
+        before[v] = drafts_of(q.clients[v], 1);
+    square_run(&q, NULL); // the other one goes on for both
+    for (unsigned v = 0; v < 2; v++)
+        assert_true(drafts_of(q.clients[v], 1) > before[v]);
+    square_close(&q);
+}
+
+/* The places at the proposer are for the sequences that run. */
+static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    struct wish w;
+    struct generation slow;
+    AUTO(mem_free) struct answer *a = answers_new(3);
+    service_spawn(&p, "proposer-svc", NULL);
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--proposers", p.target,
+                                   "--max-sequences", "4", NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    wish_init(&w, STORY, 900);
+    w.msg.ignore_eos = true;
+    w.msg.logprobs = true;
+    w.msg.top_logprobs = 20;
+    w.msg.n = 4;
+    generation_run(client, &w.msg, &a[0]);
+    generation_start(&slow, c, &w.msg, &a[1]);
+    rpc_stream_pause(slow.stream);
+    wait_metric(c, "tandem_num_requests_paused", 4);
+    wish_init(&w, STORY, 300);
+    w.msg.ignore_eos = true;
+    uint64_t before = drafts_of(c, 0);
+    generation_run(c, &w.msg, &a[2]);
+    assert_true(drafts_of(c, 0) > before);
+    rpc_stream_resume(slow.stream);
+    generation_end(&slow);
+    assert_int_equal(slow.status.code, RPC_OK);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+static uint32_t blocks_of(struct rpc_client *c)
+{
+    Tandem__V1__StatsReply *s = stats_of(c);
+    uint32_t n = (uint32_t)s->cache->blocks_total;
+    tandem__v1__stats_reply__free_unpacked(s, NULL);
+    return n;
+}
+
+/* Sequences that fill the pool to the last block when they end; drafts take what is left before. */
+static void a_draft_gives_way_where_blocks_run_out(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--kv-mib", "1", "--policy", "fixed", "--k",
+                                   "20", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w[N];
+    struct generation g[N];
+    AUTO(mem_free) struct answer *alone = answers_new(N), *together = answers_new(N);
+    unsigned drafted = 0;
+    for (unsigned i = 0; i < N; i++) {
+        wish_init(&w[i], STORY, 1);
+        generation_run(client, &w[i].msg, &alone[i]); // how long the prompt is
+        w[i].msg.max_tokens = blocks_of(c) / N * KV_BLOCK + 1 - alone[i].prompt_tokens;
+        w[i].sampling.seed = i;
+        w[i].msg.ignore_eos = true;
+        w[i].msg.logprobs = true;
+        memset(&alone[i], 0, sizeof(alone[i]));
+        generation_run(client, &w[i].msg, &alone[i]);
+    }
+    for (unsigned i = 0; i < N; i++)
+        generation_start(&g[i], c, &w[i].msg, &together[i]);
+    for (unsigned i = 0; i < N; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&alone[i], &together[i]);
+        drafted += together[i].drafted;
+    }
+    assert_true(drafted > 0);
+    assert_true(metric_of(c, "tandem_num_preemptions_total") == 0);
+    assert_true(metric_of(c, "tandem_request_failed_total") == 0);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+static void a_draft_gives_way_where_the_context_ends(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--context", "200", "--policy", "fixed", "--k",
+                                   "20", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    AUTO(mem_free) char *text = malloc(601);
+    for (int i = 0; i < 150; i++)
+        memcpy(text + 4 * i, i % 3 ? " the" : " cat", 5);
+    wish_init(&w, text, 1000);
+    w.msg.ignore_eos = true;
+    w.msg.logprobs = true;
+    generation_run(c, &w.msg, &a[1]);
+    assert_int_equal(a[1].prompt_tokens + a[1].n, 200);
+    assert_int_equal(a[1].reason, TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH);
+    assert_true(a[1].drafted > 0);
+    w.msg.max_tokens = a[1].n;
+    generation_run(client, &w.msg, &a[0]);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
+        cmocka_unit_test(two_verifiers_share_two_proposers),
+        cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
+        cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),
+        cmocka_unit_test(a_draft_gives_way_where_the_context_ends),
+    };
+    return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
+}
