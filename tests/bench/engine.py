@@ -11,7 +11,6 @@ median and the range from the first to the last tenth, and how fast plain reads 
 """
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
 import peer
+import report
 
 ROWS = {"decode": [1, 8, 16], "verify": [*range(1, 18), 24, 32, 64], "prefill": [128, 512],
         "spec": [4, 5, 8]}
@@ -323,7 +323,7 @@ def options(arguments):
     p.add_argument("--reps", type=int, default=7, help="turns (default: 7)")
     p.add_argument("--peer", default="best", help="no: without llama.cpp; or one of its builds: haswell, icelake, ...")
     p.add_argument("--float-gemm", default="own", choices=["own", "blas"], help="ours: who multiplies F32, F16 and BF16 (default: own)")
-    p.add_argument("--json", help="write the figures to this file")
+    report.add_option(p)
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
     p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
     o = p.parse_args(arguments)
@@ -373,10 +373,7 @@ def main(arguments):
         r["others_cores"] = others.cores()
     print("\n".join(lines(o, r)))
     print("other processes took %.2f cores meanwhile" % r["others_cores"])
-    if o.json:
-        with open(o.json, "w", encoding="utf-8") as f:
-            json.dump(r, f, indent=1)
-            f.write("\n")
+    report.write(o, r)
 
 
 if __name__ == "__main__":

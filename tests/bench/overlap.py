@@ -5,13 +5,13 @@ it that adds to the round trip. One sequence, greedy, a fixed k. What is compare
 """
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
 import urllib.request
 
 import engine
+import report
 from speculation import Services, Text, alpha_of, must_agree, prompt_of, rate_of
 
 DRAFTER = "127.0.0.1:7703"  # in its namespace
@@ -159,7 +159,7 @@ def main(arguments):
     p.add_argument("--reps", type=int, default=3, help="texts (default: 3)")
     p.add_argument("--tokens", type=int, default=64, help="of a text (default: 64)")
     p.add_argument("--context", type=int, default=32, help="tokens before it (default: 32)")
-    p.add_argument("--json", help="write the figures to this file")
+    report.add_option(p)
     p.add_argument("--bin", default=os.path.join(engine.ROOT, "build", "release"), help=argparse.SUPPRESS)
     p.add_argument("--models", default=os.path.join(engine.ROOT, "build", "bench"), help=argparse.SUPPRESS)
     o = p.parse_args(arguments)
@@ -174,10 +174,7 @@ def main(arguments):
         services = FarServices(o, stack)
         r = results(o, services, measure(o, services))
     print("\n".join(table(o, r)))
-    if o.json:
-        with open(o.json, "w", encoding="utf-8") as f:
-            json.dump(r, f, indent=1)
-            f.write("\n")
+    report.write(o, r)
 
 
 if __name__ == "__main__":

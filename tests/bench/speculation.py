@@ -22,6 +22,8 @@ import time
 import urllib.error
 import urllib.request
 
+import report
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 START_S = 120
@@ -334,15 +336,12 @@ def main(arguments):
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of target and draft each (default: all cores)")
     p.add_argument("--tokens", type=int, default=64, help="of an answer (default: 64)")
     p.add_argument("--reps", type=int, default=5, help="turns after one to warm up (default: 5)")
-    p.add_argument("--json", help="write the figures to this file")
+    report.add_option(p)
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
     p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
     o = p.parse_args(arguments)
     r = kinds[o.what](o)
-    if o.json:
-        with open(o.json, "w", encoding="utf-8") as f:
-            json.dump(r, f, indent=1)
-            f.write("\n")
+    report.write(o, r)
 
 
 if __name__ == "__main__":
