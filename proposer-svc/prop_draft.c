@@ -9,6 +9,8 @@
  * milliseconds at a time while no Round waits, and has no draft until that is done. KV comes from
  * one pool: when it is used up, sequences that have not been asked for lately lose theirs (their
  * tokens are still known, so they are fed again), and without such a sequence there is no draft.
+ * Full blocks of a context are found by later sequences of the same tenant that begin alike, as
+ * long as nobody needs their room.
  *
  * The confidence in a row is the model's greatest probability there. It looks at the tokens before
  * that row's draw and never at the draw, so a draft may be ended and rated by it whatever the q
@@ -226,6 +228,8 @@ static int load(struct draft *d, const struct prop_draft_settings *set)
         r = runner_plan(&d->run, g, &opt);
     if (r == 0)
         r = runner_load(&d->run, show_progress, d);
+    if (r == 0)
+        r = kv_open_index(d->run.kv, 0, kv_hash);
     if (r < 0)
         return r;
     log_info("draft model ready name=%s arch=%s weights_mib=%zu kv_positions=%u context=%u "
@@ -372,6 +376,17 @@ static bool grow_rows(struct draft *d, struct draft_seq *s, uint32_t n)
         keep_rows(d, v, 0);
     }
     return true;
+}
+
+/* Rows of its context that another sequence of the tenant has left, as the last turn of a chat,
+ * need not run again; and it leaves its own, of which all are committed, to others. */
+static void share_rows(struct draft *d, struct draft_seq *s)
+{
+    const struct prop_context *c = &s->context;
+    struct kv_root root = {c->tenant, c->tenant_len};
+    if (!s->kv.len)
+        kv_match(d->run.kv, &s->kv, &root, c->tokens, c->n - 1);
+    kv_enter(d->run.kv, &s->kv, &root, c->tokens, s->kv.len);
 }
 
 static void draft_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
@@ -631,6 +646,7 @@ static bool is_ready(struct draft *d, struct prop_ask *ask)
     if (ask->k > d->run.context - n)
         ask->k = d->run.context - n;
     keep_rows(d, s, n - 1); // the last token's row gives the first draw
+    share_rows(d, s);
     s->ahead_at = n;
     if (n - s->kv.len > CATCH_UP) {
         feed_later(d, s);

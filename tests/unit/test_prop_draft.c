@@ -42,7 +42,7 @@ static void close_it(void)
 }
 
 /* A text that the model knows its way in: what it says itself. */
-static struct prop_seq story(uint32_t n)
+static struct prop_seq story_of(const char *tenant, uint32_t n)
 {
     static uint32_t tokens[1024];
     static uint32_t n_tokens;
@@ -61,9 +61,15 @@ static struct prop_seq story(uint32_t n)
         prop_seq_done(&s);
         s = prop_seq_new(&prop_draft, shared);
     }
+    s.tenant = tenant;
     for (uint32_t at = 0; at < n; at += n_tokens)
         prop_seq_update(&s, at, tokens, n - at < n_tokens ? n - at : n_tokens);
     return s;
+}
+
+static struct prop_seq story(uint32_t n)
+{
+    return story_of(NULL, n);
 }
 
 static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct prop_draft *to)
@@ -473,7 +479,7 @@ static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
     (void)state;
     prop_draft_settings.kv_mib = 1; // 1365 positions
     must_open();
-    struct prop_seq a = story(800), b = story(801);
+    struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
     struct prop_draft first = prop_seq_draft(&a, 5);
     assert_int_equal(first.n, 5);
     assert_int_equal(prop_seq_draft(&b, 5).n, 0);
@@ -494,7 +500,7 @@ static void while_one_is_fed_nobody_becomes_idle(void **state)
     (void)state;
     prop_draft_settings.kv_mib = 1; // 1365 positions
     must_open();
-    struct prop_seq a = story(800), b = story(801);
+    struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
     struct prop_draft d;
     struct prop_ask ask = ask_of(&b, 5, &d);
     assert_int_equal(prop_seq_draft(&a, 5).n, 5);
@@ -505,6 +511,41 @@ static void while_one_is_fed_nobody_becomes_idle(void **state)
     prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
     assert_int_equal(d.n, 0); // a's rows are not to be had
     prop_seq_done(&a);
+    prop_seq_done(&b);
+    close_it();
+}
+
+/* Passes of context until a draft comes. */
+static unsigned n_feedings(const struct prop_seq *s, struct prop_draft *ret)
+{
+    struct prop_ask ask = ask_of(s, 5, ret);
+    unsigned n = 0;
+    for (;; n++) {
+        prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+        if (ask.done)
+            return n;
+        assert_true(prop_draft.work(shared));
+        assert_true(n < 1000);
+    }
+}
+
+static void a_context_that_begins_alike_is_not_fed_again(void **state)
+{
+    (void)state;
+    must_open();
+    struct prop_seq a = story(500), b;
+    struct prop_draft first, again;
+    assert_true(n_feedings(&a, &first) > 0);
+    prop_seq_done(&a); // the chat's last turn
+    b = story(504);
+    assert_int_equal(n_feedings(&b, &again), 0);
+    prop_seq_update(&b, 500, NULL, 0);
+    assert_int_equal(n_feedings(&b, &again), 0);
+    prop_same_draft(&first, &again);
+    prop_seq_done(&b);
+    b = story_of("another", 500);
+    assert_true(n_feedings(&b, &again) > 0);
+    prop_same_draft(&first, &again);
     prop_seq_done(&b);
     close_it();
 }
@@ -577,6 +618,7 @@ int main(void)
         cmocka_unit_test_setup(out_of_time_there_is_no_draft, start),
         cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, start),
         cmocka_unit_test_setup(while_one_is_fed_nobody_becomes_idle, start),
+        cmocka_unit_test_setup(a_context_that_begins_alike_is_not_fed_again, start),
         cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, start),
         cmocka_unit_test_setup(behind_a_token_that_the_model_has_not_there_is_no_draft, start),
         cmocka_unit_test_setup(without_a_model_it_says_what_is_missing, start),
