@@ -2,30 +2,38 @@
  *
  * A tile instruction multiplies up to 16 rows of activations with 16 columns of weights over a
  * block of 32 of K, exactly, as VPDPBUSD does; the blocks' scales are then applied by AVX-512 in
- * the order of all tiers. Weights are unpacked to signed bytes, AMX_CHUNK blocks of AMX_TILES tiles
+ * the order of all tiers. Weights are unpacked to signed bytes, AMX_CHUNK blocks of a pair of tiles
  * of columns at a time, and stay in L1 while all rows pass. Everything else is the AVX-512 tier's,
  * also types with scales for half blocks: they store two tiles for a block, which costs the gain.
  *
- * For some 150 cycles after a tile instruction the core multiplies 512-bit floats on one port only
- * (measured), so the scaling takes longer than the products.
+ * Storing a tile holds up what comes after it, so all products of a chunk are stored before the
+ * first is scaled. What is read next is prefetched line by line between the multiply-adds: lines
+ * asked for in one go fill the few places in which a core waits for memory.
  *
  * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
 #if defined(__x86_64__)
 #include "kernel/kernel_avx512.h"
 #include "kernel/kernel_int8_unpack.h"
 
-#define AMX_MIN_ROWS 48 // fewer are faster without tiles
-#define AMX_GROUPS 32   // of rows, that meet a part of K
-#define AMX_UNITS 2048  // in such a part of all groups: 1.3 MiB, which stay in L2
-#define AMX_CHUNK 16    // blocks of K that stay in L1
-#define AMX_TILES 2     // of columns
-#define AMX_AHEAD 8704  // bytes of weights to prefetch into L2: a chunk of Q8_0
+#define AMX_MIN_ROWS 17  // fewer are faster without tiles
+#define AMX_MIN_ROWS8 33 // for weights of 8 bits, which memory does not give fast enough
+#define AMX_GROUPS 32    // of rows, that meet a part of K
+#define AMX_UNITS 2048   // in such a part of all groups: 1.3 MiB, which stay in L2
+#define AMX_CHUNK 8      // blocks of K of a pair of tiles of columns that stay in L1
+#define AMX_TILES 2      // of columns, that share a tile of rows
+#define AMX_FEW 4        // groups for which the core waits for memory, and reads
+#define AMX_STREAMS 8    // so many tiles of columns side by side
+#define AMX_SUMS (AMX_GROUPS * AMX_TILES)
 
 /* AMX_CHUNK blocks of K of a tile of columns. */
 struct chunk {
     int8_t q[AMX_CHUNK][8][64];
     float d[AMX_CHUNK][KERNEL_TILE], m[AMX_CHUNK][KERNEL_TILE];
 } __attribute__((aligned(64)));
+
+/* Products, or sums, of a tile of rows and one of columns. */
+typedef int32_t tile_products[KERNEL_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
+typedef float tile_sums[KERNEL_ROWS * KERNEL_TILE] __attribute__((aligned(64)));
 
 /* Where the sums of a tile so far stand, and where they go to. */
 struct place {
@@ -37,8 +45,8 @@ struct place {
 
 /* ---- operands ---- */
 
-/* n_blocks of a tile that begin at the start of a group; ahead: bytes to what is wanted next. */
-INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blocks, size_t ahead,
+/* n_blocks of a tile that begin at the start of a group. */
+INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blocks,
                        struct chunk *to)
 {
     const int head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
@@ -50,8 +58,6 @@ INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blo
         cb w[8];
         cf d, m = c_set(0);
         ci sub[2];
-        for (int line = 0; line < KERNEL_BLOCK_BYTES(t.lo, t.hi) / 64; line++)
-            _mm_prefetch(p + ahead + 64 * line, _MM_HINT_T1);
         int8_unpack(t, p, w);
         int8_scales(t, g, i, 0, &d, &m, sub);
         EACH (k, 8)
@@ -116,85 +122,106 @@ static void configure(int n_rows)
     _tile_loadconfig(&c);
 }
 
-/* The products of block b go into tile c_to. */
-#define MULTIPLY(a, w_tile, c_to, b)                                                               \
+/* Begins product p: of block p / 2 and tile of columns p % 2. */
+#define BEGIN(p, x_tile, w_tile, to)                                                               \
     do {                                                                                           \
-        _tile_loadd(a, x[b].q[0], KERNEL_BLOCK);                                                   \
-        _tile_loadd(w_tile, w->q[b], 64);                                                          \
-        _tile_zero(c_to);                                                                          \
-        _tile_dpbssd(c_to, a, w_tile);                                                             \
+        if ((p) % 2 == 0)                                                                          \
+            _tile_loadd(x_tile, x[(p) / 2].q[0], KERNEL_BLOCK);                                    \
+        _tile_loadd(w_tile, w[(p) % 2].q[(p) / 2], 64);                                            \
+        _tile_zero(to);                                                                            \
+        _tile_dpbssd(to, x_tile, w_tile);                                                          \
     } while (0)
 
-/* (float)a of |a| < 2^22, exactly: the sum with 1.5 * 2^23, whose last bit is worth 1, less that.
- * Unlike a conversion, additions go to both ports. */
-INLINE vf amx_float(__m512i a)
+/* Rows times the n blocks of two chunks. Three products are under way while one goes to memory. */
+INLINE void multiply(const struct chunk *w, const struct kernel_unit *x, unsigned n,
+                     tile_products *to)
 {
-    const __m512i bits = _mm512_add_epi32(a, _mm512_set1_epi32(0x4b400000));
-    return _mm512_add_ps(_mm512_castsi512_ps(bits), v_set(-0x1.8p23f));
-}
-
-/* Scales the products of block b onto acc. */
-INLINE void scale(const struct chunk *w, const struct kernel_unit *x, unsigned b,
-                  const int32_t (*products)[KERNEL_TILE], vf acc[KERNEL_ROWS], const int n_rows,
-                  const bool min)
-{
-    const vf d = v_load(w->d[b]), m = v_load(w->m[b]);
-    EACH (r, n_rows) {
-        vf sum = amx_float(_mm512_load_si512(products[r]));
-        acc[r] = c_fma(sum, c_mul(d, c_set(x[b].d[r])), acc[r]);
-        if (min)
-            acc[r] = c_fma(m, c_set(x[b].sum[r]), acc[r]);
+    BEGIN(0, 0, 2, 4);
+    BEGIN(1, 0, 3, 5);
+    if (n > 1)
+        BEGIN(2, 1, 2, 6);
+    EACH (k, AMX_CHUNK / 2) {
+        const unsigned b = 2 * (unsigned)k;
+        if (b >= n)
+            break;
+        if (b + 1 < n)
+            BEGIN(2 * b + 3, 1, 3, 7);
+        _tile_stored(4, to[2 * b], 64);
+        if (b + 2 < n)
+            BEGIN(2 * b + 4, 0, 2, 4);
+        _tile_stored(5, to[2 * b + 1], 64);
+        if (b + 2 < n)
+            BEGIN(2 * b + 5, 0, 3, 5);
+        if (b + 1 >= n)
+            break;
+        _tile_stored(6, to[2 * b + 2], 64);
+        if (b + 3 < n)
+            BEGIN(2 * b + 6, 1, 2, 6);
+        _tile_stored(7, to[2 * b + 3], 64);
     }
+    __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are stored
 }
 
-/* Rows times the n blocks of a chunk, added to y. While block b is scaled, the products of b + 1 go
- * to memory and those of b + 2 and b + 3 are under way: a store that waits for its tile holds up
- * what comes after it. */
-INLINE void rows_times_chunk(const struct chunk *w, const struct kernel_unit *x, unsigned n,
-                             const struct place *to, const int n_rows, const bool min)
+/* What is wanted next: lines of weights, into L2, and units, into L1; for each block its share. */
+struct ahead {
+    const uint8_t *weights, *units;
+    unsigned n_lines;
+};
+
+/* Scales the products of a chunk onto its sums. */
+INLINE void scale(const struct chunk *w, const struct kernel_unit *x, unsigned n,
+                  const tile_products *products, const struct place *to, const struct ahead *ahead,
+                  const int n_rows, const bool min)
 {
-    int32_t products[4][KERNEL_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
-    vf acc[KERNEL_ROWS];
     const struct place at = *to; // for gcc, what is stored may be part of *to
+    const struct ahead next = *ahead;
+    vf acc[KERNEL_ROWS];
     EACH (r, n_rows)
         acc[r] = at.from ? v_load_n(at.from + (size_t)r * at.from_stride, at.n_store, 0) : v_set(0);
-#define BLOCK(b, a, w_tile, c_next, c_done)                                                        \
-    if (b + 3 < n)                                                                                 \
-        MULTIPLY(a, w_tile, c_next, b + 3);                                                        \
-    if (b + 1 < n)                                                                                 \
-        _tile_stored(c_done, products[(b + 1) % 4], 64);                                           \
-    if (b < n)                                                                                     \
-        scale(w, x, b, products[b % 4], acc, n_rows, min);
-    MULTIPLY(0, 2, 4, 0);
-    if (n > 1)
-        MULTIPLY(1, 3, 5, 1);
-    if (n > 2)
-        MULTIPLY(0, 2, 6, 2);
-    _tile_stored(4, products[0], 64);
-    for (unsigned b = 0; b < n; b += 4) {
-        BLOCK((b + 0), 1, 3, 7, 5)
-        BLOCK((b + 1), 0, 2, 4, 6)
-        BLOCK((b + 2), 1, 3, 5, 7)
-        BLOCK((b + 3), 0, 2, 6, 4)
+    for (unsigned b = 0; b < n; b++, products += AMX_TILES) {
+        const vf d = v_load(w->d[b]), m = v_load(w->m[b]);
+        for (unsigned i = 0; i < next.n_lines; i++)
+            _mm_prefetch(next.weights + 64 * (b * next.n_lines + i), _MM_HINT_T1);
+        EACH (i, 5)
+            _mm_prefetch(next.units + 64 * (5 * b + (unsigned)i), _MM_HINT_T0);
+        EACH (r, n_rows) {
+            vf sum = c_float(_mm512_load_si512((*products)[r]));
+            acc[r] = c_fma(sum, c_mul(d, c_set(x[b].d[r])), acc[r]);
+            if (min)
+                acc[r] = c_fma(m, c_set(x[b].sum[r]), acc[r]);
+        }
     }
-#undef BLOCK
     EACH (r, n_rows)
         v_store_n(at.to + (size_t)r * at.to_stride, at.n_store, acc[r]);
 }
 
+/* Rows times the n blocks of two chunks, added to their sums. */
+INLINE void rows_times_chunks(const struct chunk *w, const struct kernel_unit *x, unsigned n,
+                              const struct place *to, const struct ahead *ahead, const int n_rows,
+                              const bool min)
+{
+    tile_products products[AMX_CHUNK * AMX_TILES];
+    if (n >= AMX_CHUNK)
+        multiply(w, x, AMX_CHUNK, products);
+    else
+        multiply(w, x, n, products);
+    EACH (i, AMX_TILES)
+        scale(&w[i], x, n, products + i, &to[i], &ahead[i], n_rows, min);
+}
+
 /* What AMX_MIN_ROWS and more split into nearly equally. */
-#define EACH_ROWS(X) X(12) X(13) X(14) X(15) X(16)
+#define EACH_ROWS(X) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)
 #define TIMES(name, min)                                                                           \
     static void name(const struct chunk *w, const struct kernel_unit *x, unsigned n_blocks,        \
-                     const struct place *at)                                                       \
+                     const struct place *to, const struct ahead *ahead)                            \
     {                                                                                              \
-        switch (at->n_rows) {                                                                      \
+        switch (to->n_rows) {                                                                      \
             EACH_ROWS(TIMES_ROWS_##min)                                                            \
         }                                                                                          \
     }
 #define TIMES_ROWS(n, min)                                                                         \
     case n:                                                                                        \
-        rows_times_chunk(w, x, n_blocks, at, n, min);                                              \
+        rows_times_chunks(w, x, n_blocks, to, ahead, n, min);                                      \
         break;
 #define TIMES_ROWS_false(n) TIMES_ROWS(n, false)
 #define TIMES_ROWS_true(n) TIMES_ROWS(n, true)
@@ -203,11 +230,12 @@ TIMES(times_min, true)
 
 /* ---- the product ---- */
 
-/* n columns of all rows of y from there on. */
+/* Tiles of columns for all rows of y, `apart` columns from one another; n columns are wanted from
+ * the first one's on. */
 struct columns {
     float *y;
     size_t y_stride;
-    uint32_t n;
+    uint32_t apart, n, n_tiles;
     bool begun; // sums of parts before this one stand there
 };
 
@@ -216,57 +244,73 @@ struct part {
     const uint8_t *units; // of the first group, the next one's group_bytes on
     size_t group_bytes;
     uint32_t m, n_groups, n_blocks;
-    size_t ahead; // bytes to what is read next: the next columns of this part, or AMX_AHEAD
+    bool whole; // of all of K
 };
 
-/* Chunks of n_tiles tiles of columns for the rows of every group, which come into L1 once for all
- * tiles; from block b of the part on. Between the part's chunks sums stand in `sums`: rows of y are
- * often a power of two apart, and then fall into few sets of the caches. */
-INLINE void groups_times_chunks(const struct int8_type t, struct chunk *chunks, int n_tiles,
+/* Chunks of two tiles of columns, the first one number i, for the rows of every group; from block b
+ * of the part on. Between the part's chunks sums stand in `sums`: rows of y are often a power of
+ * two apart, and then fall into few sets of the caches. */
+INLINE void groups_times_chunks(const struct int8_type t, const struct chunk *chunks, uint32_t i,
                                 const struct part *x, uint32_t b, unsigned n_blocks,
-                                float (*sums)[AMX_TILES][KERNEL_ROWS * KERNEL_TILE],
-                                const struct columns *c)
+                                tile_sums *sums, const struct columns *c,
+                                const uint8_t *const *next, unsigned n_next)
 {
     const bool is_first = b == 0, is_last = b + n_blocks == x->n_blocks;
+    const unsigned n_lines = (n_next + x->n_groups * n_blocks - 1) / (x->n_groups * n_blocks);
+    const size_t unit = b * sizeof(struct kernel_unit);
     for (uint32_t g = 0, r = 0, n_rows; g < x->n_groups; g++, r += n_rows) {
-        const struct kernel_unit *units =
-            (const struct kernel_unit *)(x->units + g * x->group_bytes) + b;
+        const uint8_t *units = x->units + g * x->group_bytes + unit;
+        struct place at[AMX_TILES];
+        struct ahead ahead[AMX_TILES];
         n_rows = kernel_pass_rows(x->m, r, x->n_groups - g);
-        for (int i = 0; i < n_tiles; i++) {
-            float *y = c->y + r * c->y_stride + i * KERNEL_TILE;
-            struct place at = {sums[g][i],  sums[g][i],
-                               KERNEL_TILE, KERNEL_TILE,
-                               n_rows,      MIN(c->n - (uint32_t)i * KERNEL_TILE, KERNEL_TILE)};
+        for (uint32_t k = 0; k < AMX_TILES; k++) {
+            const uint32_t column = (i + k) * c->apart;
+            float *y = c->y + r * c->y_stride + column;
+            float *sum = sums[g * c->n_tiles + i + k];
+            at[k] = (struct place){sum, sum, KERNEL_TILE, KERNEL_TILE, n_rows, 0};
+            if (i + k < c->n_tiles && column < c->n)
+                at[k].n_store = MIN(c->n - column, KERNEL_TILE);
             if (is_first) {
-                at.from = c->begun ? y : NULL;
-                at.from_stride = c->y_stride;
+                at[k].from = c->begun ? y : NULL;
+                at[k].from_stride = c->y_stride;
             }
             if (is_last) {
-                at.to = y;
-                at.to_stride = c->y_stride;
+                at[k].to = y;
+                at[k].to_stride = c->y_stride;
             }
-            if (t.min)
-                times_min(&chunks[i], units, n_blocks, &at);
-            else
-                times_plain(&chunks[i], units, n_blocks, &at);
+            ahead[k].weights = next[k] + 64 * n_lines * n_blocks * g;
+            ahead[k].n_lines = n_lines * n_blocks * g < n_next ? n_lines : 0;
+            ahead[k].units = units + x->group_bytes + k * n_blocks * sizeof(struct kernel_unit) / 2;
         }
+        if (t.min)
+            times_min(chunks, (const struct kernel_unit *)units, n_blocks, at, ahead);
+        else
+            times_plain(chunks, (const struct kernel_unit *)units, n_blocks, at, ahead);
     }
 }
 
-/* n_tiles tiles of columns for a part of K. */
-INLINE void amx_tiles(const struct int8_type t, const uint8_t *w, size_t tile_bytes, int n_tiles,
+/* Tiles of columns for a part of K. A tile is followed by what its stream goes on with, or the same
+ * part of the next tile. */
+INLINE void amx_tiles(const struct int8_type t, const uint8_t *w, size_t tile_bytes,
                       const struct part *x, const struct columns *c)
 {
     struct chunk chunks[AMX_TILES];
-    float sums[AMX_GROUPS][AMX_TILES][KERNEL_ROWS * KERNEL_TILE] __attribute__((aligned(64)));
-    for (uint32_t b = 0; b < x->n_blocks; b += AMX_CHUNK) {
-        int n_blocks = MIN(AMX_CHUNK, (int)(x->n_blocks - b));
-        for (int i = 0; i < n_tiles; i++)
-            chunk_open(t, w + (size_t)i * tile_bytes + b / (uint32_t)t.group * int8_group_bytes(t),
-                       n_blocks, x->ahead, &chunks[i]);
-        __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
-        groups_times_chunks(t, chunks, n_tiles, x, b, (unsigned)n_blocks, sums, c);
-    }
+    tile_sums sums[AMX_SUMS];
+    const size_t apart_bytes = c->apart / KERNEL_TILE * tile_bytes;
+    const size_t chunk_bytes = AMX_CHUNK / (unsigned)t.group * int8_group_bytes(t);
+    for (uint32_t b = 0; b < x->n_blocks; b += AMX_CHUNK, w += chunk_bytes)
+        for (uint32_t i = 0; i < c->n_tiles; i += AMX_TILES) {
+            int n_blocks = MIN(AMX_CHUNK, (int)(x->n_blocks - b));
+            const uint8_t *next[AMX_TILES];
+            EACH (k, AMX_TILES) {
+                const uint8_t *tile = w + MIN(i + (uint32_t)k, c->n_tiles - 1) * apart_bytes;
+                chunk_open(t, tile, n_blocks, &chunks[k]);
+                next[k] = tile + (x->whole ? chunk_bytes : tile_bytes);
+            }
+            __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
+            groups_times_chunks(t, chunks, i, x, b, (unsigned)n_blocks, sums, c, next,
+                                (unsigned)(chunk_bytes / 64));
+        }
 }
 
 /* x: n_groups groups, m rows. */
@@ -277,6 +321,9 @@ INLINE void amx_matmul(const struct int8_type t, const struct kernel_mat *w, con
     const size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
     const uint32_t n_all = w->n_in / KERNEL_BLOCK,
                    most = AMX_UNITS / n_groups / AMX_CHUNK * AMX_CHUNK;
+    const uint32_t n_tiles = (to - from + KERNEL_TILE - 1) / KERNEL_TILE;
+    const uint32_t n_side = n_groups <= AMX_FEW ? AMX_STREAMS : AMX_TILES;
+    const uint32_t n_each = n_tiles / n_side, done = n_each * n_side;
     configure((int)kernel_pass_rows(m, 0, n_groups));
     for (uint32_t b = 0; b < n_all; b += most) {
         const struct part p = {x + b * sizeof(struct kernel_unit),
@@ -284,13 +331,17 @@ INLINE void amx_matmul(const struct int8_type t, const struct kernel_mat *w, con
                                m,
                                n_groups,
                                MIN(most, n_all - b),
-                               most < n_all ? AMX_TILES * tile_bytes : AMX_AHEAD};
-        const uint8_t *weights =
-            (const uint8_t *)w->data + b / (uint32_t)t.group * int8_group_bytes(t);
-        for (uint32_t c = from; c < to; c += AMX_TILES * KERNEL_TILE)
-            amx_tiles(t, weights + c / KERNEL_TILE * tile_bytes, tile_bytes,
-                      MIN(AMX_TILES, (int)((to - c + KERNEL_TILE - 1) / KERNEL_TILE)), &p,
-                      &(struct columns){y + c, y_stride, to - c, b > 0});
+                               most >= n_all};
+        const uint8_t *weights = (const uint8_t *)w->data + from / KERNEL_TILE * tile_bytes +
+                                 b / (uint32_t)t.group * int8_group_bytes(t);
+        for (uint32_t i = 0; i < n_each; i++)
+            amx_tiles(t, weights + i * tile_bytes, tile_bytes, &p,
+                      &(struct columns){y + from + i * KERNEL_TILE, y_stride, n_each * KERNEL_TILE,
+                                        to - from - i * KERNEL_TILE, n_side, b > 0});
+        if (done < n_tiles)
+            amx_tiles(t, weights + done * tile_bytes, tile_bytes, &p,
+                      &(struct columns){y + from + done * KERNEL_TILE, y_stride, KERNEL_TILE,
+                                        to - from - done * KERNEL_TILE, n_tiles - done, b > 0});
     }
     _tile_release();
 }
@@ -316,7 +367,9 @@ static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t group_by
 enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m)
 {
     enum kernel_form form = kernel_form_of(type);
-    if (form == KERNEL_FORM_INT8 && !kernel_layout(type)->has_halves && m >= AMX_MIN_ROWS)
+    const struct kernel_layout *l = kernel_layout(type);
+    if (form == KERNEL_FORM_INT8 && !l->has_halves &&
+        m >= (l->lo_bits == 8 ? AMX_MIN_ROWS8 : AMX_MIN_ROWS))
         return KERNEL_FORM_TILES;
     return form;
 }
