@@ -5,6 +5,7 @@
 #include <tandem/v1/proposer.pb-c.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/pool.h"
 #include "base/queue.h"
 #include "kernel/kernel.h"
 #include "proposer-svc/drafter.h"
@@ -102,9 +103,9 @@ int drafter_new(const struct drafter_config *c, struct drafter **ret)
         r = queue_new(DRAFTER_ROUNDS_MAX + DRAFTER_STREAMS_MAX, &d->queue);
     if (r < 0)
         return r;
-    r = pthread_create(&d->thread, NULL, drafter_main, d);
-    if (r)
-        return fail(-r, "cannot start the drafter's thread");
+    r = pool_thread(drafter_main, d, &d->thread);
+    if (r < 0)
+        return fail(r, "cannot start the drafter's thread");
     d->has_thread = true;
     *ret = TAKE(d);
     return 0;

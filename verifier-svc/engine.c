@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/pool.h"
 #include "base/svc.h"
 #include "verifier-svc/calibrate.h"
 #include "verifier-svc/engine_impl.h"
@@ -722,8 +723,8 @@ int engine_new(const struct options *o, struct stats *stats, struct engine **ret
 
 int engine_start(struct engine *e)
 {
-    int err = pthread_create(&e->thread, NULL, engine_main, e);
-    return err ? fail(-err, "cannot start the engine's thread") : 0;
+    int err = pool_thread(engine_main, e, &e->thread);
+    return err < 0 ? fail(err, "cannot start the engine's thread") : 0;
 }
 
 void engine_stop(struct engine *e)

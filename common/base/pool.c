@@ -132,6 +132,19 @@ void pool_barrier(struct pool *p)
     gate_open(&p->barrier, now + 1);
 }
 
+int pool_thread(void *(*fn)(void *), void *arg, pthread_t *ret)
+{
+    pthread_attr_t attr;
+    int r = pthread_attr_init(&attr);
+    if (r)
+        return -r;
+    r = pthread_attr_setstacksize(&attr, POOL_STACK);
+    if (!r)
+        r = pthread_create(ret, &attr, fn, arg);
+    pthread_attr_destroy(&attr);
+    return -r;
+}
+
 static void pin_to(pthread_t thread, unsigned cpu)
 {
     union {
@@ -148,9 +161,9 @@ static int start_workers(struct pool *p, const struct cores *cores, bool pin)
     for (unsigned i = 1; i < p->n_threads; i++) {
         struct worker *w = &p->workers[i];
         *w = (struct worker){.pool = p, .i = i};
-        int r = pthread_create(&w->thread, NULL, work, w);
-        if (r)
-            return fail(-r, "pool: cannot start thread %u of %u", i, p->n_threads);
+        int r = pool_thread(work, w, &w->thread);
+        if (r < 0)
+            return fail(r, "pool: cannot start thread %u of %u", i, p->n_threads);
         p->n_started = i;
         if (pin && p->spin)
             pin_to(w->thread, cores->cpu[i]);

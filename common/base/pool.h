@@ -6,12 +6,14 @@
  *
  * Threads: pool_run() by one thread at a time, any thread. */
 #pragma once
+#include <pthread.h>
 #include <stdbool.h>
 #include "base/mem.h"
 
 struct pool;
 
 #define POOL_MAX_THREADS 256
+#define POOL_STACK (8 << 20) // bytes; kernels take up to 1.3 MiB
 
 /* n_threads 0: the usable cores (cores.h). pin: bind threads 1, 2, ... to the allowed cores behind
  * the first; the caller, whose affinity its later threads would inherit, is left alone; harmless
@@ -21,6 +23,10 @@ void pool_free(struct pool *p);
 DEFINE_AUTO(struct pool, pool_free)
 
 unsigned pool_threads(const struct pool *p);
+
+/* Starts a thread that calls pool_run(): it has POOL_STACK as those of the pool, whatever the limit
+ * of the process. Negative errno, without a text. */
+int pool_thread(void *(*fn)(void *), void *arg, pthread_t *ret);
 
 /* fn(arg, i, n) on each of the n threads, i = 0 on the caller; returns when all are done. */
 void pool_run(struct pool *p, void (*fn)(void *arg, unsigned i, unsigned n), void *arg);

@@ -139,6 +139,42 @@ static void another_thread_may_be_the_caller(void **state)
     assert_int_equal(r.wrong, 0);
 }
 
+#define KERNELS_TAKE (2 << 20) // bytes of stack, at most
+
+static void use_stack(void *arg, unsigned i, unsigned n)
+{
+    volatile char room[KERNELS_TAKE];
+    (void)n;
+    for (size_t at = sizeof(room); at; at -= 4096)
+        room[at - 1] = (char)i;
+    atomic_fetch_add((atomic_uint *)arg, (unsigned)(room[4095] == (char)i));
+}
+
+static void *lead(void *arg)
+{
+    AUTO(pool_free) struct pool *p = pool_of(3);
+    pool_run(p, use_stack, arg);
+    return NULL;
+}
+
+static void every_thread_has_the_stack_that_kernels_take(void **state)
+{
+    (void)state;
+    pthread_attr_t before, small;
+    assert_int_equal(pthread_getattr_default_np(&before), 0);
+    assert_int_equal(pthread_attr_init(&small), 0);
+    assert_int_equal(pthread_attr_setstacksize(&small, 256 << 10), 0);
+    assert_int_equal(pthread_setattr_default_np(&small), 0); // as if the limit were that
+    atomic_uint runs = 0;
+    pthread_t leader;
+    assert_int_equal(pool_thread(lead, &runs, &leader), 0);
+    pthread_join(leader, NULL);
+    assert_int_equal(runs, 3);
+    pthread_setattr_default_np(&before);
+    pthread_attr_destroy(&before);
+    pthread_attr_destroy(&small);
+}
+
 static void too_many_threads_are_refused(void **state)
 {
     (void)state;
@@ -171,6 +207,7 @@ int main(void)
         cmocka_unit_test(more_threads_than_cores_make_progress),
         cmocka_unit_test(an_idle_pool_costs_no_cpu),
         cmocka_unit_test(another_thread_may_be_the_caller),
+        cmocka_unit_test(every_thread_has_the_stack_that_kernels_take),
         cmocka_unit_test(too_many_threads_are_refused),
         cmocka_unit_test(shares_cover_everything_once),
     };
