@@ -215,7 +215,11 @@ static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
         buf_printf(to, ",\"choice\":%u,\"tokens\":%u,\"blocks\":%u}", h->choice, h->tokens,
                    h->blocks);
     }
-    buf_puts(to, "]}");
+    buf_printf(to,
+               "],\"disk\":{\"up\":%s,\"blocks\":%" PRIu64 ",\"bytes\":%" PRIu64
+               ",\"hit_tokens\":%" PRIu64 ",\"written\":%" PRIu64 ",\"restored\":%" PRIu64 "}}",
+               c->disk ? "true" : "false", c->disk_blocks, c->disk_bytes, c->disk_hit_tokens,
+               c->disk_written, c->disk_restored);
 }
 
 static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)

@@ -106,6 +106,7 @@ void engine_preempt(struct engine *e, struct seq *s)
     roster_remove(&e->running, s);
     s->state = SEQ_WAITING;
     s->leaving = false;
+    s->restore = SEQ_RESTORE_NEW;
     s->asked_us = s->ahead_us = 0;
     if (s->choice == 0)
         send_back_unbranched(e, s->req);
@@ -198,6 +199,9 @@ static void take_item(struct engine *e, struct inbox_item *item)
     case INBOX_PROPOSER:
         take_proposer(e, item);
         break;
+    case INBOX_FETCHED:
+        tier_take(e->tier, item->fetch, roster_find(&e->waiting, item->fetch->owner));
+        break;
     }
     free(item);
 }
@@ -269,7 +273,10 @@ static void count_admission(struct engine *e, const struct request *r, int64_t n
 {
     metrics_add(e->stats->prompt_tokens, r->n_prompt);
     metrics_add(e->stats->prefix_queries, r->n_prompt);
-    metrics_add(e->stats->prefix_hits, r->seqs[0]->n_cached);
+    const struct seq *s = r->seqs[0];
+    uint32_t from_disk = s->n_restored < s->n_cached ? s->n_restored : s->n_cached;
+    metrics_add(e->stats->prefix_hits, s->n_cached - from_disk);
+    metrics_add(e->stats->disk_hits, from_disk);
     metrics_observe(e->stats->prompt_length, r->n_prompt);
     metrics_observe(e->stats->queue_s, (double)(now_us - r->arrived_us) / 1e6);
 }
@@ -371,13 +378,13 @@ static bool awaits_prefix(const struct engine *e, const struct seq *s)
 
 static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_anybody)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, seats = (uint32_t)e->options->max_sequences - e->running.n;
     bool full = false; // a new request that must wait lets no later one pass
     for (uint32_t i = 0; i < e->waiting.n; i++) {
-        const struct seq *s = e->waiting.v[i];
+        struct seq *s = e->waiting.v[i];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
-        if (!may || awaits_prefix(e, s))
+        if (!may || awaits_prefix(e, s) || (seats && tier_restores(e->tier, s, now_us)))
             continue;
         uint32_t blocks = blocks_needed(e, s);
         if (n == 0) // for the head alone: looking costs time, and this is whom others wait for
@@ -385,7 +392,6 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         e->waits[n++] = (struct sched_wait){s->order, blocks, n_coming(s)};
     }
     *ret_anybody = n > 0;
-    uint32_t seats = (uint32_t)e->options->max_sequences - e->running.n;
     uint32_t i = sched_admit(&e->sched, e->waits, n, blocks_to_give(e), seats, now_us);
     for (uint32_t k = 0; i != SCHED_NONE && k < e->waiting.n; k++) {
         if (e->waiting.v[k]->order == e->waits[i].order)
@@ -447,6 +453,13 @@ static void reap(struct engine *e, struct roster *l)
         i = end_unwanted(e, l->v[i], now_us) ? 0 : i + 1; // the list has changed
 }
 
+/* When it goes on without what may be on disk; INT64_MAX: it waits for nothing there. */
+static int64_t restores_until_us(const struct seq *s)
+{
+    bool waits = s->restore == SEQ_RESTORING || s->restore == SEQ_RESTORE_MORE;
+    return s->state == SEQ_WAITING && waits ? s->restore_until_us : INT64_MAX;
+}
+
 static void end_all(struct engine *e)
 {
     queue_close(e->inbox); // what comes later is told by engine_submit()
@@ -458,7 +471,8 @@ static void end_all(struct engine *e)
 }
 
 /* How long an engine without work may sleep: for the watchdog, for drafts that will be late at
- * `until`, and for Verify streams that idle out. -1: until something comes. */
+ * `until`, for Verify streams that idle out, and for blocks that do not come from disk. -1: until
+ * something comes. */
 static int64_t idle_wait_us(const struct engine *e, int64_t until)
 {
     int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
@@ -466,6 +480,8 @@ static int64_t idle_wait_us(const struct engine *e, int64_t until)
     for (unsigned l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < lists[l]->n; i++) {
             int64_t at_us = idles_out_us(e, lists[l]->v[i]);
+            until = at_us < until ? at_us : until;
+            at_us = restores_until_us(lists[l]->v[i]);
             until = at_us < until ? at_us : until;
         }
     }
@@ -515,6 +531,8 @@ static void loop(struct engine *e)
     }
     end_all(e);
     events_send(e->events);
+    tier_free(e->tier); // in which fetches that are under way come back
+    e->tier = NULL;
 }
 
 /* ---- loading ---- */
@@ -568,6 +586,15 @@ static void draft_arrived(void *user, struct draft *d)
         return;
     free(item->q); // a draft may always be lost
     free(item);
+}
+
+/* On the disk's thread. */
+static void blocks_arrived(void *owner, struct kv_disk_fetch *f)
+{
+    struct engine *e = owner;
+    struct inbox_item item = {.kind = INBOX_FETCHED, .fetch = f};
+    if (push_item(e, &item) < 0)
+        tier_take(e->tier, f, NULL); // who waits for them goes on without
 }
 
 /* Its figures are registered off the engine's thread: a round allocates nothing. */
@@ -632,6 +659,8 @@ static int load(struct engine *e)
         err = served_load(e->served, e->options, show_progress, e);
     if (!err)
         err = events_fit(e->events, e->served->tok);
+    if (!err)
+        err = tier_new(e->options, e->served, blocks_arrived, e, &e->tier);
     if (!err)
         err = open_speculation(e);
     if (err < 0)
@@ -747,6 +776,7 @@ void engine_free(struct engine *e)
     }
     queue_free(e->inbox);
     events_free(e->events);
+    tier_free(e->tier);
     roster_done(&e->running);
     roster_done(&e->waiting);
     free(e->waits);

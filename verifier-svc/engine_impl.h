@@ -9,9 +9,10 @@
 #include "verifier-svc/engine.h"
 #include "verifier-svc/roster.h"
 #include "verifier-svc/sched.h"
+#include "verifier-svc/tier.h"
 
 /* What comes in. Allocated by who sends, freed by the engine. */
-enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY, INBOX_PROPOSER };
+enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY, INBOX_PROPOSER, INBOX_FETCHED };
 
 struct inbox_item {
     enum inbox_kind kind;
@@ -24,8 +25,9 @@ struct inbox_item {
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX];
-    struct accept_q *q;         // DRAFT: as in struct draft; who takes it leaves NULL
-    struct stats_drafts counts; // PROPOSER: another one has this place from now on
+    struct accept_q *q;          // DRAFT: as in struct draft; who takes it leaves NULL
+    struct kv_disk_fetch *fetch; // FETCHED
+    struct stats_drafts counts;  // PROPOSER: another one has this place from now on
 };
 
 struct engine {
@@ -51,7 +53,9 @@ struct engine {
 
     /* The engine thread's own. */
     struct served *served;
-    struct drafts *drafts; // NULL until the model is loaded
+    struct drafts *drafts;            // NULL until the model is loaded
+    struct tier *tier;                // NULL: none
+    struct kv_disk_counts disk_shown; // in the metrics by now
     bool speculates;
     char proposer[DRAFTS_NAME_MAX]; // asked where a request names none; "": any
     struct sched sched;

@@ -15,6 +15,7 @@
 struct kv_disk;
 
 #define KV_DISK_BUFFER_BYTES (64u << 20) // of blocks that wait to be written
+#define KV_DISK_BYTES (96u << 20)        // about what all of it takes
 #define KV_DISK_FETCH 16                 // blocks that are read in one go
 #define KV_DISK_FETCHES 2                // under way at most
 
@@ -28,6 +29,7 @@ struct kv_disk_block {
 /* Blocks on their way from the disk. */
 struct kv_disk_fetch {
     uint64_t owner; // whoever asked
+    uint32_t from;  // blocks before the first, for whoever asked
     uint8_t names[KV_DISK_FETCH][KV_NAME];
     uint32_t n;                   // asked for
     uint32_t n_found;             // of them, the first so many

@@ -50,6 +50,26 @@ static void show_kv(struct engine *e)
     e->n_evicted = f.n_evicted;
 }
 
+static uint64_t n_gone(const struct kv_store_counts *c)
+{
+    return c->n_expired + c->n_evicted + c->n_damaged;
+}
+
+static void show_disk(struct engine *e)
+{
+    struct stats *m = e->stats;
+    const struct kv_disk_counts now = tier_counts(e->tier), *before = &e->disk_shown;
+    metrics_set(m->disk_on, now.on);
+    metrics_set(m->disk_blocks, (double)now.store.blocks);
+    metrics_set(m->disk_bytes, (double)now.store.bytes);
+    metrics_add(m->disk_written, (double)(now.n_written - before->n_written));
+    metrics_add(m->disk_restored, (double)(now.n_read - before->n_read));
+    metrics_add(m->disk_dropped, (double)(now.n_dropped - before->n_dropped));
+    metrics_add(m->disk_failed, (double)(now.n_failed - before->n_failed));
+    metrics_add(m->disk_gone, (double)(n_gone(&now.store) - n_gone(&before->store)));
+    e->disk_shown = now;
+}
+
 void engine_show_load(struct engine *e)
 {
     uint32_t n_paused = 0;
@@ -59,4 +79,6 @@ void engine_show_load(struct engine *e)
     metrics_set(e->stats->running, e->running.n);
     metrics_set(e->stats->waiting, e->waiting.n);
     show_kv(e);
+    if (e->tier)
+        show_disk(e);
 }

@@ -5,6 +5,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "rpc/rpc.h"
+#include "verifier-svc/kv_store.h"
 #include "verifier-svc/options.h"
 
 static struct options in_force;
@@ -106,6 +107,27 @@ static const struct conf_option table[] = {
      .alias = "enable_prefix_caching|cache_prompt",
      .help = "keep KV of prompts and answers, so that what begins with the same tokens need not "
              "run them again"},
+    {.name = "kv_disk",
+     .kind = CONF_TEXT,
+     .value = &reading.kv_disk,
+     .fallback = "",
+     .help =
+         "folder where KV that memory has no room for is kept, also over restarts; one verifier "
+         "at a time; empty: none"},
+    {.name = "kv_disk_size",
+     .kind = CONF_INT,
+     .value = &reading.kv_disk_size,
+     .fallback = "8192",
+     .min = KV_STORE_MIN_BYTES >> 20,
+     .max = 1 << 28,
+     .help = "what that folder may hold, in MiB"},
+    {.name = "kv_disk_ttl",
+     .kind = CONF_INT,
+     .value = &reading.kv_disk_ttl,
+     .fallback = "604800",
+     .min = 1,
+     .max = 1 << 30,
+     .help = "how long after its last use KV stays there, in s"},
     {.name = "memory_check",
      .kind = CONF_BOOL,
      .value = &reading.memory_check,
@@ -226,6 +248,8 @@ static int read_all(int argc, char **argv)
     if (reading.max_batch_rows < reading.max_sequences)
         return fail(-EINVAL, "max_batch_rows is %ld, less than max_sequences, which is %ld",
                     (long)reading.max_batch_rows, (long)reading.max_sequences);
+    if (*reading.kv_disk && !reading.prefix_cache)
+        return fail(-EINVAL, "kv_disk keeps what prefix_cache finds, which is off");
     reading.blas = strcmp(reading.float_gemm, "blas") == 0;
     return read_speculation(&reading);
 }

@@ -23,6 +23,10 @@ enum seq_state { SEQ_WAITING, SEQ_BRANCH, SEQ_RUNNING, SEQ_ENDED };
 /* CLOSED: the client of a Verify stream wants no more. */
 enum seq_end { SEQ_GOES_ON, SEQ_STOP, SEQ_LENGTH, SEQ_CLOSED, SEQ_FAILED };
 
+/* Of a waiting sequence: whether its blocks have been looked for on disk, are being read, more may
+ * be there, or it has what there is (tier.h). */
+enum seq_restore { SEQ_RESTORE_NEW, SEQ_RESTORING, SEQ_RESTORE_MORE, SEQ_RESTORED };
+
 /* "stop" and so on, for logs and metrics. */
 const char *seq_end_name(enum seq_end end);
 
@@ -38,8 +42,11 @@ struct seq {
 
     uint32_t *tokens; // (max_len), from seq_open() on
     uint32_t n_prompt, n, max_len;
-    struct kv_seq kv;           // rows of tokens [0, kv.len); between rounds at most n - 1
-    uint32_t n_cached;          // rows of the prompt that were there when it was admitted
+    struct kv_seq kv;    // rows of tokens [0, kv.len); between rounds at most n - 1
+    uint32_t n_cached;   // rows of the prompt that were there when it was admitted
+    uint32_t n_restored; // of them, those that came from disk for it
+    enum seq_restore restore;
+    int64_t restore_until_us;   // then it goes on without
     struct dist_counts *counts; // NULL: no penalties
     struct detok detok;
     int stop; // the stop string that ended it, or DETOK_NONE

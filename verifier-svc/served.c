@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "verifier-svc/accept.h"
+#include "verifier-svc/kv_disk.h"
 #include "verifier-svc/served.h"
 
 #define ARITHMETIC 1 // changes whenever a kernel's or the forward pass's bits do
@@ -98,6 +99,7 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
                                        .max_sequences = (uint32_t)o->max_sequences,
                                        .max_rows = (uint32_t)o->max_batch_rows,
                                        .min_logits = (uint32_t)o->max_sequences + ACCEPT_MAX,
+                                       .beside = o->kv_disk && *o->kv_disk ? KV_DISK_BYTES : 0,
                                        .n_vocab = tok_n_vocab(s->tok)};
     if (o->blas)
         log_warn("float_gemm=blas core=%s: OpenBLAS has no fixed order of sums, so the same "
@@ -109,7 +111,7 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
     if (!err)
         err = keep_facts(s);
     if (!err && o->prefix_cache)
-        err = kv_open_index(s->run.kv, s->identity, kv_hash);
+        err = kv_open_index(s->run.kv, s->kv_identity, kv_hash);
     if (!err)
         gguf_close(TAKE(s->gguf));
     return err;

@@ -23,6 +23,8 @@ struct served {
     const char *weight_type; // the type that most bytes have
     uint64_t identity;       // names all that decides bits
     char fingerprint[24];    // the same as text
+    uint64_t kv_identity;    // and the file's time: samples name the weights, and blocks on disk
+                             // outlive a file
 };
 
 /* The tokenizer's part alone: enough to check requests (tests, fuzzing). */

@@ -254,7 +254,13 @@ static void fill_cache(struct service *s, Tandem__V1__StatsReply *reply)
     to->blocks_evictable = s->kv.n_evictable;
     to->bytes = s->kv.bytes;
     to->prompt_tokens = count_of(s->stats->prefix_queries);
-    to->hit_tokens = count_of(s->stats->prefix_hits);
+    to->disk = metrics_value(s->stats->disk_on) > 0;
+    to->disk_blocks = count_of(s->stats->disk_blocks);
+    to->disk_bytes = count_of(s->stats->disk_bytes);
+    to->disk_hit_tokens = count_of(s->stats->disk_hits);
+    to->disk_written = count_of(s->stats->disk_written);
+    to->disk_restored = count_of(s->stats->disk_restored);
+    to->hit_tokens = count_of(s->stats->prefix_hits) + to->disk_hit_tokens;
     to->evictions = count_of(s->stats->evictions);
     fill_holders(s, to);
 }

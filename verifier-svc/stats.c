@@ -95,8 +95,26 @@ static void init_cache(struct stats *s)
     s->prefix_hits =
         metrics_counter("tandem_prefix_cache_hits_total",
                         "Prompt tokens that did not have to be computed.", "tier=\"memory\"");
+    s->disk_hits =
+        metrics_counter("tandem_prefix_cache_hits_total",
+                        "Prompt tokens that did not have to be computed.", "tier=\"disk\"");
     s->evictions = counter("tandem_prefix_cache_evictions_total",
                            "Blocks that were kept and gave way to others.");
+}
+
+static void init_disk(struct stats *s)
+{
+    s->disk_on = gauge("tandem_kv_disk_up", "1: the tier on disk is in use.");
+    s->disk_blocks = gauge("tandem_kv_disk_blocks", "KV blocks on disk, of all models.");
+    s->disk_bytes = gauge("tandem_kv_disk_bytes", "What they take there.");
+    s->disk_written = counter("tandem_kv_disk_written_blocks_total", "Blocks written.");
+    s->disk_restored = counter("tandem_kv_disk_restored_blocks_total", "Blocks read back.");
+    s->disk_dropped = counter("tandem_kv_disk_dropped_blocks_total",
+                              "Blocks not written, because too many waited for the disk.");
+    s->disk_failed = counter("tandem_kv_disk_failed_blocks_total",
+                             "Blocks not written, because the disk failed or was full.");
+    s->disk_gone = counter("tandem_kv_disk_removed_blocks_total",
+                           "Blocks that expired, made room, or were damaged.");
 }
 
 static void init_speculation(struct stats *s)
@@ -124,6 +142,7 @@ void stats_init(struct stats *s)
     init_requests(s);
     init_engine(s);
     init_cache(s);
+    init_disk(s);
     init_speculation(s);
 }
 

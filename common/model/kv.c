@@ -16,6 +16,8 @@ struct kv {
     uint32_t *scratch;      // (2, n_blocks), of kv_check()
     struct kv_index *index; // NULL: none
     uint64_t n_evicted;
+    void (*evicted)(void *owner, uint32_t block);
+    void *evicted_owner;
     uint16_t *data; // (n_layers, K then V, n_blocks, n_kv_heads, KV_BLOCK, head_dim)
     size_t block;   // halfs of K of one layer of a block
     size_t plane;   // of all blocks
@@ -116,6 +118,8 @@ static uint32_t take(struct kv *kv)
         b = kv->empty[--kv->n_empty];
     } else {
         b = kv_index_oldest(kv->index);
+        if (kv->evicted)
+            kv->evicted(kv->evicted_owner, b);
         kv_index_remove(kv->index, b);
         kv->n_evicted++;
     }
@@ -306,6 +310,56 @@ void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, con
         }
         seq->n_indexed = i + 1;
     }
+}
+
+/* ---- a second tier ---- */
+
+uint32_t kv_find_name(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
+                      uint32_t n_tokens, uint8_t ret_name[KV_NAME])
+{
+    uint32_t b = KV_NO_BLOCK, n = 0;
+    kv_index_root_name(kv->index, root, ret_name);
+    for (; n < n_tokens / KV_BLOCK; n++) {
+        uint32_t next = find_next(kv, root, b, tokens, n);
+        if (next == KV_NO_BLOCK)
+            break;
+        b = next;
+    }
+    if (b != KV_NO_BLOCK)
+        memcpy(ret_name, kv_index_entry(kv->index, b).name, KV_NAME);
+    return n;
+}
+
+void kv_on_evict(struct kv *kv, void (*fn)(void *owner, uint32_t block), void *owner)
+{
+    kv->evicted = fn;
+    kv->evicted_owner = owner;
+}
+
+void kv_each_idle(const struct kv *kv, bool (*fn)(void *owner, uint32_t block), void *owner)
+{
+    uint32_t b = kv->index ? kv_index_newest(kv->index) : KV_NO_BLOCK;
+    while (b != KV_NO_BLOCK && fn(owner, b))
+        b = kv_index_older(kv->index, b);
+}
+
+struct kv_entry kv_entry_of(const struct kv *kv, uint32_t block)
+{
+    return kv_index_entry(kv->index, block);
+}
+
+void kv_save(const struct kv *kv, uint32_t block, void *to)
+{
+    size_t bytes = kv->block * sizeof(*kv->data);
+    for (size_t p = 0; p < (size_t)2 * kv->shape.n_layers; p++)
+        memcpy((char *)to + p * bytes, kv->data + p * kv->plane + block * kv->block, bytes);
+}
+
+void kv_load(struct kv *kv, uint32_t block, const void *from)
+{
+    size_t bytes = kv->block * sizeof(*kv->data);
+    for (size_t p = 0; p < (size_t)2 * kv->shape.n_layers; p++)
+        memcpy(kv->data + p * kv->plane + block * kv->block, (const char *)from + p * bytes, bytes);
 }
 
 struct kv_figures kv_figures(const struct kv *kv)

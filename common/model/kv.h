@@ -79,6 +79,22 @@ uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
 void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, const uint32_t *tokens,
               uint32_t n);
 
+/* ---- a second tier ---- */
+
+/* As kv_find(); ret_name: of the last of them, of the root if there is none. An index is there. */
+uint32_t kv_find_name(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
+                      uint32_t n_tokens, uint8_t ret_name[KV_NAME]);
+/* fn is told of every block that leaves the index to make room, while its rows still stand; NULL:
+ * nobody is. */
+void kv_on_evict(struct kv *kv, void (*fn)(void *owner, uint32_t block), void *owner);
+/* fn for the blocks that can be found and that nobody holds, those before others first, until it
+ * returns false. */
+void kv_each_idle(const struct kv *kv, bool (*fn)(void *owner, uint32_t block), void *owner);
+struct kv_entry kv_entry_of(const struct kv *kv, uint32_t block); // of one that can be found
+/* A block's rows as bytes, kv_block_bytes() of them, the same for every pool of the same shape. */
+void kv_save(const struct kv *kv, uint32_t block, void *to);
+void kv_load(struct kv *kv, uint32_t block, const void *from);
+
 struct kv_figures {
     uint32_t n_empty;  // blocks that hold nothing
     uint32_t n_idle;   // that nobody holds and that can be found; the rest is held

@@ -154,7 +154,7 @@ void kv_index_add(struct kv_index *x, const struct kv_root *root, uint32_t paren
         if (root->salt_len)
             memcpy(e->salt, root->salt, root->salt_len);
         uint8_t root_name[KV_NAME];
-        kv_name_root(x->identity, root, root_name);
+        kv_index_root_name(x, root, root_name);
         kv_name_next(root_name, tokens, e->name);
     }
     uint32_t *bucket = bucket_of(x, e->key);
@@ -221,6 +221,22 @@ uint32_t kv_index_n_idle(const struct kv_index *x)
 uint32_t kv_index_oldest(const struct kv_index *x)
 {
     return x->oldest;
+}
+
+uint32_t kv_index_newest(const struct kv_index *x)
+{
+    return x->newest;
+}
+
+uint32_t kv_index_older(const struct kv_index *x, uint32_t block)
+{
+    return x->entries[block].older;
+}
+
+void kv_index_root_name(const struct kv_index *x, const struct kv_root *root,
+                        uint8_t ret_name[KV_NAME])
+{
+    kv_name_root(x->identity, root, ret_name);
 }
 
 /* ---- checking ---- */

@@ -62,6 +62,12 @@ void kv_index_busy(struct kv_index *x, uint32_t block);
 uint32_t kv_index_n_idle(const struct kv_index *x);
 /* The idle block to evict next; KV_NO_BLOCK: none. */
 uint32_t kv_index_oldest(const struct kv_index *x);
+/* The one that will be evicted last, and the one before an idle block; KV_NO_BLOCK: none. */
+uint32_t kv_index_newest(const struct kv_index *x);
+uint32_t kv_index_older(const struct kv_index *x, uint32_t block);
+/* What names begin with. */
+void kv_index_root_name(const struct kv_index *x, const struct kv_root *root,
+                        uint8_t ret_name[KV_NAME]);
 
 /* What is known of a block that is in it. */
 struct kv_entry {

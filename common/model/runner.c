@@ -106,7 +106,7 @@ static int measure_out(struct runner *r)
     const struct forward_options fo = forward_options(r);
     m->weights = r->model->bytes;
     m->activations = forward_bytes(r->model, r->pool, &fo);
-    m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES;
+    m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES + r->opt.beside;
     size_t taken = runner_bytes(m);
     size_t left = available > taken ? available - taken : 0;
     int err = measure_kv(r, r->opt.memory_check ? left : available);

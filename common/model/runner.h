@@ -30,6 +30,7 @@ struct runner_options {
     uint32_t max_sequences; // that are expected to have KV at once
     uint32_t max_rows;      // of a pass
     uint32_t min_logits;    // so many of them may always want logits
+    size_t beside;          // bytes that the caller will take once the model is loaded
     uint32_t n_vocab;       // tokens that can be drawn; rows of the head beyond are padding
 };
 

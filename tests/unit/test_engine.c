@@ -83,7 +83,8 @@ static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf
                                  .prefill_chunk = 64,
                                  .max_pass_ms = 100,
                                  .threads = 1,
-                                 .prefix_cache = true};
+                                 .prefix_cache = true,
+                                 .kv_disk = ""};
 
 static struct engine *start_engine(void)
 {
