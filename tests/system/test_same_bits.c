@@ -264,6 +264,10 @@ static void must_equal(const struct answer *got, const struct answer *want, unsi
              want->ids[at], (double)want->logprobs[at]);
 }
 
+static struct {
+    unsigned drafted, accepted;
+} all; // of all rows
+
 /* Figures of one row of settings; a proposer that never got anything accepted, or never refused,
  * would prove little. */
 static void tell(const struct settings *s, const struct answer *answers, unsigned n)
@@ -276,12 +280,17 @@ static void tell(const struct settings *s, const struct answer *answers, unsigne
     for (unsigned f = 0; f < N_FACTORS; f++)
         printf("%s=%s ", factors[f].name, factors[f].values[s->level[f]]);
     printf("drafted=%u accepted=%u\n", drafted, accepted);
+    all.drafted += drafted;
+    all.accepted += accepted;
+    assert_true(accepted <= drafted);
     if (s->level[PROPOSER] == NO_PROPOSER)
         assert_int_equal(drafted, 0);
+    if (s->level[PROPOSER] == RANDOM_GUESSES && drafted)
+        assert_true(drafted > accepted);
     if (s->level[PROPOSER] == NO_PROPOSER || s->level[POLICY] != ALWAYS)
         return; // the others may find that drafts do not pay
     if (LIB_SANITIZED)
-        return; // so slow that all drafts may come late
+        return; // so slow that all drafts of a row may come late, not those of all rows
     assert_true(drafted > accepted);
     if (s->level[PROPOSER] >= NGRAM && s->level[PROPOSER] <= DRAFT)
         assert_true(accepted > 0);
@@ -388,6 +397,7 @@ static void any_settings_give_the_same_bits(void **state)
             check_settings(&s, n_rows, model, n_variants, want, got);
     }
     printf("%u verifiers, %u requests each at %zu batch sizes\n", n_rows, n_variants, N_BATCHES);
+    assert_true(all.accepted > 0 && all.drafted > all.accepted);
     free(want);
     free(got);
 }
