@@ -9,7 +9,7 @@
 #include "lib/figures.h"
 #include "lib/lib.h"
 #include "lib/services.h"
-#include "lib/wish.h"
+#include "lib/topic.h"
 #include "model/kv.h"
 
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
@@ -91,13 +91,13 @@ static void warm_stop(struct warm *w)
 /* Asks: the answer is what it is without any cache. Returns the prompt's tokens that were there. */
 static unsigned ask(struct warm *w, unsigned topic)
 {
-    struct wish wish;
+    struct topic t;
     AUTO(mem_free) struct answer *a = calloc(1, sizeof(*a)), *plain = calloc(1, sizeof(*plain));
     assert_true(a && plain);
-    wish_init(&wish, topic, N_PROMPT);
-    generation_run(cold_client, &wish.msg, plain);
-    generation_run(w->client, &wish.msg, a);
-    wish_same(a, plain);
+    topic_init(&t, topic, N_PROMPT);
+    generation_run(cold_client, &t.msg, plain);
+    generation_run(w->client, &t.msg, a);
+    topic_same(a, plain);
     return a->cached_tokens;
 }
 

@@ -1,20 +1,20 @@
-/* wish.h - requests to a verifier that tests compare bit by bit: sampled, with logprobs.
+/* topic.h - requests to a verifier that tests compare bit by bit: sampled, with logprobs.
  *
  * Threads: the test's own. */
 #pragma once
 #include "lib/generate.h"
 
-#define WISH_ANSWER 40
-#define WISH_MAX_PROMPT 1024
+#define TOPIC_ANSWER 40
+#define TOPIC_MAX_PROMPT 1024
 
-struct wish {
+struct topic {
     Tandem__V1__GenerateRequest msg;
     Tandem__V1__Sampling sampling;
     Tandem__V1__TokenIds prompt;
-    uint32_t tokens[WISH_MAX_PROMPT];
+    uint32_t tokens[TOPIC_MAX_PROMPT];
 };
 
 /* The n tokens of prompt number `topic`: two topics differ from the first token on. */
-void wish_init(struct wish *w, unsigned topic, uint32_t n);
+void topic_init(struct topic *w, unsigned topic, uint32_t n);
 /* The same tokens, text, logprobs and alternatives; else the test ends. */
-void wish_same(const struct answer *a, const struct answer *b);
+void topic_same(const struct answer *a, const struct answer *b);

@@ -1,9 +1,9 @@
-/* wish.c - see wish.h. */
-#include "lib/wish.h"
+/* topic.c - see topic.h. */
+#include "lib/topic.h"
 #include <string.h>
 #include "lib/lib.h"
 
-void wish_init(struct wish *w, unsigned topic, uint32_t n)
+void topic_init(struct topic *w, unsigned topic, uint32_t n)
 {
     tandem__v1__generate_request__init(&w->msg);
     tandem__v1__sampling__init(&w->sampling);
@@ -20,12 +20,12 @@ void wish_init(struct wish *w, unsigned topic, uint32_t n)
     w->prompt.ids = w->tokens;
     w->prompt.n_ids = n;
     w->msg.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
-    w->msg.max_tokens = WISH_ANSWER;
+    w->msg.max_tokens = TOPIC_ANSWER;
     w->msg.ignore_eos = w->msg.logprobs = true;
     w->msg.top_logprobs = ANSWER_MAX_TOP;
 }
 
-void wish_same(const struct answer *a, const struct answer *b)
+void topic_same(const struct answer *a, const struct answer *b)
 {
     assert_int_equal(a->n, b->n);
     assert_memory_equal(a->ids, b->ids, a->n * sizeof(a->ids[0]));
