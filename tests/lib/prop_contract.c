@@ -5,8 +5,29 @@
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/prop_contract.h"
+#include "proposer-svc/prop_draft.h"
+#include "proposer-svc/prop_ngram.h"
+#include "proposer-svc/prop_suffix.h"
 
 #define CONTEXT_MAX 4096
+
+#define TEXT(s) ((char *)(uintptr_t)(s))
+
+int prop_defaults(void **state)
+{
+    (void)state;
+    prop_ngram_settings = (struct prop_ngram_settings){4, 1, TEXT("latest"), true};
+    prop_suffix_settings = (struct prop_suffix_settings){
+        .max_depth = 24, .pool_tokens = 1000, .factor = 1, .min_prob = 0.1};
+    prop_draft_settings =
+        (struct prop_draft_settings){.model = TEXT(SOURCE_DIR "/models/tales-1m-q8_0.gguf"),
+                                     .quantise = TEXT("no"),
+                                     .float_gemm = TEXT("own"),
+                                     .threads = 1,
+                                     .sparse_k = 64,
+                                     .memory_check = true};
+    return 0;
+}
 
 struct prop_seq prop_seq_new(const struct prop_ops *ops, void *shared)
 {

@@ -22,5 +22,16 @@ void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **as
 struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k);
 void prop_same_draft(const struct prop_draft *a, const struct prop_draft *b);
 
+/* These are the draft's tokens. */
+#define EXPECT(d, ...)                                                                             \
+    do {                                                                                           \
+        uint32_t want_[] = {__VA_ARGS__};                                                          \
+        assert_int_equal((d).n, sizeof(want_) / 4);                                                \
+        assert_memory_equal((d).tokens, want_, sizeof(want_));                                     \
+    } while (0)
+
+/* The settings of all proposers for most tests; the draft model is the embedded one, on one thread.
+ * A cmocka setup. */
+int prop_defaults(void **state);
 /* Its settings are at their defaults before this. n_vocab: tokens come from below it. */
 void prop_contract(const struct prop_ops *ops, uint32_t n_vocab);

@@ -20,22 +20,6 @@ static void chain_of(const char *first, const char *second, const char *choose)
         .members = {.n = second ? 2 : 1, .v = {TEXT(first), TEXT(second)}}, .choose = TEXT(choose)};
 }
 
-static int defaults(void **state)
-{
-    (void)state;
-    prop_ngram_settings = (struct prop_ngram_settings){4, 1, TEXT("latest"), true};
-    prop_suffix_settings = (struct prop_suffix_settings){
-        .max_depth = 24, .pool_tokens = 1000, .factor = 1, .min_prob = 0.1};
-    prop_draft_settings =
-        (struct prop_draft_settings){.model = TEXT(SOURCE_DIR "/models/tales-1m-q8_0.gguf"),
-                                     .quantise = TEXT("no"),
-                                     .float_gemm = TEXT("own"),
-                                     .threads = 1,
-                                     .sparse_k = 8,
-                                     .memory_check = true};
-    return 0;
-}
-
 static void must_open(void)
 {
     if (prop_chain.open(&shared) < 0)
@@ -50,12 +34,6 @@ static struct prop_seq seq_of(const uint32_t *tokens, uint32_t n)
 }
 
 #define SEQ_OF(...) seq_of((uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4)
-#define EXPECT(d, ...)                                                                             \
-    do {                                                                                           \
-        uint32_t want_[] = {__VA_ARGS__};                                                          \
-        assert_int_equal((d).n, sizeof(want_) / 4);                                                \
-        assert_memory_equal((d).tokens, want_, sizeof(want_));                                     \
-    } while (0)
 
 static void it_keeps_the_contract(void **state)
 {
@@ -131,6 +109,7 @@ static struct prop_draft drawn(struct prop_seq *s, enum prop_q_mode mode)
 static void a_drawn_draft_is_sent_with_its_q(void **state)
 {
     (void)state;
+    prop_draft_settings.sparse_k = 8;
     chain_of("ngram", "draft", "score");
     must_open();
     struct prop_about about;
@@ -231,14 +210,14 @@ static void what_cannot_be_chained_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(it_keeps_the_contract, defaults),
-        cmocka_unit_test_setup(the_first_that_has_a_token_is_taken, defaults),
-        cmocka_unit_test_setup(the_draft_that_promises_most_is_taken, defaults),
-        cmocka_unit_test_setup(who_is_wrong_is_believed_less, defaults),
-        cmocka_unit_test_setup(a_drawn_draft_is_sent_with_its_q, defaults),
-        cmocka_unit_test_setup(nobody_is_waited_for_when_there_is_a_draft, defaults),
-        cmocka_unit_test_setup(what_a_member_drafts_ahead_is_its_own_word, defaults),
-        cmocka_unit_test_setup(what_cannot_be_chained_is_refused, defaults),
+        cmocka_unit_test_setup(it_keeps_the_contract, prop_defaults),
+        cmocka_unit_test_setup(the_first_that_has_a_token_is_taken, prop_defaults),
+        cmocka_unit_test_setup(the_draft_that_promises_most_is_taken, prop_defaults),
+        cmocka_unit_test_setup(who_is_wrong_is_believed_less, prop_defaults),
+        cmocka_unit_test_setup(a_drawn_draft_is_sent_with_its_q, prop_defaults),
+        cmocka_unit_test_setup(nobody_is_waited_for_when_there_is_a_draft, prop_defaults),
+        cmocka_unit_test_setup(what_a_member_drafts_ahead_is_its_own_word, prop_defaults),
+        cmocka_unit_test_setup(what_cannot_be_chained_is_refused, prop_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

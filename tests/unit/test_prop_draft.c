@@ -18,18 +18,6 @@
 
 static void *shared;
 
-static int start(void **state)
-{
-    (void)state;
-    prop_draft_settings = (struct prop_draft_settings){.model = (char *)(uintptr_t)MODEL,
-                                                       .quantise = (char *)(uintptr_t) "no",
-                                                       .float_gemm = (char *)(uintptr_t) "own",
-                                                       .threads = 1,
-                                                       .sparse_k = 64,
-                                                       .memory_check = true};
-    return 0;
-}
-
 static void must_open(void)
 {
     if (prop_draft.open(&shared) < 0)
@@ -603,26 +591,27 @@ static void too_large_a_pool_is_refused_with_what_would_fit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(it_keeps_the_contract, start),
-        cmocka_unit_test_setup(a_batch_drafts_what_each_would_alone, start),
-        cmocka_unit_test_setup(whatever_was_accepted_the_next_draft_is_a_fresh_one, start),
-        cmocka_unit_test_setup(ahead_each_branch_goes_on_as_a_fresh_draft, start),
-        cmocka_unit_test_setup(ahead_a_crowd_shares_the_passes, start),
-        cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, start),
-        cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, start),
-        cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, start),
-        cmocka_unit_test_setup(drafts_are_drawn_from_the_q_that_is_told, start),
-        cmocka_unit_test_setup(a_dense_q_is_the_whole_law, start),
-        cmocka_unit_test_setup(a_draft_ends_where_confidence_does, start),
-        cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, start),
-        cmocka_unit_test_setup(out_of_time_there_is_no_draft, start),
-        cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, start),
-        cmocka_unit_test_setup(while_one_is_fed_nobody_becomes_idle, start),
-        cmocka_unit_test_setup(a_context_that_begins_alike_is_not_fed_again, start),
-        cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, start),
-        cmocka_unit_test_setup(behind_a_token_that_the_model_has_not_there_is_no_draft, start),
-        cmocka_unit_test_setup(without_a_model_it_says_what_is_missing, start),
-        cmocka_unit_test_setup(too_large_a_pool_is_refused_with_what_would_fit, start),
+        cmocka_unit_test_setup(it_keeps_the_contract, prop_defaults),
+        cmocka_unit_test_setup(a_batch_drafts_what_each_would_alone, prop_defaults),
+        cmocka_unit_test_setup(whatever_was_accepted_the_next_draft_is_a_fresh_one, prop_defaults),
+        cmocka_unit_test_setup(ahead_each_branch_goes_on_as_a_fresh_draft, prop_defaults),
+        cmocka_unit_test_setup(ahead_a_crowd_shares_the_passes, prop_defaults),
+        cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, prop_defaults),
+        cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, prop_defaults),
+        cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, prop_defaults),
+        cmocka_unit_test_setup(drafts_are_drawn_from_the_q_that_is_told, prop_defaults),
+        cmocka_unit_test_setup(a_dense_q_is_the_whole_law, prop_defaults),
+        cmocka_unit_test_setup(a_draft_ends_where_confidence_does, prop_defaults),
+        cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, prop_defaults),
+        cmocka_unit_test_setup(out_of_time_there_is_no_draft, prop_defaults),
+        cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, prop_defaults),
+        cmocka_unit_test_setup(while_one_is_fed_nobody_becomes_idle, prop_defaults),
+        cmocka_unit_test_setup(a_context_that_begins_alike_is_not_fed_again, prop_defaults),
+        cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, prop_defaults),
+        cmocka_unit_test_setup(behind_a_token_that_the_model_has_not_there_is_no_draft,
+                               prop_defaults),
+        cmocka_unit_test_setup(without_a_model_it_says_what_is_missing, prop_defaults),
+        cmocka_unit_test_setup(too_large_a_pool_is_refused_with_what_would_fit, prop_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

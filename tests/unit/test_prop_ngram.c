@@ -20,13 +20,6 @@ static void *must_open(void)
     return shared;
 }
 
-static int defaults(void **state)
-{
-    (void)state;
-    settings(4, 1, "latest", true);
-    return 0;
-}
-
 static struct prop_draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
 {
     void *shared = must_open();
@@ -40,12 +33,6 @@ static struct prop_draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k
 
 #define DRAFT_OF(k, ...)                                                                           \
     draft_of((uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4, k)
-#define EXPECT(d, ...)                                                                             \
-    do {                                                                                           \
-        uint32_t want_[] = {__VA_ARGS__};                                                          \
-        assert_int_equal((d).n, sizeof(want_) / 4);                                                \
-        assert_memory_equal((d).tokens, want_, sizeof(want_));                                     \
-    } while (0)
 
 static void it_keeps_the_contract(void **state)
 {
@@ -178,16 +165,17 @@ static void the_index_equals_the_scan(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(it_keeps_the_contract, defaults),
-        cmocka_unit_test_setup(what_followed_the_latest_match_is_the_draft, defaults),
-        cmocka_unit_test_setup(the_longest_match_wins_over_a_later_one, defaults),
-        cmocka_unit_test_setup(a_copy_that_reaches_the_end_goes_on_with_itself, defaults),
-        cmocka_unit_test_setup(earliest_full_takes_the_first_match_that_k_tokens_follow, defaults),
-        cmocka_unit_test_setup(too_little_context_gives_no_draft, defaults),
-        cmocka_unit_test_setup(a_draft_has_at_most_k_tokens, defaults),
-        cmocka_unit_test_setup(prompt_lookup_off_looks_at_generated_tokens_only, defaults),
-        cmocka_unit_test_setup(a_minimum_above_the_maximum_is_refused, defaults),
-        cmocka_unit_test_setup(the_index_equals_the_scan, defaults),
+        cmocka_unit_test_setup(it_keeps_the_contract, prop_defaults),
+        cmocka_unit_test_setup(what_followed_the_latest_match_is_the_draft, prop_defaults),
+        cmocka_unit_test_setup(the_longest_match_wins_over_a_later_one, prop_defaults),
+        cmocka_unit_test_setup(a_copy_that_reaches_the_end_goes_on_with_itself, prop_defaults),
+        cmocka_unit_test_setup(earliest_full_takes_the_first_match_that_k_tokens_follow,
+                               prop_defaults),
+        cmocka_unit_test_setup(too_little_context_gives_no_draft, prop_defaults),
+        cmocka_unit_test_setup(a_draft_has_at_most_k_tokens, prop_defaults),
+        cmocka_unit_test_setup(prompt_lookup_off_looks_at_generated_tokens_only, prop_defaults),
+        cmocka_unit_test_setup(a_minimum_above_the_maximum_is_refused, prop_defaults),
+        cmocka_unit_test_setup(the_index_equals_the_scan, prop_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,14 +12,6 @@
 #include "proposer-svc/prop_suffix.h"
 #include "proposer-svc/suffix_pool.h"
 
-static int defaults(void **state)
-{
-    (void)state;
-    prop_suffix_settings = (struct prop_suffix_settings){
-        .max_depth = 24, .pool_tokens = 1000, .factor = 1, .min_prob = 0.1};
-    return 0;
-}
-
 static void *must_open(void)
 {
     void *shared;
@@ -50,12 +42,6 @@ static struct prop_draft ask(void *shared, const char *tenant, const uint32_t *t
 }
 
 #define TOKENS(...) (uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4
-#define EXPECT(d, ...)                                                                             \
-    do {                                                                                           \
-        uint32_t want_[] = {__VA_ARGS__};                                                          \
-        assert_int_equal((d).n, sizeof(want_) / 4);                                                \
-        assert_memory_equal((d).tokens, want_, sizeof(want_));                                     \
-    } while (0)
 
 static struct prop_draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
 {
@@ -302,19 +288,19 @@ static void sequences_may_be_served_by_several_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(it_keeps_the_contract, defaults),
-        cmocka_unit_test_setup(what_followed_most_often_is_the_draft, defaults),
-        cmocka_unit_test_setup(survival_is_the_product_of_the_frequencies, defaults),
-        cmocka_unit_test_setup(a_draft_is_as_long_as_its_match_allows, defaults),
-        cmocka_unit_test_setup(a_draft_ends_where_it_is_improbable, defaults),
-        cmocka_unit_test_setup(periodic_text_goes_on, defaults),
-        cmocka_unit_test_setup(an_output_is_found_by_another_sequence, defaults),
-        cmocka_unit_test_setup(outputs_are_not_joined, defaults),
-        cmocka_unit_test_setup(a_tenant_sees_its_own_outputs_only, defaults),
-        cmocka_unit_test_setup(the_oldest_outputs_make_room, defaults),
-        cmocka_unit_test_setup(the_pool_stays_within_its_bound, defaults),
-        cmocka_unit_test_setup(the_index_equals_the_scan, defaults),
-        cmocka_unit_test_setup(sequences_may_be_served_by_several_threads, defaults),
+        cmocka_unit_test_setup(it_keeps_the_contract, prop_defaults),
+        cmocka_unit_test_setup(what_followed_most_often_is_the_draft, prop_defaults),
+        cmocka_unit_test_setup(survival_is_the_product_of_the_frequencies, prop_defaults),
+        cmocka_unit_test_setup(a_draft_is_as_long_as_its_match_allows, prop_defaults),
+        cmocka_unit_test_setup(a_draft_ends_where_it_is_improbable, prop_defaults),
+        cmocka_unit_test_setup(periodic_text_goes_on, prop_defaults),
+        cmocka_unit_test_setup(an_output_is_found_by_another_sequence, prop_defaults),
+        cmocka_unit_test_setup(outputs_are_not_joined, prop_defaults),
+        cmocka_unit_test_setup(a_tenant_sees_its_own_outputs_only, prop_defaults),
+        cmocka_unit_test_setup(the_oldest_outputs_make_room, prop_defaults),
+        cmocka_unit_test_setup(the_pool_stays_within_its_bound, prop_defaults),
+        cmocka_unit_test_setup(the_index_equals_the_scan, prop_defaults),
+        cmocka_unit_test_setup(sequences_may_be_served_by_several_threads, prop_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
