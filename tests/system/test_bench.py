@@ -12,6 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import engine
+import prefix
 import speculation
 
 
@@ -101,6 +102,14 @@ class Speculation(unittest.TestCase):
         self.assertGreater(figures["k"]["3"]["tau"], 2)
         self.assertGreater(figures["plain_tokens_per_s"], 0)
         self.assertIn("the controller", text.getvalue())
+
+
+class Prefix(unittest.TestCase):
+    def test_what_prompts_share_is_found_and_timed(self):
+        text = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
+            prefix.main(["--shape", "tiny", "--shared", "70", "--rounds", "2", "--threads", "1", "--bin", BIN, "--models", folder])
+        self.assertRegex(text.getvalue(), r"hit: 70 shared and 8 own tokens: [0-9.]+ ms .*\noverhead: 78 tokens")
 
 
 if __name__ == "__main__":
