@@ -12,6 +12,7 @@
 #include "verifier-svc/calibrate.h"
 #include "verifier-svc/engine_impl.h"
 
+#define MAX_RESTORING 4 // of those who wait: more would push each other's blocks out again
 #define STOPPING "the server is stopping"
 #define LOADING_SHOW_US 1000000
 #define LOADING_EXTEND_US 30000000 // a start-up that shows progress may take this much longer
@@ -384,7 +385,8 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         struct seq *s = e->waiting.v[i];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
-        if (!may || awaits_prefix(e, s) || (seats && tier_restores(e->tier, s, now_us)))
+        if (!may || awaits_prefix(e, s) ||
+            (seats && n < MAX_RESTORING && tier_restores(e->tier, s, now_us)))
             continue;
         uint32_t blocks = blocks_needed(e, s);
         if (n == 0) // for the head alone: looking costs time, and this is whom others wait for
@@ -403,6 +405,8 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
 static void admit(struct engine *e)
 {
     bool anybody = e->waiting.n > 0;
+    for (uint32_t i = 0; i < e->waiting.n; i++)
+        tier_give_up(e->waiting.v[i], clock_us());
     while (anybody) {
         int64_t now_us = clock_us();
         struct seq *s = next_to_admit(e, now_us, &anybody);
@@ -453,13 +457,6 @@ static void reap(struct engine *e, struct roster *l)
         i = end_unwanted(e, l->v[i], now_us) ? 0 : i + 1; // the list has changed
 }
 
-/* When it goes on without what may be on disk; INT64_MAX: it waits for nothing there. */
-static int64_t restores_until_us(const struct seq *s)
-{
-    bool waits = s->restore == SEQ_RESTORING || s->restore == SEQ_RESTORE_MORE;
-    return s->state == SEQ_WAITING && waits ? s->restore_until_us : INT64_MAX;
-}
-
 static void end_all(struct engine *e)
 {
     queue_close(e->inbox); // what comes later is told by engine_submit()
@@ -481,7 +478,7 @@ static int64_t idle_wait_us(const struct engine *e, int64_t until)
         for (uint32_t i = 0; i < lists[l]->n; i++) {
             int64_t at_us = idles_out_us(e, lists[l]->v[i]);
             until = at_us < until ? at_us : until;
-            at_us = restores_until_us(lists[l]->v[i]);
+            at_us = tier_until_us(lists[l]->v[i]);
             until = at_us < until ? at_us : until;
         }
     }

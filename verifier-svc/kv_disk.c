@@ -9,10 +9,11 @@
 #include "base/log.h"
 #include "verifier-svc/kv_keys.h"
 
-#define MIN_BUFFERS 16
+#define MIN_BUFFERS 8
 #define MAX_BUFFERS 4096
+#define MIN_FETCH 4
 #define MAX_BATCH 64 // blocks of a transaction
-#define MAX_TOUCHES 256
+#define MAX_TOUCHES 4096
 #define MAX_RENEWALS 3 // of a damaged file, then the tier ends
 #define PRUNE_US 60000000
 #define TOUCH_US 1000000       // so long blocks' uses are collected
@@ -158,11 +159,12 @@ static void touch(struct kv_disk *d, const uint64_t *keys, uint32_t n)
         check(d, kv_store_touch(d->store, keys, n, now_s(d)));
 }
 
-static void prune(struct kv_disk *d)
+static void prune(struct kv_disk *d, int64_t at_s)
 {
-    d->prune_us = clock_us() + PRUNE_US;
+    bool more = false;
     if (d->store)
-        check(d, kv_store_prune(d->store, now_s(d)));
+        check(d, kv_store_prune(d->store, at_s, &more));
+    d->prune_us = clock_us() + (more ? 0 : PRUNE_US);
 }
 
 /* ---- what it does next: all under mu, let go of meanwhile ---- */
@@ -184,8 +186,22 @@ static void next_read(struct kv_disk *d)
     pthread_mutex_lock(&d->mu);
 }
 
+static void next_touch(struct kv_disk *d)
+{
+    uint64_t keys[MAX_TOUCHES];
+    uint32_t n = d->n_touches;
+    if (!n)
+        return;
+    memcpy(keys, d->touches, n * sizeof(*keys));
+    d->n_touches = 0;
+    pthread_mutex_unlock(&d->mu);
+    touch(d, keys, n);
+    pthread_mutex_lock(&d->mu);
+}
+
 static void next_write(struct kv_disk *d)
 {
+    next_touch(d); // what is known to be in use stays
     struct kv_disk_block *first = d->puts.first, *last = first;
     uint32_t n = 1;
     while (n < d->max_batch && last->next) {
@@ -205,14 +221,12 @@ static void next_write(struct kv_disk *d)
     pthread_cond_broadcast(&d->room);
 }
 
-static void next_touch(struct kv_disk *d)
+static void next_prune(struct kv_disk *d)
 {
-    uint64_t keys[MAX_TOUCHES];
-    uint32_t n = d->n_touches;
-    memcpy(keys, d->touches, n * sizeof(*keys));
-    d->n_touches = 0;
+    int64_t at_s = now_s(d); // what is used from now on has not expired then
+    next_touch(d);
     pthread_mutex_unlock(&d->mu);
-    touch(d, keys, n);
+    prune(d, at_s);
     pthread_mutex_lock(&d->mu);
 }
 
@@ -243,17 +257,14 @@ static void *disk_main(void *arg)
             next_read(d);
         else if (d->stops && (!d->puts.first || clock_us() >= d->stop_us))
             break;
+        else if (clock_us() >= d->prune_us && !d->stops)
+            next_prune(d);
         else if (d->puts.first)
             next_write(d);
         else if (d->n_touches == MAX_TOUCHES)
             next_touch(d);
-        else if (clock_us() >= d->prune_us) {
-            pthread_mutex_unlock(&d->mu);
-            prune(d);
-            pthread_mutex_lock(&d->mu);
-        } else {
+        else
             wait_for_work(d);
-        }
     }
     if (d->n_puts)
         log_warn("kv-disk %s: %u blocks were not written before the end", d->options.store.dir,
@@ -265,27 +276,34 @@ static void *disk_main(void *arg)
 
 /* ---- the engine's side ---- */
 
+static size_t clamp(size_t n, size_t least, size_t most)
+{
+    return n < least ? least : n > most ? most : n;
+}
+
 /* Every block's memory, allocated once. */
 static int set_up_buffers(struct kv_disk *d)
 {
     size_t bytes = d->options.store.block_bytes;
-    size_t n = KV_DISK_BUFFER_BYTES / bytes;
-    n = n < MIN_BUFFERS ? MIN_BUFFERS : n > MAX_BUFFERS ? MAX_BUFFERS : n;
+    size_t n = clamp(KV_DISK_BUFFER_BYTES / bytes, MIN_BUFFERS, MAX_BUFFERS);
+    size_t n_fetch = clamp(KV_DISK_FETCH_BYTES / bytes, MIN_FETCH, KV_DISK_FETCH);
     d->blocks = calloc(n, sizeof(*d->blocks));
-    d->data = malloc((n + KV_DISK_FETCHES * KV_DISK_FETCH) * bytes);
+    d->data = malloc((n + KV_DISK_FETCHES * n_fetch) * bytes);
     if (!d->blocks || !d->data)
         return fail(-ENOMEM, "no memory for %zu MiB of blocks on their way to the disk",
-                    (n + KV_DISK_FETCHES * KV_DISK_FETCH) * bytes >> 20);
+                    (n + KV_DISK_FETCHES * n_fetch) * bytes >> 20);
     for (size_t i = 0; i < n; i++) {
         d->blocks[i].data = d->data + i * bytes;
         d->blocks[i].next = d->free_blocks;
         d->free_blocks = &d->blocks[i];
     }
     for (size_t i = 0; i < KV_DISK_FETCHES; i++) {
-        for (size_t j = 0; j < KV_DISK_FETCH; j++)
-            d->fetches[i].data[j] = d->data + (n + i * KV_DISK_FETCH + j) * bytes;
-        d->fetches[i].next = d->free_fetches;
-        d->free_fetches = &d->fetches[i];
+        struct kv_disk_fetch *f = &d->fetches[i];
+        f->max = (uint32_t)n_fetch;
+        for (size_t j = 0; j < n_fetch; j++)
+            f->data[j] = d->data + (n + i * n_fetch + j) * bytes;
+        f->next = d->free_fetches;
+        d->free_fetches = f;
     }
     uint64_t fit = KV_STORE_LOG_BYTES / 2 / bytes;
     d->max_batch = fit > MAX_BATCH ? MAX_BATCH : (uint32_t)fit;
@@ -313,8 +331,7 @@ static int open_store(struct kv_disk *d)
     if (err)
         return err;
     kv_store_on_gone(d->store, forget, d);
-    err = kv_store_prune(d->store, now_s(d));
-    err = err ? err : kv_store_each(d->store, remember, d);
+    err = kv_store_each(d->store, remember, d);
     if (err == -EBADMSG) {
         forget_all(d);
         err = kv_store_renew(d->store);
@@ -330,7 +347,7 @@ int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret)
     d->options = *o;
     d->puts.end = &d->puts.first;
     d->counts.on = true;
-    d->prune_us = clock_us() + PRUNE_US;
+    d->prune_us = clock_us();
     pthread_mutex_init(&d->mu, NULL);
     pthread_cond_init(&d->work, NULL);
     pthread_cond_init(&d->room, NULL);

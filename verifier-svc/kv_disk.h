@@ -15,8 +15,9 @@
 struct kv_disk;
 
 #define KV_DISK_BUFFER_BYTES (64u << 20) // of blocks that wait to be written
-#define KV_DISK_BYTES (96u << 20)        // about what all of it takes
-#define KV_DISK_FETCH 16                 // blocks that are read in one go
+#define KV_DISK_BYTES (128u << 20)       // about what all of it takes, at most
+#define KV_DISK_FETCH 64                 // blocks that are read in one go, at most
+#define KV_DISK_FETCH_BYTES (16u << 20)  // of them, where that is more than four
 #define KV_DISK_FETCHES 2                // under way at most
 
 /* A block on its way to the disk. */
@@ -31,6 +32,7 @@ struct kv_disk_fetch {
     uint64_t owner; // whoever asked
     uint32_t from;  // blocks before the first, for whoever asked
     uint8_t names[KV_DISK_FETCH][KV_NAME];
+    uint32_t max;                 // that fit
     uint32_t n;                   // asked for
     uint32_t n_found;             // of them, the first so many
     uint8_t *data[KV_DISK_FETCH]; // (block_bytes) each

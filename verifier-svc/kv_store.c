@@ -18,21 +18,22 @@
 #define APPLICATION_ID 0x54614b76 // "TaKv"
 #define FORMAT 1                  // of the table below
 #define PAGE_BYTES 16384
-#define EVICT_ROWS 8 // at a time
+#define SPARE_PAGES 64
+#define EVICT_ROWS 8     // at a time
+#define PRUNE_ROWS 64    // in one go
+#define PRUNE_PAGES 1024 // that a file which is too large gives back in one go
 
-enum { PUT, GET, TOUCH, FORGET, EXPIRE, SET_BACK, EVICT, EACH, COUNT, N_STATEMENTS };
+enum { PUT, GET, TOUCH, REMOVE, EXPIRED, SET_BACK, OLDEST, EACH, COUNT, N_STATEMENTS };
 
 static const char *const statements[N_STATEMENTS] = {
     [PUT] = "INSERT OR REPLACE INTO blocks (key, last_use, depth, identity, digest, name, data)"
             " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
     [GET] = "SELECT last_use, digest, name, data FROM blocks WHERE key = ?1",
     [TOUCH] = "UPDATE blocks SET last_use = ?2 WHERE key = ?1",
-    [FORGET] = "DELETE FROM blocks WHERE key = ?1 RETURNING key",
-    [EXPIRE] = "DELETE FROM blocks WHERE last_use <= ?1 RETURNING key",
+    [REMOVE] = "DELETE FROM blocks WHERE key = ?1",
+    [EXPIRED] = "SELECT key FROM blocks WHERE last_use <= ?1 LIMIT ?2",
     [SET_BACK] = "UPDATE blocks SET last_use = ?1 WHERE last_use > ?1", // a clock was wrong
-    [EVICT] =
-        "DELETE FROM blocks WHERE key IN (SELECT key FROM blocks ORDER BY last_use, depth DESC"
-        " LIMIT ?1) RETURNING key",
+    [OLDEST] = "SELECT key FROM blocks ORDER BY last_use, depth DESC LIMIT ?1",
     [EACH] = "SELECT key, last_use FROM blocks WHERE identity = ?1",
     [COUNT] = "SELECT count(*) FROM blocks",
 };
@@ -138,9 +139,18 @@ static int harden(struct kv_store *s)
     sqlite3_db_config(s->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
     sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
     sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
-    sqlite3_limit(s->db, SQLITE_LIMIT_LENGTH, (int)(s->options.block_bytes + (1u << 20)));
-    return run(s, "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA mmap_size = 0;"
+    sqlite3_limit(s->db, SQLITE_LIMIT_LENGTH, (int)(KV_STORE_LOG_BYTES / 2 + (1u << 20)));
+    return run(s, "PRAGMA secure_delete = OFF; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check "
+                  "= ON; PRAGMA mmap_size = 0;"
                   "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY");
+}
+
+/* The last bound, should what is counted here ever be wrong. Removing rows may want a page, too. */
+static int limit_pages(struct kv_store *s)
+{
+    int64_t now = 0, most = (int64_t)(s->options.max_bytes / PAGE_BYTES);
+    int err = read_pragma(s, "page_count", &now);
+    return err ? err : pragma(s, "max_page_count", (now > most ? now : most) + SPARE_PAGES);
 }
 
 static int set_up_file(struct kv_store *s)
@@ -162,7 +172,7 @@ static int set_up_file(struct kv_store *s)
     err = err ? err : run(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL");
     err = err ? err : pragma(s, "journal_size_limit", KV_STORE_LOG_BYTES);
     err = err ? err : pragma(s, "wal_autocheckpoint", KV_STORE_LOG_BYTES / 4 / PAGE_BYTES);
-    err = err ? err : pragma(s, "max_page_count", (int64_t)(s->options.max_bytes / PAGE_BYTES));
+    err = err ? err : limit_pages(s);
     if (!err && !tables) {
         err = run(s, "BEGIN IMMEDIATE");
         err = err ? err : run(s, schema);
@@ -208,8 +218,6 @@ static int recount(struct kv_store *s)
     return rc == SQLITE_ROW ? used_bytes(s, &s->counts.bytes) : db_fail(s, rc);
 }
 
-static int make_room(struct kv_store *s, uint64_t need);
-
 static int open_db(struct kv_store *s)
 {
     int rc = sqlite3_open_v2(s->path, &s->db,
@@ -222,11 +230,6 @@ static int open_db(struct kv_store *s)
     err = err ? err : set_up_file(s);
     err = err ? err : prepare(s);
     err = err ? err : recount(s);
-    if (!err && s->counts.bytes > room_bytes(s)) { // the limit was lowered
-        err = make_room(s, 0);
-        err = err ? err : run(s, "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)");
-        err = err ? err : recount(s);
-    }
     return err;
 }
 
@@ -307,33 +310,56 @@ void kv_store_on_gone(struct kv_store *s, void (*fn)(void *owner, uint64_t key),
 
 /* ---- blocks ---- */
 
-/* Runs a statement that returns the keys of what it removes. */
-static int remove_rows(struct kv_store *s, int which, int64_t argument, uint64_t *ret_n)
+static int step(struct kv_store *s, int which)
 {
-    sqlite3_stmt *st = s->st[which];
-    sqlite3_bind_int64(st, 1, argument);
-    int rc;
-    while ((rc = sqlite3_step(st)) == SQLITE_ROW) {
-        ++*ret_n;
-        s->counts.blocks--;
-        if (s->gone)
-            s->gone(s->gone_owner, (uint64_t)sqlite3_column_int64(st, 0));
-    }
+    int rc = sqlite3_step(s->st[which]);
     int err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
-    sqlite3_reset(st);
+    sqlite3_reset(s->st[which]);
     return err;
+}
+
+/* At most PRUNE_ROWS keys that a statement finds; its arguments are bound. */
+static int find_keys(struct kv_store *s, int which, uint64_t *ret_keys, uint32_t *ret_n)
+{
+    int rc;
+    *ret_n = 0;
+    while ((rc = sqlite3_step(s->st[which])) == SQLITE_ROW && *ret_n < PRUNE_ROWS)
+        ret_keys[(*ret_n)++] = (uint64_t)sqlite3_column_int64(s->st[which], 0);
+    int err = rc == SQLITE_DONE || rc == SQLITE_ROW ? 0 : db_fail(s, rc);
+    sqlite3_reset(s->st[which]);
+    return err;
+}
+
+static int remove_rows(struct kv_store *s, const uint64_t *keys, uint32_t n, uint64_t *count)
+{
+    int err = 0;
+    for (uint32_t i = 0; i < n && !err; i++) {
+        sqlite3_bind_int64(s->st[REMOVE], 1, (int64_t)keys[i]);
+        err = step(s, REMOVE);
+        if (!err && s->gone)
+            s->gone(s->gone_owner, keys[i]);
+    }
+    *count += err ? 0 : n;
+    return err;
+}
+
+static int evict(struct kv_store *s, uint32_t most, uint32_t *ret_n)
+{
+    uint64_t keys[PRUNE_ROWS];
+    sqlite3_bind_int64(s->st[OLDEST], 1, most);
+    int err = find_keys(s, OLDEST, keys, ret_n);
+    return err ? err : remove_rows(s, keys, *ret_n, &s->counts.n_evicted);
 }
 
 /* Removes what was used longest ago until `need` more bytes fit. */
 static int make_room(struct kv_store *s, uint64_t need)
 {
     uint64_t used;
+    uint32_t n = 1;
     int err;
-    while (!(err = used_bytes(s, &used)) && used + need > room_bytes(s)) {
-        uint64_t n = 0;
-        err = remove_rows(s, EVICT, EVICT_ROWS, &n);
-        s->counts.n_evicted += n;
-        if (err || !n)
+    while (!(err = used_bytes(s, &used)) && n && used + need > room_bytes(s)) {
+        err = evict(s, EVICT_ROWS, &n);
+        if (err)
             break;
     }
     return err;
@@ -363,9 +389,7 @@ static int put_row(struct kv_store *s, const struct kv_store_row *r, int64_t now
         sqlite3_bind_int64(st, i + 1, numbers[i]);
     sqlite3_bind_blob(st, 6, h->name, KV_NAME, SQLITE_STATIC);
     sqlite3_bind_blob(st, 7, r->data, (int)s->options.block_bytes, SQLITE_STATIC);
-    int rc = sqlite3_step(st);
-    int err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
-    sqlite3_reset(st);
+    int err = step(s, PUT);
     sqlite3_clear_bindings(st);
     return err;
 }
@@ -394,12 +418,6 @@ int kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n
 {
     int err = run(s, "BEGIN IMMEDIATE");
     return err ? err : finish(s, put_rows(s, rows, n, now_s));
-}
-
-static int forget(struct kv_store *s, uint64_t key)
-{
-    uint64_t n = 0;
-    return remove_rows(s, FORGET, (int64_t)key, &n);
 }
 
 static bool is_expired(const struct kv_store *s, int64_t last_use_s, int64_t now_s)
@@ -441,9 +459,10 @@ int kv_store_get(struct kv_store *s, const uint8_t name[KV_NAME], int64_t now_s,
     sqlite3_reset(st);
     if (row == ROW_GOOD)
         return 0;
-    s->counts.n_expired += row == ROW_EXPIRED;
-    s->counts.n_damaged += row == ROW_DAMAGED;
-    int err = row == ROW_ANOTHERS ? 0 : forget(s, key);
+    if (row == ROW_ANOTHERS)
+        return -ENOENT;
+    int err =
+        remove_rows(s, &key, 1, row == ROW_EXPIRED ? &s->counts.n_expired : &s->counts.n_damaged);
     return err ? err : -ENOENT;
 }
 
@@ -456,25 +475,49 @@ int kv_store_touch(struct kv_store *s, const uint64_t *keys, uint32_t n, int64_t
         sqlite3_stmt *st = s->st[TOUCH];
         sqlite3_bind_int64(st, 1, (int64_t)keys[i]);
         sqlite3_bind_int64(st, 2, now_s);
-        int rc = sqlite3_step(st);
-        err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
-        sqlite3_reset(st);
+        err = step(s, TOUCH);
     }
     return finish(s, err);
 }
 
-int kv_store_prune(struct kv_store *s, int64_t now_s)
+static int prune_rows(struct kv_store *s, int64_t now_s, uint32_t *ret_n)
 {
+    uint64_t keys[PRUNE_ROWS], used;
+    sqlite3_bind_int64(s->st[SET_BACK], 1, now_s);
+    int err = step(s, SET_BACK);
+    sqlite3_bind_int64(s->st[EXPIRED], 1, now_s - s->options.ttl_s);
+    sqlite3_bind_int64(s->st[EXPIRED], 2, PRUNE_ROWS);
+    err = err ? err : find_keys(s, EXPIRED, keys, ret_n);
+    err = err ? err : remove_rows(s, keys, *ret_n, &s->counts.n_expired);
+    err = err ? err : used_bytes(s, &used);
+    if (!err && *ret_n == 0 && used > room_bytes(s)) // the limit was lowered
+        err = evict(s, PRUNE_ROWS, ret_n);
+    return err;
+}
+
+/* Gives some of the pages back that a larger limit has left. */
+static int shrink(struct kv_store *s, bool *ret_more)
+{
+    int64_t pages = 0, size = 0;
+    char sql[64];
+    int err = read_pragma(s, "page_count", &pages);
+    err = err ? err : read_pragma(s, "page_size", &size);
+    *ret_more = !err && (uint64_t)(pages * size) > s->options.max_bytes - KV_STORE_LOG_BYTES;
+    if (!*ret_more)
+        return err;
+    snprintf(sql, sizeof(sql), "PRAGMA incremental_vacuum(%d)", PRUNE_PAGES);
+    return run(s, sql);
+}
+
+int kv_store_prune(struct kv_store *s, int64_t now_s, bool *ret_more)
+{
+    uint32_t n = 0;
     int err = run(s, "BEGIN IMMEDIATE");
     if (err)
         return err;
-    sqlite3_stmt *st = s->st[SET_BACK];
-    sqlite3_bind_int64(st, 1, now_s);
-    int rc = sqlite3_step(st);
-    err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
-    sqlite3_reset(st);
-    err = err ? err : remove_rows(s, EXPIRE, now_s - s->options.ttl_s, &s->counts.n_expired);
-    return finish(s, err);
+    err = finish(s, prune_rows(s, now_s, &n));
+    *ret_more = n > 0;
+    return err || n ? err : shrink(s, ret_more);
 }
 
 int kv_store_each(struct kv_store *s, void (*fn)(void *owner, uint64_t key, int64_t last_use_s),

@@ -11,6 +11,7 @@
  *
  * Threads: one at a time. Time is an argument: seconds since 1970, as the file outlives clocks. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
 #include "model/kv.h"
@@ -63,8 +64,9 @@ int kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n
 int kv_store_get(struct kv_store *s, const uint8_t name[KV_NAME], int64_t now_s, void *ret_data);
 /* They were used now. */
 int kv_store_touch(struct kv_store *s, const uint64_t *keys, uint32_t n, int64_t now_s);
-/* Removes what has not been used for the time to live. */
-int kv_store_prune(struct kv_store *s, int64_t now_s);
+/* Removes some of what has not been used for the time to live, and of what is too much since the
+ * limit was lowered; ret_more: there may be more to remove. Each call is short. */
+int kv_store_prune(struct kv_store *s, int64_t now_s, bool *ret_more);
 /* Calls fn for each block of this identity. */
 int kv_store_each(struct kv_store *s, void (*fn)(void *owner, uint64_t key, int64_t last_use_s),
                   void *owner);

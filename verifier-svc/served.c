@@ -66,6 +66,7 @@ static void set_identity(struct served *s)
     for (const char *c = KV_TYPE; *c; c++)
         d = rng_splitmix64(d ^ (uint8_t)*c);
     s->identity = d;
+    s->kv_identity = rng_splitmix64(d ^ rng_splitmix64((uint64_t)s->created));
     snprintf(s->fingerprint, sizeof(s->fingerprint), "fp_%016llx", (unsigned long long)d);
 }
 

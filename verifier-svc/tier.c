@@ -47,51 +47,58 @@ static bool flush_block(void *owner, uint32_t block)
 
 /* ---- from the disk ---- */
 
-/* Asks for the blocks behind those that memory knows. False: there are none, or it cannot now. */
-static bool fetch_next(struct tier *t, struct seq *s, bool *ret_again)
+/* Fills in what is asked for: the blocks behind those that memory knows. False: there are none. */
+static bool ask_next(struct tier *t, const struct seq *s, struct kv_disk_fetch *f)
 {
     struct kv_root root = seq_root(s);
+    const uint32_t *tokens = seq_tokens(s);
     uint32_t n = (s->n - 1) / KV_BLOCK;
     uint8_t name[KV_NAME];
-    uint32_t from = kv_find_name(t->kv, &root, seq_tokens(s), n * KV_BLOCK, name);
-    *ret_again = false;
-    if (from == n)
-        return false;
-    kv_name_next(name, seq_tokens(s) + (size_t)from * KV_BLOCK, name);
-    if (!kv_disk_has(t->disk, name))
-        return false;
-    struct kv_disk_fetch *f = kv_disk_fetch(t->disk);
-    *ret_again = !f;
-    if (!f)
-        return false;
     f->owner = s->id;
-    f->from = from;
-    f->n = 0;
-    do {
-        memcpy(f->names[f->n++], name, KV_NAME);
-        if (from + f->n == n)
+    f->from = kv_find_name(t->kv, &root, tokens, n * KV_BLOCK, name);
+    for (f->n = 0; f->n < f->max && f->from + f->n < n; f->n++) {
+        kv_name_next(name, tokens + (size_t)(f->from + f->n) * KV_BLOCK, name);
+        if (!kv_disk_has(t->disk, name))
             break;
-        kv_name_next(name, seq_tokens(s) + (size_t)(from + f->n) * KV_BLOCK, name);
-    } while (f->n < KV_DISK_FETCH && kv_disk_has(t->disk, name));
+        memcpy(f->names[f->n], name, KV_NAME);
+    }
+    return f->n > 0;
+}
+
+static enum seq_restore fetch_next(struct tier *t, struct seq *s)
+{
+    struct kv_disk_fetch *f = kv_disk_fetch(t->disk);
+    if (!f)
+        return SEQ_RESTORE_MORE; // later
+    if (!ask_next(t, s, f)) {
+        kv_disk_fetched(t->disk, f);
+        return SEQ_RESTORED;
+    }
     kv_disk_read(t->disk, f);
-    return true;
+    return SEQ_RESTORING;
 }
 
 bool tier_restores(struct tier *t, struct seq *s, int64_t now_us)
 {
-    if (!t || s->restore == SEQ_RESTORED)
+    if (!t)
         return false;
     if (s->restore == SEQ_RESTORE_NEW)
         s->restore_until_us = now_us + TIER_WAIT_US;
-    if (now_us >= s->restore_until_us) {
-        s->restore = SEQ_RESTORED;
-        return false;
-    }
-    if (s->restore == SEQ_RESTORING)
-        return true;
-    bool again;
-    s->restore = fetch_next(t, s, &again) ? SEQ_RESTORING : again ? SEQ_RESTORE_MORE : SEQ_RESTORED;
+    if (s->restore == SEQ_RESTORE_NEW || s->restore == SEQ_RESTORE_MORE)
+        s->restore = fetch_next(t, s);
     return s->restore != SEQ_RESTORED;
+}
+
+int64_t tier_until_us(const struct seq *s)
+{
+    bool waits = s->restore == SEQ_RESTORING || s->restore == SEQ_RESTORE_MORE;
+    return s->state == SEQ_WAITING && waits ? s->restore_until_us : INT64_MAX;
+}
+
+void tier_give_up(struct seq *s, int64_t now_us)
+{
+    if (now_us >= tier_until_us(s))
+        s->restore = SEQ_RESTORED;
 }
 
 /* Its blocks become such that others find, and that nobody holds. False: there is no room, or what
@@ -117,6 +124,7 @@ void tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s)
         bool fits = f->n_found && take_blocks(t, f, s), more = fits && f->n_found == f->n;
         s->n_restored += fits ? f->n_found * KV_BLOCK : 0;
         s->restore = more ? SEQ_RESTORE_MORE : SEQ_RESTORED;
+        s->restore_until_us = clock_us() + TIER_WAIT_US; // it works: the next ones, too
     }
     kv_disk_fetched(t->disk, f);
 }

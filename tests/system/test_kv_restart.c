@@ -19,6 +19,7 @@
 static struct service cold; // without any cache
 static struct rpc_client *cold_client;
 static char folder[256], path[300];
+static const char *model = MODEL;
 
 static int start(void **state)
 {
@@ -69,7 +70,7 @@ static void warm_start_with(struct warm *w, const char *proposers, const char *k
 {
     memset(w, 0, sizeof(*w));
     service_start(&w->s, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--kv-disk", folder, "--kv-mib", kv_mib,
+                  (const char *[]){"--model", model, "--kv-disk", folder, "--kv-mib", kv_mib,
                                    "--policy", "fixed", "--k", "6",
                                    proposers ? "--proposers" : NULL, proposers, NULL});
     assert_int_equal(rpc_client_new(w->s.target, NULL, &w->client), 0);
@@ -170,6 +171,33 @@ static void a_killed_verifier_leaves_a_folder_that_serves(void **state)
     warm_stop(&w);
 }
 
+/* Its weights are named by samples, so a file of another time is taken for another model. */
+static void another_files_blocks_are_not_served(void **state)
+{
+    (void)state;
+    struct warm w;
+    char other[300];
+    size_t len;
+    AUTO(mem_free) char *file = lib_read(MODEL, &len);
+    snprintf(other, sizeof(other), "%s/other.gguf", service_dir());
+    warm_start(&w);
+    assert_int_equal(ask(&w, 1), 0);
+    warm_stop(&w);
+    FILE *f = fopen(other, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(file, 1, len, f), len);
+    fclose(f);
+    model = other;
+    warm_start(&w);
+    assert_int_equal(ask(&w, 1), 0);
+    warm_stop(&w);
+    model = MODEL;
+    unlink(other);
+    warm_start(&w);
+    assert_int_equal(ask(&w, 1), N_CACHED);
+    warm_stop(&w);
+}
+
 static void a_second_verifier_goes_on_without_the_folder(void **state)
 {
     (void)state;
@@ -222,6 +250,7 @@ int main(void)
         TEST(what_memory_evicts_comes_back),
         TEST(drafts_change_nothing),
         TEST(a_killed_verifier_leaves_a_folder_that_serves),
+        TEST(another_files_blocks_are_not_served),
         TEST(a_second_verifier_goes_on_without_the_folder),
         TEST(a_file_of_rubbish_is_given_up),
         cmocka_unit_test_setup(a_folder_that_cannot_be_is_a_warning, fresh_folder),
