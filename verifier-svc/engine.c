@@ -12,6 +12,7 @@
 #include "verifier-svc/calibrate.h"
 #include "verifier-svc/engine_impl.h"
 
+#define MAX_AWAITING 16 // of those who wait are compared with those who run: it takes time
 #define MAX_RESTORING 4 // of those who wait: more would push each other's blocks out again
 #define STOPPING "the server is stopping"
 #define LOADING_SHOW_US 1000000
@@ -385,7 +386,7 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         struct seq *s = e->waiting.v[i];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
-        if (!may || awaits_prefix(e, s) ||
+        if (!may || (i < MAX_AWAITING && awaits_prefix(e, s)) ||
             (seats && n < MAX_RESTORING && tier_restores(e->tier, s, now_us)))
             continue;
         uint32_t blocks = blocks_needed(e, s);

@@ -1,6 +1,7 @@
 """prefix.py [OPTIONS]: what keeping prompts is worth, on the running services.
 
   hit       time to the first token of prompts with a shared beginning, the first time and afterwards
+  disk      the same before and after a restart with --kv-disk: computed, read from disk, found in memory
   overhead  the same prompts when nothing is ever found, beside a verifier that keeps nothing
 
 A prompt is the shared beginning and a few words of its own. Verifiers take turns at every prompt.
@@ -10,6 +11,8 @@ import contextlib
 import os
 import statistics
 import sys
+import tempfile
+import time
 
 import speculation
 
@@ -19,9 +22,9 @@ OWN = 8  # words behind the shared ones
 class Bench:
     def __init__(self, o, stack):
         self.o, self.n_prompts = o, 0
-        model = speculation.synthetic(o, "eps0.01", "--faint-from", "1", "--eps", "0.01")
+        self.model = speculation.synthetic(o, "eps0.01", "--faint-from", "1", "--eps", "0.01")
         pool = ["--kv-mib", "64"]  # full before the overhead is measured: its memory was touched
-        self.services = speculation.Services(o, stack, model, {}, {"kept": pool, "not kept": [*pool, "--no-prefix-cache"]})
+        self.services = speculation.Services(o, stack, self.model, {}, {"kept": pool, "not kept": [*pool, "--no-prefix-cache"]})
 
     def first_token_ms(self, name, prompt):
         answer = self.services.generate(name, prompt, 1, {"proposer": "none"})
@@ -60,6 +63,31 @@ class Bench:
               f"--no-prefix-cache; median of the ratios {ratio:.3f}", flush=True)
 
 
+def answer_ms(services, prompt):
+    """As its client sees it: blocks are read before a request is admitted."""
+    start = time.monotonic()
+    answer = services.generate("disk", prompt, 1, {"proposer": "none"})
+    return 1e3 * (time.monotonic() - start), answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def disk(o, model):
+    prompts = [speculation.prompt_of(-1 - i, o.shared + OWN) for i in range(o.rounds)]
+    ms = {"computed": [], "read from disk": [], "found in memory": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for kinds in [["computed"], ["read from disk", "found in memory"]]:
+            with contextlib.ExitStack() as stack:
+                services = speculation.Services(o, stack, model, {}, {"disk": ["--kv-disk", folder]})
+                answer_ms(services, speculation.prompt_of("warm", o.shared))
+                for prompt in prompts:
+                    for kind in kinds:
+                        took, cached = answer_ms(services, prompt)
+                        assert cached == (0 if kind == "computed" else (o.shared + OWN - 1) // 16 * 16), (kind, cached)
+                        ms[kind].append(took)
+    computed, read, found = (statistics.median(v) for v in ms.values())
+    print(f"disk: {o.shared + OWN} tokens: {computed:.1f} ms to the answer's first token, {read:.1f} ms read from disk after a restart: "
+          f"{computed / read:.1f} x, {found:.1f} ms from memory", flush=True)
+
+
 def main(arguments):
     p = argparse.ArgumentParser(prog="tandem bench prefix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shape", default="0.1b", choices=speculation.EPS, help="of the synthetic model (default: 0.1b)")
@@ -73,6 +101,7 @@ def main(arguments):
         bench = Bench(o, stack)
         bench.hit()
         bench.overhead()
+    disk(o, bench.model)
 
 
 if __name__ == "__main__":
