@@ -70,6 +70,12 @@ static const struct conf_option options[] = {
      .max = 1 << 24,
      .help = "memory of the draft model's KV pool in MiB; 0: for 16 whole contexts, at most a "
              "quarter of what it leaves free"},
+    {.name = "draft.kv_type",
+     .kind = CONF_CHOICE,
+     .value = &prop_draft_settings.kv_type,
+     .fallback = "f16",
+     .choices = "int8|f16|f32",
+     .help = "how the draft model's K and V are kept, as the verifier's kv_type"},
     {.name = "draft.memory_check",
      .kind = CONF_BOOL,
      .value = &prop_draft_settings.memory_check,
@@ -221,6 +227,7 @@ static int load(struct draft *d, const struct prop_draft_settings *set)
                                  .max_sequences = POOL_SEQUENCES,
                                  .max_rows = ROWS_MAX,
                                  .min_logits = GROUP_MAX};
+    kernel_kv_type(set->kv_type, &opt.kv_type);
     int r = gguf_open(set->model, &g);
     if (r == 0)
         r = read_vocabulary(d, g, &opt.n_vocab);

@@ -3,7 +3,7 @@
 #include "proposer-svc/prop.h"
 
 struct prop_draft_settings { // before open()
-    char *model, *quantise, *float_gemm;
+    char *model, *quantise, *float_gemm, *kv_type;
     int64_t context, kv_mib, threads;
     bool pin, memory_check;
     double p_min;

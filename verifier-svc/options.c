@@ -100,6 +100,13 @@ static const struct conf_option table[] = {
      .max = 1 << 24,
      .help = "memory of the KV pool in MiB; 0: for all sequences, at most a quarter of what the "
              "model leaves free"},
+    {.name = "kv_type",
+     .kind = CONF_CHOICE,
+     .value = &reading.kv_type,
+     .fallback = "f16",
+     .choices = "int8|f16|f32",
+     .help = "how K and V are kept; int8: with a scale per head and position, half the memory of "
+             "f16"},
     {.name = "prefix_cache",
      .kind = CONF_BOOL,
      .value = &reading.prefix_cache,
@@ -251,6 +258,7 @@ static int read_all(int argc, char **argv)
     if (*reading.kv_disk && !reading.prefix_cache)
         return fail(-EINVAL, "kv_disk keeps what prefix_cache finds, which is off");
     reading.blas = strcmp(reading.float_gemm, "blas") == 0;
+    kernel_kv_type(reading.kv_type, &reading.kv);
     return read_speculation(&reading);
 }
 

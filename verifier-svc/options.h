@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/conf.h"
+#include "kernel/kernel.h"
 #include "verifier-svc/speculation.h"
 
 struct options {
@@ -24,8 +25,9 @@ struct options {
     char *kv_disk;
     int64_t kv_disk_size, kv_disk_ttl;
     bool pin, memory_check, prefix_cache, draft_ahead;
-    char *float_gemm;
-    bool blas; // what `float_gemm` says
+    char *float_gemm, *kv_type;
+    bool blas;         // what `float_gemm` says
+    enum kernel_kv kv; // what `kv_type` says
     double load_wait_s, verify_timeout_s, reader_timeout_s, drain_timeout_s;
 };
 

@@ -11,7 +11,6 @@
 #include "verifier-svc/served.h"
 
 #define ARITHMETIC 1 // changes whenever a kernel's or the forward pass's bits do
-#define KV_TYPE "f16"
 
 /* "/models/tales-11m-q8_0.gguf" is called tales-11m-q8_0. */
 static char *name_of(const struct options *o)
@@ -63,7 +62,7 @@ static void set_identity(struct served *s)
 {
     uint64_t d = rng_splitmix64(s->run.model->digest ^ ARITHMETIC);
     d = rng_splitmix64(d ^ tok_digest(s->tok) ^ s->run.opt.blas);
-    for (const char *c = KV_TYPE; *c; c++)
+    for (const char *c = kernel_kv_name(s->run.opt.kv_type); *c; c++)
         d = rng_splitmix64(d ^ (uint8_t)*c);
     s->identity = d;
     s->kv_identity = rng_splitmix64(d ^ rng_splitmix64((uint64_t)s->created));
@@ -96,6 +95,7 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
                                        .quantise = MODEL_AS_FILE,
                                        .blas = o->blas,
                                        .context = (uint32_t)o->context,
+                                       .kv_type = o->kv,
                                        .kv_mib = (uint64_t)o->kv_mib,
                                        .max_sequences = (uint32_t)o->max_sequences,
                                        .max_rows = (uint32_t)o->max_batch_rows,

@@ -32,7 +32,7 @@ static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
     to->add_bos = tok_add_bos(m->tok);
     to->n_eos_ids = tok_eos_ids(m->tok, &eos);
     to->eos_ids = (uint32_t *)eos;
-    to->kv_type = rpc_text("f16");
+    to->kv_type = rpc_text(kernel_kv_name(m->run.opt.kv_type));
     to->kernel_tier = rpc_text(m->run.kernel->name);
     to->float_gemm = rpc_text(m->run.opt.blas ? "blas" : "own");
     to->weight_type = rpc_text(m->weight_type);

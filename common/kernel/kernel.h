@@ -10,6 +10,9 @@
  *                      order acc = fmaf((float)isum, dw * dx, acc); types with a minimum m per
  *                      32 go on with acc = fmaf(m, dx * (float)sum of q, acc). Q6_K: isum is the
  *                      two halves' sums times their integer scales, exact too.
+ *   INT8 K and V       a query is quantised like a row of K; a score is (float)isum * (dk * (dq *
+ *                      scale)). Of a piece, the weights exp(score - max) times dv become integers,
+ *                      the greatest 32767; their sums with V are exact, then once made floats.
  *   F16, F32           sixteen lanes: lane l takes k = l, l + 16, ... by fmaf; joined as
  *                      ((0+8)+(4+12))+((2+10)+(6+14)) + ... : lanes i += i + 8, then 4, 2, 1.
  *                      Norms, scores and softmax sums use the same sixteen lanes and tree.
@@ -69,6 +72,11 @@ struct kernel_sight {
     const uint32_t *tail;
 };
 
+/* How K and V are kept. INT8: a row of a head has one scale for K and one for V, maxabs / 127, and
+ * integers of [-127, 127], to nearest, ties to even. */
+enum kernel_kv { KERNEL_KV_F16, KERNEL_KV_F32, KERNEL_KV_INT8 };
+#define KERNEL_KV_BLOCK 16 // positions in a block
+
 /* Attention of rows of one sequence under one KV head. What several rows see is read and widened
  * once for all of them; the bits of a row are those it has alone. */
 struct kernel_attn {
@@ -79,13 +87,14 @@ struct kernel_attn {
     uint32_t n_rows, n_heads, head_dim;
     float scale; // on q.k
     const uint32_t *blocks;
-    const uint16_t *k, *v; // f16: (blocks, 16, head_dim)
-    size_t block;          // halfs from block to block
-    float *scratch;        // KERNEL_ATTN_SCRATCH(head_dim) floats
+    enum kernel_kv type;
+    const char *kv; // blocks under the head, as kv_put() writes them
+    size_t block;   // bytes from block to block
+    float *scratch; // KERNEL_ATTN_SCRATCH(head_dim) floats, aligned
 };
 #define KERNEL_ATTN_QUERIES 32 // rows times heads that walk K and V together
 #define KERNEL_ATTN_SCRATCH(head_dim)                                                              \
-    (KERNEL_ATTN_QUERIES * (KERNEL_PIECE + 2 * (size_t)(head_dim)))
+    (KERNEL_ATTN_QUERIES * (KERNEL_PIECE + 8 * ((size_t)(head_dim) + 16)))
 
 struct kernel {
     const char *name; // "c", "avx2", "avxvnni", "avx512", "amx"
@@ -111,6 +120,10 @@ struct kernel {
     /* Rounds to f16 (to nearest, ties to even). */
     void (*to_f16)(const float *x, uint32_t n, uint16_t *y);
     void (*from_f16)(const uint16_t *x, uint32_t n, float *y);
+    /* K and V of a head at a position into its place (0 .. 15) of a block of
+     * kernel_kv_bytes(). What sees a position of INT8 with a NaN or an infinity gets NaNs. */
+    void (*kv_put)(enum kernel_kv type, const float *k, const float *v, uint32_t head_dim,
+                   uint32_t place, void *block);
     void (*attn)(const struct kernel_attn *a);
 
     /* max, then log(sum(exp(x - max))) + max, exp in float, the rest in double, sixteen lanes. NaN
@@ -147,6 +160,14 @@ void kernel_pack(enum kernel_type type, const void *src, uint32_t n_out, uint32_
                  uint32_t from, uint32_t to, void *packed);
 /* One row of the file's layout as floats; for the embedding and as an oracle. */
 void kernel_dequant(enum kernel_type type, const void *row, uint32_t n_in, float *to);
+
+/* K and V of a block under a head; a multiple of KERNEL_ALIGN. */
+size_t kernel_kv_bytes(enum kernel_kv type, uint32_t head_dim);
+/* A position from its place in a block into another one. */
+void kernel_kv_move(enum kernel_kv type, uint32_t head_dim, const void *from, uint32_t place,
+                    void *to, uint32_t to_place);
+const char *kernel_kv_name(enum kernel_kv type); // "f16", "f32", "int8"
+bool kernel_kv_type(const char *name, enum kernel_kv *ret);
 
 /* The other way, to the nearest, for Q8_0 and Q4_0; n_in is a multiple of 32. */
 void kernel_quantise(enum kernel_type type, const float *x, uint32_t n_in, void *row);

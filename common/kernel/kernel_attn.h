@@ -1,10 +1,11 @@
 /* kernel_attn.h - attention of rows of one sequence, over a tier's vector; part of kernel_body.h.
  *
- * The queries (the heads of each row) walk the pieces together. Blocks that every row sees are
- * shared: sixteen positions of K are turned, so that a lane is a position and no sum crosses lanes,
- * and V is widened once for all queries. What only some rows see (the end of a chain, the path
- * through a tree) each row takes itself, a lane being a part of q.k. Few queries do all of it that
- * way: then turning K costs more than it saves. The bits are the same, as the sums are. */
+ * The queries (the heads of each row) walk the pieces together; kernel_attn_int8.h has those over
+ * int8. Blocks of F16 that every row sees are shared: sixteen positions of K are turned, so that a
+ * lane is a position and no sum crosses lanes, and V is widened once for all queries. What only
+ * some rows see (the end of a chain, the path through a tree) each row takes itself, a lane being a
+ * part of q.k. Few queries, and those over F32, do all of it that way: then turning K costs more
+ * than it saves. The bits are the same, as the sums are. */
 #pragma once
 
 #define V_HEADS 4
@@ -22,42 +23,59 @@ struct queries {
     float max[KERNEL_ATTN_QUERIES], sum[KERNEL_ATTN_QUERIES]; // of the pieces so far
 };
 
-/* The 16 positions from p on, of K or V. */
-INLINE const uint16_t *block_at(const struct kernel_attn *a, const uint16_t *kv, uint32_t p)
+/* The 16 positions from p on: K, and so many bytes behind it V. */
+INLINE const char *block_at(const struct kernel_attn *a, uint32_t p)
 {
-    return kv + a->blocks[p / 16] * a->block;
+    return a->kv + a->blocks[p / 16] * a->block;
 }
 
-INLINE void fetch(const uint16_t *from, uint32_t n)
+INLINE size_t v_behind(const struct kernel_attn *a)
 {
-    for (uint32_t i = 0; i < n; i += 32)
+    return kernel_kv_row(a->type, a->head_dim) * KERNEL_KV_BLOCK;
+}
+
+INLINE void fetch(const char *from, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 64)
         __builtin_prefetch(from + i, 0, 2);
+}
+
+/* Sixteen values of K or V of `size` bytes each, or n. */
+INLINE vf kv_load(const int size, const char *p)
+{
+    return size == 2 ? v_half_load((const uint16_t *)p) : v_load((const float *)p);
+}
+
+INLINE vf kv_load_n(const int size, const char *p, uint32_t n)
+{
+    return size == 2 ? v_half_load_n((const uint16_t *)p, n) : v_load_n((const float *)p, n, 0);
 }
 
 /* ---- positions of a row ---- */
 /* Lane sums of q.k, in acc[h * n_pos + p], of n_heads heads at n_pos positions. */
-INLINE void scores_lanes(const struct kernel_attn *a, const float *const *q, const size_t *at,
-                         vf *acc, int stride, const int n_heads, const int n_pos)
+INLINE void scores_lanes(const struct kernel_attn *a, const int size, const float *const *q,
+                         const size_t *at, vf *acc, int stride, const int n_heads, const int n_pos)
 {
     vf sum[V_SUMS];
-    const uint16_t *k[V_SUMS], *v[V_SUMS];
+    const char *k[V_SUMS], *v[V_SUMS];
     uint32_t d = 0, n = a->head_dim;
+    const size_t behind = v_behind(a);
     EACH (p, n_pos) {
-        k[p] = a->k + at[p];
-        v[p] = a->v + at[p];
+        k[p] = a->kv + at[p];
+        v[p] = k[p] + behind;
     }
     EACH (i, n_heads * n_pos)
         sum[i] = v_set(0);
     for (; d + 16 <= n; d += 16)
         EACH (p, n_pos) {
-            vf kd = v_half_load(k[p] + d);
-            __builtin_prefetch(v[p] + d, 0, 2);
+            vf kd = kv_load(size, k[p] + (size_t)d * size);
+            __builtin_prefetch(v[p] + (size_t)d * size, 0, 2);
             EACH (h, n_heads)
                 sum[h * n_pos + p] = v_fma(kd, v_load(q[h] + d), sum[h * n_pos + p]);
         }
     if (d < n)
         EACH (p, n_pos) {
-            vf kd = v_half_load_n(k[p] + d, n - d);
+            vf kd = kv_load_n(size, k[p] + (size_t)d * size, n - d);
             EACH (h, n_heads)
                 sum[h * n_pos + p] = v_fma(kd, v_load_n(q[h] + d, n - d, 0), sum[h * n_pos + p]);
         }
@@ -67,8 +85,8 @@ INLINE void scores_lanes(const struct kernel_attn *a, const float *const *q, con
 }
 
 /* Scores at n positions, 16 in all at a time; those of a head stand KERNEL_PIECE apart. */
-INLINE void scores_heads(const struct kernel_attn *a, const float *const *q, const size_t *at,
-                         uint32_t n, float *to, const int n_heads)
+INLINE void scores_heads(const struct kernel_attn *a, const int size, const float *const *q,
+                         const size_t *at, uint32_t n, float *to, const int n_heads)
 {
     const int n_pos = 16 / n_heads, together = V_SUMS / n_heads;
     const vf scale = v_set(a->scale);
@@ -77,9 +95,9 @@ INLINE void scores_heads(const struct kernel_attn *a, const float *const *q, con
         float s[16];
         int n_here = MIN((int)(n - p), n_pos), i = 0;
         for (; i + together <= n_here; i += together)
-            scores_lanes(a, q, at + p + i, acc + i, n_pos, n_heads, together);
+            scores_lanes(a, size, q, at + p + i, acc + i, n_pos, n_heads, together);
         for (; i < n_here; i++)
-            scores_lanes(a, q, at + p + i, acc + i, n_pos, n_heads, 1);
+            scores_lanes(a, size, q, at + p + i, acc + i, n_pos, n_heads, 1);
         for (; i < n_pos; i++)
             EACH (h, n_heads)
                 acc[h * n_pos + i] = v_set(0);
@@ -91,26 +109,36 @@ INLINE void scores_heads(const struct kernel_attn *a, const float *const *q, con
     }
 }
 
-static void row_scores(const struct kernel_attn *a, const float *const *q, const size_t *at,
-                       uint32_t n, float *to)
+INLINE void row_scores_of(const struct kernel_attn *a, const int size, const float *const *q,
+                          const size_t *at, uint32_t n, float *to)
 {
     for (uint32_t h = 0, left; (left = a->n_heads - h); h += MIN(left, V_HEADS))
         switch (MIN(left, V_HEADS)) {
 #define HEADS(n_heads)                                                                             \
     case n_heads:                                                                                  \
-        scores_heads(a, q + h, at, n, to + h * KERNEL_PIECE, n_heads);                             \
+        scores_heads(a, size, q + h, at, n, to + h * KERNEL_PIECE, n_heads);                       \
         break;
             V_EACH_HEADS(HEADS)
 #undef HEADS
         }
 }
 
+static void row_scores(const struct kernel_attn *a, const float *const *q, const size_t *at,
+                       uint32_t n, float *to)
+{
+    if (a->type == KERNEL_KV_F32)
+        row_scores_of(a, 4, q, at, n, to);
+    else
+        row_scores_of(a, 2, q, at, n, to);
+}
+
 /* n_parts sixteens of V from d on, weighted and summed over positions, behind what stands at `to`
  * if `more`; n < 16: of one part. The positions lie `at`, or if that is NULL in floats: wide. */
-INLINE void values_parts(const struct kernel_attn *a, const float *wide, const size_t *at,
-                         const float *weights, uint32_t n_pos, float *const *to, bool more,
-                         uint32_t d, uint32_t n, const int n_heads, const int n_parts)
+INLINE void values_parts(const struct kernel_attn *a, const int size, const float *wide,
+                         const size_t *at, const float *weights, uint32_t n_pos, float *const *to,
+                         bool more, uint32_t d, uint32_t n, const int n_heads, const int n_parts)
 {
+    const size_t behind = v_behind(a);
     vf acc[V_HEADS][V_PARTS];
     EACH (h, n_heads)
         EACH (i, n_parts)
@@ -118,15 +146,15 @@ INLINE void values_parts(const struct kernel_attn *a, const float *wide, const s
     for (uint32_t p = 0; p < n_pos; p++) {
         vf row[V_PARTS];
         if (at) {
-            const uint16_t *next = a->k + at[KERNEL_PIECE + p] + d;
+            const char *next = a->kv + at[KERNEL_PIECE + p] + (size_t)d * size;
             __builtin_prefetch(next, 0, 2);
-            __builtin_prefetch(next + 16 * n_parts - 1, 0, 2);
+            __builtin_prefetch(next + (size_t)size * (16 * n_parts - 1), 0, 2);
         }
         EACH (i, n_parts) {
-            const uint16_t *v = at ? a->v + at[p] + d : NULL;
+            const char *v = at ? a->kv + behind + at[p] + (size_t)d * size : NULL;
             row[i] = !at      ? v_load(wide + d + 16 * i)
-                     : n < 16 ? v_half_load_n(v, n)
-                              : v_half_load(v + 16 * i);
+                     : n < 16 ? kv_load_n(size, v, n)
+                              : kv_load(size, v + (size_t)size * 16 * i);
         }
         wide += at ? 0 : a->head_dim;
         EACH (h, n_heads) {
@@ -140,21 +168,21 @@ INLINE void values_parts(const struct kernel_attn *a, const float *wide, const s
             v_store_n(to[h] + d + 16 * i, MIN(n, 16u), acc[h][i]);
 }
 
-INLINE void values_heads(const struct kernel_attn *a, const float *wide, const size_t *at,
-                         const float *weights, uint32_t n_pos, float *const *to, bool more,
-                         const int n_heads)
+INLINE void values_heads(const struct kernel_attn *a, const int size, const float *wide,
+                         const size_t *at, const float *weights, uint32_t n_pos, float *const *to,
+                         bool more, const int n_heads)
 {
     uint32_t d = 0, n = a->head_dim;
     for (; d + 16 * V_PARTS <= n; d += 16 * V_PARTS)
-        values_parts(a, wide, at, weights, n_pos, to, more, d, 16, n_heads, V_PARTS);
+        values_parts(a, size, wide, at, weights, n_pos, to, more, d, 16, n_heads, V_PARTS);
     for (; d + 16 <= n; d += 16)
-        values_parts(a, wide, at, weights, n_pos, to, more, d, 16, n_heads, 1);
+        values_parts(a, size, wide, at, weights, n_pos, to, more, d, 16, n_heads, 1);
     if (d < n && at)
-        values_parts(a, NULL, at, weights, n_pos, to, more, d, n - d, n_heads, 1);
+        values_parts(a, size, NULL, at, weights, n_pos, to, more, d, n - d, n_heads, 1);
 }
 
 /* Of n_heads queries, V_HEADS at a time. */
-INLINE void values(const struct kernel_attn *a, const float *wide, const size_t *at,
+INLINE void values(const struct kernel_attn *a, const int size, const float *wide, const size_t *at,
                    const float *weights, uint32_t n_pos, float *const *to, bool more,
                    uint32_t n_heads)
 {
@@ -162,7 +190,7 @@ INLINE void values(const struct kernel_attn *a, const float *wide, const size_t 
         switch (MIN(left, V_HEADS)) {
 #define HEADS(n)                                                                                   \
     case n:                                                                                        \
-        values_heads(a, wide, at, weights + h * KERNEL_PIECE, n_pos, to + h, more, n);             \
+        values_heads(a, size, wide, at, weights + h * KERNEL_PIECE, n_pos, to + h, more, n);       \
         break;
             V_EACH_HEADS(HEADS)
 #undef HEADS
@@ -172,7 +200,10 @@ INLINE void values(const struct kernel_attn *a, const float *wide, const size_t 
 static void row_values(const struct kernel_attn *a, const size_t *at, const float *weights,
                        uint32_t n, float *const *to, bool more)
 {
-    values(a, NULL, at, weights, n, to, more, a->n_heads);
+    if (a->type == KERNEL_KV_F32)
+        values(a, 4, NULL, at, weights, n, to, more, a->n_heads);
+    else
+        values(a, 2, NULL, at, weights, n, to, more, a->n_heads);
 }
 
 /* ---- shared positions ---- */
@@ -224,10 +255,10 @@ INLINE void shared_tiles(const struct kernel_attn *a, const struct queries *s, u
     const uint32_t dim = a->head_dim;
     uint32_t h = 0;
     EACH (t, n_tiles) {
-        const uint16_t *k = block_at(a, a->k, from + p + 16 * t);
+        const char *k = block_at(a, from + p + 16 * t);
         for (uint32_t d = 0; d < dim; d += 16)
-            v_half_turn(k + d, dim, s->tile + 16 * (t * dim + d));
-        fetch(block_at(a, a->v, from + p + 16 * t), 16 * dim);
+            v_half_turn((const uint16_t *)k + d, dim, s->tile + 16 * (t * dim + d));
+        fetch(k + v_behind(a), v_behind(a));
     }
     for (; h + V_TURNED <= s->n; h += V_TURNED)
         scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, V_TURNED, n_tiles);
@@ -242,7 +273,7 @@ static void shared_scores(const struct kernel_attn *a, const struct queries *s, 
     uint32_t p = 0;
     for (; p + 16 * V_TILES <= n; p += 16 * V_TILES) {
         for (uint32_t next = p + 16 * V_TILES; next < MIN(n, p + 32 * V_TILES); next += 16)
-            fetch(block_at(a, a->k, from + next), 16 * a->head_dim);
+            fetch(block_at(a, from + next), v_behind(a));
         shared_tiles(a, s, from, p, V_TILES);
     }
     for (; p < n; p += 16)
@@ -256,13 +287,13 @@ static void shared_values(const struct kernel_attn *a, const struct queries *s, 
     for (uint32_t p = 0; p < n; p += V_WIDE) {
         uint32_t n_here = MIN(n - p, V_WIDE);
         for (uint32_t i = 0; i < n_here; i += 16) {
-            const uint16_t *v = block_at(a, a->v, from + p + i);
+            const uint16_t *v = (const uint16_t *)(block_at(a, from + p + i) + v_behind(a));
             float *wide = s->tile + i * a->head_dim;
             for (uint32_t d = 0; d < block; d += 64)
                 EACH (part, 4)
                     v_store(wide + d + 16 * part, v_half_load(v + d + 16 * part));
         }
-        values(a, s->tile, NULL, s->weights + p, n_here, to, p > 0, s->n);
+        values(a, 2, s->tile, NULL, s->weights + p, n_here, to, p > 0, s->n);
     }
 }
 
@@ -356,12 +387,13 @@ static uint32_t seen(const struct kernel_sight *s, uint32_t from, uint32_t n_max
 static void look(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t from,
                  uint32_t skip, size_t *at)
 {
+    const size_t row = kernel_kv_row(a->type, a->head_dim);
     uint32_t n = seen(s, from, 2 * KERNEL_PIECE), i = skip;
     for (; i < n && from + i < s->n_base; i++)
-        at[i] = a->blocks[(from + i) / 16] * a->block + (from + i) % 16 * a->head_dim;
+        at[i] = a->blocks[(from + i) / 16] * a->block + (from + i) % 16 * row;
     for (; i < n; i++) {
         uint32_t slot = s->tail[from + i - s->n_base];
-        at[i] = slot / 16 * a->block + slot % 16 * a->head_dim;
+        at[i] = slot / 16 * a->block + slot % 16 * row;
     }
     for (n = MIN(n, KERNEL_PIECE) + KERNEL_PIECE; i < n; i++)
         at[i] = 0;
@@ -420,13 +452,15 @@ static void attn_queries(const struct kernel_attn *a)
             s.piece[s.n] = pieces + s.n * dim;
         }
     }
-    if (s.n < dim / SHARED_DIM || dim % 16)
+    if (s.n < dim / SHARED_DIM || dim % 16 || a->type == KERNEL_KV_F32)
         n_shared = 0;
     for (uint32_t from = 0; from < n_max; from += KERNEL_PIECE)
         attn_piece(a, &s, from, n_shared > from ? MIN(n_shared - from, KERNEL_PIECE) : 0);
     for (uint32_t i = 0; i < s.n; i++)
         scale(s.out[i], 1 / s.sum[i], dim);
 }
+
+#include "kernel/kernel_attn_int8.h"
 
 static void attn(const struct kernel_attn *a)
 {
@@ -440,6 +474,9 @@ static void attn(const struct kernel_attn *a)
             part.sights += r;
             part.n_rows = MIN(n_rows, a->n_rows - r);
             part.n_heads = MIN(n_heads, a->n_heads - h);
-            attn_queries(&part);
+            if (a->type == KERNEL_KV_INT8)
+                attn_queries_int8(&part);
+            else
+                attn_queries(&part);
         }
 }

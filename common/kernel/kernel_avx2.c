@@ -2,20 +2,83 @@
 #if defined(__x86_64__)
 #include "kernel/kernel_avx2.h"
 
-#define DOT_ROWS 3
-#define DOT_COLS(rows) ((rows) == 1 ? 4 : 2)
-#define DOT_EACH_ROWS(X) X(1) X(2) X(3)
-#define DOT_AHEAD 1024
-#define DOT_FEW 5
-#define DOT_MAX_ROWS 64
-#define DOT_PART 256
-#define DOT_TILES 2
-#define BF16_ROWS 4
-#define BF16_EACH_ROWS(X) X(1) X(2) X(3) X(4)
-#define V_SUMS 4
-#define V_PARTS 1
-#define V_TURNED 1
-#define V_TILES 1
+#define I_TILES 1
+#define I_HEADS 4
+#define I_PARTS 1
+
+/* Bytes as words: those of even places, those of odd ones. */
+typedef struct {
+    __m256i even[2], odd[2];
+} vk, vv;
+typedef struct {
+    __m256i even, odd;
+} vq, vt;
+typedef vi va;
+
+INLINE vk vk_load(const uint8_t *p)
+{
+    vk r;
+    EACH (i, 2) {
+        __m256i k = _mm256_loadu_si256((const __m256i *)(p + 32 * i));
+        r.even[i] = _mm256_and_si256(k, _mm256_set1_epi16(0xff));
+        r.odd[i] = _mm256_srli_epi16(k, 8);
+    }
+    return r;
+}
+
+INLINE vv vv_load(const uint8_t *p)
+{
+    vv r;
+    EACH (i, 2) {
+        __m256i v = _mm256_loadu_si256((const __m256i *)(p + 32 * i));
+        r.even[i] = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
+        r.odd[i] = _mm256_srai_epi16(v, 8);
+    }
+    return r;
+}
+
+INLINE vq vq_load(const int8_t *p)
+{
+    __m256i q = spread(p);
+    return (vq){_mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), _mm256_srai_epi16(q, 8)};
+}
+
+INLINE vi vk_dot(vi a, vk k, vq x)
+{
+    a.lo = _mm256_add_epi32(a.lo, _mm256_madd_epi16(k.even[0], x.even));
+    a.hi = _mm256_add_epi32(a.hi, _mm256_madd_epi16(k.even[1], x.even));
+    a.lo = _mm256_add_epi32(a.lo, _mm256_madd_epi16(k.odd[0], x.odd));
+    a.hi = _mm256_add_epi32(a.hi, _mm256_madd_epi16(k.odd[1], x.odd));
+    return a;
+}
+
+/* Words in the order of vt_load(): of each four the even ones, then the odd ones. */
+INLINE void vt_store(uint8_t *to, vf a)
+{
+    __m256i words = weight_words(a);
+    words = _mm256_shufflelo_epi16(words, 0xd8);
+    _mm256_storeu_si256((__m256i *)to, _mm256_shufflehi_epi16(words, 0xd8));
+}
+
+INLINE vt vt_load(const uint8_t *p, int group)
+{
+    return (vt){spread(p + 8 * group), spread(p + 8 * group + 4)};
+}
+
+INLINE va va_zero(void)
+{
+    return vi_set(0);
+}
+
+INLINE va va_dot(va a, vv v, vt x)
+{
+    return vk_dot(a, v, (vq){x.even, x.odd});
+}
+
+INLINE vi va_sum(va a)
+{
+    return a;
+}
 
 #include "kernel/kernel_body.h"
 
@@ -96,6 +159,4 @@ INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
 #include "kernel/kernel_int8.h"
 
 const struct kernel kernel_avx2 = KERNEL_TABLE("avx2", matmul, kernel_rows_form, prepare);
-const struct kernel kernel_avxvnni =
-    KERNEL_TABLE("avxvnni", kernel_avxvnni_matmul, kernel_rows_form, prepare);
 #endif

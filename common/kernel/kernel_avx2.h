@@ -4,6 +4,20 @@
 #include <immintrin.h>
 #include "kernel/kernel_impl.h"
 
+#define DOT_ROWS 3
+#define DOT_COLS(rows) ((rows) == 1 ? 4 : 2)
+#define DOT_EACH_ROWS(X) X(1) X(2) X(3)
+#define DOT_AHEAD 1024
+#define DOT_FEW 5
+#define DOT_MAX_ROWS 64
+#define DOT_PART 256
+#define DOT_TILES 2
+#define BF16_ROWS 4
+#define BF16_EACH_ROWS(X) X(1) X(2) X(3) X(4)
+#define V_SUMS 4
+#define V_PARTS 1
+#define V_TURNED 1
+#define V_TILES 1
 #define C_LANES 8
 #define C_PARTS 2
 
@@ -230,6 +244,51 @@ INLINE int v_quantise(vf a, int8_t *to)
     return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 128 * 16;
 }
 
+typedef struct {
+    __m256i lo, hi;
+} vi;
+
+INLINE vi vi_set(int32_t x)
+{
+    return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+}
+
+INLINE vi vi_load(const int32_t *p)
+{
+    return (vi){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
+
+INLINE void vi_store(int32_t *p, vi a)
+{
+    _mm256_storeu_si256((__m256i *)p, a.lo);
+    _mm256_storeu_si256((__m256i *)p + 1, a.hi);
+}
+
+INLINE vi vi_add(vi a, vi b)
+{
+    return (vi){_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
+}
+
+INLINE vf vi_float(vi a)
+{
+    return (vf){_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
+}
+
+/* The same four bytes in every lane. */
+INLINE __m256i spread(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof(four));
+    return _mm256_set1_epi32(four);
+}
+
+/* Rounded, as sixteen words. */
+INLINE __m256i weight_words(vf a)
+{
+    __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+    return _mm256_permute4x64_epi64(words, 0xd8);
+}
+
 INLINE vd vd_zero(void)
 {
     __m256d zero = _mm256_setzero_pd();
@@ -354,9 +413,7 @@ INLINE cb c_bytes(const uint8_t *p)
 /* The same 4 bytes for every column. */
 INLINE cb c_4_bytes(const uint8_t *p)
 {
-    int four;
-    memcpy(&four, p, 4);
-    return _mm256_set1_epi32(four);
+    return spread(p);
 }
 
 /* The same 16 bytes for every four columns. */

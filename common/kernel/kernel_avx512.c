@@ -16,6 +16,9 @@
 #define V_PARTS 4
 #define V_TURNED 4
 #define V_TILES 2
+#define I_TILES 4
+#define I_HEADS 2
+#define I_PARTS 4
 
 #include "kernel/kernel_body.h"
 

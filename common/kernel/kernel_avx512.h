@@ -192,6 +192,91 @@ INLINE int v_quantise(vf a, int8_t *to)
     return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 128 * 16;
 }
 
+typedef __m512i vi, vk, vq, vv;
+typedef struct {
+    __m512i high, low;
+} va, vt; // of weights: their high and low bytes
+
+INLINE vi vi_set(int32_t x)
+{
+    return _mm512_set1_epi32(x);
+}
+
+INLINE vi vi_load(const int32_t *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+INLINE void vi_store(int32_t *p, vi a)
+{
+    _mm512_storeu_si512(p, a);
+}
+
+INLINE vi vi_add(vi a, vi b)
+{
+    return _mm512_add_epi32(a, b);
+}
+
+INLINE vf vi_float(vi a)
+{
+    return _mm512_cvtepi32_ps(a);
+}
+
+INLINE vk vk_load(const uint8_t *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+/* The same four bytes in every lane. */
+INLINE __m512i spread(const void *p)
+{
+    int32_t four;
+    memcpy(&four, p, sizeof(four));
+    return _mm512_set1_epi32(four);
+}
+
+INLINE vq vq_load(const int8_t *p)
+{
+    return spread(p);
+}
+
+INLINE vi vk_dot(vi a, vk k, vq x)
+{
+    return _mm512_dpbusd_epi32(a, k, x);
+}
+
+INLINE vv vv_load(const uint8_t *p)
+{
+    return _mm512_loadu_si512(p);
+}
+
+INLINE void vt_store(uint8_t *to, vf a)
+{
+    __m512i t = _mm512_cvtps_epi32(a);
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(_mm512_srli_epi32(t, 8)));
+    _mm_storeu_si128((__m128i *)(to + 16), _mm512_cvtepi32_epi8(t));
+}
+
+INLINE vt vt_load(const uint8_t *p, int group)
+{
+    return (vt){spread(p + 4 * group), spread(p + 16 + 4 * group)};
+}
+
+INLINE va va_zero(void)
+{
+    return (va){_mm512_setzero_si512(), _mm512_setzero_si512()};
+}
+
+INLINE va va_dot(va a, vv v, vt x)
+{
+    return (va){_mm512_dpbusd_epi32(a.high, x.high, v), _mm512_dpbusd_epi32(a.low, x.low, v)};
+}
+
+INLINE vi va_sum(va a)
+{
+    return _mm512_add_epi32(_mm512_slli_epi32(a.high, 8), a.low);
+}
+
 INLINE vd vd_zero(void)
 {
     return (vd){_mm512_setzero_pd(), _mm512_setzero_pd()};

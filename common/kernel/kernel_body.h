@@ -14,7 +14,11 @@
  *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS queries
  *   V_TURNED, V_TILES         queries that go over so many turned tiles of K at once
  *
- * and, where a tier has lanes of words of 64 bits, VW_LANES, `vw` and its vw_*() operations.
+ *   I_TILES, I_HEADS, I_PARTS  blocks of int8 K that up to V_HEADS queries meet at once; queries
+ *                         and sixteens of a row of V, whose sums stay in registers
+ *
+ * for kernel_attn_int8.h its vectors of integers, and, where a tier has lanes of words of 64 bits,
+ * VW_LANES, `vw` and its vw_*() operations.
  *
  * The operations are the same in every tier and so is their order: that makes tiers agree. */
 #pragma once
@@ -529,5 +533,6 @@ static void noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint3
     {                                                                                              \
         .name = (tier), .matmul = (product), .form = (form_of), .prepare = (preparation),          \
         .rmsnorm = rmsnorm, .swiglu = swiglu, .add = add, .to_f16 = to_f16, .from_f16 = from_f16,  \
-        .attn = attn, .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh, .noise = noise,    \
+        .kv_put = kv_put, .attn = attn, .logsumexp = logsumexp, .argmax = argmax, .weigh = weigh,  \
+        .noise = noise,                                                                            \
     }

@@ -18,10 +18,28 @@
 #define V_PARTS 1
 #define V_TURNED 1
 #define V_TILES 1
+#define I_TILES 1
+#define I_HEADS 1
+#define I_PARTS 1
 
 typedef struct {
     float l[16];
 } vf;
+typedef struct {
+    int32_t l[16];
+} vi, va;
+typedef struct {
+    uint8_t l[16][4];
+} vk;
+typedef struct {
+    int8_t l[16][4];
+} vv;
+typedef struct {
+    int8_t q[4];
+} vq;
+typedef struct {
+    int16_t t[4];
+} vt;
 typedef struct {
     double l[16];
 } vd;
@@ -208,6 +226,98 @@ INLINE int v_quantise(vf a, int8_t *to)
         sum += q;
     }
     return sum;
+}
+
+INLINE vi vi_set(int32_t x)
+{
+    vi r;
+    LANES r.l[i] = x;
+    return r;
+}
+
+INLINE vi vi_load(const int32_t *p)
+{
+    vi r;
+    memcpy(&r, p, sizeof(r));
+    return r;
+}
+
+INLINE void vi_store(int32_t *p, vi a)
+{
+    memcpy(p, &a, sizeof(a));
+}
+
+INLINE vi vi_add(vi a, vi b)
+{
+    LANES a.l[i] += b.l[i];
+    return a;
+}
+
+INLINE vf vi_float(vi a)
+{
+    vf r;
+    LANES r.l[i] = (float)a.l[i];
+    return r;
+}
+
+INLINE vk vk_load(const uint8_t *p)
+{
+    vk r;
+    memcpy(&r, p, sizeof(r));
+    return r;
+}
+
+INLINE vq vq_load(const int8_t *p)
+{
+    vq r;
+    memcpy(&r, p, sizeof(r));
+    return r;
+}
+
+INLINE vi vk_dot(vi a, vk k, vq x)
+{
+    LANES a.l[i] +=
+        k.l[i][0] * x.q[0] + k.l[i][1] * x.q[1] + k.l[i][2] * x.q[2] + k.l[i][3] * x.q[3];
+    return a;
+}
+
+INLINE vv vv_load(const uint8_t *p)
+{
+    vv r;
+    memcpy(&r, p, sizeof(r));
+    return r;
+}
+
+INLINE void vt_store(uint8_t *to, vf a)
+{
+    int16_t t[16];
+    a = v_add(a, v_set(0x1.8p+23f));
+    LANES t[i] = (int16_t)(kernel_bits(a.l[i]) - 0x4b400000u);
+    memcpy(to, t, sizeof(t));
+}
+
+INLINE vt vt_load(const uint8_t *p, int group)
+{
+    vt r;
+    memcpy(&r, p + (size_t)group * sizeof(r), sizeof(r));
+    return r;
+}
+
+INLINE va va_zero(void)
+{
+    return vi_set(0);
+}
+
+INLINE va va_dot(va a, vv v, vt x)
+{
+    LANES a.l[i] +=
+        v.l[i][0] * x.t[0] + v.l[i][1] * x.t[1] + v.l[i][2] * x.t[2] + v.l[i][3] * x.t[3];
+    return a;
+}
+
+INLINE vi va_sum(va a)
+{
+    return a;
 }
 
 INLINE vd vd_zero(void)

@@ -92,6 +92,36 @@ struct kernel_unit {
     float d[KERNEL_ROWS], sum[KERNEL_ROWS];
 } __attribute__((aligned(64)));
 
+/* Blocks of K and V: kernel_kv.c has the layout. A row of F16 or F32. */
+static inline size_t kernel_kv_row(enum kernel_kv type, uint32_t head_dim)
+{
+    return (size_t)head_dim * (type == KERNEL_KV_F16 ? 2 : 4);
+}
+
+/* INT8: head_dim filled up, bytes of K with its scales, and where in them four values of a position
+ * begin from d on (a multiple of 4); V's begins there, and where in it a value is. */
+#define KERNEL_KV8_SCALES 64 // bytes
+
+static inline uint32_t kernel_kv8_dim(uint32_t head_dim)
+{
+    return (head_dim + 15) / 16 * 16;
+}
+
+static inline size_t kernel_kv8_half(uint32_t head_dim)
+{
+    return KERNEL_KV8_SCALES + (size_t)KERNEL_KV_BLOCK * kernel_kv8_dim(head_dim);
+}
+
+static inline size_t kernel_kv8_k(uint32_t place, uint32_t d)
+{
+    return KERNEL_KV8_SCALES + (size_t)d * KERNEL_KV_BLOCK + 4 * place;
+}
+
+static inline size_t kernel_kv8_v(uint32_t head_dim, uint32_t place, uint32_t d)
+{
+    return KERNEL_KV8_SCALES + ((size_t)place / 4 * kernel_kv8_dim(head_dim) + d) * 4 + place % 4;
+}
+
 static inline uint32_t kernel_bits(float x)
 {
     uint32_t bits;
@@ -130,9 +160,7 @@ extern const struct kernel kernel_c;
 #if defined(__x86_64__)
 extern const struct kernel kernel_avx2, kernel_avxvnni, kernel_avx512, kernel_amx;
 
-/* What the tiers avxvnni and amx do not have of avx2 and avx512. */
-void kernel_avxvnni_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
-                           float *y, size_t y_stride, uint32_t from, uint32_t to);
+/* What the tier amx does not have of avx512. */
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to);
 enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m);

@@ -394,9 +394,9 @@ static void finish_group(struct forward *f, uint32_t layer, uint32_t row, uint32
     finish_head(f, f->k + at, w->k_bias ? w->k_bias + (size_t)head * d : NULL, w->k_norm, row);
     if (w->v_bias)
         f->m->kernel->add(f->v + at, w->v_bias + (size_t)head * d, d);
-    size_t to = kv_at(f->kv, kv_slot(f->rows[row].seq, f->rows[row].index), head);
-    f->m->kernel->to_f16(f->k + at, d, kv_k(f->kv, layer) + to);
-    f->m->kernel->to_f16(f->v + at, d, kv_v(f->kv, layer) + to);
+    uint32_t slot = kv_slot(f->rows[row].seq, f->rows[row].index);
+    f->m->kernel->kv_put(kv_shape_of(f->kv)->type, f->k + at, f->v + at, d, slot % KV_BLOCK,
+                         kv_at(f->kv, layer, slot / KV_BLOCK, head));
 }
 
 /* Rows of one sequence, query heads of one key/value head. */
@@ -408,7 +408,6 @@ static void attend(struct forward *f, uint32_t layer, const struct queries *q, f
 {
     const struct model_params *p = &f->m->params;
     size_t n = (size_t)p->n_heads * p->head_dim, at = q->row * n + (size_t)q->head * p->head_dim;
-    size_t first = kv_at(f->kv, 0, q->head / (p->n_heads / p->n_kv_heads));
     f->m->kernel->attn(&(struct kernel_attn){
         .q = f->q + at,
         .out = f->attn + at,
@@ -419,8 +418,8 @@ static void attend(struct forward *f, uint32_t layer, const struct queries *q, f
         .head_dim = p->head_dim,
         .scale = 1 / sqrtf((float)p->head_dim),
         .blocks = f->rows[q->row].seq->blocks,
-        .k = kv_k(f->kv, layer) + first,
-        .v = kv_v(f->kv, layer) + first,
+        .type = kv_shape_of(f->kv)->type,
+        .kv = kv_at(f->kv, layer, 0, q->head / (p->n_heads / p->n_kv_heads)),
         .block = kv_block(f->kv),
         .scratch = scratch,
     });

@@ -18,15 +18,14 @@ struct kv {
     uint64_t n_evicted;
     void (*evicted)(void *owner, uint32_t block);
     void *evicted_owner;
-    uint16_t *data; // (n_layers, K then V, n_blocks, n_kv_heads, KV_BLOCK, head_dim)
-    size_t block;   // halfs of K of one layer of a block
-    size_t plane;   // of all blocks
+    char *data;         // (n_layers, n_blocks, n_kv_heads, `head` bytes)
+    size_t head, block; // bytes of a block under a head of a layer, and under all
     size_t bytes;
 };
 
 size_t kv_block_bytes(const struct kv_shape *s)
 {
-    return (size_t)2 * s->n_layers * KV_BLOCK * s->n_kv_heads * s->head_dim * sizeof(uint16_t);
+    return (size_t)s->n_layers * s->n_kv_heads * kernel_kv_bytes(s->type, s->head_dim);
 }
 
 static int check_shape(const struct kv_shape *s, uint32_t n_blocks)
@@ -50,8 +49,8 @@ int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
         return fail(-ENOMEM, "kv: no memory");
     kv->shape = *shape;
     kv->n_blocks = kv->n_empty = n_blocks;
-    kv->block = (size_t)KV_BLOCK * shape->n_kv_heads * shape->head_dim;
-    kv->plane = kv->block * n_blocks;
+    kv->head = kernel_kv_bytes(shape->type, shape->head_dim);
+    kv->block = kv->head * shape->n_kv_heads;
     if (__builtin_mul_overflow(kv_block_bytes(shape), n_blocks, &kv->bytes))
         return fail(-ENOMEM, "kv: %u blocks do not fit in memory", n_blocks);
     kv->empty = malloc(n_blocks * sizeof(*kv->empty));
@@ -154,15 +153,19 @@ static void drop_behind(struct kv *kv, struct kv_seq *seq, uint32_t n_blocks)
     seq->n_indexed = seq->n_indexed < n_blocks ? seq->n_indexed : n_blocks;
 }
 
-/* n rows of a block from slot to slot, K and V of every layer. */
-static void copy_slots(struct kv *kv, uint32_t from, uint32_t to, uint32_t n)
+static void copy_block(struct kv *kv, uint32_t from, uint32_t to)
 {
-    for (size_t p = 0; p < (size_t)2 * kv->shape.n_layers; p++) {
-        uint16_t *plane = kv->data + p * kv->plane;
-        for (uint32_t head = 0; head < kv->shape.n_kv_heads; head++)
-            memcpy(plane + kv_at(kv, to, head), plane + kv_at(kv, from, head),
-                   n * kv->shape.head_dim * sizeof(uint16_t));
-    }
+    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
+        memcpy(kv_at(kv, l, to, 0), kv_at(kv, l, from, 0), kv->block);
+}
+
+static void copy_slot(struct kv *kv, uint32_t from, uint32_t to)
+{
+    const struct kv_shape *s = &kv->shape;
+    for (uint32_t l = 0; l < s->n_layers; l++)
+        for (uint32_t head = 0; head < s->n_kv_heads; head++)
+            kernel_kv_move(s->type, s->head_dim, kv_at(kv, l, from / KV_BLOCK, head),
+                           from % KV_BLOCK, kv_at(kv, l, to / KV_BLOCK, head), to % KV_BLOCK);
 }
 
 int kv_seq_init(struct kv_seq *seq, uint32_t max_rows)
@@ -201,7 +204,7 @@ int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n)
     if (own_tail) {
         uint32_t *at = &seq->blocks[seq->len / KV_BLOCK], old = *at;
         *at = take(kv);
-        copy_slots(kv, old * KV_BLOCK, *at * KV_BLOCK, seq->len % KV_BLOCK);
+        copy_block(kv, old, *at);
         drop(kv, old);
     }
     while (seq->n_blocks < want)
@@ -219,7 +222,7 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
             continue;
         assert(kv->holders[seq->blocks[(base + i) / KV_BLOCK]] == 1 &&
                !is_indexed(kv, seq->blocks[(base + i) / KV_BLOCK]));
-        copy_slots(kv, kv_slot(seq, rows[i]), kv_slot(seq, base + i), 1);
+        copy_slot(kv, kv_slot(seq, rows[i]), kv_slot(seq, base + i));
     }
     seq->len = base + n;
     drop_behind(kv, seq, blocks_of(seq->len));
@@ -239,7 +242,7 @@ int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_se
     }
     if (rest) {
         to->blocks[full] = take(kv);
-        copy_slots(kv, from->blocks[full] * KV_BLOCK, to->blocks[full] * KV_BLOCK, rest);
+        copy_block(kv, from->blocks[full], to->blocks[full]);
     }
     to->n_blocks = blocks_of(len);
     to->n_indexed = from->n_indexed < full ? from->n_indexed : full;
@@ -348,18 +351,22 @@ struct kv_entry kv_entry_of(const struct kv *kv, uint32_t block)
     return kv_index_entry(kv->index, block);
 }
 
+/* Where a block's K and V of a layer begin. */
+static char *layer_of(const struct kv *kv, uint32_t layer, uint32_t block)
+{
+    return kv->data + ((size_t)layer * kv->n_blocks + block) * kv->block;
+}
+
 void kv_save(const struct kv *kv, uint32_t block, void *to)
 {
-    size_t bytes = kv->block * sizeof(*kv->data);
-    for (size_t p = 0; p < (size_t)2 * kv->shape.n_layers; p++)
-        memcpy((char *)to + p * bytes, kv->data + p * kv->plane + block * kv->block, bytes);
+    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
+        memcpy((char *)to + l * kv->block, layer_of(kv, l, block), kv->block);
 }
 
 void kv_load(struct kv *kv, uint32_t block, const void *from)
 {
-    size_t bytes = kv->block * sizeof(*kv->data);
-    for (size_t p = 0; p < (size_t)2 * kv->shape.n_layers; p++)
-        memcpy(kv->data + p * kv->plane + block * kv->block, (const char *)from + p * bytes, bytes);
+    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
+        memcpy(layer_of(kv, l, block), (const char *)from + l * kv->block, kv->block);
 }
 
 struct kv_figures kv_figures(const struct kv *kv)
@@ -369,26 +376,14 @@ struct kv_figures kv_figures(const struct kv *kv)
 
 /* ---- rows ---- */
 
-uint16_t *kv_k(struct kv *kv, uint32_t layer)
+char *kv_at(struct kv *kv, uint32_t layer, uint32_t block, uint32_t head)
 {
-    return kv->data + (size_t)2 * layer * kv->plane;
-}
-
-uint16_t *kv_v(struct kv *kv, uint32_t layer)
-{
-    return kv->data + ((size_t)2 * layer + 1) * kv->plane;
+    return layer_of(kv, layer, block) + head * kv->head;
 }
 
 size_t kv_block(const struct kv *kv)
 {
     return kv->block;
-}
-
-size_t kv_at(const struct kv *kv, uint32_t slot, uint32_t head)
-{
-    const struct kv_shape *s = &kv->shape;
-    size_t row = ((size_t)slot / KV_BLOCK * s->n_kv_heads + head) * KV_BLOCK + slot % KV_BLOCK;
-    return row * s->head_dim;
 }
 
 /* ---- checking ---- */

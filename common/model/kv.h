@@ -16,15 +16,17 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "kernel/kernel.h"
 #include "model/kv_index.h"
 
-#define KV_BLOCK 16 // positions in a block
+#define KV_BLOCK KERNEL_KV_BLOCK // positions in a block
 #define KV_MAX_BLOCKS (1u << 26)
 
 struct kv;
 
 struct kv_shape {
     uint32_t n_layers, n_kv_heads, head_dim;
+    enum kernel_kv type;
 };
 
 /* Storage of one sequence; plain data, the owner keeps it and calls kv_seq_done(). */
@@ -105,18 +107,16 @@ struct kv_figures kv_figures(const struct kv *kv);
 
 /* ---- rows ---- */
 
-/* K and V of a layer: halfs (n_blocks, n_kv_heads, KV_BLOCK, head_dim), so that what attention
- * reads of a block under one head lies together. kv_block(): halfs from block to block. */
-uint16_t *kv_k(struct kv *kv, uint32_t layer);
-uint16_t *kv_v(struct kv *kv, uint32_t layer);
+/* K and V of a layer: (n_blocks, n_kv_heads) times kernel_kv_bytes(), so that what attention reads
+ * of a block under one head lies together; where that of a block and head begins. kv_block(): bytes
+ * from block to block. */
+char *kv_at(struct kv *kv, uint32_t layer, uint32_t block, uint32_t head);
 size_t kv_block(const struct kv *kv);
-/* Slot of a row of storage: its block times KV_BLOCK, plus its place there; and where its head_dim
- * halfs under a head begin. */
+/* Slot of a row of storage: its block times KV_BLOCK, plus its place there. */
 static inline uint32_t kv_slot(const struct kv_seq *seq, uint32_t row)
 {
     return seq->blocks[row / KV_BLOCK] * KV_BLOCK + row % KV_BLOCK;
 }
-size_t kv_at(const struct kv *kv, uint32_t slot, uint32_t head);
 
 /* Every block's holders add up over these sequences, which are all there are, and so does the
  * index; false and a sentence otherwise. Allocates nothing. For tests and debug builds. */

@@ -36,7 +36,7 @@ static struct forward_options forward_options(const struct runner *r)
 static struct kv_shape kv_shape(const struct runner *r)
 {
     const struct model_params *p = &r->model->params;
-    return (struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim};
+    return (struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim, r->opt.kv_type};
 }
 
 /* ---- memory ---- */

@@ -23,9 +23,10 @@ struct runner_options {
     const char *prefix; // of the settings that a refusal names; NULL: none
     unsigned threads;   // 0: one per core that may be used
     bool pin, memory_check;
-    int quantise;           // as in model_plan()
-    bool blas;              // as in forward_options
-    uint32_t context;       // positions of a sequence; 0: what the model was trained for
+    int quantise;     // as in model_plan()
+    bool blas;        // as in forward_options
+    uint32_t context; // positions of a sequence; 0: what the model was trained for
+    enum kernel_kv kv_type;
     uint64_t kv_mib;        // 0: for max_sequences, within a quarter of what is left free
     uint32_t max_sequences; // that are expected to have KV at once
     uint32_t max_rows;      // of a pass

@@ -3,7 +3,7 @@
  * take turns.
  *
  *   bench_attn [--shapes 8x4x64,8x4x128,3x3x64] [--contexts 256,4096,8192] [--rows 1,8,16,512]
- *              [--tiers avx2,avx512] [--reps 5] [--mib 128]
+ *              [--types int8,f16] [--tiers avx2,avx512] [--reps 5] [--mib 128]
  *
  * A shape is KV heads x query heads of each x head_dim. Layers of K and V that together fill --mib
  * take turns, as in a pass: what the caches do not hold comes from memory. */
@@ -21,7 +21,7 @@
 #define MAX_ROWS 512
 
 struct options {
-    const char *shapes, *contexts, *rows, *tiers;
+    const char *shapes, *contexts, *rows, *types, *tiers;
     unsigned reps, mib;
 };
 
@@ -29,7 +29,9 @@ struct scene {
     uint32_t n_kv_heads, group, head_dim, context, n_layers;
     uint32_t *blocks;
     struct kernel_sight sights[MAX_ROWS];
-    uint16_t *kv; // (n_layers, 2, context / 16, n_kv_heads, 16, head_dim)
+    enum kernel_kv type;
+    size_t head, block, layer; // bytes of a block under a head, under all, of all blocks
+    char *kv;                  // (n_layers, context / 16 + 1, n_kv_heads, head bytes)
     float *q, *out, *scratch;
 };
 
@@ -53,7 +55,7 @@ static void attend(const struct kernel *k, const struct scene *s, uint32_t layer
                    uint32_t step)
 {
     size_t stride = (size_t)s->n_kv_heads * s->head_dim, row = stride * s->group;
-    const uint16_t *kv = s->kv + 2 * layer * s->context * stride;
+    const char *kv = s->kv + layer * s->layer;
     for (uint32_t head = 0; head < s->n_kv_heads; head++)
         for (uint32_t r = 0; r < n_rows; r += step)
             k->attn(&(struct kernel_attn){
@@ -66,9 +68,9 @@ static void attend(const struct kernel *k, const struct scene *s, uint32_t layer
                 .head_dim = s->head_dim,
                 .scale = 1 / sqrtf((float)s->head_dim),
                 .blocks = s->blocks,
-                .k = kv + 16 * head * s->head_dim,
-                .v = kv + s->context * stride + 16 * head * s->head_dim,
-                .block = 16 * stride,
+                .type = s->type,
+                .kv = kv + head * s->head,
+                .block = s->block,
                 .scratch = s->scratch,
             });
 }
@@ -93,25 +95,39 @@ static void bench_rows(const struct options *o, const struct kernel *k, const st
             alone = fmin(alone, pass_us(k, s, n_rows, 1));
         }
         first = first > 0 ? first : together;
-        printf(
-            "%-7s %ux%ux%-4u context %-6u M %-4u %10.1f us a layer  %6.2f of one by one  x%.2f\n",
-            k->name, s->n_kv_heads, s->group, s->head_dim, s->context, n_rows, together,
-            together / alone, together / first);
+        printf("%-7s %-4s %ux%ux%-4u context %-6u M %-4u %10.1f us a layer  %6.2f of one by one  "
+               "x%.2f\n",
+               k->name, kernel_kv_name(s->type), s->n_kv_heads, s->group, s->head_dim, s->context,
+               n_rows, together, together / alone, together / first);
         fflush(stdout);
     }
 }
 
-static struct scene scene_of(const struct options *o, const uint32_t shape[3], uint32_t context)
+static void fill(const struct kernel *k, struct scene *s)
 {
-    struct scene s = {.n_kv_heads = shape[0], .group = shape[1], .head_dim = shape[2]};
-    size_t row = (size_t)shape[0] * shape[2], layer = 2 * row * context;
-    s.context = context;
-    s.n_layers = (uint32_t)(((size_t)o->mib << 20) / (layer * sizeof(*s.kv))) + 1;
-    s.kv = weights_alloc(s.n_layers * layer * sizeof(*s.kv));
     float *x = weights_floats(1, 4096, 1, false);
-    for (size_t i = 0; i < s.n_layers * layer; i++)
-        s.kv[i] = kernel_f16_of(x[i % 4093]);
+    size_t n_blocks = s->n_layers * s->layer / s->head;
+    for (size_t i = 0; i < n_blocks * 16; i++)
+        k->kv_put(s->type, x + i % 3500, x + i % 3491, s->head_dim, i % 16,
+                  s->kv + i / 16 * s->head);
     free(x);
+}
+
+static struct scene scene_of(const struct options *o, enum kernel_kv type, const uint32_t shape[3],
+                             uint32_t context)
+{
+    struct scene s = {
+        .n_kv_heads = shape[0], .group = shape[1], .head_dim = shape[2], .type = type};
+    size_t row = (size_t)shape[0] * shape[2];
+    const struct kernel *best;
+    s.context = context;
+    s.head = kernel_kv_bytes(type, shape[2]);
+    s.block = s.head * shape[0];
+    s.layer = (context / 16 + 1) * s.block;
+    s.n_layers = (uint32_t)(((size_t)o->mib << 20) / s.layer) + 1;
+    s.kv = weights_alloc(s.n_layers * s.layer);
+    if (kernel_init(&best) == 0)
+        fill(best, &s);
     s.q = weights_floats(MAX_ROWS, (uint32_t)row * s.group, 2, false);
     s.out = weights_alloc(MAX_ROWS * row * s.group * sizeof(float));
     s.scratch = weights_alloc(KERNEL_ATTN_SCRATCH(s.head_dim) * sizeof(float));
@@ -132,11 +148,11 @@ static void scene_done(struct scene *s)
     free(s->blocks);
 }
 
-static void bench_shape(const struct options *o, const uint32_t shape[3])
+static void bench_shape(const struct options *o, enum kernel_kv type, const uint32_t shape[3])
 {
     const char *list = o->contexts;
     for (uint32_t context; (context = next(&list));) {
-        struct scene s = scene_of(o, shape, context);
+        struct scene s = scene_of(o, type, shape, context);
         const struct kernel *tiers[TIERS_MAX];
         unsigned n_tiers = tiers_here(tiers);
         for (unsigned i = 0; i < n_tiers; i++)
@@ -149,15 +165,12 @@ static void bench_shape(const struct options *o, const uint32_t shape[3])
 static struct options parse(int argc, char **argv)
 {
     struct options o = {
-        "8x4x64,8x4x128,3x3x64", "256,4096,8192", "1,8,16,512", "avx2,avx512", 5, 128};
+        "8x4x64,8x4x128,3x3x64", "256,4096,8192", "1,8,16,512", "int8,f16", "avx2,avx512", 5, 128};
     static const struct option known[] = {
-        {"shapes", 1, NULL, 's'},
-        {"contexts", 1, NULL, 'c'},
-        {"rows", 1, NULL, 'm'},
-        {"tiers", 1, NULL, 'k'},
-        {"reps", 1, NULL, 'r'},
-        {"mib", 1, NULL, 'b'},
-        {0},
+        {"shapes", 1, NULL, 's'}, {"contexts", 1, NULL, 'c'},
+        {"rows", 1, NULL, 'm'},   {"types", 1, NULL, 't'},
+        {"tiers", 1, NULL, 'k'},  {"reps", 1, NULL, 'r'},
+        {"mib", 1, NULL, 'b'},    {0},
     };
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         if (c == 's')
@@ -166,6 +179,8 @@ static struct options parse(int argc, char **argv)
             o.contexts = optarg;
         else if (c == 'm')
             o.rows = optarg;
+        else if (c == 't')
+            o.types = optarg;
         else if (c == 'k')
             o.tiers = optarg;
         else if (c == 'r')
@@ -186,7 +201,9 @@ int main(int argc, char **argv)
     for (uint32_t shape[3]; (shape[0] = next(&list));) {
         shape[1] = next(&list);
         shape[2] = next(&list);
-        bench_shape(&o, shape);
+        for (enum kernel_kv type = KERNEL_KV_F16; type <= KERNEL_KV_INT8; type++)
+            if (lib_listed(o.types, kernel_kv_name(type)))
+                bench_shape(&o, type, shape);
     }
     return 0;
 }

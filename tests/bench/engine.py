@@ -168,7 +168,7 @@ def side(name, cpu, times):
 
 def what(o):
     return {"bench": o.bench, "model": os.path.basename(o.path), "threads": o.threads, "context": o.context,
-            "turns": o.reps, "float_gemm": o.float_gemm}
+            "turns": o.reps, "float_gemm": o.float_gemm, "kv_type": o.kv_type}
 
 
 def results(o, engines, passes, reads):
@@ -199,7 +199,7 @@ def table(o, r):
     head = "%9s %18s %6s %8s" % ("ms", "tenth .. tenth", "t/t(1)", "tokens/s")
     theirs = r.get("peer")
     yield "%s of %s: %d threads, context %d, %d turns" % (o.bench, r["model"], o.threads, o.context, o.reps)
-    ours = "tandem, " + r["cpu"] + (", floats by OpenBLAS" if o.float_gemm == "blas" else "")
+    ours = "tandem, " + r["cpu"] + (", floats by OpenBLAS" if o.float_gemm == "blas" else "") + ", K and V of " + o.kv_type
     yield "%5s | %-44s" % ("", ours) + (" | llama.cpp %s, %s" % (peer.VERSION, theirs["cpu"]) if theirs else "")
     yield "%5s | %s" % ("seqs" if o.bench == "decode" else "rows", head) + (
         " | %s | %6s | %9s %6s" % (head, "ours/", "stand-in", "ours/") if theirs else "")
@@ -322,6 +322,7 @@ def options(arguments):
     p.add_argument("--rows", help="sizes to measure, as 1,8,16 (decode behind more than 1024 tokens: 1); spec: draft lengths")
     p.add_argument("--reps", type=int, default=7, help="turns (default: 7)")
     p.add_argument("--peer", default="best", help="no: without llama.cpp; or one of its builds: haswell, icelake, ...")
+    p.add_argument("--kv-type", default="f16", choices=["int8", "f16", "f32"], help="ours: how K and V are kept; llama.cpp: f16 (default: f16)")
     p.add_argument("--float-gemm", default="own", choices=["own", "blas"], help="ours: who multiplies F32, F16 and BF16 (default: own)")
     report.add_option(p)
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
@@ -343,7 +344,7 @@ def start_engines(o, stack):
     n_seqs = max(o.rows) if o.bench == "decode" else 1
     common = [o.path, str(o.threads), str(o.context), str(n_seqs)]
     drafting = [o.draft] if o.bench == "spec" else []
-    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), o.float_gemm, *common, *drafting]}
+    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), o.float_gemm, o.kv_type, *common, *drafting]}
     if o.peer != "no":
         cpu = [] if o.peer == "best" else [o.peer]
         commands["llama.cpp"] = [sys.executable, os.path.join(HERE, "peer_child.py"), *common, *cpu]

@@ -1,10 +1,11 @@
 /* engine_tool.c - the engine as a child of engine.py: runs passes when told to and says how long
  * each took.
  *
- *   engine_tool own|blas MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]
+ *   engine_tool own|blas int8|f16|f32 MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]
  *
- * loads the models (own|blas: who multiplies matrices of floats), gives each of the sequences
- * CONTEXT positions (computed are 512 of the first; their K and V stand in all others) and says
+ * loads the models (who multiplies matrices of floats, how K and V are kept), gives each of the
+ * sequences CONTEXT positions (computed are 512 of the first; their K and V stand in all others)
+ * and says
  *
  *   ready KERNEL BYTES        BYTES of weights that a pass reads
  *
@@ -36,6 +37,7 @@ struct tool {
     uint32_t *tokens; // (context + MAX_ROWS)
     unsigned n_seqs, context;
     bool has_draft, blas;
+    enum kernel_kv kv_type;
     const char *weights; // of a pass: head and layers lie one after the other
     size_t bytes;
 };
@@ -228,16 +230,13 @@ static void find_weights(struct tool *t)
 static void repeat_context(struct tool *t, struct rig *rig, const struct kv_seq *first,
                            unsigned n_fed, struct kv_seq *seq)
 {
-    size_t block = kv_block(rig->kv);
     unsigned from = seq->n_blocks;
     if (kv_grow(rig->kv, seq, t->context - seq->len) < 0)
         refuse("the contexts do not fit");
     for (unsigned b = from; b < seq->n_blocks; b++)
-        for (uint32_t l = 0; l < rig->model->params.n_layers; l++) {
-            size_t to = seq->blocks[b] * block, source = first->blocks[b % n_fed] * block;
-            memcpy(kv_k(rig->kv, l) + to, kv_k(rig->kv, l) + source, block * sizeof(uint16_t));
-            memcpy(kv_v(rig->kv, l) + to, kv_v(rig->kv, l) + source, block * sizeof(uint16_t));
-        }
+        for (uint32_t l = 0; l < rig->model->params.n_layers; l++)
+            memcpy(kv_at(rig->kv, l, seq->blocks[b], 0),
+                   kv_at(rig->kv, l, first->blocks[b % n_fed], 0), kv_block(rig->kv));
 }
 
 /* MAX_ROWS tokens are computed; a prefill of 8192 for each sequence would take minutes. */
@@ -292,6 +291,7 @@ static void open_model(struct tool *t, struct rig *rig, const char *path, unsign
              &(struct rig_options){.may_be_alone = true, // both as the verifier has it
                                    .pin = true,
                                    .blas = t->blas,
+                                   .kv_type = t->kv_type,
                                    .n_threads = n_threads,
                                    .pool = pool,
                                    .max_rows = MAX_ROWS,
@@ -313,17 +313,17 @@ static void close_all(struct tool *t)
 int main(int argc, char **argv)
 {
     static struct tool t;
-    if (argc != 6 && argc != 7)
-        refuse("engine_tool own|blas MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]");
+    if ((argc != 7 && argc != 8) || !kernel_kv_type(argv[2], &t.kv_type))
+        refuse("engine_tool own|blas int8|f16|f32 MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]");
     t.blas = strcmp(argv[1], "blas") == 0;
-    t.context = (unsigned)strtoul(argv[4], NULL, 10);
-    t.n_seqs = (unsigned)strtoul(argv[5], NULL, 10);
-    t.has_draft = argc == 7;
+    t.context = (unsigned)strtoul(argv[5], NULL, 10);
+    t.n_seqs = (unsigned)strtoul(argv[6], NULL, 10);
+    t.has_draft = argc == 8;
     if (!t.n_seqs || t.n_seqs > MAX_SEQUENCES)
         refuse("SEQUENCES is 1 .. 64");
-    open_model(&t, &t.rig, argv[2], (unsigned)strtoul(argv[3], NULL, 10), NULL);
+    open_model(&t, &t.rig, argv[3], (unsigned)strtoul(argv[4], NULL, 10), NULL);
     if (t.has_draft)
-        open_model(&t, &t.draft, argv[6], 0, t.rig.pool);
+        open_model(&t, &t.draft, argv[7], 0, t.rig.pool);
     if (t.has_draft && t.draft.model->params.n_vocab != t.rig.model->params.n_vocab)
         refuse("the draft model has another number of tokens");
     find_weights(&t);

@@ -1,25 +1,29 @@
 /* logits_tool.c - our logits of a model file, for comparison by a script.
  *
- *   logits_tool FILE TOKEN...      writes float32 (n_tokens, n_vocab) to standard output */
+ *   logits_tool FILE [int8|f16|f32] TOKEN...
+ *
+ * writes float32 (n_tokens, n_vocab) to standard output; K and V are kept as f16 if not said. */
 #include "lib/rig.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 int main(int argc, char **argv)
 {
-    if (argc < 3) {
-        fprintf(stderr, "logits_tool FILE TOKEN...\n");
+    struct rig_options opt = {.max_rows = 16};
+    int first = argc > 2 && kernel_kv_type(argv[2], &opt.kv_type) ? 3 : 2;
+    if (argc <= first) {
+        fprintf(stderr, "logits_tool FILE [int8|f16|f32] TOKEN...\n");
         return 2;
     }
     struct rig rig;
-    rig_open(&rig, argv[1], &(struct rig_options){.max_rows = 16});
-    size_t n = (size_t)argc - 2, n_vocab = rig.model->params.n_vocab;
+    rig_open(&rig, argv[1], &opt);
+    size_t n = (size_t)(argc - first), n_vocab = rig.model->params.n_vocab;
     uint32_t *tokens = calloc(n, sizeof(*tokens));
     float *logits = calloc(n * n_vocab, sizeof(*logits));
     if (!tokens || !logits)
         return 1;
     for (size_t i = 0; i < n; i++) {
-        tokens[i] = (uint32_t)strtoul(argv[i + 2], NULL, 10);
+        tokens[i] = (uint32_t)strtoul(argv[i + (size_t)first], NULL, 10);
         if (tokens[i] >= n_vocab) {
             fprintf(stderr, "logits_tool: token %u of %zu\n", tokens[i], n_vocab);
             return 2;

@@ -15,6 +15,7 @@
 #define N_LONG 600 // past two pieces
 #define EMBEDDED SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 
+static enum kernel_kv kv_type; // of every rig
 static uint64_t dice_state;
 
 static uint32_t dice(uint32_t n)
@@ -67,8 +68,10 @@ static void threads_and_chunks_and_tiers_change_nothing(void **state)
         for (unsigned threads = 1; threads <= 3; threads++) {
             struct rig r;
             rig_open(&r, EMBEDDED,
-                     &(struct rig_options){
-                         .tier = tiers[t]->name, .n_threads = threads, .max_rows = 512});
+                     &(struct rig_options){.kv_type = kv_type,
+                                           .tier = tiers[t]->name,
+                                           .n_threads = threads,
+                                           .max_rows = 512});
             random_tokens(tokens, N, r.model->params.n_vocab, 1);
             if (!want)
                 want = logits_of(&r, tokens, N, 0);
@@ -87,7 +90,8 @@ static void long_contexts_change_nothing(void **state)
     for (unsigned t = 0; t < n_tiers; t++) {
         struct rig r;
         rig_open(&r, EMBEDDED,
-                 &(struct rig_options){.tier = tiers[t]->name, .n_threads = 2, .max_rows = 512});
+                 &(struct rig_options){
+                     .kv_type = kv_type, .tier = tiers[t]->name, .n_threads = 2, .max_rows = 512});
         random_tokens(tokens, N_LONG, r.model->params.n_vocab, 2);
         AUTO(mem_free) float *got = logits_of(&r, tokens, N_LONG, t % 2 ? 0 : 37);
         if (want)
@@ -119,7 +123,9 @@ static void every_type_has_the_same_bits_everywhere(void **state)
         for (unsigned t = 0; t < n_tiers; t++) {
             struct rig r;
             rig_open_memory(&r, file, len,
-                            &(struct rig_options){.tier = tiers[t]->name, .n_threads = 1 + t % 2});
+                            &(struct rig_options){.kv_type = kv_type,
+                                                  .tier = tiers[t]->name,
+                                                  .n_threads = 1 + t % 2});
             if (!want)
                 want = logits_of(&r, tokens, 40, 0);
             for (uint32_t chunk = 1; chunk <= 40; chunk = chunk * 3 + 1) {
@@ -138,7 +144,8 @@ static void passes_run_alone_have_the_same_bits(void **state)
     uint32_t tokens[N];
     for (int alone = 0; alone < 2; alone++) {
         struct rig r;
-        rig_open(&r, EMBEDDED, &(struct rig_options){.n_threads = 2, .may_be_alone = alone});
+        rig_open(&r, EMBEDDED,
+                 &(struct rig_options){.kv_type = kv_type, .n_threads = 2, .may_be_alone = alone});
         random_tokens(tokens, N, r.model->params.n_vocab, 4);
         AUTO(mem_free) float *got = logits_of(&r, tokens, N, 0);
         if (want)
@@ -162,7 +169,8 @@ struct crowd {
 
 static void open_crowd(struct crowd *c)
 {
-    rig_open(&c->rig, EMBEDDED, &(struct rig_options){.n_threads = 2, .max_rows = 96});
+    rig_open(&c->rig, EMBEDDED,
+             &(struct rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = 96});
     for (uint32_t s = 0; s < N_SEQS; s++) {
         random_tokens(c->tokens[s], N, c->rig.model->params.n_vocab, 10 + s);
         c->want[s] = logits_of(&c->rig, c->tokens[s], N, 0);
@@ -300,8 +308,8 @@ static void a_tree_equals_its_chains(void **state)
     (void)state;
     struct rig a, b;
     uint32_t context[N];
-    rig_open(&a, EMBEDDED, &(struct rig_options){.n_threads = 2});
-    rig_open(&b, EMBEDDED, &(struct rig_options){0});
+    rig_open(&a, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
+    rig_open(&b, EMBEDDED, &(struct rig_options){.kv_type = kv_type});
     random_tokens(context, N, a.model->params.n_vocab, 20);
     for (dice_state = 0; dice_state < 6; dice_state++) {
         uint64_t seed = dice_state;
@@ -326,8 +334,9 @@ static void a_tree_may_be_as_deep_as_promised(void **state)
     struct rig a, b;
     struct tree t = {.n = MAX_TREE};
     uint32_t context[N], n = 20;
-    rig_open(&a, EMBEDDED, &(struct rig_options){.n_threads = 2, .max_rows = MAX_TREE + 1});
-    rig_open(&b, EMBEDDED, &(struct rig_options){0});
+    rig_open(&a, EMBEDDED,
+             &(struct rig_options){.kv_type = kv_type, .n_threads = 2, .max_rows = MAX_TREE + 1});
+    rig_open(&b, EMBEDDED, &(struct rig_options){.kv_type = kv_type});
     random_tokens(context, n, a.model->params.n_vocab, 22);
     random_tokens(t.tokens, MAX_TREE, a.model->params.n_vocab, 23);
     for (int32_t i = 0; i < t.n; i++)
@@ -348,7 +357,7 @@ static void kept_paths_equal_chains_that_never_branched(void **state)
     (void)state;
     struct rig a;
     uint32_t tokens[N + TREE * 20] = {0}, n = 40;
-    rig_open(&a, EMBEDDED, &(struct rig_options){.n_threads = 2});
+    rig_open(&a, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
     uint32_t n_vocab = a.model->params.n_vocab;
     random_tokens(tokens, n, n_vocab, 21);
     struct kv_seq seq = rig_seq(&a);
@@ -442,7 +451,7 @@ static void hidden_rows_are_the_same_in_any_chunk(void **state)
 {
     (void)state;
     struct rig r;
-    rig_open(&r, EMBEDDED, &(struct rig_options){.n_threads = 2});
+    rig_open(&r, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
     const struct model_params *p = &r.model->params;
     const uint32_t layers[] = {0, 1, p->n_layers, p->n_layers + 1};
     assert_int_equal(forward_want_hidden(r.forward, layers, 4), 0);
@@ -481,7 +490,7 @@ static void open_layers(struct rig *r, uint32_t n_layers, void **ret_file)
                         .seed = 31};
     size_t len;
     *ret_file = tiny_write(&tiny, &len);
-    rig_open_memory(r, *ret_file, len, &(struct rig_options){0});
+    rig_open_memory(r, *ret_file, len, &(struct rig_options){.kv_type = kv_type});
 }
 
 static void assert_near(float got, double want, double size, const char *what)
@@ -552,7 +561,7 @@ static void hidden_rows_that_do_not_exist_are_refused(void **state)
 {
     (void)state;
     struct rig r;
-    rig_open(&r, EMBEDDED, &(struct rig_options){0});
+    rig_open(&r, EMBEDDED, &(struct rig_options){.kv_type = kv_type});
     const uint32_t beyond = r.model->params.n_layers + 2, many[FORWARD_MAX_HIDDEN + 1] = {0};
     assert_true(forward_want_hidden(r.forward, &beyond, 1) < 0);
     assert_true(forward_want_hidden(r.forward, many, FORWARD_MAX_HIDDEN + 1) < 0);
@@ -566,7 +575,7 @@ static void an_empty_batch_is_nothing(void **state)
 {
     (void)state;
     struct rig r;
-    rig_open(&r, EMBEDDED, &(struct rig_options){.n_threads = 2});
+    rig_open(&r, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
     forward_run(r.forward, NULL, 0);
     rig_close(&r);
 }
@@ -589,5 +598,8 @@ int main(void)
         cmocka_unit_test(hidden_rows_that_do_not_exist_are_refused),
         cmocka_unit_test(an_empty_batch_is_nothing),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = 0;
+    for (kv_type = KERNEL_KV_F16; kv_type <= KERNEL_KV_INT8; kv_type++)
+        failed += cmocka_run_group_tests_name(kernel_kv_name(kv_type), tests, NULL, NULL);
+    return failed;
 }

@@ -21,7 +21,9 @@ struct scene {
     uint32_t blocks[MAX_POS / 16 + 1], tail[MAX_POS];
     float *q;           // (MAX_ROWS, n_group, head_dim)
     const float *k, *v; // (MAX_POS, head_dim), by position
-    uint16_t *pool;     // (SLOTS / 16, K and V, 16, head_dim)
+    enum kernel_kv type;
+    char *pool;   // (SLOTS / 16) blocks
+    size_t block; // bytes
 };
 
 #define SLOTS ((MAX_POS / 16 + 1) * 16 * 2)
@@ -36,22 +38,24 @@ static void place(struct scene *s, uint32_t n_pos, uint32_t n_base, uint32_t sal
         s->blocks[b] = (MAX_POS / 16 - b + salt) % (MAX_POS / 16 + 1);
     for (uint32_t i = 0; i < n_pos - n_base; i++)
         s->tail[i] = SLOTS / 2 + (i * 7 + salt) % (SLOTS / 2);
-    memset(s->pool, 0x7e, SLOTS * 2 * d * sizeof(uint16_t)); // NaN: slots of no position
+    memset(s->pool, 0xff, SLOTS / 16 * s->block); // NaN: slots of no position
     for (uint32_t p = 0; p < n_pos; p++) {
         uint32_t slot = p < n_base ? s->blocks[p / 16] * 16 + p % 16 : s->tail[p - n_base];
-        uint16_t *k = s->pool + slot / 16 * 32 * d + slot % 16 * d; // V: a block of 16 further on
-        kernel_tier("c")->to_f16(s->k + p * d, d, k);
-        kernel_tier("c")->to_f16(s->v + p * d, d, k + 16 * d);
+        kernel_tier("c")->kv_put(s->type, s->k + p * d, s->v + p * d, d, slot % 16,
+                                 s->pool + slot / 16 * s->block);
     }
 }
 
+static enum kernel_kv type; // of the scenes
+
 static struct scene scene_of(uint32_t n_group, uint32_t head_dim)
 {
-    struct scene s = {.n_group = n_group, .head_dim = head_dim};
+    struct scene s = {.n_group = n_group, .head_dim = head_dim, .type = type};
+    s.block = kernel_kv_bytes(type, head_dim);
     s.q = weights_floats(MAX_ROWS * n_group, head_dim, 1, false);
     s.k = weights_floats(MAX_POS, head_dim, 2, false);
     s.v = weights_floats(MAX_POS, head_dim, 3, false);
-    s.pool = guard_alloc(SLOTS * 2 * head_dim * sizeof(uint16_t));
+    s.pool = guard_alloc(SLOTS / 16 * s.block);
     return s;
 }
 
@@ -81,9 +85,9 @@ static void attend_rows(const struct kernel *k, const struct scene *s,
         .head_dim = d,
         .scale = 1 / sqrtf((float)d),
         .blocks = s->blocks,
-        .k = s->pool,
-        .v = s->pool + 16 * d,
-        .block = 32 * d,
+        .type = s->type,
+        .kv = s->pool,
+        .block = s->block,
         .scratch = scratch,
     });
     free(scratch);
@@ -97,24 +101,49 @@ static void attend(const struct kernel *k, const struct scene *s, uint32_t h, ui
     attend_rows(k, s, &all, 0, 1, h, n, out);
 }
 
+/* What is kept of a row of n values. */
+static void keep(enum kernel_kv kept, const float *x, uint32_t n, double *to)
+{
+    float most = 0;
+    for (uint32_t i = 0; i < n; i++)
+        most = fmaxf(most, fabsf(x[i]));
+    float scale = most / 127;
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = kept == KERNEL_KV_F32   ? (double)x[i]
+                : kept == KERNEL_KV_F16 ? (double)kernel_f16_to(kernel_f16_of(x[i]))
+                                        : (double)scale * rint((double)(x[i] * (1 / scale)));
+}
+
+static double dot64(const double *a, const double *b, uint32_t n)
+{
+    double dot = 0;
+    for (uint32_t i = 0; i < n; i++)
+        dot += a[i] * b[i];
+    return dot;
+}
+
+/* Over what is kept. Queries of int8 are rounded too, and weights in 32767ths of the greatest of a
+ * piece. */
 static void check_float64(const struct scene *s, const float *out)
 {
     uint32_t d = s->head_dim;
+    static double k[MAX_POS][72], v[MAX_POS][72];
+    double bound = s->type == KERNEL_KV_INT8 ? 1e-4 : 2e-6; // V is about 1; sums are short chains
+    for (uint32_t p = 0; p < s->n_pos; p++) {
+        keep(s->type, s->k + p * d, d, k[p]);
+        keep(s->type, s->v + p * d, d, v[p]);
+    }
     for (uint32_t h = 0; h < s->n_group; h++) {
         static double w[MAX_POS];
-        double sum = 0;
-        for (uint32_t p = 0; p < s->n_pos; p++) {
-            double dot = 0;
-            for (uint32_t i = 0; i < d; i++)
-                dot += (double)s->q[h * d + i] * kernel_f16_to(kernel_f16_of(s->k[p * d + i]));
-            sum += w[p] = exp(dot / sqrt(d));
-        }
+        double sum = 0, q[72];
+        keep(s->type == KERNEL_KV_INT8 ? s->type : KERNEL_KV_F32, s->q + h * d, d, q);
+        for (uint32_t p = 0; p < s->n_pos; p++)
+            sum += w[p] = exp(dot64(q, k[p], d) / sqrt(d));
         for (uint32_t i = 0; i < d; i++) {
             double want = 0;
             for (uint32_t p = 0; p < s->n_pos; p++)
-                want += w[p] / sum * kernel_f16_to(kernel_f16_of(s->v[p * d + i]));
-            if (!(fabs(out[h * d + i] - want) <
-                  2e-6)) // V is about 1; sums are short chains of floats
+                want += w[p] / sum * v[p][i];
+            if (!(fabs(out[h * d + i] - want) < bound))
                 fail_msg("%u positions, head %u, %u: %g is not %g", s->n_pos, h, i, out[h * d + i],
                          want);
         }
@@ -316,6 +345,95 @@ static void large_scores_neither_overflow_nor_vanish(void **state)
     scene_done(&s);
 }
 
+/* Rows of zeros, of one value, of values next to float's ends, and some that are no numbers; each
+ * into K, V or both. */
+static void make_extreme(float *row, uint32_t n, uint32_t kind)
+{
+    static const float ends[] = {3e38f, -3e38f, 1e-38f, 1e-45f, -1e30f, 0x1p-126f, 1, -0.0f};
+    for (uint32_t i = 0; i < n && kind < 9; i++)
+        row[i] = kind == 8 ? 0 : i % 3 ? row[i] * ends[kind] : ends[kind];
+    if (kind == 9)
+        row[n - 1] = NAN;
+    if (kind == 10)
+        row[0] = -INFINITY;
+}
+
+/* The same in every tier and for rows together; NaNs in the same places. */
+static void extreme_values_have_the_same_bits(void **state)
+{
+    (void)state;
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
+    const uint32_t n_group = 4, d = 64, n_rows = 6, n_out = n_rows * n_group * d;
+    float *want = weights_alloc(n_out * sizeof(float)), *out = weights_alloc(n_out * sizeof(float));
+    for (uint32_t kind = 0; kind < 33; kind++) {
+        struct scene s = scene_of(n_group, d);
+        struct kernel_sight sights[6];
+        make_extreme((float *)s.k + 20 * d, d, kind / 3);
+        if (kind % 3)
+            make_extreme((float *)s.v + (kind % 3 == 1 ? 20 : 290) * d, d, kind / 3);
+        place(&s, 310, 300, kind);
+        for (uint32_t r = 0; r < n_rows; r++)
+            sights[r] = (struct kernel_sight){15 + 57 * r, r == 5 ? 10 : 0, s.tail};
+        for (unsigned t = 0; t < n_tiers; t++)
+            for (uint32_t step = 1; step <= n_rows; step += n_rows - 1) {
+                memset(out, 0xff, n_out * sizeof(float));
+                for (uint32_t r = 0; r < n_rows; r += step)
+                    attend_rows(k[t], &s, sights, r, step, 0, n_group, out);
+                for (uint32_t i = 0; i < n_out; i++)
+                    out[i] = out[i] != out[i] ? NAN : out[i];
+                if (t == 0 && step == 1)
+                    memcpy(want, out, n_out * sizeof(float));
+                if (memcmp(out, want, n_out * sizeof(float)) != 0)
+                    fail_msg("%s, kind %u: other bits", k[t]->name, kind);
+            }
+        assert_true(kind < 27 || kind / 3 == 8 || want[n_out - 1] != want[n_out - 1]);
+        assert_true(want[0] == want[0]); // sees none of them
+        scene_done(&s);
+    }
+    free(want);
+    free(out);
+}
+
+/* What a place held before, and what the others of its block hold, is no part of it. */
+static void a_position_is_put_and_moved_alone(void **state)
+{
+    (void)state;
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
+    static const uint32_t dims[] = {3, 16, 20, 64, 80};
+    for (unsigned i = 0; i < 5; i++) {
+        struct scene s = scene_of(1, dims[i]);
+        char *a = guard_alloc(s.block), *b = guard_alloc(s.block), *c = guard_alloc(s.block);
+        for (unsigned t = 0; t < n_tiers; t++) {
+            memset(a, 0, s.block);
+            memset(b, 0, s.block);
+            memset(c, 0, s.block);
+            for (uint32_t p = 0; p < 16; p++) { // in other places first, and in another order
+                const float *key = s.k + p * dims[i], *value = s.v + p * dims[i];
+                k[0]->kv_put(type, key, value, dims[i], p, a);
+                k[t]->kv_put(type, value, key, dims[i], 15 - p, b);
+            }
+            for (uint32_t p = 0; p < 16; p++)
+                k[t]->kv_put(type, s.k + p * dims[i], s.v + p * dims[i], dims[i], p, b);
+            assert_memory_equal(b, a, s.block);
+            for (uint32_t p = 0; p < 16; p++)
+                kernel_kv_move(type, dims[i], a, p, c, (5 * p + 3) % 16);
+            memset(b, 0, s.block);
+            for (uint32_t p = 0; p < 16; p++)
+                kernel_kv_move(type, dims[i], c, (5 * p + 3) % 16, b, p);
+            for (uint32_t p = 0; p < 16; p++) // what fills up is not moved
+                k[t]->kv_put(type, s.k + p * dims[i], s.v + p * dims[i], dims[i], p, c);
+            assert_memory_equal(c, a, s.block);
+            memset(c, 0, s.block);
+            for (uint32_t p = 0; p < 16; p++)
+                kernel_kv_move(type, dims[i], a, p, c, p);
+            assert_memory_equal(b, c, s.block);
+        }
+        scene_done(&s);
+    }
+}
+
 int main(void)
 {
     kernel_thread_init();
@@ -325,7 +443,12 @@ int main(void)
         cmocka_unit_test(where_positions_lie_changes_no_bit),
         cmocka_unit_test(large_scores_neither_overflow_nor_vanish),
         cmocka_unit_test(rows_together_have_the_bits_that_each_has_alone),
+        cmocka_unit_test(extreme_values_have_the_same_bits),
+        cmocka_unit_test(a_position_is_put_and_moved_alone),
         cmocka_unit_test(cost_grows_with_positions_alone),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = 0;
+    for (type = KERNEL_KV_F16; type <= KERNEL_KV_INT8; type++)
+        failed += cmocka_run_group_tests_name(kernel_kv_name(type), tests, NULL, NULL);
+    return failed;
 }

@@ -95,30 +95,37 @@ static void attention_has_the_known_bits(void **state)
     enum { HEADS = 4, DIM = 64, POSITIONS = 600, BLOCKS = (POSITIONS + 15) / 16 };
     float *q = weights_floats(HEADS, DIM, 5, false);
     float *kv = weights_floats(2 * POSITIONS, DIM, 6, false), out[HEADS * DIM];
-    static uint16_t keys[BLOCKS * 16 * DIM], values[BLOCKS * 16 * DIM];
-    static float scratch[KERNEL_ATTN_SCRATCH(DIM)];
+    static _Alignas(KERNEL_ALIGN) float scratch[KERNEL_ATTN_SCRATCH(DIM)];
+    static const uint32_t known[] = {
+        [KERNEL_KV_F16] = 0x2654022e, [KERNEL_KV_F32] = 0xcf04f046, [KERNEL_KV_INT8] = 0x5a108c01};
     uint32_t blocks[BLOCKS];
     for (uint32_t i = 0; i < BLOCKS; i++)
         blocks[i] = i;
-    kernel_c.to_f16(kv, POSITIONS * DIM, keys);
-    kernel_c.to_f16(kv + POSITIONS * DIM, POSITIONS * DIM, values);
-    const struct kernel_attn a = {.q = q,
-                                  .out = out,
-                                  .sights = &(struct kernel_sight){.n_base = POSITIONS},
-                                  .n_rows = 1,
-                                  .n_heads = HEADS,
-                                  .head_dim = DIM,
-                                  .scale = 0.125f,
-                                  .blocks = blocks,
-                                  .k = keys,
-                                  .v = values,
-                                  .block = 16 * DIM,
-                                  .scratch = scratch};
     const struct kernel *k[TIERS_MAX];
     unsigned n_tiers = tiers_here(k);
-    for (unsigned t = 0; t < n_tiers; t++) {
-        k[t]->attn(&a);
-        must_be(digest(out, sizeof(out)), 0x2654022e, k[t]->name, "attention");
+    for (enum kernel_kv type = KERNEL_KV_F16; type <= KERNEL_KV_INT8; type++) {
+        size_t block = kernel_kv_bytes(type, DIM);
+        char *pool = weights_alloc(BLOCKS * block);
+        for (uint32_t p = 0; p < POSITIONS; p++)
+            kernel_c.kv_put(type, kv + p * DIM, kv + (POSITIONS + p) * DIM, DIM, p % 16,
+                            pool + p / 16 * block);
+        const struct kernel_attn a = {.q = q,
+                                      .out = out,
+                                      .sights = &(struct kernel_sight){.n_base = POSITIONS},
+                                      .n_rows = 1,
+                                      .n_heads = HEADS,
+                                      .head_dim = DIM,
+                                      .scale = 0.125f,
+                                      .blocks = blocks,
+                                      .type = type,
+                                      .kv = pool,
+                                      .block = block,
+                                      .scratch = scratch};
+        for (unsigned t = 0; t < n_tiers; t++) {
+            k[t]->attn(&a);
+            must_be(digest(out, sizeof(out)), known[type], k[t]->name, kernel_kv_name(type));
+        }
+        free(pool);
     }
     free(q);
     free(kv);

@@ -23,6 +23,7 @@ int prop_defaults(void **state)
         (struct prop_draft_settings){.model = TEXT(SOURCE_DIR "/models/tales-1m-q8_0.gguf"),
                                      .quantise = TEXT("no"),
                                      .float_gemm = TEXT("own"),
+                                     .kv_type = TEXT("f16"),
                                      .threads = 1,
                                      .sparse_k = 64,
                                      .memory_check = true};

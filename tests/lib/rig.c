@@ -27,7 +27,7 @@ static void build(struct rig *r, const struct rig_options *opt)
     must(model_load(r->model, &(struct model_load_options){.pool = r->pool, .kernel = kernel}),
          "model_load");
     const struct model_params *p = &r->model->params;
-    must(kv_new(&(struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim},
+    must(kv_new(&(struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim, opt->kv_type},
                 opt->n_blocks ? opt->n_blocks : 128, &r->kv),
          "kv_new");
     must(forward_new(r->model, r->kv, r->pool,

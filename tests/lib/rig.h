@@ -14,9 +14,10 @@ struct rig {
 };
 
 struct rig_options {
-    bool may_be_alone;           // small passes need not use all threads
-    bool pin;                    // threads to cores
-    bool blas;                   // float matrices through OpenBLAS
+    bool may_be_alone; // small passes need not use all threads
+    bool pin;          // threads to cores
+    bool blas;         // float matrices through OpenBLAS
+    enum kernel_kv kv_type;
     const char *tier;            // NULL: the best
     unsigned n_threads;          // 0: one
     struct pool *pool;           // of another rig, which outlives this one; NULL: its own

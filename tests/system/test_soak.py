@@ -185,7 +185,7 @@ class Soak(unittest.TestCase):
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
         self.steady, self.shaky = self.proposer("steady"), self.proposer("shaky")
-        self.verifier = self.service("verifier-svc", "--listen", self.path("verifier"), "--model", MODEL, "--kv-mib", "2",
+        self.verifier = self.service("verifier-svc", "--listen", self.path("verifier"), "--model", MODEL, "--kv-mib", "1",
                                      "--proposers", self.path("steady"), "--proposers", self.path("shaky"))
         self.gateway = self.service("gateway", "--listen", f"127.0.0.1:{self.port}", "--verifiers", self.path("verifier"))
 

@@ -67,7 +67,7 @@ static void every_version_is_served_as_version_1(void **state)
 }
 
 /* What GetModel says of a verifier with these settings. */
-static void ask_float_gemm(const char *const *args, char gemm[8], char fingerprint[32])
+static void ask_model(const char *const *args, char gemm[8], char kv_type[8], char fingerprint[32])
 {
     struct service s = {0};
     struct rpc_client *c;
@@ -80,6 +80,7 @@ static void ask_float_gemm(const char *const *args, char gemm[8], char fingerpri
     assert_int_equal(st.code, RPC_OK);
     const Tandem__V1__ModelInfo *info = (const Tandem__V1__ModelInfo *)m;
     snprintf(gemm, 8, "%.*s", (int)info->float_gemm.len, (char *)info->float_gemm.data);
+    snprintf(kv_type, 8, "%.*s", (int)info->kv_type.len, (char *)info->kv_type.data);
     snprintf(fingerprint, 32, "%.*s", (int)info->fingerprint.len, (char *)info->fingerprint.data);
     protobuf_c_message_free_unpacked(m, NULL);
     rpc_client_free(c);
@@ -87,15 +88,20 @@ static void ask_float_gemm(const char *const *args, char gemm[8], char fingerpri
     service_stop(&s);
 }
 
-static void openblas_is_told_and_has_its_own_fingerprint(void **state)
+static void what_changes_bits_is_told_and_has_its_own_fingerprint(void **state)
 {
     (void)state;
-    char gemm[8], own[32], blas[32];
-    ask_float_gemm(plain_args, gemm, own);
+    char gemm[8], kv_type[8], own[32], blas[32], int8[32];
+    ask_model(plain_args, gemm, kv_type, own);
     assert_string_equal(gemm, "own");
-    ask_float_gemm((const char *[]){"--model", MODEL, "--float-gemm", "blas", NULL}, gemm, blas);
+    assert_string_equal(kv_type, "f16");
+    ask_model((const char *[]){"--model", MODEL, "--float-gemm", "blas", NULL}, gemm, kv_type,
+              blas);
     assert_string_equal(gemm, "blas");
     assert_string_not_equal(own, blas);
+    ask_model((const char *[]){"--model", MODEL, "--kv-type", "int8", NULL}, gemm, kv_type, int8);
+    assert_string_equal(kv_type, "int8");
+    assert_string_not_equal(own, int8);
 }
 
 /* GetModel's answer as it is on the wire, malloc'ed. */
@@ -195,7 +201,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_wait_for_the_model),
         cmocka_unit_test(every_version_is_served_as_version_1),
-        cmocka_unit_test(openblas_is_told_and_has_its_own_fingerprint),
+        cmocka_unit_test(what_changes_bits_is_told_and_has_its_own_fingerprint),
         cmocka_unit_test(a_loaded_models_file_may_go),
         cmocka_unit_test(a_drain_finishes_what_was_accepted),
         cmocka_unit_test(a_drain_has_its_limit),

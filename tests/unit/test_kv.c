@@ -7,7 +7,8 @@
 #include "lib/lib.h"
 #include "model/kv.h"
 
-static const struct kv_shape shape = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 3};
+static struct kv_shape shape = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 3};
+static const struct kernel *kernel; // kernel_tier() asks the CPU each time, which is slow
 
 static struct kv *kv_of(uint32_t n_blocks)
 {
@@ -23,27 +24,40 @@ static struct kv_seq seq_of(uint32_t max_rows)
     return seq;
 }
 
-/* Marks a row of storage in every plane, differently in each. */
+/* K and V of a head, of no other value, layer or head. */
+static void put(uint32_t l, uint32_t head, uint16_t value, uint32_t place, void *block)
+{
+    float k[3], v[3];
+    for (uint32_t i = 0; i < shape.head_dim; i++) {
+        k[i] = (float)((value * 31 + l * 7 + head * 5 + i * 3) % 1009) / 8;
+        v[i] = (float)((value * 37 + l * 5 + head * 3 + i * 7) % 1013) / 8;
+    }
+    kernel->kv_put(shape.type, k, v, shape.head_dim, place, block);
+}
+
+/* Marks a row of storage under every head of every layer, differently in each. */
 static void mark(struct kv *kv, const struct kv_seq *seq, uint32_t row, uint16_t value)
 {
-    uint32_t dim = shape.head_dim;
-    for (uint32_t l = 0; l < shape.n_layers; l++)
-        for (uint32_t i = 0; i < shape.n_kv_heads * dim; i++) {
-            size_t at = kv_at(kv, kv_slot(seq, row), i / dim) + i % dim;
-            kv_k(kv, l)[at] = (uint16_t)(value * 31 + l * 7 + i);
-            kv_v(kv, l)[at] = (uint16_t)(value * 37 + l * 5 + i);
-        }
+    uint32_t slot = kv_slot(seq, row);
+    for (uint32_t i = 0; i < shape.n_layers * shape.n_kv_heads; i++) {
+        uint32_t l = i / shape.n_kv_heads, head = i % shape.n_kv_heads;
+        put(l, head, value, slot % KV_BLOCK, kv_at(kv, l, slot / KV_BLOCK, head));
+    }
 }
 
 static void assert_marked(struct kv *kv, const struct kv_seq *seq, uint32_t row, uint16_t value)
 {
-    uint32_t dim = shape.head_dim;
-    for (uint32_t l = 0; l < shape.n_layers; l++)
-        for (uint32_t i = 0; i < shape.n_kv_heads * dim; i++) {
-            size_t at = kv_at(kv, kv_slot(seq, row), i / dim) + i % dim;
-            assert_int_equal(kv_k(kv, l)[at], (uint16_t)(value * 31 + l * 7 + i));
-            assert_int_equal(kv_v(kv, l)[at], (uint16_t)(value * 37 + l * 5 + i));
-        }
+    uint32_t slot = kv_slot(seq, row);
+    for (uint32_t i = 0; i < shape.n_layers * shape.n_kv_heads; i++) {
+        uint32_t l = i / shape.n_kv_heads, head = i % shape.n_kv_heads;
+        _Alignas(KERNEL_ALIGN) char put_to[1024] = {0}, want[1024] = {0}, got[1024] = {0};
+        assert_true(kernel_kv_bytes(shape.type, shape.head_dim) <= sizeof(got));
+        put(l, head, value, 1, put_to);
+        kernel_kv_move(shape.type, shape.head_dim, put_to, 1, want, 0); // what fills up is left out
+        kernel_kv_move(shape.type, shape.head_dim, kv_at(kv, l, slot / KV_BLOCK, head),
+                       slot % KV_BLOCK, got, 0);
+        assert_memory_equal(got, want, sizeof(got));
+    }
 }
 
 static void grow_marked(struct kv *kv, struct kv_seq *seq, uint32_t n, uint16_t first)
@@ -375,5 +389,9 @@ int main(void)
         cmocka_unit_test(absurd_pools_are_refused_with_a_sentence),
         cmocka_unit_test(random_operations_agree_with_plain_lists),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = 0;
+    kernel = kernel_tier("c");
+    for (shape.type = KERNEL_KV_F16; shape.type <= KERNEL_KV_INT8; shape.type++)
+        failed += cmocka_run_group_tests_name(kernel_kv_name(shape.type), tests, NULL, NULL);
+    return failed;
 }

@@ -273,8 +273,9 @@ static uint64_t row_of(char salt, const uint32_t *tokens, uint32_t n)
 
 static void *row_at(struct world *w, uint32_t s, uint32_t row, bool v)
 {
-    uint16_t *to = v ? kv_v(w->kv, 0) : kv_k(w->kv, 0);
-    return to + kv_at(w->kv, kv_slot(&w->seqs[s], row), 0);
+    uint32_t slot = kv_slot(&w->seqs[s], row);
+    size_t bytes = shape.head_dim * sizeof(uint16_t), behind = v ? KV_BLOCK * bytes : 0;
+    return kv_at(w->kv, 0, slot / KV_BLOCK, 0) + behind + slot % KV_BLOCK * bytes;
 }
 
 static struct naive_block *naive_find(struct naive *m, char salt, const uint32_t *tokens,
