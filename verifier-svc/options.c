@@ -103,7 +103,7 @@ static const struct conf_option table[] = {
     {.name = "kv_type",
      .kind = CONF_CHOICE,
      .value = &reading.kv_type,
-     .fallback = "f16",
+     .fallback = "int8",
      .choices = "int8|f16|f32",
      .help = "how K and V are kept; int8: with a scale per head and position, half the memory of "
              "f16"},

@@ -91,17 +91,17 @@ static void ask_model(const char *const *args, char gemm[8], char kv_type[8], ch
 static void what_changes_bits_is_told_and_has_its_own_fingerprint(void **state)
 {
     (void)state;
-    char gemm[8], kv_type[8], own[32], blas[32], int8[32];
+    char gemm[8], kv_type[8], own[32], blas[32], f16[32];
     ask_model(plain_args, gemm, kv_type, own);
     assert_string_equal(gemm, "own");
-    assert_string_equal(kv_type, "f16");
+    assert_string_equal(kv_type, "int8");
     ask_model((const char *[]){"--model", MODEL, "--float-gemm", "blas", NULL}, gemm, kv_type,
               blas);
     assert_string_equal(gemm, "blas");
     assert_string_not_equal(own, blas);
-    ask_model((const char *[]){"--model", MODEL, "--kv-type", "int8", NULL}, gemm, kv_type, int8);
-    assert_string_equal(kv_type, "int8");
-    assert_string_not_equal(own, int8);
+    ask_model((const char *[]){"--model", MODEL, "--kv-type", "f16", NULL}, gemm, kv_type, f16);
+    assert_string_equal(kv_type, "f16");
+    assert_string_not_equal(own, f16);
 }
 
 /* GetModel's answer as it is on the wire, malloc'ed. */

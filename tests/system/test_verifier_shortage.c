@@ -42,7 +42,7 @@ static void a_small_pool_preempts_and_changes_nothing(void **state)
     enum { N = 16 };
     struct service s = {0};
     struct rpc_client *c;
-    static const char *const args[] = {"--model", MODEL, "--kv-mib", "1", NULL}; // 1365 positions
+    static const char *const args[] = {"--model", MODEL, "--kv-mib", "1", NULL}; // 2416 positions
     service_start(&s, "verifier-svc", args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     struct wish w[N];
@@ -73,7 +73,7 @@ static void a_small_pool_preempts_and_changes_nothing(void **state)
 static void a_waiting_verify_stream_gives_way_and_comes_back(void **state)
 {
     (void)state;
-    enum { N = 12 };
+    enum { N = 16 };
     struct service s = {0};
     struct rpc_client *c;
     static const char *const args[] = {"--model",          MODEL, "--kv-mib", "1",
@@ -152,34 +152,38 @@ static void idle_verify_streams_are_bounded(void **state)
 static void choices_that_have_not_begun_are_preempted_with_the_first(void **state)
 {
     (void)state;
+    enum { OLDER = 3, N = OLDER + 1 };
     struct service s = {0};
     struct rpc_client *c;
     static const char *const args[] = {"--model",         MODEL, "--kv-mib", "1",
-                                       "--prefill-chunk", "1",   NULL}; // 85 blocks
+                                       "--prefill-chunk", "1",   NULL}; // 151 blocks
     service_start(&s, "verifier-svc", args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     struct wish older, w;
-    struct generation g[3];
-    AUTO(mem_free) struct answer *a = answers_new(4);
+    struct generation g[N];
+    AUTO(mem_free) struct answer *a = answers_new(N + 1);
     AUTO(mem_free) char *text = malloc(2401);
     for (int i = 0; i < 600; i++)
         memcpy(text + 4 * i, i % 3 ? " the" : " cat", 5);
     wish_init(&w, text, 5);
     w.msg.ignore_eos = true;
     w.msg.n = 24; // owed a tail and a row each
-    generation_run(client, &w.msg, &a[3]);
+    generation_run(client, &w.msg, &a[N]);
     wish_init(&older, "Once", 900);
     older.msg.ignore_eos = true;
+    older.sampling.temperature = 0.9F; // equal answers would share their blocks
     for (unsigned tries = 0; metric_of(c, "tandem_num_preemptions_total") == 0; tries++) {
         assert_true(tries < 10); // the last one came too late to be let in beside the others
-        memset(a, 0, 3 * sizeof(*a));
-        for (unsigned i = 0; i < 3; i++)
-            generation_start(&g[i], c, i < 2 ? &older.msg : &w.msg, &a[i]);
-        for (unsigned i = 0; i < 3; i++) {
+        memset(a, 0, N * sizeof(*a));
+        for (unsigned i = 0; i < N; i++) {
+            older.sampling.seed = i;
+            generation_start(&g[i], c, i < OLDER ? &older.msg : &w.msg, &a[i]);
+        }
+        for (unsigned i = 0; i < N; i++) {
             generation_end(&g[i]);
             assert_int_equal(g[i].status.code, RPC_OK);
         }
-        same_answer(&a[2], &a[3]);
+        same_answer(&a[OLDER], &a[N]);
     }
     wait_load(c, 0, 0);
     rpc_client_free(c);
