@@ -98,6 +98,7 @@ static struct rpc_client *client;
 static void start_verifier(int load_wait_s)
 {
     options = (struct options){.model = MODEL,
+                               .kv_disk = "",
                                .instance = "test",
                                .k = 5,
                                .max_sequences = 4,
