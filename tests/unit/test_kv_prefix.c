@@ -228,6 +228,7 @@ static void the_check_finds_a_block_that_is_held_and_idle(void **state)
 #define N_BLOCKS 14
 #define MAX_ROWS 96
 #define DEPTH (MAX_ROWS / KV_BLOCK)
+#define N_STORED 40
 #define N_TOKENS 2 // of them few, so that sequences often begin alike
 
 /* Sequences are lists of tokens, of which the first are committed and the others drafts. A block
@@ -248,10 +249,19 @@ struct naive {
     uint64_t now, n_evicted;
 };
 
+/* What was evicted, as bytes. */
+struct stored {
+    struct naive_block block;
+    uint8_t name[KV_NAME], data[2 * KV_BLOCK * 4 * sizeof(uint16_t)];
+};
+
 struct world {
     struct kv *kv;
-    struct kv_seq seqs[N_SEQS];
+    struct kv_seq seqs[N_SEQS], restored;
     struct naive n;
+    struct stored stored[N_STORED];
+    uint32_t n_stored;
+    uint64_t n_restored;
     uint64_t dice;
 };
 
@@ -346,6 +356,13 @@ static bool run_rows(struct world *w, uint32_t s, uint32_t n)
     return true;
 }
 
+static void naive_add(struct naive *m, uint32_t s, uint32_t n)
+{
+    struct naive_block *b = &m->known[m->n_known++];
+    *b = (struct naive_block){.salt = m->salt[s], .n = n, .held = true};
+    memcpy(b->tokens, m->tokens[s], n * sizeof(uint32_t));
+}
+
 static void enter(struct world *w, uint32_t s)
 {
     struct naive *m = &w->n;
@@ -353,11 +370,8 @@ static void enter(struct world *w, uint32_t s)
     uint32_t n = m->n_rows[s] < m->n_committed[s] ? m->n_rows[s] : m->n_committed[s];
     kv_enter(w->kv, &w->seqs[s], &root, m->tokens[s], n);
     for (uint32_t d = 1; d <= w->seqs[s].n_indexed; d++) {
-        if (naive_find(m, m->salt[s], m->tokens[s], d * KV_BLOCK))
-            continue;
-        struct naive_block *b = &m->known[m->n_known++];
-        *b = (struct naive_block){.salt = m->salt[s], .n = d * KV_BLOCK, .held = true};
-        memcpy(b->tokens, m->tokens[s], b->n * sizeof(uint32_t));
+        if (!naive_find(m, m->salt[s], m->tokens[s], d * KV_BLOCK))
+            naive_add(m, s, d * KV_BLOCK);
     }
 }
 
@@ -469,6 +483,73 @@ static void do_fork(struct world *w, uint32_t s)
     m->n[s] = m->n_committed[s] = m->n[from];
 }
 
+static struct stored *find_stored(struct world *w, const uint8_t *name)
+{
+    for (uint32_t i = 0; i < w->n_stored && i < N_STORED; i++) {
+        if (memcmp(w->stored[i].name, name, KV_NAME) == 0)
+            return &w->stored[i];
+    }
+    return NULL;
+}
+
+static void naive_name(const struct naive_block *b, uint8_t name[KV_NAME])
+{
+    kv_name_root(1, &(struct kv_root){&b->salt, 1}, name);
+    for (uint32_t i = 0; i < b->n; i += KV_BLOCK)
+        kv_name_next(name, b->tokens + i, name);
+}
+
+static void store(void *owner, uint32_t block)
+{
+    struct world *w = owner;
+    struct stored now;
+    assert_int_equal(kv_block_bytes(&shape), sizeof(now.data));
+    memcpy(now.name, kv_entry_of(w->kv, block).name, KV_NAME);
+    kv_save(w->kv, block, now.data);
+    const struct stored *before = find_stored(w, now.name);
+    if (before) {
+        assert_memory_equal(before->data, now.data, sizeof(now.data));
+        return;
+    }
+    for (uint32_t i = 0; i < w->n.n_known; i++) {
+        uint8_t name[KV_NAME];
+        naive_name(&w->n.known[i], name);
+        if (memcmp(name, now.name, KV_NAME) == 0)
+            now.block = w->n.known[i];
+    }
+    w->stored[w->n_stored++ % N_STORED] = now;
+}
+
+/* One that was evicted comes back, if the blocks before it are there. */
+static void do_restore(struct world *w, uint32_t s)
+{
+    (void)s;
+    struct naive *m = &w->n;
+    if (!w->n_stored)
+        return;
+    const struct stored of =
+        w->stored[dice(w, w->n_stored < N_STORED ? w->n_stored : N_STORED)]; // making room stores
+    const struct naive_block *b = &of.block;
+    struct kv_root root = {&b->salt, 1};
+    uint8_t name[KV_NAME];
+    uint32_t from = kv_find_name(w->kv, &root, b->tokens, b->n, name) * KV_BLOCK;
+    assert_int_equal(from, naive_match(m, b->salt, b->tokens, b->n));
+    if (from + KV_BLOCK != b->n)
+        return;
+    for (uint32_t n = KV_BLOCK; n <= from; n += KV_BLOCK)
+        naive_find(m, b->salt, b->tokens, n)->held = true;
+    assert_int_equal(kv_match(w->kv, &w->restored, &root, b->tokens, from), from);
+    if (kv_grow(w->kv, &w->restored, KV_BLOCK) == 0) {
+        naive_evict(m, w->kv);
+        kv_load(w->kv, w->restored.blocks[from / KV_BLOCK], of.data);
+        kv_enter(w->kv, &w->restored, &root, b->tokens, b->n);
+        m->known[m->n_known] = *b;
+        m->known[m->n_known++].held = true;
+        w->n_restored++;
+    }
+    kv_keep(w->kv, &w->restored, 0, NULL, 0);
+}
+
 static void assert_rows(struct world *w)
 {
     struct naive *m = &w->n;
@@ -503,8 +584,8 @@ static void assert_known(struct world *w)
 static void step(struct world *w)
 {
     static void (*const operations[])(struct world *, uint32_t) = {
-        do_admit,  do_run,    do_run,     do_run,    do_decode,   do_decode,
-        do_decode, do_decode, do_preempt, do_resume, do_truncate, do_fork};
+        do_admit,  do_run,     do_run,    do_run,      do_decode, do_decode,  do_decode,
+        do_decode, do_preempt, do_resume, do_truncate, do_fork,   do_restore, do_restore};
     struct naive *m = &w->n;
     operations[dice(w, ARRAY_LEN(operations))](w, dice(w, N_SEQS));
     naive_settle(m, w->seqs);
@@ -520,6 +601,8 @@ static void random_operations_agree_with_plain_lists(void **state)
         struct world w = {.kv = kv_of(N_BLOCKS), .dice = seed};
         for (uint32_t s = 0; s < N_SEQS; s++)
             w.seqs[s] = seq_of(MAX_ROWS);
+        w.restored = seq_of(MAX_ROWS);
+        kv_on_evict(w.kv, store, &w);
         for (int i = 0; i < 1000; i++) {
             step(&w);
             if (i % 16 == 0)
@@ -528,6 +611,8 @@ static void random_operations_agree_with_plain_lists(void **state)
         assert_rows(&w);
         for (uint32_t s = 0; s < N_SEQS; s++)
             kv_seq_done(w.kv, &w.seqs[s]);
+        kv_seq_done(w.kv, &w.restored);
+        assert_true(w.n_restored > 0);
         assert_int_equal(kv_n_free(w.kv), N_BLOCKS);
         assert_checked(w.kv, NULL, NULL);
         kv_free(w.kv);
