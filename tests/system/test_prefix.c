@@ -7,12 +7,11 @@
 #include "lib/generate.h"
 #include "lib/lib.h"
 #include "lib/services.h"
+#include "lib/topic.h"
 #include "model/kv.h"
 
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define N_PROMPT 200
-#define N_ANSWER 40
-#define MAX_PROMPT 1024
 
 static struct service verifier, cold; // with and without a prefix cache
 static struct rpc_client *client, *cold_client;
@@ -40,37 +39,6 @@ static int stop(void **state)
 
 /* ---- requests ---- */
 
-struct wish {
-    Tandem__V1__GenerateRequest msg;
-    Tandem__V1__Sampling sampling;
-    Tandem__V1__TokenIds prompt;
-    uint32_t tokens[MAX_PROMPT];
-};
-
-/* Sampled, with logprobs; the n tokens of prompt number `topic`: two topics differ from the first
- * token on. */
-static void wish_init(struct wish *w, unsigned topic, uint32_t n)
-{
-    tandem__v1__generate_request__init(&w->msg);
-    tandem__v1__sampling__init(&w->sampling);
-    tandem__v1__token_ids__init(&w->prompt);
-    w->msg.sampling = &w->sampling;
-    w->sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
-    w->sampling.temperature = 0.8F;
-    w->sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
-    w->sampling.seed = topic;
-    for (uint32_t i = 0; i < n; i++)
-        w->tokens[i] = 300 + (topic * 7 + i * (i + 1) / 2) % 1000;
-    w->msg.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
-    w->msg.tokens = &w->prompt;
-    w->prompt.ids = w->tokens;
-    w->prompt.n_ids = n;
-    w->msg.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
-    w->msg.max_tokens = N_ANSWER;
-    w->msg.ignore_eos = w->msg.logprobs = true;
-    w->msg.top_logprobs = ANSWER_MAX_TOP;
-}
-
 static struct answer *answers_new(unsigned n)
 {
     struct answer *a = calloc(n, sizeof(*a));
@@ -78,18 +46,8 @@ static struct answer *answers_new(unsigned n)
     return a;
 }
 
-static void same_answer(const struct answer *a, const struct answer *b)
-{
-    assert_int_equal(a->n, b->n);
-    assert_memory_equal(a->ids, b->ids, a->n * sizeof(a->ids[0]));
-    assert_memory_equal(a->logprobs, b->logprobs, a->n * sizeof(a->logprobs[0]));
-    assert_memory_equal(a->top, b->top, a->n * sizeof(a->top[0]));
-    assert_int_equal(a->text_len, b->text_len);
-    assert_memory_equal(a->text, b->text, a->text_len);
-}
-
 /* Asks; so many tokens of the prompt were there already, and the answer is what it is without. */
-static void ask_of(struct rpc_client *c, struct wish *w, unsigned cached, struct answer *a)
+static void ask_of(struct rpc_client *c, struct topic *w, unsigned cached, struct answer *a)
 {
     AUTO(mem_free) struct answer *plain = answers_new(1);
     memset(a, 0, sizeof(*a));
@@ -98,10 +56,10 @@ static void ask_of(struct rpc_client *c, struct wish *w, unsigned cached, struct
     assert_int_equal(plain->cached_tokens, 0);
     assert_int_equal(a->cached_tokens, cached);
     assert_int_equal(a->prompt_tokens, w->prompt.n_ids);
-    same_answer(a, plain);
+    topic_same(a, plain);
 }
 
-static void ask(struct wish *w, unsigned cached)
+static void ask(struct topic *w, unsigned cached)
 {
     AUTO(mem_free) struct answer *a = answers_new(1);
     ask_of(client, w, cached, a);
@@ -114,8 +72,8 @@ static void a_prompt_is_computed_once_but_for_its_end(void **state)
     (void)state;
     static const uint32_t lengths[] = {1, 16, 17, 31, 32, 33, N_PROMPT};
     for (unsigned i = 0; i < ARRAY_LEN(lengths); i++) {
-        struct wish w;
-        wish_init(&w, 100 + i, lengths[i]);
+        struct topic w;
+        topic_init(&w, 100 + i, lengths[i]);
         ask(&w, 0);
         ask(&w, (lengths[i] - 1) / KV_BLOCK * KV_BLOCK);
         w.sampling.seed = 99;
@@ -126,8 +84,8 @@ static void a_prompt_is_computed_once_but_for_its_end(void **state)
 static void prompts_share_as_far_as_they_are_equal(void **state)
 {
     (void)state;
-    struct wish w;
-    wish_init(&w, 1, N_PROMPT);
+    struct topic w;
+    topic_init(&w, 1, N_PROMPT);
     ask(&w, 0);
     w.tokens[100]++;
     ask(&w, 96);
@@ -143,9 +101,9 @@ static void prompts_share_as_far_as_they_are_equal(void **state)
 static void a_chat_goes_on_where_its_answer_ended(void **state)
 {
     (void)state;
-    struct wish w;
+    struct topic w;
     AUTO(mem_free) struct answer *a = answers_new(1);
-    wish_init(&w, 2, 50);
+    topic_init(&w, 2, 50);
     ask_of(client, &w, 0, a);
     for (unsigned turn = 0; turn < 4; turn++) {
         uint32_t n = (uint32_t)w.prompt.n_ids;
@@ -160,14 +118,14 @@ static void a_chat_goes_on_where_its_answer_ended(void **state)
 static void a_request_that_runs_shares_already(void **state)
 {
     (void)state;
-    struct wish long_one, w;
+    struct topic long_one, w;
     struct generation g;
     AUTO(mem_free) struct answer *a = answers_new(1);
-    wish_init(&long_one, 3, N_PROMPT);
+    topic_init(&long_one, 3, N_PROMPT);
     long_one.msg.max_tokens = 700;
     generation_start(&g, client, &long_one.msg, a);
     generation_wait_tokens(&g, 1);
-    wish_init(&w, 3, N_PROMPT);
+    topic_init(&w, 3, N_PROMPT);
     ask(&w, 192);
     rpc_stream_cancel(g.stream);
     generation_end(&g);
@@ -176,10 +134,10 @@ static void a_request_that_runs_shares_already(void **state)
 static void tenants_do_not_share(void **state)
 {
     (void)state;
-    struct wish w;
+    struct topic w;
     static const char *const salts[] = {"", "a", "b", "aa"};
     for (unsigned i = 0; i < ARRAY_LEN(salts); i++) {
-        wish_init(&w, 4, N_PROMPT);
+        topic_init(&w, 4, N_PROMPT);
         w.msg.tenant = rpc_text(salts[i]);
         ask(&w, 0);
         ask(&w, 192);
@@ -189,8 +147,8 @@ static void tenants_do_not_share(void **state)
 static void every_choice_tells_the_same(void **state)
 {
     (void)state;
-    struct wish w;
-    wish_init(&w, 5, N_PROMPT);
+    struct topic w;
+    topic_init(&w, 5, N_PROMPT);
     w.msg.n = 4;
     ask(&w, 0);
     ask(&w, 192);
@@ -204,14 +162,14 @@ static void prompts_that_come_at_once_are_computed_once(void **state)
     enum { N = 6 };
     struct service s = {0};
     struct rpc_client *c;
-    struct wish w;
+    struct topic w;
     struct generation g[N];
     AUTO(mem_free) struct answer *a = answers_new(N + 1);
     unsigned n_first = 0;
     service_start(&s, "verifier-svc",
                   (const char *[]){"--model", MODEL, "--prefill-chunk", "16", NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    wish_init(&w, 8, 600);
+    topic_init(&w, 8, 600);
     generation_run(cold_client, &w.msg, &a[N]);
     for (unsigned i = 0; i < N; i++)
         generation_start(&g[i], c, &w.msg, &a[i]);
@@ -220,7 +178,7 @@ static void prompts_that_come_at_once_are_computed_once(void **state)
         assert_int_equal(g[i].status.code, RPC_OK);
         assert_int_equal(a[i].cached_tokens, a[i].cached_tokens ? 592 : 0);
         n_first += !a[i].cached_tokens;
-        same_answer(&a[i], &a[N]);
+        topic_same(&a[i], &a[N]);
     }
     assert_int_equal(n_first, 1);
     rpc_client_free(c);
@@ -234,18 +192,18 @@ static void prompts_that_come_at_once_are_computed_once(void **state)
 static void figures_tell_what_is_kept_and_who_holds_most(void **state)
 {
     (void)state;
-    struct wish w, longer;
+    struct topic w, longer;
     struct generation g;
     AUTO(mem_free) struct answer *a = answers_new(1);
     double queries = metric_of(client, "tandem_prefix_cache_queries_total");
     double hits = metric_of(client, HITS);
-    wish_init(&w, 9, N_PROMPT);
+    topic_init(&w, 9, N_PROMPT);
     ask(&w, 0);
     ask(&w, 192);
     assert_true(metric_of(client, "tandem_prefix_cache_queries_total") - queries == 2 * N_PROMPT);
     assert_true(metric_of(client, HITS) - hits == 192);
 
-    wish_init(&longer, 9, 300);
+    topic_init(&longer, 9, 300);
     longer.msg.id = rpc_text("the-longer-one");
     longer.msg.max_tokens = 700;
     generation_start(&g, client, &longer.msg, a);
@@ -283,17 +241,17 @@ static void evicted_prompts_are_computed_again(void **state)
     (void)state;
     struct service s = {0};
     struct rpc_client *c;
-    struct wish w;
+    struct topic w;
     AUTO(mem_free) struct answer *a = answers_new(1);
     service_start(&s, "verifier-svc", (const char *[]){"--model", MODEL, SMALL_POOL, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     for (unsigned topic = 10; topic < 16; topic++) {
-        wish_init(&w, topic, 900);
+        topic_init(&w, topic, 900);
         ask_of(c, &w, 0, a);
     }
     assert_true(metric_of(c, "tandem_prefix_cache_evictions_total") > 0);
     ask_of(c, &w, 896, a);
-    wish_init(&w, 10, 900);
+    topic_init(&w, 10, 900);
     ask_of(c, &w, 0, a);
     rpc_client_free(c);
     service_stop(&s);
@@ -304,7 +262,7 @@ static void what_can_never_fit_is_refused_in_a_sentence(void **state)
     (void)state;
     struct service s = {0};
     struct rpc_client *c;
-    struct wish w;
+    struct topic w;
     struct generation g;
     AUTO(mem_free) struct answer *a = answers_new(1);
     service_start(&s, "verifier-svc",
@@ -312,7 +270,7 @@ static void what_can_never_fit_is_refused_in_a_sentence(void **state)
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     AUTO(mem_free) uint32_t *ids = calloc(50000, sizeof(*ids));
     assert_non_null(ids);
-    wish_init(&w, 0, 1);
+    topic_init(&w, 0, 1);
     w.prompt.ids = ids;
     w.prompt.n_ids = 50000;
     generation_start(&g, c, &w.msg, a);
@@ -338,17 +296,17 @@ static void a_long_request_and_many_short_ones_all_end(void **state)
     enum { AT_ONCE = 12, MOST = 1000 };
     struct service s = {0};
     struct rpc_client *c;
-    struct wish w, long_one;
+    struct topic w, long_one;
     struct generation g[AT_ONCE], g_long;
     AUTO(mem_free) struct answer *a = answers_new(AT_ONCE), *a_long = answers_new(2);
     unsigned n = 0, n_before = 0;
     service_start(&s, "verifier-svc", (const char *[]){"--model", MODEL, SMALL_POOL, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    wish_init(&long_one, 20, 700);
+    topic_init(&long_one, 20, 700);
     long_one.msg.max_tokens = 300;
     generation_run(cold_client, &long_one.msg, &a_long[1]);
     for (; n < AT_ONCE; n++) {
-        wish_init(&w, 21 + n, 150);
+        topic_init(&w, 21 + n, 150);
         w.msg.max_tokens = 60;
         generation_start(&g[n], c, &w.msg, &a[n]);
         if (n == AT_ONCE / 2)
@@ -359,7 +317,7 @@ static void a_long_request_and_many_short_ones_all_end(void **state)
         generation_end(&g[n % AT_ONCE]);
         assert_int_equal(g[n % AT_ONCE].status.code, RPC_OK);
         n_before += !has_ended(&g_long);
-        wish_init(&w, 21 + n, 150);
+        topic_init(&w, 21 + n, 150);
         w.msg.max_tokens = 60;
         memset(&a[n % AT_ONCE], 0, sizeof(*a));
         generation_start(&g[n % AT_ONCE], c, &w.msg, &a[n % AT_ONCE]);
@@ -370,7 +328,7 @@ static void a_long_request_and_many_short_ones_all_end(void **state)
         assert_int_equal(a[i].n, 60);
     }
     generation_end(&g_long);
-    same_answer(a_long, &a_long[1]);
+    topic_same(a_long, &a_long[1]);
     assert_true(n_before > 0);
     wait_load(c, 0, 0);
     rpc_client_free(c);
@@ -387,7 +345,7 @@ static void speculation_costs_no_hits(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(proposers); i++) {
         struct service p = {0}, s = {0};
         struct rpc_client *c;
-        struct wish w;
+        struct topic w;
         AUTO(mem_free) struct answer *a = answers_new(1);
         service_start(&p, "proposer-svc",
                       (const char *[]){"--proposer", proposers[i], "--draft-model", MODEL, NULL});
@@ -396,7 +354,7 @@ static void speculation_costs_no_hits(void **state)
                                        "--proposers", p.target, NULL});
         assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
         wait_proposers(c);
-        wish_init(&w, 6, 60);
+        topic_init(&w, 6, 60);
         w.msg.max_tokens = 100;
         ask_of(c, &w, 0, a);
         memcpy(w.tokens + 60, a->ids, a->n * sizeof(*a->ids));
