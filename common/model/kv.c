@@ -264,18 +264,28 @@ static uint32_t find_next(const struct kv *kv, const struct kv_root *root, uint3
     return kv_index_find(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK);
 }
 
-uint32_t kv_find(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
-                 uint32_t n_tokens, uint32_t *ret_held)
+/* ret_last: the last of them, or KV_NO_BLOCK. */
+static uint32_t find_all(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
+                         uint32_t n_tokens, uint32_t *ret_held, uint32_t *ret_last)
 {
-    uint32_t b = KV_NO_BLOCK, n = 0;
+    uint32_t n = 0;
     *ret_held = 0;
+    *ret_last = KV_NO_BLOCK;
     for (; kv->index && n < n_tokens / KV_BLOCK; n++) {
-        b = find_next(kv, root, b, tokens, n);
+        uint32_t b = find_next(kv, root, *ret_last, tokens, n);
         if (b == KV_NO_BLOCK)
             break;
         *ret_held += kv->holders[b] > 0;
+        *ret_last = b;
     }
     return n;
+}
+
+uint32_t kv_find(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
+                 uint32_t n_tokens, uint32_t *ret_held)
+{
+    uint32_t last;
+    return find_all(kv, root, tokens, n_tokens, ret_held, &last);
 }
 
 uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
@@ -320,16 +330,11 @@ void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, con
 uint32_t kv_find_name(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
                       uint32_t n_tokens, uint8_t ret_name[KV_NAME])
 {
-    uint32_t b = KV_NO_BLOCK, n = 0;
-    kv_index_root_name(kv->index, root, ret_name);
-    for (; n < n_tokens / KV_BLOCK; n++) {
-        uint32_t next = find_next(kv, root, b, tokens, n);
-        if (next == KV_NO_BLOCK)
-            break;
-        b = next;
-    }
-    if (b != KV_NO_BLOCK)
-        memcpy(ret_name, kv_index_entry(kv->index, b).name, KV_NAME);
+    uint32_t held, last, n = find_all(kv, root, tokens, n_tokens, &held, &last);
+    if (last == KV_NO_BLOCK)
+        kv_index_root_name(kv->index, root, ret_name);
+    else
+        memcpy(ret_name, kv_index_entry(kv->index, last).name, KV_NAME);
     return n;
 }
 

@@ -5,6 +5,7 @@
 #include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include "base/err.h"
 #include "base/rng.h"
 #include "model/kv.h"
@@ -27,7 +28,7 @@ struct entry {
 
 struct kv_index {
     kv_hash_fn *hash;
-    uint64_t identity;
+    uint64_t identity, secret;
     uint32_t n_blocks, n_idle, oldest, newest;
     uint64_t bucket_mask;
     uint32_t *buckets;     // the first block of each, or NONE
@@ -73,7 +74,9 @@ int kv_index_new(uint32_t n_blocks, uint64_t identity, kv_hash_fn *hash, struct 
     AUTO(kv_index_free) struct kv_index *x = calloc(1, sizeof(*x));
     if (!x)
         return fail(-ENOMEM, "kv: no memory for an index");
-    *x = (struct kv_index){hash, identity, n_blocks, .oldest = NONE, .newest = NONE};
+    *x = (struct kv_index){hash, identity, .n_blocks = n_blocks, .oldest = NONE, .newest = NONE};
+    if (getrandom(&x->secret, sizeof(x->secret), 0) < 0)
+        return fail(-errno, "kv: no random number: %s", strerror(errno));
     size_t n_buckets = 1;
     while (n_buckets < n_blocks)
         n_buckets *= 2;
@@ -108,7 +111,7 @@ static uint64_t parent_key(const struct kv_index *x, const struct kv_root *root,
     if (parent != NONE)
         return x->entries[parent].key;
     assert(root->salt_len <= KV_SALT_MAX);
-    return x->hash(x->identity, root->salt, root->salt_len);
+    return x->hash(x->secret, root->salt, root->salt_len);
 }
 
 static uint64_t key_of(const struct kv_index *x, const struct kv_root *root, uint32_t parent,
@@ -184,9 +187,7 @@ bool kv_index_has(const struct kv_index *x, uint32_t block)
 struct kv_entry kv_index_entry(const struct kv_index *x, uint32_t block)
 {
     const struct entry *e = &x->entries[block];
-    struct kv_root root = {e->salt, e->salt_len};
-    return (struct kv_entry){e->name,   e->depth,  e->key, parent_key(x, &root, e->parent),
-                             e->parent, e->tokens, root};
+    return (struct kv_entry){e->name, e->depth, e->parent};
 }
 
 /* ---- idle blocks ---- */

@@ -4,7 +4,9 @@
  * A block is named by its parent (the block before it; first ones by a root, which is whose prompt
  * it is) and its KV_BLOCK tokens. The key, a hash of the parent's key and the tokens, only says
  * where to look: parent, tokens and salt are always compared, so prompts with equal keys never meet
- * and tenants with equal keys neither. Keys are the same on every machine and in every run.
+ * and tenants with equal keys neither. Keys hold a secret of the process, so that whoever
+ * chooses tokens cannot make them meet in one place of the table; what leaves the process is a
+ * name.
  *
  * Who holds a block holds all blocks before it too, and lets go of the last one first. So of the
  * blocks that nobody holds ("idle") the one that was let go of first never has a child: evicting in
@@ -73,11 +75,7 @@ void kv_index_root_name(const struct kv_index *x, const struct kv_root *root,
 struct kv_entry {
     const uint8_t *name; // (KV_NAME)
     uint32_t depth;      // blocks before it
-    uint64_t key;
-    uint64_t parent_key;    // of the block before it, or of the root
-    uint32_t parent;        // block, or KV_NO_BLOCK: below the root
-    const uint32_t *tokens; // (KV_BLOCK)
-    struct kv_root root;    // with parent KV_NO_BLOCK
+    uint32_t parent;     // block, or KV_NO_BLOCK: below the root
 };
 struct kv_entry kv_index_entry(const struct kv_index *x, uint32_t block);
 

@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "base/queue.h"
 #include "lib/faulty_vfs.h"
+#include "lib/figures.h"
 #include "lib/lib.h"
 #include "verifier-svc/kv_disk.h"
 
@@ -226,11 +227,11 @@ static void a_disk_that_fails_ends_the_tier_and_nothing_else(void **state)
     struct kv_disk *d = disk_of();
     assert_true(put(d, 1));
     while (kv_disk_counts(d).n_written < 1)
-        usleep(100);
+        nap();
     faulty_vfs_fail(1, SQLITE_IOERR, 1);
     assert_true(put(d, 2));
     while (kv_disk_counts(d).on)
-        usleep(100);
+        nap();
     assert_false(has(d, 1));
     assert_false(put(d, 3));
     assert_int_equal(read_blocks(d, 1, 2), 0);
@@ -244,11 +245,11 @@ static void a_full_disk_keeps_what_is_there(void **state)
     struct kv_disk *d = disk_of();
     assert_true(put(d, 1));
     while (kv_disk_counts(d).n_written < 1)
-        usleep(100);
+        nap();
     faulty_vfs_fail(1, SQLITE_FULL, 1);
     assert_true(put(d, 2));
     while (kv_disk_counts(d).n_failed < 1)
-        usleep(100);
+        nap();
     faulty_vfs_fail(0, 0, 0);
     assert_true(kv_disk_counts(d).on);
     assert_false(has(d, 2));
@@ -270,7 +271,7 @@ static void a_damaged_file_is_given_up_a_few_times(void **state)
         uint64_t n = kv_disk_counts(d).n_failed;
         assert_true(put(d, key));
         while (kv_disk_counts(d).n_failed == n)
-            usleep(100);
+            nap();
         assert_false(has(d, key));
     }
     kv_disk_free(d, FLUSH_US);
