@@ -1,5 +1,5 @@
-/* engine_impl.h - the engine's own state, shared by engine.c (requests in and out) and round.c
- * (what happens in a round). Not for other files. */
+/* engine_impl.h - the engine's own state, shared by engine.c (requests in and out), admit.c (who
+ * begins), round.c (what happens in a round) and those that they call. Not for other files. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -98,6 +98,11 @@ void engine_preempt(struct engine *e, struct seq *s);
 
 /* All that has come; waits for the first as queue_pop() does. */
 void engine_take_inbox(struct engine *e, int64_t wait_us);
+
+/* ---- admit.c ---- */
+
+/* Admits whoever can be; idle sequences give way to those who wait. */
+void engine_admit(struct engine *e);
 
 /* ---- load.c ---- */
 
