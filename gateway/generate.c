@@ -193,29 +193,18 @@ static void on_started(struct generation *x, unsigned choice, const Tandem__V1__
                        struct buf *to)
 {
     http_let_go(x->http);
-    x->reply.prompt_tokens = s->prompt_tokens;
-    if (s->cached_tokens > x->reply.cached_tokens)
-        x->reply.cached_tokens = s->cached_tokens;
-    if (!x->reply.has_seed)
-        x->reply.seed = s->seed;
-    x->reply.has_seed = true;
     if (x->reply.stream && !x->streaming) {
         x->streaming = true;
         http_stream(x->http);
     }
-    openai_reply_started(&x->reply, choice, wire_text(s->prompt_text), to);
+    wire_started(&x->reply, choice, s, to);
 }
 
 static void on_run(struct generation *x, unsigned choice, const Tandem__V1__TokenRun *run,
                    struct buf *to)
 {
-    struct openai_alternative top[OPENAI_MAX_TOP];
-    struct openai_token t;
     int64_t now_us = clock_us();
-    for (size_t i = 0; i < run->n_tokens; i++) {
-        wire_token(run->tokens[i], top, &t);
-        openai_reply_token(&x->reply, choice, &t, to);
-    }
+    wire_run(&x->reply, choice, run, to);
     if (!x->first_us && run->n_tokens) {
         x->first_us = now_us;
         metrics_observe(x->g->first_s, (double)(now_us - http_begun_us(x->http)) / 1e6);
@@ -224,43 +213,6 @@ static void on_run(struct generation *x, unsigned choice, const Tandem__V1__Toke
                         (double)(now_us - x->last_us) / 1e6 / (double)run->n_tokens);
     }
     x->last_us = now_us;
-}
-
-static void add_speculation(struct openai_reply *r, const Tandem__V1__SpeculationUsage *s)
-{
-    if (!s)
-        return;
-    r->speculation.rounds += s->rounds;
-    r->speculation.rounds_drafted += s->rounds_drafted;
-    r->speculation.drafted += s->drafted;
-    r->speculation.accepted += s->accepted;
-    r->speculation.bonus += s->bonus;
-    r->speculation.k = s->k;
-    for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_KEPT_MAX; i++)
-        r->speculation.kept_steps[i] += s->kept_steps[i];
-    snprintf(r->rule, sizeof(r->rule), "%.*s", (int)s->rule.len, (char *)s->rule.data);
-    snprintf(r->proposer, sizeof(r->proposer), "%.*s", (int)s->proposer.len,
-             (char *)s->proposer.data);
-}
-
-static void add_timings(struct openai_reply *r, const Tandem__V1__Timings *t)
-{
-    if (!t)
-        return;
-    double prompt_ms = (double)t->prompt_us / 1e3, decode_ms = (double)t->decode_us / 1e3;
-    if (prompt_ms + decode_ms > r->timings.prompt_ms + r->timings.decode_ms)
-        r->timings = (struct openai_timings){prompt_ms, decode_ms};
-}
-
-static void on_finished(struct generation *x, unsigned choice, const Tandem__V1__Finished *f,
-                        struct buf *to)
-{
-    add_speculation(&x->reply, f->speculation);
-    add_timings(&x->reply, f->timings);
-    openai_reply_finished(&x->reply, choice,
-                          f->reason == TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH ? "length"
-                                                                                       : "stop",
-                          wire_text(f->text), wire_text(f->stop), to);
 }
 
 /* A stream begins with its first event: until then an error still has a status of its own.
@@ -279,7 +231,7 @@ static bool on_event(struct generation *x, const Tandem__V1__GenerateEvent *e, s
         on_run(x, e->choice, e->run, to);
         return true;
     case TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED:
-        on_finished(x, e->choice, e->finished, to);
+        wire_finished(&x->reply, e->choice, e->finished, to);
         return true;
     default: // of a newer verifier
         return true;

@@ -1,5 +1,7 @@
-/* wire.c - from a checked request to the message the verifier takes, and back from its tokens. */
+/* wire.c - from a checked request to the message the verifier takes, and from its events to the
+ * answer. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include "base/err.h"
 #include "base/mem.h"
@@ -129,8 +131,23 @@ int wire_pack(const struct openai_request *q, const char *id, const ProtobufCBin
     return 0;
 }
 
-void wire_token(const Tandem__V1__Token *from, struct openai_alternative *top,
-                struct openai_token *t)
+/* ---- the verifier's events ---- */
+
+void wire_started(struct openai_reply *r, unsigned choice, const Tandem__V1__Started *s,
+                  struct buf *to)
+{
+    r->prompt_tokens = s->prompt_tokens;
+    if (s->cached_tokens > r->cached_tokens)
+        r->cached_tokens = s->cached_tokens;
+    if (!r->has_seed)
+        r->seed = s->seed;
+    r->has_seed = true;
+    openai_reply_started(r, choice, wire_text(s->prompt_text), to);
+}
+
+/* top has OPENAI_MAX_TOP entries; what is in t points into the message. */
+static void read_token(const Tandem__V1__Token *from, struct openai_alternative *top,
+                       struct openai_token *t)
 {
     size_t n = from->n_top < OPENAI_MAX_TOP ? from->n_top : OPENAI_MAX_TOP;
     for (size_t i = 0; i < n; i++)
@@ -140,4 +157,51 @@ void wire_token(const Tandem__V1__Token *from, struct openai_alternative *top,
                                .logprob = from->logprob,
                                .top = top,
                                .n_top = (unsigned)n};
+}
+
+void wire_run(struct openai_reply *r, unsigned choice, const Tandem__V1__TokenRun *run,
+              struct buf *to)
+{
+    struct openai_alternative top[OPENAI_MAX_TOP];
+    struct openai_token t;
+    for (size_t i = 0; i < run->n_tokens; i++) {
+        read_token(run->tokens[i], top, &t);
+        openai_reply_token(r, choice, &t, to);
+    }
+}
+
+static void add_speculation(struct openai_reply *r, const Tandem__V1__SpeculationUsage *s)
+{
+    if (!s)
+        return;
+    r->speculation.rounds += s->rounds;
+    r->speculation.rounds_drafted += s->rounds_drafted;
+    r->speculation.drafted += s->drafted;
+    r->speculation.accepted += s->accepted;
+    r->speculation.bonus += s->bonus;
+    r->speculation.k = s->k;
+    for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_KEPT_MAX; i++)
+        r->speculation.kept_steps[i] += s->kept_steps[i];
+    snprintf(r->rule, sizeof(r->rule), "%.*s", (int)s->rule.len, (char *)s->rule.data);
+    snprintf(r->proposer, sizeof(r->proposer), "%.*s", (int)s->proposer.len,
+             (char *)s->proposer.data);
+}
+
+static void add_timings(struct openai_reply *r, const Tandem__V1__Timings *t)
+{
+    if (!t)
+        return;
+    double prompt_ms = (double)t->prompt_us / 1e3, decode_ms = (double)t->decode_us / 1e3;
+    if (prompt_ms + decode_ms > r->timings.prompt_ms + r->timings.decode_ms)
+        r->timings = (struct openai_timings){prompt_ms, decode_ms};
+}
+
+void wire_finished(struct openai_reply *r, unsigned choice, const Tandem__V1__Finished *f,
+                   struct buf *to)
+{
+    bool length = f->reason == TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH;
+    add_speculation(r, f->speculation);
+    add_timings(r, f->timings);
+    openai_reply_finished(r, choice, length ? "length" : "stop", wire_text(f->text),
+                          wire_text(f->stop), to);
 }

@@ -1,4 +1,5 @@
-/* wire.h - from a checked request to the message the verifier takes, and back from its tokens. */
+/* wire.h - from a checked request to the message the verifier takes, and from its events to the
+ * answer. */
 #pragma once
 #include <stdbool.h>
 #include "gateway/openai_reply.h"
@@ -17,6 +18,10 @@ static inline struct openai_text wire_text(ProtobufCBinaryData b)
     return (struct openai_text){(const char *)b.data, b.len};
 }
 
-/* top must hold OPENAI_MAX_TOP entries; what is in t points into the message. */
-void wire_token(const Tandem__V1__Token *from, struct openai_alternative *top,
-                struct openai_token *t);
+/* The verifier's events, into the answer. choice < r->n. */
+void wire_started(struct openai_reply *r, unsigned choice, const Tandem__V1__Started *s,
+                  struct buf *to);
+void wire_run(struct openai_reply *r, unsigned choice, const Tandem__V1__TokenRun *run,
+              struct buf *to);
+void wire_finished(struct openai_reply *r, unsigned choice, const Tandem__V1__Finished *f,
+                   struct buf *to);
