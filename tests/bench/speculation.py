@@ -46,7 +46,7 @@ class Services:
     def __init__(self, o, stack, target, proposers, verifiers):
         self.bin, self.stack = o.bin, stack
         self.folder = stack.enter_context(tempfile.TemporaryDirectory())
-        self.ports = {}
+        self.ports, self.processes = {}, {}
         targets = []
         for name, settings in proposers.items():
             self.start("proposer-svc", name, "--listen", self.path(name), *settings)
@@ -66,6 +66,7 @@ class Services:
         log = self.stack.enter_context(open(os.path.join(self.folder, name + ".log"), "wb"))
         # pylint: disable-next=consider-using-with
         process = subprocess.Popen([os.path.join(self.bin, program), *arguments], stderr=log)
+        self.processes[name] = process
         self.stack.callback(self.stop, process)
 
     @staticmethod

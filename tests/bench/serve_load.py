@@ -1,0 +1,292 @@
+"""serve_load.py: requests to an OpenAI-compatible server, all on one event loop, and when their tokens came.
+
+A stream is not parsed token by token: bytes that arrive together are searched once for events with text, and only
+those with usage or an error are read as JSON. Each request has a connection of its own.
+"""
+import array
+import asyncio
+import contextlib
+import json
+import re
+import ssl
+import time
+import urllib.parse
+
+# Events that show something: text, reasoning or a tool's arguments. Inside a JSON string a quote is escaped, so
+# nothing that a model writes looks like this.
+TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)": ?"(?!")')
+NOTABLE = re.compile(rb'"usage": ?\{|"error": ?[{"]|\[DONE\]')
+HEAD_MAX = 64 << 10
+
+
+class Sample:
+    """One request: seconds since the run began, and what its server said of it."""
+
+    __slots__ = ["planned", "begun", "first", "end", "last", "gaps", "status", "why", "tokens", "prompt_tokens", "cached", "drafted",
+                 "accepted", "steps"]
+
+    def __init__(self, planned):
+        self.planned = planned  # when it was due; latencies count from here
+        self.begun = self.first = self.end = self.last = None
+        self.gaps = array.array("f")  # between tokens; those that came together share theirs
+        self.status, self.why = "cut", ""  # "ok", "hung up", or what went wrong: "429", "connect", "timeout", ...
+        self.tokens = self.prompt_tokens = self.cached = self.drafted = self.accepted = self.steps = 0
+
+    @property
+    def ok(self):
+        return self.status == "ok"
+
+    def ttft(self):
+        return self.first - self.planned
+
+    def e2e(self):
+        return self.end - self.planned
+
+    def itl(self):
+        """Mean time between tokens; 0 for a single one."""
+        return (self.last - self.first) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    def came(self, n, now):
+        """n tokens arrived together."""
+        if self.first is None:
+            self.first = now
+            self.gaps.extend([0.0] * (n - 1))
+        else:
+            self.gaps.extend([(now - self.last) / n] * n)
+        self.last = now
+
+    def say(self, event):
+        """What usage says, and how the drafts did: as Tandem and vLLM tell it, or as llama.cpp does."""
+        usage = event.get("usage") or {}
+        self.tokens = usage.get("completion_tokens") or self.tokens
+        self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
+        self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        drafts = (event.get("metrics") or {}).get("speculative_decoding") or {}
+        timings = event.get("timings") or {}
+        self.drafted = drafts.get("num_draft_tokens") or timings.get("draft_n") or 0
+        self.accepted = drafts.get("num_accepted_draft_tokens") or timings.get("draft_n_accepted") or 0
+        self.steps = drafts.get("num_steps") or drafts.get("num_spec_steps") or 0
+
+
+class Answer(asyncio.Protocol):
+    """Sends one request and reads its answer; `done` is set when that has ended, well or not."""
+
+    def __init__(self, run, request, sample, hang_up_after):
+        self.run, self.request, self.sample, self.hang_up_after = run, request, sample, hang_up_after
+        self.done = asyncio.get_running_loop().create_future()
+        self.transport = None
+        self.head, self.rest, self.text, self.body = b"", b"", b"", []
+        self.http, self.chunked, self.left, self.length = 0, False, 0, None
+
+    def connection_made(self, transport):
+        self.transport = transport
+        transport.write(self.request)
+
+    def connection_lost(self, exc):
+        if not self.done.done() and self.http and self.http != 200:
+            self.refused()  # an error whose body ends with the connection
+        self.finish()
+
+    def finish(self, status=None, why=""):
+        if self.done.done():
+            return
+        if status:
+            self.sample.status, self.sample.why = status, why
+        self.done.set_result(None)
+
+    def data_received(self, data):
+        now = self.run.now()
+        if self.done.done():
+            return
+        if not self.http:
+            data = self.read_head(data)
+        if self.http and data and self.chunked:
+            data = self.unchunk(data)
+        if self.http == 200:
+            self.read_events(data, now)
+        elif self.http:
+            self.body.append(data)
+            if self.left < 0 or self.length is not None and sum(map(len, self.body)) >= self.length:
+                self.refused()
+
+    def read_head(self, data):
+        """The bytes behind the header, if it is complete."""
+        self.head += data
+        head, end, data = self.head.partition(b"\r\n\r\n")
+        if not end:
+            if len(self.head) > HEAD_MAX:
+                self.finish("malformed", "no end of the header")
+            return b""
+        lines = head.lower().split(b"\r\n")
+        try:
+            self.http = int(lines[0].split()[1])
+        except (IndexError, ValueError):
+            self.finish("malformed", head[:80].decode(errors="replace"))
+        fields = dict(line.split(b":", 1) for line in lines[1:] if b":" in line)
+        self.chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
+        with contextlib.suppress(KeyError, ValueError):
+            self.length = int(fields[b"content-length"])
+        return data
+
+    def unchunk(self, data):
+        """The bytes of the body in what has arrived. left: of the chunk; -1: the last one has come."""
+        data, at, found = self.rest + data, 0, []
+        self.rest = b""
+        while at < len(data) and self.left >= 0:
+            if self.left:
+                found.append(data[at:at + self.left])
+                at += len(found[-1])
+                self.left -= len(found[-1])
+                continue
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                self.rest = data[at:]
+                break
+            line, at = data[at:end].partition(b";")[0].strip(), end + 2
+            if line:  # else the end of the chunk before
+                try:
+                    self.left = int(line, 16) or -1
+                except ValueError:
+                    self.finish("malformed", "a chunk without its length")
+                    break
+        return b"".join(found)
+
+    def read_events(self, data, now):
+        self.text += data
+        cut = self.text.rfind(b"\n") + 1
+        if not cut:
+            return
+        lines, self.text = self.text[:cut], self.text[cut:]
+        n = len(TEXT.findall(lines))
+        if n:
+            self.sample.came(n, now)
+            self.sample.tokens += n
+            self.run.tokens += n
+            if self.hang_up_after and self.sample.tokens >= self.hang_up_after:
+                self.finish("hung up")
+        if NOTABLE.search(lines):
+            for line in lines.splitlines():
+                self.read_notable(line.removeprefix(b"data:").strip())
+
+    def read_notable(self, event):
+        if event == b"[DONE]":
+            self.finish("ok" if self.sample.first is not None else "empty")
+        elif event.startswith(b"{") and NOTABLE.search(event):
+            try:
+                event = json.loads(event)
+            except ValueError:
+                self.finish("malformed", "an event that is no JSON")
+                return
+            if event.get("error"):
+                self.finish("error event", why_of(event))
+            else:
+                self.sample.say(event)
+
+    def refused(self):
+        body = b"".join(self.body)
+        with contextlib.suppress(ValueError):
+            body = why_of(json.loads(body)).encode()
+        self.finish(str(self.http), body[:200].decode(errors="replace"))
+
+
+def why_of(answer):
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+class Server:
+    """Where requests go. url: http(s)://HOST[:PORT][/PREFIX]; a prefix that ends in /v1 is understood."""
+
+    def __init__(self, url, api_key=None):
+        parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SystemExit(f"--url must be http://HOST:PORT or https://HOST, not \"{url}\"")
+        self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self.host, self.port = parts.hostname, parts.port or (443 if self.tls else 80)
+        self.prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self.base = f"{parts.scheme}://{parts.netloc}{self.prefix}"
+        self.headers = {"Content-Type": "application/json"}
+        if api_key:
+            self.headers["Authorization"] = "Bearer " + api_key
+        self.fields = "".join(f"{name}: {value}\r\n" for name, value in
+                              {"Host": parts.netloc, **self.headers, "Accept": "text/event-stream", "Connection": "close"}.items())
+
+    def request(self, body):
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        data = json.dumps(body).encode()
+        return f"POST {self.prefix}{path} HTTP/1.1\r\n{self.fields}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+class Run:
+    """Requests under one load. Whatever has ended is in `samples`; `running` counts the others, `tokens` all so far."""
+
+    def __init__(self, server, timeout_s):
+        self.server, self.timeout_s = server, timeout_s
+        self.samples, self.running, self.tokens = [], 0, 0
+        self.lag_s = 0.0  # how late a request was sent, at most, because this program was busy
+        self.stopped, self.tasks = asyncio.Event(), set()
+        self.zero, self.wall_s, self.cpu_s = time.monotonic(), 0.0, 0.0
+
+    def now(self):
+        return time.monotonic() - self.zero
+
+    async def ask(self, body, planned, hang_up_after=0):
+        sample, loop = Sample(planned), asyncio.get_running_loop()
+        sample.begun, answer = self.now(), Answer(self, self.server.request(body), sample, hang_up_after)
+        self.lag_s = max(self.lag_s, sample.begun - planned)
+        self.running += 1
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await loop.create_connection(lambda: answer, self.server.host, self.server.port, ssl=self.server.tls)
+                await answer.done
+        except TimeoutError:
+            sample.status = "timeout"
+        except OSError as e:  # certificates, too
+            sample.status, sample.why = "connect", str(e)
+        except asyncio.CancelledError:
+            sample.status = "stopped"
+        finally:
+            if answer.transport:
+                answer.transport.abort()
+        self.running -= 1
+        sample.end = self.now()
+        self.samples.append(sample)
+
+    async def open(self, arrivals):
+        """arrivals: (second, body, hang_up_after), in order. They are sent when due, whatever became of those before."""
+        for at, body, hang_up_after in arrivals:
+            wait = at - self.now()
+            if wait > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopped.wait(), wait)
+            if self.stopped.is_set():
+                break
+            task = asyncio.create_task(self.ask(body, at, hang_up_after))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+        while self.tasks:
+            await asyncio.wait(self.tasks)
+
+    async def closed(self, bodies, n, until_s):
+        """n clients; each sends its next request when its last has ended."""
+        async def client():
+            while not self.stopped.is_set() and self.now() < until_s:
+                body, hang_up_after = next(bodies, (None, 0))
+                if body is None:
+                    return
+                await self.ask(body, self.now(), hang_up_after)
+
+        self.tasks = {asyncio.create_task(client()) for _ in range(n)}
+        await asyncio.wait(self.tasks)
+
+    async def drive(self, load):
+        """Until the load has ended. Times count from here."""
+        cpu_s, self.zero = time.process_time(), time.monotonic()
+        await load
+        self.wall_s, self.cpu_s = self.now(), time.process_time() - cpu_s
+
+    def stop(self):
+        """No new requests; those under way end as "stopped"."""
+        self.stopped.set()
+        for task in set(self.tasks):
+            task.cancel()
