@@ -31,6 +31,28 @@ uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_
     return kept;
 }
 
+uint32_t accept_cut(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *q_row, uint32_t n,
+                    float p_min, bool drawn)
+{
+    uint32_t kept = 0;
+    int32_t moved_to[ACCEPT_MAX];
+    bool unlikely = false;
+    for (uint32_t i = 0; i < n && !(drawn && unlikely); i++) {
+        int32_t parent = parents[i] < 0 ? -1 : moved_to[parents[i]];
+        bool orphan = parents[i] >= 0 && parent < 0;
+        unlikely = survival[i] < p_min * (parent < 0 ? 1 : survival[parent]);
+        moved_to[i] = -1;
+        if (orphan || (unlikely && !drawn))
+            continue;
+        moved_to[i] = (int32_t)kept;
+        tokens[kept] = tokens[i];
+        survival[kept] = survival[i];
+        q_row[kept] = q_row[i];
+        parents[kept++] = parent;
+    }
+    return kept;
+}
+
 /* The first child of `node` (-1: the last committed token) that is `token`; -1: none.
  * ret_leaf: the node has no children at all. */
 static int32_t child_of(const struct accept_tree *t, int32_t node, uint32_t token, bool *ret_leaf)

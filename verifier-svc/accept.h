@@ -48,6 +48,11 @@ bool accept_valid(const struct accept_tree *t, uint32_t n_vocab);
  * with its survival and q_row, whatever these say. Returns how many. */
 uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *q_row,
                      uint32_t n, uint32_t max_nodes, uint32_t max_depth);
+/* Leaves out the tokens that survive their parents with a chance below p_min, and what is below
+ * them. drawn: nothing may be dropped because of the token itself, so the first such token stays,
+ * and what comes behind it goes. Returns how many are kept. */
+uint32_t accept_cut(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *q_row, uint32_t n,
+                    float p_min, bool drawn);
 
 /* Where a committed token came from. */
 enum accept_origin {

@@ -372,8 +372,11 @@ static int read_speculation(const message *m, const struct request_limits *limit
     if (strcmp(r->proposer, "none") == 0)
         r->k_max = 0;
     int err = s ? read_rule(s, r) : 0;
+    if (!err && s && s->has_p_min_case)
+        err = read_float("speculative.p_min", s->p_min, 0, 1, &r->p_min);
     if (err < 0)
         return err;
+    r->n_min = s ? s->n_min : 0;
     if (m->tenant.len > REQUEST_MAX_NAME)
         return fail(-EINVAL, "the tenant has %zu bytes, at most %d are allowed", m->tenant.len,
                     REQUEST_MAX_NAME);

@@ -81,6 +81,8 @@ struct request {
 
     char proposer[REQUEST_MAX_NAME + 1]; // "": any
     uint32_t k_max;                      // draft tokens per round; 0: off
+    uint32_t n_min;                      // draft tokens without which a round has none
+    float p_min;                         // a draft ends where its proposer gives a token less
     enum accept_rule rule;
     double rule_parameter;
     bool dense_q;

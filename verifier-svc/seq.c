@@ -179,6 +179,14 @@ int seq_flush(struct seq *s, struct buf *text)
     return text_error(s, text);
 }
 
+/* As the request asks. How long a drawn draft is may have to do with its tokens: it stays. */
+static void cut_unlikely(struct seq *s)
+{
+    uint32_t n = accept_cut(s->draft, s->parents, s->survival, s->q_row, s->n_draft, s->req->p_min,
+                            s->q != NULL);
+    s->n_draft = s->n_held = n < s->req->n_min && !s->q ? 0 : n;
+}
+
 void seq_take_draft(struct seq *s, const struct seq_draft *d)
 {
     free(s->q);
@@ -195,6 +203,8 @@ void seq_take_draft(struct seq *s, const struct seq_draft *d)
         s->q_row[i] = (uint8_t)i;
         s->draft_is_tree |= d->parents[i] != (int32_t)i - 1;
     }
+    if (d->proposer != SEQ_NO_PROPOSER)
+        cut_unlikely(s);
 }
 
 void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth)

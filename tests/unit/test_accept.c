@@ -184,6 +184,47 @@ static void what_belongs_to_a_token_moves_with_it(void **state)
     assert_memory_equal(q_row, ((uint8_t[]){10, 12}), 2);
 }
 
+static void unlikely_tokens_go_with_all_below_them(void **state)
+{
+    (void)state;
+    // a .9 -> b .45 (half of a's) -> c .45; d .3 -> e .3
+    uint32_t tokens[] = {1, 2, 3, 4, 5};
+    int32_t parents[] = {-1, 0, 1, -1, 3};
+    float survival[] = {.9f, .45f, .45f, .3f, .3f};
+    uint8_t q_row[] = {0, 1, 2, 3, 4};
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 5, .25f, false), 5);
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 5, .4f, false), 3); // d and e
+    assert_memory_equal(tokens, ((uint32_t[]){1, 2, 3}), 12);
+    assert_memory_equal(parents, ((int32_t[]){-1, 0, 1}), 12);
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 3, .6f, false), 1); // b, and c
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 1, .95f, false), 0);
+}
+
+static void what_is_left_hangs_together(void **state)
+{
+    (void)state;
+    uint32_t tokens[] = {1, 2, 3, 4};
+    int32_t parents[] = {-1, -1, 0, 1};
+    float survival[] = {.2f, .7f, .2f, .6f};
+    uint8_t q_row[] = {0, 1, 2, 3};
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 4, .5f, false), 2);
+    assert_memory_equal(tokens, ((uint32_t[]){2, 4}), 8);
+    assert_memory_equal(parents, ((int32_t[]){-1, 0}), 8);
+    assert_memory_equal(survival, ((float[]){.7f, .6f}), 8);
+    assert_memory_equal(q_row, ((uint8_t[]){1, 3}), 2);
+}
+
+static void a_drawn_token_ends_its_draft_and_stays(void **state)
+{
+    (void)state;
+    uint32_t tokens[] = {1, 2, 3, 4};
+    int32_t parents[] = {-1, 0, 1, 2};
+    float survival[] = {.9f, .8f, .2f, .2f};
+    uint8_t q_row[] = {0, 1, 2, 3};
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 4, .5f, true), 3);
+    assert_memory_equal(tokens, ((uint32_t[]){1, 2, 3}), 12);
+}
+
 /* ---- keyed draws: output and law ---- */
 
 struct target {
@@ -382,6 +423,9 @@ int main(void)
         cmocka_unit_test(malformed_drafts_are_told),
         cmocka_unit_test(trimming_keeps_a_tree_whole),
         cmocka_unit_test(what_belongs_to_a_token_moves_with_it),
+        cmocka_unit_test(unlikely_tokens_go_with_all_below_them),
+        cmocka_unit_test(what_is_left_hangs_together),
+        cmocka_unit_test(a_drawn_token_ends_its_draft_and_stays),
         cmocka_unit_test(any_draft_leaves_the_committed_tokens_as_they_are),
         cmocka_unit_test_setup(the_law_is_the_targets_whatever_the_draft, prepare_law),
         cmocka_unit_test_setup(the_chi_square_sees_a_wrong_rule, prepare_law),

@@ -341,6 +341,26 @@ static void only_lossy_rules_have_a_parameter(void **state)
     must_refuse(&m, -EINVAL, "the rule own-draw has no parameter");
 }
 
+static void a_draft_is_cut_as_the_request_says(void **state)
+{
+    (void)state;
+    message m = a_request();
+    Tandem__V1__Speculative spec = TANDEM__V1__SPECULATIVE__INIT;
+    m.speculative = &spec;
+    AUTO(request_drop) struct request *plain = must_read(&m);
+    assert_true(plain->p_min == 0 && plain->n_min == 0);
+    spec.has_p_min_case = TANDEM__V1__SPECULATIVE__HAS_P_MIN_P_MIN;
+    spec.p_min = 0.75f;
+    spec.n_min = 2;
+    AUTO(request_drop) struct request *r = must_read(&m);
+    assert_true(r->p_min == 0.75f && r->n_min == 2);
+    const float bad[] = {-1, 1.01f, NAN, INFINITY};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        spec.p_min = bad[i];
+        must_refuse(&m, -EINVAL, "speculative.p_min is");
+    }
+}
+
 static void an_id_is_made_fit_for_logs(void **state)
 {
     (void)state;
@@ -378,6 +398,7 @@ int main(void)
         cmocka_unit_test(speculation_can_be_switched_off_by_name_or_number),
         cmocka_unit_test(a_rule_goes_by_its_name),
         cmocka_unit_test(only_lossy_rules_have_a_parameter),
+        cmocka_unit_test(a_draft_is_cut_as_the_request_says),
         cmocka_unit_test(an_id_is_made_fit_for_logs),
         cmocka_unit_test(echo_keeps_the_prompts_own_text),
     };
