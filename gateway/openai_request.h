@@ -62,7 +62,7 @@ struct openai_request {
     char *proposer;   // speculative.proposer, NULL: the server's choice
     char *rule;       // speculative.rule, NULL: the server's choice
     bool dense_q;     // speculative.dense_q
-    struct openai_real rule_parameter;
+    struct openai_real rule_parameter, p_min;
     char *stops[OPENAI_MAX_STOPS];
     unsigned n_stops;
     uint32_t stop_ids[OPENAI_MAX_STOP_IDS];
@@ -73,7 +73,7 @@ struct openai_request {
     bool skip_special;             // special tokens stay out of the answer's text (default)
     struct openai_int add_special; // add_special_tokens: BOS before a completion's prompt
     struct openai_real temperature, top_p, min_p, repetition, presence, frequency;
-    struct openai_int top_k, n, seed, max_tokens, min_tokens, top_logprobs, n_max;
+    struct openai_int top_k, n, seed, max_tokens, min_tokens, top_logprobs, n_max, n_min;
 };
 
 /* 0, or -EINVAL (also -ENOMEM) with *ret_fault filled. body need not end in NUL. */

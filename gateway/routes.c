@@ -24,7 +24,7 @@ static void root(struct gateway *g, struct http_request *r)
     buf_puts(&text, "Tandem " TANDEM_VERSION ", an OpenAI-compatible server.\n\n"
                     "POST /v1/chat/completions\nPOST /v1/completions\nGET  /v1/models\n"
                     "GET  /v1/spec_decode/metrics\nPOST /tokenize\nPOST /detokenize\n"
-                    "GET  /health\nGET  /metrics\nGET  /version\n");
+                    "GET  /health\nGET  /ready\nGET  /metrics\nGET  /version\n");
     http_reply(r, 200, "text/plain; charset=utf-8", &text);
 }
 
@@ -49,6 +49,7 @@ static const struct route {
     {"GET", "/v1/models/", true, models_one},
     {"GET", "/v1/spec_decode/metrics", false, status_speculation},
     {"GET", "/health", false, status_health},
+    {"GET", "/ready", false, status_ready},
     {"GET", "/metrics", false, status_metrics},
     {"GET", "/version", false, version},
     {"POST", "/tokenize", false, tokens_encode},

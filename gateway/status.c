@@ -292,6 +292,29 @@ void status_health(struct gateway *g, struct http_request *r)
     gather(g, r, answer_health);
 }
 
+/* What the verifiers said last: nobody is asked, so a probe may come often. */
+static bool is_ready(struct gateway *g)
+{
+    for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
+        const struct upstream_model *model;
+        char problem[FAIL_TEXT_MAX];
+        enum upstream_state state = upstream_state(upstream_at(g->upstream, i), &model, problem);
+        upstream_model_unref(model);
+        if (state == UPSTREAM_READY)
+            return !atomic_load(&g->draining);
+    }
+    return false;
+}
+
+void status_ready(struct gateway *g, struct http_request *r)
+{
+    bool ready = is_ready(g);
+    struct buf body;
+    buf_init(&body, 4096);
+    buf_printf(&body, "{\"ready\":%s}\n", ready ? "true" : "false");
+    answer_json(r, ready ? 200 : 503, &body);
+}
+
 /* ---- metrics ---- */
 
 static void set_gauges(struct gather *a)

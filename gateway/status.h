@@ -1,8 +1,10 @@
-/* status.h - what the gateway says about itself and its verifiers: GET /health (200 only while
- * requests are served), /metrics (everybody's, merged) and /v1/spec_decode/metrics. */
+/* status.h - what the gateway says about itself and its verifiers: GET /health and, short and for
+ * probes, /ready (200 only while requests are served), /metrics (everybody's, merged) and
+ * /v1/spec_decode/metrics. */
 #pragma once
 #include "gateway/routes.h"
 
 void status_health(struct gateway *g, struct http_request *r);
+void status_ready(struct gateway *g, struct http_request *r);
 void status_metrics(struct gateway *g, struct http_request *r);
 void status_speculation(struct gateway *g, struct http_request *r);

@@ -56,6 +56,11 @@ static void set_speculative(const struct openai_request *q, Tandem__V1__Speculat
         s->rule_parameter = (float)q->rule_parameter.value;
     }
     s->dense_q = q->dense_q;
+    if (q->p_min.set) {
+        s->has_p_min_case = TANDEM__V1__SPECULATIVE__HAS_P_MIN_P_MIN;
+        s->p_min = (float)q->p_min.value;
+    }
+    s->n_min = q->n_min.set ? (uint32_t)q->n_min.value : 0;
 }
 
 static void set_limits(const struct openai_request *q, Tandem__V1__GenerateRequest *m)

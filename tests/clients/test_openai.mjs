@@ -100,6 +100,14 @@ test('speculation on and off give the same text', async () => {
   assert.equal(on.choices[0].message.content, off.choices[0].message.content);
 });
 
+test('a draft that is shorter than asked for is left out', async () => {
+  const plain = await chat({max_tokens: 100});
+  const without = await chat({max_tokens: 100, speculative: {n_min: 64, p_min: 0.1}});
+  assert.ok(plain.metrics.speculative_decoding.num_draft_tokens > 0);
+  assert.equal(without.metrics.speculative_decoding.num_draft_tokens, 0);
+  assert.equal(without.choices[0].message.content, plain.choices[0].message.content);
+});
+
 test('log-probabilities come for every token', async () => {
   const {choices} = await chat({logprobs: true, top_logprobs: 3});
   const {content} = choices[0].logprobs;

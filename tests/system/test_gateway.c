@@ -297,7 +297,8 @@ static void every_parameter_reaches_the_verifier(void **state)
                  "\"seed\":-9007199254740993,\"max_completion_tokens\":9,\"min_tokens\":2,"
                  "\"stop\":[\"a\",\"b\"],\"stop_token_ids\":[5],\"ignore_eos\":true,"
                  "\"logit_bias\":{\"17\":-3.5},\"logprobs\":true,\"top_logprobs\":4,\"n\":1,"
-                 "\"speculative\":{\"proposer\":\"none\",\"n_max\":0},\"user\":\"u\","
+                 "\"speculative\":{\"proposer\":\"none\",\"n_max\":0,\"n_min\":2,\"p_min\":0.5},"
+                 "\"user\":\"u\","
                  "\"prediction\":{\"type\":\"content\",\"content\":\"guess\"},"
                  "\"cache_salt\":\"pepper\"");
     assert_int_equal(a.status, 200);
@@ -321,6 +322,8 @@ static void every_parameter_reaches_the_verifier(void **state)
     assert_float_equal(q->sampling->logit_bias[0]->bias, -3.5f, 0);
     assert_memory_equal(q->speculative->proposer.data, "none", 4);
     assert_int_equal(q->speculative->has_n_max_case, TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX);
+    assert_int_equal(q->speculative->has_p_min_case, TANDEM__V1__SPECULATIVE__HAS_P_MIN_P_MIN);
+    assert_true(q->speculative->p_min == 0.5f && q->speculative->n_min == 2);
     assert_memory_equal(q->prediction.data, "guess", 5);
     assert_int_equal(q->tenant.len, 6);
     assert_memory_equal(q->tenant.data, "pepper", 6);
@@ -385,6 +388,7 @@ static void small_endpoints_answer(void **state)
         {"GET", "/v1/models/fake/model", NULL, 200, "\"max_model_len\":1024"},
         {"GET", "/v1/models/other", NULL, 404, "model_not_found"},
         {"GET", "/health", NULL, 200, "\"status\":\"ok\""},
+        {"GET", "/ready", NULL, 200, "{\"ready\":true}"},
         {"GET", "/metrics", NULL, 200, "tandem_generation_tokens_total{instance=\"fake-0\"} 42\n"},
         {"GET", "/metrics", NULL, 200, "tandem_gateway_requests_total{instance=\"gateway\""},
         {"GET", "/v1/spec_decode/metrics", NULL, 200, "\"acceptance_rate_overall\":0.75"},
@@ -479,6 +483,7 @@ static void bad_bodies_are_refused_by_name(void **state)
         {",\"stream\":\"yes\"", "stream"},
         {",\"stream_options\":{}", "stream_options"},
         {",\"speculative\":{\"n_max\":-1}", "speculative.n_max"},
+        {",\"speculative\":{\"p_min\":1.5}", "speculative.p_min"},
         {",\"response_format\":{\"type\":\"json_object\"}", "response_format"},
         {",\"tool_choice\":\"required\"", "tool_choice"},
         {",\"model\":7", "model"},
@@ -1016,6 +1021,9 @@ static void while_a_model_loads_requests_wait_up_to_a_limit(void **state)
     struct http_answer a = http_call(port, "GET", "/health", NULL);
     assert_int_equal(a.status, 503);
     assert_non_null(strstr(a.body, "\"progress\":0.5"));
+    http_answer_done(&a);
+    a = http_call(port, "GET", "/ready", NULL);
+    assert_int_equal(a.status, 503);
     http_answer_done(&a);
 
     int64_t begun_us = clock_us();

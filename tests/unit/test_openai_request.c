@@ -88,6 +88,11 @@ static void tools_reach_the_template_unless_refused_by_the_client(void **state)
     assert_null(strstr(q.template_vars, "\"tools\":["));
     openai_request_done(&q);
     refused(chat(TOOLS ",\"tool_choice\":\"required\""), "tool_choice");
+    assert_non_null(strstr(fault.text, "a forced tool call is not served"));
+    refused(chat(TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"),
+            "tool_choice");
+    assert_non_null(strstr(fault.text, "a forced tool call is not served"));
+    refused(chat(TOOLS ",\"tool_choice\":1"), "tool_choice");
     refused(chat(HI ",\"tools\":[{}]"), "tools");
 }
 
@@ -236,8 +241,46 @@ static void what_cannot_be_kept_is_refused(void **state)
 {
     (void)state;
     refused(chat(HI ",\"response_format\":{\"type\":\"json_schema\"}"), "response_format");
+    assert_non_null(strstr(fault.text, "'json_schema' is not served"));
+    refused(chat(HI ",\"response_format\":\"text\""), "response_format");
+    refused(chat(HI ",\"functions\":[]"), "functions");
+    refused(chat(HI ",\"guided_json\":{}"), "guided_json");
     refused(completion("\"prompt\":\"x\",\"suffix\":\"y\""), "suffix");
+    refused(completion("\"prompt\":\"x\",\"suffix\":1"), "suffix");
     refused(completion("\"prompt\":\"x\",\"best_of\":2"), "best_of");
+    refused(completion("\"prompt\":\"x\",\"n\":2,\"best_of\":1"), "best_of");
+    refused(completion("\"prompt\":\"x\",\"best_of\":\"1\""), "best_of");
+}
+
+static void what_asks_for_nothing_more_is_taken(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"response_format\":{\"type\":\"text\"}"), 0);
+    openai_request_done(&q);
+    assert_int_equal(completion("\"prompt\":\"x\",\"suffix\":\"\",\"n\":2,\"best_of\":2"), 0);
+    openai_request_done(&q);
+}
+
+static void speculation_is_bounded(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"speculative\":{\"n_max\":8,\"n_min\":2,\"p_min\":0.75}"), 0);
+    assert_int_equal(q.n_max.value, 8);
+    assert_int_equal(q.n_min.value, 2);
+    assert_true(q.p_min.value == 0.75);
+    openai_request_done(&q);
+    refused(chat(HI ",\"speculative\":{\"p_min\":1.5}"), "speculative.p_min");
+    refused(chat(HI ",\"speculative\":{\"p_min\":\"1\"}"), "speculative.p_min");
+    refused(chat(HI ",\"speculative\":{\"n_min\":65}"), "speculative.n_min");
+}
+
+static void effort_reaches_the_template(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"reasoning_effort\":\"low\""), 0);
+    assert_non_null(strstr(q.template_vars, "\"reasoning_effort\":\"low\""));
+    openai_request_done(&q);
+    refused(chat(HI ",\"reasoning_effort\":1"), "reasoning_effort");
 }
 
 static void depth_is_bounded_before_anything_recurses(void **state)
@@ -328,6 +371,9 @@ int main(void)
         cmocka_unit_test(biases_name_tokens),
         cmocka_unit_test(a_prompt_is_text_or_tokens),
         cmocka_unit_test(what_cannot_be_kept_is_refused),
+        cmocka_unit_test(what_asks_for_nothing_more_is_taken),
+        cmocka_unit_test(speculation_is_bounded),
+        cmocka_unit_test(effort_reaches_the_template),
         cmocka_unit_test(depth_is_bounded_before_anything_recurses),
         cmocka_unit_test(the_number_of_values_is_bounded),
         cmocka_unit_test(arguments_of_calls_count_with_the_body),
