@@ -320,6 +320,7 @@ static int init_reply(struct generation *x)
                                      .logprobs = q->logprobs,
                                      .echo = q->echo,
                                      .include_usage = q->include_usage,
+                                     .include_tokens = q->include_tokens,
                                      .has_prediction = q->prediction != NULL,
                                      .id = http_id(x->http),
                                      .model = wire_text(info->name),

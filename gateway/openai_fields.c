@@ -174,8 +174,14 @@ static int read_stream_options(struct reading *r, const json_t *v)
     if (!r->q->stream)
         return reading_refuse(r, "stream_options",
                               "stream_options is only allowed with stream: true");
-    const json_t *usage = reading_member(v, "include_usage");
-    return usage ? reading_flag(r, usage, "stream_options.include_usage", &r->q->include_usage) : 0;
+    const json_t *usage = reading_member(v, "include_usage"),
+                 *tokens = reading_member(v, "include_tokens");
+    int rc = 0;
+    if (usage)
+        rc = reading_flag(r, usage, "stream_options.include_usage", &r->q->include_usage);
+    if (!rc && tokens)
+        rc = reading_flag(r, tokens, "stream_options.include_tokens", &r->q->include_tokens);
+    return rc;
 }
 
 /* Which rules there are the verifier knows. */
@@ -206,12 +212,14 @@ static int read_speculative(struct reading *r, const json_t *v)
         return reading_refuse(r, "speculative.proposer",
                               "speculative.proposer is longer than 64 bytes");
     const json_t *n_max = reading_member(v, "n_max"), *n_min = reading_member(v, "n_min"),
-                 *p_min = reading_member(v, "p_min");
+                 *p_min = reading_member(v, "p_min"), *fixed = reading_member(v, "fixed");
     rc = n_max ? reading_int(r, n_max, "speculative.n_max", 0, 64, &r->q->n_max) : 0;
     if (!rc && n_min)
         rc = reading_int(r, n_min, "speculative.n_min", 0, 64, &r->q->n_min);
     if (!rc && p_min)
         rc = reading_real(r, p_min, "speculative.p_min", 0, 1, &r->q->p_min);
+    if (!rc && fixed)
+        rc = reading_flag(r, fixed, "speculative.fixed", &r->q->fixed);
     return rc < 0 ? rc : read_rule(r, v);
 }
 

@@ -71,6 +71,7 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
                                .logprobs = h->logprobs,
                                .echo = h->echo,
                                .include_usage = h->include_usage,
+                               .include_tokens = h->include_tokens,
                                .has_prediction = h->has_prediction,
                                .head = buf_take(&head),
                                .choices = choices,
@@ -213,15 +214,31 @@ static void chunk_begin(const struct openai_reply *r, unsigned choice, struct bu
     buf_printf(to, "\"choices\":[{\"index\":%u,", choice);
 }
 
-static void chunk_end(const struct openai_reply *r, struct buf *to)
+/* What OpenAI's fields have no room for. */
+static void write_token(const struct openai_token *t, struct buf *to)
 {
-    buf_puts(to, r->include_usage ? "}],\"usage\":null}" : "}]}");
+    buf_printf(to,
+               ",\"tandem\":{\"tokens\":[{\"id\":%u,\"origin\":\"%s\",\"round\":%u,\"drafted\":%u,"
+               "\"proposer\":",
+               t->id, t->origin, t->round, t->drafted);
+    jsonw_text(to, t->proposer.data, t->proposer.len);
+    buf_puts(to, "}]}");
+}
+
+/* t: the event's token, or NULL. */
+static void chunk_end(const struct openai_reply *r, const struct openai_token *t, struct buf *to)
+{
+    buf_puts(to, r->include_usage ? "}],\"usage\":null" : "}]");
+    if (r->include_tokens && t)
+        write_token(t, to);
+    buf_puts(to, "}");
     sse_end(to);
 }
 
-/* One event with text; role: the first of a chat's choice. */
+/* One event with text; role: the first of a chat's choice. t, l: its token, or NULL. */
 static void text_chunk(const struct openai_reply *r, unsigned choice, const char *role,
-                       struct openai_text text, const struct logprobs *l, struct buf *to)
+                       struct openai_text text, const struct openai_token *t,
+                       const struct logprobs *l, struct buf *to)
 {
     chunk_begin(r, choice, to);
     buf_printf(to, r->chat ? "\"delta\":{%s\"content\":" : "%s\"text\":", role);
@@ -232,7 +249,7 @@ static void text_chunk(const struct openai_reply *r, unsigned choice, const char
     else
         buf_puts(to, "null");
     buf_puts(to, ",\"finish_reason\":null");
-    chunk_end(r, to);
+    chunk_end(r, t, to);
 }
 
 /* For the other choices. A prompt that finds no memory is missing there. */
@@ -261,9 +278,9 @@ void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai
     if (!r->stream)
         jsonw_chars(&c->text, prompt.data, prompt.len);
     else if (r->chat)
-        text_chunk(r, choice, "\"role\":\"assistant\",", prompt, NULL, to);
+        text_chunk(r, choice, "\"role\":\"assistant\",", prompt, NULL, NULL, to);
     else if (prompt.len)
-        text_chunk(r, choice, "", prompt, NULL, to);
+        text_chunk(r, choice, "", prompt, NULL, NULL, to);
 }
 
 void openai_reply_token(struct openai_reply *r, unsigned choice, const struct openai_token *t,
@@ -275,7 +292,7 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
         AUTO(logprobs_done) struct logprobs l;
         logprobs_init(&l);
         add_logprobs(r, c, &l, t);
-        text_chunk(r, choice, "", t->text, &l, to);
+        text_chunk(r, choice, "", t->text, t, &l, to);
     } else {
         add_logprobs(r, c, &c->logprobs, t);
         jsonw_chars(&c->text, t->text.data, t->text.len);
@@ -307,7 +324,7 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
     }
     buf_printf(to, "%s,\"logprobs\":null,\"finish_reason\":\"%s\",\"stop_reason\":%s",
                r->chat ? "}" : "", c->reason, c->stop.data);
-    chunk_end(r, to);
+    chunk_end(r, NULL, to);
 }
 
 bool openai_reply_complete(const struct openai_reply *r)

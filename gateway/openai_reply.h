@@ -29,6 +29,11 @@ struct openai_token {
     float logprob;
     const struct openai_alternative *top;
     unsigned n_top;
+    /* For streams that tell where tokens come from (include_tokens). */
+    uint32_t id;
+    const char *origin; // "target", "accepted", "correction", "bonus"
+    uint32_t round, drafted;
+    struct openai_text proposer;
 };
 
 /* What became of the drafts of one choice. */
@@ -47,7 +52,7 @@ struct openai_timings {
 struct openai_choice;
 
 struct openai_reply {
-    bool chat, stream, logprobs, echo, include_usage;
+    bool chat, stream, logprobs, echo, include_usage, include_tokens;
     bool has_prediction; // the request foretold its answer
     char *head;          // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
@@ -63,7 +68,7 @@ struct openai_reply {
 };
 
 struct openai_reply_head {
-    bool chat, stream, logprobs, echo, include_usage, has_prediction;
+    bool chat, stream, logprobs, echo, include_usage, include_tokens, has_prediction;
     const char *id; // of the request
     struct openai_text model, fingerprint;
     int64_t created; // seconds since 1970

@@ -62,6 +62,7 @@ struct openai_request {
     char *proposer;   // speculative.proposer, NULL: the server's choice
     char *rule;       // speculative.rule, NULL: the server's choice
     bool dense_q;     // speculative.dense_q
+    bool fixed;       // speculative.fixed
     struct openai_real rule_parameter, p_min;
     char *stops[OPENAI_MAX_STOPS];
     unsigned n_stops;
@@ -69,7 +70,7 @@ struct openai_request {
     unsigned n_stop_ids;
     struct openai_bias *bias;
     unsigned n_bias;
-    bool stream, include_usage, echo, ignore_eos, logprobs;
+    bool stream, include_usage, include_tokens, echo, ignore_eos, logprobs;
     bool skip_special;             // special tokens stay out of the answer's text (default)
     struct openai_int add_special; // add_special_tokens: BOS before a completion's prompt
     struct openai_real temperature, top_p, min_p, repetition, presence, frequency;

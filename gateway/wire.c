@@ -50,6 +50,7 @@ static void set_speculative(const struct openai_request *q, Tandem__V1__Speculat
         s->has_n_max_case = TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX;
         s->n_max = (uint32_t)q->n_max.value;
     }
+    s->fixed = q->fixed;
     s->rule = rpc_text(q->rule);
     if (q->rule_parameter.set) {
         s->has_rule_parameter_case = TANDEM__V1__SPECULATIVE__HAS_RULE_PARAMETER_RULE_PARAMETER;
@@ -150,10 +151,25 @@ void wire_started(struct openai_reply *r, unsigned choice, const Tandem__V1__Sta
     openai_reply_started(r, choice, wire_text(s->prompt_text), to);
 }
 
+static const char *origin_name(Tandem__V1__TokenOrigin origin)
+{
+    switch (origin) {
+    case TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_ACCEPTED:
+        return "accepted";
+    case TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_CORRECTION:
+        return "correction";
+    case TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_BONUS:
+        return "bonus";
+    default:
+        return "target";
+    }
+}
+
 /* top has OPENAI_MAX_TOP entries; what is in t points into the message. */
-static void read_token(const Tandem__V1__Token *from, struct openai_alternative *top,
+static void read_token(const Tandem__V1__TokenRun *run, size_t at, struct openai_alternative *top,
                        struct openai_token *t)
 {
+    const Tandem__V1__Token *from = run->tokens[at];
     size_t n = from->n_top < OPENAI_MAX_TOP ? from->n_top : OPENAI_MAX_TOP;
     for (size_t i = 0; i < n; i++)
         top[i] = (struct openai_alternative){wire_text(from->top[i]->text), from->top[i]->logprob};
@@ -161,7 +177,12 @@ static void read_token(const Tandem__V1__Token *from, struct openai_alternative 
                                .bytes = wire_text(from->bytes),
                                .logprob = from->logprob,
                                .top = top,
-                               .n_top = (unsigned)n};
+                               .n_top = (unsigned)n,
+                               .id = from->id,
+                               .origin = origin_name(from->origin),
+                               .round = run->round,
+                               .drafted = run->drafted,
+                               .proposer = wire_text(run->proposer)};
 }
 
 void wire_run(struct openai_reply *r, unsigned choice, const Tandem__V1__TokenRun *run,
@@ -170,7 +191,7 @@ void wire_run(struct openai_reply *r, unsigned choice, const Tandem__V1__TokenRu
     struct openai_alternative top[OPENAI_MAX_TOP];
     struct openai_token t;
     for (size_t i = 0; i < run->n_tokens; i++) {
-        read_token(run->tokens[i], top, &t);
+        read_token(run, i, top, &t);
         openai_reply_token(r, choice, &t, to);
     }
 }

@@ -249,15 +249,9 @@ static uint32_t ema_k(struct control_seq *s, uint32_t k)
     return min_u32(wanted, k);
 }
 
-double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
-                   uint32_t n)
+static double ask_simple(const struct control *c, struct control_item *v, uint32_t n)
 {
-    uint32_t off_from = c->options.disable_batch_size, k = c->options.k;
-    bool off = off_from && r->n_running >= off_from;
-    for (uint32_t i = 0; i < n; i++)
-        v[i].n = min_u32(off ? 0 : v[i].n, k);
-    if (c->options.policy == CONTROL_GOODPUT)
-        return ask_goodput(c, r, v, n);
+    uint32_t k = c->options.k;
     for (uint32_t i = 0; i < n; i++) {
         if (v[i].n)
             v[i].k = min_u32(v[i].n, c->options.policy == CONTROL_EMA ? ema_k(v[i].s, k) : k);
@@ -265,6 +259,29 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
             v[i].k = 0;
     }
     return INFINITY;
+}
+
+/* Those that are fixed have all that they may. False: there are none. */
+static bool give_fixed(struct control_item *v, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].k = v[i].fixed ? v[i].n : v[i].k;
+        any |= v[i].fixed && v[i].k;
+    }
+    return any;
+}
+
+double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
+                   uint32_t n)
+{
+    uint32_t off_from = c->options.disable_batch_size;
+    bool off = off_from && r->n_running >= off_from;
+    for (uint32_t i = 0; i < n; i++)
+        v[i].n = min_u32(off ? 0 : v[i].n, c->options.k);
+    double wait_us =
+        c->options.policy == CONTROL_GOODPUT ? ask_goodput(c, r, v, n) : ask_simple(c, v, n);
+    return give_fixed(v, n) ? INFINITY : wait_us;
 }
 
 void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
@@ -275,11 +292,12 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
             v[i].k = v[i].n;
         return;
     }
-    if (!n || !knows_costs(c, v, n))
-        return;
-    for (uint32_t i = 0; i < n; i++)
-        fill_chances(c, &v[i]);
-    share(c, r, v, n, ACCEPT_MAX, 0);
+    if (n && knows_costs(c, v, n)) {
+        for (uint32_t i = 0; i < n; i++)
+            fill_chances(c, &v[i]);
+        share(c, r, v, n, ACCEPT_MAX, 0);
+    }
+    give_fixed(v, n);
 }
 
 /* ---- learning ---- */

@@ -9,6 +9,7 @@
  *   fixed    k, always.
  *   ema      by the moving average of the sequence's acceptance (weight 0.1, from 0.7): above 0.8
  *            k, above 0.5 k - 2 and at least 1, above 0.3 one token, else none.
+ * A request may be fixed by itself, under every policy.
  * A sequence without drafts tries one token again now and then: with ema every 32 rounds, with
  * goodput so often that trying costs 1 % of the time.
  *
@@ -85,6 +86,7 @@ struct control_item {
     uint32_t n;             // tokens: that may be asked for, or of the draft that is here
     const int32_t *parents; // (n) of the draft
     const float *said;      // (n) of the draft: the proposer's survival estimates
+    bool fixed;             // as many as it may have, like the policy fixed
     uint32_t k;             // found: tokens to ask for, or to verify of the draft
     float chance[ACCEPT_MAX];
 };
@@ -97,8 +99,8 @@ struct control_round {
 };
 
 /* How many tokens to ask for. Returns for how long waiting for the drafts pays, in us: until then
- * they bring more than the wait costs all that run. INFINITY: the policy does not reckon. Once per
- * round: counts rounds without. */
+ * they bring more than the wait costs all that run. INFINITY: nobody reckons, by the policy or for
+ * those that are fixed. Once per round: counts rounds without. */
 double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
                    uint32_t n);
 /* How many tokens to verify of drafts that are here: the first k of each. */

@@ -28,15 +28,17 @@ struct event_token {
 struct event {
     struct request *req;
     uint32_t choice;
-    bool started;                  // it was admitted
-    uint32_t n_cached;             // rows of its prompt that were there then
-    uint32_t first, n_tokens;      // committed, in the batch's tokens
-    uint32_t base_len, n_accepted; // committed length and draft tokens kept
-    enum seq_end end;              // SEQ_GOES_ON: none
-    int stop;                      // the stop string that ended it, or DETOK_NONE
-    uint32_t text_at, text_len;    // released at the end
-    struct request_usage usage;    // at the end
-    int error;                     // negative errno: the whole request ends
+    bool started;                   // it was admitted
+    uint32_t n_cached;              // rows of its prompt that were there then
+    uint32_t first, n_tokens;       // committed, in the batch's tokens
+    uint32_t base_len, n_accepted;  // committed length and draft tokens kept
+    uint32_t round, n_draft;        // its number in the sequence, draft tokens verified
+    char proposer[DRAFTS_NAME_MAX]; // whose those were; "": nobody's, or the client's own
+    enum seq_end end;               // SEQ_GOES_ON: none
+    int stop;                       // the stop string that ended it, or DETOK_NONE
+    uint32_t text_at, text_len;     // released at the end
+    struct request_usage usage;     // at the end
+    int error;                      // negative errno: the whole request ends
     char error_text[REQUEST_MAX_ERROR];
     bool last; // the request has ended; the engine's hold on it goes to the edge
 };

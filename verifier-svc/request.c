@@ -371,6 +371,7 @@ static int read_speculation(const message *m, const struct request_limits *limit
         memcpy(r->proposer, s->proposer.data, s->proposer.len);
     if (strcmp(r->proposer, "none") == 0)
         r->k_max = 0;
+    r->fixed = s && s->fixed;
     int err = s ? read_rule(s, r) : 0;
     if (!err && s && s->has_p_min_case)
         err = read_float("speculative.p_min", s->p_min, 0, 1, &r->p_min);

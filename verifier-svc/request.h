@@ -86,6 +86,7 @@ struct request {
     enum accept_rule rule;
     double rule_parameter;
     bool dense_q;
+    bool fixed; // k_max draft tokens in every round, whether they pay or not
     uint8_t tenant[REQUEST_MAX_NAME];
     size_t tenant_len;
     uint32_t *hint; // `prediction` as tokens

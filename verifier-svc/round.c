@@ -99,7 +99,8 @@ static struct control_item item_of(struct seq *s, uint32_t n)
                                  .context = s->n,
                                  .n = n,
                                  .parents = s->parents,
-                                 .said = s->survival};
+                                 .said = s->survival,
+                                 .fixed = s->req->fixed};
 }
 
 /* Drafts are cut to what is allowed, and those of proposers to what pays. */
@@ -307,6 +308,14 @@ static void count_step(struct engine *e, struct seq *s, const struct accept_resu
         metrics_add(e->stats->fallback_steps, 1);
 }
 
+static void tell_round(const struct seq *s, struct event *ev)
+{
+    ev->round = s->n_rounds;
+    ev->n_draft = s->n_draft;
+    if (s->n_draft && s->proposer != SEQ_NO_PROPOSER)
+        memcpy(ev->proposer, s->last_proposer, sizeof(ev->proposer));
+}
+
 /* What has run of its committed tokens can be found by others from now on, drafts cannot. */
 static void enter_rows(struct engine *e, struct seq *s)
 {
@@ -330,6 +339,7 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
     }
     learn(e, s, base);
     count_step(e, s, &result);
+    tell_round(s, ev);
     count_tokens(e, s, ev->n_tokens, now_us);
     for (uint32_t i = 0; i < result.n_accepted; i++)
         result.path[i] += base;

@@ -97,6 +97,9 @@ static void fill_run(struct service *s, const struct event *ev, const struct eve
                      Tandem__V1__TokenRun *run)
 {
     tandem__v1__token_run__init(run);
+    run->round = ev->round;
+    run->drafted = ev->n_draft;
+    run->proposer = rpc_text(ev->proposer);
     run->n_tokens = ev->n_tokens;
     run->tokens = s->token_list;
     for (uint32_t i = 0; i < ev->n_tokens; i++) {

@@ -55,6 +55,9 @@ static ssize_t send_tokens(struct rpc_call *c, const ProtobufCBinaryData *texts,
     for (unsigned i = 0; i < n; i++) {
         tandem__v1__token__init(&tokens[i]);
         tokens[i].text = tokens[i].bytes = texts[i];
+        tokens[i].id = i;
+        tokens[i].origin = i + 1 < n ? TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_ACCEPTED
+                                     : TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_BONUS;
         tokens[i].logprob = -0.5f;
         tokens[i].n_top = 1;
         tokens[i].top = tops;
@@ -62,6 +65,9 @@ static ssize_t send_tokens(struct rpc_call *c, const ProtobufCBinaryData *texts,
     }
     run.n_tokens = n;
     run.tokens = v;
+    run.round = 1;
+    run.drafted = n;
+    run.proposer = rpc_text("fake");
     e.choice = choice;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_RUN;
     e.run = &run;

@@ -18,8 +18,23 @@ static void take_text(struct answer *a, ProtobufCBinaryData text)
     a->text[a->text_len] = 0;
 }
 
+static void take_told(struct answer *a, const Tandem__V1__TokenRun *run)
+{
+    a->told.rounds = run->round;
+    a->told.drafted += run->drafted;
+    if (run->proposer.len)
+        snprintf(a->told.proposer, sizeof(a->told.proposer), "%.*s", (int)run->proposer.len,
+                 (char *)run->proposer.data);
+    for (size_t i = 0; i < run->n_tokens; i++) {
+        Tandem__V1__TokenOrigin origin = run->tokens[i]->origin;
+        a->told.accepted += origin == TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_ACCEPTED;
+        a->told.bonus += origin == TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_BONUS;
+    }
+}
+
 static void take_run(struct answer *a, const Tandem__V1__TokenRun *run)
 {
+    take_told(a, run);
     for (size_t i = 0; i < run->n_tokens && a->n < ANSWER_MAX_TOKENS; i++) {
         const Tandem__V1__Token *t = run->tokens[i];
         a->ids[a->n] = t->id;

@@ -20,6 +20,10 @@ struct answer {
     Tandem__V1__FinishReason reason;
     unsigned prompt_tokens, cached_tokens, drafted, accepted, rounds, bonus;
     char rule[16];
+    struct {
+        unsigned rounds, drafted, accepted, bonus; // as its runs told
+        char proposer[16];                         // of the last draft
+    } told;
 };
 
 struct generation {

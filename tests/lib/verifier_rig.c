@@ -94,6 +94,8 @@ static void take_commit(struct verify *v, const Tandem__V1__VerifyCommit *c)
     v->n_commits++;
     v->base_len = c->base_len;
     v->accepted = c->accepted;
+    v->round = c->run->round;
+    v->drafted = c->run->drafted;
     v->n_run = (unsigned)c->run->n_tokens;
     for (unsigned i = 0; i < v->n_run; i++) {
         v->run[i] = c->run->tokens[i]->id;

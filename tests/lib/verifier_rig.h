@@ -48,6 +48,7 @@ struct verify {
     uint32_t prompt_len;
     unsigned n_commits;
     uint32_t base_len, accepted; // of the last commit
+    uint32_t round, drafted;     // likewise
     unsigned n_run;
     uint32_t run[ACCEPT_MAX + 1];
     Tandem__V1__TokenOrigin origins[ACCEPT_MAX + 1];

@@ -270,6 +270,26 @@ static void usage_comes_last_when_asked_for(void **state)
     http_answer_done(&a);
 }
 
+/* The fake's tokens are a draft that was kept, but for the last, its bonus. */
+static void a_stream_tells_of_each_token_if_asked(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {
+        "\"tandem\":{\"tokens\":[{\"id\":0,\"origin\":\"accepted\",\"round\":1,\"drafted\":2,"
+        "\"proposer\":\"fake\"}]}}\n\n",
+        "{\"id\":1,\"origin\":\"bonus\",\"round\":1,\"drafted\":2,\"proposer\":\"fake\"}"};
+    for (unsigned asked = 0; asked < 2; asked++) {
+        struct http_answer a =
+            chat("run 2", asked ? ",\"stream\":true,\"stream_options\":{\"include_tokens\":true}"
+                                : ",\"stream\":true");
+        assert_int_equal(a.status, 200);
+        for (unsigned i = 0; i < ARRAY_LEN(parts); i++)
+            assert_int_equal(strstr(a.body, parts[i]) != NULL, asked);
+        assert_int_equal(strstr(a.body, "\"tandem\"") != NULL, asked);
+        http_answer_done(&a);
+    }
+}
+
 static void a_completion_takes_text_or_tokens(void **state)
 {
     (void)state;
@@ -297,8 +317,8 @@ static void every_parameter_reaches_the_verifier(void **state)
                  "\"seed\":-9007199254740993,\"max_completion_tokens\":9,\"min_tokens\":2,"
                  "\"stop\":[\"a\",\"b\"],\"stop_token_ids\":[5],\"ignore_eos\":true,"
                  "\"logit_bias\":{\"17\":-3.5},\"logprobs\":true,\"top_logprobs\":4,\"n\":1,"
-                 "\"speculative\":{\"proposer\":\"none\",\"n_max\":0,\"n_min\":2,\"p_min\":0.5},"
-                 "\"user\":\"u\","
+                 "\"speculative\":{\"proposer\":\"none\",\"n_max\":0,\"n_min\":2,\"p_min\":0.5,"
+                 "\"fixed\":true},\"user\":\"u\","
                  "\"prediction\":{\"type\":\"content\",\"content\":\"guess\"},"
                  "\"cache_salt\":\"pepper\"");
     assert_int_equal(a.status, 200);
@@ -324,6 +344,7 @@ static void every_parameter_reaches_the_verifier(void **state)
     assert_int_equal(q->speculative->has_n_max_case, TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX);
     assert_int_equal(q->speculative->has_p_min_case, TANDEM__V1__SPECULATIVE__HAS_P_MIN_P_MIN);
     assert_true(q->speculative->p_min == 0.5f && q->speculative->n_min == 2);
+    assert_true(q->speculative->fixed);
     assert_memory_equal(q->prediction.data, "guess", 5);
     assert_int_equal(q->tenant.len, 6);
     assert_memory_equal(q->tenant.data, "pepper", 6);
@@ -482,8 +503,11 @@ static void bad_bodies_are_refused_by_name(void **state)
         {",\"top_logprobs\":3", "top_logprobs"},
         {",\"stream\":\"yes\"", "stream"},
         {",\"stream_options\":{}", "stream_options"},
+        {",\"stream\":true,\"stream_options\":{\"include_tokens\":1}",
+         "stream_options.include_tokens"},
         {",\"speculative\":{\"n_max\":-1}", "speculative.n_max"},
         {",\"speculative\":{\"p_min\":1.5}", "speculative.p_min"},
+        {",\"speculative\":{\"fixed\":3}", "speculative.fixed"},
         {",\"response_format\":{\"type\":\"json_object\"}", "response_format"},
         {",\"tool_choice\":\"required\"", "tool_choice"},
         {",\"model\":7", "model"},
@@ -1284,6 +1308,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_token_that_ends_inside_a_character_has_an_event_without_text),
         cmocka_unit_test(text_held_back_arrives_with_the_end),
         cmocka_unit_test(usage_comes_last_when_asked_for),
+        cmocka_unit_test(a_stream_tells_of_each_token_if_asked),
         cmocka_unit_test(a_completion_takes_text_or_tokens),
         cmocka_unit_test(every_parameter_reaches_the_verifier),
         cmocka_unit_test(what_is_not_said_is_left_to_the_verifier),

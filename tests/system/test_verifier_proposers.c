@@ -45,6 +45,40 @@ static void a_proposer_changes_nothing_but_the_rounds(void **state)
     service_stop(&s);
 }
 
+/* The policy goodput finds that drafting does not pay for so small a model. */
+static void a_fixed_request_drafts_and_its_runs_tell_of_it(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    speculative.has_n_max_case = TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX;
+    speculative.n_max = 3;
+    wish_init(&w, STORY, 300);
+    w.msg.ignore_eos = w.msg.logprobs = true;
+    w.msg.speculative = &speculative;
+    generation_run(c, &w.msg, &a[0]);
+    speculative.fixed = true;
+    generation_run(c, &w.msg, &a[1]);
+    same_answer(&a[0], &a[1]);
+    assert_true(a[1].drafted > 60 && a[1].drafted > 2 * a[0].drafted);
+    assert_int_equal(a[1].told.rounds, a[1].rounds);
+    assert_int_equal(a[1].told.drafted, a[1].drafted);
+    assert_int_equal(a[1].told.accepted, a[1].accepted);
+    assert_int_equal(a[1].told.bonus, a[1].bonus);
+    assert_string_equal(a[1].told.proposer, "ngram");
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
 enum { N_ALIKE = 8 };
 
 /* Two verifiers, each with the same two proposers. */
@@ -256,6 +290,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
+        cmocka_unit_test(a_fixed_request_drafts_and_its_runs_tell_of_it),
         cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
         cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),

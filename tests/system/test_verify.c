@@ -31,6 +31,8 @@ static void drafts_are_kept_wholly_partly_or_not_at_all(void **state)
 
     verify_draft(&v, (uint32_t[]){ids[6], ids[7], ids[8] + 1, ids[9]}, NULL, 4); // partly
     assert_int_equal(v.accepted, 2);
+    assert_int_equal(v.round, 3);
+    assert_int_equal(v.drafted, 4);
     assert_memory_equal(v.run, ids + 6, 3 * sizeof(uint32_t));
     assert_int_equal(v.origins[2], TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_CORRECTION);
 

@@ -62,6 +62,31 @@ static void many_sequences_switch_drafting_off(void **state)
     assert_int_equal(asked(w, 8, 64), 0);
 }
 
+static void a_fixed_request_drafts_where_it_does_not_pay(void **state)
+{
+    (void)state;
+    static const int32_t parents[] = {-1, 0, 1, 2, 3, 4, 5, 6};
+    static const float doubts[8] = {0};
+    enum control_policy policies[] = {CONTROL_GOODPUT, CONTROL_FIXED, CONTROL_EMA};
+    for (unsigned i = 0; i < ARRAY_LEN(policies); i++) {
+        struct world *w = world_of(policies[i], 5, 0, 100, 100);
+        struct control_round r = {.pass = {.rows = 2}, .n_decoding = 2, .n_running = 2};
+        w->seqs[0].ema = w->seqs[1].ema = 0;
+        for (unsigned k = 0; k < 2; k++)
+            w->items[k] =
+                (struct control_item){.s = &w->seqs[k], .context = 100, .n = 8, .fixed = k == 0};
+        assert_true(isinf(control_ask(&w->c, &r, w->items, 2)));
+        assert_int_equal(w->items[0].k, 5);
+        if (policies[i] != CONTROL_FIXED)
+            assert_int_equal(w->items[1].k, 0); // left to the policy
+        w->items[0].parents = parents;
+        w->items[0].said = doubts;
+        w->items[0].n = 8;
+        control_cut(&w->c, &r, w->items, 1);
+        assert_int_equal(w->items[0].k, 8);
+    }
+}
+
 /* ---- ema ---- */
 
 static uint32_t asked_with_ema(uint32_t k, float ema)
@@ -341,6 +366,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fixed_asks_for_k_within_what_is_allowed),
         cmocka_unit_test(many_sequences_switch_drafting_off),
+        cmocka_unit_test(a_fixed_request_drafts_where_it_does_not_pay),
         cmocka_unit_test(ema_has_four_bands),
         cmocka_unit_test(the_middle_bands_ask_for_one_token_at_least),
         cmocka_unit_test(ema_tries_one_token_again_every_32_rounds),

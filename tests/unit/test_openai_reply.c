@@ -75,6 +75,32 @@ static void a_streamed_completion_has_no_role(void **state)
     openai_reply_done(&r);
 }
 
+static void a_stream_tells_where_tokens_come_from_if_asked(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, true);
+    h.include_tokens = h.include_usage = true;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_started(&r, 0, text_of(""), &b);
+    struct openai_token t = {.text = text_of("x"),
+                             .id = 7,
+                             .origin = "accepted",
+                             .round = 2,
+                             .drafted = 3,
+                             .proposer = text_of("n\"g")};
+    openai_reply_token(&r, 0, &t, &b);
+    finish(&r, 0, &b);
+    assert_non_null(strstr(b.data, "\"content\":\"x\"},\"logprobs\":null,\"finish_reason\":null}],"
+                                   "\"usage\":null,\"tandem\":{\"tokens\":[{\"id\":7,"
+                                   "\"origin\":\"accepted\",\"round\":2,\"drafted\":3,"
+                                   "\"proposer\":\"n\\\"g\"}]}}\n\n"));
+    assert_null(strstr(strstr(b.data, "tandem") + 1, "tandem")); // the end has no token
+    openai_reply_done(&r);
+}
+
 static void whole_answers_gather_several_choices(void **state)
 {
     (void)state;
@@ -219,6 +245,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_streamed_chat_is_role_tokens_reason_done),
         cmocka_unit_test(a_streamed_completion_has_no_role),
+        cmocka_unit_test(a_stream_tells_where_tokens_come_from_if_asked),
         cmocka_unit_test(whole_answers_gather_several_choices),
         cmocka_unit_test(an_answer_to_a_prediction_tells_what_became_of_it),
         cmocka_unit_test(echo_comes_first_and_moves_the_offsets),
