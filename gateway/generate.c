@@ -22,7 +22,7 @@
 struct generator {
     struct upstream *upstream;
     struct template *template;
-    int64_t load_wait_us;
+    int64_t load_wait_us, queue_wait_us;
     struct metric *requests[2], *failed, *cancelled, *first_s, *between_s, *whole_s;
     atomic_bool draining;
 
@@ -48,6 +48,8 @@ struct generation {
     bool gone;          // nobody reads the answer
     bool aborted;       // the server stops
     bool malformed;     // the verifier says what it must not
+    bool overdue;       // it has not begun in time
+    int64_t asked_us;   // since when it is to begin; 0: it has, or was not asked
     struct rpc_stream *call;
 };
 
@@ -193,6 +195,9 @@ static void on_started(struct generation *x, unsigned choice, const Tandem__V1__
                        struct buf *to)
 {
     http_let_go(x->http);
+    pthread_mutex_lock(&x->mu);
+    x->asked_us = 0;
+    pthread_mutex_unlock(&x->mu);
     if (x->reply.stream && !x->streaming) {
         x->streaming = true;
         http_stream(x->http);
@@ -285,11 +290,20 @@ static void end_unavailable(struct generation *x, const char *text)
     end_error(x, 503, why, "");
 }
 
+static void end_overdue(struct generation *x)
+{
+    char why[FAIL_TEXT_MAX];
+    snprintf(why, sizeof(why),
+             "the request has waited %g s for its turn, which is all it may; try again later",
+             (double)x->g->queue_wait_us / 1e6);
+    end_error(x, 429, why, "");
+}
+
 static void on_end(void *user, const struct rpc_status *status)
 {
     struct generation *x = user;
     pthread_mutex_lock(&x->mu);
-    bool gone = x->gone, aborted = x->aborted, malformed = x->malformed;
+    bool gone = x->gone, aborted = x->aborted, malformed = x->malformed, overdue = x->overdue;
     pthread_mutex_unlock(&x->mu);
     if (malformed)
         end_error(x, 502, "the verifier's answer is malformed", "");
@@ -299,6 +313,8 @@ static void on_end(void *user, const struct rpc_status *status)
         end_silently(x);
     else if (aborted)
         end_error(x, 503, STOPPING, "");
+    else if (overdue)
+        end_overdue(x);
     else if (status->code == RPC_OK)
         end_error(x, 502, "the verifier ended the answer too early", "");
     else if (status->code == RPC_UNAVAILABLE)
@@ -343,6 +359,9 @@ static void ask_verifier(struct generation *x, const char *text, size_t len)
     }
     openai_request_done(&x->q); // it is in the message
     ref(x);                     // the call ends with one, this function with the other
+    pthread_mutex_lock(&x->mu);
+    x->asked_us = clock_us();
+    pthread_mutex_unlock(&x->mu);
     struct rpc_stream *call = rpc_stream_new(upstream_client(x->verifier),
                                              "/tandem.v1.Verifier/Generate", NULL, &events, x);
     rpc_stream_send(call, msg);
@@ -490,7 +509,7 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
 }
 
 int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                  struct generator **ret)
+                  int64_t queue_wait_us, struct generator **ret)
 {
     static const double seconds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                      0.5,   1,      2.5,   5,    10,    25,   60,  120};
@@ -501,6 +520,7 @@ int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
     g->upstream = u;
     g->template = t;
     g->load_wait_us = load_wait_us;
+    g->queue_wait_us = queue_wait_us;
     pthread_mutex_init(&g->mu, NULL);
     const char *name = "tandem_gateway_requests_total", *help = "Requests for tokens.";
     g->requests[0] = metrics_counter(name, help, "endpoint=\"completions\"");
@@ -518,6 +538,21 @@ int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
                                    "From a request's first byte to its end.", NULL, seconds, n);
     *ret = g;
     return 0;
+}
+
+void generator_tend(struct generator *g)
+{
+    pthread_mutex_lock(&g->mu);
+    int64_t late_us = clock_us() - g->queue_wait_us;
+    for (struct generation *x = g->all; x; x = x->next) {
+        pthread_mutex_lock(&x->mu);
+        if (x->call && x->asked_us && x->asked_us < late_us) {
+            x->overdue = true;
+            rpc_stream_cancel(x->call);
+        }
+        pthread_mutex_unlock(&x->mu);
+    }
+    pthread_mutex_unlock(&g->mu);
 }
 
 void generator_drain(struct generator *g)

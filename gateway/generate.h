@@ -4,8 +4,9 @@
  *                      |  loading: wait up to load_wait      |
  *     each step runs on the thread its predecessor ended on; none blocks
  *
- * A client that hangs up cancels the verifier's work; a verifier that dies ends the answer with an
- * error; a reader that is too slow is dropped.
+ * A verifier that has not begun after queue_wait is not waited for. A client that hangs up cancels
+ * the verifier's work; a verifier that dies ends the answer with an error; a reader that is too
+ * slow is dropped.
  *
  * Threads: generate() on http threads, the rest on template and rpc threads, one at a time. */
 #pragma once
@@ -20,7 +21,10 @@ struct generator;
 
 /* -ENOMEM. */
 int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                  struct generator **ret);
+                  int64_t queue_wait_us, struct generator **ret);
+/* Ends requests that have waited in a verifier's queue for longer than queue_wait_us with 429. Once
+ * in a while, by any one thread. */
+void generator_tend(struct generator *g);
 /* Refuses new requests with 503; what runs goes on. */
 void generator_drain(struct generator *g);
 /* Ends what runs with a clear error; templates and upstream do nothing from now on. */

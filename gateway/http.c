@@ -22,7 +22,7 @@
 #include "gateway/sse.h"
 
 #define MAX_HEADERS 4
-#define MAX_PATH_BYTES 1024
+#define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
 #define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
 #define STREAM_BLOCK 16384        // bytes per chunk
@@ -437,6 +437,14 @@ static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *
     return NULL;
 }
 
+/* A NUL would end the path before its end: what holds one stays as it came, and is no path of ours.
+ */
+static size_t unescape(void *cls, struct MHD_Connection *c, char *text)
+{
+    (void)cls, (void)c;
+    return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
+}
+
 static enum MHD_Result walk(void *cls, enum MHD_ValueKind kind, const char *name, size_t name_len,
                             const char *value, size_t len)
 {
@@ -445,12 +453,20 @@ static enum MHD_Result walk(void *cls, enum MHD_ValueKind kind, const char *name
     return MHD_YES;
 }
 
+static enum MHD_Result walk_query(void *cls, enum MHD_ValueKind kind, const char *name,
+                                  size_t name_len, const char *value, size_t len)
+{
+    (void)kind, (void)name, (void)value;
+    *(size_t *)cls += name_len + len + 2;
+    return MHD_YES;
+}
+
 static struct http_request *request_new(struct http_server *s, struct MHD_Connection *c,
                                         const char *path, const char *method, const char *id)
 {
     uint64_t random = 0;
     struct http_request *r = calloc(1, sizeof(*r));
-    if (!r || !(r->path = strndup(path, MAX_PATH_BYTES))) {
+    if (!r || !(r->path = strdup(path))) {
         free(r);
         return NULL;
     }
@@ -485,7 +501,11 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     const char *fault = framing_fault(&w, version);
     if (fault)
         return refuse(r, 400, fault);
-    if (w.n_bytes + strlen(path) > s->o.max_header)
+    size_t url = strlen(path);
+    MHD_get_connection_values_n(c, MHD_GET_ARGUMENT_KIND, walk_query, &url);
+    if (url > MAX_URL_BYTES)
+        return refuse(r, 414, "the path and its query are too long");
+    if (w.n_bytes + url > s->o.max_header)
         return refuse(r, 431, "the request header is too large");
     unsigned long long length = framing_length(&w);
     r->too_big = length > s->o.max_body;
@@ -597,8 +617,8 @@ static int start_daemon(struct http_server *s)
         on_request_line, s, MHD_OPTION_CONNECTION_LIMIT, o->max_connections,
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, o->max_per_ip, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->idle_us / 1000000 + 1),
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_THREAD_POOL_SIZE,
-        o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_END);
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
+        MHD_OPTION_THREAD_POOL_SIZE, o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_END);
     return s->daemon ? 0 : fail(-EIO, "http: the server cannot start: %s", strerror(errno));
 }
 

@@ -75,7 +75,8 @@ static int start(const struct options *o)
                 : template_new((unsigned)o->template_workers,
                                (unsigned)(o->template_timeout * 1000), &templates);
     rc = rc < 0 ? rc
-                : generator_new(gateway.upstream, templates, us(o->load_wait), &gateway.generator);
+                : generator_new(gateway.upstream, templates, us(o->load_wait), us(o->queue_wait),
+                                &gateway.generator);
     if (rc < 0) {
         close(fd);
         return rc;
@@ -89,8 +90,10 @@ static int start(const struct options *o)
 static void serve(void)
 {
     int sig;
-    while (!(sig = svc_wait_signal(TICK_US)))
+    while (!(sig = svc_wait_signal(TICK_US))) {
         svc_watchdog();
+        generator_tend(gateway.generator);
+    }
     log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
 }
 
@@ -108,6 +111,7 @@ static void drain(const struct options *o)
             svc_status("draining, %u requests left", n);
         told = n;
         svc_watchdog();
+        generator_tend(gateway.generator);
         if (svc_wait_signal(TICK_US / 10))
             break;
     }

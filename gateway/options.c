@@ -35,6 +35,8 @@ static const struct conf_option table[] = {
      "seconds of silence after which a stream gets a comment line"},
     {"load_wait", CONF_FLOAT, &o.load_wait, "30", 0, 3600, NULL, NULL, 0,
      "seconds a request waits for a model that is loading"},
+    {"queue_wait", CONF_FLOAT, &o.queue_wait, "300", 0.1, 86400, NULL, NULL, 0,
+     "seconds a request may wait in a verifier's queue; then it is 429"},
     {"drain_timeout", CONF_FLOAT, &o.drain_timeout, "120", 0, 3600, NULL, NULL, 0,
      "seconds that running requests may take after SIGTERM"},
     {"template_workers", CONF_INT, &o.template_workers, "2", 1, 64, NULL, NULL, 0,

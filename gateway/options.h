@@ -8,7 +8,7 @@ struct options {
     struct conf_list verifiers;
     int64_t http_threads, max_connections, max_connections_per_ip;
     int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;
-    double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait,
+    double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait, queue_wait,
         drain_timeout;
     int64_t template_workers;
     double template_timeout;
