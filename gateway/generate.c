@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 #include "gateway/answer.h"
+#include "gateway/auth.h"
 #include "gateway/generate.h"
 #include "gateway/jsonw.h"
 #include "gateway/openai_reply.h"
@@ -495,6 +496,7 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
     http_on_drain(r, on_drain);
     int rc = openai_request_parse(kind, body, len, &x->q, &fault);
     http_free_body(r);
+    rc = rc < 0 ? rc : auth_bind(http_carried(r), &x->q, &fault);
     if (rc < 0) {
         answer_fault(r, &fault);
         metrics_add(g->failed, 1);

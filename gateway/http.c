@@ -21,7 +21,7 @@
 #include "gateway/openai_reply.h"
 #include "gateway/sse.h"
 
-#define MAX_HEADERS 4
+#define MAX_HEADERS 8
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
 #define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
@@ -64,7 +64,8 @@ struct http_request {
     int status;
     const char *type;
     struct {
-        const char *name, *value;
+        const char *name;
+        char *value;
     } headers[MAX_HEADERS];
     unsigned n_headers;
     struct buf out;
@@ -75,9 +76,20 @@ struct http_request {
     void (*on_close)(void *user);
     void (*on_drain)(void *user);
     void *user;
+    void (*release)(void *carried);
+    void *carried;
 };
 
 /* ---- requests ---- */
+
+static void put_down(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    void *it = TAKE(r->carried);
+    pthread_mutex_unlock(&r->mu);
+    if (it)
+        r->release(it);
+}
 
 struct http_request *http_ref(struct http_request *r)
 {
@@ -89,8 +101,11 @@ void http_unref(struct http_request *r)
 {
     if (!r || atomic_fetch_sub(&r->n_refs, 1) != 1)
         return;
+    put_down(r);
     pthread_mutex_destroy(&r->mu);
     http_let_go(r);
+    for (unsigned i = 0; i < r->n_headers; i++)
+        free(r->headers[i].value);
     buf_done(&r->out);
     free(r->path);
     free(r);
@@ -109,6 +124,22 @@ const char *http_method(const struct http_request *r)
 const char *http_path(const struct http_request *r)
 {
     return r->path;
+}
+
+const char *http_field(const struct http_request *r, const char *name)
+{
+    return MHD_lookup_connection_value(r->c, MHD_HEADER_KIND, name);
+}
+
+void http_carry(struct http_request *r, void *it, void (*release)(void *it))
+{
+    r->carried = it;
+    r->release = release;
+}
+
+void *http_carried(const struct http_request *r)
+{
+    return r->carried;
 }
 
 const char *http_id(const struct http_request *r)
@@ -174,14 +205,16 @@ static void wake(struct http_request *r)
 
 void http_header(struct http_request *r, const char *name, const char *value)
 {
-    if (r->n_headers == MAX_HEADERS)
+    char *copy = r->n_headers < MAX_HEADERS ? strdup(value) : NULL;
+    if (!copy)
         return;
     r->headers[r->n_headers].name = name;
-    r->headers[r->n_headers++].value = value;
+    r->headers[r->n_headers++].value = copy;
 }
 
 void http_reply(struct http_request *r, int status, const char *type, struct buf *body)
 {
+    put_down(r);
     pthread_mutex_lock(&r->mu);
     if (r->answer == NONE && !r->gone) {
         r->answer = REPLY;
@@ -255,6 +288,7 @@ bool http_is_behind(struct http_request *r)
 
 void http_end(struct http_request *r)
 {
+    put_down(r);
     pthread_mutex_lock(&r->mu);
     r->ended = true;
     wake(r);
@@ -365,7 +399,7 @@ static struct MHD_Response *response_of(struct http_request *r)
     MHD_add_response_header(m, "Cache-Control", "no-store");
     for (unsigned i = 0; i < r->n_headers; i++)
         MHD_add_response_header(m, r->headers[i].name, r->headers[i].value);
-    if (r->status == 429 || r->status == 503)
+    if ((r->status == 429 || r->status == 503) && !MHD_get_response_header(m, "Retry-After"))
         MHD_add_response_header(m, "Retry-After", "1");
     if (atomic_load(&r->s->draining))
         MHD_add_response_header(m, "Connection", "close");

@@ -52,7 +52,9 @@ DEFINE_AUTO(struct http_server, http_free)
 struct http_server *http_server_of(const struct http_request *r);
 const char *http_method(const struct http_request *r);
 const char *http_path(const struct http_request *r); // decoded, without the query
-const char *http_id(const struct http_request *r);   // X-Request-Id if it is a sane one, else made
+/* A field of the header, as it came; NULL: absent. Only from the handler. */
+const char *http_field(const struct http_request *r, const char *name);
+const char *http_id(const struct http_request *r); // X-Request-Id if it is a sane one, else made
 const char *http_body(const struct http_request *r, size_t *ret_len); // NUL behind it
 /* Frees the body once it is parsed; what was made of it counts in max_bodies in its place, until
  * http_let_go() or the last reference. Only for whoever answers. */
@@ -71,7 +73,12 @@ void http_on_close(struct http_request *r, void (*fn)(void *user), void *user);
 /* fn(user), the same user: half of max_unread was waiting, and now at most a quarter is. */
 void http_on_drain(struct http_request *r, void (*fn)(void *user));
 
-/* A header of the answer, before it; at most 4. Both strings must be static. */
+/* What the application keeps with the request; release(it) is called before the end of the answer
+ * leaves, or with the last reference. Only from the handler, once. */
+void http_carry(struct http_request *r, void *it, void (*release)(void *it));
+void *http_carried(const struct http_request *r); // NULL: nothing
+
+/* A header of the answer, before it; at most 8. name must be static. */
 void http_header(struct http_request *r, const char *name, const char *value);
 /* The whole answer; takes the bytes. Without effect when the client is gone. */
 void http_reply(struct http_request *r, int status, const char *type, struct buf *body);

@@ -105,3 +105,22 @@ void listen_name(int fd, char *name, size_t size)
     else
         snprintf(name, size, "a passed socket");
 }
+
+bool listen_is_public(int fd)
+{
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+        struct sockaddr_storage room;
+    } a = {0};
+    socklen_t len = sizeof(a);
+    if (getsockname(fd, &a.any, &len) < 0)
+        return true;
+    if (a.any.sa_family == AF_INET)
+        return ntohl(a.v4.sin_addr.s_addr) >> 24 != IN_LOOPBACKNET;
+    if (a.any.sa_family != AF_INET6)
+        return a.any.sa_family != AF_UNIX;
+    const struct in6_addr *v6 = &a.v6.sin6_addr;
+    return !IN6_IS_ADDR_LOOPBACK(v6) && !(IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+}

@@ -43,6 +43,42 @@ static int find_socket(const struct options *o, int *ret_fd)
     return 0;
 }
 
+/* Keys of the settings, or of the service manager (LoadCredential=api-keys:...). */
+static int read_keys(const struct options *o)
+{
+    const char *folder = getenv("CREDENTIALS_DIRECTORY"), *path = o->api_keys;
+    char credential[4096];
+    snprintf(credential, sizeof(credential), "%s/api-keys", folder ? folder : "");
+    if (!path && folder && access(credential, F_OK) == 0)
+        path = credential;
+    int rc = path ? auth_new(path, &gateway.auth) : 0;
+    if (gateway.auth)
+        log_info("API keys are needed, known=%u", auth_n_keys(gateway.auth));
+    gateway.metrics_open = o->metrics_open;
+    return rc;
+}
+
+static int check_open(const struct options *o, int fd, const char *name)
+{
+    if (gateway.auth || o->allow_open || !listen_is_public(fd))
+        return 0;
+    return fail(-EPERM,
+                "anybody who reaches %s could use this server: give it --api-keys, or say "
+                "--allow-open if that is meant",
+                name);
+}
+
+static void reload(void *user)
+{
+    (void)user;
+    if (!gateway.auth)
+        log_info("SIGHUP: there are no API keys to be read again");
+    else if (auth_reload(gateway.auth) < 0)
+        log_error("the API keys stay as they were: %s", fail_text());
+    else
+        log_info("API keys read again, known=%u", auth_n_keys(gateway.auth));
+}
+
 static int start_http(const struct options *o, int fd)
 {
     struct http_options h = {.n_threads = (unsigned)o->http_threads,
@@ -70,7 +106,11 @@ static int start(const struct options *o)
         return rc;
     listen_name(fd, name, sizeof(name));
     gateway.started_us = clock_us();
-    rc = upstream_new((const char *const *)o->verifiers.v, o->verifiers.n, &gateway.upstream);
+    rc = read_keys(o);
+    rc = rc < 0 ? rc : check_open(o, fd, name);
+    rc = rc < 0
+             ? rc
+             : upstream_new((const char *const *)o->verifiers.v, o->verifiers.n, &gateway.upstream);
     rc = rc < 0 ? rc
                 : template_new((unsigned)o->template_workers,
                                (unsigned)(o->template_timeout * 1000), &templates);
@@ -132,6 +172,7 @@ static void stop(void)
     upstream_free(gateway.upstream);
     generator_free(gateway.generator);
     http_free(http);
+    auth_free(gateway.auth);
 }
 
 int main(int argc, char **argv)
@@ -144,6 +185,7 @@ int main(int argc, char **argv)
         log_init("gateway", level);
         rc = start(o);
         if (rc == 0) {
+            svc_on_reload(reload, NULL);
             svc_ready("serving");
             serve();
             drain(o);

@@ -467,6 +467,8 @@ static const char *error_type(int status)
 static const char *error_code(int status, const char *param)
 {
     switch (status) {
+    case 401:
+        return "\"invalid_api_key\"";
     case 404:
         return strcmp(param, "model") == 0 ? "\"model_not_found\"" : "\"not_found\"";
     case 429:

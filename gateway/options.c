@@ -9,6 +9,13 @@ static const struct conf_option table[] = {
     {"listen", CONF_TEXT, &o.listen, "127.0.0.1:8080", 0, 0, NULL, NULL, 0,
      "address to serve HTTP on: HOST:PORT or unix:/path; a socket passed by the service manager "
      "takes its place"},
+    {"api_keys", CONF_TEXT, &o.api_keys, NULL, 0, 0, NULL, NULL, 0,
+     "file of API keys; without it a credential of the service manager called api-keys, if there "
+     "is one, else everybody is let in"},
+    {"allow_open", CONF_BOOL, &o.allow_open, "false", 0, 0, NULL, NULL, 0,
+     "serve without API keys even where other machines can reach the address"},
+    {"metrics_open", CONF_BOOL, &o.metrics_open, "false", 0, 0, NULL, NULL, 0,
+     "figures (/metrics, /v1/spec_decode/metrics) without an API key"},
     {"verifiers", CONF_LIST, &o.verifiers, "unix:/run/tandem/verifier.sock", 0, UPSTREAM_MAX, NULL,
      NULL, 0, "verifiers to forward to: unix:/path, HOST:PORT or dns:///HOST:PORT"},
     {"http_threads", CONF_INT, &o.http_threads, "2", 1, 64, NULL, NULL, 0,

@@ -4,7 +4,8 @@
 #include "base/conf.h"
 
 struct options {
-    char *listen, *log_level;
+    char *listen, *log_level, *api_keys;
+    bool allow_open, metrics_open;
     struct conf_list verifiers;
     int64_t http_threads, max_connections, max_connections_per_ip;
     int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;

@@ -1,5 +1,10 @@
 /* routes.c - which endpoint answers which request. */
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
+#include <strings.h>
+#include "base/clock.h"
+#include "base/err.h"
 #include "gateway/answer.h"
 #include "gateway/models.h"
 #include "gateway/routes.h"
@@ -37,28 +42,64 @@ static void version(struct gateway *g, struct http_request *r)
     answer_json(r, 200, &body);
 }
 
+enum openness { WANTS_KEY, OPEN, OPEN_METRICS }; // the last: as metrics_open says
+
 static const struct route {
-    const char *method, *path; // "GET" answers HEAD as well
+    const char *method, *path; // "GET" answers HEAD as well; "POST" counts for a key's limits
     bool prefix;               // and what is below it
     void (*answer)(struct gateway *g, struct http_request *r);
+    enum openness open; // where there are keys
 } routes[] = {
-    {"GET", "/", false, root},
-    {"POST", "/v1/chat/completions", false, chat},
-    {"POST", "/v1/completions", false, completion},
-    {"GET", "/v1/models", false, models_list},
-    {"GET", "/v1/models/", true, models_one},
-    {"GET", "/v1/spec_decode/metrics", false, status_speculation},
-    {"GET", "/health", false, status_health},
-    {"GET", "/ready", false, status_ready},
-    {"GET", "/metrics", false, status_metrics},
-    {"GET", "/version", false, version},
-    {"POST", "/tokenize", false, tokens_encode},
-    {"POST", "/detokenize", false, tokens_decode},
+    {"GET", "/", false, root, OPEN},
+    {"POST", "/v1/chat/completions", false, chat, WANTS_KEY},
+    {"POST", "/v1/completions", false, completion, WANTS_KEY},
+    {"GET", "/v1/models", false, models_list, WANTS_KEY},
+    {"GET", "/v1/models/", true, models_one, WANTS_KEY},
+    {"GET", "/v1/spec_decode/metrics", false, status_speculation, OPEN_METRICS},
+    {"GET", "/health", false, status_health, OPEN},
+    {"GET", "/ready", false, status_ready, OPEN},
+    {"GET", "/metrics", false, status_metrics, OPEN_METRICS},
+    {"GET", "/version", false, version, OPEN},
+    {"POST", "/tokenize", false, tokens_encode, WANTS_KEY},
+    {"POST", "/detokenize", false, tokens_decode, WANTS_KEY},
 };
 
 static bool path_fits(const struct route *e, const char *path)
 {
     return e->prefix ? strncmp(path, e->path, strlen(e->path)) == 0 : strcmp(path, e->path) == 0;
+}
+
+static const char *secret_of(const struct http_request *r)
+{
+    const char *text = http_field(r, "Authorization");
+    if (!text || strncasecmp(text, "Bearer ", 7) != 0)
+        return http_field(r, "X-API-Key");
+    return text + 7 + strspn(text + 7, " ");
+}
+
+static void leave(void *key)
+{
+    auth_leave(key);
+}
+
+/* false: it has been refused. */
+static bool let_in(struct gateway *g, struct http_request *r, const struct route *e)
+{
+    struct auth_key *key = NULL;
+    unsigned retry_s = 0;
+    if (!g->auth || e->open == OPEN || (e->open == OPEN_METRICS && g->metrics_open))
+        return true;
+    int rc = auth_enter(g->auth, secret_of(r), e->method[0] == 'P', clock_us(), &key, &retry_s);
+    if (key)
+        http_carry(r, key, leave);
+    if (rc == 0)
+        return true;
+    char text[16];
+    snprintf(text, sizeof(text), "%u", retry_s);
+    http_header(r, rc == -EAGAIN ? "Retry-After" : "WWW-Authenticate",
+                rc == -EAGAIN ? text : "Bearer");
+    answer_error(r, rc == -EAGAIN ? 429 : 401, fail_text(), "");
+    return false;
 }
 
 void routes_answer(void *user, struct http_request *r)
@@ -73,7 +114,7 @@ void routes_answer(void *user, struct http_request *r)
     } else if (strcmp(method, found->method) != 0) {
         http_header(r, "Allow", found->method[0] == 'G' ? "GET, HEAD" : "POST");
         answer_error(r, 405, "this path does not take that method; see the Allow header", "");
-    } else {
+    } else if (let_in(user, r, found)) {
         found->answer(user, r);
     }
 }

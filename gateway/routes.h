@@ -2,6 +2,7 @@
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>
+#include "gateway/auth.h"
 #include "gateway/generate.h"
 #include "gateway/http.h"
 #include "gateway/upstream.h"
@@ -9,6 +10,8 @@
 struct gateway {
     struct upstream *upstream;
     struct generator *generator;
+    struct auth *auth; // NULL: everybody is let in
+    bool metrics_open; // also without a key
     int64_t started_us;
     atomic_bool draining;
 };

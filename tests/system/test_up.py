@@ -1,4 +1,5 @@
 """./tandem up as its user sees it, without a terminal: the answer, the sentences, restarts, the end."""
+import hashlib
 import json
 import os
 import re
@@ -145,6 +146,14 @@ class UpTest(unittest.TestCase):
         self.assertEqual(refusal("--proposer", "draft", "--draft-quantize", "q2")[0],
                          'tandem: --draft-quantize must be no, q8_0 or q4_0, not "q2"')
         self.assertEqual(refusal("--port", "0"), ('tandem: --port must be 1..65535, not "0"', 1))
+
+    def test_a_key_is_shown_once_and_its_line_holds_the_digest(self):
+        run = subprocess.run([os.path.join(ROOT, "tandem"), "key", "alice", "rate=60"], capture_output=True, text=True)
+        key = run.stderr.split()[-1]
+        self.assertRegex(key, "^sk-[0-9a-f]{48}$")
+        self.assertEqual(run.stdout.split(), ["alice", "sha256:" + hashlib.sha256(key.encode()).hexdigest(), "rate=60"])
+        for args in [[], ["a b"], ["alice", "rate=x"]]:
+            self.assertEqual(subprocess.run([os.path.join(ROOT, "tandem"), "key", *args], capture_output=True).returncode, 1)
 
     def test_a_model_that_may_not_be_read_is_refused(self):
         nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []  # root reads all

@@ -1,0 +1,17 @@
+/* A file of API keys: read or refused, and nobody is let in by what is not in it. */
+#include <stdlib.h>
+#include "gateway/auth.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    struct auth *a = NULL;
+    struct auth_key *key;
+    unsigned retry_s;
+    if (auth_new_text("corpus", (const char *)data, n, &a) == 0 &&
+        auth_enter(a, "sk-nobody-has-this-key", true, 1, &key, &retry_s) == 0)
+        abort();
+    auth_free(a);
+    return 0;
+}
