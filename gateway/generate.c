@@ -18,13 +18,14 @@
 #include "gateway/wire.h"
 
 #define ANSWER_MAX (256u << 20) // bytes of a gathered answer
+#define MAX_TRIES 3             // verifiers one after the other
 #define STOPPING "the server is shutting down"
 
 struct generator {
     struct upstream *upstream;
     struct template *template;
     int64_t load_wait_us, queue_wait_us;
-    struct metric *requests[2], *failed, *cancelled, *first_s, *between_s, *whole_s;
+    struct metric *requests[2], *failed, *cancelled, *moved, *first_s, *between_s, *whole_s;
     atomic_bool draining;
 
     pthread_mutex_t mu; // for what follows
@@ -42,25 +43,24 @@ struct generation {
     struct openai_reply reply;
     struct verifier *verifier;
     const struct upstream_model *model;
+    struct rpc_msg *request;        // until the verifier has begun with it
+    struct affinity_prompt *prompt; // how it begins, until then
+    uint32_t tried;                 // upstream_index()s, a bit each
     bool waited, streaming;
     int64_t first_us, last_us; // tokens
+    struct rpc_status end;     // of the call
 
     pthread_mutex_t mu; // for what follows
     bool gone;          // nobody reads the answer
     bool aborted;       // the server stops
     bool malformed;     // the verifier says what it must not
     bool overdue;       // it has not begun in time
+    bool sending, over; // the call
     int64_t asked_us;   // since when it is to begin; 0: it has, or was not asked
     struct rpc_stream *call;
 };
 
 /* ---- begin and end ---- */
-
-static struct generation *ref(struct generation *x)
-{
-    atomic_fetch_add(&x->n_refs, 1);
-    return x;
-}
 
 static void leave(struct generation *x)
 {
@@ -82,6 +82,8 @@ static void unref(struct generation *x)
     leave(x);
     if (x->call)
         rpc_stream_free(x->call);
+    rpc_msg_free(x->request);
+    free(x->prompt);
     upstream_model_unref(x->model);
     openai_reply_done(&x->reply);
     openai_request_done(&x->q);
@@ -195,6 +197,8 @@ static void flush(struct generation *x, struct buf *to)
 static void on_started(struct generation *x, unsigned choice, const Tandem__V1__Started *s,
                        struct buf *to)
 {
+    rpc_msg_free(TAKE(x->request));
+    free(TAKE(x->prompt));
     http_let_go(x->http);
     pthread_mutex_lock(&x->mu);
     x->asked_us = 0;
@@ -300,12 +304,17 @@ static void end_overdue(struct generation *x)
     end_error(x, 429, why, "");
 }
 
-static void on_end(void *user, const struct rpc_status *status)
+static bool moves(struct generation *x);
+
+/* The call is over and nobody touches it any more. Takes the step's reference. */
+static void on_over(struct generation *x)
 {
-    struct generation *x = user;
+    const struct rpc_status *status = &x->end;
     pthread_mutex_lock(&x->mu);
     bool gone = x->gone, aborted = x->aborted, malformed = x->malformed, overdue = x->overdue;
     pthread_mutex_unlock(&x->mu);
+    if (!gone && !aborted && !malformed && !overdue && moves(x))
+        return;
     if (malformed)
         end_error(x, 502, "the verifier's answer is malformed", "");
     else if (status->code == RPC_OK && openai_reply_complete(&x->reply))
@@ -324,6 +333,71 @@ static void on_end(void *user, const struct rpc_status *status)
         end_error(x, answer_status_of(status->code), status->text,
                   status->code == RPC_NOT_FOUND ? "model" : "");
     unref(x);
+}
+
+static void on_end(void *user, const struct rpc_status *status)
+{
+    struct generation *x = user;
+    x->end = *status;
+    pthread_mutex_lock(&x->mu);
+    x->over = true;
+    bool sending = x->sending;
+    pthread_mutex_unlock(&x->mu);
+    if (!sending)
+        on_over(x);
+}
+
+/* Sends the request to its verifier. Takes the step's reference along. */
+static void call_verifier(struct generation *x)
+{
+    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    x->tried |= 1u << upstream_index(x->verifier);
+    pthread_mutex_lock(&x->mu);
+    x->sending = true;
+    x->over = false;
+    pthread_mutex_unlock(&x->mu);
+    struct rpc_stream *call = rpc_stream_new(upstream_client(x->verifier),
+                                             "/tandem.v1.Verifier/Generate", NULL, &events, x);
+    rpc_stream_send(call, rpc_msg_share(x->request));
+    rpc_stream_close(call);
+    pthread_mutex_lock(&x->mu);
+    x->call = call;
+    x->sending = false;
+    bool over = x->over;
+    if (x->gone || x->aborted || x->malformed ||
+        x->overdue) // while there was nothing to cancel yet
+        rpc_stream_cancel(call);
+    pthread_mutex_unlock(&x->mu);
+    if (over)
+        on_over(x);
+}
+
+/* A verifier that is gone or full before it has begun: an equal one may do it. true: it was asked,
+ * and has the step's reference. */
+static bool moves(struct generation *x)
+{
+    const struct upstream_want want = {.prompt = x->prompt, .like = x->model, .except = x->tried};
+    const struct upstream_model *model;
+    struct verifier *next;
+    bool gone = x->end.code == RPC_UNAVAILABLE, full = x->end.code == RPC_RESOURCE_EXHAUSTED;
+    if (!x->request || !(gone || full) || __builtin_popcount(x->tried) == MAX_TRIES)
+        return false;
+    if (gone)
+        upstream_suspect(x->verifier);
+    if (upstream_take(x->g->upstream, &want, &next, &model) < 0)
+        return false;
+    upstream_model_unref(model); // like x->model
+    log_info("request moves id=%s from=%s to=%s: %s", http_id(x->http),
+             upstream_target(x->verifier), upstream_target(next), x->end.text);
+    metrics_add(x->g->moved, 1);
+    release(x);
+    x->verifier = next;
+    pthread_mutex_lock(&x->mu);
+    struct rpc_stream *call = TAKE(x->call);
+    pthread_mutex_unlock(&x->mu);
+    rpc_stream_free(call);
+    call_verifier(x);
+    return true;
 }
 
 /* ---- the steps before ---- */
@@ -350,29 +424,17 @@ static int init_reply(struct generation *x)
 /* Takes the step's reference along. */
 static void ask_verifier(struct generation *x, const char *text, size_t len)
 {
-    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
-    struct rpc_msg *msg;
     if (init_reply(x) < 0 ||
-        wire_pack(&x->q, http_id(x->http), &x->model->info->name, text, len, &msg) < 0) {
+        wire_pack(&x->q, http_id(x->http), &x->model->info->name, text, len, &x->request) < 0) {
         end_error(x, 500, fail_text(), "");
         unref(x);
         return;
     }
     openai_request_done(&x->q); // it is in the message
-    ref(x);                     // the call ends with one, this function with the other
     pthread_mutex_lock(&x->mu);
     x->asked_us = clock_us();
     pthread_mutex_unlock(&x->mu);
-    struct rpc_stream *call = rpc_stream_new(upstream_client(x->verifier),
-                                             "/tandem.v1.Verifier/Generate", NULL, &events, x);
-    rpc_stream_send(call, msg);
-    rpc_stream_close(call);
-    pthread_mutex_lock(&x->mu);
-    x->call = call;
-    if (x->gone || x->aborted || x->malformed) // while there was nothing to cancel yet
-        rpc_stream_cancel(call);
-    pthread_mutex_unlock(&x->mu);
-    unref(x);
+    call_verifier(x);
 }
 
 static void on_rendered(void *user, int err, const char *text, size_t len)
@@ -437,10 +499,22 @@ static void on_loaded(void *user)
         unref(x);
 }
 
+/* How its prompt begins: NULL when it is short, or there is no memory. */
+static struct affinity_prompt *prompt_of(const struct openai_request *q)
+{
+    const char *text = q->template_vars ? q->template_vars : q->prompt;
+    size_t len = q->ids ? q->n_ids * sizeof(*q->ids) : strlen(text);
+    struct affinity_prompt *p = len < AFFINITY_PIECE ? NULL : malloc(sizeof(*p));
+    if (p)
+        affinity_of(q->cache_salt ? q->cache_salt : "", q->ids ? (void *)q->ids : text, len, p);
+    return p;
+}
+
 /* Finds a verifier, or waits for one that loads. */
 static void advance(struct generation *x)
 {
-    int rc = upstream_take(x->g->upstream, x->q.model, &x->verifier, &x->model);
+    const struct upstream_want want = {.model = x->q.model, .prompt = x->prompt};
+    int rc = upstream_take(x->g->upstream, &want, &x->verifier, &x->model);
     if (rc == -EAGAIN && !x->waited && x->g->load_wait_us > 0) {
         rc = upstream_wait(x->g->upstream, x->q.model, x->g->load_wait_us, on_loaded, x);
         if (rc == 0)
@@ -504,6 +578,7 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
                  fault.param, fault.text);
         unref(x);
     } else if (goes_on(x)) {
+        x->prompt = upstream_n(g->upstream) > 1 ? prompt_of(&x->q) : NULL;
         advance(x);
     } else {
         unref(x);
@@ -531,6 +606,9 @@ int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
                                 "Requests that ended with an error.", NULL);
     g->cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
                                    "Requests whose client hung up.", NULL);
+    g->moved =
+        metrics_counter("tandem_gateway_requests_moved_total",
+                        "Requests sent to another verifier, as the first was gone or full.", NULL);
     g->first_s =
         metrics_histogram("tandem_gateway_time_to_first_token_seconds",
                           "From a request's first byte to its first token.", NULL, seconds, n);

@@ -98,6 +98,7 @@ static int read_tokenize(struct reading *r, json_t *body)
     if (!prompt)
         return reading_refuse(r, "prompt", "prompt is missing");
     int rc = read_add_special(r, reading_member(body, "add_special_tokens"));
+    rc = rc < 0 ? rc : reading_text(r, reading_member(body, "model"), "model", &r->q->model);
     return rc < 0 ? rc : reading_text(r, prompt, "prompt", &r->q->prompt);
 }
 
@@ -109,7 +110,8 @@ int openai_tokenize_parse(const char *body, size_t len, struct openai_request *r
 
 static int read_detokenize(struct reading *r, json_t *body)
 {
-    return read_ids(r, reading_member(body, "tokens"), "tokens");
+    int rc = reading_text(r, reading_member(body, "model"), "model", &r->q->model);
+    return rc < 0 ? rc : read_ids(r, reading_member(body, "tokens"), "tokens");
 }
 
 int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,

@@ -82,8 +82,8 @@ int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
                          struct openai_request *ret, struct openai_fault *ret_fault);
 void openai_request_done(struct openai_request *q);
 
-/* POST /tokenize {"prompt", "add_special_tokens"} and POST /detokenize {"tokens"} fill prompt,
- * add_special or ids. Errors as above. */
+/* POST /tokenize {"prompt", "add_special_tokens"} and POST /detokenize {"tokens"}, both with
+ * "model", fill prompt, add_special or ids. Errors as above. */
 int openai_tokenize_parse(const char *body, size_t len, struct openai_request *ret,
                           struct openai_fault *ret_fault);
 int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,

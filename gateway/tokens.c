@@ -25,7 +25,8 @@ static bool begin(struct gateway *g, struct http_request *r, parse_fn *parse,
         answer_fault(r, &fault);
         return false;
     }
-    rc = upstream_take(g->upstream, NULL, ret_verifier, &model);
+    rc = upstream_take(g->upstream, &(struct upstream_want){.model = ret->model}, ret_verifier,
+                       &model);
     if (rc < 0) {
         answer_error(r, rc == -ENOENT ? 404 : 503, fail_text(), "");
         openai_request_done(ret);

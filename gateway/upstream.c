@@ -48,14 +48,15 @@ struct waiter {
 struct upstream {
     unsigned n;
     struct verifier verifiers[UPSTREAM_MAX];
+    struct calls *calls;
     pthread_t watcher;
     bool started;       // the watcher
     pthread_mutex_t mu; // for what follows
     pthread_cond_t changed;
     bool stopping;
+    struct affinity *affinity;
     struct waiter *waiters;
     unsigned n_waiters;
-    struct call *calls; // under way
 };
 
 const char *upstream_state_name(enum upstream_state s)
@@ -96,99 +97,13 @@ static const struct upstream_model *snapshot_new(Tandem__V1__ModelInfo *info)
     return &s->model;
 }
 
-/* ---- unary calls without waiting ---- */
-
-struct call {
-    struct upstream *u;
-    struct call *prev, *next;  // in u->calls, with its lock
-    struct rpc_stream *stream; // with u's lock; NULL: upstream_call() is still at it
-    bool over;                 // with u's lock
-    const ProtobufCMessageDescriptor *type;
-    ProtobufCMessage *reply;
-    upstream_done *done;
-    void *user;
-};
-
-static void call_free(struct call *c)
-{
-    rpc_stream_free(c->stream);
-    free(c);
-}
-
-static void call_link(struct call *c)
-{
-    pthread_mutex_lock(&c->u->mu);
-    c->next = c->u->calls;
-    if (c->next)
-        c->next->prev = c;
-    c->u->calls = c;
-    pthread_mutex_unlock(&c->u->mu);
-}
-
-/* With the lock. */
-static void call_unlink(struct call *c)
-{
-    if (c->prev)
-        c->prev->next = c->next;
-    else
-        c->u->calls = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
-}
-
-static void call_message(void *user, struct rpc_msg *msg)
-{
-    struct call *c = user;
-    if (!c->reply)
-        c->reply = rpc_unpack(c->type, msg);
-}
-
-static void call_end(void *user, const struct rpc_status *status)
-{
-    struct call *c = user;
-    struct rpc_status st = *status;
-    if (st.code == RPC_OK && !c->reply)
-        st = (struct rpc_status){RPC_INTERNAL, "the verifier's answer is malformed"};
-    if (st.code != RPC_OK && c->reply)
-        protobuf_c_message_free_unpacked(TAKE(c->reply), NULL);
-    pthread_mutex_lock(&c->u->mu);
-    call_unlink(c);
-    if (st.code == RPC_CANCELLED && c->u->stopping)
-        snprintf(st.text, sizeof(st.text), STOPPING);
-    pthread_mutex_unlock(&c->u->mu);
-    c->done(c->user, &st, c->reply);
-    pthread_mutex_lock(&c->u->mu);
-    c->over = true;
-    bool last = c->stream;
-    pthread_mutex_unlock(&c->u->mu);
-    if (last)
-        call_free(c);
-}
+/* ---- calls ---- */
 
 void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
                    const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-                   upstream_done *done, void *user)
+                   calls_done *done, void *user)
 {
-    static const struct rpc_events events = {.on_message = call_message, .on_end = call_end};
-    struct rpc_options opt = {.timeout_us = timeout_us};
-    struct call *c = calloc(1, sizeof(*c));
-    if (!c) {
-        done(user, &(struct rpc_status){RPC_RESOURCE_EXHAUSTED, "no memory"}, NULL);
-        return;
-    }
-    *c = (struct call){.u = v->u, .type = reply, .done = done, .user = user};
-    call_link(c);
-    struct rpc_stream *s = rpc_stream_new(v->client, path, &opt, &events, c);
-    rpc_stream_send(s, rpc_pack(request));
-    rpc_stream_close(s);
-    pthread_mutex_lock(&v->u->mu);
-    c->stream = s;
-    bool last = c->over;
-    if (v->u->stopping) // harmless when it has ended
-        rpc_stream_cancel(s);
-    pthread_mutex_unlock(&v->u->mu);
-    if (last)
-        call_free(c);
+    calls_make(v->u->calls, v->client, path, timeout_us, request, reply, done, user);
 }
 
 struct rpc_client *upstream_client(struct verifier *v)
@@ -293,15 +208,51 @@ static bool serves(const struct verifier *v, const char *model)
            (strlen(model) == name->len && memcmp(model, name->data, name->len) == 0);
 }
 
+static bool same(ProtobufCBinaryData a, ProtobufCBinaryData b)
+{
+    return a.len == b.len && (!a.len || memcmp(a.data, b.data, a.len) == 0);
+}
+
+/* Whether it may get the request, were it ready. */
+static bool suits(const struct verifier *v, const struct upstream_want *w)
+{
+    const struct upstream_model *like = w->like;
+    if (w->except >> upstream_index(v) & 1 || !serves(v, w->model))
+        return false;
+    return !like || (same(like->info->name, v->model->info->name) &&
+                     same(like->info->fingerprint, v->model->info->fingerprint));
+}
+
 /* With the lock. */
-static struct verifier *best(struct upstream *u, const char *model)
+static struct verifier *idlest(struct upstream *u, const struct upstream_want *w)
 {
     struct verifier *found = NULL;
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
-        if (v->state == UPSTREAM_READY && serves(v, model) &&
+        if (v->state == UPSTREAM_READY && suits(v, w) &&
             (!found || atomic_load(&v->n_requests) < atomic_load(&found->n_requests)))
             found = v;
+    }
+    return found;
+}
+
+/* With the lock. Bounded, so that a beginning that everybody shares does not load one of many. */
+static struct verifier *best(struct upstream *u, const struct upstream_want *w)
+{
+    struct verifier *found = idlest(u, w);
+    unsigned pieces[UPSTREAM_MAX], most = 0;
+    if (!found || !w->prompt)
+        return found;
+    unsigned limit = 2 * atomic_load(&found->n_requests) + 2;
+    affinity_find(u->affinity, w->prompt, u->n, pieces);
+    most = pieces[upstream_index(found)];
+    for (unsigned i = 0; i < u->n; i++) {
+        struct verifier *v = &u->verifiers[i];
+        if (pieces[i] > most && v->state == UPSTREAM_READY && suits(v, w) &&
+            atomic_load(&v->n_requests) <= limit) {
+            found = v;
+            most = pieces[i];
+        }
     }
     return found;
 }
@@ -351,18 +302,20 @@ static int why_none(const struct upstream *u, const char *model)
     return fail(-EHOSTDOWN, "the verifier cannot be reached; it may be starting again");
 }
 
-int upstream_take(struct upstream *u, const char *model, struct verifier **ret,
+int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
                   const struct upstream_model **ret_model)
 {
     int rc = 0;
     pthread_mutex_lock(&u->mu);
-    struct verifier *v = best(u, model);
+    struct verifier *v = best(u, want);
     if (v) {
         atomic_fetch_add(&v->n_requests, 1);
+        if (want->prompt)
+            affinity_note(u->affinity, want->prompt, upstream_index(v));
         *ret_model = upstream_model_ref(v->model);
         *ret = v;
     } else {
-        rc = why_none(u, model);
+        rc = why_none(u, want->model);
     }
     pthread_mutex_unlock(&u->mu);
     return rc;
@@ -404,7 +357,7 @@ int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, voi
 /* With the lock. Whether upstream_take() would still say -EAGAIN. */
 static bool waits(struct upstream *u, const char *model)
 {
-    return !best(u, model) &&
+    return !idlest(u, &(struct upstream_want){.model = model}) &&
            (first(u, UPSTREAM_LOADING, model) || first(u, UPSTREAM_UNKNOWN, model));
 }
 
@@ -500,6 +453,11 @@ struct verifier *upstream_at(struct upstream *u, unsigned i)
     return &u->verifiers[i];
 }
 
+unsigned upstream_index(const struct verifier *v)
+{
+    return (unsigned)(v - v->u->verifiers);
+}
+
 const char *upstream_target(const struct verifier *v)
 {
     return v->target;
@@ -529,11 +487,15 @@ int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
     pthread_mutex_init(&u->mu, NULL);
     if (!n || n > UPSTREAM_MAX)
         return fail(-EINVAL, "there must be 1 to %d verifiers, not %u", UPSTREAM_MAX, n);
+    int rc = affinity_new(&u->affinity);
+    rc = rc < 0 ? rc : calls_new(&u->calls);
+    if (rc < 0)
+        return rc;
     for (; u->n < n; u->n++) {
         struct verifier *v = &u->verifiers[u->n];
         v->u = u;
         v->target = strdup(targets[u->n]);
-        int rc = v->target ? rpc_client_new(v->target, NULL, &v->client) : -ENOMEM;
+        rc = v->target ? rpc_client_new(v->target, NULL, &v->client) : -ENOMEM;
         if (rc < 0) {
             free(v->target);
             return fail(rc, "cannot make a channel to the verifier %s", targets[u->n]);
@@ -551,10 +513,9 @@ void upstream_stop(struct upstream *u)
     pthread_mutex_lock(&u->mu);
     u->stopping = true;
     pthread_cond_signal(&u->changed);
-    for (struct call *c = u->calls; c; c = c->next)
-        if (c->stream)
-            rpc_stream_cancel(c->stream);
     pthread_mutex_unlock(&u->mu);
+    if (u->calls)
+        calls_stop(u->calls, STOPPING);
 }
 
 void upstream_free(struct upstream *u)
@@ -569,6 +530,8 @@ void upstream_free(struct upstream *u)
         upstream_model_unref(u->verifiers[i].model);
         free(u->verifiers[i].target);
     }
+    affinity_free(u->affinity);
+    calls_free(u->calls);
     pthread_cond_destroy(&u->changed);
     pthread_mutex_destroy(&u->mu);
     free(u);

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "gateway/affinity.h"
+#include "gateway/calls.h"
 #include "rpc/rpc.h"
 #include "tandem/v1/verifier.pb-c.h"
 
@@ -47,12 +49,22 @@ const char *upstream_target(const struct verifier *v);
 enum upstream_state upstream_state(struct verifier *v, const struct upstream_model **ret_model,
                                    char ret_problem[FAIL_TEXT_MAX]);
 
-/* The verifier for a request: ready, serving `model` (NULL, "" and "default": any), with the fewest
- * requests; the caller holds it until upstream_release() and owns a reference to its model.
+/* What a request needs of a verifier. */
+struct upstream_want {
+    const char *model;                    // NULL, "" and "default": any
+    const struct affinity_prompt *prompt; // NULL: not known
+    const struct upstream_model *like;    // NULL, or only those with the same bits
+    uint32_t except;                      // bit i: not upstream_at(u, i)
+};
+
+/* The verifier for a request: ready, serving its model; of those the one that has seen most of how
+ * its prompt begins, unless that one has more than twice the requests of the idlest, and two; else
+ * the idlest. The caller holds it until upstream_release() and owns a reference to its model.
  * -ENOENT: no such model is served; -EAGAIN: one that may serve it is loading or not yet asked;
  * -EHOSTDOWN: those that serve it cannot be reached, drain or are refused. Each with a sentence. */
-int upstream_take(struct upstream *u, const char *model, struct verifier **ret,
+int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
                   const struct upstream_model **ret_model);
+unsigned upstream_index(const struct verifier *v); // upstream_at(u, i) is v
 void upstream_release(struct verifier *v);
 
 /* fn(user) is called once: when upstream_take() would no longer say -EAGAIN, or after timeout_us.
@@ -67,12 +79,10 @@ void upstream_stop(struct upstream *u);
 /* A call failed with UNAVAILABLE: ask again now, before anybody else runs into it. */
 void upstream_suspect(struct verifier *v);
 
-/* A unary call without waiting. reply: NULL unless the status is OK; the callee frees it with
- * protobuf_c_message_free_unpacked(). */
-typedef void upstream_done(void *user, const struct rpc_status *status, ProtobufCMessage *reply);
+/* calls_make() to it, until upstream_stop(). */
 void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
                    const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-                   upstream_done *done, void *user);
+                   calls_done *done, void *user);
 /* For calls that stream. */
 struct rpc_client *upstream_client(struct verifier *v);
 

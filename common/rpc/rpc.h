@@ -73,6 +73,8 @@ static inline ProtobufCBinaryData rpc_text(const char *text)
 struct rpc_msg *rpc_pack(const ProtobufCMessage *msg);
 /* Bytes on their way that are packed already (or are not valid: tests). */
 struct rpc_msg *rpc_msg_of(const void *data, size_t len);
+/* Another owner of the same bytes. */
+struct rpc_msg *rpc_msg_share(struct rpc_msg *msg);
 size_t rpc_msg_len(const struct rpc_msg *msg);
 void rpc_msg_free(struct rpc_msg *msg);
 

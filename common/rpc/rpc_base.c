@@ -135,6 +135,11 @@ size_t rpc_msg_len(const struct rpc_msg *msg)
     return grpc_byte_buffer_length(rpc_bytes(msg));
 }
 
+struct rpc_msg *rpc_msg_share(struct rpc_msg *msg)
+{
+    return rpc_msg(grpc_byte_buffer_copy(rpc_bytes(msg)));
+}
+
 void rpc_msg_free(struct rpc_msg *msg)
 {
     if (msg)

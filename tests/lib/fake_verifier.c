@@ -17,7 +17,7 @@ struct fake_verifier {
     Tandem__V1__ModelInfo__State state;
     float progress;
     uint32_t protocol;
-    const char *template;
+    const char *template, *name, *fingerprint;
     Tandem__V1__GenerateRequest *last;
 };
 
@@ -259,11 +259,11 @@ static void model_start(struct rpc_call *c, struct rpc_msg *msg)
     m.progress = f->progress;
     m.chat_template = rpc_text(f->template);
     m.protocol = f->protocol;
+    m.name = rpc_text(f->name);
+    m.fingerprint = rpc_text(f->fingerprint);
     pthread_mutex_unlock(&f->mu);
-    m.name = rpc_text("fake/model");
     m.architecture = rpc_text("llama");
     m.weight_type = rpc_text("q8_0");
-    m.fingerprint = rpc_text("fp_fake");
     m.bos_text = rpc_text("<s>");
     m.context_length = 1024;
     m.created = 1700000000;
@@ -369,6 +369,8 @@ struct fake_verifier *fake_verifier_start(const char *address)
     pthread_mutex_init(&f->mu, NULL);
     f->state = TANDEM__V1__MODEL_INFO__STATE__READY;
     f->template = FAKE_TEMPLATE;
+    f->name = "fake/model";
+    f->fingerprint = "fp_fake";
     f->protocol = 1;
     assert_int_equal(rpc_server_new(&opt, &f->server), 0);
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
@@ -408,6 +410,14 @@ void fake_verifier_template(struct fake_verifier *f, const char *source)
 {
     pthread_mutex_lock(&f->mu);
     f->template = source;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_model(struct fake_verifier *f, const char *name, const char *fingerprint)
+{
+    pthread_mutex_lock(&f->mu);
+    f->name = name;
+    f->fingerprint = fingerprint;
     pthread_mutex_unlock(&f->mu);
 }
 

@@ -33,6 +33,8 @@ void fake_verifier_state(struct fake_verifier *f, Tandem__V1__ModelInfo__State s
                          float progress);
 void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // told by GetModel
 void fake_verifier_template(struct fake_verifier *f, const char *source); // static text
+/* Static texts; "fake/model" and "fp_fake" else. */
+void fake_verifier_model(struct fake_verifier *f, const char *name, const char *fingerprint);
 unsigned fake_verifier_running(struct fake_verifier *f);   // Generate (and stalled) calls
 unsigned fake_verifier_cancelled(struct fake_verifier *f); // that were cancelled, so far
 /* The last Generate request; the caller frees it with free_unpacked. */
