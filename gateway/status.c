@@ -222,6 +222,17 @@ static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
                c->disk_written, c->disk_restored);
 }
 
+static void write_pass_times(const Tandem__V1__StatsReply *s, struct buf *to)
+{
+    buf_puts(to, ",\"pass_times\":[");
+    for (size_t i = 0; i < s->n_pass_times; i++) {
+        buf_printf(to, "%s{\"rows\":%u", i ? "," : "", s->pass_times[i]->rows);
+        write_real(to, "seconds", s->pass_times[i]->seconds);
+        buf_puts(to, "}");
+    }
+    buf_puts(to, "]");
+}
+
 static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)
 {
     buf_printf(
@@ -231,6 +242,7 @@ static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)
     write_real(to, "uptime_s", s->uptime_s);
     if (s->cache)
         write_cache(s->cache, to);
+    write_pass_times(s, to);
     write_proposers(s, to);
 }
 

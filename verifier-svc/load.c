@@ -70,6 +70,14 @@ static void show_disk(struct engine *e)
     e->disk_shown = now;
 }
 
+static void show_times(struct engine *e)
+{
+    for (unsigned i = 0; i < COST_TIMED; i++) {
+        struct cost_pass pass = {.rows = cost_rows_at(i)};
+        metrics_set(e->stats->pass_estimate_s[i], cost_us(&e->control.cost, &pass) / 1e6);
+    }
+}
+
 void engine_show_load(struct engine *e)
 {
     uint32_t n_paused = 0;
@@ -79,6 +87,7 @@ void engine_show_load(struct engine *e)
     metrics_set(e->stats->running, e->running.n);
     metrics_set(e->stats->waiting, e->waiting.n);
     show_kv(e);
+    show_times(e);
     if (e->tier)
         show_disk(e);
 }

@@ -52,6 +52,8 @@ struct service {
     struct engine_kv_view kv;
     Tandem__V1__ProposerStats proposers[DRAFTS_MAX];
     Tandem__V1__ProposerStats *proposer_list[DRAFTS_MAX];
+    Tandem__V1__PassTime pass_times[COST_TIMED];
+    Tandem__V1__PassTime *pass_time_list[COST_TIMED];
     struct drafts_stats proposer_stats[DRAFTS_MAX];
     char mode[256];
 };

@@ -265,6 +265,18 @@ static void fill_cache(struct service *s, Tandem__V1__StatsReply *reply)
     fill_holders(s, to);
 }
 
+static void fill_pass_times(struct service *s, Tandem__V1__StatsReply *reply)
+{
+    reply->pass_times = s->pass_time_list;
+    for (unsigned i = 0; i < COST_TIMED; i++) {
+        Tandem__V1__PassTime *to = s->pass_time_list[i] = &s->pass_times[i];
+        tandem__v1__pass_time__init(to);
+        to->rows = cost_rows_at(i);
+        to->seconds = metrics_value(s->stats->pass_estimate_s[i]);
+        reply->n_pass_times += to->seconds > 0;
+    }
+}
+
 void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
 {
     struct service *s = user;
@@ -279,6 +291,7 @@ void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
         fill_proposers(s, d, reply);
     fill_speculation(s, reply);
     fill_cache(s, reply);
+    fill_pass_times(s, reply);
     reply->prompt_tokens = count_of(m->prompt_tokens);
     reply->generated_tokens = count_of(m->generated_tokens);
     reply->requests = count_of(m->failed);

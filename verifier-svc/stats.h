@@ -6,6 +6,7 @@
 #pragma once
 #include <stdint.h>
 #include "base/metrics.h"
+#include "verifier-svc/cost.h"
 #include "verifier-svc/seq.h"
 
 #define STATS_MAX_PROPOSERS 16
@@ -32,6 +33,7 @@ struct stats {
     struct metric *disk_on, *disk_blocks, *disk_bytes;
     struct metric *disk_written, *disk_restored, *disk_dropped, *disk_failed, *disk_gone;
     struct metric *rounds, *preemptions, *pass_s, *pass_rows, *draft_wait_s;
+    struct metric *pass_estimate_s[COST_TIMED]; // of cost_rows_at(i) rows
     /* Speculation. */
     struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus, *ahead, *ahead_used;
     struct metric *acceptance_ema, *k_now;

@@ -9,6 +9,7 @@
 #include "file/gguf.h"
 #include "lib/figures.h"
 #include "lib/verifier_rig.h"
+#include "verifier-svc/cost.h"
 
 /* ---- Generate ---- */
 
@@ -239,6 +240,20 @@ static void a_cancelled_request_leaves_within_a_round(void **state)
     assert_true(service_said(&verifier, "request cancelled id=to-be-cancelled"));
 }
 
+static void its_figures_tell_what_passes_take(void **state)
+{
+    (void)state;
+    Tandem__V1__StatsReply *s = stats_of(client);
+    assert_int_equal(s->n_pass_times, COST_TIMED);
+    assert_int_equal(s->pass_times[0]->rows, 1);
+    assert_int_equal(s->pass_times[COST_TIMED - 1]->rows, 64);
+    for (unsigned i = 1; i < COST_TIMED; i++)
+        assert_true(s->pass_times[i]->seconds >= s->pass_times[i - 1]->seconds);
+    assert_true(s->pass_times[0]->seconds > 0);
+    assert_true(metric_of(client, "tandem_engine_pass_estimate_seconds{rows=\"64\"}") > 0);
+    tandem__v1__stats_reply__free_unpacked(s, NULL);
+}
+
 static void a_deadline_ends_the_request(void **state)
 {
     (void)state;
@@ -378,6 +393,7 @@ int main(void)
         cmocka_unit_test(detokenized_text_has_its_limit),
         cmocka_unit_test(a_malformed_message_is_refused),
         cmocka_unit_test(a_cancelled_request_leaves_within_a_round),
+        cmocka_unit_test(its_figures_tell_what_passes_take),
         cmocka_unit_test(a_deadline_ends_the_request),
         cmocka_unit_test(a_client_that_does_not_read_is_waited_for),
         cmocka_unit_test(a_client_that_never_reads_is_given_up),
