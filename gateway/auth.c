@@ -351,6 +351,16 @@ void auth_leave(struct auth_key *k)
     pthread_mutex_unlock(&a->mu);
 }
 
+void auth_name(struct auth_key *k, char ret_name[AUTH_MAX_NAME + 1])
+{
+    *ret_name = 0;
+    if (!k)
+        return;
+    pthread_mutex_lock(&k->a->mu);
+    memcpy(ret_name, k->name, sizeof(k->name));
+    pthread_mutex_unlock(&k->a->mu);
+}
+
 /* ---- what a key does to a request ---- */
 
 static int bound_tokens(uint32_t limit, struct openai_request *q, struct openai_fault *ret_fault)

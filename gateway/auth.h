@@ -44,6 +44,8 @@ DEFINE_AUTO(struct auth, auth_free)
 int auth_enter(struct auth *a, const char *secret, bool counts, int64_t now_us,
                struct auth_key **ret_key, unsigned *ret_retry_s);
 void auth_leave(struct auth_key *k);
+/* For the log. k NULL: "". */
+void auth_name(struct auth_key *k, char ret_name[AUTH_MAX_NAME + 1]);
 
 /* Puts a request for tokens under its key: max_tokens within the limit, cache_salt made the key's
  * own. k NULL: nothing. -EINVAL, -ENOMEM with *ret_fault. */

@@ -9,12 +9,12 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
-#include "base/metrics.h"
 #include "gateway/answer.h"
 #include "gateway/auth.h"
 #include "gateway/generate.h"
 #include "gateway/jsonw.h"
 #include "gateway/openai_reply.h"
+#include "gateway/record.h"
 #include "gateway/wire.h"
 
 #define ANSWER_MAX (256u << 20) // bytes of a gathered answer
@@ -25,7 +25,6 @@ struct generator {
     struct upstream *upstream;
     struct template *template;
     int64_t load_wait_us, queue_wait_us;
-    struct metric *requests[2], *failed, *cancelled, *moved, *first_s, *between_s, *whole_s;
     atomic_bool draining;
 
     pthread_mutex_t mu; // for what follows
@@ -47,8 +46,8 @@ struct generation {
     struct affinity_prompt *prompt; // how it begins, until then
     uint32_t tried;                 // upstream_index()s, a bit each
     bool waited, streaming;
-    int64_t first_us, last_us; // tokens
-    struct rpc_status end;     // of the call
+    struct record record;
+    struct rpc_status end; // of the call
 
     pthread_mutex_t mu; // for what follows
     bool gone;          // nobody reads the answer
@@ -98,17 +97,11 @@ static void release(struct generation *x)
     upstream_release(TAKE(x->verifier));
 }
 
-static void log_end(struct generation *x, int status)
+static void ended(struct generation *x, int status)
 {
-    const struct openai_speculation *s = &x->reply.speculation;
-    int64_t now_us = clock_us();
-    log_info("request done id=%s status=%d prompt=%u out=%u rounds=%u accepted=%u/%u first_ms=%.1f "
-             "ms=%.1f",
-             http_id(x->http), status, x->reply.prompt_tokens, x->reply.completion_tokens,
-             s->rounds, s->accepted, s->drafted,
-             x->first_us ? (double)(x->first_us - http_begun_us(x->http)) / 1e3 : 0.0,
-             (double)(now_us - http_begun_us(x->http)) / 1e3);
-    metrics_observe(x->g->whole_s, (double)(now_us - http_begun_us(x->http)) / 1e6);
+    struct openai_text none = {"", 0};
+    record_end(&x->record, x->http, x->model ? wire_text(x->model->info->name) : none, &x->reply,
+               status);
 }
 
 /* Ends the request with an error, as a status or, once events have left, as an event. */
@@ -125,16 +118,14 @@ static void end_error(struct generation *x, int status, const char *text, const 
     } else {
         answer_error(x->http, status, text, param);
     }
-    metrics_add(x->g->failed, 1);
-    log_end(x, status);
+    ended(x, status);
 }
 
 /* Nobody is there to be told. */
 static void end_silently(struct generation *x)
 {
     release(x);
-    metrics_add(x->g->cancelled, 1);
-    log_end(x, 499); // nginx's number for a client that closed
+    ended(x, 499); // nginx's number for a client that closed
 }
 
 /* Whether the next step may begin. Otherwise the request has been ended. */
@@ -213,16 +204,8 @@ static void on_started(struct generation *x, unsigned choice, const Tandem__V1__
 static void on_run(struct generation *x, unsigned choice, const Tandem__V1__TokenRun *run,
                    struct buf *to)
 {
-    int64_t now_us = clock_us();
     wire_run(&x->reply, choice, run, to);
-    if (!x->first_us && run->n_tokens) {
-        x->first_us = now_us;
-        metrics_observe(x->g->first_s, (double)(now_us - http_begun_us(x->http)) / 1e6);
-    } else if (run->n_tokens) {
-        metrics_observe(x->g->between_s,
-                        (double)(now_us - x->last_us) / 1e6 / (double)run->n_tokens);
-    }
-    x->last_us = now_us;
+    record_tokens(&x->record, x->http, run->n_tokens);
 }
 
 /* A stream begins with its first event: until then an error still has a status of its own.
@@ -277,10 +260,10 @@ static void end_well(struct generation *x)
     } else if (x->streaming) {
         http_write(x->http, to.data, to.len);
         http_end(x->http);
-        log_end(x, 200);
+        ended(x, 200);
     } else {
         answer_json(x->http, 200, &to);
-        log_end(x, 200);
+        ended(x, 200);
     }
     buf_done(&to);
     release(x);
@@ -387,9 +370,8 @@ static bool moves(struct generation *x)
     if (upstream_take(x->g->upstream, &want, &next, &model) < 0)
         return false;
     upstream_model_unref(model); // like x->model
-    log_info("request moves id=%s from=%s to=%s: %s", http_id(x->http),
-             upstream_target(x->verifier), upstream_target(next), x->end.text);
-    metrics_add(x->g->moved, 1);
+    record_moved(&x->record, x->http, upstream_target(x->verifier), upstream_target(next),
+                 x->end.text);
     release(x);
     x->verifier = next;
     pthread_mutex_lock(&x->mu);
@@ -424,8 +406,8 @@ static int init_reply(struct generation *x)
 /* Takes the step's reference along. */
 static void ask_verifier(struct generation *x, const char *text, size_t len)
 {
-    if (init_reply(x) < 0 ||
-        wire_pack(&x->q, http_id(x->http), &x->model->info->name, text, len, &x->request) < 0) {
+    if (init_reply(x) < 0 || wire_pack(&x->q, http_id(x->http), x->record.traceparent,
+                                       &x->model->info->name, text, len, &x->request) < 0) {
         end_error(x, 500, fail_text(), "");
         unref(x);
         return;
@@ -556,7 +538,8 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
     struct openai_fault fault;
     size_t len;
     const char *body = http_body(r, &len);
-    metrics_add(g->requests[kind == OPENAI_CHAT], 1);
+    struct record record = {0};
+    record_begin(&record, r, kind);
     if (atomic_load(&g->draining)) {
         answer_error(r, 503, STOPPING, "");
         return;
@@ -566,6 +549,7 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
         answer_error(r, 500, "no memory for this request", "");
         return;
     }
+    x->record = record;
     http_on_close(r, on_close, x);
     http_on_drain(r, on_drain);
     int rc = openai_request_parse(kind, body, len, &x->q, &fault);
@@ -573,9 +557,7 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
     rc = rc < 0 ? rc : auth_bind(http_carried(r), &x->q, &fault);
     if (rc < 0) {
         answer_fault(r, &fault);
-        metrics_add(g->failed, 1);
-        log_info("request refused id=%s status=%d param=%s: %s", http_id(r), fault.status,
-                 fault.param, fault.text);
+        record_refused(&x->record, r, &fault);
         unref(x);
     } else if (goes_on(x)) {
         x->prompt = upstream_n(g->upstream) > 1 ? prompt_of(&x->q) : NULL;
@@ -588,9 +570,6 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
 int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
                   int64_t queue_wait_us, struct generator **ret)
 {
-    static const double seconds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
-                                     0.5,   1,      2.5,   5,    10,    25,   60,  120};
-    size_t n = ARRAY_LEN(seconds);
     struct generator *g = calloc(1, sizeof(*g));
     if (!g)
         return fail(-ENOMEM, "generate: no memory");
@@ -599,23 +578,7 @@ int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
     g->load_wait_us = load_wait_us;
     g->queue_wait_us = queue_wait_us;
     pthread_mutex_init(&g->mu, NULL);
-    const char *name = "tandem_gateway_requests_total", *help = "Requests for tokens.";
-    g->requests[0] = metrics_counter(name, help, "endpoint=\"completions\"");
-    g->requests[1] = metrics_counter(name, help, "endpoint=\"chat_completions\"");
-    g->failed = metrics_counter("tandem_gateway_requests_failed_total",
-                                "Requests that ended with an error.", NULL);
-    g->cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
-                                   "Requests whose client hung up.", NULL);
-    g->moved =
-        metrics_counter("tandem_gateway_requests_moved_total",
-                        "Requests sent to another verifier, as the first was gone or full.", NULL);
-    g->first_s =
-        metrics_histogram("tandem_gateway_time_to_first_token_seconds",
-                          "From a request's first byte to its first token.", NULL, seconds, n);
-    g->between_s = metrics_histogram("tandem_gateway_inter_token_latency_seconds",
-                                     "Time per token behind the first.", NULL, seconds, n);
-    g->whole_s = metrics_histogram("tandem_gateway_e2e_request_latency_seconds",
-                                   "From a request's first byte to its end.", NULL, seconds, n);
+    record_init();
     *ret = g;
     return 0;
 }

@@ -5,6 +5,7 @@
 #include <strings.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/log.h"
 #include "gateway/answer.h"
 #include "gateway/models.h"
 #include "gateway/routes.h"
@@ -98,6 +99,8 @@ static bool let_in(struct gateway *g, struct http_request *r, const struct route
     snprintf(text, sizeof(text), "%u", retry_s);
     http_header(r, rc == -EAGAIN ? "Retry-After" : "WWW-Authenticate",
                 rc == -EAGAIN ? text : "Bearer");
+    log_info("request refused id=%s status=%d: %s", http_id(r), rc == -EAGAIN ? 429 : 401,
+             fail_text());
     answer_error(r, rc == -EAGAIN ? 429 : 401, fail_text(), "");
     return false;
 }

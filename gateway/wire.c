@@ -97,8 +97,9 @@ static void set_prompt(const struct openai_request *q, const char *text, size_t 
     m->add_bos = !text && (!q->add_special.set || q->add_special.value);
 }
 
-int wire_pack(const struct openai_request *q, const char *id, const ProtobufCBinaryData *model,
-              const char *text, size_t text_len, struct rpc_msg **ret)
+int wire_pack(const struct openai_request *q, const char *id, const char *traceparent,
+              const ProtobufCBinaryData *model, const char *text, size_t text_len,
+              struct rpc_msg **ret)
 {
     Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
     Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
@@ -124,6 +125,7 @@ int wire_pack(const struct openai_request *q, const char *id, const ProtobufCBin
     set_limits(q, &m);
     set_prompt(q, text, text_len, &ids, &m);
     m.id = rpc_text(id);
+    m.traceparent = rpc_text(traceparent);
     m.model = *model;
     m.sampling = &sampling;
     m.speculative = &speculative;

@@ -17,15 +17,22 @@
 typedef Tandem__V1__GenerateRequest message;
 typedef Tandem__V1__Sampling sampling;
 
-/* Printable ASCII, so that logs of all services can be searched for it. */
+void request_id(const message *m, char ret_id[REQUEST_MAX_ID + 1])
+{
+    size_t n = m->id.len < REQUEST_MAX_ID ? m->id.len : REQUEST_MAX_ID;
+    for (size_t i = 0; i < n; i++) {
+        uint8_t c = m->id.data[i];
+        ret_id[i] = c > ' ' && c < 127 && c != '"' && c != '\\' ? (char)c : '?';
+    }
+    ret_id[n] = 0;
+}
+
 static int read_id(const message *m, struct request *r)
 {
+    request_id(m, r->id);
+    trace_id(m->traceparent.data, m->traceparent.len, r->trace);
     if (m->id.len > REQUEST_MAX_ID)
         return fail(-EINVAL, "id has %zu bytes, at most %d are allowed", m->id.len, REQUEST_MAX_ID);
-    for (size_t i = 0; i < m->id.len; i++) {
-        uint8_t c = m->id.data[i];
-        r->id[i] = c > ' ' && c < 127 && c != '"' && c != '\\' ? (char)c : '?';
-    }
     return 0;
 }
 

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "base/trace.h"
 #include "model/dist.h"
 #include "text/detok.h"
 #include "text/tok.h"
@@ -59,8 +60,9 @@ struct request {
     bool verify;               // a Verify stream: the client sends the drafts
     int64_t arrived_us;
 
-    char id[REQUEST_MAX_ID + 1]; // printable
-    uint32_t *prompt;            // (n_prompt)
+    char id[REQUEST_MAX_ID + 1];  // printable
+    char trace[TRACE_ID_LEN + 1]; // of its traceparent, or ""
+    uint32_t *prompt;             // (n_prompt)
     uint32_t n_prompt;
     char *prompt_text; // echo; else NULL
     size_t prompt_text_len;
@@ -106,6 +108,8 @@ struct request {
     struct request *next_slow;
 };
 
+/* Its id in printable ASCII, so that logs of all services can be searched for it. */
+void request_id(const struct Tandem__V1__GenerateRequest *msg, char ret_id[REQUEST_MAX_ID + 1]);
 /* Checks everything and tokenizes. -EINVAL, -EILSEQ, -EMSGSIZE: the client's mistake, in one
  * sentence with the limit; -ENOENT: another model's name; -ENOMEM. One holder. */
 int request_read(const struct Tandem__V1__GenerateRequest *msg, const struct request_limits *limits,

@@ -20,10 +20,17 @@ int service_not_ready(struct service *s)
     }
 }
 
-void service_refuse(struct service *s, struct rpc_call *call, int err)
+void service_refuse(struct service *s, struct rpc_call *call,
+                    const Tandem__V1__GenerateRequest *msg, int err)
 {
+    char id[REQUEST_MAX_ID + 1] = "", trace[TRACE_ID_LEN + 1] = "";
     metrics_add(s->stats->refused, 1);
-    log_info("request refused code=%s: %s", rpc_code_name(rpc_code_of(err)), fail_text());
+    if (msg) {
+        request_id(msg, id);
+        trace_id(msg->traceparent.data, msg->traceparent.len, trace);
+    }
+    log_info("request refused id=%s%s%s code=%s: %s", id, *trace ? " trace=" : "", trace,
+             rpc_code_name(rpc_code_of(err)), fail_text());
     rpc_call_fail(call, err);
 }
 
@@ -78,9 +85,10 @@ static int submit(struct service *s, const struct job *j, const Tandem__V1__Gene
 
 static void run_generate(struct service *s, const struct job *j)
 {
-    int err = submit(s, j, (const Tandem__V1__GenerateRequest *)j->msg, false);
+    const Tandem__V1__GenerateRequest *msg = (const Tandem__V1__GenerateRequest *)j->msg;
+    int err = submit(s, j, msg, false);
     if (err < 0)
-        service_refuse(s, j->call, err);
+        service_refuse(s, j->call, msg, err);
 }
 
 static void generate_start(struct rpc_call *call, struct rpc_msg *in)
@@ -135,9 +143,10 @@ static int take_draft(struct service *s, struct request *r, const Tandem__V1__Ve
 
 static void run_open(struct service *s, const struct job *j)
 {
-    int err = submit(s, j, ((const Tandem__V1__VerifyRequest *)j->msg)->open, true);
+    const Tandem__V1__GenerateRequest *msg = ((const Tandem__V1__VerifyRequest *)j->msg)->open;
+    int err = submit(s, j, msg, true);
     if (err < 0)
-        service_refuse(s, j->call, err);
+        service_refuse(s, j->call, msg, err);
     else
         rpc_call_resume(j->call);
 }
@@ -193,7 +202,7 @@ static void verify_message(struct rpc_call *call, struct rpc_msg *in)
         call, &tandem__v1__verify_request__descriptor, in, &bytes);
     int err = msg ? take_verify(s, call, msg, bytes) : 0;
     if (err < 0)
-        service_refuse(s, call, err);
+        service_refuse(s, call, NULL, err);
     if ((!msg || err < 0) && r)
         cancel(s, r);
 }

@@ -62,8 +62,9 @@ struct service {
 
 /* -EPIPE and why nothing can be served now: "the model is being loaded (42 %)" and the like. */
 int service_not_ready(struct service *s);
-/* Ends a call with this thread's last sentence. */
-void service_refuse(struct service *s, struct rpc_call *call, int err);
+/* Ends a call with this thread's last sentence. msg: NULL if the call has none, or it is gone. */
+void service_refuse(struct service *s, struct rpc_call *call,
+                    const Tandem__V1__GenerateRequest *msg, int err);
 
 /* ---- service_jobs.c ---- */
 

@@ -58,7 +58,7 @@ static void load_wait_over(struct rpc_call *call)
     struct job *j = err ? take_of(s, call) : NULL;
     if (!j)
         return; // the model is there, and soon it is its turn
-    service_refuse(s, call, err);
+    service_refuse(s, call, NULL, err);
     job_free(j);
 }
 
@@ -127,7 +127,7 @@ void service_start_job(struct rpc_call *call, struct rpc_msg *in,
     ProtobufCMessage *msg = rpc_call_unpack_counted(call, type, in, &bytes);
     int err = msg ? service_add_job(s, call, msg, bytes, run) : 0;
     if (err < 0)
-        service_refuse(s, call, err);
+        service_refuse(s, call, NULL, err);
 }
 
 /* The next one; NULL: the service stops. */
@@ -157,7 +157,7 @@ void *service_jobs_main(void *service)
         if (engine_served(s->engine))
             j->run(s, j);
         else
-            service_refuse(s, j->call, service_not_ready(s));
+            service_refuse(s, j->call, NULL, service_not_ready(s));
         svc_asleep();
     }
     return NULL;

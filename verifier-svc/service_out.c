@@ -256,16 +256,18 @@ static void log_end(const struct event *ev)
 {
     const struct request *r = ev->req;
     double ms = (double)(clock_us() - r->arrived_us) / 1e3;
+    const char *word = *r->trace ? " trace=" : "";
     if (ev->error == -ECANCELED)
-        log_info("request cancelled id=%s prompt=%u ms=%.1f", r->id, r->n_prompt, ms);
+        log_info("request cancelled id=%s%s%s prompt=%u ms=%.1f", r->id, word, r->trace,
+                 r->n_prompt, ms);
     else if (ev->error)
-        log_warn("request failed id=%s prompt=%u ms=%.1f: %s", r->id, r->n_prompt, ms,
-                 ev->error_text);
+        log_warn("request failed id=%s%s%s prompt=%u ms=%.1f: %s", r->id, word, r->trace,
+                 r->n_prompt, ms, ev->error_text);
     else
-        log_info("request done id=%s prompt=%u out=%u choices=%u rounds=%u accepted=%u/%u "
-                 "end=%s ms=%.1f",
-                 r->id, r->n_prompt, r->total.n_generated, r->n, r->total.n_rounds,
-                 r->total.n_accepted, r->total.n_drafted, seq_end_name(ev->end), ms);
+        log_info("request done id=%s%s%s prompt=%u out=%u choices=%u rounds=%u drafted=%u "
+                 "accepted=%u end=%s ms=%.1f",
+                 r->id, word, r->trace, r->n_prompt, r->total.n_generated, r->n, r->total.n_rounds,
+                 r->total.n_drafted, r->total.n_accepted, seq_end_name(ev->end), ms);
 }
 
 static void send_event(struct service *s, const struct event *ev, const struct event_batch *b)

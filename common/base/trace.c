@@ -1,0 +1,24 @@
+/* trace.c - W3C Trace Context. https://www.w3.org/TR/trace-context/#traceparent-header */
+#include "base/trace.h"
+#include <string.h>
+
+/* n lower-case hexadecimal digits, not all zero unless they may be. */
+static bool is_hex(const char *s, size_t n, bool may_be_zero)
+{
+    return strspn(s, "0123456789abcdef") >= n && (may_be_zero || strspn(s, "0") < n);
+}
+
+bool trace_id(const void *text, size_t len, char ret_id[TRACE_ID_LEN + 1])
+{
+    char s[TRACE_LEN + 1] = "";
+    *ret_id = 0;
+    if (len != TRACE_LEN)
+        return false;
+    memcpy(s, text, TRACE_LEN);
+    if (strncmp(s, "00-", 3) != 0 || s[35] != '-' || s[52] != '-' || !is_hex(s + 3, 32, false) ||
+        !is_hex(s + 36, 16, false) || !is_hex(s + 53, 2, true))
+        return false;
+    memcpy(ret_id, s + 3, TRACE_ID_LEN);
+    ret_id[TRACE_ID_LEN] = 0;
+    return true;
+}

@@ -1,0 +1,52 @@
+/* test_trace.c - what is a traceparent and what is none. */
+#include <string.h>
+#include "base/trace.h"
+#include "lib/lib.h"
+
+#define GOOD "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+static void the_trace_id_is_found(void **state)
+{
+    char id[TRACE_ID_LEN + 1];
+    (void)state;
+    assert_true(trace_id(GOOD, TRACE_LEN, id));
+    assert_string_equal(id, "4bf92f3577b34da6a3ce929d0e0e4736");
+}
+
+static void whatever_differs_from_the_format_is_refused(void **state)
+{
+    static const char *const bad[] = {
+        "",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0",
+        GOOD "0",
+        GOOD "-more",
+        "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "00-4BF92F3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e473g-00f067aa0ba902b7-01",
+        "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0x",
+        "00_4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736_00f067aa0ba902b7-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7 01",
+    };
+    char id[TRACE_ID_LEN + 1];
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        if (trace_id(bad[i], strlen(bad[i]), id))
+            fail_msg("taken: %s", bad[i]);
+        assert_string_equal(id, "");
+    }
+    assert_false(trace_id("00-4bf92f3577b34da6a3ce929d0e0e\0"
+                          "736-00f067aa0ba902b7-01",
+                          TRACE_LEN, id));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_trace_id_is_found),
+        cmocka_unit_test(whatever_differs_from_the_format_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
