@@ -205,11 +205,11 @@ static uint32_t match_at(const struct shared *sh, const struct text *t,
     return m;
 }
 
-/* The most frequent of n tokens, of equal ones the first. */
+/* The most frequent of n >= 1 tokens, of equal ones the first. */
 static uint32_t most_frequent(const uint32_t *tokens, uint32_t n, uint32_t *ret_count)
 {
-    uint32_t kinds[PLACES_MAX], counts[PLACES_MAX], n_kinds = 0, best = 0;
-    for (uint32_t i = 0; i < n; i++) {
+    uint32_t kinds[PLACES_MAX] = {tokens[0]}, counts[PLACES_MAX] = {1}, n_kinds = 1, best = 0;
+    for (uint32_t i = 1; i < n; i++) {
         uint32_t k = 0;
         while (k < n_kinds && kinds[k] != tokens[i])
             k++;

@@ -319,7 +319,7 @@ static double median(double *v, unsigned n)
  * tokens. */
 static void fit_answers(struct control_proposer *p)
 {
-    double slopes[CONTROL_ANSWERS * CONTROL_ANSWERS / 2], us[CONTROL_ANSWERS];
+    double slopes[CONTROL_ANSWERS * CONTROL_ANSWERS / 2], us[CONTROL_ANSWERS] = {0};
     unsigned n = min_u32(p->n_answers, CONTROL_ANSWERS), n_slopes = 0;
     for (unsigned i = 0; i < n; i++) {
         us[i] = p->answers[i].us / p->answers[i].k;

@@ -444,7 +444,8 @@ static void peer_start(struct peer *p, struct newcomer *n)
     p->about = (struct drafts_described){0};
     memcpy(p->about.name, n->as->name, sizeof(p->about.name));
     p->book = TAKE(n->book);
-    p->full = p->ended = p->benched = p->is_free = false;
+    p->full = p->ended = p->benched = false;
+    p->is_free = false;
     p->n_restarts = p->n_accepted = 0;
     p->in_use = true;
     pthread_mutex_unlock(&p->mu);

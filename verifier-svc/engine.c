@@ -369,8 +369,8 @@ static void draft_arrived(void *user, struct draft *d)
                                 .n = d->n,
                                 .rtt_us = d->rtt_us,
                                 .ahead = d->ahead,
-                                .proposer = (int)d->proposer,
-                                .q = TAKE(d->q)};
+                                .proposer = (int)d->proposer};
+    item->q = TAKE(d->q);
     static_assert(DRAFTS_K_MAX <= ACCEPT_MAX, "a draft fits into an inbox item");
     memcpy(item->tokens, d->tokens, d->n * sizeof(*d->tokens));
     memcpy(item->parents, d->parents, d->n * sizeof(*d->parents));

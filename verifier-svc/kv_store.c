@@ -26,8 +26,8 @@
 enum { PUT, GET, TOUCH, REMOVE, EXPIRED, SET_BACK, OLDEST, EACH, COUNT, N_STATEMENTS };
 
 static const char *const statements[N_STATEMENTS] = {
-    [PUT] = "INSERT OR REPLACE INTO blocks (key, last_use, depth, identity, digest, name, data)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    [PUT] = ("INSERT OR REPLACE INTO blocks (key, last_use, depth, identity, digest, name, data)"
+             " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)"),
     [GET] = "SELECT last_use, digest, name, data FROM blocks WHERE key = ?1",
     [TOUCH] = "UPDATE blocks SET last_use = ?2 WHERE key = ?1",
     [REMOVE] = "DELETE FROM blocks WHERE key = ?1",

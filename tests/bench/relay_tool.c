@@ -5,6 +5,7 @@
  * Prints the address that it listens on, and "ok" for each line of standard input: microseconds
  * that chunks of bytes are held from now on, in each direction. */
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +17,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: relay_tool NAMESPACE ADDRESS\n");
         return 2;
     }
-    int host = strcmp(argv[1], "-") ? open(argv[1], O_RDONLY | O_CLOEXEC) : HOST_NONE;
-    if (host < 0 && strcmp(argv[1], "-")) {
+    bool inside = strcmp(argv[1], "-") != 0;
+    int host = inside ? open(argv[1], O_RDONLY | O_CLOEXEC) : HOST_NONE;
+    if (host < 0 && inside) {
         perror(argv[1]);
         return 1;
     }
