@@ -170,36 +170,44 @@ static bool awaits_prefix(const struct engine *e, const struct seq *s)
     return false;
 }
 
+/* Whether it waits for what others compute, or for the disk, though it could begin. */
+static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool restore,
+                           int64_t now_us)
+{
+    if (compare && awaits_prefix(e, s))
+        return true;
+    if (!restore || !tier_restores(e->tier, s, now_us))
+        return false;
+    if (s->restore_until_us < e->restore_until_us)
+        e->restore_until_us = s->restore_until_us;
+    return true;
+}
+
 static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_anybody)
 {
     uint32_t n = 0, seats = (uint32_t)e->options->max_sequences - e->running.n;
     bool full = false; // a new request that must wait lets no later one pass
+    e->restore_until_us = INT64_MAX;
     for (uint32_t i = 0; i < e->waiting.n; i++) {
         struct seq *s = e->waiting.v[i];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
-        if (!may || (i < MAX_AWAITING && awaits_prefix(e, s)) ||
-            (seats && n < MAX_RESTORING && tier_restores(e->tier, s, now_us)))
+        e->waits[i] = (struct sched_wait){.passed = &s->passed, .away = true};
+        if (!may || waits_for_rows(e, s, i < MAX_AWAITING, seats && n < MAX_RESTORING, now_us))
             continue;
         uint32_t blocks = blocks_needed(e, s);
-        if (n == 0) // for the head alone: looking costs time, and this is whom others wait for
+        if (n++ == 0) // for the head alone: looking costs time, and this is whom others wait for
             blocks -= blocks_held_by_others(e, s);
-        e->waits[n++] = (struct sched_wait){s->order, blocks, n_coming(s)};
+        e->waits[i] = (struct sched_wait){&s->passed, blocks, n_coming(s), false};
     }
     *ret_anybody = n > 0;
-    uint32_t i = sched_admit(&e->sched, e->waits, n, blocks_to_give(e), seats, now_us);
-    for (uint32_t k = 0; i != SCHED_NONE && k < e->waiting.n; k++) {
-        if (e->waiting.v[k]->order == e->waits[i].order)
-            return e->waiting.v[k];
-    }
-    return NULL;
+    uint32_t i = sched_admit(e->waits, e->waiting.n, blocks_to_give(e), seats, now_us);
+    return i == SCHED_NONE ? NULL : e->waiting.v[i];
 }
 
 void engine_admit(struct engine *e)
 {
-    bool anybody = e->waiting.n > 0;
-    for (uint32_t i = 0; i < e->waiting.n; i++)
-        tier_give_up(e->waiting.v[i], clock_us());
+    bool anybody = true;
     while (anybody) {
         int64_t now_us = clock_us();
         struct seq *s = next_to_admit(e, now_us, &anybody);

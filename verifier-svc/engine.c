@@ -107,6 +107,8 @@ void engine_preempt(struct engine *e, struct seq *s)
     s->state = SEQ_WAITING;
     s->leaving = false;
     s->restore = SEQ_RESTORE_NEW;
+    s->restore_until_us = 0;
+    s->passed = (struct sched_passed){0};
     s->asked_us = s->ahead_us = 0;
     if (s->choice == 0)
         send_back_unbranched(e, s->req);
@@ -264,17 +266,16 @@ static void end_all(struct engine *e)
 }
 
 /* How long an engine without work may sleep: for the watchdog, for drafts that will be late at
- * `until`, for Verify streams that idle out, and for blocks that do not come from disk. -1: until
+ * `until`, for blocks that do not come from disk, and for Verify streams that idle out. -1: until
  * something comes. */
 static int64_t idle_wait_us(const struct engine *e, int64_t until)
 {
     int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
     const struct roster *lists[] = {&e->running, &e->waiting};
+    until = e->restore_until_us < until ? e->restore_until_us : until;
     for (unsigned l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < lists[l]->n; i++) {
             int64_t at_us = idles_out_us(e, lists[l]->v[i]);
-            until = at_us < until ? at_us : until;
-            at_us = tier_until_us(lists[l]->v[i]);
             until = at_us < until ? at_us : until;
         }
     }

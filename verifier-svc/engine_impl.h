@@ -65,13 +65,14 @@ struct engine {
     uint32_t n_started;    // sequences that were admitted and have not ended
     uint32_t max_started;  // Verify streams and paused answers give up their seats, not their place
     uint64_t next_id, next_order;
-    int64_t show_us;      // when to say next how far loading is
-    uint32_t prompt_rows; // of the last pass
-    uint64_t n_evicted;   // blocks, as far as they are counted
-    int64_t decode_us;    // of the last pass without prompts
-    bool ask_again;       // a draft ahead came late and is of no use
-    uint32_t n_reckoned;  // sequences whose delay the wait for drafts was reckoned to outweigh
-    int64_t held_us;      // since when the coming pass is held back for drafts; 0: it is not
+    int64_t show_us;          // when to say next how far loading is
+    uint32_t prompt_rows;     // of the last pass
+    uint64_t n_evicted;       // blocks, as far as they are counted
+    int64_t decode_us;        // of the last pass without prompts
+    bool ask_again;           // a draft ahead came late and is of no use
+    uint32_t n_reckoned;      // sequences whose delay the wait for drafts was reckoned to outweigh
+    int64_t restore_until_us; // blocks that are read for whoever could begin are late then
+    int64_t held_us;          // since when the coming pass is held back for drafts; 0: it is not
 
     /* Room for a round. */
     struct sched_wait *waits;      // (waiting.max)

@@ -13,38 +13,33 @@ void sched_init(struct sched *s, const struct sched_limits *limits)
 
 static bool fits(const struct sched_wait *w, uint32_t free_blocks, uint32_t free_seats)
 {
-    return w->blocks <= free_blocks && w->seats <= free_seats;
+    return !w->away && w->blocks <= free_blocks && w->seats <= free_seats;
 }
 
-/* May anybody still pass the head? */
-static bool may_pass(struct sched *s, uint64_t head, int64_t now_us)
+/* The head does not fit: may anybody pass it? */
+static bool may_pass(struct sched_passed *head, int64_t now_us)
 {
-    if (s->head != head) {
-        s->head = head;
-        s->head_since_us = now_us;
-        s->n_passed = 0;
-    }
-    return s->n_passed < SCHED_MAX_PASSING && now_us - s->head_since_us < SCHED_MAX_PASSED_US;
+    if (!head->since_us)
+        head->since_us = now_us;
+    return head->n < SCHED_MAX_PASSING && now_us - head->since_us < SCHED_MAX_PASSED_US;
 }
 
-uint32_t sched_admit(struct sched *s, const struct sched_wait *waiting, uint32_t n,
-                     uint32_t free_blocks, uint32_t free_seats, int64_t now_us)
+uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free_blocks,
+                     uint32_t free_seats, int64_t now_us)
 {
-    if (!n)
+    uint32_t head = 0;
+    while (head < n && waiting[head].away)
+        head++;
+    uint32_t i = head;
+    while (i < n && !fits(&waiting[i], free_blocks, free_seats))
+        i++;
+    if (i != head && !may_pass(waiting[head].passed, now_us))
         return SCHED_NONE;
-    if (fits(&waiting[0], free_blocks, free_seats)) {
-        s->head = 0;
-        return 0;
-    }
-    if (!may_pass(s, waiting[0].order, now_us))
+    if (i == n)
         return SCHED_NONE;
-    for (uint32_t i = 1; i < n; i++) {
-        if (fits(&waiting[i], free_blocks, free_seats)) {
-            s->n_passed++;
-            return i;
-        }
-    }
-    return SCHED_NONE;
+    for (uint32_t k = 0; k < i; k++)
+        waiting[k].passed->n += waiting[k].passed->since_us != 0;
+    return i;
 }
 
 /* Passes of 2^i to 2^(i+1) - 1 rows are of size i. */

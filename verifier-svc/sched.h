@@ -1,7 +1,8 @@
 /* sched.h - who is admitted, and how the rows of a pass are shared out. Decisions only.
  *
  * Order is arrival. A head of the queue that does not fit may be passed by up to 8 smaller requests
- * for at most 2 s; then everybody waits for it. In a pass every decoding sequence has its row
+ * for at most 2 s; then everybody waits for it. The count is its own: it goes on while others are
+ * the head for a time. In a pass every decoding sequence has its row
  * first, then drafts, then prompts get what time and rows are left (chunked prefill), so that a
  * long prompt never stops the others from speaking.
  *
@@ -25,25 +26,30 @@ struct sched_limits {
 
 struct sched {
     struct sched_limits limits;
-    uint64_t head; // order of the head that did not fit; 0: none
-    int64_t head_since_us;
-    uint32_t n_passed;
     double row_us[SCHED_SIZES]; // a row's time in recent passes of that size; 0: there was none
 };
 
 void sched_init(struct sched *s, const struct sched_limits *limits);
 
+/* How often a request has been passed, for as long as it waits; begins zeroed. */
+struct sched_passed {
+    int64_t since_us; // the head since then, without fitting; 0: it never was
+    uint32_t n;       // by so many since then
+};
+
 /* What a waiting request needs at once. */
 struct sched_wait {
-    uint64_t order;  // of arrival, from 1; the list is sorted by it
-    uint32_t blocks; // of KV
-    uint32_t seats;  // sequences
+    struct sched_passed *passed; // its own
+    uint32_t blocks;             // of KV
+    uint32_t seats;              // sequences
+    bool away;                   // wants nothing now, but keeps its place
 };
 
 #define SCHED_NONE UINT32_MAX
-/* Index of the waiting request to admit now, or SCHED_NONE. The caller admits it and asks again. */
-uint32_t sched_admit(struct sched *s, const struct sched_wait *waiting, uint32_t n,
-                     uint32_t free_blocks, uint32_t free_seats, int64_t now_us);
+/* Index of the waiting request to admit now, or SCHED_NONE; they are sorted by arrival. The caller
+ * admits it and asks again. */
+uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free_blocks,
+                     uint32_t free_seats, int64_t now_us);
 
 /* A running sequence's wish, and what it gets. Sorted by arrival. */
 struct sched_share {

@@ -18,6 +18,7 @@
 #include "verifier-svc/accept.h"
 #include "verifier-svc/control.h"
 #include "verifier-svc/request.h"
+#include "verifier-svc/sched.h"
 
 enum seq_state { SEQ_WAITING, SEQ_BRANCH, SEQ_RUNNING, SEQ_ENDED };
 /* CLOSED: the client of a Verify stream wants no more. */
@@ -46,7 +47,8 @@ struct seq {
     uint32_t n_cached;   // rows of the prompt that were there when it was admitted
     uint32_t n_restored; // of them, those that came from disk for it
     enum seq_restore restore;
-    int64_t restore_until_us;   // then it goes on without
+    int64_t restore_until_us;   // then it goes on without; 0: it has not been asked for
+    struct sched_passed passed; // while it waits
     struct dist_counts *counts; // NULL: no penalties
     struct detok detok;
     int stop; // the stop string that ended it, or DETOK_NONE

@@ -82,23 +82,14 @@ bool tier_restores(struct tier *t, struct seq *s, int64_t now_us)
 {
     if (!t)
         return false;
-    if (s->restore == SEQ_RESTORE_NEW)
-        s->restore_until_us = now_us + TIER_WAIT_US;
-    if (s->restore == SEQ_RESTORE_NEW || s->restore == SEQ_RESTORE_MORE)
+    if (s->restore == SEQ_RESTORE_NEW || s->restore == SEQ_RESTORE_MORE) {
         s->restore = fetch_next(t, s);
-    return s->restore != SEQ_RESTORED;
-}
-
-int64_t tier_until_us(const struct seq *s)
-{
-    bool waits = s->restore == SEQ_RESTORING || s->restore == SEQ_RESTORE_MORE;
-    return s->state == SEQ_WAITING && waits ? s->restore_until_us : INT64_MAX;
-}
-
-void tier_give_up(struct seq *s, int64_t now_us)
-{
-    if (now_us >= tier_until_us(s))
+        if (s->restore == SEQ_RESTORING || !s->restore_until_us)
+            s->restore_until_us = now_us + TIER_WAIT_US;
+    }
+    if (now_us >= s->restore_until_us)
         s->restore = SEQ_RESTORED;
+    return s->restore != SEQ_RESTORED;
 }
 
 /* Its blocks become such that others find, and that nobody holds. False: there is no room, or what
@@ -124,7 +115,7 @@ void tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s)
         bool fits = f->n_found && take_blocks(t, f, s), more = fits && f->n_found == f->n;
         s->n_restored += fits ? f->n_found * KV_BLOCK : 0;
         s->restore = more ? SEQ_RESTORE_MORE : SEQ_RESTORED;
-        s->restore_until_us = clock_us() + TIER_WAIT_US; // it works: the next ones, too
+        s->restore_until_us = 0; // the next piece has a time of its own, from when it is asked for
     }
     kv_disk_fetched(t->disk, f);
 }

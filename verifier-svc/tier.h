@@ -1,8 +1,8 @@
 /* tier.h - the KV pool's second tier as the engine sees it: what memory evicts goes to disk, and
  * what is there of a waiting sequence's tokens comes back before it is admitted.
  *
- * Nobody waits for the disk longer than TIER_WAIT_US for each piece; whoever has waited so long
- * runs those tokens again.
+ * Nobody waits longer than TIER_WAIT_US until the disk has time, nor for each piece; whoever has
+ * waited so long runs those tokens again.
  *
  * Threads: the engine's. */
 #pragma once
@@ -27,13 +27,10 @@ int tier_new(const struct options *o, const struct served *served,
 void tier_free(struct tier *t);
 DEFINE_AUTO(struct tier, tier_free)
 
-/* Whether a waiting sequence should go on waiting, because its blocks are being read; asks for
- * them. May be called as often as one likes; t may be NULL. */
+/* Whether a waiting sequence that could begin should go on waiting, until s->restore_until_us at
+ * most, because its blocks are being read; asks for them. May be called as often as one likes, and
+ * after any pause; t may be NULL. */
 bool tier_restores(struct tier *t, struct seq *s, int64_t now_us);
-/* When a sequence will have waited too long for them, INT64_MAX: it does not wait; one that has
- * goes on without. */
-int64_t tier_until_us(const struct seq *s);
-void tier_give_up(struct seq *s, int64_t now_us);
 /* A fetch is done; s: the sequence that it is for; NULL: nobody wants it any more, on any thread.
  */
 void tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s);

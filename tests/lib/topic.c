@@ -25,6 +25,15 @@ void topic_init(struct topic *w, unsigned topic, uint32_t n)
     w->msg.top_logprobs = ANSWER_MAX_TOP;
 }
 
+struct request *topic_request(const struct topic *w, const struct tok *tok, uint32_t context)
+{
+    struct request_limits limits = {tok, "m", context, 8};
+    struct request *r;
+    assert_int_equal(request_read(&w->msg, &limits, &r), 0);
+    assert_int_equal(request_open(r, tok), 0);
+    return r;
+}
+
 void topic_same(const struct answer *a, const struct answer *b)
 {
     assert_int_equal(a->n, b->n);

@@ -3,6 +3,7 @@
  * Threads: the test's own. */
 #pragma once
 #include "lib/generate.h"
+#include "verifier-svc/request.h"
 
 #define TOPIC_ANSWER 40
 #define TOPIC_MAX_PROMPT 1024
@@ -16,5 +17,7 @@ struct topic {
 
 /* The n tokens of prompt number `topic`: two topics differ from the first token on. */
 void topic_init(struct topic *w, unsigned topic, uint32_t n);
+/* As a verifier reads it; one holder. */
+struct request *topic_request(const struct topic *w, const struct tok *tok, uint32_t context);
 /* The same tokens, text, logprobs and alternatives; else the test ends. */
 void topic_same(const struct answer *a, const struct answer *b);

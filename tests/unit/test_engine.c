@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "lib/lib.h"
 #include "lib/proposers.h"
+#include "lib/topic.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/engine_impl.h"
 
@@ -70,6 +71,68 @@ int __wrap_pthread_join(pthread_t thread, void **ret)
     }
     atomic_store(&hold_joins, false);
     return __real_pthread_join(thread, ret);
+}
+
+/* ---- how the engine's thread sleeps, and a disk that reads for as long as a test wants ---- */
+
+void *__real_queue_pop(struct queue *q, int64_t wait_us);
+void *__wrap_queue_pop(struct queue *q, int64_t wait_us);
+int __real_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data);
+int __wrap_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data);
+
+static _Atomic(struct queue *) watched_inbox;
+static atomic_uint n_looks, n_sleeps; // into the inbox; of them, those that wait
+static _Atomic int64_t sleep_us;      // of the last one
+static atomic_bool hold_reads, in_read;
+
+void *__wrap_queue_pop(struct queue *q, int64_t wait_us)
+{
+    if (q == atomic_load(&watched_inbox)) {
+        atomic_fetch_add(&n_looks, 1);
+        if (wait_us)
+            atomic_store(&sleep_us, wait_us);
+        atomic_fetch_add(&n_sleeps, wait_us != 0);
+    }
+    return __real_queue_pop(q, wait_us);
+}
+
+int __wrap_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data)
+{
+    for (int ms = 0; atomic_load(&hold_reads) && ms < 4 * HELD_MS; ms += 5) {
+        atomic_store(&in_read, true);
+        poll(NULL, 0, 5);
+    }
+    return __real_kv_store_get(s, name, now_s, ret_data);
+}
+
+static void wait_until_more(atomic_uint *n, unsigned than)
+{
+    for (int ms = 0; atomic_load(n) <= than; ms += 5) {
+        assert_true(ms < 4 * HELD_MS);
+        poll(NULL, 0, 5);
+    }
+}
+
+/* Wakes the engine, which sees what has changed and sleeps again. */
+static void wake(struct engine *e)
+{
+    for (int i = 0; i < 2; i++) { // it may have been about to sleep
+        unsigned n = atomic_load(&n_sleeps);
+        engine_wake(e);
+        wait_until_more(&n_sleeps, n);
+    }
+}
+
+/* It sleeps until something comes, and looks about no more often than it is woken. */
+static void must_sleep(struct engine *e)
+{
+    wake(e);
+    unsigned n = atomic_load(&n_looks);
+    for (int i = 0; i < 10; i++) {
+        wake(e);
+        assert_true(atomic_load(&sleep_us) == -1);
+    }
+    assert_in_range(atomic_load(&n_looks) - n, 20, 80);
 }
 
 /* ---- an engine ---- */
@@ -196,6 +259,112 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* ---- a second tier ---- */
+
+struct taken {
+    struct request *req;
+    uint32_t ids[TOPIC_MAX_PROMPT], n;
+    bool ended;
+};
+
+static void submit(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct taken *t)
+{
+    struct topic w;
+    const struct served *m = engine_served(e);
+    topic_init(&w, topic, n_prompt);
+    w.msg.max_tokens = n;
+    *t = (struct taken){.req = topic_request(&w, m->tok, m->run.context)};
+    assert_int_equal(engine_submit(e, t->req), 0);
+}
+
+static void take_event(const struct event_batch *b, const struct event *ev, struct taken *t)
+{
+    assert_int_equal(ev->error, 0);
+    for (uint32_t i = 0; i < ev->n_tokens; i++)
+        t->ids[t->n++] = b->tokens[ev->first + i].id;
+    t->ended |= ev->last;
+}
+
+/* Takes what comes until t has so many tokens, or its end; `other` may have some, too. */
+static void take_tokens(struct engine *e, struct taken *t, struct taken *other, uint32_t n)
+{
+    while (t->n < n && !t->ended) {
+        struct event_batch *b = events_next(engine_events(e), -1);
+        for (uint32_t i = 0; b && i < b->n; i++)
+            take_event(b, &b->v[i], b->v[i].req == t->req ? t : other);
+        if (b)
+            events_return(engine_events(e), b);
+    }
+}
+
+static void finish(struct engine *e, struct taken *t, struct taken *other)
+{
+    take_tokens(e, t, other, UINT32_MAX);
+    request_drop(t->req); // the engine's hold
+    request_drop(t->req);
+}
+
+static void set_paused(struct engine *e, struct taken *t, bool paused)
+{
+    atomic_store(&t->req->paused, paused);
+    engine_wake(e);
+}
+
+/* Its reader falls behind, so that others take its seat and its blocks; then it reads, and falls
+ * behind again while the disk is being read. */
+static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
+{
+    (void)state;
+    enum { PROMPT = 200, ANSWER = 300 };
+    char folder[] = "/tmp/tandem-test-engine-XXXXXX", name[128];
+    struct taken a, other, again;
+    assert_non_null(mkdtemp(folder));
+    struct options before = options;
+    options.kv_disk = folder;
+    options.kv_disk_size = 256;
+    options.kv_disk_ttl = 1000;
+    options.kv_mib = 1;
+    options.max_sequences = 1;
+    AUTO(engine_free) struct engine *e = start_engine();
+    atomic_store(&watched_inbox, e->inbox);
+    submit(e, 1, PROMPT, ANSWER, &a);
+    take_tokens(e, &a, NULL, 10);
+    set_paused(e, &a, true);
+    for (unsigned i = 0; i < 6; i++) {
+        submit(e, 2 + i, 900, 20, &other);
+        finish(e, &other, &a);
+    }
+    while (tier_counts(e->tier).n_written < 2 * PROMPT / KV_BLOCK)
+        poll(NULL, 0, 5);
+    atomic_store(&hold_reads, true);
+    set_paused(e, &a, false);
+    while (!atomic_load(&in_read))
+        poll(NULL, 0, 5);
+    set_paused(e, &a, true);
+    must_sleep(e);
+    atomic_store(&hold_reads, false);
+    while (!tier_counts(e->tier).n_read)
+        poll(NULL, 0, 5);
+    must_sleep(e);
+    set_paused(e, &a, false);
+    take_tokens(e, &a, NULL, UINT32_MAX);
+    assert_int_equal(a.n, ANSWER);
+    assert_in_range(a.req->seqs[0]->n_restored, PROMPT / KV_BLOCK * KV_BLOCK, PROMPT + ANSWER);
+    finish(e, &a, NULL);
+    submit(e, 1, PROMPT, ANSWER, &again);
+    finish(e, &again, NULL);
+    assert_int_equal(again.n, a.n);
+    assert_memory_equal(again.ids, a.ids, a.n * sizeof(*a.ids));
+    engine_stop(e);
+    options = before;
+    static const char *const files[] = {"", "-wal"};
+    for (unsigned i = 0; i < ARRAY_LEN(files); i++) {
+        snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", folder, files[i]);
+        unlink(name);
+    }
+    assert_int_equal(rmdir(folder), 0);
+}
+
 /* ---- speculation ---- */
 
 /* n proposers that nobody can reach. */
@@ -284,6 +453,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_decoding_round_allocates_nothing),
         cmocka_unit_test(rounds_that_ask_for_drafts_allocate_nothing),
+        cmocka_unit_test(nothing_turns_while_a_paused_sequence_is_restored),
         cmocka_unit_test(a_change_is_made_whole_or_not_at_all),
         cmocka_unit_test(who_asks_does_not_wait_for_a_change),
     };

@@ -13,48 +13,90 @@ static struct sched of(uint32_t max_rows, uint32_t chunk)
 
 /* ---- admission ---- */
 
+static struct sched_passed passed[3];
+
+/* Who needs so many blocks and seats, the one of place i in the queue. */
+static struct sched_wait needs(unsigned i, uint32_t blocks, uint32_t seats)
+{
+    passed[i] = (struct sched_passed){0};
+    return (struct sched_wait){.passed = &passed[i], .blocks = blocks, .seats = seats};
+}
+
 static void arrival_is_the_order(void **state)
 {
     (void)state;
-    struct sched s = of(512, 512);
-    struct sched_wait w[] = {{1, 4, 1}, {2, 1, 1}};
-    assert_int_equal(sched_admit(&s, w, 2, 100, 10, 0), 0);
-    assert_int_equal(sched_admit(&s, w + 1, 1, 96, 9, 0), 0);
-    assert_int_equal(sched_admit(&s, w, 0, 96, 9, 0), SCHED_NONE);
+    struct sched_wait w[] = {needs(0, 4, 1), needs(1, 1, 1)};
+    assert_int_equal(sched_admit(w, 2, 100, 10, SECOND), 0);
+    assert_int_equal(sched_admit(w + 1, 1, 96, 9, SECOND), 0);
+    assert_int_equal(sched_admit(w, 0, 96, 9, SECOND), SCHED_NONE);
 }
 
 static void blocks_and_seats_both_count(void **state)
 {
     (void)state;
-    struct sched s = of(512, 512);
-    struct sched_wait w[] = {{1, 4, 3}};
-    assert_int_equal(sched_admit(&s, w, 1, 3, 10, 0), SCHED_NONE);
-    assert_int_equal(sched_admit(&s, w, 1, 4, 2, 0), SCHED_NONE);
-    assert_int_equal(sched_admit(&s, w, 1, 4, 3, 0), 0);
+    struct sched_wait w[] = {needs(0, 4, 3)};
+    assert_int_equal(sched_admit(w, 1, 3, 10, SECOND), SCHED_NONE);
+    assert_int_equal(sched_admit(w, 1, 4, 2, SECOND), SCHED_NONE);
+    assert_int_equal(sched_admit(w, 1, 4, 3, SECOND), 0);
 }
 
 static void eight_smaller_ones_may_pass_the_head(void **state)
 {
     (void)state;
-    struct sched s = of(512, 512);
-    struct sched_wait w[] = {{1, 50, 1}, {2, 60, 1}, {3, 2, 1}};
+    struct sched_wait w[] = {needs(0, 50, 1), needs(1, 60, 1), needs(2, 2, 1)};
     for (int i = 0; i < SCHED_MAX_PASSING; i++)
-        assert_int_equal(sched_admit(&s, w, 3, 10, 10, i * 1000), 2);
-    assert_int_equal(sched_admit(&s, w, 3, 10, 10, 9000), SCHED_NONE);
-    assert_int_equal(sched_admit(&s, w, 3, 50, 10, 10000), 0); // its turn, and the count is gone
-    assert_int_equal(sched_admit(&s, w + 1, 2, 10, 10, 11000), 1);
+        assert_int_equal(sched_admit(w, 3, 10, 10, SECOND + i), 2);
+    assert_int_equal(sched_admit(w, 3, 10, 10, SECOND + 9), SCHED_NONE);
+    assert_int_equal(sched_admit(w, 3, 50, 10, SECOND + 10), 0); // its turn; the next has its own
+    assert_int_equal(sched_admit(w + 1, 2, 10, 10, SECOND + 11), 1);
 }
 
 static void nobody_passes_after_two_seconds(void **state)
 {
     (void)state;
-    struct sched s = of(512, 512);
-    struct sched_wait w[] = {{1, 50, 1}, {2, 2, 1}};
-    assert_int_equal(sched_admit(&s, w, 2, 10, 10, 5 * SECOND), 1);
-    assert_int_equal(sched_admit(&s, w, 2, 10, 10, 7 * SECOND - 1), 1);
-    assert_int_equal(sched_admit(&s, w, 2, 10, 10, 7 * SECOND), SCHED_NONE);
-    struct sched_wait next[] = {{4, 50, 1}, {5, 2, 1}}; // another head has its own time
-    assert_int_equal(sched_admit(&s, next, 2, 10, 10, 7 * SECOND), 1);
+    struct sched_wait w[] = {needs(0, 50, 1), needs(1, 2, 1)};
+    assert_int_equal(sched_admit(w, 2, 10, 10, 5 * SECOND), 1);
+    assert_int_equal(sched_admit(w, 2, 10, 10, 7 * SECOND - 1), 1);
+    assert_int_equal(sched_admit(w, 2, 10, 10, 7 * SECOND), SCHED_NONE);
+    struct sched_wait next[] = {needs(0, 50, 1), needs(1, 2, 1)}; // another head has its own time
+    assert_int_equal(sched_admit(next, 2, 10, 10, 7 * SECOND), 1);
+}
+
+static void who_is_away_does_not_hold_up_others(void **state)
+{
+    (void)state;
+    struct sched_wait w[] = {needs(0, 2, 1), needs(1, 2, 1)};
+    w[0].away = true;
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(sched_admit(w, 2, 10, 10, (i + 1) * SECOND), 1);
+    w[1].away = true;
+    assert_int_equal(sched_admit(w, 2, 10, 10, SECOND), SCHED_NONE);
+    w[0].away = false;
+    assert_int_equal(sched_admit(w, 2, 10, 10, 21 * SECOND), 0);
+}
+
+/* While it is away another one is the head, which fits or is passed in its turn. */
+static void the_heads_count_goes_on_while_it_is_away(void **state)
+{
+    (void)state;
+    struct sched_wait w[] = {needs(0, 50, 1), needs(1, 60, 1), needs(2, 2, 1)};
+    for (int i = 0; i < SCHED_MAX_PASSING; i++) {
+        w[0].away = i % 2;
+        assert_int_equal(sched_admit(w, 3, 10, 10, SECOND + i), 2);
+    }
+    w[0].away = false;
+    assert_int_equal(sched_admit(w, 3, 10, 10, SECOND + 9), SCHED_NONE);
+}
+
+static void the_heads_time_goes_on_while_it_is_away(void **state)
+{
+    (void)state;
+    struct sched_wait w[] = {needs(0, 50, 1), needs(1, 2, 1)};
+    assert_int_equal(sched_admit(w, 2, 10, 10, 5 * SECOND), 1);
+    w[0].away = true;
+    assert_int_equal(sched_admit(w, 2, 10, 10, 6 * SECOND), 1);
+    w[0].away = false;
+    assert_int_equal(sched_admit(w, 2, 10, 10, 7 * SECOND), SCHED_NONE);
 }
 
 /* ---- rows ---- */
@@ -186,6 +228,9 @@ int main(void)
         cmocka_unit_test(blocks_and_seats_both_count),
         cmocka_unit_test(eight_smaller_ones_may_pass_the_head),
         cmocka_unit_test(nobody_passes_after_two_seconds),
+        cmocka_unit_test(who_is_away_does_not_hold_up_others),
+        cmocka_unit_test(the_heads_count_goes_on_while_it_is_away),
+        cmocka_unit_test(the_heads_time_goes_on_while_it_is_away),
         cmocka_unit_test(everybody_who_decodes_has_a_row),
         cmocka_unit_test(drafts_share_what_is_left_evenly),
         cmocka_unit_test(drafts_keep_within_the_rows_with_logits),
