@@ -1,5 +1,6 @@
 /* failing.c - allocations that fail when asked to. */
-#include <stddef.h>
+#include <sqlite3.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include "lib/failing.h"
 
@@ -12,13 +13,15 @@ void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t n);
 void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset);
 
-static unsigned n_left; // calls until the one that fails, itself included
-static bool has_failed;
+static atomic_int n_left; // calls until the one that fails, itself included
+static atomic_bool has_failed;
+static atomic_size_t n_bytes;
 
 void failing_at(unsigned n)
 {
-    n_left = n;
     has_failed = false;
+    n_bytes = 0;
+    n_left = (int)n;
 }
 
 bool failing_has_failed(void)
@@ -27,29 +30,58 @@ bool failing_has_failed(void)
     return has_failed;
 }
 
-static bool fails(void)
+size_t failing_bytes(void)
 {
-    if (!n_left || --n_left)
+    return n_bytes;
+}
+
+static bool fails(size_t n)
+{
+    atomic_fetch_add(&n_bytes, n);
+    if (atomic_load(&n_left) <= 0 || atomic_fetch_sub(&n_left, 1) != 1)
         return false;
     return has_failed = true;
 }
 
 void *__wrap_malloc(size_t n)
 {
-    return fails() ? NULL : __real_malloc(n);
+    return fails(n) ? NULL : __real_malloc(n);
 }
 
 void *__wrap_calloc(size_t n, size_t size)
 {
-    return fails() ? NULL : __real_calloc(n, size);
+    return fails(n * size) ? NULL : __real_calloc(n, size);
 }
 
 void *__wrap_realloc(void *p, size_t n)
 {
-    return fails() ? NULL : __real_realloc(p, n);
+    return fails(n) ? NULL : __real_realloc(p, n);
 }
 
 void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
 {
-    return fails() ? MAP_FAILED : __real_mmap(at, n, prot, flags, fd, offset);
+    return fails(n) ? MAP_FAILED : __real_mmap(at, n, prot, flags, fd, offset);
+}
+
+/* ---- SQLite's: it calls malloc() where the linker cannot see it ---- */
+
+static sqlite3_mem_methods sqlite;
+
+static void *sqlite_malloc(int n)
+{
+    return fails((size_t)n) ? NULL : sqlite.xMalloc(n);
+}
+
+static void *sqlite_realloc(void *p, int n)
+{
+    return fails((size_t)n) ? NULL : sqlite.xRealloc(p, n);
+}
+
+void failing_sqlite(void)
+{
+    sqlite3_config(SQLITE_CONFIG_GETMALLOC, &sqlite);
+    sqlite3_mem_methods failing = sqlite;
+    failing.xMalloc = sqlite_malloc;
+    failing.xRealloc = sqlite_realloc;
+    sqlite3_config(SQLITE_CONFIG_MALLOC, &failing);
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 #include "base/err.h"
 #include "base/rng.h"
+#include "lib/failing.h"
 #include "lib/faulty_vfs.h"
 #include "lib/lib.h"
 #include "verifier-svc/kv_store.h"
@@ -164,6 +165,13 @@ static void a_clock_that_was_ahead_keeps_nothing_for_ever(void **state)
     assert_int_equal(kv_store_counts(s).blocks, 0);
 }
 
+/* The file is counted when it is opened. */
+static void must_hold(uint64_t n_blocks)
+{
+    AUTO(kv_store_free) struct kv_store *s = store_of();
+    assert_int_equal(kv_store_counts(s).blocks, n_blocks);
+}
+
 static void collect(void *owner, uint64_t key)
 {
     *(uint64_t *)owner += key;
@@ -172,7 +180,7 @@ static void collect(void *owner, uint64_t key)
 static void what_was_used_longest_ago_makes_room(void **state)
 {
     (void)state;
-    AUTO(kv_store_free) struct kv_store *s = store_of();
+    struct kv_store *s = store_of();
     uint64_t gone = 0, room = KV_STORE_MIN_BYTES - 2 * KV_STORE_LOG_BYTES, n = room / BLOCK;
     kv_store_on_gone(s, collect, &gone);
     for (uint64_t i = 0; i < n + 200; i += 8)
@@ -187,6 +195,8 @@ static void what_was_used_longest_ago_makes_room(void **state)
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
     assert_true((uint64_t)st.st_size <= KV_STORE_MIN_BYTES);
+    kv_store_free(s);
+    must_hold(counts.blocks);
 }
 
 static void of_blocks_used_at_the_same_time_the_deepest_makes_room(void **state)
@@ -353,6 +363,13 @@ static void pruning_leaves_no_large_log_behind(void **state)
     assert_true(st.st_size <= KV_STORE_LOG_BYTES);
 }
 
+static void remove_log(void)
+{
+    char log[128];
+    snprintf(log, sizeof(log), "%s-wal", path);
+    unlink(log);
+}
+
 /* A byte of the file is turned over, or its end cut off: an error, a block less, never a wrong one.
  */
 static void a_damaged_file_serves_no_wrong_block(void **state)
@@ -362,12 +379,14 @@ static void a_damaged_file_serves_no_wrong_block(void **state)
     for (uint64_t i = 0; i < 64; i += 8)
         assert_int_equal(put(s, i, 8, NOW), 0);
     kv_store_free(s);
+    run_sql("PRAGMA wal_checkpoint(TRUNCATE)"); // all in one file
     size_t size;
     AUTO(mem_free) char *good = lib_read(path, &size);
     uint32_t n_found = 0, n_tries = getenv("TANDEM_TEST_LONG") ? 1000 : 60;
     for (uint32_t i = 0; i < n_tries; i++) {
         size_t at = i < 24 ? i * 4 : rng_splitmix64(i) % size;
         bool cuts = i % 3 == 2;
+        remove_log();
         FILE *f = fopen(path, "w");
         assert_non_null(f);
         fwrite(good, 1, cuts ? at : size, f);
@@ -394,6 +413,50 @@ static void a_damaged_file_serves_no_wrong_block(void **state)
         kv_store_free(s);
     }
     assert_true(n_found > 20 * n_tries); // most of them survive most of it
+}
+
+/* Blocks come, are replaced, expire, are damaged, and some transactions fail; the file is counted
+ * when it is opened. */
+static void blocks_are_counted_as_they_come_and_go(void **state)
+{
+    (void)state;
+    options.ttl_s = 400;
+    uint64_t n_failed = 0, n_damaged = 0, n_expired = 0;
+    for (uint64_t turn = 0; turn < 4; turn++) {
+        struct kv_store *s = store_of();
+        for (uint64_t i = 500 * (turn + 1); i < 500 * (turn + 2); i += 4) {
+            int64_t now_s = NOW + (int64_t)i;
+            faulty_vfs_fail(i % 64 ? 0 : 1 + i % 7, SQLITE_FULL, 1);
+            n_failed += put(s, i * 7 % 5000, 1 + i % 8, now_s) != 0;
+            faulty_vfs_fail(0, 0, 0);
+            get(s, ((i - 100) * 7 + i % 3) % 5000, now_s);
+            if (i % 100 == 0)
+                assert_int_equal(kv_store_prune(s, now_s, &(bool){false}), 0);
+        }
+        struct kv_store_counts counts = kv_store_counts(s);
+        kv_store_free(s);
+        n_expired += counts.n_expired;
+        n_damaged += counts.n_damaged;
+        must_hold(counts.blocks);
+        run_sql("UPDATE blocks SET digest = 0 WHERE key % 5 = 0");
+    }
+    assert_true(n_failed && n_expired && n_damaged);
+}
+
+/* What the log holds is moved into the file by those who come later. */
+static void an_end_takes_no_time(void **state)
+{
+    (void)state;
+    struct kv_store *s = store_of();
+    for (uint64_t i = 0; i < 64; i += 8)
+        assert_int_equal(put(s, i, 8, NOW), 0);
+    faulty_vfs_fail(0, 0, 0);
+    kv_store_free(s);
+    assert_in_range(faulty_vfs_calls(), 0, 8);
+    s = store_of();
+    for (uint64_t i = 0; i < 64; i++)
+        assert_int_equal(get(s, i, NOW), 0);
+    kv_store_free(s);
 }
 
 /* Opens, puts, gets, touches, prunes; what fails says so, and the next use works. */
@@ -427,33 +490,17 @@ static void every_call_for_the_file_may_fail(void **state)
     }
 }
 
-/* SQLite's memory comes from here. */
-static uint64_t n_allocations, fail_allocation;
-static sqlite3_mem_methods real_memory;
-
-static void *failing_malloc(int n)
-{
-    return ++n_allocations == fail_allocation ? NULL : real_memory.xMalloc(n);
-}
-
-static void *failing_realloc(void *p, int n)
-{
-    return ++n_allocations == fail_allocation ? NULL : real_memory.xRealloc(p, n);
-}
-
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
     assert_int_equal(work(), 0);
-    n_allocations = 0;
-    assert_int_equal(work(), 0);
-    uint64_t n = n_allocations;
-    for (uint64_t i = 1; i <= n; i += 1 + i / 50) {
-        n_allocations = 0;
-        fail_allocation = i;
+    for (unsigned n = 1;; n += 1 + n / 50) {
+        failing_at(n);
         work();
-        fail_allocation = 0;
+        bool failed = failing_has_failed();
         assert_int_equal(work(), 0);
+        if (!failed)
+            return;
     }
 }
 
@@ -507,11 +554,7 @@ static void a_killed_process_leaves_a_store_that_opens(void **state)
 
 int main(void)
 {
-    sqlite3_config(SQLITE_CONFIG_GETMALLOC, &real_memory);
-    sqlite3_mem_methods failing = real_memory;
-    failing.xMalloc = failing_malloc;
-    failing.xRealloc = failing_realloc;
-    sqlite3_config(SQLITE_CONFIG_MALLOC, &failing);
+    failing_sqlite();
     faulty_vfs_init();
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
@@ -530,6 +573,8 @@ int main(void)
         TEST(another_models_larger_blocks_make_room_too),
         TEST(pruning_leaves_no_large_log_behind),
         TEST(a_damaged_file_serves_no_wrong_block),
+        TEST(blocks_are_counted_as_they_come_and_go),
+        TEST(an_end_takes_no_time),
         TEST(every_call_for_the_file_may_fail),
         TEST(every_allocation_may_fail),
         TEST(a_killed_process_leaves_a_store_that_opens),
