@@ -14,7 +14,8 @@
 #define MIN_FETCH 4
 #define MAX_BATCH 64 // blocks of a transaction
 #define MAX_TOUCHES 4096
-#define MAX_RENEWALS 3 // of a damaged file, then the tier ends
+#define FILE_BYTES (8u << 20) // of memory: SQLite's cache, the log's index and this thread
+#define MAX_RENEWALS 3        // of a damaged file, then the tier ends
 #define PRUNE_US 60000000
 #define TOUCH_US 1000000       // so long blocks' uses are collected
 #define FULL_QUIET_US 60000000 // between two warnings that the disk is full
@@ -56,13 +57,48 @@ static int64_t now_s(const struct kv_disk *d)
     return d->options.now_s ? d->options.now_s() : clock_unix_s();
 }
 
+/* ---- memory ---- */
+
+static size_t clamp(size_t n, size_t least, size_t most)
+{
+    return n < least ? least : n > most ? most : n;
+}
+
+static size_t n_buffers(const struct kv_store_options *o)
+{
+    return clamp(KV_DISK_BUFFER_BYTES / o->block_bytes, MIN_BUFFERS, MAX_BUFFERS);
+}
+
+static size_t n_fetch(const struct kv_store_options *o) // of each
+{
+    return clamp(KV_DISK_FETCH_BYTES / o->block_bytes, MIN_FETCH, KV_DISK_FETCH);
+}
+
+static size_t data_bytes(const struct kv_store_options *o)
+{
+    return (n_buffers(o) + KV_DISK_FETCHES * n_fetch(o)) * o->block_bytes;
+}
+
+/* Of blocks that are in the file and on their way there. */
+static uint64_t max_keys(const struct kv_store_options *o)
+{
+    return o->max_bytes / o->block_bytes + n_buffers(o);
+}
+
+size_t kv_disk_bytes(const struct kv_store_options *o)
+{
+    return sizeof(struct kv_disk) + n_buffers(o) * sizeof(struct kv_disk_block) + data_bytes(o) +
+           kv_keys_bytes(max_keys(o)) + FILE_BYTES;
+}
+
 /* ---- the thread ---- */
 
 static void remember(void *owner, uint64_t key, int64_t last_use_s)
 {
     struct kv_disk *d = owner;
     pthread_mutex_lock(&d->mu);
-    kv_keys_set(&d->keys, key, last_use_s); // without memory: a block that is not found
+    if (last_use_s > 0)
+        kv_keys_set(&d->keys, key, last_use_s); // without room: a block that is not found
     pthread_mutex_unlock(&d->mu);
 }
 
@@ -74,11 +110,14 @@ static void forget(void *owner, uint64_t key)
     pthread_mutex_unlock(&d->mu);
 }
 
-static void forget_all(struct kv_disk *d)
+/* These keys take the place of all that are known. */
+static void exchange_keys(struct kv_disk *d, struct kv_keys keys)
 {
     pthread_mutex_lock(&d->mu);
-    kv_keys_done(&d->keys);
+    struct kv_keys old = d->keys;
+    d->keys = keys;
     pthread_mutex_unlock(&d->mu);
+    kv_keys_done(&old);
 }
 
 static void turn_off(struct kv_disk *d)
@@ -86,10 +125,22 @@ static void turn_off(struct kv_disk *d)
     log_warn("kv-disk %s: %s; going on without it", d->options.store.dir, fail_text());
     kv_store_free(d->store);
     d->store = NULL;
-    forget_all(d);
+    exchange_keys(d, (struct kv_keys){0});
     pthread_mutex_lock(&d->mu);
     d->counts.on = false;
     pthread_mutex_unlock(&d->mu);
+}
+
+/* A new file, of which no key is known. */
+static int renew(struct kv_disk *d)
+{
+    struct kv_keys keys = {0};
+    exchange_keys(d, keys);
+    int err = kv_store_renew(d->store);
+    err = err ? err : kv_keys_init(&keys, max_keys(&d->options.store));
+    if (!err)
+        exchange_keys(d, keys);
+    return err;
 }
 
 /* What an error of the store means for the tier. */
@@ -106,12 +157,8 @@ static void check(struct kv_disk *d, int err)
         }
         return;
     }
-    if (err == -EBADMSG && kv_store_counts(d->store).n_renewed < MAX_RENEWALS) {
-        forget_all(d);
-        if (kv_store_renew(d->store) == 0)
-            return;
-    }
-    turn_off(d);
+    if (err != -EBADMSG || kv_store_counts(d->store).n_renewed >= MAX_RENEWALS || renew(d) < 0)
+        turn_off(d);
 }
 
 static void write_batch(struct kv_disk *d, struct kv_disk_block *first, uint32_t n)
@@ -276,22 +323,16 @@ static void *disk_main(void *arg)
 
 /* ---- the engine's side ---- */
 
-static size_t clamp(size_t n, size_t least, size_t most)
-{
-    return n < least ? least : n > most ? most : n;
-}
-
 /* Every block's memory, allocated once. */
 static int set_up_buffers(struct kv_disk *d)
 {
-    size_t bytes = d->options.store.block_bytes;
-    size_t n = clamp(KV_DISK_BUFFER_BYTES / bytes, MIN_BUFFERS, MAX_BUFFERS);
-    size_t n_fetch = clamp(KV_DISK_FETCH_BYTES / bytes, MIN_FETCH, KV_DISK_FETCH);
+    const struct kv_store_options *o = &d->options.store;
+    size_t bytes = o->block_bytes, n = n_buffers(o);
     d->blocks = calloc(n, sizeof(*d->blocks));
-    d->data = malloc((n + KV_DISK_FETCHES * n_fetch) * bytes);
+    d->data = malloc(data_bytes(o));
     if (!d->blocks || !d->data)
         return fail(-ENOMEM, "no memory for %zu MiB of blocks on their way to the disk",
-                    (n + KV_DISK_FETCHES * n_fetch) * bytes >> 20);
+                    data_bytes(o) >> 20);
     for (size_t i = 0; i < n; i++) {
         d->blocks[i].data = d->data + i * bytes;
         d->blocks[i].next = d->free_blocks;
@@ -299,9 +340,9 @@ static int set_up_buffers(struct kv_disk *d)
     }
     for (size_t i = 0; i < KV_DISK_FETCHES; i++) {
         struct kv_disk_fetch *f = &d->fetches[i];
-        f->max = (uint32_t)n_fetch;
-        for (size_t j = 0; j < n_fetch; j++)
-            f->data[j] = d->data + (n + i * n_fetch + j) * bytes;
+        f->max = (uint32_t)n_fetch(o);
+        for (size_t j = 0; j < f->max; j++)
+            f->data[j] = d->data + (n + i * f->max + j) * bytes;
         f->next = d->free_fetches;
         d->free_fetches = f;
     }
@@ -332,11 +373,7 @@ static int open_store(struct kv_disk *d)
         return err;
     kv_store_on_gone(d->store, forget, d);
     err = kv_store_each(d->store, remember, d);
-    if (err == -EBADMSG) {
-        forget_all(d);
-        err = kv_store_renew(d->store);
-    }
-    return err;
+    return err == -EBADMSG ? renew(d) : err;
 }
 
 int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret)
@@ -351,7 +388,8 @@ int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret)
     pthread_mutex_init(&d->mu, NULL);
     pthread_cond_init(&d->work, NULL);
     pthread_cond_init(&d->room, NULL);
-    int err = open_store(d);
+    int err = kv_keys_init(&d->keys, max_keys(&o->store));
+    err = err ? err : open_store(d);
     err = err ? err : set_up_buffers(d);
     if (err)
         return err;

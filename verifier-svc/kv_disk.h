@@ -15,7 +15,6 @@
 struct kv_disk;
 
 #define KV_DISK_BUFFER_BYTES (64u << 20) // of blocks that wait to be written
-#define KV_DISK_BYTES (128u << 20)       // about what all of it takes, at most
 #define KV_DISK_FETCH 64                 // blocks that are read in one go, at most
 #define KV_DISK_FETCH_BYTES (16u << 20)  // of them, where that is more than four
 #define KV_DISK_FETCHES 2                // under way at most
@@ -47,6 +46,8 @@ struct kv_disk_options {
     int64_t (*now_s)(void); // NULL: clock_unix_s(); tests set it
 };
 
+/* What all of it takes in memory, at most. */
+size_t kv_disk_bytes(const struct kv_store_options *o);
 /* Opens the folder and starts the thread. Errors as kv_store_open(). */
 int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret);
 /* What is to be written is written, for at most flush_us; then the file is closed. All fetches have

@@ -2,12 +2,33 @@
  * up (Knuth, The Art of Computer Programming 3, 6.4, algorithm R). */
 #include "verifier-svc/kv_keys.h"
 #include <errno.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include "base/err.h"
 #include "base/rng.h"
 
-#define MIN_SLOTS 1024u
-#define MAX_SLOTS (1u << 30)
+static uint64_t slots_for(uint64_t max)
+{
+    uint64_t n = 2;
+    while (n < 2 * max && n < 2ull * KV_KEYS_MAX)
+        n *= 2;
+    return n;
+}
+
+size_t kv_keys_bytes(uint64_t max)
+{
+    return slots_for(max) * sizeof(struct kv_key);
+}
+
+int kv_keys_init(struct kv_keys *k, uint64_t max)
+{
+    uint32_t n_slots = (uint32_t)slots_for(max);
+    *k = (struct kv_keys){.slots = calloc(n_slots, sizeof(*k->slots)), .n_slots = n_slots};
+    if (!k->slots)
+        return fail(-ENOMEM, "no memory for the keys of %u blocks on disk", n_slots / 2);
+    k->max = n_slots / 2;
+    return 0;
+}
 
 void kv_keys_done(struct kv_keys *k)
 {
@@ -29,35 +50,13 @@ static uint32_t slot_of(const struct kv_keys *k, uint64_t key)
     return i;
 }
 
-static int grow(struct kv_keys *k)
-{
-    uint32_t n_slots = k->n_slots ? 2 * k->n_slots : MIN_SLOTS;
-    if (n_slots > MAX_SLOTS)
-        return fail(-ENOMEM, "more than %u blocks on disk", MAX_SLOTS / 2);
-    struct kv_keys larger = {.slots = malloc(n_slots * sizeof(*larger.slots)), .n_slots = n_slots};
-    if (!larger.slots)
-        return fail(-ENOMEM, "no memory for the keys of %u blocks", n_slots / 2);
-    for (uint32_t i = 0; i < n_slots; i++)
-        larger.slots[i].last_use_s = KV_KEYS_NONE;
-    for (uint32_t i = 0; i < k->n_slots; i++) {
-        if (k->slots[i].last_use_s != KV_KEYS_NONE)
-            larger.slots[slot_of(&larger, k->slots[i].key)] = k->slots[i];
-    }
-    larger.n = k->n;
-    free(k->slots);
-    *k = larger;
-    return 0;
-}
-
 int kv_keys_set(struct kv_keys *k, uint64_t key, int64_t last_use_s)
 {
-    if (2 * (k->n + 1) > k->n_slots) {
-        int err = grow(k);
-        if (err)
-            return err;
-    }
-    struct kv_key *slot = &k->slots[slot_of(k, key)];
-    k->n += slot->last_use_s == KV_KEYS_NONE;
+    struct kv_key *slot = k->max ? &k->slots[slot_of(k, key)] : NULL;
+    bool is_new = slot && slot->last_use_s == KV_KEYS_NONE;
+    if (!slot || (is_new && k->n == k->max))
+        return -ENOSPC;
+    k->n += is_new;
     *slot = (struct kv_key){key, last_use_s};
     return 0;
 }

@@ -86,6 +86,13 @@ static int keep_facts(struct served *s)
     return 0;
 }
 
+static size_t disk_bytes(const void *arg, size_t block_bytes)
+{
+    const struct options *o = arg;
+    return kv_disk_bytes(&(struct kv_store_options){.max_bytes = (uint64_t)o->kv_disk_size << 20,
+                                                    .block_bytes = (uint32_t)block_bytes});
+}
+
 int served_load(struct served *s, const struct options *o, bool (*progress)(void *arg, float done),
                 void *arg)
 {
@@ -100,7 +107,8 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
                                        .max_sequences = (uint32_t)o->max_sequences,
                                        .max_rows = (uint32_t)o->max_batch_rows,
                                        .min_logits = (uint32_t)o->max_sequences + ACCEPT_MAX,
-                                       .beside = o->kv_disk && *o->kv_disk ? KV_DISK_BYTES : 0,
+                                       .beside = o->kv_disk && *o->kv_disk ? disk_bytes : NULL,
+                                       .beside_arg = o,
                                        .n_vocab = tok_n_vocab(s->tok)};
     if (o->blas)
         log_warn("float_gemm=blas core=%s: OpenBLAS has no fixed order of sums, so the same "

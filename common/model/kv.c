@@ -28,6 +28,14 @@ size_t kv_block_bytes(const struct kv_shape *s)
     return (size_t)s->n_layers * s->n_kv_heads * kernel_kv_bytes(s->type, s->head_dim);
 }
 
+#define COUNTS 4 // per block: in `empty`, in `holders`, and two in `scratch`
+
+size_t kv_bytes(const struct kv_shape *shape, uint32_t n_blocks)
+{
+    return n_blocks * (kv_block_bytes(shape) + COUNTS * sizeof(uint32_t)) +
+           kv_index_bytes(n_blocks);
+}
+
 static int check_shape(const struct kv_shape *s, uint32_t n_blocks)
 {
     if (!s->n_layers || !s->n_kv_heads || !s->head_dim || s->n_layers > 65536 ||

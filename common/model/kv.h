@@ -37,6 +37,8 @@ struct kv_seq {
     uint32_t n_indexed; // blocks, from the first on, that are in the index
 };
 
+/* What such a pool and its index take in memory; KV_MAX_BLOCKS at most. */
+size_t kv_bytes(const struct kv_shape *shape, uint32_t n_blocks);
 /* Reserves the whole pool at once, so running out later is a count and not a crash.
  * -ENOMEM, with the size. -EINVAL: absurd counts. */
 int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret);

@@ -69,6 +69,19 @@ void kv_name_next(const uint8_t before[KV_NAME], const uint32_t *tokens, uint8_t
     SHA256(bytes, sizeof(bytes), ret_name);
 }
 
+static size_t n_buckets_for(uint32_t n_blocks)
+{
+    size_t n = 1;
+    while (n < n_blocks)
+        n *= 2;
+    return n;
+}
+
+size_t kv_index_bytes(uint32_t n_blocks)
+{
+    return n_blocks * sizeof(struct entry) + n_buckets_for(n_blocks) * sizeof(uint32_t);
+}
+
 int kv_index_new(uint32_t n_blocks, uint64_t identity, kv_hash_fn *hash, struct kv_index **ret)
 {
     AUTO(kv_index_free) struct kv_index *x = calloc(1, sizeof(*x));
@@ -77,9 +90,7 @@ int kv_index_new(uint32_t n_blocks, uint64_t identity, kv_hash_fn *hash, struct 
     *x = (struct kv_index){hash, identity, .n_blocks = n_blocks, .oldest = NONE, .newest = NONE};
     if (getrandom(&x->secret, sizeof(x->secret), 0) < 0)
         return fail(-errno, "kv: no random number: %s", strerror(errno));
-    size_t n_buckets = 1;
-    while (n_buckets < n_blocks)
-        n_buckets *= 2;
+    size_t n_buckets = n_buckets_for(n_blocks);
     x->bucket_mask = n_buckets - 1;
     x->buckets = malloc(n_buckets * sizeof(*x->buckets));
     x->entries = calloc(n_blocks, sizeof(*x->entries));

@@ -43,6 +43,7 @@ void kv_name_next(const uint8_t before[KV_NAME], const uint32_t *tokens, uint8_t
 
 /* identity: names all that decides the bits in a block (model, KV type, arithmetic); the root keys
  * come of it. hash: kv_hash, or one that collides on purpose. -ENOMEM. */
+size_t kv_index_bytes(uint32_t n_blocks); // that it takes
 int kv_index_new(uint32_t n_blocks, uint64_t identity, kv_hash_fn *hash, struct kv_index **ret);
 void kv_index_free(struct kv_index *x);
 DEFINE_AUTO(struct kv_index, kv_index_free)

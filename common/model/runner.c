@@ -78,18 +78,22 @@ static int measure_kv(struct runner *r, size_t left)
         log_warn("the KV pool has room for %u positions, so that is the longest context",
                  r->context);
     }
-    r->memory.kv = r->n_blocks * block_bytes;
+    r->memory.kv = kv_bytes(&shape, r->n_blocks);
     return 0;
 }
 
 static int refuse(const struct runner *r, size_t available)
 {
     const struct runner_memory *m = &r->memory;
+    const struct kv_shape shape = kv_shape(r);
     size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, room_mib = available >> 20;
     char advice[128] = "a smaller model or type of weights is needed";
-    if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < room_mib)
+    if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < room_mib) {
+        double rows = (double)kv_block_bytes(&shape) * r->n_blocks / (double)m->kv; // their share
         snprintf(advice, sizeof(advice), "%skv_mib=%zu would fit",
-                 r->opt.prefix ? r->opt.prefix : "", room_mib - rest_mib - 1);
+                 r->opt.prefix ? r->opt.prefix : "",
+                 (size_t)(rows * (double)(room_mib - rest_mib - 1)));
+    }
     return fail(-ENOMEM,
                 "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, activations %zu, "
                 "beside %zu), %zu MiB available; %s",
@@ -104,9 +108,12 @@ static int measure_out(struct runner *r)
     size_t available = room_available("");
     r->max_logits = logits_rows(r);
     const struct forward_options fo = forward_options(r);
+    const struct kv_shape shape = kv_shape(r);
     m->weights = r->model->bytes;
     m->activations = forward_bytes(r->model, r->pool, &fo);
-    m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES + r->opt.beside;
+    m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES;
+    if (r->opt.beside)
+        m->beside += r->opt.beside(r->opt.beside_arg, kv_block_bytes(&shape));
     size_t taken = runner_bytes(m);
     size_t left = available > taken ? available - taken : 0;
     int err = measure_kv(r, r->opt.memory_check ? left : available);

@@ -31,13 +31,15 @@ struct runner_options {
     uint32_t max_sequences; // that are expected to have KV at once
     uint32_t max_rows;      // of a pass
     uint32_t min_logits;    // so many of them may always want logits
-    size_t beside;          // bytes that the caller will take once the model is loaded
+    size_t (*beside)(const void *arg, size_t block_bytes); // bytes that the caller will take once
+    const void *beside_arg; // the model is loaded, given those of a block of KV; NULL: none
     uint32_t n_vocab;       // tokens that can be drawn; rows of the head beyond are padding
 };
 
 /* Bytes. What the caller holds besides, as a tokenizer, is there by then. */
 struct runner_memory {
-    size_t weights, kv, activations;
+    size_t weights, activations;
+    size_t kv;     // the pool and its index
     size_t beside; // what packing reads ahead, distributions, what requests hold
 };
 

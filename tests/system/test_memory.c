@@ -157,7 +157,7 @@ static void a_pool_beyond_all_memory_is_refused_with_both_numbers(void **state)
     size_t needed = number_before(text, " MiB needed"),
            room = number_before(text, " MiB available");
     size_t fits = strtoul(strstr(text, "available; kv_mib=") + 18, NULL, 10);
-    assert_in_range(needed, 400000, 401000);
+    assert_in_range(needed, 400000, 440000); // with the index of these many small blocks
     assert_in_range(room, 1, 499999);
     assert_in_range(fits, room / 2, room);
 }
@@ -175,7 +175,7 @@ static void a_limited_address_space_is_heeded(void **state)
                                            "--model", SMALL, "--kv-mib", "3000", NULL},
                           1);
     assert_in_range(number_before(text, " MiB available"), 1, 3072);
-    assert_in_range(number_before(text, " MiB needed"), 3000, 3100);
+    assert_in_range(number_before(text, " MiB needed"), 3000, 3300);
     AUTO(mem_free)
     char *unchecked =
         must_end("/usr/bin/prlimit",

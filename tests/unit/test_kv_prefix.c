@@ -193,6 +193,18 @@ static void a_cut_block_of_the_index_is_copied_before_it_is_written(void **state
     kv_seq_done(kv, &a);
 }
 
+static void a_pool_takes_what_it_says(void **state)
+{
+    (void)state;
+    static const uint32_t n_blocks[] = {1, 100, 1024, 5000};
+    for (unsigned i = 0; i < ARRAY_LEN(n_blocks); i++) {
+        failing_at(0);
+        AUTO(kv_free) struct kv *kv = kv_of(n_blocks[i]);
+        size_t bytes = kv_bytes(&shape, n_blocks[i]);
+        assert_in_range(failing_bytes(), bytes, bytes + 1024); // and what does not grow
+    }
+}
+
 static void a_pool_without_index_finds_nothing(void **state)
 {
     (void)state;
@@ -669,6 +681,7 @@ int main(void)
         cmocka_unit_test(the_least_recently_used_leaf_is_evicted_first),
         cmocka_unit_test(what_is_held_is_not_evicted),
         cmocka_unit_test(a_cut_block_of_the_index_is_copied_before_it_is_written),
+        cmocka_unit_test(a_pool_takes_what_it_says),
         cmocka_unit_test(a_pool_without_index_finds_nothing),
         cmocka_unit_test(the_check_finds_a_block_that_is_held_and_idle),
         cmocka_unit_test_prestate(random_operations_agree_with_plain_lists, &honest),
