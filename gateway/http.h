@@ -1,4 +1,4 @@
-/* http.h - the HTTP server, and the only door to libmicrohttpd.
+/* http.h - the HTTP server, the only door to libmicrohttpd (behind it http.c and http_request.c).
  *
  * A request reaches the application whole: framing checked, header and body within their limits,
  * arrived in time. It is answered with one http_reply(), or with http_stream(), any number of

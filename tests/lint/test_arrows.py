@@ -27,7 +27,7 @@ MAY_INCLUDE = {  # folder: what it may include beside itself
 }
 ONE_DOOR = [  # what a foreign header is called, and the files that may include it
     (r"grpc/", r"common/rpc/"),
-    (r"microhttpd\.h", r"gateway/http\.c"),
+    (r"microhttpd\.h", r"gateway/http_request\.h"),
     (r"jansson\.h", r"gateway/"),
     (r"systemd/", r"common/base/svc\.c"),
     (r"hwloc", r"common/base/cores\.c"),
