@@ -1,16 +1,13 @@
 /* auth.c - API keys. */
 #include <errno.h>
-#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include "base/err.h"
-#include "base/log.h"
+#include "base/secret.h"
 #include "gateway/auth.h"
 #include "gateway/wire.h"
 
@@ -208,39 +205,11 @@ int auth_new_text(const char *where, const char *text, size_t len, struct auth *
     return rc;
 }
 
-static int read_file(const char *path, char *text, size_t max, size_t *ret_len)
-{
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) < 0) {
-        int e = errno;
-        if (fd >= 0)
-            close(fd);
-        return fail(-e, "cannot read API keys from %s: %s", path, strerror(e));
-    }
-    if (st.st_mode & S_IRWXO)
-        log_warn("everybody on this machine may read the API keys: chmod o= %s", path);
-    ssize_t n;
-    for (*ret_len = 0; (n = read(fd, text + *ret_len, max - *ret_len)) > 0; *ret_len += (size_t)n)
-        ;
-    int e = errno;
-    close(fd);
-    if (n < 0)
-        return fail(-e, "cannot read API keys from %s: %s", path, strerror(e));
-    return *ret_len < max ? 0 : fail(-EFBIG, "%s is larger than %zu bytes", path, max - 1);
-}
-
 int auth_new(const char *path, struct auth **ret)
 {
-    size_t len, max = AUTH_MAX_FILE + 1;
-    char *text = malloc(max);
-    if (!text)
-        return fail(-ENOMEM, "no memory for API keys");
-    int rc = read_file(path, text, max, &len);
-    rc = rc < 0 ? rc : auth_new_text(path, text, len, ret);
-    OPENSSL_cleanse(text, max);
-    free(text);
-    return rc;
+    AUTO(secret_done) struct secret file = {0};
+    int rc = secret_read("the API keys", path, true, &file);
+    return rc < 0 ? rc : auth_new_text(path, file.text, file.len, ret);
 }
 
 /* With the lock. k as the file has it now; the key that is known already goes on with its counts.

@@ -18,8 +18,7 @@
 #include "gateway/openai_request.h"
 
 #define AUTH_MAX_KEYS 1024
-#define AUTH_MAX_FILE (1 << 20) // bytes
-#define AUTH_MIN_KEY 16         // characters of a key
+#define AUTH_MIN_KEY 16 // characters of a key
 #define AUTH_MAX_KEY 256
 #define AUTH_MAX_NAME 64
 

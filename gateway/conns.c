@@ -142,6 +142,7 @@ static struct http_request *hung_up_request(struct conns *s, int fd)
     return r;
 }
 
+/* say: in plain HTTP a client can be told. */
 static void time_out(struct conn *k, bool say)
 {
     struct buf body, head;
@@ -163,9 +164,9 @@ static void inspect(struct conns *s, struct conn *k, int64_t now_us)
 {
     int64_t age_us = now_us - k->since_us;
     if (k->phase == CONN_RECEIVING && age_us > s->o.request_us)
-        time_out(k, true);
+        time_out(k, !s->o.tls_cert);
     else if (k->phase == CONN_IDLE && age_us > (k->used ? s->o.idle_us : s->o.request_us))
-        time_out(k, !k->used);
+        time_out(k, !k->used && !s->o.tls_cert);
     else if (k->phase == CONN_ANSWERING && k->r && http_tend(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }

@@ -18,7 +18,8 @@
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
 #define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
-#define SEND_BUFFER (256 << 10)   // the kernel's, for a reader that has stopped; by itself 4 MiB
+#define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
+#define SEND_BUFFER (256 << 10) // the kernel's, for a reader that has stopped; by itself 4 MiB
 
 /* ---- arrival ---- */
 
@@ -208,8 +209,13 @@ static void on_mhd_log(void *cls, const char *format, va_list args)
 static int start_daemon(struct http_server *s)
 {
     const struct http_options *o = &s->o;
-    unsigned flags =
-        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_ITC;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
+                     MHD_USE_ITC | (o->tls_cert ? MHD_USE_TLS : 0);
+    struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)o->tls_cert},
+                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},
+                                   {MHD_OPTION_HTTPS_PRIORITIES, 0, TLS_VERSIONS},
+                                   {MHD_OPTION_END, 0, NULL}};
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, on_access, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
         MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s,
@@ -218,7 +224,10 @@ static int start_daemon(struct http_server *s)
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, o->max_per_ip, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->idle_us / 1000000 + 1),
         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
-        MHD_OPTION_THREAD_POOL_SIZE, o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_END);
+        MHD_OPTION_THREAD_POOL_SIZE, o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY,
+        o->tls_cert ? tls : plain, MHD_OPTION_END);
+    if (!s->daemon && o->tls_cert)
+        return fail(-EINVAL, "http: tls_cert and tls_key are no certificate and its key (PEM)");
     return s->daemon ? 0 : fail(-EIO, "http: the server cannot start: %s", strerror(errno));
 }
 

@@ -28,11 +28,13 @@ struct http_options {
     int64_t request_us;  // a whole request must have arrived within
     int64_t idle_us;     // a connection without a request is closed after
     int64_t ping_us;     // a silent stream gets a comment this often
+    const char *tls_cert, *tls_key; // PEM, read at the start; NULL: plain HTTP
 };
 
 typedef void http_handler(void *user, struct http_request *r);
 
-/* fd listens already; the server owns it. -ENOMEM, -EIO. */
+/* fd listens already; the server owns it. -ENOMEM, -EIO; -EINVAL: certificate and key are none, or
+ * do not belong together. */
 int http_new(const struct http_options *o, int fd, http_handler *handler, void *user,
              struct http_server **ret);
 /* No new connections; every answer from now on closes its connection. */

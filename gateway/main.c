@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
+#include "base/secret.h"
 #include "base/svc.h"
 #include "gateway/generate.h"
 #include "gateway/http.h"
@@ -55,6 +56,7 @@ static int read_keys(const struct options *o)
     if (gateway.auth)
         log_info("API keys are needed, known=%u", auth_n_keys(gateway.auth));
     gateway.metrics_open = o->metrics_open;
+    gateway.cors_origins = &o->cors_origins;
     return rc;
 }
 
@@ -79,6 +81,16 @@ static void reload(void *user)
         log_info("API keys read again, known=%u", auth_n_keys(gateway.auth));
 }
 
+static int read_tls(const struct options *o, struct secret *cert, struct secret *key)
+{
+    if (!o->tls_cert && !o->tls_key)
+        return 0;
+    if (!o->tls_cert || !o->tls_key)
+        return fail(-EINVAL, "tls_cert and tls_key go together: one of them is missing");
+    int rc = secret_read("the TLS certificate", o->tls_cert, false, cert);
+    return rc < 0 ? rc : secret_read("the TLS key", o->tls_key, true, key);
+}
+
 static int start_http(const struct options *o, int fd)
 {
     struct http_options h = {.n_threads = (unsigned)o->http_threads,
@@ -92,7 +104,13 @@ static int start_http(const struct options *o, int fd)
                              .request_us = us(o->request_timeout),
                              .idle_us = us(o->idle_timeout),
                              .ping_us = us(o->keepalive_interval)};
-    return http_new(&h, fd, routes_answer, &gateway, &http);
+    AUTO(secret_done) struct secret cert = {0}, key = {0};
+    int rc = read_tls(o, &cert, &key);
+    h.tls_cert = cert.text;
+    h.tls_key = key.text;
+    if (rc < 0)
+        close(fd);
+    return rc < 0 ? rc : http_new(&h, fd, routes_answer, &gateway, &http);
 }
 
 static int start(const struct options *o)

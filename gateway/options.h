@@ -4,9 +4,9 @@
 #include "base/conf.h"
 
 struct options {
-    char *listen, *log_level, *api_keys;
+    char *listen, *log_level, *api_keys, *tls_cert, *tls_key;
     bool allow_open, metrics_open;
-    struct conf_list verifiers;
+    struct conf_list verifiers, cors_origins;
     int64_t http_threads, max_connections, max_connections_per_ip;
     int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;
     double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait, queue_wait,

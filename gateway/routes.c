@@ -7,6 +7,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "gateway/answer.h"
+#include "gateway/cors.h"
 #include "gateway/models.h"
 #include "gateway/routes.h"
 #include "gateway/status.h"
@@ -112,6 +113,8 @@ void routes_answer(void *user, struct http_request *r)
     for (size_t i = 0; i < ARRAY_LEN(routes) && !found; i++)
         if (path_fits(&routes[i], http_path(r)))
             found = &routes[i];
+    if (cors_answer(((struct gateway *)user)->cors_origins, r))
+        return;
     if (!found) {
         answer_error(r, 404, "there is no such path; GET / lists what there is", "");
     } else if (strcmp(method, found->method) != 0) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>
+#include "base/conf.h"
 #include "gateway/auth.h"
 #include "gateway/generate.h"
 #include "gateway/http.h"
@@ -12,6 +13,7 @@ struct gateway {
     struct generator *generator;
     struct auth *auth; // NULL: everybody is let in
     bool metrics_open; // also without a key
+    const struct conf_list *cors_origins;
     int64_t started_us;
     atomic_bool draining;
 };

@@ -211,6 +211,60 @@ static void keys_may_be_a_credential_and_others_reading_them_is_a_warning(void *
     child_stop(&s);
 }
 
+/* ---- pages of other origins ---- */
+
+static bool allows_origin(struct http_answer a)
+{
+    bool allows = strstr(a.head, "Access-Control-Allow-Origin: ") != NULL;
+    http_answer_done(&a);
+    return allows;
+}
+
+#define PREFLIGHT                                                                                  \
+    "Access-Control-Request-Method: POST\r\n"                                                      \
+    "Access-Control-Request-Headers: authorization,x-stainless-os\r\n"
+
+static void pages_of_other_origins_are_let_in_by_name(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--api-keys", keys, "--cors-origins", "https://a.example", NULL};
+    write_keys("alice " ALICE "\n");
+    struct child s = gateway_start(address, more, &port);
+    struct http_answer a =
+        call(port, "OPTIONS /v1/chat/completions", "Origin: https://a.example\r\n" PREFLIGHT, "");
+    assert_non_null(strstr(a.head, "Access-Control-Allow-Origin: https://a.example\r\n"));
+    assert_non_null(strstr(a.head, "Access-Control-Allow-Headers: authorization,x-stainless-os"));
+    assert_non_null(strstr(a.head, "Vary: Origin"));
+    is(a, 204, "Access-Control-Allow-Methods: GET, POST", "");
+    is(call(port, "POST /v1/completions", "Origin: https://a.example\r\nX-API-Key: " ALICE "\r\n",
+            "{\"prompt\":\"say 1\"}"),
+       200, "Access-Control-Allow-Origin: https://a.example\r\n", "w0");
+    is(call(port, "POST /v1/completions", "Origin: https://a.example\r\n", "{}"), 401,
+       "Access-Control-Allow-Origin: https://a.example\r\n", "API key"); // so that it can be read
+    static const char *const others[] = {"", "Origin: https://b.example\r\n", "Origin: null\r\n",
+                                         "Origin: https://a.example.org\r\n"};
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        assert_false(allows_origin(call(port, "GET /health", others[i], "")));
+    child_stop(&s);
+}
+
+static void pages_of_any_origin_are_let_in_if_told_so_and_else_none(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--cors-origins", "*", NULL};
+    struct child s = gateway_start(address, more, &port);
+    is(call(port, "GET /v1/models", "Origin: null\r\n", ""), 200,
+       "Access-Control-Allow-Origin: *\r\n", "fake/model");
+    child_stop(&s);
+    s = gateway_start(address, NULL, &port);
+    is(call(port, "OPTIONS /v1/models", "Origin: https://a.example\r\n" PREFLIGHT, ""), 405,
+       "Allow", "method");
+    assert_false(allows_origin(call(port, "GET /v1/models", "Origin: https://a.example\r\n", "")));
+    child_stop(&s);
+}
+
 /* ---- addresses ---- */
 
 static void ends_with(const char *const *args, const char *sentence)
@@ -244,7 +298,7 @@ static void keys_that_cannot_be_read_end_the_start(void **state)
 {
     (void)state;
     const char *args[] = {"--listen", "127.0.0.1:0", "--api-keys", "/nonexistent/keys", NULL};
-    ends_with(args, "cannot read API keys from /nonexistent/keys: No such file");
+    ends_with(args, "cannot read the API keys from /nonexistent/keys: No such file");
 }
 
 static int start_verifier(void **state)
@@ -274,6 +328,8 @@ int main(void)
         cmocka_unit_test(a_reload_reads_keys_again),
         cmocka_unit_test(figures_may_be_open),
         cmocka_unit_test(keys_may_be_a_credential_and_others_reading_them_is_a_warning),
+        cmocka_unit_test(pages_of_other_origins_are_let_in_by_name),
+        cmocka_unit_test(pages_of_any_origin_are_let_in_if_told_so_and_else_none),
         cmocka_unit_test(an_address_others_reach_is_open_only_if_that_is_meant),
         cmocka_unit_test(keys_that_cannot_be_read_end_the_start),
     };

@@ -1,0 +1,194 @@
+"""TLS where others may listen: HTTPS at the gateway. Certificates are made by openssl."""
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
+CLIENTS = os.environ.get("TANDEM_CLIENTS", os.path.join(ROOT, "build", "clients"))
+MODEL = os.path.join(ROOT, "models", "tales-1m-q8_0.gguf")
+LIMIT_S = 60 * (5 if re.search("asan|tsan", BIN) else 1)
+KEY = "sk-0123456789abcdef"
+
+
+class Certificates:
+    """An authority, and what it has signed."""
+
+    def __init__(self, folder, name):
+        self.folder, self.name = folder, name
+        self.openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                     "-subj", f"/CN={name}", "-keyout", self.path("", "key"), "-out", self.path("", "pem"))
+
+    def path(self, name, kind):
+        return os.path.join(self.folder, f"{self.name}{name}.{kind}")
+
+    @property
+    def ca(self):
+        return self.path("", "pem")
+
+    def openssl(self, *args):
+        subprocess.run(["openssl", *args], check=True, capture_output=True)
+
+    def sign(self, name):
+        """Certificate and key, for 127.0.0.1 and localhost."""
+        request = self.path(name, "csr")
+        self.openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
+                     "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", self.path(name, "key"), "-out", request)
+        self.openssl("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.path("", "key"), "-CAcreateserial",
+                     "-days", "2", "-copy_extensions", "copy", "-out", self.path(name, "pem"))
+        return self.path(name, "pem"), self.path(name, "key")
+
+
+class Service:
+    def __init__(self, folder, name, *args):
+        self.log = os.path.join(folder, f"{name}-{time.monotonic_ns()}.log")
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen([os.path.join(BIN, name), *args], stdout=log, stderr=log)
+
+    def said(self):
+        with open(self.log, encoding="utf-8") as f:
+            return f.read()
+
+    def wait(self, pattern):
+        end = time.monotonic() + LIMIT_S
+        while not (found := re.search(pattern, self.said())):
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"no {pattern!r} in {self.said()}")
+            time.sleep(0.01)
+        return found
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(LIMIT_S)
+
+
+class Folder(unittest.TestCase):
+    """A folder, certificates in it, and services that end with the test."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="tandem-tls-")
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.ours = Certificates(cls.folder, "ours")
+
+    @classmethod
+    def service(cls, name, *args):
+        service = Service(cls.folder, name, *args)
+        cls.addClassCleanup(service.stop)
+        return service
+
+    @classmethod
+    def path(cls, name):
+        return os.path.join(cls.folder, name)
+
+    def refused(self, name, *args):
+        service = self.service(name, *args)
+        self.assertEqual(service.process.wait(LIMIT_S), 1, service.said())
+        return service.said()
+
+
+class Https(Folder):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.cert, cls.key = cls.ours.sign("gateway")
+        with open(cls.path("keys"), "w", encoding="utf-8") as f:
+            f.write(f"alice {KEY}\n")
+        os.chmod(cls.path("keys"), 0o600)
+        socket_path = f"unix:{cls.path('verifier.sock')}"
+        cls.service("verifier-svc", "--model", MODEL, "--listen", socket_path)
+        cls.gateway = cls.service("gateway", "--listen", "127.0.0.1:0", "--verifiers", socket_path, "--tls-cert", cls.cert,
+                                  "--tls-key", cls.key, "--api-keys", cls.path("keys"), "--request-timeout", "1")
+        cls.port = int(cls.gateway.wait(r"listening on 127\.0\.0\.1:(\d+)").group(1))
+        cls.gateway.wait("verifier ready")
+
+    def connect(self, version=None):
+        context = ssl.create_default_context(cafile=self.ours.ca)
+        if version:
+            context.set_ciphers("DEFAULT@SECLEVEL=0")
+            context.minimum_version = context.maximum_version = version
+        return http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=LIMIT_S)
+
+    def stream(self, version=None, n=20):
+        c = self.connect(version)
+        body = {"prompt": "Once upon a time", "max_tokens": n, "ignore_eos": True, "stream": True, "temperature": 0}
+        c.request("POST", "/v1/completions", json.dumps(body), {"Authorization": f"Bearer {KEY}"})
+        answer = c.getresponse()
+        text = answer.read().decode()
+        c.close()
+        self.assertEqual(answer.status, 200, text)
+        self.assertTrue(text.endswith("data: [DONE]\n\n"), text)
+        return "".join(json.loads(e)["choices"][0]["text"] for e in re.findall(r"^data: (\{.*)$", text, re.M))
+
+    def test_a_stream_goes_through_tls_1_2_and_1_3(self):
+        texts = [self.stream(v) for v in [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]]
+        self.assertGreater(len(texts[0]), 20)
+        self.assertEqual(*texts)
+
+    def test_many_streams_go_side_by_side(self):
+        texts = []
+        threads = [threading.Thread(target=lambda: texts.append(self.stream(n=60))) for _ in range(16)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(len(texts), 16)
+        self.assertEqual(len(set(texts)), 1)
+
+    def test_older_versions_are_refused(self):
+        with self.assertRaises((ssl.SSLError, ConnectionError)):
+            self.stream(ssl.TLSVersion.TLSv1_1)
+
+    def test_plain_http_gets_no_answer(self):
+        with socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S) as s:
+            s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            try:
+                self.assertNotIn(b"HTTP/1", s.recv(4096))
+            except ConnectionResetError:
+                pass
+
+    def test_half_a_handshake_is_closed(self):
+        with socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S) as s:
+            s.sendall(b"\x16\x03\x01\x02\x00\x01")
+            self.assertNotIn(b"HTTP/1", s.recv(4096))
+        self.stream()
+
+    def test_the_openai_client_comes_through(self):
+        if not os.path.isdir(os.path.join(CLIENTS, "node_modules", "openai")):
+            self.skipTest("skipped: the npm packages are not there")
+        script = """
+            const {createRequire} = require('node:module');
+            const OpenAI = createRequire(process.argv[1] + '/x.js')('openai').default;
+            const client = new OpenAI({baseURL: process.argv[2], apiKey: process.argv[3], maxRetries: 0});
+            client.completions.create({model: 'default', prompt: 'Once', max_tokens: 8}).then(
+              (a) => console.log('tokens', a.usage.completion_tokens), (e) => console.log(e.status, e.code));"""
+        say = lambda key: subprocess.run(
+            ["node", "-e", script, CLIENTS, f"https://127.0.0.1:{self.port}/v1", key], capture_output=True, text=True,
+            timeout=LIMIT_S, env={**os.environ, "NODE_EXTRA_CA_CERTS": self.ours.ca}).stdout.strip()
+        self.assertEqual(say(KEY), "tokens 8")
+        self.assertEqual(say("sk-of-somebody-else"), "401 invalid_api_key")
+
+    def test_what_is_no_pair_ends_the_start(self):
+        other = self.ours.sign("other")[1]
+        args = ["--listen", "127.0.0.1:0", "--verifiers", f"unix:{self.path('verifier.sock')}"]
+        self.assertIn("one of them is missing", self.refused("gateway", *args, "--tls-cert", self.cert))
+        self.assertIn("are no certificate and its key",
+                      self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", other))
+        self.assertIn("are no certificate and its key",
+                      self.refused("gateway", *args, "--tls-cert", self.path("keys"), "--tls-key", self.key))
+        self.assertIn("cannot read the TLS key", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", "/none"))
+
+
+if __name__ == "__main__":
+    unittest.main()
