@@ -1,0 +1,499 @@
+/* tool_calls.c - how models write the calls of tools into their text. */
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include "gateway/reading.h"
+#include "gateway/tool_calls.h"
+
+static const struct tool_markers markers[TOOLS_N_FORMATS] = {
+    [TOOLS_HERMES] = {{"<tool_call>"}, "</tool_call>", {NULL}, "{"},
+    [TOOLS_CODER] = {{"<tool_call>", "<function="}, "</function>", {"</tool_call>"}, NULL},
+    [TOOLS_LLAMA] = {{"<|python_tag|>", "{"}, NULL, {";"}, "{"},
+    [TOOLS_MISTRAL] = {{"[TOOL_CALLS]"}, NULL, {NULL}, NULL},
+    [TOOLS_DEEPSEEK] = {{"<｜tool▁call▁begin｜>"},
+                        "<｜tool▁call▁end｜>",
+                        {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"},
+                        NULL},
+    [TOOLS_DSML] = {{"<｜DSML｜invoke name=\""},
+                    "</｜DSML｜invoke>",
+                    {"<｜DSML｜function_calls>", "</｜DSML｜function_calls>"},
+                    NULL},
+    [TOOLS_GLM] = {{"<tool_call>"}, "</tool_call>", {NULL}, NULL},
+    [TOOLS_KIMI] = {{"<|tool_call_begin|>"},
+                    "<|tool_call_end|>",
+                    {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"},
+                    NULL},
+};
+
+const struct tool_markers *tool_markers(enum tool_format f)
+{
+    return f == TOOLS_NONE ? NULL : &markers[f];
+}
+
+/* The first mark that is there decides. */
+enum tool_format tool_format_of(const char *source, size_t len)
+{
+    static const struct {
+        const char *mark;
+        enum tool_format format;
+    } v[] = {
+        {"<function=", TOOLS_CODER},
+        {"<arg_key>", TOOLS_GLM},
+        {"<tool_call>", TOOLS_HERMES},
+        {"[TOOL_CALLS]", TOOLS_MISTRAL},
+        {"<｜tool▁call▁begin｜>", TOOLS_DEEPSEEK},
+        {"DSML", TOOLS_DSML},
+        {"<|tool_call_begin|>", TOOLS_KIMI},
+        {"<|python_tag|>", TOOLS_LLAMA},
+        {"{\"name\": function name, \"parameters\":", TOOLS_LLAMA},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        if (memmem(source, len, v[i].mark, strlen(v[i].mark)))
+            return v[i].format;
+    return TOOLS_NONE;
+}
+
+enum tool_format tool_format_named(const char *name)
+{
+    const char *at = TOOL_FORMAT_NAMES;
+    for (int f = 0; f < TOOLS_N_FORMATS; f++) {
+        size_t n = strcspn(at, "|");
+        if (strlen(name) == n && memcmp(name, at, n) == 0)
+            return (enum tool_format)f;
+        at += n + 1;
+    }
+    return TOOLS_NONE;
+}
+
+static void cut(struct tool_calls *c, unsigned n)
+{
+    for (; c->n > n; c->n--) {
+        struct tool_call *last = &c->v[c->n - 1];
+        free(last->name);
+        free(last->arguments);
+        free(last->id);
+    }
+}
+
+void tool_calls_clear(struct tool_calls *c)
+{
+    cut(c, 0);
+    free(c->v);
+    *c = (struct tool_calls){0};
+}
+
+/* ---- what is left to read ---- */
+
+struct text {
+    const char *data;
+    size_t len;
+};
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+static void take(struct text *t, size_t n)
+{
+    t->data += n;
+    t->len -= n;
+}
+
+static void skip_space(struct text *t)
+{
+    while (t->len && is_space(*t->data))
+        take(t, 1);
+}
+
+static struct text trimmed(struct text t)
+{
+    skip_space(&t);
+    while (t.len && is_space(t.data[t.len - 1]))
+        t.len--;
+    return t;
+}
+
+static bool skip_word(struct text *t, const char *word)
+{
+    size_t n = strlen(word);
+    if (t->len < n || memcmp(t->data, word, n) != 0)
+        return false;
+    take(t, n);
+    return true;
+}
+
+/* What stands before the word, which is skipped as well. */
+static bool until(struct text *t, const char *word, struct text *ret)
+{
+    const char *at = memmem(t->data, t->len, word, strlen(word));
+    if (!at)
+        return false;
+    *ret = (struct text){t->data, (size_t)(at - t->data)};
+    take(t, ret->len + strlen(word));
+    return true;
+}
+
+/* ---- calls ---- */
+
+static bool is_name(struct text t)
+{
+    static const char chars[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.:/";
+    for (size_t i = 0; i < t.len; i++)
+        if (!t.data[i] || !strchr(chars, t.data[i]))
+            return false;
+    return t.len > 0 && t.len <= 256;
+}
+
+static int add_call(struct tool_calls *to, struct text name, char *arguments, struct text id)
+{
+    AUTO(mem_free) char *args = arguments;
+    if (!args)
+        return -ENOMEM;
+    if (!is_name(name) || to->n == TOOL_CALLS_MAX)
+        return -EINVAL;
+    struct tool_call *v = realloc(to->v, (to->n + 1) * sizeof(*v));
+    if (!v)
+        return -ENOMEM;
+    to->v = v;
+    v[to->n] = (struct tool_call){.name = strndup(name.data, name.len),
+                                  .id = id.len ? strndup(id.data, id.len) : NULL,
+                                  .arguments = TAKE(args)};
+    to->n++;
+    return v[to->n - 1].name && (!id.len || v[to->n - 1].id) ? 0 : -ENOMEM;
+}
+
+static struct text text_of(const json_t *string)
+{
+    return (struct text){json_string_value(string), json_string_length(string)};
+}
+
+/* A value at the beginning of t: new reference, NULL with -EAGAIN (cut short) or -EINVAL. */
+static int read_json(struct text *t, json_t **ret)
+{
+    json_error_t e;
+    skip_space(t);
+    json_t *v = json_loadb(t->data, t->len, JSON_DISABLE_EOF_CHECK, &e);
+    if (!v)
+        return json_error_code(&e) == json_error_premature_end_of_input ? -EAGAIN : -EINVAL;
+    take(t, (size_t)e.position);
+    *ret = v;
+    return 0;
+}
+
+/* {"name", "arguments" or "parameters", "id"}. Some models write arguments as a string of JSON. */
+static int add_object(struct tool_calls *to, const json_t *call)
+{
+    const json_t *name = json_object_get(call, "name"), *args = json_object_get(call, "arguments");
+    args = args ? args : json_object_get(call, "parameters");
+    if (!json_is_string(name) || !(json_is_object(args) || json_is_string(args)))
+        return -EINVAL;
+    AUTO(json_decref_own) json_t *opened = NULL;
+    if (json_is_string(args)) {
+        opened = json_loads(json_string_value(args), 0, NULL);
+        args = opened;
+    }
+    if (!json_is_object(args))
+        return -EINVAL;
+    return add_call(to, text_of(name), json_dumps(args, JSON_COMPACT),
+                    text_of(json_object_get(call, "id")));
+}
+
+/* Arguments as an object, which stay as the model wrote them. */
+static int add_verbatim(struct tool_calls *to, struct text name, struct text args, struct text id)
+{
+    AUTO(json_decref_own) json_t *v = NULL;
+    args = trimmed(args);
+    struct text rest = args;
+    int rc = read_json(&rest, &v);
+    if (rc < 0)
+        return rc;
+    if (!json_is_object(v) || trimmed(rest).len)
+        return -EINVAL;
+    return add_call(to, trimmed(name), strndup(args.data, args.len), id);
+}
+
+static int read_hermes(struct text t, struct tool_calls *to)
+{
+    AUTO(json_decref_own) json_t *call = NULL;
+    skip_word(&t, "<tool_call>");
+    int rc = read_json(&t, &call);
+    if (rc < 0)
+        return rc;
+    skip_space(&t);
+    skip_word(&t, "</tool_call>");
+    return t.len ? -EINVAL : add_object(to, call);
+}
+
+/* Whether the request offers such a tool; its schema. */
+static const json_t *tool_named(const json_t *tools, struct text name)
+{
+    size_t i;
+    const json_t *tool;
+    json_array_foreach(tools, i, tool)
+    {
+        const json_t *function = json_object_get(tool, "function");
+        struct text t = text_of(json_object_get(function, "name"));
+        if (t.len == name.len && t.len && memcmp(t.data, name.data, t.len) == 0)
+            return function;
+    }
+    return NULL;
+}
+
+/* An answer may be JSON and no call: without the tag it must name a tool that there is. */
+static int read_llama(struct text t, const json_t *tools, struct tool_calls *to)
+{
+    AUTO(json_decref_own) json_t *call = NULL;
+    bool tagged = skip_word(&t, "<|python_tag|>");
+    int rc = read_json(&t, &call);
+    if (rc < 0)
+        return rc;
+    if (trimmed(t).len || !(tagged || tool_named(tools, text_of(json_object_get(call, "name")))))
+        return -EINVAL;
+    return add_object(to, call);
+}
+
+static int read_mistral(struct text t, struct tool_calls *to)
+{
+    AUTO(json_decref_own) json_t *calls = NULL;
+    const json_t *call;
+    struct text name, id = {0};
+    size_t i;
+    skip_word(&t, "[TOOL_CALLS]");
+    skip_space(&t);
+    if (!t.len || *t.data != '[') {
+        const char *brace = memchr(t.data, '{', t.len);
+        if (!brace)
+            return -EAGAIN;
+        name = (struct text){t.data, (size_t)(brace - t.data)};
+        take(&t, name.len);
+        struct text head = name;
+        if (until(&head, "[CALL_ID]", &name) && !until(&head, "[ARGS]", &id))
+            return -EINVAL;
+        head = name;
+        until(&head, "[ARGS]", &name);
+        return add_verbatim(to, name, t, trimmed(id));
+    }
+    int rc = read_json(&t, &calls);
+    if (rc == 0 && (!json_array_size(calls) || trimmed(t).len))
+        rc = -EINVAL;
+    json_array_foreach(calls, i, call) if ((rc = rc < 0 ? rc : add_object(to, call)) < 0) break;
+    return rc;
+}
+
+/* R1 and V3 write `function` before the name, and the arguments as a block of code. */
+static int read_deepseek(struct text t, struct tool_calls *to)
+{
+    struct text name, args = t;
+    skip_word(&t, "<｜tool▁call▁begin｜>");
+    if (!until(&t, "<｜tool▁sep｜>", &name))
+        return -EAGAIN;
+    if (!until(&t, "<｜tool▁call▁end｜>", &args))
+        args = t;
+    args = trimmed(args);
+    struct text rest = args;
+    if (args.len && *args.data != '{' && until(&rest, "\n", &name)) {
+        args = trimmed(rest);
+        if (!skip_word(&args, "```json"))
+            return -EINVAL;
+        rest = args;
+        until(&rest, "```", &args);
+    }
+    return add_verbatim(to, name, args, (struct text){0});
+}
+
+static int read_kimi(struct text t, struct tool_calls *to)
+{
+    struct text id, args = {0};
+    skip_word(&t, "<|tool_call_begin|>");
+    if (!until(&t, "<|tool_call_argument_begin|>", &id))
+        return -EAGAIN;
+    if (!until(&t, "<|tool_call_end|>", &args))
+        args = t;
+    id = trimmed(id);
+    struct text name = id;
+    skip_word(&name, "functions.");
+    const char *colon = memrchr(name.data, ':', name.len);
+    name.len = colon ? (size_t)(colon - name.data) : name.len;
+    return add_verbatim(to, name, args, id);
+}
+
+/* ---- calls whose values are written without quotes ---- */
+
+static bool has_type(const json_t *schema, const char *type)
+{
+    const json_t *v = json_object_get(schema, "type"), *one;
+    size_t i;
+    if (json_is_string(v))
+        return strcmp(json_string_value(v), type) == 0;
+    json_array_foreach(v, i, one) if (json_is_string(one) &&
+                                      strcmp(json_string_value(one), type) == 0) return true;
+    return false;
+}
+
+/* Text where the schema says so; else what it is as JSON, and text if it is none. */
+static json_t *value_of(struct text t, const json_t *schema)
+{
+    struct text bare = trimmed(t);
+    bool text = has_type(schema, "string");
+    if (text && !(has_type(schema, "null") && bare.len == 4 && memcmp(bare.data, "null", 4) == 0))
+        return json_stringn(t.data, t.len);
+    if (has_type(schema, "boolean") && bare.len == 4 && strncasecmp(bare.data, "true", 4) == 0)
+        return json_true();
+    if (has_type(schema, "boolean") && bare.len == 5 && strncasecmp(bare.data, "false", 5) == 0)
+        return json_false();
+    json_t *v = json_loadb(bare.data, bare.len, JSON_DECODE_ANY, NULL);
+    return v ? v : json_stringn(t.data, t.len);
+}
+
+/* How a format writes a parameter: {before}KEY{between}{open}VALUE{after}. */
+struct syntax {
+    const char *before, *between, *open, *after;
+    const char *end; // of the call
+    bool lines;      // the value stands on lines of its own
+    bool says;       // string="true" stands between, if the value is text
+};
+
+static int read_open(struct text *t, const struct syntax *s, bool *ret_text)
+{
+    skip_space(t);
+    if (!s->says)
+        return skip_word(t, s->open) ? 0 : t->len < strlen(s->open) ? -EAGAIN : -EINVAL;
+    *ret_text = skip_word(t, "string=\"true\">");
+    return *ret_text || skip_word(t, "string=\"false\">") ? 0 : -EINVAL;
+}
+
+static int set(json_t *args, struct text key, json_t *value)
+{
+    char name[256];
+    if (!value || !key.len || key.len >= sizeof(name) || memchr(key.data, 0, key.len)) {
+        json_decref(value);
+        return -EINVAL;
+    }
+    memcpy(name, key.data, key.len);
+    name[key.len] = 0;
+    return json_object_set_new(args, name, value) < 0 ? -EINVAL : 0; // also what is no UTF-8
+}
+
+/* The schema of a parameter, NULL if there is none. */
+static const json_t *schema_of(const json_t *tools, struct text name, struct text key)
+{
+    const json_t *parameters = json_object_get(tool_named(tools, name), "parameters");
+    const json_t *v = json_object_get(parameters, "properties"), *found;
+    AUTO(mem_free) char *k = strndup(key.data, key.len);
+    found = k ? json_object_get(v, k) : NULL;
+    return found;
+}
+
+static int read_parameter(struct text *t, const struct syntax *s, struct text name,
+                          const json_t *tools, json_t *args)
+{
+    struct text key, value;
+    bool is_text = false;
+    if (!until(t, s->between, &key))
+        return -EAGAIN;
+    int rc = s->open || s->says ? read_open(t, s, &is_text) : 0;
+    if (rc < 0)
+        return rc;
+    if (!until(t, s->after, &value))
+        return -EAGAIN;
+    if (s->lines && value.len && *value.data == '\n')
+        take(&value, 1);
+    if (s->lines && value.len && value.data[value.len - 1] == '\n')
+        value.len--;
+    key = trimmed(key);
+    return set(args, key,
+               is_text ? json_stringn(value.data, value.len)
+                       : value_of(value, s->says ? NULL : schema_of(tools, name, key)));
+}
+
+static int read_parameters(struct text t, const struct syntax *s, struct text name,
+                           const json_t *tools, struct tool_calls *to)
+{
+    AUTO(json_decref_own) json_t *args = json_object();
+    name = trimmed(name);
+    skip_space(&t);
+    while (skip_word(&t, s->before)) {
+        int rc = read_parameter(&t, s, name, tools, args);
+        if (rc < 0)
+            return rc;
+        skip_space(&t);
+    }
+    if (!skip_word(&t, s->end) || t.len)
+        return t.len < strlen(s->end) ? -EAGAIN : -EINVAL;
+    return add_call(to, name, json_dumps(args, JSON_COMPACT), (struct text){0});
+}
+
+static int read_coder(struct text t, const json_t *tools, struct tool_calls *to)
+{
+    static const struct syntax s = {"<parameter=",  ">",           NULL,
+                                    "</parameter>", "</function>", .lines = true};
+    struct text name;
+    skip_word(&t, "<tool_call>");
+    skip_space(&t);
+    if (!skip_word(&t, "<function="))
+        return -EINVAL;
+    return until(&t, ">", &name) ? read_parameters(t, &s, name, tools, to) : -EAGAIN;
+}
+
+static int read_glm(struct text t, const json_t *tools, struct tool_calls *to)
+{
+    static const struct syntax s = {"<arg_key>",    "</arg_key>",   "<arg_value>",
+                                    "</arg_value>", "</tool_call>", .lines = false};
+    skip_word(&t, "<tool_call>");
+    const char *at = memchr(t.data, '<', t.len);
+    if (!at)
+        return -EAGAIN;
+    struct text name = {t.data, (size_t)(at - t.data)};
+    take(&t, name.len);
+    return read_parameters(t, &s, name, tools, to);
+}
+
+static int read_dsml(struct text t, const json_t *tools, struct tool_calls *to)
+{
+    static const struct syntax s = {
+        "<｜DSML｜parameter name=\"", "\"",        NULL, "</｜DSML｜parameter>",
+        "</｜DSML｜invoke>",          .says = true};
+    struct text name;
+    skip_word(&t, "<｜DSML｜invoke name=\"");
+    return until(&t, "\">", &name) ? read_parameters(t, &s, name, tools, to) : -EAGAIN;
+}
+
+static int read_call(enum tool_format f, struct text t, const json_t *offered,
+                     struct tool_calls *ret)
+{
+    switch (f) {
+    case TOOLS_HERMES:
+        return read_hermes(t, ret);
+    case TOOLS_CODER:
+        return read_coder(t, offered, ret);
+    case TOOLS_LLAMA:
+        return read_llama(t, offered, ret);
+    case TOOLS_MISTRAL:
+        return read_mistral(t, ret);
+    case TOOLS_DEEPSEEK:
+        return read_deepseek(t, ret);
+    case TOOLS_DSML:
+        return read_dsml(t, offered, ret);
+    case TOOLS_GLM:
+        return read_glm(t, offered, ret);
+    case TOOLS_KIMI:
+        return read_kimi(t, ret);
+    default:
+        return -EINVAL;
+    }
+}
+
+int tool_calls_read(enum tool_format f, const char *raw, size_t len, const char *tools,
+                    struct tool_calls *ret)
+{
+    unsigned before = ret->n;
+    AUTO(json_decref_own) json_t *offered = tools ? json_loads(tools, 0, NULL) : NULL;
+    int rc = read_call(f, trimmed((struct text){raw, len}), offered, ret);
+    if (rc < 0)
+        cut(ret, before);
+    return rc;
+}
