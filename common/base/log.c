@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/err.h"
+#include "base/journal.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -15,8 +16,8 @@
 static struct {
     const char *program;
     enum log_level level;
-    bool journal;
-} to = {"tandem", LOG_LEVEL_INFO, false};
+    bool entries, prefix; // for the journal
+} to = {.program = "tandem", .level = LOG_LEVEL_INFO};
 
 static const struct {
     const char *name;
@@ -27,7 +28,8 @@ void log_init(const char *program, enum log_level level)
 {
     to.program = program;
     to.level = level;
-    to.journal = getenv("JOURNAL_STREAM") != NULL;
+    to.prefix = getenv("JOURNAL_STREAM") != NULL;
+    to.entries = journal_is_there();
 }
 
 bool log_wants(enum log_level level)
@@ -48,7 +50,7 @@ int log_level_of(const char *name, enum log_level *ret_level)
 
 static size_t prefix(enum log_level level, char *out, size_t size)
 {
-    if (to.journal)
+    if (to.prefix)
         return (size_t)snprintf(out, size, "<%d>", levels[level].syslog);
     struct timespec now;
     struct tm local;
@@ -65,7 +67,7 @@ void log_line(enum log_level level, const char *format, ...)
     if (!log_wants(level))
         return;
     char line[LINE_MAX_BYTES];
-    size_t n = prefix(level, line, sizeof(line));
+    size_t n = prefix(level, line, sizeof(line)), prefix_bytes = n;
     va_list args;
     va_start(args, format);
     int body = vsnprintf(line + n, sizeof(line) - n, format, args);
@@ -75,6 +77,8 @@ void log_line(enum log_level level, const char *format, ...)
     n += (size_t)body;
     if (n > sizeof(line) - 1)
         n = sizeof(line) - 1;
+    if (to.entries && journal_send(to.program, levels[level].syslog, line + prefix_bytes))
+        return;
     line[n++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, n); // one write: lines of threads do not mix
     (void)written;                                   // nowhere left to complain

@@ -2,8 +2,9 @@
  * quoted.
  *
  * Libraries are silent above debug; services speak. Error: an operator must act. Warning: we went
- * on, and the line says how. Any thread; a line is written whole. Under systemd (JOURNAL_STREAM)
- * lines carry the priority prefix, else the time and the level. */
+ * on, and the line says how. Any thread; a line is written whole. Under systemd lines become
+ * entries of its journal with a field for each key (journal.h), or carry the priority prefix if it
+ * does not take them; else they have the time and the level. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

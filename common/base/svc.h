@@ -1,7 +1,7 @@
 /* svc.h - what a service owes its service manager: sockets, readiness, watchdog, signals.
  *
- * The only file that includes libsystemd. Everything works without a manager as well: what has
- * nobody to tell does nothing. Any thread, after svc_init(). */
+ * With journal.h the only file that includes libsystemd. Everything works without a manager as
+ * well: what has nobody to tell does nothing. Any thread, after svc_init(). */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

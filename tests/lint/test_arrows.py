@@ -29,7 +29,7 @@ ONE_DOOR = [  # what a foreign header is called, and the files that may include 
     (r"grpc/", r"common/rpc/"),
     (r"microhttpd\.h", r"gateway/http_request\.h"),
     (r"jansson\.h", r"gateway/"),
-    (r"systemd/", r"common/base/svc\.c"),
+    (r"systemd/", r"common/base/(svc|journal)\.c"),
     (r"hwloc", r"common/base/cores\.c"),
     (r"pcre2\.h", r"common/text/"),
     (r"cblas\.h|openblas", r"common/kernel/kernel_blas\.c"),

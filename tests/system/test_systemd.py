@@ -28,6 +28,27 @@ UNITS = ["tandem-gateway", "tandem-verifier@", "tandem-proposer@"]
 # The socket becomes descriptor 3. $$ is what LISTEN_PID and WATCHDOG_PID must hold; only the child knows it.
 AS_MANAGER = 'exec 3<&$1; shift; export LISTEN_PID=$$ WATCHDOG_PID=$$; exec "$@"'
 
+# In a mount namespace of its own, so that the journal's socket is the test's: runs a service whose standard error is "the
+# journal", and prints the entries up to the one that says where it listens, and what came out of standard error.
+AS_JOURNAL = r'''
+import json, os, socket, subprocess, sys
+subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
+os.makedirs("/run/systemd/journal")
+journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+journal.bind("/run/systemd/journal/socket")
+journal.settimeout(60)
+with open("/run/stderr", "w+") as stderr:
+    s = os.fstat(stderr.fileno())
+    service = subprocess.Popen(sys.argv[1:], stderr=stderr, env={**os.environ, "JOURNAL_STREAM": f"{s.st_dev}:{s.st_ino}"})
+    entries = []
+    while not entries or not entries[-1]["MESSAGE"].startswith("listening on"):
+        entries.append(dict(line.split("=", 1) for line in journal.recv(65536).decode().splitlines()))
+    service.terminate()
+    service.wait()
+    stderr.seek(0)
+    print(json.dumps([entries, stderr.read()]))
+'''
+
 
 class Managed:
     """One service with its listening socket passed as descriptor 3, and what it tells its manager."""
@@ -331,6 +352,20 @@ class Units(unittest.TestCase):
             run = subprocess.run([tool, *args, f"--root={self.root}", os.path.join(self.root, conf)],
                                  capture_output=True, text=True)
             self.assertNotRegex(run.stderr, r"(?i)invalid|unknown modifier|syntax|failed to parse", run.stderr)
+
+
+class Journal(unittest.TestCase):
+    def test_lines_are_entries_with_fields(self):
+        run = subprocess.run(["unshare", "-rm", "/usr/bin/python3", "-c", AS_JOURNAL, os.path.join(BIN, "gateway"), "--listen", "127.0.0.1:0",
+                              "--verifiers", "unix:/run/none"], capture_output=True, text=True, timeout=LIMIT_S)
+        if "unshare" in run.stderr or "mount" in run.stderr:
+            self.skipTest("skipped: namespaces are not permitted here")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        entries, stderr = json.loads(run.stdout)
+        self.assertEqual(stderr, "")
+        self.assertRegex(entries[-1]["MESSAGE"], r"^listening on 127.0.0.1:\d+, version=")
+        self.assertEqual([entries[-1][k] for k in ["PRIORITY", "SYSLOG_IDENTIFIER", "TANDEM_VERIFIERS"]], ["6", "gateway", "1"])
+        self.assertNotIn("CODE_FILE", entries[-1])
 
 
 if __name__ == "__main__":
