@@ -39,7 +39,7 @@ struct conns {
     struct conn *all;
     struct conn **by_fd;
     size_t n_by_fd;
-    unsigned n_active;
+    unsigned n_active, n_open;
 };
 
 /* ---- coming and going ---- */
@@ -56,6 +56,7 @@ struct conn *conns_open(struct conns *s, int fd)
     if (k->next)
         k->next->prev = k;
     s->all = k;
+    s->n_open++;
     if ((size_t)fd < s->n_by_fd)
         s->by_fd[fd] = k;
     pthread_mutex_unlock(&s->mu);
@@ -69,6 +70,7 @@ void conns_close(struct conns *s, struct conn *k)
     if (!k)
         return;
     pthread_mutex_lock(&s->mu);
+    s->n_open--;
     if (k->prev)
         k->prev->next = k->next;
     else
@@ -103,6 +105,14 @@ unsigned conns_n_active(struct conns *s)
 {
     pthread_mutex_lock(&s->mu);
     unsigned n = s->n_active;
+    pthread_mutex_unlock(&s->mu);
+    return n;
+}
+
+unsigned conns_n_open(struct conns *s)
+{
+    pthread_mutex_lock(&s->mu);
+    unsigned n = s->n_open;
     pthread_mutex_unlock(&s->mu);
     return n;
 }

@@ -30,6 +30,7 @@ void conns_close(struct conns *s, struct conn *k);
 void conns_phase(struct conns *s, struct conn *k, enum conn_phase phase, struct http_request *r);
 
 unsigned conns_n_active(struct conns *s); // ANSWERING
+unsigned conns_n_open(struct conns *s);
 void conns_wait_idle(struct conns *s, int64_t timeout_us);
 void conns_give_up(struct conns *s); // http_give_up() for every request
 

@@ -270,6 +270,11 @@ unsigned http_n_active(struct http_server *s)
     return conns_n_active(s->conns);
 }
 
+unsigned http_n_open(struct http_server *s)
+{
+    return conns_n_open(s->conns);
+}
+
 size_t http_body_bytes(struct http_server *s)
 {
     return atomic_load(&s->body_bytes);

@@ -40,6 +40,7 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
 /* No new connections; every answer from now on closes its connection. */
 void http_drain(struct http_server *s);
 unsigned http_n_active(struct http_server *s); // requests not yet answered in full
+unsigned http_n_open(struct http_server *s);   // connections
 size_t http_body_bytes(struct http_server *s); // held, of max_bodies
 /* Waits until none is active, at most so long. */
 void http_wait_idle(struct http_server *s, int64_t timeout_us);

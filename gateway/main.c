@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/heir.h"
 #include "base/log.h"
 #include "base/secret.h"
 #include "base/svc.h"
@@ -23,6 +24,7 @@
 
 static struct gateway gateway;
 static struct http_server *http;
+static int listen_fd; // http's
 static struct template *templates;
 
 static int64_t us(double seconds)
@@ -70,15 +72,25 @@ static int check_open(const struct options *o, int fd, const char *name)
                 name);
 }
 
-static void reload(void *user)
+static void reload_keys(void)
 {
-    (void)user;
     if (!gateway.auth)
         log_info("SIGHUP: there are no API keys to be read again");
     else if (auth_reload(gateway.auth) < 0)
         log_error("the API keys stay as they were: %s", fail_text());
     else
         log_info("API keys read again, known=%u", auth_n_keys(gateway.auth));
+}
+
+/* A service manager follows when a new process takes over; others would lose sight of it. */
+static void reload(void *user)
+{
+    if (!svc_is_managed())
+        reload_keys();
+    else if (heir_start(user, &listen_fd, 1) < 0)
+        log_error("no new process takes over: %s", fail_text());
+    else
+        log_info("a new process starts and takes over when it is ready");
 }
 
 static int read_tls(const struct options *o, struct secret *cert, struct secret *key)
@@ -140,40 +152,60 @@ static int start(const struct options *o)
         return rc;
     }
     rc = start_http(o, fd);
+    listen_fd = fd;
     if (rc == 0)
         log_info("listening on %s, version=" TANDEM_VERSION " verifiers=%u", name, o->verifiers.n);
     return rc;
 }
 
+/* Until a signal, or until a new process has taken over. */
 static void serve(void)
 {
-    int sig;
-    while (!(sig = svc_wait_signal(TICK_US))) {
+    int sig = 0;
+    while (!sig && heir_state() != HEIR_READY) {
+        sig = svc_wait_signal(TICK_US);
         svc_watchdog();
         generator_tend(gateway.generator);
     }
-    log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
+    if (sig)
+        log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
+    else
+        log_info("a new process has taken over, connections=%u", http_n_open(http));
 }
 
-/* Finishes what was accepted, within its bound; a second signal ends it at once. */
-static void drain(const struct options *o)
+/* Waits until none is left; false: time is up, or a second signal came. */
+static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us)
 {
-    int64_t until_us = clock_us() + us(o->drain_timeout);
-    svc_stopping(us(o->drain_timeout) + END_US);
-    gateway.draining = true;
-    generator_drain(gateway.generator);
-    http_drain(http);
     unsigned n, told = 0;
-    while ((n = http_n_active(http)) && clock_us() < until_us) {
+    while ((n = n_left(http)) && clock_us() < until_us) {
         if (n != told)
             svc_status("draining, %u requests left", n);
         told = n;
         svc_watchdog();
         generator_tend(gateway.generator);
         if (svc_wait_signal(TICK_US / 10))
-            break;
+            return false;
     }
-    if (http_n_active(http))
+    return !n;
+}
+
+/* Finishes what was accepted, within its bound. Where a new process listens, connections that wait
+ * for their next request are left to come with it: each is closed behind its next answer. */
+static void drain(const struct options *o)
+{
+    int64_t until_us = clock_us() + us(o->drain_timeout);
+    bool replaced = heir_state() == HEIR_READY;
+    svc_on_reload(NULL, NULL);
+    heir_cancel();
+    if (replaced) {
+        svc_retire();
+    } else {
+        svc_stopping(us(o->drain_timeout) + END_US);
+        gateway.draining = true;
+        generator_drain(gateway.generator);
+    }
+    http_drain(http);
+    if (!wait_for(replaced ? http_n_open : http_n_active, until_us) && http_n_active(http))
         log_warn("drain time is over, ending %u requests with an error", http_n_active(http));
     generator_abort(gateway.generator);
     http_wait_idle(http, 2000000);
@@ -203,7 +235,7 @@ int main(int argc, char **argv)
         log_init("gateway", level);
         rc = start(o);
         if (rc == 0) {
-            svc_on_reload(reload, NULL);
+            svc_on_reload(reload, argv);
             svc_ready("serving");
             serve();
             drain(o);

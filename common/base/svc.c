@@ -5,12 +5,15 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 #include <time.h>
+#include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/heir.h"
 #include "base/log.h"
 #include "base/svc.h"
 
@@ -23,6 +26,7 @@ static struct {
     _Atomic int64_t awake_us[SVC_MAX_AWAKE]; // when threads were heard of; 0: a free place
 } svc;
 
+static atomic_bool retired;
 static _Thread_local _Atomic int64_t *place; // this thread's; NULL: it is asleep
 
 /* glibc gives freed top memory back to the kernel and faults it in again with every big message:
@@ -84,7 +88,8 @@ int svc_wait_signal(int64_t timeout_us)
 
 int svc_listen_fds(int fds[SVC_MAX_FDS])
 {
-    int n = sd_listen_fds(1);
+    int n = heir_inherit();
+    n = n ? n : sd_listen_fds(1);
     if (n < 0)
         return fail(n, "LISTEN_FDS and LISTEN_PID are not understood");
     if (n > SVC_MAX_FDS)
@@ -97,9 +102,29 @@ int svc_listen_fds(int fds[SVC_MAX_FDS])
     return n;
 }
 
+bool svc_is_managed(void)
+{
+    return getenv("NOTIFY_SOCKET") != NULL;
+}
+
+__attribute__((format(printf, 1, 2))) static void tell(const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (!atomic_load(&retired))
+        sd_notify(0, text);
+}
+
 void svc_ready(const char *status)
 {
-    sd_notifyf(0, "READY=1\nSTATUS=%s", status ? status : "ready");
+    if (heir_is_one())
+        tell("MAINPID=%d\nREADY=1\nSTATUS=%s", (int)getpid(), status ? status : "ready");
+    else
+        tell("READY=1\nSTATUS=%s", status ? status : "ready");
+    heir_tell_ready();
 }
 
 void svc_status(const char *format, ...)
@@ -109,17 +134,22 @@ void svc_status(const char *format, ...)
     va_start(args, format);
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
-    sd_notifyf(0, "STATUS=%s", line);
+    tell("STATUS=%s", line);
 }
 
 void svc_stopping(int64_t may_take_us)
 {
-    sd_notifyf(0, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%lld", (long long)may_take_us);
+    tell("STOPPING=1\nEXTEND_TIMEOUT_USEC=%lld", (long long)may_take_us);
+}
+
+void svc_retire(void)
+{
+    atomic_store(&retired, true);
 }
 
 void svc_extend(int64_t us)
 {
-    sd_notifyf(0, "EXTEND_TIMEOUT_USEC=%lld", (long long)us);
+    tell("EXTEND_TIMEOUT_USEC=%lld", (long long)us);
 }
 
 void svc_awake(void)
@@ -161,7 +191,7 @@ void svc_watchdog(void)
     if ((fed && now - fed < svc.watchdog_us / 8) || !all_show_life(now))
         return;
     atomic_store_explicit(&svc.fed_us, now, memory_order_relaxed);
-    sd_notify(0, "WATCHDOG=1");
+    tell("WATCHDOG=1");
 }
 
 int64_t svc_watchdog_interval_us(void)

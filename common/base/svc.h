@@ -17,16 +17,20 @@ int svc_wait_signal(int64_t timeout_us);
 void svc_on_reload(void (*reload)(void *user), void *user);
 
 #define SVC_MAX_FDS 8
-/* Listening stream sockets passed by the manager (LISTEN_FDS), close-on-exec from now on; their
- * number, or -EINVAL with a sentence when one is no listening stream socket or there are too many.
- * The second call finds none. */
+/* Listening stream sockets passed by the manager (LISTEN_FDS), or by an older process of ours
+ * (heir.h), close-on-exec from now on; their number, or -EINVAL with a sentence when one is no
+ * listening stream socket or there are too many. The second call finds none. */
 int svc_listen_fds(int fds[SVC_MAX_FDS]);
 
-/* READY=1. status: one line for `systemctl status`, or NULL. */
+/* Whether there is a manager to be told. */
+bool svc_is_managed(void);
+/* READY=1, of an heir (heir.h) with MAINPID=. status: one line for `systemctl status`, or NULL. */
 void svc_ready(const char *status);
 void svc_status(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* STOPPING=1 and how long it may take. */
 void svc_stopping(int64_t may_take_us);
+/* The manager has a new main process and hears nothing more of this one. */
+void svc_retire(void);
 /* Loading and draining: moves the manager's time-out to at least `us` from now. */
 void svc_extend(int64_t us);
 

@@ -53,7 +53,7 @@ with open("/run/stderr", "w+") as stderr:
 class Managed:
     """One service with its listening socket passed as descriptor 3, and what it tells its manager."""
 
-    def __init__(self, folder, name, listener, *args, watchdog_s=1.0, cpu=""):
+    def __init__(self, folder, name, listener, *args, watchdog_s=1.0, cpu="", stderr=None):
         self.listener = listener
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         path = os.path.join(folder, f"notify-{time.monotonic_ns()}")
@@ -64,7 +64,7 @@ class Managed:
         self.reader.start()
         fd = listener.fileno()
         self.process = subprocess.Popen(
-            ["/bin/sh", "-c", AS_MANAGER, "sh", str(fd), os.path.join(BIN, name), *args], pass_fds=[fd],
+            ["/bin/sh", "-c", AS_MANAGER, "sh", str(fd), os.path.join(BIN, name), *args], pass_fds=[fd], stderr=stderr,
             env={**os.environ, "LISTEN_FDS": "1", "NOTIFY_SOCKET": path, "TANDEM_CPU": cpu,
                  "WATCHDOG_USEC": str(int(watchdog_s * 1e6))})
 
@@ -171,10 +171,11 @@ class Notifications(unittest.TestCase):
     def verifier(self, *args):
         return self.managed("verifier-svc", unix_listener(self.path("verifier.sock")), "--model", MODEL, *args)
 
-    def check_life(self, service):
+    def check_life(self, service, reload=True):
         """Ready once, goes on when told to reload, fed while idle, and says that it stops."""
         service.wait(r"^READY=1$")
-        service.process.send_signal(signal.SIGHUP)
+        if reload:
+            service.process.send_signal(signal.SIGHUP)
         for _ in range(3):
             service.wait(r"^WATCHDOG=1$", 5)
         service.process.send_signal(signal.SIGTERM)
@@ -189,7 +190,8 @@ class Notifications(unittest.TestCase):
         self.check_life(self.verifier())
 
     def test_a_gateway_takes_a_passed_socket_and_tells_its_life(self):
-        self.check_life(self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{self.path('none.sock')}"))
+        """How it reloads is test_handover's."""
+        self.check_life(self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{self.path('none.sock')}"), False)
 
     def test_a_verifier_is_ready_only_after_its_model_is_loaded(self):
         verifier = self.verifier()

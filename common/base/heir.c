@@ -1,0 +1,165 @@
+/* heir.c - a new process of the same program takes over without a gap. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/heir.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/svc.h"
+
+#define FIRST_FD 3                       // SD_LISTEN_FDS_START
+#define HANDED_OVER "TANDEM_HANDED_OVER" // =N: sockets from FIRST_FD on, behind them a pipe
+#define START_US 60000000
+
+static struct {
+    enum heir_state state;
+    pid_t pid;
+    int said_fd; // it says that it is ready
+    int64_t until_us;
+} heir;
+
+static int tell_fd = -1; // of an heir: to the old one
+static bool is_heir;
+
+/* ---- the old process ---- */
+
+/* What is said of its own process by others does not hold for the new one. */
+static bool is_passed_on(const char *variable)
+{
+    static const char *const own[] = {"LISTEN_", "WATCHDOG_PID=", HANDED_OVER "="};
+    for (size_t i = 0; i < ARRAY_LEN(own); i++)
+        if (strncmp(variable, own[i], strlen(own[i])) == 0)
+            return false;
+    return true;
+}
+
+static char **make_environment(char *own)
+{
+    size_t n = 0, k = 0;
+    while (environ[n])
+        n++;
+    char **list = calloc(n + 2, sizeof(char *));
+    for (size_t i = 0; list && i < n; i++)
+        if (is_passed_on(environ[i]))
+            list[k++] = environ[i];
+    if (list)
+        list[k] = own;
+    return list;
+}
+
+/* Each fd becomes FIRST_FD + i; all others are closed. */
+static int spawn(char *const *argv, const int *fds, int n, char **environment, pid_t *ret)
+{
+    posix_spawn_file_actions_t files;
+    int high[SVC_MAX_FDS + 1], err = 0;
+    posix_spawn_file_actions_init(&files);
+    for (int i = 0; i < n; i++) {
+        high[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, FIRST_FD + SVC_MAX_FDS + 1);
+        err = high[i] < 0 ? errno : err;
+        posix_spawn_file_actions_adddup2(&files, high[i], FIRST_FD + i);
+    }
+    posix_spawn_file_actions_addclosefrom_np(&files, FIRST_FD + n);
+    err = err ? err : posix_spawnp(ret, argv[0], &files, NULL, argv, environment);
+    for (int i = 0; i < n; i++)
+        if (high[i] >= 0)
+            close(high[i]);
+    posix_spawn_file_actions_destroy(&files);
+    return -err;
+}
+
+int heir_start(char *const *argv, const int *fds, int n)
+{
+    int pipe_fds[2], all[SVC_MAX_FDS + 1];
+    char own[40];
+    if (heir.state != HEIR_NONE)
+        return fail(-EALREADY, "a new process is starting already");
+    snprintf(own, sizeof(own), HANDED_OVER "=%d", n);
+    AUTO(mem_free) char **environment = make_environment(own);
+    if (!environment || n > SVC_MAX_FDS || pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) < 0)
+        return fail(-ENOMEM, "no memory or no descriptor for a new process");
+    memcpy(all, fds, (size_t)n * sizeof(int));
+    all[n] = pipe_fds[1];
+    int rc = spawn(argv, all, n + 1, environment, &heir.pid);
+    close(pipe_fds[1]);
+    if (rc < 0) {
+        close(pipe_fds[0]);
+        return fail(rc, "cannot start %s: %s", argv[0], strerror(-rc));
+    }
+    heir.said_fd = pipe_fds[0];
+    heir.state = HEIR_STARTING;
+    heir.until_us = clock_us() + START_US;
+    return 0;
+}
+
+static void give_up(const char *why)
+{
+    int status = 0;
+    kill(heir.pid, SIGKILL); // it may have ended
+    waitpid(heir.pid, &status, 0);
+    log_error("the new process %s pid=%d status=%d", why, (int)heir.pid,
+              WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+    heir.state = HEIR_NONE;
+    close(heir.said_fd);
+}
+
+void heir_cancel(void)
+{
+    if (heir.state == HEIR_STARTING)
+        give_up("is not wanted any more");
+}
+
+enum heir_state heir_state(void)
+{
+    char byte;
+    if (heir.state != HEIR_STARTING)
+        return heir.state;
+    ssize_t n = read(heir.said_fd, &byte, 1);
+    if (n < 0 && errno == EAGAIN && clock_us() < heir.until_us)
+        return HEIR_STARTING;
+    if (n != 1) {
+        give_up(n == 0 ? "ended before it was ready (its own line says why)"
+                       : "was not ready in time");
+        return heir.state;
+    }
+    close(heir.said_fd);
+    return heir.state = HEIR_READY;
+}
+
+/* ---- the new process ---- */
+
+int heir_inherit(void)
+{
+    const char *text = getenv(HANDED_OVER);
+    int n = text ? atoi(text) : 0;
+    unsetenv(HANDED_OVER);
+    if (n < 1 || n > SVC_MAX_FDS)
+        return 0;
+    for (int i = 0; i <= n; i++)
+        fcntl(FIRST_FD + i, F_SETFD, FD_CLOEXEC);
+    tell_fd = FIRST_FD + n;
+    is_heir = true;
+    return n;
+}
+
+bool heir_is_one(void)
+{
+    return is_heir;
+}
+
+void heir_tell_ready(void)
+{
+    if (tell_fd < 0)
+        return;
+    if (write(tell_fd, "", 1) != 1)
+        log_warn("the old process has gone already");
+    close(tell_fd);
+    tell_fd = -1;
+}

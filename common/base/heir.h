@@ -1,0 +1,30 @@
+/* heir.h - a new process of the same program takes over without a gap.
+ *
+ *     old                                   new
+ *     heir_start(argv, sockets) ---------->  svc_listen_fds() finds the sockets
+ *     serves, looks at heir_state()          reads settings, starts, serves
+ *     HEIR_READY: stops accepting     <----  svc_ready()
+ *     finishes what it has, exits
+ *
+ * A new one that ends before it is ready leaves everything as it was.
+ *
+ * Threads: main. */
+#pragma once
+#include <stdbool.h>
+
+enum heir_state { HEIR_NONE, HEIR_STARTING, HEIR_READY };
+
+/* argv: main's. -EALREADY: one is starting; -errno: it cannot be started. */
+int heir_start(char *const *argv, const int *fds, int n);
+/* What has become of it. One that has failed is logged, once, and is none again. */
+enum heir_state heir_state(void);
+/* Ends one that is starting: this process stops, and nobody is to follow. */
+void heir_cancel(void);
+
+/* ---- in the new process, for svc.c ---- */
+
+/* The sockets' number, which are descriptors 3, 4 ...; 0: nothing was handed over, or not again. */
+int heir_inherit(void);
+bool heir_is_one(void);
+/* The old one may leave. */
+void heir_tell_ready(void);

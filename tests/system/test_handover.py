@@ -1,0 +1,176 @@
+"""A gateway that is told to reload hands over to a new process: nobody is refused and no stream is cut."""
+import ctypes
+import http.client
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import unittest
+
+from test_systemd import LIMIT_S, MODEL, Managed, Reader, tcp_listener, unix_listener
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def request(connection, port, n, stream):
+    """One answer on the connection (None: a new one): the connection if it may go on, else None."""
+    connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+    body = {"prompt": "Once upon a time", "max_tokens": n, "ignore_eos": True, "stream": stream}
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    if answer.status != 200 or (stream and not text.endswith("data: [DONE]\n\n")) or '"error"' in text:
+        raise AssertionError(f"{answer.status} {text[-300:]}")
+    if answer.getheader("Connection", "").lower() == "close":
+        connection.close()
+        return None
+    return connection
+
+
+class Load:
+    """Requests without end: on connections of their own, on one that is kept, and streams."""
+
+    def __init__(self, port):
+        self.port, self.errors, self.done, self.ended = port, [], [0, 0, 0], False
+        self.threads = [threading.Thread(target=self.run, args=(i,)) for i in range(3)]
+        for t in self.threads:
+            t.start()
+
+    def run(self, kind):
+        connection = None
+        try:
+            while not self.ended:
+                connection = request(connection, self.port, 200 if kind == 2 else 3, kind == 2)
+                if kind == 0 and connection:
+                    connection.close()
+                    connection = None
+                self.done[kind] += 1
+        except Exception as e:  # whatever it is, the test shows it
+            self.errors.append(f"{kind}: {e!r}")
+        if connection:
+            connection.close()
+
+    def go_on(self, n):
+        """Until so many more of each kind were answered."""
+        wanted = [d + n for d in self.done]
+        while not self.errors and any(d < w for d, w in zip(self.done, wanted)):
+            time.sleep(0.01)
+
+    def end(self):
+        self.ended = True
+        for t in self.threads:
+            t.join()
+
+
+class Handover(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="tandem-handover-")
+        self.addCleanup(shutil.rmtree, self.folder)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # as a manager: grandchildren become children
+        path = os.path.join(self.folder, "verifier.sock")
+        self.verifier = self.managed("verifier-svc", unix_listener(path), "--model", MODEL)
+        self.verifier.wait("^READY=1$")
+        self.conf = os.path.join(self.folder, "gateway.conf")
+        self.configure("http_threads = 1")
+        self.pids = []
+        self.addCleanup(self.kill_heirs)
+        read, write = os.pipe()
+        self.gateway = self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{path}", "--config", self.conf,
+                                    "--idle-timeout", "2", stderr=write)
+        os.close(write)
+        self.said = Reader(os.fdopen(read, encoding="utf-8"))
+        self.gateway.wait("^READY=1$")
+        self.port = self.gateway.listener.getsockname()[1]
+
+    def managed(self, *args, **how):
+        service = Managed(self.folder, *args, **how)
+        self.addCleanup(service.close)
+        return service
+
+    def configure(self, text):
+        with open(self.conf, "w", encoding="utf-8") as f:
+            f.write(text + "\n")
+
+    def kill_heirs(self):
+        for pid in self.pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+
+    def hand_over(self, pid):
+        """SIGHUP; the new main process, once it is ready."""
+        os.kill(pid, signal.SIGHUP)
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            try:
+                text = self.gateway.queue.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            if found := re.search(r"^MAINPID=(\d+)\nREADY=1$", text, re.M):
+                self.pids.append(int(found.group(1)))
+                return self.pids[-1]
+            self.assertNotIn("STOPPING", text, "the service goes on")
+        raise AssertionError("no MAINPID: " + self.said.text)
+
+    def ended(self, pid):
+        """Its exit status, once it has ended."""
+        if pid == self.gateway.process.pid:
+            return self.gateway.process.wait(LIMIT_S)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def test_under_load_nobody_is_refused_and_no_stream_cut(self):
+        load = Load(self.port)
+        self.addCleanup(load.end)
+        pid = self.gateway.process.pid
+        for threads in ["2", "3"]:  # settings are read anew
+            load.go_on(3)
+            self.configure(f"http_threads = {threads}")
+            heir = self.hand_over(pid)
+            self.assertNotEqual(heir, pid)
+            load.go_on(3)
+            self.assertEqual(self.ended(pid), 0)
+            with open(f"/proc/{heir}/cmdline", encoding="utf-8") as f:
+                self.assertIn(self.conf, f.read())
+            pid = heir
+        load.go_on(3)
+        load.end()
+        self.assertEqual(load.errors, [])
+        os.kill(pid, signal.SIGTERM)
+        self.assertEqual(self.ended(pid), 0)
+
+    def test_the_new_process_is_watched(self):
+        pid = self.hand_over(self.gateway.process.pid)
+        self.assertEqual(self.ended(self.gateway.process.pid), 0)
+        fed = len(self.gateway.fed)
+        end = time.monotonic() + LIMIT_S
+        while len(self.gateway.fed) < fed + 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertGreaterEqual(len(self.gateway.fed), fed + 3)
+        os.kill(pid, signal.SIGTERM)
+        self.assertEqual(self.ended(pid), 0)
+
+    def test_one_that_cannot_start_changes_nothing(self):
+        self.configure("http_threads = many")
+        self.gateway.process.send_signal(signal.SIGHUP)
+        self.said.wait("ended before it was ready")
+        self.assertIn("http_threads", self.said.text)
+        self.assertIsNone(self.gateway.process.poll())
+        connection = request(None, self.port, 3, True)
+        connection.close()
+        self.configure("http_threads = 2")
+        pid = self.hand_over(self.gateway.process.pid)
+        self.assertEqual(self.ended(self.gateway.process.pid), 0)
+        request(None, self.port, 3, True).close()
+        os.kill(pid, signal.SIGTERM)
+        self.assertEqual(self.ended(pid), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
