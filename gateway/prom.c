@@ -154,3 +154,42 @@ void prom_write(const struct prom *p, struct buf *to)
         buf_add(to, f->samples.data, f->samples.len);
     }
 }
+
+/* ---- OpenMetrics ---- */
+
+/* `# HELP name text` of another name, quotes in the text escaped: what is escaped already stays. */
+static void write_help(struct buf *to, const struct prom_family *f, size_t name_len)
+{
+    const char *text = f->help + strlen("# HELP ") + strlen(f->name);
+    buf_printf(to, "# HELP %.*s", (int)name_len, f->name);
+    for (; *text; text++)
+        buf_printf(to, *text == '"' ? "\\%c" : "%c", *text);
+    buf_puts(to, "\n");
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n > m && strcmp(s + n - m, end) == 0;
+}
+
+static void write_openmetrics(struct buf *to, const struct prom_family *f)
+{
+    const char *type = f->type ? f->type + strlen("# TYPE ") + strlen(f->name) : " unknown";
+    bool counter = strcmp(type, " counter") == 0, total = ends_with(f->name, "_total");
+    size_t name_len = strlen(f->name) - (counter && total ? strlen("_total") : 0);
+    if (f->help)
+        write_help(to, f, name_len);
+    if ((counter && !total) || strcmp(type, " untyped") == 0)
+        type = " unknown"; // a counter's sample must be called _total
+    buf_printf(to, "# TYPE %.*s%s\n", (int)name_len, f->name, type);
+    buf_add(to, f->samples.data, f->samples.len);
+}
+
+void prom_write_openmetrics(const struct prom *p, struct buf *to)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (!p->families[i].samples.error && p->families[i].samples.len)
+            write_openmetrics(to, &p->families[i]);
+    buf_puts(to, "# EOF\n");
+}

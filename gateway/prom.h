@@ -18,7 +18,10 @@ struct prom {
 
 void prom_init(struct prom *p);
 void prom_done(struct prom *p);
-/* Text format 0.0.4. instance: any bytes. Families past the limit are dropped. */
+/* Text format 0.0.4, perhaps with examples behind samples. instance: any bytes. Families past the
+ * limit are dropped. */
 void prom_add(struct prom *p, const char *text, size_t len, const char *instance,
               size_t instance_len);
 void prom_write(const struct prom *p, struct buf *to);
+/* As OpenMetrics 1.0: counters' families without _total, `# EOF`. Examples belong only here. */
+void prom_write_openmetrics(const struct prom *p, struct buf *to);

@@ -88,6 +88,14 @@ void record_moved(const struct record *c, struct http_request *r, const char *fr
     log_info("request moves id=%s%s from=%s to=%s: %s", http_id(r), whose(c).text, from, to, why);
 }
 
+static void observe(struct metric *m, double seconds, const struct record *c)
+{
+    if (*c->trace)
+        metrics_observe_traced(m, seconds, c->trace);
+    else
+        metrics_observe(m, seconds);
+}
+
 void record_tokens(struct record *c, struct http_request *r, size_t n)
 {
     int64_t now_us = clock_us();
@@ -95,7 +103,7 @@ void record_tokens(struct record *c, struct http_request *r, size_t n)
         return;
     if (!c->first_us) {
         c->first_us = now_us;
-        metrics_observe(figures.first_s, seconds_since(http_begun_us(r), now_us));
+        observe(figures.first_s, seconds_since(http_begun_us(r), now_us), c);
     } else {
         metrics_observe(figures.between_s, seconds_since(c->last_us, now_us) / (double)n);
     }
@@ -117,7 +125,7 @@ void record_end(const struct record *c, struct http_request *r, struct openai_te
         metrics_add(figures.cancelled, 1);
     else if (status >= 400)
         metrics_add(figures.failed, 1);
-    metrics_observe(figures.whole_s, whole_s);
+    observe(figures.whole_s, whole_s, c);
     log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
              "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s first_ms=%.1f "
              "ms=%.1f",

@@ -347,16 +347,13 @@ static void set_gauges(struct gather *a)
     }
 }
 
-static void answer_metrics(struct gather *a)
+/* Takes what has been rendered of this process, and gives it back with the verifiers'. */
+static void join_metrics(struct gather *a, bool openmetrics, struct buf *body)
 {
     struct prom all;
-    struct buf body;
-    set_gauges(a);
     prom_init(&all);
-    buf_init(&body, BODY_MAX);
-    metrics_render(&body);
-    prom_add(&all, body.data ? body.data : "", body.len, "gateway", strlen("gateway"));
-    buf_clear(&body);
+    prom_add(&all, body->data ? body->data : "", body->len, "gateway", strlen("gateway"));
+    buf_clear(body);
     for (unsigned i = 0; i < a->n; i++) {
         const Tandem__V1__StatsReply *s = a->parts[i].stats;
         const char *target = upstream_target(a->parts[i].v);
@@ -365,12 +362,36 @@ static void answer_metrics(struct gather *a)
                      s->instance.len ? (char *)s->instance.data : target,
                      s->instance.len ? s->instance.len : strlen(target));
     }
-    prom_write(&all, &body);
+    if (openmetrics)
+        prom_write_openmetrics(&all, body);
+    else
+        prom_write(&all, body);
     prom_done(&all);
+}
+
+static void answer_metrics(struct gather *a)
+{
+    struct buf body;
+    buf_init(&body, BODY_MAX);
+    set_gauges(a);
+    metrics_render(&body);
+    join_metrics(a, false, &body);
     http_reply(a->http, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
+}
+
+static void answer_openmetrics(struct gather *a)
+{
+    struct buf body;
+    buf_init(&body, BODY_MAX);
+    set_gauges(a);
+    metrics_render_examples(&body);
+    join_metrics(a, true, &body);
+    http_reply(a->http, 200, "application/openmetrics-text; version=1.0.0; charset=utf-8", &body);
 }
 
 void status_metrics(struct gateway *g, struct http_request *r)
 {
-    gather(g, r, answer_metrics);
+    const char *accept = http_field(r, "Accept");
+    bool openmetrics = accept && strstr(accept, "application/openmetrics-text");
+    gather(g, r, openmetrics ? answer_openmetrics : answer_metrics);
 }

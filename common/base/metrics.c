@@ -7,11 +7,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "base/mem.h"
 #include "base/metrics.h"
+#include "base/process.h"
 
 enum kind { COUNTER, GAUGE, HISTOGRAM };
 static const char *const kind_names[] = {"counter", "gauge", "histogram"};
+
+/* A request that a bucket has counted. */
+struct example {
+    char trace[TRACE_ID_LEN + 1]; // "": none
+    double value, unix_s;
+};
 
 struct metric {
     enum kind kind;
@@ -20,10 +28,11 @@ struct metric {
     size_t n_bounds;
     double bounds[METRICS_BOUNDS_MAX];
     atomic_ullong counts[METRICS_BOUNDS_MAX + 1]; // of each bucket alone, not summed up
+    struct example *examples; // (n_bounds + 1), NULL until there is one; with the lock
 };
 
 static struct {
-    pthread_mutex_t mu; // for registering and rendering
+    pthread_mutex_t mu; // for registering, rendering, and examples
     struct metric *v[METRICS_MAX];
     size_t n;
     struct metric spare; // what did not fit; not rendered
@@ -36,6 +45,7 @@ static void metric_free(struct metric *m)
     free(m->name);
     free(m->help);
     free(m->labels);
+    free(m->examples);
     free(m);
 }
 DEFINE_AUTO(struct metric, metric_free)
@@ -133,13 +143,35 @@ void metrics_set(struct metric *m, double value)
     atomic_store_explicit(&m->value, value, memory_order_relaxed);
 }
 
-void metrics_observe(struct metric *m, double value)
+static size_t bucket_of(const struct metric *m, double value)
 {
     size_t i = 0;
     while (i < m->n_bounds && !(value <= m->bounds[i]))
         i++;
-    atomic_fetch_add_explicit(&m->counts[i], 1, memory_order_relaxed);
+    return i;
+}
+
+void metrics_observe(struct metric *m, double value)
+{
+    atomic_fetch_add_explicit(&m->counts[bucket_of(m, value)], 1, memory_order_relaxed);
     metrics_add(m, value);
+}
+
+void metrics_observe_traced(struct metric *m, double value, const char trace[TRACE_ID_LEN + 1])
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    metrics_observe(m, value);
+    pthread_mutex_lock(&all.mu);
+    if (!m->examples)
+        m->examples = calloc(m->n_bounds + 1, sizeof(*m->examples));
+    if (m->examples) {
+        struct example *e = &m->examples[bucket_of(m, value)];
+        memcpy(e->trace, trace, sizeof(e->trace));
+        e->value = value;
+        e->unix_s = (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+    }
+    pthread_mutex_unlock(&all.mu);
 }
 
 double metrics_value(const struct metric *m)
@@ -171,10 +203,18 @@ static void sample(struct buf *to, const struct metric *m, const char *suffix, c
             buf_printf(to, "%sle=\"%s\"", *m->labels ? "," : "", le);
         buf_puts(to, "}");
     }
-    buf_printf(to, " %s\n", number(value, text));
+    buf_printf(to, " %s", number(value, text));
 }
 
-static void render_histogram(struct buf *to, const struct metric *m)
+static void render_example(struct buf *to, const struct example *e)
+{
+    char value[32];
+    if (*e->trace)
+        buf_printf(to, " # {trace_id=\"%s\"} %s %.3f", e->trace, number(e->value, value),
+                   e->unix_s);
+}
+
+static void render_histogram(struct buf *to, const struct metric *m, bool examples)
 {
     unsigned long long n = 0;
     char le[32];
@@ -182,9 +222,14 @@ static void render_histogram(struct buf *to, const struct metric *m)
         n += atomic_load_explicit(&m->counts[i], memory_order_relaxed);
         double bound = i < m->n_bounds ? m->bounds[i] : (double)INFINITY;
         sample(to, m, "_bucket", number(bound, le), (double)n);
+        if (examples && m->examples)
+            render_example(to, &m->examples[i]);
+        buf_puts(to, "\n");
     }
     sample(to, m, "_sum", NULL, metrics_value(m));
+    buf_puts(to, "\n");
     sample(to, m, "_count", NULL, (double)n); // the last bucket's, so that a reader's sums agree
+    buf_puts(to, "\n");
 }
 
 static void render_help(struct buf *to, const struct metric *m)
@@ -199,16 +244,18 @@ static void render_help(struct buf *to, const struct metric *m)
     buf_printf(to, "\n# TYPE %s %s\n", m->name, kind_names[m->kind]);
 }
 
-static void render_name(struct buf *to, size_t first)
+static void render_name(struct buf *to, size_t first, bool examples)
 {
     render_help(to, all.v[first]);
     for (size_t i = first; i < all.n; i++) {
         if (strcmp(all.v[i]->name, all.v[first]->name) != 0)
             continue;
-        if (all.v[i]->kind == HISTOGRAM)
-            render_histogram(to, all.v[i]);
-        else
+        if (all.v[i]->kind == HISTOGRAM) {
+            render_histogram(to, all.v[i], examples);
+        } else {
             sample(to, all.v[i], "", NULL, metrics_value(all.v[i]));
+            buf_puts(to, "\n");
+        }
     }
 }
 
@@ -221,12 +268,23 @@ static bool is_first_of_name(size_t i)
     return true;
 }
 
-void metrics_render(struct buf *to)
+static void render(struct buf *to, bool examples)
 {
     pthread_mutex_lock(&all.mu);
     for (size_t i = 0; i < all.n; i++) {
         if (is_first_of_name(i))
-            render_name(to, i);
+            render_name(to, i, examples);
     }
     pthread_mutex_unlock(&all.mu);
+    process_render(to);
+}
+
+void metrics_render(struct buf *to)
+{
+    render(to, false);
+}
+
+void metrics_render_examples(struct buf *to)
+{
+    render(to, true);
 }

@@ -3,9 +3,10 @@
  * Names are registered once at start; updating is one relaxed atomic operation, from any thread.
  * Names begin with tandem_ and follow the field's (docs/metrics.md). */
 #pragma once
-#include "base/buf.h"
 #include <stddef.h>
 #include <stdint.h>
+#include "base/buf.h"
+#include "base/trace.h"
 
 struct metric; // one time series
 
@@ -28,7 +29,13 @@ const char *metrics_label(char *out, size_t out_size, const char *key, const voi
 void metrics_add(struct metric *m, double amount);    // counter (amount >= 0) or gauge
 void metrics_set(struct metric *m, double value);     // gauge
 void metrics_observe(struct metric *m, double value); // histogram
-double metrics_value(const struct metric *m);         // counter or gauge
+/* The same, and this trace is its bucket's example until the next. */
+void metrics_observe_traced(struct metric *m, double value, const char trace[TRACE_ID_LEN + 1]);
+double metrics_value(const struct metric *m); // counter or gauge
 
-/* HELP, TYPE and samples of every series, grouped by name, in the order of registration. */
+/* HELP, TYPE and samples of every series, grouped by name, in the order of registration; then those
+ * of the process. */
 void metrics_render(struct buf *to);
+/* With the examples behind their buckets, as only OpenMetrics has them: ` # {trace_id="..."}
+ * 0.2 1.7e9`. */
+void metrics_render_examples(struct buf *to);

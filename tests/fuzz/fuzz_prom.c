@@ -12,6 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     prom_add(&p, (const char *)data, n, "one", 3);
     prom_add(&p, (const char *)data, n / 2, (const char *)data, n < 40 ? n : 40);
     prom_write(&p, &out);
+    prom_write_openmetrics(&p, &out);
     buf_done(&out);
     prom_done(&p);
     return 0;

@@ -1,9 +1,12 @@
 """What an operator sees of the running services: a line per request in every log, metrics, the dashboard."""
+import collections
 import contextlib
 import json
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import time
 import unittest
 import urllib.error
@@ -102,6 +105,86 @@ class Logs(Observe):
         self.assertEqual([taken["key"], taken["status"], refused["status"]], ["alice", "200", "401:"])
         with open(os.path.join(self.services.folder, "keyed.log"), encoding="utf-8") as f:
             self.assertNotIn("sk-", f.read())
+
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+PROMTOOL = os.path.join(ROOT, "build", "promtool")
+
+
+def series(text):
+    """The labels of each series name."""
+    found = collections.defaultdict(set)
+    for name, labels in re.findall(r"^([a-z_0-9]+)\{(.*?)\} \S+(?: #.*)?$", text, re.M):
+        found[name] |= set(re.findall(r'(\w+)="', labels))
+    return found
+
+
+class Metrics(Observe):
+    def setUp(self):
+        self.fetch("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}, traceparent=PARENT)
+
+    def promtool(self, *arguments, text=""):
+        if not os.path.exists(PROMTOOL):
+            self.skipTest("skipped: there is no build/promtool")
+        run = subprocess.run([PROMTOOL, *arguments], input=text, capture_output=True, text=True, timeout=LIMIT_S)
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        return run.stdout + run.stderr
+
+    def test_the_text_format_is_clean(self):
+        text = self.fetch("/metrics")[1]
+        self.assertNotIn("# {", text)
+        self.assertEqual(self.promtool("check", "metrics", text=text), "")
+
+    def test_openmetrics_is_spoken_when_asked_for(self):
+        text, plain = self.fetch("/metrics", Accept=OPENMETRICS)[1], self.fetch("/metrics")[1]
+        self.assertTrue(text.endswith("\n# EOF\n"))
+        self.assertEqual(series(text).keys(), series(plain).keys())
+        counters = re.findall(r"^# TYPE (\S+) counter$", text, re.M)
+        self.assertGreater(len(counters), 20)
+        self.assertFalse([name for name in counters if name.endswith("_total") or f"\n{name}_total{{" not in text])
+        for name in ["time_to_first_token", "e2e_request_latency"]:
+            self.assertRegex(text, rf'tandem_gateway_{name}_seconds_bucket\{{[^}}]*\}} [0-9.]+ # \{{trace_id="{TRACE}"\}} [0-9.e-]+ 1\d{{9}}\.\d+\n')
+
+    def test_a_database_takes_openmetrics(self):
+        text = self.fetch("/metrics", Accept=OPENMETRICS)[1]
+        now = f"{time.time():.3f}"
+        stamped = re.sub(r"^([^#\n]\S*\{.*?\} \S+)((?: #.*)?)$", rf"\1 {now}\2", text, flags=re.M)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "metrics.txt")
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(stamped)
+            said = self.promtool("tsdb", "create-blocks-from", "openmetrics", path, os.path.join(folder, "blocks"))
+            n_series = int(re.search(r"^\w+ +\d+ +\d+ +\S+ +(\d+)", said.splitlines()[-1] + "\n").group(1)) if said else 0
+        self.assertEqual(n_series, stamped.count(now), said)
+
+    def test_every_series_of_the_documents_is_there_and_every_other_way_round(self):
+        with open(os.path.join(ROOT, "docs", "metrics.md"), encoding="utf-8") as f:
+            told = set(re.findall(r"^\| `(\w+)` \|", f.read(), re.M))
+        there = set(re.findall(r"^# TYPE (\S+) ", self.fetch("/metrics")[1], re.M))
+        self.assertEqual(there - told, set())
+        self.assertEqual({name for name in told - there if not name.startswith("tandem_drafter_")}, set())
+
+    def test_the_dashboard_asks_for_what_there_is(self):
+        there = series(self.fetch("/metrics")[1])
+        with open(os.path.join(ROOT, "docs", "grafana-dashboard.json"), encoding="utf-8") as f:
+            board = json.load(f)
+        targets = [(panel["title"], t["expr"], t["legendFormat"]) for panel in board["panels"] for t in panel.get("targets", [])]
+        self.assertGreater(len(targets), 40)
+        for title, expr, legend in targets:
+            names = re.findall(r"\b(?:tandem|process)_\w+", expr)
+            self.assertTrue(names, title)
+            for name in names:
+                self.assertIn(name, there, title)
+            wanted = set(re.findall(r"\{\{(\w+)\}\}", legend)) | {w for by in re.findall(r"by \(([^)]*)\)", expr) for w in by.split(", ")}
+            self.assertLessEqual(wanted, set.union(*(there[name] for name in names)), title)
+        for variable in board["templating"]["list"]:
+            for name in re.findall(r"\b(?:tandem|process)_\w+", str(variable["query"])):
+                self.assertIn(name, there)
+        rules = [{"record": f"panel:{i}", "expr": re.sub(r"\$__rate_interval", "5m", expr)} for i, (_, expr, _) in enumerate(targets)]
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:  # YAML, too
+            json.dump({"groups": [{"name": "board", "rules": rules}]}, f)
+            f.flush()
+            self.assertIn(f"{len(rules)} rules found", self.promtool("check", "rules", "--lint=none", f.name))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 #include "base/mem.h"
 #include "base/metrics.h"
 #include "lib/lib.h"
@@ -88,6 +90,53 @@ static void a_histogram_sums_its_buckets_up(void **state)
         "tandem_h_seconds_count{a=\"b\"} 7\n");
 }
 
+#define TRACE "4bf92f3577b34da6a3ce929d0e0e4736"
+
+static void a_traced_value_is_its_buckets_example_where_that_is_asked_for(void **state)
+{
+    (void)state;
+    static const double bounds[] = {1, 2};
+    struct metric *h = metrics_histogram("tandem_e_seconds", "", NULL, bounds, ARRAY_LEN(bounds));
+    metrics_observe(h, 0.5);
+    metrics_observe_traced(h, 1.75, "00000000000000000000000000000001");
+    metrics_observe_traced(h, 1.5, TRACE);
+    HAS("tandem_e_seconds_bucket{le=\"1\"} 1\ntandem_e_seconds_bucket{le=\"2\"} 3\n"
+        "tandem_e_seconds_bucket{le=\"+Inf\"} 3\ntandem_e_seconds_sum 3.75\n");
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 4 << 20);
+    metrics_render_examples(&b);
+    assert_non_null(strstr(b.data, "tandem_e_seconds_bucket{le=\"1\"} 1\n"));
+    const char *at =
+        strstr(b.data, "tandem_e_seconds_bucket{le=\"2\"} 3 # {trace_id=\"" TRACE "\"} 1.5 ");
+    assert_non_null(at);
+    assert_in_range((long)strtod(strrchr(strndupa(at, strcspn(at, "\n")), ' '), NULL),
+                    time(NULL) - 60, time(NULL));
+}
+
+static double process_value(const char *name)
+{
+    AUTO(mem_free) char *text = rendered();
+    char *at = strstr(text, name);
+    if (!at)
+        fail_msg("no %s in:\n%s", name, text);
+    return strtod(at + strlen(name), NULL);
+}
+
+static void the_process_tells_what_it_takes(void **state)
+{
+    (void)state;
+    double cpu_s = process_value("\nprocess_cpu_seconds_total ");
+    while (process_value("\nprocess_cpu_seconds_total ") <= cpu_s)
+        ;
+    assert_in_range((long)process_value("\nprocess_resident_memory_bytes "), 100L << 10, 4L << 30);
+    double fds = process_value("\nprocess_open_fds ");
+    int one = dup(0);
+    assert_true(process_value("\nprocess_open_fds ") == fds + 1);
+    close(one);
+    assert_in_range((long)process_value("\nprocess_start_time_seconds "), time(NULL) - 600,
+                    time(NULL) + 1);
+}
+
 static void label_values_are_escaped(void **state)
 {
     (void)state;
@@ -147,6 +196,8 @@ int main(void)
         cmocka_unit_test(numbers_read_back_as_what_they_are),
         cmocka_unit_test(series_of_a_name_stand_together),
         cmocka_unit_test(a_histogram_sums_its_buckets_up),
+        cmocka_unit_test(a_traced_value_is_its_buckets_example_where_that_is_asked_for),
+        cmocka_unit_test(the_process_tells_what_it_takes),
         cmocka_unit_test(label_values_are_escaped),
         cmocka_unit_test(threads_lose_no_count),
         cmocka_unit_test(past_the_maximum_nothing_breaks),

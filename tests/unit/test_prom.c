@@ -51,6 +51,25 @@ static void parts_of_a_histogram_stay_with_it(void **state)
        "h_count{instance=\"i\"} 1\nh_other{instance=\"i\"} 5\n");
 }
 
+static void openmetrics_calls_counters_without_total_and_ends(void **state)
+{
+    (void)state;
+    AUTO(buf_done) struct buf b;
+    add("# HELP a_total Says \"a\".\n# TYPE a_total counter\na_total 1\n# TYPE b counter\nb 2\n"
+        "# HELP _total x\n# TYPE _total counter\n_total 6\n# TYPE c untyped\nc 3\nd 4\n"
+        "# TYPE h histogram\nh_bucket{le=\"1\"} 1 # {trace_id=\"7\"} 0.5 9\n",
+        "i");
+    buf_init(&b, 1 << 20);
+    prom_write_openmetrics(&p, &b);
+    assert_string_equal(
+        b.data, "# HELP a Says \\\"a\\\".\n# TYPE a counter\na_total{instance=\"i\"} 1\n"
+                "# TYPE b unknown\nb{instance=\"i\"} 2\n"
+                "# HELP _total x\n# TYPE _total unknown\n_total{instance=\"i\"} 6\n"
+                "# TYPE c unknown\nc{instance=\"i\"} 3\n# TYPE d unknown\nd{instance=\"i\"} 4\n"
+                "# TYPE h histogram\nh_bucket{instance=\"i\",le=\"1\"} 1 # {trace_id=\"7\"} 0.5 9\n"
+                "# EOF\n");
+}
+
 static void lines_that_are_none_are_dropped(void **state)
 {
     (void)state;
@@ -84,6 +103,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(families_are_joined_and_told_apart_by_instance, begin, end),
         cmocka_unit_test_setup_teardown(parts_of_a_histogram_stay_with_it, begin, end),
+        cmocka_unit_test_setup_teardown(openmetrics_calls_counters_without_total_and_ends, begin,
+                                        end),
         cmocka_unit_test_setup_teardown(lines_that_are_none_are_dropped, begin, end),
         cmocka_unit_test_setup_teardown(instances_cannot_break_out_of_their_label, begin, end),
         cmocka_unit_test_setup_teardown(families_are_bounded, begin, end),
