@@ -291,6 +291,21 @@ static int read_lengths(const message *m, const struct request_limits *limits, s
     return 0;
 }
 
+/* Another model may write the same with tokens that are not special. */
+static int read_shown(const message *m, const struct tok *tok, struct request *r)
+{
+    if (m->n_shown_special > REQUEST_MAX_SHOWN)
+        return fail(-EINVAL, "shown_special names %zu tokens, at most %d are allowed",
+                    m->n_shown_special, REQUEST_MAX_SHOWN);
+    for (size_t i = 0; i < m->n_shown_special; i++) {
+        const ProtobufCBinaryData *name = &m->shown_special[i];
+        uint32_t id = tok_named(tok, (const char *)name->data, name->len);
+        if (id != UINT32_MAX)
+            r->shown[r->n_shown++] = id;
+    }
+    return 0;
+}
+
 static int read_answer(const message *m, const struct request_limits *limits, struct request *r)
 {
     uint32_t max_n = limits->max_sequences < REQUEST_MAX_N ? limits->max_sequences : REQUEST_MAX_N;
@@ -309,6 +324,8 @@ static int read_answer(const message *m, const struct request_limits *limits, st
         err = read_stops(m, r);
     if (!err)
         err = read_stop_ids(m, n_vocab, r);
+    if (!err)
+        err = read_shown(m, limits->tok, r);
     return err ? err : read_banned(limits->tok, r);
 }
 

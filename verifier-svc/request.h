@@ -22,6 +22,7 @@
 #define REQUEST_MAX_N 128     // choices
 #define REQUEST_MAX_BIAS 1024 // logit biases
 #define REQUEST_MAX_STOP_IDS 64
+#define REQUEST_MAX_SHOWN 16
 #define REQUEST_MAX_NAME 64               // bytes of a proposer's or tenant's name
 #define REQUEST_MAX_PREDICTION (1u << 20) // bytes
 #define REQUEST_MAX_ERROR 160             // bytes of an error's sentence, NUL included
@@ -67,6 +68,8 @@ struct request {
     char *prompt_text; // echo; else NULL
     size_t prompt_text_len;
     bool render_special, logprobs, ignore_eos;
+    uint32_t shown[REQUEST_MAX_SHOWN]; // special tokens that appear in the text all the same
+    uint32_t n_shown;
 
     struct dist_params params; // banned: what min_tokens forbids
     struct dist_bias *bias;    // memory of params

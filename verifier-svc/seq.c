@@ -47,6 +47,7 @@ int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct se
     if (!s)
         return fail(-ENOMEM, "no memory for a sequence");
     detok_init(&s->detok, tok, r->render_special);
+    detok_show(&s->detok, r->shown, r->n_shown);
     s->req = r;
     s->choice = choice;
     s->key = rng_key(r->seed, choice);

@@ -22,6 +22,12 @@ void detok_init(struct detok *d, const struct tok *t, bool special)
     buf_init(&d->held, detok_max_held(t));
 }
 
+void detok_show(struct detok *d, const uint32_t *ids, uint32_t n)
+{
+    d->shown = ids;
+    d->n_shown = n;
+}
+
 int detok_reserve(struct detok *d)
 {
     return buf_room(&d->held, d->held.max) ? 0 : buf_error(&d->held);
@@ -118,10 +124,18 @@ static void give(struct detok *d, size_t n, struct buf *to)
     d->n_whole -= n;
 }
 
+static bool shows(const struct detok *d, uint32_t id)
+{
+    for (uint32_t i = 0; i < d->n_shown; i++)
+        if (d->shown[i] == id)
+            return true;
+    return d->special;
+}
+
 int detok_feed(struct detok *d, uint32_t id, struct buf *to)
 {
     size_t at = 0;
-    take(d, tok_bytes(d->tok, id, d->special));
+    take(d, tok_bytes(d->tok, id, shows(d, id)));
     if (d->n_whole == 0 || d->held.error)
         return DETOK_NONE;
     int stop = find_stop(d, &at);

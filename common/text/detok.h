@@ -23,6 +23,8 @@ struct detok_stop {
 struct detok {
     const struct tok *tok;
     bool special;
+    const uint32_t *shown; // (n_shown) memory of the owner
+    uint32_t n_shown;
     struct detok_stop stops[DETOK_MAX_STOPS]; // memory of the owner
     unsigned n_stops;
     struct buf held; // decoded, not yet given out
@@ -34,6 +36,8 @@ size_t detok_max_added(const struct tok *t);
 size_t detok_max_held(const struct tok *t);
 /* special: control tokens show as their names. t outlives d. */
 void detok_init(struct detok *d, const struct tok *t, bool special);
+/* These special tokens show all the same; they outlive d. */
+void detok_show(struct detok *d, const uint32_t *ids, uint32_t n);
 /* Takes all the memory that it will ever need; without it, it grows. -ENOMEM. */
 int detok_reserve(struct detok *d);
 void detok_done(struct detok *d);

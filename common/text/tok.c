@@ -295,6 +295,14 @@ struct gguf_text tok_bytes(const struct tok *t, uint32_t id, bool special)
     return vocab_bytes(&t->vocab, id);
 }
 
+uint32_t tok_named(const struct tok *t, const char *name, size_t len)
+{
+    uint32_t id;
+    if (!len || special_find(&t->special, name, len, 0, true, &id) != 0)
+        return UINT32_MAX;
+    return vocab_bytes(&t->vocab, id).len == len ? id : UINT32_MAX;
+}
+
 bool tok_is_eos(const struct tok *t, uint32_t id)
 {
     for (uint32_t i = 0; i < t->n_eos; i++)

@@ -40,6 +40,8 @@ uint64_t tok_digest(const struct tok *t);
 /* The token's own bytes ("" for unused ones, for control and unknown ones unless special, and past
  * the vocabulary). Valid as long as t. */
 struct gguf_text tok_bytes(const struct tok *t, uint32_t id, bool special);
+/* The special token of this name; UINT32_MAX: none. */
+uint32_t tok_named(const struct tok *t, const char *name, size_t len);
 bool tok_is_eos(const struct tok *t, uint32_t id); // any end-of-generation token
 uint32_t tok_bos(const struct tok *t);             // UINT32_MAX: none
 uint32_t tok_eos(const struct tok *t);             // UINT32_MAX: none

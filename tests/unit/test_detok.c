@@ -188,6 +188,16 @@ static void control_tokens_show_only_when_asked_for(void **state)
     out_is(f, "<|begin|>");
 }
 
+static void some_control_tokens_may_show_alone(void **state)
+{
+    struct fixture *f = *state;
+    const uint32_t shown = SMALL_END;
+    detok_show(&f->d, &shown, 1);
+    detok_feed(&f->d, SMALL_BEGIN, &f->out);
+    detok_feed(&f->d, SMALL_END, &f->out);
+    out_is(f, "<|end|>");
+}
+
 static void stops_past_the_limits_are_refused(void **state)
 {
     struct fixture *f = *state;
@@ -217,6 +227,7 @@ int main(void)
         CASE(how_text_is_divided_into_tokens_does_not_matter),
         CASE(a_stop_may_hold_characters_of_many_bytes),
         CASE(control_tokens_show_only_when_asked_for),
+        CASE(some_control_tokens_may_show_alone),
         CASE(stops_past_the_limits_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -361,6 +361,22 @@ static void a_draft_is_cut_as_the_request_says(void **state)
     }
 }
 
+static void names_of_special_tokens_that_show_are_looked_up(void **state)
+{
+    (void)state;
+    message m = a_request();
+    struct gguf_text eos = tok_bytes(tok, tok_eos(tok), true);
+    ProtobufCBinaryData names[REQUEST_MAX_SHOWN + 1] = {
+        text_of("<|no such|>"), {eos.len, (uint8_t *)eos.data}, text_of("")};
+    m.shown_special = names;
+    m.n_shown_special = 3;
+    AUTO(request_drop) struct request *r = must_read(&m);
+    assert_int_equal(r->n_shown, 1);
+    assert_int_equal(r->shown[0], tok_eos(tok));
+    m.n_shown_special = REQUEST_MAX_SHOWN + 1;
+    must_refuse(&m, -EINVAL, "shown_special names 17 tokens");
+}
+
 static void an_id_is_made_fit_for_logs(void **state)
 {
     (void)state;
@@ -399,6 +415,7 @@ int main(void)
         cmocka_unit_test(a_rule_goes_by_its_name),
         cmocka_unit_test(only_lossy_rules_have_a_parameter),
         cmocka_unit_test(a_draft_is_cut_as_the_request_says),
+        cmocka_unit_test(names_of_special_tokens_that_show_are_looked_up),
         cmocka_unit_test(an_id_is_made_fit_for_logs),
         cmocka_unit_test(echo_keeps_the_prompts_own_text),
     };

@@ -76,6 +76,18 @@ static void control_tokens_are_found_on_request_only(void **state)
     (void)state;
 }
 
+static void special_tokens_have_names(void **state)
+{
+    AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
+    assert_int_equal(tok_named(t, "<|end|>", 7), SMALL_END);
+    assert_int_equal(tok_named(t, "<tool>", 6), SMALL_TOOL);
+    assert_true(tok_named(t, "<|end|>x", 8) == UINT32_MAX);
+    assert_true(tok_named(t, "<|end|", 6) == UINT32_MAX);
+    assert_true(tok_named(t, "ab", 2) == UINT32_MAX); // a plain one
+    assert_true(tok_named(t, "", 0) == UINT32_MAX);
+    (void)state;
+}
+
 static void user_defined_tokens_are_always_found_the_longest_first(void **state)
 {
     AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_BPE, NULL);
@@ -502,6 +514,7 @@ int main(void)
         cmocka_unit_test(merges_are_made_in_the_order_of_their_ranks),
         cmocka_unit_test(words_do_not_merge_across_their_borders),
         cmocka_unit_test(control_tokens_are_found_on_request_only),
+        cmocka_unit_test(special_tokens_have_names),
         cmocka_unit_test(user_defined_tokens_are_always_found_the_longest_first),
         cmocka_unit_test(bos_comes_once),
         cmocka_unit_test(llama3_takes_whole_words_and_bos),
