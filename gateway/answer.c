@@ -1,6 +1,6 @@
 /* answer.c - short answers every endpoint gives. */
 #include "gateway/answer.h"
-#include "gateway/openai_reply.h"
+#include "gateway/openai_error.h"
 
 void answer_json(struct http_request *r, int status, struct buf *body)
 {

@@ -13,7 +13,7 @@
 #include "base/err.h"
 #include "base/svc.h"
 #include "gateway/conns.h"
-#include "gateway/openai_reply.h"
+#include "gateway/openai_error.h"
 
 #define TICK_MS 100
 

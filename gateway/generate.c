@@ -24,6 +24,7 @@
 struct generator {
     struct upstream *upstream;
     struct template *template;
+    const char *tool_format; // "auto": the template's
     int64_t load_wait_us, queue_wait_us;
     atomic_bool draining;
 
@@ -111,7 +112,7 @@ static void end_error(struct generation *x, int status, const char *text, const 
     if (x->streaming) {
         struct buf event;
         buf_init(&event, 16384);
-        openai_error_event(&event, status, text);
+        openai_reply_fail(&x->reply, status, text, &event);
         http_write(x->http, event.data, event.len);
         http_end(x->http);
         buf_done(&event);
@@ -384,17 +385,37 @@ static bool moves(struct generation *x)
 
 /* ---- the steps before ---- */
 
-static int init_reply(struct generation *x)
+/* How the answer's text is split: as the request wants and the model's template shows. */
+static void make_rules(const struct generation *x, const char *prompt, size_t len,
+                       struct parts_rules *ret)
+{
+    const ProtobufCBinaryData *source = &x->model->info->chat_template;
+    *ret = (struct parts_rules){0};
+    if (x->q.separate_reasoning && prompt)
+        ret->thinking = parts_thinking_of((char *)source->data, source->len);
+    if (x->q.tools)
+        ret->format = strcmp(x->g->tool_format, "auto") != 0
+                          ? tool_format_named(x->g->tool_format)
+                          : tool_format_of((char *)source->data, source->len);
+    parts_rules_prompt(ret, prompt, len);
+}
+
+static int init_reply(struct generation *x, const struct parts_rules *rules)
 {
     const Tandem__V1__ModelInfo *info = x->model->info;
     const struct openai_request *q = &x->q;
-    struct openai_reply_head head = {.chat = q->kind == OPENAI_CHAT,
+    struct openai_reply_head head = {.kind = q->kind,
                                      .stream = q->stream,
                                      .logprobs = q->logprobs,
                                      .echo = q->echo,
                                      .include_usage = q->include_usage,
                                      .include_tokens = q->include_tokens,
                                      .has_prediction = q->prediction != NULL,
+                                     .hides_reasoning = !q->include_reasoning,
+                                     .one_call = !q->parallel_calls,
+                                     .rules = *rules,
+                                     .tools = TAKE(x->q.tools),
+                                     .noise = (uint64_t)clock_us(),
                                      .id = http_id(x->http),
                                      .model = wire_text(info->name),
                                      .fingerprint = wire_text(info->fingerprint),
@@ -406,8 +427,11 @@ static int init_reply(struct generation *x)
 /* Takes the step's reference along. */
 static void ask_verifier(struct generation *x, const char *text, size_t len)
 {
-    if (init_reply(x) < 0 || wire_pack(&x->q, http_id(x->http), x->record.traceparent,
-                                       &x->model->info->name, text, len, &x->request) < 0) {
+    struct parts_rules rules;
+    make_rules(x, text, len, &rules);
+    if (init_reply(x, &rules) < 0 ||
+        wire_pack(&x->q, http_id(x->http), x->record.traceparent, &x->model->info->name, text, len,
+                  &rules, &x->request) < 0) {
         end_error(x, 500, fail_text(), "");
         unref(x);
         return;
@@ -568,13 +592,14 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
 }
 
 int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                  int64_t queue_wait_us, struct generator **ret)
+                  int64_t queue_wait_us, const char *tool_format, struct generator **ret)
 {
     struct generator *g = calloc(1, sizeof(*g));
     if (!g)
         return fail(-ENOMEM, "generate: no memory");
     g->upstream = u;
     g->template = t;
+    g->tool_format = tool_format;
     g->load_wait_us = load_wait_us;
     g->queue_wait_us = queue_wait_us;
     pthread_mutex_init(&g->mu, NULL);

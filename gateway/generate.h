@@ -19,9 +19,10 @@
 
 struct generator;
 
-/* -ENOMEM. */
+/* tool_format: one of TOOL_FORMAT_NAMES, or "auto": as the model's template shows; outlives it.
+ * -ENOMEM. */
 int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                  int64_t queue_wait_us, struct generator **ret);
+                  int64_t queue_wait_us, const char *tool_format, struct generator **ret);
 /* Ends requests that have waited in a verifier's queue for longer than queue_wait_us with 429. Once
  * in a while, by any one thread. */
 void generator_tend(struct generator *g);

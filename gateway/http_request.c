@@ -4,7 +4,7 @@
 #include <string.h>
 #include "base/clock.h"
 #include "gateway/http_request.h"
-#include "gateway/openai_reply.h"
+#include "gateway/openai_error.h"
 #include "gateway/sse.h"
 
 #define STREAM_BLOCK 16384 // bytes per chunk

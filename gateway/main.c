@@ -146,7 +146,7 @@ static int start(const struct options *o)
                                (unsigned)(o->template_timeout * 1000), &templates);
     rc = rc < 0 ? rc
                 : generator_new(gateway.upstream, templates, us(o->load_wait), us(o->queue_wait),
-                                &gateway.generator);
+                                o->tool_format, &gateway.generator);
     if (rc < 0) {
         close(fd);
         return rc;

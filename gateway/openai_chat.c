@@ -172,5 +172,6 @@ int openai_chat_read(struct reading *r, json_t *body)
     if ((rc = add_extra_vars(r, vars, reading_member(body, "chat_template_kwargs"))) < 0)
         return rc;
     r->q->template_vars = json_dumps(vars, JSON_COMPACT);
-    return r->q->template_vars ? 0 : reading_no_memory(r);
+    r->q->tools = tools ? json_dumps(tools, JSON_COMPACT) : NULL;
+    return r->q->template_vars && (!tools || r->q->tools) ? 0 : reading_no_memory(r);
 }

@@ -19,6 +19,9 @@ struct field {
 static const struct field fields[] = {
     {"stream", FIELD_FLAG, BOTH, AT(stream), 0, 0},
     {"ignore_eos", FIELD_FLAG, BOTH, AT(ignore_eos), 0, 0},
+    {"include_reasoning", FIELD_FLAG, OPENAI_CHAT, AT(include_reasoning), 0, 0},
+    {"separate_reasoning", FIELD_FLAG, OPENAI_CHAT, AT(separate_reasoning), 0, 0},
+    {"parallel_tool_calls", FIELD_FLAG, OPENAI_CHAT, AT(parallel_calls), 0, 0},
     {"skip_special_tokens", FIELD_FLAG, BOTH, AT(skip_special), 0, 0},
     {"echo", FIELD_FLAG, OPENAI_COMPLETION, AT(echo), 0, 0},
     {"logprobs", FIELD_FLAG, OPENAI_CHAT, AT(logprobs), 0, 0},

@@ -1,8 +1,8 @@
-/* openai_reply.h - answers in OpenAI's shapes: chat.completion and text_completion objects, their
- * chunks as server-sent events, usage, logprobs and errors.
+/* openai_reply.h - answers in OpenAI's shapes: chat.completion, text_completion and response
+ * objects, or their events.
  *
- * One interface for both ways: started, token, finished per choice, then end. When streaming each
- * call appends its events to `to`; otherwise the parts are gathered and `end` writes the object.
+ * One interface for all: started, token, finished per choice, then end. When streaming each call
+ * appends its events to `to`; otherwise the parts are gathered and `end` writes the object.
  *
  * Threads: one at a time per reply. */
 #pragma once
@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/buf.h"
+#include "gateway/openai_request.h"
+#include "gateway/parts.h"
 
 #define OPENAI_MAX_TEXT (64u << 20) // bytes one choice of a gathered answer may grow to
 
@@ -50,16 +52,24 @@ struct openai_timings {
 };
 
 struct openai_choice;
+struct openai_writer;
 
 struct openai_reply {
-    bool chat, stream, logprobs, echo, include_usage, include_tokens;
-    bool has_prediction; // the request foretold its answer
-    char *head;          // `{"id":...,"object":...,"created":...,"model":...,` of every object
+    const struct openai_writer *writer; // of its shape
+    bool chat;                          // or a completion, or a response
+    bool stream, logprobs, echo, include_usage, include_tokens;
+    bool hides_reasoning, one_call;
+    struct parts_rules rules; // how the text is split
+    struct parts_out out;     // of the token, or the end, that is being written
+    char *tools;              // memory of the rules
+    uint64_t noise;           // ids of calls come from it
+    bool has_prediction;      // the request foretold its answer
+    char *head;               // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
     char *prompt; // (n_prompt) to echo: it came with choice 0
     size_t n_prompt;
     unsigned n; // choices
-    uint32_t prompt_tokens, cached_tokens, completion_tokens;
+    uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
     bool has_seed;
     int64_t seed;                          // the one in use
     struct openai_speculation speculation; // sum over the choices
@@ -68,8 +78,14 @@ struct openai_reply {
 };
 
 struct openai_reply_head {
-    bool chat, stream, logprobs, echo, include_usage, include_tokens, has_prediction;
-    const char *id; // of the request
+    enum openai_kind kind;
+    bool stream, logprobs, echo, include_usage, include_tokens, has_prediction;
+    bool hides_reasoning;     // it is told apart and left out
+    bool one_call;            // of several calls only the first
+    struct parts_rules rules; // chats
+    char *tools;              // the request's, taken over; NULL: none
+    const char *id;           // of the request
+    uint64_t noise;           // never the same twice
     struct openai_text model, fingerprint;
     int64_t created; // seconds since 1970
     unsigned n;      // choices
@@ -88,11 +104,7 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
 void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *reason,
                            struct openai_text text, struct openai_text stop, struct buf *to);
 bool openai_reply_complete(const struct openai_reply *r); // every choice has finished
-/* The usage chunk if asked for and [DONE], or the whole object. -EMSGSIZE, -ENOMEM: see buf_error.
- */
+/* The last events, or the whole object. -EMSGSIZE, -ENOMEM: see buf_error. */
 int openai_reply_end(struct openai_reply *r, struct buf *to);
-
-/* {"error": {...}}; type and code follow from the HTTP status; param "": null. */
-void openai_error(struct buf *to, int status, const char *text, const char *param);
-/* The same as an event, for a stream that has begun; ends with [DONE]. */
-void openai_error_event(struct buf *to, int status, const char *text);
+/* The last event of a stream that has begun and cannot go on. */
+void openai_reply_fail(struct openai_reply *r, int status, const char *text, struct buf *to);

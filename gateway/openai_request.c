@@ -67,7 +67,11 @@ static int parse(enum openai_kind kind, const char *body, size_t len,
                  int (*read)(struct reading *r, json_t *body), struct openai_request *ret,
                  struct openai_fault *ret_fault)
 {
-    *ret = (struct openai_request){.kind = kind, .skip_special = true};
+    *ret = (struct openai_request){.kind = kind,
+                                   .include_reasoning = true,
+                                   .separate_reasoning = true,
+                                   .parallel_calls = true,
+                                   .skip_special = true};
     *ret_fault = (struct openai_fault){0};
     struct reading r = {ret, ret_fault, 0};
     AUTO(json_decref_own) json_t *j = NULL;
@@ -124,6 +128,7 @@ void openai_request_done(struct openai_request *q)
 {
     free(q->model);
     free(q->template_vars);
+    free(q->tools);
     free(q->prompt);
     free(q->ids);
     free(q->prediction);

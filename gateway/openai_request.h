@@ -53,6 +53,7 @@ struct openai_request {
     enum openai_kind kind;
     char *model;         // NULL: the served one
     char *template_vars; // chat: a JSON object, the variables of the template (messages, tools ...)
+    char *tools;         // chat: those that may be called, a JSON array; NULL: none
     char *prompt;        // completion: text ...
     uint32_t *ids;       // ... or tokens
     size_t n_ids;
@@ -71,6 +72,10 @@ struct openai_request {
     struct openai_bias *bias;
     unsigned n_bias;
     bool stream, include_usage, include_tokens, echo, ignore_eos, logprobs;
+    /* All three are by default: */
+    bool include_reasoning;        // it is part of the answer
+    bool separate_reasoning;       // and told apart from the content
+    bool parallel_calls;           // several in one answer
     bool skip_special;             // special tokens stay out of the answer's text (default)
     struct openai_int add_special; // add_special_tokens: BOS before a completion's prompt
     struct openai_real temperature, top_p, min_p, repetition, presence, frequency;

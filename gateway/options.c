@@ -1,5 +1,6 @@
 /* options.c - the settings of the gateway. */
 #include "gateway/options.h"
+#include "gateway/tool_calls.h"
 #include "base/mem.h"
 #include "gateway/upstream.h"
 
@@ -55,6 +56,8 @@ static const struct conf_option table[] = {
      "helper processes that render chat templates"},
     {"template_timeout", CONF_FLOAT, &o.template_timeout, "2", 0.05, 60, NULL, NULL, 0,
      "seconds after which a chat template's helper is killed"},
+    {"tool_format", CONF_CHOICE, &o.tool_format, "auto", 0, 0, "auto|" TOOL_FORMAT_NAMES, NULL, 0,
+     "how models write calls of tools; auto: as the chat template shows"},
     {"log_level", CONF_CHOICE, &o.log_level, "info", 0, 0, "error|warn|info|debug", NULL, 0,
      "how much is logged"},
 };

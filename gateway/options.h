@@ -4,7 +4,7 @@
 #include "base/conf.h"
 
 struct options {
-    char *listen, *log_level, *api_keys, *tls_cert, *tls_key;
+    char *listen, *log_level, *tool_format, *api_keys, *tls_cert, *tls_key;
     bool allow_open, metrics_open;
     struct conf_list verifiers, cors_origins;
     int64_t http_threads, max_connections, max_connections_per_ip;

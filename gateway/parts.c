@@ -37,6 +37,32 @@ void parts_rules_prompt(struct parts_rules *r, const char *prompt, size_t len)
     r->closed = ends_with(prompt, len, r->thinking->end);
 }
 
+static unsigned add_texts(const char **to, const char *const *from)
+{
+    unsigned n = 0;
+    for (; from[n]; n++)
+        to[n] = from[n];
+    return n;
+}
+
+unsigned parts_rules_markers(const struct parts_rules *r, const char *ret[PARTS_MARKERS_MAX])
+{
+    const struct tool_markers *m = tool_markers(r->format);
+    unsigned n = 0;
+    if (r->thinking) {
+        ret[n++] = r->thinking->begin;
+        ret[n++] = r->thinking->end;
+    }
+    if (!m)
+        return n;
+    n += add_texts(ret + n, m->begin);
+    n += add_texts(ret + n, m->around);
+    n += add_texts(ret + n, m->inside);
+    if (m->end)
+        ret[n++] = m->end;
+    return n;
+}
+
 void parts_out_init(struct parts_out *o)
 {
     *o = (struct parts_out){0};

@@ -31,6 +31,10 @@ struct parts_rules {
 /* Looks how the prompt ends. */
 void parts_rules_prompt(struct parts_rules *r, const char *prompt, size_t len);
 
+/* All that the rules look for: these must be in the text. Returns how many. */
+#define PARTS_MARKERS_MAX 16
+unsigned parts_rules_markers(const struct parts_rules *r, const char *ret[PARTS_MARKERS_MAX]);
+
 #define PARTS_SPACE_MAX 256 // bytes of white space that may be held back
 
 struct parts {

@@ -8,23 +8,27 @@
 #include "gateway/tool_calls.h"
 
 static const struct tool_markers markers[TOOLS_N_FORMATS] = {
-    [TOOLS_HERMES] = {{"<tool_call>"}, "</tool_call>", {NULL}, "{"},
-    [TOOLS_CODER] = {{"<tool_call>", "<function="}, "</function>", {"</tool_call>"}, NULL},
-    [TOOLS_LLAMA] = {{"<|python_tag|>", "{"}, NULL, {";"}, "{"},
-    [TOOLS_MISTRAL] = {{"[TOOL_CALLS]"}, NULL, {NULL}, NULL},
-    [TOOLS_DEEPSEEK] = {{"<｜tool▁call▁begin｜>"},
-                        "<｜tool▁call▁end｜>",
-                        {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"},
-                        NULL},
-    [TOOLS_DSML] = {{"<｜DSML｜invoke name=\""},
-                    "</｜DSML｜invoke>",
-                    {"<｜DSML｜function_calls>", "</｜DSML｜function_calls>"},
-                    NULL},
-    [TOOLS_GLM] = {{"<tool_call>"}, "</tool_call>", {NULL}, NULL},
-    [TOOLS_KIMI] = {{"<|tool_call_begin|>"},
-                    "<|tool_call_end|>",
-                    {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"},
-                    NULL},
+    [TOOLS_HERMES] = {.begin = {"<tool_call>"}, .end = "</tool_call>", .first = "{"},
+    [TOOLS_CODER] = {.begin = {"<tool_call>", "<function="},
+                     .end = "</function>",
+                     .around = {"</tool_call>"}},
+    [TOOLS_LLAMA] = {.begin = {"<|python_tag|>", "{"}, .around = {";"}, .first = "{"},
+    [TOOLS_MISTRAL] = {.begin = {"[TOOL_CALLS]"}, .inside = {"[ARGS]", "[CALL_ID]"}},
+    [TOOLS_DEEPSEEK] = {.begin = {"<｜tool▁call▁begin｜>"},
+                        .end = "<｜tool▁call▁end｜>",
+                        .around = {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"},
+                        .inside = {"<｜tool▁sep｜>"}},
+    [TOOLS_DSML] = {.begin = {"<｜DSML｜invoke name=\""},
+                    .end = "</｜DSML｜invoke>",
+                    .around = {"<｜DSML｜function_calls>", "</｜DSML｜function_calls>"},
+                    .inside = {"｜DSML｜"}},
+    [TOOLS_GLM] = {.begin = {"<tool_call>"},
+                   .end = "</tool_call>",
+                   .inside = {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}},
+    [TOOLS_KIMI] = {.begin = {"<|tool_call_begin|>"},
+                    .end = "<|tool_call_end|>",
+                    .around = {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"},
+                    .inside = {"<|tool_call_argument_begin|>"}},
 };
 
 const struct tool_markers *tool_markers(enum tool_format f)
@@ -67,7 +71,7 @@ enum tool_format tool_format_named(const char *name)
     return TOOLS_NONE;
 }
 
-static void cut(struct tool_calls *c, unsigned n)
+void tool_calls_cut(struct tool_calls *c, unsigned n)
 {
     for (; c->n > n; c->n--) {
         struct tool_call *last = &c->v[c->n - 1];
@@ -79,7 +83,7 @@ static void cut(struct tool_calls *c, unsigned n)
 
 void tool_calls_clear(struct tool_calls *c)
 {
-    cut(c, 0);
+    tool_calls_cut(c, 0);
     free(c->v);
     *c = (struct tool_calls){0};
 }
@@ -494,6 +498,6 @@ int tool_calls_read(enum tool_format f, const char *raw, size_t len, const char 
     AUTO(json_decref_own) json_t *offered = tools ? json_loads(tools, 0, NULL) : NULL;
     int rc = read_call(f, trimmed((struct text){raw, len}), offered, ret);
     if (rc < 0)
-        cut(ret, before);
+        tool_calls_cut(ret, before);
     return rc;
 }

@@ -35,6 +35,7 @@ struct tool_markers {
     const char *begin[3];  // of a call
     const char *end;       // NULL: the call ends where its JSON does
     const char *around[3]; // of a section of calls: no part of the text
+    const char *inside[5]; // of a call: these, too, may be special tokens
     const char *first;     // characters of which one begins what follows the marker; NULL: any may
 };
 
@@ -54,6 +55,7 @@ struct tool_calls {
     unsigned n;
 };
 void tool_calls_clear(struct tool_calls *c);
+void tool_calls_cut(struct tool_calls *c, unsigned n); // keeps the first n, if there are more
 
 /* Adds the call (Mistral: the calls) that `raw` is, markers included. tools: those of the request,
  * a JSON array. -EAGAIN: it is not whole yet; -EINVAL: it is none; -ENOMEM. */

@@ -99,13 +99,14 @@ static void set_prompt(const struct openai_request *q, const char *text, size_t 
 
 int wire_pack(const struct openai_request *q, const char *id, const char *traceparent,
               const ProtobufCBinaryData *model, const char *text, size_t text_len,
-              struct rpc_msg **ret)
+              const struct parts_rules *rules, struct rpc_msg **ret)
 {
     Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
     Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
     Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
     Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;
-    ProtobufCBinaryData stops[OPENAI_MAX_STOPS];
+    ProtobufCBinaryData stops[OPENAI_MAX_STOPS], shown[PARTS_MARKERS_MAX];
+    const char *markers[PARTS_MARKERS_MAX];
     AUTO(mem_free) Tandem__V1__LogitBias *bias = calloc(q->n_bias + 1, sizeof(*bias));
     AUTO(mem_free) Tandem__V1__LogitBias **biases = calloc(q->n_bias + 1, sizeof(*biases));
     if (!bias || !biases)
@@ -133,6 +134,10 @@ int wire_pack(const struct openai_request *q, const char *id, const char *tracep
     m.stop = stops;
     m.n_stop_token_ids = q->n_stop_ids;
     m.stop_token_ids = (uint32_t *)(uintptr_t)q->stop_ids;
+    m.n_shown_special = parts_rules_markers(rules, markers);
+    for (size_t i = 0; i < m.n_shown_special; i++)
+        shown[i] = rpc_text(markers[i]);
+    m.shown_special = shown;
     m.prediction = rpc_text(q->prediction);
     m.tenant = rpc_text(q->cache_salt);
     *ret = rpc_pack(&m.base);

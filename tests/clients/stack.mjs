@@ -104,6 +104,22 @@ export class Stack {
     return stack;
   }
 
+  // A gateway alone, before verifiers that are not ours. listen(dir): starts them and gives their addresses.
+  static async startGateway(listen, args = []) {
+    const stack = new Stack();
+    stack.dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tandem-test-'));
+    stack.port = await freePort();
+    stack.url = `http://127.0.0.1:${stack.port}`;
+    const verifiers = await listen(stack.dir);
+    stack.gateway = new Service(stack, 'gateway', ['--listen', `127.0.0.1:${stack.port}`, '--verifiers',
+      verifiers.join(','), ...args]);
+    await until('ready', async () => {
+      const models = await fetch(`${stack.url}/v1/models`);
+      return models.ok && (await models.json()).data.length === verifiers.length;
+    });
+    return stack;
+  }
+
   get services() {
     return [this.gateway, this.verifier, this.proposer].filter(Boolean);
   }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
+#include "gateway/openai_error.h"
 #include "gateway/openai_reply.h"
 #include "lib/lib.h"
 
@@ -13,7 +14,7 @@ static struct openai_text text_of(const char *s)
 
 static struct openai_reply_head head(bool is_chat, bool stream)
 {
-    return (struct openai_reply_head){.chat = is_chat,
+    return (struct openai_reply_head){.kind = is_chat ? OPENAI_CHAT : OPENAI_COMPLETION,
                                       .stream = stream,
                                       .id = "r1",
                                       .model = text_of("m\"x"),
@@ -212,6 +213,77 @@ static void every_choice_echoes_the_prompt_that_came_with_the_first(void **state
     }
 }
 
+static struct openai_reply_head splitting_head(bool stream)
+{
+    static const struct parts_thinking think = {"<think>", "</think>"};
+    struct openai_reply_head h = head(true, stream);
+    h.rules = (struct parts_rules){.thinking = &think, .format = TOOLS_HERMES};
+    h.noise = 7;
+    return h;
+}
+
+static void say_call(struct openai_reply *r, struct buf *to)
+{
+    static const char *const words[] = {
+        "<think>a",    "b</think>\n", "c", "<tool_ca", "ll>{\"name\":\"f\",\"arguments\":{}}",
+        "</tool_call>"};
+    openai_reply_started(r, 0, text_of(""), to);
+    for (size_t i = 0; i < ARRAY_LEN(words); i++)
+        say(r, 0, words[i], to);
+    finish(r, 0, to);
+    assert_int_equal(openai_reply_end(r, to), 0);
+}
+
+static void a_whole_answer_has_its_parts(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = splitting_head(false);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    say_call(&r, &b);
+    assert_non_null(strstr(b.data,
+                           "\"content\":\"c\",\"reasoning_content\":\"ab\",\"tool_calls\":[{"
+                           "\"id\":\"call_"));
+    assert_non_null(strstr(b.data, "\"type\":\"function\",\"function\":{\"name\":\"f\","
+                                   "\"arguments\":\"{}\"}}],\"refusal\":null}"));
+    assert_non_null(strstr(b.data, "\"finish_reason\":\"tool_calls\""));
+    assert_non_null(strstr(b.data, "\"completion_tokens_details\":{\"reasoning_tokens\":2}"));
+    openai_reply_done(&r);
+}
+
+static void a_stream_has_one_event_for_each_token_of_any_part(void **state)
+{
+    (void)state;
+    static const char *const deltas[] = {
+        "{\"role\":\"assistant\",\"content\":\"\"}",
+        "{\"reasoning_content\":\"a\"}",
+        "{\"reasoning_content\":\"b\"}",
+        "{\"content\":\"c\"}",
+        "{\"content\":\"\"}",
+        "{\"content\":\"\"}",
+        "{\"tool_calls\":[{\"index\":0,\"id\":\"call_",
+        "{},\"logprobs\":null,\"finish_reason\":\"tool_calls\"",
+    };
+    struct openai_reply_head h = splitting_head(true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    say_call(&r, &b);
+    const char *at = b.data;
+    for (size_t i = 0; i < ARRAY_LEN(deltas); i++) {
+        at = strstr(at, "\"delta\":");
+        assert_non_null(at);
+        at += strlen("\"delta\":");
+        if (strncmp(at, deltas[i], strlen(deltas[i])) != 0)
+            fail_msg("%zu: %.80s", i, at);
+    }
+    assert_null(strstr(at, "\"delta\":"));
+    openai_reply_done(&r);
+}
+
 static void errors_follow_from_the_status(void **state)
 {
     (void)state;
@@ -250,6 +322,8 @@ int main(void)
         cmocka_unit_test(an_answer_to_a_prediction_tells_what_became_of_it),
         cmocka_unit_test(echo_comes_first_and_moves_the_offsets),
         cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
+        cmocka_unit_test(a_whole_answer_has_its_parts),
+        cmocka_unit_test(a_stream_has_one_event_for_each_token_of_any_part),
         cmocka_unit_test(errors_follow_from_the_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

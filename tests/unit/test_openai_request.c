@@ -83,9 +83,11 @@ static void tools_reach_the_template_unless_refused_by_the_client(void **state)
 #define TOOLS HI ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"
     assert_int_equal(chat(TOOLS), 0);
     assert_non_null(strstr(q.template_vars, "\"tools\":["));
+    assert_string_equal(q.tools, "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]");
     openai_request_done(&q);
     assert_int_equal(chat(TOOLS ",\"tool_choice\":\"none\""), 0);
     assert_null(strstr(q.template_vars, "\"tools\":["));
+    assert_null(q.tools);
     openai_request_done(&q);
     refused(chat(TOOLS ",\"tool_choice\":\"required\""), "tool_choice");
     assert_non_null(strstr(fault.text, "a forced tool call is not served"));
@@ -274,6 +276,21 @@ static void speculation_is_bounded(void **state)
     refused(chat(HI ",\"speculative\":{\"n_min\":65}"), "speculative.n_min");
 }
 
+static void answers_are_split_unless_it_is_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI), 0);
+    assert_true(q.include_reasoning && q.separate_reasoning && q.parallel_calls);
+    openai_request_done(&q);
+    assert_int_equal(chat(HI ",\"include_reasoning\":false,\"separate_reasoning\":false,"
+                             "\"parallel_tool_calls\":false"),
+                     0);
+    assert_false(q.include_reasoning || q.separate_reasoning || q.parallel_calls);
+    openai_request_done(&q);
+    refused(chat(HI ",\"include_reasoning\":1"), "include_reasoning");
+    refused(chat(HI ",\"parallel_tool_calls\":\"no\""), "parallel_tool_calls");
+}
+
 static void effort_reaches_the_template(void **state)
 {
     (void)state;
@@ -373,6 +390,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_kept_is_refused),
         cmocka_unit_test(what_asks_for_nothing_more_is_taken),
         cmocka_unit_test(speculation_is_bounded),
+        cmocka_unit_test(answers_are_split_unless_it_is_refused),
         cmocka_unit_test(effort_reaches_the_template),
         cmocka_unit_test(depth_is_bounded_before_anything_recurses),
         cmocka_unit_test(the_number_of_values_is_bounded),
