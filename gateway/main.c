@@ -138,6 +138,7 @@ static int start(const struct options *o)
     gateway.started_us = clock_us();
     rc = read_keys(o);
     rc = rc < 0 ? rc : check_open(o, fd, name);
+    rc = rc < 0 ? rc : rpc_tls_init(&o->rpc_tls);
     rc = rc < 0
              ? rc
              : upstream_new((const char *const *)o->verifiers.v, o->verifiers.n, &gateway.upstream);

@@ -84,6 +84,8 @@ int main(int argc, char **argv)
     if (r == 0)
         r = log_level_of(set->log_level, &level);
     log_init("proposer", level);
+    if (r == 0)
+        r = rpc_tls_init(&set->tls);
     void *shared = NULL;
     const struct prop_ops *ops = r == 0 ? prop_find(set->proposer) : NULL;
     if (ops && ops->open)

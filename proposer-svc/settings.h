@@ -5,9 +5,11 @@
 #pragma once
 #include <stdint.h>
 #include "base/conf.h"
+#include "rpc/rpc_tls.h"
 
 struct settings {
     struct conf_list listen;
+    struct rpc_tls tls;
     char *proposer, *name, *instance, *log_level;
     int64_t k_max, max_context, max_sessions, max_tokens, threads;
     double idle_timeout_s, drain_timeout_s;

@@ -119,6 +119,8 @@ int main(int argc, char **argv)
         r = log_level_of(o->log_level, &level);
     log_init("verifier", level);
     if (r == 0)
+        r = rpc_tls_init(&o->tls);
+    if (r == 0)
         r = run(o, argc, argv);
     if (r < 0)
         log_error("%s", fail_text());

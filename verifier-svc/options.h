@@ -8,10 +8,12 @@
 #include <stdint.h>
 #include "base/conf.h"
 #include "kernel/kernel.h"
+#include "rpc/rpc_tls.h"
 #include "verifier-svc/speculation.h"
 
 struct options {
     struct conf_list listen;
+    struct rpc_tls tls;
     char *model, *name, *instance, *log_level;
 
     struct conf_list proposers;

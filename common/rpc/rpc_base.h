@@ -48,6 +48,11 @@ struct rpc_sendq {
 
 void rpc_init(void); // grpc_init() and its log
 
+/* What a connection of TCP wants: rpc_tls.h. The caller releases them. */
+bool rpc_tls_on(void);
+grpc_channel_credentials *rpc_tls_channel(const char *target); // plain for a unix socket
+grpc_server_credentials *rpc_tls_server(void);
+
 /* struct rpc_msg is the core's byte buffer under a name of ours. */
 static inline grpc_byte_buffer *rpc_bytes(const struct rpc_msg *msg)
 {

@@ -59,7 +59,7 @@ static grpc_channel *channel_new(const char *target, const struct rpc_client_opt
         RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0), // no limit
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
     };
-    grpc_channel_credentials *creds = grpc_insecure_credentials_create();
+    grpc_channel_credentials *creds = rpc_tls_channel(target);
     grpc_channel *channel =
         grpc_channel_create(target, creds, &(grpc_channel_args){ARRAY_LEN(list), list});
     grpc_channel_credentials_release(creds);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include "base/clock.h"
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_listen.h"
@@ -216,15 +217,23 @@ int rpc_server_listen(struct rpc_server *s, const char *addr)
     if (!has_port(addr))
         return fail(-EINVAL,
                     "cannot listen on %s: neither unix:/path nor host:port, port 0 to 65535", addr);
-    int port = grpc_server_add_http2_port(s->core, addr, s->creds);
+    grpc_server_credentials *creds = rpc_tls_server();
+    int port = grpc_server_add_http2_port(s->core, addr, creds);
+    grpc_server_credentials_release(creds);
     return port > 0
                ? port
                : fail(-EADDRINUSE,
                       "cannot listen on %s: it is taken, or not an address of this machine", addr);
 }
 
+/* gRPC core takes over connections in plain only. */
 int rpc_server_listen_fd(struct rpc_server *s, int fd)
 {
+    struct sockaddr_storage a = {0};
+    socklen_t len = sizeof(a);
+    if (rpc_tls_on() && getsockname(fd, (struct sockaddr *)&a, &len) == 0 && a.ss_family != AF_UNIX)
+        return fail(-EINVAL, "a TCP socket that is passed cannot speak TLS: name its address in "
+                             "`listen` instead");
     return rpc_listen_fd(&s->listen, fd);
 }
 

@@ -1,8 +1,10 @@
 /* rpc_service.c - what the gRPC services' mains share. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/log.h"
 #include "base/svc.h"
+#include "rpc/rpc_base.h"
 #include "rpc/rpc_health.h"
 #include "rpc/rpc_reflection.h"
 #include "rpc/rpc_service.h"
@@ -76,13 +78,30 @@ static int listen_passed(struct rpc_service *s, const int *fds, int n)
     return r;
 }
 
-static int listen_configured(struct rpc_service *s)
+static bool is_loopback(const char *address)
 {
-    if (!s->listen->n)
+    static const char *const names[] = {"127.", "localhost:", "[::1]:"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (strncmp(address, names[i], strlen(names[i])) == 0)
+            return true;
+    return false;
+}
+
+/* Where sockets were passed they are in the place of the paths; addresses of TCP are ours to open,
+ * which is how they come to speak TLS. */
+static int listen_configured(struct rpc_service *s, bool tcp_only)
+{
+    if (!s->listen->n && !tcp_only)
         return fail(-EINVAL, "there is no address to listen on: set `listen`");
     int r = 0;
     for (unsigned i = 0; i < s->listen->n && r >= 0; i++) {
+        if (tcp_only && strncmp(s->listen->v[i], "unix:", 5) == 0)
+            continue;
         r = rpc_server_listen(s->server, s->listen->v[i]);
+        if (r > 1 && !rpc_tls_on() && !is_loopback(s->listen->v[i]))
+            log_warn("anybody who reaches %s may use this service: rpc_tls_cert, rpc_tls_key and "
+                     "rpc_tls_ca let in who has a certificate",
+                     s->listen->v[i]);
         if (r > 1)
             log_info("listening address=%s port=%d", s->listen->v[i], r);
         else if (r == 1)
@@ -94,7 +113,8 @@ static int listen_configured(struct rpc_service *s)
 int rpc_service_start(struct rpc_service *s)
 {
     int fds[SVC_MAX_FDS], n = svc_listen_fds(fds);
-    int r = n > 0 ? listen_passed(s, fds, n) : n < 0 ? n : listen_configured(s);
+    int r = n > 0 ? listen_passed(s, fds, n) : n;
+    r = r < 0 ? r : listen_configured(s, n > 0);
     return r < 0 ? r : rpc_server_start(s->server);
 }
 

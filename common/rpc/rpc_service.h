@@ -19,7 +19,7 @@ struct rpc_service;
 
 struct rpc_service_options {
     const char *name;               // "tandem.v1.Verifier": in health and reflection
-    const struct conf_list *listen; // "unix:/path", "host:port"; unused when sockets were passed
+    const struct conf_list *listen; // "unix:/path" (unused when sockets were passed), "host:port"
     struct rpc_server_options server;
     void (*fill_stats)(void *user, Tandem__V1__StatsReply *reply); // see rpc_stats.h
     void *user;

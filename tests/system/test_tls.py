@@ -1,4 +1,4 @@
-"""TLS where others may listen: HTTPS at the gateway. Certificates are made by openssl."""
+"""TLS where others may listen: HTTPS at the gateway, gRPC between machines. Certificates are made by openssl."""
 import http.client
 import json
 import os
@@ -12,6 +12,8 @@ import tempfile
 import threading
 import time
 import unittest
+
+from test_systemd import Managed, Reader, tcp_listener, unix_listener
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
@@ -39,11 +41,11 @@ class Certificates:
     def openssl(self, *args):
         subprocess.run(["openssl", *args], check=True, capture_output=True)
 
-    def sign(self, name):
-        """Certificate and key, for 127.0.0.1 and localhost."""
+    def sign(self, name, host="DNS:localhost"):
+        """Certificate and key of a service, on this machine unless another host is named."""
         request = self.path(name, "csr")
         self.openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
-                     "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", self.path(name, "key"), "-out", request)
+                     "-addext", f"subjectAltName=IP:127.0.0.1,{host}", "-keyout", self.path(name, "key"), "-out", request)
         self.openssl("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.path("", "key"), "-CAcreateserial",
                      "-days", "2", "-copy_extensions", "copy", "-out", self.path(name, "pem"))
         return self.path(name, "pem"), self.path(name, "key")
@@ -188,6 +190,111 @@ class Https(Folder):
         self.assertIn("are no certificate and its key",
                       self.refused("gateway", *args, "--tls-cert", self.path("keys"), "--tls-key", self.key))
         self.assertIn("cannot read the TLS key", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", "/none"))
+
+
+class Grpc(Folder):
+    """Verifier and proposer on TCP, as on machines of their own; who has no certificate of the authority is nobody."""
+
+    @classmethod
+    def identity(cls, certificates, name, **host):
+        cert, key = certificates.sign(name, **host)
+        return ["--rpc-tls-cert", cert, "--rpc-tls-key", key, "--rpc-tls-ca", cls.ours.ca]
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.theirs = Certificates(cls.folder, "theirs")
+        proposer = cls.service("proposer-svc", "--listen", "127.0.0.1:0", *cls.identity(cls.ours, "proposer"))
+        cls.proposer_port = proposer.wait(r"listening .*port=(\d+)").group(1)
+        cls.unix = f"unix:{cls.path('verifier.sock')}"
+        cls.verifier = cls.service("verifier-svc", "--model", MODEL, "--listen", f"127.0.0.1:0,{cls.unix}", "--proposers",
+                                   f"dns:///localhost:{cls.proposer_port}", "--policy", "fixed", "--k", "3",
+                                   *cls.identity(cls.ours, "verifier"))
+        cls.port = cls.verifier.wait(r"listening .*port=(\d+)").group(1)
+        cls.identities = cls.identity(cls.ours, "gateway")
+
+    def gateway(self, target, *args):
+        gateway = self.service("gateway", "--listen", "127.0.0.1:0", "--verifiers", target, *args)
+        return gateway, int(gateway.wait(r"listening on 127\.0\.0\.1:(\d+)").group(1))
+
+    def call(self, port, method, path, body=None):
+        c = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+        c.request(method, path, body and json.dumps(body))
+        answer = c.getresponse()
+        text = answer.read().decode()
+        c.close()
+        return answer.status, json.loads(text)
+
+    def is_served(self, target, *args):
+        gateway, port = self.gateway(target, *args)
+        gateway.wait("verifier ready")
+        status, answer = self.call(port, "POST", "/v1/completions",
+                                   {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0})
+        self.assertEqual(status, 200, answer)
+        return answer["metrics"]["speculative_decoding"]
+
+    def is_not_served(self, target, *args):
+        gateway, port = self.gateway(target, *args)
+        gateway.wait("verifier down")
+        status, answer = self.call(port, "POST", "/v1/completions", {"prompt": "Once"})
+        self.assertEqual(status, 503, answer)
+        self.is_served(self.unix)  # and the others are
+
+    def test_services_with_certificates_find_each_other(self):
+        self.verifier.wait("proposer connected")
+        speculation = self.is_served(f"dns:///localhost:{self.port}", *self.identities)
+        self.assertGreater(speculation["num_draft_tokens"], 0, speculation)
+
+    def test_a_unix_socket_stays_plain(self):
+        self.is_served(self.unix)
+        self.is_served(self.unix, *self.identities)
+
+    def test_without_a_certificate_nobody_is_let_in(self):
+        self.is_not_served(f"dns:///localhost:{self.port}")
+
+    def test_a_certificate_of_another_authority_is_refused(self):
+        self.is_not_served(f"dns:///localhost:{self.port}", *self.identity(self.theirs, "stranger"))
+
+    def test_a_server_of_another_authority_or_name_is_not_trusted(self):
+        for identity in [self.identity(self.theirs, "impostor"), self.identity(self.ours, "else", host="DNS:elsewhere")]:
+            other = self.service("verifier-svc", "--model", MODEL, "--listen", "127.0.0.1:0", "--proposers", "none", *identity)
+            port = other.wait(r"listening .*port=(\d+)").group(1)
+            self.is_not_served(f"dns:///localhost:{port}", *self.identities)
+
+    def passed(self, listener, name, *args):
+        """A service whose listening socket is passed, and what it says."""
+        read, write = os.pipe()
+        service = Managed(self.folder, name, listener, *args, *self.identity(self.ours, "passed"), stderr=write)
+        os.close(write)
+        said = Reader(os.fdopen(read, encoding="utf-8"))
+        self.addCleanup(said.close)
+        self.addCleanup(service.close)
+        return service, said
+
+    def test_addresses_are_opened_beside_passed_sockets(self):
+        path = self.path("passed.sock")
+        _, said = self.passed(unix_listener(path), "verifier-svc", "--model", MODEL, "--proposers", "none", "--listen",
+                              f"127.0.0.1:0,unix:{self.path('unused.sock')}")
+        said.wait("model ready")
+        port = re.search(r"port=(\d+)", said.text).group(1)
+        self.assertFalse(os.path.exists(self.path("unused.sock")))
+        self.is_served(f"unix:{path}")
+        self.is_served(f"dns:///localhost:{port}", *self.identities)
+
+    def test_a_passed_tcp_socket_is_not_served_in_plain(self):
+        service, said = self.passed(tcp_listener(), "proposer-svc")
+        said.wait("cannot speak TLS")
+        self.assertEqual(service.process.wait(LIMIT_S), 1)
+
+    def test_what_is_no_identity_ends_the_start(self):
+        cert, key = self.ours.sign("one")
+        other = self.ours.sign("two")[1]
+        for name in ["proposer-svc", "gateway"]:
+            start = lambda *args: self.refused(name, "--listen", f"unix:{self.path('none.sock')}", *args)
+            self.assertIn("one is missing", start("--rpc-tls-cert", cert))
+            self.assertIn("is not the key of", start("--rpc-tls-cert", cert, "--rpc-tls-key", other, "--rpc-tls-ca", self.ours.ca))
+            self.assertIn("holds no key", start("--rpc-tls-cert", cert, "--rpc-tls-key", cert, "--rpc-tls-ca", self.ours.ca))
+            self.assertIn("rpc_tls_ca: ", start("--rpc-tls-cert", cert, "--rpc-tls-key", key, "--rpc-tls-ca", key))
 
 
 if __name__ == "__main__":
