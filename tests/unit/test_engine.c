@@ -9,8 +9,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "lib/lib.h"
+#include "lib/played.h"
 #include "lib/proposers.h"
-#include "lib/topic.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/engine_impl.h"
 
@@ -149,17 +149,6 @@ static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf
                                  .prefix_cache = true,
                                  .kv_disk = ""};
 
-static struct engine *start_engine(void)
-{
-    struct engine *e;
-    assert_int_equal(engine_new(&options, &stats, &e), 0);
-    assert_int_equal(engine_start(e), 0);
-    while (engine_state(e, NULL) == ENGINE_LOADING)
-        events_next(engine_events(e), -1); // woken when it is ready
-    assert_int_equal(engine_state(e, NULL), ENGINE_READY);
-    return e;
-}
-
 /* Many different tokens, text that is held back often, and all that a token can carry. */
 static struct request *request_of(struct engine *e)
 {
@@ -220,7 +209,7 @@ static void decode_without_allocating(struct engine *e)
 static void a_decoding_round_allocates_nothing(void **state)
 {
     (void)state;
-    AUTO(engine_free) struct engine *e = start_engine();
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
     decode_without_allocating(e);
     engine_stop(e);
 }
@@ -247,7 +236,7 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
         (struct speculation){.on = true, .policy = CONTROL_FIXED, .k = 5, .disable_batch_size = 8};
     assert_int_equal(speculation_add_target(&options.speculation, target, strlen(target)), 0);
     options.proposer_budget_ms = 50;
-    AUTO(engine_free) struct engine *e = start_engine();
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
     struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_served(e)->tok));
     await_proposer(e);
     decode_without_allocating(e);
@@ -259,55 +248,45 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-/* ---- a second tier ---- */
+/* ---- giving way and coming back ---- */
 
-struct taken {
-    struct request *req;
-    uint32_t ids[TOPIC_MAX_PROMPT], n;
-    bool ended;
-};
-
-static void submit(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct taken *t)
+/* Of all passes until now. */
+static unsigned n_rows_run(void)
 {
-    struct topic w;
-    const struct served *m = engine_served(e);
-    topic_init(&w, topic, n_prompt);
-    w.msg.max_tokens = n;
-    *t = (struct taken){.req = topic_request(&w, m->tok, m->run.context)};
-    assert_int_equal(engine_submit(e, t->req), 0);
+    AUTO(buf_done) struct buf text;
+    buf_init(&text, 1 << 20);
+    metrics_render(&text);
+    AUTO(mem_free) char *all = buf_take(&text);
+    const char *sum = strstr(all, "tandem_engine_pass_rows_sum ");
+    assert_non_null(sum);
+    return (unsigned)strtod(strchr(sum, ' '), NULL);
 }
 
-static void take_event(const struct event_batch *b, const struct event *ev, struct taken *t)
+/* Those of a request without drafts that was never disturbed. */
+static unsigned n_rows_of(unsigned n_prompt, unsigned n)
 {
-    assert_int_equal(ev->error, 0);
-    for (uint32_t i = 0; i < ev->n_tokens; i++)
-        t->ids[t->n++] = b->tokens[ev->first + i].id;
-    t->ended |= ev->last;
+    return n_prompt + n - 1;
 }
 
-/* Takes what comes until t has so many tokens, or its end; `other` may have some, too. */
-static void take_tokens(struct engine *e, struct taken *t, struct taken *other, uint32_t n)
+static void who_comes_back_runs_no_more_than_a_block_again(void **state)
 {
-    while (t->n < n && !t->ended) {
-        struct event_batch *b = events_next(engine_events(e), -1);
-        for (uint32_t i = 0; b && i < b->n; i++)
-            take_event(b, &b->v[i], b->v[i].req == t->req ? t : other);
-        if (b)
-            events_return(engine_events(e), b);
-    }
-}
-
-static void finish(struct engine *e, struct taken *t, struct taken *other)
-{
-    take_tokens(e, t, other, UINT32_MAX);
-    request_drop(t->req); // the engine's hold
-    request_drop(t->req);
-}
-
-static void set_paused(struct engine *e, struct taken *t, bool paused)
-{
-    atomic_store(&t->req->paused, paused);
-    engine_wake(e);
+    (void)state;
+    struct played a, other;
+    options.max_sequences = 1;
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    unsigned before = n_rows_run();
+    played_submit(e, 1, 200, 100, &a);
+    played_take(e, &a, NULL, 10);
+    played_pause(e, &a, true);
+    played_submit(e, 2, 40, 20, &other);
+    played_finish(e, &other, &a);
+    played_pause(e, &a, false);
+    played_finish(e, &a, NULL);
+    assert_int_equal(a.n, 100);
+    unsigned base = n_rows_of(200, 100) + n_rows_of(40, 20);
+    assert_in_range(n_rows_run() - before, base, base + KV_BLOCK);
+    engine_stop(e);
+    options.max_sequences = 4;
 }
 
 /* Its reader falls behind, so that others take its seat and its blocks; then it reads, and falls
@@ -317,7 +296,7 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
     (void)state;
     enum { PROMPT = 200, ANSWER = 300 };
     char folder[] = "/tmp/tandem-test-engine-XXXXXX", name[128];
-    struct taken a, other, again;
+    struct played a, other, again;
     assert_non_null(mkdtemp(folder));
     struct options before = options;
     options.kv_disk = folder;
@@ -325,34 +304,37 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
     options.kv_disk_ttl = 1000;
     options.kv_mib = 1;
     options.max_sequences = 1;
-    AUTO(engine_free) struct engine *e = start_engine();
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
     atomic_store(&watched_inbox, e->inbox);
-    submit(e, 1, PROMPT, ANSWER, &a);
-    take_tokens(e, &a, NULL, 10);
-    set_paused(e, &a, true);
+    unsigned before_rows = n_rows_run(), base = n_rows_of(PROMPT, ANSWER);
+    played_submit(e, 1, PROMPT, ANSWER, &a);
+    played_take(e, &a, NULL, 10);
+    played_pause(e, &a, true);
     for (unsigned i = 0; i < 6; i++) {
-        submit(e, 2 + i, 900, 20, &other);
-        finish(e, &other, &a);
+        played_submit(e, 2 + i, 900, 20, &other);
+        played_finish(e, &other, &a);
+        base += n_rows_of(900, 20);
     }
     while (tier_counts(e->tier).n_written < 2 * PROMPT / KV_BLOCK)
         poll(NULL, 0, 5);
     atomic_store(&hold_reads, true);
-    set_paused(e, &a, false);
+    played_pause(e, &a, false);
     while (!atomic_load(&in_read))
         poll(NULL, 0, 5);
-    set_paused(e, &a, true);
+    played_pause(e, &a, true);
     must_sleep(e);
     atomic_store(&hold_reads, false);
     while (!tier_counts(e->tier).n_read)
         poll(NULL, 0, 5);
     must_sleep(e);
-    set_paused(e, &a, false);
-    take_tokens(e, &a, NULL, UINT32_MAX);
+    played_pause(e, &a, false);
+    played_take(e, &a, NULL, UINT32_MAX);
     assert_int_equal(a.n, ANSWER);
     assert_in_range(a.req->seqs[0]->n_restored, PROMPT / KV_BLOCK * KV_BLOCK, PROMPT + ANSWER);
-    finish(e, &a, NULL);
-    submit(e, 1, PROMPT, ANSWER, &again);
-    finish(e, &again, NULL);
+    assert_in_range(n_rows_run() - before_rows, base, base + KV_BLOCK);
+    played_finish(e, &a, NULL);
+    played_submit(e, 1, PROMPT, ANSWER, &again);
+    played_finish(e, &again, NULL);
     assert_int_equal(again.n, a.n);
     assert_memory_equal(again.ids, a.ids, a.n * sizeof(*a.ids));
     engine_stop(e);
@@ -403,7 +385,7 @@ static void a_change_is_made_whole_or_not_at_all(void **state)
     const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", 2)};
     struct speculation now;
     options.speculation = nowhere("a", 1);
-    AUTO(engine_free) struct engine *e = start_engine();
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
     must_speculate(e, &options.speculation);
     queue_close(e->inbox); // as good as full
     int err = engine_speculate(e, &to, &now);
@@ -427,7 +409,7 @@ static void who_asks_does_not_wait_for_a_change(void **state)
     struct speculation s;
     pthread_t thread;
     options.speculation = a;
-    AUTO(engine_free) struct engine *e = start_engine();
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
     atomic_store(&hold_joins, true); // places are given to others when those before have gone
     assert_int_equal(pthread_create(&thread, NULL, exchange_all, e), 0);
     while (!atomic_load(&in_join))
@@ -453,6 +435,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_decoding_round_allocates_nothing),
         cmocka_unit_test(rounds_that_ask_for_drafts_allocate_nothing),
+        cmocka_unit_test(who_comes_back_runs_no_more_than_a_block_again),
         cmocka_unit_test(nothing_turns_while_a_paused_sequence_is_restored),
         cmocka_unit_test(a_change_is_made_whole_or_not_at_all),
         cmocka_unit_test(who_asks_does_not_wait_for_a_change),

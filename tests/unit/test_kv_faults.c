@@ -1,15 +1,18 @@
 /* test_kv_faults.c - the second tier when any call fails: for memory, or for the file. Whatever
  * fails costs blocks and never a wrong one; what follows works. */
+#include <errno.h>
 #include <sqlite3.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "base/mem.h"
 #include "lib/failing.h"
 #include "lib/faulty_vfs.h"
+#include "lib/figures.h"
 #include "lib/lib.h"
+#include "lib/played.h"
 #include "lib/tiered.h"
 
 #define N_BLOCKS 70 // two pieces
+
+/* ---- the tier alone ---- */
 
 /* Opens, evicts, restores, closes. Returns the blocks that came back. */
 static uint32_t work(struct tiered *t)
@@ -91,8 +94,118 @@ static void it_takes_the_memory_that_it_says(void **state)
     tiered_close(t);
 }
 
+/* ---- with an engine and its requests ---- */
+
+#define PROMPT 200
+#define ANSWER 20
+
+static struct stats stats;
+static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+                                 .max_sequences = 4,
+                                 .queue_length = 4,
+                                 .max_batch_rows = 512,
+                                 .prefill_chunk = 512,
+                                 .max_pass_ms = 100,
+                                 .threads = 1,
+                                 .prefix_cache = true,
+                                 .kv_mib = 1,
+                                 .kv_disk_size = 256,
+                                 .kv_disk_ttl = 1000};
+
+static void ask(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct played *p)
+{
+    played_submit(e, topic, n_prompt, n, p);
+    played_finish(e, p, NULL);
+}
+
+/* Others need all of the pool: what is in it goes to the disk. */
+static void evict(struct engine *e)
+{
+    static unsigned topic = 100; // always new ones, so that something is written
+    struct played p;
+    uint64_t before = tier_counts(e->tier).n_written;
+    for (unsigned i = 0; i < 3; i++)
+        ask(e, topic++, 900, 1, &p);
+    while (tier_counts(e->tier).on && tier_counts(e->tier).n_written == before)
+        nap();
+}
+
+/* An engine that has evicted the blocks of topic 1, a tier under it. */
+static struct engine *engine_that_has(struct played *want)
+{
+    struct engine *e = played_engine(&options, &stats);
+    assert_non_null(e->tier);
+    ask(e, 1, PROMPT, ANSWER, want);
+    assert_int_equal(want->n, ANSWER);
+    evict(e);
+    return e;
+}
+
+/* The n-th call from now on fails, by `how`: for memory, for the file once, for the file ever
+ * after.
+ */
+static void fail_at(unsigned n, unsigned how)
+{
+    static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
+    if (how)
+        faulty_vfs_fail(n, errors[n % ARRAY_LEN(errors)], how == 2);
+    else
+        failing_at(n);
+}
+
+/* Topic 1 comes again while a call fails: the answer is the same, or there was no memory for it.
+ * Returns the tokens that came back. */
+static uint32_t ask_again(struct engine *e, const struct played *want, unsigned n, unsigned how)
+{
+    struct played p;
+    played_init(e, 1, PROMPT, ANSWER, &p);
+    fail_at(n, how);
+    p.error = engine_submit(e, p.req);
+    played_take(e, &p, NULL, p.error ? 0 : UINT32_MAX);
+    failing_has_failed();
+    faulty_vfs_fail(0, 0, 0);
+    assert_true(p.error == 0 || p.error == -ENOMEM);
+    if (!p.error) {
+        assert_int_equal(p.n, want->n);
+        assert_memory_equal(p.ids, want->ids, want->n * sizeof(*p.ids));
+    }
+    uint32_t n_restored = p.req->seqs[0]->n_restored;
+    if (p.ended)
+        request_drop(p.req); // the engine's hold
+    request_drop(p.req);
+    return n_restored;
+}
+
+static void a_request_survives_whatever_fails_of_its_restore(void **state)
+{
+    struct tiered *t = *state;
+    struct played want;
+    uint32_t n_tries = 0, n_restored = 0;
+    options.kv_disk = t->folder;
+    struct engine *e = engine_that_has(&want);
+    assert_true(ask_again(e, &want, 0, 0) > 0);
+    evict(e);
+    for (unsigned n = 1; n < 60; n += 1 + n / 6) {
+        for (unsigned how = 0; how < 3; how++) {
+            n_tries++;
+            n_restored += ask_again(e, &want, n, how) > 0;
+            if (tier_counts(e->tier).on) {
+                evict(e);
+                continue;
+            }
+            engine_stop(e);
+            engine_free(e);
+            e = engine_that_has(&want);
+        }
+    }
+    assert_in_range(n_restored, n_tries / 4, n_tries - 1);
+    engine_stop(e);
+    engine_free(e);
+}
+
 int main(void)
 {
+    stats_init(&stats);
     failing_sqlite();
     faulty_vfs_init();
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
@@ -100,6 +213,7 @@ int main(void)
         TEST(any_allocation_may_fail),
         TEST(any_call_for_the_file_may_fail),
         TEST(it_takes_the_memory_that_it_says),
+        TEST(a_request_survives_whatever_fails_of_its_restore),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
