@@ -51,7 +51,7 @@ static void any_allocation_may_fail(void **state)
     struct tiered *t = *state;
     bool failed = true;
     uint32_t n_less = 0;
-    for (unsigned n = 1; failed; n += 1 + n / 20) {
+    for (unsigned n = 1; failed; n += 1 + n / 10) {
         tiered_fresh(t);
         failing_at(n);
         uint32_t found = work(t);
@@ -71,7 +71,7 @@ static void any_call_for_the_file_may_fail(void **state)
     faulty_vfs_fail(0, 0, 0);
     must_work(t);
     uint64_t n_calls = faulty_vfs_calls();
-    for (uint64_t n = 1; n <= n_calls; n += 1 + n / 10) {
+    for (uint64_t n = 1; n <= n_calls; n += 1 + n / 6) {
         for (int how = 0; how < 6; how++) {
             tiered_fresh(t);
             faulty_vfs_fail(n, errors[how / 2], how % 2);
