@@ -15,6 +15,7 @@ import json
 import os
 import random
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 START_S = 120
 FIRST_WORD = 300  # of a synthetic vocabulary; bytes come before
 WORDS = 30000
+OWN_WORDS = 16  # of a prompt's end
 
 
 # ---------------------------------------------------------------- services
@@ -132,6 +134,12 @@ def prompt_of(seed, n):
     return [words.randrange(FIRST_WORD, WORDS) for _ in range(n)]
 
 
+def prompt_of_turn(turn, n):
+    """They differ in their end only, so that a long one is computed once."""
+    own = min(n, OWN_WORDS)
+    return prompt_of("all", n - own) + prompt_of(turn, own)
+
+
 def rate_of(texts):
     return 1e3 * sum(t.tokens for t in texts) / sum(t.ms for t in texts)
 
@@ -179,18 +187,21 @@ def start_pair(o, eps, stack):
 
 def wish(k):
     """The server that is asked, and what it is told."""
-    return ("goodput", {}) if k == "goodput" else ("fixed", {"n_max": k})
+    if k in ("goodput", "none"):
+        return "goodput", {"n_max": 0} if k == "none" else {}
+    return "fixed", {"n_max": k}
 
 
 def take_turns(o, s, ks, context, n_sequences=1):
     """k -> texts and the figures of their passes, of o.reps prompts after one to warm up."""
     texts, figures = {k: [] for k in ks}, {k: collections.Counter() for k in ks}
     for turn in range(o.reps + 1):
-        prompt, said = prompt_of(turn, context), []
+        prompt, said = prompt_of_turn(turn, context), []
         for k in ks:
             server, wanted = wish(k)
+            s.generate(server, prompt, 1, wanted, n_sequences)
             start = s.figures(server)
-            s.generate(server, prompt, 1, wanted, n_sequences)  # its passes are the prompt's
+            s.generate(server, prompt, 1, wanted, n_sequences)  # what has to be run of a known prompt
             before = s.figures(server)
             text = Text(s.generate(server, prompt, o.tokens, wanted, n_sequences))
             after = s.figures(server)
@@ -246,23 +257,36 @@ def drafted_of(texts):
     return sum(t.drafted for t in texts) / sum(t.steps for t in texts)
 
 
+def of_turns(texts, others):
+    """The median of the turns' speeds relative to others'."""
+    return statistics.median(rate_of([t]) / rate_of([other]) for t, other in zip(texts, others))
+
+
+def measure_point(o, s, eps, context, n):
+    ks = [0, *o.k]
+    texts, _ = take_turns(o, s, ["none", *ks, "goodput"], context, n)
+    rates = {k: rate_of(t) for k, t in texts.items()}
+    best, ours = max(ks, key=rates.get), texts["goodput"]
+    return {"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[o.k[-1]], o.k[-1]), "tokens_per_s": rates,
+            "drafted": drafted_of(ours), "of_best": of_turns(ours, texts[best]), "of_none": of_turns(ours, texts["none"]),
+            "none_of_none": of_turns(texts["none"], texts[0])}
+
+
 def sweep(o):
-    ks = [0, 1, 2, 4, 8]
     print("%s and its first layer, Q8_0, %d threads each, %d texts of %d tokens: tokens/s of all sequences" % (o.shape, o.threads, o.reps, o.tokens))
-    print("%6s %5s %8s | %s | %10s %7s %8s %9s" % ("eps", "seqs", "context", " ".join("%7s" % ("k=%d" % k) for k in ks), "controller", "drafted", "of best", "of none"))
+    print("%6s %5s %8s %6s | %7s %7s %s | %10s %7s %8s %8s" % ("eps", "seqs", "context", "alpha", "none", "none", " ".join("%7s" % ("k=%d" % k) for k in o.k),
+                                                         "controller", "drafted", "of best", "of none"))
     out = []
     for eps in o.eps or EPS[o.shape]:
         with contextlib.ExitStack() as stack:
             s = start_pair(o, eps, stack)
             for context in o.contexts:
                 for n in o.sequences:
-                    texts, _ = take_turns(o, s, [*ks, "goodput"], context, n)
-                    rates = {k: rate_of(t) for k, t in texts.items()}
-                    best, ours = max(rates[k] for k in ks), rates["goodput"]
-                    out.append({"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[4], 4),
-                                "tokens_per_s": rates, "of_best": ours / best, "of_none": ours / rates[0]})
-                    print("%6g %5d %8d | %s | %10.1f %7.2f %8.2f %9.2f" % (
-                        eps, n, context, " ".join("%7.1f" % rates[k] for k in ks), ours, drafted_of(texts["goodput"]), ours / best, ours / rates[0]), flush=True)
+                    out.append(r := measure_point(o, s, eps, context, n))
+                    rates = r["tokens_per_s"]
+                    print("%6g %5d %8d %6.2f | %7.1f %s | %10.1f %7.2f %8.3f %8.3f %8.3f" % (
+                        eps, n, context, r["alpha"], rates["none"], " ".join("%7.1f" % rates[k] for k in [0, *o.k]), rates["goodput"], r["drafted"], r["of_best"],
+                        r["of_none"], r["none_of_none"]), flush=True)
     return out
 
 
@@ -330,9 +354,9 @@ def main(arguments):
     p.add_argument("what", choices=kinds)
     p.add_argument("--shape", default="1b", choices=EPS, help="of the synthetic pair (default: 1b)")
     p.add_argument("--eps", type=float, action="append", help="how much the target's layers add that the draft has not; may be given again")
-    p.add_argument("--k", type=numbers, default=[2, 4, 8], help="pairs: draft lengths (default: 2,4,8)")
+    p.add_argument("--k", type=numbers, default=[2, 4, 8], help="pairs, sweep: draft lengths (default: 2,4,8)")
     p.add_argument("--context", type=int, default=256, help="pairs: tokens of the prompt (default: 256)")
-    p.add_argument("--contexts", type=numbers, default=[256, 4096], help="sweep (default: 256,4096)")
+    p.add_argument("--contexts", type=numbers, default=[256, 4096, 16000], help="sweep (default: 256,4096,16000)")
     p.add_argument("--sequences", type=numbers, default=[1, 4, 16], help="sweep (default: 1,4,16)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of target and draft each (default: all cores)")
     p.add_argument("--tokens", type=int, default=64, help="of an answer (default: 64)")
