@@ -10,10 +10,11 @@
 #define SEQ_TRUST 3.0f  // tokens that its proposer's rates weigh against its own counts
 #define PRIOR_TRIED 2.0 // tokens that a rate weighs before any was tried
 #define GIVEN_WEIGHT 0.1f
-#define PROBE_SHARE 0.01 // of the time may go into trying again
-#define PROBE_MIN_ROUNDS 16
-#define PROBE_MAX_ROUNDS 512
-#define PROBE_K 2
+#define BEND 0.9       // of the best goodput: the hope that more tokens pay after all ends here
+#define TRY_SHARE 0.01 // of the time may go into trying
+#define TRY_MIN_ROUNDS 16
+#define TRY_MAX_ROUNDS 512
+#define TRY_K 2
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
@@ -128,32 +129,59 @@ static void add_row(struct cost_pass *pass, uint32_t context)
     pass->sees += context;
 }
 
-/* Gives rows to the tokens with the best chances, at most `limit` to each sequence, until one does
- * not pay. beside_us: the time that goes by without the pass. */
+/* The item whose next token has the best chance; NULL: all have as many as they may. */
+static struct control_item *next_to_give(struct control_item *v, uint32_t n, uint32_t limit)
+{
+    struct control_item *best = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        struct control_item *t = &v[i];
+        if (t->k < min_u32(t->n, limit) && (!best || t->chance[t->k] > best->chance[best->k]))
+            best = t;
+    }
+    return best;
+}
+
+static void take_back(struct control_item *v, uint32_t n, uint32_t n_tokens)
+{
+    while (n_tokens--) {
+        struct control_item *worst = NULL;
+        for (uint32_t i = 0; i < n; i++) {
+            struct control_item *t = &v[i];
+            if (t->k && (!worst || t->chance[t->k - 1] < worst->chance[worst->k - 1]))
+                worst = t;
+        }
+        worst->k--;
+    }
+}
+
+/* Gives rows to the tokens with the best chances, at most `limit` to each sequence, as long as that
+ * pays; ends where the goodput has dropped to this share of the best: 1 is the first drop, less
+ * looks over a bend in the times. beside_us: the time that goes by without the pass. */
 static struct goodput share(const struct control *c, const struct control_round *r,
-                            struct control_item *v, uint32_t n, uint32_t limit, double beside_us)
+                            struct control_item *v, uint32_t n, uint32_t limit, double beside_us,
+                            double drop)
 {
     struct cost_pass pass = r->pass;
     pass.drafted = limit > 0;
-    struct goodput g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us};
+    struct goodput g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us}, best = g;
+    uint32_t n_behind = 0; // tokens behind the best
     for (uint32_t i = 0; i < n; i++)
         v[i].k = 0;
     for (;;) {
-        struct control_item *best = NULL;
-        for (uint32_t i = 0; i < n; i++) {
-            struct control_item *t = &v[i];
-            if (t->k < min_u32(t->n, limit) && (!best || t->chance[t->k] > best->chance[best->k]))
-                best = t;
+        struct control_item *next = next_to_give(v, n, limit);
+        if (!next || g.tokens * best.us < drop * best.tokens * g.us)
+            break;
+        add_row(&pass, next->context);
+        g.tokens += next->chance[next->k++];
+        g.us = cost_us(&c->cost, &pass) + beside_us;
+        n_behind++;
+        if (g.tokens * best.us > best.tokens * g.us) {
+            best = g;
+            n_behind = 0;
         }
-        if (!best)
-            return g;
-        add_row(&pass, best->context);
-        double us = cost_us(&c->cost, &pass) + beside_us;
-        if ((g.tokens + best->chance[best->k]) * g.us <= g.tokens * us)
-            return g;
-        g.tokens += best->chance[best->k++];
-        g.us = us;
     }
+    take_back(v, n, n_behind);
+    return best;
 }
 
 /* What a proposer takes to answer with k tokens. */
@@ -179,7 +207,7 @@ static uint32_t best_limit(const struct control *c, const struct control_round *
     double best_rate = r->n_decoding / cost_us(&c->cost, &r->pass);
     uint32_t best = 0;
     for (unsigned i = 0; i < sizeof(limits) && (!i || limits[i - 1] < c->options.k); i++) {
-        struct goodput g = share(c, r, v, n, limits[i], slowest_us(c, v, n, limits[i]));
+        struct goodput g = share(c, r, v, n, limits[i], slowest_us(c, v, n, limits[i]), BEND);
         if (g.tokens <= best_rate * g.us)
             continue;
         best_rate = g.tokens / g.us;
@@ -188,25 +216,48 @@ static uint32_t best_limit(const struct control *c, const struct control_round *
     return best;
 }
 
-/* Rounds between two tries. */
-static uint32_t probe_rounds(const struct control *c, const struct control_round *r,
-                             const struct control_item *v)
+/* What the item would try: more than seemed best. */
+static uint32_t try_k(const struct control_item *v)
 {
-    struct cost_pass with = r->pass;
-    add_row(&with, v->context);
-    double us = cost_us(&c->cost, &r->pass);
-    double extra_us = cost_us(&c->cost, &with) - us + answer_us(&c->proposers[v->proposer], 1);
-    double rounds = r->n_decoding * extra_us / (PROBE_SHARE * us);
-    return (uint32_t)fmin(fmax(rounds, PROBE_MIN_ROUNDS), PROBE_MAX_ROUNDS);
+    return min_u32(v->k ? 2 * v->k : TRY_K, v->n);
 }
 
-/* A sequence that goes on without a draft tries again when it is time. */
-static uint32_t probe(struct control_seq *s, uint32_t rounds, uint32_t k)
+/* What a pass takes in which only the item has a draft, of k tokens, and what that takes. */
+static double alone_us(const struct control *c, const struct control_round *r,
+                       const struct control_item *v, uint32_t k)
 {
-    if (++s->off_rounds < rounds)
-        return 0;
-    s->off_rounds = 0;
-    return k;
+    struct cost_pass pass = r->pass;
+    for (uint32_t i = 0; i < k; i++)
+        add_row(&pass, v->context);
+    return cost_us(&c->cost, &pass) + (k ? answer_us(&c->proposers[v->proposer], k) : 0);
+}
+
+/* Rounds from one try to the next if that is v's, in a round that takes us. */
+static uint32_t try_rounds(const struct control *c, const struct control_round *r,
+                           const struct control_item *v, double us)
+{
+    double extra_us = alone_us(c, r, v, try_k(v)) - alone_us(c, r, v, v->k);
+    return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
+}
+
+/* Of the sequences that could try, the one that has not for longest does, if it is time. us: what
+ * the round takes without. */
+static void try_one(struct control *c, const struct control_round *r, struct control_item *v,
+                    uint32_t n, double us)
+{
+    struct control_item *next = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].s->trying = false;
+        v[i].s->since_try++;
+        if (!v[i].fixed && try_k(&v[i]) > v[i].k &&
+            (!next || v[i].s->since_try > next->s->since_try))
+            next = &v[i];
+    }
+    if (!next || ++c->since_try < try_rounds(c, r, next, us))
+        return;
+    c->since_try = next->s->since_try = 0;
+    next->k = try_k(next);
+    next->s->trying = true;
 }
 
 /* False: passes were not timed, so nothing can be chosen by it. */
@@ -217,35 +268,39 @@ static bool knows_costs(const struct control *c, struct control_item *v, uint32_
     return cost_us(&c->cost, &(struct cost_pass){.rows = 1}) > 0;
 }
 
-static double ask_goodput(const struct control *c, const struct control_round *r,
-                          struct control_item *v, uint32_t n)
+static double ask_goodput(struct control *c, const struct control_round *r, struct control_item *v,
+                          uint32_t n)
 {
     if (!n || !knows_costs(c, v, n))
         return 0;
     for (uint32_t i = 0; i < n; i++)
         fill_hopes(c, &v[i]);
     uint32_t limit = best_limit(c, r, v, n);
-    struct goodput g = share(c, r, v, n, limit, slowest_us(c, v, n, limit));
-    for (uint32_t i = 0; i < n; i++) {
-        if (v[i].k)
-            v[i].s->off_rounds = 0;
-        else if (v[i].n)
-            v[i].k = probe(v[i].s, probe_rounds(c, r, &v[i]), min_u32(PROBE_K, v[i].n));
-    }
+    double beside_us = limit ? slowest_us(c, v, n, limit) : 0;
+    struct goodput g = share(c, r, v, n, limit, beside_us, BEND);
+    try_one(c, r, v, n, g.us);
     if (!limit)
         return 0;
-    double pass_us = g.us - slowest_us(c, v, n, limit);
-    return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - pass_us;
+    return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - (g.us - beside_us);
 }
 
 /* ---- the simple policies ---- */
+
+/* A sequence that goes on without a draft tries again when it is time. */
+static uint32_t probe(struct control_seq *s)
+{
+    if (++s->off_rounds < CONTROL_EMA_PROBE_ROUNDS)
+        return 0;
+    s->off_rounds = 0;
+    return 1;
+}
 
 static uint32_t ema_k(struct control_seq *s, uint32_t k)
 {
     uint32_t wanted = s->ema > 0.8f   ? k
                       : s->ema > 0.5f ? (k > 3 ? k - 2 : 1)
                       : s->ema > 0.3f ? 1
-                                      : probe(s, CONTROL_EMA_PROBE_ROUNDS, 1);
+                                      : probe(s);
     return min_u32(wanted, k);
 }
 
@@ -284,6 +339,16 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
     return give_fixed(v, n) ? INFINITY : wait_us;
 }
 
+/* Looking over a bend lets what comes behind a token decide whether it is verified, which it must
+ * not where tokens are tested against the law that they were drawn from. */
+static bool any_drawn(const struct control_item *v, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++)
+        any |= v[i].drawn;
+    return any;
+}
+
 void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
                  uint32_t n)
 {
@@ -295,7 +360,9 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
     if (n && knows_costs(c, v, n)) {
         for (uint32_t i = 0; i < n; i++)
             fill_chances(c, &v[i]);
-        share(c, r, v, n, ACCEPT_MAX, 0);
+        share(c, r, v, n, ACCEPT_MAX, 0, any_drawn(v, n) ? 1 : BEND);
+        for (uint32_t i = 0; i < n; i++)
+            v[i].k = v[i].s->trying ? v[i].n : v[i].k;
     }
     give_fixed(v, n);
 }
@@ -336,15 +403,23 @@ static void fit_answers(struct control_proposer *p)
     p->base_us = fmax(median(us, n), 0);
 }
 
+/* Of answers that came together the longest took the time. */
+static void note_answer(struct control_proposer *p, uint32_t k, double us)
+{
+    unsigned last = (p->n_answers - 1) % CONTROL_ANSWERS;
+    bool together = p->n_answers && p->answers[last].us == us;
+    unsigned i = together ? last : p->n_answers++ % CONTROL_ANSWERS;
+    p->answers[i].k = together ? fmax(p->answers[i].k, k) : k;
+    p->answers[i].us = us;
+}
+
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given)
 {
     struct control_proposer *p = &c->proposers[proposer];
     s->given += GIVEN_WEIGHT * ((given ? 1.0f : 0.0f) - s->given);
     if (given && s->introduced) {
-        unsigned i = p->n_answers++ % CONTROL_ANSWERS;
-        p->answers[i].k = k;
-        p->answers[i].us = us;
+        note_answer(p, k, us);
         fit_answers(p);
     }
     if (given && !s->introduced)

@@ -4,14 +4,19 @@
  *   goodput  as many as make the most committed tokens per second: what each draft token is likely
  *            to bring, against what its row adds to the time of the pass (cost.h) and, when asking,
  *            what waiting for the draft adds. Tokens of all sequences are taken in the order of
- *            their chance to be kept, until one does not pay (DSpark, Algorithm 1; the first drop
- *            ends it, so that no choice depends on a drawn token itself). None is an answer too.
+ *            their chance to be kept, as long as that pays. None is an answer too. Drafts whose
+ *            tokens are tested against q end at the first that does not pay (DSpark, Algorithm 1),
+ *            so that no choice depends on a drawn token itself; else, as times have bends, the
+ *            best number is taken.
  *   fixed    k, always.
  *   ema      by the moving average of the sequence's acceptance (weight 0.1, from 0.7): above 0.8
  *            k, above 0.5 k - 2 and at least 1, above 0.3 one token, else none.
  * A request may be fixed by itself, under every policy.
- * A sequence without drafts tries one token again now and then: with ema every 32 rounds, with
- * goodput so often that trying costs 1 % of the time.
+ * A sequence without drafts tries again now and then: with ema one token every 32 rounds. With
+ * goodput the sequence that has not tried for longest does, so often that trying costs 1 % of the
+ * time: two tokens where there are none, else twice as many as seem best. All of a try are
+ * verified: it shows what passes of that size and drafts of that length take, whatever was
+ * thought of them.
  *
  * The chance of a draft token is learnt: per proposer from its place in the draft and from what the
  * proposer itself said, corrected by how the sequence fared. Old rounds fade.
@@ -60,13 +65,16 @@ struct control_seq {
     float ema;
     float given;         // share of recent wishes that were granted, be it in part
     bool introduced;     // its proposer has drafted for it: the first draft takes longer
-    uint32_t off_rounds; // without a draft since the last one
+    uint32_t off_rounds; // ema: without a draft since the last one
+    uint32_t since_try;  // goodput: rounds
+    bool trying;         // the draft that it waits for, or has, is a try
 };
 
 struct control {
     struct control_options options;
     struct cost cost;
     struct control_proposer proposers[DRAFTS_MAX];
+    uint32_t since_try;    // rounds, since any sequence tried
     double acceptance_ema; // of all drafted rounds, for people; weight 0.1, starts at 0.7
 };
 
@@ -87,6 +95,7 @@ struct control_item {
     const int32_t *parents; // (n) of the draft
     const float *said;      // (n) of the draft: the proposer's survival estimates
     bool fixed;             // as many as it may have, like the policy fixed
+    bool drawn;             // the draft is tested against the law it was drawn from
     uint32_t k;             // found: tokens to ask for, or to verify of the draft
     float chance[ACCEPT_MAX];
 };

@@ -1,8 +1,11 @@
 /* cost.c - a table of times and two slopes. */
 #include "verifier-svc/cost.h"
 
-#define SCALE_WEIGHT 0.05 // of a new pass in the scale, and in the points beside it
-#define POINT_WEIGHT 0.1
+#define SCALE_WEIGHT 0.1  // of a new pass in the scale
+#define POINT_WEIGHT 0.05 // in the points beside it
+#define UNSEEN 0.01       // passes that a point weighs that none has shown
+#define SEEN_FADE 0.99    // per pass, of how often a point was seen
+#define KIND_WEIGHT 0.2   // in the factor of drafted passes, where one kind follows the other
 #define OUTLIER 2.0 // a pass that was interrupted counts as at most so much more than expected
 
 static const uint32_t points[COST_POINTS] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  12,  14,
@@ -24,11 +27,12 @@ static double place(uint32_t rows, unsigned *ret_i)
     return (double)(rows - points[i]) / (points[i + 1] - points[i]);
 }
 
-static double w_us(const struct cost *c, uint32_t rows)
+/* Of a table, by a line between its points. */
+static double at(const double us[COST_POINTS], uint32_t rows)
 {
     unsigned i;
     double share = place(rows, &i);
-    return c->w_us[i] + share * (c->w_us[i + 1] - c->w_us[i]);
+    return us[i] + share * (us[i + 1] - us[i]);
 }
 
 static double max(double a, double b)
@@ -36,8 +40,49 @@ static double max(double a, double b)
     return a > b ? a : b;
 }
 
+static double min(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+/* A larger pass is never cheaper: points that say so are joined in their mean, each by the passes
+ * that have shown it (isotonic regression: Ayer et al. 1955). */
+static void keep_rising(struct cost *c)
+{
+    struct {
+        double us, n;
+        unsigned first;
+    } v[COST_POINTS + 1], *top = v;
+    for (unsigned i = 0; i < COST_POINTS; i++) {
+        double us = c->w_us[i], n = c->n_seen[i] + UNSEEN;
+        unsigned first = i;
+        for (; top > v && top[-1].us > us; top--) {
+            us = (us * n + top[-1].us * top[-1].n) / (n + top[-1].n);
+            n += top[-1].n;
+            first = top[-1].first;
+        }
+        top->us = us;
+        top->n = n;
+        (top++)->first = first;
+    }
+    for (unsigned i = COST_POINTS; i-- > 0;) {
+        while (top[-1].first > i)
+            top--;
+        c->w_us[i] = top[-1].us;
+    }
+}
+
+/* What point i was measured to take at most: a larger pass is never cheaper. */
+static double at_most_us(const double us[COST_POINTS], unsigned i)
+{
+    double best = us[i];
+    for (unsigned k = i + 1; k < COST_POINTS; k++)
+        best = us[k] > 0 ? min(best, us[k]) : best;
+    return best;
+}
+
 /* Points that were not measured lie on lines through those that were; behind the last, each row
- * costs what it did before it. A larger pass is never cheaper. */
+ * costs what it did before it. */
 static void fill(struct cost *c, const double us[COST_POINTS])
 {
     unsigned last = 0;
@@ -45,7 +90,7 @@ static void fill(struct cost *c, const double us[COST_POINTS])
     for (unsigned i = 0; i < COST_POINTS; i++) {
         if (us[i] <= 0)
             continue;
-        c->w_us[i] = i ? max(us[i], c->w_us[last]) : us[0];
+        c->w_us[i] = at_most_us(us, i);
         for (unsigned k = last + 1; k <= i; k++) {
             per_row = (c->w_us[i] - c->w_us[last]) / (points[i] - points[last]);
             c->w_us[k] = c->w_us[last] + per_row * (points[k] - points[last]);
@@ -62,8 +107,8 @@ void cost_init(struct cost *c, const struct cost_measured *m)
     fill(c, m->us);
     if (m->rows < 2 || m->long_one_us <= 0)
         return;
-    double one = (m->long_one_us - w_us(c, 1)) / m->context;        // read + see
-    double all = (m->long_rows_us - w_us(c, m->rows)) / m->context; // read + rows * see
+    double one = (m->long_one_us - at(c->w_us, 1)) / m->context;        // read + see
+    double all = (m->long_rows_us - at(c->w_us, m->rows)) / m->context; // read + rows * see
     c->see_us = max(0, (all - one) / (m->rows - 1));
     c->read_us = max(0, one - c->see_us);
 }
@@ -71,32 +116,56 @@ void cost_init(struct cost *c, const struct cost_measured *m)
 double cost_us(const struct cost *c, const struct cost_pass *p)
 {
     double scale = p->drafted ? c->scale * c->drafted_scale : c->scale;
-    return scale * (w_us(c, p->rows) + c->read_us * p->reads + c->see_us * p->sees);
+    return scale * (at(c->w_us, p->rows) + c->read_us * p->reads + c->see_us * p->sees);
 }
 
-/* Keeps larger passes from being cheaper than smaller ones. */
-static void keep_rising(struct cost *c, unsigned at)
+/* Of the n-th pass lately; the first ones count for more if they are faster. */
+static double weight(double least, double n, double ratio)
 {
-    for (unsigned k = at; k-- > 0 && c->w_us[k] > c->w_us[k + 1];)
-        c->w_us[k] = c->w_us[k + 1];
-    for (unsigned k = at + 1; k < COST_POINTS && c->w_us[k] < c->w_us[k - 1]; k++)
-        c->w_us[k] = c->w_us[k - 1];
+    return ratio < 1 ? max(least, 1 / max(n, 1)) : least;
+}
+
+static double ratio_of(const struct cost *c, const struct cost_pass *p, double us)
+{
+    return min(us / cost_us(c, p), OUTLIER);
+}
+
+/* What holds for the points that are seen is taken to hold for the others: the more of the passes
+ * this point has, the more of its change is the scale's. */
+static void move_point(struct cost *c, unsigned i, double share, double ratio)
+{
+    double all = 0;
+    c->n_seen[i] += share;
+    for (unsigned k = 0; k < COST_POINTS; k++)
+        all += c->n_seen[k];
+    double part = c->n_seen[i] / max(all, 1);
+    double change = share * weight(POINT_WEIGHT, c->n_seen[i], ratio) * (ratio - 1);
+    c->w_us[i] *= 1 + (1 - part) * change;
+    c->scale *= 1 + part * change;
+}
+
+/* One kind of pass has followed the other, on the same machine. */
+static void compare_kinds(struct cost *c, bool drafted, double ratio)
+{
+    double factor = 1 + KIND_WEIGHT * (ratio - 1);
+    c->drafted_scale = max(1, drafted ? c->drafted_scale * factor : c->drafted_scale / factor);
 }
 
 void cost_seen(struct cost *c, const struct cost_pass *p, double us)
 {
-    double expected_us = cost_us(c, p);
-    if (expected_us <= 0)
+    if (cost_us(c, p) <= 0)
         return; // nothing was measured
-    double ratio = us / expected_us;
-    ratio = ratio > OUTLIER ? OUTLIER : max(ratio, 1 / OUTLIER);
-    *(p->drafted ? &c->drafted_scale : &c->scale) *= 1 + SCALE_WEIGHT * (ratio - 1);
-    c->drafted_scale = max(c->drafted_scale, 1);
+    double ratio = ratio_of(c, p, us);
+    if (c->n_all > 0 && p->drafted != c->last_drafted)
+        compare_kinds(c, p->drafted, ratio);
+    c->last_drafted = p->drafted;
+    c->scale *= 1 + weight(SCALE_WEIGHT, ++c->n_all, ratio) * (ratio - 1);
+    for (unsigned k = 0; k < COST_POINTS; k++)
+        c->n_seen[k] *= SEEN_FADE;
     unsigned i;
-    double share = place(p->rows, &i);
-    share = share > 1 ? 1 : share;
-    c->w_us[i] *= 1 + POINT_WEIGHT * (1 - share) * (ratio - 1);
-    c->w_us[i + 1] *= 1 + POINT_WEIGHT * share * (ratio - 1);
-    keep_rising(c, i);
-    keep_rising(c, i + 1);
+    double share = min(place(p->rows, &i), 1);
+    ratio = ratio_of(c, p, us); // what the scale has left of it
+    move_point(c, i, 1 - share, ratio);
+    move_point(c, i + 1, share, ratio);
+    keep_rising(c);
 }

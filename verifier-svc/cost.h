@@ -4,8 +4,11 @@
  * and then works on every row and on every position that a row sees:
  *     t = scale * (w(rows) + read_us * reads + see_us * sees)
  * w is a table over the number of rows with straight lines between its points. What passes take
- * afterwards moves the points beside them, and the scale: the machine's other work slows all. One
- * that was waited for is slower than one that follows another at once, by a factor of its own.
+ * afterwards moves the scale, as the machine's other work slows all, and slowly the points beside
+ * them. Noise makes passes slower, never faster: a pass that is faster than its point says shows
+ * that the point was wrong, the more so the fewer passes have shown it. One that was waited for is
+ * slower than one that follows another at once, by a factor of its own; it shows where passes of
+ * both kinds follow each other, as the machine's other work is the same then.
  *
  * Threads: the engine's; plain data. */
 #pragma once
@@ -35,13 +38,17 @@ struct cost {
     double w_us[COST_POINTS]; // rising; of cost_rows_at(i) rows
     double read_us, see_us;
     double scale, drafted_scale; // of passes with drafts: both
+    double n_seen[COST_POINTS];  // passes that have shown a point; fades
+    double n_all;
+    bool last_drafted;
 };
 
 /* The numbers of rows that are measured; 0 behind the last. */
 uint32_t cost_rows_at(unsigned i);
 
-/* us[i]: a pass of cost_rows_at(i) rows without context; 0: not measured (us[0] must be). long_us:
- * passes of 1 and of `rows` rows of one sequence behind `context` positions; both 0: not measured.
+/* us[i]: a pass of cost_rows_at(i) rows without context; 0: not measured (us[0] must be). One that
+ * is slower than a larger pass was held up, and counts as that one. long_us: passes of 1 and of
+ * `rows` rows of one sequence behind `context` positions; both 0: not measured.
  */
 struct cost_measured {
     double us[COST_POINTS];

@@ -100,6 +100,7 @@ static struct control_item item_of(struct seq *s, uint32_t n)
                                  .n = n,
                                  .parents = s->parents,
                                  .said = s->survival,
+                                 .drawn = s->q != NULL,
                                  .fixed = s->req->fixed};
 }
 

@@ -161,25 +161,33 @@ static void the_averages_follow_what_was_accepted(void **state)
 static const int32_t chain[CHAIN] = {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
 static const float silent[CHAIN] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
+/* How many of k tokens are right before the first that is not, each with probability alpha. */
+static uint32_t right_tokens(double alpha, uint32_t k)
+{
+    static uint64_t turn;
+    uint32_t n = 0;
+    while (n < k && (double)(rng_splitmix64(++turn) >> 11) * 0x1p-53 < alpha)
+        n++;
+    return n;
+}
+
+/* A sequence's draft of k tokens of which n are right. */
+static void see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
+{
+    uint32_t draft[CHAIN], committed[CHAIN + 1];
+    for (uint32_t i = 0; i < k; i++)
+        draft[i] = 7;
+    for (uint32_t i = 0; i <= n; i++)
+        committed[i] = i < n ? 7 : 8;
+    struct control_item item = {.n = k, .parents = chain, .said = silent};
+    control_seen(&w->c, s, &item, draft, committed, n + 1);
+}
+
 /* Drafts of k tokens of which each is right with probability alpha. */
 static void feed(struct world *w, unsigned seq, double alpha, uint32_t k, unsigned n_drafts)
 {
-    static uint64_t turn;
-    uint32_t draft[CHAIN], committed[CHAIN + 1];
-    for (unsigned d = 0; d < n_drafts; d++) {
-        uint32_t n = 0;
-        bool right = true;
-        while (n < k && right) {
-            right = (double)(rng_splitmix64(++turn) >> 11) * 0x1p-53 < alpha;
-            committed[n++] = right ? 7 : 8;
-        }
-        if (right)
-            committed[n++] = 9;
-        for (uint32_t i = 0; i < k; i++)
-            draft[i] = 7;
-        struct control_item item = {.n = k, .parents = chain, .said = silent};
-        control_seen(&w->c, &w->seqs[seq], &item, draft, committed, n);
-    }
+    for (unsigned d = 0; d < n_drafts; d++)
+        see(w, &w->seqs[seq], k, right_tokens(alpha, k));
 }
 
 /* The k that makes most tokens per second if every token is right with probability alpha. */
@@ -291,6 +299,148 @@ static void a_slow_proposer_is_asked_for_more_at_once_or_not_at_all(void **state
     assert_int_equal(asked(w, 1, 64), 0);
 }
 
+static void answers_that_come_together_take_the_time_of_the_longest(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    w->seqs[0].introduced = w->seqs[1].introduced = true;
+    for (unsigned i = 0; i < 100; i++) {
+        uint32_t k = 2 + i % 3;
+        control_answered(&w->c, &w->seqs[0], 0, 1, 50 + 20.0 * k, true);
+        control_answered(&w->c, &w->seqs[1], 0, k, 50 + 20.0 * k, true);
+    }
+    assert_true(fabs(w->c.proposers[0].token_us - 20) < 1e-9);
+    assert_true(fabs(w->c.proposers[0].base_us - 50) < 1e-9);
+}
+
+/* ---- goodput, round by round ---- */
+
+/* What really happens: a pass of M rows takes 100 us and row_us for each further row, a draft of k
+ * tokens, each right with probability alpha, 10 us and 5 us for each. */
+struct truth {
+    double alpha, row_us;
+    double load; // passes take so much longer
+};
+
+struct run {
+    double tokens, us;
+};
+
+/* The drafts that were asked for come; those cut to nothing stay in the list. */
+static uint32_t draft(struct world *w, uint32_t n, struct run *run)
+{
+    uint32_t n_drafts = 0, longest = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!w->items[i].k)
+            continue;
+        struct control_item item = {
+            .s = &w->seqs[i], .context = 100, .n = w->items[i].k, .parents = chain, .said = silent};
+        longest = item.n > longest ? item.n : longest;
+        w->items[n_drafts++] = item;
+    }
+    double us = n_drafts ? 10 + 5.0 * longest : 0;
+    for (uint32_t i = 0; i < n_drafts; i++)
+        control_answered(&w->c, w->items[i].s, 0, w->items[i].n, us, true);
+    run->us += us;
+    return n_drafts;
+}
+
+static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t n_drafts,
+                   struct run *run)
+{
+    struct control_round r = {.n_decoding = n, .n_running = n};
+    for (uint32_t i = 0; i < n; i++)
+        cost_add(&r.pass, 1, 100);
+    control_cut(&w->c, &r, w->items, n_drafts);
+    for (uint32_t i = 0; i < n_drafts; i++) {
+        const struct control_item *v = &w->items[i];
+        uint32_t n_right = right_tokens(t->alpha, v->n);
+        r.pass.rows += v->k;
+        r.pass.drafted |= v->k > 0;
+        run->tokens += n_right < v->k ? n_right : v->k;
+        see(w, v->s, v->n, n_right);
+    }
+    double us = (1 + t->load) * (100 + t->row_us * (r.pass.rows - 1));
+    cost_seen(&w->c.cost, &r.pass, us);
+    run->us += us;
+    run->tokens += n;
+}
+
+/* Tokens per us in so many rounds. */
+static double run_rounds(struct world *w, const struct truth *t, uint32_t n, unsigned n_rounds)
+{
+    struct run run = {0};
+    for (unsigned i = 0; i < n_rounds; i++) {
+        asked(w, n, CHAIN);
+        verify(w, t, n, draft(w, n, &run), &run);
+    }
+    return run.tokens / run.us;
+}
+
+/* Of what the best k would bring. */
+static double best_rate(const struct truth *t, uint32_t n)
+{
+    double best = 0;
+    for (uint32_t k = 0; k <= CHAIN; k++) {
+        double tokens = 1, chance = 1;
+        for (uint32_t i = 0; i < k; i++)
+            tokens += chance *= t->alpha;
+        double us = 100 + t->row_us * (n * (k + 1) - 1) + (k ? 10 + 5.0 * k : 0);
+        best = fmax(best, n * tokens / us);
+    }
+    return best;
+}
+
+static struct world *world_that_believes(double us_of_1, double us_of_4, double us_of_64)
+{
+    struct cost_measured m = {.us = {[0] = us_of_1, [3] = us_of_4, [18] = us_of_64}};
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    cost_init(&w->c.cost, &m);
+    return w;
+}
+
+/* Times that were taken while something else held the machine up. */
+static void a_wrong_start_is_unlearnt(void **state)
+{
+    (void)state;
+    static const double us_of_4[] = {109, 900}; // 900: not even one token seems to pay
+    for (unsigned i = 0; i < 2; i++) {
+        for (uint32_t n = 1; n <= 4; n += 3) {
+            struct truth t = {.alpha = 0.9, .row_us = 3};
+            struct world *w = world_that_believes(100, us_of_4[i], 6000);
+            run_rounds(w, &t, n, 4000);
+            assert_true(run_rounds(w, &t, n, 4000) > 0.9 * best_rate(&t, n));
+        }
+    }
+}
+
+static void a_load_that_has_gone_is_forgotten(void **state)
+{
+    (void)state;
+    struct truth t = {.alpha = 0.9, .row_us = 3};
+    struct world *w = world_that_believes(100, 109, 289);
+    run_rounds(w, &t, 1, 500);
+    t.load = 1;
+    run_rounds(w, &t, 1, 500);
+    t.load = 0;
+    run_rounds(w, &t, 1, 500);
+    assert_true(run_rounds(w, &t, 1, 4000) > 0.9 * best_rate(&t, 1));
+}
+
+static void trying_costs_next_to_nothing(void **state)
+{
+    (void)state;
+    static const struct truth hopeless[] = {{.05, 3, 0}, {.3, 60, 0}, {.9, 110, 0}};
+    for (unsigned i = 0; i < 3; i++) {
+        for (uint32_t n = 1; n <= 16; n *= 4) {
+            struct world *w = world_that_believes(100, 100 + 3 * hopeless[i].row_us,
+                                                  100 + 63 * hopeless[i].row_us);
+            run_rounds(w, &hopeless[i], n, 1000);
+            assert_true(run_rounds(w, &hopeless[i], n, 5000) > 0.98 * best_rate(&hopeless[i], n));
+        }
+    }
+}
+
 static void waiting_is_worth_what_the_draft_brings(void **state)
 {
     (void)state;
@@ -317,6 +467,32 @@ static void a_draft_is_cut_where_its_proposer_doubts(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     const float said[] = {.95f, .9f, .09f, .08f, .07f};
     assert_int_equal(cut(w, chain, said, 5), 2);
+}
+
+/* The first row more is dear, those behind it are not. */
+static void a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q(void **state)
+{
+    (void)state;
+    struct cost_measured m = {.us = {100, 160, 161, 162, 163, 164}};
+    const float said[] = {.5f, .48f, .46f, .44f, .42f};
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
+    cost_init(&w->c.cost, &m);
+    for (unsigned drawn = 0; drawn < 2; drawn++) {
+        struct control_round r = {.n_decoding = 1, .n_running = 1, .pass = {.rows = 1}};
+        w->items[0] = (struct control_item){
+            .s = &w->seqs[0], .n = 5, .parents = chain, .said = said, .drawn = drawn};
+        control_cut(&w->c, &r, w->items, 1);
+        assert_int_equal(w->items[0].k, drawn ? 0 : 5);
+    }
+}
+
+static void all_of_a_try_is_verified(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
+    const float doubt[] = {.01f, .01f};
+    w->seqs[0].trying = true;
+    assert_int_equal(cut(w, chain, doubt, 2), 2);
 }
 
 static void a_wait_that_is_over_does_not_count_against_the_draft(void **state)
@@ -378,8 +554,14 @@ int main(void)
         cmocka_unit_test(what_never_pays_is_off_and_tried_again_rarely),
         cmocka_unit_test(a_sequence_that_fares_better_gets_more),
         cmocka_unit_test(a_slow_proposer_is_asked_for_more_at_once_or_not_at_all),
+        cmocka_unit_test(answers_that_come_together_take_the_time_of_the_longest),
+        cmocka_unit_test(a_wrong_start_is_unlearnt),
+        cmocka_unit_test(a_load_that_has_gone_is_forgotten),
+        cmocka_unit_test(trying_costs_next_to_nothing),
         cmocka_unit_test(waiting_is_worth_what_the_draft_brings),
         cmocka_unit_test(a_draft_is_cut_where_its_proposer_doubts),
+        cmocka_unit_test(a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q),
+        cmocka_unit_test(all_of_a_try_is_verified),
         cmocka_unit_test(a_wait_that_is_over_does_not_count_against_the_draft),
         cmocka_unit_test(what_a_proposer_says_is_weighed_by_what_came_of_it),
         cmocka_unit_test(the_policies_without_times_cut_nothing),

@@ -116,11 +116,52 @@ static void passes_that_were_waited_for_have_a_factor_of_their_own(void **state)
     struct cost c;
     cost_init(&c, &m);
     for (int i = 0; i < 300; i++)
-        cost_seen(&c, &(struct cost_pass){.rows = 1, .drafted = true}, 150);
-    double plain_us = of_rows(&c, 1);
-    double drafted_us = cost_us(&c, &(struct cost_pass){.rows = 1, .drafted = true});
-    assert_true(fabs(drafted_us - 150) < 10);
-    assert_true(plain_us < drafted_us);
+        cost_seen(&c, &(struct cost_pass){.rows = 1, .drafted = i % 4 > 0}, i % 4 ? 150 : 100);
+    assert_true(fabs(cost_us(&c, &(struct cost_pass){.rows = 1, .drafted = true}) - 150) < 10);
+    assert_true(fabs(of_rows(&c, 1) - 100) < 10);
+}
+
+static void a_busy_machine_slows_both_kinds_of_pass(void **state)
+{
+    (void)state;
+    struct cost_measured m = {.us = {100}};
+    struct cost c;
+    cost_init(&c, &m);
+    for (int i = 0; i < 300; i++)
+        cost_seen(&c, &(struct cost_pass){.rows = 1, .drafted = true}, 180);
+    assert_true(of_rows(&c, 1) > 170);
+}
+
+static void a_size_that_was_slower_than_a_larger_one_was_held_up(void **state)
+{
+    (void)state;
+    struct cost_measured m = {0};
+    struct cost c;
+    m.us[0] = 100;
+    m.us[point_of(4)] = 400;
+    m.us[point_of(8)] = 140;
+    cost_init(&c, &m);
+    about(of_rows(&c, 4), 140);
+    about(of_rows(&c, 8), 140);
+}
+
+static void faster_than_thought_is_believed_at_once(void **state)
+{
+    (void)state;
+    struct cost_measured m = {0};
+    struct cost c;
+    m.us[0] = 100;
+    m.us[point_of(8)] = 600;
+    cost_init(&c, &m);
+    for (int i = 0; i < 100; i++)
+        cost_seen(&c, &(struct cost_pass){.rows = 1}, 100);
+    for (int i = 0; i < 3; i++) {
+        cost_seen(&c, &(struct cost_pass){.rows = 8}, 150);
+        for (int k = 0; k < 30; k++)
+            cost_seen(&c, &(struct cost_pass){.rows = 1}, 100);
+    }
+    assert_true(of_rows(&c, 8) < 250);
+    assert_true(of_rows(&c, 6) <= of_rows(&c, 8));
 }
 
 static void one_interrupted_pass_says_little(void **state)
@@ -143,6 +184,9 @@ int main(void)
         cmocka_unit_test(the_context_costs_once_to_read_and_for_each_row),
         cmocka_unit_test(passes_keep_the_table_fresh),
         cmocka_unit_test(passes_that_were_waited_for_have_a_factor_of_their_own),
+        cmocka_unit_test(a_busy_machine_slows_both_kinds_of_pass),
+        cmocka_unit_test(a_size_that_was_slower_than_a_larger_one_was_held_up),
+        cmocka_unit_test(faster_than_thought_is_believed_at_once),
         cmocka_unit_test(one_interrupted_pass_says_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
