@@ -182,14 +182,12 @@ def pair(o, eps):
 def start_pair(o, eps, stack):
     target, draft = pair(o, eps)
     return Services(o, stack, target, {"draft": ["--proposer", "draft", "--draft.model", draft, "--draft.threads", str(o.threads)]},
-                    {"fixed": ["--policy", "fixed", "--k", "20"], "goodput": []})
+                    {"goodput": []})
 
 
 def wish(k):
-    """The server that is asked, and what it is told."""
-    if k in ("goodput", "none"):
-        return "goodput", {"n_max": 0} if k == "none" else {}
-    return "fixed", {"n_max": k}
+    """What the verifier is told: so many tokens whatever they bring, or nothing."""
+    return {} if k == "goodput" else {"n_max": k, "fixed": k > 0}
 
 
 def take_turns(o, s, ks, context, n_sequences=1):
@@ -198,13 +196,12 @@ def take_turns(o, s, ks, context, n_sequences=1):
     for turn in range(o.reps + 1):
         prompt, said = prompt_of_turn(turn, context), []
         for k in ks:
-            server, wanted = wish(k)
-            s.generate(server, prompt, 1, wanted, n_sequences)
-            start = s.figures(server)
-            s.generate(server, prompt, 1, wanted, n_sequences)  # what has to be run of a known prompt
-            before = s.figures(server)
-            text = Text(s.generate(server, prompt, o.tokens, wanted, n_sequences))
-            after = s.figures(server)
+            s.generate("goodput", prompt, 1, wish(k), n_sequences)
+            start = s.figures("goodput")
+            s.generate("goodput", prompt, 1, wish(k), n_sequences)  # what has to be run of a known prompt
+            before = s.figures("goodput")
+            text = Text(s.generate("goodput", prompt, o.tokens, wish(k), n_sequences))
+            after = s.figures("goodput")
             said.append(text)
             if turn:
                 texts[k].append(text)
@@ -264,18 +261,17 @@ def of_turns(texts, others):
 
 def measure_point(o, s, eps, context, n):
     ks = [0, *o.k]
-    texts, _ = take_turns(o, s, ["none", *ks, "goodput"], context, n)
+    texts, _ = take_turns(o, s, [*ks, "goodput"], context, n)
     rates = {k: rate_of(t) for k, t in texts.items()}
     best, ours = max(ks, key=rates.get), texts["goodput"]
     return {"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[o.k[-1]], o.k[-1]), "tokens_per_s": rates,
-            "drafted": drafted_of(ours), "of_best": of_turns(ours, texts[best]), "of_none": of_turns(ours, texts["none"]),
-            "none_of_none": of_turns(texts["none"], texts[0])}
+            "drafted": drafted_of(ours), "of_best": of_turns(ours, texts[best]), "of_none": of_turns(ours, texts[0])}
 
 
 def sweep(o):
     print("%s and its first layer, Q8_0, %d threads each, %d texts of %d tokens: tokens/s of all sequences" % (o.shape, o.threads, o.reps, o.tokens))
-    print("%6s %5s %8s %6s | %7s %7s %s | %10s %7s %8s %8s" % ("eps", "seqs", "context", "alpha", "none", "none", " ".join("%7s" % ("k=%d" % k) for k in o.k),
-                                                         "controller", "drafted", "of best", "of none"))
+    print("%6s %5s %8s %6s | %s | %10s %7s %8s %8s" % ("eps", "seqs", "context", "alpha", " ".join("%7s" % ("k=%d" % k) for k in [0, *o.k]),
+                                                     "controller", "drafted", "of best", "of none"))
     out = []
     for eps in o.eps or EPS[o.shape]:
         with contextlib.ExitStack() as stack:
@@ -284,9 +280,9 @@ def sweep(o):
                 for n in o.sequences:
                     out.append(r := measure_point(o, s, eps, context, n))
                     rates = r["tokens_per_s"]
-                    print("%6g %5d %8d %6.2f | %7.1f %s | %10.1f %7.2f %8.3f %8.3f %8.3f" % (
-                        eps, n, context, r["alpha"], rates["none"], " ".join("%7.1f" % rates[k] for k in [0, *o.k]), rates["goodput"], r["drafted"], r["of_best"],
-                        r["of_none"], r["none_of_none"]), flush=True)
+                    print("%6g %5d %8d %6.2f | %s | %10.1f %7.2f %8.3f %8.3f" % (
+                        eps, n, context, r["alpha"], " ".join("%7.1f" % rates[k] for k in [0, *o.k]), rates["goodput"], r["drafted"],
+                        r["of_best"], r["of_none"]), flush=True)
     return out
 
 
