@@ -415,6 +415,7 @@ static int init_reply(struct generation *x, const struct parts_rules *rules)
                                      .one_call = !q->parallel_calls,
                                      .rules = *rules,
                                      .tools = TAKE(x->q.tools),
+                                     .echoed = TAKE(x->q.echoed),
                                      .noise = (uint64_t)clock_us(),
                                      .id = http_id(x->http),
                                      .model = wire_text(info->name),
@@ -529,7 +530,7 @@ static void advance(struct generation *x)
     if (rc < 0) {
         end_error(x, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
         unref(x);
-    } else if (x->q.kind == OPENAI_CHAT) {
+    } else if (x->q.template_vars) {
         render(x);
     } else {
         ask_verifier(x, NULL, 0);

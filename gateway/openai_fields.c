@@ -16,26 +16,29 @@ struct field {
 
 #define AT(member) offsetof(struct openai_request, member)
 #define BOTH (OPENAI_CHAT | OPENAI_COMPLETION)
+#define TALK (OPENAI_CHAT | OPENAI_RESPONSES)
+#define ALL (BOTH | OPENAI_RESPONSES)
 static const struct field fields[] = {
-    {"stream", FIELD_FLAG, BOTH, AT(stream), 0, 0},
-    {"ignore_eos", FIELD_FLAG, BOTH, AT(ignore_eos), 0, 0},
-    {"include_reasoning", FIELD_FLAG, OPENAI_CHAT, AT(include_reasoning), 0, 0},
-    {"separate_reasoning", FIELD_FLAG, OPENAI_CHAT, AT(separate_reasoning), 0, 0},
-    {"parallel_tool_calls", FIELD_FLAG, OPENAI_CHAT, AT(parallel_calls), 0, 0},
-    {"skip_special_tokens", FIELD_FLAG, BOTH, AT(skip_special), 0, 0},
+    {"stream", FIELD_FLAG, ALL, AT(stream), 0, 0},
+    {"ignore_eos", FIELD_FLAG, ALL, AT(ignore_eos), 0, 0},
+    {"include_reasoning", FIELD_FLAG, TALK, AT(include_reasoning), 0, 0},
+    {"separate_reasoning", FIELD_FLAG, TALK, AT(separate_reasoning), 0, 0},
+    {"parallel_tool_calls", FIELD_FLAG, TALK, AT(parallel_calls), 0, 0},
+    {"skip_special_tokens", FIELD_FLAG, ALL, AT(skip_special), 0, 0},
     {"echo", FIELD_FLAG, OPENAI_COMPLETION, AT(echo), 0, 0},
     {"logprobs", FIELD_FLAG, OPENAI_CHAT, AT(logprobs), 0, 0},
-    {"temperature", FIELD_REAL, BOTH, AT(temperature), 0, 100},
-    {"top_p", FIELD_REAL, BOTH, AT(top_p), 0, 1},
-    {"min_p", FIELD_REAL, BOTH, AT(min_p), 0, 1},
-    {"repetition_penalty", FIELD_REAL, BOTH, AT(repetition), 0.01, 100},
-    {"presence_penalty", FIELD_REAL, BOTH, AT(presence), -2, 2},
-    {"frequency_penalty", FIELD_REAL, BOTH, AT(frequency), -2, 2},
-    {"top_k", FIELD_INT, BOTH, AT(top_k), -1, OPENAI_MAX_TOKEN},
+    {"temperature", FIELD_REAL, ALL, AT(temperature), 0, 100},
+    {"top_p", FIELD_REAL, ALL, AT(top_p), 0, 1},
+    {"min_p", FIELD_REAL, ALL, AT(min_p), 0, 1},
+    {"repetition_penalty", FIELD_REAL, ALL, AT(repetition), 0.01, 100},
+    {"presence_penalty", FIELD_REAL, ALL, AT(presence), -2, 2},
+    {"frequency_penalty", FIELD_REAL, ALL, AT(frequency), -2, 2},
+    {"top_k", FIELD_INT, ALL, AT(top_k), -1, OPENAI_MAX_TOKEN},
     {"n", FIELD_INT, BOTH, AT(n), 1, OPENAI_MAX_N},
     {"max_tokens", FIELD_INT, BOTH, AT(max_tokens), 1, INT32_MAX},
     {"max_completion_tokens", FIELD_INT, OPENAI_CHAT, AT(max_tokens), 1, INT32_MAX},
-    {"min_tokens", FIELD_INT, BOTH, AT(min_tokens), 0, INT32_MAX},
+    {"max_output_tokens", FIELD_INT, OPENAI_RESPONSES, AT(max_tokens), 1, INT32_MAX},
+    {"min_tokens", FIELD_INT, ALL, AT(min_tokens), 0, INT32_MAX},
     {"top_logprobs", FIELD_INT, OPENAI_CHAT, AT(top_logprobs), 0, OPENAI_MAX_TOP},
     {"logprobs", FIELD_INT, OPENAI_COMPLETION, AT(top_logprobs), 0, OPENAI_MAX_TOP},
 };

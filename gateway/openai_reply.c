@@ -13,12 +13,16 @@
 /* `{"id":...,"object":...,"created":...,"model":...,"system_fingerprint":...,` */
 static char *head_of(const struct openai_reply_head *h)
 {
-    bool chat = h->kind == OPENAI_CHAT;
+    static const struct {
+        const char *id, *object, *chunk, *created;
+    } v[] = {[OPENAI_CHAT] = {"chatcmpl-", "chat.completion", "chat.completion.chunk", "created"},
+             [OPENAI_COMPLETION] = {"cmpl-", "text_completion", "text_completion", "created"},
+             [OPENAI_RESPONSES] = {"resp_", "response", "response", "created_at"}};
     AUTO(buf_done) struct buf head;
     buf_init(&head, 1 << 20);
-    buf_printf(&head, "{\"id\":\"%s-%s\",\"object\":\"%s%s\",\"created\":%" PRId64 ",\"model\":",
-               chat ? "chatcmpl" : "cmpl", h->id, chat ? "chat.completion" : "text_completion",
-               chat && h->stream ? ".chunk" : "", h->created);
+    buf_printf(
+        &head, "{\"id\":\"%s%s\",\"object\":\"%s\",\"%s\":%" PRId64 ",\"model\":", v[h->kind].id,
+        h->id, h->stream ? v[h->kind].chunk : v[h->kind].object, v[h->kind].created, h->created);
     jsonw_text(&head, h->model.data, h->model.len);
     buf_puts(&head, ",\"system_fingerprint\":");
     jsonw_text(&head, h->fingerprint.data, h->fingerprint.len);
@@ -38,7 +42,8 @@ static void choice_init(struct openai_choice *c, const struct parts_rules *rules
 
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
 {
-    *r = (struct openai_reply){.writer = &openai_text_writer,
+    bool response = h->kind == OPENAI_RESPONSES;
+    *r = (struct openai_reply){.writer = response ? &responses_writer : &openai_text_writer,
                                .chat = h->kind == OPENAI_CHAT,
                                .stream = h->stream,
                                .logprobs = h->logprobs,
@@ -50,6 +55,8 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
                                .one_call = h->one_call,
                                .rules = h->rules,
                                .tools = h->tools,
+                               .echoed = h->echoed,
+                               .id = h->id,
                                .noise = h->noise,
                                .head = head_of(h)};
     r->rules.tools = r->tools;
@@ -79,6 +86,7 @@ void openai_reply_done(struct openai_reply *r)
     free(r->prompt);
     free(r->head);
     free(r->tools);
+    free(r->echoed);
     *r = (struct openai_reply){0};
 }
 

@@ -62,6 +62,8 @@ struct openai_reply {
     struct parts_rules rules; // how the text is split
     struct parts_out out;     // of the token, or the end, that is being written
     char *tools;              // memory of the rules
+    char *echoed;             // of a response
+    const char *id;           // of the request
     uint64_t noise;           // ids of calls come from it
     bool has_prediction;      // the request foretold its answer
     char *head;               // `{"id":...,"object":...,"created":...,"model":...,` of every object
@@ -84,6 +86,7 @@ struct openai_reply_head {
     bool one_call;            // of several calls only the first
     struct parts_rules rules; // chats
     char *tools;              // the request's, taken over; NULL: none
+    char *echoed;             // a response's, taken over
     const char *id;           // of the request
     uint64_t noise;           // never the same twice
     struct openai_text model, fingerprint;

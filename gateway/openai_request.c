@@ -87,6 +87,8 @@ static int read_generation(struct reading *r, json_t *body)
     int rc = openai_fields_read(r, body);
     if (rc < 0)
         return rc;
+    if (r->q->kind == OPENAI_RESPONSES)
+        return responses_read(r, body);
     return r->q->kind == OPENAI_CHAT ? openai_chat_read(r, body) : read_completion(r, body);
 }
 
@@ -129,6 +131,7 @@ void openai_request_done(struct openai_request *q)
     free(q->model);
     free(q->template_vars);
     free(q->tools);
+    free(q->echoed);
     free(q->prompt);
     free(q->ids);
     free(q->prediction);

@@ -27,6 +27,7 @@
 enum openai_kind {
     OPENAI_CHAT = 1,       // POST /v1/chat/completions
     OPENAI_COMPLETION = 2, // POST /v1/completions
+    OPENAI_RESPONSES = 4,  // POST /v1/responses
 };
 
 /* What is wrong with a request, in OpenAI's terms. */
@@ -54,6 +55,7 @@ struct openai_request {
     char *model;         // NULL: the served one
     char *template_vars; // chat: a JSON object, the variables of the template (messages, tools ...)
     char *tools;         // chat: those that may be called, a JSON array; NULL: none
+    char *echoed;        // responses: members of the answer that repeat the request
     char *prompt;        // completion: text ...
     uint32_t *ids;       // ... or tokens
     size_t n_ids;

@@ -28,7 +28,7 @@ struct openai_writer {
     int (*end)(struct openai_reply *r, struct buf *to);
     void (*broken)(struct openai_reply *r, int status, const char *text, struct buf *to);
 };
-extern const struct openai_writer openai_text_writer;
+extern const struct openai_writer openai_text_writer, responses_writer;
 
 /* The id of the choice's call `index`: the model's own, or one that is made. */
 #define OPENAI_CALL_ID 32

@@ -54,3 +54,5 @@ int reading_id(struct reading *r, const json_t *v, const char *field, size_t i, 
 int openai_fields_read(struct reading *r, json_t *body);
 /* Messages and tools, as the variables of a chat template. */
 int openai_chat_read(struct reading *r, json_t *body);
+/* The same of a response's input. */
+int responses_read(struct reading *r, json_t *body);

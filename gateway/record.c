@@ -7,8 +7,9 @@
 #include "base/mem.h"
 #include "base/metrics.h"
 
-static const char *const endpoints[] = {
-    [OPENAI_CHAT] = "chat_completions", [OPENAI_COMPLETION] = "completions"};
+static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
+                                        [OPENAI_COMPLETION] = "completions",
+                                        [OPENAI_RESPONSES] = "responses"};
 
 static struct {
     struct metric *requests[ARRAY_LEN(endpoints)], *failed, *cancelled, *moved, *first_s,
@@ -26,6 +27,8 @@ void record_init(void)
 {
     for (size_t i = 1; i < ARRAY_LEN(endpoints); i++) {
         char label[64];
+        if (!endpoints[i])
+            continue; // kinds are bits
         snprintf(label, sizeof(label), "endpoint=\"%s\"", endpoints[i]);
         figures.requests[i] =
             metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);

@@ -23,15 +23,28 @@ static void completion(struct gateway *g, struct http_request *r)
     generate(g->generator, r, OPENAI_COMPLETION);
 }
 
+static void responses(struct gateway *g, struct http_request *r)
+{
+    generate(g->generator, r, OPENAI_RESPONSES);
+}
+
+static void no_response(struct gateway *g, struct http_request *r)
+{
+    (void)g;
+    answer_error(r, 404, "responses are not stored here", "");
+}
+
 static void root(struct gateway *g, struct http_request *r)
 {
     struct buf text;
     (void)g;
     buf_init(&text, 4096);
-    buf_puts(&text, "Tandem " TANDEM_VERSION ", an OpenAI-compatible server.\n\n"
-                    "POST /v1/chat/completions\nPOST /v1/completions\nGET  /v1/models\n"
-                    "GET  /v1/spec_decode/metrics\nPOST /tokenize\nPOST /detokenize\n"
-                    "GET  /health\nGET  /ready\nGET  /metrics\nGET  /version\n");
+    buf_puts(
+        &text,
+        "Tandem " TANDEM_VERSION ", an OpenAI-compatible server.\n\n"
+        "POST /v1/chat/completions\nPOST /v1/completions\nPOST /v1/responses\nGET  /v1/models\n"
+        "GET  /v1/spec_decode/metrics\nPOST /tokenize\nPOST /detokenize\n"
+        "GET  /health\nGET  /ready\nGET  /metrics\nGET  /version\n");
     http_reply(r, 200, "text/plain; charset=utf-8", &text);
 }
 
@@ -55,6 +68,8 @@ static const struct route {
     {"GET", "/", false, root, OPEN},
     {"POST", "/v1/chat/completions", false, chat, WANTS_KEY},
     {"POST", "/v1/completions", false, completion, WANTS_KEY},
+    {"POST", "/v1/responses", false, responses, WANTS_KEY},
+    {"GET", "/v1/responses/", true, no_response, WANTS_KEY},
     {"GET", "/v1/models", false, models_list, WANTS_KEY},
     {"GET", "/v1/models/", true, models_one, WANTS_KEY},
     {"GET", "/v1/spec_decode/metrics", false, status_speculation, OPEN_METRICS},

@@ -60,6 +60,17 @@ test('a completion continues its prompt, streamed or not', async () => {
   assert.equal(streamed.text, plain.choices[0].text);
 });
 
+test('a response is the text of the chat', async () => {
+  const plain = await chat();
+  const body = {model: 'default', input: story, temperature: 0, max_output_tokens: 40};
+  const whole = await openai.responses.create(body);
+  assert.equal(whole.output_text, plain.choices[0].message.content);
+  assert.equal(whole.status, 'incomplete');
+  assert.equal(whole.usage.output_tokens, 40);
+  const streamed = await openai.responses.stream(body).finalResponse();
+  assert.equal(streamed.output_text, whole.output_text);
+});
+
 test('several choices have indices of their own and differ', async () => {
   const {choices} = await chat({n: 3, temperature: 1, seed: 7});
   assert.deepEqual(choices.map((c) => c.index).sort(), [0, 1, 2]);

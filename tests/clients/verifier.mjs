@@ -1,4 +1,5 @@
 // verifier.mjs - a verifier that says what it is told: the prompt behind `Say: `, a few characters in each token.
+// `stall` is said and never ended.
 import {grpc, tandem} from './stack.mjs';
 
 const pieces = (text) => [...text].reduce((all, c, i) => (i % 3 ? (all[all.length - 1] += c) : all.push(c), all), []);
@@ -27,6 +28,7 @@ export class Verifier {
     call.write({choice: 0, started: {prompt_tokens: 7, seed: '1'}});
     for (const t of tokens.slice(0, all))
       call.write({choice: 0, run: {tokens: [{id: 1, text: Buffer.from(t), bytes: Buffer.from(t), logprob: -1}], round: 1}});
+    if (text === 'stall') return; // never ends
     call.write({choice: 0, finished: {reason: all < tokens.length ? 'FINISH_REASON_LENGTH' : 'FINISH_REASON_STOP',
       completion_tokens: all}});
     call.end();

@@ -1,4 +1,4 @@
-/* Bodies of both endpoints: refused with a sentence, or a struct within its limits. */
+/* Bodies of all endpoints: refused with a sentence, or a struct within its limits. */
 #include <assert.h>
 #include <string.h>
 #include "gateway/openai_request.h"
@@ -24,6 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     const char *body = (const char *)data;
     one(openai_request_parse(OPENAI_CHAT, body, n, &q, &fault), &q, &fault);
     one(openai_request_parse(OPENAI_COMPLETION, body, n, &q, &fault), &q, &fault);
+    one(openai_request_parse(OPENAI_RESPONSES, body, n, &q, &fault), &q, &fault);
     one(openai_tokenize_parse(body, n, &q, &fault), &q, &fault);
     one(openai_detokenize_parse(body, n, &q, &fault), &q, &fault);
     return 0;
