@@ -9,6 +9,7 @@
 #include "gateway/answer.h"
 #include "gateway/cors.h"
 #include "gateway/models.h"
+#include "gateway/page.h"
 #include "gateway/routes.h"
 #include "gateway/status.h"
 #include "gateway/tokens.h"
@@ -34,10 +35,20 @@ static void no_response(struct gateway *g, struct http_request *r)
     answer_error(r, 404, "responses are not stored here", "");
 }
 
+static void page_file(struct gateway *g, struct http_request *r)
+{
+    (void)g;
+    page_answer(r);
+}
+
 static void root(struct gateway *g, struct http_request *r)
 {
     struct buf text;
-    (void)g;
+    http_header(r, "Vary", "Accept");
+    if (page_is_wanted(r)) {
+        page_file(g, r);
+        return;
+    }
     buf_init(&text, 4096);
     buf_puts(
         &text,
@@ -66,6 +77,7 @@ static const struct route {
     enum openness open; // where there are keys
 } routes[] = {
     {"GET", "/", false, root, OPEN},
+    {"GET", "/ui/", true, page_file, OPEN},
     {"POST", "/v1/chat/completions", false, chat, WANTS_KEY},
     {"POST", "/v1/completions", false, completion, WANTS_KEY},
     {"POST", "/v1/responses", false, responses, WANTS_KEY},

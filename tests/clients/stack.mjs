@@ -80,15 +80,16 @@ class Service {
 }
 
 export class Stack {
-  // proposers: 'ngram' for a proposer-svc of ours, or addresses of others.
-  static async start({model = 'models/tales-1m-q8_0.gguf', proposers = ['ngram'], verifier = []} = {}) {
+  // proposers: 'ngram' for a proposer-svc of ours, or addresses of others. drafter, verifier: more options of those.
+  static async start({model = 'models/tales-1m-q8_0.gguf', proposers = ['ngram'], drafter = [], verifier = []} = {}) {
     const stack = new Stack();
     stack.dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tandem-test-'));
     stack.port = await freePort();
     stack.url = `http://127.0.0.1:${stack.port}`;
     stack.verifierAddress = `unix:${stack.dir}/verifier.sock`;
     stack.proposerAddress = `unix:${stack.dir}/proposer.sock`;
-    if (proposers.includes('ngram')) stack.proposer = new Service(stack, 'proposer-svc', ['--listen', stack.proposerAddress]);
+    if (proposers.includes('ngram')) stack.proposer = new Service(stack, 'proposer-svc',
+      ['--listen', stack.proposerAddress, ...drafter]);
     const targets = proposers.map((p) => (p === 'ngram' ? stack.proposerAddress : p));
     stack.verifier = new Service(stack, 'verifier-svc', ['--listen', stack.verifierAddress, '--model',
       path.resolve(root, model), '--policy', 'fixed',

@@ -415,6 +415,8 @@ static void small_endpoints_answer(void **state)
         {"GET", "/v1/spec_decode/metrics", NULL, 200, "\"acceptance_rate_overall\":0.75"},
         {"POST", "/tokenize", "{\"prompt\":\"ab\"}", 200, "{\"count\":2,\"tokens\":[97,98]}"},
         {"POST", "/detokenize", "{\"tokens\":[97,98]}", 200, "{\"prompt\":\"ab\"}"},
+        {"GET", "/ui/app.js", NULL, 200, "import "},
+        {"GET", "/ui/nowhere.js", NULL, 404, "no such file"},
         {"GET", "/nowhere", NULL, 404, "no such path"},
         {"GET", "/v1/chat/completions", NULL, 405, "method"},
         {"DELETE", "/health", NULL, 405, "method"},

@@ -1,0 +1,213 @@
+// The page at / in a real browser, against the running services.
+import assert from 'node:assert/strict';
+import fs from 'node:fs';
+import path from 'node:path';
+import {after, before, test} from 'node:test';
+import {need, root, slow, Stack, until} from './stack.mjs';
+
+const chromium = '/usr/bin/chromium';
+const skip = fs.existsSync(chromium) ? false : `there is no ${chromium}`;
+const draftModel = path.join(root, 'models/tales-1m-q8_0.gguf');
+const limit = 20000 * slow;
+let stack, browser;
+
+before(async () => {
+  if (skip) return;
+  stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', drafter: ['--proposer', 'chain', '--draft-model', draftModel]});
+  browser = await need('playwright-core').chromium.launch({executablePath: chromium,
+    args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking']});
+});
+after(async () => {
+  await browser?.close();
+  await stack?.stop();
+});
+
+// Opens the page for fn, and fails on what it complains about or asks another host for.
+async function withPage(options, fn) {
+  const page = await browser.newPage({viewport: {width: 1280, height: 860}, ...options});
+  const complaints = [];
+  page.setDefaultTimeout(limit);
+  page.on('console', (m) => ['error', 'warning'].includes(m.type()) && complaints.push(m.text()));
+  page.on('pageerror', (e) => complaints.push(e.message));
+  page.on('request', (r) => r.url().startsWith(`${stack.url}/`) || complaints.push(r.url()));
+  await page.goto(stack.url);
+  await page.locator('#served[data-state=ok]').waitFor(); // it has heard of the server
+  await fn(page, complaints);
+  assert.deepEqual(complaints, []);
+  await page.close();
+}
+
+const message = (page) => page.getByRole('textbox', {name: 'Message'});
+const answers = (page) => page.getByRole('article');
+const tokens = (answer, origin) => answer.locator(`.tokens .token${origin ? `[data-origin="${origin}"]` : ''}`);
+const finished = (page) => page.locator('#send:enabled').waitFor();
+
+async function ask(page, text, settings = {}) {
+  for (const [name, value] of Object.entries({Seed: 7, Temperature: 0.7, 'Max tokens': 96, ...settings}))
+    await page.getByRole('spinbutton', {name}).fill(`${value}`);
+  await message(page).fill(text);
+  await page.getByRole('button', {name: 'Send'}).click();
+  await finished(page);
+}
+
+// Drafts come late where the machine is busy: asks until one was kept.
+async function askUntilKept(page, text) {
+  await until('a draft token is kept', async () => {
+    await page.getByRole('button', {name: 'New chat'}).click();
+    await ask(page, text);
+    return (await tokens(answers(page).first(), 'accepted').count()) > 0;
+  });
+}
+
+test('browsers get the page, others the list of what there is', {skip}, async () => {
+  const page = await fetch(stack.url, {headers: {Accept: 'text/html,*/*'}});
+  assert.equal(page.headers.get('content-type'), 'text/html; charset=utf-8');
+  assert.match(page.headers.get('content-security-policy'), /^default-src 'self';/);
+  assert.equal(page.headers.get('x-content-type-options'), 'nosniff');
+  assert.equal(page.headers.get('vary'), 'Accept');
+  const list = await fetch(stack.url);
+  assert.equal(list.headers.get('content-type'), 'text/plain; charset=utf-8');
+  assert.match(await list.text(), /POST \/v1\/chat\/completions/);
+  for (const [name, type] of [['app.js', 'text/javascript; charset=utf-8'], ['style.css', 'text/css; charset=utf-8'],
+    ['icon.svg', 'image/svg+xml']]) {
+    const file = await fetch(`${stack.url}/ui/${name}`);
+    assert.equal(file.status, 200);
+    assert.equal(file.headers.get('content-type'), type);
+    assert.equal(await file.text(), fs.readFileSync(path.join(root, 'gateway/ui', name), 'utf8'));
+  }
+  assert.equal((await fetch(`${stack.url}/ui/nothing.js`)).status, 404);
+});
+
+test('an answer streams, its tokens tell where they come from', {skip}, () => withPage({}, async (page) => {
+  await askUntilKept(page, 'Tell me a story about a cat.');
+  const answer = answers(page).first();
+  const n = await tokens(answer).count();
+  assert.ok(n > 20 && n <= 96, `${n} tokens`);
+  assert.ok(await tokens(answer, 'target').count() > 0);
+  assert.ok(await tokens(answer, 'correction').count() + await tokens(answer, 'bonus').count() > 0);
+  const shown = await answer.getByRole('img').getAttribute('aria-label');
+  const [, kept, drafted] = shown.match(/rounds, (\d+) of (\d+) draft tokens kept/);
+  assert.equal(Number(kept), await tokens(answer, 'accepted').count());
+  assert.ok(Number(drafted) >= Number(kept));
+  assert.match(await answer.locator('dl').innerText(), new RegExp(`tokens\\s+${n}\\b`));
+}));
+
+test('a token shows its probability, alternatives, proposer and round', {skip}, () => withPage({}, async (page) => {
+  await askUntilKept(page, 'Tell me a story about a dog.');
+  const kept = tokens(answers(page).first(), 'accepted').first();
+  await kept.hover();
+  const card = page.getByRole('tooltip');
+  assert.match(await card.innerText(), /accepted: a draft token that was kept\s+round \d+ · \d+ drafted by chain/);
+  assert.equal(await card.getByRole('listitem').count(), 5);
+  assert.match(await card.locator('.chosen').innerText(), /\d %$/);
+  await message(page).hover();
+  await card.waitFor({state: 'hidden'});
+}));
+
+test('by keyboard: Enter sends, arrows walk through the tokens', {skip}, () => withPage({}, async (page) => {
+  assert.ok(await message(page).evaluate((e) => e === document.activeElement));
+  await page.keyboard.type('Tell me a story.');
+  await page.keyboard.press('Shift+Enter');
+  await page.keyboard.type('A short one.');
+  await page.keyboard.press('Enter');
+  await finished(page);
+  assert.equal(await page.locator('.asked').innerText(), 'Tell me a story.\nA short one.');
+  await page.keyboard.press('Shift+Tab'); // back from the composer: the answer is one stop
+  const at = () => page.evaluate(() => document.activeElement.dataset.at);
+  assert.equal(await at(), '0');
+  await page.keyboard.press('ArrowRight');
+  assert.equal(await at(), '1');
+  assert.match(await page.getByRole('tooltip').innerText(), /round \d+/);
+  assert.match(await page.getByRole('status').innerText(), /, round \d+, .*, probability/);
+  await page.keyboard.press('Escape');
+  await page.getByRole('tooltip').waitFor({state: 'hidden'});
+}));
+
+test('two runs with one seed are identical, whoever drafts', {skip}, () => withPage({}, async (page) => {
+  await page.getByRole('checkbox', {name: 'Compare two runs'}).check();
+  await ask(page, 'Tell me a story about a bird.', {Temperature: 1});
+  assert.equal(await answers(page).count(), 2);
+  assert.match(await page.locator('.verdict').innerText(), /Identical: \d+ tokens, \d+ bytes/);
+  assert.equal(await tokens(answers(page).nth(0)).allInnerTexts().then((t) => t.join('|')),
+    await tokens(answers(page).nth(1)).allInnerTexts().then((t) => t.join('|')));
+  assert.equal(await tokens(answers(page).nth(1), 'target').count(), await tokens(answers(page).nth(1)).count());
+}));
+
+test('two runs whose rules draw otherwise part, and the page says where', {skip}, () => withPage({}, async (page) => {
+  await page.getByRole('checkbox', {name: 'Compare two runs'}).check();
+  await page.getByRole('group', {name: 'Run A'}).getByRole('combobox', {name: 'Rule'}).selectOption('rejection');
+  await until('they part', async () => { // where no draft came in time they do not
+    await page.getByRole('button', {name: 'New chat'}).click();
+    await ask(page, 'Tell me a story about a fish.', {Temperature: 1.5});
+    return /They part at token \d+: A has .+, B has .+/.test(await page.locator('.verdict').innerText());
+  });
+  assert.ok(await page.locator('.parts').count() > 0);
+}));
+
+test('Stop and Esc end a run that hangs, and the next one works', {skip}, () => withPage({}, async (page) => {
+  for (const stop of [() => page.getByRole('button', {name: 'Stop'}).click(), () => page.keyboard.press('Escape')]) {
+    stack.verifier.kill('SIGSTOP');
+    try {
+      await message(page).fill('Tell me a story.');
+      await page.keyboard.press('Enter');
+      await page.locator('#stop:enabled').waitFor();
+      await stop();
+      await page.getByText('Stopped.').last().waitFor();
+    } finally {
+      stack.verifier.kill('SIGCONT');
+    }
+    await ask(page, 'Tell me a story.');
+    assert.ok(await tokens(answers(page).last()).count() > 20);
+  }
+}));
+
+test('what the server refuses is shown with its sentence', {skip}, () => withPage({}, async (page, complaints) => {
+  const run = page.getByRole('group', {name: 'Run A'});
+  await run.getByRole('combobox', {name: 'Rule'}).selectOption('threshold');
+  await run.getByRole('spinbutton', {name: 'parameter'}).fill('0');
+  await ask(page, 'Tell me a story.');
+  assert.match(await page.getByRole('alert').innerText(), /rule_parameter is 0/);
+  assert.match(complaints.pop(), /status of 400/); // the browser's own line
+}));
+
+test('an API key goes along, and stays in its tab', {skip}, () => withPage({}, async (page) => {
+  const sent = [];
+  page.on('request', (r) => r.url().endsWith('/chat/completions') && sent.push(r.headers().authorization));
+  await page.getByLabel('API key').fill('sk-of-nobody');
+  await ask(page, 'Tell me a story.');
+  await page.reload();
+  await page.locator('#served[data-state=ok]').waitFor();
+  await ask(page, 'Tell me a story.');
+  assert.deepEqual(sent, ['Bearer sk-of-nobody', 'Bearer sk-of-nobody']);
+  assert.deepEqual(await page.evaluate(() => Object.keys(localStorage)), []);
+}));
+
+test('live figures move', {skip}, () => withPage({}, async (page) => {
+  await ask(page, 'Tell me a story about the sea.');
+  await page.getByRole('img', {name: /Time of a pass: [\d.]+ ms for 1, .* for 64 rows/}).waitFor();
+  await page.getByRole('img', {name: /tokens committed per second.*highest [1-9]/}).waitFor();
+  await page.getByText(/cache hits\s*\d+ %/).waitFor();
+}));
+
+test('everything one can reach has a name', {skip}, () => withPage({}, async (page) => {
+  await page.getByRole('checkbox', {name: 'Compare two runs'}).check();
+  const session = await page.context().newCDPSession(page);
+  const {nodes} = await session.send('Accessibility.getFullAXTree');
+  const reachable = nodes.filter((n) => !n.ignored && n.role.value !== 'RootWebArea' &&
+    n.properties?.some((p) => p.name === 'focusable' && p.value.value));
+  assert.ok(reachable.length > 15, `${reachable.length} to reach`);
+  assert.deepEqual(reachable.filter((n) => !n.name?.value).map((n) => n.role.value), []);
+}));
+
+for (const colorScheme of ['light', 'dark']) {
+  for (const width of [1280, 360]) {
+    test(`it fits ${width} pixels, ${colorScheme}`, {skip}, () => withPage({colorScheme, viewport: {width, height: 860}}, async (page) => {
+      if (width < 400) await page.getByText('Settings', {exact: true}).click(); // folded there
+      await page.getByRole('checkbox', {name: 'Compare two runs'}).check();
+      await ask(page, 'Tell me a story about a red boat.');
+      assert.match(await page.locator('.verdict').innerText(), /Identical/);
+      await page.screenshot({path: path.join(root, `build/page-${colorScheme}-${width}.png`), fullPage: true});
+      assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    }));
+  }
+}
