@@ -16,6 +16,7 @@
 #include "gateway/openai_error.h"
 
 #define TICK_MS 100
+#define GONE_US 1000000 // what it may have sent before it closed is read by then
 
 struct conn {
     int fd;
@@ -177,6 +178,8 @@ static void inspect(struct conns *s, struct conn *k, int64_t now_us)
         time_out(k, !s->o.tls_cert);
     else if (k->phase == CONN_IDLE && age_us > (k->used ? s->o.idle_us : s->o.request_us))
         time_out(k, !k->used && !s->o.tls_cert);
+    else if (k->phase == CONN_IDLE && k->used && k->hung_up && age_us > GONE_US)
+        shutdown(k->fd, SHUT_RDWR); // it has its answer, and will not ask again
     else if (k->phase == CONN_ANSWERING && k->r && http_tend(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }

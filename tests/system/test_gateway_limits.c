@@ -1,6 +1,7 @@
 /* What one client may take of the gateway, and what that costs the others. */
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include "base/mem.h"
 #include "base/rng.h"
 #include "lib/gateway.h"
@@ -34,6 +35,22 @@ static void serves(unsigned port)
     struct http_answer a = answer_to(port, "say 2");
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
+}
+
+static void who_has_said_all_is_closed_after_the_answer(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = gateway_start(address, NULL, &port); // idle connections may stay 75 s
+    struct http_client c = http_client_open(port);
+    http_client_print(&c, "GET /version HTTP/1.1\r\nHost: x\r\n\r\n");
+    shutdown(c.fd, SHUT_WR);
+    struct http_answer a = http_client_read(&c, 20000);
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    assert_true(http_client_wait_close(&c, 20000));
+    http_client_close(&c);
+    child_stop(&s);
 }
 
 static void who_waits_too_long_for_its_turn_is_told_to_come_later(void **state)
@@ -208,6 +225,7 @@ static int stop_verifier(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_has_said_all_is_closed_after_the_answer),
         cmocka_unit_test(who_waits_too_long_for_its_turn_is_told_to_come_later),
         cmocka_unit_test(a_path_or_query_over_the_limit_is_414),
         cmocka_unit_test(bytes_that_are_no_text_harm_nobody),
