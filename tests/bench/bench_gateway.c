@@ -1,20 +1,27 @@
 /* bench_gateway.c - what the gateway adds: time to the first byte over a verifier that answers at
- * once, against the same call over gRPC directly; and tokens per second through 64 streams.
+ * once, against the same call over gRPC directly; tokens per second through 64 streams; and what
+ * 1,000 streams cost that flow as from a model: CPU time per token, memory per stream.
  *
  *   bench_gateway [--reps 400] [--json FILE]
  *
  * The kinds of call are measured in turns, one at a time, on a kept connection; printed are the
  * median and the 99th percentile. */
+#include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 #include "base/mem.h"
 #include "lib/child.h"
 #include "lib/fake_verifier.h"
+#include "lib/gateway.h"
 #include "lib/http_client.h"
 #include "lib/lib.h"
 #include "lib/services.h"
@@ -23,6 +30,9 @@
 #define MAX_REPS 10000
 #define N_STREAMS 64
 #define STREAM_TOKENS 2000
+#define N_FLOWING 1000
+#define FLOW_MS 50 // between tokens of a stream
+#define FLOW_S 3   // for so long it is measured
 
 static double now_us(void)
 {
@@ -161,9 +171,117 @@ static double tokens_per_s(unsigned port)
     return N_STREAMS * STREAM_TOKENS / ((now_us() - begun_us) / 1e6);
 }
 
+/* ---- streams that flow ---- */
+
+struct flow {
+    unsigned n;
+    double tokens_per_s, cores, kib_per_stream;
+};
+
+/* CPU time of a process, user and system. */
+static double cpu_s(pid_t pid)
+{
+    char path[64], line[1024] = "";
+    unsigned long user = 0, kernel = 0;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (!f || !fgets(line, sizeof(line), f) ||
+        sscanf(strrchr(line, ')'), ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
+               &kernel) != 2)
+        fail_msg("%s cannot be read", path);
+    fclose(f);
+    return (double)(user + kernel) / (double)sysconf(_SC_CLK_TCK);
+}
+
+static double resident_kib(pid_t pid)
+{
+    char path[64];
+    unsigned long pages = 0;
+    snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (!f || fscanf(f, "%*u %lu", &pages) != 1)
+        fail_msg("%s cannot be read", path);
+    fclose(f);
+    return (double)pages * (double)sysconf(_SC_PAGESIZE) / 1024;
+}
+
+/* Reads what comes until a moment; the events in it. last: each stream's last byte. */
+static unsigned events_until(int epoll, int *fds, char *last, double until_us)
+{
+    static char data[1 << 16];
+    struct epoll_event e[64];
+    unsigned n = 0;
+    for (double left; (left = until_us - now_us()) > 0;) {
+        int ready = epoll_wait(epoll, e, ARRAY_LEN(e), (int)(left / 1e3) + 1);
+        for (int i = 0; i < ready; i++) {
+            unsigned at = e[i].data.u32;
+            ssize_t got = recv(fds[at], data, sizeof(data), MSG_DONTWAIT);
+            if (got == 0 || (got < 0 && errno != EAGAIN))
+                fail_msg("stream %u has ended", at);
+            for (ssize_t k = 0; k < got; k++) {
+                n += data[k] == '\n' && last[at] == '\n';
+                last[at] = data[k];
+            }
+        }
+    }
+    return n;
+}
+
+static struct flow flow(const char *verifier)
+{
+    static struct http_client c[N_FLOWING];
+    static int fds[N_FLOWING];
+    static char last[N_FLOWING];
+    char body[64];
+    unsigned port;
+    struct child gateway = gateway_start(verifier, NULL, &port);
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    int len =
+        snprintf(body, sizeof(body), "{\"prompt\":\"pace 100000 %d\",\"stream\":true}", FLOW_MS);
+    double idle_kib = resident_kib(gateway.pid);
+    for (unsigned i = 0; i < N_FLOWING; i++) {
+        struct epoll_event e = {.events = EPOLLIN, .data.u32 = i};
+        c[i] = http_client_open(port);
+        fds[i] = c[i].fd;
+        http_client_print(
+            &c[i], "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len,
+            body);
+        epoll_ctl(epoll, EPOLL_CTL_ADD, fds[i], &e);
+    }
+    events_until(epoll, fds, last, now_us() + 2e6); // until all flow
+    double begun_us = now_us(), begun_cpu_s = cpu_s(gateway.pid);
+    unsigned n = events_until(epoll, fds, last, begun_us + FLOW_S * 1e6);
+    double s = (now_us() - begun_us) / 1e6;
+    struct flow f = {.n = N_FLOWING,
+                     .tokens_per_s = n / s,
+                     .cores = (cpu_s(gateway.pid) - begun_cpu_s) / s,
+                     .kib_per_stream = (resident_kib(gateway.pid) - idle_kib) / N_FLOWING};
+    for (unsigned i = 0; i < N_FLOWING; i++) {
+        if (!last[i])
+            fail_msg("stream %u never began", i);
+        http_client_close(&c[i]);
+    }
+    close(epoll);
+    child_stop(&gateway);
+    return f;
+}
+
+static void report_flow(const struct flow *f, json_t *all)
+{
+    double ms = f->cores * 1e3 / (f->tokens_per_s / 1e3);
+    printf("%u streams of %d tokens/s: %.0f tokens/s, %.2f cores, so %.1f ms of CPU time per 1,000 "
+           "tokens; %.1f KiB of memory per stream\n",
+           f->n, 1000 / FLOW_MS, f->tokens_per_s, f->cores, ms, f->kib_per_stream);
+    json_object_set_new(all, "flow",
+                        json_pack("{s:i,s:f,s:f,s:f,s:f}", "streams", f->n, "tokens_per_s",
+                                  f->tokens_per_s, "cores", f->cores, "cpu_ms_per_1000_tokens", ms,
+                                  "kib_per_stream", f->kib_per_stream));
+}
+
 /* ---- the whole ---- */
 
-static void report(double times[N_KINDS][MAX_REPS], unsigned reps, double tokens, const char *json)
+static void report(double times[N_KINDS][MAX_REPS], unsigned reps, double tokens,
+                   const struct flow *flowing, const char *json)
 {
     json_t *all = json_object();
     double base = 0;
@@ -179,6 +297,7 @@ static void report(double times[N_KINDS][MAX_REPS], unsigned reps, double tokens
     }
     printf("%d streams at once: %.0f tokens/s\n", N_STREAMS, tokens);
     json_object_set_new(all, "streams_tokens_per_s", json_real(tokens));
+    report_flow(flowing, all);
     if (json && json_dump_file(all, json, JSON_INDENT(2)) < 0)
         fprintf(stderr, "cannot write %s\n", json);
     json_decref(all);
@@ -201,6 +320,10 @@ int main(int argc, char **argv)
     }
     reps = reps < 1 ? 1 : reps > MAX_REPS ? MAX_REPS : reps;
 
+    struct rlimit files;
+    getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
     char address[128];
     snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
     struct fake_verifier *f = fake_verifier_start(address);
@@ -216,7 +339,9 @@ int main(int argc, char **argv)
     for (unsigned i = 0; i < reps + 20; i++)
         for (size_t k = 0; k < N_KINDS; k++)
             times[k][i < 20 ? 0 : i - 20] = kinds[k].run(&b); // the first warm up
-    report(times, reps, tokens_per_s(port), json);
+    double tokens = tokens_per_s(port);
+    struct flow flowing = flow(address);
+    report(times, reps, tokens, &flowing, json);
     http_client_close(&b.http);
     rpc_client_free(b.rpc);
     child_stop(&gateway);
