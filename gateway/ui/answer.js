@@ -5,11 +5,10 @@ import {byId, html, number, oncePerFrame, svg} from './dom.js';
 const CELL = 6; // of the picture of rounds
 
 // What an event says of its token, in one object.
-function tokenOf(chunk) {
-  const [choice] = chunk.choices;
-  const said = choice.logprobs?.content?.[0];
-  const text = choice.delta.content || choice.delta.reasoning_content || '';
-  return {...chunk.tandem.tokens[0], text, own: said?.token, logprob: said?.logprob, top: said?.top_logprobs ?? []};
+function tokenOf(chunk, thought, content) {
+  const said = chunk.choices[0].logprobs?.content?.[0];
+  return {...chunk.tandem.tokens[0], text: thought + content, isThought: thought !== '',
+    own: said?.token, logprob: said?.logprob, top: said?.top_logprobs ?? []};
 }
 
 // A column for each round: kept draft tokens, the target's own on them, and what was drafted in vain.
@@ -87,12 +86,12 @@ export class Answer {
 
   addToken(token) {
     const at = this.tokens.push(token) - 1;
-    const first = this.rounds.length === 0 || this.rounds.at(-1).number !== token.round;
-    if (first) this.rounds.push({number: token.round, drafted: token.drafted, accepted: 0, own: null});
+    if (this.rounds.at(-1)?.number !== token.round)
+      this.rounds.push({number: token.round, drafted: token.drafted, accepted: 0, own: null});
     const round = this.rounds.at(-1);
     if (token.origin === 'accepted') round.accepted++;
     else round.own = token.origin;
-    this.body.append(html('span', {class: first ? 'token first' : 'token', 'data-origin': token.origin, 'data-at': at, 'data-round': token.round,
+    this.body.append(html('span', {class: token.isThought ? 'token thought' : 'token', 'data-origin': token.origin, 'data-at': at, 'data-round': token.round,
       'data-break': /^\s*\n\s*$/.test(token.text), tabindex: at ? '-1' : '0'}, token.text || '◦'));
   }
 
@@ -101,11 +100,11 @@ export class Answer {
     const [choice] = chunk.choices;
     if (chunk.usage) this.end(chunk);
     if (!choice) return;
-    const text = choice.delta.content ?? '';
-    this.text += text;
+    const {content = '', reasoning_content: thought = ''} = choice.delta;
+    this.text += content;
     this.startedMs ??= performance.now();
-    if (chunk.tandem?.tokens.length) this.addToken(tokenOf(chunk));
-    else if (text) this.body.append(text); // held back until the end
+    if (chunk.tandem) this.addToken(tokenOf(chunk, thought, content));
+    else this.body.append(thought + content); // held back until the end
     this.draw();
   }
 

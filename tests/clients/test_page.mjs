@@ -170,6 +170,22 @@ test('what the server refuses is shown with its sentence', {skip}, () => withPag
   assert.match(complaints.pop(), /status of 400/); // the browser's own line
 }));
 
+// Plays a server that streams these deltas, a token each, and then an error.
+async function play(page, deltas, sentence) {
+  const chunks = deltas.map((delta, i) => ({choices: [{index: 0, delta, logprobs: null, finish_reason: null}],
+    tandem: {tokens: [{id: i, origin: 'target', round: i + 1, drafted: 0, proposer: ''}]}}));
+  const body = [...chunks, {error: {message: sentence}}].map((e) => `data: ${JSON.stringify(e)}\n\n`).join('');
+  await page.route('**/v1/chat/completions', (route) => route.fulfill({contentType: 'text/event-stream', body}));
+}
+
+test('thoughts are set apart, and an error behind them is shown', {skip}, () => withPage({}, async (page) => {
+  await play(page, [{reasoning_content: 'Hm.'}, {content: ''}, {content: 'Yes'}], 'the verifier is gone');
+  await ask(page, 'Is it so?');
+  assert.deepEqual(await tokens(answers(page).first()).allInnerTexts(), ['Hm.', '◦', 'Yes']);
+  assert.deepEqual(await answers(page).first().locator('.thought').allInnerTexts(), ['Hm.']);
+  assert.equal(await page.getByRole('alert').innerText(), 'the verifier is gone');
+}));
+
 test('an API key goes along, and stays in its tab', {skip}, () => withPage({}, async (page) => {
   const sent = [];
   page.on('request', (r) => r.url().endsWith('/chat/completions') && sent.push(r.headers().authorization));
