@@ -382,7 +382,7 @@ static void a_damaged_file_serves_no_wrong_block(void **state)
     run_sql("PRAGMA wal_checkpoint(TRUNCATE)"); // all in one file
     size_t size;
     AUTO(mem_free) char *good = lib_read(path, &size);
-    uint32_t n_found = 0, n_tries = getenv("TANDEM_TEST_LONG") ? 1000 : 60;
+    uint32_t n_found = 0, n_tries = getenv("TANDEM_TEST_LONG") ? 1000 : LIB_SANITIZED ? 36 : 60;
     for (uint32_t i = 0; i < n_tries; i++) {
         size_t at = i < 24 ? i * 4 : rng_splitmix64(i) % size;
         bool cuts = i % 3 == 2;
@@ -479,7 +479,7 @@ static void every_call_for_the_file_may_fail(void **state)
     faulty_vfs_fail(0, 0, 0);
     assert_int_equal(work(), 0);
     uint64_t n_calls = faulty_vfs_calls();
-    for (uint64_t n = 1; n <= n_calls; n += 1 + n / 40) {
+    for (uint64_t n = 1; n <= n_calls; n += 1 + n / (LIB_SANITIZED ? 8 : 40)) {
         for (int how = 0; how < 6; how++) {
             faulty_vfs_fail(n, errors[how / 2], how % 2);
             work();
