@@ -10,10 +10,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 #include "base/err.h"
-#include "base/mem.h"
+#include "base/unix_socket.h"
 #include "gateway/listen.h"
 
 #define BACKLOG 1024
+#define SOCKET_MODE 0660
 
 static int bound(int fd, const struct sockaddr *a, socklen_t len, const char *address)
 {
@@ -26,30 +27,11 @@ static int bound(int fd, const struct sockaddr *a, socklen_t len, const char *ad
     return fail(-e, "cannot listen on %s: %s", address, strerror(e));
 }
 
-/* A file that nobody answers at is left over from a server that died. */
-static bool is_stale(const struct sockaddr_un *a)
+static int open_unix(const char *path)
 {
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool refused =
-        fd >= 0 && connect(fd, (const struct sockaddr *)a, sizeof(*a)) < 0 && errno == ECONNREFUSED;
-    if (fd >= 0)
-        close(fd);
-    return refused;
-}
-
-static int open_unix(const char *path, const char *address)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    if (!*path || strlen(path) >= sizeof(a.sun_path))
-        return fail(-EINVAL, "%s: the path must have 1 to %zu bytes", address,
-                    sizeof(a.sun_path) - 1);
-    memcpy(a.sun_path, path, strlen(path));
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return fail(-errno, "cannot make a socket: %s", strerror(errno));
-    if (is_stale(&a))
-        unlink(path);
-    return bound(fd, (struct sockaddr *)&a, sizeof(a), address);
+    struct unix_socket s;
+    int rc = unix_socket_listen(path, SOCKET_MODE, &s);
+    return rc < 0 ? rc : s.fd;
 }
 
 static int open_tcp(const char *host, const char *port, const char *address)
@@ -75,7 +57,7 @@ int listen_open(const char *address, int *ret_fd)
     char host[256];
     int fd;
     if (strncmp(address, "unix:", 5) == 0) {
-        fd = open_unix(address + 5, address);
+        fd = open_unix(address + 5);
     } else {
         const char *colon = strrchr(address, ':');
         size_t n = colon ? (size_t)(colon - address) : 0;

@@ -6,18 +6,11 @@
 #pragma once
 #include <pthread.h>
 #include <sys/stat.h>
-#include <sys/un.h>
+#include "base/unix_socket.h"
 #include "rpc/rpc.h"
 
-struct rpc_listen_socket {
-    int fd;
-    char path[sizeof(((struct sockaddr_un *)0)->sun_path)]; // ours to remove, or ""
-    ino_t inode;                                            // of it, to remove nobody else's
-    dev_t device;
-};
-
 struct rpc_listen {
-    struct rpc_listen_socket sockets[RPC_LISTEN_MAX];
+    struct unix_socket sockets[RPC_LISTEN_MAX]; // path "": a passed one
     unsigned n;
     int stop_fd;
     pthread_t thread;                          // accepts

@@ -1262,6 +1262,22 @@ static void a_taken_address_is_said_in_one_sentence(void **state)
     assert_int_equal(rc, 1);
 }
 
+static void a_file_that_is_no_socket_stays(void **state)
+{
+    (void)state;
+    char listen[200];
+    snprintf(listen, sizeof(listen), "unix:%s/notes.txt", service_dir());
+    FILE *f = fopen(listen + 5, "w");
+    assert_non_null(f);
+    fclose(f);
+    const char *args[] = {"--listen", listen, "--verifiers", address, NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    free(child_wait_log(&s, "notes.txt: it exists and is no socket"));
+    assert_int_equal(child_wait(&s), 1);
+    assert_int_equal(access(listen + 5, F_OK), 0);
+    unlink(listen + 5);
+}
+
 static void limits_that_contradict_each_other_are_refused(void **state)
 {
     (void)state;
@@ -1351,6 +1367,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_stream_may_be_silent_longer_than_a_connection_may_be_idle),
         cmocka_unit_test(old_and_head_requests_are_answered),
         cmocka_unit_test(a_taken_address_is_said_in_one_sentence),
+        cmocka_unit_test(a_file_that_is_no_socket_stays),
         cmocka_unit_test(limits_that_contradict_each_other_are_refused),
     };
     return cmocka_run_group_tests(tests, start_all, stop_all);
