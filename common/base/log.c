@@ -77,6 +77,9 @@ void log_line(enum log_level level, const char *format, ...)
     n += (size_t)body;
     if (n > sizeof(line) - 1)
         n = sizeof(line) - 1;
+    for (size_t i = prefix_bytes; i < n; i++)
+        if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
+            line[i] = ' '; // foreign text must not begin a line
     if (to.entries && journal_send(to.program, levels[level].syslog, line + prefix_bytes))
         return;
     line[n++] = '\n';

@@ -75,6 +75,18 @@ static void a_long_line_is_cut_and_still_a_line(void **state)
     assert_ptr_equal(strchr(text, '\n'), text + n - 1);
 }
 
+static void say_two_lines(void)
+{
+    log_info("role '%s'", "x\n<3>forged\x1b[2J");
+}
+
+static void foreign_text_begins_no_line(void **state)
+{
+    (void)state;
+    log_init("prog", LOG_LEVEL_INFO);
+    assert_non_null(strstr(caught(say_two_lines), "role 'x <3>forged [2J'\n"));
+}
+
 static void levels_are_read_by_name(void **state)
 {
     (void)state;
@@ -114,6 +126,7 @@ int main(void)
         cmocka_unit_test(lines_have_time_program_and_level),
         cmocka_unit_test(under_the_journal_lines_have_its_priorities),
         cmocka_unit_test(a_long_line_is_cut_and_still_a_line),
+        cmocka_unit_test(foreign_text_begins_no_line),
         cmocka_unit_test(levels_are_read_by_name),
         cmocka_unit_test(foreign_text_is_quoted),
         cmocka_unit_test(long_foreign_text_is_cut),
