@@ -68,7 +68,8 @@ bool rpc_tls_on(void)
 grpc_channel_credentials *rpc_tls_channel(const char *target)
 {
     grpc_ssl_pem_key_cert_pair own = {.private_key = key.text, .cert_chain = cert.text};
-    if (!rpc_tls_on() || strncmp(target, "unix", 4) == 0)
+    bool local = strncmp(target, "unix:", 5) == 0 || strncmp(target, "unix-abstract:", 14) == 0;
+    if (!rpc_tls_on() || local)
         return grpc_insecure_credentials_create();
     return grpc_ssl_credentials_create_ex(ca.text, &own, NULL, NULL);
 }
