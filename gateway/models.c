@@ -1,4 +1,5 @@
 /* models.c - GET /v1/models and /v1/models/{id}. */
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 #include "gateway/answer.h"
@@ -91,7 +92,8 @@ void models_one(struct gateway *g, struct http_request *r)
         write_model(found, &body);
         answer_json(r, 200, &body);
     } else {
-        answer_error(r, 404, "this model is not served here", "model");
+        fail(-ENOENT, "the model '%.200s' is not served here", name);
+        answer_error(r, 404, fail_text(), "model");
     }
     models_done(&m);
 }

@@ -28,7 +28,7 @@ static bool begin(struct gateway *g, struct http_request *r, parse_fn *parse,
     rc = upstream_take(g->upstream, &(struct upstream_want){.model = ret->model}, ret_verifier,
                        &model);
     if (rc < 0) {
-        answer_error(r, rc == -ENOENT ? 404 : 503, fail_text(), "");
+        answer_error(r, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
         openai_request_done(ret);
         return false;
     }
