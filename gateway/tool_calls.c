@@ -180,7 +180,7 @@ static int read_json(struct text *t, json_t **ret)
 {
     json_error_t e;
     skip_space(t);
-    json_t *v = json_loadb(t->data, t->len, JSON_DISABLE_EOF_CHECK, &e);
+    json_t *v = json_loadb(t->data, t->len, JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, &e);
     if (!v)
         return json_error_code(&e) == json_error_premature_end_of_input ? -EAGAIN : -EINVAL;
     take(t, (size_t)e.position);

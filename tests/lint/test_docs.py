@@ -36,6 +36,15 @@ class Documents(unittest.TestCase):
         listed = set(re.findall(r"^\| `(tandem_[a-z0-9_]+)`", read("docs/metrics.md"), re.M))
         self.assertEqual(listed, served)
 
+    def test_the_api_page_names_every_field_that_is_read(self):
+        page = read("docs/api.md")
+        fields = read("gateway/openai_fields.c")
+        names = set(re.findall(r'^    \{"(\w+)", FIELD_', fields, re.M))
+        for source in [fields, *(read(f"gateway/{f}.c") for f in ["openai_chat", "openai_request", "responses_request"])]:
+            names |= set(re.findall(r'reading_member\(body, "(\w+)"\)', source))
+        self.assertGreater(len(names), 40)
+        self.assertEqual([n for n in sorted(names) if not re.search(rf"`[\w.]*{n}[\w.]*`", page)], [])
+
     def test_links_between_documents_lead_somewhere(self):
         pages = ["README.md", "models/README.md", *glob.glob("docs/*.md", root_dir=ROOT)]
         for page in pages:
