@@ -1,11 +1,13 @@
 /* heir.c - a new process of the same program takes over without a gap. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/clock.h"
@@ -21,7 +23,7 @@
 
 static struct {
     enum heir_state state;
-    pid_t pid;
+    pid_t group; // its process group, named by what was spawned, which ends at once
     int said_fd; // it says that it is ready
     int64_t until_us;
 } heir;
@@ -55,10 +57,11 @@ static char **make_environment(char *own)
     return list;
 }
 
-/* Each fd becomes FIRST_FD + i; all others are closed. */
+/* Each fd becomes FIRST_FD + i; all others are closed. The new process leads a group of its own. */
 static int spawn(char *const *argv, const int *fds, int n, char **environment, pid_t *ret)
 {
     posix_spawn_file_actions_t files;
+    posix_spawnattr_t attributes;
     int high[SVC_MAX_FDS + 1], err = 0;
     posix_spawn_file_actions_init(&files);
     for (int i = 0; i < n; i++) {
@@ -67,10 +70,13 @@ static int spawn(char *const *argv, const int *fds, int n, char **environment, p
         posix_spawn_file_actions_adddup2(&files, high[i], FIRST_FD + i);
     }
     posix_spawn_file_actions_addclosefrom_np(&files, FIRST_FD + n);
-    err = err ? err : posix_spawnp(ret, argv[0], &files, NULL, argv, environment);
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+    err = err ? err : posix_spawnp(ret, argv[0], &files, &attributes, argv, environment);
     for (int i = 0; i < n; i++)
         if (high[i] >= 0)
             close(high[i]);
+    posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&files);
     return -err;
 }
@@ -87,7 +93,7 @@ int heir_start(char *const *argv, const int *fds, int n)
         return fail(-ENOMEM, "no memory or no descriptor for a new process");
     memcpy(all, fds, (size_t)n * sizeof(int));
     all[n] = pipe_fds[1];
-    int rc = spawn(argv, all, n + 1, environment, &heir.pid);
+    int rc = spawn(argv, all, n + 1, environment, &heir.group);
     close(pipe_fds[1]);
     if (rc < 0) {
         close(pipe_fds[0]);
@@ -99,13 +105,17 @@ int heir_start(char *const *argv, const int *fds, int n)
     return 0;
 }
 
+/* Until now what was spawned has kept the group's number from being given to others. */
+static void forget_group(void)
+{
+    waitpid(heir.group, NULL, 0);
+}
+
 static void give_up(const char *why)
 {
-    int status = 0;
-    kill(heir.pid, SIGKILL); // it may have ended
-    waitpid(heir.pid, &status, 0);
-    log_error("the new process %s pid=%d status=%d", why, (int)heir.pid,
-              WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
+    kill(-heir.group, SIGKILL); // it may have ended
+    forget_group();
+    log_error("the new process %s", why);
     heir.state = HEIR_NONE;
     close(heir.said_fd);
 }
@@ -129,11 +139,29 @@ enum heir_state heir_state(void)
                        : "was not ready in time");
         return heir.state;
     }
+    forget_group();
     close(heir.said_fd);
     return heir.state = HEIR_READY;
 }
 
 /* ---- the new process ---- */
+
+/* A service manager has signals for its own children only, and hears only of their ends. */
+void heir_detach(void)
+{
+    if (!getenv(HANDED_OVER))
+        return;
+    int parent = pidfd_open(getpid(), 0);
+    pid_t child = parent < 0 ? -1 : fork();
+    if (child < 0)
+        log_error("the new process cannot leave the old one: %s", strerror(errno));
+    if (child != 0)
+        _exit(child < 0);
+    struct pollfd end = {parent, POLLIN, 0};
+    while (poll(&end, 1, -1) < 0 && errno == EINTR)
+        ;
+    close(parent);
+}
 
 int heir_inherit(void)
 {

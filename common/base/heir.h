@@ -6,6 +6,7 @@
  *     HEIR_READY: stops accepting     <----  svc_ready()
  *     finishes what it has, exits
  *
+ * The new one is nobody's child but the service manager's: what heir_start() spawns forks and ends.
  * A new one that ends before it is ready leaves everything as it was.
  *
  * Threads: main. */
@@ -23,6 +24,8 @@ void heir_cancel(void);
 
 /* ---- in the new process, for svc.c ---- */
 
+/* Before any thread: goes on in a child that the service manager, or pid 1, has adopted. */
+void heir_detach(void);
 /* The sockets' number, which are descriptors 3, 4 ...; 0: nothing was handed over, or not again. */
 int heir_inherit(void);
 bool heir_is_one(void);

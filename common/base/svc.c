@@ -56,6 +56,7 @@ void svc_init(void)
     sigaddset(&svc.signals, SIGINT);
     sigaddset(&svc.signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &svc.signals, NULL);
+    heir_detach();
     uint64_t limit_us = 0;
     svc.watchdog_us = sd_watchdog_enabled(0, &limit_us) > 0 ? (int64_t)limit_us : 0;
 }

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* First of all in main: blocks SIGTERM, SIGINT, SIGHUP for every thread to come, ignores SIGPIPE,
- * raises RLIMIT_NOFILE, tunes malloc for big messages. */
+ * raises RLIMIT_NOFILE, tunes malloc for big messages. An heir (heir.h) leaves its parent. */
 void svc_init(void);
 /* Waits for SIGTERM or SIGINT: its number, or 0 after timeout_us (below 0: for ever). SIGHUP calls
  * what svc_on_reload() was told; without, it is logged: there is nothing to reload. */

@@ -32,6 +32,11 @@ def request(connection, port, n, stream):
     return connection
 
 
+def parent_of(pid):
+    with open(f"/proc/{pid}/status", encoding="utf-8") as f:
+        return int(re.search(r"^PPid:\t(\d+)$", f.read(), re.M).group(1))
+
+
 class Load:
     """Requests without end: on connections of their own, on one that is kept, and streams."""
 
@@ -115,6 +120,7 @@ class Handover(unittest.TestCase):
                 continue
             if found := re.search(r"^MAINPID=(\d+)\nREADY=1$", text, re.M):
                 self.pids.append(int(found.group(1)))
+                self.assertEqual(parent_of(self.pids[-1]), os.getpid(), "a manager stops and watches its own children only")
                 return self.pids[-1]
             self.assertNotIn("STOPPING", text, "the service goes on")
         raise AssertionError("no MAINPID: " + self.said.text)
