@@ -58,13 +58,15 @@ static int read_keys(const struct options *o)
     if (gateway.auth)
         log_info("API keys are needed, known=%u", auth_n_keys(gateway.auth));
     gateway.metrics_open = o->metrics_open;
-    gateway.cors_origins = &o->cors_origins;
+    gateway.cors.origins = &o->cors_origins;
     return rc;
 }
 
 static int check_open(const struct options *o, int fd, const char *name)
 {
-    if (gateway.auth || o->allow_open || !listen_is_public(fd))
+    bool public = listen_is_public(fd);
+    gateway.cors.loopback = !gateway.auth && !public && strncmp(name, "unix:", 5) != 0;
+    if (gateway.auth || o->allow_open || !public)
         return 0;
     return fail(-EPERM,
                 "anybody who reaches %s could use this server: give it --api-keys, or say "

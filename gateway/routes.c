@@ -140,7 +140,7 @@ void routes_answer(void *user, struct http_request *r)
     for (size_t i = 0; i < ARRAY_LEN(routes) && !found; i++)
         if (path_fits(&routes[i], http_path(r)))
             found = &routes[i];
-    if (cors_answer(((struct gateway *)user)->cors_origins, r))
+    if (cors_answer(&((struct gateway *)user)->cors, r))
         return;
     if (!found) {
         answer_error(r, 404, "there is no such path; GET / lists what there is", "");

@@ -2,8 +2,8 @@
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>
-#include "base/conf.h"
 #include "gateway/auth.h"
+#include "gateway/cors.h"
 #include "gateway/generate.h"
 #include "gateway/http.h"
 #include "gateway/upstream.h"
@@ -13,7 +13,7 @@ struct gateway {
     struct generator *generator;
     struct auth *auth; // NULL: everybody is let in
     bool metrics_open; // also without a key
-    const struct conf_list *cors_origins;
+    struct cors cors;
     int64_t started_us;
     atomic_bool draining;
 };

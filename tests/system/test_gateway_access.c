@@ -249,6 +249,44 @@ static void pages_of_other_origins_are_let_in_by_name(void **state)
     child_stop(&s);
 }
 
+/* The answer's status to a completion that a page of `origin` asks `host` for. */
+static int asked_by(unsigned port, const char *host, const char *origin)
+{
+    static const char body[] = "{\"prompt\":\"say 1\"}";
+    struct http_client c = http_client_open(port);
+    http_client_print(&c,
+                      "POST /v1/completions HTTP/1.1\r\nHost: %s\r\nOrigin: %s\r\n"
+                      "Content-Type: text/plain\r\nContent-Length: %zu\r\n\r\n%s",
+                      host, origin, strlen(body), body);
+    struct http_answer a = http_client_read(&c, 10000);
+    int status = a.status;
+    http_answer_done(&a);
+    http_client_close(&c);
+    return status;
+}
+
+static void other_pages_cannot_use_an_open_server(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = gateway_start(address, NULL, &port);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "http://127.0.0.1:80"), 200);
+    assert_int_equal(asked_by(port, "localhost:80", "http://localhost:80"), 200);
+    assert_int_equal(asked_by(port, "[::1]:80", "http://[::1]:80"), 200);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "http://127.0.0.1:81"), 403);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "https://a.example"), 403);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "null"), 403);
+    assert_int_equal(asked_by(port, "a.example:80", "http://a.example:80"), 403); // rebound
+    assert_int_equal(asked_by(port, "127.a.example", "http://127.a.example"), 403);
+    assert_int_equal(asked_by(port, "localhost.a.example", "http://localhost.a.example"), 403);
+    child_stop(&s);
+    const char *more[] = {"--cors-origins", "https://a.example", NULL};
+    s = gateway_start(address, more, &port);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "https://a.example"), 200);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "https://b.example"), 403);
+    child_stop(&s);
+}
+
 static void pages_of_any_origin_are_let_in_if_told_so_and_else_none(void **state)
 {
     (void)state;
@@ -259,8 +297,7 @@ static void pages_of_any_origin_are_let_in_if_told_so_and_else_none(void **state
        "Access-Control-Allow-Origin: *\r\n", "fake/model");
     child_stop(&s);
     s = gateway_start(address, NULL, &port);
-    is(call(port, "OPTIONS /v1/models", "Origin: https://a.example\r\n" PREFLIGHT, ""), 405,
-       "Allow", "method");
+    is(call(port, "OPTIONS /v1/models", PREFLIGHT, ""), 405, "Allow", "method");
     assert_false(allows_origin(call(port, "GET /v1/models", "Origin: https://a.example\r\n", "")));
     child_stop(&s);
 }
@@ -329,6 +366,7 @@ int main(void)
         cmocka_unit_test(figures_may_be_open),
         cmocka_unit_test(keys_may_be_a_credential_and_others_reading_them_is_a_warning),
         cmocka_unit_test(pages_of_other_origins_are_let_in_by_name),
+        cmocka_unit_test(other_pages_cannot_use_an_open_server),
         cmocka_unit_test(pages_of_any_origin_are_let_in_if_told_so_and_else_none),
         cmocka_unit_test(an_address_others_reach_is_open_only_if_that_is_meant),
         cmocka_unit_test(keys_that_cannot_be_read_end_the_start),
