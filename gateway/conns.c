@@ -17,6 +17,7 @@
 
 #define TICK_MS 100
 #define GONE_US 1000000 // what it may have sent before it closed is read by then
+#define TAKE_MAX 64     // connections at once, then the others are looked at
 
 struct conn {
     int fd;
@@ -32,15 +33,21 @@ struct conns {
     struct http_options o;
     pthread_t watcher;
     bool watched;
-    int epoll_fd, stop_fd;
+    int epoll_fd, wake_fd;
     atomic_bool stopping;
+    atomic_bool full; // new connections wait until one closes
+
+    pthread_mutex_t listen_mu; // for what follows
+    int listen_fd;             // -1: none
+    conns_taker *take;
+    void *user;
 
     pthread_mutex_t mu; // for what follows
     pthread_cond_t idle;
     struct conn *all;
     struct conn **by_fd;
     size_t n_by_fd;
-    unsigned n_active, n_open;
+    unsigned n_active, n_open; // n_open: from being taken on
 };
 
 /* ---- coming and going ---- */
@@ -57,7 +64,6 @@ struct conn *conns_open(struct conns *s, int fd)
     if (k->next)
         k->next->prev = k;
     s->all = k;
-    s->n_open++;
     if ((size_t)fd < s->n_by_fd)
         s->by_fd[fd] = k;
     pthread_mutex_unlock(&s->mu);
@@ -82,6 +88,8 @@ void conns_close(struct conns *s, struct conn *k)
         s->by_fd[k->fd] = NULL;
     pthread_mutex_unlock(&s->mu);
     free(k);
+    if (atomic_load(&s->full))
+        eventfd_write(s->wake_fd, 1);
 }
 
 void conns_phase(struct conns *s, struct conn *k, enum conn_phase phase, struct http_request *r)
@@ -136,6 +144,73 @@ void conns_give_up(struct conns *s)
     pthread_mutex_unlock(&s->mu);
 }
 
+/* ---- new connections ---- */
+
+static void count_open(struct conns *s, int more)
+{
+    pthread_mutex_lock(&s->mu);
+    s->n_open += (unsigned)more;
+    pthread_mutex_unlock(&s->mu);
+}
+
+/* With listen_mu. */
+static void set_full(struct conns *s, bool full)
+{
+    struct epoll_event e = {.events = full ? 0 : EPOLLIN, .data.fd = s->listen_fd};
+    if (s->listen_fd >= 0 && atomic_exchange(&s->full, full) != full)
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, s->listen_fd, &e);
+}
+
+/* Those that cannot be taken wait in the socket: until one closes, or for a tick. */
+static void take_some(struct conns *s)
+{
+    unsigned n_open = conns_n_open(s), max = s->o.max_connections;
+    unsigned room = n_open < max ? max - n_open : 0;
+    bool full = !room;
+    pthread_mutex_lock(&s->listen_mu);
+    for (unsigned i = 0; i < room && i < TAKE_MAX && s->listen_fd >= 0; i++) {
+        struct sockaddr_storage a;
+        socklen_t len = sizeof(a);
+        int fd = accept4(s->listen_fd, (struct sockaddr *)&a, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+            break;
+        }
+        count_open(s, 1);
+        if (!s->take(s->user, fd, (struct sockaddr *)&a, len))
+            count_open(s, -1);
+    }
+    set_full(s, full);
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
+static void look_again(struct conns *s)
+{
+    pthread_mutex_lock(&s->listen_mu);
+    set_full(s, false);
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
+void conns_listen(struct conns *s, int fd, conns_taker *take, void *user)
+{
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
+    pthread_mutex_lock(&s->listen_mu);
+    s->listen_fd = fd;
+    s->take = take;
+    s->user = user;
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e);
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
+void conns_unlisten(struct conns *s)
+{
+    pthread_mutex_lock(&s->listen_mu);
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->listen_fd, NULL); // others may have it, too
+    close(s->listen_fd);
+    s->listen_fd = -1;
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
 /* ---- the watcher ---- */
 
 /* A request whose client has closed: the reference is the caller's. */
@@ -184,6 +259,30 @@ static void inspect(struct conns *s, struct conn *k, int64_t now_us)
         shutdown(k->fd, SHUT_RDWR);
 }
 
+static bool listens_on(struct conns *s, int fd)
+{
+    pthread_mutex_lock(&s->listen_mu);
+    bool is = fd == s->listen_fd;
+    pthread_mutex_unlock(&s->listen_mu);
+    return is;
+}
+
+static void take_event(struct conns *s, int fd)
+{
+    eventfd_t n;
+    if (fd == s->wake_fd) {
+        eventfd_read(fd, &n);
+        look_again(s);
+    } else if (listens_on(s, fd)) {
+        take_some(s);
+    } else {
+        struct http_request *r = hung_up_request(s, fd);
+        if (r)
+            http_hang_up(r);
+        http_unref(r);
+    }
+}
+
 static void *watcher_main(void *arg)
 {
     struct conns *s = arg;
@@ -192,17 +291,13 @@ static void *watcher_main(void *arg)
     while (!atomic_load(&s->stopping)) {
         svc_awake();
         int n = epoll_wait(s->epoll_fd, events, (int)ARRAY_LEN(events), TICK_MS);
-        for (int i = 0; i < n; i++) {
-            int fd = events[i].data.fd;
-            struct http_request *r = fd == s->stop_fd ? NULL : hung_up_request(s, fd);
-            if (r)
-                http_hang_up(r);
-            http_unref(r);
-        }
+        for (int i = 0; i < n; i++)
+            take_event(s, events[i].data.fd);
         int64_t now_us = clock_us();
         if (now_us - tick_us < TICK_MS * 1000)
             continue;
         tick_us = now_us;
+        look_again(s);
         pthread_mutex_lock(&s->mu);
         for (struct conn *k = s->all; k; k = k->next)
             inspect(s, k, now_us);
@@ -222,6 +317,8 @@ static void init_locks(struct conns *s)
     pthread_cond_init(&s->idle, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&s->mu, NULL);
+    pthread_mutex_init(&s->listen_mu, NULL);
+    s->listen_fd = -1;
 }
 
 int conns_new(const struct http_options *o, struct conns **ret)
@@ -236,10 +333,10 @@ int conns_new(const struct http_options *o, struct conns **ret)
     s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;
     s->by_fd = calloc(s->n_by_fd, sizeof(struct conn *));
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    struct epoll_event e = {.events = EPOLLIN, .data.fd = s->stop_fd};
-    s->watched = s->by_fd && s->epoll_fd >= 0 && s->stop_fd >= 0 &&
-                 epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &e) == 0 &&
+    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = s->wake_fd};
+    s->watched = s->by_fd && s->epoll_fd >= 0 && s->wake_fd >= 0 &&
+                 epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &e) == 0 &&
                  pthread_create(&s->watcher, NULL, watcher_main, s) == 0;
     if (!s->watched) {
         conns_free(s);
@@ -254,7 +351,7 @@ void conns_stop(struct conns *s)
     if (!s->watched)
         return;
     atomic_store(&s->stopping, true);
-    eventfd_write(s->stop_fd, 1);
+    eventfd_write(s->wake_fd, 1);
     pthread_join(s->watcher, NULL);
     s->watched = false;
 }
@@ -266,10 +363,11 @@ void conns_free(struct conns *s)
     conns_stop(s);
     if (s->epoll_fd >= 0)
         close(s->epoll_fd);
-    if (s->stop_fd >= 0)
-        close(s->stop_fd);
+    if (s->wake_fd >= 0)
+        close(s->wake_fd);
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->mu);
+    pthread_mutex_destroy(&s->listen_mu);
     free(s->by_fd);
     free(s);
 }

@@ -1,11 +1,14 @@
 /* conns.h - who is connected, what each connection is doing since when, and the thread that
- * watches: it notices hang-ups of clients whose request waits, and ends what takes too long.
+ * watches: it takes new connections, notices hang-ups of clients whose request waits, and ends what
+ * takes too long.
  *
  * Private to http.c, and knows nothing of libmicrohttpd: it closes by shutting the socket down.
  *
  * Threads: any. */
 #pragma once
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include "base/mem.h"
 #include "gateway/http.h"
 
@@ -22,6 +25,13 @@ void conns_stop(struct conns *s);
 void conns_free(struct conns *s);
 DEFINE_AUTO(struct conns, conns_free)
 
+/* New connections of fd, which listens, go to take(), which owns them then, while fewer than
+ * max_connections are open; conns_open() follows, unless it says false. */
+typedef bool conns_taker(void *user, int fd, const struct sockaddr *address, socklen_t len);
+void conns_listen(struct conns *s, int fd, conns_taker *take, void *user);
+/* No more of them; closes the listening socket. Not twice. */
+void conns_unlisten(struct conns *s);
+
 /* NULL: no memory, the connection is not watched. */
 struct conn *conns_open(struct conns *s, int fd);
 /* Before the socket is closed: its number may have a new owner then. */
@@ -30,7 +40,7 @@ void conns_close(struct conns *s, struct conn *k);
 void conns_phase(struct conns *s, struct conn *k, enum conn_phase phase, struct http_request *r);
 
 unsigned conns_n_active(struct conns *s); // ANSWERING
-unsigned conns_n_open(struct conns *s);
+unsigned conns_n_open(struct conns *s);   // those that were taken included
 void conns_wait_idle(struct conns *s, int64_t timeout_us);
 void conns_give_up(struct conns *s); // http_give_up() for every request
 

@@ -18,6 +18,7 @@
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
 #define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
+#define LIMIT_ROOM 128            // for connections that are taken and not yet counted
 #define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
 #define SEND_BUFFER (256 << 10) // the kernel's, for a reader that has stopped; by itself 4 MiB
 
@@ -167,17 +168,20 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
 static void on_completed(void *cls, struct MHD_Connection *c, void **request,
                          enum MHD_RequestTerminationCode code)
 {
+    struct http_server *s = cls;
     struct http_request *r = *request;
-    (void)code;
     if (!r)
         return;
     *request = NULL;
+    /* Its thread puts away a connection that ends early only when it wakes the next time. */
+    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !atomic_load(&s->stopping))
+        MHD_resume_connection(c);
     pthread_mutex_lock(&r->mu);
     r->c = NULL;
     r->gone = true;
     pthread_mutex_unlock(&r->mu);
     http_tell_close(r);
-    set_phase(cls, c, CONN_IDLE, NULL);
+    set_phase(s, c, CONN_IDLE, NULL);
     http_unref(r);
 }
 
@@ -195,6 +199,12 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
         *context = i ? conns_open(s->conns, i->connect_fd) : NULL;
 }
 
+static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
+{
+    struct http_server *s = user;
+    return MHD_add_connection(s->daemon, fd, address, len) == MHD_YES; // else it has closed it
+}
+
 static void on_mhd_log(void *cls, const char *format, va_list args)
 {
     char text[256];
@@ -206,11 +216,14 @@ static void on_mhd_log(void *cls, const char *format, va_list args)
 
 /* ---- the server ---- */
 
+/* It does not listen itself: 0.9.75 aborts when it is told to stop that (MHD_quiesce_daemon) while
+ * it uses epoll and a thread wakes at that moment, and would divide max_connections by threads. */
 static int start_daemon(struct http_server *s)
 {
     const struct http_options *o = &s->o;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
-                     MHD_USE_ITC | (o->tls_cert ? MHD_USE_TLS : 0);
+                     MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->tls_cert ? MHD_USE_TLS : 0);
+    unsigned limit = (o->max_connections + LIMIT_ROOM) * o->n_threads; // of all threads together
     struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
     struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)o->tls_cert},
                                    {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},
@@ -218,9 +231,8 @@ static int start_daemon(struct http_server *s)
                                    {MHD_OPTION_END, 0, NULL}};
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, on_access, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
-        MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_NOTIFY_COMPLETED, on_completed, s,
-        MHD_OPTION_NOTIFY_CONNECTION, on_connection, s, MHD_OPTION_URI_LOG_CALLBACK,
-        on_request_line, s, MHD_OPTION_CONNECTION_LIMIT, o->max_connections,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
+        s, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, s, MHD_OPTION_CONNECTION_LIMIT, limit,
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, o->max_per_ip, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->idle_us / 1000000 + 1),
         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
@@ -252,6 +264,7 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
         http_free(s);
         return rc;
     }
+    conns_listen(s->conns, fd, on_new, s);
     *ret = s;
     return 0;
 }
@@ -259,10 +272,9 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
 void http_drain(struct http_server *s)
 {
     atomic_store(&s->draining, true);
-    if (s->listen_fd >= 0 && MHD_quiesce_daemon(s->daemon) != MHD_INVALID_SOCKET) {
-        close(s->listen_fd);
-        s->listen_fd = -1;
-    }
+    if (s->listen_fd >= 0)
+        conns_unlisten(s->conns);
+    s->listen_fd = -1;
 }
 
 unsigned http_n_active(struct http_server *s)

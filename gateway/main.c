@@ -172,8 +172,6 @@ static void serve(void)
     }
     if (sig)
         log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
-    else
-        log_info("a new process has taken over, connections=%u", http_n_open(http));
 }
 
 /* Waits until none is left; false: time is up, or a second signal came. */
@@ -208,6 +206,8 @@ static void drain(const struct options *o)
         generator_drain(gateway.generator);
     }
     http_drain(http);
+    if (replaced)
+        log_info("a new process has taken over, connections=%u", http_n_open(http));
     if (!wait_for(replaced ? http_n_open : http_n_active, until_us) && http_n_active(http))
         log_warn("drain time is over, ending %u requests with an error", http_n_active(http));
     generator_abort(gateway.generator);

@@ -7,12 +7,14 @@ import queue
 import re
 import shutil
 import signal
+import ssl
 import tempfile
 import threading
 import time
 import unittest
 
 from test_systemd import LIMIT_S, MODEL, Managed, Reader, tcp_listener, unix_listener
+from test_tls import Certificates
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -81,12 +83,12 @@ class Handover(unittest.TestCase):
         self.verifier = self.managed("verifier-svc", unix_listener(path), "--model", MODEL)
         self.verifier.wait("^READY=1$")
         self.conf = os.path.join(self.folder, "gateway.conf")
-        self.configure("http_threads = 1")
+        self.configure()
         self.pids = []
         self.addCleanup(self.kill_heirs)
         read, write = os.pipe()
         self.gateway = self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{path}", "--config", self.conf,
-                                    "--idle-timeout", "2", stderr=write)
+                                    stderr=write)
         os.close(write)
         self.said = Reader(os.fdopen(read, encoding="utf-8"))
         self.gateway.wait("^READY=1$")
@@ -97,9 +99,9 @@ class Handover(unittest.TestCase):
         self.addCleanup(service.close)
         return service
 
-    def configure(self, text):
+    def configure(self, *lines):
         with open(self.conf, "w", encoding="utf-8") as f:
-            f.write(text + "\n")
+            f.write("\n".join(["idle_timeout = 2", *lines, ""]))
 
     def kill_heirs(self):
         for pid in self.pids:
@@ -150,6 +152,44 @@ class Handover(unittest.TestCase):
         self.assertEqual(load.errors, [])
         os.kill(pid, signal.SIGTERM)
         self.assertEqual(self.ended(pid), 0)
+
+    def secure(self, certificates, key):
+        """HTTPS with a new certificate, and one key that is known."""
+        cert, private = certificates.sign("gateway")
+        with open(os.path.join(self.folder, "keys"), "w", encoding="utf-8") as f:
+            f.write(f"somebody {key}\n")
+        self.configure(f"tls_cert = {cert}", f"tls_key = {private}", f"api_keys = {f.name}")
+
+    def secure_call(self, certificates, key, path="/v1/models", body=None):
+        """A connection that trusts this authority alone, and the answer that begins on it."""
+        context = ssl.create_default_context(cafile=certificates.ca)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=LIMIT_S)
+        connection.request("POST" if body else "GET", path, body and json.dumps(body), {"X-API-Key": key})
+        return connection, connection.getresponse()
+
+    def test_certificates_and_keys_change_under_a_running_stream(self):
+        old, new = Certificates(self.folder, "old"), Certificates(self.folder, "new")
+        self.secure(old, "sk-the-key-of-before")
+        pid = self.hand_over(self.gateway.process.pid)
+        self.assertEqual(self.ended(self.gateway.process.pid), 0)
+        connection, stream = self.secure_call(old, "sk-the-key-of-before", "/v1/completions", {
+            "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True})
+        stream.readline()
+        self.secure(new, "sk-the-key-from-now-on")
+        heir = self.hand_over(pid)
+        while self.said.text.count("a new process has taken over") < 2:
+            time.sleep(0.01)  # until the old one takes no connections; the test's own limit ends this
+        for key, status in [("sk-the-key-from-now-on", 200), ("sk-the-key-of-before", 401)]:
+            fresh, answer = self.secure_call(new, key)
+            self.assertEqual(answer.status, status)
+            fresh.close()
+        with self.assertRaises(ssl.SSLCertVerificationError):
+            self.secure_call(old, "sk-the-key-from-now-on")
+        self.assertTrue(stream.read().endswith(b"data: [DONE]\n\n"))
+        connection.close()
+        self.assertEqual(self.ended(pid), 0)
+        os.kill(heir, signal.SIGTERM)
+        self.assertEqual(self.ended(heir), 0)
 
     def test_the_new_process_is_watched(self):
         pid = self.hand_over(self.gateway.process.pid)
