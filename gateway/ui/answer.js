@@ -91,8 +91,8 @@ export class Answer {
     const round = this.rounds.at(-1);
     if (token.origin === 'accepted') round.accepted++;
     else round.own = token.origin;
-    this.body.append(html('span', {class: token.isThought ? 'token thought' : 'token', 'data-origin': token.origin, 'data-at': at, 'data-round': token.round,
-      'data-break': /^\s*\n\s*$/.test(token.text), tabindex: at ? '-1' : '0'}, token.text || '◦'));
+    this.body.append(html('span', {class: token.isThought ? 'token thought' : 'token', tabindex: at ? '-1' : '0', 'data-at': at,
+      'data-origin': token.origin, 'data-round': token.round, 'data-break': /^\s*\n\s*$/.test(token.text)}, token.text || '◦'));
   }
 
   // A chunk of the stream.
