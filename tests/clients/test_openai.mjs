@@ -142,6 +142,8 @@ test('models lists the one that is served', async () => {
   const models = await openai.models.list();
   assert.equal(models.data.length, 1);
   assert.equal(models.data[0].object, 'model');
+  assert.deepEqual(await openai.models.retrieve(models.data[0].id), models.data[0]);
+  await assert.rejects(openai.models.retrieve('gpt-99'), (e) => e.status === 404 && e.code === 'model_not_found');
   const answer = await chat({model: models.data[0].id, max_tokens: 2});
   assert.equal(answer.model, models.data[0].id);
 });

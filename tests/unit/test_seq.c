@@ -304,6 +304,35 @@ static void a_drawn_draft_keeps_its_q(void **state)
     done(&m);
 }
 
+static void a_draft_ends_where_the_request_says(void **state)
+{
+    (void)state;
+    struct made m;
+    make(&m, NULL);
+    uint32_t tokens[] = {1, 2, 3};
+    int32_t parents[] = {-1, 0, 1};
+    float survival[] = {.9f, .8f, .6f}; // of each alone: .9, .89, .75
+    m.r->p_min = .8f;
+    struct seq_draft draft = {tokens, parents, survival, NULL, 3, 1};
+    seq_take_draft(m.s, &draft);
+    assert_int_equal(m.s->n_draft, 2);
+    m.r->n_min = 3;
+    seq_take_draft(m.s, &draft);
+    assert_int_equal(m.s->n_draft, 0);
+    assert_true(m.s->has_draft); // nothing more is waited for
+
+    m.r->p_min = .89f;
+    draft.q =
+        calloc(3, sizeof(struct accept_q)); // drawn: what ends it stays, and it is not too short
+    seq_take_draft(m.s, &draft);
+    assert_int_equal(m.s->n_draft, 2);
+
+    draft = (struct seq_draft){tokens, parents, survival, NULL, 3, SEQ_NO_PROPOSER};
+    seq_take_draft(m.s, &draft); // the client's own
+    assert_int_equal(m.s->n_draft, 3);
+    done(&m);
+}
+
 static void set_n_3(Tandem__V1__GenerateRequest *msg)
 {
     msg->n = 3;
@@ -371,6 +400,7 @@ int main(void)
         cmocka_unit_test(a_verify_stream_keeps_its_last_row_for_the_draft),
         cmocka_unit_test(a_kept_draft_waits_for_the_rows_before_it),
         cmocka_unit_test(a_draft_is_known_as_chain_or_tree),
+        cmocka_unit_test(a_draft_ends_where_the_request_says),
         cmocka_unit_test(a_drawn_draft_keeps_its_q),
         cmocka_unit_test(every_choice_is_penalised_for_the_prompt),
         cmocka_unit_test(choices_have_keys_of_their_own),
