@@ -195,7 +195,7 @@ class Soak(unittest.TestCase):
         self.verifier = self.service("verifier-svc", "--listen", self.path("verifier"), "--model", MODEL, "--kv-mib", "1",
                                      "--proposers", self.path("steady"), "--proposers", self.path("shaky"))
         self.gateway = self.service("gateway", "--listen", f"127.0.0.1:{self.port}", "--verifiers", self.path("verifier"),
-                                    "--request-timeout", "5")
+                                    "--request-timeout", "5", "--idle-timeout", "10")  # what junk leaves open is closed in time
 
     def path(self, name):
         return f"unix:{self.folder}/{name}.sock"
@@ -297,7 +297,8 @@ class Soak(unittest.TestCase):
         self.assertGreater(m["generation_tokens_total"], kept)
 
     def test_services_stand_after_the_load_as_before(self):
-        self.until("the model is loaded", lambda: self.gateway_answers() and self.settle())
+        self.until("the model is loaded", self.serves)
+        self.settle()
         self.load(max(5, SOAK_S / 5), 1)
         before = self.settle()
         self.load(max(5, SOAK_S * 4 / 5), 1000)
@@ -310,11 +311,15 @@ class Soak(unittest.TestCase):
             self.assertEqual(service.end(signal.SIGTERM), 0, service.name)
             self.assertNotRegex(service.said(), re.compile(r"^\S+ \S+ \w+ error: ", re.M))
 
-    def gateway_answers(self):
+    def serves(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         try:
-            return self.metrics()
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
         except OSError:
-            return None
+            return False
+        finally:
+            connection.close()
 
 
 if __name__ == "__main__":
