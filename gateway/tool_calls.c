@@ -206,17 +206,19 @@ static int add_object(struct tool_calls *to, const json_t *call)
                     text_of(json_object_get(call, "id")));
 }
 
-/* Arguments as an object, which stay as the model wrote them. */
-static int add_verbatim(struct tool_calls *to, struct text name, struct text args, struct text id)
+/* Takes an object, and adds it as the arguments, which stay as the model wrote them. */
+static int add_verbatim(struct tool_calls *to, struct text name, struct text *t, struct text id)
 {
     AUTO(json_decref_own) json_t *v = NULL;
-    args = trimmed(args);
-    struct text rest = args;
-    int rc = read_json(&rest, &v);
+    skip_space(t);
+    struct text args = *t;
+    int rc = read_json(t, &v);
     if (rc < 0)
         return rc;
-    if (!json_is_object(v) || trimmed(rest).len)
+    if (!json_is_object(v))
         return -EINVAL;
+    args.len -= t->len;
+    skip_space(t);
     return add_call(to, trimmed(name), strndup(args.data, args.len), id);
 }
 
@@ -279,7 +281,8 @@ static int read_mistral(struct text t, struct tool_calls *to)
             return -EINVAL;
         head = name;
         until(&head, "[ARGS]", &name);
-        return add_verbatim(to, name, t, trimmed(id));
+        int rc = add_verbatim(to, name, &t, trimmed(id));
+        return rc == 0 && t.len ? -EINVAL : rc;
     }
     int rc = read_json(&t, &calls);
     if (rc == 0 && (!json_array_size(calls) || trimmed(t).len))
@@ -291,38 +294,36 @@ static int read_mistral(struct text t, struct tool_calls *to)
 /* R1 and V3 write `function` before the name, and the arguments as a block of code. */
 static int read_deepseek(struct text t, struct tool_calls *to)
 {
-    struct text name, args = t;
+    struct text name;
     skip_word(&t, "<｜tool▁call▁begin｜>");
     if (!until(&t, "<｜tool▁sep｜>", &name))
         return -EAGAIN;
-    if (!until(&t, "<｜tool▁call▁end｜>", &args))
-        args = t;
-    args = trimmed(args);
-    struct text rest = args;
-    if (args.len && *args.data != '{' && until(&rest, "\n", &name)) {
-        args = trimmed(rest);
-        if (!skip_word(&args, "```json"))
-            return -EINVAL;
-        rest = args;
-        until(&rest, "```", &args);
-    }
-    return add_verbatim(to, name, args, (struct text){0});
+    skip_space(&t);
+    if (t.len && *t.data != '{' && (!until(&t, "\n", &name) || !skip_word(&t, "```json")))
+        return -EINVAL;
+    int rc = add_verbatim(to, name, &t, (struct text){0});
+    if (rc < 0)
+        return rc;
+    skip_word(&t, "```");
+    skip_space(&t);
+    skip_word(&t, "<｜tool▁call▁end｜>");
+    return t.len ? -EINVAL : 0;
 }
 
 static int read_kimi(struct text t, struct tool_calls *to)
 {
-    struct text id, args = {0};
+    struct text id;
     skip_word(&t, "<|tool_call_begin|>");
     if (!until(&t, "<|tool_call_argument_begin|>", &id))
         return -EAGAIN;
-    if (!until(&t, "<|tool_call_end|>", &args))
-        args = t;
     id = trimmed(id);
     struct text name = id;
     skip_word(&name, "functions.");
     const char *colon = memrchr(name.data, ':', name.len);
     name.len = colon ? (size_t)(colon - name.data) : name.len;
-    return add_verbatim(to, name, args, id);
+    int rc = add_verbatim(to, name, &t, id);
+    skip_word(&t, "<|tool_call_end|>");
+    return rc == 0 && t.len ? -EINVAL : rc;
 }
 
 /* ---- calls whose values are written without quotes ---- */

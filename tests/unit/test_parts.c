@@ -201,6 +201,10 @@ static void deepseek_writes_special_tokens(void **state)
               CALL("function<｜tool▁sep｜>get_time\n```json\n{\"zone\": \"`\"}\n```") "\n" CALL(
                   "function<｜tool▁sep｜>get_time\n```json\n{}\n```")),
           "|Yes.|get_time({\"zone\": \"`\"});get_time({});");
+    calls(TOOLS_DEEPSEEK,
+          CALLS(CALL("function<｜tool▁sep｜>write\n```json\n{\"x\":\"```py\\n<｜tool▁call▁end｜>\"}"
+                     "\n```") CALL("get_time<｜tool▁sep｜>{}")),
+          "||write({\"x\":\"```py\\n<｜tool▁call▁end｜>\"});get_time({});");
     calls(TOOLS_DSML,
           "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n"
           "<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n"
@@ -220,6 +224,10 @@ static void kimi_names_its_calls(void **state)
         "<|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
         "<|tool_calls_section_end|>",
         "||functions.get_weather:0=" PARIS ";functions.get_time:1=get_time({});");
+    calls(TOOLS_KIMI,
+          "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"x\":"
+          "\"<|tool_call_end|>\"}<|tool_call_end|>",
+          "||functions.f:0=f({\"x\":\"<|tool_call_end|>\"});");
 }
 
 static const struct parts_thinking think = {"<think>", "</think>"};
