@@ -161,8 +161,8 @@ static int start(const struct options *o)
     return rc;
 }
 
-/* Until a signal, or until a new process has taken over. */
-static void serve(void)
+/* Until a signal (true), or until a new process has taken over. */
+static bool serve(void)
 {
     int sig = 0;
     while (!sig && heir_state() != HEIR_READY) {
@@ -172,6 +172,7 @@ static void serve(void)
     }
     if (sig)
         log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
+    return sig;
 }
 
 /* Waits until none is left; false: time is up, or a second signal came. */
@@ -180,7 +181,7 @@ static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us
     unsigned n, told = 0;
     while ((n = n_left(http)) && clock_us() < until_us) {
         if (n != told)
-            svc_status("draining, %u requests left", n);
+            svc_status("draining, %u left", n);
         told = n;
         svc_watchdog();
         generator_tend(gateway.generator);
@@ -190,28 +191,44 @@ static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us
     return !n;
 }
 
-/* Finishes what was accepted, within its bound. Where a new process listens, connections that wait
- * for their next request are left to come with it: each is closed behind its next answer. */
-static void drain(const struct options *o)
+static unsigned n_connections(struct http_server *s)
+{
+    return http_n_open(s) + heir_has_old();
+}
+
+static unsigned n_requests(struct http_server *s)
+{
+    return http_n_active(s) + heir_has_old();
+}
+
+/* Finishes what was accepted, and so does the process before this one, if it is still there: the
+ * first signal has each of them begin with that, and the second one end it. Where a new process
+ * listens, and does not stop too, connections that wait for their next request are left to come
+ * with it: each is closed behind its next answer. */
+static void drain(const struct options *o, bool stopped)
 {
     int64_t until_us = clock_us() + us(o->drain_timeout);
-    bool replaced = heir_state() == HEIR_READY;
     svc_on_reload(NULL, NULL);
     heir_cancel();
-    if (replaced) {
-        svc_retire();
-    } else {
-        svc_stopping(us(o->drain_timeout) + END_US);
-        gateway.draining = true;
-        generator_drain(gateway.generator);
-    }
     http_drain(http);
-    if (replaced)
+    if (heir_state() == HEIR_READY) {
+        svc_retire();
         log_info("a new process has taken over, connections=%u", http_n_open(http));
-    if (!wait_for(replaced ? http_n_open : http_n_active, until_us) && http_n_active(http))
+        if (!stopped)
+            wait_for(n_connections, until_us);
+    }
+    svc_stopping(us(o->drain_timeout) + END_US);
+    gateway.draining = true;
+    generator_drain(gateway.generator);
+    if (heir_has_old())
+        log_info("the process before this one finishes what it has");
+    heir_signal_old(SIGTERM);
+    if (!wait_for(n_requests, until_us)) {
         log_warn("drain time is over, ending %u requests with an error", http_n_active(http));
+        heir_signal_old(SIGINT); // a second SIGTERM might melt into one that still waits
+    }
     generator_abort(gateway.generator);
-    http_wait_idle(http, 2000000);
+    wait_for(n_requests, clock_us() + END_US / 2);
 }
 
 /* Callbacks run until the last of upstream and templates is gone, so what they touch goes last. */
@@ -240,8 +257,7 @@ int main(int argc, char **argv)
         if (rc == 0) {
             svc_on_reload(reload, argv);
             svc_ready("serving");
-            serve();
-            drain(o);
+            drain(o, serve());
         }
         if (rc < 0)
             log_error("%s", fail_text());

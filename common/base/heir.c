@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "base/clock.h"
@@ -18,17 +19,17 @@
 #include "base/svc.h"
 
 #define FIRST_FD 3                       // SD_LISTEN_FDS_START
-#define HANDED_OVER "TANDEM_HANDED_OVER" // =N: sockets from FIRST_FD on, behind them a pipe
+#define HANDED_OVER "TANDEM_HANDED_OVER" // =N: sockets from FIRST_FD on, behind them the old one's
 #define START_US 60000000
 
 static struct {
     enum heir_state state;
     pid_t group; // its process group, named by what was spawned, which ends at once
-    int said_fd; // it says that it is ready
+    int fd;      // it says that it is ready; open for as long as this process is there
     int64_t until_us;
 } heir;
 
-static int tell_fd = -1; // of an heir: to the old one
+static int old_fd = -1; // of an heir: to the old one
 static bool is_heir;
 
 /* ---- the old process ---- */
@@ -83,23 +84,24 @@ static int spawn(char *const *argv, const int *fds, int n, char **environment, p
 
 int heir_start(char *const *argv, const int *fds, int n)
 {
-    int pipe_fds[2], all[SVC_MAX_FDS + 1];
+    int pair[2], all[SVC_MAX_FDS + 1];
     char own[40];
     if (heir.state != HEIR_NONE)
         return fail(-EALREADY, "a new process is starting already");
     snprintf(own, sizeof(own), HANDED_OVER "=%d", n);
     AUTO(mem_free) char **environment = make_environment(own);
-    if (!environment || n > SVC_MAX_FDS || pipe2(pipe_fds, O_CLOEXEC | O_NONBLOCK) < 0)
+    if (!environment || n > SVC_MAX_FDS ||
+        socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
         return fail(-ENOMEM, "no memory or no descriptor for a new process");
     memcpy(all, fds, (size_t)n * sizeof(int));
-    all[n] = pipe_fds[1];
+    all[n] = pair[1];
     int rc = spawn(argv, all, n + 1, environment, &heir.group);
-    close(pipe_fds[1]);
+    close(pair[1]);
     if (rc < 0) {
-        close(pipe_fds[0]);
+        close(pair[0]);
         return fail(rc, "cannot start %s: %s", argv[0], strerror(-rc));
     }
-    heir.said_fd = pipe_fds[0];
+    heir.fd = pair[0];
     heir.state = HEIR_STARTING;
     heir.until_us = clock_us() + START_US;
     return 0;
@@ -117,13 +119,7 @@ static void give_up(const char *why)
     forget_group();
     log_error("the new process %s", why);
     heir.state = HEIR_NONE;
-    close(heir.said_fd);
-}
-
-void heir_cancel(void)
-{
-    if (heir.state == HEIR_STARTING)
-        give_up("is not wanted any more");
+    close(heir.fd);
 }
 
 enum heir_state heir_state(void)
@@ -131,7 +127,7 @@ enum heir_state heir_state(void)
     char byte;
     if (heir.state != HEIR_STARTING)
         return heir.state;
-    ssize_t n = read(heir.said_fd, &byte, 1);
+    ssize_t n = read(heir.fd, &byte, 1);
     if (n < 0 && errno == EAGAIN && clock_us() < heir.until_us)
         return HEIR_STARTING;
     if (n != 1) {
@@ -140,8 +136,13 @@ enum heir_state heir_state(void)
         return heir.state;
     }
     forget_group();
-    close(heir.said_fd);
     return heir.state = HEIR_READY;
+}
+
+void heir_cancel(void)
+{
+    if (heir_state() == HEIR_STARTING)
+        give_up("is not wanted any more");
 }
 
 /* ---- the new process ---- */
@@ -172,7 +173,7 @@ int heir_inherit(void)
         return 0;
     for (int i = 0; i <= n; i++)
         fcntl(FIRST_FD + i, F_SETFD, FD_CLOEXEC);
-    tell_fd = FIRST_FD + n;
+    old_fd = FIRST_FD + n;
     is_heir = true;
     return n;
 }
@@ -184,10 +185,24 @@ bool heir_is_one(void)
 
 void heir_tell_ready(void)
 {
-    if (tell_fd < 0)
-        return;
-    if (write(tell_fd, "", 1) != 1)
+    if (old_fd >= 0 && write(old_fd, "", 1) != 1)
         log_warn("the old process has gone already");
-    close(tell_fd);
-    tell_fd = -1;
+}
+
+bool heir_has_old(void)
+{
+    char byte;
+    if (old_fd >= 0 && recv(old_fd, &byte, 1, MSG_DONTWAIT) >= 0) { // it has nothing to say
+        close(old_fd);
+        old_fd = -1;
+    }
+    return old_fd >= 0;
+}
+
+void heir_signal_old(int sig)
+{
+    struct ucred old;
+    socklen_t len = sizeof(old);
+    if (heir_has_old() && getsockopt(old_fd, SOL_SOCKET, SO_PEERCRED, &old, &len) == 0)
+        kill(old.pid, sig);
 }

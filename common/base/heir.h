@@ -31,3 +31,9 @@ int heir_inherit(void);
 bool heir_is_one(void);
 /* The old one may leave. */
 void heir_tell_ready(void);
+
+/* ---- in the new process, when it is stopped ---- */
+
+/* Whether the old one is still there: a service manager kills it when its main process ends. */
+bool heir_has_old(void);
+void heir_signal_old(int sig);

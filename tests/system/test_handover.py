@@ -191,6 +191,36 @@ class Handover(unittest.TestCase):
         os.kill(heir, signal.SIGTERM)
         self.assertEqual(self.ended(heir), 0)
 
+    def stop_while_the_old_one_streams(self):
+        """A stream of the old process that stands still, and the new process told to stop: both."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        self.addCleanup(connection.close)
+        body = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        stream = connection.getresponse()
+        self.assertEqual(stream.status, 200)
+        self.verifier.process.send_signal(signal.SIGSTOP)
+        self.addCleanup(self.verifier.process.send_signal, signal.SIGCONT)
+        heir = self.hand_over(self.gateway.process.pid)
+        os.kill(heir, signal.SIGTERM)
+        self.said.wait("the process before this one finishes what it has")
+        self.assertIsNone(self.gateway.process.poll())
+        return stream, heir
+
+    def test_a_stop_waits_for_the_streams_of_both(self):
+        stream, heir = self.stop_while_the_old_one_streams()
+        self.verifier.process.send_signal(signal.SIGCONT)
+        self.assertTrue(stream.read().endswith(b"data: [DONE]\n\n"))
+        self.assertEqual(self.ended(heir), 0)
+        self.assertEqual(self.gateway.process.poll(), 0, "the manager kills what is left behind its main process")
+
+    def test_a_second_signal_ends_the_streams_of_both(self):
+        stream, heir = self.stop_while_the_old_one_streams()
+        os.kill(heir, signal.SIGTERM)
+        self.assertIn(b'"error"', stream.read())
+        self.assertEqual(self.ended(heir), 0)
+        self.assertEqual(self.gateway.process.poll(), 0)
+
     def test_the_new_process_is_watched(self):
         pid = self.hand_over(self.gateway.process.pid)
         self.assertEqual(self.ended(self.gateway.process.pid), 0)
