@@ -206,7 +206,7 @@ static void on_run(struct generation *x, unsigned choice, const Tandem__V1__Toke
                    struct buf *to)
 {
     wire_run(&x->reply, choice, run, to);
-    record_tokens(&x->record, x->http, run->n_tokens);
+    record_tokens(&x->record, x->http, choice, run->n_tokens);
 }
 
 /* A stream begins with its first event: until then an error still has a status of its own.
@@ -558,6 +558,12 @@ static struct generation *generation_new(struct generator *g, struct http_reques
     return x;
 }
 
+static void refuse(struct http_request *r, const struct record *c, const struct openai_fault *fault)
+{
+    answer_fault(r, fault);
+    record_refused(c, r, fault);
+}
+
 void generate(struct generator *g, struct http_request *r, enum openai_kind kind)
 {
     struct openai_fault fault;
@@ -566,12 +572,13 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
     struct record record = {0};
     record_begin(&record, r, kind);
     if (atomic_load(&g->draining)) {
-        answer_error(r, 503, STOPPING, "");
+        refuse(r, &record, &(struct openai_fault){.status = 503, .text = STOPPING});
         return;
     }
     struct generation *x = generation_new(g, r);
     if (!x) {
-        answer_error(r, 500, "no memory for this request", "");
+        refuse(r, &record,
+               &(struct openai_fault){.status = 500, .text = "no memory for this request"});
         return;
     }
     x->record = record;
@@ -581,8 +588,7 @@ void generate(struct generator *g, struct http_request *r, enum openai_kind kind
     http_free_body(r);
     rc = rc < 0 ? rc : auth_bind(http_carried(r), &x->q, &fault);
     if (rc < 0) {
-        answer_fault(r, &fault);
-        record_refused(&x->record, r, &fault);
+        refuse(r, &x->record, &fault);
         unref(x);
     } else if (goes_on(x)) {
         x->prompt = upstream_n(g->upstream) > 1 ? prompt_of(&x->q) : NULL;

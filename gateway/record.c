@@ -45,7 +45,7 @@ void record_init(void)
     figures.between_s =
         time_of("tandem_gateway_inter_token_latency_seconds", "Time per token behind the first.");
     figures.whole_s = time_of("tandem_gateway_e2e_request_latency_seconds",
-                              "From a request's first byte to its end.");
+                              "From the first byte of an answered request to its end.");
 }
 
 static double seconds_since(int64_t us, int64_t now_us)
@@ -99,18 +99,18 @@ static void observe(struct metric *m, double seconds, const struct record *c)
         metrics_observe(m, seconds);
 }
 
-void record_tokens(struct record *c, struct http_request *r, size_t n)
+void record_tokens(struct record *c, struct http_request *r, unsigned choice, size_t n)
 {
-    int64_t now_us = clock_us();
+    int64_t now_us = clock_us(), *last_us = &c->last_us[choice];
     if (!n)
         return;
     if (!c->first_us) {
         c->first_us = now_us;
         observe(figures.first_s, seconds_since(http_begun_us(r), now_us), c);
-    } else {
-        metrics_observe(figures.between_s, seconds_since(c->last_us, now_us) / (double)n);
     }
-    c->last_us = now_us;
+    if (*last_us)
+        metrics_observe(figures.between_s, seconds_since(*last_us, now_us) / (double)n);
+    *last_us = now_us;
 }
 
 static double first_ms(const struct record *c, struct http_request *r)
@@ -128,7 +128,8 @@ void record_end(const struct record *c, struct http_request *r, struct openai_te
         metrics_add(figures.cancelled, 1);
     else if (status >= 400)
         metrics_add(figures.failed, 1);
-    observe(figures.whole_s, whole_s, c);
+    else
+        observe(figures.whole_s, whole_s, c);
     log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
              "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s first_ms=%.1f "
              "ms=%.1f",

@@ -16,7 +16,8 @@ struct record {
     char traceparent[TRACE_LEN + 1]; // as it came; "": none, or none of that format
     char trace[TRACE_ID_LEN + 1];    // its id
     char key[AUTH_MAX_NAME + 1];     // whose it is, "" without keys
-    int64_t first_us, last_us;       // tokens
+    int64_t first_us;                // token
+    int64_t last_us[OPENAI_MAX_N];   // of each choice; 0: none yet
 };
 
 /* Registers the figures, so that they are there before the first request. */
@@ -29,8 +30,8 @@ void record_refused(const struct record *c, struct http_request *r,
 /* Another verifier is asked, and why. */
 void record_moved(const struct record *c, struct http_request *r, const char *from, const char *to,
                   const char *why);
-/* n tokens have come. */
-void record_tokens(struct record *c, struct http_request *r, size_t n);
+/* n tokens of a choice have come. */
+void record_tokens(struct record *c, struct http_request *r, unsigned choice, size_t n);
 /* model: the one that answers, empty for none. status: HTTP's, also of an error that ended a
  * stream; 499: the client hung up. */
 void record_end(const struct record *c, struct http_request *r, struct openai_text model,
