@@ -157,8 +157,10 @@ def first_model(server):
             return json.load(answer)["data"][0]["id"]
     except urllib.error.HTTPError as e:
         raise SystemExit(f"{server.base}/v1/models: {e.code} {e.reason}; name the model with --model") from e
-    except (OSError, ValueError, KeyError, IndexError) as e:
-        raise SystemExit(f"{server.base}/v1/models: {e or 'no models'}; name the model with --model") from e
+    except OSError as e:
+        raise SystemExit(f"{server.base} cannot be reached: {getattr(e, 'reason', e)}") from e
+    except (ValueError, KeyError, IndexError) as e:
+        raise SystemExit(f"{server.base}/v1/models lists no model; name it with --model") from e
 
 
 # ---------------------------------------------------------------- one run after the other

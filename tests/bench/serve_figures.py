@@ -101,6 +101,6 @@ def lines(r):
         tell.append(f"  hung up: {r['hung_up']}")
     if r["errors"]:
         tell.append("  errors: " + ", ".join(f"{n} x {name}" for name, n in sorted(r["errors"].items())))
-    if r["lag_ms"] > 50 or r["generator_cores"] > 0.9:
+    if r["seconds"] > 1 and (r["lag_ms"] > 50 or r["generator_cores"] > 0.9):
         tell.append(f"  beware: this program was late by up to {short(r['lag_ms'])} ms and used {r['generator_cores']:.2f} cores")
     return tell

@@ -260,8 +260,13 @@ class OnOthers(unittest.TestCase):
             url = f"http://127.0.0.1:{s.getsockname()[1]}"
         code, _, figures = run(self.folder, "--url", url, "--model", "m", "--concurrency", "2", "--requests", "2")
         self.assertEqual((code, figures["runs"][0]["errors"]), (1, {"connect": 2}))
-        with self.assertRaisesRegex(SystemExit, "name the model with --model"):
+        with self.assertRaisesRegex(SystemExit, "cannot be reached: .*refused"):
             serve.main(["--url", url, "--requests", "1"])
+
+    def test_a_server_that_lists_no_models_needs_a_name(self):
+        for answer in [b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"]:
+            with Scripted(answer) as server, self.assertRaisesRegex(SystemExit, "with --model"):
+                serve.main(["--url", server.url, "--requests", "1"])
 
     def test_an_answer_may_be_cut_anywhere_on_its_way(self):
         usage = event(choices=[], usage={"completion_tokens": 3, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}},
