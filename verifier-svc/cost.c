@@ -5,6 +5,7 @@
 #define POINT_WEIGHT 0.05 // in the points beside it
 #define UNSEEN 0.01       // passes that a point weighs that none has shown
 #define SEEN_FADE 0.99    // per pass, of how often a point was seen
+#define READ_WEIGHT 0.2   // in what reading a position takes
 #define KIND_WEIGHT 0.2   // in the factor of drafted passes, where one kind follows the other
 #define OUTLIER 2.0 // a pass that was interrupted counts as at most so much more than expected
 
@@ -113,10 +114,19 @@ void cost_init(struct cost *c, const struct cost_measured *m)
     c->read_us = max(0, one - c->see_us);
 }
 
+static double scale_of(const struct cost *c, const struct cost_pass *p)
+{
+    return p->drafted ? c->scale * c->drafted_scale : c->scale;
+}
+
+static double context_us(const struct cost *c, const struct cost_pass *p)
+{
+    return c->read_us * p->reads + c->see_us * p->sees;
+}
+
 double cost_us(const struct cost *c, const struct cost_pass *p)
 {
-    double scale = p->drafted ? c->scale * c->drafted_scale : c->scale;
-    return scale * (at(c->w_us, p->rows) + c->read_us * p->reads + c->see_us * p->sees);
+    return scale_of(c, p) * (at(c->w_us, p->rows) + context_us(c, p));
 }
 
 /* Of the n-th pass lately; the first ones count for more if they are faster. */
@@ -151,11 +161,23 @@ static void compare_kinds(struct cost *c, bool drafted, double ratio)
     c->drafted_scale = max(1, drafted ? c->drafted_scale * factor : c->drafted_scale / factor);
 }
 
+/* At the start nothing had been written to the KV that was read: what reading takes shows where it
+ * is most of a pass. Returns the part of the pass that does not depend on the context. */
+static double learn_reading(struct cost *c, const struct cost_pass *p, double ratio)
+{
+    double context = context_us(c, p), all = context + at(c->w_us, p->rows);
+    double part = context / all;
+    if (p->reads > 0)
+        c->read_us = max(0, c->read_us + READ_WEIGHT * part * (ratio - 1) * all / p->reads);
+    return 1 - part;
+}
+
 void cost_seen(struct cost *c, const struct cost_pass *p, double us)
 {
     if (cost_us(c, p) <= 0)
         return; // nothing was measured
-    double ratio = ratio_of(c, p, us);
+    double rest = learn_reading(c, p, ratio_of(c, p, us));
+    double ratio = 1 + rest * rest * (ratio_of(c, p, us) - 1);
     if (c->n_all > 0 && p->drafted != c->last_drafted)
         compare_kinds(c, p->drafted, ratio);
     c->last_drafted = p->drafted;
@@ -164,7 +186,7 @@ void cost_seen(struct cost *c, const struct cost_pass *p, double us)
         c->n_seen[k] *= SEEN_FADE;
     unsigned i;
     double share = min(place(p->rows, &i), 1);
-    ratio = ratio_of(c, p, us); // what the scale has left of it
+    ratio = 1 + rest * rest * (ratio_of(c, p, us) - 1); // what the scale has left of it
     move_point(c, i, 1 - share, ratio);
     move_point(c, i + 1, share, ratio);
     keep_rising(c);

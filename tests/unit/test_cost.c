@@ -164,6 +164,27 @@ static void faster_than_thought_is_believed_at_once(void **state)
     assert_true(of_rows(&c, 6) <= of_rows(&c, 8));
 }
 
+static void what_reading_takes_is_learnt_at_long_contexts(void **state)
+{
+    (void)state;
+    struct cost_measured m = {.us = {100, 103}, .context = 1000, .rows = 2};
+    m.long_one_us = 110; // 0.009 for a position read, 0.001 for each row that sees it
+    m.long_rows_us = 114;
+    struct cost c;
+    cost_init(&c, &m);
+    for (int i = 0; i < 200; i++) {
+        struct cost_pass pass = {.drafted = false};
+        cost_add(&pass, 1 + (uint32_t)i % 4, 10000);
+        cost_seen(&c, &pass, 100 + 3 * (i % 4) + 10000 * (0.05 + 0.001 * (1 + i % 4)));
+    }
+    struct cost_pass one = {0}, two = {0};
+    cost_add(&one, 1, 10000);
+    cost_add(&two, 2, 10000);
+    assert_true(fabs(cost_us(&c, &one) - 610) < 30);
+    assert_true(cost_us(&c, &two) - cost_us(&c, &one) < 26); // 13
+    assert_true(fabs(of_rows(&c, 1) - 100) < 30);
+}
+
 static void one_interrupted_pass_says_little(void **state)
 {
     (void)state;
@@ -187,6 +208,7 @@ int main(void)
         cmocka_unit_test(a_busy_machine_slows_both_kinds_of_pass),
         cmocka_unit_test(a_size_that_was_slower_than_a_larger_one_was_held_up),
         cmocka_unit_test(faster_than_thought_is_believed_at_once),
+        cmocka_unit_test(what_reading_takes_is_learnt_at_long_contexts),
         cmocka_unit_test(one_interrupted_pass_says_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
