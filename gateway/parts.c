@@ -5,6 +5,9 @@
 
 #define TRIES_MAX 16  // ends of a call that may stand inside one of its values
 #define MARKERS_MAX 8 // that may come next
+#define WORK_MAX                                                                                   \
+    (4u << 20) // bytes that an answer may make us read in vain; then what is no call
+               // is given out whole
 #define OUT_MAX (64u << 20)
 
 const struct parts_thinking *parts_thinking_of(const char *source, size_t len)
@@ -56,7 +59,8 @@ unsigned parts_rules_markers(const struct parts_rules *r, const char *ret[PARTS_
     if (!m)
         return n;
     n += add_texts(ret + n, m->begin);
-    n += add_texts(ret + n, m->around);
+    n += add_texts(ret + n, m->before);
+    n += add_texts(ret + n, m->behind);
     n += add_texts(ret + n, m->inside);
     if (m->end)
         ret[n++] = m->end;
@@ -91,6 +95,7 @@ void parts_init(struct parts *p, const struct parts_rules *rules)
         p->rules = *rules;
     buf_init(&p->held, 1024);
     buf_init(&p->call, PARTS_SPACE_MAX + TOOL_CALLS_MAX_BYTES);
+    buf_init(&p->again, PARTS_SPACE_MAX + TOOL_CALLS_MAX_BYTES);
     if (p->rules.thinking && p->rules.begun)
         p->state = PARTS_REASONING;
     p->drop_space = p->state == PARTS_REASONING;
@@ -100,11 +105,12 @@ void parts_done(struct parts *p)
 {
     buf_done(&p->held);
     buf_done(&p->call);
+    buf_done(&p->again);
 }
 
 /* ---- markers ---- */
 
-enum what { NOTHING, BEGIN_THINKING, END_THINKING, BEGIN_CALL, AROUND_CALLS };
+enum what { NOTHING, BEGIN_THINKING, END_THINKING, BEGIN_CALL, BEFORE_CALL, BEHIND_CALL };
 
 struct marker {
     const char *text;
@@ -114,7 +120,7 @@ struct marker {
 static unsigned add_markers(struct marker *to, const char *const *from, enum what what)
 {
     unsigned n = 0;
-    for (; n < 3 && from[n]; n++)
+    for (; from[n]; n++)
         to[n] = (struct marker){from[n], what};
     return n;
 }
@@ -134,10 +140,11 @@ static unsigned markers_now(const struct parts *p, struct marker v[MARKERS_MAX])
     if (!m)
         return n;
     n += add_markers(v + n, m->begin, BEGIN_CALL);
-    if (r->format != TOOLS_LLAMA || (p->bare && p->n_calls))
-        n += add_markers(v + n, m->around, AROUND_CALLS);
-    else if (!p->bare)
+    if (r->format == TOOLS_LLAMA && !p->bare)
         n--; // the brace
+    n += add_markers(v + n, m->before, BEFORE_CALL);
+    if (p->after_call)
+        n += add_markers(v + n, m->behind, BEHIND_CALL);
     return n;
 }
 
@@ -173,32 +180,47 @@ static void give(struct parts *p, size_t n, struct parts_out *to)
     bool reasons = p->state == PARTS_REASONING;
     buf_add(reasons ? &to->reasoning : &to->content, p->held.data + from, n - from);
     if (n > space) {
-        p->drop_space = false;
+        p->drop_space = p->after_call = false;
         p->bare = p->bare && reasons;
     }
     buf_shift(&p->held, n);
 }
 
-static void begin_call(struct parts *p)
+/* Its beginning is the end of its text so far, from `at` on. */
+static void begin_call(struct parts *p, size_t at)
 {
-    buf_clear(&p->call);
-    size_t skipped = p->drop_space ? n_space(&p->held) : 0;
-    buf_add(&p->call, p->held.data + skipped, p->held.len - skipped);
-    p->state = PARTS_CALL;
+    bool brace = p->call.data[at] == '{'; // the marker is the JSON's beginning
+    p->of_call.at = at;
+    p->of_call.stage = brace ? PARTS_BODY : PARTS_FIRST;
     p->n_tries = 0;
     memset(&p->json, 0, sizeof(p->json));
-    p->begun_call = p->call.data[p->call.len - 1] == '{'; // the marker is the JSON's beginning
-    p->json.begun = p->begun_call;
-    p->json.depth = p->begun_call;
+    p->json.begun = brace;
+    p->json.depth = brace;
+}
+
+/* What is held is the first marker, and white space before it. */
+static void maybe_call(struct parts *p, enum what what)
+{
+    size_t space = n_space(&p->held), skipped = p->drop_space ? space : 0;
+    buf_clear(&p->call);
+    buf_add(&p->call, p->held.data + skipped, p->held.len - skipped);
+    p->of_call.outside = p->state;
+    p->of_call.n_first = p->call.len;
+    p->of_call.stage = PARTS_BEFORE;
+    p->state = PARTS_CALL;
+    if (what == BEGIN_CALL)
+        begin_call(p, space - skipped);
 }
 
 static void act(struct parts *p, enum what what)
 {
-    if (what == BEGIN_CALL)
-        begin_call(p);
-    else if (what != AROUND_CALLS)
-        p->state = what == BEGIN_THINKING ? PARTS_REASONING : PARTS_CONTENT;
-    p->drop_space = p->drop_space || what != BEGIN_CALL;
+    if (what == BEGIN_CALL || what == BEFORE_CALL) {
+        maybe_call(p, what);
+    } else {
+        if (what != BEHIND_CALL)
+            p->state = what == BEGIN_THINKING ? PARTS_REASONING : PARTS_CONTENT;
+        p->drop_space = true;
+    }
     buf_clear(&p->held);
 }
 
@@ -223,31 +245,41 @@ static void settle(struct parts *p, struct parts_out *to)
 
 /* ---- calls ---- */
 
-/* No call: all of it is content, and what follows is looked at anew. */
+/* No call: its first marker is text, and what follows is looked at anew. */
 static void release_call(struct parts *p, struct parts_out *to)
 {
-    buf_add(&to->content, p->call.data, p->call.len);
-    p->state = PARTS_CONTENT;
-    p->bare = p->drop_space = false;
+    bool reasons = p->of_call.outside == PARTS_REASONING;
+    p->work += p->call.len;
+    size_t n = p->work > WORK_MAX ? p->call.len : p->of_call.n_first;
+    buf_add(reasons ? &to->reasoning : &to->content, p->call.data, n);
+    p->state = reasons ? PARTS_REASONING : PARTS_CONTENT;
+    p->bare = p->bare && reasons;
+    p->drop_space = p->after_call = false;
+
+    buf_add(&p->call, p->again.data + p->again_at, p->again.len - p->again_at);
+    struct buf rest = p->call;
+    p->call = p->again;
+    p->again = rest;
+    p->again_at = n;
 }
 
-/* True: the call is over, as one or as none. */
-static bool try_call(struct parts *p, bool last, struct parts_out *to)
+/* Unless more of it must come, the call is over, as one or as none. */
+static void try_call(struct parts *p, bool last, struct parts_out *to)
 {
     unsigned before = to->calls.n;
-    int rc = p->n_calls < TOOL_CALLS_MAX ? tool_calls_read(p->rules.format, p->call.data,
-                                                           p->call.len, p->rules.tools, &to->calls)
+    size_t at = p->of_call.at, len = p->call.len - at;
+    int rc = p->n_calls < TOOL_CALLS_MAX ? tool_calls_read(p->rules.format, p->call.data + at, len,
+                                                           p->rules.tools, &to->calls)
                                          : -EINVAL;
-    if (rc == -EAGAIN && !last && ++p->n_tries < TRIES_MAX)
-        return false;
     if (rc < 0) {
-        release_call(p, to);
-        return true;
+        p->work += len;
+        if (rc != -EAGAIN || last || ++p->n_tries == TRIES_MAX)
+            release_call(p, to);
+        return;
     }
     p->n_calls += to->calls.n - before;
     p->state = PARTS_CONTENT;
-    p->drop_space = true;
-    return true;
+    p->drop_space = p->after_call = true;
 }
 
 /* Whether the JSON of a call ends with this byte. */
@@ -267,18 +299,70 @@ static bool json_ends(struct parts *p, char c, bool first)
     return p->json.depth <= 0;
 }
 
+/* The first marker must be followed by the one that begins a call. */
+static void await_begin(struct parts *p, struct parts_out *to)
+{
+    struct marker v[MARKERS_MAX];
+    unsigned n = add_markers(v, tool_markers(p->rules.format)->begin, BEGIN_CALL);
+    size_t at = p->of_call.n_first;
+    bool may;
+    while (at < p->call.len && is_space(p->call.data[at]))
+        at++;
+    if (look(v, n, p->call.data + at, p->call.len - at, &may) == BEGIN_CALL)
+        begin_call(p, at);
+    else if (!may)
+        release_call(p, to);
+}
+
+/* Whether it may be a call, as far as its name. */
+static bool name_goes_on(struct parts *p, char c)
+{
+    const struct tool_markers *m = tool_markers(p->rules.format);
+    const char *marks = p->of_call.stage == PARTS_FIRST ? m->first : m->behind_name;
+    bool name = m->behind_name && tool_name_char(c) && p->of_call.stage != PARTS_BEHIND_NAME;
+    if (is_space(c))
+        p->of_call.stage += p->of_call.stage == PARTS_NAME;
+    else if (name)
+        p->of_call.stage = PARTS_NAME;
+    else if (marks && c && strchr(marks, c))
+        p->of_call.stage = PARTS_BODY;
+    else
+        return false;
+    return true;
+}
+
 static void feed_call(struct parts *p, char c, struct parts_out *to)
 {
     const struct tool_markers *m = tool_markers(p->rules.format);
-    bool first = !is_space(c) && !p->begun_call;
-    p->begun_call = p->begun_call || first;
+    int stage = p->of_call.stage;
     buf_add(&p->call, &c, 1);
-    if (first && m->first && !strchr(m->first, c))
+    if (stage == PARTS_BEFORE)
+        await_begin(p, to);
+    else if (stage != PARTS_BODY && !name_goes_on(p, c))
         release_call(p, to);
-    else if (m->end ? ends_with(p->call.data, p->call.len, m->end) : json_ends(p, c, first))
+    else if (m->end ? ends_with(p->call.data, p->call.len, m->end)
+                    : json_ends(p, c, stage == PARTS_FIRST))
         try_call(p, false, to);
     if (p->state == PARTS_CALL && p->call.len >= TOOL_CALLS_MAX_BYTES)
         release_call(p, to);
+}
+
+static void feed(struct parts *p, char c, struct parts_out *to)
+{
+    if (p->state == PARTS_CALL) {
+        feed_call(p, c, to);
+    } else {
+        buf_add(&p->held, &c, 1);
+        settle(p, to);
+    }
+}
+
+static void feed_again(struct parts *p, struct parts_out *to)
+{
+    while (p->again_at < p->again.len)
+        feed(p, p->again.data[p->again_at++], to);
+    buf_clear(&p->again);
+    p->again_at = 0;
 }
 
 void parts_feed(struct parts *p, const char *text, size_t len, struct parts_out *to)
@@ -288,19 +372,20 @@ void parts_feed(struct parts *p, const char *text, size_t len, struct parts_out 
         return;
     }
     for (size_t i = 0; i < len; i++) {
-        if (p->state == PARTS_CALL) {
-            feed_call(p, text[i], to);
-        } else {
-            buf_add(&p->held, &text[i], 1);
-            settle(p, to);
-        }
+        feed(p, text[i], to);
+        feed_again(p, to);
     }
 }
 
 void parts_end(struct parts *p, struct parts_out *to)
 {
-    if (p->state == PARTS_CALL)
-        try_call(p, true, to);
+    while (p->state == PARTS_CALL) {
+        if (p->of_call.stage == PARTS_BEFORE)
+            release_call(p, to);
+        else
+            try_call(p, true, to);
+        feed_again(p, to);
+    }
     if (p->held.len)
         give(p, p->held.len, to);
 }

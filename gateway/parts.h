@@ -4,9 +4,10 @@
  *     a call (tool_calls.h)  -> a call         once it is whole
  *     all else               -> content
  *
- * Text is held back only while it may be the beginning of a marker, and inside a call; what turns
- * out to be neither is given out as it is. What comes out does not depend on how the text is
- * divided when it is fed. Without rules all is content, at once.
+ * Text is held back only while it may be the beginning of a marker, and inside a call. Of what
+ * turns out to be no call the first marker is content, and the rest is looked at anew. What comes
+ * out does not depend on how the text is divided when it is fed. Without rules all is content, at
+ * once.
  *
  * Threads: one at a time. */
 #pragma once
@@ -42,10 +43,19 @@ struct parts {
     enum { PARTS_CONTENT, PARTS_REASONING, PARTS_CALL } state;
     bool bare;       // of content nothing has come yet but calls
     bool drop_space; // white space behind a marker
+    bool after_call; // nothing but its markers has come since
     unsigned n_calls, n_tries;
-    struct buf held; // may be a marker's beginning, white space before it included
-    struct buf call; // its text so far, white space before it included
-    bool begun_call; // something stands behind its marker
+    size_t work;      // bytes that were read or fed in vain
+    struct buf held;  // may be a marker's beginning, white space before it included
+    struct buf call;  // its text so far, white space before it included
+    struct buf again; // of what was no call, what is to be fed once more ...
+    size_t again_at;  // ... from here on
+    struct {
+        int outside;    // the state it began in
+        size_t n_first; // bytes until behind the first marker
+        size_t at;      // its beginning
+        enum { PARTS_BEFORE, PARTS_FIRST, PARTS_NAME, PARTS_BEHIND_NAME, PARTS_BODY } stage;
+    } of_call;
     struct {
         int depth;
         bool quoted, escaped, begun;

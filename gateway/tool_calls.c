@@ -9,26 +9,38 @@
 
 static const struct tool_markers markers[TOOLS_N_FORMATS] = {
     [TOOLS_HERMES] = {.begin = {"<tool_call>"}, .end = "</tool_call>", .first = "{"},
-    [TOOLS_CODER] = {.begin = {"<tool_call>", "<function="},
+    [TOOLS_CODER] = {.begin = {"<function="},
                      .end = "</function>",
-                     .around = {"</tool_call>"}},
-    [TOOLS_LLAMA] = {.begin = {"<|python_tag|>", "{"}, .around = {";"}, .first = "{"},
-    [TOOLS_MISTRAL] = {.begin = {"[TOOL_CALLS]"}, .inside = {"[ARGS]", "[CALL_ID]"}},
+                     .before = {"<tool_call>"},
+                     .behind = {"</tool_call>"},
+                     .behind_name = ">"},
+    [TOOLS_LLAMA] = {.begin = {"<|python_tag|>", "{"}, .behind = {";"}, .first = "{"},
+    [TOOLS_MISTRAL] = {.begin = {"[TOOL_CALLS]"},
+                       .inside = {"[ARGS]", "[CALL_ID]"},
+                       .first = "[",
+                       .behind_name = "[{"},
     [TOOLS_DEEPSEEK] = {.begin = {"<｜tool▁call▁begin｜>"},
                         .end = "<｜tool▁call▁end｜>",
-                        .around = {"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"},
-                        .inside = {"<｜tool▁sep｜>"}},
+                        .before = {"<｜tool▁calls▁begin｜>"},
+                        .behind = {"<｜tool▁calls▁end｜>"},
+                        .inside = {"<｜tool▁sep｜>"},
+                        .behind_name = "<"},
     [TOOLS_DSML] = {.begin = {"<｜DSML｜invoke name=\""},
                     .end = "</｜DSML｜invoke>",
-                    .around = {"<｜DSML｜function_calls>", "</｜DSML｜function_calls>"},
-                    .inside = {"｜DSML｜"}},
+                    .before = {"<｜DSML｜function_calls>"},
+                    .behind = {"</｜DSML｜function_calls>"},
+                    .inside = {"｜DSML｜"},
+                    .behind_name = "\""},
     [TOOLS_GLM] = {.begin = {"<tool_call>"},
                    .end = "</tool_call>",
-                   .inside = {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}},
+                   .inside = {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"},
+                   .behind_name = "<"},
     [TOOLS_KIMI] = {.begin = {"<|tool_call_begin|>"},
                     .end = "<|tool_call_end|>",
-                    .around = {"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"},
-                    .inside = {"<|tool_call_argument_begin|>"}},
+                    .before = {"<|tool_calls_section_begin|>"},
+                    .behind = {"<|tool_calls_section_end|>"},
+                    .inside = {"<|tool_call_argument_begin|>"},
+                    .behind_name = "<"},
 };
 
 const struct tool_markers *tool_markers(enum tool_format f)
@@ -142,12 +154,15 @@ static bool until(struct text *t, const char *word, struct text *ret)
 
 /* ---- calls ---- */
 
+bool tool_name_char(char c)
+{
+    return c && strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.:/", c);
+}
+
 static bool is_name(struct text t)
 {
-    static const char chars[] =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.:/";
     for (size_t i = 0; i < t.len; i++)
-        if (!t.data[i] || !strchr(chars, t.data[i]))
+        if (!tool_name_char(t.data[i]))
             return false;
     return t.len > 0 && t.len <= 256;
 }
@@ -437,10 +452,7 @@ static int read_coder(struct text t, const json_t *tools, struct tool_calls *to)
     static const struct syntax s = {"<parameter=",  ">",           NULL,
                                     "</parameter>", "</function>", .lines = true};
     struct text name;
-    skip_word(&t, "<tool_call>");
-    skip_space(&t);
-    if (!skip_word(&t, "<function="))
-        return -EINVAL;
+    skip_word(&t, "<function=");
     return until(&t, ">", &name) ? read_parameters(t, &s, name, tools, to) : -EAGAIN;
 }
 

@@ -34,10 +34,13 @@ enum tool_format {
 struct tool_markers {
     const char *begin[3];  // of a call
     const char *end;       // NULL: the call ends where its JSON does
-    const char *around[3]; // of a section of calls: no part of the text
+    const char *before[2]; // a call: no part of the text then
+    const char *behind[2]; // likewise
     const char *inside[5]; // of a call: these, too, may be special tokens
-    const char *first;     // characters of which one begins what follows the marker; NULL: any may
+    /* What follows the beginning: one of these characters, or a name and one of those. */
+    const char *first, *behind_name; // NULL: neither
 };
+bool tool_name_char(char c);
 
 /* NULL for TOOLS_NONE. */
 const struct tool_markers *tool_markers(enum tool_format f);

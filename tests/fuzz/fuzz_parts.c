@@ -1,5 +1,6 @@
 /* What a model writes, split into reasoning, content and calls: the same whole and byte by byte,
- * and every call's arguments are JSON. The first byte chooses the rules. */
+ * every call's arguments are JSON, and without a call no byte is lost. The first byte chooses the
+ * rules. */
 #include <assert.h>
 #include <jansson.h>
 #include <stdint.h>
@@ -57,6 +58,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     split(&rules, (const char *)data + 1, n - 1, 7, &some);
     compare(&whole, &bytes);
     compare(&whole, &some);
+    if (!rules.thinking && !whole.calls.n)
+        same(&whole.content, &(struct buf){.data = (char *)data + 1, .len = n - 1});
     parts_out_done(&whole);
     parts_out_done(&bytes);
     parts_out_done(&some);

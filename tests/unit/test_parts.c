@@ -277,7 +277,7 @@ static void a_call_without_end_is_let_go(void **state)
     (void)state;
     size_t n = TOOL_CALLS_MAX_BYTES + 100;
     AUTO(mem_free) char *text = malloc(n + 1);
-    memset(text, ' ', n);
+    memset(text, 'x', n);
     memcpy(text, "<tool_call>{", 12);
     text[n] = 0;
     struct parts_rules r = {.format = TOOLS_HERMES, .tools = TOOLS};
@@ -289,6 +289,91 @@ static void a_call_without_end_is_let_go(void **state)
     assert_int_equal(o.content.len, 0);
     parts_feed(&p, text + TOOL_CALLS_MAX_BYTES - 1, 1, &o);
     assert_int_equal(o.content.len, TOOL_CALLS_MAX_BYTES);
+    parts_out_done(&o);
+    parts_done(&p);
+}
+
+/* Only behind a call, or before one, are the marks of a section no part of the text. */
+static void no_call_loses_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        enum tool_format format;
+        const char *text;
+    } v[] = {
+        {TOOLS_CODER, "Close it with </tool_call> and go on"},
+        {TOOLS_CODER, "<tool_call>\n<tool_call>\n"},
+        {TOOLS_CODER, "<tool_call> <function= x>"},
+        {TOOLS_CODER, "<function=get_time>\n<parameter=</function>"},
+        {TOOLS_GLM, "A <tool_call> is not <tool_call>\n</tool_call>"},
+        {TOOLS_DEEPSEEK, "\n" CALLS(" ") " \n"},
+        {TOOLS_DEEPSEEK, "is <｜tool▁call▁begin｜> it"},
+        {TOOLS_DSML, "a <｜DSML｜function_calls> </｜DSML｜function_calls>"},
+        {TOOLS_KIMI, " <|tool_calls_section_begin|>\n\n<|tool_calls_section_end|> x"},
+        {TOOLS_MISTRAL, "a [TOOL_CALLS] is a mark"},
+        {TOOLS_LLAMA, " ; {}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(mem_free) char *want = NULL;
+        assert_true(asprintf(&want, "|%s|", v[i].text) > 0);
+        calls(v[i].format, v[i].text, want);
+    }
+}
+
+static void a_mark_that_is_no_call_hides_none(void **state)
+{
+    (void)state;
+    static const char one[] = "<tool_call>\n<function=get_time>\n</function>\n</tool_call>";
+    AUTO(mem_free) char *text = NULL;
+    assert_true(asprintf(&text, "I emit <tool_call> now.\n%s", one) > 0);
+    calls(TOOLS_CODER, text, "|I emit <tool_call> now.|get_time({});");
+    calls(TOOLS_CODER, "<tool_call>\n<tool_call>\n<function=get_time>\n</function></tool_call>",
+          "|<tool_call>|get_time({});");
+    calls(TOOLS_CODER, "<function=get_time> <function=get_time></function>",
+          "|<function=get_time>|get_time({});");
+    calls(TOOLS_HERMES, "<tool_call>\n<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n</tool_call>",
+          "|<tool_call>|f({});");
+    calls(TOOLS_HERMES, "<tool_call>{ <tool_call>{\"name\":\"f\",\"arguments\":{}}",
+          "|<tool_call>{|f({});");
+    calls(TOOLS_GLM, "A <tool_call> is <tool_call>get_time</tool_call>",
+          "|A <tool_call> is|get_time({});");
+    calls(TOOLS_GLM, "<tool_call>\n<tool_call>get_time\n</tool_call>",
+          "|<tool_call>|get_time({});");
+}
+
+static void prose_about_calls_is_not_held_back(void **state)
+{
+    (void)state;
+    static const enum tool_format v[] = {TOOLS_HERMES, TOOLS_CODER, TOOLS_GLM};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct parts_rules r = {.format = v[i], .tools = TOOLS};
+        struct parts p;
+        struct parts_out o;
+        parts_init(&p, &r);
+        parts_out_init(&o);
+        parts_feed(&p, "A <tool_call> is x", 18, &o);
+        assert_int_equal(o.content.len, 18);
+        parts_out_done(&o);
+        parts_done(&p);
+    }
+}
+
+/* Each marker might be looked at with all that follows, which has no end either. */
+static void calls_without_end_do_not_cost_without_end(void **state)
+{
+    (void)state;
+    static const char one[] = "<tool_call>{";
+    struct parts_rules r = {.format = TOOLS_HERMES, .tools = TOOLS};
+    struct parts p;
+    struct parts_out o;
+    parts_init(&p, &r);
+    parts_out_init(&o);
+    size_t n = TOOL_CALLS_MAX_BYTES / strlen(one) * 4;
+    for (size_t i = 0; i < n; i++)
+        parts_feed(&p, one, strlen(one), &o);
+    parts_end(&p, &o);
+    assert_int_equal(o.content.len, n * strlen(one));
+    assert_true(p.work < 10u << 20);
     parts_out_done(&o);
     parts_done(&p);
 }
@@ -365,6 +450,10 @@ int main(void)
         cmocka_unit_test(calls_follow_reasoning),
         cmocka_unit_test(the_prompt_tells_where_reasoning_is),
         cmocka_unit_test(a_call_without_end_is_let_go),
+        cmocka_unit_test(no_call_loses_nothing),
+        cmocka_unit_test(a_mark_that_is_no_call_hides_none),
+        cmocka_unit_test(prose_about_calls_is_not_held_back),
+        cmocka_unit_test(calls_without_end_do_not_cost_without_end),
         cmocka_unit_test(templates_tell_the_format),
         cmocka_unit_test(formats_have_names),
     };
