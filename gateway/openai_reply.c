@@ -43,6 +43,7 @@ static void choice_init(struct openai_choice *c, const struct parts_rules *rules
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
 {
     bool response = h->kind == OPENAI_RESPONSES;
+    AUTO(mem_free) char *tools = h->tools;
     *r = (struct openai_reply){.writer = response ? &responses_writer : &openai_text_writer,
                                .chat = h->kind == OPENAI_CHAT,
                                .stream = h->stream,
@@ -54,18 +55,21 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
                                .hides_reasoning = h->hides_reasoning,
                                .one_call = h->one_call,
                                .rules = h->rules,
-                               .tools = h->tools,
                                .echoed = h->echoed,
                                .id = h->id,
                                .noise = h->noise,
                                .head = head_of(h)};
-    r->rules.tools = r->tools;
     parts_out_init(&r->out);
     r->choices = calloc(h->n, sizeof(*r->choices));
     if (!r->head || !r->choices) {
         openai_reply_done(r);
         return fail(-ENOMEM, "reply: no memory for %u choices", h->n);
     }
+    if (tools && tool_format_types(h->rules.format) && tool_types_new(tools, &r->types) < 0) {
+        openai_reply_done(r);
+        return -ENOMEM; // they were read before
+    }
+    r->rules.types = r->types;
     for (; r->n < h->n; r->n++)
         choice_init(&r->choices[r->n], &r->rules);
     return 0;
@@ -85,7 +89,7 @@ void openai_reply_done(struct openai_reply *r)
     free(r->choices);
     free(r->prompt);
     free(r->head);
-    free(r->tools);
+    tool_types_free(r->types);
     free(r->echoed);
     *r = (struct openai_reply){0};
 }

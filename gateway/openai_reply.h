@@ -61,7 +61,7 @@ struct openai_reply {
     bool hides_reasoning, one_call;
     struct parts_rules rules; // how the text is split
     struct parts_out out;     // of the token, or the end, that is being written
-    char *tools;              // memory of the rules
+    struct tool_types *types; // memory of the rules
     char *echoed;             // of a response
     const char *id;           // of the request
     uint64_t noise;           // ids of calls come from it

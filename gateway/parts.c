@@ -269,7 +269,7 @@ static void try_call(struct parts *p, bool last, struct parts_out *to)
     unsigned before = to->calls.n;
     size_t at = p->of_call.at, len = p->call.len - at;
     int rc = p->n_calls < TOOL_CALLS_MAX ? tool_calls_read(p->rules.format, p->call.data + at, len,
-                                                           p->rules.tools, &to->calls)
+                                                           p->rules.types, &to->calls)
                                          : -EINVAL;
     if (rc < 0) {
         p->work += len;

@@ -27,7 +27,7 @@ struct parts_rules {
     bool begun;                            // the prompt has begun it
     bool closed;                           // the prompt holds it already
     enum tool_format format;               // TOOLS_NONE: calls are not told apart
-    const char *tools;                     // of the request: a JSON array; outlives the parts
+    const struct tool_types *types;        // of the request's tools; outlive the parts
 };
 /* Looks how the prompt ends. */
 void parts_rules_prompt(struct parts_rules *r, const char *prompt, size_t len);

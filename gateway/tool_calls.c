@@ -3,7 +3,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
+#include "base/buf.h"
 #include "gateway/reading.h"
 #include "gateway/tool_calls.h"
 
@@ -69,6 +69,11 @@ enum tool_format tool_format_of(const char *source, size_t len)
         if (memmem(source, len, v[i].mark, strlen(v[i].mark)))
             return v[i].format;
     return TOOLS_NONE;
+}
+
+bool tool_format_types(enum tool_format f)
+{
+    return f == TOOLS_CODER || f == TOOLS_GLM || f == TOOLS_LLAMA;
 }
 
 enum tool_format tool_format_named(const char *name)
@@ -249,30 +254,16 @@ static int read_hermes(struct text t, struct tool_calls *to)
     return t.len ? -EINVAL : add_object(to, call);
 }
 
-/* Whether the request offers such a tool; its schema. */
-static const json_t *tool_named(const json_t *tools, struct text name)
-{
-    size_t i;
-    const json_t *tool;
-    json_array_foreach(tools, i, tool)
-    {
-        const json_t *function = json_object_get(tool, "function");
-        struct text t = text_of(json_object_get(function, "name"));
-        if (t.len == name.len && t.len && memcmp(t.data, name.data, t.len) == 0)
-            return function;
-    }
-    return NULL;
-}
-
 /* An answer may be JSON and no call: without the tag it must name a tool that there is. */
-static int read_llama(struct text t, const json_t *tools, struct tool_calls *to)
+static int read_llama(struct text t, const struct tool_types *types, struct tool_calls *to)
 {
     AUTO(json_decref_own) json_t *call = NULL;
     bool tagged = skip_word(&t, "<|python_tag|>");
     int rc = read_json(&t, &call);
     if (rc < 0)
         return rc;
-    if (trimmed(t).len || !(tagged || tool_named(tools, text_of(json_object_get(call, "name")))))
+    struct text name = text_of(json_object_get(call, "name"));
+    if (trimmed(t).len || !(tagged || tool_types_offer(types, name.data, name.len)))
         return -EINVAL;
     return add_object(to, call);
 }
@@ -343,32 +334,6 @@ static int read_kimi(struct text t, struct tool_calls *to)
 
 /* ---- calls whose values are written without quotes ---- */
 
-static bool has_type(const json_t *schema, const char *type)
-{
-    const json_t *v = json_object_get(schema, "type"), *one;
-    size_t i;
-    if (json_is_string(v))
-        return strcmp(json_string_value(v), type) == 0;
-    json_array_foreach(v, i, one) if (json_is_string(one) &&
-                                      strcmp(json_string_value(one), type) == 0) return true;
-    return false;
-}
-
-/* Text where the schema says so; else what it is as JSON, and text if it is none. */
-static json_t *value_of(struct text t, const json_t *schema)
-{
-    struct text bare = trimmed(t);
-    bool text = has_type(schema, "string");
-    if (text && !(has_type(schema, "null") && bare.len == 4 && memcmp(bare.data, "null", 4) == 0))
-        return json_stringn(t.data, t.len);
-    if (has_type(schema, "boolean") && bare.len == 4 && strncasecmp(bare.data, "true", 4) == 0)
-        return json_true();
-    if (has_type(schema, "boolean") && bare.len == 5 && strncasecmp(bare.data, "false", 5) == 0)
-        return json_false();
-    json_t *v = json_loadb(bare.data, bare.len, JSON_DECODE_ANY, NULL);
-    return v ? v : json_stringn(t.data, t.len);
-}
-
 /* How a format writes a parameter: {before}KEY{between}{open}VALUE{after}. */
 struct syntax {
     const char *before, *between, *open, *after;
@@ -386,32 +351,18 @@ static int read_open(struct text *t, const struct syntax *s, bool *ret_text)
     return *ret_text || skip_word(t, "string=\"false\">") ? 0 : -EINVAL;
 }
 
-static int set(json_t *args, struct text key, json_t *value)
+/* args: names and what is JSON text, as text: numbers stay as the model wrote them. */
+static int set(json_t *args, const char *key, char *value)
 {
-    char name[256];
-    if (!value || !key.len || key.len >= sizeof(name) || memchr(key.data, 0, key.len)) {
-        json_decref(value);
-        return -EINVAL;
-    }
-    memcpy(name, key.data, key.len);
-    name[key.len] = 0;
-    return json_object_set_new(args, name, value) < 0 ? -EINVAL : 0; // also what is no UTF-8
-}
-
-/* The schema of a parameter, NULL if there is none. */
-static const json_t *schema_of(const json_t *tools, struct text name, struct text key)
-{
-    const json_t *parameters = json_object_get(tool_named(tools, name), "parameters");
-    const json_t *v = json_object_get(parameters, "properties"), *found;
-    AUTO(mem_free) char *k = strndup(key.data, key.len);
-    found = k ? json_object_get(v, k) : NULL;
-    return found;
+    AUTO(mem_free) char *v = value;
+    return !v || json_object_set_new(args, key, json_string(v)) < 0 ? -EINVAL : 0; // also: no UTF-8
 }
 
 static int read_parameter(struct text *t, const struct syntax *s, struct text name,
-                          const json_t *tools, json_t *args)
+                          const struct tool_types *types, json_t *args)
 {
     struct text key, value;
+    char k[256];
     bool is_text = false;
     if (!until(t, s->between, &key))
         return -EAGAIN;
@@ -425,38 +376,61 @@ static int read_parameter(struct text *t, const struct syntax *s, struct text na
     if (s->lines && value.len && value.data[value.len - 1] == '\n')
         value.len--;
     key = trimmed(key);
-    return set(args, key,
-               is_text ? json_stringn(value.data, value.len)
-                       : value_of(value, s->says ? NULL : schema_of(tools, name, key)));
+    if (!key.len || key.len >= sizeof(k) || memchr(key.data, 0, key.len))
+        return -EINVAL;
+    memcpy(k, key.data, key.len);
+    k[key.len] = 0;
+    return set(args, k,
+               is_text ? tool_types_text(value.data, value.len)
+                       : tool_types_value(s->says ? NULL : types, name.data, name.len, k,
+                                          value.data, value.len));
+}
+
+static char *joined(const json_t *args)
+{
+    AUTO(buf_done) struct buf b;
+    const char *key;
+    const json_t *value;
+    buf_init(&b, 8 * TOOL_CALLS_MAX_BYTES); // six bytes may stand for one
+    json_object_foreach((json_t *)(uintptr_t)args, key, value)
+    {
+        AUTO(mem_free) char *name = tool_types_text(key, strlen(key));
+        buf_puts(&b, b.len ? "," : "{");
+        buf_puts(&b, name ? name : "\"\"");
+        buf_puts(&b, ":");
+        buf_puts(&b, json_string_value(value));
+    }
+    buf_puts(&b, b.len ? "}" : "{}");
+    return b.error ? NULL : buf_take(&b);
 }
 
 static int read_parameters(struct text t, const struct syntax *s, struct text name,
-                           const json_t *tools, struct tool_calls *to)
+                           const struct tool_types *types, struct tool_calls *to)
 {
     AUTO(json_decref_own) json_t *args = json_object();
     name = trimmed(name);
     skip_space(&t);
     while (skip_word(&t, s->before)) {
-        int rc = read_parameter(&t, s, name, tools, args);
+        int rc = read_parameter(&t, s, name, types, args);
         if (rc < 0)
             return rc;
         skip_space(&t);
     }
     if (!skip_word(&t, s->end) || t.len)
         return t.len < strlen(s->end) ? -EAGAIN : -EINVAL;
-    return add_call(to, name, json_dumps(args, JSON_COMPACT), (struct text){0});
+    return add_call(to, name, joined(args), (struct text){0});
 }
 
-static int read_coder(struct text t, const json_t *tools, struct tool_calls *to)
+static int read_coder(struct text t, const struct tool_types *types, struct tool_calls *to)
 {
     static const struct syntax s = {"<parameter=",  ">",           NULL,
                                     "</parameter>", "</function>", .lines = true};
     struct text name;
     skip_word(&t, "<function=");
-    return until(&t, ">", &name) ? read_parameters(t, &s, name, tools, to) : -EAGAIN;
+    return until(&t, ">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
 }
 
-static int read_glm(struct text t, const json_t *tools, struct tool_calls *to)
+static int read_glm(struct text t, const struct tool_types *types, struct tool_calls *to)
 {
     static const struct syntax s = {"<arg_key>",    "</arg_key>",   "<arg_value>",
                                     "</arg_value>", "</tool_call>", .lines = false};
@@ -466,37 +440,37 @@ static int read_glm(struct text t, const json_t *tools, struct tool_calls *to)
         return -EAGAIN;
     struct text name = {t.data, (size_t)(at - t.data)};
     take(&t, name.len);
-    return read_parameters(t, &s, name, tools, to);
+    return read_parameters(t, &s, name, types, to);
 }
 
-static int read_dsml(struct text t, const json_t *tools, struct tool_calls *to)
+static int read_dsml(struct text t, const struct tool_types *types, struct tool_calls *to)
 {
     static const struct syntax s = {
         "<｜DSML｜parameter name=\"", "\"",        NULL, "</｜DSML｜parameter>",
         "</｜DSML｜invoke>",          .says = true};
     struct text name;
     skip_word(&t, "<｜DSML｜invoke name=\"");
-    return until(&t, "\">", &name) ? read_parameters(t, &s, name, tools, to) : -EAGAIN;
+    return until(&t, "\">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
 }
 
-static int read_call(enum tool_format f, struct text t, const json_t *offered,
+static int read_call(enum tool_format f, struct text t, const struct tool_types *types,
                      struct tool_calls *ret)
 {
     switch (f) {
     case TOOLS_HERMES:
         return read_hermes(t, ret);
     case TOOLS_CODER:
-        return read_coder(t, offered, ret);
+        return read_coder(t, types, ret);
     case TOOLS_LLAMA:
-        return read_llama(t, offered, ret);
+        return read_llama(t, types, ret);
     case TOOLS_MISTRAL:
         return read_mistral(t, ret);
     case TOOLS_DEEPSEEK:
         return read_deepseek(t, ret);
     case TOOLS_DSML:
-        return read_dsml(t, offered, ret);
+        return read_dsml(t, types, ret);
     case TOOLS_GLM:
-        return read_glm(t, offered, ret);
+        return read_glm(t, types, ret);
     case TOOLS_KIMI:
         return read_kimi(t, ret);
     default:
@@ -504,12 +478,11 @@ static int read_call(enum tool_format f, struct text t, const json_t *offered,
     }
 }
 
-int tool_calls_read(enum tool_format f, const char *raw, size_t len, const char *tools,
+int tool_calls_read(enum tool_format f, const char *raw, size_t len, const struct tool_types *types,
                     struct tool_calls *ret)
 {
     unsigned before = ret->n;
-    AUTO(json_decref_own) json_t *offered = tools ? json_loads(tools, 0, NULL) : NULL;
-    int rc = read_call(f, trimmed((struct text){raw, len}), offered, ret);
+    int rc = read_call(f, trimmed((struct text){raw, len}), types, ret);
     if (rc < 0)
         tool_calls_cut(ret, before);
     return rc;

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include "base/mem.h"
+#include "gateway/tool_types.h"
 
 #define TOOL_CALLS_MAX 128                // in one answer
 #define TOOL_CALLS_MAX_BYTES (256u << 10) // of one call; what is longer is none
@@ -49,6 +50,8 @@ enum tool_format tool_format_of(const char *source, size_t len);
 /* One of TOOL_FORMAT_NAMES; anything else is TOOLS_NONE. */
 enum tool_format tool_format_named(const char *name);
 
+bool tool_format_types(enum tool_format f); // whether it is read by the types of the tools
+
 struct tool_call {
     char *name, *arguments; // JSON text
     char *id;               // NULL: the model gave it none
@@ -60,7 +63,8 @@ struct tool_calls {
 void tool_calls_clear(struct tool_calls *c);
 void tool_calls_cut(struct tool_calls *c, unsigned n); // keeps the first n, if there are more
 
-/* Adds the call (Mistral: the calls) that `raw` is, markers included. tools: those of the request,
- * a JSON array. -EAGAIN: it is not whole yet; -EINVAL: it is none; -ENOMEM. */
-int tool_calls_read(enum tool_format f, const char *raw, size_t len, const char *tools,
+/* Adds the call (Mistral: the calls) that `raw` is, markers included. types: of the request's
+ * tools; NULL: none, or the format needs none. -EAGAIN: it is not whole yet; -EINVAL: it is none;
+ * -ENOMEM. */
+int tool_calls_read(enum tool_format f, const char *raw, size_t len, const struct tool_types *types,
                     struct tool_calls *ret);

@@ -32,7 +32,8 @@ static void compare(const struct parts_out *a, const struct parts_out *b)
     same(&a->content, &b->content);
     assert(a->calls.n == b->calls.n);
     for (unsigned i = 0; i < a->calls.n; i++) {
-        json_t *args = json_loads(a->calls.v[i].arguments, JSON_ALLOW_NUL, NULL);
+        json_t *args =
+            json_loads(a->calls.v[i].arguments, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
         assert(json_is_object(args));
         json_decref(args);
         assert(strcmp(a->calls.v[i].name, b->calls.v[i].name) == 0);
@@ -43,15 +44,19 @@ static void compare(const struct parts_out *a, const struct parts_out *b)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static const struct parts_thinking think = {"<think>", "</think>"};
+    struct tool_types *types;
     if (!n)
         return 0;
-    struct parts_rules rules = {
-        .thinking = data[0] & 16 ? &think : NULL,
-        .begun = (data[0] & 96) == 32,
-        .closed = (data[0] & 96) == 64,
-        .format = data[0] % 16 % TOOLS_N_FORMATS,
-        .tools = "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
-                 "\"properties\":{\"s\":{\"type\":\"string\"},\"b\":{\"type\":\"boolean\"}}}}}]"};
+    int rc = tool_types_new(
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
+        "\"s\":{\"type\":\"string\"},\"b\":{\"type\":\"boolean\"}}}}}]",
+        &types);
+    assert(rc == 0);
+    struct parts_rules rules = {.thinking = data[0] & 16 ? &think : NULL,
+                                .begun = (data[0] & 96) == 32,
+                                .closed = (data[0] & 96) == 64,
+                                .format = data[0] % 16 % TOOLS_N_FORMATS,
+                                .types = types};
     struct parts_out whole, bytes, some;
     split(&rules, (const char *)data + 1, n - 1, n, &whole);
     split(&rules, (const char *)data + 1, n - 1, 1, &bytes);
@@ -63,5 +68,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     parts_out_done(&whole);
     parts_out_done(&bytes);
     parts_out_done(&some);
+    tool_types_free(types);
     return 0;
 }

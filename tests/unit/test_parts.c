@@ -67,7 +67,9 @@ static void becomes(const struct parts_rules *rules, const char *text, const cha
 
 static void calls(enum tool_format f, const char *text, const char *want)
 {
-    becomes(&(struct parts_rules){.format = f, .tools = TOOLS}, text, want);
+    AUTO(tool_types_free) struct tool_types *types = NULL;
+    assert_int_equal(tool_types_new(TOOLS, &types), 0);
+    becomes(&(struct parts_rules){.format = f, .types = types}, text, want);
 }
 
 static void without_rules_all_is_content(void **state)
@@ -128,7 +130,7 @@ static void qwen_coder_writes_tags(void **state)
               ARG("zip", "null") ARG("places", "[1, {\"a\": \"b\"}]") ARG("more", "1e2")
                   ARG("other", "a\n b") "</function>\n</tool_call>\n\n",
           "||get_weather({\"city\":\"12\",\"days\":12,\"exact\":true,\"zip\":null,"
-          "\"places\":[1,{\"a\":\"b\"}],\"more\":100.0,\"other\":\"a\\n b\"});");
+          "\"places\":[1, {\"a\": \"b\"}],\"more\":1e2,\"other\":\"a\\n b\"});");
     calls(TOOLS_CODER, CODER(ARG("city", "a </function> b")),
           "||get_weather({\"city\":\"a </function> b\"});");
     calls(TOOLS_CODER, "<tool_call>\n<function=get_weather>\n" ARG("city", "Paris"),
@@ -252,7 +254,9 @@ static void reasoning_is_told_apart(void **state)
 static void calls_follow_reasoning(void **state)
 {
     (void)state;
-    struct parts_rules r = {.thinking = &think, .format = TOOLS_HERMES, .tools = TOOLS};
+    AUTO(tool_types_free) struct tool_types *types = NULL;
+    assert_int_equal(tool_types_new(TOOLS, &types), 0);
+    struct parts_rules r = {.thinking = &think, .format = TOOLS_HERMES, .types = types};
     becomes(&r, "<think>\nHm <tool_call>.\n</think>\n\nSo:\n" HERMES("f", "{}"),
             "Hm <tool_call>.|So:|f({});");
     r.format = TOOLS_LLAMA;
@@ -280,7 +284,7 @@ static void a_call_without_end_is_let_go(void **state)
     memset(text, 'x', n);
     memcpy(text, "<tool_call>{", 12);
     text[n] = 0;
-    struct parts_rules r = {.format = TOOLS_HERMES, .tools = TOOLS};
+    struct parts_rules r = {.format = TOOLS_HERMES};
     struct parts p;
     struct parts_out o;
     parts_init(&p, &r);
@@ -346,7 +350,7 @@ static void prose_about_calls_is_not_held_back(void **state)
     (void)state;
     static const enum tool_format v[] = {TOOLS_HERMES, TOOLS_CODER, TOOLS_GLM};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
-        struct parts_rules r = {.format = v[i], .tools = TOOLS};
+        struct parts_rules r = {.format = v[i]};
         struct parts p;
         struct parts_out o;
         parts_init(&p, &r);
@@ -363,7 +367,7 @@ static void calls_without_end_do_not_cost_without_end(void **state)
 {
     (void)state;
     static const char one[] = "<tool_call>{";
-    struct parts_rules r = {.format = TOOLS_HERMES, .tools = TOOLS};
+    struct parts_rules r = {.format = TOOLS_HERMES};
     struct parts p;
     struct parts_out o;
     parts_init(&p, &r);
