@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -246,6 +247,12 @@ static void time_out(struct conn *k, bool say)
     buf_done(&body);
 }
 
+static bool has_unread(int fd)
+{
+    int n = 0;
+    return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
+}
+
 static void inspect(struct conns *s, struct conn *k, int64_t now_us)
 {
     int64_t age_us = now_us - k->since_us;
@@ -253,8 +260,9 @@ static void inspect(struct conns *s, struct conn *k, int64_t now_us)
         time_out(k, !s->o.tls_cert);
     else if (k->phase == CONN_IDLE && age_us > (k->used ? s->o.idle_us : s->o.request_us))
         time_out(k, !k->used && !s->o.tls_cert);
-    else if (k->phase == CONN_IDLE && k->used && k->hung_up && age_us > GONE_US)
-        shutdown(k->fd, SHUT_RDWR); // it has its answer, and will not ask again
+    else if (k->phase != CONN_ANSWERING && k->used && k->hung_up && age_us > GONE_US &&
+             !has_unread(k->fd))
+        shutdown(k->fd, SHUT_RDWR); // nothing more comes, and nobody waits for an answer
     else if (k->phase == CONN_ANSWERING && k->r && http_tend(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }

@@ -109,6 +109,13 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
         return http_refuse(r, 414, "the path and its query are too long");
     if (w.n_bytes + url > s->o.max_header)
         return http_refuse(r, 431, "the request header is too large");
+    if (s->o.admit)
+        s->o.admit(s->user, r);
+    r->refused = r->answer != NONE;
+    if (r->refused && w.expect) {
+        http_header(r, "Connection", "close");
+        return http_answer_or_sleep(r);
+    }
     unsigned long long length = framing_length(&w);
     r->too_big = length > s->o.max_body;
     if (r->too_big && (w.expect || length - s->o.max_body > DISCARD_BYTES))
@@ -128,8 +135,9 @@ static enum MHD_Result take_body(struct http_request *r, const char *data, size_
 {
     r->body_bytes += *n;
     r->too_big |= r->body_bytes > r->s->o.max_body;
-    r->no_room |= !r->too_big && !r->no_room && !count(r, *n);
-    if (r->too_big || r->no_room)
+    bool taken = !r->too_big && !r->no_room && !r->refused;
+    r->no_room |= taken && !count(r, *n);
+    if (!taken || r->no_room)
         http_let_go(r);
     else
         buf_add(&r->body, data, *n);
@@ -147,7 +155,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         return request_begin(s, c, path, method, version, request);
     if (*n)
         return take_body(r, data, n);
-    if (!r->dispatched) {
+    if (!r->dispatched && !r->refused) {
         if (r->too_big)
             return http_refuse(r, 413, "the request body is too large");
         if (r->no_room)

@@ -1,9 +1,10 @@
 /* http.h - the HTTP server, the only door to libmicrohttpd (behind it http.c and http_request.c).
  *
- * A request reaches the application whole: framing checked, header and body within their limits,
- * arrived in time. It is answered with one http_reply(), or with http_stream(), any number of
- * http_write() and one http_end(), now or later, from any thread; meanwhile its connection sleeps
- * and costs no thread. A client that hangs up is noticed at once, also while its request waits.
+ * The application lets a request in by its header, and then gets it whole: framing checked, header
+ * and body within their limits, arrived in time. It is answered with one http_reply(), or with
+ * http_stream(), any number of http_write() and one http_end(), now or later, from any thread;
+ * meanwhile its connection sleeps and costs no thread. A client that hangs up is noticed at once,
+ * also while its request waits.
  *
  * Threads: a pool inside libmicrohttpd calls the handler, which must not block. One more thread
  * watches for hang-ups and time-outs. */
@@ -17,6 +18,8 @@
 struct http_server;
 struct http_request;
 
+typedef void http_handler(void *user, struct http_request *r);
+
 struct http_options {
     unsigned n_threads, max_connections;
     unsigned max_per_ip; // connections; 0: no such limit
@@ -28,10 +31,11 @@ struct http_options {
     int64_t request_us;  // a whole request must have arrived within
     int64_t idle_us;     // a connection without a request is closed after
     int64_t ping_us;     // a silent stream gets a comment this often
+    /* Called first, when the header is here: may refuse by http_reply(), and then no byte of the
+     * body is kept. NULL: all are let in. */
+    http_handler *admit;
     const char *tls_cert, *tls_key; // PEM, read at the start; NULL: plain HTTP
 };
-
-typedef void http_handler(void *user, struct http_request *r);
 
 /* fd listens already; the server owns it. -ENOMEM, -EIO; -EINVAL: certificate and key are none, or
  * do not belong together. */

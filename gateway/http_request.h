@@ -35,6 +35,7 @@ struct http_request {
     size_t counted;    // of the server's body_bytes
     int64_t begun_us;
     bool too_big, no_room;
+    bool refused; // by its header
 
     pthread_mutex_t mu;       // for what follows
     struct MHD_Connection *c; // NULL: libmicrohttpd is done with it

@@ -117,7 +117,8 @@ static int start_http(const struct options *o, int fd)
                              .reader_us = us(o->reader_timeout),
                              .request_us = us(o->request_timeout),
                              .idle_us = us(o->idle_timeout),
-                             .ping_us = us(o->keepalive_interval)};
+                             .ping_us = us(o->keepalive_interval),
+                             .admit = routes_admit};
     AUTO(secret_done) struct secret cert = {0}, key = {0};
     int rc = read_tls(o, &cert, &key);
     h.tls_cert = cert.text;

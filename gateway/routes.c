@@ -111,18 +111,17 @@ static void leave(void *key)
     auth_leave(key);
 }
 
-/* false: it has been refused. */
-static bool let_in(struct gateway *g, struct http_request *r, const struct route *e)
+static void let_in(struct gateway *g, struct http_request *r, const struct route *e)
 {
     struct auth_key *key = NULL;
     unsigned retry_s = 0;
     if (!g->auth || e->open == OPEN || (e->open == OPEN_METRICS && g->metrics_open))
-        return true;
+        return;
     int rc = auth_enter(g->auth, secret_of(r), e->method[0] == 'P', clock_us(), &key, &retry_s);
     if (key)
         http_carry(r, key, leave);
     if (rc == 0)
-        return true;
+        return;
     char text[16];
     snprintf(text, sizeof(text), "%u", retry_s);
     http_header(r, rc == -EAGAIN ? "Retry-After" : "WWW-Authenticate",
@@ -130,16 +129,21 @@ static bool let_in(struct gateway *g, struct http_request *r, const struct route
     log_info("request refused id=%s status=%d: %s", http_id(r), rc == -EAGAIN ? 429 : 401,
              fail_text());
     answer_error(r, rc == -EAGAIN ? 429 : 401, fail_text(), "");
-    return false;
 }
 
-void routes_answer(void *user, struct http_request *r)
+static const struct route *route_of(const struct http_request *r)
 {
-    const char *method = strcmp(http_method(r), "HEAD") == 0 ? "GET" : http_method(r);
     const struct route *found = NULL;
     for (size_t i = 0; i < ARRAY_LEN(routes) && !found; i++)
         if (path_fits(&routes[i], http_path(r)))
             found = &routes[i];
+    return found;
+}
+
+void routes_admit(void *user, struct http_request *r)
+{
+    const char *method = strcmp(http_method(r), "HEAD") == 0 ? "GET" : http_method(r);
+    const struct route *found = route_of(r);
     if (cors_answer(&((struct gateway *)user)->cors, r))
         return;
     if (!found) {
@@ -147,7 +151,12 @@ void routes_answer(void *user, struct http_request *r)
     } else if (strcmp(method, found->method) != 0) {
         http_header(r, "Allow", found->method[0] == 'G' ? "GET, HEAD" : "POST");
         answer_error(r, 405, "this path does not take that method; see the Allow header", "");
-    } else if (let_in(user, r, found)) {
-        found->answer(user, r);
+    } else {
+        let_in(user, r, found);
     }
+}
+
+void routes_answer(void *user, struct http_request *r)
+{
+    route_of(r)->answer(user, r);
 }

@@ -18,5 +18,6 @@ struct gateway {
     atomic_bool draining;
 };
 
-/* An http_handler; user: the struct gateway. */
+/* http_handlers; user: the struct gateway. The first one refuses by path, method and key. */
+void routes_admit(void *user, struct http_request *r);
 void routes_answer(void *user, struct http_request *r);

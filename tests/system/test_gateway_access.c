@@ -121,6 +121,97 @@ static void a_key_comes_in_either_header(void **state)
     child_stop(&s);
 }
 
+#define BODY_BYTES 700000
+
+/* Sends a body but for its last byte. */
+static struct http_client begin_body(unsigned port, const char *header)
+{
+    static char text[BODY_BYTES];
+    struct http_client c = http_client_open(port);
+    memset(text, ' ', sizeof(text));
+    memcpy(text, "{\"prompt\":\"say 1\"", 17);
+    http_client_print(&c,
+                      "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n",
+                      header, BODY_BYTES);
+    http_client_send(&c, text, BODY_BYTES - 1);
+    return c;
+}
+
+static struct http_answer end_body(struct http_client *c)
+{
+    http_client_send(c, "}", 1);
+    struct http_answer a = http_client_read(c, 20000);
+    http_client_close(c);
+    return a;
+}
+
+static void bodies_of_those_without_a_key_take_no_room(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct http_client c[4];
+    const char *more[] = {
+        "--api-keys", keys, "--metrics-open", "--max-body-kib", "1024", "--max-bodies-mib",
+        "1",          NULL};
+    write_keys("alice " ALICE "\n");
+    struct child s = gateway_start(address, more, &port);
+    for (size_t i = 0; i < ARRAY_LEN(c); i++)
+        c[i] = begin_body(port, i % 2 ? "" : "X-API-Key: sk-nobody-has-this\r\n");
+    is(call(port, "GET /metrics", "", ""), 200, "",
+       "\ntandem_gateway_body_bytes{instance=\"gateway\"} 0\n");
+    struct http_client known = begin_body(port, "X-API-Key: " ALICE "\r\n");
+    is(end_body(&known), 200, "", "w0");
+    for (size_t i = 0; i < ARRAY_LEN(c); i++)
+        is(end_body(&c[i]), 401, "WWW-Authenticate: Bearer\r\n", "API key");
+    child_stop(&s);
+}
+
+static void who_asks_before_sending_a_body_is_refused_at_once(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_locked("alice " ALICE "\n", &port);
+    static const struct {
+        const char *what;
+        int status;
+    } v[] = {{"POST /v1/completions", 401}, {"POST /nowhere", 404}, {"PUT /v1/completions", 405}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct http_client c = http_client_open(port);
+        http_client_print(&c,
+                          "%s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                          "Content-Length: 1000\r\n\r\n",
+                          v[i].what);
+        is(http_client_read(&c, 20000), v[i].status, "Connection: close\r\n", "error");
+        assert_true(http_client_wait_close(&c, 20000));
+        http_client_close(&c);
+    }
+    child_stop(&s);
+}
+
+/* Waits until the answer to a key's request is this one. */
+static void becomes(unsigned port, const char *key, int status)
+{
+    struct http_answer a = completion(port, key, "{\"prompt\":\"say 1\"}");
+    for (unsigned i = 0; i < 2000 && a.status != status; i++) {
+        http_answer_done(&a);
+        usleep(5000);
+        a = completion(port, key, "{\"prompt\":\"say 1\"}");
+    }
+    is(a, status, "", "");
+}
+
+static void a_body_on_its_way_counts_for_its_key(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_locked("alice " ALICE " concurrency=1\n", &port);
+    struct http_client c = begin_body(port, "X-API-Key: " ALICE "\r\n");
+    becomes(port, ALICE, 429);
+    http_client_close(&c);
+    becomes(port, ALICE, 200);
+    child_stop(&s);
+}
+
 static void limits_of_a_key_are_429_by_name(void **state)
 {
     (void)state;
@@ -360,6 +451,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_a_key_only_health_and_version_are_told),
         cmocka_unit_test(a_key_comes_in_either_header),
+        cmocka_unit_test(bodies_of_those_without_a_key_take_no_room),
+        cmocka_unit_test(who_asks_before_sending_a_body_is_refused_at_once),
+        cmocka_unit_test(a_body_on_its_way_counts_for_its_key),
         cmocka_unit_test(limits_of_a_key_are_429_by_name),
         cmocka_unit_test(a_key_bounds_tokens_and_names_the_tenant),
         cmocka_unit_test(a_reload_reads_keys_again),
