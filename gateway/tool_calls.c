@@ -5,6 +5,7 @@
 #include <string.h>
 #include "base/buf.h"
 #include "gateway/reading.h"
+#include "gateway/slice.h"
 #include "gateway/tool_calls.h"
 
 static const struct tool_markers markers[TOOLS_N_FORMATS] = {
@@ -105,58 +106,6 @@ void tool_calls_clear(struct tool_calls *c)
     *c = (struct tool_calls){0};
 }
 
-/* ---- what is left to read ---- */
-
-struct text {
-    const char *data;
-    size_t len;
-};
-
-static bool is_space(char c)
-{
-    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
-}
-
-static void take(struct text *t, size_t n)
-{
-    t->data += n;
-    t->len -= n;
-}
-
-static void skip_space(struct text *t)
-{
-    while (t->len && is_space(*t->data))
-        take(t, 1);
-}
-
-static struct text trimmed(struct text t)
-{
-    skip_space(&t);
-    while (t.len && is_space(t.data[t.len - 1]))
-        t.len--;
-    return t;
-}
-
-static bool skip_word(struct text *t, const char *word)
-{
-    size_t n = strlen(word);
-    if (t->len < n || memcmp(t->data, word, n) != 0)
-        return false;
-    take(t, n);
-    return true;
-}
-
-/* What stands before the word, which is skipped as well. */
-static bool until(struct text *t, const char *word, struct text *ret)
-{
-    const char *at = memmem(t->data, t->len, word, strlen(word));
-    if (!at)
-        return false;
-    *ret = (struct text){t->data, (size_t)(at - t->data)};
-    take(t, ret->len + strlen(word));
-    return true;
-}
-
 /* ---- calls ---- */
 
 bool tool_name_char(char c)
@@ -164,7 +113,7 @@ bool tool_name_char(char c)
     return c && strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.:/", c);
 }
 
-static bool is_name(struct text t)
+static bool is_name(struct slice t)
 {
     for (size_t i = 0; i < t.len; i++)
         if (!tool_name_char(t.data[i]))
@@ -172,7 +121,7 @@ static bool is_name(struct text t)
     return t.len > 0 && t.len <= 256;
 }
 
-static int add_call(struct tool_calls *to, struct text name, char *arguments, struct text id)
+static int add_call(struct tool_calls *to, struct slice name, char *arguments, struct slice id)
 {
     AUTO(mem_free) char *args = arguments;
     if (!args)
@@ -190,145 +139,145 @@ static int add_call(struct tool_calls *to, struct text name, char *arguments, st
     return v[to->n - 1].name && (!id.len || v[to->n - 1].id) ? 0 : -ENOMEM;
 }
 
-static struct text text_of(const json_t *string)
+static struct slice text_of(const json_t *string)
 {
-    return (struct text){json_string_value(string), json_string_length(string)};
+    return (struct slice){json_string_value(string), json_string_length(string)};
 }
 
-/* A value at the beginning of t: new reference, NULL with -EAGAIN (cut short) or -EINVAL. */
-static int read_json(struct text *t, json_t **ret)
-{
-    json_error_t e;
-    skip_space(t);
-    json_t *v = json_loadb(t->data, t->len, JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL, &e);
-    if (!v)
-        return json_error_code(&e) == json_error_premature_end_of_input ? -EAGAIN : -EINVAL;
-    take(t, (size_t)e.position);
-    *ret = v;
-    return 0;
-}
-
-/* {"name", "arguments" or "parameters", "id"}. Some models write arguments as a string of JSON. */
-static int add_object(struct tool_calls *to, const json_t *call)
+/* {"name", "arguments" or "parameters", "id"}, read from `raw`. Some models write arguments as a
+ * string of JSON. */
+static int add_object(struct tool_calls *to, const json_t *call, struct slice raw)
 {
     const json_t *name = json_object_get(call, "name"), *args = json_object_get(call, "arguments");
+    struct slice text = slice_member(raw, args ? "arguments" : "parameters");
     args = args ? args : json_object_get(call, "parameters");
-    if (!json_is_string(name) || !(json_is_object(args) || json_is_string(args)))
-        return -EINVAL;
     AUTO(json_decref_own) json_t *opened = NULL;
     if (json_is_string(args)) {
-        opened = json_loads(json_string_value(args), 0, NULL);
+        struct slice rest = text = slice_trimmed(text_of(args));
+        if (slice_json(&rest, &opened) < 0 || rest.len)
+            return -EINVAL;
         args = opened;
     }
-    if (!json_is_object(args))
+    if (!json_is_string(name) || !json_is_object(args) || !text.len)
         return -EINVAL;
-    return add_call(to, text_of(name), json_dumps(args, JSON_COMPACT),
+    return add_call(to, text_of(name), strndup(text.data, text.len),
                     text_of(json_object_get(call, "id")));
 }
 
 /* Takes an object, and adds it as the arguments, which stay as the model wrote them. */
-static int add_verbatim(struct tool_calls *to, struct text name, struct text *t, struct text id)
+static int add_verbatim(struct tool_calls *to, struct slice name, struct slice *t, struct slice id)
 {
     AUTO(json_decref_own) json_t *v = NULL;
-    skip_space(t);
-    struct text args = *t;
-    int rc = read_json(t, &v);
+    slice_skip_space(t);
+    struct slice args = *t;
+    int rc = slice_json(t, &v);
     if (rc < 0)
         return rc;
     if (!json_is_object(v))
         return -EINVAL;
     args.len -= t->len;
-    skip_space(t);
-    return add_call(to, trimmed(name), strndup(args.data, args.len), id);
+    slice_skip_space(t);
+    return add_call(to, slice_trimmed(name), strndup(args.data, args.len), id);
 }
 
-static int read_hermes(struct text t, struct tool_calls *to)
+static int read_hermes(struct slice t, struct tool_calls *to)
 {
     AUTO(json_decref_own) json_t *call = NULL;
-    skip_word(&t, "<tool_call>");
-    int rc = read_json(&t, &call);
+    slice_skip_word(&t, "<tool_call>");
+    struct slice raw = t;
+    int rc = slice_json(&t, &call);
     if (rc < 0)
         return rc;
-    skip_space(&t);
-    skip_word(&t, "</tool_call>");
-    return t.len ? -EINVAL : add_object(to, call);
+    slice_skip_space(&t);
+    slice_skip_word(&t, "</tool_call>");
+    return t.len ? -EINVAL : add_object(to, call, raw);
 }
 
 /* An answer may be JSON and no call: without the tag it must name a tool that there is. */
-static int read_llama(struct text t, const struct tool_types *types, struct tool_calls *to)
+static int read_llama(struct slice t, const struct tool_types *types, struct tool_calls *to)
 {
     AUTO(json_decref_own) json_t *call = NULL;
-    bool tagged = skip_word(&t, "<|python_tag|>");
-    int rc = read_json(&t, &call);
+    bool tagged = slice_skip_word(&t, "<|python_tag|>");
+    struct slice raw = t;
+    int rc = slice_json(&t, &call);
     if (rc < 0)
         return rc;
-    struct text name = text_of(json_object_get(call, "name"));
-    if (trimmed(t).len || !(tagged || tool_types_offer(types, name.data, name.len)))
+    struct slice name = text_of(json_object_get(call, "name"));
+    if (slice_trimmed(t).len || !(tagged || tool_types_offer(types, name.data, name.len)))
         return -EINVAL;
-    return add_object(to, call);
+    return add_object(to, call, raw);
 }
 
-static int read_mistral(struct text t, struct tool_calls *to)
+static int read_mistral(struct slice t, struct tool_calls *to)
 {
     AUTO(json_decref_own) json_t *calls = NULL;
     const json_t *call;
-    struct text name, id = {0};
+    struct slice name, id = {0};
     size_t i;
-    skip_word(&t, "[TOOL_CALLS]");
-    skip_space(&t);
+    slice_skip_word(&t, "[TOOL_CALLS]");
+    slice_skip_space(&t);
     if (!t.len || *t.data != '[') {
         const char *brace = memchr(t.data, '{', t.len);
         if (!brace)
             return -EAGAIN;
-        name = (struct text){t.data, (size_t)(brace - t.data)};
-        take(&t, name.len);
-        struct text head = name;
-        if (until(&head, "[CALL_ID]", &name) && !until(&head, "[ARGS]", &id))
+        name = (struct slice){t.data, (size_t)(brace - t.data)};
+        slice_take(&t, name.len);
+        struct slice head = name;
+        if (slice_until(&head, "[CALL_ID]", &name) && !slice_until(&head, "[ARGS]", &id))
             return -EINVAL;
         head = name;
-        until(&head, "[ARGS]", &name);
-        int rc = add_verbatim(to, name, &t, trimmed(id));
+        slice_until(&head, "[ARGS]", &name);
+        int rc = add_verbatim(to, name, &t, slice_trimmed(id));
         return rc == 0 && t.len ? -EINVAL : rc;
     }
-    int rc = read_json(&t, &calls);
-    if (rc == 0 && (!json_array_size(calls) || trimmed(t).len))
+    struct slice raw = t;
+    int rc = slice_json(&t, &calls);
+    slice_take(&raw, 1);
+    if (rc == 0 && (!json_array_size(calls) || slice_trimmed(t).len))
         rc = -EINVAL;
-    json_array_foreach(calls, i, call) if ((rc = rc < 0 ? rc : add_object(to, call)) < 0) break;
+    json_array_foreach(calls, i, call)
+    {
+        if (rc < 0)
+            break;
+        rc = add_object(to, call, slice_take_value(&raw));
+        slice_take(&raw, raw.len > 0); // the comma
+    }
     return rc;
 }
 
 /* R1 and V3 write `function` before the name, and the arguments as a block of code. */
-static int read_deepseek(struct text t, struct tool_calls *to)
+static int read_deepseek(struct slice t, struct tool_calls *to)
 {
-    struct text name;
-    skip_word(&t, "<｜tool▁call▁begin｜>");
-    if (!until(&t, "<｜tool▁sep｜>", &name))
+    struct slice name;
+    slice_skip_word(&t, "<｜tool▁call▁begin｜>");
+    if (!slice_until(&t, "<｜tool▁sep｜>", &name))
         return -EAGAIN;
-    skip_space(&t);
-    if (t.len && *t.data != '{' && (!until(&t, "\n", &name) || !skip_word(&t, "```json")))
+    slice_skip_space(&t);
+    if (t.len && *t.data != '{' &&
+        (!slice_until(&t, "\n", &name) || !slice_skip_word(&t, "```json")))
         return -EINVAL;
-    int rc = add_verbatim(to, name, &t, (struct text){0});
+    int rc = add_verbatim(to, name, &t, (struct slice){0});
     if (rc < 0)
         return rc;
-    skip_word(&t, "```");
-    skip_space(&t);
-    skip_word(&t, "<｜tool▁call▁end｜>");
+    slice_skip_word(&t, "```");
+    slice_skip_space(&t);
+    slice_skip_word(&t, "<｜tool▁call▁end｜>");
     return t.len ? -EINVAL : 0;
 }
 
-static int read_kimi(struct text t, struct tool_calls *to)
+static int read_kimi(struct slice t, struct tool_calls *to)
 {
-    struct text id;
-    skip_word(&t, "<|tool_call_begin|>");
-    if (!until(&t, "<|tool_call_argument_begin|>", &id))
+    struct slice id;
+    slice_skip_word(&t, "<|tool_call_begin|>");
+    if (!slice_until(&t, "<|tool_call_argument_begin|>", &id))
         return -EAGAIN;
-    id = trimmed(id);
-    struct text name = id;
-    skip_word(&name, "functions.");
+    id = slice_trimmed(id);
+    struct slice name = id;
+    slice_skip_word(&name, "functions.");
     const char *colon = memrchr(name.data, ':', name.len);
     name.len = colon ? (size_t)(colon - name.data) : name.len;
     int rc = add_verbatim(to, name, &t, id);
-    skip_word(&t, "<|tool_call_end|>");
+    slice_skip_word(&t, "<|tool_call_end|>");
     return rc == 0 && t.len ? -EINVAL : rc;
 }
 
@@ -342,13 +291,13 @@ struct syntax {
     bool says;       // string="true" stands between, if the value is text
 };
 
-static int read_open(struct text *t, const struct syntax *s, bool *ret_text)
+static int read_open(struct slice *t, const struct syntax *s, bool *ret_text)
 {
-    skip_space(t);
+    slice_skip_space(t);
     if (!s->says)
-        return skip_word(t, s->open) ? 0 : t->len < strlen(s->open) ? -EAGAIN : -EINVAL;
-    *ret_text = skip_word(t, "string=\"true\">");
-    return *ret_text || skip_word(t, "string=\"false\">") ? 0 : -EINVAL;
+        return slice_skip_word(t, s->open) ? 0 : t->len < strlen(s->open) ? -EAGAIN : -EINVAL;
+    *ret_text = slice_skip_word(t, "string=\"true\">");
+    return *ret_text || slice_skip_word(t, "string=\"false\">") ? 0 : -EINVAL;
 }
 
 /* args: names and what is JSON text, as text: numbers stay as the model wrote them. */
@@ -358,24 +307,24 @@ static int set(json_t *args, const char *key, char *value)
     return !v || json_object_set_new(args, key, json_string(v)) < 0 ? -EINVAL : 0; // also: no UTF-8
 }
 
-static int read_parameter(struct text *t, const struct syntax *s, struct text name,
+static int read_parameter(struct slice *t, const struct syntax *s, struct slice name,
                           const struct tool_types *types, json_t *args)
 {
-    struct text key, value;
+    struct slice key, value;
     char k[256];
     bool is_text = false;
-    if (!until(t, s->between, &key))
+    if (!slice_until(t, s->between, &key))
         return -EAGAIN;
     int rc = s->open || s->says ? read_open(t, s, &is_text) : 0;
     if (rc < 0)
         return rc;
-    if (!until(t, s->after, &value))
+    if (!slice_until(t, s->after, &value))
         return -EAGAIN;
     if (s->lines && value.len && *value.data == '\n')
-        take(&value, 1);
+        slice_take(&value, 1);
     if (s->lines && value.len && value.data[value.len - 1] == '\n')
         value.len--;
-    key = trimmed(key);
+    key = slice_trimmed(key);
     if (!key.len || key.len >= sizeof(k) || memchr(key.data, 0, key.len))
         return -EINVAL;
     memcpy(k, key.data, key.len);
@@ -404,56 +353,56 @@ static char *joined(const json_t *args)
     return b.error ? NULL : buf_take(&b);
 }
 
-static int read_parameters(struct text t, const struct syntax *s, struct text name,
+static int read_parameters(struct slice t, const struct syntax *s, struct slice name,
                            const struct tool_types *types, struct tool_calls *to)
 {
     AUTO(json_decref_own) json_t *args = json_object();
-    name = trimmed(name);
-    skip_space(&t);
-    while (skip_word(&t, s->before)) {
+    name = slice_trimmed(name);
+    slice_skip_space(&t);
+    while (slice_skip_word(&t, s->before)) {
         int rc = read_parameter(&t, s, name, types, args);
         if (rc < 0)
             return rc;
-        skip_space(&t);
+        slice_skip_space(&t);
     }
-    if (!skip_word(&t, s->end) || t.len)
+    if (!slice_skip_word(&t, s->end) || t.len)
         return t.len < strlen(s->end) ? -EAGAIN : -EINVAL;
-    return add_call(to, name, joined(args), (struct text){0});
+    return add_call(to, name, joined(args), (struct slice){0});
 }
 
-static int read_coder(struct text t, const struct tool_types *types, struct tool_calls *to)
+static int read_coder(struct slice t, const struct tool_types *types, struct tool_calls *to)
 {
     static const struct syntax s = {"<parameter=",  ">",           NULL,
                                     "</parameter>", "</function>", .lines = true};
-    struct text name;
-    skip_word(&t, "<function=");
-    return until(&t, ">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
+    struct slice name;
+    slice_skip_word(&t, "<function=");
+    return slice_until(&t, ">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
 }
 
-static int read_glm(struct text t, const struct tool_types *types, struct tool_calls *to)
+static int read_glm(struct slice t, const struct tool_types *types, struct tool_calls *to)
 {
     static const struct syntax s = {"<arg_key>",    "</arg_key>",   "<arg_value>",
                                     "</arg_value>", "</tool_call>", .lines = false};
-    skip_word(&t, "<tool_call>");
+    slice_skip_word(&t, "<tool_call>");
     const char *at = memchr(t.data, '<', t.len);
     if (!at)
         return -EAGAIN;
-    struct text name = {t.data, (size_t)(at - t.data)};
-    take(&t, name.len);
+    struct slice name = {t.data, (size_t)(at - t.data)};
+    slice_take(&t, name.len);
     return read_parameters(t, &s, name, types, to);
 }
 
-static int read_dsml(struct text t, const struct tool_types *types, struct tool_calls *to)
+static int read_dsml(struct slice t, const struct tool_types *types, struct tool_calls *to)
 {
     static const struct syntax s = {
         "<｜DSML｜parameter name=\"", "\"",        NULL, "</｜DSML｜parameter>",
         "</｜DSML｜invoke>",          .says = true};
-    struct text name;
-    skip_word(&t, "<｜DSML｜invoke name=\"");
-    return until(&t, "\">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
+    struct slice name;
+    slice_skip_word(&t, "<｜DSML｜invoke name=\"");
+    return slice_until(&t, "\">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
 }
 
-static int read_call(enum tool_format f, struct text t, const struct tool_types *types,
+static int read_call(enum tool_format f, struct slice t, const struct tool_types *types,
                      struct tool_calls *ret)
 {
     switch (f) {
@@ -482,7 +431,7 @@ int tool_calls_read(enum tool_format f, const char *raw, size_t len, const struc
                     struct tool_calls *ret)
 {
     unsigned before = ret->n;
-    int rc = read_call(f, trimmed((struct text){raw, len}), types, ret);
+    int rc = read_call(f, slice_trimmed((struct slice){raw, len}), types, ret);
     if (rc < 0)
         tool_calls_cut(ret, before);
     return rc;

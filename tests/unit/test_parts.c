@@ -85,7 +85,7 @@ static void hermes_writes_objects_between_tags(void **state)
 #define HERMES(name, args)                                                                         \
     "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " args "}\n</tool_call>"
     calls(TOOLS_HERMES, HERMES("get_weather", "{\"city\": \"Paris\", \"unit\": \"celsius\"}"),
-          "||" PARIS_COMPACT ";");
+          "||" PARIS ";");
     calls(
         TOOLS_HERMES,
         "I'll look.\n\n" HERMES("get_time", "{}") "\n" HERMES("get_weather", "{\"days\":1.5}") "\n",
@@ -94,6 +94,27 @@ static void hermes_writes_objects_between_tags(void **state)
           "||f({\"x\":\"</tool_call> \\\" {\"});");
     calls(TOOLS_HERMES, HERMES("f", "\"{\\\"a\\\":1}\""), "||f({\"a\":1});");
     calls(TOOLS_HERMES, "<tool_call>{\"name\":\"f\",\"arguments\":{}}", "||f({});"); // no end
+}
+
+static void arguments_stay_as_they_were_written(void **state)
+{
+    (void)state;
+#define ARGS                                                                                       \
+    "{ \"x\" : 0.1, \"n\":12345678901234567890,\"a\":[{},\"]}\\\"\", 1e5 ],\"arguments\":{} }"
+    calls(TOOLS_HERMES, HERMES("f", ARGS), "||f(" ARGS ");");
+    calls(TOOLS_HERMES, "<tool_call>{\"arguments\" : " ARGS " , \"name\":\"f\"}</tool_call>",
+          "||f(" ARGS ");");
+    calls(TOOLS_LLAMA, "{\"name\": \"get_time\", \"parameters\":" ARGS "}",
+          "||get_time(" ARGS ");");
+    calls(TOOLS_MISTRAL,
+          "[TOOL_CALLS] [ {\"name\":\"f\",\"arguments\":" ARGS "} , {\"arguments\":{}, "
+          "\"name\":\"g\"}]",
+          "||f(" ARGS ");g({});");
+    calls(TOOLS_MISTRAL, "[TOOL_CALLS]f[ARGS]" ARGS, "||f(" ARGS ");");
+    calls(TOOLS_CODER,
+          "<function=get_weather><parameter=places>[0.1, 12345678901234567890]</parameter>"
+          "</function>",
+          "||get_weather({\"places\":[0.1, 12345678901234567890]});");
 }
 
 static void what_is_no_call_is_content(void **state)
@@ -157,9 +178,9 @@ static void llama_answers_with_an_object(void **state)
     calls(TOOLS_LLAMA,
           "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"unit\": "
           "\"celsius\"}}",
-          "||" PARIS_COMPACT ";");
+          "||" PARIS ";");
     calls(TOOLS_LLAMA, "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"q\": \"{\\\"\"}}",
-          "||f({\"q\":\"{\\\"\"});");
+          "||f({\"q\": \"{\\\"\"});");
     calls(TOOLS_LLAMA,
           "{\"name\": \"get_time\", \"parameters\": {}}; {\"name\": \"get_weather\", "
           "\"parameters\": {}}",
@@ -179,7 +200,7 @@ static void mistral_writes_a_list_or_names(void **state)
     calls(TOOLS_MISTRAL,
           "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"unit\": "
           "\"celsius\"}, \"id\": \"call00001\"}, {\"name\": \"get_time\", \"arguments\": {}}]",
-          "||call00001=" PARIS_COMPACT ";get_time({});");
+          "||call00001=" PARIS ";get_time({});");
     calls(TOOLS_MISTRAL,
           "[TOOL_CALLS]get_weather[CALL_ID]call00001[ARGS]{\"city\": \"Paris\", \"unit\": "
           "\"celsius\"}",
@@ -443,6 +464,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_rules_all_is_content),
         cmocka_unit_test(hermes_writes_objects_between_tags),
+        cmocka_unit_test(arguments_stay_as_they_were_written),
         cmocka_unit_test(what_is_no_call_is_content),
         cmocka_unit_test(qwen_coder_writes_tags),
         cmocka_unit_test(glm_writes_keys_and_values),
