@@ -88,7 +88,7 @@ test('a tool is called, and its output answered', async () => {
   const first = await respond('agent', input, {tools});
   assert.deepEqual(first.output.map((o) => o.type), ['message', 'function_call']);
   const call = first.output[1];
-  assert.deepEqual([call.name, call.arguments, call.status], ['get_weather', '{"city":"Paris"}', 'completed']);
+  assert.deepEqual([call.name, call.arguments, call.status], ['get_weather', '{"city": "Paris"}', 'completed']);
   assert.equal(first.output_text, 'Let me see.');
   assert.equal(first.tools[0].name, 'get_weather');
   input.push(...first.output, {type: 'function_call_output', call_id: call.call_id, output: 'sunny'});
@@ -101,7 +101,7 @@ test('a streamed call has events of its own', async () => {
   assert.deepEqual(names.slice(names.lastIndexOf('output_item.added')), ['output_item.added', 'function_call_arguments.delta',
     'function_call_arguments.done', 'output_item.done', 'completed']);
   const done = all.find((e) => e.type === 'response.function_call_arguments.done');
-  assert.deepEqual([done.arguments, done.output_index], ['{"city":"Paris"}', 1]);
+  assert.deepEqual([done.arguments, done.output_index], ['{"city": "Paris"}', 1]);
   const streamed = await openai.responses.stream({model: 'agent', input: 'Weather?', tools}).finalResponse();
   assert.deepEqual(plain(streamed), plain(await respond('agent', 'Weather?', {tools})));
 });
