@@ -209,7 +209,6 @@ static unsigned n_requests(struct http_server *s)
 static void drain(const struct options *o, bool stopped)
 {
     int64_t until_us = clock_us() + us(o->drain_timeout);
-    svc_on_reload(NULL, NULL);
     heir_cancel();
     http_drain(http);
     if (heir_state() == HEIR_READY) {
@@ -218,6 +217,7 @@ static void drain(const struct options *o, bool stopped)
         if (!stopped)
             wait_for(n_connections, until_us);
     }
+    svc_on_reload(NULL, NULL);
     svc_stopping(us(o->drain_timeout) + END_US);
     gateway.draining = true;
     generator_drain(gateway.generator);

@@ -25,7 +25,9 @@
 static struct {
     enum heir_state state;
     pid_t group; // its process group, named by what was spawned, which ends at once
-    int fd;      // it says that it is ready; open for as long as this process is there
+    int fd;      // it says its pid when it is ready; open for as long as this process is there
+    pid_t pid;
+    bool again; // settings have changed since it began
     int64_t until_us;
 } heir;
 
@@ -82,12 +84,22 @@ static int spawn(char *const *argv, const int *fds, int n, char **environment, p
     return -err;
 }
 
+/* It may have read its settings before they changed. */
+static int start_again(void)
+{
+    char byte;
+    heir.again = heir.state == HEIR_STARTING;
+    if (heir.state == HEIR_READY && recv(heir.fd, &byte, 1, MSG_DONTWAIT) < 0) // it is there
+        kill(heir.pid, SIGHUP);
+    return 0;
+}
+
 int heir_start(char *const *argv, const int *fds, int n)
 {
     int pair[2], all[SVC_MAX_FDS + 1];
     char own[40];
     if (heir.state != HEIR_NONE)
-        return fail(-EALREADY, "a new process is starting already");
+        return start_again();
     snprintf(own, sizeof(own), HANDED_OVER "=%d", n);
     AUTO(mem_free) char **environment = make_environment(own);
     if (!environment || n > SVC_MAX_FDS ||
@@ -103,6 +115,7 @@ int heir_start(char *const *argv, const int *fds, int n)
     }
     heir.fd = pair[0];
     heir.state = HEIR_STARTING;
+    heir.again = false;
     heir.until_us = clock_us() + START_US;
     return 0;
 }
@@ -124,19 +137,21 @@ static void give_up(const char *why)
 
 enum heir_state heir_state(void)
 {
-    char byte;
     if (heir.state != HEIR_STARTING)
         return heir.state;
-    ssize_t n = read(heir.fd, &byte, 1);
+    ssize_t n = read(heir.fd, &heir.pid, sizeof(heir.pid));
     if (n < 0 && errno == EAGAIN && clock_us() < heir.until_us)
         return HEIR_STARTING;
-    if (n != 1) {
+    if (n == sizeof(heir.pid)) {
+        forget_group();
+        heir.state = HEIR_READY;
+    } else {
         give_up(n == 0 ? "ended before it was ready (its own line says why)"
                        : "was not ready in time");
-        return heir.state;
     }
-    forget_group();
-    return heir.state = HEIR_READY;
+    if (heir.again)
+        kill(heir.state == HEIR_READY ? heir.pid : getpid(), SIGHUP);
+    return heir.state;
 }
 
 void heir_cancel(void)
@@ -185,7 +200,8 @@ bool heir_is_one(void)
 
 void heir_tell_ready(void)
 {
-    if (old_fd >= 0 && write(old_fd, "", 1) != 1)
+    pid_t pid = getpid();
+    if (old_fd >= 0 && write(old_fd, &pid, sizeof(pid)) != sizeof(pid))
         log_warn("the old process has gone already");
 }
 

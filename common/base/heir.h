@@ -15,7 +15,9 @@
 
 enum heir_state { HEIR_NONE, HEIR_STARTING, HEIR_READY };
 
-/* argv: main's. -EALREADY: one is starting; -errno: it cannot be started. */
+/* argv: main's. While one is starting: another one follows, started by that one when it is ready,
+ * or by this process when it has failed (by SIGHUP). Where one is ready, that one is told to start
+ * it. -errno: it cannot be started. */
 int heir_start(char *const *argv, const int *fds, int n);
 /* What has become of it. One that has failed is logged, once, and is none again. */
 enum heir_state heir_state(void);

@@ -114,6 +114,9 @@ class Handover(unittest.TestCase):
     def hand_over(self, pid):
         """SIGHUP; the new main process, once it is ready."""
         os.kill(pid, signal.SIGHUP)
+        return self.next_main()
+
+    def next_main(self):
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             try:
@@ -188,6 +191,29 @@ class Handover(unittest.TestCase):
         self.assertTrue(stream.read().endswith(b"data: [DONE]\n\n"))
         connection.close()
         self.assertEqual(self.ended(pid), 0)
+        os.kill(heir, signal.SIGTERM)
+        self.assertEqual(self.ended(heir), 0)
+
+    def test_a_reload_while_one_starts_is_not_lost(self):
+        self.gateway.process.send_signal(signal.SIGHUP)
+        self.said.wait("a new process starts")  # and is not ready, or if it is, it is told
+        self.gateway.process.send_signal(signal.SIGHUP)
+        heir = self.next_main()
+        last = self.next_main()
+        self.assertEqual(self.ended(self.gateway.process.pid), 0)
+        self.assertEqual(self.ended(heir), 0)
+        request(None, self.port, 3, True).close()
+        os.kill(last, signal.SIGTERM)
+        self.assertEqual(self.ended(last), 0)
+
+    def test_a_reload_while_one_fails_is_not_lost(self):
+        self.configure("http_threads = many")
+        self.gateway.process.send_signal(signal.SIGHUP)
+        self.said.wait("http_threads")
+        self.configure("http_threads = 2")
+        self.gateway.process.send_signal(signal.SIGHUP)
+        heir = self.next_main()
+        self.assertEqual(self.ended(self.gateway.process.pid), 0)
         os.kill(heir, signal.SIGTERM)
         self.assertEqual(self.ended(heir), 0)
 
