@@ -1,4 +1,5 @@
 /* openai_chat.c - messages and tools, as the variables of a chat template. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include "gateway/reading.h"
@@ -16,13 +17,15 @@ static int open_arguments(struct reading *r, json_t *call, const char *name)
     int rc = reading_shape(r, name, text, strlen(text));
     if (rc < 0)
         return rc;
-    json_t *opened = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    json_error_t e;
+    json_t *opened = reading_json(text, strlen(text), 0, &e); // models repeat keys: the last counts
     if (!opened)
         return reading_refuse(r, name, "%s.function.arguments is not valid JSON", name);
     return json_object_set_new(function, "arguments", opened) < 0 ? reading_no_memory(r) : 0;
 }
 
-static int read_tool_calls(struct reading *r, json_t *calls, const char *name)
+/* names: of the calls so far, by their ids. */
+static int read_tool_calls(struct reading *r, json_t *calls, const char *name, json_t *names)
 {
     size_t i;
     json_t *call;
@@ -37,6 +40,10 @@ static int read_tool_calls(struct reading *r, json_t *calls, const char *name)
         snprintf(at, sizeof(at), "%s[%zu]", name, i);
         if ((rc = open_arguments(r, call, at)) < 0)
             break;
+        const char *id = json_string_value(json_object_get(call, "id"));
+        if (id && json_object_set(names, id,
+                                  json_object_get(json_object_get(call, "function"), "name")) < 0)
+            return reading_no_memory(r);
     }
     return rc;
 }
@@ -51,7 +58,17 @@ static bool known_role(const char *role)
     return false;
 }
 
-static int read_message(struct reading *r, json_t *message, size_t i)
+/* Some templates want the name of the tool with its output. */
+static int name_output(struct reading *r, json_t *message, const json_t *names)
+{
+    const char *id = json_string_value(json_object_get(message, "tool_call_id"));
+    json_t *name = id ? json_object_get(names, id) : NULL;
+    if (!name || reading_member(message, "name"))
+        return 0;
+    return json_object_set(message, "name", name) < 0 ? reading_no_memory(r) : 0;
+}
+
+static int read_message(struct reading *r, json_t *message, size_t i, json_t *names)
 {
     char name[64];
     snprintf(name, sizeof(name), "messages[%zu]", i);
@@ -76,8 +93,10 @@ static int read_message(struct reading *r, json_t *message, size_t i)
         return rc;
     if (json_object_set_new(message, "content", text) < 0)
         return reading_no_memory(r);
+    if (strcmp(role, "tool") == 0 && name_output(r, message, names) < 0)
+        return -ENOMEM;
     snprintf(name, sizeof(name), "messages[%zu].tool_calls", i);
-    return read_tool_calls(r, calls, name);
+    return read_tool_calls(r, calls, name, names);
 }
 
 static int read_messages(struct reading *r, json_t *messages)
@@ -93,7 +112,8 @@ static int read_messages(struct reading *r, json_t *messages)
     if (!json_array_size(messages) || json_array_size(messages) > OPENAI_MAX_MESSAGES)
         return reading_refuse(r, "messages", "messages must hold 1 to %u messages, it holds %zu",
                               OPENAI_MAX_MESSAGES, json_array_size(messages));
-    json_array_foreach(messages, i, m) if ((rc = read_message(r, m, i)) < 0) break;
+    AUTO(json_decref_own) json_t *names = json_object();
+    json_array_foreach(messages, i, m) if ((rc = read_message(r, m, i, names)) < 0) break;
     return rc;
 }
 

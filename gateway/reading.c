@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/buf.h"
 #include "gateway/reading.h"
@@ -153,13 +154,58 @@ int reading_shape(struct reading *r, const char *name, const char *s, size_t len
     return 0;
 }
 
+static bool is_long_integer(const char *s, size_t len)
+{
+    char text[24];
+    for (size_t i = 0; i < len; i++)
+        if (strchr(".eE", s[i]))
+            return false;
+    if (len >= sizeof(text))
+        return true;
+    memcpy(text, s, len);
+    text[len] = 0;
+    errno = 0;
+    strtoll(text, NULL, 10);
+    return errno == ERANGE;
+}
+
+/* What has an exponent is a real. */
+static void add_exponents(struct buf *to, const char *s, size_t len)
+{
+    bool quoted = false;
+    for (size_t i = 0, n; i < len; i += n) {
+        n = 1;
+        if (quoted)
+            n += s[i] == '\\' && i + 1 < len;
+        else
+            while (i + n < len && s[i] && strchr("-0123456789", s[i]) && s[i + n] &&
+                   strchr("+-.eE0123456789", s[i + n]))
+                n++;
+        quoted ^= n == 1 && s[i] == '"';
+        buf_add(to, s + i, n);
+        if (!quoted && n > 1 && is_long_integer(s + i, n))
+            buf_puts(to, "e0");
+    }
+}
+
+json_t *reading_json(const char *s, size_t len, size_t flags, json_error_t *e)
+{
+    json_t *j = json_loadb(s, len, flags, e);
+    if (j || json_error_code(e) != json_error_numeric_overflow)
+        return j;
+    AUTO(buf_done) struct buf longer;
+    buf_init(&longer, SIZE_MAX / 2);
+    add_exponents(&longer, s, len);
+    return longer.error ? NULL : json_loadb(longer.data, longer.len, flags, e);
+}
+
 int reading_load(struct reading *r, const char *body, size_t len, json_t **ret)
 {
     json_error_t e;
     int rc = reading_shape(r, "", body, len);
     if (rc < 0)
         return rc;
-    AUTO(json_decref_own) json_t *j = json_loadb(body, len, JSON_REJECT_DUPLICATES, &e);
+    AUTO(json_decref_own) json_t *j = reading_json(body, len, JSON_REJECT_DUPLICATES, &e);
     if (!j)
         return reading_refuse(r, "", "the body is not valid JSON: %s (line %d, column %d)", e.text,
                               e.line, e.column);

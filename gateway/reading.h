@@ -33,6 +33,9 @@ int reading_load(struct reading *r, const char *body, size_t len, json_t **ret);
  * values and keys, of which many cost far more than long ones. name: the field, "" for the body. */
 int reading_shape(struct reading *r, const char *name, const char *s, size_t len);
 
+/* json_loadb, but integers of any length are numbers: too long ones become reals. */
+json_t *reading_json(const char *s, size_t len, size_t flags, json_error_t *e);
+
 /* The member, NULL when absent or null. */
 json_t *reading_member(const json_t *object, const char *name);
 const char *reading_type(const json_t *v); // "an object", "true" ...

@@ -52,6 +52,17 @@ static int open_parts(struct items *s, json_t *v, const char *name, json_t **ret
 
 /* ---- items ---- */
 
+/* To the last message. */
+static int add_reasoning(struct items *s)
+{
+    json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
+    if (!s->reasoning || json_object_get(last, "reasoning_content"))
+        return 0;
+    return json_object_set(last, "reasoning_content", (json_t *)(uintptr_t)s->reasoning) < 0
+               ? reading_no_memory(s->r)
+               : 0;
+}
+
 static int read_message(struct items *s, const json_t *item, const char *name)
 {
     char at[80];
@@ -65,11 +76,8 @@ static int read_message(struct items *s, const json_t *item, const char *name)
     int rc = open_parts(s, content, at, &text);
     if (rc < 0)
         return rc;
-    json_t *message = json_pack("{s:s,s:o}", "role", role, "content", text);
-    if (message && s->reasoning && strcmp(role, "assistant") == 0) {
-        json_object_set(message, "reasoning_content", (json_t *)(uintptr_t)s->reasoning);
-    }
-    return append(s, message);
+    rc = append(s, json_pack("{s:s,s:o}", "role", role, "content", text));
+    return rc == 0 && strcmp(role, "assistant") == 0 ? add_reasoning(s) : rc;
 }
 
 /* Calls that follow one another, or a message of the assistant, are that message's. */
@@ -82,6 +90,8 @@ static json_t *calls_of_last(struct items *s)
         if (append(s, last) < 0)
             return NULL;
     }
+    if (add_reasoning(s) < 0)
+        return NULL;
     json_t *calls = json_object_get(last, "tool_calls");
     if (!calls && json_object_set_new(last, "tool_calls", json_array()) == 0)
         calls = json_object_get(last, "tool_calls");
@@ -101,23 +111,6 @@ static int read_call(struct items *s, const json_t *item, const char *name)
     return !calls || json_array_append_new(calls, call) < 0 ? reading_no_memory(s->r) : 0;
 }
 
-/* Some templates want the name of the tool with its output. */
-static json_t *name_of_call(const struct items *s, const char *id)
-{
-    size_t i, k;
-    json_t *message, *call;
-    json_array_foreach(s->messages, i, message)
-    {
-        json_array_foreach(json_object_get(message, "tool_calls"), k, call)
-        {
-            const char *v = json_string_value(json_object_get(call, "id"));
-            if (v && strcmp(v, id) == 0)
-                return json_object_get(json_object_get(call, "function"), "name");
-        }
-    }
-    return NULL;
-}
-
 static int read_output(struct items *s, const json_t *item, const char *name)
 {
     char at[80];
@@ -129,8 +122,8 @@ static int read_output(struct items *s, const json_t *item, const char *name)
     int rc = open_parts(s, output, at, &text);
     if (rc < 0)
         return rc;
-    return append(s, json_pack("{s:s,s:O,s:o,s:O*}", "role", "tool", "tool_call_id", id, "content",
-                               text, "name", name_of_call(s, json_string_value(id))));
+    return append(s,
+                  json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id, "content", text));
 }
 
 /* Earlier reasoning is for the templates that show it; what is encrypted or summed up is not. */

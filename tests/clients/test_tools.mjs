@@ -68,7 +68,7 @@ test('a message that is a call has no content', async () => {
 test('the client may ask for one call at most', async () => {
   const {message} = await both('hermes', hermes('Paris') + hermes('Bern'), {tools, parallel_tool_calls: false});
   assert.equal(message.tool_calls.length, 1);
-  assert.equal(message.tool_calls[0].function.arguments, '{"city":"Paris"}');
+  assert.equal(message.tool_calls[0].function.arguments, '{"city": "Paris"}');
 });
 
 test('text that is no call stays text', async () => {

@@ -77,6 +77,69 @@ static void arguments_of_a_tool_call_are_opened(void **state)
     refused(chat(bad), "messages[1].tool_calls[0]");
 }
 
+static void numbers_may_be_long(void **state)
+{
+    (void)state;
+    assert_int_equal(chat(HI ",\"tools\":[{\"function\":{\"name\":\"f\",\"maximum\":"
+                             "12345678901234567890,\"x\":\"\\\"12345678901234567890\","
+                             "\"n\":[-1234567890123456789,1]}}]"),
+                     0);
+    assert_non_null(strstr(q.tools, "\"maximum\":1.234567890123456"));
+    assert_non_null(strstr(q.tools, "\"x\":\"\\\"12345678901234567890\""));
+    openai_request_done(&q);
+    assert_int_equal(chat(HI ",\"seed\":-9223372036854775808,\"x\":9223372036854775808"), 0);
+    assert_true(q.seed.value == INT64_MIN);
+    openai_request_done(&q);
+    refused(chat(HI ",\"x\":1e999"), "");
+}
+
+static void what_models_write_comes_back(void **state)
+{
+    (void)state;
+    assert_int_equal(chat("\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\","
+                          "\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":1,"
+                          "\\\"a\\\":12345678901234567890}\"}}]}]"),
+                     0);
+    openai_request_done(&q);
+}
+
+static void outputs_have_the_names_of_their_calls(void **state)
+{
+    (void)state;
+    static const char calls[] =
+        "\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"function\":{"
+        "\"name\":\"f\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"%s\",\"content\":\"1\"%s}]";
+    static const struct {
+        const char *id, *more, *want;
+    } v[] = {
+        {"c", "", "\"content\":\"1\",\"name\":\"f\"}"},
+        {"d", "", "\"content\":\"1\"}"},
+        {"c", ",\"name\":\"g\"", "\"content\":\"1\",\"name\":\"g\"}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(mem_free) char *text = NULL;
+        assert_true(asprintf(&text, calls, v[i].id, v[i].more) > 0);
+        assert_int_equal(chat(text), 0);
+        assert_non_null(strstr(q.template_vars, v[i].want));
+        openai_request_done(&q);
+    }
+}
+
+static void reasoning_goes_with_the_calls_it_led_to(void **state)
+{
+    (void)state;
+    static const char body[] =
+        "{\"input\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"type\":\"reasoning\",\"content\":[{"
+        "\"type\":\"reasoning_text\",\"text\":\"Hm\"}]},{\"type\":\"function_call\",\"call_id\":"
+        "\"c\","
+        "\"name\":\"f\",\"arguments\":\"{}\"},{\"type\":\"function_call_output\",\"call_id\":\"c\","
+        "\"output\":\"1\"}]}";
+    assert_int_equal(openai_request_parse(OPENAI_RESPONSES, body, strlen(body), &q, &fault), 0);
+    assert_non_null(strstr(q.template_vars, "\"reasoning_content\":\"Hm\",\"tool_calls\":["));
+    assert_non_null(strstr(q.template_vars, "\"content\":\"1\",\"name\":\"f\"}"));
+    openai_request_done(&q);
+}
+
 static void tools_reach_the_template_unless_refused_by_the_client(void **state)
 {
     (void)state;
@@ -186,7 +249,7 @@ static void seeds_have_all_64_bits(void **state)
     assert_int_equal(chat(HI ",\"seed\":-9223372036854775808"), 0);
     assert_true(q.seed.value == INT64_MIN);
     openai_request_done(&q);
-    refused(chat(HI ",\"seed\":9223372036854775808"), "");
+    refused(chat(HI ",\"seed\":9223372036854775808"), "seed");
     refused(chat(HI ",\"seed\":1.0"), "seed");
 }
 
@@ -377,6 +440,10 @@ int main(void)
         cmocka_unit_test(messages_become_the_templates_variables),
         cmocka_unit_test(parts_of_text_are_joined),
         cmocka_unit_test(arguments_of_a_tool_call_are_opened),
+        cmocka_unit_test(numbers_may_be_long),
+        cmocka_unit_test(what_models_write_comes_back),
+        cmocka_unit_test(outputs_have_the_names_of_their_calls),
+        cmocka_unit_test(reasoning_goes_with_the_calls_it_led_to),
         cmocka_unit_test(tools_reach_the_template_unless_refused_by_the_client),
         cmocka_unit_test(template_arguments_may_add_but_not_replace),
         cmocka_unit_test(null_means_absent_everywhere),
