@@ -68,6 +68,24 @@ static void version(struct gateway *g, struct http_request *r)
     answer_json(r, 200, &body);
 }
 
+static const char *secret_of(const struct http_request *r)
+{
+    const char *text = http_field(r, "Authorization");
+    if (!text || strncasecmp(text, "Bearer ", 7) != 0)
+        return http_field(r, "X-API-Key");
+    return text + 7 + strspn(text + 7, " ");
+}
+
+/* Whose key is not known is told no more than a probe needs. */
+static void health(struct gateway *g, struct http_request *r)
+{
+    bool known = !g->auth || auth_enter(g->auth, secret_of(r), false, 0, NULL, NULL) == 0;
+    if (known)
+        status_health(g, r);
+    else
+        status_brief(g, r);
+}
+
 enum openness { WANTS_KEY, OPEN, OPEN_METRICS }; // the last: as metrics_open says
 
 static const struct route {
@@ -85,7 +103,7 @@ static const struct route {
     {"GET", "/v1/models", false, models_list, WANTS_KEY},
     {"GET", "/v1/models/", true, models_one, WANTS_KEY},
     {"GET", "/v1/spec_decode/metrics", false, status_speculation, OPEN_METRICS},
-    {"GET", "/health", false, status_health, OPEN},
+    {"GET", "/health", false, health, OPEN},
     {"GET", "/ready", false, status_ready, OPEN},
     {"GET", "/metrics", false, status_metrics, OPEN_METRICS},
     {"GET", "/version", false, version, OPEN},
@@ -96,14 +114,6 @@ static const struct route {
 static bool path_fits(const struct route *e, const char *path)
 {
     return e->prefix ? strncmp(path, e->path, strlen(e->path)) == 0 : strcmp(path, e->path) == 0;
-}
-
-static const char *secret_of(const struct http_request *r)
-{
-    const char *text = http_field(r, "Authorization");
-    if (!text || strncasecmp(text, "Bearer ", 7) != 0)
-        return http_field(r, "X-API-Key");
-    return text + 7 + strspn(text + 7, " ");
 }
 
 static void leave(void *key)

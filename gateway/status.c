@@ -266,23 +266,33 @@ static void write_verifier(const struct part *p, struct buf *to)
     buf_puts(to, "}");
 }
 
-/* "ok" when at least one verifier serves; else the state nearest to it. */
-static const char *overall(const struct gather *a)
+/* "ok" when at least one verifier serves; else the state nearest to it. What the verifiers said
+ * last: nobody is asked, so a probe may come often. */
+static const char *overall(struct gateway *g)
 {
     bool loading = false;
-    if (atomic_load(&a->g->draining))
+    if (atomic_load(&g->draining))
         return "draining";
-    for (unsigned i = 0; i < a->n; i++) {
-        if (a->parts[i].state == UPSTREAM_READY)
+    for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
+        const struct upstream_model *model;
+        char problem[FAIL_TEXT_MAX];
+        enum upstream_state state = upstream_state(upstream_at(g->upstream, i), &model, problem);
+        upstream_model_unref(model);
+        if (state == UPSTREAM_READY)
             return "ok";
-        loading |= a->parts[i].state == UPSTREAM_LOADING;
+        loading |= state == UPSTREAM_LOADING;
     }
     return loading ? "loading" : "unavailable";
 }
 
+static int http_status_of(const char *overall)
+{
+    return strcmp(overall, "ok") == 0 ? 200 : 503;
+}
+
 static void answer_health(struct gather *a)
 {
-    const char *status = overall(a);
+    const char *status = overall(a->g);
     struct buf body;
     buf_init(&body, BODY_MAX);
     buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"", status);
@@ -296,7 +306,7 @@ static void answer_health(struct gather *a)
     buf_puts(&body, "],\"spec_decode\":");
     write_speculation(a, &body);
     buf_puts(&body, "}\n");
-    answer_json(a->http, strcmp(status, "ok") == 0 ? 200 : 503, &body);
+    answer_json(a->http, http_status_of(status), &body);
 }
 
 void status_health(struct gateway *g, struct http_request *r)
@@ -304,27 +314,22 @@ void status_health(struct gateway *g, struct http_request *r)
     gather(g, r, answer_health);
 }
 
-/* What the verifiers said last: nobody is asked, so a probe may come often. */
-static bool is_ready(struct gateway *g)
+void status_brief(struct gateway *g, struct http_request *r)
 {
-    for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
-        const struct upstream_model *model;
-        char problem[FAIL_TEXT_MAX];
-        enum upstream_state state = upstream_state(upstream_at(g->upstream, i), &model, problem);
-        upstream_model_unref(model);
-        if (state == UPSTREAM_READY)
-            return !atomic_load(&g->draining);
-    }
-    return false;
+    const char *status = overall(g);
+    struct buf body;
+    buf_init(&body, 4096);
+    buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"}\n", status);
+    answer_json(r, http_status_of(status), &body);
 }
 
 void status_ready(struct gateway *g, struct http_request *r)
 {
-    bool ready = is_ready(g);
+    int status = http_status_of(overall(g));
     struct buf body;
     buf_init(&body, 4096);
-    buf_printf(&body, "{\"ready\":%s}\n", ready ? "true" : "false");
-    answer_json(r, ready ? 200 : 503, &body);
+    buf_printf(&body, "{\"ready\":%s}\n", status == 200 ? "true" : "false");
+    answer_json(r, status, &body);
 }
 
 /* ---- metrics ---- */

@@ -5,6 +5,8 @@
 #include "gateway/routes.h"
 
 void status_health(struct gateway *g, struct http_request *r);
+/* Its status alone, of what was said last: nobody is asked. */
+void status_brief(struct gateway *g, struct http_request *r);
 void status_ready(struct gateway *g, struct http_request *r);
 void status_metrics(struct gateway *g, struct http_request *r);
 void status_speculation(struct gateway *g, struct http_request *r);

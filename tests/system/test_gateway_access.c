@@ -89,6 +89,11 @@ static void without_a_key_only_health_and_version_are_told(void **state)
              {"POST /v1/chat/completions", false},
              {"POST /tokenize", false},
              {"POST /detokenize", false}};
+    struct http_answer a = call(port, "GET /health", "", "");
+    assert_string_equal(strchr(a.body, ','), strstr(a.body, ",\"version\"")); // and nothing else
+    assert_null(strstr(a.body, "verifiers"));
+    http_answer_done(&a);
+    is(call(port, "GET /health", "X-API-Key: " ALICE "\r\n", ""), 200, "", "\"verifiers\":[{");
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         if (v[i].open) {
             is(call(port, v[i].what, "", ""), 200, "", "");
