@@ -213,6 +213,8 @@ static void drain(const struct options *o, bool stopped)
     http_drain(http);
     if (heir_state() == HEIR_READY) {
         svc_retire();
+        if (gateway.auth)
+            reload_keys(); // a connection that is kept has one more request
         log_info("a new process has taken over, connections=%u", http_n_open(http));
         if (!stopped)
             wait_for(n_connections, until_us);

@@ -194,6 +194,31 @@ class Handover(unittest.TestCase):
         os.kill(heir, signal.SIGTERM)
         self.assertEqual(self.ended(heir), 0)
 
+    def test_a_revoked_key_is_refused_on_a_connection_that_is_kept(self):
+        keys = os.path.join(self.folder, "keys")
+        with open(self.conf, "w", encoding="utf-8") as f:
+            f.write(f"idle_timeout = 60\napi_keys = {keys}\n")
+        with open(keys, "w", encoding="utf-8") as f:
+            f.write("somebody sk-the-key-of-before\n")
+        pid = self.hand_over(self.gateway.process.pid)
+        self.assertEqual(self.ended(self.gateway.process.pid), 0)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        self.addCleanup(connection.close)
+        with open(keys, "w", encoding="utf-8") as f:
+            f.write("somebody sk-the-key-from-now-on\n")
+        for status in [200, 401]:
+            connection.request("GET", "/v1/models", headers={"X-API-Key": "sk-the-key-of-before"})
+            answer = connection.getresponse()
+            answer.read()
+            self.assertEqual(answer.status, status)
+            if status == 200:
+                heir = self.hand_over(pid)
+                while self.said.text.count("a new process has taken over") < 2:
+                    time.sleep(0.01)  # until the old one has seen it; the test's own limit ends this
+        self.assertEqual(self.ended(pid), 0)
+        os.kill(heir, signal.SIGTERM)
+        self.assertEqual(self.ended(heir), 0)
+
     def test_a_reload_while_one_starts_is_not_lost(self):
         self.gateway.process.send_signal(signal.SIGHUP)
         self.said.wait("a new process starts")  # and is not ready, or if it is, it is told
