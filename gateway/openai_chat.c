@@ -4,8 +4,8 @@
 #include <string.h>
 #include "gateway/reading.h"
 
-/* Templates want the arguments of a call as an object; the API carries them as text. */
-static int open_arguments(struct reading *r, json_t *call, const char *name)
+/* The arguments of a call are JSON text, which the template's worker opens. */
+static int read_arguments(struct reading *r, json_t *call, const char *name)
 {
     json_t *function = json_object_get(call, "function");
     json_t *arguments = json_object_get(function, "arguments");
@@ -13,15 +13,20 @@ static int open_arguments(struct reading *r, json_t *call, const char *name)
         return reading_refuse(r, name, "%s.function must be an object with a name", name);
     if (!json_is_string(arguments))
         return 0;
-    const char *text = json_string_length(arguments) ? json_string_value(arguments) : "{}";
+    const char *text = json_string_value(arguments);
+    if (!*text)
+        return json_object_set_new(function, "arguments", json_string("{}")) < 0
+                   ? reading_no_memory(r)
+                   : 0;
     int rc = reading_shape(r, name, text, strlen(text));
     if (rc < 0)
         return rc;
     json_error_t e;
+    AUTO(json_decref_own)
     json_t *opened = reading_json(text, strlen(text), 0, &e); // models repeat keys: the last counts
     if (!opened)
         return reading_refuse(r, name, "%s.function.arguments is not valid JSON", name);
-    return json_object_set_new(function, "arguments", opened) < 0 ? reading_no_memory(r) : 0;
+    return 0;
 }
 
 /* names: of the calls so far, by their ids. */
@@ -38,7 +43,7 @@ static int read_tool_calls(struct reading *r, json_t *calls, const char *name, j
     {
         char at[96];
         snprintf(at, sizeof(at), "%s[%zu]", name, i);
-        if ((rc = open_arguments(r, call, at)) < 0)
+        if ((rc = read_arguments(r, call, at)) < 0)
             break;
         const char *id = json_string_value(json_object_get(call, "id"));
         if (id && json_object_set(names, id,
@@ -88,10 +93,10 @@ static int read_message(struct reading *r, json_t *message, size_t i, json_t *na
 
     snprintf(name, sizeof(name), "messages[%zu].content", i);
     json_t *text = NULL;
-    int rc = reading_parts(r, content, name, &text);
+    int rc = content ? reading_parts(r, content, name, &text) : 0;
     if (rc < 0)
         return rc;
-    if (json_object_set_new(message, "content", text) < 0)
+    if (json_object_set_new(message, "content", content ? text : json_null()) < 0)
         return reading_no_memory(r);
     if (strcmp(role, "tool") == 0 && name_output(r, message, names) < 0)
         return -ENOMEM;

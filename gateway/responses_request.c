@@ -86,7 +86,7 @@ static json_t *calls_of_last(struct items *s)
     json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
     const char *role = json_string_value(json_object_get(last, "role"));
     if (!role || strcmp(role, "assistant") != 0) {
-        last = json_pack("{s:s,s:s}", "role", "assistant", "content", "");
+        last = json_pack("{s:s,s:n}", "role", "assistant", "content");
         if (append(s, last) < 0)
             return NULL;
     }

@@ -8,6 +8,7 @@ anything. `now` (seconds since 1970) fixes strftime_now() for tests.
 
 import json
 import os
+import re
 import sys
 import time
 
@@ -54,12 +55,40 @@ def template_of(source):
     return compiled[source]
 
 
+class Arguments(dict):
+    """Of a call: an object for most templates, its text for those that join it to other text."""
+
+    def __init__(self, value, text):
+        super().__init__(value)
+        self.__text = text
+
+    def __add__(self, other):
+        return self.__text + other
+
+    def __radd__(self, other):
+        return other + self.__text
+
+
+def open_arguments(message):
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", {})
+        text = function.get("arguments")
+        value = json.loads(text) if isinstance(text, str) else text
+        if isinstance(value, dict):
+            text = text if isinstance(text, str) else tojson(value)
+            function["arguments"] = Arguments(value, text)
+
+
 def variables_of(source, values):
-    """Templates that have never heard of the role `developer` know it as `system`."""
-    if "developer" not in source:
-        for message in values.get("messages", []):
-            if message.get("role") == "developer":
-                message["role"] = "system"
+    """Templates that have never heard of the role `developer` know it as `system`, and those that
+    do not ask whether there is content know none as empty."""
+    asks = re.search(r"content['\"\]]*\s+is\s+(not\s+)?none", source, re.IGNORECASE)
+    for message in values.get("messages", []):
+        if message.get("role") == "developer" and "developer" not in source:
+            message["role"] = "system"
+        if message.get("content", "") is None and not asks:
+            message["content"] = ""
+        open_arguments(message)
     return values
 
 

@@ -163,8 +163,55 @@ static void every_rendering_is_as_written_down(void **state)
     assert_int_equal(n_wrong, 0);
 }
 
+/* Its template shows calls only where there is no content, and joins their arguments to text. What
+ * is wanted: jinja2 itself, given null and text. */
+static void r1_shows_the_calls_of_its_history(void **state)
+{
+    (void)state;
+#define CALL(id, city)                                                                             \
+    "{\"id\":\"" id "\",\"type\":\"function\",\"function\":{\"name\":\"get_weather\","             \
+    "\"arguments\":\"{\\\"city\\\":  \\\"" city "\\\"}\"}}"
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":"
+        "null,"
+        "\"tool_calls\":[" CALL("1", "Paris") "," CALL(
+            "2", "Bern") "]},"
+                         "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"sun\"},"
+                         "{\"role\":\"tool\",\"tool_call_id\":\"2\",\"content\":\"rain\"}]}";
+    static const char want[] =
+        "<｜User｜>Hi<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+        "function<｜tool▁sep｜>get_weather\n```json\n{\"city\":  \"Paris\"}\n```"
+        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        "```json\n{\"city\":  \"Bern\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        "<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>sun"
+        "<｜tool▁output▁end｜>\n<｜tool▁output▁begin｜>rain<｜tool▁output▁end｜>"
+        "<｜tool▁outputs▁end｜>";
+    const char *shared = lib_shared("data/templates");
+    if (!shared)
+        skip();
+    char path[5000];
+    size_t len;
+    snprintf(path, sizeof(path), "%s/deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja", shared);
+    char *source = lib_read(path, &len);
+    struct openai_request q;
+    struct openai_fault fault;
+    struct template *t;
+    struct outcome o;
+    assert_int_equal(openai_request_parse(OPENAI_CHAT, body, strlen(body), &q, &fault), 0);
+    assert_int_equal(template_new(1, 10000, &t), 0);
+    render(t, source, q.template_vars, 0, &o);
+    assert_string_equal(o.text, want);
+    free(o.text);
+    template_free(t);
+    openai_request_done(&q);
+    free(source);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_rendering_is_as_written_down)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_rendering_is_as_written_down),
+        cmocka_unit_test(r1_shows_the_calls_of_its_history),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,6 +79,23 @@ static void still_renders(void)
     renders("{{ 1 + 1 }}", "{}", "2");
 }
 
+static void arguments_of_a_call_are_an_object_and_text(void **state)
+{
+    (void)state;
+#define CALLED(arguments)                                                                          \
+    "{\"messages\":[{\"content\":null,\"tool_calls\":[{\"function\":{\"arguments\":" arguments     \
+    "}}]}]}"
+    static const char text[] = CALLED("\"{\\\"a\\\":  0.1}\"");
+#define ARGS "messages[0].tool_calls[0].function.arguments"
+    renders("{{ '<' + " ARGS " + '>' }}", text, "<{\"a\":  0.1}>");
+    renders("{{ " ARGS ".a }} {{ " ARGS " | tojson }} {{ " ARGS " is mapping }}", text,
+            "0.1 {\"a\": 0.1} True");
+    renders("{{ '<' + " ARGS " }}", CALLED("{\"a\":1}"), "<{\"a\": 1}");
+    renders("[{{ messages[0].content }}]", text, "[]");
+    renders("{{ messages[0]['content'] is none }}", text, "True");
+    renders("{{ messages[0].content is not none }}", text, "False");
+}
+
 static void a_template_renders_its_variables(void **state)
 {
     (void)state;
@@ -272,6 +289,7 @@ static int stop(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arguments_of_a_call_are_an_object_and_text),
         cmocka_unit_test(a_template_renders_its_variables),
         cmocka_unit_test(what_templates_expect_is_there),
         cmocka_unit_test(developers_are_systems_to_templates_that_do_not_know_them),
