@@ -1,5 +1,7 @@
 /* parts.c - splits the text of an answer into reasoning, content and calls of tools. */
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "gateway/parts.h"
 
@@ -94,6 +96,7 @@ void parts_init(struct parts *p, const struct parts_rules *rules)
     if (rules)
         p->rules = *rules;
     buf_init(&p->held, 1024);
+    buf_init(&p->ids, TOOL_CALLS_MAX * 300);
     buf_init(&p->call, PARTS_SPACE_MAX + TOOL_CALLS_MAX_BYTES);
     buf_init(&p->again, PARTS_SPACE_MAX + TOOL_CALLS_MAX_BYTES);
     if (p->rules.thinking && p->rules.begun)
@@ -104,6 +107,7 @@ void parts_init(struct parts *p, const struct parts_rules *rules)
 void parts_done(struct parts *p)
 {
     buf_done(&p->held);
+    buf_done(&p->ids);
     buf_done(&p->call);
     buf_done(&p->again);
 }
@@ -132,8 +136,10 @@ static unsigned markers_now(const struct parts *p, struct marker v[MARKERS_MAX])
     const struct tool_markers *m = tool_markers(r->format);
     unsigned n = 0;
     if (p->state == PARTS_REASONING) {
-        v[0] = (struct marker){r->thinking->end, END_THINKING};
-        return 1;
+        v[n++] = (struct marker){r->thinking->end, END_THINKING};
+        if (m && m->ends_reasoning)
+            n += add_markers(v + n, m->before, BEFORE_CALL);
+        return n;
     }
     if (r->thinking && !r->begun && !r->closed && p->bare && !p->n_calls)
         v[n++] = (struct marker){r->thinking->begin, BEGIN_THINKING};
@@ -263,6 +269,18 @@ static void release_call(struct parts *p, struct parts_out *to)
     p->again_at = n;
 }
 
+/* An id that came before is none. */
+static void keep_id(struct parts *p, struct tool_call *c)
+{
+    AUTO(mem_free) char *id = NULL;
+    if (!c->id || asprintf(&id, " %s ", c->id) < 0)
+        return;
+    if (p->ids.len && memmem(p->ids.data, p->ids.len, id, strlen(id)))
+        free(TAKE(c->id));
+    else
+        buf_puts(&p->ids, id);
+}
+
 /* Unless more of it must come, the call is over, as one or as none. */
 static void try_call(struct parts *p, bool last, struct parts_out *to)
 {
@@ -277,6 +295,8 @@ static void try_call(struct parts *p, bool last, struct parts_out *to)
             release_call(p, to);
         return;
     }
+    for (unsigned i = before; i < to->calls.n; i++)
+        keep_id(p, &to->calls.v[i]);
     p->n_calls += to->calls.n - before;
     p->state = PARTS_CONTENT;
     p->drop_space = p->after_call = true;

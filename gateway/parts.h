@@ -46,6 +46,7 @@ struct parts {
     bool after_call; // nothing but its markers has come since
     unsigned n_calls, n_tries;
     size_t work;      // bytes that were read or fed in vain
+    struct buf ids;   // that calls had, a space before and behind each
     struct buf held;  // may be a marker's beginning, white space before it included
     struct buf call;  // its text so far, white space before it included
     struct buf again; // of what was no call, what is to be fed once more ...

@@ -1,4 +1,5 @@
 /* tool_calls.c - how models write the calls of tools into their text. */
+#include <ctype.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -41,7 +42,8 @@ static const struct tool_markers markers[TOOLS_N_FORMATS] = {
                     .before = {"<|tool_calls_section_begin|>"},
                     .behind = {"<|tool_calls_section_end|>"},
                     .inside = {"<|tool_call_argument_begin|>"},
-                    .behind_name = "<"},
+                    .behind_name = "<",
+                    .ends_reasoning = true},
 };
 
 const struct tool_markers *tool_markers(enum tool_format f)
@@ -427,6 +429,23 @@ static int read_call(enum tool_format f, struct slice t, const struct tool_types
     }
 }
 
+/* Templates of Kimi want the model's own ids, those of Mistral ids of a certain form; models of
+ * other formats have no business with them. */
+static bool good_id(enum tool_format f, struct slice id)
+{
+    for (size_t i = 0; i < id.len && f == TOOLS_MISTRAL; i++)
+        if (id.len != 9 || !isalnum((unsigned char)id.data[i]))
+            return false;
+    return f == TOOLS_MISTRAL || (f == TOOLS_KIMI && is_name(id));
+}
+
+static void drop_ids(enum tool_format f, struct tool_call *v, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (v[i].id && !good_id(f, (struct slice){v[i].id, strlen(v[i].id)}))
+            free(TAKE(v[i].id));
+}
+
 int tool_calls_read(enum tool_format f, const char *raw, size_t len, const struct tool_types *types,
                     struct tool_calls *ret)
 {
@@ -434,5 +453,7 @@ int tool_calls_read(enum tool_format f, const char *raw, size_t len, const struc
     int rc = read_call(f, slice_trimmed((struct slice){raw, len}), types, ret);
     if (rc < 0)
         tool_calls_cut(ret, before);
+    else
+        drop_ids(f, ret->v + before, ret->n - before);
     return rc;
 }

@@ -40,6 +40,7 @@ struct tool_markers {
     const char *inside[5]; // of a call: these, too, may be special tokens
     /* What follows the beginning: one of these characters, or a name and one of those. */
     const char *first, *behind_name; // NULL: neither
+    bool ends_reasoning;             // a call may begin there without its end
 };
 bool tool_name_char(char c);
 
@@ -54,7 +55,7 @@ bool tool_format_types(enum tool_format f); // whether it is read by the types o
 
 struct tool_call {
     char *name, *arguments; // JSON text
-    char *id;               // NULL: the model gave it none
+    char *id;               // NULL: the model gave it none that templates take
 };
 struct tool_calls {
     struct tool_call *v;

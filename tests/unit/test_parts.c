@@ -285,6 +285,35 @@ static void calls_follow_reasoning(void **state)
             "a||get_time({});");
 }
 
+static void a_section_of_kimi_ends_its_reasoning(void **state)
+{
+    (void)state;
+    struct parts_rules r = {.thinking = &think, .begun = true, .format = TOOLS_KIMI};
+#define KIMI(id) "<|tool_call_begin|>" id "<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    becomes(&r,
+            "Hm.\n<|tool_calls_section_begin|>" KIMI("functions.f:0") "<|tool_calls_section_end|>x",
+            "Hm.|x|functions.f:0=f({});");
+    becomes(&r, "Hm. <|tool_calls_section_begin|> no</think>4",
+            "Hm. <|tool_calls_section_begin|> no|4|");
+    becomes(&r, "Hm. " KIMI("f") "</think>4", "Hm. " KIMI("f") "|4|");
+}
+
+static void ids_are_taken_where_templates_want_them(void **state)
+{
+    (void)state;
+    calls(TOOLS_HERMES,
+          "<tool_call>{\"name\":\"f\",\"arguments\":{},\"id\":\"call00001\"}</tool_call>",
+          "||f({});");
+    calls(TOOLS_MISTRAL,
+          "[TOOL_CALLS][{\"name\":\"f\",\"arguments\":{},\"id\":\"call00001\"},"
+          "{\"name\":\"f\",\"arguments\":{},\"id\":\"call00001\"},"
+          "{\"name\":\"f\",\"arguments\":{},\"id\":\"call-0001\"},"
+          "{\"name\":\"f\",\"arguments\":{},\"id\":\"1\"}]",
+          "||call00001=f({});f({});f({});f({});");
+    calls(TOOLS_KIMI, KIMI("functions.f:0") KIMI("functions.f:0") KIMI("functions.f:1"),
+          "||functions.f:0=f({});f({});functions.f:1=f({});");
+}
+
 static void the_prompt_tells_where_reasoning_is(void **state)
 {
     (void)state;
@@ -474,6 +503,8 @@ int main(void)
         cmocka_unit_test(kimi_names_its_calls),
         cmocka_unit_test(reasoning_is_told_apart),
         cmocka_unit_test(calls_follow_reasoning),
+        cmocka_unit_test(a_section_of_kimi_ends_its_reasoning),
+        cmocka_unit_test(ids_are_taken_where_templates_want_them),
         cmocka_unit_test(the_prompt_tells_where_reasoning_is),
         cmocka_unit_test(a_call_without_end_is_let_go),
         cmocka_unit_test(no_call_loses_nothing),
