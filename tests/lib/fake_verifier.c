@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "lib/fake_verifier.h"
 #include "lib/lib.h"
 #include "rpc/rpc.h"
@@ -388,6 +389,14 @@ void fake_verifier_stop(struct fake_verifier *f)
         tandem__v1__generate_request__free_unpacked(f->last, NULL);
     pthread_mutex_destroy(&f->mu);
     free(f);
+}
+
+void fake_verifier_play(const char *address)
+{
+    fake_verifier_start(address);
+    fprintf(stderr, "playing the verifier\n");
+    for (;;)
+        pause();
 }
 
 void fake_verifier_state(struct fake_verifier *f, Tandem__V1__ModelInfo__State state,

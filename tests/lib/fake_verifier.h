@@ -29,6 +29,9 @@ struct fake_verifier;
 /* address: as rpc_server_listen(). Ends the test on errors. */
 struct fake_verifier *fake_verifier_start(const char *address);
 void fake_verifier_stop(struct fake_verifier *f);
+/* For a process of its own, so that it can be killed: starts one, says "playing", and never ends.
+ */
+void fake_verifier_play(const char *address) __attribute__((noreturn));
 void fake_verifier_state(struct fake_verifier *f, Tandem__V1__ModelInfo__State state,
                          float progress);
 void fake_verifier_protocol(struct fake_verifier *f, uint32_t version);   // told by GetModel

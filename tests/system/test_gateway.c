@@ -1305,21 +1305,10 @@ static int stop_all(void **state)
     return 0;
 }
 
-/* A verifier in a process of its own, so that it can be killed. */
-static int play_verifier(const char *where)
-{
-    struct fake_verifier *f = fake_verifier_start(where);
-    fprintf(stderr, "playing the verifier\n");
-    for (;;)
-        pause();
-    fake_verifier_stop(f);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--play-verifier") == 0)
-        return play_verifier(argv[2]);
+        fake_verifier_play(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_chat_answers_with_text_usage_and_reason),
         cmocka_unit_test(every_committed_token_is_an_event_in_order),

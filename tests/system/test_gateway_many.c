@@ -268,21 +268,10 @@ static void one_that_dies_is_routed_around(void **state)
     child_wait(&mortal);
 }
 
-/* A verifier in a process of its own, so that it can be killed. */
-static int play_verifier(const char *where)
-{
-    struct fake_verifier *f = fake_verifier_start(where);
-    fprintf(stderr, "playing the verifier\n");
-    for (;;)
-        pause();
-    fake_verifier_stop(f);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--play-verifier") == 0)
-        return play_verifier(argv[2]);
+        fake_verifier_play(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_go_to_the_idlest),
         cmocka_unit_test(a_prompt_goes_where_its_beginning_was),
