@@ -266,23 +266,31 @@ static void write_verifier(const struct part *p, struct buf *to)
     buf_puts(to, "}");
 }
 
-/* "ok" when at least one verifier serves; else the state nearest to it. What the verifiers said
- * last: nobody is asked, so a probe may come often. */
-static const char *overall(struct gateway *g)
+/* "ok" when at least one of the verifiers serves; else the state nearest to it. */
+static const char *overall(const struct gateway *g, const enum upstream_state *states)
 {
     bool loading = false;
     if (atomic_load(&g->draining))
         return "draining";
     for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
-        const struct upstream_model *model;
-        char problem[FAIL_TEXT_MAX];
-        enum upstream_state state = upstream_state(upstream_at(g->upstream, i), &model, problem);
-        upstream_model_unref(model);
-        if (state == UPSTREAM_READY)
+        if (states[i] == UPSTREAM_READY)
             return "ok";
-        loading |= state == UPSTREAM_LOADING;
+        loading |= states[i] == UPSTREAM_LOADING;
     }
     return loading ? "loading" : "unavailable";
+}
+
+/* Of what the verifiers said last: nobody is asked, so a probe may come often. */
+static const char *overall_seen(struct gateway *g)
+{
+    enum upstream_state states[UPSTREAM_MAX];
+    for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
+        const struct upstream_model *model;
+        char problem[FAIL_TEXT_MAX];
+        states[i] = upstream_state(upstream_at(g->upstream, i), &model, problem);
+        upstream_model_unref(model);
+    }
+    return overall(g, states);
 }
 
 static int http_status_of(const char *overall)
@@ -292,7 +300,10 @@ static int http_status_of(const char *overall)
 
 static void answer_health(struct gather *a)
 {
-    const char *status = overall(a->g);
+    enum upstream_state states[UPSTREAM_MAX];
+    for (unsigned i = 0; i < a->n; i++)
+        states[i] = a->parts[i].state;
+    const char *status = overall(a->g, states);
     struct buf body;
     buf_init(&body, BODY_MAX);
     buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"", status);
@@ -316,7 +327,7 @@ void status_health(struct gateway *g, struct http_request *r)
 
 void status_brief(struct gateway *g, struct http_request *r)
 {
-    const char *status = overall(g);
+    const char *status = overall_seen(g);
     struct buf body;
     buf_init(&body, 4096);
     buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"}\n", status);
@@ -325,7 +336,7 @@ void status_brief(struct gateway *g, struct http_request *r)
 
 void status_ready(struct gateway *g, struct http_request *r)
 {
-    int status = http_status_of(overall(g));
+    int status = http_status_of(overall_seen(g));
     struct buf body;
     buf_init(&body, 4096);
     buf_printf(&body, "{\"ready\":%s}\n", status == 200 ? "true" : "false");
