@@ -27,7 +27,7 @@ struct http_options {
     size_t max_bodies;   // bytes of all bodies that are held at once; more is 503
     size_t max_header;   // bytes of request line and header; more is 431
     size_t max_unread;   // bytes of a stream that may wait for its reader behind the first event
-    int64_t reader_us;   // half of max_unread waiting for so long ends it, too
+    int64_t reader_us;   // half of max_unread waits, or a whole answer stands still, for so long
     int64_t request_us;  // a whole request must have arrived within
     int64_t idle_us;     // a connection without a request is closed after
     int64_t ping_us;     // a silent stream gets a comment this often

@@ -7,7 +7,7 @@
 #include "gateway/openai_error.h"
 #include "gateway/sse.h"
 
-#define STREAM_BLOCK 16384 // bytes per chunk
+#define BLOCK_BYTES 16384 // of an answer at once
 
 /* ---- for the application ---- */
 
@@ -142,10 +142,10 @@ void http_header(struct http_request *r, const char *name, const char *value)
 
 void http_reply(struct http_request *r, int status, const char *type, struct buf *body)
 {
-    put_down(r);
     pthread_mutex_lock(&r->mu);
     if (r->answer == NONE && !r->gone) {
         r->answer = REPLY;
+        r->behind_us = clock_us();
         r->status = status;
         r->type = type;
         buf_done(&r->out);
@@ -216,6 +216,12 @@ bool http_is_behind(struct http_request *r)
 
 void http_end(struct http_request *r)
 {
+    pthread_mutex_lock(&r->mu);
+    bool waits = r->out.len > r->out_at; // what is carried is put down when that has left
+    r->ended = waits;
+    pthread_mutex_unlock(&r->mu);
+    if (waits)
+        return;
     put_down(r);
     pthread_mutex_lock(&r->mu);
     r->ended = true;
@@ -297,31 +303,43 @@ static ssize_t stream_read(void *cls, uint64_t at, char *to, size_t max)
         MHD_suspend_connection(r->c); // under the lock, or a wake-up is lost
     }
     void (*on_drain)(void *user) = caught_up && r->on_close ? r->on_drain : NULL;
+    bool over = r->ended && r->out.len == r->out_at;
     pthread_mutex_unlock(&r->mu);
+    if (over)
+        put_down(r);
     if (on_drain)
         on_drain(r->user);
     return n;
 }
 
-static void stream_free(void *cls)
+static ssize_t reply_read(void *cls, uint64_t at, char *to, size_t max)
+{
+    struct http_request *r = cls;
+    pthread_mutex_lock(&r->mu);
+    size_t left = r->out.len - at, n = left < max ? left : max;
+    memcpy(to, r->out.data + at, n);
+    r->behind_us = clock_us();
+    pthread_mutex_unlock(&r->mu);
+    if (n == left)
+        put_down(r);
+    return (ssize_t)n;
+}
+
+static void response_free(void *cls)
 {
     http_unref(cls);
 }
 
 static struct MHD_Response *response_of(struct http_request *r)
 {
-    struct MHD_Response *m;
-    if (r->answer == STREAM) {
-        m = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read,
-                                              http_ref(r), stream_free);
-        if (!m)
-            http_unref(r);
-    } else {
-        size_t len = r->out.len;
-        m = MHD_create_response_from_buffer(len, buf_take(&r->out), MHD_RESPMEM_MUST_FREE);
-    }
-    if (!m)
+    bool streams = r->answer == STREAM;
+    struct MHD_Response *m = MHD_create_response_from_callback(
+        streams ? MHD_SIZE_UNKNOWN : r->out.len, BLOCK_BYTES, streams ? stream_read : reply_read,
+        http_ref(r), response_free);
+    if (!m) {
+        http_unref(r);
         return NULL;
+    }
     MHD_add_response_header(m, "Content-Type", r->type);
     MHD_add_response_header(m, "X-Request-Id", r->id);
     MHD_add_response_header(m, "Cache-Control", "no-store");

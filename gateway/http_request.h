@@ -57,7 +57,7 @@ struct http_request {
     size_t out_at;    // read up to here
     size_t out_first; // bytes of the event that found nothing waiting
     int64_t written_us;
-    int64_t behind_us; // since when half of max_unread waits; 0: it does not
+    int64_t behind_us; // since when half of max_unread waits, 0: it does not; REPLY: its last block
     void (*on_close)(void *user);
     void (*on_drain)(void *user);
     void *user;

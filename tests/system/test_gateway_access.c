@@ -1,4 +1,5 @@
 /* Who is let into the gateway: API keys and their limits, addresses that others reach. */
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,6 +215,27 @@ static void a_body_on_its_way_counts_for_its_key(void **state)
     becomes(port, ALICE, 429);
     http_client_close(&c);
     becomes(port, ALICE, 200);
+    child_stop(&s);
+}
+
+static void a_whole_answer_that_nobody_reads_is_ended_and_counts_until_then(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--api-keys", keys, "--reader-timeout", "2", NULL};
+    write_keys("alice " ALICE " concurrency=1\n");
+    struct child s = gateway_start(address, more, &port);
+    static char body[500000]; // its tokens do not fit between the two
+    memset(body, ' ', sizeof(body) - 1);
+    memcpy(body, "{\"prompt\":\"", 11);
+    memcpy(body + sizeof(body) - 3, "\"}", 2);
+    struct http_client c = http_client_open(port);
+    sends(&c, "POST /tokenize", "X-API-Key: " ALICE "\r\n", body);
+    struct pollfd begun = {c.fd, POLLIN, 0};
+    assert_int_equal(poll(&begun, 1, 20000), 1);
+    becomes(port, ALICE, 429);
+    becomes(port, ALICE, 200);
+    http_client_close(&c);
     child_stop(&s);
 }
 
@@ -459,6 +481,7 @@ int main(void)
         cmocka_unit_test(bodies_of_those_without_a_key_take_no_room),
         cmocka_unit_test(who_asks_before_sending_a_body_is_refused_at_once),
         cmocka_unit_test(a_body_on_its_way_counts_for_its_key),
+        cmocka_unit_test(a_whole_answer_that_nobody_reads_is_ended_and_counts_until_then),
         cmocka_unit_test(limits_of_a_key_are_429_by_name),
         cmocka_unit_test(a_key_bounds_tokens_and_names_the_tenant),
         cmocka_unit_test(a_reload_reads_keys_again),
