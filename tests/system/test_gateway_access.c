@@ -206,12 +206,24 @@ static void becomes(unsigned port, const char *key, int status)
     is(a, status, "", "");
 }
 
+static bool holds_a_body(unsigned port)
+{
+    struct http_answer a = call(port, "GET /metrics", "", "");
+    bool holds = !strstr(a.body, "\ntandem_gateway_body_bytes{instance=\"gateway\"} 0\n");
+    http_answer_done(&a);
+    return holds;
+}
+
 static void a_body_on_its_way_counts_for_its_key(void **state)
 {
     (void)state;
     unsigned port;
-    struct child s = start_locked("alice " ALICE " concurrency=1\n", &port);
+    const char *more[] = {"--api-keys", keys, "--metrics-open", NULL};
+    write_keys("alice " ALICE " concurrency=1\n");
+    struct child s = gateway_start(address, more, &port);
     struct http_client c = begin_body(port, "X-API-Key: " ALICE "\r\n");
+    for (unsigned i = 0; i < 2000 && !holds_a_body(port); i++)
+        usleep(5000);
     becomes(port, ALICE, 429);
     http_client_close(&c);
     becomes(port, ALICE, 200);
