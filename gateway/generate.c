@@ -414,14 +414,14 @@ static int init_reply(struct generation *x, const struct parts_rules *rules)
                                      .hides_reasoning = !q->include_reasoning,
                                      .one_call = !q->parallel_calls,
                                      .rules = *rules,
-                                     .tools = TAKE(x->q.tools),
-                                     .echoed = TAKE(x->q.echoed),
                                      .noise = (uint64_t)clock_us(),
                                      .id = http_id(x->http),
                                      .model = wire_text(info->name),
                                      .fingerprint = wire_text(info->fingerprint),
                                      .created = clock_unix_s(),
                                      .n = q->n.set ? (unsigned)q->n.value : 1};
+    head.tools = TAKE(x->q.tools);
+    head.echoed = TAKE(x->q.echoed);
     return openai_reply_init(&x->reply, &head);
 }
 
