@@ -17,8 +17,9 @@
 #include "gateway/openai_error.h"
 
 #define TICK_MS 100
-#define GONE_US 1000000 // what it may have sent before it closed is read by then
-#define TAKE_MAX 64     // connections at once, then the others are looked at
+#define GONE_US 1000000    // what it may have sent before it closed is read by then
+#define END_AGAIN_US 10000 // one that was taken may come after the others were shut down
+#define TAKE_MAX 64        // connections at once, then the others are looked at
 
 struct conn {
     int fd;
@@ -43,8 +44,8 @@ struct conns {
     conns_taker *take;
     void *user;
 
-    pthread_mutex_t mu; // for what follows
-    pthread_cond_t idle;
+    pthread_mutex_t mu;        // for what follows
+    pthread_cond_t idle, none; // n_active, n_open are 0
     struct conn *all;
     struct conn **by_fd;
     size_t n_by_fd;
@@ -78,7 +79,8 @@ void conns_close(struct conns *s, struct conn *k)
     if (!k)
         return;
     pthread_mutex_lock(&s->mu);
-    s->n_open--;
+    if (--s->n_open == 0)
+        pthread_cond_broadcast(&s->none);
     if (k->prev)
         k->prev->next = k->next;
     else
@@ -142,6 +144,19 @@ void conns_give_up(struct conns *s)
     for (struct conn *k = s->all; k; k = k->next)
         if (k->r)
             http_give_up(k->r);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void conns_end(struct conns *s, int64_t timeout_us)
+{
+    int64_t until_us = clock_us() + timeout_us;
+    pthread_mutex_lock(&s->mu);
+    while (s->n_open && clock_us() < until_us) {
+        for (struct conn *k = s->all; k; k = k->next)
+            shutdown(k->fd, SHUT_RDWR);
+        struct timespec again = clock_at(clock_us() + END_AGAIN_US);
+        pthread_cond_timedwait(&s->none, &s->mu, &again);
+    }
     pthread_mutex_unlock(&s->mu);
 }
 
@@ -323,6 +338,7 @@ static void init_locks(struct conns *s)
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&s->idle, &attr);
+    pthread_cond_init(&s->none, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&s->mu, NULL);
     pthread_mutex_init(&s->listen_mu, NULL);
@@ -374,6 +390,7 @@ void conns_free(struct conns *s)
     if (s->wake_fd >= 0)
         close(s->wake_fd);
     pthread_cond_destroy(&s->idle);
+    pthread_cond_destroy(&s->none);
     pthread_mutex_destroy(&s->mu);
     pthread_mutex_destroy(&s->listen_mu);
     free(s->by_fd);

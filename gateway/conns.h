@@ -43,6 +43,8 @@ unsigned conns_n_active(struct conns *s); // ANSWERING
 unsigned conns_n_open(struct conns *s);   // those that were taken included
 void conns_wait_idle(struct conns *s, int64_t timeout_us);
 void conns_give_up(struct conns *s); // http_give_up() for every request
+/* Shuts every connection down until all are closed, or for so long. */
+void conns_end(struct conns *s, int64_t timeout_us);
 
 /* ---- what http.c does for it ---- */
 

@@ -20,6 +20,7 @@
 #define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
 #define LIMIT_ROOM 128            // for connections that are taken and not yet counted
 #define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
+#define STOP_US 2000000         // for answers to end, and again for connections
 #define SEND_BUFFER (256 << 10) // the kernel's, for a reader that has stopped; by itself 4 MiB
 
 /* ---- arrival ---- */
@@ -305,7 +306,8 @@ void http_wait_idle(struct http_server *s, int64_t timeout_us)
     conns_wait_idle(s->conns, timeout_us);
 }
 
-/* libmicrohttpd must not be stopped while a connection sleeps. */
+/* libmicrohttpd must not be stopped while a connection sleeps, and 0.9.75 reads through NULL when
+ * it is while it refuses a malformed request: the connections end before it. */
 void http_stop(struct http_server *s)
 {
     atomic_store(&s->stopping, true);
@@ -314,7 +316,8 @@ void http_stop(struct http_server *s)
     conns_stop(s->conns);
     http_drain(s);
     conns_give_up(s->conns);
-    http_wait_idle(s, 2000000);
+    http_wait_idle(s, STOP_US);
+    conns_end(s->conns, STOP_US);
     MHD_stop_daemon(s->daemon);
     s->daemon = NULL;
 }

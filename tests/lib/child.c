@@ -73,7 +73,7 @@ static void show_log(const struct child *s)
 {
     size_t len;
     char *text = lib_read(s->log, &len);
-    print_error("%s\n", text);
+    fprintf(stderr, "%s\n", text); // print_error() cuts it
     free(text);
 }
 
