@@ -45,6 +45,11 @@ class Documents(unittest.TestCase):
         self.assertGreater(len(names), 40)
         self.assertEqual([n for n in sorted(names) if not re.search(rf"`[\w.]*{n}[\w.]*`", page)], [])
 
+    def test_no_section_stands_twice(self):
+        for page in glob.glob("docs/*.md", root_dir=ROOT):
+            heads = re.findall(r"^## .*", read(page), re.M)
+            self.assertEqual(len(heads), len(set(heads)), page)
+
     def test_links_between_documents_lead_somewhere(self):
         pages = ["README.md", "models/README.md", *glob.glob("docs/*.md", root_dir=ROOT)]
         for page in pages:
