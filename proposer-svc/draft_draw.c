@@ -1,0 +1,151 @@
+/* draft_draw.c - from the logits of a row to the next token of a draft, and its q. */
+#include <math.h>
+#include <stdlib.h>
+#include "base/rng.h"
+#include "proposer-svc/draft_impl.h"
+
+#define DENSE_MAX (224u << 10) // probabilities of a dense q: 896 KiB
+
+/* The next 64 random bits. */
+static uint64_t bits(struct draft *d)
+{
+    uint64_t n = d->n_draws++;
+    return rng_u64(d->key, RNG_PROPOSER, (uint32_t)n, (uint32_t)(n >> 32), 0);
+}
+
+/* The `width` likeliest tokens of the law, the likeliest first, ties to the lowest id; what it
+ * lacks is filled up with tokens that cannot come. */
+static void find_likeliest(const struct dist_law *law, uint32_t width, uint32_t *ids)
+{
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < law->n_kept; k++) {
+        uint32_t id = law->kept[k], at;
+        double w = law->weights[id];
+        if (n == width && !(w > law->weights[ids[n - 1]]))
+            continue;
+        n += n < width;
+        at = n - 1;
+        for (; at && (w > law->weights[ids[at - 1]] ||
+                      (w == law->weights[ids[at - 1]] && id < ids[at - 1]));
+             at--)
+            ids[at] = ids[at - 1];
+        ids[at] = id;
+    }
+    for (uint32_t id = 0, n_law = n; n < width; id++) {
+        uint32_t i = 0;
+        while (i < n_law && ids[i] != id)
+            i++;
+        if (i == n_law)
+            ids[n++] = id;
+    }
+}
+
+/* A token drawn from integers that sum to 65536, each at least 1, which go to the row of q. */
+static uint32_t draw_sparse(struct draft *d, const struct dist_law *law, const struct prop_q *q,
+                            uint32_t row)
+{
+    uint32_t *ids = q->ids + (size_t)row * q->width;
+    uint16_t *probs = q->probs + (size_t)row * q->width;
+    uint32_t left = 65536 - q->width, pick = bits(d) >> 48;
+    double sum = 0;
+    find_likeliest(law, q->width, ids);
+    for (uint32_t i = 0; i < q->width; i++)
+        sum += law->weights[ids[i]];
+    for (uint32_t i = q->width - 1; i > 0; i--) {
+        probs[i] = (uint16_t)(law->weights[ids[i]] / sum * (65536 - q->width));
+        left -= probs[i];
+    }
+    probs[0] = (uint16_t)left;
+    for (uint32_t i = 0; i < q->width; i++) {
+        if (pick <= probs[i])
+            return ids[i];
+        pick -= probs[i] + 1u;
+    }
+    return ids[0]; // not reached
+}
+
+/* A token drawn from the floats that go to the row of q. */
+static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const struct prop_q *q,
+                           uint32_t row)
+{
+    float *probs = q->dense + (size_t)row * q->width;
+    double sum = 0;
+    uint32_t token = 0;
+    for (uint32_t i = 0; i < q->width; i++) {
+        probs[i] = (float)(law->weights[i] / law->sum);
+        sum += (double)probs[i];
+    }
+    double pick = rng_uniform(bits(d)) * sum;
+    for (uint32_t i = 0; i < q->width && pick >= 0; i++) {
+        if (probs[i] > 0)
+            token = i;
+        pick -= (double)probs[i];
+    }
+    return token;
+}
+
+void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits)
+{
+    const struct prop_sampling *s = &ask->sampling;
+    const struct dist_params p = {.temperature = s->temperature,
+                                  .top_k = s->top_k,
+                                  .top_p = s->top_p,
+                                  .min_p = s->min_p,
+                                  .repetition = 1};
+    dist_set(d->run.dist, logits, &p, NULL);
+}
+
+/* The draft's next token, drawn as its mode says. */
+static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const float *logits)
+{
+    uint32_t n = ask->to->n;
+    draw_law(d, ask, logits);
+    if (ask->q_mode == PROP_COUPLED)
+        return dist_draw(d->run.dist, ask->draw_key, ask->context.n + n);
+    struct dist_law law = dist_law(d->run.dist);
+    return ask->q_mode == PROP_SPARSE ? draw_sparse(d, &law, ask->to->q, n)
+                                      : draw_dense(d, &law, ask->to->q, n);
+}
+
+bool draw_is_eos(const struct draft *d, uint32_t token)
+{
+    uint32_t i = 0;
+    while (i < d->n_eos && d->eos[i] != token)
+        i++;
+    return i < d->n_eos;
+}
+
+bool draw_next(struct draft *d, struct prop_ask *ask, const float *logits)
+{
+    struct prop_draft *to = ask->to;
+    struct dist_top best;
+    float logprob;
+    dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &best);
+    float confidence = expf(best.logprob);
+    if (!(confidence >= d->p_min))
+        return false;
+    uint32_t token = ask->q_mode == PROP_POINT ? best.token : draw_token(d, ask, logits);
+    to->tokens[to->n] = token;
+    to->survival[to->n] = confidence * (to->n ? to->survival[to->n - 1] : 1);
+    to->n++;
+    return to->n < ask->k && !draw_is_eos(d, token); // behind an end there is another text
+}
+
+bool draw_room(const struct draft *d, struct prop_ask *ask)
+{
+    bool sparse = ask->q_mode == PROP_SPARSE;
+    uint32_t width = d->run.opt.n_vocab;
+    if (sparse && width > d->sparse_k)
+        width = d->sparse_k;
+    if (!sparse && ask->k > DENSE_MAX / width)
+        ask->k = DENSE_MAX / width ? DENSE_MAX / width : 1;
+    size_t n = (size_t)ask->k * width;
+    struct prop_q *q = malloc(sizeof(*q) + n * (sizeof(*q->ids) + sizeof(*q->probs)));
+    if (!q)
+        return false;
+    *q = (struct prop_q){.width = width, .ids = (uint32_t *)(q + 1)};
+    q->probs = (uint16_t *)(q->ids + n);
+    q->dense = (float *)(void *)q->ids;
+    ask->to->q = q;
+    return true;
+}
