@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -244,13 +245,17 @@ static struct http_request *hung_up_request(struct conns *s, int fd)
     return r;
 }
 
-/* say: in plain HTTP a client can be told. */
-static void time_out(struct conn *k, bool say)
+/* Once nobody waits for an answer the connection is closed without a word. */
+static void time_out(const struct conns *s, struct conn *k)
 {
+    bool say = !s->o.tls_cert && !(k->phase == CONN_IDLE && k->used);
+    char text[FAIL_TEXT_MAX];
     struct buf body, head;
     buf_init(&body, 4096);
     buf_init(&head, 4096);
-    openai_error(&body, 408, "the request did not arrive in time", "");
+    snprintf(text, sizeof(text), "the request did not arrive within %g s",
+             (double)s->o.request_us / 1e6);
+    openai_error(&body, 408, text, "");
     buf_printf(&head,
                "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n"
                "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
@@ -271,10 +276,9 @@ static bool has_unread(int fd)
 static void inspect(struct conns *s, struct conn *k, int64_t now_us)
 {
     int64_t age_us = now_us - k->since_us;
-    if (k->phase == CONN_RECEIVING && age_us > s->o.request_us)
-        time_out(k, !s->o.tls_cert);
-    else if (k->phase == CONN_IDLE && age_us > (k->used ? s->o.idle_us : s->o.request_us))
-        time_out(k, !k->used && !s->o.tls_cert);
+    bool idle = k->phase == CONN_IDLE && k->used;
+    if (k->phase != CONN_ANSWERING && age_us > (idle ? s->o.idle_us : s->o.request_us))
+        time_out(s, k);
     else if (k->phase != CONN_ANSWERING && k->used && k->hung_up && age_us > GONE_US &&
              !has_unread(k->fd))
         shutdown(k->fd, SHUT_RDWR); // nothing more comes, and nobody waits for an answer

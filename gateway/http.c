@@ -89,6 +89,12 @@ static struct http_request *request_new(struct http_server *s, struct MHD_Connec
     return r;
 }
 
+static enum MHD_Result refuse_body(struct http_request *r)
+{
+    return http_refuse(r, 413, "the request body is too large: at most %zu KiB",
+                       r->s->o.max_body >> 10);
+}
+
 /* The header is here: refuse now what needs no body. */
 static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connection *c,
                                      const char *path, const char *method, const char *version,
@@ -103,13 +109,15 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     set_phase(s, c, CONN_RECEIVING, r);
     const char *fault = framing_fault(&w, version);
     if (fault)
-        return http_refuse(r, 400, fault);
+        return http_refuse(r, 400, "%s", fault);
     size_t url = strlen(path);
     MHD_get_connection_values_n(c, MHD_GET_ARGUMENT_KIND, walk_query, &url);
     if (url > MAX_URL_BYTES)
-        return http_refuse(r, 414, "the path and its query are too long");
+        return http_refuse(r, 414, "the path and its query are too long: %zu bytes, at most %d",
+                           url, MAX_URL_BYTES);
     if (w.n_bytes + url > s->o.max_header)
-        return http_refuse(r, 431, "the request header is too large");
+        return http_refuse(r, 431, "the request header is too large: %zu bytes, at most %zu",
+                           w.n_bytes + url, s->o.max_header);
     if (s->o.admit)
         s->o.admit(s->user, r);
     r->refused = r->answer != NONE;
@@ -120,7 +128,7 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     unsigned long long length = framing_length(&w);
     r->too_big = length > s->o.max_body;
     if (r->too_big && (w.expect || length - s->o.max_body > DISCARD_BYTES))
-        return http_refuse(r, 413, "the request body is too large");
+        return refuse_body(r);
     return MHD_YES;
 }
 
@@ -158,9 +166,11 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         return take_body(r, data, n);
     if (!r->dispatched && !r->refused) {
         if (r->too_big)
-            return http_refuse(r, 413, "the request body is too large");
+            return refuse_body(r);
         if (r->no_room)
-            return http_refuse(r, 503, "the bodies of other requests take all the room; try again");
+            return http_refuse(r, 503,
+                               "the bodies of other requests take all the room, %zu MiB; try again",
+                               s->o.max_bodies >> 20);
         if (r->body.error)
             return http_refuse(r, 500, "no memory for this request");
         pthread_mutex_lock(&r->mu);

@@ -1,8 +1,11 @@
 /* http_request.c - a request inside the HTTP server: how it waits, and how its answer leaves. */
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
+#include "base/err.h"
 #include "gateway/http_request.h"
 #include "gateway/openai_error.h"
 #include "gateway/sse.h"
@@ -385,9 +388,14 @@ enum MHD_Result http_answer_or_sleep(struct http_request *r)
     return ok;
 }
 
-enum MHD_Result http_refuse(struct http_request *r, int status, const char *text)
+enum MHD_Result http_refuse(struct http_request *r, int status, const char *format, ...)
 {
+    char text[FAIL_TEXT_MAX];
     struct buf body;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
     buf_init(&body, 4096);
     openai_error(&body, status, text, "");
     http_header(r, "Connection", "close");

@@ -70,4 +70,5 @@ void http_tell_close(struct http_request *r);
 /* Answers if there is an answer, else lets the connection sleep. */
 enum MHD_Result http_answer_or_sleep(struct http_request *r);
 /* An error of the server's own, in the API's shape. */
-enum MHD_Result http_refuse(struct http_request *r, int status, const char *text);
+enum MHD_Result http_refuse(struct http_request *r, int status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));

@@ -281,7 +281,8 @@ static void render(struct worker *w, const struct job *j)
         snprintf(text, sizeof(text), "the chat template took longer than %.1f s",
                  (double)w->t->timeout_us / 1e6);
     else if (rc == -EMSGSIZE)
-        snprintf(text, sizeof(text), "the chat template rendered too much text");
+        snprintf(text, sizeof(text), "the chat template rendered too much text: at most %u MiB",
+                 TEMPLATE_MAX_REPLY >> 20);
     done_error(j, -EINVAL, text);
 }
 
@@ -364,8 +365,8 @@ int template_render(struct template *t, const void *source, size_t source_len, c
     buf_puts(&j->line, "}\n");
     int rc = buf_error(&j->line);
     if (rc == 0 && (rc = queue_push(t->jobs, j)) < 0)
-        fail(rc,
-             rc == -EPIPE ? STOPPING : "too many chat templates wait to be rendered; try again");
+        fail(rc, rc == -EPIPE ? STOPPING : "%d chats wait for their templates already; try again",
+             TEMPLATE_MAX_WAITING);
     if (rc < 0)
         job_free(j);
     return rc;
