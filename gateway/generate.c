@@ -257,7 +257,11 @@ static void end_well(struct generation *x)
     buf_init(&to, ANSWER_MAX);
     int rc = openai_reply_end(&x->reply, &to);
     if (rc < 0) {
-        end_error(x, 500, "the answer is too large", "");
+        end_error(x, 500,
+                  rc == -ENOMEM
+                      ? "no memory for the answer"
+                      : "the answer is too large: at most 64 MiB for a choice, 256 MiB for all",
+                  "");
     } else if (x->streaming) {
         http_write(x->http, to.data, to.len);
         http_end(x->http);
@@ -270,13 +274,14 @@ static void end_well(struct generation *x)
     release(x);
 }
 
-/* The text is the verifier's own sentence, or how gRPC says that it is gone. */
 static void end_unavailable(struct generation *x, const char *text)
 {
-    char why[FAIL_TEXT_MAX];
+    bool begun = !x->request;
     upstream_suspect(x->verifier);
-    snprintf(why, sizeof(why), "the verifier cannot be reached: %.400s", text);
-    end_error(x, 503, why, "");
+    log_warn("request lost id=%s target=%s: %s", http_id(x->http), upstream_target(x->verifier),
+             text);
+    end_error(x, 503,
+              begun ? "the verifier stopped before the answer was whole" : UPSTREAM_UNREACHED, "");
 }
 
 static void end_overdue(struct generation *x)

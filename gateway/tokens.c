@@ -1,6 +1,7 @@
 /* tokens.c - POST /tokenize and POST /detokenize: the verifier's tokenizer over HTTP. */
 #include <errno.h>
 #include "base/err.h"
+#include "base/log.h"
 #include "gateway/answer.h"
 #include "gateway/jsonw.h"
 #include "gateway/tokens.h"
@@ -42,7 +43,11 @@ static void end(struct http_request *r, const struct rpc_status *status, Protobu
 {
     struct buf body;
     if (status->code != RPC_OK) {
-        answer_error(r, answer_status_of(status->code), status->text, "");
+        bool lost = status->code == RPC_UNAVAILABLE;
+        if (lost)
+            log_warn("request lost id=%s: %s", http_id(r), status->text);
+        answer_error(r, answer_status_of(status->code), lost ? UPSTREAM_UNREACHED : status->text,
+                     "");
     } else {
         buf_init(&body, BODY_MAX);
         write(reply, &body);

@@ -299,7 +299,7 @@ static int why_none(const struct upstream *u, const char *model)
     v = first(u, UPSTREAM_REFUSED, model);
     if (v)
         return fail(-EHOSTDOWN, "%s", v->problem);
-    return fail(-EHOSTDOWN, "the verifier cannot be reached; it may be starting again");
+    return fail(-EHOSTDOWN, UPSTREAM_UNREACHED);
 }
 
 int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
@@ -349,7 +349,9 @@ int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, voi
     if (full) {
         free(w);
         return fail(-EHOSTDOWN,
-                    stopping ? STOPPING : "too many requests wait for the model to load");
+                    stopping ? STOPPING
+                             : "%d requests wait for the model to load already; try again",
+                    MAX_WAITERS);
     }
     return 0;
 }

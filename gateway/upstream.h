@@ -16,6 +16,8 @@
 #include "tandem/v1/verifier.pb-c.h"
 
 #define UPSTREAM_MAX 32 // verifiers
+/* For clients; how gRPC says it, sockets' names included, is for the log. */
+#define UPSTREAM_UNREACHED "the verifier cannot be reached; it may be starting again"
 
 struct upstream;
 struct verifier;

@@ -318,6 +318,11 @@ static void tokenize_start(struct rpc_call *c, struct rpc_msg *msg)
         tandem__v1__tokenize_request__free_unpacked(q, NULL);
         return;
     }
+    if (q->text.len == 4 && memcmp(q->text.data, "lost", 4) == 0) {
+        rpc_call_finish(c, RPC_UNAVAILABLE, "as you asked");
+        tandem__v1__tokenize_request__free_unpacked(q, NULL);
+        return;
+    }
     r.n_ids = q->text.len;
     r.ids = calloc(r.n_ids + 1, sizeof(*r.ids));
     for (size_t i = 0; i < r.n_ids; i++)

@@ -15,7 +15,8 @@
  *     status CODE    the call ends with that gRPC status and a sentence
  *     garbage        bytes that are no message
  *     choice         an event for a choice that was not asked for
- * Texts are echoed when the request says so. Tokenize gives a token per byte, to "stall" no answer.
+ * Texts are echoed when the request says so. Tokenize gives a token per byte, to "stall" no answer,
+ * to "lost" UNAVAILABLE.
  * The template renders to the last message's content. */
 #pragma once
 #include <stdbool.h>
