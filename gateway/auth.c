@@ -17,12 +17,17 @@ struct auth_key {
     struct auth *a;
     char name[AUTH_MAX_NAME + 1];
     unsigned char digest[DIGEST];
-    uint32_t rate, concurrency, max_tokens; // requests/minute, requests at once; 0: no limit
+    uint32_t rate, concurrency, max_tokens; // requests/minute, choices at once; 0: no limit
 
-    double allowance; // requests that may begin now, at most a minute's
-    int64_t at_us;    // when it was reckoned; 0: never
-    unsigned n_running;
-    bool dropped; // no longer in the file
+    double allowance;   // requests that may begin now, at most a minute's
+    int64_t at_us;      // when it was reckoned; 0: never
+    unsigned n_running; // choices
+    bool dropped;       // no longer in the file
+};
+
+struct auth_guest {
+    struct auth_key *k;
+    unsigned n; // of its n_running
 };
 
 struct auth {
@@ -271,15 +276,15 @@ void auth_free(struct auth *a)
 
 /* ---- requests ---- */
 
+#define AT_ONCE                                                                                    \
+    "this API key may have %u choices at once (concurrency); try again when some have ended"
+
 /* With the lock. */
 static int count(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
 {
     *ret_retry_s = 1;
     if (k->concurrency && k->n_running >= k->concurrency)
-        return fail(-EAGAIN,
-                    "this API key may have %u requests at once (concurrency); try again when one "
-                    "has ended",
-                    k->concurrency);
+        return fail(-EAGAIN, AT_ONCE, k->concurrency);
     double rate = k->rate, more = (double)(now_us - k->at_us) * rate / 60e6;
     k->allowance = !k->at_us || k->allowance + more > rate ? rate : k->allowance + more;
     k->at_us = now_us;
@@ -294,47 +299,73 @@ static int count(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
 }
 
 int auth_enter(struct auth *a, const char *secret, bool counts, int64_t now_us,
-               struct auth_key **ret_key, unsigned *ret_retry_s)
+               struct auth_guest **ret_guest, unsigned *ret_retry_s)
 {
     unsigned char digest[DIGEST];
+    AUTO(mem_free) struct auth_guest *u = counts ? calloc(1, sizeof(*u)) : NULL;
     if (!secret)
         return fail(-EACCES, "an API key is needed: send it as \"Authorization: Bearer KEY\"");
+    if (counts && !u)
+        return fail(-ENOMEM, "no memory for this request");
     digest_of(secret, strlen(secret), digest);
     pthread_mutex_lock(&a->mu);
     struct auth_key *k = same_key(a->keys, a->n, digest);
     int rc = !k       ? fail(-EACCES, "this API key is not known here")
              : counts ? count(k, now_us, ret_retry_s)
                       : 0;
-    if (rc == 0 && counts)
-        *ret_key = k;
+    if (rc == 0 && counts) {
+        *u = (struct auth_guest){.k = k, .n = 1};
+        *ret_guest = TAKE(u);
+    }
     pthread_mutex_unlock(&a->mu);
     return rc;
 }
 
-void auth_leave(struct auth_key *k)
+void auth_leave(struct auth_guest *u)
 {
+    struct auth_key *k = u->k;
     struct auth *a = k->a;
     pthread_mutex_lock(&a->mu);
-    if (!--k->n_running && k->dropped)
+    k->n_running -= u->n;
+    if (!k->n_running && k->dropped)
         free(k);
     pthread_mutex_unlock(&a->mu);
+    free(u);
 }
 
-void auth_name(struct auth_key *k, char ret_name[AUTH_MAX_NAME + 1])
+void auth_name(const struct auth_guest *u, char ret_name[AUTH_MAX_NAME + 1])
 {
     *ret_name = 0;
-    if (!k)
+    if (!u)
         return;
-    pthread_mutex_lock(&k->a->mu);
-    memcpy(ret_name, k->name, sizeof(k->name));
-    pthread_mutex_unlock(&k->a->mu);
+    pthread_mutex_lock(&u->k->a->mu);
+    memcpy(ret_name, u->k->name, sizeof(u->k->name));
+    pthread_mutex_unlock(&u->k->a->mu);
 }
 
 /* ---- what a key does to a request ---- */
 
+/* With the lock. Each choice takes a place at the verifier. */
+static int count_choices(struct auth_guest *u, unsigned n, struct openai_fault *ret_fault)
+{
+    struct auth_key *k = u->k;
+    bool never = k->concurrency && n > k->concurrency;
+    if (never || (k->concurrency && k->n_running - u->n + n > k->concurrency)) {
+        *ret_fault = (struct openai_fault){.status = never ? 400 : 429};
+        snprintf(ret_fault->param, sizeof(ret_fault->param), "%s", never ? "n" : "");
+        snprintf(ret_fault->text, sizeof(ret_fault->text),
+                 never ? "this API key may have %u choices at once (concurrency)" : AT_ONCE,
+                 k->concurrency);
+        return never ? -EINVAL : -EAGAIN;
+    }
+    k->n_running += n - u->n;
+    u->n = n;
+    return 0;
+}
+
 static int bound_tokens(uint32_t limit, struct openai_request *q, struct openai_fault *ret_fault)
 {
-    int64_t n = q->n.set ? q->n.value : 1, most = limit / n;
+    int64_t most = limit / openai_request_choices(q);
     bool fits = q->max_tokens.set ? q->max_tokens.value <= most : most > 0;
     if (!fits) {
         *ret_fault = (struct openai_fault){.status = 400, .param = "max_tokens"};
@@ -368,16 +399,18 @@ static int make_tenant(const char *name, struct openai_request *q)
     return 0;
 }
 
-int auth_bind(struct auth_key *k, struct openai_request *q, struct openai_fault *ret_fault)
+int auth_bind(struct auth_guest *u, struct openai_request *q, struct openai_fault *ret_fault)
 {
-    if (!k)
+    if (!u)
         return 0;
+    struct auth_key *k = u->k;
     char name[sizeof(k->name)];
-    pthread_mutex_lock(&k->a->mu); // a reload may change both
+    pthread_mutex_lock(&k->a->mu); // a reload may change all of it
     memcpy(name, k->name, sizeof(name));
     uint32_t limit = k->max_tokens;
+    int rc = count_choices(u, openai_request_choices(q), ret_fault);
     pthread_mutex_unlock(&k->a->mu);
-    int rc = limit ? bound_tokens(limit, q, ret_fault) : 0;
+    rc = rc == 0 && limit ? bound_tokens(limit, q, ret_fault) : rc;
     if (rc == 0 && (rc = make_tenant(name, q)) < 0)
         *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
     return rc;

@@ -23,7 +23,7 @@
 #define AUTH_MAX_NAME 64
 
 struct auth;
-struct auth_key;
+struct auth_guest; // a request that was let in
 
 /* -EINVAL: a line is wrong, or there is none; -ENOENT, -EACCES ...: the file. Warns if others may
  * read it. */
@@ -37,15 +37,17 @@ unsigned auth_n_keys(struct auth *a);
 void auth_free(struct auth *a); // when nobody is let in any more
 DEFINE_AUTO(struct auth, auth_free)
 
-/* Lets a request in. counts: for the limits; then *ret_key, until auth_leave().
+/* Lets a request in. counts: for the limits, as one of one choice; then *ret_guest, until
+ * auth_leave().
  * -EACCES: no such key (secret NULL: none was given); -EAGAIN: one of its limits, and when to try
- * again. Both with a sentence. */
+ * again; -ENOMEM. Each with a sentence. */
 int auth_enter(struct auth *a, const char *secret, bool counts, int64_t now_us,
-               struct auth_key **ret_key, unsigned *ret_retry_s);
-void auth_leave(struct auth_key *k);
-/* For the log. k NULL: "". */
-void auth_name(struct auth_key *k, char ret_name[AUTH_MAX_NAME + 1]);
+               struct auth_guest **ret_guest, unsigned *ret_retry_s);
+void auth_leave(struct auth_guest *u);
+/* For the log. u NULL: "". */
+void auth_name(const struct auth_guest *u, char ret_name[AUTH_MAX_NAME + 1]);
 
-/* Puts a request for tokens under its key: max_tokens within the limit, cache_salt made the key's
- * own. k NULL: nothing. -EINVAL, -ENOMEM with *ret_fault. */
-int auth_bind(struct auth_key *k, struct openai_request *q, struct openai_fault *ret_fault);
+/* Puts a request for tokens under its key: all its choices count from now on, max_tokens is within
+ * the limit, cache_salt the key's own. u NULL: nothing. -EINVAL, -EAGAIN (429), -ENOMEM with
+ * *ret_fault. Once. */
+int auth_bind(struct auth_guest *u, struct openai_request *q, struct openai_fault *ret_fault);

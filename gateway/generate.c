@@ -424,7 +424,7 @@ static int init_reply(struct generation *x, const struct parts_rules *rules)
                                      .model = wire_text(info->name),
                                      .fingerprint = wire_text(info->fingerprint),
                                      .created = clock_unix_s(),
-                                     .n = q->n.set ? (unsigned)q->n.value : 1};
+                                     .n = openai_request_choices(q)};
     head.tools = TAKE(x->q.tools);
     head.echoed = TAKE(x->q.echoed);
     return openai_reply_init(&x->reply, &head);

@@ -88,6 +88,10 @@ struct openai_request {
 int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
                          struct openai_request *ret, struct openai_fault *ret_fault);
 void openai_request_done(struct openai_request *q);
+static inline unsigned openai_request_choices(const struct openai_request *q)
+{
+    return q->n.set ? (unsigned)q->n.value : 1;
+}
 
 /* POST /tokenize {"prompt", "add_special_tokens"} and POST /detokenize {"tokens"}, both with
  * "model", fill prompt, add_special or ids. Errors as above. */

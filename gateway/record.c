@@ -12,8 +12,8 @@ static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
                                         [OPENAI_RESPONSES] = "responses"};
 
 static struct {
-    struct metric *requests[ARRAY_LEN(endpoints)], *failed, *cancelled, *moved, *first_s,
-        *between_s, *whole_s;
+    struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *key_limit, *failed, *cancelled, *moved,
+        *first_s, *between_s, *whole_s;
 } figures;
 
 static struct metric *time_of(const char *name, const char *help)
@@ -21,6 +21,12 @@ static struct metric *time_of(const char *name, const char *help)
     static const double seconds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                      0.5,   1,      2.5,   5,    10,    25,   60,  120};
     return metrics_histogram(name, help, NULL, seconds, ARRAY_LEN(seconds));
+}
+
+static struct metric *refused(const char *reason)
+{
+    return metrics_counter("tandem_gateway_requests_refused_total",
+                           "Requests refused for their API key, or a limit of it.", reason);
 }
 
 void record_init(void)
@@ -33,6 +39,8 @@ void record_init(void)
         figures.requests[i] =
             metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);
     }
+    figures.no_key = refused("reason=\"key\"");
+    figures.key_limit = refused("reason=\"limit\"");
     figures.failed = metrics_counter("tandem_gateway_requests_failed_total",
                                      "Requests that ended with an error.", NULL);
     figures.cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
@@ -46,6 +54,18 @@ void record_init(void)
         time_of("tandem_gateway_inter_token_latency_seconds", "Time per token behind the first.");
     figures.whole_s = time_of("tandem_gateway_e2e_request_latency_seconds",
                               "From the first byte of an answered request to its end.");
+}
+
+static void count_shut_out(int status)
+{
+    if (status == 401 || status == 429)
+        metrics_add(status == 429 ? figures.key_limit : figures.no_key, 1);
+}
+
+void record_shut_out(struct http_request *r, int status, const char *why)
+{
+    count_shut_out(status);
+    log_info("request refused id=%s status=%d: %s", http_id(r), status, why);
 }
 
 static double seconds_since(int64_t us, int64_t now_us)
@@ -80,6 +100,7 @@ void record_refused(const struct record *c, struct http_request *r,
                     const struct openai_fault *fault)
 {
     metrics_add(figures.failed, 1);
+    count_shut_out(fault->status);
     log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r),
              whose(c).text, endpoints[c->kind], fault->status, fault->param, fault->text);
 }

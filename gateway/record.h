@@ -22,6 +22,8 @@ struct record {
 
 /* Registers the figures, so that they are there before the first request. */
 void record_init(void);
+/* Refused by its API key, or the want of one (401), or a limit of it (429). */
+void record_shut_out(struct http_request *r, int status, const char *why);
 /* Counts the request. Only from the handler. */
 void record_begin(struct record *c, struct http_request *r, enum openai_kind kind);
 /* The request itself is wrong. */

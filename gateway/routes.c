@@ -5,11 +5,11 @@
 #include <strings.h>
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/log.h"
 #include "gateway/answer.h"
 #include "gateway/cors.h"
 #include "gateway/models.h"
 #include "gateway/page.h"
+#include "gateway/record.h"
 #include "gateway/routes.h"
 #include "gateway/status.h"
 #include "gateway/tokens.h"
@@ -79,7 +79,7 @@ static const char *secret_of(const struct http_request *r)
 /* Whose key is not known is told no more than a probe needs. */
 static void health(struct gateway *g, struct http_request *r)
 {
-    struct auth_key *none;
+    struct auth_guest *none;
     unsigned retry_s;
     if (!g->auth || auth_enter(g->auth, secret_of(r), false, 0, &none, &retry_s) == 0)
         status_health(g, r);
@@ -117,29 +117,31 @@ static bool path_fits(const struct route *e, const char *path)
     return e->prefix ? strncmp(path, e->path, strlen(e->path)) == 0 : strcmp(path, e->path) == 0;
 }
 
-static void leave(void *key)
+static void leave(void *guest)
 {
-    auth_leave(key);
+    auth_leave(guest);
 }
 
 static void let_in(struct gateway *g, struct http_request *r, const struct route *e)
 {
-    struct auth_key *key = NULL;
+    struct auth_guest *guest = NULL;
     unsigned retry_s = 0;
     if (!g->auth || e->open == OPEN || (e->open == OPEN_METRICS && g->metrics_open))
         return;
-    int rc = auth_enter(g->auth, secret_of(r), e->method[0] == 'P', clock_us(), &key, &retry_s);
-    if (key)
-        http_carry(r, key, leave);
+    int rc = auth_enter(g->auth, secret_of(r), e->method[0] == 'P', clock_us(), &guest, &retry_s);
+    if (guest)
+        http_carry(r, guest, leave);
     if (rc == 0)
         return;
     char text[16];
+    int status = rc == -EAGAIN ? 429 : rc == -EACCES ? 401 : 500;
     snprintf(text, sizeof(text), "%u", retry_s);
-    http_header(r, rc == -EAGAIN ? "Retry-After" : "WWW-Authenticate",
-                rc == -EAGAIN ? text : "Bearer");
-    log_info("request refused id=%s status=%d: %s", http_id(r), rc == -EAGAIN ? 429 : 401,
-             fail_text());
-    answer_error(r, rc == -EAGAIN ? 429 : 401, fail_text(), "");
+    if (rc == -EAGAIN)
+        http_header(r, "Retry-After", text);
+    else if (rc == -EACCES)
+        http_header(r, "WWW-Authenticate", "Bearer");
+    record_shut_out(r, status, fail_text());
+    answer_error(r, status, fail_text(), "");
 }
 
 static const struct route *route_of(const struct http_request *r)

@@ -7,7 +7,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     struct auth *a = NULL;
-    struct auth_key *key;
+    struct auth_guest *key;
     unsigned retry_s;
     if (auth_new_text("corpus", (const char *)data, n, &a) == 0 &&
         auth_enter(a, "sk-nobody-has-this-key", true, 1, &key, &retry_s) == 0)

@@ -261,7 +261,7 @@ static void limits_of_a_key_are_429_by_name(void **state)
           "{\"prompt\":\"stall\",\"stream\":true}");
     assert_int_equal(http_client_read_head(&held, 20000), 200);
     is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 429, "Retry-After: 1\r\n",
-       "1 requests at once (concurrency)");
+       "1 choices at once (concurrency)");
     http_client_close(&held);
     gateway_await_running(verifier, 0);
     for (unsigned i = 0; i < 20; i++) // one behind the other is not at once
@@ -271,6 +271,44 @@ static void limits_of_a_key_are_429_by_name(void **state)
     is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 429, "Retry-After: 3",
        "2 requests a minute (rate)");
     is(call(port, "GET /v1/models", "X-API-Key: " BOB "\r\n", ""), 200, "", "fake/model");
+    child_stop(&s);
+}
+
+static void is_counted(unsigned port, const char *reason, unsigned n)
+{
+    char line[128];
+    snprintf(line, sizeof(line),
+             "\ntandem_gateway_requests_refused_total{instance=\"gateway\",reason=\"%s\"} %u\n",
+             reason, n);
+    is(call(port, "GET /metrics", "", ""), 200, "", line);
+}
+
+static void whom_a_key_shuts_out_is_counted(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--api-keys", keys, "--metrics-open", NULL};
+    write_keys("alice " ALICE " concurrency=2\nbob " BOB " rate=1\n");
+    struct child s = gateway_start(address, more, &port);
+    is_counted(port, "key", 0);
+    is_counted(port, "limit", 0);
+    is(call(port, "GET /health", "", ""), 200, "", ""); // who asks this needs none
+    is(call(port, "GET /v1/models", "", ""), 401, "", "");
+    is(completion(port, "sk-nobody-has-this", "{}"), 401, "", "");
+    is_counted(port, "key", 2);
+    is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 200, "", "");
+    is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 429, "", "(rate)");
+    struct http_client held = http_client_open(port);
+    sends(&held, "POST /v1/completions", "X-API-Key: " ALICE "\r\n",
+          "{\"prompt\":\"stall\",\"stream\":true}");
+    assert_int_equal(http_client_read_head(&held, 20000), 200);
+    is(completion(port, ALICE, "{\"prompt\":\"say 1\",\"n\":2}"), 429, "Retry-After: 1\r\n",
+       "2 choices at once (concurrency)");
+    is_counted(port, "limit", 2);
+    is(completion(port, ALICE, "{\"prompt\":\"say 1\",\"n\":3}"), 400, "", "\"param\":\"n\"");
+    is_counted(port, "limit", 2);
+    http_client_close(&held);
+    gateway_await_running(verifier, 0);
     child_stop(&s);
 }
 
@@ -495,6 +533,7 @@ int main(void)
         cmocka_unit_test(a_body_on_its_way_counts_for_its_key),
         cmocka_unit_test(a_whole_answer_that_nobody_reads_is_ended_and_counts_until_then),
         cmocka_unit_test(limits_of_a_key_are_429_by_name),
+        cmocka_unit_test(whom_a_key_shuts_out_is_counted),
         cmocka_unit_test(a_key_bounds_tokens_and_names_the_tenant),
         cmocka_unit_test(a_reload_reads_keys_again),
         cmocka_unit_test(figures_may_be_open),

@@ -23,7 +23,7 @@ static struct auth *auth_of(const char *text)
 }
 
 /* What is said to who comes with this key. */
-static int enters(struct auth *a, const char *secret, int64_t now_us, struct auth_key **ret)
+static int enters(struct auth *a, const char *secret, int64_t now_us, struct auth_guest **ret)
 {
     unsigned retry_s;
     return auth_enter(a, secret, true, now_us, ret, &retry_s);
@@ -33,7 +33,7 @@ static void who_has_a_key_is_let_in(void **state)
 {
     (void)state;
     AUTO(auth_free) struct auth *a = auth_of("# keys\n\nalice " ALICE "\r\nbob\t" BOB " # old\n");
-    struct auth_key *k;
+    struct auth_guest *k;
     assert_int_equal(auth_n_keys(a), 2);
     assert_int_equal(enters(a, ALICE, 1, &k), 0);
     auth_leave(k);
@@ -54,7 +54,7 @@ static void a_digest_stands_for_its_key(void **state)
     AUTO(auth_free)
     struct auth *a = auth_of(
         "alice sha256:221df437bc4f8c4d9718bd7a9ec4c1021c72fd69dfb2a5f568ecf4607c824bee rate=5");
-    struct auth_key *k;
+    struct auth_guest *k;
     assert_int_equal(enters(a, ALICE, 1, &k), 0);
     auth_leave(k);
     assert_int_equal(
@@ -96,7 +96,7 @@ static void so_many_requests_may_begin_in_a_minute(void **state)
 {
     (void)state;
     AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " rate=3\nbob " BOB);
-    struct auth_key *k;
+    struct auth_guest *k;
     unsigned retry_s;
     int64_t now_us = 5 * (int64_t)MINUTE_US;
     for (unsigned i = 0; i < 3; i++) {
@@ -125,11 +125,11 @@ static void so_many_requests_may_run_at_once(void **state)
 {
     (void)state;
     AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " concurrency=2");
-    struct auth_key *k[3];
+    struct auth_guest *k[3];
     assert_int_equal(enters(a, ALICE, 1, &k[0]), 0);
     assert_int_equal(enters(a, ALICE, 1, &k[1]), 0);
     assert_int_equal(enters(a, ALICE, 1, &k[2]), -EAGAIN);
-    assert_non_null(strstr(fail_text(), "2 requests at once (concurrency)"));
+    assert_non_null(strstr(fail_text(), "2 choices at once (concurrency)"));
     auth_leave(k[0]);
     assert_int_equal(enters(a, ALICE, 1, &k[2]), 0);
     auth_leave(k[1]);
@@ -143,6 +143,37 @@ static struct openai_request request_of(const char *body)
     if (openai_request_parse(OPENAI_COMPLETION, body, strlen(body), &q, &fault) < 0)
         fail_msg("%s", fault.text);
     return q;
+}
+
+static void every_choice_of_a_request_counts(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " concurrency=4");
+    struct openai_request two = request_of("{\"prompt\":\"x\",\"n\":2}"),
+                          three = request_of("{\"prompt\":\"x\",\"n\":3}"),
+                          five = request_of("{\"prompt\":\"x\",\"n\":5}");
+    struct openai_fault fault;
+    struct auth_guest *u[3];
+    assert_int_equal(enters(a, ALICE, 1, &u[0]), 0);
+    assert_int_equal(enters(a, ALICE, 1, &u[1]), 0);
+    assert_int_equal(auth_bind(u[0], &two, &fault), 0); // 3 with the other one
+    assert_int_equal(auth_bind(u[1], &three, &fault), -EAGAIN);
+    assert_int_equal(fault.status, 429);
+    assert_non_null(strstr(fault.text, "4 choices at once (concurrency); try again"));
+    assert_int_equal(auth_bind(u[1], &five, &fault), -EINVAL); // nor ever
+    assert_int_equal(fault.status, 400);
+    assert_string_equal(fault.param, "n");
+    assert_int_equal(enters(a, ALICE, 1, &u[2]), 0); // what was refused counts as it did
+    auth_leave(u[2]);
+    auth_leave(u[0]);
+    assert_int_equal(auth_bind(u[1], &three, &fault), 0);
+    assert_int_equal(enters(a, ALICE, 1, &u[0]), 0);
+    assert_int_equal(enters(a, ALICE, 1, &u[2]), -EAGAIN);
+    auth_leave(u[0]);
+    auth_leave(u[1]);
+    openai_request_done(&two);
+    openai_request_done(&three);
+    openai_request_done(&five);
 }
 
 static void an_answer_has_no_more_tokens_than_its_key_allows(void **state)
@@ -159,7 +190,7 @@ static void an_answer_has_no_more_tokens_than_its_key_allows(void **state)
              {",\"max_tokens\":41", 0},
              {",\"max_tokens\":20,\"n\":2", 20},
              {",\"max_tokens\":21,\"n\":2", 0}};
-    struct auth_key *k;
+    struct auth_guest *k;
     assert_int_equal(enters(a, ALICE, 1, &k), 0);
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         char body[128];
@@ -191,7 +222,7 @@ static void an_answer_has_no_more_tokens_than_its_key_allows(void **state)
 static char *tenant_of(struct auth *a, const char *secret, const char *salt)
 {
     char body[256];
-    struct auth_key *k;
+    struct auth_guest *k;
     struct openai_fault fault;
     snprintf(body, sizeof(body),
              salt ? "{\"prompt\":\"x\",\"cache_salt\":\"%s\"}" : "{\"prompt\":\"x\"}", salt);
@@ -238,7 +269,7 @@ static void a_file_is_read_again_and_running_requests_stay_counted(void **state)
     write_file(path, "alice " ALICE " concurrency=1\nbob " BOB "\n", 0600);
     AUTO(auth_free) struct auth *a = NULL;
     assert_int_equal(auth_new(path, &a), 0);
-    struct auth_key *alice, *bob, *k;
+    struct auth_guest *alice, *bob, *k;
     assert_int_equal(enters(a, ALICE, 1, &alice), 0);
     assert_int_equal(enters(a, BOB, 1, &bob), 0);
     write_file(path, "carol sk-carols-own-long-key\nalice " ALICE " concurrency=2\n", 0600);
@@ -266,6 +297,7 @@ int main(void)
         cmocka_unit_test(a_wrong_line_is_named_with_its_number),
         cmocka_unit_test(so_many_requests_may_begin_in_a_minute),
         cmocka_unit_test(so_many_requests_may_run_at_once),
+        cmocka_unit_test(every_choice_of_a_request_counts),
         cmocka_unit_test(an_answer_has_no_more_tokens_than_its_key_allows),
         cmocka_unit_test(prompts_are_shared_only_under_one_name_and_salt),
         cmocka_unit_test(a_file_is_read_again_and_running_requests_stay_counted),
