@@ -215,6 +215,7 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
                                .prompt_len = r->prompt_len,
                                .q_mode = mode_of(b, r->q_mode),
                                .draw_key = r->draw_key,
+                               .p_min = within(r->p_min, 0, 1, 0),
                                .tenant = r->tenant.data,
                                .tenant_len = r->tenant.len,
                                .hint = r->hint,

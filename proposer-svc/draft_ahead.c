@@ -144,7 +144,7 @@ static void add_first_nodes(struct draft *d, struct prop_ask *ask, uint32_t firs
         struct branch *b = &s->branches->v[i];
         uint32_t n = (uint32_t)((int32_t)ask->context.n + best[i].parent + 1);
         b->n = 0;
-        if (best[i].here >= d->p_min && kv_fork(d->run.kv, &s->kv, n, &b->kv) == 0)
+        if (draw_trusts(d, ask, best[i].here) && kv_fork(d->run.kv, &s->kv, n, &b->kv) == 0)
             add_node(d, ask, b, best[i].token, best[i].parent, best[i].here);
     }
     s->branches->begun = ask->to->n > 0;
@@ -200,7 +200,7 @@ static void go_on(struct draft *d, struct prop_ask *ask, struct branch *b)
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);
     float here = expf(top.logprob);
-    b->going = here >= d->p_min && to->n < PROP_K_MAX - ask->n_verifying;
+    b->going = draw_trusts(d, ask, here) && to->n < PROP_K_MAX - ask->n_verifying;
     if (!b->going)
         return;
     if (ask->q_mode == PROP_COUPLED) {

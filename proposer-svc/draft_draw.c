@@ -115,6 +115,11 @@ bool draw_is_eos(const struct draft *d, uint32_t token)
     return i < d->n_eos;
 }
 
+bool draw_trusts(const struct draft *d, const struct prop_ask *ask, float confidence)
+{
+    return confidence >= d->p_min && confidence >= ask->p_min; // a NaN is not trusted
+}
+
 bool draw_next(struct draft *d, struct prop_ask *ask, const float *logits)
 {
     struct prop_draft *to = ask->to;
@@ -122,7 +127,7 @@ bool draw_next(struct draft *d, struct prop_ask *ask, const float *logits)
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &best);
     float confidence = expf(best.logprob);
-    if (!(confidence >= d->p_min))
+    if (!draw_trusts(d, ask, confidence))
         return false;
     uint32_t token = ask->q_mode == PROP_POINT ? best.token : draw_token(d, ask, logits);
     to->tokens[to->n] = token;

@@ -92,6 +92,8 @@ bool feed_work(void *shared); // work() of struct prop_ops
 /* The ask's sampling parameters on these logits, for d->run.dist. */
 void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits);
 bool draw_is_eos(const struct draft *d, uint32_t token);
+/* Is a row of this confidence drawn from? */
+bool draw_trusts(const struct draft *d, const struct prop_ask *ask, float confidence);
 /* Adds the token behind the row with these logits. False: the draft ends. */
 bool draw_next(struct draft *d, struct prop_ask *ask, const float *logits);
 /* Room for the q of a draft; a dense one may cut k. False: no memory. */

@@ -69,6 +69,7 @@ struct prop_ask {
     uint32_t n_verifying;
     enum prop_q_mode q_mode;
     struct prop_sampling sampling;
+    float p_min;       // tokens are of no use from where one is less likely to survive its parent
     uint64_t draw_key; // coupled: the target's
     int64_t until_us;  // clock_us(); a later answer is of no use
     struct prop_draft *to;

@@ -322,6 +322,7 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
             .n_verifying = e->n_verifying,
             .q_mode = u->q_mode,
             .sampling = e->sampling,
+            .p_min = u->p_min,
             .draw_key = u->draw_key};
         ret_ask->context.n += e->n_verifying;
         return 0;

@@ -39,7 +39,8 @@ struct session_update { // a RoundSequence
     enum prop_q_mode q_mode;
     uint64_t draw_key;
     const struct prop_sampling *sampling; // NULL: as before
-    const uint8_t *tenant;                // with the first update; 0 bytes: as before
+    float p_min;
+    const uint8_t *tenant; // with the first update; 0 bytes: as before
     size_t tenant_len;
     const uint32_t *hint; // likewise; what there is no room for is left out
     size_t n_hint;

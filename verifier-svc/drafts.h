@@ -94,6 +94,7 @@ struct drafts_wish {
     enum drafts_q_mode q_mode; // drafts_ask() leaves the one that was asked for: what a proposer
                                // does not offer is point, or sparse in place of dense
     uint64_t draw_key;         // coupled only
+    float p_min;               // the draft ends where its proposer gives a token less
     float temperature, top_p, min_p; // sent when they change
     uint32_t top_k;
     const void *tenant; // may be NULL; sent with the first Round of a sequence, as is the hint

@@ -276,6 +276,7 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
                              .sampling_changed = !same_sampling(s, w),
                              .q_mode = w->q_mode,
                              .draw_key = w->q_mode == DRAFTS_COUPLED ? w->draw_key : 0,
+                             .p_min = w->p_min,
                              .temperature = w->temperature,
                              .top_p = w->top_p,
                              .min_p = w->min_p,

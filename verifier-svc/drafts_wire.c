@@ -68,6 +68,7 @@ static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
     to->prompt_len = e->prompt_len;
     to->q_mode = (Tandem__V1__QMode)e->q_mode;
     to->draw_key = e->draw_key;
+    to->p_min = e->p_min;
     to->n_verifying = e->n_verifying;
     to->verifying = to->tokens + to->n_tokens + e->n_hint;
     if (!e->introduced) {

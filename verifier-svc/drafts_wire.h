@@ -19,6 +19,7 @@ struct drafts_entry {
     bool sampling_changed;
     enum drafts_q_mode q_mode;
     uint64_t draw_key;
+    float p_min;
     float temperature, top_p, min_p;
     uint32_t top_k;
     uint32_t tenant_len;

@@ -403,6 +403,7 @@ static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
                               .k = k,
                               .q_mode = decide_q_mode(s),
                               .draw_key = s->key,
+                              .p_min = r->p_min,
                               .temperature = r->params.temperature,
                               .top_p = r->params.top_p,
                               .min_p = r->params.min_p,

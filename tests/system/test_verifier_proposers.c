@@ -79,6 +79,49 @@ static void a_fixed_request_drafts_and_its_runs_tell_of_it(void **state)
     service_stop(&p);
 }
 
+static double drafted_per_round(struct rpc_client *drafter, double before[2])
+{
+    double tokens = metric_of(drafter, "tandem_drafter_draft_tokens_total");
+    double rounds = metric_of(drafter, "tandem_drafter_rounds_total");
+    double ratio = (tokens - before[0]) / (rounds - before[1]);
+    before[0] = tokens;
+    before[1] = rounds;
+    return ratio;
+}
+
+static void what_p_min_cuts_is_not_drafted(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c, *drafter;
+    service_start(&p, "proposer-svc",
+                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "8", "--proposers",
+                                   p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    assert_int_equal(rpc_client_new(p.target, NULL, &drafter), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    speculative.has_p_min_case = TANDEM__V1__SPECULATIVE__HAS_P_MIN_P_MIN;
+    wish_init(&w, STORY, 200);
+    w.msg.ignore_eos = true;
+    w.msg.speculative = &speculative;
+    double before[2] = {0, 0};
+    generation_run(c, &w.msg, a);
+    double whole = drafted_per_round(drafter, before);
+    speculative.p_min = 0.8F;
+    generation_run(c, &w.msg, a);
+    double cut = drafted_per_round(drafter, before);
+    assert_true(cut > 0 && cut < 0.7 * whole);
+    rpc_client_free(c);
+    rpc_client_free(drafter);
+    service_stop(&s);
+    service_stop(&p);
+}
+
 enum { N_ALIKE = 8 };
 
 /* Two verifiers, each with the same two proposers. */
@@ -291,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
         cmocka_unit_test(a_fixed_request_drafts_and_its_runs_tell_of_it),
+        cmocka_unit_test(what_p_min_cuts_is_not_drafted),
         cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
         cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),

@@ -1,5 +1,6 @@
 /* test_batch.c - Rounds are answered sequence by sequence, as soon as they can be. */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <tandem/v1/proposer.pb-c.h>
@@ -15,6 +16,7 @@
 /* A proposer that drafts the context's length k times, for sequences whose last token is not 13;
  * sparse: from two tokens. */
 static uint32_t n_calls, n_asked;
+static float p_min_asked; // of the last one
 
 static void stub_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
@@ -59,6 +61,7 @@ static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
     n_asked += n;
     for (uint32_t i = 0; i < n; i++) {
         struct prop_ask *a = asks[i];
+        p_min_asked = a->p_min;
         if (a->context.tokens[a->context.n - 1] == 13)
             continue;
         a->to->n = a->k;
@@ -220,6 +223,21 @@ static void out_of_time_the_answer_is_empty(void **state)
     assert_null(answer(0));
 }
 
+static void p_min_is_a_rounds_own(void **state)
+{
+    (void)state;
+    const float told[] = {0.5f, 0, 1.5f, NAN}, asked[] = {0.5f, 0, 0, 0};
+    for (unsigned i = 0; i < 4; i++) {
+        struct question a = {0};
+        round_of(&a, (uint32_t[]){1, 0, 0, 0, 0});
+        a.seqs[0].p_min = told[i];
+        take(&a.msg, 1);
+        batch_draft(batch);
+        must_answer(1, 1, (uint64_t[]){0}, 2);
+        assert_true(p_min_asked == asked[i]);
+    }
+}
+
 static void an_update_ends_the_ask_before_it(void **state)
 {
     (void)state;
@@ -335,6 +353,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(rounds_that_wait_are_drafted_for_together, start, stop),
         cmocka_unit_test_setup_teardown(what_takes_longer_holds_up_nobody, start, stop),
         cmocka_unit_test_setup_teardown(out_of_time_the_answer_is_empty, start, stop),
+        cmocka_unit_test_setup_teardown(p_min_is_a_rounds_own, start, stop),
         cmocka_unit_test_setup_teardown(an_update_ends_the_ask_before_it, start, stop),
         cmocka_unit_test_setup_teardown(an_update_ends_nobody_elses_ask, start, stop),
         cmocka_unit_test_setup_teardown(one_sequence_twice_in_a_round_is_answered_twice, start,

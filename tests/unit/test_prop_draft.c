@@ -397,29 +397,38 @@ static void a_dense_q_is_the_whole_law(void **state)
     close_it();
 }
 
+/* What drafts and drafts ahead are made of, p_min being the service's or the ask's. */
+static void confident(float set, float asked, struct prop_draft *draft, struct prop_draft *ahead)
+{
+    prop_draft_settings.p_min = (double)set;
+    must_open();
+    struct prop_seq s = story(100);
+    struct prop_ask ask = ask_of(&s, 20, draft), *asks = &ask;
+    ask.p_min = asked;
+    prop_ask_all(&prop_draft, shared, &asks, 1);
+    ask.n_verifying = 2;
+    ask.k = 8;
+    ask.to = ahead;
+    ask.done = false;
+    prop_ask_all(&prop_draft, shared, &asks, 1);
+    prop_seq_done(&s);
+    close_it();
+}
+
 static void a_draft_ends_where_confidence_does(void **state)
 {
     (void)state;
-    uint32_t n_whole = 0, n_cut = 0;
-    must_open();
-    struct prop_seq s = story(100);
-    struct prop_draft whole = prop_seq_draft(&s, 20);
-    n_whole = whole.n;
-    prop_seq_done(&s);
-    close_it();
-
-    prop_draft_settings.p_min = 0.4;
-    must_open();
-    s = story(100);
-    struct prop_draft cut = prop_seq_draft(&s, 20);
-    n_cut = cut.n;
-    assert_memory_equal(cut.tokens, whole.tokens, n_cut * sizeof(whole.tokens[0]));
-    for (uint32_t i = 0; i < n_cut; i++)
+    struct prop_draft whole, whole_ahead, cut, cut_ahead, as_asked, as_asked_ahead;
+    confident(0, 0, &whole, &whole_ahead);
+    confident(0.4f, 0.1f, &cut, &cut_ahead);
+    confident(0.1f, 0.4f, &as_asked, &as_asked_ahead);
+    assert_memory_equal(cut.tokens, whole.tokens, cut.n * sizeof(whole.tokens[0]));
+    for (uint32_t i = 0; i < cut.n; i++)
         assert_true(cut.survival[i] >= 0.4f * (i ? cut.survival[i - 1] : 1));
-    assert_true(n_cut < n_whole);
-    assert_true(whole.survival[n_cut] < 0.4f * (n_cut ? whole.survival[n_cut - 1] : 1));
-    prop_seq_done(&s);
-    close_it();
+    assert_true(cut.n < whole.n && cut_ahead.n < whole_ahead.n);
+    assert_true(whole.survival[cut.n] < 0.4f * (cut.n ? whole.survival[cut.n - 1] : 1));
+    prop_same_draft(&cut, &as_asked);
+    prop_same_draft(&cut_ahead, &as_asked_ahead);
 }
 
 static void a_context_is_fed_between_drafts_for_others(void **state)
