@@ -1,4 +1,7 @@
-/* room.c - available memory from /proc/meminfo, control groups (v2 and v1) and limits. */
+/* room.c - available memory from /proc/meminfo, control groups (v2 and v1), limits, and what other
+ * services still mean to take. */
+#include <ctype.h>
+#include <dirent.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -8,6 +11,8 @@
 #include <unistd.h>
 #include "base/cgroup.h"
 #include "model/room.h"
+
+#define STACK_BYTES (2u << 20) // of a thread where the limit is none: glibc's default
 
 /* The number behind `key` in a file of lines "key 123 kB"; key "" for a file of one number. */
 static size_t number_in(const char *path, const char *key, size_t unit, size_t otherwise)
@@ -47,10 +52,19 @@ static size_t group_room(const char *folder, bool v2)
     return used < max ? max - used : 0;
 }
 
-static void take_room(void *least, const char *folder, bool v2)
+struct room {
+    size_t least;
+    size_t promised; // in the groups of this process
+};
+
+static void take_room(void *arg, const char *folder, bool v2)
 {
-    size_t room = group_room(folder, v2), *to = least;
-    *to = room < *to ? room : *to;
+    struct room *r = arg;
+    size_t room = group_room(folder, v2);
+    if (room == SIZE_MAX)
+        return;
+    room -= r->promised < room ? r->promised : room;
+    r->least = room < r->least ? room : r->least;
 }
 
 /* What RLIMIT_AS leaves of the address space. */
@@ -65,11 +79,76 @@ static size_t limit_room(const char *root)
     return used < limit.rlim_cur ? limit.rlim_cur - used : 0;
 }
 
-size_t room_available(const char *root)
+/* ---- other services ---- */
+
+/* Reads a file of /proc/PID, cut to what fits; "" if there is none. */
+static void read_text(const char *root, const char *pid, const char *name, char text[512])
+{
+    char path[512];
+    snprintf(path, sizeof(path), "%s/proc/%s/%s", root, pid, name);
+    FILE *f = fopen(path, "re");
+    text[f ? fread(text, 1, 511, f) : 0] = 0;
+    if (f)
+        fclose(f);
+}
+
+/* What a process has reserved and not touched, its threads' stacks apart. Who has reserved more
+ * than the machine has, as sanitizers do, does not mean to take it. */
+static size_t untouched(const char *root, const char *pid)
+{
+    char path[512];
+    struct rlimit stack = {RLIM_INFINITY, RLIM_INFINITY};
+    getrlimit(RLIMIT_STACK, &stack);
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    size_t total = number_in(path, "MemTotal:", 1024, 0);
+    snprintf(path, sizeof(path), "%s/proc/%s/status", root, pid);
+    size_t reserved = number_in(path, "VmData:", 1024, 0);
+    size_t stacks = (number_in(path, "Threads:", 1, 1) - 1) *
+                    (stack.rlim_cur == RLIM_INFINITY ? STACK_BYTES : stack.rlim_cur);
+    size_t taken = number_in(path, "RssAnon:", 1024, 0) + stacks;
+    return reserved > total || taken > reserved ? 0 : reserved - taken;
+}
+
+static bool is_other_service(const char *root, const char *pid)
+{
+    char name[512];
+    if (!isdigit((unsigned char)*pid) || strtol(pid, NULL, 10) == getpid())
+        return false;
+    read_text(root, pid, "comm", name);
+    return strcmp(name, "verifier-svc\n") == 0 || strcmp(name, "proposer-svc\n") == 0;
+}
+
+/* All that they have promised; *ret_here: those of them in the same groups. */
+static size_t promised_to_others(const char *root, size_t *ret_here)
+{
+    char path[256], groups[512], theirs[512];
+    size_t all = 0;
+    *ret_here = 0;
+    snprintf(path, sizeof(path), "%s/proc", root);
+    DIR *proc = opendir(path);
+    read_text(root, "self", "cgroup", groups);
+    for (struct dirent *e; proc && (e = readdir(proc));) {
+        if (!is_other_service(root, e->d_name))
+            continue;
+        size_t bytes = untouched(root, e->d_name);
+        read_text(root, e->d_name, "cgroup", theirs);
+        all += bytes;
+        *ret_here += strcmp(theirs, groups) == 0 ? bytes : 0;
+    }
+    if (proc)
+        closedir(proc);
+    return all;
+}
+
+size_t room_available(const char *root, size_t *ret_promised)
 {
     char path[256];
+    struct room r = {SIZE_MAX, 0};
+    *ret_promised = promised_to_others(root, &r.promised);
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
-    size_t least = number_in(path, "MemAvailable:", 1024, SIZE_MAX), limit = limit_room(root);
-    cgroup_each(root, "memory", take_room, &least);
-    return limit < least ? limit : least;
+    size_t free_bytes = number_in(path, "MemAvailable:", 1024, SIZE_MAX), limit = limit_room(root);
+    if (free_bytes != SIZE_MAX)
+        r.least = free_bytes - (*ret_promised < free_bytes ? *ret_promised : free_bytes);
+    cgroup_each(root, "memory", take_room, &r);
+    return limit < r.least ? limit : r.least;
 }

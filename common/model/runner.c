@@ -82,30 +82,33 @@ static int measure_kv(struct runner *r, size_t left)
     return 0;
 }
 
-static int refuse(const struct runner *r, size_t available)
+static int refuse(const struct runner *r, size_t available, size_t promised)
 {
     const struct runner_memory *m = &r->memory;
     const struct kv_shape shape = kv_shape(r);
     size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, room_mib = available >> 20;
-    char advice[128] = "a smaller model or type of weights is needed";
+    char advice[128] = "a smaller model or type of weights is needed", others[96] = "";
     if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < room_mib) {
         double rows = (double)kv_block_bytes(&shape) * r->n_blocks / (double)m->kv; // their share
         snprintf(advice, sizeof(advice), "%skv_mib=%zu would fit",
                  r->opt.prefix ? r->opt.prefix : "",
                  (size_t)(rows * (double)(room_mib - rest_mib - 1)));
     }
+    if (promised >> 20)
+        snprintf(others, sizeof(others), " beside %zu that other services here will take",
+                 promised >> 20);
     return fail(-ENOMEM,
                 "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, activations %zu, "
-                "beside %zu), %zu MiB available; %s",
+                "beside %zu), %zu MiB available%s; %s",
                 all >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20, m->beside >> 20,
-                room_mib, advice);
+                room_mib, others, advice);
 }
 
 /* What the planned model and its sequences will take, against what is there. */
 static int measure_out(struct runner *r)
 {
     struct runner_memory *m = &r->memory;
-    size_t available = room_available("");
+    size_t promised, available = room_available("", &promised);
     r->max_logits = logits_rows(r);
     const struct forward_options fo = forward_options(r);
     const struct kv_shape shape = kv_shape(r);
@@ -120,10 +123,10 @@ static int measure_out(struct runner *r)
     if (err < 0)
         return err;
     log_info("loading the model needed_mib=%zu weights_mib=%zu kv_mib=%zu activations_mib=%zu "
-             "available_mib=%zu",
+             "available_mib=%zu promised_mib=%zu",
              runner_bytes(m) >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20,
-             available >> 20);
-    return r->opt.memory_check && runner_bytes(m) > available ? refuse(r, available) : 0;
+             available >> 20, promised >> 20);
+    return r->opt.memory_check && runner_bytes(m) > available ? refuse(r, available, promised) : 0;
 }
 
 /* ---- loading ---- */
@@ -157,11 +160,11 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
     const struct kv_shape shape = kv_shape(r);
     const struct forward_options fo = forward_options(r);
     const struct model_load_options lo = {r->pool, r->kernel, progress, arg};
-    int err = model_load(r->model, &lo);
-    if (!err)
-        err = kv_new(&shape, r->n_blocks, &r->kv);
+    int err = kv_new(&shape, r->n_blocks, &r->kv); // at once, for others to see what this one takes
     if (!err)
         err = forward_new(r->model, r->kv, r->pool, &fo, &r->forward);
+    if (!err)
+        err = model_load(r->model, &lo);
     return err ? err : dist_new(r->opt.n_vocab, r->kernel, &r->dist);
 }
 

@@ -156,10 +156,31 @@ static void a_pool_beyond_all_memory_is_refused_with_both_numbers(void **state)
         (const char *[]){"--listen", target, "--model", SMALL, "--kv-mib", "400000", NULL}, 1);
     size_t needed = number_before(text, " MiB needed"),
            room = number_before(text, " MiB available");
-    size_t fits = strtoul(strstr(text, "available; kv_mib=") + 18, NULL, 10);
+    size_t fits = strtoul(strstr(text, "; kv_mib=") + 9, NULL, 10);
     assert_in_range(needed, 400000, 440000); // with the index of these many small blocks
     assert_in_range(room, 1, 499999);
     assert_in_range(fits, room / 2, room);
+}
+
+static void what_a_drafter_has_promised_is_named(void **state)
+{
+    (void)state;
+    if (LIB_SANITIZED)
+        skip(); // it has reserved more than the machine has
+    struct service drafter = {0};
+    service_start(&drafter, "proposer-svc",
+                  (const char *[]){"--proposer", "draft", "--draft-model", SMALL, "--draft-kv-mib",
+                                   "2000", NULL});
+    char target[128];
+    snprintf(target, sizeof(target), "unix:%s/d.sock", service_dir());
+    AUTO(mem_free)
+    char *text = must_end(
+        VERIFIER,
+        (const char *[]){"--listen", target, "--model", SMALL, "--kv-mib", "400000", NULL}, 1);
+    const char *beside = strstr(text, " MiB available beside ");
+    assert_non_null(beside);
+    assert_in_range(strtoul(beside + 22, NULL, 10), 1990, 20000);
+    service_stop(&drafter);
 }
 
 static void a_limited_address_space_is_heeded(void **state)
@@ -267,6 +288,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_reckoned_is_what_serving_takes),
         cmocka_unit_test(a_pool_beyond_all_memory_is_refused_with_both_numbers),
+        cmocka_unit_test(what_a_drafter_has_promised_is_named),
         cmocka_unit_test(a_limited_address_space_is_heeded),
         cmocka_unit_test(a_control_group_too_small_is_refused_not_killed),
     };

@@ -172,6 +172,20 @@ class UpTest(unittest.TestCase):
             line, code = refusal("--model", huge.name, "--port", str(free_port()))
             self.assertRegex(line, rf"^tandem: too little memory: the model needs {need_mib} MiB and \d+ MiB are free$")
             self.assertEqual(code, 1)
+            line, code = refusal("--proposer", "draft", "--draft-model", huge.name, "--port", str(free_port()))
+            self.assertRegex(line, rf"^tandem: too little memory: the model needs 11 MiB, the draft model {need_mib} and \d+ MiB are free$")
+            self.assertEqual(code, 1)
+
+    def test_both_models_are_counted_before_the_second_is_loaded(self):
+        free_kib = int(re.search(r"MemAvailable: +(\d+)", open("/proc/meminfo").read()).group(1))
+        with tempfile.TemporaryDirectory() as folder:
+            up = subprocess.run([os.path.join(ROOT, "tandem"), "up", "--proposer", "draft", "--port", str(free_port())],
+                                env={**os.environ, "TANDEM_BIN": BIN, "TANDEM_KV_MIB": str(free_kib * 6 // 10240),
+                                     "TANDEM_DRAFT_KV_MIB": str(free_kib * 6 // 10240), "TMPDIR": folder}, cwd=ROOT,
+                                capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S)
+        self.assertRegex(up.stderr, r"tandem: proposer-svc did not start: not enough memory: \d+ MiB needed .*, \d+ MiB available "
+                                    r"beside \d+ that other services here will take; draft.kv_mib=\d+ would fit")
+        self.assertEqual(up.returncode, 1)
 
     def test_a_damaged_model_is_refused_by_the_verifier_and_nothing_is_left_running(self):
         with tempfile.NamedTemporaryFile(suffix=".gguf") as cut:

@@ -26,7 +26,7 @@ static size_t available(const struct file *files, unsigned n)
     const char *root = root_make();
     for (unsigned i = 0; i < n && files[i].path; i++)
         root_put(root, files[i].path, files[i].text);
-    size_t bytes = room_available(root);
+    size_t promised, bytes = room_available(root, &promised);
     root_remove(root);
     return bytes;
 }
@@ -75,6 +75,38 @@ static void the_least_of_system_and_groups_is_available(void **state)
     }
 }
 
+#define PROCESS(pid, name, data_kib, groups)                                                       \
+    {"proc/" pid "/comm", name "\n"},                                                              \
+        {"proc/" pid "/status", "VmData:\t" data_kib " kB\nRssAnon:\t 102400 kB\nThreads:\t1\n"},  \
+    {                                                                                              \
+        "proc/" pid "/cgroup", groups "\n"                                                         \
+    }
+
+static void what_other_services_will_take_is_not_available(void **state)
+{
+    (void)state;
+    static const struct file files[] = {
+        {"proc/meminfo", "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"},
+        PROCESS("70", "proposer-svc", "409600", "0::/a"),  // 300 MiB untouched
+        PROCESS("71", "verifier-svc", "307200", "0::/b"),  // 200 MiB
+        PROCESS("72", "verifier-svc", "90000", "0::/a"),   // all and more: stacks have been touched
+        PROCESS("73", "editor", "409600", "0::/a"),        // nobody knows what it is for
+        PROCESS("74", "proposer-svc", "9000000", "0::/a"), // more than there is
+        {"proc/self/cgroup", "0::/a\n"},
+        {"sys/fs/cgroup/a/memory.max", "1073741824\n"},
+        {"sys/fs/cgroup/a/memory.current", "104857600\n"}};
+    const char *root = root_make();
+    size_t promised;
+    for (unsigned i = 0; i < ARRAY_LEN(files) - 2; i++)
+        root_put(root, files[i].path, files[i].text);
+    assert_int_equal(room_available(root, &promised), 1548 * MIB);
+    assert_int_equal(promised, 500 * MIB);
+    for (unsigned i = ARRAY_LEN(files) - 2; i < ARRAY_LEN(files); i++)
+        root_put(root, files[i].path, files[i].text);
+    assert_int_equal(room_available(root, &promised), 624 * MIB); // of the group
+    root_remove(root);
+}
+
 static void a_limited_address_space_counts(void **state)
 {
     (void)state;
@@ -95,13 +127,15 @@ static void a_limited_address_space_counts(void **state)
 static void this_machine_has_some(void **state)
 {
     (void)state;
-    assert_in_range(room_available(""), MIB, SIZE_MAX - 1);
+    size_t promised;
+    assert_in_range(room_available("", &promised), MIB, SIZE_MAX - 1);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_least_of_system_and_groups_is_available),
+        cmocka_unit_test(what_other_services_will_take_is_not_available),
         cmocka_unit_test(a_limited_address_space_counts),
         cmocka_unit_test(this_machine_has_some),
     };
