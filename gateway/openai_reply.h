@@ -29,6 +29,7 @@ struct openai_token {
     struct openai_text text;  // whole characters, may be empty
     struct openai_text bytes; // the token's own (with logprobs)
     float logprob;
+    uint32_t n_held; // characters of the text before its own that have not come yet
     const struct openai_alternative *top;
     unsigned n_top;
     /* For streams that tell where tokens come from (include_tokens). */

@@ -131,7 +131,7 @@ static void write_event(const struct openai_reply *r, unsigned choice, const str
     buf_puts(to, ",\"logprobs\":");
     openai_logprobs_init(&l);
     if (r->logprobs) {
-        openai_logprobs_add(&l, r->chat, t, r->choices[choice].n_chars);
+        openai_logprobs_add(&l, r->chat, t, r->choices[choice].n_chars + t->n_held);
         openai_logprobs_write(&l, r->chat, to);
     } else {
         buf_puts(to, "null");
@@ -163,7 +163,7 @@ static void piece(struct openai_reply *r, unsigned choice, const struct openai_t
     }
     gather(r, choice);
     if (r->logprobs)
-        openai_logprobs_add(&c->logprobs, r->chat, t, c->n_chars);
+        openai_logprobs_add(&c->logprobs, r->chat, t, c->n_chars + t->n_held);
 }
 
 static void finished(struct openai_reply *r, unsigned choice, struct buf *to)

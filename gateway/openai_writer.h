@@ -12,7 +12,7 @@ struct openai_choice {
     unsigned n_calls, n_items;
     struct buf stop;  // the stop string met, as JSON
     char reason[16];  // of its end
-    uint32_t n_chars; // of the text so far: text_offset
+    uint32_t n_chars; // of the text that has come
     struct openai_logprobs logprobs;
     unsigned n_events; // of a response
     int open;          // of a response: the item that grows

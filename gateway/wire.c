@@ -183,6 +183,7 @@ static void read_token(const Tandem__V1__TokenRun *run, size_t at, struct openai
     *t = (struct openai_token){.text = wire_text(from->text),
                                .bytes = wire_text(from->bytes),
                                .logprob = from->logprob,
+                               .n_held = from->held,
                                .top = top,
                                .n_top = (unsigned)n,
                                .id = from->id,

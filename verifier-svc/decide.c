@@ -42,9 +42,11 @@ static bool commit(struct step *d, uint32_t row, uint32_t token)
     uint32_t i = d->b->n_tokens++;
     struct event_token *t = &d->b->tokens[i];
     *t = (struct event_token){.id = token, .text_at = (uint32_t)d->b->text.len};
-    if (s->req->logprobs)
+    if (s->req->logprobs) {
+        t->n_held = detok_n_held(&s->detok);
         dist_logprobs(d->e->served->run.dist, logits, token, s->req->n_top, &t->logprob,
                       &d->b->tops[(size_t)i * DIST_MAX_TOP]);
+    }
     d->end = seq_commit(s, token, &d->b->text);
     t->text_len = (uint32_t)d->b->text.len - t->text_at;
     return d->end == SEQ_GOES_ON;

@@ -22,6 +22,7 @@ struct event_token {
     float logprob;
     enum accept_origin origin;
     uint32_t text_at, text_len; // in the batch's text
+    uint32_t n_held;            // with logprobs: characters before its own that are held back
 };
 
 /* What happened to one sequence in one round; the parts may come together, in this order. */

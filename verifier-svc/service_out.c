@@ -113,6 +113,7 @@ static void fill_run(struct service *s, const struct event *ev, const struct eve
             continue;
         struct gguf_text own = tok_bytes(engine_served(s->engine)->tok, from->id, true);
         to->logprob = from->logprob;
+        to->held = from->n_held;
         to->bytes = rpc_data(own.data, own.len);
         fill_tops(s, ev->req, &b->tops[(size_t)(ev->first + i) * DIST_MAX_TOP],
                   (size_t)i * DIST_MAX_TOP, to);

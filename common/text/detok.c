@@ -147,6 +147,14 @@ int detok_feed(struct detok *d, uint32_t id, struct buf *to)
     return stop;
 }
 
+uint32_t detok_n_held(const struct detok *d)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < d->n_whole; i++)
+        n += ((unsigned char)d->held.data[i] & 0xC0) != 0x80;
+    return n;
+}
+
 void detok_flush(struct detok *d, struct buf *to)
 {
     size_t at;

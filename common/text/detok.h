@@ -51,6 +51,8 @@ int detok_add_stop(struct detok *d, const char *stop, size_t len);
  * What went wrong shows in buf_error(&d->held) or, where `to` had no room, in buf_error(to). */
 #define DETOK_NONE (-1)
 int detok_feed(struct detok *d, uint32_t id, struct buf *to);
+/* Whole characters that are held back. */
+uint32_t detok_n_held(const struct detok *d);
 /* The generation has ended otherwise: appends what was held back (an unfinished character as
  * U+FFFD, which may complete a stop string, too). */
 void detok_flush(struct detok *d, struct buf *to);

@@ -32,6 +32,14 @@ static void take_told(struct answer *a, const Tandem__V1__TokenRun *run)
     }
 }
 
+static size_t n_chars(const char *text, size_t len)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++)
+        n += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return n;
+}
+
 static void take_run(struct answer *a, const Tandem__V1__TokenRun *run)
 {
     take_told(a, run);
@@ -39,6 +47,7 @@ static void take_run(struct answer *a, const Tandem__V1__TokenRun *run)
         const Tandem__V1__Token *t = run->tokens[i];
         a->ids[a->n] = t->id;
         a->logprobs[a->n] = t->logprob;
+        a->offsets[a->n] = n_chars(a->text, a->text_len) + t->held;
         for (size_t k = 0; k < t->n_top && k < ANSWER_MAX_TOP; k++)
             a->top[a->n][k] = t->top[k]->token;
         a->n++;

@@ -13,6 +13,7 @@ struct answer {
     unsigned n;
     uint32_t ids[ANSWER_MAX_TOKENS];
     float logprobs[ANSWER_MAX_TOKENS];
+    size_t offsets[ANSWER_MAX_TOKENS]; // characters of the text before each
     uint32_t top[ANSWER_MAX_TOKENS][ANSWER_MAX_TOP];
     char text[ANSWER_MAX_TOKENS * 16];
     size_t text_len;

@@ -93,6 +93,25 @@ static void a_greedy_tokens_logprob_is_the_best(void **state)
     }
 }
 
+/* Stop strings that are begun again and again, and never met. */
+static void a_token_stands_where_it_would_if_nothing_were_held_back(void **state)
+{
+    (void)state;
+    struct wish w;
+    ProtobufCBinaryData stops[] = {rpc_text("e\x7F"), rpc_text("a\x7F"), rpc_text(" th\x7F"),
+                                   rpc_text(" \x7F")};
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    wish_init(&w, STORY, 40);
+    w.msg.logprobs = true;
+    generation_run(client, &w.msg, &a[0]);
+    w.msg.n_stop = ARRAY_LEN(stops);
+    w.msg.stop = stops;
+    generation_run(client, &w.msg, &a[1]);
+    assert_string_equal(a[0].text, a[1].text);
+    for (unsigned i = 0; i < a[0].n; i++)
+        assert_int_equal(a[0].offsets[i], a[1].offsets[i]);
+}
+
 static void a_seed_is_reported_and_repeats_the_answer(void **state)
 {
     (void)state;
@@ -385,6 +404,7 @@ int main(void)
         cmocka_unit_test(neighbours_change_nothing),
         cmocka_unit_test(the_first_choice_is_what_one_choice_would_be),
         cmocka_unit_test(a_greedy_tokens_logprob_is_the_best),
+        cmocka_unit_test(a_token_stands_where_it_would_if_nothing_were_held_back),
         cmocka_unit_test(a_seed_is_reported_and_repeats_the_answer),
         cmocka_unit_test(min_tokens_keeps_the_end_away),
         cmocka_unit_test(a_stop_string_is_cut_and_ends_the_answer),

@@ -188,6 +188,18 @@ static void control_tokens_show_only_when_asked_for(void **state)
     out_is(f, "<|begin|>");
 }
 
+static void characters_that_are_held_back_are_counted(void **state)
+{
+    struct fixture *f = *state;
+    stops_at(f, "\xc3\xa9\xc3\xa9!");
+    assert_int_equal(feed(f, "a\xc3"), DETOK_NONE);
+    assert_int_equal(detok_n_held(&f->d), 0); // half a one
+    assert_int_equal(feed(f, "\xa9\xc3\xa9"), DETOK_NONE);
+    assert_int_equal(detok_n_held(&f->d), 2);
+    assert_int_equal(feed(f, "x"), DETOK_NONE);
+    assert_int_equal(detok_n_held(&f->d), 0);
+}
+
 static void some_control_tokens_may_show_alone(void **state)
 {
     struct fixture *f = *state;
@@ -227,6 +239,7 @@ int main(void)
         CASE(how_text_is_divided_into_tokens_does_not_matter),
         CASE(a_stop_may_hold_characters_of_many_bytes),
         CASE(control_tokens_show_only_when_asked_for),
+        CASE(characters_that_are_held_back_are_counted),
         CASE(some_control_tokens_may_show_alone),
         CASE(stops_past_the_limits_are_refused),
     };

@@ -190,6 +190,34 @@ static void echo_comes_first_and_moves_the_offsets(void **state)
     openai_reply_done(&r);
 }
 
+static void text_that_is_held_back_counts_in_the_offsets(void **state)
+{
+    (void)state;
+    for (int stream = 0; stream < 2; stream++) {
+        struct openai_reply_head h = head(false, stream);
+        h.logprobs = true;
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b;
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        openai_reply_started(&r, 0, text_of(""), &b);
+        struct openai_token t[] = {{.text = text_of("ab"), .bytes = text_of("abE")},
+                                   {.bytes = text_of("N"), .n_held = 1},
+                                   {.text = text_of("ENx"), .bytes = text_of("x"), .n_held = 2},
+                                   {.text = text_of("y"), .bytes = text_of("y")}};
+        for (unsigned i = 0; i < ARRAY_LEN(t); i++)
+            openai_reply_token(&r, 0, &t[i], &b);
+        finish(&r, 0, &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        static const char *const offsets[2][4] = {{"\"text_offset\":[0,3,4,5]", "", "", ""},
+                                                  {"\"text_offset\":[0]", "\"text_offset\":[3]",
+                                                   "\"text_offset\":[4]", "\"text_offset\":[5]"}};
+        for (unsigned i = 0; i < 4; i++)
+            assert_non_null(strstr(b.data, offsets[stream][i]));
+        openai_reply_done(&r);
+    }
+}
+
 static void every_choice_echoes_the_prompt_that_came_with_the_first(void **state)
 {
     (void)state;
@@ -321,6 +349,7 @@ int main(void)
         cmocka_unit_test(whole_answers_gather_several_choices),
         cmocka_unit_test(an_answer_to_a_prediction_tells_what_became_of_it),
         cmocka_unit_test(echo_comes_first_and_moves_the_offsets),
+        cmocka_unit_test(text_that_is_held_back_counts_in_the_offsets),
         cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
         cmocka_unit_test(a_whole_answer_has_its_parts),
         cmocka_unit_test(a_stream_has_one_event_for_each_token_of_any_part),
