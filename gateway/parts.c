@@ -319,19 +319,37 @@ static bool json_ends(struct parts *p, char c, bool first)
     return p->json.depth <= 0;
 }
 
-/* The first marker must be followed by the one that begins a call. */
-static void await_begin(struct parts *p, struct parts_out *to)
+/* Whether one of the words follows, behind white space, and where; otherwise it still may, or the
+ * call is none. */
+static bool follows(struct parts *p, size_t at, const char *const *words, size_t *ret_at,
+                    struct parts_out *to)
 {
     struct marker v[MARKERS_MAX];
-    unsigned n = add_markers(v, tool_markers(p->rules.format)->begin, BEGIN_CALL);
-    size_t at = p->of_call.n_first;
+    unsigned n = add_markers(v, words, BEGIN_CALL);
     bool may;
     while (at < p->call.len && is_space(p->call.data[at]))
         at++;
-    if (look(v, n, p->call.data + at, p->call.len - at, &may) == BEGIN_CALL)
-        begin_call(p, at);
-    else if (!may)
+    *ret_at = at;
+    if (look(v, n, p->call.data + at, p->call.len - at, &may) != NOTHING)
+        return true;
+    if (!may)
         release_call(p, to);
+    return false;
+}
+
+/* The first marker must be followed by the one that begins a call. */
+static void await_begin(struct parts *p, struct parts_out *to)
+{
+    size_t at;
+    if (follows(p, p->of_call.n_first, tool_markers(p->rules.format)->begin, &at, to))
+        begin_call(p, at);
+}
+
+static void await_body(struct parts *p, struct parts_out *to)
+{
+    size_t at;
+    if (follows(p, p->of_call.n_head, tool_markers(p->rules.format)->then, &at, to))
+        p->of_call.stage = PARTS_BODY;
 }
 
 /* Whether it may be a call, as far as its name. */
@@ -345,9 +363,10 @@ static bool name_goes_on(struct parts *p, char c)
     else if (name)
         p->of_call.stage = PARTS_NAME;
     else if (marks && c && strchr(marks, c))
-        p->of_call.stage = PARTS_BODY;
+        p->of_call.stage = m->then[0] ? PARTS_THEN : PARTS_BODY;
     else
         return false;
+    p->of_call.n_head = p->call.len;
     return true;
 }
 
@@ -358,10 +377,13 @@ static void feed_call(struct parts *p, char c, struct parts_out *to)
     buf_add(&p->call, &c, 1);
     if (stage == PARTS_BEFORE)
         await_begin(p, to);
+    else if (stage == PARTS_THEN)
+        await_body(p, to);
     else if (stage != PARTS_BODY && !name_goes_on(p, c))
         release_call(p, to);
-    else if (m->end ? ends_with(p->call.data, p->call.len, m->end)
-                    : json_ends(p, c, stage == PARTS_FIRST))
+    if (p->state == PARTS_CALL && p->of_call.stage == PARTS_BODY &&
+        (m->end ? ends_with(p->call.data, p->call.len, m->end)
+                : json_ends(p, c, stage == PARTS_FIRST)))
         try_call(p, false, to);
     if (p->state == PARTS_CALL && p->call.len >= TOOL_CALLS_MAX_BYTES)
         release_call(p, to);

@@ -55,7 +55,15 @@ struct parts {
         int outside;    // the state it began in
         size_t n_first; // bytes until behind the first marker
         size_t at;      // its beginning
-        enum { PARTS_BEFORE, PARTS_FIRST, PARTS_NAME, PARTS_BEHIND_NAME, PARTS_BODY } stage;
+        enum {
+            PARTS_BEFORE,
+            PARTS_FIRST,
+            PARTS_NAME,
+            PARTS_BEHIND_NAME,
+            PARTS_THEN,
+            PARTS_BODY
+        } stage;
+        size_t n_head; // bytes until behind its name
     } of_call;
     struct {
         int depth;

@@ -40,6 +40,7 @@ struct tool_markers {
     const char *inside[5]; // of a call: these, too, may be special tokens
     /* What follows the beginning: one of these characters, or a name and one of those. */
     const char *first, *behind_name; // NULL: neither
+    const char *then[3];             // and one of these behind that and white space; none: anything
     bool ends_reasoning;             // a call may begin there without its end
 };
 bool tool_name_char(char c);

@@ -358,6 +358,8 @@ static void no_call_loses_nothing(void **state)
         {TOOLS_CODER, "Close it with </tool_call> and go on"},
         {TOOLS_CODER, "<tool_call>\n<tool_call>\n"},
         {TOOLS_CODER, "<tool_call> <function= x>"},
+        {TOOLS_CODER, "<function=get_time> <param"},
+        {TOOLS_CODER, "<function=get_time>\n"},
         {TOOLS_CODER, "<function=get_time>\n<parameter=</function>"},
         {TOOLS_GLM, "A <tool_call> is not <tool_call>\n</tool_call>"},
         {TOOLS_DEEPSEEK, "\n" CALLS(" ") " \n"},
@@ -407,6 +409,8 @@ static void prose_about_calls_is_not_held_back(void **state)
         parts_out_init(&o);
         parts_feed(&p, "A <tool_call> is x", 18, &o);
         assert_int_equal(o.content.len, 18);
+        parts_feed(&p, " <function=f> is y", 18, &o);
+        assert_int_equal(o.content.len, 36);
         parts_out_done(&o);
         parts_done(&p);
     }
