@@ -160,8 +160,10 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
     parts_out_clear(&r->out);
     parts_feed(&c->parts, t->text.data, t->text.len, &r->out);
     leave_out(r, c);
+    reasoned |= parts_reasons(&c->parts);
     r->completion_tokens++;
-    r->reasoning_tokens += reasoned || parts_reasons(&c->parts);
+    r->reasoning_tokens += reasoned;
+    r->hidden = r->hides_reasoning && reasoned && !r->out.content.len && !r->out.calls.n;
     r->writer->piece(r, choice, t, to);
     c->n_calls += r->out.calls.n;
     c->n_chars += count_chars(t->text);

@@ -130,14 +130,14 @@ static void write_event(const struct openai_reply *r, unsigned choice, const str
     write_text(r, choice, true, to);
     buf_puts(to, ",\"logprobs\":");
     openai_logprobs_init(&l);
-    if (r->logprobs) {
+    if (r->logprobs && !r->hidden) {
         openai_logprobs_add(&l, r->chat, t, r->choices[choice].n_chars + t->n_held);
         openai_logprobs_write(&l, r->chat, to);
     } else {
         buf_puts(to, "null");
     }
     buf_puts(to, ",\"finish_reason\":null");
-    chunk_end(r, t, to);
+    chunk_end(r, r->hidden ? NULL : t, to);
 }
 
 /* ---- whole answers ---- */
@@ -162,7 +162,7 @@ static void piece(struct openai_reply *r, unsigned choice, const struct openai_t
         return;
     }
     gather(r, choice);
-    if (r->logprobs)
+    if (r->logprobs && !r->hidden)
         openai_logprobs_add(&c->logprobs, r->chat, t, c->n_chars + t->n_held);
 }
 

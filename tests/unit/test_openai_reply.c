@@ -312,6 +312,37 @@ static void a_stream_has_one_event_for_each_token_of_any_part(void **state)
     openai_reply_done(&r);
 }
 
+static void reasoning_that_is_hidden_has_no_logprobs(void **state)
+{
+    (void)state;
+    for (int stream = 0; stream < 2; stream++) {
+        struct openai_reply_head h = splitting_head(stream);
+        h.hides_reasoning = h.logprobs = h.include_tokens = true;
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b;
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        openai_reply_started(&r, 0, text_of(""), &b);
+        struct openai_token t[] = {{.text = text_of("<think>secret"), .id = 51},
+                                   {.text = text_of("more</think>"), .id = 52},
+                                   {.text = text_of("said"), .id = 53}};
+        for (unsigned i = 0; i < ARRAY_LEN(t); i++) {
+            t[i].bytes = t[i].text;
+            t[i].origin = "target";
+            openai_reply_token(&r, 0, &t[i], &b);
+        }
+        finish(&r, 0, &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        assert_null(strstr(b.data, "secret"));
+        assert_null(strstr(b.data, "more"));
+        assert_null(strstr(b.data, "\"id\":51"));
+        assert_null(strstr(b.data, "\"id\":52"));
+        assert_non_null(strstr(b.data, "\"content\":[{\"token\":\"said\","));
+        assert_int_equal(r.completion_tokens, 3);
+        openai_reply_done(&r);
+    }
+}
+
 static void errors_follow_from_the_status(void **state)
 {
     (void)state;
@@ -353,6 +384,7 @@ int main(void)
         cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
         cmocka_unit_test(a_whole_answer_has_its_parts),
         cmocka_unit_test(a_stream_has_one_event_for_each_token_of_any_part),
+        cmocka_unit_test(reasoning_that_is_hidden_has_no_logprobs),
         cmocka_unit_test(errors_follow_from_the_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
