@@ -10,7 +10,7 @@
 struct items {
     struct reading *r;
     json_t *messages;
-    const json_t *reasoning; // of the assistant's next message; borrowed
+    json_t *reasoning; // of the assistant's next message; NULL: none
 };
 
 /* New reference stolen, also on errors. */
@@ -52,15 +52,31 @@ static int open_parts(struct items *s, json_t *v, const char *name, json_t **ret
 
 /* ---- items ---- */
 
+/* Behind what is there, which may be NULL: new reference, of which both are taken. */
+static json_t *joined(json_t *before, json_t *text)
+{
+    AUTO(json_decref_own) json_t *a = before, *b = text;
+    return a ? json_sprintf("%s\n%s", json_string_value(a), json_string_value(b)) : TAKE(b);
+}
+
 /* To the last message. */
 static int add_reasoning(struct items *s)
 {
     json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
-    if (!s->reasoning || json_object_get(last, "reasoning_content"))
+    if (!s->reasoning)
         return 0;
-    return json_object_set(last, "reasoning_content", (json_t *)(uintptr_t)s->reasoning) < 0
-               ? reading_no_memory(s->r)
-               : 0;
+    json_t *all =
+        joined(json_incref(json_object_get(last, "reasoning_content")), TAKE(s->reasoning));
+    return json_object_set_new(last, "reasoning_content", all) < 0 ? reading_no_memory(s->r) : 0;
+}
+
+/* Reasoning that no answer followed, as it was cut off, is a turn all the same. */
+static int end_reasoning(struct items *s)
+{
+    if (!s->reasoning)
+        return 0;
+    int rc = append(s, json_pack("{s:s,s:s}", "role", "assistant", "content", ""));
+    return rc < 0 ? rc : add_reasoning(s);
 }
 
 static int read_message(struct items *s, const json_t *item, const char *name)
@@ -73,11 +89,11 @@ static int read_message(struct items *s, const json_t *item, const char *name)
         return reading_refuse(s->r, name, "%s.role must be a string", name);
     if (!content)
         return reading_refuse(s->r, at, "%s is missing", at);
-    int rc = open_parts(s, content, at, &text);
-    if (rc < 0)
-        return rc;
-    rc = append(s, json_pack("{s:s,s:o}", "role", role, "content", text));
-    return rc == 0 && strcmp(role, "assistant") == 0 ? add_reasoning(s) : rc;
+    bool answer = strcmp(role, "assistant") == 0;
+    int rc = answer ? 0 : end_reasoning(s);
+    rc = rc < 0 ? rc : open_parts(s, content, at, &text);
+    rc = rc < 0 ? rc : append(s, json_pack("{s:s,s:o}", "role", role, "content", text));
+    return rc == 0 && answer ? add_reasoning(s) : rc;
 }
 
 /* Calls that follow one another, or a message of the assistant, are that message's. */
@@ -119,7 +135,8 @@ static int read_output(struct items *s, const json_t *item, const char *name)
            *text = NULL;
     if (!json_is_string(id) || !output)
         return reading_refuse(s->r, name, "%s must have a call_id and an output", name);
-    int rc = open_parts(s, output, at, &text);
+    int rc = end_reasoning(s);
+    rc = rc < 0 ? rc : open_parts(s, output, at, &text);
     if (rc < 0)
         return rc;
     return append(s,
@@ -127,12 +144,18 @@ static int read_output(struct items *s, const json_t *item, const char *name)
 }
 
 /* Earlier reasoning is for the templates that show it; what is encrypted or summed up is not. */
-static int read_reasoning(struct items *s, const json_t *item)
+static int read_reasoning(struct items *s, const json_t *item, const char *name)
 {
-    const json_t *part = json_array_get(json_object_get(item, "content"), 0);
-    const json_t *text = json_object_get(part, "text");
-    s->reasoning = json_is_string(text) ? text : NULL;
-    return 0;
+    char at[80];
+    json_t *content = reading_member(item, "content"), *text = NULL;
+    if (!content || (json_is_array(content) && !json_array_size(content)))
+        return 0;
+    snprintf(at, sizeof(at), "%s.content", name);
+    int rc = open_parts(s, content, at, &text);
+    if (rc < 0)
+        return rc;
+    s->reasoning = joined(s->reasoning, text);
+    return s->reasoning ? 0 : reading_no_memory(s->r);
 }
 
 static int read_item(struct items *s, const json_t *item, size_t i)
@@ -144,15 +167,13 @@ static int read_item(struct items *s, const json_t *item, size_t i)
     if (!json_is_object(item) || !type)
         return reading_refuse(s->r, name, "%s must be an object with a type or a role", name);
     if (strcmp(type, "reasoning") == 0)
-        return read_reasoning(s, item);
-    int rc =
-        strcmp(type, "message") == 0         ? read_message(s, item, name)
-        : strcmp(type, "function_call") == 0 ? read_call(s, item, name)
-        : strcmp(type, "function_call_output") == 0
-            ? read_output(s, item, name)
-            : reading_refuse(s->r, name, "%s is of type '%.40s', which is not served", name, type);
-    s->reasoning = NULL;
-    return rc;
+        return read_reasoning(s, item, name);
+    return strcmp(type, "message") == 0         ? read_message(s, item, name)
+           : strcmp(type, "function_call") == 0 ? read_call(s, item, name)
+           : strcmp(type, "function_call_output") == 0
+               ? read_output(s, item, name)
+               : reading_refuse(s->r, name, "%s is of type '%.40s', which is not served", name,
+                                type);
 }
 
 static int read_input(struct items *s, json_t *input, const json_t *instructions)
@@ -171,7 +192,7 @@ static int read_input(struct items *s, json_t *input, const json_t *instructions
         return reading_refuse(s->r, "input", "input must be a string or an array of 1 to %d items",
                               MAX_ITEMS);
     json_array_foreach(input, i, item) if ((rc = read_item(s, item, i)) < 0) break;
-    return rc;
+    return rc < 0 ? rc : end_reasoning(s);
 }
 
 /* ---- tools ---- */
@@ -282,6 +303,7 @@ int responses_read(struct reading *r, json_t *body)
     rc = rc < 0 ? rc
                 : read_input(&items, reading_member(body, "input"),
                              reading_member(body, "instructions"));
+    json_decref(items.reasoning);
     rc = rc < 0 ? rc : open_tools(r, reading_member(body, "tools"), tools);
     if (rc < 0)
         return rc;

@@ -140,6 +140,39 @@ static void reasoning_goes_with_the_calls_it_led_to(void **state)
     openai_request_done(&q);
 }
 
+#define THINK(text)                                                                                \
+    "{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\",\"text\":\"" text "\"}]}"
+
+static void reasoning_that_no_answer_followed_is_a_turn(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *input, *want;
+    } v[] = {
+        {THINK("a") ",{\"role\":\"user\",\"content\":\"go on\"}",
+         "[{\"role\":\"assistant\",\"content\":\"\",\"reasoning_content\":\"a\"},"
+         "{\"role\":\"user\",\"content\":\"go on\"}]"},
+        {THINK("a") "," THINK("b") ",{\"role\":\"assistant\",\"content\":\"c\"}",
+         "[{\"role\":\"assistant\",\"content\":\"c\",\"reasoning_content\":\"a\\nb\"}]"},
+        {"{\"role\":\"user\",\"content\":\"x\"}," THINK("a"), "\"reasoning_content\":\"a\"}]"},
+        {"{\"type\":\"reasoning\",\"summary\":[],\"encrypted_content\":\"zz\"},"
+         "{\"role\":\"user\",\"content\":\"x\"}",
+         "[{\"role\":\"user\",\"content\":\"x\"}]"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(mem_free) char *body = NULL;
+        assert_true(asprintf(&body, "{\"input\":[%s]}", v[i].input) > 0);
+        assert_int_equal(openai_request_parse(OPENAI_RESPONSES, body, strlen(body), &q, &fault), 0);
+        if (!strstr(q.template_vars, v[i].want))
+            fail_msg("%s\n is not in %s", v[i].want, q.template_vars);
+        openai_request_done(&q);
+    }
+    static const char wrong[] =
+        "{\"input\":[{\"type\":\"reasoning\",\"content\":[{\"type\":\"x\"}]}]}";
+    refused(openai_request_parse(OPENAI_RESPONSES, wrong, strlen(wrong), &q, &fault),
+            "input[0].content");
+}
+
 static void tools_reach_the_template_unless_refused_by_the_client(void **state)
 {
     (void)state;
@@ -444,6 +477,7 @@ int main(void)
         cmocka_unit_test(what_models_write_comes_back),
         cmocka_unit_test(outputs_have_the_names_of_their_calls),
         cmocka_unit_test(reasoning_goes_with_the_calls_it_led_to),
+        cmocka_unit_test(reasoning_that_no_answer_followed_is_a_turn),
         cmocka_unit_test(tools_reach_the_template_unless_refused_by_the_client),
         cmocka_unit_test(template_arguments_may_add_but_not_replace),
         cmocka_unit_test(null_means_absent_everywhere),
