@@ -5,9 +5,9 @@
 
 #define START_EMA 0.7
 #define EMA_WEIGHT 0.1
-#define FADE 0.98f      // of a proposer's rate, per token tried
+#define FADE 0.99f      // of a proposer's rate, per token tried
 #define SEQ_FADE 0.9f   // of a sequence's own counts, per draft
-#define SEQ_TRUST 3.0f  // tokens that its proposer's rates weigh against its own counts
+#define SEQ_TRUST 20.0f // tokens that its proposer's rates weigh against its own counts
 #define PRIOR_TRIED 2.0 // tokens that a rate weighs before any was tried
 #define GIVEN_WEIGHT 0.1f
 #define BEND 0.9       // of the best goodput: the hope that more tokens pay after all ends here

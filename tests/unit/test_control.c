@@ -280,6 +280,17 @@ static void a_sequence_that_fares_better_gets_more(void **state)
     assert_true(w->items[0].k > w->items[1].k);
 }
 
+static void one_draft_that_fails_says_little_of_a_sequence(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 3);
+    for (unsigned i = 0; i < 100; i++)
+        see(w, &w->seqs[1], 16, i % 16);
+    uint32_t before = asked(w, 1, 64);
+    see(w, &w->seqs[0], 4, 0);
+    assert_true(asked(w, 1, 64) >= before - before / 3);
+}
+
 static void a_slow_proposer_is_asked_for_more_at_once_or_not_at_all(void **state)
 {
     (void)state;
@@ -553,6 +564,7 @@ int main(void)
         cmocka_unit_test(without_times_nothing_is_drafted),
         cmocka_unit_test(what_never_pays_is_off_and_tried_again_rarely),
         cmocka_unit_test(a_sequence_that_fares_better_gets_more),
+        cmocka_unit_test(one_draft_that_fails_says_little_of_a_sequence),
         cmocka_unit_test(a_slow_proposer_is_asked_for_more_at_once_or_not_at_all),
         cmocka_unit_test(answers_that_come_together_take_the_time_of_the_longest),
         cmocka_unit_test(a_wrong_start_is_unlearnt),
