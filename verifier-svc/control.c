@@ -43,8 +43,8 @@ static unsigned place_of(uint32_t depth)
     return depth < 3 ? depth : depth < 6 ? 3 : depth < 10 ? 4 : 5;
 }
 
-static const double said_above[CONTROL_SAID] = {0, .2, .4, .6, .8, .95, 1};
-static const double said_means[CONTROL_SAID] = {.1, .3, .5, .7, .88, .97, START_EMA};
+static const double said_above[CONTROL_SAID] = {0, .2, .4, .6, .8, .95};
+static const double said_means[CONTROL_SAID] = {.1, .3, .5, .7, .88, .97};
 
 static unsigned said_of(double chance)
 {
@@ -72,9 +72,9 @@ static double rate_at(const struct control_proposer *p, unsigned place)
 /* said: the proposer's own word; 1 if it is silent. */
 static double rate_said(const struct control_proposer *p, unsigned place, double said)
 {
-    unsigned i = said_of(said);
-    double prior = i == CONTROL_SAID - 1 ? rate_at(p, place) : said_means[i];
-    return rate_of(&p->said[place][i], prior);
+    if (said >= 1)
+        return rate_of(&p->silent[place], rate_at(p, place));
+    return rate_of(&p->said[said_of(said)], said_means[said_of(said)]);
 }
 
 /* How much better or worse the sequence fares than the rates say. */
@@ -449,7 +449,7 @@ static int32_t try_children(struct control *c, struct control_seq *s, const stru
         double said = said_alone(v, i);
         s->expected += (float)rate_said(p, place, said);
         s->kept += kept ? 1 : 0;
-        note(&p->said[place][said_of(said)], kept);
+        note(said >= 1 ? &p->silent[place] : &p->said[said_of(said)], kept);
         note(&p->all[place], kept);
         found = kept ? (int32_t)i : found;
     }

@@ -18,8 +18,9 @@
  * verified: it shows what passes of that size and drafts of that length take, whatever was
  * thought of them.
  *
- * The chance of a draft token is learnt: per proposer from its place in the draft and from what the
- * proposer itself said, corrected by how the sequence fared. Old rounds fade.
+ * The chance of a draft token is learnt: per proposer from what that said of such tokens, or from
+ * the place in the draft where it says nothing, corrected by how the sequence fared. Old rounds
+ * fade.
  *
  * Threads: the engine's; plain data. */
 #pragma once
@@ -47,10 +48,11 @@ struct control_rate {
 
 #define CONTROL_ANSWERS 16
 #define CONTROL_PLACES 6 // in a draft: 1st, 2nd, 3rd, 4-6th, 7-10th, behind
-#define CONTROL_SAID 7   // chance by the proposer's word: below .2, .4, .6, .8, .95, 1; 1 or silent
+#define CONTROL_SAID 6   // chance by the proposer's word: below .2, .4, .6, .8, .95, 1
 
 struct control_proposer {
-    struct control_rate said[CONTROL_PLACES][CONTROL_SAID]; // if those before it were kept
+    struct control_rate said[CONTROL_SAID];     // if those before it were kept, as all below
+    struct control_rate silent[CONTROL_PLACES]; // that it said nothing of, or was sure of
     struct control_rate all[CONTROL_PLACES];
     struct {
         double k, us;           // an answer with tokens: of k wished for, after us

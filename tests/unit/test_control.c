@@ -527,6 +527,19 @@ static void what_a_proposer_says_is_weighed_by_what_came_of_it(void **state)
     assert_int_equal(cut(w, chain, boast, 3), 0);
 }
 
+/* Its word means something else than it says, wherever in a draft it is said. */
+static void what_a_proposer_says_counts_at_every_place(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
+    const float modest[] = {.15f, .0225f, .003375f, .00050625f};
+    struct control_item item = {.n = 1, .parents = chain, .said = modest};
+    assert_int_equal(cut(w, chain, modest, 4), 1);
+    for (unsigned i = 0; i < 20; i++)
+        control_seen(&w->c, &w->seqs[1], &item, (uint32_t[]){1}, (uint32_t[]){1, 4}, 2);
+    assert_int_equal(cut(w, chain, modest, 4), 4);
+}
+
 static void the_policies_without_times_cut_nothing(void **state)
 {
     (void)state;
@@ -576,6 +589,7 @@ int main(void)
         cmocka_unit_test(all_of_a_try_is_verified),
         cmocka_unit_test(a_wait_that_is_over_does_not_count_against_the_draft),
         cmocka_unit_test(what_a_proposer_says_is_weighed_by_what_came_of_it),
+        cmocka_unit_test(what_a_proposer_says_counts_at_every_place),
         cmocka_unit_test(the_policies_without_times_cut_nothing),
         cmocka_unit_test(a_tree_teaches_along_the_committed_path),
     };
