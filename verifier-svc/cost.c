@@ -1,12 +1,13 @@
 /* cost.c - a table of times and two slopes. */
 #include "verifier-svc/cost.h"
 
-#define SCALE_WEIGHT 0.1  // of a new pass in the scale
-#define POINT_WEIGHT 0.05 // in the points beside it
-#define UNSEEN 0.01       // passes that a point weighs that none has shown
-#define SEEN_FADE 0.99    // per pass, of how often a point was seen
-#define READ_WEIGHT 0.2   // in what reading a position takes
-#define KIND_WEIGHT 0.2   // in the factor of drafted passes, where one kind follows the other
+#define SCALE_WEIGHT 0.1   // of a new pass in the scale
+#define POINT_WEIGHT 0.05  // in the points beside it
+#define UNSEEN 0.01        // passes that a point weighs that none has shown
+#define SEEN_FADE 0.99     // per pass, of how often a point was seen
+#define CONTEXT_WEIGHT 0.2 // in what reading and seeing a position takes
+#define SEE_SHARE 0.25     // of what reading a position takes, about, for a row that sees it
+#define KIND_WEIGHT 0.2    // in the factor of drafted passes, where one kind follows the other
 #define OUTLIER 2.0 // a pass that was interrupted counts as at most so much more than expected
 
 static const uint32_t points[COST_POINTS] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  12,  14,
@@ -161,14 +162,20 @@ static void compare_kinds(struct cost *c, bool drafted, double ratio)
     c->drafted_scale = max(1, drafted ? c->drafted_scale * factor : c->drafted_scale / factor);
 }
 
-/* At the start nothing had been written to the KV that was read: what reading takes shows where it
- * is most of a pass. Returns the part of the pass that does not depend on the context. */
-static double learn_reading(struct cost *c, const struct cost_pass *p, double ratio)
+/* At the start nothing had been written to the KV that was read, and few passes were timed: what a
+ * pass shows of its context counts as far as that is most of it. The error goes to both times, each
+ * by how often it was in the pass (Widrow and Hoff 1960, normalised). Returns the part of the pass
+ * that does not depend on the context. */
+static double learn_context(struct cost *c, const struct cost_pass *p, double ratio)
 {
     double context = context_us(c, p), all = context + at(c->w_us, p->rows);
     double part = context / all;
-    if (p->reads > 0)
-        c->read_us = max(0, c->read_us + READ_WEIGHT * part * (ratio - 1) * all / p->reads);
+    if (p->reads > 0) {
+        double error_us = CONTEXT_WEIGHT * part * (ratio - 1) * all;
+        double sees = SEE_SHARE * p->sees, size = p->reads * p->reads + sees * sees;
+        c->read_us = max(0, c->read_us + error_us * p->reads / size);
+        c->see_us = max(0, c->see_us + error_us * sees * SEE_SHARE / size);
+    }
     return 1 - part;
 }
 
@@ -176,7 +183,7 @@ void cost_seen(struct cost *c, const struct cost_pass *p, double us)
 {
     if (cost_us(c, p) <= 0)
         return; // nothing was measured
-    double rest = learn_reading(c, p, ratio_of(c, p, us));
+    double rest = learn_context(c, p, ratio_of(c, p, us));
     double ratio = 1 + rest * rest * (ratio_of(c, p, us) - 1);
     if (c->n_all > 0 && p->drafted != c->last_drafted)
         compare_kinds(c, p->drafted, ratio);

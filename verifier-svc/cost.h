@@ -9,7 +9,7 @@
  * that the point was wrong, the more so the fewer passes have shown it. One that was waited for is
  * slower than one that follows another at once, by a factor of its own; it shows where passes of
  * both kinds follow each other, as the machine's other work is the same then. Where the context is
- * much of a pass, what it took beyond the expected is reading's.
+ * much of a pass, what it took beyond the expected is the context's.
  *
  * Threads: the engine's; plain data. */
 #pragma once

@@ -185,6 +185,28 @@ static void what_reading_takes_is_learnt_at_long_contexts(void **state)
     assert_true(fabs(of_rows(&c, 1) - 100) < 30);
 }
 
+static void what_seeing_a_position_takes_is_learnt(void **state)
+{
+    (void)state;
+    struct cost_measured m = {.us = {100, 103}, .context = 1000, .rows = 2};
+    m.long_one_us = 140; // 0.02 for a position read, 0.02 for each row that sees it
+    m.long_rows_us = 163;
+    struct cost c;
+    cost_init(&c, &m);
+    for (int i = 0; i < 400; i++) {
+        struct cost_pass pass = {.drafted = false};
+        cost_add(&pass, i % 2 ? 9 : 1, 10000);
+        cost_seen(&c, &pass, 97 + 3.0 * pass.rows + 10000 * (0.02 + 0.005 * pass.rows));
+    }
+    struct cost_pass one = {0}, five = {0}, nine = {0};
+    cost_add(&one, 1, 10000);
+    cost_add(&five, 5, 10000);
+    cost_add(&nine, 9, 10000);
+    assert_true(fabs(cost_us(&c, &one) - 350) < 20);
+    assert_true(fabs(cost_us(&c, &nine) - 774) < 40);
+    assert_true(fabs(cost_us(&c, &five) - 562) < 30); // which never ran
+}
+
 static void one_interrupted_pass_says_little(void **state)
 {
     (void)state;
@@ -209,6 +231,7 @@ int main(void)
         cmocka_unit_test(a_size_that_was_slower_than_a_larger_one_was_held_up),
         cmocka_unit_test(faster_than_thought_is_believed_at_once),
         cmocka_unit_test(what_reading_takes_is_learnt_at_long_contexts),
+        cmocka_unit_test(what_seeing_a_position_takes_is_learnt),
         cmocka_unit_test(one_interrupted_pass_says_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
