@@ -3,7 +3,8 @@
   pairs  a target and a draft that agree to a known degree (alpha), one sequence, k = 2, 4, 8: measured speed-up
          beside the theory (1 - a^(k+1)) / ((1 - a) (k c + t(k+1) / t(1))) for the measured a, c and t
   sweep  the controller (goodput) beside fixed k and beside no drafts: alpha x sequences x context
-  texts  the embedded pair on repetitive and on free prompts: none, ngram and draft
+  texts  the embedded pair on repetitive and on free prompts: none, ngram, suffix, draft and chain (ngram and draft);
+         "again": suffix with what it said to the same prompt in the pool of past outputs
 
 Proposer, verifiers and gateways are the real ones, on unix sockets. What is compared takes turns at every text,
 and a text's speed is that from its first token to its last.
@@ -302,29 +303,41 @@ FREE = [
 
 def texts(o):
     models = os.path.join(ROOT, "models")
-    draft = ["--proposer", "draft", "--draft.model", os.path.join(models, "tales-1m-q8_0.gguf"), "--draft.threads", str(o.threads)]
-    proposers = {"ngram": ["--proposer", "ngram"], "draft": draft}
+    draft = ["--draft.model", os.path.join(models, "tales-1m-q8_0.gguf"), "--draft.threads", str(o.threads)]
+    proposers = {name: ["--proposer", name, *(draft if name in ("draft", "chain") else [])] for name in ("ngram", "suffix", "draft", "chain")}
     out = {}
     with contextlib.ExitStack() as stack:
         s = Services(o, stack, os.path.join(models, "tales-11m-q8_0.gguf"), proposers,
                      {"goodput": [], "fixed": ["--policy", "fixed", "--k", "5"]})
-        print("the embedded pair, %d threads each, %d turns, answers of %d tokens: tokens/s, of plain" % (o.threads, o.reps, o.tokens))
+        print("the embedded pair, %d threads each, temperature %g, %d turns, answers of %d tokens: tokens/s, of plain" % (
+            o.threads, o.temperature, o.reps, o.tokens))
         print("%-11s %-8s %-8s | %9s %9s | %5s %5s" % ("prompts", "proposer", "policy", "tokens/s", "of plain", "alpha", "tau"))
         for kind, prompts in {"repetitive": REPETITIVE, "free": FREE}.items():
-            for row in measure_texts(o, s, prompts, ["none", *proposers]):
+            for row in measure_texts(o, s, prompts, ["none", *proposers, "again"]):
                 out.setdefault(kind, []).append(row)
                 print("%-11s %-8s %-8s | %9.1f %9.2f | %5.2f %5.2f" % (
                     kind, row["proposer"], row["policy"], row["tokens_per_s"], row["of_plain"], row["alpha"], row["tau"]), flush=True)
+        for name, process in s.processes.items():
+            out.setdefault("peak_mib", {})[name] = peak_mib(process)
+        print("peak memory, MiB: " + ", ".join("%s %.0f" % (name, mib) for name, mib in out["peak_mib"].items()))
     return out
 
 
+def peak_mib(process):
+    with open("/proc/%d/status" % process.pid, encoding="ascii") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("VmHWM:")) / 1024
+
+
 def measure_texts(o, s, prompts, names):
+    """Answers differ from turn to turn in nothing but the seed, and share nothing but with "again"."""
     got = {(name, policy): [] for name in names for policy in s.ports}
     for turn in range(o.reps + 1):
-        for prompt in prompts:
+        for i, prompt in enumerate(prompts):
             said = []
-            for (name, policy), answers in got.items():
-                text = Text(s.generate(policy, prompt, o.tokens, {"proposer": name}))
+            for (name, policy), answers in random.sample(sorted(got.items()), len(got)):
+                own = {} if name == "again" else {"cache_salt": "%s %s %d %d" % (name, policy, turn, i)}
+                text = Text(s.generate(policy, prompt, o.tokens, {"proposer": "suffix" if name == "again" else name},
+                                       temperature=o.temperature, seed=turn, **own))
                 said.append(text)
                 if turn:
                     answers.append(text)
@@ -357,6 +370,7 @@ def main(arguments):
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of target and draft each (default: all cores)")
     p.add_argument("--tokens", type=int, default=64, help="of an answer (default: 64)")
     p.add_argument("--reps", type=int, default=5, help="turns after one to warm up (default: 5)")
+    p.add_argument("--temperature", type=float, default=0, help="texts (default: 0)")
     report.add_option(p)
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
     p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
