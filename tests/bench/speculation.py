@@ -1,8 +1,9 @@
-"""speculation.py pairs|sweep|texts [OPTIONS]: what speculation makes of the running services.
+"""speculation.py pairs|sweep|rules|texts [OPTIONS]: what speculation makes of the running services.
 
   pairs  a target and a draft that agree to a known degree (alpha), one sequence, k = 2, 4, 8: measured speed-up
          beside the theory (1 - a^(k+1)) / ((1 - a) (k c + t(k+1) / t(1))) for the measured a, c and t
   sweep  the controller (goodput) beside fixed k and beside no drafts: alpha x sequences x context
+  rules  the lossless rules for unseeded requests of such a pair at a temperature: own-draw, rejection and block
   texts  the embedded pair on repetitive and on free prompts: none, ngram, suffix, draft and chain (ngram and draft);
          "again": suffix with what it said to the same prompt in the pool of past outputs
 
@@ -287,6 +288,35 @@ def sweep(o):
     return out
 
 
+# ---------------------------------------------------------------- rules
+
+
+def rules(o):
+    """Answers are random, so rules are compared by all of them together."""
+    temperature = o.temperature or 1
+    print("%s and its first layer, Q8_0, %d threads each, temperature %g, unseeded, %d answers of %d tokens in turns" % (
+        o.shape, o.threads, temperature, o.reps, o.tokens))
+    print("%6s %4s %-10s | %9s %9s | %8s %5s" % ("eps", "k", "rule", "tokens/s", "of plain", "accepted", "tau"))
+    out = []
+    for eps in o.eps or EPS[o.shape]:
+        got = {(0, "no draft"): [], **{(k, rule): [] for k in o.k for rule in ("own-draw", "rejection", "block")}}
+        with contextlib.ExitStack() as stack:
+            s = start_pair(o, eps, stack)
+            for turn in range(o.reps + 1):
+                for (k, rule), answers in random.sample(sorted(got.items()), len(got)):
+                    speculative = {"n_max": k, "fixed": True, "rule": rule} if k else {"n_max": 0}
+                    text = Text(s.generate("goodput", prompt_of(turn, o.context), o.tokens, speculative, temperature=temperature))
+                    answers += [text] if turn else []
+        plain = rate_of(got[0, "no draft"])
+        for (k, rule), answers in got.items():
+            r = {"eps": eps, "k": k, "rule": rule, "tokens_per_s": rate_of(answers),
+                 "accepted": sum(t.accepted for t in answers) / max(1, sum(t.drafted for t in answers)),
+                 "tau": sum(t.tokens for t in answers) / sum(t.steps for t in answers)}
+            out.append(r)
+            print("%6g %4d %-10s | %9.1f %9.2f | %8.2f %5.2f" % (eps, k, rule, r["tokens_per_s"], r["tokens_per_s"] / plain, r["accepted"], r["tau"]), flush=True)
+    return out
+
+
 # ---------------------------------------------------------------- texts
 
 REPETITIVE = [
@@ -305,6 +335,7 @@ def texts(o):
     models = os.path.join(ROOT, "models")
     draft = ["--draft.model", os.path.join(models, "tales-1m-q8_0.gguf"), "--draft.threads", str(o.threads)]
     proposers = {name: ["--proposer", name, *(draft if name in ("draft", "chain") else [])] for name in ("ngram", "suffix", "draft", "chain")}
+    proposers["again"] = proposers["suffix"]  # in a process of its own: how good it is, is learnt by name
     out = {}
     with contextlib.ExitStack() as stack:
         s = Services(o, stack, os.path.join(models, "tales-11m-q8_0.gguf"), proposers,
@@ -313,7 +344,7 @@ def texts(o):
             o.threads, o.temperature, o.reps, o.tokens))
         print("%-11s %-8s %-8s | %9s %9s | %5s %5s" % ("prompts", "proposer", "policy", "tokens/s", "of plain", "alpha", "tau"))
         for kind, prompts in {"repetitive": REPETITIVE, "free": FREE}.items():
-            for row in measure_texts(o, s, prompts, ["none", *proposers, "again"]):
+            for row in measure_texts(o, s, prompts, ["none", *proposers]):
                 out.setdefault(kind, []).append(row)
                 print("%-11s %-8s %-8s | %9.1f %9.2f | %5.2f %5.2f" % (
                     kind, row["proposer"], row["policy"], row["tokens_per_s"], row["of_plain"], row["alpha"], row["tau"]), flush=True)
@@ -336,7 +367,7 @@ def measure_texts(o, s, prompts, names):
             said = []
             for (name, policy), answers in random.sample(sorted(got.items()), len(got)):
                 own = {} if name == "again" else {"cache_salt": "%s %s %d %d" % (name, policy, turn, i)}
-                text = Text(s.generate(policy, prompt, o.tokens, {"proposer": "suffix" if name == "again" else name},
+                text = Text(s.generate(policy, prompt, o.tokens, {"proposer": name},
                                        temperature=o.temperature, seed=turn, **own))
                 said.append(text)
                 if turn:
@@ -359,18 +390,18 @@ def numbers(text):
 
 def main(arguments):
     p = argparse.ArgumentParser(prog="tandem bench speculation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = {"pairs": pairs, "sweep": sweep, "texts": texts}
+    kinds = {"pairs": pairs, "sweep": sweep, "rules": rules, "texts": texts}
     p.add_argument("what", choices=kinds)
     p.add_argument("--shape", default="1b", choices=EPS, help="of the synthetic pair (default: 1b)")
     p.add_argument("--eps", type=float, action="append", help="how much the target's layers add that the draft has not; may be given again")
-    p.add_argument("--k", type=numbers, default=[2, 4, 8], help="pairs, sweep: draft lengths (default: 2,4,8)")
-    p.add_argument("--context", type=int, default=256, help="pairs: tokens of the prompt (default: 256)")
+    p.add_argument("--k", type=numbers, default=[2, 4, 8], help="pairs, sweep, rules: draft lengths (default: 2,4,8)")
+    p.add_argument("--context", type=int, default=256, help="pairs, rules: tokens of the prompt (default: 256)")
     p.add_argument("--contexts", type=numbers, default=[256, 4096, 16000], help="sweep (default: 256,4096,16000)")
     p.add_argument("--sequences", type=numbers, default=[1, 4, 16], help="sweep (default: 1,4,16)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of target and draft each (default: all cores)")
     p.add_argument("--tokens", type=int, default=64, help="of an answer (default: 64)")
     p.add_argument("--reps", type=int, default=5, help="turns after one to warm up (default: 5)")
-    p.add_argument("--temperature", type=float, default=0, help="texts (default: 0)")
+    p.add_argument("--temperature", type=float, default=0, help="texts (default: 0), rules (default: 1)")
     report.add_option(p)
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
     p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
