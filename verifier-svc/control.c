@@ -276,12 +276,12 @@ static double ask_goodput(struct control *c, const struct control_round *r, stru
     for (uint32_t i = 0; i < n; i++)
         fill_hopes(c, &v[i]);
     uint32_t limit = best_limit(c, r, v, n);
-    double beside_us = limit ? slowest_us(c, v, n, limit) : 0;
-    struct goodput g = share(c, r, v, n, limit, beside_us, BEND);
+    c->beside_us = limit ? slowest_us(c, v, n, limit) : 0;
+    struct goodput g = share(c, r, v, n, limit, c->beside_us, BEND);
     try_one(c, r, v, n, g.us);
     if (!limit)
         return 0;
-    return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - (g.us - beside_us);
+    return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - (g.us - c->beside_us);
 }
 
 /* ---- the simple policies ---- */
@@ -349,6 +349,8 @@ static bool any_drawn(const struct control_item *v, uint32_t n)
     return any;
 }
 
+/* The wait for the drafts is over, but the next round has one, too: a time that is to bring most
+ * tokens is that of a whole round. */
 void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
                  uint32_t n)
 {
@@ -360,7 +362,7 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
     if (n && knows_costs(c, v, n)) {
         for (uint32_t i = 0; i < n; i++)
             fill_chances(c, &v[i]);
-        share(c, r, v, n, ACCEPT_MAX, 0, any_drawn(v, n) ? 1 : BEND);
+        share(c, r, v, n, ACCEPT_MAX, c->beside_us, any_drawn(v, n) ? 1 : BEND);
         for (uint32_t i = 0; i < n; i++)
             v[i].k = v[i].s->trying ? v[i].n : v[i].k;
     }

@@ -77,6 +77,7 @@ struct control {
     struct cost cost;
     struct control_proposer proposers[DRAFTS_MAX];
     uint32_t since_try;    // rounds, since any sequence tried
+    double beside_us;      // what the drafts that were asked for last take beside the pass
     double acceptance_ema; // of all drafted rounds, for people; weight 0.1, starts at 0.7
 };
 
@@ -114,7 +115,8 @@ struct control_round {
  * those that are fixed. Once per round: counts rounds without. */
 double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
                    uint32_t n);
-/* How many tokens to verify of drafts that are here: the first k of each. */
+/* How many tokens to verify of drafts that are here: the first k of each, so that a round brings
+ * most tokens per second, its wait for them included. */
 void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
                  uint32_t n);
 

@@ -506,6 +506,19 @@ static void all_of_a_try_is_verified(void **state)
     assert_int_equal(cut(w, chain, doubt, 2), 2);
 }
 
+/* Every token that is verified makes the next wait come later by less than it brings. */
+static void what_was_worth_asking_for_is_worth_verifying(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 30);
+    feed(w, 1, 0.9, 8, 200);
+    for (unsigned i = 0; i < 50; i++)
+        control_answered(&w->c, &w->seqs[1], 0, 1 + i % 8, 100 + 1.0 * (i % 8), true);
+    uint32_t k = asked(w, 1, 64);
+    assert_true(k > 2);
+    assert_int_equal(cut(w, chain, silent, k), k);
+}
+
 static void a_wait_that_is_over_does_not_count_against_the_draft(void **state)
 {
     (void)state;
@@ -587,6 +600,7 @@ int main(void)
         cmocka_unit_test(a_draft_is_cut_where_its_proposer_doubts),
         cmocka_unit_test(a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q),
         cmocka_unit_test(all_of_a_try_is_verified),
+        cmocka_unit_test(what_was_worth_asking_for_is_worth_verifying),
         cmocka_unit_test(a_wait_that_is_over_does_not_count_against_the_draft),
         cmocka_unit_test(what_a_proposer_says_is_weighed_by_what_came_of_it),
         cmocka_unit_test(what_a_proposer_says_counts_at_every_place),
