@@ -46,6 +46,7 @@ bool rows_grow(struct draft *d, struct draft_seq *s, uint32_t n)
             v = v->newer;
         if (!v || v->used + IDLE_CALLS > d->n_calls)
             return false;
+        ahead_drop(d, v); // branches hold its rows, too
         rows_keep(d, v, 0);
     }
     return true;

@@ -492,6 +492,26 @@ static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
     close_it();
 }
 
+static void branches_that_nobody_asks_for_any_more_make_room(void **state)
+{
+    (void)state;
+    prop_draft_settings.kv_mib = 1; // 1365 positions
+    must_open();
+    struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
+    struct prop_draft first = prop_seq_draft(&a, 3), ahead;
+    prop_seq_update(&a, a.n, first.tokens, 3);
+    struct prop_ask ask = ask_of(&a, 8, &ahead);
+    ask.n_verifying = 3;
+    prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    assert_false(ask.done); // and its verifier is gone
+    unsigned n_tries = 0;
+    while (!prop_seq_draft(&b, 5).n)
+        assert_true(++n_tries < 1000);
+    prop_seq_done(&a);
+    prop_seq_done(&b);
+    close_it();
+}
+
 static void while_one_is_fed_nobody_becomes_idle(void **state)
 {
     (void)state;
@@ -615,6 +635,7 @@ int main(void)
         cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, prop_defaults),
         cmocka_unit_test_setup(out_of_time_there_is_no_draft, prop_defaults),
         cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, prop_defaults),
+        cmocka_unit_test_setup(branches_that_nobody_asks_for_any_more_make_room, prop_defaults),
         cmocka_unit_test_setup(while_one_is_fed_nobody_becomes_idle, prop_defaults),
         cmocka_unit_test_setup(a_context_that_begins_alike_is_not_fed_again, prop_defaults),
         cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, prop_defaults),
