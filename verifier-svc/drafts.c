@@ -333,9 +333,9 @@ static bool serve(struct peer *p, char why[WHY_MAX])
     log_info("proposer connected target=%s name=%s k_max=%u", p->as.target, p->about.name,
              p->about.k_max);
     p->told[0] = 0;
-    metrics_set(p->metrics[M_UP], 1);
+    metrics_add(p->metrics[M_UP], 1); // another may be leaving that target
     converse(p);
-    metrics_set(p->metrics[M_UP], 0);
+    metrics_add(p->metrics[M_UP], -1);
     pthread_mutex_lock(&p->mu);
     metrics_add(p->metrics[M_BENCHED], p->benched);
     snprintf(why, WHY_MAX, "%s", p->why);
@@ -394,7 +394,7 @@ static void add_metrics(struct peer *p)
                  counters[i].reason);
         p->metrics[i] = metrics_counter(counters[i].name, counters[i].help, labels);
     }
-    p->metrics[M_UP] = metrics_gauge("tandem_proposer_up", "1: connected and in use", target);
+    p->metrics[M_UP] = metrics_gauge("tandem_proposer_up", "Streams that are in use", target);
     p->metrics[M_RTT] = metrics_histogram("tandem_proposer_round_trip_seconds",
                                           "From asking for a draft to having it checked", target,
                                           bounds, ARRAY_LEN(bounds));

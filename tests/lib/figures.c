@@ -63,7 +63,7 @@ double metric_of(struct rpc_client *c, const char *name)
     Tandem__V1__StatsReply *s = stats_of(c);
     AUTO(mem_free) char *text = strndup((char *)s->prometheus.data, s->prometheus.len);
     tandem__v1__stats_reply__free_unpacked(s, NULL);
-    char line[128];
+    char line[256];
     snprintf(line, sizeof(line), "\n%s ", name);
     const char *at = strstr(text, line);
     assert_non_null(at);

@@ -277,6 +277,14 @@ static void proposers_are_exchanged_under_load(void **state)
     world_stop(&w);
 }
 
+static void wait_up(struct rpc_client *c, const struct service *proposer, double up)
+{
+    char name[220];
+    snprintf(name, sizeof(name), "tandem_proposer_up{target=\"%s\"}", proposer->target);
+    for (int64_t until = clock_us() + WITHIN_US; metric_of(c, name) != up; nap())
+        assert_true(clock_us() < until);
+}
+
 static void any_number_of_exchanges_fails_nobody(void **state)
 {
     (void)state;
@@ -292,6 +300,8 @@ static void any_number_of_exchanges_fails_nobody(void **state)
     set_proposers(w.client, w.proposers[1].target, NULL, NULL);
     wait_proposers(w.client);
     must_draft(w.client, 1);
+    wait_up(w.client, &w.proposers[0], 0);
+    wait_up(w.client, &w.proposers[1], 1);
     world_stop(&w);
 }
 
