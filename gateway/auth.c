@@ -345,21 +345,26 @@ void auth_name(const struct auth_guest *u, char ret_name[AUTH_MAX_NAME + 1])
 
 /* ---- what a key does to a request ---- */
 
-/* With the lock. Each choice takes a place at the verifier. */
-static int count_choices(struct auth_guest *u, unsigned n, struct openai_fault *ret_fault)
+/* With the lock. Each choice takes a place at the verifier; of several prompts as many run at once
+ * as there are places. */
+static int count_choices(struct auth_guest *u, struct openai_request *q,
+                         struct openai_fault *ret_fault)
 {
-    struct auth_key *k = u->k;
-    bool never = k->concurrency && n > k->concurrency;
-    if (never || (k->concurrency && k->n_running - u->n + n > k->concurrency)) {
+    const struct auth_key *k = u->k;
+    unsigned n = openai_request_n(q), most = k->concurrency;
+    unsigned others = k->n_running - u->n, left = most > others ? most - others : 0;
+    if (most && n > left) {
+        bool never = n > most;
         *ret_fault = (struct openai_fault){.status = never ? 400 : 429};
         snprintf(ret_fault->param, sizeof(ret_fault->param), "%s", never ? "n" : "");
         snprintf(ret_fault->text, sizeof(ret_fault->text),
-                 never ? "this API key may have %u choices at once (concurrency)" : AT_ONCE,
-                 k->concurrency);
+                 never ? "this API key may have %u choices at once (concurrency)" : AT_ONCE, most);
         return never ? -EINVAL : -EAGAIN;
     }
-    k->n_running += n - u->n;
-    u->n = n;
+    if (most && left / n < q->at_once)
+        q->at_once = left / n;
+    u->n = q->at_once * n;
+    u->k->n_running = others + u->n;
     return 0;
 }
 
@@ -408,7 +413,7 @@ int auth_bind(struct auth_guest *u, struct openai_request *q, struct openai_faul
     pthread_mutex_lock(&k->a->mu); // a reload may change all of it
     memcpy(name, k->name, sizeof(name));
     uint32_t limit = k->max_tokens;
-    int rc = count_choices(u, openai_request_choices(q), ret_fault);
+    int rc = count_choices(u, q, ret_fault);
     pthread_mutex_unlock(&k->a->mu);
     rc = rc == 0 && limit ? bound_tokens(limit, q, ret_fault) : rc;
     if (rc == 0 && (rc = make_tenant(name, q)) < 0)

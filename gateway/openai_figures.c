@@ -34,7 +34,7 @@ static void write_speculation(const struct openai_reply *r, struct buf *to)
 {
     const struct openai_speculation *s = &r->speculation;
     buf_puts(to, "\"metrics\":{");
-    if (r->has_seed)
+    if (r->n_seeds == 1)
         buf_printf(to, "\"seed\":%" PRId64 ",", r->seed);
     buf_puts(to, "\"speculative_decoding\":{\"rule\":");
     jsonw_cstr(to, r->rule);

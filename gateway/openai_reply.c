@@ -70,6 +70,7 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
         return -ENOMEM; // they were read before
     }
     r->rules.types = r->types;
+    r->n_each = h->n_each;
     for (; r->n < h->n; r->n++)
         choice_init(&r->choices[r->n], &r->rules);
     return 0;
@@ -84,10 +85,10 @@ void openai_reply_done(struct openai_reply *r)
         buf_done(&r->choices[i].items);
         buf_done(&r->choices[i].stop);
         openai_logprobs_done(&r->choices[i].logprobs);
+        free(r->choices[i].prompt);
     }
     parts_out_done(&r->out);
     free(r->choices);
-    free(r->prompt);
     free(r->head);
     tool_types_free(r->types);
     free(r->echoed);
@@ -110,12 +111,28 @@ const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsign
 }
 
 /* For the other choices. A prompt that finds no memory is missing there. */
-static void keep_prompt(struct openai_reply *r, struct openai_text prompt)
+static void keep_prompt(struct openai_choice *first, struct openai_text prompt)
 {
-    r->prompt = r->n > 1 && prompt.len ? malloc(prompt.len) : NULL;
-    r->n_prompt = r->prompt ? prompt.len : 0;
-    if (r->prompt)
-        memcpy(r->prompt, prompt.data, prompt.len);
+    first->prompt = prompt.len ? malloc(prompt.len) : NULL;
+    first->n_prompt = first->prompt ? prompt.len : 0;
+    if (first->prompt)
+        memcpy(first->prompt, prompt.data, prompt.len);
+}
+
+static struct openai_choice *first_of(struct openai_reply *r, unsigned choice)
+{
+    return &r->choices[choice - choice % r->n_each];
+}
+
+/* All choices of a prompt tell of it; the others may find more of it cached. */
+void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached)
+{
+    struct openai_choice *first = first_of(r, choice);
+    uint32_t most = n_cached > first->cached_tokens ? n_cached : first->cached_tokens;
+    r->prompt_tokens += n - first->prompt_tokens;
+    r->cached_tokens += most - first->cached_tokens;
+    first->prompt_tokens = n;
+    first->cached_tokens = most;
 }
 
 static uint32_t count_chars(struct openai_text t)
@@ -129,16 +146,16 @@ static uint32_t count_chars(struct openai_text t)
 void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
                           struct buf *to)
 {
-    struct openai_choice *c = &r->choices[choice];
+    struct openai_choice *c = &r->choices[choice], *first = first_of(r, choice);
     if (c->started)
         return;
     c->started = true;
     if (!r->echo)
         prompt.len = 0;
-    else if (choice == 0)
-        keep_prompt(r, prompt);
-    else
-        prompt = (struct openai_text){r->prompt, r->n_prompt};
+    else if (c != first)
+        prompt = (struct openai_text){first->prompt, first->n_prompt};
+    else if (r->n_each > 1)
+        keep_prompt(first, prompt);
     c->n_chars += count_chars(prompt);
     r->writer->started(r, choice, prompt, to);
 }
@@ -191,10 +208,10 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
     c->n_calls += r->out.calls.n;
 }
 
-bool openai_reply_complete(const struct openai_reply *r)
+bool openai_reply_complete(const struct openai_reply *r, unsigned prompt)
 {
-    for (unsigned i = 0; i < r->n; i++)
-        if (!r->choices[i].finished)
+    for (unsigned i = 0; i < r->n_each; i++)
+        if (!r->choices[prompt * r->n_each + i].finished)
             return false;
     return true;
 }

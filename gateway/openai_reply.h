@@ -70,12 +70,10 @@ struct openai_reply {
     bool has_prediction;      // the request foretold its answer
     char *head;               // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
-    char *prompt; // (n_prompt) to echo: it came with choice 0
-    size_t n_prompt;
-    unsigned n; // choices
+    unsigned n, n_each; // choices of all prompts, and of each: they follow one another
     uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
-    bool has_seed;
-    int64_t seed;                          // the one in use
+    unsigned n_seeds;                      // 2: more than one is in use
+    int64_t seed;                          // the last one
     struct openai_speculation speculation; // sum over the choices
     struct openai_timings timings;
     char rule[32], proposer[64];
@@ -92,15 +90,17 @@ struct openai_reply_head {
     const char *id;           // of the request
     uint64_t noise;           // never the same twice
     struct openai_text model, fingerprint;
-    int64_t created; // seconds since 1970
-    unsigned n;      // choices
+    int64_t created;    // seconds since 1970
+    unsigned n, n_each; // choices, and those of each prompt
 };
 
 /* -ENOMEM. */
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *head);
 void openai_reply_done(struct openai_reply *r);
 
-/* choice < n. prompt: its text for echo with choice 0, which starts first; else empty. */
+/* Tokens of the choice's prompt, and how many of them were cached. */
+void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached);
+/* choice < n. prompt: its text for echo with its first choice, which starts first; else empty. */
 void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
                           struct buf *to);
 void openai_reply_token(struct openai_reply *r, unsigned choice, const struct openai_token *t,
@@ -108,7 +108,7 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
 /* reason: "stop", "length"; text: held back until now; stop: the stop string met, or empty. */
 void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *reason,
                            struct openai_text text, struct openai_text stop, struct buf *to);
-bool openai_reply_complete(const struct openai_reply *r); // every choice has finished
+bool openai_reply_complete(const struct openai_reply *r, unsigned prompt); // its choices finished
 /* The last events, or the whole object. -EMSGSIZE, -ENOMEM: see buf_error. */
 int openai_reply_end(struct openai_reply *r, struct buf *to);
 /* The last event of a stream that has begun and cannot go on. */

@@ -1,44 +1,80 @@
 /* openai_request.c - the JSON body of a request, checked field by field. */
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "gateway/reading.h"
 
 /* ---- completions ---- */
 
-static int read_ids(struct reading *r, const json_t *v, const char *name)
+static int read_ids(struct reading *r, const json_t *v, const char *name, struct openai_prompt *ret)
 {
-    struct openai_request *q = r->q;
     size_t n = json_array_size(v);
     if (!json_is_array(v) || !n)
         return reading_refuse(r, name, "%s must be an array of token ids and not empty", name);
-    if (!(q->ids = calloc(n, sizeof(*q->ids))))
+    if (!(ret->ids = calloc(n, sizeof(*ret->ids))))
         return reading_no_memory(r);
-    for (; q->n_ids < n; q->n_ids++) {
-        int rc = reading_id(r, json_array_get(v, q->n_ids), name, q->n_ids, &q->ids[q->n_ids]);
+    for (; ret->n_ids < n; ret->n_ids++) {
+        int rc =
+            reading_id(r, json_array_get(v, ret->n_ids), name, ret->n_ids, &ret->ids[ret->n_ids]);
         if (rc < 0)
             return rc;
     }
     return 0;
 }
 
+static int read_text(struct reading *r, const json_t *v, const char *name,
+                     struct openai_prompt *ret)
+{
+    ret->len = json_string_length(v);
+    return reading_text(r, v, name, &ret->text);
+}
+
+static int make_prompts(struct reading *r, unsigned n)
+{
+    r->q->prompts = calloc(n, sizeof(*r->q->prompts));
+    r->q->n_prompts = r->q->prompts ? n : 0;
+    return r->q->prompts ? 0 : reading_no_memory(r);
+}
+
+/* Of texts or of arrays of tokens. */
+static int read_prompts(struct reading *r, const json_t *v)
+{
+    size_t n = json_array_size(v), i;
+    const json_t *one;
+    if (n > OPENAI_MAX_PROMPTS || n * openai_request_n(r->q) > OPENAI_MAX_CHOICES)
+        return reading_refuse(r, "prompt",
+                              "prompt holds %zu prompts, with n %u each; at most %d prompts and %d "
+                              "choices are taken in one request",
+                              n, openai_request_n(r->q), OPENAI_MAX_PROMPTS, OPENAI_MAX_CHOICES);
+    int rc = make_prompts(r, (unsigned)n);
+    r->q->at_once = n < OPENAI_AT_ONCE ? (unsigned)n : OPENAI_AT_ONCE;
+    json_array_foreach(v, i, one)
+    {
+        char name[32];
+        snprintf(name, sizeof(name), "prompt[%zu]", i);
+        rc = rc < 0                ? rc
+             : json_is_string(one) ? read_text(r, one, name, &r->q->prompts[i])
+                                   : read_ids(r, one, name, &r->q->prompts[i]);
+    }
+    return rc;
+}
+
 static int read_prompt(struct reading *r, const json_t *v)
 {
     if (!v)
         return reading_refuse(r, "prompt", "prompt is missing");
-    if (json_is_string(v))
-        return reading_text(r, v, "prompt", &r->q->prompt);
-    if (!json_is_array(v) || !json_array_size(v))
+    if (!json_is_string(v) && !json_array_size(v))
         return reading_refuse(r, "prompt",
-                              "prompt must be a string or an array of token ids, not empty");
-    const json_t *first = json_array_get(v, 0);
-    if (json_is_integer(first))
-        return read_ids(r, v, "prompt");
-    if (json_array_size(v) > 1)
-        return reading_refuse(r, "prompt", "prompt holds %zu prompts; send one per request",
-                              json_array_size(v));
-    if (json_is_string(first))
-        return reading_text(r, first, "prompt[0]", &r->q->prompt);
-    return read_ids(r, first, "prompt[0]");
+                              "prompt must be a string, an array of token ids or an array of "
+                              "either, not empty");
+    if (json_is_array(v) && !json_is_integer(json_array_get(v, 0)))
+        return read_prompts(r, v);
+    int rc = make_prompts(r, 1);
+    if (rc < 0)
+        return rc;
+    return json_is_string(v) ? read_text(r, v, "prompt", r->q->prompts)
+                             : read_ids(r, v, "prompt", r->q->prompts);
 }
 
 static int read_add_special(struct reading *r, const json_t *v)
@@ -68,6 +104,7 @@ static int parse(enum openai_kind kind, const char *body, size_t len,
                  struct openai_fault *ret_fault)
 {
     *ret = (struct openai_request){.kind = kind,
+                                   .at_once = 1,
                                    .include_reasoning = true,
                                    .separate_reasoning = true,
                                    .parallel_calls = true,
@@ -105,7 +142,8 @@ static int read_tokenize(struct reading *r, json_t *body)
         return reading_refuse(r, "prompt", "prompt is missing");
     int rc = read_add_special(r, reading_member(body, "add_special_tokens"));
     rc = rc < 0 ? rc : reading_text(r, reading_member(body, "model"), "model", &r->q->model);
-    return rc < 0 ? rc : reading_text(r, prompt, "prompt", &r->q->prompt);
+    rc = rc < 0 ? rc : make_prompts(r, 1);
+    return rc < 0 ? rc : read_text(r, prompt, "prompt", r->q->prompts);
 }
 
 int openai_tokenize_parse(const char *body, size_t len, struct openai_request *ret,
@@ -117,7 +155,8 @@ int openai_tokenize_parse(const char *body, size_t len, struct openai_request *r
 static int read_detokenize(struct reading *r, json_t *body)
 {
     int rc = reading_text(r, reading_member(body, "model"), "model", &r->q->model);
-    return rc < 0 ? rc : read_ids(r, reading_member(body, "tokens"), "tokens");
+    rc = rc < 0 ? rc : make_prompts(r, 1);
+    return rc < 0 ? rc : read_ids(r, reading_member(body, "tokens"), "tokens", r->q->prompts);
 }
 
 int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,
@@ -126,14 +165,29 @@ int openai_detokenize_parse(const char *body, size_t len, struct openai_request 
     return parse(OPENAI_COMPLETION, body, len, read_detokenize, ret, ret_fault);
 }
 
+int openai_request_rendered(struct openai_request *q, const char *text, size_t len)
+{
+    AUTO(mem_free) char *copy = malloc(len + 1);
+    if (!copy || !(q->prompts = calloc(1, sizeof(*q->prompts))))
+        return fail(-ENOMEM, "no memory for this request");
+    memcpy(copy, text, len);
+    copy[len] = 0;
+    *q->prompts = (struct openai_prompt){.text = TAKE(copy), .len = len};
+    q->n_prompts = 1;
+    return 0;
+}
+
 void openai_request_done(struct openai_request *q)
 {
     free(q->model);
     free(q->template_vars);
     free(q->tools);
     free(q->echoed);
-    free(q->prompt);
-    free(q->ids);
+    for (unsigned i = 0; i < q->n_prompts; i++) {
+        free(q->prompts[i].text);
+        free(q->prompts[i].ids);
+    }
+    free(q->prompts);
     free(q->prediction);
     free(q->user);
     free(q->cache_salt);

@@ -22,6 +22,9 @@
 #define OPENAI_MAX_BIAS 1024
 #define OPENAI_MAX_TOP 20 // top_logprobs
 #define OPENAI_MAX_N 64
+#define OPENAI_MAX_PROMPTS 128
+#define OPENAI_MAX_CHOICES 256           // of all prompts together
+#define OPENAI_AT_ONCE 16                // prompts of one request that run at a time
 #define OPENAI_MAX_TOKEN ((1 << 24) - 1) // no vocabulary is larger
 
 enum openai_kind {
@@ -50,22 +53,29 @@ struct openai_bias {
     float bias;
 };
 
+/* Text, or tokens. */
+struct openai_prompt {
+    char *text;
+    size_t len;
+    uint32_t *ids; // NULL: text
+    size_t n_ids;
+};
+
 struct openai_request {
     enum openai_kind kind;
     char *model;         // NULL: the served one
     char *template_vars; // chat: a JSON object, the variables of the template (messages, tools ...)
     char *tools;         // chat: those that may be called, a JSON array; NULL: none
     char *echoed;        // responses: members of the answer that repeat the request
-    char *prompt;        // completion: text ...
-    uint32_t *ids;       // ... or tokens
-    size_t n_ids;
-    char *prediction; // NULL: none
-    char *user;       // NULL: none
-    char *cache_salt; // NULL: none
-    char *proposer;   // speculative.proposer, NULL: the server's choice
-    char *rule;       // speculative.rule, NULL: the server's choice
-    bool dense_q;     // speculative.dense_q
-    bool fixed;       // speculative.fixed
+    struct openai_prompt *prompts; // (n_prompts) of a completion, a chat's once it is rendered
+    unsigned n_prompts, at_once;   // at_once: how many of them may run
+    char *prediction;              // NULL: none
+    char *user;                    // NULL: none
+    char *cache_salt;              // NULL: none
+    char *proposer;                // speculative.proposer, NULL: the server's choice
+    char *rule;                    // speculative.rule, NULL: the server's choice
+    bool dense_q;                  // speculative.dense_q
+    bool fixed;                    // speculative.fixed
     struct openai_real rule_parameter, p_min;
     char *stops[OPENAI_MAX_STOPS];
     unsigned n_stops;
@@ -88,13 +98,20 @@ struct openai_request {
 int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
                          struct openai_request *ret, struct openai_fault *ret_fault);
 void openai_request_done(struct openai_request *q);
-static inline unsigned openai_request_choices(const struct openai_request *q)
+/* The chat's prompt, which is copied. -ENOMEM. */
+int openai_request_rendered(struct openai_request *q, const char *text, size_t len);
+/* Choices of each prompt, and of all. */
+static inline unsigned openai_request_n(const struct openai_request *q)
 {
     return q->n.set ? (unsigned)q->n.value : 1;
 }
+static inline unsigned openai_request_choices(const struct openai_request *q)
+{
+    return openai_request_n(q) * (q->n_prompts ? q->n_prompts : 1);
+}
 
 /* POST /tokenize {"prompt", "add_special_tokens"} and POST /detokenize {"tokens"}, both with
- * "model", fill prompt, add_special or ids. Errors as above. */
+ * "model", fill one prompt and add_special. Errors as above. */
 int openai_tokenize_parse(const char *body, size_t len, struct openai_request *ret,
                           struct openai_fault *ret_fault);
 int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,

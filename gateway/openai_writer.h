@@ -13,6 +13,9 @@ struct openai_choice {
     struct buf stop;  // the stop string met, as JSON
     char reason[16];  // of its end
     uint32_t n_chars; // of the text that has come
+    char *prompt;     // (n_prompt) of a prompt's first choice: to echo
+    size_t n_prompt;
+    uint32_t prompt_tokens, cached_tokens; // likewise
     struct openai_logprobs logprobs;
     unsigned n_events; // of a response
     int open;          // of a response: the item that grows

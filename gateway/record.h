@@ -13,11 +13,11 @@
 
 struct record {
     enum openai_kind kind;
-    char traceparent[TRACE_LEN + 1]; // as it came; "": none, or none of that format
-    char trace[TRACE_ID_LEN + 1];    // its id
-    char key[AUTH_MAX_NAME + 1];     // whose it is, "" without keys
-    int64_t first_us;                // token
-    int64_t last_us[OPENAI_MAX_N];   // of each choice; 0: none yet
+    char traceparent[TRACE_LEN + 1];     // as it came; "": none, or none of that format
+    char trace[TRACE_ID_LEN + 1];        // its id
+    char key[AUTH_MAX_NAME + 1];         // whose it is, "" without keys
+    int64_t first_us;                    // token
+    int64_t last_us[OPENAI_MAX_CHOICES]; // of each choice; 0: none yet
 };
 
 /* Registers the figures, so that they are there before the first request. */

@@ -80,7 +80,7 @@ void tokens_encode(struct gateway *g, struct http_request *r)
     struct verifier *v;
     if (!begin(g, r, openai_tokenize_parse, &q, &v))
         return;
-    m.text = rpc_text(q.prompt);
+    m.text = rpc_data(q.prompts->text, q.prompts->len);
     m.parse_special = true;
     m.add_bos = !q.add_special.set || q.add_special.value;
     upstream_call(v, "/tandem.v1.Verifier/Tokenize", CALL_TIMEOUT_US, &m.base,
@@ -111,8 +111,8 @@ void tokens_decode(struct gateway *g, struct http_request *r)
     struct verifier *v;
     if (!begin(g, r, openai_detokenize_parse, &q, &v))
         return;
-    m.ids = q.ids;
-    m.n_ids = q.n_ids;
+    m.ids = q.prompts->ids;
+    m.n_ids = q.prompts->n_ids;
     m.render_special = true;
     upstream_call(v, "/tandem.v1.Verifier/Detokenize", CALL_TIMEOUT_US, &m.base,
                   &tandem__v1__detokenize_reply__descriptor, on_decoded, http_ref(r));

@@ -72,7 +72,7 @@ static void set_limits(const struct openai_request *q, Tandem__V1__GenerateReque
         m->max_tokens = default_limit ? WIRE_COMPLETION_TOKENS : (uint32_t)q->max_tokens.value;
     }
     m->min_tokens = q->min_tokens.set ? (uint32_t)q->min_tokens.value : 0;
-    m->n = q->n.set ? (uint32_t)q->n.value : 1;
+    m->n = openai_request_n(q);
     m->ignore_eos = q->ignore_eos;
     m->logprobs = q->logprobs;
     m->top_logprobs = q->top_logprobs.set ? (uint32_t)q->top_logprobs.value : 0;
@@ -81,24 +81,24 @@ static void set_limits(const struct openai_request *q, Tandem__V1__GenerateReque
 }
 
 /* A chat's template writes BOS itself where the model wants it. */
-static void set_prompt(const struct openai_request *q, const char *text, size_t text_len,
+static void set_prompt(const struct openai_request *q, const struct openai_prompt *p,
                        Tandem__V1__TokenIds *ids, Tandem__V1__GenerateRequest *m)
 {
-    if (q->ids) {
-        ids->ids = q->ids;
-        ids->n_ids = q->n_ids;
+    if (p->ids) {
+        ids->ids = p->ids;
+        ids->n_ids = p->n_ids;
         m->prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
         m->tokens = ids;
         return;
     }
     m->prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
-    m->text = text ? rpc_data(text, text_len) : rpc_text(q->prompt);
+    m->text = rpc_data(p->text, p->len);
     m->parse_special = true;
-    m->add_bos = !text && (!q->add_special.set || q->add_special.value);
+    m->add_bos = q->kind == OPENAI_COMPLETION && (!q->add_special.set || q->add_special.value);
 }
 
-int wire_pack(const struct openai_request *q, const char *id, const char *traceparent,
-              const ProtobufCBinaryData *model, const char *text, size_t text_len,
+int wire_pack(const struct openai_request *q, const struct openai_prompt *p, const char *id,
+              const char *traceparent, const ProtobufCBinaryData *model,
               const struct parts_rules *rules, struct rpc_msg **ret)
 {
     Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
@@ -124,7 +124,7 @@ int wire_pack(const struct openai_request *q, const char *id, const char *tracep
     set_sampling(q, &sampling);
     set_speculative(q, &speculative);
     set_limits(q, &m);
-    set_prompt(q, text, text_len, &ids, &m);
+    set_prompt(q, p, &ids, &m);
     m.id = rpc_text(id);
     m.traceparent = rpc_text(traceparent);
     m.model = *model;
@@ -149,12 +149,11 @@ int wire_pack(const struct openai_request *q, const char *id, const char *tracep
 void wire_started(struct openai_reply *r, unsigned choice, const Tandem__V1__Started *s,
                   struct buf *to)
 {
-    r->prompt_tokens = s->prompt_tokens;
-    if (s->cached_tokens > r->cached_tokens)
-        r->cached_tokens = s->cached_tokens;
-    if (!r->has_seed)
+    openai_reply_prompt(r, choice, s->prompt_tokens, s->cached_tokens);
+    if (r->n_seeds == 0 || (r->n_seeds == 1 && r->seed != s->seed)) {
         r->seed = s->seed;
-    r->has_seed = true;
+        r->n_seeds++;
+    }
     openai_reply_started(r, choice, wire_text(s->prompt_text), to);
 }
 

@@ -9,10 +9,9 @@
 
 #define WIRE_COMPLETION_TOKENS 16 // max_tokens of a completion that names none, as OpenAI has it
 
-/* text: the rendered conversation of a chat, NULL: the request's own prompt; rules: what the answer
- * is searched for. -ENOMEM. */
-int wire_pack(const struct openai_request *q, const char *id, const char *traceparent,
-              const ProtobufCBinaryData *model, const char *text, size_t text_len,
+/* For one of the request's prompts. rules: what the answer is searched for. -ENOMEM. */
+int wire_pack(const struct openai_request *q, const struct openai_prompt *p, const char *id,
+              const char *traceparent, const ProtobufCBinaryData *model,
               const struct parts_rules *rules, struct rpc_msg **ret);
 
 static inline struct openai_text wire_text(ProtobufCBinaryData b)

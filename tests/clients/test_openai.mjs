@@ -60,6 +60,27 @@ test('a completion continues its prompt, streamed or not', async () => {
   assert.equal(streamed.text, plain.choices[0].text);
 });
 
+test('several prompts have the choices each would have alone, streamed or not', async () => {
+  const body = {model: 'default', temperature: 1, seed: 5, max_tokens: 12, n: 2};
+  const prompts = ['Once upon a time', 'The cat', 'Lily'];
+  const alone = [];
+  let usage = 0;
+  for (const prompt of prompts) {
+    const one = await openai.completions.create({...body, prompt});
+    alone.push(...one.choices.map((c) => c.text));
+    usage += one.usage.prompt_tokens;
+  }
+  const all = await openai.completions.create({...body, prompt: prompts});
+  assert.deepEqual(all.choices.map((c) => c.index), [0, 1, 2, 3, 4, 5]);
+  assert.deepEqual(all.choices.map((c) => c.text), alone);
+  assert.equal(all.usage.prompt_tokens, usage);
+  assert.equal(all.usage.completion_tokens, 6 * 12);
+  const streamed = Array(6).fill('');
+  for await (const chunk of await openai.completions.create({...body, prompt: prompts, stream: true}))
+    for (const c of chunk.choices) streamed[c.index] += c.text;
+  assert.deepEqual(streamed, alone);
+});
+
 test('a response is the text of the chat', async () => {
   const plain = await chat();
   const body = {model: 'default', input: story, temperature: 0, max_output_tokens: 40};

@@ -226,14 +226,15 @@ static void generate_start(struct rpc_call *c, struct rpc_msg *msg)
     atomic_fetch_add(&f->n_running, 1);
     if (!q)
         return;
-    if (q->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT)
+    bool text = q->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    if (text)
         snprintf(what, sizeof(what), "%.*s", (int)(q->text.len < 60 ? q->text.len : 60),
                  (char *)q->text.data);
     pthread_mutex_lock(&f->mu);
     if (f->last)
         tandem__v1__generate_request__free_unpacked(f->last, NULL);
     f->last = q;
-    play(c, p, what, q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
+    play(c, p, what, text && q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
     pthread_mutex_unlock(&f->mu);
 }
 

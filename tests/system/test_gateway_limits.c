@@ -73,7 +73,7 @@ static void who_waits_too_long_for_its_turn_is_told_to_come_later(void **state)
 {
     (void)state;
     unsigned port;
-    const char *more[] = {"--queue-wait", "0.4", NULL};
+    const char *more[] = {"--queue-wait", "1.5", NULL};
     struct child s = gateway_start(address, more, &port);
     struct http_client begun = http_client_open(port);
     asks(&begun, "stall", true);
@@ -82,7 +82,7 @@ static void who_waits_too_long_for_its_turn_is_told_to_come_later(void **state)
     struct http_answer a = answer_to(port, "silent");
     assert_int_equal(a.status, 429);
     assert_non_null(strstr(a.head, "Retry-After: "));
-    assert_non_null(strstr(a.body, "waited 0.4 s for its turn"));
+    assert_non_null(strstr(a.body, "waited 1.5 s for its turn"));
     assert_non_null(strstr(a.body, "rate_limit_error"));
     http_answer_done(&a);
     gateway_await_running(verifier, 1); // whoever has begun goes on

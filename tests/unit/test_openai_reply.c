@@ -20,7 +20,8 @@ static struct openai_reply_head head(bool is_chat, bool stream)
                                       .model = text_of("m\"x"),
                                       .fingerprint = text_of("fp"),
                                       .created = 12,
-                                      .n = 1};
+                                      .n = 1,
+                                      .n_each = 1};
 }
 
 static void say(struct openai_reply *r, unsigned choice, const char *word, struct buf *to)
@@ -45,7 +46,7 @@ static void a_streamed_chat_is_role_tokens_reason_done(void **state)
     openai_reply_started(&r, 0, text_of(""), &b);
     say(&r, 0, "Hi\n", &b);
     finish(&r, 0, &b);
-    assert_true(openai_reply_complete(&r));
+    assert_true(openai_reply_complete(&r, 0));
     assert_int_equal(openai_reply_end(&r, &b), 0);
 #define START                                                                                      \
     "data: {\"id\":\"chatcmpl-r1\",\"object\":\"chat.completion.chunk\",\"created\":12,"           \
@@ -106,7 +107,7 @@ static void whole_answers_gather_several_choices(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(true, false);
-    h.n = 2;
+    h.n = h.n_each = 2;
     struct openai_reply r;
     AUTO(buf_done) struct buf b;
     buf_init(&b, 1 << 20);
@@ -118,7 +119,7 @@ static void whole_answers_gather_several_choices(void **state)
         openai_reply_started(&r, i, text_of(""), &b);
         say(&r, i, i ? "b" : "a", &b);
         say(&r, i, "\xE2\x82\xAC", &b);
-        assert_false(openai_reply_complete(&r));
+        assert_false(openai_reply_complete(&r, 0));
         finish(&r, i, &b);
     }
     assert_int_equal(b.len, 0);
@@ -224,7 +225,7 @@ static void every_choice_echoes_the_prompt_that_came_with_the_first(void **state
     for (int stream = 0; stream < 2; stream++) {
         struct openai_reply_head h = head(false, stream);
         h.echo = true;
-        h.n = 2;
+        h.n = h.n_each = 2;
         struct openai_reply r;
         AUTO(buf_done) struct buf b;
         buf_init(&b, 1 << 20);

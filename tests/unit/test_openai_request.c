@@ -322,15 +322,21 @@ static void a_prompt_is_text_or_tokens(void **state)
 {
     (void)state;
     assert_int_equal(completion("\"prompt\":\"x\",\"logprobs\":2"), 0);
-    assert_string_equal(q.prompt, "x");
+    assert_string_equal(q.prompts->text, "x");
     assert_true(q.logprobs && q.top_logprobs.value == 2);
     openai_request_done(&q);
     assert_int_equal(completion("\"prompt\":[3,1,2]"), 0);
-    assert_int_equal(q.n_ids, 3);
-    assert_int_equal(q.ids[0], 3);
+    assert_int_equal(q.prompts->n_ids, 3);
+    assert_int_equal(q.prompts->ids[0], 3);
     openai_request_done(&q);
     refused(completion("\"prompt\":[3,\"x\"]"), "prompt[1]");
-    refused(completion("\"prompt\":[[3],[4]]"), "prompt");
+    assert_int_equal(completion("\"prompt\":[[3],\"x\"],\"n\":3"), 0);
+    assert_int_equal(q.n_prompts, 2);
+    assert_int_equal(q.prompts[0].ids[0], 3);
+    assert_string_equal(q.prompts[1].text, "x");
+    assert_int_equal(openai_request_choices(&q), 6);
+    openai_request_done(&q);
+    refused(completion("\"prompt\":[[3],{}]"), "prompt[1]");
     refused(completion("\"prompt\":{}"), "prompt");
     refused(completion("\"prompt\":\"x\",\"echo\":true,\"logprobs\":1"), "logprobs");
 }
@@ -433,7 +439,7 @@ static void the_number_of_values_is_bounded(void **state)
             assert_non_null(strstr(fault.text, "more than 262144 values"));
         } else {
             assert_int_equal(rc, 0);
-            assert_int_equal(q.n_ids, n + 1);
+            assert_int_equal(q.prompts->n_ids, n + 1);
             openai_request_done(&q);
         }
     }
