@@ -39,7 +39,7 @@ static const struct field fields[] = {
     {"max_completion_tokens", FIELD_INT, OPENAI_CHAT, AT(max_tokens), 1, INT32_MAX},
     {"max_output_tokens", FIELD_INT, OPENAI_RESPONSES, AT(max_tokens), 1, INT32_MAX},
     {"min_tokens", FIELD_INT, ALL, AT(min_tokens), 0, INT32_MAX},
-    {"top_logprobs", FIELD_INT, OPENAI_CHAT, AT(top_logprobs), 0, OPENAI_MAX_TOP},
+    {"top_logprobs", FIELD_INT, TALK, AT(top_logprobs), 0, OPENAI_MAX_TOP},
     {"logprobs", FIELD_INT, OPENAI_COMPLETION, AT(top_logprobs), 0, OPENAI_MAX_TOP},
 };
 

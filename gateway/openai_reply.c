@@ -180,6 +180,8 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
     reasoned |= parts_reasons(&c->parts);
     r->completion_tokens++;
     r->reasoning_tokens += reasoned;
+    bool quiet = reasoned || c->parts.state == PARTS_CALL || r->out.calls.n;
+    r->said = r->out.content.len || !quiet;
     r->hidden = r->hides_reasoning && reasoned && !r->out.content.len && !r->out.calls.n;
     r->writer->piece(r, choice, t, to);
     c->n_calls += r->out.calls.n;

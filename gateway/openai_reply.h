@@ -60,7 +60,8 @@ struct openai_reply {
     bool chat;                          // or a completion, or a response
     bool stream, logprobs, echo, include_usage, include_tokens;
     bool hides_reasoning, one_call;
-    bool hidden;              // the token that is being written is reasoning nobody is to see
+    bool hidden, said;        // the token that is being written is reasoning nobody is to see, or
+                              // of the content
     struct parts_rules rules; // how the text is split
     struct parts_out out;     // of the token, or the end, that is being written
     struct tool_types *types; // memory of the rules

@@ -19,6 +19,7 @@ struct openai_choice {
     struct openai_logprobs logprobs;
     unsigned n_events; // of a response
     int open;          // of a response: the item that grows
+    size_t n_told;     // and bytes of its logprobs that its events have told
 };
 
 /* What a token, or the end, has given is in r->out; t: the token, NULL at the end. */

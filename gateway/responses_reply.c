@@ -49,12 +49,27 @@ static bool text_event_begin(const struct openai_reply *r, const char *name, str
 
 /* ---- items with text ---- */
 
+/* Of the message's tokens, from here on. */
+static void write_logprobs(const struct openai_choice *c, size_t from, struct buf *to)
+{
+    const struct buf *all = &c->logprobs.tokens;
+    from += from && from < all->len; // the comma
+    buf_puts(to, ",\"logprobs\":[");
+    buf_add(to, all->data + from, all->len - from);
+    buf_puts(to, "]");
+}
+
 static void write_part(const struct openai_choice *c, bool empty, struct buf *to)
 {
     buf_printf(to, "{\"type\":\"%s\",\"text\":\"", items[c->open].event);
     if (!empty)
         buf_add(to, c->text.data, c->text.len);
-    buf_puts(to, c->open == MESSAGE ? "\",\"annotations\":[],\"logprobs\":[]}" : "\"}");
+    buf_puts(to, "\"");
+    if (c->open == MESSAGE) {
+        buf_puts(to, ",\"annotations\":[]");
+        write_logprobs(c, empty ? c->logprobs.tokens.len : 0, to);
+    }
+    buf_puts(to, "}");
 }
 
 static void write_item(const struct openai_reply *r, const char *status, struct buf *to)
@@ -91,7 +106,9 @@ static void end_text(struct openai_reply *r, struct buf *to)
     if (text_event_begin(r, "%s.done", to)) {
         buf_puts(to, ",\"text\":\"");
         buf_add(to, c->text.data, c->text.len);
-        buf_puts(to, c->open == MESSAGE ? "\",\"logprobs\":[]" : "\"");
+        buf_puts(to, "\"");
+        if (c->open == MESSAGE)
+            write_logprobs(c, 0, to);
         event_end(to);
     }
     if (text_event_begin(r, "content_part.done", to)) {
@@ -99,6 +116,12 @@ static void end_text(struct openai_reply *r, struct buf *to)
         write_part(c, false, to);
         event_end(to);
     }
+}
+
+static void forget_logprobs(struct openai_choice *c)
+{
+    buf_clear(&c->logprobs.tokens);
+    c->n_told = 0;
 }
 
 static void end_item(struct openai_reply *r, const char *status, struct buf *to)
@@ -116,6 +139,8 @@ static void end_item(struct openai_reply *r, const char *status, struct buf *to)
         event_end(to);
     }
     buf_clear(&c->text);
+    if (c->open == MESSAGE)
+        forget_logprobs(c);
     c->open = NOTHING;
     c->n_items++;
 }
@@ -130,12 +155,27 @@ static void grow(struct openai_reply *r, int what, const struct buf *text, struc
         open_item(r, what, to);
     }
     jsonw_chars(&c->text, text->data, text->len);
-    if (!text_event_begin(r, "%s.delta", to))
+    if (text_event_begin(r, "%s.delta", to)) {
+        buf_puts(to, ",\"delta\":");
+        jsonw_text(to, text->data, text->len);
+        if (what == MESSAGE)
+            write_logprobs(c, c->n_told, to);
+        event_end(to);
+    }
+    c->n_told = what == MESSAGE ? c->logprobs.tokens.len : 0;
+}
+
+/* Tokens whose text is still held back have turned out to be a marker's when they are followed by
+ * one that is none of the message's. */
+static void add_logprobs(struct openai_reply *r, const struct openai_token *t)
+{
+    struct openai_choice *c = &r->choices[0];
+    if (!r->logprobs || !t)
         return;
-    buf_puts(to, ",\"delta\":");
-    jsonw_text(to, text->data, text->len);
-    buf_puts(to, what == MESSAGE ? ",\"logprobs\":[]" : "");
-    event_end(to);
+    if (r->said)
+        openai_logprobs_add(&c->logprobs, true, t, 0);
+    else
+        c->logprobs.tokens.len = c->n_told;
 }
 
 /* ---- calls ---- */
@@ -256,8 +296,8 @@ static void piece(struct openai_reply *r, unsigned choice, const struct openai_t
                   struct buf *to)
 {
     (void)choice;
-    (void)t;
     grow(r, REASONING, &r->out.reasoning, to);
+    add_logprobs(r, t);
     grow(r, MESSAGE, &r->out.content, to);
     if (r->out.calls.n)
         end_item(r, "completed", to);
@@ -281,6 +321,8 @@ static int end(struct openai_reply *r, struct buf *to)
     const struct openai_choice *c = &r->choices[0];
     if (c->items.error)
         return buf_error(&c->items);
+    if (c->logprobs.tokens.error)
+        return buf_error(&c->logprobs.tokens);
     response_event(r, status_of(r), status_of(r), NULL, to);
     if (!r->stream) {
         write_response(r, status_of(r), NULL, to);

@@ -5,6 +5,7 @@
 #include "gateway/reading.h"
 
 #define MAX_ITEMS OPENAI_MAX_MESSAGES
+#define LOGPROBS "message.output_text.logprobs"
 
 /* The messages so far. */
 struct items {
@@ -236,6 +237,25 @@ static int read_format(struct reading *r, const json_t *text)
     return 0;
 }
 
+/* Of what may be included we have logprobs; the rest comes from tools that are not served. */
+static int read_include(struct reading *r, const json_t *include)
+{
+    size_t i;
+    const json_t *one;
+    if (include && !json_is_array(include))
+        return reading_refuse(r, "include", "include must be an array, not %s",
+                              reading_type(include));
+    json_array_foreach(include, i, one)
+    {
+        if (!json_is_string(one))
+            return reading_refuse(r, "include", "include[%zu] must be a string", i);
+        r->q->logprobs |= strcmp(json_string_value(one), LOGPROBS) == 0;
+    }
+    if (r->q->top_logprobs.set && r->q->top_logprobs.value && !r->q->logprobs)
+        return reading_refuse(r, "top_logprobs", "top_logprobs needs include: [\"" LOGPROBS "\"]");
+    return 0;
+}
+
 /* What needs a memory of earlier answers, or would be promised and not kept. */
 static int refuse_unserved(struct reading *r, const json_t *body)
 {
@@ -257,9 +277,8 @@ static int refuse_unserved(struct reading *r, const json_t *body)
     const char *cut = json_string_value(reading_member(body, "truncation"));
     if (cut && strcmp(cut, "disabled") != 0)
         return reading_refuse(r, "truncation", "truncation other than disabled is not served");
-    if (json_number_value(reading_member(body, "top_logprobs")) > 0)
-        return reading_refuse(r, "top_logprobs", "logprobs are not served by responses");
-    return read_format(r, reading_member(body, "text"));
+    int rc = read_include(r, reading_member(body, "include"));
+    return rc < 0 ? rc : read_format(r, reading_member(body, "text"));
 }
 
 /* Members of the answer that repeat the request, with what stands for those that are absent. */
@@ -270,7 +289,8 @@ static int echo(struct reading *r, const json_t *body)
         "{\"background\":false,\"instructions\":null,\"max_output_tokens\":null,\"metadata\":{},"
         "\"parallel_tool_calls\":true,\"previous_response_id\":null,\"reasoning\":{\"effort\":null,"
         "\"summary\":null},\"store\":false,\"temperature\":1.0,\"text\":{\"format\":{\"type\":"
-        "\"text\"}},\"tool_choice\":\"auto\",\"tools\":[],\"top_p\":1.0,\"truncation\":"
+        "\"text\"}},\"tool_choice\":\"auto\",\"tools\":[],\"top_logprobs\":0,\"top_p\":1.0,"
+        "\"truncation\":"
         "\"disabled\",\"user\":null}",
         0, NULL);
     const char *key;

@@ -83,6 +83,21 @@ test('reasoning is an item of its own', async () => {
   assert.equal(all.filter((e) => e.type === 'response.reasoning_text.delta').map((e) => e.delta).join(''), 'Hm.');
 });
 
+test('logprobs of the message come with its text, and of nothing else', async () => {
+  const include = ['message.output_text.logprobs'];
+  const whole = await respond('hermes', '<think>Hm.</think>\n\nWell then.', {include, top_logprobs: 1});
+  const [, message] = whole.output, {logprobs} = message.content[0];
+  assert.equal(logprobs.map((l) => l.token).join('').trim(), 'Well then.');
+  assert.ok(logprobs.every((l) => l.logprob <= 0 && l.top_logprobs.length === 1));
+  assert.equal(whole.top_logprobs, 1);
+  const all = await eventsOf('hermes', '<think>Hm.</think>\n\nWell then.', {include, top_logprobs: 1});
+  assert.deepEqual(all.filter((e) => e.type === 'response.output_text.delta').flatMap((e) => e.logprobs), logprobs);
+  assert.deepEqual(all.find((e) => e.type === 'response.output_text.done').logprobs, logprobs);
+  assert.deepEqual((await respond('hermes', 'Hello.')).output[0].content[0].logprobs, []);
+  await assert.rejects(respond('hermes', 'Hello.', {top_logprobs: 1}), (e) => e.status === 400 && e.param === 'top_logprobs');
+  await assert.rejects(respond('hermes', 'Hello.', {include: 'all'}), (e) => e.status === 400 && e.param === 'include');
+});
+
 test('a tool is called, and its output answered', async () => {
   const input = [{role: 'user', content: 'Weather in Paris?'}];
   const first = await respond('agent', input, {tools});

@@ -27,7 +27,8 @@ export class Verifier {
     const all = Math.min(tokens.length, call.request.has_max_tokens ? call.request.max_tokens : Infinity);
     call.write({choice: 0, started: {prompt_tokens: 7, seed: '1'}});
     for (const t of tokens.slice(0, all))
-      call.write({choice: 0, run: {tokens: [{id: 1, text: Buffer.from(t), bytes: Buffer.from(t), logprob: -1}], round: 1}});
+      call.write({choice: 0, run: {tokens: [{id: 1, text: Buffer.from(t), bytes: Buffer.from(t), logprob: -1,
+        top: call.request.top_logprobs ? [{token: 1, logprob: -1, text: Buffer.from(t)}] : []}], round: 1}});
     if (text === 'stall') return; // never ends
     call.write({choice: 0, finished: {reason: all < tokens.length ? 'FINISH_REASON_LENGTH' : 'FINISH_REASON_STOP',
       completion_tokens: all}});
