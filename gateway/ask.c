@@ -34,9 +34,9 @@ static void stop(struct ask *a)
 
 static void has_begun(struct ask *a)
 {
+    pthread_mutex_lock(&a->mu);
     rpc_msg_free(TAKE(a->request));
     free(TAKE(a->prompt));
-    pthread_mutex_lock(&a->mu);
     a->asked_us = 0;
     pthread_mutex_unlock(&a->mu);
 }
@@ -106,10 +106,11 @@ static void call(struct ask *a)
     pthread_mutex_lock(&a->mu);
     a->sending = true;
     a->over = false;
+    struct rpc_msg *request = rpc_msg_share(a->request);
     pthread_mutex_unlock(&a->mu);
     struct rpc_stream *s = rpc_stream_new(upstream_client(a->verifier),
                                           "/tandem.v1.Verifier/Generate", NULL, &events, a);
-    rpc_stream_send(s, rpc_msg_share(a->request));
+    rpc_stream_send(s, request);
     rpc_stream_close(s);
     pthread_mutex_lock(&a->mu);
     a->call = s;
