@@ -85,6 +85,9 @@ def lines(r):
     """The figures of one run as text."""
     tell = [f"  {r['ok']} of {r['requests']} requests answered in {r['seconds']:.1f} s: {short(r['requests_per_s'])} requests/s, "
             f"{short(r['tokens_per_s'])} tokens/s"]
+    left_out = r["requests"] - r["ok"]
+    if left_out:
+        tell.append(f"  latencies leave out {left_out} requests that failed or hung up")
     for name, what in LATENCIES.items():
         d = r["latency_ms"][name]
         if d:

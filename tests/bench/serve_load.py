@@ -13,8 +13,9 @@ import time
 import urllib.parse
 
 # Events that show something: text, reasoning or a tool's arguments. Inside a JSON string a quote is escaped, so
-# nothing that a model writes looks like this.
-TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)": ?"(?!")')
+# nothing that a model writes looks like this. Each counts once: some servers say reasoning under two names, and
+# one token may end it and begin the text.
+TEXT = re.compile(rb'^data:.*?"(?:content|text|reasoning_content|reasoning|arguments)": ?"(?!")', re.M)
 NOTABLE = re.compile(rb'"usage": ?\{|"error": ?[{"]|\[DONE\]')
 HEAD_MAX = 64 << 10
 

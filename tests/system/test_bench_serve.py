@@ -19,6 +19,8 @@ BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
 MODEL = os.path.join(ROOT, "models", "tales-1m-q8_0.gguf")
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import serve
+import serve_figures
+import serve_load
 import speculation
 
 
@@ -33,6 +35,56 @@ def run(folder, *arguments):
 
 class Options:
     bin, threads = BIN, 1
+
+
+class Reckoning(unittest.TestCase):
+    """The figures of requests whose times are known."""
+
+    @staticmethod
+    def sample(status, ttft, gap, tokens):
+        s = serve_load.Sample(planned=1.0)
+        s.status = status
+        s.came(1, 1.0 + ttft)
+        for i in range(1, tokens):
+            s.came(1, 1.0 + ttft + gap * i)
+        s.tokens, s.end = tokens, s.last
+        return s
+
+    def figures(self, *samples, **limits):
+        r = serve_load.Run(None, 1)
+        r.samples, r.wall_s = list(samples), 2.0
+        return serve_figures.figures(r, limits)
+
+    def test_percentiles_lie_between_neighbours(self):
+        percentile = serve_figures.percentile
+        self.assertIsNone(percentile([], 50))
+        self.assertEqual([percentile([7.0], p) for p in (0, 50, 100)], [7.0] * 3)
+        tens = [float(i) for i in range(0, 101, 10)]
+        self.assertEqual([percentile(tens, p) for p in (0, 5, 50, 90, 99, 100)], [0, 5, 50, 90, 99, 100])
+        self.assertEqual(serve_figures.percentiles([3, 1, 2], [50, 75]), {"50": 2, "75": 2.5})  # in any order
+        d = serve_figures.distribution([0.003, 0.001])
+        self.assertEqual([round(d[k], 6) for k in ("mean", "p50", "p90", "max")], [2, 2, 2.8, 3])
+
+    def test_latencies_are_of_answers_and_say_what_they_leave_out(self):
+        r = self.figures(self.sample("ok", 0.1, 0.01, 11), self.sample("429", 9, 9, 1), self.sample("hung up", 9, 9, 3))
+        self.assertEqual((r["requests"], r["ok"], r["errors"], r["hung_up"]), (3, 1, {"429": 1}, 1))
+        self.assertAlmostEqual(r["latency_ms"]["ttft"]["p99"], 100, places=2)
+        self.assertAlmostEqual(r["latency_ms"]["itl"]["p50"], 10, places=2)
+        self.assertAlmostEqual(r["latency_ms"]["e2e"]["p50"], 200, places=2)
+        self.assertIn("latencies leave out 2 requests that failed or hung up", "\n".join(serve_figures.lines(r)))
+        self.assertNotIn("leave out", "\n".join(serve_figures.lines(self.figures(self.sample("ok", 0.1, 0.01, 2)))))
+
+    def test_goodput_counts_answers_within_all_limits(self):
+        samples = [self.sample("ok", 0.1, 0.01, 11), self.sample("ok", 0.3, 0.01, 11), self.sample("ok", 0.1, 0.05, 11),
+                   self.sample("503", 0.1, 0.01, 11), self.sample("hung up", 0.1, 0.01, 11)]
+        for limits, within in [({"ttft": 0.2}, 2), ({"itl": 0.02}, 2), ({"ttft": 0.2, "itl": 0.02}, 1), ({"e2e": 10}, 3)]:
+            g = self.figures(*samples, **limits)["goodput"]
+            self.assertEqual((g["requests_per_s"], g["share"]), (within / 2.0, within / 4), limits)
+
+    def test_an_event_counts_once_whatever_it_tells(self):
+        count = lambda *deltas: len(serve_load.TEXT.findall(b"".join(event(choices=[{"delta": d}]) for d in deltas)))
+        self.assertEqual(count({"content": "a"}, {"content": ""}, {"reasoning": "b", "reasoning_content": "b"}), 2)
+        self.assertEqual(count({"reasoning_content": "a", "content": "b"}, {"content": '"content": "x"'}), 2)
 
 
 class OnTandem(unittest.TestCase):
