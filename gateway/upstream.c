@@ -1,4 +1,5 @@
-/* upstream.c - the verifiers this gateway forwards to. */
+/* upstream.c - the verifiers this gateway forwards to: what they say of themselves, and who waits
+ * for one of them. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,7 +10,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/svc.h"
-#include "gateway/upstream.h"
+#include "gateway/upstream_impl.h"
 #include "tandem/v1/protocol.pb-c.h"
 
 #define ASK_US 500000         // how often a verifier that serves is asked
@@ -22,41 +23,6 @@ struct snapshot {
     struct upstream_model model; // first
     atomic_uint n_refs;
     Tandem__V1__ModelInfo *info;
-};
-
-struct verifier {
-    struct upstream *u;
-    char *target;
-    struct rpc_client *client;
-    atomic_uint n_requests;
-
-    enum upstream_state state; // with u's lock, like the rest
-    const struct upstream_model *model;
-    char problem[FAIL_TEXT_MAX];
-    bool asking;
-    int64_t ask_at_us;
-};
-
-struct waiter {
-    struct waiter *next;
-    int64_t until_us;
-    const char *model; // the caller's
-    void (*fn)(void *user);
-    void *user;
-};
-
-struct upstream {
-    unsigned n;
-    struct verifier verifiers[UPSTREAM_MAX];
-    struct calls *calls;
-    pthread_t watcher;
-    bool started;       // the watcher
-    pthread_mutex_t mu; // for what follows
-    pthread_cond_t changed;
-    bool stopping;
-    struct affinity *affinity;
-    struct waiter *waiters;
-    unsigned n_waiters;
 };
 
 const char *upstream_state_name(enum upstream_state s)
@@ -199,134 +165,6 @@ void upstream_suspect(struct verifier *v)
     pthread_mutex_unlock(&v->u->mu);
 }
 
-/* ---- choosing ---- */
-
-static bool serves(const struct verifier *v, const char *model)
-{
-    const ProtobufCBinaryData *name = &v->model->info->name;
-    return !model || !*model || strcmp(model, "default") == 0 ||
-           (strlen(model) == name->len && memcmp(model, name->data, name->len) == 0);
-}
-
-static bool same(ProtobufCBinaryData a, ProtobufCBinaryData b)
-{
-    return a.len == b.len && (!a.len || memcmp(a.data, b.data, a.len) == 0);
-}
-
-/* Whether it may get the request, were it ready. */
-static bool suits(const struct verifier *v, const struct upstream_want *w)
-{
-    const struct upstream_model *like = w->like;
-    if (w->except >> upstream_index(v) & 1 || !serves(v, w->model))
-        return false;
-    return !like || (same(like->info->name, v->model->info->name) &&
-                     same(like->info->fingerprint, v->model->info->fingerprint));
-}
-
-/* With the lock. */
-static struct verifier *idlest(struct upstream *u, const struct upstream_want *w)
-{
-    struct verifier *found = NULL;
-    for (unsigned i = 0; i < u->n; i++) {
-        struct verifier *v = &u->verifiers[i];
-        if (v->state == UPSTREAM_READY && suits(v, w) &&
-            (!found || atomic_load(&v->n_requests) < atomic_load(&found->n_requests)))
-            found = v;
-    }
-    return found;
-}
-
-/* With the lock. Bounded, so that a beginning that everybody shares does not load one of many. */
-static struct verifier *best(struct upstream *u, const struct upstream_want *w)
-{
-    struct verifier *found = idlest(u, w);
-    unsigned pieces[UPSTREAM_MAX], most = 0;
-    if (!found || !w->prompt)
-        return found;
-    unsigned limit = 2 * atomic_load(&found->n_requests) + 2;
-    affinity_find(u->affinity, w->prompt, u->n, pieces);
-    most = pieces[upstream_index(found)];
-    for (unsigned i = 0; i < u->n; i++) {
-        struct verifier *v = &u->verifiers[i];
-        if (pieces[i] > most && v->state == UPSTREAM_READY && suits(v, w) &&
-            atomic_load(&v->n_requests) <= limit) {
-            found = v;
-            most = pieces[i];
-        }
-    }
-    return found;
-}
-
-/* With the lock. The first in this state that serves `model`, or whose model is not known. */
-static const struct verifier *first(const struct upstream *u, enum upstream_state state,
-                                    const char *model)
-{
-    for (unsigned i = 0; i < u->n; i++) {
-        const struct verifier *v = &u->verifiers[i];
-        bool known = v->model && v->model->info->name.len;
-        if (v->state == state && (!known || serves(v, model)))
-            return v;
-    }
-    return NULL;
-}
-
-/* With the lock. One of them is ready, and none is known to serve `model`. */
-static bool is_served_nowhere(const struct upstream *u, const char *model)
-{
-    bool ready = false;
-    for (unsigned i = 0; i < u->n; i++) {
-        const struct verifier *v = &u->verifiers[i];
-        if (v->model && serves(v, model))
-            return false;
-        ready |= v->state == UPSTREAM_READY;
-    }
-    return ready;
-}
-
-/* With the lock. Why best() found nothing. */
-static int why_none(const struct upstream *u, const char *model)
-{
-    const struct verifier *v = first(u, UPSTREAM_LOADING, model);
-    if (v)
-        return fail(-EAGAIN, "the model is still loading (%.0f %%)",
-                    (double)v->model->info->progress * 100);
-    if (first(u, UPSTREAM_UNKNOWN, model))
-        return fail(-EAGAIN, "the verifier has not answered yet");
-    if (is_served_nowhere(u, model))
-        return fail(-ENOENT, "the model '%.200s' is not served here", model);
-    if (first(u, UPSTREAM_DRAINING, model))
-        return fail(-EHOSTDOWN, "the verifier is shutting down");
-    v = first(u, UPSTREAM_REFUSED, model);
-    if (v)
-        return fail(-EHOSTDOWN, "%s", v->problem);
-    return fail(-EHOSTDOWN, UPSTREAM_UNREACHED);
-}
-
-int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
-                  const struct upstream_model **ret_model)
-{
-    int rc = 0;
-    pthread_mutex_lock(&u->mu);
-    struct verifier *v = best(u, want);
-    if (v) {
-        atomic_fetch_add(&v->n_requests, 1);
-        if (want->prompt)
-            affinity_note(u->affinity, want->prompt, upstream_index(v));
-        *ret_model = upstream_model_ref(v->model);
-        *ret = v;
-    } else {
-        rc = why_none(u, want->model);
-    }
-    pthread_mutex_unlock(&u->mu);
-    return rc;
-}
-
-void upstream_release(struct verifier *v)
-{
-    if (v)
-        atomic_fetch_sub(&v->n_requests, 1);
-}
-
 /* ---- waiting ---- */
 
 int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
@@ -356,20 +194,13 @@ int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, voi
     return 0;
 }
 
-/* With the lock. Whether upstream_take() would still say -EAGAIN. */
-static bool waits(struct upstream *u, const char *model)
-{
-    return !idlest(u, &(struct upstream_want){.model = model}) &&
-           (first(u, UPSTREAM_LOADING, model) || first(u, UPSTREAM_UNKNOWN, model));
-}
-
 /* With the lock: takes out those that need not wait any more. */
 static struct waiter *due_waiters(struct upstream *u, int64_t now_us)
 {
     struct waiter *due = NULL;
     for (struct waiter **p = &u->waiters; *p;) {
         struct waiter *w = *p;
-        if (!u->stopping && w->until_us > now_us && waits(u, w->model)) {
+        if (!u->stopping && w->until_us > now_us && upstream_waits(u, w->model)) {
             p = &w->next;
             continue;
         }
