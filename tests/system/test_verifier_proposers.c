@@ -97,8 +97,8 @@ static void what_p_min_cuts_is_not_drafted(void **state)
     service_start(&p, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
     service_start(&s, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "8", "--proposers",
-                                   p.target, NULL});
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "8",
+                                   "--proposer-budget-ms", "250", "--proposers", p.target, NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     assert_int_equal(rpc_client_new(p.target, NULL, &drafter), 0);
     wait_proposers(c);
