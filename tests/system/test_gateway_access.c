@@ -200,7 +200,7 @@ static void becomes(unsigned port, const char *key, int status)
     struct http_answer a = completion(port, key, "{\"prompt\":\"say 1\"}");
     for (unsigned i = 0; i < 2000 && a.status != status; i++) {
         http_answer_done(&a);
-        usleep(5000);
+        poll(NULL, 0, 5);
         a = completion(port, key, "{\"prompt\":\"say 1\"}");
     }
     is(a, status, "", "");
@@ -223,7 +223,7 @@ static void a_body_on_its_way_counts_for_its_key(void **state)
     struct child s = gateway_start(address, more, &port);
     struct http_client c = begin_body(port, "X-API-Key: " ALICE "\r\n");
     for (unsigned i = 0; i < 2000 && !holds_a_body(port); i++)
-        usleep(5000);
+        poll(NULL, 0, 5);
     becomes(port, ALICE, 429);
     http_client_close(&c);
     becomes(port, ALICE, 200);
