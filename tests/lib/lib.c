@@ -5,6 +5,11 @@
 #include <unistd.h>
 #include "lib/lib.h"
 
+uint64_t lib_amount(uint64_t little, uint64_t some, uint64_t much)
+{
+    return LIB_SANITIZED ? little : getenv("TANDEM_TEST_LONG") ? much : some;
+}
+
 const char *lib_shared(const char *path)
 {
     static char full[4096];

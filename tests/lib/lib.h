@@ -17,6 +17,10 @@
 #define LIB_SANITIZED 0
 #endif
 
+/* How much is tried: `little` where a sanitizer checks every access, `much` in the long suite, else
+ * `some`. */
+uint64_t lib_amount(uint64_t little, uint64_t some, uint64_t much);
+
 /* "shared/models/x" beside the checkout, or NULL after printing that it is skipped. Static buffer.
  */
 const char *lib_shared(const char *path);

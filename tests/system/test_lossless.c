@@ -309,7 +309,7 @@ static double tail_of(const struct asked *q)
 
 static uint32_t n_answers(void)
 {
-    return LIB_SANITIZED ? 600 : getenv("TANDEM_TEST_LONG") ? 50000 : 2000;
+    return (uint32_t)lib_amount(600, 2000, 50000);
 }
 
 static void every_lossless_rule_keeps_the_targets_law(void **state)

@@ -355,7 +355,8 @@ static void random_operations_agree_with_plain_lists(void **state)
     (void)state;
     void (*const ops[])(struct kv *, struct kv_seq *, struct naive *, uint32_t) = {
         random_grow, random_grow, random_keep, random_truncate, random_fork};
-    for (uint64_t seed = 0; seed < (LIB_SANITIZED ? 4 : 20); seed++) {
+    uint64_t n_seeds = lib_amount(3, 6, 20);
+    for (uint64_t seed = 0; seed < n_seeds; seed++) {
         state_of_dice = seed;
         AUTO(kv_free) struct kv *kv = kv_of(14);
         struct kv_seq seqs[N_SEQS];

@@ -51,7 +51,7 @@ static void any_allocation_may_fail(void **state)
     struct tiered *t = *state;
     bool failed = true;
     uint32_t n_less = 0;
-    for (unsigned n = 1; failed; n += 1 + n / 10) {
+    for (uint64_t n = 1, part = lib_amount(4, 5, 10); failed; n += 1 + n / part) {
         tiered_fresh(t);
         failing_at(n);
         uint32_t found = work(t);
@@ -70,8 +70,8 @@ static void any_call_for_the_file_may_fail(void **state)
     must_work(t);
     faulty_vfs_fail(0, 0, 0);
     must_work(t);
-    uint64_t n_calls = faulty_vfs_calls();
-    for (uint64_t n = 1; n <= n_calls; n += 1 + n / 6) {
+    uint64_t n_calls = faulty_vfs_calls(), part = lib_amount(2, 3, 6);
+    for (uint64_t n = 1; n <= n_calls; n += 1 + n / part) {
         for (int how = 0; how < 6; how++) {
             tiered_fresh(t);
             faulty_vfs_fail(n, errors[how / 2], how % 2);
@@ -191,7 +191,7 @@ static void a_request_survives_whatever_fails_of_its_restore(void **state)
     struct engine *e = engine_that_has(&want);
     assert_true(ask_again(e, &want, 0, 0) > 0);
     evict(e);
-    for (unsigned n = 1; n < 60; n += 1 + n / 6) {
+    for (unsigned n = 1; n < 60; n += 1 + n / (unsigned)lib_amount(2, 2, 6)) {
         for (unsigned how = 0; how < 3; how++) {
             n_tries++;
             n_restored += ask_again(e, &want, n, how) > 0;

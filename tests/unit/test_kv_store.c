@@ -478,8 +478,8 @@ static void every_call_for_the_file_may_fail(void **state)
     static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
     faulty_vfs_fail(0, 0, 0);
     assert_int_equal(work(), 0);
-    uint64_t n_calls = faulty_vfs_calls();
-    for (uint64_t n = 1; n <= n_calls; n += 1 + n / (LIB_SANITIZED ? 8 : 40)) {
+    uint64_t n_calls = faulty_vfs_calls(), part = lib_amount(6, 6, 40);
+    for (uint64_t n = 1; n <= n_calls; n += 1 + n / part) {
         for (int how = 0; how < 6; how++) {
             faulty_vfs_fail(n, errors[how / 2], how % 2);
             work();
@@ -494,7 +494,7 @@ static void every_allocation_may_fail(void **state)
 {
     (void)state;
     assert_int_equal(work(), 0);
-    for (unsigned n = 1;; n += 1 + n / 50) {
+    for (uint64_t n = 1, part = lib_amount(10, 20, 50);; n += 1 + n / part) {
         failing_at(n);
         work();
         bool failed = failing_has_failed();

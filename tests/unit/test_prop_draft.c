@@ -354,7 +354,8 @@ static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
 static void drafts_are_drawn_from_the_q_that_is_told(void **state)
 {
     (void)state;
-    enum { N = 20000, WIDTH = 8 };
+    enum { WIDTH = 8 };
+    const uint32_t N = (uint32_t)lib_amount(2000, 5000, 20000);
     prop_draft_settings.sparse_k = WIDTH;
     must_open();
     struct prop_seq s = story(40);
