@@ -177,7 +177,10 @@ class UpTest(unittest.TestCase):
             self.assertEqual(code, 1)
 
     def test_both_models_are_counted_before_the_second_is_loaded(self):
-        free_kib = int(re.search(r"MemAvailable: +(\d+)", open("/proc/meminfo").read()).group(1))
+        if os.path.basename(BIN) in ("asan", "tsan"):
+            self.skipTest("skipped: with a sanitizer a service reserves more than the machine has, which counts for nothing")
+        with open("/proc/meminfo") as info:
+            free_kib = int(re.search(r"MemAvailable: +(\d+)", info.read()).group(1))
         with tempfile.TemporaryDirectory() as folder:
             up = subprocess.run([os.path.join(ROOT, "tandem"), "up", "--proposer", "draft", "--port", str(free_port())],
                                 env={**os.environ, "TANDEM_BIN": BIN, "TANDEM_KV_MIB": str(free_kib * 6 // 10240),
