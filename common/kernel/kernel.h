@@ -5,11 +5,14 @@
  * thread that computes it and the range of output columns it is asked for. So every sum has one
  * written order:
  *
- *   quantised x int8   activations are quantised per 32 of K to [-127, 127] with a float scale
- *                      d = amax/127; sums inside 32 are exact integers; then per block in rising
+ *   types of 32        activations are quantised per 32 of K to [-127, 127] with a float scale
+ *                      dx = amax/127; sums inside 32 are exact integers; then per block in rising
  *                      order acc = fmaf((float)isum, dw * dx, acc); types with a minimum m per
- *                      32 go on with acc = fmaf(m, dx * (float)sum of q, acc). Q6_K: isum is the
- *                      two halves' sums times their integer scales, exact too.
+ *                      32 go on with acc = fmaf(m, dx * (float)sum of q, acc).
+ *   types of 256       (Q4_K, Q5_K, Q6_K, IQ4_XS) activations are quantised per 256 likewise. Of
+ *                      256, the blocks' sums times their integer scales add up to an exact integer,
+ *                      |isum| < 2^27; then acc = fmaf((float)isum, dw * dx, acc). Sums of q times
+ *                      integer minima are another one: acc = fmaf((float)imin, -dmin * dx, acc).
  *   INT8 K and V       a query is quantised like a row of K; a score is (float)isum * (dk * (dq *
  *                      scale)). Of a piece, the weights exp(score - max) times dv become integers,
  *                      the greatest 32767; their sums with V are exact, then once made floats.
@@ -59,10 +62,17 @@ struct kernel_mat {
 
 /* What prepared (quantised, rounded or copied) activations look like depends on the weights they
  * meet, and on the tier: rows of int8 blocks, of f32, or of floats rounded to bf16; or int8 blocks
- * of up to KERNEL_ROWS rows together. What is prepared for one type serves every type of the same
- * form. */
-enum kernel_form { KERNEL_FORM_INT8, KERNEL_FORM_F32, KERNEL_FORM_BF16, KERNEL_FORM_TILES };
-#define KERNEL_FORMS 4
+ * of up to KERNEL_ROWS rows together (tiles). What is prepared for one type serves every type of
+ * the same form. */
+enum kernel_form {
+    KERNEL_FORM_INT8,     // for types of 32
+    KERNEL_FORM_INT8_256, // for types of 256
+    KERNEL_FORM_F32,
+    KERNEL_FORM_BF16,
+    KERNEL_FORM_TILES,     // as INT8
+    KERNEL_FORM_TILES_256, // as INT8_256
+};
+#define KERNEL_FORMS 6
 #define KERNEL_ROWS 16
 
 /* What a row's attention sees: position p < n_base in slot blocks[p / 16] * 16 + p % 16 of its
@@ -106,8 +116,8 @@ struct kernel {
     /* The form that m rows have for weights of this type: one for few rows, one for many. */
     enum kernel_form (*form)(enum kernel_type type, uint32_t m);
     /* Row r of m, n floats, into its form. to: all m rows, aligned, to_bytes (kernel_form_bytes()
-     * or more) apart; in KERNEL_FORM_TILES there is room for m rounded up to KERNEL_ROWS. Any
-     * thread, different rows. */
+     * or more) apart; for tiles there is room for m rounded up to KERNEL_ROWS. Any thread,
+     * different rows. */
     void (*prepare)(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
                     void *to, size_t to_bytes);
 
@@ -178,12 +188,12 @@ void kernel_dequant_packed(const struct kernel_mat *w, uint32_t row, float *to);
 /* Products of float matrices by OpenBLAS (kernel_blas.c), where they are faster: of many rows.
  * Their bits depend on m, from, to and the CPU, so they serve no promise of same bits. */
 const char *kernel_blas_init(void); // before the first; what OpenBLAS takes this CPU for
-/* As k->matmul(), which takes what is left. w: not of KERNEL_FORM_INT8; panel:
- * kernel_blas_floats(w) floats, the thread's own. */
+/* As k->matmul(), which takes what is left. panel: kernel_blas_floats(w) floats, the thread's own.
+ */
 void kernel_blas_matmul(const struct kernel *k, const struct kernel_mat *w, const void *x,
                         size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
                         uint32_t to, float *panel);
-/* 0 for matrices that are read as they are. */
+/* 0 for matrices that are read as they are, or not by OpenBLAS. */
 size_t kernel_blas_floats(const struct kernel_mat *w);
 
 /* Our own exp: the same operations in every tier; relative error below 2^-22; exp(-inf) = 0. */

@@ -3,8 +3,8 @@
  * A tile instruction multiplies up to 16 rows of activations with 16 columns of weights over a
  * block of 32 of K, exactly, as VPDPBUSD does; the blocks' scales are then applied by AVX-512 in
  * the order of all tiers. Weights are unpacked to signed bytes, AMX_CHUNK blocks of a pair of tiles
- * of columns at a time, and stay in L1 while all rows pass. Everything else is the AVX-512 tier's,
- * also types with scales for half blocks: they store two tiles for a block, which costs the gain.
+ * of columns at a time, and stay in L1 while all rows pass. That is for types of 32; those of 256
+ * are in kernel_amx_256.c, and everything else is the AVX-512 tier's.
  *
  * Storing a tile holds up what comes after it, so all products of a chunk are stored before the
  * first is scaled. What is read next is prefetched line by line between the multiply-adds: lines
@@ -12,36 +12,17 @@
  *
  * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
 #if defined(__x86_64__)
-#include "kernel/kernel_avx512.h"
-#include "kernel/kernel_int8_unpack.h"
+#include "kernel/kernel_amx.h"
 
 #define AMX_MIN_ROWS 17  // fewer are faster without tiles
 #define AMX_MIN_ROWS8 33 // for weights of 8 bits, which memory does not give fast enough
-#define AMX_GROUPS 32    // of rows, that meet a part of K
-#define AMX_UNITS 2048   // in such a part of all groups: 1.3 MiB, which stay in L2
 #define AMX_CHUNK 8      // blocks of K of a pair of tiles of columns that stay in L1
-#define AMX_TILES 2      // of columns, that share a tile of rows
-#define AMX_FEW 4        // groups for which the core waits for memory, and reads
-#define AMX_STREAMS 8    // so many tiles of columns side by side
-#define AMX_SUMS (AMX_GROUPS * AMX_TILES)
 
 /* AMX_CHUNK blocks of K of a tile of columns. */
 struct chunk {
     int8_t q[AMX_CHUNK][8][64];
     float d[AMX_CHUNK][KERNEL_TILE], m[AMX_CHUNK][KERNEL_TILE];
 } __attribute__((aligned(64)));
-
-/* Products, or sums, of a tile of rows and one of columns. */
-typedef int32_t tile_products[KERNEL_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
-typedef float tile_sums[KERNEL_ROWS * KERNEL_TILE] __attribute__((aligned(64)));
-
-/* Where the sums of a tile so far stand, and where they go to. */
-struct place {
-    const float *from; // NULL: there are none
-    float *to;
-    size_t from_stride, to_stride;
-    uint32_t n_rows, n_store; // n_store: columns
-};
 
 /* ---- operands ---- */
 
@@ -57,9 +38,8 @@ INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blo
         const uint8_t *p = g + head + i * KERNEL_BLOCK_BYTES(t.lo, t.hi);
         cb w[8];
         cf d, m = c_set(0);
-        ci sub[2];
         int8_unpack(t, p, w);
-        int8_scales(t, g, i, 0, &d, &m, sub);
+        int8_scales(t, g, i, 0, &d, &m);
         EACH (k, 8)
             _mm512_store_si512(to->q[b][k], t.offset ? _mm512_sub_epi8(w[k], offset) : w[k]);
         _mm512_store_ps(to->d[b], d);
@@ -67,30 +47,19 @@ INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blo
     }
 }
 
-static uint32_t groups_of(uint32_t m)
-{
-    return (m + KERNEL_ROWS - 1) / KERNEL_ROWS;
-}
-
-/* Rows of the first n of n_groups groups of m rows. */
-static uint32_t rows_of(uint32_t m, uint32_t n_groups, uint32_t n)
-{
-    return n * (m / n_groups) + MIN(n, m % n_groups);
-}
-
 /* Quantises a chunk at a time, which then stays in L1. */
 void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
                         void *to, size_t to_bytes)
 {
+    if (form == KERNEL_FORM_TILES_256) {
+        kernel_amx_prepare_256(x, n, r, m, to, to_bytes);
+        return;
+    }
     if (form != KERNEL_FORM_TILES) {
         kernel_avx512.prepare(form, x, n, r, m, to, to_bytes);
         return;
     }
-    const uint32_t n_groups = groups_of(m), n_rows = m / n_groups, n_larger = m % n_groups;
-    const uint32_t in_larger = n_larger * (n_rows + 1);
-    const uint32_t group = r < in_larger ? r / (n_rows + 1) : n_larger + (r - in_larger) / n_rows;
-    r -= rows_of(m, n_groups, group);
-    struct kernel_unit *unit = (void *)((char *)to + group * KERNEL_ROWS * to_bytes);
+    struct kernel_unit *unit = (void *)((char *)to + group_of(m, &r) * KERNEL_ROWS * to_bytes);
     struct kernel_x chunk[AMX_CHUNK];
     for (uint32_t left = n / KERNEL_BLOCK, part; left; left -= part) {
         part = MIN(left, AMX_CHUNK);
@@ -230,32 +199,14 @@ TIMES(times_min, true)
 
 /* ---- the product ---- */
 
-/* Tiles of columns for all rows of y, `apart` columns from one another; n columns are wanted from
- * the first one's on. */
-struct columns {
-    float *y;
-    size_t y_stride;
-    uint32_t apart, n, n_tiles;
-    bool begun; // sums of parts before this one stand there
-};
-
-/* Rows in groups, and a part of their K. */
-struct part {
-    const uint8_t *units; // of the first group, the next one's group_bytes on
-    size_t group_bytes;
-    uint32_t m, n_groups, n_blocks;
-    bool whole; // of all of K
-};
-
 /* Chunks of two tiles of columns, the first one number i, for the rows of every group; from block b
- * of the part on. Between the part's chunks sums stand in `sums`: rows of y are often a power of
- * two apart, and then fall into few sets of the caches. */
+ * of the part on. */
 INLINE void groups_times_chunks(const struct int8_type t, const struct chunk *chunks, uint32_t i,
                                 const struct part *x, uint32_t b, unsigned n_blocks,
                                 tile_sums *sums, const struct columns *c,
                                 const uint8_t *const *next, unsigned n_next)
 {
-    const bool is_first = b == 0, is_last = b + n_blocks == x->n_blocks;
+    const bool is_first = b == 0, is_last = b + n_blocks == x->n_units;
     const unsigned n_lines = (n_next + x->n_groups * n_blocks - 1) / (x->n_groups * n_blocks);
     const size_t unit = b * sizeof(struct kernel_unit);
     for (uint32_t g = 0, r = 0, n_rows; g < x->n_groups; g++, r += n_rows) {
@@ -263,21 +214,8 @@ INLINE void groups_times_chunks(const struct int8_type t, const struct chunk *ch
         struct place at[AMX_TILES];
         struct ahead ahead[AMX_TILES];
         n_rows = kernel_pass_rows(x->m, r, x->n_groups - g);
+        places_of(c, i, g, r, n_rows, is_first, is_last, sums, at);
         for (uint32_t k = 0; k < AMX_TILES; k++) {
-            const uint32_t column = (i + k) * c->apart;
-            float *y = c->y + r * c->y_stride + column;
-            float *sum = sums[g * c->n_tiles + i + k];
-            at[k] = (struct place){sum, sum, KERNEL_TILE, KERNEL_TILE, n_rows, 0};
-            if (i + k < c->n_tiles && column < c->n)
-                at[k].n_store = MIN(c->n - column, KERNEL_TILE);
-            if (is_first) {
-                at[k].from = c->begun ? y : NULL;
-                at[k].from_stride = c->y_stride;
-            }
-            if (is_last) {
-                at[k].to = y;
-                at[k].to_stride = c->y_stride;
-            }
             ahead[k].weights = next[k] + 64 * n_lines * n_blocks * g;
             ahead[k].n_lines = n_lines * n_blocks * g < n_next ? n_lines : 0;
             ahead[k].units = units + x->group_bytes + k * n_blocks * sizeof(struct kernel_unit) / 2;
@@ -291,16 +229,16 @@ INLINE void groups_times_chunks(const struct int8_type t, const struct chunk *ch
 
 /* Tiles of columns for a part of K. A tile is followed by what its stream goes on with, or the same
  * part of the next tile. */
-INLINE void amx_tiles(const struct int8_type t, const uint8_t *w, size_t tile_bytes,
-                      const struct part *x, const struct columns *c)
+INLINE void tiles_32(const struct int8_type t, const uint8_t *w, size_t tile_bytes,
+                     const struct part *x, const struct columns *c)
 {
     struct chunk chunks[AMX_TILES];
     tile_sums sums[AMX_SUMS];
     const size_t apart_bytes = c->apart / KERNEL_TILE * tile_bytes;
     const size_t chunk_bytes = AMX_CHUNK / (unsigned)t.group * int8_group_bytes(t);
-    for (uint32_t b = 0; b < x->n_blocks; b += AMX_CHUNK, w += chunk_bytes)
+    for (uint32_t b = 0; b < x->n_units; b += AMX_CHUNK, w += chunk_bytes)
         for (uint32_t i = 0; i < c->n_tiles; i += AMX_TILES) {
-            int n_blocks = MIN(AMX_CHUNK, (int)(x->n_blocks - b));
+            int n_blocks = MIN(AMX_CHUNK, (int)(x->n_units - b));
             const uint8_t *next[AMX_TILES];
             EACH (k, AMX_TILES) {
                 const uint8_t *tile = w + MIN(i + (uint32_t)k, c->n_tiles - 1) * apart_bytes;
@@ -313,63 +251,34 @@ INLINE void amx_tiles(const struct int8_type t, const uint8_t *w, size_t tile_by
         }
 }
 
-/* x: n_groups groups, m rows. */
-INLINE void amx_matmul(const struct int8_type t, const struct kernel_mat *w, const uint8_t *x,
-                       size_t group_bytes, uint32_t n_groups, uint32_t m, float *y, size_t y_stride,
-                       uint32_t from, uint32_t to)
-{
-    const size_t tile_bytes = kernel_tile_bytes(kernel_layout(w->type), w->n_in);
-    const uint32_t n_all = w->n_in / KERNEL_BLOCK,
-                   most = AMX_UNITS / n_groups / AMX_CHUNK * AMX_CHUNK;
-    const uint32_t n_tiles = (to - from + KERNEL_TILE - 1) / KERNEL_TILE;
-    const uint32_t n_side = n_groups <= AMX_FEW ? AMX_STREAMS : AMX_TILES;
-    const uint32_t n_each = n_tiles / n_side, done = n_each * n_side;
-    configure((int)kernel_pass_rows(m, 0, n_groups));
-    for (uint32_t b = 0; b < n_all; b += most) {
-        const struct part p = {x + b * sizeof(struct kernel_unit),
-                               group_bytes,
-                               m,
-                               n_groups,
-                               MIN(most, n_all - b),
-                               most >= n_all};
-        const uint8_t *weights = (const uint8_t *)w->data + from / KERNEL_TILE * tile_bytes +
-                                 b / (uint32_t)t.group * int8_group_bytes(t);
-        for (uint32_t i = 0; i < n_each; i++)
-            amx_tiles(t, weights + i * tile_bytes, tile_bytes, &p,
-                      &(struct columns){y + from + i * KERNEL_TILE, y_stride, n_each * KERNEL_TILE,
-                                        to - from - i * KERNEL_TILE, n_side, b > 0});
-        if (done < n_tiles)
-            amx_tiles(t, weights + done * tile_bytes, tile_bytes, &p,
-                      &(struct columns){y + from + done * KERNEL_TILE, y_stride, KERNEL_TILE,
-                                        to - from - done * KERNEL_TILE, n_tiles - done, b > 0});
-    }
-    _tile_release();
-}
-
 static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t group_bytes,
                    uint32_t n_groups, uint32_t m, float *y, size_t y_stride, uint32_t from,
                    uint32_t to)
 {
+    configure((int)kernel_pass_rows(m, 0, n_groups));
     switch (w->type) {
-#define CASE(name, bytes, lo, hi, offset, group, min, halves, book)                                \
+#define CASE(name, bytes, lo, hi, offset, in_group, min, halves, book)                             \
     case KERNEL_##name:                                                                            \
-        if (!halves)                                                                               \
-            amx_matmul((struct int8_type){lo, hi, offset, group, min, halves, book}, w, x,         \
-                       group_bytes, n_groups, m, y, y_stride, from, to);                           \
+        if ((in_group) == 2)                                                                       \
+            amx_walk((struct int8_type){lo, hi, offset, in_group, min, halves, book}, tiles_32, 1, \
+                     sizeof(struct kernel_unit), AMX_CHUNK, w, x, group_bytes, n_groups, m, y,     \
+                     y_stride, from, to);                                                          \
         break;
         KERNEL_INT8_TYPES(CASE)
 #undef CASE
     default:
         break;
     }
+    _tile_release();
 }
 
 enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m)
 {
     enum kernel_form form = kernel_form_of(type);
-    const struct kernel_layout *l = kernel_layout(type);
-    if (form == KERNEL_FORM_INT8 && !l->has_halves &&
-        m >= (l->lo_bits == 8 ? AMX_MIN_ROWS8 : AMX_MIN_ROWS))
+    if (form == KERNEL_FORM_INT8_256 && m >= AMX_MIN_ROWS)
+        return KERNEL_FORM_TILES_256;
+    if (form == KERNEL_FORM_INT8 &&
+        m >= (kernel_layout(type)->lo_bits == 8 ? AMX_MIN_ROWS8 : AMX_MIN_ROWS))
         return KERNEL_FORM_TILES;
     return form;
 }
@@ -377,7 +286,8 @@ enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m)
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to)
 {
-    if (kernel_amx_form(w->type, m) != KERNEL_FORM_TILES) {
+    const enum kernel_form form = kernel_amx_form(w->type, m);
+    if (form != KERNEL_FORM_TILES && form != KERNEL_FORM_TILES_256) {
         if (w->type != KERNEL_BF16 || !kernel_amx_bf16(w, x, x_bytes, m, y, y_stride, from, to))
             kernel_avx512.matmul(w, x, x_bytes, m, y, y_stride, from, to);
         return;
@@ -388,7 +298,8 @@ void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes
     for (uint32_t left = groups_of(m), n, rows; left; left -= n, m -= rows) {
         n = kernel_pass_rows(left, 0, n_passes--);
         rows = rows_of(m, left, n);
-        matmul(w, units, group_bytes, n, rows, y, y_stride, from, to);
+        (form == KERNEL_FORM_TILES ? matmul : kernel_amx_matmul_256)(w, units, group_bytes, n, rows,
+                                                                     y, y_stride, from, to);
         units += n * group_bytes;
         y += rows * y_stride;
     }

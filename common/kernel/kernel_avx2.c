@@ -123,9 +123,10 @@ INLINE void dots_words(ci (*sums)[2], const cb (*w)[8], const int from, const in
 }
 
 /* Products of bytes, summed in pairs to 16 bits; of `chain` such sums what is added stays below
- * 32768. */
+ * 32768. They are multiplied by words of by. */
 INLINE void dots_bytes(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
-                       const uint8_t *q, size_t q_bytes, const int chain, const int n_rows)
+                       const uint8_t *q, size_t q_bytes, const int chain, const cb *by,
+                       const int n_rows)
 {
     EACH (c, n / chain) {
         cb pairs[INT8_MAX_ROWS][2];
@@ -141,9 +142,13 @@ INLINE void dots_bytes(ci (*sums)[2], const cb (*w)[8], const int from, const in
             }
         EACH (r, n_rows)
             EACH (p, 2)
-                sums[r][p] = _mm256_add_epi32(sums[r][p],
-                                              _mm256_madd_epi16(pairs[r][p], _mm256_set1_epi16(1)));
+                sums[r][p] = _mm256_add_epi32(sums[r][p], _mm256_madd_epi16(pairs[r][p], by[p]));
     }
+}
+
+INLINE int chain_of(int bits)
+{
+    return bits == 6 ? 2 : bits == 5 ? 4 : 8;
 }
 
 /* sums[r] += w . q of row r over 4 n of K from g on */
@@ -153,7 +158,30 @@ INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
     if (bits == 8)
         dots_words(sums, w, from, n, q, q_bytes, n_rows);
     else
-        dots_bytes(sums, w, from, n, q, q_bytes, bits == 6 ? 2 : bits == 5 ? 4 : 8, n_rows);
+        dots_bytes(sums, w, from, n, q, q_bytes, chain_of(bits),
+                   (const cb[]){_mm256_set1_epi16(1), _mm256_set1_epi16(1)}, n_rows);
+}
+
+/* sums[r] += by times the same */
+INLINE void c_scaled_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
+                          const uint8_t *q, size_t q_bytes, const int bits, const ci *by,
+                          const int n_rows)
+{
+    if (bits == 8) {
+        ci dots[INT8_MAX_ROWS][2];
+        EACH (r, n_rows)
+            EACH (p, 2)
+                dots[r][p] = c_int(0);
+        dots_words(dots, w, from, n, q, q_bytes, n_rows);
+        EACH (r, n_rows)
+            EACH (p, 2)
+                sums[r][p] = _mm256_add_epi32(sums[r][p], _mm256_mullo_epi32(dots[r][p], by[p]));
+    } else {
+        ci words[2];
+        EACH (p, 2)
+            words[p] = _mm256_blend_epi16(by[p], _mm256_slli_epi32(by[p], 16), 0xaa);
+        dots_bytes(sums, w, from, n, q, q_bytes, chain_of(bits), words, n_rows);
+    }
 }
 
 #include "kernel/kernel_int8.h"

@@ -400,9 +400,34 @@ INLINE ci c_int(int x)
     return _mm256_set1_epi32(x);
 }
 
-INLINE ci c_from_s8(const uint8_t *p)
+/* Bytes, two for each column, as words. */
+INLINE ci c_words(const uint8_t *p)
 {
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
+}
+
+/* The same two words for every column. */
+INLINE ci c_2_words(const int16_t *p)
+{
+    return spread(p);
+}
+
+/* The first or the second word of each column. */
+INLINE ci c_word(ci words, int second)
+{
+    return _mm256_srai_epi32(second ? words : _mm256_slli_epi32(words, 16), 16);
+}
+
+/* sum + a . b, of words */
+INLINE ci c_dot_words(ci sum, ci a, ci b)
+{
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}
+
+/* a - 2^shift b */
+INLINE ci c_less(ci a, ci b, int shift)
+{
+    return _mm256_sub_epi32(a, _mm256_slli_epi32(b, shift));
 }
 
 INLINE cb c_bytes(const uint8_t *p)

@@ -49,6 +49,19 @@ INLINE void c_dots(ci (*sums)[1], const cb (*w)[8], const int from, const int n,
                       "m"(*(const uint8_t(*)[4])(q + r * q_bytes + 4 * (from + g))));
 }
 
+/* sums[r] += by times the same */
+INLINE void c_scaled_dots(ci (*sums)[1], const cb (*w)[8], const int from, const int n,
+                          const uint8_t *q, size_t q_bytes, const int bits, const ci *by,
+                          const int n_rows)
+{
+    ci dots[INT8_MAX_ROWS][1];
+    EACH (r, n_rows)
+        dots[r][0] = c_int(0);
+    c_dots(dots, w, from, n, q, q_bytes, bits, n_rows);
+    EACH (r, n_rows)
+        sums[r][0] = _mm512_add_epi32(sums[r][0], _mm512_mullo_epi32(dots[r][0], *by));
+}
+
 #include "kernel/kernel_int8.h"
 
 const struct kernel kernel_avx512 = KERNEL_TABLE("avx512", matmul, kernel_rows_form, prepare);

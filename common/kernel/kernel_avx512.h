@@ -380,9 +380,34 @@ INLINE ci c_int(int x)
     return _mm512_set1_epi32(x);
 }
 
-INLINE ci c_from_s8(const uint8_t *p)
+/* Bytes, two for each column, as words. */
+INLINE ci c_words(const uint8_t *p)
 {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
+}
+
+/* The same two words for every column. */
+INLINE ci c_2_words(const int16_t *p)
+{
+    return spread(p);
+}
+
+/* The first or the second word of each column. */
+INLINE ci c_word(ci words, int second)
+{
+    return _mm512_srai_epi32(second ? words : _mm512_slli_epi32(words, 16), 16);
+}
+
+/* sum + a . b, of words */
+INLINE ci c_dot_words(ci sum, ci a, ci b)
+{
+    return _mm512_dpwssd_epi32(sum, a, b);
+}
+
+/* a - 2^shift b */
+INLINE ci c_less(ci a, ci b, int shift)
+{
+    return _mm512_sub_epi32(a, _mm512_slli_epi32(b, (unsigned)shift));
 }
 
 INLINE cb c_bytes(const uint8_t *p)

@@ -97,6 +97,21 @@ INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
         }
 }
 
+/* sums[r] += by times the same */
+INLINE void c_scaled_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
+                          const uint8_t *q, size_t q_bytes, const int bits, const ci *by,
+                          const int n_rows)
+{
+    ci dots[INT8_MAX_ROWS][2];
+    EACH (r, n_rows)
+        EACH (p, 2)
+            dots[r][p] = c_int(0);
+    c_dots(dots, w, from, n, q, q_bytes, bits, n_rows);
+    EACH (r, n_rows)
+        EACH (p, 2)
+            sums[r][p] = _mm256_add_epi32(sums[r][p], _mm256_mullo_epi32(dots[r][p], by[p]));
+}
+
 #include "kernel/kernel_int8.h"
 
 const struct kernel kernel_avxvnni = KERNEL_TABLE("avxvnni", matmul, kernel_rows_form, prepare);

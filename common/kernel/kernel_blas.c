@@ -12,6 +12,11 @@ const char *kernel_blas_init(void)
     return openblas_get_corename();
 }
 
+static bool is_quantised(const struct kernel_mat *w)
+{
+    return kernel_layout(w->type)->group;
+}
+
 static uint32_t padded_in(const struct kernel_mat *w)
 {
     return kernel_padded(kernel_layout(w->type), w->n_in);
@@ -25,7 +30,7 @@ static uint32_t panel_columns(const struct kernel_mat *w)
 
 size_t kernel_blas_floats(const struct kernel_mat *w)
 {
-    return w->type == KERNEL_F32 ? 0 : (size_t)panel_columns(w) * padded_in(w);
+    return w->type == KERNEL_F32 || is_quantised(w) ? 0 : (size_t)panel_columns(w) * padded_in(w);
 }
 
 /* A tile of BF16 to 16 columns of a panel (K, n_cols). */
@@ -64,7 +69,7 @@ void kernel_blas_matmul(const struct kernel *k, const struct kernel_mat *w, cons
                         size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
                         uint32_t to, float *panel)
 {
-    if (m < MIN_ROWS) {
+    if (m < MIN_ROWS || is_quantised(w)) {
         k->matmul(w, x, x_bytes, m, y, y_stride, from, to);
         return;
     }

@@ -112,12 +112,11 @@ static void from_f16(const uint16_t *x, uint32_t n, float *y)
 static void prepare_block(const float *x, float d, float inverse, struct kernel_x *to)
 {
     vf by = v_set(d > 0 ? inverse : 0);
-    int sum0 = v_quantise(v_mul(v_load(x), by), to->q);
-    int sum = sum0 + v_quantise(v_mul(v_load(x + 16), by), to->q + 16);
+    int sum = v_quantise(v_mul(v_load(x), by), to->q);
+    sum += v_quantise(v_mul(v_load(x + 16), by), to->q + 16);
     to->d = d;
     to->sum = d * (float)sum;
     to->minus = -128 * sum;
-    to->minus0 = -128 * sum0;
 }
 
 /* The scales of sixteen blocks at once. */
@@ -139,6 +138,19 @@ static void prepare_int8(const float *x, uint32_t n, struct kernel_x *to)
     }
 }
 
+static void prepare_256(const float *x, struct kernel_x256 *to)
+{
+    vf most = v_abs(v_load(x));
+    for (unsigned i = 1; i < 16; i++)
+        most = v_max(v_abs(v_load(x + 16 * i)), most);
+    to->d = v_hmax(most) / 127;
+    vf by = v_set(to->d > 0 ? 1 / to->d : 0);
+    for (unsigned i = 0; i < 16; i++)
+        to->half[i] = (int16_t)v_quantise(v_mul(v_load(x + 16 * i), by), to->q + 16 * i);
+    for (unsigned i = 0; i < 8; i++)
+        to->sum[i] = (int16_t)(to->half[2 * i] + to->half[2 * i + 1]);
+}
+
 /* To nearest, ties to even; kept as floats. */
 static float bf16_round(float x)
 {
@@ -154,6 +166,11 @@ static void prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t 
     void *row = (char *)to + r * to_bytes;
     if (form == KERNEL_FORM_INT8) {
         prepare_int8(x, n, row);
+        return;
+    }
+    if (form == KERNEL_FORM_INT8_256) {
+        for (uint32_t i = 0; i < n / KERNEL_GROUP; i++)
+            prepare_256(x + i * KERNEL_GROUP, (struct kernel_x256 *)row + i);
         return;
     }
     float *y = row;

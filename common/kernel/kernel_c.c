@@ -341,19 +341,18 @@ INLINE double vd_sum(vd a)
 
 #include "kernel/kernel_body.h"
 
-/* A column's 32 weights of K, less their offset. */
+/* A column's 32 weights of K, less their offset, times the integer scales. */
 static void column_of(const struct kernel_unpacked *u, unsigned c, int offset,
                       int16_t w[KERNEL_BLOCK])
 {
-    for (unsigned g = 0; g < 8; g++)
-        for (unsigned j = 0; j < 4; j++)
-            w[4 * g + j] = (int16_t)(u->q[g][c][j] - offset);
+    for (unsigned k = 0; k < KERNEL_BLOCK; k++)
+        w[k] = (int16_t)((u->q[k / 4][c][k % 4] - offset) * u->sub[k / 16][c]);
 }
 
-static int dot16(const int16_t *w, const int8_t *x)
+static int dot(const int16_t *w, const int8_t *x, int n)
 {
     int sum = 0;
-    for (int k = 0; k < 16; k++)
+    for (int k = 0; k < n; k++)
         sum += w[k] * x[k];
     return sum;
 }
@@ -368,11 +367,32 @@ static void int8_block(const struct kernel_layout *l, const struct kernel_unpack
         column_of(u, c, l->offset, w);
         for (uint32_t r = 0; r < m; r++) {
             const struct kernel_x *xb = (const struct kernel_x *)(x + r * x_bytes) + b;
-            int sum = u->sub[0][c] * dot16(w, xb->q) + u->sub[1][c] * dot16(w + 16, xb->q + 16);
             float *acc = &y[r * y_stride + c];
-            *acc = fmaf((float)sum, u->d[c] * xb->d, *acc);
+            *acc = fmaf((float)dot(w, xb->q, KERNEL_BLOCK), u->d[c] * xb->d, *acc);
             if (l->has_min)
                 *acc = fmaf(u->m[c], xb->sum, *acc);
+        }
+    }
+}
+
+/* The same of a group of types of 256. */
+static void int8_group(const struct kernel_layout *l, const struct kernel_unpacked u[8],
+                       uint32_t group, const uint8_t *x, size_t x_bytes, uint32_t m, float *y,
+                       size_t y_stride, uint32_t n_cols)
+{
+    for (uint32_t c = 0; c < n_cols; c++) {
+        int16_t w[KERNEL_GROUP];
+        for (unsigned i = 0; i < 8; i++)
+            column_of(&u[i], c, l->offset, w + i * KERNEL_BLOCK);
+        for (uint32_t r = 0; r < m; r++) {
+            const struct kernel_x256 *xg = (const struct kernel_x256 *)(x + r * x_bytes) + group;
+            float *acc = &y[r * y_stride + c];
+            *acc = fmaf((float)dot(w, xg->q, KERNEL_GROUP), u[0].d[c] * xg->d, *acc);
+            int min = 0;
+            for (unsigned i = 0; i < 8; i++)
+                min += u[i].sub_m[c] * xg->sum[i];
+            if (l->has_min)
+                *acc = fmaf((float)min, -u[0].m[c] * xg->d, *acc);
         }
     }
 }
@@ -387,10 +407,15 @@ static void matmul_int8(const struct kernel_mat *w, const void *x, size_t x_byte
         uint32_t n_cols = MIN(to - col, KERNEL_TILE);
         for (uint32_t r = 0; r < m; r++)
             memset(y + r * y_stride + col, 0, n_cols * sizeof(*y));
-        for (uint32_t b = 0; b < w->n_in / KERNEL_BLOCK; b++) {
-            struct kernel_unpacked u;
-            kernel_unpack(l, tile, b, &u);
-            int8_block(l, &u, b, x, x_bytes, m, y + col, y_stride, n_cols);
+        const uint32_t n_at_once = l->group == 8 ? 8 : 1;
+        for (uint32_t b = 0; b < w->n_in / KERNEL_BLOCK; b += n_at_once) {
+            struct kernel_unpacked u[8];
+            for (uint32_t i = 0; i < n_at_once; i++)
+                kernel_unpack(l, tile, b + i, &u[i]);
+            if (l->group == 8)
+                int8_group(l, u, b / 8, x, x_bytes, m, y + col, y_stride, n_cols);
+            else
+                int8_block(l, u, b, x, x_bytes, m, y + col, y_stride, n_cols);
         }
     }
 }

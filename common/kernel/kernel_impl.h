@@ -4,13 +4,13 @@
  * groups; a group holds the scales of its blocks of 32 weights of K, then the blocks:
  *
  *   types of 32   group of 2: d (2, 16) f16 [, m (2, 16) f16]
- *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (8, 16) s8, mins (8, 16) s8
- *   Q6_K          group of 8: d (16) f16, 32 bytes of nothing, scales (8, 2, 16) s8
- *   IQ4_XS        group of 8: d (16) f16, 32 bytes of nothing, scales (8, 16) s8
- *   a block       low bits:   8: (8, 16, 4) bytes, [g][column][j] is the weight k = 4 g + j
- *                             4: (4, 16, 4) bytes, [v]: low nibble g = v, high one g = v + 4
- *                 high bits:  1: (16, 4) bytes, bit g of each
- *                             2: (2, 16, 4) bytes, [g / 4]: bits 2 (g % 4) of each
+ *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (4, 16, 2) s8, mins likewise:
+ *                 [i][column][j] is that of block 2 i + j
+ *   Q6_K          group of 8: d (16) f16, 32 bytes of nothing, scales (8, 16, 2) s8:
+ * [block][column] [half] IQ4_XS        group of 8: d (16) f16, 32 bytes of nothing, scales (4, 16,
+ * 2) s8 a block       low bits:   8: (8, 16, 4) bytes, [g][column][j] is the weight k = 4 g + j 4:
+ * (4, 16, 4) bytes, [v]: low nibble g = v, high one g = v + 4 high bits:  1: (16, 4) bytes, bit g
+ * of each 2: (2, 16, 4) bytes, [g / 4]: bits 2 (g % 4) of each
  *
  * Weights are unsigned in it: w = d * sub * (q - offset) + m; those of types with a codebook are
  * places in it, w = d * sub * (kernel_codebook[q] - offset). The last group of a tile ends after
@@ -23,7 +23,8 @@
 #include "kernel/kernel.h"
 #include <string.h>
 
-#define KERNEL_BLOCK 32 // weights that share a scale of the activations
+#define KERNEL_BLOCK 32  // weights of a block
+#define KERNEL_GROUP 256 // of a group of types of 256
 
 /* The quantised types: bytes of a block in the file, bits in the low and high planes, offset,
  * blocks in a group, whether there are mins, scales for half blocks, and a codebook. */
@@ -68,7 +69,7 @@ uint32_t kernel_padded(const struct kernel_layout *l, uint32_t n_in);
 struct kernel_unpacked {
     uint8_t q[8][KERNEL_TILE][4];
     float d[KERNEL_TILE], m[KERNEL_TILE];
-    int32_t sub[2][KERNEL_TILE]; // 1 but for has_halves
+    int8_t sub[2][KERNEL_TILE], sub_m[KERNEL_TILE]; // 1 for types of 32
 };
 /* Block b of a tile. */
 void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t b,
@@ -80,16 +81,28 @@ void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t 
 struct kernel_x {
     int8_t q[KERNEL_BLOCK];
     float d;
-    float sum;      // d * (float)(sum of q)
-    int32_t minus;  // -128 * sum of q
-    int32_t minus0; // the same of the first 16
-};
+    float sum;     // d * (float)(sum of q)
+    int32_t minus; // -128 * sum of q
+} __attribute__((aligned(16)));
 
-/* KERNEL_FORM_TILES: m rows are split nearly equally into groups of up to KERNEL_ROWS; a group is a
+/* Of 256, for types of 256. */
+struct kernel_x256 {
+    int8_t q[KERNEL_GROUP];
+    int16_t half[16], sum[8]; // sums of q, of each 16 and of each 32
+    float d;
+} __attribute__((aligned(64)));
+
+/* Tiles: m rows are split nearly equally into groups of up to KERNEL_ROWS; a group is a
  * row of these, and begins where the room of KERNEL_ROWS rows does. */
 struct kernel_unit {
     int8_t q[KERNEL_ROWS][KERNEL_BLOCK];
     float d[KERNEL_ROWS], sum[KERNEL_ROWS];
+} __attribute__((aligned(64)));
+
+struct kernel_unit256 {
+    int8_t q[4][KERNEL_ROWS][KERNEL_GROUP / 4];
+    float d[KERNEL_ROWS];
+    int16_t sum[KERNEL_ROWS][8];
 } __attribute__((aligned(64)));
 
 /* Blocks of K and V: kernel_kv.c has the layout. A row of F16 or F32. */

@@ -18,8 +18,9 @@
 /* Activations of a block of 32 for weights of one type. */
 struct int8_x {
     uint8_t q[INT8_Q_BYTES];
-    float d, sum;
-    int32_t start[2]; // of the sum, or of its halves: what the weights' offset adds, taken off
+    float d, sum;    // types of 256: d alone, that of the group
+    int32_t start;   // types of 32: of the sum, what the weights' offset adds, taken off
+    int16_t pair[2]; // types of 256: sums of q that meet the group's pair of scales of this number
 };
 
 /* Bits of an unpacked weight. */
@@ -28,50 +29,38 @@ INLINE int int8_bits(const struct int8_type t)
     return t.book ? 8 : t.lo + t.hi;
 }
 
+/* Bits of 2^n. */
+INLINE int int8_log2(int n)
+{
+    return n == 8 ? 3 : n == 16 ? 4 : n == 32 ? 5 : 7;
+}
+
 /* The rows' next n_blocks, one after the other: every tile takes them, and an address is a constant
  * away from the next. */
 INLINE void int8_pack(const struct int8_type t, const uint8_t *x, size_t x_bytes, int n_blocks,
                       struct int8_x (*to)[INT8_MAX_ROWS], const int n_rows)
 {
-    const int shift = t.offset == 8 ? 4 : t.offset == 16 ? 3 : t.offset == 32 ? 2 : 0; // from 128
     for (int r = 0; r < n_rows; r++, x += x_bytes)
         for (int i = 0; i < n_blocks; i++) {
             const struct kernel_x *from = (const struct kernel_x *)x + i;
             c_spread(from->q, int8_bits(t), to[i][r].q);
             to[i][r].d = from->d;
             to[i][r].sum = from->sum;
-            to[i][r].start[0] = (t.halves ? from->minus0 : from->minus) >> shift;
-            to[i][r].start[1] = (from->minus - from->minus0) >> shift;
+            to[i][r].start = t.offset ? from->minus >> (7 - int8_log2(t.offset)) : 0;
         }
 }
 
-/* Products of n_rows rows with four times n_g weights from g on, added to what half h of the block
- * starts with. */
-INLINE void int8_sums(const struct int8_type t, const cb (*w)[8], const struct int8_x *x, int h,
-                      ci (*sums)[C_PARTS], const int n_g, const int n_rows)
+INLINE void int8_pack_group(const struct int8_type t, const uint8_t *x, size_t x_bytes,
+                            struct int8_x (*to)[INT8_MAX_ROWS], const int n_rows)
 {
-    EACH (r, n_rows)
-        EACH (p, C_PARTS)
-            sums[r][p] = c_int(t.offset ? x[r].start[h] : 0);
-    c_dots(sums, w, h * n_g, n_g, x->q, sizeof(*x), int8_bits(t), n_rows);
-}
-
-/* The same of the whole block, as floats. The halves' sums times their scales are below 2^24, so
- * floats hold them and what they add up to. */
-INLINE void int8_products(const struct int8_type t, const cb (*w)[8], const cf (*sub)[C_PARTS],
-                          const struct int8_x *x, cf (*to)[C_PARTS], const int n_rows)
-{
-    ci sums[INT8_MAX_ROWS][C_PARTS];
-    int8_sums(t, w, x, 0, sums, t.halves ? 4 : 8, n_rows);
-    EACH (r, n_rows)
-        EACH (p, C_PARTS)
-            to[r][p] = c_float(sums[r][p]);
-    if (!t.halves)
-        return;
-    int8_sums(t, w, x, 1, sums, 4, n_rows);
-    EACH (r, n_rows)
-        EACH (p, C_PARTS)
-            to[r][p] = c_fma(to[r][p], sub[0][p], c_mul(c_float(sums[r][p]), sub[1][p]));
+    for (int r = 0; r < n_rows; r++, x += x_bytes) {
+        const struct kernel_x256 *from = (const struct kernel_x256 *)x;
+        for (int i = 0; i < 8; i++)
+            c_spread(from->q + i * KERNEL_BLOCK, int8_bits(t), to[i][r].q);
+        for (int i = 0; i < int8_n_pairs(t); i++)
+            memcpy(to[i][r].pair, (t.halves ? from->half : from->sum) + 2 * i, 4);
+        to[0][r].d = from->d;
+    }
 }
 
 INLINE void int8_prefetch(const uint8_t *p, const int bytes)
@@ -80,42 +69,136 @@ INLINE void int8_prefetch(const uint8_t *p, const int bytes)
         __builtin_prefetch(p + INT8_AHEAD + 64 * line);
 }
 
-/* Block i of a group of a tile for all rows. */
+/* Block i of a group of a tile, unpacked. */
+INLINE void int8_open(const struct int8_type t, const uint8_t *group, int i, cb (*w)[8])
+{
+    const int bytes = KERNEL_BLOCK_BYTES(t.lo, t.hi);
+    const uint8_t *block = group + KERNEL_HEAD_BYTES(t.group, t.min, t.halves) + i * bytes;
+    int8_prefetch(block, bytes);
+    EACH (p, C_PARTS)
+        int8_unpack(t, block + 4 * C_LANES * p, w[p]);
+}
+
+/* For gcc, what follows an unpacked block. The weights stay in memory where rows take turns: there
+ * are not registers enough. After it activations are read again, which the next tile takes too: as
+ * memory operands they are free, kept from here to there they are spilled (8 rows: a third of the
+ * speed, gcc 12). */
+#define INT8_STAY(w)                                                                               \
+    do {                                                                                           \
+        if (C_PARTS > 1 && n_rows > together)                                                      \
+            __asm__ volatile("" : "+m"(w));                                                        \
+    } while (0)
+#define INT8_READ_AGAIN() __asm__ volatile("" : : : "memory")
+
+/* Block i of a group of types of 32 of a tile for all rows. */
 INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i,
                        const struct int8_x *x, cf (*acc)[C_PARTS], const int n_rows)
 {
-    const int head = KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
-    const int bytes = KERNEL_BLOCK_BYTES(t.lo, t.hi);
-    const uint8_t *block = group + head + i * bytes;
     const int together = INT8_TOGETHER(int8_bits(t));
     cb w[C_PARTS][8];
-    cf d[C_PARTS], m[C_PARTS], sub[2][C_PARTS];
-    int8_prefetch(block, bytes);
+    cf d[C_PARTS], m[C_PARTS];
+    int8_open(t, group, i, w);
     EACH (p, C_PARTS) {
-        ci subs[2] = {c_int(0), c_int(0)};
         m[p] = c_set(0);
-        int8_unpack(t, block + 4 * C_LANES * p, w[p]);
-        int8_scales(t, group, i, C_LANES * p, &d[p], &m[p], subs);
-        EACH (h, 2)
-            sub[h][p] = c_float(subs[h]);
+        int8_scales(t, group, i, C_LANES * p, &d[p], &m[p]);
     }
-    EACH (n, (n_rows + together - 1) / together) {
-        const int from = n * together, n_here = MIN(together, n_rows - from);
-        if (C_PARTS > 1 && n_rows > together)
-            __asm__ volatile("" : "+m"(w)); // stays in memory: there are not registers enough
-        cf sums[INT8_MAX_ROWS][C_PARTS];
-        int8_products(t, w, sub, x + from, sums, n_here);
-        EACH (r, n_here)
+    EACH (turn, (n_rows + together - 1) / together) {
+        const int from = turn * together, n = MIN(together, n_rows - from);
+        ci sums[INT8_MAX_ROWS][C_PARTS];
+        INT8_STAY(w);
+        EACH (r, n)
+            EACH (p, C_PARTS)
+                sums[r][p] = c_int(t.offset ? x[from + r].start : 0);
+        c_dots(sums, w, 0, 8, x[from].q, sizeof(*x), int8_bits(t), n);
+        EACH (r, n)
             EACH (p, C_PARTS) {
-                acc[from + r][p] =
-                    c_fma(sums[r][p], c_mul(d[p], c_set(x[from + r].d)), acc[from + r][p]);
+                cf *to = &acc[from + r][p];
+                *to = c_fma(c_float(sums[r][p]), c_mul(d[p], c_set(x[from + r].d)), *to);
                 if (t.min)
-                    acc[from + r][p] = c_fma(m[p], c_set(x[from + r].sum), acc[from + r][p]);
+                    *to = c_fma(m[p], c_set(x[from + r].sum), *to);
             }
     }
-    /* The next tile's products take the same activations: as memory operands they are free, kept
-     * from here to there they are spilled (8 rows: a third of the speed, gcc 12). */
-    __asm__ volatile("" : : : "memory");
+    INT8_READ_AGAIN();
+}
+
+/* A group of them, of which the tile has n_blocks. */
+INLINE void int8_blocks(const struct int8_type t, const uint8_t *group, int n_blocks,
+                        struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS], const int n_rows)
+{
+    cf sums[INT8_MAX_ROWS][C_PARTS];
+    EACH (r, n_rows)
+        EACH (p, C_PARTS)
+            sums[r][p] = acc[r][p];
+    for (int i = 0; i < n_blocks; i++)
+        int8_block(t, group, i, x[i], sums, n_rows);
+    EACH (r, n_rows)
+        EACH (p, C_PARTS)
+            acc[r][p] = sums[r][p];
+}
+
+/* Block i of a group of types of 256, times its integer scales, onto sums. */
+INLINE void int8_scaled_block(const struct int8_type t, const uint8_t *group, int i, const int odd,
+                              const struct int8_x *x, ci (*sums)[C_PARTS], const int n_rows)
+{
+    const int together = INT8_TOGETHER(int8_bits(t));
+    cb w[C_PARTS][8];
+    ci by[2][C_PARTS];
+    int8_open(t, group, i, w);
+    EACH (p, C_PARTS) {
+        const ci pair = int8_pair(group, t.halves ? i : i / 2, C_LANES * p);
+        by[0][p] = c_word(pair, t.halves ? 0 : odd);
+        by[1][p] = c_word(pair, 1);
+    }
+    EACH (turn, (n_rows + together - 1) / together) {
+        const int from = turn * together, n = MIN(together, n_rows - from);
+        INT8_STAY(w);
+        c_scaled_dots(sums + from, w, 0, t.halves ? 4 : 8, x[from].q, sizeof(*x), int8_bits(t),
+                      by[0], n);
+        if (t.halves)
+            c_scaled_dots(sums + from, w, 4, 4, x[from].q, sizeof(*x), int8_bits(t), by[1], n);
+    }
+    INT8_READ_AGAIN();
+}
+
+/* What the sums of a group add to acc: less what the offset adds to them, as floats; and minima. */
+INLINE void int8_finish(const struct int8_type t, const uint8_t *group,
+                        struct int8_x (*x)[INT8_MAX_ROWS], ci (*sums)[C_PARTS], cf (*acc)[C_PARTS],
+                        const int n_rows)
+{
+    EACH (p, C_PARTS) {
+        const cf d = c_halfs(group + 2 * C_LANES * p);
+        const cf m = c_negative(c_halfs(group + 32 + 2 * C_LANES * p));
+        ci pairs[8];
+        EACH (i, int8_n_pairs(t))
+            pairs[i] =
+                t.min ? int8_min_pair(group, i, C_LANES * p) : int8_pair(group, i, C_LANES * p);
+        EACH (r, n_rows) {
+            const cf dx = c_set(x[0][r].d);
+            ci more = c_int(0);
+            EACH (i, int8_n_pairs(t))
+                more = c_dot_words(more, pairs[i], c_2_words(x[i][r].pair));
+            if (t.offset)
+                sums[r][p] = c_less(sums[r][p], more, int8_log2(t.offset));
+            acc[r][p] = c_fma(c_float(sums[r][p]), c_mul(d, dx), acc[r][p]);
+            if (t.min)
+                acc[r][p] = c_fma(c_float(more), c_mul(m, dx), acc[r][p]);
+        }
+    }
+    INT8_READ_AGAIN();
+}
+
+/* A group of types of 256 of a tile for all rows. */
+INLINE void int8_group(const struct int8_type t, const uint8_t *group,
+                       struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS], const int n_rows)
+{
+    ci sums[INT8_MAX_ROWS][C_PARTS];
+    EACH (r, n_rows)
+        EACH (p, C_PARTS)
+            sums[r][p] = c_int(0);
+    for (int i = 0; i < 8; i += 2)
+        EACH (odd, 2)
+            int8_scaled_block(t, group, i + odd, odd, x[i + odd], sums, n_rows);
+    int8_finish(t, group, x, sums, acc, n_rows);
 }
 
 /* n_streams tiles, `apart` tiles from one another, for all rows. w and y: the first one's; n_cols
@@ -136,22 +219,20 @@ INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, c
                 acc[s][r][p] = c_set(0);
     for (int left = (int)(mat->n_in / KERNEL_BLOCK); left > 0; left -= t.group) {
         const int n_blocks = MIN(t.group, left);
-        int8_pack(t, x, x_bytes, n_blocks, packed, n_rows);
+        if (t.group == 8)
+            int8_pack_group(t, x, x_bytes, packed, n_rows);
+        else
+            int8_pack(t, x, x_bytes, n_blocks, packed, n_rows);
         for (uint32_t s = 0; s < n_streams; s++) {
             const uint8_t *group = w + s * apart_bytes;
-            cf sums[INT8_MAX_ROWS][C_PARTS];
             int8_prefetch(group, head);
-            EACH (r, n_rows)
-                EACH (p, C_PARTS)
-                    sums[r][p] = acc[s][r][p];
-            for (int i = 0; i < n_blocks; i++)
-                int8_block(t, group, i, packed[i], sums, n_rows);
-            EACH (r, n_rows)
-                EACH (p, C_PARTS)
-                    acc[s][r][p] = sums[r][p];
+            if (t.group == 8)
+                int8_group(t, group, packed, acc[s], n_rows);
+            else
+                int8_blocks(t, group, n_blocks, packed, acc[s], n_rows);
         }
         w += group_bytes;
-        x += (size_t)t.group * sizeof(struct kernel_x);
+        x += t.group == 8 ? sizeof(struct kernel_x256) : t.group * sizeof(struct kernel_x);
     }
     for (uint32_t s = 0; s < n_streams; s++)
         EACH (p, C_PARTS) {

@@ -45,25 +45,29 @@ INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
     }
 }
 
-/* Scales and mins of block i of a group. */
+/* Scales and mins of block i of a group of types of 32. */
 INLINE void int8_scales(const struct int8_type t, const uint8_t *group, int i, int lane, cf *d,
-                        cf *m, ci sub[2])
+                        cf *m)
 {
-    const uint8_t *p = group + 2 * lane;
-    if (t.group == 2) {
-        *d = c_halfs(p + 32 * i);
-        if (t.min)
-            *m = c_halfs(p + 64 + 32 * i);
-        return;
-    }
+    const uint8_t *p = group + 2 * lane + 32 * i;
     *d = c_halfs(p);
-    if (t.halves) {
-        sub[0] = c_from_s8(group + 64 + 32 * i + lane);
-        sub[1] = c_from_s8(group + 64 + 32 * i + 16 + lane);
-    } else {
-        *d = c_mul(*d, c_float(c_from_s8(group + 64 + 16 * i + lane)));
-        if (t.min)
-            *m =
-                c_mul(c_halfs(p + 32), c_negative(c_float(c_from_s8(group + 192 + 16 * i + lane))));
-    }
+    if (t.min)
+        *m = c_halfs(p + 64);
+}
+
+/* Of types of 256: pairs of a column's integer scales as words, those of blocks 2 i and 2 i + 1 or
+ * of the halves of block i; and such pairs of minima. */
+INLINE int int8_n_pairs(const struct int8_type t)
+{
+    return t.halves ? 8 : 4;
+}
+
+INLINE ci int8_pair(const uint8_t *group, int i, int lane)
+{
+    return c_words(group + 64 + 32 * i + 2 * lane);
+}
+
+INLINE ci int8_min_pair(const uint8_t *group, int i, int lane)
+{
+    return c_words(group + 192 + 32 * i + 2 * lane);
 }

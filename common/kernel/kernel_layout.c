@@ -9,7 +9,7 @@
 #define LAYOUT(name, bytes, lo, hi, off, in_group, min, halves, book)                              \
     [KERNEL_##name] = {.n_weights = (in_group) == 8 ? 256 : 32,                                    \
                        .n_bytes = (bytes),                                                         \
-                       .form = KERNEL_FORM_INT8,                                                   \
+                       .form = (in_group) == 8 ? KERNEL_FORM_INT8_256 : KERNEL_FORM_INT8,          \
                        .group = (in_group),                                                        \
                        .lo_bits = (lo),                                                            \
                        .hi_bits = (hi),                                                            \
@@ -70,8 +70,12 @@ size_t kernel_form_bytes(enum kernel_form form, uint32_t n_in)
     size_t bytes = round_up(n_in, 32) * sizeof(float);
     if (form == KERNEL_FORM_INT8)
         bytes = (size_t)n_in / KERNEL_BLOCK * sizeof(struct kernel_x);
+    if (form == KERNEL_FORM_INT8_256)
+        bytes = (size_t)n_in / KERNEL_GROUP * sizeof(struct kernel_x256);
     if (form == KERNEL_FORM_TILES)
         bytes = (size_t)n_in / KERNEL_BLOCK * sizeof(struct kernel_unit) / KERNEL_ROWS;
+    if (form == KERNEL_FORM_TILES_256)
+        bytes = (size_t)n_in / KERNEL_GROUP * sizeof(struct kernel_unit256) / KERNEL_ROWS;
     return round_up(bytes, 64) | 64;
 }
 
@@ -270,7 +274,7 @@ void kernel_dequant(enum kernel_type type, const void *row, uint32_t n_in, float
 /* Where things of block b of a tile stand. */
 struct place {
     uint8_t *d, *m;       // f16 of column 0
-    uint8_t *sub, *sub_m; // of column 0; halves: sub, sub + 16
+    uint8_t *sub, *sub_m; // of column 0, the next one's 2 bytes on; halves: sub, sub + 1
     uint8_t *lo, *hi;
 };
 
@@ -282,8 +286,8 @@ static struct place place_of(const struct kernel_layout *l, const uint8_t *tile,
     p.hi = p.lo + 64 * l->lo_bits;
     p.d = l->group == 8 ? g : g + i * 32;
     p.m = l->group == 8 ? g + 32 : g + 64 + i * 32;
-    p.sub = g + 64 + i * (l->has_halves ? 32 : 16);
-    p.sub_m = g + 192 + i * 16;
+    p.sub = g + 64 + (l->has_halves ? i * 32 : i / 2 * 32 + i % 2);
+    p.sub_m = g + 192 + i / 2 * 32 + i % 2;
     return p;
 }
 
@@ -296,11 +300,11 @@ static void write_block(const struct kernel_layout *l, uint8_t *tile, uint32_t b
     if (l->has_min)
         memcpy(p.m + 2 * c, &from->m, 2);
     if (l->group == 8) {
-        p.sub[c] = (uint8_t)from->sub[0];
+        p.sub[2 * c] = (uint8_t)from->sub[0];
         if (l->has_halves)
-            p.sub[16 + c] = (uint8_t)from->sub[1];
+            p.sub[2 * c + 1] = (uint8_t)from->sub[1];
         if (l->has_min)
-            p.sub_m[c] = from->sub_m;
+            p.sub_m[2 * c] = from->sub_m;
     }
     for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
         unsigned g = k / 4, at = c * 4 + k % 4, q = from->q[k];
@@ -329,24 +333,21 @@ static unsigned stored_q(const struct kernel_layout *l, const struct place *p, u
     return q;
 }
 
-/* Scales of column c of a packed block; sub as in struct block. */
-static void stored_scales(const struct kernel_layout *l, const struct place *p, unsigned c,
-                          float *d, float *m, int sub[2])
+/* Column c of a packed block, all but its weights. */
+static struct block stored_scales(const struct kernel_layout *l, const struct place *p, unsigned c)
 {
     struct block b = {.sub = {1, 1}, .sub_m = 1};
     memcpy(&b.d, p->d + 2 * c, 2);
     if (l->has_min)
         memcpy(&b.m, p->m + 2 * c, 2);
     if (l->group == 8) {
-        b.sub[0] = b.sub[1] = (int8_t)p->sub[c];
+        b.sub[0] = b.sub[1] = (int8_t)p->sub[2 * c];
         if (l->has_halves)
-            b.sub[1] = (int8_t)p->sub[16 + c];
+            b.sub[1] = (int8_t)p->sub[2 * c + 1];
         if (l->has_min)
-            b.sub_m = p->sub_m[c];
+            b.sub_m = p->sub_m[2 * c];
     }
-    block_scales(l, &b, d, m);
-    sub[0] = l->has_halves ? b.sub[0] : 1;
-    sub[1] = l->has_halves ? b.sub[1] : 1;
+    return b;
 }
 
 static void unpack_q(const struct kernel_layout *l, const struct place *p,
@@ -376,10 +377,12 @@ void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t 
 {
     struct place p = place_of(l, tile, b);
     for (unsigned c = 0; c < KERNEL_TILE; c++) {
-        int sub[2];
-        stored_scales(l, &p, c, &u->d[c], &u->m[c], sub);
-        u->sub[0][c] = sub[0];
-        u->sub[1][c] = sub[1];
+        const struct block s = stored_scales(l, &p, c);
+        u->d[c] = kernel_f16_to(s.d);
+        u->m[c] = l->has_min ? kernel_f16_to(s.m) : 0;
+        u->sub[0][c] = s.sub[0];
+        u->sub[1][c] = s.sub[1];
+        u->sub_m[c] = (int8_t)s.sub_m;
     }
     unpack_q(l, &p, u->q);
 }
@@ -454,10 +457,10 @@ void kernel_dequant_packed(const struct kernel_mat *w, uint32_t row, float *to)
         kernel_dequant(w->type, run_at(l, tile, w->n_in, c, k), run_length(l, k, w->n_in), to + k);
     for (uint32_t k = 0; k < w->n_in && l->group; k += KERNEL_BLOCK) {
         struct place p = place_of(l, tile, k / KERNEL_BLOCK);
+        const struct block b = stored_scales(l, &p, c);
         float d, m;
-        int sub[2];
-        stored_scales(l, &p, c, &d, &m, sub);
+        block_scales(l, &b, &d, &m);
         for (unsigned i = 0; i < KERNEL_BLOCK; i++)
-            to[k + i] = weight(l, d, m, sub[i / 16], stored_q(l, &p, c, i));
+            to[k + i] = weight(l, d, m, b.sub[i / 16], stored_q(l, &p, c, i));
     }
 }

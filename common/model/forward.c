@@ -85,10 +85,9 @@ static void note_form(struct forward *f, enum kernel_form form, const struct ker
 /* Those of few rows and of many. */
 static void note_matrix(struct forward *f, const struct kernel_mat *w)
 {
-    enum kernel_form form = kernel_form_of(w->type);
-    note_form(f, form, w);
+    note_form(f, kernel_form_of(w->type), w);
     note_form(f, f->m->kernel->form(w->type, f->opt.max_rows), w);
-    if (f->opt.blas && form != KERNEL_FORM_INT8 && kernel_blas_floats(w) > f->panel_floats)
+    if (f->opt.blas && kernel_blas_floats(w) > f->panel_floats)
         f->panel_floats = kernel_blas_floats(w);
 }
 
@@ -329,7 +328,7 @@ static void apply(struct forward *f, const struct part *t, const struct kernel_m
                   uint32_t n_rows, uint32_t from, uint32_t to)
 {
     enum kernel_form form = f->m->kernel->form(w->type, n_rows);
-    if (from < to && f->opt.blas && kernel_form_of(w->type) != KERNEL_FORM_INT8)
+    if (from < to && f->opt.blas)
         kernel_blas_matmul(f->m->kernel, w, t->act[form], f->act_bytes[form], n_rows, y, w->n_out,
                            from, to, t->scratch);
     else if (from < to)

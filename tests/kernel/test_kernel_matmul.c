@@ -1,4 +1,5 @@
 /* test_kernel_matmul.c - every weight type: packing, and products against a float64 oracle. */
+#include "base/mem.h"
 #include "kernel/kernel_impl.h"
 #include "lib/lib.h"
 #include "lib/weights.h"
@@ -56,6 +57,10 @@ static void packing_in_ranges_is_packing_at_once(void **state)
 /* The activation that a prepared row stands for. */
 static double prepared_at(enum kernel_form form, const void *row, uint32_t k)
 {
+    if (form == KERNEL_FORM_INT8_256) {
+        const struct kernel_x256 *x = (const struct kernel_x256 *)row + k / KERNEL_GROUP;
+        return (double)x->q[k % KERNEL_GROUP] * x->d;
+    }
     if (form != KERNEL_FORM_INT8)
         return ((const float *)row)[k];
     const struct kernel_x *x = (const struct kernel_x *)row + k / KERNEL_BLOCK;
@@ -110,25 +115,26 @@ static void products_agree_with_float64(void **state)
     check_against_float64(kernel_tier("c"), KERNEL_Q8_0, 2, 5, 288);
 }
 
-/* int8: at most half a step of the largest in 32. bf16: 2^-9 of each. */
+/* int8: at most half a step of the largest in 32 or 256. bf16: 2^-9 of each. */
 static void prepared_rows_are_near_the_activations(void **state)
 {
     (void)state;
-    float x[96];
-    float *r = weights_floats(1, 96, 5, false);
-    memcpy(x, r, sizeof(x));
-    free(r);
-    uint8_t *to = weights_alloc(kernel_form_bytes(KERNEL_FORM_INT8, 96));
-    kernel_tier("c")->prepare(KERNEL_FORM_INT8, x, 96, 0, 1, to, 0);
-    for (uint32_t k = 0; k < 96; k++)
-        assert_true(fabs(prepared_at(KERNEL_FORM_INT8, to, k) - x[k]) <=
-                    ((struct kernel_x *)(void *)to)[k / 32].d * 0.500001);
-    free(to);
-    to = weights_alloc(kernel_form_bytes(KERNEL_FORM_BF16, 96));
-    kernel_tier("c")->prepare(KERNEL_FORM_BF16, x, 96, 0, 1, to, 0);
-    for (uint32_t k = 0; k < 96; k++)
-        assert_true(fabs(prepared_at(KERNEL_FORM_BF16, to, k) - x[k]) <= fabsf(x[k]) * 0x1p-8);
-    free(to);
+    static const enum kernel_form forms[] = {KERNEL_FORM_INT8, KERNEL_FORM_INT8_256,
+                                             KERNEL_FORM_BF16};
+    float *x = weights_floats(1, 512, 5, false);
+    for (unsigned i = 0; i < ARRAY_LEN(forms); i++) {
+        uint8_t *to = weights_alloc(kernel_form_bytes(forms[i], 512));
+        kernel_tier("c")->prepare(forms[i], x, 512, 0, 1, to, 0);
+        for (uint32_t k = 0; k < 512; k++) {
+            float step = forms[i] == KERNEL_FORM_BF16 ? fabsf(x[k]) * 0x1p-7f
+                         : forms[i] == KERNEL_FORM_INT8
+                             ? ((struct kernel_x *)(void *)to)[k / KERNEL_BLOCK].d
+                             : ((struct kernel_x256 *)(void *)to)[k / KERNEL_GROUP].d;
+            assert_true(fabs(prepared_at(forms[i], to, k) - x[k]) <= step * 0.500001);
+        }
+        free(to);
+    }
+    free(x);
 }
 
 int main(void)

@@ -30,7 +30,7 @@ static const uint8_t *prepare(const struct product *p, const struct kernel *k, u
 {
     enum kernel_form form = k->form(p->w.type, m);
     size_t bytes = kernel_form_bytes(form, p->w.n_in), n = m;
-    if (form == KERNEL_FORM_TILES)
+    if (form == KERNEL_FORM_TILES || form == KERNEL_FORM_TILES_256)
         n = (m + KERNEL_ROWS - 1) / KERNEL_ROWS * KERNEL_ROWS;
     uint8_t *to = p->prepared + p->room - n * bytes;
     *ret_bytes =
@@ -137,7 +137,7 @@ static void check_tier(const struct kernel *k)
         if (per <= 32)
             check_type(k, type, 70, 32, false);
         if (type == KERNEL_Q8_0 || type == KERNEL_Q4_1 || type == KERNEL_Q4_K ||
-            type == KERNEL_IQ4_XS)
+            type == KERNEL_Q6_K || type == KERNEL_IQ4_XS)
             check_many_rows(k, type, 33, 2304);
         if (per == 1) {
             check_type(k, type, 35, 77, false);
@@ -157,6 +157,63 @@ static void products_of_all_tiers_are_those_of_c(void **state)
         check_tier(k[t]);
 }
 
+/* Blocks of types of 256 whose sums of 256 are the furthest from 0 that there are, with d and dmin
+ * of 1, and activations of 127. */
+static double furthest_block(enum kernel_type type, uint8_t *p)
+{
+    uint32_t per, bytes;
+    assert_int_equal(kernel_type_block(type, &per, &bytes), 0);
+    const bool has_min = kernel_layout(type)->has_min;
+    const uint16_t one = kernel_f16_of(1);
+    memset(p, has_min ? 0xff : 0, bytes);
+    if (type == KERNEL_Q6_K)
+        memset(p + 192, 0x80, 16); // scales; the weights are -32
+    memcpy(p + (type == KERNEL_Q6_K ? 208 : 0), &one, 2);
+    if (has_min)
+        memcpy(p + 2, &one, 2);
+    return 127 * 256. *
+           (type == KERNEL_Q4_K   ? 63 * 15 - 63
+            : type == KERNEL_Q5_K ? 63 * 31 - 63
+            : type == KERNEL_Q6_K ? -128 * -32
+                                  : -32 * -127);
+}
+
+static void the_furthest_sums_are_exact(void **state)
+{
+    (void)state;
+    static const enum kernel_type types[] = {KERNEL_Q4_K, KERNEL_Q5_K, KERNEL_Q6_K, KERNEL_IQ4_XS};
+    static const uint32_t rows[] = {1, 7, 16, 40};
+    const uint32_t n_out = 16, n_in = 512, most = 40;
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
+    for (unsigned i = 0; i < ARRAY_LEN(types); i++) {
+        uint8_t block[256], *file = weights_alloc((size_t)n_out * n_in);
+        uint32_t per, bytes;
+        assert_int_equal(kernel_type_block(types[i], &per, &bytes), 0);
+        const double sum = furthest_block(types[i], block) * n_in / per;
+        for (uint32_t b = 0; b < n_out * n_in / per; b++)
+            memcpy(file + (size_t)b * bytes, block, bytes);
+        struct kernel_mat w = weights_pack(types[i], file, n_out, n_in);
+        float *x = weights_alloc(most * n_in * sizeof(float)), y[40 * 16];
+        uint8_t *prepared = weights_alloc(weights_room(types[i], n_in, most));
+        for (uint32_t c = 0; c < most * n_in; c++)
+            x[c] = c / n_in % 2 ? -127 : 127;
+        for (unsigned t = 0; t < n_tiers; t++)
+            for (unsigned n = 0; n < ARRAY_LEN(rows); n++) {
+                size_t x_bytes = weights_prepare(k[t], types[i], x, rows[n], n_in, prepared);
+                k[t]->matmul(&w, prepared, x_bytes, rows[n], y, n_out, 0, n_out);
+                for (uint32_t c = 0; c < rows[n] * n_out; c++)
+                    if (y[c] != (c / n_out % 2 ? -sum : sum))
+                        fail_msg("%s, type %u, %u rows: %a is not %a", k[t]->name, types[i],
+                                 rows[n], y[c], sum);
+            }
+        free((void *)w.data);
+        free(file);
+        free(x);
+        free(prepared);
+    }
+}
+
 static void prepared_rows_are_the_same_bytes(void **state)
 {
     (void)state;
@@ -165,7 +222,9 @@ static void prepared_rows_are_the_same_bytes(void **state)
     for (unsigned t = 1; t < n_tiers; t++)
         for (uint32_t n = 1; n < 700; n += n < 40 ? 1 : 37)
             for (enum kernel_form form = KERNEL_FORM_INT8; form <= KERNEL_FORM_BF16; form++) {
-                uint32_t len = form == KERNEL_FORM_INT8 ? n * 32 : n;
+                uint32_t len = form == KERNEL_FORM_INT8       ? n * 32
+                               : form == KERNEL_FORM_INT8_256 ? n * 256
+                                                              : n;
                 size_t bytes = kernel_form_bytes(form, len);
                 float *x = weights_floats(1, len, n, n % 2);
                 uint8_t *a = weights_alloc(bytes), *b = weights_alloc(bytes);
@@ -186,6 +245,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prepared_rows_are_the_same_bytes),
         cmocka_unit_test(products_of_all_tiers_are_those_of_c),
+        cmocka_unit_test(the_furthest_sums_are_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

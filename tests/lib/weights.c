@@ -188,6 +188,8 @@ size_t weights_room(enum kernel_type type, uint32_t n_in, uint32_t m)
     size_t rows = m * kernel_form_bytes(kernel_form_of(type), n_in);
     size_t many = (m + KERNEL_ROWS - 1) / KERNEL_ROWS * KERNEL_ROWS;
     size_t tiles = many * kernel_form_bytes(KERNEL_FORM_TILES, n_in);
+    size_t tiles_256 = many * kernel_form_bytes(KERNEL_FORM_TILES_256, n_in);
+    tiles = tiles > tiles_256 ? tiles : tiles_256;
     return rows > tiles ? rows : tiles;
 }
 

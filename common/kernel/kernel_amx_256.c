@@ -1,0 +1,330 @@
+/* kernel_amx_256.c - x86-64 with AMX int8: products of many rows with types of 256.
+ *
+ * The integer scales of blocks are multiplied into the weights, which then are two planes of bytes,
+ * w = 2^shift high + low. So tiles add up all of 256 before anything is stored: two tiles for 16
+ * rows and 16 columns, which become a float and an addition. Minima meet the sums of activations as
+ * pairs of words by AVX-512.
+ *
+ * What a group of rows stored is scaled while the next one's products are under way: a row after
+ * each tile instruction. More rows at a time would fill the core's window, and the two take turns.
+ *
+ * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
+#if defined(__x86_64__)
+#include "kernel/kernel_amx.h"
+
+#define STEPS 16 // products of a tile of rows with those of a chunk of two tiles of columns
+
+/* 256 of K of a tile of columns. */
+struct chunk {
+    uint8_t q[2][4][KERNEL_TILE][64]; // high, low plane; 64 of K; 4 of K; (column, 4)
+} __attribute__((aligned(64)));
+
+struct scales {
+    float d[KERNEL_TILE], m[KERNEL_TILE];
+    int32_t mins[4][KERNEL_TILE]; // pairs of words
+} __attribute__((aligned(64)));
+
+/* Of two tiles of columns, each of two planes. */
+typedef tile_products products[AMX_TILES][2];
+
+/* ---- operands ---- */
+
+/* The word, twice. */
+INLINE __m512i twice(__m512i word)
+{
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, word, _mm512_slli_epi32(word, 16));
+}
+
+/* Bytes of types with minima times a scale of up to 63, of which each part has three bits: no
+ * product exceeds 255, so one of words is two of bytes. */
+INLINE void planes_of_parts(__m512i q, __m512i by, uint8_t *high, uint8_t *low)
+{
+    _mm512_store_si512(high, _mm512_mullo_epi16(q, _mm512_srli_epi16(by, 3)));
+    _mm512_store_si512(low, _mm512_mullo_epi16(q, _mm512_and_si512(by, _mm512_set1_epi16(7))));
+}
+
+/* Signed bytes times a scale, as words, of which low has seven bits. */
+INLINE void planes_of_words(__m512i q, __m512i by, uint8_t *high, uint8_t *low)
+{
+    const __m512i bytes = _mm512_set1_epi16(0xff);
+    const __m512i even = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(q, 8), 8), by);
+    const __m512i odd = _mm512_mullo_epi16(_mm512_srai_epi16(q, 8), by);
+    const int select = 0xca; // first ? second : third
+    __m512i h = _mm512_ternarylogic_epi32(bytes, _mm512_srai_epi16(even, 7),
+                                          _mm512_slli_epi16(odd, 1), select);
+    __m512i l = _mm512_ternarylogic_epi32(bytes, even, _mm512_slli_epi16(odd, 8), select);
+    _mm512_store_si512(high, h);
+    _mm512_store_si512(low, _mm512_and_si512(l, _mm512_set1_epi8(127)));
+}
+
+#define SHIFT(t) ((t).min ? 3 : 7)
+
+INLINE void chunk_open(const struct int8_type t, const uint8_t *group, struct chunk *to,
+                       struct scales *scales)
+{
+    const uint8_t *block = group + KERNEL_HEAD_BYTES(t.group, t.min, t.halves);
+    for (int i = 0; i < 8; i++, block += KERNEL_BLOCK_BYTES(t.lo, t.hi)) {
+        const __m512i pair = int8_pair(group, t.halves ? i : i / 2, 0);
+        const __m512i words[2] = {twice(c_word(pair, 0)), twice(c_word(pair, 1))};
+        cb w[8];
+        int8_unpack(t, block, w);
+        EACH (g, 8) {
+            const __m512i by = words[t.halves ? g / 4 : i % 2];
+            uint8_t *high = to->q[0][i / 2][i % 2 * 8 + g], *low = to->q[1][i / 2][i % 2 * 8 + g];
+            if (t.min)
+                planes_of_parts(w[g], by, high, low);
+            else
+                planes_of_words(_mm512_sub_epi8(w[g], _mm512_set1_epi8((char)t.offset)), by, high,
+                                low);
+        }
+    }
+    _mm512_store_ps(scales->d, c_halfs(group));
+    if (!t.min)
+        return;
+    _mm512_store_ps(scales->m, c_negative(c_halfs(group + 32)));
+    EACH (i, 4)
+        _mm512_store_si512(scales->mins[i], int8_min_pair(group, i, 0));
+}
+
+void kernel_amx_prepare_256(const float *x, uint32_t n, uint32_t r, uint32_t m, void *to,
+                            size_t to_bytes)
+{
+    struct kernel_unit256 *unit = (void *)((char *)to + group_of(m, &r) * KERNEL_ROWS * to_bytes);
+    for (uint32_t i = 0; i < n / KERNEL_GROUP; i++, unit++) {
+        struct kernel_x256 row;
+        kernel_avx512.prepare(KERNEL_FORM_INT8_256, x + i * KERNEL_GROUP, KERNEL_GROUP, 0, 1, &row,
+                              0);
+        for (unsigned k = 0; k < 4; k++)
+            memcpy(unit->q[k][r], row.q + 64 * k, 64);
+        unit->d[r] = row.d;
+        memcpy(unit->sum[r], row.sum, sizeof(row.sum));
+    }
+}
+
+/* ---- tiles ---- */
+
+/* Tiles 0, 1: activations; 2, 3: weights; 4 .. 7: sums of a tile of columns' high and low plane,
+ * then of the next one's. */
+static void configure(int n_rows)
+{
+    struct {
+        uint8_t palette, start, reserved[14];
+        uint16_t column_bytes[16];
+        uint8_t rows[16];
+    } __attribute__((aligned(64))) c = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        c.rows[i] = (uint8_t)(i == 2 || i == 3 ? KERNEL_TILE : n_rows);
+        c.column_bytes[i] = 64;
+    }
+    __asm__ volatile("" : : "r"(&c) : "memory"); // gcc 12 takes only 8 bytes of it as read
+    _tile_loadconfig(&c);
+}
+
+/* What a group of rows has still to do: its products scaled onto its sums. */
+struct rest {
+    const struct scales *w;
+    const struct kernel_unit256 *x;
+    const products *from;
+    struct place at[AMX_TILES];
+};
+
+/* The same in registers. */
+struct finish {
+    vf d[AMX_TILES], m[AMX_TILES];
+    ci mins[AMX_TILES][4];
+    struct place at[AMX_TILES];
+    uint32_t n_load[AMX_TILES];
+};
+
+INLINE struct finish finish_of(const struct int8_type t, const struct rest *rest)
+{
+    struct finish f;
+    EACH (k, AMX_TILES) {
+        f.d[k] = v_load(rest->w[k].d);
+        f.m[k] = t.min ? v_load(rest->w[k].m) : v_set(0);
+        EACH (i, 4)
+            f.mins[k][i] = t.min ? _mm512_load_si512(rest->w[k].mins[i]) : c_int(0);
+        f.at[k] = rest->at[k];
+        f.n_load[k] = f.at[k].from ? f.at[k].n_store : 0;
+        if (!f.at[k].from)
+            f.at[k].from = f.at[k].to; // of which nothing is loaded
+    }
+    return f;
+}
+
+INLINE void finish_row(const struct int8_type t, const struct finish *f,
+                       const struct kernel_unit256 *x, const products *from, uint32_t r)
+{
+    const vf dx = v_set(x->d[r]);
+    ci sums[4];
+    EACH (i, 4)
+        sums[i] = t.min ? c_2_words(x->sum[r] + 2 * i) : c_int(0);
+    EACH (k, AMX_TILES) {
+        const struct place *at = &f->at[k];
+        const ci high = _mm512_load_si512((*from)[k][0][r]);
+        const ci low = _mm512_load_si512((*from)[k][1][r]);
+        const ci sum = _mm512_add_epi32(_mm512_slli_epi32(high, SHIFT(t)), low);
+        vf acc = v_load_n(at->from + r * at->from_stride, f->n_load[k], 0);
+        acc = c_fma(c_float(sum), c_mul(f->d[k], dx), acc);
+        if (t.min) {
+            ci min = c_int(0);
+            EACH (i, 4)
+                min = c_dot_words(min, f->mins[k][i], sums[i]);
+            acc = c_fma(c_float(min), c_mul(f->m[k], dx), acc);
+        }
+        v_store_n(at->to + r * at->to_stride, at->n_store, acc);
+    }
+}
+
+INLINE void finish(const struct int8_type t, const struct rest *rest)
+{
+    const struct finish f = finish_of(t, rest);
+    for (uint32_t r = 0; r < f.at[0].n_rows; r++)
+        finish_row(t, &f, rest->x, rest->from, r);
+}
+
+/* What is wanted next: lines of weights of each tile of columns, into L2, and a unit, into L1; a
+ * step's share. */
+struct ahead {
+    const uint8_t *weights[AMX_TILES], *unit;
+    unsigned n_lines;
+};
+#define UNIT_SHARE ((int)(sizeof(struct kernel_unit256) / 64 + STEPS - 1) / STEPS)
+
+INLINE void look_ahead(const struct ahead *ahead, const int step)
+{
+    EACH (i, UNIT_SHARE)
+        _mm_prefetch(ahead->unit + 64 * (UNIT_SHARE * step + i), _MM_HINT_T0);
+    for (unsigned i = 0; i < ahead->n_lines; i++)
+        EACH (k, AMX_TILES)
+            _mm_prefetch(ahead->weights[k] + 64 * (ahead->n_lines * (unsigned)step + i),
+                         _MM_HINT_T1);
+}
+
+/* 64 of K from number k on times plane p of chunk c, by tiles x_tile and w_tile onto tile `to`; and
+ * a row of the rest. */
+#define STEP(k, c, p, x_tile, w_tile, to)                                                          \
+    do {                                                                                           \
+        const int step = 4 * (k) + 2 * (c) + (p);                                                  \
+        _tile_loadd(w_tile, w[c].q[p][k][0], 64);                                                  \
+        if (t.min)                                                                                 \
+            _tile_dpbsud(to, x_tile, w_tile);                                                      \
+        else                                                                                       \
+            _tile_dpbssd(to, x_tile, w_tile);                                                      \
+        look_ahead(&next, step);                                                                   \
+        if (step < n_rows)                                                                         \
+            finish_row(t, &f, rest_x, rest_from, step);                                            \
+    } while (0)
+#define STEPS_64(k, x_tile)                                                                        \
+    do {                                                                                           \
+        _tile_loadd(x_tile, x->q[k][0], 64);                                                       \
+        STEP(k, 0, 0, x_tile, 2, 4);                                                               \
+        STEP(k, 0, 1, x_tile, 3, 5);                                                               \
+        STEP(k, 1, 0, x_tile, 2, 6);                                                               \
+        STEP(k, 1, 1, x_tile, 3, 7);                                                               \
+    } while (0)
+
+/* A unit times two chunks. */
+INLINE void multiply(const struct int8_type t, const struct chunk *w,
+                     const struct kernel_unit256 *x, products *to, const struct rest *rest,
+                     const struct ahead *ahead)
+{
+    const struct finish f =
+        finish_of(t, rest); // copies: for gcc, what is stored may be part of *rest
+    const struct ahead next = *ahead;
+    const struct kernel_unit256 *rest_x = rest->x;
+    const products *rest_from = rest->from;
+    const int n_rows = (int)f.at[0].n_rows;
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
+    STEPS_64(0, 0);
+    STEPS_64(1, 1);
+    STEPS_64(2, 0);
+    STEPS_64(3, 1);
+    _tile_stored(4, (*to)[0][0], 64);
+    _tile_stored(5, (*to)[0][1], 64);
+    _tile_stored(6, (*to)[1][0], 64);
+    _tile_stored(7, (*to)[1][1], 64);
+    __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are stored
+}
+
+/* ---- the product ---- */
+
+/* Two tiles of columns, the first one number i, and unit u of a part: for every group of rows. */
+struct turn {
+    struct chunk chunks[AMX_TILES];
+    struct scales scales[2][AMX_TILES]; // of this turn and the one before in turns
+    products products[2];               // of this group and the one before in turns
+    tile_sums sums[AMX_SUMS];
+    struct rest rest;
+    unsigned n_groups, n_turns; // so far
+};
+
+INLINE void groups_times_chunks(const struct int8_type t, struct turn *s, uint32_t i,
+                                const struct part *x, uint32_t u, const struct columns *c,
+                                const uint8_t *const *next)
+{
+    const unsigned n_next = (unsigned)(int8_group_bytes(t) / 64);
+    const unsigned n_lines = (n_next + STEPS * x->n_groups - 1) / (STEPS * x->n_groups);
+    const uint8_t *first = x->units + u * sizeof(struct kernel_unit256);
+    for (uint32_t g = 0, r = 0, n_rows; g < x->n_groups; g++, r += n_rows, s->n_groups++) {
+        const uint8_t *unit = first + g * x->group_bytes;
+        const unsigned begun = STEPS * n_lines * g;
+        const struct ahead ahead = {{next[0] + 64 * begun, next[1] + 64 * begun},
+                                    g + 1 < x->n_groups ? unit + x->group_bytes : first,
+                                    begun < n_next ? n_lines : 0};
+        products *to = &s->products[s->n_groups % 2];
+        n_rows = kernel_pass_rows(x->m, r, x->n_groups - g);
+        multiply(t, s->chunks, (const struct kernel_unit256 *)unit, to, &s->rest, &ahead);
+        s->rest.w = s->scales[s->n_turns % 2];
+        s->rest.x = (const struct kernel_unit256 *)unit;
+        s->rest.from = to;
+        places_of(c, i, g, r, n_rows, u == 0, u + 1 == x->n_units, s->sums, s->rest.at);
+    }
+}
+
+/* A tile is followed by what its stream goes on with, or the same part of the next tile. */
+INLINE void tiles_256(const struct int8_type t, const uint8_t *w, size_t tile_bytes,
+                      const struct part *x, const struct columns *c)
+{
+    struct turn s;
+    const size_t apart_bytes = c->apart / KERNEL_TILE * tile_bytes;
+    s.rest = (struct rest){.w = s.scales[0]}; // of no rows
+    s.n_groups = s.n_turns = 0;
+    for (uint32_t u = 0; u < x->n_units; u++, w += int8_group_bytes(t))
+        for (uint32_t i = 0; i < c->n_tiles; i += AMX_TILES, s.n_turns++) {
+            const uint8_t *next[AMX_TILES];
+            EACH (k, AMX_TILES) {
+                const uint8_t *tile = w + MIN(i + (uint32_t)k, c->n_tiles - 1) * apart_bytes;
+                chunk_open(t, tile, &s.chunks[k], &s.scales[s.n_turns % 2][k]);
+                next[k] = tile + (x->whole ? int8_group_bytes(t) : tile_bytes);
+            }
+            __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
+            groups_times_chunks(t, &s, i, x, u, c, next);
+        }
+    finish(t, &s.rest);
+}
+
+void kernel_amx_matmul_256(const struct kernel_mat *w, const uint8_t *x, size_t group_bytes,
+                           uint32_t n_groups, uint32_t m, float *y, size_t y_stride, uint32_t from,
+                           uint32_t to)
+{
+    configure((int)kernel_pass_rows(m, 0, n_groups));
+    switch (w->type) {
+#define CASE(name, bytes, lo, hi, offset, in_group, min, halves, book)                             \
+    case KERNEL_##name:                                                                            \
+        if ((in_group) == 8)                                                                       \
+            amx_walk((struct int8_type){lo, hi, offset, in_group, min, halves, book}, tiles_256,   \
+                     8, sizeof(struct kernel_unit256), 1, w, x, group_bytes, n_groups, m, y,       \
+                     y_stride, from, to);                                                          \
+        break;
+        KERNEL_INT8_TYPES(CASE)
+#undef CASE
+    default:
+        break;
+    }
+    _tile_release();
+}
+#endif
