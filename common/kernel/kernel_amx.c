@@ -14,9 +14,11 @@
 #if defined(__x86_64__)
 #include "kernel/kernel_amx.h"
 
-#define AMX_MIN_ROWS 17  // fewer are faster without tiles
-#define AMX_MIN_ROWS8 33 // for weights of 8 bits, which memory does not give fast enough
-#define AMX_CHUNK 8      // blocks of K of a pair of tiles of columns that stay in L1
+#define AMX_MIN_ROWS 17      // fewer are faster without tiles
+#define AMX_MIN_ROWS8 33     // for weights of 8 bits, which memory does not give fast enough
+#define AMX_MIN_ROWS_HALF 25 // of Q6_K and IQ4_XS, which take longer to unpack into planes
+#define AMX_MIN_ROWS_BOOK 128
+#define AMX_CHUNK 8 // blocks of K of a pair of tiles of columns that stay in L1
 
 /* AMX_CHUNK blocks of K of a tile of columns. */
 struct chunk {
@@ -272,14 +274,20 @@ static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t group_by
     _tile_release();
 }
 
+static uint32_t min_rows(const struct kernel_layout *l)
+{
+    if (l->form == KERNEL_FORM_INT8)
+        return l->lo_bits == 8 ? AMX_MIN_ROWS8 : AMX_MIN_ROWS;
+    return l->has_book ? AMX_MIN_ROWS_BOOK : l->has_halves ? AMX_MIN_ROWS_HALF : AMX_MIN_ROWS;
+}
+
 enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m)
 {
-    enum kernel_form form = kernel_form_of(type);
-    if (form == KERNEL_FORM_INT8_256 && m >= AMX_MIN_ROWS)
-        return KERNEL_FORM_TILES_256;
-    if (form == KERNEL_FORM_INT8 &&
-        m >= (kernel_layout(type)->lo_bits == 8 ? AMX_MIN_ROWS8 : AMX_MIN_ROWS))
+    const enum kernel_form form = kernel_form_of(type);
+    if (form == KERNEL_FORM_INT8 && m >= min_rows(kernel_layout(type)))
         return KERNEL_FORM_TILES;
+    if (form == KERNEL_FORM_INT8_256 && m >= min_rows(kernel_layout(type)))
+        return KERNEL_FORM_TILES_256;
     return form;
 }
 

@@ -182,8 +182,8 @@ static void the_furthest_sums_are_exact(void **state)
 {
     (void)state;
     static const enum kernel_type types[] = {KERNEL_Q4_K, KERNEL_Q5_K, KERNEL_Q6_K, KERNEL_IQ4_XS};
-    static const uint32_t rows[] = {1, 7, 16, 40};
-    const uint32_t n_out = 16, n_in = 512, most = 40;
+    static const uint32_t rows[] = {1, 7, 16, 40, 130};
+    const uint32_t n_out = 16, n_in = 512, most = 130;
     const struct kernel *k[TIERS_MAX];
     unsigned n_tiers = tiers_here(k);
     for (unsigned i = 0; i < ARRAY_LEN(types); i++) {
@@ -194,7 +194,7 @@ static void the_furthest_sums_are_exact(void **state)
         for (uint32_t b = 0; b < n_out * n_in / per; b++)
             memcpy(file + (size_t)b * bytes, block, bytes);
         struct kernel_mat w = weights_pack(types[i], file, n_out, n_in);
-        float *x = weights_alloc(most * n_in * sizeof(float)), y[40 * 16];
+        float *x = weights_alloc(most * n_in * sizeof(float)), y[130 * 16];
         uint8_t *prepared = weights_alloc(weights_room(types[i], n_in, most));
         for (uint32_t c = 0; c < most * n_in; c++)
             x[c] = c / n_in % 2 ? -127 : 127;
