@@ -232,11 +232,9 @@ static double alone_us(const struct control *c, const struct control_round *r,
     return cost_us(&c->cost, &pass) + (k ? answer_us(&c->proposers[v->proposer], k) : 0);
 }
 
-/* Rounds from one try to the next if that is v's, in a round that takes us. */
-static uint32_t try_rounds(const struct control *c, const struct control_round *r,
-                           const struct control_item *v, double us)
+/* Rounds, which take us, from one try to the next if that costs extra_us. */
+static uint32_t rounds_between(double extra_us, double us)
 {
-    double extra_us = alone_us(c, r, v, try_k(v)) - alone_us(c, r, v, v->k);
     return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
 }
 
@@ -253,11 +251,25 @@ static void try_one(struct control *c, const struct control_round *r, struct con
             (!next || v[i].s->since_try > next->s->since_try))
             next = &v[i];
     }
-    if (!next || ++c->since_try < try_rounds(c, r, next, us))
+    if (!next)
+        return;
+    double extra_us = alone_us(c, r, next, try_k(next)) - alone_us(c, r, next, next->k);
+    if (++c->since_try < rounds_between(extra_us, us))
         return;
     c->since_try = next->s->since_try = 0;
     next->k = try_k(next);
     next->s->trying = true;
+}
+
+/* While all rounds draft, no pass shows what they would take without: now and then one goes
+ * without. g: what the round promises with drafts. */
+static bool none_is_due(struct control *c, const struct control_round *r, const struct goodput *g)
+{
+    double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
+    if (++c->since_none < rounds_between(lost_us, g->us))
+        return false;
+    c->since_none = 0;
+    return true;
 }
 
 /* False: passes were not timed, so nothing can be chosen by it. */
@@ -278,6 +290,11 @@ static double ask_goodput(struct control *c, const struct control_round *r, stru
     uint32_t limit = best_limit(c, r, v, n);
     c->beside_us = limit ? slowest_us(c, v, n, limit) : 0;
     struct goodput g = share(c, r, v, n, limit, c->beside_us, BEND);
+    if (limit && none_is_due(c, r, &g)) {
+        c->beside_us = 0;
+        share(c, r, v, n, 0, 0, BEND);
+        return 0;
+    }
     try_one(c, r, v, n, g.us);
     if (!limit)
         return 0;

@@ -16,7 +16,7 @@
  * goodput the sequence that has not tried for longest does, so often that trying costs 1 % of the
  * time: two tokens where there are none, else twice as many as seem best. All of a try are
  * verified: it shows what passes of that size and drafts of that length take, whatever was
- * thought of them.
+ * thought of them. Where rounds draft, one goes without as often.
  *
  * The chance of a draft token is learnt: per proposer from what that said of such tokens, or from
  * the place in the draft where it says nothing, corrected by how the sequence fared. Old rounds
@@ -77,6 +77,7 @@ struct control {
     struct cost cost;
     struct control_proposer proposers[DRAFTS_MAX];
     uint32_t since_try;    // rounds, since any sequence tried
+    uint32_t since_none;   // rounds with drafts, since one went without to see what that takes
     double beside_us;      // what the drafts that were asked for last take beside the pass
     double acceptance_ema; // of all drafted rounds, for people; weight 0.1, starts at 0.7
 };

@@ -330,7 +330,8 @@ static void answers_that_come_together_take_the_time_of_the_longest(void **state
  * tokens, each right with probability alpha, 10 us and 5 us for each. */
 struct truth {
     double alpha, row_us;
-    double load; // passes take so much longer
+    double load;    // passes take so much longer
+    double drafted; // those with drafts once more
 };
 
 struct run {
@@ -372,6 +373,7 @@ static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t 
         see(w, v->s, v->n, n_right);
     }
     double us = (1 + t->load) * (100 + t->row_us * (r.pass.rows - 1));
+    us *= r.pass.drafted ? 1 + t->drafted : 1;
     cost_seen(&w->c.cost, &r.pass, us);
     run->us += us;
     run->tokens += n;
@@ -438,10 +440,23 @@ static void a_load_that_has_gone_is_forgotten(void **state)
     assert_true(run_rounds(w, &t, 1, 4000) > 0.9 * best_rate(&t, 1));
 }
 
+/* Drafting seems to pay, and while all rounds draft no pass shows what they would take without. */
+static void rounds_without_drafts_are_tried_too(void **state)
+{
+    (void)state;
+    struct truth t = {.alpha = 0.9, .row_us = 3, .drafted = 1};
+    for (uint32_t n = 4; n <= 16; n *= 4) {
+        struct world *w = world_that_believes(100, 109, 289);
+        double none = n / (100 + t.row_us * (n - 1));
+        run_rounds(w, &t, n, 200);
+        assert_true(run_rounds(w, &t, n, 2000) > 0.97 * none);
+    }
+}
+
 static void trying_costs_next_to_nothing(void **state)
 {
     (void)state;
-    static const struct truth hopeless[] = {{.05, 3, 0}, {.3, 60, 0}, {.9, 110, 0}};
+    static const struct truth hopeless[] = {{.05, 3, 0, 0}, {.3, 60, 0, 0}, {.9, 110, 0, 0}};
     for (unsigned i = 0; i < 3; i++) {
         for (uint32_t n = 1; n <= 16; n *= 4) {
             struct world *w = world_that_believes(100, 100 + 3 * hopeless[i].row_us,
@@ -595,6 +610,7 @@ int main(void)
         cmocka_unit_test(answers_that_come_together_take_the_time_of_the_longest),
         cmocka_unit_test(a_wrong_start_is_unlearnt),
         cmocka_unit_test(a_load_that_has_gone_is_forgotten),
+        cmocka_unit_test(rounds_without_drafts_are_tried_too),
         cmocka_unit_test(trying_costs_next_to_nothing),
         cmocka_unit_test(waiting_is_worth_what_the_draft_brings),
         cmocka_unit_test(a_draft_is_cut_where_its_proposer_doubts),
