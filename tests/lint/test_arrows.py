@@ -12,7 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 GENERATED = os.path.join(os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev")), "gen")
 
 # Compiled only within a kernel tier, with its CPU's flags and behind what it defines.
-TIER_TEXT = {f"common/kernel/kernel_{name}.h" for name in ["attn", "attn_int8", "avx2", "avx512", "body", "int8", "int8_unpack"]}
+TIER_TEXT = {f"common/kernel/kernel_{name}.h" for name in ["amx", "attn", "attn_int8", "avx2", "avx512", "body", "int8", "int8_unpack"]}
 SERVICE = {"base", "file", "text", "kernel", "model", "rpc", "proto"}
 MAY_INCLUDE = {  # folder: what it may include beside itself
     "common/base": set(),
