@@ -393,7 +393,7 @@ static void the_law_is_the_targets_whatever_the_draft(void **state)
 {
     (void)state;
     const enum drafter kinds[] = {POINT, COUPLED, RANDOM_TREE};
-    uint64_t n = lib_amount(50000, 400000, 10000000);
+    uint64_t n = lib_amount(50000, 250000, 10000000);
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
         double x = law_of(kinds[i], n);
         if (x > CHI_SQUARE_MAX)

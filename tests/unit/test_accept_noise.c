@@ -93,7 +93,7 @@ static double chi_square(const double shares[3], uint64_t n)
 
 static uint64_t n_tokens(void)
 {
-    return lib_amount(100000, 1000000, 20000000);
+    return lib_amount(100000, 500000, 20000000);
 }
 
 static void keyed_noise_keeps_the_law_over_many_steps(void **state)

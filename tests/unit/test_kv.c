@@ -355,7 +355,7 @@ static void random_operations_agree_with_plain_lists(void **state)
     (void)state;
     void (*const ops[])(struct kv *, struct kv_seq *, struct naive *, uint32_t) = {
         random_grow, random_grow, random_keep, random_truncate, random_fork};
-    uint64_t n_seeds = lib_amount(3, 6, 20);
+    uint64_t n_seeds = lib_amount(3, 3, 20);
     for (uint64_t seed = 0; seed < n_seeds; seed++) {
         state_of_dice = seed;
         AUTO(kv_free) struct kv *kv = kv_of(14);
