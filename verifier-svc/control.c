@@ -150,7 +150,8 @@ static void take_back(struct control_item *v, uint32_t n, uint32_t n_tokens)
             if (t->k && (!worst || t->chance[t->k - 1] < worst->chance[worst->k - 1]))
                 worst = t;
         }
-        worst->k--;
+        if (worst)
+            worst->k--;
     }
 }
 

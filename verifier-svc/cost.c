@@ -54,7 +54,7 @@ static void keep_rising(struct cost *c)
     struct {
         double us, n;
         unsigned first;
-    } v[COST_POINTS + 1], *top = v;
+    } v[COST_POINTS + 1] = {0}, *top = v;
     for (unsigned i = 0; i < COST_POINTS; i++) {
         double us = c->w_us[i], n = c->n_seen[i] + UNSEEN;
         unsigned first = i;

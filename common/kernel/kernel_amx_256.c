@@ -43,16 +43,17 @@ INLINE void planes_of_parts(__m512i q, __m512i by, uint8_t *high, uint8_t *low)
     _mm512_store_si512(low, _mm512_mullo_epi16(q, _mm512_and_si512(by, _mm512_set1_epi16(7))));
 }
 
+#define SELECT 0xca // first ? second : third
+
 /* Signed bytes times a scale, as words, of which low has seven bits. */
 INLINE void planes_of_words(__m512i q, __m512i by, uint8_t *high, uint8_t *low)
 {
     const __m512i bytes = _mm512_set1_epi16(0xff);
     const __m512i even = _mm512_mullo_epi16(_mm512_srai_epi16(_mm512_slli_epi16(q, 8), 8), by);
     const __m512i odd = _mm512_mullo_epi16(_mm512_srai_epi16(q, 8), by);
-    const int select = 0xca; // first ? second : third
     __m512i h = _mm512_ternarylogic_epi32(bytes, _mm512_srai_epi16(even, 7),
-                                          _mm512_slli_epi16(odd, 1), select);
-    __m512i l = _mm512_ternarylogic_epi32(bytes, even, _mm512_slli_epi16(odd, 8), select);
+                                          _mm512_slli_epi16(odd, 1), SELECT);
+    __m512i l = _mm512_ternarylogic_epi32(bytes, even, _mm512_slli_epi16(odd, 8), SELECT);
     _mm512_store_si512(high, h);
     _mm512_store_si512(low, _mm512_and_si512(l, _mm512_set1_epi8(127)));
 }

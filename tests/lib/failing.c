@@ -40,7 +40,8 @@ static bool fails(size_t n)
     atomic_fetch_add(&n_bytes, n);
     if (atomic_load(&n_left) <= 0 || atomic_fetch_sub(&n_left, 1) != 1)
         return false;
-    return has_failed = true;
+    has_failed = true;
+    return true;
 }
 
 void *__wrap_malloc(size_t n)
