@@ -354,7 +354,8 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
         v[i].n = min_u32(off ? 0 : v[i].n, c->options.k);
     double wait_us =
         c->options.policy == CONTROL_GOODPUT ? ask_goodput(c, r, v, n) : ask_simple(c, v, n);
-    return give_fixed(v, n) ? INFINITY : wait_us;
+    bool all_fixed = r->n_fixed == r->n_decoding; // who is not waits for what pays, no longer
+    return give_fixed(v, n) && all_fixed ? INFINITY : wait_us;
 }
 
 /* Looking over a bend lets what comes behind a token decide whether it is verified, which it must

@@ -105,15 +105,16 @@ struct control_item {
 };
 
 /* What runs whatever is decided: pass has a row for each of the n_decoding sequences, among them
- * the items, and n_running sequences run in all. */
+ * the items and n_fixed that are fixed, and n_running sequences run in all. */
 struct control_round {
     struct cost_pass pass;
-    uint32_t n_decoding, n_running;
+    uint32_t n_decoding, n_fixed, n_running;
 };
 
 /* How many tokens to ask for. Returns for how long waiting for the drafts pays, in us: until then
- * they bring more than the wait costs all that run. INFINITY: nobody reckons, by the policy or for
- * those that are fixed. Once per round: counts rounds without. */
+ * they bring more than the wait costs all that run, a draft that is fixed no more than another.
+ * INFINITY: nobody reckons, by the policy or because all that decode are fixed. Once per round:
+ * counts rounds without. */
 double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
                    uint32_t n);
 /* How many tokens to verify of drafts that are here: the first k of each, so that a round brings

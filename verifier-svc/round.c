@@ -84,6 +84,7 @@ static struct control_round round_without_drafts(const struct engine *e)
         if (!todo || !is_decoding(s))
             continue;
         r.n_decoding++;
+        r.n_fixed += s->req->fixed && s->req->k_max;
         cost_add(&r.pass, 1, s->n);
     }
     r.pass.rows += n_prompts ? e->prompt_rows : 0;

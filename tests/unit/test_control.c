@@ -70,12 +70,13 @@ static void a_fixed_request_drafts_where_it_does_not_pay(void **state)
     enum control_policy policies[] = {CONTROL_GOODPUT, CONTROL_FIXED, CONTROL_EMA};
     for (unsigned i = 0; i < ARRAY_LEN(policies); i++) {
         struct world *w = world_of(policies[i], 5, 0, 100, 100);
-        struct control_round r = {.pass = {.rows = 2}, .n_decoding = 2, .n_running = 2};
+        struct control_round r = {
+            .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = 1, .n_running = 2};
         w->seqs[0].ema = w->seqs[1].ema = 0;
         for (unsigned k = 0; k < 2; k++)
             w->items[k] =
                 (struct control_item){.s = &w->seqs[k], .context = 100, .n = 8, .fixed = k == 0};
-        assert_true(isinf(control_ask(&w->c, &r, w->items, 2)));
+        control_ask(&w->c, &r, w->items, 2);
         assert_int_equal(w->items[0].k, 5);
         if (policies[i] != CONTROL_FIXED)
             assert_int_equal(w->items[1].k, 0); // left to the policy
@@ -479,6 +480,30 @@ static void waiting_is_worth_what_the_draft_brings(void **state)
     assert_true(us > 350 && us < 400); // five tokens in a pass that costs no more than for one
 }
 
+/* How long two sequences wait, of which so many are fixed. */
+static double waited_us(struct world *w, uint32_t n_fixed)
+{
+    struct control_round r = {
+        .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = n_fixed, .n_running = 2};
+    for (unsigned i = 0; i < 2; i++)
+        w->items[i] = (struct control_item){.s = &w->seqs[i], .n = 4, .fixed = i < n_fixed};
+    return control_ask(&w->c, &r, w->items, 2);
+}
+
+static void nobody_waits_longer_beside_a_request_that_is_fixed(void **state)
+{
+    (void)state;
+    for (unsigned pays = 0; pays < 2; pays++) {
+        struct world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 50);
+        feed(w, 0, pays, 4, 500);
+        feed(w, 1, pays, 4, 500);
+        double us = waited_us(w, 0);
+        assert_true(pays ? us > 0 : us == 0);
+        assert_true(waited_us(w, 1) == us);
+        assert_true(isinf(waited_us(w, 2))); // they measure their k, and nobody else is there
+    }
+}
+
 static uint32_t cut(struct world *w, const int32_t *parents, const float *said, uint32_t n)
 {
     struct control_round r = {.n_decoding = 1, .n_running = 1, .pass = {.rows = 1}};
@@ -613,6 +638,7 @@ int main(void)
         cmocka_unit_test(rounds_without_drafts_are_tried_too),
         cmocka_unit_test(trying_costs_next_to_nothing),
         cmocka_unit_test(waiting_is_worth_what_the_draft_brings),
+        cmocka_unit_test(nobody_waits_longer_beside_a_request_that_is_fixed),
         cmocka_unit_test(a_draft_is_cut_where_its_proposer_doubts),
         cmocka_unit_test(a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q),
         cmocka_unit_test(all_of_a_try_is_verified),
