@@ -21,6 +21,7 @@ struct known {
     bool introduced;      // hint and tenant are sent
     uint32_t n_resent;    // how often the context was asked for again
     bool sent_again;      // the last time no good answer came since
+    bool had_tokens;      // its last answer: the proposer has read its context
     bool has_sampling;
     float temperature, top_p, min_p; // as sent last
     uint32_t top_k;
@@ -459,7 +460,7 @@ static void context_wanted(struct drafts_book *b, struct known *s)
     s->n_resent++;
     s->sent_len = 0;
     s->sent_digest = 0;
-    s->introduced = s->has_sampling = false;
+    s->introduced = s->has_sampling = s->had_tokens = false;
     outbox_remove(&b->outboxes[b->filling], s->seq);
 }
 
@@ -515,19 +516,27 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
     return b->n_faults >= DRAFTS_FAULTS_MAX ? b->fault : NULL;
 }
 
-static bool take_draft(struct drafts_book *b, const struct round *r,
-                       const struct drafts_asked *asked, enum drafts_verdict v, int64_t now_us,
-                       struct draft *draft)
+static bool take_draft(struct drafts_book *b, const struct round *r, enum drafts_verdict v,
+                       int64_t now_us, struct draft *draft)
 {
     int64_t rtt_us = now_us - r->asked_us;
     draft->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
-    if (!asked->ahead)
-        note_rtt(b, asked->k, draft->rtt_us);
     if (v == DRAFTS_GOOD)
         good_draft(b, r, draft);
     else
         bad_draft(b, v);
     return v == DRAFTS_GOOD;
+}
+
+/* Its time is that of a draft only if it has tokens, and if no context had to be read for it. */
+static void time_answer(struct drafts_book *b, struct known *s, const struct drafts_asked *asked,
+                        const struct draft *draft)
+{
+    if (asked->ahead)
+        return;
+    if (draft->n && s->had_tokens)
+        note_rtt(b, asked->k, draft->rtt_us);
+    s->had_tokens = draft->n > 0;
 }
 
 bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
@@ -553,11 +562,13 @@ bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *
     else if (!owed)
         unasked(b);
     else if (!answer->need_context)
-        good = take_draft(b, r, &owed->asked, v, now_us, draft);
+        good = take_draft(b, r, v, now_us, draft);
+    if (good && s) {
+        s->sent_again = false;
+        time_answer(b, s, &owed->asked, draft);
+    }
     if (owed)
         *owed = r->owed[--r->n_owed];
-    if (good && s)
-        s->sent_again = false;
     return good && s;
 }
 

@@ -82,11 +82,23 @@ static bool judge(struct drafts_book *b, const Tandem__V1__SequenceDraft *a, int
 
 static uint32_t five[] = {5, 6, 7, 8, 9};
 
-static bool answer(struct drafts_book *b, const struct drafts_entry *e, int64_t now)
+static bool answer_with(struct drafts_book *b, const struct drafts_entry *e, size_t n, int64_t now)
 {
     struct draft d;
-    Tandem__V1__SequenceDraft a = answer_to(e, five, 2);
+    Tandem__V1__SequenceDraft a = answer_to(e, five, n);
     return judge(b, &a, now, &d);
+}
+
+static bool answer(struct drafts_book *b, const struct drafts_entry *e, int64_t now)
+{
+    return answer_with(b, e, 2, now);
+}
+
+/* Asks for a draft of k tokens and has one of n after us. */
+static void draft_after(struct drafts_book *b, uint64_t seq, uint32_t k, size_t n, int64_t us)
+{
+    struct drafts_entry e = *must_send(b, seq, 10, k, 1000);
+    assert_true(answer_with(b, &e, n, 1000 + us));
 }
 
 static void a_wish_carries_the_context_once(void **state)
@@ -168,10 +180,10 @@ static void waiting_pays_for_those_who_may_be_answered(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct drafts_entry e = *must_send(b, 1, 10, 5, 0);
-    assert_true(answer(b, &e, 300));
-    e = *must_send(b, 2, 10, 2, 1000);
-    assert_true(answer(b, &e, 1200));
+    for (unsigned i = 0; i < 2; i++) {
+        draft_after(b, 1, 5, 2, 300);
+        draft_after(b, 2, 2, 2, 200);
+    }
     must_send(b, 3, 10, 2, 2000);
     struct drafts_wish w[] = {wish_of(1, 11, 5), wish_of(2, 11, 2), wish_of(3, 11, 2),
                               wish_of(4, 5000, 2)};
@@ -465,8 +477,32 @@ static void a_good_draft_is_handed_on(void **state)
         assert_int_equal(d.parents[i], i - 1);
         assert_true(d.survival[i] == 1);
     }
+}
+
+static void the_time_of_a_draft_is_that_behind_a_known_context(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    draft_after(b, 7, 5, 2, 4000); // it had the context to read
+    assert_int_equal(drafts_book_p90_us(b, 5), 10000);
+    draft_after(b, 7, 5, 2, 250);
     assert_int_equal(drafts_book_p90_us(b, 5), 250);
     assert_int_equal(drafts_book_p90_us(b, 1), 250);
+}
+
+/* A long context is fed until the time for a draft is up, again and again. */
+static void who_has_no_draft_yet_makes_nobody_wait_longer(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    for (unsigned i = 0; i < 2; i++)
+        draft_after(b, 7, 5, 2, 250);
+    for (unsigned i = 0; i < 40; i++)
+        draft_after(b, 8, 5, 0, BUDGET_US - 1);
+    draft_after(b, 8, 5, 2, BUDGET_US - 1); // the first; and one that had to be fed once more
+    draft_after(b, 7, 5, 0, BUDGET_US - 1);
+    draft_after(b, 7, 5, 2, BUDGET_US - 1);
+    assert_int_equal(drafts_book_p90_us(b, 5), 250);
 }
 
 static void a_tree_is_handed_on_with_falling_survival(void **state)
@@ -666,6 +702,8 @@ int main(void)
         cmocka_unit_test(a_context_is_sent_again_only_so_often),
         cmocka_unit_test(answers_to_what_was_sent_before_are_no_second_request),
         cmocka_unit_test(a_good_draft_is_handed_on),
+        cmocka_unit_test(the_time_of_a_draft_is_that_behind_a_known_context),
+        cmocka_unit_test(who_has_no_draft_yet_makes_nobody_wait_longer),
         cmocka_unit_test(a_tree_is_handed_on_with_falling_survival),
         cmocka_unit_test(what_is_wrong_is_dropped),
         cmocka_unit_test(three_bad_answers_in_a_row_are_enough),
