@@ -293,35 +293,35 @@ struct affinity_prompt *generation_beginning_of(const struct generation *x,
                   : generation_beginning(x, p->text, p->len);
 }
 
-/* Asks as many more as may run at a time. */
-static void ask_more(struct generation *x)
+/* Everybody who counts as running has ended. */
+static void end(struct generation *x)
 {
-    for (;;) {
-        pthread_mutex_lock(&x->mu);
-        bool may = !x->gone && !x->aborted && !x->failing && x->n_asked < x->n_asks &&
-                   x->n_running <= x->at_once; // the caller's counts
-        struct ask *a = may ? &x->asks[x->n_asked++] : NULL;
-        x->n_running += may;
-        pthread_mutex_unlock(&x->mu);
-        if (!may)
-            return;
-        ask_begin(a);
-    }
-}
-
-/* One that counts as running does so no longer. Takes the step's reference along with the last. */
-static void one_over(struct generation *x)
-{
-    pthread_mutex_lock(&x->mu);
-    bool last = --x->n_running == 0;
-    pthread_mutex_unlock(&x->mu);
-    if (!last)
-        return;
     if (!x->failed && x->n_asked == x->n_asks)
         end_well(x);
     else
         end_failed(x, x->failed);
     generation_unref(x);
+}
+
+/* Whoever finds no more to be asked ceases to count in the same breath: were it later, prompts that
+ * end in between would leave the next one to nobody. */
+void generation_ask(struct generation *x)
+{
+    struct ask *next;
+    bool last;
+    do {
+        pthread_mutex_lock(&x->mu);
+        bool may = !x->gone && !x->aborted && !x->failing && x->n_asked < x->n_asks &&
+                   x->n_running <= x->at_once; // the caller's counts
+        next = may ? &x->asks[x->n_asked++] : NULL;
+        x->n_running += may ? 1 : -1u;
+        last = !x->n_running;
+        pthread_mutex_unlock(&x->mu);
+        if (next)
+            ask_begin(next);
+    } while (next);
+    if (last)
+        end(x);
 }
 
 static void on_over(struct ask *a)
@@ -340,8 +340,7 @@ static void on_over(struct ask *a)
         generation_cancel(x);
         pthread_mutex_unlock(&x->mu);
     }
-    ask_more(x);
-    one_over(x);
+    generation_ask(x);
 }
 
 int generation_prepare(struct generation *x, const struct parts_rules *rules)
@@ -370,10 +369,4 @@ int generation_prepare(struct generation *x, const struct parts_rules *rules)
     x->n_running = 1; // whoever begins
     pthread_mutex_unlock(&x->mu);
     return rc;
-}
-
-void generation_ask(struct generation *x)
-{
-    ask_more(x);
-    one_over(x);
 }

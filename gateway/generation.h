@@ -67,7 +67,8 @@ struct affinity_prompt *generation_beginning_of(const struct generation *x,
                                                 const struct openai_prompt *p);
 /* The calls for all its prompts, once its reply is there. -ENOMEM. */
 int generation_prepare(struct generation *x, const struct parts_rules *rules);
-/* Asks, answers and ends. Takes the step's reference along. */
+/* Asks as many prompts as may run at a time. The caller, who counts as running, then does so no
+ * longer; the last one answers and ends the request, and takes the step's reference along. */
 void generation_ask(struct generation *x);
 /* With x's lock: all calls end. */
 void generation_cancel(struct generation *x);
