@@ -224,32 +224,30 @@ static void end_well(struct generation *x)
     buf_done(&to);
 }
 
+/* Of several prompts the answer names the one. */
+static void fail_asked(struct generation *x, const struct ask *a, int status, const char *text)
+{
+    char why[FAIL_TEXT_MAX];
+    snprintf(why, sizeof(why), "prompt[%u]: %.400s", a->index, text);
+    generation_fail(x, status, x->n_asks > 1 ? why : text, status == 404 ? "model" : "");
+}
+
 static void end_unavailable(struct generation *x, const struct ask *a)
 {
     bool begun = !a->request;
     log_warn("request lost id=%s target=%s: %s", http_id(x->http), a->target ? a->target : "none",
              a->status.text);
-    generation_fail(x, 503,
-                    begun ? "the verifier stopped before the answer was whole" : UPSTREAM_UNREACHED,
-                    "");
+    fail_asked(x, a, 503,
+               begun ? "the verifier stopped before the answer was whole" : UPSTREAM_UNREACHED);
 }
 
-static void end_overdue(struct generation *x)
+static void end_overdue(struct generation *x, const struct ask *a)
 {
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why),
              "the request has waited %g s for its turn, which is all it may; try again later",
              (double)x->g->queue_wait_us / 1e6);
-    generation_fail(x, 429, why, "");
-}
-
-/* The verifier's own sentence; of several prompts it names the one. */
-static void end_refused(struct generation *x, const struct ask *a)
-{
-    char why[FAIL_TEXT_MAX];
-    int status = answer_status_of(a->status.code);
-    snprintf(why, sizeof(why), "prompt[%u]: %.400s", a->index, a->status.text);
-    generation_fail(x, status, x->n_asks > 1 ? why : a->status.text, status == 404 ? "model" : "");
+    fail_asked(x, a, 429, why);
 }
 
 /* a: the first prompt that failed; NULL: some were not asked, since nobody wants an answer. */
@@ -263,15 +261,15 @@ static void end_failed(struct generation *x, const struct ask *a)
     else if (aborted || !a)
         generation_fail(x, 503, GENERATION_STOPPING, "");
     else if (a->malformed)
-        generation_fail(x, 502, "the verifier's answer is malformed", "");
+        fail_asked(x, a, 502, "the verifier's answer is malformed");
     else if (a->overdue)
-        end_overdue(x);
+        end_overdue(x, a);
     else if (a->status.code == RPC_OK)
-        generation_fail(x, 502, "the verifier ended the answer too early", "");
+        fail_asked(x, a, 502, "the verifier ended the answer too early");
     else if (a->status.code == RPC_UNAVAILABLE)
         end_unavailable(x, a);
     else
-        end_refused(x, a);
+        fail_asked(x, a, answer_status_of(a->status.code), a->status.text);
 }
 
 /* ---- prompts ---- */

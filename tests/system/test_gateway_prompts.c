@@ -1,5 +1,6 @@
 /* Several prompts in one completion. The verifier is played (lib/fake_verifier.h). */
 #include <jansson.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,37 +84,68 @@ static void a_stream_has_the_events_of_all_prompts(void **state)
 {
     (void)state;
     struct http_client c;
-    asks(&c, port, "\"say 3\",\"pace 4 5\",\"say 2\"", ",\"stream\":true");
+    asks(&c, port, "\"say 3\",\"pace 4 5\",\"say 2\"",
+         ",\"stream\":true,\"stream_options\":{\"include_usage\":true}");
     assert_int_equal(http_client_read_head(&c, 20000), 200);
-    char texts[3][64] = {{0}}, *event, *last = NULL;
-    for (; (event = http_client_event(&c, 20000, NULL)); last = event) {
-        free(last);
+    char texts[3][64] = {{0}}, *event;
+    int prompt = 0, completion = 0;
+    while ((event = http_client_event(&c, 20000, NULL)) && strcmp(event, "[DONE]") != 0) {
         json_t *j = json_loads(event, 0, NULL);
         const json_t *one = json_array_get(json_object_get(j, "choices"), 0);
+        assert_int_equal(prompt, 0); // the usage is the last
         if (one)
             strcat(texts[json_integer_value(json_object_get(one, "index"))],
                    json_string_value(json_object_get(one, "text")));
+        else
+            assert_int_equal(json_unpack(j, "{s:{s:i,s:i}}", "usage", "prompt_tokens", &prompt,
+                                         "completion_tokens", &completion),
+                             0);
         json_decref(j);
+        free(event);
     }
-    assert_string_equal(last, "[DONE]");
-    free(last);
+    assert_non_null(event);
+    free(event);
     assert_string_equal(texts[0], "w0 w1 w2 ");
     assert_string_equal(texts[1], "w0 w1 w2 w3 ");
     assert_string_equal(texts[2], "w0 w1 ");
+    assert_int_equal(prompt, 3 * 7);
+    assert_int_equal(completion, 3 + 4 + 2);
+    http_client_close(&c);
+}
+
+static void a_reader_that_reads_gets_all_of_several_floods(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *floods = prompts_of("flood 150", 20);
+    struct http_client c;
+    unsigned n = 0;
+    asks(&c, port, floods, ",\"stream\":true");
+    assert_int_equal(http_client_read_head(&c, 20000), 200);
+    for (char *event; (event = http_client_event(&c, 20000, NULL)); free(event))
+        n += strstr(event, "\"text\":\"xxx") != NULL;
+    assert_int_equal(n, 20 * 150);
     http_client_close(&c);
 }
 
 static void one_that_fails_ends_all_and_is_named(void **state)
 {
     (void)state;
-    is(answer("\"say 1\",\"stall\",\"status 3\"", ""), 400,
-       "\"message\":\"prompt[2]: as you asked\"");
-    gateway_await_running(verifier, 0);
-    struct http_answer a = answer("\"pace 1000000 5\",\"status 13\"", ",\"stream\":true");
-    assert_non_null(strstr(a.body, "\"message\":\"prompt[1]: as you asked\""));
-    http_answer_done(&a);
-    gateway_await_running(verifier, 0);
-    is(answer("\"choice\",\"stall\"", ""), 502, "malformed");
+    static const struct {
+        const char *prompts;
+        int status;
+        const char *text;
+    } v[] = {
+        {"\"say 1\",\"stall\",\"status 3\"", 400, "prompt[2]: as you asked"},
+        {"\"choice\",\"stall\"", 502, "prompt[0]: the verifier's answer is malformed"},
+        {"\"stall\",\"short 1\"", 502, "prompt[1]: the verifier ended the answer too early"},
+        {"\"stall\",\"status 14\"", 503, "prompt[1]: the verifier cannot be reached"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        is(answer(v[i].prompts, ""), v[i].status, v[i].text);
+        gateway_await_running(verifier, 0);
+    }
+    is(answer("\"pace 1000000 5\",\"status 13\"", ",\"stream\":true"), 200,
+       "\"message\":\"prompt[1]: as you asked\"");
     gateway_await_running(verifier, 0);
 }
 
@@ -131,6 +163,35 @@ static void more_than_may_run_at_once_take_turns(void **state)
     is(answer(many, ""), 200, "{\"index\":127,\"text\":\"w0 w1 \"");
 }
 
+/* A key that may have three choices at once has all of them, and one more is refused. */
+static void has_three_places(unsigned at)
+{
+    struct http_client c, next;
+    asks(&c, at, "\"stall\",\"stall\",\"stall\",\"stall\",\"stall\"", "");
+    gateway_await_running(verifier, 3);
+    asks(&next, at, "\"say 1\"", "");
+    is(http_client_read(&next, 20000), 429, "3 choices at once (concurrency)");
+    http_client_close(&next);
+    assert_int_equal(fake_verifier_running(verifier), 3);
+    http_client_close(&c);
+    gateway_await_running(verifier, 0);
+}
+
+/* The places of a client that has left are free a moment later. */
+static struct http_answer once_let_in(unsigned at, const char *prompts)
+{
+    for (unsigned tries = 0;; tries++) {
+        struct http_client c;
+        asks(&c, at, prompts, "");
+        struct http_answer a = http_client_read(&c, 20000);
+        http_client_close(&c);
+        if (a.status != 429 || tries == 1000)
+            return a;
+        http_answer_done(&a);
+        poll(NULL, 0, 5);
+    }
+}
+
 static void a_key_has_as_many_at_once_as_it_may(void **state)
 {
     (void)state;
@@ -144,15 +205,11 @@ static void a_key_has_as_many_at_once_as_it_may(void **state)
     chmod(keys, 0600);
     const char *more[] = {"--api-keys", keys, NULL};
     struct child s = gateway_start(address, more, &at);
-    struct http_client c, next;
-    asks(&c, at, "\"stall\",\"stall\",\"stall\",\"stall\",\"stall\"", "");
-    gateway_await_running(verifier, 3);
-    asks(&next, at, "\"say 1\"", "");
-    is(http_client_read(&next, 20000), 429, "3 choices at once (concurrency)");
-    http_client_close(&next);
-    assert_int_equal(fake_verifier_running(verifier), 3);
-    http_client_close(&c);
+    has_three_places(at);
+    is(once_let_in(at, "\"say 1\",\"stall\",\"say 1\",\"status 3\""), 400,
+       "prompt[3]: as you asked");
     gateway_await_running(verifier, 0);
+    has_three_places(at); // none was lost, and none won, by the client that left or by the failure
     child_stop(&s);
     unlink(keys);
 }
@@ -174,7 +231,8 @@ static int start_all(void **state)
     (void)state;
     snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
     verifier = fake_verifier_start(address);
-    gateway = gateway_start(address, NULL, &port);
+    const char *more[] = {"--max-unread-kib", "64", NULL};
+    gateway = gateway_start(address, more, &port);
     return 0;
 }
 
@@ -191,6 +249,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(choices_stand_in_the_order_of_their_prompts),
         cmocka_unit_test(a_stream_has_the_events_of_all_prompts),
+        cmocka_unit_test(a_reader_that_reads_gets_all_of_several_floods),
         cmocka_unit_test(one_that_fails_ends_all_and_is_named),
         cmocka_unit_test(more_than_may_run_at_once_take_turns),
         cmocka_unit_test(a_key_has_as_many_at_once_as_it_may),
