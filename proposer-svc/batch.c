@@ -221,6 +221,7 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
                                .hint = r->hint,
                                .n_hint = r->n_hint,
                                .close = r->close,
+                               .unfinished = r->unfinished,
                                .more = r->more};
     if (r->sampling) {
         sampling = sampling_of(r->sampling);

@@ -94,7 +94,8 @@ struct prop_ops {
     int (*open)(void **ret_shared); // once per process; -EINVAL: settings that do not fit together
     void (*close)(void *shared);
     void (*about)(void *shared, struct prop_about *to); // NULL: point drafts for any vocabulary
-    /* The sequence ends, with c known of it; frees what the state points to. */
+    /* Frees what the state points to. c: what is known of the sequence, which has ended; NULL: it is
+     * forgotten and may come back. */
     void (*seq_done)(void *shared, void *seq, const struct prop_context *c);
 
     /* Only [0, keep) of the context it knows stays valid; c still shows all of it. */

@@ -11,8 +11,8 @@
  * the longest down, while a shorter match could still score better. So a draft costs the same
  * whatever the texts' length. A place that reaches the context's end goes on in the draft itself.
  *
- * An output enters the pool of past outputs when its sequence ends; what is found there was said
- * for the same tenant.
+ * An output enters the pool of past outputs when its sequence ends, so that it is there once: one
+ * that is only forgotten may come back. What is found there was said for the same tenant.
  *
  * Memory: at most 47 bytes per token of context and 40 KiB per sequence; the pool 46 bytes
  * per token if its size is a power of two, and 76 per tenant in it. */
@@ -115,7 +115,7 @@ static void suffix_seq_done(void *shared, void *seq, const struct prop_context *
 {
     struct shared *sh = shared;
     struct suffix_seq *s = seq;
-    if (sh->pool && c->n_prompt && c->n > c->n_prompt)
+    if (sh->pool && c && c->n_prompt && c->n > c->n_prompt)
         suffix_pool_add(sh->pool, c->tenant, c->tenant_len, c->tokens + c->n_prompt,
                         c->n - c->n_prompt);
     grams_done(&s->grams);

@@ -90,7 +90,7 @@ static struct prop_context context_of(const struct session *e)
 }
 
 /* With the lock; not a busy one, unless by its own thread. */
-static void drop(struct sessions *s, struct session *e)
+static void drop(struct sessions *s, struct session *e, bool ended)
 {
     struct session **p = bucket_of(s, e->stream, e->seq);
     while (*p != e)
@@ -100,7 +100,7 @@ static void drop(struct sessions *s, struct session *e)
     s->stats.n_sessions--;
     s->stats.n_tokens -= e->capacity + e->hint.n;
     struct prop_context c = context_of(e);
-    s->c.ops->seq_done(s->c.shared, e->state, &c);
+    s->c.ops->seq_done(s->c.shared, e->state, ended ? &c : NULL);
     free(e->tokens);
     free(e->hint.tokens);
     free(e);
@@ -111,7 +111,7 @@ void sessions_free(struct sessions *s)
     if (!s)
         return;
     while (s->oldest)
-        drop(s, s->oldest);
+        drop(s, s->oldest, false);
     pthread_mutex_destroy(&s->mu);
     free(s);
 }
@@ -127,7 +127,7 @@ static bool make_room(struct sessions *s, uint32_t n_sessions, uint64_t n_tokens
         if (e->busy)
             continue;
         s->stats.n_evicted++;
-        drop(s, e);
+        drop(s, e, false);
     }
     return s->stats.n_sessions + n_sessions <= s->c.max_sessions &&
            s->stats.n_tokens + n_tokens <= s->c.max_tokens;
@@ -208,7 +208,7 @@ static int begin(struct sessions *s, uint64_t stream, const struct session_updat
         link_newest(s, e);
     }
     if (e && (u->keep > e->n || !reserve(s, e, u->base_len + (uint32_t)u->n_verifying))) {
-        drop(s, e);
+        drop(s, e, false);
         e = NULL;
     }
     if (e)
@@ -223,7 +223,7 @@ static void end(struct sessions *s, struct session *e, bool keep)
     pthread_mutex_lock(&s->mu);
     e->busy = false;
     if (!keep)
-        drop(s, e);
+        drop(s, e, false);
     pthread_mutex_unlock(&s->mu);
 }
 
@@ -272,13 +272,13 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
     return s->c.ops->grow(s->c.shared, e->state, &c) == 0;
 }
 
-static int close_session(struct sessions *s, uint64_t stream, uint64_t seq)
+static int close_session(struct sessions *s, uint64_t stream, uint64_t seq, bool ended)
 {
     pthread_mutex_lock(&s->mu);
     struct session *e = find(s, stream, seq);
     int r = e && e->busy ? -EBUSY : 0;
     if (e && !r)
-        drop(s, e);
+        drop(s, e, ended);
     pthread_mutex_unlock(&s->mu);
     return r;
 }
@@ -290,7 +290,7 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     uint32_t k = u->close || u->more ? 0 : u->k < s->c.k_max ? u->k : s->c.k_max;
     *ret_answer = k ? SESSION_EMPTY : SESSION_SILENT;
     if (u->close)
-        return close_session(s, stream, u->seq);
+        return close_session(s, stream, u->seq, !u->unfinished);
     if (u->keep > u->base_len || u->n_tokens != u->base_len - u->keep)
         return fail(-EINVAL, "sequence %llu: %zu tokens do not lead from keep %u to base_len %u",
                     (unsigned long long)u->seq, u->n_tokens, u->keep, u->base_len);
@@ -301,7 +301,7 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
         return fail(-EINVAL, "sequence %llu: %zu tokens are being verified, at most %d are allowed",
                     (unsigned long long)u->seq, u->n_verifying, PROP_K_MAX - 1);
     if (u->base_len > s->c.max_context)
-        return close_session(s, stream, u->seq);
+        return close_session(s, stream, u->seq, true); // it will not be shorter again
     if (u->base_len + u->n_verifying > s->c.max_context)
         return 0; // there is nothing to say behind them
 
@@ -348,7 +348,7 @@ void sessions_end_stream(struct sessions *s, uint64_t stream)
     for (struct session *e = s->oldest, *newer; e; e = newer) {
         newer = e->newer;
         if (e->stream == stream)
-            drop(s, e);
+            drop(s, e, false);
     }
     pthread_mutex_unlock(&s->mu);
 }
@@ -357,7 +357,7 @@ void sessions_expire(struct sessions *s, int64_t now_us)
 {
     pthread_mutex_lock(&s->mu);
     while (s->oldest && !s->oldest->busy && now_us - s->oldest->used_us > s->c.idle_us)
-        drop(s, s->oldest);
+        drop(s, s->oldest, false);
     pthread_mutex_unlock(&s->mu);
 }
 

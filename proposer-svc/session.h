@@ -44,7 +44,7 @@ struct session_update { // a RoundSequence
     size_t tenant_len;
     const uint32_t *hint; // likewise; what there is no room for is left out
     size_t n_hint;
-    bool close, more;
+    bool close, unfinished, more;
 };
 
 /* DRAFT: *ret_ask is to be drafted for; *ret_session is busy with it until sessions_end(). EMPTY: a

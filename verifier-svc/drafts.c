@@ -671,7 +671,7 @@ unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, un
     return n_awaited;
 }
 
-void drafts_close(struct drafts *d, uint64_t seq)
+void drafts_close(struct drafts *d, uint64_t seq, bool ended)
 {
     for (unsigned i = 0; i < DRAFTS_MAX; i++) {
         struct peer *p = &d->peers[i];
@@ -679,7 +679,7 @@ void drafts_close(struct drafts *d, uint64_t seq)
             continue;
         pthread_mutex_lock(&p->mu);
         if (p->in_use) {
-            drafts_book_close(p->book, seq);
+            drafts_book_close(p->book, seq, ended);
             wake(p);
         }
         pthread_mutex_unlock(&p->mu);

@@ -146,9 +146,9 @@ int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us
  * round. */
 unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, unsigned n,
                     uint32_t budget_us, int64_t now_us);
-/* The sequence has ended or will not ask for a while: forgotten here and at every proposer. It may
- * come back, and is told from the start then. */
-void drafts_close(struct drafts *d, uint64_t seq);
+/* The sequence has ended or will not ask for a while: forgotten here and at every proposer. One
+ * that has not ended may come back, and is told from the start then. */
+void drafts_close(struct drafts *d, uint64_t seq, bool ended);
 /* For the statistics: so many tokens of i's drafts were kept. */
 void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);
 

@@ -136,7 +136,7 @@ bool drafts_book_knows(const struct drafts_book *b, uint64_t seq)
 static bool take_back_close(struct drafts_outbox *o, uint64_t seq)
 {
     for (uint32_t i = 0; i < o->n_closes; i++)
-        if (o->closes[i] == seq) {
+        if (o->closes[i].seq == seq) {
             o->closes[i] = o->closes[--o->n_closes];
             return true;
         }
@@ -361,7 +361,7 @@ unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsi
 
 /* ---- Rounds ---- */
 
-void drafts_book_close(struct drafts_book *b, uint64_t seq)
+void drafts_book_close(struct drafts_book *b, uint64_t seq, bool ended)
 {
     struct known *s = find(b, seq);
     if (!s)
@@ -370,7 +370,7 @@ void drafts_book_close(struct drafts_book *b, uint64_t seq)
     outbox_remove(o, seq);
     if (s->told) { // and so one of those that were in the book at the last take
         assert(o->n_closes < b->max_sequences);
-        o->closes[o->n_closes++] = seq;
+        o->closes[o->n_closes++] = (struct drafts_closed){seq, ended};
     }
     *s = b->known[--b->n_known];
 }

@@ -21,12 +21,12 @@
 
 struct drafts_outbox {
     uint32_t n_urgent, n_pieces, n_closes, n_tokens;
-    struct drafts_entry *urgent; // k > 0: one Round
-    struct drafts_entry *pieces; // k = 0: a Round for each, after it
-    uint32_t *tokens;            // of both
-    uint64_t *closes;            // (max_sequences): there are no more that the proposer knows of
-    uint32_t budget_us, late_us; // late_us: of what may be late besides
-    int64_t asked_us, due_us;    // due_us: of the first wish in it
+    struct drafts_entry *urgent;  // k > 0: one Round
+    struct drafts_entry *pieces;  // k = 0: a Round for each, after it
+    uint32_t *tokens;             // of both
+    struct drafts_closed *closes; // (max_sequences): there are no more that the proposer knows of
+    uint32_t budget_us, late_us;  // late_us: of what may be late besides
+    int64_t asked_us, due_us;     // due_us: of the first wish in it
 };
 
 struct drafts_book;
@@ -42,7 +42,7 @@ void drafts_book_reset(struct drafts_book *b, const struct drafts_described *abo
 /* Like drafts_ask(). */
 unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsigned n,
                          uint32_t budget_us, int64_t now_us);
-void drafts_book_close(struct drafts_book *b, uint64_t seq);
+void drafts_book_close(struct drafts_book *b, uint64_t seq, bool ended);
 bool drafts_book_knows(const struct drafts_book *b, uint64_t seq);
 /* The proposer lost the sequence's context too often. */
 bool drafts_book_shuns(const struct drafts_book *b, uint64_t seq);

@@ -101,16 +101,17 @@ const Tandem__V1__Round *drafts_pack(struct drafts_packer *p, const struct draft
     return round_of(p, n_entries, budget_us);
 }
 
-const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p, const uint64_t *seqs,
-                                            uint32_t n_seqs)
+const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p,
+                                            const struct drafts_closed *closes, uint32_t n_closes)
 {
-    assert(n_seqs <= p->max_entries);
-    for (uint32_t i = 0; i < n_seqs; i++) {
+    assert(n_closes <= p->max_entries);
+    for (uint32_t i = 0; i < n_closes; i++) {
         tandem__v1__round_sequence__init(&p->sequences[i]);
-        p->sequences[i].seq = seqs[i];
+        p->sequences[i].seq = closes[i].seq;
         p->sequences[i].close = true;
+        p->sequences[i].unfinished = !closes[i].ended;
     }
-    return round_of(p, n_seqs, 0);
+    return round_of(p, n_closes, 0);
 }
 
 static_assert(DRAFTS_COUPLED == (int)TANDEM__V1__QMODE__Q_MODE_COUPLED &&

@@ -26,6 +26,11 @@ struct drafts_entry {
     uint8_t tenant[DRAFTS_TENANT_MAX];
 };
 
+struct drafts_closed {
+    uint64_t seq;
+    bool ended;
+};
+
 struct drafts_packer;
 
 /* For Rounds of at most so many sequences. -ENOMEM. */
@@ -37,8 +42,8 @@ DEFINE_AUTO(struct drafts_packer, drafts_packer_free)
 const Tandem__V1__Round *drafts_pack(struct drafts_packer *p, const struct drafts_entry *entries,
                                      uint32_t n_entries, const uint32_t *tokens,
                                      uint32_t budget_us);
-const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p, const uint64_t *seqs,
-                                            uint32_t n_seqs);
+const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p,
+                                            const struct drafts_closed *closes, uint32_t n_closes);
 
 /* What was asked, to judge an answer by. */
 struct drafts_asked {

@@ -22,7 +22,7 @@ static void release(struct engine *e, struct seq *s)
 {
     kv_keep(e->served->run.kv, &s->kv, 0, NULL, 0);
     if (e->drafts)
-        drafts_close(e->drafts, s->id);
+        drafts_close(e->drafts, s->id, true);
     roster_remove(&e->running, s);
     roster_remove(&e->waiting, s);
     e->n_started -= s->started;
@@ -102,7 +102,7 @@ void engine_preempt(struct engine *e, struct seq *s)
 {
     kv_keep(e->served->run.kv, &s->kv, 0, NULL, 0);
     if (e->drafts)
-        drafts_close(e->drafts, s->id); // its place there is for those who run
+        drafts_close(e->drafts, s->id, false); // its place there is for those who run
     roster_remove(&e->running, s);
     s->state = SEQ_WAITING;
     s->leaving = false;

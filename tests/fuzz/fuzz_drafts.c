@@ -84,7 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         size_t len = data[0] | (size_t)(data[1] & 0x7f) << 8;
         len = len < n - 2 ? len : n - 2;
         if (data[1] & 0x80)
-            drafts_book_close(b, 1 + i % 2); // while its answer is owed
+            drafts_book_close(b, 1 + i % 2, true); // while its answer is owed
         take(b, data + 2, len, i * 100);
         data += 2 + len;
         n -= 2 + len;

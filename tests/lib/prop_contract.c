@@ -49,12 +49,22 @@ static struct prop_context context_of(const struct prop_seq *s)
                                  .tenant_len = (uint32_t)strlen(tenant)};
 }
 
+static void end(struct prop_seq *s, const struct prop_context *c)
+{
+    s->ops->seq_done(s->shared, s->state, c);
+    free(s->state);
+    free(s->tokens);
+}
+
 void prop_seq_done(struct prop_seq *s)
 {
     struct prop_context c = context_of(s);
-    s->ops->seq_done(s->shared, s->state, &c);
-    free(s->state);
-    free(s->tokens);
+    end(s, &c);
+}
+
+void prop_seq_forget(struct prop_seq *s)
+{
+    end(s, NULL);
 }
 
 void prop_seq_update(struct prop_seq *s, uint32_t keep, const uint32_t *tokens, uint32_t n)
@@ -129,7 +139,7 @@ static void same_as_fresh(const struct prop_seq *s, uint32_t k)
     prop_seq_update(&fresh, 0, s->tokens, s->n);
     struct prop_draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
     prop_same_draft(&a, &b);
-    prop_seq_done(&fresh);
+    prop_seq_forget(&fresh);
 }
 
 static void empty_context(const struct prop_ops *ops, void *shared)

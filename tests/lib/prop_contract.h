@@ -12,7 +12,8 @@ struct prop_seq {
 };
 
 struct prop_seq prop_seq_new(const struct prop_ops *ops, void *shared);
-void prop_seq_done(struct prop_seq *s);
+void prop_seq_done(struct prop_seq *s);   // it has ended
+void prop_seq_forget(struct prop_seq *s); // it has not
 /* Cuts to keep, then appends. */
 void prop_seq_update(struct prop_seq *s, uint32_t keep, const uint32_t *tokens, uint32_t n);
 /* Drafts for all, working in between until all are done. */

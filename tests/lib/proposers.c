@@ -89,7 +89,7 @@ struct liar {
     struct rpc_server *server;
     uint32_t n_vocab;
     atomic_int lie;
-    atomic_uint n_rounds, n_streams, n_drawn;
+    atomic_uint n_rounds, n_streams, n_drawn, n_ended, n_left;
 };
 
 static const char *const lie_names[LIE_COUNT] = {
@@ -218,6 +218,15 @@ static void tell(struct told *t, struct liar *l, const Tandem__V1__RoundSequence
         t->tokens[d->n_tokens - 1] = l->n_vocab;
 }
 
+static void count_closes(struct liar *l, const Tandem__V1__Round *round)
+{
+    for (size_t i = 0; i < round->n_sequences; i++) {
+        const Tandem__V1__RoundSequence *r = round->sequences[i];
+        l->n_left += r->close && r->unfinished;
+        l->n_ended += r->close && !r->unfinished;
+    }
+}
+
 static struct rpc_msg *answer_to(struct liar *l, const Tandem__V1__Round *round)
 {
     Tandem__V1__Drafts drafts = TANDEM__V1__DRAFTS__INIT;
@@ -311,6 +320,7 @@ static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)
         (Tandem__V1__Round *)rpc_call_unpack(call, &tandem__v1__round__descriptor, msg);
     assert_non_null(round);
     l->n_rounds++;
+    count_closes(l, round);
     answer(call, l, round);
     tandem__v1__round__free_unpacked(round, NULL);
 }
@@ -370,4 +380,14 @@ unsigned liar_n_rounds(struct liar *l)
 unsigned liar_n_streams(struct liar *l)
 {
     return l->n_streams;
+}
+
+unsigned liar_n_ended(struct liar *l)
+{
+    return l->n_ended;
+}
+
+unsigned liar_n_left(struct liar *l)
+{
+    return l->n_left;
 }

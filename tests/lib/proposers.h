@@ -62,4 +62,6 @@ DEFINE_AUTO(struct liar, liar_stop)
 void liar_change(struct liar *l, enum lie lie);
 unsigned liar_n_rounds(struct liar *l);
 unsigned liar_n_streams(struct liar *l); // ever
+unsigned liar_n_ended(struct liar *l);   // sequences that were closed, and had ended
+unsigned liar_n_left(struct liar *l);    // or had not
 const char *lie_name(enum lie lie);

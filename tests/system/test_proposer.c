@@ -154,7 +154,7 @@ static void closed_sequences_are_freed_at_the_proposer(void **state)
     assert_true(asker_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 10, 100);
     for (uint64_t seq = 1; seq <= 9; seq++)
-        drafts_close(asker_drafts(a), seq);
+        drafts_close(asker_drafts(a), seq, true);
     must_draft(a, 0, 10, 1, 101); // sent before the ends, or with them
     must_draft(a, 0, 10, 1, 102);
     assert_int_equal(honest_n_sessions(h), 1);
@@ -319,7 +319,7 @@ static void proposers_are_exchanged_while_they_are_asked(void **state)
                 asker_round(a, (unsigned)i, seq, 1, base_len % 1000 + 100, 5, 1000, &right);
         }
         for (uint64_t seq = 1; base_len % 4 == 0 && seq <= 8; seq++)
-            drafts_close(d, seq);
+            drafts_close(d, seq, true);
         struct drafts_stats s;
         for (unsigned i = 0; i < DRAFTS_MAX; i++)
             drafts_stats(d, i, &s);
@@ -406,7 +406,7 @@ static void a_proposer_that_does_not_read_is_given_up(void **state)
     for (uint64_t seq = 1; asker_usable(a, 0); seq++) {
         assert_true(clock_us() < until);
         assert_int_equal(asker_round(a, 0, seq, 1, 60000, 5, 0, &right), 0);
-        drafts_close(asker_drafts(a), seq);
+        drafts_close(asker_drafts(a), seq, true);
         poll(NULL, 0, 2); // the other sequences' work
     }
     liar_change(l, LIE_EMPTY);
@@ -648,7 +648,7 @@ static void a_stopped_proposer_costs_bounded_memory_and_no_time(void **state)
     int64_t since = clock_us();
     for (uint64_t seq = 1000; seq < 3000; seq++) { // 2,000 contexts of 8 KiB and more
         asker_round(a, 0, seq, 1, 2000 + seq % 3000, 5, 0, &right);
-        drafts_close(asker_drafts(a), seq);
+        drafts_close(asker_drafts(a), seq, true);
     }
     assert_true(clock_us() - since < 10000000);
     assert_true(rss_kib() - before < 32 << 10);

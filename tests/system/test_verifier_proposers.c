@@ -1,10 +1,12 @@
 /* test_verifier_proposers.c - a verifier with proposers: the same answers, and drafts that give way
  * to all else. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
 #include "base/mem.h"
 #include "lib/figures.h"
+#include "lib/proposers.h"
 #include "model/kv.h"
 #include "lib/verifier_rig.h"
 
@@ -213,14 +215,17 @@ static void two_verifiers_share_two_proposers(void **state)
 static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state)
 {
     (void)state;
-    struct service p = {0}, s = {0};
+    struct service s = {0};
     struct rpc_client *c;
     struct wish w;
     struct generation slow;
+    char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
     AUTO(mem_free) struct answer *a = answers_new(3);
-    service_spawn(&p, "proposer-svc", NULL);
+    snprintf(path, sizeof(path), "%s/counts.sock", service_dir());
+    snprintf(target, sizeof(target), "unix:%s", path);
+    struct liar *p = liar_start(path, LIE_NOTHING, 4096);
     service_start(&s, "verifier-svc",
-                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--proposers", p.target,
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--proposers", target,
                                    "--max-sequences", "4", NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     wait_proposers(c);
@@ -238,13 +243,15 @@ static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state
     uint64_t before = drafts_of(c, 0);
     generation_run(c, &w.msg, &a[2]);
     assert_true(drafts_of(c, 0) > before);
+    assert_true(liar_n_left(p) > 0); // and will be back
     rpc_stream_resume(slow.stream);
     generation_end(&slow);
     assert_int_equal(slow.status.code, RPC_OK);
     same_answer(&a[0], &a[1]);
     rpc_client_free(c);
     service_stop(&s);
-    service_stop(&p);
+    assert_true(liar_n_ended(p) > 0);
+    liar_stop(p);
 }
 
 static uint32_t blocks_of(struct rpc_client *c)

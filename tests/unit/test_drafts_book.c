@@ -333,17 +333,17 @@ static void a_closed_sequence_is_forgotten(void **state)
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
     struct drafts_entry e = *must_send(b, 7, 10, 2, 0);
-    drafts_book_close(b, 7);
+    drafts_book_close(b, 7, true);
     assert_false(drafts_book_knows(b, 7));
     const struct drafts_outbox *o = drafts_book_take(b);
     assert_int_equal(o->n_closes, 1);
-    assert_true(o->closes[0] == 7);
+    assert_true(o->closes[0].seq == 7 && o->closes[0].ended);
     assert_false(answer(b, &e, 1)); // nobody's draft any more
     assert_int_equal(drafts_book_counts(b)->stale, 0);
     assert_false(answer(b, &e, 2));
     assert_int_equal(drafts_book_counts(b)->stale, 1);
     ask(b, 8, 10, 2, 0); // never sent: nothing to close
-    drafts_book_close(b, 8);
+    drafts_book_close(b, 8, true);
     assert_null(drafts_book_take(b));
 }
 
@@ -356,15 +356,15 @@ static void every_close_is_sent(void **state)
         ask(b, seq, 10, 1, 0);
     assert_int_equal(drafts_book_take(b)->n_urgent, N);
     for (uint64_t seq = 1; seq <= N; seq++)
-        drafts_book_close(b, seq);
+        drafts_book_close(b, seq, true);
     for (uint64_t seq = 1; seq <= N; seq++) { // again, before anything was sent
         ask(b, N + seq, 10, 1, 0);
-        drafts_book_close(b, N + seq);
+        drafts_book_close(b, N + seq, true);
     }
     const struct drafts_outbox *o = drafts_book_take(b);
     assert_int_equal(o->n_closes, N);
     for (uint64_t seq = 1; seq <= N; seq++)
-        assert_true(o->closes[seq - 1] == seq);
+        assert_true(o->closes[seq - 1].seq == seq);
 }
 
 static void a_closed_sequence_that_comes_back_is_told_anew(void **state)
@@ -372,17 +372,19 @@ static void a_closed_sequence_that_comes_back_is_told_anew(void **state)
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(1);
     struct drafts_entry e = *must_send(b, 7, 10, 2, 0);
-    drafts_book_close(b, 7);
+    drafts_book_close(b, 7, false);
     assert_int_equal(ask(b, 8, 10, 2, 0), 1); // its place is free
-    drafts_book_close(b, 8);
+    drafts_book_close(b, 8, true);
     assert_int_equal(ask(b, 7, 12, 2, 0), 0); // but its answer is still owed
     assert_true(answer(b, &e, 1));            // which may still be right
     assert_int_equal(ask(b, 7, 12, 2, 2), 1);
     const struct drafts_outbox *o = drafts_book_take(b);
     assert_int_equal(o->urgent[0].keep, 0);
     assert_int_equal(o->n_closes, 0); // it would follow the new beginning
-    drafts_book_close(b, 7);
-    assert_int_equal(drafts_book_take(b)->n_closes, 1);
+    drafts_book_close(b, 7, false);
+    o = drafts_book_take(b);
+    assert_int_equal(o->n_closes, 1);
+    assert_false(o->closes[0].ended);
 }
 
 static void a_missing_context_is_sent_again(void **state)
@@ -618,7 +620,7 @@ static void sequences_that_end_unanswered_are_missed_too(void **state)
     for (uint64_t seq = 1; !why && now < 10000000; seq++, now += BUDGET_US / 2) {
         ask(b, seq, 10, 1, now);
         drafts_book_take(b);
-        drafts_book_close(b, seq);
+        drafts_book_close(b, seq, true);
         why = drafts_book_verdict(b, now);
     }
     assert_non_null(why);

@@ -119,6 +119,21 @@ static void an_output_is_found_by_another_sequence(void **state)
     prop_suffix.close(shared);
 }
 
+/* A sequence that is preempted, evicted or asked for by another stream comes again. */
+static void an_output_that_was_forgotten_on_the_way_counts_once(void **state)
+{
+    (void)state;
+    void *shared = must_open();
+    struct prop_seq s = prop_seq_new(&prop_suffix, shared);
+    s.n_prompt = 1;
+    prop_seq_update(&s, 0, TOKENS(90, 1, 2, 3));
+    prop_seq_forget(&s);
+    say(shared, NULL, 1, TOKENS(90, 1, 2, 3, 4));
+    say(shared, NULL, 1, TOKENS(90, 1, 2, 5, 6));
+    assert_true(ask(shared, NULL, TOKENS(50, 1, 2), 1).survival[0] == 0.5f);
+    prop_suffix.close(shared);
+}
+
 static void outputs_are_not_joined(void **state)
 {
     (void)state;
@@ -295,6 +310,7 @@ int main(void)
         cmocka_unit_test_setup(a_draft_ends_where_it_is_improbable, prop_defaults),
         cmocka_unit_test_setup(periodic_text_goes_on, prop_defaults),
         cmocka_unit_test_setup(an_output_is_found_by_another_sequence, prop_defaults),
+        cmocka_unit_test_setup(an_output_that_was_forgotten_on_the_way_counts_once, prop_defaults),
         cmocka_unit_test_setup(outputs_are_not_joined, prop_defaults),
         cmocka_unit_test_setup(a_tenant_sees_its_own_outputs_only, prop_defaults),
         cmocka_unit_test_setup(the_oldest_outputs_make_room, prop_defaults),

@@ -12,14 +12,14 @@ struct sum_seq {
     uint32_t n, sum;
 };
 
-static int n_done;
+static int n_done, n_ended;
 
 static void sum_done(void *shared, void *seq, const struct prop_context *c)
 {
     (void)shared;
-    (void)c;
     (void)seq;
     __atomic_add_fetch(&n_done, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&n_ended, c != NULL, __ATOMIC_RELAXED);
 }
 
 static void sum_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
@@ -219,6 +219,38 @@ static void a_closed_sequence_is_freed(void **state)
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT); // twice does not hurt
     assert_int_equal(n_done, 1);
     assert_int_equal(n_sessions(s), 0);
+}
+
+/* What is forgotten for any other reason may come back, from its start. */
+static void only_a_sequence_that_has_ended_is_told_so(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(1, 10000);
+    struct prop_draft d;
+    n_done = n_ended = 0;
+    ask(s, 1, 7, 0, 10, 3);
+    struct session_update u = {.seq = 7, .close = true, .unfinished = true};
+    apply(s, 1, &u, 0, &d);
+    ask(s, 1, 7, 0, 12, 3);
+    ask(s, 1, 8, 0, 10, 3); // takes the room
+    sessions_expire(s, 1000001);
+    ask(s, 1, 7, 0, 13, 3);
+    sessions_end_stream(s, 1);
+    ask(s, 2, 7, 0, 13, 3);
+    u = update_of(7, 13, 14, 3);
+    u.digest++;
+    assert_int_equal(apply(s, 2, &u, 0, &d), SESSION_NEED_CONTEXT);
+    assert_int_equal(n_done, 5);
+    assert_int_equal(n_ended, 0);
+    ask(s, 2, 7, 0, 14, 3);
+    u = (struct session_update){.seq = 7, .close = true};
+    apply(s, 2, &u, 0, &d);
+    assert_int_equal(n_ended, 1);
+    ask(s, 2, 8, 0, 1000, 1);
+    u = update_of(8, 1000, 1001, 1); // too long for good
+    apply(s, 2, &u, 0, &d);
+    assert_int_equal(n_done, 7);
+    assert_int_equal(n_ended, 2);
 }
 
 /* The proposer knows tokens that are being verified and keeps those that were committed. */
@@ -445,6 +477,7 @@ int main(void)
         cmocka_unit_test(a_context_with_another_digest_is_asked_for),
         cmocka_unit_test(sessions_of_two_streams_do_not_meet),
         cmocka_unit_test(a_closed_sequence_is_freed),
+        cmocka_unit_test(only_a_sequence_that_has_ended_is_told_so),
         cmocka_unit_test(tokens_that_are_verified_stay_as_far_as_they_are_committed),
         cmocka_unit_test(idle_sessions_are_dropped),
         cmocka_unit_test(the_least_recently_used_makes_room_for_a_session),
