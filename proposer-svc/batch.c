@@ -181,10 +181,15 @@ static float within(float x, float low, float high, float otherwise)
 
 static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from)
 {
-    return (struct prop_sampling){.temperature = within(from->temperature, 0, INFINITY, 0),
-                                  .top_k = from->top_k,
-                                  .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
-                                  .min_p = within(from->min_p, 0, 1, 0)};
+    return (struct prop_sampling){
+        .temperature = within(from->temperature, 0, INFINITY, 0),
+        .top_k = from->top_k,
+        .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
+        .min_p = within(from->min_p, 0, 1, 0),
+        .ignore_eos = from->ignore_eos,
+        .banned_until = from->banned_until,
+        .n_banned = from->n_banned < PROP_BANNED_MAX ? (uint32_t)from->n_banned : PROP_BANNED_MAX,
+        .banned = from->banned};
 }
 
 static_assert((int)PROP_COUPLED == TANDEM__V1__QMODE__Q_MODE_COUPLED &&

@@ -83,7 +83,7 @@ static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32
     float reach = 1;
     for (uint32_t i = 0; i <= m; i++) {
         struct dist_top top[BRANCHES_TOP];
-        const float *logits = forward_logits(d->run.forward, first + i);
+        const float *logits = draw_logits(d, ask, first + i, ask->context.n - m + i);
         float logprob;
         dist_logprobs(d->run.dist, logits, i < m ? verifying[i] : 0, BRANCHES_TOP, &logprob, top);
         uint32_t drafted = i < m ? verifying[i] : top[0].token;
@@ -112,7 +112,7 @@ static void add_node(const struct draft *d, struct prop_ask *ask, struct branch 
     to->tokens[b->node] = token;
     to->parents[b->node] = parent;
     to->survival[b->node] = survival;
-    b->going = b->n < ask->k && !draw_is_eos(d, token);
+    b->going = b->n < ask->k && !draw_ends(d, ask, token);
 }
 
 /* Puts the rows of the tokens that are being verified behind the n_rows of the pass. Their number,
@@ -195,7 +195,7 @@ static bool begin_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t 
 static void go_on(struct draft *d, struct prop_ask *ask, struct branch *b)
 {
     struct prop_draft *to = ask->to;
-    const float *logits = forward_logits(d->run.forward, b->row);
+    const float *logits = draw_logits(d, ask, b->row, b->kv.len);
     struct dist_top top;
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);

@@ -1,6 +1,7 @@
 /* draft_draw.c - from the logits of a row to the next token of a draft, and its q. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/rng.h"
 #include "proposer-svc/draft_impl.h"
 
@@ -84,6 +85,20 @@ static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const st
     return token;
 }
 
+const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, uint32_t pos)
+{
+    const struct prop_sampling *s = &ask->sampling;
+    const float *logits = forward_logits(d->run.forward, row);
+    uint32_t n_vocab = d->run.opt.n_vocab;
+    if (!s->n_banned || pos >= s->banned_until)
+        return logits;
+    memcpy(d->allowed, logits, n_vocab * sizeof(*logits));
+    for (uint32_t i = 0; i < s->n_banned; i++)
+        if (s->banned[i] < n_vocab)
+            d->allowed[s->banned[i]] = -INFINITY;
+    return d->allowed;
+}
+
 void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits)
 {
     const struct prop_sampling *s = &ask->sampling;
@@ -107,12 +122,12 @@ static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const fl
                                       : draw_dense(d, &law, ask->to->q, n);
 }
 
-bool draw_is_eos(const struct draft *d, uint32_t token)
+bool draw_ends(const struct draft *d, const struct prop_ask *ask, uint32_t token)
 {
     uint32_t i = 0;
     while (i < d->n_eos && d->eos[i] != token)
         i++;
-    return i < d->n_eos;
+    return i < d->n_eos && !ask->sampling.ignore_eos;
 }
 
 bool draw_trusts(const struct draft *d, const struct prop_ask *ask, float confidence)
@@ -133,7 +148,7 @@ bool draw_next(struct draft *d, struct prop_ask *ask, const float *logits)
     to->tokens[to->n] = token;
     to->survival[to->n] = confidence * (to->n ? to->survival[to->n - 1] : 1);
     to->n++;
-    return to->n < ask->k && !draw_is_eos(d, token); // behind an end there is another text
+    return to->n < ask->k && !draw_ends(d, ask, token);
 }
 
 bool draw_room(const struct draft *d, struct prop_ask *ask)

@@ -49,6 +49,7 @@ struct draft {
     uint32_t n_eos, eos[TOK_MAX_EOS];
     uint32_t sparse_k;
     float p_min;
+    float *allowed;                    // (n_vocab) a row's logits without what is banned
     uint64_t key, n_draws;             // its own random numbers: no draw's counter comes again
     uint64_t n_calls;                  // in which an ask was done
     struct draft_seq *newest, *oldest; // those with a table of blocks
@@ -89,9 +90,13 @@ bool feed_work(void *shared); // work() of struct prop_ops
 
 /* ---- draft_draw.c ---- */
 
+/* The logits in a row of the last pass, behind which the token at `pos` comes: what is banned there
+ * is -inf. Valid until the next call. */
+const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, uint32_t pos);
 /* The ask's sampling parameters on these logits, for d->run.dist. */
 void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits);
-bool draw_is_eos(const struct draft *d, uint32_t token);
+/* Nothing is drafted behind the token: there is another text. */
+bool draw_ends(const struct draft *d, const struct prop_ask *ask, uint32_t token);
 /* Is a row of this confidence drawn from? */
 bool draw_trusts(const struct draft *d, const struct prop_ask *ask, float confidence);
 /* Adds the token behind the row with these logits. False: the draft ends. */

@@ -13,7 +13,8 @@
 #include "base/conf.h"
 
 #define PROP_K_MAX 64
-#define PROP_TENANT_MAX 64 // bytes
+#define PROP_TENANT_MAX 64  // bytes
+#define PROP_BANNED_MAX 128 // tokens; the rest is ignored
 
 enum prop_flags {
     PROP_OWN_THREAD = 1,   // drafts on a thread of its own, for all Rounds that wait, together
@@ -36,6 +37,9 @@ struct prop_sampling {
     uint32_t top_k;    // 0: off
     float top_p;       // 1: off
     float min_p;       // 0: off
+    bool ignore_eos;   // the text goes on behind EOS
+    uint32_t banned_until, n_banned;
+    const uint32_t *banned; // (n_banned) cannot come at positions before banned_until
 };
 
 /* What the tokens of a draft were drawn from, row by row. Sparse: the rows sum to 65536. */
@@ -94,8 +98,8 @@ struct prop_ops {
     int (*open)(void **ret_shared); // once per process; -EINVAL: settings that do not fit together
     void (*close)(void *shared);
     void (*about)(void *shared, struct prop_about *to); // NULL: point drafts for any vocabulary
-    /* Frees what the state points to. c: what is known of the sequence, which has ended; NULL: it is
-     * forgotten and may come back. */
+    /* Frees what the state points to. c: what is known of the sequence, which has ended; NULL: it
+     * is forgotten and may come back. */
     void (*seq_done)(void *shared, void *seq, const struct prop_context *c);
 
     /* Only [0, keep) of the context it knows stays valid; c still shows all of it. */

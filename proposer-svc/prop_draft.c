@@ -182,6 +182,9 @@ static int load(struct draft *d, const struct prop_draft_settings *set)
         r = runner_load(&d->run, show_progress, d);
     if (r == 0)
         r = kv_open_index(d->run.kv, 0, kv_hash);
+    d->allowed = malloc(opt.n_vocab * sizeof(*d->allowed));
+    if (r == 0 && !d->allowed)
+        r = fail(-ENOMEM, "draft: no memory");
     if (r < 0)
         return r;
     log_info("draft model ready name=%s arch=%s weights_mib=%zu kv_positions=%u context=%u "
@@ -196,6 +199,7 @@ static void draft_close(void *shared)
 {
     struct draft *d = shared;
     runner_done(&d->run);
+    free(d->allowed);
     free(d->name);
     free(d);
 }

@@ -23,6 +23,7 @@ struct session {
     uint32_t n_verifying; // behind n: draft tokens that its proposer knows, too
     uint64_t digest;      // of [0, n)
     struct prop_sampling sampling;
+    uint32_t *banned; // memory of sampling
     uint8_t tenant[PROP_TENANT_MAX];
     uint32_t tenant_len;
     struct hint hint;
@@ -103,6 +104,7 @@ static void drop(struct sessions *s, struct session *e, bool ended)
     s->c.ops->seq_done(s->c.shared, e->state, ended ? &c : NULL);
     free(e->tokens);
     free(e->hint.tokens);
+    free(e->banned);
     free(e);
 }
 
@@ -247,6 +249,19 @@ static void settle(struct sessions *s, struct session *e, const struct session_u
     e->n_verifying = 0;
 }
 
+/* Without memory for what is banned nothing is. */
+static void take_sampling(struct session *e, const struct prop_sampling *from)
+{
+    uint32_t n = from->n_banned;
+    free(e->banned);
+    e->banned = n ? malloc(n * sizeof(*e->banned)) : NULL;
+    e->sampling = *from;
+    e->sampling.banned = e->banned;
+    e->sampling.n_banned = e->banned ? n : 0;
+    if (e->banned)
+        memcpy(e->banned, from->banned, n * sizeof(*e->banned));
+}
+
 /* Brings the context up to date. False: it is not the verifier's context, or memory is out. */
 static bool learn(struct sessions *s, struct session *e, const struct session_update *u)
 {
@@ -258,7 +273,7 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
     if (u->prompt_len)
         e->n_prompt = u->prompt_len;
     if (u->sampling)
-        e->sampling = *u->sampling;
+        take_sampling(e, u->sampling);
     if (u->tenant_len) {
         memcpy(e->tenant, u->tenant, u->tenant_len);
         e->tenant_len = (uint32_t)u->tenant_len;

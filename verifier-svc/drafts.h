@@ -97,6 +97,9 @@ struct drafts_wish {
     float p_min;               // the draft ends where its proposer gives a token less
     float temperature, top_p, min_p; // sent when they change
     uint32_t top_k;
+    bool ignore_eos;        // this and what is banned stay the same for a sequence
+    const uint32_t *banned; // (n_banned) tokens that cannot come before the context is so long;
+    uint32_t n_banned, banned_until; // may be NULL
     const void *tenant; // may be NULL; sent with the first Round of a sequence, as is the hint
     size_t tenant_len;
     const uint32_t *hint; // the request's `prediction` as tokens; may be NULL

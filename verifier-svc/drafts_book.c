@@ -214,6 +214,11 @@ static void shift_tokens(struct drafts_entry *entries, uint32_t n, uint32_t abov
             entries[i].token_at -= by;
 }
 
+static uint32_t entry_tokens(const struct drafts_entry *e)
+{
+    return e->base_len - e->keep + e->n_hint + e->n_verifying + e->n_banned;
+}
+
 /* Takes the sequence's entry out of one of the two lists, and its tokens. */
 static void unlist(struct drafts_outbox *o, struct drafts_entry *entries, uint32_t *n, uint64_t seq)
 {
@@ -221,7 +226,7 @@ static void unlist(struct drafts_outbox *o, struct drafts_entry *entries, uint32
         struct drafts_entry e = entries[i];
         if (e.seq != seq)
             continue;
-        uint32_t size = e.base_len - e.keep + e.n_hint + e.n_verifying;
+        uint32_t size = entry_tokens(&e);
         memmove(&entries[i], &entries[i + 1], (*n - i - 1) * sizeof(e));
         --*n;
         if (!size)
@@ -243,7 +248,7 @@ static void outbox_remove(struct drafts_outbox *o, uint64_t seq)
         o->due_us = 0;
 }
 
-/* Copies the n tokens of context from e->keep on, and the hint; digests them on the way. */
+/* Copies the tokens of context from e->keep on, which it digests on the way, and the others. */
 static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, uint64_t digest,
                         struct drafts_entry *e)
 {
@@ -258,7 +263,9 @@ static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, ui
         memcpy(to, w->hint, e->n_hint * sizeof(*to));
     if (e->n_verifying)
         memcpy(to + e->n_hint, w->verifying, e->n_verifying * sizeof(*to));
-    o->n_tokens += e->base_len - e->keep + e->n_hint + e->n_verifying;
+    if (e->n_banned)
+        memcpy(to + e->n_hint + e->n_verifying, w->banned, e->n_banned * sizeof(*to));
+    o->n_tokens += entry_tokens(e);
 }
 
 static bool same_sampling(const struct known *s, const struct drafts_wish *w)
@@ -281,7 +288,11 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
                              .temperature = w->temperature,
                              .top_p = w->top_p,
                              .min_p = w->min_p,
-                             .top_k = w->top_k};
+                             .top_k = w->top_k,
+                             .ignore_eos = w->ignore_eos,
+                             .banned_until = w->banned_until};
+    if (e.sampling_changed)
+        e.n_banned = w->n_banned;
     if (!s->introduced) {
         e.n_hint = w->n_hint < DRAFTS_HINT_MAX ? w->n_hint : DRAFTS_HINT_MAX;
         e.tenant_len = w->tenant_len <= DRAFTS_TENANT_MAX ? (uint32_t)w->tenant_len : 0;
@@ -324,7 +335,7 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct draft
     if (w->base_len - e.keep > DRAFTS_PIECE)
         e.base_len = e.keep + DRAFTS_PIECE;
     e.n_verifying = urgent ? w->n_verifying : 0;
-    if (e.base_len - e.keep + e.n_hint + e.n_verifying > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
+    if (entry_tokens(&e) > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
         return false;
     e.k = urgent ? k_of(b, w, w->q_mode) : 0;
     e.more = e.base_len < w->base_len;

@@ -43,13 +43,19 @@ void drafts_packer_free(struct drafts_packer *p)
     free(p);
 }
 
-static void pack_sampling(const struct drafts_entry *e, Tandem__V1__DraftSampling *to)
+static void pack_sampling(const struct drafts_entry *e, const uint32_t *tokens,
+                          Tandem__V1__DraftSampling *to)
 {
     tandem__v1__draft_sampling__init(to);
     to->temperature = e->temperature;
     to->top_k = e->top_k;
     to->top_p = e->top_p;
     to->min_p = e->min_p;
+    to->ignore_eos = e->ignore_eos;
+    to->banned_until = e->banned_until;
+    to->n_banned = e->n_banned;
+    to->banned =
+        (uint32_t *)tokens + e->token_at + e->base_len - e->keep + e->n_hint + e->n_verifying;
 }
 
 /* The generated messages have no const; packing only reads. */
@@ -94,7 +100,7 @@ const Tandem__V1__Round *drafts_pack(struct drafts_packer *p, const struct draft
     for (uint32_t i = 0; i < n_entries; i++) {
         pack_entry(&entries[i], tokens, &p->sequences[i]);
         if (entries[i].sampling_changed) {
-            pack_sampling(&entries[i], &p->samplings[i]);
+            pack_sampling(&entries[i], tokens, &p->samplings[i]);
             p->sequences[i].sampling = &p->samplings[i];
         }
     }

@@ -124,6 +124,39 @@ static void what_p_min_cuts_is_not_drafted(void **state)
     service_stop(&p);
 }
 
+/* The target drafts for itself: what it cannot say yet is not drafted either, and behind an end
+ * that is ignored it goes on. */
+static void a_draft_model_knows_when_a_text_may_end(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_start(&p, "proposer-svc",
+                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "4",
+                                   "--proposer-budget-ms", "250", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    for (int ignore = 0; ignore < 2; ignore++) {
+        wish_init(&w, STORY, story()->n + 100);
+        w.msg.ignore_eos = ignore;
+        w.msg.min_tokens = ignore ? 0 : w.msg.max_tokens;
+        memset(a, 0, 2 * sizeof(*a));
+        generation_run(client, &w.msg, &a[0]);
+        generation_run(c, &w.msg, &a[1]);
+        same_answer(&a[0], &a[1]);
+        assert_int_equal(a[1].n, w.msg.max_tokens);
+        assert_true(a[1].drafted > 0);
+        assert_int_equal(a[1].accepted, a[1].drafted);
+    }
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
 enum { N_ALIKE = 8 };
 
 /* Two verifiers, each with the same two proposers. */
@@ -342,6 +375,7 @@ int main(void)
         cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
         cmocka_unit_test(a_fixed_request_drafts_and_its_runs_tell_of_it),
         cmocka_unit_test(what_p_min_cuts_is_not_drafted),
+        cmocka_unit_test(a_draft_model_knows_when_a_text_may_end),
         cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
         cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),

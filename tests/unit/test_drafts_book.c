@@ -120,16 +120,22 @@ static void tokens_are_those_from_keep_on(void **state)
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
     struct drafts_wish w[] = {wish_of(1, 10, 1), wish_of(2, 20, 1), wish_of(3, 30, 1)};
+    for (uint32_t i = 0; i < 3; i++) {
+        w[i].banned = five;
+        w[i].n_banned = i;
+    }
     assert_int_equal(drafts_book_ask(b, w, 3, BUDGET_US, 0), 3);
     w[1].base_len = 25; // replaced before it was sent
     assert_int_equal(drafts_book_ask(b, &w[1], 1, BUDGET_US, 0), 1);
     const struct drafts_outbox *o = drafts_book_take(b);
     assert_int_equal(o->n_urgent, 3);
-    assert_int_equal(o->n_tokens, 65);
+    assert_int_equal(o->n_tokens, 65 + 3);
     for (uint32_t i = 0; i < 3; i++) {
         const struct drafts_entry *e = &o->urgent[i];
         assert_int_equal(e->base_len, e->seq == 1 ? 10 : e->seq == 2 ? 25 : 30);
         assert_memory_equal(o->tokens + e->token_at, counting, e->base_len * 4);
+        assert_int_equal(e->n_banned, e->seq - 1);
+        assert_memory_equal(o->tokens + e->token_at + e->base_len, five, e->n_banned * 4);
     }
     assert_null(drafts_book_take(b));
 }
@@ -315,8 +321,22 @@ static void hint_tenant_and_sampling_are_sent_when_new(void **state)
     w.tenant_len = 1;
     w.hint = five;
     w.n_hint = 5;
+    w.banned = five + 1;
+    w.n_banned = 2;
+    w.banned_until = 30;
+    w.ignore_eos = true;
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
     const struct drafts_outbox *o = drafts_book_take(b);
+    AUTO(drafts_packer_free) struct drafts_packer *packer = NULL;
+    assert_int_equal(drafts_packer_new(4, &packer), 0);
+    const Tandem__V1__RoundSequence *r =
+        drafts_pack(packer, o->urgent, 1, o->tokens, BUDGET_US)->sequences[0];
+    assert_int_equal(r->n_hint, 5);
+    assert_memory_equal(r->hint, five, sizeof(five));
+    assert_int_equal(r->sampling->n_banned, 2);
+    assert_memory_equal(r->sampling->banned, five + 1, 8);
+    assert_int_equal(r->sampling->banned_until, 30);
+    assert_true(r->sampling->ignore_eos);
     assert_int_equal(o->urgent[0].n_hint, 5);
     assert_int_equal(o->urgent[0].tenant_len, 1);
     assert_true(o->urgent[0].sampling_changed);
@@ -325,6 +345,7 @@ static void hint_tenant_and_sampling_are_sent_when_new(void **state)
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 2), 1);
     o = drafts_book_take(b);
     assert_int_equal(o->urgent[0].n_hint, 0);
+    assert_int_equal(o->urgent[0].n_banned, 0);
     assert_false(o->urgent[0].sampling_changed);
 }
 

@@ -9,8 +9,10 @@
 #include "lib/plain_dist.h"
 #include "lib/prop_contract.h"
 #include "lib/rig.h"
+#include "file/gguf.h"
 #include "model/dist.h"
 #include "proposer-svc/prop_draft.h"
+#include "text/tok.h"
 
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define N_VOCAB 4096
@@ -242,7 +244,10 @@ static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
 {
     (void)state;
     static const struct prop_sampling how[] = {
-        {0, 0, 1, 0}, {1, 0, 1, 0}, {0.8f, 40, 0.95f, 0.05f}, {2, 0, 0.9f, 0}};
+        {.top_p = 1},
+        {.temperature = 1, .top_p = 1},
+        {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f},
+        {.temperature = 2, .top_p = 0.9f}};
     must_open();
     for (unsigned i = 0; i < 4; i++) {
         struct prop_seq s = story(40);
@@ -281,6 +286,110 @@ static void a_point_draft_is_the_argmax_at_any_temperature(void **state)
     close_it();
 }
 
+static struct prop_draft draft_under(const struct prop_seq *s, enum prop_q_mode mode, uint32_t k,
+                                     const struct prop_sampling *sampling, uint32_t n_verifying)
+{
+    struct prop_draft d;
+    struct prop_ask ask = ask_of(s, k, &d);
+    ask.q_mode = mode;
+    ask.draw_key = KEY;
+    ask.sampling = *sampling;
+    ask.n_verifying = n_verifying;
+    prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+    return d;
+}
+
+/* All that would be drafted is banned for three tokens. */
+static void what_cannot_come_yet_is_not_drafted(void **state)
+{
+    (void)state;
+    enum { K = 8, N_BANNED = 3 };
+    must_open();
+    for (unsigned hot = 0; hot < 2; hot++) {
+        enum prop_q_mode mode = hot ? PROP_COUPLED : PROP_POINT;
+        struct prop_seq s = story(40);
+        struct prop_sampling how = {.temperature = (float)hot, .top_p = 1};
+        struct prop_draft whole = draft_under(&s, mode, K, &how, 0);
+        how.banned = whole.tokens;
+        how.n_banned = whole.n;
+        how.banned_until = s.n + N_BANNED;
+        struct prop_draft d = draft_under(&s, mode, K, &how, 0);
+        uint32_t want[N_BANNED];
+        struct dist_params p = {.temperature = (float)hot,
+                                .top_p = 1,
+                                .repetition = 1,
+                                .banned = whole.tokens,
+                                .n_banned = whole.n};
+        commit(&s, &p, N_BANNED, want);
+        assert_true(d.n > N_BANNED);
+        assert_memory_equal(d.tokens, want, sizeof(want));
+        prop_seq_update(&s, s.n, d.tokens, N_BANNED);
+        struct prop_draft rest = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
+        how.n_banned = 0;
+        struct prop_draft unbanned = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
+        prop_same_draft(&rest, &unbanned);
+        assert_memory_equal(d.tokens + N_BANNED, rest.tokens, rest.n * sizeof(rest.tokens[0]));
+        prop_seq_done(&s);
+    }
+    close_it();
+}
+
+static void nor_is_it_ahead(void **state)
+{
+    (void)state;
+    must_open();
+    for (unsigned hot = 0; hot < 2; hot++) {
+        struct prop_seq s = story(40);
+        prop_seq_draft(&s, 1); // it is fed
+        struct prop_sampling how = {.temperature = (float)hot, .top_p = 1};
+        enum prop_q_mode mode = hot ? PROP_COUPLED : PROP_POINT;
+        struct prop_draft whole = draft_under(&s, mode, 5, &how, 2);
+        how.banned = whole.tokens;
+        how.n_banned = whole.n;
+        how.banned_until = UINT32_MAX;
+        struct prop_draft d = draft_under(&s, mode, 5, &how, 2);
+        assert_true(whole.n > 5 && d.n > 5);
+        for (uint32_t i = 0; i < d.n; i++)
+            for (uint32_t b = 0; b < whole.n; b++)
+                assert_int_not_equal(d.tokens[i], whole.tokens[b]);
+        prop_seq_done(&s);
+    }
+    close_it();
+}
+
+static uint32_t eos_of_model(void)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(tok_free) struct tok *tok = NULL;
+    const uint32_t *eos;
+    assert_int_equal(gguf_open(MODEL, &g), 0);
+    assert_int_equal(tok_new(g, &tok), 0);
+    assert_true(tok_eos_ids(tok, &eos) > 0);
+    return eos[0];
+}
+
+static void a_draft_goes_on_behind_an_end_only_where_the_text_does(void **state)
+{
+    (void)state;
+    static uint32_t others[N_VOCAB];
+    uint32_t eos = eos_of_model(), n = 0;
+    for (uint32_t i = 0; i < N_VOCAB; i++)
+        if (i != eos)
+            others[n++] = i;
+    must_open();
+    struct prop_seq s = story(40);
+    struct prop_sampling how = {.top_p = 1, .banned = others, .n_banned = n};
+    how.banned_until = s.n + 1; // so that the first is an end
+    for (unsigned ignore = 0; ignore < 2; ignore++) {
+        how.ignore_eos = ignore;
+        struct prop_draft d = draft_under(&s, PROP_POINT, 4, &how, 0);
+        assert_int_equal(d.tokens[0], eos);
+        assert_int_equal(d.n, ignore ? 4 : 1);
+    }
+    prop_seq_done(&s);
+    close_it();
+}
+
 /* The law that the model gives behind s, under these parameters. */
 static void law_behind(const struct prop_seq *s, const struct dist_params *p, double *probs)
 {
@@ -313,8 +422,10 @@ static struct prop_draft drawn(const struct prop_seq *s, enum prop_q_mode mode, 
 static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
 {
     (void)state;
-    static const struct prop_sampling how[] = {
-        {1, 0, 1, 0}, {0, 0, 1, 0}, {0.7f, 5, 1, 0}, {3, 0, 0.9f, 0}};
+    static const struct prop_sampling how[] = {{.temperature = 1, .top_p = 1},
+                                               {.top_p = 1},
+                                               {.temperature = 0.7f, .top_k = 5, .top_p = 1},
+                                               {.temperature = 3, .top_p = 0.9f}};
     must_open();
     struct prop_seq s = story(40);
     for (unsigned h = 0; h < 4; h++) {
@@ -362,7 +473,8 @@ static void drafts_are_drawn_from_the_q_that_is_told(void **state)
     double want[WIDTH] = {0}, chi2 = 0;
     uint32_t seen[WIDTH] = {0}, n_other = 0;
     for (uint32_t n = 0; n < N; n++) {
-        struct prop_draft d = drawn(&s, PROP_SPARSE, 1, (struct prop_sampling){1.5f, 0, 1, 0});
+        struct prop_draft d =
+            drawn(&s, PROP_SPARSE, 1, (struct prop_sampling){.temperature = 1.5f, .top_p = 1});
         for (uint32_t i = 0; i < WIDTH; i++) {
             want[i] = (d.q->probs[i] + 1.) / 65536 * N;
             seen[i] += d.q->ids[i] == d.tokens[0];
@@ -386,7 +498,8 @@ static void a_dense_q_is_the_whole_law(void **state)
     struct prop_seq s = story(40);
     static double p[N_VOCAB];
     law_behind(&s, &(struct dist_params){.temperature = 1, .top_p = 0.9f, .repetition = 1}, p);
-    struct prop_draft d = drawn(&s, PROP_DENSE, 64, (struct prop_sampling){1, 0, 0.9f, 0});
+    struct prop_draft d =
+        drawn(&s, PROP_DENSE, 64, (struct prop_sampling){.temperature = 1, .top_p = 0.9f});
     assert_int_equal(d.q->width, N_VOCAB);
     assert_true(d.n * (size_t)N_VOCAB * sizeof(float) <= 1 << 20);
     for (uint32_t i = 0; i < N_VOCAB; i++)
@@ -629,6 +742,10 @@ int main(void)
         cmocka_unit_test_setup(ahead_a_crowd_shares_the_passes, prop_defaults),
         cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, prop_defaults),
         cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, prop_defaults),
+        cmocka_unit_test_setup(what_cannot_come_yet_is_not_drafted, prop_defaults),
+        cmocka_unit_test_setup(nor_is_it_ahead, prop_defaults),
+        cmocka_unit_test_setup(a_draft_goes_on_behind_an_end_only_where_the_text_does,
+                               prop_defaults),
         cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, prop_defaults),
         cmocka_unit_test_setup(drafts_are_drawn_from_the_q_that_is_told, prop_defaults),
         cmocka_unit_test_setup(a_dense_q_is_the_whole_law, prop_defaults),

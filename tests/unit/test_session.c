@@ -379,6 +379,33 @@ static void a_proposer_out_of_memory_gives_up_the_session(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
+static void what_is_banned_is_kept_with_the_session(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct session *e;
+    struct prop_ask ask;
+    enum session_answer a;
+    struct session_update u = update_of(7, 0, 10, 2);
+    uint32_t banned[] = {5, 6};
+    u.sampling = &(struct prop_sampling){
+        .top_p = 1, .banned = banned, .n_banned = 2, .banned_until = 20, .ignore_eos = true};
+    for (uint32_t n = 10; n < 12; n++) {
+        assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+        assert_int_equal(ask.sampling.n_banned, 2);
+        assert_int_equal(ask.sampling.banned[1], 6);
+        assert_int_equal(ask.sampling.banned_until, 20);
+        assert_true(ask.sampling.ignore_eos);
+        sessions_end(s, e);
+        banned[1] = 9; // the message is gone
+        u = update_of(7, n, n + 1, 2);
+    }
+    u.sampling = &(struct prop_sampling){.top_p = 1};
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    assert_int_equal(ask.sampling.n_banned, 0);
+    sessions_end(s, e);
+}
+
 static void *one_stream(void *arg)
 {
     struct sessions *s = arg;
@@ -485,6 +512,7 @@ int main(void)
         cmocka_unit_test(a_context_that_is_too_long_gets_empty_drafts),
         cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
         cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
+        cmocka_unit_test(what_is_banned_is_kept_with_the_session),
         cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
         cmocka_unit_test(a_hint_is_kept_and_takes_room),
         cmocka_unit_test(a_sequence_stays_its_tenants),
