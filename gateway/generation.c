@@ -346,25 +346,28 @@ int generation_prepare(struct generation *x, const struct parts_rules *rules)
     static const struct ask_events events = {on_event, on_move, on_over};
     const struct openai_request *q = &x->q;
     struct upstream *u = x->g->upstream;
+    struct rpc_msg *shared;
+    int rc = wire_pack(q, http_id(x->http), x->record.traceparent, &x->model->info->name, rules,
+                       &shared);
+    if (rc < 0)
+        return rc;
     struct ask *asks = calloc(q->n_prompts, sizeof(*asks));
+    for (unsigned i = 0; asks && i < q->n_prompts; i++) {
+        asks[i] = (struct ask){
+            .events = &events, .user = x, .index = i, .upstream = u, .model = x->model};
+        ask_init(&asks[i]);
+        asks[i].request = wire_pack_prompt(q, &q->prompts[i], shared);
+        asks[i].prompt = i ? generation_beginning_of(x, &q->prompts[i]) : TAKE(x->prompt);
+    }
+    rpc_msg_free(shared);
     if (!asks)
         return fail(-ENOMEM, "no memory for this request");
-    int rc = 0;
-    unsigned n = 0;
-    for (; n < q->n_prompts && rc == 0; n++) {
-        asks[n] = (struct ask){
-            .events = &events, .user = x, .index = n, .upstream = u, .model = x->model};
-        ask_init(&asks[n]);
-        rc = wire_pack(q, &q->prompts[n], http_id(x->http), x->record.traceparent,
-                       &x->model->info->name, rules, &asks[n].request);
-        asks[n].prompt = n ? generation_beginning_of(x, &q->prompts[n]) : TAKE(x->prompt);
-    }
     asks[0].verifier = TAKE(x->verifier);
     pthread_mutex_lock(&x->mu);
     x->asks = asks;
-    x->n_asks = n;
+    x->n_asks = q->n_prompts;
     x->at_once = q->at_once;
     x->n_running = 1; // whoever begins
     pthread_mutex_unlock(&x->mu);
-    return rc;
+    return 0;
 }

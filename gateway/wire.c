@@ -80,31 +80,13 @@ static void set_limits(const struct openai_request *q, Tandem__V1__GenerateReque
     m->render_special = !q->skip_special;
 }
 
-/* A chat's template writes BOS itself where the model wants it. */
-static void set_prompt(const struct openai_request *q, const struct openai_prompt *p,
-                       Tandem__V1__TokenIds *ids, Tandem__V1__GenerateRequest *m)
-{
-    if (p->ids) {
-        ids->ids = p->ids;
-        ids->n_ids = p->n_ids;
-        m->prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
-        m->tokens = ids;
-        return;
-    }
-    m->prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
-    m->text = rpc_data(p->text, p->len);
-    m->parse_special = true;
-    m->add_bos = q->kind == OPENAI_COMPLETION && (!q->add_special.set || q->add_special.value);
-}
-
-int wire_pack(const struct openai_request *q, const struct openai_prompt *p, const char *id,
-              const char *traceparent, const ProtobufCBinaryData *model,
-              const struct parts_rules *rules, struct rpc_msg **ret)
+int wire_pack(const struct openai_request *q, const char *id, const char *traceparent,
+              const ProtobufCBinaryData *model, const struct parts_rules *rules,
+              struct rpc_msg **ret)
 {
     Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
     Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
     Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
-    Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;
     ProtobufCBinaryData stops[OPENAI_MAX_STOPS], shown[PARTS_MARKERS_MAX];
     const char *markers[PARTS_MARKERS_MAX];
     AUTO(mem_free) Tandem__V1__LogitBias *bias = calloc(q->n_bias + 1, sizeof(*bias));
@@ -124,7 +106,6 @@ int wire_pack(const struct openai_request *q, const struct openai_prompt *p, con
     set_sampling(q, &sampling);
     set_speculative(q, &speculative);
     set_limits(q, &m);
-    set_prompt(q, p, &ids, &m);
     m.id = rpc_text(id);
     m.traceparent = rpc_text(traceparent);
     m.model = *model;
@@ -142,6 +123,28 @@ int wire_pack(const struct openai_request *q, const struct openai_prompt *p, con
     m.tenant = rpc_text(q->cache_salt);
     *ret = rpc_pack(&m.base);
     return 0;
+}
+
+/* A chat's template writes BOS itself where the model wants it. */
+struct rpc_msg *wire_pack_prompt(const struct openai_request *q, const struct openai_prompt *p,
+                                 const struct rpc_msg *shared)
+{
+    Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
+    Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;
+    if (p->ids) {
+        ids.ids = p->ids;
+        ids.n_ids = p->n_ids;
+        m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
+        m.tokens = &ids;
+    } else {
+        m.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+        m.text = rpc_data(p->text, p->len);
+        m.parse_special = true;
+        m.add_bos = q->kind == OPENAI_COMPLETION && (!q->add_special.set || q->add_special.value);
+    }
+    struct rpc_msg *own = rpc_pack(&m.base), *all = rpc_msg_joined(shared, own);
+    rpc_msg_free(own);
+    return all;
 }
 
 /* ---- the verifier's events ---- */

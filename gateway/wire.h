@@ -9,10 +9,13 @@
 
 #define WIRE_COMPLETION_TOKENS 16 // max_tokens of a completion that names none, as OpenAI has it
 
-/* For one of the request's prompts. rules: what the answer is searched for. -ENOMEM. */
-int wire_pack(const struct openai_request *q, const struct openai_prompt *p, const char *id,
-              const char *traceparent, const ProtobufCBinaryData *model,
-              const struct parts_rules *rules, struct rpc_msg **ret);
+/* What all of the request's prompts share. rules: what the answer is searched for. -ENOMEM. */
+int wire_pack(const struct openai_request *q, const char *id, const char *traceparent,
+              const ProtobufCBinaryData *model, const struct parts_rules *rules,
+              struct rpc_msg **ret);
+/* The message for one of them, with what they share, which is not copied. */
+struct rpc_msg *wire_pack_prompt(const struct openai_request *q, const struct openai_prompt *p,
+                                 const struct rpc_msg *shared);
 
 static inline struct openai_text wire_text(ProtobufCBinaryData b)
 {

@@ -75,6 +75,8 @@ struct rpc_msg *rpc_pack(const ProtobufCMessage *msg);
 struct rpc_msg *rpc_msg_of(const void *data, size_t len);
 /* Another owner of the same bytes. */
 struct rpc_msg *rpc_msg_share(struct rpc_msg *msg);
+/* Another owner of the bytes of both: a message with the fields of both. */
+struct rpc_msg *rpc_msg_joined(const struct rpc_msg *a, const struct rpc_msg *b);
 size_t rpc_msg_len(const struct rpc_msg *msg);
 void rpc_msg_free(struct rpc_msg *msg);
 

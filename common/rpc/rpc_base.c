@@ -141,6 +141,19 @@ struct rpc_msg *rpc_msg_share(struct rpc_msg *msg)
     return rpc_msg(grpc_byte_buffer_copy(rpc_bytes(msg)));
 }
 
+struct rpc_msg *rpc_msg_joined(const struct rpc_msg *a, const struct rpc_msg *b)
+{
+    grpc_byte_buffer *all = grpc_byte_buffer_copy(rpc_bytes(a));
+    grpc_byte_buffer_reader r;
+    grpc_slice s;
+    if (grpc_byte_buffer_reader_init(&r, rpc_bytes(b))) {
+        while (grpc_byte_buffer_reader_next(&r, &s))
+            grpc_slice_buffer_add(&all->data.raw.slice_buffer, s); // takes the reference
+        grpc_byte_buffer_reader_destroy(&r);
+    }
+    return rpc_msg(all);
+}
+
 void rpc_msg_free(struct rpc_msg *msg)
 {
     if (msg)

@@ -192,6 +192,43 @@ static struct http_answer once_let_in(unsigned at, const char *prompts)
     }
 }
 
+/* KiB that the gateway has had in memory at most. */
+static unsigned long peak_kib(void)
+{
+    static const char name[] = "VmHWM:";
+    char path[64], line[128];
+    unsigned long kib = 0;
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)gateway.pid);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    while (!kib && fgets(line, sizeof(line), f))
+        if (strncmp(line, name, strlen(name)) == 0)
+            kib = strtoul(line + strlen(name), NULL, 10);
+    fclose(f);
+    assert_true(kib > 0);
+    return kib;
+}
+
+/* A prediction of 4 MiB, which 128 copies would make 512. */
+static void what_prompts_share_is_held_once(void **state)
+{
+    (void)state;
+    AUTO(mem_free) char *prompts = prompts_of("say 1", 128), *more = NULL;
+    AUTO(mem_free) char *guess = calloc(1, (4 << 20) + 1);
+    memset(guess, 'x', 4 << 20);
+    assert_true(
+        asprintf(&more, ",\"prediction\":{\"type\":\"content\",\"content\":\"%s\"}", guess) > 0);
+    unsigned long before = peak_kib();
+    is(answer(prompts, more), 200, "{\"index\":127,\"text\":\"w0 \"");
+    unsigned long more_kib = peak_kib() - before;
+    if (more_kib >= 256 << 10)
+        fail_msg("the gateway has taken %lu MiB", more_kib >> 10);
+    Tandem__V1__GenerateRequest *q = fake_verifier_request(verifier);
+    assert_int_equal(q->prediction.len, 4 << 20);
+    assert_int_equal(q->text.len, 5);
+    tandem__v1__generate_request__free_unpacked(q, NULL);
+}
+
 static void a_key_has_as_many_at_once_as_it_may(void **state)
 {
     (void)state;
@@ -252,6 +289,7 @@ int main(void)
         cmocka_unit_test(a_reader_that_reads_gets_all_of_several_floods),
         cmocka_unit_test(one_that_fails_ends_all_and_is_named),
         cmocka_unit_test(more_than_may_run_at_once_take_turns),
+        cmocka_unit_test(what_prompts_share_is_held_once),
         cmocka_unit_test(a_key_has_as_many_at_once_as_it_may),
         cmocka_unit_test(what_is_no_list_of_prompts_is_refused_by_name),
     };
