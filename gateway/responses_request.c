@@ -2,22 +2,57 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/buf.h"
 #include "gateway/reading.h"
 
 #define MAX_ITEMS OPENAI_MAX_MESSAGES
 #define LOGPROBS "message.output_text.logprobs"
 
+/* Texts joined by line breaks. */
+struct thoughts {
+    struct buf text;
+    bool any; // also an empty one
+};
+
 /* The messages so far. */
 struct items {
     struct reading *r;
     json_t *messages;
-    json_t *reasoning; // of the assistant's next message; NULL: none
+    struct thoughts next, last; // reasoning of the assistant's next message, and of the last one
 };
+
+static void think(struct thoughts *t, const char *text, size_t len)
+{
+    buf_add(&t->text, "\n", t->any);
+    buf_add(&t->text, text, len);
+    t->any = true;
+}
+
+static void forget(struct thoughts *t)
+{
+    buf_clear(&t->text);
+    t->any = false;
+}
+
+/* Once, when nothing more is added to it: many items may have. */
+static int close_message(struct items *s)
+{
+    json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
+    const struct buf *text = &s->last.text;
+    if (!s->last.any)
+        return 0;
+    json_t *all = text->error ? NULL : json_stringn(text->data, text->len);
+    forget(&s->last);
+    return json_object_set_new(last, "reasoning_content", all) < 0 ? reading_no_memory(s->r) : 0;
+}
 
 /* New reference stolen, also on errors. */
 static int append(struct items *s, json_t *message)
 {
-    return json_array_append_new(s->messages, message) < 0 ? reading_no_memory(s->r) : 0;
+    int rc = close_message(s);
+    if (json_array_append_new(s->messages, message) < 0)
+        return reading_no_memory(s->r);
+    return rc;
 }
 
 /* ---- content ---- */
@@ -53,31 +88,22 @@ static int open_parts(struct items *s, json_t *v, const char *name, json_t **ret
 
 /* ---- items ---- */
 
-/* Behind what is there, which may be NULL: new reference, of which both are taken. */
-static json_t *joined(json_t *before, json_t *text)
-{
-    AUTO(json_decref_own) json_t *a = before, *b = text;
-    return a ? json_sprintf("%s\n%s", json_string_value(a), json_string_value(b)) : TAKE(b);
-}
-
 /* To the last message. */
-static int add_reasoning(struct items *s)
+static void add_reasoning(struct items *s)
 {
-    json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
-    if (!s->reasoning)
-        return 0;
-    json_t *all =
-        joined(json_incref(json_object_get(last, "reasoning_content")), TAKE(s->reasoning));
-    return json_object_set_new(last, "reasoning_content", all) < 0 ? reading_no_memory(s->r) : 0;
+    if (s->next.any)
+        think(&s->last, s->next.text.data, s->next.text.len);
+    forget(&s->next);
 }
 
 /* Reasoning that no answer followed, as it was cut off, is a turn all the same. */
 static int end_reasoning(struct items *s)
 {
-    if (!s->reasoning)
+    if (!s->next.any)
         return 0;
     int rc = append(s, json_pack("{s:s,s:s}", "role", "assistant", "content", ""));
-    return rc < 0 ? rc : add_reasoning(s);
+    add_reasoning(s);
+    return rc;
 }
 
 static int read_message(struct items *s, const json_t *item, const char *name)
@@ -94,7 +120,9 @@ static int read_message(struct items *s, const json_t *item, const char *name)
     int rc = answer ? 0 : end_reasoning(s);
     rc = rc < 0 ? rc : open_parts(s, content, at, &text);
     rc = rc < 0 ? rc : append(s, json_pack("{s:s,s:o}", "role", role, "content", text));
-    return rc == 0 && answer ? add_reasoning(s) : rc;
+    if (answer)
+        add_reasoning(s);
+    return rc;
 }
 
 /* Calls that follow one another, or a message of the assistant, are that message's. */
@@ -107,8 +135,7 @@ static json_t *calls_of_last(struct items *s)
         if (append(s, last) < 0)
             return NULL;
     }
-    if (add_reasoning(s) < 0)
-        return NULL;
+    add_reasoning(s);
     json_t *calls = json_object_get(last, "tool_calls");
     if (!calls && json_object_set_new(last, "tool_calls", json_array()) == 0)
         calls = json_object_get(last, "tool_calls");
@@ -148,15 +175,16 @@ static int read_output(struct items *s, const json_t *item, const char *name)
 static int read_reasoning(struct items *s, const json_t *item, const char *name)
 {
     char at[80];
-    json_t *content = reading_member(item, "content"), *text = NULL;
+    json_t *content = reading_member(item, "content");
+    AUTO(json_decref_own) json_t *text = NULL;
     if (!content || (json_is_array(content) && !json_array_size(content)))
         return 0;
     snprintf(at, sizeof(at), "%s.content", name);
     int rc = open_parts(s, content, at, &text);
     if (rc < 0)
         return rc;
-    s->reasoning = joined(s->reasoning, text);
-    return s->reasoning ? 0 : reading_no_memory(s->r);
+    think(&s->next, json_string_value(text), json_string_length(text));
+    return s->next.text.error ? reading_no_memory(s->r) : 0;
 }
 
 static int read_item(struct items *s, const json_t *item, size_t i)
@@ -193,7 +221,8 @@ static int read_input(struct items *s, json_t *input, const json_t *instructions
         return reading_refuse(s->r, "input", "input must be a string or an array of 1 to %d items",
                               MAX_ITEMS);
     json_array_foreach(input, i, item) if ((rc = read_item(s, item, i)) < 0) break;
-    return rc < 0 ? rc : end_reasoning(s);
+    rc = rc < 0 ? rc : end_reasoning(s);
+    return rc < 0 ? rc : close_message(s);
 }
 
 /* ---- tools ---- */
@@ -317,13 +346,16 @@ int responses_read(struct reading *r, json_t *body)
     AUTO(json_decref_own) json_t *messages = json_array();
     AUTO(json_decref_own) json_t *tools = json_array();
     struct items items = {.r = r, .messages = messages};
+    buf_init(&items.next.text, SIZE_MAX / 2);
+    buf_init(&items.last.text, SIZE_MAX / 2);
     int rc = refuse_unserved(r, body);
     if (rc == 0 && !reading_member(body, "input"))
         rc = reading_refuse(r, "input", "input is missing");
     rc = rc < 0 ? rc
                 : read_input(&items, reading_member(body, "input"),
                              reading_member(body, "instructions"));
-    json_decref(items.reasoning);
+    buf_done(&items.next.text);
+    buf_done(&items.last.text);
     rc = rc < 0 ? rc : open_tools(r, reading_member(body, "tools"), tools);
     if (rc < 0)
         return rc;
