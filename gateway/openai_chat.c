@@ -63,12 +63,14 @@ static bool known_role(const char *role)
     return false;
 }
 
+#define NAME_MAX_BYTES 256 // of a tool, that stands with all of its outputs
+
 /* Some templates want the name of the tool with its output. */
 static int name_output(struct reading *r, json_t *message, const json_t *names)
 {
     const char *id = json_string_value(json_object_get(message, "tool_call_id"));
     json_t *name = id ? json_object_get(names, id) : NULL;
-    if (!name || reading_member(message, "name"))
+    if (!name || json_string_length(name) > NAME_MAX_BYTES || reading_member(message, "name"))
         return 0;
     return json_object_set(message, "name", name) < 0 ? reading_no_memory(r) : 0;
 }

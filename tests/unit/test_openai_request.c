@@ -126,6 +126,24 @@ static void outputs_have_the_names_of_their_calls(void **state)
     }
 }
 
+/* Else a few megabytes of name would stand in thousands of messages. */
+static void a_long_name_of_a_tool_stands_with_its_call_alone(void **state)
+{
+    (void)state;
+    for (size_t n = 256; n <= 257; n++) {
+        AUTO(mem_free) char *name = calloc(1, n + 1), *text = NULL;
+        memset(name, 'f', n);
+        assert_true(asprintf(&text,
+                             "\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\","
+                             "\"function\":{\"name\":\"%s\",\"arguments\":\"{}\"}}]},"
+                             "{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"1\"}]",
+                             name) > 0);
+        assert_int_equal(chat(text), 0);
+        assert_int_equal(strstr(strstr(q.template_vars, name) + n, name) != NULL, n == 256);
+        openai_request_done(&q);
+    }
+}
+
 static void reasoning_goes_with_the_calls_it_led_to(void **state)
 {
     (void)state;
@@ -517,6 +535,7 @@ int main(void)
         cmocka_unit_test(numbers_may_be_long),
         cmocka_unit_test(what_models_write_comes_back),
         cmocka_unit_test(outputs_have_the_names_of_their_calls),
+        cmocka_unit_test(a_long_name_of_a_tool_stands_with_its_call_alone),
         cmocka_unit_test(reasoning_goes_with_the_calls_it_led_to),
         cmocka_unit_test(reasoning_that_no_answer_followed_is_a_turn),
         cmocka_unit_test(many_thoughts_of_one_answer_cost_what_one_does),
