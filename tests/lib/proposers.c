@@ -89,7 +89,7 @@ struct liar {
     struct rpc_server *server;
     uint32_t n_vocab;
     atomic_int lie;
-    atomic_uint n_rounds, n_streams, n_drawn, n_ended, n_left;
+    atomic_uint n_described, n_rounds, n_streams, n_drawn, n_ended, n_left;
 };
 
 static const char *const lie_names[LIE_COUNT] = {
@@ -106,6 +106,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
 {
     struct liar *l = rpc_call_service(call);
     (void)msg;
+    l->n_described++;
     if (l->lie == LIE_NO_DESCRIBE) {
         rpc_call_finish(call, RPC_INTERNAL, "I do not feel like it");
         return;
@@ -370,6 +371,11 @@ void liar_stop(struct liar *l)
 void liar_change(struct liar *l, enum lie lie)
 {
     l->lie = lie;
+}
+
+unsigned liar_n_described(struct liar *l)
+{
+    return l->n_described;
 }
 
 unsigned liar_n_rounds(struct liar *l)

@@ -60,8 +60,9 @@ void liar_stop(struct liar *l);
 DEFINE_AUTO(struct liar, liar_stop)
 /* From the next Round on. */
 void liar_change(struct liar *l, enum lie lie);
+unsigned liar_n_described(struct liar *l); // times, all of these
 unsigned liar_n_rounds(struct liar *l);
-unsigned liar_n_streams(struct liar *l); // ever
+unsigned liar_n_streams(struct liar *l);
 unsigned liar_n_ended(struct liar *l);   // sequences that were closed, and had ended
 unsigned liar_n_left(struct liar *l);    // or had not
 const char *lie_name(enum lie lie);

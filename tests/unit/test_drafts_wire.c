@@ -28,6 +28,22 @@ static void a_proposer_that_names_no_version_speaks_the_first(void **state)
     assert_string_equal(fail_text(), "it speaks protocol version 2, this verifier version 1");
 }
 
+static void another_vocabulary_is_refused_with_both_digests(void **state)
+{
+    (void)state;
+    Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
+    struct drafts_described about;
+    reply.kind = (ProtobufCBinaryData){4, (uint8_t *)"mine"};
+    reply.k_max = 4;
+    reply.vocab_digest = 0xabc;
+    assert_int_equal(drafts_check_described(&reply, 0xabc, &about), 0);
+    assert_int_equal(drafts_check_described(&reply, 0xdef, &about), -EPROTO);
+    assert_string_equal(fail_text(), "its vocabulary has the digest 0000000000000abc, the target's "
+                                     "has 0000000000000def");
+    reply.vocab_digest = 0; // any vocabulary will do
+    assert_int_equal(drafts_check_described(&reply, 0xdef, &about), 0);
+}
+
 static void a_name_is_one_word(void **state)
 {
     (void)state;
@@ -276,6 +292,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_proposer_that_names_no_version_speaks_the_first),
+        cmocka_unit_test(another_vocabulary_is_refused_with_both_digests),
         cmocka_unit_test(a_name_is_one_word),
         cmocka_unit_test(a_sparse_q_arrives_as_it_was_drawn_from),
         cmocka_unit_test(a_bad_sparse_q_is_refused),

@@ -475,39 +475,68 @@ static void ids_are_the_same_where_patterns_cannot_become_code(void **state)
 
 /* ---- digest ---- */
 
-/* A byte-level vocabulary of two tokens and `n_pad` unused ones. */
-static uint64_t digest_of(const char *second, enum tok_kind kind, unsigned n_pad, bool named)
+/* A byte-level vocabulary of two tokens and unused ones. */
+struct two {
+    const char *first, *second;
+    enum tok_kind kind; // of the second
+    unsigned n_pad;
+    bool named;       // they are named as padding, not marked as unused
+    bool between;     // they stand between the two, not behind them
+    const char *role; // the key that names the second: as BOS, as EOS; NULL: none
+};
+
+static uint64_t digest_of(struct two v)
 {
     AUTO(gguf_write_free) struct gguf_write *w = NULL;
     AUTO(gguf_close) struct gguf *g = NULL;
     AUTO(tok_free) struct tok *t = NULL;
-    struct gguf_text texts[8] = {{"a", 1}, {second, strlen(second)}};
-    int32_t kinds[8] = {TOK_NORMAL, kind};
+    struct gguf_text texts[8] = {{v.first, strlen(v.first)}};
+    int32_t kinds[8] = {TOK_NORMAL};
+    unsigned second = v.between ? 1 + v.n_pad : 1;
     size_t len;
     assert_int_equal(gguf_write_new(&w), 0);
-    for (unsigned i = 0; i < n_pad; i++) {
-        texts[2 + i] = named ? (struct gguf_text){"[PAD77]", 7} : (struct gguf_text){"unused", 6};
-        kinds[2 + i] = named ? TOK_NORMAL : TOK_UNUSED;
+    for (unsigned i = 1; i < 2 + v.n_pad; i++) {
+        texts[i] = v.named ? (struct gguf_text){"[PAD77]", 7} : (struct gguf_text){"unused", 6};
+        kinds[i] = v.named ? TOK_NORMAL : TOK_UNUSED;
     }
+    texts[second] = (struct gguf_text){v.second, strlen(v.second)};
+    kinds[second] = v.kind;
     gguf_write_text(w, "tokenizer.ggml.model", "gpt2", 4);
-    gguf_write_texts(w, "tokenizer.ggml.tokens", texts, 2 + n_pad);
-    gguf_write_array(w, "tokenizer.ggml.token_type", GGUF_I32, kinds, 2 + n_pad);
+    gguf_write_texts(w, "tokenizer.ggml.tokens", texts, 2 + v.n_pad);
+    gguf_write_array(w, "tokenizer.ggml.token_type", GGUF_I32, kinds, 2 + v.n_pad);
     gguf_write_texts(w, "tokenizer.ggml.merges", NULL, 0);
+    if (v.role)
+        gguf_write_int(w, v.role, GGUF_U32, 1);
     AUTO(mem_free) void *data = small_vocab_finish(w, &len);
     assert_int_equal(gguf_open_memory(data, len, &g), 0);
     assert_int_equal(tok_new(g, &t), 0);
-    assert_int_equal(tok_n_used(t), kind == TOK_UNUSED ? 1 : 2);
+    assert_int_equal(tok_n_used(t), second + 1);
     return tok_digest(t);
 }
 
 static void digests_ignore_padding_and_nothing_else(void **state)
 {
-    uint64_t digest = digest_of("b", TOK_NORMAL, 0, false);
-    assert_true(digest == digest_of("b", TOK_NORMAL, 3, false));
-    assert_true(digest == digest_of("b", TOK_NORMAL, 5, true));
-    assert_true(digest != digest_of("c", TOK_NORMAL, 0, false));
-    assert_true(digest != digest_of("bb", TOK_NORMAL, 0, false));
-    assert_true(digest != digest_of("b", TOK_CONTROL, 0, false));
+    static const struct two same[] = {{"a", "b", TOK_NORMAL, .n_pad = 3},
+                                      {"a", "b", TOK_NORMAL, .n_pad = 5, .named = true}};
+    static const struct two others[] = {
+        {"a", "c", TOK_NORMAL, .n_pad = 0},
+        {"a", "bb", TOK_NORMAL, .n_pad = 0},
+        {"b", "a", TOK_NORMAL, .n_pad = 0},
+        {"a", "b", TOK_NORMAL, .n_pad = 1, .between = true}, // the same tokens by other ids
+        {"a", "b", TOK_CONTROL, .n_pad = 0},
+        {"a", "b", TOK_NORMAL, .role = "tokenizer.ggml.bos_token_id"},
+        {"a", "b", TOK_NORMAL, .role = "tokenizer.ggml.eos_token_id"},
+    };
+    uint64_t digest = digest_of((struct two){"a", "b", TOK_NORMAL, .n_pad = 0}),
+             seen[ARRAY_LEN(others)];
+    for (unsigned i = 0; i < ARRAY_LEN(same); i++)
+        assert_true(digest == digest_of(same[i]));
+    for (unsigned i = 0; i < ARRAY_LEN(others); i++) {
+        seen[i] = digest_of(others[i]);
+        assert_true(seen[i] != digest);
+        for (unsigned k = 0; k < i; k++)
+            assert_true(seen[i] != seen[k]);
+    }
     (void)state;
 }
 
