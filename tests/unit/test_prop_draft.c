@@ -1,10 +1,13 @@
 /* test_prop_draft.c - a draft model says the same whatever came before, and what the target would
  * say when it is the target. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/err.h"
 #include "base/rng.h"
+#include "file/gguf.h"
 #include "lib/lib.h"
 #include "lib/plain_dist.h"
 #include "lib/prop_contract.h"
@@ -462,19 +465,24 @@ static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
     close_it();
 }
 
+/* Nor may the estimate of a token, or whether it is there, depend on which one it is. */
 static void drafts_are_drawn_from_the_q_that_is_told(void **state)
 {
     (void)state;
     enum { WIDTH = 8 };
     const uint32_t N = (uint32_t)lib_amount(2000, 5000, 20000);
     prop_draft_settings.sparse_k = WIDTH;
+    prop_draft_settings.p_min = 0.2; // more than some of the tokens have
     must_open();
     struct prop_seq s = story(40);
+    float survival = prop_seq_draft(&s, 1).survival[0];
     double want[WIDTH] = {0}, chi2 = 0;
     uint32_t seen[WIDTH] = {0}, n_other = 0;
     for (uint32_t n = 0; n < N; n++) {
         struct prop_draft d =
             drawn(&s, PROP_SPARSE, 1, (struct prop_sampling){.temperature = 1.5f, .top_p = 1});
+        assert_int_equal(d.n, 1);
+        assert_true(d.survival[0] == survival); // whatever was drawn
         for (uint32_t i = 0; i < WIDTH; i++) {
             want[i] = (d.q->probs[i] + 1.) / 65536 * N;
             seen[i] += d.q->ids[i] == d.tokens[0];
@@ -716,6 +724,78 @@ static void behind_a_token_that_the_model_has_not_there_is_no_draft(void **state
     close_it();
 }
 
+/* The model's file in which all but the first tokens are padding, and nothing else. */
+static void write_padded(const char *path, uint32_t n_used)
+{
+    struct gguf_array kinds, texts;
+    size_t len;
+    AUTO(mem_free) char *file = lib_read(MODEL, &len);
+    AUTO(gguf_close) struct gguf *g = NULL;
+    assert_int_equal(gguf_open_memory(file, len, &g), 0);
+    assert_int_equal(gguf_array(g, "tokenizer.ggml.token_type", &kinds), 0);
+    assert_int_equal(gguf_array(g, "tokenizer.ggml.tokens", &texts), 0);
+    for (uint32_t id = n_used; id < kinds.n; id++) {
+        struct gguf_text text = gguf_array_text(&texts, id);
+        memset(file + (text.data - file), '.', text.len); // its name makes an end of it
+        memcpy(file + ((const char *)kinds.items - file) + 4 * id, &(int32_t){TOK_UNUSED}, 4);
+    }
+    for (char *key; (key = memmem(file, len, "_token_id", 9));)
+        key[8] = 'x';
+    FILE *f = fopen(path, "wb");
+    assert_int_equal(fwrite(file, 1, len, f), len);
+    fclose(f);
+}
+
+/* A target with the same vocabulary may have no rows for padding. */
+static void padding_is_never_drafted(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/tandem-padded-XXXXXX";
+    uint32_t greatest = 0;
+    must_open();
+    struct prop_seq s = story(60);
+    struct prop_draft d = prop_seq_draft(&s, 8);
+    for (uint32_t i = 0; i < d.n; i++)
+        greatest = d.tokens[i] > greatest ? d.tokens[i] : greatest;
+    prop_seq_done(&s);
+    close_it();
+
+    close(mkstemp(path));
+    write_padded(path, greatest);
+    prop_draft_settings.model = path;
+    must_open();
+    unlink(path);
+    s = story(60);
+    d = prop_seq_draft(&s, 8);
+    assert_int_equal(d.n, 8);
+    for (uint32_t i = 0; i < d.n; i++)
+        assert_true(d.tokens[i] < greatest);
+    prop_seq_done(&s);
+    close_it();
+}
+
+static void a_model_rounded_to_four_bits_says_nearly_the_same(void **state)
+{
+    (void)state;
+    struct prop_draft whole, rounded;
+    uint32_t n_same = 0, n_moved = 0;
+    for (uint32_t at = 20; at < 180; at += 20) {
+        struct prop_draft *const both[] = {&whole, &rounded};
+        for (unsigned i = 0; i < 2; i++) {
+            prop_draft_settings.quantise = (char *)(uintptr_t)(i ? "q4_0" : "no");
+            must_open();
+            struct prop_seq s = story(at);
+            *both[i] = prop_seq_draft(&s, 1);
+            prop_seq_done(&s);
+            close_it();
+        }
+        n_same += whole.tokens[0] == rounded.tokens[0];
+        n_moved += whole.survival[0] != rounded.survival[0];
+    }
+    assert_true(n_same >= 5);
+    assert_int_equal(n_moved, 8);
+}
+
 static void without_a_model_it_says_what_is_missing(void **state)
 {
     (void)state;
@@ -759,6 +839,8 @@ int main(void)
         cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, prop_defaults),
         cmocka_unit_test_setup(behind_a_token_that_the_model_has_not_there_is_no_draft,
                                prop_defaults),
+        cmocka_unit_test_setup(padding_is_never_drafted, prop_defaults),
+        cmocka_unit_test_setup(a_model_rounded_to_four_bits_says_nearly_the_same, prop_defaults),
         cmocka_unit_test_setup(without_a_model_it_says_what_is_missing, prop_defaults),
         cmocka_unit_test_setup(too_large_a_pool_is_refused_with_what_would_fit, prop_defaults),
     };
