@@ -89,17 +89,23 @@ struct liar {
     struct rpc_server *server;
     uint32_t n_vocab;
     atomic_int lie;
-    atomic_uint n_described, n_rounds, n_streams, n_drawn, n_ended, n_left;
+    atomic_uint n_described, n_rounds, n_streams, n_drawn, n_answers, n_ended, n_left;
 };
 
 static const char *const lie_names[LIE_COUNT] = {
-    "nothing", "empty", "silent",   "late",    "stale",       "overlong", "vocabulary",
-    "parents", "nan",   "q mode",   "garbage", "huge",        "flood",    "need context",
-    "hang up", "deaf",  "protocol", "digest",  "no describe", "drawn",    "other q"};
+    "nothing",     "empty",        "silent",     "late",   "stale",    "overlong",
+    "vocabulary",  "parents",      "nan",        "q mode", "garbage",  "huge",
+    "flood",       "need context", "hang up",    "deaf",   "protocol", "digest",
+    "no describe", "drawn",        "drawn late", "other q"};
 
 const char *lie_name(enum lie lie)
 {
     return lie_names[lie];
+}
+
+static bool draws(const struct liar *l)
+{
+    return l->lie >= LIE_DRAWN && l->lie <= LIE_OTHER_Q;
 }
 
 static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
@@ -119,7 +125,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     Tandem__V1__QMode modes[] = {TANDEM__V1__QMODE__Q_MODE_POINT, TANDEM__V1__QMODE__Q_MODE_SPARSE,
                                  TANDEM__V1__QMODE__Q_MODE_DENSE};
     reply.q_modes = modes;
-    reply.n_q_modes = l->lie == LIE_DRAWN || l->lie == LIE_OTHER_Q ? ARRAY_LEN(modes) : 0;
+    reply.n_q_modes = draws(l) ? ARRAY_LEN(modes) : 0;
     rpc_call_reply(call, &reply.base);
 }
 
@@ -213,7 +219,7 @@ static void tell(struct told *t, struct liar *l, const Tandem__V1__RoundSequence
         t->parents[i] = (int32_t)d->n_tokens - (int32_t)i;
         t->survival[i] = NAN;
     }
-    if (l->lie == LIE_DRAWN || l->lie == LIE_OTHER_Q)
+    if (draws(l))
         tell_drawn(t, l, r);
     if (l->lie == LIE_VOCABULARY && d->n_tokens)
         t->tokens[d->n_tokens - 1] = l->n_vocab;
@@ -270,16 +276,26 @@ static void send_late(struct rpc_call *call)
     rpc_call_send(call, msg);
 }
 
+static void answer_late(struct rpc_call *call, struct liar *l, const Tandem__V1__Round *round)
+{
+    rpc_call_set_user(call, answer_to(l, round));
+    rpc_call_after(call, LIAR_LATE_MS, send_late);
+}
+
 static void answer(struct rpc_call *call, struct liar *l, const Tandem__V1__Round *round)
 {
     switch ((enum lie)l->lie) {
     case LIE_SILENT:
         break;
     case LIE_LATE:
-        if (!rpc_call_user(call)) {
-            rpc_call_set_user(call, answer_to(l, round));
-            rpc_call_after(call, LIAR_LATE_MS, send_late);
-        }
+        if (!rpc_call_user(call))
+            answer_late(call, l, round);
+        break;
+    case LIE_DRAWN_LATE:
+        if (++l->n_answers % 8 == 0 && !rpc_call_user(call))
+            answer_late(call, l, round);
+        else
+            rpc_call_send(call, answer_to(l, round));
         break;
     case LIE_GARBAGE:
         rpc_call_send(call, rpc_msg_of("\xff\xff\xff\xff garbage", 12));
@@ -381,6 +397,11 @@ unsigned liar_n_described(struct liar *l)
 unsigned liar_n_rounds(struct liar *l)
 {
     return l->n_rounds;
+}
+
+unsigned liar_n_drawn(struct liar *l)
+{
+    return l->n_drawn;
 }
 
 unsigned liar_n_streams(struct liar *l)

@@ -42,7 +42,8 @@ enum lie {
     LIE_DIGEST,       // describes another vocabulary
     LIE_NO_DESCRIBE,  // Describe fails
     LIE_DRAWN,        // no lie: tokens drawn from liar_law, told as point, sparse or dense q
-    LIE_OTHER_Q,      // the same, drawn from the law read backwards
+    LIE_DRAWN_LATE,   // the same; every eighth answer LIAR_LATE_MS late
+    LIE_OTHER_Q,      // the same as LIE_DRAWN, drawn from the law read backwards
     LIE_COUNT
 };
 
@@ -63,6 +64,7 @@ void liar_change(struct liar *l, enum lie lie);
 unsigned liar_n_described(struct liar *l); // times, all of these
 unsigned liar_n_rounds(struct liar *l);
 unsigned liar_n_streams(struct liar *l);
-unsigned liar_n_ended(struct liar *l);   // sequences that were closed, and had ended
-unsigned liar_n_left(struct liar *l);    // or had not
+unsigned liar_n_drawn(struct liar *l); // tokens
+unsigned liar_n_ended(struct liar *l); // sequences that were closed, and had ended
+unsigned liar_n_left(struct liar *l);  // or had not
 const char *lie_name(enum lie lie);

@@ -157,6 +157,45 @@ static void a_draft_model_knows_when_a_text_may_end(void **state)
     service_stop(&p);
 }
 
+/* The sequence does not go on without it: which drafts take long may depend on what was drawn. */
+static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    struct wish w;
+    Tandem__V1__LogitBias bias[LIAR_LAW], *biases[LIAR_LAW];
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
+    snprintf(path, sizeof(path), "%s/late.sock", service_dir());
+    snprintf(target, sizeof(target), "unix:%s", path);
+    AUTO(liar_stop) struct liar *liar = liar_start(path, LIE_DRAWN_LATE, 4096);
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "4",
+                                   "--proposer-budget-ms", "250", "--proposers", target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    wish_init(&w, STORY, 200);
+    w.msg.ignore_eos = true;
+    w.msg.speculative = &speculative;
+    speculative.rule = rpc_text("rejection");
+    w.sampling.temperature = 3; // and of few tokens, so that some drafts are kept
+    w.sampling.logit_bias = biases;
+    w.sampling.n_logit_bias = LIAR_LAW;
+    for (unsigned i = 0; i < LIAR_LAW; i++) {
+        biases[i] = &bias[i];
+        tandem__v1__logit_bias__init(&bias[i]);
+        bias[i].token = LIAR_TOKEN(i);
+        bias[i].bias = 100;
+    }
+    generation_run(c, &w.msg, a);
+    assert_int_equal(a->drafted, liar_n_drawn(liar));
+    assert_true(a->accepted > 0 && a->drafted > 4 * 16); // some of them were late
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 enum { N_ALIKE = 8 };
 
 /* Two verifiers, each with the same two proposers. */
@@ -376,6 +415,7 @@ int main(void)
         cmocka_unit_test(a_fixed_request_drafts_and_its_runs_tell_of_it),
         cmocka_unit_test(what_p_min_cuts_is_not_drafted),
         cmocka_unit_test(a_draft_model_knows_when_a_text_may_end),
+        cmocka_unit_test(a_drawn_draft_is_not_lost_because_it_is_late),
         cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
         cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),
