@@ -277,6 +277,50 @@ static void proposers_are_exchanged_under_load(void **state)
     world_stop(&w);
 }
 
+/* Which one drafted for it. */
+static void drafted_by(struct rpc_client *c, const char *wish, const char *wanted)
+{
+    Tandem__V1__GenerateRequest req = TANDEM__V1__GENERATE_REQUEST__INIT;
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    struct answer *a = calloc(1, sizeof(*a));
+    req.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    req.text = rpc_text("The cat sat on the mat. The cat sat on the mat. The cat");
+    req.add_bos = req.ignore_eos = true;
+    req.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    req.max_tokens = N_TOKENS;
+    req.speculative = &speculative;
+    speculative.proposer = rpc_text(wish);
+    for (int i = 0; i < TRIES && !a->drafted; i++) {
+        wait_proposers(c);
+        generation_run(c, &req, a);
+    }
+    assert_string_equal(a->told.proposer, wanted);
+    free(a);
+}
+
+static void a_request_names_its_proposer_and_the_service_a_default(void **state)
+{
+    (void)state;
+    struct world w;
+    char both[400], texts[2][200];
+    set_request req = TANDEM__V1__SET_SPECULATION_REQUEST__INIT;
+    req.has_proposer_case = TANDEM__V1__SET_SPECULATION_REQUEST__HAS_PROPOSER_PROPOSER;
+    start_proposers(&w);
+    snprintf(both, sizeof(both), "%s,%s", named("one", &w.proposers[0], texts[0]),
+             named("two", &w.proposers[1], texts[1]));
+    start_verifier(&w, both, NULL);
+    for (unsigned i = 0; i < 2; i++) {
+        const char *chosen = i ? "two" : "one", *other = i ? "one" : "two";
+        req.proposer = rpc_text(chosen);
+        set(w.client, &req);
+        for (unsigned again = 0; again < 4; again++) { // by chance it would be half of them
+            drafted_by(w.client, "", chosen);
+            drafted_by(w.client, other, other);
+        }
+    }
+    world_stop(&w);
+}
+
 static void wait_up(struct rpc_client *c, const struct service *proposer, double up)
 {
     char name[220];
@@ -468,6 +512,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_of_one_name_share_and_one_may_die),
+        cmocka_unit_test(a_request_names_its_proposer_and_the_service_a_default),
         cmocka_unit_test(proposers_are_exchanged_under_load),
         cmocka_unit_test(any_number_of_exchanges_fails_nobody),
         cmocka_unit_test(speculation_goes_off_and_on),
