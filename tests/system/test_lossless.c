@@ -5,7 +5,7 @@
  * first without a draft, the others with drafts of two. What the target says behind each of the 40
  * beginnings is asked for one by one, so the joint law of the four is known; requests of all rules
  * run side by side. Once the drafts are those of a test's proposer, and the request's penalties
- * count the draft's own tokens; once those of a draft model. */
+ * count the draft's own tokens; once those of a draft model; once those of a chain. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -186,15 +186,28 @@ static int start_with_liar(void **state)
     return 0;
 }
 
-static int start_with_draft_model(void **state)
+static int start_with_service(const char *proposer)
 {
-    (void)state;
     service_start(&drafter, "proposer-svc",
-                  (const char *[]){"--proposer", "draft", "--draft-model", SMALL, NULL});
+                  (const char *[]){"--proposer", proposer, "--chain", "suffix,draft",
+                                   "--draft-model", SMALL, NULL});
     biased = false;
     temperature = 2;
     start_verifier(LARGE, drafter.target);
     return 0;
+}
+
+static int start_with_draft_model(void **state)
+{
+    (void)state;
+    return start_with_service("draft");
+}
+
+/* Past outputs are known to it: what it says of them is chosen, what its model says is drawn. */
+static int start_with_chain(void **state)
+{
+    (void)state;
+    return start_with_service("chain");
 }
 
 static int stop(void **state)
@@ -330,11 +343,14 @@ static void every_lossless_rule_keeps_the_targets_law(void **state)
 static void lossy_rules_and_a_lying_q_show(void **state)
 {
     (void)state;
-    struct asked v[] = {{.rule = "threshold"}, {.rule = "lenience", .parameter = .5F}};
+    struct asked v[] = {{.rule = "threshold"},
+                        {.rule = "lenience", .parameter = .5F},
+                        {.rule = "own-draw"}, // beside them in every batch
+                        {.rule = "block"}};
     struct asked lied[] = {{.rule = "rejection"}, {.rule = "block"}};
     run(v, ARRAY_LEN(v), 1500);
     for (unsigned i = 0; i < ARRAY_LEN(v); i++)
-        assert_true(tail_of(&v[i]) < SURELY_WRONG);
+        assert_true((tail_of(&v[i]) < SURELY_WRONG) == (i < 2));
     liar_change(liar, LIE_OTHER_Q);
     run(lied, ARRAY_LEN(lied), 1500);
     for (unsigned i = 0; i < ARRAY_LEN(lied); i++)
@@ -351,5 +367,6 @@ int main(void)
         cmocka_unit_test(every_lossless_rule_keeps_the_targets_law),
     };
     int failed = cmocka_run_group_tests(told, start_with_liar, stop);
-    return failed + cmocka_run_group_tests(modelled, start_with_draft_model, stop);
+    failed += cmocka_run_group_tests(modelled, start_with_draft_model, stop);
+    return failed + cmocka_run_group_tests(modelled, start_with_chain, stop);
 }
