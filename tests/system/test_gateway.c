@@ -265,7 +265,8 @@ static void every_parameter_reaches_the_verifier(void **state)
                  "\"stop\":[\"a\",\"b\"],\"stop_token_ids\":[5],\"ignore_eos\":true,"
                  "\"logit_bias\":{\"17\":-3.5},\"logprobs\":true,\"top_logprobs\":4,\"n\":1,"
                  "\"speculative\":{\"proposer\":\"none\",\"n_max\":0,\"n_min\":2,\"p_min\":0.5,"
-                 "\"fixed\":true},\"user\":\"u\","
+                 "\"fixed\":true,\"rule\":\"lenience\",\"rule_parameter\":0.75,"
+                 "\"dense_q\":true},\"user\":\"u\","
                  "\"prediction\":{\"type\":\"content\",\"content\":\"guess\"},"
                  "\"cache_salt\":\"pepper\"");
     assert_int_equal(a.status, 200);
@@ -291,7 +292,12 @@ static void every_parameter_reaches_the_verifier(void **state)
     assert_int_equal(q->speculative->has_n_max_case, TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX);
     assert_int_equal(q->speculative->has_p_min_case, TANDEM__V1__SPECULATIVE__HAS_P_MIN_P_MIN);
     assert_true(q->speculative->p_min == 0.5f && q->speculative->n_min == 2);
-    assert_true(q->speculative->fixed);
+    assert_true(q->speculative->fixed && q->speculative->dense_q);
+    assert_int_equal(q->speculative->rule.len, 8);
+    assert_memory_equal(q->speculative->rule.data, "lenience", 8);
+    assert_int_equal(q->speculative->has_rule_parameter_case,
+                     TANDEM__V1__SPECULATIVE__HAS_RULE_PARAMETER_RULE_PARAMETER);
+    assert_true(q->speculative->rule_parameter == 0.75f);
     assert_memory_equal(q->prediction.data, "guess", 5);
     assert_int_equal(q->tenant.len, 6);
     assert_memory_equal(q->tenant.data, "pepper", 6);

@@ -401,6 +401,63 @@ static void the_law_is_the_targets_whatever_the_draft(void **state)
     }
 }
 
+/* ---- coupled drafts ---- */
+
+/* How often a token drawn from q stays, the noise being the target's or noise of its own. */
+static double kept_share(const double p[V], const double q[V], bool own_noise, uint64_t n)
+{
+    AUTO(dist_free) struct dist *dist = must_dist();
+    struct target t = {.dist = dist, .logits = (const float(*)[V])flat};
+    t.params = (struct dist_params){.temperature = 1, .top_p = 1, .repetition = 1};
+    float drafters[V];
+    uint64_t n_kept = 0;
+    for (int k = 0; k < V; k++) {
+        drafters[k] = (float)log(q[k]);
+        for (int i = 0; i < V; i++)
+            flat[i][k] = (float)log(p[k]);
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        struct accept_result r;
+        t.n = 1;
+        t.key = rng_key((int64_t)i, 0);
+        dist_set(dist, drafters, &t.params, NULL);
+        uint32_t token = dist_draw(dist, own_noise ? ~t.key : t.key, t.n);
+        accept_own_draw(&(struct accept_tree){1, &token, &(int32_t){-1}}, draw_keyed, &t, &r);
+        n_kept += r.n_accepted;
+    }
+    return (double)n_kept / (double)n;
+}
+
+/* sum_i 1 / sum_j max(p_j/p_i, q_j/q_i) (Daliri, Musco, Suresh 2024, arXiv:2408.07978). */
+static double coupled_share(const double p[V], const double q[V])
+{
+    double share = 0;
+    for (int i = 0; i < V; i++) {
+        double sum = 0;
+        for (int j = 0; j < V && p[i] > 0; j++)
+            sum += fmax(p[j] / p[i], q[j] / q[i]);
+        share += p[i] > 0 ? 1 / sum : 0;
+    }
+    return share;
+}
+
+static void coupled_drafts_stay_as_often_as_the_formula_says(void **state)
+{
+    (void)state;
+    static const struct {
+        double p[V], q[V], coupled, independent;
+    } v[] = {{{1. / 3, 2. / 3}, {2. / 3, 1. / 3}, 2. / 3, 4. / 9},
+             {{.5, .3, .2}, {.6, .1, .3}, 163. / 210, .39},
+             {{.5, .25, .125, .125}, {.25, .25, .25, .25}, .7, .25}};
+    uint64_t n = lib_amount(20000, 100000, 10000000);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        double within = 2.5 / sqrt((double)n); // five deviations at most
+        assert_true(fabs(coupled_share(v[i].p, v[i].q) - v[i].coupled) < 1e-12);
+        assert_true(fabs(kept_share(v[i].p, v[i].q, false, n) - v[i].coupled) < within);
+        assert_true(fabs(kept_share(v[i].p, v[i].q, true, n) - v[i].independent) < within);
+    }
+}
+
 static void the_chi_square_sees_a_wrong_rule(void **state)
 {
     (void)state;
@@ -429,6 +486,7 @@ int main(void)
         cmocka_unit_test(any_draft_leaves_the_committed_tokens_as_they_are),
         cmocka_unit_test_setup(the_law_is_the_targets_whatever_the_draft, prepare_law),
         cmocka_unit_test_setup(the_chi_square_sees_a_wrong_rule, prepare_law),
+        cmocka_unit_test(coupled_drafts_stay_as_often_as_the_formula_says),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -130,6 +130,8 @@ static void chosen_siblings_stay_with_the_chance_p_gives_them_all(void **state)
     w.without_replacement = true;
     w.form = ONE_HOT;
     assert_near(chances_accepted(w), .7, EXACT);
+    w.depth = 2; // each node stays with the product of p on its way
+    assert_near(chances_accepted(w), .7 + .7 * .7, EXACT);
 }
 
 /* ---- lossy rules ---- */
@@ -141,9 +143,11 @@ static void lenience_has_the_law_it_says(void **state)
     struct outcome o = chances_outcome(&w);
     assert_near(o.accepted, 19. / 20, EXACT);
     assert_near(chances_first_error(&o, (double[]){29. / 48, 7. / 48, 1. / 4}, 3), 0, EXACT);
-    double distance = 0;
-    for (int k = 0; k < 3; k++)
-        distance += fabs(o.first[k] - (double[]){.5, .3, .2}[k]) / 2;
+    double distance = 0, p[] = {.5, .3, .2};
+    for (int k = 0; k < 3; k++) {
+        distance += fabs(o.first[k] - p[k]) / 2;
+        assert_true(o.first[k] <= p[k] / .8 + EXACT);
+    }
     assert_near(distance, 37. / 240, EXACT);
 
     w.parameter = .5;
