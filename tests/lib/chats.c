@@ -15,13 +15,18 @@ char *chat_body(const char *what, const char *more)
     return text;
 }
 
-void begin_stream(struct http_client *c, unsigned at, const char *what)
+void begin_chat(struct http_client *c, unsigned at, const char *what, const char *more)
 {
-    AUTO(mem_free) char *body = chat_body(what, ",\"stream\":true");
+    AUTO(mem_free) char *body = chat_body(what, more);
     *c = http_client_open(at);
     http_client_print(
         c, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
         strlen(body), body);
+}
+
+void begin_stream(struct http_client *c, unsigned at, const char *what)
+{
+    begin_chat(c, at, what, ",\"stream\":true");
 }
 
 char *content_of(char *event)

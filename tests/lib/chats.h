@@ -4,7 +4,8 @@
 
 /* A chat whose last message is `what`; more: further members, ",..." or "". Free it. */
 char *chat_body(const char *what, const char *more);
-/* Sends one that streams, to the gateway at this port. */
+/* Sends one to the gateway at this port, and one that streams. */
+void begin_chat(struct http_client *c, unsigned at, const char *what, const char *more);
 void begin_stream(struct http_client *c, unsigned at, const char *what);
 /* The content of a chunk, "" for others; the event is freed. NULL: no more. */
 char *content_of(char *event);

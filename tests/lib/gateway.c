@@ -7,7 +7,7 @@
 #include "lib/gateway.h"
 #include "lib/lib.h"
 
-struct child gateway_start(const char *verifier, const char *const *more, unsigned *ret_port)
+struct child gateway_listen(const char *verifier, const char *const *more, unsigned *ret_port)
 {
     const char *args[CHILD_MAX_ARGS] = {"--listen", "127.0.0.1:0", "--verifiers", verifier};
     for (unsigned i = 0; more && more[i]; i++)
@@ -16,6 +16,12 @@ struct child gateway_start(const char *verifier, const char *const *more, unsign
     AUTO(mem_free) char *rest = child_wait_log(&s, "listening on ");
     const char *colon = strchr(rest, ':');
     *ret_port = colon ? (unsigned)atoi(colon + 1) : 0;
+    return s;
+}
+
+struct child gateway_start(const char *verifier, const char *const *more, unsigned *ret_port)
+{
+    struct child s = gateway_listen(verifier, more, ret_port);
     free(child_wait_log(&s, "verifier ready"));
     return s;
 }

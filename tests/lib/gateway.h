@@ -4,8 +4,10 @@
 #include "lib/child.h"
 #include "lib/fake_verifier.h"
 
-/* Listens on a free port of 127.0.0.1 unless `more` says otherwise (flags, NULL behind the last;
- * NULL for none) and its verifier is ready when this returns. */
+/* Listens on a free port of 127.0.0.1 when this returns, unless `more` says otherwise (flags, NULL
+ * behind the last; NULL for none). */
+struct child gateway_listen(const char *verifier, const char *const *more, unsigned *ret_port);
+/* And its verifier is ready. */
 struct child gateway_start(const char *verifier, const char *const *more, unsigned *ret_port);
 /* Waits at most 10 s for so many calls to run at the verifier. */
 void gateway_await_running(struct fake_verifier *f, unsigned n);

@@ -6,53 +6,8 @@
 #include <string.h>
 #include "base/clock.h"
 #include "base/mem.h"
-#include "lib/chats.h"
-#include "lib/gateway.h"
-#include "lib/http_client.h"
 #include "lib/lib.h"
-#include "lib/services.h"
-
-static char address[128];
-static struct fake_verifier *verifier;
-static struct child gateway;
-static unsigned port;
-
-/* ---- helpers ---- */
-
-static bool soon(bool (*is)(unsigned x), unsigned x)
-{
-    int64_t until_us = clock_us() + 10000000;
-    while (clock_us() < until_us) {
-        if (is(x))
-            return true;
-        poll(NULL, 0, 5);
-    }
-    return false;
-}
-
-static struct http_answer chat(const char *what, const char *more)
-{
-    AUTO(mem_free) char *body = chat_body(what, more);
-    return http_call(port, "POST", "/v1/chat/completions", body);
-}
-
-static void still_serves(void)
-{
-    struct http_answer a = chat("say 2", "");
-    assert_int_equal(a.status, 200);
-    http_answer_done(&a);
-}
-
-static struct http_answer raw(const char *text)
-{
-    struct http_client c = http_client_open(port);
-    http_client_send(&c, text, strlen(text));
-    struct http_answer a = http_client_read(&c, 10000);
-    http_client_close(&c);
-    return a;
-}
-
-/* ---- tests ---- */
+#include "lib/stage.h"
 
 static void bad_bodies_are_refused_by_name(void **state)
 {
@@ -122,11 +77,13 @@ static void bad_messages_are_refused(void **state)
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]}", "not valid JSON"},
     };
     for (size_t i = 0; i < ARRAY_LEN(v); i++)
-        is_error(http_call(port, "POST", "/v1/chat/completions", v[i].body), 400, NULL, v[i].part);
-    is_error(http_call(port, "POST", "/v1/completions", "{}"), 400, "prompt", "missing");
-    is_error(http_call(port, "POST", "/v1/completions", "{\"prompt\":[]}"), 400, "prompt", "empty");
-    is_error(http_call(port, "POST", "/v1/completions", "{\"prompt\":[1,-2]}"), 400, "prompt[1]",
-             "");
+        is_error(http_call(stage.port, "POST", "/v1/chat/completions", v[i].body), 400, NULL,
+                 v[i].part);
+    is_error(http_call(stage.port, "POST", "/v1/completions", "{}"), 400, "prompt", "missing");
+    is_error(http_call(stage.port, "POST", "/v1/completions", "{\"prompt\":[]}"), 400, "prompt",
+             "empty");
+    is_error(http_call(stage.port, "POST", "/v1/completions", "{\"prompt\":[1,-2]}"), 400,
+             "prompt[1]", "");
     still_serves();
 }
 
@@ -137,7 +94,7 @@ static void deep_and_huge_json_is_refused(void **state)
     char *deep = malloc(n + 1);
     memset(deep, '[', n);
     deep[n] = 0;
-    is_error(http_call(port, "POST", "/v1/chat/completions", deep), 400, NULL, "nested");
+    is_error(http_call(stage.port, "POST", "/v1/chat/completions", deep), 400, NULL, "nested");
     free(deep);
     still_serves();
 }
@@ -149,12 +106,12 @@ static void a_body_over_the_limit_is_413(void **state)
     char *big = malloc(n + 1);
     memset(big, ' ', n);
     big[n] = 0;
-    is_error(http_call(port, "POST", "/v1/completions", big), 413, NULL, "at most 2048 KiB");
+    is_error(http_call(stage.port, "POST", "/v1/completions", big), 413, NULL, "at most 2048 KiB");
     free(big);
     is_error(raw("POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
                  "Content-Length: 99999999999\r\n\r\n"),
              413, NULL, "at most 2048 KiB");
-    struct http_client c = http_client_open(port); // chunked: no length to go by
+    struct http_client c = http_client_open(stage.port); // chunked: no length to go by
     http_client_print(&c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
                           "Transfer-Encoding: chunked\r\n\r\n");
     char chunk[65536 + 16];
@@ -194,14 +151,16 @@ static bool holds_nothing(unsigned at)
 /* A gateway with room for 1 MiB of bodies. */
 static struct child start_small(unsigned *ret_port)
 {
-    const char *args[] = {
-        "--listen",    "127.0.0.1:0", "--verifiers",      address, "--max-body-kib",  "1024",
-        "--load-wait", "600",         "--max-bodies-mib", "1",     "--drain-timeout", "0",
-        NULL};
-    struct child s = child_start(BINARY_DIR "/gateway", args);
-    AUTO(mem_free) char *rest = child_wait_log(&s, "listening on 127.0.0.1:");
-    *ret_port = (unsigned)atoi(rest);
-    return s;
+    const char *more[] = {"--max-body-kib",
+                          "1024",
+                          "--max-bodies-mib",
+                          "1",
+                          "--load-wait",
+                          "600",
+                          "--drain-timeout",
+                          "0",
+                          NULL};
+    return gateway_listen(stage.address, more, ret_port);
 }
 
 /* A completion of n bytes, of which the last are not sent yet. */
@@ -253,15 +212,15 @@ static void a_body_counts_until_the_verifier_has_begun(void **state)
     unsigned at;
     struct child s = start_small(&at);
     struct http_client silent = open_completion(at, "{\"prompt\":\"silent\"}", 700000, 0);
-    gateway_await_running(verifier, 1);
+    gateway_await_running(stage.verifier, 1);
     assert_true(holds_much(at));
     http_client_close(&silent);
     assert_true(soon(holds_nothing, at));
     struct http_client stall = open_completion(at, "{\"prompt\":\"stall\"}", 700000, 0);
-    gateway_await_running(verifier, 1);
+    gateway_await_running(stage.verifier, 1);
     assert_true(soon(holds_nothing, at));
     http_client_close(&stall);
-    gateway_await_running(verifier, 0);
+    gateway_await_running(stage.verifier, 0);
     child_stop(&s);
 }
 
@@ -272,7 +231,7 @@ static void a_header_over_the_limit_is_431(void **state)
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         char *big = calloc(1, sizes[i] + 1);
         memset(big, 'a', sizes[i]);
-        struct http_client c = http_client_open(port);
+        struct http_client c = http_client_open(stage.port);
         http_client_print(&c, "GET /version HTTP/1.1\r\nHost: x\r\nX-Big: %s\r\n\r\n", big);
         is_error(http_client_read(&c, 10000), 431, NULL, " bytes, at most 4096");
         http_client_close(&c);
@@ -302,7 +261,7 @@ static void framing_that_a_proxy_may_read_otherwise_is_refused(void **state)
         "GET /version HTTP/1.1\r\nHost: x\r\nA(b): c\r\n\r\n",
     };
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
-        struct http_client c = http_client_open(port);
+        struct http_client c = http_client_open(stage.port);
         http_client_send(&c, v[i], strlen(v[i]));
         struct http_answer a = http_client_read(&c, 10000);
         if (a.status != 400 && a.status != 413)
@@ -322,7 +281,7 @@ static void half_a_request_times_out(void **state)
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{\"prompt\""};
     struct http_client c[4];
     for (size_t i = 0; i < 4; i++) {
-        c[i] = http_client_open(port);
+        c[i] = http_client_open(stage.port);
         http_client_send(&c[i], halves[i], strlen(halves[i]));
     }
     for (size_t i = 0; i < 4; i++) {
@@ -336,7 +295,7 @@ static void half_a_request_times_out(void **state)
 static void a_sender_that_dribbles_times_out(void **state)
 {
     (void)state;
-    struct http_client c = http_client_open(port);
+    struct http_client c = http_client_open(stage.port);
     http_client_print(&c,
                       "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n");
     int64_t begun_us = clock_us();
@@ -357,23 +316,12 @@ static void limits_that_contradict_each_other_are_refused(void **state)
     assert_int_equal(child_wait(&s), 1);
 }
 
-static int start_all(void **state)
+static int open_stage(void **state)
 {
     (void)state;
     const char *more[] = {
         "--request-timeout", "1.5", "--max-body-kib", "2048", "--max-header-bytes", "4096", NULL};
-    snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
-    verifier = fake_verifier_start(address);
-    gateway = gateway_start(address, more, &port);
-    return 0;
-}
-
-static int stop_all(void **state)
-{
-    (void)state;
-    child_stop(&gateway);
-    fake_verifier_stop(verifier);
-    return 0;
+    return stage_open(more);
 }
 
 int main(void)
@@ -391,5 +339,5 @@ int main(void)
         cmocka_unit_test(a_sender_that_dribbles_times_out),
         cmocka_unit_test(limits_that_contradict_each_other_are_refused),
     };
-    return cmocka_run_group_tests(tests, start_all, stop_all);
+    return cmocka_run_group_tests(tests, open_stage, stage_close);
 }

@@ -7,15 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/mem.h"
-#include "lib/gateway.h"
-#include "lib/http_client.h"
 #include "lib/lib.h"
 #include "lib/services.h"
-
-static char address[128];
-static struct fake_verifier *verifier;
-static struct child gateway;
-static unsigned port;
+#include "lib/stage.h"
 
 static void asks(struct http_client *c, unsigned at, const char *prompts, const char *more)
 {
@@ -32,7 +26,7 @@ static void asks(struct http_client *c, unsigned at, const char *prompts, const 
 static struct http_answer answer(const char *prompts, const char *more)
 {
     struct http_client c;
-    asks(&c, port, prompts, more);
+    asks(&c, stage.port, prompts, more);
     struct http_answer a = http_client_read(&c, 20000);
     http_client_close(&c);
     return a;
@@ -84,7 +78,7 @@ static void a_stream_has_the_events_of_all_prompts(void **state)
 {
     (void)state;
     struct http_client c;
-    asks(&c, port, "\"say 3\",\"pace 4 5\",\"say 2\"",
+    asks(&c, stage.port, "\"say 3\",\"pace 4 5\",\"say 2\"",
          ",\"stream\":true,\"stream_options\":{\"include_usage\":true}");
     assert_int_equal(http_client_read_head(&c, 20000), 200);
     char texts[3][64] = {{0}}, *event;
@@ -119,7 +113,7 @@ static void a_reader_that_reads_gets_all_of_several_floods(void **state)
     AUTO(mem_free) char *floods = prompts_of("flood 150", 20);
     struct http_client c;
     unsigned n = 0;
-    asks(&c, port, floods, ",\"stream\":true");
+    asks(&c, stage.port, floods, ",\"stream\":true");
     assert_int_equal(http_client_read_head(&c, 20000), 200);
     for (char *event; (event = http_client_event(&c, 20000, NULL)); free(event))
         n += strstr(event, "\"text\":\"xxx") != NULL;
@@ -142,11 +136,11 @@ static void one_that_fails_ends_all_and_is_named(void **state)
     };
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         is(answer(v[i].prompts, ""), v[i].status, v[i].text);
-        gateway_await_running(verifier, 0);
+        gateway_await_running(stage.verifier, 0);
     }
     is(answer("\"pace 1000000 5\",\"status 13\"", ",\"stream\":true"), 200,
        "\"message\":\"prompt[1]: as you asked\"");
-    gateway_await_running(verifier, 0);
+    gateway_await_running(stage.verifier, 0);
 }
 
 static void more_than_may_run_at_once_take_turns(void **state)
@@ -154,12 +148,12 @@ static void more_than_may_run_at_once_take_turns(void **state)
     (void)state;
     AUTO(mem_free) char *stalled = prompts_of("stall", 20), *many = prompts_of("say 2", 128);
     struct http_client c;
-    asks(&c, port, stalled, "");
-    gateway_await_running(verifier, 16);
+    asks(&c, stage.port, stalled, "");
+    gateway_await_running(stage.verifier, 16);
     assert_false(http_client_wait_close(&c, 200));
-    assert_int_equal(fake_verifier_running(verifier), 16);
+    assert_int_equal(fake_verifier_running(stage.verifier), 16);
     http_client_close(&c);
-    gateway_await_running(verifier, 0);
+    gateway_await_running(stage.verifier, 0);
     is(answer(many, ""), 200, "{\"index\":127,\"text\":\"w0 w1 \"");
 }
 
@@ -168,13 +162,13 @@ static void has_three_places(unsigned at)
 {
     struct http_client c, next;
     asks(&c, at, "\"stall\",\"stall\",\"stall\",\"stall\",\"stall\"", "");
-    gateway_await_running(verifier, 3);
+    gateway_await_running(stage.verifier, 3);
     asks(&next, at, "\"say 1\"", "");
     is(http_client_read(&next, 20000), 429, "3 choices at once (concurrency)");
     http_client_close(&next);
-    assert_int_equal(fake_verifier_running(verifier), 3);
+    assert_int_equal(fake_verifier_running(stage.verifier), 3);
     http_client_close(&c);
-    gateway_await_running(verifier, 0);
+    gateway_await_running(stage.verifier, 0);
 }
 
 /* The places of a client that has left are free a moment later. */
@@ -198,7 +192,7 @@ static unsigned long peak_kib(void)
     static const char name[] = "VmHWM:";
     char path[64], line[128];
     unsigned long kib = 0;
-    snprintf(path, sizeof(path), "/proc/%d/status", (int)gateway.pid);
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)stage.gateway.pid);
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     while (!kib && fgets(line, sizeof(line), f))
@@ -223,7 +217,7 @@ static void what_prompts_share_is_held_once(void **state)
     unsigned long more_kib = peak_kib() - before;
     if (more_kib >= 256 << 10)
         fail_msg("the gateway has taken %lu MiB", more_kib >> 10);
-    Tandem__V1__GenerateRequest *q = fake_verifier_request(verifier);
+    Tandem__V1__GenerateRequest *q = fake_verifier_request(stage.verifier);
     assert_int_equal(q->prediction.len, 4 << 20);
     assert_int_equal(q->text.len, 5);
     tandem__v1__generate_request__free_unpacked(q, NULL);
@@ -241,11 +235,11 @@ static void a_key_has_as_many_at_once_as_it_may(void **state)
     fclose(f);
     chmod(keys, 0600);
     const char *more[] = {"--api-keys", keys, NULL};
-    struct child s = gateway_start(address, more, &at);
+    struct child s = gateway_start(stage.address, more, &at);
     has_three_places(at);
     is(once_let_in(at, "\"say 1\",\"stall\",\"say 1\",\"status 3\""), 400,
        "prompt[3]: as you asked");
-    gateway_await_running(verifier, 0);
+    gateway_await_running(stage.verifier, 0);
     has_three_places(at); // none was lost, and none won, by the client that left or by the failure
     child_stop(&s);
     unlink(keys);
@@ -263,22 +257,11 @@ static void what_is_no_list_of_prompts_is_refused_by_name(void **state)
     is(answer("\"a\",\"b\",\"c\",\"d\",\"e\"", ",\"n\":64"), 400, "\"param\":\"prompt\"");
 }
 
-static int start_all(void **state)
+static int open_stage(void **state)
 {
     (void)state;
-    snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
-    verifier = fake_verifier_start(address);
     const char *more[] = {"--max-unread-kib", "64", NULL};
-    gateway = gateway_start(address, more, &port);
-    return 0;
-}
-
-static int stop_all(void **state)
-{
-    (void)state;
-    child_stop(&gateway);
-    fake_verifier_stop(verifier);
-    return 0;
+    return stage_open(more);
 }
 
 int main(void)
@@ -293,5 +276,5 @@ int main(void)
         cmocka_unit_test(a_key_has_as_many_at_once_as_it_may),
         cmocka_unit_test(what_is_no_list_of_prompts_is_refused_by_name),
     };
-    return cmocka_run_group_tests(tests, start_all, stop_all);
+    return cmocka_run_group_tests(tests, open_stage, stage_close);
 }

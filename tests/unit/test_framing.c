@@ -1,5 +1,5 @@
 /* Header fields that a proxy may read otherwise are refused. The same over a socket is in
- * tests/system/test_gateway.c. */
+ * tests/system/test_gateway_input.c. */
 #include <string.h>
 #include "base/mem.h"
 #include "gateway/framing.h"

@@ -1,5 +1,5 @@
 /* Bodies become plain structs, or are refused by the name of the field. The long list of refusals
- * over HTTP is in tests/system/test_gateway.c. */
+ * over HTTP is in tests/system/test_gateway_input.c. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
