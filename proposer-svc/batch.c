@@ -96,7 +96,7 @@ static int reserve(struct batch *b, uint32_t n)
 /* A draft behind tokens that are being verified becomes a tree that begins with them. */
 static void put_verifying_first(const struct answer *a, struct prop_draft *draft)
 {
-    uint32_t n = a->ask.n_verifying;
+    uint32_t n = a->ask.context.n_verifying;
     for (uint32_t i = draft->n; i-- > 0;) {
         int32_t parent = draft->tree ? draft->parents[i] : (int32_t)i - 1;
         draft->tokens[i + n] = draft->tokens[i];
@@ -113,7 +113,7 @@ static void put_verifying_first(const struct answer *a, struct prop_draft *draft
 
 static void close_answer(struct batch *b, struct round *r, struct answer *a)
 {
-    if (a->draft.n && a->ask.n_verifying)
+    if (a->draft.n && a->ask.context.n_verifying)
         put_verifying_first(a, &a->draft);
     sessions_end(b->c.sessions, a->session);
     a->state = READY;

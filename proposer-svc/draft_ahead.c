@@ -41,11 +41,11 @@ static bool may_go_on(const struct draft *d, const struct prop_ask *ask)
 static bool is_ready_ahead(struct draft *d, struct prop_ask *ask)
 {
     struct draft_seq *s = ask->seq;
-    uint32_t n = ask->context.n, base = n - ask->n_verifying;
+    uint32_t n = ask->context.n, base = n - ask->context.n_verifying;
     ask->to->n = 0;
     ask->to->tree = true;
     ask->to->q_mode = ask->q_mode == PROP_COUPLED ? PROP_COUPLED : PROP_POINT;
-    if (base == 0 || n + ask->k >= d->run.context || ask->n_verifying >= GROUP_MAX ||
+    if (base == 0 || n + ask->k >= d->run.context || ask->context.n_verifying >= GROUP_MAX ||
         s->is_foreign || !may_go_on(d, ask) || !rows_touch(d, s))
         return false;
     if (!s->branches && !(s->branches = calloc(1, sizeof(*s->branches))))
@@ -78,7 +78,7 @@ static uint32_t add_chance(struct chance *best, uint32_t n, uint32_t most, const
 static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32_t first,
                              uint32_t most, struct chance *best)
 {
-    uint32_t m = ask->n_verifying, n = 1;
+    uint32_t m = ask->context.n_verifying, n = 1;
     const uint32_t *verifying = ask->context.tokens + ask->context.n - m;
     float reach = 1;
     for (uint32_t i = 0; i <= m; i++) {
@@ -127,7 +127,7 @@ static uint32_t add_verifying(struct draft *d, struct prop_ask *ask, uint32_t n_
     if (!rows_grow(d, s, ask->context.n - from))
         return 0;
     uint32_t end = rows_add(d, s, from, n_rows);
-    for (uint32_t i = 0; i <= ask->n_verifying; i++)
+    for (uint32_t i = 0; i <= ask->context.n_verifying; i++)
         d->rows[end - 1 - i].wants_logits = true;
     return end - n_rows;
 }
@@ -138,7 +138,7 @@ static void add_first_nodes(struct draft *d, struct prop_ask *ask, uint32_t firs
 {
     struct draft_seq *s = ask->seq;
     struct chance best[BRANCHES_MAX];
-    uint32_t fit = (PROP_K_MAX - ask->n_verifying) / ask->k;
+    uint32_t fit = (PROP_K_MAX - ask->context.n_verifying) / ask->k;
     uint32_t n_best = find_chances(d, ask, first, fit < 1 ? 1 : fit < most ? fit : most, best);
     for (uint32_t i = 0; i < n_best; i++) {
         struct branch *b = &s->branches->v[i];
@@ -159,7 +159,7 @@ static bool is_begun(const struct prop_ask *ask)
 
 static bool is_open_ahead(const struct prop_ask *ask)
 {
-    return ask->n_verifying && !ask->done;
+    return ask->context.n_verifying && !ask->done;
 }
 
 /* One pass over what is being verified of as many asks as fit in, which begins their branches.
@@ -172,15 +172,15 @@ static bool begin_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t 
         struct prop_ask *ask = asks[i];
         if (!is_open_ahead(ask) || is_begun(ask))
             continue;
-        if (n_begun && n_logits + ask->n_verifying + 1 > GROUP_MAX)
+        if (n_begun && n_logits + ask->context.n_verifying + 1 > GROUP_MAX)
             break;
         uint32_t n_added = add_verifying(d, ask, n_rows);
         ask->done = !n_added;
         if (!n_added)
             continue;
         n_rows += n_added;
-        n_logits += ask->n_verifying + 1;
-        first[n_begun] = n_rows - 1 - ask->n_verifying;
+        n_logits += ask->context.n_verifying + 1;
+        first[n_begun] = n_rows - 1 - ask->context.n_verifying;
         begun[n_begun++] = ask;
     }
     if (!n_begun)
@@ -200,7 +200,7 @@ static void go_on(struct draft *d, struct prop_ask *ask, struct branch *b)
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);
     float here = expf(top.logprob);
-    b->going = draw_trusts(d, ask, here) && to->n < PROP_K_MAX - ask->n_verifying;
+    b->going = draw_trusts(d, ask, here) && to->n < PROP_K_MAX - ask->context.n_verifying;
     if (!b->going)
         return;
     if (ask->q_mode == PROP_COUPLED) {
@@ -273,7 +273,7 @@ void ahead_draft(struct draft *d, struct prop_ask *const *asks, uint32_t n)
     if (!begin_ahead(d, asks, n, share < 1 ? 1 : share > BRANCHES_MAX ? BRANCHES_MAX : share))
         step_ahead(d, asks, n);
     for (uint32_t i = 0; i < n; i++) {
-        if (!asks[i]->n_verifying)
+        if (!asks[i]->context.n_verifying)
             continue;
         if (!asks[i]->done && is_begun(asks[i]))
             asks[i]->done = !n_going(asks[i]) || !may_go_on(d, asks[i]);

@@ -77,7 +77,7 @@ bool step_draft(struct draft *d, struct prop_ask *const *asks, uint32_t n)
         struct going group[GROUP_MAX];
         uint32_t n_group = 0;
         for (; at < n && n_group < GROUP_MAX; at++) {
-            if (!asks[at]->n_verifying && is_ready(d, asks[at])) {
+            if (!asks[at]->context.n_verifying && is_ready(d, asks[at])) {
                 asks[at]->done = true;
                 group[n_group++].ask = asks[at];
             }

@@ -25,9 +25,10 @@ enum prop_flags {
 enum prop_q_mode { PROP_POINT, PROP_COUPLED, PROP_SPARSE, PROP_DENSE, PROP_Q_MODES };
 
 struct prop_context {
-    const uint32_t *tokens; // committed tokens
+    const uint32_t *tokens; // committed tokens, and maybe a draft behind them
     uint32_t n;
     uint32_t n_prompt;     // how many of them are the prompt; 0: not known
+    uint32_t n_verifying;  // the last so many are a draft that is being verified now
     const uint8_t *tenant; // whose it is: nothing of it is shown to others
     uint32_t tenant_len;   // PROP_TENANT_MAX at most; 0 is a tenant too
 };
@@ -61,16 +62,14 @@ struct prop_draft {
     struct prop_q *q; // sparse and dense: one allocation, freed by who asked; else left alone
 };
 
-/* One sequence wants a draft. */
+/* One sequence wants a draft. Behind a draft that is being verified (context.n_verifying) the
+ * answer is for what may come of that: it may branch off before its end. A parent of -1 is the
+ * context's last token, -2 the one before it, down to -1 - n_verifying. No way is longer than k
+ * tokens, and there are PROP_K_MAX - n_verifying at most. Only with point and coupled drafts. */
 struct prop_ask {
     void *seq; // its state
     struct prop_context context;
     uint32_t k; // tokens at most, 1 .. PROP_K_MAX
-    /* The last so many tokens of the context are a draft that is being verified now; the answer is
-     * for what may come of it. It may branch off before its end: a parent of -1 is the context's
-     * last token, -2 the one before it, down to -1 - n_verifying. No way is longer than k tokens,
-     * and there are PROP_K_MAX - n_verifying at most. Only with point and coupled drafts. */
-    uint32_t n_verifying;
     enum prop_q_mode q_mode;
     struct prop_sampling sampling;
     float p_min;       // tokens are of no use from where one is less likely to survive its parent

@@ -5,14 +5,14 @@
  * estimates times how far this member's estimates came true; a member that was not asked yet is
  * worth what its drafts brought lately. Of the drafts made the one that is worth most is sent.
  * Members earn their figures with every draft they make, sent or not, since what was committed next
- * is seen.
+ * is seen. (What is drafted ahead, behind tokens that are being verified, is not judged.)
  *
  * A drawn q forbids choosing by what was drawn: where a member draws, its draft is the answer, and
  * whether it is asked follows from the context and the point drafts before it.
  *
  * Whoever needs time (a draft model that reads a context) is not waited for when there is a draft.
  *
- * Memory: that of the members, and 3 KiB per sequence. */
+ * Memory: that of the members, and 7 KiB per sequence. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,15 +60,15 @@ struct chain {
 struct part {
     void *state; // NULL: not yet
     struct prop_ask ask;
-    struct prop_draft draft;
-    bool open; // ask is not done yet
-    bool made; // draft continues the context
+    struct prop_draft draft, ahead; // ask.to is one of them
+    bool open;                      // ask is not done yet
+    bool made;                      // ask.to continues the context
+    bool unjudged;                  // draft does; what comes next will tell how good it was
 };
 
 struct chain_seq {
     struct part parts[CHAIN_MEMBERS_MAX];
-    uint32_t drafted_at; // length of the context that the drafts continue; UINT32_MAX: nothing is
-                         // to be learnt from them
+    uint32_t drafted_at; // length of the context that drafts continue, unless ahead
     unsigned stage;      // the member that is asked
 };
 
@@ -165,12 +165,13 @@ static void chain_seq_done(void *shared, void *seq, const struct prop_context *c
  * end of that nobody knows more. */
 static void learn(struct chain *ch, struct chain_seq *s, const struct prop_context *c)
 {
+    uint32_t committed = c->n - c->n_verifying;
     for (unsigned i = 0; i < ch->n_members; i++) {
         struct member *m = &ch->members[i];
         const struct prop_draft *d = &s->parts[i].draft;
-        if (!s->parts[i].made || c->n <= s->drafted_at)
+        if (!s->parts[i].unjudged || committed <= s->drafted_at)
             continue;
-        uint32_t n = c->n - s->drafted_at, kept = 0;
+        uint32_t n = committed - s->drafted_at, kept = 0;
         float said = 0;
         for (uint32_t t = 0; t < d->n && t < n; t++) {
             said += d->survival[t];
@@ -179,6 +180,7 @@ static void learn(struct chain *ch, struct chain_seq *s, const struct prop_conte
         m->drafts = m->drafts * FADE + 1;
         m->said = m->said * FADE + (double)said;
         m->kept = m->kept * FADE + kept;
+        s->parts[i].unjudged = false;
     }
 }
 
@@ -196,8 +198,8 @@ static void chain_cut(void *shared, void *seq, const struct prop_context *c, uin
     for (unsigned i = 0; i < ch->n_members; i++)
         if (s->parts[i].state)
             ch->members[i].ops->cut(ch->members[i].shared, s->parts[i].state, c, keep);
-    if (keep < s->drafted_at)
-        forget_drafts(ch, s);
+    for (unsigned i = 0; i < ch->n_members && keep < s->drafted_at; i++)
+        s->parts[i].unjudged = false;
 }
 
 static int chain_grow(void *shared, void *seq, const struct prop_context *c)
@@ -240,8 +242,8 @@ static struct part *best_of(struct chain *ch, struct chain_seq *s, double *ret_w
     *ret_worth = 0;
     for (unsigned i = 0; i < ch->n_members; i++) {
         struct part *p = &s->parts[i];
-        double w = p->made ? worth(&ch->members[i], &p->draft) : 0;
-        if (!p->made || (best && !is_drawn(&p->draft) && w <= *ret_worth))
+        double w = p->made ? worth(&ch->members[i], p->ask.to) : 0;
+        if (!p->made || (best && !is_drawn(p->ask.to) && w <= *ret_worth))
             continue;
         best = p;
         *ret_worth = w;
@@ -271,7 +273,7 @@ static void finish(struct prop_ask *ask, struct part *p)
     ask->to->tree = false;
     ask->to->q_mode = PROP_POINT;
     if (p)
-        *ask->to = p->draft; // q goes along
+        *ask->to = *p->ask.to; // q goes along
 }
 
 /* The member has answered, or needs time. */
@@ -281,11 +283,12 @@ static void take_answer(struct chain *ch, struct prop_ask *ask)
     struct part *p = &s->parts[s->stage];
     double in_hand;
     p->open = !p->ask.done;
-    p->made = p->ask.done && p->draft.n;
+    p->made = p->ask.done && p->ask.to->n;
+    p->unjudged = p->unjudged || (p->made && p->ask.to == &p->draft);
     if (!p->made)
-        free(TAKE(p->draft.q));
+        free(TAKE(p->ask.to->q));
     struct part *best = best_of(ch, s, &in_hand);
-    if ((p->made && is_drawn(&p->draft)) || (!p->ask.done && best))
+    if ((p->made && is_drawn(p->ask.to)) || (!p->ask.done && best))
         finish(ask, best);
     else if (!p->ask.done)
         return; // is asked again
@@ -306,12 +309,15 @@ static struct prop_ask *ask_of(struct chain *ch, struct prop_ask *ask)
         forget_drafts(ch, s); // of an earlier ask in the same context
     p->ask = *ask;
     p->ask.seq = p->state;
-    p->ask.to = &p->draft;
-    p->draft.n = 0;
-    p->draft.q = NULL;
+    p->ask.to = ask->context.n_verifying ? &p->ahead : &p->draft;
+    p->ask.to->n = 0;
+    p->ask.to->q = NULL;
     if (!(m->about.q_modes & 1u << ask->q_mode))
         p->ask.q_mode = PROP_POINT;
-    s->drafted_at = ask->n_verifying ? UINT32_MAX : ask->context.n;
+    if (ask->context.n_verifying)
+        return &p->ask;
+    p->unjudged = false;
+    s->drafted_at = ask->context.n;
     return &p->ask;
 }
 

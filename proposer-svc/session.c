@@ -84,8 +84,9 @@ static void link_newest(struct sessions *s, struct session *e)
 static struct prop_context context_of(const struct session *e)
 {
     return (struct prop_context){.tokens = e->tokens,
-                                 .n = e->n,
+                                 .n = e->n + e->n_verifying,
                                  .n_prompt = e->n_prompt,
+                                 .n_verifying = e->n_verifying,
                                  .tenant = e->tenant,
                                  .tenant_len = e->tenant_len};
 }
@@ -100,6 +101,7 @@ static void drop(struct sessions *s, struct session *e, bool ended)
     unlink_use(s, e);
     s->stats.n_sessions--;
     s->stats.n_tokens -= e->capacity + e->hint.n;
+    e->n_verifying = 0;
     struct prop_context c = context_of(e);
     s->c.ops->seq_done(s->c.shared, e->state, ended ? &c : NULL);
     free(e->tokens);
@@ -239,7 +241,6 @@ static void settle(struct sessions *s, struct session *e, const struct session_u
         same++;
     if (same < known) {
         struct prop_context c = context_of(e);
-        c.n = known;
         s->c.ops->cut(s->c.shared, e->state, &c, same);
         hint_cut(&e->hint, same);
     }
@@ -278,12 +279,12 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
         memcpy(e->tenant, u->tenant, u->tenant_len);
         e->tenant_len = (uint32_t)u->tenant_len;
     }
-    struct prop_context c = context_of(e);
     if (e->digest != u->digest)
         return false;
     if (u->n_verifying)
         memcpy(e->tokens + e->n, u->verifying, u->n_verifying * sizeof(*u->verifying));
-    c.n += e->n_verifying = (uint32_t)u->n_verifying;
+    e->n_verifying = (uint32_t)u->n_verifying;
+    struct prop_context c = context_of(e);
     return s->c.ops->grow(s->c.shared, e->state, &c) == 0;
 }
 
@@ -334,12 +335,10 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
             .seq = e->state,
             .context = context_of(e),
             .k = k < PROP_K_MAX - e->n_verifying ? k : PROP_K_MAX - e->n_verifying,
-            .n_verifying = e->n_verifying,
             .q_mode = u->q_mode,
             .sampling = e->sampling,
             .p_min = u->p_min,
             .draw_key = u->draw_key};
-        ret_ask->context.n += e->n_verifying;
         return 0;
     }
     if (e)

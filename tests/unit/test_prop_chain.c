@@ -92,6 +92,42 @@ static void who_is_wrong_is_believed_less(void **state)
     prop_chain.close(shared);
 }
 
+static struct prop_draft ahead_of(const struct prop_seq *s, uint32_t n_verifying)
+{
+    struct prop_draft d;
+    struct prop_ask ask = {.seq = s->state,
+                           .context = {.tokens = s->tokens, .n = s->n, .n_verifying = n_verifying},
+                           .k = 5,
+                           .until_us = INT64_MAX,
+                           .to = &d};
+    prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
+    return d;
+}
+
+/* The draft goes behind the context to be verified, and then it is taken back. */
+static void what_is_being_verified_is_not_right_yet(void **state)
+{
+    (void)state;
+    prop_ngram_settings.ngram_min = 2;
+    chain_of("suffix", "ngram", "score");
+    must_open();
+    struct prop_seq s = SEQ_OF(1, 2, 40, 41, 42, 43, 50, 1, 2), wrong = SEQ_OF(7, 8, 9, 7);
+    for (uint32_t i = 0; i < 100; i++) {
+        EXPECT(prop_seq_draft(&wrong, 4), 8);
+        struct prop_context verifying = {.tokens = wrong.tokens, .n = 5, .n_verifying = 1};
+        wrong.tokens[4] = 8;
+        assert_int_equal(prop_chain.grow(shared, wrong.state, &verifying), 0);
+        wrong.n = 5;
+        ahead_of(&wrong, 1);
+        prop_seq_update(&wrong, 4, &(uint32_t){900 + i}, 1);
+        prop_seq_update(&wrong, 4, NULL, 0);
+    }
+    EXPECT(prop_seq_draft(&s, 4), 40, 41, 42, 43); // suffix is believed less
+    prop_seq_done(&s);
+    prop_seq_done(&wrong);
+    prop_chain.close(shared);
+}
+
 static struct prop_draft drawn(struct prop_seq *s, enum prop_q_mode mode)
 {
     struct prop_draft d = {0};
@@ -187,19 +223,6 @@ static void nobody_is_waited_for_when_there_is_a_draft(void **state)
     prop_chain.close(shared);
 }
 
-static struct prop_draft ahead_of(const struct prop_seq *s, uint32_t n_verifying)
-{
-    struct prop_draft d;
-    struct prop_ask ask = {.seq = s->state,
-                           .context = {.tokens = s->tokens, .n = s->n},
-                           .k = 5,
-                           .n_verifying = n_verifying,
-                           .until_us = INT64_MAX,
-                           .to = &d};
-    prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
-    return d;
-}
-
 /* The model goes on with it from call to call. */
 static void what_a_member_drafts_ahead_is_its_own_word(void **state)
 {
@@ -244,6 +267,7 @@ int main(void)
         cmocka_unit_test_setup(the_first_that_has_a_token_is_taken, prop_defaults),
         cmocka_unit_test_setup(the_draft_that_promises_most_is_taken, prop_defaults),
         cmocka_unit_test_setup(who_is_wrong_is_believed_less, prop_defaults),
+        cmocka_unit_test_setup(what_is_being_verified_is_not_right_yet, prop_defaults),
         cmocka_unit_test_setup(a_drawn_draft_is_sent_with_its_q, prop_defaults),
         cmocka_unit_test_setup(a_drawn_draft_is_sent_whatever_it_promises, prop_defaults),
         cmocka_unit_test_setup(nobody_is_waited_for_when_there_is_a_draft, prop_defaults),

@@ -138,7 +138,7 @@ static uint32_t branches_as_fresh_drafts(uint32_t n_verifying, uint32_t k_wanted
     struct prop_draft first = prop_seq_draft(&s, n_verifying), ahead;
     prop_seq_update(&s, s.n, first.tokens, n_verifying);
     struct prop_ask ask = ask_of(&s, k_wanted, &ahead), *asks = &ask;
-    ask.n_verifying = n_verifying;
+    ask.context.n_verifying = n_verifying;
     prop_ask_all(&prop_draft, shared, &asks, 1);
     uint32_t n_branches = 0;
     assert_true(ahead.tree && ahead.n > k_wanted && ahead.n <= PROP_K_MAX - n_verifying);
@@ -197,7 +197,7 @@ static void ahead_a_crowd_shares_the_passes(void **state)
         struct prop_draft first = prop_seq_draft(&s[i], N_VERIFYING);
         prop_seq_update(&s[i], s[i].n, first.tokens, N_VERIFYING);
         ask[i] = ask_of(&s[i], K, &drafts[i]);
-        ask[i].n_verifying = N_VERIFYING;
+        ask[i].context.n_verifying = N_VERIFYING;
         asks[i] = &ask[i];
     }
     for (; n_open; n_calls++) {
@@ -297,7 +297,7 @@ static struct prop_draft draft_under(const struct prop_seq *s, enum prop_q_mode 
     ask.q_mode = mode;
     ask.draw_key = KEY;
     ask.sampling = *sampling;
-    ask.n_verifying = n_verifying;
+    ask.context.n_verifying = n_verifying;
     prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
     return d;
 }
@@ -528,7 +528,7 @@ static void confident(float set, float asked, struct prop_draft *draft, struct p
     struct prop_ask ask = ask_of(&s, 20, draft), *asks = &ask;
     ask.p_min = asked;
     prop_ask_all(&prop_draft, shared, &asks, 1);
-    ask.n_verifying = 2;
+    ask.context.n_verifying = 2;
     ask.k = 8;
     ask.to = ahead;
     ask.done = false;
@@ -623,7 +623,7 @@ static void branches_that_nobody_asks_for_any_more_make_room(void **state)
     struct prop_draft first = prop_seq_draft(&a, 3), ahead;
     prop_seq_update(&a, a.n, first.tokens, 3);
     struct prop_ask ask = ask_of(&a, 8, &ahead);
-    ask.n_verifying = 3;
+    ask.context.n_verifying = 3;
     prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_false(ask.done); // and its verifier is gone
     unsigned n_tries = 0;
@@ -674,17 +674,16 @@ static void a_context_that_begins_alike_is_not_fed_again(void **state)
     must_open();
     struct prop_seq a = story(500), b;
     struct prop_draft first, again;
-    unsigned whole = n_feedings(&a, &first);
-    assert_true(whole > 0);
-    prop_seq_done(&a); // the chat's last turn
+    assert_true(n_feedings(&a, &first) > 1); // 256 rows at most in a pass
+    prop_seq_done(&a);                       // the chat's last turn
     b = story(504);
-    assert_true(4 * n_feedings(&b, &again) < whole); // slow machines feed its last rows apart
+    assert_true(n_feedings(&b, &again) <= 1); // 24 rows at most: slow machines fed the last apart
     prop_seq_update(&b, 500, NULL, 0);
-    assert_true(4 * n_feedings(&b, &again) < whole); // slow machines feed its last rows apart
+    assert_true(n_feedings(&b, &again) <= 1);
     prop_same_draft(&first, &again);
     prop_seq_done(&b);
     b = story_of("another", 500);
-    assert_true(n_feedings(&b, &again) > 0);
+    assert_true(n_feedings(&b, &again) > 1);
     prop_same_draft(&first, &again);
     prop_seq_done(&b);
     close_it();
