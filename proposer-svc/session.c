@@ -299,14 +299,8 @@ static int close_session(struct sessions *s, uint64_t stream, uint64_t seq, bool
     return r;
 }
 
-int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
-                    int64_t now_us, enum session_answer *ret_answer, struct session **ret_session,
-                    struct prop_ask *ret_ask)
+static int check_update(const struct session_update *u)
 {
-    uint32_t k = u->close || u->more ? 0 : u->k < s->c.k_max ? u->k : s->c.k_max;
-    *ret_answer = k ? SESSION_EMPTY : SESSION_SILENT;
-    if (u->close)
-        return close_session(s, stream, u->seq, !u->unfinished);
     if (u->keep > u->base_len || u->n_tokens != u->base_len - u->keep)
         return fail(-EINVAL, "sequence %llu: %zu tokens do not lead from keep %u to base_len %u",
                     (unsigned long long)u->seq, u->n_tokens, u->keep, u->base_len);
@@ -316,16 +310,31 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     if (u->n_verifying >= PROP_K_MAX)
         return fail(-EINVAL, "sequence %llu: %zu tokens are being verified, at most %d are allowed",
                     (unsigned long long)u->seq, u->n_verifying, PROP_K_MAX - 1);
-    if (u->base_len > s->c.max_context)
-        return close_session(s, stream, u->seq, true); // it will not be shorter again
-    if (u->base_len + u->n_verifying > s->c.max_context)
-        return 0; // there is nothing to say behind them
+    return 0;
+}
 
-    struct session *e;
-    int r = begin(s, stream, u, now_us, &e);
+int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
+                    int64_t now_us, enum session_answer *ret_answer, struct session **ret_session,
+                    struct prop_ask *ret_ask)
+{
+    uint32_t k = u->close || u->more ? 0 : u->k < s->c.k_max ? u->k : s->c.k_max;
+    *ret_answer = k ? SESSION_EMPTY : SESSION_SILENT;
+    if (u->close)
+        return close_session(s, stream, u->seq, !u->unfinished);
+    int r = check_update(u);
     if (r < 0)
         return r;
-    bool known = e && learn(s, e, u);
+    if (u->base_len > s->c.max_context)
+        return close_session(s, stream, u->seq, true); // it will not be shorter again
+    struct session_update fits = *u;
+    if (u->base_len + u->n_verifying > s->c.max_context)
+        fits.n_verifying = k = 0; // there is nothing to say behind them
+
+    struct session *e;
+    r = begin(s, stream, &fits, now_us, &e);
+    if (r < 0)
+        return r;
+    bool known = e && learn(s, e, &fits);
     if (!known) {
         *ret_answer = SESSION_NEED_CONTEXT;
     } else if (k) {

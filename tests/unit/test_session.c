@@ -329,6 +329,20 @@ static void a_context_that_is_too_long_gets_empty_drafts(void **state)
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_EMPTY);
 }
 
+/* What is committed is learnt all the same, or the whole context would be wanted again. */
+static void behind_the_end_of_the_context_nothing_is_drafted_ahead(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct prop_draft d;
+    assert_int_equal(ask(s, 1, 7, 0, 990, 1), SESSION_DRAFT);
+    struct session_update u = update_of(7, 990, 996, 3);
+    u.verifying = counting;
+    u.n_verifying = 5;
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_EMPTY);
+    assert_int_equal(ask(s, 1, 7, 996, 999, 1), SESSION_DRAFT);
+}
+
 static void a_contradiction_is_refused_with_a_sentence(void **state)
 {
     (void)state;
@@ -510,6 +524,7 @@ int main(void)
         cmocka_unit_test(the_least_recently_used_makes_room_for_a_session),
         cmocka_unit_test(and_for_tokens),
         cmocka_unit_test(a_context_that_is_too_long_gets_empty_drafts),
+        cmocka_unit_test(behind_the_end_of_the_context_nothing_is_drafted_ahead),
         cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
         cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
         cmocka_unit_test(what_is_banned_is_kept_with_the_session),
