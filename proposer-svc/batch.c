@@ -141,8 +141,10 @@ static void close_answers(struct batch *b, int64_t now_us)
             struct answer *a = &r->answers[i];
             if (a->state != OPEN || (!a->ask.done && a->ask.until_us > now_us))
                 continue;
-            if (!a->ask.done)
+            if (!a->ask.done) {
                 a->draft.n = 0;
+                a->ask.later = true;
+            }
             close_answer(b, r, a);
         }
     }
@@ -340,6 +342,7 @@ static size_t fill(struct answer *a, struct packed *packed)
     to->base_len = a->to->base_len;
     to->digest = a->to->digest;
     to->need_context = a->kind == SESSION_NEED_CONTEXT;
+    to->later = a->kind == SESSION_DRAFT && !draft->n && a->ask.later;
     if (!draft->n)
         return 0;
     to->n_tokens = draft->n;

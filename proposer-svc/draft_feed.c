@@ -28,6 +28,14 @@ void feed_stop(struct draft *d, struct draft_seq *s)
     s->is_fed = false;
 }
 
+int64_t feed_us(const struct draft *d, const struct draft_seq *s)
+{
+    uint64_t rows = 0;
+    for (const struct draft_seq *f = d->first_fed; f; f = f == s ? NULL : f->next_fed)
+        rows += f->context.n - f->kv.len;
+    return (int64_t)((float)rows * d->feed_row_us);
+}
+
 static uint32_t chunk_rows(const struct draft *d)
 {
     float rows = d->feed_row_us > 0 ? FEED_US / d->feed_row_us : FEED_ROWS_MIN;

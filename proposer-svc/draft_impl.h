@@ -86,6 +86,8 @@ int rows_seq_grow(void *shared, void *seq, const struct prop_context *c);
 /* Its context is read between Rounds. */
 void feed_later(struct draft *d, struct draft_seq *s);
 void feed_stop(struct draft *d, struct draft_seq *s);
+/* What reading takes until its turn is over, as far as is known. */
+int64_t feed_us(const struct draft *d, const struct draft_seq *s);
 bool feed_work(void *shared); // work() of struct prop_ops
 
 /* ---- draft_draw.c ---- */

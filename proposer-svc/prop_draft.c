@@ -6,7 +6,9 @@
  * sequences that are asked for together share the passes, so a batch costs hardly more than one.
  *
  * A sequence whose context is mostly unknown is fed in the background, a chunk of a few
- * milliseconds at a time while no Round waits, and has no draft until that is done. KV comes from
+ * milliseconds at a time while no Round waits, and has no draft until that is done. An ask waits
+ * for it if it takes no more than half of the ask's time; else it is put off, as a verifier has
+ * few Rounds under way and one that waits keeps others from being sent. KV comes from
  * one pool: when it is used up, sequences that have not been asked for lately lose theirs (their
  * tokens are still known, so they are fed again), and without such a sequence there is no draft.
  * Full blocks of a context are found by later sequences of the same tenant that begin alike, as

@@ -327,6 +327,7 @@ enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
     ret->seq = answer->seq;
     ret->base_len = answer->base_len;
     ret->n = (uint32_t)answer->n_tokens;
+    ret->later = answer->later && !answer->n_tokens;
     ret->ahead = asked->ahead;
     ret->tree = false;
     ret->q = NULL;

@@ -21,7 +21,8 @@ struct inbox_item {
     uint32_t base_len, n;
     int proposer;    // DRAFT, PROPOSER
     uint32_t rtt_us; // DRAFT
-    bool ahead;      // DRAFT: as in struct draft
+    bool later;      // DRAFT: as in struct draft
+    bool ahead;      // likewise
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX];

@@ -88,9 +88,12 @@ void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **as
     for (uint32_t n_open = n, left; n_open; n_open = left) {
         ops->draft(shared, open, n_open);
         left = 0;
-        for (uint32_t i = 0; i < n_open; i++)
-            if (!open[i]->done)
-                open[left++] = open[i];
+        for (uint32_t i = 0; i < n_open; i++) {
+            if (open[i]->done && !open[i]->later)
+                continue;
+            open[i]->done = open[i]->later = false;
+            open[left++] = open[i];
+        }
         assert_true(!left || ops->work(shared)); // or they would never be done
     }
 }

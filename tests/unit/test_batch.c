@@ -223,6 +223,29 @@ static void out_of_time_the_answer_is_empty(void **state)
     assert_null(answer(0));
 }
 
+static bool answered_later(const Tandem__V1__Round *round)
+{
+    take(round, 1);
+    batch_draft(batch);
+    Tandem__V1__Drafts *d = answer(1);
+    assert_non_null(d);
+    bool later = d->drafts[0]->later;
+    tandem__v1__drafts__free_unpacked(d, NULL);
+    return later;
+}
+
+static void who_is_not_done_is_to_be_asked_again(void **state)
+{
+    (void)state;
+    struct question a = {0}, b = {0}, c = {0};
+    round_of(&a, (uint32_t[]){13, 0, 0, 0, 0})->budget_us = 0;
+    assert_true(answered_later(&a.msg));
+    assert_false(answered_later(round_of(&b, (uint32_t[]){1, 0, 0, 0, 0})));
+    round_of(&c, (uint32_t[]){2, 0, 0, 0, 0});
+    c.seqs[0].digest++; // its context is wanted
+    assert_false(answered_later(&c.msg));
+}
+
 static void p_min_is_a_rounds_own(void **state)
 {
     (void)state;
@@ -353,6 +376,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(rounds_that_wait_are_drafted_for_together, start, stop),
         cmocka_unit_test_setup_teardown(what_takes_longer_holds_up_nobody, start, stop),
         cmocka_unit_test_setup_teardown(out_of_time_the_answer_is_empty, start, stop),
+        cmocka_unit_test_setup_teardown(who_is_not_done_is_to_be_asked_again, start, stop),
         cmocka_unit_test_setup_teardown(p_min_is_a_rounds_own, start, stop),
         cmocka_unit_test_setup_teardown(an_update_ends_the_ask_before_it, start, stop),
         cmocka_unit_test_setup_teardown(an_update_ends_nobody_elses_ask, start, stop),

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
+#include "base/clock.h"
 #include "lib/lib.h"
 #include "lib/prop_contract.h"
 #include "proposer-svc/prop_chain.h"
@@ -223,6 +224,34 @@ static void nobody_is_waited_for_when_there_is_a_draft(void **state)
     prop_chain.close(shared);
 }
 
+static void what_the_only_one_that_could_puts_off_is_put_off(void **state)
+{
+    (void)state;
+    chain_of("ngram", "draft", "score");
+    must_open();
+    uint32_t tokens[400];
+    for (uint32_t i = 0; i < 400; i++)
+        tokens[i] = 300 + i; // nothing is said twice
+    struct prop_seq s = seq_of(tokens, 400);
+    struct prop_draft d = {0};
+    struct prop_ask ask = {.seq = s.state,
+                           .context = {.tokens = s.tokens, .n = s.n},
+                           .k = 3,
+                           .until_us = INT64_MAX,
+                           .to = &d};
+    prop_chain.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    assert_false(ask.done);
+    assert_true(prop_chain.work(shared)); // now it is known how long that takes
+    for (ask.later = false; !ask.later; ask.done = false) {
+        prop_seq_update(&s, 400, NULL, 0);
+        ask.until_us = clock_us() + 500;
+        prop_chain.draft(shared, (struct prop_ask *[]){&ask}, 1);
+        assert_int_equal(d.n, 0);
+    }
+    prop_seq_done(&s);
+    prop_chain.close(shared);
+}
+
 /* The model goes on with it from call to call. */
 static void what_a_member_drafts_ahead_is_its_own_word(void **state)
 {
@@ -271,6 +300,7 @@ int main(void)
         cmocka_unit_test_setup(a_drawn_draft_is_sent_with_its_q, prop_defaults),
         cmocka_unit_test_setup(a_drawn_draft_is_sent_whatever_it_promises, prop_defaults),
         cmocka_unit_test_setup(nobody_is_waited_for_when_there_is_a_draft, prop_defaults),
+        cmocka_unit_test_setup(what_the_only_one_that_could_puts_off_is_put_off, prop_defaults),
         cmocka_unit_test_setup(what_a_member_drafts_ahead_is_its_own_word, prop_defaults),
         cmocka_unit_test_setup(what_cannot_be_chained_is_refused, prop_defaults),
     };

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/clock.h"
 #include "base/err.h"
 #include "base/rng.h"
 #include "file/gguf.h"
@@ -578,6 +579,42 @@ static void a_context_is_fed_between_drafts_for_others(void **state)
     close_it();
 }
 
+/* One call with an ask that has so long. False: it took that long to be called. */
+static bool called_in_time(const struct prop_seq *s, int64_t us, struct prop_ask *ask)
+{
+    static struct prop_draft d;
+    *ask = ask_of(s, 5, &d);
+    ask->until_us = clock_us() + us;
+    prop_draft.draft(shared, (struct prop_ask *[]){ask}, 1);
+    assert_true(!ask->done || d.n == 0);
+    return !ask->done || ask->later;
+}
+
+/* A verifier has two Rounds under way: who needs long must not keep one of them. */
+static void a_context_that_takes_long_is_put_off(void **state)
+{
+    (void)state;
+    must_open();
+    struct prop_seq before = story(900), s = story(901);
+    struct prop_ask ask;
+    assert_true(called_in_time(&before, 1000000000, &ask));
+    assert_false(ask.done); // nobody knows yet how long it takes
+    assert_true(prop_draft.work(shared));
+    while (!called_in_time(&s, 500, &ask)) // 900 rows and more, before it, take longer than 250 us
+        ;
+    assert_true(ask.later);
+    assert_true(called_in_time(&s, 1000000000, &ask));
+    assert_false(ask.done);
+    while (prop_draft.work(shared))
+        ;
+    prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    assert_true(ask.done && !ask.later);
+    assert_int_equal(ask.to->n, 5);
+    prop_seq_done(&before);
+    prop_seq_done(&s);
+    close_it();
+}
+
 static void out_of_time_there_is_no_draft(void **state)
 {
     (void)state;
@@ -830,6 +867,7 @@ int main(void)
         cmocka_unit_test_setup(a_dense_q_is_the_whole_law, prop_defaults),
         cmocka_unit_test_setup(a_draft_ends_where_confidence_does, prop_defaults),
         cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, prop_defaults),
+        cmocka_unit_test_setup(a_context_that_takes_long_is_put_off, prop_defaults),
         cmocka_unit_test_setup(out_of_time_there_is_no_draft, prop_defaults),
         cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, prop_defaults),
         cmocka_unit_test_setup(branches_that_nobody_asks_for_any_more_make_room, prop_defaults),

@@ -65,6 +65,22 @@ static void an_empty_draft_ends_the_wait(void **state)
     assert_int_equal(seq.n_draft, 0);
 }
 
+/* Whose context is still being read is no less likely to have a draft next time. */
+static void a_draft_that_is_put_off_ends_the_wait_and_says_nothing(void **state)
+{
+    (void)state;
+    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 10};
+    control_seq_init(&seq.control);
+    seq.asked_k = 4;
+    for (unsigned later = 2; later-- > 0;) {
+        item.later = later;
+        seq.has_draft = false;
+        round_take_draft(&engine, &item);
+        assert_true(seq.has_draft);
+        assert_true(later ? seq.control.given == 1 : seq.control.given < 1);
+    }
+}
+
 static void what_is_left_of_a_late_draft_is_used(void **state)
 {
     (void)state;
@@ -240,6 +256,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_draft_in_time_is_taken_whole),
         TEST(an_empty_draft_ends_the_wait),
+        TEST(a_draft_that_is_put_off_ends_the_wait_and_says_nothing),
         TEST(what_is_left_of_a_late_draft_is_used),
         TEST(a_late_draft_that_guessed_wrong_is_dropped),
         TEST(of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used),
