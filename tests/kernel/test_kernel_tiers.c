@@ -1,5 +1,6 @@
 /* test_kernel_tiers.c - every tier gives the bits of the C tier: products of every type, for any
  * number of rows and any split of the columns. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,7 +139,7 @@ static void check_tier(const struct kernel *k)
             check_type(k, type, 70, 32, false);
         if (type == KERNEL_Q8_0 || type == KERNEL_Q4_1 || type == KERNEL_Q4_K ||
             type == KERNEL_Q6_K || type == KERNEL_IQ4_XS)
-            check_many_rows(k, type, 33, 2304);
+            check_many_rows(k, type, 33, 2560);
         if (per == 1) {
             check_type(k, type, 35, 77, false);
             check_many_rows(k, type, 70, 2336);
@@ -157,61 +158,155 @@ static void products_of_all_tiers_are_those_of_c(void **state)
         check_tier(k[t]);
 }
 
-/* Blocks of types of 256 whose sums of 256 are the furthest from 0 that there are, with d and dmin
- * of 1, and activations of 127. */
-static double furthest_block(enum kernel_type type, uint8_t *p)
+/* All weights of a block have one byte pattern, and all its integer scales another: so sums of 256
+ * reach each end of what they, and what a tier adds up on the way, can be. */
+struct corner {
+    enum kernel_type type;
+    uint8_t weights, scales;
+    int sum; // of a weight: times its scale, less the minimum
+};
+
+static const struct corner corners[] = {
+    {KERNEL_Q4_K, 0xff, 0xff, 15 * 63 - 63}, {KERNEL_Q4_K, 0x00, 0xff, -63},
+    {KERNEL_Q5_K, 0xff, 0xff, 31 * 63 - 63}, {KERNEL_Q5_K, 0x00, 0xff, -63},
+    {KERNEL_Q6_K, 0x00, 0x80, -32 * -128}, // the largest of all: 127 * 256 * 4096 < 2^27
+    {KERNEL_Q6_K, 0x00, 0x7f, -32 * 127},    {KERNEL_Q6_K, 0xff, 0x80, 31 * -128},
+    {KERNEL_Q6_K, 0xff, 0x7f, 31 * 127},     {KERNEL_IQ4_XS, 0x00, 0x00, -127 * -32},
+    {KERNEL_IQ4_XS, 0x00, 0xff, -127 * 31},  {KERNEL_IQ4_XS, 0xff, 0x00, 113 * -32},
+    {KERNEL_IQ4_XS, 0xff, 0xff, 113 * 31},
+};
+
+/* Its block in the file, with d and dmin of 1. */
+static uint32_t corner_block(const struct corner *c, uint8_t *p)
 {
     uint32_t per, bytes;
-    assert_int_equal(kernel_type_block(type, &per, &bytes), 0);
-    const bool has_min = kernel_layout(type)->has_min;
+    assert_int_equal(kernel_type_block(c->type, &per, &bytes), 0);
+    const bool q6 = c->type == KERNEL_Q6_K, has_min = kernel_layout(c->type)->has_min;
     const uint16_t one = kernel_f16_of(1);
-    memset(p, has_min ? 0xff : 0, bytes);
-    if (type == KERNEL_Q6_K)
-        memset(p + 192, 0x80, 16); // scales; the weights are -32
-    memcpy(p + (type == KERNEL_Q6_K ? 208 : 0), &one, 2);
+    memset(p, c->weights, bytes);
+    memset(p + (q6 ? 192 : 2), c->scales, q6 ? 16 : has_min ? 14 : 6);
+    memcpy(p + (q6 ? 208 : 0), &one, 2);
     if (has_min)
         memcpy(p + 2, &one, 2);
-    return 127 * 256. *
-           (type == KERNEL_Q4_K   ? 63 * 15 - 63
-            : type == KERNEL_Q5_K ? 63 * 31 - 63
-            : type == KERNEL_Q6_K ? -128 * -32
-                                  : -32 * -127);
+    return bytes;
+}
+
+static void check_corner(const struct corner *c)
+{
+    static const uint32_t rows[] = {1, 7, 16, 40, 130};
+    enum { N_OUT = 16, N_IN = 512, MOST = 130 };
+    uint8_t block[256], *file = weights_alloc(N_OUT * N_IN);
+    const uint32_t bytes = corner_block(c, block), n = N_OUT * N_IN / KERNEL_GROUP;
+    for (uint32_t b = 0; b < n; b++)
+        memcpy(file + (size_t)b * bytes, block, bytes);
+    struct kernel_mat w = weights_pack(c->type, file, N_OUT, N_IN);
+    float *x = weights_alloc(MOST * N_IN * sizeof(float)), y[MOST][N_OUT];
+    uint8_t *prepared = weights_alloc(weights_room(c->type, N_IN, MOST));
+    const float sum = 127.f * N_IN * (float)c->sum;
+    for (uint32_t i = 0; i < MOST * N_IN; i++)
+        x[i] = i / N_IN % 2 ? -127 : 127;
+    const struct kernel *k[TIERS_MAX];
+    unsigned n_tiers = tiers_here(k);
+    for (unsigned t = 0; t < n_tiers; t++)
+        for (unsigned i = 0; i < ARRAY_LEN(rows); i++) {
+            size_t x_bytes = weights_prepare(k[t], c->type, x, rows[i], N_IN, prepared);
+            k[t]->matmul(&w, prepared, x_bytes, rows[i], y[0], N_OUT, 0, N_OUT);
+            for (uint32_t r = 0; r < rows[i]; r++)
+                for (uint32_t o = 0; o < N_OUT; o++)
+                    if (y[r][o] != (r % 2 ? -sum : sum))
+                        fail_msg("%s, type %u, weights %02x, scales %02x, %u rows: %a is not %a",
+                                 k[t]->name, c->type, c->weights, c->scales, rows[i], y[r][o],
+                                 r % 2 ? -sum : sum);
+        }
+    free((void *)w.data);
+    free(file);
+    free(x);
+    free(prepared);
 }
 
 static void the_furthest_sums_are_exact(void **state)
 {
     (void)state;
-    static const enum kernel_type types[] = {KERNEL_Q4_K, KERNEL_Q5_K, KERNEL_Q6_K, KERNEL_IQ4_XS};
-    static const uint32_t rows[] = {1, 7, 16, 40, 130};
-    const uint32_t n_out = 16, n_in = 512, most = 130;
+    for (unsigned i = 0; i < ARRAY_LEN(corners); i++)
+        check_corner(&corners[i]);
+}
+
+/* A file may hold any scale, and with it activations become what is no number. */
+static void put_hostile_scales(enum kernel_type type, uint8_t *rows, uint32_t n_in)
+{
+    static const uint16_t hostile[] = {0x7c00, 0xfc00, 0x7e00}; // infinities, a NaN
+    uint32_t per, bytes;
+    assert_int_equal(kernel_type_block(type, &per, &bytes), 0);
+    const uint32_t n_blocks = n_in / per, at = type == KERNEL_Q6_K ? 208 : 0;
+    for (unsigned i = 0; i < ARRAY_LEN(hostile); i++)
+        memcpy(rows + ((3 + 12 * i) * n_blocks + i % n_blocks) * bytes + at, &hostile[i], 2);
+    if (kernel_layout(type)->has_min)
+        memcpy(rows + 5 * n_blocks * bytes + 2, &hostile[1], 2);
+}
+
+static bool is_hostile_column(enum kernel_type type, uint32_t c)
+{
+    return c == 3 || c == 15 || c == 27 || (c == 5 && kernel_layout(type)->has_min);
+}
+
+enum { HOSTILE_OUT = 33, HOSTILE_IN = 512, HOSTILE_ROWS = 130 };
+
+typedef float hostile_y[HOSTILE_ROWS][HOSTILE_OUT];
+
+static void hostile_product(const struct kernel *k, const struct kernel_mat *w, const float *x,
+                            uint32_t m, hostile_y y)
+{
+    uint8_t *prepared = weights_alloc(weights_room(w->type, HOSTILE_IN, m));
+    size_t x_bytes = weights_prepare(k, w->type, x, m, HOSTILE_IN, prepared);
+    k->matmul(w, prepared, x_bytes, m, y[0], HOSTILE_OUT, 0, HOSTILE_OUT);
+    free(prepared);
+}
+
+/* good: without what is no number; want: the C tier's. */
+static void check_hostile_at(const struct kernel *k, enum kernel_type type, uint32_t r, uint32_t c,
+                             float good, float want, float y)
+{
+    const bool hostile = is_hostile_column(type, c), own_row = r == 2 || r == 4;
+    if (kernel_bits(y) != kernel_bits(want) && !(isnan(y) && isnan(want)))
+        fail_msg("%s, type %u: row %u, column %u: %a is not %a", k->name, type, r, c, y, want);
+    if (hostile && isfinite(y))
+        fail_msg("%s, type %u: row %u, column %u is finite", k->name, type, r, c);
+    if (!hostile && !own_row && kernel_bits(y) != kernel_bits(good))
+        fail_msg("%s, type %u: row %u, column %u is not as beside good ones", k->name, type, r, c);
+}
+
+static void check_hostile(const struct kernel *k, enum kernel_type type, uint32_t m)
+{
+    static hostile_y good, want, y;
+    float *x = weights_floats(m, HOSTILE_IN, 21, false);
+    uint8_t *rows = weights_random(type, HOSTILE_OUT, HOSTILE_IN, 22, false);
+    struct kernel_mat w = weights_pack(type, rows, HOSTILE_OUT, HOSTILE_IN);
+    hostile_product(kernel_tier("c"), &w, x, m, good);
+    put_hostile_scales(type, rows, HOSTILE_IN);
+    kernel_pack(type, rows, HOSTILE_OUT, HOSTILE_IN, 0, HOSTILE_OUT, (void *)w.data);
+    x[2 * HOSTILE_IN + 300] = NAN;
+    x[4 * HOSTILE_IN + 9] = -INFINITY;
+    hostile_product(kernel_tier("c"), &w, x, m, want);
+    hostile_product(k, &w, x, m, y);
+    for (uint32_t r = 0; r < m; r++)
+        for (uint32_t c = 0; c < HOSTILE_OUT; c++)
+            check_hostile_at(k, type, r, c, good[r][c], want[r][c], y[r][c]);
+    free((void *)w.data);
+    free(rows);
+    free(x);
+}
+
+static void what_is_no_number_stays_in_its_row_and_column(void **state)
+{
+    (void)state;
+    static const uint32_t rows[] = {5, 40, 130};
     const struct kernel *k[TIERS_MAX];
     unsigned n_tiers = tiers_here(k);
-    for (unsigned i = 0; i < ARRAY_LEN(types); i++) {
-        uint8_t block[256], *file = weights_alloc((size_t)n_out * n_in);
-        uint32_t per, bytes;
-        assert_int_equal(kernel_type_block(types[i], &per, &bytes), 0);
-        const double sum = furthest_block(types[i], block) * n_in / per;
-        for (uint32_t b = 0; b < n_out * n_in / per; b++)
-            memcpy(file + (size_t)b * bytes, block, bytes);
-        struct kernel_mat w = weights_pack(types[i], file, n_out, n_in);
-        float *x = weights_alloc(most * n_in * sizeof(float)), y[130 * 16];
-        uint8_t *prepared = weights_alloc(weights_room(types[i], n_in, most));
-        for (uint32_t c = 0; c < most * n_in; c++)
-            x[c] = c / n_in % 2 ? -127 : 127;
-        for (unsigned t = 0; t < n_tiers; t++)
-            for (unsigned n = 0; n < ARRAY_LEN(rows); n++) {
-                size_t x_bytes = weights_prepare(k[t], types[i], x, rows[n], n_in, prepared);
-                k[t]->matmul(&w, prepared, x_bytes, rows[n], y, n_out, 0, n_out);
-                for (uint32_t c = 0; c < rows[n] * n_out; c++)
-                    if (y[c] != (c / n_out % 2 ? -sum : sum))
-                        fail_msg("%s, type %u, %u rows: %a is not %a", k[t]->name, types[i],
-                                 rows[n], y[c], sum);
-            }
-        free((void *)w.data);
-        free(file);
-        free(x);
-        free(prepared);
-    }
+    for (unsigned t = 0; t < n_tiers; t++)
+        for (int i = 0; i < WEIGHTS_TYPES; i++)
+            for (unsigned n = 0; n < ARRAY_LEN(rows); n++)
+                if (kernel_layout(weights_types[i].type)->group)
+                    check_hostile(k[t], weights_types[i].type, rows[n]);
 }
 
 static void prepared_rows_are_the_same_bytes(void **state)
@@ -246,6 +341,7 @@ int main(void)
         cmocka_unit_test(prepared_rows_are_the_same_bytes),
         cmocka_unit_test(products_of_all_tiers_are_those_of_c),
         cmocka_unit_test(the_furthest_sums_are_exact),
+        cmocka_unit_test(what_is_no_number_stays_in_its_row_and_column),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
