@@ -16,7 +16,7 @@
 
 #define AMX_MIN_ROWS 17      // fewer are faster without tiles
 #define AMX_MIN_ROWS8 33     // for weights of 8 bits, which memory does not give fast enough
-#define AMX_MIN_ROWS_HALF 25 // of Q6_K and IQ4_XS, which take longer to unpack into planes
+#define AMX_MIN_ROWS_HALF 25 // for Q6_K and then IQ4_XS, which take longer to unpack into planes
 #define AMX_MIN_ROWS_BOOK 128
 #define AMX_CHUNK 8 // blocks of K of a pair of tiles of columns that stay in L1
 
@@ -77,23 +77,7 @@ void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint3
 
 /* ---- tiles ---- */
 
-/* Tiles 0, 1: activations; 2, 3: weights; 4 .. 7: sums. */
-static void configure(int n_rows)
-{
-    struct {
-        uint8_t palette, start, reserved[14];
-        uint16_t column_bytes[16];
-        uint8_t rows[16];
-    } __attribute__((aligned(64))) c = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        c.rows[i] = (uint8_t)(i < 2 || i >= 4 ? n_rows : 8);
-        c.column_bytes[i] = (uint16_t)(i < 2 ? KERNEL_BLOCK : 64);
-    }
-    __asm__ volatile("" : : "r"(&c) : "memory"); // gcc 12 takes only 8 bytes of it as read
-    _tile_loadconfig(&c);
-}
-
-/* Begins product p: of block p / 2 and tile of columns p % 2. */
+/* Begins product p: of block p / 2 and tile of columns p % 2. x_tile: 0, 1; w_tile: 2, 3. */
 #define BEGIN(p, x_tile, w_tile, to)                                                               \
     do {                                                                                           \
         if ((p) % 2 == 0)                                                                          \
@@ -130,7 +114,6 @@ INLINE void multiply(const struct chunk *w, const struct kernel_unit *x, unsigne
             BEGIN(2 * b + 6, 1, 2, 6);
         _tile_stored(7, to[2 * b + 3], 64);
     }
-    __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are stored
 }
 
 /* What is wanted next: lines of weights, into L2, and units, into L1; for each block its share. */
@@ -257,7 +240,8 @@ static void matmul(const struct kernel_mat *w, const uint8_t *x, size_t group_by
                    uint32_t n_groups, uint32_t m, float *y, size_t y_stride, uint32_t from,
                    uint32_t to)
 {
-    configure((int)kernel_pass_rows(m, 0, n_groups));
+    const uint32_t most = kernel_pass_rows(m, 0, n_groups);
+    amx_configure(most, most, KERNEL_BLOCK);
     switch (w->type) {
 #define CASE(name, bytes, lo, hi, offset, in_group, min, halves, book)                             \
     case KERNEL_##name:                                                                            \

@@ -6,6 +6,7 @@
  * in between stand in an array of their own: rows of y are often a power of two apart, and then
  * fall into few sets of the caches. */
 #pragma once
+#include "kernel/kernel_amx_tiles.h"
 #include "kernel/kernel_avx512.h"
 #include "kernel/kernel_int8_unpack.h"
 
@@ -68,7 +69,7 @@ static inline uint32_t group_of(uint32_t m, uint32_t *r)
 }
 
 /* The sums of group g, n_rows rows from r on, with AMX_TILES tiles of columns from number i on, for
- * units that are the part's first, last. */
+ * units that are the part's first, last. A tile that is not there has no columns. */
 INLINE void places_of(const struct columns *c, uint32_t i, uint32_t g, uint32_t r, uint32_t n_rows,
                       bool is_first, bool is_last, tile_sums *sums, struct place *at)
 {
@@ -77,7 +78,7 @@ INLINE void places_of(const struct columns *c, uint32_t i, uint32_t g, uint32_t 
         float *y = c->y + r * c->y_stride + column;
         float *sum = sums[g * c->n_tiles + i + k];
         at[k] = (struct place){sum, sum, KERNEL_TILE, KERNEL_TILE, n_rows, 0};
-        if (i + k < c->n_tiles && column < c->n)
+        if (column < c->n)
             at[k].n_store = MIN(c->n - column, KERNEL_TILE);
         if (is_first) {
             at[k].from = c->begun ? y : NULL;

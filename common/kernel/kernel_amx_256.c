@@ -13,6 +13,7 @@
 #include "kernel/kernel_amx.h"
 
 #define STEPS 16 // products of a tile of rows with those of a chunk of two tiles of columns
+_Static_assert(STEPS >= KERNEL_ROWS, "each step scales a row");
 
 /* 256 of K of a tile of columns. */
 struct chunk {
@@ -104,28 +105,10 @@ void kernel_amx_prepare_256(const float *x, uint32_t n, uint32_t r, uint32_t m, 
 
 /* ---- tiles ---- */
 
-/* Tiles 0, 1: activations; 2, 3: weights; 4 .. 7: sums of a tile of columns' high and low plane,
- * then of the next one's. */
-static void configure(int n_rows)
-{
-    struct {
-        uint8_t palette, start, reserved[14];
-        uint16_t column_bytes[16];
-        uint8_t rows[16];
-    } __attribute__((aligned(64))) c = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        c.rows[i] = (uint8_t)(i == 2 || i == 3 ? KERNEL_TILE : n_rows);
-        c.column_bytes[i] = 64;
-    }
-    __asm__ volatile("" : : "r"(&c) : "memory"); // gcc 12 takes only 8 bytes of it as read
-    _tile_loadconfig(&c);
-}
-
 /* What a group of rows has still to do: its products scaled onto its sums. */
 struct rest {
     const struct scales *w;
     const struct kernel_unit256 *x;
-    const products *from;
     struct place at[AMX_TILES];
 };
 
@@ -177,11 +160,11 @@ INLINE void finish_row(const struct int8_type t, const struct finish *f,
     }
 }
 
-INLINE void finish(const struct int8_type t, const struct rest *rest)
+INLINE void finish(const struct int8_type t, const struct rest *rest, const products *from)
 {
     const struct finish f = finish_of(t, rest);
     for (uint32_t r = 0; r < f.at[0].n_rows; r++)
-        finish_row(t, &f, rest->x, rest->from, r);
+        finish_row(t, &f, rest->x, from, r);
 }
 
 /* What is wanted next: lines of weights of each tile of columns, into L2, and a unit, into L1; a
@@ -214,7 +197,7 @@ INLINE void look_ahead(const struct ahead *ahead, const int step)
             _tile_dpbssd(to, x_tile, w_tile);                                                      \
         look_ahead(&next, step);                                                                   \
         if (step < n_rows)                                                                         \
-            finish_row(t, &f, rest_x, rest_from, step);                                            \
+            finish_row(t, &f, rest_x, held, step);                                                 \
     } while (0)
 #define STEPS_64(k, x_tile)                                                                        \
     do {                                                                                           \
@@ -225,16 +208,15 @@ INLINE void look_ahead(const struct ahead *ahead, const int step)
         STEP(k, 1, 1, x_tile, 3, 7);                                                               \
     } while (0)
 
-/* A unit times two chunks. */
+/* A unit times two chunks. held: products of the rest, which are scaled when these take their
+ * place. */
 INLINE void multiply(const struct int8_type t, const struct chunk *w,
-                     const struct kernel_unit256 *x, products *to, const struct rest *rest,
+                     const struct kernel_unit256 *x, products *held, const struct rest *rest,
                      const struct ahead *ahead)
 {
-    const struct finish f =
-        finish_of(t, rest); // copies: for gcc, what is stored may be part of *rest
-    const struct ahead next = *ahead;
+    const struct finish f = finish_of(t, rest);
+    const struct ahead next = *ahead; // copies: for gcc, what is stored may be part of *rest
     const struct kernel_unit256 *rest_x = rest->x;
-    const products *rest_from = rest->from;
     const int n_rows = (int)f.at[0].n_rows;
     _tile_zero(4);
     _tile_zero(5);
@@ -244,11 +226,10 @@ INLINE void multiply(const struct int8_type t, const struct chunk *w,
     STEPS_64(1, 1);
     STEPS_64(2, 0);
     STEPS_64(3, 1);
-    _tile_stored(4, (*to)[0][0], 64);
-    _tile_stored(5, (*to)[0][1], 64);
-    _tile_stored(6, (*to)[1][0], 64);
-    _tile_stored(7, (*to)[1][1], 64);
-    __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are stored
+    _tile_stored(4, (*held)[0][0], 64);
+    _tile_stored(5, (*held)[0][1], 64);
+    _tile_stored(6, (*held)[1][0], 64);
+    _tile_stored(7, (*held)[1][1], 64);
 }
 
 /* ---- the product ---- */
@@ -257,10 +238,10 @@ INLINE void multiply(const struct int8_type t, const struct chunk *w,
 struct turn {
     struct chunk chunks[AMX_TILES];
     struct scales scales[2][AMX_TILES]; // of this turn and the one before in turns
-    products products[2];               // of this group and the one before in turns
+    products products;                  // of the group before, until this one's are whole
     tile_sums sums[AMX_SUMS];
     struct rest rest;
-    unsigned n_groups, n_turns; // so far
+    unsigned n_turns; // so far
 };
 
 INLINE void groups_times_chunks(const struct int8_type t, struct turn *s, uint32_t i,
@@ -270,18 +251,16 @@ INLINE void groups_times_chunks(const struct int8_type t, struct turn *s, uint32
     const unsigned n_next = (unsigned)(int8_group_bytes(t) / 64);
     const unsigned n_lines = (n_next + STEPS * x->n_groups - 1) / (STEPS * x->n_groups);
     const uint8_t *first = x->units + u * sizeof(struct kernel_unit256);
-    for (uint32_t g = 0, r = 0, n_rows; g < x->n_groups; g++, r += n_rows, s->n_groups++) {
+    for (uint32_t g = 0, r = 0, n_rows; g < x->n_groups; g++, r += n_rows) {
         const uint8_t *unit = first + g * x->group_bytes;
         const unsigned begun = STEPS * n_lines * g;
         const struct ahead ahead = {{next[0] + 64 * begun, next[1] + 64 * begun},
                                     g + 1 < x->n_groups ? unit + x->group_bytes : first,
                                     begun < n_next ? n_lines : 0};
-        products *to = &s->products[s->n_groups % 2];
         n_rows = kernel_pass_rows(x->m, r, x->n_groups - g);
-        multiply(t, s->chunks, (const struct kernel_unit256 *)unit, to, &s->rest, &ahead);
+        multiply(t, s->chunks, (const struct kernel_unit256 *)unit, &s->products, &s->rest, &ahead);
         s->rest.w = s->scales[s->n_turns % 2];
         s->rest.x = (const struct kernel_unit256 *)unit;
-        s->rest.from = to;
         places_of(c, i, g, r, n_rows, u == 0, u + 1 == x->n_units, s->sums, s->rest.at);
     }
 }
@@ -293,7 +272,7 @@ INLINE void tiles_256(const struct int8_type t, const uint8_t *w, size_t tile_by
     struct turn s;
     const size_t apart_bytes = c->apart / KERNEL_TILE * tile_bytes;
     s.rest = (struct rest){.w = s.scales[0]}; // of no rows
-    s.n_groups = s.n_turns = 0;
+    s.n_turns = 0;
     for (uint32_t u = 0; u < x->n_units; u++, w += int8_group_bytes(t))
         for (uint32_t i = 0; i < c->n_tiles; i += AMX_TILES, s.n_turns++) {
             const uint8_t *next[AMX_TILES];
@@ -305,14 +284,15 @@ INLINE void tiles_256(const struct int8_type t, const uint8_t *w, size_t tile_by
             __asm__ volatile("" : : : "memory"); // gcc 12 does not know that tiles are loaded
             groups_times_chunks(t, &s, i, x, u, c, next);
         }
-    finish(t, &s.rest);
+    finish(t, &s.rest, &s.products);
 }
 
 void kernel_amx_matmul_256(const struct kernel_mat *w, const uint8_t *x, size_t group_bytes,
                            uint32_t n_groups, uint32_t m, float *y, size_t y_stride, uint32_t from,
                            uint32_t to)
 {
-    configure((int)kernel_pass_rows(m, 0, n_groups));
+    const uint32_t most = kernel_pass_rows(m, 0, n_groups);
+    amx_configure(most, most, 64);
     switch (w->type) {
 #define CASE(name, bytes, lo, hi, offset, in_group, min, halves, book)                             \
     case KERNEL_##name:                                                                            \

@@ -7,8 +7,7 @@
  *
  * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
 #if defined(__x86_64__)
-#include <immintrin.h>
-#include "kernel/kernel_impl.h"
+#include "kernel/kernel_amx_tiles.h"
 
 #define AMX_ROWS 16
 #define AMX_MIN_ROWS 2   // one is as fast without tiles, and faster from the caches
@@ -52,24 +51,6 @@ static void pack_rows(const uint8_t *x, size_t x_bytes, struct part *p)
             _mm256_store_si256((__m256i *)&p->x[r / AMX_ROWS * p->n + k / 32][r % AMX_ROWS][k % 32],
                                _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
         }
-}
-
-/* Tiles 0, 1: rows; 2, 3: columns; 4 .. 7: sums, the last two of the second rows if there are any.
- */
-static void configure(uint32_t n0, uint32_t n1)
-{
-    struct {
-        uint8_t palette, start, reserved[14];
-        uint16_t column_bytes[16];
-        uint8_t rows[16];
-    } __attribute__((aligned(64))) c = {.palette = 1};
-    const uint32_t last = n1 ? n1 : n0, rows[8] = {n0, n1, AMX_ROWS, AMX_ROWS, n0, n0, last, last};
-    for (int i = 0; i < 8; i++) {
-        c.rows[i] = (uint8_t)rows[i];
-        c.column_bytes[i] = rows[i] ? 64 : 0;
-    }
-    __asm__ volatile("" : : "r"(&c) : "memory"); // gcc 12 takes only 8 bytes of it as read
-    _tile_loadconfig(&c);
 }
 
 /* One tile of rows times up to four of columns, or two times up to two. w, x: the first ones'; s:
@@ -184,7 +165,7 @@ static void rows_times_columns(const struct part *p, const struct columns *c)
                              .line = 16 * i / n_pairs,
                              .end = 16 * (i + 1) / n_pairs};
             if (configured != t.n0 + t.n1)
-                configure(t.n0, t.n1);
+                amx_configure(t.n0, t.n1, 64);
             configured = t.n0 + t.n1;
             run_step(p, c, &t, &s[row / AMX_ROWS * c->n]);
         }

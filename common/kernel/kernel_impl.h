@@ -7,10 +7,13 @@
  *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (4, 16, 2) s8, mins likewise:
  *                 [i][column][j] is that of block 2 i + j
  *   Q6_K          group of 8: d (16) f16, 32 bytes of nothing, scales (8, 16, 2) s8:
- * [block][column] [half] IQ4_XS        group of 8: d (16) f16, 32 bytes of nothing, scales (4, 16,
- * 2) s8 a block       low bits:   8: (8, 16, 4) bytes, [g][column][j] is the weight k = 4 g + j 4:
- * (4, 16, 4) bytes, [v]: low nibble g = v, high one g = v + 4 high bits:  1: (16, 4) bytes, bit g
- * of each 2: (2, 16, 4) bytes, [g / 4]: bits 2 (g % 4) of each
+ *                 [block][column][half]
+ *   IQ4_XS        group of 8: d (16) f16, 32 bytes of nothing, scales (4, 16, 2) s8 as Q4_K
+ *
+ *   low bits      8: (8, 16, 4) bytes, [g][column][j] is the weight k = 4 g + j
+ *                 4: (4, 16, 4) bytes, [v]: low nibble g = v, high one g = v + 4
+ *   high bits     1: (16, 4) bytes, bit g of each
+ *                 2: (2, 16, 4) bytes, [g / 4]: bits 2 (g % 4) of each
  *
  * Weights are unsigned in it: w = d * sub * (q - offset) + m; those of types with a codebook are
  * places in it, w = d * sub * (kernel_codebook[q] - offset). The last group of a tile ends after

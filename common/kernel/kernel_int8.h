@@ -29,7 +29,7 @@ INLINE int int8_bits(const struct int8_type t)
     return t.book ? 8 : t.lo + t.hi;
 }
 
-/* Bits of 2^n. */
+/* log2 of an offset. */
 INLINE int int8_log2(int n)
 {
     return n == 8 ? 3 : n == 16 ? 4 : n == 32 ? 5 : 7;
@@ -187,7 +187,8 @@ INLINE void int8_finish(const struct int8_type t, const uint8_t *group,
     INT8_READ_AGAIN();
 }
 
-/* A group of types of 256 of a tile for all rows. */
+/* A group of types of 256 of a tile for all rows. Weights still have their offset: sums stay below
+ * 127 * 256 * 63 * 128 (Q6_K; IQ4_XS: 241 * 32) < 2^28, so 32 bits hold them. */
 INLINE void int8_group(const struct int8_type t, const uint8_t *group,
                        struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS], const int n_rows)
 {
