@@ -5,7 +5,8 @@
  * first without a draft, the others with drafts of two. What the target says behind each of the 40
  * beginnings is asked for one by one, so the joint law of the four is known; requests of all rules
  * run side by side. Once the drafts are those of a test's proposer, and the request's penalties
- * count the draft's own tokens; once those of a draft model; once those of a chain. */
+ * count the draft's own tokens; once those of a draft model, ahead where nothing is drawn; once
+ * those of a chain. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,14 +160,15 @@ static void wait_proposer(void)
     }
 }
 
-static void start_verifier(const char *model, const char *proposer)
+static void start_verifier(const char *model, const char *proposer, bool ahead)
 {
     uint32_t before[LEN];
     struct answer *a = calloc(1, sizeof(*a));
     service_start(&verifier, "verifier-svc",
                   (const char *[]){"--model", model, "--policy", "fixed", "--k", "2",
                                    "--disable-batch-size", "0", "--proposer-budget-ms", "250",
-                                   "--proposers", proposer, NULL});
+                                   "--proposers", proposer,
+                                   ahead ? "--draft-ahead" : "--no-draft-ahead", NULL});
     assert_int_equal(rpc_client_new(verifier.target, NULL, &client), 0);
     wait_proposer();
     ask_law(0, before, 0, a);
@@ -182,32 +184,32 @@ static int start_with_liar(void **state)
     liar = liar_start(path, LIE_DRAWN, N_VOCAB);
     biased = true;
     temperature = 3;
-    start_verifier(SMALL, target);
+    start_verifier(SMALL, target, false);
     return 0;
 }
 
-static int start_with_service(const char *proposer)
+static int start_with_service(const char *proposer, bool ahead)
 {
     service_start(&drafter, "proposer-svc",
                   (const char *[]){"--proposer", proposer, "--chain", "suffix,draft",
                                    "--draft-model", SMALL, NULL});
     biased = false;
     temperature = 2;
-    start_verifier(LARGE, drafter.target);
+    start_verifier(LARGE, drafter.target, ahead);
     return 0;
 }
 
 static int start_with_draft_model(void **state)
 {
     (void)state;
-    return start_with_service("draft");
+    return start_with_service("draft", true);
 }
 
 /* Past outputs are known to it: what it says of them is chosen, what its model says is drawn. */
 static int start_with_chain(void **state)
 {
     (void)state;
-    return start_with_service("chain");
+    return start_with_service("chain", false);
 }
 
 static int stop(void **state)

@@ -76,6 +76,15 @@ static void a_fixed_request_drafts_and_its_runs_tell_of_it(void **state)
     assert_int_equal(a[1].told.accepted, a[1].accepted);
     assert_int_equal(a[1].told.bonus, a[1].bonus);
     assert_string_equal(a[1].told.proposer, "ngram");
+    assert_true(a[1].drafted <= 3 * a[1].rounds);
+    speculative.n_max = 0;
+    generation_run(c, &w.msg, &a[1]);
+    assert_int_equal(a[1].drafted, 0);
+    speculative.n_max = 3;
+    speculative.proposer = text_of("none");
+    generation_run(c, &w.msg, &a[1]);
+    same_answer(&a[0], &a[1]);
+    assert_int_equal(a[1].drafted, 0);
     rpc_client_free(c);
     service_stop(&s);
     service_stop(&p);
