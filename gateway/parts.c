@@ -262,7 +262,8 @@ static void release_call(struct parts *p, struct parts_out *to)
     p->bare = p->bare && reasons;
     p->drop_space = p->after_call = false;
 
-    buf_add(&p->call, p->again.data + p->again_at, p->again.len - p->again_at);
+    if (p->again_at < p->again.len)
+        buf_add(&p->call, p->again.data + p->again_at, p->again.len - p->again_at);
     struct buf rest = p->call;
     p->call = p->again;
     p->again = rest;

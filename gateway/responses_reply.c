@@ -55,7 +55,8 @@ static void write_logprobs(const struct openai_choice *c, size_t from, struct bu
     const struct buf *all = &c->logprobs.tokens;
     from += from && from < all->len; // the comma
     buf_puts(to, ",\"logprobs\":[");
-    buf_add(to, all->data + from, all->len - from);
+    if (from < all->len)
+        buf_add(to, all->data + from, all->len - from);
     buf_puts(to, "]");
 }
 
