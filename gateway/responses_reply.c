@@ -119,6 +119,20 @@ static void end_text(struct openai_reply *r, struct buf *to)
     }
 }
 
+/* A delta of the open item, with the logprobs that have not been told. */
+static void tell(struct openai_reply *r, const char *text, size_t len, struct buf *to)
+{
+    struct openai_choice *c = &r->choices[0];
+    if (text_event_begin(r, "%s.delta", to)) {
+        buf_puts(to, ",\"delta\":");
+        jsonw_text(to, text, len);
+        if (c->open == MESSAGE)
+            write_logprobs(c, c->n_told, to);
+        event_end(to);
+    }
+    c->n_told = c->open == MESSAGE ? c->logprobs.tokens.len : 0;
+}
+
 static void forget_logprobs(struct openai_choice *c)
 {
     buf_clear(&c->logprobs.tokens);
@@ -130,6 +144,8 @@ static void end_item(struct openai_reply *r, const char *status, struct buf *to)
     struct openai_choice *c = &r->choices[0];
     if (c->open == NOTHING)
         return;
+    if (c->open == MESSAGE && c->n_told < c->logprobs.tokens.len)
+        tell(r, "", 0, to); // its last tokens have no text
     end_text(r, to);
     buf_puts(&c->items, c->items.len ? "," : "");
     size_t from = c->items.len;
@@ -156,14 +172,7 @@ static void grow(struct openai_reply *r, int what, const struct buf *text, struc
         open_item(r, what, to);
     }
     jsonw_chars(&c->text, text->data, text->len);
-    if (text_event_begin(r, "%s.delta", to)) {
-        buf_puts(to, ",\"delta\":");
-        jsonw_text(to, text->data, text->len);
-        if (what == MESSAGE)
-            write_logprobs(c, c->n_told, to);
-        event_end(to);
-    }
-    c->n_told = what == MESSAGE ? c->logprobs.tokens.len : 0;
+    tell(r, text->data, text->len, to);
 }
 
 /* Tokens whose text is still held back have turned out to be a marker's when they are followed by
