@@ -16,6 +16,7 @@
  *
  * Memory: at most 47 bytes per token of context and 40 KiB per sequence; the pool 46 bytes
  * per token if its size is a power of two, and 76 per tenant in it. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -205,21 +206,25 @@ static uint32_t match_at(const struct shared *sh, const struct text *t,
     return m;
 }
 
+static_assert(PLACES_MAX < 255, "kinds are counted in a byte, and their table is half empty");
+
 /* The most frequent of n >= 1 tokens, of equal ones the first. */
 static uint32_t most_frequent(const uint32_t *tokens, uint32_t n, uint32_t *ret_count)
 {
-    uint32_t kinds[PLACES_MAX] = {tokens[0]}, counts[PLACES_MAX] = {1}, n_kinds = 1, best = 0;
-    for (uint32_t i = 1; i < n; i++) {
-        uint32_t k = 0;
-        while (k < n_kinds && kinds[k] != tokens[i])
-            k++;
-        if (k == n_kinds) {
+    uint32_t kinds[PLACES_MAX + 1], n_kinds = 0, best = 1;
+    uint8_t counts[PLACES_MAX + 1], table[256] = {0}; // of kinds, which are counted from 1 on
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t at = (uint8_t)(tokens[i] * 0x9e3779b9u >> 24);
+        while (table[at] && kinds[table[at]] != tokens[i])
+            at++;
+        if (!table[at]) {
+            table[at] = (uint8_t)++n_kinds;
             kinds[n_kinds] = tokens[i];
-            counts[n_kinds++] = 0;
+            counts[n_kinds] = 0;
         }
-        counts[k]++;
+        counts[table[at]]++;
     }
-    for (uint32_t k = 1; k < n_kinds; k++)
+    for (uint32_t k = 2; k <= n_kinds; k++)
         best = counts[k] > counts[best] ? k : best;
     *ret_count = counts[best];
     return kinds[best];
@@ -307,6 +312,8 @@ static void find_best(const struct shared *sh, struct text *t, const struct prop
             uint32_t matched = t->places[i].matched;
             if (i + 1 < t->n_places && t->places[i + 1].matched == matched)
                 continue; // not all of this length yet
+            if (best->score >= limit(sh, matched, k))
+                return;
             walk(t, i + 1, limit(sh, matched, k), sh->set.min_prob, &g);
             if (g.score > best->score)
                 *best = g;

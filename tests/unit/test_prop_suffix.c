@@ -265,7 +265,7 @@ static void the_index_equals_the_scan(void **state)
         {.max_depth = 3, .pool_tokens = 150, .factor = 1.5, .min_prob = 0.3},
         {.max_depth = 1, .pool_tokens = 5000, .factor = 4, .min_prob = 0.05},
     };
-    static const uint32_t vocabs[] = {1, 2, 5, 20, 100000};
+    static const uint32_t vocabs[] = {1, 2, 5, 20, 200, 100000};
     for (unsigned i = 0; i < ARRAY_LEN(sets); i++) {
         for (unsigned v = 0; v < ARRAY_LEN(vocabs); v += (unsigned)lib_amount(3, 1, 1)) {
             prop_suffix_settings = sets[i];
