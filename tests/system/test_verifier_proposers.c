@@ -47,6 +47,21 @@ static void a_proposer_changes_nothing_but_the_rounds(void **state)
     service_stop(&s);
 }
 
+/* By the proposer's name, in all and by the place in the draft. */
+static void must_have_counted(struct rpc_client *c, unsigned drafted, unsigned accepted)
+{
+#define NAMED(what) "tandem_spec_decode_num_" what "{proposer=\"ngram\""
+    double by_place = metric_of(c, NAMED("accepted_tokens_per_pos_total") ",position=\"0\"}") +
+                      metric_of(c, NAMED("accepted_tokens_per_pos_total") ",position=\"1\"}") +
+                      metric_of(c, NAMED("accepted_tokens_per_pos_total") ",position=\"2\"}");
+    assert_true(metric_of(c, NAMED("draft_tokens_total") "}") == drafted);
+    assert_true(metric_of(c, NAMED("accepted_tokens_total") "}") == accepted);
+    assert_true(by_place == accepted && accepted > 0);
+    double drafts = metric_of(c, NAMED("drafts_total") "}");
+    assert_true(3 * drafts >= drafted && drafts <= drafted);
+#undef NAMED
+}
+
 /* The policy goodput finds that drafting does not pay for so small a model. */
 static void a_fixed_request_drafts_and_its_runs_tell_of_it(void **state)
 {
@@ -77,6 +92,7 @@ static void a_fixed_request_drafts_and_its_runs_tell_of_it(void **state)
     assert_int_equal(a[1].told.bonus, a[1].bonus);
     assert_string_equal(a[1].told.proposer, "ngram");
     assert_true(a[1].drafted <= 3 * a[1].rounds);
+    must_have_counted(c, a[0].drafted + a[1].drafted, a[0].accepted + a[1].accepted);
     speculative.n_max = 0;
     generation_run(c, &w.msg, &a[1]);
     assert_int_equal(a[1].drafted, 0);
