@@ -228,3 +228,25 @@ struct http_answer http_call(unsigned port, const char *method, const char *path
     http_client_close(&c);
     return a;
 }
+
+void http_answer_is(struct http_answer a, int status, const char *head, const char *body)
+{
+    if (a.status != status || !strstr(a.head, head) || !strstr(a.body, body))
+        fail_msg("not %d '%s' '%s', but:\n%s%s", status, head, body, a.head, a.body);
+    http_answer_done(&a);
+}
+
+void http_client_ask(struct http_client *c, const char *what, const char *header, const char *body)
+{
+    http_client_print(c, "%s HTTP/1.1\r\nHost: x\r\n%sContent-Length: %zu\r\n\r\n%s", what, header,
+                      strlen(body), body);
+}
+
+struct http_answer http_ask(unsigned port, const char *what, const char *header, const char *body)
+{
+    struct http_client c = http_client_open(port);
+    http_client_ask(&c, what, header, body);
+    struct http_answer a = http_client_read(&c, 20000);
+    http_client_close(&c);
+    return a;
+}

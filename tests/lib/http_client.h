@@ -36,5 +36,11 @@ char *http_client_event(struct http_client *c, unsigned timeout_ms, unsigned *n_
 /* Waits for the server to close; false: it did not within timeout_ms. */
 bool http_client_wait_close(struct http_client *c, unsigned timeout_ms);
 
+/* Asserts this status, and these words in head and body. */
+void http_answer_is(struct http_answer a, int status, const char *head, const char *body);
+
+/* what: method and path. header: lines of it, each with its end. body: "" for none. */
+void http_client_ask(struct http_client *c, const char *what, const char *header, const char *body);
 /* One request on a connection of its own. */
+struct http_answer http_ask(unsigned port, const char *what, const char *header, const char *body);
 struct http_answer http_call(unsigned port, const char *method, const char *path, const char *body);
