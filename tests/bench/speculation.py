@@ -98,8 +98,8 @@ class Services:
                 raise SystemExit("the services did not start within %d s" % START_S)
             time.sleep(0.1)
 
-    def generate(self, name, prompt, n_tokens, speculative, n=1, **more):
-        body = {"model": "default", "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "n": n, "ignore_eos": True,
+    def generate(self, name, prompt, n_tokens, speculative, **more):
+        body = {"model": "default", "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True,
                 "speculative": speculative, **more}
         request = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % self.ports[name],
                                          json.dumps(body).encode(), {"Content-Type": "application/json"})
@@ -193,16 +193,16 @@ def wish(k):
 
 
 def take_turns(o, s, ks, context, n_sequences=1):
-    """k -> texts and the figures of their passes, of o.reps prompts after one to warm up."""
+    """k -> texts and the figures of their passes, of o.reps turns after one to warm up; each sequence has a prompt of its own."""
     texts, figures = {k: [] for k in ks}, {k: collections.Counter() for k in ks}
     for turn in range(o.reps + 1):
-        prompt, said = prompt_of_turn(turn, context), []
-        for k in ks:
-            s.generate("goodput", prompt, 1, wish(k), n_sequences)
+        prompts, said = [prompt_of_turn(turn * n_sequences + i, context) for i in range(n_sequences)], []
+        for k in random.sample(ks, len(ks)):
+            s.generate("goodput", prompts, 1, wish(k))
             start = s.figures("goodput")
-            s.generate("goodput", prompt, 1, wish(k), n_sequences)  # what has to be run of a known prompt
+            s.generate("goodput", prompts, 1, wish(k))  # what has to be run of a known prompt
             before = s.figures("goodput")
-            text = Text(s.generate("goodput", prompt, o.tokens, wish(k), n_sequences))
+            text = Text(s.generate("goodput", prompts, o.tokens, wish(k)))
             after = s.figures("goodput")
             said.append(text)
             if turn:
