@@ -1,24 +1,30 @@
 /* control.c - three policies over learnt chances and measured times. */
 #include <math.h>
-#include <stdlib.h>
 #include "verifier-svc/control.h"
 
 #define START_EMA 0.7
 #define EMA_WEIGHT 0.1
-#define FADE 0.99f      // of a proposer's rate, per token tried
 #define SEQ_FADE 0.9f   // of a sequence's own counts, per draft
-#define SEQ_TRUST 20.0f // tokens that its proposer's rates weigh against its own counts
-#define PRIOR_TRIED 2.0 // tokens that a rate weighs before any was tried
+#define SEQ_TRUST 40.0f // tokens that its proposer's rates weigh against its own counts
 #define GIVEN_WEIGHT 0.1f
-#define BEND 0.9       // of the best goodput: the hope that more tokens pay after all ends here
-#define TRY_SHARE 0.01 // of the time may go into trying
+#define BEND 0.9        // of the best goodput: the hope that more tokens pay after all ends here
+#define MARGIN 1.04     // drafts promise so many times what goes without them
+#define TRY_SHARE 0.004 // of the time may go into trying
 #define TRY_MIN_ROUNDS 16
-#define TRY_MAX_ROUNDS 512
+#define TRY_MAX_ROUNDS 4096
+#define NONE_MIN_ROUNDS 4
+#define LEFT_MAX 512 // tokens of an answer whose end is not known, about
+#define READING_FADE 0.95
 #define TRY_K 2
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
+}
+
+static uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
 }
 
 void control_init(struct control *c, const struct control_options *options, const struct cost *cost)
@@ -28,7 +34,7 @@ void control_init(struct control *c, const struct control_options *options, cons
 
 void control_seq_init(struct control_seq *s)
 {
-    *s = (struct control_seq){.ema = START_EMA, .given = 1};
+    *s = (struct control_seq){.ema = START_EMA, .given = 1, .n_asked = 1};
 }
 
 void control_forget(struct control *c, unsigned proposer)
@@ -37,45 +43,6 @@ void control_forget(struct control *c, unsigned proposer)
 }
 
 /* ---- chances ---- */
-
-static unsigned place_of(uint32_t depth)
-{
-    return depth < 3 ? depth : depth < 6 ? 3 : depth < 10 ? 4 : 5;
-}
-
-static const double said_above[CONTROL_SAID] = {0, .2, .4, .6, .8, .95};
-static const double said_means[CONTROL_SAID] = {.1, .3, .5, .7, .88, .97};
-
-static unsigned said_of(double chance)
-{
-    unsigned i = CONTROL_SAID - 1;
-    while (i && chance < said_above[i])
-        i--;
-    return i;
-}
-
-static double rate_of(const struct control_rate *r, double prior)
-{
-    return (r->kept + PRIOR_TRIED * prior) / (r->tried + PRIOR_TRIED);
-}
-
-/* The chance at a place of a draft, whatever was said; a place that was never reached is like the
- * one before it. */
-static double rate_at(const struct control_proposer *p, unsigned place)
-{
-    double rate = START_EMA;
-    for (unsigned i = 0; i <= place; i++)
-        rate = rate_of(&p->all[i], rate);
-    return rate;
-}
-
-/* said: the proposer's own word; 1 if it is silent. */
-static double rate_said(const struct control_proposer *p, unsigned place, double said)
-{
-    if (said >= 1)
-        return rate_of(&p->silent[place], rate_at(p, place));
-    return rate_of(&p->said[said_of(said)], said_means[said_of(said)]);
-}
 
 /* How much better or worse the sequence fares than the rates say. */
 static double luck(const struct control_seq *s)
@@ -97,13 +64,13 @@ static double said_alone(const struct control_item *v, uint32_t node)
 /* The chance of each token of a draft that it and all before it are kept. */
 static void fill_chances(const struct control *c, struct control_item *v)
 {
-    const struct control_proposer *p = &c->proposers[v->proposer];
+    const struct chance *chance = &c->proposers[v->proposer].chance;
     uint8_t depth[ACCEPT_MAX];
     double factor = luck(v->s);
     for (uint32_t i = 0; i < v->n; i++) {
         int32_t parent = v->parents[i];
         depth[i] = parent < 0 ? 0 : (uint8_t)(depth[parent] + 1);
-        double rate = rate_said(p, place_of(depth[i]), said_alone(v, i));
+        double rate = chance_said(chance, depth[i], said_alone(v, i));
         v->chance[i] = clamped(rate * factor) * (parent < 0 ? 1 : v->chance[parent]);
     }
 }
@@ -111,10 +78,10 @@ static void fill_chances(const struct control *c, struct control_item *v)
 /* The same for tokens that nobody has drafted yet. */
 static void fill_hopes(const struct control *c, struct control_item *v)
 {
-    const struct control_proposer *p = &c->proposers[v->proposer];
-    double factor = luck(v->s), chance = v->s->given;
+    const struct chance *chance = &c->proposers[v->proposer].chance;
+    double factor = luck(v->s), all = v->s->given;
     for (uint32_t i = 0; i < v->n; i++)
-        v->chance[i] = (float)(chance *= clamped(rate_at(p, place_of(i)) * factor));
+        v->chance[i] = (float)(all *= clamped(chance_at(chance, i) * factor));
 }
 
 /* ---- goodput ---- */
@@ -185,18 +152,34 @@ static struct goodput share(const struct control *c, const struct control_round 
     return best;
 }
 
-/* What a proposer takes to answer with k tokens. */
-static double answer_us(const struct control_proposer *p, uint32_t k)
-{
-    return p->base_us + p->token_us * k;
-}
-
+/* What it takes until all have their drafts of up to k tokens. */
 static double slowest_us(const struct control *c, const struct control_item *v, uint32_t n,
                          uint32_t k)
 {
+    uint32_t longest[DRAFTS_MAX] = {0}, n_asked[DRAFTS_MAX] = {0};
+    double us = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        unsigned p = v[i].proposer;
+        longest[p] = max_u32(longest[p], min_u32(k, v[i].n));
+        n_asked[p]++;
+        us = fmax(us, answer_time_us(&c->proposers[p].answer, longest[p], n_asked[p]));
+    }
+    return us;
+}
+
+/* What it costs that the item's proposer reads its context first; 0: it has. */
+static double reading_us(const struct control *c, const struct control_item *v)
+{
+    const struct control_proposer *p = &c->proposers[v->proposer];
+    return v->s->introduced ? 0 : p->reading.us / fmax(p->reading.positions, 1) * v->context;
+}
+
+/* The same for all items, spread over the tokens that they have left. */
+static double readings_us(const struct control *c, const struct control_item *v, uint32_t n)
+{
     double us = 0;
     for (uint32_t i = 0; i < n; i++)
-        us = fmax(us, answer_us(&c->proposers[v[i].proposer], min_u32(k, v[i].n)));
+        us += reading_us(c, &v[i]) / max_u32(min_u32(v[i].left, LEFT_MAX), 1);
     return us;
 }
 
@@ -205,13 +188,15 @@ static uint32_t best_limit(const struct control *c, const struct control_round *
                            struct control_item *v, uint32_t n)
 {
     static const uint8_t limits[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20};
-    double best_rate = r->n_decoding / cost_us(&c->cost, &r->pass);
+    double best_rate = MARGIN * r->n_decoding / cost_us(&c->cost, &r->pass);
+    double per_token_us = readings_us(c, v, n) / r->n_decoding;
     uint32_t best = 0;
     for (unsigned i = 0; i < sizeof(limits) && (!i || limits[i - 1] < c->options.k); i++) {
         struct goodput g = share(c, r, v, n, limits[i], slowest_us(c, v, n, limits[i]), BEND);
-        if (g.tokens <= best_rate * g.us)
+        double us = g.us + g.tokens * per_token_us;
+        if (g.tokens <= best_rate * us)
             continue;
-        best_rate = g.tokens / g.us;
+        best_rate = g.tokens / us;
         best = limits[i];
     }
     return best;
@@ -230,7 +215,8 @@ static double alone_us(const struct control *c, const struct control_round *r,
     struct cost_pass pass = r->pass;
     for (uint32_t i = 0; i < k; i++)
         add_row(&pass, v->context);
-    return cost_us(&c->cost, &pass) + (k ? answer_us(&c->proposers[v->proposer], k) : 0);
+    return cost_us(&c->cost, &pass) +
+           (k ? answer_time_us(&c->proposers[v->proposer].answer, k, 1) : 0);
 }
 
 /* Rounds, which take us, from one try to the next if that costs extra_us. */
@@ -239,8 +225,13 @@ static uint32_t rounds_between(double extra_us, double us)
     return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
 }
 
-/* Of the sequences that could try, the one that has not for longest does, if it is time. us: what
- * the round takes without. */
+/* One that was read costs least to try, then the one that has not for longest. */
+static bool tries_before(const struct control_seq *a, const struct control_seq *b)
+{
+    return a->introduced != b->introduced ? a->introduced : a->since_try > b->since_try;
+}
+
+/* Of the sequences that could try, one does if it is time. us: what the round takes without. */
 static void try_one(struct control *c, const struct control_round *r, struct control_item *v,
                     uint32_t n, double us)
 {
@@ -248,29 +239,26 @@ static void try_one(struct control *c, const struct control_round *r, struct con
     for (uint32_t i = 0; i < n; i++) {
         v[i].s->trying = false;
         v[i].s->since_try++;
-        if (!v[i].fixed && try_k(&v[i]) > v[i].k &&
-            (!next || v[i].s->since_try > next->s->since_try))
+        if (!v[i].fixed && try_k(&v[i]) > v[i].k && (!next || tries_before(v[i].s, next->s)))
             next = &v[i];
     }
     if (!next)
         return;
     double extra_us = alone_us(c, r, next, try_k(next)) - alone_us(c, r, next, next->k);
-    if (++c->since_try < rounds_between(extra_us, us))
+    if (++c->since_try < rounds_between(extra_us + reading_us(c, next), us))
         return;
     c->since_try = next->s->since_try = 0;
     next->k = try_k(next);
     next->s->trying = true;
 }
 
-/* While all rounds draft, no pass shows what they would take without: now and then one goes
+/* While all passes have drafts, none shows what they would take without: now and then one goes
  * without. g: what the round promises with drafts. */
-static bool none_is_due(struct control *c, const struct control_round *r, const struct goodput *g)
+static bool none_is_due(const struct control *c, const struct control_round *r,
+                        const struct goodput *g)
 {
     double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
-    if (++c->since_none < rounds_between(lost_us, g->us))
-        return false;
-    c->since_none = 0;
-    return true;
+    return !r->n_fixed && c->cost.n_drafted >= fmax(lost_us / (TRY_SHARE * g->us), NONE_MIN_ROUNDS);
 }
 
 /* False: passes were not timed, so nothing can be chosen by it. */
@@ -345,9 +333,34 @@ static bool give_fixed(struct control_item *v, uint32_t n)
     return any;
 }
 
+/* Those that were asked for together have come when the last has. */
+static void learn_answer(struct control_proposer *p)
+{
+    if (p->answered.us > 0)
+        answer_time_seen(&p->answer, p->answered.k, p->answered.n, p->answered.us);
+    p->answered.us = 0;
+}
+
+static void note_asked(const struct control_item *v, uint32_t n)
+{
+    uint32_t n_asked[DRAFTS_MAX] = {0};
+    for (uint32_t i = 0; i < n; i++)
+        n_asked[v[i].proposer] += v[i].k > 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct control_seq *s = v[i].s;
+        if (!v[i].k)
+            continue;
+        s->n_asked = n_asked[v[i].proposer];
+        s->reads = s->introduced ? 0 : v[i].context;
+        s->reader = v[i].proposer;
+    }
+}
+
 double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
                    uint32_t n)
 {
+    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+        learn_answer(&c->proposers[i]);
     uint32_t off_from = c->options.disable_batch_size;
     bool off = off_from && r->n_running >= off_from;
     for (uint32_t i = 0; i < n; i++)
@@ -355,7 +368,9 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
     double wait_us =
         c->options.policy == CONTROL_GOODPUT ? ask_goodput(c, r, v, n) : ask_simple(c, v, n);
     bool all_fixed = r->n_fixed == r->n_decoding; // who is not waits for what pays, no longer
-    return give_fixed(v, n) && all_fixed ? INFINITY : wait_us;
+    bool any_fixed = give_fixed(v, n);
+    note_asked(v, n);
+    return any_fixed && all_fixed ? INFINITY : wait_us;
 }
 
 /* Looking over a bend lets what comes behind a token decide whether it is verified, which it must
@@ -390,48 +405,12 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
 
 /* ---- learning ---- */
 
-static int by_size(const void *a, const void *b)
+static void note_answer(struct control_proposer *p, uint32_t k, uint32_t n, double us)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *v, unsigned n)
-{
-    qsort(v, n, sizeof(*v), by_size);
-    return (v[(n - 1) / 2] + v[n / 2]) / 2;
-}
-
-/* The line that half of all pairs of answers are steeper than (Theil 1950, Sen 1968): answers that
- * were held up bend it little. Where all had the same k, half of the time is taken to be for the
- * tokens. */
-static void fit_answers(struct control_proposer *p)
-{
-    double slopes[CONTROL_ANSWERS * CONTROL_ANSWERS / 2], us[CONTROL_ANSWERS] = {0};
-    unsigned n = min_u32(p->n_answers, CONTROL_ANSWERS), n_slopes = 0;
-    for (unsigned i = 0; i < n; i++) {
-        us[i] = p->answers[i].us / p->answers[i].k;
-        for (unsigned j = 0; j < i; j++) {
-            double dk = p->answers[i].k - p->answers[j].k;
-            if (dk != 0)
-                slopes[n_slopes++] = (p->answers[i].us - p->answers[j].us) / dk;
-        }
-    }
-    double all_us = median(us, n); // of a token, if nothing else took time
-    p->token_us = n_slopes ? fmin(fmax(median(slopes, n_slopes), 0), all_us) : all_us / 2;
-    for (unsigned i = 0; i < n; i++)
-        us[i] = p->answers[i].us - p->token_us * p->answers[i].k;
-    p->base_us = fmax(median(us, n), 0);
-}
-
-/* Of answers that came together the longest took the time. */
-static void note_answer(struct control_proposer *p, uint32_t k, double us)
-{
-    unsigned last = (p->n_answers - 1) % CONTROL_ANSWERS;
-    bool together = p->n_answers && p->answers[last].us == us;
-    unsigned i = together ? last : p->n_answers++ % CONTROL_ANSWERS;
-    p->answers[i].k = together ? fmax(p->answers[i].k, k) : k;
-    p->answers[i].us = us;
+    bool first = p->answered.us <= 0;
+    p->answered.k = first ? k : max_u32(k, p->answered.k);
+    p->answered.n = first ? n : max_u32(n, p->answered.n);
+    p->answered.us = fmax(us, p->answered.us);
 }
 
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
@@ -439,19 +418,25 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
 {
     struct control_proposer *p = &c->proposers[proposer];
     s->given += GIVEN_WEIGHT * ((given ? 1.0f : 0.0f) - s->given);
-    if (given && s->introduced) {
-        note_answer(p, k, us);
-        fit_answers(p);
-    }
+    if (given && s->introduced)
+        note_answer(p, k, s->n_asked, us);
     if (given && !s->introduced)
         s->given = 1; // it only had to learn the context
-    s->introduced |= given;
+    bool nothing_to_read = us < cost_us(&c->cost, &(struct cost_pass){.rows = 1});
+    if (s->introduced || !(given || nothing_to_read))
+        return;
+    p->reading.us *= READING_FADE;
+    p->reading.positions = READING_FADE * p->reading.positions + s->reads;
+    s->introduced = true;
+    s->reads = 0;
 }
 
-static void note(struct control_rate *r, bool kept)
+void control_passed(struct control *c, const struct cost_pass *pass, double us, int reader)
 {
-    r->tried = r->tried * FADE + 1;
-    r->kept = r->kept * FADE + (kept ? 1 : 0);
+    if (reader < 0)
+        cost_seen(&c->cost, pass, us);
+    else
+        c->proposers[reader].reading.us += fmax(us - cost_us(&c->cost, pass), 0);
 }
 
 /* The children of `node` were all that could follow; committed is what did. Returns the child that
@@ -460,18 +445,16 @@ static int32_t try_children(struct control *c, struct control_seq *s, const stru
                             const uint32_t *tokens, int32_t node, uint32_t depth,
                             uint32_t committed)
 {
-    struct control_proposer *p = &c->proposers[v->proposer];
-    unsigned place = place_of(depth);
+    struct chance *chance = &c->proposers[v->proposer].chance;
     int32_t found = -1;
     for (uint32_t i = (uint32_t)(node + 1); i < v->n; i++) {
         if (v->parents[i] != node)
             continue;
         bool kept = found < 0 && tokens[i] == committed;
         double said = said_alone(v, i);
-        s->expected += (float)rate_said(p, place, said);
+        s->expected += (float)chance_said(chance, depth, said);
         s->kept += kept ? 1 : 0;
-        note(said >= 1 ? &p->silent[place] : &p->said[said_of(said)], kept);
-        note(&p->all[place], kept);
+        chance_seen(chance, depth, said, kept);
         found = kept ? (int32_t)i : found;
     }
     return found;

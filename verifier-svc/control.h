@@ -13,20 +13,23 @@
  *            k, above 0.5 k - 2 and at least 1, above 0.3 one token, else none.
  * A request may be fixed by itself, under every policy.
  * A sequence without drafts tries again now and then: with ema one token every 32 rounds. With
- * goodput the sequence that has not tried for longest does, so often that trying costs 1 % of the
+ * goodput the sequence that has not tried for longest does, so often that trying costs 0.4 % of the
  * time: two tokens where there are none, else twice as many as seem best. All of a try are
  * verified: it shows what passes of that size and drafts of that length take, whatever was
  * thought of them. Where rounds draft, one goes without as often.
+ * Drafts must promise 4 % more than none, as all of this is learnt from noisy times, and what it
+ * costs that a proposer first has to read a sequence's context, spread over what is left of it.
  *
- * The chance of a draft token is learnt: per proposer from what that said of such tokens, or from
- * the place in the draft where it says nothing, corrected by how the sequence fared. Old rounds
- * fade.
+ * The chance of a draft token is learnt per proposer (chance.h), corrected by how the sequence
+ * fared of late; so is the time that answers take (answer_time.h).
  *
  * Threads: the engine's; plain data. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 #include "verifier-svc/accept.h"
+#include "verifier-svc/answer_time.h"
+#include "verifier-svc/chance.h"
 #include "verifier-svc/cost.h"
 #include "verifier-svc/drafts.h"
 
@@ -41,24 +44,16 @@ struct control_options {
     uint32_t disable_batch_size; // running sequences from which on nothing is drafted; 0: never
 };
 
-/* How often what was tried was kept; both fade. */
-struct control_rate {
-    float tried, kept;
-};
-
-#define CONTROL_ANSWERS 16
-#define CONTROL_PLACES 6 // in a draft: 1st, 2nd, 3rd, 4-6th, 7-10th, behind
-#define CONTROL_SAID 6   // chance by the proposer's word: below .2, .4, .6, .8, .95, 1
-
 struct control_proposer {
-    struct control_rate said[CONTROL_SAID];     // if those before it were kept, as all below
-    struct control_rate silent[CONTROL_PLACES]; // that it said nothing of, or was sure of
-    struct control_rate all[CONTROL_PLACES];
+    struct chance chance;
+    struct answer_time answer;
     struct {
-        double k, us;           // an answer with tokens: of k wished for, after us
-    } answers[CONTROL_ANSWERS]; // the last ones
-    uint32_t n_answers;         // ever
-    double base_us, token_us;   // the line through them
+        double us, positions; // that passes took longer, and that were read meanwhile; both fade
+    } reading;                // of contexts, before a sequence's first draft
+    struct {
+        uint32_t k, n; // the longest wish, for n sequences
+        double us;     // of the last answer; 0: none has come
+    } answered;        // those to one round of wishes
 };
 
 /* A sequence's own part. Starts as control_seq_init() says. */
@@ -66,7 +61,10 @@ struct control_seq {
     float kept, expected; // of the tokens tried lately, and what the proposer's rates said
     float ema;
     float given;         // share of recent wishes that were granted, be it in part
+    uint32_t n_asked;    // sequences that its proposer was asked for together with it, and it
     bool introduced;     // its proposer has drafted for it: the first draft takes longer
+    uint32_t reads;      // positions that `reader` reads before; 0: it was not asked, or it has
+    unsigned reader;     // a proposer
     uint32_t off_rounds; // ema: without a draft since the last one
     uint32_t since_try;  // goodput: rounds
     bool trying;         // the draft that it waits for, or has, is a try
@@ -77,7 +75,6 @@ struct control {
     struct cost cost;
     struct control_proposer proposers[DRAFTS_MAX];
     uint32_t since_try;    // rounds, since any sequence tried
-    uint32_t since_none;   // rounds with drafts, since one went without to see what that takes
     double beside_us;      // what the drafts that were asked for last take beside the pass
     double acceptance_ema; // of all drafted rounds, for people; weight 0.1, starts at 0.7
 };
@@ -95,7 +92,8 @@ struct control_item {
     struct control_seq *s;
     unsigned proposer;
     uint32_t context;       // its length
-    uint32_t n;             // tokens: that may be asked for, or of the draft that is here
+    uint32_t left;          // tokens that it may generate yet
+    uint32_t n;             // draft tokens: that may be asked for, or of the draft that is here
     const int32_t *parents; // (n) of the draft
     const float *said;      // (n) of the draft: the proposer's survival estimates
     bool fixed;             // as many as it may have, like the policy fixed
@@ -130,6 +128,10 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
  * come too late. Only draft.proposer, n, parents and said count. */
 void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,
                   const uint32_t *draft_tokens, const uint32_t *committed, uint32_t n_committed);
+/* A round has run this pass, and that with all that a round does beside waiting for drafts has
+ * taken us. reader: a proposer that reads contexts of its sequences meanwhile, as their `reads`
+ * say; below 0: none. What machines share slows such passes, so they say nothing of others. */
+void control_passed(struct control *c, const struct cost_pass *pass, double us, int reader);
 /* A round verified n_drafted tokens and kept n_accepted of them. */
 void control_verified(struct control *c, struct control_seq *s, uint32_t n_drafted,
                       uint32_t n_accepted);

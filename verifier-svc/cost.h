@@ -41,7 +41,7 @@ struct cost {
     double scale, drafted_scale; // of passes with drafts: both
     double n_seen[COST_POINTS];  // passes that have shown a point; fades
     double n_all;
-    bool last_drafted;
+    uint32_t n_drafted; // passes with drafts since the last without
 };
 
 /* The numbers of rows that are measured; 0 behind the last. */
@@ -59,5 +59,5 @@ struct cost_measured {
 void cost_init(struct cost *c, const struct cost_measured *m);
 
 double cost_us(const struct cost *c, const struct cost_pass *p);
-/* A pass has taken us. */
+/* A pass, with all that a round does beside waiting for drafts, has taken us. */
 void cost_seen(struct cost *c, const struct cost_pass *p, double us);

@@ -98,6 +98,7 @@ static struct control_item item_of(struct seq *s, uint32_t n)
     return (struct control_item){.s = &s->control,
                                  .proposer = (unsigned)s->proposer,
                                  .context = s->n,
+                                 .left = seq_left(s),
                                  .n = n,
                                  .parents = s->parents,
                                  .said = s->survival,
@@ -650,8 +651,8 @@ static void fail_broken(struct engine *e)
     }
 }
 
-/* Passes without prompts keep the times fresh; the others show what prompts take. */
-static void note_cost(struct engine *e, int64_t us)
+/* What the pass has run of those that decode; what it ran of prompts is kept beside that. */
+static struct cost_pass pass_run(struct engine *e)
 {
     struct cost_pass pass = {0};
     e->prompt_rows = 0;
@@ -662,9 +663,18 @@ static void note_cost(struct engine *e, int64_t us)
         pass.drafted |= n_draft > 0;
         e->prompt_rows += s->n_rows - 1;
     }
-    e->decode_us = e->prompt_rows ? e->decode_us : us;
-    if (!e->prompt_rows)
-        cost_seen(&e->control.cost, &pass, (double)us);
+    return pass;
+}
+
+/* A proposer that reads contexts of sequences before it drafts for them, or -1. */
+static int reader(const struct engine *e)
+{
+    for (uint32_t p = 0; p < e->n_pass; p++) {
+        const struct control_seq *s = &e->pass[p]->control;
+        if (s->reads)
+            return (int)s->reader;
+    }
+    return -1;
 }
 
 #ifdef NDEBUG
@@ -698,7 +708,9 @@ void round_run(struct engine *e)
     int64_t now_us = clock_us();
     int64_t pass_us = now_us - before_us;
     sched_pass_done(&e->sched, e->n_rows, pass_us);
-    note_cost(e, pass_us);
+    struct cost_pass pass = pass_run(e);
+    int reading = reader(e);
+    e->decode_us = e->prompt_rows ? e->decode_us : pass_us;
     metrics_add(e->stats->rounds, 1);
     metrics_observe(e->stats->pass_s, (double)pass_us / 1e6);
     metrics_observe(e->stats->pass_rows, e->n_rows);
@@ -708,4 +720,6 @@ void round_run(struct engine *e)
     engine_take_inbox(e, 0); // a draft ahead may have come meanwhile
     round_ask(e);
     events_send(e->events);
+    if (!e->prompt_rows) // those show what prompts take
+        control_passed(&e->control, &pass, (double)(clock_us() - before_us), reading);
 }
