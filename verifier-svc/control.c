@@ -12,6 +12,7 @@
 #define TRY_SHARE 0.004 // of the time may go into trying
 #define TRY_MIN_ROUNDS 16
 #define TRY_MAX_ROUNDS 4096
+#define NONE_SHARE 0.002 // into going without drafts
 #define NONE_MIN_ROUNDS 4
 #define LEFT_MAX 512 // tokens of an answer whose end is not known, about
 #define READING_FADE 0.95
@@ -258,7 +259,8 @@ static bool none_is_due(const struct control *c, const struct control_round *r,
                         const struct goodput *g)
 {
     double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
-    return !r->n_fixed && c->cost.n_drafted >= fmax(lost_us / (TRY_SHARE * g->us), NONE_MIN_ROUNDS);
+    return !r->n_fixed &&
+           c->cost.n_drafted >= fmax(lost_us / (NONE_SHARE * g->us), NONE_MIN_ROUNDS);
 }
 
 /* False: passes were not timed, so nothing can be chosen by it. */
