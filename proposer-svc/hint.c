@@ -10,12 +10,14 @@ void hint_cut(struct hint *h, uint32_t keep)
     h->lost |= keep < h->seen;
 }
 
-/* Tokens of the output's end that stand before the hint's position. */
-static uint32_t match_at(const struct hint *h, const struct prop_context *c, uint32_t at)
+/* How many of the output's last `max` tokens stand before the hint's position; 0 also if they are
+ * no more than `longest`, which one look tells of most. */
+static uint32_t match_at(const struct hint *h, const struct prop_context *c, uint32_t at,
+                         uint32_t max, uint32_t longest)
 {
-    uint32_t max = c->n - c->n_prompt, m = 0;
-    if (max > MATCH_MAX)
-        max = MATCH_MAX;
+    uint32_t m = 0;
+    if (longest >= at || h->tokens[at - longest - 1] != c->tokens[c->n - longest - 1])
+        return 0;
     while (m < max && m < at && h->tokens[at - m - 1] == c->tokens[c->n - m - 1])
         m++;
     return m;
@@ -30,12 +32,13 @@ static uint32_t distance(const struct hint *h, uint32_t at)
 /* The longest match, of equal ones the nearest. */
 static void find(struct hint *h, const struct prop_context *c)
 {
-    uint32_t best = 0, longest = 0;
-    for (uint32_t at = 1; at <= h->n; at++) {
-        if (h->tokens[at - 1] != c->tokens[c->n - 1])
-            continue;
-        uint32_t m = match_at(h, c, at);
-        if (m < longest || (m == longest && distance(h, at) >= distance(h, best)))
+    uint32_t best = 0, longest = 0, n_ahead = h->n - h->at, max = c->n - c->n_prompt;
+    if (max > MATCH_MAX)
+        max = MATCH_MAX;
+    for (uint32_t i = 0; i < h->n && longest < max; i++) { // from near to far
+        uint32_t at = i < n_ahead ? h->at + 1 + i : h->n - i;
+        uint32_t m = match_at(h, c, at, max, longest);
+        if (m <= longest)
             continue;
         best = at;
         longest = m;
