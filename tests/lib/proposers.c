@@ -89,7 +89,7 @@ struct liar {
     struct rpc_server *server;
     uint32_t n_vocab;
     atomic_int lie;
-    atomic_uint n_described, n_rounds, n_streams, n_drawn, n_answers, n_ended, n_left;
+    atomic_uint n_described, n_rounds, n_streams, n_drawn, n_ahead, n_answers, n_ended, n_left;
 };
 
 static const char *const lie_names[LIE_COUNT] = {
@@ -242,6 +242,7 @@ static struct rpc_msg *answer_to(struct liar *l, const Tandem__V1__Round *round)
     for (size_t i = 0; i < round->n_sequences; i++) {
         if (round->sequences[i]->close || round->sequences[i]->k == 0)
             continue;
+        l->n_ahead += round->sequences[i]->n_verifying > 0;
         tell(&told[drafts.n_drafts], l, round->sequences[i]);
         pointers[drafts.n_drafts] = &told[drafts.n_drafts].draft;
         drafts.n_drafts++;
@@ -402,6 +403,11 @@ unsigned liar_n_rounds(struct liar *l)
 unsigned liar_n_drawn(struct liar *l)
 {
     return l->n_drawn;
+}
+
+unsigned liar_n_ahead(struct liar *l)
+{
+    return l->n_ahead;
 }
 
 unsigned liar_n_streams(struct liar *l)

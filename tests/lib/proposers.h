@@ -65,6 +65,7 @@ unsigned liar_n_described(struct liar *l); // times, all of these
 unsigned liar_n_rounds(struct liar *l);
 unsigned liar_n_streams(struct liar *l);
 unsigned liar_n_drawn(struct liar *l); // tokens
+unsigned liar_n_ahead(struct liar *l); // drafts that were asked for behind tokens being verified
 unsigned liar_n_ended(struct liar *l); // sequences that were closed, and had ended
 unsigned liar_n_left(struct liar *l);  // or had not
 const char *lie_name(enum lie lie);

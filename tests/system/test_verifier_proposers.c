@@ -182,7 +182,8 @@ static void a_draft_model_knows_when_a_text_may_end(void **state)
     service_stop(&p);
 }
 
-/* The sequence does not go on without it: which drafts take long may depend on what was drawn. */
+/* The sequence does not go on without it: which drafts take long may depend on what was drawn. Nor
+ * is it drawn ahead, where what is committed decides whether it is of use. */
 static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
 {
     (void)state;
@@ -198,7 +199,8 @@ static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
     AUTO(liar_stop) struct liar *liar = liar_start(path, LIE_DRAWN_LATE, 4096);
     service_start(&s, "verifier-svc",
                   (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "4",
-                                   "--proposer-budget-ms", "250", "--proposers", target, NULL});
+                                   "--proposer-budget-ms", "250", "--proposers", target,
+                                   "--draft-ahead", NULL});
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     wait_proposers(c);
     wish_init(&w, STORY, 200);
@@ -217,6 +219,10 @@ static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
     generation_run(c, &w.msg, a);
     assert_int_equal(a->drafted, liar_n_drawn(liar));
     assert_true(a->accepted > 0 && a->drafted > 4 * 16); // some of them were late
+    assert_int_equal(liar_n_ahead(liar), 0);
+    speculative.rule = rpc_text("own-draw");
+    generation_run(c, &w.msg, a);
+    assert_true(liar_n_ahead(liar) > 0); // or it would show nothing
     rpc_client_free(c);
     service_stop(&s);
 }
