@@ -14,7 +14,8 @@
 #define TRY_MAX_ROUNDS 4096
 #define NONE_SHARE 0.002 // into going without drafts
 #define NONE_MIN_ROUNDS 4
-#define LEFT_MAX 512 // tokens of an answer whose end is not known, about
+#define NONE_MAX_ROUNDS 64 // what drafts promise may be wrong
+#define LEFT_MAX 512       // tokens of an answer whose end is not known, about
 #define READING_FADE 0.95
 #define TRY_K 2
 
@@ -259,8 +260,8 @@ static bool none_is_due(const struct control *c, const struct control_round *r,
                         const struct goodput *g)
 {
     double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
-    return !r->n_fixed &&
-           c->cost.n_drafted >= fmax(lost_us / (NONE_SHARE * g->us), NONE_MIN_ROUNDS);
+    double rounds = fmax(lost_us / (NONE_SHARE * g->us), NONE_MIN_ROUNDS);
+    return !r->n_fixed && c->cost.n_drafted >= fmin(rounds, NONE_MAX_ROUNDS);
 }
 
 /* False: passes were not timed, so nothing can be chosen by it. */
@@ -435,10 +436,11 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
 
 void control_passed(struct control *c, const struct cost_pass *pass, double us, int reader)
 {
-    if (reader < 0)
+    double longer_us = us - cost_us(&c->cost, pass);
+    if (reader < 0 || longer_us < 0)
         cost_seen(&c->cost, pass, us);
     else
-        c->proposers[reader].reading.us += fmax(us - cost_us(&c->cost, pass), 0);
+        c->proposers[reader].reading.us += longer_us;
 }
 
 /* The children of `node` were all that could follow; committed is what did. Returns the child that

@@ -130,7 +130,8 @@ void control_seen(struct control *c, struct control_seq *s, const struct control
                   const uint32_t *draft_tokens, const uint32_t *committed, uint32_t n_committed);
 /* A round has run this pass, and that with all that a round does beside waiting for drafts has
  * taken us. reader: a proposer that reads contexts of its sequences meanwhile, as their `reads`
- * say; below 0: none. What machines share slows such passes, so they say nothing of others. */
+ * say; below 0: none. What machines share slows such passes: they say nothing of others, unless
+ * they were faster. */
 void control_passed(struct control *c, const struct cost_pass *pass, double us, int reader);
 /* A round verified n_drafted tokens and kept n_accepted of them. */
 void control_verified(struct control *c, struct control_seq *s, uint32_t n_drafted,

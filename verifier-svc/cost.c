@@ -7,7 +7,7 @@
 #define SEEN_FADE 0.99     // per pass, of how often a point was seen
 #define CONTEXT_WEIGHT 0.2 // in what reading and seeing a position takes
 #define SEE_SHARE 0.25     // of what reading a position takes, about, for a row that sees it
-#define KIND_WEIGHT 0.2    // in the factor of drafted passes, where one kind follows the other
+#define KIND_WEIGHT 0.5    // in the factor of drafted passes, where one kind follows the other
 #define OUTLIER 2.0 // a pass that was interrupted counts as at most so much more than expected
 
 static const uint32_t points[COST_POINTS] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  12,  14,
