@@ -57,6 +57,10 @@ void answer_time_seen(struct answer_time *a, uint32_t k, uint32_t n, double us)
     for (unsigned i = 0; i < ANSWER_TIME_N; i++)
         gain[i] = sum_of(a->covariance[i], f);
     double variance = sum_of(gain, f) + noise * noise;
+    if (!(variance > 0)) { // what was seen differs by more than the arithmetic can hold
+        start(a, k, n, us);
+        return;
+    }
     double error = fmin(us - expected, OUTLIER * sqrt(variance));
     for (unsigned i = 0; i < ANSWER_TIME_N; i++) {
         a->us[i] = fmax(0, a->us[i] + gain[i] * error / variance);

@@ -12,11 +12,10 @@
 #define TRY_SHARE 0.004 // of the time may go into trying
 #define TRY_MIN_ROUNDS 16
 #define TRY_MAX_ROUNDS 4096
-#define NONE_SHARE 0.002 // into going without drafts
+#define NONE_SHARE 0.002 // into going without drafts, or one round of NONE_MAX_ROUNDS
 #define NONE_MIN_ROUNDS 4
-#define NONE_MAX_ROUNDS 64 // what drafts promise may be wrong
-#define LEFT_MAX 512       // tokens of an answer whose end is not known, about
-#define READING_FADE 0.95
+#define NONE_MAX_ROUNDS 64
+#define LEFT_MAX 512 // tokens that an answer has left, as most end before they must
 #define TRY_K 2
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
@@ -104,7 +103,7 @@ static struct control_item *next_to_give(struct control_item *v, uint32_t n, uin
     struct control_item *best = NULL;
     for (uint32_t i = 0; i < n; i++) {
         struct control_item *t = &v[i];
-        if (t->k < min_u32(t->n, limit) && (!best || t->chance[t->k] > best->chance[best->k]))
+        if (t->k < min_u32(t->most, limit) && (!best || t->chance[t->k] > best->chance[best->k]))
             best = t;
     }
     return best;
@@ -162,26 +161,12 @@ static double slowest_us(const struct control *c, const struct control_item *v, 
     double us = 0;
     for (uint32_t i = 0; i < n; i++) {
         unsigned p = v[i].proposer;
-        longest[p] = max_u32(longest[p], min_u32(k, v[i].n));
+        if (!v[i].most)
+            continue;
+        longest[p] = max_u32(longest[p], min_u32(k, v[i].most));
         n_asked[p]++;
         us = fmax(us, answer_time_us(&c->proposers[p].answer, longest[p], n_asked[p]));
     }
-    return us;
-}
-
-/* What it costs that the item's proposer reads its context first; 0: it has. */
-static double reading_us(const struct control *c, const struct control_item *v)
-{
-    const struct control_proposer *p = &c->proposers[v->proposer];
-    return v->s->introduced ? 0 : p->reading.us / fmax(p->reading.positions, 1) * v->context;
-}
-
-/* The same for all items, spread over the tokens that they have left. */
-static double readings_us(const struct control *c, const struct control_item *v, uint32_t n)
-{
-    double us = 0;
-    for (uint32_t i = 0; i < n; i++)
-        us += reading_us(c, &v[i]) / max_u32(min_u32(v[i].left, LEFT_MAX), 1);
     return us;
 }
 
@@ -191,17 +176,52 @@ static uint32_t best_limit(const struct control *c, const struct control_round *
 {
     static const uint8_t limits[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20};
     double best_rate = MARGIN * r->n_decoding / cost_us(&c->cost, &r->pass);
-    double per_token_us = readings_us(c, v, n) / r->n_decoding;
     uint32_t best = 0;
     for (unsigned i = 0; i < sizeof(limits) && (!i || limits[i - 1] < c->options.k); i++) {
         struct goodput g = share(c, r, v, n, limits[i], slowest_us(c, v, n, limits[i]), BEND);
-        double us = g.us + g.tokens * per_token_us;
-        if (g.tokens <= best_rate * us)
+        if (g.tokens <= best_rate * g.us)
             continue;
-        best_rate = g.tokens / us;
+        best_rate = g.tokens / g.us;
         best = limits[i];
     }
     return best;
+}
+
+/* What it costs that the item's proposer reads its context first; 0: it has, or does. */
+static double price_us(const struct control *c, const struct control_item *v)
+{
+    return reading_us(&v->s->reading, &c->proposers[v->proposer].reading, v->proposer, v->context);
+}
+
+/* Leaves out those whose tokens will not bring back what it costs to read them. True: there are
+ * such. g: what a round of all promises. */
+static bool leave_out_unread(const struct control *c, const struct control_round *r,
+                             struct control_item *v, uint32_t n, const struct goodput *g)
+{
+    double none_us = cost_us(&c->cost, &r->pass) / r->n_decoding; // per token, as all here
+    double saved_us = none_us / MARGIN - g->us / g->tokens;
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (v[i].fixed || price_us(c, &v[i]) <= saved_us * min_u32(v[i].left, LEFT_MAX))
+            continue;
+        v[i].most = 0;
+        any = true;
+    }
+    return any;
+}
+
+/* The best of all limits, for those that are worth asking for. */
+static uint32_t choose(struct control *c, const struct control_round *r, struct control_item *v,
+                       uint32_t n, struct goodput *ret)
+{
+    uint32_t limit = best_limit(c, r, v, n);
+    *ret = share(c, r, v, n, limit, limit ? slowest_us(c, v, n, limit) : 0, BEND);
+    if (limit && leave_out_unread(c, r, v, n, ret)) {
+        limit = best_limit(c, r, v, n);
+        *ret = share(c, r, v, n, limit, limit ? slowest_us(c, v, n, limit) : 0, BEND);
+    }
+    c->beside_us = limit ? slowest_us(c, v, n, limit) : 0;
+    return limit;
 }
 
 /* What the item would try: more than seemed best. */
@@ -230,38 +250,67 @@ static uint32_t rounds_between(double extra_us, double us)
 /* One that was read costs least to try, then the one that has not for longest. */
 static bool tries_before(const struct control_seq *a, const struct control_seq *b)
 {
-    return a->introduced != b->introduced ? a->introduced : a->since_try > b->since_try;
+    return a->reading.done != b->reading.done ? a->reading.done : a->since_try > b->since_try;
+}
+
+static void let_try(struct control_item *v)
+{
+    v->k = try_k(v);
+    v->s->trying = v->k > 0;
+}
+
+/* A try of which the context is still being read goes on. Else finds the item that is next to try.
+ */
+static struct control_item *next_to_try(struct control_item *v, uint32_t n)
+{
+    struct control_item *next = NULL;
+    bool goes_on = false;
+    for (uint32_t i = 0; i < n; i++) {
+        struct control_seq *s = v[i].s;
+        s->since_try++;
+        s->trying &= s->reading.positions > 0;
+        if (s->trying)
+            let_try(&v[i]);
+        goes_on |= s->trying;
+        if (!v[i].fixed && try_k(&v[i]) > v[i].k && (!next || tries_before(s, next->s)))
+            next = &v[i];
+    }
+    return goes_on ? NULL : next;
 }
 
 /* Of the sequences that could try, one does if it is time. us: what the round takes without. */
 static void try_one(struct control *c, const struct control_round *r, struct control_item *v,
                     uint32_t n, double us)
 {
-    struct control_item *next = NULL;
-    for (uint32_t i = 0; i < n; i++) {
-        v[i].s->trying = false;
-        v[i].s->since_try++;
-        if (!v[i].fixed && try_k(&v[i]) > v[i].k && (!next || tries_before(v[i].s, next->s)))
-            next = &v[i];
-    }
+    struct control_item *next = next_to_try(v, n);
     if (!next)
         return;
     double extra_us = alone_us(c, r, next, try_k(next)) - alone_us(c, r, next, next->k);
-    if (++c->since_try < rounds_between(extra_us + reading_us(c, next), us))
+    if (++c->since_try < rounds_between(extra_us + price_us(c, next), us))
         return;
     c->since_try = next->s->since_try = 0;
-    next->k = try_k(next);
-    next->s->trying = true;
+    let_try(next);
 }
 
-/* While all passes have drafts, none shows what they would take without: now and then one goes
- * without. g: what the round promises with drafts. */
-static bool none_is_due(const struct control *c, const struct control_round *r,
-                        const struct goodput *g)
+static bool any_being_read(const struct control_item *v, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++)
+        any |= v[i].s->reading.positions > 0;
+    return any;
+}
+
+/* While all rounds draft, no pass shows what they would take without: now and then one goes
+ * without, not less often if that seems to cost much, for that may be wrong. g: what the round
+ * promises with drafts. */
+static bool none_is_due(struct control *c, const struct control_round *r, const struct goodput *g)
 {
     double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
     double rounds = fmax(lost_us / (NONE_SHARE * g->us), NONE_MIN_ROUNDS);
-    return !r->n_fixed && c->cost.n_drafted >= fmin(rounds, NONE_MAX_ROUNDS);
+    if (++c->since_none < fmin(rounds, NONE_MAX_ROUNDS) || r->n_fixed)
+        return false;
+    c->since_none = 0;
+    return true;
 }
 
 /* False: passes were not timed, so nothing can be chosen by it. */
@@ -275,14 +324,13 @@ static bool knows_costs(const struct control *c, struct control_item *v, uint32_
 static double ask_goodput(struct control *c, const struct control_round *r, struct control_item *v,
                           uint32_t n)
 {
-    if (!n || !knows_costs(c, v, n))
+    if (!knows_costs(c, v, n) || !n || !r->n_decoding)
         return 0;
     for (uint32_t i = 0; i < n; i++)
         fill_hopes(c, &v[i]);
-    uint32_t limit = best_limit(c, r, v, n);
-    c->beside_us = limit ? slowest_us(c, v, n, limit) : 0;
-    struct goodput g = share(c, r, v, n, limit, c->beside_us, BEND);
-    if (limit && none_is_due(c, r, &g)) {
+    struct goodput g;
+    uint32_t limit = choose(c, r, v, n, &g);
+    if (limit && !any_being_read(v, n) && none_is_due(c, r, &g)) {
         c->beside_us = 0;
         share(c, r, v, n, 0, 0, BEND);
         return 0;
@@ -344,21 +392,6 @@ static void learn_answer(struct control_proposer *p)
     p->answered.us = 0;
 }
 
-static void note_asked(const struct control_item *v, uint32_t n)
-{
-    uint32_t n_asked[DRAFTS_MAX] = {0};
-    for (uint32_t i = 0; i < n; i++)
-        n_asked[v[i].proposer] += v[i].k > 0;
-    for (uint32_t i = 0; i < n; i++) {
-        struct control_seq *s = v[i].s;
-        if (!v[i].k)
-            continue;
-        s->n_asked = n_asked[v[i].proposer];
-        s->reads = s->introduced ? 0 : v[i].context;
-        s->reader = v[i].proposer;
-    }
-}
-
 double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
                    uint32_t n)
 {
@@ -367,12 +400,15 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
     uint32_t off_from = c->options.disable_batch_size;
     bool off = off_from && r->n_running >= off_from;
     for (uint32_t i = 0; i < n; i++)
-        v[i].n = min_u32(off ? 0 : v[i].n, c->options.k);
+        v[i].most = v[i].n = min_u32(off ? 0 : v[i].n, c->options.k);
     double wait_us =
         c->options.policy == CONTROL_GOODPUT ? ask_goodput(c, r, v, n) : ask_simple(c, v, n);
     bool all_fixed = r->n_fixed == r->n_decoding; // who is not waits for what pays, no longer
     bool any_fixed = give_fixed(v, n);
-    note_asked(v, n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!v[i].k)
+            reading_left(&v[i].s->reading);
+    }
     return any_fixed && all_fixed ? INFINITY : wait_us;
 }
 
@@ -397,8 +433,10 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
         return;
     }
     if (n && knows_costs(c, v, n)) {
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < n; i++) {
+            v[i].most = v[i].n;
             fill_chances(c, &v[i]);
+        }
         share(c, r, v, n, ACCEPT_MAX, c->beside_us, any_drawn(v, n) ? 1 : BEND);
         for (uint32_t i = 0; i < n; i++)
             v[i].k = v[i].s->trying ? v[i].n : v[i].k;
@@ -416,31 +454,39 @@ static void note_answer(struct control_proposer *p, uint32_t k, uint32_t n, doub
     p->answered.us = fmax(us, p->answered.us);
 }
 
+void control_asked(struct control_seq *s, unsigned proposer, uint32_t context, uint32_t n)
+{
+    s->n_asked = n;
+    reading_asked(&s->reading, proposer, context);
+}
+
+void control_unread(struct control_seq *s)
+{
+    s->reading = (struct reading){0};
+}
+
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given)
 {
     struct control_proposer *p = &c->proposers[proposer];
+    bool was_read = s->reading.done && s->reading.proposer == proposer;
     s->given += GIVEN_WEIGHT * ((given ? 1.0f : 0.0f) - s->given);
-    if (given && s->introduced)
+    if (given && was_read)
         note_answer(p, k, s->n_asked, us);
-    if (given && !s->introduced)
-        s->given = 1; // it only had to learn the context
-    bool nothing_to_read = us < cost_us(&c->cost, &(struct cost_pass){.rows = 1});
-    if (s->introduced || !(given || nothing_to_read))
-        return;
-    p->reading.us *= READING_FADE;
-    p->reading.positions = READING_FADE * p->reading.positions + s->reads;
-    s->introduced = true;
-    s->reads = 0;
+    else if (given)
+        s->given = 1; // it only had to read the context
+    if (s->reading.proposer == proposer)
+        reading_answered(&s->reading, &p->reading);
 }
 
-void control_passed(struct control *c, const struct cost_pass *pass, double us, int reader)
+void control_passed(struct control *c, const struct cost_pass *pass, double us,
+                    struct control_seq *beside)
 {
     double longer_us = us - cost_us(&c->cost, pass);
-    if (reader < 0 || longer_us < 0)
-        cost_seen(&c->cost, pass, us);
-    else
-        c->proposers[reader].reading.us += longer_us;
+    if (beside && longer_us >= 0 && reading_passed(&beside->reading, longer_us))
+        return;
+    cost_seen(&c->cost, pass, us);
+    c->since_none = pass->drafted ? c->since_none : 0;
 }
 
 /* The children of `node` were all that could follow; committed is what did. Returns the child that
@@ -467,7 +513,7 @@ static int32_t try_children(struct control *c, struct control_seq *s, const stru
 void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,
                   const uint32_t *draft_tokens, const uint32_t *committed, uint32_t n_committed)
 {
-    if (!draft->n)
+    if (!draft->n || !n_committed)
         return;
     int32_t node = -1;
     s->kept *= SEQ_FADE;

@@ -13,12 +13,13 @@
  *            k, above 0.5 k - 2 and at least 1, above 0.3 one token, else none.
  * A request may be fixed by itself, under every policy.
  * A sequence without drafts tries again now and then: with ema one token every 32 rounds. With
- * goodput the sequence that has not tried for longest does, so often that trying costs 0.4 % of the
- * time: two tokens where there are none, else twice as many as seem best. All of a try are
- * verified: it shows what passes of that size and drafts of that length take, whatever was
- * thought of them. Where rounds draft, one goes without as often.
- * Drafts must promise 4 % more than none, as all of this is learnt from noisy times, and what it
- * costs that a proposer first has to read a sequence's context, spread over what is left of it.
+ * goodput one sequence does, so often that trying costs 0.4 % of the time: of those that their
+ * proposer has read, if there are such, the one that has not tried for longest. It asks for two
+ * tokens where there are none, else for twice as many as seem best. All of a try are verified: it
+ * shows what passes of that size and drafts of that length take, whatever was thought of them.
+ * Where all rounds draft, one of 64 or fewer goes without.
+ * Drafts must promise 4 % more than none, as all of this is learnt from noisy times, and bring back
+ * what it costs that a proposer first has to read a sequence's context (reading.h).
  *
  * The chance of a draft token is learnt per proposer (chance.h), corrected by how the sequence
  * fared of late; so is the time that answers take (answer_time.h).
@@ -32,6 +33,7 @@
 #include "verifier-svc/chance.h"
 #include "verifier-svc/cost.h"
 #include "verifier-svc/drafts.h"
+#include "verifier-svc/reading.h"
 
 #define CONTROL_K_MAX 20
 #define CONTROL_EMA_PROBE_ROUNDS 32
@@ -47,9 +49,7 @@ struct control_options {
 struct control_proposer {
     struct chance chance;
     struct answer_time answer;
-    struct {
-        double us, positions; // that passes took longer, and that were read meanwhile; both fade
-    } reading;                // of contexts, before a sequence's first draft
+    struct reading_price reading;
     struct {
         uint32_t k, n; // the longest wish, for n sequences
         double us;     // of the last answer; 0: none has come
@@ -60,11 +60,9 @@ struct control_proposer {
 struct control_seq {
     float kept, expected; // of the tokens tried lately, and what the proposer's rates said
     float ema;
-    float given;         // share of recent wishes that were granted, be it in part
-    uint32_t n_asked;    // sequences that its proposer was asked for together with it, and it
-    bool introduced;     // its proposer has drafted for it: the first draft takes longer
-    uint32_t reads;      // positions that `reader` reads before; 0: it was not asked, or it has
-    unsigned reader;     // a proposer
+    float given;      // share of recent wishes that were granted, be it in part
+    uint32_t n_asked; // sequences that its proposer was asked for together with it, and it
+    struct reading reading;
     uint32_t off_rounds; // ema: without a draft since the last one
     uint32_t since_try;  // goodput: rounds
     bool trying;         // the draft that it waits for, or has, is a try
@@ -75,6 +73,7 @@ struct control {
     struct cost cost;
     struct control_proposer proposers[DRAFTS_MAX];
     uint32_t since_try;    // rounds, since any sequence tried
+    uint32_t since_none;   // rounds with drafts, since one went without or was to
     double beside_us;      // what the drafts that were asked for last take beside the pass
     double acceptance_ema; // of all drafted rounds, for people; weight 0.1, starts at 0.7
 };
@@ -98,6 +97,7 @@ struct control_item {
     const float *said;      // (n) of the draft: the proposer's survival estimates
     bool fixed;             // as many as it may have, like the policy fixed
     bool drawn;             // the draft is tested against the law it was drawn from
+    uint32_t most;          // found: of the n, that are worth thinking of
     uint32_t k;             // found: tokens to ask for, or to verify of the draft
     float chance[ACCEPT_MAX];
 };
@@ -120,19 +120,24 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
 void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
                  uint32_t n);
 
-/* A proposer answered a wish for k tokens after us, with tokens or (given: false) without. The time
- * counts only with tokens, and not the first time: the proposer had the context to learn. */
+/* A wish for a draft behind `context` positions goes to the proposer, one of n that go together. */
+void control_asked(struct control_seq *s, unsigned proposer, uint32_t context, uint32_t n);
+/* The context has to be read again: the proposer was told to forget it, or is another. */
+void control_unread(struct control_seq *s);
+/* A proposer answered a wish for k tokens after us, with tokens or (given: false) without, but not
+ * that it is still reading. The time counts only with tokens, and not the first time: the proposer
+ * had the context to read. */
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given);
 /* These tokens were committed where the draft began; it may have been verified, or not, or have
  * come too late. Only draft.proposer, n, parents and said count. */
 void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,
                   const uint32_t *draft_tokens, const uint32_t *committed, uint32_t n_committed);
-/* A round has run this pass, and that with all that a round does beside waiting for drafts has
- * taken us. reader: a proposer that reads contexts of its sequences meanwhile, as their `reads`
- * say; below 0: none. What machines share slows such passes: they say nothing of others, unless
- * they were faster. */
-void control_passed(struct control *c, const struct cost_pass *pass, double us, int reader);
+/* A pass was run and took us, with all else that a round does but for waiting for drafts. beside: a
+ * sequence that a proposer reads meanwhile; NULL: none. What machines share slows such a pass, so
+ * that it says nothing of others, unless it was faster. */
+void control_passed(struct control *c, const struct cost_pass *pass, double us,
+                    struct control_seq *beside);
 /* A round verified n_drafted tokens and kept n_accepted of them. */
 void control_verified(struct control *c, struct control_seq *s, uint32_t n_drafted,
                       uint32_t n_accepted);

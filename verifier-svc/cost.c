@@ -185,9 +185,9 @@ void cost_seen(struct cost *c, const struct cost_pass *p, double us)
         return; // nothing was measured
     double rest = learn_context(c, p, ratio_of(c, p, us));
     double ratio = 1 + rest * rest * (ratio_of(c, p, us) - 1);
-    if (c->n_all > 0 && p->drafted != (c->n_drafted > 0))
+    if (c->n_all > 0 && p->drafted != c->last_drafted)
         compare_kinds(c, p->drafted, ratio);
-    c->n_drafted = p->drafted ? c->n_drafted + 1 : 0;
+    c->last_drafted = p->drafted;
     c->scale *= 1 + weight(SCALE_WEIGHT, ++c->n_all, ratio) * (ratio - 1);
     for (unsigned k = 0; k < COST_POINTS; k++)
         c->n_seen[k] *= SEEN_FADE;

@@ -41,7 +41,7 @@ struct cost {
     double scale, drafted_scale; // of passes with drafts: both
     double n_seen[COST_POINTS];  // passes that have shown a point; fades
     double n_all;
-    uint32_t n_drafted; // passes with drafts since the last without
+    bool last_drafted;
 };
 
 /* The numbers of rows that are measured; 0 behind the last. */

@@ -109,7 +109,8 @@ void engine_preempt(struct engine *e, struct seq *s)
     s->restore = SEQ_RESTORE_NEW;
     s->restore_until_us = 0;
     s->passed = (struct sched_passed){0};
-    s->asked_us = s->ahead_us = 0;
+    s->asked_us = s->ahead_us = s->held_until_us = 0;
+    control_unread(&s->control);
     if (s->choice == 0)
         send_back_unbranched(e, s->req);
     roster_add(&e->waiting, s);
@@ -167,19 +168,21 @@ static void take_verify(struct engine *e, const struct inbox_item *item)
     }
 }
 
-static void drop_drafts_of(struct roster *l, int proposer)
+static void forget_proposer(struct roster *l, int proposer)
 {
     for (uint32_t i = 0; i < l->n; i++) {
         if (l->v[i]->proposer == proposer)
             seq_drop_draft(l->v[i]);
+        if (l->v[i]->control.reading.proposer == (unsigned)proposer)
+            control_unread(&l->v[i]->control);
     }
 }
 
 /* What is left is of one that had this place before. */
 static void take_proposer(struct engine *e, const struct inbox_item *item)
 {
-    drop_drafts_of(&e->running, item->proposer);
-    drop_drafts_of(&e->waiting, item->proposer);
+    forget_proposer(&e->running, item->proposer);
+    forget_proposer(&e->waiting, item->proposer);
     control_forget(&e->control, (unsigned)item->proposer);
     e->stats->proposers[item->proposer] = item->counts;
 }

@@ -487,6 +487,9 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
         return;
     drafts_ask(e->drafts, p, e->wishes, n, budget_us, now_us);
     double most_us = fmin(wait_us, budget_us);
+    uint32_t n_sent = 0;
+    for (uint32_t i = 0; i < n; i++)
+        n_sent += e->wishes[i].p90_us > 0;
     for (uint32_t i = 0; i < n; i++) {
         if (!e->wishes[i].p90_us) {
             await_ahead(e->wishing[i], most_us, now_us);
@@ -495,6 +498,7 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
         e->wishing[i]->ahead_us = 0;
         e->wishing[i]->asked_us = now_us;
         e->wishing[i]->asked_k = e->wishes[i].k;
+        control_asked(&e->wishing[i]->control, p, e->wishes[i].base_len, n_sent);
         e->wishing[i]->await_us = (int64_t)fmin(2.0 * e->wishes[i].p90_us, most_us);
         /* Going on without what was drawn may favour some tokens: the time to draw may tell. */
         if (e->wishes[i].q_mode == DRAFTS_SPARSE || e->wishes[i].q_mode == DRAFTS_DENSE)
@@ -666,15 +670,14 @@ static struct cost_pass pass_run(struct engine *e)
     return pass;
 }
 
-/* A proposer that reads contexts of sequences before it drafts for them, or -1. */
-static int reader(const struct engine *e)
+/* A sequence whose context a proposer reads before it drafts for it; NULL: there is none. */
+static struct control_seq *being_read(const struct engine *e)
 {
-    for (uint32_t p = 0; p < e->n_pass; p++) {
-        const struct control_seq *s = &e->pass[p]->control;
-        if (s->reads)
-            return (int)s->reader;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        if (e->running.v[i]->control.reading.positions)
+            return &e->running.v[i]->control;
     }
-    return -1;
+    return NULL;
 }
 
 #ifdef NDEBUG
@@ -709,7 +712,7 @@ void round_run(struct engine *e)
     int64_t pass_us = now_us - before_us;
     sched_pass_done(&e->sched, e->n_rows, pass_us);
     struct cost_pass pass = pass_run(e);
-    int reading = reader(e);
+    struct control_seq *beside = being_read(e);
     e->decode_us = e->prompt_rows ? e->decode_us : pass_us;
     metrics_add(e->stats->rounds, 1);
     metrics_observe(e->stats->pass_s, (double)pass_us / 1e6);
@@ -721,5 +724,5 @@ void round_run(struct engine *e)
     round_ask(e);
     events_send(e->events);
     if (!e->prompt_rows) // those show what prompts take
-        control_passed(&e->control, &pass, (double)(clock_us() - before_us), reading);
+        control_passed(&e->control, &pass, (double)(clock_us() - before_us), beside);
 }

@@ -201,6 +201,7 @@ static void feed(struct world *w, unsigned seq, double alpha, uint32_t k, unsign
 /* The proposer took us for k tokens; another round follows. */
 static void answered(struct world *w, unsigned seq, uint32_t k, double us)
 {
+    control_asked(&w->seqs[seq], 0, 100, 1);
     control_answered(&w->c, &w->seqs[seq], 0, k, us, true);
     control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
 }
@@ -331,16 +332,13 @@ static void answers_that_come_together_take_the_time_of_the_longest(void **state
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
-    w->seqs[0].introduced = w->seqs[1].introduced = true;
-    feed(w, 0, 0.9, 4, 100);
-    feed(w, 1, 0.9, 4, 100);
     for (unsigned i = 0; i < 200; i++) {
         uint32_t k = 2 + i % 3;
-        asked(w, 2, 64);
-        assert_true(w->seqs[0].n_asked == 2 || !w->items[1].k);
-        w->seqs[0].n_asked = w->seqs[1].n_asked = 2;
+        control_asked(&w->seqs[0], 0, 100, 2);
+        control_asked(&w->seqs[1], 0, 100, 2);
         control_answered(&w->c, &w->seqs[0], 0, 1, 30, true);
         control_answered(&w->c, &w->seqs[1], 0, k, 50 + 20.0 * k, true);
+        asked(w, 2, 64);
     }
     const struct answer_time *a = &w->c.proposers[0].answer;
     assert_true(fabs(answer_time_us(a, 2, 2) - 90) < 3);
@@ -349,13 +347,18 @@ static void answers_that_come_together_take_the_time_of_the_longest(void **state
 
 /* ---- contexts that are read first ---- */
 
-/* The proposer of sequence `seq` reads its 100 positions beside n passes of 200 us, not 100. */
-static void read_beside_passes(struct world *w, unsigned seq, unsigned n)
+static void pass_beside(struct world *w, struct control_seq *beside, double us)
 {
-    w->seqs[seq].reads = 100;
-    for (unsigned i = 0; i < n; i++)
-        control_passed(&w->c, &(struct cost_pass){.rows = 1}, 200, 0);
-    control_answered(&w->c, &w->seqs[seq], 0, 4, 1000, true);
+    control_passed(&w->c, &(struct cost_pass){.rows = 1}, us, beside);
+}
+
+/* The proposer of a sequence reads its 100 positions beside 10 passes of 200 us, not 100. */
+static void read_beside_passes(struct world *w, struct control_seq *s)
+{
+    control_asked(s, 0, 100, 1);
+    for (unsigned i = 0; i < 10; i++)
+        pass_beside(w, s, 200);
+    control_answered(&w->c, s, 0, 4, 1000, true);
 }
 
 static void passes_beside_a_reader_say_nothing_of_others(void **state)
@@ -363,10 +366,37 @@ static void passes_beside_a_reader_say_nothing_of_others(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     struct cost before = w->c.cost;
-    read_beside_passes(w, 0, 20);
+    read_beside_passes(w, &w->seqs[0]);
     assert_memory_equal(&w->c.cost, &before, sizeof(before));
-    control_passed(&w->c, &(struct cost_pass){.rows = 1}, 200, -1);
+    pass_beside(w, NULL, 200);
     assert_true(w->c.cost.scale > before.scale);
+}
+
+static void unless_they_were_faster_or_it_never_ends(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    double before = w->c.cost.scale;
+    control_asked(&w->seqs[0], 0, 100, 1);
+    pass_beside(w, &w->seqs[0], 50);
+    assert_true(w->c.cost.scale < before);
+    before = w->c.cost.scale;
+    for (unsigned i = 0; i < 100; i++) {
+        control_asked(&w->seqs[0], 0, 100, 1); // it is still reading, it says each time
+        pass_beside(w, &w->seqs[0], 200);
+    }
+    assert_true(w->c.cost.scale > before);
+}
+
+/* Each position costs 10 us. */
+static struct world *world_with_readers(void)
+{
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    feed(w, 0, 0.9, 4, 100);
+    for (unsigned i = 0; i < 20; i++)
+        read_beside_passes(w, &w->seqs[20 + i]);
+    control_seq_init(&w->seqs[0]);
+    return w;
 }
 
 static void what_ends_soon_is_not_read(void **state)
@@ -375,26 +405,75 @@ static void what_ends_soon_is_not_read(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     feed(w, 0, 0.9, 4, 100);
     assert_true(asked_with(w, 1, 64, 10) > 0); // what reading costs is not known
-    for (unsigned i = 0; i < 20; i++)
-        read_beside_passes(w, 1 + i, 10); // 10 us for each position
-    control_seq_init(&w->seqs[0]);
+    w = world_with_readers();
     assert_int_equal(asked_with(w, 1, 64, 10), 0);
     assert_true(asked_with(w, 1, 64, 1000) > 0);
-    w->seqs[0].introduced = true; // it was read
+    control_asked(&w->seqs[0], 0, 100, 1); // its price is paid
     assert_true(asked_with(w, 1, 64, 10) > 0);
+    control_answered(&w->c, &w->seqs[0], 0, 4, 1000, true);
+    assert_true(asked_with(w, 1, 64, 10) > 0);
+    control_unread(&w->seqs[0]);
+    assert_int_equal(asked_with(w, 1, 64, 10), 0);
 }
 
-static void an_answer_at_once_has_nothing_to_read(void **state)
+static void who_is_not_read_keeps_nobody_from_drafting(void **state)
+{
+    (void)state;
+    struct world *w = world_with_readers();
+    control_seq_init(&w->seqs[1]);
+    read_beside_passes(w, &w->seqs[1]);
+    asked_with(w, 2, 64, 10);
+    assert_true(w->items[0].k == 0 && w->items[1].k > 0);
+}
+
+/* One whose context is being read has cost what it costs, also before the first has been read. */
+static void the_first_reading_is_not_charged(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    assert_true(asked(w, 2, 64) > 0 && w->seqs[0].reads == 100 && w->seqs[0].reader == 0);
+    feed(w, 0, 0.9, 4, 100);
+    for (unsigned i = 0; i < 10; i++) {
+        assert_true(asked_with(w, 2, 64, 10) > 0);
+        control_asked(&w->seqs[0], 0, 100, 1);
+        pass_beside(w, &w->seqs[0], 1000);
+    }
+}
+
+static void an_answer_without_tokens_has_nothing_to_read(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    control_asked(&w->seqs[0], 0, 100, 1);
+    assert_int_equal(w->seqs[0].reading.positions, 100);
     control_answered(&w->c, &w->seqs[0], 0, 4, 150, false);
-    assert_true(w->seqs[0].reads == 100);
-    control_answered(&w->c, &w->seqs[0], 0, 4, 50, false);
-    assert_true(w->seqs[0].reads == 0);
-    asked(w, 2, 64);
-    assert_true(w->seqs[0].reads == 0 && w->seqs[1].reads == 100);
+    assert_int_equal(w->seqs[0].reading.positions, 0);
+    control_asked(&w->seqs[0], 0, 101, 1);
+    assert_int_equal(w->seqs[0].reading.positions, 0);
+    control_asked(&w->seqs[0], 1, 101, 1); // another proposer
+    assert_int_equal(w->seqs[0].reading.positions, 101);
+}
+
+static void who_is_not_asked_is_not_read(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110); // no row pays
+    control_asked(&w->seqs[0], 0, 100, 1);
+    assert_int_equal(asked(w, 1, 64), 0);
+    assert_int_equal(w->seqs[0].reading.positions, 0);
+}
+
+/* A try asks until it is answered. */
+static void a_try_goes_on_while_it_is_read(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110);
+    while (!asked(w, 1, 64))
+        ;
+    control_asked(&w->seqs[0], 0, 100, 1);
+    for (unsigned i = 0; i < 10; i++)
+        assert_true(asked(w, 1, 64) > 0 && w->seqs[0].trying);
+    control_answered(&w->c, &w->seqs[0], 0, 4, 1000, true);
+    assert_int_equal(asked(w, 1, 64), 0);
 }
 
 static void tries_are_for_those_that_were_read(void **state)
@@ -402,7 +481,7 @@ static void tries_are_for_those_that_were_read(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
     feed(w, 0, 0.05, 8, 200);
-    w->seqs[2].introduced = true;
+    w->seqs[2].reading.done = true;
     unsigned n_tried = 0;
     for (unsigned i = 0; i < 2000; i++) {
         asked(w, 4, 64);
@@ -439,8 +518,10 @@ static uint32_t draft(struct world *w, uint32_t n, struct run *run)
         w->items[n_drafts++] = item;
     }
     double us = n_drafts ? 10 + 5.0 * longest : 0;
-    for (uint32_t i = 0; i < n_drafts; i++)
+    for (uint32_t i = 0; i < n_drafts; i++) {
+        control_asked(w->items[i].s, 0, 100, n_drafts);
         control_answered(&w->c, w->items[i].s, 0, w->items[i].n, us, true);
+    }
     run->us += us;
     return n_drafts;
 }
@@ -462,7 +543,7 @@ static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t 
     }
     double us = (1 + t->load) * (100 + t->row_us * (r.pass.rows - 1));
     us *= r.pass.drafted ? 1 + t->drafted : 1;
-    cost_seen(&w->c.cost, &r.pass, us);
+    control_passed(&w->c, &r.pass, us, NULL);
     run->us += us;
     run->tokens += n;
 }
@@ -721,8 +802,13 @@ int main(void)
         cmocka_unit_test(a_slow_proposer_is_asked_for_more_at_once_or_not_at_all),
         cmocka_unit_test(answers_that_come_together_take_the_time_of_the_longest),
         cmocka_unit_test(passes_beside_a_reader_say_nothing_of_others),
+        cmocka_unit_test(unless_they_were_faster_or_it_never_ends),
         cmocka_unit_test(what_ends_soon_is_not_read),
-        cmocka_unit_test(an_answer_at_once_has_nothing_to_read),
+        cmocka_unit_test(who_is_not_read_keeps_nobody_from_drafting),
+        cmocka_unit_test(the_first_reading_is_not_charged),
+        cmocka_unit_test(an_answer_without_tokens_has_nothing_to_read),
+        cmocka_unit_test(who_is_not_asked_is_not_read),
+        cmocka_unit_test(a_try_goes_on_while_it_is_read),
         cmocka_unit_test(tries_are_for_those_that_were_read),
         cmocka_unit_test(a_wrong_start_is_unlearnt),
         cmocka_unit_test(a_load_that_has_gone_is_forgotten),

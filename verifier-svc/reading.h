@@ -1,0 +1,38 @@
+/* reading.h - what it costs that a proposer reads a sequence's context before it drafts for it.
+ *
+ * Meanwhile passes take longer, as far as both share a machine. By how much is summed up while a
+ * sequence is read, and divided by its positions once it has been: the price of a position.
+ *
+ * Threads: the engine's; plain data, starts as zeros. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Of a proposer; both fade. */
+struct reading_price {
+    double us, positions;
+};
+
+/* Of a sequence. */
+struct reading {
+    unsigned proposer;  // that reads it or has
+    bool done;          // it has
+    uint32_t positions; // that it reads; 0: it does not
+    uint32_t n_passes;  // beside that
+    double us;          // that they took longer
+};
+
+/* It was asked for a draft behind so many positions: it reads them, unless it has. */
+void reading_asked(struct reading *r, unsigned proposer, uint32_t positions);
+/* It has answered, not that it is still reading. */
+void reading_answered(struct reading *r, struct reading_price *price);
+/* Nobody asks it any more. */
+void reading_left(struct reading *r);
+/* A pass beside it took so much longer than thought. False: it has been read for so many passes
+ * that this has other reasons; from then on it counts as read. */
+bool reading_passed(struct reading *r, double longer_us);
+
+/* What reading the sequence would cost yet, in us: 0 if it is read, or was, or the price is not
+ * known. */
+double reading_us(const struct reading *r, const struct reading_price *price, unsigned proposer,
+                  uint32_t positions);
