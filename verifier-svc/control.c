@@ -307,7 +307,7 @@ static bool none_is_due(struct control *c, const struct control_round *r, const 
 {
     double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
     double rounds = fmax(lost_us / (NONE_SHARE * g->us), NONE_MIN_ROUNDS);
-    if (++c->since_none < fmin(rounds, NONE_MAX_ROUNDS) || r->n_fixed)
+    if (r->n_fixed || ++c->since_none < fmin(rounds, NONE_MAX_ROUNDS))
         return false;
     c->since_none = 0;
     return true;
