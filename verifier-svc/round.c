@@ -671,13 +671,23 @@ static struct cost_pass pass_run(struct engine *e)
 }
 
 /* A sequence whose context a proposer reads before it drafts for it; NULL: there is none. */
-static struct control_seq *being_read(const struct engine *e)
+static const struct seq *being_read(const struct engine *e)
 {
     for (uint32_t i = 0; i < e->running.n; i++) {
         if (e->running.v[i]->control.reading.positions)
-            return &e->running.v[i]->control;
+            return e->running.v[i];
     }
     return NULL;
+}
+
+/* A round of this pass took us, while the context of sequence *beside was read. */
+static void note_pass(struct engine *e, const struct cost_pass *pass, int64_t us,
+                      const uint64_t *beside)
+{
+    struct seq *s = beside ? roster_find(&e->running, *beside) : NULL;
+    if (e->prompt_rows || (beside && !s))
+        return; // it shows what prompts take, or what a sequence took that has ended
+    control_passed(&e->control, pass, (double)us, s ? &s->control : NULL);
 }
 
 #ifdef NDEBUG
@@ -712,7 +722,9 @@ void round_run(struct engine *e)
     int64_t pass_us = now_us - before_us;
     sched_pass_done(&e->sched, e->n_rows, pass_us);
     struct cost_pass pass = pass_run(e);
-    struct control_seq *beside = being_read(e);
+    const struct seq *reading = being_read(e);
+    uint64_t reading_id = reading ? reading->id : 0; // it may end in this round
+    const uint64_t *beside = reading ? &reading_id : NULL;
     e->decode_us = e->prompt_rows ? e->decode_us : pass_us;
     metrics_add(e->stats->rounds, 1);
     metrics_observe(e->stats->pass_s, (double)pass_us / 1e6);
@@ -723,6 +735,5 @@ void round_run(struct engine *e)
     engine_take_inbox(e, 0); // a draft ahead may have come meanwhile
     round_ask(e);
     events_send(e->events);
-    if (!e->prompt_rows) // those show what prompts take
-        control_passed(&e->control, &pass, (double)(clock_us() - before_us), beside);
+    note_pass(e, &pass, clock_us() - before_us, beside);
 }
