@@ -1,6 +1,7 @@
 /* chance.c - fading counts by place and by word. */
 #include "verifier-svc/chance.h"
 
+#define START 0.7       // before anything was tried
 #define FADE 0.99f      // per token tried
 #define PRIOR_TRIED 2.0 // tokens that a rate weighs before any was tried
 
@@ -27,7 +28,7 @@ static double rate_of(const struct chance_rate *r, double prior)
 
 double chance_at(const struct chance *c, uint32_t depth)
 {
-    double rate = CHANCE_START;
+    double rate = START;
     for (unsigned i = 0; i <= place_of(depth); i++)
         rate = rate_of(&c->all[i], rate);
     return rate;

@@ -8,9 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CHANCE_START 0.7 // before anything was tried
-#define CHANCE_PLACES 6  // in a draft: 1st, 2nd, 3rd, 4-6th, 7-10th, behind
-#define CHANCE_WORDS 6   // of a proposer: below .2, .4, .6, .8, .95, 1
+#define CHANCE_PLACES 6 // in a draft: 1st, 2nd, 3rd, 4-6th, 7-10th, behind
+#define CHANCE_WORDS 6  // of a proposer: below .2, .4, .6, .8, .95, 1
 
 /* How often what was tried was kept; both fade. */
 struct chance_rate {

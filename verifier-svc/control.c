@@ -210,18 +210,22 @@ static bool leave_out_unread(const struct control *c, const struct control_round
     return any;
 }
 
-/* The best of all limits, for those that are worth asking for. */
+/* Shares by the best of all limits; returns that. */
+static uint32_t share_best(struct control *c, const struct control_round *r, struct control_item *v,
+                           uint32_t n, struct goodput *ret)
+{
+    uint32_t limit = best_limit(c, r, v, n);
+    c->beside_us = limit ? slowest_us(c, v, n, limit) : 0;
+    *ret = share(c, r, v, n, limit, c->beside_us, BEND);
+    return limit;
+}
+
+/* The same for those that are worth asking for. */
 static uint32_t choose(struct control *c, const struct control_round *r, struct control_item *v,
                        uint32_t n, struct goodput *ret)
 {
-    uint32_t limit = best_limit(c, r, v, n);
-    *ret = share(c, r, v, n, limit, limit ? slowest_us(c, v, n, limit) : 0, BEND);
-    if (limit && leave_out_unread(c, r, v, n, ret)) {
-        limit = best_limit(c, r, v, n);
-        *ret = share(c, r, v, n, limit, limit ? slowest_us(c, v, n, limit) : 0, BEND);
-    }
-    c->beside_us = limit ? slowest_us(c, v, n, limit) : 0;
-    return limit;
+    uint32_t limit = share_best(c, r, v, n, ret);
+    return limit && leave_out_unread(c, r, v, n, ret) ? share_best(c, r, v, n, ret) : limit;
 }
 
 /* What the item would try: more than seemed best. */
