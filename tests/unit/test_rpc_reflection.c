@@ -9,18 +9,20 @@ typedef Grpc__Reflection__V1alpha__ServerReflectionResponse Answer;
 #define ASKED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##x
 #define ANSWERED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##x
 
+#define MOST_ANSWERS 8
+
 struct reader {
     struct rpc_tally t;
-    Answer *last;
+    Answer *answers[MOST_ANSWERS]; // one of t.messages each
 };
 
 static void reader_message(void *user, struct rpc_msg *msg)
 {
     struct reader *x = user;
-    if (x->last)
-        protobuf_c_message_free_unpacked(&x->last->base, NULL);
-    x->last = (Answer *)rpc_unpack(
-        &grpc__reflection__v1alpha__server_reflection_response__descriptor, msg);
+    int n = rpc_rig_count(&x->t.messages);
+    if (n < MOST_ANSWERS)
+        x->answers[n] = (Answer *)rpc_unpack(
+            &grpc__reflection__v1alpha__server_reflection_response__descriptor, msg);
     rpc_tally_message(&x->t, msg);
 }
 
@@ -34,10 +36,11 @@ static Answer *reflect(struct rpc_stream *s, struct reader *x, int kind, const c
     int n = rpc_rig_count(&x->t.messages);
     rpc_stream_send(s, rpc_pack(&q.base));
     rpc_rig_await(&x->t.messages, n + 1);
-    assert_non_null(x->last);
-    assert_string_equal(x->last->valid_host, "here");
-    assert_int_equal(x->last->original_request->message_request_case, kind);
-    return x->last;
+    Answer *a = x->answers[n];
+    assert_non_null(a);
+    assert_string_equal(a->valid_host, "here");
+    assert_int_equal(a->original_request->message_request_case, kind);
+    return a;
 }
 
 static void check_reflection(struct rpc_rig *r, const char *path)
@@ -70,8 +73,10 @@ static void check_reflection(struct rpc_rig *r, const char *path)
     rpc_stream_close(s);
     rpc_rig_await(&x.t.ends, 1);
     assert_int_equal(x.t.status.code, RPC_OK);
-    protobuf_c_message_free_unpacked(&x.last->base, NULL);
     rpc_stream_free(s);
+    assert_int_equal(x.t.messages, 5);
+    for (int i = 0; i < x.t.messages; i++)
+        protobuf_c_message_free_unpacked(&x.answers[i]->base, NULL);
 }
 
 static void reflection_tells_services_files_and_symbols(void **state)
