@@ -182,14 +182,15 @@ def pair(o, eps):
 
 
 def start_pair(o, eps, stack):
+    """A verifier that is told how many tokens are drafted whatever they bring, and one that chooses."""
     target, draft = pair(o, eps)
     return Services(o, stack, target, {"draft": ["--proposer", "draft", "--draft.model", draft, "--draft.threads", str(o.threads)]},
-                    {"goodput": []})
+                    {"goodput": [], "fixed": ["--policy", "fixed", "--k", str(max(o.k))]})
 
 
 def wish(k):
-    """What the verifier is told: so many tokens whatever they bring, or nothing."""
-    return {} if k == "goodput" else {"n_max": k, "fixed": k > 0}
+    """The verifier that is asked, and for how many tokens."""
+    return ("goodput", {}) if k == "goodput" else ("fixed", {"n_max": k})
 
 
 def take_turns(o, s, ks, context, n_sequences=1):
@@ -198,12 +199,13 @@ def take_turns(o, s, ks, context, n_sequences=1):
     for turn in range(o.reps + 1):
         prompts, said = [prompt_of_turn(turn * n_sequences + i, context) for i in range(n_sequences)], []
         for k in random.sample(ks, len(ks)):
-            s.generate("goodput", prompts, 1, wish(k))
-            start = s.figures("goodput")
-            s.generate("goodput", prompts, 1, wish(k))  # what has to be run of a known prompt
-            before = s.figures("goodput")
-            text = Text(s.generate("goodput", prompts, o.tokens, wish(k)))
-            after = s.figures("goodput")
+            name, speculative = wish(k)
+            s.generate(name, prompts, 1, speculative)
+            start = s.figures(name)
+            s.generate(name, prompts, 1, speculative)  # what has to be run of a known prompt
+            before = s.figures(name)
+            text = Text(s.generate(name, prompts, o.tokens, speculative))
+            after = s.figures(name)
             said.append(text)
             if turn:
                 texts[k].append(text)
@@ -257,23 +259,25 @@ def drafted_of(texts):
 
 
 def of_turns(texts, others):
-    """The median of the turns' speeds relative to others'."""
-    return statistics.median(rate_of([t]) / rate_of([other]) for t, other in zip(texts, others))
+    """The speeds of turns relative to those of others: their median, and its standard error (from the median deviation)."""
+    ratios = [rate_of([t]) / rate_of([other]) for t, other in zip(texts, others)]
+    median = statistics.median(ratios)
+    return median, 1.2533 * 1.4826 * statistics.median(abs(r - median) for r in ratios) / len(ratios) ** 0.5
 
 
 def measure_point(o, s, eps, context, n):
     ks = [0, *o.k]
     texts, _ = take_turns(o, s, [*ks, "goodput"], context, n)
-    rates = {k: rate_of(t) for k, t in texts.items()}
-    best, ours = max(ks, key=rates.get), texts["goodput"]
-    return {"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[o.k[-1]], o.k[-1]), "tokens_per_s": rates,
-            "drafted": drafted_of(ours), "of_best": of_turns(ours, texts[best]), "of_none": of_turns(ours, texts[0])}
+    best, ours = max(ks, key=lambda k: of_turns(texts[k], texts[0])), texts["goodput"]
+    return {"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[o.k[-1]], o.k[-1]), "best": best,
+            "tokens_per_s": {k: rate_of(t) for k, t in texts.items()}, "drafted": drafted_of(ours),
+            "of_best": of_turns(ours, texts[best]), "of_none": of_turns(ours, texts[0])}
 
 
 def sweep(o):
     print("%s and its first layer, Q8_0, %d threads each, %d texts of %d tokens: tokens/s of all sequences" % (o.shape, o.threads, o.reps, o.tokens))
-    print("%6s %5s %8s %6s | %s | %10s %7s %8s %8s" % ("eps", "seqs", "context", "alpha", " ".join("%7s" % ("k=%d" % k) for k in [0, *o.k]),
-                                                     "controller", "drafted", "of best", "of none"))
+    print("%6s %5s %8s %6s | %s | %10s %7s | %4s %14s %14s" % ("eps", "seqs", "context", "alpha", " ".join("%7s" % ("k=%d" % k) for k in [0, *o.k]),
+                                                            "controller", "drafted", "best", "of best", "of none"))
     out = []
     for eps in o.eps or EPS[o.shape]:
         with contextlib.ExitStack() as stack:
@@ -282,9 +286,9 @@ def sweep(o):
                 for n in o.sequences:
                     out.append(r := measure_point(o, s, eps, context, n))
                     rates = r["tokens_per_s"]
-                    print("%6g %5d %8d %6.2f | %s | %10.1f %7.2f %8.3f %8.3f" % (
+                    print("%6g %5d %8d %6.2f | %s | %10.1f %7.2f | k=%-2d %s %s" % (
                         eps, n, context, r["alpha"], " ".join("%7.1f" % rates[k] for k in [0, *o.k]), rates["goodput"], r["drafted"],
-                        r["of_best"], r["of_none"]), flush=True)
+                        r["best"], "%.3f +- %.3f" % r["of_best"], "%.3f +- %.3f" % r["of_none"]), flush=True)
     return out
 
 
@@ -304,8 +308,9 @@ def rules(o):
             s = start_pair(o, eps, stack)
             for turn in range(o.reps + 1):
                 for (k, rule), answers in random.sample(sorted(got.items()), len(got)):
-                    speculative = {"n_max": k, "fixed": True, "rule": rule} if k else {"n_max": 0}
-                    text = Text(s.generate("goodput", prompt_of(turn, o.context), o.tokens, speculative, temperature=temperature))
+                    name, speculative = wish(k)
+                    speculative = {**speculative, "rule": rule} if k else speculative
+                    text = Text(s.generate(name, prompt_of(turn, o.context), o.tokens, speculative, temperature=temperature))
                     answers += [text] if turn else []
         plain = rate_of(got[0, "no draft"])
         for (k, rule), answers in got.items():
