@@ -630,29 +630,35 @@ static bool usable(struct peer *p, int64_t now_us)
     return p->stream && goes_on(p);
 }
 
-/* May it be asked for the sequence's drafts, and does it know the sequence? */
-static bool fits(struct peer *p, uint64_t seq, int64_t now_us, bool *ret_knows)
+/* How many tokens of a draft it may be asked for, and does it know the sequence? */
+static uint32_t k_max_of(struct peer *p, uint64_t seq, uint32_t base_len, int64_t now_us,
+                         bool *ret_knows)
 {
     pthread_mutex_lock(&p->mu);
-    bool r = usable(p, now_us) && !drafts_book_shuns(p->book, seq);
-    *ret_knows = r && drafts_book_knows(p->book, seq);
+    uint32_t k_max = usable(p, now_us) ? drafts_book_k_max(p->book, seq, base_len) : 0;
+    *ret_knows = k_max && drafts_book_knows(p->book, seq);
     pthread_mutex_unlock(&p->mu);
-    return r;
+    return k_max;
 }
 
-int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us)
+int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_len, int64_t now_us,
+                uint32_t *ret_k_max)
 {
     unsigned fit[DRAFTS_MAX], n_fit = 0;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
-        bool knows;
-        if (!d->peers[i].in_use || !has_name(d, i, name) ||
-            !fits(&d->peers[i], seq, now_us, &knows))
+    uint32_t k_max[DRAFTS_MAX];
+    bool knows = false;
+    for (unsigned i = 0; i < DRAFTS_MAX && !knows; i++) {
+        if (!d->peers[i].in_use || !has_name(d, i, name))
             continue;
-        if (knows)
-            return (int)i;
-        fit[n_fit++] = i;
+        k_max[i] = k_max_of(&d->peers[i], seq, base_len, now_us, &knows);
+        if (k_max[i])
+            fit[n_fit++] = i;
     }
-    return n_fit ? (int)fit[rng_splitmix64(seq) % n_fit] : -1;
+    if (!n_fit)
+        return -1;
+    unsigned i = fit[knows ? n_fit - 1 : rng_splitmix64(seq) % n_fit];
+    *ret_k_max = k_max[i];
+    return (int)i;
 }
 
 unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, unsigned n,

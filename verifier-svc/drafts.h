@@ -140,9 +140,11 @@ void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[D
 /* -EINVAL: the name is none of the proposers', usable or not, and all their names are known; the
  * sentence has them. d NULL: there are none. "" is fine. */
 int drafts_check_name(struct drafts *d, const char *name);
-/* A usable proposer for the sequence, or -1. name: NULL or "" for any. Sequences spread over all
- * that fit and stay where they are while that one is usable and keeps their context. */
-int drafts_pick(struct drafts *d, const char *name, uint64_t seq, int64_t now_us);
+/* A usable proposer for the sequence, which has base_len committed tokens, or -1; and how many
+ * tokens that one drafts at most. name: NULL or "" for any. Sequences spread over all that fit and
+ * stay where they are while that one is usable, keeps their context and takes one so long. */
+int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_len, int64_t now_us,
+                uint32_t *ret_k_max);
 
 /* Asks proposer i for drafts for n sequences; an answer after budget_us is of no use. Once per
  * round and proposer. Returns for how many of the n an answer may be awaited (sent or about to be);

@@ -143,10 +143,11 @@ static bool take_back_close(struct drafts_outbox *o, uint64_t seq)
     return false;
 }
 
-bool drafts_book_shuns(const struct drafts_book *b, uint64_t seq)
+uint32_t drafts_book_k_max(const struct drafts_book *b, uint64_t seq, uint32_t base_len)
 {
     const struct known *s = find(b, seq);
-    return s && s->n_resent > DRAFTS_RESENDS_MAX;
+    bool too_long = b->about.max_context && base_len > b->about.max_context;
+    return too_long || (s && s->n_resent > DRAFTS_RESENDS_MAX) ? 0 : b->about.k_max;
 }
 
 static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
@@ -324,12 +325,12 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct draft
 {
     w->q_mode = q_mode_of(b, w); // the key of the target's draws is for those who draw with it
     outbox_remove(o, w->seq);    // newer state replaces what has not been sent
-    if (!w->k || (b->about.max_context && w->base_len > b->about.max_context))
+    if (!w->k || !drafts_book_k_max(b, w->seq, w->base_len))
         return false;
     struct known *s = find_or_add(b, w->seq);
-    if (!s || s->n_resent > DRAFTS_RESENDS_MAX || round_owing(b, w->seq) ||
-        w->base_len < s->sent_len)
+    if (!s || round_owing(b, w->seq) || w->base_len < s->sent_len)
         return false;
+    w->k = k_of(b, w, w->q_mode);
     struct drafts_entry e = entry_of(s, w);
     bool urgent = w->base_len - s->sent_len + e.n_hint <= DRAFTS_URGENT_TOKENS;
     if (w->base_len - e.keep > DRAFTS_PIECE)
@@ -337,7 +338,7 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct draft
     e.n_verifying = urgent ? w->n_verifying : 0;
     if (entry_tokens(&e) > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
         return false;
-    e.k = urgent ? k_of(b, w, w->q_mode) : 0;
+    e.k = urgent ? w->k : 0;
     e.more = e.base_len < w->base_len;
     copy_tokens(o, w, s->sent_digest, &e);
     if (urgent)

@@ -44,8 +44,9 @@ unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsi
                          uint32_t budget_us, int64_t now_us);
 void drafts_book_close(struct drafts_book *b, uint64_t seq, bool ended);
 bool drafts_book_knows(const struct drafts_book *b, uint64_t seq);
-/* The proposer lost the sequence's context too often. */
-bool drafts_book_shuns(const struct drafts_book *b, uint64_t seq);
+/* Tokens that the proposer drafts at most for the sequence with so long a context; 0: none, as it
+ * takes none so long or has lost the sequence's too often. */
+uint32_t drafts_book_k_max(const struct drafts_book *b, uint64_t seq, uint32_t base_len);
 
 /* What may be sent now: all that waits, unless it holds wishes and two Rounds are unanswered. NULL:
  * nothing. */

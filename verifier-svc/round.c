@@ -516,10 +516,11 @@ static uint32_t list_asking(struct engine *e, int64_t now_us)
         if (!s->wants_draft || s->n_draft || s->asked_us)
             continue;
         const char *name = *s->req->proposer ? s->req->proposer : e->proposer;
-        int p = drafts_pick(e->drafts, name, s->id, now_us);
+        uint32_t k_max, allowed = draft_tokens_allowed(s);
+        int p = drafts_pick(e->drafts, name, s->id, s->n, now_us, &k_max);
         if (p < 0)
             continue;
-        e->items[n] = item_of(s, draft_tokens_allowed(s));
+        e->items[n] = item_of(s, allowed < k_max ? allowed : k_max);
         e->items[n].proposer = (unsigned)p;
         e->item_seqs[n++] = s;
     }

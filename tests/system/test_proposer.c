@@ -84,6 +84,14 @@ static void must_draft(struct asker *a, unsigned i, uint64_t seq, unsigned n, ui
     assert_int_equal(right, 5 * n);
 }
 
+static int picked(struct drafts *d, const char *name, uint64_t seq)
+{
+    uint32_t k_max = 0;
+    int i = drafts_pick(d, name, seq, 100, clock_us(), &k_max);
+    assert_true(i < 0 || k_max >= 5);
+    return i;
+}
+
 static void await_sessions(struct honest *h, bool some)
 {
     int64_t until_us = clock_us() + 5 * WAIT_US;
@@ -106,8 +114,8 @@ static void a_round_trip_brings_right_drafts(void **state)
     assert_int_equal(s.drafts, 20 * 16);
     assert_int_equal(s.draft_tokens, 20 * 16 * 5);
     assert_int_equal(s.stale + s.malformed, 0);
-    assert_int_equal(drafts_pick(asker_drafts(a), "ngram", 7, clock_us()), 0);
-    assert_int_equal(drafts_pick(asker_drafts(a), "eagle", 7, clock_us()), -1);
+    assert_int_equal(picked(asker_drafts(a), "ngram", 7), 0);
+    assert_int_equal(picked(asker_drafts(a), "eagle", 7), -1);
 }
 
 static void a_name_that_no_proposer_has_is_refused(void **state)
@@ -178,12 +186,12 @@ static void two_verifiers_and_two_proposers(void **state)
     assert_int_equal(honest_n_sessions(h1), 8);
     unsigned n_first = 0;
     for (uint64_t seq = 1000; seq < 1100; seq++)
-        n_first += drafts_pick(asker_drafts(a), NULL, seq, clock_us()) == 0;
+        n_first += picked(asker_drafts(a), NULL, seq) == 0;
     assert_true(n_first > 20 && n_first < 80);
     honest_stop(TAKE(h0));
     assert_true(asker_wait_usable(a, 0, false));
     for (uint64_t seq = 1000; seq < 1100; seq++)
-        assert_int_equal(drafts_pick(asker_drafts(a), NULL, seq, clock_us()), 1);
+        assert_int_equal(picked(asker_drafts(a), NULL, seq), 1);
 }
 
 /* Sequences 1 to n ask where they are, or are put. Returns how many at place 0. */
@@ -191,7 +199,7 @@ static unsigned ask_each(struct asker *a, unsigned n, uint32_t base_len)
 {
     unsigned n_first = 0;
     for (uint64_t seq = 1; seq <= n; seq++) {
-        int i = drafts_pick(asker_drafts(a), "ngram", seq, clock_us());
+        int i = picked(asker_drafts(a), "ngram", seq);
         assert_true(i >= 0);
         must_draft(a, (unsigned)i, seq, 1, base_len);
         n_first += i == 0;
@@ -258,7 +266,7 @@ static void those_that_stay_keep_their_stream_and_those_that_go_are_forgotten(vo
     assert_int_equal(drafts_set(asker_drafts(a), both, 1), 0);
     assert_int_equal(place_of(a, targets[0]), DRAFTS_MAX);
     for (uint64_t seq = 1; seq <= 4; seq++)
-        assert_int_equal(drafts_pick(asker_drafts(a), NULL, seq, clock_us()), second);
+        assert_int_equal(picked(asker_drafts(a), NULL, seq), second);
     must_draft(a, second, 1, 4, 103);
     assert_int_equal(stats_of(a, second).restarts, 0);
     await_sessions(h0, false);
@@ -314,7 +322,7 @@ static void proposers_are_exchanged_while_they_are_asked(void **state)
     uint32_t base_len = 100;
     for (unsigned right; pthread_tryjoin_np(other, NULL) != 0; base_len++) {
         for (uint64_t seq = 1; seq <= 8; seq++) {
-            int i = drafts_pick(d, NULL, seq, clock_us());
+            int i = picked(d, NULL, seq);
             if (i >= 0)
                 asker_round(a, (unsigned)i, seq, 1, base_len % 1000 + 100, 5, 1000, &right);
         }
