@@ -272,7 +272,7 @@ static struct control_item *next_to_try(struct control_item *v, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         struct control_seq *s = v[i].s;
         s->since_try++;
-        s->trying &= s->reading.positions > 0;
+        s->trying &= reading_goes_on(&s->reading);
         if (s->trying)
             let_try(&v[i]);
         goes_on |= s->trying;
@@ -300,7 +300,7 @@ static bool any_being_read(const struct control_item *v, uint32_t n)
 {
     bool any = false;
     for (uint32_t i = 0; i < n; i++)
-        any |= v[i].s->reading.positions > 0;
+        any |= reading_goes_on(&v[i].s->reading);
     return any;
 }
 
@@ -458,10 +458,10 @@ static void note_answer(struct control_proposer *p, uint32_t k, uint32_t n, doub
     p->answered.us = fmax(us, p->answered.us);
 }
 
-void control_asked(struct control_seq *s, unsigned proposer, uint32_t context, uint32_t n)
+void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, uint32_t n)
 {
     s->n_asked = n;
-    reading_asked(&s->reading, proposer, context);
+    reading_asked(&s->reading, proposer, to_read);
 }
 
 void control_unread(struct control_seq *s)
@@ -483,11 +483,18 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
         reading_answered(&s->reading, &p->reading);
 }
 
+/* That a proposer reads the sequence's context made the pass slow. */
+static bool is_excused(struct control *c, struct control_seq *beside, double expected_us, double us)
+{
+    struct reading *r = &beside->reading;
+    double longer_us = us - expected_us;
+    return longer_us >= 0 && reading_passed(r, &c->proposers[r->proposer].reading, longer_us);
+}
+
 void control_passed(struct control *c, const struct cost_pass *pass, double us,
                     struct control_seq *beside)
 {
-    double longer_us = us - cost_us(&c->cost, pass);
-    if (beside && longer_us >= 0 && reading_passed(&beside->reading, longer_us))
+    if (beside && is_excused(c, beside, cost_us(&c->cost, pass), us))
         return;
     cost_seen(&c->cost, pass, us);
     c->since_none = pass->drafted ? c->since_none : 0;

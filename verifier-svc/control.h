@@ -120,8 +120,9 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
 void control_cut(const struct control *c, const struct control_round *r, struct control_item *v,
                  uint32_t n);
 
-/* A wish for a draft behind `context` positions goes to the proposer, one of n that go together. */
-void control_asked(struct control_seq *s, unsigned proposer, uint32_t context, uint32_t n);
+/* A wish for a draft goes to the proposer, one of n that go together, or the context ahead of it.
+ * to_read: positions that it has to read first; 0: it has read them. */
+void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, uint32_t n);
 /* The context has to be read again: the proposer was told to forget it, or is another. */
 void control_unread(struct control_seq *s);
 /* A proposer answered a wish for k tokens after us, with tokens or (given: false) without, but not
@@ -134,7 +135,7 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
 void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,
                   const uint32_t *draft_tokens, const uint32_t *committed, uint32_t n_committed);
 /* A pass was run and took us, with all else that a round does but for waiting for drafts. beside: a
- * sequence that a proposer reads meanwhile; NULL: none. What machines share slows such a pass, so
+ * sequence that a proposer read as it began; NULL: none. What machines share slows such a pass, so
  * that it says nothing of others, unless it was faster. */
 void control_passed(struct control *c, const struct cost_pass *pass, double us,
                     struct control_seq *beside);

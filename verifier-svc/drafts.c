@@ -667,7 +667,7 @@ unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, un
     struct peer *p = &d->peers[i];
     unsigned n_awaited = 0;
     for (unsigned w = 0; w < n; w++)
-        wishes[w].p90_us = 0;
+        wishes[w].p90_us = wishes[w].to_read = 0;
     pthread_mutex_lock(&p->mu);
     if (usable(p, now_us)) {
         n_awaited = drafts_book_ask(p->book, wishes, n, budget_us, now_us);

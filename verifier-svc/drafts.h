@@ -85,9 +85,11 @@ struct drafts_config {
 
 /* What one sequence wants from a proposer this round. Everything is copied. */
 struct drafts_wish {
-    uint32_t p90_us; // filled by drafts_ask(): nine of ten recent drafts of this k came within so
-                     // many microseconds, 10 ms before the first; 0: none can come this round
-    uint64_t seq;    // never reused
+    uint32_t p90_us;  // filled by drafts_ask(): nine of ten recent drafts of this k came within so
+                      // many microseconds, 10 ms before the first; 0: none can come this round
+    uint32_t to_read; // filled likewise: positions that the proposer has to read before it drafts;
+                      // 0: none, or nothing is on its way to it now
+    uint64_t seq;     // never reused
     const uint32_t *context; // all committed tokens, prompt included; only ever grows for a seq
     uint32_t base_len;       // how many
     uint32_t prompt_len;     // how many of them are the prompt

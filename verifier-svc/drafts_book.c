@@ -21,7 +21,8 @@ struct known {
     bool introduced;      // hint and tenant are sent
     uint32_t n_resent;    // how often the context was asked for again
     bool sent_again;      // the last time no good answer came since
-    bool had_tokens;      // its last answer: the proposer has read its context
+    uint32_t read_len;    // committed tokens that an answer was not put off behind
+    bool puts_off;        // its last answer was put off: it reads what has come since
     bool has_sampling;
     float temperature, top_p, min_p; // as sent last
     uint32_t top_k;
@@ -148,6 +149,12 @@ uint32_t drafts_book_k_max(const struct drafts_book *b, uint64_t seq, uint32_t b
     const struct known *s = find(b, seq);
     bool too_long = b->about.max_context && base_len > b->about.max_context;
     return too_long || (s && s->n_resent > DRAFTS_RESENDS_MAX) ? 0 : b->about.k_max;
+}
+
+/* Its context, so that a draft takes as long as drafts take. */
+static bool has_read(const struct known *s)
+{
+    return s->read_len && !s->puts_off;
 }
 
 static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
@@ -323,6 +330,7 @@ static uint32_t k_of(const struct drafts_book *b, const struct drafts_wish *w,
 /* True: an answer may be awaited. */
 static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct drafts_wish *w)
 {
+    w->to_read = 0;
     w->q_mode = q_mode_of(b, w); // the key of the target's draws is for those who draw with it
     outbox_remove(o, w->seq);    // newer state replaces what has not been sent
     if (!w->k || !drafts_book_k_max(b, w->seq, w->base_len))
@@ -340,6 +348,7 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct draft
         return false;
     e.k = urgent ? w->k : 0;
     e.more = e.base_len < w->base_len;
+    w->to_read = has_read(s) ? 0 : w->base_len - s->read_len;
     copy_tokens(o, w, s->sent_digest, &e);
     if (urgent)
         o->urgent[o->n_urgent++] = e;
@@ -472,7 +481,8 @@ static void context_wanted(struct drafts_book *b, struct known *s)
     s->n_resent++;
     s->sent_len = 0;
     s->sent_digest = 0;
-    s->introduced = s->has_sampling = s->had_tokens = false;
+    s->read_len = 0;
+    s->introduced = s->has_sampling = s->puts_off = false;
     outbox_remove(&b->outboxes[b->filling], s->seq);
 }
 
@@ -546,9 +556,10 @@ static void time_answer(struct drafts_book *b, struct known *s, const struct dra
 {
     if (asked->ahead)
         return;
-    if (draft->n && s->had_tokens)
+    if (draft->n && has_read(s))
         note_rtt(b, asked->k, draft->rtt_us);
-    s->had_tokens = draft->n > 0;
+    s->puts_off = draft->later;
+    s->read_len = draft->later ? s->read_len : asked->base_len;
 }
 
 bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,

@@ -5,45 +5,52 @@
 #define LEAST_PASSES 16     // beside a reader, at most, and
 #define POSITIONS_A_PASS 16 // as many more as a proposer that reads so many in each would take
 
-static bool concerns(const struct reading *r, unsigned proposer)
-{
-    return r->proposer == proposer && (r->done || r->positions);
-}
-
 void reading_asked(struct reading *r, unsigned proposer, uint32_t positions)
 {
-    if (!concerns(r, proposer))
-        *r = (struct reading){.proposer = proposer, .positions = positions};
+    bool known = r->positions || (r->done && !positions);
+    if (r->proposer != proposer || !known)
+        *r = (struct reading){.proposer = proposer, .done = !positions, .positions = positions};
 }
 
 void reading_answered(struct reading *r, struct reading_price *price)
 {
-    if (!r->positions)
-        return;
-    price->us = FADE * price->us + r->us;
-    price->positions = FADE * price->positions + r->positions;
-    r->done = true;
-    r->positions = 0;
+    if (reading_goes_on(r)) {
+        price->us = FADE * price->us + r->us;
+        price->positions = FADE * price->positions + r->positions;
+    }
+    *r = (struct reading){.proposer = r->proposer, .done = true};
 }
 
 void reading_left(struct reading *r)
 {
-    r->positions = 0;
+    if (reading_goes_on(r))
+        *r = (struct reading){.proposer = r->proposer};
 }
 
-bool reading_passed(struct reading *r, double longer_us)
+static uint32_t most_passes(const struct reading *r)
 {
-    r->us += longer_us;
-    if (++r->n_passes <= LEAST_PASSES + r->positions / POSITIONS_A_PASS)
+    return LEAST_PASSES + r->positions / POSITIONS_A_PASS;
+}
+
+bool reading_goes_on(const struct reading *r)
+{
+    return r->positions && r->n_passes <= most_passes(r);
+}
+
+bool reading_passed(struct reading *r, struct reading_price *price, double longer_us)
+{
+    if (r->done) { // it has answered since: this was the last pass
+        price->us += longer_us;
         return true;
-    r->done = true;
-    r->positions = 0;
-    return false;
+    }
+    r->us += longer_us;
+    r->n_passes++;
+    return r->n_passes <= most_passes(r);
 }
 
 double reading_us(const struct reading *r, const struct reading_price *price, unsigned proposer,
                   uint32_t positions)
 {
-    bool known = price->positions > 0;
-    return known && !concerns(r, proposer) ? price->us / price->positions * positions : 0;
+    bool costs = r->proposer != proposer || !(r->done || r->positions);
+    return costs && price->positions > 0 ? price->us / price->positions * positions : 0;
 }

@@ -1,7 +1,10 @@
 /* reading.h - what it costs that a proposer reads a sequence's context before it drafts for it.
  *
  * Meanwhile passes take longer, as far as both share a machine. By how much is summed up while a
- * sequence is read, and divided by its positions once it has been: the price of a position.
+ * sequence is read, and divided by its positions once it has been: the price of a position. One
+ * that takes very long is no excuse for slow passes any more, and costs nothing more.
+ *
+ * What the proposer has read its own book knows (drafts_ask()): a wish tells it here.
  *
  * Threads: the engine's; plain data, starts as zeros. */
 #pragma once
@@ -22,15 +25,17 @@ struct reading {
     double us;          // that they took longer
 };
 
-/* It was asked for a draft behind so many positions: it reads them, unless it has. */
+/* It was asked for a draft, and reads so many positions first; 0: it has read them. */
 void reading_asked(struct reading *r, unsigned proposer, uint32_t positions);
 /* It has answered, not that it is still reading. */
 void reading_answered(struct reading *r, struct reading_price *price);
 /* Nobody asks it any more. */
 void reading_left(struct reading *r);
-/* A pass beside it took so much longer than thought. False: it has been read for so many passes
- * that this has other reasons; from then on it counts as read. */
-bool reading_passed(struct reading *r, double longer_us);
+/* It is being read, and not for so many passes that these have other reasons to be slow. */
+bool reading_goes_on(const struct reading *r);
+/* A pass that began while that was so took so much longer than thought. False: it was one too many.
+ */
+bool reading_passed(struct reading *r, struct reading_price *price, double longer_us);
 
 /* What reading the sequence would cost yet, in us: 0 if it is read, or was, or the price is not
  * known. */

@@ -491,17 +491,19 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
     for (uint32_t i = 0; i < n; i++)
         n_sent += e->wishes[i].p90_us > 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (!e->wishes[i].p90_us) {
+        const struct drafts_wish *w = &e->wishes[i];
+        if (w->p90_us || w->to_read) // or its context goes ahead
+            control_asked(&e->wishing[i]->control, p, w->to_read, n_sent);
+        if (!w->p90_us) {
             await_ahead(e->wishing[i], most_us, now_us);
             continue;
         }
         e->wishing[i]->ahead_us = 0;
         e->wishing[i]->asked_us = now_us;
-        e->wishing[i]->asked_k = e->wishes[i].k;
-        control_asked(&e->wishing[i]->control, p, e->wishes[i].base_len, n_sent);
-        e->wishing[i]->await_us = (int64_t)fmin(2.0 * e->wishes[i].p90_us, most_us);
+        e->wishing[i]->asked_k = w->k;
+        e->wishing[i]->await_us = (int64_t)fmin(2.0 * w->p90_us, most_us);
         /* Going on without what was drawn may favour some tokens: the time to draw may tell. */
-        if (e->wishes[i].q_mode == DRAFTS_SPARSE || e->wishes[i].q_mode == DRAFTS_DENSE)
+        if (w->q_mode == DRAFTS_SPARSE || w->q_mode == DRAFTS_DENSE)
             e->wishing[i]->held_until_us = now_us + budget_us;
     }
 }
@@ -675,7 +677,7 @@ static struct cost_pass pass_run(struct engine *e)
 static const struct seq *being_read(const struct engine *e)
 {
     for (uint32_t i = 0; i < e->running.n; i++) {
-        if (e->running.v[i]->control.reading.positions)
+        if (reading_goes_on(&e->running.v[i]->control.reading))
             return e->running.v[i];
     }
     return NULL;

@@ -198,10 +198,16 @@ static void feed(struct world *w, unsigned seq, double alpha, uint32_t k, unsign
         see(w, &w->seqs[seq], k, right_tokens(alpha, k));
 }
 
+/* One of n that are asked together; its proposer has 100 positions to read first, unless it has. */
+static void ask(struct control_seq *s, uint32_t n)
+{
+    control_asked(s, 0, s->reading.done ? 0 : 100, n);
+}
+
 /* The proposer took us for k tokens; another round follows. */
 static void answered(struct world *w, unsigned seq, uint32_t k, double us)
 {
-    control_asked(&w->seqs[seq], 0, 100, 1);
+    ask(&w->seqs[seq], 1);
     control_answered(&w->c, &w->seqs[seq], 0, k, us, true);
     control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
 }
@@ -334,8 +340,8 @@ static void answers_that_come_together_take_the_time_of_the_longest(void **state
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     for (unsigned i = 0; i < 200; i++) {
         uint32_t k = 2 + i % 3;
-        control_asked(&w->seqs[0], 0, 100, 2);
-        control_asked(&w->seqs[1], 0, 100, 2);
+        ask(&w->seqs[0], 2);
+        ask(&w->seqs[1], 2);
         control_answered(&w->c, &w->seqs[0], 0, 1, 30, true);
         control_answered(&w->c, &w->seqs[1], 0, k, 50 + 20.0 * k, true);
         asked(w, 2, 64);
@@ -386,6 +392,17 @@ static void unless_they_were_faster_or_it_never_ends(void **state)
         pass_beside(w, &w->seqs[0], 200);
     }
     assert_true(w->c.cost.scale > before);
+}
+
+/* It is answered while the pass runs. */
+static void the_last_pass_beside_a_reader_is_paid_for_too(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    ask(&w->seqs[0], 1);
+    control_answered(&w->c, &w->seqs[0], 0, 4, 1000, true);
+    pass_beside(w, &w->seqs[0], 200);
+    assert_true(w->c.proposers[0].reading.us == 100);
 }
 
 /* Each position costs 10 us. */
@@ -447,7 +464,7 @@ static void an_answer_without_tokens_has_nothing_to_read(void **state)
     assert_int_equal(w->seqs[0].reading.positions, 100);
     control_answered(&w->c, &w->seqs[0], 0, 4, 150, false);
     assert_int_equal(w->seqs[0].reading.positions, 0);
-    control_asked(&w->seqs[0], 0, 101, 1);
+    control_asked(&w->seqs[0], 0, 0, 1);
     assert_int_equal(w->seqs[0].reading.positions, 0);
     control_asked(&w->seqs[0], 1, 101, 1); // another proposer
     assert_int_equal(w->seqs[0].reading.positions, 101);
@@ -519,7 +536,7 @@ static uint32_t draft(struct world *w, uint32_t n, struct run *run)
     }
     double us = n_drafts ? 10 + 5.0 * longest : 0;
     for (uint32_t i = 0; i < n_drafts; i++) {
-        control_asked(w->items[i].s, 0, 100, n_drafts);
+        ask(w->items[i].s, n_drafts);
         control_answered(&w->c, w->items[i].s, 0, w->items[i].n, us, true);
     }
     run->us += us;
@@ -803,6 +820,7 @@ int main(void)
         cmocka_unit_test(answers_that_come_together_take_the_time_of_the_longest),
         cmocka_unit_test(passes_beside_a_reader_say_nothing_of_others),
         cmocka_unit_test(unless_they_were_faster_or_it_never_ends),
+        cmocka_unit_test(the_last_pass_beside_a_reader_is_paid_for_too),
         cmocka_unit_test(what_ends_soon_is_not_read),
         cmocka_unit_test(who_is_not_read_keeps_nobody_from_drafting),
         cmocka_unit_test(the_first_reading_is_not_charged),

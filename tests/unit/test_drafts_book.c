@@ -94,6 +94,16 @@ static bool answer(struct drafts_book *b, const struct drafts_entry *e, int64_t 
     return answer_with(b, e, 2, now);
 }
 
+/* Asks for a draft of k tokens and hears after us that the context is still being read. */
+static void put_off_after(struct drafts_book *b, uint64_t seq, uint32_t k, int64_t us)
+{
+    struct draft d;
+    Tandem__V1__SequenceDraft a = answer_to(must_send(b, seq, 10, k, 1000), NULL, 0);
+    a.later = true;
+    assert_true(judge(b, &a, 1000 + us, &d));
+    assert_true(d.later);
+}
+
 /* Asks for a draft of k tokens and has one of n after us. */
 static void draft_after(struct drafts_book *b, uint64_t seq, uint32_t k, size_t n, int64_t us)
 {
@@ -527,11 +537,41 @@ static void who_has_no_draft_yet_makes_nobody_wait_longer(void **state)
     for (unsigned i = 0; i < 2; i++)
         draft_after(b, 7, 5, 2, 250);
     for (unsigned i = 0; i < 40; i++)
-        draft_after(b, 8, 5, 0, BUDGET_US - 1);
+        put_off_after(b, 8, 5, BUDGET_US - 1);
     draft_after(b, 8, 5, 2, BUDGET_US - 1); // the first; and one that had to be fed once more
-    draft_after(b, 7, 5, 0, BUDGET_US - 1);
+    put_off_after(b, 7, 5, BUDGET_US - 1);
     draft_after(b, 7, 5, 2, BUDGET_US - 1);
     assert_int_equal(drafts_book_p90_us(b, 5), 250);
+}
+
+static uint32_t to_read(struct drafts_book *b, uint64_t seq, uint32_t base_len)
+{
+    struct drafts_wish w = wish_of(seq, base_len, 2);
+    drafts_book_ask(b, &w, 1, BUDGET_US, 2000);
+    return w.to_read;
+}
+
+static void a_wish_tells_what_has_to_be_read_first(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    assert_int_equal(to_read(b, 7, 10), 10);
+    put_off_after(b, 7, 2, 1);
+    assert_int_equal(to_read(b, 7, 11), 11); // it still reads
+    draft_after(b, 7, 2, 0, 1);
+    assert_int_equal(to_read(b, 7, 12), 0);
+    put_off_after(b, 7, 2, 1); // it fell behind
+    assert_int_equal(to_read(b, 7, 300), 290);
+    draft_after(b, 7, 2, 2, 1);
+    struct draft d;
+    Tandem__V1__SequenceDraft lost = answer_to(must_send(b, 7, 20, 2, 0), NULL, 0);
+    assert_int_equal(to_read(b, 7, 20), 0); // an answer is owed, nothing is on its way
+    lost.need_context = true;
+    judge(b, &lost, 1, &d);
+    assert_int_equal(to_read(b, 7, 20), 20);
+    assert_int_equal(to_read(b, 8, 130000), 130000); // ahead of a wish
+    drafts_book_reset(b, &about);
+    assert_int_equal(to_read(b, 7, 20), 20);
 }
 
 static void a_tree_is_handed_on_with_falling_survival(void **state)
@@ -733,6 +773,7 @@ int main(void)
         cmocka_unit_test(a_good_draft_is_handed_on),
         cmocka_unit_test(the_time_of_a_draft_is_that_behind_a_known_context),
         cmocka_unit_test(who_has_no_draft_yet_makes_nobody_wait_longer),
+        cmocka_unit_test(a_wish_tells_what_has_to_be_read_first),
         cmocka_unit_test(a_tree_is_handed_on_with_falling_survival),
         cmocka_unit_test(what_is_wrong_is_dropped),
         cmocka_unit_test(three_bad_answers_in_a_row_are_enough),
