@@ -469,12 +469,23 @@ void control_unread(struct control_seq *s)
     s->reading = (struct reading){0};
 }
 
+static void note_given(struct control_seq *s, bool given)
+{
+    s->given += GIVEN_WEIGHT * ((given ? 1.0f : 0.0f) - s->given);
+}
+
+void control_put_off(struct control_seq *s)
+{
+    if (!reading_goes_on(&s->reading))
+        note_given(s, false);
+}
+
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given)
 {
     struct control_proposer *p = &c->proposers[proposer];
     bool was_read = s->reading.done && s->reading.proposer == proposer;
-    s->given += GIVEN_WEIGHT * ((given ? 1.0f : 0.0f) - s->given);
+    note_given(s, given);
     if (given && was_read)
         note_answer(p, k, s->n_asked, us);
     else if (given)

@@ -130,6 +130,8 @@ void control_unread(struct control_seq *s);
  * had the context to read. */
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given);
+/* It answered that it is still reading, which speaks against it when that goes on for too long. */
+void control_put_off(struct control_seq *s);
 /* These tokens were committed where the draft began; it may have been verified, or not, or have
  * come too late. Only draft.proposer, n, parents and said count. */
 void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,

@@ -493,6 +493,35 @@ static void a_try_goes_on_while_it_is_read(void **state)
     assert_int_equal(asked(w, 1, 64), 0);
 }
 
+/* Rounds of so many in which the first sequence is asked for, each time to be put off. */
+static unsigned rounds_put_off(struct world *w, unsigned n_rounds)
+{
+    struct control_seq *s = &w->seqs[0];
+    unsigned n_asked = 0;
+    for (unsigned i = 0; i < n_rounds; i++) {
+        bool is_asked = asked(w, 1, 64) > 0;
+        if (is_asked)
+            control_asked(s, 0, 100, 1);
+        pass_beside(w, reading_goes_on(&s->reading) ? s : NULL, 100);
+        if (is_asked)
+            control_put_off(s);
+        n_asked += is_asked;
+    }
+    return n_asked;
+}
+
+static void who_is_put_off_for_ever_is_asked_for_rarely(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    feed(w, 0, 0.9, 4, 100);
+    assert_int_equal(rounds_put_off(w, 16), 16); // it takes a while to read
+    rounds_put_off(w, 200);
+    assert_in_range(rounds_put_off(w, 1000), 1, 1000 / 10);
+    control_answered(&w->c, &w->seqs[0], 0, 2, 1000, true); // it has read it after all
+    assert_true(asked(w, 1, 64) > 0);
+}
+
 static void tries_are_for_those_that_were_read(void **state)
 {
     (void)state;
@@ -827,6 +856,7 @@ int main(void)
         cmocka_unit_test(an_answer_without_tokens_has_nothing_to_read),
         cmocka_unit_test(who_is_not_asked_is_not_read),
         cmocka_unit_test(a_try_goes_on_while_it_is_read),
+        cmocka_unit_test(who_is_put_off_for_ever_is_asked_for_rarely),
         cmocka_unit_test(tries_are_for_those_that_were_read),
         cmocka_unit_test(a_wrong_start_is_unlearnt),
         cmocka_unit_test(a_load_that_has_gone_is_forgotten),

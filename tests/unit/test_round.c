@@ -72,6 +72,7 @@ static void a_draft_that_is_put_off_ends_the_wait_and_says_nothing(void **state)
     struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 10};
     control_seq_init(&seq.control);
     seq.asked_k = 4;
+    control_asked(&seq.control, 0, 10, 1);
     for (unsigned later = 2; later-- > 0;) {
         item.later = later;
         seq.has_draft = false;
