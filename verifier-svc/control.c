@@ -17,6 +17,7 @@
 #define NONE_MAX_ROUNDS 64
 #define LEFT_MAX 512 // tokens that an answer has left, as most end before they must
 #define TRY_K 2
+#define HELD_UP 8.0 // a pass beside a reader counts as at most so many that were expected
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
@@ -498,7 +499,7 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
 static bool is_excused(struct control *c, struct control_seq *beside, double expected_us, double us)
 {
     struct reading *r = &beside->reading;
-    double longer_us = us - expected_us;
+    double longer_us = fmin(us, HELD_UP * expected_us) - expected_us;
     return longer_us >= 0 && reading_passed(r, &c->proposers[r->proposer].reading, longer_us);
 }
 

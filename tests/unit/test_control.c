@@ -405,6 +405,17 @@ static void the_last_pass_beside_a_reader_is_paid_for_too(void **state)
     assert_true(w->c.proposers[0].reading.us == 100);
 }
 
+static void a_pass_that_was_interrupted_makes_no_price(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    feed(w, 0, 0.9, 4, 100);
+    ask(&w->seqs[1], 1);
+    pass_beside(w, &w->seqs[1], 1e8); // the machine was suspended
+    control_answered(&w->c, &w->seqs[1], 0, 4, 1000, true);
+    assert_true(asked_with(w, 1, 64, 1000) > 0);
+}
+
 /* Each position costs 10 us. */
 static struct world *world_with_readers(void)
 {
@@ -850,6 +861,7 @@ int main(void)
         cmocka_unit_test(passes_beside_a_reader_say_nothing_of_others),
         cmocka_unit_test(unless_they_were_faster_or_it_never_ends),
         cmocka_unit_test(the_last_pass_beside_a_reader_is_paid_for_too),
+        cmocka_unit_test(a_pass_that_was_interrupted_makes_no_price),
         cmocka_unit_test(what_ends_soon_is_not_read),
         cmocka_unit_test(who_is_not_read_keeps_nobody_from_drafting),
         cmocka_unit_test(the_first_reading_is_not_charged),
