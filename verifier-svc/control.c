@@ -539,21 +539,21 @@ void control_seen(struct control *c, struct control_seq *s, const struct control
     if (!draft->n || !n_committed)
         return;
     int32_t node = -1;
+    uint32_t n_kept = 0;
     s->kept *= SEQ_FADE;
     s->expected *= SEQ_FADE;
     for (uint32_t i = 0; i < n_committed; i++) {
         node = try_children(c, s, draft, draft_tokens, node, i, committed[i]);
         if (node < 0)
-            return;
+            break;
+        n_kept++;
     }
+    if (node < 0 || n_kept == draft->n) // else what is left of it will be verified
+        s->ema += (float)(EMA_WEIGHT * ((double)n_kept / draft->n - s->ema));
 }
 
-void control_verified(struct control *c, struct control_seq *s, uint32_t n_drafted,
-                      uint32_t n_accepted)
+void control_verified(struct control *c, uint32_t n_drafted, uint32_t n_accepted)
 {
-    if (!n_drafted)
-        return;
-    double share = (double)n_accepted / n_drafted;
-    s->ema += (float)(EMA_WEIGHT * (share - s->ema));
-    c->acceptance_ema += EMA_WEIGHT * (share - c->acceptance_ema);
+    if (n_drafted)
+        c->acceptance_ema += EMA_WEIGHT * ((double)n_accepted / n_drafted - c->acceptance_ema);
 }

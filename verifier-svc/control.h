@@ -9,8 +9,9 @@
  *            so that no choice depends on a drawn token itself; else, as times have bends, the
  *            best number is taken.
  *   fixed    k, always.
- *   ema      by the moving average of the sequence's acceptance (weight 0.1, from 0.7): above 0.8
- *            k, above 0.5 k - 2 and at least 1, above 0.3 one token, else none.
+ *   ema      by the moving average of the sequence's acceptance (weight 0.1, from 0.7), drafts
+ *            that come too late to be verified included: above 0.8 k, above 0.5 k - 2 and at
+ *            least 1, above 0.3 one token, else none.
  * A request may be fixed by itself, under every policy.
  * A sequence without drafts tries again now and then: with ema one token every 32 rounds. With
  * goodput one sequence does, so often that trying costs 0.4 % of the time: of those that their
@@ -142,5 +143,4 @@ void control_seen(struct control *c, struct control_seq *s, const struct control
 void control_passed(struct control *c, const struct cost_pass *pass, double us,
                     struct control_seq *beside);
 /* A round verified n_drafted tokens and kept n_accepted of them. */
-void control_verified(struct control *c, struct control_seq *s, uint32_t n_drafted,
-                      uint32_t n_accepted);
+void control_verified(struct control *c, uint32_t n_drafted, uint32_t n_accepted);

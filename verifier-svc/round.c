@@ -261,7 +261,7 @@ static void count_draft(struct engine *e, struct seq *s, const struct accept_res
     s->kept_steps[r->n_accepted]++;
     if (s->proposer == SEQ_NO_PROPOSER)
         return; // the client's own
-    control_verified(&e->control, &s->control, s->n_draft, r->n_accepted);
+    control_verified(&e->control, s->n_draft, r->n_accepted);
     metrics_set(e->stats->acceptance_ema, e->control.acceptance_ema);
     metrics_add(e->stats->proposed, s->n_draft);
     metrics_add(e->stats->accepted, r->n_accepted);
