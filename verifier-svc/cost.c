@@ -8,6 +8,7 @@
 #define CONTEXT_WEIGHT 0.2 // in what reading and seeing a position takes
 #define SEE_SHARE 0.25     // of what reading a position takes, about, for a row that sees it
 #define KIND_WEIGHT 0.5    // in the factor of drafted passes, where one kind follows the other
+#define LEAST_READ 1e-6    // of a pass, to read a position: what costs nothing is never learnt
 #define OUTLIER 2.0 // a pass that was interrupted counts as at most so much more than expected
 
 static const uint32_t points[COST_POINTS] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  12,  14,
@@ -107,12 +108,13 @@ void cost_init(struct cost *c, const struct cost_measured *m)
 {
     *c = (struct cost){.scale = 1, .drafted_scale = 1};
     fill(c, m->us);
+    c->read_us = LEAST_READ * c->w_us[0];
     if (m->rows < 2 || m->long_one_us <= 0)
         return;
     double one = (m->long_one_us - at(c->w_us, 1)) / m->context;        // read + see
     double all = (m->long_rows_us - at(c->w_us, m->rows)) / m->context; // read + rows * see
     c->see_us = max(0, (all - one) / (m->rows - 1));
-    c->read_us = max(0, one - c->see_us);
+    c->read_us = max(c->read_us, one - c->see_us);
 }
 
 static double scale_of(const struct cost *c, const struct cost_pass *p)

@@ -49,8 +49,8 @@ uint32_t cost_rows_at(unsigned i);
 
 /* us[i]: a pass of cost_rows_at(i) rows without context; 0: not measured (us[0] must be). One that
  * is slower than a larger pass was held up, and counts as that one. long_us: passes of 1 and of
- * `rows` rows of one sequence behind `context` positions; both 0: not measured.
- */
+ * `rows` rows of one sequence behind `context` positions; both 0: not measured, a context is taken
+ * to cost next to nothing until passes show what it does. */
 struct cost_measured {
     double us[COST_POINTS];
     uint32_t context, rows;

@@ -207,6 +207,30 @@ static void what_seeing_a_position_takes_is_learnt(void **state)
     assert_true(fabs(cost_us(&c, &five) - 562) < 30); // which never ran
 }
 
+/* As the measured sizes were held up and the long passes were not, or nothing was measured. */
+static void a_context_that_seemed_to_cost_nothing_is_learnt_all_the_same(void **state)
+{
+    (void)state;
+    struct cost_measured measured[] = {
+        {.us = {100, 103}, .context = 1000, .rows = 2, .long_one_us = 90, .long_rows_us = 90},
+        {.us = {100, 103}}};
+    for (unsigned m = 0; m < 2; m++) {
+        struct cost c;
+        cost_init(&c, &measured[m]);
+        for (int i = 0; i < 2000; i++) {
+            uint32_t context = i % 2 ? 100 : 10000;
+            struct cost_pass pass = {0};
+            cost_add(&pass, 1 + (uint32_t)i / 2 % 2, context);
+            cost_seen(&c, &pass, 97 + 3 * pass.rows + 0.02 * context);
+        }
+        struct cost_pass longer = {0}, shorter = {0};
+        cost_add(&longer, 1, 10000);
+        cost_add(&shorter, 1, 100);
+        assert_true(fabs(cost_us(&c, &longer) - 300) < 30);
+        assert_true(fabs(cost_us(&c, &shorter) - 102) < 20);
+    }
+}
+
 static void one_interrupted_pass_says_little(void **state)
 {
     (void)state;
@@ -232,6 +256,7 @@ int main(void)
         cmocka_unit_test(faster_than_thought_is_believed_at_once),
         cmocka_unit_test(what_reading_takes_is_learnt_at_long_contexts),
         cmocka_unit_test(what_seeing_a_position_takes_is_learnt),
+        cmocka_unit_test(a_context_that_seemed_to_cost_nothing_is_learnt_all_the_same),
         cmocka_unit_test(one_interrupted_pass_says_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
