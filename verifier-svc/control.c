@@ -124,9 +124,10 @@ static void take_back(struct control_item *v, uint32_t n, uint32_t n_tokens)
     }
 }
 
-/* Gives rows to the tokens with the best chances, at most `limit` to each sequence, as long as that
- * pays; ends where the goodput has dropped to this share of the best: 1 is the first drop, less
- * looks over a bend in the times. beside_us: the time that goes by without the pass. */
+/* Gives rows to the tokens with the best chances, at most `limit` to each sequence, as long as
+ * there are some and that pays; ends where the goodput has dropped to this share of the best: 1 is
+ * the first drop, less looks over a bend in the times. beside_us: the time that goes by without the
+ * pass. */
 static struct goodput share(const struct control *c, const struct control_round *r,
                             struct control_item *v, uint32_t n, uint32_t limit, double beside_us,
                             double drop)
@@ -134,16 +135,17 @@ static struct goodput share(const struct control *c, const struct control_round 
     struct cost_pass pass = r->pass;
     pass.drafted = limit > 0;
     struct goodput g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us}, best = g;
-    uint32_t n_behind = 0; // tokens behind the best
+    uint32_t n_given = 0, n_behind = 0; // tokens in all, and behind the best
     for (uint32_t i = 0; i < n; i++)
         v[i].k = 0;
     for (;;) {
         struct control_item *next = next_to_give(v, n, limit);
-        if (!next || g.tokens * best.us < drop * best.tokens * g.us)
+        if (!next || n_given == r->draft_rows || g.tokens * best.us < drop * best.tokens * g.us)
             break;
         add_row(&pass, next->context);
         g.tokens += next->chance[next->k++];
         g.us = cost_us(&c->cost, &pass) + beside_us;
+        n_given++;
         n_behind++;
         if (g.tokens * best.us > best.tokens * g.us) {
             best = g;

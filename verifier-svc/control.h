@@ -104,10 +104,11 @@ struct control_item {
 };
 
 /* What runs whatever is decided: pass has a row for each of the n_decoding sequences, among them
- * the items and n_fixed that are fixed, and n_running sequences run in all. */
+ * the items and n_fixed that are fixed, and n_running sequences run in all. It has draft_rows for
+ * drafts at most. */
 struct control_round {
     struct cost_pass pass;
-    uint32_t n_decoding, n_fixed, n_running;
+    uint32_t n_decoding, n_fixed, n_running, draft_rows;
 };
 
 /* How many tokens to ask for. Returns for how long waiting for the drafts pays, in us: until then

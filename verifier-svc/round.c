@@ -88,6 +88,7 @@ static struct control_round round_without_drafts(const struct engine *e)
         cost_add(&r.pass, 1, s->n);
     }
     r.pass.rows += n_prompts ? e->prompt_rows : 0;
+    r.draft_rows = sched_draft_rows(&e->sched, e->running.n, r.n_decoding, n_prompts);
     return r;
 }
 

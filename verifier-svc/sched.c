@@ -123,16 +123,22 @@ static uint32_t share_prompts(const struct sched *s, struct sched_share *v, uint
     return used;
 }
 
+uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding,
+                          uint32_t n_prompts)
+{
+    uint32_t left = s->limits.max_rows - min_u32(n_decoding, s->limits.max_rows);
+    uint32_t for_drafts = n_prompts ? left / 4 * 3 : left; // prompts always go on
+    uint32_t logits_left = s->limits.max_logits - min_u32(n, s->limits.max_logits);
+    return min_u32(for_drafts, logits_left);
+}
+
 uint32_t sched_share_rows(const struct sched *s, struct sched_share *v, uint32_t n)
 {
     uint32_t n_decoding = share_decoding(s, v, n), n_prompts = 0;
     for (uint32_t i = 0; i < n; i++)
         n_prompts += v[i].todo > 1;
 
-    uint32_t left = s->limits.max_rows - n_decoding;
-    uint32_t for_drafts = n_prompts ? left / 4 * 3 : left; // prompts always go on
-    uint32_t logits_left = s->limits.max_logits - min_u32(n, s->limits.max_logits);
-    uint32_t used = n_decoding + share_drafts(v, n, min_u32(for_drafts, logits_left));
+    uint32_t used = n_decoding + share_drafts(v, n, sched_draft_rows(s, n, n_decoding, n_prompts));
     if (!n_prompts)
         return used;
 

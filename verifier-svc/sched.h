@@ -59,6 +59,10 @@ struct sched_share {
     uint32_t draft_rows; // granted of draft
 };
 
+/* Rows of drafts in a pass with n sequences, of which so many decode and so many have prompts to
+ * run: at most. */
+uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding,
+                          uint32_t n_prompts);
 /* Fills rows and draft_rows; returns their sum. */
 uint32_t sched_share_rows(const struct sched *s, struct sched_share *v, uint32_t n);
 /* A pass of n_rows took us. */

@@ -31,7 +31,7 @@ static struct world *world_of(enum control_policy policy, uint32_t k, uint32_t o
  * many tokens left. */
 static uint32_t asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_t left)
 {
-    struct control_round r = {.n_decoding = n, .n_running = n};
+    struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++) {
         cost_add(&r.pass, 1, 100);
         w->items[i] =
@@ -94,7 +94,7 @@ static void a_fixed_request_drafts_where_it_does_not_pay(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(policies); i++) {
         struct world *w = world_of(policies[i], 5, 0, 100, 100);
         struct control_round r = {
-            .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = 1, .n_running = 2};
+            .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = 1, .draft_rows = 1000, .n_running = 2};
         w->seqs[0].ema = w->seqs[1].ema = 0;
         for (unsigned k = 0; k < 2; k++)
             w->items[k] =
@@ -607,7 +607,7 @@ static uint32_t draft(struct world *w, uint32_t n, struct run *run)
 static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t n_drafts,
                    struct run *run)
 {
-    struct control_round r = {.n_decoding = n, .n_running = n};
+    struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++)
         cost_add(&r.pass, 1, 100);
     control_cut(&w->c, &r, w->items, n_drafts);
@@ -718,7 +718,8 @@ static void waiting_is_worth_what_the_draft_brings(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 0);
-    struct control_round r = {.n_decoding = 1, .n_running = 1, .pass = {.rows = 1}};
+    struct control_round r = {
+        .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
     w->items[0] = (struct control_item){.s = &w->seqs[0], .n = 4};
     feed(w, 0, 1, 4, 500);
     double us = control_ask(&w->c, &r, w->items, 1);
@@ -729,8 +730,11 @@ static void waiting_is_worth_what_the_draft_brings(void **state)
 /* How long two sequences wait, of which so many are fixed. */
 static double waited_us(struct world *w, uint32_t n_fixed)
 {
-    struct control_round r = {
-        .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = n_fixed, .n_running = 2};
+    struct control_round r = {.pass = {.rows = 2},
+                              .n_decoding = 2,
+                              .n_fixed = n_fixed,
+                              .draft_rows = 1000,
+                              .n_running = 2};
     for (unsigned i = 0; i < 2; i++)
         w->items[i] = (struct control_item){.s = &w->seqs[i], .n = 4, .fixed = i < n_fixed};
     return control_ask(&w->c, &r, w->items, 2);
@@ -752,7 +756,8 @@ static void nobody_waits_longer_beside_a_request_that_is_fixed(void **state)
 
 static uint32_t cut(struct world *w, const int32_t *parents, const float *said, uint32_t n)
 {
-    struct control_round r = {.n_decoding = 1, .n_running = 1, .pass = {.rows = 1}};
+    struct control_round r = {
+        .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
     w->items[0] = (struct control_item){.s = &w->seqs[0], .n = n, .parents = parents, .said = said};
     control_cut(&w->c, &r, w->items, 1);
     return w->items[0].k;
@@ -775,7 +780,8 @@ static void a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q(void 
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     cost_init(&w->c.cost, &m);
     for (unsigned drawn = 0; drawn < 2; drawn++) {
-        struct control_round r = {.n_decoding = 1, .n_running = 1, .pass = {.rows = 1}};
+        struct control_round r = {
+            .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
         w->items[0] = (struct control_item){
             .s = &w->seqs[0], .n = 5, .parents = chain, .said = said, .drawn = drawn};
         control_cut(&w->c, &r, w->items, 1);
@@ -790,6 +796,24 @@ static void all_of_a_try_is_verified(void **state)
     const float doubt[] = {.01f, .01f};
     w->seqs[0].trying = true;
     assert_int_equal(cut(w, chain, doubt, 2), 2);
+}
+
+static void no_more_is_asked_for_than_a_pass_has_rows_for(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 0);
+    struct control_round r = {
+        .n_decoding = 2, .n_running = 2, .draft_rows = 5, .pass = {.rows = 2}};
+    for (unsigned i = 0; i < 2; i++)
+        w->items[i] =
+            (struct control_item){.s = &w->seqs[i], .n = 16, .parents = chain, .said = silent};
+    for (unsigned here = 0; here < 2; here++) {
+        if (here)
+            control_cut(&w->c, &r, w->items, 2);
+        else
+            control_ask(&w->c, &r, w->items, 2);
+        assert_int_equal(w->items[0].k + w->items[1].k, 5);
+    }
 }
 
 /* Every token that is verified makes the next wait come later by less than it brings. */
@@ -901,6 +925,7 @@ int main(void)
         cmocka_unit_test(a_draft_is_cut_where_its_proposer_doubts),
         cmocka_unit_test(a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q),
         cmocka_unit_test(all_of_a_try_is_verified),
+        cmocka_unit_test(no_more_is_asked_for_than_a_pass_has_rows_for),
         cmocka_unit_test(what_was_worth_asking_for_is_worth_verifying),
         cmocka_unit_test(a_wait_that_is_over_does_not_count_against_the_draft),
         cmocka_unit_test(what_a_proposer_says_is_weighed_by_what_came_of_it),

@@ -134,6 +134,8 @@ static void drafts_keep_within_the_rows_with_logits(void **state)
     s.limits.max_logits = 10;
     struct sched_share v[] = {{.todo = 1, .draft = 20}, {.todo = 1, .draft = 20}};
     assert_int_equal(sched_share_rows(&s, v, 2), 10);
+    assert_int_equal(sched_draft_rows(&s, 2, 2, 0), 8); // known before there are drafts
+    assert_int_equal(sched_draft_rows(&s, 20, 2, 0), 0);
 }
 
 static void a_prompt_alone_takes_the_pass(void **state)
