@@ -31,13 +31,14 @@ struct pool {
     _Alignas(64) atomic_uint arrived; // threads at the barrier
     _Alignas(64) unsigned n_threads, n_started;
     bool spin; // not where threads outnumber cores
+    bool pinned;
     bool stop;
     void (*fn)(void *arg, unsigned i, unsigned n);
     void *arg;
     struct worker {
         struct pool *pool;
         pthread_t thread;
-        unsigned i;
+        unsigned i, cpu;
     } workers[POOL_MAX_THREADS]; // [0] is the caller's
 };
 
@@ -106,12 +107,44 @@ static void *work(void *arg)
     }
 }
 
+struct cpus {
+    union {
+        cpu_set_t set;
+        char room[MAX_CPUS / 8];
+    };
+};
+
+static void pin_to(pthread_t thread, unsigned cpu)
+{
+    struct cpus one = {0};
+    CPU_SET_S(cpu, sizeof(one), &one.set);
+    pthread_setaffinity_np(thread, sizeof(one), &one.set);
+}
+
+/* A caller on the core of one of its workers would take turns with it for as long as the system
+ * leaves it there: workers cannot make room. It moves, and may go where it likes afterwards. */
+static void leave_workers_core(const struct pool *p)
+{
+    struct cpus allowed;
+    int cpu = sched_getcpu();
+    unsigned i = 1;
+    while (i < p->n_threads && (int)p->workers[i].cpu != cpu)
+        i++;
+    if (i == p->n_threads ||
+        pthread_getaffinity_np(pthread_self(), sizeof(allowed), &allowed.set) != 0)
+        return;
+    pin_to(pthread_self(), p->workers[0].cpu);
+    pthread_setaffinity_np(pthread_self(), sizeof(allowed), &allowed.set);
+}
+
 void pool_run(struct pool *p, void (*fn)(void *arg, unsigned i, unsigned n), void *arg)
 {
     if (p->n_threads == 1) {
         fn(arg, 0, 1);
         return;
     }
+    if (p->pinned)
+        leave_workers_core(p);
     unsigned job = atomic_load_explicit(&p->start.word, memory_order_relaxed) + 1;
     p->fn = fn;
     p->arg = arg;
@@ -145,28 +178,20 @@ int pool_thread(void *(*fn)(void *), void *arg, pthread_t *ret)
     return -r;
 }
 
-static void pin_to(pthread_t thread, unsigned cpu)
-{
-    union {
-        cpu_set_t set;
-        char room[MAX_CPUS / 8];
-    } one = {0};
-    CPU_SET_S(cpu, sizeof(one), &one.set);
-    pthread_setaffinity_np(thread, sizeof(one), &one.set);
-}
-
 static int start_workers(struct pool *p, const struct cores *cores, bool pin)
 {
     p->spin = p->n_threads <= cores->n;
+    p->pinned = pin && p->spin;
+    p->workers[0].cpu = cores->cpu[0];
     for (unsigned i = 1; i < p->n_threads; i++) {
         struct worker *w = &p->workers[i];
-        *w = (struct worker){.pool = p, .i = i};
+        *w = (struct worker){.pool = p, .i = i, .cpu = p->spin ? cores->cpu[i] : 0};
         int r = pool_thread(work, w, &w->thread);
         if (r < 0)
             return fail(r, "pool: cannot start thread %u of %u", i, p->n_threads);
         p->n_started = i;
-        if (pin && p->spin)
-            pin_to(w->thread, cores->cpu[i]);
+        if (p->pinned)
+            pin_to(w->thread, w->cpu);
     }
     return 0;
 }

@@ -16,8 +16,9 @@ struct pool;
 #define POOL_STACK (8 << 20) // bytes; kernels take up to 1.3 MiB
 
 /* n_threads 0: the usable cores (cores.h). pin: bind threads 1, 2, ... to the allowed cores behind
- * the first; the caller, whose affinity its later threads would inherit, is left alone; harmless
- * when refused. -ENOMEM, -EINVAL (too many), -EAGAIN (the system gives no more threads). */
+ * the first; the caller, whose affinity its later threads would inherit, only moves to the first if
+ * it is on the core of another when a job begins; harmless when refused. -ENOMEM, -EINVAL (too
+ * many), -EAGAIN (the system gives no more threads). */
 int pool_new(unsigned n_threads, bool pin, struct pool **ret);
 void pool_free(struct pool *p);
 DEFINE_AUTO(struct pool, pool_free)

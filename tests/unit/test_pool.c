@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -175,6 +176,42 @@ static void every_thread_has_the_stack_that_kernels_take(void **state)
     pthread_attr_destroy(&small);
 }
 
+static void note_core(void *arg, unsigned i, unsigned n)
+{
+    (void)n;
+    ((atomic_int *)arg)[i] = sched_getcpu();
+}
+
+static void begin_on(int cpu, const cpu_set_t *allowed)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+    assert_int_equal(sched_setaffinity(0, sizeof(*allowed), allowed), 0);
+}
+
+/* They would take turns there, at each barrier. */
+static void the_caller_leaves_the_core_of_another_thread(void **state)
+{
+    (void)state;
+    AUTO(pool_free) struct pool *p = pool_of(2);
+    cpu_set_t allowed, after;
+    atomic_int cores[2];
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) < 0 || CPU_COUNT(&allowed) < 2)
+        skip();
+    pool_run(p, note_core, cores);
+    unsigned n_shared = 0;
+    for (unsigned i = 0; i < 100; i++) {
+        begin_on(cores[1], &allowed);
+        pool_run(p, note_core, cores);
+        n_shared += cores[0] == cores[1];
+    }
+    assert_in_range(n_shared, 0, 20); // the system may move it, too
+    assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
+    assert_true(CPU_EQUAL(&allowed, &after));
+}
+
 static void too_many_threads_are_refused(void **state)
 {
     (void)state;
@@ -208,6 +245,7 @@ int main(void)
         cmocka_unit_test(an_idle_pool_costs_no_cpu),
         cmocka_unit_test(another_thread_may_be_the_caller),
         cmocka_unit_test(every_thread_has_the_stack_that_kernels_take),
+        cmocka_unit_test(the_caller_leaves_the_core_of_another_thread),
         cmocka_unit_test(too_many_threads_are_refused),
         cmocka_unit_test(shares_cover_everything_once),
     };
