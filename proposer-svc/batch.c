@@ -143,7 +143,7 @@ static void close_answers(struct batch *b, int64_t now_us)
                 continue;
             if (!a->ask.done) {
                 a->draft.n = 0;
-                a->ask.later = true;
+                a->ask.unread += !a->ask.unread; // it is to be asked again
             }
             close_answer(b, r, a);
         }
@@ -342,7 +342,7 @@ static size_t fill(struct answer *a, struct packed *packed)
     to->base_len = a->to->base_len;
     to->digest = a->to->digest;
     to->need_context = a->kind == SESSION_NEED_CONTEXT;
-    to->later = a->kind == SESSION_DRAFT && !draft->n && a->ask.later;
+    to->unread = a->kind == SESSION_DRAFT && !draft->n ? a->ask.unread : 0;
     if (!draft->n)
         return 0;
     to->n_tokens = draft->n;

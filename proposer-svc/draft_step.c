@@ -13,6 +13,7 @@ static bool is_ready(struct draft *d, struct prop_ask *ask)
 {
     struct draft_seq *s = ask->seq;
     uint32_t n = ask->context.n;
+    ask->unread = 0;
     ask->to->n = 0;
     ask->to->tree = false;
     ask->to->q_mode = ask->q_mode;
@@ -29,7 +30,8 @@ static bool is_ready(struct draft *d, struct prop_ask *ask)
     s->ahead_at = n;
     if (n - s->kv.len > CATCH_UP) {
         feed_later(d, s);
-        ask->done = ask->later = feed_us(d, s) > (ask->until_us - clock_us()) / 2;
+        ask->unread = n - s->kv.len;
+        ask->done = feed_us(d, s) > (ask->until_us - clock_us()) / 2;
         return false;
     }
     if ((ask->q_mode == PROP_SPARSE || ask->q_mode == PROP_DENSE) && !draw_room(d, ask)) {
@@ -82,7 +84,7 @@ bool step_draft(struct draft *d, struct prop_ask *const *asks, uint32_t n)
                 asks[at]->done = true;
                 group[n_group++].ask = asks[at];
             }
-            any_done |= asks[at]->done && !asks[at]->later;
+            any_done |= asks[at]->done && !asks[at]->unread;
         }
         while (n_group)
             n_group = step(d, group, n_group);

@@ -76,8 +76,8 @@ struct prop_ask {
     uint64_t draw_key; // coupled: the target's
     int64_t until_us;  // clock_us(); a later answer is of no use
     struct prop_draft *to;
-    bool done;  // set by draft()
-    bool later; // likewise: done without tokens, because the context is still being read
+    bool done;       // set by draft()
+    uint32_t unread; // likewise: without tokens yet, as so many of the context are still to be read
 };
 
 /* What Describe tells. */

@@ -267,8 +267,10 @@ static void finish(struct prop_ask *ask, struct part *p)
 {
     struct chain_seq *s = ask->seq;
     s->parts[s->stage].open = false;
-    for (unsigned i = 0; !p && i <= s->stage; i++)
-        ask->later |= s->parts[i].ask.later;
+    for (unsigned i = 0; !p && i <= s->stage; i++) {
+        uint32_t unread = s->parts[i].ask.unread;
+        ask->unread = ask->unread > unread ? ask->unread : unread;
+    }
     s->stage = 0;
     ask->done = true;
     ask->to->n = 0;

@@ -12,12 +12,14 @@
 #define TRY_SHARE 0.004 // of the time may go into trying
 #define TRY_MIN_ROUNDS 16
 #define TRY_MAX_ROUNDS 4096
-#define NONE_SHARE 0.002 // into going without drafts, or one round of NONE_MAX_ROUNDS
-#define NONE_MIN_ROUNDS 4
-#define NONE_MAX_ROUNDS 64
+#define LESS_SHARE 0.002 // into drafting less than seems best, or one round of LESS_MAX_ROUNDS
+#define LESS_MIN_ROUNDS 4
+#define LESS_MAX_ROUNDS 64
 #define LEFT_MAX 512 // tokens that an answer has left, as most end before they must
 #define TRY_K 2
-#define HELD_UP 8.0 // a pass beside a reader counts as at most so many that were expected
+#define HELD_UP 8.0     // a pass beside a reader counts as at most so many that were expected
+#define FIRST_TRIES 8   // of a proposer, while it seems to bring nothing: they are due at once
+#define TRY_WAIT_US 1e9 // as long as the proposer's answers take
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
@@ -173,11 +175,20 @@ static double slowest_us(const struct control *c, const struct control_item *v, 
     return us;
 }
 
+static const uint8_t limits[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20};
+
+static uint32_t limit_below(uint32_t k)
+{
+    unsigned i = 0;
+    while (i < sizeof(limits) && limits[i] < k)
+        i++;
+    return i ? limits[i - 1] : 0;
+}
+
 /* The best limit of tokens per sequence; 0: none. */
 static uint32_t best_limit(const struct control *c, const struct control_round *r,
                            struct control_item *v, uint32_t n)
 {
-    static const uint8_t limits[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20};
     double best_rate = MARGIN * r->n_decoding / cost_us(&c->cost, &r->pass);
     uint32_t best = 0;
     for (unsigned i = 0; i < sizeof(limits) && (!i || limits[i - 1] < c->options.k); i++) {
@@ -193,7 +204,7 @@ static uint32_t best_limit(const struct control *c, const struct control_round *
 /* What it costs that the item's proposer reads its context first; 0: it has, or does. */
 static double price_us(const struct control *c, const struct control_item *v)
 {
-    return reading_us(&v->s->reading, &c->proposers[v->proposer].reading, v->proposer, v->context);
+    return reading_us(&v->s->reading, &c->proposers[v->proposer].reading, v->proposer, v->unread);
 }
 
 /* Leaves out those whose tokens will not bring back what it costs to read them. True: there are
@@ -285,18 +296,34 @@ static struct control_item *next_to_try(struct control_item *v, uint32_t n)
     return goes_on ? NULL : next;
 }
 
-/* Of the sequences that could try, one does if it is time. us: what the round takes without. */
+/* Is it time? us: what the round takes without. */
+static bool try_is_due(struct control *c, const struct control_round *r,
+                       const struct control_item *v, double us)
+{
+    if (!v->k && c->proposers[v->proposer].n_tries < FIRST_TRIES)
+        return true;
+    double extra_us = alone_us(c, r, v, try_k(v)) - alone_us(c, r, v, v->k);
+    return ++c->since_try >= rounds_between(extra_us + price_us(c, v), us);
+}
+
+/* Of the sequences that could try, one does if it is time. */
 static void try_one(struct control *c, const struct control_round *r, struct control_item *v,
                     uint32_t n, double us)
 {
     struct control_item *next = next_to_try(v, n);
-    if (!next)
-        return;
-    double extra_us = alone_us(c, r, next, try_k(next)) - alone_us(c, r, next, next->k);
-    if (++c->since_try < rounds_between(extra_us + price_us(c, next), us))
+    if (!next || !try_is_due(c, r, next, us))
         return;
     c->since_try = next->s->since_try = 0;
     let_try(next);
+    c->proposers[next->proposer].n_tries++;
+}
+
+static bool any_tries(const struct control_item *v, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++)
+        any |= v[i].s->trying;
+    return any;
 }
 
 static bool any_being_read(const struct control_item *v, uint32_t n)
@@ -307,17 +334,27 @@ static bool any_being_read(const struct control_item *v, uint32_t n)
     return any;
 }
 
-/* While all rounds draft, no pass shows what they would take without: now and then one goes
- * without, not less often if that seems to cost much, for that may be wrong. g: what the round
- * promises with drafts. */
-static bool none_is_due(struct control *c, const struct control_round *r, const struct goodput *g)
+/* While all rounds draft the same, no pass shows what they would take with less: now and then one
+ * has less, not less often if that seems to cost much, for that may be wrong. g: what the round
+ * promises. */
+static bool less_is_due(struct control *c, const struct control_round *r, const struct goodput *g)
 {
     double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
-    double rounds = fmax(lost_us / (NONE_SHARE * g->us), NONE_MIN_ROUNDS);
-    if (r->n_fixed || ++c->since_none < fmin(rounds, NONE_MAX_ROUNDS))
-        return false;
-    c->since_none = 0;
-    return true;
+    double rounds = fmax(lost_us / (LESS_SHARE * g->us), LESS_MIN_ROUNDS);
+    return !r->n_fixed && ++c->since_less >= fmin(rounds, LESS_MAX_ROUNDS);
+}
+
+/* By turns nothing, the next limit below and half. */
+static void try_less(struct control *c, struct control_item *v, uint32_t n, uint32_t limit)
+{
+    unsigned turn = c->n_less++ % 3;
+    uint32_t k = turn == 0 ? 0 : turn == 1 ? limit_below(limit) : limit / 2;
+    c->since_less = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].k = min_u32(k, v[i].most);
+        v[i].s->trying = v[i].k > 0;
+    }
+    c->beside_us = k ? slowest_us(c, v, n, k) : 0;
 }
 
 /* False: passes were not timed, so nothing can be chosen by it. */
@@ -337,14 +374,13 @@ static double ask_goodput(struct control *c, const struct control_round *r, stru
         fill_hopes(c, &v[i]);
     struct goodput g;
     uint32_t limit = choose(c, r, v, n, &g);
-    if (limit && !any_being_read(v, n) && none_is_due(c, r, &g)) {
-        c->beside_us = 0;
-        share(c, r, v, n, 0, 0, BEND);
-        return 0;
+    if (limit && !any_being_read(v, n) && less_is_due(c, r, &g)) {
+        try_less(c, v, n, limit);
+        return c->beside_us > 0 ? TRY_WAIT_US : 0;
     }
     try_one(c, r, v, n, g.us);
     if (!limit)
-        return 0;
+        return any_tries(v, n) ? TRY_WAIT_US : 0;
     return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - (g.us - c->beside_us);
 }
 
@@ -477,8 +513,9 @@ static void note_given(struct control_seq *s, bool given)
     s->given += GIVEN_WEIGHT * ((given ? 1.0f : 0.0f) - s->given);
 }
 
-void control_put_off(struct control_seq *s)
+void control_put_off(struct control_seq *s, uint32_t unread)
 {
+    reading_told(&s->reading, unread);
     if (!reading_goes_on(&s->reading))
         note_given(s, false);
 }
@@ -511,7 +548,7 @@ void control_passed(struct control *c, const struct cost_pass *pass, double us,
     if (beside && is_excused(c, beside, cost_us(&c->cost, pass), us))
         return;
     cost_seen(&c->cost, pass, us);
-    c->since_none = pass->drafted ? c->since_none : 0;
+    c->since_less = pass->drafted ? c->since_less : 0;
 }
 
 /* The children of `node` were all that could follow; committed is what did. Returns the child that

@@ -17,8 +17,9 @@
  * goodput one sequence does, so often that trying costs 0.4 % of the time: of those that their
  * proposer has read, if there are such, the one that has not tried for longest. It asks for two
  * tokens where there are none, else for twice as many as seem best. All of a try are verified: it
- * shows what passes of that size and drafts of that length take, whatever was thought of them.
- * Where all rounds draft, one of 64 or fewer goes without.
+ * shows what passes of that size and drafts of that length take, whatever was thought of them. The
+ * first eight tries of a proposer that seems to bring nothing come one after the other. Where all
+ * rounds draft, one of 64 or fewer has less than seems best, by turns none, a little less and half.
  * Drafts must promise 4 % more than none, as all of this is learnt from noisy times, and bring back
  * what it costs that a proposer first has to read a sequence's context (reading.h).
  *
@@ -55,6 +56,7 @@ struct control_proposer {
         uint32_t k, n; // the longest wish, for n sequences
         double us;     // of the last answer; 0: none has come
     } answered;        // those to one round of wishes
+    uint32_t n_tries;  // goodput
 };
 
 /* A sequence's own part. Starts as control_seq_init() says. */
@@ -74,7 +76,8 @@ struct control {
     struct cost cost;
     struct control_proposer proposers[DRAFTS_MAX];
     uint32_t since_try;    // rounds, since any sequence tried
-    uint32_t since_none;   // rounds with drafts, since one went without or was to
+    uint32_t since_less;   // rounds with drafts, since one had less than seemed best, or was to
+    uint32_t n_less;       // such
     double beside_us;      // what the drafts that were asked for last take beside the pass
     double acceptance_ema; // of all drafted rounds, for people; weight 0.1, starts at 0.7
 };
@@ -92,6 +95,7 @@ struct control_item {
     struct control_seq *s;
     unsigned proposer;
     uint32_t context;       // its length
+    uint32_t unread;        // of that, what a proposer would have to read that has not
     uint32_t left;          // tokens that it may generate yet
     uint32_t n;             // draft tokens: that may be asked for, or of the draft that is here
     const int32_t *parents; // (n) of the draft
@@ -128,12 +132,13 @@ void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, u
 /* The context has to be read again: the proposer was told to forget it, or is another. */
 void control_unread(struct control_seq *s);
 /* A proposer answered a wish for k tokens after us, with tokens or (given: false) without, but not
- * that it is still reading. The time counts only with tokens, and not the first time: the proposer
+ * that it still reads. The time counts only with tokens, and not the first time: the proposer
  * had the context to read. */
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given);
-/* It answered that it is still reading, which speaks against it when that goes on for too long. */
-void control_put_off(struct control_seq *s);
+/* It answered that so many positions are still to be read, at least one, which speaks against it
+ * when that goes on for too long. */
+void control_put_off(struct control_seq *s, uint32_t unread);
 /* These tokens were committed where the draft began; it may have been verified, or not, or have
  * come too late. Only draft.proposer, n, parents and said count. */
 void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,

@@ -54,7 +54,7 @@ struct draft {
     int32_t parents[DRAFTS_K_MAX]; // index into tokens, -1: the context's last token; always filled
     float survival[DRAFTS_K_MAX];  // 0 .. 1, never rising from parent to child; 1 if not told
     bool tree;                     // false: parents are -1, 0, 1, ...
-    bool later;                    // n is 0 because the proposer still reads the context
+    uint32_t unread;               // of the context, which the proposer still reads, so that n is 0
     bool ahead;                    // made while the tokens that it begins with were being verified
     struct accept_q *q; // (n) drawn: in one allocation with all it points to; NULL: not drawn
     unsigned proposer;

@@ -558,8 +558,8 @@ static void time_answer(struct drafts_book *b, struct known *s, const struct dra
         return;
     if (draft->n && has_read(s))
         note_rtt(b, asked->k, draft->rtt_us);
-    s->puts_off = draft->later;
-    s->read_len = draft->later ? s->read_len : asked->base_len;
+    s->puts_off = draft->unread > 0;
+    s->read_len = draft->unread ? s->read_len : asked->base_len;
 }
 
 bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,

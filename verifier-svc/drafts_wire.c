@@ -327,7 +327,9 @@ enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
     ret->seq = answer->seq;
     ret->base_len = answer->base_len;
     ret->n = (uint32_t)answer->n_tokens;
-    ret->later = answer->later && !answer->n_tokens;
+    ret->unread = answer->n_tokens ? 0 : answer->unread;
+    if (ret->unread > answer->base_len)
+        ret->unread = answer->base_len;
     ret->ahead = asked->ahead;
     ret->tree = false;
     ret->q = NULL;

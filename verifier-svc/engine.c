@@ -372,7 +372,7 @@ static void draft_arrived(void *user, struct draft *d)
                                 .base_len = d->base_len,
                                 .n = d->n,
                                 .rtt_us = d->rtt_us,
-                                .later = d->later,
+                                .unread = d->unread,
                                 .ahead = d->ahead,
                                 .proposer = (int)d->proposer};
     item->q = TAKE(d->q);

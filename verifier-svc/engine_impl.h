@@ -21,7 +21,7 @@ struct inbox_item {
     uint32_t base_len, n;
     int proposer;    // DRAFT, PROPOSER
     uint32_t rtt_us; // DRAFT
-    bool later;      // DRAFT: as in struct draft
+    uint32_t unread; // DRAFT: as in struct draft
     bool ahead;      // likewise
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];

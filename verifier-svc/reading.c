@@ -12,6 +12,14 @@ void reading_asked(struct reading *r, unsigned proposer, uint32_t positions)
         *r = (struct reading){.proposer = proposer, .done = !positions, .positions = positions};
 }
 
+void reading_told(struct reading *r, uint32_t positions)
+{
+    if (!r->positions || r->told)
+        return;
+    r->positions = positions;
+    r->told = true;
+}
+
 void reading_answered(struct reading *r, struct reading_price *price)
 {
     if (reading_goes_on(r)) {

@@ -20,13 +20,17 @@ struct reading_price {
 struct reading {
     unsigned proposer;  // that reads it or has
     bool done;          // it has
+    bool told;          // the positions are its own word
     uint32_t positions; // that it reads; 0: it does not
     uint32_t n_passes;  // beside that
     double us;          // that they took longer
 };
 
-/* It was asked for a draft, and reads so many positions first; 0: it has read them. */
+/* It was asked for a draft, and reads so many positions first, as is thought; 0: it has read them.
+ */
 void reading_asked(struct reading *r, unsigned proposer, uint32_t positions);
+/* It has answered that so many are left; the first time, that is all. */
+void reading_told(struct reading *r, uint32_t positions);
 /* It has answered, not that it is still reading. */
 void reading_answered(struct reading *r, struct reading_price *price);
 /* Nobody asks it any more. */
@@ -37,7 +41,7 @@ bool reading_goes_on(const struct reading *r);
  */
 bool reading_passed(struct reading *r, struct reading_price *price, double longer_us);
 
-/* What reading the sequence would cost yet, in us: 0 if it is read, or was, or the price is not
- * known. */
+/* What reading the sequence, so many positions, would cost yet, in us: 0 if it is read, or was, or
+ * the price is not known. */
 double reading_us(const struct reading *r, const struct reading_price *price, unsigned proposer,
                   uint32_t positions);

@@ -94,11 +94,18 @@ static struct control_round round_without_drafts(const struct engine *e)
 
 /* ---- plan ---- */
 
+/* What a drafter has to read that has not seen the sequence: what this service had to. */
+static uint32_t unread_of(const struct seq *s)
+{
+    return s->n - s->n_cached;
+}
+
 static struct control_item item_of(struct seq *s, uint32_t n)
 {
     return (struct control_item){.s = &s->control,
                                  .proposer = (unsigned)s->proposer,
                                  .context = s->n,
+                                 .unread = unread_of(s),
                                  .left = seq_left(s),
                                  .n = n,
                                  .parents = s->parents,
@@ -370,6 +377,7 @@ static void branch(struct engine *e, struct seq *first, uint32_t last_row, int64
             continue;
         }
         s->state = SEQ_RUNNING;
+        s->n_cached = s->n_prompt;
         accept_seq(e, s, last_row, now_us);
     }
 }
@@ -472,6 +480,12 @@ static void await_ahead(struct seq *s, double most_us, int64_t now_us)
     s->await_us = (int64_t)fmin((double)await_us, most_us);
 }
 
+/* Positions that the proposer reads before it drafts: it finds again what began alike. */
+static uint32_t to_read(const struct seq *s, const struct drafts_wish *w)
+{
+    return w->to_read < unread_of(s) ? w->to_read : unread_of(s);
+}
+
 /* Sends the wishes of the n items that are for proposer p; their drafts are worth waiting for as
  * long as wait_us. */
 static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double wait_us,
@@ -494,7 +508,7 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
     for (uint32_t i = 0; i < n; i++) {
         const struct drafts_wish *w = &e->wishes[i];
         if (w->p90_us || w->to_read) // or its context goes ahead
-            control_asked(&e->wishing[i]->control, p, w->to_read, n_sent);
+            control_asked(&e->wishing[i]->control, p, to_read(e->wishing[i], w), n_sent);
         if (!w->p90_us) {
             await_ahead(e->wishing[i], most_us, now_us);
             continue;
@@ -570,8 +584,8 @@ static void judge_draft(struct engine *e, struct seq *s, const struct inbox_item
 {
     struct control_item draft = {
         .proposer = (unsigned)d->proposer, .n = d->n, .parents = d->parents, .said = d->survival};
-    if (d->later)
-        control_put_off(&s->control);
+    if (d->unread)
+        control_put_off(&s->control, d->unread);
     else if (s->asked_k)
         control_answered(&e->control, &s->control, draft.proposer, s->asked_k, d->rtt_us, d->n);
     control_seen(&e->control, &s->control, &draft, d->tokens, s->tokens + d->base_len,

@@ -89,9 +89,10 @@ void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **as
         ops->draft(shared, open, n_open);
         left = 0;
         for (uint32_t i = 0; i < n_open; i++) {
-            if (open[i]->done && !open[i]->later)
+            if (open[i]->done && !open[i]->unread)
                 continue;
-            open[i]->done = open[i]->later = false;
+            open[i]->done = false;
+            open[i]->unread = 0;
             open[left++] = open[i];
         }
         assert_true(!left || ops->work(shared)); // or they would never be done

@@ -99,9 +99,9 @@ static void put_off_after(struct drafts_book *b, uint64_t seq, uint32_t k, int64
 {
     struct draft d;
     Tandem__V1__SequenceDraft a = answer_to(must_send(b, seq, 10, k, 1000), NULL, 0);
-    a.later = true;
+    a.unread = 7;
     assert_true(judge(b, &a, 1000 + us, &d));
-    assert_true(d.later);
+    assert_int_equal(d.unread, 7);
 }
 
 /* Asks for a draft of k tokens and has one of n after us. */

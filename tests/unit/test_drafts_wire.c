@@ -133,18 +133,18 @@ static void a_sparse_q_arrives_as_it_was_drawn_from(void **state)
     assert_null(d.q);
 }
 
-static void only_an_empty_draft_may_come_later(void **state)
+static void only_an_empty_draft_tells_what_is_unread(void **state)
 {
     (void)state;
     struct told t;
     struct draft d;
     tell(&t, TANDEM__V1__QMODE__Q_MODE_POINT);
-    t.draft.later = true;
+    t.draft.unread = UINT32_MAX;
     must_take(&t, DRAFTS_POINT, &d);
-    assert_false(d.later);
+    assert_int_equal(d.unread, 0);
     t.draft.n_tokens = 0;
     must_take(&t, DRAFTS_POINT, &d);
-    assert_true(d.later);
+    assert_int_equal(d.unread, t.draft.base_len); // no more than there is
 }
 
 static void a_bad_sparse_q_is_refused(void **state)
@@ -309,7 +309,7 @@ int main(void)
         cmocka_unit_test(another_vocabulary_is_refused_with_both_digests),
         cmocka_unit_test(a_name_is_one_word),
         cmocka_unit_test(a_sparse_q_arrives_as_it_was_drawn_from),
-        cmocka_unit_test(only_an_empty_draft_may_come_later),
+        cmocka_unit_test(only_an_empty_draft_tells_what_is_unread),
         cmocka_unit_test(a_bad_sparse_q_is_refused),
         cmocka_unit_test(a_dense_q_comes_in_three_types),
         cmocka_unit_test(a_dense_q_may_leave_out_the_last_tokens),

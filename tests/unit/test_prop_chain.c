@@ -242,7 +242,7 @@ static void what_the_only_one_that_could_puts_off_is_put_off(void **state)
     prop_chain.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_false(ask.done);
     assert_true(prop_chain.work(shared)); // now it is known how long that takes
-    for (ask.later = false; !ask.later; ask.done = false) {
+    for (ask.unread = 0; !ask.unread; ask.done = false) {
         prop_seq_update(&s, 400, NULL, 0);
         ask.until_us = clock_us() + 500;
         prop_chain.draft(shared, (struct prop_ask *[]){&ask}, 1);

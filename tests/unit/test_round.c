@@ -73,12 +73,12 @@ static void a_draft_that_is_put_off_ends_the_wait_and_says_nothing(void **state)
     control_seq_init(&seq.control);
     seq.asked_k = 4;
     control_asked(&seq.control, 0, 10, 1);
-    for (unsigned later = 2; later-- > 0;) {
-        item.later = later;
+    for (unsigned unread = 2; unread-- > 0;) {
+        item.unread = unread;
         seq.has_draft = false;
         round_take_draft(&engine, &item);
         assert_true(seq.has_draft);
-        assert_true(later ? seq.control.given == 1 : seq.control.given < 1);
+        assert_true(unread ? seq.control.given == 1 : seq.control.given < 1);
     }
 }
 
