@@ -60,8 +60,7 @@ class Services:
                        "--threads", str(o.threads), *targets, *settings)
             self.ports[name] = free_port()
             self.start("gateway", name + "-gateway", "--listen", "127.0.0.1:%d" % self.ports[name], "--verifiers", self.path(name))
-        for name in verifiers:
-            self.wait_ready(name, len(proposers))
+            self.wait_ready(name, len(proposers))  # it times passes, and nothing else may run meanwhile
 
     def path(self, name):
         return "unix:%s/%s.sock" % (self.folder, name)
