@@ -141,10 +141,10 @@ static void close_answers(struct batch *b, int64_t now_us)
             struct answer *a = &r->answers[i];
             if (a->state != OPEN || (!a->ask.done && a->ask.until_us > now_us))
                 continue;
-            if (!a->ask.done) {
+            if (!a->ask.done)
                 a->draft.n = 0;
-                a->ask.unread += !a->ask.unread; // it is to be asked again
-            }
+            if (!a->ask.done && !a->ask.unread)
+                a->ask.unread = 1; // it is to be asked again
             close_answer(b, r, a);
         }
     }

@@ -318,11 +318,12 @@ static void try_one(struct control *c, const struct control_round *r, struct con
     c->proposers[next->proposer].n_tries++;
 }
 
-static bool any_tries(const struct control_item *v, uint32_t n)
+/* While a context is read there is nothing to wait for. */
+static bool awaits_try(const struct control_item *v, uint32_t n)
 {
     bool any = false;
     for (uint32_t i = 0; i < n; i++)
-        any |= v[i].s->trying;
+        any |= v[i].s->trying && !reading_goes_on(&v[i].s->reading);
     return any;
 }
 
@@ -380,7 +381,7 @@ static double ask_goodput(struct control *c, const struct control_round *r, stru
     }
     try_one(c, r, v, n, g.us);
     if (!limit)
-        return any_tries(v, n) ? TRY_WAIT_US : 0;
+        return awaits_try(v, n) ? TRY_WAIT_US : 0;
     return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - (g.us - c->beside_us);
 }
 

@@ -344,6 +344,10 @@ static void a_try_is_waited_for(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 200);
     w->c.proposers[0] = (struct control_proposer){0};
     assert_true(try_waits_us(w) > 1e6);
+    control_asked(&w->seqs[0], 0, 100, 1);
+    assert_true(try_waits_us(w) == 0 && w->seqs[0].trying); // it reads: no draft comes yet
+    control_answered(&w->c, &w->seqs[0], 0, 2, 1000, true);
+    assert_true(try_waits_us(w) > 1e6);
     w->c.proposers[0].n_tries = 1000;
     assert_true(try_waits_us(w) == 0);
 }
