@@ -41,6 +41,12 @@ double chance_said(const struct chance *c, uint32_t depth, double said)
     return rate_of(&c->said[word_of(said)], said_means[word_of(said)]);
 }
 
+double chance_alone(const int32_t *parents, const float *said, uint32_t i)
+{
+    double above = parents[i] < 0 ? 1 : said[parents[i]];
+    return above > 0 ? said[i] / above : 0;
+}
+
 static void note(struct chance_rate *r, bool kept)
 {
     r->tried = r->tried * FADE + 1;

@@ -27,5 +27,8 @@ struct chance {
 double chance_at(const struct chance *c, uint32_t depth);
 /* said: the proposer's own word; 1 if it is silent. */
 double chance_said(const struct chance *c, uint32_t depth, double said);
+/* What was said of a draft's token i alone, if those before it are kept, where said[i] is of it and
+ * all before it. */
+double chance_alone(const int32_t *parents, const float *said, uint32_t i);
 /* It was kept, or not. */
 void chance_seen(struct chance *c, uint32_t depth, double said, bool kept);

@@ -13,15 +13,8 @@
  *            that come too late to be verified included: above 0.8 k, above 0.5 k - 2 and at
  *            least 1, above 0.3 one token, else none.
  * A request may be fixed by itself, under every policy.
- * A sequence without drafts tries again now and then: with ema one token every 32 rounds. With
- * goodput one sequence does, so often that trying costs 0.4 % of the time: of those that their
- * proposer has read, if there are such, the one that has not tried for longest. It asks for two
- * tokens where there are none, else for twice as many as seem best. All of a try are verified: it
- * shows what passes of that size and drafts of that length take, whatever was thought of them. The
- * first eight tries of a proposer that seems to bring nothing come one after the other. Where all
- * rounds draft, one of 64 or fewer has less than seems best, by turns none, a little less and half.
- * Drafts must promise 4 % more than none, as all of this is learnt from noisy times, and bring back
- * what it costs that a proposer first has to read a sequence's context (reading.h).
+ * A sequence without drafts tries again now and then: with ema one token every 32 rounds, with
+ * goodput as goodput.h says.
  *
  * The chance of a draft token is learnt per proposer (chance.h), corrected by how the sequence
  * fared of late; so is the time that answers take (answer_time.h).

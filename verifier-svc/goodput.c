@@ -1,0 +1,263 @@
+/* goodput.c - chances, shared rows (share.h), and tries. */
+#include <math.h>
+#include "verifier-svc/goodput.h"
+#include "verifier-svc/share.h"
+
+#define SEQ_TRUST 40.0f // tokens that its proposer's rates weigh against its own counts
+#define LEFT_MAX 512    // tokens that an answer has left, as most end before they must
+#define TRY_SHARE 0.004 // of the time may go into trying
+#define TRY_MIN_ROUNDS 16
+#define TRY_MAX_ROUNDS 4096
+#define LESS_SHARE 0.002 // into drafting less than seems best, or one round of LESS_MAX_ROUNDS
+#define LESS_MIN_ROUNDS 4
+#define LESS_MAX_ROUNDS 64
+#define TRY_K 2
+#define FIRST_TRIES 8   // of a proposer, while it seems to bring nothing: they are due at once
+#define TRY_WAIT_US 1e9 // as long as the proposer's answers take
+
+static uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- chances ---- */
+
+/* How much better or worse the sequence fares than the rates say. */
+static double luck(const struct control_seq *s)
+{
+    return (s->kept + SEQ_TRUST) / (s->expected + SEQ_TRUST);
+}
+
+static float clamped(double chance)
+{
+    return (float)(chance < 0.01 ? 0.01 : chance > 0.99 ? 0.99 : chance);
+}
+
+/* The chance of each token of a draft that it and all before it are kept. */
+static void fill_chances(const struct control *c, struct control_item *v)
+{
+    const struct chance *chance = &c->proposers[v->proposer].chance;
+    uint8_t depth[ACCEPT_MAX];
+    double factor = luck(v->s);
+    for (uint32_t i = 0; i < v->n; i++) {
+        int32_t parent = v->parents[i];
+        depth[i] = parent < 0 ? 0 : (uint8_t)(depth[parent] + 1);
+        double rate = chance_said(chance, depth[i], chance_alone(v->parents, v->said, i));
+        v->chance[i] = clamped(rate * factor) * (parent < 0 ? 1 : v->chance[parent]);
+    }
+}
+
+/* The same for tokens that nobody has drafted yet. */
+static void fill_hopes(const struct control *c, struct control_item *v)
+{
+    const struct chance *chance = &c->proposers[v->proposer].chance;
+    double factor = luck(v->s), all = v->s->given;
+    for (uint32_t i = 0; i < v->n; i++)
+        v->chance[i] = (float)(all *= clamped(chance_at(chance, i) * factor));
+}
+
+/* ---- whom to ask ---- */
+
+/* What it costs that the item's proposer reads its context first; 0: it has, or does. */
+static double price_us(const struct control *c, const struct control_item *v)
+{
+    return reading_us(&v->s->reading, &c->proposers[v->proposer].reading, v->proposer, v->unread);
+}
+
+/* Leaves out those whose tokens will not bring back what it costs to read them. True: there are
+ * such. g: what a round of all promises. */
+static bool leave_out_unread(const struct control *c, const struct control_round *r,
+                             struct control_item *v, uint32_t n, const struct share *g)
+{
+    double none_us = cost_us(&c->cost, &r->pass) / r->n_decoding; // per token, as all here
+    double saved_us = none_us / SHARE_MARGIN - g->us / g->tokens;
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (v[i].fixed || price_us(c, &v[i]) <= saved_us * min_u32(v[i].left, LEFT_MAX))
+            continue;
+        v[i].most = 0;
+        any = true;
+    }
+    return any;
+}
+
+/* Shares among those that are worth asking for. */
+static uint32_t choose(struct control *c, const struct control_round *r, struct control_item *v,
+                       uint32_t n, struct share *ret)
+{
+    uint32_t limit = share_best(c, r, v, n, ret);
+    return limit && leave_out_unread(c, r, v, n, ret) ? share_best(c, r, v, n, ret) : limit;
+}
+
+/* ---- tries ---- */
+
+/* What the item would try: more than seemed best. */
+static uint32_t try_k(const struct control_item *v)
+{
+    return min_u32(v->k ? 2 * v->k : TRY_K, v->n);
+}
+
+/* What a pass takes in which only the item has a draft, of k tokens, and what that takes. */
+static double alone_us(const struct control *c, const struct control_round *r,
+                       const struct control_item *v, uint32_t k)
+{
+    struct cost_pass pass = r->pass;
+    pass.rows += k;
+    pass.sees += (double)k * v->context;
+    return cost_us(&c->cost, &pass) +
+           (k ? answer_time_us(&c->proposers[v->proposer].answer, k, 1) : 0);
+}
+
+/* Rounds, which take us, from one try to the next if that costs extra_us. */
+static uint32_t rounds_between(double extra_us, double us)
+{
+    return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
+}
+
+/* One that was read costs least to try, then the one that has not for longest. */
+static bool tries_before(const struct control_seq *a, const struct control_seq *b)
+{
+    return a->reading.done != b->reading.done ? a->reading.done : a->since_try > b->since_try;
+}
+
+static void let_try(struct control_item *v)
+{
+    v->k = try_k(v);
+    v->s->trying = v->k > 0;
+}
+
+/* A try of which the context is still being read goes on. Else finds the item that is next to try.
+ */
+static struct control_item *next_to_try(struct control_item *v, uint32_t n)
+{
+    struct control_item *next = NULL;
+    bool goes_on = false;
+    for (uint32_t i = 0; i < n; i++) {
+        struct control_seq *s = v[i].s;
+        s->since_try++;
+        s->trying &= reading_goes_on(&s->reading);
+        if (s->trying)
+            let_try(&v[i]);
+        goes_on |= s->trying;
+        if (!v[i].fixed && try_k(&v[i]) > v[i].k && (!next || tries_before(s, next->s)))
+            next = &v[i];
+    }
+    return goes_on ? NULL : next;
+}
+
+/* Is it time? us: what the round takes without. */
+static bool try_is_due(struct control *c, const struct control_round *r,
+                       const struct control_item *v, double us)
+{
+    if (!v->k && c->proposers[v->proposer].n_tries < FIRST_TRIES)
+        return true;
+    double extra_us = alone_us(c, r, v, try_k(v)) - alone_us(c, r, v, v->k);
+    return ++c->since_try >= rounds_between(extra_us + price_us(c, v), us);
+}
+
+/* Of the sequences that could try, one does if it is time. */
+static void try_one(struct control *c, const struct control_round *r, struct control_item *v,
+                    uint32_t n, double us)
+{
+    struct control_item *next = next_to_try(v, n);
+    if (!next || !try_is_due(c, r, next, us))
+        return;
+    c->since_try = next->s->since_try = 0;
+    let_try(next);
+    c->proposers[next->proposer].n_tries++;
+}
+
+/* While a context is read there is nothing to wait for. */
+static bool awaits_try(const struct control_item *v, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++)
+        any |= v[i].s->trying && !reading_goes_on(&v[i].s->reading);
+    return any;
+}
+
+static bool any_being_read(const struct control_item *v, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++)
+        any |= reading_goes_on(&v[i].s->reading);
+    return any;
+}
+
+/* While all rounds draft the same, no pass shows what they would take with less: now and then one
+ * has less, not less often if that seems to cost much, for that may be wrong. g: what the round
+ * promises. */
+static bool less_is_due(struct control *c, const struct control_round *r, const struct share *g)
+{
+    double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
+    double rounds = fmax(lost_us / (LESS_SHARE * g->us), LESS_MIN_ROUNDS);
+    return !r->n_fixed && ++c->since_less >= fmin(rounds, LESS_MAX_ROUNDS);
+}
+
+/* By turns nothing, the next limit below and half. */
+static void try_less(struct control *c, struct control_item *v, uint32_t n, uint32_t limit)
+{
+    unsigned turn = c->n_less++ % 3;
+    uint32_t k = turn == 0 ? 0 : turn == 1 ? share_limit_below(limit) : limit / 2;
+    c->since_less = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].k = min_u32(k, v[i].most);
+        v[i].s->trying = v[i].k > 0;
+    }
+    c->beside_us = share_beside_us(c, v, n, k);
+}
+
+/* ---- the policy ---- */
+
+/* False: passes were not timed, so nothing can be chosen by it. */
+static bool knows_costs(const struct control *c, struct control_item *v, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        v[i].k = 0;
+    return cost_us(&c->cost, &(struct cost_pass){.rows = 1}) > 0;
+}
+
+double goodput_ask(struct control *c, const struct control_round *r, struct control_item *v,
+                   uint32_t n)
+{
+    if (!knows_costs(c, v, n) || !n || !r->n_decoding)
+        return 0;
+    for (uint32_t i = 0; i < n; i++)
+        fill_hopes(c, &v[i]);
+    struct share g;
+    uint32_t limit = choose(c, r, v, n, &g);
+    if (limit && !any_being_read(v, n) && less_is_due(c, r, &g)) {
+        try_less(c, v, n, limit);
+        return c->beside_us > 0 ? TRY_WAIT_US : 0;
+    }
+    try_one(c, r, v, n, g.us);
+    if (!limit)
+        return awaits_try(v, n) ? TRY_WAIT_US : 0;
+    return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - (g.us - c->beside_us);
+}
+
+/* Looking over a bend lets what comes behind a token decide whether it is verified, which it must
+ * not where tokens are tested against the law that they were drawn from. */
+static bool any_drawn(const struct control_item *v, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++)
+        any |= v[i].drawn;
+    return any;
+}
+
+/* The wait for the drafts is over, but the next round has one, too: a time that is to bring most
+ * tokens is that of a whole round. */
+void goodput_cut(const struct control *c, const struct control_round *r, struct control_item *v,
+                 uint32_t n)
+{
+    if (!n || !knows_costs(c, v, n))
+        return;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].most = v[i].n;
+        fill_chances(c, &v[i]);
+    }
+    share_drafts(c, r, v, n, !any_drawn(v, n));
+    for (uint32_t i = 0; i < n; i++)
+        v[i].k = v[i].s->trying ? v[i].n : v[i].k;
+}

@@ -1,0 +1,31 @@
+/* share.h - which draft tokens have a row in a pass, and what that promises: the reckoning of the
+ * policy goodput (goodput.h).
+ *
+ * Rows go to the tokens of all sequences in the order of their chance to be kept, as long as that
+ * makes more committed tokens per second. Of an item proposer, context, most and chance count;
+ * k is found.
+ *
+ * Threads: the engine's; no state but the controller's. */
+#pragma once
+#include "verifier-svc/control.h"
+
+#define SHARE_MARGIN 1.04 // drafts promise so many times what goes without them
+
+struct share {
+    double tokens, us; // expected to be committed by a pass, and its time
+};
+
+/* Tokens to ask for: of all limits to each sequence the best. Leaves in c->beside_us what the
+ * drafts take beside the pass. Returns the limit; 0: none promises SHARE_MARGIN. */
+uint32_t share_best(struct control *c, const struct control_round *r, struct control_item *v,
+                    uint32_t n, struct share *ret);
+/* Tokens to verify of the drafts that are here. over_bends: does not end at the first drop of the
+ * goodput, as it may rise again behind a bend in the times. */
+void share_drafts(const struct control *c, const struct control_round *r, struct control_item *v,
+                  uint32_t n, bool over_bends);
+
+/* What it takes until all have their drafts of up to k tokens. */
+double share_beside_us(const struct control *c, const struct control_item *v, uint32_t n,
+                       uint32_t k);
+/* The next limit below k that is considered; 0: none. */
+uint32_t share_limit_below(uint32_t k);
