@@ -152,6 +152,10 @@ def alpha_of(texts, k):
     return kept / max(1, kept + stopped)
 
 
+def accepted_of(texts):
+    return sum(t.accepted for t in texts) / max(1, sum(t.drafted for t in texts))
+
+
 def must_agree(texts):
     if len({tuple(t.said) for t in texts}) > 1:
         raise SystemExit("the texts differ: speculation has changed an answer")
@@ -225,6 +229,7 @@ def measure_pair(o, s):
         theory = sum(a ** i for i in range(k + 1)) / (k * c + tk / t1)
         speed_up = rate_of(texts[k]) / plain
         out["k"][k] = {"speed_up": speed_up, "theory": theory, "of_theory": speed_up / theory, "alpha": a, "c": c,
+                       "accepted": accepted_of(texts[k]),
                        "t": tk / t1, "tau": sum(t.tokens for t in texts[k]) / sum(t.steps for t in texts[k])}
     best = max(rate_of(texts[k]) for k in ks)
     out["goodput"] = {"speed_up": rate_of(texts["goodput"]) / plain, "of_best": rate_of(texts["goodput"]) / best,
@@ -314,7 +319,7 @@ def rules(o):
         plain = rate_of(got[0, "no draft"])
         for (k, rule), answers in got.items():
             r = {"eps": eps, "k": k, "rule": rule, "tokens_per_s": rate_of(answers),
-                 "accepted": sum(t.accepted for t in answers) / max(1, sum(t.drafted for t in answers)),
+                 "accepted": accepted_of(answers),
                  "tau": sum(t.tokens for t in answers) / sum(t.steps for t in answers)}
             out.append(r)
             print("%6g %4d %-10s | %9.1f %9.2f | %8.2f %5.2f" % (eps, k, rule, r["tokens_per_s"], r["tokens_per_s"] / plain, r["accepted"], r["tau"]), flush=True)

@@ -98,8 +98,8 @@ class Speculation(unittest.TestCase):
                               "--bin", BIN, "--models", folder, "--json", path])
             with open(path, encoding="utf-8") as f:
                 figures = json.load(f)["0.0"]
-        self.assertGreater(figures["k"]["3"]["alpha"], 0.9)  # what is left of a late draft is shorter
-        self.assertGreater(figures["k"]["3"]["tau"], 2)
+        self.assertEqual(figures["k"]["3"]["accepted"], 1)
+        self.assertGreater(figures["k"]["3"]["tau"], 1)  # of drafts that come late little is left
         self.assertGreater(figures["plain_tokens_per_s"], 0)
         self.assertIn("the controller", text.getvalue())
 
