@@ -68,7 +68,7 @@ struct control {
     struct control_options options;
     struct cost cost;
     struct control_proposer proposers[DRAFTS_MAX];
-    uint32_t since_try;    // rounds, since any sequence tried
+    uint32_t since_try;    // goodput: rounds, since any sequence tried
     uint32_t since_less;   // rounds with drafts, since one had less than seemed best, or was to
     uint32_t n_less;       // such
     double beside_us;      // what the drafts that were asked for last take beside the pass
@@ -97,6 +97,7 @@ struct control_item {
     bool drawn;             // the draft is tested against the law it was drawn from
     uint32_t most;          // found: of the n, that are worth thinking of
     uint32_t k;             // found: tokens to ask for, or to verify of the draft
+    uint32_t in_heap;       // while rows are shared out: an item (share.c)
     float chance[ACCEPT_MAX];
 };
 

@@ -11,6 +11,8 @@
 #define LEAST_READ 1e-6    // of a pass, to read a position: what costs nothing is never learnt
 #define OUTLIER 2.0 // a pass that was interrupted counts as at most so much more than expected
 
+#define EACH 10 // up to here each number of rows has a point
+
 static const uint32_t points[COST_POINTS] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  12,  14,
                                              16, 17, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512};
 
@@ -19,11 +21,11 @@ uint32_t cost_rows_at(unsigned i)
     return i < COST_POINTS ? points[i] : 0;
 }
 
-/* Where `rows` lies: behind point *ret_i, by this share of the way to the next. Beyond the last
- * point the share exceeds 1. */
+/* Where `rows`, at least 1, lies: behind point *ret_i, by this share of the way to the next. Beyond
+ * the last point the share exceeds 1. */
 static double place(uint32_t rows, unsigned *ret_i)
 {
-    unsigned i = 0;
+    unsigned i = (rows < EACH ? rows : EACH) - 1;
     while (i + 2 < COST_POINTS && points[i + 1] <= rows)
         i++;
     *ret_i = i;

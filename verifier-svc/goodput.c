@@ -3,6 +3,7 @@
 #include "verifier-svc/goodput.h"
 #include "verifier-svc/share.h"
 
+#define MARGIN 1.02     // drafts promise so many times what goes without them
 #define SEQ_TRUST 40.0f // tokens that its proposer's rates weigh against its own counts
 #define LEFT_MAX 512    // tokens that an answer has left, as most end before they must
 #define TRY_SHARE 0.004 // of the time may go into trying
@@ -64,29 +65,80 @@ static double price_us(const struct control *c, const struct control_item *v)
     return reading_us(&v->s->reading, &c->proposers[v->proposer].reading, v->proposer, v->unread);
 }
 
+/* What a token takes in a round of all without drafts. */
+static double none_us(const struct control *c, const struct control_round *r)
+{
+    return cost_us(&c->cost, &r->pass) / r->n_decoding;
+}
+
+static bool pays(const struct control *c, const struct control_round *r, const struct share *g)
+{
+    return g->tokens * none_us(c, r) > MARGIN * g->us;
+}
+
+static bool leave_out(struct control_item *v)
+{
+    bool was_in = v->most > 0;
+    v->most = 0;
+    return was_in;
+}
+
 /* Leaves out those whose tokens will not bring back what it costs to read them. True: there are
  * such. g: what a round of all promises. */
-static bool leave_out_unread(const struct control *c, const struct control_round *r,
-                             struct control_item *v, uint32_t n, const struct share *g)
+static bool leave_out_dear(const struct control *c, const struct control_round *r,
+                           struct control_item *v, uint32_t n, const struct share *g)
 {
-    double none_us = cost_us(&c->cost, &r->pass) / r->n_decoding; // per token, as all here
-    double saved_us = none_us / SHARE_MARGIN - g->us / g->tokens;
+    double saved_us = none_us(c, r) / MARGIN - g->us / g->tokens;
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
-        if (v[i].fixed || price_us(c, &v[i]) <= saved_us * min_u32(v[i].left, LEFT_MAX))
-            continue;
-        v[i].most = 0;
-        any = true;
+        if (!v[i].fixed && price_us(c, &v[i]) > saved_us * min_u32(v[i].left, LEFT_MAX))
+            any |= leave_out(&v[i]);
     }
     return any;
 }
 
-/* Shares among those that are worth asking for. */
+/* Rounds, which take us, from one try to the next if that costs extra_us. */
+static uint32_t rounds_between(double extra_us, double us)
+{
+    return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
+}
+
+static bool is_unread(const struct control_item *v)
+{
+    return !v->fixed && reading_lacks(&v->s->reading, v->proposer);
+}
+
+/* Of those that nobody has read leaves out all but one, or all if it is not time for a try that
+ * reads one. True: there are such. */
+static bool leave_out_unread(const struct control *c, const struct control_round *r,
+                             struct control_item *v, uint32_t n)
+{
+    const struct control_item *next = NULL;
+    bool any = false;
+    double us = cost_us(&c->cost, &r->pass);
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_unread(&v[i]) && (!next || v[i].s->since_try > next->s->since_try))
+            next = &v[i];
+    }
+    if (next && c->since_try < rounds_between(price_us(c, next), us))
+        next = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        if (&v[i] != next && is_unread(&v[i]))
+            any |= leave_out(&v[i]);
+    }
+    return any;
+}
+
+/* Shares among those that are worth asking for, or, if it does not pay, that may try. */
 static uint32_t choose(struct control *c, const struct control_round *r, struct control_item *v,
                        uint32_t n, struct share *ret)
 {
     uint32_t limit = share_best(c, r, v, n, ret);
-    return limit && leave_out_unread(c, r, v, n, ret) ? share_best(c, r, v, n, ret) : limit;
+    if (limit && pays(c, r, ret) && leave_out_dear(c, r, v, n, ret))
+        limit = share_best(c, r, v, n, ret);
+    if (limit && !pays(c, r, ret) && leave_out_unread(c, r, v, n))
+        limit = share_best(c, r, v, n, ret);
+    return limit;
 }
 
 /* ---- tries ---- */
@@ -108,12 +160,6 @@ static double alone_us(const struct control *c, const struct control_round *r,
            (k ? answer_time_us(&c->proposers[v->proposer].answer, k, 1) : 0);
 }
 
-/* Rounds, which take us, from one try to the next if that costs extra_us. */
-static uint32_t rounds_between(double extra_us, double us)
-{
-    return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
-}
-
 /* One that was read costs least to try, then the one that has not for longest. */
 static bool tries_before(const struct control_seq *a, const struct control_seq *b)
 {
@@ -126,23 +172,29 @@ static void let_try(struct control_item *v)
     v->s->trying = v->k > 0;
 }
 
-/* A try of which the context is still being read goes on. Else finds the item that is next to try.
- */
-static struct control_item *next_to_try(struct control_item *v, uint32_t n)
+/* A try of which the context is still being read goes on. True: one does. */
+static bool go_on(struct control_item *v, uint32_t n)
 {
-    struct control_item *next = NULL;
-    bool goes_on = false;
+    bool any = false;
     for (uint32_t i = 0; i < n; i++) {
         struct control_seq *s = v[i].s;
         s->since_try++;
         s->trying &= reading_goes_on(&s->reading);
         if (s->trying)
             let_try(&v[i]);
-        goes_on |= s->trying;
-        if (!v[i].fixed && try_k(&v[i]) > v[i].k && (!next || tries_before(s, next->s)))
+        any |= s->trying;
+    }
+    return any;
+}
+
+static struct control_item *next_to_try(struct control_item *v, uint32_t n)
+{
+    struct control_item *next = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!v[i].fixed && try_k(&v[i]) > v[i].k && (!next || tries_before(v[i].s, next->s)))
             next = &v[i];
     }
-    return goes_on ? NULL : next;
+    return next;
 }
 
 /* Is it time? us: what the round takes without. */
@@ -152,7 +204,7 @@ static bool try_is_due(struct control *c, const struct control_round *r,
     if (!v->k && c->proposers[v->proposer].n_tries < FIRST_TRIES)
         return true;
     double extra_us = alone_us(c, r, v, try_k(v)) - alone_us(c, r, v, v->k);
-    return ++c->since_try >= rounds_between(extra_us + price_us(c, v), us);
+    return c->since_try >= rounds_between(extra_us + price_us(c, v), us);
 }
 
 /* Of the sequences that could try, one does if it is time. */
@@ -165,6 +217,38 @@ static void try_one(struct control *c, const struct control_round *r, struct con
     c->since_try = next->s->since_try = 0;
     let_try(next);
     c->proposers[next->proposer].n_tries++;
+}
+
+/* A round in which all try what would be best if they drafted costs what that falls short of none
+ * at all, and what it is to read them. */
+static bool all_are_due(const struct control *c, const struct control_round *r,
+                        const struct control_item *v, uint32_t n, const struct share *g)
+{
+    double lost_us = fmax(g->us - g->tokens * none_us(c, r), 0);
+    for (uint32_t i = 0; i < n; i++) {
+        if (v[i].k && c->proposers[v[i].proposer].n_tries < FIRST_TRIES)
+            return true;
+        lost_us += v[i].k ? price_us(c, &v[i]) : 0;
+    }
+    return c->since_try >= rounds_between(lost_us, cost_us(&c->cost, &r->pass));
+}
+
+static void try_all(struct control *c, struct control_item *v, uint32_t n)
+{
+    c->since_try = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct control_seq *s = v[i].s;
+        s->trying = v[i].k > 0;
+        s->since_try = s->trying ? 0 : s->since_try + 1;
+        c->proposers[v[i].proposer].n_tries += s->trying;
+    }
+}
+
+static void give_none(struct control *c, struct control_item *v, uint32_t n)
+{
+    c->beside_us = 0;
+    for (uint32_t i = 0; i < n; i++)
+        v[i].k = 0;
 }
 
 /* While a context is read there is nothing to wait for. */
@@ -226,14 +310,23 @@ double goodput_ask(struct control *c, const struct control_round *r, struct cont
         fill_hopes(c, &v[i]);
     struct share g;
     uint32_t limit = choose(c, r, v, n, &g);
-    if (limit && !any_being_read(v, n) && less_is_due(c, r, &g)) {
+    bool drafts = limit && pays(c, r, &g);
+    c->since_try++;
+    if (drafts && !any_being_read(v, n) && less_is_due(c, r, &g)) {
         try_less(c, v, n, limit);
         return c->beside_us > 0 ? TRY_WAIT_US : 0;
     }
-    try_one(c, r, v, n, g.us);
-    if (!limit)
+    if (limit && !drafts && all_are_due(c, r, v, n, &g)) {
+        try_all(c, v, n);
+        return TRY_WAIT_US;
+    }
+    if (!drafts)
+        give_none(c, v, n);
+    if (!go_on(v, n) && drafts == (limit > 0))
+        try_one(c, r, v, n, drafts ? g.us : cost_us(&c->cost, &r->pass));
+    if (!drafts)
         return awaits_try(v, n) ? TRY_WAIT_US : 0;
-    return g.tokens * cost_us(&c->cost, &r->pass) / r->n_decoding - (g.us - c->beside_us);
+    return g.tokens * none_us(c, r) - (g.us - c->beside_us);
 }
 
 /* Looking over a bend lets what comes behind a token decide whether it is verified, which it must

@@ -1,15 +1,16 @@
 /* goodput.h - the policy goodput, and how it stays right where what it knows is not.
  *
  * What pays by the times and chances that were learnt is shared out by share.h. It must promise
- * 4 % more than going without drafts, as all of this is learnt from noisy times, and bring back
+ * 2 % more than going without drafts, as all of this is learnt from noisy times, and bring back
  * what it costs that a proposer first has to read a sequence's context (reading.h). And it is put
  * to the test:
- *   tries  Now and then one sequence asks for more than seems best, so often that trying costs
- *          0.4 % of the time: of those that their proposer has read, if there are such, the one
- *          that has not tried for longest. It asks for two tokens where there are none, else for
- *          twice as many as seem best. All of a try are verified: it shows what passes of that size
- *          and drafts of that length take, whatever was thought of them. The first eight tries of a
- *          proposer that seems to bring nothing come one after the other.
+ *   tries  Where none draft, now and then all that were read have the drafts that would be best, so
+ *          often that what they are thought to fall short of none is 0.4 % of the time: that shows
+ *          just what is to be known, and costs next to nothing where it matters. If no token is
+ *          worth its row, or none was read, one sequence asks for two tokens, and where they draft,
+ *          one for twice as many as seem best: of those that were read, if there are such, the one
+ *          that has not for longest. All of a try are verified, whatever was thought of them. The
+ *          first eight tries of a proposer that seems to bring nothing come one after the other.
  *   less   Where all rounds draft, one of 64 or fewer has less than seems best, by turns none, a
  *          little less and half.
  *

@@ -56,9 +56,14 @@ bool reading_passed(struct reading *r, struct reading_price *price, double longe
     return r->n_passes <= most_passes(r);
 }
 
+bool reading_lacks(const struct reading *r, unsigned proposer)
+{
+    return r->proposer != proposer || !(r->done || r->positions);
+}
+
 double reading_us(const struct reading *r, const struct reading_price *price, unsigned proposer,
                   uint32_t positions)
 {
-    bool costs = r->proposer != proposer || !(r->done || r->positions);
-    return costs && price->positions > 0 ? price->us / price->positions * positions : 0;
+    bool costs = reading_lacks(r, proposer) && price->positions > 0;
+    return costs ? price->us / price->positions * positions : 0;
 }

@@ -41,6 +41,8 @@ bool reading_goes_on(const struct reading *r);
  */
 bool reading_passed(struct reading *r, struct reading_price *price, double longer_us);
 
+/* The proposer has not read it and does not. */
+bool reading_lacks(const struct reading *r, unsigned proposer);
 /* What reading the sequence, so many positions, would cost yet, in us: 0 if it is read, or was, or
  * the price is not known. */
 double reading_us(const struct reading *r, const struct reading_price *price, unsigned proposer,

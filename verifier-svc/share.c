@@ -23,94 +23,112 @@ static void add_row(struct cost_pass *pass, uint32_t context)
     pass->sees += context;
 }
 
-/* The item whose next token has the best chance; NULL: all have as many as they may. */
-static struct control_item *next_to_give(struct control_item *v, uint32_t n, uint32_t limit)
+/* ---- the order of chances ---- */
+
+static bool has_better(const struct control_item *v, uint32_t a, uint32_t b)
 {
-    struct control_item *best = NULL;
+    float chance_a = v[a].chance[v[a].k], chance_b = v[b].chance[v[b].k];
+    return chance_a > chance_b || (chance_a == chance_b && a < b);
+}
+
+/* Moves the item in place i down to where it belongs in the heap of n, whose first is the item
+ * whose next token has the best chance. */
+static void sink(struct control_item *v, uint32_t n, uint32_t i)
+{
+    uint32_t item = v[i].in_heap, below;
+    for (; (below = 2 * i + 1) < n; i = below) {
+        if (below + 1 < n && has_better(v, v[below + 1].in_heap, v[below].in_heap))
+            below++;
+        if (!has_better(v, v[below].in_heap, item))
+            break;
+        v[i].in_heap = v[below].in_heap;
+    }
+    v[i].in_heap = item;
+}
+
+/* Nobody has a token yet. Returns how many may have some: the size of the heap. */
+static uint32_t start_giving(struct control_item *v, uint32_t n, uint32_t limit)
+{
+    uint32_t n_heap = 0;
     for (uint32_t i = 0; i < n; i++) {
-        struct control_item *t = &v[i];
-        if (t->k < min_u32(t->most, limit) && (!best || t->chance[t->k] > best->chance[best->k]))
-            best = t;
+        v[i].k = 0;
+        if (min_u32(v[i].most, limit))
+            v[n_heap++].in_heap = i;
     }
-    return best;
+    for (uint32_t i = n_heap / 2; i-- > 0;)
+        sink(v, n_heap, i);
+    return n_heap;
 }
 
-static void take_back(struct control_item *v, uint32_t n, uint32_t n_tokens)
+/* Gives the token with the best chance a row. */
+static const struct control_item *give(struct control_item *v, uint32_t *n_heap, uint32_t limit)
 {
-    while (n_tokens--) {
-        struct control_item *worst = NULL;
-        for (uint32_t i = 0; i < n; i++) {
-            struct control_item *t = &v[i];
-            if (t->k && (!worst || t->chance[t->k - 1] < worst->chance[worst->k - 1]))
-                worst = t;
-        }
-        if (worst)
-            worst->k--;
-    }
+    struct control_item *t = &v[v[0].in_heap];
+    if (++t->k == min_u32(t->most, limit))
+        v[0].in_heap = v[--*n_heap].in_heap;
+    sink(v, *n_heap, 0);
+    return t;
 }
 
-/* Gives rows to the tokens with the best chances, at most `limit` to each sequence, as long as
- * there are some and that pays; ends at the first drop of the goodput or, over bends in the times,
- * where it has dropped to BEND of the best. beside_us: the time that goes by without the pass. */
-static struct share give_rows(const struct control *c, const struct control_round *r,
-                              struct control_item *v, uint32_t n, uint32_t limit, double beside_us,
-                              bool over_bends)
+static void give_rows(struct control_item *v, uint32_t n, uint32_t limit, uint32_t n_rows)
+{
+    uint32_t n_heap = start_giving(v, n, limit);
+    while (n_rows--)
+        give(v, &n_heap, limit);
+}
+
+/* ---- what pays ---- */
+
+/* The best number of rows for the tokens with the best chances, at most `limit` to each sequence,
+ * as far as there are some and that pays; the search ends at the first drop of the goodput or, over
+ * bends in the times, where it has dropped to BEND of the best. beside_us: the time that goes by
+ * without the pass. */
+static struct share reckon(const struct control *c, const struct control_round *r,
+                           struct control_item *v, uint32_t n, uint32_t limit, double beside_us,
+                           bool over_bends)
 {
     struct cost_pass pass = r->pass;
     pass.drafted = limit > 0;
-    struct share g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us}, best = g;
+    struct share g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us, 0, false}, best = g;
     double drop = over_bends ? BEND : 1;
-    uint32_t n_given = 0, n_behind = 0; // tokens in all, and behind the best
-    for (uint32_t i = 0; i < n; i++)
-        v[i].k = 0;
-    for (;;) {
-        struct control_item *next = next_to_give(v, n, limit);
-        if (!next || n_given == r->draft_rows || g.tokens * best.us < drop * best.tokens * g.us)
-            break;
-        add_row(&pass, next->context);
-        g.tokens += next->chance[next->k++];
+    uint32_t n_heap = start_giving(v, n, limit);
+    while (n_heap && g.n_rows < r->draft_rows && g.tokens * best.us >= drop * best.tokens * g.us) {
+        const struct control_item *given = give(v, &n_heap, limit);
+        add_row(&pass, given->context);
+        g.tokens += given->chance[given->k - 1];
         g.us = cost_us(&c->cost, &pass) + beside_us;
-        n_given++;
-        n_behind++;
-        if (g.tokens * best.us > best.tokens * g.us) {
+        g.n_rows++;
+        g.limited |= given->k == limit && given->most > limit;
+        if (g.tokens * best.us > best.tokens * g.us)
             best = g;
-            n_behind = 0;
-        }
     }
-    take_back(v, n, n_behind);
-    return best;
-}
-
-/* The best limit of tokens per sequence; 0: none. */
-static uint32_t best_limit(const struct control *c, const struct control_round *r,
-                           struct control_item *v, uint32_t n)
-{
-    double best_rate = SHARE_MARGIN * r->n_decoding / cost_us(&c->cost, &r->pass);
-    uint32_t best = 0;
-    for (unsigned i = 0; i < sizeof(limits) && (!i || limits[i - 1] < c->options.k); i++) {
-        struct share g =
-            give_rows(c, r, v, n, limits[i], share_beside_us(c, v, n, limits[i]), true);
-        if (g.tokens <= best_rate * g.us)
-            continue;
-        best_rate = g.tokens / g.us;
-        best = limits[i];
-    }
+    best.limited = g.limited;
     return best;
 }
 
 uint32_t share_best(struct control *c, const struct control_round *r, struct control_item *v,
                     uint32_t n, struct share *ret)
 {
-    uint32_t limit = best_limit(c, r, v, n);
-    c->beside_us = share_beside_us(c, v, n, limit);
-    *ret = give_rows(c, r, v, n, limit, c->beside_us, true);
-    return limit;
+    uint32_t best = 0;
+    struct share g = {.limited = true};
+    *ret = reckon(c, r, v, n, 0, 0, true);
+    for (unsigned i = 0; i < sizeof(limits) && g.limited; i++) {
+        g = reckon(c, r, v, n, limits[i], share_beside_us(c, v, n, limits[i]), true);
+        if (!g.n_rows || (best && g.tokens * ret->us <= ret->tokens * g.us))
+            continue;
+        best = limits[i];
+        *ret = g;
+    }
+    c->beside_us = share_beside_us(c, v, n, best);
+    give_rows(v, n, best, ret->n_rows);
+    return best;
 }
 
 void share_drafts(const struct control *c, const struct control_round *r, struct control_item *v,
                   uint32_t n, bool over_bends)
 {
-    give_rows(c, r, v, n, ACCEPT_MAX, c->beside_us, over_bends);
+    struct share best = reckon(c, r, v, n, ACCEPT_MAX, c->beside_us, over_bends);
+    give_rows(v, n, ACCEPT_MAX, best.n_rows);
 }
 
 double share_beside_us(const struct control *c, const struct control_item *v, uint32_t n,
