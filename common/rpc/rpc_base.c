@@ -12,12 +12,13 @@
 
 #if defined(__SANITIZE_THREAD__)
 /* libgrpc is not instrumented, what it does between its own threads looks like races. Its threads
- * outlive main(): for them every program would be held up a second at its end, to see them race. In
- * the program and not in the environment, which not every parent hands on. */
+ * outlive main(): for them every program would be held up a second at its end, to see them race. A
+ * service that does not stop in a test is aborted, and tells where it waits. In the program and not
+ * in the environment, which not every parent hands on. */
 __attribute__((visibility("default"))) const char *__tsan_default_options(void);
 const char *__tsan_default_options(void)
 {
-    return "ignore_noninstrumented_modules=1:atexit_sleep_ms=50";
+    return "ignore_noninstrumented_modules=1:atexit_sleep_ms=50:handle_abort=1";
 }
 #endif
 
