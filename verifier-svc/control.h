@@ -68,7 +68,8 @@ struct control {
     struct control_options options;
     struct cost cost;
     struct control_proposer proposers[DRAFTS_MAX];
-    uint32_t since_try;    // goodput: rounds, since any sequence tried
+    uint32_t since_try;    // goodput: rounds, since any sequence tried by itself
+    uint32_t since_all;    // since all did
     uint32_t since_less;   // rounds with drafts, since one had less than seemed best, or was to
     uint32_t n_less;       // such
     double beside_us;      // what the drafts that were asked for last take beside the pass

@@ -21,10 +21,10 @@
 
 /* What decides the time of a pass. */
 struct cost_pass {
-    bool drafted; // it follows a wait for drafts: its threads had parked, its caches are others'
-    uint32_t rows;
-    double reads; // positions of KV: the sum of the contexts of its sequences
-    double sees;  // the sum over its rows of the context of each
+    bool drafted;  // it follows a wait for drafts: its threads had parked, its caches are others'
+    uint32_t rows; // at least 1
+    double reads;  // positions of KV: the sum of the contexts of its sequences
+    double sees;   // the sum over its rows of the context of each
 };
 
 /* Adds rows of a sequence with so many positions of context. */

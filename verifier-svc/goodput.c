@@ -97,33 +97,12 @@ static bool leave_out_dear(const struct control *c, const struct control_round *
     return any;
 }
 
-/* Rounds, which take us, from one try to the next if that costs extra_us. */
-static uint32_t rounds_between(double extra_us, double us)
+/* Leaves out those that nobody has read. True: there are such. */
+static bool leave_out_unread(struct control_item *v, uint32_t n)
 {
-    return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
-}
-
-static bool is_unread(const struct control_item *v)
-{
-    return !v->fixed && reading_lacks(&v->s->reading, v->proposer);
-}
-
-/* Of those that nobody has read leaves out all but one, or all if it is not time for a try that
- * reads one. True: there are such. */
-static bool leave_out_unread(const struct control *c, const struct control_round *r,
-                             struct control_item *v, uint32_t n)
-{
-    const struct control_item *next = NULL;
     bool any = false;
-    double us = cost_us(&c->cost, &r->pass);
     for (uint32_t i = 0; i < n; i++) {
-        if (is_unread(&v[i]) && (!next || v[i].s->since_try > next->s->since_try))
-            next = &v[i];
-    }
-    if (next && c->since_try < rounds_between(price_us(c, next), us))
-        next = NULL;
-    for (uint32_t i = 0; i < n; i++) {
-        if (&v[i] != next && is_unread(&v[i]))
+        if (!v[i].fixed && reading_lacks(&v[i].s->reading, v[i].proposer))
             any |= leave_out(&v[i]);
     }
     return any;
@@ -136,7 +115,7 @@ static uint32_t choose(struct control *c, const struct control_round *r, struct 
     uint32_t limit = share_best(c, r, v, n, ret);
     if (limit && pays(c, r, ret) && leave_out_dear(c, r, v, n, ret))
         limit = share_best(c, r, v, n, ret);
-    if (limit && !pays(c, r, ret) && leave_out_unread(c, r, v, n))
+    if (limit && !pays(c, r, ret) && leave_out_unread(v, n))
         limit = share_best(c, r, v, n, ret);
     return limit;
 }
@@ -160,10 +139,26 @@ static double alone_us(const struct control *c, const struct control_round *r,
            (k ? answer_time_us(&c->proposers[v->proposer].answer, k, 1) : 0);
 }
 
-/* One that was read costs least to try, then the one that has not for longest. */
-static bool tries_before(const struct control_seq *a, const struct control_seq *b)
+/* Rounds, which take us, from one try to the next if that costs extra_us. */
+static uint32_t rounds_between(double extra_us, double us)
 {
-    return a->reading.done != b->reading.done ? a->reading.done : a->since_try > b->since_try;
+    return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
+}
+
+static bool is_new(const struct control *c, const struct control_item *v)
+{
+    return c->proposers[v->proposer].n_tries < FIRST_TRIES;
+}
+
+/* One of a new proposer, then one that was read, as it costs least, then the one that has not for
+ * longest. */
+static bool tries_before(const struct control *c, const struct control_item *a,
+                         const struct control_item *b)
+{
+    if (is_new(c, a) != is_new(c, b))
+        return is_new(c, a);
+    const struct control_seq *s = a->s, *t = b->s;
+    return s->reading.done != t->reading.done ? s->reading.done : s->since_try > t->since_try;
 }
 
 static void let_try(struct control_item *v)
@@ -187,11 +182,14 @@ static bool go_on(struct control_item *v, uint32_t n)
     return any;
 }
 
-static struct control_item *next_to_try(struct control_item *v, uint32_t n)
+/* drafts: who drafts may try more, else who has a draft here tries with all others. */
+static struct control_item *next_to_try(const struct control *c, struct control_item *v, uint32_t n,
+                                        bool drafts)
 {
     struct control_item *next = NULL;
     for (uint32_t i = 0; i < n; i++) {
-        if (!v[i].fixed && try_k(&v[i]) > v[i].k && (!next || tries_before(v[i].s, next->s)))
+        bool may = !v[i].fixed && (drafts || !v[i].k) && try_k(&v[i]) > v[i].k;
+        if (may && (!next || tries_before(c, &v[i], next)))
             next = &v[i];
     }
     return next;
@@ -201,47 +199,47 @@ static struct control_item *next_to_try(struct control_item *v, uint32_t n)
 static bool try_is_due(struct control *c, const struct control_round *r,
                        const struct control_item *v, double us)
 {
-    if (!v->k && c->proposers[v->proposer].n_tries < FIRST_TRIES)
+    if (!v->k && is_new(c, v))
         return true;
     double extra_us = alone_us(c, r, v, try_k(v)) - alone_us(c, r, v, v->k);
     return c->since_try >= rounds_between(extra_us + price_us(c, v), us);
 }
 
-/* Of the sequences that could try, one does if it is time. */
-static void try_one(struct control *c, const struct control_round *r, struct control_item *v,
-                    uint32_t n, double us)
+static void try_one(struct control *c, struct control_item *v)
 {
-    struct control_item *next = next_to_try(v, n);
-    if (!next || !try_is_due(c, r, next, us))
-        return;
-    c->since_try = next->s->since_try = 0;
-    let_try(next);
-    c->proposers[next->proposer].n_tries++;
+    c->since_try = v->s->since_try = 0;
+    let_try(v);
+    c->proposers[v->proposer].n_tries++;
 }
 
 /* A round in which all try what would be best if they drafted costs what that falls short of none
- * at all, and what it is to read them. */
+ * at all. */
 static bool all_are_due(const struct control *c, const struct control_round *r,
                         const struct control_item *v, uint32_t n, const struct share *g)
 {
-    double lost_us = fmax(g->us - g->tokens * none_us(c, r), 0);
+    bool any = false;
     for (uint32_t i = 0; i < n; i++) {
-        if (v[i].k && c->proposers[v[i].proposer].n_tries < FIRST_TRIES)
+        bool tries = !v[i].fixed && v[i].k;
+        if (tries && is_new(c, &v[i]))
             return true;
-        lost_us += v[i].k ? price_us(c, &v[i]) : 0;
+        any |= tries;
     }
-    return c->since_try >= rounds_between(lost_us, cost_us(&c->cost, &r->pass));
+    double lost_us = fmax(g->us - g->tokens * none_us(c, r), 0);
+    return any && c->since_all >= rounds_between(lost_us, cost_us(&c->cost, &r->pass));
 }
 
 static void try_all(struct control *c, struct control_item *v, uint32_t n)
 {
-    c->since_try = 0;
+    bool tried[DRAFTS_MAX] = {false};
+    c->since_all = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct control_seq *s = v[i].s;
-        s->trying = v[i].k > 0;
+        s->trying = !v[i].fixed && v[i].k;
         s->since_try = s->trying ? 0 : s->since_try + 1;
-        c->proposers[v[i].proposer].n_tries += s->trying;
+        tried[v[i].proposer] |= s->trying;
     }
+    for (unsigned p = 0; p < DRAFTS_MAX; p++)
+        c->proposers[p].n_tries += tried[p];
 }
 
 static void give_none(struct control *c, struct control_item *v, uint32_t n)
@@ -293,8 +291,8 @@ static void try_less(struct control *c, struct control_item *v, uint32_t n, uint
 
 /* ---- the policy ---- */
 
-/* False: passes were not timed, so nothing can be chosen by it. */
-static bool knows_costs(const struct control *c, struct control_item *v, uint32_t n)
+/* Nobody has a token yet. False: passes were not timed, so nothing can be chosen by it. */
+static bool begin(const struct control *c, struct control_item *v, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         v[i].k = 0;
@@ -304,26 +302,29 @@ static bool knows_costs(const struct control *c, struct control_item *v, uint32_
 double goodput_ask(struct control *c, const struct control_round *r, struct control_item *v,
                    uint32_t n)
 {
-    if (!knows_costs(c, v, n) || !n || !r->n_decoding)
+    if (!begin(c, v, n) || !n || !r->n_decoding)
         return 0;
     for (uint32_t i = 0; i < n; i++)
         fill_hopes(c, &v[i]);
     struct share g;
     uint32_t limit = choose(c, r, v, n, &g);
-    bool drafts = limit && pays(c, r, &g);
+    bool drafts = limit && pays(c, r, &g), any_read = any_being_read(v, n);
     c->since_try++;
-    if (drafts && !any_being_read(v, n) && less_is_due(c, r, &g)) {
+    c->since_all++;
+    if (drafts && !any_read && less_is_due(c, r, &g)) {
         try_less(c, v, n, limit);
         return c->beside_us > 0 ? TRY_WAIT_US : 0;
     }
-    if (limit && !drafts && all_are_due(c, r, v, n, &g)) {
+    if (limit && !drafts && !any_read && all_are_due(c, r, v, n, &g)) {
         try_all(c, v, n);
         return TRY_WAIT_US;
     }
+    struct control_item *next = next_to_try(c, v, n, drafts);
     if (!drafts)
         give_none(c, v, n);
-    if (!go_on(v, n) && drafts == (limit > 0))
-        try_one(c, r, v, n, drafts ? g.us : cost_us(&c->cost, &r->pass));
+    double us = drafts ? g.us : cost_us(&c->cost, &r->pass);
+    if (!go_on(v, n) && next && try_is_due(c, r, next, us))
+        try_one(c, next);
     if (!drafts)
         return awaits_try(v, n) ? TRY_WAIT_US : 0;
     return g.tokens * none_us(c, r) - (g.us - c->beside_us);
@@ -344,7 +345,7 @@ static bool any_drawn(const struct control_item *v, uint32_t n)
 void goodput_cut(const struct control *c, const struct control_round *r, struct control_item *v,
                  uint32_t n)
 {
-    if (!n || !knows_costs(c, v, n))
+    if (!n || !begin(c, v, n))
         return;
     for (uint32_t i = 0; i < n; i++) {
         v[i].most = v[i].n;

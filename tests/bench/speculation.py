@@ -233,7 +233,7 @@ def measure_pair(o, s):
                        "t": tk / t1, "tau": sum(t.tokens for t in texts[k]) / sum(t.steps for t in texts[k])}
     best = max(rate_of(texts[k]) for k in ks)
     out["goodput"] = {"speed_up": rate_of(texts["goodput"]) / plain, "of_best": rate_of(texts["goodput"]) / best,
-                      "k": drafted_of(texts["goodput"])}
+                      "k": drafted_of(texts["goodput"]), "accepted": accepted_of(texts["goodput"])}
     return out
 
 

@@ -99,7 +99,7 @@ class Speculation(unittest.TestCase):
             with open(path, encoding="utf-8") as f:
                 figures = json.load(f)["0.0"]
         self.assertEqual(figures["k"]["3"]["accepted"], 1)
-        self.assertGreater(figures["k"]["3"]["tau"], 1)  # of drafts that come late little is left
+        self.assertEqual(figures["goodput"]["accepted"], figures["goodput"]["k"] > 0)
         self.assertGreater(figures["plain_tokens_per_s"], 0)
         self.assertIn("the controller", text.getvalue())
 

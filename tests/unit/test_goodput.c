@@ -51,7 +51,6 @@ static void goodput_finds_the_best_length_for_every_acceptance(void **state)
             for (uint32_t k = 1; k <= 16; k++)         // a proposer that takes 3 us for each token
                 answered(w, 0, k, 3.0 * k);
             uint32_t best = best_k(alphas[a], 100, row_us[c], 3);
-            w->seqs[0].off_rounds = 0;
             uint32_t k = asked(w, 1, 64);
             double got = rate_with(k, alphas[a], 100, row_us[c], 3);
             double most = rate_with(best, alphas[a], 100, row_us[c], 3);
@@ -208,6 +207,67 @@ static void what_almost_pays_is_tried_by_all_that_were_read(void **state)
     w->c.proposers[0].reading = (struct reading_price){.us = 1e6, .positions = 100};
     control_unread(&w->seqs[3]);
     assert_in_range(rounds_of_all(w, 340, 0), 16, 22);
+}
+
+/* In how many of so many rounds a sequence of proposer 1 tries by itself, that has two of four. */
+static unsigned tries_of_the_other(struct world *w, unsigned n_rounds)
+{
+    struct control_round r = {.n_decoding = 4, .draft_rows = 1000, .n_running = 4};
+    unsigned n_tries = 0;
+    for (uint32_t i = 0; i < 4; i++)
+        cost_add(&r.pass, 1, 100);
+    for (unsigned round = 0; round < n_rounds; round++) {
+        for (uint32_t i = 0; i < 4; i++)
+            w->items[i] = (struct control_item){
+                .s = &w->seqs[i], .proposer = i / 2, .context = 100, .left = 1000, .n = 64};
+        control_ask(&w->c, &r, w->items, 4);
+        n_tries += w->items[2].k || w->items[3].k;
+    }
+    return n_tries;
+}
+
+static void who_is_not_among_all_tries_too(void **state)
+{
+    (void)state;
+    struct world *w = world_where_drafts_almost_pay();
+    w->c.proposers[1] = w->c.proposers[0];
+    for (unsigned i = 2; i < 4; i++) {
+        control_asked(&w->seqs[i], 1, 0, 1);
+        w->seqs[i].kept = 0; // they fare worse than others
+        w->seqs[i].expected = 100;
+    }
+    assert_in_range(tries_of_the_other(w, 400), 5, 20);
+    control_forget(&w->c, 1);
+    assert_in_range(tries_of_the_other(w, 16), 8, 9); // the first eight at once
+}
+
+static void while_a_context_is_read_all_do_not_try(void **state)
+{
+    (void)state;
+    struct world *w = world_where_drafts_almost_pay();
+    w->c.proposers[0].n_tries = 0;
+    control_unread(&w->seqs[3]);
+    control_asked(&w->seqs[3], 0, 100, 1);
+    w->seqs[3].trying = true;
+    for (unsigned i = 0; i < 50; i++) {
+        assert_int_equal(asked(w, 4, 64), 0);
+        assert_int_equal(w->items[3].k, 1);
+    }
+    assert_int_equal(w->c.proposers[0].n_tries, 0);
+}
+
+static void a_fixed_request_is_no_try(void **state)
+{
+    (void)state;
+    struct world *w = world_where_drafts_almost_pay();
+    struct control_round r = {
+        .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = 1, .draft_rows = 1000, .n_running = 2};
+    w->c.proposers[0].n_tries = 0;
+    for (unsigned i = 0; i < 50; i++) {
+        w->items[0] = (struct control_item){.s = &w->seqs[0], .n = 4, .fixed = true};
+        assert_true(control_ask(&w->c, &r, w->items, 1) == 0); // nobody waits for it
+        assert_int_equal(w->items[0].k, 1);
+    }
 }
 
 /* However little it seems to bring, and also if it says nothing. */
@@ -555,6 +615,9 @@ int main(void)
         cmocka_unit_test(waiting_is_worth_what_the_draft_brings),
         cmocka_unit_test(what_never_pays_is_off_and_tried_again_rarely),
         cmocka_unit_test(what_almost_pays_is_tried_by_all_that_were_read),
+        cmocka_unit_test(who_is_not_among_all_tries_too),
+        cmocka_unit_test(while_a_context_is_read_all_do_not_try),
+        cmocka_unit_test(a_fixed_request_is_no_try),
         cmocka_unit_test(a_new_proposer_is_tried_at_once),
         cmocka_unit_test(a_try_is_waited_for),
         cmocka_unit_test(a_try_goes_on_while_it_is_read),
