@@ -196,7 +196,7 @@ static struct control_item *next_to_try(const struct control *c, struct control_
 }
 
 /* Is it time? us: what the round takes without. */
-static bool try_is_due(struct control *c, const struct control_round *r,
+static bool try_is_due(const struct control *c, const struct control_round *r,
                        const struct control_item *v, double us)
 {
     if (!v->k && is_new(c, v))

@@ -9,8 +9,6 @@
  */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include "base/rng.h"
 #include "lib/lib.h"
