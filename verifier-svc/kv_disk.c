@@ -39,7 +39,6 @@ struct kv_disk {
     struct kv_keys keys;
     struct kv_disk_block *free_blocks;
     struct blocks puts;
-    uint32_t n_puts; // that wait
     struct kv_disk_fetch *free_fetches, *reads;
     uint64_t touches[MAX_TOUCHES];
     uint32_t n_touches;
@@ -177,20 +176,42 @@ static void write_batch(struct kv_disk *d, struct kv_disk_block *first, uint32_t
             remember(d, kv_store_key(b->head.name), used_s);
     }
     pthread_mutex_lock(&d->mu);
+    d->counts.n_waiting -= n;
     *(err ? &d->counts.n_failed : &d->counts.n_written) += n;
     pthread_mutex_unlock(&d->mu);
+}
+
+/* The block that waits to be written, and does so until this thread takes it; NULL: none. */
+static const struct kv_disk_block *find_put(struct kv_disk *d, const uint8_t name[KV_NAME])
+{
+    pthread_mutex_lock(&d->mu);
+    const struct kv_disk_block *b = d->puts.first;
+    while (b && memcmp(b->head.name, name, KV_NAME) != 0)
+        b = b->next;
+    pthread_mutex_unlock(&d->mu);
+    return b;
+}
+
+/* From the file, or on its way there. */
+static int read_block(struct kv_disk *d, const uint8_t name[KV_NAME], int64_t at_s, void *ret_data)
+{
+    int err = kv_store_get(d->store, name, at_s, ret_data);
+    if (err != -ENOENT)
+        return err;
+    const struct kv_disk_block *b = find_put(d, name);
+    if (b)
+        memcpy(ret_data, b->data, d->options.store.block_bytes);
+    else
+        forget(d, kv_store_key(name));
+    return b ? 0 : err;
 }
 
 static void read_blocks(struct kv_disk *d, struct kv_disk_fetch *f)
 {
     int64_t at_s = now_s(d);
     int err = 0;
-    for (f->n_found = 0; f->n_found < f->n && d->store && !err; f->n_found += !err) {
-        uint32_t i = f->n_found;
-        err = kv_store_get(d->store, f->names[i], at_s, f->data[i]);
-        if (err == -ENOENT)
-            forget(d, kv_store_key(f->names[i]));
-    }
+    for (f->n_found = 0; f->n_found < f->n && d->store && !err; f->n_found += !err)
+        err = read_block(d, f->names[f->n_found], at_s, f->data[f->n_found]);
     check(d, err);
     pthread_mutex_lock(&d->mu);
     d->counts.n_read += f->n_found;
@@ -259,7 +280,6 @@ static void next_write(struct kv_disk *d)
     if (!d->puts.first)
         d->puts.end = &d->puts.first;
     last->next = NULL;
-    d->n_puts -= n;
     pthread_mutex_unlock(&d->mu);
     write_batch(d, first, n);
     pthread_mutex_lock(&d->mu);
@@ -313,9 +333,9 @@ static void *disk_main(void *arg)
         else
             wait_for_work(d);
     }
-    if (d->n_puts)
+    if (d->counts.n_waiting)
         log_warn("kv-disk %s: %u blocks were not written before the end", d->options.store.dir,
-                 d->n_puts);
+                 d->counts.n_waiting);
     next_touch(d);
     pthread_mutex_unlock(&d->mu);
     return NULL;
@@ -470,7 +490,7 @@ void kv_disk_put(struct kv_disk *d, struct kv_disk_block *b)
     b->next = NULL;
     *d->puts.end = b;
     d->puts.end = &b->next;
-    d->n_puts++;
+    d->counts.n_waiting++;
     pthread_cond_signal(&d->work);
     pthread_mutex_unlock(&d->mu);
 }

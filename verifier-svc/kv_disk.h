@@ -74,6 +74,7 @@ void kv_disk_fetched(struct kv_disk *d, struct kv_disk_fetch *f);
 struct kv_disk_counts {
     bool on;
     struct kv_store_counts store;
+    uint32_t n_waiting;                              // blocks that are to be written
     uint64_t n_written, n_read, n_dropped, n_failed; // blocks
 };
 struct kv_disk_counts kv_disk_counts(struct kv_disk *d); // any thread

@@ -62,6 +62,7 @@ static void show_disk(struct engine *e)
     metrics_set(m->disk_on, now.on);
     metrics_set(m->disk_blocks, (double)now.store.blocks);
     metrics_set(m->disk_bytes, (double)now.store.bytes);
+    metrics_set(m->disk_waiting, now.n_waiting);
     metrics_add(m->disk_written, (double)(now.n_written - before->n_written));
     metrics_add(m->disk_restored, (double)(now.n_read - before->n_read));
     metrics_add(m->disk_dropped, (double)(now.n_dropped - before->n_dropped));

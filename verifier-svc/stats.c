@@ -114,6 +114,8 @@ static void init_disk(struct stats *s)
     s->disk_on = gauge("tandem_kv_disk_up", "1: the tier on disk is in use.");
     s->disk_blocks = gauge("tandem_kv_disk_blocks", "KV blocks on disk, of all models.");
     s->disk_bytes = gauge("tandem_kv_disk_bytes", "What they take there.");
+    s->disk_waiting =
+        gauge("tandem_kv_disk_waiting_blocks", "KV blocks that are still to be written.");
     s->disk_written = counter("tandem_kv_disk_written_blocks_total", "Blocks written.");
     s->disk_restored = counter("tandem_kv_disk_restored_blocks_total", "Blocks read back.");
     s->disk_dropped = counter("tandem_kv_disk_dropped_blocks_total",

@@ -30,7 +30,7 @@ struct stats {
     struct metric *running, *waiting, *paused;
     struct metric *kv_used_ratio, *kv_blocks, *kv_used, *kv_shared, *kv_evictable, *kv_bytes;
     struct metric *prefix_queries, *prefix_hits, *disk_hits, *evictions;
-    struct metric *disk_on, *disk_blocks, *disk_bytes;
+    struct metric *disk_on, *disk_blocks, *disk_bytes, *disk_waiting;
     struct metric *disk_written, *disk_restored, *disk_dropped, *disk_failed, *disk_gone;
     struct metric *rounds, *preemptions, *pass_s, *pass_rows, *draft_wait_s;
     struct metric *pass_estimate_s[COST_TIMED]; // of cost_rows_at(i) rows

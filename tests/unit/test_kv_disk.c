@@ -207,6 +207,32 @@ static void full_buffers_drop_blocks_and_wait_for_nobody(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
+static void a_block_that_waits_to_be_written_is_read(void **state)
+{
+    (void)state;
+    options.fetched = hold_fetched;
+    struct kv_disk *d = disk_of();
+    pthread_mutex_lock(&gate);
+    struct kv_disk_fetch *held = kv_disk_fetch(d), *f = kv_disk_fetch(d);
+    held->n = 0;
+    kv_disk_read(d, held);
+    assert_true(put(d, 1));
+    memcpy(f->names[0], head_of(1).name, KV_NAME);
+    f->n = 1;
+    kv_disk_read(d, f); // which goes before what is written
+    pthread_mutex_unlock(&gate);
+    kv_disk_fetched(d, queue_pop(fetched, -1));
+    assert_ptr_equal(queue_pop(fetched, -1), f);
+    assert_int_equal(f->n_found, 1);
+    assert_int_equal(f->data[0][BLOCK - 1], 1);
+    assert_true(has(d, 1));
+    kv_disk_fetched(d, f);
+    while (kv_disk_counts(d).n_waiting)
+        nap();
+    assert_int_equal(kv_disk_counts(d).n_written, 1);
+    kv_disk_free(d, FLUSH_US);
+}
+
 static void fetches_are_counted_out(void **state)
 {
     (void)state;
@@ -298,6 +324,7 @@ int main(void)
         TEST(a_block_that_is_there_is_not_written_again),
         TEST(a_hit_and_a_second_eviction_renew_a_block),
         TEST(full_buffers_drop_blocks_and_wait_for_nobody),
+        TEST(a_block_that_waits_to_be_written_is_read),
         TEST(fetches_are_counted_out),
         TEST(a_disk_that_fails_ends_the_tier_and_nothing_else),
         TEST(a_full_disk_keeps_what_is_there),
