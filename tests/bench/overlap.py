@@ -1,18 +1,20 @@
 """overlap [OPTIONS]: drafting while the verifier verifies (draft_ahead), beside drafting in turns.
 
 Verifier and drafter have one core each, and the drafter a network namespace of its own, where only a relay reaches
-it that adds to the round trip. One sequence, greedy, a fixed k. What is compared takes turns at every text.
+it that adds to the round trip. One sequence, greedy, a fixed k. What is compared takes turns at every text,
+in any order; gains are medians of the turns' ratios and their standard error.
 """
 import argparse
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import urllib.request
 
 import engine
 import report
-from speculation import Services, Text, alpha_of, must_agree, prompt_of, rate_of
+from speculation import Services, alpha_of, middle, must_agree, prompt_of, rate_of, ratios, text_of
 
 DRAFTER = "127.0.0.1:7703"  # in its namespace
 MODES = {"in turns": "--no-draft-ahead", "ahead": "--draft-ahead"}
@@ -84,36 +86,19 @@ class FarServices(Services):
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(what))
 
 
-def passes_of(before, after):
-    """Their number and milliseconds."""
-    name = "tandem_engine_pass_seconds_"
-    return after[name + "count"] - before[name + "count"], 1e3 * (after[name + "sum"] - before[name + "sum"])
-
-
-def text_of(o, services, mode, prompt):
-    """With the passes behind the prompt's, which is known from the first time on."""
-    services.generate(mode, prompt, 1, {})
-    start = services.figures(mode)
-    services.generate(mode, prompt, 1, {})
-    before = services.figures(mode)
-    text = Text(services.generate(mode, prompt, o.tokens, {}))
-    (n_prompt, prompt_ms), (n, ms) = passes_of(start, before), passes_of(before, services.figures(mode))
-    text.passes, text.pass_ms = n - n_prompt, ms - prompt_ms
-    text.wait_ms = text.ms - text.pass_ms
-    return text
-
-
 def measure(o, services):
     """(ms of round trip, mode) -> texts; the first text of each is thrown away."""
     texts = {(ms, mode): [] for ms in o.delays for mode in MODES}
     for turn in range(o.reps + 1):
         said = []
-        for (ms, mode), done in texts.items():
+        for ms, mode in random.sample(sorted(texts), len(texts)):
             services.add_round_trip(ms)
-            text = text_of(o, services, mode, prompt_of(turn, o.context))
+            text, figures = text_of(o, services, mode, prompt_of(turn, o.context), {})
+            text.passes, text.pass_ms = (figures["tandem_engine_pass_seconds_" + f] * unit for f, unit in (("count", 1), ("sum", 1e3)))
+            text.wait_ms = text.ms - text.pass_ms
             said.append(text)
             if turn:
-                done.append(text)
+                texts[ms, mode].append(text)
         must_agree(said)
     return texts
 
@@ -132,19 +117,19 @@ def results(o, services, texts):
                              "pass_ms": {mode: per_pass(texts[ms, mode], "pass_ms") for mode in MODES},
                              "wait_ms": {mode: per_pass(texts[ms, mode], "wait_ms") for mode in MODES},
                              "tau": {mode: per_pass(texts[ms, mode], "tokens") for mode in MODES},
-                             "gain": rates[ms, "ahead"] / rates[ms, "in turns"],
-                             "of_first": rates[ms, "ahead"] / rates[first, "ahead"]} for ms in o.delays]}
+                             "gain": middle(ratios(texts[ms, "ahead"], texts[ms, "in turns"])),
+                             "of_first": middle(ratios(texts[ms, "ahead"], texts[first, "ahead"]))} for ms in o.delays]}
 
 
 def table(o, r):
     yield "%s, draft %s, k = %d, one core each, %d texts of %d tokens behind %d; alpha %.2f, %.0f %% of drafts ahead were of use" % (
         r["model"], r["draft"], o.k, o.reps, o.tokens, o.context, r["alpha"], 100 * r["hits"])
-    yield "%10s | %9s %8s %8s %5s | %9s %8s %8s %5s | %6s %8s" % (
+    yield "%10s | %9s %8s %8s %5s | %9s %8s %8s %5s | %13s %13s" % (
         "round trip", "in turns", "pass ms", "wait ms", "tau", "ahead", "pass ms", "wait ms", "tau", "gain", "of first")
     for t in r["round_trips"]:
-        yield "%+7g ms | %s | %6.2f %8.2f" % (
+        yield "%+7g ms | %s | %4.2f +- %4.2f  %4.2f +- %4.2f" % (
             t["ms"], " | ".join("%9.1f %8.1f %8.1f %5.2f" % (t[m], t["pass_ms"][m], t["wait_ms"][m], t["tau"][m]) for m in MODES),
-            t["gain"], t["of_first"])
+            *t["gain"], *t["of_first"])
 
 
 def main(arguments):
