@@ -2,6 +2,7 @@
 #include <errno.h>
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/minmax.h"
 #include "verifier-svc/calibrate.h"
 
 #define TIME_US 1500000 // no pass of another size after it
@@ -16,11 +17,6 @@ struct trial {
     struct forward_row rows[512];
     int64_t until_us;
 };
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
 
 /* A pass of n rows behind `context` positions; 0: it does not fit. */
 static double pass_us(struct trial *t, uint32_t n, uint32_t context)

@@ -1,6 +1,7 @@
 /* control.c - the simple policies, and what is learnt for all. */
 #include <math.h>
 #include "verifier-svc/control.h"
+#include "base/minmax.h"
 #include "verifier-svc/goodput.h"
 
 #define START_EMA 0.7
@@ -8,16 +9,6 @@
 #define SEQ_FADE 0.9f // of a sequence's own counts, per draft
 #define GIVEN_WEIGHT 0.1f
 #define HELD_UP 8.0 // a pass beside a reader counts as at most so many that were expected
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint32_t max_u32(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
 
 void control_init(struct control *c, const struct control_options *options, const struct cost *cost)
 {

@@ -1,6 +1,7 @@
 /* goodput.c - chances, shared rows (share.h), and tries. */
 #include <math.h>
 #include "verifier-svc/goodput.h"
+#include "base/minmax.h"
 #include "verifier-svc/share.h"
 
 #define MARGIN 1.02     // drafts promise so many times what goes without them
@@ -15,11 +16,6 @@
 #define TRY_K 2
 #define FIRST_TRIES 8   // of a proposer, while it seems to bring nothing: they are due at once
 #define TRY_WAIT_US 1e9 // as long as the proposer's answers take
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
 
 /* ---- chances ---- */
 

@@ -1,10 +1,6 @@
 /* sched.c - admission and the sharing of rows. */
 #include "verifier-svc/sched.h"
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
+#include "base/minmax.h"
 
 void sched_init(struct sched *s, const struct sched_limits *limits)
 {

@@ -1,21 +1,12 @@
 /* share.c - one token after the other, by chance. */
 #include <math.h>
 #include "verifier-svc/share.h"
+#include "base/minmax.h"
 
 #define BEND 0.9 // of the best goodput: the hope that more tokens pay after all ends here
 
 /* What a sequence may be limited to. */
 static const uint8_t limits[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20};
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint32_t max_u32(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
 
 static void add_row(struct cost_pass *pass, uint32_t context)
 {

@@ -1,0 +1,13 @@
+/* minmax.h - the less and the more of two numbers. */
+#pragma once
+#include <stdint.h>
+
+static inline uint32_t min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint32_t max_u32(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
