@@ -75,7 +75,7 @@ void *queue_pop(struct queue *q, int64_t wait_us)
         item = q->items[q->head];
         q->head = (q->head + 1) % q->max;
         q->n--;
-    } else {
+    } else if (wait_us != 0) { // who only looks has not heard it
         q->woken = false;
     }
     pthread_mutex_unlock(&q->mu);

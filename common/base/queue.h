@@ -19,7 +19,8 @@ int queue_push(struct queue *q, void *item);
 /* The oldest item; NULL when none came within wait_us (0: at once; -1: for ever), when woken by
  * queue_wake(), or when closed and empty. */
 void *queue_pop(struct queue *q, int64_t wait_us);
-/* Makes a waiting (or else the next) queue_pop() return NULL if the queue is empty. */
+/* Makes a queue_pop() that waits (or else the next that would) return NULL if the queue is empty:
+ * set what it is to see first. */
 void queue_wake(struct queue *q);
 /* Further pushes fail; what is in it can still be popped. */
 void queue_close(struct queue *q);

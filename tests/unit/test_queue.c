@@ -57,6 +57,7 @@ static void a_wake_up_before_the_wait_is_not_lost(void **state)
     (void)state;
     AUTO(queue_free) struct queue *q = queue_of(1);
     queue_wake(q);
+    assert_null(queue_pop(q, 0));
     assert_null(queue_pop(q, -1)); // would wait for ever
 }
 
