@@ -15,6 +15,7 @@
 #define STOPPING "the server is stopping"
 #define LOADING_SHOW_US 1000000
 #define LOADING_EXTEND_US 30000000 // a start-up that shows progress may take this much longer
+#define DISK_LOOK_US 1000000       // at blocks that go to disk, for those who watch
 
 /* ---- ending ---- */
 
@@ -269,13 +270,15 @@ static void end_all(struct engine *e)
 }
 
 /* How long an engine without work may sleep: for the watchdog, for drafts that will be late at
- * `until`, for blocks that do not come from disk, and for Verify streams that idle out. -1: until
- * something comes. */
+ * `until`, for blocks that do not come from disk or go there, and for Verify streams that idle out.
+ * -1: until something comes. */
 static int64_t idle_wait_us(const struct engine *e, int64_t until)
 {
     int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
     const struct roster *lists[] = {&e->running, &e->waiting};
     until = e->restore_until_us < until ? e->restore_until_us : until;
+    if (e->disk_shown.n_waiting && now_us + DISK_LOOK_US < until)
+        until = now_us + DISK_LOOK_US;
     for (unsigned l = 0; l < 2; l++) {
         for (uint32_t i = 0; i < lists[l]->n; i++) {
             int64_t at_us = idles_out_us(e, lists[l]->v[i]);

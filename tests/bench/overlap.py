@@ -2,7 +2,8 @@
 
 Verifier and drafter have one core each, and the drafter a network namespace of its own, where only a relay reaches
 it that adds to the round trip. One sequence, greedy, a fixed k. What is compared takes turns at every text,
-in any order; gains are medians of the turns' ratios and their standard error.
+in any order, and is timed again while the machine's host takes more than 3 % of it for others; gains are medians of
+the turns' ratios and their standard error.
 """
 import argparse
 import contextlib
