@@ -16,6 +16,7 @@
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define N_PROMPT 200
 #define N_SMALL 2416 // positions of int8 in a pool of 1 MiB
+#define N_MORE 120   // than a quarter of it, so that four are too many though they keep no step
 #define N_CACHED ((N_PROMPT - 1) / KV_BLOCK * KV_BLOCK)
 #define MAX_BATCH 16
 #define TOPIC(n, i) (100 * (n) + (i)) // batches share nothing
@@ -169,7 +170,7 @@ static void given_away_and_fetched_again(const char *type, bool drafts)
     warm_start(&w, "1");
     for (unsigned i = 1; i < ARRAY_LEN(batches); i++) { // one alone gives way to nobody
         double n_before = metric_of(w.client, "tandem_num_preemptions_total");
-        ask(&w, batches[i], batches[i] == 4 ? N_SMALL / 4 - N_PROMPT + 20 : 100);
+        ask(&w, batches[i], batches[i] == 4 ? N_SMALL / 4 - N_PROMPT + N_MORE : 100);
         assert_true(metric_of(w.client, "tandem_num_preemptions_total") > n_before);
     }
     warm_stop(&w);
