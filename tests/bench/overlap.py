@@ -56,7 +56,7 @@ class FarServices(Services):
             arguments = ["draft=" + self.target if a == "draft=" + self.path("draft") else a for a in arguments]
         log = self.stack.enter_context(open(os.path.join(self.folder, name.replace(" ", "-") + ".log"), "wb"))
         # pylint: disable-next=consider-using-with
-        process = subprocess.Popen(self.command(program, arguments), stderr=log)
+        process = self.processes[name] = subprocess.Popen(self.command(program, arguments), stderr=log)
         self.stack.callback(self.stop, process)
         if program == "proposer-svc":
             self.start_relay(process)
@@ -95,7 +95,7 @@ def measure(o, services):
         for ms, mode in random.sample(sorted(texts), len(texts)):
             services.add_round_trip(ms)
             text, figures = text_of(o, services, mode, prompt_of(turn, o.context), {})
-            text.passes, text.pass_ms = (figures["tandem_engine_pass_seconds_" + f] * unit for f, unit in (("count", 1), ("sum", 1e3)))
+            text.passes, text.pass_ms = figures["tandem_engine_pass_seconds_count"], 1e3 * figures["tandem_engine_pass_seconds_sum"]
             text.wait_ms = text.ms - text.pass_ms
             said.append(text)
             if turn:

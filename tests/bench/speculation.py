@@ -31,6 +31,7 @@ import report
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 START_S = 120
+MOMENT_S = 0.1  # between two looks at one that starts
 FIRST_WORD = 300  # of a synthetic vocabulary; bytes come before
 WORDS = 30000
 OWN_WORDS = 16  # of a prompt's end
@@ -84,21 +85,30 @@ class Services:
         with urllib.request.urlopen("http://127.0.0.1:%d%s" % (self.ports[name], path), timeout=5) as answer:
             return json.load(answer)
 
+    def is_ready(self, name, n_proposers):
+        with contextlib.suppress(OSError, KeyError, IndexError, urllib.error.HTTPError):
+            health = self.get(name, "/health")
+            connected = sum(p["connected"] for p in health["verifiers"][0]["proposers"])
+            return health["status"] == "ok" and connected == n_proposers
+        return False
+
+    def dies(self, name):
+        """Within a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.processes[name].wait(MOMENT_S)
+            return True
+        return False
+
     def wait_ready(self, name, n_proposers):
         until = time.monotonic() + START_S
-        while True:
-            with contextlib.suppress(OSError, KeyError, IndexError, urllib.error.HTTPError):
-                health = self.get(name, "/health")
-                connected = sum(p["connected"] for p in health["verifiers"][0]["proposers"])
-                if health["status"] == "ok" and connected == n_proposers:
-                    return
-            if time.monotonic() > until:
+        while not self.is_ready(name, n_proposers):
+            died = self.dies(name)
+            if died or time.monotonic() > until:
                 for log in sorted(os.listdir(self.folder)):
                     if log.endswith(".log"):
                         with open(os.path.join(self.folder, log), encoding="utf-8", errors="replace") as f:
                             print(log, f.read()[-1000:], file=sys.stderr)
-                raise SystemExit("the services did not start within %d s" % START_S)
-            time.sleep(0.1)
+                raise SystemExit("%s died" % name if died else "%s did not start within %d s" % (name, START_S))
 
     def generate(self, name, prompt, n_tokens, speculative, **more):
         body = {"model": "default", "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True,
