@@ -123,10 +123,15 @@ static void wake(struct engine *e)
     }
 }
 
-/* It sleeps until something comes, and looks about no more often than it is woken. */
+/* Once nothing goes to disk any more it sleeps until something comes, and looks about no more often
+ * than it is woken. */
 static void must_sleep(struct engine *e)
 {
     wake(e);
+    for (int ms = 0; atomic_load(&sleep_us) != -1 && ms < 4 * HELD_MS; ms += 5) {
+        poll(NULL, 0, 5);
+        wake(e);
+    }
     unsigned n = atomic_load(&n_looks);
     for (int i = 0; i < 10; i++) {
         wake(e);
@@ -315,9 +320,9 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
         played_finish(e, &other, &a);
         base += n_rows_of(900, 20);
     }
-    while (tier_counts(e->tier).n_written < 2 * PROMPT / KV_BLOCK)
+    while (tier_counts(e->tier).n_written < 2 * PROMPT / KV_BLOCK || tier_counts(e->tier).n_waiting)
         poll(NULL, 0, 5);
-    atomic_store(&hold_reads, true);
+    atomic_store(&hold_reads, true); // and with them what would wait to be written
     played_pause(e, &a, false);
     while (!atomic_load(&in_read))
         poll(NULL, 0, 5);
