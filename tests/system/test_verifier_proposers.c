@@ -255,7 +255,7 @@ static void square_open(struct square *q)
     q->plain = answers_new(N_ALIKE);
     for (unsigned i = 0; i < N_ALIKE; i++) {
         struct wish *w = &q->wishes[i];
-        wish_init(w, STORY, 400);
+        wish_init(w, STORY, LIB_SANITIZED ? 120 : 400);
         w->msg.ignore_eos = true;
         w->msg.logprobs = true;
         w->sampling.temperature = i % 2 ? 0.8F : 0;
