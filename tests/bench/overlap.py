@@ -2,8 +2,8 @@
 
 Verifier and drafter have one core each, and the drafter a network namespace of its own, where only a relay reaches
 it that adds to the round trip. One sequence, greedy, a fixed k. What is compared takes turns at every text,
-in any order, and is timed again while the machine's host takes more than 3 % of it for others; gains are medians of
-the turns' ratios and their standard error.
+in any order, and is timed again while the machine's host takes more than 3 % of it for others; gains come with their
+standard error.
 """
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ import urllib.request
 
 import engine
 import report
-from speculation import Services, alpha_of, middle, must_agree, prompt_of, rate_of, ratios, text_of
+from speculation import Services, alpha_of, must_agree, prompt_of, rate_of, relative, text_with_figures
 
 DRAFTER = "127.0.0.1:7703"  # in its namespace
 MODES = {"in turns": "--no-draft-ahead", "ahead": "--draft-ahead"}
@@ -94,8 +94,9 @@ def measure(o, services):
         said = []
         for ms, mode in random.sample(sorted(texts), len(texts)):
             services.add_round_trip(ms)
-            text, figures = text_of(o, services, mode, prompt_of(turn, o.context), {})
-            text.passes, text.pass_ms = figures["tandem_engine_pass_seconds_count"], 1e3 * figures["tandem_engine_pass_seconds_sum"]
+            text = text_with_figures(o, services, mode, prompt_of(turn, o.context), {})
+            text.passes = text.figures["tandem_engine_pass_seconds_count"]
+            text.pass_ms = 1e3 * text.figures["tandem_engine_pass_seconds_sum"]
             text.wait_ms = text.ms - text.pass_ms
             said.append(text)
             if turn:
@@ -118,8 +119,8 @@ def results(o, services, texts):
                              "pass_ms": {mode: per_pass(texts[ms, mode], "pass_ms") for mode in MODES},
                              "wait_ms": {mode: per_pass(texts[ms, mode], "wait_ms") for mode in MODES},
                              "tau": {mode: per_pass(texts[ms, mode], "tokens") for mode in MODES},
-                             "gain": middle(ratios(texts[ms, "ahead"], texts[ms, "in turns"])),
-                             "of_first": middle(ratios(texts[ms, "ahead"], texts[first, "ahead"]))} for ms in o.delays]}
+                             "gain": relative(texts[ms, "ahead"], texts[ms, "in turns"]),
+                             "of_first": relative(texts[ms, "ahead"], texts[first, "ahead"])} for ms in o.delays]}
 
 
 def table(o, r):

@@ -18,7 +18,6 @@ import json
 import os
 import random
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,7 +35,7 @@ FIRST_WORD = 300  # of a synthetic vocabulary; bytes come before
 WORDS = 30000
 OWN_WORDS = 16  # of a prompt's end
 MAX_STOLEN = 0.03  # of the machine's time, by its host, while a text is timed
-TRIES = 8  # until there is one of which no more was stolen
+TRIES = 3  # at most, for one of which no more was stolen
 
 
 # ---------------------------------------------------------------- services
@@ -149,9 +148,9 @@ def prompt_of(seed, n):
 
 
 def prompt_of_turn(turn, n):
-    """They differ in their end only, so that a long one is computed once."""
+    """They differ in their end only, so that a long one is computed once. One more: of a known prompt the last token is run."""
     own = min(n, OWN_WORDS)
-    return prompt_of("all", n - own) + prompt_of(turn, own)
+    return prompt_of("all", n - own) + prompt_of(turn, own + 1)
 
 
 def rate_of(texts):
@@ -174,8 +173,9 @@ def must_agree(texts):
         raise SystemExit("the texts differ: speculation has changed an answer")
 
 
-def mean(figures, name):
-    return 1e3 * figures["tandem_%s_seconds_sum" % name] / max(1, figures["tandem_%s_seconds_count" % name])
+def mean_ms(texts, name):
+    seconds, count = (sum(t.figures["tandem_%s_seconds_%s" % (name, of)] for t in texts) for of in ("sum", "count"))
+    return 1e3 * seconds / max(1, count)
 
 
 def times():
@@ -226,7 +226,12 @@ def wish(k):
 
 
 def text_of(o, s, name, prompts, speculative):
-    """What an answer took behind its prompt, which is known from the first time on, and the figures of its passes."""
+    """What an answer takes behind a known prompt."""
+    return undisturbed(lambda: Text(s.generate(name, prompts, o.tokens, speculative)))
+
+
+def text_with_figures(o, s, name, prompts, speculative):
+    """And the figures of its passes, whether the prompt is known or not."""
     s.generate(name, prompts, 1, speculative)
     start = s.figures(name)
     s.generate(name, prompts, 1, speculative)  # what has to be run of a known prompt
@@ -236,39 +241,39 @@ def text_of(o, s, name, prompts, speculative):
     def take():
         before = s.figures(name)
         text = Text(s.generate(name, prompts, o.tokens, speculative))
-        figures = s.figures(name)
-        figures.subtract(before)
-        return text, figures
+        text.figures = s.figures(name)
+        text.figures.subtract(before)
+        return text
 
-    text, figures = undisturbed(take)
-    figures.subtract(of_prompt)
-    return text, figures
+    text = undisturbed(take)
+    text.figures.subtract(of_prompt)
+    return text
 
 
-def take_turns(o, s, ks, context, n_sequences=1):
-    """k -> texts and the figures of their passes, of o.reps turns after one to warm up; each sequence has a prompt of its own."""
-    texts, figures = {k: [] for k in ks}, {k: collections.Counter() for k in ks}
+def take_turns(o, s, ks, context, n_sequences, ask):
+    """k -> texts of o.reps turns after one to warm up; each sequence has a prompt of its own."""
+    texts = {k: [] for k in ks}
     for turn in range(o.reps + 1):
         prompts, said = [prompt_of_turn(turn * n_sequences + i, context) for i in range(n_sequences)], []
+        for name in s.ports:
+            s.generate(name, prompts, 1, {})  # known from now on
         for k in random.sample(ks, len(ks)):
             name, speculative = wish(k)
-            text, its_figures = text_of(o, s, name, prompts, speculative)
-            said.append(text)
+            said.append(ask(o, s, name, prompts, speculative))
             if turn:
-                texts[k].append(text)
-                figures[k].update(its_figures)
+                texts[k].append(said[-1])
         must_agree(said)
-    return texts, figures
+    return texts
 
 
 def measure_pair(o, s):
     ks = [0, *o.k]
-    texts, figures = take_turns(o, s, [*ks, "goodput"], o.context)
-    plain, t1 = rate_of(texts[0]), mean(figures[0], "engine_pass")
+    texts = take_turns(o, s, [*ks, "goodput"], o.context, 1, text_with_figures)
+    plain, t1 = rate_of(texts[0]), mean_ms(texts[0], "engine_pass")
     out = {"plain_tokens_per_s": plain, "k": {}}
     for k in o.k:
-        a, tk = alpha_of(texts[k], k), mean(figures[k], "engine_pass")
-        c = mean(figures[k], "proposer_round_trip") / k / t1
+        a, tk = alpha_of(texts[k], k), mean_ms(texts[k], "engine_pass")
+        c = mean_ms(texts[k], "proposer_round_trip") / k / t1
         theory = sum(a ** i for i in range(k + 1)) / (k * c + tk / t1)
         speed_up = rate_of(texts[k]) / plain
         out["k"][k] = {"speed_up": speed_up, "theory": theory, "of_theory": speed_up / theory, "alpha": a, "c": c,
@@ -305,34 +310,32 @@ def drafted_of(texts):
     return sum(t.drafted for t in texts) / sum(t.steps for t in texts)
 
 
-def ratios(texts, others):
-    """The speeds of turns relative to those of others."""
-    return [rate_of([t]) / rate_of([other]) for t, other in zip(texts, others)]
-
-
-def middle(values):
-    """Their median, and its standard error (from the median deviation)."""
-    median = statistics.median(values)
-    return median, 1.2533 * 1.4826 * statistics.median(abs(v - median) for v in values) / len(values) ** 0.5
+def relative(texts, others):
+    """The speed of texts relative to that of others, turn by turn, and its standard error (a ratio estimator's: Cochran,
+    Sampling Techniques, 2.11): a wait of the machine that both met counts for both."""
+    n, ms = len(texts), sum(t.ms for t in texts)
+    ratio = sum(t.ms for t in others) / ms
+    return ratio, (sum((other.ms - ratio * t.ms) ** 2 for t, other in zip(texts, others)) * n / (n - 1)) ** 0.5 / ms
 
 
 def of_best(texts, ks):
-    """The controller's turns relative to the best k, which every other turn names for those between: the best of some noisy
-    figures is too good among these. And that of all."""
+    """The controller relative to the best k, which every other turn names for those between: the best of some noisy
+    figures is too good among these. And the best of all."""
     def best(turns):
-        return max(ks, key=lambda k: statistics.median(ratios(texts[k][turns], texts[0][turns])))
+        return max(ks, key=lambda k: rate_of(texts[k][turns]))
     even, odd = slice(0, None, 2), slice(1, None, 2)
-    share = [r for here, there in ((even, odd), (odd, even)) for r in ratios(texts["goodput"][here], texts[best(there)][here])]
-    return middle(share), best(slice(None))
+    halves = ((even, odd), (odd, even))
+    ours = [t for here, _ in halves for t in texts["goodput"][here]]
+    return relative(ours, [t for here, there in halves for t in texts[best(there)][here]]), best(slice(None))
 
 
 def measure_point(o, s, eps, context, n):
     ks = [0, *o.k]
-    texts, _ = take_turns(o, s, [*ks, "goodput"], context, n)
+    texts = take_turns(o, s, [*ks, "goodput"], context, n, text_of)
     ours, (share, best) = texts["goodput"], of_best(texts, ks)
     return {"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[o.k[-1]], o.k[-1]), "best": best,
             "tokens_per_s": {k: rate_of(t) for k, t in texts.items()}, "drafted": drafted_of(ours),
-            "of_best": share, "of_none": middle(ratios(ours, texts[0])),
+            "of_best": share, "of_none": relative(ours, texts[0]),
             "turns": {k: [rate_of([x]) for x in t] for k, t in texts.items()}}
 
 
