@@ -143,7 +143,7 @@ def main(arguments):
     p.add_argument("--draft")
     p.add_argument("--k", type=int, default=4, help="tokens of a draft (default: 4)")
     p.add_argument("--delays", default="0,1,5", help="milliseconds added to the round trip (default: 0,1,5)")
-    p.add_argument("--reps", type=int, default=3, help="texts (default: 3)")
+    p.add_argument("--reps", type=int, default=3, help="texts, at least 2 (default: 3)")
     p.add_argument("--tokens", type=int, default=64, help="of a text (default: 64)")
     p.add_argument("--context", type=int, default=32, help="tokens before it (default: 32)")
     report.add_option(p)
@@ -152,6 +152,8 @@ def main(arguments):
     o = p.parse_args(arguments)
     if bool(o.model) != bool(o.draft):
         p.error("overlap takes both --model and --draft, or none")
+    if o.reps < 2:
+        p.error("overlap takes at least 2 --reps: their difference is its error")
     if os.cpu_count() < 2:
         raise SystemExit("verifier and drafter want a core each; this machine has one")
     o.delays = [float(ms) for ms in o.delays.split(",")]

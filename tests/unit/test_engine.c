@@ -303,13 +303,14 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
     char folder[] = "/tmp/tandem-test-engine-XXXXXX", name[128];
     struct played a, other, again;
     assert_non_null(mkdtemp(folder));
-    struct options before = options;
-    options.kv_disk = folder;
-    options.kv_disk_size = 256;
-    options.kv_disk_ttl = 1000;
-    options.kv_mib = 1;
-    options.max_sequences = 1;
-    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    static struct options own; // if this fails, its engine goes on with them
+    own = options;
+    own.kv_disk = folder;
+    own.kv_disk_size = 256;
+    own.kv_disk_ttl = 1000;
+    own.kv_mib = 1;
+    own.max_sequences = 1;
+    AUTO(engine_free) struct engine *e = played_engine(&own, &stats);
     atomic_store(&watched_inbox, e->inbox);
     unsigned before_rows = n_rows_run(), base = n_rows_of(PROMPT, ANSWER);
     played_submit(e, 1, PROMPT, ANSWER, &a);
@@ -343,7 +344,6 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
     assert_int_equal(again.n, a.n);
     assert_memory_equal(again.ids, a.ids, a.n * sizeof(*a.ids));
     engine_stop(e);
-    options = before;
     static const char *const files[] = {"", "-wal"};
     for (unsigned i = 0; i < ARRAY_LEN(files); i++) {
         snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", folder, files[i]);
