@@ -1,8 +1,10 @@
 /* batch.c - a list of Rounds, each with its asks and answers. */
 #include <assert.h>
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <tandem/v1/proposer.pb-c.h>
 #include "base/clock.h"
 #include "base/err.h"
@@ -181,17 +183,32 @@ static float within(float x, float low, float high, float otherwise)
     return x >= low && x <= high ? x : otherwise; // NaN too
 }
 
-static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from)
+static uint32_t at_most(size_t n, uint32_t max)
 {
+    return n < max ? (uint32_t)n : max;
+}
+
+/* bias: room for PROP_BIAS_MAX of them. */
+static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from,
+                                        struct dist_bias *bias)
+{
+    uint32_t n_bias = at_most(from->bias.len / sizeof(*bias), PROP_BIAS_MAX);
+    if (n_bias)
+        memcpy(bias, from->bias.data, n_bias * sizeof(*bias));
     return (struct prop_sampling){
-        .temperature = within(from->temperature, 0, INFINITY, 0),
-        .top_k = from->top_k,
-        .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
-        .min_p = within(from->min_p, 0, 1, 0),
+        .law = {.temperature = within(from->temperature, 0, INFINITY, 0),
+                .top_k = from->top_k,
+                .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
+                .min_p = within(from->min_p, 0, 1, 0),
+                .repetition = from->repetition > 0 ? within(from->repetition, 0, FLT_MAX, 1) : 1,
+                .presence = within(from->presence, -FLT_MAX, FLT_MAX, 0),
+                .frequency = within(from->frequency, -FLT_MAX, FLT_MAX, 0),
+                .bias = bias,
+                .n_bias = n_bias,
+                .banned = from->banned,
+                .n_banned = at_most(from->n_banned, PROP_BANNED_MAX)},
         .ignore_eos = from->ignore_eos,
-        .banned_until = from->banned_until,
-        .n_banned = from->n_banned < PROP_BANNED_MAX ? (uint32_t)from->n_banned : PROP_BANNED_MAX,
-        .banned = from->banned};
+        .banned_until = from->banned_until};
 }
 
 static_assert((int)PROP_COUPLED == TANDEM__V1__QMODE__Q_MODE_COUPLED &&
@@ -210,6 +227,7 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
                          int64_t until_us)
 {
     struct prop_sampling sampling;
+    struct dist_bias bias[PROP_BIAS_MAX];
     struct session_update u = {.seq = r->seq,
                                .base_len = r->base_len,
                                .keep = r->keep,
@@ -231,7 +249,7 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
                                .unfinished = r->unfinished,
                                .more = r->more};
     if (r->sampling) {
-        sampling = sampling_of(r->sampling);
+        sampling = sampling_of(r->sampling, bias);
         u.sampling = &sampling;
     }
     struct answer *a = &round->answers[round->n_answers];

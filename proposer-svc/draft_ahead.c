@@ -83,7 +83,8 @@ static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32
     float reach = 1;
     for (uint32_t i = 0; i <= m; i++) {
         struct dist_top top[BRANCHES_TOP];
-        const float *logits = draw_logits(d, ask, first + i, ask->context.n - m + i);
+        int32_t behind = (int32_t)i - (int32_t)m - 1;
+        const float *logits = draw_logits(d, ask, first + i, behind);
         float logprob;
         dist_logprobs(d->run.dist, logits, i < m ? verifying[i] : 0, BRANCHES_TOP, &logprob, top);
         uint32_t drafted = i < m ? verifying[i] : top[0].token;
@@ -92,7 +93,7 @@ static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32
             drafted = dist_draw(d->run.dist, ask->draw_key, ask->context.n);
         }
         for (uint32_t t = 0; t < BRANCHES_TOP; t++) {
-            struct chance c = {top[t].token, (int32_t)i - (int32_t)m - 1, expf(top[t].logprob), 0};
+            struct chance c = {top[t].token, behind, expf(top[t].logprob), 0};
             c.score = reach * c.here;
             if (c.token != drafted)
                 n = add_chance(best, n, most, &c);
@@ -195,7 +196,7 @@ static bool begin_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t 
 static void go_on(struct draft *d, struct prop_ask *ask, struct branch *b)
 {
     struct prop_draft *to = ask->to;
-    const float *logits = draw_logits(d, ask, b->row, b->kv.len);
+    const float *logits = draw_logits(d, ask, b->row, (int32_t)b->node);
     struct dist_top top;
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);

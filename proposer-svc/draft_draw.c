@@ -1,7 +1,9 @@
-/* draft_draw.c - from the logits of a row to the next token of a draft, and its q. */
+/* draft_draw.c - from the logits of a row to the next token of a draft, and its q.
+ *
+ * Penalties, bias and bans act on all that is drafted; temperature, top-k, top-p and min-p only on
+ * what is drawn. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 #include "base/rng.h"
 #include "proposer-svc/draft_impl.h"
 
@@ -85,30 +87,88 @@ static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const st
     return token;
 }
 
-const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, uint32_t pos)
+/* ---- the target's sampling parameters ---- */
+
+void draw_cut(struct draft_seq *s, uint32_t keep)
 {
-    const struct prop_sampling *s = &ask->sampling;
+    if (keep >= s->n_counted)
+        return;
+    dist_counts_free(s->counts);
+    s->counts = NULL;
+    s->n_counted = 0;
+}
+
+static uint32_t n_committed(const struct prop_ask *ask)
+{
+    return ask->context.n - ask->context.n_verifying;
+}
+
+/* The committed context counts. False: no memory. */
+static bool count_context(const struct draft *d, const struct prop_ask *ask)
+{
+    struct draft_seq *s = ask->seq;
+    const struct prop_context *c = &ask->context;
+    uint32_t n_vocab = d->run.model->params.n_vocab, need = c->n + PROP_K_MAX;
+    if (s->counts_room < need && s->counts_room < n_vocab)
+        draw_cut(s, 0);
+    if (!s->counts) {
+        s->counts_room = 2 * need < n_vocab ? 2 * need : n_vocab;
+        if (dist_counts_new(s->counts_room, &s->counts) < 0)
+            return false;
+    }
+    for (; s->n_counted < n_committed(ask); s->n_counted++)
+        dist_counts_add(s->counts, c->tokens[s->n_counted], s->n_counted >= c->n_prompt);
+    return true;
+}
+
+/* The tokens that are not committed up to the one that a row is behind, that one first. Returns how
+ * many. */
+static uint32_t find_path(const struct prop_ask *ask, int32_t behind, uint32_t *path)
+{
+    const struct prop_draft *to = ask->to;
+    uint32_t n = 0;
+    for (; behind >= 0; behind = to->tree ? to->parents[behind] : behind - 1)
+        path[n++] = to->tokens[behind];
+    uint32_t end = (uint32_t)((int32_t)ask->context.n + behind + 1);
+    while (end > n_committed(ask))
+        path[n++] = ask->context.tokens[--end];
+    return n;
+}
+
+/* As dist_adjust(), with the draft's tokens counted as if they were committed. */
+static void adjust(struct draft *d, const struct prop_ask *ask, const float *logits,
+                   const struct dist_params *p, const uint32_t *path, uint32_t n)
+{
+    struct draft_seq *s = ask->seq;
+    bool counted = dist_penalises(p) && count_context(d, ask);
+    for (uint32_t i = n; i-- > 0 && counted;)
+        dist_counts_add(s->counts, path[i], true);
+    dist_adjust(logits, d->run.opt.n_vocab, p, counted ? s->counts : NULL, d->adjusted);
+    for (uint32_t i = 0; i < n && counted; i++)
+        dist_counts_take_back(s->counts, path[i]);
+}
+
+const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, int32_t behind)
+{
     const float *logits = forward_logits(d->run.forward, row);
-    uint32_t n_vocab = d->run.opt.n_vocab;
-    if (!s->n_banned || pos >= s->banned_until)
+    struct dist_params p = ask->sampling.law;
+    uint32_t path[PROP_K_MAX], n = find_path(ask, behind, path);
+    if (n_committed(ask) + n >= ask->sampling.banned_until)
+        p.n_banned = 0;
+    if (!p.n_banned && !p.n_bias && !dist_penalises(&p))
         return logits;
-    memcpy(d->allowed, logits, n_vocab * sizeof(*logits));
-    for (uint32_t i = 0; i < s->n_banned; i++)
-        if (s->banned[i] < n_vocab)
-            d->allowed[s->banned[i]] = -INFINITY;
-    return d->allowed;
+    adjust(d, ask, logits, &p, path, n);
+    return d->adjusted;
 }
 
 void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits)
 {
-    const struct prop_sampling *s = &ask->sampling;
-    const struct dist_params p = {.temperature = s->temperature,
-                                  .top_k = s->top_k,
-                                  .top_p = s->top_p,
-                                  .min_p = s->min_p,
-                                  .repetition = 1};
+    struct dist_params p = ask->sampling.law;
+    p.n_bias = p.n_banned = 0;
     dist_set(d->run.dist, logits, &p, NULL);
 }
+
+/* ---- a draft ---- */
 
 /* The draft's next token, drawn as its mode says. */
 static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const float *logits)

@@ -23,6 +23,9 @@ struct draft_seq {
     bool starved;     // there was no room for its rows
     bool is_foreign;  // from foreign_at on there are tokens that the model has not
     uint32_t foreign_at;
+    struct dist_counts *counts; // for penalties; NULL: there were none yet
+    uint32_t n_counted;         // of the committed context
+    uint32_t counts_room;       // different tokens
     uint32_t ahead_at;          // position of the last draft's first token
     uint32_t ahead[PROP_K_MAX]; // its tokens
     struct branches *branches;  // of drafting ahead; NULL: it never did
@@ -49,7 +52,7 @@ struct draft {
     uint32_t n_eos, eos[TOK_MAX_EOS];
     uint32_t sparse_k;
     float p_min;
-    float *allowed;                    // (n_vocab) a row's logits without what is banned
+    float *adjusted;                   // (n_vocab) a row's logits after penalties, bias and bans
     uint64_t key, n_draws;             // its own random numbers: no draw's counter comes again
     uint64_t n_calls;                  // in which an ask was done
     struct draft_seq *newest, *oldest; // those with a table of blocks
@@ -92,10 +95,13 @@ bool feed_work(void *shared); // work() of struct prop_ops
 
 /* ---- draft_draw.c ---- */
 
-/* The logits in a row of the last pass, behind which the token at `pos` comes: what is banned there
- * is -inf. Valid until the next call. */
-const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, uint32_t pos);
-/* The ask's sampling parameters on these logits, for d->run.dist. */
+/* The logits in a row of the last pass after the ask's penalties, bias and bans. behind: what the
+ * row's token is, as a parent in a draft: its node, or -1 the context's last token, and so on.
+ * Valid until the next call. */
+const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, int32_t behind);
+/* Tokens of the context are no longer valid. */
+void draw_cut(struct draft_seq *s, uint32_t keep);
+/* What else the ask's sampling parameters do to these logits, for d->run.dist. */
 void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits);
 /* Nothing is drafted behind the token: there is another text. */
 bool draw_ends(const struct draft *d, const struct prop_ask *ask, uint32_t token);

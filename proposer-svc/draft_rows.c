@@ -89,6 +89,7 @@ void rows_seq_done(void *shared, void *seq, const struct prop_context *c)
     struct draft_seq *s = seq;
     (void)c;
     feed_stop(d, s);
+    draw_cut(s, 0);
     if (!s->kv.blocks)
         return;
     unlink_use(d, s);
@@ -102,6 +103,7 @@ void rows_cut(void *shared, void *seq, const struct prop_context *c, uint32_t ke
     (void)c;
     ahead_drop(shared, s);
     rows_keep(shared, s, keep);
+    draw_cut(s, keep);
     s->context.n = keep;
     s->is_foreign = s->is_foreign && s->foreign_at < keep;
 }

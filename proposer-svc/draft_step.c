@@ -63,8 +63,8 @@ static uint32_t step(struct draft *d, struct going *group, uint32_t n_group)
     for (uint32_t i = 0; i < n_group; i++) {
         struct prop_ask *ask = group[i].ask;
         struct draft_seq *s = ask->seq;
-        uint32_t pos = ask->context.n + ask->to->n;
-        bool goes_on = draw_next(d, ask, draw_logits(d, ask, group[i].row, pos));
+        int32_t behind = (int32_t)ask->to->n - 1;
+        bool goes_on = draw_next(d, ask, draw_logits(d, ask, group[i].row, behind));
         if (ask->to->n)
             s->ahead[ask->to->n - 1] = ask->to->tokens[ask->to->n - 1];
         if (goes_on && now_us + d->pass_us <= ask->until_us)

@@ -11,10 +11,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/conf.h"
+#include "model/dist.h"
 
 #define PROP_K_MAX 64
 #define PROP_TENANT_MAX 64  // bytes
 #define PROP_BANNED_MAX 128 // tokens; the rest is ignored
+#define PROP_BIAS_MAX 1024  // likewise
 
 enum prop_flags {
     PROP_OWN_THREAD = 1,   // drafts on a thread of its own, for all Rounds that wait, together
@@ -34,13 +36,9 @@ struct prop_context {
 };
 
 struct prop_sampling {
-    float temperature; // 0: greedy
-    uint32_t top_k;    // 0: off
-    float top_p;       // 1: off
-    float min_p;       // 0: off
-    bool ignore_eos;   // the text goes on behind EOS
-    uint32_t banned_until, n_banned;
-    const uint32_t *banned; // (n_banned) cannot come at positions before banned_until
+    struct dist_params law; // what is banned is so at positions before banned_until
+    uint32_t banned_until;
+    bool ignore_eos; // the text goes on behind EOS
 };
 
 /* What the tokens of a draft were drawn from, row by row. Sparse: the rows sum to 65536. */

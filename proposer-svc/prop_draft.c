@@ -184,8 +184,8 @@ static int load(struct draft *d, const struct prop_draft_settings *set)
         r = runner_load(&d->run, show_progress, d);
     if (r == 0)
         r = kv_open_index(d->run.kv, 0, kv_hash);
-    d->allowed = malloc(opt.n_vocab * sizeof(*d->allowed));
-    if (r == 0 && !d->allowed)
+    d->adjusted = malloc(opt.n_vocab * sizeof(*d->adjusted));
+    if (r == 0 && !d->adjusted)
         r = fail(-ENOMEM, "draft: no memory");
     if (r < 0)
         return r;
@@ -201,7 +201,7 @@ static void draft_close(void *shared)
 {
     struct draft *d = shared;
     runner_done(&d->run);
-    free(d->allowed);
+    free(d->adjusted);
     free(d->name);
     free(d);
 }

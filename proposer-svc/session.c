@@ -23,7 +23,7 @@ struct session {
     uint32_t n_verifying; // behind n: draft tokens that its proposer knows, too
     uint64_t digest;      // of [0, n)
     struct prop_sampling sampling;
-    uint32_t *banned; // memory of sampling
+    struct dist_bias *bias; // memory of sampling: the biases, and what is banned behind them
     uint8_t tenant[PROP_TENANT_MAX];
     uint32_t tenant_len;
     struct hint hint;
@@ -106,7 +106,7 @@ static void drop(struct sessions *s, struct session *e, bool ended)
     s->c.ops->seq_done(s->c.shared, e->state, ended ? &c : NULL);
     free(e->tokens);
     free(e->hint.tokens);
-    free(e->banned);
+    free(e->bias);
     free(e);
 }
 
@@ -147,6 +147,7 @@ static struct session *add(struct sessions *s, uint64_t stream, uint64_t seq)
     struct session **p = bucket_of(s, stream, seq);
     e->stream = stream;
     e->seq = seq;
+    e->sampling.law = (struct dist_params){.top_p = 1, .repetition = 1};
     e->next = *p;
     *p = e;
     link_newest(s, e);
@@ -250,17 +251,22 @@ static void settle(struct sessions *s, struct session *e, const struct session_u
     e->n_verifying = 0;
 }
 
-/* Without memory for what is banned nothing is. */
+/* Without memory for what is banned or biased nothing is. */
 static void take_sampling(struct session *e, const struct prop_sampling *from)
 {
-    uint32_t n = from->n_banned;
-    free(e->banned);
-    e->banned = n ? malloc(n * sizeof(*e->banned)) : NULL;
+    const struct dist_params *p = &from->law;
+    free(e->bias);
+    e->bias = malloc(p->n_bias * sizeof(*p->bias) + p->n_banned * sizeof(*p->banned) + 1);
+    uint32_t *banned = e->bias ? (uint32_t *)(e->bias + p->n_bias) : NULL;
+    if (e->bias && p->n_bias)
+        memcpy(e->bias, p->bias, p->n_bias * sizeof(*p->bias));
+    if (e->bias && p->n_banned)
+        memcpy(banned, p->banned, p->n_banned * sizeof(*p->banned));
     e->sampling = *from;
-    e->sampling.banned = e->banned;
-    e->sampling.n_banned = e->banned ? n : 0;
-    if (e->banned)
-        memcpy(e->banned, from->banned, n * sizeof(*e->banned));
+    e->sampling.law.bias = e->bias;
+    e->sampling.law.banned = banned;
+    if (!e->bias)
+        e->sampling.law.n_bias = e->sampling.law.n_banned = 0;
 }
 
 /* Brings the context up to date. False: it is not the verifier's context, or memory is out. */

@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "model/dist.h"
 #include "verifier-svc/accept.h"
 
 #define DRAFTS_K_MAX 64       // tokens in a draft
@@ -98,12 +99,11 @@ struct drafts_wish {
                                // does not offer is point, or sparse in place of dense
     uint64_t draw_key;         // coupled only
     float p_min;               // the draft ends where its proposer gives a token less
-    float temperature, top_p, min_p; // sent when they change
-    uint32_t top_k;
-    bool ignore_eos;        // this and what is banned stay the same for a sequence
-    const uint32_t *banned; // (n_banned) tokens that cannot come before the context is so long;
-    uint32_t n_banned, banned_until; // may be NULL
-    const void *tenant; // may be NULL; sent with the first Round of a sequence, as is the hint
+    /* What follows, as far as the hint, is sent with the first Round of a sequence. */
+    struct dist_params sampling; // what is banned is so before the context is banned_until long
+    uint32_t banned_until;
+    bool ignore_eos;
+    const void *tenant; // may be NULL
     size_t tenant_len;
     const uint32_t *hint; // the request's `prediction` as tokens; may be NULL
     uint32_t n_hint;

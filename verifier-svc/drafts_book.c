@@ -12,20 +12,18 @@
 #define N_RTT_KINDS 6 // k = 1, 2, 3-4, 5-8, 9-16, more
 #define N_RTTS 32     // recent ones of each kind
 #define RTT_UNKNOWN_US 10000
+#define BIAS_WORDS (uint32_t)(sizeof(struct dist_bias) / sizeof(uint32_t))
 
 struct known {
     uint64_t seq;
     uint64_t sent_digest; // of [0, sent_len)
     uint32_t sent_len;    // committed tokens the proposer has
     bool told;            // the proposer has heard of it, and is to hear of its end
-    bool introduced;      // hint and tenant are sent
+    bool introduced;      // hint, tenant and sampling are sent
     uint32_t n_resent;    // how often the context was asked for again
     bool sent_again;      // the last time no good answer came since
     uint32_t read_len;    // committed tokens that an answer was not put off behind
     bool puts_off;        // its last answer was put off: it reads what has come since
-    bool has_sampling;
-    float temperature, top_p, min_p; // as sent last
-    uint32_t top_k;
 };
 
 struct owed {
@@ -224,7 +222,8 @@ static void shift_tokens(struct drafts_entry *entries, uint32_t n, uint32_t abov
 
 static uint32_t entry_tokens(const struct drafts_entry *e)
 {
-    return e->base_len - e->keep + e->n_hint + e->n_verifying + e->n_banned;
+    return e->base_len - e->keep + e->n_hint + e->n_verifying + e->sampling.n_banned +
+           e->sampling.n_bias * BIAS_WORDS;
 }
 
 /* Takes the sequence's entry out of one of the two lists, and its tokens. */
@@ -256,6 +255,13 @@ static void outbox_remove(struct drafts_outbox *o, uint64_t seq)
         o->due_us = 0;
 }
 
+static uint32_t *put_words(uint32_t *to, const void *from, uint32_t n)
+{
+    if (n)
+        memcpy(to, from, n * sizeof(*to));
+    return to + n;
+}
+
 /* Copies the tokens of context from e->keep on, which it digests on the way, and the others. */
 static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, uint64_t digest,
                         struct drafts_entry *e)
@@ -267,19 +273,13 @@ static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, ui
         digest = rng_splitmix64(digest ^ ((uint64_t)w->context[i] + 1));
     }
     e->digest = digest;
-    if (e->n_hint)
-        memcpy(to, w->hint, e->n_hint * sizeof(*to));
-    if (e->n_verifying)
-        memcpy(to + e->n_hint, w->verifying, e->n_verifying * sizeof(*to));
-    if (e->n_banned)
-        memcpy(to + e->n_hint + e->n_verifying, w->banned, e->n_banned * sizeof(*to));
+    to = put_words(to, w->hint, e->n_hint);
+    to = put_words(to, w->verifying, e->n_verifying);
+    to = put_words(to, w->sampling.banned, e->sampling.n_banned);
+    put_words(to, w->sampling.bias, e->sampling.n_bias * BIAS_WORDS);
+    e->sampling.banned = NULL; // they are the request's, which may end before the Round is sent
+    e->sampling.bias = NULL;
     o->n_tokens += entry_tokens(e);
-}
-
-static bool same_sampling(const struct known *s, const struct drafts_wish *w)
-{
-    return s->has_sampling && s->temperature == w->temperature && s->top_p == w->top_p &&
-           s->min_p == w->min_p && s->top_k == w->top_k;
 }
 
 static struct drafts_entry entry_of(const struct known *s, const struct drafts_wish *w)
@@ -289,19 +289,13 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
                              .base_len = w->base_len,
                              .prompt_len = w->prompt_len,
                              .introduced = s->introduced,
-                             .sampling_changed = !same_sampling(s, w),
                              .q_mode = w->q_mode,
                              .draw_key = w->q_mode == DRAFTS_COUPLED ? w->draw_key : 0,
-                             .p_min = w->p_min,
-                             .temperature = w->temperature,
-                             .top_p = w->top_p,
-                             .min_p = w->min_p,
-                             .top_k = w->top_k,
-                             .ignore_eos = w->ignore_eos,
-                             .banned_until = w->banned_until};
-    if (e.sampling_changed)
-        e.n_banned = w->n_banned;
+                             .p_min = w->p_min};
     if (!s->introduced) {
+        e.sampling = w->sampling;
+        e.banned_until = w->banned_until;
+        e.ignore_eos = w->ignore_eos;
         e.n_hint = w->n_hint < DRAFTS_HINT_MAX ? w->n_hint : DRAFTS_HINT_MAX;
         e.tenant_len = w->tenant_len <= DRAFTS_TENANT_MAX ? (uint32_t)w->tenant_len : 0;
         if (e.tenant_len)
@@ -400,11 +394,7 @@ static void note_sent(struct known *s, const struct drafts_entry *e)
 {
     s->sent_len = e->base_len;
     s->sent_digest = e->digest;
-    s->told = s->introduced = s->has_sampling = true;
-    s->temperature = e->temperature;
-    s->top_p = e->top_p;
-    s->min_p = e->min_p;
-    s->top_k = e->top_k;
+    s->told = s->introduced = true;
 }
 
 static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
@@ -482,7 +472,7 @@ static void context_wanted(struct drafts_book *b, struct known *s)
     s->sent_len = 0;
     s->sent_digest = 0;
     s->read_len = 0;
-    s->introduced = s->has_sampling = s->puts_off = false;
+    s->introduced = s->puts_off = false;
     outbox_remove(&b->outboxes[b->filling], s->seq);
 }
 

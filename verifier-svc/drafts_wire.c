@@ -46,21 +46,26 @@ void drafts_packer_free(struct drafts_packer *p)
 static void pack_sampling(const struct drafts_entry *e, const uint32_t *tokens,
                           Tandem__V1__DraftSampling *to)
 {
+    const struct dist_params *p = &e->sampling;
     tandem__v1__draft_sampling__init(to);
-    to->temperature = e->temperature;
-    to->top_k = e->top_k;
-    to->top_p = e->top_p;
-    to->min_p = e->min_p;
+    to->temperature = p->temperature;
+    to->top_k = p->top_k;
+    to->top_p = p->top_p;
+    to->min_p = p->min_p;
+    to->repetition = p->repetition;
+    to->presence = p->presence;
+    to->frequency = p->frequency;
     to->ignore_eos = e->ignore_eos;
     to->banned_until = e->banned_until;
-    to->n_banned = e->n_banned;
-    to->banned =
-        (uint32_t *)tokens + e->token_at + e->base_len - e->keep + e->n_hint + e->n_verifying;
+    to->n_banned = p->n_banned;
+    to->banned = (uint32_t *)tokens;
+    to->bias.len = p->n_bias * sizeof(*p->bias);
+    to->bias.data = (uint8_t *)(tokens + p->n_banned);
 }
 
 /* The generated messages have no const; packing only reads. */
 static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
-                       Tandem__V1__RoundSequence *to)
+                       Tandem__V1__DraftSampling *sampling, Tandem__V1__RoundSequence *to)
 {
     tandem__v1__round_sequence__init(to);
     to->seq = e->seq;
@@ -82,6 +87,8 @@ static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
         to->hint = to->tokens + to->n_tokens;
         to->tenant.len = e->tenant_len;
         to->tenant.data = (uint8_t *)e->tenant;
+        pack_sampling(e, to->verifying + e->n_verifying, sampling);
+        to->sampling = sampling;
     }
 }
 
@@ -97,13 +104,8 @@ static const Tandem__V1__Round *round_of(struct drafts_packer *p, uint32_t n, ui
 const Tandem__V1__Round *drafts_pack(struct drafts_packer *p, const struct drafts_entry *entries,
                                      uint32_t n_entries, const uint32_t *tokens, uint32_t budget_us)
 {
-    for (uint32_t i = 0; i < n_entries; i++) {
-        pack_entry(&entries[i], tokens, &p->sequences[i]);
-        if (entries[i].sampling_changed) {
-            pack_sampling(&entries[i], tokens, &p->samplings[i]);
-            p->sequences[i].sampling = &p->samplings[i];
-        }
-    }
+    for (uint32_t i = 0; i < n_entries; i++)
+        pack_entry(&entries[i], tokens, &p->samplings[i], &p->sequences[i]);
     return round_of(p, n_entries, budget_us);
 }
 

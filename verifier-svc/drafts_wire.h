@@ -14,15 +14,13 @@ struct drafts_entry {
     uint32_t token_at;    // its tokens [keep, base_len) start here in the tokens of the Round
     uint32_t n_hint;      // behind them
     uint32_t n_verifying; // and behind those: draft tokens that are being verified
-    uint32_t n_banned;    // and behind those: of the sampling
     bool more;            // another piece follows
-    bool introduced;      // false: hint and tenant are sent
-    bool sampling_changed;
+    bool introduced;      // false: hint, tenant and sampling are sent
     enum drafts_q_mode q_mode;
     uint64_t draw_key;
     float p_min;
-    float temperature, top_p, min_p;
-    uint32_t top_k, banned_until;
+    struct dist_params sampling; // its n_banned ids and n_bias biases stand behind all these tokens
+    uint32_t banned_until;
     bool ignore_eos;
     uint32_t tenant_len;
     uint8_t tenant[DRAFTS_TENANT_MAX];

@@ -415,18 +415,15 @@ static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
                               .q_mode = decide_q_mode(s),
                               .draw_key = s->key,
                               .p_min = r->p_min,
-                              .temperature = r->params.temperature,
-                              .top_p = r->params.top_p,
-                              .min_p = r->params.min_p,
-                              .top_k = r->params.top_k,
-                              .ignore_eos = r->ignore_eos,
-                              .banned = r->banned,
-                              .n_banned = r->min_tokens ? r->params.n_banned : 0,
+                              .sampling = r->params,
                               .banned_until = s->n_prompt + r->min_tokens,
+                              .ignore_eos = r->ignore_eos,
                               .tenant = r->tenant,
                               .tenant_len = r->tenant_len,
                               .hint = r->hint,
                               .n_hint = (uint32_t)r->n_hint};
+    if (!r->min_tokens)
+        w->sampling.n_banned = 0;
 }
 
 /* Can what may follow the draft that the coming pass verifies be drafted meanwhile? */

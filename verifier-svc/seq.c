@@ -13,16 +13,11 @@ const char *seq_end_name(enum seq_end end)
     return names[end];
 }
 
-static bool wants_counts(const struct dist_params *p)
-{
-    return p->repetition != 1 || p->presence != 0 || p->frequency != 0;
-}
-
 /* Of the prompt: the first choice counts, the others copy. */
 static int open_counts(struct seq *s)
 {
     const struct request *r = s->req;
-    if (!wants_counts(&r->params))
+    if (!dist_penalises(&r->params))
         return 0;
     if (s->choice)
         return dist_counts_copy(r->seqs[0]->counts, &s->counts);

@@ -147,33 +147,39 @@ static inline float tame(float x)
     return (x > FLT_MAX ? FLT_MAX : x) + 0.0f;
 }
 
-static void penalise(struct dist *d, const struct dist_params *p, const struct dist_counts *counts)
+bool dist_penalises(const struct dist_params *p)
+{
+    return p->repetition != 1 || p->presence != 0 || p->frequency != 0;
+}
+
+static void penalise(float *logits, uint32_t n_vocab, const struct dist_params *p,
+                     const struct dist_counts *counts)
 {
     for (uint32_t i = 0; i < counts->n; i++) {
         const struct count *c = &counts->v[i];
-        if (c->token >= d->n_vocab)
+        if (c->token >= n_vocab)
             continue;
-        float x = d->logits[c->token];
+        float x = logits[c->token];
         x = x > 0 ? x / p->repetition : x * p->repetition;
         if (c->generated)
             x = x - (float)c->generated * p->frequency - p->presence;
-        d->logits[c->token] = tame(x);
+        logits[c->token] = tame(x);
     }
 }
 
-static void adjust(struct dist *d, const float *logits, const struct dist_params *p,
-                   const struct dist_counts *counts)
+void dist_adjust(const float *logits, uint32_t n_vocab, const struct dist_params *p,
+                 const struct dist_counts *counts, float *to)
 {
-    for (uint32_t i = 0; i < d->n_vocab; i++)
-        d->logits[i] = tame(logits[i]);
-    if (counts && (p->repetition != 1 || p->presence != 0 || p->frequency != 0))
-        penalise(d, p, counts);
+    for (uint32_t i = 0; i < n_vocab; i++)
+        to[i] = tame(logits[i]);
+    if (counts && dist_penalises(p))
+        penalise(to, n_vocab, p, counts);
     for (uint32_t i = 0; i < p->n_bias; i++)
-        if (p->bias[i].token < d->n_vocab)
-            d->logits[p->bias[i].token] = tame(d->logits[p->bias[i].token] + p->bias[i].bias);
+        if (p->bias[i].token < n_vocab)
+            to[p->bias[i].token] = tame(to[p->bias[i].token] + p->bias[i].bias);
     for (uint32_t i = 0; i < p->n_banned; i++)
-        if (p->banned[i] < d->n_vocab)
-            d->logits[p->banned[i]] = -INFINITY;
+        if (p->banned[i] < n_vocab)
+            to[p->banned[i]] = -INFINITY;
 }
 
 static bool is_banned(const struct dist_params *p, uint32_t token)
@@ -363,7 +369,7 @@ static void keep_one(struct dist *d, uint32_t token)
 void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
               const struct dist_counts *counts)
 {
-    adjust(d, logits, p, counts);
+    dist_adjust(logits, d->n_vocab, p, counts, d->logits);
     d->temperature = p->temperature > 0 ? p->temperature : 1;
     d->best = d->kernel->argmax(d->logits, d->n_vocab);
     if (d->best >= d->n_vocab || d->logits[d->best] == -INFINITY) {

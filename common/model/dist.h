@@ -46,9 +46,15 @@ int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret);
 void dist_free(struct dist *d);
 DEFINE_AUTO(struct dist, dist_free)
 
-/* Takes a row of raw logits through the steps above. counts: NULL without penalties. NaN logits
- * count as -inf, +inf as the largest float; if nothing is left, the lowest id not banned is kept.
- */
+/* Penalties, bias and bans alone: from a row of raw logits (n_vocab) to others. counts: NULL
+ * without penalties. NaN logits count as -inf, +inf as the largest float. */
+void dist_adjust(const float *logits, uint32_t n_vocab, const struct dist_params *p,
+                 const struct dist_counts *counts, float *to);
+/* Does a penalty need counts? */
+bool dist_penalises(const struct dist_params *p);
+
+/* Takes a row of raw logits through the steps above, the first as dist_adjust(). If nothing is
+ * left, the lowest id not banned is kept. */
 void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
               const struct dist_counts *counts);
 /* The keyed draw (argmax at temperature 0) from what dist_set() left. */

@@ -107,7 +107,7 @@ struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
     struct prop_ask ask = {.seq = s->state,
                            .context = context_of(s),
                            .k = k,
-                           .sampling.top_p = 1,
+                           .sampling.law = {.top_p = 1, .repetition = 1},
                            .until_us = INT64_MAX,
                            .to = &d};
     prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);

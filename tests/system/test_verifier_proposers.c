@@ -149,13 +149,38 @@ static void what_p_min_cuts_is_not_drafted(void **state)
     service_stop(&p);
 }
 
-/* The target drafts for itself: what it cannot say yet is not drafted either, and behind an end
- * that is ignored it goes on. */
-static void a_draft_model_knows_when_a_text_may_end(void **state)
+enum { ENDS_IGNORED, NO_END_YET, PENALTIES, PENALTIES_HOT, BIAS, N_WISHES };
+
+static void wish_for(struct wish *w, int which, Tandem__V1__LogitBias **biases)
+{
+    wish_init(w, STORY, story()->n + 100);
+    w->msg.ignore_eos = which != NO_END_YET;
+    w->msg.min_tokens = which == NO_END_YET ? w->msg.max_tokens : 0;
+    w->sampling.has_repetition_case = TANDEM__V1__SAMPLING__HAS_REPETITION_REPETITION_PENALTY;
+    w->sampling.has_presence_case = TANDEM__V1__SAMPLING__HAS_PRESENCE_PRESENCE_PENALTY;
+    w->sampling.has_frequency_case = TANDEM__V1__SAMPLING__HAS_FREQUENCY_FREQUENCY_PENALTY;
+    w->sampling.repetition_penalty = which == PENALTIES ? 1.2F : 1;
+    w->sampling.presence_penalty = which == PENALTIES ? 0.5F : 0;
+    w->sampling.frequency_penalty = which == PENALTIES_HOT ? 1.5F : 0;
+    w->sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+    w->sampling.temperature = which == PENALTIES_HOT ? 0.9F : 0;
+    w->sampling.logit_bias = biases;
+    w->sampling.n_logit_bias = which == BIAS ? 2 : 0;
+}
+
+/* The target drafts for itself, so all is accepted: what it cannot say yet is not drafted either,
+ * behind an end that is ignored it goes on, and penalties and bias are those of the request. */
+static void a_draft_model_is_told_what_the_target_draws_with(void **state)
 {
     (void)state;
     struct service p = {0}, s = {0};
     struct rpc_client *c;
+    Tandem__V1__LogitBias bias[2], *biases[2] = {&bias[0], &bias[1]};
+    for (uint32_t i = 0; i < 2; i++) {
+        tandem__v1__logit_bias__init(&bias[i]);
+        bias[i].token = 400 + i;
+        bias[i].bias = i ? 7 : -100;
+    }
     service_start(&p, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
     service_start(&s, "verifier-svc",
@@ -165,10 +190,8 @@ static void a_draft_model_knows_when_a_text_may_end(void **state)
     wait_proposers(c);
     struct wish w;
     AUTO(mem_free) struct answer *a = answers_new(2);
-    for (int ignore = 0; ignore < 2; ignore++) {
-        wish_init(&w, STORY, story()->n + 100);
-        w.msg.ignore_eos = ignore;
-        w.msg.min_tokens = ignore ? 0 : w.msg.max_tokens;
+    for (int which = 0; which < N_WISHES; which++) {
+        wish_for(&w, which, biases);
         memset(a, 0, 2 * sizeof(*a));
         generation_run(client, &w.msg, &a[0]);
         generation_run(c, &w.msg, &a[1]);
@@ -445,7 +468,7 @@ int main(void)
         cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
         cmocka_unit_test(a_fixed_request_drafts_and_its_runs_tell_of_it),
         cmocka_unit_test(what_p_min_cuts_is_not_drafted),
-        cmocka_unit_test(a_draft_model_knows_when_a_text_may_end),
+        cmocka_unit_test(a_draft_model_is_told_what_the_target_draws_with),
         cmocka_unit_test(a_drawn_draft_is_not_lost_because_it_is_late),
         cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),

@@ -69,7 +69,7 @@ static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
         a->to->q_mode = a->q_mode;
         for (uint32_t j = 0; j < a->k; j++) {
             a->to->tokens[j] = a->context.n;
-            a->to->survival[j] = a->sampling.temperature;
+            a->to->survival[j] = a->sampling.law.temperature;
         }
         if (a->q_mode == PROP_SPARSE)
             add_q(a->to);

@@ -39,7 +39,7 @@ static struct drafts_book *book_of(uint32_t max_sequences)
 static struct drafts_wish wish_of(uint64_t seq, uint32_t base_len, uint32_t k)
 {
     return (struct drafts_wish){
-        .seq = seq, .context = counting, .base_len = base_len, .k = k, .temperature = 1};
+        .seq = seq, .context = counting, .base_len = base_len, .k = k, .sampling.temperature = 1};
 }
 
 static unsigned ask(struct drafts_book *b, uint64_t seq, uint32_t base_len, uint32_t k, int64_t now)
@@ -131,8 +131,8 @@ static void tokens_are_those_from_keep_on(void **state)
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
     struct drafts_wish w[] = {wish_of(1, 10, 1), wish_of(2, 20, 1), wish_of(3, 30, 1)};
     for (uint32_t i = 0; i < 3; i++) {
-        w[i].banned = five;
-        w[i].n_banned = i;
+        w[i].sampling.banned = five;
+        w[i].sampling.n_banned = i;
     }
     assert_int_equal(drafts_book_ask(b, w, 3, BUDGET_US, 0), 3);
     w[1].base_len = 25; // replaced before it was sent
@@ -144,8 +144,8 @@ static void tokens_are_those_from_keep_on(void **state)
         const struct drafts_entry *e = &o->urgent[i];
         assert_int_equal(e->base_len, e->seq == 1 ? 10 : e->seq == 2 ? 25 : 30);
         assert_memory_equal(o->tokens + e->token_at, counting, e->base_len * 4);
-        assert_int_equal(e->n_banned, e->seq - 1);
-        assert_memory_equal(o->tokens + e->token_at + e->base_len, five, e->n_banned * 4);
+        assert_int_equal(e->sampling.n_banned, e->seq - 1);
+        assert_memory_equal(o->tokens + e->token_at + e->base_len, five, e->sampling.n_banned * 4);
     }
     assert_null(drafts_book_take(b));
 }
@@ -337,8 +337,14 @@ static void hint_tenant_and_sampling_are_sent_when_new(void **state)
     w.tenant_len = 1;
     w.hint = five;
     w.n_hint = 5;
-    w.banned = five + 1;
-    w.n_banned = 2;
+    const struct dist_bias bias[] = {{3, -1}, {9, 2.5f}};
+    w.sampling.banned = five + 1;
+    w.sampling.n_banned = 2;
+    w.sampling.bias = bias;
+    w.sampling.n_bias = 2;
+    w.sampling.repetition = 1.5f;
+    w.sampling.presence = 0.25f;
+    w.sampling.frequency = -2;
     w.banned_until = 30;
     w.ignore_eos = true;
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
@@ -352,17 +358,21 @@ static void hint_tenant_and_sampling_are_sent_when_new(void **state)
     assert_int_equal(r->sampling->n_banned, 2);
     assert_memory_equal(r->sampling->banned, five + 1, 8);
     assert_int_equal(r->sampling->banned_until, 30);
+    assert_int_equal(r->sampling->bias.len, sizeof(bias));
+    assert_memory_equal(r->sampling->bias.data, bias, sizeof(bias));
+    assert_float_equal(r->sampling->repetition, 1.5f, 0);
+    assert_float_equal(r->sampling->presence, 0.25f, 0);
+    assert_float_equal(r->sampling->frequency, -2, 0);
     assert_true(r->sampling->ignore_eos);
     assert_int_equal(o->urgent[0].n_hint, 5);
     assert_int_equal(o->urgent[0].tenant_len, 1);
-    assert_true(o->urgent[0].sampling_changed);
     assert_memory_equal(o->tokens + o->urgent[0].token_at + 3, five, sizeof(five));
     assert_true(answer(b, &o->urgent[0], 1) == false); // more tokens than asked for, but answered
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 2), 1);
     o = drafts_book_take(b);
     assert_int_equal(o->urgent[0].n_hint, 0);
-    assert_int_equal(o->urgent[0].n_banned, 0);
-    assert_false(o->urgent[0].sampling_changed);
+    assert_null(drafts_pack(packer, o->urgent, 1, o->tokens, BUDGET_US)->sequences[0]->sampling);
+    assert_int_equal(o->n_tokens, 0);
 }
 
 static void a_closed_sequence_is_forgotten(void **state)

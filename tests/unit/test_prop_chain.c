@@ -136,7 +136,7 @@ static struct prop_draft drawn(struct prop_seq *s, enum prop_q_mode mode)
                            .context = {.tokens = s->tokens, .n = s->n},
                            .k = 4,
                            .q_mode = mode,
-                           .sampling = {.temperature = 1, .top_p = 1},
+                           .sampling.law = {.temperature = 1, .top_p = 1, .repetition = 1},
                            .until_us = INT64_MAX,
                            .to = &d};
     prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);

@@ -69,9 +69,9 @@ static struct prop_seq story(uint32_t n)
 static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct prop_draft *to)
 {
     return (struct prop_ask){.seq = s->state,
-                             .context = {.tokens = s->tokens, .n = s->n},
+                             .context = {.tokens = s->tokens, .n = s->n, .n_prompt = s->n_prompt},
                              .k = k,
-                             .sampling.top_p = 1,
+                             .sampling.law = {.top_p = 1, .repetition = 1},
                              .until_us = INT64_MAX,
                              .to = to};
 }
@@ -230,14 +230,19 @@ static void commit(const struct prop_seq *s, const struct dist_params *p, uint32
 {
     struct rig rig;
     struct dist *dist;
+    AUTO(dist_counts_free) struct dist_counts *counts = NULL;
     rig_open(&rig, MODEL, &(struct rig_options){0});
     assert_int_equal(dist_new(N_VOCAB, rig.model->kernel, &dist), 0);
+    assert_int_equal(dist_counts_new(N_VOCAB, &counts), 0);
     struct kv_seq seq = rig_seq(&rig);
     rig_feed(&rig, &seq, s->tokens, s->n - 1, 0, NULL);
+    for (uint32_t i = 0; i < s->n; i++)
+        dist_counts_add(counts, s->tokens[i], i >= s->n_prompt);
     uint32_t token = s->tokens[s->n - 1];
     for (uint32_t i = 0; i < n; i++) {
-        dist_set(dist, rig_step(&rig, &seq, token), p, NULL);
+        dist_set(dist, rig_step(&rig, &seq, token), p, counts);
         to[i] = token = dist_draw(dist, KEY, s->n + i);
+        dist_counts_add(counts, token, true);
     }
     kv_seq_done(rig.kv, &seq);
     dist_free(dist);
@@ -247,11 +252,11 @@ static void commit(const struct prop_seq *s, const struct dist_params *p, uint32
 static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
 {
     (void)state;
-    static const struct prop_sampling how[] = {
-        {.top_p = 1},
-        {.temperature = 1, .top_p = 1},
-        {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f},
-        {.temperature = 2, .top_p = 0.9f}};
+    static const struct dist_params how[] = {
+        {.top_p = 1, .repetition = 1},
+        {.temperature = 1, .top_p = 1, .repetition = 1},
+        {.temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f, .repetition = 1},
+        {.temperature = 2, .top_p = 0.9f, .repetition = 1}};
     must_open();
     for (unsigned i = 0; i < 4; i++) {
         struct prop_seq s = story(40);
@@ -259,15 +264,10 @@ static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
         struct prop_ask ask = ask_of(&s, 40, &d);
         ask.q_mode = PROP_COUPLED;
         ask.draw_key = KEY;
-        ask.sampling = how[i];
+        ask.sampling.law = how[i];
         prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
         uint32_t want[40];
-        struct dist_params p = {.temperature = how[i].temperature,
-                                .top_k = how[i].top_k,
-                                .top_p = how[i].top_p,
-                                .min_p = how[i].min_p,
-                                .repetition = 1};
-        commit(&s, &p, d.n, want);
+        commit(&s, &how[i], d.n, want);
         assert_true(d.n > 5);
         assert_int_equal(d.q_mode, PROP_COUPLED);
         assert_memory_equal(d.tokens, want, d.n * sizeof(want[0]));
@@ -283,7 +283,7 @@ static void a_point_draft_is_the_argmax_at_any_temperature(void **state)
     struct prop_seq s = story(40);
     struct prop_draft cold = prop_seq_draft(&s, 8), hot;
     struct prop_ask ask = ask_of(&s, 8, &hot);
-    ask.sampling.temperature = 1.5f;
+    ask.sampling.law.temperature = 1.5f;
     prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
     prop_same_draft(&cold, &hot);
     prop_seq_done(&s);
@@ -303,6 +303,64 @@ static struct prop_draft draft_under(const struct prop_seq *s, enum prop_q_mode 
     return d;
 }
 
+/* The way in a draft ahead that goes on behind all that is being verified. */
+static uint32_t main_way(const struct prop_draft *d, uint32_t *to)
+{
+    int32_t at = -1;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < d->n; i++) {
+        if (d->parents[i] != at)
+            continue;
+        to[n++] = d->tokens[i];
+        at = (int32_t)i;
+    }
+    return n;
+}
+
+/* What is drafted under these parameters in one go, after a part of it was committed, ahead, and
+ * where other tokens were committed is what a verifier with this model commits. */
+static void drafted_as_committed(const struct dist_params *law)
+{
+    enum { K = 24, PART = 9, VERIFYING = 3 };
+    struct prop_seq s = story(40);
+    struct prop_sampling how = {.law = *law};
+    enum prop_q_mode mode = law->temperature > 0 ? PROP_COUPLED : PROP_POINT;
+    uint32_t want[K], way[PROP_K_MAX];
+    s.n_prompt = 25;
+    for (uint32_t cut = 0; cut < 12; cut += 6) {
+        prop_seq_update(&s, s.n - cut, s.tokens, cut); // as from another place
+        commit(&s, law, K, want);
+        struct prop_draft d = draft_under(&s, mode, K, &how, 0);
+        assert_int_equal(d.n, K);
+        assert_memory_equal(d.tokens, want, sizeof(want));
+        prop_seq_update(&s, s.n, want, PART);
+        d = draft_under(&s, mode, K - PART, &how, 0);
+        assert_memory_equal(d.tokens, want + PART, d.n * sizeof(want[0]));
+        prop_seq_update(&s, s.n, want + PART, VERIFYING);
+        d = draft_under(&s, mode, 6, &how, VERIFYING);
+        assert_int_equal(main_way(&d, way), 6);
+        assert_memory_equal(way, want + PART + VERIFYING, 6 * sizeof(want[0]));
+    }
+    prop_seq_done(&s);
+}
+
+static void penalties_and_bias_act_on_what_is_drafted(void **state)
+{
+    (void)state;
+    const struct dist_bias bias[] = {{300, 40}, {301, 39.5f}, {500, -100}};
+    const struct dist_params how[] = {
+        {.top_p = 1, .repetition = 1.3f},
+        {.top_p = 1, .repetition = 1, .presence = 0.9f, .frequency = 0.4f},
+        {.temperature = 1, .top_p = 0.9f, .repetition = 1.1f, .frequency = 2},
+        {.temperature = 0.7f, .top_k = 20, .top_p = 1, .repetition = 1, .presence = -2},
+        {.top_p = 1, .repetition = 1, .frequency = 1, .bias = bias, .n_bias = 3},
+        {.temperature = 1, .top_p = 1, .repetition = 1, .bias = bias, .n_bias = 3}};
+    must_open();
+    for (unsigned i = 0; i < ARRAY_LEN(how); i++)
+        drafted_as_committed(&how[i]);
+    close_it();
+}
+
 /* All that would be drafted is banned for three tokens. */
 static void what_cannot_come_yet_is_not_drafted(void **state)
 {
@@ -312,10 +370,11 @@ static void what_cannot_come_yet_is_not_drafted(void **state)
     for (unsigned hot = 0; hot < 2; hot++) {
         enum prop_q_mode mode = hot ? PROP_COUPLED : PROP_POINT;
         struct prop_seq s = story(40);
-        struct prop_sampling how = {.temperature = (float)hot, .top_p = 1};
+        struct prop_sampling how = {
+            .law = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
         struct prop_draft whole = draft_under(&s, mode, K, &how, 0);
-        how.banned = whole.tokens;
-        how.n_banned = whole.n;
+        how.law.banned = whole.tokens;
+        how.law.n_banned = whole.n;
         how.banned_until = s.n + N_BANNED;
         struct prop_draft d = draft_under(&s, mode, K, &how, 0);
         uint32_t want[N_BANNED];
@@ -329,7 +388,7 @@ static void what_cannot_come_yet_is_not_drafted(void **state)
         assert_memory_equal(d.tokens, want, sizeof(want));
         prop_seq_update(&s, s.n, d.tokens, N_BANNED);
         struct prop_draft rest = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
-        how.n_banned = 0;
+        how.law.n_banned = 0;
         struct prop_draft unbanned = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
         prop_same_draft(&rest, &unbanned);
         assert_memory_equal(d.tokens + N_BANNED, rest.tokens, rest.n * sizeof(rest.tokens[0]));
@@ -345,11 +404,12 @@ static void nor_is_it_ahead(void **state)
     for (unsigned hot = 0; hot < 2; hot++) {
         struct prop_seq s = story(40);
         prop_seq_draft(&s, 1); // it is fed
-        struct prop_sampling how = {.temperature = (float)hot, .top_p = 1};
+        struct prop_sampling how = {
+            .law = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
         enum prop_q_mode mode = hot ? PROP_COUPLED : PROP_POINT;
         struct prop_draft whole = draft_under(&s, mode, 5, &how, 2);
-        how.banned = whole.tokens;
-        how.n_banned = whole.n;
+        how.law.banned = whole.tokens;
+        how.law.n_banned = whole.n;
         how.banned_until = UINT32_MAX;
         struct prop_draft d = draft_under(&s, mode, 5, &how, 2);
         assert_true(whole.n > 5 && d.n > 5);
@@ -382,7 +442,8 @@ static void a_draft_goes_on_behind_an_end_only_where_the_text_does(void **state)
             others[n++] = i;
     must_open();
     struct prop_seq s = story(40);
-    struct prop_sampling how = {.top_p = 1, .banned = others, .n_banned = n};
+    struct prop_sampling how = {
+        .law = {.top_p = 1, .repetition = 1, .banned = others, .n_banned = n}};
     how.banned_until = s.n + 1; // so that the first is an end
     for (unsigned ignore = 0; ignore < 2; ignore++) {
         how.ignore_eos = ignore;
@@ -411,12 +472,12 @@ static void law_behind(const struct prop_seq *s, const struct dist_params *p, do
 }
 
 static struct prop_draft drawn(const struct prop_seq *s, enum prop_q_mode mode, uint32_t k,
-                               struct prop_sampling sampling)
+                               struct dist_params law)
 {
     struct prop_draft d = {.n = 0};
     struct prop_ask ask = ask_of(s, k, &d);
     ask.q_mode = mode;
-    ask.sampling = sampling;
+    ask.sampling.law = law;
     prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
     assert_int_equal(d.q_mode, mode);
     assert_non_null(d.q);
@@ -426,20 +487,16 @@ static struct prop_draft drawn(const struct prop_seq *s, enum prop_q_mode mode, 
 static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
 {
     (void)state;
-    static const struct prop_sampling how[] = {{.temperature = 1, .top_p = 1},
-                                               {.top_p = 1},
-                                               {.temperature = 0.7f, .top_k = 5, .top_p = 1},
-                                               {.temperature = 3, .top_p = 0.9f}};
+    static const struct dist_params how[] = {
+        {.temperature = 1, .top_p = 1, .repetition = 1},
+        {.top_p = 1, .repetition = 1},
+        {.temperature = 0.7f, .top_k = 5, .top_p = 1, .repetition = 1},
+        {.temperature = 3, .top_p = 0.9f, .repetition = 1}};
     must_open();
     struct prop_seq s = story(40);
     for (unsigned h = 0; h < 4; h++) {
         static double p[N_VOCAB];
-        law_behind(&s,
-                   &(struct dist_params){.temperature = how[h].temperature,
-                                         .top_k = how[h].top_k,
-                                         .top_p = how[h].top_p,
-                                         .repetition = 1},
-                   p);
+        law_behind(&s, &how[h], p);
         struct prop_draft d = drawn(&s, PROP_SPARSE, 8, how[h]);
         assert_int_equal(d.q->width, 64);
         for (uint32_t row = 0; row < d.n; row++) {
@@ -481,7 +538,8 @@ static void drafts_are_drawn_from_the_q_that_is_told(void **state)
     uint32_t seen[WIDTH] = {0}, n_other = 0;
     for (uint32_t n = 0; n < N; n++) {
         struct prop_draft d =
-            drawn(&s, PROP_SPARSE, 1, (struct prop_sampling){.temperature = 1.5f, .top_p = 1});
+            drawn(&s, PROP_SPARSE, 1,
+                  (struct dist_params){.temperature = 1.5f, .top_p = 1, .repetition = 1});
         assert_int_equal(d.n, 1);
         assert_true(d.survival[0] == survival); // whatever was drawn
         for (uint32_t i = 0; i < WIDTH; i++) {
@@ -506,9 +564,9 @@ static void a_dense_q_is_the_whole_law(void **state)
     must_open();
     struct prop_seq s = story(40);
     static double p[N_VOCAB];
-    law_behind(&s, &(struct dist_params){.temperature = 1, .top_p = 0.9f, .repetition = 1}, p);
-    struct prop_draft d =
-        drawn(&s, PROP_DENSE, 64, (struct prop_sampling){.temperature = 1, .top_p = 0.9f});
+    struct dist_params how = {.temperature = 1, .top_p = 0.9f, .repetition = 1};
+    law_behind(&s, &how, p);
+    struct prop_draft d = drawn(&s, PROP_DENSE, 64, how);
     assert_int_equal(d.q->width, N_VOCAB);
     assert_true(d.n * (size_t)N_VOCAB * sizeof(float) <= 1 << 20);
     for (uint32_t i = 0; i < N_VOCAB; i++)
@@ -858,6 +916,7 @@ int main(void)
         cmocka_unit_test_setup(ahead_a_crowd_shares_the_passes, prop_defaults),
         cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, prop_defaults),
         cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, prop_defaults),
+        cmocka_unit_test_setup(penalties_and_bias_act_on_what_is_drafted, prop_defaults),
         cmocka_unit_test_setup(what_cannot_come_yet_is_not_drafted, prop_defaults),
         cmocka_unit_test_setup(nor_is_it_ahead, prop_defaults),
         cmocka_unit_test_setup(a_draft_goes_on_behind_an_end_only_where_the_text_does,

@@ -368,7 +368,7 @@ static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
     struct session_update u = update_of(7, 0, 10, 2);
     u.q_mode = PROP_COUPLED;
     u.draw_key = 99;
-    u.sampling = &(struct prop_sampling){.temperature = 0.5f, .top_p = 0.9f};
+    u.sampling = &(struct prop_sampling){.law = {.temperature = 0.5f, .top_p = 0.9f}};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &first), 0);
     assert_int_equal(a, SESSION_DRAFT);
     assert_int_equal(first.context.n, 10);
@@ -380,7 +380,7 @@ static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
     assert_int_equal(sessions_update(s, 1, &close, 0, &a, &other, &second), -EBUSY);
     sessions_end(s, e);
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), 0);
-    assert_float_equal(second.sampling.temperature, 0.5f, 0); // as before
+    assert_float_equal(second.sampling.law.temperature, 0.5f, 0); // as before
     sessions_end(s, other);
 }
 
@@ -393,7 +393,7 @@ static void a_proposer_out_of_memory_gives_up_the_session(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
-static void what_is_banned_is_kept_with_the_session(void **state)
+static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -402,21 +402,28 @@ static void what_is_banned_is_kept_with_the_session(void **state)
     enum session_answer a;
     struct session_update u = update_of(7, 0, 10, 2);
     uint32_t banned[] = {5, 6};
-    u.sampling = &(struct prop_sampling){
-        .top_p = 1, .banned = banned, .n_banned = 2, .banned_until = 20, .ignore_eos = true};
+    struct dist_bias bias[] = {{3, -1}};
+    u.sampling =
+        &(struct prop_sampling){.law = {.bias = bias, .n_bias = 1, .banned = banned, .n_banned = 2},
+                                .banned_until = 20,
+                                .ignore_eos = true};
     for (uint32_t n = 10; n < 12; n++) {
         assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-        assert_int_equal(ask.sampling.n_banned, 2);
-        assert_int_equal(ask.sampling.banned[1], 6);
+        assert_int_equal(ask.sampling.law.n_banned, 2);
+        assert_int_equal(ask.sampling.law.banned[1], 6);
+        assert_int_equal(ask.sampling.law.n_bias, 1);
+        assert_int_equal(ask.sampling.law.bias[0].token, 3);
         assert_int_equal(ask.sampling.banned_until, 20);
         assert_true(ask.sampling.ignore_eos);
         sessions_end(s, e);
         banned[1] = 9; // the message is gone
+        bias[0].token = 9;
         u = update_of(7, n, n + 1, 2);
     }
-    u.sampling = &(struct prop_sampling){.top_p = 1};
+    u.sampling = &(struct prop_sampling){.law.top_p = 1};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-    assert_int_equal(ask.sampling.n_banned, 0);
+    assert_int_equal(ask.sampling.law.n_banned, 0);
+    assert_int_equal(ask.sampling.law.n_bias, 0);
     sessions_end(s, e);
 }
 
@@ -527,7 +534,7 @@ int main(void)
         cmocka_unit_test(behind_the_end_of_the_context_nothing_is_drafted_ahead),
         cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
         cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
-        cmocka_unit_test(what_is_banned_is_kept_with_the_session),
+        cmocka_unit_test(what_is_banned_and_biased_is_kept_with_the_session),
         cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
         cmocka_unit_test(a_hint_is_kept_and_takes_room),
         cmocka_unit_test(a_sequence_stays_its_tenants),
