@@ -625,23 +625,11 @@ void engine_speculation(struct engine *e, struct speculation *ret)
     pthread_mutex_unlock(&e->speculation_mu);
 }
 
-/* The proposer that is asked by default must be one of them, if their names are known. */
-static int check_default(struct drafts *d, const struct speculation *s)
-{
-    char name[DRAFTS_NAME_MAX];
-    for (unsigned i = 0; i < s->n_targets; i++) {
-        drafts_name_of(d, &s->targets[i], name);
-        if (!*name || strcmp(name, s->proposer) == 0)
-            return 0;
-    }
-    return fail(-EINVAL, "no proposer is called %s, which is to be asked by default", s->proposer);
-}
-
 /* Nothing is changed if it fails. */
 static int change_proposers(struct engine *e, const struct speculation *s)
 {
     struct drafts *d = engine_drafts(e);
-    int err = *s->proposer ? check_default(d, s) : 0;
+    int err = speculation_check_default(s, d);
     if (err < 0 || !d)
         return err; // while it loads: load() will find them
     return drafts_set(d, s->targets, s->n_targets);

@@ -47,6 +47,11 @@ static const struct conf_option table[] = {
      .help =
          "gRPC targets of proposers, each TARGET or NAME=TARGET, several of one name if need be; "
          "none (the default): no speculation"},
+    {.name = "default_proposer",
+     .kind = CONF_TEXT,
+     .value = &reading.default_proposer,
+     .fallback = "",
+     .help = "name of the proposers that are asked where a request names none; empty: all of them"},
     {.name = "policy",
      .kind = CONF_CHOICE,
      .value = &reading.policy,
@@ -234,6 +239,19 @@ static const struct conf conf = {
     .n_options = sizeof(table) / sizeof(table[0]),
 };
 
+static int read_default(const struct options *o, struct speculation *s)
+{
+    size_t len = strlen(o->default_proposer);
+    if (!len)
+        return 0;
+    if (!speculation_is_name(o->default_proposer, len))
+        return fail(-EINVAL,
+                    "default_proposer is a name of at most %d letters, digits, '-', '_' or '.'",
+                    DRAFTS_NAME_MAX - 1);
+    memcpy(s->proposer, o->default_proposer, len);
+    return speculation_check_default(s, NULL);
+}
+
 static int read_speculation(struct options *o)
 {
     struct speculation *s = &o->speculation;
@@ -242,7 +260,7 @@ static int read_speculation(struct options *o)
     int err = speculation_set_policy(s, o->policy, strlen(o->policy));
     for (unsigned i = 0; !err && i < o->proposers.n; i++)
         err = speculation_add_target(s, o->proposers.v[i], strlen(o->proposers.v[i]));
-    return err;
+    return err ? err : read_default(o, s);
 }
 
 /* Reads all settings into `reading`, which is empty. */
@@ -284,8 +302,8 @@ int options_read(int argc, char **argv, const struct options **ret)
 
 static bool may_change(const struct conf_option *o)
 {
-    const void *values[] = {&reading.proposers, &reading.policy, &reading.k,
-                            &reading.disable_batch_size};
+    const void *values[] = {&reading.proposers, &reading.default_proposer, &reading.policy,
+                            &reading.k, &reading.disable_batch_size};
     for (unsigned i = 0; i < ARRAY_LEN(values); i++) {
         if (o->value == values[i])
             return true;
@@ -315,7 +333,8 @@ int options_reread(int argc, char **argv, struct speculation_change *ret, char *
 {
     int r = read_all(argc, argv);
     if (!r) {
-        ret->has = SPECULATION_TARGETS | SPECULATION_POLICY | SPECULATION_K | SPECULATION_BATCH;
+        ret->has = SPECULATION_TARGETS | SPECULATION_PROPOSER | SPECULATION_POLICY | SPECULATION_K |
+                   SPECULATION_BATCH;
         ret->to = reading.speculation;
         list_waiting(ret_waiting, size);
     }

@@ -17,9 +17,10 @@ struct options {
     char *model, *name, *instance, *log_level;
 
     struct conf_list proposers;
+    char *default_proposer;
     char *policy;
     int64_t k, disable_batch_size, proposer_budget_ms;
-    struct speculation speculation; // what proposers, policy, k and disable_batch_size say
+    struct speculation speculation; // what these and policy, k and disable_batch_size say
 
     int64_t context, kv_mib, max_sequences, queue_length;
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;

@@ -95,6 +95,19 @@ const char *speculation_policy(const struct speculation *s)
     return policies[s->policy].name;
 }
 
+int speculation_check_default(const struct speculation *s, struct drafts *d)
+{
+    char name[DRAFTS_NAME_MAX];
+    for (unsigned i = 0; i < s->n_targets && *s->proposer; i++) {
+        drafts_name_of(d, &s->targets[i], name);
+        if (!*name || strcmp(name, s->proposer) == 0)
+            return 0;
+    }
+    return *s->proposer ? fail(-EINVAL, "no proposer is called %s, which is to be asked by default",
+                               s->proposer)
+                        : 0;
+}
+
 struct control_options speculation_control(const struct speculation *s)
 {
     struct control_options o = policies[s->policy].own;

@@ -42,6 +42,9 @@ int speculation_add_target(struct speculation *s, const char *text, size_t len);
 /* -EINVAL: no such policy. */
 int speculation_set_policy(struct speculation *s, const char *text, size_t len);
 const char *speculation_policy(const struct speculation *s);
+/* -EINVAL: the proposer that is asked by default is none of the targets, and all their names are
+ * known. d: who may know them; NULL: nobody. */
+int speculation_check_default(const struct speculation *s, struct drafts *d);
 /* With the policy's own values filled in. */
 struct control_options speculation_control(const struct speculation *s);
 /* The one after the change. */

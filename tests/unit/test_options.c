@@ -61,6 +61,29 @@ static void a_name_that_is_none_is_refused_in_a_sentence(void **state)
     assert_non_null(strstr(fail_text(), "proposers: \"ngram=\" has no target behind the name"));
 }
 
+static int reads_default(const char *proposers, const char *name, const struct options **ret)
+{
+    char *argv[] = {"verifier-svc",       "--model",    "m", "--proposers", (char *)proposers,
+                    "--default-proposer", (char *)name, NULL};
+    return options_read(ARRAY_LEN(argv) - 1, argv, ret);
+}
+
+static void the_default_proposer_is_one_of_them(void **state)
+{
+    (void)state;
+    const struct options *o = NULL;
+    assert_int_equal(reads_default("a=h:1,b=h:2", "b", &o), 0);
+    assert_string_equal(o->speculation.proposer, "b");
+    assert_int_equal(reads_default("a=h:1,h:2", "b", &o), 0); // the second's name is not known yet
+    assert_int_equal(reads_default("a=h:1,b=h:2", "c", &o), -EINVAL);
+    assert_non_null(
+        strstr(fail_text(), "no proposer is called c, which is to be asked by default"));
+    assert_int_equal(reads_default("a=h:1", "a\"b", &o), -EINVAL);
+    assert_non_null(strstr(fail_text(), "default_proposer is a name of at most 31 letters"));
+    assert_int_equal(reads_default("a=h:1", "", &o), 0);
+    assert_string_equal(o->speculation.proposer, "");
+}
+
 static void rereading_tells_what_may_change_and_names_the_rest(void **state)
 {
     (void)state;
@@ -71,6 +94,7 @@ static void rereading_tells_what_may_change_and_names_the_rest(void **state)
     char waiting[200];
     assert_int_equal(options_read(ARRAY_LEN(argv) - 1, argv, &o), 0);
     setenv("TANDEM_PROPOSERS", "a=h:1,b=h:2", 1);
+    setenv("TANDEM_DEFAULT_PROPOSER", "b", 1);
     setenv("TANDEM_POLICY", "ema", 1);
     setenv("TANDEM_K", "9", 1); // the flag stays
     assert_int_equal(options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), 0);
@@ -78,7 +102,9 @@ static void rereading_tells_what_may_change_and_names_the_rest(void **state)
     assert_int_equal(c.to.n_targets, 2);
     assert_string_equal(speculation_policy(&c.to), "ema");
     assert_int_equal(c.to.k, 4);
-    assert_false(c.has & (SPECULATION_ON | SPECULATION_PROPOSER));
+    assert_string_equal(c.to.proposer, "b");
+    assert_int_equal(c.has, SPECULATION_TARGETS | SPECULATION_PROPOSER | SPECULATION_POLICY |
+                                SPECULATION_K | SPECULATION_BATCH);
 
     setenv("TANDEM_NAME", "other", 1);
     setenv("TANDEM_PIN", "off", 1);
@@ -93,8 +119,8 @@ static void rereading_tells_what_may_change_and_names_the_rest(void **state)
     assert_true(o->pin);
     assert_int_equal(o->speculation.n_targets, 0);
     assert_string_equal(o->model, "m.gguf");
-    static const char *const names[] = {"PROPOSERS", "POLICY", "K",        "NAME",
-                                        "PIN",       "LISTEN", "LOAD_WAIT"};
+    static const char *const names[] = {"PROPOSERS", "DEFAULT_PROPOSER", "POLICY",   "K", "NAME",
+                                        "PIN",       "LISTEN",           "LOAD_WAIT"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char env[40];
         snprintf(env, sizeof(env), "TANDEM_%s", names[i]);
@@ -108,6 +134,7 @@ int main(void)
         cmocka_unit_test(a_proposer_is_a_target_or_a_name_and_a_target),
         cmocka_unit_test(none_is_no_proposer),
         cmocka_unit_test(a_name_that_is_none_is_refused_in_a_sentence),
+        cmocka_unit_test(the_default_proposer_is_one_of_them),
         cmocka_unit_test(rereading_tells_what_may_change_and_names_the_rest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
