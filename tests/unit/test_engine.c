@@ -73,17 +73,21 @@ int __wrap_pthread_join(pthread_t thread, void **ret)
     return __real_pthread_join(thread, ret);
 }
 
-/* ---- how the engine's thread sleeps, and a disk that reads for as long as a test wants ---- */
+/* ---- how the engine's thread sleeps, and a disk that works for as long as a test wants ---- */
 
 void *__real_queue_pop(struct queue *q, int64_t wait_us);
 void *__wrap_queue_pop(struct queue *q, int64_t wait_us);
 int __real_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data);
 int __wrap_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data);
+int __real_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n,
+                        int64_t now_s);
+int __wrap_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n,
+                        int64_t now_s);
 
 static _Atomic(struct queue *) watched_inbox;
 static atomic_uint n_looks, n_sleeps; // into the inbox; of them, those that wait
 static _Atomic int64_t sleep_us;      // of the last one
-static atomic_bool hold_reads, in_read;
+static atomic_bool hold_reads, in_read, hold_writes, in_write;
 
 void *__wrap_queue_pop(struct queue *q, int64_t wait_us)
 {
@@ -96,13 +100,25 @@ void *__wrap_queue_pop(struct queue *q, int64_t wait_us)
     return __real_queue_pop(q, wait_us);
 }
 
-int __wrap_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data)
+static void wait_while(atomic_bool *held, atomic_bool *ret_in)
 {
-    for (int ms = 0; atomic_load(&hold_reads) && ms < 4 * HELD_MS; ms += 5) {
-        atomic_store(&in_read, true);
+    for (int ms = 0; atomic_load(held) && ms < 4 * HELD_MS; ms += 5) {
+        atomic_store(ret_in, true);
         poll(NULL, 0, 5);
     }
+}
+
+int __wrap_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data)
+{
+    wait_while(&hold_reads, &in_read);
     return __real_kv_store_get(s, name, now_s, ret_data);
+}
+
+int __wrap_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n,
+                        int64_t now_s)
+{
+    wait_while(&hold_writes, &in_write);
+    return __real_kv_store_put(s, rows, n, now_s);
 }
 
 static void wait_until_more(atomic_uint *n, unsigned than)
@@ -255,16 +271,23 @@ static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
 
 /* ---- giving way and coming back ---- */
 
-/* Of all passes until now. */
-static unsigned n_rows_run(void)
+static unsigned figure(const char *name)
 {
     AUTO(buf_done) struct buf text;
+    char line[80];
     buf_init(&text, 1 << 20);
     metrics_render(&text);
     AUTO(mem_free) char *all = buf_take(&text);
-    const char *sum = strstr(all, "tandem_engine_pass_rows_sum ");
-    assert_non_null(sum);
-    return (unsigned)strtod(strchr(sum, ' '), NULL);
+    snprintf(line, sizeof(line), "\n%s ", name);
+    const char *at = strstr(all, line);
+    assert_non_null(at);
+    return (unsigned)strtod(strchr(at, ' '), NULL);
+}
+
+/* Of all passes until now. */
+static unsigned n_rows_run(void)
+{
+    return figure("tandem_engine_pass_rows_sum");
 }
 
 /* Those of a request without drafts that was never disturbed. */
@@ -294,23 +317,49 @@ static void who_comes_back_runs_no_more_than_a_block_again(void **state)
     options.max_sequences = 4;
 }
 
+struct disk {
+    char folder[40];
+    struct options options;
+};
+
+/* One seat, few blocks and a disk. It stays: if a test fails, its engine goes on with it. */
+static struct disk *disk_new(void)
+{
+    struct disk *d = calloc(1, sizeof(*d));
+    assert_non_null(d);
+    strcpy(d->folder, "/tmp/tandem-test-engine-XXXXXX");
+    assert_non_null(mkdtemp(d->folder));
+    d->options = options;
+    d->options.kv_disk = d->folder;
+    d->options.kv_disk_size = 256;
+    d->options.kv_disk_ttl = 1000;
+    d->options.kv_mib = 1;
+    d->options.max_sequences = 1;
+    return d;
+}
+
+/* The engine has stopped. */
+static void disk_free(struct disk *d)
+{
+    static const char *const files[] = {"", "-wal"};
+    char name[128];
+    for (unsigned i = 0; i < ARRAY_LEN(files); i++) {
+        snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", d->folder, files[i]);
+        unlink(name);
+    }
+    assert_int_equal(rmdir(d->folder), 0);
+    free(d);
+}
+
 /* Its reader falls behind, so that others take its seat and its blocks; then it reads, and falls
  * behind again while the disk is being read. */
 static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
 {
     (void)state;
     enum { PROMPT = 200, ANSWER = 300 };
-    char folder[] = "/tmp/tandem-test-engine-XXXXXX", name[128];
     struct played a, other, again;
-    assert_non_null(mkdtemp(folder));
-    static struct options own; // if this fails, its engine goes on with them
-    own = options;
-    own.kv_disk = folder;
-    own.kv_disk_size = 256;
-    own.kv_disk_ttl = 1000;
-    own.kv_mib = 1;
-    own.max_sequences = 1;
-    AUTO(engine_free) struct engine *e = played_engine(&own, &stats);
+    struct disk *d = disk_new();
+    AUTO(engine_free) struct engine *e = played_engine(&d->options, &stats);
     atomic_store(&watched_inbox, e->inbox);
     unsigned before_rows = n_rows_run(), base = n_rows_of(PROMPT, ANSWER);
     played_submit(e, 1, PROMPT, ANSWER, &a);
@@ -344,12 +393,34 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
     assert_int_equal(again.n, a.n);
     assert_memory_equal(again.ids, a.ids, a.n * sizeof(*a.ids));
     engine_stop(e);
-    static const char *const files[] = {"", "-wal"};
-    for (unsigned i = 0; i < ARRAY_LEN(files); i++) {
-        snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", folder, files[i]);
-        unlink(name);
+    disk_free(d);
+}
+
+static void an_idle_engine_shows_what_goes_to_disk(void **state)
+{
+    (void)state;
+    struct played p;
+    struct disk *d = disk_new();
+    AUTO(engine_free) struct engine *e = played_engine(&d->options, &stats);
+    atomic_store(&watched_inbox, e->inbox);
+    atomic_store(&hold_writes, true);
+    for (unsigned i = 0; i < 3; i++) { // one drives out the other
+        played_submit(e, 2 + i, 900, 20, &p);
+        played_finish(e, &p, NULL);
     }
-    assert_int_equal(rmdir(folder), 0);
+    while (!atomic_load(&in_write))
+        poll(NULL, 0, 5);
+    wake(e);
+    assert_in_range(atomic_load(&sleep_us), 1, 1000000);
+    assert_true(figure("tandem_kv_disk_waiting_blocks") > 0);
+    atomic_store(&hold_writes, false);
+    for (int ms = 0; figure("tandem_kv_disk_waiting_blocks"); ms += 5) { // nobody wakes it
+        assert_true(ms < 4 * HELD_MS);
+        poll(NULL, 0, 5);
+    }
+    must_sleep(e);
+    engine_stop(e);
+    disk_free(d);
 }
 
 /* ---- speculation ---- */
@@ -442,6 +513,7 @@ int main(void)
         cmocka_unit_test(rounds_that_ask_for_drafts_allocate_nothing),
         cmocka_unit_test(who_comes_back_runs_no_more_than_a_block_again),
         cmocka_unit_test(nothing_turns_while_a_paused_sequence_is_restored),
+        cmocka_unit_test(an_idle_engine_shows_what_goes_to_disk),
         cmocka_unit_test(a_change_is_made_whole_or_not_at_all),
         cmocka_unit_test(who_asks_does_not_wait_for_a_change),
     };
