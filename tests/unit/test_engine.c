@@ -83,10 +83,13 @@ int __real_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uin
                         int64_t now_s);
 int __wrap_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n,
                         int64_t now_s);
+void __real_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s);
+void __wrap_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s);
 
 static _Atomic(struct queue *) watched_inbox;
 static atomic_uint n_looks, n_sleeps; // into the inbox; of them, those that wait
 static _Atomic int64_t sleep_us;      // of the last one
+static atomic_uint n_taken;           // fetches that the engine is done with
 static atomic_bool hold_reads, in_read, hold_writes, in_write;
 
 void *__wrap_queue_pop(struct queue *q, int64_t wait_us)
@@ -119,6 +122,12 @@ int __wrap_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uin
 {
     wait_while(&hold_writes, &in_write);
     return __real_kv_store_put(s, rows, n, now_s);
+}
+
+void __wrap_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s)
+{
+    __real_tier_take(t, f, s);
+    atomic_fetch_add(&n_taken, 1);
 }
 
 static void wait_until_more(atomic_uint *n, unsigned than)
@@ -378,9 +387,9 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
         poll(NULL, 0, 5);
     played_pause(e, &a, true);
     must_sleep(e);
+    unsigned n = atomic_load(&n_taken);
     atomic_store(&hold_reads, false);
-    while (!tier_counts(e->tier).n_read)
-        poll(NULL, 0, 5);
+    wait_until_more(&n_taken, n);
     must_sleep(e);
     played_pause(e, &a, false);
     played_take(e, &a, NULL, UINT32_MAX);
