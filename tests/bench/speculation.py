@@ -91,23 +91,21 @@ class Services:
             return health["status"] == "ok" and connected == n_proposers
         return False
 
-    def dies(self, name):
-        """Within a moment."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.processes[name].wait(MOMENT_S)
-            return True
-        return False
+    def dead(self):
+        """Those that end within a moment, or have."""
+        time.sleep(MOMENT_S)
+        return [name for name, process in self.processes.items() if process.poll() is not None]
 
     def wait_ready(self, name, n_proposers):
         until = time.monotonic() + START_S
         while not self.is_ready(name, n_proposers):
-            died = self.dies(name)
-            if died or time.monotonic() > until:
+            dead = self.dead()
+            if dead or time.monotonic() > until:
                 for log in sorted(os.listdir(self.folder)):
                     if log.endswith(".log"):
                         with open(os.path.join(self.folder, log), encoding="utf-8", errors="replace") as f:
                             print(log, f.read()[-1000:], file=sys.stderr)
-                raise SystemExit("%s died" % name if died else "%s did not start within %d s" % (name, START_S))
+                raise SystemExit("%s died" % " and ".join(dead) if dead else "%s did not start within %d s" % (name, START_S))
 
     def generate(self, name, prompt, n_tokens, speculative, **more):
         body = {"model": "default", "prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True,
