@@ -2,7 +2,9 @@
 
   pairs  a target and a draft that agree to a known degree (alpha), one sequence, k = 2, 4, 8: measured speed-up
          beside the theory (1 - a^(k+1)) / ((1 - a) (k c + t(k+1) / t(1))) for the measured a, c and t
-  sweep  the controller (goodput) beside fixed k and beside no drafts: alpha x sequences x context
+  sweep  the controller (goodput) beside fixed k and beside no drafts: alpha x sequences x context. "of best" is relative
+         to the k that the other half of the turns names, and rather too high; "of best column" to the k that was best in
+         the same turns, and rather too low. At the end: means of all points, weighted by their errors
   rules  the lossless rules for unseeded requests of such a pair at a temperature: own-draw, rejection and block
   texts  the embedded pair on repetitive and on free prompts: none, ngram, suffix, draft and chain (ngram and draft);
          "again": suffix with what it said to the same prompt in the pool of past outputs
@@ -36,6 +38,7 @@ WORDS = 30000
 OWN_WORDS = 16  # of a prompt's end
 MAX_STOLEN = 0.03  # of the machine's time, by its host, while a text is timed
 TRIES = 3  # at most, for one of which no more was stolen
+HARDLY = 0.01  # tokens drafted per step, and fewer: the passes are those of no drafts
 
 
 # ---------------------------------------------------------------- services
@@ -278,7 +281,7 @@ def measure_pair(o, s):
                        "accepted": accepted_of(texts[k]),
                        "t": tk / t1, "tau": sum(t.tokens for t in texts[k]) / sum(t.steps for t in texts[k])}
     best = max(rate_of(texts[k]) for k in ks)
-    out["goodput"] = {"speed_up": rate_of(texts["goodput"]) / plain, "of_best": rate_of(texts["goodput"]) / best,
+    out["goodput"] = {"speed_up": rate_of(texts["goodput"]) / plain, "of_best_measured": rate_of(texts["goodput"]) / best,
                       "k": drafted_of(texts["goodput"]), "accepted": accepted_of(texts["goodput"])}
     return out
 
@@ -295,8 +298,8 @@ def pairs(o):
             print("%6g %4d | %9.2f %7.2f %9.2f | %5.2f %5.2f %5.2f %9.2f" % (
                 eps, k, t["speed_up"], t["theory"], t["of_theory"], t["alpha"], t["tau"], t["c"], t["t"]))
         g = r["goodput"]
-        print("%6g %4.1f | %9.2f   the controller: %.2f of the best; plain %.1f tokens/s" % (
-            eps, g["k"], g["speed_up"], g["of_best"], r["plain_tokens_per_s"]), flush=True)
+        print("%6g %4.1f | %9.2f   the controller: %.2f of the best measured; plain %.1f tokens/s" % (
+            eps, g["k"], g["speed_up"], g["of_best_measured"], r["plain_tokens_per_s"]), flush=True)
     return out
 
 
@@ -308,50 +311,90 @@ def drafted_of(texts):
     return sum(t.drafted for t in texts) / sum(t.steps for t in texts)
 
 
-def relative(texts, others):
-    """The speed of texts relative to that of others, turn by turn, and its standard error (a ratio estimator's: Cochran,
+def relative(rates, others):
+    """The speed of turns relative to that of others, turn by turn, and its standard error (a ratio estimator's: Cochran,
     Sampling Techniques, 2.11): a wait of the machine that both met counts for both."""
-    n, ms = len(texts), sum(t.ms for t in texts)
-    ratio = sum(t.ms for t in others) / ms
-    return ratio, (sum((other.ms - ratio * t.ms) ** 2 for t, other in zip(texts, others)) * n / (n - 1)) ** 0.5 / ms
+    n, took = len(rates), sum(1 / r for r in rates)
+    ratio = sum(1 / r for r in others) / took
+    return ratio, (sum((1 / other - ratio / r) ** 2 for r, other in zip(rates, others)) * n / (n - 1)) ** 0.5 / took
 
 
-def of_best(texts, ks):
-    """The controller relative to the best k, which every other turn names for those between: the best of some noisy
-    figures is too good among these. And the best of all."""
-    def best(turns):
-        return max(ks, key=lambda k: rate_of(texts[k][turns]))
-    even, odd = slice(0, None, 2), slice(1, None, 2)
-    halves = ((even, odd), (odd, even))
-    ours = [t for here, _ in halves for t in texts["goodput"][here]]
-    return relative(ours, [t for here, there in halves for t in texts[best(there)][here]]), best(slice(None))
+def compare(turns):
+    """The controller (goodput) relative to the best k and to none; turns: k -> tokens/s of each, all of as many tokens.
+    of_best lets every other turn name the best k for those between: of ks that are alike it takes the worse one at times,
+    and so is rather too high. of_best_column takes the k that was best in these same turns, by luck too: rather too low."""
+    def best(of):
+        return min((k for k in turns if k != "goodput"), key=lambda k: sum(1 / r for r in turns[k][of]))
+    even, odd, whole = slice(0, None, 2), slice(1, None, 2), slice(None)
+    halves, ours = ((even, odd), (odd, even)), turns["goodput"]
+    return {"best": best(whole),
+            "of_best": relative([r for here, _ in halves for r in ours[here]],
+                                [r for here, there in halves for r in turns[best(there)][here]]),
+            "of_best_column": relative(ours, turns[best(whole)]), "of_none": relative(ours, turns[0])}
 
 
 def measure_point(o, s, eps, context, n):
-    ks = [0, *o.k]
-    texts = take_turns(o, s, [*ks, "goodput"], context, n, text_of)
-    ours, (share, best) = texts["goodput"], of_best(texts, ks)
-    return {"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[o.k[-1]], o.k[-1]), "best": best,
-            "tokens_per_s": {k: rate_of(t) for k, t in texts.items()}, "drafted": drafted_of(ours),
-            "of_best": share, "of_none": relative(ours, texts[0]),
-            "turns": {k: [rate_of([x]) for x in t] for k, t in texts.items()}}
+    texts = take_turns(o, s, [0, *o.k, "goodput"], context, n, text_of)
+    turns = {k: [rate_of([x]) for x in t] for k, t in texts.items()}
+    return {"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[o.k[-1]], o.k[-1]),
+            "tokens_per_s": {k: rate_of(t) for k, t in texts.items()}, "drafted": drafted_of(texts["goodput"]),
+            **compare(turns), "turns": turns}
 
 
-def sweep(o):
-    print("%s and its first layer, Q8_0, %d threads each, %d texts of %d tokens: tokens/s of all sequences" % (o.shape, o.threads, o.reps, o.tokens))
-    print("%6s %5s %8s %6s | %s | %10s %7s | %4s %14s %14s" % ("eps", "seqs", "context", "alpha", " ".join("%7s" % ("k=%d" % k) for k in [0, *o.k]),
-                                                            "controller", "drafted", "best", "of best", "of none"))
-    out = []
+def measure_points(o):
     for eps in o.eps or EPS[o.shape]:
         with contextlib.ExitStack() as stack:
             s = start_pair(o, eps, stack)
             for context in o.contexts:
                 for n in o.sequences:
-                    out.append(r := measure_point(o, s, eps, context, n))
-                    rates = r["tokens_per_s"]
-                    print("%6g %5d %8d %6.2f | %s | %10.1f %7.2f | k=%-2d %s %s" % (
-                        eps, n, context, r["alpha"], " ".join("%7.1f" % rates[k] for k in [0, *o.k]), rates["goodput"], r["drafted"],
-                        r["best"], "%.3f +- %.3f" % r["of_best"], "%.3f +- %.3f" % r["of_none"]), flush=True)
+                    yield measure_point(o, s, eps, context, n)
+
+
+def read_points(paths):
+    """Those of --json, compared anew: older ones lack a figure."""
+    points = []
+    for path in paths:
+        with open(path, encoding="utf-8") as f:
+            points += json.load(f, object_hook=lambda o: {int(k) if k.isdigit() else k: v for k, v in o.items()})
+    for r in points:
+        r.update(compare(r["turns"]))
+    return sorted(points, key=lambda r: (r["eps"], r["context"], r["sequences"]))
+
+
+def mean_of(name, figures):
+    """Weighted by their errors; they scatter as these say where chi-square is about n - 1."""
+    weights = [error ** -2 for _, error in figures]
+    if weights:
+        mean = sum(w * ratio for w, (ratio, _) in zip(weights, figures)) / sum(weights)
+        chi_square = sum(w * (ratio - mean) ** 2 for w, (ratio, _) in zip(weights, figures))
+        print("%-31s %.3f +- %.3f, chi-square %.1f, n = %d" % (name, mean, sum(weights) ** -0.5, chi_square, len(figures)))
+
+
+def sum_up(points):
+    mean_of("of best", [r["of_best"] for r in points])
+    mean_of("of best column", [r["of_best_column"] for r in points])
+    mean_of("of none, more than %g drafted" % HARDLY, [r["of_none"] for r in points if r["drafted"] > HARDLY])
+    mean_of("of none, at most %g drafted" % HARDLY, [r["of_none"] for r in points if r["drafted"] <= HARDLY])
+
+
+def sweep(o):
+    if o.points:
+        points = read_points(o.points)
+        ks = sorted({k for r in points for k in r["tokens_per_s"] if k != "goodput"})
+    else:
+        points, ks = measure_points(o), [0, *o.k]
+        print("%s and its first layer, Q8_0, %d threads each, %d texts of %d tokens: tokens/s of all sequences" % (o.shape, o.threads, o.reps, o.tokens))
+    print("%6s %5s %8s %6s | %s | %10s %7s | %4s %14s %14s %14s" % (
+        "eps", "seqs", "context", "alpha", " ".join("%7s" % ("k=%d" % k) for k in ks), "controller", "drafted", "best", "of best", "of best column", "of none"))
+    out = []
+    for r in points:
+        out.append(r)
+        rates = r["tokens_per_s"]
+        print("%6g %5d %8d %6.2f | %s | %10.1f %7.2f | k=%-2d %s" % (
+            r["eps"], r["sequences"], r["context"], r["alpha"], " ".join("%7.1f" % rates[k] if k in rates else " " * 7 for k in ks),
+            rates["goodput"], r["drafted"], r["best"],
+            " ".join("%.3f +- %.3f" % r[of] for of in ("of_best", "of_best_column", "of_none"))), flush=True)
+    sum_up(out)
     return out
 
 
@@ -466,6 +509,7 @@ def main(arguments):
     p.add_argument("--context", type=int, default=256, help="pairs, rules: tokens of the prompt (default: 256)")
     p.add_argument("--contexts", type=numbers, default=[256, 4096, 16000], help="sweep (default: 256,4096,16000)")
     p.add_argument("--sequences", type=numbers, default=[1, 4, 16], help="sweep (default: 1,4,16)")
+    p.add_argument("--points", nargs="+", metavar="FILE", help="sweep: measure nothing; table and means of what --json wrote to these")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of target and draft each (default: all cores)")
     p.add_argument("--tokens", type=int, default=64, help="of an answer (default: 64)")
     p.add_argument("--reps", type=int, default=5, help="turns after one to warm up (default: 5)")
@@ -474,6 +518,8 @@ def main(arguments):
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
     p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
     o = p.parse_args(arguments)
+    if o.points and o.what != "sweep":
+        p.error("--points are those of sweep")
     if o.what == "sweep" and o.reps < 2:
         p.error("sweep takes at least 2 --reps: some turns name the best k for the others")
     r = kinds[o.what](o)

@@ -103,6 +103,38 @@ class Speculation(unittest.TestCase):
         self.assertGreater(figures["plain_tokens_per_s"], 0)
         self.assertIn("the controller", text.getvalue())
 
+    @staticmethod
+    def point(drafted, **took):
+        """took: ms of a token, turn by turn"""
+        turns = {k.lstrip("k"): [1000 / ms for ms in each] for k, each in took.items()}
+        rates = {k: len(each) / sum(1 / r for r in each) for k, each in turns.items()}
+        return {"eps": 0.1, "sequences": 1, "context": 256, "alpha": 0.5, "tokens_per_s": rates, "drafted": drafted, "turns": turns}
+
+    def test_points_of_several_runs_are_shown_between_two_bounds(self):
+        runs = [[self.point(2, k0=[50, 50, 50, 50], k1=[40, 20, 40, 20], k2=[20, 38, 20, 38], goodput=[28, 30, 30, 28])],
+                [self.point(0.01, k0=[25, 26, 24, 25], k4=[40, 40, 40, 40], goodput=[26, 25, 25, 24])]]
+        text = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
+            paths = [os.path.join(folder, name) for name in ("a.json", "b.json", "both.json")]
+            for path, points in zip(paths, runs):
+                with open(path, "w", encoding="utf-8") as f:
+                    json.dump(points, f)
+            speculation.main(["sweep", "--points", *paths[:2], "--json", paths[2]])
+            with open(paths[2], encoding="utf-8") as f:
+                drafts, none = json.load(f)
+        for figure, ms in [("of_best", 40 + 38 + 40 + 38), ("of_best_column", 20 + 38 + 20 + 38), ("of_none", 4 * 50)]:
+            self.assertAlmostEqual(drafts[figure][0], ms / (28 + 30 + 30 + 28))
+            self.assertAlmostEqual(none[figure][0], 1)
+        self.assertEqual((drafts["best"], none["best"]), (2, 0))
+        self.assertRegex(text.getvalue(), r"\| +20.0 +33.3 +34.5 +\| +34.5 +2.00 \| k=2  1.345 .* 1.000 .* 1.724 ")
+        self.assertRegex(text.getvalue(), r"of best column +1.000 \+- .* n = 2\n.*more.* 1.724 .* n = 1\n.*at most.* 1.000 .* n = 1\n")
+
+    def test_a_mean_is_weighted_by_errors(self):
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            speculation.mean_of("of best", [(1, 0.1), (2, 0.2)])
+        self.assertRegex(text.getvalue(), r"of best +1.200 \+- 0.089, chi-square 20.0, n = 2\n")
+
 
 class Prefix(unittest.TestCase):
     def test_what_prompts_share_is_found_and_timed(self):
