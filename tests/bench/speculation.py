@@ -223,7 +223,7 @@ def start_pair(o, eps, stack):
 
 def wish(k):
     """The verifier that is asked, and for how many tokens."""
-    return ("goodput", {}) if k == "goodput" else ("fixed", {"n_max": k})
+    return {"goodput": ("goodput", {}), "off": ("goodput", {"n_max": 0})}.get(k, ("fixed", {"n_max": k}))
 
 
 def text_of(o, s, name, prompts, speculative):
@@ -321,20 +321,25 @@ def relative(rates, others):
 
 def compare(turns):
     """The controller (goodput) relative to the best k and to none; turns: k -> tokens/s of each, all of as many tokens.
-    of_best lets every other turn name the best k for those between: of ks that are alike it takes the worse one at times,
+    None is what the controller's own verifier makes without drafts (off): that of the other, which is told its k, lies at
+    other places in memory, and `processes` says how much that makes. of_best lets every other turn name the best k for those between: of ks that are alike it takes the worse one at times,
     and so is rather too high. of_best_column takes the k that was best in these same turns, by luck too: rather too low."""
+    ours, told = turns["goodput"], {k: turns[k] for k in turns if k not in ("goodput", "off")}
+    processes = relative(turns["off"], told[0]) if "off" in turns else (1, 0)
+    told[0] = turns.get("off", told[0])
+
     def best(of):
-        return min((k for k in turns if k != "goodput"), key=lambda k: sum(1 / r for r in turns[k][of]))
+        return min(told, key=lambda k: sum(1 / r for r in told[k][of]))
     even, odd, whole = slice(0, None, 2), slice(1, None, 2), slice(None)
-    halves, ours = ((even, odd), (odd, even)), turns["goodput"]
+    halves = ((even, odd), (odd, even))
     return {"best": best(whole),
             "of_best": relative([r for here, _ in halves for r in ours[here]],
-                                [r for here, there in halves for r in turns[best(there)][here]]),
-            "of_best_column": relative(ours, turns[best(whole)]), "of_none": relative(ours, turns[0])}
+                                [r for here, there in halves for r in told[best(there)][here]]),
+            "of_best_column": relative(ours, told[best(whole)]), "of_none": relative(ours, told[0]), "processes": processes}
 
 
 def measure_point(o, s, eps, context, n):
-    texts = take_turns(o, s, [0, *o.k, "goodput"], context, n, text_of)
+    texts = take_turns(o, s, [0, *o.k, "goodput", "off"], context, n, text_of)
     turns = {k: [rate_of([x]) for x in t] for k, t in texts.items()}
     return {"eps": eps, "sequences": n, "context": context, "alpha": alpha_of(texts[o.k[-1]], o.k[-1]),
             "tokens_per_s": {k: rate_of(t) for k, t in texts.items()}, "drafted": drafted_of(texts["goodput"]),
@@ -375,17 +380,18 @@ def sum_up(points):
     mean_of("of best column", [r["of_best_column"] for r in points])
     mean_of("of none, more than %g drafted" % HARDLY, [r["of_none"] for r in points if r["drafted"] > HARDLY])
     mean_of("of none, at most %g drafted" % HARDLY, [r["of_none"] for r in points if r["drafted"] <= HARDLY])
+    mean_of("off, of k=0 elsewhere", [r["processes"] for r in points if r["processes"][1]])
 
 
 def sweep(o):
     if o.points:
         points = read_points(o.points)
-        ks = sorted({k for r in points for k in r["tokens_per_s"] if k != "goodput"})
+        ks = sorted({k for r in points for k in r["tokens_per_s"] if k not in ("goodput", "off")})
     else:
         points, ks = measure_points(o), [0, *o.k]
         print("%s and its first layer, Q8_0, %d threads each, %d texts of %d tokens: tokens/s of all sequences" % (o.shape, o.threads, o.reps, o.tokens))
-    print("%6s %5s %8s %6s | %s | %10s %7s | %4s %14s %14s %14s" % (
-        "eps", "seqs", "context", "alpha", " ".join("%7s" % ("k=%d" % k) for k in ks), "controller", "drafted", "best", "of best", "of best column", "of none"))
+    print("%6s %5s %8s %6s | %s | %10s %7s | %4s %14s %14s %14s %14s" % (
+        "eps", "seqs", "context", "alpha", " ".join("%7s" % ("k=%d" % k) for k in ks), "controller", "drafted", "best", "of best", "of best column", "of none", "off of k=0"))
     out = []
     for r in points:
         out.append(r)
@@ -393,7 +399,7 @@ def sweep(o):
         print("%6g %5d %8d %6.2f | %s | %10.1f %7.2f | k=%-2d %s" % (
             r["eps"], r["sequences"], r["context"], r["alpha"], " ".join("%7.1f" % rates[k] if k in rates else " " * 7 for k in ks),
             rates["goodput"], r["drafted"], r["best"],
-            " ".join("%.3f +- %.3f" % r[of] for of in ("of_best", "of_best_column", "of_none"))), flush=True)
+            " ".join("%.3f +- %.3f" % r[of] for of in ("of_best", "of_best_column", "of_none", "processes"))), flush=True)
     sum_up(out)
     return out
 

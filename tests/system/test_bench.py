@@ -111,7 +111,7 @@ class Speculation(unittest.TestCase):
         return {"eps": 0.1, "sequences": 1, "context": 256, "alpha": 0.5, "tokens_per_s": rates, "drafted": drafted, "turns": turns}
 
     def test_points_of_several_runs_are_shown_between_two_bounds(self):
-        runs = [[self.point(2, k0=[50, 50, 50, 50], k1=[40, 20, 40, 20], k2=[20, 38, 20, 38], goodput=[28, 30, 30, 28])],
+        runs = [[self.point(2, k0=[60, 60, 60, 60], off=[50, 50, 50, 50], k1=[40, 20, 40, 20], k2=[20, 38, 20, 38], goodput=[28, 30, 30, 28])],
                 [self.point(0.01, k0=[25, 26, 24, 25], k4=[40, 40, 40, 40], goodput=[26, 25, 25, 24])]]
         text = io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
@@ -125,8 +125,9 @@ class Speculation(unittest.TestCase):
         for figure, ms in [("of_best", 40 + 38 + 40 + 38), ("of_best_column", 20 + 38 + 20 + 38), ("of_none", 4 * 50)]:
             self.assertAlmostEqual(drafts[figure][0], ms / (28 + 30 + 30 + 28))
             self.assertAlmostEqual(none[figure][0], 1)
+        self.assertEqual((drafts["processes"][0], none["processes"][1]), (1.2, 0))
         self.assertEqual((drafts["best"], none["best"]), (2, 0))
-        self.assertRegex(text.getvalue(), r"\| +20.0 +33.3 +34.5 +\| +34.5 +2.00 \| k=2  1.345 .* 1.000 .* 1.724 ")
+        self.assertRegex(text.getvalue(), r"\| +16.7 +33.3 +34.5 +\| +34.5 +2.00 \| k=2  1.345 .* 1.000 .* 1.724 .* 1.200 ")
         self.assertRegex(text.getvalue(), r"of best column +1.000 \+- .* n = 2\n.*more.* 1.724 .* n = 1\n.*at most.* 1.000 .* n = 1\n")
 
     def test_a_mean_is_weighted_by_errors(self):
