@@ -2,8 +2,8 @@
 #include "lib/control_world.h"
 #include "base/rng.h"
 
-const int32_t chain[CHAIN] = {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
-const float silent[CHAIN] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+const int32_t world_chain[WORLD_CHAIN] = {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
+const float world_silent[WORLD_CHAIN] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from, double first_us,
                        double row_us)
@@ -14,14 +14,14 @@ struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from
     cost_init(&cost, &m);
     w = (struct world){0};
     control_init(&w.c, &(struct control_options){policy, k, off_from}, &cost);
-    for (unsigned i = 0; i < N_MAX; i++)
+    for (unsigned i = 0; i < WORLD_SEQS; i++)
         control_seq_init(&w.seqs[i]);
     for (unsigned p = 0; p < DRAFTS_MAX; p++)
         w.c.proposers[p].n_tries = 1000; // none is due because it is new
     return &w;
 }
 
-uint32_t asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_t left)
+uint32_t world_asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_t left)
 {
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++) {
@@ -33,12 +33,12 @@ uint32_t asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_t left
     return w->items[0].k;
 }
 
-uint32_t asked(struct world *w, uint32_t n, uint32_t allowed)
+uint32_t world_asked(struct world *w, uint32_t n, uint32_t allowed)
 {
-    return asked_with(w, n, allowed, 1000);
+    return world_asked_with(w, n, allowed, 1000);
 }
 
-uint32_t cut(struct world *w, const int32_t *parents, const float *said, uint32_t n)
+uint32_t world_cut(struct world *w, const int32_t *parents, const float *said, uint32_t n)
 {
     struct control_round r = {
         .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
@@ -47,33 +47,32 @@ uint32_t cut(struct world *w, const int32_t *parents, const float *said, uint32_
     return w->items[0].k;
 }
 
-void ask(struct control_seq *s, uint32_t n)
+void world_ask(struct control_seq *s, uint32_t n)
 {
     control_asked(s, 0, s->reading.done ? 0 : 100, n);
 }
 
-void see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
+void world_see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
 {
-    uint32_t draft[CHAIN], committed[CHAIN + 1];
+    uint32_t draft[WORLD_CHAIN], committed[WORLD_CHAIN + 1];
     for (uint32_t i = 0; i < k; i++)
         draft[i] = 7;
     for (uint32_t i = 0; i <= n; i++)
         committed[i] = i < n ? 7 : 8;
-    struct control_item item = {.n = k, .parents = chain, .said = silent};
+    struct control_item item = {.n = k, .parents = world_chain, .said = world_silent};
     control_seen(&w->c, s, &item, draft, committed, n + 1);
 }
 
-uint32_t right_tokens(double alpha, uint32_t k)
+uint32_t world_right_tokens(struct world *w, double alpha, uint32_t k)
 {
-    static uint64_t turn;
     uint32_t n = 0;
-    while (n < k && (double)(rng_splitmix64(++turn) >> 11) * 0x1p-53 < alpha)
+    while (n < k && rng_uniform(rng_splitmix64(++w->n_drawn)) < alpha)
         n++;
     return n;
 }
 
-void feed(struct world *w, unsigned seq, double alpha, uint32_t k, unsigned n_drafts)
+void world_feed(struct world *w, unsigned seq, double alpha, uint32_t k, unsigned n_drafts)
 {
     for (unsigned d = 0; d < n_drafts; d++)
-        see(w, &w->seqs[seq], k, right_tokens(alpha, k));
+        world_see(w, &w->seqs[seq], k, world_right_tokens(w, alpha, k));
 }

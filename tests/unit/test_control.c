@@ -9,21 +9,21 @@ static void fixed_asks_for_k_within_what_is_allowed(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_FIXED, 5, 0, 1, 1);
-    assert_int_equal(asked(w, 1, 64), 5);
-    assert_int_equal(asked(w, 1, 3), 3);
-    assert_int_equal(asked(w, 1, 0), 0);
-    assert_int_equal(asked(w, 60, 64), 5);
+    assert_int_equal(world_asked(w, 1, 64), 5);
+    assert_int_equal(world_asked(w, 1, 3), 3);
+    assert_int_equal(world_asked(w, 1, 0), 0);
+    assert_int_equal(world_asked(w, 60, 64), 5);
 }
 
 static void many_sequences_switch_drafting_off(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_FIXED, 5, 8, 1, 1);
-    assert_int_equal(asked(w, 7, 64), 5);
-    assert_int_equal(asked(w, 8, 64), 0);
+    assert_int_equal(world_asked(w, 7, 64), 5);
+    assert_int_equal(world_asked(w, 8, 64), 0);
     w = world_of(CONTROL_GOODPUT, 5, 8, 100, 1);
-    assert_true(asked(w, 7, 64) > 0);
-    assert_int_equal(asked(w, 8, 64), 0);
+    assert_true(world_asked(w, 7, 64) > 0);
+    assert_int_equal(world_asked(w, 8, 64), 0);
 }
 
 static void a_fixed_request_drafts_where_it_does_not_pay(void **state)
@@ -70,8 +70,8 @@ static void nobody_waits_longer_beside_a_request_that_is_fixed(void **state)
     (void)state;
     for (unsigned pays = 0; pays < 2; pays++) {
         struct world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 50);
-        feed(w, 0, pays, 4, 500);
-        feed(w, 1, pays, 4, 500);
+        world_feed(w, 0, pays, 4, 500);
+        world_feed(w, 1, pays, 4, 500);
         double us = waited_us(w, 0);
         assert_true(pays ? us > 0 : us == 0);
         assert_true(waited_us(w, 1) == us);
@@ -83,8 +83,8 @@ static void the_policies_without_times_cut_nothing(void **state)
 {
     (void)state;
     const float doubt[] = {.01f, .01f};
-    assert_int_equal(cut(world_of(CONTROL_FIXED, 5, 0, 1, 9), chain, doubt, 2), 2);
-    assert_int_equal(cut(world_of(CONTROL_EMA, 5, 0, 1, 9), chain, doubt, 2), 2);
+    assert_int_equal(world_cut(world_of(CONTROL_FIXED, 5, 0, 1, 9), world_chain, doubt, 2), 2);
+    assert_int_equal(world_cut(world_of(CONTROL_EMA, 5, 0, 1, 9), world_chain, doubt, 2), 2);
 }
 
 /* ---- ema ---- */
@@ -93,7 +93,7 @@ static uint32_t asked_with_ema(uint32_t k, float ema)
 {
     struct world *w = world_of(CONTROL_EMA, k, 8, 1, 1);
     w->seqs[0].ema = ema;
-    return asked(w, 1, 64);
+    return world_asked(w, 1, 64);
 }
 
 static void ema_has_four_bands(void **state)
@@ -125,8 +125,8 @@ static void ema_tries_one_token_again_every_32_rounds(void **state)
     w->seqs[0].ema = 0;
     for (int turn = 0; turn < 3; turn++) {
         for (int i = 1; i < 32; i++)
-            assert_int_equal(asked(w, 1, 64), 0);
-        assert_int_equal(asked(w, 1, 64), 1);
+            assert_int_equal(world_asked(w, 1, 64), 0);
+        assert_int_equal(world_asked(w, 1, 64), 1);
     }
 }
 
@@ -134,10 +134,10 @@ static void ema_stops_at_its_batch_limit_and_zero_is_none(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
-    assert_int_equal(asked(w, 7, 64), 3);
-    assert_int_equal(asked(w, 8, 64), 0);
+    assert_int_equal(world_asked(w, 7, 64), 3);
+    assert_int_equal(world_asked(w, 8, 64), 0);
     w = world_of(CONTROL_EMA, 5, 0, 1, 1);
-    assert_int_equal(asked(w, 60, 64), 3);
+    assert_int_equal(world_asked(w, 60, 64), 3);
 }
 
 /* ---- what is learnt ---- */
@@ -150,12 +150,12 @@ static void the_averages_follow_what_was_accepted(void **state)
     control_verified(&w->c, 0, 0); // no draft says nothing
     assert_true(w->c.acceptance_ema == 0.7);
     control_verified(&w->c, 4, 4);
-    see(w, s, 4, 4);
+    world_see(w, s, 4, 4);
     assert_true(fabs(w->c.acceptance_ema - 0.73) < 1e-6 && fabs(s->ema - 0.73) < 1e-6);
     assert_true(w->seqs[1].ema == 0.7f); // another sequence's own
     for (int i = 0; i < 100; i++) {
         control_verified(&w->c, 5, 0);
-        see(w, s, 5, 0);
+        world_see(w, s, 5, 0);
     }
     assert_true(w->c.acceptance_ema < 0.001 && s->ema < 0.001f);
 }
@@ -167,11 +167,11 @@ static void ema_learns_from_drafts_that_come_too_late(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
     struct control_seq *s = &w->seqs[0];
-    struct control_item late = {.n = 1, .parents = chain, .said = silent};
+    struct control_item late = {.n = 1, .parents = world_chain, .said = world_silent};
     s->ema = 0;
     for (unsigned i = 0; i < 20; i++)
         control_seen(&w->c, s, &late, (uint32_t[]){7}, (uint32_t[]){7}, 1);
-    assert_int_equal(asked(w, 1, 64), 5);
+    assert_int_equal(world_asked(w, 1, 64), 5);
     late.n = 3; // two of them will be verified yet
     float before = s->ema;
     control_seen(&w->c, s, &late, (uint32_t[]){7, 8, 9}, (uint32_t[]){7}, 1);
@@ -183,7 +183,7 @@ static void a_tree_teaches_along_the_committed_path(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1, 1);
     const int32_t parents[] = {-1, -1, 0, 1};
-    struct control_item tree = {.n = 4, .parents = parents, .said = silent};
+    struct control_item tree = {.n = 4, .parents = parents, .said = world_silent};
     control_seen(&w->c, &w->seqs[0], &tree, (uint32_t[]){1, 2, 3, 3}, (uint32_t[]){2, 3, 9}, 3);
     const struct chance_rate *all = w->c.proposers[0].chance.all;
     assert_true(all[0].tried > 1.9f && all[0].kept > 0.9f && all[0].kept < 1.1f);
@@ -197,11 +197,11 @@ static void answers_that_come_together_take_the_time_of_the_longest(void **state
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     for (unsigned i = 0; i < 200; i++) {
         uint32_t k = 2 + i % 3;
-        ask(&w->seqs[0], 2);
-        ask(&w->seqs[1], 2);
+        world_ask(&w->seqs[0], 2);
+        world_ask(&w->seqs[1], 2);
         control_answered(&w->c, &w->seqs[0], 0, 1, 30, true);
         control_answered(&w->c, &w->seqs[1], 0, k, 50 + 20.0 * k, true);
-        asked(w, 2, 64);
+        world_asked(w, 2, 64);
     }
     const struct answer_time *a = &w->c.proposers[0].answer;
     assert_true(fabs(answer_time_us(a, 2, 2) - 90) < 3);
@@ -256,7 +256,7 @@ static void the_last_pass_beside_a_reader_is_paid_for_too(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    ask(&w->seqs[0], 1);
+    world_ask(&w->seqs[0], 1);
     control_answered(&w->c, &w->seqs[0], 0, 4, 1000, true);
     pass_beside(w, &w->seqs[0], 200);
     assert_true(w->c.proposers[0].reading.us == 100);
@@ -266,18 +266,18 @@ static void a_pass_that_was_interrupted_makes_no_price(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    feed(w, 0, 0.9, 4, 100);
-    ask(&w->seqs[1], 1);
+    world_feed(w, 0, 0.9, 4, 100);
+    world_ask(&w->seqs[1], 1);
     pass_beside(w, &w->seqs[1], 1e8); // the machine was suspended
     control_answered(&w->c, &w->seqs[1], 0, 4, 1000, true);
-    assert_true(asked_with(w, 1, 64, 1000) > 0);
+    assert_true(world_asked_with(w, 1, 64, 1000) > 0);
 }
 
 /* Each position costs 10 us. */
 static struct world *world_with_readers(void)
 {
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    feed(w, 0, 0.9, 4, 100);
+    world_feed(w, 0, 0.9, 4, 100);
     for (unsigned i = 0; i < 20; i++)
         read_beside_passes(w, &w->seqs[20 + i]);
     control_seq_init(&w->seqs[0]);
@@ -288,17 +288,17 @@ static void what_ends_soon_is_not_read(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    feed(w, 0, 0.9, 4, 100);
-    assert_true(asked_with(w, 1, 64, 10) > 0); // what reading costs is not known
+    world_feed(w, 0, 0.9, 4, 100);
+    assert_true(world_asked_with(w, 1, 64, 10) > 0); // what reading costs is not known
     w = world_with_readers();
-    assert_int_equal(asked_with(w, 1, 64, 10), 0);
-    assert_true(asked_with(w, 1, 64, 1000) > 0);
+    assert_int_equal(world_asked_with(w, 1, 64, 10), 0);
+    assert_true(world_asked_with(w, 1, 64, 1000) > 0);
     control_asked(&w->seqs[0], 0, 100, 1); // its price is paid
-    assert_true(asked_with(w, 1, 64, 10) > 0);
+    assert_true(world_asked_with(w, 1, 64, 10) > 0);
     control_answered(&w->c, &w->seqs[0], 0, 4, 1000, true);
-    assert_true(asked_with(w, 1, 64, 10) > 0);
+    assert_true(world_asked_with(w, 1, 64, 10) > 0);
     control_unread(&w->seqs[0]);
-    assert_int_equal(asked_with(w, 1, 64, 10), 0);
+    assert_int_equal(world_asked_with(w, 1, 64, 10), 0);
 }
 
 /* It was thought to read 100 positions, but had to read ten times as many: each costs 1 us. */
@@ -306,7 +306,7 @@ static void what_was_read_is_the_proposers_word(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    feed(w, 0, 0.9, 4, 100);
+    world_feed(w, 0, 0.9, 4, 100);
     for (unsigned i = 20; i < 40; i++) {
         control_asked(&w->seqs[i], 0, 100, 1);
         control_put_off(&w->seqs[i], 1000);
@@ -316,7 +316,7 @@ static void what_was_read_is_the_proposers_word(void **state)
         control_answered(&w->c, &w->seqs[i], 0, 4, 1000, true);
     }
     control_seq_init(&w->seqs[0]);
-    assert_true(asked_with(w, 1, 64, 10) > 0);
+    assert_true(world_asked_with(w, 1, 64, 10) > 0);
 }
 
 static void who_is_not_read_keeps_nobody_from_drafting(void **state)
@@ -325,7 +325,7 @@ static void who_is_not_read_keeps_nobody_from_drafting(void **state)
     struct world *w = world_with_readers();
     control_seq_init(&w->seqs[1]);
     read_beside_passes(w, &w->seqs[1]);
-    asked_with(w, 2, 64, 10);
+    world_asked_with(w, 2, 64, 10);
     assert_true(w->items[0].k == 0 && w->items[1].k > 0);
 }
 
@@ -334,9 +334,9 @@ static void the_first_reading_is_not_charged(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    feed(w, 0, 0.9, 4, 100);
+    world_feed(w, 0, 0.9, 4, 100);
     for (unsigned i = 0; i < 10; i++) {
-        assert_true(asked_with(w, 2, 64, 10) > 0);
+        assert_true(world_asked_with(w, 2, 64, 10) > 0);
         control_asked(&w->seqs[0], 0, 100, 1);
         pass_beside(w, &w->seqs[0], 1000);
     }
@@ -361,7 +361,7 @@ static void who_is_not_asked_is_not_read(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110); // no row pays
     control_asked(&w->seqs[0], 0, 100, 1);
-    assert_int_equal(asked(w, 1, 64), 0);
+    assert_int_equal(world_asked(w, 1, 64), 0);
     assert_int_equal(w->seqs[0].reading.positions, 0);
 }
 
@@ -371,7 +371,7 @@ static unsigned rounds_put_off(struct world *w, unsigned n_rounds)
     struct control_seq *s = &w->seqs[0];
     unsigned n_asked = 0;
     for (unsigned i = 0; i < n_rounds; i++) {
-        bool is_asked = asked(w, 1, 64) > 0;
+        bool is_asked = world_asked(w, 1, 64) > 0;
         if (is_asked)
             control_asked(s, 0, 100, 1);
         pass_beside(w, reading_goes_on(&s->reading) ? s : NULL, 100);
@@ -386,12 +386,12 @@ static void who_is_put_off_for_ever_is_asked_for_rarely(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    feed(w, 0, 0.9, 4, 100);
+    world_feed(w, 0, 0.9, 4, 100);
     assert_int_equal(rounds_put_off(w, 16), 16); // it takes a while to read
     rounds_put_off(w, 200);
     assert_in_range(rounds_put_off(w, 1000), 1, 1000 / 10);
     control_answered(&w->c, &w->seqs[0], 0, 2, 1000, true); // it has read it after all
-    assert_true(asked(w, 1, 64) > 0);
+    assert_true(world_asked(w, 1, 64) > 0);
 }
 
 int main(void)

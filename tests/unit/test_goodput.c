@@ -8,7 +8,7 @@
 /* The proposer took us for k tokens; another round follows. */
 static void answered(struct world *w, unsigned seq, uint32_t k, double us)
 {
-    ask(&w->seqs[seq], 1);
+    world_ask(&w->seqs[seq], 1);
     control_answered(&w->c, &w->seqs[seq], 0, k, us, true);
     control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
 }
@@ -45,16 +45,16 @@ static void goodput_finds_the_best_length_for_every_acceptance(void **state)
     for (unsigned a = 0; a < 10; a++) {
         for (unsigned c = 0; c < 4; c++) {
             struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, row_us[c]);
-            feed(w, 0, alphas[a], 16, 2000);
-            feed(w, 0, alphas[a], 4, 20);
+            world_feed(w, 0, alphas[a], 16, 2000);
+            world_feed(w, 0, alphas[a], 4, 20);
             w->seqs[0].kept = w->seqs[0].expected = 0; // this one's luck is not at stake
             for (uint32_t k = 1; k <= 16; k++)         // a proposer that takes 3 us for each token
                 answered(w, 0, k, 3.0 * k);
             uint32_t best = best_k(alphas[a], 100, row_us[c], 3);
-            uint32_t k = asked(w, 1, 64);
+            uint32_t k = world_asked(w, 1, 64);
             double got = rate_with(k, alphas[a], 100, row_us[c], 3);
             double most = rate_with(best, alphas[a], 100, row_us[c], 3);
-            assert_true(got >= (k ? 0.97 : 0.94) * most); // none, unless more is promised
+            assert_true(got >= 0.98 * most); // as none is left for what promises 2 % more
         }
     }
 }
@@ -64,8 +64,8 @@ static void any_k_may_be_the_most(void **state)
     (void)state;
     for (uint32_t k = 1; k <= CONTROL_K_MAX; k++) {
         struct world *w = world_of(CONTROL_GOODPUT, k, 0, 100, 0.1);
-        feed(w, 0, 1, 16, 300);
-        assert_int_equal(asked(w, 1, 64), k);
+        world_feed(w, 0, 1, 16, 300);
+        assert_int_equal(world_asked(w, 1, 64), k);
     }
 }
 
@@ -76,7 +76,7 @@ static void without_times_nothing_is_drafted(void **state)
     w->c.cost = (struct cost){0};
     for (unsigned i = 0; i < 2000; i++) {
         cost_seen(&w->c.cost, &(struct cost_pass){.rows = 1}, 100);
-        assert_int_equal(asked(w, 2, 64), 0);
+        assert_int_equal(world_asked(w, 2, 64), 0);
     }
     assert_true(w->c.cost.scale == 0);
 }
@@ -86,10 +86,10 @@ static void a_sequence_that_fares_better_gets_more(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     for (unsigned i = 0; i < 100; i++) {
-        feed(w, 0, 0.9, 4, 1);
-        feed(w, 1, 0.1, 4, 1);
+        world_feed(w, 0, 0.9, 4, 1);
+        world_feed(w, 1, 0.1, 4, 1);
     }
-    asked(w, 2, 64);
+    world_asked(w, 2, 64);
     assert_true(w->items[0].k > w->items[1].k);
 }
 
@@ -100,8 +100,8 @@ static void rows_go_to_the_likeliest_tokens(void **state)
     uint32_t most = 0, n_differ = 0;
     float least = 1;
     for (unsigned i = 0; i < 16; i++)
-        feed(w, i, 0.2 + 0.05 * i, 8, 100);
-    asked(w, 16, 64);
+        world_feed(w, i, 0.2 + 0.05 * i, 8, 100);
+    world_asked(w, 16, 64);
     for (unsigned i = 0; i < 16; i++) {
         const struct control_item *v = &w->items[i];
         most = v->k > most ? v->k : most;
@@ -118,29 +118,29 @@ static void one_draft_that_fails_says_little_of_a_sequence(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 3);
     for (unsigned i = 0; i < 100; i++)
-        see(w, &w->seqs[1], 16, i % 16);
-    uint32_t before = asked(w, 1, 64);
-    see(w, &w->seqs[0], 4, 0);
-    assert_true(asked(w, 1, 64) >= before - before / 3);
+        world_see(w, &w->seqs[1], 16, i % 16);
+    uint32_t before = world_asked(w, 1, 64);
+    world_see(w, &w->seqs[0], 4, 0);
+    assert_true(world_asked(w, 1, 64) >= before - before / 3);
 }
 
 static void a_slow_proposer_is_asked_for_more_at_once_or_not_at_all(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
-    feed(w, 0, 0.8, 16, 300);
+    world_feed(w, 0, 0.8, 16, 300);
     for (unsigned i = 0; i < 50; i++)
         answered(w, 0, 1 + i % 8, 1);
     answered(w, 1, 4, 1e6); // a new sequence has to be learnt first
     answered(w, 0, 4, 1e6); // and one may be held up
-    uint32_t fast = asked(w, 1, 64);
+    uint32_t fast = world_asked(w, 1, 64);
     for (unsigned i = 0; i < 200; i++)
         answered(w, 0, 1 + i % 8, 60);
-    uint32_t slow = asked(w, 1, 64);
+    uint32_t slow = world_asked(w, 1, 64);
     assert_true(slow > fast);
     for (unsigned i = 0; i < 200; i++)
         answered(w, 0, 1 + i % 8, 5000);
-    assert_int_equal(asked(w, 1, 64), 0);
+    assert_int_equal(world_asked(w, 1, 64), 0);
 }
 
 static void waiting_is_worth_what_the_draft_brings(void **state)
@@ -150,7 +150,7 @@ static void waiting_is_worth_what_the_draft_brings(void **state)
     struct control_round r = {
         .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
     w->items[0] = (struct control_item){.s = &w->seqs[0], .n = 4};
-    feed(w, 0, 1, 4, 500);
+    world_feed(w, 0, 1, 4, 500);
     double us = control_ask(&w->c, &r, w->items, 1);
     assert_int_equal(w->items[0].k, 4);
     assert_true(us > 350 && us < 400); // five tokens in a pass that costs no more than for one
@@ -162,10 +162,10 @@ static void what_never_pays_is_off_and_tried_again_rarely(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
-    feed(w, 0, 0.05, 8, 200);
+    world_feed(w, 0, 0.05, 8, 200);
     unsigned n_tried = 0, rounds = 5000;
     for (unsigned i = 0; i < rounds; i++)
-        n_tried += asked(w, 1, 64) > 0;
+        n_tried += world_asked(w, 1, 64) > 0;
     assert_in_range(n_tried, 1, rounds / 60); // a row is 60 % of a pass, at most 1 % of the time
 }
 
@@ -176,9 +176,9 @@ static struct world *world_where_drafts_almost_pay(void)
     struct world *w = world_of(CONTROL_GOODPUT, 1, 0, 100, 11);
     for (unsigned i = 0; i < 200; i++) {
         for (unsigned k = 0; k < 4; k++) {
-            ask(&w->seqs[k], 4);
+            world_ask(&w->seqs[k], 4);
             control_answered(&w->c, &w->seqs[k], 0, 1, 27, true);
-            see(w, &w->seqs[k], 1, i % 2);
+            world_see(w, &w->seqs[k], 1, i % 2);
         }
         control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
     }
@@ -190,7 +190,7 @@ static unsigned rounds_of_all(struct world *w, unsigned n_rounds, uint32_t k_of_
 {
     unsigned n_all = 0;
     for (unsigned i = 0; i < n_rounds; i++) {
-        uint32_t k = asked(w, 4, 64);
+        uint32_t k = world_asked(w, 4, 64);
         n_all += k;
         for (unsigned s = 0; s < 3; s++)
             assert_true(w->items[s].k == k && w->seqs[s].trying == (k > 0));
@@ -250,7 +250,7 @@ static void while_a_context_is_read_all_do_not_try(void **state)
     control_asked(&w->seqs[3], 0, 100, 1);
     w->seqs[3].trying = true;
     for (unsigned i = 0; i < 50; i++) {
-        assert_int_equal(asked(w, 4, 64), 0);
+        assert_int_equal(world_asked(w, 4, 64), 0);
         assert_int_equal(w->items[3].k, 1);
     }
     assert_int_equal(w->c.proposers[0].n_tries, 0);
@@ -278,11 +278,11 @@ static void a_new_proposer_is_tried_at_once(void **state)
     w->c.proposers[0] = (struct control_proposer){0};
     unsigned n_tried = 0;
     for (unsigned i = 0; i < 50; i++) {
-        n_tried += asked(w, 2, 64) > 0 || w->items[1].k > 0;
+        n_tried += world_asked(w, 2, 64) > 0 || w->items[1].k > 0;
         assert_int_equal(n_tried, i < 8 ? i + 1 : 8);
     }
     control_forget(&w->c, 0); // another one
-    assert_true(asked(w, 2, 64) > 0 || w->items[1].k > 0);
+    assert_true(world_asked(w, 2, 64) > 0 || w->items[1].k > 0);
 }
 
 static double try_waits_us(struct world *w)
@@ -312,24 +312,24 @@ static void a_try_goes_on_while_it_is_read(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110);
-    while (!asked(w, 1, 64))
+    while (!world_asked(w, 1, 64))
         ;
     control_asked(&w->seqs[0], 0, 100, 1);
     for (unsigned i = 0; i < 10; i++)
-        assert_true(asked(w, 1, 64) > 0 && w->seqs[0].trying);
+        assert_true(world_asked(w, 1, 64) > 0 && w->seqs[0].trying);
     control_answered(&w->c, &w->seqs[0], 0, 4, 1000, true);
-    assert_int_equal(asked(w, 1, 64), 0);
+    assert_int_equal(world_asked(w, 1, 64), 0);
 }
 
 static void tries_are_for_those_that_were_read(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
-    feed(w, 0, 0.05, 8, 200);
+    world_feed(w, 0, 0.05, 8, 200);
     w->seqs[2].reading.done = true;
     unsigned n_tried = 0;
     for (unsigned i = 0; i < 2000; i++) {
-        asked(w, 4, 64);
+        world_asked(w, 4, 64);
         n_tried += w->items[2].k > 0;
         assert_true(w->items[0].k == 0 && w->items[1].k == 0 && w->items[3].k == 0);
     }
@@ -343,7 +343,7 @@ static void a_draft_is_cut_where_its_proposer_doubts(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     const float said[] = {.95f, .9f, .09f, .08f, .07f};
-    assert_int_equal(cut(w, chain, said, 5), 2);
+    assert_int_equal(world_cut(w, world_chain, said, 5), 2);
 }
 
 /* The first row more is dear, those behind it are not. */
@@ -358,7 +358,7 @@ static void a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q(void 
         struct control_round r = {
             .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
         w->items[0] = (struct control_item){
-            .s = &w->seqs[0], .n = 5, .parents = chain, .said = said, .drawn = drawn};
+            .s = &w->seqs[0], .n = 5, .parents = world_chain, .said = said, .drawn = drawn};
         control_cut(&w->c, &r, w->items, 1);
         assert_int_equal(w->items[0].k, drawn ? 0 : 5);
     }
@@ -370,7 +370,7 @@ static void all_of_a_try_is_verified(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
     const float doubt[] = {.01f, .01f};
     w->seqs[0].trying = true;
-    assert_int_equal(cut(w, chain, doubt, 2), 2);
+    assert_int_equal(world_cut(w, world_chain, doubt, 2), 2);
 }
 
 static void no_more_is_asked_for_than_a_pass_has_rows_for(void **state)
@@ -380,8 +380,8 @@ static void no_more_is_asked_for_than_a_pass_has_rows_for(void **state)
     struct control_round r = {
         .n_decoding = 2, .n_running = 2, .draft_rows = 5, .pass = {.rows = 2}};
     for (unsigned i = 0; i < 2; i++)
-        w->items[i] =
-            (struct control_item){.s = &w->seqs[i], .n = 16, .parents = chain, .said = silent};
+        w->items[i] = (struct control_item){
+            .s = &w->seqs[i], .n = 16, .parents = world_chain, .said = world_silent};
     for (unsigned here = 0; here < 2; here++) {
         if (here)
             control_cut(&w->c, &r, w->items, 2);
@@ -396,12 +396,12 @@ static void what_was_worth_asking_for_is_worth_verifying(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 30);
-    feed(w, 1, 0.9, 8, 200);
+    world_feed(w, 1, 0.9, 8, 200);
     for (unsigned i = 0; i < 50; i++)
         answered(w, 1, 1 + i % 8, 100 + 1.0 * (i % 8));
-    uint32_t k = asked(w, 1, 64);
+    uint32_t k = world_asked(w, 1, 64);
     assert_true(k > 2);
-    assert_int_equal(cut(w, chain, silent, k), k);
+    assert_int_equal(world_cut(w, world_chain, world_silent, k), k);
 }
 
 static void a_wait_that_is_over_does_not_count_against_the_draft(void **state)
@@ -410,7 +410,7 @@ static void a_wait_that_is_over_does_not_count_against_the_draft(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     const float said[] = {.97f, .95f, .93f};
     w->c.cost.drafted_scale = 2;
-    assert_int_equal(cut(w, chain, said, 3), 3);
+    assert_int_equal(world_cut(w, world_chain, said, 3), 3);
 }
 
 static void what_a_proposer_says_is_weighed_by_what_came_of_it(void **state)
@@ -418,11 +418,11 @@ static void what_a_proposer_says_is_weighed_by_what_came_of_it(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     const float boast[] = {.97f, .94f, .91f};
-    struct control_item item = {.n = 3, .parents = chain, .said = boast};
-    assert_int_equal(cut(w, chain, boast, 3), 3);
+    struct control_item item = {.n = 3, .parents = world_chain, .said = boast};
+    assert_int_equal(world_cut(w, world_chain, boast, 3), 3);
     for (unsigned i = 0; i < 200; i++)
         control_seen(&w->c, &w->seqs[1], &item, (uint32_t[]){1, 2, 3}, (uint32_t[]){4}, 1);
-    assert_int_equal(cut(w, chain, boast, 3), 0);
+    assert_int_equal(world_cut(w, world_chain, boast, 3), 0);
 }
 
 /* Its word means something else than it says, wherever in a draft it is said. */
@@ -431,11 +431,11 @@ static void what_a_proposer_says_counts_at_every_place(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
     const float modest[] = {.15f, .0225f, .003375f, .00050625f};
-    struct control_item item = {.n = 1, .parents = chain, .said = modest};
-    assert_int_equal(cut(w, chain, modest, 4), 1);
+    struct control_item item = {.n = 1, .parents = world_chain, .said = modest};
+    assert_int_equal(world_cut(w, world_chain, modest, 4), 1);
     for (unsigned i = 0; i < 20; i++)
         control_seen(&w->c, &w->seqs[1], &item, (uint32_t[]){1}, (uint32_t[]){1, 4}, 2);
-    assert_int_equal(cut(w, chain, modest, 4), 4);
+    assert_int_equal(world_cut(w, world_chain, modest, 4), 4);
 }
 
 /* ---- round by round ---- */
@@ -459,14 +459,17 @@ static uint32_t draft(struct world *w, uint32_t n, struct run *run)
     for (uint32_t i = 0; i < n; i++) {
         if (!w->items[i].k)
             continue;
-        struct control_item item = {
-            .s = &w->seqs[i], .context = 100, .n = w->items[i].k, .parents = chain, .said = silent};
+        struct control_item item = {.s = &w->seqs[i],
+                                    .context = 100,
+                                    .n = w->items[i].k,
+                                    .parents = world_chain,
+                                    .said = world_silent};
         longest = item.n > longest ? item.n : longest;
         w->items[n_drafts++] = item;
     }
     double us = n_drafts ? 10 + 5.0 * longest : 0;
     for (uint32_t i = 0; i < n_drafts; i++) {
-        ask(w->items[i].s, n_drafts);
+        world_ask(w->items[i].s, n_drafts);
         control_answered(&w->c, w->items[i].s, 0, w->items[i].n, us, true);
     }
     run->us += us;
@@ -482,11 +485,11 @@ static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t 
     control_cut(&w->c, &r, w->items, n_drafts);
     for (uint32_t i = 0; i < n_drafts; i++) {
         const struct control_item *v = &w->items[i];
-        uint32_t n_right = right_tokens(t->alpha, v->n);
+        uint32_t n_right = world_right_tokens(w, t->alpha, v->n);
         r.pass.rows += v->k;
         r.pass.drafted |= v->k > 0;
         run->tokens += n_right < v->k ? n_right : v->k;
-        see(w, v->s, v->n, n_right);
+        world_see(w, v->s, v->n, n_right);
     }
     double us = (1 + t->load) * (100 + t->row_us * (r.pass.rows - 1));
     us *= r.pass.drafted ? 1 + t->drafted : 1;
@@ -500,7 +503,7 @@ static double run_rounds(struct world *w, const struct truth *t, uint32_t n, uns
 {
     struct run run = {0};
     for (unsigned i = 0; i < n_rounds; i++) {
-        asked(w, n, CHAIN);
+        world_asked(w, n, WORLD_CHAIN);
         verify(w, t, n, draft(w, n, &run), &run);
     }
     return run.tokens / run.us;
@@ -510,7 +513,7 @@ static double run_rounds(struct world *w, const struct truth *t, uint32_t n, uns
 static double best_rate(const struct truth *t, uint32_t n)
 {
     double best = 0;
-    for (uint32_t k = 0; k <= CHAIN; k++) {
+    for (uint32_t k = 0; k <= WORLD_CHAIN; k++) {
         double tokens = 1, chance = 1;
         for (uint32_t i = 0; i < k; i++)
             tokens += chance *= t->alpha;
@@ -566,7 +569,7 @@ static void now_and_then_a_round_has_less(void **state)
     struct run run = {0};
     unsigned n_none = 0, n_few = 0;
     for (unsigned i = 0; i < 400; i++) {
-        uint32_t k = asked(w, 2, CHAIN);
+        uint32_t k = world_asked(w, 2, WORLD_CHAIN);
         n_none += k == 0;
         n_few += k > 0 && k <= 6; // 10 and more are best
         verify(w, &t, 2, draft(w, 2, &run), &run);
