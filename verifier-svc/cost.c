@@ -1,4 +1,5 @@
 /* cost.c - a table of times and two slopes. */
+#include <assert.h>
 #include "verifier-svc/cost.h"
 
 #define SCALE_WEIGHT 0.1   // of a new pass in the scale
@@ -25,6 +26,7 @@ uint32_t cost_rows_at(unsigned i)
  * the last point the share exceeds 1. */
 static double place(uint32_t rows, unsigned *ret_i)
 {
+    assert(rows);
     unsigned i = (rows < EACH ? rows : EACH) - 1;
     while (i + 2 < COST_POINTS && points[i + 1] <= rows)
         i++;
