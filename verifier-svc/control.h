@@ -98,7 +98,10 @@ struct control_item {
     bool drawn;             // the draft is tested against the law it was drawn from
     uint32_t most;          // found: of the n, that are worth thinking of
     uint32_t k;             // found: tokens to ask for, or to verify of the draft
-    uint32_t in_heap;       // while rows are shared out: an item (share.c)
+    /* While rows are shared out (share.c): */
+    uint32_t in_heap; // an item
+    uint32_t best_k;  // what it has in the best share so far
+    bool out;         // nobody waits for its draft, so that it has none
     float chance[ACCEPT_MAX];
 };
 

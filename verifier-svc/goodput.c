@@ -279,10 +279,10 @@ static void try_less(struct control *c, struct control_item *v, uint32_t n, uint
     uint32_t k = turn == 0 ? 0 : turn == 1 ? share_limit_below(limit) : limit / 2;
     c->since_less = 0;
     for (uint32_t i = 0; i < n; i++) {
-        v[i].k = min_u32(k, v[i].most);
+        v[i].k = min_u32(k, v[i].k);
         v[i].s->trying = v[i].k > 0;
     }
-    c->beside_us = share_beside_us(c, v, n, k);
+    c->beside_us = share_beside_us(c, v, n);
 }
 
 /* ---- the policy ---- */

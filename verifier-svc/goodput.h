@@ -5,8 +5,8 @@
  * what it costs that a proposer first has to read a sequence's context (reading.h). And it is put
  * to the test:
  *   tries  Where none draft, now and then all that were read have the drafts that would be best, so
- *          often that what they are thought to fall short of none is 0.4 % of the time. Who has none
- *          then tries by itself, for another 0.4 %: one sequence asks for two tokens, or where they
+ *          often that what they are thought to fall short of none is 0.4 % of the time. Who has
+ * none then tries by itself, for another 0.4 %: one sequence asks for two tokens, or where they
  *          draft, for twice as many as seem best: one of a new proposer, then of those that were
  *          read the one that has not for longest. Tries are 16 to 4096 rounds apart; but while a
  *          proposer has been tried in fewer than eight rounds and seems to bring nothing, the next

@@ -37,13 +37,18 @@ static void sink(struct control_item *v, uint32_t n, uint32_t i)
     v[i].in_heap = item;
 }
 
+static uint32_t most_of(const struct control_item *v, uint32_t limit)
+{
+    return v->out ? 0 : min_u32(v->most, limit);
+}
+
 /* Nobody has a token yet. Returns how many may have some: the size of the heap. */
 static uint32_t start_giving(struct control_item *v, uint32_t n, uint32_t limit)
 {
     uint32_t n_heap = 0;
     for (uint32_t i = 0; i < n; i++) {
         v[i].k = 0;
-        if (min_u32(v[i].most, limit))
+        if (most_of(&v[i], limit))
             v[n_heap++].in_heap = i;
     }
     for (uint32_t i = n_heap / 2; i-- > 0;)
@@ -68,7 +73,44 @@ static void give_rows(struct control_item *v, uint32_t n, uint32_t limit, uint32
         give(v, &n_heap, limit);
 }
 
+/* ---- the wait ---- */
+
+/* For the drafts of k tokens of those that have some. */
+struct wait {
+    double us;
+    unsigned last; // the proposer whose drafts come last
+};
+
+static struct wait wait_of(const struct control *c, const struct control_item *v, uint32_t n)
+{
+    uint32_t longest[DRAFTS_MAX] = {0}, n_asked[DRAFTS_MAX] = {0};
+    struct wait w = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        unsigned p = v[i].proposer;
+        if (!v[i].k)
+            continue;
+        longest[p] = max_u32(longest[p], v[i].k);
+        double us = answer_time_us(&c->proposers[p].answer, longest[p], ++n_asked[p]);
+        w = us >= w.us ? (struct wait){us, p} : w;
+    }
+    return w;
+}
+
+/* If all have as many as they may. */
+static double longest_wait_us(const struct control *c, struct control_item *v, uint32_t n,
+                              uint32_t limit)
+{
+    for (uint32_t i = 0; i < n; i++)
+        v[i].k = most_of(&v[i], limit);
+    return wait_of(c, v, n).us;
+}
+
 /* ---- what pays ---- */
+
+static bool is_better(const struct share *a, const struct share *b)
+{
+    return a->tokens * b->us > b->tokens * a->us;
+}
 
 /* The best number of rows for the tokens with the best chances, at most `limit` to each sequence,
  * as far as there are some and that pays; the search ends at the first drop of the goodput or, over
@@ -80,7 +122,9 @@ static struct share reckon(const struct control *c, const struct control_round *
 {
     struct cost_pass pass = r->pass;
     pass.drafted = limit > 0;
-    struct share g = {r->n_decoding, cost_us(&c->cost, &pass) + beside_us, 0, false}, best = g;
+    struct share g = {.tokens = r->n_decoding, .beside_us = beside_us}, best;
+    g.us = cost_us(&c->cost, &pass) + beside_us;
+    best = g;
     double drop = over_bends ? BEND : 1;
     uint32_t n_heap = start_giving(v, n, limit);
     while (n_heap && g.n_rows < r->draft_rows && g.tokens * best.us >= drop * best.tokens * g.us) {
@@ -90,28 +134,86 @@ static struct share reckon(const struct control *c, const struct control_round *
         g.us = cost_us(&c->cost, &pass) + beside_us;
         g.n_rows++;
         g.limited |= given->k == limit && given->most > limit;
-        if (g.tokens * best.us > best.tokens * g.us)
+        if (is_better(&g, &best))
             best = g;
     }
     best.limited = g.limited;
     return best;
 }
 
-uint32_t share_best(struct control *c, const struct control_round *r, struct control_item *v,
-                    uint32_t n, struct share *ret)
+/* Of all limits the best; 0: no token is worth its row. */
+static uint32_t best_limit(const struct control *c, const struct control_round *r,
+                           struct control_item *v, uint32_t n, struct share *ret)
 {
     uint32_t best = 0;
     struct share g = {.limited = true};
-    *ret = reckon(c, r, v, n, 0, 0, true);
     for (unsigned i = 0; i < sizeof(limits) && g.limited; i++) {
-        g = reckon(c, r, v, n, limits[i], share_beside_us(c, v, n, limits[i]), true);
-        if (!g.n_rows || (best && g.tokens * ret->us <= ret->tokens * g.us))
+        g = reckon(c, r, v, n, limits[i], longest_wait_us(c, v, n, limits[i]), true);
+        if (!g.n_rows || (best && !is_better(&g, ret)))
             continue;
         best = limits[i];
         *ret = g;
     }
-    c->beside_us = share_beside_us(c, v, n, best);
-    give_rows(v, n, best, ret->n_rows);
+    return best;
+}
+
+/* Gives the rows that were reckoned with; only who has some is waited for. Returns the proposer
+ * whose drafts come last. */
+static unsigned settle(const struct control *c, struct control_item *v, uint32_t n, uint32_t limit,
+                       struct share *g)
+{
+    give_rows(v, n, limit, g->n_rows);
+    struct wait w = wait_of(c, v, n);
+    g->us += w.us - g->beside_us;
+    g->beside_us = w.us;
+    return w.last;
+}
+
+/* True: some had none, though they might. */
+static bool leave_out_rowless(struct control_item *v, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++) {
+        any |= !v[i].k && most_of(&v[i], 1);
+        v[i].out |= !v[i].k;
+    }
+    return any;
+}
+
+static void leave_out_proposer(struct control_item *v, uint32_t n, unsigned proposer)
+{
+    for (uint32_t i = 0; i < n; i++)
+        v[i].out |= v[i].proposer == proposer;
+}
+
+/* All wait for the slowest, so that less may be more: once without those that had no row, then
+ * without the proposer that is waited for, until none is left. */
+uint32_t share_best(struct control *c, const struct control_round *r, struct control_item *v,
+                    uint32_t n, struct share *ret)
+{
+    uint32_t limit, best = 0;
+    bool again = false;
+    struct share g;
+    *ret = reckon(c, r, v, n, 0, 0, true);
+    for (uint32_t i = 0; i < n; i++)
+        v[i].best_k = 0;
+    while ((limit = best_limit(c, r, v, n, &g))) {
+        unsigned last = settle(c, v, n, limit, &g);
+        if (!best || is_better(&g, ret)) {
+            best = limit;
+            *ret = g;
+            for (uint32_t i = 0; i < n; i++)
+                v[i].best_k = v[i].k;
+        }
+        again = !again && leave_out_rowless(v, n);
+        if (!again)
+            leave_out_proposer(v, n, last);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].k = v[i].best_k;
+        v[i].out = false;
+    }
+    c->beside_us = ret->beside_us;
     return best;
 }
 
@@ -122,21 +224,9 @@ void share_drafts(const struct control *c, const struct control_round *r, struct
     give_rows(v, n, ACCEPT_MAX, best.n_rows);
 }
 
-double share_beside_us(const struct control *c, const struct control_item *v, uint32_t n,
-                       uint32_t k)
+double share_beside_us(const struct control *c, const struct control_item *v, uint32_t n)
 {
-    uint32_t longest[DRAFTS_MAX] = {0}, n_asked[DRAFTS_MAX] = {0};
-    double us = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        unsigned p = v[i].proposer;
-        uint32_t wanted = min_u32(k, v[i].most);
-        if (!wanted)
-            continue;
-        longest[p] = max_u32(longest[p], wanted);
-        n_asked[p]++;
-        us = fmax(us, answer_time_us(&c->proposers[p].answer, longest[p], n_asked[p]));
-    }
-    return us;
+    return wait_of(c, v, n).us;
 }
 
 uint32_t share_limit_below(uint32_t k)

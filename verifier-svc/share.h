@@ -2,15 +2,18 @@
  * policy goodput (goodput.h).
  *
  * Rows go to the tokens of all sequences in the order of their chance to be kept, as long as that
- * makes more committed tokens per second. Of an item proposer, context, most and chance count;
- * k is found. For n items with d rows it takes the time of (n + d) log n per limit.
+ * makes more committed tokens per second. A pass waits for the slowest of those that are asked:
+ * what all would bring is weighed against what is left without those that had no row, then without
+ * the slowest proposer, and so on. Of an item proposer, context, most and chance count; k is found.
+ * For n items with d rows it takes the time of (n + d) log n per limit, up to twice per proposer.
  *
  * Threads: the engine's; no state but the controller's. */
 #pragma once
 #include "verifier-svc/control.h"
 
 struct share {
-    double tokens, us; // expected to be committed by a pass, and its time
+    double tokens, us; // expected to be committed by a pass, and its time with the wait
+    double beside_us;  // the wait
     uint32_t n_rows;   // of drafts
     bool limited;      // a greater limit would have been looked at further
 };
@@ -25,8 +28,7 @@ uint32_t share_best(struct control *c, const struct control_round *r, struct con
 void share_drafts(const struct control *c, const struct control_round *r, struct control_item *v,
                   uint32_t n, bool over_bends);
 
-/* What it takes until all have their drafts of up to k tokens. */
-double share_beside_us(const struct control *c, const struct control_item *v, uint32_t n,
-                       uint32_t k);
+/* What it takes until all have their drafts of k tokens. */
+double share_beside_us(const struct control *c, const struct control_item *v, uint32_t n);
 /* The next limit below k that is considered; 0: none. */
 uint32_t share_limit_below(uint32_t k);

@@ -143,6 +143,88 @@ static void a_slow_proposer_is_asked_for_more_at_once_or_not_at_all(void **state
     assert_int_equal(world_asked(w, 1, 64), 0);
 }
 
+/* Proposer number p drafts for sequence p, in us, tokens of which each is right with probability
+ * alpha. */
+static void show_proposer(struct world *w, unsigned p, double alpha, double us)
+{
+    const uint32_t tokens[4] = {7, 7, 7, 7};
+    struct control_item draft = {
+        .proposer = p, .n = 4, .parents = world_chain, .said = world_silent};
+    for (unsigned i = 0; i < 200; i++) {
+        uint32_t n = world_right_tokens(w, alpha, 4), committed[5] = {7, 7, 7, 7};
+        committed[n] = 8;
+        control_asked(&w->seqs[p], p, 0, 1);
+        control_answered(&w->c, &w->seqs[p], p, 1 + i % 8, us, true);
+        control_seen(&w->c, &w->seqs[p], &draft, tokens, committed, n + 1);
+        control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
+    }
+}
+
+/* Each of n sequences asks the proposer of its number. Returns how long waiting pays. */
+static double ask_each_its_own(struct world *w, uint32_t n)
+{
+    struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
+    for (uint32_t i = 0; i < n; i++) {
+        cost_add(&r.pass, 1, 100);
+        w->items[i] = (struct control_item){
+            .s = &w->seqs[i], .proposer = i, .context = 100, .left = 1000, .n = 16};
+    }
+    return control_ask(&w->c, &r, w->items, n);
+}
+
+/* Its drafts are not worth the wait, with those of the other or without. */
+static void a_slow_proposer_keeps_nobody_else_from_drafting(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 300);
+    show_proposer(w, 0, 0.8, 200);
+    show_proposer(w, 1, 0.1, 40000);
+    double wait_us = ask_each_its_own(w, 2);
+    assert_true(w->items[0].k > 2 && w->items[1].k == 0);
+    assert_true(w->c.beside_us < 400 && wait_us > 5000 && wait_us < 40000);
+}
+
+/* Together they pay, but without the slow one better. */
+static void a_slow_proposer_holds_up_nobody(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 300);
+    show_proposer(w, 0, 0.8, 200);
+    show_proposer(w, 1, 0.8, 15000);
+    ask_each_its_own(w, 2);
+    assert_true(w->items[0].k > 2 && w->items[1].k == 0);
+}
+
+/* Each sequence that a proposer drafts for takes it as long as half a token, but four of 16 only
+ * are worth a row, and bring 1.19 of none. */
+static void who_has_no_row_takes_no_time_of_its_proposer(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 60);
+    for (unsigned i = 0; i < 300; i++)
+        answer_time_seen(&w->c.proposers[0].answer, 1 + i % 8, 1 + i % 5,
+                         500 + (1 + i % 8) * (400 + 200.0 * (i % 5)));
+    for (unsigned i = 0; i < 16; i++) {
+        w->seqs[i].expected = 7e5; // at the 0.7 that a token has before any was tried
+        w->seqs[i].kept = i < 4 ? 9e5 : 0.2e5;
+    }
+    world_asked(w, 16, 64);
+    for (unsigned i = 0; i < 16; i++)
+        assert_true(i < 4 ? w->items[i].k > 2 : w->items[i].k == 0);
+}
+
+/* Nor is a proposer waited for that has none to draft. */
+static void who_has_no_row_is_not_waited_for(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 3000);
+    show_proposer(w, 0, 0.9, 200);
+    show_proposer(w, 1, 0.01, 1000);
+    ask_each_its_own(w, 2);
+    assert_true(w->items[0].k > 0 && w->items[1].k == 0);
+    assert_true(w->c.beside_us < 400);
+}
+
 static void waiting_is_worth_what_the_draft_brings(void **state)
 {
     (void)state;
@@ -615,6 +697,10 @@ int main(void)
         cmocka_unit_test(rows_go_to_the_likeliest_tokens),
         cmocka_unit_test(one_draft_that_fails_says_little_of_a_sequence),
         cmocka_unit_test(a_slow_proposer_is_asked_for_more_at_once_or_not_at_all),
+        cmocka_unit_test(a_slow_proposer_keeps_nobody_else_from_drafting),
+        cmocka_unit_test(a_slow_proposer_holds_up_nobody),
+        cmocka_unit_test(who_has_no_row_takes_no_time_of_its_proposer),
+        cmocka_unit_test(who_has_no_row_is_not_waited_for),
         cmocka_unit_test(waiting_is_worth_what_the_draft_brings),
         cmocka_unit_test(what_never_pays_is_off_and_tried_again_rarely),
         cmocka_unit_test(what_almost_pays_is_tried_by_all_that_were_read),
