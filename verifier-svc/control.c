@@ -8,7 +8,8 @@
 #define EMA_WEIGHT 0.1
 #define SEQ_FADE 0.9f // of a sequence's own counts, per draft
 #define GIVEN_WEIGHT 0.1f
-#define HELD_UP 8.0 // a pass beside a reader counts as at most so many that were expected
+#define EMPTY_WEIGHT 0.2 // of the last answer without tokens in what they take
+#define HELD_UP 8.0      // a pass beside a reader counts as at most so many that were expected
 
 void control_init(struct control *c, const struct control_options *options, const struct cost *cost)
 {
@@ -124,6 +125,12 @@ static void note_answer(struct control_proposer *p, uint32_t k, uint32_t n, doub
     p->answered.us = fmax(us, p->answered.us);
 }
 
+static void note_empty(struct control_proposer *p, double us)
+{
+    bool first = p->empty_us <= 0;
+    p->empty_us += (first ? 1 : EMPTY_WEIGHT) * (us - p->empty_us);
+}
+
 void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, uint32_t n)
 {
     s->n_asked = n;
@@ -155,10 +162,18 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
     note_given(s, given);
     if (given && was_read)
         note_answer(p, k, s->n_asked, us);
+    else if (was_read)
+        note_empty(p, us);
     else if (given)
         s->given = 1; // it only had to read the context
     if (s->reading.proposer == proposer)
         reading_answered(&s->reading, &p->reading);
+}
+
+double control_answer_us(const struct control *c, unsigned p, uint32_t k, uint32_t n)
+{
+    double us = answer_time_us(&c->proposers[p].answer, k, n);
+    return us > 0 ? us : c->proposers[p].empty_us;
 }
 
 /* That a proposer reads the sequence's context made the pass slow. */

@@ -43,7 +43,8 @@ struct control_options {
 
 struct control_proposer {
     struct chance chance;
-    struct answer_time answer;
+    struct answer_time answer; // with tokens
+    double empty_us;           // that one without takes; 0: none has come
     struct reading_price reading;
     struct {
         uint32_t k, n; // the longest wish, for n sequences
@@ -130,10 +131,12 @@ void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, u
 /* The context has to be read again: the proposer was told to forget it, or is another. */
 void control_unread(struct control_seq *s);
 /* A proposer answered a wish for k tokens after us, with tokens or (given: false) without, but not
- * that it still reads. The time counts only with tokens, and not the first time: the proposer
- * had the context to read. */
+ * that it still reads. The time does not count the first time: the proposer had the context to
+ * read. */
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given);
+/* What it takes until proposer p has answered n wishes for k tokens; 0: it never has. */
+double control_answer_us(const struct control *c, unsigned p, uint32_t k, uint32_t n);
 /* It answered that so many positions are still to be read, at least one, which speaks against it
  * when that goes on for too long. */
 void control_put_off(struct control_seq *s, uint32_t unread);

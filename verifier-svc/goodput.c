@@ -124,6 +124,12 @@ static uint32_t try_k(const struct control_item *v)
     return min_u32(v->k ? 2 * v->k : TRY_K, v->n);
 }
 
+/* What a try waits: its answer may have tokens or none. */
+static double try_wait_us(const struct control *c, unsigned p, uint32_t k)
+{
+    return fmax(control_answer_us(c, p, k, 1), c->proposers[p].empty_us);
+}
+
 /* What a pass takes in which only the item has a draft, of k tokens, and what that takes. */
 static double alone_us(const struct control *c, const struct control_round *r,
                        const struct control_item *v, uint32_t k)
@@ -131,8 +137,7 @@ static double alone_us(const struct control *c, const struct control_round *r,
     struct cost_pass pass = r->pass;
     pass.rows += k;
     pass.sees += (double)k * v->context;
-    return cost_us(&c->cost, &pass) +
-           (k ? answer_time_us(&c->proposers[v->proposer].answer, k, 1) : 0);
+    return cost_us(&c->cost, &pass) + (k ? try_wait_us(c, v->proposer, k) : 0);
 }
 
 /* Rounds, which take us, from one try to the next if that costs extra_us. */
@@ -214,13 +219,15 @@ static bool all_are_due(const struct control *c, const struct control_round *r,
                         const struct control_item *v, uint32_t n, const struct share *g)
 {
     bool any = false;
+    double wait_us = g->beside_us;
     for (uint32_t i = 0; i < n; i++) {
         bool tries = !v[i].fixed && v[i].k;
         if (tries && is_new(c, &v[i]))
             return true;
+        wait_us = tries ? fmax(wait_us, try_wait_us(c, v[i].proposer, v[i].k)) : wait_us;
         any |= tries;
     }
-    double lost_us = fmax(g->us - g->tokens * none_us(c, r), 0);
+    double lost_us = fmax(g->us - g->beside_us + wait_us - g->tokens * none_us(c, r), 0);
     return any && c->since_all >= rounds_between(lost_us, cost_us(&c->cost, &r->pass));
 }
 

@@ -90,7 +90,7 @@ static struct wait wait_of(const struct control *c, const struct control_item *v
         if (!v[i].k)
             continue;
         longest[p] = max_u32(longest[p], v[i].k);
-        double us = answer_time_us(&c->proposers[p].answer, longest[p], ++n_asked[p]);
+        double us = control_answer_us(c, p, longest[p], ++n_asked[p]);
         w = us >= w.us ? (struct wait){us, p} : w;
     }
     return w;

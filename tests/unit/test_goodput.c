@@ -367,6 +367,36 @@ static void a_new_proposer_is_tried_at_once(void **state)
     assert_true(world_asked(w, 2, 64) > 0 || w->items[1].k > 0);
 }
 
+/* Of the time of n_rounds, 5 ms each, what tries leave if the proposer answers each wish after us
+ * without tokens. Sequences end after so many rounds. */
+static double left_beside_silence(struct world *w, double us, unsigned n_rounds, unsigned n_tokens)
+{
+    double waited_us = 0;
+    for (unsigned i = 0; i < n_rounds; i++) {
+        if (i % n_tokens == 0)
+            control_seq_init(&w->seqs[0]);
+        if (!world_asked(w, 1, 64))
+            continue;
+        world_ask(&w->seqs[0], 1);
+        control_answered(&w->c, &w->seqs[0], 0, w->items[0].k, us, false);
+        waited_us += us;
+    }
+    return n_rounds * 5000.0 / (n_rounds * 5000.0 + waited_us);
+}
+
+/* Retrieval far away, that finds nothing. */
+static void what_says_nothing_slowly_is_tried_rarely(void **state)
+{
+    (void)state;
+    for (unsigned near = 0; near < 2; near++) {
+        struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 5000, 250);
+        for (unsigned i = 0; i < 50 * near; i++) // what it had to say before came at once
+            answered(w, 0, 1 + i % 8, 200);
+        left_beside_silence(w, 15000, 200, 200);
+        assert_true(left_beside_silence(w, 15000, 20000, 20000) > 0.99);
+    }
+}
+
 static double try_waits_us(struct world *w)
 {
     struct control_round r = {.pass = {.rows = 1}, .n_decoding = 1, .n_running = 1};
@@ -708,6 +738,7 @@ int main(void)
         cmocka_unit_test(while_a_context_is_read_all_do_not_try),
         cmocka_unit_test(a_fixed_request_is_no_try),
         cmocka_unit_test(a_new_proposer_is_tried_at_once),
+        cmocka_unit_test(what_says_nothing_slowly_is_tried_rarely),
         cmocka_unit_test(a_try_is_waited_for),
         cmocka_unit_test(a_try_goes_on_while_it_is_read),
         cmocka_unit_test(tries_are_for_those_that_were_read),
