@@ -7,7 +7,10 @@
 #define START_EMA 0.7
 #define EMA_WEIGHT 0.1
 #define SEQ_FADE 0.9f // of a sequence's own counts, per draft
-#define GIVEN_WEIGHT 0.1f
+#define GIVEN_WEIGHT 0.1
+#define GIVEN_FADE 0.98f // of a proposer's counts, per answer
+#define GIVEN_PRIOR 2.0f // wishes that it is thought to have granted before any
+#define NEW_HOPE 4.0     // times what others were granted, for who has not asked
 #define EMPTY_WEIGHT 0.2 // of the last answer without tokens in what they take
 #define HELD_UP 8.0      // a pass beside a reader counts as at most so many that were expected
 
@@ -18,7 +21,7 @@ void control_init(struct control *c, const struct control_options *options, cons
 
 void control_seq_init(struct control_seq *s)
 {
-    *s = (struct control_seq){.ema = START_EMA, .given = 1, .n_asked = 1};
+    *s = (struct control_seq){.ema = START_EMA, .given = -1, .n_asked = 1};
 }
 
 void control_forget(struct control *c, unsigned proposer)
@@ -142,16 +145,25 @@ void control_unread(struct control_seq *s)
     s->reading = (struct reading){0};
 }
 
-static void note_given(struct control_seq *s, bool given)
+/* A new sequence may fare better than most: it is thought to until it has shown. */
+double control_given(const struct control *c, unsigned p, const struct control_seq *s)
 {
-    s->given += GIVEN_WEIGHT * ((given ? 1.0f : 0.0f) - s->given);
+    const struct control_proposer *of = &c->proposers[p];
+    double rate = (of->granted + GIVEN_PRIOR) / (of->wished + GIVEN_PRIOR);
+    return s->given < 0 ? fmin(NEW_HOPE * rate, 1) : s->given;
 }
 
+static void note_given(struct control_seq *s, double before, bool given)
+{
+    s->given = (float)(before + GIVEN_WEIGHT * (given - before));
+}
+
+/* That it takes so long to read one context says nothing of other sequences. */
 void control_put_off(struct control_seq *s, uint32_t unread)
 {
     reading_told(&s->reading, unread);
     if (!reading_goes_on(&s->reading))
-        note_given(s, false);
+        note_given(s, s->given < 0 ? 1 : s->given, false);
 }
 
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
@@ -159,7 +171,9 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
 {
     struct control_proposer *p = &c->proposers[proposer];
     bool was_read = s->reading.done && s->reading.proposer == proposer;
-    note_given(s, given);
+    note_given(s, control_given(c, proposer, s), given);
+    p->wished = GIVEN_FADE * p->wished + 1;
+    p->granted = GIVEN_FADE * p->granted + given;
     if (given && was_read)
         note_answer(p, k, s->n_asked, us);
     else if (was_read)

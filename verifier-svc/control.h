@@ -17,7 +17,8 @@
  * goodput as goodput.h says.
  *
  * The chance of a draft token is learnt per proposer (chance.h), corrected by how the sequence
- * fared of late; so is the time that answers take (answer_time.h).
+ * fared of late; so is the time that answers take (answer_time.h), and how many of them have
+ * tokens: a new sequence hopes for four times the share of the others, as it may fare better.
  *
  * Threads: the engine's; plain data. */
 #pragma once
@@ -45,6 +46,7 @@ struct control_proposer {
     struct chance chance;
     struct answer_time answer; // with tokens
     double empty_us;           // that one without takes; 0: none has come
+    float wished, granted;     // drafts of late, of all sequences; both fade
     struct reading_price reading;
     struct {
         uint32_t k, n; // the longest wish, for n sequences
@@ -57,7 +59,7 @@ struct control_proposer {
 struct control_seq {
     float kept, expected; // of the tokens tried lately, and what the proposer's rates said
     float ema;
-    float given;      // share of recent wishes that were granted, be it in part
+    float given; // share of recent wishes that were granted, be it in part; below 0: it had none
     uint32_t n_asked; // sequences that its proposer was asked for together with it, and it
     struct reading reading;
     uint32_t off_rounds; // ema: without a draft since the last one
@@ -135,6 +137,8 @@ void control_unread(struct control_seq *s);
  * read. */
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given);
+/* The share of the sequence's wishes that proposer p is likely to grant, as it did of late. */
+double control_given(const struct control *c, unsigned p, const struct control_seq *s);
 /* What it takes until proposer p has answered n wishes for k tokens; 0: it never has. */
 double control_answer_us(const struct control *c, unsigned p, uint32_t k, uint32_t n);
 /* It answered that so many positions are still to be read, at least one, which speaks against it

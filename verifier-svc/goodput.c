@@ -48,7 +48,7 @@ static void fill_chances(const struct control *c, struct control_item *v)
 static void fill_hopes(const struct control *c, struct control_item *v)
 {
     const struct chance *chance = &c->proposers[v->proposer].chance;
-    double factor = luck(v->s), all = v->s->given;
+    double factor = luck(v->s), all = control_given(c, v->proposer, v->s);
     for (uint32_t i = 0; i < v->n; i++)
         v->chance[i] = (float)(all *= clamped(chance_at(chance, i) * factor));
 }

@@ -397,6 +397,18 @@ static void what_says_nothing_slowly_is_tried_rarely(void **state)
     }
 }
 
+/* Else each would ask ten times and more before it knew. */
+static void new_sequences_know_what_others_were_given(void **state)
+{
+    (void)state;
+    static const double us[] = {1000, 2000, 5000, 15000};
+    for (unsigned i = 0; i < ARRAY_LEN(us); i++) {
+        struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 5000, 250);
+        left_beside_silence(w, us[i], 2000, 100);
+        assert_true(left_beside_silence(w, us[i], 10000, 100) > 0.98);
+    }
+}
+
 static double try_waits_us(struct world *w)
 {
     struct control_round r = {.pass = {.rows = 1}, .n_decoding = 1, .n_running = 1};
@@ -739,6 +751,7 @@ int main(void)
         cmocka_unit_test(a_fixed_request_is_no_try),
         cmocka_unit_test(a_new_proposer_is_tried_at_once),
         cmocka_unit_test(what_says_nothing_slowly_is_tried_rarely),
+        cmocka_unit_test(new_sequences_know_what_others_were_given),
         cmocka_unit_test(a_try_is_waited_for),
         cmocka_unit_test(a_try_goes_on_while_it_is_read),
         cmocka_unit_test(tries_are_for_those_that_were_read),
