@@ -9,7 +9,7 @@
 #define LEFT_MAX 512    // tokens that an answer has left, as most end before they must
 #define TRY_SHARE 0.004 // of the time may go into trying
 #define TRY_MIN_ROUNDS 16
-#define TRY_MAX_ROUNDS 4096
+#define TRY_MAX_US 600e6 // apart, as a try may cost less by now: the share holds for up to 2.4 s
 #define LESS_SHARE 0.002 // into drafting less than seems best, or one round of LESS_MAX_ROUNDS
 #define LESS_MIN_ROUNDS 4
 #define LESS_MAX_ROUNDS 64
@@ -143,7 +143,8 @@ static double alone_us(const struct control *c, const struct control_round *r,
 /* Rounds, which take us, from one try to the next if that costs extra_us. */
 static uint32_t rounds_between(double extra_us, double us)
 {
-    return (uint32_t)fmin(fmax(extra_us / (TRY_SHARE * us), TRY_MIN_ROUNDS), TRY_MAX_ROUNDS);
+    double apart_us = fmin(extra_us / TRY_SHARE, TRY_MAX_US);
+    return (uint32_t)fmax(apart_us / us, TRY_MIN_ROUNDS);
 }
 
 static bool is_new(const struct control *c, const struct control_item *v)

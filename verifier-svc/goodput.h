@@ -6,12 +6,13 @@
  * to the test:
  *   tries  Where none draft, now and then all that were read have the drafts that would be best, so
  *          often that what they are thought to fall short of none is 0.4 % of the time. Who has
- * none then tries by itself, for another 0.4 %: one sequence asks for two tokens, or where they
- *          draft, for twice as many as seem best: one of a new proposer, then of those that were
- *          read the one that has not for longest. Tries are 16 to 4096 rounds apart; but while a
- *          proposer has been tried in fewer than eight rounds and seems to bring nothing, the next
- *          comes at once. All of a try are verified, whatever was thought of them. Nobody tries
- *          while the context of one that does is read.
+ *          none then tries by itself, for another 0.4 %: one sequence asks for two tokens, or where
+ *          they draft, for twice as many as seem best: one of a new proposer, then of those that
+ *          were read the one that has not for longest. Tries are 16 rounds apart at least, and ten
+ *          minutes at most, so that a proposer that has become better is found, however dear a try
+ *          was; but while a proposer has been tried in fewer than eight rounds and seems to bring
+ *          nothing, the next comes at once. All of a try are verified, whatever was thought of
+ *          them. Nobody tries while the context of one that does is read.
  *   less   Where all rounds draft, one of 64 or fewer has less than seems best, by turns none, a
  *          little less and half.
  *

@@ -397,6 +397,32 @@ static void what_says_nothing_slowly_is_tried_rarely(void **state)
     }
 }
 
+/* Also where a try takes as long as many passes. */
+static void slow_tries_keep_their_share(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1000, 250);
+    for (unsigned i = 0; i < 50; i++)
+        answered(w, 0, 1 + i % 8, 50000);
+    unsigned n_tried = 0, n_rounds = 50000;
+    for (unsigned i = 0; i < n_rounds; i++)
+        n_tried += world_asked(w, 1, 64) > 0;
+    assert_in_range(n_tried, 2, n_rounds * 2 * 0.004 / 50); // by itself and as all, 0.4 % each
+}
+
+/* What has become faster is found again, be it ever so slow before. */
+static void no_try_is_put_off_for_ever(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100000, 25000);
+    for (unsigned i = 0; i < 50; i++)
+        answered(w, 0, 1 + i % 8, 1e8);
+    unsigned n_tried = 0;
+    for (unsigned i = 0; i <= 6000; i++) // ten minutes
+        n_tried += world_asked(w, 1, 64) > 0;
+    assert_in_range(n_tried, 1, 2);
+}
+
 /* Else each would ask ten times and more before it knew. */
 static void new_sequences_know_what_others_were_given(void **state)
 {
@@ -751,6 +777,8 @@ int main(void)
         cmocka_unit_test(a_fixed_request_is_no_try),
         cmocka_unit_test(a_new_proposer_is_tried_at_once),
         cmocka_unit_test(what_says_nothing_slowly_is_tried_rarely),
+        cmocka_unit_test(slow_tries_keep_their_share),
+        cmocka_unit_test(no_try_is_put_off_for_ever),
         cmocka_unit_test(new_sequences_know_what_others_were_given),
         cmocka_unit_test(a_try_is_waited_for),
         cmocka_unit_test(a_try_goes_on_while_it_is_read),
