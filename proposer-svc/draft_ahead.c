@@ -86,7 +86,9 @@ static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32
         int32_t behind = (int32_t)i - (int32_t)m - 1;
         const float *logits = draw_logits(d, ask, first + i, behind);
         float logprob;
-        dist_logprobs(d->run.dist, logits, i < m ? verifying[i] : 0, BRANCHES_TOP, &logprob, top);
+        bool unused = i < m && verifying[i] >= d->run.opt.n_vocab; // no row has a logit for it
+        dist_logprobs(d->run.dist, logits, i < m && !unused ? verifying[i] : 0, BRANCHES_TOP,
+                      &logprob, top);
         uint32_t drafted = i < m ? verifying[i] : top[0].token;
         if (i == m && ask->q_mode == PROP_COUPLED) {
             draw_law(d, ask, logits);
@@ -98,7 +100,7 @@ static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32
             if (c.token != drafted)
                 n = add_chance(best, n, most, &c);
         }
-        reach *= expf(logprob);
+        reach *= unused ? 0 : expf(logprob);
         best[0] = (struct chance){drafted, -1, expf(top[0].logprob), 0};
     }
     return n;

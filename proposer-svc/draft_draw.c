@@ -2,6 +2,7 @@
  *
  * Penalties, bias and bans act on all that is drafted; temperature, top-k, top-p and min-p only on
  * what is drawn. */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include "base/rng.h"
@@ -91,7 +92,7 @@ static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const st
 
 void draw_cut(struct draft_seq *s, uint32_t keep)
 {
-    if (keep >= s->n_counted)
+    if (keep && keep >= s->n_counted)
         return;
     dist_counts_free(s->counts);
     s->counts = NULL;
@@ -103,35 +104,51 @@ static uint32_t n_committed(const struct prop_ask *ask)
     return ask->context.n - ask->context.n_verifying;
 }
 
-/* The committed context counts. False: no memory. */
+/* Is there room for the counts of the context and a draft? As it grows by a quarter at least, a
+ * context is counted anew seldom. */
+static bool reserve_counts(const struct draft *d, struct draft_seq *s, uint32_t n)
+{
+    uint32_t n_vocab = d->run.model->params.n_vocab, need = n + PROP_K_MAX;
+    if (s->counts && (s->counts_room >= need || s->counts_room >= n_vocab))
+        return true;
+    draw_cut(s, 0);
+    need += need / 4;
+    s->counts_room = need < n_vocab ? need : n_vocab;
+    return dist_counts_new(s->counts_room, &s->counts) == 0;
+}
+
+/* The committed context counts; of a prompt of unknown length nothing was generated. False: no
+ * memory. */
 static bool count_context(const struct draft *d, const struct prop_ask *ask)
 {
     struct draft_seq *s = ask->seq;
     const struct prop_context *c = &ask->context;
-    uint32_t n_vocab = d->run.model->params.n_vocab, need = c->n + PROP_K_MAX;
-    if (s->counts_room < need && s->counts_room < n_vocab)
+    uint32_t n_prompt = c->n_prompt ? c->n_prompt : UINT32_MAX;
+    if (s->counted_prompt != n_prompt)
         draw_cut(s, 0);
-    if (!s->counts) {
-        s->counts_room = 2 * need < n_vocab ? 2 * need : n_vocab;
-        if (dist_counts_new(s->counts_room, &s->counts) < 0)
-            return false;
-    }
+    s->counted_prompt = n_prompt;
+    if (!reserve_counts(d, s, c->n))
+        return false;
     for (; s->n_counted < n_committed(ask); s->n_counted++)
-        dist_counts_add(s->counts, c->tokens[s->n_counted], s->n_counted >= c->n_prompt);
+        dist_counts_add(s->counts, c->tokens[s->n_counted], s->n_counted >= n_prompt);
     return true;
 }
 
 /* The tokens that are not committed up to the one that a row is behind, that one first. Returns how
- * many. */
+ * many: what is being verified and the draft are PROP_K_MAX together. */
 static uint32_t find_path(const struct prop_ask *ask, int32_t behind, uint32_t *path)
 {
     const struct prop_draft *to = ask->to;
     uint32_t n = 0;
-    for (; behind >= 0; behind = to->tree ? to->parents[behind] : behind - 1)
+    for (; behind >= 0; behind = to->tree ? to->parents[behind] : behind - 1) {
+        assert(n < PROP_K_MAX);
         path[n++] = to->tokens[behind];
+    }
     uint32_t end = (uint32_t)((int32_t)ask->context.n + behind + 1);
-    while (end > n_committed(ask))
+    while (end > n_committed(ask)) {
+        assert(n < PROP_K_MAX);
         path[n++] = ask->context.tokens[--end];
+    }
     return n;
 }
 

@@ -25,6 +25,7 @@ struct draft_seq {
     uint32_t foreign_at;
     struct dist_counts *counts; // for penalties; NULL: there were none yet
     uint32_t n_counted;         // of the committed context
+    uint32_t counted_prompt;    // whose first so many are the prompt
     uint32_t counts_room;       // different tokens
     uint32_t ahead_at;          // position of the last draft's first token
     uint32_t ahead[PROP_K_MAX]; // its tokens

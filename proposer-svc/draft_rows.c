@@ -48,6 +48,7 @@ bool rows_grow(struct draft *d, struct draft_seq *s, uint32_t n)
             return false;
         ahead_drop(d, v); // branches hold its rows, too
         rows_keep(d, v, 0);
+        draw_cut(v, 0);
     }
     return true;
 }

@@ -401,6 +401,11 @@ static void blocks_arrived(void *owner, struct kv_disk_fetch *f)
 /* Its figures are registered off the engine's thread: a round allocates nothing. */
 static int proposer_named(void *user, unsigned i, const char *name)
 {
+    struct speculation s;
+    engine_speculation(user, &s);
+    if (*s.proposer && strcmp(name, s.proposer) != 0)
+        log_info("proposer %s is asked only by requests that name it: default_proposer is %s", name,
+                 s.proposer);
     struct inbox_item item = {.kind = INBOX_PROPOSER, .proposer = (int)i};
     stats_drafts_init(&item.counts, name);
     return push_item(user, &item);

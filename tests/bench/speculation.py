@@ -322,8 +322,9 @@ def relative(rates, others):
 def compare(turns):
     """The controller (goodput) relative to the best k and to none; turns: k -> tokens/s of each, all of as many tokens.
     None is what the controller's own verifier makes without drafts (off): that of the other, which is told its k, lies at
-    other places in memory, and `processes` says how much that makes. of_best lets every other turn name the best k for those between: of ks that are alike it takes the worse one at times,
-    and so is rather too high. of_best_column takes the k that was best in these same turns, by luck too: rather too low."""
+    other places in memory, and `processes` says how much that makes. of_best lets every other turn name the best k for
+    those between: of ks that are alike it takes the worse one at times, and so is rather too high. of_best_column takes
+    the k that was best in these same turns, by luck too: rather too low."""
     ours, told = turns["goodput"], {k: turns[k] for k in turns if k not in ("goodput", "off")}
     processes = relative(turns["off"], told[0]) if "off" in turns else (1, 0)
     told[0] = turns.get("off", told[0])
@@ -368,7 +369,7 @@ def read_points(paths):
 
 def mean_of(name, figures):
     """Weighted by their errors; they scatter as these say where chi-square is about n - 1."""
-    weights = [error ** -2 for _, error in figures]
+    weights = [max(error, 1e-9) ** -2 for _, error in figures]
     if weights:
         mean = sum(w * ratio for w, (ratio, _) in zip(weights, figures)) / sum(weights)
         chi_square = sum(w * (ratio - mean) ** 2 for w, (ratio, _) in zip(weights, figures))

@@ -189,7 +189,7 @@ static void a_draft_model_is_told_what_the_target_draws_with(void **state)
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
     wait_proposers(c);
     struct wish w;
-    AUTO(mem_free) struct answer *a = answers_new(2);
+    AUTO(mem_free) struct answer *a = answers_new(3);
     for (int which = 0; which < N_WISHES; which++) {
         wish_for(&w, which, biases);
         memset(a, 0, 2 * sizeof(*a));
@@ -199,6 +199,9 @@ static void a_draft_model_is_told_what_the_target_draws_with(void **state)
         assert_int_equal(a[1].n, w.msg.max_tokens);
         assert_true(a[1].drafted > 0);
         assert_int_equal(a[1].accepted, a[1].drafted);
+        if (which == PENALTIES || which == BIAS) // they change the answer
+            assert_memory_not_equal(a[0].ids, a[2].ids, a[0].n * sizeof(a[0].ids[0]));
+        a[2] = which == ENDS_IGNORED ? a[0] : a[2];
     }
     rpc_client_free(c);
     service_stop(&s);

@@ -864,6 +864,11 @@ static void padding_is_never_drafted(void **state)
     assert_int_equal(d.n, 8);
     for (uint32_t i = 0; i < d.n; i++)
         assert_true(d.tokens[i] < greatest);
+    struct prop_sampling how = {.law = {.top_p = 1, .repetition = 1.2f}};
+    prop_seq_update(&s, s.n, (uint32_t[]){N_VOCAB - 1}, 1); // others may draft it
+    d = draft_under(&s, PROP_POINT, 8, &how, 1);
+    for (uint32_t i = 0; i < d.n; i++)
+        assert_true(d.tokens[i] < greatest);
     prop_seq_done(&s);
     close_it();
 }
