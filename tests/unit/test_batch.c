@@ -16,7 +16,8 @@
 /* A proposer that drafts the context's length k times, for sequences whose last token is not 13;
  * sparse: from two tokens. */
 static uint32_t n_calls, n_asked;
-static float p_min_asked; // of the last one
+static float p_min_asked;           // of the last one
+static const int32_t *parents_told; // of each draft; NULL: they are chains
 
 static void stub_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
@@ -65,11 +66,12 @@ static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
         if (a->context.tokens[a->context.n - 1] == 13)
             continue;
         a->to->n = a->k;
-        a->to->tree = false;
+        a->to->tree = parents_told != NULL;
         a->to->q_mode = a->q_mode;
         for (uint32_t j = 0; j < a->k; j++) {
             a->to->tokens[j] = a->context.n;
             a->to->survival[j] = a->sampling.law.temperature;
+            a->to->parents[j] = parents_told ? parents_told[j] : 0;
         }
         if (a->q_mode == PROP_SPARSE)
             add_q(a->to);
@@ -90,6 +92,7 @@ static int start(void **state)
 {
     (void)state;
     n_calls = n_asked = 0;
+    parents_told = NULL;
     const struct sessions_config sc = {.ops = &stub,
                                        .max_sessions = 10,
                                        .max_tokens = 10000,
@@ -370,6 +373,41 @@ static void a_hint_is_the_draft_without_asking(void **state)
     assert_null(answer(0));
 }
 
+/* Two tokens are being verified, four drafted behind them or their parents. */
+static Tandem__V1__SequenceDraft *draft_ahead(Tandem__V1__Drafts **ret)
+{
+    struct question a = {0};
+    Tandem__V1__DraftSampling hot = TANDEM__V1__DRAFT_SAMPLING__INIT;
+    hot.temperature = 0.5f;
+    round_of(&a, (uint32_t[]){1, 0, 0, 0, 0});
+    a.seqs[0].k = 4;
+    a.seqs[0].sampling = &hot;
+    a.seqs[0].verifying = (uint32_t[]){70, 71};
+    a.seqs[0].n_verifying = 2;
+    take(&a.msg, 1);
+    batch_draft(batch);
+    *ret = answer(1);
+    assert_non_null(*ret);
+    Tandem__V1__SequenceDraft *d = (*ret)->drafts[0];
+    assert_int_equal(d->n_tokens, 6);
+    assert_memory_equal(d->tokens, ((uint32_t[]){70, 71, 3, 3, 3, 3}), 24);
+    assert_memory_equal(d->survival, ((float[]){1, 1, 0.5f, 0.5f, 0.5f, 0.5f}), 24);
+    return d;
+}
+
+static void a_draft_ahead_begins_with_what_is_being_verified(void **state)
+{
+    (void)state;
+    Tandem__V1__Drafts *all;
+    assert_int_equal(draft_ahead(&all)->n_parents, 0); // a chain stays one
+    tandem__v1__drafts__free_unpacked(all, NULL);
+    parents_told = (int32_t[]){-1, -2, 0, -3}; // behind 71, 70, the first, the context
+    Tandem__V1__SequenceDraft *tree = draft_ahead(&all);
+    assert_int_equal(tree->n_parents, 6);
+    assert_memory_equal(tree->parents, ((int32_t[]){-1, 0, 1, 0, 2, -1}), 24);
+    tandem__v1__drafts__free_unpacked(all, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -385,6 +423,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_round_that_contradicts_itself_leaves_nothing_open, start,
                                         stop),
         cmocka_unit_test_setup_teardown(a_hint_is_the_draft_without_asking, start, stop),
+        cmocka_unit_test_setup_teardown(a_draft_ahead_begins_with_what_is_being_verified, start,
+                                        stop),
         cmocka_unit_test_setup_teardown(q_goes_with_the_draft_and_modes_not_offered_do_not, start,
                                         stop),
     };
