@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 #include "lib/lib.h"
+#include "base/minmax.h"
 #include "lib/generate.h"
 
 #define END_WITHIN_S 120
@@ -22,6 +23,7 @@ static void take_told(struct answer *a, const Tandem__V1__TokenRun *run)
 {
     a->told.rounds = run->round;
     a->told.drafted += run->drafted;
+    a->told.most_drafted = max_u32(run->drafted, a->told.most_drafted);
     if (run->proposer.len)
         snprintf(a->told.proposer, sizeof(a->told.proposer), "%.*s", (int)run->proposer.len,
                  (char *)run->proposer.data);

@@ -23,6 +23,7 @@ struct answer {
     char rule[16];
     struct {
         unsigned rounds, drafted, accepted, bonus; // as its runs told
+        unsigned most_drafted;                     // in one round
         char proposer[16];                         // of the last draft
     } told;
 };

@@ -9,11 +9,13 @@
 #include "base/clock.h"
 #include "lib/figures.h"
 #include "lib/generate.h"
+#include "lib/proposers.h"
 #include "lib/services.h"
 
 #define TRIES 20
 
 #define TARGET SOURCE_DIR "/models/tales-11m-q8_0.gguf"
+#define N_VOCAB 4096
 #define MANY 8
 #define N_TOKENS (LIB_SANITIZED ? 24 : 96)
 #define WITHIN_US 60000000
@@ -365,6 +367,62 @@ static void speculation_goes_off_and_on(void **state)
     world_stop(&w);
 }
 
+static void set_policy(struct rpc_client *c, const char *policy, uint32_t k, int32_t batch_size)
+{
+    set_request req = TANDEM__V1__SET_SPECULATION_REQUEST__INIT;
+    req.policy = rpc_text(policy);
+    req.has_k_case = TANDEM__V1__SET_SPECULATION_REQUEST__HAS_K_K;
+    req.k = k;
+    req.has_disable_batch_size_case =
+        TANDEM__V1__SET_SPECULATION_REQUEST__HAS_DISABLE_BATCH_SIZE_DISABLE_BATCH_SIZE;
+    req.disable_batch_size = batch_size;
+    set(c, &req);
+}
+
+/* Draft tokens in a round, at most, of a greedy request. */
+static unsigned most_drafted(struct rpc_client *c)
+{
+    struct generation g;
+    AUTO(mem_free) struct answer *a = calloc(1, sizeof(*a));
+    wait_proposers(c);
+    start_request(c, 0, &g, a);
+    generation_end(&g);
+    assert_int_equal(g.status.code, RPC_OK);
+    return a->told.most_drafted;
+}
+
+/* On a busy machine all drafts of a request may be late. */
+static void must_draft_up_to(struct rpc_client *c, unsigned n)
+{
+    most_drafted(c); // it may have begun before
+    unsigned most = most_drafted(c);
+    for (int i = 0; i < TRIES && most < n; i++)
+        most = most_drafted(c);
+    assert_int_equal(most, n);
+}
+
+/* This proposer gives as many tokens as it is asked for, and next to none is right: with ema 1 is
+ * left of 3. */
+static void a_running_verifier_follows_each_change_of_its_policy(void **state)
+{
+    (void)state;
+    struct world w = {0};
+    char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
+    snprintf(path, sizeof(path), "%s/wrong.sock", service_dir());
+    snprintf(target, sizeof(target), "unix:%s", path);
+    AUTO(liar_stop) struct liar *liar = liar_start(path, LIE_NOTHING, N_VOCAB);
+    start_verifier(&w, target, NULL);
+    set_policy(w.client, "fixed", 3, 0);
+    must_draft_up_to(w.client, 3);
+    set_policy(w.client, "ema", 3, 0);
+    must_draft_up_to(w.client, 1);
+    set_policy(w.client, "fixed", 2, 1);
+    must_draft_up_to(w.client, 0);
+    set_policy(w.client, "fixed", 2, 2);
+    must_draft_up_to(w.client, 2);
+    world_stop(&w);
+}
+
 static void a_verifier_without_proposers_gets_some(void **state)
 {
     (void)state;
@@ -516,6 +574,7 @@ int main(void)
         cmocka_unit_test(proposers_are_exchanged_under_load),
         cmocka_unit_test(any_number_of_exchanges_fails_nobody),
         cmocka_unit_test(speculation_goes_off_and_on),
+        cmocka_unit_test(a_running_verifier_follows_each_change_of_its_policy),
         cmocka_unit_test(a_verifier_without_proposers_gets_some),
         cmocka_unit_test(bad_changes_are_refused_and_change_nothing),
         cmocka_unit_test(sighup_rereads_the_configuration),
