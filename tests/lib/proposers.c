@@ -90,6 +90,8 @@ struct liar {
     uint32_t n_vocab;
     atomic_int lie;
     atomic_uint n_described, n_rounds, n_streams, n_drawn, n_ahead, n_answers, n_ended, n_left;
+    uint64_t newest; // sequence
+    atomic_uint q_modes;
 };
 
 static const char *const lie_names[LIE_COUNT] = {
@@ -122,8 +124,8 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     reply.vocab_digest = l->lie == LIE_DIGEST ? 0xbad : 0;
     reply.kind = (ProtobufCBinaryData){4, (uint8_t *)"liar"};
     reply.k_max = K_MAX;
-    Tandem__V1__QMode modes[] = {TANDEM__V1__QMODE__Q_MODE_POINT, TANDEM__V1__QMODE__Q_MODE_SPARSE,
-                                 TANDEM__V1__QMODE__Q_MODE_DENSE};
+    Tandem__V1__QMode modes[] = {TANDEM__V1__QMODE__Q_MODE_POINT, TANDEM__V1__QMODE__Q_MODE_COUPLED,
+                                 TANDEM__V1__QMODE__Q_MODE_SPARSE, TANDEM__V1__QMODE__Q_MODE_DENSE};
     reply.q_modes = modes;
     reply.n_q_modes = draws(l) ? ARRAY_LEN(modes) : 0;
     rpc_call_reply(call, &reply.base);
@@ -234,6 +236,16 @@ static void count_closes(struct liar *l, const Tandem__V1__Round *round)
     }
 }
 
+static void note_q_mode(struct liar *l, const Tandem__V1__RoundSequence *r)
+{
+    if (r->seq > l->newest) {
+        l->newest = r->seq;
+        l->q_modes = 0;
+    }
+    if (r->seq == l->newest)
+        l->q_modes |= 1u << r->q_mode;
+}
+
 static struct rpc_msg *answer_to(struct liar *l, const Tandem__V1__Round *round)
 {
     Tandem__V1__Drafts drafts = TANDEM__V1__DRAFTS__INIT;
@@ -243,6 +255,7 @@ static struct rpc_msg *answer_to(struct liar *l, const Tandem__V1__Round *round)
         if (round->sequences[i]->close || round->sequences[i]->k == 0)
             continue;
         l->n_ahead += round->sequences[i]->n_verifying > 0;
+        note_q_mode(l, round->sequences[i]);
         tell(&told[drafts.n_drafts], l, round->sequences[i]);
         pointers[drafts.n_drafts] = &told[drafts.n_drafts].draft;
         drafts.n_drafts++;
@@ -408,6 +421,11 @@ unsigned liar_n_drawn(struct liar *l)
 unsigned liar_n_ahead(struct liar *l)
 {
     return l->n_ahead;
+}
+
+unsigned liar_q_modes(struct liar *l)
+{
+    return l->q_modes;
 }
 
 unsigned liar_n_streams(struct liar *l)

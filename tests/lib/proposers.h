@@ -41,7 +41,7 @@ enum lie {
     LIE_PROTOCOL,     // describes itself with protocol version 99
     LIE_DIGEST,       // describes another vocabulary
     LIE_NO_DESCRIBE,  // Describe fails
-    LIE_DRAWN,        // no lie: tokens drawn from liar_law, told as point, sparse or dense q
+    LIE_DRAWN,        // no lie: tokens drawn from liar_law, told in the mode that was asked for
     LIE_DRAWN_LATE,   // the same; every eighth answer LIAR_LATE_MS late
     LIE_OTHER_Q,      // the same as LIE_DRAWN, drawn from the law read backwards
     LIE_COUNT
@@ -66,6 +66,8 @@ unsigned liar_n_rounds(struct liar *l);
 unsigned liar_n_streams(struct liar *l);
 unsigned liar_n_drawn(struct liar *l); // tokens
 unsigned liar_n_ahead(struct liar *l); // drafts that were asked for behind tokens being verified
+/* Asked for the newest sequence: bits 1 << QMode. */
+unsigned liar_q_modes(struct liar *l);
 unsigned liar_n_ended(struct liar *l); // sequences that were closed, and had ended
 unsigned liar_n_left(struct liar *l);  // or had not
 const char *lie_name(enum lie lie);

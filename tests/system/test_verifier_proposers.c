@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <tandem/v1/proposer.pb-c.h>
 #include "lib/lib.h"
 #include "base/mem.h"
 #include "lib/figures.h"
@@ -253,6 +254,55 @@ static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
     service_stop(&s);
 }
 
+/* Until drafts were verified: on a busy machine all may be late. */
+static void run_drafted(struct rpc_client *c, const struct wish *w)
+{
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    for (int i = 0; i < 20 && !a->drafted; i++) {
+        wait_proposers(c);
+        generation_run(c, &w->msg, a);
+    }
+    assert_true(a->drafted > 0);
+}
+
+static void a_round_asks_for_the_q_that_its_request_needs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *rule;
+        float temperature;
+        bool dense;
+        Tandem__V1__QMode asked;
+    } cases[] = {{"own-draw", 0.8F, true, TANDEM__V1__QMODE__Q_MODE_COUPLED},
+                 {"rejection", 0.8F, false, TANDEM__V1__QMODE__Q_MODE_SPARSE},
+                 {"rejection", 0.8F, true, TANDEM__V1__QMODE__Q_MODE_DENSE},
+                 {"rejection", 0, true, TANDEM__V1__QMODE__Q_MODE_POINT}};
+    struct service s = {0};
+    struct rpc_client *c;
+    char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
+    snprintf(path, sizeof(path), "%s/modes.sock", service_dir());
+    snprintf(target, sizeof(target), "unix:%s", path);
+    AUTO(liar_stop) struct liar *liar = liar_start(path, LIE_DRAWN, 4096);
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "4",
+                                   "--proposer-budget-ms", "250", "--proposers", target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
+        struct wish w;
+        Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+        wish_init(&w, STORY, 20);
+        w.msg.ignore_eos = true;
+        w.msg.speculative = &speculative;
+        w.sampling.temperature = cases[i].temperature;
+        speculative.rule = text_of(cases[i].rule);
+        speculative.dense_q = cases[i].dense;
+        run_drafted(c, &w);
+        assert_int_equal(liar_q_modes(liar), 1u << cases[i].asked);
+    }
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
 enum { N_ALIKE = 8 };
 
 /* Two verifiers, each with the same two proposers. */
@@ -473,6 +523,7 @@ int main(void)
         cmocka_unit_test(what_p_min_cuts_is_not_drafted),
         cmocka_unit_test(a_draft_model_is_told_what_the_target_draws_with),
         cmocka_unit_test(a_drawn_draft_is_not_lost_because_it_is_late),
+        cmocka_unit_test(a_round_asks_for_the_q_that_its_request_needs),
         cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
         cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),
