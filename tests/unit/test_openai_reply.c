@@ -114,6 +114,8 @@ static void whole_answers_gather_several_choices(void **state)
     assert_int_equal(openai_reply_init(&r, &h), 0);
     r.prompt_tokens = 5;
     r.speculation = (struct openai_speculation){4, 2, 6, 3, 1, .k = 5, .kept_steps = {1, 0, 0, 1}};
+    strcpy(r.rule, "own-draw");
+    strcpy(r.proposer, "ngram");
     r.timings = (struct openai_timings){10, 20};
     for (unsigned i = 0; i < 2; i++) {
         openai_reply_started(&r, i, text_of(""), &b);
@@ -127,8 +129,12 @@ static void whole_answers_gather_several_choices(void **state)
     json_t *j = json_loads(b.data, 0, NULL);
     const char *one, *two;
     int completion, total, drafted, kept;
-    assert_non_null(strstr(b.data, "\"num_spec_tokens\":5,"));
-    assert_non_null(strstr(b.data, "\"acceptance_histogram\":[1,0,0,1]"));
+    assert_non_null(strstr(b.data, "\"speculative_decoding\":{\"rule\":\"own-draw\","
+                                   "\"proposer\":\"ngram\",\"mean_acceptance_length\":2.5,"
+                                   "\"draft_acceptance_rate\":0.5,\"num_spec_tokens\":5,"
+                                   "\"num_steps\":4,\"num_spec_steps\":2,\"num_draft_tokens\":6,"
+                                   "\"num_accepted_draft_tokens\":3,\"num_bonus_tokens\":1,"
+                                   "\"acceptance_histogram\":[1,0,0,1]}"));
     assert_non_null(strstr(b.data, "\"timings\":{\"cache_n\":0,\"prompt_n\":5,\"prompt_ms\":10,"
                                    "\"prompt_per_second\":500,\"predicted_n\":4,"
                                    "\"predicted_ms\":20,\"predicted_per_second\":200,"
