@@ -133,6 +133,15 @@ class UpTest(unittest.TestCase):
         finally:
             self.assertEqual(up.stop(), 0)
 
+    def test_ngram_and_a_chain_draft(self):
+        for args in [["ngram"], ["chain", "--draft-model", MODEL]]:
+            up = Up("--model", MODEL, "--proposer", *args, TANDEM_POLICY="fixed", TANDEM_PROPOSER_BUDGET_MS="250")
+            try:
+                up.wait(rf"all healthy: model .*, proposer {args[0]}\n")
+                self.assertGreater(int(up.wait(r"acceptance: (\d+) of \d+").group(1)), 0, args[0])
+            finally:
+                self.assertEqual(up.stop(), 0)
+
     def test_what_cannot_start_says_why_in_one_sentence(self):
         with socket.socket() as taken, tempfile.NamedTemporaryFile() as junk:
             taken.bind(("127.0.0.1", 0))
