@@ -104,7 +104,8 @@ struct control_item {
     /* While rows are shared out (share.c): */
     uint32_t in_heap; // an item
     uint32_t best_k;  // what it has in the best share so far
-    bool out;         // nobody waits for its draft, so that it has none
+    bool out;         // nobody waits for its proposer
+    bool rowless;     // nor for its draft: beside those that are waited for it has no row
     float chance[ACCEPT_MAX];
 };
 

@@ -39,7 +39,7 @@ static void sink(struct control_item *v, uint32_t n, uint32_t i)
 
 static uint32_t most_of(const struct control_item *v, uint32_t limit)
 {
-    return v->out ? 0 : min_u32(v->most, limit);
+    return v->out || v->rowless ? 0 : min_u32(v->most, limit);
 }
 
 /* Nobody has a token yet. Returns how many may have some: the size of the heap. */
@@ -175,35 +175,45 @@ static bool leave_out_rowless(struct control_item *v, uint32_t n)
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
         any |= !v[i].k && most_of(&v[i], 1);
-        v[i].out |= !v[i].k;
+        v[i].rowless = !v[i].k;
     }
     return any;
 }
 
+/* Its rows may be others' now. */
 static void leave_out_proposer(struct control_item *v, uint32_t n, unsigned proposer)
 {
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         v[i].out |= v[i].proposer == proposer;
+        v[i].rowless = false;
+    }
+}
+
+static void note_best(struct control_item *v, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        v[i].best_k = v[i].k;
 }
 
 /* All wait for the slowest, so that less may be more: once without those that had no row, then
- * without the proposer that is waited for, until none is left. */
+ * with them but without the proposer that is waited for, until nobody is left or has a row. A wait
+ * makes rows cheap: without who had none, those of the others may not pay any more. */
 uint32_t share_best(struct control *c, const struct control_round *r, struct control_item *v,
                     uint32_t n, struct share *ret)
 {
     uint32_t limit, best = 0;
+    unsigned last = 0;
     bool again = false;
     struct share g;
     *ret = reckon(c, r, v, n, 0, 0, true);
     for (uint32_t i = 0; i < n; i++)
         v[i].best_k = 0;
-    while ((limit = best_limit(c, r, v, n, &g))) {
-        unsigned last = settle(c, v, n, limit, &g);
-        if (!best || is_better(&g, ret)) {
+    while ((limit = best_limit(c, r, v, n, &g)) || again) {
+        last = limit ? settle(c, v, n, limit, &g) : last;
+        if (limit && (!best || is_better(&g, ret))) {
             best = limit;
             *ret = g;
-            for (uint32_t i = 0; i < n; i++)
-                v[i].best_k = v[i].k;
+            note_best(v, n);
         }
         again = !again && leave_out_rowless(v, n);
         if (!again)
@@ -211,7 +221,7 @@ uint32_t share_best(struct control *c, const struct control_round *r, struct con
     }
     for (uint32_t i = 0; i < n; i++) {
         v[i].k = v[i].best_k;
-        v[i].out = false;
+        v[i].out = v[i].rowless = false;
     }
     c->beside_us = ret->beside_us;
     return best;

@@ -3,9 +3,10 @@
  *
  * Rows go to the tokens of all sequences in the order of their chance to be kept, as long as that
  * makes more committed tokens per second. A pass waits for the slowest of those that are asked:
- * what all would bring is weighed against what is left without those that had no row, then without
- * the slowest proposer, and so on. Of an item proposer, context, most and chance count; k is found.
- * For n items with d rows it takes the time of (n + d) log n per limit, up to twice per proposer.
+ * what all would bring is weighed against what is left without the slowest proposer, and so on,
+ * each also without those that have no row beside the others. Of an item proposer, context, most
+ * and chance count; k is found. For n items with d rows it takes the time of (n + d) log n per
+ * limit, up to twice per proposer.
  *
  * Threads: the engine's; no state but the controller's. */
 #pragma once
