@@ -12,7 +12,7 @@
 #define GIVEN_PRIOR 2.0f // wishes that it is thought to have granted before any
 #define NEW_HOPE 4.0     // times what others were granted, for who has not asked
 #define EMPTY_WEIGHT 0.2 // of the last answer without tokens in what they take
-#define HELD_UP 8.0      // a pass beside a reader counts as at most so many that were expected
+#define HELD_UP 8.0      // times what was expected, that or a pass beside a reader counts at most
 
 void control_init(struct control *c, const struct control_options *options, const struct cost *cost)
 {
@@ -128,10 +128,23 @@ static void note_answer(struct control_proposer *p, uint32_t k, uint32_t n, doub
     p->answered.us = fmax(us, p->answered.us);
 }
 
-static void note_empty(struct control_proposer *p, double us)
+/* known_us: what was expected; 0: nothing. */
+static void note_empty(struct control_proposer *p, double known_us, double us)
 {
-    bool first = p->empty_us <= 0;
-    p->empty_us += (first ? 1 : EMPTY_WEIGHT) * (us - p->empty_us);
+    double weight = p->empty_us > 0 ? EMPTY_WEIGHT : 1;
+    us = known_us > 0 ? fmin(us, HELD_UP * known_us) : us;
+    p->empty_us += weight * (us - p->empty_us);
+}
+
+/* What comes sooner with tokens than others without shows that these were held up. */
+static void note_time(struct control *c, unsigned proposer, uint32_t k, uint32_t n, double us,
+                      bool given)
+{
+    struct control_proposer *p = &c->proposers[proposer];
+    if (given)
+        note_answer(p, k, n, us);
+    if (!given || us < p->empty_us)
+        note_empty(p, p->empty_us > 0 ? p->empty_us : control_answer_us(c, proposer, k, n), us);
 }
 
 void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, uint32_t n)
@@ -174,10 +187,8 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
     note_given(s, control_given(c, proposer, s), given);
     p->wished = GIVEN_FADE * p->wished + 1;
     p->granted = GIVEN_FADE * p->granted + given;
-    if (given && was_read)
-        note_answer(p, k, s->n_asked, us);
-    else if (was_read)
-        note_empty(p, us);
+    if (was_read)
+        note_time(c, proposer, k, s->n_asked, us, given);
     else if (given)
         s->given = 1; // it only had to read the context
     if (s->reading.proposer == proposer)

@@ -45,8 +45,8 @@ struct control_options {
 struct control_proposer {
     struct chance chance;
     struct answer_time answer; // with tokens
-    double empty_us;           // that one without takes; 0: none has come
-    float wished, granted;     // drafts of late, of all sequences; both fade
+    double empty_us;       // that one without takes; a sooner one with some lowers it; 0: unknown
+    float wished, granted; // drafts of late, of all sequences; both fade
     struct reading_price reading;
     struct {
         uint32_t k, n; // the longest wish, for n sequences

@@ -208,6 +208,46 @@ static void answers_that_come_together_take_the_time_of_the_longest(void **state
     assert_true(fabs(answer_time_us(a, 4, 2) - 130) < 3);
 }
 
+static void answer_without(struct world *w, double us)
+{
+    world_ask(&w->seqs[0], 1);
+    control_answered(&w->c, &w->seqs[0], 0, 2, us, false);
+}
+
+static void an_answer_without_tokens_that_was_held_up_counts_a_few_times(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    const double *empty_us = &w->c.proposers[0].empty_us;
+    w->seqs[0].reading.done = true;
+    answer_without(w, 5000);
+    assert_true(*empty_us == 5000);
+    answer_without(w, 700000);
+    assert_true(*empty_us > 5000 && *empty_us < 15000);
+    for (unsigned i = 0; i < 30; i++) // all take long now
+        answer_without(w, 700000);
+    assert_true(*empty_us > 600000);
+}
+
+/* Nor is the first one more than that of what answers with tokens take. */
+static void answers_with_tokens_bound_what_those_without_take(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    const double *empty_us = &w->c.proposers[0].empty_us;
+    w->seqs[0].reading.done = true;
+    for (unsigned i = 0; i < 30; i++) {
+        world_ask(&w->seqs[0], 1);
+        control_answered(&w->c, &w->seqs[0], 0, 2, 5000, true);
+        world_asked(w, 1, 64);
+        if (i == 9) {
+            answer_without(w, 700000);
+            assert_true(*empty_us > 30000 && *empty_us < 50000);
+        }
+    }
+    assert_true(*empty_us >= 5000 && *empty_us < 6000);
+}
+
 /* ---- contexts that are read first ---- */
 
 static void pass_beside(struct world *w, struct control_seq *beside, double us)
@@ -410,6 +450,8 @@ int main(void)
         cmocka_unit_test(ema_learns_from_drafts_that_come_too_late),
         cmocka_unit_test(a_tree_teaches_along_the_committed_path),
         cmocka_unit_test(answers_that_come_together_take_the_time_of_the_longest),
+        cmocka_unit_test(an_answer_without_tokens_that_was_held_up_counts_a_few_times),
+        cmocka_unit_test(answers_with_tokens_bound_what_those_without_take),
         cmocka_unit_test(passes_beside_a_reader_say_nothing_of_others),
         cmocka_unit_test(unless_they_were_faster_or_it_never_ends),
         cmocka_unit_test(the_last_pass_beside_a_reader_is_paid_for_too),

@@ -432,6 +432,32 @@ static void slow_tries_keep_their_share(void **state)
     assert_in_range(n_tried, 2, n_rounds * 2 * 0.004 / 50); // by itself and as all, 0.4 % each
 }
 
+/* An answer without tokens comes after the first of n with some, which take 5 ms. Tries in
+ * 100 s. */
+static unsigned tries_after(double empty_us, unsigned n_answers)
+{
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1000, 250);
+    world_ask(&w->seqs[0], 1);
+    for (unsigned i = 0; i < n_answers; i++) {
+        answered(w, 0, 1 + i % 8, 5000);
+        if (i == 0)
+            control_answered(&w->c, &w->seqs[0], 0, 2, empty_us, false);
+    }
+    unsigned n_tried = 0;
+    for (unsigned i = 0; i < 100000; i++)
+        n_tried += world_asked(w, 1, 64) > 0;
+    return n_tried;
+}
+
+/* The answer was held up: 700 ms would make a try as dear as three minutes of others. */
+static void one_stalled_answer_puts_no_tries_off(void **state)
+{
+    (void)state;
+    unsigned before = tries_after(5000, 40);
+    assert_true(before > 50);
+    assert_in_range(tries_after(700000, 40), 0.9 * before, 1.1 * before);
+}
+
 /* What has become faster is found again, be it ever so slow before. */
 static void no_try_is_put_off_for_ever(void **state)
 {
@@ -801,6 +827,7 @@ int main(void)
         cmocka_unit_test(a_new_proposer_is_tried_at_once),
         cmocka_unit_test(what_says_nothing_slowly_is_tried_rarely),
         cmocka_unit_test(slow_tries_keep_their_share),
+        cmocka_unit_test(one_stalled_answer_puts_no_tries_off),
         cmocka_unit_test(no_try_is_put_off_for_ever),
         cmocka_unit_test(new_sequences_know_what_others_were_given),
         cmocka_unit_test(a_try_is_waited_for),
