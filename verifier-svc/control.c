@@ -29,6 +29,14 @@ void control_forget(struct control *c, unsigned proposer)
     c->proposers[proposer] = (struct control_proposer){0};
 }
 
+void control_seq_forget(struct control_seq *s, unsigned proposer)
+{
+    if (s->reading.proposer == proposer)
+        control_unread(s);
+    if (s->given_by == proposer)
+        s->given = -1;
+}
+
 /* ---- the simple policies ---- */
 
 /* A sequence that goes on without a draft tries again when it is time. */
@@ -158,41 +166,49 @@ void control_unread(struct control_seq *s)
     s->reading = (struct reading){0};
 }
 
+static bool has_asked(const struct control_seq *s, unsigned proposer)
+{
+    return s->given >= 0 && s->given_by == proposer;
+}
+
 /* A new sequence may fare better than most: it is thought to until it has shown. */
 double control_given(const struct control *c, unsigned p, const struct control_seq *s)
 {
     const struct control_proposer *of = &c->proposers[p];
     double rate = (of->granted + GIVEN_PRIOR) / (of->wished + GIVEN_PRIOR);
-    return s->given < 0 ? fmin(NEW_HOPE * rate, 1) : s->given;
+    return has_asked(s, p) ? s->given : fmin(NEW_HOPE * rate, 1);
 }
 
-static void note_given(struct control_seq *s, double before, bool given)
+static void note_given(struct control_seq *s, unsigned proposer, double before, bool given)
 {
     s->given = (float)(before + GIVEN_WEIGHT * (given - before));
+    s->given_by = proposer;
 }
 
 /* That it takes so long to read one context says nothing of other sequences. */
 void control_put_off(struct control_seq *s, uint32_t unread)
 {
     reading_told(&s->reading, unread);
+    unsigned p = s->reading.proposer;
     if (!reading_goes_on(&s->reading))
-        note_given(s, s->given < 0 ? 1 : s->given, false);
+        note_given(s, p, has_asked(s, p) ? s->given : 1, false);
 }
 
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given)
 {
     struct control_proposer *p = &c->proposers[proposer];
-    bool was_read = s->reading.done && s->reading.proposer == proposer;
-    note_given(s, control_given(c, proposer, s), given);
+    double before = control_given(c, proposer, s);
     p->wished = GIVEN_FADE * p->wished + 1;
     p->granted = GIVEN_FADE * p->granted + given;
-    if (was_read)
+    if (s->reading.proposer != proposer) // another was asked since
+        return;
+    note_given(s, proposer, before, given);
+    if (s->reading.done)
         note_time(c, proposer, k, s->n_asked, us, given);
     else if (given)
         s->given = 1; // it only had to read the context
-    if (s->reading.proposer == proposer)
-        reading_answered(&s->reading, &p->reading);
+    reading_answered(&s->reading, &p->reading);
 }
 
 double control_answer_us(const struct control *c, unsigned p, uint32_t k, uint32_t n)

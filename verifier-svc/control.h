@@ -60,7 +60,8 @@ struct control_seq {
     float kept, expected; // of the tokens tried lately, and what the proposer's rates said
     float ema;
     float given; // share of recent wishes that were granted, be it in part; below 0: it had none
-    uint32_t n_asked; // sequences that its proposer was asked for together with it, and it
+    unsigned given_by; // the proposer that they went to
+    uint32_t n_asked;  // sequences that its proposer was asked for together with it, and it
     struct reading reading;
     uint32_t off_rounds; // ema: without a draft since the last one
     uint32_t since_try;  // goodput: rounds
@@ -84,8 +85,9 @@ void control_init(struct control *c, const struct control_options *options,
                   const struct cost *cost);
 void control_seq_init(struct control_seq *s);
 
-/* Another proposer has this place now: nothing is known of it. */
+/* Another proposer has this place now: nothing is known of it, nor how a sequence fares with it. */
 void control_forget(struct control *c, unsigned proposer);
+void control_seq_forget(struct control_seq *s, unsigned proposer);
 
 /* A decoding sequence that may have a draft. */
 struct control_item {
@@ -131,14 +133,15 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
 /* A wish for a draft goes to the proposer, one of n that go together, or the context ahead of it.
  * to_read: positions that it has to read first; 0: it has read them. */
 void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, uint32_t n);
-/* The context has to be read again: the proposer was told to forget it, or is another. */
+/* The context has to be read again: the proposer was told to forget it. */
 void control_unread(struct control_seq *s);
 /* A proposer answered a wish for k tokens after us, with tokens or (given: false) without, but not
  * that it still reads. The time does not count the first time: the proposer had the context to
  * read. */
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool given);
-/* The share of the sequence's wishes that proposer p is likely to grant, as it did of late. */
+/* The share of the sequence's wishes that proposer p is likely to grant: as it did of late; if the
+ * sequence has not asked it, or another since, by what it grants to all. */
 double control_given(const struct control *c, unsigned p, const struct control_seq *s);
 /* What it takes until proposer p has answered n wishes for k tokens; 0: it never has. */
 double control_answer_us(const struct control *c, unsigned p, uint32_t k, uint32_t n);

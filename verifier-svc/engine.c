@@ -174,8 +174,7 @@ static void forget_proposer(struct roster *l, int proposer)
     for (uint32_t i = 0; i < l->n; i++) {
         if (l->v[i]->proposer == proposer)
             seq_drop_draft(l->v[i]);
-        if (l->v[i]->control.reading.proposer == (unsigned)proposer)
-            control_unread(&l->v[i]->control);
+        control_seq_forget(&l->v[i]->control, (unsigned)proposer);
     }
 }
 

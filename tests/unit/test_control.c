@@ -248,6 +248,64 @@ static void answers_with_tokens_bound_what_those_without_take(void **state)
     assert_true(*empty_us >= 5000 && *empty_us < 6000);
 }
 
+/* Proposer p answers so many wishes of a sequence, all alike. */
+static void answer_wishes(struct world *w, struct control_seq *s, unsigned p, unsigned n,
+                          bool given)
+{
+    for (unsigned i = 0; i < n; i++) {
+        control_asked(s, p, 0, 1);
+        control_answered(&w->c, s, p, 2, 1000, given);
+    }
+}
+
+/* Place 0 is also where a sequence begins that has asked nobody. */
+static void a_silent_proposer_says_nothing_of_another(void **state)
+{
+    (void)state;
+    for (unsigned silent = 0; silent < 2; silent++) {
+        struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+        struct control_seq *s = &w->seqs[0];
+        unsigned other = 1 - silent;
+        answer_wishes(w, &w->seqs[1], other, 40, true);
+        answer_wishes(w, s, silent, 40, false);
+        assert_true(control_given(&w->c, silent, s) < 0.1);
+        assert_true(control_given(&w->c, other, s) == 1);
+        control_asked(s, other, 100, 1);
+        control_put_off(s, 100);
+        assert_true(control_given(&w->c, other, s) == 1); // it only reads
+        answer_wishes(w, s, other, 1, false);
+        assert_true(control_given(&w->c, other, s) > 0.8);
+        control_unread(s);
+        assert_true(control_given(&w->c, other, s) < 1); // it is the same one
+    }
+}
+
+static void an_answer_of_the_last_proposer_comes_too_late_to_count(void **state)
+{
+    (void)state;
+    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    struct control_seq *s = &w->seqs[0];
+    answer_wishes(w, s, 1, 40, false);
+    control_answered(&w->c, s, 0, 2, 1000, true);
+    assert_true(control_given(&w->c, 1, s) < 0.1);
+}
+
+static void another_proposer_in_the_same_place_starts_anew(void **state)
+{
+    (void)state;
+    for (unsigned p = 0; p < 2; p++) {
+        struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+        struct control_seq *s = &w->seqs[0];
+        answer_wishes(w, s, p, 40, false);
+        control_forget(&w->c, p);
+        control_seq_forget(s, 1 - p);
+        assert_true(control_given(&w->c, p, s) < 0.1 && s->reading.done);
+        control_unread(s); // since it was preempted
+        control_seq_forget(s, p);
+        assert_true(control_given(&w->c, p, s) == 1);
+    }
+}
+
 /* ---- contexts that are read first ---- */
 
 static void pass_beside(struct world *w, struct control_seq *beside, double us)
@@ -452,6 +510,9 @@ int main(void)
         cmocka_unit_test(answers_that_come_together_take_the_time_of_the_longest),
         cmocka_unit_test(an_answer_without_tokens_that_was_held_up_counts_a_few_times),
         cmocka_unit_test(answers_with_tokens_bound_what_those_without_take),
+        cmocka_unit_test(a_silent_proposer_says_nothing_of_another),
+        cmocka_unit_test(an_answer_of_the_last_proposer_comes_too_late_to_count),
+        cmocka_unit_test(another_proposer_in_the_same_place_starts_anew),
         cmocka_unit_test(passes_beside_a_reader_say_nothing_of_others),
         cmocka_unit_test(unless_they_were_faster_or_it_never_ends),
         cmocka_unit_test(the_last_pass_beside_a_reader_is_paid_for_too),
