@@ -49,13 +49,28 @@ void wait_proposers(struct rpc_client *c)
     }
 }
 
-uint64_t drafts_of(struct rpc_client *c, size_t proposer)
+static Tandem__V1__ProposerStats proposer_of(struct rpc_client *c, size_t proposer)
 {
     Tandem__V1__StatsReply *s = stats_of(c);
     assert_true(proposer < s->n_proposers);
-    uint64_t n = s->proposers[proposer]->drafts;
+    Tandem__V1__ProposerStats p = *s->proposers[proposer]; // its numbers alone are of use
     tandem__v1__stats_reply__free_unpacked(s, NULL);
-    return n;
+    return p;
+}
+
+uint64_t drafts_of(struct rpc_client *c, size_t proposer)
+{
+    return proposer_of(c, proposer).drafts;
+}
+
+uint64_t late_of(struct rpc_client *c, size_t proposer)
+{
+    return proposer_of(c, proposer).late;
+}
+
+uint64_t restarts_of(struct rpc_client *c, size_t proposer)
+{
+    return proposer_of(c, proposer).restarts;
 }
 
 double metric_of(struct rpc_client *c, const char *name)

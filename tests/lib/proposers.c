@@ -95,10 +95,10 @@ struct liar {
 };
 
 static const char *const lie_names[LIE_COUNT] = {
-    "nothing",     "empty",        "silent",     "late",   "stale",    "overlong",
-    "vocabulary",  "parents",      "nan",        "q mode", "garbage",  "huge",
-    "flood",       "need context", "hang up",    "deaf",   "protocol", "digest",
-    "no describe", "drawn",        "drawn late", "other q"};
+    "nothing",     "empty",        "silent",     "late",        "stale",    "overlong",
+    "vocabulary",  "parents",      "nan",        "q mode",      "garbage",  "huge",
+    "flood",       "need context", "hang up",    "deaf",        "protocol", "digest",
+    "no describe", "drawn",        "drawn late", "drawn tells", "other q"};
 
 const char *lie_name(enum lie lie)
 {
@@ -150,10 +150,10 @@ static uint32_t guess(const struct liar *l, const Tandem__V1__RoundSequence *r, 
     return x & 1 && r->n_tokens ? r->tokens[(x >> 1) % r->n_tokens] : (uint32_t)(x % l->n_vocab);
 }
 
-/* Fresh noise for every token that was ever drawn. */
-static uint32_t draw_token(struct liar *l)
+/* The n-th token of all that are drawn: each has fresh noise. */
+static uint32_t drawn_token(const struct liar *l, unsigned n)
 {
-    uint64_t w = rng_u64(17, RNG_PROPOSER, l->n_drawn++, 0, 0);
+    uint64_t w = rng_u64(17, RNG_PROPOSER, n, 0, 0);
     unsigned i = 0;
     for (uint16_t left = (uint16_t)w; i < LIAR_LAW - 1; i++) {
         uint16_t share = liar_law[l->lie == LIE_OTHER_Q ? LIAR_LAW - 1 - i : i];
@@ -184,7 +184,7 @@ static void tell_drawn(struct told *t, struct liar *l, const Tandem__V1__RoundSe
 {
     Tandem__V1__SequenceDraft *d = &t->draft;
     for (uint32_t i = 0; i < d->n_tokens; i++) {
-        t->tokens[i] = draw_token(l);
+        t->tokens[i] = drawn_token(l, l->n_drawn++);
         for (unsigned k = 0; k < LIAR_LAW; k++) {
             t->q_ids[i][k] = LIAR_TOKEN(k);
             t->q_probs[i][k] = liar_law[k] - 1;
@@ -282,18 +282,55 @@ static struct rpc_msg *huge_answer(void)
     return msg;
 }
 
-/* One late answer at a time: what is asked meanwhile is not answered. */
-static void send_late(struct rpc_call *call)
+/* The call's user: what is sent later, in this order. */
+struct later {
+    struct later *next;
+    struct rpc_msg *msg;
+};
+
+static struct rpc_msg *take_later(struct rpc_call *call)
 {
-    struct rpc_msg *msg = rpc_call_user(call);
-    rpc_call_set_user(call, NULL);
-    rpc_call_send(call, msg);
+    struct later *first = rpc_call_user(call);
+    struct rpc_msg *msg = first->msg;
+    rpc_call_set_user(call, first->next);
+    free(first);
+    return msg;
 }
 
-static void answer_late(struct rpc_call *call, struct liar *l, const Tandem__V1__Round *round)
+static void send_late(struct rpc_call *call)
 {
-    rpc_call_set_user(call, answer_to(l, round));
+    rpc_call_send(call, take_later(call));
+}
+
+static void send_later(struct rpc_call *call, struct rpc_msg *msg)
+{
+    struct later *last = calloc(1, sizeof(*last)), *at = rpc_call_user(call);
+    last->msg = msg;
+    while (at && at->next)
+        at = at->next;
+    if (at)
+        at->next = last;
+    else
+        rpc_call_set_user(call, last);
     rpc_call_after(call, LIAR_LATE_MS, send_late);
+}
+
+/* Each sequence by itself. */
+static void answer_telling(struct rpc_call *call, struct liar *l, const Tandem__V1__Round *round)
+{
+    for (size_t i = 0; i < round->n_sequences; i++) {
+        Tandem__V1__Round one = *round;
+        one.sequences = &round->sequences[i];
+        one.n_sequences = 1;
+        bool has_q = one.sequences[0]->q_mode == TANDEM__V1__QMODE__Q_MODE_SPARSE ||
+                     one.sequences[0]->q_mode == TANDEM__V1__QMODE__Q_MODE_DENSE;
+        bool tells = has_q && drawn_token(l, l->n_drawn) == LIAR_TOKEN(2);
+        struct rpc_msg *msg = answer_to(l, &one);
+        if (tells)
+            send_later(call, msg);
+        else
+            rpc_call_send(call, msg);
+    }
 }
 
 static void answer(struct rpc_call *call, struct liar *l, const Tandem__V1__Round *round)
@@ -301,13 +338,16 @@ static void answer(struct rpc_call *call, struct liar *l, const Tandem__V1__Roun
     switch ((enum lie)l->lie) {
     case LIE_SILENT:
         break;
-    case LIE_LATE:
+    case LIE_LATE: // one at a time: what is asked meanwhile is not answered
         if (!rpc_call_user(call))
-            answer_late(call, l, round);
+            send_later(call, answer_to(l, round));
+        break;
+    case LIE_DRAWN_TELLS:
+        answer_telling(call, l, round);
         break;
     case LIE_DRAWN_LATE:
         if (++l->n_answers % 8 == 0 && !rpc_call_user(call))
-            answer_late(call, l, round);
+            send_later(call, answer_to(l, round));
         else
             rpc_call_send(call, answer_to(l, round));
         break;
@@ -358,7 +398,8 @@ static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)
 
 static void on_draft_end(struct rpc_call *call)
 {
-    rpc_msg_free(rpc_call_user(call));
+    while (rpc_call_user(call))
+        rpc_msg_free(take_later(call));
 }
 
 static const struct rpc_method methods[] = {

@@ -43,6 +43,7 @@ enum lie {
     LIE_NO_DESCRIBE,  // Describe fails
     LIE_DRAWN,        // no lie: tokens drawn from liar_law, told in the mode that was asked for
     LIE_DRAWN_LATE,   // the same; every eighth answer LIAR_LATE_MS late
+    LIE_DRAWN_TELLS,  // the same; LIAR_LATE_MS late if it tells q and LIAR_TOKEN(2) comes first
     LIE_OTHER_Q,      // the same as LIE_DRAWN, drawn from the law read backwards
     LIE_COUNT
 };
