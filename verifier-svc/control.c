@@ -186,12 +186,13 @@ static void note_given(struct control_seq *s, unsigned proposer, double before, 
 }
 
 /* That it takes so long to read one context says nothing of other sequences. */
-void control_put_off(struct control_seq *s, uint32_t unread)
+void control_put_off(struct control_seq *s, unsigned proposer, uint32_t unread)
 {
+    if (s->reading.proposer != proposer)
+        return; // another is asked by now
     reading_told(&s->reading, unread);
-    unsigned p = s->reading.proposer;
     if (!reading_goes_on(&s->reading))
-        note_given(s, p, has_asked(s, p) ? s->given : 1, false);
+        note_given(s, proposer, has_asked(s, proposer) ? s->given : 1, false);
 }
 
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,

@@ -85,7 +85,7 @@ void control_init(struct control *c, const struct control_options *options,
                   const struct cost *cost);
 void control_seq_init(struct control_seq *s);
 
-/* Another proposer has this place now: nothing is known of it, nor how a sequence fares with it. */
+/* Another proposer has this place now: nothing is known of it, nor what it grants a sequence. */
 void control_forget(struct control *c, unsigned proposer);
 void control_seq_forget(struct control_seq *s, unsigned proposer);
 
@@ -145,9 +145,9 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
 double control_given(const struct control *c, unsigned p, const struct control_seq *s);
 /* What it takes until proposer p has answered n wishes for k tokens; 0: it never has. */
 double control_answer_us(const struct control *c, unsigned p, uint32_t k, uint32_t n);
-/* It answered that so many positions are still to be read, at least one, which speaks against it
- * when that goes on for too long. */
-void control_put_off(struct control_seq *s, uint32_t unread);
+/* A proposer answered that so many positions are still to be read, at least one, which speaks
+ * against it when that goes on for too long. */
+void control_put_off(struct control_seq *s, unsigned proposer, uint32_t unread);
 /* These tokens were committed where the draft began; it may have been verified, or not, or have
  * come too late. Only draft.proposer, n, parents and said count. */
 void control_seen(struct control *c, struct control_seq *s, const struct control_item *draft,

@@ -403,8 +403,7 @@ static int proposer_named(void *user, unsigned i, const char *name)
     struct speculation s;
     engine_speculation(user, &s);
     if (*s.proposer && strcmp(name, s.proposer) != 0)
-        log_info("proposer %s is asked only by requests that name it: default_proposer is %s", name,
-                 s.proposer);
+        log_info("proposer is asked by name only name=%s default_proposer=%s", name, s.proposer);
     struct inbox_item item = {.kind = INBOX_PROPOSER, .proposer = (int)i};
     stats_drafts_init(&item.counts, name);
     return push_item(user, &item);

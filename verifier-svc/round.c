@@ -582,7 +582,7 @@ static void judge_draft(struct engine *e, struct seq *s, const struct inbox_item
     struct control_item draft = {
         .proposer = (unsigned)d->proposer, .n = d->n, .parents = d->parents, .said = d->survival};
     if (d->unread)
-        control_put_off(&s->control, d->unread);
+        control_put_off(&s->control, draft.proposer, d->unread);
     else if (s->asked_k)
         control_answered(&e->control, &s->control, draft.proposer, s->asked_k, d->rtt_us, d->n);
     control_seen(&e->control, &s->control, &draft, d->tokens, s->tokens + d->base_len,

@@ -191,11 +191,16 @@ static double chance_of(const struct law *l, unsigned at)
     return p;
 }
 
+static double distance(double count, double expected)
+{
+    return (count - expected) * (count - expected) / expected;
+}
+
 /* Tokens are a fraction as likely as the rare ones together count as one. */
 double law_tail(const struct law *l, const struct asked *q)
 {
-    double chi2 = 0, rare_count = 0, rare_expected = 0;
-    unsigned n_cells = 0;
+    double chi2 = 0, rare_count = 0, rare_expected = 0, least = INFINITY;
+    unsigned n_cells = 0, seldom = 0;
     for (unsigned i = 0; i < LAW_N; i++) {
         double expected = chance_of(l, i) * q->n;
         if (expected < 8) {
@@ -203,12 +208,17 @@ double law_tail(const struct law *l, const struct asked *q)
             rare_expected += expected;
             continue;
         }
-        chi2 += (q->count[i] - expected) * (q->count[i] - expected) / expected;
+        chi2 += distance(q->count[i], expected);
         n_cells++;
+        seldom = expected < least ? i : seldom;
+        least = fmin(expected, least);
     }
-    if (rare_expected > 0) {
-        chi2 += (rare_count - rare_expected) * (rare_count - rare_expected) / rare_expected;
+    if (rare_expected >= 8) {
+        chi2 += distance(rare_count, rare_expected);
         n_cells++;
+    } else if (n_cells) { // too few: they go with the least of the others
+        chi2 += distance(q->count[seldom] + rare_count, least + rare_expected) -
+                distance(q->count[seldom], least);
     }
     assert_true(n_cells > 1); // or there are too few answers to say anything
     double tail = plain_chi2_tail(chi2, n_cells - 1);

@@ -48,7 +48,7 @@ struct law_batch {
     unsigned n_rules;
     uint32_t n;
     struct generation g[LAW_BATCH_MAX];
-    struct answer *answers; // (LAW_BATCH_MAX)
+    struct answer *answers; // (n)
 };
 
 void law_start(const struct law *l, struct asked *v, unsigned n_rules, uint32_t n,

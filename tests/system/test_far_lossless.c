@@ -144,7 +144,7 @@ static void run_late(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
         relay_delay(relay, FAR_US);
     }
     /* The first requests are asked for alone, the last with most others: these drafts are late. */
-    generation_wait_tokens(&batch.g[is_far ? 0 : n - 1], 2);
+    generation_wait_tokens(&batch.g[is_far ? 1 : n - 1], 2); // of a rule that is waited for
     relay_delay(relay, NEAR_US);
     law_end(&batch);
 }

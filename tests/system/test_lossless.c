@@ -13,7 +13,7 @@
 #define SMALL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define LARGE SOURCE_DIR "/models/tales-11m-q8_0.gguf"
 #define N_VOCAB 4096
-#define N_AT_ONCE 24
+#define N_AT_ONCE 25
 
 static struct service verifier, drafter;
 static struct liar *liar;

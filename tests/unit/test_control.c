@@ -271,7 +271,7 @@ static void a_silent_proposer_says_nothing_of_another(void **state)
         assert_true(control_given(&w->c, silent, s) < 0.1);
         assert_true(control_given(&w->c, other, s) == 1);
         control_asked(s, other, 100, 1);
-        control_put_off(s, 100);
+        control_put_off(s, other, 100);
         assert_true(control_given(&w->c, other, s) == 1); // it only reads
         answer_wishes(w, s, other, 1, false);
         assert_true(control_given(&w->c, other, s) > 0.8);
@@ -288,6 +288,9 @@ static void an_answer_of_the_last_proposer_comes_too_late_to_count(void **state)
     answer_wishes(w, s, 1, 40, false);
     control_answered(&w->c, s, 0, 2, 1000, true);
     assert_true(control_given(&w->c, 1, s) < 0.1);
+    struct reading reading = s->reading;
+    control_put_off(s, 0, 700);
+    assert_memory_equal(&s->reading, &reading, sizeof(reading));
 }
 
 static void another_proposer_in_the_same_place_starts_anew(void **state)
@@ -407,10 +410,10 @@ static void what_was_read_is_the_proposers_word(void **state)
     world_feed(w, 0, 0.9, 4, 100);
     for (unsigned i = 20; i < 40; i++) {
         control_asked(&w->seqs[i], 0, 100, 1);
-        control_put_off(&w->seqs[i], 1000);
+        control_put_off(&w->seqs[i], 0, 1000);
         for (unsigned k = 0; k < 10; k++)
             pass_beside(w, &w->seqs[i], 200);
-        control_put_off(&w->seqs[i], 200); // it gets on
+        control_put_off(&w->seqs[i], 0, 200); // it gets on
         control_answered(&w->c, &w->seqs[i], 0, 4, 1000, true);
     }
     control_seq_init(&w->seqs[0]);
@@ -474,7 +477,7 @@ static unsigned rounds_put_off(struct world *w, unsigned n_rounds)
             control_asked(s, 0, 100, 1);
         pass_beside(w, reading_goes_on(&s->reading) ? s : NULL, 100);
         if (is_asked)
-            control_put_off(s, 100);
+            control_put_off(s, 0, 100);
         n_asked += is_asked;
     }
     return n_asked;
