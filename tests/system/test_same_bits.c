@@ -153,11 +153,12 @@ struct world {
     struct rpc_client *client;
 };
 
-static const char *const draft_args[] = {"--proposer", "draft", "--draft-model",
-                                         SOURCE_DIR "/models/tales-1m-q8_0.gguf", NULL};
+/* The target itself, but rounded: it would else draft nothing that is refused. */
+#define DRAFT_MODEL                                                                                \
+    "--draft-model", SOURCE_DIR "/models/tales-1m-q8_0.gguf", "--draft-quantize", "q4_0"
 
-static const char *const chain_args[] = {"--proposer", "chain", "--draft-model",
-                                         SOURCE_DIR "/models/tales-1m-q8_0.gguf", NULL};
+static const char *const draft_args[] = {"--proposer", "draft", DRAFT_MODEL, NULL};
+static const char *const chain_args[] = {"--proposer", "chain", DRAFT_MODEL, NULL};
 static const char *const suffix_args[] = {"--proposer", "suffix", NULL};
 
 static void start_proposer(struct world *w, enum proposer p, char *target, size_t size)
