@@ -172,7 +172,7 @@ static void must_keep_the_law(batch_fn *run_batch)
                         {.rule = "rejection"},
                         {.rule = "block"},
                         {.rule = "block", .dense = true}};
-    uint32_t left = ARRAY_LEN(v) * (uint32_t)lib_amount(250, 1000, 20000);
+    uint32_t left = ARRAY_LEN(v) * (uint32_t)lib_amount(250, 1000, 10000);
     for (uint32_t i = 0; left; i++, left -= batch.n)
         run_batch(v, ARRAY_LEN(v), left < N_AT_ONCE ? left : N_AT_ONCE, i);
     for (unsigned i = 0; i < ARRAY_LEN(v); i++) {
