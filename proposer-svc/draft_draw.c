@@ -169,11 +169,11 @@ const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t r
 {
     const float *logits = forward_logits(d->run.forward, row);
     struct dist_params p = ask->sampling.law;
+    if (!p.n_banned && !p.n_bias && !dist_penalises(&p))
+        return logits;
     uint32_t path[PROP_K_MAX], n = find_path(ask, behind, path);
     if (n_committed(ask) + n >= ask->sampling.banned_until)
         p.n_banned = 0;
-    if (!p.n_banned && !p.n_bias && !dist_penalises(&p))
-        return logits;
     adjust(d, ask, logits, &p, path, n);
     return d->adjusted;
 }

@@ -65,10 +65,10 @@ int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
     kv->holders = calloc(n_blocks, sizeof(*kv->holders));
     kv->scratch = malloc(2 * n_blocks * sizeof(*kv->scratch));
     void *data = mmap(NULL, kv->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data != MAP_FAILED)
+    if (data != MAP_FAILED) {
         kv->data = data;
-    if (kv->data)
         madvise(data, kv->bytes, MADV_HUGEPAGE); // for long contexts (docs/benchmarks.md)
+    }
     if (!kv->empty || !kv->holders || !kv->scratch || !kv->data)
         return fail(-ENOMEM, "kv: no memory for %zu MiB of blocks", kv->bytes >> 20);
     for (uint32_t i = 0; i < n_blocks; i++)

@@ -111,6 +111,7 @@ def per_pass(texts, what):
 
 def results(o, services, texts):
     rates = {key: rate_of(t) for key, t in texts.items()}
+    turns = {key: [rate_of([x]) for x in t] for key, t in texts.items()}
     n, used = (services.count("ahead", "tandem_spec_decode_ahead_drafts" + s) for s in ("_total", "_used_total"))
     first = o.delays[0]
     return {"model": os.path.basename(o.path), "draft": os.path.basename(o.draft), "k": o.k, "hits": used / max(1, n),
@@ -119,8 +120,8 @@ def results(o, services, texts):
                              "pass_ms": {mode: per_pass(texts[ms, mode], "pass_ms") for mode in MODES},
                              "wait_ms": {mode: per_pass(texts[ms, mode], "wait_ms") for mode in MODES},
                              "tau": {mode: per_pass(texts[ms, mode], "tokens") for mode in MODES},
-                             "gain": relative(texts[ms, "ahead"], texts[ms, "in turns"]),
-                             "of_first": relative(texts[ms, "ahead"], texts[first, "ahead"])} for ms in o.delays]}
+                             "gain": relative(turns[ms, "ahead"], turns[ms, "in turns"]),
+                             "of_first": relative(turns[ms, "ahead"], turns[first, "ahead"])} for ms in o.delays]}
 
 
 def table(o, r):

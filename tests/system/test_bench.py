@@ -6,12 +6,14 @@ import os
 import re
 import sys
 import tempfile
+import types
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import engine
+import overlap
 import prefix
 import speculation
 
@@ -129,6 +131,16 @@ class Speculation(unittest.TestCase):
         self.assertEqual((drafts["best"], none["best"]), (2, 0))
         self.assertRegex(text.getvalue(), r"\| +16.7 +33.3 +34.5 +\| +34.5 +2.00 \| k=2  1.345 .* 1.000 .* 1.724 .* 1.200 ")
         self.assertRegex(text.getvalue(), r"of best column +1.000 \+- .* n = 2\n.*more.* 1.724 .* n = 1\n.*at most.* 1.000 .* n = 1\n")
+
+    def test_overlap_compares_turn_by_turn(self):
+        def took(*each):
+            return [types.SimpleNamespace(tokens=8, ms=ms, passes=4, pass_ms=1, wait_ms=1, drafted=4, accepted=2, histogram=[1, 1]) for ms in each]
+        texts = {(0, "in turns"): took(20, 30), (0, "ahead"): took(10, 30), (5, "in turns"): took(40, 40), (5, "ahead"): took(20, 20)}
+        o = types.SimpleNamespace(path="a/m.gguf", draft="d.gguf", k=1, delays=[0, 5])
+        at_once, late = overlap.results(o, types.SimpleNamespace(count=lambda *_: 2), texts)["round_trips"]
+        self.assertAlmostEqual(at_once["gain"][0], 50 / 40)
+        self.assertAlmostEqual(late["gain"][0], 80 / 40)
+        self.assertAlmostEqual(late["of_first"][0], 40 / 40)
 
     def test_a_mean_is_weighted_by_errors(self):
         text = io.StringIO()
