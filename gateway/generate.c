@@ -101,12 +101,12 @@ static void on_rendered(void *user, int err, const char *text, size_t len)
 static void render(struct generation *x)
 {
     const Tandem__V1__ModelInfo *info = x->model->info;
-    AUTO(buf_done) struct buf vars;
     if (!info->chat_template.len) {
         generation_fail(x, 400, "the model has no chat template; use /v1/completions", "model");
         generation_unref(x);
         return;
     }
+    AUTO(buf_done) struct buf vars;
     buf_init(&vars, TEMPLATE_MAX_REQUEST);
     buf_puts(&vars, "{\"bos_token\":");
     jsonw_text(&vars, info->bos_text.data, info->bos_text.len);

@@ -164,8 +164,9 @@ static bool template_is(unsigned want_ok)
     return ok;
 }
 
-/* Its own request is refused with `part`, while the neighbours are served. */
-static void hurts_only_itself(const char *template, const char *part)
+/* The request that needs the template gets a 400 about `param` with `part` in its text. Others are
+ * served. */
+static void hurts_only_itself(const char *template, const char *param, const char *part)
 {
     fake_verifier_template(stage.verifier, template);
     assert_true(soon(template_is, false));
@@ -177,7 +178,7 @@ static void hurts_only_itself(const char *template, const char *part)
         assert_int_equal(a.status, 200);
         http_answer_done(&a);
     }
-    is_error(http_client_read(&c, 20000), 400, "messages", part);
+    is_error(http_client_read(&c, 20000), 400, param, part);
     http_client_close(&c);
     fake_verifier_template(stage.verifier, FAKE_TEMPLATE);
     assert_true(soon(template_is, true));
@@ -188,10 +189,18 @@ static void a_hostile_template_costs_its_own_requests_a_400(void **state)
     (void)state;
     hurts_only_itself("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
                       "{% endfor %}",
-                      "took longer than 1.0 s");
-    hurts_only_itself("{{ 'x' * 10000000000 }}", "needs more memory than it may have");
-    hurts_only_itself("{{ 7 ** (9 ** 7) }}", "chat template"); // too long, or too many digits
-    hurts_only_itself("{{ raise_exception('no ' ~ messages[0].role) }}", "chat template: no user");
+                      "messages", "took longer than 1.0 s");
+    hurts_only_itself("{{ 'x' * 10000000000 }}", "messages", "needs more memory than it may have");
+    hurts_only_itself("{{ 7 ** (9 ** 7) }}", "messages",
+                      "chat template"); // too long, or too many digits
+    hurts_only_itself("{{ raise_exception('no ' ~ messages[0].role) }}", "messages",
+                      "chat template: no user");
+}
+
+static void a_chat_with_a_model_without_a_template_is_a_400(void **state)
+{
+    (void)state;
+    hurts_only_itself("", "model", "the model has no chat template");
 }
 
 static int open_stage(void **state)
@@ -213,6 +222,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_killed_verifier_ends_streams_and_comes_back),
         cmocka_unit_test(a_verifier_of_another_version_is_refused_until_it_fits),
         cmocka_unit_test(a_hostile_template_costs_its_own_requests_a_400),
+        cmocka_unit_test(a_chat_with_a_model_without_a_template_is_a_400),
     };
     return cmocka_run_group_tests(tests, open_stage, stage_close);
 }
