@@ -1,6 +1,7 @@
-"""Which folder may include which, where foreign headers may appear, and that every header compiles alone.
+"""Which room may include which, where foreign headers may appear, and that every header compiles alone.
 
-The arrows of docs/architecture.md. Linking enforces most of them; this names the line that breaks one.
+A room is a folder of C files. ROOMS is the one table of the arrows between rooms; docs/architecture.md draws it.
+Linking enforces most of the arrows between libraries; this names the line that breaks one.
 """
 import concurrent.futures
 import os
@@ -10,20 +11,21 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GENERATED = os.path.join(os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev")), "gen")
+TOP = ["common", "gateway", "proposer-svc", "verifier-svc"]
 
-# Compiled only within a kernel tier, with its CPU's flags and behind what it defines.
+# Compiled only within a kernel tier, with its CPU's flags and after its definitions.
 TIER_TEXT = {f"common/kernel/kernel_{name}.h" for name in ["amx", "attn", "attn_int8", "avx2", "avx512", "body", "int8", "int8_unpack"]}
-SERVICE = {"base", "file", "text", "kernel", "model", "rpc", "proto"}
-MAY_INCLUDE = {  # folder: what it may include beside itself
-    "common/base": set(),
-    "common/file": {"base"},
-    "common/text": {"base", "file"},
-    "common/kernel": {"base"},
-    "common/model": {"base", "file", "kernel"},
-    "common/rpc": {"base", "proto"},
-    "gateway": {"base", "rpc", "proto"},
-    "proposer-svc": SERVICE,
-    "verifier-svc": SERVICE,
+COMMON = "base file text kernel model rpc proto"
+ROOMS = {  # room: the rooms that it may include beside itself; common/X is called X
+    "common/base": "",
+    "common/file": "base",
+    "common/text": "base file",
+    "common/kernel": "base",
+    "common/model": "base file kernel",
+    "common/rpc": "base proto",
+    "gateway": "base rpc proto",
+    "proposer-svc": COMMON,
+    "verifier-svc": COMMON,
 }
 ONE_DOOR = [  # what a foreign header is called, and the files that may include it
     (r"grpc/", r"common/rpc/"),
@@ -37,11 +39,23 @@ ONE_DOOR = [  # what a foreign header is called, and the files that may include 
 ]
 
 
+def folders():
+    """Every folder below the top ones that holds C files."""
+    for top in TOP:
+        for folder, _, names in os.walk(os.path.join(ROOT, top)):
+            if any(n.endswith((".c", ".h")) for n in names):
+                yield os.path.relpath(folder, ROOT)
+
+
 def sources():
-    for folder in MAY_INCLUDE:
+    for folder in sorted(folders()):
         for name in sorted(os.listdir(os.path.join(ROOT, folder))):
             if name.endswith((".c", ".h")):
                 yield folder, f"{folder}/{name}"
+
+
+def short(room):
+    return room.removeprefix("common/")
 
 
 def includes(path):
@@ -53,13 +67,13 @@ def includes(path):
 
 
 def target(folder, name):
-    """The part of the project an include belongs to, or None for a foreign one."""
+    """The room that an include belongs to, or None for a foreign one."""
     if name.endswith(".pb-c.h"):
         return "proto"
-    first = name.split("/")[0]
-    if "common/" + first in MAY_INCLUDE or first in MAY_INCLUDE:
-        return first
-    return folder.removeprefix("common/") if os.path.exists(os.path.join(ROOT, folder, name)) else None
+    room = os.path.dirname(name)
+    if "common/" + room in ROOMS or room in ROOMS:
+        return room
+    return short(folder) if os.path.exists(os.path.join(ROOT, folder, name)) else None
 
 
 def compile_flags():
@@ -70,10 +84,13 @@ def compile_flags():
 
 
 class Arrows(unittest.TestCase):
-    def test_folders_include_what_the_design_allows(self):
+    def test_every_room_is_declared(self):
+        self.assertEqual(sorted(folders()), sorted(ROOMS))
+
+    def test_rooms_include_what_the_design_allows(self):
         wrong = []
         for folder, path in sources():
-            allowed = MAY_INCLUDE[folder] | {folder.removeprefix("common/")}
+            allowed = {*ROOMS.get(folder, "").split(), short(folder)}
             for number, _, name in includes(path):
                 to = target(folder, name)
                 if to and to not in allowed:
