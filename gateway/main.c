@@ -7,17 +7,17 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/heir.h"
+#include "base/handover.h"
 #include "base/log.h"
 #include "base/secret.h"
 #include "base/svc.h"
-#include "gateway/generate.h"
-#include "gateway/http.h"
-#include "gateway/listen.h"
-#include "gateway/options.h"
-#include "gateway/routes.h"
-#include "gateway/template.h"
-#include "gateway/upstream.h"
+#include "gateway/serve/completion_begin.h"
+#include "gateway/http/http.h"
+#include "gateway/http/listen.h"
+#include "gateway/gateway_options.h"
+#include "gateway/serve/routes.h"
+#include "gateway/serve/template.h"
+#include "gateway/upstream/upstream.h"
 
 #define TICK_US 250000
 #define END_US 5000000 // behind a drain: until the last answers have left and all has ended

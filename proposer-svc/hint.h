@@ -5,7 +5,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
-#include "proposer-svc/prop.h"
+#include "proposer-svc/props/prop.h"
 
 #define HINT_TOKENS_MAX 16384 // of a longer one the rest is ignored
 

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "base/svc.h"
 #include "proposer-svc/proposer.h"
-#include "proposer-svc/settings.h"
+#include "proposer-svc/proposer_options.h"
 #include "rpc/rpc_service.h"
 
 #define TICK_US 1000000       // between two looks at idle sessions

@@ -11,7 +11,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/metrics.h"
-#include "proposer-svc/drafter.h"
+#include "proposer-svc/draft_thread.h"
 #include "proposer-svc/proposer.h"
 #include "rpc/rpc.h"
 

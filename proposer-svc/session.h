@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "proposer-svc/prop.h"
+#include "proposer-svc/props/prop.h"
 
 struct sessions;
 

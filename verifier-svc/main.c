@@ -4,10 +4,10 @@
 #include "base/log.h"
 #include "base/svc.h"
 #include "rpc/rpc_service.h"
-#include "verifier-svc/engine.h"
-#include "verifier-svc/options.h"
-#include "verifier-svc/service.h"
-#include "verifier-svc/stats.h"
+#include "verifier-svc/engine/engine.h"
+#include "verifier-svc/verifier_options.h"
+#include "verifier-svc/edge/verifier_service.h"
+#include "verifier-svc/engine/stats.h"
 
 #define LOADING_LOOK_US 20000 // between two looks at an engine that loads
 

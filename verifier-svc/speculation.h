@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "verifier-svc/control.h"
-#include "verifier-svc/drafts.h"
+#include "verifier-svc/control/control.h"
+#include "verifier-svc/drafts/drafts.h"
 
 struct speculation {
     bool on;                        // false: nothing is drafted, proposers stay connected

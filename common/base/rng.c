@@ -1,5 +1,5 @@
 /* rng.c - counter-based random numbers. */
-#include "base/elem.h"
+#include "base/exact_math.h"
 #include "base/rng.h"
 
 uint64_t rng_splitmix64(uint64_t x)

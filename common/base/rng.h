@@ -2,7 +2,7 @@
  *
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
  * key = (seed, choice index) mixed into 64 bits; counter = (stream, position or step, row, token).
- * Streams never share counters. The vectors stand in docs/protocol.md and tests/unit/test_rng.c. */
+ * Streams never share counters. The vectors stand in docs/protocol.md and tests/unit/base/test_rng.c. */
 #pragma once
 #include <stdint.h>
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include "base/clock.h"
 #include "base/err.h"
-#include "base/heir.h"
+#include "base/handover.h"
 #include "base/log.h"
 #include "base/svc.h"
 

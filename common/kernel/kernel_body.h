@@ -22,7 +22,7 @@
  *
  * The operations are the same in every tier and so is their order: that makes tiers agree. */
 #pragma once
-#include "base/elem.h"
+#include "base/exact_math.h"
 #include "base/rng.h"
 #include "kernel/kernel_impl.h"
 #include <math.h>

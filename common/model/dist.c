@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/elem.h"
+#include "base/exact_math.h"
 #include "base/err.h"
 #include "model/dist.h"
 

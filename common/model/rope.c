@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include "base/elem.h"
+#include "base/exact_math.h"
 #include "base/err.h"
 #include "kernel/kernel.h"
 #include "model/rope.h"

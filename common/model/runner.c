@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include "base/err.h"
 #include "base/log.h"
-#include "model/room.h"
+#include "model/mem_limit.h"
 #include "model/runner.h"
 
 #define LOGITS_BYTES (64u << 20) // more rows of logits than are needed anyhow, up to this

@@ -15,8 +15,8 @@
 #include <time.h>
 #include "kernel/kernel_impl.h"
 #include "lib/lib.h"
-#include "lib/tiers.h"
-#include "lib/weights.h"
+#include "lib/rigs/kernel_tiers.h"
+#include "lib/models/weights.h"
 
 #define MAX_ROWS 512
 

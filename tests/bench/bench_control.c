@@ -12,7 +12,7 @@
 #include <time.h>
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "verifier-svc/control.h"
+#include "verifier-svc/control/control.h"
 
 #define SEQUENCES_MAX 16
 #define K_MAX 16

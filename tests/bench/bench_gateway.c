@@ -19,12 +19,12 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/mem.h"
-#include "lib/child.h"
-#include "lib/fake_verifier.h"
-#include "lib/gateway.h"
-#include "lib/http_client.h"
+#include "lib/rigs/child.h"
+#include "lib/fakes/fake_verifier.h"
+#include "lib/rigs/gateway.h"
+#include "lib/clients/http_client.h"
 #include "lib/lib.h"
-#include "lib/services.h"
+#include "lib/rigs/services.h"
 #include "rpc/rpc.h"
 
 #define MAX_REPS 10000

@@ -17,8 +17,8 @@
 #include "base/pool.h"
 #include "kernel/kernel_impl.h"
 #include "lib/lib.h"
-#include "lib/tiers.h"
-#include "lib/weights.h"
+#include "lib/rigs/kernel_tiers.h"
+#include "lib/models/weights.h"
 
 #define MAX_LIST 16
 #define MAX_REPS 101

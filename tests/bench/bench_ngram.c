@@ -8,11 +8,11 @@
 #include <time.h>
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/ngram_scan.h"
-#include "lib/rig.h"
-#include "lib/texts.h"
-#include "proposer-svc/prop_ngram.h"
-#include "proposer-svc/prop_suffix.h"
+#include "lib/oracles/ngram_scan.h"
+#include "lib/rigs/rig.h"
+#include "lib/models/texts.h"
+#include "proposer-svc/props/prop_ngram.h"
+#include "proposer-svc/props/prop_suffix.h"
 
 #define N_SAMPLES 160
 #define N_OWN 40       // continuations by the embedded model

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "lib/lib.h"
-#include "lib/texts.h"
+#include "lib/models/texts.h"
 
 #ifndef PR_SET_MDWE // of Linux 6.3
 #define PR_SET_MDWE 65

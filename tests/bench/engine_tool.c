@@ -19,7 +19,7 @@
  * and for spec goes on: milliseconds of them in the draft model, in the target, tokens, rounds,
  * tokens drafted, tokens accepted, rounds that accepted all of their draft. With K = 0 this is
  * plain decoding; what follows with the same N and FIRST must come to the same tokens. */
-#include "lib/rig.h"
+#include "lib/rigs/rig.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

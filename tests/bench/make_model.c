@@ -15,7 +15,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "file/gguf_write.h"
-#include "lib/quantise.h"
+#include "lib/models/quantise.h"
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "lib/relay.h"
+#include "lib/rigs/relay.h"
 
 int main(int argc, char **argv)
 {

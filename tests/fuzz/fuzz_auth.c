@@ -1,6 +1,6 @@
 /* A file of API keys: read or refused, and nobody is let in by what is not in it. */
 #include <stdlib.h>
-#include "gateway/auth.h"
+#include "gateway/serve/auth.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

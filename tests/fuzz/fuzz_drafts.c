@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "rpc/rpc.h"
-#include "verifier-svc/drafts_book.h"
+#include "verifier-svc/drafts/drafts_book.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
-#include "lib/gguf_walk.h"
+#include "lib/models/gguf_walk.h"
 #include "text/tok.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
-#include "gateway/openai_reply.h"
+#include "gateway/openai/openai_reply.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -1,7 +1,7 @@
 /* Bodies of all endpoints: refused with a sentence, or a struct within its limits. */
 #include <assert.h>
 #include <string.h>
-#include "gateway/openai_request.h"
+#include "gateway/openai/openai_request.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include "rpc/rpc.h"
 #include "tandem/v1/verifier.pb-c.h"
-#include "verifier-svc/request.h"
-#include "verifier-svc/seq.h"
+#include "verifier-svc/engine/request.h"
+#include "verifier-svc/engine/seq.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <tandem/v1/proposer.pb-c.h>
-#include "proposer-svc/prop_ngram.h"
+#include "proposer-svc/props/prop_ngram.h"
 #include "proposer-svc/proposer.h"
 #include "rpc/rpc.h"
 

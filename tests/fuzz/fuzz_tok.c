@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
-#include "lib/small_vocab.h"
+#include "lib/models/small_vocab.h"
 #include "text/tok.h"
 #include "text/utf8.h"
 

@@ -4,7 +4,7 @@
  * float32 on standard output; twice: from the file's and the packed layout */
 #include "kernel/kernel.h"
 #include "lib/lib.h"
-#include "lib/weights.h"
+#include "lib/models/weights.h"
 #include <stdio.h>
 #include <stdlib.h>
 

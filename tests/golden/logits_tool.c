@@ -3,7 +3,7 @@
  *   logits_tool FILE [int8|f16|f32] TOKEN...
  *
  * writes float32 (n_tokens, n_vocab) to standard output; K and V are kept as f16 if not said. */
-#include "lib/rig.h"
+#include "lib/rigs/rig.h"
 #include <stdio.h>
 #include <stdlib.h>
 

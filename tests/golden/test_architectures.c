@@ -2,9 +2,9 @@
  */
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rig.h"
-#include "lib/tiny.h"
-#include "lib/weights.h"
+#include "lib/rigs/rig.h"
+#include "lib/models/tiny.h"
+#include "lib/models/weights.h"
 #include <math.h>
 #include <stdio.h>
 

@@ -6,8 +6,8 @@
 #include <string.h>
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rig.h"
-#include "lib/tiny.h"
+#include "lib/rigs/rig.h"
+#include "lib/models/tiny.h"
 
 #define N 300 // tokens of a prompt: so many rows OpenBLAS takes
 

@@ -1,7 +1,7 @@
 /* test_draws.c - keyed draws follow the distribution: chi-square against exact probabilities, with
  * controls that must fail. TANDEM_TEST_LONG=1 makes ten times as many draws. */
 #include "lib/lib.h"
-#include "lib/plain_dist.h"
+#include "lib/oracles/plain_dist.h"
 #include "model/dist.h"
 #include <math.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "lib/lib.h"
-#include "lib/rig.h"
+#include "lib/rigs/rig.h"
 
 #define MAX_TOKENS 1024
 

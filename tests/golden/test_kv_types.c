@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include "lib/lib.h"
-#include "lib/rig.h"
-#include "lib/texts.h"
+#include "lib/rigs/rig.h"
+#include "lib/models/texts.h"
 
 #define EMBEDDED SOURCE_DIR "/models/tales-11m-q8_0.gguf"
 #define FEW 24 // documents; the long suite takes all

@@ -2,10 +2,10 @@
  * chunks, neighbours, tiers, trees, rollbacks. */
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rig.h"
-#include "lib/tiers.h"
-#include "lib/tiny.h"
-#include "lib/weights.h"
+#include "lib/rigs/rig.h"
+#include "lib/rigs/kernel_tiers.h"
+#include "lib/models/tiny.h"
+#include "lib/models/weights.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

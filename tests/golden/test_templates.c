@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
-#include "gateway/openai_request.h"
-#include "gateway/template.h"
+#include "gateway/openai/openai_request.h"
+#include "gateway/serve/template.h"
 #include "lib/lib.h"
 
 struct outcome {

@@ -7,10 +7,10 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "kernel/kernel_impl.h"
-#include "lib/guard.h"
+#include "lib/rigs/guard.h"
 #include "lib/lib.h"
-#include "lib/tiers.h"
-#include "lib/weights.h"
+#include "lib/rigs/kernel_tiers.h"
+#include "lib/models/weights.h"
 
 #define MAX_POS 1100
 #define MAX_ROWS 40

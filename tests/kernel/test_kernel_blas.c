@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include "base/mem.h"
 #include "kernel/kernel_impl.h"
-#include "lib/guard.h"
+#include "lib/rigs/guard.h"
 #include "lib/lib.h"
-#include "lib/weights.h"
+#include "lib/models/weights.h"
 
 #define UNTOUCHED 12345
 

@@ -19,7 +19,7 @@ ARM_CMOCKA = os.path.abspath("build/arm64/usr")
 FLAGS = ["-std=gnu17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-missing-braces",
          "-Werror", "-D_GNU_SOURCE", '-DSOURCE_DIR="."', "-Icommon", "-I.", "-Itests", "-I" + ARM_CMOCKA + "/include"]
 SHARED = ["common/base/%s.c" % f for f in ("clock", "err", "rng")] + [
-    "tests/lib/%s.c" % f for f in ("guard", "lib", "tiers", "weights")]
+    "tests/lib/%s.c" % f for f in ("lib", "models/weights", "rigs/guard", "rigs/kernel_tiers")]
 
 
 def run(command):

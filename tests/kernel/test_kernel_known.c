@@ -2,8 +2,8 @@
  * on every CPU and in every tier, and a change of the order of sums does not go unseen. */
 #include "kernel/kernel_impl.h"
 #include "lib/lib.h"
-#include "lib/tiers.h"
-#include "lib/weights.h"
+#include "lib/rigs/kernel_tiers.h"
+#include "lib/models/weights.h"
 #include <stdio.h>
 #include <stdlib.h>
 

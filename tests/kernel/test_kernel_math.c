@@ -4,13 +4,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "base/elem.h"
+#include "base/exact_math.h"
 #include "base/rng.h"
 #include "kernel/kernel_impl.h"
-#include "lib/guard.h"
+#include "lib/rigs/guard.h"
 #include "lib/lib.h"
-#include "lib/tiers.h"
-#include "lib/weights.h"
+#include "lib/rigs/kernel_tiers.h"
+#include "lib/models/weights.h"
 
 /* Lengths around vectors, and some that models have. */
 static const uint32_t lengths[] = {1,  2,  7,  8,  15, 16,  17,  31,  32,  33,

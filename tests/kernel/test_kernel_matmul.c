@@ -2,7 +2,7 @@
 #include "base/mem.h"
 #include "kernel/kernel_impl.h"
 #include "lib/lib.h"
-#include "lib/weights.h"
+#include "lib/models/weights.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

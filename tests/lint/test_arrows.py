@@ -23,13 +23,26 @@ ROOMS = {  # room: the rooms that it may include beside itself; common/X is call
     "common/kernel": "base",
     "common/model": "base file kernel",
     "common/rpc": "base proto",
-    "gateway": "base rpc proto",
-    "proposer-svc": COMMON,
-    "verifier-svc": COMMON,
+    "gateway/openai": "base rpc proto",
+    "gateway/http": "base rpc gateway/openai",
+    "gateway/upstream": "base rpc proto gateway/openai",
+    "gateway/serve": "base rpc proto gateway/openai gateway/http gateway/upstream",
+    "gateway": "base rpc proto gateway/openai gateway/http gateway/upstream gateway/serve",
+    "proposer-svc/props": COMMON,
+    "proposer-svc/draftmodel": COMMON + " proposer-svc/props",
+    "proposer-svc": COMMON + " proposer-svc/props proposer-svc/draftmodel",
+    "verifier-svc/accept": "base model",
+    "verifier-svc/control": "base model verifier-svc/accept verifier-svc/drafts",
+    "verifier-svc/drafts": COMMON + " verifier-svc/accept",
+    "verifier-svc/kvdisk": "base model",
+    "verifier-svc/engine": COMMON + " verifier-svc verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",
+    "verifier-svc/edge": COMMON + " verifier-svc verifier-svc/accept verifier-svc/engine verifier-svc/drafts",
+    "verifier-svc": COMMON + " verifier-svc/control verifier-svc/drafts verifier-svc/engine verifier-svc/edge verifier-svc/kvdisk",
 }
+MAX_SOURCES = 25  # .c files of a room
 ONE_DOOR = [  # what a foreign header is called, and the files that may include it
     (r"grpc/", r"common/rpc/"),
-    (r"microhttpd\.h", r"gateway/http_request\.h"),
+    (r"microhttpd\.h", r"gateway/http/http_request\.h"),
     (r"jansson\.h", r"gateway/"),
     (r"systemd/", r"common/base/(svc|journal)\.c"),
     (r"hwloc", r"common/base/cores\.c"),
@@ -86,6 +99,12 @@ def compile_flags():
 class Arrows(unittest.TestCase):
     def test_every_room_is_declared(self):
         self.assertEqual(sorted(folders()), sorted(ROOMS))
+
+    def test_no_room_is_crowded(self):
+        counts = {}
+        for folder, path in sources():
+            counts[folder] = counts.get(folder, 0) + path.endswith(".c")
+        self.assertEqual({f: n for f, n in counts.items() if n > MAX_SOURCES}, {})
 
     def test_rooms_include_what_the_design_allows(self):
         wrong = []

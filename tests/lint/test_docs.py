@@ -31,16 +31,16 @@ class Documents(unittest.TestCase):
 
     def test_metrics_lists_every_series(self):
         sources = [p for folder in ["gateway", "proposer-svc", "verifier-svc", "common/rpc"]
-                   for p in glob.glob(os.path.join(ROOT, folder, "*.c"))]
+                   for p in glob.glob(os.path.join(ROOT, folder, "**", "*.c"), recursive=True)]
         served = {name for p in sources for name in re.findall(r'"(tandem_[a-z0-9_]+)"', read(p))}
         listed = set(re.findall(r"^\| `(tandem_[a-z0-9_]+)`", read("docs/metrics.md"), re.M))
         self.assertEqual(listed, served)
 
     def test_the_api_page_names_every_field_that_is_read(self):
         page = read("docs/api.md")
-        fields = read("gateway/openai_fields.c")
+        fields = read("gateway/openai/openai_fields.c")
         names = set(re.findall(r'^    \{"(\w+)", FIELD_', fields, re.M))
-        for source in [fields, *(read(f"gateway/{f}.c") for f in ["openai_chat", "openai_request", "responses_request"])]:
+        for source in [fields, *(read(f"gateway/openai/{f}.c") for f in ["openai_chat", "openai_request", "responses_request"])]:
             names |= set(re.findall(r'reading_member\(body, "(\w+)"\)', source))
         self.assertGreater(len(names), 40)
         self.assertEqual([n for n in sorted(names) if not re.search(rf"`[\w.]*{n}[\w.]*`", page)], [])

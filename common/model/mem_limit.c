@@ -1,0 +1,154 @@
+/* mem_limit.c - available memory from /proc/meminfo, control groups (v2 and v1), limits, and what other
+ * services still mean to take. */
+#include <ctype.h>
+#include <dirent.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#include "base/cgroup.h"
+#include "model/mem_limit.h"
+
+#define STACK_BYTES (2u << 20) // of a thread where the limit is none: glibc's default
+
+/* The number behind `key` in a file of lines "key 123 kB"; key "" for a file of one number. */
+static size_t number_in(const char *path, const char *key, size_t unit, size_t otherwise)
+{
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return otherwise;
+    char line[256];
+    size_t found = otherwise, n = strlen(key);
+    while (fgets(line, sizeof(line), f)) {
+        char *end;
+        if (strncmp(line, key, n) != 0)
+            continue;
+        unsigned long long v = strtoull(line + n, &end, 10);
+        if (end != line + n) // "max" is no number
+            found = v > SIZE_MAX / unit ? SIZE_MAX : (size_t)v * unit;
+        break;
+    }
+    fclose(f);
+    return found;
+}
+
+/* What one control group leaves: its limit less what it holds; file pages are given back. */
+static size_t group_room(const char *folder, bool v2)
+{
+    char path[8400];
+    snprintf(path, sizeof(path), "%s/%s", folder, v2 ? "memory.max" : "memory.limit_in_bytes");
+    size_t max = number_in(path, "", 1, SIZE_MAX);
+    if (max == SIZE_MAX)
+        return SIZE_MAX;
+    snprintf(path, sizeof(path), "%s/%s", folder, v2 ? "memory.current" : "memory.usage_in_bytes");
+    size_t used = number_in(path, "", 1, 0);
+    snprintf(path, sizeof(path), "%s/memory.stat", folder);
+    size_t cache = number_in(path, v2 ? "inactive_file " : "total_inactive_file ", 1, 0) +
+                   number_in(path, v2 ? "active_file " : "total_active_file ", 1, 0);
+    used -= cache < used ? cache : used;
+    return used < max ? max - used : 0;
+}
+
+struct room {
+    size_t least;
+    size_t promised; // in the groups of this process
+};
+
+static void take_room(void *arg, const char *folder, bool v2)
+{
+    struct room *r = arg;
+    size_t room = group_room(folder, v2);
+    if (room == SIZE_MAX)
+        return;
+    room -= r->promised < room ? r->promised : room;
+    r->least = room < r->least ? room : r->least;
+}
+
+/* What RLIMIT_AS leaves of the address space. */
+static size_t limit_room(const char *root)
+{
+    struct rlimit limit;
+    char path[256];
+    if (getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+        return SIZE_MAX;
+    snprintf(path, sizeof(path), "%s/proc/self/statm", root);
+    size_t used = number_in(path, "", (size_t)sysconf(_SC_PAGESIZE), 0);
+    return used < limit.rlim_cur ? limit.rlim_cur - used : 0;
+}
+
+/* ---- other services ---- */
+
+/* Reads a file of /proc/PID, cut to what fits; "" if there is none. */
+static void read_text(const char *root, const char *pid, const char *name, char text[512])
+{
+    char path[512];
+    snprintf(path, sizeof(path), "%s/proc/%s/%s", root, pid, name);
+    FILE *f = fopen(path, "re");
+    text[f ? fread(text, 1, 511, f) : 0] = 0;
+    if (f)
+        fclose(f);
+}
+
+/* What a process has reserved and not touched, its threads' stacks apart. Who has reserved more
+ * than the machine has, as sanitizers do, does not mean to take it. */
+static size_t untouched(const char *root, const char *pid)
+{
+    char path[512];
+    struct rlimit stack = {RLIM_INFINITY, RLIM_INFINITY};
+    getrlimit(RLIMIT_STACK, &stack);
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    size_t total = number_in(path, "MemTotal:", 1024, 0);
+    snprintf(path, sizeof(path), "%s/proc/%s/status", root, pid);
+    size_t reserved = number_in(path, "VmData:", 1024, 0);
+    size_t stacks = (number_in(path, "Threads:", 1, 1) - 1) *
+                    (stack.rlim_cur == RLIM_INFINITY ? STACK_BYTES : stack.rlim_cur);
+    size_t taken = number_in(path, "RssAnon:", 1024, 0) + stacks;
+    return reserved > total || taken > reserved ? 0 : reserved - taken;
+}
+
+static bool is_other_service(const char *root, const char *pid)
+{
+    char name[512];
+    if (!isdigit((unsigned char)*pid) || strtol(pid, NULL, 10) == getpid())
+        return false;
+    read_text(root, pid, "comm", name);
+    return strcmp(name, "verifier-svc\n") == 0 || strcmp(name, "proposer-svc\n") == 0;
+}
+
+/* All that they have promised; *ret_here: those of them in the same groups. */
+static size_t promised_to_others(const char *root, size_t *ret_here)
+{
+    char path[256], groups[512], theirs[512];
+    size_t all = 0;
+    *ret_here = 0;
+    snprintf(path, sizeof(path), "%s/proc", root);
+    DIR *proc = opendir(path);
+    read_text(root, "self", "cgroup", groups);
+    for (struct dirent *e; proc && (e = readdir(proc));) {
+        if (!is_other_service(root, e->d_name))
+            continue;
+        size_t bytes = untouched(root, e->d_name);
+        read_text(root, e->d_name, "cgroup", theirs);
+        all += bytes;
+        *ret_here += strcmp(theirs, groups) == 0 ? bytes : 0;
+    }
+    if (proc)
+        closedir(proc);
+    return all;
+}
+
+size_t room_available(const char *root, size_t *ret_promised)
+{
+    char path[256];
+    struct room r = {SIZE_MAX, 0};
+    *ret_promised = promised_to_others(root, &r.promised);
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    size_t free_bytes = number_in(path, "MemAvailable:", 1024, SIZE_MAX), limit = limit_room(root);
+    if (free_bytes != SIZE_MAX)
+        r.least = free_bytes - (*ret_promised < free_bytes ? *ret_promised : free_bytes);
+    cgroup_each(root, "memory", take_room, &r);
+    return limit < r.least ? limit : r.least;
+}

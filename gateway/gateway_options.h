@@ -1,0 +1,22 @@
+/* gateway_options.h - the settings of the gateway; the table in options.c is their documentation. */
+#pragma once
+#include <stdint.h>
+#include "base/conf.h"
+#include "rpc/rpc_tls.h"
+
+struct options {
+    char *listen, *log_level, *tool_format, *api_keys, *tls_cert, *tls_key;
+    bool allow_open, metrics_open;
+    struct conf_list verifiers, cors_origins;
+    struct rpc_tls rpc_tls;
+    int64_t http_threads, max_connections, max_connections_per_ip;
+    int64_t max_body_kib, max_bodies_mib, max_header_bytes, max_unread_kib;
+    double reader_timeout, request_timeout, idle_timeout, keepalive_interval, load_wait, queue_wait,
+        drain_timeout;
+    int64_t template_workers;
+    double template_timeout;
+};
+
+/* Like conf_read(). */
+int options_read(int argc, char **argv, struct options **ret);
+void options_done(void);

@@ -1,0 +1,402 @@
+/* connections.c - who is connected, and the thread that watches. */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/svc.h"
+#include "gateway/http/connections.h"
+#include "gateway/openai/openai_error.h"
+
+#define TICK_MS 100
+#define GONE_US 1000000    // what it may have sent before it closed is read by then
+#define END_AGAIN_US 10000 // one that was taken may come after the others were shut down
+#define TAKE_MAX 64        // connections at once, then the others are looked at
+
+struct conn {
+    int fd;
+    enum conn_phase phase;
+    int64_t since_us; // of the phase
+    bool used;        // has had a request
+    bool hung_up;
+    struct http_request *r;
+    struct conn *prev, *next;
+};
+
+struct conns {
+    struct http_options o;
+    pthread_t watcher;
+    bool watched;
+    int epoll_fd, wake_fd;
+    atomic_bool stopping;
+    atomic_bool full; // new connections wait until one closes
+
+    pthread_mutex_t listen_mu; // for what follows
+    int listen_fd;             // -1: none
+    conns_taker *take;
+    void *user;
+
+    pthread_mutex_t mu;        // for what follows
+    pthread_cond_t idle, none; // n_active, n_open are 0
+    struct conn *all;
+    struct conn **by_fd;
+    size_t n_by_fd;
+    unsigned n_active, n_open; // n_open: from being taken on
+};
+
+/* ---- coming and going ---- */
+
+struct conn *conns_open(struct conns *s, int fd)
+{
+    struct conn *k = calloc(1, sizeof(*k));
+    if (!k)
+        return NULL;
+    k->fd = fd;
+    k->since_us = clock_us();
+    pthread_mutex_lock(&s->mu);
+    k->next = s->all;
+    if (k->next)
+        k->next->prev = k;
+    s->all = k;
+    if ((size_t)fd < s->n_by_fd)
+        s->by_fd[fd] = k;
+    pthread_mutex_unlock(&s->mu);
+    struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET, .data.fd = fd};
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e); // leaves it when the socket is closed
+    return k;
+}
+
+void conns_close(struct conns *s, struct conn *k)
+{
+    if (!k)
+        return;
+    pthread_mutex_lock(&s->mu);
+    if (--s->n_open == 0)
+        pthread_cond_broadcast(&s->none);
+    if (k->prev)
+        k->prev->next = k->next;
+    else
+        s->all = k->next;
+    if (k->next)
+        k->next->prev = k->prev;
+    if ((size_t)k->fd < s->n_by_fd)
+        s->by_fd[k->fd] = NULL;
+    pthread_mutex_unlock(&s->mu);
+    free(k);
+    if (atomic_load(&s->full))
+        eventfd_write(s->wake_fd, 1);
+}
+
+void conns_phase(struct conns *s, struct conn *k, enum conn_phase phase, struct http_request *r)
+{
+    if (!k)
+        return;
+    pthread_mutex_lock(&s->mu);
+    s->n_active += (phase == CONN_ANSWERING) - (k->phase == CONN_ANSWERING);
+    if (!s->n_active)
+        pthread_cond_broadcast(&s->idle);
+    bool news = r && k->r != r && k->hung_up;
+    k->phase = phase;
+    k->since_us = clock_us();
+    k->used = true;
+    k->r = r;
+    pthread_mutex_unlock(&s->mu);
+    if (news)
+        http_hang_up(r);
+}
+
+unsigned conns_n_active(struct conns *s)
+{
+    pthread_mutex_lock(&s->mu);
+    unsigned n = s->n_active;
+    pthread_mutex_unlock(&s->mu);
+    return n;
+}
+
+unsigned conns_n_open(struct conns *s)
+{
+    pthread_mutex_lock(&s->mu);
+    unsigned n = s->n_open;
+    pthread_mutex_unlock(&s->mu);
+    return n;
+}
+
+void conns_wait_idle(struct conns *s, int64_t timeout_us)
+{
+    struct timespec until = clock_at(clock_us() + timeout_us);
+    pthread_mutex_lock(&s->mu);
+    while (s->n_active && pthread_cond_timedwait(&s->idle, &s->mu, &until) != ETIMEDOUT)
+        ;
+    pthread_mutex_unlock(&s->mu);
+}
+
+void conns_give_up(struct conns *s)
+{
+    pthread_mutex_lock(&s->mu);
+    for (struct conn *k = s->all; k; k = k->next)
+        if (k->r)
+            http_give_up(k->r);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void conns_end(struct conns *s, int64_t timeout_us)
+{
+    int64_t until_us = clock_us() + timeout_us;
+    pthread_mutex_lock(&s->mu);
+    while (s->n_open && clock_us() < until_us) {
+        for (struct conn *k = s->all; k; k = k->next)
+            shutdown(k->fd, SHUT_RDWR);
+        struct timespec again = clock_at(clock_us() + END_AGAIN_US);
+        pthread_cond_timedwait(&s->none, &s->mu, &again);
+    }
+    pthread_mutex_unlock(&s->mu);
+}
+
+/* ---- new connections ---- */
+
+static void count_open(struct conns *s, int more)
+{
+    pthread_mutex_lock(&s->mu);
+    s->n_open += (unsigned)more;
+    pthread_mutex_unlock(&s->mu);
+}
+
+/* With listen_mu. */
+static void set_full(struct conns *s, bool full)
+{
+    struct epoll_event e = {.events = full ? 0 : EPOLLIN, .data.fd = s->listen_fd};
+    if (s->listen_fd >= 0 && atomic_exchange(&s->full, full) != full)
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, s->listen_fd, &e);
+}
+
+/* Those that cannot be taken wait in the socket: until one closes, or for a tick. */
+static void take_some(struct conns *s)
+{
+    unsigned n_open = conns_n_open(s), max = s->o.max_connections;
+    unsigned room = n_open < max ? max - n_open : 0;
+    bool full = !room;
+    pthread_mutex_lock(&s->listen_mu);
+    for (unsigned i = 0; i < room && i < TAKE_MAX && s->listen_fd >= 0; i++) {
+        struct sockaddr_storage a;
+        socklen_t len = sizeof(a);
+        int fd = accept4(s->listen_fd, (struct sockaddr *)&a, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+            break;
+        }
+        count_open(s, 1);
+        if (!s->take(s->user, fd, (struct sockaddr *)&a, len))
+            count_open(s, -1);
+    }
+    set_full(s, full);
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
+static void look_again(struct conns *s)
+{
+    pthread_mutex_lock(&s->listen_mu);
+    set_full(s, false);
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
+void conns_listen(struct conns *s, int fd, conns_taker *take, void *user)
+{
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
+    pthread_mutex_lock(&s->listen_mu);
+    s->listen_fd = fd;
+    s->take = take;
+    s->user = user;
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e);
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
+void conns_unlisten(struct conns *s)
+{
+    pthread_mutex_lock(&s->listen_mu);
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->listen_fd, NULL); // others may have it, too
+    close(s->listen_fd);
+    s->listen_fd = -1;
+    pthread_mutex_unlock(&s->listen_mu);
+}
+
+/* ---- the watcher ---- */
+
+/* A request whose client has closed: the reference is the caller's. */
+static struct http_request *hung_up_request(struct conns *s, int fd)
+{
+    struct http_request *r = NULL;
+    struct pollfd p = {fd, POLLRDHUP, 0};
+    pthread_mutex_lock(&s->mu);
+    struct conn *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
+    if (k && poll(&p, 1, 0) == 1 && p.revents) { // the number may have a new owner
+        k->hung_up = true;
+        r = k->r ? http_ref(k->r) : NULL;
+    }
+    pthread_mutex_unlock(&s->mu);
+    return r;
+}
+
+/* Once nobody waits for an answer the connection is closed without a word. */
+static void time_out(const struct conns *s, struct conn *k)
+{
+    bool say = !s->o.tls_cert && !(k->phase == CONN_IDLE && k->used);
+    char text[FAIL_TEXT_MAX];
+    struct buf body, head;
+    buf_init(&body, 4096);
+    buf_init(&head, 4096);
+    snprintf(text, sizeof(text), "the request did not arrive within %g s",
+             (double)s->o.request_us / 1e6);
+    openai_error(&body, 408, text, "");
+    buf_printf(&head,
+               "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n"
+               "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+               body.len, body.data);
+    if (say)
+        (void)!send(k->fd, head.data, head.len, MSG_DONTWAIT | MSG_NOSIGNAL);
+    shutdown(k->fd, SHUT_RDWR);
+    buf_done(&head);
+    buf_done(&body);
+}
+
+static bool has_unread(int fd)
+{
+    int n = 0;
+    return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
+}
+
+static void inspect(struct conns *s, struct conn *k, int64_t now_us)
+{
+    int64_t age_us = now_us - k->since_us;
+    bool idle = k->phase == CONN_IDLE && k->used;
+    if (k->phase != CONN_ANSWERING && age_us > (idle ? s->o.idle_us : s->o.request_us))
+        time_out(s, k);
+    else if (k->phase != CONN_ANSWERING && k->used && k->hung_up && age_us > GONE_US &&
+             !has_unread(k->fd))
+        shutdown(k->fd, SHUT_RDWR); // nothing more comes, and nobody waits for an answer
+    else if (k->phase == CONN_ANSWERING && k->r && http_tend(k->r, now_us))
+        shutdown(k->fd, SHUT_RDWR);
+}
+
+static bool listens_on(struct conns *s, int fd)
+{
+    pthread_mutex_lock(&s->listen_mu);
+    bool is = fd == s->listen_fd;
+    pthread_mutex_unlock(&s->listen_mu);
+    return is;
+}
+
+static void take_event(struct conns *s, int fd)
+{
+    eventfd_t n;
+    if (fd == s->wake_fd) {
+        eventfd_read(fd, &n);
+        look_again(s);
+    } else if (listens_on(s, fd)) {
+        take_some(s);
+    } else {
+        struct http_request *r = hung_up_request(s, fd);
+        if (r)
+            http_hang_up(r);
+        http_unref(r);
+    }
+}
+
+static void *watcher_main(void *arg)
+{
+    struct conns *s = arg;
+    struct epoll_event events[64];
+    int64_t tick_us = 0;
+    while (!atomic_load(&s->stopping)) {
+        svc_awake();
+        int n = epoll_wait(s->epoll_fd, events, (int)ARRAY_LEN(events), TICK_MS);
+        for (int i = 0; i < n; i++)
+            take_event(s, events[i].data.fd);
+        int64_t now_us = clock_us();
+        if (now_us - tick_us < TICK_MS * 1000)
+            continue;
+        tick_us = now_us;
+        look_again(s);
+        pthread_mutex_lock(&s->mu);
+        for (struct conn *k = s->all; k; k = k->next)
+            inspect(s, k, now_us);
+        pthread_mutex_unlock(&s->mu);
+    }
+    svc_asleep();
+    return NULL;
+}
+
+/* ---- outside ---- */
+
+static void init_locks(struct conns *s)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->idle, &attr);
+    pthread_cond_init(&s->none, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&s->mu, NULL);
+    pthread_mutex_init(&s->listen_mu, NULL);
+    s->listen_fd = -1;
+}
+
+int conns_new(const struct http_options *o, struct conns **ret)
+{
+    struct rlimit files = {1024, 1024};
+    struct conns *s = calloc(1, sizeof(*s));
+    if (!s)
+        return fail(-ENOMEM, "http: no memory");
+    init_locks(s);
+    s->o = *o;
+    getrlimit(RLIMIT_NOFILE, &files);
+    s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;
+    s->by_fd = calloc(s->n_by_fd, sizeof(struct conn *));
+    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event e = {.events = EPOLLIN, .data.fd = s->wake_fd};
+    s->watched = s->by_fd && s->epoll_fd >= 0 && s->wake_fd >= 0 &&
+                 epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &e) == 0 &&
+                 pthread_create(&s->watcher, NULL, watcher_main, s) == 0;
+    if (!s->watched) {
+        conns_free(s);
+        return fail(-ENOMEM, "http: cannot start the watcher");
+    }
+    *ret = s;
+    return 0;
+}
+
+void conns_stop(struct conns *s)
+{
+    if (!s->watched)
+        return;
+    atomic_store(&s->stopping, true);
+    eventfd_write(s->wake_fd, 1);
+    pthread_join(s->watcher, NULL);
+    s->watched = false;
+}
+
+void conns_free(struct conns *s)
+{
+    if (!s)
+        return;
+    conns_stop(s);
+    if (s->epoll_fd >= 0)
+        close(s->epoll_fd);
+    if (s->wake_fd >= 0)
+        close(s->wake_fd);
+    pthread_cond_destroy(&s->idle);
+    pthread_cond_destroy(&s->none);
+    pthread_mutex_destroy(&s->mu);
+    pthread_mutex_destroy(&s->listen_mu);
+    free(s->by_fd);
+    free(s);
+}

@@ -1,0 +1,69 @@
+/* cors.c - pages of other origins. */
+#include <errno.h>
+#include <string.h>
+#include <strings.h>
+#include "base/err.h"
+#include "gateway/http/answer.h"
+#include "gateway/http/cors.h"
+
+#define MAX_ASKED 1024 // bytes of the header names that a page wants to send
+
+/* The origin to be named; NULL: it is none of ours. */
+static const char *allowed(const struct conf_list *origins, const char *origin)
+{
+    for (unsigned i = 0; i < origins->n; i++)
+        if (strcmp(origins->v[i], "*") == 0 || strcmp(origins->v[i], origin) == 0)
+            return origins->v[i];
+    return NULL;
+}
+
+/* "localhost:8080", "127.0.0.1", "[::1]:8080". */
+static bool is_loopback(const char *host)
+{
+    size_t len = *host == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
+    bool local = len == 9 && strncasecmp(host, "localhost", 9) == 0;
+    return local || (len == 5 && strncmp(host, "[::1]", 5) == 0) ||
+           (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == len);
+}
+
+/* A page that this server has sent itself. */
+static bool is_own(const struct cors *c, const struct http_request *r, const char *origin)
+{
+    const char *mark = strstr(origin, "://"), *host = http_field(r, "Host");
+    return mark && host && strcasecmp(mark + 3, host) == 0 && (!c->loopback || is_loopback(host));
+}
+
+static void refuse(struct http_request *r, const char *origin)
+{
+    fail(-EACCES, "pages of %.200s may not use this server: cors_origins does not name them",
+         origin);
+    answer_error(r, 403, fail_text(), "");
+}
+
+/* No cookies are looked at: a page must have been given a key, or none is needed. */
+bool cors_answer(const struct cors *c, struct http_request *r)
+{
+    const char *origin = http_field(r, "Origin");
+    const char *found = origin ? allowed(c->origins, origin) : NULL;
+    if (c->origins->n)
+        http_header(r, "Vary", "Origin");
+    if (!found && origin && !is_own(c, r, origin)) {
+        refuse(r, origin);
+        return true;
+    }
+    if (!found)
+        return false;
+    http_header(r, "Access-Control-Allow-Origin", found);
+    http_header(r, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+    if (strcmp(http_method(r), "OPTIONS") != 0 || !http_field(r, "Access-Control-Request-Method"))
+        return false;
+    const char *asked = http_field(r, "Access-Control-Request-Headers");
+    http_header(r, "Access-Control-Allow-Methods", "GET, POST");
+    http_header(r, "Access-Control-Allow-Headers",
+                asked && strlen(asked) <= MAX_ASKED ? asked : "Authorization, Content-Type");
+    http_header(r, "Access-Control-Max-Age", "600");
+    struct buf none;
+    buf_init(&none, 0);
+    http_reply(r, 204, "text/plain", &none);
+    return true;
+}

@@ -1,0 +1,344 @@
+/* http.c - the HTTP server, what arrives, connections, start and end. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/svc.h"
+#include "gateway/http/framing.h"
+#include "gateway/http/http_request.h"
+
+#define MAX_URL_BYTES 2048        // path and query, decoded
+#define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
+#define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
+#define LIMIT_ROOM 128            // for connections that are taken and not yet counted
+#define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
+#define STOP_US 2000000         // for answers to end, and again for connections
+#define SEND_BUFFER (256 << 10) // the kernel's, for a reader that has stopped; by itself 4 MiB
+
+/* ---- arrival ---- */
+
+static void set_phase(struct http_server *s, struct MHD_Connection *c, enum conn_phase phase,
+                      struct http_request *r)
+{
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    conns_phase(s->conns, i ? i->socket_context : NULL, phase, r);
+}
+
+static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *c)
+{
+    (void)uri;
+    set_phase(cls, c, CONN_RECEIVING, NULL);
+    return NULL;
+}
+
+/* A NUL would end the path before its end: what holds one stays as it came, and is no path of ours.
+ */
+static size_t unescape(void *cls, struct MHD_Connection *c, char *text)
+{
+    (void)cls, (void)c;
+    return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
+}
+
+static enum MHD_Result walk(void *cls, enum MHD_ValueKind kind, const char *name, size_t name_len,
+                            const char *value, size_t len)
+{
+    (void)kind;
+    framing_add(cls, name, name_len, value ? value : "", len);
+    return MHD_YES;
+}
+
+static enum MHD_Result walk_query(void *cls, enum MHD_ValueKind kind, const char *name,
+                                  size_t name_len, const char *value, size_t len)
+{
+    (void)kind, (void)name, (void)value;
+    *(size_t *)cls += name_len + len + 2;
+    return MHD_YES;
+}
+
+static struct http_request *request_new(struct http_server *s, struct MHD_Connection *c,
+                                        const char *path, const char *method, const char *id)
+{
+    uint64_t random = 0;
+    struct http_request *r = calloc(1, sizeof(*r));
+    if (!r || !(r->path = strdup(path))) {
+        free(r);
+        return NULL;
+    }
+    r->s = s;
+    r->c = c;
+    r->begun_us = clock_us();
+    atomic_init(&r->n_refs, 1);
+    pthread_mutex_init(&r->mu, NULL);
+    buf_init(&r->body, s->o.max_body);
+    snprintf(r->method, sizeof(r->method), "%s", method);
+    if (!framing_sane_id(id) && getrandom(&random, sizeof(random), GRND_NONBLOCK) < 0)
+        random = (uint64_t)r->begun_us;
+    if (framing_sane_id(id))
+        snprintf(r->id, sizeof(r->id), "%s", id);
+    else
+        snprintf(r->id, sizeof(r->id), "%016" PRIx64, random);
+    return r;
+}
+
+static enum MHD_Result refuse_body(struct http_request *r)
+{
+    return http_refuse(r, 413, "the request body is too large: at most %zu KiB",
+                       r->s->o.max_body >> 10);
+}
+
+/* The header is here: refuse now what needs no body. */
+static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connection *c,
+                                     const char *path, const char *method, const char *version,
+                                     void **ret)
+{
+    struct framing w = {0};
+    MHD_get_connection_values_n(c, MHD_HEADER_KIND, walk, &w);
+    struct http_request *r = request_new(s, c, path, method, w.id);
+    if (!r)
+        return MHD_NO;
+    *ret = r;
+    set_phase(s, c, CONN_RECEIVING, r);
+    const char *fault = framing_fault(&w, version);
+    if (fault)
+        return http_refuse(r, 400, "%s", fault);
+    size_t url = strlen(path);
+    MHD_get_connection_values_n(c, MHD_GET_ARGUMENT_KIND, walk_query, &url);
+    if (url > MAX_URL_BYTES)
+        return http_refuse(r, 414, "the path and its query are too long: %zu bytes, at most %d",
+                           url, MAX_URL_BYTES);
+    if (w.n_bytes + url > s->o.max_header)
+        return http_refuse(r, 431, "the request header is too large: %zu bytes, at most %zu",
+                           w.n_bytes + url, s->o.max_header);
+    if (s->o.admit)
+        s->o.admit(s->user, r);
+    r->refused = r->answer != NONE;
+    if (r->refused && w.expect) {
+        http_header(r, "Connection", "close");
+        return http_answer_or_sleep(r);
+    }
+    unsigned long long length = framing_length(&w);
+    r->too_big = length > s->o.max_body;
+    if (r->too_big && (w.expect || length - s->o.max_body > DISCARD_BYTES))
+        return refuse_body(r);
+    return MHD_YES;
+}
+
+/* false: all requests together hold too much. */
+static bool count(struct http_request *r, size_t n)
+{
+    r->counted += n;
+    return atomic_fetch_add(&r->s->body_bytes, n) + n <= r->s->o.max_bodies;
+}
+
+/* What is refused is read all the same: a client that still sends would not see the answer. */
+static enum MHD_Result take_body(struct http_request *r, const char *data, size_t *n)
+{
+    r->body_bytes += *n;
+    r->too_big |= r->body_bytes > r->s->o.max_body;
+    bool taken = !r->too_big && !r->no_room && !r->refused;
+    r->no_room |= taken && !count(r, *n);
+    if (!taken || r->no_room)
+        http_let_go(r);
+    else
+        buf_add(&r->body, data, *n);
+    *n = 0;
+    return r->body_bytes > r->s->o.max_body + DISCARD_BYTES ? MHD_NO : MHD_YES;
+}
+
+static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char *path,
+                                 const char *method, const char *version, const char *data,
+                                 size_t *n, void **request)
+{
+    struct http_server *s = cls;
+    struct http_request *r = *request;
+    if (!r)
+        return request_begin(s, c, path, method, version, request);
+    if (*n)
+        return take_body(r, data, n);
+    if (!r->dispatched && !r->refused) {
+        if (r->too_big)
+            return refuse_body(r);
+        if (r->no_room)
+            return http_refuse(r, 503,
+                               "the bodies of other requests take all the room, %zu MiB; try again",
+                               s->o.max_bodies >> 20);
+        if (r->body.error)
+            return http_refuse(r, 500, "no memory for this request");
+        pthread_mutex_lock(&r->mu);
+        r->dispatched = true;
+        pthread_mutex_unlock(&r->mu);
+        set_phase(s, c, CONN_ANSWERING, r);
+        svc_awake();
+        s->handler(s->user, r);
+        svc_asleep();
+    }
+    return http_answer_or_sleep(r);
+}
+
+static void on_completed(void *cls, struct MHD_Connection *c, void **request,
+                         enum MHD_RequestTerminationCode code)
+{
+    struct http_server *s = cls;
+    struct http_request *r = *request;
+    if (!r)
+        return;
+    *request = NULL;
+    /* Its thread puts away a connection that ends early only when it wakes the next time. */
+    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !atomic_load(&s->stopping))
+        MHD_resume_connection(c);
+    pthread_mutex_lock(&r->mu);
+    r->c = NULL;
+    r->gone = true;
+    pthread_mutex_unlock(&r->mu);
+    http_tell_close(r);
+    set_phase(s, c, CONN_IDLE, NULL);
+    http_unref(r);
+}
+
+/* ---- connections ---- */
+
+static void on_connection(void *cls, struct MHD_Connection *c, void **context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    struct http_server *s = cls;
+    const union MHD_ConnectionInfo *i =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED)
+        conns_close(s->conns, *context);
+    else
+        *context = i ? conns_open(s->conns, i->connect_fd) : NULL;
+}
+
+static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
+{
+    struct http_server *s = user;
+    return MHD_add_connection(s->daemon, fd, address, len) == MHD_YES; // else it has closed it
+}
+
+static void on_mhd_log(void *cls, const char *format, va_list args)
+{
+    char text[256];
+    (void)cls;
+    vsnprintf(text, sizeof(text), format, args);
+    text[strcspn(text, "\n")] = 0;
+    log_debug("http: %s", text); // a line for every client that hangs up
+}
+
+/* ---- the server ---- */
+
+/* It does not listen itself: 0.9.75 aborts when it is told to stop that (MHD_quiesce_daemon) while
+ * it uses epoll and a thread wakes at that moment, and would divide max_connections by threads. */
+static int start_daemon(struct http_server *s)
+{
+    const struct http_options *o = &s->o;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
+                     MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->tls_cert ? MHD_USE_TLS : 0);
+    unsigned limit = (o->max_connections + LIMIT_ROOM) * o->n_threads; // of all threads together
+    struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
+    struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)o->tls_cert},
+                                   {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},
+                                   {MHD_OPTION_HTTPS_PRIORITIES, 0, TLS_VERSIONS},
+                                   {MHD_OPTION_END, 0, NULL}};
+    s->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_access, s, MHD_OPTION_EXTERNAL_LOGGER, on_mhd_log, NULL,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
+        s, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, s, MHD_OPTION_CONNECTION_LIMIT, limit,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, o->max_per_ip, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)POOL_BYTES, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->idle_us / 1000000 + 1),
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
+        MHD_OPTION_THREAD_POOL_SIZE, o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY,
+        o->tls_cert ? tls : plain, MHD_OPTION_END);
+    if (!s->daemon && o->tls_cert)
+        return fail(-EINVAL, "http: tls_cert and tls_key are no certificate and its key (PEM)");
+    return s->daemon ? 0 : fail(-EIO, "http: the server cannot start: %s", strerror(errno));
+}
+
+int http_new(const struct http_options *o, int fd, http_handler *handler, void *user,
+             struct http_server **ret)
+{
+    struct http_server *s = calloc(1, sizeof(*s));
+    if (!s) {
+        close(fd);
+        return fail(-ENOMEM, "http: no memory");
+    }
+    s->o = *o;
+    s->handler = handler;
+    s->user = user;
+    s->listen_fd = fd;
+    int size = SEND_BUFFER;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // connections inherit it
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    int rc = conns_new(o, &s->conns);
+    rc = rc < 0 ? rc : start_daemon(s);
+    if (rc < 0) {
+        http_free(s);
+        return rc;
+    }
+    conns_listen(s->conns, fd, on_new, s);
+    *ret = s;
+    return 0;
+}
+
+void http_drain(struct http_server *s)
+{
+    atomic_store(&s->draining, true);
+    if (s->listen_fd >= 0)
+        conns_unlisten(s->conns);
+    s->listen_fd = -1;
+}
+
+unsigned http_n_active(struct http_server *s)
+{
+    return conns_n_active(s->conns);
+}
+
+unsigned http_n_open(struct http_server *s)
+{
+    return conns_n_open(s->conns);
+}
+
+size_t http_body_bytes(struct http_server *s)
+{
+    return atomic_load(&s->body_bytes);
+}
+
+void http_wait_idle(struct http_server *s, int64_t timeout_us)
+{
+    conns_wait_idle(s->conns, timeout_us);
+}
+
+/* libmicrohttpd must not be stopped while a connection sleeps, and 0.9.75 reads through NULL when
+ * it is while it refuses a malformed request: the connections end before it. */
+void http_stop(struct http_server *s)
+{
+    atomic_store(&s->stopping, true);
+    if (!s->daemon)
+        return;
+    conns_stop(s->conns);
+    http_drain(s);
+    conns_give_up(s->conns);
+    http_wait_idle(s, STOP_US);
+    conns_end(s->conns, STOP_US);
+    MHD_stop_daemon(s->daemon);
+    s->daemon = NULL;
+}
+
+void http_free(struct http_server *s)
+{
+    if (!s)
+        return;
+    http_stop(s);
+    conns_free(s->conns);
+    if (s->listen_fd >= 0)
+        close(s->listen_fd);
+    free(s);
+}

@@ -1,0 +1,407 @@
+/* http_request.c - a request inside the HTTP server: how it waits, and how its answer leaves. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "gateway/http/http_request.h"
+#include "gateway/openai/openai_error.h"
+#include "gateway/openai/sse.h"
+
+#define BLOCK_BYTES 16384 // of an answer at once
+
+/* ---- for the application ---- */
+
+static void put_down(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    void *it = TAKE(r->carried);
+    pthread_mutex_unlock(&r->mu);
+    if (it)
+        r->release(it);
+}
+
+struct http_request *http_ref(struct http_request *r)
+{
+    atomic_fetch_add(&r->n_refs, 1);
+    return r;
+}
+
+void http_unref(struct http_request *r)
+{
+    if (!r || atomic_fetch_sub(&r->n_refs, 1) != 1)
+        return;
+    put_down(r);
+    pthread_mutex_destroy(&r->mu);
+    http_let_go(r);
+    for (unsigned i = 0; i < r->n_headers; i++)
+        free(r->headers[i].value);
+    buf_done(&r->out);
+    free(r->path);
+    free(r);
+}
+
+struct http_server *http_server_of(const struct http_request *r)
+{
+    return r->s;
+}
+
+const char *http_method(const struct http_request *r)
+{
+    return r->method;
+}
+
+const char *http_path(const struct http_request *r)
+{
+    return r->path;
+}
+
+const char *http_field(const struct http_request *r, const char *name)
+{
+    return MHD_lookup_connection_value(r->c, MHD_HEADER_KIND, name);
+}
+
+void http_carry(struct http_request *r, void *it, void (*release)(void *it))
+{
+    r->carried = it;
+    r->release = release;
+}
+
+void *http_carried(const struct http_request *r)
+{
+    return r->carried;
+}
+
+const char *http_id(const struct http_request *r)
+{
+    return r->id;
+}
+
+const char *http_body(const struct http_request *r, size_t *ret_len)
+{
+    *ret_len = r->body.len;
+    return r->body.data ? r->body.data : "";
+}
+
+void http_free_body(struct http_request *r)
+{
+    buf_done(&r->body);
+}
+
+void http_let_go(struct http_request *r)
+{
+    http_free_body(r);
+    atomic_fetch_sub(&r->s->body_bytes, r->counted);
+    r->counted = 0;
+}
+
+int64_t http_begun_us(const struct http_request *r)
+{
+    return r->begun_us;
+}
+
+void http_on_close(struct http_request *r, void (*fn)(void *user), void *user)
+{
+    pthread_mutex_lock(&r->mu);
+    r->on_close = fn;
+    r->user = user;
+    pthread_mutex_unlock(&r->mu);
+}
+
+void http_on_drain(struct http_request *r, void (*fn)(void *user))
+{
+    pthread_mutex_lock(&r->mu);
+    r->on_drain = fn;
+    pthread_mutex_unlock(&r->mu);
+}
+
+void http_tell_close(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    void (*fn)(void *user) = TAKE(r->on_close);
+    pthread_mutex_unlock(&r->mu);
+    if (fn)
+        fn(r->user);
+}
+
+/* With the lock. */
+static void wake(struct http_request *r)
+{
+    if (r->suspended && r->c)
+        MHD_resume_connection(r->c);
+    r->suspended = false;
+}
+
+void http_header(struct http_request *r, const char *name, const char *value)
+{
+    char *copy = r->n_headers < HTTP_MAX_HEADERS ? strdup(value) : NULL;
+    if (!copy)
+        return;
+    r->headers[r->n_headers].name = name;
+    r->headers[r->n_headers++].value = copy;
+}
+
+void http_reply(struct http_request *r, int status, const char *type, struct buf *body)
+{
+    pthread_mutex_lock(&r->mu);
+    if (r->answer == NONE && !r->gone) {
+        r->answer = REPLY;
+        r->behind_us = clock_us();
+        r->status = status;
+        r->type = type;
+        buf_done(&r->out);
+        r->out = *body;
+        *body = (struct buf){.max = body->max};
+        wake(r);
+    }
+    pthread_mutex_unlock(&r->mu);
+    buf_done(body);
+}
+
+void http_stream(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    if (r->answer == NONE && !r->gone) {
+        r->answer = STREAM;
+        r->status = 200;
+        r->type = "text/event-stream; charset=utf-8";
+        r->written_us = clock_us();
+        buf_init(&r->out, SIZE_MAX / 2); // append() bounds it
+        wake(r);
+    }
+    pthread_mutex_unlock(&r->mu);
+}
+
+/* With the lock. An event of any size is taken while no more waits than may: the first one does not
+ * count, and the writer holds back once it is told to. */
+static int append(struct http_request *r, const void *data, size_t len)
+{
+    if (r->gone || r->answer != STREAM || r->ended)
+        return -ECANCELED;
+    if (r->out_at) {
+        buf_shift(&r->out, r->out_at);
+        r->out_at = 0;
+    }
+    if (!r->out.len)
+        r->out_first = len;
+    bool full = r->out.len > r->s->o.max_unread + r->out_first;
+    if (!full)
+        buf_add(&r->out, data, len);
+    if (full || r->out.error) {
+        r->gone = r->overrun = true; // the watcher shuts the socket down
+        wake(r);
+        return -ENOBUFS;
+    }
+    r->written_us = clock_us();
+    if (!r->behind_us && r->out.len > r->s->o.max_unread / 2)
+        r->behind_us = r->written_us;
+    wake(r);
+    return r->behind_us ? -EAGAIN : 0;
+}
+
+int http_write(struct http_request *r, const void *data, size_t len)
+{
+    pthread_mutex_lock(&r->mu);
+    int rc = append(r, data, len);
+    pthread_mutex_unlock(&r->mu);
+    return rc;
+}
+
+bool http_is_behind(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    bool behind = r->behind_us != 0;
+    pthread_mutex_unlock(&r->mu);
+    return behind;
+}
+
+void http_end(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    bool waits = r->out.len > r->out_at; // what is carried is put down when that has left
+    r->ended = waits;
+    pthread_mutex_unlock(&r->mu);
+    if (waits)
+        return;
+    put_down(r);
+    pthread_mutex_lock(&r->mu);
+    r->ended = true;
+    wake(r);
+    pthread_mutex_unlock(&r->mu);
+}
+
+/* ---- what the watcher asks for ---- */
+
+/* Whoever works for a client that is gone may stop. */
+void http_hang_up(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    bool waits = r->dispatched && !r->gone && r->suspended;
+    r->hung_up = true;
+    if (waits) {
+        r->gone = true;
+        wake(r);
+    }
+    pthread_mutex_unlock(&r->mu);
+    if (waits)
+        http_tell_close(r);
+}
+
+/* A comment keeps proxies patient and finds connections that are dead without a word. */
+bool http_tend(struct http_request *r, int64_t now_us)
+{
+    pthread_mutex_lock(&r->mu);
+    if (r->answer == STREAM && r->suspended && now_us - r->written_us >= r->s->o.ping_us)
+        append(r, SSE_PING, sizeof(SSE_PING) - 1);
+    bool drop = r->overrun || (r->behind_us && now_us - r->behind_us > r->s->o.reader_us);
+    pthread_mutex_unlock(&r->mu);
+    return drop;
+}
+
+void http_give_up(struct http_request *r)
+{
+    pthread_mutex_lock(&r->mu);
+    r->gone = true;
+    wake(r);
+    pthread_mutex_unlock(&r->mu);
+}
+
+/* ---- answers, on the connection's thread ---- */
+
+/* With the lock. What waits, at most max bytes of it; true: the reader has caught up. */
+static bool take_out(struct http_request *r, char *to, size_t max, ssize_t *ret_n)
+{
+    size_t left = r->out.len - r->out_at, n = left < max ? left : max;
+    memcpy(to, r->out.data + r->out_at, n);
+    r->out_at += n;
+    *ret_n = (ssize_t)n;
+    if (n == left) {
+        buf_clear(&r->out);
+        r->out_at = 0;
+    }
+    if (!r->behind_us || left - n > r->s->o.max_unread / 4)
+        return false;
+    r->behind_us = 0;
+    return true;
+}
+
+static ssize_t stream_read(void *cls, uint64_t at, char *to, size_t max)
+{
+    struct http_request *r = cls;
+    bool caught_up = false, waits;
+    ssize_t n = 0;
+    (void)at;
+    pthread_mutex_lock(&r->mu);
+    waits = r->out.len > r->out_at;
+    if (r->gone || (r->hung_up && !waits && !r->ended)) {
+        n = MHD_CONTENT_READER_END_WITH_ERROR;
+    } else if (waits) {
+        caught_up = take_out(r, to, max, &n);
+    } else if (r->ended) {
+        n = MHD_CONTENT_READER_END_OF_STREAM;
+    } else {
+        r->suspended = true;
+        MHD_suspend_connection(r->c); // under the lock, or a wake-up is lost
+    }
+    void (*on_drain)(void *user) = caught_up && r->on_close ? r->on_drain : NULL;
+    bool over = r->ended && r->out.len == r->out_at;
+    pthread_mutex_unlock(&r->mu);
+    if (over)
+        put_down(r);
+    if (on_drain)
+        on_drain(r->user);
+    return n;
+}
+
+static ssize_t reply_read(void *cls, uint64_t at, char *to, size_t max)
+{
+    struct http_request *r = cls;
+    pthread_mutex_lock(&r->mu);
+    size_t left = r->out.len - at, n = left < max ? left : max;
+    memcpy(to, r->out.data + at, n);
+    r->behind_us = clock_us();
+    pthread_mutex_unlock(&r->mu);
+    if (n == left)
+        put_down(r);
+    return (ssize_t)n;
+}
+
+static void response_free(void *cls)
+{
+    http_unref(cls);
+}
+
+static struct MHD_Response *response_of(struct http_request *r)
+{
+    bool streams = r->answer == STREAM;
+    struct MHD_Response *m = MHD_create_response_from_callback(
+        streams ? MHD_SIZE_UNKNOWN : r->out.len, BLOCK_BYTES, streams ? stream_read : reply_read,
+        http_ref(r), response_free);
+    if (!m) {
+        http_unref(r);
+        return NULL;
+    }
+    MHD_add_response_header(m, "Content-Type", r->type);
+    MHD_add_response_header(m, "X-Request-Id", r->id);
+    MHD_add_response_header(m, "Cache-Control", "no-store");
+    for (unsigned i = 0; i < r->n_headers; i++)
+        MHD_add_response_header(m, r->headers[i].name, r->headers[i].value);
+    if ((r->status == 429 || r->status == 503) && !MHD_get_response_header(m, "Retry-After"))
+        MHD_add_response_header(m, "Retry-After", "1");
+    if (atomic_load(&r->s->draining))
+        MHD_add_response_header(m, "Connection", "close");
+    return m;
+}
+
+/* With the lock. */
+static enum MHD_Result queue_answer(struct http_request *r)
+{
+    struct MHD_Response *m = response_of(r);
+    if (!m)
+        return MHD_NO;
+    enum MHD_Result ok = MHD_queue_response(r->c, (unsigned)r->status, m);
+    MHD_destroy_response(m);
+    return ok;
+}
+
+enum MHD_Result http_answer_or_sleep(struct http_request *r)
+{
+    enum MHD_Result ok = MHD_YES;
+    bool lost = false;
+    pthread_mutex_lock(&r->mu);
+    if (r->gone) {
+        ok = MHD_NO;
+    } else if (r->answer != NONE) {
+        ok = queue_answer(r);
+    } else if (r->hung_up || atomic_load(&r->s->stopping)) {
+        r->gone = lost = true;
+        ok = MHD_NO;
+    } else {
+        r->suspended = true;
+        MHD_suspend_connection(r->c);
+    }
+    pthread_mutex_unlock(&r->mu);
+    if (lost)
+        http_tell_close(r);
+    return ok;
+}
+
+enum MHD_Result http_refuse(struct http_request *r, int status, const char *format, ...)
+{
+    char text[FAIL_TEXT_MAX];
+    struct buf body;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    buf_init(&body, 4096);
+    openai_error(&body, status, text, "");
+    http_header(r, "Connection", "close");
+    http_reply(r, status, "application/json", &body);
+    pthread_mutex_lock(&r->mu);
+    enum MHD_Result ok = queue_answer(r);
+    pthread_mutex_unlock(&r->mu);
+    return ok;
+}

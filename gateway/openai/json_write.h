@@ -1,0 +1,22 @@
+/* json_write.h - JSON values written by hand into a buffer: an answer is text around escaped strings.
+ *
+ * Threads: one per buffer. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include "base/buf.h"
+
+/* The inside of a string, without quotes. Whatever is no UTF-8 becomes U+FFFD, so that what leaves
+ * is always valid JSON. */
+void jsonw_chars(struct buf *to, const void *text, size_t len);
+/* A string with its quotes. */
+void jsonw_text(struct buf *to, const void *text, size_t len);
+void jsonw_cstr(struct buf *to, const char *text);
+/* [226,130,172] */
+void jsonw_bytes(struct buf *to, const void *data, size_t len);
+/* Nine digits, so that the reader gets the same float; what JSON cannot say becomes -9999. */
+void jsonw_float(struct buf *to, float value);
+void jsonw_double(struct buf *to, double value);
+
+/* Bytes of the UTF-8 character at s (1-4), 0: not valid (Unicode 15, table 3-7). */
+unsigned jsonw_utf8(const unsigned char *s, size_t len);

@@ -1,0 +1,130 @@
+/* openai_logprobs.c - the logprobs of an answer, in both of OpenAI's shapes. */
+#include "gateway/openai/json_write.h"
+#include "gateway/openai/openai_logprobs.h"
+
+void openai_logprobs_init(struct openai_logprobs *l)
+{
+    buf_init(&l->tokens, OPENAI_MAX_TEXT);
+    buf_init(&l->values, OPENAI_MAX_TEXT);
+    buf_init(&l->tops, OPENAI_MAX_TEXT);
+    buf_init(&l->offsets, OPENAI_MAX_TEXT);
+}
+
+void openai_logprobs_done(struct openai_logprobs *l)
+{
+    buf_done(&l->tokens);
+    buf_done(&l->values);
+    buf_done(&l->tops);
+    buf_done(&l->offsets);
+}
+
+static bool whole(struct openai_text t)
+{
+    for (size_t i = 0; i < t.len;) {
+        unsigned n = jsonw_utf8((const unsigned char *)t.data + i, t.len - i);
+        if (!n)
+            return false;
+        i += n;
+    }
+    return true;
+}
+
+/* Bytes that are no text are named, so that different ones stay different keys. */
+static void token_name(struct buf *to, struct openai_text t)
+{
+    if (whole(t)) {
+        jsonw_text(to, t.data, t.len);
+        return;
+    }
+    buf_puts(to, "\"bytes:");
+    for (size_t i = 0; i < t.len; i++)
+        buf_printf(to, "\\\\x%02x", (unsigned char)t.data[i]);
+    buf_puts(to, "\"");
+}
+
+static void chat_logprob(struct buf *to, struct openai_text bytes, float logprob)
+{
+    buf_puts(to, "{\"token\":");
+    jsonw_text(to, bytes.data, bytes.len);
+    buf_puts(to, ",\"logprob\":");
+    jsonw_float(to, logprob);
+    buf_puts(to, ",\"bytes\":");
+    jsonw_bytes(to, bytes.data, bytes.len);
+}
+
+static void comma(struct buf *to)
+{
+    if (to->len)
+        buf_add(to, ",", 1);
+}
+
+static void add_chat_logprobs(struct openai_logprobs *l, const struct openai_token *t)
+{
+    comma(&l->tokens);
+    chat_logprob(&l->tokens, t->bytes, t->logprob);
+    buf_puts(&l->tokens, ",\"top_logprobs\":[");
+    for (unsigned i = 0; i < t->n_top; i++) {
+        buf_puts(&l->tokens, i ? "," : "");
+        chat_logprob(&l->tokens, t->top[i].bytes, t->top[i].logprob);
+        buf_puts(&l->tokens, "}");
+    }
+    buf_puts(&l->tokens, "]}");
+}
+
+static void add_completion_logprobs(struct openai_logprobs *l, const struct openai_token *t,
+                                    uint32_t offset)
+{
+    comma(&l->tokens);
+    token_name(&l->tokens, t->bytes);
+    comma(&l->values);
+    jsonw_float(&l->values, t->logprob);
+    comma(&l->tops);
+    buf_puts(&l->tops, "{");
+    for (unsigned i = 0; i < t->n_top; i++) {
+        buf_puts(&l->tops, i ? "," : "");
+        token_name(&l->tops, t->top[i].bytes);
+        buf_puts(&l->tops, ":");
+        jsonw_float(&l->tops, t->top[i].logprob);
+    }
+    buf_puts(&l->tops, "}");
+    comma(&l->offsets);
+    buf_printf(&l->offsets, "%u", offset);
+}
+
+void openai_logprobs_add(struct openai_logprobs *l, bool chat, const struct openai_token *t,
+                         uint32_t offset)
+{
+    if (chat)
+        add_chat_logprobs(l, t);
+    else
+        add_completion_logprobs(l, t, offset);
+}
+
+static void write_list(struct buf *to, const char *before, const struct buf *list)
+{
+    buf_puts(to, before);
+    buf_add(to, list->data, list->len);
+}
+
+void openai_logprobs_write(const struct openai_logprobs *l, bool chat, struct buf *to)
+{
+    if (chat) {
+        write_list(to, "{\"content\":[", &l->tokens);
+        buf_puts(to, "],\"refusal\":null}");
+        return;
+    }
+    write_list(to, "{\"tokens\":[", &l->tokens);
+    write_list(to, "],\"token_logprobs\":[", &l->values);
+    write_list(to, "],\"top_logprobs\":[", &l->tops);
+    write_list(to, "],\"text_offset\":[", &l->offsets);
+    buf_puts(to, "]}");
+}
+
+int openai_logprobs_error(const struct openai_logprobs *l)
+{
+    const struct buf *lists[] = {&l->tokens, &l->values, &l->tops, &l->offsets};
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+        if (lists[i]->error)
+            return buf_error(lists[i]);
+    return 0;
+}

@@ -1,0 +1,25 @@
+/* openai_logprobs.h - the logprobs of an answer, in both of OpenAI's shapes.
+ *
+ * Threads: one at a time. */
+#pragma once
+#include "base/buf.h"
+#include "base/mem.h"
+#include "gateway/openai/openai_reply.h"
+
+/* Lists, complete but for their brackets. Chats use `tokens` alone. */
+struct openai_logprobs {
+    struct buf tokens, values, tops, offsets;
+};
+
+void openai_logprobs_init(struct openai_logprobs *l);
+void openai_logprobs_done(struct openai_logprobs *l);
+static inline void openai_logprobs_done_auto(struct openai_logprobs *l)
+{
+    openai_logprobs_done(l);
+}
+
+/* offset: characters of the text before the token. */
+void openai_logprobs_add(struct openai_logprobs *l, bool chat, const struct openai_token *t,
+                         uint32_t offset);
+void openai_logprobs_write(const struct openai_logprobs *l, bool chat, struct buf *to);
+int openai_logprobs_error(const struct openai_logprobs *l); // as buf_error()

@@ -1,0 +1,229 @@
+/* openai_reply.c - answers in OpenAI's shapes: what all of them have in common. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "gateway/openai/json_write.h"
+#include "gateway/openai/openai_writer.h"
+
+/* `{"id":...,"object":...,"created":...,"model":...,"system_fingerprint":...,` */
+static char *head_of(const struct openai_reply_head *h)
+{
+    static const struct {
+        const char *id, *object, *chunk, *created;
+    } v[] = {[OPENAI_CHAT] = {"chatcmpl-", "chat.completion", "chat.completion.chunk", "created"},
+             [OPENAI_COMPLETION] = {"cmpl-", "text_completion", "text_completion", "created"},
+             [OPENAI_RESPONSES] = {"resp_", "response", "response", "created_at"}};
+    AUTO(buf_done) struct buf head;
+    buf_init(&head, 1 << 20);
+    buf_printf(
+        &head, "{\"id\":\"%s%s\",\"object\":\"%s\",\"%s\":%" PRId64 ",\"model\":", v[h->kind].id,
+        h->id, h->stream ? v[h->kind].chunk : v[h->kind].object, v[h->kind].created, h->created);
+    jsonw_text(&head, h->model.data, h->model.len);
+    buf_puts(&head, ",\"system_fingerprint\":");
+    jsonw_text(&head, h->fingerprint.data, h->fingerprint.len);
+    buf_puts(&head, ",");
+    return head.error ? NULL : buf_take(&head);
+}
+
+static void choice_init(struct openai_choice *c, const struct parts_rules *rules)
+{
+    parts_init(&c->parts, rules);
+    buf_init(&c->text, OPENAI_MAX_TEXT);
+    buf_init(&c->reasoning, OPENAI_MAX_TEXT);
+    buf_init(&c->items, OPENAI_MAX_TEXT);
+    buf_init(&c->stop, 4096);
+    openai_logprobs_init(&c->logprobs);
+}
+
+int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
+{
+    bool response = h->kind == OPENAI_RESPONSES;
+    AUTO(mem_free) char *tools = h->tools;
+    *r = (struct openai_reply){.writer = response ? &responses_writer : &openai_text_writer,
+                               .chat = h->kind == OPENAI_CHAT,
+                               .stream = h->stream,
+                               .logprobs = h->logprobs,
+                               .echo = h->echo,
+                               .include_usage = h->include_usage,
+                               .include_tokens = h->include_tokens,
+                               .has_prediction = h->has_prediction,
+                               .hides_reasoning = h->hides_reasoning,
+                               .one_call = h->one_call,
+                               .rules = h->rules,
+                               .echoed = h->echoed,
+                               .id = h->id,
+                               .noise = h->noise,
+                               .head = head_of(h)};
+    parts_out_init(&r->out);
+    r->choices = calloc(h->n, sizeof(*r->choices));
+    if (!r->head || !r->choices) {
+        openai_reply_done(r);
+        return fail(-ENOMEM, "reply: no memory for %u choices", h->n);
+    }
+    if (tools && tool_format_types(h->rules.format) && tool_types_new(tools, &r->types) < 0) {
+        openai_reply_done(r);
+        return -ENOMEM; // they were read before
+    }
+    r->rules.types = r->types;
+    r->n_each = h->n_each;
+    for (; r->n < h->n; r->n++)
+        choice_init(&r->choices[r->n], &r->rules);
+    return 0;
+}
+
+void openai_reply_done(struct openai_reply *r)
+{
+    for (unsigned i = 0; i < r->n; i++) {
+        parts_done(&r->choices[i].parts);
+        buf_done(&r->choices[i].text);
+        buf_done(&r->choices[i].reasoning);
+        buf_done(&r->choices[i].items);
+        buf_done(&r->choices[i].stop);
+        openai_logprobs_done(&r->choices[i].logprobs);
+        free(r->choices[i].prompt);
+    }
+    parts_out_done(&r->out);
+    free(r->choices);
+    free(r->head);
+    tool_types_free(r->types);
+    free(r->echoed);
+    *r = (struct openai_reply){0};
+}
+
+/* Mistral's templates refuse ids of any other length. */
+const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsigned index,
+                           const struct tool_call *call, char made[OPENAI_CALL_ID])
+{
+    static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    uint64_t x = rng_splitmix64(r->noise + ((uint64_t)choice << 32 | index));
+    if (call->id)
+        return call->id;
+    int n = r->rules.format == TOOLS_MISTRAL ? 0 : sprintf(made, "call_");
+    for (int i = 0; i < 9; i++, x /= 62)
+        made[n++] = digits[x % 62];
+    made[n] = 0;
+    return made;
+}
+
+/* For the other choices. A prompt that finds no memory is missing there. */
+static void keep_prompt(struct openai_choice *first, struct openai_text prompt)
+{
+    first->prompt = prompt.len ? malloc(prompt.len) : NULL;
+    first->n_prompt = first->prompt ? prompt.len : 0;
+    if (first->prompt)
+        memcpy(first->prompt, prompt.data, prompt.len);
+}
+
+static struct openai_choice *first_of(struct openai_reply *r, unsigned choice)
+{
+    return &r->choices[choice - choice % r->n_each];
+}
+
+/* All choices of a prompt tell of it; the others may find more of it cached. */
+void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached)
+{
+    struct openai_choice *first = first_of(r, choice);
+    uint32_t most = n_cached > first->cached_tokens ? n_cached : first->cached_tokens;
+    r->prompt_tokens += n - first->prompt_tokens;
+    r->cached_tokens += most - first->cached_tokens;
+    first->prompt_tokens = n;
+    first->cached_tokens = most;
+}
+
+static uint32_t count_chars(struct openai_text t)
+{
+    uint32_t n = 0;
+    for (size_t i = 0; i < t.len; i++)
+        n += ((unsigned char)t.data[i] & 0xC0) != 0x80;
+    return n;
+}
+
+void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
+                          struct buf *to)
+{
+    struct openai_choice *c = &r->choices[choice], *first = first_of(r, choice);
+    if (c->started)
+        return;
+    c->started = true;
+    if (!r->echo)
+        prompt.len = 0;
+    else if (c != first)
+        prompt = (struct openai_text){first->prompt, first->n_prompt};
+    else if (r->n_each > 1)
+        keep_prompt(first, prompt);
+    c->n_chars += count_chars(prompt);
+    r->writer->started(r, choice, prompt, to);
+}
+
+/* What nobody is to see; of calls those past the only one. */
+static void leave_out(struct openai_reply *r, struct openai_choice *c)
+{
+    if (r->hides_reasoning)
+        buf_clear(&r->out.reasoning);
+    if (r->one_call)
+        tool_calls_cut(&r->out.calls, c->n_calls ? 0 : 1);
+}
+
+void openai_reply_token(struct openai_reply *r, unsigned choice, const struct openai_token *t,
+                        struct buf *to)
+{
+    struct openai_choice *c = &r->choices[choice];
+    bool reasoned = parts_reasons(&c->parts);
+    parts_out_clear(&r->out);
+    parts_feed(&c->parts, t->text.data, t->text.len, &r->out);
+    leave_out(r, c);
+    reasoned |= parts_reasons(&c->parts);
+    r->completion_tokens++;
+    r->reasoning_tokens += reasoned;
+    bool quiet = reasoned || c->parts.state == PARTS_CALL || r->out.calls.n;
+    r->said = r->out.content.len || !quiet;
+    r->hidden = r->hides_reasoning && reasoned && !r->out.content.len && !r->out.calls.n;
+    r->writer->piece(r, choice, t, to);
+    c->n_calls += r->out.calls.n;
+    c->n_chars += count_chars(t->text);
+}
+
+void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *reason,
+                           struct openai_text text, struct openai_text stop, struct buf *to)
+{
+    struct openai_choice *c = &r->choices[choice];
+    if (c->finished)
+        return;
+    c->finished = true;
+    parts_out_clear(&r->out);
+    parts_feed(&c->parts, text.data, text.len, &r->out);
+    parts_end(&c->parts, &r->out);
+    leave_out(r, c);
+    bool called = c->n_calls || r->out.calls.n;
+    snprintf(c->reason, sizeof(c->reason), "%s",
+             called && strcmp(reason, "stop") == 0 ? "tool_calls" : reason);
+    if (stop.len)
+        jsonw_text(&c->stop, stop.data, stop.len);
+    else
+        buf_puts(&c->stop, "null");
+    r->writer->finished(r, choice, to);
+    c->n_calls += r->out.calls.n;
+}
+
+bool openai_reply_complete(const struct openai_reply *r, unsigned prompt)
+{
+    for (unsigned i = 0; i < r->n_each; i++)
+        if (!r->choices[prompt * r->n_each + i].finished)
+            return false;
+    return true;
+}
+
+int openai_reply_end(struct openai_reply *r, struct buf *to)
+{
+    return r->writer->end(r, to);
+}
+
+void openai_reply_fail(struct openai_reply *r, int status, const char *text, struct buf *to)
+{
+    r->writer->broken(r, status, text, to);
+}

@@ -1,0 +1,434 @@
+/* output_parser.c - splits the text of an answer into reasoning, content and calls of tools. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "gateway/openai/output_parser.h"
+
+#define TRIES_MAX 16  // ends of a call that may stand inside one of its values
+#define MARKERS_MAX 8 // that may come next
+#define WORK_MAX                                                                                   \
+    (4u << 20) // bytes that an answer may make us read in vain; then what is no call
+               // is given out whole
+#define OUT_MAX (64u << 20)
+
+const struct parts_thinking *parts_thinking_of(const char *source, size_t len)
+{
+    static const struct parts_thinking v[] = {{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++)
+        if (memmem(source, len, v[i].end, strlen(v[i].end)))
+            return &v[i];
+    return NULL;
+}
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+static bool ends_with(const char *s, size_t len, const char *word)
+{
+    size_t n = strlen(word);
+    return len >= n && memcmp(s + len - n, word, n) == 0;
+}
+
+void parts_rules_prompt(struct parts_rules *r, const char *prompt, size_t len)
+{
+    if (!r->thinking)
+        return;
+    while (len && is_space(prompt[len - 1]))
+        len--;
+    r->begun = ends_with(prompt, len, r->thinking->begin);
+    r->closed = ends_with(prompt, len, r->thinking->end);
+}
+
+static unsigned add_texts(const char **to, const char *const *from)
+{
+    unsigned n = 0;
+    for (; from[n]; n++)
+        to[n] = from[n];
+    return n;
+}
+
+unsigned parts_rules_markers(const struct parts_rules *r, const char *ret[PARTS_MARKERS_MAX])
+{
+    const struct tool_markers *m = tool_markers(r->format);
+    unsigned n = 0;
+    if (r->thinking) {
+        ret[n++] = r->thinking->begin;
+        ret[n++] = r->thinking->end;
+    }
+    if (!m)
+        return n;
+    n += add_texts(ret + n, m->begin);
+    n += add_texts(ret + n, m->before);
+    n += add_texts(ret + n, m->behind);
+    n += add_texts(ret + n, m->inside);
+    if (m->end)
+        ret[n++] = m->end;
+    return n;
+}
+
+void parts_out_init(struct parts_out *o)
+{
+    *o = (struct parts_out){0};
+    buf_init(&o->reasoning, OUT_MAX);
+    buf_init(&o->content, OUT_MAX);
+}
+
+void parts_out_done(struct parts_out *o)
+{
+    buf_done(&o->reasoning);
+    buf_done(&o->content);
+    tool_calls_clear(&o->calls);
+}
+
+void parts_out_clear(struct parts_out *o)
+{
+    buf_clear(&o->reasoning);
+    buf_clear(&o->content);
+    tool_calls_clear(&o->calls);
+}
+
+void parts_init(struct parts *p, const struct parts_rules *rules)
+{
+    *p = (struct parts){.bare = true};
+    if (rules)
+        p->rules = *rules;
+    buf_init(&p->held, 1024);
+    buf_init(&p->ids, TOOL_CALLS_MAX * 300);
+    buf_init(&p->call, PARTS_SPACE_MAX + TOOL_CALLS_MAX_BYTES);
+    buf_init(&p->again, PARTS_SPACE_MAX + TOOL_CALLS_MAX_BYTES);
+    if (p->rules.thinking && p->rules.begun)
+        p->state = PARTS_REASONING;
+    p->drop_space = p->state == PARTS_REASONING;
+}
+
+void parts_done(struct parts *p)
+{
+    buf_done(&p->held);
+    buf_done(&p->ids);
+    buf_done(&p->call);
+    buf_done(&p->again);
+}
+
+/* ---- markers ---- */
+
+enum what { NOTHING, BEGIN_THINKING, END_THINKING, BEGIN_CALL, BEFORE_CALL, BEHIND_CALL };
+
+struct marker {
+    const char *text;
+    enum what what;
+};
+
+static unsigned add_markers(struct marker *to, const char *const *from, enum what what)
+{
+    unsigned n = 0;
+    for (; from[n]; n++)
+        to[n] = (struct marker){from[n], what};
+    return n;
+}
+
+/* Those that may come now. JSON without a tag is a call only where there is nothing but calls. */
+static unsigned markers_now(const struct parts *p, struct marker v[MARKERS_MAX])
+{
+    const struct parts_rules *r = &p->rules;
+    const struct tool_markers *m = tool_markers(r->format);
+    unsigned n = 0;
+    if (p->state == PARTS_REASONING) {
+        v[n++] = (struct marker){r->thinking->end, END_THINKING};
+        if (m && m->ends_reasoning)
+            n += add_markers(v + n, m->before, BEFORE_CALL);
+        return n;
+    }
+    if (r->thinking && !r->begun && !r->closed && p->bare && !p->n_calls)
+        v[n++] = (struct marker){r->thinking->begin, BEGIN_THINKING};
+    if (!m)
+        return n;
+    n += add_markers(v + n, m->begin, BEGIN_CALL);
+    if (r->format == TOOLS_LLAMA && !p->bare)
+        n--; // the brace
+    n += add_markers(v + n, m->before, BEFORE_CALL);
+    if (p->after_call)
+        n += add_markers(v + n, m->behind, BEHIND_CALL);
+    return n;
+}
+
+/* What s is, or whether it may become a marker. */
+static enum what look(const struct marker *v, unsigned n, const char *s, size_t len, bool *ret_may)
+{
+    *ret_may = len == 0;
+    for (unsigned i = 0; i < n; i++) {
+        size_t whole = strlen(v[i].text);
+        if (len <= whole && memcmp(v[i].text, s, len) == 0) {
+            *ret_may = true;
+            if (len == whole)
+                return v[i].what;
+        }
+    }
+    return NOTHING;
+}
+
+/* ---- text ---- */
+
+static size_t n_space(const struct buf *b)
+{
+    size_t n = 0;
+    while (n < b->len && is_space(b->data[n]))
+        n++;
+    return n;
+}
+
+/* Gives out the first n bytes of what is held. */
+static void give(struct parts *p, size_t n, struct parts_out *to)
+{
+    size_t space = n_space(&p->held), from = p->drop_space ? (space < n ? space : n) : 0;
+    bool reasons = p->state == PARTS_REASONING;
+    buf_add(reasons ? &to->reasoning : &to->content, p->held.data + from, n - from);
+    if (n > space) {
+        p->drop_space = p->after_call = false;
+        p->bare = p->bare && reasons;
+    }
+    buf_shift(&p->held, n);
+}
+
+/* Its beginning is the end of its text so far, from `at` on. */
+static void begin_call(struct parts *p, size_t at)
+{
+    bool brace = p->call.data[at] == '{'; // the marker is the JSON's beginning
+    p->of_call.at = at;
+    p->of_call.stage = brace ? PARTS_BODY : PARTS_FIRST;
+    p->n_tries = 0;
+    memset(&p->json, 0, sizeof(p->json));
+    p->json.begun = brace;
+    p->json.depth = brace;
+}
+
+/* What is held is the first marker, and white space before it. */
+static void maybe_call(struct parts *p, enum what what)
+{
+    size_t space = n_space(&p->held), skipped = p->drop_space ? space : 0;
+    buf_clear(&p->call);
+    buf_add(&p->call, p->held.data + skipped, p->held.len - skipped);
+    p->of_call.outside = p->state;
+    p->of_call.n_first = p->call.len;
+    p->of_call.stage = PARTS_BEFORE;
+    p->state = PARTS_CALL;
+    if (what == BEGIN_CALL)
+        begin_call(p, space - skipped);
+}
+
+static void act(struct parts *p, enum what what)
+{
+    if (what == BEGIN_CALL || what == BEFORE_CALL) {
+        maybe_call(p, what);
+    } else {
+        if (what != BEHIND_CALL)
+            p->state = what == BEGIN_THINKING ? PARTS_REASONING : PARTS_CONTENT;
+        p->drop_space = true;
+    }
+    buf_clear(&p->held);
+}
+
+/* Decides as much of what is held as can be decided. */
+static void settle(struct parts *p, struct parts_out *to)
+{
+    struct marker v[MARKERS_MAX];
+    while (p->held.len) {
+        unsigned n = markers_now(p, v);
+        size_t space = n_space(&p->held);
+        bool may;
+        enum what what = look(v, n, p->held.data + space, p->held.len - space, &may);
+        if (what != NOTHING) {
+            act(p, what);
+            return;
+        }
+        if (n && may && space <= PARTS_SPACE_MAX)
+            return;
+        give(p, space < p->held.len ? space + 1 : space, to);
+    }
+}
+
+/* ---- calls ---- */
+
+/* No call: its first marker is text, and what follows is looked at anew. */
+static void release_call(struct parts *p, struct parts_out *to)
+{
+    bool reasons = p->of_call.outside == PARTS_REASONING;
+    p->work += p->call.len;
+    size_t n = p->work > WORK_MAX ? p->call.len : p->of_call.n_first;
+    buf_add(reasons ? &to->reasoning : &to->content, p->call.data, n);
+    p->state = reasons ? PARTS_REASONING : PARTS_CONTENT;
+    p->bare = p->bare && reasons;
+    p->drop_space = p->after_call = false;
+
+    if (p->again_at < p->again.len)
+        buf_add(&p->call, p->again.data + p->again_at, p->again.len - p->again_at);
+    struct buf rest = p->call;
+    p->call = p->again;
+    p->again = rest;
+    p->again_at = n;
+}
+
+/* An id that came before is none. */
+static void keep_id(struct parts *p, struct tool_call *c)
+{
+    AUTO(mem_free) char *id = NULL;
+    if (!c->id || asprintf(&id, " %s ", c->id) < 0)
+        return;
+    if (p->ids.len && memmem(p->ids.data, p->ids.len, id, strlen(id)))
+        free(TAKE(c->id));
+    else
+        buf_puts(&p->ids, id);
+}
+
+/* Unless more of it must come, the call is over, as one or as none. */
+static void try_call(struct parts *p, bool last, struct parts_out *to)
+{
+    unsigned before = to->calls.n;
+    size_t at = p->of_call.at, len = p->call.len - at;
+    int rc = p->n_calls < TOOL_CALLS_MAX ? tool_calls_read(p->rules.format, p->call.data + at, len,
+                                                           p->rules.types, &to->calls)
+                                         : -EINVAL;
+    if (rc < 0) {
+        p->work += len;
+        if (rc != -EAGAIN || last || ++p->n_tries == TRIES_MAX)
+            release_call(p, to);
+        return;
+    }
+    for (unsigned i = before; i < to->calls.n; i++)
+        keep_id(p, &to->calls.v[i]);
+    p->n_calls += to->calls.n - before;
+    p->state = PARTS_CONTENT;
+    p->drop_space = p->after_call = true;
+}
+
+/* Whether the JSON of a call ends with this byte. */
+static bool json_ends(struct parts *p, char c, bool first)
+{
+    if (p->json.quoted) {
+        bool escaped = p->json.escaped;
+        p->json.escaped = !escaped && c == '\\';
+        p->json.quoted = escaped || c != '"';
+        return false;
+    }
+    p->json.begun |= c == '{' || (first && c == '[');
+    if (!p->json.begun)
+        return false;
+    p->json.quoted = c == '"';
+    p->json.depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+    return p->json.depth <= 0;
+}
+
+/* Whether one of the words follows, behind white space, and where; otherwise it still may, or the
+ * call is none. */
+static bool follows(struct parts *p, size_t at, const char *const *words, size_t *ret_at,
+                    struct parts_out *to)
+{
+    struct marker v[MARKERS_MAX];
+    unsigned n = add_markers(v, words, BEGIN_CALL);
+    bool may;
+    while (at < p->call.len && is_space(p->call.data[at]))
+        at++;
+    *ret_at = at;
+    if (look(v, n, p->call.data + at, p->call.len - at, &may) != NOTHING)
+        return true;
+    if (!may)
+        release_call(p, to);
+    return false;
+}
+
+/* The first marker must be followed by the one that begins a call. */
+static void await_begin(struct parts *p, struct parts_out *to)
+{
+    size_t at;
+    if (follows(p, p->of_call.n_first, tool_markers(p->rules.format)->begin, &at, to))
+        begin_call(p, at);
+}
+
+static void await_body(struct parts *p, struct parts_out *to)
+{
+    size_t at;
+    if (follows(p, p->of_call.n_head, tool_markers(p->rules.format)->then, &at, to))
+        p->of_call.stage = PARTS_BODY;
+}
+
+/* Whether it may be a call, as far as its name. */
+static bool name_goes_on(struct parts *p, char c)
+{
+    const struct tool_markers *m = tool_markers(p->rules.format);
+    const char *marks = p->of_call.stage == PARTS_FIRST ? m->first : m->behind_name;
+    bool name = m->behind_name && tool_name_char(c) && p->of_call.stage != PARTS_BEHIND_NAME;
+    if (is_space(c))
+        p->of_call.stage += p->of_call.stage == PARTS_NAME;
+    else if (name)
+        p->of_call.stage = PARTS_NAME;
+    else if (marks && c && strchr(marks, c))
+        p->of_call.stage = m->then[0] ? PARTS_THEN : PARTS_BODY;
+    else
+        return false;
+    p->of_call.n_head = p->call.len;
+    return true;
+}
+
+static void feed_call(struct parts *p, char c, struct parts_out *to)
+{
+    const struct tool_markers *m = tool_markers(p->rules.format);
+    int stage = p->of_call.stage;
+    buf_add(&p->call, &c, 1);
+    if (stage == PARTS_BEFORE)
+        await_begin(p, to);
+    else if (stage == PARTS_THEN)
+        await_body(p, to);
+    else if (stage != PARTS_BODY && !name_goes_on(p, c))
+        release_call(p, to);
+    if (p->state == PARTS_CALL && p->of_call.stage == PARTS_BODY &&
+        (m->end ? ends_with(p->call.data, p->call.len, m->end)
+                : json_ends(p, c, stage == PARTS_FIRST)))
+        try_call(p, false, to);
+    if (p->state == PARTS_CALL && p->call.len >= TOOL_CALLS_MAX_BYTES)
+        release_call(p, to);
+}
+
+static void feed(struct parts *p, char c, struct parts_out *to)
+{
+    if (p->state == PARTS_CALL) {
+        feed_call(p, c, to);
+    } else {
+        buf_add(&p->held, &c, 1);
+        settle(p, to);
+    }
+}
+
+static void feed_again(struct parts *p, struct parts_out *to)
+{
+    while (p->again_at < p->again.len)
+        feed(p, p->again.data[p->again_at++], to);
+    buf_clear(&p->again);
+    p->again_at = 0;
+}
+
+void parts_feed(struct parts *p, const char *text, size_t len, struct parts_out *to)
+{
+    if (!p->rules.thinking && p->rules.format == TOOLS_NONE) {
+        buf_add(&to->content, text, len);
+        return;
+    }
+    for (size_t i = 0; i < len; i++) {
+        feed(p, text[i], to);
+        feed_again(p, to);
+    }
+}
+
+void parts_end(struct parts *p, struct parts_out *to)
+{
+    while (p->state == PARTS_CALL) {
+        if (p->of_call.stage == PARTS_BEFORE)
+            release_call(p, to);
+        else
+            try_call(p, true, to);
+        feed_again(p, to);
+    }
+    if (p->held.len)
+        give(p, p->held.len, to);
+}

@@ -1,0 +1,92 @@
+/* usage_json.c - what an answer says about itself: usage, speculation, times. */
+#include <inttypes.h>
+#include "gateway/openai/json_write.h"
+#include "gateway/openai/usage_json.h"
+
+static void write_details(const struct openai_reply *r, struct buf *to)
+{
+    const struct openai_speculation *s = &r->speculation;
+    if (!r->has_prediction && !r->rules.thinking)
+        return;
+    buf_puts(to, ",\"completion_tokens_details\":{");
+    if (r->rules.thinking)
+        buf_printf(to, "\"reasoning_tokens\":%u%s", r->reasoning_tokens,
+                   r->has_prediction ? "," : "");
+    if (r->has_prediction)
+        buf_printf(to, "\"accepted_prediction_tokens\":%u,\"rejected_prediction_tokens\":%u",
+                   s->accepted, s->drafted - s->accepted);
+    buf_puts(to, "}");
+}
+
+static void write_usage(const struct openai_reply *r, struct buf *to)
+{
+    buf_printf(to,
+               "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u,"
+               "\"prompt_tokens_details\":{\"cached_tokens\":%u}",
+               r->prompt_tokens, r->completion_tokens, r->prompt_tokens + r->completion_tokens,
+               r->cached_tokens);
+    write_details(r, to);
+    buf_puts(to, "}");
+}
+
+/* The seed that repeats this answer, and what speculation did; the names are vLLM's. */
+static void write_speculation(const struct openai_reply *r, struct buf *to)
+{
+    const struct openai_speculation *s = &r->speculation;
+    buf_puts(to, "\"metrics\":{");
+    if (r->n_seeds == 1)
+        buf_printf(to, "\"seed\":%" PRId64 ",", r->seed);
+    buf_puts(to, "\"speculative_decoding\":{\"rule\":");
+    jsonw_cstr(to, r->rule);
+    buf_puts(to, ",\"proposer\":");
+    jsonw_cstr(to, r->proposer);
+    buf_puts(to, ",\"mean_acceptance_length\":");
+    jsonw_double(to, s->rounds_drafted ? 1 + (double)s->accepted / s->rounds_drafted : 1);
+    buf_puts(to, ",\"draft_acceptance_rate\":");
+    jsonw_double(to, s->drafted ? (double)s->accepted / s->drafted : 0);
+    buf_printf(to,
+               ",\"num_spec_tokens\":%u,\"num_steps\":%u,\"num_spec_steps\":%u,"
+               "\"num_draft_tokens\":%u,\"num_accepted_draft_tokens\":%u,\"num_bonus_tokens\":%u,"
+               "\"acceptance_histogram\":[",
+               s->k, s->rounds, s->rounds_drafted, s->drafted, s->accepted, s->bonus);
+    unsigned n = OPENAI_KEPT_MAX;
+    while (n && !s->kept_steps[n - 1])
+        n--;
+    for (unsigned i = 0; i < n; i++)
+        buf_printf(to, "%s%u", i ? "," : "", s->kept_steps[i]);
+    buf_puts(to, "]}}");
+}
+
+static void write_speed(const char *name, uint32_t n, double ms, struct buf *to)
+{
+    buf_printf(to, "\"%s_n\":%u,\"%s_ms\":", name, n, name);
+    jsonw_double(to, ms);
+    buf_printf(to, ",\"%s_per_second\":", name);
+    jsonw_double(to, ms > 0 ? n / ms * 1e3 : 0);
+    buf_puts(to, ",");
+}
+
+/* The names are llama.cpp's. */
+static void write_timings(const struct openai_reply *r, struct buf *to)
+{
+    const struct openai_speculation *s = &r->speculation;
+    buf_printf(to, "\"timings\":{\"cache_n\":%u,", r->cached_tokens);
+    write_speed("prompt", r->prompt_tokens - r->cached_tokens, r->timings.prompt_ms, to);
+    write_speed("predicted", r->completion_tokens, r->timings.decode_ms, to);
+    buf_printf(to, "\"draft_n\":%u,\"draft_n_accepted\":%u}", s->drafted, s->accepted);
+}
+
+void openai_figures_metrics(const struct openai_reply *r, struct buf *to)
+{
+    write_speculation(r, to);
+    buf_puts(to, ",");
+    write_timings(r, to);
+}
+
+/* What follows the choices of an answer. */
+void openai_figures_write(const struct openai_reply *r, struct buf *to)
+{
+    write_usage(r, to);
+    buf_puts(to, ",");
+    openai_figures_metrics(r, to);
+}

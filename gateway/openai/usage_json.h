@@ -1,0 +1,10 @@
+/* usage_json.h - what an answer says about itself: usage, speculation, times.
+ *
+ * Threads: one at a time per reply. */
+#pragma once
+#include "gateway/openai/openai_reply.h"
+
+/* "usage":{...},"metrics":{...},"timings":{...} */
+void openai_figures_write(const struct openai_reply *r, struct buf *to);
+/* The last two. */
+void openai_figures_metrics(const struct openai_reply *r, struct buf *to);

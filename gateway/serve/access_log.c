@@ -1,0 +1,162 @@
+/* access_log.c - what is told of each request for tokens. */
+#include "gateway/serve/access_log.h"
+#include <stdio.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/metrics.h"
+
+static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
+                                        [OPENAI_COMPLETION] = "completions",
+                                        [OPENAI_RESPONSES] = "responses"};
+
+static struct {
+    struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *key_limit, *failed, *cancelled, *moved,
+        *first_s, *between_s, *whole_s;
+} figures;
+
+static struct metric *time_of(const char *name, const char *help)
+{
+    static const double seconds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+                                     0.5,   1,      2.5,   5,    10,    25,   60,  120};
+    return metrics_histogram(name, help, NULL, seconds, ARRAY_LEN(seconds));
+}
+
+static struct metric *refused(const char *reason)
+{
+    return metrics_counter("tandem_gateway_requests_refused_total",
+                           "Requests refused for their API key, or a limit of it.", reason);
+}
+
+void record_init(void)
+{
+    for (size_t i = 1; i < ARRAY_LEN(endpoints); i++) {
+        char label[64];
+        if (!endpoints[i])
+            continue; // kinds are bits
+        snprintf(label, sizeof(label), "endpoint=\"%s\"", endpoints[i]);
+        figures.requests[i] =
+            metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);
+    }
+    figures.no_key = refused("reason=\"key\"");
+    figures.key_limit = refused("reason=\"limit\"");
+    figures.failed = metrics_counter("tandem_gateway_requests_failed_total",
+                                     "Requests that ended with an error.", NULL);
+    figures.cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
+                                        "Requests whose client hung up.", NULL);
+    figures.moved =
+        metrics_counter("tandem_gateway_requests_moved_total",
+                        "Requests sent to another verifier, as the first was gone or full.", NULL);
+    figures.first_s = time_of("tandem_gateway_time_to_first_token_seconds",
+                              "From a request's first byte to its first token.");
+    figures.between_s =
+        time_of("tandem_gateway_inter_token_latency_seconds", "Time per token behind the first.");
+    figures.whole_s = time_of("tandem_gateway_e2e_request_latency_seconds",
+                              "From the first byte of an answered request to its end.");
+}
+
+static void count_shut_out(int status)
+{
+    if (status == 401 || status == 429)
+        metrics_add(status == 429 ? figures.key_limit : figures.no_key, 1);
+}
+
+void record_shut_out(struct http_request *r, int status, const char *why)
+{
+    count_shut_out(status);
+    log_info("request refused id=%s status=%d: %s", http_id(r), status, why);
+}
+
+static double seconds_since(int64_t us, int64_t now_us)
+{
+    return (double)(now_us - us) / 1e6;
+}
+
+void record_begin(struct record *c, struct http_request *r, enum openai_kind kind)
+{
+    const char *parent = http_field(r, "traceparent");
+    c->kind = kind;
+    if (parent && trace_id(parent, strlen(parent), c->trace))
+        memcpy(c->traceparent, parent, TRACE_LEN + 1);
+    auth_name(http_carried(r), c->key);
+    metrics_add(figures.requests[kind], 1);
+}
+
+/* " trace=... key=...", as far as they are there. */
+struct whose {
+    char text[sizeof(" trace= key=") + TRACE_ID_LEN + AUTH_MAX_NAME];
+};
+
+static struct whose whose(const struct record *c)
+{
+    struct whose w;
+    snprintf(w.text, sizeof(w.text), "%s%s%s%s", *c->trace ? " trace=" : "", c->trace,
+             *c->key ? " key=" : "", c->key);
+    return w;
+}
+
+void record_refused(const struct record *c, struct http_request *r,
+                    const struct openai_fault *fault)
+{
+    metrics_add(figures.failed, 1);
+    count_shut_out(fault->status);
+    log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r),
+             whose(c).text, endpoints[c->kind], fault->status, fault->param, fault->text);
+}
+
+void record_moved(const struct record *c, struct http_request *r, const char *from, const char *to,
+                  const char *why)
+{
+    metrics_add(figures.moved, 1);
+    log_info("request moves id=%s%s from=%s to=%s: %s", http_id(r), whose(c).text, from, to, why);
+}
+
+static void observe(struct metric *m, double seconds, const struct record *c)
+{
+    if (*c->trace)
+        metrics_observe_traced(m, seconds, c->trace);
+    else
+        metrics_observe(m, seconds);
+}
+
+void record_tokens(struct record *c, struct http_request *r, unsigned choice, size_t n)
+{
+    int64_t now_us = clock_us(), *last_us = &c->last_us[choice];
+    if (!n)
+        return;
+    if (!c->first_us) {
+        c->first_us = now_us;
+        observe(figures.first_s, seconds_since(http_begun_us(r), now_us), c);
+    }
+    if (*last_us)
+        metrics_observe(figures.between_s, seconds_since(*last_us, now_us) / (double)n);
+    *last_us = now_us;
+}
+
+static double first_ms(const struct record *c, struct http_request *r)
+{
+    return c->first_us ? 1e3 * seconds_since(http_begun_us(r), c->first_us) : 0;
+}
+
+void record_end(const struct record *c, struct http_request *r, struct openai_text model,
+                const struct openai_reply *reply, int status)
+{
+    const struct openai_speculation *s = &reply->speculation;
+    char name[160];
+    double whole_s = seconds_since(http_begun_us(r), clock_us());
+    if (status == 499)
+        metrics_add(figures.cancelled, 1);
+    else if (status >= 400)
+        metrics_add(figures.failed, 1);
+    else
+        observe(figures.whole_s, whole_s, c);
+    log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
+             "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s first_ms=%.1f "
+             "ms=%.1f",
+             http_id(r), whose(c).text, endpoints[c->kind],
+             log_quote(model.data, model.len, name, sizeof(name)), status, reply->prompt_tokens,
+             reply->cached_tokens, reply->completion_tokens, reply->n, s->rounds, s->drafted,
+             s->accepted, *reply->proposer ? reply->proposer : "none",
+             *reply->rule ? reply->rule : "none", first_ms(c, r), 1e3 * whole_s);
+}

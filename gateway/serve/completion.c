@@ -1,0 +1,373 @@
+/* completion.c - one request for tokens: its prompts at verifiers, its answer, its end. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "gateway/http/answer.h"
+#include "gateway/serve/completion.h"
+#include "gateway/upstream/generate_wire.h"
+
+#define ANSWER_MAX (256u << 20) // bytes of a gathered answer
+
+/* ---- begin and end ---- */
+
+static void leave(struct generation *x)
+{
+    struct generator *g = x->g;
+    pthread_mutex_lock(&g->mu);
+    if (x->prev)
+        x->prev->next = x->next;
+    else
+        g->all = x->next;
+    if (x->next)
+        x->next->prev = x->prev;
+    pthread_mutex_unlock(&g->mu);
+}
+
+void generation_unref(struct generation *x)
+{
+    if (atomic_fetch_sub(&x->n_refs, 1) != 1)
+        return;
+    leave(x);
+    for (unsigned i = 0; i < x->n_asks; i++)
+        ask_done(&x->asks[i]);
+    free(x->asks);
+    free(x->prompt);
+    upstream_model_unref(x->model);
+    openai_reply_done(&x->reply);
+    openai_request_done(&x->q);
+    http_unref(x->http);
+    pthread_mutex_destroy(&x->answer_mu);
+    pthread_mutex_destroy(&x->mu);
+    free(x);
+}
+
+/* Gives the verifier back; the request is over for it. */
+static void release(struct generation *x)
+{
+    upstream_release(TAKE(x->verifier));
+}
+
+static void ended(struct generation *x, int status)
+{
+    struct openai_text none = {"", 0};
+    record_end(&x->record, x->http, x->model ? wire_text(x->model->info->name) : none, &x->reply,
+               status);
+}
+
+void generation_fail(struct generation *x, int status, const char *text, const char *param)
+{
+    release(x);
+    if (x->streaming) {
+        struct buf event;
+        buf_init(&event, 16384);
+        openai_reply_fail(&x->reply, status, text, &event);
+        http_write(x->http, event.data, event.len);
+        http_end(x->http);
+        buf_done(&event);
+    } else {
+        answer_error(x->http, status, text, param);
+    }
+    ended(x, status);
+}
+
+/* Nobody is there to be told. */
+static void end_silently(struct generation *x)
+{
+    release(x);
+    ended(x, 499); // nginx's number for a client that closed
+}
+
+bool generation_goes_on(struct generation *x)
+{
+    pthread_mutex_lock(&x->mu);
+    bool gone = x->gone, aborted = x->aborted;
+    pthread_mutex_unlock(&x->mu);
+    if (gone)
+        end_silently(x);
+    else if (aborted)
+        generation_fail(x, 503, GENERATION_STOPPING, "");
+    return !gone && !aborted;
+}
+
+void generation_cancel(struct generation *x)
+{
+    for (unsigned i = 0; i < x->n_asks; i++)
+        ask_cancel(&x->asks[i]);
+}
+
+/* The connection is done with us: answered, or gone. */
+static void on_close(void *user)
+{
+    struct generation *x = user;
+    pthread_mutex_lock(&x->mu);
+    x->gone = true;
+    generation_cancel(x);
+    pthread_mutex_unlock(&x->mu);
+    generation_unref(x);
+}
+
+/* ---- the verifier's events ---- */
+
+static void on_drain(void *user)
+{
+    struct generation *x = user;
+    for (unsigned i = 0; i < x->n_asks; i++)
+        ask_resume(&x->asks[i]);
+}
+
+void generation_watch(struct generation *x)
+{
+    http_on_close(x->http, on_close, x);
+    http_on_drain(x->http, on_drain);
+}
+
+/* The verifier waits while the reader is behind; it may preempt the sequences meanwhile. */
+static void hold_back(struct generation *x)
+{
+    for (unsigned i = 0; i < x->n_asks; i++)
+        ask_pause(&x->asks[i]);
+    if (!http_is_behind(x->http)) // it has caught up in between
+        on_drain(x);
+}
+
+static void flush(struct generation *x, struct buf *to)
+{
+    int rc = x->streaming && to->len ? http_write(x->http, to->data, to->len) : 0;
+    if (rc == -EAGAIN)
+        hold_back(x);
+    else if (rc == -ENOBUFS)
+        log_warn("request id=%s dropped: its reader is too slow", http_id(x->http));
+    buf_done(to);
+}
+
+/* A stream begins with its first event: until then an error still has a status of its own. */
+static void on_started(struct generation *x, unsigned choice, const Tandem__V1__Started *s,
+                       struct buf *to)
+{
+    x->n_begun += choice % x->reply.n_each == 0;
+    if (x->n_begun == x->n_asks)
+        http_let_go(x->http);
+    if (x->reply.stream && !x->streaming) {
+        x->streaming = true;
+        http_stream(x->http);
+    }
+    wire_started(&x->reply, choice, s, to);
+}
+
+static void on_run(struct generation *x, unsigned choice, const Tandem__V1__TokenRun *run,
+                   struct buf *to)
+{
+    wire_run(&x->reply, choice, run, to);
+    record_tokens(&x->record, x->http, choice, run->n_tokens);
+}
+
+static void take_event(struct generation *x, unsigned choice, const Tandem__V1__GenerateEvent *e)
+{
+    struct buf to;
+    buf_init(&to, ANSWER_MAX);
+    switch (e->event_case) {
+    case TANDEM__V1__GENERATE_EVENT__EVENT_STARTED:
+        on_started(x, choice, e->started, &to);
+        break;
+    case TANDEM__V1__GENERATE_EVENT__EVENT_RUN:
+        on_run(x, choice, e->run, &to);
+        break;
+    case TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED:
+        wire_finished(&x->reply, choice, e->finished, &to);
+        break;
+    default: // of a newer verifier
+        break;
+    }
+    flush(x, &to);
+}
+
+static bool on_event(struct ask *a, const Tandem__V1__GenerateEvent *e)
+{
+    struct generation *x = a->user;
+    unsigned n = x->reply.n_each;
+    if (e->choice >= n)
+        return false;
+    pthread_mutex_lock(&x->answer_mu);
+    if (!x->failed)
+        take_event(x, a->index * n + e->choice, e);
+    pthread_mutex_unlock(&x->answer_mu);
+    return true;
+}
+
+static void on_move(struct ask *a, const char *from, const char *to)
+{
+    struct generation *x = a->user;
+    record_moved(&x->record, x->http, from, to, a->status.text);
+}
+
+static void end_well(struct generation *x)
+{
+    struct buf to;
+    buf_init(&to, ANSWER_MAX);
+    int rc = openai_reply_end(&x->reply, &to);
+    if (rc < 0) {
+        generation_fail(
+            x, 500,
+            rc == -ENOMEM ? "no memory for the answer"
+                          : "the answer is too large: at most 64 MiB for a choice, 256 MiB for all",
+            "");
+    } else if (x->streaming) {
+        http_write(x->http, to.data, to.len);
+        http_end(x->http);
+        ended(x, 200);
+    } else {
+        answer_json(x->http, 200, &to);
+        ended(x, 200);
+    }
+    buf_done(&to);
+}
+
+/* Of several prompts the answer names the one. */
+static void fail_asked(struct generation *x, const struct ask *a, int status, const char *text)
+{
+    char why[FAIL_TEXT_MAX];
+    snprintf(why, sizeof(why), "prompt[%u]: %.400s", a->index, text);
+    generation_fail(x, status, x->n_asks > 1 ? why : text, status == 404 ? "model" : "");
+}
+
+static void end_unavailable(struct generation *x, const struct ask *a)
+{
+    bool begun = !a->request;
+    log_warn("request lost id=%s target=%s: %s", http_id(x->http), a->target ? a->target : "none",
+             a->status.text);
+    fail_asked(x, a, 503,
+               begun ? "the verifier stopped before the answer was whole" : UPSTREAM_UNREACHED);
+}
+
+static void end_overdue(struct generation *x, const struct ask *a)
+{
+    char why[FAIL_TEXT_MAX];
+    snprintf(why, sizeof(why),
+             "the request has waited %g s for its turn, which is all it may; try again later",
+             (double)x->g->queue_wait_us / 1e6);
+    fail_asked(x, a, 429, why);
+}
+
+/* a: the first prompt that failed; NULL: some were not asked, since nobody wants an answer. */
+static void end_failed(struct generation *x, const struct ask *a)
+{
+    pthread_mutex_lock(&x->mu);
+    bool gone = x->gone, aborted = x->aborted;
+    pthread_mutex_unlock(&x->mu);
+    if (gone)
+        end_silently(x);
+    else if (aborted || !a)
+        generation_fail(x, 503, GENERATION_STOPPING, "");
+    else if (a->malformed)
+        fail_asked(x, a, 502, "the verifier's answer is malformed");
+    else if (a->overdue)
+        end_overdue(x, a);
+    else if (a->status.code == RPC_OK)
+        fail_asked(x, a, 502, "the verifier ended the answer too early");
+    else if (a->status.code == RPC_UNAVAILABLE)
+        end_unavailable(x, a);
+    else
+        fail_asked(x, a, answer_status_of(a->status.code), a->status.text);
+}
+
+/* ---- prompts ---- */
+
+struct affinity_prompt *generation_beginning(const struct generation *x, const void *prompt,
+                                             size_t len)
+{
+    struct affinity_prompt *p =
+        upstream_n(x->g->upstream) < 2 || len < AFFINITY_PIECE ? NULL : malloc(sizeof(*p));
+    if (p)
+        affinity_of(x->q.cache_salt ? x->q.cache_salt : "", prompt, len, p);
+    return p;
+}
+
+struct affinity_prompt *generation_beginning_of(const struct generation *x,
+                                                const struct openai_prompt *p)
+{
+    return p->ids ? generation_beginning(x, p->ids, p->n_ids * sizeof(*p->ids))
+                  : generation_beginning(x, p->text, p->len);
+}
+
+/* Everybody who counts as running has ended. */
+static void end(struct generation *x)
+{
+    if (!x->failed && x->n_asked == x->n_asks)
+        end_well(x);
+    else
+        end_failed(x, x->failed);
+    generation_unref(x);
+}
+
+/* Whoever finds no more to be asked ceases to count in the same breath: were it later, prompts that
+ * end in between would leave the next one to nobody. */
+void generation_ask(struct generation *x)
+{
+    struct ask *next;
+    bool last;
+    do {
+        pthread_mutex_lock(&x->mu);
+        bool may = !x->gone && !x->aborted && !x->failing && x->n_asked < x->n_asks &&
+                   x->n_running <= x->at_once; // the caller's counts
+        next = may ? &x->asks[x->n_asked++] : NULL;
+        x->n_running += may ? 1 : -1u;
+        last = !x->n_running;
+        pthread_mutex_unlock(&x->mu);
+        if (next)
+            ask_begin(next);
+    } while (next);
+    if (last)
+        end(x);
+}
+
+static void on_over(struct ask *a)
+{
+    struct generation *x = a->user;
+    pthread_mutex_lock(&x->answer_mu);
+    bool failed =
+        a->status.code != RPC_OK || a->malformed || !openai_reply_complete(&x->reply, a->index);
+    bool first = failed && !x->failed;
+    if (first)
+        x->failed = a;
+    pthread_mutex_unlock(&x->answer_mu);
+    if (first) { // the others are in vain
+        pthread_mutex_lock(&x->mu);
+        x->failing = true;
+        generation_cancel(x);
+        pthread_mutex_unlock(&x->mu);
+    }
+    generation_ask(x);
+}
+
+int generation_prepare(struct generation *x, const struct parts_rules *rules)
+{
+    static const struct ask_events events = {on_event, on_move, on_over};
+    const struct openai_request *q = &x->q;
+    struct upstream *u = x->g->upstream;
+    struct rpc_msg *shared;
+    int rc = wire_pack(q, http_id(x->http), x->record.traceparent, &x->model->info->name, rules,
+                       &shared);
+    if (rc < 0)
+        return rc;
+    struct ask *asks = calloc(q->n_prompts, sizeof(*asks));
+    for (unsigned i = 0; asks && i < q->n_prompts; i++) {
+        asks[i] = (struct ask){
+            .events = &events, .user = x, .index = i, .upstream = u, .model = x->model};
+        ask_init(&asks[i]);
+        asks[i].request = wire_pack_prompt(q, &q->prompts[i], shared);
+        asks[i].prompt = i ? generation_beginning_of(x, &q->prompts[i]) : TAKE(x->prompt);
+    }
+    rpc_msg_free(shared);
+    if (!asks)
+        return fail(-ENOMEM, "no memory for this request");
+    asks[0].verifier = TAKE(x->verifier);
+    pthread_mutex_lock(&x->mu);
+    x->asks = asks;
+    x->n_asks = q->n_prompts;
+    x->at_once = q->at_once;
+    x->n_running = 1; // whoever begins
+    pthread_mutex_unlock(&x->mu);
+    return 0;
+}

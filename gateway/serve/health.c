@@ -1,0 +1,413 @@
+/* health.c - what the gateway says about itself and its verifiers. */
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "gateway/http/answer.h"
+#include "gateway/openai/json_write.h"
+#include "gateway/serve/prom_merge.h"
+#include "gateway/serve/health.h"
+#include "tandem/v1/stats.pb-c.h"
+
+#define CALL_TIMEOUT_US 1000000
+#define BODY_MAX (64u << 20)
+
+/* One request that waits for every verifier's figures. */
+struct gather {
+    struct gateway *g;
+    struct http_request *http;
+    void (*answer)(struct gather *a);
+    atomic_uint n_left;
+    unsigned n;
+    struct part {
+        struct gather *a;
+        struct verifier *v;
+        Tandem__V1__StatsReply *stats; // NULL: no answer
+        enum upstream_state state;
+        const struct upstream_model *model; // NULL: never seen
+        char problem[FAIL_TEXT_MAX];
+    } parts[UPSTREAM_MAX];
+};
+
+static void gather_free(struct gather *a)
+{
+    for (unsigned i = 0; i < a->n; i++) {
+        if (a->parts[i].stats)
+            tandem__v1__stats_reply__free_unpacked(a->parts[i].stats, NULL);
+        upstream_model_unref(a->parts[i].model);
+    }
+    http_unref(a->http);
+    free(a);
+}
+
+static void one_left(struct gather *a)
+{
+    if (atomic_fetch_sub(&a->n_left, 1) != 1)
+        return;
+    a->answer(a);
+    gather_free(a);
+}
+
+static void on_stats(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
+{
+    struct part *p = user;
+    p->stats = (Tandem__V1__StatsReply *)reply;
+    p->state = upstream_state(p->v, &p->model, p->problem);
+    if (status->code == RPC_UNAVAILABLE || status->code == RPC_DEADLINE_EXCEEDED) {
+        p->state = UPSTREAM_DOWN; // fresher than what was last seen
+        snprintf(p->problem, sizeof(p->problem), "%s", status->text);
+        upstream_suspect(p->v);
+    }
+    one_left(p->a);
+}
+
+static void gather(struct gateway *g, struct http_request *r, void (*answer)(struct gather *a))
+{
+    struct gather *a = calloc(1, sizeof(*a));
+    if (!a) {
+        answer_error(r, 500, "no memory for this request", "");
+        return;
+    }
+    *a = (struct gather){.g = g, .http = http_ref(r), .answer = answer};
+    a->n = upstream_n(g->upstream);
+    atomic_init(&a->n_left, a->n + 1);
+    for (unsigned i = 0; i < a->n; i++) {
+        Tandem__V1__GetStatsRequest request = TANDEM__V1__GET_STATS_REQUEST__INIT;
+        a->parts[i].a = a;
+        a->parts[i].v = upstream_at(g->upstream, i);
+        upstream_call(a->parts[i].v, "/tandem.v1.Stats/GetStats", CALL_TIMEOUT_US, &request.base,
+                      &tandem__v1__stats_reply__descriptor, on_stats, &a->parts[i]);
+    }
+    one_left(a);
+}
+
+/* ---- speculation ---- */
+
+/* Over all verifiers: counts add up, rates are weighted by what they count. */
+static void sum_speculation(const struct gather *a, Tandem__V1__SpeculationStats *sum)
+{
+    double committed = 0, weight = 0, ema = 0, k = 0, adaptive_k = 0;
+    tandem__v1__speculation_stats__init(sum);
+    for (unsigned i = 0; i < a->n; i++) {
+        const Tandem__V1__SpeculationStats *s =
+            a->parts[i].stats ? a->parts[i].stats->speculation : NULL;
+        if (!s)
+            continue;
+        double w = (double)s->total_steps + 1;
+        sum->enabled |= s->enabled;
+        if (s->mode.len && (!sum->mode.len || s->enabled))
+            sum->mode = s->mode; // memory of the part
+        sum->total_steps += s->total_steps;
+        sum->total_fallback_steps += s->total_fallback_steps;
+        sum->total_proposed += s->total_proposed;
+        sum->total_accepted += s->total_accepted;
+        sum->total_bonus_tokens += s->total_bonus_tokens;
+        committed += s->avg_tokens_per_step * (double)s->total_steps;
+        weight += w;
+        ema += s->acceptance_rate_ema * w;
+        k += s->current_k * w;
+        adaptive_k += s->adaptive_k_current * w;
+    }
+    if (sum->total_proposed)
+        sum->acceptance_rate_overall = (double)sum->total_accepted / (double)sum->total_proposed;
+    if (sum->total_steps)
+        sum->avg_tokens_per_step = committed / (double)sum->total_steps;
+    if (weight > 0) {
+        sum->acceptance_rate_ema = ema / weight;
+        sum->current_k = k / weight;
+        sum->adaptive_k_current = adaptive_k / weight;
+    }
+}
+
+static void write_real(struct buf *to, const char *name, double value)
+{
+    buf_printf(to, ",\"%s\":", name);
+    jsonw_double(to, value);
+}
+
+static void write_speculation(const struct gather *a, struct buf *to)
+{
+    Tandem__V1__SpeculationStats s;
+    sum_speculation(a, &s);
+    buf_printf(to,
+               "{\"spec_decode_enabled\":%s,\"spec_decode_mode\":", s.enabled ? "true" : "false");
+    if (s.mode.len)
+        jsonw_text(to, s.mode.data, s.mode.len);
+    else
+        buf_puts(to, "\"none\"");
+    write_real(to, "acceptance_rate_ema", s.acceptance_rate_ema);
+    write_real(to, "acceptance_rate_overall", s.acceptance_rate_overall);
+    write_real(to, "avg_tokens_per_step", s.avg_tokens_per_step);
+    buf_printf(to,
+               ",\"total_steps\":%" PRIu64 ",\"total_fallback_steps\":%" PRIu64
+               ",\"total_proposed\":%" PRIu64 ",\"total_accepted\":%" PRIu64
+               ",\"total_bonus_tokens\":%" PRIu64,
+               s.total_steps, s.total_fallback_steps, s.total_proposed, s.total_accepted,
+               s.total_bonus_tokens);
+    write_real(to, "current_k", s.current_k);
+    write_real(to, "adaptive_k_current", s.adaptive_k_current);
+    buf_puts(to, "}");
+}
+
+static bool any_stats(const struct gather *a)
+{
+    for (unsigned i = 0; i < a->n; i++)
+        if (a->parts[i].stats)
+            return true;
+    return false;
+}
+
+static void answer_speculation(struct gather *a)
+{
+    struct buf body;
+    if (!any_stats(a)) {
+        answer_error(a->http, 503, "no verifier can be reached", "");
+        return;
+    }
+    buf_init(&body, BODY_MAX);
+    write_speculation(a, &body);
+    buf_puts(&body, "\n");
+    answer_json(a->http, 200, &body);
+}
+
+void status_speculation(struct gateway *g, struct http_request *r)
+{
+    gather(g, r, answer_speculation);
+}
+
+/* ---- health ---- */
+
+static void write_proposers(const Tandem__V1__StatsReply *s, struct buf *to)
+{
+    buf_puts(to, ",\"proposers\":[");
+    for (size_t i = 0; i < s->n_proposers; i++) {
+        const Tandem__V1__ProposerStats *p = s->proposers[i];
+        buf_puts(to, i ? ",{\"name\":" : "{\"name\":");
+        jsonw_text(to, p->name.data, p->name.len);
+        buf_puts(to, ",\"target\":");
+        jsonw_text(to, p->target.data, p->target.len);
+        buf_printf(to,
+                   ",\"connected\":%s,\"benched\":%s,\"drafts\":%" PRIu64
+                   ",\"draft_tokens\":%" PRIu64 ",\"accepted_tokens\":%" PRIu64 ",\"late\":%" PRIu64
+                   ",\"p90_us\":%u}",
+                   p->connected ? "true" : "false", p->benched ? "true" : "false", p->drafts,
+                   p->draft_tokens, p->accepted_tokens, p->late, p->p90_us);
+    }
+    buf_puts(to, "]");
+}
+
+static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
+{
+    buf_printf(to,
+               ",\"cache\":{\"blocks_total\":%" PRIu64 ",\"blocks_used\":%" PRIu64
+               ",\"blocks_shared\":%" PRIu64 ",\"blocks_evictable\":%" PRIu64 ",\"bytes\":%" PRIu64
+               ",\"prompt_tokens\":%" PRIu64 ",\"hit_tokens\":%" PRIu64 ",\"evictions\":%" PRIu64
+               ",\"holders\":[",
+               c->blocks_total, c->blocks_used, c->blocks_shared, c->blocks_evictable, c->bytes,
+               c->prompt_tokens, c->hit_tokens, c->evictions);
+    for (size_t i = 0; i < c->n_holders; i++) {
+        const Tandem__V1__CacheHolder *h = c->holders[i];
+        buf_puts(to, i ? ",{\"id\":" : "{\"id\":");
+        jsonw_text(to, h->id.data, h->id.len);
+        buf_printf(to, ",\"choice\":%u,\"tokens\":%u,\"blocks\":%u}", h->choice, h->tokens,
+                   h->blocks);
+    }
+    buf_printf(to,
+               "],\"disk\":{\"up\":%s,\"blocks\":%" PRIu64 ",\"bytes\":%" PRIu64
+               ",\"hit_tokens\":%" PRIu64 ",\"written\":%" PRIu64 ",\"restored\":%" PRIu64 "}}",
+               c->disk ? "true" : "false", c->disk_blocks, c->disk_bytes, c->disk_hit_tokens,
+               c->disk_written, c->disk_restored);
+}
+
+static void write_pass_times(const Tandem__V1__StatsReply *s, struct buf *to)
+{
+    buf_puts(to, ",\"pass_times\":[");
+    for (size_t i = 0; i < s->n_pass_times; i++) {
+        buf_printf(to, "%s{\"rows\":%u", i ? "," : "", s->pass_times[i]->rows);
+        write_real(to, "seconds", s->pass_times[i]->seconds);
+        buf_puts(to, "}");
+    }
+    buf_puts(to, "]");
+}
+
+static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)
+{
+    buf_printf(
+        to, ",\"running\":%u,\"waiting\":%u,\"requests\":%" PRIu64 ",\"generated_tokens\":%" PRIu64,
+        s->running, s->waiting, s->requests, s->generated_tokens);
+    write_real(to, "tokens_per_s", s->tokens_per_s);
+    write_real(to, "uptime_s", s->uptime_s);
+    if (s->cache)
+        write_cache(s->cache, to);
+    write_pass_times(s, to);
+    write_proposers(s, to);
+}
+
+static void write_verifier(const struct part *p, struct buf *to)
+{
+    buf_puts(to, "{\"target\":");
+    jsonw_cstr(to, upstream_target(p->v));
+    buf_printf(to, ",\"state\":\"%s\"", upstream_state_name(p->state));
+    if (p->state == UPSTREAM_DOWN || p->state == UPSTREAM_REFUSED) {
+        buf_puts(to, ",\"problem\":");
+        jsonw_cstr(to, p->problem);
+    }
+    if (p->model) {
+        buf_puts(to, ",\"model\":");
+        jsonw_text(to, p->model->info->name.data, p->model->info->name.len);
+        write_real(to, "progress",
+                   p->state == UPSTREAM_READY ? 1 : (double)p->model->info->progress);
+    }
+    if (p->stats)
+        write_figures(p->stats, to);
+    buf_puts(to, "}");
+}
+
+/* "ok" when at least one of the verifiers serves; else the state nearest to it. */
+static const char *overall(const struct gateway *g, const enum upstream_state *states)
+{
+    bool loading = false;
+    if (atomic_load(&g->draining))
+        return "draining";
+    for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
+        if (states[i] == UPSTREAM_READY)
+            return "ok";
+        loading |= states[i] == UPSTREAM_LOADING;
+    }
+    return loading ? "loading" : "unavailable";
+}
+
+/* Of what the verifiers said last: nobody is asked, so a probe may come often. */
+static const char *overall_seen(struct gateway *g)
+{
+    enum upstream_state states[UPSTREAM_MAX];
+    for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
+        const struct upstream_model *model;
+        char problem[FAIL_TEXT_MAX];
+        states[i] = upstream_state(upstream_at(g->upstream, i), &model, problem);
+        upstream_model_unref(model);
+    }
+    return overall(g, states);
+}
+
+static int http_status_of(const char *overall)
+{
+    return strcmp(overall, "ok") == 0 ? 200 : 503;
+}
+
+static void answer_health(struct gather *a)
+{
+    enum upstream_state states[UPSTREAM_MAX];
+    for (unsigned i = 0; i < a->n; i++)
+        states[i] = a->parts[i].state;
+    const char *status = overall(a->g, states);
+    struct buf body;
+    buf_init(&body, BODY_MAX);
+    buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"", status);
+    write_real(&body, "uptime_s", (double)(clock_us() - a->g->started_us) / 1e6);
+    buf_printf(&body, ",\"requests_active\":%u,\"verifiers\":[",
+               http_n_active(http_server_of(a->http)));
+    for (unsigned i = 0; i < a->n; i++) {
+        buf_puts(&body, i ? "," : "");
+        write_verifier(&a->parts[i], &body);
+    }
+    buf_puts(&body, "],\"spec_decode\":");
+    write_speculation(a, &body);
+    buf_puts(&body, "}\n");
+    answer_json(a->http, http_status_of(status), &body);
+}
+
+void status_health(struct gateway *g, struct http_request *r)
+{
+    gather(g, r, answer_health);
+}
+
+void status_brief(struct gateway *g, struct http_request *r)
+{
+    const char *status = overall_seen(g);
+    struct buf body;
+    buf_init(&body, 4096);
+    buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"}\n", status);
+    answer_json(r, http_status_of(status), &body);
+}
+
+void status_ready(struct gateway *g, struct http_request *r)
+{
+    int status = http_status_of(overall_seen(g));
+    struct buf body;
+    buf_init(&body, 4096);
+    buf_printf(&body, "{\"ready\":%s}\n", status == 200 ? "true" : "false");
+    answer_json(r, status, &body);
+}
+
+/* ---- metrics ---- */
+
+static void set_gauges(struct gather *a)
+{
+    metrics_set(metrics_gauge("tandem_gateway_requests_active",
+                              "HTTP requests that are being answered.", NULL),
+                http_n_active(http_server_of(a->http)));
+    metrics_set(
+        metrics_gauge("tandem_gateway_body_bytes", "Bytes of request bodies that are held.", NULL),
+        (double)http_body_bytes(http_server_of(a->http)));
+    for (unsigned i = 0; i < a->n; i++) {
+        char label[320];
+        const char *target = upstream_target(a->parts[i].v);
+        metrics_label(label, sizeof(label), "target", target, strlen(target));
+        metrics_set(metrics_gauge("tandem_gateway_verifier_up",
+                                  "1 while this verifier serves requests.", label),
+                    a->parts[i].state == UPSTREAM_READY);
+    }
+}
+
+/* Takes what has been rendered of this process, and gives it back with the verifiers'. */
+static void join_metrics(struct gather *a, bool openmetrics, struct buf *body)
+{
+    struct prom all;
+    prom_init(&all);
+    prom_add(&all, body->data ? body->data : "", body->len, "gateway", strlen("gateway"));
+    buf_clear(body);
+    for (unsigned i = 0; i < a->n; i++) {
+        const Tandem__V1__StatsReply *s = a->parts[i].stats;
+        const char *target = upstream_target(a->parts[i].v);
+        if (s)
+            prom_add(&all, (char *)s->prometheus.data, s->prometheus.len,
+                     s->instance.len ? (char *)s->instance.data : target,
+                     s->instance.len ? s->instance.len : strlen(target));
+    }
+    if (openmetrics)
+        prom_write_openmetrics(&all, body);
+    else
+        prom_write(&all, body);
+    prom_done(&all);
+}
+
+static void answer_metrics(struct gather *a)
+{
+    struct buf body;
+    buf_init(&body, BODY_MAX);
+    set_gauges(a);
+    metrics_render(&body);
+    join_metrics(a, false, &body);
+    http_reply(a->http, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
+}
+
+static void answer_openmetrics(struct gather *a)
+{
+    struct buf body;
+    buf_init(&body, BODY_MAX);
+    set_gauges(a);
+    metrics_render_examples(&body);
+    join_metrics(a, true, &body);
+    http_reply(a->http, 200, "application/openmetrics-text; version=1.0.0; charset=utf-8", &body);
+}
+
+void status_metrics(struct gateway *g, struct http_request *r)
+{
+    const char *accept = http_field(r, "Accept");
+    bool openmetrics = accept && strstr(accept, "application/openmetrics-text");
+    gather(g, r, openmetrics ? answer_openmetrics : answer_metrics);
+}

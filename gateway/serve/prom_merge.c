@@ -1,0 +1,195 @@
+/* prom_merge.c - several processes' Prometheus texts as one. */
+#include <ctype.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/metrics.h"
+#include "gateway/serve/prom_merge.h"
+
+struct prom_family {
+    char *name;
+    char *help, *type; // the whole comment lines, or NULL
+    struct buf samples;
+};
+
+struct piece {
+    const char *at;
+    size_t len;
+};
+
+void prom_init(struct prom *p)
+{
+    *p = (struct prom){0};
+}
+
+void prom_done(struct prom *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        free(p->families[i].name);
+        free(p->families[i].help);
+        free(p->families[i].type);
+        buf_done(&p->families[i].samples);
+    }
+    free(p->families);
+    *p = (struct prom){0};
+}
+
+/* The metric name at the start; empty: none. */
+static struct piece name_at(const char *s, size_t len)
+{
+    size_t n = 0;
+    while (n < len && (isalpha((unsigned char)s[n]) || s[n] == '_' || s[n] == ':' ||
+                       (n && isdigit((unsigned char)s[n]))))
+        n++;
+    return (struct piece){s, n};
+}
+
+static struct prom_family *grow(struct prom *p)
+{
+    if (p->n < p->cap)
+        return &p->families[p->n];
+    size_t cap = p->cap ? p->cap * 2 : 64;
+    struct prom_family *more =
+        cap > PROM_MAX_FAMILIES ? NULL : realloc(p->families, cap * sizeof(*more));
+    if (!more)
+        return NULL;
+    p->families = more;
+    p->cap = cap;
+    return &p->families[p->n];
+}
+
+static struct prom_family *family(struct prom *p, struct piece name)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        struct prom_family *f = &p->families[i];
+        if (strlen(f->name) == name.len && memcmp(f->name, name.at, name.len) == 0)
+            return f;
+    }
+    struct prom_family *f = grow(p);
+    char *copy = f ? strndup(name.at, name.len) : NULL;
+    if (!copy)
+        return NULL;
+    *f = (struct prom_family){.name = copy};
+    buf_init(&f->samples, PROM_MAX_TEXT);
+    p->n++;
+    return f;
+}
+
+/* # HELP name ... and # TYPE name ...: the family that the samples below belong to. */
+static struct prom_family *comment(struct prom *p, struct piece line)
+{
+    if (line.len < 8 || (memcmp(line.at, "# HELP ", 7) != 0 && memcmp(line.at, "# TYPE ", 7) != 0))
+        return NULL;
+    struct piece name = name_at(line.at + 7, line.len - 7);
+    struct prom_family *f = name.len ? family(p, name) : NULL;
+    if (!f)
+        return NULL;
+    char **slot = line.at[2] == 'H' ? &f->help : &f->type;
+    if (!*slot)
+        *slot = strndup(line.at, line.len);
+    return f;
+}
+
+/* name, name_bucket, name_sum, name_count */
+static bool belongs(const struct prom_family *f, struct piece name)
+{
+    static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
+    size_t n = strlen(f->name);
+    if (name.len < n || memcmp(name.at, f->name, n) != 0)
+        return false;
+    for (size_t i = 0; i < 4; i++)
+        if (strlen(tails[i]) == name.len - n && memcmp(tails[i], name.at + n, name.len - n) == 0)
+            return true;
+    return false;
+}
+
+static void sample(struct prom *p, struct prom_family *current, struct piece line,
+                   const char *label)
+{
+    struct piece name = name_at(line.at, line.len);
+    const char *rest = line.at + name.len, *end = line.at + line.len;
+    if (!name.len || rest == end || (*rest != '{' && *rest != ' '))
+        return;
+    struct prom_family *f = current && belongs(current, name) ? current : family(p, name);
+    if (!f)
+        return;
+    bool labels = *rest == '{';
+    rest += labels;
+    buf_printf(&f->samples, "%.*s{%s%s", (int)name.len, name.at, label,
+               !labels                      ? "}"
+               : rest < end && *rest != '}' ? ","
+                                            : "");
+    buf_add(&f->samples, rest, (size_t)(end - rest));
+    buf_add(&f->samples, "\n", 1);
+}
+
+void prom_add(struct prom *p, const char *text, size_t len, const char *instance,
+              size_t instance_len)
+{
+    char label[320];
+    struct prom_family *current = NULL;
+    const char *end = text + len;
+    metrics_label(label, sizeof(label), "instance", instance, instance_len);
+    while (text < end) {
+        const char *stop = memchr(text, '\n', (size_t)(end - text));
+        struct piece line = {text, (size_t)((stop ? stop : end) - text)};
+        if (line.len && *line.at == '#')
+            current = comment(p, line);
+        else if (line.len && !memchr(line.at, 0, line.len))
+            sample(p, current, line, label);
+        text += line.len + 1;
+    }
+}
+
+void prom_write(const struct prom *p, struct buf *to)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        const struct prom_family *f = &p->families[i];
+        if (f->samples.error || !f->samples.len)
+            continue;
+        if (f->help)
+            buf_printf(to, "%s\n", f->help);
+        if (f->type)
+            buf_printf(to, "%s\n", f->type);
+        buf_add(to, f->samples.data, f->samples.len);
+    }
+}
+
+/* ---- OpenMetrics ---- */
+
+/* `# HELP name text` of another name, quotes in the text escaped: what is escaped already stays. */
+static void write_help(struct buf *to, const struct prom_family *f, size_t name_len)
+{
+    const char *text = f->help + strlen("# HELP ") + strlen(f->name);
+    buf_printf(to, "# HELP %.*s", (int)name_len, f->name);
+    for (; *text; text++)
+        buf_printf(to, *text == '"' ? "\\%c" : "%c", *text);
+    buf_puts(to, "\n");
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n > m && strcmp(s + n - m, end) == 0;
+}
+
+static void write_openmetrics(struct buf *to, const struct prom_family *f)
+{
+    const char *type = f->type ? f->type + strlen("# TYPE ") + strlen(f->name) : " unknown";
+    bool counter = strcmp(type, " counter") == 0, total = ends_with(f->name, "_total");
+    size_t name_len = strlen(f->name) - (counter && total ? strlen("_total") : 0);
+    if (f->help)
+        write_help(to, f, name_len);
+    if ((counter && !total) || strcmp(type, " untyped") == 0)
+        type = " unknown"; // a counter's sample must be called _total
+    buf_printf(to, "# TYPE %.*s%s\n", (int)name_len, f->name, type);
+    buf_add(to, f->samples.data, f->samples.len);
+}
+
+void prom_write_openmetrics(const struct prom *p, struct buf *to)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (!p->families[i].samples.error && p->families[i].samples.len)
+            write_openmetrics(to, &p->families[i]);
+    buf_puts(to, "# EOF\n");
+}

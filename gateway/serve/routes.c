@@ -1,0 +1,175 @@
+/* routes.c - which endpoint answers which request. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "gateway/http/answer.h"
+#include "gateway/http/cors.h"
+#include "gateway/serve/models.h"
+#include "gateway/serve/page.h"
+#include "gateway/serve/access_log.h"
+#include "gateway/serve/routes.h"
+#include "gateway/serve/health.h"
+#include "gateway/serve/tokens.h"
+
+static void chat(struct gateway *g, struct http_request *r)
+{
+    generate(g->generator, r, OPENAI_CHAT);
+}
+
+static void completion(struct gateway *g, struct http_request *r)
+{
+    generate(g->generator, r, OPENAI_COMPLETION);
+}
+
+static void responses(struct gateway *g, struct http_request *r)
+{
+    generate(g->generator, r, OPENAI_RESPONSES);
+}
+
+static void no_response(struct gateway *g, struct http_request *r)
+{
+    (void)g;
+    answer_error(r, 404, "responses are not stored here", "");
+}
+
+static void page_file(struct gateway *g, struct http_request *r)
+{
+    (void)g;
+    page_answer(r);
+}
+
+static void root(struct gateway *g, struct http_request *r)
+{
+    struct buf text;
+    http_header(r, "Vary", "Accept");
+    if (page_is_wanted(r)) {
+        page_file(g, r);
+        return;
+    }
+    buf_init(&text, 4096);
+    buf_puts(
+        &text,
+        "Tandem " TANDEM_VERSION ", an OpenAI-compatible server.\n\n"
+        "POST /v1/chat/completions\nPOST /v1/completions\nPOST /v1/responses\nGET  /v1/models\n"
+        "GET  /v1/spec_decode/metrics\nPOST /tokenize\nPOST /detokenize\n"
+        "GET  /health\nGET  /ready\nGET  /metrics\nGET  /version\n");
+    http_reply(r, 200, "text/plain; charset=utf-8", &text);
+}
+
+static void version(struct gateway *g, struct http_request *r)
+{
+    struct buf body;
+    (void)g;
+    buf_init(&body, 4096);
+    buf_puts(&body, "{\"version\":\"" TANDEM_VERSION "\"}\n");
+    answer_json(r, 200, &body);
+}
+
+static const char *secret_of(const struct http_request *r)
+{
+    const char *text = http_field(r, "Authorization");
+    if (!text || strncasecmp(text, "Bearer ", 7) != 0)
+        return http_field(r, "X-API-Key");
+    return text + 7 + strspn(text + 7, " ");
+}
+
+/* Whose key is not known is told no more than a probe needs. */
+static void health(struct gateway *g, struct http_request *r)
+{
+    struct auth_guest *none;
+    unsigned retry_s;
+    if (!g->auth || auth_enter(g->auth, secret_of(r), false, 0, &none, &retry_s) == 0)
+        status_health(g, r);
+    else
+        status_brief(g, r);
+}
+
+enum openness { WANTS_KEY, OPEN, OPEN_METRICS }; // the last: as metrics_open says
+
+static const struct route {
+    const char *method, *path; // "GET" answers HEAD as well; "POST" counts for a key's limits
+    bool prefix;               // and what is below it
+    void (*answer)(struct gateway *g, struct http_request *r);
+    enum openness open; // where there are keys
+} routes[] = {
+    {"GET", "/", false, root, OPEN},
+    {"GET", "/ui/", true, page_file, OPEN},
+    {"POST", "/v1/chat/completions", false, chat, WANTS_KEY},
+    {"POST", "/v1/completions", false, completion, WANTS_KEY},
+    {"POST", "/v1/responses", false, responses, WANTS_KEY},
+    {"GET", "/v1/responses/", true, no_response, WANTS_KEY},
+    {"GET", "/v1/models", false, models_list, WANTS_KEY},
+    {"GET", "/v1/models/", true, models_one, WANTS_KEY},
+    {"GET", "/v1/spec_decode/metrics", false, status_speculation, OPEN_METRICS},
+    {"GET", "/health", false, health, OPEN},
+    {"GET", "/ready", false, status_ready, OPEN},
+    {"GET", "/metrics", false, status_metrics, OPEN_METRICS},
+    {"GET", "/version", false, version, OPEN},
+    {"POST", "/tokenize", false, tokens_encode, WANTS_KEY},
+    {"POST", "/detokenize", false, tokens_decode, WANTS_KEY},
+};
+
+static bool path_fits(const struct route *e, const char *path)
+{
+    return e->prefix ? strncmp(path, e->path, strlen(e->path)) == 0 : strcmp(path, e->path) == 0;
+}
+
+static void leave(void *guest)
+{
+    auth_leave(guest);
+}
+
+static void let_in(struct gateway *g, struct http_request *r, const struct route *e)
+{
+    struct auth_guest *guest = NULL;
+    unsigned retry_s = 0;
+    if (!g->auth || e->open == OPEN || (e->open == OPEN_METRICS && g->metrics_open))
+        return;
+    int rc = auth_enter(g->auth, secret_of(r), e->method[0] == 'P', clock_us(), &guest, &retry_s);
+    if (guest)
+        http_carry(r, guest, leave);
+    if (rc == 0)
+        return;
+    char text[16];
+    int status = rc == -EAGAIN ? 429 : rc == -EACCES ? 401 : 500;
+    snprintf(text, sizeof(text), "%u", retry_s);
+    if (rc == -EAGAIN)
+        http_header(r, "Retry-After", text);
+    else if (rc == -EACCES)
+        http_header(r, "WWW-Authenticate", "Bearer");
+    record_shut_out(r, status, fail_text());
+    answer_error(r, status, fail_text(), "");
+}
+
+static const struct route *route_of(const struct http_request *r)
+{
+    const struct route *found = NULL;
+    for (size_t i = 0; i < ARRAY_LEN(routes) && !found; i++)
+        if (path_fits(&routes[i], http_path(r)))
+            found = &routes[i];
+    return found;
+}
+
+void routes_admit(void *user, struct http_request *r)
+{
+    const char *method = strcmp(http_method(r), "HEAD") == 0 ? "GET" : http_method(r);
+    const struct route *found = route_of(r);
+    if (cors_answer(&((struct gateway *)user)->cors, r))
+        return;
+    if (!found) {
+        answer_error(r, 404, "there is no such path; GET / lists what there is", "");
+    } else if (strcmp(method, found->method) != 0) {
+        http_header(r, "Allow", found->method[0] == 'G' ? "GET, HEAD" : "POST");
+        answer_error(r, 405, "this path does not take that method; see the Allow header", "");
+    } else {
+        let_in(user, r, found);
+    }
+}
+
+void routes_answer(void *user, struct http_request *r)
+{
+    route_of(r)->answer(user, r);
+}

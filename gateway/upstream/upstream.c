@@ -1,0 +1,371 @@
+/* upstream.c - the verifiers this gateway forwards to: what they say of themselves, and who waits
+ * for one of them. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/svc.h"
+#include "gateway/upstream/upstream_impl.h"
+#include "tandem/v1/protocol.pb-c.h"
+
+#define ASK_US 500000         // how often a verifier that serves is asked
+#define ASK_LOADING_US 100000 // ... one that loads, or is down
+#define ASK_TIMEOUT_US 2000000
+#define MAX_WAITERS 4096
+#define STOPPING "the server is shutting down"
+
+struct snapshot {
+    struct upstream_model model; // first
+    atomic_uint n_refs;
+    Tandem__V1__ModelInfo *info;
+};
+
+const char *upstream_state_name(enum upstream_state s)
+{
+    static const char *const names[] = {"starting", "down",     "loading",
+                                        "ready",    "draining", "refused"};
+    return names[s];
+}
+
+/* ---- snapshots ---- */
+
+const struct upstream_model *upstream_model_ref(const struct upstream_model *m)
+{
+    atomic_fetch_add(&((struct snapshot *)(void *)m)->n_refs, 1);
+    return m;
+}
+
+void upstream_model_unref(const struct upstream_model *m)
+{
+    struct snapshot *s = (struct snapshot *)(void *)m;
+    if (!s || atomic_fetch_sub(&s->n_refs, 1) != 1)
+        return;
+    tandem__v1__model_info__free_unpacked(s->info, NULL);
+    free(s);
+}
+
+/* Takes info. */
+static const struct upstream_model *snapshot_new(Tandem__V1__ModelInfo *info)
+{
+    struct snapshot *s = calloc(1, sizeof(*s));
+    if (!s) {
+        tandem__v1__model_info__free_unpacked(info, NULL);
+        return NULL;
+    }
+    s->info = info;
+    s->model.info = info;
+    atomic_init(&s->n_refs, 1);
+    return &s->model;
+}
+
+/* ---- calls ---- */
+
+void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
+                   const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+                   calls_done *done, void *user)
+{
+    calls_make(v->u->calls, v->client, path, timeout_us, request, reply, done, user);
+}
+
+struct rpc_client *upstream_client(struct verifier *v)
+{
+    return v->client;
+}
+
+/* ---- asking ---- */
+
+static enum upstream_state state_of(const Tandem__V1__ModelInfo *info)
+{
+    switch (info->state) {
+    case TANDEM__V1__MODEL_INFO__STATE__READY:
+        return UPSTREAM_READY;
+    case TANDEM__V1__MODEL_INFO__STATE__DRAINING:
+        return UPSTREAM_DRAINING;
+    default:
+        return UPSTREAM_LOADING;
+    }
+}
+
+/* With the lock. */
+static void set_state(struct verifier *v, enum upstream_state state)
+{
+    if (state != v->state && state == UPSTREAM_READY)
+        log_info("verifier ready target=%s model=%.*s", v->target, (int)v->model->info->name.len,
+                 (char *)v->model->info->name.data);
+    else if (state != v->state && state == UPSTREAM_DOWN)
+        log_warn("verifier down target=%s, answering 503 until it is back: %s", v->target,
+                 v->problem);
+    else if (state != v->state && state == UPSTREAM_REFUSED)
+        log_error("verifier refused target=%s, answering 503: %s", v->target, v->problem);
+    else if (state != v->state)
+        log_info("verifier %s target=%s", upstream_state_name(state), v->target);
+    v->state = state;
+}
+
+/* With the lock. Why it cannot be used; what was known of its model stays. */
+static void set_problem(struct verifier *v, enum rpc_code code, const char *text)
+{
+    snprintf(v->problem, sizeof(v->problem), "%s", text);
+    set_state(v, code == RPC_FAILED_PRECONDITION ? UPSTREAM_REFUSED : UPSTREAM_DOWN);
+}
+
+/* One that does not tell its version is older than the field, and speaks this one. */
+static int check_protocol(const Tandem__V1__ModelInfo *info)
+{
+    if (info->protocol == TANDEM__V1__PROTOCOL__PROTOCOL_UNKNOWN ||
+        info->protocol == TANDEM__V1__PROTOCOL__PROTOCOL_VERSION)
+        return 0;
+    return fail(-EPROTO, "the verifier speaks protocol version %u, this gateway version %d",
+                info->protocol, TANDEM__V1__PROTOCOL__PROTOCOL_VERSION);
+}
+
+static void on_model(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
+{
+    struct verifier *v = user;
+    const struct upstream_model *old = NULL,
+                                *fresh =
+                                    reply ? snapshot_new((Tandem__V1__ModelInfo *)reply) : NULL;
+    pthread_mutex_lock(&v->u->mu);
+    if (fresh && check_protocol(fresh->info) < 0) {
+        old = fresh;
+        set_problem(v, RPC_FAILED_PRECONDITION, fail_text());
+    } else if (fresh) {
+        old = v->model;
+        v->model = fresh;
+        v->problem[0] = 0;
+        set_state(v, state_of(fresh->info));
+    } else {
+        set_problem(v, status->code, status->text);
+    }
+    v->asking = false;
+    v->ask_at_us = clock_us() + (v->state == UPSTREAM_READY ? ASK_US : ASK_LOADING_US);
+    pthread_cond_signal(&v->u->changed);
+    pthread_mutex_unlock(&v->u->mu);
+    upstream_model_unref(old);
+}
+
+static void ask(struct verifier *v)
+{
+    Tandem__V1__GetModelRequest request = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    request.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
+    upstream_call(v, "/tandem.v1.Verifier/GetModel", ASK_TIMEOUT_US, &request.base,
+                  &tandem__v1__model_info__descriptor, on_model, v);
+}
+
+void upstream_suspect(struct verifier *v)
+{
+    pthread_mutex_lock(&v->u->mu);
+    v->ask_at_us = 0;
+    pthread_cond_signal(&v->u->changed);
+    pthread_mutex_unlock(&v->u->mu);
+}
+
+/* ---- waiting ---- */
+
+int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
+                  void *user)
+{
+    struct waiter *w = calloc(1, sizeof(*w));
+    if (!w)
+        return fail(-ENOMEM, "no memory");
+    *w = (struct waiter){
+        .until_us = clock_us() + timeout_us, .model = model, .fn = fn, .user = user};
+    pthread_mutex_lock(&u->mu);
+    bool stopping = u->stopping, full = u->n_waiters == MAX_WAITERS || stopping;
+    if (!full) {
+        w->next = u->waiters;
+        u->waiters = w;
+        u->n_waiters++;
+        pthread_cond_signal(&u->changed);
+    }
+    pthread_mutex_unlock(&u->mu);
+    if (full) {
+        free(w);
+        return fail(-EHOSTDOWN,
+                    stopping ? STOPPING
+                             : "%d requests wait for the model to load already; try again",
+                    MAX_WAITERS);
+    }
+    return 0;
+}
+
+/* With the lock: takes out those that need not wait any more. */
+static struct waiter *due_waiters(struct upstream *u, int64_t now_us)
+{
+    struct waiter *due = NULL;
+    for (struct waiter **p = &u->waiters; *p;) {
+        struct waiter *w = *p;
+        if (!u->stopping && w->until_us > now_us && upstream_waits(u, w->model)) {
+            p = &w->next;
+            continue;
+        }
+        *p = w->next;
+        u->n_waiters--;
+        w->next = due;
+        due = w;
+    }
+    return due;
+}
+
+static void run_waiters(struct waiter *due)
+{
+    while (due) {
+        struct waiter *w = due;
+        due = w->next;
+        w->fn(w->user);
+        free(w);
+    }
+}
+
+/* With the lock. The verifier that is due next, or when one will be. */
+static struct verifier *due_verifier(struct upstream *u, int64_t now_us, int64_t *next_us)
+{
+    for (unsigned i = 0; i < u->n; i++) {
+        struct verifier *v = &u->verifiers[i];
+        if (v->asking)
+            continue;
+        if (v->ask_at_us <= now_us)
+            return v;
+        if (v->ask_at_us < *next_us)
+            *next_us = v->ask_at_us;
+    }
+    return NULL;
+}
+
+/* With the lock; sleeps until something changed or was due. */
+static void sleep_until(struct upstream *u, int64_t at_us)
+{
+    for (struct waiter *w = u->waiters; w; w = w->next)
+        at_us = w->until_us < at_us ? w->until_us : at_us;
+    struct timespec at = clock_at(at_us);
+    pthread_cond_timedwait(&u->changed, &u->mu, &at);
+}
+
+static void *watcher_main(void *arg)
+{
+    struct upstream *u = arg;
+    pthread_mutex_lock(&u->mu);
+    while (!u->stopping) {
+        svc_awake();
+        int64_t now_us = clock_us(), next_us = now_us + ASK_US;
+        struct waiter *due = due_waiters(u, now_us);
+        struct verifier *v = due ? NULL : due_verifier(u, now_us, &next_us);
+        if (!due && !v) {
+            sleep_until(u, next_us);
+            continue;
+        }
+        if (v)
+            v->asking = true;
+        pthread_mutex_unlock(&u->mu);
+        run_waiters(due);
+        if (v)
+            ask(v);
+        pthread_mutex_lock(&u->mu);
+    }
+    struct waiter *rest = due_waiters(u, 0);
+    pthread_mutex_unlock(&u->mu);
+    run_waiters(rest);
+    svc_asleep();
+    return NULL;
+}
+
+/* ---- outside ---- */
+
+unsigned upstream_n(const struct upstream *u)
+{
+    return u->n;
+}
+
+struct verifier *upstream_at(struct upstream *u, unsigned i)
+{
+    return &u->verifiers[i];
+}
+
+unsigned upstream_index(const struct verifier *v)
+{
+    return (unsigned)(v - v->u->verifiers);
+}
+
+const char *upstream_target(const struct verifier *v)
+{
+    return v->target;
+}
+
+enum upstream_state upstream_state(struct verifier *v, const struct upstream_model **ret_model,
+                                   char ret_problem[FAIL_TEXT_MAX])
+{
+    pthread_mutex_lock(&v->u->mu);
+    enum upstream_state state = v->state;
+    *ret_model = v->model ? upstream_model_ref(v->model) : NULL;
+    snprintf(ret_problem, FAIL_TEXT_MAX, "%s", v->problem);
+    pthread_mutex_unlock(&v->u->mu);
+    return state;
+}
+
+int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
+{
+    AUTO(upstream_free) struct upstream *u = calloc(1, sizeof(*u));
+    if (!u)
+        return fail(-ENOMEM, "upstream: no memory");
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&u->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&u->mu, NULL);
+    if (!n || n > UPSTREAM_MAX)
+        return fail(-EINVAL, "there must be 1 to %d verifiers, not %u", UPSTREAM_MAX, n);
+    int rc = affinity_new(&u->affinity);
+    rc = rc < 0 ? rc : calls_new(&u->calls);
+    if (rc < 0)
+        return rc;
+    for (; u->n < n; u->n++) {
+        struct verifier *v = &u->verifiers[u->n];
+        v->u = u;
+        v->target = strdup(targets[u->n]);
+        rc = v->target ? rpc_client_new(v->target, NULL, &v->client) : -ENOMEM;
+        if (rc < 0) {
+            free(v->target);
+            return fail(rc, "cannot make a channel to the verifier %s", targets[u->n]);
+        }
+    }
+    if (pthread_create(&u->watcher, NULL, watcher_main, u) != 0)
+        return fail(-ENOMEM, "upstream: cannot start a thread");
+    u->started = true;
+    *ret = TAKE(u);
+    return 0;
+}
+
+void upstream_stop(struct upstream *u)
+{
+    pthread_mutex_lock(&u->mu);
+    u->stopping = true;
+    pthread_cond_signal(&u->changed);
+    pthread_mutex_unlock(&u->mu);
+    if (u->calls)
+        calls_stop(u->calls, STOPPING);
+}
+
+void upstream_free(struct upstream *u)
+{
+    if (!u)
+        return;
+    upstream_stop(u);
+    if (u->started)
+        pthread_join(u->watcher, NULL);
+    for (unsigned i = 0; i < u->n; i++) {
+        rpc_client_free(u->verifiers[i].client); // waits for calls under way
+        upstream_model_unref(u->verifiers[i].model);
+        free(u->verifiers[i].target);
+    }
+    affinity_free(u->affinity);
+    calls_free(u->calls);
+    pthread_cond_destroy(&u->changed);
+    pthread_mutex_destroy(&u->mu);
+    free(u);
+}

@@ -1,0 +1,205 @@
+/* upstream_call.c - one Generate call, at one verifier or another. */
+#include <stdio.h>
+#include <stdlib.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "gateway/upstream/upstream_call.h"
+
+#define MAX_TRIES 3 // verifiers one after the other
+
+void ask_init(struct ask *a)
+{
+    pthread_mutex_init(&a->mu, NULL);
+}
+
+void ask_done(struct ask *a)
+{
+    upstream_release(TAKE(a->verifier));
+    if (a->call)
+        rpc_stream_free(a->call);
+    rpc_msg_free(a->request);
+    free(a->prompt);
+    pthread_mutex_destroy(&a->mu);
+}
+
+/* With the lock. */
+static void stop(struct ask *a)
+{
+    a->cancelled = true;
+    if (a->call)
+        rpc_stream_cancel(a->call); // harmless when it has ended
+}
+
+/* ---- the verifier's events ---- */
+
+static void has_begun(struct ask *a)
+{
+    pthread_mutex_lock(&a->mu);
+    rpc_msg_free(TAKE(a->request));
+    free(TAKE(a->prompt));
+    a->asked_us = 0;
+    pthread_mutex_unlock(&a->mu);
+}
+
+static bool take_event(struct ask *a, const Tandem__V1__GenerateEvent *e)
+{
+    if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED)
+        has_begun(a);
+    else if (a->request)
+        return false;
+    return a->events->on_event(a, e);
+}
+
+static void on_message(void *user, struct rpc_msg *msg)
+{
+    struct ask *a = user;
+    ProtobufCMessage *m = rpc_unpack(&tandem__v1__generate_event__descriptor, msg);
+    bool ok = m && take_event(a, (Tandem__V1__GenerateEvent *)m);
+    if (m)
+        protobuf_c_message_free_unpacked(m, NULL);
+    if (ok)
+        return;
+    pthread_mutex_lock(&a->mu);
+    a->malformed = true;
+    stop(a);
+    pthread_mutex_unlock(&a->mu);
+}
+
+static bool moves(struct ask *a);
+
+/* Nobody touches the call any more. */
+static void call_over(struct ask *a)
+{
+    pthread_mutex_lock(&a->mu);
+    bool cancelled = a->cancelled;
+    pthread_mutex_unlock(&a->mu);
+    if (!cancelled && a->status.code == RPC_UNAVAILABLE)
+        upstream_suspect(a->verifier);
+    if (!cancelled && moves(a))
+        return;
+    pthread_mutex_lock(&a->mu);
+    a->asked_us = 0;
+    pthread_mutex_unlock(&a->mu);
+    upstream_release(TAKE(a->verifier));
+    a->events->on_over(a);
+}
+
+static void on_end(void *user, const struct rpc_status *status)
+{
+    struct ask *a = user;
+    a->status = *status;
+    pthread_mutex_lock(&a->mu);
+    a->over = true;
+    bool sending = a->sending;
+    pthread_mutex_unlock(&a->mu);
+    if (!sending)
+        call_over(a);
+}
+
+/* ---- the call ---- */
+
+static void call(struct ask *a)
+{
+    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    a->target = upstream_target(a->verifier);
+    a->tried |= 1u << upstream_index(a->verifier);
+    pthread_mutex_lock(&a->mu);
+    a->sending = true;
+    a->over = false;
+    struct rpc_msg *request = rpc_msg_share(a->request);
+    pthread_mutex_unlock(&a->mu);
+    struct rpc_stream *s = rpc_stream_new(upstream_client(a->verifier),
+                                          "/tandem.v1.Verifier/Generate", NULL, &events, a);
+    rpc_stream_send(s, request);
+    rpc_stream_close(s);
+    pthread_mutex_lock(&a->mu);
+    a->call = s;
+    a->sending = false;
+    bool over = a->over;
+    if (a->cancelled) // while there was nothing to cancel yet
+        rpc_stream_cancel(s);
+    pthread_mutex_unlock(&a->mu);
+    if (over)
+        call_over(a);
+}
+
+/* One that was not tried yet; NULL: there is none. */
+static struct verifier *choose(const struct ask *a)
+{
+    const struct upstream_want want = {.prompt = a->prompt, .like = a->model, .except = a->tried};
+    const struct upstream_model *model;
+    struct verifier *v;
+    if (upstream_take(a->upstream, &want, &v, &model) < 0)
+        return NULL;
+    upstream_model_unref(model); // like a->model
+    return v;
+}
+
+/* true: another verifier was asked. */
+static bool moves(struct ask *a)
+{
+    bool gone = a->status.code == RPC_UNAVAILABLE, full = a->status.code == RPC_RESOURCE_EXHAUSTED;
+    if (!a->request || !(gone || full) || __builtin_popcount(a->tried) == MAX_TRIES)
+        return false;
+    struct verifier *next = choose(a);
+    if (!next)
+        return false;
+    a->events->on_move(a, upstream_target(a->verifier), upstream_target(next));
+    upstream_release(a->verifier);
+    a->verifier = next;
+    pthread_mutex_lock(&a->mu);
+    struct rpc_stream *old = TAKE(a->call);
+    pthread_mutex_unlock(&a->mu);
+    rpc_stream_free(old);
+    call(a);
+    return true;
+}
+
+void ask_begin(struct ask *a)
+{
+    if (!a->verifier && !(a->verifier = choose(a))) {
+        a->status.code = RPC_UNAVAILABLE;
+        snprintf(a->status.text, sizeof(a->status.text), "%s", fail_text());
+        a->events->on_over(a);
+        return;
+    }
+    pthread_mutex_lock(&a->mu);
+    a->asked_us = clock_us();
+    pthread_mutex_unlock(&a->mu);
+    call(a);
+}
+
+/* ---- any thread ---- */
+
+void ask_cancel(struct ask *a)
+{
+    pthread_mutex_lock(&a->mu);
+    stop(a);
+    pthread_mutex_unlock(&a->mu);
+}
+
+void ask_tend(struct ask *a, int64_t late_us)
+{
+    pthread_mutex_lock(&a->mu);
+    if (a->call && a->asked_us && a->asked_us < late_us) {
+        a->overdue = true;
+        stop(a);
+    }
+    pthread_mutex_unlock(&a->mu);
+}
+
+void ask_pause(struct ask *a)
+{
+    pthread_mutex_lock(&a->mu);
+    if (a->call && !a->cancelled)
+        rpc_stream_pause(a->call);
+    pthread_mutex_unlock(&a->mu);
+}
+
+void ask_resume(struct ask *a)
+{
+    pthread_mutex_lock(&a->mu);
+    if (a->call)
+        rpc_stream_resume(a->call);
+    pthread_mutex_unlock(&a->mu);
+}

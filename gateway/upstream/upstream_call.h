@@ -1,0 +1,52 @@
+/* upstream_call.h - one Generate call, at the verifier that suits it, and at another one with the same bits
+ * where that is gone or full before it has begun.
+ *
+ * Threads: ask_begin() and the callbacks one at a time, ask_cancel() and what follows it any. */
+#pragma once
+#include <pthread.h>
+#include <stdbool.h>
+#include "gateway/upstream/upstream.h"
+#include "rpc/rpc.h"
+#include "tandem/v1/verifier.pb-c.h"
+
+struct ask;
+
+struct ask_events {
+    /* false: it must not be; the call ends. */
+    bool (*on_event)(struct ask *a, const Tandem__V1__GenerateEvent *e);
+    void (*on_move)(struct ask *a, const char *from, const char *to); // and why: status.text
+    void (*on_over)(struct ask *a); // last; may come before ask_begin() returns
+};
+
+struct ask {
+    const struct ask_events *events;
+    void *user;
+    unsigned index; // the owner's, like the next two
+    struct upstream *upstream;
+    const struct upstream_model *model;
+    struct verifier *verifier;      // NULL: to be chosen
+    struct rpc_msg *request;        // until the verifier has begun with it
+    struct affinity_prompt *prompt; // how it begins, until then; NULL: not known
+    const char *target;             // that was asked last; NULL: none
+    uint32_t tried;                 // upstream_index()s, a bit each
+    struct rpc_status status;       // once over, like the next two
+    bool malformed;                 // the verifier said what it must not
+    bool overdue;                   // it had not begun in time
+
+    pthread_mutex_t mu; // for what follows, malformed and overdue
+    bool cancelled;
+    bool sending, over; // the call
+    int64_t asked_us;   // since when it is to begin; 0: it has, or was not asked
+    struct rpc_stream *call;
+};
+
+/* What is the owner's stays as it is set. */
+void ask_init(struct ask *a);
+void ask_done(struct ask *a);
+/* verifier, request and prompt are taken over. */
+void ask_begin(struct ask *a);
+
+void ask_cancel(struct ask *a);                // ends it soon, if it has not ended or not begun
+void ask_tend(struct ask *a, int64_t late_us); // overdue if it was asked before and has not begun
+void ask_pause(struct ask *a);
+void ask_resume(struct ask *a);

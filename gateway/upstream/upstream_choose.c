@@ -1,0 +1,137 @@
+/* upstream_choose.c - which verifier gets a request. */
+#include <errno.h>
+#include <string.h>
+#include "base/err.h"
+#include "gateway/upstream/upstream_impl.h"
+
+static bool serves(const struct verifier *v, const char *model)
+{
+    const ProtobufCBinaryData *name = &v->model->info->name;
+    return !model || !*model || strcmp(model, "default") == 0 ||
+           (strlen(model) == name->len && memcmp(model, name->data, name->len) == 0);
+}
+
+static bool same(ProtobufCBinaryData a, ProtobufCBinaryData b)
+{
+    return a.len == b.len && (!a.len || memcmp(a.data, b.data, a.len) == 0);
+}
+
+/* Whether it may get the request, were it ready. */
+static bool suits(const struct verifier *v, const struct upstream_want *w)
+{
+    const struct upstream_model *like = w->like;
+    if (w->except >> upstream_index(v) & 1 || !serves(v, w->model))
+        return false;
+    return !like || (same(like->info->name, v->model->info->name) &&
+                     same(like->info->fingerprint, v->model->info->fingerprint));
+}
+
+/* With the lock. */
+static struct verifier *idlest(struct upstream *u, const struct upstream_want *w)
+{
+    struct verifier *found = NULL;
+    for (unsigned i = 0; i < u->n; i++) {
+        struct verifier *v = &u->verifiers[i];
+        if (v->state == UPSTREAM_READY && suits(v, w) &&
+            (!found || atomic_load(&v->n_requests) < atomic_load(&found->n_requests)))
+            found = v;
+    }
+    return found;
+}
+
+/* With the lock. Bounded, so that a beginning that everybody shares does not load one of many. */
+static struct verifier *best(struct upstream *u, const struct upstream_want *w)
+{
+    struct verifier *found = idlest(u, w);
+    unsigned pieces[UPSTREAM_MAX], most = 0;
+    if (!found || !w->prompt)
+        return found;
+    unsigned limit = 2 * atomic_load(&found->n_requests) + 2;
+    affinity_find(u->affinity, w->prompt, u->n, pieces);
+    most = pieces[upstream_index(found)];
+    for (unsigned i = 0; i < u->n; i++) {
+        struct verifier *v = &u->verifiers[i];
+        if (pieces[i] > most && v->state == UPSTREAM_READY && suits(v, w) &&
+            atomic_load(&v->n_requests) <= limit) {
+            found = v;
+            most = pieces[i];
+        }
+    }
+    return found;
+}
+
+/* With the lock. The first in this state that serves `model`, or whose model is not known. */
+static const struct verifier *first(const struct upstream *u, enum upstream_state state,
+                                    const char *model)
+{
+    for (unsigned i = 0; i < u->n; i++) {
+        const struct verifier *v = &u->verifiers[i];
+        bool known = v->model && v->model->info->name.len;
+        if (v->state == state && (!known || serves(v, model)))
+            return v;
+    }
+    return NULL;
+}
+
+/* With the lock. One of them is ready, and none is known to serve `model`. */
+static bool is_served_nowhere(const struct upstream *u, const char *model)
+{
+    bool ready = false;
+    for (unsigned i = 0; i < u->n; i++) {
+        const struct verifier *v = &u->verifiers[i];
+        if (v->model && serves(v, model))
+            return false;
+        ready |= v->state == UPSTREAM_READY;
+    }
+    return ready;
+}
+
+/* With the lock. Why best() found nothing. */
+static int why_none(const struct upstream *u, const char *model)
+{
+    const struct verifier *v = first(u, UPSTREAM_LOADING, model);
+    if (v)
+        return fail(-EAGAIN, "the model is still loading (%.0f %%)",
+                    (double)v->model->info->progress * 100);
+    if (first(u, UPSTREAM_UNKNOWN, model))
+        return fail(-EAGAIN, "the verifier has not answered yet");
+    if (is_served_nowhere(u, model))
+        return fail(-ENOENT, "the model '%.200s' is not served here", model);
+    if (first(u, UPSTREAM_DRAINING, model))
+        return fail(-EHOSTDOWN, "the verifier is shutting down");
+    v = first(u, UPSTREAM_REFUSED, model);
+    if (v)
+        return fail(-EHOSTDOWN, "%s", v->problem);
+    return fail(-EHOSTDOWN, UPSTREAM_UNREACHED);
+}
+
+int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
+                  const struct upstream_model **ret_model)
+{
+    int rc = 0;
+    pthread_mutex_lock(&u->mu);
+    struct verifier *v = best(u, want);
+    if (v) {
+        atomic_fetch_add(&v->n_requests, 1);
+        if (want->prompt)
+            affinity_note(u->affinity, want->prompt, upstream_index(v));
+        *ret_model = upstream_model_ref(v->model);
+        *ret = v;
+    } else {
+        rc = why_none(u, want->model);
+    }
+    pthread_mutex_unlock(&u->mu);
+    return rc;
+}
+
+void upstream_release(struct verifier *v)
+{
+    if (v)
+        atomic_fetch_sub(&v->n_requests, 1);
+}
+
+bool upstream_waits(struct upstream *u, const char *model)
+{
+    return !idlest(u, &(struct upstream_want){.model = model}) &&
+           (first(u, UPSTREAM_LOADING, model) || first(u, UPSTREAM_UNKNOWN, model));
+}

@@ -1,0 +1,186 @@
+/* draft_thread.c - a queue, and the loop that empties it. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <tandem/v1/proposer.pb-c.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/pool.h"
+#include "base/queue.h"
+#include "kernel/kernel.h"
+#include "proposer-svc/draft_thread.h"
+#include "rpc/rpc.h"
+
+enum job_kind { JOB_ROUND, JOB_END_STREAM };
+
+struct job {
+    enum job_kind kind;
+    struct batch_origin from;
+    Tandem__V1__Round *round;
+    size_t bytes;
+    int64_t arrived_us;
+};
+
+struct drafter {
+    struct drafter_config c;
+    struct batch *batch;
+    struct queue *queue; // each open stream has a place in it for its end
+    atomic_uint n_streams, n_rounds;
+    atomic_size_t n_bytes;
+    atomic_bool expire, stop;
+    pthread_t thread;
+    bool has_thread;
+};
+
+/* ---- the thread ---- */
+
+static void take_job(struct drafter *d, struct job *job)
+{
+    if (job->kind == JOB_END_STREAM) {
+        batch_end_stream(d->batch, job->from.stream);
+        sessions_end_stream(d->c.batch.sessions, job->from.stream);
+        atomic_fetch_sub(&d->n_streams, 1);
+    } else {
+        atomic_fetch_sub(&d->n_rounds, 1);
+        atomic_fetch_sub(&d->n_bytes, job->bytes);
+        int err = batch_take(d->batch, &job->from, job->round, job->round, job->arrived_us);
+        if (err < 0)
+            d->c.failed(&job->from, err);
+        rpc_call_unref(job->from.call);
+    }
+    free(job);
+}
+
+static void send_answers(struct drafter *d)
+{
+    struct batch_origin to;
+    for (struct rpc_msg *msg; (msg = batch_answer(d->batch, &to));)
+        d->c.send(&to, msg);
+}
+
+/* How long the queue may be waited for: not at all with work to do, and no longer than the first
+ * open ask has time. */
+static int64_t wait_us(const struct drafter *d, bool has_work)
+{
+    if (has_work)
+        return 0;
+    if (!batch_n_open(d->batch))
+        return -1;
+    int64_t left_us = batch_until_us(d->batch) - clock_us();
+    return left_us > 0 ? left_us : 0;
+}
+
+static void *drafter_main(void *arg)
+{
+    struct drafter *d = arg;
+    const struct prop_ops *ops = d->c.batch.ops;
+    bool has_work = false;
+    kernel_thread_init();
+    while (!atomic_load(&d->stop)) {
+        struct job *job = queue_pop(d->queue, wait_us(d, has_work));
+        for (; job;
+             job = batch_n_open(d->batch) < BATCH_SEQUENCES_MAX ? queue_pop(d->queue, 0) : NULL)
+            take_job(d, job);
+        if (atomic_exchange(&d->expire, false))
+            sessions_expire(d->c.batch.sessions, clock_us());
+        batch_draft(d->batch);
+        send_answers(d);
+        has_work = ops->work && (queue_len(d->queue) || ops->work(d->c.batch.shared));
+    }
+    return NULL;
+}
+
+/* ---- for others ---- */
+
+int drafter_new(const struct drafter_config *c, struct drafter **ret)
+{
+    AUTO(drafter_free) struct drafter *d = calloc(1, sizeof(*d));
+    if (!d)
+        return fail(-ENOMEM, "drafter: no memory");
+    d->c = *c;
+    int r = batch_new(&c->batch, &d->batch);
+    if (r == 0)
+        r = queue_new(DRAFTER_ROUNDS_MAX + DRAFTER_STREAMS_MAX, &d->queue);
+    if (r < 0)
+        return r;
+    r = pool_thread(drafter_main, d, &d->thread);
+    if (r < 0)
+        return fail(r, "cannot start the drafter's thread");
+    d->has_thread = true;
+    *ret = TAKE(d);
+    return 0;
+}
+
+static void job_free(struct job *job)
+{
+    if (job->round) {
+        rpc_call_unref(job->from.call);
+        tandem__v1__round__free_unpacked(job->round, NULL);
+    }
+    free(job);
+}
+
+void drafter_free(struct drafter *d)
+{
+    if (!d)
+        return;
+    if (d->has_thread) {
+        atomic_store(&d->stop, true);
+        queue_wake(d->queue);
+        pthread_join(d->thread, NULL);
+    }
+    for (struct job *job; d->queue && (job = queue_pop(d->queue, 0));)
+        job_free(job);
+    queue_free(d->queue);
+    batch_free(d->batch);
+    free(d);
+}
+
+int drafter_begin_stream(struct drafter *d)
+{
+    if (atomic_fetch_add(&d->n_streams, 1) < DRAFTER_STREAMS_MAX)
+        return 0;
+    atomic_fetch_sub(&d->n_streams, 1);
+    return fail(-ENOSPC, "more than %d verifiers are connected", DRAFTER_STREAMS_MAX);
+}
+
+static int push(struct drafter *d, const struct job *from)
+{
+    struct job *job = malloc(sizeof(*job));
+    if (!job)
+        return fail(-ENOMEM, "drafter: no memory");
+    *job = *from;
+    int r = queue_push(d->queue, job);
+    if (r < 0)
+        free(job);
+    return r;
+}
+
+void drafter_end_stream(struct drafter *d, uint64_t stream)
+{
+    push(d, &(struct job){.kind = JOB_END_STREAM, .from.stream = stream});
+}
+
+int drafter_round(struct drafter *d, const struct batch_origin *from,
+                  struct Tandem__V1__Round *round, size_t bytes)
+{
+    struct job job = {
+        .kind = JOB_ROUND, .from = *from, .round = round, .bytes = bytes, .arrived_us = clock_us()};
+    bool fits = atomic_fetch_add(&d->n_rounds, 1) < DRAFTER_ROUNDS_MAX;
+    fits = atomic_fetch_add(&d->n_bytes, bytes) + bytes <= DRAFTER_BYTES_MAX && fits;
+    rpc_call_ref(from->call);
+    int r = fits ? push(d, &job) : fail(-ENOSPC, "too many rounds wait for a draft");
+    if (r < 0) {
+        atomic_fetch_sub(&d->n_rounds, 1);
+        atomic_fetch_sub(&d->n_bytes, bytes);
+        rpc_call_unref(from->call);
+        tandem__v1__round__free_unpacked(round, NULL);
+    }
+    return r;
+}
+
+void drafter_expire(struct drafter *d)
+{
+    atomic_store(&d->expire, true);
+    queue_wake(d->queue);
+}

@@ -1,0 +1,248 @@
+/* draft_model_draw.c - from the logits of a row to the next token of a draft, and its q.
+ *
+ * Penalties, bias and bans act on all that is drafted; temperature, top-k, top-p and min-p only on
+ * what is drawn. */
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include "base/rng.h"
+#include "proposer-svc/draftmodel/draft_model_impl.h"
+
+#define DENSE_MAX (224u << 10) // probabilities of a dense q: 896 KiB
+
+/* The next 64 random bits. */
+static uint64_t bits(struct draft *d)
+{
+    uint64_t n = d->n_draws++;
+    return rng_u64(d->key, RNG_PROPOSER, (uint32_t)n, (uint32_t)(n >> 32), 0);
+}
+
+/* The `width` likeliest tokens of the law, the likeliest first, ties to the lowest id; what it
+ * lacks is filled up with tokens that cannot come. */
+static void find_likeliest(const struct dist_law *law, uint32_t width, uint32_t *ids)
+{
+    uint32_t n = 0;
+    for (uint32_t k = 0; k < law->n_kept; k++) {
+        uint32_t id = law->kept[k], at;
+        double w = law->weights[id];
+        if (n == width && !(w > law->weights[ids[n - 1]]))
+            continue;
+        n += n < width;
+        at = n - 1;
+        for (; at && (w > law->weights[ids[at - 1]] ||
+                      (w == law->weights[ids[at - 1]] && id < ids[at - 1]));
+             at--)
+            ids[at] = ids[at - 1];
+        ids[at] = id;
+    }
+    for (uint32_t id = 0, n_law = n; n < width; id++) {
+        uint32_t i = 0;
+        while (i < n_law && ids[i] != id)
+            i++;
+        if (i == n_law)
+            ids[n++] = id;
+    }
+}
+
+/* A token drawn from integers that sum to 65536, each at least 1, which go to the row of q. */
+static uint32_t draw_sparse(struct draft *d, const struct dist_law *law, const struct prop_q *q,
+                            uint32_t row)
+{
+    uint32_t *ids = q->ids + (size_t)row * q->width;
+    uint16_t *probs = q->probs + (size_t)row * q->width;
+    uint32_t left = 65536 - q->width, pick = bits(d) >> 48;
+    double sum = 0;
+    find_likeliest(law, q->width, ids);
+    for (uint32_t i = 0; i < q->width; i++)
+        sum += law->weights[ids[i]];
+    for (uint32_t i = q->width - 1; i > 0; i--) {
+        probs[i] = (uint16_t)(law->weights[ids[i]] / sum * (65536 - q->width));
+        left -= probs[i];
+    }
+    probs[0] = (uint16_t)left;
+    for (uint32_t i = 0; i < q->width; i++) {
+        if (pick <= probs[i])
+            return ids[i];
+        pick -= probs[i] + 1u;
+    }
+    return ids[0]; // not reached
+}
+
+/* A token drawn from the floats that go to the row of q. */
+static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const struct prop_q *q,
+                           uint32_t row)
+{
+    float *probs = q->dense + (size_t)row * q->width;
+    double sum = 0;
+    uint32_t token = 0;
+    for (uint32_t i = 0; i < q->width; i++) {
+        probs[i] = (float)(law->weights[i] / law->sum);
+        sum += (double)probs[i];
+    }
+    double pick = rng_uniform(bits(d)) * sum;
+    for (uint32_t i = 0; i < q->width && pick >= 0; i++) {
+        if (probs[i] > 0)
+            token = i;
+        pick -= (double)probs[i];
+    }
+    return token;
+}
+
+/* ---- the target's sampling parameters ---- */
+
+void draw_cut(struct draft_seq *s, uint32_t keep)
+{
+    if (keep && keep >= s->n_counted)
+        return;
+    dist_counts_free(s->counts);
+    s->counts = NULL;
+    s->n_counted = 0;
+}
+
+static uint32_t n_committed(const struct prop_ask *ask)
+{
+    return ask->context.n - ask->context.n_verifying;
+}
+
+/* Is there room for the counts of the context and a draft? As it grows by a quarter at least, a
+ * context is counted anew seldom. */
+static bool reserve_counts(const struct draft *d, struct draft_seq *s, uint32_t n)
+{
+    uint32_t n_vocab = d->run.model->params.n_vocab, need = n + PROP_K_MAX;
+    if (s->counts && (s->counts_room >= need || s->counts_room >= n_vocab))
+        return true;
+    draw_cut(s, 0);
+    need += need / 4;
+    s->counts_room = need < n_vocab ? need : n_vocab;
+    return dist_counts_new(s->counts_room, &s->counts) == 0;
+}
+
+/* The committed context counts; of a prompt of unknown length nothing was generated. False: no
+ * memory. */
+static bool count_context(const struct draft *d, const struct prop_ask *ask)
+{
+    struct draft_seq *s = ask->seq;
+    const struct prop_context *c = &ask->context;
+    uint32_t n_prompt = c->n_prompt ? c->n_prompt : UINT32_MAX;
+    if (s->counted_prompt != n_prompt)
+        draw_cut(s, 0);
+    s->counted_prompt = n_prompt;
+    if (!reserve_counts(d, s, c->n))
+        return false;
+    for (; s->n_counted < n_committed(ask); s->n_counted++)
+        dist_counts_add(s->counts, c->tokens[s->n_counted], s->n_counted >= n_prompt);
+    return true;
+}
+
+/* The tokens that are not committed up to the one that a row is behind, that one first. Returns how
+ * many: what is being verified and the draft are PROP_K_MAX together. */
+static uint32_t find_path(const struct prop_ask *ask, int32_t behind, uint32_t *path)
+{
+    const struct prop_draft *to = ask->to;
+    uint32_t n = 0;
+    for (; behind >= 0; behind = to->tree ? to->parents[behind] : behind - 1) {
+        assert(n < PROP_K_MAX);
+        path[n++] = to->tokens[behind];
+    }
+    uint32_t end = (uint32_t)((int32_t)ask->context.n + behind + 1);
+    while (end > n_committed(ask)) {
+        assert(n < PROP_K_MAX);
+        path[n++] = ask->context.tokens[--end];
+    }
+    return n;
+}
+
+/* As dist_adjust(), with the draft's tokens counted as if they were committed. */
+static void adjust(struct draft *d, const struct prop_ask *ask, const float *logits,
+                   const struct dist_params *p, const uint32_t *path, uint32_t n)
+{
+    struct draft_seq *s = ask->seq;
+    bool counted = dist_penalises(p) && count_context(d, ask);
+    for (uint32_t i = n; i-- > 0 && counted;)
+        dist_counts_add(s->counts, path[i], true);
+    dist_adjust(logits, d->run.opt.n_vocab, p, counted ? s->counts : NULL, d->adjusted);
+    for (uint32_t i = 0; i < n && counted; i++)
+        dist_counts_take_back(s->counts, path[i]);
+}
+
+const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, int32_t behind)
+{
+    const float *logits = forward_logits(d->run.forward, row);
+    struct dist_params p = ask->sampling.law;
+    if (!p.n_banned && !p.n_bias && !dist_penalises(&p))
+        return logits;
+    uint32_t path[PROP_K_MAX], n = find_path(ask, behind, path);
+    if (n_committed(ask) + n >= ask->sampling.banned_until)
+        p.n_banned = 0;
+    adjust(d, ask, logits, &p, path, n);
+    return d->adjusted;
+}
+
+void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits)
+{
+    struct dist_params p = ask->sampling.law;
+    p.n_bias = p.n_banned = 0;
+    dist_set(d->run.dist, logits, &p, NULL);
+}
+
+/* ---- a draft ---- */
+
+/* The draft's next token, drawn as its mode says. */
+static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const float *logits)
+{
+    uint32_t n = ask->to->n;
+    draw_law(d, ask, logits);
+    if (ask->q_mode == PROP_COUPLED)
+        return dist_draw(d->run.dist, ask->draw_key, ask->context.n + n);
+    struct dist_law law = dist_law(d->run.dist);
+    return ask->q_mode == PROP_SPARSE ? draw_sparse(d, &law, ask->to->q, n)
+                                      : draw_dense(d, &law, ask->to->q, n);
+}
+
+bool draw_ends(const struct draft *d, const struct prop_ask *ask, uint32_t token)
+{
+    uint32_t i = 0;
+    while (i < d->n_eos && d->eos[i] != token)
+        i++;
+    return i < d->n_eos && !ask->sampling.ignore_eos;
+}
+
+bool draw_trusts(const struct draft *d, const struct prop_ask *ask, float confidence)
+{
+    return confidence >= d->p_min && confidence >= ask->p_min; // a NaN is not trusted
+}
+
+bool draw_next(struct draft *d, struct prop_ask *ask, const float *logits)
+{
+    struct prop_draft *to = ask->to;
+    struct dist_top best;
+    float logprob;
+    dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &best);
+    float confidence = expf(best.logprob);
+    if (!draw_trusts(d, ask, confidence))
+        return false;
+    uint32_t token = ask->q_mode == PROP_POINT ? best.token : draw_token(d, ask, logits);
+    to->tokens[to->n] = token;
+    to->survival[to->n] = confidence * (to->n ? to->survival[to->n - 1] : 1);
+    to->n++;
+    return to->n < ask->k && !draw_ends(d, ask, token);
+}
+
+bool draw_room(const struct draft *d, struct prop_ask *ask)
+{
+    bool sparse = ask->q_mode == PROP_SPARSE;
+    uint32_t width = d->run.opt.n_vocab;
+    if (sparse && width > d->sparse_k)
+        width = d->sparse_k;
+    if (!sparse && ask->k > DENSE_MAX / width)
+        ask->k = DENSE_MAX / width ? DENSE_MAX / width : 1;
+    size_t n = (size_t)ask->k * width;
+    struct prop_q *q = malloc(sizeof(*q) + n * (sizeof(*q->ids) + sizeof(*q->probs)));
+    if (!q)
+        return false;
+    *q = (struct prop_q){.width = width, .ids = (uint32_t *)(q + 1)};
+    q->probs = (uint16_t *)(q->ids + n);
+    q->dense = (float *)(void *)q->ids;
+    ask->to->q = q;
+    return true;
+}

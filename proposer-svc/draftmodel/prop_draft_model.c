@@ -1,0 +1,264 @@
+/* prop_draft_model.c - a smaller model of the target's vocabulary says what comes next.
+ *
+ * Each sequence has rows of KV for its context and for what was drafted behind it. When the context
+ * grows, rows of draft tokens that were committed stay, the others go; the rows that lack (after a
+ * fully accepted draft its last token and the bonus) run in the next draft's first pass. All
+ * sequences that are asked for together share the passes, so a batch costs hardly more than one.
+ *
+ * A sequence whose context is mostly unknown is fed in the background, a chunk of a few
+ * milliseconds at a time while no Round waits, and has no draft until that is done. An ask waits
+ * for it if it takes no more than half of the ask's time; else it is put off, as a verifier has
+ * few Rounds under way and one that waits keeps others from being sent. KV comes from
+ * one pool: when it is used up, sequences that have not been asked for lately lose theirs (their
+ * tokens are still known, so they are fed again), and without such a sequence there is no draft.
+ * Full blocks of a context are found by later sequences of the same tenant that begin alike, as
+ * long as nobody needs their room.
+ *
+ * The confidence in a row is the model's greatest probability there. It looks at the tokens before
+ * that row's draw and never at the draw, so a draft may be ended and rated by it whatever the q
+ * mode. (Which rows are dropped must not depend on the tokens drawn in them: Leviathan, Kalman,
+ * Matias 2023 assume so.)
+ *
+ * Memory per token: that of the model's KV for the sequences in use, none for the others; with
+ * penalties their counts take 25 to 35 bytes more per token, as far as the vocabulary goes.
+ *
+ * Here the model is opened. draft_rows.c keeps the sequences, their KV and who gives theirs up,
+ * draft_feed.c reads long contexts, draft_step.c drafts and draft_ahead.c drafts behind what is
+ * being verified, both by the tokens that draft_draw.c draws; draft_impl.h is what they share. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "base/svc.h"
+#include "proposer-svc/draftmodel/draft_model_impl.h"
+#include "proposer-svc/draftmodel/prop_draft_model.h"
+
+#define POOL_SEQUENCES 16 // that a pool without a size of its own is made for
+#define SHOW_US 1000000
+#define LOADING_EXTEND_US 30000000
+
+struct prop_draft_settings prop_draft_settings;
+
+static const struct conf_option options[] = {
+    {.name = "draft.model",
+     .kind = CONF_TEXT,
+     .value = &prop_draft_settings.model,
+     .alias = "model_draft|speculative_model",
+     .help = "GGUF file of the draft model; its vocabulary is the target's"},
+    {.name = "draft.context",
+     .kind = CONF_INT,
+     .value = &prop_draft_settings.context,
+     .fallback = "0",
+     .min = 0,
+     .max = 1 << 24,
+     .alias = "ctx_size_draft",
+     .help = "tokens of a sequence, longer ones get no drafts; 0: what it was trained for"},
+    {.name = "draft.kv_mib",
+     .kind = CONF_INT,
+     .value = &prop_draft_settings.kv_mib,
+     .fallback = "0",
+     .min = 0,
+     .max = 1 << 24,
+     .help = "memory of the draft model's KV pool in MiB; 0: for 16 whole contexts, at most a "
+             "quarter of what it leaves free"},
+    {.name = "draft.kv_type",
+     .kind = CONF_CHOICE,
+     .value = &prop_draft_settings.kv_type,
+     .fallback = "int8",
+     .choices = "int8|f16|f32",
+     .help = "how the draft model's K and V are kept, as the verifier's kv_type"},
+    {.name = "draft.memory_check",
+     .kind = CONF_BOOL,
+     .value = &prop_draft_settings.memory_check,
+     .fallback = "true",
+     .help = "refuse to load a draft model that would take more memory than is available"},
+    {.name = "draft.p_min",
+     .kind = CONF_FLOAT,
+     .value = &prop_draft_settings.p_min,
+     .fallback = "0",
+     .min = 0,
+     .max = 1,
+     .alias = "draft_p_min",
+     .help = "a draft ends where the model's greatest probability is below this"},
+    {.name = "draft.quantize",
+     .kind = CONF_CHOICE,
+     .value = &prop_draft_settings.quantise,
+     .fallback = "no",
+     .choices = "no|q8_0|q4_0",
+     .help = "round matrices of larger types to this one when they are loaded: any model, also the "
+             "target itself, as a faster drafter"},
+    {.name = "draft.float_gemm",
+     .kind = CONF_CHOICE,
+     .value = &prop_draft_settings.float_gemm,
+     .fallback = "own",
+     .choices = "own|blas",
+     .help = "who multiplies matrices of floats, as the verifier's float_gemm"},
+    {.name = "draft.sparse_k",
+     .kind = CONF_INT,
+     .value = &prop_draft_settings.sparse_k,
+     .fallback = "64",
+     .min = 1,
+     .max = 256,
+     .help = "tokens that a sparse q is over, 6 bytes each"},
+    {.name = "draft.threads",
+     .kind = CONF_INT,
+     .value = &prop_draft_settings.threads,
+     .fallback = "0",
+     .min = 0,
+     .max = 256,
+     .alias = "threads_draft",
+     .help = "threads of the draft model's passes; 0: one per core that may be used"},
+    {.name = "draft.pin",
+     .kind = CONF_BOOL,
+     .value = &prop_draft_settings.pin,
+     .fallback = "true",
+     .help = "bind these threads to cores"},
+};
+
+/* ---- loading ---- */
+
+static bool show_progress(void *arg, float done)
+{
+    struct draft *d = arg;
+    int64_t now_us = clock_us();
+    svc_watchdog();
+    if (now_us >= d->show_us) {
+        svc_extend(LOADING_EXTEND_US);
+        svc_status("loading the draft model: %d %%", (int)(done * 100));
+        log_info("loading the draft model percent=%d", (int)(done * 100));
+        d->show_us = now_us + SHOW_US;
+    }
+    return svc_wait_signal(0) == 0;
+}
+
+/* What is kept of the vocabulary. Ids behind the last used one are never drafted: a target with the
+ * same digest may not have them. */
+static int read_vocabulary(struct draft *d, const struct gguf *g, uint32_t *ret_n_used)
+{
+    AUTO(tok_free) struct tok *tok = NULL;
+    const uint32_t *eos;
+    int r = tok_new(g, &tok);
+    if (r < 0)
+        return r;
+    d->vocab_digest = tok_digest(tok);
+    d->n_eos = tok_eos_ids(tok, &eos);
+    memcpy(d->eos, eos, d->n_eos * sizeof(*eos));
+    *ret_n_used = tok_n_used(tok);
+    return 0;
+}
+
+static int quantise_type(const char *name)
+{
+    return strcmp(name, "q8_0") == 0   ? (int)KERNEL_Q8_0
+           : strcmp(name, "q4_0") == 0 ? (int)KERNEL_Q4_0
+                                       : MODEL_AS_FILE;
+}
+
+static int load(struct draft *d, const struct prop_draft_settings *set)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    int64_t start_us = clock_us();
+    d->show_us = start_us + SHOW_US;
+    struct runner_options opt = {.prefix = "draft.",
+                                 .threads = (unsigned)set->threads,
+                                 .pin = set->pin,
+                                 .memory_check = set->memory_check,
+                                 .quantise = quantise_type(set->quantise),
+                                 .blas = strcmp(set->float_gemm, "blas") == 0,
+                                 .context = (uint32_t)set->context,
+                                 .kv_mib = (uint64_t)set->kv_mib,
+                                 .max_sequences = POOL_SEQUENCES,
+                                 .max_rows = ROWS_MAX,
+                                 .min_logits = GROUP_MAX};
+    kernel_kv_type(set->kv_type, &opt.kv_type);
+    int r = gguf_open(set->model, &g);
+    if (r == 0)
+        r = read_vocabulary(d, g, &opt.n_vocab);
+    if (r == 0)
+        r = runner_plan(&d->run, g, &opt);
+    if (r == 0)
+        r = runner_load(&d->run, show_progress, d);
+    if (r == 0)
+        r = kv_open_index(d->run.kv, 0, kv_hash);
+    d->adjusted = malloc(opt.n_vocab * sizeof(*d->adjusted));
+    if (r == 0 && !d->adjusted)
+        r = fail(-ENOMEM, "draft: no memory");
+    if (r < 0)
+        return r;
+    log_info("draft model ready name=%s arch=%s weights_mib=%zu kv_positions=%u context=%u "
+             "kernel=%s threads=%u s=%.1f",
+             d->name, d->run.model->params.architecture, d->run.model->bytes >> 20,
+             d->run.n_blocks * KV_BLOCK, d->run.context, d->run.kernel->name,
+             pool_threads(d->run.pool), (double)(clock_us() - start_us) / 1e6);
+    return 0;
+}
+
+static void draft_close(void *shared)
+{
+    struct draft *d = shared;
+    runner_done(&d->run);
+    free(d->adjusted);
+    free(d->name);
+    free(d);
+}
+
+static int draft_open(void **ret_shared)
+{
+    const struct prop_draft_settings *set = &prop_draft_settings;
+    if (!set->model)
+        return fail(-EINVAL, "draft.model is missing: the GGUF file of the draft model");
+    struct draft *d = calloc(1, sizeof(*d));
+    if (!d)
+        return fail(-ENOMEM, "draft: no memory");
+    const char *slash = strrchr(set->model, '/');
+    d->name = strdup(slash ? slash + 1 : set->model);
+    d->p_min = (float)set->p_min;
+    d->sparse_k = (uint32_t)set->sparse_k;
+    if (getrandom(&d->key, sizeof(d->key), GRND_NONBLOCK) < 0)
+        d->key = rng_splitmix64((uint64_t)clock_us() ^ (uintptr_t)d);
+    int r = d->name ? load(d, set) : fail(-ENOMEM, "draft: no memory");
+    if (r < 0) {
+        draft_close(d);
+        return r;
+    }
+    *ret_shared = d;
+    return 0;
+}
+
+static void draft_about(void *shared, struct prop_about *to)
+{
+    const struct draft *d = shared;
+    *to = (struct prop_about){.model = d->name,
+                              .vocab_digest = d->vocab_digest,
+                              .max_context = d->run.context,
+                              .q_modes = 1u << PROP_POINT | 1u << PROP_COUPLED | 1u << PROP_SPARSE |
+                                         1u << PROP_DENSE};
+}
+static void draft_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
+{
+    struct draft *d = shared;
+    ahead_draft(d, asks, n);
+    if (step_draft(d, asks, n)) // asks that wait for their context come with every piece of it
+        d->n_calls++;
+}
+
+const struct prop_ops prop_draft = {
+    .name = "draft",
+    .flags = PROP_OWN_THREAD,
+    .seq_size = sizeof(struct draft_seq),
+    .options = options,
+    .n_options = ARRAY_LEN(options),
+    .open = draft_open,
+    .close = draft_close,
+    .about = draft_about,
+    .seq_done = rows_seq_done,
+    .cut = rows_cut,
+    .grow = rows_seq_grow,
+    .draft = draft_draft,
+    .work = feed_work,
+};

@@ -1,0 +1,14 @@
+/* prop_draft_model.h - the draft-model proposer; what it guesses and how is told in prop_draft.c. */
+#pragma once
+#include "proposer-svc/props/prop.h"
+
+struct prop_draft_settings { // before open()
+    char *model, *quantise, *float_gemm, *kv_type;
+    int64_t context, kv_mib, threads;
+    bool pin, memory_check;
+    double p_min;
+    int64_t sparse_k;
+};
+
+extern struct prop_draft_settings prop_draft_settings;
+extern const struct prop_ops prop_draft;

@@ -1,0 +1,134 @@
+/* proposer_options.c - the table of settings, with those of every proposer behind it. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "proposer-svc/props/prop.h"
+#include "proposer-svc/proposer_options.h"
+#include "rpc/rpc.h"
+
+#define OPTIONS_MAX 128
+
+static struct settings values;
+
+static const struct conf_option own[] = {
+    {.name = "listen",
+     .kind = CONF_LIST,
+     .value = &values.listen,
+     .fallback = "unix:/run/tandem/proposer.sock",
+     .max = RPC_LISTEN_MAX,
+     .help = "addresses: unix:/path, unused when sockets are passed, or host:port"},
+    RPC_TLS_OPTIONS(values.tls),
+    {.name = "proposer",
+     .kind = CONF_TEXT,
+     .value = &values.proposer,
+     .fallback = "ngram",
+     .help = "how to guess: ngram, suffix, draft or chain (none: verifiers do without by "
+             "--proposers none)"},
+    {.name = "name",
+     .kind = CONF_TEXT,
+     .value = &values.name,
+     .help = "what requests and metrics call it (default: as the proposer)"},
+    {.name = "instance",
+     .kind = CONF_TEXT,
+     .value = &values.instance,
+     .fallback = "proposer",
+     .help = "this service's name in merged statistics"},
+    {.name = "log_level",
+     .kind = CONF_CHOICE,
+     .value = &values.log_level,
+     .fallback = "info",
+     .choices = "error|warn|info|debug",
+     .help = "what is logged"},
+    {.name = "k_max",
+     .kind = CONF_INT,
+     .value = &values.k_max,
+     .fallback = "20",
+     .min = 1,
+     .max = PROP_K_MAX,
+     .help = "most tokens in a draft"},
+    {.name = "max_context",
+     .kind = CONF_INT,
+     .value = &values.max_context,
+     .fallback = "1048576",
+     .min = 16,
+     .max = 1 << 26,
+     .help = "tokens of a sequence; longer ones get no drafts"},
+    {.name = "max_sessions",
+     .kind = CONF_INT,
+     .value = &values.max_sessions,
+     .fallback = "1024",
+     .min = 1,
+     .max = 1 << 20,
+     .help = "sequences known at once; beyond, the least recently used is forgotten"},
+    {.name = "max_tokens",
+     .kind = CONF_INT,
+     .value = &values.max_tokens,
+     .fallback = "4194304",
+     .min = 1024,
+     .max = 1LL << 36,
+     .help = "tokens of all contexts together, 51 bytes of memory each with ngram or suffix"},
+    {.name = "idle_timeout",
+     .kind = CONF_FLOAT,
+     .value = &values.idle_timeout_s,
+     .fallback = "120",
+     .min = 0.1,
+     .max = 86400,
+     .help = "a sequence unused for so long is forgotten, in s"},
+    {.name = "drain_timeout",
+     .kind = CONF_FLOAT,
+     .value = &values.drain_timeout_s,
+     .fallback = "0.2",
+     .min = 0,
+     .max = 3600,
+     .help = "how long verifiers may go on after a stop signal, in s; without drafts afterwards"},
+    {.name = "threads",
+     .kind = CONF_INT,
+     .value = &values.threads,
+     .fallback = "1",
+     .min = 1,
+     .max = 64,
+     .help = "threads that answer verifiers; one is the fastest unless they wait for it"},
+};
+
+static int unknown_proposer(void)
+{
+    char known[128] = "", quoted[64];
+    size_t n = 0;
+    for (size_t i = 0; prop_at(i) && n < sizeof(known); i++)
+        n +=
+            (size_t)snprintf(known + n, sizeof(known) - n, "%s%s", i ? ", " : "", prop_at(i)->name);
+    return fail(-EINVAL, "proposer must be one of %s, not %s", known,
+                log_quote(values.proposer, strlen(values.proposer), quoted, sizeof(quoted)));
+}
+
+static int check(void)
+{
+    if (!prop_find(values.proposer))
+        return unknown_proposer();
+    if (values.max_context > values.max_tokens)
+        return fail(-EINVAL, "max_context is %lld, above max_tokens %lld",
+                    (long long)values.max_context, (long long)values.max_tokens);
+    return 0;
+}
+
+int settings_read(int argc, char **argv, const struct settings **ret)
+{
+    static struct conf_option all[OPTIONS_MAX];
+    size_t n = ARRAY_LEN(own);
+    memcpy(all, own, sizeof(own));
+    for (size_t i = 0; prop_at(i); i++)
+        for (size_t k = 0; k < prop_at(i)->n_options && n < OPTIONS_MAX; k++)
+            all[n++] = prop_at(i)->options[k];
+    struct conf conf = {.program = "proposer-svc",
+                        .summary = "guesses the next tokens for verifiers",
+                        .options = all,
+                        .n_options = n};
+    int r = conf_read(&conf, argc, argv);
+    if (r == 0)
+        r = check();
+    *ret = &values;
+    return r;
+}

@@ -1,0 +1,373 @@
+/* prop_suffix.c - what most often followed the last words, here and in past outputs.
+ *
+ * Suffix decoding (Oliaro, Jia, Campos, Qiao 2024, arXiv:2411.04975). The places where the last m
+ * tokens stand form a tree by what follows there; from its root the most frequent child is taken
+ * again and again. A child's probability is its count over its parent's; the draft ends where their
+ * product falls below min_prob, and at factor * m + offset tokens. Its score is the sum of these
+ * products, the tokens that are expected to be kept. Of both texts and all m the best score is the
+ * draft; of equal ones the own context's, then that of the longer m.
+ *
+ * The trees are not kept but read off the places (grams.h): per n-gram length the latest 32, from
+ * the longest down, while a shorter match could still score better. So a draft costs the same
+ * whatever the texts' length. A place that reaches the context's end goes on in the draft itself.
+ *
+ * An output enters the pool of past outputs when its sequence ends, so that it is there once: one
+ * that is only forgotten may come back. What is found there was said for the same tenant.
+ *
+ * Memory: at most 47 bytes per token of context and 40 KiB per sequence; the pool 46 bytes
+ * per token if its size is a power of two, and 76 per tenant in it. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include "base/err.h"
+#include "base/mem.h"
+#include "proposer-svc/props/prop_suffix.h"
+#include "proposer-svc/props/suffix_pool.h"
+
+#define SPARE 1024 // tokens; with a quarter of the context, what fits in before tables grow
+#define PLACES_MAX (GRAMS_LENS * SUFFIX_LOOK_MAX)
+
+struct prop_suffix_settings prop_suffix_settings;
+
+static const struct conf_option options[] = {
+    {.name = "suffix.max_depth",
+     .kind = CONF_INT,
+     .value = &prop_suffix_settings.max_depth,
+     .fallback = "24",
+     .min = 1,
+     .max = SUFFIX_DEPTH_MAX,
+     .alias = "suffix_decoding_max_tree_depth",
+     .help = "last tokens that are matched at most"},
+    {.name = "suffix.factor",
+     .kind = CONF_FLOAT,
+     .value = &prop_suffix_settings.factor,
+     .fallback = "1",
+     .min = 0,
+     .max = PROP_K_MAX,
+     .alias = "suffix_decoding_max_spec_factor",
+     .help = "draft tokens for each matched token"},
+    {.name = "suffix.offset",
+     .kind = CONF_FLOAT,
+     .value = &prop_suffix_settings.offset,
+     .fallback = "0",
+     .min = 0,
+     .max = PROP_K_MAX,
+     .alias = "suffix_decoding_max_spec_offset",
+     .help = "and so many draft tokens more"},
+    {.name = "suffix.min_prob",
+     .kind = CONF_FLOAT,
+     .value = &prop_suffix_settings.min_prob,
+     .fallback = "0.1",
+     .min = 0,
+     .max = 1,
+     .alias = "suffix_decoding_min_token_prob",
+     .help = "a draft ends where its probability by frequency is below this"},
+    {.name = "suffix.pool_tokens",
+     .kind = CONF_INT,
+     .value = &prop_suffix_settings.pool_tokens,
+     .fallback = "262144",
+     .min = 0,
+     .max = 1 << 28,
+     .help = "tokens of past outputs that are kept, the oldest go first; 0: none"},
+};
+
+struct shared {
+    struct prop_suffix_settings set;
+    uint64_t salt;
+    struct suffix_pool *pool; // NULL: none
+};
+
+struct suffix_seq {
+    uint32_t n_known; // places 1 .. n_known are in the index; each has a token behind it
+    uint32_t capacity;
+    struct grams grams;
+};
+
+static void suffix_close(void *shared)
+{
+    struct shared *sh = shared;
+    suffix_pool_free(sh->pool);
+    free(sh);
+}
+
+static int suffix_open(void **ret_shared)
+{
+    struct shared *sh = calloc(1, sizeof(*sh));
+    if (!sh)
+        return fail(-ENOMEM, "suffix: no memory");
+    sh->set = prop_suffix_settings;
+    if (getrandom(&sh->salt, sizeof(sh->salt), GRND_NONBLOCK) < 0)
+        sh->salt = (uintptr_t)sh;
+    uint32_t pool_tokens = (uint32_t)sh->set.pool_tokens;
+    int r = pool_tokens ? suffix_pool_new(pool_tokens, sh->salt, &sh->pool) : 0;
+    if (r < 0)
+        suffix_close(sh);
+    else
+        *ret_shared = sh;
+    return r;
+}
+
+/* ---- one sequence's context ---- */
+
+/* Whose prompt is not known may have copied it: nothing of that is an output. */
+static void suffix_seq_done(void *shared, void *seq, const struct prop_context *c)
+{
+    struct shared *sh = shared;
+    struct suffix_seq *s = seq;
+    if (sh->pool && c && c->n_prompt && c->n > c->n_prompt)
+        suffix_pool_add(sh->pool, c->tenant, c->tenant_len, c->tokens + c->n_prompt,
+                        c->n - c->n_prompt);
+    grams_done(&s->grams);
+}
+
+static void suffix_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
+{
+    (void)shared;
+    struct suffix_seq *s = seq;
+    uint32_t stays = keep ? keep - 1 : 0; // the last kept token has none behind it
+    if (stays == 0 && s->n_known) {
+        grams_clear(&s->grams);
+        s->n_known = 0;
+    }
+    s->grams.tokens = c->tokens;
+    for (; s->n_known > stays; s->n_known--)
+        grams_take_back(&s->grams, s->n_known, s->n_known);
+}
+
+/* Room for n tokens and some more. The index is empty after it has grown. */
+static int reserve(const struct shared *sh, struct suffix_seq *s, uint32_t n)
+{
+    if (n < s->capacity)
+        return 0;
+    uint64_t capacity = (uint64_t)n + n / 4 + SPARE;
+    if (capacity > UINT32_MAX)
+        return fail(-ENOMEM, "suffix: no memory for %u tokens", n);
+    grams_done(&s->grams);
+    s->grams = (struct grams){.mask = UINT32_MAX, .salt = sh->salt};
+    s->capacity = (uint32_t)capacity;
+    s->n_known = 0;
+    return grams_init(&s->grams, s->capacity, s->capacity);
+}
+
+static int suffix_grow(void *shared, void *seq, const struct prop_context *c)
+{
+    struct suffix_seq *s = seq;
+    int r = reserve(shared, s, c->n);
+    if (r < 0)
+        return r;
+    s->grams.tokens = c->tokens;
+    for (; s->n_known + 1 < c->n; s->n_known++)
+        grams_add(&s->grams, s->n_known + 1, s->n_known + 1);
+    return 0;
+}
+
+/* ---- drafts ---- */
+
+struct place {
+    uint32_t at;      // position behind the match
+    uint32_t matched; // tokens
+};
+
+/* A text and what of the context stands in it. */
+struct text {
+    const struct grams *grams;
+    uint32_t owner;
+    uint32_t oldest, end; // positions [oldest, end)
+    bool is_context;
+    uint32_t n_places;
+    struct place places[PLACES_MAX]; // the longest matches first, then the latest
+};
+
+struct guess {
+    float score;
+    uint32_t n;
+    uint32_t tokens[PROP_K_MAX];
+    float survival[PROP_K_MAX];
+};
+
+static uint32_t token_at(const struct text *t, uint32_t pos)
+{
+    return t->grams->tokens[pos & t->grams->mask];
+}
+
+/* Tokens of the context's end that stand before the place; `known` of them are known to. */
+static uint32_t match_at(const struct shared *sh, const struct text *t,
+                         const struct prop_context *c, uint32_t at, uint32_t known)
+{
+    uint32_t max = (uint32_t)sh->set.max_depth, m = known;
+    if (max > c->n)
+        max = c->n;
+    if (max > at - t->oldest)
+        max = at - t->oldest;
+    while (m < max && token_at(t, at - m - 1) == c->tokens[c->n - m - 1])
+        m++;
+    return m;
+}
+
+static_assert(PLACES_MAX < 255, "kinds are counted in a byte, and their table is half empty");
+
+/* The most frequent of n >= 1 tokens, of equal ones the first. */
+static uint32_t most_frequent(const uint32_t *tokens, uint32_t n, uint32_t *ret_count)
+{
+    uint32_t kinds[PLACES_MAX + 1], n_kinds = 0, best = 1;
+    uint8_t counts[PLACES_MAX + 1], table[256] = {0}; // of kinds, which are counted from 1 on
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t at = (uint8_t)(tokens[i] * 0x9e3779b9u >> 24);
+        while (table[at] && kinds[table[at]] != tokens[i])
+            at++;
+        if (!table[at]) {
+            table[at] = (uint8_t)++n_kinds;
+            kinds[n_kinds] = tokens[i];
+            counts[n_kinds] = 0;
+        }
+        counts[table[at]]++;
+    }
+    for (uint32_t k = 2; k <= n_kinds; k++)
+        best = counts[k] > counts[best] ? k : best;
+    *ret_count = counts[best];
+    return kinds[best];
+}
+
+/* What follows the i-th token behind a place, the draft's first i being `to`; a mark: nothing. */
+static uint32_t follows(const struct text *t, uint32_t at, uint32_t i, const struct guess *to)
+{
+    if (at + i < t->end)
+        return token_at(t, at + i);
+    return t->is_context ? to->tokens[at + i - t->end] : SUFFIX_POOL_MARK;
+}
+
+/* Walks down the tree of the first n places. */
+static void walk(const struct text *t, uint32_t n, uint32_t max, double min_prob, struct guess *to)
+{
+    uint32_t alive[PLACES_MAX], next[PLACES_MAX];
+    float prob = 1;
+    for (uint32_t i = 0; i < n; i++)
+        alive[i] = t->places[i].at;
+    to->n = 0;
+    to->score = 0;
+    while (n && to->n < max) {
+        uint32_t parent = n, n_next = 0, count;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t token = follows(t, alive[i], to->n, to);
+            if (token == SUFFIX_POOL_MARK)
+                continue;
+            alive[n_next] = alive[i];
+            next[n_next++] = token;
+        }
+        uint32_t token = n_next ? most_frequent(next, n_next, &count) : 0;
+        prob *= n_next ? (float)count / (float)parent : 0;
+        if (!n_next || (double)prob < min_prob)
+            return;
+        to->tokens[to->n] = token;
+        to->survival[to->n++] = prob;
+        to->score += prob;
+        n = 0;
+        for (uint32_t i = 0; i < n_next; i++)
+            if (next[i] == token)
+                alive[n++] = alive[i];
+    }
+}
+
+/* Adds the latest places of matches with at least grams_lens[level] tokens and fewer than the level
+ * above has. Returns how many there were before. */
+static uint32_t find_places(const struct shared *sh, struct text *t, const struct prop_context *c,
+                            unsigned level)
+{
+    uint32_t len = grams_lens[level], first = t->n_places;
+    uint32_t below = level + 1 < GRAMS_LENS ? grams_lens[level + 1] : UINT32_MAX;
+    uint32_t at = grams_find(t->grams, level, c->tokens + c->n, t->owner);
+    for (uint32_t n = 0; n < SUFFIX_LOOK_MAX && at && at - len >= t->oldest && at > len - 1; n++) {
+        struct place p = {at, match_at(sh, t, c, at, len)};
+        at = t->grams->before[at & t->grams->mask][level];
+        if (p.matched >= below)
+            continue; // counted above
+        uint32_t i = t->n_places++;
+        for (; i > first && t->places[i - 1].matched < p.matched; i--)
+            t->places[i] = t->places[i - 1];
+        t->places[i] = p;
+    }
+    return first;
+}
+
+static uint32_t limit(const struct shared *sh, uint32_t matched, uint32_t k)
+{
+    double max = sh->set.factor * matched + sh->set.offset;
+    return max < k ? (uint32_t)max : k;
+}
+
+static void find_best(const struct shared *sh, struct text *t, const struct prop_context *c,
+                      uint32_t k, struct guess *best)
+{
+    struct guess g;
+    t->n_places = 0;
+    for (unsigned level = GRAMS_LENS; level-- > 0;) {
+        uint32_t most = level + 1 < GRAMS_LENS ? grams_lens[level + 1] - 1 : SUFFIX_DEPTH_MAX;
+        if (best->score >= limit(sh, most, k))
+            return; // as many tokens as could be had, all of them sure
+        if (grams_lens[level] > c->n || grams_lens[level] > (uint32_t)sh->set.max_depth)
+            continue;
+        for (uint32_t i = find_places(sh, t, c, level); i < t->n_places; i++) {
+            uint32_t matched = t->places[i].matched;
+            if (i + 1 < t->n_places && t->places[i + 1].matched == matched)
+                continue; // not all of this length yet
+            if (best->score >= limit(sh, matched, k))
+                return;
+            walk(t, i + 1, limit(sh, matched, k), sh->set.min_prob, &g);
+            if (g.score > best->score)
+                *best = g;
+        }
+    }
+}
+
+static void look_into_pool(const struct shared *sh, const struct prop_context *c, uint32_t k,
+                           struct guess *best)
+{
+    struct suffix_pool_view pool;
+    if (!suffix_pool_look(sh->pool, c->tenant, c->tenant_len, &pool))
+        return;
+    struct text text = {
+        .grams = pool.grams, .owner = pool.owner, .oldest = pool.oldest, .end = pool.end};
+    find_best(sh, &text, c, k, best);
+    suffix_pool_looked(sh->pool);
+}
+
+static void draft_one(const struct shared *sh, const struct prop_ask *ask)
+{
+    const struct suffix_seq *s = ask->seq;
+    const struct prop_context *c = &ask->context;
+    struct prop_draft *to = ask->to;
+    struct guess best = {0};
+    struct text text = {.grams = &s->grams, .end = c->n, .is_context = true};
+    if (s->n_known)
+        find_best(sh, &text, c, ask->k, &best);
+    if (sh->pool)
+        look_into_pool(sh, c, ask->k, &best);
+    to->tree = false;
+    to->q_mode = PROP_POINT;
+    to->n = best.n;
+    memcpy(to->tokens, best.tokens, best.n * sizeof(best.tokens[0]));
+    memcpy(to->survival, best.survival, best.n * sizeof(best.survival[0]));
+}
+
+static void suffix_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        draft_one(shared, asks[i]);
+        asks[i]->done = true;
+    }
+}
+
+const struct prop_ops prop_suffix = {
+    .name = "suffix",
+    .seq_size = sizeof(struct suffix_seq),
+    .options = options,
+    .n_options = ARRAY_LEN(options),
+    .open = suffix_open,
+    .close = suffix_close,
+    .seq_done = suffix_seq_done,
+    .cut = suffix_cut,
+    .grow = suffix_grow,
+    .draft = suffix_draft,
+};

@@ -1,0 +1,212 @@
+/* suffix_pool.c - the ring, its index, and the tenants that have something in it. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "proposer-svc/props/prop.h"
+#include "proposer-svc/props/suffix_pool.h"
+
+#define POSITION_MAX (1u << 31) // then all is forgotten and counted from 1 again
+
+struct tenant {
+    uint32_t next;     // in the bucket, or free; 0: none
+    uint32_t n_tokens; // in the ring, marks included; 0: free
+    uint32_t len;
+    uint8_t bytes[PROP_TENANT_MAX];
+};
+
+struct suffix_pool {
+    pthread_rwlock_t lock; // for what follows
+    struct grams grams;
+    uint32_t *tokens, *owners; // (mask + 1)
+    uint32_t max_tokens, oldest, end;
+    struct tenant *tenants; // [0] is none
+    uint32_t n_tenants, max_tenants, first_free, bucket_mask;
+    uint32_t *buckets;
+};
+
+int suffix_pool_new(uint32_t max_tokens, uint64_t salt, struct suffix_pool **ret)
+{
+    uint32_t size = 16;
+    while (size < max_tokens)
+        size *= 2;
+    AUTO(suffix_pool_free) struct suffix_pool *p = calloc(1, sizeof(*p));
+    if (!p)
+        return fail(-ENOMEM, "no memory");
+    pthread_rwlock_init(&p->lock, NULL);
+    p->max_tokens = max_tokens;
+    p->oldest = p->end = p->n_tenants = 1;
+    p->bucket_mask = size / 16 - 1;
+    p->tokens = malloc(size * sizeof(*p->tokens));
+    p->owners = malloc(size * sizeof(*p->owners));
+    p->buckets = calloc(p->bucket_mask + 1, sizeof(*p->buckets));
+    p->grams =
+        (struct grams){.tokens = p->tokens, .owners = p->owners, .mask = size - 1, .salt = salt};
+    if (!p->tokens || !p->owners || !p->buckets || grams_init(&p->grams, max_tokens, size) < 0)
+        return fail(-ENOMEM, "no memory for %u tokens of past outputs", max_tokens);
+    *ret = TAKE(p);
+    return 0;
+}
+
+void suffix_pool_free(struct suffix_pool *p)
+{
+    if (!p)
+        return;
+    grams_done(&p->grams);
+    free(p->tokens);
+    free(p->owners);
+    free(p->tenants);
+    free(p->buckets);
+    pthread_rwlock_destroy(&p->lock);
+    free(p);
+}
+
+/* ---- tenants ---- */
+
+static uint32_t *bucket_of(const struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
+{
+    uint64_t h = p->grams.salt;
+    for (uint32_t i = 0; i < len; i++)
+        h = (h ^ bytes[i]) * 0x100000001b3u;
+    return &p->buckets[rng_splitmix64(h) & p->bucket_mask];
+}
+
+/* 0: unknown. */
+static uint32_t find_tenant(const struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
+{
+    uint32_t t = *bucket_of(p, bytes, len);
+    while (t && (p->tenants[t].len != len || memcmp(p->tenants[t].bytes, bytes, len) != 0))
+        t = p->tenants[t].next;
+    return t;
+}
+
+/* A number for a tenant that has none; 0: no memory. There are no more of them than outputs. */
+static uint32_t add_tenant(struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
+{
+    uint32_t t = p->first_free;
+    if (t) {
+        p->first_free = p->tenants[t].next;
+    } else if (p->n_tenants >= p->max_tenants) {
+        uint32_t max = p->max_tenants * 2 + 64;
+        struct tenant *tenants = realloc(p->tenants, max * sizeof(*tenants));
+        if (!tenants)
+            return 0;
+        p->tenants = tenants;
+        p->max_tenants = max;
+    }
+    if (!t)
+        t = p->n_tenants++;
+    uint32_t *bucket = bucket_of(p, bytes, len);
+    p->tenants[t] = (struct tenant){.next = *bucket, .len = len};
+    memcpy(p->tenants[t].bytes, bytes, len);
+    *bucket = t;
+    return t;
+}
+
+static void remove_tenant(struct suffix_pool *p, uint32_t t)
+{
+    struct tenant *gone = &p->tenants[t];
+    uint32_t *at = bucket_of(p, gone->bytes, gone->len);
+    while (*at != t)
+        at = &p->tenants[*at].next;
+    *at = gone->next;
+    gone->next = p->first_free;
+    p->first_free = t;
+}
+
+/* ---- the ring ---- */
+
+static uint32_t *token_at(struct suffix_pool *p, uint32_t pos)
+{
+    return &p->tokens[pos & p->grams.mask];
+}
+
+static void drop_oldest(struct suffix_pool *p)
+{
+    uint32_t at = p->oldest++, owner = p->owners[at & p->grams.mask], n = 0;
+    while (n <= GRAMS_LONGEST && at + n < p->end && *token_at(p, at + n) != SUFFIX_POOL_MARK)
+        n++;
+    for (unsigned i = 0; i < GRAMS_LENS && grams_lens[i] < n; i++)
+        grams_forget(&p->grams, i, at + grams_lens[i]);
+    if (--p->tenants[owner].n_tokens == 0)
+        remove_tenant(p, owner);
+}
+
+static void forget_all(struct suffix_pool *p)
+{
+    grams_clear(&p->grams);
+    memset(p->buckets, 0, (p->bucket_mask + 1) * sizeof(*p->buckets));
+    p->first_free = 0;
+    p->oldest = p->end = p->n_tenants = 1;
+}
+
+static void append(struct suffix_pool *p, uint32_t token, uint32_t owner)
+{
+    p->owners[p->end & p->grams.mask] = owner;
+    *token_at(p, p->end++) = token;
+    p->tenants[owner].n_tokens++;
+}
+
+static void add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+                const uint32_t *tokens, uint32_t n)
+{
+    if (p->end > POSITION_MAX)
+        forget_all(p);
+    while (p->end - p->oldest + n + 1 > p->max_tokens)
+        drop_oldest(p);
+    uint32_t owner = find_tenant(p, tenant, tenant_len);
+    if (!owner)
+        owner = add_tenant(p, tenant, tenant_len);
+    if (!owner)
+        return;
+    append(p, SUFFIX_POOL_MARK, owner);
+    for (uint32_t i = 0; i < n; i++)
+        append(p, tokens[i], owner);
+    for (uint32_t i = 1; i < n; i++)
+        grams_add(&p->grams, p->end - n + i, i);
+}
+
+void suffix_pool_add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+                     const uint32_t *tokens, uint32_t n)
+{
+    if (n > p->max_tokens - 1) {
+        tokens += n - (p->max_tokens - 1);
+        n = p->max_tokens - 1;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        if (tokens[i] == SUFFIX_POOL_MARK)
+            n = i; // such a token has no text; nothing good can follow
+    if (n < 2)
+        return;
+    pthread_rwlock_wrlock(&p->lock);
+    add(p, tenant, tenant_len, tokens, n);
+    pthread_rwlock_unlock(&p->lock);
+}
+
+bool suffix_pool_look(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+                      struct suffix_pool_view *ret)
+{
+    pthread_rwlock_rdlock(&p->lock);
+    *ret = (struct suffix_pool_view){.grams = &p->grams,
+                                     .owner = find_tenant(p, tenant, tenant_len),
+                                     .oldest = p->oldest,
+                                     .end = p->end};
+    if (!ret->owner)
+        pthread_rwlock_unlock(&p->lock);
+    return ret->owner;
+}
+
+void suffix_pool_looked(struct suffix_pool *p)
+{
+    pthread_rwlock_unlock(&p->lock);
+}
+
+uint32_t suffix_pool_tokens(struct suffix_pool *p)
+{
+    pthread_rwlock_rdlock(&p->lock);
+    uint32_t n = p->end - p->oldest;
+    pthread_rwlock_unlock(&p->lock);
+    return n;
+}

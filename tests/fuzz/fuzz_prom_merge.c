@@ -1,0 +1,19 @@
+/* A verifier's metrics text: merged or dropped, never more than it was. */
+#include "gateway/serve/prom_merge.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    struct prom p;
+    struct buf out;
+    prom_init(&p);
+    buf_init(&out, 1 << 24);
+    prom_add(&p, (const char *)data, n, "one", 3);
+    prom_add(&p, (const char *)data, n / 2, (const char *)data, n < 40 ? n : 40);
+    prom_write(&p, &out);
+    prom_write_openmetrics(&p, &out);
+    buf_done(&out);
+    prom_done(&p);
+    return 0;
+}

@@ -1,0 +1,142 @@
+/* asker.c - an engine without a model. */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/queue.h"
+#include "lib/clients/asker.h"
+#include "lib/lib.h"
+
+#define BUDGET_MIN_US 50000
+#define SEQUENCES_MAX 256
+#define PERIOD 50
+
+struct asker {
+    struct drafts *drafts;
+    struct queue *inbox; // of struct draft
+    uint32_t *context;
+    int64_t longest_ask_us;
+};
+
+uint32_t asker_token(uint32_t position)
+{
+    return position % PERIOD;
+}
+
+static void arrived(void *user, struct draft *draft)
+{
+    struct asker *a = user;
+    struct draft *copy = malloc(sizeof(*copy));
+    *copy = *draft;
+    if (queue_push(a->inbox, copy) < 0)
+        free(copy);
+}
+
+struct asker *asker_new(const char *const *targets, unsigned n_targets, uint32_t max_sequences)
+{
+    struct asker *a = calloc(1, sizeof(*a));
+    a->context = malloc(ASKER_CONTEXT_MAX * sizeof(*a->context));
+    for (uint32_t i = 0; i < ASKER_CONTEXT_MAX; i++)
+        a->context[i] = asker_token(i);
+    assert_int_equal(queue_new(4096, &a->inbox), 0);
+    struct drafts_config c = {.n_targets = n_targets,
+                              .model = "test",
+                              .n_vocab = ASKER_VOCAB,
+                              .vocab_digest = 0x1234,
+                              .max_sequences = max_sequences,
+                              .arrived = arrived,
+                              .user = a};
+    for (unsigned i = 0; i < n_targets; i++)
+        snprintf(c.targets[i].target, sizeof(c.targets[i].target), "%s", targets[i]);
+    if (drafts_new(&c, &a->drafts) < 0)
+        fail_msg("%s", fail_text());
+    return a;
+}
+
+void asker_free(struct asker *a)
+{
+    if (!a)
+        return;
+    drafts_free(a->drafts);
+    for (void *d; (d = queue_pop(a->inbox, 0));)
+        free(d);
+    queue_free(a->inbox);
+    free(a->context);
+    free(a);
+}
+
+struct drafts *asker_drafts(struct asker *a)
+{
+    return a->drafts;
+}
+
+bool asker_usable(struct asker *a, unsigned i)
+{
+    struct drafts_stats s;
+    return drafts_stats(a->drafts, i, &s) && s.connected && !s.benched;
+}
+
+bool asker_wait_usable(struct asker *a, unsigned i, bool wanted)
+{
+    int64_t until = clock_us() + 20000000;
+    while (asker_usable(a, i) != wanted) {
+        if (clock_us() > until)
+            return false;
+        poll(NULL, 0, 1); // nothing tells when a proposer connects
+    }
+    return true;
+}
+
+static int64_t cpu_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static unsigned ask(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
+                    uint32_t k, int64_t wait_us)
+{
+    uint32_t budget_us = wait_us > BUDGET_MIN_US ? (uint32_t)wait_us : BUDGET_MIN_US;
+    struct drafts_wish wishes[SEQUENCES_MAX] = {0};
+    assert_true(n <= SEQUENCES_MAX && base_len <= ASKER_CONTEXT_MAX);
+    for (unsigned s = 0; s < n; s++)
+        wishes[s] = (struct drafts_wish){
+            .seq = first_seq + s, .context = a->context, .base_len = base_len, .k = k};
+    int64_t since = cpu_us();
+    unsigned n_awaited = drafts_ask(a->drafts, i, wishes, n, budget_us, clock_us());
+    int64_t took = cpu_us() - since;
+    a->longest_ask_us = took > a->longest_ask_us ? took : a->longest_ask_us;
+    return n_awaited;
+}
+
+unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
+                     uint32_t k, int64_t wait_us, unsigned *ret_right)
+{
+    unsigned n_awaited = ask(a, i, first_seq, n, base_len, k, wait_us), n_came = 0;
+    int64_t until = clock_us() + wait_us;
+    *ret_right = 0;
+    while (n_came < n_awaited) {
+        int64_t left = until - clock_us();
+        AUTO(mem_free) struct draft *d = queue_pop(a->inbox, left > 0 ? left : 0);
+        if (!d)
+            return n_came;
+        if (d->base_len != base_len || d->seq < first_seq || d->seq >= first_seq + n)
+            continue; // late: for a context that has grown since, or asked for by another round
+        n_came++;
+        assert_true(d->n <= k);
+        assert_int_equal(d->proposer, i);
+        for (uint32_t t = 0; t < d->n; t++) {
+            assert_true(d->tokens[t] < ASKER_VOCAB);
+            *ret_right += d->tokens[t] == asker_token(base_len + t);
+        }
+    }
+    return n_came;
+}
+
+int64_t asker_longest_ask_us(struct asker *a)
+{
+    return a->longest_ask_us;
+}

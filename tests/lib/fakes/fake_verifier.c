@@ -1,0 +1,456 @@
+/* fake_verifier.c - a gRPC server that plays the verifier. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "lib/fakes/fake_verifier.h"
+#include "lib/lib.h"
+#include "rpc/rpc.h"
+#include "tandem/v1/stats.pb-c.h"
+
+struct fake_verifier {
+    struct rpc_server *server;
+    atomic_uint n_running, n_cancelled;
+    pthread_mutex_t mu; // for what follows
+    Tandem__V1__ModelInfo__State state;
+    float progress;
+    uint32_t protocol;
+    const char *template, *name, *fingerprint;
+    Tandem__V1__GenerateRequest *last;
+};
+
+/* A Generate call that is paced. */
+struct play {
+    struct fake_verifier *f;
+    unsigned left, at, every_ms;
+    bool flood;
+};
+
+/* ---- events ---- */
+
+static void send_started(struct rpc_call *c, ProtobufCBinaryData echo)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__Started s = TANDEM__V1__STARTED__INIT;
+    s.prompt_tokens = 7;
+    s.cached_tokens = 3;
+    s.seed = 11;
+    s.prompt_text = echo;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_STARTED;
+    e.started = &s;
+    rpc_call_send(c, rpc_pack(&e.base));
+}
+
+static ssize_t send_tokens(struct rpc_call *c, const ProtobufCBinaryData *texts, unsigned n,
+                           unsigned choice)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__TokenRun run = TANDEM__V1__TOKEN_RUN__INIT;
+    Tandem__V1__TopLogprob top = TANDEM__V1__TOP_LOGPROB__INIT, *tops[] = {&top};
+    Tandem__V1__Token *tokens = calloc(n + 1, sizeof(*tokens)), **v = calloc(n + 1, sizeof(*v));
+    top.logprob = -0.25f;
+    top.text = rpc_text("\xE2\x82");
+    for (unsigned i = 0; i < n; i++) {
+        tandem__v1__token__init(&tokens[i]);
+        tokens[i].text = tokens[i].bytes = texts[i];
+        tokens[i].id = i;
+        tokens[i].origin = i + 1 < n ? TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_ACCEPTED
+                                     : TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_BONUS;
+        tokens[i].logprob = -0.5f;
+        tokens[i].n_top = 1;
+        tokens[i].top = tops;
+        v[i] = &tokens[i];
+    }
+    run.n_tokens = n;
+    run.tokens = v;
+    run.round = 1;
+    run.drafted = n;
+    run.proposer = rpc_text("fake");
+    e.choice = choice;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_RUN;
+    e.run = &run;
+    ssize_t left = rpc_call_send(c, rpc_pack(&e.base));
+    free(v);
+    free(tokens);
+    return left;
+}
+
+static void send_finished(struct rpc_call *c, unsigned n, const char *held)
+{
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__Finished f = TANDEM__V1__FINISHED__INIT;
+    Tandem__V1__SpeculationUsage u = TANDEM__V1__SPECULATION_USAGE__INIT;
+    f.reason = TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH;
+    f.completion_tokens = n;
+    f.text = rpc_text(held);
+    u.rounds = 4;
+    u.rounds_drafted = 2;
+    u.drafted = 8;
+    u.accepted = 6;
+    u.bonus = 1;
+    u.rule = rpc_text("own-draw");
+    u.proposer = rpc_text("ngram");
+    f.speculation = &u;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
+    e.finished = &f;
+    rpc_call_send(c, rpc_pack(&e.base));
+    rpc_call_finish(c, RPC_OK, NULL);
+}
+
+static void send_words(struct rpc_call *c, unsigned n, bool at_once)
+{
+    char(*words)[16] = calloc(n + 1, sizeof(*words));
+    ProtobufCBinaryData *texts = calloc(n + 1, sizeof(*texts));
+    for (unsigned i = 0; i < n; i++) {
+        snprintf(words[i], sizeof(words[i]), "w%u ", i);
+        texts[i] = rpc_text(words[i]);
+        if (!at_once)
+            send_tokens(c, &texts[i], 1, 0);
+    }
+    if (at_once)
+        send_tokens(c, texts, n, 0);
+    free(texts);
+    free(words);
+}
+
+static void next_word(struct rpc_call *c)
+{
+    struct play *p = rpc_call_user(c);
+    char word[16];
+    ProtobufCBinaryData text = rpc_text(word);
+    snprintf(word, sizeof(word), "w%u ", p->at++);
+    text.len = strlen(word);
+    send_tokens(c, &text, 1, 0);
+    if (p->at == p->left)
+        send_finished(c, p->at, "");
+    else
+        rpc_call_after(c, p->every_ms, next_word);
+}
+
+static void flood(struct rpc_call *c)
+{
+    static char big[1000];
+    struct play *p = rpc_call_user(c);
+    ProtobufCBinaryData text = {sizeof(big), (uint8_t *)big};
+    memset(big, 'x', sizeof(big));
+    while (p->at < p->left) {
+        ssize_t queued = send_tokens(c, &text, 1, 0);
+        p->at++;
+        if (queued < 0 || queued > 32768)
+            return; // on_drain goes on
+    }
+    p->flood = false;
+    send_finished(c, p->at, "");
+}
+
+static void generate_drain(struct rpc_call *c)
+{
+    struct play *p = rpc_call_user(c);
+    if (p && p->flood)
+        flood(c);
+}
+
+static void send_bytes(struct rpc_call *c)
+{
+    /* The euro sign in two tokens: the text comes with the second. */
+    const ProtobufCBinaryData text[] = {{0, NULL}, rpc_text("\xE2\x82\xAC"), rpc_text("\xFF")};
+    send_tokens(c, text, 3, 0);
+    send_finished(c, 3, "");
+}
+
+static void send_held(struct rpc_call *c)
+{
+    const ProtobufCBinaryData text = rpc_text("kept");
+    send_tokens(c, &text, 1, 0);
+    send_finished(c, 1, " back");
+}
+
+static void die(struct rpc_call *c)
+{
+    (void)c;
+    raise(SIGKILL);
+}
+
+static void play(struct rpc_call *c, struct play *p, const char *what, ProtobufCBinaryData echo)
+{
+    char word[16] = "";
+    unsigned n = 0, ms = 0;
+    sscanf(what, "%15s %u %u", word, &n, &ms);
+    *p = (struct play){.f = p->f, .left = n, .every_ms = ms};
+    if (strcmp(word, "silent") == 0)
+        return;
+    if (strcmp(word, "status") == 0) {
+        rpc_call_finish(c, (enum rpc_code)n, "as you asked");
+        return;
+    }
+    send_started(c, echo);
+    if (strcmp(word, "pace") == 0) {
+        next_word(c);
+    } else if (strcmp(word, "flood") == 0) {
+        p->flood = true;
+        flood(c);
+    } else if (strcmp(word, "bytes") == 0) {
+        send_bytes(c);
+    } else if (strcmp(word, "held") == 0) {
+        send_held(c);
+    } else if (strcmp(word, "garbage") == 0) {
+        rpc_call_send(c, rpc_msg_of("\xFF\xFF\xFF", 3));
+    } else if (strcmp(word, "choice") == 0) {
+        const ProtobufCBinaryData text = rpc_text("x");
+        send_tokens(c, &text, 1, 5);
+    } else if (strcmp(word, "stall") != 0) {
+        send_words(c, n, strcmp(word, "run") == 0);
+        if (strcmp(word, "die") == 0)
+            rpc_call_after(c, 20, die);
+        else if (strcmp(word, "short") == 0)
+            rpc_call_finish(c, RPC_OK, NULL);
+        else
+            send_finished(c, n, "");
+    }
+}
+
+/* ---- the service ---- */
+
+static void generate_start(struct rpc_call *c, struct rpc_msg *msg)
+{
+    struct fake_verifier *f = rpc_call_service(c);
+    Tandem__V1__GenerateRequest *q = (Tandem__V1__GenerateRequest *)rpc_call_unpack(
+        c, &tandem__v1__generate_request__descriptor, msg);
+    struct play *p = calloc(1, sizeof(*p));
+    char what[64] = "say 3"; // for prompts of tokens
+    p->f = f;
+    rpc_call_set_user(c, p);
+    atomic_fetch_add(&f->n_running, 1);
+    if (!q)
+        return;
+    bool text = q->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    if (text)
+        snprintf(what, sizeof(what), "%.*s", (int)(q->text.len < 60 ? q->text.len : 60),
+                 (char *)q->text.data);
+    pthread_mutex_lock(&f->mu);
+    if (f->last)
+        tandem__v1__generate_request__free_unpacked(f->last, NULL);
+    f->last = q;
+    play(c, p, what, text && q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
+    pthread_mutex_unlock(&f->mu);
+}
+
+static void generate_cancel(struct rpc_call *c)
+{
+    struct fake_verifier *f = rpc_call_service(c);
+    atomic_fetch_add(&f->n_cancelled, 1);
+}
+
+static void generate_end(struct rpc_call *c)
+{
+    struct fake_verifier *f = rpc_call_service(c);
+    free(rpc_call_user(c));
+    atomic_fetch_sub(&f->n_running, 1);
+}
+
+static void model_start(struct rpc_call *c, struct rpc_msg *msg)
+{
+    struct fake_verifier *f = rpc_call_service(c);
+    Tandem__V1__ModelInfo m = TANDEM__V1__MODEL_INFO__INIT;
+    (void)msg;
+    pthread_mutex_lock(&f->mu);
+    m.state = f->state;
+    m.progress = f->progress;
+    m.chat_template = rpc_text(f->template);
+    m.protocol = f->protocol;
+    m.name = rpc_text(f->name);
+    m.fingerprint = rpc_text(f->fingerprint);
+    pthread_mutex_unlock(&f->mu);
+    m.architecture = rpc_text("llama");
+    m.weight_type = rpc_text("q8_0");
+    m.bos_text = rpc_text("<s>");
+    m.context_length = 1024;
+    m.created = 1700000000;
+    rpc_call_reply(c, &m.base);
+}
+
+static void stats_start(struct rpc_call *c, struct rpc_msg *msg)
+{
+    Tandem__V1__StatsReply s = TANDEM__V1__STATS_REPLY__INIT;
+    Tandem__V1__SpeculationStats p = TANDEM__V1__SPECULATION_STATS__INIT;
+    Tandem__V1__CacheStats cache = TANDEM__V1__CACHE_STATS__INIT;
+    Tandem__V1__CacheHolder most = TANDEM__V1__CACHE_HOLDER__INIT, *holders[] = {&most, &most};
+    (void)msg;
+    s.service = rpc_text("verifier");
+    s.instance = rpc_text("fake-0");
+    s.prometheus = rpc_text("# HELP tandem_generation_tokens_total Tokens.\n"
+                            "# TYPE tandem_generation_tokens_total counter\n"
+                            "tandem_generation_tokens_total 42\nnot a sample at all\n");
+    p.enabled = true;
+    p.mode = rpc_text("ngram");
+    p.total_steps = 10;
+    p.total_proposed = 20;
+    p.total_accepted = 15;
+    p.avg_tokens_per_step = 2.5;
+    p.current_k = 5;
+    s.speculation = &p;
+    cache.blocks_total = 64;
+    cache.blocks_used = 5;
+    cache.blocks_evictable = 7;
+    cache.hit_tokens = 32;
+    cache.n_holders = 2;
+    cache.holders = holders;
+    cache.bytes = 1 << 20;
+    most.id = rpc_text("r\"1");
+    most.blocks = 3;
+    s.cache = &cache;
+    rpc_call_reply(c, &s.base);
+}
+
+static void tokenize_start(struct rpc_call *c, struct rpc_msg *msg)
+{
+    Tandem__V1__TokenizeRequest *q = (Tandem__V1__TokenizeRequest *)rpc_call_unpack(
+        c, &tandem__v1__tokenize_request__descriptor, msg);
+    Tandem__V1__TokenizeReply r = TANDEM__V1__TOKENIZE_REPLY__INIT;
+    if (!q)
+        return;
+    if (q->text.len == 5 && memcmp(q->text.data, "stall", 5) == 0) {
+        struct fake_verifier *f = rpc_call_service(c);
+        rpc_call_set_user(c, f);
+        atomic_fetch_add(&f->n_running, 1);
+        tandem__v1__tokenize_request__free_unpacked(q, NULL);
+        return;
+    }
+    if (q->text.len == 4 && memcmp(q->text.data, "lost", 4) == 0) {
+        rpc_call_finish(c, RPC_UNAVAILABLE, "as you asked");
+        tandem__v1__tokenize_request__free_unpacked(q, NULL);
+        return;
+    }
+    r.n_ids = q->text.len;
+    r.ids = calloc(r.n_ids + 1, sizeof(*r.ids));
+    for (size_t i = 0; i < r.n_ids; i++)
+        r.ids[i] = q->text.data[i];
+    rpc_call_reply(c, &r.base);
+    free(r.ids);
+    tandem__v1__tokenize_request__free_unpacked(q, NULL);
+}
+
+static void tokenize_end(struct rpc_call *c)
+{
+    struct fake_verifier *stalled = rpc_call_user(c);
+    if (stalled)
+        atomic_fetch_sub(&stalled->n_running, 1);
+}
+
+static void detokenize_start(struct rpc_call *c, struct rpc_msg *msg)
+{
+    Tandem__V1__DetokenizeRequest *q = (Tandem__V1__DetokenizeRequest *)rpc_call_unpack(
+        c, &tandem__v1__detokenize_request__descriptor, msg);
+    Tandem__V1__DetokenizeReply r = TANDEM__V1__DETOKENIZE_REPLY__INIT;
+    if (!q)
+        return;
+    char *text = calloc(q->n_ids + 1, 1);
+    for (size_t i = 0; i < q->n_ids; i++)
+        text[i] = (char)q->ids[i];
+    r.text = (ProtobufCBinaryData){q->n_ids, (uint8_t *)text};
+    rpc_call_reply(c, &r.base);
+    free(text);
+    tandem__v1__detokenize_request__free_unpacked(q, NULL);
+}
+
+static const struct rpc_method methods[] = {
+    {.path = "/tandem.v1.Verifier/Generate",
+     .drain_mark = 32768,
+     .on_start = generate_start,
+     .on_drain = generate_drain,
+     .on_cancel = generate_cancel,
+     .on_end = generate_end},
+    {.path = "/tandem.v1.Verifier/GetModel", .on_start = model_start},
+    {.path = "/tandem.v1.Verifier/Tokenize", .on_start = tokenize_start, .on_end = tokenize_end},
+    {.path = "/tandem.v1.Verifier/Detokenize", .on_start = detokenize_start},
+    {.path = "/tandem.v1.Stats/GetStats", .on_start = stats_start},
+};
+
+struct fake_verifier *fake_verifier_start(const char *address)
+{
+    struct rpc_server_options opt = {.n_threads = 1};
+    struct fake_verifier *f = calloc(1, sizeof(*f));
+    pthread_mutex_init(&f->mu, NULL);
+    f->state = TANDEM__V1__MODEL_INFO__STATE__READY;
+    f->template = FAKE_TEMPLATE;
+    f->name = "fake/model";
+    f->fingerprint = "fp_fake";
+    f->protocol = 1;
+    assert_int_equal(rpc_server_new(&opt, &f->server), 0);
+    for (size_t i = 0; i < ARRAY_LEN(methods); i++)
+        rpc_server_add(f->server, &methods[i], f);
+    if (rpc_server_listen(f->server, address) < 0)
+        fail_msg("%s", fail_text());
+    assert_int_equal(rpc_server_start(f->server), 0);
+    return f;
+}
+
+void fake_verifier_stop(struct fake_verifier *f)
+{
+    rpc_server_stop(f->server, 0);
+    if (f->last)
+        tandem__v1__generate_request__free_unpacked(f->last, NULL);
+    pthread_mutex_destroy(&f->mu);
+    free(f);
+}
+
+void fake_verifier_play(const char *address)
+{
+    fake_verifier_start(address);
+    fprintf(stderr, "playing the verifier\n");
+    for (;;)
+        pause();
+}
+
+void fake_verifier_state(struct fake_verifier *f, Tandem__V1__ModelInfo__State state,
+                         float progress)
+{
+    pthread_mutex_lock(&f->mu);
+    f->state = state;
+    f->progress = progress;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_protocol(struct fake_verifier *f, uint32_t version)
+{
+    pthread_mutex_lock(&f->mu);
+    f->protocol = version;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_template(struct fake_verifier *f, const char *source)
+{
+    pthread_mutex_lock(&f->mu);
+    f->template = source;
+    pthread_mutex_unlock(&f->mu);
+}
+
+void fake_verifier_model(struct fake_verifier *f, const char *name, const char *fingerprint)
+{
+    pthread_mutex_lock(&f->mu);
+    f->name = name;
+    f->fingerprint = fingerprint;
+    pthread_mutex_unlock(&f->mu);
+}
+
+unsigned fake_verifier_running(struct fake_verifier *f)
+{
+    return atomic_load(&f->n_running);
+}
+
+unsigned fake_verifier_cancelled(struct fake_verifier *f)
+{
+    return atomic_load(&f->n_cancelled);
+}
+
+Tandem__V1__GenerateRequest *fake_verifier_request(struct fake_verifier *f)
+{
+    pthread_mutex_lock(&f->mu);
+    Tandem__V1__GenerateRequest *q = f->last;
+    f->last = NULL;
+    pthread_mutex_unlock(&f->mu);
+    return q;
+}

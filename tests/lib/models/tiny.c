@@ -1,0 +1,411 @@
+/* tiny.c - random model files, and the plain forward pass over them. */
+#include "lib/models/tiny.h"
+#include "base/err.h"
+#include "base/rng.h"
+#include "file/gguf_write.h"
+#include "lib/lib.h"
+#include "lib/models/weights.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GROUP (TINY_HEADS / TINY_KV_HEADS)
+#define N_Q (TINY_HEADS * TINY_HEAD_DIM)
+#define N_KV (TINY_KV_HEADS * TINY_HEAD_DIM)
+#define ROPE_BASE 5000.0f
+#define NORM_EPS 1e-4f
+#define FACTOR 4.0f
+#define ORIGINAL_CONTEXT 64
+#define MAX_TENSORS 64
+
+static uint32_t n_layers(const struct tiny *t)
+{
+    return t->n_layers ? t->n_layers : 2;
+}
+
+static uint32_t rope_dim(const struct tiny *t)
+{
+    return t->rope_dim ? t->rope_dim : TINY_HEAD_DIM;
+}
+
+static bool is(const struct tiny *t, const char *arch)
+{
+    return strcmp(t->arch, arch) == 0;
+}
+
+/* ---- writing ---- */
+
+struct tensor {
+    char name[48];
+    enum kernel_type type;
+    uint32_t n_in, n_out; // n_out 0: a vector
+    float mean, deviation;
+};
+
+struct list {
+    struct tensor v[MAX_TENSORS];
+    uint32_t n;
+};
+
+static void mat(struct list *l, const char *name, enum kernel_type type, uint32_t n_in,
+                uint32_t n_out, float gain)
+{
+    struct tensor *t = &l->v[l->n++];
+    *t = (struct tensor){
+        .type = type, .n_in = n_in, .n_out = n_out, .deviation = gain / sqrtf((float)n_in)};
+    snprintf(t->name, sizeof(t->name), "%s", name);
+}
+
+static void vec(struct list *l, const struct tiny *o, const char *name, uint32_t n, float mean,
+                float deviation)
+{
+    struct tensor *t = &l->v[l->n++];
+    *t = (struct tensor){.type = o->halves ? KERNEL_F16 : KERNEL_F32,
+                         .n_in = n,
+                         .mean = mean,
+                         .deviation = deviation};
+    snprintf(t->name, sizeof(t->name), "%s", name);
+}
+
+static const char *in_layer(uint32_t layer, const char *name)
+{
+    static char full[48];
+    snprintf(full, sizeof(full), "blk.%u.%s", layer, name);
+    return full;
+}
+
+static void list_layer(struct list *l, const struct tiny *o, uint32_t i)
+{
+    enum kernel_type other = o->mixed ? o->head_type : o->type;
+    vec(l, o, in_layer(i, "attn_norm.weight"), TINY_EMBD, 1, 0.2f);
+    mat(l, in_layer(i, "attn_q.weight"), o->type, TINY_EMBD, N_Q, 1.5f);
+    mat(l, in_layer(i, "attn_k.weight"), o->type, TINY_EMBD, N_KV, 1.5f);
+    mat(l, in_layer(i, "attn_v.weight"), other, TINY_EMBD, N_KV, 1);
+    mat(l, in_layer(i, "attn_output.weight"), o->type, N_Q, TINY_EMBD, 0.7f);
+    vec(l, o, in_layer(i, "ffn_norm.weight"), TINY_EMBD, 1, 0.2f);
+    mat(l, in_layer(i, "ffn_gate.weight"), o->type, TINY_EMBD, TINY_FF, 1);
+    mat(l, in_layer(i, "ffn_up.weight"), o->type, TINY_EMBD, TINY_FF, 1);
+    mat(l, in_layer(i, "ffn_down.weight"), other, TINY_FF, TINY_EMBD, 1);
+    if (is(o, "qwen2")) {
+        vec(l, o, in_layer(i, "attn_q.bias"), N_Q, 0, 0.5f);
+        vec(l, o, in_layer(i, "attn_k.bias"), N_KV, 0, 0.5f);
+        vec(l, o, in_layer(i, "attn_v.bias"), N_KV, 0, 0.5f);
+    }
+    if (is(o, "qwen3")) {
+        vec(l, o, in_layer(i, "attn_q_norm.weight"), TINY_HEAD_DIM, 1.2f, 0.2f);
+        vec(l, o, in_layer(i, "attn_k_norm.weight"), TINY_HEAD_DIM, 1.2f, 0.2f);
+    }
+}
+
+static void list_all(struct list *l, const struct tiny *o)
+{
+    mat(l, "token_embd.weight", o->head_type, TINY_EMBD, TINY_VOCAB, 16);
+    vec(l, o, "output_norm.weight", TINY_EMBD, 1, 0.2f);
+    if (!o->tied)
+        mat(l, "output.weight", o->head_type, TINY_EMBD, TINY_VOCAB, 4);
+    for (uint32_t i = 0; i < n_layers(o); i++)
+        list_layer(l, o, i);
+    if (o->factors)
+        l->v[l->n++] =
+            (struct tensor){"rope_freqs.weight", KERNEL_F32, rope_dim(o) / 2, 0, 4, 0.5f};
+}
+
+static void key_int(struct gguf_write *w, const struct tiny *o, const char *name, int64_t value)
+{
+    char key[96];
+    snprintf(key, sizeof(key), "%s.%s", o->arch, name);
+    gguf_write_int(w, key, GGUF_U32, value);
+}
+
+static void key_float(struct gguf_write *w, const struct tiny *o, const char *name, float value)
+{
+    char key[96];
+    snprintf(key, sizeof(key), "%s.%s", o->arch, name);
+    gguf_write_float(w, key, value);
+}
+
+static void write_keys(struct gguf_write *w, const struct tiny *o)
+{
+    char key[96];
+    gguf_write_text(w, "general.architecture", o->arch, strlen(o->arch));
+    key_int(w, o, "block_count", n_layers(o));
+    key_int(w, o, "context_length", TINY_CONTEXT);
+    key_int(w, o, "embedding_length", TINY_EMBD);
+    key_int(w, o, "feed_forward_length", TINY_FF);
+    key_int(w, o, "attention.head_count", TINY_HEADS);
+    key_int(w, o, "attention.head_count_kv", TINY_KV_HEADS);
+    key_int(w, o, "attention.key_length", TINY_HEAD_DIM);
+    key_int(w, o, "attention.value_length", TINY_HEAD_DIM);
+    key_int(w, o, "rope.dimension_count", rope_dim(o));
+    key_float(w, o, "rope.freq_base", ROPE_BASE);
+    key_float(w, o, "attention.layer_norm_rms_epsilon", NORM_EPS);
+    if (!o->scaling)
+        return;
+    snprintf(key, sizeof(key), "%s.rope.scaling.type", o->arch);
+    gguf_write_text(w, key, o->scaling, strlen(o->scaling));
+    key_float(w, o, "rope.scaling.factor", FACTOR);
+    key_int(w, o, "rope.scaling.original_context_length", ORIGINAL_CONTEXT);
+}
+
+/* SentencePiece with nothing but bytes and fillers, so that other readers accept the file too. */
+static void write_vocab(struct gguf_write *w)
+{
+    struct gguf_text texts[TINY_VOCAB];
+    static char names[TINY_VOCAB][16];
+    float scores[TINY_VOCAB];
+    int32_t kinds[TINY_VOCAB];
+    for (uint32_t i = 0; i < TINY_VOCAB; i++) {
+        snprintf(names[i], sizeof(names[i]),
+                 i == 0   ? "<unk>"
+                 : i == 1 ? "<s>"
+                 : i == 2 ? "</s>"
+                          : "t%u",
+                 i);
+        texts[i] = (struct gguf_text){names[i], strlen(names[i])};
+        scores[i] = -(float)i;
+        kinds[i] = i == 0 ? 2 : i < 3 ? 3 : 1;
+    }
+    gguf_write_text(w, "tokenizer.ggml.model", "llama", 5);
+    gguf_write_texts(w, "tokenizer.ggml.tokens", texts, TINY_VOCAB);
+    gguf_write_array(w, "tokenizer.ggml.scores", GGUF_FLOAT32, scores, TINY_VOCAB);
+    gguf_write_array(w, "tokenizer.ggml.token_type", GGUF_I32, kinds, TINY_VOCAB);
+    gguf_write_int(w, "tokenizer.ggml.bos_token_id", GGUF_U32, 1);
+    gguf_write_int(w, "tokenizer.ggml.eos_token_id", GGUF_U32, 2);
+}
+
+static void must(int r, const char *what)
+{
+    if (r < 0)
+        fail_msg("%s: %s", what, fail_text());
+}
+
+static void write_vec(struct gguf_write *w, const struct tensor *t, uint64_t seed)
+{
+    float *x = weights_floats(1, t->n_in, seed, false);
+    for (uint32_t i = 0; i < t->n_in; i++) {
+        x[i] = t->mean + x[i] * t->deviation;
+        if (t->type == KERNEL_F16) // trails the floats it is made from
+            ((uint16_t *)x)[i] = kernel_f16_of(x[i]);
+    }
+    must(gguf_write_data(w, x, t->n_in * (t->type == KERNEL_F16 ? 2u : 4u)), t->name);
+    free(x);
+}
+
+static void write_mat(struct gguf_write *w, const struct tensor *t, uint64_t seed)
+{
+    uint32_t per, bytes;
+    must(kernel_type_block(t->type, &per, &bytes), t->name);
+    void *rows = weights_random(t->type, t->n_out, t->n_in, seed, false);
+    weights_scale(t->type, rows, t->n_out, t->n_in, t->deviation);
+    must(gguf_write_data(w, rows, (size_t)t->n_out * (t->n_in / per) * bytes), t->name);
+    free(rows);
+}
+
+static void write_file(const struct tiny *o, FILE *to)
+{
+    static struct list l;
+    AUTO(gguf_write_free) struct gguf_write *w = NULL;
+    l.n = 0;
+    list_all(&l, o);
+    must(gguf_write_new(&w), "gguf_write_new");
+    write_keys(w, o);
+    write_vocab(w);
+    for (uint32_t i = 0; i < l.n; i++)
+        gguf_write_tensor(w, l.v[i].name, (enum gguf_type)l.v[i].type, l.v[i].n_out ? 2 : 1,
+                          (uint64_t[]){l.v[i].n_in, l.v[i].n_out});
+    must(gguf_write_head(w, to), "gguf_write_head");
+    for (uint32_t i = 0; i < l.n; i++) {
+        uint64_t seed = rng_splitmix64(o->seed) + i;
+        if (l.v[i].n_out)
+            write_mat(w, &l.v[i], seed);
+        else
+            write_vec(w, &l.v[i], seed);
+    }
+    must(gguf_write_end(w), "gguf_write_end");
+}
+
+void *tiny_write(const struct tiny *t, size_t *ret_len)
+{
+    char *text = NULL;
+    FILE *to = open_memstream(&text, ret_len);
+    if (!to)
+        fail_msg("open_memstream");
+    write_file(t, to);
+    fclose(to);
+    void *aligned = weights_alloc(*ret_len);
+    memcpy(aligned, text, *ret_len);
+    free(text);
+    return aligned;
+}
+
+/* ---- the plain forward pass ---- */
+
+/* A whole tensor as floats; free it. NULL: not there. */
+static float *tensor_of(const struct gguf *g, const char *name)
+{
+    const struct gguf_tensor *t = gguf_find(g, name);
+    if (!t)
+        return NULL;
+    float *x = weights_alloc(t->shape[0] * t->shape[1] * sizeof(float));
+    for (uint64_t r = 0; r < t->shape[1]; r++)
+        kernel_dequant((enum kernel_type)t->type,
+                       (const char *)t->data + r * (t->bytes / t->shape[1]), (uint32_t)t->shape[0],
+                       x + r * t->shape[0]);
+    return x;
+}
+
+static void plain_apply(const struct gguf *g, const char *name, const char *bias, const double *x,
+                        uint32_t n_in, uint32_t n_out, double *y)
+{
+    float *w = tensor_of(g, name), *b = bias && *bias ? tensor_of(g, bias) : NULL;
+    for (uint32_t o = 0; o < n_out; o++) {
+        y[o] = b ? b[o] : 0;
+        for (uint32_t i = 0; i < n_in; i++)
+            y[o] += (double)w[(size_t)o * n_in + i] * x[i];
+    }
+    free(w);
+    free(b);
+}
+
+static void plain_norm(const struct gguf *g, const char *name, uint32_t n, const double *x,
+                       double *y)
+{
+    float *w = tensor_of(g, name);
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = x[i] / sqrt(sum / n + (double)NORM_EPS) * w[i];
+    free(w);
+}
+
+/* YaRN's weight of the unscaled angle of pair i. */
+static double plain_ramp(const struct tiny *t, uint32_t i)
+{
+    uint32_t n = rope_dim(t);
+    double edge[2]; // the pair that turns 32 times, and once, within the original context
+    for (int k = 0; k < 2; k++)
+        edge[k] =
+            n * log(ORIGINAL_CONTEXT / ((k ? 1 : 32) * 2 * M_PI)) / (2 * log((double)ROPE_BASE));
+    double low = fmax(floor(edge[0]), 0), high = fmin(ceil(edge[1]), n - 1);
+    double at = (i - low) / fmax(0.001, high - low);
+    return 1 - fmin(1, fmax(0, at));
+}
+
+static void plain_rotate(const struct tiny *t, const struct gguf *g, uint32_t pos, double *x)
+{
+    uint32_t n = rope_dim(t), step = is(t, "llama") ? 1 : n / 2;
+    float *factors = tensor_of(g, "rope_freqs.weight");
+    for (uint32_t i = 0; i < n / 2; i++) {
+        double *a = is(t, "llama") ? &x[2 * i] : &x[i], u = a[0], v = a[step], gain = 1;
+        double angle = pos * pow((double)ROPE_BASE, -2.0 * i / n) / (factors ? factors[i] : 1);
+        if (t->scaling && strcmp(t->scaling, "linear") == 0)
+            angle /= (double)FACTOR;
+        if (t->scaling && strcmp(t->scaling, "yarn") == 0) {
+            double mix = plain_ramp(t, i);
+            angle = angle / (double)FACTOR * (1 - mix) + angle * mix;
+            gain = 1 + 0.1 * log((double)FACTOR);
+        }
+        a[0] = (u * cos(angle) - v * sin(angle)) * gain;
+        a[step] = (u * sin(angle) + v * cos(angle)) * gain;
+    }
+    free(factors);
+}
+
+static double as_stored(double x)
+{
+    return (double)kernel_f16_to(kernel_f16_of((float)x));
+}
+
+struct cache {
+    double k[TINY_CONTEXT][N_KV], v[TINY_CONTEXT][N_KV];
+};
+
+static void plain_attend(const double *q, const struct cache *c, uint32_t pos, uint32_t head,
+                         double *out)
+{
+    uint32_t kv = head / GROUP * TINY_HEAD_DIM;
+    double scores[TINY_CONTEXT], largest = -INFINITY, sum = 0;
+    for (uint32_t p = 0; p <= pos; p++) {
+        scores[p] = 0;
+        for (uint32_t i = 0; i < TINY_HEAD_DIM; i++)
+            scores[p] += q[head * TINY_HEAD_DIM + i] * c->k[p][kv + i];
+        scores[p] /= sqrt(TINY_HEAD_DIM);
+        largest = fmax(largest, scores[p]);
+    }
+    for (uint32_t i = 0; i < TINY_HEAD_DIM; i++)
+        out[head * TINY_HEAD_DIM + i] = 0;
+    for (uint32_t p = 0; p <= pos; p++)
+        sum += exp(scores[p] - largest);
+    for (uint32_t p = 0; p <= pos; p++)
+        for (uint32_t i = 0; i < TINY_HEAD_DIM; i++)
+            out[head * TINY_HEAD_DIM + i] += exp(scores[p] - largest) / sum * c->v[p][kv + i];
+}
+
+static void plain_attention(const struct tiny *t, const struct gguf *g, uint32_t layer,
+                            uint32_t pos, struct cache *c, double *x)
+{
+    double h[TINY_EMBD], q[N_Q], out[N_Q];
+    char b[3][48] = {{0}};
+    for (int i = 0; i < 3 && is(t, "qwen2"); i++)
+        snprintf(b[i], sizeof(b[i]), "blk.%u.attn_%c.bias", layer, "qkv"[i]);
+    plain_norm(g, in_layer(layer, "attn_norm.weight"), TINY_EMBD, x, h);
+    plain_apply(g, in_layer(layer, "attn_q.weight"), b[0], h, TINY_EMBD, N_Q, q);
+    plain_apply(g, in_layer(layer, "attn_k.weight"), b[1], h, TINY_EMBD, N_KV, c->k[pos]);
+    plain_apply(g, in_layer(layer, "attn_v.weight"), b[2], h, TINY_EMBD, N_KV, c->v[pos]);
+    for (uint32_t i = 0; i < TINY_HEADS + TINY_KV_HEADS; i++) {
+        double *head =
+            i < TINY_HEADS ? q + i * TINY_HEAD_DIM : c->k[pos] + (i - TINY_HEADS) * TINY_HEAD_DIM;
+        if (is(t, "qwen3"))
+            plain_norm(
+                g, in_layer(layer, i < TINY_HEADS ? "attn_q_norm.weight" : "attn_k_norm.weight"),
+                TINY_HEAD_DIM, head, head);
+        plain_rotate(t, g, pos, head);
+    }
+    for (uint32_t i = 0; i < N_KV; i++) {
+        c->k[pos][i] = as_stored(c->k[pos][i]);
+        c->v[pos][i] = as_stored(c->v[pos][i]);
+    }
+    for (uint32_t i = 0; i < TINY_HEADS; i++)
+        plain_attend(q, c, pos, i, out);
+    plain_apply(g, in_layer(layer, "attn_output.weight"), NULL, out, N_Q, TINY_EMBD, h);
+    for (uint32_t i = 0; i < TINY_EMBD; i++)
+        x[i] += h[i];
+}
+
+static void plain_ff(const struct gguf *g, uint32_t layer, double *x)
+{
+    double h[TINY_EMBD], gate[TINY_FF], up[TINY_FF];
+    plain_norm(g, in_layer(layer, "ffn_norm.weight"), TINY_EMBD, x, h);
+    plain_apply(g, in_layer(layer, "ffn_gate.weight"), NULL, h, TINY_EMBD, TINY_FF, gate);
+    plain_apply(g, in_layer(layer, "ffn_up.weight"), NULL, h, TINY_EMBD, TINY_FF, up);
+    for (uint32_t i = 0; i < TINY_FF; i++)
+        gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+    plain_apply(g, in_layer(layer, "ffn_down.weight"), NULL, gate, TINY_FF, TINY_EMBD, h);
+    for (uint32_t i = 0; i < TINY_EMBD; i++)
+        x[i] += h[i];
+}
+
+void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint32_t *tokens,
+                 uint32_t n, double *logits)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    must(gguf_open_memory(file, len, &g), "gguf_open_memory");
+    struct cache *caches = calloc(n_layers(t), sizeof(*caches));
+    float *embd = tensor_of(g, "token_embd.weight");
+    for (uint32_t pos = 0; pos < n; pos++) {
+        double x[TINY_EMBD];
+        for (uint32_t i = 0; i < TINY_EMBD; i++)
+            x[i] = embd[tokens[pos] * TINY_EMBD + i];
+        for (uint32_t l = 0; l < n_layers(t); l++) {
+            plain_attention(t, g, l, pos, &caches[l], x);
+            plain_ff(g, l, x);
+        }
+        plain_norm(g, "output_norm.weight", TINY_EMBD, x, x);
+        plain_apply(g, t->tied ? "token_embd.weight" : "output.weight", NULL, x, TINY_EMBD,
+                    TINY_VOCAB, logits + (size_t)pos * TINY_VOCAB);
+    }
+    free(embd);
+    free(caches);
+}

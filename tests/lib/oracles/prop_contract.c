@@ -1,0 +1,217 @@
+/* prop_contract.c - the tests that every proposer passes. */
+#include <stdlib.h>
+#include <string.h>
+#include "base/mem.h"
+#include "base/rng.h"
+#include "lib/lib.h"
+#include "lib/oracles/prop_contract.h"
+#include "proposer-svc/draftmodel/prop_draft_model.h"
+#include "proposer-svc/props/prop_ngram.h"
+#include "proposer-svc/props/prop_suffix.h"
+
+#define CONTEXT_MAX 4096
+
+#define TEXT(s) ((char *)(uintptr_t)(s))
+
+int prop_defaults(void **state)
+{
+    (void)state;
+    prop_ngram_settings = (struct prop_ngram_settings){4, 1, TEXT("latest"), true};
+    prop_suffix_settings = (struct prop_suffix_settings){
+        .max_depth = 24, .pool_tokens = 1000, .factor = 1, .min_prob = 0.1};
+    prop_draft_settings =
+        (struct prop_draft_settings){.model = TEXT(SOURCE_DIR "/models/tales-1m-q8_0.gguf"),
+                                     .quantise = TEXT("no"),
+                                     .float_gemm = TEXT("own"),
+                                     .kv_type = TEXT("f16"),
+                                     .threads = 1,
+                                     .sparse_k = 64,
+                                     .memory_check = true};
+    return 0;
+}
+
+struct prop_seq prop_seq_new(const struct prop_ops *ops, void *shared)
+{
+    struct prop_seq s = {.ops = ops, .shared = shared};
+    s.state = calloc(1, ops->seq_size + 1);
+    s.tokens = calloc(CONTEXT_MAX, sizeof(*s.tokens));
+    assert_true(s.state && s.tokens);
+    return s;
+}
+
+static struct prop_context context_of(const struct prop_seq *s)
+{
+    const char *tenant = s->tenant ? s->tenant : "";
+    return (struct prop_context){.tokens = s->tokens,
+                                 .n = s->n,
+                                 .n_prompt = s->n_prompt,
+                                 .tenant = (const uint8_t *)tenant,
+                                 .tenant_len = (uint32_t)strlen(tenant)};
+}
+
+static void end(struct prop_seq *s, const struct prop_context *c)
+{
+    s->ops->seq_done(s->shared, s->state, c);
+    free(s->state);
+    free(s->tokens);
+}
+
+void prop_seq_done(struct prop_seq *s)
+{
+    struct prop_context c = context_of(s);
+    end(s, &c);
+}
+
+void prop_seq_forget(struct prop_seq *s)
+{
+    end(s, NULL);
+}
+
+void prop_seq_update(struct prop_seq *s, uint32_t keep, const uint32_t *tokens, uint32_t n)
+{
+    assert_true(keep <= s->n && keep + n <= CONTEXT_MAX);
+    struct prop_context before = context_of(s);
+    if (keep < s->n)
+        s->ops->cut(s->shared, s->state, &before, keep);
+    if (n)
+        memcpy(s->tokens + keep, tokens, n * sizeof(*tokens));
+    s->n = keep + n;
+    struct prop_context now = context_of(s);
+    assert_int_equal(s->ops->grow(s->shared, s->state, &now), 0);
+}
+
+void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **asks, uint32_t n)
+{
+    struct prop_ask *open[64];
+    assert_true(n <= ARRAY_LEN(open));
+    memcpy(open, asks, n * sizeof(struct prop_ask *));
+    for (uint32_t n_open = n, left; n_open; n_open = left) {
+        ops->draft(shared, open, n_open);
+        left = 0;
+        for (uint32_t i = 0; i < n_open; i++) {
+            if (open[i]->done && !open[i]->unread)
+                continue;
+            open[i]->done = false;
+            open[i]->unread = 0;
+            open[left++] = open[i];
+        }
+        assert_true(!left || ops->work(shared)); // or they would never be done
+    }
+}
+
+struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
+{
+    struct prop_draft d;
+    memset(&d, 0xa5, sizeof(d));
+    d.q = NULL;
+    struct prop_ask ask = {.seq = s->state,
+                           .context = context_of(s),
+                           .k = k,
+                           .sampling.law = {.top_p = 1, .repetition = 1},
+                           .until_us = INT64_MAX,
+                           .to = &d};
+    prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
+    assert_true(d.n <= k);
+    for (uint32_t i = 0; i < d.n; i++) {
+        int32_t parent = d.tree ? d.parents[i] : (int32_t)i - 1;
+        assert_true(parent >= -1 && parent < (int32_t)i);
+        assert_true(d.survival[i] >= 0 && d.survival[i] <= (parent < 0 ? 1 : d.survival[parent]));
+    }
+    return d;
+}
+
+void prop_same_draft(const struct prop_draft *a, const struct prop_draft *b)
+{
+    assert_int_equal(a->n, b->n);
+    assert_int_equal(a->tree, b->tree);
+    assert_memory_equal(a->tokens, b->tokens, a->n * sizeof(a->tokens[0]));
+    if (a->tree)
+        assert_memory_equal(a->parents, b->parents, a->n * sizeof(a->parents[0]));
+}
+
+static void random_tokens(uint32_t *to, uint32_t n, uint32_t n_vocab, uint64_t seed)
+{
+    for (uint32_t i = 0; i < n; i++)
+        to[i] = (uint32_t)(rng_splitmix64(seed * CONTEXT_MAX + i) % (n_vocab < 5 ? n_vocab : 5));
+}
+
+/* A sequence that came to `tokens` by another way drafts as one that was given them at once. */
+static void same_as_fresh(const struct prop_seq *s, uint32_t k)
+{
+    struct prop_seq fresh = prop_seq_new(s->ops, s->shared);
+    fresh.n_prompt = s->n_prompt;
+    prop_seq_update(&fresh, 0, s->tokens, s->n);
+    struct prop_draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
+    prop_same_draft(&a, &b);
+    prop_seq_forget(&fresh);
+}
+
+static void empty_context(const struct prop_ops *ops, void *shared)
+{
+    struct prop_seq s = prop_seq_new(ops, shared);
+    prop_seq_draft(&s, PROP_K_MAX);
+    prop_seq_update(&s, 0, NULL, 0);
+    prop_seq_draft(&s, PROP_K_MAX);
+    prop_seq_done(&s);
+}
+
+static void keep_none_some_all(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
+{
+    struct prop_seq s = prop_seq_new(ops, shared);
+    uint32_t tokens[300];
+    random_tokens(tokens, 300, n_vocab, 1);
+    prop_seq_update(&s, 0, tokens, 300);
+    same_as_fresh(&s, 5);
+    random_tokens(tokens, 300, n_vocab, 2);
+    prop_seq_update(&s, s.n, tokens, 7); // all
+    same_as_fresh(&s, 5);
+    prop_seq_update(&s, 120, tokens, 30); // some
+    same_as_fresh(&s, 5);
+    prop_seq_update(&s, 40, NULL, 0); // and nothing new
+    same_as_fresh(&s, 5);
+    prop_seq_update(&s, 0, tokens, 60); // none
+    same_as_fresh(&s, 5);
+    prop_seq_update(&s, 0, NULL, 0);
+    same_as_fresh(&s, 5);
+    prop_seq_done(&s);
+}
+
+static void two_interleaved(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
+{
+    struct prop_seq a = prop_seq_new(ops, shared), b = prop_seq_new(ops, shared);
+    uint32_t tokens[64];
+    for (uint32_t i = 0; i < 20; i++) {
+        struct prop_seq *s = i % 2 ? &a : &b;
+        random_tokens(tokens, 64, n_vocab, 10 + i);
+        prop_seq_update(s, s->n - s->n / 4, tokens, 1 + i * 3);
+        same_as_fresh(&a, 4);
+        same_as_fresh(&b, 4);
+    }
+    prop_seq_done(&a);
+    prop_seq_done(&b);
+}
+
+static void every_k(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
+{
+    struct prop_seq s = prop_seq_new(ops, shared);
+    uint32_t tokens[256];
+    random_tokens(tokens, 256, n_vocab, 3);
+    prop_seq_update(&s, 0, tokens, 256);
+    for (uint32_t k = 1; k <= PROP_K_MAX; k++)
+        same_as_fresh(&s, k);
+    prop_seq_done(&s);
+}
+
+void prop_contract(const struct prop_ops *ops, uint32_t n_vocab)
+{
+    void *shared = NULL;
+    if (ops->open)
+        assert_int_equal(ops->open(&shared), 0);
+    assert_ptr_equal(prop_find(ops->name), ops);
+    empty_context(ops, shared);
+    keep_none_some_all(ops, shared, n_vocab);
+    two_interleaved(ops, shared, n_vocab);
+    every_k(ops, shared, n_vocab);
+    if (ops->close)
+        ops->close(shared);
+}

@@ -1,0 +1,19 @@
+/* kernel_tiers.c - the tiers of kernels that a test compares. */
+#include "lib/rigs/kernel_tiers.h"
+#include <stdio.h>
+
+unsigned tiers_here(const struct kernel *ret[TIERS_MAX])
+{
+    static const char *const names[TIERS_MAX] = {"c", "avx2", "avxvnni", "avx512", "amx"};
+    static bool said;
+    unsigned n = 0;
+    for (unsigned i = 0; i < TIERS_MAX; i++) {
+        const struct kernel *k = kernel_tier(names[i]);
+        if (k)
+            ret[n++] = k;
+        else if (!said)
+            printf("skipped: this CPU has no %s\n", names[i]);
+    }
+    said = true;
+    return n;
+}

@@ -1,0 +1,8 @@
+/* kernel_tiers.h - the tiers of kernels that a test compares. */
+#pragma once
+#include "kernel/kernel.h"
+
+#define TIERS_MAX 5
+
+/* Those this CPU has, C first, and their number; says once which are skipped. */
+unsigned tiers_here(const struct kernel *ret[TIERS_MAX]);

@@ -1,0 +1,132 @@
+/* kv_tier_rig.c - see tiered.h. */
+#include "lib/rigs/kv_tier_rig.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/mem.h"
+#include "lib/oracles/figures.h"
+#include "lib/lib.h"
+
+#define SPARE_BLOCKS 2
+#define MAX_BLOCK_BYTES 4096
+
+static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
+static const struct kv_root root = {NULL, 0};
+
+struct tiered *tiered_new(uint32_t n_blocks)
+{
+    struct tiered *t = calloc(1, sizeof(*t));
+    assert_non_null(t);
+    assert_true(kv_block_bytes(&shape) <= MAX_BLOCK_BYTES);
+    t->n_blocks = n_blocks;
+    t->tokens = calloc(n_blocks * KV_BLOCK + 1, sizeof(*t->tokens));
+    assert_non_null(t->tokens);
+    strcpy(t->folder, "/tmp/tandem-tier-XXXXXX");
+    assert_non_null(mkdtemp(t->folder));
+    assert_int_equal(queue_new(KV_DISK_FETCHES, &t->fetched), 0);
+    t->options = (struct options){.kv_disk = t->folder, .kv_disk_size = 256, .kv_disk_ttl = 1000};
+    t->req = (struct request){.prompt = t->tokens, .n_prompt = n_blocks * KV_BLOCK + 1};
+    tiered_fresh(t);
+    return t;
+}
+
+static void drop_pool(struct tiered *t)
+{
+    if (t->served.run.kv)
+        kv_seq_done(t->served.run.kv, &t->any);
+    kv_free(t->served.run.kv);
+}
+
+void tiered_free(struct tiered *t)
+{
+    static const char *const tails[] = {"", "-wal", "-journal"};
+    char name[128];
+    tiered_close(t);
+    drop_pool(t);
+    for (unsigned i = 0; i < ARRAY_LEN(tails); i++) {
+        snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", t->folder, tails[i]);
+        unlink(name);
+    }
+    assert_int_equal(rmdir(t->folder), 0);
+    queue_free(t->fetched);
+    free(t->tokens);
+    free(t);
+}
+
+void tiered_fresh(struct tiered *t)
+{
+    uint32_t n = t->n_blocks + SPARE_BLOCKS;
+    drop_pool(t);
+    t->served = (struct served){.kv_identity = 5, .run.context = n * KV_BLOCK};
+    assert_int_equal(kv_new(&shape, n, &t->served.run.kv), 0);
+    assert_int_equal(kv_open_index(t->served.run.kv, 5, kv_hash), 0);
+    assert_int_equal(kv_seq_init(&t->any, n * KV_BLOCK), 0);
+    t->n_prompts++;
+    for (uint32_t i = 0; i < t->req.n_prompt; i++)
+        t->tokens[i] = i * 1000 + t->n_prompts;
+    t->seq =
+        (struct seq){.req = &t->req, .id = 42, .n_prompt = t->req.n_prompt, .n = t->req.n_prompt};
+}
+
+static void fetched(void *owner, struct kv_disk_fetch *f)
+{
+    assert_int_equal(queue_push(owner, f), 0);
+}
+
+bool tiered_open(struct tiered *t)
+{
+    int err = tier_new(&t->options, &t->served, fetched, t->fetched, &t->tier);
+    assert_true(err == 0 || err == -ENOMEM);
+    return err == 0;
+}
+
+void tiered_close(struct tiered *t)
+{
+    tier_free(t->tier);
+    t->tier = NULL;
+}
+
+static size_t block_of(const struct tiered *t, uint32_t i, uint8_t *data)
+{
+    memset(data, (int)(i * 37 + t->n_prompts), MAX_BLOCK_BYTES);
+    return kv_block_bytes(&shape);
+}
+
+void tiered_evict(struct tiered *t)
+{
+    struct kv *kv = t->served.run.kv;
+    uint8_t data[MAX_BLOCK_BYTES];
+    assert_int_equal(kv_grow(kv, &t->any, t->n_blocks * KV_BLOCK), 0);
+    for (uint32_t i = 0; i < t->n_blocks; i++) {
+        block_of(t, i, data);
+        kv_load(kv, t->any.blocks[i], data);
+    }
+    kv_enter(kv, &t->any, &root, t->tokens, t->n_blocks * KV_BLOCK);
+    kv_keep(kv, &t->any, 0, NULL, 0);
+    assert_int_equal(kv_grow(kv, &t->any, (t->n_blocks + SPARE_BLOCKS) * KV_BLOCK), 0);
+    kv_keep(kv, &t->any, 0, NULL, 0);
+    while (tier_counts(t->tier).n_waiting)
+        nap();
+}
+
+void tiered_take(struct tiered *t)
+{
+    tier_take(t->tier, queue_pop(t->fetched, -1), &t->seq);
+}
+
+uint32_t tiered_found(struct tiered *t)
+{
+    struct kv *kv = t->served.run.kv;
+    uint8_t data[MAX_BLOCK_BYTES], right[MAX_BLOCK_BYTES];
+    uint32_t n = kv_match(kv, &t->any, &root, t->tokens, t->n_blocks * KV_BLOCK) / KV_BLOCK;
+    for (uint32_t i = 0; i < n; i++) {
+        size_t bytes = block_of(t, i, right);
+        kv_save(kv, t->any.blocks[i], data);
+        assert_memory_equal(data, right, bytes);
+    }
+    kv_keep(kv, &t->any, 0, NULL, 0);
+    assert_true(kv_check(kv, NULL, 0));
+    return n;
+}

@@ -1,0 +1,113 @@
+/* rig.c - opens a model for tests and benchmarks. */
+#include <stdio.h>
+#include <string.h>
+#include "base/err.h"
+#include "lib/lib.h"
+#include "lib/rigs/rig.h"
+
+static void must(int r, const char *what)
+{
+    if (r < 0) {
+        fprintf(stderr, "%s: %s\n", what, fail_text());
+        abort();
+    }
+}
+
+static void build(struct rig *r, const struct rig_options *opt)
+{
+    const struct kernel *kernel = opt->tier ? kernel_tier(opt->tier) : NULL;
+    if (!kernel)
+        must(kernel_init(&kernel), "kernel_init");
+    r->max_rows = opt->max_rows ? opt->max_rows : 64;
+    r->pool = opt->pool;
+    r->has_own_pool = !opt->pool;
+    if (r->has_own_pool)
+        must(pool_new(opt->n_threads ? opt->n_threads : 1, opt->pin, &r->pool), "pool_new");
+    must(model_plan(r->file, MODEL_AS_FILE, &r->model), "model_plan");
+    must(model_load(r->model, &(struct model_load_options){.pool = r->pool, .kernel = kernel}),
+         "model_load");
+    const struct model_params *p = &r->model->params;
+    must(kv_new(&(struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim, opt->kv_type},
+                opt->n_blocks ? opt->n_blocks : 128, &r->kv),
+         "kv_new");
+    must(forward_new(r->model, r->kv, r->pool,
+                     &(struct forward_options){.max_rows = r->max_rows,
+                                               .max_logits = r->max_rows,
+                                               .alone_bytes = opt->may_be_alone ? 0 : 1,
+                                               .blas = opt->blas},
+                     &r->forward),
+         "forward_new");
+}
+
+void rig_open(struct rig *r, const char *path, const struct rig_options *opt)
+{
+    *r = (struct rig){0};
+    must(gguf_open(path, &r->file), path);
+    build(r, opt);
+}
+
+void rig_open_memory(struct rig *r, const void *data, size_t len, const struct rig_options *opt)
+{
+    *r = (struct rig){0};
+    must(gguf_open_memory(data, len, &r->file), "gguf_open_memory");
+    build(r, opt);
+}
+
+void rig_close(struct rig *r)
+{
+    forward_free(r->forward);
+    kv_free(r->kv);
+    model_free(r->model);
+    if (r->has_own_pool)
+        pool_free(r->pool);
+    gguf_close(r->file);
+}
+
+struct kv_seq rig_seq(const struct rig *r)
+{
+    struct kv_seq seq;
+    must(kv_seq_init(&seq, kv_n_blocks(r->kv) * KV_BLOCK), "kv_seq_init");
+    return seq;
+}
+
+static void feed_chunk(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n,
+                       float *logits)
+{
+    AUTO(mem_free) struct forward_row *rows = calloc(n, sizeof(*rows));
+    size_t n_vocab = r->model->params.n_vocab;
+    uint32_t at = seq->len;
+    must(rows ? 0 : -1, "calloc");
+    must(kv_grow(r->kv, seq, n), "kv_grow");
+    for (uint32_t i = 0; i < n; i++)
+        rows[i] = (struct forward_row){.seq = seq,
+                                       .token = tokens[i],
+                                       .pos = at + i,
+                                       .index = at + i,
+                                       .parent = -1,
+                                       .wants_logits = logits != NULL};
+    forward_run(r->forward, rows, n);
+    for (uint32_t i = 0; i < n && logits; i++)
+        memcpy(logits + i * n_vocab, forward_logits(r->forward, i), n_vocab * sizeof(*logits));
+}
+
+void rig_feed(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n, uint32_t chunk,
+              float *logits)
+{
+    chunk = chunk && chunk < r->max_rows ? chunk : r->max_rows;
+    for (uint32_t i = 0; i < n; i += chunk)
+        feed_chunk(r, seq, tokens + i, n - i < chunk ? n - i : chunk,
+                   logits ? logits + (size_t)i * r->model->params.n_vocab : NULL);
+}
+
+const float *rig_step(struct rig *r, struct kv_seq *seq, uint32_t token)
+{
+    struct forward_row row = {.seq = seq,
+                              .token = token,
+                              .pos = seq->len,
+                              .index = seq->len,
+                              .parent = -1,
+                              .wants_logits = true};
+    must(kv_grow(r->kv, seq, 1), "kv_grow");
+    forward_run(r->forward, &row, 1);
+    return forward_logits(r->forward, 0);
+}

@@ -1,0 +1,441 @@
+/* Who is let into the gateway: API keys and their limits, addresses that others reach. */
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/mem.h"
+#include "lib/rigs/gateway.h"
+#include "lib/clients/http_client.h"
+#include "lib/lib.h"
+#include "lib/rigs/services.h"
+
+#define ALICE "sk-alice-0123456789"
+#define BOB "sk-bob-0123456789ab"
+
+static char address[128], keys[256];
+static struct fake_verifier *verifier;
+
+/* ---- helpers ---- */
+
+static void write_keys(const char *text)
+{
+    FILE *f = fopen(keys, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    chmod(keys, 0600);
+}
+
+static struct child start_locked(const char *text, unsigned *port)
+{
+    const char *more[] = {"--api-keys", keys, NULL};
+    write_keys(text);
+    return gateway_start(address, more, port);
+}
+
+static struct http_answer completion(unsigned port, const char *key, const char *body)
+{
+    char header[128];
+    snprintf(header, sizeof(header), "Authorization: Bearer %s\r\n", key);
+    return http_ask(port, "POST /v1/completions", header, body);
+}
+
+/* ---- keys ---- */
+
+static void without_a_key_only_health_and_version_are_told(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_locked("alice " ALICE "\n", &port);
+    static const struct {
+        const char *what;
+        bool open;
+    } v[] = {{"GET /", true},
+             {"GET /health", true},
+             {"GET /ready", true},
+             {"GET /version", true},
+             {"GET /v1/models", false},
+             {"GET /v1/models/fake/model", false},
+             {"GET /metrics", false},
+             {"GET /v1/spec_decode/metrics", false},
+             {"POST /v1/completions", false},
+             {"POST /v1/chat/completions", false},
+             {"POST /tokenize", false},
+             {"POST /detokenize", false}};
+    struct http_answer a = http_ask(port, "GET /health", "", "");
+    assert_string_equal(strchr(a.body, ','), strstr(a.body, ",\"version\"")); // and nothing else
+    assert_null(strstr(a.body, "verifiers"));
+    http_answer_done(&a);
+    http_answer_is(http_ask(port, "GET /health", "X-API-Key: " ALICE "\r\n", ""), 200, "",
+                   "\"verifiers\":[{");
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        if (v[i].open) {
+            http_answer_is(http_ask(port, v[i].what, "", ""), 200, "", "");
+            continue;
+        }
+        http_answer_is(
+            http_ask(port, v[i].what, "", "{}"), 401, "WWW-Authenticate: Bearer\r\n",
+            "\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"invalid_api_key\"");
+        http_answer_is(
+            http_ask(port, v[i].what, "Authorization: Bearer sk-nobody-has-this\r\n", "{}"), 401,
+            "WWW-Authenticate", "this API key is not known");
+    }
+    child_stop(&s);
+}
+
+static void a_key_comes_in_either_header(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_locked("alice " ALICE "\nbob " BOB "\n", &port);
+    static const char *const good[] = {"Authorization: Bearer " ALICE "\r\n",
+                                       "Authorization: bearer   " BOB "\r\n",
+                                       "X-API-Key: " ALICE "\r\n"};
+    static const char *const bad[] = {"Authorization: Basic " ALICE "\r\n",
+                                      "Authorization: " ALICE "\r\n", "Authorization: Bearer\r\n",
+                                      "X-API-Key: \r\n", "X-API-Key: alice\r\n"};
+    for (size_t i = 0; i < ARRAY_LEN(good); i++)
+        http_answer_is(http_ask(port, "POST /v1/completions", good[i], "{\"prompt\":\"say 1\"}"),
+                       200, "", "w0");
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++)
+        http_answer_is(http_ask(port, "POST /v1/completions", bad[i], "{\"prompt\":\"say 1\"}"),
+                       401, "", "API key");
+    child_stop(&s);
+}
+
+#define BODY_BYTES 700000
+
+/* Sends a body but for its last byte. */
+static struct http_client begin_body(unsigned port, const char *header)
+{
+    static char text[BODY_BYTES];
+    struct http_client c = http_client_open(port);
+    memset(text, ' ', sizeof(text));
+    memcpy(text, "{\"prompt\":\"say 1\"", 17);
+    http_client_print(&c,
+                      "POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n",
+                      header, BODY_BYTES);
+    http_client_send(&c, text, BODY_BYTES - 1);
+    return c;
+}
+
+static struct http_answer end_body(struct http_client *c)
+{
+    http_client_send(c, "}", 1);
+    struct http_answer a = http_client_read(c, 20000);
+    http_client_close(c);
+    return a;
+}
+
+static void bodies_of_those_without_a_key_take_no_room(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct http_client c[4];
+    const char *more[] = {
+        "--api-keys", keys, "--metrics-open", "--max-body-kib", "1024", "--max-bodies-mib",
+        "1",          NULL};
+    write_keys("alice " ALICE "\n");
+    struct child s = gateway_start(address, more, &port);
+    for (size_t i = 0; i < ARRAY_LEN(c); i++)
+        c[i] = begin_body(port, i % 2 ? "" : "X-API-Key: sk-nobody-has-this\r\n");
+    http_answer_is(http_ask(port, "GET /metrics", "", ""), 200, "",
+                   "\ntandem_gateway_body_bytes{instance=\"gateway\"} 0\n");
+    struct http_client known = begin_body(port, "X-API-Key: " ALICE "\r\n");
+    http_answer_is(end_body(&known), 200, "", "w0");
+    for (size_t i = 0; i < ARRAY_LEN(c); i++)
+        http_answer_is(end_body(&c[i]), 401, "WWW-Authenticate: Bearer\r\n", "API key");
+    child_stop(&s);
+}
+
+static void who_asks_before_sending_a_body_is_refused_at_once(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_locked("alice " ALICE "\n", &port);
+    static const struct {
+        const char *what;
+        int status;
+    } v[] = {{"POST /v1/completions", 401}, {"POST /nowhere", 404}, {"PUT /v1/completions", 405}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct http_client c = http_client_open(port);
+        http_client_print(&c,
+                          "%s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                          "Content-Length: 1000\r\n\r\n",
+                          v[i].what);
+        http_answer_is(http_client_read(&c, 20000), v[i].status, "Connection: close\r\n", "error");
+        assert_true(http_client_wait_close(&c, 20000));
+        http_client_close(&c);
+    }
+    child_stop(&s);
+}
+
+/* Waits until the answer to a key's request is this one. */
+static void becomes(unsigned port, const char *key, int status)
+{
+    struct http_answer a = completion(port, key, "{\"prompt\":\"say 1\"}");
+    for (unsigned i = 0; i < 2000 && a.status != status; i++) {
+        http_answer_done(&a);
+        poll(NULL, 0, 5);
+        a = completion(port, key, "{\"prompt\":\"say 1\"}");
+    }
+    http_answer_is(a, status, "", "");
+}
+
+static bool holds_a_body(unsigned port)
+{
+    struct http_answer a = http_ask(port, "GET /metrics", "", "");
+    bool holds = !strstr(a.body, "\ntandem_gateway_body_bytes{instance=\"gateway\"} 0\n");
+    http_answer_done(&a);
+    return holds;
+}
+
+static void a_body_on_its_way_counts_for_its_key(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--api-keys", keys, "--metrics-open", NULL};
+    write_keys("alice " ALICE " concurrency=1\n");
+    struct child s = gateway_start(address, more, &port);
+    struct http_client c = begin_body(port, "X-API-Key: " ALICE "\r\n");
+    for (unsigned i = 0; i < 2000 && !holds_a_body(port); i++)
+        poll(NULL, 0, 5);
+    becomes(port, ALICE, 429);
+    http_client_close(&c);
+    becomes(port, ALICE, 200);
+    child_stop(&s);
+}
+
+static void a_whole_answer_that_nobody_reads_is_ended_and_counts_until_then(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--api-keys", keys, "--reader-timeout", "2", NULL};
+    write_keys("alice " ALICE " concurrency=1\n");
+    struct child s = gateway_start(address, more, &port);
+    static char body[500000]; // its tokens do not fit between the two
+    memset(body, ' ', sizeof(body) - 1);
+    memcpy(body, "{\"prompt\":\"", 11);
+    memcpy(body + sizeof(body) - 3, "\"}", 2);
+    struct http_client c = http_client_open(port);
+    http_client_ask(&c, "POST /tokenize", "X-API-Key: " ALICE "\r\n", body);
+    struct pollfd begun = {c.fd, POLLIN, 0};
+    assert_int_equal(poll(&begun, 1, 20000), 1);
+    becomes(port, ALICE, 429);
+    becomes(port, ALICE, 200);
+    http_client_close(&c);
+    child_stop(&s);
+}
+
+static void limits_of_a_key_are_429_by_name(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_locked("alice " ALICE " concurrency=1\nbob " BOB " rate=2\n", &port);
+    struct http_client held = http_client_open(port);
+    http_client_ask(&held, "POST /v1/completions", "X-API-Key: " ALICE "\r\n",
+                    "{\"prompt\":\"stall\",\"stream\":true}");
+    assert_int_equal(http_client_read_head(&held, 20000), 200);
+    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 429, "Retry-After: 1\r\n",
+                   "1 choices at once (concurrency)");
+    http_client_close(&held);
+    gateway_await_running(verifier, 0);
+    for (unsigned i = 0; i < 20; i++) // one behind the other is not at once
+        http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
+    for (unsigned i = 0; i < 2; i++)
+        http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
+    http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 429, "Retry-After: 3",
+                   "2 requests a minute (rate)");
+    http_answer_is(http_ask(port, "GET /v1/models", "X-API-Key: " BOB "\r\n", ""), 200, "",
+                   "fake/model");
+    child_stop(&s);
+}
+
+static void is_counted(unsigned port, const char *reason, unsigned n)
+{
+    char line[128];
+    snprintf(line, sizeof(line),
+             "\ntandem_gateway_requests_refused_total{instance=\"gateway\",reason=\"%s\"} %u\n",
+             reason, n);
+    http_answer_is(http_ask(port, "GET /metrics", "", ""), 200, "", line);
+}
+
+static void whom_a_key_shuts_out_is_counted(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--api-keys", keys, "--metrics-open", NULL};
+    write_keys("alice " ALICE " concurrency=2\nbob " BOB " rate=1\n");
+    struct child s = gateway_start(address, more, &port);
+    is_counted(port, "key", 0);
+    is_counted(port, "limit", 0);
+    http_answer_is(http_ask(port, "GET /health", "", ""), 200, "", ""); // who asks this needs none
+    http_answer_is(http_ask(port, "GET /v1/models", "", ""), 401, "", "");
+    http_answer_is(completion(port, "sk-nobody-has-this", "{}"), 401, "", "");
+    is_counted(port, "key", 2);
+    http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 200, "", "");
+    http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 429, "", "(rate)");
+    struct http_client held = http_client_open(port);
+    http_client_ask(&held, "POST /v1/completions", "X-API-Key: " ALICE "\r\n",
+                    "{\"prompt\":\"stall\",\"stream\":true}");
+    assert_int_equal(http_client_read_head(&held, 20000), 200);
+    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\",\"n\":2}"), 429,
+                   "Retry-After: 1\r\n", "2 choices at once (concurrency)");
+    is_counted(port, "limit", 2);
+    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\",\"n\":3}"), 400, "",
+                   "\"param\":\"n\"");
+    is_counted(port, "limit", 2);
+    http_client_close(&held);
+    gateway_await_running(verifier, 0);
+    child_stop(&s);
+}
+
+static void a_key_bounds_tokens_and_names_the_tenant(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_locked("alice " ALICE " max_tokens=30\nbob " BOB "\n", &port);
+    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\",\"max_tokens\":31}"), 400, "",
+                   "\"param\":\"max_tokens\"");
+    http_answer_is(
+        http_ask(
+            port, "POST /v1/chat/completions", "X-API-Key: " ALICE "\r\n",
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"say 1\"}],\"cache_salt\":\"pepper\"}"),
+        200, "", "w0");
+    Tandem__V1__GenerateRequest *first = fake_verifier_request(verifier);
+    assert_int_equal(first->max_tokens, 30);
+    assert_int_equal(first->tenant.len, 64);
+    http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\",\"cache_salt\":\"pepper\"}"), 200,
+                   "", "w0");
+    Tandem__V1__GenerateRequest *second = fake_verifier_request(verifier);
+    assert_int_equal(second->tenant.len, 64);
+    assert_memory_not_equal(first->tenant.data, second->tenant.data, 64);
+    tandem__v1__generate_request__free_unpacked(first, NULL);
+    tandem__v1__generate_request__free_unpacked(second, NULL);
+    child_stop(&s);
+}
+
+static void a_reload_reads_keys_again(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = start_locked("alice " ALICE "\n", &port);
+    write_keys("nonsense\n");
+    child_signal(&s, SIGHUP);
+    free(child_wait_log(&s, "line 1: a key has 16 to 256 characters"));
+    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
+    write_keys("bob " BOB "\nbob sk-another-of-bobs\n");
+    child_signal(&s, SIGHUP);
+    free(child_wait_log(&s, "API keys read again, known=2"));
+    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 401, "", "not known");
+    http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
+    child_stop(&s);
+}
+
+static void figures_may_be_open(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--api-keys", keys, "--metrics-open", NULL};
+    write_keys("alice " ALICE "\n");
+    struct child s = gateway_start(address, more, &port);
+    http_answer_is(http_ask(port, "GET /metrics", "", ""), 200, "",
+                   "tandem_gateway_requests_total");
+    http_answer_is(http_ask(port, "GET /v1/spec_decode/metrics", "", ""), 200, "",
+                   "total_proposed");
+    http_answer_is(http_ask(port, "GET /v1/models", "", ""), 401, "", "API key");
+    child_stop(&s);
+}
+
+static void keys_may_be_a_credential_and_others_reading_them_is_a_warning(void **state)
+{
+    (void)state;
+    unsigned port;
+    write_keys("alice " ALICE "\n");
+    chmod(keys, 0604);
+    setenv("CREDENTIALS_DIRECTORY", service_dir(), 1);
+    struct child s = gateway_start(address, NULL, &port);
+    unsetenv("CREDENTIALS_DIRECTORY");
+    free(child_wait_log(&s, "everybody on this machine may read the API keys: chmod o= "));
+    free(child_wait_log(&s, "API keys are needed, known=1"));
+    http_answer_is(http_ask(port, "GET /v1/models", "", ""), 401, "", "API key");
+    child_stop(&s);
+}
+
+/* ---- addresses ---- */
+
+static void ends_with(const char *const *args, const char *sentence)
+{
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    free(child_wait_log(&s, sentence));
+    assert_int_equal(child_wait(&s), 1);
+}
+
+static void an_address_others_reach_is_open_only_if_that_is_meant(void **state)
+{
+    (void)state;
+    static const char *const addresses[] = {"0.0.0.0:0", "[::]:0"};
+    for (size_t i = 0; i < ARRAY_LEN(addresses); i++) {
+        const char *args[] = {"--listen", addresses[i], "--verifiers", address, NULL};
+        ends_with(args, "could use this server: give it --api-keys, or say --allow-open");
+    }
+    unsigned port;
+    write_keys("alice " ALICE "\n");
+    const char *locked[] = {"--listen", "0.0.0.0:0", "--api-keys", keys, NULL};
+    struct child s = gateway_start(address, locked, &port);
+    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
+    child_stop(&s);
+    const char *meant[] = {"--listen", "0.0.0.0:0", "--allow-open", NULL};
+    s = gateway_start(address, meant, &port);
+    http_answer_is(http_ask(port, "POST /v1/completions", "", "{\"prompt\":\"say 1\"}"), 200, "",
+                   "w0");
+    child_stop(&s);
+}
+
+static void keys_that_cannot_be_read_end_the_start(void **state)
+{
+    (void)state;
+    const char *args[] = {"--listen", "127.0.0.1:0", "--api-keys", "/nonexistent/keys", NULL};
+    ends_with(args, "cannot read the API keys from /nonexistent/keys: No such file");
+}
+
+static int start_verifier(void **state)
+{
+    (void)state;
+    snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
+    snprintf(keys, sizeof(keys), "%s/api-keys", service_dir());
+    verifier = fake_verifier_start(address);
+    return 0;
+}
+
+static int stop_verifier(void **state)
+{
+    (void)state;
+    fake_verifier_stop(verifier);
+    unlink(keys);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_a_key_only_health_and_version_are_told),
+        cmocka_unit_test(a_key_comes_in_either_header),
+        cmocka_unit_test(bodies_of_those_without_a_key_take_no_room),
+        cmocka_unit_test(who_asks_before_sending_a_body_is_refused_at_once),
+        cmocka_unit_test(a_body_on_its_way_counts_for_its_key),
+        cmocka_unit_test(a_whole_answer_that_nobody_reads_is_ended_and_counts_until_then),
+        cmocka_unit_test(limits_of_a_key_are_429_by_name),
+        cmocka_unit_test(whom_a_key_shuts_out_is_counted),
+        cmocka_unit_test(a_key_bounds_tokens_and_names_the_tenant),
+        cmocka_unit_test(a_reload_reads_keys_again),
+        cmocka_unit_test(figures_may_be_open),
+        cmocka_unit_test(keys_may_be_a_credential_and_others_reading_them_is_a_warning),
+        cmocka_unit_test(an_address_others_reach_is_open_only_if_that_is_meant),
+        cmocka_unit_test(keys_that_cannot_be_read_end_the_start),
+    };
+    return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
+}

@@ -1,0 +1,228 @@
+/* What a verifier that misbehaves, dies or sends a hostile template costs, and whom. The verifier
+ * is played (lib/fakes/fake_verifier.h). */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "lib/lib.h"
+#include "lib/rigs/services.h"
+#include "lib/rigs/stage.h"
+
+static void statuses_of_the_verifier_become_http_statuses(void **state)
+{
+    (void)state;
+    static const struct {
+        unsigned code;
+        int status;
+    } v[] = {{3, 400}, {4, 504}, {5, 404}, {8, 429}, {12, 501}, {13, 500}};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        char what[32];
+        snprintf(what, sizeof(what), "status %u", v[i].code);
+        is_error(chat(what, ""), v[i].status, NULL, "as you asked");
+        is_error(chat(what, ",\"stream\":true"), v[i].status, NULL, "as you asked");
+    }
+    struct http_answer a = chat("status 8", "");
+    assert_non_null(strstr(a.head, "Retry-After: "));
+    http_answer_done(&a);
+}
+
+static void how_a_verifier_is_lost_stands_in_the_log_and_not_in_the_answer(void **state)
+{
+    (void)state;
+    is_error(chat("status 14", ""), 503, NULL,
+             "the verifier cannot be reached; it may be starting again");
+    is_error(http_call(stage.port, "POST", "/tokenize", "{\"prompt\":\"lost\"}"), 503, NULL,
+             "the verifier cannot be reached; it may be starting again");
+    AUTO(mem_free) char *generation = child_wait_log(&stage.gateway, "request lost id=");
+    assert_non_null(strstr(generation, ".sock: as you asked"));
+}
+
+static void malformed_answers_end_the_request_alone(void **state)
+{
+    (void)state;
+    static const char *const whats[] = {"garbage", "choice", "short 3"};
+    for (size_t i = 0; i < 3; i++) {
+        is_error(chat(whats[i], ""), 502, NULL, "verifier");
+        struct http_client c = open_stream(whats[i]);
+        char *event, *error = NULL;
+        while ((event = http_client_event(&c, 10000, NULL)) && strcmp(event, "[DONE]") != 0) {
+            free(error);
+            error = event;
+        }
+        assert_non_null(error);
+        assert_non_null(strstr(error, "\"error\":{\"message\":\"the verifier"));
+        free(event);
+        free(error);
+        http_client_close(&c);
+    }
+    still_serves();
+}
+
+static void no_verifier_is_503_at_once(void **state)
+{
+    (void)state;
+    unsigned at;
+    struct child s = gateway_listen("unix:/tmp/tandem-test-there-is-none.sock", NULL, &at);
+    int64_t begun_us = clock_us();
+    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"x\"}"), 503, NULL, "reached");
+    struct http_answer a = http_call(at, "GET", "/health", NULL);
+    assert_int_equal(a.status, 503);
+    assert_non_null(strstr(a.body, "\"status\":\"unavailable\""));
+    http_answer_done(&a);
+    assert_true(clock_us() - begun_us < 900000);
+    child_stop(&s);
+}
+
+static bool healthy(unsigned at)
+{
+    struct http_answer a = http_call(at, "GET", "/health", NULL);
+    bool ok = a.status == 200;
+    http_answer_done(&a);
+    return ok;
+}
+
+/* Every open stream hears of it within a second, and a new verifier is found again. */
+static void a_killed_verifier_ends_streams_and_comes_back(void **state)
+{
+    (void)state;
+    char target[128];
+    snprintf(target, sizeof(target), "unix:%s/mortal.sock", service_dir());
+    const char *args[] = {"--play-verifier", target, NULL};
+    struct child mortal = child_start("/proc/self/exe", args);
+    free(child_wait_log(&mortal, "playing"));
+    unsigned at;
+    struct child s = gateway_start(target, NULL, &at);
+    struct http_client c[3];
+    for (unsigned i = 0; i < 3; i++) {
+        begin_stream(&c[i], at, "pace 1000000 10");
+        assert_int_equal(http_client_read_head(&c[i], 20000), 200);
+        free(http_client_event(&c[i], 10000, NULL));
+    }
+    child_signal(&mortal, SIGKILL);
+    int64_t killed_us = clock_us();
+    for (unsigned i = 0; i < 3; i++) {
+        char *event;
+        while ((event = http_client_event(&c[i], 5000, NULL)) && !strstr(event, "\"error\""))
+            free(event);
+        assert_non_null(event);
+        assert_non_null(strstr(event, "\"service_unavailable\""));
+        assert_non_null(strstr(event, "\"the verifier stopped before the answer was whole\""));
+        free(event);
+        http_client_close(&c[i]);
+    }
+    assert_true(clock_us() - killed_us < 1000000);
+    assert_int_equal(child_wait(&mortal), -SIGKILL);
+    struct http_answer a = http_call(at, "GET", "/health", NULL);
+    assert_int_equal(a.status, 503);
+    http_answer_done(&a);
+    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"x\"}"), 503, NULL, "reached");
+    mortal = child_start("/proc/self/exe", args);
+    assert_true(soon(healthy, at));
+    a = http_call(at, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    child_signal(&mortal, SIGKILL);
+    child_wait(&mortal);
+    child_stop(&s);
+}
+
+static bool is_refused(unsigned want)
+{
+    struct http_answer a = http_call(stage.port, "GET", "/health", NULL);
+    bool seen = (strstr(a.body, "\"state\":\"refused\"") != NULL) == want;
+    http_answer_done(&a);
+    return seen;
+}
+
+static void a_verifier_of_another_version_is_refused_until_it_fits(void **state)
+{
+    (void)state;
+    const char *both = "the verifier speaks protocol version 7, this gateway version 1";
+    fake_verifier_protocol(stage.verifier, 7);
+    assert_true(soon(is_refused, true));
+    is_error(chat("say 1", ""), 503, NULL, both);
+    unsigned at;
+    struct child s = gateway_listen(stage.address, NULL, &at);
+    AUTO(mem_free) char *line = child_wait_log(&s, "verifier refused");
+    assert_non_null(strstr(line, both));
+    child_stop(&s);
+    fake_verifier_protocol(stage.verifier, 0); // not told
+    assert_true(soon(is_refused, false));
+    struct http_answer a = chat("say 1", "");
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    fake_verifier_protocol(stage.verifier, 1);
+}
+
+static bool template_is(unsigned want_ok)
+{
+    struct http_answer a = chat("say 1", "");
+    bool ok = (a.status == 200) == want_ok;
+    http_answer_done(&a);
+    return ok;
+}
+
+/* The request that needs the template gets a 400 about `param` with `part` in its text. Others are
+ * served. */
+static void hurts_only_itself(const char *template, const char *param, const char *part)
+{
+    fake_verifier_template(stage.verifier, template);
+    assert_true(soon(template_is, false));
+    struct http_client c;
+    begin_stream(&c, stage.port, "say 1");
+    for (unsigned i = 0; i < 20; i++) {
+        struct http_answer a =
+            http_call(stage.port, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
+        assert_int_equal(a.status, 200);
+        http_answer_done(&a);
+    }
+    is_error(http_client_read(&c, 20000), 400, param, part);
+    http_client_close(&c);
+    fake_verifier_template(stage.verifier, FAKE_TEMPLATE);
+    assert_true(soon(template_is, true));
+}
+
+static void a_hostile_template_costs_its_own_requests_a_400(void **state)
+{
+    (void)state;
+    hurts_only_itself("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+                      "{% endfor %}",
+                      "messages", "took longer than 1.0 s");
+    hurts_only_itself("{{ 'x' * 10000000000 }}", "messages", "needs more memory than it may have");
+    hurts_only_itself("{{ 7 ** (9 ** 7) }}", "messages",
+                      "chat template"); // too long, or too many digits
+    hurts_only_itself("{{ raise_exception('no ' ~ messages[0].role) }}", "messages",
+                      "chat template: no user");
+}
+
+static void a_chat_with_a_model_without_a_template_is_a_400(void **state)
+{
+    (void)state;
+    hurts_only_itself("", "model", "the model has no chat template");
+}
+
+static int open_stage(void **state)
+{
+    (void)state;
+    const char *more[] = {"--template-timeout", "1", NULL};
+    return stage_open(more);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--play-verifier") == 0)
+        fake_verifier_play(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(statuses_of_the_verifier_become_http_statuses),
+        cmocka_unit_test(how_a_verifier_is_lost_stands_in_the_log_and_not_in_the_answer),
+        cmocka_unit_test(malformed_answers_end_the_request_alone),
+        cmocka_unit_test(no_verifier_is_503_at_once),
+        cmocka_unit_test(a_killed_verifier_ends_streams_and_comes_back),
+        cmocka_unit_test(a_verifier_of_another_version_is_refused_until_it_fits),
+        cmocka_unit_test(a_hostile_template_costs_its_own_requests_a_400),
+        cmocka_unit_test(a_chat_with_a_model_without_a_template_is_a_400),
+    };
+    return cmocka_run_group_tests(tests, open_stage, stage_close);
+}

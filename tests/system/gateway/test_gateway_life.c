@@ -1,0 +1,167 @@
+/* How the gateway starts, waits for its verifier's model, and ends. The verifier is played
+ * (lib/fakes/fake_verifier.h). */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "lib/lib.h"
+#include "lib/rigs/services.h"
+#include "lib/rigs/stage.h"
+
+/* ---- start ---- */
+
+static void a_taken_address_is_said_in_one_sentence(void **state)
+{
+    (void)state;
+    char listen[32];
+    snprintf(listen, sizeof(listen), "127.0.0.1:%u", stage.port);
+    const char *args[] = {"--listen", listen, "--verifiers", stage.address, NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    free(child_wait_log(&s, "is taken"));
+    int rc = child_wait(&s);
+    assert_int_equal(rc, 1);
+}
+
+static void a_file_that_is_no_socket_stays(void **state)
+{
+    (void)state;
+    char listen[200];
+    snprintf(listen, sizeof(listen), "unix:%s/notes.txt", service_dir());
+    FILE *f = fopen(listen + 5, "w");
+    assert_non_null(f);
+    fclose(f);
+    const char *args[] = {"--listen", listen, "--verifiers", stage.address, NULL};
+    struct child s = child_start(BINARY_DIR "/gateway", args);
+    free(child_wait_log(&s, "notes.txt: it exists and is no socket"));
+    assert_int_equal(child_wait(&s), 1);
+    assert_int_equal(access(listen + 5, F_OK), 0);
+    unlink(listen + 5);
+}
+
+static bool loading_is_seen(unsigned want)
+{
+    struct http_answer a = http_call(stage.port, "GET", "/health", NULL);
+    bool seen = (strstr(a.body, "\"status\":\"loading\"") != NULL) == want;
+    http_answer_done(&a);
+    return seen;
+}
+
+static void while_a_model_loads_requests_wait_up_to_a_limit(void **state)
+{
+    (void)state;
+    fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0.5f);
+    assert_true(soon(loading_is_seen, true));
+    struct http_answer a = http_call(stage.port, "GET", "/health", NULL);
+    assert_int_equal(a.status, 503);
+    assert_non_null(strstr(a.body, "\"progress\":0.5"));
+    http_answer_done(&a);
+    a = http_call(stage.port, "GET", "/ready", NULL);
+    assert_int_equal(a.status, 503);
+    http_answer_done(&a);
+
+    int64_t begun_us = clock_us();
+    is_error(chat("say 1", ""), 503, NULL, "loading (50 %)");
+    assert_true(clock_us() - begun_us > 900000);
+
+    struct http_client c;
+    begin_chat(&c, stage.port, "say 1", "");
+    assert_false(http_client_wait_close(&c, 200));
+    fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
+    a = http_client_read(&c, 10000);
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    http_client_close(&c);
+    assert_true(soon(loading_is_seen, false));
+}
+
+/* ---- end ---- */
+
+static void a_drain_finishes_what_was_accepted(void **state)
+{
+    (void)state;
+    unsigned at;
+    const char *more[] = {"--drain-timeout", "1", NULL};
+    struct child s = gateway_start(stage.address, more, &at);
+    struct http_client fast, slow;
+    begin_stream(&fast, at, "pace 20 20");
+    begin_stream(&slow, at, "pace 1000000 20");
+    assert_int_equal(http_client_read_head(&fast, 20000), 200);
+    assert_int_equal(http_client_read_head(&slow, 20000), 200);
+    child_signal(&s, SIGTERM);
+    char *event, *last = NULL;
+    while ((event = http_client_event(&fast, 10000, NULL))) {
+        assert_null(strstr(event, "\"error\""));
+        free(last);
+        last = event;
+    }
+    assert_string_equal(last, "[DONE]");
+    free(last);
+    while ((event = http_client_event(&slow, 10000, NULL)) && !strstr(event, "\"error\""))
+        free(event);
+    assert_non_null(event);
+    assert_non_null(strstr(event, "shutting down"));
+    free(event);
+    http_client_close(&fast);
+    http_client_close(&slow);
+    assert_int_equal(child_wait(&s), 0);
+    gateway_await_running(stage.verifier, 0);
+}
+
+static void a_drain_ends_requests_that_wait_for_a_model(void **state)
+{
+    (void)state;
+    fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__LOADING, 0);
+    assert_true(soon(loading_is_seen, true));
+    unsigned at;
+    const char *more[] = {"--load-wait", "600", "--drain-timeout", "0.1", NULL};
+    struct child patient = gateway_listen(stage.address, more, &at);
+    free(child_wait_log(&patient, "verifier loading"));
+    struct http_client c;
+    begin_stream(&c, at, "say 1");
+    assert_false(http_client_wait_close(&c, 200));
+    child_signal(&patient, SIGTERM);
+    is_error(http_client_read(&c, 5000), 503, NULL, "shutting down");
+    http_client_close(&c);
+    assert_int_equal(child_wait(&patient), 0);
+    fake_verifier_state(stage.verifier, TANDEM__V1__MODEL_INFO__STATE__READY, 1);
+    assert_true(soon(loading_is_seen, false));
+}
+
+static void a_drain_ends_calls_that_do_not_return(void **state)
+{
+    (void)state;
+    unsigned at;
+    const char *more[] = {"--drain-timeout", "0.1", NULL};
+    struct child s = gateway_start(stage.address, more, &at);
+    struct http_client c = http_client_open(at);
+    http_client_print(&c, "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 18\r\n\r\n"
+                          "{\"prompt\":\"stall\"}");
+    gateway_await_running(stage.verifier, 1);
+    child_signal(&s, SIGTERM);
+    is_error(http_client_read(&c, 8000), 503, NULL, "shutting down");
+    http_client_close(&c);
+    assert_int_equal(child_wait(&s), 0);
+    gateway_await_running(stage.verifier, 0);
+}
+
+static int open_stage(void **state)
+{
+    (void)state;
+    const char *more[] = {"--load-wait", "1", NULL};
+    return stage_open(more);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_taken_address_is_said_in_one_sentence),
+        cmocka_unit_test(a_file_that_is_no_socket_stays),
+        cmocka_unit_test(while_a_model_loads_requests_wait_up_to_a_limit),
+        cmocka_unit_test(a_drain_finishes_what_was_accepted),
+        cmocka_unit_test(a_drain_ends_requests_that_wait_for_a_model),
+        cmocka_unit_test(a_drain_ends_calls_that_do_not_return),
+    };
+    return cmocka_run_group_tests(tests, open_stage, stage_close);
+}

@@ -1,0 +1,256 @@
+/* What one client may take of the gateway, and what that costs the others. */
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/rng.h"
+#include "lib/rigs/gateway.h"
+#include "lib/clients/http_client.h"
+#include "lib/lib.h"
+#include "lib/rigs/services.h"
+
+static char address[128];
+static struct fake_verifier *verifier;
+
+static void asks(struct http_client *c, const char *prompt, bool stream)
+{
+    char body[256];
+    int n = snprintf(body, sizeof(body), "{\"prompt\":\"%s\",\"stream\":%s}", prompt,
+                     stream ? "true" : "false");
+    http_client_print(c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s",
+                      n, body);
+}
+
+static struct http_answer answer_to(unsigned port, const char *prompt)
+{
+    struct http_client c = http_client_open(port);
+    asks(&c, prompt, false);
+    struct http_answer a = http_client_read(&c, 20000);
+    http_client_close(&c);
+    return a;
+}
+
+static void serves(unsigned port)
+{
+    struct http_answer a = answer_to(port, "say 2");
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+}
+
+static void who_has_said_all_is_closed_after_the_answer(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = gateway_start(address, NULL, &port); // idle connections may stay 75 s
+    struct http_client c = http_client_open(port);
+    http_client_print(&c, "GET /version HTTP/1.1\r\nHost: x\r\n\r\n");
+    shutdown(c.fd, SHUT_WR);
+    struct http_answer a = http_client_read(&c, 20000);
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    assert_true(http_client_wait_close(&c, 20000));
+    http_client_close(&c);
+    child_stop(&s);
+}
+
+static bool serves_soon(unsigned port)
+{
+    int64_t until_us = clock_us() + 10000000;
+    while (clock_us() < until_us) {
+        struct http_answer a = answer_to(port, "say 2");
+        int status = a.status;
+        http_answer_done(&a);
+        if (status == 200)
+            return true;
+        poll(NULL, 0, 5);
+    }
+    return false;
+}
+
+static void who_waits_too_long_for_its_turn_is_told_to_come_later(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--queue-wait", "1.5", NULL};
+    struct child s = gateway_start(address, more, &port);
+    struct http_client begun = http_client_open(port);
+    asks(&begun, "stall", true);
+    assert_int_equal(http_client_read_head(&begun, 20000), 200);
+    unsigned cancelled = fake_verifier_cancelled(verifier);
+    struct http_answer a = answer_to(port, "silent");
+    assert_int_equal(a.status, 429);
+    assert_non_null(strstr(a.head, "Retry-After: "));
+    assert_non_null(strstr(a.body, "waited 1.5 s for its turn"));
+    assert_non_null(strstr(a.body, "rate_limit_error"));
+    http_answer_done(&a);
+    gateway_await_running(verifier, 1); // whoever has begun goes on
+    assert_int_equal(fake_verifier_cancelled(verifier), cancelled + 1);
+    http_client_close(&begun);
+    gateway_await_running(verifier, 0);
+    child_stop(&s);
+}
+
+static void a_path_or_query_over_the_limit_is_414(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = gateway_start(address, NULL, &port);
+    static const char *const formats[] = {"/%s", "/version?%s", "/version?a=%s"};
+    for (size_t i = 0; i < ARRAY_LEN(formats); i++) {
+        char url[4096], more[3000];
+        memset(more, 'a', sizeof(more) - 1);
+        more[sizeof(more) - 1] = 0;
+        snprintf(url, sizeof(url), formats[i], more);
+        struct http_answer a = http_call(port, "GET", url, NULL);
+        assert_int_equal(a.status, 414);
+        assert_non_null(strstr(a.body, "bytes, at most 2048"));
+        http_answer_done(&a);
+    }
+    serves(port);
+    child_stop(&s);
+}
+
+static void bytes_that_are_no_text_harm_nobody(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = gateway_start(address, NULL, &port);
+    static const char *const paths[] = {"/\xFF\xFE", "/v1/models/%FF%C0%80", "/%00health",
+                                        "/v1/models/\xED\xA0\x80", "/..%2f..%2fetc/passwd"};
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        struct http_answer a = http_call(port, "GET", paths[i], NULL);
+        assert_int_equal(a.status, 404);
+        http_answer_done(&a);
+    }
+    serves(port);
+    child_stop(&s);
+}
+
+static void connections_over_the_limit_wait_for_one_to_close(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--http-threads", "1", "--max-connections", "2", NULL};
+    struct child s = gateway_start(address, more, &port);
+    struct http_client held[2];
+    for (unsigned i = 0; i < 2; i++) {
+        held[i] = http_client_open(port);
+        asks(&held[i], "stall", true);
+        assert_int_equal(http_client_read_head(&held[i], 20000), 200);
+    }
+    struct http_client third = http_client_open(port);
+    asks(&third, "say 1", false);
+    assert_false(http_client_wait_close(&third, 300));
+    assert_int_equal(third.len, 0);
+    http_client_close(&held[0]);
+    struct http_answer a = http_client_read(&third, 20000);
+    assert_int_equal(a.status, 200);
+    http_answer_done(&a);
+    http_client_close(&third);
+    http_client_close(&held[1]);
+    gateway_await_running(verifier, 0);
+    child_stop(&s);
+}
+
+static void one_address_has_no_more_connections_than_it_may(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--max-connections-per-ip", "1", "--max-connections", "3", NULL};
+    struct child s = gateway_start(address, more, &port);
+    struct http_client first = http_client_open(port);
+    asks(&first, "stall", true);
+    assert_int_equal(http_client_read_head(&first, 20000), 200);
+    for (unsigned i = 0; i < 5; i++) { // more than may be open: those that are refused take no room
+        struct http_client next = http_client_open(port);
+        asks(&next, "say 1", false);
+        assert_true(http_client_wait_close(&next, 20000));
+        assert_int_equal(next.len, 0);
+        http_client_close(&next);
+    }
+    http_client_close(&first);
+    gateway_await_running(verifier, 0);
+    assert_true(serves_soon(port)); // when it has seen that
+    child_stop(&s);
+}
+
+/* Bytes of every kind, parts of requests among them. */
+static size_t make_garbage(uint64_t *random, char *to, size_t max)
+{
+    static const char *const parts[] = {"POST /v1/completions HTTP/1.1\r\n",
+                                        "GET / HTTP/1.1\r\n",
+                                        "Host: x\r\n",
+                                        "Content-Length: 99\r\n",
+                                        "Transfer-Encoding: chunked\r\n",
+                                        "\r\n",
+                                        "ffffffffffffffff\r\n",
+                                        "{\"prompt\":",
+                                        "\"say 1\"}",
+                                        "\0\0",
+                                        "\x16\x03\x01\x02",
+                                        "PRI * HTTP/2.0\r\n\r\n"};
+    size_t n = 0;
+    while (n + 64 < max) {
+        uint64_t r = *random = rng_splitmix64(*random);
+        if (r % 3) {
+            const char *part = parts[(r >> 8) % ARRAY_LEN(parts)];
+            memcpy(to + n, part, strlen(part));
+            n += strlen(part);
+        } else {
+            memcpy(to + n, &r, 8);
+            n += 8;
+        }
+        if (r % 17 == 0)
+            break;
+    }
+    return n;
+}
+
+static void malformed_traffic_does_not_disturb_good_traffic(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = gateway_start(address, NULL, &port);
+    uint64_t random = 7;
+    for (unsigned i = 0; i < 300; i++) {
+        char garbage[1024];
+        struct http_client bad = http_client_open(port);
+        http_client_send(&bad, garbage, make_garbage(&random, garbage, sizeof(garbage)));
+        if (i % 3 == 0)
+            serves(port);
+        http_client_close(&bad);
+    }
+    gateway_await_running(verifier, 0);
+    child_stop(&s);
+}
+
+static int start_verifier(void **state)
+{
+    (void)state;
+    snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
+    verifier = fake_verifier_start(address);
+    return 0;
+}
+
+static int stop_verifier(void **state)
+{
+    (void)state;
+    fake_verifier_stop(verifier);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_has_said_all_is_closed_after_the_answer),
+        cmocka_unit_test(who_waits_too_long_for_its_turn_is_told_to_come_later),
+        cmocka_unit_test(a_path_or_query_over_the_limit_is_414),
+        cmocka_unit_test(bytes_that_are_no_text_harm_nobody),
+        cmocka_unit_test(connections_over_the_limit_wait_for_one_to_close),
+        cmocka_unit_test(one_address_has_no_more_connections_than_it_may),
+        cmocka_unit_test(malformed_traffic_does_not_disturb_good_traffic),
+    };
+    return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
+}

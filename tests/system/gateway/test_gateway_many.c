@@ -1,0 +1,284 @@
+/* Several verifiers behind one gateway: who gets which request, and what becomes of it when its
+ * verifier dies. The verifiers are played (lib/fakes/fake_verifier.h). */
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "lib/rigs/child.h"
+#include "lib/fakes/fake_verifier.h"
+#include "lib/clients/http_client.h"
+#include "lib/lib.h"
+#include "lib/rigs/services.h"
+
+#define N 2
+
+static struct fake_verifier *verifiers[N];
+static struct child gateway;
+static unsigned port;
+
+/* ---- helpers ---- */
+
+static void target_of(unsigned i, char target[128])
+{
+    snprintf(target, 128, "unix:%s/many-%u.sock", service_dir(), i);
+}
+
+static bool answers(const char *path, const char *part)
+{
+    struct http_answer a = http_call(port, "GET", path, NULL);
+    bool has = strstr(a.body, part) != NULL;
+    http_answer_done(&a);
+    return has;
+}
+
+static void until_answers(const char *path, const char *part)
+{
+    for (unsigned i = 0; i < 2000 && !answers(path, part); i++)
+        poll(NULL, 0, 5);
+    assert_true(answers(path, part));
+}
+
+static void until_up(const char *target)
+{
+    AUTO(mem_free) char *said = NULL;
+    assert_true(asprintf(&said, "verifier ready target=%s", target) > 0);
+    free(child_wait_log(&gateway, said));
+}
+
+/* Waits until this many requests run at each. */
+static void until_run(unsigned a, unsigned b)
+{
+    for (unsigned i = 0; i < 2000; i++) {
+        if (fake_verifier_running(verifiers[0]) == a && fake_verifier_running(verifiers[1]) == b)
+            return;
+        poll(NULL, 0, 5);
+    }
+    fail_msg("%u and %u run, not %u and %u", fake_verifier_running(verifiers[0]),
+             fake_verifier_running(verifiers[1]), a, b);
+}
+
+/* A chat of a system prompt (1 KiB of one letter, none for 0) and `what`. */
+static struct http_client begin(char letter, const char *model, const char *what)
+{
+    static char system[1025];
+    AUTO(mem_free) char *body = NULL;
+    memset(system, letter, sizeof(system) - 1);
+    assert_true(asprintf(&body,
+                         "{\"messages\":[{\"role\":\"system\",\"content\":\"%s\"},"
+                         "{\"role\":\"user\",\"content\":\"%s\"}],\"model\":\"%s\","
+                         "\"stream\":true}",
+                         letter ? system : "", what, model) > 0);
+    struct http_client c = http_client_open(port);
+    http_client_print(
+        &c, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n%s",
+        strlen(body), body);
+    return c;
+}
+
+static struct http_client stall(char letter)
+{
+    struct http_client c = begin(letter, "default", "stall");
+    assert_int_equal(http_client_read_head(&c, 20000), 200);
+    return c;
+}
+
+static void close_all(struct http_client *c, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        http_client_close(&c[i]);
+    until_run(0, 0);
+}
+
+/* The whole answer to `what` has the word w0. */
+static void is_answered(struct http_client *c)
+{
+    struct http_answer a = http_client_read(c, 10000);
+    assert_int_equal(a.status, 200);
+    assert_non_null(strstr(a.body, "w0 "));
+    http_answer_done(&a);
+    http_client_close(c);
+}
+
+static void start_gateway(const char *first, const char *second)
+{
+    char targets[300];
+    snprintf(targets, sizeof(targets), "%s,%s", first, second);
+    const char *args[] = {"--listen", "127.0.0.1:0", "--verifiers", targets, NULL};
+    gateway = child_start(BINARY_DIR "/gateway", args);
+    char *rest = child_wait_log(&gateway, "listening on 127.0.0.1:");
+    port = (unsigned)atoi(rest);
+    free(rest);
+}
+
+static int start_all(void **state)
+{
+    char targets[N][128];
+    (void)state;
+    for (unsigned i = 0; i < N; i++) {
+        target_of(i, targets[i]);
+        verifiers[i] = fake_verifier_start(targets[i]);
+    }
+    start_gateway(targets[0], targets[1]);
+    for (unsigned i = 0; i < N; i++)
+        until_up(targets[i]);
+    return 0;
+}
+
+static int stop_all(void **state)
+{
+    (void)state;
+    child_stop(&gateway);
+    for (unsigned i = 0; i < N; i++)
+        fake_verifier_stop(verifiers[i]);
+    return 0;
+}
+
+/* ---- tests ---- */
+
+static void requests_go_to_the_idlest(void **state)
+{
+    (void)state;
+    struct http_client c[6];
+    for (unsigned i = 0; i < 6; i++)
+        c[i] = stall(0);
+    until_run(3, 3);
+    http_client_close(&c[0]);
+    http_client_close(&c[2]);
+    until_run(1, 3);
+    c[0] = stall(0);
+    c[2] = stall(0);
+    until_run(3, 3);
+    close_all(c, 6);
+}
+
+static void a_prompt_goes_where_its_beginning_was(void **state)
+{
+    (void)state;
+    struct http_client c[2] = {stall(0), stall('a')};
+    until_run(1, 1);
+    close_all(c, 2);
+    c[0] = stall('a'); // both are idle: the first, were it not for the beginning
+    until_run(0, 1);
+    c[1] = stall('b');
+    until_run(1, 1);
+    close_all(c, 2);
+}
+
+static void a_beginning_that_all_share_does_not_load_one_alone(void **state)
+{
+    (void)state;
+    struct http_client c[12];
+    for (unsigned i = 0; i < 12; i++)
+        c[i] = stall('c');
+    unsigned first = fake_verifier_running(verifiers[0]);
+    assert_in_range(first, 3, 9);
+    until_run(first, 12 - first);
+    close_all(c, 12);
+}
+
+static void a_full_verifier_passes_the_request_on(void **state)
+{
+    (void)state;
+    /* Both say so: each is asked once, and the client hears the verifier's own word. */
+    struct http_client c = begin(0, "default", "status 8");
+    struct http_answer a = http_client_read(&c, 10000);
+    assert_int_equal(a.status, 429);
+    assert_non_null(strstr(a.body, "as you asked"));
+    http_answer_done(&a);
+    http_client_close(&c);
+    until_answers("/metrics", "tandem_gateway_requests_moved_total{instance=\"gateway\"} 1");
+}
+
+static void the_model_s_name_chooses(void **state)
+{
+    (void)state;
+    fake_verifier_model(verifiers[1], "fake/other", "fp_other");
+    until_answers("/v1/models", "fake/other");
+    assert_true(answers("/v1/models", "fake/model"));
+    struct http_client c[3];
+    for (unsigned i = 0; i < 3; i++) {
+        c[i] = begin(0, "fake/other", "stall");
+        assert_int_equal(http_client_read_head(&c[i], 20000), 200);
+    }
+    until_run(0, 3);
+    close_all(c, 3);
+    /* One that is gone is not replaced by another model. */
+    c[0] = begin(0, "fake/other", "status 14");
+    struct http_answer a = http_client_read(&c[0], 10000);
+    assert_int_equal(a.status, 503);
+    http_answer_done(&a);
+    http_client_close(&c[0]);
+    fake_verifier_model(verifiers[1], "fake/model", "fp_fake");
+    for (unsigned i = 0; i < 2000 && answers("/v1/models", "fake/other"); i++)
+        poll(NULL, 0, 5);
+}
+
+/* ---- a verifier that dies ---- */
+
+static struct child start_mortal(const char *target)
+{
+    const char *args[] = {"--play-verifier", target, NULL};
+    struct child s = child_start("/proc/self/exe", args);
+    free(child_wait_log(&s, "playing"));
+    return s;
+}
+
+/* What it had begun with ends with an error event; what it had not begun with, and all that comes
+ * later, is answered by the other. */
+static void one_that_dies_is_routed_around(void **state)
+{
+    char first[128], second[128];
+    (void)state;
+    child_stop(&gateway);
+    snprintf(first, sizeof(first), "unix:%s/mortal.sock", service_dir());
+    target_of(1, second);
+    struct child mortal = start_mortal(first);
+    start_gateway(first, second);
+    until_up(first);
+    until_up(second);
+    struct http_client begun = begin(0, "default", "pace 1000000 10");
+    assert_int_equal(http_client_read_head(&begun, 20000), 200);
+    until_run(0, 0);
+    struct http_client busy = stall(0); // so that the next goes to the first again
+    until_run(0, 1);
+    child_signal(&mortal, SIGSTOP);
+    struct http_client waiting = begin(0, "default", "say 1");
+    poll(NULL, 0, 50); // either order must do: sent before the death, or behind it
+    child_signal(&mortal, SIGKILL);
+    is_answered(&waiting);
+    char *event, *error = NULL;
+    while (!error && (event = http_client_event(&begun, 10000, NULL))) {
+        error = strstr(event, "\"error\"") ? event : NULL;
+        if (!error)
+            free(event);
+    }
+    assert_non_null(error);
+    assert_non_null(strstr(error, "\"service_unavailable\""));
+    free(error);
+    http_client_close(&begun);
+    for (unsigned i = 0; i < 4; i++) {
+        struct http_client next = begin(0, "default", "say 1");
+        is_answered(&next);
+    }
+    http_client_close(&busy);
+    child_wait(&mortal);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--play-verifier") == 0)
+        fake_verifier_play(argv[2]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(requests_go_to_the_idlest),
+        cmocka_unit_test(a_prompt_goes_where_its_beginning_was),
+        cmocka_unit_test(a_beginning_that_all_share_does_not_load_one_alone),
+        cmocka_unit_test(a_full_verifier_passes_the_request_on),
+        cmocka_unit_test(the_model_s_name_chooses),
+        cmocka_unit_test(one_that_dies_is_routed_around),
+    };
+    return cmocka_run_group_tests(tests, start_all, stop_all);
+}

@@ -1,0 +1,138 @@
+/* Which pages of other origins may use the gateway from a browser (CORS). */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/mem.h"
+#include "lib/rigs/gateway.h"
+#include "lib/clients/http_client.h"
+#include "lib/lib.h"
+#include "lib/rigs/services.h"
+
+#define ALICE "sk-alice-0123456789"
+
+static char address[128], keys[256];
+static struct fake_verifier *verifier;
+
+static bool allows_origin(struct http_answer a)
+{
+    bool allows = strstr(a.head, "Access-Control-Allow-Origin: ") != NULL;
+    http_answer_done(&a);
+    return allows;
+}
+
+#define PREFLIGHT                                                                                  \
+    "Access-Control-Request-Method: POST\r\n"                                                      \
+    "Access-Control-Request-Headers: authorization,x-stainless-os\r\n"
+
+static void pages_of_other_origins_are_let_in_by_name(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--api-keys", keys, "--cors-origins", "https://a.example", NULL};
+    struct child s = gateway_start(address, more, &port);
+    struct http_answer a = http_ask(port, "OPTIONS /v1/chat/completions",
+                                    "Origin: https://a.example\r\n" PREFLIGHT, "");
+    assert_non_null(strstr(a.head, "Access-Control-Allow-Origin: https://a.example\r\n"));
+    assert_non_null(strstr(a.head, "Access-Control-Allow-Headers: authorization,x-stainless-os"));
+    assert_non_null(strstr(a.head, "Vary: Origin"));
+    http_answer_is(a, 204, "Access-Control-Allow-Methods: GET, POST", "");
+    http_answer_is(http_ask(port, "POST /v1/completions",
+                            "Origin: https://a.example\r\nX-API-Key: " ALICE "\r\n",
+                            "{\"prompt\":\"say 1\"}"),
+                   200, "Access-Control-Allow-Origin: https://a.example\r\n", "w0");
+    http_answer_is(http_ask(port, "POST /v1/completions", "Origin: https://a.example\r\n", "{}"),
+                   401, "Access-Control-Allow-Origin: https://a.example\r\n",
+                   "API key"); // so that it can be read
+    static const char *const others[] = {"", "Origin: https://b.example\r\n", "Origin: null\r\n",
+                                         "Origin: https://a.example.org\r\n"};
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        assert_false(allows_origin(http_ask(port, "GET /health", others[i], "")));
+    child_stop(&s);
+}
+
+/* The answer's status to a completion that a page of `origin` asks `host` for. */
+static int asked_by(unsigned port, const char *host, const char *origin)
+{
+    static const char body[] = "{\"prompt\":\"say 1\"}";
+    struct http_client c = http_client_open(port);
+    http_client_print(&c,
+                      "POST /v1/completions HTTP/1.1\r\nHost: %s\r\nOrigin: %s\r\n"
+                      "Content-Type: text/plain\r\nContent-Length: %zu\r\n\r\n%s",
+                      host, origin, strlen(body), body);
+    struct http_answer a = http_client_read(&c, 10000);
+    int status = a.status;
+    http_answer_done(&a);
+    http_client_close(&c);
+    return status;
+}
+
+static void other_pages_cannot_use_an_open_server(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child s = gateway_start(address, NULL, &port);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "http://127.0.0.1:80"), 200);
+    assert_int_equal(asked_by(port, "localhost:80", "http://localhost:80"), 200);
+    assert_int_equal(asked_by(port, "[::1]:80", "http://[::1]:80"), 200);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "http://127.0.0.1:81"), 403);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "https://a.example"), 403);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "null"), 403);
+    assert_int_equal(asked_by(port, "a.example:80", "http://a.example:80"), 403); // rebound
+    assert_int_equal(asked_by(port, "127.a.example", "http://127.a.example"), 403);
+    assert_int_equal(asked_by(port, "localhost.a.example", "http://localhost.a.example"), 403);
+    child_stop(&s);
+    const char *more[] = {"--cors-origins", "https://a.example", NULL};
+    s = gateway_start(address, more, &port);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "https://a.example"), 200);
+    assert_int_equal(asked_by(port, "127.0.0.1:80", "https://b.example"), 403);
+    child_stop(&s);
+}
+
+static void pages_of_any_origin_are_let_in_if_told_so_and_else_none(void **state)
+{
+    (void)state;
+    unsigned port;
+    const char *more[] = {"--cors-origins", "*", NULL};
+    struct child s = gateway_start(address, more, &port);
+    http_answer_is(http_ask(port, "GET /v1/models", "Origin: null\r\n", ""), 200,
+                   "Access-Control-Allow-Origin: *\r\n", "fake/model");
+    child_stop(&s);
+    s = gateway_start(address, NULL, &port);
+    http_answer_is(http_ask(port, "OPTIONS /v1/models", PREFLIGHT, ""), 405, "Allow", "method");
+    assert_false(
+        allows_origin(http_ask(port, "GET /v1/models", "Origin: https://a.example\r\n", "")));
+    child_stop(&s);
+}
+
+static int start_verifier(void **state)
+{
+    (void)state;
+    snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
+    snprintf(keys, sizeof(keys), "%s/api-keys", service_dir());
+    verifier = fake_verifier_start(address);
+    FILE *f = fopen(keys, "w");
+    assert_non_null(f);
+    fputs("alice " ALICE "\n", f);
+    fclose(f);
+    chmod(keys, 0600);
+    return 0;
+}
+
+static int stop_verifier(void **state)
+{
+    (void)state;
+    fake_verifier_stop(verifier);
+    unlink(keys);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pages_of_other_origins_are_let_in_by_name),
+        cmocka_unit_test(other_pages_cannot_use_an_open_server),
+        cmocka_unit_test(pages_of_any_origin_are_let_in_if_told_so_and_else_none),
+    };
+    return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
+}

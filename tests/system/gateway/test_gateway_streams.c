@@ -1,0 +1,253 @@
+/* Streams: what their events are, and what becomes of them when nobody reads. The verifier is
+ * played (lib/fakes/fake_verifier.h). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/mem.h"
+#include "lib/lib.h"
+#include "lib/rigs/stage.h"
+
+/* ---- events ---- */
+
+static void every_committed_token_is_an_event_in_order(void **state)
+{
+    (void)state;
+    for (unsigned at_once = 0; at_once < 2; at_once++) {
+        struct http_client c = open_stream(at_once ? "run 200" : "say 200");
+        free(http_client_event(&c, 20000, NULL)); // the role
+        for (unsigned i = 0; i < 200; i++) {
+            char want[16], *text = content_of(http_client_event(&c, 20000, NULL));
+            snprintf(want, sizeof(want), "w%u ", i);
+            assert_non_null(text);
+            assert_string_equal(text, want);
+            free(text);
+        }
+        char *last = http_client_event(&c, 20000, NULL), *done = http_client_event(&c, 20000, NULL);
+        assert_non_null(strstr(last, "\"finish_reason\":\"length\""));
+        assert_string_equal(done, "[DONE]");
+        free(last);
+        free(done);
+        assert_null(http_client_event(&c, 20000, NULL));
+        http_client_close(&c);
+    }
+}
+
+static void a_token_that_ends_inside_a_character_has_an_event_without_text(void **state)
+{
+    (void)state;
+    static const char *const want[] = {"", "", "\xE2\x82\xAC", "\xEF\xBF\xBD", ""};
+    struct http_client c = open_stream("bytes");
+    for (unsigned i = 0; i < 5; i++) {
+        char *text = content_of(http_client_event(&c, 20000, NULL));
+        assert_non_null(text);
+        assert_string_equal(text, want[i]);
+        free(text);
+    }
+    http_client_close(&c);
+}
+
+static void text_held_back_arrives_with_the_end(void **state)
+{
+    (void)state;
+    struct http_client c = open_stream("held");
+    char all[64] = "";
+    for (char *text; (text = content_of(http_client_event(&c, 20000, NULL))); free(text))
+        strcat(all, text);
+    assert_string_equal(all, "kept back");
+    http_client_close(&c);
+    struct http_answer a = chat("held", "");
+    assert_non_null(strstr(a.body, "\"kept back\""));
+    http_answer_done(&a);
+}
+
+static void usage_comes_last_when_asked_for(void **state)
+{
+    (void)state;
+    AUTO(mem_free)
+    char *body = chat_body("say 1", ",\"stream\":true,\"stream_options\":{\"include_usage\":true}");
+    struct http_answer a = http_call(stage.port, "POST", "/v1/chat/completions", body);
+    assert_int_equal(a.status, 200);
+    const char *usage = strstr(a.body, "\"choices\":[],\"usage\":{\"prompt_tokens\":7");
+    assert_non_null(usage);
+    assert_non_null(strstr(usage, "\"draft_acceptance_rate\":0.75"));
+    assert_non_null(strstr(usage, "\n\ndata: [DONE]\n\n"));
+    http_answer_done(&a);
+}
+
+/* The fake's tokens are a draft that was kept, but for the last, its bonus. */
+static void a_stream_tells_of_each_token_if_asked(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {
+        "\"tandem\":{\"tokens\":[{\"id\":0,\"origin\":\"accepted\",\"round\":1,\"drafted\":2,"
+        "\"proposer\":\"fake\"}]}}\n\n",
+        "{\"id\":1,\"origin\":\"bonus\",\"round\":1,\"drafted\":2,\"proposer\":\"fake\"}"};
+    for (unsigned asked = 0; asked < 2; asked++) {
+        struct http_answer a =
+            chat("run 2", asked ? ",\"stream\":true,\"stream_options\":{\"include_tokens\":true}"
+                                : ",\"stream\":true");
+        assert_int_equal(a.status, 200);
+        for (unsigned i = 0; i < ARRAY_LEN(parts); i++)
+            assert_int_equal(strstr(a.body, parts[i]) != NULL, asked);
+        assert_int_equal(strstr(a.body, "\"tandem\"") != NULL, asked);
+        http_answer_done(&a);
+    }
+}
+
+static void sixty_four_streams_run_side_by_side(void **state)
+{
+    (void)state;
+    struct http_client c[64];
+    for (unsigned i = 0; i < 64; i++)
+        begin_stream(&c[i], stage.port, "pace 20 10");
+    for (unsigned i = 0; i < 64; i++) {
+        char all[256] = "";
+        assert_int_equal(http_client_read_head(&c[i], 20000), 200);
+        for (char *text; (text = content_of(http_client_event(&c[i], 20000, NULL))); free(text))
+            strcat(all, text);
+        assert_string_equal(all, "w0 w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14 w15 w16 w17 "
+                                 "w18 w19 ");
+        http_client_close(&c[i]);
+    }
+}
+
+/* ---- time ---- */
+
+static void a_silent_stream_gets_comments(void **state)
+{
+    (void)state;
+    struct http_client c = open_stream("stall");
+    unsigned n = 0;
+    free(http_client_event(&c, 5000, NULL)); // the role
+    assert_null(http_client_event(&c, 1000, &n));
+    assert_true(n >= 2);
+    http_client_close(&c);
+    gateway_await_running(stage.verifier, 0);
+}
+
+static void a_stream_may_be_silent_longer_than_a_connection_may_be_idle(void **state)
+{
+    (void)state;
+    unsigned at;
+    const char *more[] = {"--idle-timeout", "0.2", "--request-timeout", "0.5", NULL};
+    struct child s = gateway_start(stage.address, more, &at);
+    struct http_client c;
+    begin_stream(&c, at, "pace 2 2600");
+    assert_int_equal(http_client_read_head(&c, 20000), 200);
+    char *event, *last = NULL;
+    for (; (event = http_client_event(&c, 20000, NULL)); last = event)
+        free(last);
+    assert_non_null(last);
+    assert_string_equal(last, "[DONE]");
+    free(last);
+    assert_true(http_client_wait_close(&c, 5000)); // and then it is idle
+    http_client_close(&c);
+    child_stop(&s);
+}
+
+/* ---- readers ---- */
+
+static bool cancelled(unsigned n)
+{
+    return fake_verifier_cancelled(stage.verifier) >= n;
+}
+
+static void a_hang_up_cancels_the_generation(void **state)
+{
+    (void)state;
+    static const char *const whats[] = {"stall", "silent", "pace 1000000 5"};
+    for (size_t i = 0; i < 3; i++) {
+        for (unsigned stream = 0; stream < 2; stream++) {
+            unsigned before = fake_verifier_cancelled(stage.verifier);
+            struct http_client c;
+            begin_chat(&c, stage.port, whats[i], stream ? ",\"stream\":true" : "");
+            gateway_await_running(stage.verifier, 1);
+            http_client_close(&c);
+            assert_true(soon(cancelled, before + 1));
+            gateway_await_running(stage.verifier, 0);
+        }
+    }
+}
+
+static void a_reader_that_stops_is_dropped_within_a_bound(void **state)
+{
+    (void)state;
+    unsigned before = fake_verifier_cancelled(stage.verifier);
+    struct http_client c;
+    begin_stream(&c, stage.port, "flood 100000"); // 100 MB, and nobody reads
+    assert_true(soon(cancelled, before + 1));
+    gateway_await_running(stage.verifier, 0);
+    assert_true(http_client_wait_close(&c, 10000));
+    assert_true(c.len < 20 << 20);
+    http_client_close(&c);
+    still_serves();
+}
+
+static void a_reader_that_reads_gets_all_of_a_flood(void **state)
+{
+    (void)state;
+    struct http_client c = open_stream("flood 2000");
+    unsigned n = 0;
+    char *event;
+    while ((event = http_client_event(&c, 20000, NULL)) && strcmp(event, "[DONE]") != 0) {
+        n += strstr(event, "xxxx") != NULL;
+        assert_null(strstr(event, "\"error\""));
+        free(event);
+    }
+    assert_non_null(event);
+    free(event);
+    assert_int_equal(n, 2000);
+    http_client_close(&c);
+}
+
+static void a_reader_that_reads_gets_an_event_larger_than_may_wait(void **state)
+{
+    (void)state;
+    size_t n = 1 << 20; // of 64 KiB that may wait
+    AUTO(mem_free) char *body = malloc(n + 100);
+    size_t at = (size_t)sprintf(body, "{\"stream\":true,\"echo\":true,\"prompt\":\"say 300 ");
+    memset(body + at, 'x', n);
+    strcpy(body + at + n, "\"}");
+    struct http_client c = http_client_open(stage.port);
+    http_client_print(&c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n\r\n",
+                      strlen(body));
+    http_client_send(&c, body, strlen(body));
+    assert_int_equal(http_client_read_head(&c, 20000), 200);
+    AUTO(mem_free) char *echo = http_client_event(&c, 20000, NULL);
+    assert_non_null(echo);
+    assert_true(strlen(echo) > n);
+    char *event, *last = NULL;
+    for (; (event = http_client_event(&c, 20000, NULL)); last = event)
+        free(last);
+    assert_non_null(last);
+    assert_string_equal(last, "[DONE]");
+    free(last);
+    http_client_close(&c);
+}
+
+static int open_stage(void **state)
+{
+    (void)state;
+    const char *more[] = {
+        "--keepalive-interval", "0.2", "--max-unread-kib", "64", "--reader-timeout", "1", NULL};
+    return stage_open(more);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_committed_token_is_an_event_in_order),
+        cmocka_unit_test(a_token_that_ends_inside_a_character_has_an_event_without_text),
+        cmocka_unit_test(text_held_back_arrives_with_the_end),
+        cmocka_unit_test(usage_comes_last_when_asked_for),
+        cmocka_unit_test(a_stream_tells_of_each_token_if_asked),
+        cmocka_unit_test(sixty_four_streams_run_side_by_side),
+        cmocka_unit_test(a_silent_stream_gets_comments),
+        cmocka_unit_test(a_stream_may_be_silent_longer_than_a_connection_may_be_idle),
+        cmocka_unit_test(a_hang_up_cancels_the_generation),
+        cmocka_unit_test(a_reader_that_stops_is_dropped_within_a_bound),
+        cmocka_unit_test(a_reader_that_reads_gets_all_of_a_flood),
+        cmocka_unit_test(a_reader_that_reads_gets_an_event_larger_than_may_wait),
+    };
+    return cmocka_run_group_tests(tests, open_stage, stage_close);
+}

@@ -1,0 +1,428 @@
+/* test_far_drafter.c - a drafter on another "host": far away, cut off, stalled, restarted, lying;
+ * and one that dies, stops or is replaced under many requests. The answers are those of a verifier
+ * without proposers to the bit, no request fails, and no pass waits longer than it may. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "lib/lib.h"
+#include "base/clock.h"
+#include "lib/oracles/figures.h"
+#include "lib/clients/generate.h"
+#include "lib/clients/proposers.h"
+#include "lib/rigs/relay.h"
+#include "lib/rigs/services.h"
+
+#define DRAFT SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+#define N_VOCAB 4096
+#define MANY 16
+#define FEW 4
+#define TRIES 20
+#if LIB_SANITIZED
+#define TARGET DRAFT          // the passes of a larger one would take most of the time
+#define DRAFT_QUANTIZE "q4_0" // so that they do not agree
+#define N_TOKENS 24
+#else
+#define TARGET SOURCE_DIR "/models/tales-11m-q8_0.gguf"
+#define DRAFT_QUANTIZE "no"
+#define N_TOKENS 64
+#endif
+
+static const char *const prompts[] = {
+    "<|user|>Write a story with the words tree, ball and rain.<|end|><|assistant|>",
+    "The cat sat on the mat. The cat sat on the mat. The cat sat on the mat. The cat",
+    "Once upon a time, there was a little girl named Lily. She loved to play outside. One day,",
+    "Max is a dog. Max",
+};
+
+static int host = HOST_NONE; // the drafter's
+static bool ahead;           // drafts are made while the verifier verifies
+static struct answer *want;  // (MANY) without proposers
+static unsigned n_refused;   // tokens of real drafters, when they were in time
+
+/* ---- requests: greedy ones and drawn ones ---- */
+
+static void start_request(struct rpc_client *c, unsigned i, struct generation *g, struct answer *a)
+{
+    Tandem__V1__GenerateRequest req = TANDEM__V1__GENERATE_REQUEST__INIT;
+    Tandem__V1__Sampling s = TANDEM__V1__SAMPLING__INIT;
+    const char *prompt = prompts[i % ARRAY_LEN(prompts)];
+    s.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+    s.temperature = i / 2 % 2 ? 0.8f : 0;
+    s.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+    s.seed = i;
+    req.sampling = &s;
+    req.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    req.text.data = (uint8_t *)(uintptr_t)prompt;
+    req.text.len = strlen(prompt);
+    req.parse_special = req.add_bos = req.ignore_eos = req.logprobs = true;
+    req.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    req.max_tokens = N_TOKENS;
+    generation_start(g, c, &req, a);
+}
+
+static void must_be_wanted(const struct generation *g, unsigned i, const char *when)
+{
+    const struct answer *a = g->answer, *w = &want[i];
+    if (g->status.code != RPC_OK)
+        fail_msg("%s, request %u: %s", when, i, g->status.text);
+    if (a->n != N_TOKENS || memcmp(a->ids, w->ids, a->n * sizeof(*a->ids)) != 0 ||
+        memcmp(a->logprobs, w->logprobs, a->n * sizeof(*a->logprobs)) != 0)
+        fail_msg("%s, request %u: other tokens than without a proposer", when, i);
+}
+
+struct asked {
+    struct generation g[MANY];
+    struct answer *answers;
+    unsigned n;
+};
+
+static void ask(struct asked *a, struct rpc_client *c, unsigned n)
+{
+    a->n = n;
+    a->answers = calloc(n, sizeof(*a->answers));
+    for (unsigned i = 0; i < n; i++)
+        start_request(c, i, &a->g[i], &a->answers[i]);
+}
+
+struct verified {
+    unsigned drafted, accepted; // draft tokens
+};
+
+static struct verified must_answer(struct asked *a, const char *when)
+{
+    struct verified v = {0};
+    for (unsigned i = 0; i < a->n; i++) {
+        generation_end(&a->g[i]);
+        must_be_wanted(&a->g[i], i, when);
+        v.drafted += a->answers[i].drafted;
+        v.accepted += a->answers[i].accepted;
+    }
+    printf("%s: %u requests, %u draft tokens, %u accepted\n", when, a->n, v.drafted, v.accepted);
+    free(a->answers);
+    return v;
+}
+
+static struct verified ask_all(struct rpc_client *c, unsigned n, const char *when)
+{
+    struct asked a;
+    ask(&a, c, n);
+    return must_answer(&a, when);
+}
+
+/* Asks until drafts are of use: on a busy machine the first may all be late, and then the proposer
+ * waits for its next turn. */
+static void must_draft(struct rpc_client *c, unsigned n, const char *when)
+{
+    struct verified v;
+    do {
+        wait_proposers(c);
+        v = ask_all(c, n, when);
+        n_refused += v.drafted - v.accepted;
+    } while (!v.drafted);
+}
+
+/* ---- services ---- */
+
+static void start_verifier(struct service *v, const char *proposer, struct rpc_client **ret)
+{
+    const char *args[] = {"--model",
+                          TARGET,
+                          "--policy",
+                          "fixed",
+                          "--k",
+                          "4",
+                          "--threads",
+                          "1",
+                          "--no-pin",
+                          ahead ? "--draft-ahead" : "--no-draft-ahead",
+                          proposer ? "--proposers" : NULL,
+                          proposer,
+                          NULL};
+    service_start(v, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(v->target, NULL, ret), 0);
+    if (proposer)
+        wait_proposers(*ret);
+}
+
+static int answer_without_proposers(void **state)
+{
+    (void)state;
+    struct service v = {0};
+    struct rpc_client *c;
+    struct generation g[MANY];
+    want = calloc(MANY, sizeof(*want));
+    start_verifier(&v, NULL, &c);
+    for (unsigned i = 0; i < MANY; i++) {
+        start_request(c, i, &g[i], &want[i]);
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        assert_int_equal(want[i].n, N_TOKENS);
+    }
+    rpc_client_free(c);
+    service_stop(&v);
+    return 0;
+}
+
+static int draft_ahead(void **state)
+{
+    (void)state;
+    ahead = true;
+    return 0;
+}
+
+static int forget_answers(void **state)
+{
+    (void)state;
+    free(want);
+    return 0;
+}
+
+static const char *const draft_args[] = {"--proposer",
+                                         "draft",
+                                         "--draft-model",
+                                         DRAFT,
+                                         "--draft-quantize",
+                                         DRAFT_QUANTIZE,
+                                         "--draft-threads",
+                                         "1",
+                                         NULL};
+
+/* The drafter on its host, the verifier here, a relay between them. */
+struct world {
+    struct service verifier, drafter;
+    struct relay *relay;
+    struct rpc_client *client;
+};
+
+static void spawn_drafter(struct world *w)
+{
+    int ours = host_ours();
+    host_enter(host);
+    service_spawn(&w->drafter, "proposer-svc", draft_args);
+    host_enter(ours);
+    host_drop(ours);
+    struct service seen = w->drafter; // from here
+    snprintf(seen.target, sizeof(seen.target), "%s", relay_target(w->relay));
+    service_wait_healthy(&seen);
+}
+
+static void world_start(struct world *w)
+{
+    *w = (struct world){0};
+    char address[RELAY_TARGET_MAX];
+    host_address(host, address);
+    snprintf(w->drafter.target, sizeof(w->drafter.target), "%s", address);
+    w->relay = relay_start(host, address);
+    spawn_drafter(w);
+    start_verifier(&w->verifier, relay_target(w->relay), &w->client);
+}
+
+static void world_stop(struct world *w)
+{
+    rpc_client_free(w->client);
+    service_stop(&w->verifier);
+    relay_stop(w->relay);
+    service_stop(&w->drafter);
+}
+
+/* ---- far away ---- */
+
+/* The models often agree, so that some drafts ahead follow what was committed: those in time. */
+static void must_use_ahead(struct rpc_client *c)
+{
+    static const char used[] = "tandem_spec_decode_ahead_drafts_used_total";
+    for (int i = 0; i < TRIES && metric_of(c, used) == 0; i++) {
+        wait_proposers(c);
+        ask_all(c, FEW, "drafts ahead");
+    }
+    assert_true(metric_of(c, used) > 0);
+}
+
+static void the_way_to_the_drafter_changes_no_token(void **state)
+{
+    (void)state;
+    struct world w;
+    world_start(&w);
+    static const unsigned round_trips_us[] = {0, 1000, 5000, 40000};
+    for (unsigned i = 0; i < ARRAY_LEN(round_trips_us); i++) {
+        char when[60];
+        relay_delay(w.relay, round_trips_us[i] / 2);
+        snprintf(when, sizeof(when), "round trip %u us", round_trips_us[i]);
+        wait_proposers(w.client);                 // it may have been late too often at the last one
+        uint64_t drafts = drafts_of(w.client, 0); // those too late for their round are counted
+        ask_all(w.client, 1, when);
+        ask_all(w.client, FEW, when);
+        assert_true(drafts_of(w.client, 0) > drafts);
+    }
+    relay_delay(w.relay, 0);
+    if (ahead && !LIB_SANITIZED) // else the drafter is no faster than the verifier: none is in time
+        must_use_ahead(w.client);
+    world_stop(&w);
+}
+
+static void a_drafter_that_is_cut_off_is_missed_by_nobody(void **state)
+{
+    (void)state;
+    struct world w;
+    struct asked a;
+    world_start(&w);
+    ask(&a, w.client, FEW);
+    generation_wait_tokens(&a.g[0], N_TOKENS / 4);
+    relay_cut(w.relay, true);
+    must_answer(&a, "cut off midway");
+    assert_int_equal(ask_all(w.client, FEW, "while cut off").drafted, 0);
+    relay_cut(w.relay, false);
+    must_draft(w.client, FEW, "mended");
+
+    ask(&a, w.client, FEW);
+    generation_wait_tokens(&a.g[0], N_TOKENS / 4);
+    relay_stall(w.relay, true);
+    must_answer(&a, "stalled midway");
+    wait_metric(w.client, "tandem_engine_draft_wait_seconds_count", 1);
+    relay_stall(w.relay, false);
+    must_draft(w.client, FEW, "flowing again");
+    world_stop(&w);
+}
+
+static void a_drafter_that_is_restarted_is_told_all_again(void **state)
+{
+    (void)state;
+    struct world w;
+    struct asked a;
+    world_start(&w);
+    relay_delay(w.relay, 500);
+    ask(&a, w.client, FEW);
+    generation_wait_tokens(&a.g[0], N_TOKENS / 4);
+    service_kill(&w.drafter);
+    must_answer(&a, "killed midway");
+    spawn_drafter(&w);
+    must_draft(w.client, FEW, "restarted");
+    world_stop(&w);
+}
+
+static void a_far_liar_changes_no_token(void **state)
+{
+    (void)state;
+    static const enum lie lies[] = {LIE_NOTHING, LIE_LATE, LIE_STALE, LIE_GARBAGE};
+    for (unsigned i = 0; i < ARRAY_LEN(lies); i++) {
+        struct service v = {0};
+        struct rpc_client *c;
+        char address[RELAY_TARGET_MAX];
+        host_address(host, address);
+        int ours = host_ours();
+        host_enter(host);
+        struct liar *liar = liar_listen(address, lies[i], N_VOCAB);
+        host_enter(ours);
+        host_drop(ours);
+        struct relay *relay = relay_start(host, address);
+        relay_delay(relay, 500);
+        start_verifier(&v, relay_target(relay), &c);
+        ask_all(c, FEW, lie_name(lies[i]));
+        assert_true(liar_n_rounds(liar) > 0);
+        rpc_client_free(c);
+        service_stop(&v);
+        relay_stop(relay);
+        liar_stop(liar);
+    }
+}
+
+/* ---- under many requests ---- */
+
+/* As its own figures say: how long each pass waited for drafts (50 ms are allowed; the rest is for
+ * a machine with other work; one that is slow enough never waits, as some proposer always owes a
+ * draft) and each token for the one before. */
+static void must_have_kept_time(struct rpc_client *c)
+{
+    assert_true(metric_of(c, "tandem_inter_token_latency_seconds_count") > 0);
+    assert_true(metric_of(c, "tandem_engine_draft_wait_seconds_bucket{le=\"1\"}") ==
+                metric_of(c, "tandem_engine_draft_wait_seconds_count"));
+    assert_true(metric_of(c, "tandem_inter_token_latency_seconds_bucket{le=\"2\"}") ==
+                metric_of(c, "tandem_inter_token_latency_seconds_count"));
+}
+
+struct crowd {
+    struct service verifier, drafter;
+    struct rpc_client *client;
+    struct asked asked;
+};
+
+/* Many requests under way, with drafts. */
+static void crowd_start(struct crowd *w)
+{
+    *w = (struct crowd){0};
+    service_start(&w->drafter, "proposer-svc", draft_args);
+    start_verifier(&w->verifier, w->drafter.target, &w->client);
+    must_draft(w->client, MANY, "undisturbed");
+    ask(&w->asked, w->client, MANY);
+    generation_wait_tokens(&w->asked.g[0], N_TOKENS / 4);
+}
+
+static void crowd_stop(struct crowd *w)
+{
+    must_have_kept_time(w->client);
+    rpc_client_free(w->client);
+    service_stop(&w->verifier);
+    service_stop(&w->drafter);
+}
+
+static void many_requests_survive_a_killed_drafter(void **state)
+{
+    (void)state;
+    struct crowd w;
+    crowd_start(&w);
+    service_kill(&w.drafter);
+    must_answer(&w.asked, "SIGKILL midway");
+    crowd_stop(&w);
+}
+
+static void many_requests_survive_a_stopped_drafter(void **state)
+{
+    (void)state;
+    struct crowd w;
+    crowd_start(&w);
+    service_signal(&w.drafter, SIGSTOP);
+    must_answer(&w.asked, "SIGSTOP midway");
+    service_signal(&w.drafter, SIGCONT);
+    must_draft(w.client, MANY, "SIGCONT");
+    crowd_stop(&w);
+}
+
+static void many_requests_survive_a_drafter_that_turns_to_garbage(void **state)
+{
+    (void)state;
+    struct crowd w;
+    crowd_start(&w);
+    service_kill(&w.drafter);
+    struct liar *liar = liar_listen(w.drafter.target, LIE_GARBAGE, N_VOCAB);
+    must_answer(&w.asked, "replaced midway");
+    wait_proposers(w.client);
+    ask_all(w.client, MANY, "garbage");
+    assert_true(liar_n_rounds(liar) > 0);
+    crowd_stop(&w);
+    liar_stop(liar);
+}
+
+static void some_of_all_drafts_were_refused(void **state)
+{
+    (void)state;
+    assert_true(n_refused > 0);
+}
+
+int main(void)
+{
+    host = host_new();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_way_to_the_drafter_changes_no_token),
+        cmocka_unit_test(a_drafter_that_is_cut_off_is_missed_by_nobody),
+        cmocka_unit_test(a_drafter_that_is_restarted_is_told_all_again),
+        cmocka_unit_test(a_far_liar_changes_no_token),
+        cmocka_unit_test(many_requests_survive_a_killed_drafter),
+        cmocka_unit_test(many_requests_survive_a_stopped_drafter),
+        cmocka_unit_test(many_requests_survive_a_drafter_that_turns_to_garbage),
+    };
+    const struct CMUnitTest both[] = {cmocka_unit_test(some_of_all_drafts_were_refused)};
+    return cmocka_run_group_tests_name("in turns", tests, answer_without_proposers, NULL) +
+           cmocka_run_group_tests_name("ahead", tests, draft_ahead, NULL) +
+           cmocka_run_group_tests_name("both", both, NULL, forget_answers);
+}

@@ -1,0 +1,732 @@
+/* test_proposer.c - proposers of every character, and an engine that never waits for them. */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <tandem/v1/proposer.pb-c.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include "lib/clients/asker.h"
+#include "lib/lib.h"
+#include "lib/clients/proposers.h"
+#include "rpc/rpc.h"
+
+#define WAIT_US 2000000 // for answers that must come
+
+/* Two sockets for each test, in a folder of our own. */
+static char folder[64], paths[2][PROPOSER_PATH_MAX], targets[2][PROPOSER_PATH_MAX];
+
+static int make_folder(void **state)
+{
+    (void)state;
+    signal(SIGPIPE, SIG_IGN);
+    log_init("test", LOG_LEVEL_ERROR); // lost proposers are the subject here
+    snprintf(folder, sizeof(folder), "/tmp/tandem-test-XXXXXX");
+    assert_non_null(mkdtemp(folder));
+    return 0;
+}
+
+static int name_sockets(void **state)
+{
+    (void)state;
+    static unsigned n_tests;
+    n_tests++;
+    for (int i = 0; i < 2; i++) {
+        snprintf(paths[i], sizeof(paths[i]), "%.40s/%u-%d.sock", folder, n_tests, i);
+        snprintf(targets[i], sizeof(targets[i]), "unix:%.40s/%u-%d.sock", folder, n_tests, i);
+    }
+    return 0;
+}
+
+static pid_t spawned; // a program that a failed test left behind
+
+static int clean_up(void **state)
+{
+    (void)state;
+    if (spawned)
+        kill(spawned, SIGKILL);
+    spawned = 0;
+    unlink(paths[0]);
+    unlink(paths[1]);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return rmdir(folder);
+}
+
+static struct asker *asker_of(unsigned n_targets)
+{
+    return asker_new((const char *[]){targets[0], targets[1]}, n_targets, 64);
+}
+
+static struct drafts_stats stats_of(struct asker *a, unsigned i)
+{
+    struct drafts_stats s;
+    drafts_stats(asker_drafts(a), i, &s);
+    return s;
+}
+
+static void must_draft(struct asker *a, unsigned i, uint64_t seq, unsigned n, uint32_t base_len)
+{
+    unsigned right;
+    assert_int_equal(asker_round(a, i, seq, n, base_len, 5, WAIT_US, &right), n);
+    assert_int_equal(right, 5 * n);
+}
+
+static int picked(struct drafts *d, const char *name, uint64_t seq)
+{
+    uint32_t k_max = 0;
+    int i = drafts_pick(d, name, seq, 100, clock_us(), &k_max);
+    assert_true(i < 0 || k_max >= 5);
+    return i;
+}
+
+static void await_sessions(struct honest *h, bool some)
+{
+    int64_t until_us = clock_us() + 5 * WAIT_US;
+    while ((honest_n_sessions(h) > 0) != some && clock_us() < until_us)
+        poll(NULL, 0, 2);
+    assert_int_equal(honest_n_sessions(h) > 0, some);
+}
+
+static void a_round_trip_brings_right_drafts(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    for (uint32_t round = 0; round < 20; round++)
+        must_draft(a, 0, 1, 16, 100 + 3 * round);
+    assert_int_equal(honest_n_sessions(h), 16);
+    struct drafts_stats s = stats_of(a, 0);
+    assert_string_equal(s.name, "ngram");
+    assert_int_equal(s.drafts, 20 * 16);
+    assert_int_equal(s.draft_tokens, 20 * 16 * 5);
+    assert_int_equal(s.stale + s.malformed, 0);
+    assert_int_equal(picked(asker_drafts(a), "ngram", 7), 0);
+    assert_int_equal(picked(asker_drafts(a), "eagle", 7), -1);
+}
+
+static void a_name_that_no_proposer_has_is_refused(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(2);
+    assert_true(asker_wait_usable(a, 0, true));
+    assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), 0); // the other one may be it
+    AUTO(liar_stop) struct liar *l = liar_start(paths[1], LIE_EMPTY, ASKER_VOCAB);
+    assert_true(asker_wait_usable(a, 1, true));
+    assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), -EINVAL);
+    assert_non_null(strstr(fail_text(), "none of this server's proposers: ngram, liar"));
+    honest_stop(TAKE(h));
+    assert_true(asker_wait_usable(a, 0, false));
+    assert_int_equal(drafts_check_name(asker_drafts(a), "ngram"), 0); // known, if away
+    assert_int_equal(drafts_check_name(asker_drafts(a), ""), 0);
+    assert_int_equal(drafts_check_name(NULL, "ngram"), -EINVAL);
+    assert_non_null(strstr(fail_text(), "it has none"));
+}
+
+static void a_sequence_that_paused_catches_up(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 1, 100);
+    must_draft(a, 0, 1, 1, 1777); // many rounds with k = 0 in between
+    unsigned right, n_came = 0;
+    for (int64_t until_us = clock_us() + 5 * WAIT_US; !n_came && clock_us() < until_us;) {
+        n_came = asker_round(a, 0, 1, 1, 150000, 5, WAIT_US, &right);
+        poll(NULL, 0, 1); // two pieces go first
+    }
+    assert_int_equal(n_came, 1);
+    assert_int_equal(right, 5);
+}
+
+static void closed_sequences_are_freed_at_the_proposer(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 10, 100);
+    for (uint64_t seq = 1; seq <= 9; seq++)
+        drafts_close(asker_drafts(a), seq, true);
+    must_draft(a, 0, 10, 1, 101); // sent before the ends, or with them
+    must_draft(a, 0, 10, 1, 102);
+    assert_int_equal(honest_n_sessions(h), 1);
+}
+
+static void two_verifiers_and_two_proposers(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
+    AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
+    AUTO(asker_free) struct asker *a = asker_of(2);
+    AUTO(asker_free) struct asker *b = asker_of(2);
+    struct asker *both[] = {a, b};
+    for (int v = 0; v < 2; v++)
+        for (unsigned i = 0; i < 2; i++)
+            assert_true(asker_wait_usable(both[v], i, true));
+    for (uint32_t round = 0; round < 10; round++)
+        for (unsigned i = 0; i < 4; i++) // the same sequence numbers everywhere
+            must_draft(both[i / 2], i % 2, 1, 4, 100 + 2 * round + 10 * (i / 2));
+    assert_int_equal(honest_n_sessions(h0), 8);
+    assert_int_equal(honest_n_sessions(h1), 8);
+    unsigned n_first = 0;
+    for (uint64_t seq = 1000; seq < 1100; seq++)
+        n_first += picked(asker_drafts(a), NULL, seq) == 0;
+    assert_true(n_first > 20 && n_first < 80);
+    honest_stop(TAKE(h0));
+    assert_true(asker_wait_usable(a, 0, false));
+    for (uint64_t seq = 1000; seq < 1100; seq++)
+        assert_int_equal(picked(asker_drafts(a), NULL, seq), 1);
+}
+
+/* Sequences 1 to n ask where they are, or are put. Returns how many at place 0. */
+static unsigned ask_each(struct asker *a, unsigned n, uint32_t base_len)
+{
+    unsigned n_first = 0;
+    for (uint64_t seq = 1; seq <= n; seq++) {
+        int i = picked(asker_drafts(a), "ngram", seq);
+        assert_true(i >= 0);
+        must_draft(a, (unsigned)i, seq, 1, base_len);
+        n_first += i == 0;
+    }
+    return n_first;
+}
+
+static void sequences_move_from_one_of_a_name_that_dies_to_the_other(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
+    AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
+    AUTO(asker_free) struct asker *a = asker_of(2);
+    assert_true(asker_wait_usable(a, 0, true) && asker_wait_usable(a, 1, true));
+    unsigned n_first = ask_each(a, 40, 100);
+    assert_true(n_first > 5 && n_first < 35);
+    assert_int_equal(ask_each(a, 40, 103), n_first);
+    assert_int_equal(honest_n_sessions(h0), n_first);
+    honest_stop(TAKE(h0));
+    assert_true(asker_wait_usable(a, 0, false));
+    assert_int_equal(ask_each(a, 40, 106), 0);
+    assert_int_equal(honest_n_sessions(h1), 40);
+    h0 = honest_start(paths[0]);
+    assert_true(asker_wait_usable(a, 0, true));
+    assert_int_equal(ask_each(a, 40, 109), 0); // they stay where they are known
+}
+
+/* ---- other proposers at run time ---- */
+
+static struct drafts_target target_of(const char *text)
+{
+    struct drafts_target t = {0};
+    snprintf(t.target, sizeof(t.target), "%s", text);
+    return t;
+}
+
+/* Where a target's proposer is; DRAFTS_MAX: nowhere. */
+static unsigned place_of(struct asker *a, const char *target)
+{
+    struct drafts_stats s;
+    unsigned i = 0;
+    while (i < DRAFTS_MAX &&
+           (!drafts_stats(asker_drafts(a), i, &s) || strcmp(s.target, target) != 0))
+        i++;
+    return i;
+}
+
+static void those_that_stay_keep_their_stream_and_those_that_go_are_forgotten(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
+    AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    struct drafts_target both[] = {target_of(targets[1]), target_of(targets[0])};
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0);
+    assert_int_equal(place_of(a, targets[0]), 0);
+    unsigned second = place_of(a, targets[1]);
+    assert_true(second < DRAFTS_MAX && asker_wait_usable(a, second, true));
+    assert_int_equal(honest_n_sessions(h0), 4);
+    assert_int_equal(stats_of(a, 0).drafts, 4);
+
+    assert_int_equal(drafts_set(asker_drafts(a), both, 1), 0);
+    assert_int_equal(place_of(a, targets[0]), DRAFTS_MAX);
+    for (uint64_t seq = 1; seq <= 4; seq++)
+        assert_int_equal(picked(asker_drafts(a), NULL, seq), second);
+    must_draft(a, second, 1, 4, 103);
+    assert_int_equal(stats_of(a, second).restarts, 0);
+    await_sessions(h0, false);
+
+    assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0); // in a place of its own, anew
+    unsigned again = place_of(a, targets[0]);
+    assert_true(asker_wait_usable(a, again, true));
+    assert_int_equal(stats_of(a, again).drafts, 0);
+    must_draft(a, again, 10, 4, 100);
+}
+
+static void all_places_may_be_given_to_others_at_once(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    struct drafts_target crowd[DRAFTS_MAX + 1];
+    char text[PROPOSER_PATH_MAX];
+    for (unsigned turn = 0; turn < 3; turn++) {
+        for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+            snprintf(text, sizeof(text), "unix:/nowhere/%u/%u.sock", turn, i);
+            crowd[i] = target_of(text);
+        }
+        crowd[DRAFTS_MAX - 1] = target_of(targets[0]);
+        assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFTS_MAX), 0);
+    }
+    assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFTS_MAX + 1), -EINVAL);
+    unsigned i = place_of(a, targets[0]);
+    assert_true(asker_wait_usable(a, i, true));
+    must_draft(a, i, 1, 4, 100);
+}
+
+static void *exchange_often(void *arg)
+{
+    struct drafts *d = arg;
+    struct drafts_target both[] = {target_of(targets[0]), target_of(targets[1])};
+    for (unsigned i = 0; i < 100; i++) {
+        assert_int_equal(drafts_set(d, both + i % 2, i % 5 ? 1 + (i % 3 && !(i % 2)) : 0), 0);
+        poll(NULL, 0, i % 4); // so that some come to be asked
+    }
+    return NULL;
+}
+
+static void proposers_are_exchanged_while_they_are_asked(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
+    AUTO(honest_stop) struct honest *h1 = honest_start(paths[1]);
+    AUTO(asker_free) struct asker *a = asker_of(2);
+    struct drafts *d = asker_drafts(a);
+    pthread_t other;
+    assert_int_equal(pthread_create(&other, NULL, exchange_often, d), 0);
+    uint32_t base_len = 100;
+    for (unsigned right; pthread_tryjoin_np(other, NULL) != 0; base_len++) {
+        for (uint64_t seq = 1; seq <= 8; seq++) {
+            int i = picked(d, NULL, seq);
+            if (i >= 0)
+                asker_round(a, (unsigned)i, seq, 1, base_len % 1000 + 100, 5, 1000, &right);
+        }
+        for (uint64_t seq = 1; base_len % 4 == 0 && seq <= 8; seq++)
+            drafts_close(d, seq, true);
+        struct drafts_stats s;
+        for (unsigned i = 0; i < DRAFTS_MAX; i++)
+            drafts_stats(d, i, &s);
+        drafts_check_name(d, "ngram");
+    }
+    struct drafts_target last = target_of(targets[1]);
+    assert_int_equal(drafts_set(d, &last, 1), 0);
+    unsigned i = place_of(a, targets[1]);
+    assert_true(asker_wait_usable(a, i, true));
+    must_draft(a, i, 100, 4, 100);
+}
+
+static void an_absent_proposer_is_found_when_it_comes(void **state)
+{
+    (void)state;
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    unsigned right;
+    assert_int_equal(asker_round(a, 0, 1, 1, 100, 5, 0, &right), 0);
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 1, 100);
+}
+
+static void a_restarted_proposer_is_told_everything_again(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    honest_stop(TAKE(h));
+    assert_true(asker_wait_usable(a, 0, false));
+    h = honest_start(paths[0]);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 107);
+    assert_int_equal(stats_of(a, 0).restarts, 1);
+}
+
+/* Rounds as an engine has them, until the proposer is given up; none may take long. */
+static void until_given_up(struct asker *a, uint32_t *base_len)
+{
+    int64_t until = clock_us() + 10000000;
+    unsigned right;
+    while (asker_usable(a, 0)) {
+        assert_true(clock_us() < until);
+        if (asker_round(a, 0, 1, 4, ++*base_len, 5, 10000, &right) == 0)
+            poll(NULL, 0, 2); // the other sequences' work
+    }
+}
+
+static void lying_proposers_are_given_up_and_tried_again(void **state)
+{
+    (void)state;
+    static const enum lie lies[] = {LIE_SILENT,  LIE_LATE,    LIE_STALE,        LIE_OVERLONG,
+                                    LIE_PARENTS, LIE_NAN,     LIE_VOCABULARY,   LIE_GARBAGE,
+                                    LIE_Q_MODE,  LIE_HANG_UP, LIE_NEED_CONTEXT, LIE_HUGE,
+                                    LIE_FLOOD};
+    for (unsigned i = 0; i < ARRAY_LEN(lies); i++) {
+        print_message("%s\n", lie_name(lies[i]));
+        AUTO(liar_stop) struct liar *l = liar_start(paths[0], lies[i], ASKER_VOCAB);
+        AUTO(asker_free) struct asker *a = asker_of(1);
+        assert_true(asker_wait_usable(a, 0, true));
+        uint32_t base_len = 10;
+        until_given_up(a, &base_len);
+        liar_change(l, LIE_EMPTY); // reformed
+        assert_true(asker_wait_usable(a, 0, true));
+        unsigned right, n_came = 0;
+        for (int n = 0; n < 10 && !n_came; n++) // the flood may still be draining
+            n_came = asker_round(a, 0, 1, 4, base_len++, 5, WAIT_US, &right);
+        assert_int_equal(n_came, 4);
+        assert_int_equal(right, 0);
+    }
+}
+
+/* Long contexts whose sequences have ended again: there is no answer that it could owe. */
+static void a_proposer_that_does_not_read_is_given_up(void **state)
+{
+    (void)state;
+    AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_DEAF, ASKER_VOCAB);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    int64_t until = clock_us() + 10000000;
+    unsigned right;
+    for (uint64_t seq = 1; asker_usable(a, 0); seq++) {
+        assert_true(clock_us() < until);
+        assert_int_equal(asker_round(a, 0, seq, 1, 60000, 5, 0, &right), 0);
+        drafts_close(asker_drafts(a), seq, true);
+        poll(NULL, 0, 2); // the other sequences' work
+    }
+    liar_change(l, LIE_EMPTY);
+    assert_true(asker_wait_usable(a, 0, true));
+}
+
+static void wrong_guesses_are_no_fault(void **state)
+{
+    (void)state;
+    AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_NOTHING, ASKER_VOCAB);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    unsigned right;
+    for (uint32_t i = 0; i < 50; i++)
+        assert_int_equal(asker_round(a, 0, 1, 4, 10 + i, 5, WAIT_US, &right), 4);
+    assert_int_equal(stats_of(a, 0).stale + stats_of(a, 0).malformed, 0);
+}
+
+static void a_proposer_that_does_not_fit_is_refused(void **state)
+{
+    (void)state;
+    static const enum lie lies[] = {LIE_PROTOCOL, LIE_DIGEST, LIE_NO_DESCRIBE};
+    for (unsigned i = 0; i < ARRAY_LEN(lies); i++) {
+        AUTO(liar_stop) struct liar *l = liar_start(paths[0], lies[i], ASKER_VOCAB);
+        int64_t since = clock_us();
+        AUTO(asker_free) struct asker *a = asker_of(1);
+        while (liar_n_described(l) < 3) {
+            assert_true(clock_us() < since + 5 * WAIT_US);
+            poll(NULL, 0, 1);
+        }
+        assert_true(clock_us() - since >=
+                    250000 + 500000); // it was left alone for longer and longer
+        assert_false(asker_usable(a, 0));
+        assert_int_equal(liar_n_streams(l), 0);
+        liar_change(l, LIE_EMPTY);
+        assert_true(asker_wait_usable(a, 0, true));
+    }
+}
+
+/* ---- the service, by hand ---- */
+
+static struct rpc_status describe(struct rpc_client *c, uint32_t protocol, uint32_t *ret_protocol)
+{
+    Tandem__V1__DescribeRequest req = TANDEM__V1__DESCRIBE_REQUEST__INIT;
+    ProtobufCMessage *m = NULL;
+    req.protocol = protocol;
+    struct rpc_status st = rpc_unary(c, "/tandem.v1.Proposer/Describe", NULL, &req.base,
+                                     &tandem__v1__describe_reply__descriptor, &m);
+    const Tandem__V1__DescribeReply *reply = (const Tandem__V1__DescribeReply *)m;
+    *ret_protocol = reply ? reply->protocol : 0;
+    if (m)
+        protobuf_c_message_free_unpacked(m, NULL);
+    return st;
+}
+
+static void every_version_is_served_as_version_1(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(rpc_client_free) struct rpc_client *c = NULL;
+    assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
+    for (uint32_t theirs = 0; theirs < 3; theirs++) { // 0: not told
+        uint32_t protocol;
+        assert_int_equal(describe(c, theirs, &protocol).code, RPC_OK);
+        assert_int_equal(protocol, 1);
+    }
+}
+
+/* A stream that keeps what came last. */
+struct listener {
+    pthread_mutex_t mu;
+    pthread_cond_t changed;
+    unsigned n_messages;
+    bool ended;
+    struct rpc_status status;
+};
+
+static void on_message(void *user, struct rpc_msg *msg)
+{
+    struct listener *l = user;
+    (void)msg;
+    pthread_mutex_lock(&l->mu);
+    l->n_messages++;
+    pthread_cond_signal(&l->changed);
+    pthread_mutex_unlock(&l->mu);
+}
+
+static void on_end(void *user, const struct rpc_status *status)
+{
+    struct listener *l = user;
+    pthread_mutex_lock(&l->mu);
+    l->ended = true;
+    l->status = *status;
+    pthread_cond_signal(&l->changed);
+    pthread_mutex_unlock(&l->mu);
+}
+
+/* Sends one message on a stream of its own, waits for an answer or the end, and ends it. */
+static struct rpc_status send_one(const void *bytes, size_t len, unsigned *ret_n_messages)
+{
+    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    struct listener l = {.mu = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    AUTO(rpc_client_free) struct rpc_client *c = NULL;
+    assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
+    struct rpc_stream *s = rpc_stream_new(c, "/tandem.v1.Proposer/Draft", NULL, &events, &l);
+    rpc_stream_send(s, rpc_msg_of(bytes, len));
+    pthread_mutex_lock(&l.mu);
+    while (!l.n_messages && !l.ended)
+        pthread_cond_wait(&l.changed, &l.mu);
+    pthread_mutex_unlock(&l.mu);
+    rpc_stream_close(s);
+    pthread_mutex_lock(&l.mu);
+    while (!l.ended)
+        pthread_cond_wait(&l.changed, &l.mu);
+    pthread_mutex_unlock(&l.mu);
+    rpc_stream_free(s);
+    *ret_n_messages = l.n_messages;
+    return l.status;
+}
+
+static void an_empty_round_is_answered(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    unsigned n;
+    assert_int_equal(send_one("", 0, &n).code, RPC_OK);
+    assert_int_equal(n, 1);
+}
+
+static void a_bad_round_ends_its_stream_with_a_sentence(void **state)
+{
+    (void)state;
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 1, 100);
+    unsigned n;
+    assert_int_equal(send_one("\xff\xff", 2, &n).code, RPC_INVALID_ARGUMENT);
+    static const char lies[] = "\x0a\x04\x10\x09\x18\x05"; // base_len 9, keep 5, no tokens
+    struct rpc_status st = send_one(lies, sizeof(lies) - 1, &n);
+    assert_int_equal(st.code, RPC_INVALID_ARGUMENT);
+    assert_string_equal(st.text, "sequence 0: 0 tokens do not lead from keep 5 to base_len 9");
+    static uint8_t many[5000][11]; // sequences with nothing but a number
+    for (size_t i = 0; i < ARRAY_LEN(many); i++)
+        memcpy(many[i], "\x0a\x09\x09", 3);
+    st = send_one(many, sizeof(many), &n);
+    assert_int_equal(st.code, RPC_INVALID_ARGUMENT);
+    assert_string_equal(st.text, "a round of 5000 sequences is beyond the limit of 4096");
+    must_draft(a, 0, 1, 1, 103); // the others' streams go on
+    assert_int_equal(stats_of(a, 0).restarts, 0);
+}
+
+#define STRANGERS 4000 // sequences in a round, whose context is asked for
+
+/* A round of one sequence that is told and many that are not. */
+static struct rpc_msg *round_of_strangers(void)
+{
+    static Tandem__V1__RoundSequence sequences[1 + STRANGERS];
+    static Tandem__V1__RoundSequence *pointers[1 + STRANGERS];
+    uint32_t token = 5;
+    for (size_t i = 0; i < ARRAY_LEN(sequences); i++) {
+        pointers[i] = &sequences[i];
+        tandem__v1__round_sequence__init(pointers[i]);
+        sequences[i].seq = i;
+        sequences[i].base_len = sequences[i].keep = 1;
+        sequences[i].digest = rng_splitmix64(token + 1);
+    }
+    sequences[0].keep = 0;
+    sequences[0].tokens = &token;
+    sequences[0].n_tokens = 1;
+    Tandem__V1__Round round = TANDEM__V1__ROUND__INIT;
+    round.sequences = pointers;
+    round.n_sequences = ARRAY_LEN(pointers);
+    return rpc_pack(&round.base);
+}
+
+static void a_verifier_that_does_not_read_is_given_up(void **state)
+{
+    (void)state;
+    static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
+    struct listener l = {.mu = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
+    AUTO(rpc_client_free) struct rpc_client *c = NULL;
+    assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
+    struct rpc_stream *s = rpc_stream_new(c, "/tandem.v1.Proposer/Draft", NULL, &events, &l);
+    rpc_stream_pause(s);
+    rpc_stream_send(s, round_of_strangers());
+    await_sessions(h, true);
+    for (int i = 0; i < 20; i++) // 2 MiB of answers
+        rpc_stream_send(s, round_of_strangers());
+    await_sessions(h, false);
+    rpc_stream_cancel(s);
+    rpc_stream_free(s);
+}
+
+/* ---- the program itself ---- */
+
+static pid_t must_spawn(void)
+{
+    const char *bin = getenv("TANDEM_BIN");
+    char program[4096],
+        *argv[] = {program, (char *)"--listen", targets[0], (char *)"--log-level", (char *)"error",
+                   NULL};
+    snprintf(program, sizeof(program), "%s/proposer-svc", bin ? bin : BINARY_DIR);
+    pid_t pid;
+    int r = posix_spawn(&pid, program, NULL, NULL, argv, environ);
+    if (r != 0)
+        fail_msg("%s: %s", program, strerror(r));
+    spawned = pid;
+    return pid;
+}
+
+static void must_exit(pid_t pid, int with_signal)
+{
+    int status;
+    kill(pid, with_signal);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    spawned = 0;
+    if (with_signal == SIGTERM)
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static long rss_kib(void)
+{
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*d %ld", &pages), 1);
+    fclose(f);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+static void a_stopped_proposer_costs_bounded_memory_and_no_time(void **state)
+{
+    (void)state;
+    pid_t pid = must_spawn();
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 16, 2000);
+    kill(pid, SIGSTOP);
+    uint32_t base_len = 2000;
+    unsigned right;
+    long before = rss_kib();
+    int64_t since = clock_us();
+    for (uint64_t seq = 1000; seq < 3000; seq++) { // 2,000 contexts of 8 KiB and more
+        asker_round(a, 0, seq, 1, 2000 + seq % 3000, 5, 0, &right);
+        drafts_close(asker_drafts(a), seq, true);
+    }
+    assert_true(clock_us() - since < 10000000);
+    assert_true(rss_kib() - before < 32 << 10);
+    until_given_up(a, &base_len);
+    kill(pid, SIGCONT);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 16, base_len);
+    must_exit(pid, SIGTERM);
+}
+
+static void a_killed_proposer_is_found_again(void **state)
+{
+    (void)state;
+    pid_t pid = must_spawn();
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    must_exit(pid, SIGKILL);
+    assert_true(asker_wait_usable(a, 0, false));
+    pid = must_spawn();
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 101);
+    must_exit(pid, SIGTERM);
+}
+
+static void sigterm_ends_the_service_at_once(void **state)
+{
+    (void)state;
+    pid_t pid = must_spawn();
+    AUTO(asker_free) struct asker *a = asker_of(1);
+    assert_true(asker_wait_usable(a, 0, true));
+    must_draft(a, 0, 1, 4, 100);
+    int64_t since = clock_us();
+    must_exit(pid, SIGTERM);
+    assert_true(clock_us() - since < 2000000);
+    assert_true(asker_wait_usable(a, 0, false));
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, name_sockets, clean_up)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_round_trip_brings_right_drafts),
+        TEST(a_name_that_no_proposer_has_is_refused),
+        TEST(a_sequence_that_paused_catches_up),
+        TEST(closed_sequences_are_freed_at_the_proposer),
+        TEST(two_verifiers_and_two_proposers),
+        TEST(sequences_move_from_one_of_a_name_that_dies_to_the_other),
+        TEST(those_that_stay_keep_their_stream_and_those_that_go_are_forgotten),
+        TEST(all_places_may_be_given_to_others_at_once),
+        TEST(proposers_are_exchanged_while_they_are_asked),
+        TEST(an_absent_proposer_is_found_when_it_comes),
+        TEST(a_restarted_proposer_is_told_everything_again),
+        TEST(lying_proposers_are_given_up_and_tried_again),
+        TEST(a_proposer_that_does_not_read_is_given_up),
+        TEST(wrong_guesses_are_no_fault),
+        TEST(a_proposer_that_does_not_fit_is_refused),
+        TEST(every_version_is_served_as_version_1),
+        TEST(an_empty_round_is_answered),
+        TEST(a_bad_round_ends_its_stream_with_a_sentence),
+        TEST(a_verifier_that_does_not_read_is_given_up),
+        TEST(a_stopped_proposer_costs_bounded_memory_and_no_time),
+        TEST(a_killed_proposer_is_found_again),
+        TEST(sigterm_ends_the_service_at_once),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

@@ -1,0 +1,161 @@
+"""The benchmark of the engine on a tiny model: what it measures, says and writes."""
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import types
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
+sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
+import engine
+import overlap
+import prefix
+import speculation
+
+
+class Bench(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+
+    def run_bench(self, bench, *args):
+        """(what it printed, what it wrote)"""
+        path, text = os.path.join(self.folder.name, "figures.json"), io.StringIO()
+        with contextlib.redirect_stdout(text):
+            engine.main([bench, "--shape", "tiny", "--peer", "no", "--reps", "2", "--threads", "2", "--bin", BIN,
+                         "--models", self.folder.name, "--json", path, *args])
+        with open(path, encoding="utf-8") as f:
+            return text.getvalue(), json.load(f)
+
+    def test_each_bench_times_the_rows_asked_for(self):
+        for bench, rows, context in [("decode", "1,3", "600"), ("verify", "1,8,17", "256"), ("prefill", "32", "0")]:
+            with self.subTest(bench):
+                text, figures = self.run_bench(bench, "--rows", rows, "--vocab", "1024", "--context", context)
+                self.assertEqual(list(figures["t_ms"]), rows.split(","))
+                for n, ms in figures["t_ms"].items():
+                    low, high = figures["spread_ms"][n]
+                    self.assertGreater(low, 0)
+                    self.assertTrue(low <= ms <= high)
+                self.assertGreater(figures["read_limit_gb_per_s"], 0)
+                self.assertEqual(re.findall(r"^ *(\d+) \|", text, re.M), rows.split(","))
+
+    def test_a_draft_that_agrees_is_accepted_whole_and_another_is_not(self):
+        for eps, agrees in [("0", True), ("1", False)]:
+            with self.subTest(eps):
+                text, figures = self.run_bench("spec", "--rows", "1,4", "--eps", eps)
+                self.assertEqual([figures["k"][k]["alpha"] == 1 for k in ("1", "4")], [agrees] * 2)
+                self.assertEqual(figures["k"]["4"]["tau"] == 5, agrees)
+                self.assertGreater(figures["plain"]["tokens_per_s"], 0)
+                self.assertEqual(re.findall(r"^ *(\d+) \|", text, re.M), ["0", "1", "4"])
+
+    def test_every_type_the_generator_writes_can_be_run(self):
+        for kind in ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q5_k_m", "q6_k", "iq4_nl", "iq4_xs", "f16",
+                     "bf16", "f32"]:
+            with self.subTest(kind):
+                _, figures = self.run_bench("verify", "--rows", "1", "--type", kind, "--vocab", "1024")
+                self.assertEqual(figures["model"], f"tiny-1024-{kind}.gguf")
+
+    def test_a_tied_head_counts_once(self):
+        _, figures = self.run_bench("verify", "--rows", "1", "--vocab", "8000", "--type", "f32")
+        head, layers = 8000 * 256 * 4, 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) * 4
+        self.assertAlmostEqual(figures["weights_bytes"] / (head + layers), 1, delta=0.01)
+
+    def test_a_file_that_is_there_is_used_again(self):
+        self.run_bench("verify", "--rows", "1")
+        path = os.path.join(self.folder.name, "tiny-q8_0.gguf")
+        before = os.stat(path)
+        self.run_bench("verify", "--rows", "1")
+        self.assertEqual(os.stat(path).st_mtime_ns, before.st_mtime_ns)
+
+    def test_the_better_peer_is_the_stand_in_where_that_is_faster(self):
+        o = engine.options(["verify", "--rows", "1,8,16", "--type", "q4_k_m"])
+        o.path = "x.gguf"
+        passes = {"tandem": {1: [10.0], 8: [20.0], 16: [40.0]}, "llama.cpp": {1: [20.0], 8: [40.0], 16: [100.0]}}
+
+        class Side:
+            def __init__(self, name, *about):
+                self.name, self.about = name, about
+
+        r = engine.results(o, [Side("tandem", "c", "1000000"), Side("llama.cpp", "x64")], passes, {4: [1.0], 8: [2.0]})
+        self.assertEqual(r["of_one_row"], {1: 1, 8: 2, 16: 4})
+        self.assertEqual(r["of_peer"], {1: 0.5, 8: 0.5, 16: 0.4})
+        self.assertAlmostEqual(r["of_better_peer"][1], 10 / (20 / 1.13))
+        self.assertAlmostEqual(r["of_better_peer"][8], 20 / (40 * 0.78))
+        self.assertEqual(r["of_better_peer"][16], 0.4)
+        self.assertEqual((r["read_limit_gb_per_s"], r["read_limit_streams"]), (1, 4))
+
+
+class Speculation(unittest.TestCase):
+    def test_a_pair_that_agrees_keeps_every_draft_whoever_chooses_its_length(self):
+        text = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
+            path = os.path.join(folder, "figures.json")
+            speculation.main(["pairs", "--shape", "tiny", "--eps", "0", "--k", "3", "--reps", "1", "--tokens", "41", "--threads", "1",
+                              "--bin", BIN, "--models", folder, "--json", path])
+            with open(path, encoding="utf-8") as f:
+                figures = json.load(f)["0.0"]
+        self.assertEqual(figures["k"]["3"]["accepted"], 1)
+        self.assertEqual(figures["goodput"]["accepted"], figures["goodput"]["k"] > 0)
+        self.assertGreater(figures["plain_tokens_per_s"], 0)
+        self.assertIn("the controller", text.getvalue())
+
+    @staticmethod
+    def point(drafted, **took):
+        """took: ms of a token, turn by turn"""
+        turns = {k.lstrip("k"): [1000 / ms for ms in each] for k, each in took.items()}
+        rates = {k: len(each) / sum(1 / r for r in each) for k, each in turns.items()}
+        return {"eps": 0.1, "sequences": 1, "context": 256, "alpha": 0.5, "tokens_per_s": rates, "drafted": drafted, "turns": turns}
+
+    def test_points_of_several_runs_are_shown_between_two_bounds(self):
+        runs = [[self.point(2, k0=[60, 60, 60, 60], off=[50, 50, 50, 50], k1=[40, 20, 40, 20], k2=[20, 38, 20, 38], goodput=[28, 30, 30, 28])],
+                [self.point(0.01, k0=[25, 26, 24, 25], k4=[40, 40, 40, 40], goodput=[26, 25, 25, 24])]]
+        text = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
+            paths = [os.path.join(folder, name) for name in ("a.json", "b.json", "both.json")]
+            for path, points in zip(paths, runs):
+                with open(path, "w", encoding="utf-8") as f:
+                    json.dump(points, f)
+            speculation.main(["sweep", "--points", *paths[:2], "--json", paths[2]])
+            with open(paths[2], encoding="utf-8") as f:
+                drafts, none = json.load(f)
+        for figure, ms in [("of_best", 40 + 38 + 40 + 38), ("of_best_column", 20 + 38 + 20 + 38), ("of_none", 4 * 50)]:
+            self.assertAlmostEqual(drafts[figure][0], ms / (28 + 30 + 30 + 28))
+            self.assertAlmostEqual(none[figure][0], 1)
+        self.assertEqual((drafts["processes"][0], none["processes"][1]), (1.2, 0))
+        self.assertEqual((drafts["best"], none["best"]), (2, 0))
+        self.assertRegex(text.getvalue(), r"\| +16.7 +33.3 +34.5 +\| +34.5 +2.00 \| k=2  1.345 .* 1.000 .* 1.724 .* 1.200 ")
+        self.assertRegex(text.getvalue(), r"of best column +1.000 \+- .* n = 2\n.*more.* 1.724 .* n = 1\n.*at most.* 1.000 .* n = 1\n")
+
+    def test_overlap_compares_turn_by_turn(self):
+        def took(*each):
+            return [types.SimpleNamespace(tokens=8, ms=ms, passes=4, pass_ms=1, wait_ms=1, drafted=4, accepted=2, histogram=[1, 1]) for ms in each]
+        texts = {(0, "in turns"): took(20, 30), (0, "ahead"): took(10, 30), (5, "in turns"): took(40, 40), (5, "ahead"): took(20, 20)}
+        o = types.SimpleNamespace(path="a/m.gguf", draft="d.gguf", k=1, delays=[0, 5])
+        at_once, late = overlap.results(o, types.SimpleNamespace(count=lambda *_: 2), texts)["round_trips"]
+        self.assertAlmostEqual(at_once["gain"][0], 50 / 40)
+        self.assertAlmostEqual(late["gain"][0], 80 / 40)
+        self.assertAlmostEqual(late["of_first"][0], 40 / 40)
+
+    def test_a_mean_is_weighted_by_errors(self):
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            speculation.mean_of("of best", [(1, 0.1), (2, 0.2)])
+        self.assertRegex(text.getvalue(), r"of best +1.200 \+- 0.089, chi-square 20.0, n = 2\n")
+
+
+class Prefix(unittest.TestCase):
+    def test_what_prompts_share_is_found_and_timed(self):
+        text = io.StringIO()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
+            prefix.main(["--shape", "tiny", "--shared", "70", "--rounds", "2", "--threads", "1", "--bin", BIN, "--models", folder])
+        self.assertRegex(text.getvalue(), r"hit: 70 shared and 8 own tokens: [0-9.]+ ms .*\noverhead: 78 tokens")
+
+
+if __name__ == "__main__":
+    unittest.main()

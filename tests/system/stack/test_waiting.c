@@ -1,0 +1,550 @@
+/* test_waiting.c - calls that wait: for a model that loads, and for texts that take long. The real
+ * verifier inside the test's process, so that loading and tokenizing last as long as a test wants;
+ * the real gateway beside it. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include "lib/lib.h"
+#include "base/clock.h"
+#include "lib/rigs/child.h"
+#include "lib/clients/generate.h"
+#include "lib/clients/http_client.h"
+#include "verifier-svc/edge/verifier_service_impl.h"
+
+#define WITHIN_US 60000000
+#define LOADED 0.42F
+#define SLOW "a text that takes long"
+#define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
+#define CHAT                                                                                       \
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"max_tokens\":3,"                  \
+    "\"model\":\"tales-1m-q8_0\"}"
+
+typedef Tandem__V1__GenerateRequest request;
+
+/* ---- gates; the linker hands our calls of model_load() and tok_encode() to these ---- */
+
+struct gate {
+    pthread_mutex_t mu;
+    pthread_cond_t changed;
+    bool closed, somebody_waits;
+};
+
+static struct gate load_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
+static struct gate text_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
+
+static void gate_close(struct gate *g, bool closed)
+{
+    pthread_mutex_lock(&g->mu);
+    g->closed = closed;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->mu);
+}
+
+static void gate_pass(struct gate *g)
+{
+    pthread_mutex_lock(&g->mu);
+    g->somebody_waits = g->closed;
+    pthread_cond_broadcast(&g->changed);
+    while (g->closed)
+        pthread_cond_wait(&g->changed, &g->mu);
+    g->somebody_waits = false;
+    pthread_mutex_unlock(&g->mu);
+}
+
+static void gate_await(struct gate *g)
+{
+    pthread_mutex_lock(&g->mu);
+    while (!g->somebody_waits)
+        pthread_cond_wait(&g->changed, &g->mu);
+    pthread_mutex_unlock(&g->mu);
+}
+
+int __real_model_load(struct model *m, const struct model_load_options *o);
+int __wrap_model_load(struct model *m, const struct model_load_options *o);
+int __real_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
+                      bool add_bos, uint32_t **ret_ids, size_t *ret_n);
+int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
+                      bool add_bos, uint32_t **ret_ids, size_t *ret_n);
+
+int __wrap_model_load(struct model *m, const struct model_load_options *o)
+{
+    o->progress(o->arg, LOADED);
+    gate_pass(&load_gate);
+    return __real_model_load(m, o);
+}
+
+int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool parse_special,
+                      bool add_bos, uint32_t **ret_ids, size_t *ret_n)
+{
+    if (len == strlen(SLOW) && memcmp(text, SLOW, len) == 0)
+        gate_pass(&text_gate);
+    return __real_tok_encode(t, text, len, parse_special, add_bos, ret_ids, ret_n);
+}
+
+/* ---- the verifier ---- */
+
+static char folder[] = "/tmp/tandem-waiting-XXXXXX", target[64];
+static struct stats stats;
+static struct options options;
+static struct engine *engine;
+static struct service *service;
+static struct rpc_server *server;
+static struct rpc_client *client;
+
+static void start_verifier(int load_wait_s)
+{
+    options = (struct options){.model = MODEL,
+                               .kv_disk = "",
+                               .instance = "test",
+                               .k = 5,
+                               .max_sequences = 4,
+                               .queue_length = 5,
+                               .max_batch_rows = 64,
+                               .prefill_chunk = 64,
+                               .max_pass_ms = 100,
+                               .threads = 1,
+                               .verify_timeout_s = 30,
+                               .reader_timeout_s = 60,
+                               .load_wait_s = load_wait_s};
+    struct rpc_server_options opt = {.max_message = SERVICE_MAX_MESSAGE}; // one thread
+    assert_int_equal(engine_new(&options, &stats, &engine), 0);
+    assert_int_equal(service_new(&options, engine, &stats, &service), 0);
+    assert_int_equal(rpc_server_new(&opt, &server), 0);
+    service_add(service, server);
+    assert_int_equal(engine_start(engine), 0);
+    assert_int_equal(service_start(service), 0);
+    assert_int_equal(rpc_server_listen(server, target), 1);
+    assert_int_equal(rpc_server_start(server), 0);
+    assert_int_equal(rpc_client_new(target, NULL, &client), 0);
+}
+
+static int stop_verifier(void **state)
+{
+    (void)state;
+    gate_close(&load_gate, false);
+    gate_close(&text_gate, false);
+    rpc_client_free(client);
+    rpc_server_stop(server, 1000);
+    engine_stop(engine);
+    service_stop(service);
+    service_free(service);
+    engine_free(engine);
+    return 0;
+}
+
+static int start_loading(void **state)
+{
+    (void)state;
+    gate_close(&load_gate, true);
+    start_verifier(60);
+    gate_await(&load_gate);
+    return 0;
+}
+
+static int start_loaded(void **state)
+{
+    (void)state;
+    start_verifier(60);
+    return 0;
+}
+
+/* Until so many calls wait. */
+static void wait_jobs(uint32_t n)
+{
+    int64_t until_us = clock_us() + WITHIN_US;
+    for (bool there = false; !there;) {
+        pthread_mutex_lock(&service->mu);
+        there = service->n_jobs == n;
+        pthread_mutex_unlock(&service->mu);
+        assert_true(clock_us() < until_us);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+}
+
+static request prompt_of(const char *text, size_t len)
+{
+    request r = TANDEM__V1__GENERATE_REQUEST__INIT;
+    r.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    r.text = (ProtobufCBinaryData){len, (uint8_t *)text};
+    r.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    r.max_tokens = 20;
+    r.ignore_eos = true;
+    return r;
+}
+
+static struct answer *start(struct generation *g, const request *r)
+{
+    struct answer *a = calloc(1, sizeof(*a));
+    assert_non_null(a);
+    generation_start(g, client, r, a);
+    return a;
+}
+
+static void end(struct generation *g, enum rpc_code code, const char *sentence)
+{
+    generation_end(g);
+    if (g->status.code != code || !strstr(g->status.text, sentence))
+        fail_msg("got %s: %s", rpc_code_name(g->status.code), g->status.text);
+}
+
+/* ---- while the model loads ---- */
+
+static void a_request_waits_for_the_model_and_is_served(void **state)
+{
+    (void)state;
+    struct generation g;
+    request r = prompt_of("Once", 4);
+    AUTO(mem_free) struct answer *a = start(&g, &r);
+    wait_jobs(1);
+    gate_close(&load_gate, false);
+    end(&g, RPC_OK, "");
+    assert_int_equal(a->n, 20);
+}
+
+static void *tokenize(void *ret_code)
+{
+    Tandem__V1__TokenizeRequest ask = TANDEM__V1__TOKENIZE_REQUEST__INIT;
+    ProtobufCMessage *reply;
+    ask.text = (ProtobufCBinaryData){4, (uint8_t *)"Once"};
+    *(enum rpc_code *)ret_code = rpc_unary(client, "/tandem.v1.Verifier/Tokenize", NULL, &ask.base,
+                                           &tandem__v1__tokenize_reply__descriptor, &reply)
+                                     .code;
+    if (reply)
+        protobuf_c_message_free_unpacked(reply, NULL);
+    return NULL;
+}
+
+static void nothing_came(void *user, struct rpc_msg *msg)
+{
+    (void)user;
+    (void)msg;
+}
+
+static void verify_ended(void *user, const struct rpc_status *status)
+{
+    atomic_int *code = user;
+    atomic_store(code, (int)status->code);
+}
+
+static void tokenize_and_verify_wait_too(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    enum rpc_code code = RPC_UNKNOWN;
+    assert_int_equal(pthread_create(&thread, NULL, tokenize, &code), 0);
+    static const struct rpc_events events = {.on_message = nothing_came, .on_end = verify_ended};
+    atomic_int verify_code = -1;
+    struct rpc_stream *stream =
+        rpc_stream_new(client, "/tandem.v1.Verifier/Verify", NULL, &events, &verify_code);
+    request r = prompt_of("Once", 4);
+    Tandem__V1__VerifyRequest open = TANDEM__V1__VERIFY_REQUEST__INIT;
+    open.message_case = TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN;
+    open.open = &r;
+    rpc_stream_send(stream, rpc_pack(&open.base));
+    rpc_stream_close(stream); // read once it is open
+    wait_jobs(2);
+    gate_close(&load_gate, false);
+    pthread_join(thread, NULL);
+    assert_int_equal(code, RPC_OK);
+    int64_t until_us = clock_us() + WITHIN_US;
+    while (atomic_load(&verify_code) < 0)
+        assert_true(clock_us() < until_us);
+    assert_int_equal(atomic_load(&verify_code), RPC_OK);
+    rpc_stream_free(stream);
+}
+
+static void a_request_that_waits_too_long_is_told_how_far_loading_is(void **state)
+{
+    (void)state;
+    struct generation g;
+    request r = prompt_of("Once", 4);
+    options.load_wait_s = 1;
+    AUTO(mem_free) struct answer *a = start(&g, &r);
+    end(&g, RPC_UNAVAILABLE, "the model is being loaded (42 %)");
+    wait_jobs(0);
+}
+
+static void a_cancelled_request_does_not_wait_any_more(void **state)
+{
+    (void)state;
+    struct generation g[2];
+    request r = prompt_of("Once", 4);
+    AUTO(mem_free) struct answer *first = start(&g[0], &r), *second = start(&g[1], &r);
+    wait_jobs(2);
+    rpc_stream_cancel(g[0].stream);
+    end(&g[0], RPC_CANCELLED, "");
+    wait_jobs(1);
+    gate_close(&load_gate, false);
+    end(&g[1], RPC_OK, "");
+}
+
+static void waiting_requests_are_bounded_in_number(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    request r = prompt_of("Once", 4);
+    for (unsigned i = 0; i < N; i++)
+        a[i] = start(&g[i], &r);
+    wait_jobs(N);
+    a[N] = start(&g[N], &r);
+    end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 5 requests wait already");
+    gate_close(&load_gate, false);
+    for (unsigned i = 0; i < N; i++)
+        end(&g[i], RPC_OK, "");
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+static void waiting_requests_are_bounded_in_bytes(void **state)
+{
+    (void)state;
+    enum { N = 4, LEN = 15 << 20 };
+    struct generation g[N + 1];
+    struct answer *a[N + 1];
+    AUTO(mem_free) char *text = calloc(1, LEN);
+    request r = prompt_of(text, LEN);
+    for (unsigned i = 0; i < N; i++)
+        a[i] = start(&g[i], &r);
+    wait_jobs(N);
+    a[N] = start(&g[N], &r);
+    end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 64 MiB of requests wait already");
+    for (unsigned i = 0; i < N; i++) {
+        rpc_stream_cancel(g[i].stream);
+        end(&g[i], RPC_CANCELLED, "");
+    }
+    wait_jobs(0);
+    for (unsigned i = 0; i <= N; i++)
+        free(a[i]);
+}
+
+static void what_waits_is_counted_as_it_lies_in_memory(void **state)
+{
+    (void)state;
+    enum { N = 50000 };
+    struct generation g;
+    request r = prompt_of("Once", 4);
+    Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
+    static Tandem__V1__LogitBias bias = TANDEM__V1__LOGIT_BIAS__INIT;
+    static Tandem__V1__LogitBias *biases[N]; // four bytes each on the wire
+    bias.token = 1;
+    for (size_t i = 0; i < N; i++)
+        biases[i] = &bias;
+    sampling.n_logit_bias = N;
+    sampling.logit_bias = biases;
+    r.sampling = &sampling;
+    AUTO(mem_free) struct answer *a = start(&g, &r);
+    wait_jobs(1);
+    pthread_mutex_lock(&service->mu);
+    assert_true(service->job_bytes >= N * sizeof(bias));
+    pthread_mutex_unlock(&service->mu);
+    gate_close(&load_gate, false);
+    end(&g, RPC_INVALID_ARGUMENT, "");
+}
+
+static struct child start_gateway(const char *verifiers, const char *load_wait, unsigned *ret_port)
+{
+    const char *args[] = {"--listen",    "127.0.0.1:0", "--verifiers", verifiers,
+                          "--load-wait", load_wait,     NULL};
+    struct child c = child_start(BINARY_DIR "/gateway", args);
+    AUTO(mem_free) char *rest = child_wait_log(&c, "listening on 127.0.0.1:");
+    *ret_port = (unsigned)atoi(rest);
+    free(child_wait_log(&c, "verifier loading"));
+    return c;
+}
+
+/* A request waits at the gateway until the gate opens. */
+static void waits_for_the_model(unsigned port)
+{
+    struct http_client c = http_client_open(port);
+    http_client_print(&c,
+                      "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+                      "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+                      strlen(CHAT), CHAT);
+    assert_false(http_client_wait_close(&c, 100)); // nothing else shows that it waits
+    gate_close(&load_gate, false);
+    struct http_answer a = http_client_read(&c, WITHIN_US / 1000);
+    assert_int_equal(a.status, 200);
+    assert_non_null(strstr(a.body, "\"completion_tokens\":3"));
+    http_answer_done(&a);
+    http_client_close(&c);
+}
+
+static void the_gateway_waits_for_the_model(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child gateway = start_gateway(target, "60", &port);
+    waits_for_the_model(port);
+    child_stop(&gateway);
+}
+
+static void the_gateway_waits_for_one_model_while_another_is_ready(void **state)
+{
+    (void)state;
+    unsigned port;
+    char other[80], both[160];
+    snprintf(other, sizeof(other), "unix:%s/other.sock", folder);
+    snprintf(both, sizeof(both), "%s,%s", target, other);
+    const char *args[] = {"--listen", other, "--model", MODEL, "--name", "other", NULL};
+    struct child ready = child_start(BINARY_DIR "/verifier-svc", args);
+    struct child gateway = start_gateway(both, "60", &port);
+    free(child_wait_log(&gateway, "verifier ready"));
+    waits_for_the_model(port);
+    child_stop(&gateway);
+    child_stop(&ready);
+}
+
+static void the_gateway_tells_how_far_loading_is(void **state)
+{
+    (void)state;
+    unsigned port;
+    struct child gateway = start_gateway(target, "0.1", &port);
+    struct http_answer a = http_call(port, "POST", "/v1/chat/completions", CHAT);
+    assert_int_equal(a.status, 503);
+    assert_non_null(strstr(a.body, "loading (42 %)"));
+    http_answer_done(&a);
+    child_stop(&gateway);
+}
+
+/* ---- while a text takes long ---- */
+
+static void a_long_text_holds_up_no_stream(void **state)
+{
+    (void)state;
+    struct generation g[4];
+    request quick = prompt_of("Once", 4), slow = prompt_of(SLOW, strlen(SLOW));
+    quick.max_tokens = 1000;
+    AUTO(mem_free) struct answer *stream = start(&g[0], &quick);
+    generation_wait_tokens(&g[0], 1);
+    gate_close(&text_gate, true);
+    AUTO(mem_free) struct answer *long_one = start(&g[1], &slow);
+    gate_await(&text_gate);
+    AUTO(mem_free) struct answer *next = start(&g[2], &quick), *cancelled = start(&g[3], &quick);
+    wait_jobs(2);
+    end(&g[0], RPC_OK, ""); // all of it came meanwhile
+    assert_int_equal(stream->n, 1000);
+    rpc_stream_cancel(g[3].stream);
+    end(&g[3], RPC_CANCELLED, "");
+    wait_jobs(1);
+    gate_close(&text_gate, false);
+    end(&g[1], RPC_OK, "");
+    end(&g[2], RPC_OK, "");
+    assert_int_equal(long_one->n, 20);
+    assert_int_equal(next->n, 1000);
+}
+
+static char id_of(const struct job *j)
+{
+    return (char)((const request *)j->msg)->id.data[0];
+}
+
+/* Starts a call of one letter; then the waiting ones have these letters, in order of their turns.
+ */
+static struct answer *start_named(struct generation *g, request r, const char *letter,
+                                  const char *turns)
+{
+    r.id = (ProtobufCBinaryData){1, (uint8_t *)letter};
+    struct answer *a = start(g, &r);
+    wait_jobs((uint32_t)strlen(turns));
+    char seen[8] = "";
+    size_t n = 0;
+    pthread_mutex_lock(&service->mu);
+    for (const struct job *j = service->jobs; j && n < sizeof(seen) - 1; j = j->next)
+        seen[n++] = id_of(j);
+    pthread_mutex_unlock(&service->mu);
+    assert_string_equal(seen, turns);
+    return a;
+}
+
+static void short_texts_go_before_long_ones_for_a_while(void **state)
+{
+    (void)state;
+    enum { LEN = 1 << 20 };
+    struct generation g[5];
+    request quick = prompt_of("Once", 4), slow = prompt_of(SLOW, strlen(SLOW));
+    AUTO(mem_free) char *text = malloc(LEN);
+    memset(text, 'x', LEN);
+    request longer = prompt_of(text, LEN);
+    gate_close(&text_gate, true);
+    AUTO(mem_free) struct answer *running = start(&g[0], &slow);
+    gate_await(&text_gate);
+    AUTO(mem_free) struct answer *l = start_named(&g[1], longer, "L", "L");
+    AUTO(mem_free) struct answer *a = start_named(&g[2], quick, "a", "aL");
+    AUTO(mem_free) struct answer *b = start_named(&g[3], quick, "b", "abL");
+    pthread_mutex_lock(&service->mu);
+    for (struct job *j = service->jobs; j; j = j->next)
+        j->arrived_us -= 3600 * INT64_C(1000000);
+    pthread_mutex_unlock(&service->mu);
+    AUTO(mem_free) struct answer *c = start_named(&g[4], quick, "c", "abLc");
+    gate_close(&text_gate, false);
+    end(&g[1], RPC_INVALID_ARGUMENT, "the context holds");
+    for (unsigned i = 0; i < ARRAY_LEN(g); i++)
+        if (i != 1)
+            end(&g[i], RPC_OK, "");
+}
+
+static void a_request_cancelled_while_its_text_is_read_leaves(void **state)
+{
+    (void)state;
+    struct generation g[2];
+    request quick = prompt_of("Once", 4), slow = prompt_of(SLOW, strlen(SLOW));
+    AUTO(mem_free) struct answer *first = start(&g[0], &quick);
+    end(&g[0], RPC_OK, "");
+    gate_close(&text_gate, true);
+    slow.max_tokens = 1000;
+    AUTO(mem_free) struct answer *second = start(&g[1], &slow);
+    gate_await(&text_gate);
+    rpc_stream_cancel(g[1].stream);
+    end(&g[1], RPC_CANCELLED, "");
+    gate_close(&text_gate, false);
+    int64_t until_us = clock_us() + WITHIN_US;
+    while (rpc_server_n_calls(server))
+        assert_true(clock_us() < until_us);
+    assert_int_equal(engine_n_requests(engine), 0);
+}
+
+/* ---- */
+
+static int make_folder(void **state)
+{
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(target, sizeof(target), "unix:%s/v.sock", folder);
+    stats_init(&stats);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return rmdir(folder);
+}
+
+#define LOADING(f) cmocka_unit_test_setup_teardown(f, start_loading, stop_verifier)
+#define READY(f) cmocka_unit_test_setup_teardown(f, start_loaded, stop_verifier)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LOADING(a_request_waits_for_the_model_and_is_served),
+        LOADING(tokenize_and_verify_wait_too),
+        LOADING(a_request_that_waits_too_long_is_told_how_far_loading_is),
+        LOADING(a_cancelled_request_does_not_wait_any_more),
+        LOADING(waiting_requests_are_bounded_in_number),
+        LOADING(waiting_requests_are_bounded_in_bytes),
+        LOADING(what_waits_is_counted_as_it_lies_in_memory),
+        LOADING(the_gateway_waits_for_the_model),
+        LOADING(the_gateway_waits_for_one_model_while_another_is_ready),
+        LOADING(the_gateway_tells_how_far_loading_is),
+        READY(a_long_text_holds_up_no_stream),
+        READY(short_texts_go_before_long_ones_for_a_while),
+        READY(a_request_cancelled_while_its_text_is_read_leaves),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}

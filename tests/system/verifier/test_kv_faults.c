@@ -1,0 +1,218 @@
+/* test_kv_faults.c - the second tier when any call fails: for memory, or for the file. Whatever
+ * fails costs blocks and never a wrong one; what follows works. */
+#include <errno.h>
+#include <sqlite3.h>
+#include "base/mem.h"
+#include "lib/fakes/failing.h"
+#include "lib/fakes/faulty_vfs.h"
+#include "lib/oracles/figures.h"
+#include "lib/lib.h"
+#include "lib/clients/played.h"
+#include "lib/rigs/kv_tier_rig.h"
+
+#define N_BLOCKS 70 // two pieces
+
+/* ---- the tier alone ---- */
+
+/* Opens, evicts, restores, closes. Returns the blocks that came back. */
+static uint32_t work(struct tiered *t)
+{
+    if (!tiered_open(t))
+        return 0;
+    tiered_evict(t);
+    while (tier_restores(t->tier, &t->seq, 1))
+        tiered_take(t);
+    uint32_t n = tiered_found(t);
+    tiered_close(t);
+    return n;
+}
+
+/* A new prompt comes back whole when nothing fails. */
+static void must_work(struct tiered *t)
+{
+    tiered_fresh(t);
+    assert_int_equal(work(t), N_BLOCKS);
+}
+
+static int set_up(void **state)
+{
+    *state = tiered_new(N_BLOCKS);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    tiered_free(*state);
+    return 0;
+}
+
+static void any_allocation_may_fail(void **state)
+{
+    struct tiered *t = *state;
+    bool failed = true;
+    uint32_t n_less = 0;
+    for (uint64_t n = 1, part = lib_amount(4, 5, 10); failed; n += 1 + n / part) {
+        tiered_fresh(t);
+        failing_at(n);
+        uint32_t found = work(t);
+        failed = failing_has_failed();
+        n_less += found < N_BLOCKS;
+        must_work(t);
+    }
+    assert_true(n_less > 10);
+}
+
+static void any_call_for_the_file_may_fail(void **state)
+{
+    static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
+    struct tiered *t = *state;
+    uint32_t n_less = 0;
+    must_work(t);
+    faulty_vfs_fail(0, 0, 0);
+    must_work(t);
+    uint64_t n_calls = faulty_vfs_calls(), part = lib_amount(2, 3, 6);
+    for (uint64_t n = 1; n <= n_calls; n += 1 + n / part) {
+        for (int how = 0; how < 6; how++) {
+            tiered_fresh(t);
+            faulty_vfs_fail(n, errors[how / 2], how % 2);
+            n_less += work(t) < N_BLOCKS;
+            faulty_vfs_fail(0, 0, 0);
+            must_work(t);
+        }
+    }
+    assert_true(n_less > 10);
+}
+
+static void it_takes_the_memory_that_it_says(void **state)
+{
+    struct tiered *t = *state;
+    struct kv_store_options o = {.max_bytes = (uint64_t)t->options.kv_disk_size << 20};
+    o.block_bytes = (uint32_t)kv_block_bytes(kv_shape_of(t->served.run.kv));
+    failing_at(0);
+    assert_true(tiered_open(t));
+    assert_in_range(failing_bytes(), kv_disk_bytes(&o) * 3 / 4, kv_disk_bytes(&o));
+    tiered_close(t);
+}
+
+/* ---- with an engine and its requests ---- */
+
+#define PROMPT 200
+#define ANSWER 20
+
+static struct stats stats;
+static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+                                 .max_sequences = 4,
+                                 .queue_length = 4,
+                                 .max_batch_rows = 512,
+                                 .prefill_chunk = 512,
+                                 .max_pass_ms = 100,
+                                 .threads = 1,
+                                 .prefix_cache = true,
+                                 .kv_mib = 1,
+                                 .kv_disk_size = 256,
+                                 .kv_disk_ttl = 1000};
+
+static void ask(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct played *p)
+{
+    played_submit(e, topic, n_prompt, n, p);
+    played_finish(e, p, NULL);
+}
+
+/* Others need all of the pool: what is in it goes to the disk, unless that fails still. */
+static void evict(struct engine *e)
+{
+    static unsigned topic = 100; // always new ones, so that something is written
+    struct played p;
+    for (unsigned i = 0; i < 3; i++)
+        ask(e, topic++, 900, 1, &p);
+    while (tier_counts(e->tier).n_waiting)
+        nap();
+}
+
+/* An engine that has evicted the blocks of topic 1, a tier under it. */
+static struct engine *engine_that_has(struct played *want)
+{
+    struct engine *e = played_engine(&options, &stats);
+    assert_non_null(e->tier);
+    ask(e, 1, PROMPT, ANSWER, want);
+    assert_int_equal(want->n, ANSWER);
+    evict(e);
+    return e;
+}
+
+/* The n-th call from now on fails, by `how`: for memory, for the file once, for the file ever
+ * after.
+ */
+static void fail_at(unsigned n, unsigned how)
+{
+    static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
+    if (how)
+        faulty_vfs_fail(n, errors[n % ARRAY_LEN(errors)], how == 2);
+    else
+        failing_at(n);
+}
+
+/* Topic 1 comes again while a call fails: the answer is the same, or there was no memory for it.
+ * Returns the tokens that came back. */
+static uint32_t ask_again(struct engine *e, const struct played *want, unsigned n, unsigned how)
+{
+    struct played p;
+    played_init(e, 1, PROMPT, ANSWER, &p);
+    fail_at(n, how);
+    p.error = engine_submit(e, p.req);
+    played_take(e, &p, NULL, p.error ? 0 : UINT32_MAX);
+    failing_has_failed();
+    faulty_vfs_fail(0, 0, 0);
+    assert_true(p.error == 0 || p.error == -ENOMEM);
+    if (!p.error) {
+        assert_int_equal(p.n, want->n);
+        assert_memory_equal(p.ids, want->ids, want->n * sizeof(*p.ids));
+    }
+    uint32_t n_restored = p.req->seqs[0]->n_restored;
+    if (p.ended)
+        request_drop(p.req); // the engine's hold
+    request_drop(p.req);
+    return n_restored;
+}
+
+static void a_request_survives_whatever_fails_of_its_restore(void **state)
+{
+    struct tiered *t = *state;
+    struct played want;
+    uint32_t n_tries = 0, n_restored = 0;
+    options.kv_disk = t->folder;
+    struct engine *e = engine_that_has(&want);
+    assert_true(ask_again(e, &want, 0, 0) > 0);
+    evict(e);
+    for (unsigned n = 1; n < 60; n += 1 + n / (unsigned)lib_amount(2, 2, 6)) {
+        for (unsigned how = 0; how < 3; how++) {
+            n_tries++;
+            n_restored += ask_again(e, &want, n, how) > 0;
+            if (tier_counts(e->tier).on) {
+                evict(e);
+                continue;
+            }
+            engine_stop(e);
+            engine_free(e);
+            e = engine_that_has(&want);
+        }
+    }
+    assert_in_range(n_restored, n_tries / 4, n_tries - 1);
+    engine_stop(e);
+    engine_free(e);
+}
+
+int main(void)
+{
+    stats_init(&stats);
+    failing_sqlite();
+    faulty_vfs_init();
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(any_allocation_may_fail),
+        TEST(any_call_for_the_file_may_fail),
+        TEST(it_takes_the_memory_that_it_says),
+        TEST(a_request_survives_whatever_fails_of_its_restore),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

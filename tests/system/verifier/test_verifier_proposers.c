@@ -1,0 +1,533 @@
+/* test_verifier_proposers.c - a verifier with proposers: the same answers, and drafts that give way
+ * to all else. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tandem/v1/proposer.pb-c.h>
+#include "lib/lib.h"
+#include "base/mem.h"
+#include "lib/oracles/figures.h"
+#include "lib/clients/proposers.h"
+#include "model/kv.h"
+#include "lib/rigs/verifier_rig.h"
+
+/* ---- proposers ---- */
+
+static void a_proposer_changes_nothing_but_the_rounds(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(
+        &s, "verifier-svc",
+        (const char *[]){"--model", MODEL, "--policy", "fixed", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    unsigned accepted = 0;
+    for (int i = 0; i < 4; i++) {
+        wish_init(&w, STORY, 300);
+        w.msg.ignore_eos = true;
+        w.msg.logprobs = true;
+        w.sampling.temperature = i % 2 ? 0.8F : 0;
+        w.sampling.repetition_penalty = 1.1F;
+        w.sampling.has_repetition_case =
+            i / 2 ? TANDEM__V1__SAMPLING__HAS_REPETITION_REPETITION_PENALTY : 0;
+        generation_run(client, &w.msg, &a[0]);
+        generation_run(c, &w.msg, &a[1]);
+        same_answer(&a[0], &a[1]);
+        accepted += a[1].accepted;
+    }
+    assert_true(accepted > 20);
+    service_kill(&p); // and without it
+    generation_run(c, &w.msg, &a[1]);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+/* By the proposer's name, in all and by the place in the draft. */
+static void must_have_counted(struct rpc_client *c, unsigned drafted, unsigned accepted)
+{
+#define NAMED(what) "tandem_spec_decode_num_" what "{proposer=\"ngram\""
+    double by_place = metric_of(c, NAMED("accepted_tokens_per_pos_total") ",position=\"0\"}") +
+                      metric_of(c, NAMED("accepted_tokens_per_pos_total") ",position=\"1\"}") +
+                      metric_of(c, NAMED("accepted_tokens_per_pos_total") ",position=\"2\"}");
+    assert_true(metric_of(c, NAMED("draft_tokens_total") "}") == drafted);
+    assert_true(metric_of(c, NAMED("accepted_tokens_total") "}") == accepted);
+    assert_true(by_place == accepted && accepted > 0);
+    double drafts = metric_of(c, NAMED("drafts_total") "}");
+    assert_true(3 * drafts >= drafted && drafts <= drafted);
+#undef NAMED
+}
+
+/* The policy goodput finds that drafting does not pay for so small a model. */
+static void a_fixed_request_drafts_and_its_runs_tell_of_it(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    speculative.has_n_max_case = TANDEM__V1__SPECULATIVE__HAS_N_MAX_N_MAX;
+    speculative.n_max = 3;
+    wish_init(&w, STORY, 300);
+    w.msg.ignore_eos = w.msg.logprobs = true;
+    w.msg.speculative = &speculative;
+    generation_run(c, &w.msg, &a[0]);
+    speculative.fixed = true;
+    generation_run(c, &w.msg, &a[1]);
+    same_answer(&a[0], &a[1]);
+    assert_true(a[1].drafted > 60 && a[1].drafted > 2 * a[0].drafted);
+    assert_int_equal(a[1].told.rounds, a[1].rounds);
+    assert_int_equal(a[1].told.drafted, a[1].drafted);
+    assert_int_equal(a[1].told.accepted, a[1].accepted);
+    assert_int_equal(a[1].told.bonus, a[1].bonus);
+    assert_string_equal(a[1].told.proposer, "ngram");
+    assert_true(a[1].drafted <= 3 * a[1].rounds);
+    must_have_counted(c, a[0].drafted + a[1].drafted, a[0].accepted + a[1].accepted);
+    speculative.n_max = 0;
+    generation_run(c, &w.msg, &a[1]);
+    assert_int_equal(a[1].drafted, 0);
+    speculative.n_max = 3;
+    speculative.proposer = text_of("none");
+    generation_run(c, &w.msg, &a[1]);
+    same_answer(&a[0], &a[1]);
+    assert_int_equal(a[1].drafted, 0);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+static double drafted_per_round(struct rpc_client *drafter, double before[2])
+{
+    double tokens = metric_of(drafter, "tandem_drafter_draft_tokens_total");
+    double rounds = metric_of(drafter, "tandem_drafter_rounds_total");
+    double ratio = (tokens - before[0]) / (rounds - before[1]);
+    before[0] = tokens;
+    before[1] = rounds;
+    return ratio;
+}
+
+static void what_p_min_cuts_is_not_drafted(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c, *drafter;
+    service_start(&p, "proposer-svc",
+                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "8",
+                                   "--proposer-budget-ms", "250", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    assert_int_equal(rpc_client_new(p.target, NULL, &drafter), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    speculative.has_p_min_case = TANDEM__V1__SPECULATIVE__HAS_P_MIN_P_MIN;
+    wish_init(&w, STORY, 200);
+    w.msg.ignore_eos = true;
+    w.msg.speculative = &speculative;
+    double before[2] = {0, 0};
+    generation_run(c, &w.msg, a);
+    double whole = drafted_per_round(drafter, before);
+    speculative.p_min = 0.8F;
+    generation_run(c, &w.msg, a);
+    double cut = drafted_per_round(drafter, before);
+    assert_true(cut > 0 && cut < 0.7 * whole);
+    rpc_client_free(c);
+    rpc_client_free(drafter);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+enum { ENDS_IGNORED, NO_END_YET, PENALTIES, PENALTIES_HOT, BIAS, N_WISHES };
+
+static void wish_for(struct wish *w, int which, Tandem__V1__LogitBias **biases)
+{
+    wish_init(w, STORY, story()->n + 100);
+    w->msg.ignore_eos = which != NO_END_YET;
+    w->msg.min_tokens = which == NO_END_YET ? w->msg.max_tokens : 0;
+    w->sampling.has_repetition_case = TANDEM__V1__SAMPLING__HAS_REPETITION_REPETITION_PENALTY;
+    w->sampling.has_presence_case = TANDEM__V1__SAMPLING__HAS_PRESENCE_PRESENCE_PENALTY;
+    w->sampling.has_frequency_case = TANDEM__V1__SAMPLING__HAS_FREQUENCY_FREQUENCY_PENALTY;
+    w->sampling.repetition_penalty = which == PENALTIES ? 1.2F : 1;
+    w->sampling.presence_penalty = which == PENALTIES ? 0.5F : 0;
+    w->sampling.frequency_penalty = which == PENALTIES_HOT ? 1.5F : 0;
+    w->sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+    w->sampling.temperature = which == PENALTIES_HOT ? 0.9F : 0;
+    w->sampling.logit_bias = biases;
+    w->sampling.n_logit_bias = which == BIAS ? 2 : 0;
+}
+
+/* The target drafts for itself, so all is accepted: what it cannot say yet is not drafted either,
+ * behind an end that is ignored it goes on, and penalties and bias are those of the request. */
+static void a_draft_model_is_told_what_the_target_draws_with(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    Tandem__V1__LogitBias bias[2], *biases[2] = {&bias[0], &bias[1]};
+    for (uint32_t i = 0; i < 2; i++) {
+        tandem__v1__logit_bias__init(&bias[i]);
+        bias[i].token = 400 + i;
+        bias[i].bias = i ? 7 : -100;
+    }
+    service_start(&p, "proposer-svc",
+                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "4",
+                                   "--proposer-budget-ms", "250", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(3);
+    for (int which = 0; which < N_WISHES; which++) {
+        wish_for(&w, which, biases);
+        memset(a, 0, 2 * sizeof(*a));
+        generation_run(client, &w.msg, &a[0]);
+        generation_run(c, &w.msg, &a[1]);
+        same_answer(&a[0], &a[1]);
+        assert_int_equal(a[1].n, w.msg.max_tokens);
+        assert_true(a[1].drafted > 0);
+        assert_int_equal(a[1].accepted, a[1].drafted);
+        if (which == PENALTIES || which == BIAS) // they change the answer
+            assert_memory_not_equal(a[0].ids, a[2].ids, a[0].n * sizeof(a[0].ids[0]));
+        a[2] = which == ENDS_IGNORED ? a[0] : a[2];
+    }
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+/* The sequence does not go on without it: which drafts take long may depend on what was drawn. Nor
+ * is it drawn ahead, where what is committed decides whether it is of use. */
+static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    struct wish w;
+    Tandem__V1__LogitBias bias[LIAR_LAW], *biases[LIAR_LAW];
+    Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
+    snprintf(path, sizeof(path), "%s/late.sock", service_dir());
+    snprintf(target, sizeof(target), "unix:%s", path);
+    AUTO(liar_stop) struct liar *liar = liar_start(path, LIE_DRAWN_LATE, 4096);
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "4",
+                                   "--proposer-budget-ms", "250", "--proposers", target,
+                                   "--draft-ahead", NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    wish_init(&w, STORY, 200);
+    w.msg.ignore_eos = true;
+    w.msg.speculative = &speculative;
+    speculative.rule = rpc_text("rejection");
+    w.sampling.temperature = 3; // and of few tokens, so that some drafts are kept
+    w.sampling.logit_bias = biases;
+    w.sampling.n_logit_bias = LIAR_LAW;
+    for (unsigned i = 0; i < LIAR_LAW; i++) {
+        biases[i] = &bias[i];
+        tandem__v1__logit_bias__init(&bias[i]);
+        bias[i].token = LIAR_TOKEN(i);
+        bias[i].bias = 100;
+    }
+    generation_run(c, &w.msg, a);
+    assert_int_equal(a->drafted, liar_n_drawn(liar));
+    assert_true(a->accepted > 0 && a->drafted > 4 * 16); // some of them were late
+    assert_int_equal(liar_n_ahead(liar), 0);
+    speculative.rule = rpc_text("own-draw");
+    generation_run(c, &w.msg, a);
+    assert_true(liar_n_ahead(liar) > 0); // or it would show nothing
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+/* Until drafts were verified: on a busy machine all may be late. */
+static void run_drafted(struct rpc_client *c, const struct wish *w)
+{
+    AUTO(mem_free) struct answer *a = answers_new(1);
+    for (int i = 0; i < 20 && !a->drafted; i++) {
+        wait_proposers(c);
+        generation_run(c, &w->msg, a);
+    }
+    assert_true(a->drafted > 0);
+}
+
+static void a_round_asks_for_the_q_that_its_request_needs(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *rule;
+        float temperature;
+        bool dense;
+        Tandem__V1__QMode asked;
+    } cases[] = {{"own-draw", 0.8F, true, TANDEM__V1__QMODE__Q_MODE_COUPLED},
+                 {"rejection", 0.8F, false, TANDEM__V1__QMODE__Q_MODE_SPARSE},
+                 {"rejection", 0.8F, true, TANDEM__V1__QMODE__Q_MODE_DENSE},
+                 {"rejection", 0, true, TANDEM__V1__QMODE__Q_MODE_POINT}};
+    struct service s = {0};
+    struct rpc_client *c;
+    char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
+    snprintf(path, sizeof(path), "%s/modes.sock", service_dir());
+    snprintf(target, sizeof(target), "unix:%s", path);
+    AUTO(liar_stop) struct liar *liar = liar_start(path, LIE_DRAWN, 4096);
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "4",
+                                   "--proposer-budget-ms", "250", "--proposers", target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
+        struct wish w;
+        Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+        wish_init(&w, STORY, 20);
+        w.msg.ignore_eos = true;
+        w.msg.speculative = &speculative;
+        w.sampling.temperature = cases[i].temperature;
+        speculative.rule = text_of(cases[i].rule);
+        speculative.dense_q = cases[i].dense;
+        run_drafted(c, &w);
+        assert_int_equal(liar_q_modes(liar), 1u << cases[i].asked);
+    }
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+enum { N_ALIKE = 8 };
+
+/* Two verifiers, each with the same two proposers. */
+struct square {
+    struct service proposers[2], verifiers[2];
+    struct rpc_client *clients[2];
+    struct wish wishes[N_ALIKE];
+    struct answer *plain; // (N_ALIKE) without a proposer
+};
+
+static void square_open(struct square *q)
+{
+    memset(q, 0, sizeof(*q));
+    for (unsigned i = 0; i < 2; i++)
+        service_spawn(&q->proposers[i], "proposer-svc", NULL);
+    const char *const args[] = {"--model",     MODEL,
+                                "--proposers", q->proposers[0].target,
+                                "--proposers", q->proposers[1].target,
+                                "--policy",    "fixed",
+                                NULL};
+    for (unsigned i = 0; i < 2; i++) {
+        service_start(&q->verifiers[i], "verifier-svc", args);
+        assert_int_equal(rpc_client_new(q->verifiers[i].target, NULL, &q->clients[i]), 0);
+        wait_proposers(q->clients[i]);
+    }
+    q->plain = answers_new(N_ALIKE);
+    for (unsigned i = 0; i < N_ALIKE; i++) {
+        struct wish *w = &q->wishes[i];
+        wish_init(w, STORY, LIB_SANITIZED ? 120 : 400);
+        w->msg.ignore_eos = true;
+        w->msg.logprobs = true;
+        w->sampling.temperature = i % 2 ? 0.8F : 0;
+        w->sampling.seed = i;
+        generation_run(client, &w->msg, &q->plain[i]);
+    }
+}
+
+static void square_close(struct square *q)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        rpc_client_free(q->clients[i]);
+        service_stop(&q->verifiers[i]);
+        service_stop(&q->proposers[i]);
+    }
+    free(q->plain);
+}
+
+/* All requests at once on both verifiers; proposer `dying`, if there is one, is killed under them.
+ */
+static void square_run(struct square *q, struct service *dying)
+{
+    struct generation g[2 * N_ALIKE];
+    AUTO(mem_free) struct answer *a = answers_new(2 * N_ALIKE);
+    for (unsigned i = 0; i < 2 * N_ALIKE; i++)
+        generation_start(&g[i], q->clients[i % 2], &q->wishes[i / 2].msg, &a[i]);
+    if (dying) {
+        generation_wait_tokens(&g[0], 50);
+        generation_wait_tokens(&g[1], 50);
+        service_kill(dying);
+    }
+    for (unsigned i = 0; i < 2 * N_ALIKE; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&q->plain[i / 2], &a[i]);
+    }
+}
+
+static void two_verifiers_share_two_proposers(void **state)
+{
+    (void)state;
+    struct square q;
+    uint64_t before[2];
+    square_open(&q);
+    square_run(&q, NULL);
+    for (unsigned v = 0; v < 2; v++) {
+        assert_true(drafts_of(q.clients[v], 0) > 0);
+        assert_true(drafts_of(q.clients[v], 1) > 0);
+    }
+    square_run(&q, &q.proposers[0]);
+    for (unsigned v = 0; v < 2; v++)
+        before[v] = drafts_of(q.clients[v], 1);
+    square_run(&q, NULL); // the other one goes on for both
+    for (unsigned v = 0; v < 2; v++)
+        assert_true(drafts_of(q.clients[v], 1) > before[v]);
+    square_close(&q);
+}
+
+/* The places at the proposer are for the sequences that run. */
+static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    struct wish w;
+    struct generation slow;
+    char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
+    AUTO(mem_free) struct answer *a = answers_new(3);
+    snprintf(path, sizeof(path), "%s/counts.sock", service_dir());
+    snprintf(target, sizeof(target), "unix:%s", path);
+    struct liar *p = liar_start(path, LIE_NOTHING, 4096);
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--proposers", target,
+                                   "--max-sequences", "4", NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    wish_init(&w, STORY, 900);
+    w.msg.ignore_eos = true;
+    w.msg.logprobs = true;
+    w.msg.top_logprobs = 20;
+    w.msg.n = 4;
+    generation_run(client, &w.msg, &a[0]);
+    generation_start(&slow, c, &w.msg, &a[1]);
+    rpc_stream_pause(slow.stream);
+    wait_metric(c, "tandem_num_requests_paused", 4);
+    wish_init(&w, STORY, 300);
+    w.msg.ignore_eos = true;
+    uint64_t before = drafts_of(c, 0);
+    generation_run(c, &w.msg, &a[2]);
+    assert_true(drafts_of(c, 0) > before);
+    assert_true(liar_n_left(p) > 0); // and will be back
+    rpc_stream_resume(slow.stream);
+    generation_end(&slow);
+    assert_int_equal(slow.status.code, RPC_OK);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+    assert_true(liar_n_ended(p) > 0);
+    liar_stop(p);
+}
+
+static uint32_t blocks_of(struct rpc_client *c)
+{
+    Tandem__V1__StatsReply *s = stats_of(c);
+    uint32_t n = (uint32_t)s->cache->blocks_total;
+    tandem__v1__stats_reply__free_unpacked(s, NULL);
+    return n;
+}
+
+/* Sequences that fill the pool to the last block when they end; drafts take what is left before. */
+static void a_draft_gives_way_where_blocks_run_out(void **state)
+{
+    (void)state;
+    enum { N = 5 };
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--kv-mib", "1", "--policy", "fixed", "--k",
+                                   "20", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w[N];
+    struct generation g[N];
+    AUTO(mem_free) struct answer *alone = answers_new(N), *together = answers_new(N);
+    unsigned drafted = 0;
+    for (unsigned i = 0; i < N; i++) {
+        wish_init(&w[i], STORY, 1);
+        generation_run(client, &w[i].msg, &alone[i]); // how long the prompt is
+        w[i].msg.max_tokens = blocks_of(c) / N * KV_BLOCK + 1 - alone[i].prompt_tokens;
+        w[i].sampling.seed = i;
+        w[i].msg.ignore_eos = true;
+        w[i].msg.logprobs = true;
+        memset(&alone[i], 0, sizeof(alone[i]));
+        generation_run(client, &w[i].msg, &alone[i]);
+    }
+    for (unsigned i = 0; i < N; i++)
+        generation_start(&g[i], c, &w[i].msg, &together[i]);
+    for (unsigned i = 0; i < N; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&alone[i], &together[i]);
+        drafted += together[i].drafted;
+    }
+    assert_true(drafted > 0);
+    assert_true(metric_of(c, "tandem_num_preemptions_total") == 0);
+    assert_true(metric_of(c, "tandem_request_failed_total") == 0);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+static void a_draft_gives_way_where_the_context_ends(void **state)
+{
+    (void)state;
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_spawn(&p, "proposer-svc", (const char *[]){"--proposer", "ngram", NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--context", "200", "--policy", "fixed", "--k",
+                                   "20", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    AUTO(mem_free) char *text = malloc(601);
+    for (int i = 0; i < 150; i++)
+        memcpy(text + 4 * i, i % 3 ? " the" : " cat", 5);
+    wish_init(&w, text, 1000);
+    w.msg.ignore_eos = true;
+    w.msg.logprobs = true;
+    generation_run(c, &w.msg, &a[1]);
+    assert_int_equal(a[1].prompt_tokens + a[1].n, 200);
+    assert_int_equal(a[1].reason, TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH);
+    assert_true(a[1].drafted > 0);
+    w.msg.max_tokens = a[1].n;
+    generation_run(client, &w.msg, &a[0]);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
+        cmocka_unit_test(a_fixed_request_drafts_and_its_runs_tell_of_it),
+        cmocka_unit_test(what_p_min_cuts_is_not_drafted),
+        cmocka_unit_test(a_draft_model_is_told_what_the_target_draws_with),
+        cmocka_unit_test(a_drawn_draft_is_not_lost_because_it_is_late),
+        cmocka_unit_test(a_round_asks_for_the_q_that_its_request_needs),
+        cmocka_unit_test(two_verifiers_share_two_proposers),
+        cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
+        cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),
+        cmocka_unit_test(a_draft_gives_way_where_the_context_ends),
+    };
+    return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
+}

@@ -1,0 +1,227 @@
+/* test_verifier_shortage.c - a verifier whose queue, KV blocks or sequences run out. */
+#include <stdlib.h>
+#include <string.h>
+#include "lib/lib.h"
+#include "base/mem.h"
+#include "lib/oracles/figures.h"
+#include "lib/rigs/verifier_rig.h"
+
+/* ---- shortage ---- */
+
+static void a_full_queue_refuses_the_next(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--max-sequences", "1", "--queue-length",
+                                       "1",       NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    struct generation g[2];
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    wish_init(&w, STORY, 1000);
+    w.msg.ignore_eos = true;
+    generation_start(&g[0], c, &w.msg, &a[0]);
+    generation_wait_tokens(&g[0], 1);
+    generation_start(&g[1], c, &w.msg, &a[1]);
+    wait_load(c, 1, 1);
+    must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 1 requests wait already");
+    rpc_stream_cancel(g[0].stream);
+    generation_end(&g[0]);
+    generation_wait_tokens(&g[1], 1); // its turn has come
+    rpc_stream_cancel(g[1].stream);
+    generation_end(&g[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static void a_small_pool_preempts_and_changes_nothing(void **state)
+{
+    (void)state;
+    enum { N = 16 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--kv-mib", "1", NULL}; // 2416 positions
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w[N];
+    struct generation g[N];
+    AUTO(mem_free) struct answer *alone = answers_new(N), *together = answers_new(N);
+    for (unsigned i = 0; i < N; i++) {
+        wish_init(&w[i], STORY, 200);
+        w[i].sampling.temperature = 0.9F;
+        w[i].sampling.seed = i;
+        w[i].msg.ignore_eos = true;
+        w[i].msg.logprobs = true;
+        generation_run(client, &w[i].msg, &alone[i]); // at the server with room
+    }
+    for (unsigned i = 0; i < N; i++)
+        generation_start(&g[i], c, &w[i].msg, &together[i]);
+    for (unsigned i = 0; i < N; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+        same_answer(&alone[i], &together[i]);
+    }
+    wait_load(c, 0, 0);
+    assert_true(metric_of(c, "tandem_num_preemptions_total") > 0);
+    assert_true(metric_of(c, "tandem_kv_cache_usage_ratio") == 0); // all blocks came back
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static void a_waiting_verify_stream_gives_way_and_comes_back(void **state)
+{
+    (void)state;
+    enum { N = 16 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model",          MODEL, "--kv-mib", "1",
+                                       "--verify-timeout", "600", NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w, others;
+    struct verify v;
+    struct generation g[N];
+    AUTO(mem_free) struct answer *a = answers_new(1 + N);
+    AUTO(mem_free) char *text = malloc(2401);
+    for (int i = 0; i < 600; i++)
+        memcpy(text + 4 * i, i % 3 ? " the" : " cat", 5);
+    wish_init(&w, text, 20);
+    w.msg.logprobs = true;
+    w.msg.ignore_eos = true;
+    generation_run(client, &w.msg, &a[0]);
+    verify_open_at(c, &v, &w.msg);
+    verify_draft(&v, a[0].ids, NULL, 2);
+    assert_int_equal(v.n_run, 3);
+
+    wish_init(&others, STORY, 150);
+    others.msg.ignore_eos = true;
+    others.sampling.temperature = 0.9F; // equal answers would share their blocks
+    for (unsigned i = 0; i < N; i++) {
+        others.sampling.seed = i;
+        generation_start(&g[i], c, &others.msg, &a[1 + i]);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        generation_end(&g[i]);
+        assert_int_equal(g[i].status.code, RPC_OK);
+    }
+    assert_true(metric_of(c, "tandem_num_preemptions_total") > 0);
+    verify_draft(&v, a[0].ids + 3, NULL, 4);
+    assert_int_equal(v.accepted, 4);
+    assert_memory_equal(v.run, a[0].ids + 3, 5 * sizeof(uint32_t));
+    assert_memory_equal(v.logprobs, a[0].logprobs + 3, 5 * sizeof(float));
+    assert_int_equal(verify_close(&v).code, RPC_OK);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static void idle_verify_streams_are_bounded(void **state)
+{
+    (void)state;
+    enum { SEQS = 2, QUEUED = 3, N = SEQS + 2 * QUEUED };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {
+        "--model", MODEL, "--max-sequences", "2", "--queue-length", "3", "--verify-timeout",
+        "600",     NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    struct verify v[N];
+    wish_init(&w, "A", 20);
+    for (unsigned i = 0; i < SEQS + QUEUED; i++)
+        verify_open_at(c, &v[i], &w.msg); // each takes an idle one's seat
+    for (unsigned i = SEQS + QUEUED; i < N; i++) {
+        verify_open_at(c, &v[i], NULL);
+        verify_send(&v[i], &w.msg, NULL);
+    }
+    wait_load(c, SEQS, N - SEQS);
+    must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 3 requests wait already");
+    verify_draft(&v[0], NULL, NULL, 0); // the oldest has not lost its place
+    assert_int_equal(v[0].n_run, 1);
+    for (unsigned i = 0; i < N; i++) {
+        verify_wait(&v[i], 0, false); // its turn comes with the ends of those before it
+        assert_int_equal(verify_close(&v[i]).code, RPC_OK);
+    }
+    wait_load(c, 0, 0);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static void choices_that_have_not_begun_are_preempted_with_the_first(void **state)
+{
+    (void)state;
+    enum { OLDER = 3, N = OLDER + 1 };
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model",         MODEL, "--kv-mib", "1",
+                                       "--prefill-chunk", "1",   NULL}; // 151 blocks
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish older, w;
+    struct generation g[N];
+    AUTO(mem_free) struct answer *a = answers_new(N + 1);
+    AUTO(mem_free) char *text = malloc(2401);
+    for (int i = 0; i < 600; i++)
+        memcpy(text + 4 * i, i % 3 ? " the" : " cat", 5);
+    wish_init(&w, text, 5);
+    w.msg.ignore_eos = true;
+    w.msg.n = 24; // owed a tail and a row each
+    generation_run(client, &w.msg, &a[N]);
+    wish_init(&older, "Once", 900);
+    older.msg.ignore_eos = true;
+    older.sampling.temperature = 0.9F; // equal answers would share their blocks
+    for (unsigned tries = 0; metric_of(c, "tandem_num_preemptions_total") == 0; tries++) {
+        assert_true(tries < 10); // the last one came too late to be let in beside the others
+        memset(a, 0, N * sizeof(*a));
+        for (unsigned i = 0; i < N; i++) {
+            older.sampling.seed = i;
+            generation_start(&g[i], c, i < OLDER ? &older.msg : &w.msg, &a[i]);
+        }
+        for (unsigned i = 0; i < N; i++) {
+            generation_end(&g[i]);
+            assert_int_equal(g[i].status.code, RPC_OK);
+        }
+        same_answer(&a[OLDER], &a[N]);
+    }
+    wait_load(c, 0, 0);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+static void chunks_of_a_prompt_change_nothing(void **state)
+{
+    (void)state;
+    struct service s = {0};
+    struct rpc_client *c;
+    static const char *const args[] = {"--model", MODEL, "--prefill-chunk", "7", "--max-batch-rows",
+                                       "64",      NULL};
+    service_start(&s, "verifier-svc", args);
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    struct wish w;
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    AUTO(mem_free) char *text = malloc(2001);
+    for (int i = 0; i < 500; i++)
+        memcpy(text + 4 * i, i % 3 ? " the" : " cat", 5);
+    wish_init(&w, text, 50);
+    w.msg.logprobs = true;
+    generation_run(client, &w.msg, &a[0]);
+    generation_run(c, &w.msg, &a[1]);
+    same_answer(&a[0], &a[1]);
+    rpc_client_free(c);
+    service_stop(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_full_queue_refuses_the_next),
+        cmocka_unit_test(a_small_pool_preempts_and_changes_nothing),
+        cmocka_unit_test(a_waiting_verify_stream_gives_way_and_comes_back),
+        cmocka_unit_test(idle_verify_streams_are_bounded),
+        cmocka_unit_test(choices_that_have_not_begun_are_preempted_with_the_first),
+        cmocka_unit_test(chunks_of_a_prompt_change_nothing),
+    };
+    return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
+}

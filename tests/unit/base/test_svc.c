@@ -1,0 +1,219 @@
+/* test_svc.c - the test plays the service manager: it holds the notification socket and passes
+ * listening sockets to a child. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/svc.h"
+#include "lib/lib.h"
+#include "lib/rigs/manager.h"
+
+static void the_manager_hears_how_it_goes(void **state)
+{
+    (void)state;
+    svc_status("loading %d%%", 40);
+    assert_string_equal(manager_heard(), "STATUS=loading 40%");
+    svc_extend(30000000);
+    assert_string_equal(manager_heard(), "EXTEND_TIMEOUT_USEC=30000000");
+    svc_ready("serving tales");
+    assert_string_equal(manager_heard(), "READY=1\nSTATUS=serving tales");
+    svc_stopping(120000000);
+    assert_string_equal(manager_heard(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=120000000");
+}
+
+static void without_a_manager_nothing_happens(void **state)
+{
+    (void)state;
+    unsetenv("NOTIFY_SOCKET");
+    svc_ready(NULL);
+    svc_status("x");
+    svc_watchdog();
+    assert_string_equal(manager_heard(), "");
+    int fds[SVC_MAX_FDS];
+    assert_int_equal(svc_listen_fds(fds), 0);
+}
+
+static void the_watchdog_is_fed_at_its_pace(void **state)
+{
+    (void)state;
+    setenv("WATCHDOG_USEC", "80000", 1);
+    svc_init();
+    assert_int_equal(svc_watchdog_interval_us(), 40000);
+    svc_watchdog();
+    assert_string_equal(manager_heard(), "WATCHDOG=1");
+    int64_t last = 0;         // before the last word to the manager
+    for (int n = 0; n < 3;) { // a busy loop calls far oftener than the manager wants to hear
+        int64_t before = clock_us();
+        svc_watchdog();
+        if (!*manager_heard())
+            continue;
+        assert_true(clock_us() - last >= 10000);
+        last = before;
+        n++;
+    }
+    unsetenv("WATCHDOG_USEC");
+    svc_init();
+    assert_int_equal(svc_watchdog_interval_us(), 0);
+    svc_watchdog();
+    assert_string_equal(manager_heard(), "");
+}
+
+/* What is heard when the watchdog is to be fed after the whole limit has passed. */
+static const char *heard_after_the_limit(void)
+{
+    assert_int_equal(svc_wait_signal(50000), 0);
+    svc_watchdog();
+    return manager_heard();
+}
+
+static void a_thread_that_hangs_stops_the_feeding(void **state)
+{
+    (void)state;
+    setenv("WATCHDOG_USEC", "40000", 1);
+    svc_init();
+    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1"); // nobody is watched
+    svc_awake();
+    assert_string_equal(heard_after_the_limit(), "");
+    do { // it goes on
+        svc_awake();
+        svc_watchdog();
+    } while (!*manager_heard());
+    assert_string_equal(heard_after_the_limit(), "");
+    svc_asleep();
+    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1");
+    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1");
+    unsetenv("WATCHDOG_USEC");
+    svc_init();
+}
+
+static void count_reload(void *user)
+{
+    ++*(int *)user;
+}
+
+static void signals_are_waited_for(void **state)
+{
+    (void)state;
+    svc_init();
+    assert_int_equal(svc_wait_signal(0), 0);
+    kill(getpid(), SIGTERM);
+    assert_int_equal(svc_wait_signal(-1), SIGTERM);
+    kill(getpid(), SIGHUP);
+    assert_int_equal(svc_wait_signal(0), 0); // nothing to reload is no reason to stop
+    int n_reloads = 0;
+    svc_on_reload(count_reload, &n_reloads);
+    kill(getpid(), SIGHUP);
+    assert_int_equal(svc_wait_signal(0), 0);
+    assert_int_equal(n_reloads, 1);
+    svc_on_reload(NULL, NULL);
+    kill(getpid(), SIGINT);
+    assert_int_equal(svc_wait_signal(10000000), SIGINT);
+    int64_t from = clock_us();
+    assert_int_equal(svc_wait_signal(20000), 0);
+    assert_true(clock_us() - from >= 19000);
+    raise(SIGPIPE); // ignored, or this test ends here
+}
+
+static void the_limit_of_open_files_is_raised(void **state)
+{
+    (void)state;
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 64;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    svc_init();
+    getrlimit(RLIMIT_NOFILE, &limit);
+    assert_int_equal(limit.rlim_cur, limit.rlim_max);
+}
+
+/* In a child whose descriptors 3, 4 ... are fds: what svc_listen_fds() says, as an exit status. */
+static int listen_fds_with(const int *fds, int n, const char *count)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        int high[SVC_MAX_FDS + 2];
+        for (int i = 0; i < n; i++)
+            high[i] = fcntl(fds[i], F_DUPFD, 40);
+        for (int i = 0; i < n; i++)
+            dup2(high[i], 3 + i);
+        char text[16];
+        snprintf(text, sizeof(text), "%d", getpid());
+        setenv("LISTEN_PID", text, 1);
+        setenv("LISTEN_FDS", count, 1);
+        int got[SVC_MAX_FDS], r = svc_listen_fds(got);
+        for (int i = 0; i < r; i++) {
+            if (got[i] != 3 + i || !(fcntl(got[i], F_GETFD) & FD_CLOEXEC))
+                _exit(100);
+        }
+        if (r > 0 && svc_listen_fds(got) != 0)
+            _exit(101);
+        if (r < 0 && !*fail_text())
+            _exit(102);
+        _exit(r >= 0 ? r : 50 - r);
+    }
+    int status;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int listening(void)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(sa_family_t)), 0); // a name of its own
+    assert_int_equal(listen(fd, 1), 0);
+    return fd;
+}
+
+static void passed_sockets_are_taken(void **state)
+{
+    (void)state;
+    int fds[SVC_MAX_FDS + 1];
+    for (size_t i = 0; i < SVC_MAX_FDS + 1; i++)
+        fds[i] = listening();
+    assert_int_equal(listen_fds_with(fds, 2, "2"), 2);
+    assert_int_equal(listen_fds_with(fds, SVC_MAX_FDS, "8"), SVC_MAX_FDS);
+    assert_int_equal(listen_fds_with(fds, SVC_MAX_FDS + 1, "9"), 50 + EINVAL);
+    assert_int_equal(listen_fds_with(fds, 1, "many"), 50 + EINVAL);
+    for (size_t i = 0; i < SVC_MAX_FDS + 1; i++)
+        close(fds[i]);
+}
+
+static void what_is_no_listening_stream_socket_is_refused(void **state)
+{
+    (void)state;
+    int fds[] = {listening(), socket(AF_UNIX, SOCK_DGRAM, 0), open("/dev/null", O_RDONLY),
+                 socket(AF_UNIX, SOCK_STREAM, 0)};
+    for (int i = 1; i < 4; i++) {
+        int pair[] = {fds[0], fds[i]};
+        assert_int_equal(listen_fds_with(pair, 2, "2"), 50 + EINVAL);
+    }
+    for (int i = 0; i < 4; i++)
+        close(fds[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(the_manager_hears_how_it_goes, manager_be, manager_leave),
+        cmocka_unit_test_setup_teardown(without_a_manager_nothing_happens, manager_be,
+                                        manager_leave),
+        cmocka_unit_test_setup_teardown(the_watchdog_is_fed_at_its_pace, manager_be, manager_leave),
+        cmocka_unit_test_setup_teardown(a_thread_that_hangs_stops_the_feeding, manager_be,
+                                        manager_leave),
+        cmocka_unit_test(signals_are_waited_for),
+        cmocka_unit_test(the_limit_of_open_files_is_raised),
+        cmocka_unit_test(passed_sockets_are_taken),
+        cmocka_unit_test(what_is_no_listening_stream_socket_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

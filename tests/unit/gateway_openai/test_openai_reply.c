@@ -1,0 +1,398 @@
+/* Answers have OpenAI's shapes, streamed or whole. */
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/mem.h"
+#include "gateway/openai/openai_error.h"
+#include "gateway/openai/openai_reply.h"
+#include "lib/lib.h"
+
+static struct openai_text text_of(const char *s)
+{
+    return (struct openai_text){s, strlen(s)};
+}
+
+static struct openai_reply_head head(bool is_chat, bool stream)
+{
+    return (struct openai_reply_head){.kind = is_chat ? OPENAI_CHAT : OPENAI_COMPLETION,
+                                      .stream = stream,
+                                      .id = "r1",
+                                      .model = text_of("m\"x"),
+                                      .fingerprint = text_of("fp"),
+                                      .created = 12,
+                                      .n = 1,
+                                      .n_each = 1};
+}
+
+static void say(struct openai_reply *r, unsigned choice, const char *word, struct buf *to)
+{
+    struct openai_token t = {.text = text_of(word), .bytes = text_of(word), .logprob = -1};
+    openai_reply_token(r, choice, &t, to);
+}
+
+static void finish(struct openai_reply *r, unsigned choice, struct buf *to)
+{
+    openai_reply_finished(r, choice, "stop", text_of(""), text_of(""), to);
+}
+
+static void a_streamed_chat_is_role_tokens_reason_done(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_started(&r, 0, text_of(""), &b);
+    say(&r, 0, "Hi\n", &b);
+    finish(&r, 0, &b);
+    assert_true(openai_reply_complete(&r, 0));
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+#define START                                                                                      \
+    "data: {\"id\":\"chatcmpl-r1\",\"object\":\"chat.completion.chunk\",\"created\":12,"           \
+    "\"model\":\"m\\\"x\",\"system_fingerprint\":\"fp\",\"choices\":[{\"index\":0,"
+    assert_string_equal(
+        b.data,
+        START "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+              "\"finish_reason\":null}]}\n\n" START
+              "\"delta\":{\"content\":\"Hi\\n\"},\"logprobs\":null,\"finish_reason\":null}]}"
+              "\n\n" START "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\","
+              "\"stop_reason\":null}]}\n\ndata: [DONE]\n\n");
+    openai_reply_done(&r);
+}
+
+static void a_streamed_completion_has_no_role(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(false, true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_started(&r, 0, text_of("not echoed"), &b);
+    assert_int_equal(b.len, 0);
+    say(&r, 0, "x", &b);
+    assert_non_null(strstr(b.data, "\"object\":\"text_completion\""));
+    assert_non_null(strstr(b.data, "{\"index\":0,\"text\":\"x\",\"logprobs\":null,"));
+    openai_reply_done(&r);
+}
+
+static void a_stream_tells_where_tokens_come_from_if_asked(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, true);
+    h.include_tokens = h.include_usage = true;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_started(&r, 0, text_of(""), &b);
+    struct openai_token t = {.text = text_of("x"),
+                             .id = 7,
+                             .origin = "accepted",
+                             .round = 2,
+                             .drafted = 3,
+                             .proposer = text_of("n\"g")};
+    openai_reply_token(&r, 0, &t, &b);
+    finish(&r, 0, &b);
+    assert_non_null(strstr(b.data, "\"content\":\"x\"},\"logprobs\":null,\"finish_reason\":null}],"
+                                   "\"usage\":null,\"tandem\":{\"tokens\":[{\"id\":7,"
+                                   "\"origin\":\"accepted\",\"round\":2,\"drafted\":3,"
+                                   "\"proposer\":\"n\\\"g\"}]}}\n\n"));
+    assert_null(strstr(strstr(b.data, "tandem") + 1, "tandem")); // the end has no token
+    openai_reply_done(&r);
+}
+
+static void whole_answers_gather_several_choices(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, false);
+    h.n = h.n_each = 2;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    r.prompt_tokens = 5;
+    r.speculation = (struct openai_speculation){4, 2, 6, 3, 1, .k = 5, .kept_steps = {1, 0, 0, 1}};
+    strcpy(r.rule, "own-draw");
+    strcpy(r.proposer, "ngram");
+    r.timings = (struct openai_timings){10, 20};
+    for (unsigned i = 0; i < 2; i++) {
+        openai_reply_started(&r, i, text_of(""), &b);
+        say(&r, i, i ? "b" : "a", &b);
+        say(&r, i, "\xE2\x82\xAC", &b);
+        assert_false(openai_reply_complete(&r, 0));
+        finish(&r, i, &b);
+    }
+    assert_int_equal(b.len, 0);
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+    json_t *j = json_loads(b.data, 0, NULL);
+    const char *one, *two;
+    int completion, total, drafted, kept;
+    assert_non_null(strstr(b.data, "\"speculative_decoding\":{\"rule\":\"own-draw\","
+                                   "\"proposer\":\"ngram\",\"mean_acceptance_length\":2.5,"
+                                   "\"draft_acceptance_rate\":0.5,\"num_spec_tokens\":5,"
+                                   "\"num_steps\":4,\"num_spec_steps\":2,\"num_draft_tokens\":6,"
+                                   "\"num_accepted_draft_tokens\":3,\"num_bonus_tokens\":1,"
+                                   "\"acceptance_histogram\":[1,0,0,1]}"));
+    assert_non_null(strstr(b.data, "\"timings\":{\"cache_n\":0,\"prompt_n\":5,\"prompt_ms\":10,"
+                                   "\"prompt_per_second\":500,\"predicted_n\":4,"
+                                   "\"predicted_ms\":20,\"predicted_per_second\":200,"
+                                   "\"draft_n\":6,\"draft_n_accepted\":3}"));
+    assert_int_equal(json_unpack(j, "{s:[{s:{s:s}},{s:{s:s}}],s:{s:i,s:i},s:{s:{s:i,s:i}}}",
+                                 "choices", "message", "content", &one, "message", "content", &two,
+                                 "usage", "completion_tokens", &completion, "total_tokens", &total,
+                                 "metrics", "speculative_decoding", "num_draft_tokens", &drafted,
+                                 "num_accepted_draft_tokens", &kept),
+                     0);
+    assert_null(strstr(b.data, "prediction_tokens")); // there was no prediction
+    assert_string_equal(one, "a\xE2\x82\xAC");
+    assert_string_equal(two, "b\xE2\x82\xAC");
+    assert_int_equal(completion, 4);
+    assert_int_equal(total, 9);
+    assert_int_equal(drafted, 6);
+    assert_int_equal(kept, 3);
+    json_decref(j);
+    openai_reply_done(&r);
+}
+
+static void an_answer_to_a_prediction_tells_what_became_of_it(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(true, false);
+    h.has_prediction = true;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    r.speculation = (struct openai_speculation){.drafted = 6, .accepted = 4};
+    openai_reply_started(&r, 0, text_of(""), &b);
+    say(&r, 0, "a", &b);
+    finish(&r, 0, &b);
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+    assert_non_null(strstr(b.data, "\"completion_tokens\":1,\"total_tokens\":1,"));
+    assert_non_null(strstr(b.data,
+                           "\"completion_tokens_details\":{\"accepted_prediction_tokens\":4,"
+                           "\"rejected_prediction_tokens\":2}},"));
+    openai_reply_done(&r);
+}
+
+static void echo_comes_first_and_moves_the_offsets(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = head(false, false);
+    h.echo = h.logprobs = true;
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    openai_reply_started(&r, 0, text_of("\xC3\xA9t"), &b);
+    say(&r, 0, "x", &b);
+    say(&r, 0, "y", &b);
+    openai_reply_finished(&r, 0, "stop", text_of(""), text_of("END"), &b);
+    assert_int_equal(openai_reply_end(&r, &b), 0);
+    assert_non_null(strstr(b.data, "\"text\":\"\xC3\xA9txy\""));
+    assert_non_null(strstr(b.data, "\"text_offset\":[2,3]")); // characters, not bytes
+    assert_non_null(strstr(b.data, "\"stop_reason\":\"END\""));
+    openai_reply_done(&r);
+}
+
+static void text_that_is_held_back_counts_in_the_offsets(void **state)
+{
+    (void)state;
+    for (int stream = 0; stream < 2; stream++) {
+        struct openai_reply_head h = head(false, stream);
+        h.logprobs = true;
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b;
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        openai_reply_started(&r, 0, text_of(""), &b);
+        struct openai_token t[] = {{.text = text_of("ab"), .bytes = text_of("abE")},
+                                   {.bytes = text_of("N"), .n_held = 1},
+                                   {.text = text_of("ENx"), .bytes = text_of("x"), .n_held = 2},
+                                   {.text = text_of("y"), .bytes = text_of("y")}};
+        for (unsigned i = 0; i < ARRAY_LEN(t); i++)
+            openai_reply_token(&r, 0, &t[i], &b);
+        finish(&r, 0, &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        static const char *const offsets[2][4] = {{"\"text_offset\":[0,3,4,5]", "", "", ""},
+                                                  {"\"text_offset\":[0]", "\"text_offset\":[3]",
+                                                   "\"text_offset\":[4]", "\"text_offset\":[5]"}};
+        for (unsigned i = 0; i < 4; i++)
+            assert_non_null(strstr(b.data, offsets[stream][i]));
+        openai_reply_done(&r);
+    }
+}
+
+static void every_choice_echoes_the_prompt_that_came_with_the_first(void **state)
+{
+    (void)state;
+    for (int stream = 0; stream < 2; stream++) {
+        struct openai_reply_head h = head(false, stream);
+        h.echo = true;
+        h.n = h.n_each = 2;
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b;
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        openai_reply_started(&r, 0, text_of("Once "), &b);
+        openai_reply_started(&r, 1, text_of(""), &b);
+        openai_reply_finished(&r, 0, "stop", text_of(""), text_of(""), &b);
+        openai_reply_finished(&r, 1, "stop", text_of(""), text_of(""), &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        const char *first = strstr(b.data, "\"text\":\"Once \"");
+        assert_non_null(first);
+        assert_non_null(strstr(first + 1, "\"text\":\"Once \""));
+        openai_reply_done(&r);
+    }
+}
+
+static struct openai_reply_head splitting_head(bool stream)
+{
+    static const struct parts_thinking think = {"<think>", "</think>"};
+    struct openai_reply_head h = head(true, stream);
+    h.rules = (struct parts_rules){.thinking = &think, .format = TOOLS_HERMES};
+    h.noise = 7;
+    return h;
+}
+
+static void say_call(struct openai_reply *r, struct buf *to)
+{
+    static const char *const words[] = {
+        "<think>a",    "b</think>\n", "c", "<tool_ca", "ll>{\"name\":\"f\",\"arguments\":{}}",
+        "</tool_call>"};
+    openai_reply_started(r, 0, text_of(""), to);
+    for (size_t i = 0; i < ARRAY_LEN(words); i++)
+        say(r, 0, words[i], to);
+    finish(r, 0, to);
+    assert_int_equal(openai_reply_end(r, to), 0);
+}
+
+static void a_whole_answer_has_its_parts(void **state)
+{
+    (void)state;
+    struct openai_reply_head h = splitting_head(false);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    say_call(&r, &b);
+    assert_non_null(strstr(b.data,
+                           "\"content\":\"c\",\"reasoning_content\":\"ab\",\"tool_calls\":[{"
+                           "\"id\":\"call_"));
+    assert_non_null(strstr(b.data, "\"type\":\"function\",\"function\":{\"name\":\"f\","
+                                   "\"arguments\":\"{}\"}}],\"refusal\":null}"));
+    assert_non_null(strstr(b.data, "\"finish_reason\":\"tool_calls\""));
+    assert_non_null(strstr(b.data, "\"completion_tokens_details\":{\"reasoning_tokens\":2}"));
+    openai_reply_done(&r);
+}
+
+static void a_stream_has_one_event_for_each_token_of_any_part(void **state)
+{
+    (void)state;
+    static const char *const deltas[] = {
+        "{\"role\":\"assistant\",\"content\":\"\"}",
+        "{\"reasoning_content\":\"a\"}",
+        "{\"reasoning_content\":\"b\"}",
+        "{\"content\":\"c\"}",
+        "{\"content\":\"\"}",
+        "{\"content\":\"\"}",
+        "{\"tool_calls\":[{\"index\":0,\"id\":\"call_",
+        "{},\"logprobs\":null,\"finish_reason\":\"tool_calls\"",
+    };
+    struct openai_reply_head h = splitting_head(true);
+    struct openai_reply r;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    assert_int_equal(openai_reply_init(&r, &h), 0);
+    say_call(&r, &b);
+    const char *at = b.data;
+    for (size_t i = 0; i < ARRAY_LEN(deltas); i++) {
+        at = strstr(at, "\"delta\":");
+        assert_non_null(at);
+        at += strlen("\"delta\":");
+        if (strncmp(at, deltas[i], strlen(deltas[i])) != 0)
+            fail_msg("%zu: %.80s", i, at);
+    }
+    assert_null(strstr(at, "\"delta\":"));
+    openai_reply_done(&r);
+}
+
+static void reasoning_that_is_hidden_has_no_logprobs(void **state)
+{
+    (void)state;
+    for (int stream = 0; stream < 2; stream++) {
+        struct openai_reply_head h = splitting_head(stream);
+        h.hides_reasoning = h.logprobs = h.include_tokens = true;
+        struct openai_reply r;
+        AUTO(buf_done) struct buf b;
+        buf_init(&b, 1 << 20);
+        assert_int_equal(openai_reply_init(&r, &h), 0);
+        openai_reply_started(&r, 0, text_of(""), &b);
+        struct openai_token t[] = {{.text = text_of("<think>secret"), .id = 51},
+                                   {.text = text_of("more</think>"), .id = 52},
+                                   {.text = text_of("said"), .id = 53}};
+        for (unsigned i = 0; i < ARRAY_LEN(t); i++) {
+            t[i].bytes = t[i].text;
+            t[i].origin = "target";
+            openai_reply_token(&r, 0, &t[i], &b);
+        }
+        finish(&r, 0, &b);
+        assert_int_equal(openai_reply_end(&r, &b), 0);
+        assert_null(strstr(b.data, "secret"));
+        assert_null(strstr(b.data, "more"));
+        assert_null(strstr(b.data, "\"id\":51"));
+        assert_null(strstr(b.data, "\"id\":52"));
+        assert_non_null(strstr(b.data, "\"content\":[{\"token\":\"said\","));
+        assert_int_equal(r.completion_tokens, 3);
+        openai_reply_done(&r);
+    }
+}
+
+static void errors_follow_from_the_status(void **state)
+{
+    (void)state;
+    static const struct {
+        int status;
+        const char *param, *want;
+    } v[] = {
+        {400, "n",
+         "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"invalid_request_error\","
+         "\"param\":\"n\",\"code\":null}}"},
+        {404, "model",
+         "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"invalid_request_error\","
+         "\"param\":\"model\",\"code\":\"model_not_found\"}}"},
+        {429, "",
+         "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"rate_limit_error\","
+         "\"param\":null,\"code\":\"rate_limit_exceeded\"}}"},
+        {503, "",
+         "{\"error\":{\"message\":\"a \\\"b\\\"\",\"type\":\"server_error\","
+         "\"param\":null,\"code\":\"service_unavailable\"}}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(buf_done) struct buf b;
+        buf_init(&b, 4096);
+        openai_error(&b, v[i].status, "a \"b\"", v[i].param);
+        assert_string_equal(b.data, v[i].want);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_streamed_chat_is_role_tokens_reason_done),
+        cmocka_unit_test(a_streamed_completion_has_no_role),
+        cmocka_unit_test(a_stream_tells_where_tokens_come_from_if_asked),
+        cmocka_unit_test(whole_answers_gather_several_choices),
+        cmocka_unit_test(an_answer_to_a_prediction_tells_what_became_of_it),
+        cmocka_unit_test(echo_comes_first_and_moves_the_offsets),
+        cmocka_unit_test(text_that_is_held_back_counts_in_the_offsets),
+        cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
+        cmocka_unit_test(a_whole_answer_has_its_parts),
+        cmocka_unit_test(a_stream_has_one_event_for_each_token_of_any_part),
+        cmocka_unit_test(reasoning_that_is_hidden_has_no_logprobs),
+        cmocka_unit_test(errors_follow_from_the_status),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

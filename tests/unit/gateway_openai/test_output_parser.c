@@ -1,0 +1,522 @@
+/* Answers as models write them, split into reasoning, content and calls: the same however the text
+ * is divided. The calls are those of the templates' golden renderings. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "gateway/openai/output_parser.h"
+#include "lib/lib.h"
+
+#define TOOLS                                                                                      \
+    "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{"              \
+    "\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},"                          \
+    "\"unit\":{\"type\":\"string\"},\"days\":{\"type\":\"integer\"},"                              \
+    "\"exact\":{\"type\":\"boolean\"},\"zip\":{\"type\":[\"string\",\"null\"]},"                   \
+    "\"places\":{\"type\":\"array\"}}}}},"                                                         \
+    "{\"type\":\"function\",\"function\":{\"name\":\"get_time\"}}]"
+#define PARIS "get_weather({\"city\": \"Paris\", \"unit\": \"celsius\"})"
+#define PARIS_COMPACT "get_weather({\"city\":\"Paris\",\"unit\":\"celsius\"})"
+
+/* Everything an answer has become, on one line: reasoning|content|call;call; */
+static char *flat(const struct parts_out *o)
+{
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    buf_add(&b, o->reasoning.data, o->reasoning.len);
+    buf_puts(&b, "|");
+    buf_add(&b, o->content.data, o->content.len);
+    buf_puts(&b, "|");
+    for (unsigned i = 0; i < o->calls.n; i++) {
+        const struct tool_call *c = &o->calls.v[i];
+        buf_printf(&b, "%s%s%s(%s);", c->id ? c->id : "", c->id ? "=" : "", c->name, c->arguments);
+    }
+    return buf_take(&b);
+}
+
+/* In pieces of `step` bytes, the first one of `first`. */
+static char *split(const struct parts_rules *rules, const char *text, size_t first, size_t step)
+{
+    struct parts p;
+    struct parts_out o;
+    size_t len = strlen(text);
+    parts_init(&p, rules);
+    parts_out_init(&o);
+    for (size_t at = 0, n = first; at < len; at += n, n = step) {
+        n = n < len - at ? n : len - at;
+        parts_feed(&p, text + at, n, &o);
+    }
+    parts_end(&p, &o);
+    char *all = flat(&o);
+    parts_out_done(&o);
+    parts_done(&p);
+    return all;
+}
+
+static void becomes(const struct parts_rules *rules, const char *text, const char *want)
+{
+    AUTO(mem_free) char *whole = split(rules, text, SIZE_MAX, 1), *bytes = split(rules, text, 1, 1);
+    if (strcmp(whole, want) != 0)
+        fail_msg("%s\n  got  %s\n  want %s", text, whole, want);
+    assert_string_equal(bytes, want);
+    for (size_t cut = 1; cut < strlen(text); cut++) {
+        AUTO(mem_free) char *pieces = split(rules, text, cut, SIZE_MAX);
+        if (strcmp(pieces, want) != 0)
+            fail_msg("cut at %zu: %s\n  got  %s\n  want %s", cut, text, pieces, want);
+    }
+}
+
+static void calls(enum tool_format f, const char *text, const char *want)
+{
+    AUTO(tool_types_free) struct tool_types *types = NULL;
+    assert_int_equal(tool_types_new(TOOLS, &types), 0);
+    becomes(&(struct parts_rules){.format = f, .types = types}, text, want);
+}
+
+static void without_rules_all_is_content(void **state)
+{
+    (void)state;
+    becomes(NULL, "<think>a</think> <tool_call>{}</tool_call>",
+            "|<think>a</think> <tool_call>{}</tool_call>|");
+}
+
+static void hermes_writes_objects_between_tags(void **state)
+{
+    (void)state;
+#define HERMES(name, args)                                                                         \
+    "<tool_call>\n{\"name\": \"" name "\", \"arguments\": " args "}\n</tool_call>"
+    calls(TOOLS_HERMES, HERMES("get_weather", "{\"city\": \"Paris\", \"unit\": \"celsius\"}"),
+          "||" PARIS ";");
+    calls(
+        TOOLS_HERMES,
+        "I'll look.\n\n" HERMES("get_time", "{}") "\n" HERMES("get_weather", "{\"days\":1.5}") "\n",
+        "|I'll look.|get_time({});get_weather({\"days\":1.5});");
+    calls(TOOLS_HERMES, HERMES("f", "{\"x\":\"</tool_call> \\\" {\"}"),
+          "||f({\"x\":\"</tool_call> \\\" {\"});");
+    calls(TOOLS_HERMES, HERMES("f", "\"{\\\"a\\\":1}\""), "||f({\"a\":1});");
+    calls(TOOLS_HERMES, "<tool_call>{\"name\":\"f\",\"arguments\":{}}", "||f({});"); // no end
+}
+
+static void arguments_stay_as_they_were_written(void **state)
+{
+    (void)state;
+#define ARGS                                                                                       \
+    "{ \"x\" : 0.1, \"n\":12345678901234567890,\"a\":[{},\"]}\\\"\", 1e5 ],\"arguments\":{} }"
+    calls(TOOLS_HERMES, HERMES("f", ARGS), "||f(" ARGS ");");
+    calls(TOOLS_HERMES, "<tool_call>{\"arguments\" : " ARGS " , \"name\":\"f\"}</tool_call>",
+          "||f(" ARGS ");");
+    calls(TOOLS_LLAMA, "{\"name\": \"get_time\", \"parameters\":" ARGS "}",
+          "||get_time(" ARGS ");");
+    calls(TOOLS_MISTRAL,
+          "[TOOL_CALLS] [ {\"name\":\"f\",\"arguments\":" ARGS "} , {\"arguments\":{}, "
+          "\"name\":\"g\"}]",
+          "||f(" ARGS ");g({});");
+    calls(TOOLS_MISTRAL, "[TOOL_CALLS]f[ARGS]" ARGS, "||f(" ARGS ");");
+    calls(TOOLS_CODER,
+          "<function=get_weather><parameter=places>[0.1, 12345678901234567890]</parameter>"
+          "</function>",
+          "||get_weather({\"places\":[0.1, 12345678901234567890]});");
+}
+
+static void what_is_no_call_is_content(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "a <tool_call> b",
+        "\n <tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1",
+        "<tool_call>{\"name\": \"f\"}</tool_call> and on",
+        "<tool_call>{\"name\": 1, \"arguments\": {}}</tool_call>",
+        "<tool_call>{\"name\": \"two words\", \"arguments\": {}}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": {}} }</tool_call>",
+        "<tool_",
+        "<<tool_cal\xC3\xA9",
+        "1 < 2 \xE2\x82\xAC\n\n",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
+        AUTO(mem_free) char *want = NULL;
+        assert_true(asprintf(&want, "|%s|", texts[i]) > 0);
+        calls(TOOLS_HERMES, texts[i], want);
+    }
+    calls(TOOLS_HERMES, "a <tool_call> b\n" HERMES("f", "{}"), "|a <tool_call> b|f({});");
+}
+
+static void qwen_coder_writes_tags(void **state)
+{
+    (void)state;
+#define CODER(args) "<tool_call>\n<function=get_weather>\n" args "</function>\n</tool_call>"
+#define ARG(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
+    calls(TOOLS_CODER, CODER(ARG("city", "Paris") ARG("unit", "celsius")), "||" PARIS_COMPACT ";");
+    calls(TOOLS_CODER,
+          "<function=get_weather>\n" ARG("city", "12") ARG("days", "12") ARG("exact", "True")
+              ARG("zip", "null") ARG("places", "[1, {\"a\": \"b\"}]") ARG("more", "1e2")
+                  ARG("other", "a\n b") "</function>\n</tool_call>\n\n",
+          "||get_weather({\"city\":\"12\",\"days\":12,\"exact\":true,\"zip\":null,"
+          "\"places\":[1, {\"a\": \"b\"}],\"more\":1e2,\"other\":\"a\\n b\"});");
+    calls(TOOLS_CODER, CODER(ARG("city", "a </function> b")),
+          "||get_weather({\"city\":\"a </function> b\"});");
+    calls(TOOLS_CODER, "<tool_call>\n<function=get_weather>\n" ARG("city", "Paris"),
+          "|<tool_call>\n<function=get_weather>\n" ARG("city", "Paris") "|"); // cut short
+}
+
+static void glm_writes_keys_and_values(void **state)
+{
+    (void)state;
+    calls(TOOLS_GLM,
+          "\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+          "<arg_key>unit</arg_key>\n<arg_value>celsius</arg_value>\n</tool_call>",
+          "||" PARIS_COMPACT ";");
+    calls(TOOLS_GLM,
+          "x<tool_call>get_weather<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
+          "<tool_call>get_time</tool_call>",
+          "|x|get_weather({\"days\":3});get_time({});");
+    calls(TOOLS_GLM, "<tool_call>no name</tool_call>", "|<tool_call>no name</tool_call>|");
+}
+
+static void llama_answers_with_an_object(void **state)
+{
+    (void)state;
+    calls(TOOLS_LLAMA,
+          "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\", \"unit\": "
+          "\"celsius\"}}",
+          "||" PARIS ";");
+    calls(TOOLS_LLAMA, "<|python_tag|>{\"name\": \"f\", \"parameters\": {\"q\": \"{\\\"\"}}",
+          "||f({\"q\": \"{\\\"\"});");
+    calls(TOOLS_LLAMA,
+          "{\"name\": \"get_time\", \"parameters\": {}}; {\"name\": \"get_weather\", "
+          "\"parameters\": {}}",
+          "||get_time({});get_weather({});");
+    calls(TOOLS_LLAMA, "{\"name\": \"Bob\", \"parameters\": {}}",
+          "|{\"name\": \"Bob\", \"parameters\": {}}|"); // no such tool
+    calls(TOOLS_LLAMA, "{\"a\": {}} {\"name\": \"get_time\", \"parameters\": {}}",
+          "|{\"a\": {}} {\"name\": \"get_time\", \"parameters\": {}}|");
+    calls(TOOLS_LLAMA, "so; {\"name\": \"get_time\", \"parameters\": {}}",
+          "|so; {\"name\": \"get_time\", \"parameters\": {}}|");
+    calls(TOOLS_LLAMA, "<|python_tag|>search.call()", "|<|python_tag|>search.call()|");
+}
+
+static void mistral_writes_a_list_or_names(void **state)
+{
+    (void)state;
+    calls(TOOLS_MISTRAL,
+          "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"unit\": "
+          "\"celsius\"}, \"id\": \"call00001\"}, {\"name\": \"get_time\", \"arguments\": {}}]",
+          "||call00001=" PARIS ";get_time({});");
+    calls(TOOLS_MISTRAL,
+          "[TOOL_CALLS]get_weather[CALL_ID]call00001[ARGS]{\"city\": \"Paris\", \"unit\": "
+          "\"celsius\"}",
+          "||call00001=" PARIS ";");
+    calls(TOOLS_MISTRAL, "ok [TOOL_CALLS]f[ARGS]{\"a\": \"}\"}[TOOL_CALLS]g{}",
+          "|ok|f({\"a\": \"}\"});g({});");
+    calls(TOOLS_MISTRAL, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, 1] x",
+          "|[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, 1] x|");
+}
+
+static void deepseek_writes_special_tokens(void **state)
+{
+    (void)state;
+#define CALLS(x) "<｜tool▁calls▁begin｜>" x "<｜tool▁calls▁end｜>"
+#define CALL(x) "<｜tool▁call▁begin｜>" x "<｜tool▁call▁end｜>"
+    calls(TOOLS_DEEPSEEK,
+          CALLS(CALL("get_weather<｜tool▁sep｜>{\"city\": \"Paris\", \"unit\": \"celsius\"}")),
+          "||" PARIS ";");
+    calls(TOOLS_DEEPSEEK,
+          "Yes.\n" CALLS(
+              CALL("function<｜tool▁sep｜>get_time\n```json\n{\"zone\": \"`\"}\n```") "\n" CALL(
+                  "function<｜tool▁sep｜>get_time\n```json\n{}\n```")),
+          "|Yes.|get_time({\"zone\": \"`\"});get_time({});");
+    calls(TOOLS_DEEPSEEK,
+          CALLS(CALL("function<｜tool▁sep｜>write\n```json\n{\"x\":\"```py\\n<｜tool▁call▁end｜>\"}"
+                     "\n```") CALL("get_time<｜tool▁sep｜>{}")),
+          "||write({\"x\":\"```py\\n<｜tool▁call▁end｜>\"});get_time({});");
+    calls(TOOLS_DSML,
+          "\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_weather\">\n"
+          "<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n"
+          "<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n"
+          "</｜DSML｜invoke>\n<｜DSML｜invoke name=\"get_time\">\n</｜DSML｜invoke>\n"
+          "</｜DSML｜function_calls>",
+          "||get_weather({\"city\":\"Paris\",\"days\":3});get_time({});");
+}
+
+static void kimi_names_its_calls(void **state)
+{
+    (void)state;
+    calls(
+        TOOLS_KIMI,
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        "<|tool_call_argument_begin|>{\"city\": \"Paris\", \"unit\": \"celsius\"}<|tool_call_end|>"
+        "<|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "||functions.get_weather:0=" PARIS ";functions.get_time:1=get_time({});");
+    calls(TOOLS_KIMI,
+          "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"x\":"
+          "\"<|tool_call_end|>\"}<|tool_call_end|>",
+          "||functions.f:0=f({\"x\":\"<|tool_call_end|>\"});");
+}
+
+static const struct parts_thinking think = {"<think>", "</think>"};
+
+static void reasoning_is_told_apart(void **state)
+{
+    (void)state;
+    struct parts_rules r = {.thinking = &think};
+    becomes(&r, "\n<think>\n2+2=4\n\n</think>\n\n4\n", "2+2=4|4\n|");
+    becomes(&r, "4 <think>no</think>", "|4 <think>no</think>|"); // not at the beginning
+    becomes(&r, "<think></think>4", "|4|");
+    becomes(&r, "<think>and so", "and so||"); // cut short
+    becomes(&r, " 4", "| 4|");
+    becomes(&r, "<thin", "|<thin|");
+    r.begun = true;
+    becomes(&r, "2+2=4</think>4</think>", "2+2=4|4</think>|");
+    becomes(&r, "a </thin b", "a </thin b||");
+    r = (struct parts_rules){.thinking = &think, .closed = true};
+    becomes(&r, "<think>4", "|<think>4|");
+}
+
+static void calls_follow_reasoning(void **state)
+{
+    (void)state;
+    AUTO(tool_types_free) struct tool_types *types = NULL;
+    assert_int_equal(tool_types_new(TOOLS, &types), 0);
+    struct parts_rules r = {.thinking = &think, .format = TOOLS_HERMES, .types = types};
+    becomes(&r, "<think>\nHm <tool_call>.\n</think>\n\nSo:\n" HERMES("f", "{}"),
+            "Hm <tool_call>.|So:|f({});");
+    r.format = TOOLS_LLAMA;
+    becomes(&r, "<think>a</think>\n{\"name\": \"get_time\", \"parameters\": {}}",
+            "a||get_time({});");
+}
+
+static void a_section_of_kimi_ends_its_reasoning(void **state)
+{
+    (void)state;
+    struct parts_rules r = {.thinking = &think, .begun = true, .format = TOOLS_KIMI};
+#define KIMI(id) "<|tool_call_begin|>" id "<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    becomes(&r,
+            "Hm.\n<|tool_calls_section_begin|>" KIMI("functions.f:0") "<|tool_calls_section_end|>x",
+            "Hm.|x|functions.f:0=f({});");
+    becomes(&r, "Hm. <|tool_calls_section_begin|> no</think>4",
+            "Hm. <|tool_calls_section_begin|> no|4|");
+    becomes(&r, "Hm. " KIMI("f") "</think>4", "Hm. " KIMI("f") "|4|");
+}
+
+static void ids_are_taken_where_templates_want_them(void **state)
+{
+    (void)state;
+    calls(TOOLS_HERMES,
+          "<tool_call>{\"name\":\"f\",\"arguments\":{},\"id\":\"call00001\"}</tool_call>",
+          "||f({});");
+    calls(TOOLS_MISTRAL,
+          "[TOOL_CALLS][{\"name\":\"f\",\"arguments\":{},\"id\":\"call00001\"},"
+          "{\"name\":\"f\",\"arguments\":{},\"id\":\"call00001\"},"
+          "{\"name\":\"f\",\"arguments\":{},\"id\":\"call-0001\"},"
+          "{\"name\":\"f\",\"arguments\":{},\"id\":\"1\"}]",
+          "||call00001=f({});f({});f({});f({});");
+    calls(TOOLS_KIMI, KIMI("functions.f:0") KIMI("functions.f:0") KIMI("functions.f:1"),
+          "||functions.f:0=f({});f({});functions.f:1=f({});");
+}
+
+static void the_prompt_tells_where_reasoning_is(void **state)
+{
+    (void)state;
+    struct parts_rules r = {.thinking = &think};
+    parts_rules_prompt(&r, "x<think>\n", 9);
+    assert_true(r.begun && !r.closed);
+    parts_rules_prompt(&r, "<think></think> ", 16);
+    assert_true(!r.begun && r.closed);
+    parts_rules_prompt(&r, "x", 1);
+    assert_true(!r.begun && !r.closed);
+}
+
+static void a_call_without_end_is_let_go(void **state)
+{
+    (void)state;
+    size_t n = TOOL_CALLS_MAX_BYTES + 100;
+    AUTO(mem_free) char *text = malloc(n + 1);
+    memset(text, 'x', n);
+    memcpy(text, "<tool_call>{", 12);
+    text[n] = 0;
+    struct parts_rules r = {.format = TOOLS_HERMES};
+    struct parts p;
+    struct parts_out o;
+    parts_init(&p, &r);
+    parts_out_init(&o);
+    parts_feed(&p, text, TOOL_CALLS_MAX_BYTES - 1, &o);
+    assert_int_equal(o.content.len, 0);
+    parts_feed(&p, text + TOOL_CALLS_MAX_BYTES - 1, 1, &o);
+    assert_int_equal(o.content.len, TOOL_CALLS_MAX_BYTES);
+    parts_out_done(&o);
+    parts_done(&p);
+}
+
+/* Only behind a call, or before one, are the marks of a section no part of the text. */
+static void no_call_loses_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        enum tool_format format;
+        const char *text;
+    } v[] = {
+        {TOOLS_CODER, "Close it with </tool_call> and go on"},
+        {TOOLS_CODER, "<tool_call>\n<tool_call>\n"},
+        {TOOLS_CODER, "<tool_call> <function= x>"},
+        {TOOLS_CODER, "<function=get_time> <param"},
+        {TOOLS_CODER, "<function=get_time>\n"},
+        {TOOLS_CODER, "<function=get_time>\n<parameter=</function>"},
+        {TOOLS_GLM, "A <tool_call> is not <tool_call>\n</tool_call>"},
+        {TOOLS_DEEPSEEK, "\n" CALLS(" ") " \n"},
+        {TOOLS_DEEPSEEK, "is <｜tool▁call▁begin｜> it"},
+        {TOOLS_DSML, "a <｜DSML｜function_calls> </｜DSML｜function_calls>"},
+        {TOOLS_KIMI, " <|tool_calls_section_begin|>\n\n<|tool_calls_section_end|> x"},
+        {TOOLS_MISTRAL, "a [TOOL_CALLS] is a mark"},
+        {TOOLS_LLAMA, " ; {}"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        AUTO(mem_free) char *want = NULL;
+        assert_true(asprintf(&want, "|%s|", v[i].text) > 0);
+        calls(v[i].format, v[i].text, want);
+    }
+}
+
+static void a_mark_that_is_no_call_hides_none(void **state)
+{
+    (void)state;
+    static const char one[] = "<tool_call>\n<function=get_time>\n</function>\n</tool_call>";
+    AUTO(mem_free) char *text = NULL;
+    assert_true(asprintf(&text, "I emit <tool_call> now.\n%s", one) > 0);
+    calls(TOOLS_CODER, text, "|I emit <tool_call> now.|get_time({});");
+    calls(TOOLS_CODER, "<tool_call>\n<tool_call>\n<function=get_time>\n</function></tool_call>",
+          "|<tool_call>|get_time({});");
+    calls(TOOLS_CODER, "<function=get_time> <function=get_time></function>",
+          "|<function=get_time>|get_time({});");
+    calls(TOOLS_HERMES, "<tool_call>\n<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n</tool_call>",
+          "|<tool_call>|f({});");
+    calls(TOOLS_HERMES, "<tool_call>{ <tool_call>{\"name\":\"f\",\"arguments\":{}}",
+          "|<tool_call>{|f({});");
+    calls(TOOLS_GLM, "A <tool_call> is <tool_call>get_time</tool_call>",
+          "|A <tool_call> is|get_time({});");
+    calls(TOOLS_GLM, "<tool_call>\n<tool_call>get_time\n</tool_call>",
+          "|<tool_call>|get_time({});");
+}
+
+static void prose_about_calls_is_not_held_back(void **state)
+{
+    (void)state;
+    static const enum tool_format v[] = {TOOLS_HERMES, TOOLS_CODER, TOOLS_GLM};
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct parts_rules r = {.format = v[i]};
+        struct parts p;
+        struct parts_out o;
+        parts_init(&p, &r);
+        parts_out_init(&o);
+        parts_feed(&p, "A <tool_call> is x", 18, &o);
+        assert_int_equal(o.content.len, 18);
+        parts_feed(&p, " <function=f> is y", 18, &o);
+        assert_int_equal(o.content.len, 36);
+        parts_out_done(&o);
+        parts_done(&p);
+    }
+}
+
+/* Each marker might be looked at with all that follows, which has no end either. */
+static void calls_without_end_do_not_cost_without_end(void **state)
+{
+    (void)state;
+    static const char one[] = "<tool_call>{";
+    struct parts_rules r = {.format = TOOLS_HERMES};
+    struct parts p;
+    struct parts_out o;
+    parts_init(&p, &r);
+    parts_out_init(&o);
+    size_t n = TOOL_CALLS_MAX_BYTES / strlen(one) * 4;
+    for (size_t i = 0; i < n; i++)
+        parts_feed(&p, one, strlen(one), &o);
+    parts_end(&p, &o);
+    assert_int_equal(o.content.len, n * strlen(one));
+    assert_true(p.work < 10u << 20);
+    parts_out_done(&o);
+    parts_done(&p);
+}
+
+/* The model's own template shows how it writes calls. */
+static void templates_tell_the_format(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        enum tool_format format;
+        bool thinks;
+    } v[] = {
+        {"GLM-4.6", TOOLS_GLM, true},
+        {"GLM-4.7-Flash", TOOLS_GLM, true},
+        {"Kimi-K2-Instruct", TOOLS_KIMI, false},
+        {"Kimi-K2-Thinking", TOOLS_KIMI, true},
+        {"moonshotai-Kimi-K2", TOOLS_KIMI, false},
+        {"Mistral-Small-3.2-24B-Instruct-2506", TOOLS_MISTRAL, false},
+        {"mistralai-Mistral-Nemo-Instruct-2407", TOOLS_MISTRAL, false},
+        {"mistralai-Ministral-3-14B-Reasoning-2512", TOOLS_MISTRAL, true},
+        {"NousResearch-Hermes-3-Llama-3.1-8B-tool_use", TOOLS_HERMES, false},
+        {"Qwen-Qwen2.5-7B-Instruct", TOOLS_HERMES, false},
+        {"Qwen-Qwen3-0.6B", TOOLS_HERMES, true},
+        {"Qwen3-Coder", TOOLS_CODER, false},
+        {"Qwen3.5-4B", TOOLS_CODER, true},
+        {"deepseek-ai-DeepSeek-R1-Distill-Llama-8B", TOOLS_DEEPSEEK, true},
+        {"deepseek-ai-DeepSeek-V3.1", TOOLS_DEEPSEEK, true},
+        {"deepseek-ai-DeepSeek-V3.2", TOOLS_DSML, true},
+        {"meta-llama-Llama-3.1-8B-Instruct", TOOLS_LLAMA, false},
+        {"meta-llama-Llama-3.2-3B-Instruct", TOOLS_LLAMA, false},
+        {"meta-llama-Llama-3.3-70B-Instruct", TOOLS_LLAMA, false},
+        {"google-gemma-2-2b-it", TOOLS_NONE, false},
+        {"microsoft-Phi-3.5-mini-instruct", TOOLS_NONE, false},
+    };
+    const char *shared = lib_shared("data/templates");
+    if (!shared)
+        skip();
+    char folder[4096];
+    snprintf(folder, sizeof(folder), "%s", shared);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        char path[5000];
+        size_t len;
+        snprintf(path, sizeof(path), "%s/%s.jinja", folder, v[i].name);
+        AUTO(mem_free) char *source = lib_read(path, &len);
+        if (tool_format_of(source, len) != v[i].format ||
+            (parts_thinking_of(source, len) != NULL) != v[i].thinks)
+            fail_msg("%s: %d", v[i].name, tool_format_of(source, len));
+    }
+}
+
+static void formats_have_names(void **state)
+{
+    (void)state;
+    assert_int_equal(tool_format_named("none"), TOOLS_NONE);
+    assert_int_equal(tool_format_named("hermes"), TOOLS_HERMES);
+    assert_int_equal(tool_format_named("kimi"), TOOLS_KIMI);
+    assert_int_equal(tool_format_named("auto"), TOOLS_NONE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(without_rules_all_is_content),
+        cmocka_unit_test(hermes_writes_objects_between_tags),
+        cmocka_unit_test(arguments_stay_as_they_were_written),
+        cmocka_unit_test(what_is_no_call_is_content),
+        cmocka_unit_test(qwen_coder_writes_tags),
+        cmocka_unit_test(glm_writes_keys_and_values),
+        cmocka_unit_test(llama_answers_with_an_object),
+        cmocka_unit_test(mistral_writes_a_list_or_names),
+        cmocka_unit_test(deepseek_writes_special_tokens),
+        cmocka_unit_test(kimi_names_its_calls),
+        cmocka_unit_test(reasoning_is_told_apart),
+        cmocka_unit_test(calls_follow_reasoning),
+        cmocka_unit_test(a_section_of_kimi_ends_its_reasoning),
+        cmocka_unit_test(ids_are_taken_where_templates_want_them),
+        cmocka_unit_test(the_prompt_tells_where_reasoning_is),
+        cmocka_unit_test(a_call_without_end_is_let_go),
+        cmocka_unit_test(no_call_loses_nothing),
+        cmocka_unit_test(a_mark_that_is_no_call_hides_none),
+        cmocka_unit_test(prose_about_calls_is_not_held_back),
+        cmocka_unit_test(calls_without_end_do_not_cost_without_end),
+        cmocka_unit_test(templates_tell_the_format),
+        cmocka_unit_test(formats_have_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

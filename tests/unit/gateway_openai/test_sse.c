@@ -1,0 +1,43 @@
+/* An event is one line, whatever text is in it. */
+#include <string.h>
+#include "base/mem.h"
+#include "gateway/openai/json_write.h"
+#include "gateway/openai/sse.h"
+#include "lib/lib.h"
+
+static void an_event_is_one_line_and_an_empty_one(void **state)
+{
+    (void)state;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1024);
+    sse_begin(&b);
+    jsonw_cstr(&b, "two\nlines\r\n\r\ndata: x");
+    sse_end(&b);
+    assert_string_equal(b.data, "data: \"two\\nlines\\r\\n\\r\\ndata: x\"\n\n");
+}
+
+static void the_end_is_said(void **state)
+{
+    (void)state;
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1024);
+    sse_done(&b);
+    assert_string_equal(b.data, "data: [DONE]\n\n");
+}
+
+static void a_ping_is_a_comment(void **state)
+{
+    (void)state;
+    assert_int_equal(SSE_PING[0], ':');
+    assert_string_equal(&SSE_PING[strlen(SSE_PING) - 2], "\n\n");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_event_is_one_line_and_an_empty_one),
+        cmocka_unit_test(the_end_is_said),
+        cmocka_unit_test(a_ping_is_a_comment),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,306 @@
+/* test_auth.c - API keys: what a file may say, who is let in, and limits. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "gateway/serve/auth.h"
+#include "lib/lib.h"
+
+#define ALICE "sk-0123456789abcdef"
+#define ALICE_SHA256 "d8578edf8458ce06fbc5bb76a58c5ca4"
+#define BOB "sk-bob-has-another-key"
+#define MINUTE_US 60000000
+
+static struct auth *auth_of(const char *text)
+{
+    struct auth *a = NULL;
+    if (auth_new_text("keys", text, strlen(text), &a) < 0)
+        fail_msg("%s", fail_text());
+    return a;
+}
+
+/* What is said to who comes with this key. */
+static int enters(struct auth *a, const char *secret, int64_t now_us, struct auth_guest **ret)
+{
+    unsigned retry_s;
+    return auth_enter(a, secret, true, now_us, ret, &retry_s);
+}
+
+static void who_has_a_key_is_let_in(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("# keys\n\nalice " ALICE "\r\nbob\t" BOB " # old\n");
+    struct auth_guest *k;
+    assert_int_equal(auth_n_keys(a), 2);
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    auth_leave(k);
+    assert_int_equal(enters(a, BOB, 1, &k), 0);
+    auth_leave(k);
+    static const char *const others[] = {"", " ", ALICE " ", "sk-0123456789abcdeF", "alice", "old"};
+    for (size_t i = 0; i < ARRAY_LEN(others); i++)
+        assert_int_equal(enters(a, others[i], 1, &k), -EACCES);
+    assert_non_null(strstr(fail_text(), "not known"));
+    assert_int_equal(enters(a, NULL, 1, &k), -EACCES);
+    assert_non_null(strstr(fail_text(), "Authorization: Bearer"));
+}
+
+static void a_digest_stands_for_its_key(void **state)
+{
+    (void)state;
+    /* printf %s sk-0123456789abcdef | sha256sum */
+    AUTO(auth_free)
+    struct auth *a = auth_of(
+        "alice sha256:221df437bc4f8c4d9718bd7a9ec4c1021c72fd69dfb2a5f568ecf4607c824bee rate=5");
+    struct auth_guest *k;
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    auth_leave(k);
+    assert_int_equal(
+        enters(a, "221df437bc4f8c4d9718bd7a9ec4c1021c72fd69dfb2a5f568ecf4607c824bee", 1, &k),
+        -EACCES);
+}
+
+static void a_wrong_line_is_named_with_its_number(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } v[] = {
+        {"", "keys holds no key"},
+        {"# nobody\n", "keys holds no key"},
+        {"alice\n", "line 1: a key has 16 to 256 characters, not 0"},
+        {"\n\nalice short\n", "line 3: a key has 16"},
+        {"al/ice " ALICE, "a name is letters"},
+        {"alice " ALICE "\xC3\xA4", "printable ASCII"},
+        {"alice sha256:12ab", "64 hex digits"},
+        {"alice sha256:XX" ALICE_SHA256 ALICE_SHA256, "64 hex digits"},
+        {"alice " ALICE " rate=0", "rate= is followed by a number"},
+        {"alice " ALICE " rate=5x", "rate= is followed by a number"},
+        {"alice " ALICE " rate=", "limits are"},
+        {"alice " ALICE " rate=9999999999", "1 to 999999999"},
+        {"alice " ALICE " speed=9", "limits are rate=, concurrency= and max_tokens="},
+        {"alice " ALICE "\nbob " ALICE, "line 2: this key stands there twice"},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        struct auth *a;
+        assert_int_equal(auth_new_text("keys", v[i].text, strlen(v[i].text), &a), -EINVAL);
+        if (!strstr(fail_text(), v[i].says))
+            fail_msg("'%s' does not say '%s'", fail_text(), v[i].says);
+        assert_null(strstr(fail_text(), ALICE)); // it would stand in a log
+    }
+}
+
+static void so_many_requests_may_begin_in_a_minute(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " rate=3\nbob " BOB);
+    struct auth_guest *k;
+    unsigned retry_s;
+    int64_t now_us = 5 * (int64_t)MINUTE_US;
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(enters(a, ALICE, now_us, &k), 0);
+        auth_leave(k);
+    }
+    assert_int_equal(auth_enter(a, ALICE, true, now_us, &k, &retry_s), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "3 requests a minute (rate)"));
+    assert_true(retry_s >= 20 && retry_s <= 21);
+    assert_int_equal(auth_enter(a, ALICE, false, now_us, &k, &retry_s), 0); // does not count
+    assert_int_equal(enters(a, BOB, now_us, &k), 0);
+    auth_leave(k);
+    now_us += (int64_t)retry_s * 1000000;
+    assert_int_equal(enters(a, ALICE, now_us, &k), 0);
+    auth_leave(k);
+    assert_int_equal(enters(a, ALICE, now_us, &k), -EAGAIN);
+    now_us += 60 * (int64_t)MINUTE_US; // what was not used adds up to a minute's
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(enters(a, ALICE, now_us, &k), 0);
+        auth_leave(k);
+    }
+    assert_int_equal(enters(a, ALICE, now_us, &k), -EAGAIN);
+}
+
+static void so_many_requests_may_run_at_once(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " concurrency=2");
+    struct auth_guest *k[3];
+    assert_int_equal(enters(a, ALICE, 1, &k[0]), 0);
+    assert_int_equal(enters(a, ALICE, 1, &k[1]), 0);
+    assert_int_equal(enters(a, ALICE, 1, &k[2]), -EAGAIN);
+    assert_non_null(strstr(fail_text(), "2 choices at once (concurrency)"));
+    auth_leave(k[0]);
+    assert_int_equal(enters(a, ALICE, 1, &k[2]), 0);
+    auth_leave(k[1]);
+    auth_leave(k[2]);
+}
+
+static struct openai_request request_of(const char *body)
+{
+    struct openai_request q;
+    struct openai_fault fault;
+    if (openai_request_parse(OPENAI_COMPLETION, body, strlen(body), &q, &fault) < 0)
+        fail_msg("%s", fault.text);
+    return q;
+}
+
+static void every_choice_of_a_request_counts(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " concurrency=4");
+    struct openai_request two = request_of("{\"prompt\":\"x\",\"n\":2}"),
+                          three = request_of("{\"prompt\":\"x\",\"n\":3}"),
+                          five = request_of("{\"prompt\":\"x\",\"n\":5}");
+    struct openai_fault fault;
+    struct auth_guest *u[3];
+    assert_int_equal(enters(a, ALICE, 1, &u[0]), 0);
+    assert_int_equal(enters(a, ALICE, 1, &u[1]), 0);
+    assert_int_equal(auth_bind(u[0], &two, &fault), 0); // 3 with the other one
+    assert_int_equal(auth_bind(u[1], &three, &fault), -EAGAIN);
+    assert_int_equal(fault.status, 429);
+    assert_non_null(strstr(fault.text, "4 choices at once (concurrency); try again"));
+    assert_int_equal(auth_bind(u[1], &five, &fault), -EINVAL); // nor ever
+    assert_int_equal(fault.status, 400);
+    assert_string_equal(fault.param, "n");
+    assert_int_equal(enters(a, ALICE, 1, &u[2]), 0); // what was refused counts as it did
+    auth_leave(u[2]);
+    auth_leave(u[0]);
+    assert_int_equal(auth_bind(u[1], &three, &fault), 0);
+    assert_int_equal(enters(a, ALICE, 1, &u[0]), 0);
+    assert_int_equal(enters(a, ALICE, 1, &u[2]), -EAGAIN);
+    auth_leave(u[0]);
+    auth_leave(u[1]);
+    openai_request_done(&two);
+    openai_request_done(&three);
+    openai_request_done(&five);
+}
+
+static void an_answer_has_no_more_tokens_than_its_key_allows(void **state)
+{
+    (void)state;
+    AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " max_tokens=40");
+    static const struct {
+        const char *more;
+        int64_t want; // 0: refused, -1: left alone
+    } v[] = {{"", -1},
+             {",\"n\":4", 10},
+             {",\"n\":41", 0},
+             {",\"max_tokens\":40", 40},
+             {",\"max_tokens\":41", 0},
+             {",\"max_tokens\":20,\"n\":2", 20},
+             {",\"max_tokens\":21,\"n\":2", 0}};
+    struct auth_guest *k;
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        char body[128];
+        struct openai_fault fault;
+        snprintf(body, sizeof(body), "{\"prompt\":\"x\"%s}", v[i].more);
+        struct openai_request q = request_of(body);
+        int rc = auth_bind(k, &q, &fault);
+        assert_int_equal(rc, v[i].want ? 0 : -EINVAL);
+        if (rc < 0) {
+            assert_int_equal(fault.status, 400);
+            assert_string_equal(fault.param, "max_tokens");
+            assert_non_null(strstr(fault.text, "allows answers of 40 tokens"));
+        } else {
+            assert_int_equal(q.max_tokens.set, v[i].want > 0);
+            assert_true(v[i].want < 0 || q.max_tokens.value == v[i].want);
+        }
+        openai_request_done(&q);
+    }
+    struct openai_request q = request_of("{\"prompt\":\"x\"}");
+    struct openai_fault fault;
+    q.kind = OPENAI_CHAT; // which else goes on to the context's end
+    assert_int_equal(auth_bind(k, &q, &fault), 0);
+    assert_int_equal(q.max_tokens.value, 40);
+    openai_request_done(&q);
+    auth_leave(k);
+}
+
+/* The tenant that a key makes of a salt (NULL: none). */
+static char *tenant_of(struct auth *a, const char *secret, const char *salt)
+{
+    char body[256];
+    struct auth_guest *k;
+    struct openai_fault fault;
+    snprintf(body, sizeof(body),
+             salt ? "{\"prompt\":\"x\",\"cache_salt\":\"%s\"}" : "{\"prompt\":\"x\"}", salt);
+    struct openai_request q = request_of(body);
+    assert_int_equal(enters(a, secret, 1, &k), 0);
+    assert_int_equal(auth_bind(k, &q, &fault), 0);
+    auth_leave(k);
+    char *tenant = TAKE(q.cache_salt);
+    openai_request_done(&q);
+    assert_int_equal(strlen(tenant), 64); // as much as the verifier takes
+    return tenant;
+}
+
+static void prompts_are_shared_only_under_one_name_and_salt(void **state)
+{
+    (void)state;
+    AUTO(auth_free)
+    struct auth *a = auth_of("alice " ALICE "\nbob " BOB "\nalice sk-the-next-key-of-alice\n");
+    char *tenants[] = {tenant_of(a, ALICE, NULL), tenant_of(a, BOB, NULL), tenant_of(a, ALICE, "s"),
+                       tenant_of(a, BOB, "s"), tenant_of(a, "sk-the-next-key-of-alice", NULL)};
+    for (size_t i = 0; i < 4; i++)
+        for (size_t k = 0; k < i; k++)
+            assert_string_not_equal(tenants[i], tenants[k]);
+    assert_string_equal(tenants[4], tenants[0]);
+    for (size_t i = 0; i < ARRAY_LEN(tenants); i++)
+        free(tenants[i]);
+}
+
+static void write_file(const char *path, const char *text, mode_t mode)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    chmod(path, mode);
+}
+
+static void a_file_is_read_again_and_running_requests_stay_counted(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/tandem-test-keys-XXXXXX";
+    int fd = mkstemp(path);
+    close(fd);
+    write_file(path, "alice " ALICE " concurrency=1\nbob " BOB "\n", 0600);
+    AUTO(auth_free) struct auth *a = NULL;
+    assert_int_equal(auth_new(path, &a), 0);
+    struct auth_guest *alice, *bob, *k;
+    assert_int_equal(enters(a, ALICE, 1, &alice), 0);
+    assert_int_equal(enters(a, BOB, 1, &bob), 0);
+    write_file(path, "carol sk-carols-own-long-key\nalice " ALICE " concurrency=2\n", 0600);
+    assert_int_equal(auth_reload(a), 0);
+    assert_int_equal(enters(a, BOB, 1, &k), -EACCES);
+    auth_leave(bob); // it ended as it would have
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    assert_int_equal(enters(a, ALICE, 1, &bob), -EAGAIN);
+    auth_leave(k);
+    write_file(path, "alice\n", 0600);
+    assert_int_equal(auth_reload(a), -EINVAL);
+    assert_int_equal(auth_n_keys(a), 2);
+    auth_leave(alice);
+    unlink(path);
+    assert_int_equal(auth_reload(a), -ENOENT);
+    assert_int_equal(enters(a, ALICE, 1, &k), 0);
+    auth_leave(k);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_has_a_key_is_let_in),
+        cmocka_unit_test(a_digest_stands_for_its_key),
+        cmocka_unit_test(a_wrong_line_is_named_with_its_number),
+        cmocka_unit_test(so_many_requests_may_begin_in_a_minute),
+        cmocka_unit_test(so_many_requests_may_run_at_once),
+        cmocka_unit_test(every_choice_of_a_request_counts),
+        cmocka_unit_test(an_answer_has_no_more_tokens_than_its_key_allows),
+        cmocka_unit_test(prompts_are_shared_only_under_one_name_and_salt),
+        cmocka_unit_test(a_file_is_read_again_and_running_requests_stay_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

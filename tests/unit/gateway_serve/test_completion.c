@@ -1,0 +1,125 @@
+/* A request's prompts are asked, and it is answered, whenever their calls end. The calls are played
+ * (--wrap=ask_begin): they end while somebody else has just let go of the request's lock
+ * (--wrap=pthread_mutex_unlock), as they might on a thread of their own. */
+#include <stdlib.h>
+#include "gateway/serve/completion.h"
+#include "gateway/http/http_request.h"
+#include "gateway/upstream/upstream_impl.h"
+#include "lib/lib.h"
+
+#define N_PROMPTS 5
+
+static struct {
+    pthread_mutex_t *mu;
+    unsigned after, left; // times it is let go until a call ends, and now
+    struct ask *asks[N_PROMPTS];
+    unsigned n, n_ended, most; // most: at a time
+} played;
+
+void __wrap_ask_begin(struct ask *a);
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu);
+int __real_pthread_mutex_unlock(pthread_mutex_t *mu);
+
+void __wrap_ask_begin(struct ask *a)
+{
+    played.asks[played.n++] = a;
+    played.left = played.after;
+    if (played.n - played.n_ended > played.most)
+        played.most = played.n - played.n_ended;
+}
+
+static void end_one(void)
+{
+    struct ask *a = played.asks[played.n_ended++];
+    Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
+    Tandem__V1__Finished finished = TANDEM__V1__FINISHED__INIT;
+    e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
+    e.finished = &finished;
+    played.left = played.after;
+    assert_true(a->events->on_event(a, &e));
+    a->events->on_over(a);
+}
+
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu)
+{
+    int rc = __real_pthread_mutex_unlock(mu);
+    if (mu == played.mu && played.n_ended < played.n && !played.left--)
+        end_one();
+    return rc;
+}
+
+/* As generate() has it when its prompts are to be asked. */
+static struct generation *generation_of(struct generator *g, struct http_request *http,
+                                        unsigned at_once)
+{
+    static Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
+    static const struct upstream_model model = {.info = &info};
+    static const struct parts_rules rules;
+    struct openai_reply_head head = {
+        .kind = OPENAI_COMPLETION, .id = "r1", .n = N_PROMPTS, .n_each = 1};
+    struct generation *x = calloc(1, sizeof(*x));
+    *x = (struct generation){.g = g, .http = http_ref(http), .model = &model};
+    x->record.kind = OPENAI_COMPLETION;
+    x->q = (struct openai_request){.kind = OPENAI_COMPLETION,
+                                   .prompts = calloc(N_PROMPTS, sizeof(*x->q.prompts)),
+                                   .n_prompts = N_PROMPTS,
+                                   .at_once = at_once};
+    atomic_init(&x->n_refs, 1);
+    pthread_mutex_init(&x->mu, NULL);
+    pthread_mutex_init(&x->answer_mu, NULL);
+    g->all = x;
+    assert_int_equal(openai_reply_init(&x->reply, &head), 0);
+    assert_int_equal(generation_prepare(x, &rules), 0);
+    x->model = NULL; // nobody's to free
+    return x;
+}
+
+/* The status of the answer where calls end `after` so many times. */
+static int answer(unsigned at_once, unsigned after)
+{
+    static struct upstream upstream = {.n = 1};
+    static struct http_server server;
+    static struct generator g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    struct http_request *http = calloc(1, sizeof(*http));
+    *http = (struct http_request){.s = &server};
+    atomic_init(&http->n_refs, 1);
+    pthread_mutex_init(&http->mu, NULL);
+    struct generation *x = generation_of(&g, http, at_once);
+    played.n = played.n_ended = played.most = 0;
+    played.after = after;
+    played.mu = &x->mu;
+    generation_ask(x);
+    while (played.n_ended < played.n)
+        end_one();
+    played.mu = NULL;
+    int status = http->status;
+    http_unref(http);
+    return status;
+}
+
+static void every_prompt_is_asked_whenever_those_before_it_end(void **state)
+{
+    (void)state;
+    for (unsigned at_once = 1; at_once <= 3; at_once++)
+        for (unsigned after = 0; after < 12; after++) {
+            int status = answer(at_once, after);
+            if (status != 200 || played.n != N_PROMPTS || played.most > at_once)
+                fail_msg("%u at once, ended after %u: status %d, %u asked, %u at a time", at_once,
+                         after, status, played.n, played.most);
+        }
+}
+
+static int start(void **state)
+{
+    (void)state;
+    record_init();
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_prompt_is_asked_whenever_those_before_it_end),
+    };
+    return cmocka_run_group_tests(tests, start, NULL);
+}

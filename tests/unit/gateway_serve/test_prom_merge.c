@@ -1,0 +1,113 @@
+/* Texts of several processes become one that Prometheus takes. */
+#include <stdlib.h>
+#include <string.h>
+#include "base/mem.h"
+#include "gateway/serve/prom_merge.h"
+#include "lib/lib.h"
+
+static struct prom p;
+
+static int begin(void **state)
+{
+    (void)state;
+    prom_init(&p);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    prom_done(&p);
+    return 0;
+}
+
+static void add(const char *text, const char *instance)
+{
+    prom_add(&p, text, strlen(text), instance, strlen(instance));
+}
+
+static void is(const char *want)
+{
+    AUTO(buf_done) struct buf b;
+    buf_init(&b, 1 << 20);
+    prom_write(&p, &b);
+    assert_string_equal(b.data ? b.data : "", want);
+}
+
+static void families_are_joined_and_told_apart_by_instance(void **state)
+{
+    (void)state;
+    add("# HELP a Help.\n# TYPE a counter\na 1\na{x=\"y\"} 2\n# TYPE b gauge\nb{} 3\n", "one");
+    add("# HELP a Help.\n# TYPE a counter\na 4\n", "two");
+    is("# HELP a Help.\n# TYPE a counter\na{instance=\"one\"} 1\na{instance=\"one\",x=\"y\"} 2\n"
+       "a{instance=\"two\"} 4\n# TYPE b gauge\nb{instance=\"one\"} 3\n");
+}
+
+static void parts_of_a_histogram_stay_with_it(void **state)
+{
+    (void)state;
+    add("# TYPE h histogram\nh_bucket{le=\"1\"} 1\nh_sum 2\nh_count 1\nh_other 5\n", "i");
+    is("# TYPE h histogram\nh_bucket{instance=\"i\",le=\"1\"} 1\nh_sum{instance=\"i\"} 2\n"
+       "h_count{instance=\"i\"} 1\nh_other{instance=\"i\"} 5\n");
+}
+
+static void openmetrics_calls_counters_without_total_and_ends(void **state)
+{
+    (void)state;
+    AUTO(buf_done) struct buf b;
+    add("# HELP a_total Says \"a\".\n# TYPE a_total counter\na_total 1\n# TYPE b counter\nb 2\n"
+        "# HELP _total x\n# TYPE _total counter\n_total 6\n# TYPE c untyped\nc 3\nd 4\n"
+        "# TYPE h histogram\nh_bucket{le=\"1\"} 1 # {trace_id=\"7\"} 0.5 9\n",
+        "i");
+    buf_init(&b, 1 << 20);
+    prom_write_openmetrics(&p, &b);
+    assert_string_equal(
+        b.data, "# HELP a Says \\\"a\\\".\n# TYPE a counter\na_total{instance=\"i\"} 1\n"
+                "# TYPE b unknown\nb{instance=\"i\"} 2\n"
+                "# HELP _total x\n# TYPE _total unknown\n_total{instance=\"i\"} 6\n"
+                "# TYPE c unknown\nc{instance=\"i\"} 3\n# TYPE d unknown\nd{instance=\"i\"} 4\n"
+                "# TYPE h histogram\nh_bucket{instance=\"i\",le=\"1\"} 1 # {trace_id=\"7\"} 0.5 9\n"
+                "# EOF\n");
+}
+
+static void lines_that_are_none_are_dropped(void **state)
+{
+    (void)state;
+    add("no sample\n}{\n9a 1\n# a comment\n\n# TYPE\n# HELP \na\na=3\nok 1", "i");
+    is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
+    prom_add(&p, "x\0y 1\n", 6, "i", 1);
+    is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
+}
+
+static void instances_cannot_break_out_of_their_label(void **state)
+{
+    (void)state;
+    add("a 1\n", "x\"} 7\na{");
+    is("a{instance=\"x\\\"} 7\\na{\"} 1\n");
+}
+
+static void families_are_bounded(void **state)
+{
+    (void)state;
+    struct buf text;
+    buf_init(&text, 1 << 20);
+    for (unsigned i = 0; i < PROM_MAX_FAMILIES + 10; i++)
+        buf_printf(&text, "f%u 1\n", i);
+    prom_add(&p, text.data, text.len, "i", 1);
+    buf_done(&text);
+    assert_int_equal(p.n, PROM_MAX_FAMILIES);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(families_are_joined_and_told_apart_by_instance, begin, end),
+        cmocka_unit_test_setup_teardown(parts_of_a_histogram_stay_with_it, begin, end),
+        cmocka_unit_test_setup_teardown(openmetrics_calls_counters_without_total_and_ends, begin,
+                                        end),
+        cmocka_unit_test_setup_teardown(lines_that_are_none_are_dropped, begin, end),
+        cmocka_unit_test_setup_teardown(instances_cannot_break_out_of_their_label, begin, end),
+        cmocka_unit_test_setup_teardown(families_are_bounded, begin, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

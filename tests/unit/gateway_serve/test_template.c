@@ -1,0 +1,305 @@
+/* Templates render in helper processes, and hostile ones hurt nobody else. */
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "gateway/serve/template.h"
+#include "lib/lib.h"
+
+#define TIMEOUT_MS 700
+#define ENDLESS "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+struct outcome {
+    pthread_mutex_t mu;
+    pthread_cond_t cv;
+    bool here;
+    int err;
+    char *text;
+};
+
+static struct template *t;
+
+static void keep(void *user, int err, const char *text, size_t len)
+{
+    struct outcome *o = user;
+    pthread_mutex_lock(&o->mu);
+    o->err = err;
+    o->text = strndup(text, len);
+    o->here = true;
+    pthread_cond_signal(&o->cv);
+    pthread_mutex_unlock(&o->mu);
+}
+
+static void begin(struct outcome *o, const char *source, const char *vars)
+{
+    *o = (struct outcome){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, 0, NULL};
+    assert_int_equal(template_render(t, source, strlen(source), vars, 0, keep, o), 0);
+}
+
+static void wait_for(struct outcome *o)
+{
+    pthread_mutex_lock(&o->mu);
+    while (!o->here)
+        pthread_cond_wait(&o->cv, &o->mu);
+    pthread_mutex_unlock(&o->mu);
+}
+
+static void renders(const char *source, const char *vars, const char *want)
+{
+    struct outcome o;
+    begin(&o, source, vars);
+    wait_for(&o);
+    assert_string_equal(o.text, want);
+    assert_int_equal(o.err, 0);
+    free(o.text);
+}
+
+/* A 400 with a sentence that holds `part`, within the time a request may wait. */
+static void fails(const char *source, const char *part)
+{
+    struct outcome o;
+    int64_t begun_us = clock_us();
+    begin(&o, source, "{}");
+    wait_for(&o);
+    if (o.err != -EINVAL || !strstr(o.text, part))
+        fail_msg("%s: %d '%.200s', not '%s'", source, o.err, o.text, part);
+    assert_true(clock_us() - begun_us < 20000000);
+    free(o.text);
+}
+
+static void still_renders(void)
+{
+    renders("{{ 1 + 1 }}", "{}", "2");
+}
+
+static void arguments_of_a_call_are_an_object_and_text(void **state)
+{
+    (void)state;
+#define CALLED(arguments)                                                                          \
+    "{\"messages\":[{\"content\":null,\"tool_calls\":[{\"function\":{\"arguments\":" arguments     \
+    "}}]}]}"
+    static const char text[] = CALLED("\"{\\\"a\\\":  0.1}\"");
+#define ARGS "messages[0].tool_calls[0].function.arguments"
+    renders("{{ '<' + " ARGS " + '>' }}", text, "<{\"a\":  0.1}>");
+    renders("{{ " ARGS ".a }} {{ " ARGS " | tojson }} {{ " ARGS " is mapping }}", text,
+            "0.1 {\"a\": 0.1} True");
+    renders("{{ '<' + " ARGS " }}", CALLED("{\"a\":1}"), "<{\"a\": 1}");
+    renders("[{{ messages[0].content }}]", text, "[]");
+    renders("{{ messages[0]['content'] is none }}", text, "True");
+    renders("{{ messages[0].content is not none }}", text, "False");
+}
+
+static void a_template_renders_its_variables(void **state)
+{
+    (void)state;
+    renders("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"h\xC3\xA9 \\u0000 <b>\"}]}",
+            "<user>h\xC3\xA9 ");
+}
+
+static void what_templates_expect_is_there(void **state)
+{
+    (void)state;
+    renders("{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
+            "{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "{}", "013");
+    renders("{{ {'a': '<\xC3\xA9>'} | tojson }}", "{}", "{\"a\": \"<\xC3\xA9>\"}");
+    renders("{{ strftime_now('%Y-%m-%d') }}", "{}", "1970-01-01");
+    renders("{% set l = [] %}{% set _ = l.append(1) %}{{ l }}", "{}", "[1]");
+    renders("a\n    {% if true %}\nb\n    {% endif %}\nc", "{}", "a\nb\nc");
+}
+
+static void developers_are_systems_to_templates_that_do_not_know_them(void **state)
+{
+    (void)state;
+    static const char vars[] = "{\"messages\":[{\"role\":\"developer\",\"content\":\"x\"}]}";
+    renders("{{ messages[0].role }}", vars, "system");
+    renders("{{ messages[0].role }}{# developer #}", vars, "developer");
+}
+
+static void a_templates_own_error_is_passed_on(void **state)
+{
+    (void)state;
+    fails("{{ raise_exception('System role not supported') }}", "System role not supported");
+    fails("{% if %}", "Expected an expression");
+    fails("{{ nothing.at_all.here }}", "undefined");
+    fails("{{ 1 / 0 }}", "ZeroDivisionError");
+    still_renders();
+}
+
+static void endless_loops_are_cut_off(void **state)
+{
+    (void)state;
+    fails(ENDLESS, "longer than 0.7 s");
+    still_renders();
+    fails("{{ 7 ** (9 ** 7) }}", "longer than 0.7 s");
+    still_renders();
+    fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "");
+    still_renders();
+}
+
+static void memory_is_bounded(void **state)
+{
+    (void)state;
+    fails("{{ 'x' * 10000000000 }}", "more memory than it may have");
+    still_renders();
+    fails("{{ 'x' * 100000000 }}", "");
+    still_renders();
+    fails("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "longer than");
+    still_renders();
+    fails("{{ '%0999999999d' % 1 }}", "");
+    still_renders();
+}
+
+static void the_sandbox_holds(void **state)
+{
+    (void)state;
+    static const char *const attempts[] = {
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__['os'].system('true') }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ self._TemplateReference__context.environment.globals }}",
+        "{{ lipsum.__globals__['os'] }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ [].__reduce__() }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ range(999999999) | list }}",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(attempts); i++) {
+        struct outcome o;
+        begin(&o, attempts[i], "{}");
+        wait_for(&o);
+        if (o.err != -EINVAL && *o.text) // refused, or nothing to see
+            fail_msg("%s: %s", attempts[i], o.text);
+        free(o.text);
+    }
+    still_renders();
+}
+
+static void one_that_loops_does_not_hold_up_others(void **state)
+{
+    (void)state;
+    struct outcome slow;
+    begin(&slow, ENDLESS, "{}");
+    int64_t begun_us = clock_us();
+    still_renders();
+    still_renders();
+    assert_true(clock_us() - begun_us < TIMEOUT_MS * 1000); // the other helper did them
+    assert_false(slow.here);
+    wait_for(&slow);
+    assert_int_equal(slow.err, -EINVAL);
+    free(slow.text);
+}
+
+/* The state ('R', 'S' ...) of a child of this process, 0: it is none. */
+static char child_state(const char *pid)
+{
+    char path[300], state = 0;
+    int parent = 0;
+    snprintf(path, sizeof(path), "/proc/%s/stat", pid);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    if (fscanf(f, "%*d (%*[^)]) %c %d", &state, &parent) != 2 || parent != getpid())
+        state = 0;
+    fclose(f);
+    return state;
+}
+
+/* Fills in the helpers, all of them or those in one state; how many there are. */
+static unsigned find_helpers(char state, pid_t *ret, unsigned max)
+{
+    unsigned n = 0;
+    DIR *proc = opendir("/proc");
+    assert_non_null(proc);
+    for (struct dirent *e; (e = readdir(proc));) {
+        char s = child_state(e->d_name);
+        if (s && (!state || s == state) && n < max)
+            ret[n++] = atoi(e->d_name);
+    }
+    closedir(proc);
+    return n;
+}
+
+static void a_helper_that_died_between_renderings_costs_nobody_anything(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    assert_int_equal(template_new(1, TIMEOUT_MS, &t), 0);
+    still_renders();
+    pid_t helpers[8];
+    unsigned n = find_helpers(0, helpers, 8);
+    assert_true(n >= 1);
+    for (unsigned i = 0; i < n; i++) {
+        siginfo_t end;
+        assert_int_equal(kill(helpers[i], SIGKILL), 0);
+        assert_int_equal(waitid(P_PID, (id_t)helpers[i], &end, WEXITED | WNOWAIT), 0);
+    }
+    still_renders();
+    template_free(t);
+    t = shared;
+    still_renders();
+}
+
+static void what_renders_or_waits_when_it_ends_is_told_at_once(void **state)
+{
+    (void)state;
+    struct template *shared = t;
+    pid_t busy[8];
+    assert_int_equal(template_new(1, 60000, &t), 0);
+    still_renders();
+    while (find_helpers('R', busy, 8))
+        poll(NULL, 0, 5);
+    struct outcome o[3];
+    for (unsigned i = 0; i < 3; i++)
+        begin(&o[i], ENDLESS, "{}");
+    while (!find_helpers('R', busy, 8)) // until the first is being rendered
+        poll(NULL, 0, 5);
+    template_free(t);
+    t = shared;
+    for (unsigned i = 0; i < 3; i++) {
+        assert_true(o[i].here);
+        assert_int_equal(o[i].err, -ECANCELED);
+        free(o[i].text);
+    }
+}
+
+static int start(void **state)
+{
+    (void)state;
+    return template_new(2, TIMEOUT_MS, &t);
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    template_free(t);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arguments_of_a_call_are_an_object_and_text),
+        cmocka_unit_test(a_template_renders_its_variables),
+        cmocka_unit_test(what_templates_expect_is_there),
+        cmocka_unit_test(developers_are_systems_to_templates_that_do_not_know_them),
+        cmocka_unit_test(a_templates_own_error_is_passed_on),
+        cmocka_unit_test(endless_loops_are_cut_off),
+        cmocka_unit_test(memory_is_bounded),
+        cmocka_unit_test(the_sandbox_holds),
+        cmocka_unit_test(one_that_loops_does_not_hold_up_others),
+        cmocka_unit_test(a_helper_that_died_between_renderings_costs_nobody_anything),
+        cmocka_unit_test(what_renders_or_waits_when_it_ends_is_told_at_once),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}

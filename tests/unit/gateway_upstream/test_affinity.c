@@ -1,0 +1,112 @@
+/* Prompts find the verifiers that have seen how they begin, and nothing else. */
+#include <stdio.h>
+#include <string.h>
+#include "gateway/upstream/affinity.h"
+#include "lib/lib.h"
+
+#define PIECES(n) ((n)*AFFINITY_PIECE)
+
+static char text[PIECES(AFFINITY_PIECES + 8)];
+
+/* The first len bytes of a text that is its own; the byte at `at` differs (none: -1). */
+static struct affinity_prompt prompt(const char *salt, size_t len, int at)
+{
+    struct affinity_prompt p;
+    for (size_t i = 0; i < sizeof(text); i++)
+        text[i] = (char)(i * 31 + i / 251);
+    if (at >= 0)
+        text[at] ^= 1;
+    affinity_of(salt, text, len, &p);
+    return p;
+}
+
+static unsigned seen_by(const struct affinity *a, struct affinity_prompt p, unsigned verifier)
+{
+    unsigned pieces[32];
+    affinity_find(a, &p, 32, pieces);
+    return pieces[verifier];
+}
+
+static void only_whole_pieces_count(void **state)
+{
+    (void)state;
+    assert_int_equal(prompt("", 0, -1).n, 0);
+    assert_int_equal(prompt("", PIECES(1) - 1, -1).n, 0);
+    assert_int_equal(prompt("", PIECES(1), -1).n, 1);
+    assert_int_equal(prompt("", PIECES(3) + 7, -1).n, 3);
+    assert_int_equal(prompt("", sizeof(text), -1).n, AFFINITY_PIECES);
+}
+
+static void the_common_beginning_is_found(void **state)
+{
+    (void)state;
+    AUTO(affinity_free) struct affinity *a;
+    assert_int_equal(affinity_new(&a), 0);
+    struct affinity_prompt p = prompt("", PIECES(10), -1);
+    assert_int_equal(seen_by(a, p, 0), 0);
+    affinity_note(a, &p, 0);
+    assert_int_equal(seen_by(a, p, 0), 10);
+    assert_int_equal(seen_by(a, p, 1), 0);
+    assert_int_equal(seen_by(a, prompt("", PIECES(20), -1), 0), 10);
+    assert_int_equal(seen_by(a, prompt("", PIECES(4), -1), 0), 4);
+    assert_int_equal(seen_by(a, prompt("", PIECES(10), PIECES(6) + 1), 0), 6);
+    assert_int_equal(seen_by(a, prompt("", PIECES(10), 0), 0), 0);
+}
+
+static void each_verifier_has_its_own_length(void **state)
+{
+    (void)state;
+    AUTO(affinity_free) struct affinity *a;
+    assert_int_equal(affinity_new(&a), 0);
+    struct affinity_prompt shorter = prompt("", PIECES(3), -1), longer = prompt("", PIECES(9), -1);
+    affinity_note(a, &shorter, 31);
+    affinity_note(a, &longer, 2);
+    assert_int_equal(seen_by(a, longer, 31), 3);
+    assert_int_equal(seen_by(a, longer, 2), 9);
+    assert_int_equal(seen_by(a, longer, 0), 0);
+}
+
+static void tenants_have_nothing_in_common(void **state)
+{
+    (void)state;
+    AUTO(affinity_free) struct affinity *a;
+    assert_int_equal(affinity_new(&a), 0);
+    struct affinity_prompt p = prompt("one", PIECES(5), -1);
+    affinity_note(a, &p, 0);
+    assert_int_equal(seen_by(a, prompt("one", PIECES(5), -1), 0), 5);
+    assert_int_equal(seen_by(a, prompt("two", PIECES(5), -1), 0), 0);
+    assert_int_equal(seen_by(a, prompt("", PIECES(5), -1), 0), 0);
+}
+
+/* More prompts than there is room for: what is used goes on being known. */
+static void what_is_not_used_gives_way(void **state)
+{
+    (void)state;
+    AUTO(affinity_free) struct affinity *a;
+    assert_int_equal(affinity_new(&a), 0);
+    struct affinity_prompt used = prompt("used", PIECES(20), -1),
+                           left = prompt("left", PIECES(20), -1);
+    affinity_note(a, &used, 0);
+    affinity_note(a, &left, 0);
+    for (unsigned i = 0; i < 2000; i++) {
+        char salt[16];
+        snprintf(salt, sizeof(salt), "%u", i);
+        struct affinity_prompt other = prompt(salt, PIECES(100), -1);
+        affinity_note(a, &other, 1);
+        affinity_note(a, &used, 0);
+    }
+    assert_int_equal(seen_by(a, used, 0), 20);
+    assert_int_equal(seen_by(a, left, 0), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(only_whole_pieces_count),
+        cmocka_unit_test(the_common_beginning_is_found),
+        cmocka_unit_test(each_verifier_has_its_own_length),
+        cmocka_unit_test(tenants_have_nothing_in_common),
+        cmocka_unit_test(what_is_not_used_gives_way),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,441 @@
+/* test_model.c - files that are wrong are refused in a sentence that names what is wrong. */
+#include "model/model.h"
+#include "base/err.h"
+#include "base/rng.h"
+#include "lib/lib.h"
+#include "lib/models/tiny.h"
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct pool *pool;
+static const struct kernel *kernel;
+
+static int set_up(void **state)
+{
+    (void)state;
+    return kernel_init(&kernel) < 0 || pool_new(2, false, &pool) < 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    pool_free(pool);
+    return 0;
+}
+
+struct file {
+    char *data;
+    size_t len;
+};
+
+static struct file file_of(const char *arch)
+{
+    struct tiny t = {.arch = arch, .type = KERNEL_Q4_0, .head_type = KERNEL_Q4_0, .n_layers = 2};
+    struct file f;
+    f.data = tiny_write(&t, &f.len);
+    return f;
+}
+
+static char *find_in(struct file f, const char *text)
+{
+    char *at = memmem(f.data, f.len, text, strlen(text));
+    if (!at)
+        fail_msg("no %s in the file", text);
+    return at;
+}
+
+/* Overwrites the first place of `text` in the file by one of the same length. */
+static void rename_in(struct file f, const char *text, const char *to)
+{
+    assert_int_equal(strlen(text), strlen(to));
+    memcpy(find_in(f, text), to, strlen(to));
+}
+
+/* Of a key with a number of four bytes. */
+static void set_u32(struct file f, const char *key, uint32_t value)
+{
+    memcpy(find_in(f, key) + strlen(key) + 4, &value, sizeof(value));
+}
+
+static void set_float(struct file f, const char *key, float value)
+{
+    memcpy(find_in(f, key) + strlen(key) + 4, &value, sizeof(value));
+}
+
+static int load_as(struct file f, int quantise, struct model **ret)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(model_free) struct model *m = NULL;
+    int r = gguf_open_memory(f.data, f.len, &g);
+    if (r == 0)
+        r = model_plan(g, quantise, &m);
+    if (r == 0)
+        r = model_load(m, &(struct model_load_options){.pool = pool, .kernel = kernel});
+    if (r == 0)
+        *ret = TAKE(m);
+    return r;
+}
+
+static int load(struct file f, struct model **ret)
+{
+    return load_as(f, MODEL_AS_FILE, ret);
+}
+
+/* The file is refused with this error, and the sentence holds these words. */
+static void assert_refused(struct file f, int err, const char *words)
+{
+    struct model *m = NULL;
+    assert_int_equal(load(f, &m), err);
+    assert_null(m);
+    if (!strstr(fail_text(), words))
+        fail_msg("'%s' does not say '%s'", fail_text(), words);
+    free(f.data);
+}
+
+static void shapes_are_read_from_the_file(void **state)
+{
+    (void)state;
+    struct file f = file_of("qwen2");
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load(f, &m), 0);
+    assert_string_equal(m->params.architecture, "qwen2");
+    assert_int_equal(m->params.n_layers, 2);
+    assert_int_equal(m->params.n_embd, TINY_EMBD);
+    assert_int_equal(m->params.n_heads, TINY_HEADS);
+    assert_int_equal(m->params.n_kv_heads, TINY_KV_HEADS);
+    assert_int_equal(m->params.head_dim, TINY_HEAD_DIM);
+    assert_int_equal(m->params.n_ff, TINY_FF);
+    assert_int_equal(m->params.n_vocab, TINY_VOCAB);
+    assert_int_equal(m->params.n_ctx_train, TINY_CONTEXT);
+    assert_int_equal(m->params.rope, MODEL_ROPE_HALVES);
+    assert_non_null(m->layers[1].q_bias);
+    assert_null(m->layers[1].q_norm);
+    free(f.data);
+}
+
+static void the_digest_names_the_weights(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    uint64_t digest[3];
+    for (int i = 0; i < 3; i++) {
+        struct model *m = NULL;
+        assert_int_equal(load(f, &m), 0);
+        digest[i] = m->digest;
+        model_free(m);
+        if (i == 1)
+            set_float(f, "llama.rope.freq_base", 7000);
+    }
+    assert_true(digest[0] == digest[1]);
+    assert_true(digest[1] != digest[2]);
+    free(f.data);
+}
+
+static uint64_t digest_of(const struct tiny *t)
+{
+    struct file f;
+    f.data = tiny_write(t, &f.len);
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load(f, &m), 0);
+    free(f.data);
+    return m->digest;
+}
+
+static void the_digest_names_the_rotation(void **state)
+{
+    (void)state;
+    struct tiny t = {.arch = "llama", .type = KERNEL_Q4_0, .head_type = KERNEL_Q4_0, .n_layers = 1};
+    uint64_t plain = digest_of(&t);
+    t.scaling = "linear";
+    assert_true(digest_of(&t) != plain);
+    t.scaling = NULL;
+    t.factors = true;
+    assert_true(digest_of(&t) != plain);
+}
+
+static void other_architectures_are_named(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    memcpy(find_in(f, "general.architecture") + strlen("general.architecture") + 12, "mamba", 5);
+    assert_refused(f, -ENOTSUP, "'mamba'");
+}
+
+static void missing_keys_and_tensors_are_named(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    rename_in(f, "llama.block_count", "llama.block_xount");
+    assert_refused(f, -EINVAL, "llama.block_count is missing");
+    f = file_of("llama");
+    rename_in(f, "blk.1.ffn_down.weight", "blk.1.ffn_xown.weight");
+    assert_refused(f, -EINVAL, "blk.1.ffn_down.weight is missing");
+    f = file_of("qwen3");
+    rename_in(f, "blk.0.attn_k_norm.weight", "blk.0.attn_x_norm.weight");
+    assert_refused(f, -EINVAL, "blk.0.attn_k_norm.weight is missing");
+    f = file_of("llama");
+    rename_in(f, "token_embd.weight", "token_embx.weight");
+    assert_refused(f, -EINVAL, "token_embd.weight is missing");
+}
+
+static void wrong_shapes_name_both(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    set_u32(f, "llama.feed_forward_length", 1024);
+    assert_refused(f, -EINVAL, "blk.0.ffn_gate.weight is 256 x 512 x 1 x 1, must be 256 x 1024");
+    f = file_of("llama");
+    set_u32(f, "llama.attention.head_count_kv", 4);
+    assert_refused(f, -EINVAL, "blk.0.attn_k.weight");
+}
+
+static void absurd_numbers_are_refused(void **state)
+{
+    (void)state;
+    const struct {
+        const char *key;
+        uint32_t value;
+        int err;
+    } cases[] = {
+        {"llama.block_count", 0, -EINVAL},
+        {"llama.block_count", UINT32_MAX, -EINVAL},
+        {"llama.embedding_length", 0, -EINVAL},
+        {"llama.embedding_length", UINT32_MAX, -EINVAL},
+        {"llama.feed_forward_length", 1u << 31, -EINVAL},
+        {"llama.attention.head_count", 0, -EINVAL},
+        {"llama.attention.head_count", 1000000, -EINVAL},
+        {"llama.attention.head_count_kv", 3, -EINVAL},
+        {"llama.attention.head_count_kv", 0, -EINVAL},
+        {"llama.attention.key_length", 40, -ENOTSUP},
+        {"llama.attention.value_length", 64, -ENOTSUP},
+        {"llama.rope.dimension_count", 33, -EINVAL},
+        {"llama.rope.dimension_count", 64, -EINVAL},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct file f = file_of("llama");
+        set_u32(f, cases[i].key, cases[i].value);
+        assert_refused(f, cases[i].err, "model:");
+    }
+    const float bad[] = {NAN, -1, INFINITY};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        struct file f = file_of("llama");
+        set_float(f, "llama.rope.freq_base", bad[i]);
+        assert_refused(f, -EINVAL, "llama.rope.freq_base");
+        f = file_of("llama");
+        set_float(f, "llama.attention.layer_norm_rms_epsilon", bad[i]);
+        assert_refused(f, -EINVAL, "layer_norm_rms_epsilon");
+    }
+}
+
+static void tensors_that_nobody_reads_are_refused(void **state)
+{
+    (void)state;
+    struct tiny t = {.arch = "qwen3", .type = KERNEL_Q4_0, .head_type = KERNEL_Q4_0, .n_layers = 1};
+    struct file g;
+    g.data = tiny_write(&t, &g.len);
+    for (char *at; (at = memmem(g.data, g.len, "qwen3", 5));)
+        memcpy(at, "llama", 5);
+    assert_refused(g, -ENOTSUP, "norm.weight is not known in architecture llama");
+}
+
+static void unknown_rope_scaling_is_named(void **state)
+{
+    (void)state;
+    struct tiny t = {.arch = "llama",
+                     .type = KERNEL_Q4_0,
+                     .head_type = KERNEL_Q4_0,
+                     .scaling = "longrope",
+                     .n_layers = 1};
+    struct file f;
+    f.data = tiny_write(&t, &f.len);
+    assert_refused(f, -ENOTSUP, "'longrope'");
+}
+
+struct progress {
+    int n_calls, give_up_at;
+    float last;
+};
+
+static bool note_progress(void *arg, float done)
+{
+    struct progress *p = arg;
+    assert_true(done >= p->last && done <= 1);
+    p->last = done;
+    return ++p->n_calls != p->give_up_at;
+}
+
+/* Loads with somebody looking on. */
+static int load_watched(struct file f, struct progress *p)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
+    assert_int_equal(model_plan(g, MODEL_AS_FILE, &m), 0);
+    return model_load(m, &(struct model_load_options){
+                             .pool = pool, .kernel = kernel, .progress = note_progress, .arg = p});
+}
+
+static void loading_tells_how_far_it_is(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    struct progress p = {0};
+    assert_int_equal(load_watched(f, &p), 0);
+    assert_true(p.last == 1);
+    assert_true(p.n_calls > 2 * 9 + 2 * 5); // tensors begun, and bands of this thread's columns
+    free(f.data);
+}
+
+static void loading_can_be_given_up(void **state)
+{
+    (void)state;
+    struct file f = file_of("llama");
+    for (int at = 1; at < 4; at++) {
+        struct progress p = {.give_up_at = at};
+        assert_int_equal(load_watched(f, &p), -ECANCELED);
+        assert_int_equal(p.n_calls, at);
+    }
+    free(f.data);
+}
+
+/* A matrix holds the tensor's rows, rounded to its type. */
+static void assert_rounded(struct file f, const char *name, const struct kernel_mat *w)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
+    const struct gguf_tensor *t = gguf_find(g, name);
+    AUTO(mem_free) float *x = calloc(2 * w->n_in, sizeof(*x));
+    AUTO(mem_free) char *row = malloc(w->n_in * sizeof(*x));
+    float *got = x + w->n_in;
+    for (uint32_t i = 0; i < w->n_out; i++) {
+        kernel_dequant((enum kernel_type)t->type, (const char *)t->data + i * (t->bytes / w->n_out),
+                       w->n_in, x);
+        kernel_quantise(w->type, x, w->n_in, row);
+        kernel_dequant(w->type, row, w->n_in, x);
+        kernel_dequant_packed(w, i, got);
+        assert_memory_equal(got, x, w->n_in * sizeof(*x));
+    }
+}
+
+static void larger_types_are_quantised_on_the_way(void **state)
+{
+    (void)state;
+    static const enum kernel_type from[] = {KERNEL_F32, KERNEL_BF16, KERNEL_Q6_K};
+    static const enum kernel_type to[] = {KERNEL_Q8_0, KERNEL_Q4_0, KERNEL_Q4_0};
+    for (size_t i = 0; i < ARRAY_LEN(to); i++) {
+        struct tiny t = {"llama", from[i], KERNEL_F16, .seed = 5};
+        struct file f = {0};
+        f.data = tiny_write(&t, &f.len);
+        AUTO(model_free) struct model *m = NULL;
+        assert_int_equal(load_as(f, (int)to[i], &m), 0);
+        assert_int_equal(m->layers[1].v.type, to[i]);
+        assert_rounded(f, "token_embd.weight", &m->embd);
+        assert_rounded(f, "output.weight", &m->head);
+        assert_rounded(f, "blk.0.attn_q.weight", &m->layers[0].q);
+        assert_rounded(f, "blk.1.attn_v.weight", &m->layers[1].v);
+        assert_rounded(f, "blk.1.ffn_down.weight", &m->layers[1].down);
+        free(f.data);
+    }
+}
+
+static void smaller_types_stay_as_they_are(void **state)
+{
+    (void)state;
+    struct tiny t = {"llama", KERNEL_Q4_0, KERNEL_Q8_0, .seed = 5};
+    struct file f = {0};
+    f.data = tiny_write(&t, &f.len);
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load_as(f, KERNEL_Q8_0, &m), 0);
+    assert_int_equal(m->layers[0].q.type, KERNEL_Q4_0);
+    assert_int_equal(m->embd.type, KERNEL_Q8_0);
+    free(f.data);
+}
+
+/* Columns of all threads together are those of the matrices, each once. */
+static void the_columns_of_several_matrices_are_shared_out(void **state)
+{
+    (void)state;
+    const struct kernel_mat mats[] = {
+        {.n_out = 2048}, {.n_out = 512}, {.n_out = 83}, {.n_out = 16}};
+    for (unsigned n = 1; n <= 7; n++) {
+        uint32_t before = 0, n_tiles = 0, from, to, least = UINT32_MAX, most = 0;
+        uint32_t of_thread[7] = {0};
+        for (unsigned k = 0; k < ARRAY_LEN(mats); k++)
+            n_tiles += model_tiles(&mats[k]);
+        for (unsigned k = 0; k < ARRAY_LEN(mats); k++) {
+            uint32_t next = 0;
+            for (unsigned i = 0; i < n; i++) {
+                model_share(&mats[k], before, n_tiles, i, n, &from, &to);
+                assert_true(from <= to && (from == to || from == next) && from % KERNEL_TILE == 0);
+                of_thread[i] += to - from;
+                next = from < to ? to : next;
+            }
+            assert_int_equal(next, mats[k].n_out);
+            before += model_tiles(&mats[k]);
+        }
+        for (unsigned i = 0; i < n; i++) {
+            least = of_thread[i] < least ? of_thread[i] : least;
+            most = of_thread[i] > most ? of_thread[i] : most;
+        }
+        assert_true(most - least < 2 * KERNEL_TILE);
+    }
+}
+
+/* Everything but the weights. */
+static int plan(struct file f)
+{
+    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(model_free) struct model *m = NULL;
+    int r = gguf_open_memory(f.data, f.len, &g);
+    return r < 0 ? r : model_plan(g, MODEL_AS_FILE, &m);
+}
+
+/* Nothing in a damaged file may crash; most are refused, some only say something else. What is
+ * wrong shows in the plan; of those that pass, some weights are read too. */
+static void damaged_files_never_crash(void **state)
+{
+    (void)state;
+    struct file f = file_of("qwen3");
+    size_t head = (size_t)(find_in(f, "blk.1.attn_k_norm.weight") - f.data) + 64;
+    AUTO(mem_free) char *kept = malloc(head);
+    memcpy(kept, f.data, head);
+    uint64_t dice = 1;
+    uint32_t n_refused = 0;
+    for (int i = 0; i < 1000; i++) {
+        for (int k = 0; k < 1 + i % 3; k++) {
+            dice = rng_splitmix64(dice);
+            f.data[dice % head] ^= (char)(1 << (dice >> 32) % 8);
+        }
+        struct model *m = NULL;
+        n_refused += (i % 8 ? plan(f) : load(f, &m)) < 0;
+        model_free(m);
+        memcpy(f.data, kept, head);
+    }
+    assert_true(n_refused > 300);
+    free(f.data);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes_are_read_from_the_file),
+        cmocka_unit_test(the_digest_names_the_weights),
+        cmocka_unit_test(the_digest_names_the_rotation),
+        cmocka_unit_test(other_architectures_are_named),
+        cmocka_unit_test(missing_keys_and_tensors_are_named),
+        cmocka_unit_test(wrong_shapes_name_both),
+        cmocka_unit_test(absurd_numbers_are_refused),
+        cmocka_unit_test(tensors_that_nobody_reads_are_refused),
+        cmocka_unit_test(unknown_rope_scaling_is_named),
+        cmocka_unit_test(loading_tells_how_far_it_is),
+        cmocka_unit_test(loading_can_be_given_up),
+        cmocka_unit_test(larger_types_are_quantised_on_the_way),
+        cmocka_unit_test(smaller_types_stay_as_they_are),
+        cmocka_unit_test(the_columns_of_several_matrices_are_shared_out),
+        cmocka_unit_test(damaged_files_never_crash),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,508 @@
+/* test_rpc.c - calls between a server and a client, over a unix socket and TCP on loopback. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include "base/clock.h"
+#include "lib/rigs/rpc_rig.h"
+#include "tandem/v1/verifier.pb-c.h"
+
+static void a_unary_call_is_answered_over_unix(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    struct stat st;
+    assert_int_equal(stat(r.path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    rpc_rig_done(&r);
+    assert_int_equal(rpc_rig_seen.ends, 1);
+}
+
+static void the_socket_gets_the_mode_of_the_options(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.socket_mode = 0660});
+    struct stat st;
+    assert_int_equal(stat(r.path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0660);
+    rpc_rig_done(&r);
+}
+
+static void a_unary_call_is_answered_over_tcp(void **state)
+{
+    (void)state;
+    AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
+    struct rpc_server *s = rpc_rig_server(&(struct rpc_server_options){.n_threads = 2}, h);
+    int port = rpc_server_listen(s, "127.0.0.1:0");
+    assert_true(port > 1);
+    assert_int_equal(rpc_server_start(s), 0);
+    char target[32];
+    snprintf(target, sizeof(target), "127.0.0.1:%d", port);
+    setenv("http_proxy", "http://127.0.0.1:1", 1); // must not be obeyed
+    struct rpc_client *c;
+    assert_int_equal(rpc_client_new(target, NULL, &c), 0);
+    struct rpc_options opt = {.timeout_us = RPC_RIG_WAIT_US, .wait_for_ready = true};
+    assert_int_equal(rpc_rig_echo(c, &opt, 8).code, RPC_OK);
+    unsetenv("http_proxy");
+
+    struct rpc_server *second = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    assert_int_equal(rpc_server_listen(second, target), -EADDRINUSE);
+    assert_non_null(strstr(fail_text(), target));
+    rpc_server_stop(second, 0); // though it never started
+    rpc_client_free(c);
+    rpc_server_stop(s, 1000);
+}
+
+static void an_error_brings_its_sentence(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_status st = rpc_rig_echo(r.client, NULL, 99);
+    assert_int_equal(st.code, RPC_RESOURCE_EXHAUSTED);
+    assert_string_equal(st.text, "no room for 99");
+    rpc_rig_done(&r);
+}
+
+static void an_unknown_method_is_unimplemented(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    ProtobufCMessage *m;
+    struct rpc_status st = rpc_unary(r.client, "/test/Nothing", NULL, &req.base,
+                                     &tandem__v1__model_info__descriptor, &m);
+    assert_int_equal(st.code, RPC_UNIMPLEMENTED);
+    rpc_rig_done(&r);
+}
+
+static void a_missed_deadline_ends_both_sides(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
+    ProtobufCMessage *m;
+    struct rpc_options opt = {.timeout_us = 50000};
+    struct rpc_status st =
+        rpc_unary(r.client, "/test/Keep", &opt, &req.base, &tandem__v1__model_info__descriptor, &m);
+    assert_int_equal(st.code, RPC_DEADLINE_EXCEEDED);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    assert_int_equal(rpc_rig_seen.cancels, 1);
+    rpc_rig_done(&r);
+}
+
+static void a_dead_address_fails_at_once(void **state)
+{
+    (void)state;
+    struct rpc_client *c;
+    assert_int_equal(rpc_client_new("unix:/tmp/tandem-nobody.sock", NULL, &c), 0);
+    int64_t from = clock_us();
+    assert_int_equal(rpc_rig_echo(c, NULL, 1).code, RPC_UNAVAILABLE);
+    assert_true(clock_us() - from < 2000000);
+    rpc_client_free(c);
+    assert_int_equal(rpc_client_new("", NULL, &c), -EINVAL);
+}
+
+static void a_server_streams_in_order_and_ends(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Count", &t);
+    rpc_stream_send(s, rpc_rig_ids(10, 500));
+    rpc_stream_close(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_OK);
+    assert_int_equal(t.messages, 500);
+    assert_int_equal(t.bytes, 500 * 12);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void both_sides_talk_on_one_stream(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
+    for (int i = 0; i < 100; i++) {
+        assert_true(rpc_stream_send(s, rpc_rig_ids(5, 3)) >= 0);
+        rpc_rig_await(&t.messages, i + 1); // a conversation: each waits for the answer
+    }
+    rpc_stream_close(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_OK);
+    assert_int_equal(rpc_stream_send(s, rpc_rig_ids(5, 3)), -ECANCELED);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void a_client_that_cancels_is_noticed(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Keep", &t);
+    rpc_stream_send(s, rpc_rig_ids(1, 1));
+    rpc_stream_close(s);
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    rpc_stream_cancel(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_CANCELLED);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    assert_int_equal(rpc_rig_seen.cancels, 1);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void a_server_may_end_a_call_from_any_thread(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Keep", &t);
+    rpc_stream_send(s, rpc_rig_ids(1, 1));
+    rpc_stream_close(s);
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    assert_false(rpc_call_cancelled(rpc_rig_seen.kept));
+    rpc_call_finish(rpc_rig_seen.kept, RPC_ABORTED, "enough");
+    assert_int_equal(rpc_call_send(rpc_rig_seen.kept, rpc_rig_text(1)), -ECANCELED);
+    rpc_call_unref(rpc_rig_seen.kept);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_ABORTED);
+    assert_string_equal(t.status.text, "enough");
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    assert_int_equal(rpc_rig_seen.cancels, 0);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void a_message_over_the_limit_is_refused(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_message = 1 << 20});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
+    rpc_stream_send(s, rpc_rig_ids(1, 2 << 20));
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_RESOURCE_EXHAUSTED);
+    rpc_stream_free(s);
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    rpc_rig_done(&r);
+}
+
+static void an_answer_over_the_clients_limit_is_refused(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_client_free(r.client);
+    struct rpc_client_options opt = {.max_message = 1000};
+    assert_int_equal(rpc_client_new(r.target, &opt, &r.client), 0);
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Count", &t);
+    rpc_stream_send(s, rpc_rig_ids(2000, 1));
+    rpc_stream_close(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_RESOURCE_EXHAUSTED);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void big_messages_pass(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
+    rpc_stream_send(s, rpc_rig_ids(1, 8 << 20));
+    rpc_rig_await(&t.messages, 1);
+    assert_in_range(t.bytes, 8 << 20, (8 << 20) + 16);
+    rpc_stream_close(s);
+    rpc_rig_await(&t.ends, 1);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void malformed_bytes_are_an_invalid_argument(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    static const char *const paths[] = {"/test/Echo", "/test/Chat"};
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        struct rpc_tally t;
+        struct rpc_stream *s = rpc_rig_open(&r, paths[i], &t);
+        rpc_stream_send(s, rpc_msg_of("\x0a\xff\xff\xff\xff\x0f", 6));
+        rpc_rig_await(&t.ends, 1);
+        assert_int_equal(t.status.code, RPC_INVALID_ARGUMENT);
+        assert_non_null(strstr(t.status.text, "DetokenizeRequest"));
+        rpc_stream_free(s);
+    }
+    rpc_rig_done(&r);
+}
+
+static void a_unary_call_without_a_request_is_an_invalid_argument(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Echo", &t);
+    rpc_stream_close(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_INVALID_ARGUMENT);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void what_unpacking_may_allocate_is_bounded(void **state)
+{
+    (void)state;
+    size_t n = 32 << 20; // 16 million empty submessages, several GiB when unpacked
+    uint8_t *bytes = malloc(n);
+    assert_non_null(bytes);
+    for (size_t i = 0; i < n; i += 2) {
+        bytes[i] = 0x0a;
+        bytes[i + 1] = 0;
+    }
+    struct rpc_msg *m = rpc_msg_of(bytes, n);
+    assert_null(rpc_unpack(&tandem__v1__token_run__descriptor, m));
+    rpc_msg_free(m);
+    m = rpc_msg_of(bytes, 1000); // as small ones they are fine
+    ProtobufCMessage *u = rpc_unpack(&tandem__v1__token_ids__descriptor, m);
+    assert_non_null(u);
+    protobuf_c_message_free_unpacked(u, NULL);
+    rpc_msg_free(m);
+    free(bytes);
+}
+
+static void a_slow_reader_holds_the_server_up_and_on_drain_goes_on(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Flood", &t);
+    rpc_stream_pause(s);
+    rpc_stream_send(s, rpc_rig_ids(1, 1));
+    rpc_stream_close(s);
+    rpc_rig_await(&rpc_rig_seen.flooded, 5);
+    /* Another call on the same threads comes and goes meanwhile: what could be sent has been. */
+    for (int i = 0; i < 50; i++)
+        assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    assert_true(rpc_rig_count(&rpc_rig_seen.flooded) < 40); // of 64: the rest waits for the reader
+    assert_true(rpc_rig_count(&t.messages) <= 1);           // what was being read already
+    rpc_stream_resume(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_OK);
+    assert_int_equal(t.messages, 64);
+    assert_true(rpc_rig_count(&rpc_rig_seen.drains) >= 1);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+/* The client reads the first of these answers and no other, then the call ends on the server. */
+static void must_not_linger(const uint32_t *sizes, size_t n)
+{
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.linger_ms = 50});
+    struct rpc_tally t;
+    Tandem__V1__DetokenizeRequest req = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
+    req.n_ids = n;
+    req.ids = (uint32_t *)(uintptr_t)sizes;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Count", &t);
+    rpc_stream_pause(s);
+    rpc_stream_send(s, rpc_pack(&req.base));
+    rpc_stream_close(s);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    assert_int_equal(rpc_rig_seen.cancels, 1);
+    assert_true(rpc_rig_count(&t.messages) <= 1);
+    rpc_stream_resume(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_not_equal(t.status.code, RPC_OK);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void a_finished_answer_that_nobody_reads_is_dropped(void **state)
+{
+    (void)state;
+    must_not_linger((uint32_t[]){10, 1 << 20, 1 << 20}, 3); // the status waits behind a message
+    must_not_linger((uint32_t[]){10, 1 << 20}, 2);          // it is under way with one
+}
+
+static void cancelling_a_paused_stream_ends_it(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Flood", &t);
+    rpc_stream_pause(s);
+    rpc_stream_send(s, rpc_rig_ids(1, 1));
+    rpc_rig_await(&rpc_rig_seen.flooded, 5);
+    rpc_stream_cancel(s);
+    rpc_stream_pause(s); // too late to count
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.status.code, RPC_CANCELLED);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    assert_int_equal(rpc_rig_seen.cancels, 1);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void a_server_that_does_not_read_holds_the_client_up(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Paused", &t);
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    ssize_t n = 0;
+    int sent = 0;
+    for (; sent < 200 && n < 512 << 10; sent++)
+        n = rpc_stream_send(s, rpc_rig_ids(1, 16 << 10));
+    assert_true(n >= 512 << 10);
+    assert_int_equal(rpc_rig_count(&rpc_rig_seen.messages), 0);
+    int drains = rpc_rig_count(&t.drains); // while the connection still took some
+    rpc_call_resume(rpc_rig_seen.kept);
+    rpc_call_unref(rpc_rig_seen.kept);
+    rpc_rig_await(&t.drains, drains + 1);
+    rpc_stream_close(s);
+    rpc_rig_await(&t.ends, 1);
+    assert_int_equal(t.messages, sent);
+    assert_int_equal(rpc_rig_count(&rpc_rig_seen.messages), sent);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+static void too_many_calls_are_refused(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
+    struct rpc_tally t;
+    struct rpc_stream *s = rpc_rig_open(&r, "/test/Keep", &t);
+    rpc_stream_send(s, rpc_rig_ids(1, 1));
+    rpc_stream_close(s);
+    rpc_rig_await(&rpc_rig_seen.starts, 1);
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_RESOURCE_EXHAUSTED);
+    rpc_stream_cancel(s);
+    rpc_rig_await(&rpc_rig_seen.ends, 1);
+    rpc_rig_await(&t.ends, 1);
+    rpc_stream_free(s);
+    rpc_rig_done(&r);
+}
+
+/* The first that ends. */
+static size_t await_any(struct rpc_tally *tallies, size_t n)
+{
+    for (int64_t until_us = clock_us() + RPC_RIG_WAIT_US; clock_us() < until_us;) {
+        for (size_t i = 0; i < n; i++)
+            if (rpc_rig_count(&tallies[i].ends))
+                return i;
+    }
+    fail_msg("none has ended");
+    return n;
+}
+
+static void idle_callers_of_reflection_neither_pile_up_nor_shut_out_others(void **state)
+{
+    (void)state;
+    static struct rpc_tally tallies[513];
+    static struct rpc_stream *streams[513];
+    const char *path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
+    for (size_t i = 0; i < ARRAY_LEN(streams); i++)
+        streams[i] = rpc_rig_open(&r, path, &tallies[i]);
+    size_t refused = await_any(tallies, ARRAY_LEN(tallies)); // one too many, whichever came last
+    assert_int_equal(tallies[refused].status.code, RPC_RESOURCE_EXHAUSTED);
+    assert_true(rpc_rig_health(r.client, "") >= 0);
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    for (size_t i = 0; i < ARRAY_LEN(streams); i++)
+        rpc_stream_cancel(streams[i]);
+    for (size_t i = 0; i < ARRAY_LEN(streams); i++) {
+        rpc_rig_await(&tallies[i].ends, 1);
+        if (i != refused)
+            assert_int_equal(tallies[i].status.code, RPC_CANCELLED);
+        rpc_stream_free(streams[i]);
+    }
+    rpc_rig_done(&r);
+}
+
+static void a_restarted_server_is_found_again(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 1).code, RPC_OK);
+    rpc_server_stop(r.server, 0);
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 1).code, RPC_UNAVAILABLE);
+    rpc_health_free(r.health);
+    r.health = rpc_health_new();
+    r.server = rpc_rig_server(&(struct rpc_server_options){0}, r.health);
+    assert_int_equal(rpc_server_listen(r.server, r.target), 1);
+    assert_int_equal(rpc_server_start(r.server), 0);
+    struct rpc_options opt = {.timeout_us = 3000000, .wait_for_ready = true};
+    assert_int_equal(rpc_rig_echo(r.client, &opt, 1).code, RPC_OK);
+    rpc_rig_done(&r);
+}
+
+static void errors_have_their_status(void **state)
+{
+    (void)state;
+    assert_int_equal(rpc_code_of(0), RPC_OK);
+    assert_int_equal(rpc_code_of(-EINVAL), RPC_INVALID_ARGUMENT);
+    assert_int_equal(rpc_code_of(-ENOSPC), RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(rpc_code_of(-EIO), RPC_INTERNAL);
+    assert_string_equal(rpc_code_name(RPC_UNAVAILABLE), "UNAVAILABLE");
+    assert_string_equal(rpc_code_name((enum rpc_code)77), "UNKNOWN");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_unary_call_is_answered_over_unix),
+        cmocka_unit_test(the_socket_gets_the_mode_of_the_options),
+        cmocka_unit_test(a_unary_call_is_answered_over_tcp),
+        cmocka_unit_test(an_error_brings_its_sentence),
+        cmocka_unit_test(an_unknown_method_is_unimplemented),
+        cmocka_unit_test(a_missed_deadline_ends_both_sides),
+        cmocka_unit_test(a_dead_address_fails_at_once),
+        cmocka_unit_test(a_server_streams_in_order_and_ends),
+        cmocka_unit_test(both_sides_talk_on_one_stream),
+        cmocka_unit_test(a_client_that_cancels_is_noticed),
+        cmocka_unit_test(a_server_may_end_a_call_from_any_thread),
+        cmocka_unit_test(a_message_over_the_limit_is_refused),
+        cmocka_unit_test(an_answer_over_the_clients_limit_is_refused),
+        cmocka_unit_test(big_messages_pass),
+        cmocka_unit_test(malformed_bytes_are_an_invalid_argument),
+        cmocka_unit_test(a_unary_call_without_a_request_is_an_invalid_argument),
+        cmocka_unit_test(what_unpacking_may_allocate_is_bounded),
+        cmocka_unit_test(a_slow_reader_holds_the_server_up_and_on_drain_goes_on),
+        cmocka_unit_test(a_finished_answer_that_nobody_reads_is_dropped),
+        cmocka_unit_test(cancelling_a_paused_stream_ends_it),
+        cmocka_unit_test(a_server_that_does_not_read_holds_the_client_up),
+        cmocka_unit_test(too_many_calls_are_refused),
+        cmocka_unit_test(idle_callers_of_reflection_neither_pile_up_nor_shut_out_others),
+        cmocka_unit_test(a_restarted_server_is_found_again),
+        cmocka_unit_test(errors_have_their_status),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

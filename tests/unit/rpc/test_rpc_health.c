@@ -1,0 +1,93 @@
+/* test_rpc_health.c - Check and Watch. */
+#include "grpc/health/v1/health.pb-c.h"
+#include "lib/rigs/rpc_rig.h"
+
+#define SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
+#define NOT_SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
+#define SERVICE_UNKNOWN GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN
+
+static void health_is_checked_by_name(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    assert_int_equal(rpc_rig_health(r.client, ""), SERVING);
+    assert_int_equal(rpc_rig_health(r.client, "test"), NOT_SERVING);
+    rpc_health_set(r.health, "test", true);
+    assert_int_equal(rpc_rig_health(r.client, "test"), SERVING);
+    assert_int_equal(rpc_rig_health(r.client, "other"), -RPC_NOT_FOUND);
+    rpc_health_stop(r.health);
+    assert_int_equal(rpc_rig_health(r.client, ""), NOT_SERVING);
+    assert_int_equal(rpc_rig_health(r.client, "test"), NOT_SERVING);
+    rpc_rig_done(&r);
+}
+
+struct watcher {
+    struct rpc_tally t;
+    int status[8];
+};
+
+static void watcher_message(void *user, struct rpc_msg *msg)
+{
+    struct watcher *w = user;
+    ProtobufCMessage *m = rpc_unpack(&grpc__health__v1__health_check_response__descriptor, msg);
+    assert_non_null(m);
+    w->status[w->t.messages] = (int)((Grpc__Health__V1__HealthCheckResponse *)m)->status;
+    protobuf_c_message_free_unpacked(m, NULL);
+    rpc_tally_message(&w->t, msg);
+}
+
+static struct rpc_stream *watch(struct rpc_rig *r, const char *service, struct watcher *w)
+{
+    static const struct rpc_events events = {.on_message = watcher_message,
+                                             .on_end = rpc_tally_end};
+    Grpc__Health__V1__HealthCheckRequest req = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
+    req.service = (char *)(uintptr_t)service;
+    *w = (struct watcher){0};
+    struct rpc_stream *s =
+        rpc_stream_new(r->client, "/grpc.health.v1.Health/Watch", NULL, &events, w);
+    rpc_stream_send(s, rpc_pack(&req.base));
+    rpc_stream_close(s);
+    return s;
+}
+
+static void who_watches_health_is_told(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct watcher known, unknown, gone;
+    struct rpc_stream *a = watch(&r, "test", &known), *b = watch(&r, "other", &unknown);
+    struct rpc_stream *c = watch(&r, "test", &gone);
+    rpc_rig_await(&known.t.messages, 1);
+    rpc_rig_await(&unknown.t.messages, 1);
+    rpc_rig_await(&gone.t.messages, 1);
+    rpc_stream_cancel(c);
+    rpc_rig_await(&gone.t.ends, 1);
+    rpc_health_set(r.health, "test", true);
+    rpc_health_set(r.health, "test", true); // no change, no message
+    rpc_rig_await(&known.t.messages, 2);
+    rpc_health_stop(r.health);
+    rpc_rig_await(&known.t.ends, 1);
+    rpc_rig_await(&unknown.t.ends, 1);
+    assert_int_equal(known.t.messages, 3);
+    assert_int_equal(known.status[0], NOT_SERVING);
+    assert_int_equal(known.status[1], SERVING);
+    assert_int_equal(known.status[2], NOT_SERVING);
+    assert_int_equal(known.t.status.code, RPC_UNAVAILABLE);
+    assert_int_equal(unknown.t.messages, 1);
+    assert_int_equal(unknown.status[0], SERVICE_UNKNOWN);
+    rpc_stream_free(a);
+    rpc_stream_free(b);
+    rpc_stream_free(c);
+    rpc_rig_done(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(health_is_checked_by_name),
+        cmocka_unit_test(who_watches_health_is_told),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,117 @@
+/* test_rpc_listen.c - sockets: taken, replaced, left alone, passed. */
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include "lib/rigs/rpc_rig.h"
+
+static void a_live_servers_socket_is_not_taken_over(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
+    struct rpc_server *second = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    assert_int_equal(rpc_server_listen(second, r.target), -EADDRINUSE);
+    assert_non_null(strstr(fail_text(), "another server"));
+    rpc_server_stop(second, 0);
+    assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
+    rpc_rig_done(&r);
+}
+
+static void a_dead_servers_socket_is_replaced_and_other_files_are_not(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s/dead.sock", r.folder);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    close(fd); // bound, never listened: as a killed server leaves it
+    char addr[160], file[128];
+    snprintf(addr, sizeof(addr), "unix:%s", a.sun_path);
+    snprintf(file, sizeof(file), "%s/file", r.folder);
+    close(open(file, O_CREAT | O_WRONLY, 0600));
+    AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
+    struct rpc_server *second = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    assert_int_equal(rpc_server_listen(second, addr), 1);
+    snprintf(addr, sizeof(addr), "unix:%s", file);
+    assert_int_equal(rpc_server_listen(second, addr), -EADDRINUSE);
+    rpc_server_stop(second, 0);
+    assert_int_equal(access(a.sun_path, F_OK), -1);
+    assert_int_equal(unlink(file), 0);
+    rpc_rig_done(&r);
+}
+
+static void a_path_that_belongs_to_a_successor_is_left_alone(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    unlink(r.path);
+    AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
+    struct rpc_server *next = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    assert_int_equal(rpc_server_listen(next, r.target), 1);
+    assert_int_equal(rpc_server_start(next), 0);
+    rpc_server_stop(r.server, 0);
+    struct rpc_options opt = {.timeout_us = RPC_RIG_WAIT_US, .wait_for_ready = true};
+    assert_int_equal(rpc_rig_echo(r.client, &opt, 7).code, RPC_OK);
+    r.server = next;
+    rpc_rig_done(&r);
+}
+
+static void bad_addresses_are_named(void **state)
+{
+    (void)state;
+    AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
+    struct rpc_server *s = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    char addr[200] = "unix:/tmp/";
+    memset(addr + 10, 'x', 150);
+    assert_int_equal(rpc_server_listen(s, addr), -EINVAL);
+    assert_int_equal(rpc_server_listen(s, "unix:/nonexistent-folder/s.sock"), -ENOENT);
+    assert_non_null(strstr(fail_text(), "/nonexistent-folder"));
+    assert_int_equal(rpc_server_listen(s, "no address"), -EINVAL);
+    assert_int_equal(rpc_server_listen(s, "127.0.0.1:99999"), -EINVAL);
+    rpc_server_stop(s, 0);
+}
+
+static void passed_sockets_are_served(void **state)
+{
+    (void)state;
+    memset(&rpc_rig_seen, 0, sizeof(rpc_rig_seen));
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(a);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    assert_int_equal(listen(fd, 10), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+    AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
+    struct rpc_server *s = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    assert_int_equal(rpc_server_listen_fd(s, fd), 0);
+    assert_int_equal(rpc_server_start(s), 0);
+    char target[32];
+    snprintf(target, sizeof(target), "127.0.0.1:%d", ntohs(a.sin_port));
+    struct rpc_client *c;
+    assert_int_equal(rpc_client_new(target, NULL, &c), 0);
+    assert_int_equal(rpc_rig_echo(c, NULL, 3).code, RPC_OK);
+    rpc_client_free(c);
+    rpc_server_stop(s, 1000);
+    assert_int_equal(fcntl(fd, F_GETFD), -1); // closed with the server
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_live_servers_socket_is_not_taken_over),
+        cmocka_unit_test(a_dead_servers_socket_is_replaced_and_other_files_are_not),
+        cmocka_unit_test(a_path_that_belongs_to_a_successor_is_left_alone),
+        cmocka_unit_test(bad_addresses_are_named),
+        cmocka_unit_test(passed_sockets_are_served),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

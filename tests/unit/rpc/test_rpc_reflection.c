@@ -1,0 +1,133 @@
+/* test_rpc_reflection.c - a client that knows nothing but reflection. */
+#include <string.h>
+#include "grpc/reflection/v1alpha/reflection.pb-c.h"
+#include "lib/rigs/rpc_rig.h"
+#include "rpc/rpc_reflection.h"
+
+typedef Grpc__Reflection__V1alpha__ServerReflectionRequest Question;
+typedef Grpc__Reflection__V1alpha__ServerReflectionResponse Answer;
+#define ASKED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##x
+#define ANSWERED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##x
+
+#define MOST_ANSWERS 8
+
+struct reader {
+    struct rpc_tally t;
+    Answer *answers[MOST_ANSWERS]; // one of t.messages each
+};
+
+static void reader_message(void *user, struct rpc_msg *msg)
+{
+    struct reader *x = user;
+    int n = rpc_rig_count(&x->t.messages);
+    if (n < MOST_ANSWERS)
+        x->answers[n] = (Answer *)rpc_unpack(
+            &grpc__reflection__v1alpha__server_reflection_response__descriptor, msg);
+    rpc_tally_message(&x->t, msg);
+}
+
+static Answer *reflect(struct rpc_stream *s, struct reader *x, int kind, const char *text)
+{
+    Question q = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__INIT;
+    q.message_request_case =
+        (Grpc__Reflection__V1alpha__ServerReflectionRequest__MessageRequestCase)kind;
+    q.list_services = (char *)(uintptr_t)text; // all strings of the union lie there
+    q.host = "here";
+    int n = rpc_rig_count(&x->t.messages);
+    rpc_stream_send(s, rpc_pack(&q.base));
+    rpc_rig_await(&x->t.messages, n + 1);
+    Answer *a = x->answers[n];
+    assert_non_null(a);
+    assert_string_equal(a->valid_host, "here");
+    assert_int_equal(a->original_request->message_request_case, kind);
+    return a;
+}
+
+static void check_reflection(struct rpc_rig *r, const char *path)
+{
+    static const struct rpc_events events = {.on_message = reader_message, .on_end = rpc_tally_end};
+    struct reader x = {0};
+    struct rpc_stream *s = rpc_stream_new(r->client, path, NULL, &events, &x);
+    Answer *a = reflect(s, &x, ASKED(LIST_SERVICES), "*");
+    assert_int_equal(a->message_response_case, ANSWERED(LIST_SERVICES_RESPONSE));
+    assert_int_equal(a->list_services_response->n_service, 2);
+    assert_string_equal(a->list_services_response->service[0]->name, "tandem.v1.Verifier");
+
+    a = reflect(s, &x, ASKED(FILE_BY_FILENAME), "tandem/v1/stats.proto");
+    assert_int_equal(a->message_response_case, ANSWERED(FILE_DESCRIPTOR_RESPONSE));
+    ProtobufCBinaryData by_name = a->file_descriptor_response->file_descriptor_proto[0];
+    static const char begin[] = "\x0a\x15tandem/v1/stats.proto\x12\x09tandem.v1";
+    assert_memory_equal(by_name.data, begin, sizeof(begin) - 1);
+    size_t len = by_name.len;
+
+    a = reflect(s, &x, ASKED(FILE_CONTAINING_SYMBOL), "tandem.v1.Stats.GetStats");
+    assert_int_equal(a->message_response_case, ANSWERED(FILE_DESCRIPTOR_RESPONSE));
+    assert_int_equal(a->file_descriptor_response->file_descriptor_proto[0].len, len);
+
+    a = reflect(s, &x, ASKED(FILE_CONTAINING_SYMBOL), "tandem.v1.Nobody");
+    assert_int_equal(a->message_response_case, ANSWERED(ERROR_RESPONSE));
+    assert_int_equal(a->error_response->error_code, RPC_NOT_FOUND);
+    a = reflect(s, &x, ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE), "tandem.v1.Tensor");
+    assert_int_equal(a->message_response_case, ANSWERED(ERROR_RESPONSE));
+
+    rpc_stream_close(s);
+    rpc_rig_await(&x.t.ends, 1);
+    assert_int_equal(x.t.status.code, RPC_OK);
+    rpc_stream_free(s);
+    assert_int_equal(x.t.messages, 5);
+    for (int i = 0; i < x.t.messages; i++)
+        protobuf_c_message_free_unpacked(&x.answers[i]->base, NULL);
+}
+
+static void reflection_tells_services_files_and_symbols(void **state)
+{
+    (void)state;
+    struct rpc_rig r;
+    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    check_reflection(&r, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo");
+    check_reflection(&r, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
+    rpc_rig_done(&r);
+}
+
+static void symbols_of_every_kind_are_found(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *symbol, *file;
+    } cases[] = {
+        {"tandem.v1.Proposer", "tandem/v1/proposer.proto"},
+        {"tandem.v1.Proposer.Draft", "tandem/v1/proposer.proto"},
+        {"tandem.v1.Tensor.Dtype", "tandem/v1/proposer.proto"},
+        {"tandem.v1.QMode", "tandem/v1/proposer.proto"},
+        {"tandem.v1.GenerateRequest", "tandem/v1/verifier.proto"},
+        {"tandem.v1.GenerateRequest.text", "tandem/v1/verifier.proto"},
+        {"tandem.v1.GenerateRequest.prompt", "tandem/v1/verifier.proto"},
+        {"grpc.health.v1.Health.Watch", "grpc/health/v1/health.proto"},
+        {"tandem.v1", NULL},
+        {"tandem.v1.", NULL},
+        {"tandem", NULL},
+        {"", NULL},
+        {"tandem.v1.Proposers", NULL},
+        {"tandem.v1.Propose", NULL},
+        {"tandem.v1.Proposer.Draft.x", NULL},
+        {"tandem.v1.Tensor..Dtype", NULL},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        size_t n = 0, m = 0;
+        const uint8_t *at = rpc_reflection_symbol(cases[i].symbol, &n);
+        if (cases[i].file)
+            assert_ptr_equal(at, rpc_reflection_file(cases[i].file, &m));
+        else
+            assert_null(at);
+        assert_int_equal(n, m);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reflection_tells_services_files_and_symbols),
+        cmocka_unit_test(symbols_of_every_kind_are_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

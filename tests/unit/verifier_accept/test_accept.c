@@ -1,0 +1,492 @@
+/* test_accept.c - the own-draw rule: what is kept, and that the law of the output is the target's.
+ *
+ * The target of these tests is a little chain: logits depend on the last token only, so that every
+ * expectation is exact. */
+#include <math.h>
+#include <string.h>
+#include "lib/lib.h"
+#include "base/mem.h"
+#include "model/dist.h"
+#include "verifier-svc/accept/accept.h"
+
+#define V 5
+#define EOS 4
+#define N_OUT 24
+
+/* ---- scripted draws: the walk itself ---- */
+
+struct script {
+    const uint32_t *draws; // what the target says, in order
+    unsigned n, at;
+    uint32_t rows[ACCEPT_MAX + 1]; // which row was asked
+};
+
+static bool draw_scripted(void *arg, uint32_t row, uint32_t *ret_token)
+{
+    struct script *s = arg;
+    assert_true(s->at < s->n);
+    s->rows[s->at] = row;
+    *ret_token = s->draws[s->at++];
+    return *ret_token != EOS;
+}
+
+static struct accept_tree chain(const uint32_t *tokens, uint32_t n)
+{
+    static int32_t parents[ACCEPT_MAX];
+    for (uint32_t i = 0; i < n; i++)
+        parents[i] = (int32_t)i - 1;
+    return (struct accept_tree){n, tokens, parents};
+}
+
+static struct accept_result walk(const struct accept_tree *t, const uint32_t *draws, unsigned n)
+{
+    struct script s = {.draws = draws, .n = n};
+    struct accept_result r;
+    accept_own_draw(t, draw_scripted, &s, &r);
+    assert_int_equal(r.n_tokens, s.at);
+    for (uint32_t i = 0; i < r.n_accepted; i++) // each accepted token's own row is asked next
+        assert_true(i + 1 >= r.n_tokens || s.rows[i + 1] == r.path[i] + 1);
+    return r;
+}
+
+static void an_empty_draft_gives_one_token_of_the_target(void **state)
+{
+    (void)state;
+    struct accept_tree t = {0};
+    struct accept_result r = walk(&t, (uint32_t[]){3}, 1);
+    assert_int_equal(r.n_tokens, 1);
+    assert_int_equal(r.n_accepted, 0);
+    assert_int_equal(r.last, ACCEPT_TARGET);
+}
+
+static void a_fully_accepted_draft_brings_a_bonus(void **state)
+{
+    (void)state;
+    struct accept_tree t = chain((uint32_t[]){1, 2, 3}, 3);
+    struct accept_result r = walk(&t, (uint32_t[]){1, 2, 3, 0}, 4);
+    assert_int_equal(r.n_tokens, 4);
+    assert_int_equal(r.n_accepted, 3);
+    assert_int_equal(r.last, ACCEPT_BONUS);
+}
+
+static void the_first_difference_ends_the_walk_with_a_correction(void **state)
+{
+    (void)state;
+    struct accept_tree t = chain((uint32_t[]){1, 2, 3}, 3);
+    struct accept_result r = walk(&t, (uint32_t[]){1, 0}, 2);
+    assert_int_equal(r.n_tokens, 2);
+    assert_int_equal(r.n_accepted, 1);
+    assert_int_equal(r.last, ACCEPT_CORRECTION);
+}
+
+static void nothing_accepted_still_gives_the_targets_token(void **state)
+{
+    (void)state;
+    struct accept_tree t = chain((uint32_t[]){1, 2, 3}, 3);
+    struct accept_result r = walk(&t, (uint32_t[]){2}, 1);
+    assert_int_equal(r.n_tokens, 1);
+    assert_int_equal(r.n_accepted, 0);
+    assert_int_equal(r.last, ACCEPT_CORRECTION);
+}
+
+static void an_end_inside_the_draft_drops_the_rest(void **state)
+{
+    (void)state;
+    struct accept_tree t = chain((uint32_t[]){1, EOS, 2, 3}, 4);
+    struct accept_result r = walk(&t, (uint32_t[]){1, EOS}, 2);
+    assert_int_equal(r.n_tokens, 2);
+    assert_int_equal(r.n_accepted, 2);
+    assert_int_equal(r.last, ACCEPT_ACCEPTED);
+}
+
+static void an_end_that_was_not_drafted_is_a_correction(void **state)
+{
+    (void)state;
+    struct accept_tree t = chain((uint32_t[]){1, 2}, 2);
+    struct accept_result r = walk(&t, (uint32_t[]){1, EOS}, 2);
+    assert_int_equal(r.n_accepted, 1);
+    assert_int_equal(r.last, ACCEPT_CORRECTION);
+}
+
+/*        context
+ *        /     \
+ *      1(0)    2(1)
+ *      / \       \
+ *   1(2)  3(3)   1(4)
+ *          |
+ *         2(5)           */
+static const uint32_t tree_tokens[] = {1, 2, 1, 3, 1, 2};
+static const int32_t tree_parents[] = {-1, -1, 0, 0, 1, 3};
+static const struct accept_tree tree = {6, tree_tokens, tree_parents};
+
+static void every_path_of_a_tree_can_be_accepted(void **state)
+{
+    (void)state;
+    for (uint32_t leaf = 0; leaf < tree.n; leaf++) {
+        uint32_t path[8], draws[8], n = 0;
+        for (int32_t i = (int32_t)leaf; i >= 0; i = tree_parents[i])
+            path[n++] = (uint32_t)i;
+        for (uint32_t i = 0; i < n; i++)
+            draws[i] = tree_tokens[path[n - 1 - i]];
+        draws[n] = 0; // is nobody's child
+        struct accept_result r = walk(&tree, draws, n + 1);
+        assert_int_equal(r.n_accepted, n);
+        for (uint32_t i = 0; i < n; i++)
+            assert_int_equal(r.path[i], path[n - 1 - i]);
+        bool is_leaf = leaf == 2 || leaf == 4 || leaf == 5;
+        assert_int_equal(r.last, is_leaf ? ACCEPT_BONUS : ACCEPT_CORRECTION);
+    }
+}
+
+static void malformed_drafts_are_told(void **state)
+{
+    (void)state;
+    struct accept_tree forward = {2, (uint32_t[]){1, 1}, (int32_t[]){-1, 1}};
+    struct accept_tree below = {1, (uint32_t[]){1}, (int32_t[]){-2}};
+    struct accept_tree foreign = {1, (uint32_t[]){V}, (int32_t[]){-1}};
+    struct accept_tree long_one = {.n = ACCEPT_MAX + 1};
+    assert_false(accept_valid(&forward, V));
+    assert_false(accept_valid(&below, V));
+    assert_false(accept_valid(&foreign, V));
+    assert_false(accept_valid(&long_one, V));
+    assert_true(accept_valid(&tree, V));
+    assert_true(accept_valid(&(struct accept_tree){0}, V));
+}
+
+static void trimming_keeps_a_tree_whole(void **state)
+{
+    (void)state;
+    uint32_t tokens[6];
+    int32_t parents[6];
+    float survival[6] = {.9f, .8f, .7f, .6f, .5f, .4f};
+    uint8_t moved[6] = {0};
+    memcpy(tokens, tree_tokens, sizeof(tokens));
+    memcpy(parents, tree_parents, sizeof(parents));
+    assert_int_equal(accept_trim(tokens, parents, survival, moved, 6, 6, 2),
+                     5); // all but the deepest
+    assert_int_equal(accept_trim(tokens, parents, survival, moved, 5, 4, 9), 4);
+    assert_memory_equal(tokens, ((uint32_t[]){1, 2, 1, 3}), 16);
+    assert_memory_equal(parents, ((int32_t[]){-1, -1, 0, 0}), 16);
+    assert_int_equal(accept_trim(tokens, parents, survival, moved, 4, 9, 0), 0);
+    assert_int_equal(accept_trim(tokens, parents, survival, moved, 0, 9, 9), 0);
+}
+
+static void what_belongs_to_a_token_moves_with_it(void **state)
+{
+    (void)state;
+    uint32_t tokens[] = {5, 6, 7, 8};
+    int32_t parents[] = {-1, 0, -1, 2};
+    float survival[] = {.5f, .4f, .3f, .2f};
+    uint8_t q_row[] = {10, 11, 12, 13};
+    assert_int_equal(accept_trim(tokens, parents, survival, q_row, 4, 4, 1), 2);
+    assert_memory_equal(tokens, ((uint32_t[]){5, 7}), 8);
+    assert_memory_equal(survival, ((float[]){.5f, .3f}), 8);
+    assert_memory_equal(q_row, ((uint8_t[]){10, 12}), 2);
+}
+
+static void unlikely_tokens_go_with_all_below_them(void **state)
+{
+    (void)state;
+    // a .9 -> b .45 (half of a's) -> c .45; d .3 -> e .3
+    uint32_t tokens[] = {1, 2, 3, 4, 5};
+    int32_t parents[] = {-1, 0, 1, -1, 3};
+    float survival[] = {.9f, .45f, .45f, .3f, .3f};
+    uint8_t q_row[] = {0, 1, 2, 3, 4};
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 5, .25f, false), 5);
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 5, .4f, false), 3); // d and e
+    assert_memory_equal(tokens, ((uint32_t[]){1, 2, 3}), 12);
+    assert_memory_equal(parents, ((int32_t[]){-1, 0, 1}), 12);
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 3, .6f, false), 1); // b, and c
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 1, .95f, false), 0);
+}
+
+static void what_is_left_hangs_together(void **state)
+{
+    (void)state;
+    uint32_t tokens[] = {1, 2, 3, 4};
+    int32_t parents[] = {-1, -1, 0, 1};
+    float survival[] = {.2f, .7f, .2f, .6f};
+    uint8_t q_row[] = {0, 1, 2, 3};
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 4, .5f, false), 2);
+    assert_memory_equal(tokens, ((uint32_t[]){2, 4}), 8);
+    assert_memory_equal(parents, ((int32_t[]){-1, 0}), 8);
+    assert_memory_equal(survival, ((float[]){.7f, .6f}), 8);
+    assert_memory_equal(q_row, ((uint8_t[]){1, 3}), 2);
+}
+
+static void a_drawn_token_ends_its_draft_and_stays(void **state)
+{
+    (void)state;
+    uint32_t tokens[] = {1, 2, 3, 4};
+    int32_t parents[] = {-1, 0, 1, 2};
+    float survival[] = {.9f, .8f, .2f, .2f};
+    uint8_t q_row[] = {0, 1, 2, 3};
+    assert_int_equal(accept_cut(tokens, parents, survival, q_row, 4, .5f, true), 3);
+    assert_memory_equal(tokens, ((uint32_t[]){1, 2, 3}), 12);
+}
+
+/* ---- keyed draws: output and law ---- */
+
+struct target {
+    struct dist *dist;
+    const float (*logits)[V]; // by the last token
+    struct dist_params params;
+    uint64_t key;
+    uint32_t out[N_OUT + ACCEPT_MAX], n; // committed; out[0] is the prompt
+};
+
+static bool draw_keyed(void *arg, uint32_t row, uint32_t *ret_token)
+{
+    struct target *t = arg;
+    (void)row; // what was committed is what the row's context holds
+    dist_set(t->dist, t->logits[t->out[t->n - 1]], &t->params, NULL);
+    *ret_token = t->out[t->n] = dist_draw(t->dist, t->key, t->n);
+    t->n++;
+    return *ret_token != EOS;
+}
+
+enum drafter { NO_DRAFT, POINT, COUPLED, RANDOM, RANDOM_TREE };
+
+/* What drafters do: always token 0; the target's own noise on other logits; anything. */
+static void make_draft(struct target *t, enum drafter kind, uint64_t *random, uint32_t *tokens,
+                       int32_t *parents, uint32_t *ret_n)
+{
+    static const float other[V] = {.3F, .2F, -.1F, .1F, -2}; // the drafter's own opinion
+    uint32_t n = kind == NO_DRAFT ? 0 : 4;
+    for (uint32_t i = 0; i < n; i++) {
+        *random = rng_splitmix64(*random);
+        parents[i] = (int32_t)i - 1;
+        tokens[i] = 0;
+        if (kind == COUPLED) {
+            dist_set(t->dist, other, &t->params, NULL);
+            tokens[i] = dist_draw(t->dist, t->key, t->n + i);
+        } else if (kind >= RANDOM) {
+            tokens[i] = (uint32_t)(*random >> 33) % V;
+        }
+        if (kind == RANDOM_TREE)
+            parents[i] = (int32_t)((*random >> 8) % (i + 1)) - 1;
+    }
+    *ret_n = n;
+}
+
+static void generate(struct target *t, enum drafter kind, uint64_t seed, unsigned *ret_accepted)
+{
+    uint64_t random = seed;
+    t->key = rng_key((int64_t)seed, 0);
+    t->n = 1;
+    t->out[0] = 0;
+    while (t->n < N_OUT) {
+        uint32_t tokens[ACCEPT_MAX];
+        int32_t parents[ACCEPT_MAX];
+        struct accept_tree draft = {0, tokens, parents};
+        struct accept_result r;
+        make_draft(t, kind, &random, tokens, parents, &draft.n);
+        accept_own_draw(&draft, draw_keyed, t, &r);
+        *ret_accepted += r.n_accepted;
+        if (t->out[t->n - 1] == EOS)
+            return;
+    }
+}
+
+static struct dist *must_dist(void)
+{
+    const struct kernel *kernel;
+    struct dist *d;
+    assert_int_equal(kernel_init(&kernel), 0);
+    assert_int_equal(dist_new(V, kernel, &d), 0);
+    return d;
+}
+
+static const float markov[V][V] = {
+    {.1F, 1.2F, .3F, -.5F, -3}, {1, .2F, .9F, .4F, -2}, {.5F, .5F, .5F, .5F, -2.5F},
+    {-1, 2, .1F, .3F, -2},      {0, 0, 0, 0, 0},
+};
+
+static void any_draft_leaves_the_committed_tokens_as_they_are(void **state)
+{
+    (void)state;
+    AUTO(dist_free) struct dist *dist = must_dist();
+    struct target plain = {.dist = dist, .logits = markov}, drafted = plain;
+    unsigned accepted[RANDOM_TREE + 1] = {0};
+    for (uint64_t seed = 1; seed <= 2000; seed++) {
+        plain.params = (struct dist_params){
+            .temperature = seed % 3 ? 0.8F : 0, .top_p = seed % 2 ? 1 : 0.9F, .repetition = 1};
+        drafted.params = plain.params;
+        generate(&plain, NO_DRAFT, seed, &accepted[NO_DRAFT]);
+        for (enum drafter kind = POINT; kind <= RANDOM_TREE; kind++) {
+            generate(&drafted, kind, seed, &accepted[kind]);
+            uint32_t n = plain.n < drafted.n ? plain.n : drafted.n; // the last round may overshoot
+            assert_true(n >= N_OUT || (plain.n == drafted.n && plain.out[n - 1] == EOS));
+            assert_memory_equal(plain.out, drafted.out, n * sizeof(uint32_t));
+        }
+    }
+    for (enum drafter kind = POINT; kind <= RANDOM_TREE; kind++)
+        assert_true(accepted[kind] > 0); // or the test would show nothing
+    assert_true(accepted[COUPLED] > 2 * accepted[RANDOM]);
+}
+
+/* A of notes on speculation: p = (.5, .3, .2). The same at every position. */
+static const double law[3] = {.5, .3, .2};
+static float flat[V][V];
+
+static double chi_square(const uint64_t count[3])
+{
+    double n = (double)(count[0] + count[1] + count[2]), sum = 0;
+    for (int i = 0; i < 3; i++) {
+        double d = (double)count[i] - n * law[i];
+        sum += d * d / (n * law[i]);
+    }
+    return sum;
+}
+
+#define CHI_SQUARE_MAX 23.0 // 2 degrees of freedom: passed by chance once in 1e5
+
+/* The error the chi-square must see: the target redraws where it does not agree with the draft, so
+ * a drafted token has two chances. */
+static bool redraw_on_rejection;
+
+static bool draw_for_law(void *arg, uint32_t row, uint32_t *ret_token)
+{
+    bool goes_on = draw_keyed(arg, row, ret_token);
+    struct target *t = arg;
+    if (redraw_on_rejection && *ret_token != 0)
+        *ret_token = t->out[t->n - 1] = dist_draw(t->dist, ~t->key, t->n - 1);
+    return goes_on;
+}
+
+static double law_of(enum drafter kind, uint64_t n_wanted)
+{
+    AUTO(dist_free) struct dist *dist = must_dist();
+    struct target t = {.dist = dist, .logits = (const float(*)[V])flat};
+    t.params = (struct dist_params){.temperature = 1, .top_p = 1, .repetition = 1};
+    uint64_t count[3] = {0}, n = 0;
+    for (uint64_t seed = 1; n < n_wanted; seed++) {
+        uint64_t random = seed;
+        t.key = rng_key((int64_t)seed, 7);
+        t.n = 1;
+        t.out[0] = 0;
+        while (t.n < N_OUT) {
+            uint32_t tokens[ACCEPT_MAX], from = t.n;
+            int32_t parents[ACCEPT_MAX];
+            struct accept_tree draft = {0, tokens, parents};
+            struct accept_result r;
+            make_draft(&t, kind, &random, tokens, parents, &draft.n);
+            accept_own_draw(&draft, draw_for_law, &t, &r);
+            for (; from < t.n; from++, n++)
+                count[t.out[from]]++;
+        }
+    }
+    return chi_square(count);
+}
+
+static int prepare_law(void **state)
+{
+    (void)state;
+    for (int i = 0; i < V; i++) {
+        for (int k = 0; k < V; k++)
+            flat[i][k] = k < 3 ? (float)log(law[k]) : -INFINITY;
+    }
+    return 0;
+}
+
+static void the_law_is_the_targets_whatever_the_draft(void **state)
+{
+    (void)state;
+    const enum drafter kinds[] = {POINT, COUPLED, RANDOM_TREE};
+    uint64_t n = lib_amount(50000, 250000, 10000000);
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        double x = law_of(kinds[i], n);
+        if (x > CHI_SQUARE_MAX)
+            fail_msg("drafter %d: chi-square %.1f", kinds[i], x);
+    }
+}
+
+/* ---- coupled drafts ---- */
+
+/* How often a token drawn from q stays, the noise being the target's or noise of its own. */
+static double kept_share(const double p[V], const double q[V], bool own_noise, uint64_t n)
+{
+    AUTO(dist_free) struct dist *dist = must_dist();
+    struct target t = {.dist = dist, .logits = (const float(*)[V])flat};
+    t.params = (struct dist_params){.temperature = 1, .top_p = 1, .repetition = 1};
+    float drafters[V];
+    uint64_t n_kept = 0;
+    for (int k = 0; k < V; k++) {
+        drafters[k] = (float)log(q[k]);
+        for (int i = 0; i < V; i++)
+            flat[i][k] = (float)log(p[k]);
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        struct accept_result r;
+        t.n = 1;
+        t.key = rng_key((int64_t)i, 0);
+        dist_set(dist, drafters, &t.params, NULL);
+        uint32_t token = dist_draw(dist, own_noise ? ~t.key : t.key, t.n);
+        accept_own_draw(&(struct accept_tree){1, &token, &(int32_t){-1}}, draw_keyed, &t, &r);
+        n_kept += r.n_accepted;
+    }
+    return (double)n_kept / (double)n;
+}
+
+/* sum_i 1 / sum_j max(p_j/p_i, q_j/q_i) (Daliri, Musco, Suresh 2024, arXiv:2408.07978). */
+static double coupled_share(const double p[V], const double q[V])
+{
+    double share = 0;
+    for (int i = 0; i < V; i++) {
+        double sum = 0;
+        for (int j = 0; j < V && p[i] > 0; j++)
+            sum += fmax(p[j] / p[i], q[j] / q[i]);
+        share += p[i] > 0 ? 1 / sum : 0;
+    }
+    return share;
+}
+
+static void coupled_drafts_stay_as_often_as_the_formula_says(void **state)
+{
+    (void)state;
+    static const struct {
+        double p[V], q[V], coupled, independent;
+    } v[] = {{{1. / 3, 2. / 3}, {2. / 3, 1. / 3}, 2. / 3, 4. / 9},
+             {{.5, .3, .2}, {.6, .1, .3}, 163. / 210, .39},
+             {{.5, .25, .125, .125}, {.25, .25, .25, .25}, .7, .25}};
+    uint64_t n = lib_amount(20000, 100000, 10000000);
+    for (size_t i = 0; i < ARRAY_LEN(v); i++) {
+        double within = 2.5 / sqrt((double)n); // five deviations at most
+        assert_true(fabs(coupled_share(v[i].p, v[i].q) - v[i].coupled) < 1e-12);
+        assert_true(fabs(kept_share(v[i].p, v[i].q, false, n) - v[i].coupled) < within);
+        assert_true(fabs(kept_share(v[i].p, v[i].q, true, n) - v[i].independent) < within);
+    }
+}
+
+static void the_chi_square_sees_a_wrong_rule(void **state)
+{
+    (void)state;
+    redraw_on_rejection = true;
+    double x = law_of(POINT, 50000);
+    redraw_on_rejection = false;
+    assert_true(x > 100 * CHI_SQUARE_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_empty_draft_gives_one_token_of_the_target),
+        cmocka_unit_test(a_fully_accepted_draft_brings_a_bonus),
+        cmocka_unit_test(the_first_difference_ends_the_walk_with_a_correction),
+        cmocka_unit_test(nothing_accepted_still_gives_the_targets_token),
+        cmocka_unit_test(an_end_inside_the_draft_drops_the_rest),
+        cmocka_unit_test(an_end_that_was_not_drafted_is_a_correction),
+        cmocka_unit_test(every_path_of_a_tree_can_be_accepted),
+        cmocka_unit_test(malformed_drafts_are_told),
+        cmocka_unit_test(trimming_keeps_a_tree_whole),
+        cmocka_unit_test(what_belongs_to_a_token_moves_with_it),
+        cmocka_unit_test(unlikely_tokens_go_with_all_below_them),
+        cmocka_unit_test(what_is_left_hangs_together),
+        cmocka_unit_test(a_drawn_token_ends_its_draft_and_stays),
+        cmocka_unit_test(any_draft_leaves_the_committed_tokens_as_they_are),
+        cmocka_unit_test_setup(the_law_is_the_targets_whatever_the_draft, prepare_law),
+        cmocka_unit_test_setup(the_chi_square_sees_a_wrong_rule, prepare_law),
+        cmocka_unit_test(coupled_drafts_stay_as_often_as_the_formula_says),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

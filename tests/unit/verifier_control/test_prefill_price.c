@@ -1,0 +1,97 @@
+/* test_prefill_price.c - what it costs that contexts are read, and how long that is an excuse. */
+#include "lib/lib.h"
+#include "verifier-svc/control/prefill_price.h"
+
+/* Proposer 1 reads 100 positions beside two passes that take 50 us longer each. */
+static void read_100(struct reading *r, struct reading_price *price)
+{
+    reading_asked(r, 1, 100);
+    for (unsigned i = 0; i < 2; i++)
+        assert_true(reading_passed(r, price, 50));
+    reading_answered(r, price);
+}
+
+static void what_passes_take_longer_is_the_price_of_the_positions(void **state)
+{
+    (void)state;
+    struct reading_price price = {0};
+    struct reading r = {0}, other = {0};
+    assert_true(reading_us(&other, &price, 1, 500) == 0); // not known
+    read_100(&r, &price);
+    assert_true(reading_us(&other, &price, 1, 500) == 500);
+    reading_asked(&other, 1, 500);
+    assert_true(reading_us(&other, &price, 1, 500) == 0); // it is being paid
+    assert_true(reading_us(&r, &price, 1, 500) == 0);
+    assert_true(reading_us(&r, &price, 2, 500) == 500); // another proposer has not read it
+}
+
+static void the_pass_that_runs_as_it_is_answered_counts(void **state)
+{
+    (void)state;
+    struct reading_price price = {0};
+    struct reading r = {0};
+    read_100(&r, &price);
+    assert_true(reading_passed(&r, &price, 900));
+    assert_true(reading_us(&(struct reading){0}, &price, 1, 10) == 100);
+}
+
+static void what_nobody_waits_for_has_no_price(void **state)
+{
+    (void)state;
+    struct reading_price price = {0};
+    struct reading r = {0};
+    reading_asked(&r, 1, 100);
+    reading_passed(&r, &price, 1e6);
+    reading_left(&r);
+    assert_false(reading_goes_on(&r));
+    reading_passed(&r, &price, 1e6); // it was left as this pass ran
+    reading_answered(&r, &price);
+    assert_true(r.done && price.us == 0 && price.positions == 0);
+}
+
+static void a_context_that_was_lost_is_read_once_more(void **state)
+{
+    (void)state;
+    struct reading_price price = {0};
+    struct reading r = {0};
+    read_100(&r, &price);
+    reading_asked(&r, 1, 0);
+    assert_false(reading_goes_on(&r));
+    reading_asked(&r, 1, 150);
+    assert_true(reading_goes_on(&r) && !r.done);
+    reading_asked(&r, 2, 0); // one that knows it already
+    assert_true(r.done && !reading_goes_on(&r));
+}
+
+static void reading_is_an_excuse_for_so_many_passes_as_it_may_take(void **state)
+{
+    (void)state;
+    struct reading_price price = {0};
+    struct reading r = {0};
+    unsigned n = 0;
+    reading_asked(&r, 1, 160);
+    for (; reading_passed(&r, &price, 1); n++) {
+        assert_true(reading_goes_on(&r));
+        reading_asked(&r, 1, 161 + n); // it grows meanwhile
+    }
+    assert_int_equal(n, 16 + 10);
+    reading_left(&r); // it is not tried anew, as if nothing had been
+    reading_asked(&r, 1, 200);
+    assert_false(reading_goes_on(&r));
+    reading_answered(&r, &price);
+    assert_true(r.done && price.positions == 0); // who knows what took so long
+    reading_asked(&r, 1, 300);
+    assert_true(reading_goes_on(&r));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_passes_take_longer_is_the_price_of_the_positions),
+        cmocka_unit_test(the_pass_that_runs_as_it_is_answered_counts),
+        cmocka_unit_test(what_nobody_waits_for_has_no_price),
+        cmocka_unit_test(a_context_that_was_lost_is_read_once_more),
+        cmocka_unit_test(reading_is_an_excuse_for_so_many_passes_as_it_may_take),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,128 @@
+/* test_admit.c - who begins, by an engine whose thread does not run. */
+#include <stdlib.h>
+#include <string.h>
+#include "lib/lib.h"
+#include "lib/clients/topic.h"
+#include "verifier-svc/engine/engine_impl.h"
+
+#define N_BLOCKS 64
+
+static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
+static struct stats stats;
+static struct options options = {.max_sequences = 16,
+                                 .queue_length = 16,
+                                 .max_batch_rows = 64,
+                                 .prefill_chunk = 64,
+                                 .prefix_cache = true,
+                                 .kv_disk = ""};
+static struct gguf *file;
+static struct tok *tok;
+
+static int set_up(void **state)
+{
+    struct engine *e;
+    assert_int_equal(engine_new(&options, &stats, &e), 0);
+    assert_int_equal(events_fit(e->events, tok), 0);
+    e->served = calloc(1, sizeof(*e->served));
+    assert_non_null(e->served);
+    assert_int_equal(kv_new(&shape, N_BLOCKS, &e->served->run.kv), 0);
+    assert_int_equal(kv_open_index(e->served->run.kv, 1, kv_hash), 0);
+    *state = e;
+    return 0;
+}
+
+static void end(struct engine *e, struct roster *l)
+{
+    while (l->n) {
+        struct request *r = l->v[0]->req;
+        engine_fail_request(e, r, -1, "");
+        request_drop(r);
+    }
+}
+
+static int tear_down(void **state)
+{
+    struct engine *e = *state;
+    end(e, &e->running);
+    end(e, &e->waiting);
+    engine_free(e);
+    return 0;
+}
+
+/* A request with n tokens of a topic comes. */
+static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
+{
+    struct topic w;
+    topic_init(&w, topic, n);
+    struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
+    s->id = s->order = ++e->next_order;
+    atomic_fetch_add(&e->n_queued, 1);
+    roster_add(&e->waiting, s);
+    return s;
+}
+
+/* The large one's prompt begins now as that of one that is being computed, for which it waits, and
+ * now otherwise, when there is no room for it. */
+static void eight_pass_the_head_whatever_it_waits_for(void **state)
+{
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 420), *large, *small;
+    engine_admit(e);
+    assert_int_equal(running->state, SEQ_RUNNING);
+    large = come(e, 2, 800);
+    memcpy(running->tokens, large->req->prompt, 420 * sizeof(uint32_t));
+    for (unsigned i = 0; i <= SCHED_MAX_PASSING; i++) {
+        running->tokens[0] = large->req->prompt[0] + (i % 2 == 0);
+        small = come(e, 3 + i, 10);
+        engine_admit(e);
+        assert_int_equal(large->state, SEQ_WAITING);
+        assert_int_equal(small->state, i < SCHED_MAX_PASSING ? SEQ_RUNNING : SEQ_WAITING);
+    }
+}
+
+/* It waits as long as it likes, and nobody is the worse for it. */
+static void who_waits_for_a_prefix_is_passed_by_all(void **state)
+{
+    struct engine *e = *state;
+    struct seq *running = come(e, 1, 420), *alike;
+    engine_admit(e);
+    alike = come(e, 1, 440);
+    for (unsigned i = 0; i < 10; i++) {
+        struct seq *other = come(e, 2 + i, 10);
+        engine_admit(e);
+        assert_int_equal(alike->state, SEQ_WAITING);
+        assert_int_equal(other->state, SEQ_RUNNING);
+    }
+    struct kv_root root = seq_root(running);
+    assert_int_equal(kv_grow(e->served->run.kv, &running->kv, 420), 0);
+    kv_enter(e->served->run.kv, &running->kv, &root, running->tokens, 420);
+    engine_admit(e);
+    assert_int_equal(alike->state, SEQ_RUNNING);
+}
+
+static int open_model(void **state)
+{
+    (void)state;
+    stats_init(&stats);
+    assert_int_equal(gguf_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
+    assert_int_equal(tok_new(file, &tok), 0);
+    return 0;
+}
+
+static int close_model(void **state)
+{
+    (void)state;
+    tok_free(tok);
+    gguf_close(file);
+    return 0;
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(eight_pass_the_head_whatever_it_waits_for),
+        TEST(who_waits_for_a_prefix_is_passed_by_all),
+    };
+    return cmocka_run_group_tests(tests, open_model, close_model);
+}

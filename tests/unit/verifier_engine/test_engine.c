@@ -1,0 +1,530 @@
+/* test_engine.c - the engine's thread with a real model, its clients played by the test. */
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/clock.h"
+#include "base/mem.h"
+#include "lib/lib.h"
+#include "lib/clients/played.h"
+#include "lib/clients/proposers.h"
+#include "tandem/v1/verifier.pb-c.h"
+#include "verifier-svc/engine/engine_impl.h"
+
+#define N_CHOICES 2
+#define N_TOKENS 400
+
+/* ---- what the engine's thread allocates: the linker hands all calls of ours to these ---- */
+
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t n);
+
+static atomic_bool watching;
+static pthread_t watched;
+static atomic_uint n_allocations;
+
+static void count(void)
+{
+    if (atomic_load(&watching) && pthread_equal(pthread_self(), watched))
+        atomic_fetch_add(&n_allocations, 1);
+}
+
+void *__wrap_malloc(size_t n)
+{
+    count();
+    return __real_malloc(n);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    count();
+    return __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *p, size_t n)
+{
+    count();
+    return __real_realloc(p, n);
+}
+
+/* ---- waiting for a thread: for as long as a test wants ---- */
+
+#define HELD_MS 5000 // at most, so that a test fails and does not hang
+
+int __real_pthread_join(pthread_t thread, void **ret);
+int __wrap_pthread_join(pthread_t thread, void **ret);
+
+static atomic_bool hold_joins, in_join;
+
+int __wrap_pthread_join(pthread_t thread, void **ret)
+{
+    for (int ms = 0; atomic_load(&hold_joins) && ms < HELD_MS; ms += 5) {
+        atomic_store(&in_join, true);
+        poll(NULL, 0, 5);
+    }
+    atomic_store(&hold_joins, false);
+    return __real_pthread_join(thread, ret);
+}
+
+/* ---- how the engine's thread sleeps, and a disk that works for as long as a test wants ---- */
+
+void *__real_queue_pop(struct queue *q, int64_t wait_us);
+void *__wrap_queue_pop(struct queue *q, int64_t wait_us);
+int __real_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data);
+int __wrap_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data);
+int __real_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n,
+                        int64_t now_s);
+int __wrap_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n,
+                        int64_t now_s);
+void __real_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s);
+void __wrap_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s);
+
+static _Atomic(struct queue *) watched_inbox;
+static atomic_uint n_looks, n_sleeps; // into the inbox; of them, those that wait
+static _Atomic int64_t sleep_us;      // of the last one
+static atomic_uint n_taken;           // fetches that the engine is done with
+static atomic_bool hold_reads, in_read, hold_writes, in_write;
+
+void *__wrap_queue_pop(struct queue *q, int64_t wait_us)
+{
+    if (q == atomic_load(&watched_inbox)) {
+        atomic_fetch_add(&n_looks, 1);
+        if (wait_us)
+            atomic_store(&sleep_us, wait_us);
+        atomic_fetch_add(&n_sleeps, wait_us != 0);
+    }
+    return __real_queue_pop(q, wait_us);
+}
+
+static void wait_while(atomic_bool *held, atomic_bool *ret_in)
+{
+    for (int ms = 0; atomic_load(held) && ms < 4 * HELD_MS; ms += 5) {
+        atomic_store(ret_in, true);
+        poll(NULL, 0, 5);
+    }
+}
+
+int __wrap_kv_store_get(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data)
+{
+    wait_while(&hold_reads, &in_read);
+    return __real_kv_store_get(s, name, now_s, ret_data);
+}
+
+int __wrap_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n,
+                        int64_t now_s)
+{
+    wait_while(&hold_writes, &in_write);
+    return __real_kv_store_put(s, rows, n, now_s);
+}
+
+void __wrap_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s)
+{
+    __real_tier_take(t, f, s);
+    atomic_fetch_add(&n_taken, 1);
+}
+
+static void wait_until_more(atomic_uint *n, unsigned than)
+{
+    for (int ms = 0; atomic_load(n) <= than; ms += 5) {
+        assert_true(ms < 4 * HELD_MS);
+        poll(NULL, 0, 5);
+    }
+}
+
+/* Wakes the engine, which sees what has changed and sleeps again. */
+static void wake(struct engine *e)
+{
+    for (int i = 0; i < 2; i++) { // it may have been about to sleep
+        unsigned n = atomic_load(&n_sleeps);
+        engine_wake(e);
+        wait_until_more(&n_sleeps, n);
+    }
+}
+
+/* Once nothing goes to disk any more it sleeps until something comes, and looks about no more often
+ * than it is woken. */
+static void must_sleep(struct engine *e)
+{
+    wake(e);
+    for (int ms = 0; atomic_load(&sleep_us) != -1 && ms < 4 * HELD_MS; ms += 5) {
+        poll(NULL, 0, 5);
+        wake(e);
+    }
+    unsigned n = atomic_load(&n_looks);
+    for (int i = 0; i < 10; i++) {
+        wake(e);
+        assert_true(atomic_load(&sleep_us) == -1);
+    }
+    assert_in_range(atomic_load(&n_looks) - n, 20, 80);
+}
+
+/* ---- an engine ---- */
+
+static struct stats stats;
+static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+                                 .k = 5,
+                                 .max_sequences = 4,
+                                 .queue_length = 4,
+                                 .max_batch_rows = 64,
+                                 .prefill_chunk = 64,
+                                 .max_pass_ms = 100,
+                                 .threads = 1,
+                                 .prefix_cache = true,
+                                 .kv_disk = ""};
+
+/* Many different tokens, text that is held back often, and all that a token can carry. */
+static struct request *request_of(struct engine *e)
+{
+    ProtobufCBinaryData stops[] = {{6, (uint8_t *)" a b c"}, {4, (uint8_t *)". \n\n"}};
+    Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
+    Tandem__V1__GenerateRequest msg = TANDEM__V1__GENERATE_REQUEST__INIT;
+    sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+    sampling.temperature = 2;
+    sampling.has_presence_case = TANDEM__V1__SAMPLING__HAS_PRESENCE_PRESENCE_PENALTY;
+    sampling.presence_penalty = 2;
+    msg.sampling = &sampling;
+    msg.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT;
+    msg.text = (ProtobufCBinaryData){4, (uint8_t *)"Once"};
+    msg.has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
+    msg.max_tokens = N_TOKENS;
+    msg.min_tokens = N_TOKENS / 2;
+    msg.ignore_eos = msg.logprobs = msg.render_special = true;
+    msg.top_logprobs = DIST_MAX_TOP;
+    msg.stop = stops;
+    msg.n_stop = ARRAY_LEN(stops);
+    msg.n = N_CHOICES;
+    const struct served *m = engine_served(e);
+    struct request_limits limits = {m->tok, m->name, m->run.context, 4};
+    struct request *r;
+    assert_int_equal(request_read(&msg, &limits, &r), 0);
+    assert_int_equal(request_open(r, m->tok), 0);
+    return r;
+}
+
+/* Runs a request, and counts from the first tokens on. */
+static void decode_without_allocating(struct engine *e)
+{
+    struct request *r = request_of(e);
+    unsigned n_tokens[N_CHOICES] = {0}, at_start = 0;
+    watched = e->thread;
+    atomic_store(&n_allocations, 0);
+    atomic_store(&watching, true);
+    assert_int_equal(engine_submit(e, r), 0);
+    for (bool last = false; !last;) {
+        struct event_batch *b = events_next(engine_events(e), -1);
+        for (uint32_t i = 0; b && i < b->n; i++) {
+            n_tokens[b->v[i].choice] += b->v[i].n_tokens;
+            last = b->v[i].last;
+        }
+        if (b)
+            events_return(engine_events(e), b);
+        if (!at_start && n_tokens[0] && n_tokens[1])
+            at_start = atomic_load(&n_allocations);
+    }
+    assert_true(at_start > 0); // those of the admission
+    assert_int_equal(atomic_load(&n_allocations), at_start);
+    assert_true(n_tokens[0] > N_TOKENS / 2 && n_tokens[1] > N_TOKENS / 2);
+    atomic_store(&watching, false);
+    request_drop(r); // the engine's hold
+    request_drop(r);
+}
+
+static void a_decoding_round_allocates_nothing(void **state)
+{
+    (void)state;
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    decode_without_allocating(e);
+    engine_stop(e);
+}
+
+static void await_proposer(struct engine *e)
+{
+    struct drafts_stats s;
+    for (int64_t until_us = clock_us() + 20000000;; poll(NULL, 0, 5)) {
+        drafts_stats(engine_drafts(e), 0, &s);
+        if (s.connected)
+            return;
+        assert_true(clock_us() < until_us);
+    }
+}
+
+static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/tandem-test-engine-XXXXXX", path[PROPOSER_PATH_MAX], target[128];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/p.sock", folder);
+    snprintf(target, sizeof(target), "unix:%s", path);
+    options.speculation =
+        (struct speculation){.on = true, .policy = CONTROL_FIXED, .k = 5, .disable_batch_size = 8};
+    assert_int_equal(speculation_add_target(&options.speculation, target, strlen(target)), 0);
+    options.proposer_budget_ms = 50;
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_served(e)->tok));
+    await_proposer(e);
+    decode_without_allocating(e);
+    assert_true(liar_n_rounds(l) > 0); // in time or not: two sequences hardly wait for a draft
+    engine_stop(e);
+    liar_stop(l);
+    assert_string_equal(stats.proposers[0].name, "liar");
+    options.speculation = (struct speculation){0};
+    assert_int_equal(rmdir(folder), 0);
+}
+
+/* ---- giving way and coming back ---- */
+
+static unsigned figure(const char *name)
+{
+    AUTO(buf_done) struct buf text;
+    char line[80];
+    buf_init(&text, 1 << 20);
+    metrics_render(&text);
+    AUTO(mem_free) char *all = buf_take(&text);
+    snprintf(line, sizeof(line), "\n%s ", name);
+    const char *at = strstr(all, line);
+    assert_non_null(at);
+    return (unsigned)strtod(strchr(at, ' '), NULL);
+}
+
+/* Of all passes until now. */
+static unsigned n_rows_run(void)
+{
+    return figure("tandem_engine_pass_rows_sum");
+}
+
+/* Those of a request without drafts that was never disturbed. */
+static unsigned n_rows_of(unsigned n_prompt, unsigned n)
+{
+    return n_prompt + n - 1;
+}
+
+static void who_comes_back_runs_no_more_than_a_block_again(void **state)
+{
+    (void)state;
+    struct played a, other;
+    options.max_sequences = 1;
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    unsigned before = n_rows_run();
+    played_submit(e, 1, 200, 100, &a);
+    played_take(e, &a, NULL, 10);
+    played_pause(e, &a, true);
+    played_submit(e, 2, 40, 20, &other);
+    played_finish(e, &other, &a);
+    played_pause(e, &a, false);
+    played_finish(e, &a, NULL);
+    assert_int_equal(a.n, 100);
+    unsigned base = n_rows_of(200, 100) + n_rows_of(40, 20);
+    assert_in_range(n_rows_run() - before, base, base + KV_BLOCK);
+    engine_stop(e);
+    options.max_sequences = 4;
+}
+
+struct disk {
+    char folder[40];
+    struct options options;
+};
+
+/* One seat, few blocks and a disk. It stays: if a test fails, its engine goes on with it. */
+static struct disk *disk_new(void)
+{
+    struct disk *d = calloc(1, sizeof(*d));
+    assert_non_null(d);
+    strcpy(d->folder, "/tmp/tandem-test-engine-XXXXXX");
+    assert_non_null(mkdtemp(d->folder));
+    d->options = options;
+    d->options.kv_disk = d->folder;
+    d->options.kv_disk_size = 256;
+    d->options.kv_disk_ttl = 1000;
+    d->options.kv_mib = 1;
+    d->options.max_sequences = 1;
+    return d;
+}
+
+/* The engine has stopped. */
+static void disk_free(struct disk *d)
+{
+    static const char *const files[] = {"", "-wal"};
+    char name[128];
+    for (unsigned i = 0; i < ARRAY_LEN(files); i++) {
+        snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", d->folder, files[i]);
+        unlink(name);
+    }
+    assert_int_equal(rmdir(d->folder), 0);
+    free(d);
+}
+
+/* Its reader falls behind, so that others take its seat and its blocks; then it reads, and falls
+ * behind again while the disk is being read. */
+static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
+{
+    (void)state;
+    enum { PROMPT = 200, ANSWER = 300 };
+    struct played a, other, again;
+    struct disk *d = disk_new();
+    AUTO(engine_free) struct engine *e = played_engine(&d->options, &stats);
+    atomic_store(&watched_inbox, e->inbox);
+    unsigned before_rows = n_rows_run(), base = n_rows_of(PROMPT, ANSWER);
+    played_submit(e, 1, PROMPT, ANSWER, &a);
+    played_take(e, &a, NULL, 10);
+    played_pause(e, &a, true);
+    for (unsigned i = 0; i < 6; i++) {
+        played_submit(e, 2 + i, 900, 20, &other);
+        played_finish(e, &other, &a);
+        base += n_rows_of(900, 20);
+    }
+    while (tier_counts(e->tier).n_written < 2 * PROMPT / KV_BLOCK || tier_counts(e->tier).n_waiting)
+        poll(NULL, 0, 5);
+    atomic_store(&hold_reads, true); // and with them what would wait to be written
+    played_pause(e, &a, false);
+    while (!atomic_load(&in_read))
+        poll(NULL, 0, 5);
+    played_pause(e, &a, true);
+    must_sleep(e);
+    unsigned n = atomic_load(&n_taken);
+    atomic_store(&hold_reads, false);
+    wait_until_more(&n_taken, n);
+    must_sleep(e);
+    played_pause(e, &a, false);
+    played_take(e, &a, NULL, UINT32_MAX);
+    assert_int_equal(a.n, ANSWER);
+    assert_in_range(a.req->seqs[0]->n_restored, PROMPT / KV_BLOCK * KV_BLOCK, PROMPT + ANSWER);
+    assert_in_range(n_rows_run() - before_rows, base, base + KV_BLOCK);
+    played_finish(e, &a, NULL);
+    played_submit(e, 1, PROMPT, ANSWER, &again);
+    played_finish(e, &again, NULL);
+    assert_int_equal(again.n, a.n);
+    assert_memory_equal(again.ids, a.ids, a.n * sizeof(*a.ids));
+    engine_stop(e);
+    disk_free(d);
+}
+
+static void an_idle_engine_shows_what_goes_to_disk(void **state)
+{
+    (void)state;
+    struct played p;
+    struct disk *d = disk_new();
+    AUTO(engine_free) struct engine *e = played_engine(&d->options, &stats);
+    atomic_store(&watched_inbox, e->inbox);
+    atomic_store(&hold_writes, true);
+    for (unsigned i = 0; i < 3; i++) { // one drives out the other
+        played_submit(e, 2 + i, 900, 20, &p);
+        played_finish(e, &p, NULL);
+    }
+    while (!atomic_load(&in_write))
+        poll(NULL, 0, 5);
+    wake(e);
+    assert_in_range(atomic_load(&sleep_us), 1, 1000000);
+    assert_true(figure("tandem_kv_disk_waiting_blocks") > 0);
+    atomic_store(&hold_writes, false);
+    for (int ms = 0; figure("tandem_kv_disk_waiting_blocks"); ms += 5) { // nobody wakes it
+        assert_true(ms < 4 * HELD_MS);
+        poll(NULL, 0, 5);
+    }
+    must_sleep(e);
+    engine_stop(e);
+    disk_free(d);
+}
+
+/* ---- speculation ---- */
+
+/* n proposers that nobody can reach. */
+static struct speculation nowhere(const char *name, unsigned n)
+{
+    struct speculation s = {.on = true, .policy = CONTROL_FIXED, .k = 5, .disable_batch_size = 8};
+    for (unsigned i = 0; i < n; i++) {
+        char target[64];
+        int len = snprintf(target, sizeof(target), "unix:/nowhere/%s%u", name, i);
+        assert_int_equal(speculation_add_target(&s, target, (size_t)len), 0);
+    }
+    return s;
+}
+
+/* These are what the engine tells, and whom it has, n of them. */
+static void must_speculate(struct engine *e, const struct speculation *want)
+{
+    struct speculation s;
+    struct drafts_stats p;
+    unsigned n = 0;
+    engine_speculation(e, &s);
+    assert_int_equal(s.n_targets, want->n_targets);
+    assert_string_equal(s.targets[0].target, want->targets[0].target);
+    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+        if (!drafts_stats(engine_drafts(e), i, &p))
+            continue;
+        n++;
+        assert_int_equal(strncmp(p.target, want->targets[0].target, strlen("unix:/nowhere/x")), 0);
+    }
+    assert_int_equal(n, want->n_targets);
+}
+
+static void a_change_is_made_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", 2)};
+    struct speculation now;
+    options.speculation = nowhere("a", 1);
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    must_speculate(e, &options.speculation);
+    queue_close(e->inbox); // as good as full
+    int err = engine_speculate(e, &to, &now);
+    must_speculate(e, err < 0 ? &options.speculation : &to.to);
+    engine_stop(e);
+    options.speculation = (struct speculation){0};
+}
+
+static void *exchange_all(void *arg)
+{
+    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", DRAFTS_MAX)};
+    struct speculation now;
+    assert_int_equal(engine_speculate(arg, &to, &now), 0);
+    return NULL;
+}
+
+static void who_asks_does_not_wait_for_a_change(void **state)
+{
+    (void)state;
+    const struct speculation a = nowhere("a", DRAFTS_MAX), b = nowhere("b", DRAFTS_MAX);
+    struct speculation s;
+    pthread_t thread;
+    options.speculation = a;
+    AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
+    atomic_store(&hold_joins, true); // places are given to others when those before have gone
+    assert_int_equal(pthread_create(&thread, NULL, exchange_all, e), 0);
+    while (!atomic_load(&in_join))
+        poll(NULL, 0, 1);
+    engine_speculation(e, &s);
+    assert_string_equal(s.targets[0].target, a.targets[0].target);
+    atomic_store(&hold_joins, false);
+    pthread_join(thread, NULL);
+    must_speculate(e, &b);
+    engine_stop(e);
+    options.speculation = (struct speculation){0};
+}
+
+static int init(void **state)
+{
+    (void)state;
+    stats_init(&stats);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_decoding_round_allocates_nothing),
+        cmocka_unit_test(rounds_that_ask_for_drafts_allocate_nothing),
+        cmocka_unit_test(who_comes_back_runs_no_more_than_a_block_again),
+        cmocka_unit_test(nothing_turns_while_a_paused_sequence_is_restored),
+        cmocka_unit_test(an_idle_engine_shows_what_goes_to_disk),
+        cmocka_unit_test(a_change_is_made_whole_or_not_at_all),
+        cmocka_unit_test(who_asks_does_not_wait_for_a_change),
+    };
+    return cmocka_run_group_tests(tests, init, NULL);
+}

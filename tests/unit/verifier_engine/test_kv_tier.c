@@ -1,0 +1,102 @@
+/* test_kv_tier.c - blocks go to the disk when memory evicts them, and come back for who waits. */
+#include "lib/lib.h"
+#include "lib/rigs/kv_tier_rig.h"
+
+#define N_BLOCKS (2 * KV_DISK_FETCH + 10) // of the prompt: three pieces
+
+static int set_up(void **state)
+{
+    struct tiered *t = *state = tiered_new(N_BLOCKS);
+    return tiered_open(t) && t->tier ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    tiered_free(*state);
+    return 0;
+}
+
+static void what_was_evicted_comes_back_in_pieces(void **state)
+{
+    struct tiered *t = *state;
+    unsigned n_pieces = 0;
+    tiered_evict(t);
+    for (; tier_restores(t->tier, &t->seq, 1 + n_pieces); n_pieces++)
+        tiered_take(t);
+    assert_int_equal(n_pieces, 3);
+    assert_int_equal(t->seq.n_restored, N_BLOCKS * KV_BLOCK);
+    assert_int_equal(tiered_found(t), N_BLOCKS);
+}
+
+/* It has no seat, or is paused: nobody asks for its next piece, however long. */
+static void a_pause_between_two_pieces_costs_none(void **state)
+{
+    struct tiered *t = *state;
+    int64_t now_us = 1;
+    tiered_evict(t);
+    for (; tier_restores(t->tier, &t->seq, now_us); now_us += 10 * TIER_WAIT_US)
+        tiered_take(t);
+    assert_int_equal(tiered_found(t), N_BLOCKS);
+}
+
+static void a_disk_that_is_late_is_not_waited_for(void **state)
+{
+    struct tiered *t = *state;
+    tiered_evict(t);
+    assert_true(tier_restores(t->tier, &t->seq, 1000));
+    assert_true(t->seq.restore_until_us == 1000 + TIER_WAIT_US);
+    assert_true(tier_restores(t->tier, &t->seq, 999 + TIER_WAIT_US));
+    assert_false(tier_restores(t->tier, &t->seq, 1000 + TIER_WAIT_US));
+    tiered_take(t); // too late
+    assert_false(tier_restores(t->tier, &t->seq, 1001 + TIER_WAIT_US));
+    assert_int_equal(tiered_found(t), 0);
+}
+
+static void a_disk_that_is_busy_is_waited_for_in_time(void **state)
+{
+    struct tiered *t = *state;
+    struct seq others[KV_DISK_FETCHES];
+    tiered_evict(t);
+    for (unsigned i = 0; i < KV_DISK_FETCHES; i++) {
+        others[i] = t->seq;
+        assert_true(tier_restores(t->tier, &others[i], 1000));
+    }
+    assert_true(tier_restores(t->tier, &t->seq, 2000));
+    assert_true(tier_restores(t->tier, &t->seq, 1999 + TIER_WAIT_US));
+    assert_int_equal(t->seq.restore, SEQ_RESTORE_MORE);
+    for (unsigned i = 0; i < KV_DISK_FETCHES; i++)
+        tier_take(t->tier, queue_pop(t->fetched, -1), NULL);           // nobody wants them any more
+    assert_true(tier_restores(t->tier, &t->seq, 1999 + TIER_WAIT_US)); // its piece has its own time
+    assert_int_equal(t->seq.restore, SEQ_RESTORING);
+    assert_true(tier_restores(t->tier, &t->seq, 2001 + TIER_WAIT_US));
+    tiered_take(t);
+    assert_int_equal(tiered_found(t), KV_DISK_FETCH);
+}
+
+static void a_disk_that_stays_busy_is_not_waited_for(void **state)
+{
+    struct tiered *t = *state;
+    struct seq others[KV_DISK_FETCHES];
+    tiered_evict(t);
+    for (unsigned i = 0; i < KV_DISK_FETCHES; i++) {
+        others[i] = t->seq;
+        assert_true(tier_restores(t->tier, &others[i], 1000));
+    }
+    assert_true(tier_restores(t->tier, &t->seq, 2000));
+    assert_false(tier_restores(t->tier, &t->seq, 2000 + TIER_WAIT_US));
+    for (unsigned i = 0; i < KV_DISK_FETCHES; i++)
+        tier_take(t->tier, queue_pop(t->fetched, -1), NULL);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(what_was_evicted_comes_back_in_pieces),
+        TEST(a_pause_between_two_pieces_costs_none),
+        TEST(a_disk_that_is_late_is_not_waited_for),
+        TEST(a_disk_that_is_busy_is_waited_for_in_time),
+        TEST(a_disk_that_stays_busy_is_not_waited_for),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,275 @@
+/* test_round.c - drafts that come late: what is left of them when tokens were committed since. */
+#include <string.h>
+#include "lib/lib.h"
+#include "base/mem.h"
+#include "verifier-svc/engine/engine_impl.h"
+
+static struct engine engine;
+static struct request req;
+static struct seq seq;
+static uint32_t tokens[64];
+
+/* A sequence of ten committed tokens, the last three 21 22 23. */
+static int make(void **state)
+{
+    (void)state;
+    static struct stats stats;
+    stats_init(&stats);
+    engine.stats = &stats;
+    engine.ask_again = false;
+    memset(&seq, 0, sizeof(seq));
+    for (uint32_t i = 0; i < 10; i++)
+        tokens[i] = 14 + i;
+    seq = (struct seq){.id = 5, .req = &req, .state = SEQ_RUNNING, .tokens = tokens};
+    seq.n_prompt = 4;
+    seq.n = 10;
+    seq.max_len = 64;
+    assert_int_equal(roster_init(&engine.running, 3), 0);
+    roster_add(&engine.running, &seq);
+    return 0;
+}
+
+static int unmake(void **state)
+{
+    (void)state;
+    roster_done(&engine.running);
+    return 0;
+}
+
+static void arrive(uint64_t id, uint32_t base_len, uint32_t n, const uint32_t *draft,
+                   const int32_t *parents)
+{
+    struct inbox_item item = {
+        .kind = INBOX_DRAFT, .seq = id, .proposer = 0, .base_len = base_len, .n = n};
+    for (uint32_t i = 0; i < n; i++) {
+        item.tokens[i] = draft[i];
+        item.parents[i] = parents ? parents[i] : (int32_t)i - 1;
+    }
+    round_take_draft(&engine, &item);
+}
+
+static void a_draft_in_time_is_taken_whole(void **state)
+{
+    (void)state;
+    arrive(5, 10, 3, (uint32_t[]){1, 2, 3}, NULL);
+    assert_true(seq.has_draft);
+    assert_int_equal(seq.n_draft, 3);
+    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2, 3}), 12);
+}
+
+static void an_empty_draft_ends_the_wait(void **state)
+{
+    (void)state;
+    arrive(5, 10, 0, NULL, NULL);
+    assert_true(seq.has_draft);
+    assert_int_equal(seq.n_draft, 0);
+}
+
+/* Whose context is still being read is no less likely to have a draft next time. */
+static void a_draft_that_is_put_off_ends_the_wait_and_says_nothing(void **state)
+{
+    (void)state;
+    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 10};
+    control_seq_init(&seq.control);
+    seq.asked_k = 4;
+    control_asked(&seq.control, 0, 10, 1);
+    for (unsigned unread = 2; unread-- > 0;) {
+        item.unread = unread;
+        seq.has_draft = false;
+        round_take_draft(&engine, &item);
+        assert_true(seq.has_draft);
+        float given = seq.control.given; // below 0: nothing was
+        assert_true(unread ? given < 0 : given >= 0 && given < 1);
+    }
+}
+
+static void what_is_left_of_a_late_draft_is_used(void **state)
+{
+    (void)state;
+    arrive(5, 8, 4, (uint32_t[]){22, 23, 1, 2}, NULL);
+    assert_int_equal(seq.n_draft, 2);
+    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2}), 8);
+    assert_memory_equal(seq.parents, ((int32_t[]){-1, 0}), 8);
+}
+
+/* Committed since: 22 (it was being verified) and 23 in place of 9. */
+static void of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used(void **state)
+{
+    (void)state;
+    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 8, .ahead = true};
+    const uint32_t draft[] = {22, 9, 1, 23, 4, 5, 6, 7};
+    const int32_t parents[] = {-1, 0, 1, 0, 3, 3, 5, 4};
+    const float survival[] = {1, 1, .9f, .5f, .1f, .4f, .3f, .1f};
+    memcpy(item.tokens, draft, sizeof(draft));
+    memcpy(item.parents, parents, sizeof(parents));
+    memcpy(item.survival, survival, sizeof(survival));
+    round_take_draft(&engine, &item);
+    assert_int_equal(seq.n_draft, 2);
+    assert_memory_equal(seq.draft, ((uint32_t[]){5, 6}), 8);
+    assert_memory_equal(seq.parents, ((int32_t[]){-1, 0}), 8);
+    assert_false(engine.ask_again);
+}
+
+static void a_draft_ahead_of_no_use_has_another_asked_for(void **state)
+{
+    (void)state;
+    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 1, .ahead = true};
+    item.tokens[0] = 9;
+    item.parents[0] = -1;
+    seq.ahead_us = seq.asked_us = 1;
+    round_take_draft(&engine, &item);
+    assert_false(seq.has_draft);
+    assert_int_equal(seq.asked_us, 0);
+    assert_true(engine.ask_again);
+}
+
+static void a_late_draft_that_guessed_wrong_is_dropped(void **state)
+{
+    (void)state;
+    arrive(5, 8, 4, (uint32_t[]){22, 24, 1, 2}, NULL);
+    assert_false(seq.has_draft);
+    arrive(5, 8, 2, (uint32_t[]){22, 23}, NULL); // right, but nothing is left
+    assert_false(seq.has_draft);
+    arrive(5, 8, 1, (uint32_t[]){22}, NULL); // too short to tell
+    assert_false(seq.has_draft);
+}
+
+static void a_late_trees_subtree_is_used(void **state)
+{
+    (void)state;
+    /* 22 -> (23 -> (1, 2 -> 3), 9), 7 -> 1 */
+    const uint32_t draft[] = {22, 7, 23, 9, 1, 1, 2, 3};
+    const int32_t parents[] = {-1, -1, 0, 0, 1, 2, 2, 6};
+    arrive(5, 8, 8, draft, parents);
+    assert_int_equal(seq.n_draft, 3);
+    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2, 3}), 12);
+    assert_memory_equal(seq.parents, ((int32_t[]){-1, -1, 1}), 12);
+    assert_true(seq.draft_is_tree);
+}
+
+static void a_drawn_draft_is_taken_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 3};
+    memcpy(item.tokens, ((uint32_t[]){22, 23, 1}), 12);
+    memcpy(item.parents, ((int32_t[]){-1, 0, 1}), 12);
+    struct accept_q *q = item.q = calloc(3, sizeof(*q));
+    round_take_draft(&engine, &item); // right so far, but what is left was drawn with what is gone
+    assert_false(seq.has_draft);
+    assert_ptr_equal(item.q, q);
+    item.base_len = 10;
+    round_take_draft(&engine, &item);
+    assert_int_equal(seq.n_draft, 3);
+    assert_ptr_equal(seq.q, q);
+    assert_null(item.q);
+    seq_drop_draft(&seq);
+}
+
+static void a_held_sequence_goes_on_with_its_draft_or_when_that_is_late(void **state)
+{
+    (void)state;
+    seq.kv.len = 9; // decoding
+    assert_true(round_release(&engine, 5) == INT64_MAX);
+    seq.held_until_us = 1000;
+    assert_false(round_has_work(&engine));
+    assert_true(round_release(&engine, 999) == 1000);
+    assert_false(round_has_work(&engine));
+    assert_true(round_release(&engine, 1000) == INT64_MAX);
+    assert_true(round_has_work(&engine));
+    seq.held_until_us = 1000;
+    arrive(5, 10, 0, NULL, NULL);
+    assert_true(round_has_work(&engine));
+}
+
+static void blocks_are_taken_from_the_idle_and_not_from_the_held(void **state)
+{
+    (void)state;
+    struct sched_share shares[3] = {{.todo = 1}, {.todo = 0}, {.todo = 1}}; // by order
+    struct seq others[2] = {{.id = 6, .req = &req, .order = 2}, {.id = 7, .req = &req, .order = 1}};
+    seq.kv.n_blocks = others[0].kv.n_blocks = others[1].kv.n_blocks = 1;
+    roster_add(&engine.running, &others[0]);
+    roster_add(&engine.running, &others[1]);
+    engine.shares = shares;
+    assert_ptr_equal(round_victim(&engine, &seq), &others[1]);
+    others[1].held_until_us = 1000;
+    assert_ptr_equal(round_victim(&engine, &seq), &others[0]); // the youngest
+    engine.shares = NULL;
+}
+
+static void drafts_for_nobody_and_from_the_future_are_dropped(void **state)
+{
+    (void)state;
+    arrive(6, 10, 1, (uint32_t[]){1}, NULL);
+    arrive(5, 11, 1, (uint32_t[]){1}, NULL);
+    arrive(5, 2, 1, (uint32_t[]){1}, NULL);
+    assert_false(seq.has_draft);
+}
+
+static void only_who_was_asked_is_waited_for(void **state)
+{
+    (void)state;
+    seq.kv.len = 9; // decoding
+    assert_true(round_has_work(&engine));
+    assert_true(round_wait_until_us(&engine) == 0);
+    seq.asked_us = 1000;
+    seq.await_us = 300;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    seq.kv.len = 7; // a prompt has rows to run
+    assert_true(round_wait_until_us(&engine) == 0);
+    seq.kv.len = 9;
+    arrive(5, 10, 0, NULL, NULL);
+    assert_true(round_wait_until_us(&engine) == 0);
+}
+
+static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void **state)
+{
+    (void)state;
+    struct seq other = {.id = 6, .req = &req, .state = SEQ_RUNNING, .n = 10, .kv.len = 9};
+    other.proposer = SEQ_NO_PROPOSER;
+    roster_add(&engine.running, &other);
+    seq.kv.len = 9;
+    seq.asked_us = 1000;
+    seq.await_us = 300;
+    engine.n_reckoned = 0; // fixed, ema
+    assert_true(round_wait_until_us(&engine) == 0);
+    engine.n_reckoned = 2;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    engine.n_reckoned = 1; // a client's draft has come since
+    assert_true(round_wait_until_us(&engine) == 0);
+
+    engine.n_reckoned = 0;
+    other.asked_us = 1000;
+    other.await_us = 100;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    other.has_draft = true;
+    other.proposer = 0;
+    assert_true(round_wait_until_us(&engine) == 1300);
+    other.proposer = SEQ_NO_PROPOSER; // the client's own
+    assert_true(round_wait_until_us(&engine) == 0);
+    atomic_store(&req.paused, true); // nobody runs
+    assert_true(round_wait_until_us(&engine) == 0);
+    atomic_store(&req.paused, false);
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, make, unmake)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_draft_in_time_is_taken_whole),
+        TEST(an_empty_draft_ends_the_wait),
+        TEST(a_draft_that_is_put_off_ends_the_wait_and_says_nothing),
+        TEST(what_is_left_of_a_late_draft_is_used),
+        TEST(a_late_draft_that_guessed_wrong_is_dropped),
+        TEST(of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used),
+        TEST(a_draft_ahead_of_no_use_has_another_asked_for),
+        TEST(a_late_trees_subtree_is_used),
+        TEST(a_drawn_draft_is_taken_whole_or_not_at_all),
+        TEST(a_held_sequence_goes_on_with_its_draft_or_when_that_is_late),
+        TEST(blocks_are_taken_from_the_idle_and_not_from_the_held),
+        TEST(drafts_for_nobody_and_from_the_future_are_dropped),
+        TEST(only_who_was_asked_is_waited_for),
+        TEST(who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

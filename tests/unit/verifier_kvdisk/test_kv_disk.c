@@ -1,0 +1,335 @@
+/* test_kv_disk.c - the tier on disk behind its thread: written behind, read ahead, off on a fault.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <sqlite3.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/err.h"
+#include "base/queue.h"
+#include "lib/fakes/faulty_vfs.h"
+#include "lib/oracles/figures.h"
+#include "lib/lib.h"
+#include "verifier-svc/kvdisk/kv_disk.h"
+
+enum { BLOCK = 50000, TTL = 1000, FLUSH_US = 20000000 };
+
+static char folder[64];
+static struct kv_disk_options options;
+static struct queue *fetched; // of struct kv_disk_fetch
+static _Atomic int64_t time_s;
+
+static int64_t test_now_s(void)
+{
+    return time_s;
+}
+
+static void take_fetched(void *owner, struct kv_disk_fetch *f)
+{
+    assert_int_equal(queue_push(owner, f), 0);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/tandem-kv-XXXXXX");
+    if (!mkdtemp(folder) || queue_new(8, &fetched))
+        return -1;
+    time_s = 1000000;
+    options = (struct kv_disk_options){
+        .store = {folder, KV_STORE_MIN_BYTES, TTL, 77, BLOCK},
+        .fetched = take_fetched,
+        .owner = fetched,
+        .now_s = test_now_s,
+    };
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"", "-wal", "-journal"};
+    char name[128];
+    faulty_vfs_fail(0, 0, 0);
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", folder, files[i]);
+        unlink(name);
+    }
+    queue_free(fetched);
+    return rmdir(folder);
+}
+
+static struct kv_disk *disk_of(void)
+{
+    struct kv_disk *d = NULL;
+    if (kv_disk_new(&options, &d))
+        fail_msg("%s", fail_text());
+    return d;
+}
+
+static struct kv_store_head head_of(uint64_t key)
+{
+    struct kv_store_head head = {.depth = 3};
+    memcpy(head.name, &key, sizeof(key));
+    return head;
+}
+
+static bool has(struct kv_disk *d, uint64_t key)
+{
+    return kv_disk_has(d, head_of(key).name);
+}
+
+static bool put(struct kv_disk *d, uint64_t key)
+{
+    struct kv_store_head head = head_of(key);
+    struct kv_disk_block *b = kv_disk_take(d, &head, 0);
+    if (!b)
+        return false;
+    memset(b->data, (int)key, BLOCK);
+    kv_disk_put(d, b);
+    return true;
+}
+
+/* How many of n blocks with keys from `first` come back; checks them. */
+static uint32_t read_blocks(struct kv_disk *d, uint64_t first, uint32_t n)
+{
+    struct kv_disk_fetch *f = kv_disk_fetch(d);
+    assert_non_null(f);
+    f->owner = 42;
+    f->n = n;
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(f->names[i], head_of(first + i).name, KV_NAME);
+    kv_disk_read(d, f);
+    struct kv_disk_fetch *back = queue_pop(fetched, -1);
+    assert_ptr_equal(back, f);
+    assert_int_equal(f->owner, 42);
+    for (uint32_t i = 0; i < f->n_found; i++) {
+        assert_int_equal(f->data[i][0], (uint8_t)(first + i));
+        assert_memory_equal(f->data[i], f->data[i] + 1, BLOCK - 1);
+    }
+    uint32_t n_found = f->n_found;
+    kv_disk_fetched(d, f);
+    return n_found;
+}
+
+static void what_is_put_comes_back_after_a_restart(void **state)
+{
+    (void)state;
+    struct kv_disk *d = disk_of();
+    for (uint64_t key = 1; key <= 100; key++)
+        assert_true(put(d, key));
+    assert_true(has(d, 100));
+    assert_false(has(d, 101));
+    kv_disk_free(d, FLUSH_US);
+    d = disk_of();
+    assert_true(has(d, 1));
+    assert_int_equal(read_blocks(d, 1, 16), 16);
+    assert_int_equal(read_blocks(d, 95, 10), 6); // up to the first that is not there
+    assert_int_equal(kv_disk_counts(d).n_read, 22);
+    assert_int_equal(kv_disk_counts(d).store.blocks, 100);
+    kv_disk_free(d, FLUSH_US);
+}
+
+static void a_block_that_is_there_is_not_written_again(void **state)
+{
+    (void)state;
+    struct kv_disk *d = disk_of();
+    assert_true(put(d, 1));
+    assert_false(put(d, 1));
+    kv_disk_free(d, FLUSH_US);
+    d = disk_of();
+    assert_false(put(d, 1));
+    assert_int_equal(kv_disk_counts(d).n_dropped, 0);
+    kv_disk_free(d, FLUSH_US);
+}
+
+static void a_hit_and_a_second_eviction_renew_a_block(void **state)
+{
+    (void)state;
+    struct kv_disk *d = disk_of();
+    for (uint64_t key = 1; key <= 3; key++)
+        assert_true(put(d, key));
+    kv_disk_free(d, FLUSH_US);
+    d = disk_of();
+    time_s += TTL - 1;
+    assert_int_equal(read_blocks(d, 1, 1), 1);
+    assert_false(put(d, 2)); // it is there, and used now
+    time_s += 1;
+    assert_true(has(d, 1));
+    assert_true(has(d, 2));
+    assert_false(has(d, 3));
+    kv_disk_free(d, FLUSH_US);
+    d = disk_of(); // as the file says
+    assert_true(has(d, 1));
+    assert_true(has(d, 2));
+    assert_false(has(d, 3));
+    assert_int_equal(read_blocks(d, 1, 3), 2);
+    kv_disk_free(d, FLUSH_US);
+}
+
+/* The thread is held up in this call. */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+
+static void hold_fetched(void *owner, struct kv_disk_fetch *f)
+{
+    pthread_mutex_lock(&gate);
+    pthread_mutex_unlock(&gate);
+    assert_int_equal(queue_push(owner, f), 0);
+}
+
+static void full_buffers_drop_blocks_and_wait_for_nobody(void **state)
+{
+    (void)state;
+    options.fetched = hold_fetched;
+    struct kv_disk *d = disk_of();
+    pthread_mutex_lock(&gate);
+    struct kv_disk_fetch *f = kv_disk_fetch(d);
+    f->n = 0;
+    kv_disk_read(d, f);
+    uint64_t n = 0;
+    while (put(d, 1 + n))
+        n++;
+    assert_true(n >= KV_DISK_BUFFER_BYTES / BLOCK); // and those that the thread had taken before
+    assert_int_equal(kv_disk_counts(d).n_dropped, 1);
+    assert_false(has(d, 1 + n));
+    pthread_mutex_unlock(&gate);
+    kv_disk_fetched(d, queue_pop(fetched, -1));
+    struct kv_store_head head = head_of(1 + n);
+    struct kv_disk_block *b = kv_disk_take(d, &head, FLUSH_US); // who may wait gets one
+    assert_non_null(b);
+    memset(b->data, 0, BLOCK);
+    kv_disk_put(d, b);
+    kv_disk_free(d, FLUSH_US);
+    d = disk_of();
+    assert_int_equal(kv_disk_counts(d).store.blocks, n + 1);
+    kv_disk_free(d, FLUSH_US);
+}
+
+static void a_block_that_waits_to_be_written_is_read(void **state)
+{
+    (void)state;
+    options.fetched = hold_fetched;
+    struct kv_disk *d = disk_of();
+    pthread_mutex_lock(&gate);
+    struct kv_disk_fetch *held = kv_disk_fetch(d), *f = kv_disk_fetch(d);
+    held->n = 0;
+    kv_disk_read(d, held);
+    assert_true(put(d, 1));
+    memcpy(f->names[0], head_of(1).name, KV_NAME);
+    f->n = 1;
+    kv_disk_read(d, f); // which goes before what is written
+    pthread_mutex_unlock(&gate);
+    kv_disk_fetched(d, queue_pop(fetched, -1));
+    assert_ptr_equal(queue_pop(fetched, -1), f);
+    assert_int_equal(f->n_found, 1);
+    assert_int_equal(f->data[0][BLOCK - 1], 1);
+    assert_true(has(d, 1));
+    kv_disk_fetched(d, f);
+    while (kv_disk_counts(d).n_waiting)
+        nap();
+    assert_int_equal(kv_disk_counts(d).n_written, 1);
+    kv_disk_free(d, FLUSH_US);
+}
+
+static void fetches_are_counted_out(void **state)
+{
+    (void)state;
+    struct kv_disk *d = disk_of();
+    struct kv_disk_fetch *f[KV_DISK_FETCHES];
+    for (int i = 0; i < KV_DISK_FETCHES; i++)
+        assert_non_null(f[i] = kv_disk_fetch(d));
+    assert_null(kv_disk_fetch(d));
+    for (int i = 0; i < KV_DISK_FETCHES; i++)
+        kv_disk_fetched(d, f[i]);
+    assert_non_null(kv_disk_fetch(d));
+    kv_disk_free(d, 0);
+}
+
+static void a_disk_that_fails_ends_the_tier_and_nothing_else(void **state)
+{
+    (void)state;
+    struct kv_disk *d = disk_of();
+    assert_true(put(d, 1));
+    while (kv_disk_counts(d).n_written < 1)
+        nap();
+    faulty_vfs_fail(1, SQLITE_IOERR, 1);
+    assert_true(put(d, 2));
+    while (kv_disk_counts(d).on)
+        nap();
+    assert_false(has(d, 1));
+    assert_false(put(d, 3));
+    assert_int_equal(read_blocks(d, 1, 2), 0);
+    assert_int_equal(kv_disk_counts(d).n_failed, 1);
+    kv_disk_free(d, FLUSH_US);
+}
+
+static void a_full_disk_keeps_what_is_there(void **state)
+{
+    (void)state;
+    struct kv_disk *d = disk_of();
+    assert_true(put(d, 1));
+    while (kv_disk_counts(d).n_written < 1)
+        nap();
+    faulty_vfs_fail(1, SQLITE_FULL, 1);
+    assert_true(put(d, 2));
+    while (kv_disk_counts(d).n_failed < 1)
+        nap();
+    faulty_vfs_fail(0, 0, 0);
+    assert_true(kv_disk_counts(d).on);
+    assert_false(has(d, 2));
+    assert_int_equal(read_blocks(d, 1, 2), 1);
+    assert_true(put(d, 2)); // there is room again
+    kv_disk_free(d, FLUSH_US);
+    d = disk_of();
+    assert_int_equal(read_blocks(d, 1, 2), 2);
+    kv_disk_free(d, FLUSH_US);
+}
+
+static void a_damaged_file_is_given_up_a_few_times(void **state)
+{
+    (void)state;
+    struct kv_disk *d = disk_of();
+    for (uint64_t key = 1; kv_disk_counts(d).on; key++) {
+        assert_true(key < 10);
+        faulty_vfs_fail(1, SQLITE_CORRUPT, 0);
+        uint64_t n = kv_disk_counts(d).n_failed;
+        assert_true(put(d, key));
+        while (kv_disk_counts(d).n_failed == n)
+            nap();
+        assert_false(has(d, key));
+    }
+    kv_disk_free(d, FLUSH_US);
+}
+
+static void a_stop_does_not_wait_for_more_than_its_bound(void **state)
+{
+    (void)state;
+    struct kv_disk *d = disk_of();
+    for (uint64_t key = 1; key <= 500; key++)
+        assert_true(put(d, key));
+    kv_disk_free(d, 0);
+    d = disk_of();
+    assert_true(kv_disk_counts(d).store.blocks < 500);
+    kv_disk_free(d, 0);
+}
+
+int main(void)
+{
+    faulty_vfs_init();
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(what_is_put_comes_back_after_a_restart),
+        TEST(a_block_that_is_there_is_not_written_again),
+        TEST(a_hit_and_a_second_eviction_renew_a_block),
+        TEST(full_buffers_drop_blocks_and_wait_for_nobody),
+        TEST(a_block_that_waits_to_be_written_is_read),
+        TEST(fetches_are_counted_out),
+        TEST(a_disk_that_fails_ends_the_tier_and_nothing_else),
+        TEST(a_full_disk_keeps_what_is_there),
+        TEST(a_damaged_file_is_given_up_a_few_times),
+        TEST(a_stop_does_not_wait_for_more_than_its_bound),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

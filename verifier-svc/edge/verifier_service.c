@@ -1,0 +1,280 @@
+/* verifier_service.c - calls that bring requests: Generate and Verify. */
+#include <errno.h>
+#include <stdlib.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "verifier-svc/edge/verifier_service_impl.h"
+
+int service_not_ready(struct service *s)
+{
+    float progress;
+    switch (engine_state(s->engine, &progress)) {
+    case ENGINE_READY:
+        return 0;
+    case ENGINE_LOADING:
+        return fail(-EPIPE, "the model is being loaded (%d %%)", (int)(progress * 100));
+    case ENGINE_FAILED:
+        return fail(-EPIPE, "the model could not be loaded: %s", engine_error(s->engine));
+    default:
+        return fail(-EPIPE, "the server is stopping");
+    }
+}
+
+void service_refuse(struct service *s, struct rpc_call *call,
+                    const Tandem__V1__GenerateRequest *msg, int err)
+{
+    char id[REQUEST_MAX_ID + 1] = "", trace[TRACE_ID_LEN + 1] = "";
+    metrics_add(s->stats->refused, 1);
+    if (msg) {
+        request_id(msg, id);
+        trace_id(msg->traceparent.data, msg->traceparent.len, trace);
+    }
+    log_info("request refused id=%s%s%s code=%s: %s", id, *trace ? " trace=" : "", trace,
+             rpc_code_name(rpc_code_of(err)), fail_text());
+    rpc_call_fail(call, err);
+}
+
+static void set_user(struct service *s, struct rpc_call *call, struct request *r)
+{
+    pthread_mutex_lock(&s->mu);
+    rpc_call_set_user(call, r);
+    pthread_mutex_unlock(&s->mu);
+}
+
+static void cancel(struct service *s, struct request *r)
+{
+    atomic_store(&r->cancelled, true);
+    engine_wake(s->engine);
+}
+
+/* Checks and hands it to the engine. The call keeps one hold on the request, the engine another. */
+static int submit(struct service *s, const struct job *j, const Tandem__V1__GenerateRequest *msg,
+                  bool verify)
+{
+    const struct served *m = engine_served(s->engine);
+    struct request_limits limits = {m->tok, m->name, m->run.context,
+                                    (uint32_t)s->options->max_sequences};
+    AUTO(request_drop) struct request *r = NULL;
+    int err = request_read(msg, &limits, &r);
+    if (!err && verify && r->n > 1)
+        err = fail(-EINVAL, "n is %u, a Verify stream has one choice", r->n);
+    if (!err && r->k_max)
+        err = drafts_check_name(engine_drafts(s->engine), r->proposer);
+    if (!err)
+        err = request_open(r, m->tok);
+    if (err < 0)
+        return err;
+    r->verify = verify;
+    r->arrived_us = j->arrived_us;
+    r->call = j->call;
+    rpc_call_ref(r->call);
+    set_user(s, r->call, r);
+    err = engine_submit(s->engine, r);
+    if (err < 0) {
+        set_user(s, r->call, NULL);
+        rpc_call_unref(r->call);
+        return err;
+    }
+    struct request *held = TAKE(r);
+    if (rpc_call_cancelled(j->call)) // perhaps before it had its user
+        cancel(s, held);
+    return 0;
+}
+
+/* ---- Generate ---- */
+
+static void run_generate(struct service *s, const struct job *j)
+{
+    const Tandem__V1__GenerateRequest *msg = (const Tandem__V1__GenerateRequest *)j->msg;
+    int err = submit(s, j, msg, false);
+    if (err < 0)
+        service_refuse(s, j->call, msg, err);
+}
+
+static void generate_start(struct rpc_call *call, struct rpc_msg *in)
+{
+    service_start_job(call, in, &tandem__v1__generate_request__descriptor, run_generate);
+}
+
+static void call_cancelled(struct rpc_call *call)
+{
+    struct service *s = rpc_call_service(call);
+    service_drop_job(s, call);
+    pthread_mutex_lock(&s->mu);
+    struct request *r = rpc_call_user(call);
+    if (r)
+        cancel(s, r);
+    pthread_mutex_unlock(&s->mu);
+}
+
+static void call_drained(struct rpc_call *call)
+{
+    struct service *s = rpc_call_service(call);
+    pthread_mutex_lock(&s->mu);
+    struct request *r = rpc_call_user(call);
+    if (r) {
+        atomic_fetch_add(&r->n_drains, 1);
+        atomic_store(&r->paused, false);
+        engine_wake(s->engine);
+    }
+    pthread_mutex_unlock(&s->mu);
+}
+
+static void call_ended(struct rpc_call *call)
+{
+    request_drop(rpc_call_user(call));
+}
+
+/* ---- Verify ---- */
+
+static int take_draft(struct service *s, struct request *r, const Tandem__V1__VerifyDraft *d)
+{
+    int32_t parents[ACCEPT_MAX];
+    if (d->n_tokens > ACCEPT_MAX)
+        return fail(-EINVAL, "the draft has %zu tokens, at most %d are allowed", d->n_tokens,
+                    ACCEPT_MAX);
+    if (d->n_parents && d->n_parents != d->n_tokens)
+        return fail(-EINVAL, "the draft has %zu tokens and %zu parents", d->n_tokens, d->n_parents);
+    for (size_t i = 0; i < d->n_tokens; i++)
+        parents[i] = d->n_parents ? d->parents[i] : (int32_t)i - 1;
+    struct accept_tree tree = {(uint32_t)d->n_tokens, d->tokens, parents};
+    return engine_verify(s->engine, r, d->base_len, &tree);
+}
+
+static void run_open(struct service *s, const struct job *j)
+{
+    const Tandem__V1__GenerateRequest *msg = ((const Tandem__V1__VerifyRequest *)j->msg)->open;
+    int err = submit(s, j, msg, true);
+    if (err < 0)
+        service_refuse(s, j->call, msg, err);
+    else
+        rpc_call_resume(j->call);
+}
+
+/* The engine ends it, after the commit for a draft that is on its way. */
+static void close_verify(struct service *s, struct request *r)
+{
+    atomic_store(&r->closing, true);
+    engine_wake(s->engine);
+}
+
+/* Takes msg. What the client says next is read when the stream is open. */
+static int open_verify(struct service *s, struct rpc_call *call, ProtobufCMessage *msg,
+                       size_t bytes)
+{
+    rpc_call_pause(call);
+    return service_add_job(s, call, msg, bytes, run_open);
+}
+
+/* Takes msg. */
+static int take_verify(struct service *s, struct rpc_call *call, Tandem__V1__VerifyRequest *msg,
+                       size_t bytes)
+{
+    struct request *r = rpc_call_user(call);
+    int err;
+    if (msg->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN) {
+        if (!r)
+            return open_verify(s, call, &msg->base, bytes);
+        err = fail(-ESTALE, "this stream is open already");
+    } else if (msg->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_DRAFT) {
+        err = r ? take_draft(s, r, msg->draft)
+                : fail(-ESTALE, "a draft came before `open`: this stream has no sequence yet");
+    } else {
+        err = fail(-EINVAL, "the message is neither `open` nor `draft`");
+    }
+    tandem__v1__verify_request__free_unpacked(msg, NULL);
+    return err;
+}
+
+static void verify_message(struct rpc_call *call, struct rpc_msg *in)
+{
+    struct service *s = rpc_call_service(call);
+    struct request *r = rpc_call_user(call);
+    if (!in) { // the client has no more drafts
+        if (r)
+            close_verify(s, r);
+        else
+            rpc_call_finish(call, RPC_OK, NULL);
+        return;
+    }
+    size_t bytes;
+    Tandem__V1__VerifyRequest *msg = (Tandem__V1__VerifyRequest *)rpc_call_unpack_counted(
+        call, &tandem__v1__verify_request__descriptor, in, &bytes);
+    int err = msg ? take_verify(s, call, msg, bytes) : 0;
+    if (err < 0)
+        service_refuse(s, call, NULL, err);
+    if ((!msg || err < 0) && r)
+        cancel(s, r);
+}
+
+/* ---- the service ---- */
+
+static const struct rpc_method generate = {
+    .path = "/" SERVICE_NAME "/Generate",
+    .drain_mark = SERVICE_UNREAD_MAX,
+    .on_start = generate_start,
+    .on_drain = call_drained,
+    .on_cancel = call_cancelled,
+    .on_end = call_ended,
+};
+
+static const struct rpc_method verify = {
+    .path = "/" SERVICE_NAME "/Verify",
+    .reads_stream = true,
+    .drain_mark = SERVICE_UNREAD_MAX,
+    .on_message = verify_message,
+    .on_drain = call_drained,
+    .on_cancel = call_cancelled,
+    .on_end = call_ended,
+};
+
+int service_new(const struct options *o, struct engine *e, struct stats *stats,
+                struct service **ret)
+{
+    struct service *s = calloc(1, sizeof(*s));
+    if (!s)
+        return fail(-ENOMEM, "no memory for the service");
+    s->options = o;
+    s->engine = e;
+    s->stats = stats;
+    pthread_mutex_init(&s->mu, NULL);
+    pthread_cond_init(&s->jobs_changed, NULL);
+    *ret = s;
+    return 0;
+}
+
+void service_add(struct service *s, struct rpc_server *server)
+{
+    const struct rpc_method *methods[] = {&generate,           &verify,
+                                          &service_get_model,  &service_tokenize,
+                                          &service_detokenize, &service_set_speculation};
+    for (size_t i = 0; i < ARRAY_LEN(methods); i++)
+        rpc_server_add(server, methods[i], s);
+}
+
+int service_start(struct service *s)
+{
+    int err = pthread_create(&s->sender, NULL, service_out_main, s);
+    if (!err)
+        err = pthread_create(&s->worker, NULL, service_jobs_main, s);
+    return err ? fail(-err, "cannot start the service's threads") : 0;
+}
+
+void service_stop(struct service *s)
+{
+    service_wake_jobs(s, true);
+    if (s->worker)
+        pthread_join(s->worker, NULL);
+    if (s->sender)
+        pthread_join(s->sender, NULL);
+    s->worker = s->sender = 0;
+}
+
+void service_free(struct service *s)
+{
+    if (!s)
+        return;
+    pthread_cond_destroy(&s->jobs_changed);
+    pthread_mutex_destroy(&s->mu);
+    free(s);
+}

@@ -1,0 +1,164 @@
+/* verifier_service_jobs.c - what takes long with a call's text (tokenizing a megabyte, say), done by a
+ * thread of its own, so that no other call's stream waits for it. Calls that came before the model
+ * wait in the same list.
+ *
+ * The short go before the long: a job lets those pass that come within its own size times
+ * LETS_PASS_US and are smaller. So equal ones keep their order, a line of megabytes holds up a chat
+ * by the one that runs, and nothing waits for ever. */
+#include <errno.h>
+#include <stdlib.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/svc.h"
+#include "verifier-svc/edge/verifier_service_impl.h"
+
+#define LETS_PASS_US 10 // a byte; many times what it takes: 8 MiB let smaller ones pass for 84 s
+
+static void job_free(struct job *j)
+{
+    protobuf_c_message_free_unpacked(j->msg, NULL);
+    rpc_call_unref(j->call);
+    free(j);
+}
+
+/* Takes the job at `at` out of the list. With the lock. */
+static struct job *take_at(struct service *s, struct job **at)
+{
+    struct job *j = *at;
+    *at = j->next;
+    s->n_jobs--;
+    s->job_bytes -= j->bytes;
+    return j;
+}
+
+/* A call's job if it has not begun. */
+static struct job *take_of(struct service *s, const struct rpc_call *call)
+{
+    pthread_mutex_lock(&s->mu);
+    struct job **at = &s->jobs;
+    while (*at && (*at)->call != call)
+        at = &(*at)->next;
+    struct job *j = *at ? take_at(s, at) : NULL;
+    pthread_mutex_unlock(&s->mu);
+    return j;
+}
+
+void service_drop_job(struct service *s, const struct rpc_call *call)
+{
+    struct job *j = take_of(s, call);
+    if (j)
+        job_free(j);
+}
+
+/* It has waited long enough for the model. */
+static void load_wait_over(struct rpc_call *call)
+{
+    struct service *s = rpc_call_service(call);
+    int err = service_not_ready(s);
+    struct job *j = err ? take_of(s, call) : NULL;
+    if (!j)
+        return; // the model is there, and soon it is its turn
+    service_refuse(s, call, NULL, err);
+    job_free(j);
+}
+
+static int64_t turn_of(const struct job *j)
+{
+    return j->arrived_us + (int64_t)j->bytes * LETS_PASS_US;
+}
+
+static int push(struct service *s, struct job *j)
+{
+    uint32_t max = (uint32_t)s->options->queue_length;
+    if (s->n_jobs >= max)
+        return fail(-EAGAIN, "the queue is full: %u requests wait already", max);
+    if (j->bytes > SERVICE_WAITING_MAX)
+        return fail(-EMSGSIZE, "the request takes %zu MiB of memory, at most %u are allowed",
+                    j->bytes >> 20, SERVICE_WAITING_MAX >> 20);
+    if (j->bytes > SERVICE_WAITING_MAX - s->job_bytes)
+        return fail(-EAGAIN, "the queue is full: %u MiB of requests wait already",
+                    SERVICE_WAITING_MAX >> 20);
+    struct job **at = &s->jobs;
+    while (*at && turn_of(*at) <= turn_of(j))
+        at = &(*at)->next;
+    j->next = *at;
+    *at = j;
+    s->n_jobs++;
+    s->job_bytes += j->bytes;
+    rpc_call_ref(j->call);
+    pthread_cond_signal(&s->jobs_changed);
+    return 0;
+}
+
+/* 0, or why nothing can be served; while the model loads, calls wait for it. */
+static int may_come(struct service *s)
+{
+    if (engine_state(s->engine, NULL) == ENGINE_LOADING && s->options->load_wait_s > 0)
+        return 0;
+    return service_not_ready(s);
+}
+
+int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *msg, size_t bytes,
+                    job_fn *run)
+{
+    struct job *j = malloc(sizeof(*j));
+    int err = j ? may_come(s) : fail(-ENOMEM, "no memory for a request");
+    if (!err) {
+        *j = (struct job){
+            .call = call, .msg = msg, .bytes = bytes, .run = run, .arrived_us = clock_us()};
+        pthread_mutex_lock(&s->mu);
+        err = push(s, j);
+        pthread_mutex_unlock(&s->mu);
+    }
+    if (err) {
+        free(j);
+        protobuf_c_message_free_unpacked(msg, NULL);
+    } else if (engine_state(s->engine, NULL) == ENGINE_LOADING) {
+        rpc_call_after(call, (unsigned)(s->options->load_wait_s * 1000), load_wait_over);
+    }
+    return err;
+}
+
+void service_start_job(struct rpc_call *call, struct rpc_msg *in,
+                       const ProtobufCMessageDescriptor *type, job_fn *run)
+{
+    struct service *s = rpc_call_service(call);
+    size_t bytes;
+    ProtobufCMessage *msg = rpc_call_unpack_counted(call, type, in, &bytes);
+    int err = msg ? service_add_job(s, call, msg, bytes, run) : 0;
+    if (err < 0)
+        service_refuse(s, call, NULL, err);
+}
+
+/* The next one; NULL: the service stops. */
+static struct job *next_job(struct service *s)
+{
+    pthread_mutex_lock(&s->mu);
+    while (!s->stopping && (!s->jobs || engine_state(s->engine, NULL) == ENGINE_LOADING))
+        pthread_cond_wait(&s->jobs_changed, &s->mu);
+    struct job *j = s->stopping ? NULL : take_at(s, &s->jobs);
+    pthread_mutex_unlock(&s->mu);
+    return j;
+}
+
+void service_wake_jobs(struct service *s, bool stop)
+{
+    pthread_mutex_lock(&s->mu);
+    s->stopping |= stop;
+    pthread_cond_signal(&s->jobs_changed);
+    pthread_mutex_unlock(&s->mu);
+}
+
+void *service_jobs_main(void *service)
+{
+    struct service *s = service;
+    for (struct job *j; (j = next_job(s)); job_free(j)) {
+        svc_awake();
+        if (engine_served(s->engine))
+            j->run(s, j);
+        else
+            service_refuse(s, j->call, NULL, service_not_ready(s));
+        svc_asleep();
+    }
+    return NULL;
+}

@@ -1,0 +1,219 @@
+/* admit.c - who of those that wait begins, or begins again: what each needs, what there is to give,
+ * and what is waited for so that rows need not run twice. */
+#include <errno.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "verifier-svc/engine/engine_impl.h"
+
+#define MAX_AWAITING 16 // of those who wait are compared with those who run: it takes time
+#define MAX_RESTORING 4 // of those who wait: more would push each other's blocks out again
+
+/* Nothing to run until its client does something. */
+static bool is_dormant(const struct seq *s)
+{
+    return s->started && (atomic_load(&s->req->paused) ||
+                          (s->req->verify && !s->has_draft && s->n - s->kv.len <= 1));
+}
+
+/* A Verify stream that was put back into the queue waits there for its next draft. A request begins
+ * only if all that has begun could be put back at once: `waiting` has room for that. */
+static bool may_be_admitted(const struct engine *e, const struct seq *s)
+{
+    if (!s->started)
+        return e->n_started + s->req->n <= e->max_started;
+    return !atomic_load(&s->req->paused) && (!s->req->verify || s->has_draft);
+}
+
+/* Sequences that are admitted with s, itself included: the first choice brings those that have not
+ * branched off yet. */
+static uint32_t n_coming(const struct seq *s)
+{
+    uint32_t n = 1;
+    for (uint32_t i = 1; s->choice == 0 && i < s->req->n; i++)
+        n += s->req->seqs[i]->state == SEQ_BRANCH;
+    return n;
+}
+
+static uint32_t blocks_needed(const struct engine *e, const struct seq *s)
+{
+    uint32_t tails = n_coming(s) - 1; // copies of the prompt's last block
+    uint32_t n = seq_blocks(s) + tails, all = kv_n_blocks(e->served->run.kv);
+    return n < all ? n : all;
+}
+
+/* Of them, those that others hold already. */
+static uint32_t blocks_held_by_others(const struct engine *e, const struct seq *s)
+{
+    struct kv_root root = seq_root(s);
+    uint32_t held;
+    kv_find(e->served->run.kv, &root, seq_tokens(s), s->n - 1, &held);
+    return held;
+}
+
+/* Free blocks less what the running ones still need for their prompts and their next rows. */
+static uint32_t blocks_to_give(const struct engine *e)
+{
+    uint32_t owed = 0, n_free = kv_n_free(e->served->run.kv);
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        const struct seq *s = e->running.v[i];
+        uint32_t needs = s->state == SEQ_BRANCH ? 1 : seq_blocks(s);
+        owed += 1 + (needs > s->kv.n_blocks ? needs - s->kv.n_blocks : 0);
+    }
+    return owed < n_free ? n_free - owed : 0;
+}
+
+static void count_admission(struct engine *e, const struct request *r, int64_t now_us)
+{
+    metrics_add(e->stats->prompt_tokens, r->n_prompt);
+    metrics_add(e->stats->prefix_queries, r->n_prompt);
+    const struct seq *s = r->seqs[0];
+    uint32_t from_disk = s->n_restored < s->n_cached ? s->n_restored : s->n_cached;
+    metrics_add(e->stats->prefix_hits, s->n_cached - from_disk);
+    metrics_add(e->stats->disk_hits, from_disk);
+    metrics_observe(e->stats->prompt_length, r->n_prompt);
+    metrics_observe(e->stats->queue_s, (double)(now_us - r->arrived_us) / 1e6);
+}
+
+/* All memory that a request will need is taken here. */
+static int open_choices(struct request *r)
+{
+    int err = 0;
+    for (uint32_t i = 0; i < r->n && !err; i++)
+        err = seq_open(r->seqs[i]);
+    return err;
+}
+
+/* Rows of its tokens that are known need not run; the last one always does. */
+static void match_prefix(struct engine *e, struct seq *s)
+{
+    struct kv_root root = seq_root(s);
+    uint32_t n = kv_match(e->served->run.kv, &s->kv, &root, s->tokens, s->n - 1);
+    if (!s->started)
+        s->n_cached = n;
+}
+
+static void start_choices(struct engine *e, struct request *r, int64_t now_us)
+{
+    atomic_fetch_sub(&e->n_queued, 1);
+    count_admission(e, r, now_us);
+    for (uint32_t i = 0; i < r->n; i++) {
+        struct seq *s = r->seqs[i];
+        s->started = true;
+        e->n_started++;
+        s->admitted_us = now_us;
+        s->idle_us = r->verify && !s->has_draft ? now_us : 0;
+        struct event *ev = events_add(events_room(e->events, 0), r, i);
+        ev->started = true;
+        ev->n_cached = r->seqs[0]->n_cached;
+    }
+}
+
+static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
+{
+    struct request *r = s->req;
+    if (!s->started && open_choices(r) < 0) {
+        engine_fail_request(e, r, -ENOMEM, fail_text());
+        return;
+    }
+    match_prefix(e, s);
+    if (!s->started)
+        start_choices(e, r, now_us);
+    roster_remove(&e->waiting, s);
+    s->state = SEQ_RUNNING;
+    roster_add(&e->running, s);
+    for (uint32_t i = 1; s->choice == 0 && i < r->n; i++) {
+        if (r->seqs[i]->state == SEQ_BRANCH)
+            roster_add(&e->running, r->seqs[i]); // they wait for the first one's prompt
+    }
+}
+
+/* Makes a dormant sequence give way to those who wait. False: there is none. */
+static bool preempt_dormant(struct engine *e)
+{
+    for (uint32_t i = e->running.n; i-- > 0;) {
+        struct seq *s = e->running.v[i];
+        if (s->state == SEQ_RUNNING && is_dormant(s)) {
+            engine_preempt(e, s);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool has_same_tenant(const struct request *a, const struct request *b)
+{
+    return a->tenant_len == b->tenant_len && memcmp(a->tenant, b->tenant, a->tenant_len) == 0;
+}
+
+/* Rows at the beginning of s that r computes, too: whole blocks, without the last row of s. */
+static uint32_t rows_alike(const struct seq *s, const struct seq *r)
+{
+    const uint32_t *a = seq_tokens(s), *b = seq_tokens(r);
+    uint32_t n = 0, most = s->n - 1 < r->n ? s->n - 1 : r->n;
+    while (n < most && a[n] == b[n])
+        n++;
+    return n / KV_BLOCK * KV_BLOCK;
+}
+
+/* Most of what it needs is being computed for somebody else: it comes when that can be found. */
+static bool awaits_prefix(const struct engine *e, const struct seq *s)
+{
+    for (uint32_t i = 0; e->options->prefix_cache && i < e->running.n; i++) {
+        const struct seq *r = e->running.v[i];
+        if (seq_todo(r) <= 1 || !has_same_tenant(r->req, s->req))
+            continue;
+        uint32_t alike = rows_alike(s, r), there = r->kv.len;
+        if (alike > there && 2 * (alike - there) >= s->n - there)
+            return true;
+    }
+    return false;
+}
+
+/* Whether it waits for what others compute, or for the disk, though it could begin. */
+static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool restore,
+                           int64_t now_us)
+{
+    if (compare && awaits_prefix(e, s))
+        return true;
+    if (!restore || !tier_restores(e->tier, s, now_us))
+        return false;
+    if (s->restore_until_us < e->restore_until_us)
+        e->restore_until_us = s->restore_until_us;
+    return true;
+}
+
+static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_anybody)
+{
+    uint32_t n = 0, seats = (uint32_t)e->options->max_sequences - e->running.n;
+    bool full = false; // a new request that must wait lets no later one pass
+    e->restore_until_us = INT64_MAX;
+    for (uint32_t i = 0; i < e->waiting.n; i++) {
+        struct seq *s = e->waiting.v[i];
+        bool may = may_be_admitted(e, s) && (s->started || !full);
+        full |= !s->started && !may;
+        e->waits[i] = (struct sched_wait){.passed = &s->passed, .away = true};
+        if (!may || waits_for_rows(e, s, i < MAX_AWAITING, seats && n < MAX_RESTORING, now_us))
+            continue;
+        uint32_t blocks = blocks_needed(e, s);
+        if (n++ == 0) // for the head alone: looking costs time, and this is whom others wait for
+            blocks -= blocks_held_by_others(e, s);
+        e->waits[i] = (struct sched_wait){&s->passed, blocks, n_coming(s), false};
+    }
+    *ret_anybody = n > 0;
+    uint32_t i = sched_admit(e->waits, e->waiting.n, blocks_to_give(e), seats, now_us);
+    return i == SCHED_NONE ? NULL : e->waiting.v[i];
+}
+
+void engine_admit(struct engine *e)
+{
+    bool anybody = true;
+    while (anybody) {
+        int64_t now_us = clock_us();
+        struct seq *s = next_to_admit(e, now_us, &anybody);
+        if (s)
+            admit_seq(e, s, now_us);
+        else if (!anybody || !preempt_dormant(e))
+            return;
+    }
+}

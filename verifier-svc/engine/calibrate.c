@@ -1,0 +1,93 @@
+/* calibrate.c - passes of a sequence that nobody asked for, timed. */
+#include <errno.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/minmax.h"
+#include "verifier-svc/engine/calibrate.h"
+
+#define TIME_US 1500000 // no pass of another size after it
+#define LONG_TIME_US 500000
+#define ROUNDS 3 // of which the fastest counts
+#define LONG_CONTEXT 2048
+#define LONG_ROWS 8
+
+struct trial {
+    struct runner *r;
+    struct kv_seq seq;
+    struct forward_row rows[512];
+    int64_t until_us;
+};
+
+/* A pass of n rows behind `context` positions; 0: it does not fit. */
+static double pass_us(struct trial *t, uint32_t n, uint32_t context)
+{
+    struct kv *kv = t->r->kv;
+    if (n > t->r->max_logits || context + n > t->r->context)
+        return 0;
+    kv_keep(kv, &t->seq, 0, NULL, 0);
+    if (kv_grow(kv, &t->seq, context + n) < 0)
+        return 0;
+    for (uint32_t i = 0; i < n; i++)
+        t->rows[i] = (struct forward_row){.seq = &t->seq,
+                                          .pos = context + i,
+                                          .index = context + i,
+                                          .parent = -1,
+                                          .wants_logits = true};
+    int64_t from_us = clock_us();
+    forward_run(t->r->forward, t->rows, n);
+    return (double)(clock_us() - from_us);
+}
+
+static void keep_fastest(double *best, double us)
+{
+    *best = *best > 0 && *best < us ? *best : us;
+}
+
+/* Sizes in the order of how much they matter, all of them before any comes again: what else the
+ * machine does for a while does not hit one of them alone. What time does not allow lies on lines
+ * between. */
+static void measure_sizes(struct trial *t, struct cost_measured *m)
+{
+    static const uint8_t order[] = {0,  7, 3, 12, 1,  5,  9,  16, 2, 4,
+                                    13, 6, 8, 10, 11, 14, 15, 17, 18};
+    pass_us(t, 1, 0); // wakes everything
+    for (unsigned i = 0; i < ROUNDS * sizeof(order); i++) {
+        if (i && clock_us() >= t->until_us)
+            return;
+        unsigned at = order[i % sizeof(order)];
+        double us = pass_us(t, min_u32(cost_rows_at(at), 512), 0);
+        if (us > 0)
+            keep_fastest(&m->us[at], us);
+    }
+}
+
+static void measure_context(struct trial *t, struct cost_measured *m)
+{
+    m->context = min_u32(LONG_CONTEXT, t->r->context > LONG_ROWS ? t->r->context - LONG_ROWS : 0);
+    m->rows = LONG_ROWS;
+    if (m->context < KV_BLOCK)
+        return;
+    t->until_us = clock_us() + LONG_TIME_US;
+    for (unsigned turn = 0; turn < ROUNDS && (!turn || clock_us() < t->until_us); turn++) {
+        keep_fastest(&m->long_one_us, pass_us(t, 1, m->context));
+        keep_fastest(&m->long_rows_us, pass_us(t, m->rows, m->context));
+    }
+    if (m->long_rows_us <= 0)
+        m->long_one_us = 0;
+}
+
+int calibrate(struct runner *r, struct cost *ret)
+{
+    struct trial t = {.r = r, .until_us = clock_us() + TIME_US};
+    struct cost_measured m = {0};
+    int err = kv_seq_init(&t.seq, r->context);
+    if (err < 0)
+        return err;
+    measure_sizes(&t, &m);
+    measure_context(&t, &m);
+    kv_seq_done(r->kv, &t.seq);
+    if (m.us[0] <= 0)
+        return fail(-ENOSPC, "no KV block was free to time a pass with");
+    cost_init(ret, &m);
+    return 0;
+}

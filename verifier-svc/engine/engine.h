@@ -1,0 +1,75 @@
+/* engine.h - the one thread that owns model, KV, scheduler and sequences, and how others reach it.
+ *
+ * Requests, drafts and Verify messages come in through a bounded queue, what is committed goes out
+ * in batches of events (events.h), one per round. Cancelling and pausing are flags of the request.
+ * The engine never calls gRPC and never waits for a client or, but for a bounded moment, a
+ * proposer. An idle engine sleeps.
+ *
+ * Threads: engine_new(), _start(), _stop(), _free() by main; all else by any thread. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/mem.h"
+#include "verifier-svc/drafts/drafts.h"
+#include "verifier-svc/engine/events.h"
+#include "verifier-svc/verifier_options.h"
+#include "verifier-svc/engine/request.h"
+#include "verifier-svc/engine/loaded_model.h"
+#include "verifier-svc/engine/stats.h"
+
+struct engine;
+
+enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_ENDED };
+
+/* Options and figures outlive it. -ENOMEM. */
+int engine_new(const struct options *o, struct stats *stats, struct engine **ret);
+/* Starts the thread, which loads the model first. */
+int engine_start(struct engine *e);
+/* Ends what is left with UNAVAILABLE, waits for the thread. */
+void engine_stop(struct engine *e);
+void engine_free(struct engine *e);
+DEFINE_AUTO(struct engine, engine_free)
+
+/* progress of loading, 0 .. 1; may be NULL. */
+enum engine_state engine_state(struct engine *e, float *ret_progress);
+/* Why loading failed. */
+const char *engine_error(struct engine *e);
+/* NULL until the model is ready. */
+const struct served *engine_served(struct engine *e);
+/* Proposers; NULL until the model is ready. */
+struct drafts *engine_drafts(struct engine *e);
+/* How it speculates now. */
+void engine_speculation(struct engine *e, struct speculation *ret);
+/* From now on so; *ret: how. What is decided already in the round that runs is not undone. May wait
+ * as drafts_set() does. -EINVAL, -ENOMEM, with nothing changed. */
+int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret);
+struct events *engine_events(struct engine *e);
+/* What the KV pool holds, after the last round; zeros until the model is ready. */
+#define ENGINE_KV_HOLDERS 8
+struct engine_kv_view {
+    uint32_t n_blocks;
+    uint32_t n_used; // by sequences that run, of which
+    uint32_t n_shared;
+    uint32_t n_evictable; // kept for those who begin alike, until their room is needed
+    uint64_t bytes;       // of all
+    uint32_t n_holders;   // who hold most, the largest first
+    struct engine_kv_holder {
+        char id[REQUEST_MAX_ID + 1];
+        uint32_t choice, n_tokens, n_blocks;
+    } holders[ENGINE_KV_HOLDERS];
+};
+void engine_kv(struct engine *e, struct engine_kv_view *ret);
+
+/* An opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is full (with
+ * a sentence); -EPIPE: it has ended. */
+int engine_submit(struct engine *e, struct request *r);
+/* A draft of the client's for a Verify request: checked here (-EINVAL), judged by the engine. */
+int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
+                  const struct accept_tree *draft);
+/* A flag of a request has changed. */
+void engine_wake(struct engine *e);
+
+/* Tells by its state that nothing more is to be accepted; what is goes on. */
+void engine_drain(struct engine *e);
+/* Requests that were accepted and have not ended. */
+uint32_t engine_n_requests(struct engine *e);

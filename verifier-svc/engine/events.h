@@ -1,0 +1,81 @@
+/* events.h - what a round tells the clients: one batch from the engine to the edge.
+ *
+ * A few batches of fixed size go round between the two, so a round allocates nothing and an edge
+ * that falls behind is waited for (it never blocks on a client).
+ *
+ * Threads: a batch belongs to the engine thread until events_send(), then to the edge's thread
+ * until events_return(). */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/buf.h"
+#include "base/mem.h"
+#include "model/dist.h"
+#include "verifier-svc/accept/accept.h"
+#include "verifier-svc/engine/request.h"
+#include "verifier-svc/engine/seq.h"
+
+#define EVENTS_BATCHES 4
+
+struct event_token {
+    uint32_t id;
+    float logprob;
+    enum accept_origin origin;
+    uint32_t text_at, text_len; // in the batch's text
+    uint32_t n_held;            // with logprobs: characters before its own that are held back
+};
+
+/* What happened to one sequence in one round; the parts may come together, in this order. */
+struct event {
+    struct request *req;
+    uint32_t choice;
+    bool started;                   // it was admitted
+    uint32_t n_cached;              // rows of its prompt that were there then
+    uint32_t first, n_tokens;       // committed, in the batch's tokens
+    uint32_t base_len, n_accepted;  // committed length and draft tokens kept
+    uint32_t round, n_draft;        // its number in the sequence, draft tokens verified
+    char proposer[DRAFTS_NAME_MAX]; // whose those were; "": nobody's, or the client's own
+    enum seq_end end;               // SEQ_GOES_ON: none
+    int stop;                       // the stop string that ended it, or DETOK_NONE
+    uint32_t text_at, text_len;     // released at the end
+    struct request_usage usage;     // at the end
+    int error;                      // negative errno: the whole request ends
+    char error_text[REQUEST_MAX_ERROR];
+    bool last; // the request has ended; the engine's hold on it goes to the edge
+};
+
+struct event_batch {
+    struct event *v; // (max_events)
+    uint32_t n, max_events;
+    struct event_token *tokens; // (max_tokens)
+    struct dist_top *tops;      // (max_tokens, DIST_MAX_TOP)
+    uint32_t n_tokens, max_tokens;
+    struct buf text; // of fixed size
+};
+
+struct events;
+
+/* max_tokens: of a round; at least ACCEPT_MAX + 1. -ENOMEM. */
+int events_new(uint32_t max_events, uint32_t max_tokens, struct events **ret);
+void events_free(struct events *e);
+DEFINE_AUTO(struct events, events_free)
+
+/* Room for the text of any tokens, before the first of them. -ENOMEM. */
+int events_fit(struct events *e, const struct tok *tok);
+
+/* The batch being filled, with room for an event of n_tokens tokens and their text, what a sequence
+ * holds back included; sends a full one first. n_tokens <= ACCEPT_MAX + 1. */
+struct event_batch *events_room(struct events *e, uint32_t n_tokens);
+/* A new event in the batch that events_room() returned. */
+struct event *events_add(struct event_batch *b, struct request *r, uint32_t choice);
+/* To the edge, unless empty. */
+void events_send(struct events *e);
+
+/* The edge: the next batch; NULL when none came within wait_us, or after events_close(). */
+struct event_batch *events_next(struct events *e, int64_t wait_us);
+void events_return(struct events *e, struct event_batch *b);
+/* Makes events_next() return: something else has changed. */
+void events_wake(struct events *e);
+/* The engine has ended. */
+void events_close(struct events *e);
+bool events_closed(struct events *e);

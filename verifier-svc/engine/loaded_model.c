@@ -1,0 +1,139 @@
+/* loaded_model.c - opens and loads the model. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/log.h"
+#include "base/rng.h"
+#include "verifier-svc/accept/accept.h"
+#include "verifier-svc/kvdisk/kv_disk.h"
+#include "verifier-svc/engine/loaded_model.h"
+
+#define ARITHMETIC 2 // changes whenever a kernel's or the forward pass's bits do
+
+/* "/models/tales-11m-q8_0.gguf" is called tales-11m-q8_0. */
+static char *name_of(const struct options *o)
+{
+    if (o->name)
+        return strdup(o->name);
+    const char *slash = strrchr(o->model, '/');
+    char *name = strdup(slash ? slash + 1 : o->model);
+    char *dot = name ? strrchr(name, '.') : NULL;
+    if (dot && dot != name && strcmp(dot, ".gguf") == 0)
+        *dot = 0;
+    return name;
+}
+
+int served_open(const struct options *o, struct served **ret)
+{
+    AUTO(served_free) struct served *s = calloc(1, sizeof(*s));
+    if (!s)
+        return fail(-ENOMEM, "no memory for a model");
+    s->name = name_of(o);
+    if (!s->name)
+        return fail(-ENOMEM, "no memory for a model's name");
+    int err = gguf_open(o->model, &s->gguf);
+    if (!err)
+        err = tok_new(s->gguf, &s->tok);
+    if (err < 0)
+        return err;
+    *ret = TAKE(s);
+    return 0;
+}
+
+/* The type that most bytes of the file have. */
+static const char *main_type(const struct gguf *g)
+{
+    size_t bytes[64] = {0};
+    uint32_t best = 0;
+    for (uint32_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        if ((uint32_t)t->type >= 64)
+            continue;
+        bytes[t->type] += t->bytes;
+        if (bytes[t->type] > bytes[best])
+            best = t->type;
+    }
+    return gguf_type_name(best);
+}
+
+static void set_identity(struct served *s)
+{
+    uint64_t d = rng_splitmix64(s->run.model->digest ^ ARITHMETIC);
+    d = rng_splitmix64(d ^ tok_digest(s->tok) ^ s->run.opt.blas);
+    for (const char *c = kernel_kv_name(s->run.opt.kv_type); *c; c++)
+        d = rng_splitmix64(d ^ (uint8_t)*c);
+    s->identity = d;
+    s->kv_identity = rng_splitmix64(d ^ rng_splitmix64((uint64_t)s->created));
+    snprintf(s->fingerprint, sizeof(s->fingerprint), "fp_%016llx", (unsigned long long)d);
+}
+
+/* What is told about the file, before it is closed. */
+static int keep_facts(struct served *s)
+{
+    struct gguf_text template;
+    s->weight_type = main_type(s->gguf);
+    s->created = gguf_modified(s->gguf);
+    set_identity(s);
+    if (gguf_str(s->gguf, "tokenizer.chat_template", &template) < 0)
+        return 0;
+    s->chat_template = malloc(template.len + 1);
+    if (!s->chat_template)
+        return fail(-ENOMEM, "no memory for a chat template");
+    memcpy(s->chat_template, template.data, template.len);
+    s->template_len = template.len;
+    return 0;
+}
+
+static size_t disk_bytes(const void *arg, size_t block_bytes)
+{
+    const struct options *o = arg;
+    return kv_disk_bytes(&(struct kv_store_options){.max_bytes = (uint64_t)o->kv_disk_size << 20,
+                                                    .block_bytes = (uint32_t)block_bytes});
+}
+
+int served_load(struct served *s, const struct options *o, bool (*progress)(void *arg, float done),
+                void *arg)
+{
+    const struct runner_options opt = {.threads = (unsigned)o->threads,
+                                       .pin = o->pin,
+                                       .memory_check = o->memory_check,
+                                       .quantise = MODEL_AS_FILE,
+                                       .blas = o->blas,
+                                       .context = (uint32_t)o->context,
+                                       .kv_type = o->kv,
+                                       .kv_mib = (uint64_t)o->kv_mib,
+                                       .max_sequences = (uint32_t)o->max_sequences,
+                                       .max_rows = (uint32_t)o->max_batch_rows,
+                                       .min_logits = (uint32_t)o->max_sequences + ACCEPT_MAX,
+                                       .beside = o->kv_disk && *o->kv_disk ? disk_bytes : NULL,
+                                       .beside_arg = o,
+                                       .n_vocab = tok_n_vocab(s->tok)};
+    if (o->blas)
+        log_warn("float_gemm=blas core=%s: OpenBLAS has no fixed order of sums, so the same "
+                 "request may get other tokens",
+                 kernel_blas_init());
+    int err = runner_plan(&s->run, s->gguf, &opt);
+    if (!err)
+        err = runner_load(&s->run, progress, arg);
+    if (!err)
+        err = keep_facts(s);
+    if (!err && o->prefix_cache)
+        err = kv_open_index(s->run.kv, s->kv_identity, kv_hash);
+    if (!err)
+        gguf_close(TAKE(s->gguf));
+    return err;
+}
+
+void served_free(struct served *s)
+{
+    if (!s)
+        return;
+    runner_done(&s->run);
+    tok_free(s->tok);
+    gguf_close(s->gguf);
+    free(s->chat_template);
+    free(s->name);
+    free(s);
+}

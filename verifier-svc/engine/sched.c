@@ -1,0 +1,155 @@
+/* sched.c - admission and the sharing of rows. */
+#include "verifier-svc/engine/sched.h"
+#include "base/minmax.h"
+
+void sched_init(struct sched *s, const struct sched_limits *limits)
+{
+    *s = (struct sched){.limits = *limits};
+}
+
+static bool fits(const struct sched_wait *w, uint32_t free_blocks, uint32_t free_seats)
+{
+    return !w->away && w->blocks <= free_blocks && w->seats <= free_seats;
+}
+
+/* The head does not fit: may anybody pass it? */
+static bool may_pass(struct sched_passed *head, int64_t now_us)
+{
+    if (!head->since_us)
+        head->since_us = now_us;
+    return head->n < SCHED_MAX_PASSING && now_us - head->since_us < SCHED_MAX_PASSED_US;
+}
+
+uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free_blocks,
+                     uint32_t free_seats, int64_t now_us)
+{
+    uint32_t head = 0;
+    while (head < n && waiting[head].away)
+        head++;
+    uint32_t i = head;
+    while (i < n && !fits(&waiting[i], free_blocks, free_seats))
+        i++;
+    if (i != head && !may_pass(waiting[head].passed, now_us))
+        return SCHED_NONE;
+    if (i == n)
+        return SCHED_NONE;
+    for (uint32_t k = 0; k < i; k++)
+        waiting[k].passed->n += waiting[k].passed->since_us != 0;
+    return i;
+}
+
+/* Passes of 2^i to 2^(i+1) - 1 rows are of size i. */
+static unsigned size_of(uint32_t n_rows)
+{
+    unsigned i = n_rows ? 31 - (unsigned)__builtin_clz(n_rows) : 0;
+    return i < SCHED_SIZES ? i : SCHED_SIZES - 1;
+}
+
+/* A row's time in passes of size i; if there was none yet, in smaller ones (where it is longer,
+ * since weights are read once per pass), else in larger ones; 0: nothing is known. */
+static double row_us_at(const struct sched *s, unsigned i)
+{
+    for (unsigned k = i + 1; k-- > 0;) {
+        if (s->row_us[k] > 0)
+            return s->row_us[k];
+    }
+    for (unsigned k = i + 1; k < SCHED_SIZES; k++) {
+        if (s->row_us[k] > 0)
+            return s->row_us[k];
+    }
+    return 0;
+}
+
+/* Rows of the largest pass that is done in time, n_decoding among them. */
+static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
+{
+    double us = SCHED_ALONE_US;
+    if (n_decoding) {
+        double twice = 2 * row_us_at(s, size_of(n_decoding)) * n_decoding;
+        us = twice > (double)s->limits.max_pass_us ? twice : (double)s->limits.max_pass_us;
+    }
+    for (unsigned i = size_of(s->limits.max_rows) + 1; i-- > 0;) {
+        double row_us = row_us_at(s, i);
+        if (row_us <= 0)
+            return n_decoding + 4 * SCHED_MIN_CHUNK; // the first pass of all
+        double rows = us / row_us, most = (double)(2u << i) - 1;
+        if (rows >= (double)(1u << i))
+            return min_u32((uint32_t)(rows < most ? rows : most), s->limits.max_rows);
+    }
+    return n_decoding;
+}
+
+/* One row for everybody who decodes. */
+static uint32_t share_decoding(const struct sched *s, struct sched_share *v, uint32_t n)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        v[i].rows = v[i].draft_rows = 0;
+        if (v[i].todo == 1 && used < s->limits.max_rows)
+            used += v[i].rows = 1;
+    }
+    return used;
+}
+
+/* Draft rows, a token per sequence and turn, so that nobody's draft starves. */
+static uint32_t share_drafts(struct sched_share *v, uint32_t n, uint32_t budget)
+{
+    uint32_t used = 0;
+    for (bool more = true; more && used < budget;) {
+        more = false;
+        for (uint32_t i = 0; i < n && used < budget; i++) {
+            if (v[i].rows != 1 || v[i].todo != 1 || v[i].draft_rows == v[i].draft)
+                continue;
+            v[i].draft_rows++;
+            used++;
+            more = true;
+        }
+    }
+    return used;
+}
+
+static uint32_t share_prompts(const struct sched *s, struct sched_share *v, uint32_t n,
+                              uint32_t budget)
+{
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < n && used < budget; i++) {
+        if (v[i].todo > 1)
+            used += v[i].rows = min_u32(min_u32(v[i].todo, s->limits.prefill_chunk), budget - used);
+    }
+    return used;
+}
+
+uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding,
+                          uint32_t n_prompts)
+{
+    uint32_t left = s->limits.max_rows - min_u32(n_decoding, s->limits.max_rows);
+    uint32_t for_drafts = n_prompts ? left / 4 * 3 : left; // prompts always go on
+    uint32_t logits_left = s->limits.max_logits - min_u32(n, s->limits.max_logits);
+    return min_u32(for_drafts, logits_left);
+}
+
+uint32_t sched_share_rows(const struct sched *s, struct sched_share *v, uint32_t n)
+{
+    uint32_t n_decoding = share_decoding(s, v, n), n_prompts = 0;
+    for (uint32_t i = 0; i < n; i++)
+        n_prompts += v[i].todo > 1;
+
+    uint32_t used = n_decoding + share_drafts(v, n, sched_draft_rows(s, n, n_decoding, n_prompts));
+    if (!n_prompts)
+        return used;
+
+    uint32_t in_time = rows_in_time(s, n_decoding);
+    uint32_t prompt_rows = in_time > used ? in_time - used : 0;
+    if (prompt_rows < SCHED_MIN_CHUNK)
+        prompt_rows = SCHED_MIN_CHUNK;
+    return used + share_prompts(s, v, n, min_u32(prompt_rows, s->limits.max_rows - used));
+}
+
+void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us)
+{
+    double now_us = (double)us / n_rows, *row_us = &s->row_us[size_of(n_rows)];
+    if (*row_us <= 0)
+        *row_us = now_us;
+    else
+        *row_us += (now_us > *row_us ? 0.5 : 0.25) * (now_us - *row_us); // slower: believe sooner
+}

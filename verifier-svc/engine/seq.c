@@ -1,0 +1,219 @@
+/* seq.c - one generation. */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/rng.h"
+#include "verifier-svc/engine/seq.h"
+
+const char *seq_end_name(enum seq_end end)
+{
+    static const char *const names[] = {"", "stop", "length", "closed", "failed"};
+    return names[end];
+}
+
+/* Of the prompt: the first choice counts, the others copy. */
+static int open_counts(struct seq *s)
+{
+    const struct request *r = s->req;
+    if (!dist_penalises(&r->params))
+        return 0;
+    if (s->choice)
+        return dist_counts_copy(r->seqs[0]->counts, &s->counts);
+    uint32_t n_vocab = tok_n_vocab(s->detok.tok);
+    int err = dist_counts_new(s->max_len < n_vocab ? s->max_len : n_vocab, &s->counts);
+    for (uint32_t i = 0; !err && i < s->n_prompt; i++)
+        dist_counts_add(s->counts, s->tokens[i], false);
+    return err;
+}
+
+static int add_stops(struct seq *s)
+{
+    int err = 0;
+    for (uint32_t i = 0; !err && i < s->req->n_stops; i++)
+        err = detok_add_stop(&s->detok, s->req->stops[i].data, s->req->stops[i].len);
+    return err;
+}
+
+int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct seq **ret)
+{
+    AUTO(seq_free) struct seq *s = calloc(1, sizeof(*s));
+    if (!s)
+        return fail(-ENOMEM, "no memory for a sequence");
+    detok_init(&s->detok, tok, r->render_special);
+    detok_show(&s->detok, r->shown, r->n_shown);
+    s->req = r;
+    s->choice = choice;
+    s->key = rng_key(r->seed, choice);
+    s->state = choice ? SEQ_BRANCH : SEQ_WAITING;
+    s->stop = DETOK_NONE;
+    s->proposer = SEQ_NO_PROPOSER;
+    control_seq_init(&s->control);
+    s->n = s->n_prompt = r->n_prompt;
+    s->max_len = r->n_prompt + r->max_tokens;
+    *ret = TAKE(s);
+    return 0;
+}
+
+int seq_open(struct seq *s)
+{
+    const struct request *r = s->req;
+    s->tokens = malloc(s->max_len * sizeof(uint32_t));
+    if (!s->tokens)
+        return fail(-ENOMEM, "no memory for a sequence of %u tokens", s->max_len);
+    memcpy(s->tokens, r->prompt, r->n_prompt * sizeof(uint32_t));
+    int err = kv_seq_init(&s->kv, s->max_len + ACCEPT_MAX);
+    if (!err)
+        err = open_counts(s);
+    if (!err)
+        err = detok_reserve(&s->detok);
+    return !err && !r->min_tokens ? add_stops(s) : err;
+}
+
+void seq_free(struct seq *s)
+{
+    if (!s)
+        return;
+    kv_seq_done(NULL, &s->kv); // holds no block any more
+    dist_counts_free(s->counts);
+    detok_done(&s->detok);
+    free(s->tokens);
+    free(s->q);
+    free(s);
+}
+
+uint32_t seq_todo(const struct seq *s)
+{
+    if (s->state != SEQ_RUNNING || atomic_load_explicit(&s->req->paused, memory_order_relaxed))
+        return 0;
+    uint32_t todo = s->n - s->kv.len;
+    /* The last token runs together with its draft; a Verify stream's not before that has come. */
+    bool last_waits =
+        s->req->verify ? !s->has_draft || todo > 1 : (s->n_draft && todo > 1) || s->held_until_us;
+    return todo - last_waits;
+}
+
+uint32_t seq_blocks(const struct seq *s)
+{
+    return (s->n + 1 + KV_BLOCK - 1) / KV_BLOCK;
+}
+
+const uint32_t *seq_tokens(const struct seq *s)
+{
+    return s->tokens ? s->tokens : s->req->prompt;
+}
+
+static_assert(REQUEST_MAX_NAME <= KV_SALT_MAX, "a tenant's name is a salt");
+
+struct kv_root seq_root(const struct seq *s)
+{
+    return (struct kv_root){s->req->tenant, (uint32_t)s->req->tenant_len};
+}
+
+uint32_t seq_left(const struct seq *s)
+{
+    return s->max_len - s->n;
+}
+
+uint32_t seq_generated(const struct seq *s)
+{
+    return s->n - s->n_prompt;
+}
+
+struct dist_params seq_params(const struct seq *s, uint32_t n_ahead)
+{
+    struct dist_params p = s->req->params;
+    if (seq_generated(s) + n_ahead >= s->req->min_tokens)
+        p.n_banned = 0;
+    return p;
+}
+
+static bool is_stop_token(const struct seq *s, uint32_t token)
+{
+    const struct request *r = s->req;
+    for (uint32_t i = 0; i < r->n_stop_ids; i++) {
+        if (r->stop_ids[i] == token)
+            return true;
+    }
+    return !r->ignore_eos && tok_is_eos(s->detok.tok, token);
+}
+
+/* Text that went wrong is the error of this sequence alone: the buffer belongs to all of a batch.
+ */
+static int text_error(const struct seq *s, struct buf *text)
+{
+    int err = buf_error(&s->detok.held);
+    if (!err)
+        err = buf_error(text);
+    text->error = 0;
+    return err;
+}
+
+enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text)
+{
+    s->tokens[s->n++] = token;
+    if (s->counts)
+        dist_counts_add(s->counts, token, true);
+    if (is_stop_token(s, token))
+        return SEQ_STOP;
+    s->stop = detok_feed(&s->detok, token, text);
+    if (text_error(s, text) < 0)
+        return SEQ_FAILED;
+    if (s->stop != DETOK_NONE)
+        return SEQ_STOP;
+    if (s->req->min_tokens && seq_generated(s) == s->req->min_tokens && add_stops(s) < 0)
+        return SEQ_FAILED;
+    return s->n == s->max_len ? SEQ_LENGTH : SEQ_GOES_ON;
+}
+
+int seq_flush(struct seq *s, struct buf *text)
+{
+    if (s->stop != DETOK_NONE)
+        return 0;
+    detok_flush(&s->detok, text);
+    return text_error(s, text);
+}
+
+/* As the request asks. How long a drawn draft is may have to do with its tokens: it stays. */
+static void cut_unlikely(struct seq *s)
+{
+    uint32_t n = accept_cut(s->draft, s->parents, s->survival, s->q_row, s->n_draft, s->req->p_min,
+                            s->q != NULL);
+    s->n_draft = s->n_held = n < s->req->n_min && !s->q ? 0 : n;
+}
+
+void seq_take_draft(struct seq *s, const struct seq_draft *d)
+{
+    free(s->q);
+    s->q = d->q;
+    s->has_draft = true;
+    s->held_until_us = 0;
+    s->n_draft = s->n_held = d->n;
+    s->proposer = d->proposer;
+    s->draft_is_tree = false;
+    for (uint32_t i = 0; i < d->n; i++) {
+        s->draft[i] = d->tokens[i];
+        s->parents[i] = d->parents[i];
+        s->survival[i] = d->survival[i];
+        s->q_row[i] = (uint8_t)i;
+        s->draft_is_tree |= d->parents[i] != (int32_t)i - 1;
+    }
+    if (d->proposer != SEQ_NO_PROPOSER)
+        cut_unlikely(s);
+}
+
+void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth)
+{
+    s->n_draft = s->n_held =
+        accept_trim(s->draft, s->parents, s->survival, s->q_row, s->n_draft, max_nodes, max_depth);
+}
+
+void seq_drop_draft(struct seq *s)
+{
+    free(TAKE(s->q));
+    s->has_draft = s->draft_is_tree = s->wants_draft = false;
+    s->asked_us = s->held_until_us = 0;
+    s->n_draft = s->n_held = 0;
+    s->proposer = SEQ_NO_PROPOSER;
+}

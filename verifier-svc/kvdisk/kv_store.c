@@ -1,0 +1,559 @@
+/* kv_store.c - see kv_store.h. The only file that knows SQLite. */
+#include "verifier-svc/kvdisk/kv_store.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include "base/err.h"
+#include "base/log.h"
+
+#define FILE_NAME "tandem-kv.sqlite"
+#define APPLICATION_ID 0x54614b76 // "TaKv"
+#define FORMAT 1                  // of the table below
+#define PAGE_BYTES 16384
+#define SPARE_PAGES 64
+#define EVICT_ROWS 8     // at a time
+#define PRUNE_ROWS 64    // in one go
+#define PRUNE_PAGES 1024 // that a file which is too large gives back in one go
+
+enum { PUT, GET, TOUCH, REMOVE, EXPIRED, SET_BACK, OLDEST, EACH, COUNT, N_STATEMENTS };
+
+static const char *const statements[N_STATEMENTS] = {
+    [PUT] = ("INSERT INTO blocks (key, last_use, depth, identity, digest, name, data)"
+             " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)"),
+    [GET] = "SELECT last_use, digest, name, data FROM blocks WHERE key = ?1",
+    [TOUCH] = "UPDATE blocks SET last_use = ?2 WHERE key = ?1",
+    [REMOVE] = "DELETE FROM blocks WHERE key = ?1",
+    [EXPIRED] = "SELECT key FROM blocks WHERE last_use <= ?1 LIMIT ?2",
+    [SET_BACK] = "UPDATE blocks SET last_use = ?1 WHERE last_use > ?1", // a clock was wrong
+    [OLDEST] = "SELECT key FROM blocks ORDER BY last_use, depth DESC LIMIT ?1",
+    [EACH] = "SELECT key, last_use FROM blocks WHERE identity = ?1",
+    [COUNT] = "SELECT count(*) FROM blocks",
+};
+
+static const char schema[] =
+    "CREATE TABLE IF NOT EXISTS blocks (key INTEGER PRIMARY KEY, last_use INTEGER NOT NULL,"
+    " depth INTEGER NOT NULL, identity INTEGER NOT NULL, digest INTEGER NOT NULL,"
+    " name BLOB NOT NULL, data BLOB NOT NULL);"
+    "CREATE INDEX IF NOT EXISTS by_use ON blocks (last_use, depth DESC);";
+
+struct kv_store {
+    struct kv_store_options options;
+    int folder; // holds the lock
+    char path[PATH_MAX];
+    sqlite3 *db;
+    sqlite3_stmt *st[N_STATEMENTS];
+    void (*gone)(void *owner, uint64_t key);
+    void *gone_owner;
+    struct kv_store_counts counts;
+    uint64_t blocks_before; // the transaction
+};
+
+/* ---- errors ---- */
+
+static int error_of(int rc)
+{
+    switch (rc & 0xff) {
+    case SQLITE_OK:
+    case SQLITE_ROW:
+    case SQLITE_DONE:
+        return 0;
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+    case SQLITE_ERROR: // its table is not ours
+    case SQLITE_MISMATCH:
+    case SQLITE_CONSTRAINT:
+        return -EBADMSG;
+    case SQLITE_FULL:
+        return -ENOSPC;
+    case SQLITE_NOMEM:
+        return -ENOMEM;
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_CANTOPEN:
+        return -EACCES;
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+        return -EBUSY;
+    default:
+        return -EIO;
+    }
+}
+
+static int db_fail(const struct kv_store *s, int rc)
+{
+    return fail(error_of(rc), "%s: %s", s->path,
+                s->db ? sqlite3_errmsg(s->db) : sqlite3_errstr(rc));
+}
+
+/* ---- opening ---- */
+
+static void close_db(struct kv_store *s)
+{
+    for (int i = 0; i < N_STATEMENTS; i++) {
+        sqlite3_finalize(s->st[i]);
+        s->st[i] = NULL;
+    }
+    sqlite3_close(s->db);
+    s->db = NULL;
+}
+
+static int run(struct kv_store *s, const char *sql)
+{
+    int rc = sqlite3_exec(s->db, sql, NULL, NULL, NULL);
+    return rc == SQLITE_OK ? 0 : db_fail(s, rc);
+}
+
+static int pragma(struct kv_store *s, const char *name, int64_t value)
+{
+    char sql[96];
+    snprintf(sql, sizeof(sql), "PRAGMA %s = %" PRId64, name, value);
+    return run(s, sql);
+}
+
+static int read_pragma(struct kv_store *s, const char *name, int64_t *ret)
+{
+    char sql[96];
+    snprintf(sql, sizeof(sql), "PRAGMA %s", name);
+    sqlite3_stmt *st = NULL;
+    int rc = sqlite3_prepare_v2(s->db, sql, -1, &st, NULL);
+    if (rc == SQLITE_OK)
+        rc = sqlite3_step(st);
+    if (rc == SQLITE_ROW)
+        *ret = sqlite3_column_int64(st, 0);
+    int err = rc == SQLITE_ROW ? 0 : db_fail(s, rc);
+    sqlite3_finalize(st);
+    return err;
+}
+
+/* Nothing that a strange file brings along is run, and no other process is reckoned with: the
+ * folder's lock is ours, so SQLite maps no shared memory either. */
+static int harden(struct kv_store *s)
+{
+    sqlite3_db_config(s->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
+    sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
+    sqlite3_db_config(s->db, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
+    sqlite3_db_config(s->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL); // an end takes no time
+    sqlite3_limit(s->db, SQLITE_LIMIT_LENGTH, (int)(KV_STORE_LOG_BYTES / 2 + (1u << 20)));
+    return run(s, "PRAGMA secure_delete = OFF; PRAGMA trusted_schema = OFF; PRAGMA cell_size_check "
+                  "= ON; PRAGMA mmap_size = 0;"
+                  "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY");
+}
+
+/* The last bound, should what is counted here ever be wrong. Removing rows may want a page, too. */
+static int limit_pages(struct kv_store *s)
+{
+    int64_t now = 0, most = (int64_t)(s->options.max_bytes / PAGE_BYTES);
+    int err = read_pragma(s, "page_count", &now);
+    return err ? err : pragma(s, "max_page_count", (now > most ? now : most) + SPARE_PAGES);
+}
+
+static int set_up_file(struct kv_store *s)
+{
+    int64_t tables, id, format;
+    int err = read_pragma(s, "schema_version", &tables);
+    err = err ? err : read_pragma(s, "application_id", &id);
+    err = err ? err : read_pragma(s, "user_version", &format);
+    if (err)
+        return err;
+    if (tables && id != APPLICATION_ID)
+        return fail(-EEXIST, "%s is another program's database", s->path);
+    if (tables && format != FORMAT)
+        return fail(-EBADMSG, "%s has format %" PRId64 ", here it is %d", s->path, format, FORMAT);
+    if (!tables) {
+        err = pragma(s, "page_size", PAGE_BYTES);
+        err = err ? err : run(s, "PRAGMA auto_vacuum = INCREMENTAL");
+    }
+    err = err ? err : run(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL");
+    err = err ? err : pragma(s, "journal_size_limit", KV_STORE_LOG_BYTES);
+    err = err ? err : pragma(s, "wal_autocheckpoint", KV_STORE_LOG_BYTES / 4 / PAGE_BYTES);
+    err = err ? err : limit_pages(s);
+    if (!err && !tables) {
+        err = run(s, "BEGIN IMMEDIATE");
+        err = err ? err : run(s, schema);
+        err = err ? err : pragma(s, "application_id", APPLICATION_ID);
+        err = err ? err : pragma(s, "user_version", FORMAT);
+        err = err ? err : run(s, "COMMIT");
+    }
+    return err;
+}
+
+static int prepare(struct kv_store *s)
+{
+    for (int i = 0; i < N_STATEMENTS; i++) {
+        int rc = sqlite3_prepare_v3(s->db, statements[i], -1, SQLITE_PREPARE_PERSISTENT, &s->st[i],
+                                    NULL);
+        if (rc != SQLITE_OK)
+            return db_fail(s, rc);
+    }
+    return 0;
+}
+
+static uint64_t room_bytes(const struct kv_store *s)
+{
+    return s->options.max_bytes - 2 * (uint64_t)KV_STORE_LOG_BYTES;
+}
+
+static int used_bytes(struct kv_store *s, uint64_t *ret)
+{
+    int64_t pages = 0, unused = 0, size = 0;
+    int err = read_pragma(s, "page_count", &pages);
+    err = err ? err : read_pragma(s, "freelist_count", &unused);
+    err = err ? err : read_pragma(s, "page_size", &size);
+    *ret = (uint64_t)(pages - unused) * (uint64_t)size;
+    return err;
+}
+
+/* Reads as much as there is; from then on blocks are counted as they come and go. */
+static int count_blocks(struct kv_store *s)
+{
+    int rc = sqlite3_step(s->st[COUNT]);
+    if (rc == SQLITE_ROW)
+        s->counts.blocks = (uint64_t)sqlite3_column_int64(s->st[COUNT], 0);
+    sqlite3_reset(s->st[COUNT]);
+    return rc == SQLITE_ROW ? used_bytes(s, &s->counts.bytes) : db_fail(s, rc);
+}
+
+static int open_db(struct kv_store *s)
+{
+    int rc = sqlite3_open_v2(s->path, &s->db,
+                             SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX |
+                                 SQLITE_OPEN_PRIVATECACHE,
+                             NULL);
+    if (rc != SQLITE_OK)
+        return db_fail(s, rc);
+    int err = harden(s);
+    err = err ? err : set_up_file(s);
+    err = err ? err : prepare(s);
+    err = err ? err : count_blocks(s);
+    return err;
+}
+
+static void remove_files(struct kv_store *s)
+{
+    static const char *const tails[] = {"", "-wal", "-shm", "-journal"};
+    for (size_t i = 0; i < ARRAY_LEN(tails); i++) {
+        char name[64];
+        snprintf(name, sizeof(name), FILE_NAME "%s", tails[i]);
+        unlinkat(s->folder, name, 0);
+    }
+}
+
+int kv_store_renew(struct kv_store *s)
+{
+    log_warn("kv-disk %s is given up for a new file: %s", s->path, fail_text());
+    close_db(s);
+    remove_files(s);
+    s->counts.n_renewed++;
+    return open_db(s);
+}
+
+static int take_folder(struct kv_store *s)
+{
+    const char *dir = s->options.dir;
+    if (mkdir(dir, 0700) && errno != EEXIST)
+        return fail(-errno, "cannot make folder %s: %s", dir, strerror(errno));
+    s->folder = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (s->folder < 0)
+        return fail(-errno, "folder %s: %s", dir, strerror(errno));
+    if (flock(s->folder, LOCK_EX | LOCK_NB))
+        return fail(errno == EWOULDBLOCK ? -EBUSY : -errno, "folder %s: %s", dir,
+                    errno == EWOULDBLOCK ? "another process uses it" : strerror(errno));
+    if (snprintf(s->path, sizeof(s->path), "%s/" FILE_NAME, dir) >= (int)sizeof(s->path))
+        return fail(-ENAMETOOLONG, "folder %s: name too long", dir);
+    return 0;
+}
+
+int kv_store_open(const struct kv_store_options *o, struct kv_store **ret)
+{
+    if (o->max_bytes < KV_STORE_MIN_BYTES)
+        return fail(-EINVAL, "a KV store takes at least %u MiB", KV_STORE_MIN_BYTES >> 20);
+    if (o->block_bytes > KV_STORE_LOG_BYTES / 2)
+        return fail(-EINVAL, "a KV block of %u bytes is too large for the disk, at most %u",
+                    o->block_bytes, KV_STORE_LOG_BYTES / 2);
+    AUTO(kv_store_free) struct kv_store *s = calloc(1, sizeof(*s));
+    if (!s)
+        return fail(-ENOMEM, "no memory");
+    s->options = *o;
+    s->folder = -1;
+    int err = take_folder(s);
+    if (err)
+        return err;
+    err = open_db(s);
+    if (err == -EBADMSG)
+        err = kv_store_renew(s);
+    if (err)
+        return err;
+    *ret = TAKE(s);
+    return 0;
+}
+
+void kv_store_free(struct kv_store *s)
+{
+    if (!s)
+        return;
+    close_db(s);
+    if (s->folder >= 0)
+        close(s->folder);
+    free(s);
+}
+
+void kv_store_on_gone(struct kv_store *s, void (*fn)(void *owner, uint64_t key), void *owner)
+{
+    s->gone = fn;
+    s->gone_owner = owner;
+}
+
+/* ---- blocks ---- */
+
+static int step(struct kv_store *s, int which)
+{
+    int rc = sqlite3_step(s->st[which]);
+    int err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
+    sqlite3_reset(s->st[which]);
+    return err;
+}
+
+/* At most PRUNE_ROWS keys that a statement finds; its arguments are bound. */
+static int find_keys(struct kv_store *s, int which, uint64_t *ret_keys, uint32_t *ret_n)
+{
+    int rc;
+    *ret_n = 0;
+    while ((rc = sqlite3_step(s->st[which])) == SQLITE_ROW && *ret_n < PRUNE_ROWS)
+        ret_keys[(*ret_n)++] = (uint64_t)sqlite3_column_int64(s->st[which], 0);
+    int err = rc == SQLITE_DONE || rc == SQLITE_ROW ? 0 : db_fail(s, rc);
+    sqlite3_reset(s->st[which]);
+    return err;
+}
+
+/* If it is there. */
+static int remove_row(struct kv_store *s, uint64_t key)
+{
+    sqlite3_bind_int64(s->st[REMOVE], 1, (int64_t)key);
+    int err = step(s, REMOVE);
+    s->counts.blocks -= err ? 0 : (uint64_t)sqlite3_changes(s->db);
+    return err;
+}
+
+static int remove_rows(struct kv_store *s, const uint64_t *keys, uint32_t n, uint64_t *count)
+{
+    int err = 0;
+    for (uint32_t i = 0; i < n && !err; i++) {
+        err = remove_row(s, keys[i]);
+        if (!err && s->gone)
+            s->gone(s->gone_owner, keys[i]);
+    }
+    *count += err ? 0 : n;
+    return err;
+}
+
+static int evict(struct kv_store *s, uint32_t most, uint32_t *ret_n)
+{
+    uint64_t keys[PRUNE_ROWS];
+    sqlite3_bind_int64(s->st[OLDEST], 1, most);
+    int err = find_keys(s, OLDEST, keys, ret_n);
+    return err ? err : remove_rows(s, keys, *ret_n, &s->counts.n_evicted);
+}
+
+/* Removes what was used longest ago until `need` more bytes fit. */
+static int make_room(struct kv_store *s, uint64_t need)
+{
+    uint64_t used;
+    uint32_t n = 1;
+    int err;
+    while (!(err = used_bytes(s, &used)) && n && used + need > room_bytes(s)) {
+        err = evict(s, EVICT_ROWS, &n);
+        if (err)
+            break;
+    }
+    return err;
+}
+
+uint64_t kv_store_key(const uint8_t name[KV_NAME])
+{
+    uint64_t key;
+    memcpy(&key, name, sizeof(key));
+    return key;
+}
+
+static uint64_t digest_of(const struct kv_store *s, const uint8_t *name, const void *data)
+{
+    uint64_t seed = XXH3_64bits(name, KV_NAME);
+    return XXH3_64bits_withSeed(data, s->options.block_bytes, seed);
+}
+
+static int put_row(struct kv_store *s, const struct kv_store_row *r, int64_t now_s)
+{
+    const struct kv_store_head *h = &r->head;
+    sqlite3_stmt *st = s->st[PUT];
+    const int64_t numbers[] = {(int64_t)kv_store_key(h->name), now_s, h->depth,
+                               (int64_t)s->options.identity,
+                               (int64_t)digest_of(s, h->name, r->data)};
+    for (int i = 0; i < (int)ARRAY_LEN(numbers); i++)
+        sqlite3_bind_int64(st, i + 1, numbers[i]);
+    sqlite3_bind_blob(st, 6, h->name, KV_NAME, SQLITE_STATIC);
+    sqlite3_bind_blob(st, 7, r->data, (int)s->options.block_bytes, SQLITE_STATIC);
+    int err = remove_row(s, kv_store_key(h->name));
+    err = err ? err : step(s, PUT);
+    s->counts.blocks += !err;
+    sqlite3_clear_bindings(st);
+    return err;
+}
+
+static int put_rows(struct kv_store *s, const struct kv_store_row *rows, uint32_t n, int64_t now_s)
+{
+    uint64_t row_bytes = s->options.block_bytes + 2 * PAGE_BYTES; // at most, with its part of pages
+    int err = make_room(s, n * row_bytes);
+    for (uint32_t i = 0; i < n && !err; i++)
+        err = put_row(s, &rows[i], now_s);
+    return err;
+}
+
+static int begin(struct kv_store *s)
+{
+    s->blocks_before = s->counts.blocks;
+    return run(s, "BEGIN IMMEDIATE");
+}
+
+/* Ends a transaction: what failed leaves nothing behind. */
+static int finish(struct kv_store *s, int err)
+{
+    if (!err)
+        err = run(s, "COMMIT");
+    if (err && !sqlite3_get_autocommit(s->db))
+        sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
+    if (err)
+        s->counts.blocks = s->blocks_before;
+    return err ? err : used_bytes(s, &s->counts.bytes);
+}
+
+int kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n, int64_t now_s)
+{
+    int err = begin(s);
+    return err ? err : finish(s, put_rows(s, rows, n, now_s));
+}
+
+static bool is_expired(const struct kv_store *s, int64_t last_use_s, int64_t now_s)
+{
+    return last_use_s <= now_s - s->options.ttl_s;
+}
+
+/* Of the row that GET stands at. */
+enum row { ROW_GOOD, ROW_ANOTHERS, ROW_DAMAGED, ROW_EXPIRED };
+
+static enum row read_row(struct kv_store *s, const uint8_t *name, int64_t now_s, void *ret_data)
+{
+    sqlite3_stmt *st = s->st[GET];
+    if (is_expired(s, sqlite3_column_int64(st, 0), now_s))
+        return ROW_EXPIRED;
+    const void *its_name = sqlite3_column_blob(st, 2), *data = sqlite3_column_blob(st, 3);
+    if (!its_name || sqlite3_column_bytes(st, 2) != KV_NAME || !data ||
+        sqlite3_column_bytes(st, 3) != (int)s->options.block_bytes)
+        return ROW_DAMAGED;
+    if (memcmp(its_name, name, KV_NAME) != 0)
+        return ROW_ANOTHERS;
+    memcpy(ret_data, data, s->options.block_bytes);
+    return (uint64_t)sqlite3_column_int64(st, 1) == digest_of(s, name, ret_data) ? ROW_GOOD
+                                                                                 : ROW_DAMAGED;
+}
+
+int kv_store_get(struct kv_store *s, const uint8_t name[KV_NAME], int64_t now_s, void *ret_data)
+{
+    sqlite3_stmt *st = s->st[GET];
+    uint64_t key = kv_store_key(name);
+    sqlite3_bind_int64(st, 1, (int64_t)key);
+    int rc = sqlite3_step(st);
+    if (rc != SQLITE_ROW) {
+        int err = rc == SQLITE_DONE ? -ENOENT : db_fail(s, rc);
+        sqlite3_reset(st);
+        return err;
+    }
+    enum row row = read_row(s, name, now_s, ret_data);
+    sqlite3_reset(st);
+    if (row == ROW_GOOD)
+        return 0;
+    if (row == ROW_ANOTHERS)
+        return -ENOENT;
+    int err =
+        remove_rows(s, &key, 1, row == ROW_EXPIRED ? &s->counts.n_expired : &s->counts.n_damaged);
+    return err ? err : -ENOENT;
+}
+
+int kv_store_touch(struct kv_store *s, const uint64_t *keys, uint32_t n, int64_t now_s)
+{
+    int err = begin(s);
+    if (err)
+        return err;
+    for (uint32_t i = 0; i < n && !err; i++) {
+        sqlite3_stmt *st = s->st[TOUCH];
+        sqlite3_bind_int64(st, 1, (int64_t)keys[i]);
+        sqlite3_bind_int64(st, 2, now_s);
+        err = step(s, TOUCH);
+    }
+    return finish(s, err);
+}
+
+static int prune_rows(struct kv_store *s, int64_t now_s, uint32_t *ret_n)
+{
+    uint64_t keys[PRUNE_ROWS], used;
+    sqlite3_bind_int64(s->st[SET_BACK], 1, now_s);
+    int err = step(s, SET_BACK);
+    sqlite3_bind_int64(s->st[EXPIRED], 1, now_s - s->options.ttl_s);
+    sqlite3_bind_int64(s->st[EXPIRED], 2, PRUNE_ROWS);
+    err = err ? err : find_keys(s, EXPIRED, keys, ret_n);
+    err = err ? err : remove_rows(s, keys, *ret_n, &s->counts.n_expired);
+    err = err ? err : used_bytes(s, &used);
+    if (!err && *ret_n == 0 && used > room_bytes(s)) // the limit was lowered
+        err = evict(s, PRUNE_ROWS, ret_n);
+    return err;
+}
+
+/* Gives some of the pages back that a larger limit has left. */
+static int shrink(struct kv_store *s, bool *ret_more)
+{
+    int64_t pages = 0, size = 0;
+    char sql[64];
+    int err = read_pragma(s, "page_count", &pages);
+    err = err ? err : read_pragma(s, "page_size", &size);
+    *ret_more = !err && (uint64_t)(pages * size) > s->options.max_bytes - KV_STORE_LOG_BYTES;
+    if (!*ret_more)
+        return err;
+    snprintf(sql, sizeof(sql), "PRAGMA incremental_vacuum(%d)", PRUNE_PAGES);
+    return run(s, sql);
+}
+
+int kv_store_prune(struct kv_store *s, int64_t now_s, bool *ret_more)
+{
+    uint32_t n = 0;
+    int err = begin(s);
+    if (err)
+        return err;
+    err = finish(s, prune_rows(s, now_s, &n));
+    *ret_more = n > 0;
+    return err || n ? err : shrink(s, ret_more);
+}
+
+int kv_store_each(struct kv_store *s, void (*fn)(void *owner, uint64_t key, int64_t last_use_s),
+                  void *owner)
+{
+    sqlite3_stmt *st = s->st[EACH];
+    sqlite3_bind_int64(st, 1, (int64_t)s->options.identity);
+    int rc;
+    while ((rc = sqlite3_step(st)) == SQLITE_ROW)
+        fn(owner, (uint64_t)sqlite3_column_int64(st, 0), sqlite3_column_int64(st, 1));
+    int err = rc == SQLITE_DONE ? 0 : db_fail(s, rc);
+    sqlite3_reset(st);
+    return err;
+}
+
+struct kv_store_counts kv_store_counts(const struct kv_store *s)
+{
+    return s->counts;
+}

@@ -1,0 +1,343 @@
+/* verifier_options.c - the table of settings. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/err.h"
+#include "base/mem.h"
+#include "rpc/rpc.h"
+#include "verifier-svc/kvdisk/kv_store.h"
+#include "verifier-svc/verifier_options.h"
+
+static struct options in_force;
+static struct options reading; // what the table points to
+
+static const struct conf_option table[] = {
+    {.name = "listen",
+     .kind = CONF_LIST,
+     .value = &reading.listen,
+     .fallback = "unix:/run/tandem/verifier.sock",
+     .max = RPC_LISTEN_MAX,
+     .help = "addresses: unix:/path, unused when sockets are passed, or host:port"},
+    RPC_TLS_OPTIONS(reading.tls),
+    {.name = "model",
+     .kind = CONF_TEXT,
+     .value = &reading.model,
+     .short_flag = 'm',
+     .help = "GGUF file of the target model; of a split one the first part"},
+    {.name = "name",
+     .kind = CONF_TEXT,
+     .value = &reading.name,
+     .alias = "served_model_name",
+     .help = "what clients call the model (default: the file's name)"},
+    {.name = "instance",
+     .kind = CONF_TEXT,
+     .value = &reading.instance,
+     .fallback = "verifier",
+     .help = "this service's name in merged statistics"},
+    {.name = "log_level",
+     .kind = CONF_CHOICE,
+     .value = &reading.log_level,
+     .fallback = "info",
+     .choices = "error|warn|info|debug",
+     .help = "what is logged"},
+    {.name = "proposers",
+     .kind = CONF_LIST,
+     .value = &reading.proposers,
+     .max = DRAFTS_MAX,
+     .help =
+         "gRPC targets of proposers, each TARGET or NAME=TARGET, several of one name if need be; "
+         "none (the default): no speculation"},
+    {.name = "default_proposer",
+     .kind = CONF_TEXT,
+     .value = &reading.default_proposer,
+     .fallback = "",
+     .help = "name of the proposers that are asked where a request names none; empty: of any name"},
+    {.name = "policy",
+     .kind = CONF_CHOICE,
+     .value = &reading.policy,
+     .fallback = "goodput",
+     .choices = "goodput|fixed|ema",
+     .help = "how many draft tokens: goodput (what makes the most tokens per second, by measured "
+             "times and acceptance), fixed (k), or ema (k, k-2, 1 or none by mean acceptance)"},
+    {.name = "k",
+     .kind = CONF_INT,
+     .value = &reading.k,
+     .fallback = "0",
+     .min = 0,
+     .max = CONTROL_K_MAX,
+     .alias = "num_speculative_tokens",
+     .help = "draft tokens per sequence and round, with goodput at most; 0: 16 with goodput, else "
+             "5"},
+    {.name = "disable_batch_size",
+     .kind = CONF_INT,
+     .value = &reading.disable_batch_size,
+     .fallback = "-1",
+     .min = -1,
+     .max = 4096,
+     .alias = "speculative_disable_by_batch_size|disable_by_batch_size",
+     .help = "running sequences from which on nothing is drafted; 0: never; -1: 8 with ema, else "
+             "never"},
+    {.name = "proposer_budget_ms",
+     .kind = CONF_INT,
+     .value = &reading.proposer_budget_ms,
+     .fallback = "50",
+     .min = 1,
+     .max = 250,
+     .help = "longest wait for a draft, in ms"},
+    {.name = "draft_ahead",
+     .kind = CONF_BOOL,
+     .value = &reading.draft_ahead,
+     .fallback = "false",
+     .help = "have what may follow a draft drafted while it is being verified: for proposers that "
+             "do not share the verifier's cores"},
+    {.name = "context",
+     .kind = CONF_INT,
+     .value = &reading.context,
+     .fallback = "0",
+     .min = 0,
+     .max = 1 << 24,
+     .alias = "max_model_len|ctx_size",
+     .help = "positions of a sequence, prompt and answer; 0: what the model was trained for"},
+    {.name = "kv_mib",
+     .kind = CONF_INT,
+     .value = &reading.kv_mib,
+     .fallback = "0",
+     .min = 0,
+     .max = 1 << 24,
+     .help = "memory of the KV pool in MiB; 0: for all sequences, at most a quarter of what the "
+             "model leaves free"},
+    {.name = "kv_type",
+     .kind = CONF_CHOICE,
+     .value = &reading.kv_type,
+     .fallback = "int8",
+     .choices = "int8|f16|f32",
+     .help = "how K and V are kept; int8: with a scale per head and position, half the memory of "
+             "f16"},
+    {.name = "prefix_cache",
+     .kind = CONF_BOOL,
+     .value = &reading.prefix_cache,
+     .fallback = "true",
+     .alias = "enable_prefix_caching|cache_prompt",
+     .help = "keep KV of prompts and answers, so that what begins with the same tokens need not "
+             "run them again"},
+    {.name = "kv_disk",
+     .kind = CONF_TEXT,
+     .value = &reading.kv_disk,
+     .fallback = "",
+     .help =
+         "folder where KV that memory has no room for is kept, also over restarts; one verifier "
+         "at a time; empty: none"},
+    {.name = "kv_disk_size",
+     .kind = CONF_INT,
+     .value = &reading.kv_disk_size,
+     .fallback = "8192",
+     .min = KV_STORE_MIN_BYTES >> 20,
+     .max = 1 << 28,
+     .help = "what that folder may hold, in MiB"},
+    {.name = "kv_disk_ttl",
+     .kind = CONF_INT,
+     .value = &reading.kv_disk_ttl,
+     .fallback = "604800",
+     .min = 1,
+     .max = 1 << 30,
+     .help = "how long after its last use KV stays there, in s"},
+    {.name = "memory_check",
+     .kind = CONF_BOOL,
+     .value = &reading.memory_check,
+     .fallback = "true",
+     .help = "refuse to load a model that would take more memory than is available"},
+    {.name = "max_sequences",
+     .kind = CONF_INT,
+     .value = &reading.max_sequences,
+     .fallback = "64",
+     .min = 1,
+     .max = 1024,
+     .alias = "max_num_seqs",
+     .help = "sequences that run at once"},
+    {.name = "queue_length",
+     .kind = CONF_INT,
+     .value = &reading.queue_length,
+     .fallback = "256",
+     .min = 1,
+     .max = 65536,
+     .help = "requests that may wait; the next one is refused"},
+    {.name = "max_batch_rows",
+     .kind = CONF_INT,
+     .value = &reading.max_batch_rows,
+     .fallback = "512",
+     .min = 16,
+     .max = 8192,
+     .alias = "max_num_batched_tokens",
+     .help = "rows of a forward pass; at least max_sequences"},
+    {.name = "prefill_chunk",
+     .kind = CONF_INT,
+     .value = &reading.prefill_chunk,
+     .fallback = "512",
+     .min = 1,
+     .max = 8192,
+     .help = "rows of one prompt in a pass"},
+    {.name = "max_pass_ms",
+     .kind = CONF_INT,
+     .value = &reading.max_pass_ms,
+     .fallback = "100",
+     .min = 1,
+     .max = 10000,
+     .help = "time of a pass up to which prompts are added while others decode, in ms"},
+    {.name = "threads",
+     .kind = CONF_INT,
+     .value = &reading.threads,
+     .fallback = "0",
+     .min = 0,
+     .max = 256,
+     .help = "threads of the forward pass; 0: one per core that may be used"},
+    {.name = "pin",
+     .kind = CONF_BOOL,
+     .value = &reading.pin,
+     .fallback = "true",
+     .help = "bind these threads to cores"},
+    {.name = "float_gemm",
+     .kind = CONF_CHOICE,
+     .value = &reading.float_gemm,
+     .fallback = "own",
+     .choices = "own|blas",
+     .help = "who multiplies matrices of floats (F32, F16, BF16); blas: OpenBLAS where a pass has "
+             "many rows, and then the same request may get other tokens"},
+    {.name = "load_wait",
+     .kind = CONF_FLOAT,
+     .value = &reading.load_wait_s,
+     .fallback = "30",
+     .min = 0,
+     .max = 3600,
+     .help = "how long requests wait for a model that is being loaded, in s"},
+    {.name = "verify_timeout",
+     .kind = CONF_FLOAT,
+     .value = &reading.verify_timeout_s,
+     .fallback = "30",
+     .min = 0.1,
+     .max = 3600,
+     .help = "how long a Verify stream may wait for its client's next draft, in s"},
+    {.name = "reader_timeout",
+     .kind = CONF_FLOAT,
+     .value = &reading.reader_timeout_s,
+     .fallback = "60",
+     .min = 0.1,
+     .max = 3600,
+     .help = "how long a client may leave more than 256 KiB of its answer unread, in s"},
+    {.name = "drain_timeout",
+     .kind = CONF_FLOAT,
+     .value = &reading.drain_timeout_s,
+     .fallback = "120",
+     .min = 0,
+     .max = 3600,
+     .help = "how long requests that were accepted may go on after a stop signal, in s"},
+};
+
+static const struct conf conf = {
+    .program = "verifier-svc",
+    .summary = "Runs the target model: generates text over gRPC and verifies drafts.",
+    .options = table,
+    .n_options = sizeof(table) / sizeof(table[0]),
+};
+
+static int read_default(const struct options *o, struct speculation *s)
+{
+    size_t len = strlen(o->default_proposer);
+    if (!len)
+        return 0;
+    if (!speculation_is_name(o->default_proposer, len))
+        return fail(-EINVAL,
+                    "default_proposer is a name of at most %d letters, digits, '-', '_' or '.'",
+                    DRAFTS_NAME_MAX - 1);
+    memcpy(s->proposer, o->default_proposer, len);
+    return speculation_check_default(s, NULL);
+}
+
+static int read_speculation(struct options *o)
+{
+    struct speculation *s = &o->speculation;
+    *s = (struct speculation){
+        .on = true, .k = (uint32_t)o->k, .disable_batch_size = (int32_t)o->disable_batch_size};
+    int err = speculation_set_policy(s, o->policy, strlen(o->policy));
+    for (unsigned i = 0; !err && i < o->proposers.n; i++)
+        err = speculation_add_target(s, o->proposers.v[i], strlen(o->proposers.v[i]));
+    return err ? err : read_default(o, s);
+}
+
+/* Reads all settings into `reading`, which is empty. */
+static int read_all(int argc, char **argv)
+{
+    int r = conf_read(&conf, argc, argv);
+    if (r)
+        return r;
+    if (!reading.model)
+        return fail(-EINVAL, "--model is missing: the GGUF file of the target model");
+    if (reading.max_batch_rows < reading.max_sequences)
+        return fail(-EINVAL, "max_batch_rows is %ld, less than max_sequences, which is %ld",
+                    (long)reading.max_batch_rows, (long)reading.max_sequences);
+    if (*reading.kv_disk && !reading.prefix_cache)
+        return fail(-EINVAL, "kv_disk keeps what prefix_cache finds, which is off");
+    reading.blas = strcmp(reading.float_gemm, "blas") == 0;
+    kernel_kv_type(reading.kv_type, &reading.kv);
+    return read_speculation(&reading);
+}
+
+static void forget_reading(void)
+{
+    conf_done(&conf);
+    reading = (struct options){0};
+}
+
+int options_read(int argc, char **argv, const struct options **ret)
+{
+    int r = read_all(argc, argv);
+    if (!r) {
+        struct options before = in_force;
+        in_force = reading;
+        reading = before;
+        *ret = &in_force;
+    }
+    forget_reading();
+    return r;
+}
+
+static bool may_change(const struct conf_option *o)
+{
+    const void *values[] = {&reading.proposers, &reading.default_proposer, &reading.policy,
+                            &reading.k, &reading.disable_batch_size};
+    for (unsigned i = 0; i < ARRAY_LEN(values); i++) {
+        if (o->value == values[i])
+            return true;
+    }
+    return false;
+}
+
+static const void *value_in_force(const struct conf_option *o)
+{
+    return (const char *)&in_force + ((const char *)o->value - (const char *)&reading);
+}
+
+/* The names of settings that were read and wait for a restart. */
+static void list_waiting(char *to, size_t size)
+{
+    size_t len = 0;
+    *to = 0;
+    for (size_t i = 0; i < conf.n_options && len < size; i++) {
+        const struct conf_option *o = &conf.options[i];
+        if (!may_change(o) && !conf_same(o, o->value, value_in_force(o)))
+            len += (size_t)snprintf(to + len, size - len, "%s%s", len ? ", " : "", o->name);
+    }
+}
+
+int options_reread(int argc, char **argv, struct speculation_change *ret, char *ret_waiting,
+                   size_t size)
+{
+    int r = read_all(argc, argv);
+    if (!r) {
+        ret->has = SPECULATION_TARGETS | SPECULATION_PROPOSER | SPECULATION_POLICY | SPECULATION_K |
+                   SPECULATION_BATCH;
+        ret->to = reading.speculation;
+        list_waiting(ret_waiting, size);
+    }
+    forget_reading();
+    return r;
+}
