@@ -4,7 +4,7 @@
 #include "base/mem.h"
 #include "gateway/upstream/upstream.h"
 
-static struct options o;
+static struct gateway_options o;
 
 static const struct conf_option table[] = {
     {"listen", CONF_TEXT, &o.listen, "127.0.0.1:8080", 0, 0, NULL, NULL, 0,
@@ -67,13 +67,13 @@ static const struct conf conf = {"gateway",
                                  "Speaks the OpenAI HTTP API and forwards to Tandem's verifiers.",
                                  table, ARRAY_LEN(table)};
 
-int options_read(int argc, char **argv, struct options **ret)
+int gateway_options_read(int argc, char **argv, struct gateway_options **ret)
 {
     *ret = &o;
     return conf_read(&conf, argc, argv);
 }
 
-void options_done(void)
+void gateway_options_done(void)
 {
     conf_done(&conf);
 }

@@ -4,7 +4,7 @@
 #include "base/conf.h"
 #include "rpc/rpc_tls.h"
 
-struct options {
+struct gateway_options {
     char *listen, *log_level, *tool_format, *api_keys, *tls_cert, *tls_key;
     bool allow_open, metrics_open;
     struct conf_list verifiers, cors_origins;
@@ -18,5 +18,5 @@ struct options {
 };
 
 /* Like conf_read(). */
-int options_read(int argc, char **argv, struct options **ret);
-void options_done(void);
+int gateway_options_read(int argc, char **argv, struct gateway_options **ret);
+void gateway_options_done(void);

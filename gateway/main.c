@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/secret.h"
 #include "base/svc.h"
-#include "gateway/serve/completion_begin.h"
+#include "gateway/serve/completions.h"
 #include "gateway/http/http.h"
 #include "gateway/http/listen.h"
 #include "gateway/gateway_options.h"
@@ -33,7 +33,7 @@ static int64_t us(double seconds)
 }
 
 /* A socket of the service manager's, or one of our own. */
-static int find_socket(const struct options *o, int *ret_fd)
+static int find_socket(const struct gateway_options *o, int *ret_fd)
 {
     int fds[SVC_MAX_FDS], n = svc_listen_fds(fds);
     if (n < 0)
@@ -47,7 +47,7 @@ static int find_socket(const struct options *o, int *ret_fd)
 }
 
 /* Keys of the settings, or of the service manager (LoadCredential=api-keys:...). */
-static int read_keys(const struct options *o)
+static int read_keys(const struct gateway_options *o)
 {
     const char *folder = getenv("CREDENTIALS_DIRECTORY"), *path = o->api_keys;
     char credential[4096];
@@ -62,7 +62,7 @@ static int read_keys(const struct options *o)
     return rc;
 }
 
-static int check_open(const struct options *o, int fd, const char *name)
+static int check_open(const struct gateway_options *o, int fd, const char *name)
 {
     bool public = listen_is_public(fd);
     gateway.cors.loopback = !gateway.auth && !public && strncmp(name, "unix:", 5) != 0;
@@ -89,13 +89,13 @@ static void reload(void *user)
 {
     if (!svc_is_managed())
         reload_keys();
-    else if (heir_start(user, &listen_fd, 1) < 0)
+    else if (handover_start(user, &listen_fd, 1) < 0)
         log_error("no new process takes over: %s", fail_text());
     else
         log_info("a new process starts and takes over when it is ready");
 }
 
-static int read_tls(const struct options *o, struct secret *cert, struct secret *key)
+static int read_tls(const struct gateway_options *o, struct secret *cert, struct secret *key)
 {
     if (!o->tls_cert && !o->tls_key)
         return 0;
@@ -105,7 +105,7 @@ static int read_tls(const struct options *o, struct secret *cert, struct secret 
     return rc < 0 ? rc : secret_read("the TLS key", o->tls_key, true, key);
 }
 
-static int start_http(const struct options *o, int fd)
+static int start_http(const struct gateway_options *o, int fd)
 {
     struct http_options h = {.n_threads = (unsigned)o->http_threads,
                              .max_connections = (unsigned)o->max_connections,
@@ -128,7 +128,7 @@ static int start_http(const struct options *o, int fd)
     return rc < 0 ? rc : http_new(&h, fd, routes_answer, &gateway, &http);
 }
 
-static int start(const struct options *o)
+static int start(const struct gateway_options *o)
 {
     int fd;
     char name[256];
@@ -149,8 +149,8 @@ static int start(const struct options *o)
                 : template_new((unsigned)o->template_workers,
                                (unsigned)(o->template_timeout * 1000), &templates);
     rc = rc < 0 ? rc
-                : generator_new(gateway.upstream, templates, us(o->load_wait), us(o->queue_wait),
-                                o->tool_format, &gateway.generator);
+                : completions_new(gateway.upstream, templates, us(o->load_wait), us(o->queue_wait),
+                                  o->tool_format, &gateway.generator);
     if (rc < 0) {
         close(fd);
         return rc;
@@ -166,10 +166,10 @@ static int start(const struct options *o)
 static bool serve(void)
 {
     int sig = 0;
-    while (!sig && heir_state() != HEIR_READY) {
+    while (!sig && handover_state() != HANDOVER_READY) {
         sig = svc_wait_signal(TICK_US);
         svc_watchdog();
-        generator_tend(gateway.generator);
+        completions_tend(gateway.generator);
     }
     if (sig)
         log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
@@ -185,7 +185,7 @@ static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us
             svc_status("draining, %u left", n);
         told = n;
         svc_watchdog();
-        generator_tend(gateway.generator);
+        completions_tend(gateway.generator);
         if (svc_wait_signal(TICK_US / 10))
             return false;
     }
@@ -194,24 +194,24 @@ static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us
 
 static unsigned n_connections(struct http_server *s)
 {
-    return http_n_open(s) + heir_has_old();
+    return http_n_open(s) + handover_has_old();
 }
 
 static unsigned n_requests(struct http_server *s)
 {
-    return http_n_active(s) + heir_has_old();
+    return http_n_active(s) + handover_has_old();
 }
 
 /* Finishes what was accepted, and so does the process before this one, if it is still there: the
  * first signal has each of them begin with that, and the second one end it. Where a new process
  * listens, and does not stop too, connections that wait for their next request are left to come
  * with it: each is closed behind its next answer. */
-static void drain(const struct options *o, bool stopped)
+static void drain(const struct gateway_options *o, bool stopped)
 {
     int64_t until_us = clock_us() + us(o->drain_timeout);
-    heir_cancel();
+    handover_cancel();
     http_drain(http);
-    if (heir_state() == HEIR_READY) {
+    if (handover_state() == HANDOVER_READY) {
         svc_retire();
         if (gateway.auth)
             reload_keys(); // a connection that is kept has one more request
@@ -222,15 +222,15 @@ static void drain(const struct options *o, bool stopped)
     svc_on_reload(NULL, NULL);
     svc_stopping(us(o->drain_timeout) + END_US);
     gateway.draining = true;
-    generator_drain(gateway.generator);
-    if (heir_has_old())
+    completions_drain(gateway.generator);
+    if (handover_has_old())
         log_info("the process before this one finishes what it has");
-    heir_signal_old(SIGTERM);
+    handover_signal_old(SIGTERM);
     if (!wait_for(n_requests, until_us)) {
         log_warn("drain time is over, ending %u requests with an error", http_n_active(http));
-        heir_signal_old(SIGINT); // a second SIGTERM might melt into one that still waits
+        handover_signal_old(SIGINT); // a second SIGTERM might melt into one that still waits
     }
-    generator_abort(gateway.generator);
+    completions_abort(gateway.generator);
     wait_for(n_requests, clock_us() + END_US / 2);
 }
 
@@ -238,22 +238,22 @@ static void drain(const struct options *o, bool stopped)
 static void stop(void)
 {
     if (gateway.generator)
-        generator_abort(gateway.generator);
+        completions_abort(gateway.generator);
     if (http)
         http_stop(http);
     template_free(templates);
     upstream_free(gateway.upstream);
-    generator_free(gateway.generator);
+    completions_free(gateway.generator);
     http_free(http);
     auth_free(gateway.auth);
 }
 
 int main(int argc, char **argv)
 {
-    struct options *o;
+    struct gateway_options *o;
     enum log_level level;
     svc_init();
-    int rc = options_read(argc, argv, &o);
+    int rc = gateway_options_read(argc, argv, &o);
     if (rc == 0 && log_level_of(o->log_level, &level) == 0) {
         log_init("gateway", level);
         rc = start(o);
@@ -268,6 +268,6 @@ int main(int argc, char **argv)
     } else if (rc < 0) {
         fprintf(stderr, "gateway: %s\n", fail_text());
     }
-    options_done();
+    gateway_options_done();
     return rc < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -23,8 +23,8 @@ struct answer {
     enum { OPEN, READY, SENT } state;
 };
 
-struct round {
-    struct round *next;
+struct pending_round {
+    struct pending_round *next;
     struct batch_origin from;
     Tandem__V1__Round *owned;
     int64_t arrived_us;
@@ -35,7 +35,7 @@ struct round {
 
 struct batch {
     struct batch_config c;
-    struct round *first, **last;
+    struct pending_round *first, **last;
     uint32_t n_open, max_open;
     struct prop_ask **asks; // (max_open) room to hand them on
 };
@@ -52,7 +52,7 @@ int batch_new(const struct batch_config *c, struct batch **ret)
 }
 
 /* Its asks are not open any more. */
-static void drop_round(struct batch *b, struct round *r)
+static void drop_round(struct batch *b, struct pending_round *r)
 {
     for (uint32_t i = 0; i < r->n_answers; i++) {
         if (r->answers[i].state == OPEN)
@@ -72,7 +72,7 @@ void batch_free(struct batch *b)
 {
     if (!b)
         return;
-    for (struct round *r = b->first, *next; r; r = next) {
+    for (struct pending_round *r = b->first, *next; r; r = next) {
         next = r->next;
         drop_round(b, r);
     }
@@ -113,7 +113,7 @@ static void put_verifying_first(const struct answer *a, struct prop_draft *draft
     draft->n += n;
 }
 
-static void close_answer(struct batch *b, struct round *r, struct answer *a)
+static void close_answer(struct batch *b, struct pending_round *r, struct answer *a)
 {
     if (a->draft.n && a->ask.context.n_verifying)
         put_verifying_first(a, &a->draft);
@@ -128,7 +128,7 @@ static void close_answer(struct batch *b, struct round *r, struct answer *a)
 static uint32_t gather(struct batch *b)
 {
     uint32_t n = 0;
-    for (struct round *r = b->first; r; r = r->next)
+    for (struct pending_round *r = b->first; r; r = r->next)
         for (uint32_t i = 0; r->n_open && i < r->n_answers; i++)
             if (r->answers[i].state == OPEN)
                 b->asks[n++] = &r->answers[i].ask;
@@ -138,7 +138,7 @@ static uint32_t gather(struct batch *b)
 /* Those that are done, and those whose time is up by now_us. */
 static void close_answers(struct batch *b, int64_t now_us)
 {
-    for (struct round *r = b->first; r; r = r->next) {
+    for (struct pending_round *r = b->first; r; r = r->next) {
         for (uint32_t i = 0; r->n_open && i < r->n_answers; i++) {
             struct answer *a = &r->answers[i];
             if (a->state != OPEN || (!a->ask.done && a->ask.until_us > now_us))
@@ -155,7 +155,7 @@ static void close_answers(struct batch *b, int64_t now_us)
 /* The sequence's open ask is answered without tokens: there is one at most. */
 static void give_up(struct batch *b, uint64_t stream, uint64_t seq)
 {
-    for (struct round *r = b->first; r; r = r->next) {
+    for (struct pending_round *r = b->first; r; r = r->next) {
         for (uint32_t i = 0; r->from.stream == stream && i < r->n_answers; i++) {
             struct answer *a = &r->answers[i];
             if (a->state != OPEN || a->to->seq != seq)
@@ -223,8 +223,8 @@ static enum prop_q_mode mode_of(const struct batch *b, Tandem__V1__QMode asked)
     return mode < PROP_Q_MODES && b->c.q_modes & 1u << mode ? (enum prop_q_mode)mode : PROP_POINT;
 }
 
-static int take_sequence(struct batch *b, struct round *round, const Tandem__V1__RoundSequence *r,
-                         int64_t until_us)
+static int take_sequence(struct batch *b, struct pending_round *round,
+                         const Tandem__V1__RoundSequence *r, int64_t until_us)
 {
     struct prop_sampling sampling;
     struct dist_bias bias[PROP_BIAS_MAX];
@@ -280,7 +280,7 @@ static int take_sequence(struct batch *b, struct round *round, const Tandem__V1_
     return 0;
 }
 
-static int new_round(struct batch *b, size_t n_sequences, struct round **ret)
+static int new_round(struct batch *b, size_t n_sequences, struct pending_round **ret)
 {
     if (n_sequences > BATCH_SEQUENCES_MAX)
         return fail(-EINVAL, "a round of %zu sequences is beyond the limit of %d", n_sequences,
@@ -295,14 +295,14 @@ static int new_round(struct batch *b, size_t n_sequences, struct round **ret)
 int batch_take(struct batch *b, const struct batch_origin *from, const Tandem__V1__Round *round,
                Tandem__V1__Round *owned, int64_t now_us)
 {
-    struct round *r, **before = b->last;
+    struct pending_round *r, **before = b->last;
     int err = new_round(b, round->n_sequences, &r);
     if (err < 0) {
         if (owned)
             tandem__v1__round__free_unpacked(owned, NULL);
         return err;
     }
-    *r = (struct round){
+    *r = (struct pending_round){
         .from = *from, .owned = owned, .arrived_us = now_us, .answered = round->n_sequences};
     if (from->call)
         rpc_call_ref(from->call);
@@ -374,7 +374,7 @@ static size_t fill(struct answer *a, struct packed *packed)
 }
 
 /* What of the Round is ready, up to what fits in a message; NULL: nothing, or memory is out. */
-static struct rpc_msg *pack(struct round *r)
+static struct rpc_msg *pack(struct pending_round *r)
 {
     uint32_t n = 0;
     size_t q_bytes = 0;
@@ -397,9 +397,9 @@ static struct rpc_msg *pack(struct round *r)
 }
 
 /* Takes the Round that *at points to out of the list. */
-static void unlink_round(struct batch *b, struct round **at)
+static void unlink_round(struct batch *b, struct pending_round **at)
 {
-    struct round *r = *at;
+    struct pending_round *r = *at;
     *at = r->next;
     if (b->last == &r->next)
         b->last = at;
@@ -408,7 +408,7 @@ static void unlink_round(struct batch *b, struct round **at)
 
 struct rpc_msg *batch_answer(struct batch *b, struct batch_origin *ret_from)
 {
-    for (struct round **at = &b->first; *at;) {
+    for (struct pending_round **at = &b->first; *at;) {
         struct rpc_msg *msg = pack(*at);
         *ret_from = (*at)->from;
         if (msg)
@@ -423,7 +423,7 @@ struct rpc_msg *batch_answer(struct batch *b, struct batch_origin *ret_from)
 
 void batch_end_stream(struct batch *b, uint64_t stream)
 {
-    for (struct round **at = &b->first; *at;) {
+    for (struct pending_round **at = &b->first; *at;) {
         if ((*at)->from.stream == stream)
             unlink_round(b, at);
         else
@@ -439,7 +439,7 @@ uint32_t batch_n_open(const struct batch *b)
 int64_t batch_until_us(const struct batch *b)
 {
     int64_t until_us = INT64_MAX;
-    for (const struct round *r = b->first; r; r = r->next)
+    for (const struct pending_round *r = b->first; r; r = r->next)
         for (uint32_t i = 0; r->n_open && i < r->n_answers; i++)
             if (r->answers[i].state == OPEN && r->answers[i].ask.until_us < until_us)
                 until_us = r->answers[i].ask.until_us;

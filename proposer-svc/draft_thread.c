@@ -21,8 +21,8 @@ struct job {
     int64_t arrived_us;
 };
 
-struct drafter {
-    struct drafter_config c;
+struct draft_thread {
+    struct draft_thread_config c;
     struct batch *batch;
     struct queue *queue; // each open stream has a place in it for its end
     atomic_uint n_streams, n_rounds;
@@ -34,7 +34,7 @@ struct drafter {
 
 /* ---- the thread ---- */
 
-static void take_job(struct drafter *d, struct job *job)
+static void take_job(struct draft_thread *d, struct job *job)
 {
     if (job->kind == JOB_END_STREAM) {
         batch_end_stream(d->batch, job->from.stream);
@@ -51,7 +51,7 @@ static void take_job(struct drafter *d, struct job *job)
     free(job);
 }
 
-static void send_answers(struct drafter *d)
+static void send_answers(struct draft_thread *d)
 {
     struct batch_origin to;
     for (struct rpc_msg *msg; (msg = batch_answer(d->batch, &to));)
@@ -60,7 +60,7 @@ static void send_answers(struct drafter *d)
 
 /* How long the queue may be waited for: not at all with work to do, and no longer than the first
  * open ask has time. */
-static int64_t wait_us(const struct drafter *d, bool has_work)
+static int64_t wait_us(const struct draft_thread *d, bool has_work)
 {
     if (has_work)
         return 0;
@@ -70,9 +70,9 @@ static int64_t wait_us(const struct drafter *d, bool has_work)
     return left_us > 0 ? left_us : 0;
 }
 
-static void *drafter_main(void *arg)
+static void *draft_thread_main(void *arg)
 {
-    struct drafter *d = arg;
+    struct draft_thread *d = arg;
     const struct prop_ops *ops = d->c.batch.ops;
     bool has_work = false;
     kernel_thread_init();
@@ -92,18 +92,18 @@ static void *drafter_main(void *arg)
 
 /* ---- for others ---- */
 
-int drafter_new(const struct drafter_config *c, struct drafter **ret)
+int draft_thread_new(const struct draft_thread_config *c, struct draft_thread **ret)
 {
-    AUTO(drafter_free) struct drafter *d = calloc(1, sizeof(*d));
+    AUTO(draft_thread_free) struct draft_thread *d = calloc(1, sizeof(*d));
     if (!d)
         return fail(-ENOMEM, "drafter: no memory");
     d->c = *c;
     int r = batch_new(&c->batch, &d->batch);
     if (r == 0)
-        r = queue_new(DRAFTER_ROUNDS_MAX + DRAFTER_STREAMS_MAX, &d->queue);
+        r = queue_new(DRAFT_THREAD_ROUNDS_MAX + DRAFT_THREAD_STREAMS_MAX, &d->queue);
     if (r < 0)
         return r;
-    r = pool_thread(drafter_main, d, &d->thread);
+    r = pool_thread(draft_thread_main, d, &d->thread);
     if (r < 0)
         return fail(r, "cannot start the drafter's thread");
     d->has_thread = true;
@@ -120,7 +120,7 @@ static void job_free(struct job *job)
     free(job);
 }
 
-void drafter_free(struct drafter *d)
+void draft_thread_free(struct draft_thread *d)
 {
     if (!d)
         return;
@@ -136,15 +136,15 @@ void drafter_free(struct drafter *d)
     free(d);
 }
 
-int drafter_begin_stream(struct drafter *d)
+int draft_thread_begin_stream(struct draft_thread *d)
 {
-    if (atomic_fetch_add(&d->n_streams, 1) < DRAFTER_STREAMS_MAX)
+    if (atomic_fetch_add(&d->n_streams, 1) < DRAFT_THREAD_STREAMS_MAX)
         return 0;
     atomic_fetch_sub(&d->n_streams, 1);
-    return fail(-ENOSPC, "more than %d verifiers are connected", DRAFTER_STREAMS_MAX);
+    return fail(-ENOSPC, "more than %d verifiers are connected", DRAFT_THREAD_STREAMS_MAX);
 }
 
-static int push(struct drafter *d, const struct job *from)
+static int push(struct draft_thread *d, const struct job *from)
 {
     struct job *job = malloc(sizeof(*job));
     if (!job)
@@ -156,18 +156,18 @@ static int push(struct drafter *d, const struct job *from)
     return r;
 }
 
-void drafter_end_stream(struct drafter *d, uint64_t stream)
+void draft_thread_end_stream(struct draft_thread *d, uint64_t stream)
 {
     push(d, &(struct job){.kind = JOB_END_STREAM, .from.stream = stream});
 }
 
-int drafter_round(struct drafter *d, const struct batch_origin *from,
-                  struct Tandem__V1__Round *round, size_t bytes)
+int draft_thread_round(struct draft_thread *d, const struct batch_origin *from,
+                       struct Tandem__V1__Round *round, size_t bytes)
 {
     struct job job = {
         .kind = JOB_ROUND, .from = *from, .round = round, .bytes = bytes, .arrived_us = clock_us()};
-    bool fits = atomic_fetch_add(&d->n_rounds, 1) < DRAFTER_ROUNDS_MAX;
-    fits = atomic_fetch_add(&d->n_bytes, bytes) + bytes <= DRAFTER_BYTES_MAX && fits;
+    bool fits = atomic_fetch_add(&d->n_rounds, 1) < DRAFT_THREAD_ROUNDS_MAX;
+    fits = atomic_fetch_add(&d->n_bytes, bytes) + bytes <= DRAFT_THREAD_BYTES_MAX && fits;
     rpc_call_ref(from->call);
     int r = fits ? push(d, &job) : fail(-ENOSPC, "too many rounds wait for a draft");
     if (r < 0) {
@@ -179,7 +179,7 @@ int drafter_round(struct drafter *d, const struct batch_origin *from,
     return r;
 }
 
-void drafter_expire(struct drafter *d)
+void draft_thread_expire(struct draft_thread *d)
 {
     atomic_store(&d->expire, true);
     queue_wake(d->queue);

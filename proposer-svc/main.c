@@ -18,7 +18,7 @@ static void serve_until_told(struct proposer *service)
     }
 }
 
-static int serve(const struct settings *set, struct proposer *service)
+static int serve(const struct proposer_options *set, struct proposer *service)
 {
     struct rpc_service_options opt = {.name = "tandem.v1.Proposer",
                                       .listen = &set->listen,
@@ -42,7 +42,7 @@ static int serve(const struct settings *set, struct proposer *service)
     return r;
 }
 
-static int run(const struct settings *set, const struct prop_ops *ops, void *shared)
+static int run(const struct proposer_options *set, const struct prop_ops *ops, void *shared)
 {
     struct prop_about about = {0};
     if (ops->about)
@@ -76,8 +76,8 @@ static int run(const struct settings *set, const struct prop_ops *ops, void *sha
 int main(int argc, char **argv)
 {
     svc_init();
-    const struct settings *set;
-    int r = settings_read(argc, argv, &set);
+    const struct proposer_options *set;
+    int r = proposer_options_read(argc, argv, &set);
     if (r > 0)
         return 0;
     enum log_level level = LOG_LEVEL_INFO;

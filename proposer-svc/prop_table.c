@@ -9,9 +9,9 @@
 
 static const struct prop_ops *const table[] = {
     &prop_ngram,
-    &prop_draft,
+    &prop_draft_model,
     &prop_suffix,
-    &prop_chain,
+    &prop_cascade,
 };
 
 const struct prop_ops *prop_at(size_t i)

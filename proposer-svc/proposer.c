@@ -20,7 +20,7 @@
 struct proposer {
     struct proposer_config c;
     struct prop_about about;
-    struct drafter *drafter;        // NULL: Rounds are taken where they arrive
+    struct draft_thread *drafter;   // NULL: Rounds are taken where they arrive
     atomic_uint_fast64_t n_streams; // ever; names them
     struct metric *rounds, *drafts, *tokens, *needed, *seconds, *streams;
     struct metric *sessions, *context_tokens;
@@ -125,7 +125,7 @@ static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)
 {
     (void)msg; // a stream starts without one
     struct proposer *s = rpc_call_service(call);
-    int err = s->drafter ? drafter_begin_stream(s->drafter) : 0;
+    int err = s->drafter ? draft_thread_begin_stream(s->drafter) : 0;
     if (err < 0) {
         rpc_call_fail(call, err);
         return;
@@ -156,7 +156,7 @@ static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)
         return;
     struct batch_origin from = {st->id, call};
     if (s->drafter) {
-        int err = drafter_round(s->drafter, &from, round, bytes);
+        int err = draft_thread_round(s->drafter, &from, round, bytes);
         if (err < 0)
             round_failed(&from, err);
         return;
@@ -172,7 +172,7 @@ static void on_draft_end(struct rpc_call *call)
     if (!st)
         return;
     if (s->drafter)
-        drafter_end_stream(s->drafter, st->id);
+        draft_thread_end_stream(s->drafter, st->id);
     else
         sessions_end_stream(s->c.sessions, st->id);
     metrics_add(s->streams, -1);
@@ -214,9 +214,9 @@ int proposer_new(const struct proposer_config *c, struct proposer **ret)
     s->sessions = metrics_gauge("tandem_drafter_sessions", "Sequences known", NULL);
     s->context_tokens =
         metrics_gauge("tandem_drafter_context_tokens", "Room taken by their contexts", NULL);
-    const struct drafter_config dc = {
+    const struct draft_thread_config dc = {
         .batch = batch_config(s), .send = send_answer, .failed = round_failed};
-    int r = c->ops->flags & PROP_OWN_THREAD ? drafter_new(&dc, &s->drafter) : 0;
+    int r = c->ops->flags & PROP_OWN_THREAD ? draft_thread_new(&dc, &s->drafter) : 0;
     if (r < 0)
         return r;
     *ret = TAKE(s);
@@ -227,14 +227,14 @@ void proposer_free(struct proposer *s)
 {
     if (!s)
         return;
-    drafter_free(s->drafter);
+    draft_thread_free(s->drafter);
     free(s);
 }
 
 void proposer_expire(struct proposer *s)
 {
     if (s->drafter)
-        drafter_expire(s->drafter);
+        draft_thread_expire(s->drafter);
     else
         sessions_expire(s->c.sessions, clock_us());
 }

@@ -11,7 +11,7 @@
 
 #define OPTIONS_MAX 128
 
-static struct settings values;
+static struct proposer_options values;
 
 static const struct conf_option own[] = {
     {.name = "listen",
@@ -114,7 +114,7 @@ static int check(void)
     return 0;
 }
 
-int settings_read(int argc, char **argv, const struct settings **ret)
+int proposer_options_read(int argc, char **argv, const struct proposer_options **ret)
 {
     static struct conf_option all[OPTIONS_MAX];
     size_t n = ARRAY_LEN(own);

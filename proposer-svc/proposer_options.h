@@ -7,7 +7,7 @@
 #include "base/conf.h"
 #include "rpc/rpc_tls.h"
 
-struct settings {
+struct proposer_options {
     struct conf_list listen;
     struct rpc_tls tls;
     char *proposer, *name, *instance, *log_level;
@@ -17,4 +17,4 @@ struct settings {
 
 /* Defaults, file, environment, flags; the settings of the proposers in the table come with them. As
  * conf_read(). */
-int settings_read(int argc, char **argv, const struct settings **ret);
+int proposer_options_read(int argc, char **argv, const struct proposer_options **ret);

@@ -36,7 +36,7 @@ static void reload(void *user)
     struct speculation_change change;
     struct speculation now;
     char waiting[512];
-    int err = options_reread(r->argc, r->argv, &change, waiting, sizeof(waiting));
+    int err = verifier_options_reread(r->argc, r->argv, &change, waiting, sizeof(waiting));
     if (!err)
         err = engine_speculate(r->engine, &change, &now);
     if (err < 0)
@@ -60,8 +60,8 @@ static int serve(struct rpc_service *rpc, struct engine *e)
 }
 
 /* The server refuses new calls at once and waits for those that run; engine and sender go on. */
-static void stop(const struct options *o, struct rpc_service *rpc, struct engine *e,
-                 struct service *service)
+static void stop(const struct verifier_options *o, struct rpc_service *rpc, struct engine *e,
+                 struct verifier_service *service)
 {
     bool loaded = engine_served(e);
     log_info("stopping requests=%u", engine_n_requests(e));
@@ -70,35 +70,35 @@ static void stop(const struct options *o, struct rpc_service *rpc, struct engine
         engine_stop(e); // gives up loading, so that waiting calls are told
     rpc_service_stop(rpc, loaded ? (unsigned)(o->drain_timeout_s * 1000) : 1000);
     engine_stop(e);
-    service_stop(service);
+    verifier_service_stop(service);
 }
 
-static int run(const struct options *o, int argc, char **argv)
+static int run(const struct verifier_options *o, int argc, char **argv)
 {
     struct stats stats;
     stats_init(&stats);
     AUTO(engine_free) struct engine *engine = NULL;
-    AUTO(service_free) struct service *service = NULL;
+    AUTO(verifier_service_free) struct verifier_service *service = NULL;
     int r = engine_new(o, &stats, &engine);
     if (r == 0)
-        r = service_new(o, engine, &stats, &service);
+        r = verifier_service_new(o, engine, &stats, &service);
     struct reload again = {argc, argv, engine};
     svc_on_reload(reload, &again);
     struct rpc_service *rpc = NULL;
     struct rpc_service_options opt = {
-        .name = SERVICE_NAME,
+        .name = VERIFIER_SERVICE_NAME,
         .listen = &o->listen,
-        .server = {.n_threads = 2, .max_message = SERVICE_MAX_MESSAGE},
+        .server = {.n_threads = 2, .max_message = VERIFIER_SERVICE_MAX_MESSAGE},
         .fill_stats = service_fill_stats,
         .user = service};
     if (r == 0)
         r = rpc_service_new(&opt, &rpc);
     if (r < 0)
         return r;
-    service_add(service, rpc_service_server(rpc));
+    verifier_service_add(service, rpc_service_server(rpc));
     r = engine_start(engine);
     if (r == 0)
-        r = service_start(service);
+        r = verifier_service_start(service);
     if (r == 0)
         r = rpc_service_start(rpc);
     if (r == 0)
@@ -110,8 +110,8 @@ static int run(const struct options *o, int argc, char **argv)
 int main(int argc, char **argv)
 {
     svc_init();
-    const struct options *o;
-    int r = options_read(argc, argv, &o);
+    const struct verifier_options *o;
+    int r = verifier_options_read(argc, argv, &o);
     if (r > 0)
         return 0;
     enum log_level level = LOG_LEVEL_INFO;

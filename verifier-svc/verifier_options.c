@@ -8,8 +8,8 @@
 #include "verifier-svc/kvdisk/kv_store.h"
 #include "verifier-svc/verifier_options.h"
 
-static struct options in_force;
-static struct options reading; // what the table points to
+static struct verifier_options in_force;
+static struct verifier_options reading; // what the table points to
 
 static const struct conf_option table[] = {
     {.name = "listen",
@@ -239,7 +239,7 @@ static const struct conf conf = {
     .n_options = sizeof(table) / sizeof(table[0]),
 };
 
-static int read_default(const struct options *o, struct speculation *s)
+static int read_default(const struct verifier_options *o, struct speculation *s)
 {
     size_t len = strlen(o->default_proposer);
     if (!len)
@@ -252,7 +252,7 @@ static int read_default(const struct options *o, struct speculation *s)
     return speculation_check_default(s, NULL);
 }
 
-static int read_speculation(struct options *o)
+static int read_speculation(struct verifier_options *o)
 {
     struct speculation *s = &o->speculation;
     *s = (struct speculation){
@@ -284,14 +284,14 @@ static int read_all(int argc, char **argv)
 static void forget_reading(void)
 {
     conf_done(&conf);
-    reading = (struct options){0};
+    reading = (struct verifier_options){0};
 }
 
-int options_read(int argc, char **argv, const struct options **ret)
+int verifier_options_read(int argc, char **argv, const struct verifier_options **ret)
 {
     int r = read_all(argc, argv);
     if (!r) {
-        struct options before = in_force;
+        struct verifier_options before = in_force;
         in_force = reading;
         reading = before;
         *ret = &in_force;
@@ -328,8 +328,8 @@ static void list_waiting(char *to, size_t size)
     }
 }
 
-int options_reread(int argc, char **argv, struct speculation_change *ret, char *ret_waiting,
-                   size_t size)
+int verifier_options_reread(int argc, char **argv, struct speculation_change *ret,
+                            char *ret_waiting, size_t size)
 {
     int r = read_all(argc, argv);
     if (!r) {

@@ -11,7 +11,7 @@
 #include "rpc/rpc_tls.h"
 #include "verifier-svc/speculation.h"
 
-struct options {
+struct verifier_options {
     struct conf_list listen;
     struct rpc_tls tls;
     char *model, *name, *instance, *log_level;
@@ -35,8 +35,8 @@ struct options {
 };
 
 /* Defaults, file, environment, flags, and what must hold between settings. As conf_read(). */
-int options_read(int argc, char **argv, const struct options **ret);
+int verifier_options_read(int argc, char **argv, const struct verifier_options **ret);
 /* The same again, for a service that runs: what may change. Nothing else does; waiting: the names
  * of settings that would need a restart, "" if there are none. Main only. */
-int options_reread(int argc, char **argv, struct speculation_change *ret, char *ret_waiting,
-                   size_t size);
+int verifier_options_reread(int argc, char **argv, struct speculation_change *ret,
+                            char *ret_waiting, size_t size);

@@ -7,14 +7,14 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint64_t elem_bits(double x)
+static inline uint64_t exact_math_bits(double x)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof(bits));
     return bits;
 }
 
-static inline double elem_double(uint64_t bits)
+static inline double exact_math_double(uint64_t bits)
 {
     double x;
     memcpy(&x, &bits, sizeof(x));
@@ -23,11 +23,11 @@ static inline double elem_double(uint64_t bits)
 
 /* Natural logarithm of a normal positive number. x = m 2^e with m in [sqrt(1/2), sqrt(2)):
  * log m = 2 atanh(s), s = (m - 1)/(m + 1), by its series to s^23 (|s| < 0.1716: below 2^-60). */
-static inline double elem_log(double x)
+static inline double exact_math_log(double x)
 {
-    uint64_t bits = elem_bits(x);
+    uint64_t bits = exact_math_bits(x);
     int e = (int)(bits >> 52) - 1023;
-    double m = elem_double((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
+    double m = exact_math_double((bits & 0xfffffffffffffu) | 0x3ff0000000000000u);
     if (m > 0x1.6a09e667f3bcdp+0) {
         m *= 0.5;
         e++;
@@ -38,13 +38,13 @@ static inline double elem_log(double x)
     return (double)e * 0x1.62e42fefa39efp-1 + (2.0 * s + 2.0 * s * sum);
 }
 
-#define ELEM_ROUND 0x1.8p52 // adding it rounds to an integer, which stands in the low bits
+#define EXACT_MATH_ROUND 0x1.8p52 // adding it rounds to an integer, which stands in the low bits
 
 /* exp(x) for x <= 0 within 2 units in the last place; 0 below -708. x = n log 2 + r, |r| <=
  * log(2)/2, exp(r) by its series to r^13 (next term below 2^-55). */
-static inline double elem_exp(double x)
+static inline double exact_math_exp(double x)
 {
-    double shifted = x * 0x1.71547652b82fep+0 + ELEM_ROUND, n = shifted - ELEM_ROUND;
+    double shifted = x * 0x1.71547652b82fep+0 + EXACT_MATH_ROUND, n = shifted - EXACT_MATH_ROUND;
     double r = x - n * 0x1.62e42fefa3800p-1 - n * 0x1.ef35793c76730p-45;
     double sum = 1.0 / 6227020800;
     sum = sum * r + 1.0 / 479001600;
@@ -60,17 +60,17 @@ static inline double elem_exp(double x)
     sum = sum * r + 0.5;
     sum = sum * r + 1.0;
     sum = sum * r + 1.0;
-    double scale = elem_double((elem_bits(shifted) + 1023) << 52);
+    double scale = exact_math_double((exact_math_bits(shifted) + 1023) << 52);
     uint64_t kept = -(uint64_t) !(x < -708.0); // a mask: gcc takes no lanes through a branch
-    return elem_double(elem_bits(sum * scale) & kept);
+    return exact_math_double(exact_math_bits(sum * scale) & kept);
 }
 
 /* Sine and cosine within 2^-52 for |x| < 2^20, less exact beyond. x = n pi/2 + r, |r| <= pi/4; of
  * pi/2's three parts the first two have 24 bits, so that n times them is exact. Series to r^17 and
  * r^18 (next terms below 2^-58). */
-static inline void elem_sin_cos(double x, double *ret_sin, double *ret_cos)
+static inline void exact_math_sin_cos(double x, double *ret_sin, double *ret_cos)
 {
-    double shifted = x * 0x1.45f306dc9c883p-1 + ELEM_ROUND, n = shifted - ELEM_ROUND;
+    double shifted = x * 0x1.45f306dc9c883p-1 + EXACT_MATH_ROUND, n = shifted - EXACT_MATH_ROUND;
     double r = x - n * 0x1.921fb60000000p+0 + n * 0x1.777a5c0000000p-25 + n * 0x1.ee59d9cceba40p-50;
     double z = r * r;
     double s = 1.0 / 355687428096000;
@@ -91,7 +91,7 @@ static inline void elem_sin_cos(double x, double *ret_sin, double *ret_cos)
     c = c * z - 1.0 / 720;
     c = c * z + 1.0 / 24;
     c = c * z * z - (0.5 * z - 1.0);
-    uint64_t quarter = elem_bits(shifted);
+    uint64_t quarter = exact_math_bits(shifted);
     double sin_r = quarter & 1 ? c : s, cos_r = quarter & 1 ? s : c;
     *ret_sin = quarter & 2 ? -sin_r : sin_r;
     *ret_cos = (quarter + 1) & 2 ? -cos_r : cos_r;

@@ -23,7 +23,7 @@
 #define START_US 60000000
 
 static struct {
-    enum heir_state state;
+    enum handover_state state;
     pid_t group; // its process group, named by what was spawned, which ends at once
     int fd;      // it says its pid when it is ready; open for as long as this process is there
     pid_t pid;
@@ -88,17 +88,17 @@ static int spawn(char *const *argv, const int *fds, int n, char **environment, p
 static int start_again(void)
 {
     char byte;
-    heir.again = heir.state == HEIR_STARTING;
-    if (heir.state == HEIR_READY && recv(heir.fd, &byte, 1, MSG_DONTWAIT) < 0) // it is there
+    heir.again = heir.state == HANDOVER_STARTING;
+    if (heir.state == HANDOVER_READY && recv(heir.fd, &byte, 1, MSG_DONTWAIT) < 0) // it is there
         kill(heir.pid, SIGHUP);
     return 0;
 }
 
-int heir_start(char *const *argv, const int *fds, int n)
+int handover_start(char *const *argv, const int *fds, int n)
 {
     int pair[2], all[SVC_MAX_FDS + 1];
     char own[40];
-    if (heir.state != HEIR_NONE)
+    if (heir.state != HANDOVER_NONE)
         return start_again();
     snprintf(own, sizeof(own), HANDED_OVER "=%d", n);
     AUTO(mem_free) char **environment = make_environment(own);
@@ -114,7 +114,7 @@ int heir_start(char *const *argv, const int *fds, int n)
         return fail(rc, "cannot start %s: %s", argv[0], strerror(-rc));
     }
     heir.fd = pair[0];
-    heir.state = HEIR_STARTING;
+    heir.state = HANDOVER_STARTING;
     heir.again = false;
     heir.until_us = clock_us() + START_US;
     return 0;
@@ -131,39 +131,39 @@ static void give_up(const char *why)
     kill(-heir.group, SIGKILL); // it may have ended
     forget_group();
     log_error("the new process %s", why);
-    heir.state = HEIR_NONE;
+    heir.state = HANDOVER_NONE;
     close(heir.fd);
 }
 
-enum heir_state heir_state(void)
+enum handover_state handover_state(void)
 {
-    if (heir.state != HEIR_STARTING)
+    if (heir.state != HANDOVER_STARTING)
         return heir.state;
     ssize_t n = read(heir.fd, &heir.pid, sizeof(heir.pid));
     if (n < 0 && errno == EAGAIN && clock_us() < heir.until_us)
-        return HEIR_STARTING;
+        return HANDOVER_STARTING;
     if (n == sizeof(heir.pid)) {
         forget_group();
-        heir.state = HEIR_READY;
+        heir.state = HANDOVER_READY;
     } else {
         give_up(n == 0 ? "ended before it was ready (its own line says why)"
                        : "was not ready in time");
     }
     if (heir.again)
-        kill(heir.state == HEIR_READY ? heir.pid : getpid(), SIGHUP);
+        kill(heir.state == HANDOVER_READY ? heir.pid : getpid(), SIGHUP);
     return heir.state;
 }
 
-void heir_cancel(void)
+void handover_cancel(void)
 {
-    if (heir_state() == HEIR_STARTING)
+    if (handover_state() == HANDOVER_STARTING)
         give_up("is not wanted any more");
 }
 
 /* ---- the new process ---- */
 
 /* A service manager has signals for its own children only, and hears only of their ends. */
-void heir_detach(void)
+void handover_detach(void)
 {
     if (!getenv(HANDED_OVER))
         return;
@@ -179,7 +179,7 @@ void heir_detach(void)
     close(parent);
 }
 
-int heir_inherit(void)
+int handover_inherit(void)
 {
     const char *text = getenv(HANDED_OVER);
     int n = text ? atoi(text) : 0;
@@ -193,19 +193,19 @@ int heir_inherit(void)
     return n;
 }
 
-bool heir_is_one(void)
+bool handover_is_heir(void)
 {
     return is_heir;
 }
 
-void heir_tell_ready(void)
+void handover_report_ready(void)
 {
     pid_t pid = getpid();
     if (old_fd >= 0 && write(old_fd, &pid, sizeof(pid)) != sizeof(pid))
         log_warn("the old process has gone already");
 }
 
-bool heir_has_old(void)
+bool handover_has_old(void)
 {
     char byte;
     if (old_fd >= 0 && recv(old_fd, &byte, 1, MSG_DONTWAIT) >= 0) { // it has nothing to say
@@ -215,10 +215,10 @@ bool heir_has_old(void)
     return old_fd >= 0;
 }
 
-void heir_signal_old(int sig)
+void handover_signal_old(int sig)
 {
     struct ucred old;
     socklen_t len = sizeof(old);
-    if (heir_has_old() && getsockopt(old_fd, SOL_SOCKET, SO_PEERCRED, &old, &len) == 0)
+    if (handover_has_old() && getsockopt(old_fd, SOL_SOCKET, SO_PEERCRED, &old, &len) == 0)
         kill(old.pid, sig);
 }

@@ -14,8 +14,8 @@
 #include "base/err.h"
 #include "base/pool.h"
 
-#define SPIN_NS                                                                                    \
-    20000 // longer than the gaps of a forward pass, far shorter than waking a thread costs
+/* longer than the gaps of a forward pass, far shorter than waking a thread costs */
+#define SPIN_NS 20000
 #define MAX_CPUS 8192
 
 /* A word to wait on. Waiters count themselves before the kernel compares the word, wakers change

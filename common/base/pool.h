@@ -35,7 +35,7 @@ void pool_run(struct pool *p, void (*fn)(void *arg, unsigned i, unsigned n), voi
 void pool_barrier(struct pool *p);
 
 /* Thread i's share [*ret_from, *ret_to) of n items in steps of `step`. */
-static inline void pool_share(unsigned i, unsigned n_threads, unsigned n, unsigned step,
+static inline void pool_slice(unsigned i, unsigned n_threads, unsigned n, unsigned step,
                               unsigned *ret_from, unsigned *ret_to)
 {
     unsigned n_steps = (n + step - 1) / step;

@@ -62,10 +62,10 @@ double rng_log_exp(uint64_t w)
         double sum = 0;
         for (int k = 7; k >= 2; k--) // u^7/8 < 2^-73
             sum = (sum + 1.0 / k) * u;
-        return elem_log(u * (1.0 + sum));
+        return exact_math_log(u * (1.0 + sum));
     }
     /* 1 - u = (~w + 1/2) 2^-64 = (x + rest) 2^-64: near 1 what rounding drops is a part of E. */
     double high = (double)~w, low = (double)(int64_t)(~w - (uint64_t)high) + 0.5;
     double x = high + low, rest = low - (x - high);
-    return elem_log(-(elem_log(x * 0x1p-64) + rest / x));
+    return exact_math_log(-(exact_math_log(x * 0x1p-64) + rest / x));
 }

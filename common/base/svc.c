@@ -56,7 +56,7 @@ void svc_init(void)
     sigaddset(&svc.signals, SIGINT);
     sigaddset(&svc.signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &svc.signals, NULL);
-    heir_detach();
+    handover_detach();
     uint64_t limit_us = 0;
     svc.watchdog_us = sd_watchdog_enabled(0, &limit_us) > 0 ? (int64_t)limit_us : 0;
 }
@@ -89,7 +89,7 @@ int svc_wait_signal(int64_t timeout_us)
 
 int svc_listen_fds(int fds[SVC_MAX_FDS])
 {
-    int n = heir_inherit();
+    int n = handover_inherit();
     n = n ? n : sd_listen_fds(1);
     if (n < 0)
         return fail(n, "LISTEN_FDS and LISTEN_PID are not understood");
@@ -121,11 +121,11 @@ __attribute__((format(printf, 1, 2))) static void tell(const char *format, ...)
 
 void svc_ready(const char *status)
 {
-    if (heir_is_one())
+    if (handover_is_heir())
         tell("MAINPID=%d\nREADY=1\nSTATUS=%s", (int)getpid(), status ? status : "ready");
     else
         tell("READY=1\nSTATUS=%s", status ? status : "ready");
-    heir_tell_ready();
+    handover_report_ready();
 }
 
 void svc_status(const char *format, ...)

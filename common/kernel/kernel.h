@@ -141,7 +141,7 @@ struct kernel {
     double (*logsumexp)(const float *x, uint32_t n);
     /* Index of the largest; ties to the lowest index; NaN never wins; n if all are NaN. */
     uint32_t (*argmax)(const float *x, uint32_t n);
-    /* y = elem_exp(x / divisor - max) of double. */
+    /* y = exact_math_exp(x / divisor - max) of double. */
     void (*weigh)(const float *x, uint32_t n, double divisor, double max, double *y);
     /* w = rng_u64(key, RNG_TARGET_DRAW, position, 0, token) of each token. */
     void (*noise)(uint64_t key, uint32_t position, const uint32_t *tokens, uint32_t n, uint64_t *w);

@@ -484,7 +484,7 @@ static double logsumexp(const float *x, uint32_t n)
     for (uint32_t i = 0; i < n; i += 16)
         sum = vd_add(sum, v_exp(v_sub(v_load_n(x + i, MIN(n - i, 16u), -INFINITY), v_set(max))));
     double s = vd_sum(sum);
-    return s == s ? elem_log(s) + (double)max : s;
+    return s == s ? exact_math_log(s) + (double)max : s;
 }
 
 static uint32_t argmax(const float *x, uint32_t n)
@@ -499,11 +499,11 @@ static uint32_t argmax(const float *x, uint32_t n)
     return n;
 }
 
-/* No lanes are written out: elem_exp() has the same operations in those a compiler takes. */
+/* No lanes are written out: exact_math_exp() has the same operations in those a compiler takes. */
 static void weigh(const float *x, uint32_t n, double divisor, double max, double *y)
 {
     for (uint32_t i = 0; i < n; i++)
-        y[i] = elem_exp((double)x[i] / divisor - max);
+        y[i] = exact_math_exp((double)x[i] / divisor - max);
 }
 
 #ifdef VW_LANES

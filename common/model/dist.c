@@ -224,7 +224,7 @@ static double weigh_kept(struct dist *d)
     double largest = score_of(d, d->best), sum = 0;
     for (uint32_t i = 0; i < d->n_kept; i++) {
         uint32_t t = d->kept[i];
-        d->weights[t] = elem_exp(score_of(d, t) - largest);
+        d->weights[t] = exact_math_exp(score_of(d, t) - largest);
         sum += d->weights[t];
     }
     return sum;
@@ -349,11 +349,12 @@ static void keep_top_p(struct dist *d, double top_p)
 static void keep_min_p(struct dist *d, double min_p)
 {
     double largest = score_of(d, d->best);
-    double surely_less = elem_log(min_p) - 1e-6; // spares the exact look; no bit depends on it
+    double surely_less =
+        exact_math_log(min_p) - 1e-6; // spares the exact look; no bit depends on it
     uint32_t n = 0;
     for (uint32_t i = 0; i < d->n_kept; i++) {
         double below = score_of(d, d->kept[i]) - largest;
-        if (below >= surely_less && elem_exp(below) >= min_p)
+        if (below >= surely_less && exact_math_exp(below) >= min_p)
             d->kept[n++] = d->kept[i];
     }
     d->n_kept = n;
@@ -445,9 +446,9 @@ uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position)
     return token;
 }
 
-struct dist_law dist_law(struct dist *d)
+struct dist_weights dist_weights(struct dist *d)
 {
-    struct dist_law law = {d->n_vocab, d->n_kept, d->weights, d->kept, 0};
+    struct dist_weights law = {d->n_vocab, d->n_kept, d->weights, d->kept, 0};
     if (d->uncut) {
         law.sum = weigh_all(d);
     } else {
@@ -459,7 +460,7 @@ struct dist_law dist_law(struct dist *d)
 
 void dist_probs(struct dist *d, double *to)
 {
-    struct dist_law law = dist_law(d);
+    struct dist_weights law = dist_weights(d);
     for (uint32_t i = 0; i < d->n_vocab; i++)
         to[i] = law.weights[i] / law.sum;
 }

@@ -62,14 +62,14 @@ uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position);
 
 /* What dist_set() left, for acceptance rules that compare it with another: the probability of a
  * token is its weight over `sum`. */
-struct dist_law {
+struct dist_weights {
     uint32_t n_vocab, n_kept;
     double *weights;      // (n_vocab) 0: cannot come
     const uint32_t *kept; // (n_kept) all that can come, each once, in an order that is fixed
     double sum;
 };
 /* The weights are the caller's to change until the next call with d. */
-struct dist_law dist_law(struct dist *d);
+struct dist_weights dist_weights(struct dist *d);
 /* Probability of each token of the vocabulary after dist_set(), sum 1 (one-hot at temperature 0).
  */
 void dist_probs(struct dist *d, double *to);

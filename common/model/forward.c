@@ -339,7 +339,7 @@ static void apply(struct forward *f, const struct part *t, const struct kernel_m
 static void columns_of(const struct part *t, const struct kernel_mat *w, uint32_t *ret_from,
                        uint32_t *ret_to)
 {
-    model_share(w, 0, model_tiles(w), t->i, t->n, ret_from, ret_to);
+    model_columns(w, 0, model_tiles(w), t->i, t->n, ret_from, ret_to);
 }
 
 /* The thread's share of the columns of several matrices taken together, so that narrow ones do not
@@ -351,7 +351,7 @@ static void apply_all(struct forward *f, const struct part *t, const struct kern
     for (uint32_t k = 0; k < n_mats; k++)
         n_tiles += model_tiles(mats[k]);
     for (uint32_t k = 0; k < n_mats; k++) {
-        model_share(mats[k], before, n_tiles, t->i, t->n, &from, &to);
+        model_columns(mats[k], before, n_tiles, t->i, t->n, &from, &to);
         apply(f, t, mats[k], ys[k], f->n_rows, from, to);
         before += model_tiles(mats[k]);
     }
@@ -522,7 +522,7 @@ static void run_layer(struct forward *f, const struct part *t, uint32_t l)
     apply_all(f, t, (const struct kernel_mat *[]){&w->q, &w->k, &w->v},
               (float *[]){f->q, f->k, f->v}, 3);
     wait_for_all(f);
-    pool_share(t->i, t->n, f->n_rows * p->n_kv_heads, 1, &a, &b);
+    pool_slice(t->i, t->n, f->n_rows * p->n_kv_heads, 1, &a, &b);
     for (uint32_t item = a; item < b; item++)
         finish_group(f, l, item / p->n_kv_heads, item % p->n_kv_heads);
     wait_for_all(f);
@@ -554,7 +554,7 @@ static void run_pass(void *arg, unsigned i, unsigned n)
     struct part t = {.i = i, .n = n, .scratch = f->scratch + i * f->scratch_floats};
     uint32_t a, b;
     kernel_thread_init();
-    pool_share(i, n, f->n_rows, 1, &t.from, &t.to);
+    pool_slice(i, n, f->n_rows, 1, &t.from, &t.to);
     for (int form = 0; form < KERNEL_FORMS; form++)
         t.act[form] = f->act[form] + (f->few ? i * FEW_ROWS * f->act_bytes[form] : 0);
     embed_rows(f, t.from, t.to);

@@ -52,14 +52,14 @@ static size_t group_room(const char *folder, bool v2)
     return used < max ? max - used : 0;
 }
 
-struct room {
+struct mem_limit {
     size_t least;
     size_t promised; // in the groups of this process
 };
 
 static void take_room(void *arg, const char *folder, bool v2)
 {
-    struct room *r = arg;
+    struct mem_limit *r = arg;
     size_t room = group_room(folder, v2);
     if (room == SIZE_MAX)
         return;
@@ -140,10 +140,10 @@ static size_t promised_to_others(const char *root, size_t *ret_here)
     return all;
 }
 
-size_t room_available(const char *root, size_t *ret_promised)
+size_t mem_limit_available(const char *root, size_t *ret_promised)
 {
     char path[256];
-    struct room r = {SIZE_MAX, 0};
+    struct mem_limit r = {SIZE_MAX, 0};
     *ret_promised = promised_to_others(root, &r.promised);
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
     size_t free_bytes = number_in(path, "MemAvailable:", 1024, SIZE_MAX), limit = limit_room(root);

@@ -9,4 +9,4 @@
  * available. What other verifiers and proposers of this machine have reserved and not touched yet,
  * as a pool of KV that fills up later, does not: of MemAvailable, and of groups that are theirs,
  * too. root: "", or a folder with a test's proc and sys. ret_promised: all of that. */
-size_t room_available(const char *root, size_t *ret_promised);
+size_t mem_limit_available(const char *root, size_t *ret_promised);

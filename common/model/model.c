@@ -18,7 +18,7 @@ struct item {
     struct kernel_mat *mat;
     const float **vec;
     size_t bytes;             // in memory, rounded up to KERNEL_ALIGN
-    uint32_t before, n_tiles; // as in model_share()
+    uint32_t before, n_tiles; // as in model_columns()
 };
 
 struct model_store {
@@ -373,7 +373,7 @@ static void pack_share(void *arg, unsigned i, unsigned n)
     size_t row_bytes = l->item->tensor->bytes / w->n_out;
     uint32_t from, to, band = (uint32_t)(BAND_BYTES / row_bytes) / KERNEL_TILE * KERNEL_TILE;
     band = band ? band : KERNEL_TILE;
-    model_share(w, l->item->before, l->item->n_tiles, i, n, &from, &to);
+    model_columns(w, l->item->before, l->item->n_tiles, i, n, &from, &to);
     for (uint32_t a = from, b; a < to && !atomic_load(&l->cancelled); a = b) {
         b = to - a < band ? to : a + band;
         if ((int)w->type == (int)l->item->tensor->type)

@@ -76,11 +76,11 @@ static inline uint32_t model_tiles(const struct kernel_mat *w)
 /* The columns of w that thread i of n computes, where w is applied together with other matrices of
  * n_tiles tiles of columns in all, w's behind `before` of them. The same thread packs these
  * columns, so they lie in the memory of its NUMA node. */
-static inline void model_share(const struct kernel_mat *w, uint32_t before, uint32_t n_tiles,
-                               unsigned i, unsigned n, uint32_t *ret_from, uint32_t *ret_to)
+static inline void model_columns(const struct kernel_mat *w, uint32_t before, uint32_t n_tiles,
+                                 unsigned i, unsigned n, uint32_t *ret_from, uint32_t *ret_to)
 {
     uint32_t from, to;
-    pool_share(i, n, n_tiles, 1, &from, &to);
+    pool_slice(i, n, n_tiles, 1, &from, &to);
     from = from > before ? (from - before) * KERNEL_TILE : 0;
     to = to > before ? (to - before) * KERNEL_TILE : 0;
     *ret_from = from < w->n_out ? from : w->n_out;

@@ -29,7 +29,8 @@ static int scaling_float(const struct gguf *g, const struct arch *a, const char 
 /* The pair that turns `turns` times within the original context. */
 static double pair_of(const struct model_params *p, double context, double turns)
 {
-    return p->rope_dim * elem_log(context / (turns * 2 * M_PI)) / (2 * elem_log(p->rope_base));
+    return p->rope_dim * exact_math_log(context / (turns * 2 * M_PI)) /
+           (2 * exact_math_log(p->rope_base));
 }
 
 /* YaRN (Peng et al. 2023, arXiv:2309.00071): fast pairs stay, slow ones are stretched, in between a
@@ -53,7 +54,7 @@ static int apply_yarn(const struct gguf *g, const struct arch *a, const struct m
         double stay = 1 - fmin(fmax((i - low) / fmax(high - low, 0.001), 0), 1);
         freqs[i] *= stay + (1 - stay) / factor;
     }
-    *gain *= 1 + 0.1f * (float)elem_log(factor);
+    *gain *= 1 + 0.1f * (float)exact_math_log(factor);
     return 0;
 }
 
@@ -108,7 +109,7 @@ int rope_read(const struct gguf *g, const struct arch *a, const struct model_par
     double freqs[ARCH_MAX_HEAD_DIM / 2];
     float gain = 1;
     for (uint32_t i = 0; i < p->rope_dim / 2; i++) // base^(-2 i / dim)
-        freqs[i] = elem_exp(-2.0 * i / p->rope_dim * elem_log(p->rope_base));
+        freqs[i] = exact_math_exp(-2.0 * i / p->rope_dim * exact_math_log(p->rope_base));
     int r = apply_scaling(g, a, p, freqs, &gain);
     if (r < 0)
         return r;
@@ -124,7 +125,7 @@ void rope_angles(const struct model *m, uint32_t position, float *to)
 {
     for (uint32_t i = 0; i < m->params.rope_dim / 2; i++) {
         double s, c;
-        elem_sin_cos((double)position * (double)m->rope_freqs[i], &s, &c);
+        exact_math_sin_cos((double)position * (double)m->rope_freqs[i], &s, &c);
         to[2 * i] = (float)c * m->params.rope_gain;
         to[2 * i + 1] = (float)s * m->params.rope_gain;
     }

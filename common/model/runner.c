@@ -10,9 +10,8 @@
 #define MIN_BLOCKS 2             // of the KV pool
 #define SHORT_CONTEXT 512        // positions that a pool without a size of its own is made for
 #define BESIDE_BYTES (16u << 20)
-#define BESIDE_THREAD_BYTES                                                                        \
-    (2u << 20) // a MiB of the file that it packs, and pages around it or
-               // what it is quantised to
+/* Of a thread: a MiB of the file that it packs with the pages around it, or its quantised result. */
+#define BESIDE_THREAD_BYTES (2u << 20)
 
 static uint32_t blocks_of(uint64_t positions)
 {
@@ -108,7 +107,7 @@ static int refuse(const struct runner *r, size_t available, size_t promised)
 static int measure_out(struct runner *r)
 {
     struct runner_memory *m = &r->memory;
-    size_t promised, available = room_available("", &promised);
+    size_t promised, available = mem_limit_available("", &promised);
     r->max_logits = logits_rows(r);
     const struct forward_options fo = forward_options(r);
     const struct kv_shape shape = kv_shape(r);

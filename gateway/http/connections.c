@@ -32,7 +32,7 @@ struct conn {
     struct conn *prev, *next;
 };
 
-struct conns {
+struct connections {
     struct http_options o;
     pthread_t watcher;
     bool watched;
@@ -42,7 +42,7 @@ struct conns {
 
     pthread_mutex_t listen_mu; // for what follows
     int listen_fd;             // -1: none
-    conns_taker *take;
+    connections_taker *take;
     void *user;
 
     pthread_mutex_t mu;        // for what follows
@@ -55,7 +55,7 @@ struct conns {
 
 /* ---- coming and going ---- */
 
-struct conn *conns_open(struct conns *s, int fd)
+struct conn *connections_open(struct connections *s, int fd)
 {
     struct conn *k = calloc(1, sizeof(*k));
     if (!k)
@@ -75,7 +75,7 @@ struct conn *conns_open(struct conns *s, int fd)
     return k;
 }
 
-void conns_close(struct conns *s, struct conn *k)
+void connections_close(struct connections *s, struct conn *k)
 {
     if (!k)
         return;
@@ -96,7 +96,8 @@ void conns_close(struct conns *s, struct conn *k)
         eventfd_write(s->wake_fd, 1);
 }
 
-void conns_phase(struct conns *s, struct conn *k, enum conn_phase phase, struct http_request *r)
+void connections_phase(struct connections *s, struct conn *k, enum conn_phase phase,
+                       struct http_request *r)
 {
     if (!k)
         return;
@@ -114,7 +115,7 @@ void conns_phase(struct conns *s, struct conn *k, enum conn_phase phase, struct 
         http_hang_up(r);
 }
 
-unsigned conns_n_active(struct conns *s)
+unsigned connections_n_active(struct connections *s)
 {
     pthread_mutex_lock(&s->mu);
     unsigned n = s->n_active;
@@ -122,7 +123,7 @@ unsigned conns_n_active(struct conns *s)
     return n;
 }
 
-unsigned conns_n_open(struct conns *s)
+unsigned connections_n_open(struct connections *s)
 {
     pthread_mutex_lock(&s->mu);
     unsigned n = s->n_open;
@@ -130,7 +131,7 @@ unsigned conns_n_open(struct conns *s)
     return n;
 }
 
-void conns_wait_idle(struct conns *s, int64_t timeout_us)
+void connections_wait_idle(struct connections *s, int64_t timeout_us)
 {
     struct timespec until = clock_at(clock_us() + timeout_us);
     pthread_mutex_lock(&s->mu);
@@ -139,7 +140,7 @@ void conns_wait_idle(struct conns *s, int64_t timeout_us)
     pthread_mutex_unlock(&s->mu);
 }
 
-void conns_give_up(struct conns *s)
+void connections_give_up(struct connections *s)
 {
     pthread_mutex_lock(&s->mu);
     for (struct conn *k = s->all; k; k = k->next)
@@ -148,7 +149,7 @@ void conns_give_up(struct conns *s)
     pthread_mutex_unlock(&s->mu);
 }
 
-void conns_end(struct conns *s, int64_t timeout_us)
+void connections_end(struct connections *s, int64_t timeout_us)
 {
     int64_t until_us = clock_us() + timeout_us;
     pthread_mutex_lock(&s->mu);
@@ -163,7 +164,7 @@ void conns_end(struct conns *s, int64_t timeout_us)
 
 /* ---- new connections ---- */
 
-static void count_open(struct conns *s, int more)
+static void count_open(struct connections *s, int more)
 {
     pthread_mutex_lock(&s->mu);
     s->n_open += (unsigned)more;
@@ -171,7 +172,7 @@ static void count_open(struct conns *s, int more)
 }
 
 /* With listen_mu. */
-static void set_full(struct conns *s, bool full)
+static void set_full(struct connections *s, bool full)
 {
     struct epoll_event e = {.events = full ? 0 : EPOLLIN, .data.fd = s->listen_fd};
     if (s->listen_fd >= 0 && atomic_exchange(&s->full, full) != full)
@@ -179,9 +180,9 @@ static void set_full(struct conns *s, bool full)
 }
 
 /* Those that cannot be taken wait in the socket: until one closes, or for a tick. */
-static void take_some(struct conns *s)
+static void take_some(struct connections *s)
 {
-    unsigned n_open = conns_n_open(s), max = s->o.max_connections;
+    unsigned n_open = connections_n_open(s), max = s->o.max_connections;
     unsigned room = n_open < max ? max - n_open : 0;
     bool full = !room;
     pthread_mutex_lock(&s->listen_mu);
@@ -201,14 +202,14 @@ static void take_some(struct conns *s)
     pthread_mutex_unlock(&s->listen_mu);
 }
 
-static void look_again(struct conns *s)
+static void look_again(struct connections *s)
 {
     pthread_mutex_lock(&s->listen_mu);
     set_full(s, false);
     pthread_mutex_unlock(&s->listen_mu);
 }
 
-void conns_listen(struct conns *s, int fd, conns_taker *take, void *user)
+void connections_listen(struct connections *s, int fd, connections_taker *take, void *user)
 {
     struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
     pthread_mutex_lock(&s->listen_mu);
@@ -219,7 +220,7 @@ void conns_listen(struct conns *s, int fd, conns_taker *take, void *user)
     pthread_mutex_unlock(&s->listen_mu);
 }
 
-void conns_unlisten(struct conns *s)
+void connections_unlisten(struct connections *s)
 {
     pthread_mutex_lock(&s->listen_mu);
     epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->listen_fd, NULL); // others may have it, too
@@ -231,7 +232,7 @@ void conns_unlisten(struct conns *s)
 /* ---- the watcher ---- */
 
 /* A request whose client has closed: the reference is the caller's. */
-static struct http_request *hung_up_request(struct conns *s, int fd)
+static struct http_request *hung_up_request(struct connections *s, int fd)
 {
     struct http_request *r = NULL;
     struct pollfd p = {fd, POLLRDHUP, 0};
@@ -246,7 +247,7 @@ static struct http_request *hung_up_request(struct conns *s, int fd)
 }
 
 /* Once nobody waits for an answer the connection is closed without a word. */
-static void time_out(const struct conns *s, struct conn *k)
+static void time_out(const struct connections *s, struct conn *k)
 {
     bool say = !s->o.tls_cert && !(k->phase == CONN_IDLE && k->used);
     char text[FAIL_TEXT_MAX];
@@ -273,7 +274,7 @@ static bool has_unread(int fd)
     return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
 }
 
-static void inspect(struct conns *s, struct conn *k, int64_t now_us)
+static void inspect(struct connections *s, struct conn *k, int64_t now_us)
 {
     int64_t age_us = now_us - k->since_us;
     bool idle = k->phase == CONN_IDLE && k->used;
@@ -286,7 +287,7 @@ static void inspect(struct conns *s, struct conn *k, int64_t now_us)
         shutdown(k->fd, SHUT_RDWR);
 }
 
-static bool listens_on(struct conns *s, int fd)
+static bool listens_on(struct connections *s, int fd)
 {
     pthread_mutex_lock(&s->listen_mu);
     bool is = fd == s->listen_fd;
@@ -294,7 +295,7 @@ static bool listens_on(struct conns *s, int fd)
     return is;
 }
 
-static void take_event(struct conns *s, int fd)
+static void take_event(struct connections *s, int fd)
 {
     eventfd_t n;
     if (fd == s->wake_fd) {
@@ -312,7 +313,7 @@ static void take_event(struct conns *s, int fd)
 
 static void *watcher_main(void *arg)
 {
-    struct conns *s = arg;
+    struct connections *s = arg;
     struct epoll_event events[64];
     int64_t tick_us = 0;
     while (!atomic_load(&s->stopping)) {
@@ -336,7 +337,7 @@ static void *watcher_main(void *arg)
 
 /* ---- outside ---- */
 
-static void init_locks(struct conns *s)
+static void init_locks(struct connections *s)
 {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -349,10 +350,10 @@ static void init_locks(struct conns *s)
     s->listen_fd = -1;
 }
 
-int conns_new(const struct http_options *o, struct conns **ret)
+int connections_new(const struct http_options *o, struct connections **ret)
 {
     struct rlimit files = {1024, 1024};
-    struct conns *s = calloc(1, sizeof(*s));
+    struct connections *s = calloc(1, sizeof(*s));
     if (!s)
         return fail(-ENOMEM, "http: no memory");
     init_locks(s);
@@ -367,14 +368,14 @@ int conns_new(const struct http_options *o, struct conns **ret)
                  epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->wake_fd, &e) == 0 &&
                  pthread_create(&s->watcher, NULL, watcher_main, s) == 0;
     if (!s->watched) {
-        conns_free(s);
+        connections_free(s);
         return fail(-ENOMEM, "http: cannot start the watcher");
     }
     *ret = s;
     return 0;
 }
 
-void conns_stop(struct conns *s)
+void connections_stop(struct connections *s)
 {
     if (!s->watched)
         return;
@@ -384,11 +385,11 @@ void conns_stop(struct conns *s)
     s->watched = false;
 }
 
-void conns_free(struct conns *s)
+void connections_free(struct connections *s)
 {
     if (!s)
         return;
-    conns_stop(s);
+    connections_stop(s);
     if (s->epoll_fd >= 0)
         close(s->epoll_fd);
     if (s->wake_fd >= 0)

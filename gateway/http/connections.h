@@ -12,39 +12,40 @@
 #include "base/mem.h"
 #include "gateway/http/http.h"
 
-struct conns;
+struct connections;
 struct conn;
 
 /* IDLE -> RECEIVING (the request line is here) -> ANSWERING (all of it is here) -> IDLE. */
 enum conn_phase { CONN_IDLE, CONN_RECEIVING, CONN_ANSWERING };
 
 /* -ENOMEM. */
-int conns_new(const struct http_options *o, struct conns **ret);
+int connections_new(const struct http_options *o, struct connections **ret);
 /* The thread ends; the rest goes on. */
-void conns_stop(struct conns *s);
-void conns_free(struct conns *s);
-DEFINE_AUTO(struct conns, conns_free)
+void connections_stop(struct connections *s);
+void connections_free(struct connections *s);
+DEFINE_AUTO(struct connections, connections_free)
 
 /* New connections of fd, which listens, go to take(), which owns them then, while fewer than
- * max_connections are open; conns_open() follows, unless it says false. */
-typedef bool conns_taker(void *user, int fd, const struct sockaddr *address, socklen_t len);
-void conns_listen(struct conns *s, int fd, conns_taker *take, void *user);
+ * max_connections are open; connections_open() follows, unless it says false. */
+typedef bool connections_taker(void *user, int fd, const struct sockaddr *address, socklen_t len);
+void connections_listen(struct connections *s, int fd, connections_taker *take, void *user);
 /* No more of them; closes the listening socket. Not twice. */
-void conns_unlisten(struct conns *s);
+void connections_unlisten(struct connections *s);
 
 /* NULL: no memory, the connection is not watched. */
-struct conn *conns_open(struct conns *s, int fd);
+struct conn *connections_open(struct connections *s, int fd);
 /* Before the socket is closed: its number may have a new owner then. */
-void conns_close(struct conns *s, struct conn *k);
+void connections_close(struct connections *s, struct conn *k);
 /* r: the request, NULL for none; held as long as the phase says so. k may be NULL. */
-void conns_phase(struct conns *s, struct conn *k, enum conn_phase phase, struct http_request *r);
+void connections_phase(struct connections *s, struct conn *k, enum conn_phase phase,
+                       struct http_request *r);
 
-unsigned conns_n_active(struct conns *s); // ANSWERING
-unsigned conns_n_open(struct conns *s);   // those that were taken included
-void conns_wait_idle(struct conns *s, int64_t timeout_us);
-void conns_give_up(struct conns *s); // http_give_up() for every request
+unsigned connections_n_active(struct connections *s); // ANSWERING
+unsigned connections_n_open(struct connections *s);   // those that were taken included
+void connections_wait_idle(struct connections *s, int64_t timeout_us);
+void connections_give_up(struct connections *s); // http_give_up() for every request
 /* Shuts every connection down until all are closed, or for so long. */
-void conns_end(struct conns *s, int64_t timeout_us);
+void connections_end(struct connections *s, int64_t timeout_us);
 
 /* ---- what http.c does for it ---- */
 

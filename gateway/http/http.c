@@ -30,7 +30,7 @@ static void set_phase(struct http_server *s, struct MHD_Connection *c, enum conn
 {
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    conns_phase(s->conns, i ? i->socket_context : NULL, phase, r);
+    connections_phase(s->conns, i ? i->socket_context : NULL, phase, r);
 }
 
 static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *c)
@@ -213,9 +213,9 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
     if (code == MHD_CONNECTION_NOTIFY_CLOSED)
-        conns_close(s->conns, *context);
+        connections_close(s->conns, *context);
     else
-        *context = i ? conns_open(s->conns, i->connect_fd) : NULL;
+        *context = i ? connections_open(s->conns, i->connect_fd) : NULL;
 }
 
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
@@ -277,13 +277,13 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
     int size = SEND_BUFFER;
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // connections inherit it
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    int rc = conns_new(o, &s->conns);
+    int rc = connections_new(o, &s->conns);
     rc = rc < 0 ? rc : start_daemon(s);
     if (rc < 0) {
         http_free(s);
         return rc;
     }
-    conns_listen(s->conns, fd, on_new, s);
+    connections_listen(s->conns, fd, on_new, s);
     *ret = s;
     return 0;
 }
@@ -292,18 +292,18 @@ void http_drain(struct http_server *s)
 {
     atomic_store(&s->draining, true);
     if (s->listen_fd >= 0)
-        conns_unlisten(s->conns);
+        connections_unlisten(s->conns);
     s->listen_fd = -1;
 }
 
 unsigned http_n_active(struct http_server *s)
 {
-    return conns_n_active(s->conns);
+    return connections_n_active(s->conns);
 }
 
 unsigned http_n_open(struct http_server *s)
 {
-    return conns_n_open(s->conns);
+    return connections_n_open(s->conns);
 }
 
 size_t http_body_bytes(struct http_server *s)
@@ -313,7 +313,7 @@ size_t http_body_bytes(struct http_server *s)
 
 void http_wait_idle(struct http_server *s, int64_t timeout_us)
 {
-    conns_wait_idle(s->conns, timeout_us);
+    connections_wait_idle(s->conns, timeout_us);
 }
 
 /* libmicrohttpd must not be stopped while a connection sleeps, and 0.9.75 reads through NULL when
@@ -323,11 +323,11 @@ void http_stop(struct http_server *s)
     atomic_store(&s->stopping, true);
     if (!s->daemon)
         return;
-    conns_stop(s->conns);
+    connections_stop(s->conns);
     http_drain(s);
-    conns_give_up(s->conns);
+    connections_give_up(s->conns);
     http_wait_idle(s, STOP_US);
-    conns_end(s->conns, STOP_US);
+    connections_end(s->conns, STOP_US);
     MHD_stop_daemon(s->daemon);
     s->daemon = NULL;
 }
@@ -337,7 +337,7 @@ void http_free(struct http_server *s)
     if (!s)
         return;
     http_stop(s);
-    conns_free(s->conns);
+    connections_free(s->conns);
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     free(s);

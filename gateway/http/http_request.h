@@ -15,7 +15,7 @@
 struct http_server {
     struct http_options o;
     struct MHD_Daemon *daemon;
-    struct conns *conns;
+    struct connections *conns;
     http_handler *handler;
     void *user;
     int listen_fd;

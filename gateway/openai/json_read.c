@@ -8,7 +8,7 @@
 #include "base/buf.h"
 #include "gateway/openai/json_read.h"
 
-int reading_refuse(struct reading *r, const char *param, const char *format, ...)
+int json_read_refuse(struct json_read *r, const char *param, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -19,91 +19,92 @@ int reading_refuse(struct reading *r, const char *param, const char *format, ...
     return fail(-EINVAL, "%s", r->fault->text);
 }
 
-int reading_no_memory(struct reading *r)
+int json_read_no_memory(struct json_read *r)
 {
     *r->fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
     return fail(-ENOMEM, "%s", r->fault->text);
 }
 
 /* The member, NULL when absent or null. */
-json_t *reading_member(const json_t *object, const char *name)
+json_t *json_read_member(const json_t *object, const char *name)
 {
     json_t *v = json_object_get(object, name);
     return json_is_null(v) ? NULL : v;
 }
 
-const char *reading_type(const json_t *v)
+const char *json_read_type(const json_t *v)
 {
     static const char *const names[] = {"an object", "an array", "a string", "an integer",
                                         "a number",  "true",     "false",    "null"};
     return names[json_typeof(v)];
 }
 
-int reading_text(struct reading *r, const json_t *v, const char *name, char **ret)
+int json_read_text(struct json_read *r, const json_t *v, const char *name, char **ret)
 {
     if (!v)
         return 0;
     if (!json_is_string(v))
-        return reading_refuse(r, name, "%s must be a string, not %s", name, reading_type(v));
+        return json_read_refuse(r, name, "%s must be a string, not %s", name, json_read_type(v));
     *ret = strdup(json_string_value(v));
-    return *ret ? 0 : reading_no_memory(r);
+    return *ret ? 0 : json_read_no_memory(r);
 }
 
-int reading_flag(struct reading *r, const json_t *v, const char *name, bool *ret)
+int json_read_flag(struct json_read *r, const json_t *v, const char *name, bool *ret)
 {
     if (!json_is_boolean(v))
-        return reading_refuse(r, name, "%s must be true or false, not %s", name, reading_type(v));
+        return json_read_refuse(r, name, "%s must be true or false, not %s", name,
+                                json_read_type(v));
     *ret = json_is_true(v);
     return 0;
 }
 
-int reading_int(struct reading *r, const json_t *v, const char *name, double min, double max,
-                struct openai_int *ret)
+int json_read_int(struct json_read *r, const json_t *v, const char *name, double min, double max,
+                  struct openai_int *ret)
 {
     double d = json_number_value(v);
     if (!json_is_number(v))
-        return reading_refuse(r, name, "%s must be an integer, not %s", name, reading_type(v));
+        return json_read_refuse(r, name, "%s must be an integer, not %s", name, json_read_type(v));
     if (d != floor(d) || d < min || d > max)
-        return reading_refuse(r, name, "%s must be an integer from %.0f to %.0f, it is %.9g", name,
-                              min, max, d);
+        return json_read_refuse(r, name, "%s must be an integer from %.0f to %.0f, it is %.9g",
+                                name, min, max, d);
     *ret = (struct openai_int){true, (int64_t)d};
     return 0;
 }
 
-int reading_real(struct reading *r, const json_t *v, const char *name, double min, double max,
-                 struct openai_real *ret)
+int json_read_real(struct json_read *r, const json_t *v, const char *name, double min, double max,
+                   struct openai_real *ret)
 {
     double d = json_number_value(v);
     if (!json_is_number(v))
-        return reading_refuse(r, name, "%s must be a number, not %s", name, reading_type(v));
+        return json_read_refuse(r, name, "%s must be a number, not %s", name, json_read_type(v));
     if (d < min || d > max)
-        return reading_refuse(r, name, "%s must be from %g to %g, it is %.9g", name, min, max, d);
+        return json_read_refuse(r, name, "%s must be from %g to %g, it is %.9g", name, min, max, d);
     *ret = (struct openai_real){true, d};
     return 0;
 }
 
-int reading_id(struct reading *r, const json_t *v, const char *field, size_t i, uint32_t *ret)
+int json_read_id(struct json_read *r, const json_t *v, const char *field, size_t i, uint32_t *ret)
 {
     json_int_t id = json_integer_value(v);
     if (!json_is_integer(v) || id < 0 || id > OPENAI_MAX_TOKEN) {
         char name[64];
         snprintf(name, sizeof(name), "%s[%zu]", field, i);
-        return reading_refuse(r, name, "%s must be a token id", name);
+        return json_read_refuse(r, name, "%s must be a token id", name);
     }
     *ret = (uint32_t)id;
     return 0;
 }
 
 /* A string, or an array of {"type": "text", "text": ...} joined by line breaks: new reference. */
-int reading_parts(struct reading *r, json_t *v, const char *name, json_t **ret)
+int json_read_parts(struct json_read *r, json_t *v, const char *name, json_t **ret)
 {
     if (!v || json_is_string(v)) {
         *ret = v ? json_incref(v) : json_string("");
-        return *ret ? 0 : reading_no_memory(r);
+        return *ret ? 0 : json_read_no_memory(r);
     }
     if (!json_is_array(v))
-        return reading_refuse(r, name, "%s must be a string or an array of parts, not %s", name,
-                              reading_type(v));
+        return json_read_refuse(r, name, "%s must be a string or an array of parts, not %s", name,
+                                json_read_type(v));
     AUTO(buf_done) struct buf text;
     buf_init(&text, SIZE_MAX / 2);
     size_t i;
@@ -113,24 +114,24 @@ int reading_parts(struct reading *r, json_t *v, const char *name, json_t **ret)
         const char *type = json_string_value(json_object_get(part, "type"));
         const json_t *t = json_object_get(part, "text");
         if (!type)
-            return reading_refuse(r, name, "%s[%zu] must be an object with a type", name, i);
+            return json_read_refuse(r, name, "%s[%zu] must be an object with a type", name, i);
         if (strcmp(type, "text") != 0)
-            return reading_refuse(r, name, "%s[%zu] is of type '%.40s'; this model takes text only",
-                                  name, i, type);
+            return json_read_refuse(
+                r, name, "%s[%zu] is of type '%.40s'; this model takes text only", name, i, type);
         if (!json_is_string(t))
-            return reading_refuse(r, name, "%s[%zu].text must be a string", name, i);
+            return json_read_refuse(r, name, "%s[%zu].text must be a string", name, i);
         if (i)
             buf_add(&text, "\n", 1);
         buf_add(&text, json_string_value(t), json_string_length(t));
     }
     buf_add(&text, "", 0);
     *ret = text.error ? NULL : json_stringn(text.data, text.len);
-    return *ret ? 0 : reading_no_memory(r);
+    return *ret ? 0 : json_read_no_memory(r);
 }
 
 /* Bounds what the parser is given, before anything recursive sees it: the depth, and the number of
  * values and keys, of which many cost far more than long ones. name: the field, "" for the body. */
-int reading_shape(struct reading *r, const char *name, const char *s, size_t len)
+int json_read_shape(struct json_read *r, const char *name, const char *s, size_t len)
 {
     int depth = 0;
     bool quoted = false;
@@ -146,10 +147,11 @@ int reading_shape(struct reading *r, const char *name, const char *s, size_t len
         depth += (s[i] == '[' || s[i] == '{') - (s[i] == ']' || s[i] == '}');
         r->n_values += s[i] == '[' || s[i] == '{' || s[i] == ',' || s[i] == ':';
         if (depth > OPENAI_MAX_DEPTH)
-            return reading_refuse(r, name, "%s is nested deeper than %d levels",
-                                  *name ? name : "the body", OPENAI_MAX_DEPTH);
+            return json_read_refuse(r, name, "%s is nested deeper than %d levels",
+                                    *name ? name : "the body", OPENAI_MAX_DEPTH);
         if (r->n_values > OPENAI_MAX_VALUES)
-            return reading_refuse(r, name, "the body holds more than %d values", OPENAI_MAX_VALUES);
+            return json_read_refuse(r, name, "the body holds more than %d values",
+                                    OPENAI_MAX_VALUES);
     }
     return 0;
 }
@@ -188,7 +190,7 @@ static void add_exponents(struct buf *to, const char *s, size_t len)
     }
 }
 
-json_t *reading_json(const char *s, size_t len, size_t flags, json_error_t *e)
+json_t *json_read_json(const char *s, size_t len, size_t flags, json_error_t *e)
 {
     json_t *j = json_loadb(s, len, flags, e);
     if (j || json_error_code(e) != json_error_numeric_overflow)
@@ -199,18 +201,18 @@ json_t *reading_json(const char *s, size_t len, size_t flags, json_error_t *e)
     return longer.error ? NULL : json_loadb(longer.data, longer.len, flags, e);
 }
 
-int reading_load(struct reading *r, const char *body, size_t len, json_t **ret)
+int json_read_load(struct json_read *r, const char *body, size_t len, json_t **ret)
 {
     json_error_t e;
-    int rc = reading_shape(r, "", body, len);
+    int rc = json_read_shape(r, "", body, len);
     if (rc < 0)
         return rc;
-    AUTO(json_decref_own) json_t *j = reading_json(body, len, JSON_REJECT_DUPLICATES, &e);
+    AUTO(json_decref_own) json_t *j = json_read_json(body, len, JSON_REJECT_DUPLICATES, &e);
     if (!j)
-        return reading_refuse(r, "", "the body is not valid JSON: %s (line %d, column %d)", e.text,
-                              e.line, e.column);
+        return json_read_refuse(r, "", "the body is not valid JSON: %s (line %d, column %d)",
+                                e.text, e.line, e.column);
     if (!json_is_object(j))
-        return reading_refuse(r, "", "the body must be a JSON object, not %s", reading_type(j));
+        return json_read_refuse(r, "", "the body must be a JSON object, not %s", json_read_type(j));
     *ret = TAKE(j);
     return 0;
 }

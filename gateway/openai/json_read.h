@@ -16,46 +16,46 @@ static inline void json_decref_own(json_t *j)
 DEFINE_AUTO(json_t, json_decref_own)
 
 /* One request being read: where it goes and where complaints go. */
-struct reading {
+struct json_read {
     struct openai_request *q;
     struct openai_fault *fault;
     unsigned n_values; // seen in its JSON so far
 };
 
 /* Status 400. param: the field, "" for the whole body. */
-int reading_refuse(struct reading *r, const char *param, const char *format, ...)
+int json_read_refuse(struct json_read *r, const char *param, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-int reading_no_memory(struct reading *r);
+int json_read_no_memory(struct json_read *r);
 
 /* The body as an object, once its shape is checked. */
-int reading_load(struct reading *r, const char *body, size_t len, json_t **ret);
+int json_read_load(struct json_read *r, const char *body, size_t len, json_t **ret);
 /* Bounds what the parser is given, before anything recursive sees it: the depth, and the number of
  * values and keys, of which many cost far more than long ones. name: the field, "" for the body. */
-int reading_shape(struct reading *r, const char *name, const char *s, size_t len);
+int json_read_shape(struct json_read *r, const char *name, const char *s, size_t len);
 
 /* json_loadb, but integers of any length are numbers: too long ones become reals. */
-json_t *reading_json(const char *s, size_t len, size_t flags, json_error_t *e);
+json_t *json_read_json(const char *s, size_t len, size_t flags, json_error_t *e);
 
 /* The member, NULL when absent or null. */
-json_t *reading_member(const json_t *object, const char *name);
-const char *reading_type(const json_t *v); // "an object", "true" ...
+json_t *json_read_member(const json_t *object, const char *name);
+const char *json_read_type(const json_t *v); // "an object", "true" ...
 
 /* v of the field `name`, which must be there ... */
-int reading_flag(struct reading *r, const json_t *v, const char *name, bool *ret);
-int reading_int(struct reading *r, const json_t *v, const char *name, double min, double max,
-                struct openai_int *ret);
-int reading_real(struct reading *r, const json_t *v, const char *name, double min, double max,
-                 struct openai_real *ret);
+int json_read_flag(struct json_read *r, const json_t *v, const char *name, bool *ret);
+int json_read_int(struct json_read *r, const json_t *v, const char *name, double min, double max,
+                  struct openai_int *ret);
+int json_read_real(struct json_read *r, const json_t *v, const char *name, double min, double max,
+                   struct openai_real *ret);
 /* ... or may be NULL: *ret stays. */
-int reading_text(struct reading *r, const json_t *v, const char *name, char **ret);
+int json_read_text(struct json_read *r, const json_t *v, const char *name, char **ret);
 /* A string, or an array of {"type": "text", "text": ...} joined by line breaks: new reference. */
-int reading_parts(struct reading *r, json_t *v, const char *name, json_t **ret);
+int json_read_parts(struct json_read *r, json_t *v, const char *name, json_t **ret);
 /* Element i of `field`. */
-int reading_id(struct reading *r, const json_t *v, const char *field, size_t i, uint32_t *ret);
+int json_read_id(struct json_read *r, const json_t *v, const char *field, size_t i, uint32_t *ret);
 
 /* The fields that chats and completions share. */
-int openai_fields_read(struct reading *r, json_t *body);
+int openai_fields_read(struct json_read *r, json_t *body);
 /* Messages and tools, as the variables of a chat template. */
-int openai_chat_read(struct reading *r, json_t *body);
+int openai_chat_read(struct json_read *r, json_t *body);
 /* The same of a response's input. */
-int responses_read(struct reading *r, json_t *body);
+int responses_read(struct json_read *r, json_t *body);

@@ -9,7 +9,7 @@ static bool tail(unsigned char c)
     return (c & 0xC0) == 0x80;
 }
 
-unsigned jsonw_utf8(const unsigned char *s, size_t len)
+unsigned json_write_utf8(const unsigned char *s, size_t len)
 {
     unsigned char a = s[0], b = len > 1 ? s[1] : 0;
     if (a < 0x80)
@@ -55,7 +55,7 @@ static void control_char(struct buf *to, unsigned char c)
     }
 }
 
-void jsonw_chars(struct buf *to, const void *text, size_t len)
+void json_write_chars(struct buf *to, const void *text, size_t len)
 {
     const unsigned char *s = text;
     size_t i = 0;
@@ -66,7 +66,7 @@ void jsonw_chars(struct buf *to, const void *text, size_t len)
         buf_add(to, s + i, run - i);
         if ((i = run) == len)
             return;
-        unsigned n = s[i] < 0x80 ? 0 : jsonw_utf8(s + i, len - i);
+        unsigned n = s[i] < 0x80 ? 0 : json_write_utf8(s + i, len - i);
         if (n)
             buf_add(to, s + i, n);
         else if (s[i] < 0x80)
@@ -77,19 +77,19 @@ void jsonw_chars(struct buf *to, const void *text, size_t len)
     }
 }
 
-void jsonw_text(struct buf *to, const void *text, size_t len)
+void json_write_text(struct buf *to, const void *text, size_t len)
 {
     buf_add(to, "\"", 1);
-    jsonw_chars(to, text, len);
+    json_write_chars(to, text, len);
     buf_add(to, "\"", 1);
 }
 
-void jsonw_cstr(struct buf *to, const char *text)
+void json_write_cstr(struct buf *to, const char *text)
 {
-    jsonw_text(to, text, strlen(text));
+    json_write_text(to, text, strlen(text));
 }
 
-void jsonw_bytes(struct buf *to, const void *data, size_t len)
+void json_write_bytes(struct buf *to, const void *data, size_t len)
 {
     const unsigned char *s = data;
     buf_puts(to, "[");
@@ -98,7 +98,7 @@ void jsonw_bytes(struct buf *to, const void *data, size_t len)
     buf_puts(to, "]");
 }
 
-void jsonw_float(struct buf *to, float value)
+void json_write_float(struct buf *to, float value)
 {
     if (isfinite(value) && value > -9999)
         buf_printf(to, "%.9g", (double)value);
@@ -106,7 +106,7 @@ void jsonw_float(struct buf *to, float value)
         buf_puts(to, "-9999.0");
 }
 
-void jsonw_double(struct buf *to, double value)
+void json_write_double(struct buf *to, double value)
 {
     buf_printf(to, "%.6g", isfinite(value) ? value : 0);
 }

@@ -8,15 +8,15 @@
 
 /* The inside of a string, without quotes. Whatever is no UTF-8 becomes U+FFFD, so that what leaves
  * is always valid JSON. */
-void jsonw_chars(struct buf *to, const void *text, size_t len);
+void json_write_chars(struct buf *to, const void *text, size_t len);
 /* A string with its quotes. */
-void jsonw_text(struct buf *to, const void *text, size_t len);
-void jsonw_cstr(struct buf *to, const char *text);
+void json_write_text(struct buf *to, const void *text, size_t len);
+void json_write_cstr(struct buf *to, const char *text);
 /* [226,130,172] */
-void jsonw_bytes(struct buf *to, const void *data, size_t len);
+void json_write_bytes(struct buf *to, const void *data, size_t len);
 /* Nine digits, so that the reader gets the same float; what JSON cannot say becomes -9999. */
-void jsonw_float(struct buf *to, float value);
-void jsonw_double(struct buf *to, double value);
+void json_write_float(struct buf *to, float value);
+void json_write_double(struct buf *to, double value);
 
 /* Bytes of the UTF-8 character at s (1-4), 0: not valid (Unicode 15, table 3-7). */
-unsigned jsonw_utf8(const unsigned char *s, size_t len);
+unsigned json_write_utf8(const unsigned char *s, size_t len);

@@ -32,10 +32,10 @@ static const char *error_code(int status, const char *param)
 void openai_error(struct buf *to, int status, const char *text, const char *param)
 {
     buf_puts(to, "{\"error\":{\"message\":");
-    jsonw_cstr(to, text);
+    json_write_cstr(to, text);
     buf_printf(to, ",\"type\":\"%s\",\"param\":", error_type(status));
     if (*param)
-        jsonw_cstr(to, param);
+        json_write_cstr(to, param);
     else
         buf_puts(to, "null");
     buf_printf(to, ",\"code\":%s}}", error_code(status, param));

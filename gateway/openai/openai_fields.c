@@ -43,21 +43,21 @@ static const struct field fields[] = {
     {"logprobs", FIELD_INT, OPENAI_COMPLETION, AT(top_logprobs), 0, OPENAI_MAX_TOP},
 };
 
-static int read_fields(struct reading *r, const json_t *body)
+static int read_fields(struct json_read *r, const json_t *body)
 {
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
         const struct field *f = &fields[i];
-        const json_t *v = f->kinds & r->q->kind ? reading_member(body, f->name) : NULL;
+        const json_t *v = f->kinds & r->q->kind ? json_read_member(body, f->name) : NULL;
         void *to = (char *)r->q + f->at;
         int rc = 0;
         if (!v)
             continue;
         if (f->type == FIELD_FLAG)
-            rc = reading_flag(r, v, f->name, to);
+            rc = json_read_flag(r, v, f->name, to);
         else if (f->type == FIELD_INT)
-            rc = reading_int(r, v, f->name, f->min, f->max, to);
+            rc = json_read_int(r, v, f->name, f->min, f->max, to);
         else
-            rc = reading_real(r, v, f->name, f->min, f->max, to);
+            rc = json_read_real(r, v, f->name, f->min, f->max, to);
         if (rc < 0)
             return rc;
     }
@@ -66,30 +66,31 @@ static int read_fields(struct reading *r, const json_t *body)
 
 /* ---- fields with a shape of their own ---- */
 
-static int read_seed(struct reading *r, const json_t *v)
+static int read_seed(struct json_read *r, const json_t *v)
 {
     if (!v)
         return 0;
     if (!json_is_integer(v))
-        return reading_refuse(r, "seed", "seed must be a 64-bit integer, not %s", reading_type(v));
+        return json_read_refuse(r, "seed", "seed must be a 64-bit integer, not %s",
+                                json_read_type(v));
     r->q->seed = (struct openai_int){true, json_integer_value(v)};
     return 0;
 }
 
-static int read_stop(struct reading *r, const json_t *v, const char *name)
+static int read_stop(struct json_read *r, const json_t *v, const char *name)
 {
     if (!json_is_string(v))
-        return reading_refuse(r, name, "%s must be a string, not %s", name, reading_type(v));
+        return json_read_refuse(r, name, "%s must be a string, not %s", name, json_read_type(v));
     size_t len = json_string_length(v);
     if (!len || len > OPENAI_MAX_STOP_BYTES)
-        return reading_refuse(r, name, "%s must have 1 to %u bytes, it has %zu", name,
-                              OPENAI_MAX_STOP_BYTES, len);
+        return json_read_refuse(r, name, "%s must have 1 to %u bytes, it has %zu", name,
+                                OPENAI_MAX_STOP_BYTES, len);
     if (r->q->n_stops == OPENAI_MAX_STOPS)
-        return reading_refuse(r, "stop", "stop takes at most %u strings", OPENAI_MAX_STOPS);
-    return reading_text(r, v, name, &r->q->stops[r->q->n_stops++]);
+        return json_read_refuse(r, "stop", "stop takes at most %u strings", OPENAI_MAX_STOPS);
+    return json_read_text(r, v, name, &r->q->stops[r->q->n_stops++]);
 }
 
-static int read_stops(struct reading *r, const json_t *v)
+static int read_stops(struct json_read *r, const json_t *v)
 {
     if (!v)
         return 0;
@@ -108,18 +109,18 @@ static int read_stops(struct reading *r, const json_t *v)
     return rc;
 }
 
-static int read_stop_ids(struct reading *r, const json_t *v)
+static int read_stop_ids(struct json_read *r, const json_t *v)
 {
     struct openai_request *q = r->q;
     if (!v)
         return 0;
     if (!json_is_array(v) || json_array_size(v) > OPENAI_MAX_STOP_IDS)
-        return reading_refuse(r, "stop_token_ids",
-                              "stop_token_ids must be an array of at most %u ids",
-                              OPENAI_MAX_STOP_IDS);
+        return json_read_refuse(r, "stop_token_ids",
+                                "stop_token_ids must be an array of at most %u ids",
+                                OPENAI_MAX_STOP_IDS);
     for (; q->n_stop_ids < json_array_size(v); q->n_stop_ids++) {
-        int rc = reading_id(r, json_array_get(v, q->n_stop_ids), "stop_token_ids", q->n_stop_ids,
-                            &q->stop_ids[q->n_stop_ids]);
+        int rc = json_read_id(r, json_array_get(v, q->n_stop_ids), "stop_token_ids", q->n_stop_ids,
+                              &q->stop_ids[q->n_stop_ids]);
         if (rc < 0)
             return rc;
     }
@@ -142,7 +143,7 @@ static bool token_of(const char *key, uint32_t *ret)
     return id <= OPENAI_MAX_TOKEN;
 }
 
-static int read_bias(struct reading *r, json_t *v)
+static int read_bias(struct json_read *r, json_t *v)
 {
     struct openai_request *q = r->q;
     const char *key;
@@ -150,19 +151,19 @@ static int read_bias(struct reading *r, json_t *v)
     if (!v)
         return 0;
     if (!json_is_object(v) || json_object_size(v) > OPENAI_MAX_BIAS)
-        return reading_refuse(r, "logit_bias",
-                              "logit_bias must be an object of at most %u token ids",
-                              OPENAI_MAX_BIAS);
+        return json_read_refuse(r, "logit_bias",
+                                "logit_bias must be an object of at most %u token ids",
+                                OPENAI_MAX_BIAS);
     if (!(q->bias = calloc(json_object_size(v) + 1, sizeof(*q->bias))))
-        return reading_no_memory(r);
+        return json_read_no_memory(r);
     json_object_foreach(v, key, value)
     {
         struct openai_real bias = {0};
         uint32_t id;
         if (!token_of(key, &id))
-            return reading_refuse(r, "logit_bias",
-                                  "logit_bias has the key '%.40s', which is no token id", key);
-        int rc = reading_real(r, value, "logit_bias", -100, 100, &bias);
+            return json_read_refuse(r, "logit_bias",
+                                    "logit_bias has the key '%.40s', which is no token id", key);
+        int rc = json_read_real(r, value, "logit_bias", -100, 100, &bias);
         if (rc < 0)
             return rc;
         q->bias[q->n_bias++] = (struct openai_bias){id, (float)bias.value};
@@ -170,126 +171,128 @@ static int read_bias(struct reading *r, json_t *v)
     return 0;
 }
 
-static int read_stream_options(struct reading *r, const json_t *v)
+static int read_stream_options(struct json_read *r, const json_t *v)
 {
     if (!v)
         return 0;
     if (!json_is_object(v))
-        return reading_refuse(r, "stream_options", "stream_options must be an object, not %s",
-                              reading_type(v));
+        return json_read_refuse(r, "stream_options", "stream_options must be an object, not %s",
+                                json_read_type(v));
     if (!r->q->stream)
-        return reading_refuse(r, "stream_options",
-                              "stream_options is only allowed with stream: true");
-    const json_t *usage = reading_member(v, "include_usage"),
-                 *tokens = reading_member(v, "include_tokens");
+        return json_read_refuse(r, "stream_options",
+                                "stream_options is only allowed with stream: true");
+    const json_t *usage = json_read_member(v, "include_usage"),
+                 *tokens = json_read_member(v, "include_tokens");
     int rc = 0;
     if (usage)
-        rc = reading_flag(r, usage, "stream_options.include_usage", &r->q->include_usage);
+        rc = json_read_flag(r, usage, "stream_options.include_usage", &r->q->include_usage);
     if (!rc && tokens)
-        rc = reading_flag(r, tokens, "stream_options.include_tokens", &r->q->include_tokens);
+        rc = json_read_flag(r, tokens, "stream_options.include_tokens", &r->q->include_tokens);
     return rc;
 }
 
 /* Which rules there are the verifier knows. */
-static int read_rule(struct reading *r, const json_t *v)
+static int read_rule(struct json_read *r, const json_t *v)
 {
-    const json_t *parameter = reading_member(v, "rule_parameter"),
-                 *dense = reading_member(v, "dense_q");
-    int rc = reading_text(r, reading_member(v, "rule"), "speculative.rule", &r->q->rule);
+    const json_t *parameter = json_read_member(v, "rule_parameter"),
+                 *dense = json_read_member(v, "dense_q");
+    int rc = json_read_text(r, json_read_member(v, "rule"), "speculative.rule", &r->q->rule);
     if (!rc && parameter)
-        rc = reading_real(r, parameter, "speculative.rule_parameter", 0, 1, &r->q->rule_parameter);
+        rc =
+            json_read_real(r, parameter, "speculative.rule_parameter", 0, 1, &r->q->rule_parameter);
     if (!rc && dense)
-        rc = reading_flag(r, dense, "speculative.dense_q", &r->q->dense_q);
+        rc = json_read_flag(r, dense, "speculative.dense_q", &r->q->dense_q);
     return rc;
 }
 
-static int read_speculative(struct reading *r, const json_t *v)
+static int read_speculative(struct json_read *r, const json_t *v)
 {
     if (!v)
         return 0;
     if (!json_is_object(v))
-        return reading_refuse(r, "speculative", "speculative must be an object, not %s",
-                              reading_type(v));
+        return json_read_refuse(r, "speculative", "speculative must be an object, not %s",
+                                json_read_type(v));
     int rc =
-        reading_text(r, reading_member(v, "proposer"), "speculative.proposer", &r->q->proposer);
+        json_read_text(r, json_read_member(v, "proposer"), "speculative.proposer", &r->q->proposer);
     if (rc < 0)
         return rc;
     if (r->q->proposer && strlen(r->q->proposer) > 64)
-        return reading_refuse(r, "speculative.proposer",
-                              "speculative.proposer is longer than 64 bytes");
-    const json_t *n_max = reading_member(v, "n_max"), *n_min = reading_member(v, "n_min"),
-                 *p_min = reading_member(v, "p_min"), *fixed = reading_member(v, "fixed");
-    rc = n_max ? reading_int(r, n_max, "speculative.n_max", 0, 64, &r->q->n_max) : 0;
+        return json_read_refuse(r, "speculative.proposer",
+                                "speculative.proposer is longer than 64 bytes");
+    const json_t *n_max = json_read_member(v, "n_max"), *n_min = json_read_member(v, "n_min"),
+                 *p_min = json_read_member(v, "p_min"), *fixed = json_read_member(v, "fixed");
+    rc = n_max ? json_read_int(r, n_max, "speculative.n_max", 0, 64, &r->q->n_max) : 0;
     if (!rc && n_min)
-        rc = reading_int(r, n_min, "speculative.n_min", 0, 64, &r->q->n_min);
+        rc = json_read_int(r, n_min, "speculative.n_min", 0, 64, &r->q->n_min);
     if (!rc && p_min)
-        rc = reading_real(r, p_min, "speculative.p_min", 0, 1, &r->q->p_min);
+        rc = json_read_real(r, p_min, "speculative.p_min", 0, 1, &r->q->p_min);
     if (!rc && fixed)
-        rc = reading_flag(r, fixed, "speculative.fixed", &r->q->fixed);
+        rc = json_read_flag(r, fixed, "speculative.fixed", &r->q->fixed);
     return rc < 0 ? rc : read_rule(r, v);
 }
 
-static int read_prediction(struct reading *r, json_t *v)
+static int read_prediction(struct json_read *r, json_t *v)
 {
     if (!v)
         return 0;
     const char *type = json_string_value(json_object_get(v, "type"));
     if (!type || strcmp(type, "content") != 0)
-        return reading_refuse(r, "prediction", "prediction must be an object of type \"content\"");
+        return json_read_refuse(r, "prediction",
+                                "prediction must be an object of type \"content\"");
     AUTO(json_decref_own) json_t *text = NULL;
-    int rc = reading_parts(r, reading_member(v, "content"), "prediction.content", &text);
-    return rc < 0 ? rc : reading_text(r, text, "prediction.content", &r->q->prediction);
+    int rc = json_read_parts(r, json_read_member(v, "content"), "prediction.content", &text);
+    return rc < 0 ? rc : json_read_text(r, text, "prediction.content", &r->q->prediction);
 }
 
 /* Only requests with the same one share prompts that are kept. */
-static int read_salt(struct reading *r, const json_t *v)
+static int read_salt(struct json_read *r, const json_t *v)
 {
-    int rc = reading_text(r, v, "cache_salt", &r->q->cache_salt);
+    int rc = json_read_text(r, v, "cache_salt", &r->q->cache_salt);
     if (rc < 0 || !v)
         return rc;
     size_t n = json_string_length(v);
     if (!n || n > OPENAI_MAX_SALT)
-        return reading_refuse(r, "cache_salt", "cache_salt must have 1 to %d bytes, not %zu",
-                              OPENAI_MAX_SALT, n);
+        return json_read_refuse(r, "cache_salt", "cache_salt must have 1 to %d bytes, not %zu",
+                                OPENAI_MAX_SALT, n);
     return 0;
 }
 
 /* ---- what would be promised and not kept ---- */
 
-static int read_format(struct reading *r, const json_t *v)
+static int read_format(struct json_read *r, const json_t *v)
 {
     if (!v)
         return 0;
     const json_t *type = json_object_get(v, "type");
     if (!json_is_object(v) || !json_is_string(type))
-        return reading_refuse(r, "response_format",
-                              "response_format must be an object with a type");
+        return json_read_refuse(r, "response_format",
+                                "response_format must be an object with a type");
     if (strcmp(json_string_value(type), "text") != 0)
-        return reading_refuse(r, "response_format",
-                              "response_format of type '%.40s' is not served, only 'text' is",
-                              json_string_value(type));
+        return json_read_refuse(r, "response_format",
+                                "response_format of type '%.40s' is not served, only 'text' is",
+                                json_string_value(type));
     return 0;
 }
 
-static int read_suffix(struct reading *r, const json_t *v)
+static int read_suffix(struct json_read *r, const json_t *v)
 {
     if (v && !json_is_string(v))
-        return reading_refuse(r, "suffix", "suffix must be a string, not %s", reading_type(v));
-    return v && json_string_length(v) ? reading_refuse(r, "suffix", "suffix is not served") : 0;
+        return json_read_refuse(r, "suffix", "suffix must be a string, not %s", json_read_type(v));
+    return v && json_string_length(v) ? json_read_refuse(r, "suffix", "suffix is not served") : 0;
 }
 
 /* As many as are answered: then there is nothing to choose. */
-static int read_best_of(struct reading *r, const json_t *v)
+static int read_best_of(struct json_read *r, const json_t *v)
 {
     struct openai_int best = {0};
     int64_t n = r->q->n.set ? r->q->n.value : 1;
-    int rc = v ? reading_int(r, v, "best_of", 1, OPENAI_MAX_N, &best) : 0;
+    int rc = v ? json_read_int(r, v, "best_of", 1, OPENAI_MAX_N, &best) : 0;
     if (rc < 0 || !v || best.value == n)
         return rc;
-    return reading_refuse(r, "best_of", "best_of other than n is not served");
+    return json_read_refuse(r, "best_of", "best_of other than n is not served");
 }
 
-static int refuse_unserved(struct reading *r, const json_t *body)
+static int refuse_unserved(struct json_read *r, const json_t *body)
 {
     static const char *const names[] = {
         "functions",          "function_call", "audio",         "web_search_options",
@@ -297,27 +300,27 @@ static int refuse_unserved(struct reading *r, const json_t *body)
         "structured_outputs", "json_schema",   "grammar",
     };
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (reading_member(body, names[i]))
-            return reading_refuse(r, names[i], "%s is not served", names[i]);
-    int rc = read_format(r, reading_member(body, "response_format"));
+        if (json_read_member(body, names[i]))
+            return json_read_refuse(r, names[i], "%s is not served", names[i]);
+    int rc = read_format(r, json_read_member(body, "response_format"));
     if (rc < 0 || r->q->kind != OPENAI_COMPLETION)
         return rc;
-    rc = read_suffix(r, reading_member(body, "suffix"));
-    return rc < 0 ? rc : read_best_of(r, reading_member(body, "best_of"));
+    rc = read_suffix(r, json_read_member(body, "suffix"));
+    return rc < 0 ? rc : read_best_of(r, json_read_member(body, "best_of"));
 }
 
-int openai_fields_read(struct reading *r, json_t *body)
+int openai_fields_read(struct json_read *r, json_t *body)
 {
-    int rc = reading_text(r, reading_member(body, "model"), "model", &r->q->model);
+    int rc = json_read_text(r, json_read_member(body, "model"), "model", &r->q->model);
     rc = rc < 0 ? rc : read_fields(r, body);
-    rc = rc < 0 ? rc : reading_text(r, reading_member(body, "user"), "user", &r->q->user);
-    rc = rc < 0 ? rc : read_salt(r, reading_member(body, "cache_salt"));
-    rc = rc < 0 ? rc : read_seed(r, reading_member(body, "seed"));
-    rc = rc < 0 ? rc : read_stops(r, reading_member(body, "stop"));
-    rc = rc < 0 ? rc : read_stop_ids(r, reading_member(body, "stop_token_ids"));
-    rc = rc < 0 ? rc : read_bias(r, reading_member(body, "logit_bias"));
-    rc = rc < 0 ? rc : read_stream_options(r, reading_member(body, "stream_options"));
-    rc = rc < 0 ? rc : read_speculative(r, reading_member(body, "speculative"));
-    rc = rc < 0 ? rc : read_prediction(r, reading_member(body, "prediction"));
+    rc = rc < 0 ? rc : json_read_text(r, json_read_member(body, "user"), "user", &r->q->user);
+    rc = rc < 0 ? rc : read_salt(r, json_read_member(body, "cache_salt"));
+    rc = rc < 0 ? rc : read_seed(r, json_read_member(body, "seed"));
+    rc = rc < 0 ? rc : read_stops(r, json_read_member(body, "stop"));
+    rc = rc < 0 ? rc : read_stop_ids(r, json_read_member(body, "stop_token_ids"));
+    rc = rc < 0 ? rc : read_bias(r, json_read_member(body, "logit_bias"));
+    rc = rc < 0 ? rc : read_stream_options(r, json_read_member(body, "stream_options"));
+    rc = rc < 0 ? rc : read_speculative(r, json_read_member(body, "speculative"));
+    rc = rc < 0 ? rc : read_prediction(r, json_read_member(body, "prediction"));
     return rc < 0 ? rc : refuse_unserved(r, body);
 }

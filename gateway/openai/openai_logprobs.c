@@ -21,7 +21,7 @@ void openai_logprobs_done(struct openai_logprobs *l)
 static bool whole(struct openai_text t)
 {
     for (size_t i = 0; i < t.len;) {
-        unsigned n = jsonw_utf8((const unsigned char *)t.data + i, t.len - i);
+        unsigned n = json_write_utf8((const unsigned char *)t.data + i, t.len - i);
         if (!n)
             return false;
         i += n;
@@ -33,7 +33,7 @@ static bool whole(struct openai_text t)
 static void token_name(struct buf *to, struct openai_text t)
 {
     if (whole(t)) {
-        jsonw_text(to, t.data, t.len);
+        json_write_text(to, t.data, t.len);
         return;
     }
     buf_puts(to, "\"bytes:");
@@ -45,11 +45,11 @@ static void token_name(struct buf *to, struct openai_text t)
 static void chat_logprob(struct buf *to, struct openai_text bytes, float logprob)
 {
     buf_puts(to, "{\"token\":");
-    jsonw_text(to, bytes.data, bytes.len);
+    json_write_text(to, bytes.data, bytes.len);
     buf_puts(to, ",\"logprob\":");
-    jsonw_float(to, logprob);
+    json_write_float(to, logprob);
     buf_puts(to, ",\"bytes\":");
-    jsonw_bytes(to, bytes.data, bytes.len);
+    json_write_bytes(to, bytes.data, bytes.len);
 }
 
 static void comma(struct buf *to)
@@ -77,14 +77,14 @@ static void add_completion_logprobs(struct openai_logprobs *l, const struct open
     comma(&l->tokens);
     token_name(&l->tokens, t->bytes);
     comma(&l->values);
-    jsonw_float(&l->values, t->logprob);
+    json_write_float(&l->values, t->logprob);
     comma(&l->tops);
     buf_puts(&l->tops, "{");
     for (unsigned i = 0; i < t->n_top; i++) {
         buf_puts(&l->tops, i ? "," : "");
         token_name(&l->tops, t->top[i].bytes);
         buf_puts(&l->tops, ":");
-        jsonw_float(&l->tops, t->top[i].logprob);
+        json_write_float(&l->tops, t->top[i].logprob);
     }
     buf_puts(&l->tops, "}");
     comma(&l->offsets);

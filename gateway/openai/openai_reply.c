@@ -23,16 +23,16 @@ static char *head_of(const struct openai_reply_head *h)
     buf_printf(
         &head, "{\"id\":\"%s%s\",\"object\":\"%s\",\"%s\":%" PRId64 ",\"model\":", v[h->kind].id,
         h->id, h->stream ? v[h->kind].chunk : v[h->kind].object, v[h->kind].created, h->created);
-    jsonw_text(&head, h->model.data, h->model.len);
+    json_write_text(&head, h->model.data, h->model.len);
     buf_puts(&head, ",\"system_fingerprint\":");
-    jsonw_text(&head, h->fingerprint.data, h->fingerprint.len);
+    json_write_text(&head, h->fingerprint.data, h->fingerprint.len);
     buf_puts(&head, ",");
     return head.error ? NULL : buf_take(&head);
 }
 
-static void choice_init(struct openai_choice *c, const struct parts_rules *rules)
+static void choice_init(struct openai_choice *c, const struct output_parser_rules *rules)
 {
-    parts_init(&c->parts, rules);
+    output_parser_init(&c->parts, rules);
     buf_init(&c->text, OPENAI_MAX_TEXT);
     buf_init(&c->reasoning, OPENAI_MAX_TEXT);
     buf_init(&c->items, OPENAI_MAX_TEXT);
@@ -59,7 +59,7 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
                                .id = h->id,
                                .noise = h->noise,
                                .head = head_of(h)};
-    parts_out_init(&r->out);
+    output_parser_out_init(&r->out);
     r->choices = calloc(h->n, sizeof(*r->choices));
     if (!r->head || !r->choices) {
         openai_reply_done(r);
@@ -79,7 +79,7 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
 void openai_reply_done(struct openai_reply *r)
 {
     for (unsigned i = 0; i < r->n; i++) {
-        parts_done(&r->choices[i].parts);
+        output_parser_done(&r->choices[i].parts);
         buf_done(&r->choices[i].text);
         buf_done(&r->choices[i].reasoning);
         buf_done(&r->choices[i].items);
@@ -87,7 +87,7 @@ void openai_reply_done(struct openai_reply *r)
         openai_logprobs_done(&r->choices[i].logprobs);
         free(r->choices[i].prompt);
     }
-    parts_out_done(&r->out);
+    output_parser_out_done(&r->out);
     free(r->choices);
     free(r->head);
     tool_types_free(r->types);
@@ -166,21 +166,21 @@ static void leave_out(struct openai_reply *r, struct openai_choice *c)
     if (r->hides_reasoning)
         buf_clear(&r->out.reasoning);
     if (r->one_call)
-        tool_calls_cut(&r->out.calls, c->n_calls ? 0 : 1);
+        tool_parser_cut(&r->out.calls, c->n_calls ? 0 : 1);
 }
 
 void openai_reply_token(struct openai_reply *r, unsigned choice, const struct openai_token *t,
                         struct buf *to)
 {
     struct openai_choice *c = &r->choices[choice];
-    bool reasoned = parts_reasons(&c->parts);
-    parts_out_clear(&r->out);
-    parts_feed(&c->parts, t->text.data, t->text.len, &r->out);
+    bool reasoned = output_parser_reasons(&c->parts);
+    output_parser_out_clear(&r->out);
+    output_parser_feed(&c->parts, t->text.data, t->text.len, &r->out);
     leave_out(r, c);
-    reasoned |= parts_reasons(&c->parts);
+    reasoned |= output_parser_reasons(&c->parts);
     r->completion_tokens++;
     r->reasoning_tokens += reasoned;
-    bool quiet = reasoned || c->parts.state == PARTS_CALL || r->out.calls.n;
+    bool quiet = reasoned || c->parts.state == OUTPUT_PARSER_CALL || r->out.calls.n;
     r->said = r->out.content.len || !quiet;
     r->hidden = r->hides_reasoning && reasoned && !r->out.content.len && !r->out.calls.n;
     r->writer->piece(r, choice, t, to);
@@ -195,15 +195,15 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
     if (c->finished)
         return;
     c->finished = true;
-    parts_out_clear(&r->out);
-    parts_feed(&c->parts, text.data, text.len, &r->out);
-    parts_end(&c->parts, &r->out);
+    output_parser_out_clear(&r->out);
+    output_parser_feed(&c->parts, text.data, text.len, &r->out);
+    output_parser_end(&c->parts, &r->out);
     leave_out(r, c);
     bool called = c->n_calls || r->out.calls.n;
     snprintf(c->reason, sizeof(c->reason), "%s",
              called && strcmp(reason, "stop") == 0 ? "tool_calls" : reason);
     if (stop.len)
-        jsonw_text(&c->stop, stop.data, stop.len);
+        json_write_text(&c->stop, stop.data, stop.len);
     else
         buf_puts(&c->stop, "null");
     r->writer->finished(r, choice, to);

@@ -43,8 +43,8 @@ struct openai_token {
 #define OPENAI_KEPT_MAX 65
 struct openai_speculation {
     uint32_t rounds, rounds_drafted, drafted, accepted, bonus;
-    uint32_t k;                           // draft tokens per round, at most
-    uint32_t kept_steps[OPENAI_KEPT_MAX]; // [i]: drafted rounds of which i tokens were kept
+    uint32_t k;                                   // draft tokens per round, at most
+    uint32_t accepted_histogram[OPENAI_KEPT_MAX]; // [i]: drafted rounds of which i tokens were kept
 };
 
 /* Of the choice that took longest. */
@@ -60,16 +60,16 @@ struct openai_reply {
     bool chat;                          // or a completion, or a response
     bool stream, logprobs, echo, include_usage, include_tokens;
     bool hides_reasoning, one_call;
-    bool hidden, said;        // the token that is being written is reasoning nobody is to see, or
-                              // of the content
-    struct parts_rules rules; // how the text is split
-    struct parts_out out;     // of the token, or the end, that is being written
-    struct tool_types *types; // memory of the rules
-    char *echoed;             // of a response
-    const char *id;           // of the request
-    uint64_t noise;           // ids of calls come from it
-    bool has_prediction;      // the request foretold its answer
-    char *head;               // `{"id":...,"object":...,"created":...,"model":...,` of every object
+    bool hidden, said; // the token that is being written is reasoning nobody is to see, or
+                       // of the content
+    struct output_parser_rules rules; // how the text is split
+    struct output_parser_out out;     // of the token, or the end, that is being written
+    struct tool_types *types;         // memory of the rules
+    char *echoed;                     // of a response
+    const char *id;                   // of the request
+    uint64_t noise;                   // ids of calls come from it
+    bool has_prediction;              // the request foretold its answer
+    char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
     unsigned n, n_each; // choices of all prompts, and of each: they follow one another
     uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
@@ -83,13 +83,13 @@ struct openai_reply {
 struct openai_reply_head {
     enum openai_kind kind;
     bool stream, logprobs, echo, include_usage, include_tokens, has_prediction;
-    bool hides_reasoning;     // it is told apart and left out
-    bool one_call;            // of several calls only the first
-    struct parts_rules rules; // chats
-    char *tools;              // the request's, taken over; NULL: none
-    char *echoed;             // a response's, taken over
-    const char *id;           // of the request
-    uint64_t noise;           // never the same twice
+    bool hides_reasoning;             // it is told apart and left out
+    bool one_call;                    // of several calls only the first
+    struct output_parser_rules rules; // chats
+    char *tools;                      // the request's, taken over; NULL: none
+    char *echoed;                     // a response's, taken over
+    const char *id;                   // of the request
+    uint64_t noise;                   // never the same twice
     struct openai_text model, fingerprint;
     int64_t created;    // seconds since 1970
     unsigned n, n_each; // choices, and those of each prompt

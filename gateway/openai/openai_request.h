@@ -12,8 +12,8 @@
 #include "base/err.h"
 
 #define OPENAI_MAX_DEPTH 128 // nested arrays and objects in a body
-#define OPENAI_MAX_VALUES                                                                          \
-    (256 << 10) // in a body, keys counted; that many cost what 8 MiB of text do
+/* Values in a body, keys counted. That many cost what 8 MiB of text do. */
+#define OPENAI_MAX_VALUES (256 << 10)
 #define OPENAI_MAX_MESSAGES 4096
 #define OPENAI_MAX_STOPS 16 // tandem.v1.GenerateRequest
 #define OPENAI_MAX_STOP_BYTES 256

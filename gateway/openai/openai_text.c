@@ -9,7 +9,7 @@
 
 static void write_buf(struct buf *to, const struct buf *text)
 {
-    jsonw_text(to, text->data, text->len);
+    json_write_text(to, text->data, text->len);
 }
 
 /* ---- calls ---- */
@@ -23,11 +23,11 @@ static void write_call(const struct openai_reply *r, unsigned choice, unsigned i
     if (r->stream)
         buf_printf(to, "\"index\":%u,", index);
     buf_puts(to, "\"id\":");
-    jsonw_cstr(to, openai_call_id(r, choice, index, call, made));
+    json_write_cstr(to, openai_call_id(r, choice, index, call, made));
     buf_puts(to, ",\"type\":\"function\",\"function\":{\"name\":");
-    jsonw_cstr(to, call->name);
+    json_write_cstr(to, call->name);
     buf_puts(to, ",\"arguments\":");
-    jsonw_cstr(to, call->arguments);
+    json_write_cstr(to, call->arguments);
     buf_puts(to, "}}");
 }
 
@@ -55,7 +55,7 @@ static void write_token(const struct openai_token *t, struct buf *to)
                ",\"tandem\":{\"tokens\":[{\"id\":%u,\"origin\":\"%s\",\"round\":%u,\"drafted\":%u,"
                "\"proposer\":",
                t->id, t->origin, t->round, t->drafted);
-    jsonw_text(to, t->proposer.data, t->proposer.len);
+    json_write_text(to, t->proposer.data, t->proposer.len);
     buf_puts(to, "}]}");
 }
 
@@ -72,8 +72,8 @@ static void chunk_end(const struct openai_reply *r, const struct openai_token *t
 /* Empty content shows that there was a token. */
 static void write_delta(const struct openai_reply *r, unsigned choice, bool token, struct buf *to)
 {
-    const struct parts_out *o = &r->out;
-    bool reasons = parts_reasons(&r->choices[choice].parts) && !r->hides_reasoning;
+    const struct output_parser_out *o = &r->out;
+    bool reasons = output_parser_reasons(&r->choices[choice].parts) && !r->hides_reasoning;
     const char *comma = "";
     buf_puts(to, "\"delta\":{");
     if (o->reasoning.len || (token && reasons && !o->content.len)) {
@@ -109,14 +109,14 @@ static void started(struct openai_reply *r, unsigned choice, struct openai_text 
                     struct buf *to)
 {
     if (!r->stream) {
-        jsonw_chars(&r->choices[choice].text, prompt.data, prompt.len);
+        json_write_chars(&r->choices[choice].text, prompt.data, prompt.len);
         return;
     }
     if (!r->chat && !prompt.len)
         return;
     chunk_begin(r, choice, to);
     buf_puts(to, r->chat ? "\"delta\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-    jsonw_text(to, prompt.data, prompt.len);
+    json_write_text(to, prompt.data, prompt.len);
     buf_puts(to, r->chat ? "}" : "");
     buf_puts(to, ",\"logprobs\":null,\"finish_reason\":null");
     chunk_end(r, NULL, to);
@@ -145,9 +145,9 @@ static void write_event(const struct openai_reply *r, unsigned choice, const str
 static void gather(struct openai_reply *r, unsigned choice)
 {
     struct openai_choice *c = &r->choices[choice];
-    const struct parts_out *o = &r->out;
-    jsonw_chars(&c->reasoning, o->reasoning.data, o->reasoning.len);
-    jsonw_chars(&c->text, o->content.data, o->content.len);
+    const struct output_parser_out *o = &r->out;
+    json_write_chars(&c->reasoning, o->reasoning.data, o->reasoning.len);
+    json_write_chars(&c->text, o->content.data, o->content.len);
     if (c->items.len && o->calls.n)
         buf_puts(&c->items, ",");
     write_calls(r, choice, &c->items);
@@ -236,7 +236,7 @@ static void end_stream(const struct openai_reply *r, struct buf *to)
         sse_begin(to);
         buf_puts(to, r->head);
         buf_puts(to, "\"choices\":[],");
-        openai_figures_write(r, to);
+        usage_json_write(r, to);
         buf_puts(to, "}");
         sse_end(to);
     }
@@ -257,7 +257,7 @@ static int end(struct openai_reply *r, struct buf *to)
             return rc;
     }
     buf_puts(to, "],");
-    openai_figures_write(r, to);
+    usage_json_write(r, to);
     buf_puts(to, "}\n");
     return buf_error(to);
 }

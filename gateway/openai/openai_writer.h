@@ -6,7 +6,7 @@
 
 struct openai_choice {
     bool started, finished;
-    struct parts parts;
+    struct output_parser parts;
     struct buf text, reasoning; // gathered, escaped; of a response: of the item that is open
     struct buf items;           // JSON, commas between: calls; of a response: all that is complete
     unsigned n_calls, n_items;

@@ -7,14 +7,14 @@
 
 #define TRIES_MAX 16  // ends of a call that may stand inside one of its values
 #define MARKERS_MAX 8 // that may come next
-#define WORK_MAX                                                                                   \
-    (4u << 20) // bytes that an answer may make us read in vain; then what is no call
-               // is given out whole
+/* Cap on rescanning failed tool calls, in bytes; beyond it their text is emitted as content. */
+#define WORK_MAX (4u << 20)
 #define OUT_MAX (64u << 20)
 
-const struct parts_thinking *parts_thinking_of(const char *source, size_t len)
+const struct output_parser_thinking *output_parser_thinking_of(const char *source, size_t len)
 {
-    static const struct parts_thinking v[] = {{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}};
+    static const struct output_parser_thinking v[] = {{"<think>", "</think>"},
+                                                      {"[THINK]", "[/THINK]"}};
     for (size_t i = 0; i < ARRAY_LEN(v); i++)
         if (memmem(source, len, v[i].end, strlen(v[i].end)))
             return &v[i];
@@ -32,7 +32,7 @@ static bool ends_with(const char *s, size_t len, const char *word)
     return len >= n && memcmp(s + len - n, word, n) == 0;
 }
 
-void parts_rules_prompt(struct parts_rules *r, const char *prompt, size_t len)
+void output_parser_rules_prompt(struct output_parser_rules *r, const char *prompt, size_t len)
 {
     if (!r->thinking)
         return;
@@ -50,7 +50,8 @@ static unsigned add_texts(const char **to, const char *const *from)
     return n;
 }
 
-unsigned parts_rules_markers(const struct parts_rules *r, const char *ret[PARTS_MARKERS_MAX])
+unsigned output_parser_rules_markers(const struct output_parser_rules *r,
+                                     const char *ret[OUTPUT_PARSER_MARKERS_MAX])
 {
     const struct tool_markers *m = tool_markers(r->format);
     unsigned n = 0;
@@ -69,42 +70,42 @@ unsigned parts_rules_markers(const struct parts_rules *r, const char *ret[PARTS_
     return n;
 }
 
-void parts_out_init(struct parts_out *o)
+void output_parser_out_init(struct output_parser_out *o)
 {
-    *o = (struct parts_out){0};
+    *o = (struct output_parser_out){0};
     buf_init(&o->reasoning, OUT_MAX);
     buf_init(&o->content, OUT_MAX);
 }
 
-void parts_out_done(struct parts_out *o)
+void output_parser_out_done(struct output_parser_out *o)
 {
     buf_done(&o->reasoning);
     buf_done(&o->content);
-    tool_calls_clear(&o->calls);
+    tool_parser_clear(&o->calls);
 }
 
-void parts_out_clear(struct parts_out *o)
+void output_parser_out_clear(struct output_parser_out *o)
 {
     buf_clear(&o->reasoning);
     buf_clear(&o->content);
-    tool_calls_clear(&o->calls);
+    tool_parser_clear(&o->calls);
 }
 
-void parts_init(struct parts *p, const struct parts_rules *rules)
+void output_parser_init(struct output_parser *p, const struct output_parser_rules *rules)
 {
-    *p = (struct parts){.bare = true};
+    *p = (struct output_parser){.bare = true};
     if (rules)
         p->rules = *rules;
     buf_init(&p->held, 1024);
-    buf_init(&p->ids, TOOL_CALLS_MAX * 300);
-    buf_init(&p->call, PARTS_SPACE_MAX + TOOL_CALLS_MAX_BYTES);
-    buf_init(&p->again, PARTS_SPACE_MAX + TOOL_CALLS_MAX_BYTES);
+    buf_init(&p->ids, TOOL_PARSER_MAX * 300);
+    buf_init(&p->call, OUTPUT_PARSER_SPACE_MAX + TOOL_PARSER_MAX_BYTES);
+    buf_init(&p->again, OUTPUT_PARSER_SPACE_MAX + TOOL_PARSER_MAX_BYTES);
     if (p->rules.thinking && p->rules.begun)
-        p->state = PARTS_REASONING;
-    p->drop_space = p->state == PARTS_REASONING;
+        p->state = OUTPUT_PARSER_REASONING;
+    p->drop_space = p->state == OUTPUT_PARSER_REASONING;
 }
 
-void parts_done(struct parts *p)
+void output_parser_done(struct output_parser *p)
 {
     buf_done(&p->held);
     buf_done(&p->ids);
@@ -130,12 +131,12 @@ static unsigned add_markers(struct marker *to, const char *const *from, enum wha
 }
 
 /* Those that may come now. JSON without a tag is a call only where there is nothing but calls. */
-static unsigned markers_now(const struct parts *p, struct marker v[MARKERS_MAX])
+static unsigned markers_now(const struct output_parser *p, struct marker v[MARKERS_MAX])
 {
-    const struct parts_rules *r = &p->rules;
+    const struct output_parser_rules *r = &p->rules;
     const struct tool_markers *m = tool_markers(r->format);
     unsigned n = 0;
-    if (p->state == PARTS_REASONING) {
+    if (p->state == OUTPUT_PARSER_REASONING) {
         v[n++] = (struct marker){r->thinking->end, END_THINKING};
         if (m && m->ends_reasoning)
             n += add_markers(v + n, m->before, BEFORE_CALL);
@@ -180,10 +181,10 @@ static size_t n_space(const struct buf *b)
 }
 
 /* Gives out the first n bytes of what is held. */
-static void give(struct parts *p, size_t n, struct parts_out *to)
+static void give(struct output_parser *p, size_t n, struct output_parser_out *to)
 {
     size_t space = n_space(&p->held), from = p->drop_space ? (space < n ? space : n) : 0;
-    bool reasons = p->state == PARTS_REASONING;
+    bool reasons = p->state == OUTPUT_PARSER_REASONING;
     buf_add(reasons ? &to->reasoning : &to->content, p->held.data + from, n - from);
     if (n > space) {
         p->drop_space = p->after_call = false;
@@ -193,11 +194,11 @@ static void give(struct parts *p, size_t n, struct parts_out *to)
 }
 
 /* Its beginning is the end of its text so far, from `at` on. */
-static void begin_call(struct parts *p, size_t at)
+static void begin_call(struct output_parser *p, size_t at)
 {
     bool brace = p->call.data[at] == '{'; // the marker is the JSON's beginning
     p->of_call.at = at;
-    p->of_call.stage = brace ? PARTS_BODY : PARTS_FIRST;
+    p->of_call.stage = brace ? OUTPUT_PARSER_BODY : OUTPUT_PARSER_FIRST;
     p->n_tries = 0;
     memset(&p->json, 0, sizeof(p->json));
     p->json.begun = brace;
@@ -205,33 +206,33 @@ static void begin_call(struct parts *p, size_t at)
 }
 
 /* What is held is the first marker, and white space before it. */
-static void maybe_call(struct parts *p, enum what what)
+static void maybe_call(struct output_parser *p, enum what what)
 {
     size_t space = n_space(&p->held), skipped = p->drop_space ? space : 0;
     buf_clear(&p->call);
     buf_add(&p->call, p->held.data + skipped, p->held.len - skipped);
     p->of_call.outside = p->state;
     p->of_call.n_first = p->call.len;
-    p->of_call.stage = PARTS_BEFORE;
-    p->state = PARTS_CALL;
+    p->of_call.stage = OUTPUT_PARSER_BEFORE;
+    p->state = OUTPUT_PARSER_CALL;
     if (what == BEGIN_CALL)
         begin_call(p, space - skipped);
 }
 
-static void act(struct parts *p, enum what what)
+static void act(struct output_parser *p, enum what what)
 {
     if (what == BEGIN_CALL || what == BEFORE_CALL) {
         maybe_call(p, what);
     } else {
         if (what != BEHIND_CALL)
-            p->state = what == BEGIN_THINKING ? PARTS_REASONING : PARTS_CONTENT;
+            p->state = what == BEGIN_THINKING ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CONTENT;
         p->drop_space = true;
     }
     buf_clear(&p->held);
 }
 
 /* Decides as much of what is held as can be decided. */
-static void settle(struct parts *p, struct parts_out *to)
+static void settle(struct output_parser *p, struct output_parser_out *to)
 {
     struct marker v[MARKERS_MAX];
     while (p->held.len) {
@@ -243,7 +244,7 @@ static void settle(struct parts *p, struct parts_out *to)
             act(p, what);
             return;
         }
-        if (n && may && space <= PARTS_SPACE_MAX)
+        if (n && may && space <= OUTPUT_PARSER_SPACE_MAX)
             return;
         give(p, space < p->held.len ? space + 1 : space, to);
     }
@@ -252,13 +253,13 @@ static void settle(struct parts *p, struct parts_out *to)
 /* ---- calls ---- */
 
 /* No call: its first marker is text, and what follows is looked at anew. */
-static void release_call(struct parts *p, struct parts_out *to)
+static void release_call(struct output_parser *p, struct output_parser_out *to)
 {
-    bool reasons = p->of_call.outside == PARTS_REASONING;
+    bool reasons = p->of_call.outside == OUTPUT_PARSER_REASONING;
     p->work += p->call.len;
     size_t n = p->work > WORK_MAX ? p->call.len : p->of_call.n_first;
     buf_add(reasons ? &to->reasoning : &to->content, p->call.data, n);
-    p->state = reasons ? PARTS_REASONING : PARTS_CONTENT;
+    p->state = reasons ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CONTENT;
     p->bare = p->bare && reasons;
     p->drop_space = p->after_call = false;
 
@@ -271,7 +272,7 @@ static void release_call(struct parts *p, struct parts_out *to)
 }
 
 /* An id that came before is none. */
-static void keep_id(struct parts *p, struct tool_call *c)
+static void keep_id(struct output_parser *p, struct tool_call *c)
 {
     AUTO(mem_free) char *id = NULL;
     if (!c->id || asprintf(&id, " %s ", c->id) < 0)
@@ -283,13 +284,13 @@ static void keep_id(struct parts *p, struct tool_call *c)
 }
 
 /* Unless more of it must come, the call is over, as one or as none. */
-static void try_call(struct parts *p, bool last, struct parts_out *to)
+static void try_call(struct output_parser *p, bool last, struct output_parser_out *to)
 {
     unsigned before = to->calls.n;
     size_t at = p->of_call.at, len = p->call.len - at;
-    int rc = p->n_calls < TOOL_CALLS_MAX ? tool_calls_read(p->rules.format, p->call.data + at, len,
-                                                           p->rules.types, &to->calls)
-                                         : -EINVAL;
+    int rc = p->n_calls < TOOL_PARSER_MAX ? tool_parser_read(p->rules.format, p->call.data + at,
+                                                             len, p->rules.types, &to->calls)
+                                          : -EINVAL;
     if (rc < 0) {
         p->work += len;
         if (rc != -EAGAIN || last || ++p->n_tries == TRIES_MAX)
@@ -299,12 +300,12 @@ static void try_call(struct parts *p, bool last, struct parts_out *to)
     for (unsigned i = before; i < to->calls.n; i++)
         keep_id(p, &to->calls.v[i]);
     p->n_calls += to->calls.n - before;
-    p->state = PARTS_CONTENT;
+    p->state = OUTPUT_PARSER_CONTENT;
     p->drop_space = p->after_call = true;
 }
 
 /* Whether the JSON of a call ends with this byte. */
-static bool json_ends(struct parts *p, char c, bool first)
+static bool json_ends(struct output_parser *p, char c, bool first)
 {
     if (p->json.quoted) {
         bool escaped = p->json.escaped;
@@ -322,8 +323,8 @@ static bool json_ends(struct parts *p, char c, bool first)
 
 /* Whether one of the words follows, behind white space, and where; otherwise it still may, or the
  * call is none. */
-static bool follows(struct parts *p, size_t at, const char *const *words, size_t *ret_at,
-                    struct parts_out *to)
+static bool follows(struct output_parser *p, size_t at, const char *const *words, size_t *ret_at,
+                    struct output_parser_out *to)
 {
     struct marker v[MARKERS_MAX];
     unsigned n = add_markers(v, words, BEGIN_CALL);
@@ -339,60 +340,61 @@ static bool follows(struct parts *p, size_t at, const char *const *words, size_t
 }
 
 /* The first marker must be followed by the one that begins a call. */
-static void await_begin(struct parts *p, struct parts_out *to)
+static void await_begin(struct output_parser *p, struct output_parser_out *to)
 {
     size_t at;
     if (follows(p, p->of_call.n_first, tool_markers(p->rules.format)->begin, &at, to))
         begin_call(p, at);
 }
 
-static void await_body(struct parts *p, struct parts_out *to)
+static void await_body(struct output_parser *p, struct output_parser_out *to)
 {
     size_t at;
     if (follows(p, p->of_call.n_head, tool_markers(p->rules.format)->then, &at, to))
-        p->of_call.stage = PARTS_BODY;
+        p->of_call.stage = OUTPUT_PARSER_BODY;
 }
 
 /* Whether it may be a call, as far as its name. */
-static bool name_goes_on(struct parts *p, char c)
+static bool name_goes_on(struct output_parser *p, char c)
 {
     const struct tool_markers *m = tool_markers(p->rules.format);
-    const char *marks = p->of_call.stage == PARTS_FIRST ? m->first : m->behind_name;
-    bool name = m->behind_name && tool_name_char(c) && p->of_call.stage != PARTS_BEHIND_NAME;
+    const char *marks = p->of_call.stage == OUTPUT_PARSER_FIRST ? m->first : m->behind_name;
+    bool name =
+        m->behind_name && tool_name_char(c) && p->of_call.stage != OUTPUT_PARSER_BEHIND_NAME;
     if (is_space(c))
-        p->of_call.stage += p->of_call.stage == PARTS_NAME;
+        p->of_call.stage += p->of_call.stage == OUTPUT_PARSER_NAME;
     else if (name)
-        p->of_call.stage = PARTS_NAME;
+        p->of_call.stage = OUTPUT_PARSER_NAME;
     else if (marks && c && strchr(marks, c))
-        p->of_call.stage = m->then[0] ? PARTS_THEN : PARTS_BODY;
+        p->of_call.stage = m->then[0] ? OUTPUT_PARSER_THEN : OUTPUT_PARSER_BODY;
     else
         return false;
     p->of_call.n_head = p->call.len;
     return true;
 }
 
-static void feed_call(struct parts *p, char c, struct parts_out *to)
+static void feed_call(struct output_parser *p, char c, struct output_parser_out *to)
 {
     const struct tool_markers *m = tool_markers(p->rules.format);
     int stage = p->of_call.stage;
     buf_add(&p->call, &c, 1);
-    if (stage == PARTS_BEFORE)
+    if (stage == OUTPUT_PARSER_BEFORE)
         await_begin(p, to);
-    else if (stage == PARTS_THEN)
+    else if (stage == OUTPUT_PARSER_THEN)
         await_body(p, to);
-    else if (stage != PARTS_BODY && !name_goes_on(p, c))
+    else if (stage != OUTPUT_PARSER_BODY && !name_goes_on(p, c))
         release_call(p, to);
-    if (p->state == PARTS_CALL && p->of_call.stage == PARTS_BODY &&
+    if (p->state == OUTPUT_PARSER_CALL && p->of_call.stage == OUTPUT_PARSER_BODY &&
         (m->end ? ends_with(p->call.data, p->call.len, m->end)
-                : json_ends(p, c, stage == PARTS_FIRST)))
+                : json_ends(p, c, stage == OUTPUT_PARSER_FIRST)))
         try_call(p, false, to);
-    if (p->state == PARTS_CALL && p->call.len >= TOOL_CALLS_MAX_BYTES)
+    if (p->state == OUTPUT_PARSER_CALL && p->call.len >= TOOL_PARSER_MAX_BYTES)
         release_call(p, to);
 }
 
-static void feed(struct parts *p, char c, struct parts_out *to)
+static void feed(struct output_parser *p, char c, struct output_parser_out *to)
 {
-    if (p->state == PARTS_CALL) {
+    if (p->state == OUTPUT_PARSER_CALL) {
         feed_call(p, c, to);
     } else {
         buf_add(&p->held, &c, 1);
@@ -400,7 +402,7 @@ static void feed(struct parts *p, char c, struct parts_out *to)
     }
 }
 
-static void feed_again(struct parts *p, struct parts_out *to)
+static void feed_again(struct output_parser *p, struct output_parser_out *to)
 {
     while (p->again_at < p->again.len)
         feed(p, p->again.data[p->again_at++], to);
@@ -408,7 +410,8 @@ static void feed_again(struct parts *p, struct parts_out *to)
     p->again_at = 0;
 }
 
-void parts_feed(struct parts *p, const char *text, size_t len, struct parts_out *to)
+void output_parser_feed(struct output_parser *p, const char *text, size_t len,
+                        struct output_parser_out *to)
 {
     if (!p->rules.thinking && p->rules.format == TOOLS_NONE) {
         buf_add(&to->content, text, len);
@@ -420,10 +423,10 @@ void parts_feed(struct parts *p, const char *text, size_t len, struct parts_out 
     }
 }
 
-void parts_end(struct parts *p, struct parts_out *to)
+void output_parser_end(struct output_parser *p, struct output_parser_out *to)
 {
-    while (p->state == PARTS_CALL) {
-        if (p->of_call.stage == PARTS_BEFORE)
+    while (p->state == OUTPUT_PARSER_CALL) {
+        if (p->of_call.stage == OUTPUT_PARSER_BEFORE)
             release_call(p, to);
         else
             try_call(p, true, to);

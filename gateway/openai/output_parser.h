@@ -17,30 +17,32 @@
 #include "gateway/openai/tool_parser.h"
 
 /* How a model marks its reasoning; NULL: it does not. */
-struct parts_thinking {
+struct output_parser_thinking {
     const char *begin, *end;
 };
-const struct parts_thinking *parts_thinking_of(const char *source, size_t len); // its template
+const struct output_parser_thinking *output_parser_thinking_of(const char *source,
+                                                               size_t len); // its template
 
-struct parts_rules {
-    const struct parts_thinking *thinking; // NULL: reasoning is not told apart
-    bool begun;                            // the prompt has begun it
-    bool closed;                           // the prompt holds it already
-    enum tool_format format;               // TOOLS_NONE: calls are not told apart
-    const struct tool_types *types;        // of the request's tools; outlive the parts
+struct output_parser_rules {
+    const struct output_parser_thinking *thinking; // NULL: reasoning is not told apart
+    bool begun;                                    // the prompt has begun it
+    bool closed;                                   // the prompt holds it already
+    enum tool_format format;                       // TOOLS_NONE: calls are not told apart
+    const struct tool_types *types;                // of the request's tools; outlive the parts
 };
 /* Looks how the prompt ends. */
-void parts_rules_prompt(struct parts_rules *r, const char *prompt, size_t len);
+void output_parser_rules_prompt(struct output_parser_rules *r, const char *prompt, size_t len);
 
 /* All that the rules look for: these must be in the text. Returns how many. */
-#define PARTS_MARKERS_MAX 16
-unsigned parts_rules_markers(const struct parts_rules *r, const char *ret[PARTS_MARKERS_MAX]);
+#define OUTPUT_PARSER_MARKERS_MAX 16
+unsigned output_parser_rules_markers(const struct output_parser_rules *r,
+                                     const char *ret[OUTPUT_PARSER_MARKERS_MAX]);
 
-#define PARTS_SPACE_MAX 256 // bytes of white space that may be held back
+#define OUTPUT_PARSER_SPACE_MAX 256 // bytes of white space that may be held back
 
-struct parts {
-    struct parts_rules rules;
-    enum { PARTS_CONTENT, PARTS_REASONING, PARTS_CALL } state;
+struct output_parser {
+    struct output_parser_rules rules;
+    enum { OUTPUT_PARSER_CONTENT, OUTPUT_PARSER_REASONING, OUTPUT_PARSER_CALL } state;
     bool bare;       // of content nothing has come yet but calls
     bool drop_space; // white space behind a marker
     bool after_call; // nothing but its markers has come since
@@ -56,12 +58,12 @@ struct parts {
         size_t n_first; // bytes until behind the first marker
         size_t at;      // its beginning
         enum {
-            PARTS_BEFORE,
-            PARTS_FIRST,
-            PARTS_NAME,
-            PARTS_BEHIND_NAME,
-            PARTS_THEN,
-            PARTS_BODY
+            OUTPUT_PARSER_BEFORE,
+            OUTPUT_PARSER_FIRST,
+            OUTPUT_PARSER_NAME,
+            OUTPUT_PARSER_BEHIND_NAME,
+            OUTPUT_PARSER_THEN,
+            OUTPUT_PARSER_BODY
         } stage;
         size_t n_head; // bytes until behind its name
     } of_call;
@@ -72,21 +74,23 @@ struct parts {
 };
 
 /* What a piece of text has given. */
-struct parts_out {
+struct output_parser_out {
     struct buf reasoning, content;
-    struct tool_calls calls;
+    struct tool_parser_calls calls;
 };
-void parts_out_init(struct parts_out *o);
-void parts_out_done(struct parts_out *o);
-void parts_out_clear(struct parts_out *o); // keeps the memory
+void output_parser_out_init(struct output_parser_out *o);
+void output_parser_out_done(struct output_parser_out *o);
+void output_parser_out_clear(struct output_parser_out *o); // keeps the memory
 
-void parts_init(struct parts *p, const struct parts_rules *rules); // NULL: all is content
-void parts_done(struct parts *p);
+void output_parser_init(struct output_parser *p,
+                        const struct output_parser_rules *rules); // NULL: all is content
+void output_parser_done(struct output_parser *p);
 /* Both add to `to`; what has no memory shows in its buffers. */
-void parts_feed(struct parts *p, const char *text, size_t len, struct parts_out *to);
+void output_parser_feed(struct output_parser *p, const char *text, size_t len,
+                        struct output_parser_out *to);
 /* The answer has ended: what was held back becomes what it is. */
-void parts_end(struct parts *p, struct parts_out *to);
-static inline bool parts_reasons(const struct parts *p)
+void output_parser_end(struct output_parser *p, struct output_parser_out *to);
+static inline bool output_parser_reasons(const struct output_parser *p)
 {
-    return p->state == PARTS_REASONING;
+    return p->state == OUTPUT_PARSER_REASONING;
 }

@@ -125,7 +125,7 @@ static void tell(struct openai_reply *r, const char *text, size_t len, struct bu
     struct openai_choice *c = &r->choices[0];
     if (text_event_begin(r, "%s.delta", to)) {
         buf_puts(to, ",\"delta\":");
-        jsonw_text(to, text, len);
+        json_write_text(to, text, len);
         if (c->open == MESSAGE)
             write_logprobs(c, c->n_told, to);
         event_end(to);
@@ -171,7 +171,7 @@ static void grow(struct openai_reply *r, int what, const struct buf *text, struc
         end_item(r, "completed", to);
         open_item(r, what, to);
     }
-    jsonw_chars(&c->text, text->data, text->len);
+    json_write_chars(&c->text, text->data, text->len);
     tell(r, text->data, text->len, to);
 }
 
@@ -195,11 +195,11 @@ static void write_call(const struct openai_reply *r, const struct tool_call *cal
 {
     buf_printf(to, "{\"id\":\"fc_%s_%u\",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":",
                r->id, r->choices[0].n_items, begins ? "in_progress" : "completed");
-    jsonw_cstr(to, id);
+    json_write_cstr(to, id);
     buf_puts(to, ",\"name\":");
-    jsonw_cstr(to, call->name);
+    json_write_cstr(to, call->name);
     buf_puts(to, ",\"arguments\":");
-    jsonw_cstr(to, begins ? "" : call->arguments);
+    json_write_cstr(to, begins ? "" : call->arguments);
     buf_puts(to, "}");
 }
 
@@ -222,9 +222,9 @@ static void arguments_event(const struct openai_reply *r, const char *what, cons
     if (!event_begin(r, name, to))
         return;
     buf_printf(to, ",\"item_id\":\"fc_%s_%u\",\"output_index\":%u,\"name\":", r->id, i, i);
-    jsonw_cstr(to, call->name);
+    json_write_cstr(to, call->name);
     buf_printf(to, ",\"%s\":", member);
-    jsonw_cstr(to, call->arguments);
+    json_write_cstr(to, call->arguments);
     event_end(to);
 }
 
@@ -253,7 +253,7 @@ static void write_usage(const struct openai_reply *r, struct buf *to)
                "\"total_tokens\":%u},",
                r->prompt_tokens, r->cached_tokens, r->completion_tokens, r->reasoning_tokens,
                r->prompt_tokens + r->completion_tokens);
-    openai_figures_metrics(r, to);
+    usage_json_metrics(r, to);
 }
 
 /* error: its sentence, or NULL. */
@@ -265,7 +265,7 @@ static void write_response(const struct openai_reply *r, const char *status, con
     buf_printf(to, "\"status\":\"%s\",\"error\":", status);
     if (error) {
         buf_puts(to, "{\"code\":\"server_error\",\"message\":");
-        jsonw_cstr(to, error);
+        json_write_cstr(to, error);
         buf_puts(to, "}");
     } else {
         buf_puts(to, "null");

@@ -16,7 +16,7 @@ struct thoughts {
 
 /* The messages so far. */
 struct items {
-    struct reading *r;
+    struct json_read *r;
     json_t *messages;
     struct thoughts next, last; // reasoning of the assistant's next message, and of the last one
 };
@@ -43,7 +43,7 @@ static int close_message(struct items *s)
         return 0;
     json_t *all = text->error ? NULL : json_stringn(text->data, text->len);
     forget(&s->last);
-    return json_object_set_new(last, "reasoning_content", all) < 0 ? reading_no_memory(s->r) : 0;
+    return json_object_set_new(last, "reasoning_content", all) < 0 ? json_read_no_memory(s->r) : 0;
 }
 
 /* New reference stolen, also on errors. */
@@ -51,7 +51,7 @@ static int append(struct items *s, json_t *message)
 {
     int rc = close_message(s);
     if (json_array_append_new(s->messages, message) < 0)
-        return reading_no_memory(s->r);
+        return json_read_no_memory(s->r);
     return rc;
 }
 
@@ -74,16 +74,16 @@ static int open_parts(struct items *s, json_t *v, const char *name, json_t **ret
     size_t i;
     json_t *part;
     if (!json_is_array(v))
-        return reading_parts(s->r, v, name, ret);
+        return json_read_parts(s->r, v, name, ret);
     json_array_foreach(v, i, part)
     {
         const char *type = json_string_value(json_object_get(part, "type"));
         json_t *one = json_pack("{s:s,s:O?}", "type", type && is_text(type) ? "text" : type, "text",
                                 json_object_get(part, "text"));
         if (!type || json_array_append_new(parts, one) < 0)
-            return reading_refuse(s->r, name, "%s[%zu] must be an object with a type", name, i);
+            return json_read_refuse(s->r, name, "%s[%zu] must be an object with a type", name, i);
     }
-    return reading_parts(s->r, parts, name, ret);
+    return json_read_parts(s->r, parts, name, ret);
 }
 
 /* ---- items ---- */
@@ -111,11 +111,11 @@ static int read_message(struct items *s, const json_t *item, const char *name)
     char at[80];
     snprintf(at, sizeof(at), "%s.content", name);
     const char *role = json_string_value(json_object_get(item, "role"));
-    json_t *content = reading_member(item, "content"), *text = NULL;
+    json_t *content = json_read_member(item, "content"), *text = NULL;
     if (!role)
-        return reading_refuse(s->r, name, "%s.role must be a string", name);
+        return json_read_refuse(s->r, name, "%s.role must be a string", name);
     if (!content)
-        return reading_refuse(s->r, at, "%s is missing", at);
+        return json_read_refuse(s->r, at, "%s is missing", at);
     bool answer = strcmp(role, "assistant") == 0;
     int rc = answer ? 0 : end_reasoning(s);
     rc = rc < 0 ? rc : open_parts(s, content, at, &text);
@@ -147,22 +147,22 @@ static int read_call(struct items *s, const json_t *item, const char *name)
     json_t *id = json_object_get(item, "call_id"), *function = json_object_get(item, "name"),
            *arguments = json_object_get(item, "arguments");
     if (!json_is_string(id) || !json_is_string(function) || !json_is_string(arguments))
-        return reading_refuse(s->r, name, "%s must have call_id, name and arguments, all strings",
-                              name);
+        return json_read_refuse(s->r, name, "%s must have call_id, name and arguments, all strings",
+                                name);
     json_t *calls = calls_of_last(s);
     json_t *call = json_pack("{s:O,s:s,s:{s:O,s:O}}", "id", id, "type", "function", "function",
                              "name", function, "arguments", arguments);
-    return !calls || json_array_append_new(calls, call) < 0 ? reading_no_memory(s->r) : 0;
+    return !calls || json_array_append_new(calls, call) < 0 ? json_read_no_memory(s->r) : 0;
 }
 
 static int read_output(struct items *s, const json_t *item, const char *name)
 {
     char at[80];
     snprintf(at, sizeof(at), "%s.output", name);
-    json_t *id = json_object_get(item, "call_id"), *output = reading_member(item, "output"),
+    json_t *id = json_object_get(item, "call_id"), *output = json_read_member(item, "output"),
            *text = NULL;
     if (!json_is_string(id) || !output)
-        return reading_refuse(s->r, name, "%s must have a call_id and an output", name);
+        return json_read_refuse(s->r, name, "%s must have a call_id and an output", name);
     int rc = end_reasoning(s);
     rc = rc < 0 ? rc : open_parts(s, output, at, &text);
     if (rc < 0)
@@ -175,7 +175,7 @@ static int read_output(struct items *s, const json_t *item, const char *name)
 static int read_reasoning(struct items *s, const json_t *item, const char *name)
 {
     char at[80];
-    json_t *content = reading_member(item, "content");
+    json_t *content = json_read_member(item, "content");
     AUTO(json_decref_own) json_t *text = NULL;
     if (!content || (json_is_array(content) && !json_array_size(content)))
         return 0;
@@ -184,25 +184,25 @@ static int read_reasoning(struct items *s, const json_t *item, const char *name)
     if (rc < 0)
         return rc;
     think(&s->next, json_string_value(text), json_string_length(text));
-    return s->next.text.error ? reading_no_memory(s->r) : 0;
+    return s->next.text.error ? json_read_no_memory(s->r) : 0;
 }
 
 static int read_item(struct items *s, const json_t *item, size_t i)
 {
     char name[48];
     snprintf(name, sizeof(name), "input[%zu]", i);
-    const json_t *v = reading_member(item, "type");
+    const json_t *v = json_read_member(item, "type");
     const char *type = v ? json_string_value(v) : "message";
     if (!json_is_object(item) || !type)
-        return reading_refuse(s->r, name, "%s must be an object with a type or a role", name);
+        return json_read_refuse(s->r, name, "%s must be an object with a type or a role", name);
     if (strcmp(type, "reasoning") == 0)
         return read_reasoning(s, item, name);
     return strcmp(type, "message") == 0         ? read_message(s, item, name)
            : strcmp(type, "function_call") == 0 ? read_call(s, item, name)
            : strcmp(type, "function_call_output") == 0
                ? read_output(s, item, name)
-               : reading_refuse(s->r, name, "%s is of type '%.40s', which is not served", name,
-                                type);
+               : json_read_refuse(s->r, name, "%s is of type '%.40s', which is not served", name,
+                                  type);
 }
 
 static int read_input(struct items *s, json_t *input, const json_t *instructions)
@@ -211,15 +211,15 @@ static int read_input(struct items *s, json_t *input, const json_t *instructions
     json_t *item;
     int rc = 0;
     if (instructions && !json_is_string(instructions))
-        return reading_refuse(s->r, "instructions", "instructions must be a string, not %s",
-                              reading_type(instructions));
+        return json_read_refuse(s->r, "instructions", "instructions must be a string, not %s",
+                                json_read_type(instructions));
     if (instructions)
         rc = append(s, json_pack("{s:s,s:O}", "role", "system", "content", instructions));
     if (rc < 0 || json_is_string(input))
         return rc < 0 ? rc : append(s, json_pack("{s:s,s:O}", "role", "user", "content", input));
     if (!json_is_array(input) || !json_array_size(input) || json_array_size(input) > MAX_ITEMS)
-        return reading_refuse(s->r, "input", "input must be a string or an array of 1 to %d items",
-                              MAX_ITEMS);
+        return json_read_refuse(s->r, "input",
+                                "input must be a string or an array of 1 to %d items", MAX_ITEMS);
     json_array_foreach(input, i, item) if ((rc = read_item(s, item, i)) < 0) break;
     rc = rc < 0 ? rc : end_reasoning(s);
     return rc < 0 ? rc : close_message(s);
@@ -228,90 +228,93 @@ static int read_input(struct items *s, json_t *input, const json_t *instructions
 /* ---- tools ---- */
 
 /* {"type": "function", "name", ...} as chats have it: {"type", "function": {"name", ...}}. */
-static int open_tools(struct reading *r, const json_t *tools, json_t *ret)
+static int open_tools(struct json_read *r, const json_t *tools, json_t *ret)
 {
     size_t i;
     const json_t *tool;
     if (tools && !json_is_array(tools))
-        return reading_refuse(r, "tools", "tools must be an array, not %s", reading_type(tools));
+        return json_read_refuse(r, "tools", "tools must be an array, not %s",
+                                json_read_type(tools));
     json_array_foreach(tools, i, tool)
     {
         char name[32];
         snprintf(name, sizeof(name), "tools[%zu]", i);
         const char *type = json_string_value(json_object_get(tool, "type"));
         if (!type || strcmp(type, "function") != 0)
-            return reading_refuse(r, name, "%s must be of type function; no other is served", name);
+            return json_read_refuse(r, name, "%s must be of type function; no other is served",
+                                    name);
         if (!json_is_string(json_object_get(tool, "name")))
-            return reading_refuse(r, name, "%s.name must be a string", name);
+            return json_read_refuse(r, name, "%s.name must be a string", name);
         json_t *one = json_pack("{s:s,s:{s:O,s:O*,s:O*}}", "type", "function", "function", "name",
                                 json_object_get(tool, "name"), "description",
-                                reading_member(tool, "description"), "parameters",
-                                reading_member(tool, "parameters"));
+                                json_read_member(tool, "description"), "parameters",
+                                json_read_member(tool, "parameters"));
         if (json_array_append_new(ret, one) < 0)
-            return reading_no_memory(r);
+            return json_read_no_memory(r);
     }
     return 0;
 }
 
 /* ---- the body ---- */
 
-static int read_format(struct reading *r, const json_t *text)
+static int read_format(struct json_read *r, const json_t *text)
 {
-    const json_t *type = json_object_get(reading_member(text, "format"), "type");
+    const json_t *type = json_object_get(json_read_member(text, "format"), "type");
     const char *name = type ? json_string_value(type) : "text";
     if (text && !json_is_object(text))
-        return reading_refuse(r, "text", "text must be an object, not %s", reading_type(text));
+        return json_read_refuse(r, "text", "text must be an object, not %s", json_read_type(text));
     if (!name || strcmp(name, "text") != 0)
-        return reading_refuse(r, "text.format", "text.format other than text is not served");
+        return json_read_refuse(r, "text.format", "text.format other than text is not served");
     return 0;
 }
 
 /* Of what may be included we have logprobs; the rest comes from tools that are not served. */
-static int read_include(struct reading *r, const json_t *include)
+static int read_include(struct json_read *r, const json_t *include)
 {
     size_t i;
     const json_t *one;
     if (include && !json_is_array(include))
-        return reading_refuse(r, "include", "include must be an array, not %s",
-                              reading_type(include));
+        return json_read_refuse(r, "include", "include must be an array, not %s",
+                                json_read_type(include));
     json_array_foreach(include, i, one)
     {
         if (!json_is_string(one))
-            return reading_refuse(r, "include", "include[%zu] must be a string", i);
+            return json_read_refuse(r, "include", "include[%zu] must be a string", i);
         r->q->logprobs |= strcmp(json_string_value(one), LOGPROBS) == 0;
     }
     if (r->q->top_logprobs.set && r->q->top_logprobs.value && !r->q->logprobs)
-        return reading_refuse(r, "top_logprobs", "top_logprobs needs include: [\"" LOGPROBS "\"]");
+        return json_read_refuse(r, "top_logprobs",
+                                "top_logprobs needs include: [\"" LOGPROBS "\"]");
     return 0;
 }
 
 /* What needs a memory of earlier answers, or would be promised and not kept. */
-static int refuse_unserved(struct reading *r, const json_t *body)
+static int refuse_unserved(struct json_read *r, const json_t *body)
 {
     static const char *const state[] = {"previous_response_id", "conversation", "prompt"};
     static const char *const flags[] = {"store", "background"};
     for (size_t i = 0; i < ARRAY_LEN(state); i++)
-        if (reading_member(body, state[i]))
-            return reading_refuse(
+        if (json_read_member(body, state[i]))
+            return json_read_refuse(
                 r, state[i], "%s is not served: nothing is stored; send the whole input", state[i]);
     for (size_t i = 0; i < ARRAY_LEN(flags); i++) {
-        const json_t *v = reading_member(body, flags[i]);
+        const json_t *v = json_read_member(body, flags[i]);
         bool flag = false;
-        int rc = v ? reading_flag(r, v, flags[i], &flag) : 0;
+        int rc = v ? json_read_flag(r, v, flags[i], &flag) : 0;
         if (rc < 0 || flag)
             return rc < 0 ? rc
-                          : reading_refuse(r, flags[i], "%s is not served: nothing is stored",
-                                           flags[i]);
+                          : json_read_refuse(r, flags[i], "%s is not served: nothing is stored",
+                                             flags[i]);
     }
-    const char *cut = json_string_value(reading_member(body, "truncation"));
+    const char *cut = json_string_value(json_read_member(body, "truncation"));
     if (cut && strcmp(cut, "disabled") != 0)
-        return reading_refuse(r, "truncation", "truncation other than disabled is not served");
-    int rc = read_include(r, reading_member(body, "include"));
-    return rc < 0 ? rc : read_format(r, reading_member(body, "text"));
+        return json_read_refuse(r, "truncation", "truncation other than disabled is not served");
+    int rc = read_include(r, json_read_member(body, "include"));
+    return rc < 0 ? rc : read_format(r, json_read_member(body, "text"));
 }
 
 /* Members of the answer that repeat the request, with what stands for those that are absent. */
-static int echo(struct reading *r, const json_t *body)
+static int echo(struct json_read *r, const json_t *body)
 {
     AUTO(json_decref_own)
     json_t *all = json_loads(
@@ -327,20 +330,20 @@ static int echo(struct reading *r, const json_t *body)
     void *next;
     json_object_foreach_safe(all, next, key, value)
     {
-        json_t *own = reading_member(body, key);
+        json_t *own = json_read_member(body, key);
         if (own && json_object_set(all, key, own) < 0)
-            return reading_no_memory(r);
+            return json_read_no_memory(r);
     }
     char *text = all ? json_dumps(all, JSON_COMPACT) : NULL;
     if (!text)
-        return reading_no_memory(r);
+        return json_read_no_memory(r);
     text[strlen(text) - 1] = 0; // without its braces
     r->q->echoed = strdup(text + 1);
     free(text);
-    return r->q->echoed ? 0 : reading_no_memory(r);
+    return r->q->echoed ? 0 : json_read_no_memory(r);
 }
 
-int responses_read(struct reading *r, json_t *body)
+int responses_read(struct json_read *r, json_t *body)
 {
     AUTO(json_decref_own) json_t *chat = json_object();
     AUTO(json_decref_own) json_t *messages = json_array();
@@ -349,26 +352,26 @@ int responses_read(struct reading *r, json_t *body)
     buf_init(&items.next.text, SIZE_MAX / 2);
     buf_init(&items.last.text, SIZE_MAX / 2);
     int rc = refuse_unserved(r, body);
-    if (rc == 0 && !reading_member(body, "input"))
-        rc = reading_refuse(r, "input", "input is missing");
+    if (rc == 0 && !json_read_member(body, "input"))
+        rc = json_read_refuse(r, "input", "input is missing");
     rc = rc < 0 ? rc
-                : read_input(&items, reading_member(body, "input"),
-                             reading_member(body, "instructions"));
+                : read_input(&items, json_read_member(body, "input"),
+                             json_read_member(body, "instructions"));
     buf_done(&items.next.text);
     buf_done(&items.last.text);
-    rc = rc < 0 ? rc : open_tools(r, reading_member(body, "tools"), tools);
+    rc = rc < 0 ? rc : open_tools(r, json_read_member(body, "tools"), tools);
     if (rc < 0)
         return rc;
     static const char *const same[] = {"tool_choice", "chat_template_kwargs"};
     for (size_t i = 0; i < ARRAY_LEN(same); i++)
-        if (reading_member(body, same[i]))
-            json_object_set(chat, same[i], reading_member(body, same[i]));
-    const json_t *reasoning = reading_member(body, "reasoning");
-    if (reading_member(reasoning, "effort"))
-        json_object_set(chat, "reasoning_effort", reading_member(reasoning, "effort"));
+        if (json_read_member(body, same[i]))
+            json_object_set(chat, same[i], json_read_member(body, same[i]));
+    const json_t *reasoning = json_read_member(body, "reasoning");
+    if (json_read_member(reasoning, "effort"))
+        json_object_set(chat, "reasoning_effort", json_read_member(reasoning, "effort"));
     if (json_object_set(chat, "messages", messages) < 0 ||
         json_object_set(chat, "tools", tools) < 0)
-        return reading_no_memory(r);
+        return json_read_no_memory(r);
     rc = openai_chat_read(r, chat);
     if (rc < 0 && strncmp(r->fault->param, "messages", strlen("messages")) == 0)
         snprintf(r->fault->param, sizeof(r->fault->param), "input");

@@ -8,70 +8,70 @@ static bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-void slice_take(struct slice *t, size_t n)
+void text_cursor_take(struct text_cursor *t, size_t n)
 {
     t->data += n;
     t->len -= n;
 }
 
-void slice_skip_space(struct slice *t)
+void text_cursor_skip_space(struct text_cursor *t)
 {
     while (t->len && is_space(*t->data))
-        slice_take(t, 1);
+        text_cursor_take(t, 1);
 }
 
-struct slice slice_trimmed(struct slice t)
+struct text_cursor text_cursor_trimmed(struct text_cursor t)
 {
-    slice_skip_space(&t);
+    text_cursor_skip_space(&t);
     while (t.len && is_space(t.data[t.len - 1]))
         t.len--;
     return t;
 }
 
-bool slice_skip_word(struct slice *t, const char *word)
+bool text_cursor_skip_word(struct text_cursor *t, const char *word)
 {
     size_t n = strlen(word);
     if (t->len < n || memcmp(t->data, word, n) != 0)
         return false;
-    slice_take(t, n);
+    text_cursor_take(t, n);
     return true;
 }
 
-bool slice_until(struct slice *t, const char *word, struct slice *ret)
+bool text_cursor_until(struct text_cursor *t, const char *word, struct text_cursor *ret)
 {
     const char *at = memmem(t->data, t->len, word, strlen(word));
     if (!at)
         return false;
-    *ret = (struct slice){t->data, (size_t)(at - t->data)};
-    slice_take(t, ret->len + strlen(word));
+    *ret = (struct text_cursor){t->data, (size_t)(at - t->data)};
+    text_cursor_take(t, ret->len + strlen(word));
     return true;
 }
 
-int slice_json(struct slice *t, json_t **ret)
+int text_cursor_json(struct text_cursor *t, json_t **ret)
 {
     json_error_t e;
-    slice_skip_space(t);
+    text_cursor_skip_space(t);
     json_t *v = json_loadb(t->data, t->len,
                            JSON_DISABLE_EOF_CHECK | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &e);
     if (!v)
         return json_error_code(&e) == json_error_premature_end_of_input ? -EAGAIN : -EINVAL;
-    slice_take(t, (size_t)e.position);
+    text_cursor_take(t, (size_t)e.position);
     *ret = v;
     return 0;
 }
 
-static void skip_string(struct slice *t)
+static void skip_string(struct text_cursor *t)
 {
-    slice_take(t, 1);
+    text_cursor_take(t, 1);
     while (t->len && *t->data != '"')
-        slice_take(t, *t->data == '\\' && t->len > 1 ? 2 : 1);
-    slice_take(t, t->len > 0);
+        text_cursor_take(t, *t->data == '\\' && t->len > 1 ? 2 : 1);
+    text_cursor_take(t, t->len > 0);
 }
 
-struct slice slice_take_value(struct slice *t)
+struct text_cursor text_cursor_take_value(struct text_cursor *t)
 {
-    slice_skip_space(t);
-    struct slice value = *t;
+    text_cursor_skip_space(t);
+    struct text_cursor value = *t;
     int depth = 0;
     while (t->len && (depth || (*t->data && !strchr(":,]} \t\r\n", *t->data)))) {
         if (*t->data == '"') {
@@ -79,30 +79,30 @@ struct slice slice_take_value(struct slice *t)
             continue;
         }
         depth += (*t->data == '{' || *t->data == '[') - (*t->data == '}' || *t->data == ']');
-        slice_take(t, 1);
+        text_cursor_take(t, 1);
         if (depth == 0 && (t->data[-1] == '}' || t->data[-1] == ']'))
             break;
     }
     value.len -= t->len;
-    slice_skip_space(t);
+    text_cursor_skip_space(t);
     return value;
 }
 
-struct slice slice_member(struct slice object, const char *name)
+struct text_cursor text_cursor_member(struct text_cursor object, const char *name)
 {
-    struct slice found = {0};
+    struct text_cursor found = {0};
     size_t n = strlen(name);
-    slice_skip_space(&object);
-    slice_take(&object, object.len > 0);
+    text_cursor_skip_space(&object);
+    text_cursor_take(&object, object.len > 0);
     while (object.len && *object.data != '}') {
-        struct slice key = slice_take_value(&object);
-        slice_take(&object, object.len > 0); // the colon
-        struct slice value = slice_take_value(&object);
+        struct text_cursor key = text_cursor_take_value(&object);
+        text_cursor_take(&object, object.len > 0); // the colon
+        struct text_cursor value = text_cursor_take_value(&object);
         if (key.len == n + 2 && memcmp(key.data + 1, name, n) == 0)
             found = value;
         if (object.len && *object.data == ',')
-            slice_take(&object, 1);
-        slice_skip_space(&object);
+            text_cursor_take(&object, 1);
+        text_cursor_skip_space(&object);
     }
     return found;
 }

@@ -6,22 +6,22 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-struct slice {
+struct text_cursor {
     const char *data;
     size_t len;
 };
 
-void slice_take(struct slice *t, size_t n); // n <= len
-void slice_skip_space(struct slice *t);
-struct slice slice_trimmed(struct slice t);
-bool slice_skip_word(struct slice *t, const char *word);
+void text_cursor_take(struct text_cursor *t, size_t n); // n <= len
+void text_cursor_skip_space(struct text_cursor *t);
+struct text_cursor text_cursor_trimmed(struct text_cursor t);
+bool text_cursor_skip_word(struct text_cursor *t, const char *word);
 /* What stands before the word, which is skipped as well. */
-bool slice_until(struct slice *t, const char *word, struct slice *ret);
+bool text_cursor_until(struct text_cursor *t, const char *word, struct text_cursor *ret);
 
 /* Takes a value: new reference. Integers of any length are read, as reals: whoever wants numbers as
  * they were written takes the text. -EAGAIN: it is cut short; -EINVAL: it is none. */
-int slice_json(struct slice *t, json_t **ret);
+int text_cursor_json(struct text_cursor *t, json_t **ret);
 /* Of text that is JSON: takes a value as it is written, and the space behind it ... */
-struct slice slice_take_value(struct slice *t);
+struct text_cursor text_cursor_take_value(struct text_cursor *t);
 /* ... and the value of an object's member, of several the last; empty: there is none. */
-struct slice slice_member(struct slice object, const char *name);
+struct text_cursor text_cursor_member(struct text_cursor object, const char *name);

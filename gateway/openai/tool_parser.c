@@ -92,7 +92,7 @@ enum tool_format tool_format_named(const char *name)
     return TOOLS_NONE;
 }
 
-void tool_calls_cut(struct tool_calls *c, unsigned n)
+void tool_parser_cut(struct tool_parser_calls *c, unsigned n)
 {
     for (; c->n > n; c->n--) {
         struct tool_call *last = &c->v[c->n - 1];
@@ -102,11 +102,11 @@ void tool_calls_cut(struct tool_calls *c, unsigned n)
     }
 }
 
-void tool_calls_clear(struct tool_calls *c)
+void tool_parser_clear(struct tool_parser_calls *c)
 {
-    tool_calls_cut(c, 0);
+    tool_parser_cut(c, 0);
     free(c->v);
-    *c = (struct tool_calls){0};
+    *c = (struct tool_parser_calls){0};
 }
 
 /* ---- calls ---- */
@@ -116,7 +116,7 @@ bool tool_name_char(char c)
     return c && strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.:/", c);
 }
 
-static bool is_name(struct slice t)
+static bool is_name(struct text_cursor t)
 {
     for (size_t i = 0; i < t.len; i++)
         if (!tool_name_char(t.data[i]))
@@ -124,12 +124,13 @@ static bool is_name(struct slice t)
     return t.len > 0 && t.len <= 256;
 }
 
-static int add_call(struct tool_calls *to, struct slice name, char *arguments, struct slice id)
+static int add_call(struct tool_parser_calls *to, struct text_cursor name, char *arguments,
+                    struct text_cursor id)
 {
     AUTO(mem_free) char *args = arguments;
     if (!args)
         return -ENOMEM;
-    if (!is_name(name) || to->n == TOOL_CALLS_MAX)
+    if (!is_name(name) || to->n == TOOL_PARSER_MAX)
         return -EINVAL;
     struct tool_call *v = realloc(to->v, (to->n + 1) * sizeof(*v));
     if (!v)
@@ -142,22 +143,22 @@ static int add_call(struct tool_calls *to, struct slice name, char *arguments, s
     return v[to->n - 1].name && (!id.len || v[to->n - 1].id) ? 0 : -ENOMEM;
 }
 
-static struct slice text_of(const json_t *string)
+static struct text_cursor text_of(const json_t *string)
 {
-    return (struct slice){json_string_value(string), json_string_length(string)};
+    return (struct text_cursor){json_string_value(string), json_string_length(string)};
 }
 
 /* {"name", "arguments" or "parameters", "id"}, read from `raw`. Some models write arguments as a
  * string of JSON. */
-static int add_object(struct tool_calls *to, const json_t *call, struct slice raw)
+static int add_object(struct tool_parser_calls *to, const json_t *call, struct text_cursor raw)
 {
     const json_t *name = json_object_get(call, "name"), *args = json_object_get(call, "arguments");
-    struct slice text = slice_member(raw, args ? "arguments" : "parameters");
+    struct text_cursor text = text_cursor_member(raw, args ? "arguments" : "parameters");
     args = args ? args : json_object_get(call, "parameters");
     AUTO(json_decref_own) json_t *opened = NULL;
     if (json_is_string(args)) {
-        struct slice rest = text = slice_trimmed(text_of(args));
-        if (slice_json(&rest, &opened) < 0 || rest.len)
+        struct text_cursor rest = text = text_cursor_trimmed(text_of(args));
+        if (text_cursor_json(&rest, &opened) < 0 || rest.len)
             return -EINVAL;
         args = opened;
     }
@@ -168,119 +169,122 @@ static int add_object(struct tool_calls *to, const json_t *call, struct slice ra
 }
 
 /* Takes an object, and adds it as the arguments, which stay as the model wrote them. */
-static int add_verbatim(struct tool_calls *to, struct slice name, struct slice *t, struct slice id)
+static int add_verbatim(struct tool_parser_calls *to, struct text_cursor name,
+                        struct text_cursor *t, struct text_cursor id)
 {
     AUTO(json_decref_own) json_t *v = NULL;
-    slice_skip_space(t);
-    struct slice args = *t;
-    int rc = slice_json(t, &v);
+    text_cursor_skip_space(t);
+    struct text_cursor args = *t;
+    int rc = text_cursor_json(t, &v);
     if (rc < 0)
         return rc;
     if (!json_is_object(v))
         return -EINVAL;
     args.len -= t->len;
-    slice_skip_space(t);
-    return add_call(to, slice_trimmed(name), strndup(args.data, args.len), id);
+    text_cursor_skip_space(t);
+    return add_call(to, text_cursor_trimmed(name), strndup(args.data, args.len), id);
 }
 
-static int read_hermes(struct slice t, struct tool_calls *to)
+static int read_hermes(struct text_cursor t, struct tool_parser_calls *to)
 {
     AUTO(json_decref_own) json_t *call = NULL;
-    slice_skip_word(&t, "<tool_call>");
-    struct slice raw = t;
-    int rc = slice_json(&t, &call);
+    text_cursor_skip_word(&t, "<tool_call>");
+    struct text_cursor raw = t;
+    int rc = text_cursor_json(&t, &call);
     if (rc < 0)
         return rc;
-    slice_skip_space(&t);
-    slice_skip_word(&t, "</tool_call>");
+    text_cursor_skip_space(&t);
+    text_cursor_skip_word(&t, "</tool_call>");
     return t.len ? -EINVAL : add_object(to, call, raw);
 }
 
 /* An answer may be JSON and no call: without the tag it must name a tool that there is. */
-static int read_llama(struct slice t, const struct tool_types *types, struct tool_calls *to)
+static int read_llama(struct text_cursor t, const struct tool_types *types,
+                      struct tool_parser_calls *to)
 {
     AUTO(json_decref_own) json_t *call = NULL;
-    bool tagged = slice_skip_word(&t, "<|python_tag|>");
-    struct slice raw = t;
-    int rc = slice_json(&t, &call);
+    bool tagged = text_cursor_skip_word(&t, "<|python_tag|>");
+    struct text_cursor raw = t;
+    int rc = text_cursor_json(&t, &call);
     if (rc < 0)
         return rc;
-    struct slice name = text_of(json_object_get(call, "name"));
-    if (slice_trimmed(t).len || !(tagged || tool_types_offer(types, name.data, name.len)))
+    struct text_cursor name = text_of(json_object_get(call, "name"));
+    if (text_cursor_trimmed(t).len || !(tagged || tool_types_offer(types, name.data, name.len)))
         return -EINVAL;
     return add_object(to, call, raw);
 }
 
-static int read_mistral(struct slice t, struct tool_calls *to)
+static int read_mistral(struct text_cursor t, struct tool_parser_calls *to)
 {
     AUTO(json_decref_own) json_t *calls = NULL;
     const json_t *call;
-    struct slice name, id = {0};
+    struct text_cursor name, id = {0};
     size_t i;
-    slice_skip_word(&t, "[TOOL_CALLS]");
-    slice_skip_space(&t);
+    text_cursor_skip_word(&t, "[TOOL_CALLS]");
+    text_cursor_skip_space(&t);
     if (!t.len || *t.data != '[') {
         const char *brace = memchr(t.data, '{', t.len);
         if (!brace)
             return -EAGAIN;
-        name = (struct slice){t.data, (size_t)(brace - t.data)};
-        slice_take(&t, name.len);
-        struct slice head = name;
-        if (slice_until(&head, "[CALL_ID]", &name) && !slice_until(&head, "[ARGS]", &id))
+        name = (struct text_cursor){t.data, (size_t)(brace - t.data)};
+        text_cursor_take(&t, name.len);
+        struct text_cursor head = name;
+        if (text_cursor_until(&head, "[CALL_ID]", &name) &&
+            !text_cursor_until(&head, "[ARGS]", &id))
             return -EINVAL;
         head = name;
-        slice_until(&head, "[ARGS]", &name);
-        int rc = add_verbatim(to, name, &t, slice_trimmed(id));
+        text_cursor_until(&head, "[ARGS]", &name);
+        int rc = add_verbatim(to, name, &t, text_cursor_trimmed(id));
         return rc == 0 && t.len ? -EINVAL : rc;
     }
-    struct slice raw = t;
-    int rc = slice_json(&t, &calls);
-    slice_take(&raw, 1);
-    if (rc == 0 && (!json_array_size(calls) || slice_trimmed(t).len))
+    struct text_cursor raw = t;
+    int rc = text_cursor_json(&t, &calls);
+    text_cursor_take(&raw, 1);
+    if (rc == 0 && (!json_array_size(calls) || text_cursor_trimmed(t).len))
         rc = -EINVAL;
     json_array_foreach(calls, i, call)
     {
         if (rc < 0)
             break;
-        rc = add_object(to, call, slice_take_value(&raw));
-        slice_take(&raw, raw.len > 0); // the comma
+        rc = add_object(to, call, text_cursor_take_value(&raw));
+        text_cursor_take(&raw, raw.len > 0); // the comma
     }
     return rc;
 }
 
 /* R1 and V3 write `function` before the name, and the arguments as a block of code. */
-static int read_deepseek(struct slice t, struct tool_calls *to)
+static int read_deepseek(struct text_cursor t, struct tool_parser_calls *to)
 {
-    struct slice name;
-    slice_skip_word(&t, "<｜tool▁call▁begin｜>");
-    if (!slice_until(&t, "<｜tool▁sep｜>", &name))
+    struct text_cursor name;
+    text_cursor_skip_word(&t, "<｜tool▁call▁begin｜>");
+    if (!text_cursor_until(&t, "<｜tool▁sep｜>", &name))
         return -EAGAIN;
-    slice_skip_space(&t);
+    text_cursor_skip_space(&t);
     if (t.len && *t.data != '{' &&
-        (!slice_until(&t, "\n", &name) || !slice_skip_word(&t, "```json")))
+        (!text_cursor_until(&t, "\n", &name) || !text_cursor_skip_word(&t, "```json")))
         return -EINVAL;
-    int rc = add_verbatim(to, name, &t, (struct slice){0});
+    int rc = add_verbatim(to, name, &t, (struct text_cursor){0});
     if (rc < 0)
         return rc;
-    slice_skip_word(&t, "```");
-    slice_skip_space(&t);
-    slice_skip_word(&t, "<｜tool▁call▁end｜>");
+    text_cursor_skip_word(&t, "```");
+    text_cursor_skip_space(&t);
+    text_cursor_skip_word(&t, "<｜tool▁call▁end｜>");
     return t.len ? -EINVAL : 0;
 }
 
-static int read_kimi(struct slice t, struct tool_calls *to)
+static int read_kimi(struct text_cursor t, struct tool_parser_calls *to)
 {
-    struct slice id;
-    slice_skip_word(&t, "<|tool_call_begin|>");
-    if (!slice_until(&t, "<|tool_call_argument_begin|>", &id))
+    struct text_cursor id;
+    text_cursor_skip_word(&t, "<|tool_call_begin|>");
+    if (!text_cursor_until(&t, "<|tool_call_argument_begin|>", &id))
         return -EAGAIN;
-    id = slice_trimmed(id);
-    struct slice name = id;
-    slice_skip_word(&name, "functions.");
+    id = text_cursor_trimmed(id);
+    struct text_cursor name = id;
+    text_cursor_skip_word(&name, "functions.");
     const char *colon = memrchr(name.data, ':', name.len);
     name.len = colon ? (size_t)(colon - name.data) : name.len;
     int rc = add_verbatim(to, name, &t, id);
-    slice_skip_word(&t, "<|tool_call_end|>");
+    text_cursor_skip_word(&t, "<|tool_call_end|>");
     return rc == 0 && t.len ? -EINVAL : rc;
 }
 
@@ -294,13 +298,13 @@ struct syntax {
     bool says;       // string="true" stands between, if the value is text
 };
 
-static int read_open(struct slice *t, const struct syntax *s, bool *ret_text)
+static int read_open(struct text_cursor *t, const struct syntax *s, bool *ret_text)
 {
-    slice_skip_space(t);
+    text_cursor_skip_space(t);
     if (!s->says)
-        return slice_skip_word(t, s->open) ? 0 : t->len < strlen(s->open) ? -EAGAIN : -EINVAL;
-    *ret_text = slice_skip_word(t, "string=\"true\">");
-    return *ret_text || slice_skip_word(t, "string=\"false\">") ? 0 : -EINVAL;
+        return text_cursor_skip_word(t, s->open) ? 0 : t->len < strlen(s->open) ? -EAGAIN : -EINVAL;
+    *ret_text = text_cursor_skip_word(t, "string=\"true\">");
+    return *ret_text || text_cursor_skip_word(t, "string=\"false\">") ? 0 : -EINVAL;
 }
 
 /* args: names and what is JSON text, as text: numbers stay as the model wrote them. */
@@ -310,24 +314,24 @@ static int set(json_t *args, const char *key, char *value)
     return !v || json_object_set_new(args, key, json_string(v)) < 0 ? -EINVAL : 0; // also: no UTF-8
 }
 
-static int read_parameter(struct slice *t, const struct syntax *s, struct slice name,
+static int read_parameter(struct text_cursor *t, const struct syntax *s, struct text_cursor name,
                           const struct tool_types *types, json_t *args)
 {
-    struct slice key, value;
+    struct text_cursor key, value;
     char k[256];
     bool is_text = false;
-    if (!slice_until(t, s->between, &key))
+    if (!text_cursor_until(t, s->between, &key))
         return -EAGAIN;
     int rc = s->open || s->says ? read_open(t, s, &is_text) : 0;
     if (rc < 0)
         return rc;
-    if (!slice_until(t, s->after, &value))
+    if (!text_cursor_until(t, s->after, &value))
         return -EAGAIN;
     if (s->lines && value.len && *value.data == '\n')
-        slice_take(&value, 1);
+        text_cursor_take(&value, 1);
     if (s->lines && value.len && value.data[value.len - 1] == '\n')
         value.len--;
-    key = slice_trimmed(key);
+    key = text_cursor_trimmed(key);
     if (!key.len || key.len >= sizeof(k) || memchr(key.data, 0, key.len))
         return -EINVAL;
     memcpy(k, key.data, key.len);
@@ -343,7 +347,7 @@ static char *joined(const json_t *args)
     AUTO(buf_done) struct buf b;
     const char *key;
     const json_t *value;
-    buf_init(&b, 8 * TOOL_CALLS_MAX_BYTES); // six bytes may stand for one
+    buf_init(&b, 8 * TOOL_PARSER_MAX_BYTES); // six bytes may stand for one
     json_object_foreach((json_t *)(uintptr_t)args, key, value)
     {
         AUTO(mem_free) char *name = tool_types_text(key, strlen(key));
@@ -356,57 +360,60 @@ static char *joined(const json_t *args)
     return b.error ? NULL : buf_take(&b);
 }
 
-static int read_parameters(struct slice t, const struct syntax *s, struct slice name,
-                           const struct tool_types *types, struct tool_calls *to)
+static int read_parameters(struct text_cursor t, const struct syntax *s, struct text_cursor name,
+                           const struct tool_types *types, struct tool_parser_calls *to)
 {
     AUTO(json_decref_own) json_t *args = json_object();
-    name = slice_trimmed(name);
-    slice_skip_space(&t);
-    while (slice_skip_word(&t, s->before)) {
+    name = text_cursor_trimmed(name);
+    text_cursor_skip_space(&t);
+    while (text_cursor_skip_word(&t, s->before)) {
         int rc = read_parameter(&t, s, name, types, args);
         if (rc < 0)
             return rc;
-        slice_skip_space(&t);
+        text_cursor_skip_space(&t);
     }
-    if (!slice_skip_word(&t, s->end) || t.len)
+    if (!text_cursor_skip_word(&t, s->end) || t.len)
         return t.len < strlen(s->end) ? -EAGAIN : -EINVAL;
-    return add_call(to, name, joined(args), (struct slice){0});
+    return add_call(to, name, joined(args), (struct text_cursor){0});
 }
 
-static int read_coder(struct slice t, const struct tool_types *types, struct tool_calls *to)
+static int read_coder(struct text_cursor t, const struct tool_types *types,
+                      struct tool_parser_calls *to)
 {
     static const struct syntax s = {"<parameter=",  ">",           NULL,
                                     "</parameter>", "</function>", .lines = true};
-    struct slice name;
-    slice_skip_word(&t, "<function=");
-    return slice_until(&t, ">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
+    struct text_cursor name;
+    text_cursor_skip_word(&t, "<function=");
+    return text_cursor_until(&t, ">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
 }
 
-static int read_glm(struct slice t, const struct tool_types *types, struct tool_calls *to)
+static int read_glm(struct text_cursor t, const struct tool_types *types,
+                    struct tool_parser_calls *to)
 {
     static const struct syntax s = {"<arg_key>",    "</arg_key>",   "<arg_value>",
                                     "</arg_value>", "</tool_call>", .lines = false};
-    slice_skip_word(&t, "<tool_call>");
+    text_cursor_skip_word(&t, "<tool_call>");
     const char *at = memchr(t.data, '<', t.len);
     if (!at)
         return -EAGAIN;
-    struct slice name = {t.data, (size_t)(at - t.data)};
-    slice_take(&t, name.len);
+    struct text_cursor name = {t.data, (size_t)(at - t.data)};
+    text_cursor_take(&t, name.len);
     return read_parameters(t, &s, name, types, to);
 }
 
-static int read_dsml(struct slice t, const struct tool_types *types, struct tool_calls *to)
+static int read_dsml(struct text_cursor t, const struct tool_types *types,
+                     struct tool_parser_calls *to)
 {
     static const struct syntax s = {
         "<｜DSML｜parameter name=\"", "\"",        NULL, "</｜DSML｜parameter>",
         "</｜DSML｜invoke>",          .says = true};
-    struct slice name;
-    slice_skip_word(&t, "<｜DSML｜invoke name=\"");
-    return slice_until(&t, "\">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
+    struct text_cursor name;
+    text_cursor_skip_word(&t, "<｜DSML｜invoke name=\"");
+    return text_cursor_until(&t, "\">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
 }
 
-static int read_call(enum tool_format f, struct slice t, const struct tool_types *types,
-                     struct tool_calls *ret)
+static int read_call(enum tool_format f, struct text_cursor t, const struct tool_types *types,
+                     struct tool_parser_calls *ret)
 {
     switch (f) {
     case TOOLS_HERMES:
@@ -432,7 +439,7 @@ static int read_call(enum tool_format f, struct slice t, const struct tool_types
 
 /* Templates of Kimi want the model's own ids, those of Mistral ids of a certain form; models of
  * other formats have no business with them. */
-static bool good_id(enum tool_format f, struct slice id)
+static bool good_id(enum tool_format f, struct text_cursor id)
 {
     for (size_t i = 0; i < id.len && f == TOOLS_MISTRAL; i++)
         if (id.len != 9 || !isalnum((unsigned char)id.data[i]))
@@ -443,17 +450,17 @@ static bool good_id(enum tool_format f, struct slice id)
 static void drop_ids(enum tool_format f, struct tool_call *v, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
-        if (v[i].id && !good_id(f, (struct slice){v[i].id, strlen(v[i].id)}))
+        if (v[i].id && !good_id(f, (struct text_cursor){v[i].id, strlen(v[i].id)}))
             free(TAKE(v[i].id));
 }
 
-int tool_calls_read(enum tool_format f, const char *raw, size_t len, const struct tool_types *types,
-                    struct tool_calls *ret)
+int tool_parser_read(enum tool_format f, const char *raw, size_t len,
+                     const struct tool_types *types, struct tool_parser_calls *ret)
 {
     unsigned before = ret->n;
-    int rc = read_call(f, slice_trimmed((struct slice){raw, len}), types, ret);
+    int rc = read_call(f, text_cursor_trimmed((struct text_cursor){raw, len}), types, ret);
     if (rc < 0)
-        tool_calls_cut(ret, before);
+        tool_parser_cut(ret, before);
     else
         drop_ids(f, ret->v + before, ret->n - before);
     return rc;

@@ -12,8 +12,8 @@
 #include "base/mem.h"
 #include "gateway/openai/tool_types.h"
 
-#define TOOL_CALLS_MAX 128                // in one answer
-#define TOOL_CALLS_MAX_BYTES (256u << 10) // of one call; what is longer is none
+#define TOOL_PARSER_MAX 128                // in one answer
+#define TOOL_PARSER_MAX_BYTES (256u << 10) // of one call; what is longer is none
 
 enum tool_format {
     TOOLS_NONE,
@@ -58,15 +58,16 @@ struct tool_call {
     char *name, *arguments; // JSON text
     char *id;               // NULL: the model gave it none that templates take
 };
-struct tool_calls {
+struct tool_parser_calls {
     struct tool_call *v;
     unsigned n;
 };
-void tool_calls_clear(struct tool_calls *c);
-void tool_calls_cut(struct tool_calls *c, unsigned n); // keeps the first n, if there are more
+void tool_parser_clear(struct tool_parser_calls *c);
+void tool_parser_cut(struct tool_parser_calls *c,
+                     unsigned n); // keeps the first n, if there are more
 
 /* Adds the call (Mistral: the calls) that `raw` is, markers included. types: of the request's
  * tools; NULL: none, or the format needs none. -EAGAIN: it is not whole yet; -EINVAL: it is none;
  * -ENOMEM. */
-int tool_calls_read(enum tool_format f, const char *raw, size_t len, const struct tool_types *types,
-                    struct tool_calls *ret);
+int tool_parser_read(enum tool_format f, const char *raw, size_t len,
+                     const struct tool_types *types, struct tool_parser_calls *ret);

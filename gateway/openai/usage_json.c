@@ -37,32 +37,32 @@ static void write_speculation(const struct openai_reply *r, struct buf *to)
     if (r->n_seeds == 1)
         buf_printf(to, "\"seed\":%" PRId64 ",", r->seed);
     buf_puts(to, "\"speculative_decoding\":{\"rule\":");
-    jsonw_cstr(to, r->rule);
+    json_write_cstr(to, r->rule);
     buf_puts(to, ",\"proposer\":");
-    jsonw_cstr(to, r->proposer);
+    json_write_cstr(to, r->proposer);
     buf_puts(to, ",\"mean_acceptance_length\":");
-    jsonw_double(to, s->rounds_drafted ? 1 + (double)s->accepted / s->rounds_drafted : 1);
+    json_write_double(to, s->rounds_drafted ? 1 + (double)s->accepted / s->rounds_drafted : 1);
     buf_puts(to, ",\"draft_acceptance_rate\":");
-    jsonw_double(to, s->drafted ? (double)s->accepted / s->drafted : 0);
+    json_write_double(to, s->drafted ? (double)s->accepted / s->drafted : 0);
     buf_printf(to,
                ",\"num_spec_tokens\":%u,\"num_steps\":%u,\"num_spec_steps\":%u,"
                "\"num_draft_tokens\":%u,\"num_accepted_draft_tokens\":%u,\"num_bonus_tokens\":%u,"
                "\"acceptance_histogram\":[",
                s->k, s->rounds, s->rounds_drafted, s->drafted, s->accepted, s->bonus);
     unsigned n = OPENAI_KEPT_MAX;
-    while (n && !s->kept_steps[n - 1])
+    while (n && !s->accepted_histogram[n - 1])
         n--;
     for (unsigned i = 0; i < n; i++)
-        buf_printf(to, "%s%u", i ? "," : "", s->kept_steps[i]);
+        buf_printf(to, "%s%u", i ? "," : "", s->accepted_histogram[i]);
     buf_puts(to, "]}}");
 }
 
 static void write_speed(const char *name, uint32_t n, double ms, struct buf *to)
 {
     buf_printf(to, "\"%s_n\":%u,\"%s_ms\":", name, n, name);
-    jsonw_double(to, ms);
+    json_write_double(to, ms);
     buf_printf(to, ",\"%s_per_second\":", name);
-    jsonw_double(to, ms > 0 ? n / ms * 1e3 : 0);
+    json_write_double(to, ms > 0 ? n / ms * 1e3 : 0);
     buf_puts(to, ",");
 }
 
@@ -76,7 +76,7 @@ static void write_timings(const struct openai_reply *r, struct buf *to)
     buf_printf(to, "\"draft_n\":%u,\"draft_n_accepted\":%u}", s->drafted, s->accepted);
 }
 
-void openai_figures_metrics(const struct openai_reply *r, struct buf *to)
+void usage_json_metrics(const struct openai_reply *r, struct buf *to)
 {
     write_speculation(r, to);
     buf_puts(to, ",");
@@ -84,9 +84,9 @@ void openai_figures_metrics(const struct openai_reply *r, struct buf *to)
 }
 
 /* What follows the choices of an answer. */
-void openai_figures_write(const struct openai_reply *r, struct buf *to)
+void usage_json_write(const struct openai_reply *r, struct buf *to)
 {
     write_usage(r, to);
     buf_puts(to, ",");
-    openai_figures_metrics(r, to);
+    usage_json_metrics(r, to);
 }

@@ -5,6 +5,6 @@
 #include "gateway/openai/openai_reply.h"
 
 /* "usage":{...},"metrics":{...},"timings":{...} */
-void openai_figures_write(const struct openai_reply *r, struct buf *to);
+void usage_json_write(const struct openai_reply *r, struct buf *to);
 /* The last two. */
-void openai_figures_metrics(const struct openai_reply *r, struct buf *to);
+void usage_json_metrics(const struct openai_reply *r, struct buf *to);

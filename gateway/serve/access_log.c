@@ -29,7 +29,7 @@ static struct metric *refused(const char *reason)
                            "Requests refused for their API key, or a limit of it.", reason);
 }
 
-void record_init(void)
+void access_log_init(void)
 {
     for (size_t i = 1; i < ARRAY_LEN(endpoints); i++) {
         char label[64];
@@ -62,7 +62,7 @@ static void count_shut_out(int status)
         metrics_add(status == 429 ? figures.key_limit : figures.no_key, 1);
 }
 
-void record_shut_out(struct http_request *r, int status, const char *why)
+void access_log_shut_out(struct http_request *r, int status, const char *why)
 {
     count_shut_out(status);
     log_info("request refused id=%s status=%d: %s", http_id(r), status, why);
@@ -73,7 +73,7 @@ static double seconds_since(int64_t us, int64_t now_us)
     return (double)(now_us - us) / 1e6;
 }
 
-void record_begin(struct record *c, struct http_request *r, enum openai_kind kind)
+void access_log_begin(struct access_log *c, struct http_request *r, enum openai_kind kind)
 {
     const char *parent = http_field(r, "traceparent");
     c->kind = kind;
@@ -88,7 +88,7 @@ struct whose {
     char text[sizeof(" trace= key=") + TRACE_ID_LEN + AUTH_MAX_NAME];
 };
 
-static struct whose whose(const struct record *c)
+static struct whose whose(const struct access_log *c)
 {
     struct whose w;
     snprintf(w.text, sizeof(w.text), "%s%s%s%s", *c->trace ? " trace=" : "", c->trace,
@@ -96,8 +96,8 @@ static struct whose whose(const struct record *c)
     return w;
 }
 
-void record_refused(const struct record *c, struct http_request *r,
-                    const struct openai_fault *fault)
+void access_log_refused(const struct access_log *c, struct http_request *r,
+                        const struct openai_fault *fault)
 {
     metrics_add(figures.failed, 1);
     count_shut_out(fault->status);
@@ -105,14 +105,14 @@ void record_refused(const struct record *c, struct http_request *r,
              whose(c).text, endpoints[c->kind], fault->status, fault->param, fault->text);
 }
 
-void record_moved(const struct record *c, struct http_request *r, const char *from, const char *to,
-                  const char *why)
+void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,
+                        const char *to, const char *why)
 {
     metrics_add(figures.moved, 1);
     log_info("request moves id=%s%s from=%s to=%s: %s", http_id(r), whose(c).text, from, to, why);
 }
 
-static void observe(struct metric *m, double seconds, const struct record *c)
+static void observe(struct metric *m, double seconds, const struct access_log *c)
 {
     if (*c->trace)
         metrics_observe_traced(m, seconds, c->trace);
@@ -120,7 +120,7 @@ static void observe(struct metric *m, double seconds, const struct record *c)
         metrics_observe(m, seconds);
 }
 
-void record_tokens(struct record *c, struct http_request *r, unsigned choice, size_t n)
+void access_log_tokens(struct access_log *c, struct http_request *r, unsigned choice, size_t n)
 {
     int64_t now_us = clock_us(), *last_us = &c->last_us[choice];
     if (!n)
@@ -134,13 +134,13 @@ void record_tokens(struct record *c, struct http_request *r, unsigned choice, si
     *last_us = now_us;
 }
 
-static double first_ms(const struct record *c, struct http_request *r)
+static double first_ms(const struct access_log *c, struct http_request *r)
 {
     return c->first_us ? 1e3 * seconds_since(http_begun_us(r), c->first_us) : 0;
 }
 
-void record_end(const struct record *c, struct http_request *r, struct openai_text model,
-                const struct openai_reply *reply, int status)
+void access_log_end(const struct access_log *c, struct http_request *r, struct openai_text model,
+                    const struct openai_reply *reply, int status)
 {
     const struct openai_speculation *s = &reply->speculation;
     char name[160];

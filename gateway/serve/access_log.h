@@ -1,7 +1,7 @@
 /* access_log.h - what is told of each request for tokens: its line in the log, and the gateway's
  * figures.
  *
- * Threads: record_begin() on http threads, the rest by whoever answers the request. */
+ * Threads: access_log_begin() on http threads, the rest by whoever answers the request. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 #include "gateway/openai/openai_reply.h"
 #include "gateway/openai/openai_request.h"
 
-struct record {
+struct access_log {
     enum openai_kind kind;
     char traceparent[TRACE_LEN + 1];     // as it came; "": none, or none of that format
     char trace[TRACE_ID_LEN + 1];        // its id
@@ -21,20 +21,20 @@ struct record {
 };
 
 /* Registers the figures, so that they are there before the first request. */
-void record_init(void);
+void access_log_init(void);
 /* Refused by its API key, or the want of one (401), or a limit of it (429). */
-void record_shut_out(struct http_request *r, int status, const char *why);
+void access_log_shut_out(struct http_request *r, int status, const char *why);
 /* Counts the request. Only from the handler. */
-void record_begin(struct record *c, struct http_request *r, enum openai_kind kind);
+void access_log_begin(struct access_log *c, struct http_request *r, enum openai_kind kind);
 /* The request itself is wrong. */
-void record_refused(const struct record *c, struct http_request *r,
-                    const struct openai_fault *fault);
+void access_log_refused(const struct access_log *c, struct http_request *r,
+                        const struct openai_fault *fault);
 /* Another verifier is asked, and why. */
-void record_moved(const struct record *c, struct http_request *r, const char *from, const char *to,
-                  const char *why);
+void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,
+                        const char *to, const char *why);
 /* n tokens of a choice have come. */
-void record_tokens(struct record *c, struct http_request *r, unsigned choice, size_t n);
+void access_log_tokens(struct access_log *c, struct http_request *r, unsigned choice, size_t n);
 /* model: the one that answers, empty for none. status: HTTP's, also of an error that ended a
  * stream; 499: the client hung up. */
-void record_end(const struct record *c, struct http_request *r, struct openai_text model,
-                const struct openai_reply *reply, int status);
+void access_log_end(const struct access_log *c, struct http_request *r, struct openai_text model,
+                    const struct openai_reply *reply, int status);

@@ -379,7 +379,8 @@ static int bound_tokens(uint32_t limit, struct openai_request *q, struct openai_
                  limit);
         return -EINVAL;
     }
-    if (!q->max_tokens.set && (q->kind != OPENAI_COMPLETION || most < WIRE_COMPLETION_TOKENS)) {
+    if (!q->max_tokens.set &&
+        (q->kind != OPENAI_COMPLETION || most < GENERATE_WIRE_COMPLETION_TOKENS)) {
         q->max_tokens.set = true;
         q->max_tokens.value = most;
     }

@@ -12,9 +12,9 @@
 
 /* ---- begin and end ---- */
 
-static void leave(struct generation *x)
+static void leave(struct completion *x)
 {
-    struct generator *g = x->g;
+    struct completions *g = x->g;
     pthread_mutex_lock(&g->mu);
     if (x->prev)
         x->prev->next = x->next;
@@ -25,13 +25,13 @@ static void leave(struct generation *x)
     pthread_mutex_unlock(&g->mu);
 }
 
-void generation_unref(struct generation *x)
+void completion_unref(struct completion *x)
 {
     if (atomic_fetch_sub(&x->n_refs, 1) != 1)
         return;
     leave(x);
     for (unsigned i = 0; i < x->n_asks; i++)
-        ask_done(&x->asks[i]);
+        upstream_call_done(&x->asks[i]);
     free(x->asks);
     free(x->prompt);
     upstream_model_unref(x->model);
@@ -44,19 +44,19 @@ void generation_unref(struct generation *x)
 }
 
 /* Gives the verifier back; the request is over for it. */
-static void release(struct generation *x)
+static void release(struct completion *x)
 {
     upstream_release(TAKE(x->verifier));
 }
 
-static void ended(struct generation *x, int status)
+static void ended(struct completion *x, int status)
 {
     struct openai_text none = {"", 0};
-    record_end(&x->record, x->http, x->model ? wire_text(x->model->info->name) : none, &x->reply,
-               status);
+    access_log_end(&x->record, x->http, x->model ? generate_wire_text(x->model->info->name) : none,
+                   &x->reply, status);
 }
 
-void generation_fail(struct generation *x, int status, const char *text, const char *param)
+void completion_fail(struct completion *x, int status, const char *text, const char *param)
 {
     release(x);
     if (x->streaming) {
@@ -73,13 +73,13 @@ void generation_fail(struct generation *x, int status, const char *text, const c
 }
 
 /* Nobody is there to be told. */
-static void end_silently(struct generation *x)
+static void end_silently(struct completion *x)
 {
     release(x);
     ended(x, 499); // nginx's number for a client that closed
 }
 
-bool generation_goes_on(struct generation *x)
+bool completion_is_live(struct completion *x)
 {
     pthread_mutex_lock(&x->mu);
     bool gone = x->gone, aborted = x->aborted;
@@ -87,52 +87,52 @@ bool generation_goes_on(struct generation *x)
     if (gone)
         end_silently(x);
     else if (aborted)
-        generation_fail(x, 503, GENERATION_STOPPING, "");
+        completion_fail(x, 503, COMPLETION_STOPPING, "");
     return !gone && !aborted;
 }
 
-void generation_cancel(struct generation *x)
+void completion_cancel(struct completion *x)
 {
     for (unsigned i = 0; i < x->n_asks; i++)
-        ask_cancel(&x->asks[i]);
+        upstream_call_cancel(&x->asks[i]);
 }
 
 /* The connection is done with us: answered, or gone. */
 static void on_close(void *user)
 {
-    struct generation *x = user;
+    struct completion *x = user;
     pthread_mutex_lock(&x->mu);
     x->gone = true;
-    generation_cancel(x);
+    completion_cancel(x);
     pthread_mutex_unlock(&x->mu);
-    generation_unref(x);
+    completion_unref(x);
 }
 
 /* ---- the verifier's events ---- */
 
 static void on_drain(void *user)
 {
-    struct generation *x = user;
+    struct completion *x = user;
     for (unsigned i = 0; i < x->n_asks; i++)
-        ask_resume(&x->asks[i]);
+        upstream_call_resume(&x->asks[i]);
 }
 
-void generation_watch(struct generation *x)
+void completion_watch(struct completion *x)
 {
     http_on_close(x->http, on_close, x);
     http_on_drain(x->http, on_drain);
 }
 
 /* The verifier waits while the reader is behind; it may preempt the sequences meanwhile. */
-static void hold_back(struct generation *x)
+static void hold_back(struct completion *x)
 {
     for (unsigned i = 0; i < x->n_asks; i++)
-        ask_pause(&x->asks[i]);
+        upstream_call_pause(&x->asks[i]);
     if (!http_is_behind(x->http)) // it has caught up in between
         on_drain(x);
 }
 
-static void flush(struct generation *x, struct buf *to)
+static void flush(struct completion *x, struct buf *to)
 {
     int rc = x->streaming && to->len ? http_write(x->http, to->data, to->len) : 0;
     if (rc == -EAGAIN)
@@ -143,7 +143,7 @@ static void flush(struct generation *x, struct buf *to)
 }
 
 /* A stream begins with its first event: until then an error still has a status of its own. */
-static void on_started(struct generation *x, unsigned choice, const Tandem__V1__Started *s,
+static void on_started(struct completion *x, unsigned choice, const Tandem__V1__Started *s,
                        struct buf *to)
 {
     x->n_begun += choice % x->reply.n_each == 0;
@@ -153,17 +153,17 @@ static void on_started(struct generation *x, unsigned choice, const Tandem__V1__
         x->streaming = true;
         http_stream(x->http);
     }
-    wire_started(&x->reply, choice, s, to);
+    generate_wire_started(&x->reply, choice, s, to);
 }
 
-static void on_run(struct generation *x, unsigned choice, const Tandem__V1__TokenRun *run,
+static void on_run(struct completion *x, unsigned choice, const Tandem__V1__TokenRun *run,
                    struct buf *to)
 {
-    wire_run(&x->reply, choice, run, to);
-    record_tokens(&x->record, x->http, choice, run->n_tokens);
+    generate_wire_run(&x->reply, choice, run, to);
+    access_log_tokens(&x->record, x->http, choice, run->n_tokens);
 }
 
-static void take_event(struct generation *x, unsigned choice, const Tandem__V1__GenerateEvent *e)
+static void take_event(struct completion *x, unsigned choice, const Tandem__V1__GenerateEvent *e)
 {
     struct buf to;
     buf_init(&to, ANSWER_MAX);
@@ -175,7 +175,7 @@ static void take_event(struct generation *x, unsigned choice, const Tandem__V1__
         on_run(x, choice, e->run, &to);
         break;
     case TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED:
-        wire_finished(&x->reply, choice, e->finished, &to);
+        generate_wire_finished(&x->reply, choice, e->finished, &to);
         break;
     default: // of a newer verifier
         break;
@@ -183,9 +183,9 @@ static void take_event(struct generation *x, unsigned choice, const Tandem__V1__
     flush(x, &to);
 }
 
-static bool on_event(struct ask *a, const Tandem__V1__GenerateEvent *e)
+static bool on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
 {
-    struct generation *x = a->user;
+    struct completion *x = a->user;
     unsigned n = x->reply.n_each;
     if (e->choice >= n)
         return false;
@@ -196,19 +196,19 @@ static bool on_event(struct ask *a, const Tandem__V1__GenerateEvent *e)
     return true;
 }
 
-static void on_move(struct ask *a, const char *from, const char *to)
+static void on_move(struct upstream_call *a, const char *from, const char *to)
 {
-    struct generation *x = a->user;
-    record_moved(&x->record, x->http, from, to, a->status.text);
+    struct completion *x = a->user;
+    access_log_retried(&x->record, x->http, from, to, a->status.text);
 }
 
-static void end_well(struct generation *x)
+static void end_well(struct completion *x)
 {
     struct buf to;
     buf_init(&to, ANSWER_MAX);
     int rc = openai_reply_end(&x->reply, &to);
     if (rc < 0) {
-        generation_fail(
+        completion_fail(
             x, 500,
             rc == -ENOMEM ? "no memory for the answer"
                           : "the answer is too large: at most 64 MiB for a choice, 256 MiB for all",
@@ -225,14 +225,15 @@ static void end_well(struct generation *x)
 }
 
 /* Of several prompts the answer names the one. */
-static void fail_asked(struct generation *x, const struct ask *a, int status, const char *text)
+static void fail_asked(struct completion *x, const struct upstream_call *a, int status,
+                       const char *text)
 {
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why), "prompt[%u]: %.400s", a->index, text);
-    generation_fail(x, status, x->n_asks > 1 ? why : text, status == 404 ? "model" : "");
+    completion_fail(x, status, x->n_asks > 1 ? why : text, status == 404 ? "model" : "");
 }
 
-static void end_unavailable(struct generation *x, const struct ask *a)
+static void end_unavailable(struct completion *x, const struct upstream_call *a)
 {
     bool begun = !a->request;
     log_warn("request lost id=%s target=%s: %s", http_id(x->http), a->target ? a->target : "none",
@@ -241,7 +242,7 @@ static void end_unavailable(struct generation *x, const struct ask *a)
                begun ? "the verifier stopped before the answer was whole" : UPSTREAM_UNREACHED);
 }
 
-static void end_overdue(struct generation *x, const struct ask *a)
+static void end_overdue(struct completion *x, const struct upstream_call *a)
 {
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why),
@@ -251,7 +252,7 @@ static void end_overdue(struct generation *x, const struct ask *a)
 }
 
 /* a: the first prompt that failed; NULL: some were not asked, since nobody wants an answer. */
-static void end_failed(struct generation *x, const struct ask *a)
+static void end_failed(struct completion *x, const struct upstream_call *a)
 {
     pthread_mutex_lock(&x->mu);
     bool gone = x->gone, aborted = x->aborted;
@@ -259,7 +260,7 @@ static void end_failed(struct generation *x, const struct ask *a)
     if (gone)
         end_silently(x);
     else if (aborted || !a)
-        generation_fail(x, 503, GENERATION_STOPPING, "");
+        completion_fail(x, 503, COMPLETION_STOPPING, "");
     else if (a->malformed)
         fail_asked(x, a, 502, "the verifier's answer is malformed");
     else if (a->overdue)
@@ -274,7 +275,7 @@ static void end_failed(struct generation *x, const struct ask *a)
 
 /* ---- prompts ---- */
 
-struct affinity_prompt *generation_beginning(const struct generation *x, const void *prompt,
+struct affinity_prompt *completion_beginning(const struct completion *x, const void *prompt,
                                              size_t len)
 {
     struct affinity_prompt *p =
@@ -284,28 +285,28 @@ struct affinity_prompt *generation_beginning(const struct generation *x, const v
     return p;
 }
 
-struct affinity_prompt *generation_beginning_of(const struct generation *x,
+struct affinity_prompt *completion_beginning_of(const struct completion *x,
                                                 const struct openai_prompt *p)
 {
-    return p->ids ? generation_beginning(x, p->ids, p->n_ids * sizeof(*p->ids))
-                  : generation_beginning(x, p->text, p->len);
+    return p->ids ? completion_beginning(x, p->ids, p->n_ids * sizeof(*p->ids))
+                  : completion_beginning(x, p->text, p->len);
 }
 
 /* Everybody who counts as running has ended. */
-static void end(struct generation *x)
+static void end(struct completion *x)
 {
     if (!x->failed && x->n_asked == x->n_asks)
         end_well(x);
     else
         end_failed(x, x->failed);
-    generation_unref(x);
+    completion_unref(x);
 }
 
 /* Whoever finds no more to be asked ceases to count in the same breath: were it later, prompts that
  * end in between would leave the next one to nobody. */
-void generation_ask(struct generation *x)
+void completion_ask(struct completion *x)
 {
-    struct ask *next;
+    struct upstream_call *next;
     bool last;
     do {
         pthread_mutex_lock(&x->mu);
@@ -316,15 +317,15 @@ void generation_ask(struct generation *x)
         last = !x->n_running;
         pthread_mutex_unlock(&x->mu);
         if (next)
-            ask_begin(next);
+            upstream_call_begin(next);
     } while (next);
     if (last)
         end(x);
 }
 
-static void on_over(struct ask *a)
+static void on_over(struct upstream_call *a)
 {
-    struct generation *x = a->user;
+    struct completion *x = a->user;
     pthread_mutex_lock(&x->answer_mu);
     bool failed =
         a->status.code != RPC_OK || a->malformed || !openai_reply_complete(&x->reply, a->index);
@@ -335,29 +336,29 @@ static void on_over(struct ask *a)
     if (first) { // the others are in vain
         pthread_mutex_lock(&x->mu);
         x->failing = true;
-        generation_cancel(x);
+        completion_cancel(x);
         pthread_mutex_unlock(&x->mu);
     }
-    generation_ask(x);
+    completion_ask(x);
 }
 
-int generation_prepare(struct generation *x, const struct parts_rules *rules)
+int completion_prepare(struct completion *x, const struct output_parser_rules *rules)
 {
-    static const struct ask_events events = {on_event, on_move, on_over};
+    static const struct upstream_call_events events = {on_event, on_move, on_over};
     const struct openai_request *q = &x->q;
     struct upstream *u = x->g->upstream;
     struct rpc_msg *shared;
-    int rc = wire_pack(q, http_id(x->http), x->record.traceparent, &x->model->info->name, rules,
-                       &shared);
+    int rc = generate_wire_pack(q, http_id(x->http), x->record.traceparent, &x->model->info->name,
+                                rules, &shared);
     if (rc < 0)
         return rc;
-    struct ask *asks = calloc(q->n_prompts, sizeof(*asks));
+    struct upstream_call *asks = calloc(q->n_prompts, sizeof(*asks));
     for (unsigned i = 0; asks && i < q->n_prompts; i++) {
-        asks[i] = (struct ask){
+        asks[i] = (struct upstream_call){
             .events = &events, .user = x, .index = i, .upstream = u, .model = x->model};
-        ask_init(&asks[i]);
-        asks[i].request = wire_pack_prompt(q, &q->prompts[i], shared);
-        asks[i].prompt = i ? generation_beginning_of(x, &q->prompts[i]) : TAKE(x->prompt);
+        upstream_call_init(&asks[i]);
+        asks[i].request = generate_wire_pack_prompt(q, &q->prompts[i], shared);
+        asks[i].prompt = i ? completion_beginning_of(x, &q->prompts[i]) : TAKE(x->prompt);
     }
     rpc_msg_free(shared);
     if (!asks)

@@ -8,13 +8,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include "gateway/upstream/upstream_call.h"
-#include "gateway/serve/completion_begin.h"
+#include "gateway/serve/completions.h"
 #include "gateway/openai/openai_reply.h"
 #include "gateway/serve/access_log.h"
 
-#define GENERATION_STOPPING "the server is shutting down"
+#define COMPLETION_STOPPING "the server is shutting down"
 
-struct generator {
+struct completions {
     struct upstream *upstream;
     struct template *template;
     const char *tool_format; // "auto": the template's
@@ -23,12 +23,12 @@ struct generator {
 
     pthread_mutex_t mu; // for what follows
     bool stopping;      // no step begins any more
-    struct generation *all;
+    struct completion *all;
 };
 
-struct generation {
-    struct generator *g;
-    struct generation *prev, *next; // in g->all, with g's lock
+struct completion {
+    struct completions *g;
+    struct completion *prev, *next; // in g->all, with g's lock
     atomic_uint n_refs;             // the connection's, and the current step's
     struct http_request *http;
     struct openai_request q;
@@ -39,36 +39,36 @@ struct generation {
 
     pthread_mutex_t answer_mu; // while prompts are asked, for what follows
     struct openai_reply reply;
-    struct record record;
+    struct access_log record;
     bool streaming;
-    unsigned n_begun;         // prompts
-    const struct ask *failed; // the first one that did
+    unsigned n_begun;                   // prompts
+    const struct upstream_call *failed; // the first one that did
 
-    pthread_mutex_t mu; // for what follows
-    bool gone;          // nobody reads the answer
-    bool aborted;       // the server stops
-    bool failing;       // a prompt has failed
-    struct ask *asks;   // (n_asks) of the prompts
+    pthread_mutex_t mu;         // for what follows
+    bool gone;                  // nobody reads the answer
+    bool aborted;               // the server stops
+    bool failing;               // a prompt has failed
+    struct upstream_call *asks; // (n_asks) of the prompts
     unsigned n_asks, n_asked, n_running, at_once;
 };
 
-void generation_unref(struct generation *x);
+void completion_unref(struct completion *x);
 /* Its client's hang-ups and pauses are heeded from now on. */
-void generation_watch(struct generation *x);
+void completion_watch(struct completion *x);
 /* Whether the next step may begin. Otherwise the request has been ended. */
-bool generation_goes_on(struct generation *x);
+bool completion_is_live(struct completion *x);
 /* Ends the request with an error, as a status or, once events have left, as an event. */
-void generation_fail(struct generation *x, int status, const char *text, const char *param);
+void completion_fail(struct completion *x, int status, const char *text, const char *param);
 
 /* How a prompt begins: NULL when it is short, does not matter, or there is no memory. */
-struct affinity_prompt *generation_beginning(const struct generation *x, const void *prompt,
+struct affinity_prompt *completion_beginning(const struct completion *x, const void *prompt,
                                              size_t len);
-struct affinity_prompt *generation_beginning_of(const struct generation *x,
+struct affinity_prompt *completion_beginning_of(const struct completion *x,
                                                 const struct openai_prompt *p);
 /* The calls for all its prompts, once its reply is there. -ENOMEM. */
-int generation_prepare(struct generation *x, const struct parts_rules *rules);
+int completion_prepare(struct completion *x, const struct output_parser_rules *rules);
 /* Asks as many prompts as may run at a time. The caller, who counts as running, then does so no
  * longer; the last one answers and ends the request, and takes the step's reference along. */
-void generation_ask(struct generation *x);
+void completion_ask(struct completion *x);
 /* With x's lock: all calls end. */
-void generation_cancel(struct generation *x);
+void completion_cancel(struct completion *x);

@@ -125,7 +125,7 @@ static void sum_speculation(const struct gather *a, Tandem__V1__SpeculationStats
 static void write_real(struct buf *to, const char *name, double value)
 {
     buf_printf(to, ",\"%s\":", name);
-    jsonw_double(to, value);
+    json_write_double(to, value);
 }
 
 static void write_speculation(const struct gather *a, struct buf *to)
@@ -135,7 +135,7 @@ static void write_speculation(const struct gather *a, struct buf *to)
     buf_printf(to,
                "{\"spec_decode_enabled\":%s,\"spec_decode_mode\":", s.enabled ? "true" : "false");
     if (s.mode.len)
-        jsonw_text(to, s.mode.data, s.mode.len);
+        json_write_text(to, s.mode.data, s.mode.len);
     else
         buf_puts(to, "\"none\"");
     write_real(to, "acceptance_rate_ema", s.acceptance_rate_ema);
@@ -173,7 +173,7 @@ static void answer_speculation(struct gather *a)
     answer_json(a->http, 200, &body);
 }
 
-void status_speculation(struct gateway *g, struct http_request *r)
+void health_speculation(struct gateway *g, struct http_request *r)
 {
     gather(g, r, answer_speculation);
 }
@@ -186,9 +186,9 @@ static void write_proposers(const Tandem__V1__StatsReply *s, struct buf *to)
     for (size_t i = 0; i < s->n_proposers; i++) {
         const Tandem__V1__ProposerStats *p = s->proposers[i];
         buf_puts(to, i ? ",{\"name\":" : "{\"name\":");
-        jsonw_text(to, p->name.data, p->name.len);
+        json_write_text(to, p->name.data, p->name.len);
         buf_puts(to, ",\"target\":");
-        jsonw_text(to, p->target.data, p->target.len);
+        json_write_text(to, p->target.data, p->target.len);
         buf_printf(to,
                    ",\"connected\":%s,\"benched\":%s,\"drafts\":%" PRIu64
                    ",\"draft_tokens\":%" PRIu64 ",\"accepted_tokens\":%" PRIu64 ",\"late\":%" PRIu64
@@ -211,7 +211,7 @@ static void write_cache(const Tandem__V1__CacheStats *c, struct buf *to)
     for (size_t i = 0; i < c->n_holders; i++) {
         const Tandem__V1__CacheHolder *h = c->holders[i];
         buf_puts(to, i ? ",{\"id\":" : "{\"id\":");
-        jsonw_text(to, h->id.data, h->id.len);
+        json_write_text(to, h->id.data, h->id.len);
         buf_printf(to, ",\"choice\":%u,\"tokens\":%u,\"blocks\":%u}", h->choice, h->tokens,
                    h->blocks);
     }
@@ -249,15 +249,15 @@ static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)
 static void write_verifier(const struct part *p, struct buf *to)
 {
     buf_puts(to, "{\"target\":");
-    jsonw_cstr(to, upstream_target(p->v));
+    json_write_cstr(to, upstream_target(p->v));
     buf_printf(to, ",\"state\":\"%s\"", upstream_state_name(p->state));
     if (p->state == UPSTREAM_DOWN || p->state == UPSTREAM_REFUSED) {
         buf_puts(to, ",\"problem\":");
-        jsonw_cstr(to, p->problem);
+        json_write_cstr(to, p->problem);
     }
     if (p->model) {
         buf_puts(to, ",\"model\":");
-        jsonw_text(to, p->model->info->name.data, p->model->info->name.len);
+        json_write_text(to, p->model->info->name.data, p->model->info->name.len);
         write_real(to, "progress",
                    p->state == UPSTREAM_READY ? 1 : (double)p->model->info->progress);
     }
@@ -320,12 +320,12 @@ static void answer_health(struct gather *a)
     answer_json(a->http, http_status_of(status), &body);
 }
 
-void status_health(struct gateway *g, struct http_request *r)
+void health_report(struct gateway *g, struct http_request *r)
 {
     gather(g, r, answer_health);
 }
 
-void status_brief(struct gateway *g, struct http_request *r)
+void health_brief(struct gateway *g, struct http_request *r)
 {
     const char *status = overall_seen(g);
     struct buf body;
@@ -334,7 +334,7 @@ void status_brief(struct gateway *g, struct http_request *r)
     answer_json(r, http_status_of(status), &body);
 }
 
-void status_ready(struct gateway *g, struct http_request *r)
+void health_ready(struct gateway *g, struct http_request *r)
 {
     int status = http_status_of(overall_seen(g));
     struct buf body;
@@ -366,23 +366,23 @@ static void set_gauges(struct gather *a)
 /* Takes what has been rendered of this process, and gives it back with the verifiers'. */
 static void join_metrics(struct gather *a, bool openmetrics, struct buf *body)
 {
-    struct prom all;
-    prom_init(&all);
-    prom_add(&all, body->data ? body->data : "", body->len, "gateway", strlen("gateway"));
+    struct prom_merge all;
+    prom_merge_init(&all);
+    prom_merge_add(&all, body->data ? body->data : "", body->len, "gateway", strlen("gateway"));
     buf_clear(body);
     for (unsigned i = 0; i < a->n; i++) {
         const Tandem__V1__StatsReply *s = a->parts[i].stats;
         const char *target = upstream_target(a->parts[i].v);
         if (s)
-            prom_add(&all, (char *)s->prometheus.data, s->prometheus.len,
-                     s->instance.len ? (char *)s->instance.data : target,
-                     s->instance.len ? s->instance.len : strlen(target));
+            prom_merge_add(&all, (char *)s->prometheus.data, s->prometheus.len,
+                           s->instance.len ? (char *)s->instance.data : target,
+                           s->instance.len ? s->instance.len : strlen(target));
     }
     if (openmetrics)
-        prom_write_openmetrics(&all, body);
+        prom_merge_write_openmetrics(&all, body);
     else
-        prom_write(&all, body);
-    prom_done(&all);
+        prom_merge_write(&all, body);
+    prom_merge_done(&all);
 }
 
 static void answer_metrics(struct gather *a)
@@ -405,7 +405,7 @@ static void answer_openmetrics(struct gather *a)
     http_reply(a->http, 200, "application/openmetrics-text; version=1.0.0; charset=utf-8", &body);
 }
 
-void status_metrics(struct gateway *g, struct http_request *r)
+void health_metrics(struct gateway *g, struct http_request *r)
 {
     const char *accept = http_field(r, "Accept");
     bool openmetrics = accept && strstr(accept, "application/openmetrics-text");

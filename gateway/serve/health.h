@@ -4,9 +4,9 @@
 #pragma once
 #include "gateway/serve/routes.h"
 
-void status_health(struct gateway *g, struct http_request *r);
+void health_report(struct gateway *g, struct http_request *r);
 /* Its status alone, of what was said last: nobody is asked. */
-void status_brief(struct gateway *g, struct http_request *r);
-void status_ready(struct gateway *g, struct http_request *r);
-void status_metrics(struct gateway *g, struct http_request *r);
-void status_speculation(struct gateway *g, struct http_request *r);
+void health_brief(struct gateway *g, struct http_request *r);
+void health_ready(struct gateway *g, struct http_request *r);
+void health_metrics(struct gateway *g, struct http_request *r);
+void health_speculation(struct gateway *g, struct http_request *r);

@@ -45,14 +45,14 @@ static void write_model(const struct upstream_model *m, struct buf *to)
 {
     const Tandem__V1__ModelInfo *i = m->info;
     buf_puts(to, "{\"id\":");
-    jsonw_text(to, i->name.data, i->name.len);
+    json_write_text(to, i->name.data, i->name.len);
     buf_printf(to,
                ",\"object\":\"model\",\"created\":%" PRId64 ",\"owned_by\":\"tandem\","
                "\"max_model_len\":%u,\"architecture\":",
                i->created, i->context_length);
-    jsonw_text(to, i->architecture.data, i->architecture.len);
+    json_write_text(to, i->architecture.data, i->architecture.len);
     buf_printf(to, ",\"n_parameters\":%" PRIu64 ",\"weight_type\":", i->n_parameters);
-    jsonw_text(to, i->weight_type.data, i->weight_type.len);
+    json_write_text(to, i->weight_type.data, i->weight_type.len);
     buf_puts(to, "}");
 }
 

@@ -6,7 +6,7 @@
 #include "base/metrics.h"
 #include "gateway/serve/prom_merge.h"
 
-struct prom_family {
+struct prom_merge_family {
     char *name;
     char *help, *type; // the whole comment lines, or NULL
     struct buf samples;
@@ -17,12 +17,12 @@ struct piece {
     size_t len;
 };
 
-void prom_init(struct prom *p)
+void prom_merge_init(struct prom_merge *p)
 {
-    *p = (struct prom){0};
+    *p = (struct prom_merge){0};
 }
 
-void prom_done(struct prom *p)
+void prom_merge_done(struct prom_merge *p)
 {
     for (size_t i = 0; i < p->n; i++) {
         free(p->families[i].name);
@@ -31,7 +31,7 @@ void prom_done(struct prom *p)
         buf_done(&p->families[i].samples);
     }
     free(p->families);
-    *p = (struct prom){0};
+    *p = (struct prom_merge){0};
 }
 
 /* The metric name at the start; empty: none. */
@@ -44,13 +44,13 @@ static struct piece name_at(const char *s, size_t len)
     return (struct piece){s, n};
 }
 
-static struct prom_family *grow(struct prom *p)
+static struct prom_merge_family *grow(struct prom_merge *p)
 {
     if (p->n < p->cap)
         return &p->families[p->n];
     size_t cap = p->cap ? p->cap * 2 : 64;
-    struct prom_family *more =
-        cap > PROM_MAX_FAMILIES ? NULL : realloc(p->families, cap * sizeof(*more));
+    struct prom_merge_family *more =
+        cap > PROM_MERGE_MAX_FAMILIES ? NULL : realloc(p->families, cap * sizeof(*more));
     if (!more)
         return NULL;
     p->families = more;
@@ -58,30 +58,30 @@ static struct prom_family *grow(struct prom *p)
     return &p->families[p->n];
 }
 
-static struct prom_family *family(struct prom *p, struct piece name)
+static struct prom_merge_family *family(struct prom_merge *p, struct piece name)
 {
     for (size_t i = 0; i < p->n; i++) {
-        struct prom_family *f = &p->families[i];
+        struct prom_merge_family *f = &p->families[i];
         if (strlen(f->name) == name.len && memcmp(f->name, name.at, name.len) == 0)
             return f;
     }
-    struct prom_family *f = grow(p);
+    struct prom_merge_family *f = grow(p);
     char *copy = f ? strndup(name.at, name.len) : NULL;
     if (!copy)
         return NULL;
-    *f = (struct prom_family){.name = copy};
-    buf_init(&f->samples, PROM_MAX_TEXT);
+    *f = (struct prom_merge_family){.name = copy};
+    buf_init(&f->samples, PROM_MERGE_MAX_TEXT);
     p->n++;
     return f;
 }
 
 /* # HELP name ... and # TYPE name ...: the family that the samples below belong to. */
-static struct prom_family *comment(struct prom *p, struct piece line)
+static struct prom_merge_family *comment(struct prom_merge *p, struct piece line)
 {
     if (line.len < 8 || (memcmp(line.at, "# HELP ", 7) != 0 && memcmp(line.at, "# TYPE ", 7) != 0))
         return NULL;
     struct piece name = name_at(line.at + 7, line.len - 7);
-    struct prom_family *f = name.len ? family(p, name) : NULL;
+    struct prom_merge_family *f = name.len ? family(p, name) : NULL;
     if (!f)
         return NULL;
     char **slot = line.at[2] == 'H' ? &f->help : &f->type;
@@ -91,7 +91,7 @@ static struct prom_family *comment(struct prom *p, struct piece line)
 }
 
 /* name, name_bucket, name_sum, name_count */
-static bool belongs(const struct prom_family *f, struct piece name)
+static bool belongs(const struct prom_merge_family *f, struct piece name)
 {
     static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
     size_t n = strlen(f->name);
@@ -103,14 +103,14 @@ static bool belongs(const struct prom_family *f, struct piece name)
     return false;
 }
 
-static void sample(struct prom *p, struct prom_family *current, struct piece line,
+static void sample(struct prom_merge *p, struct prom_merge_family *current, struct piece line,
                    const char *label)
 {
     struct piece name = name_at(line.at, line.len);
     const char *rest = line.at + name.len, *end = line.at + line.len;
     if (!name.len || rest == end || (*rest != '{' && *rest != ' '))
         return;
-    struct prom_family *f = current && belongs(current, name) ? current : family(p, name);
+    struct prom_merge_family *f = current && belongs(current, name) ? current : family(p, name);
     if (!f)
         return;
     bool labels = *rest == '{';
@@ -123,11 +123,11 @@ static void sample(struct prom *p, struct prom_family *current, struct piece lin
     buf_add(&f->samples, "\n", 1);
 }
 
-void prom_add(struct prom *p, const char *text, size_t len, const char *instance,
-              size_t instance_len)
+void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const char *instance,
+                    size_t instance_len)
 {
     char label[320];
-    struct prom_family *current = NULL;
+    struct prom_merge_family *current = NULL;
     const char *end = text + len;
     metrics_label(label, sizeof(label), "instance", instance, instance_len);
     while (text < end) {
@@ -141,10 +141,10 @@ void prom_add(struct prom *p, const char *text, size_t len, const char *instance
     }
 }
 
-void prom_write(const struct prom *p, struct buf *to)
+void prom_merge_write(const struct prom_merge *p, struct buf *to)
 {
     for (size_t i = 0; i < p->n; i++) {
-        const struct prom_family *f = &p->families[i];
+        const struct prom_merge_family *f = &p->families[i];
         if (f->samples.error || !f->samples.len)
             continue;
         if (f->help)
@@ -158,7 +158,7 @@ void prom_write(const struct prom *p, struct buf *to)
 /* ---- OpenMetrics ---- */
 
 /* `# HELP name text` of another name, quotes in the text escaped: what is escaped already stays. */
-static void write_help(struct buf *to, const struct prom_family *f, size_t name_len)
+static void write_help(struct buf *to, const struct prom_merge_family *f, size_t name_len)
 {
     const char *text = f->help + strlen("# HELP ") + strlen(f->name);
     buf_printf(to, "# HELP %.*s", (int)name_len, f->name);
@@ -173,7 +173,7 @@ static bool ends_with(const char *s, const char *end)
     return n > m && strcmp(s + n - m, end) == 0;
 }
 
-static void write_openmetrics(struct buf *to, const struct prom_family *f)
+static void write_openmetrics(struct buf *to, const struct prom_merge_family *f)
 {
     const char *type = f->type ? f->type + strlen("# TYPE ") + strlen(f->name) : " unknown";
     bool counter = strcmp(type, " counter") == 0, total = ends_with(f->name, "_total");
@@ -186,7 +186,7 @@ static void write_openmetrics(struct buf *to, const struct prom_family *f)
     buf_add(to, f->samples.data, f->samples.len);
 }
 
-void prom_write_openmetrics(const struct prom *p, struct buf *to)
+void prom_merge_write_openmetrics(const struct prom_merge *p, struct buf *to)
 {
     for (size_t i = 0; i < p->n; i++)
         if (!p->families[i].samples.error && p->families[i].samples.len)

@@ -16,17 +16,17 @@
 
 static void chat(struct gateway *g, struct http_request *r)
 {
-    generate(g->generator, r, OPENAI_CHAT);
+    completions_begin(g->generator, r, OPENAI_CHAT);
 }
 
 static void completion(struct gateway *g, struct http_request *r)
 {
-    generate(g->generator, r, OPENAI_COMPLETION);
+    completions_begin(g->generator, r, OPENAI_COMPLETION);
 }
 
 static void responses(struct gateway *g, struct http_request *r)
 {
-    generate(g->generator, r, OPENAI_RESPONSES);
+    completions_begin(g->generator, r, OPENAI_RESPONSES);
 }
 
 static void no_response(struct gateway *g, struct http_request *r)
@@ -82,9 +82,9 @@ static void health(struct gateway *g, struct http_request *r)
     struct auth_guest *none;
     unsigned retry_s;
     if (!g->auth || auth_enter(g->auth, secret_of(r), false, 0, &none, &retry_s) == 0)
-        status_health(g, r);
+        health_report(g, r);
     else
-        status_brief(g, r);
+        health_brief(g, r);
 }
 
 enum openness { WANTS_KEY, OPEN, OPEN_METRICS }; // the last: as metrics_open says
@@ -103,10 +103,10 @@ static const struct route {
     {"GET", "/v1/responses/", true, no_response, WANTS_KEY},
     {"GET", "/v1/models", false, models_list, WANTS_KEY},
     {"GET", "/v1/models/", true, models_one, WANTS_KEY},
-    {"GET", "/v1/spec_decode/metrics", false, status_speculation, OPEN_METRICS},
+    {"GET", "/v1/spec_decode/metrics", false, health_speculation, OPEN_METRICS},
     {"GET", "/health", false, health, OPEN},
-    {"GET", "/ready", false, status_ready, OPEN},
-    {"GET", "/metrics", false, status_metrics, OPEN_METRICS},
+    {"GET", "/ready", false, health_ready, OPEN},
+    {"GET", "/metrics", false, health_metrics, OPEN_METRICS},
     {"GET", "/version", false, version, OPEN},
     {"POST", "/tokenize", false, tokens_encode, WANTS_KEY},
     {"POST", "/detokenize", false, tokens_decode, WANTS_KEY},
@@ -140,7 +140,7 @@ static void let_in(struct gateway *g, struct http_request *r, const struct route
         http_header(r, "Retry-After", text);
     else if (rc == -EACCES)
         http_header(r, "WWW-Authenticate", "Bearer");
-    record_shut_out(r, status, fail_text());
+    access_log_shut_out(r, status, fail_text());
     answer_error(r, status, fail_text(), "");
 }
 

@@ -4,13 +4,13 @@
 #include <stdint.h>
 #include "gateway/serve/auth.h"
 #include "gateway/http/cors.h"
-#include "gateway/serve/completion_begin.h"
+#include "gateway/serve/completions.h"
 #include "gateway/http/http.h"
 #include "gateway/upstream/upstream.h"
 
 struct gateway {
     struct upstream *upstream;
-    struct generator *generator;
+    struct completions *generator;
     struct auth *auth; // NULL: everybody is let in
     bool metrics_open; // also without a key
     struct cors cors;

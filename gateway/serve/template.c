@@ -357,7 +357,7 @@ int template_render(struct template *t, const void *source, size_t source_len, c
     *j = (struct job){.done = done, .user = user};
     buf_init(&j->line, TEMPLATE_MAX_REQUEST);
     buf_puts(&j->line, "{\"template\":");
-    jsonw_text(&j->line, source, source_len);
+    json_write_text(&j->line, source, source_len);
     if (now >= 0)
         buf_printf(&j->line, ",\"now\":%" PRId64, now);
     buf_puts(&j->line, ",\"vars\":");

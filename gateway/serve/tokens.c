@@ -95,7 +95,7 @@ static void write_text(const ProtobufCMessage *reply, struct buf *to)
 {
     const Tandem__V1__DetokenizeReply *t = (const Tandem__V1__DetokenizeReply *)reply;
     buf_puts(to, "{\"prompt\":");
-    jsonw_text(to, t->text.data, t->text.len);
+    json_write_text(to, t->text.data, t->text.len);
     buf_puts(to, "}\n");
 }
 

@@ -69,7 +69,8 @@ static void set_limits(const struct openai_request *q, Tandem__V1__GenerateReque
     bool default_limit = !q->max_tokens.set && q->kind == OPENAI_COMPLETION;
     if (q->max_tokens.set || default_limit) {
         m->has_max_tokens_case = TANDEM__V1__GENERATE_REQUEST__HAS_MAX_TOKENS_MAX_TOKENS;
-        m->max_tokens = default_limit ? WIRE_COMPLETION_TOKENS : (uint32_t)q->max_tokens.value;
+        m->max_tokens =
+            default_limit ? GENERATE_WIRE_COMPLETION_TOKENS : (uint32_t)q->max_tokens.value;
     }
     m->min_tokens = q->min_tokens.set ? (uint32_t)q->min_tokens.value : 0;
     m->n = openai_request_n(q);
@@ -80,15 +81,15 @@ static void set_limits(const struct openai_request *q, Tandem__V1__GenerateReque
     m->render_special = !q->skip_special;
 }
 
-int wire_pack(const struct openai_request *q, const char *id, const char *traceparent,
-              const ProtobufCBinaryData *model, const struct parts_rules *rules,
-              struct rpc_msg **ret)
+int generate_wire_pack(const struct openai_request *q, const char *id, const char *traceparent,
+                       const ProtobufCBinaryData *model, const struct output_parser_rules *rules,
+                       struct rpc_msg **ret)
 {
     Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
     Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
     Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
-    ProtobufCBinaryData stops[OPENAI_MAX_STOPS], shown[PARTS_MARKERS_MAX];
-    const char *markers[PARTS_MARKERS_MAX];
+    ProtobufCBinaryData stops[OPENAI_MAX_STOPS], shown[OUTPUT_PARSER_MARKERS_MAX];
+    const char *markers[OUTPUT_PARSER_MARKERS_MAX];
     AUTO(mem_free) Tandem__V1__LogitBias *bias = calloc(q->n_bias + 1, sizeof(*bias));
     AUTO(mem_free) Tandem__V1__LogitBias **biases = calloc(q->n_bias + 1, sizeof(*biases));
     if (!bias || !biases)
@@ -115,7 +116,7 @@ int wire_pack(const struct openai_request *q, const char *id, const char *tracep
     m.stop = stops;
     m.n_stop_token_ids = q->n_stop_ids;
     m.stop_token_ids = (uint32_t *)(uintptr_t)q->stop_ids;
-    m.n_shown_special = parts_rules_markers(rules, markers);
+    m.n_shown_special = output_parser_rules_markers(rules, markers);
     for (size_t i = 0; i < m.n_shown_special; i++)
         shown[i] = rpc_text(markers[i]);
     m.shown_special = shown;
@@ -126,8 +127,9 @@ int wire_pack(const struct openai_request *q, const char *id, const char *tracep
 }
 
 /* A chat's template writes BOS itself where the model wants it. */
-struct rpc_msg *wire_pack_prompt(const struct openai_request *q, const struct openai_prompt *p,
-                                 const struct rpc_msg *shared)
+struct rpc_msg *generate_wire_pack_prompt(const struct openai_request *q,
+                                          const struct openai_prompt *p,
+                                          const struct rpc_msg *shared)
 {
     Tandem__V1__GenerateRequest m = TANDEM__V1__GENERATE_REQUEST__INIT;
     Tandem__V1__TokenIds ids = TANDEM__V1__TOKEN_IDS__INIT;
@@ -149,15 +151,15 @@ struct rpc_msg *wire_pack_prompt(const struct openai_request *q, const struct op
 
 /* ---- the verifier's events ---- */
 
-void wire_started(struct openai_reply *r, unsigned choice, const Tandem__V1__Started *s,
-                  struct buf *to)
+void generate_wire_started(struct openai_reply *r, unsigned choice, const Tandem__V1__Started *s,
+                           struct buf *to)
 {
     openai_reply_prompt(r, choice, s->prompt_tokens, s->cached_tokens);
     if (r->n_seeds == 0 || (r->n_seeds == 1 && r->seed != s->seed)) {
         r->seed = s->seed;
         r->n_seeds++;
     }
-    openai_reply_started(r, choice, wire_text(s->prompt_text), to);
+    openai_reply_started(r, choice, generate_wire_text(s->prompt_text), to);
 }
 
 static const char *origin_name(Tandem__V1__TokenOrigin origin)
@@ -181,9 +183,10 @@ static void read_token(const Tandem__V1__TokenRun *run, size_t at, struct openai
     const Tandem__V1__Token *from = run->tokens[at];
     size_t n = from->n_top < OPENAI_MAX_TOP ? from->n_top : OPENAI_MAX_TOP;
     for (size_t i = 0; i < n; i++)
-        top[i] = (struct openai_alternative){wire_text(from->top[i]->text), from->top[i]->logprob};
-    *t = (struct openai_token){.text = wire_text(from->text),
-                               .bytes = wire_text(from->bytes),
+        top[i] = (struct openai_alternative){generate_wire_text(from->top[i]->text),
+                                             from->top[i]->logprob};
+    *t = (struct openai_token){.text = generate_wire_text(from->text),
+                               .bytes = generate_wire_text(from->bytes),
                                .logprob = from->logprob,
                                .n_held = from->held,
                                .top = top,
@@ -192,11 +195,11 @@ static void read_token(const Tandem__V1__TokenRun *run, size_t at, struct openai
                                .origin = origin_name(from->origin),
                                .round = run->round,
                                .drafted = run->drafted,
-                               .proposer = wire_text(run->proposer)};
+                               .proposer = generate_wire_text(run->proposer)};
 }
 
-void wire_run(struct openai_reply *r, unsigned choice, const Tandem__V1__TokenRun *run,
-              struct buf *to)
+void generate_wire_run(struct openai_reply *r, unsigned choice, const Tandem__V1__TokenRun *run,
+                       struct buf *to)
 {
     struct openai_alternative top[OPENAI_MAX_TOP];
     struct openai_token t;
@@ -217,7 +220,7 @@ static void add_speculation(struct openai_reply *r, const Tandem__V1__Speculatio
     r->speculation.bonus += s->bonus;
     r->speculation.k = s->k;
     for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_KEPT_MAX; i++)
-        r->speculation.kept_steps[i] += s->kept_steps[i];
+        r->speculation.accepted_histogram[i] += s->kept_steps[i];
     snprintf(r->rule, sizeof(r->rule), "%.*s", (int)s->rule.len, (char *)s->rule.data);
     snprintf(r->proposer, sizeof(r->proposer), "%.*s", (int)s->proposer.len,
              (char *)s->proposer.data);
@@ -232,12 +235,12 @@ static void add_timings(struct openai_reply *r, const Tandem__V1__Timings *t)
         r->timings = (struct openai_timings){prompt_ms, decode_ms};
 }
 
-void wire_finished(struct openai_reply *r, unsigned choice, const Tandem__V1__Finished *f,
-                   struct buf *to)
+void generate_wire_finished(struct openai_reply *r, unsigned choice, const Tandem__V1__Finished *f,
+                            struct buf *to)
 {
     bool length = f->reason == TANDEM__V1__FINISH_REASON__FINISH_REASON_LENGTH;
     add_speculation(r, f->speculation);
     add_timings(r, f->timings);
-    openai_reply_finished(r, choice, length ? "length" : "stop", wire_text(f->text),
-                          wire_text(f->stop), to);
+    openai_reply_finished(r, choice, length ? "length" : "stop", generate_wire_text(f->text),
+                          generate_wire_text(f->stop), to);
 }

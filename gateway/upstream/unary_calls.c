@@ -7,17 +7,17 @@
 #include "base/err.h"
 
 struct call {
-    struct calls *s;
+    struct unary_calls *s;
     struct call *prev, *next;  // in s->all, with its lock
-    struct rpc_stream *stream; // with the lock; NULL: calls_make() is still at it
+    struct rpc_stream *stream; // with the lock; NULL: unary_calls_make() is still at it
     bool over;                 // with the lock
     const ProtobufCMessageDescriptor *type;
     ProtobufCMessage *reply;
-    calls_done *done;
+    unary_calls_done *done;
     void *user;
 };
 
-struct calls {
+struct unary_calls {
     pthread_mutex_t mu;
     const char *stopped; // why, or NULL
     struct call *all;    // under way
@@ -79,9 +79,9 @@ static void on_end(void *user, const struct rpc_status *status)
         call_free(c);
 }
 
-void calls_make(struct calls *s, struct rpc_client *client, const char *path, int64_t timeout_us,
-                const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-                calls_done *done, void *user)
+void unary_calls_make(struct unary_calls *s, struct rpc_client *client, const char *path,
+                      int64_t timeout_us, const ProtobufCMessage *request,
+                      const ProtobufCMessageDescriptor *reply, unary_calls_done *done, void *user)
 {
     static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
     struct rpc_options opt = {.timeout_us = timeout_us};
@@ -105,9 +105,9 @@ void calls_make(struct calls *s, struct rpc_client *client, const char *path, in
         call_free(c);
 }
 
-int calls_new(struct calls **ret)
+int unary_calls_new(struct unary_calls **ret)
 {
-    struct calls *s = calloc(1, sizeof(*s));
+    struct unary_calls *s = calloc(1, sizeof(*s));
     if (!s)
         return fail(-ENOMEM, "calls: no memory");
     pthread_mutex_init(&s->mu, NULL);
@@ -115,7 +115,7 @@ int calls_new(struct calls **ret)
     return 0;
 }
 
-void calls_stop(struct calls *s, const char *why)
+void unary_calls_stop(struct unary_calls *s, const char *why)
 {
     pthread_mutex_lock(&s->mu);
     s->stopped = why;
@@ -125,7 +125,7 @@ void calls_stop(struct calls *s, const char *why)
     pthread_mutex_unlock(&s->mu);
 }
 
-void calls_free(struct calls *s)
+void unary_calls_free(struct unary_calls *s)
 {
     if (!s)
         return;

@@ -67,9 +67,9 @@ static const struct upstream_model *snapshot_new(Tandem__V1__ModelInfo *info)
 
 void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
                    const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-                   calls_done *done, void *user)
+                   unary_calls_done *done, void *user)
 {
-    calls_make(v->u->calls, v->client, path, timeout_us, request, reply, done, user);
+    unary_calls_make(v->u->calls, v->client, path, timeout_us, request, reply, done, user);
 }
 
 struct rpc_client *upstream_client(struct verifier *v)
@@ -321,7 +321,7 @@ int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
     if (!n || n > UPSTREAM_MAX)
         return fail(-EINVAL, "there must be 1 to %d verifiers, not %u", UPSTREAM_MAX, n);
     int rc = affinity_new(&u->affinity);
-    rc = rc < 0 ? rc : calls_new(&u->calls);
+    rc = rc < 0 ? rc : unary_calls_new(&u->calls);
     if (rc < 0)
         return rc;
     for (; u->n < n; u->n++) {
@@ -348,7 +348,7 @@ void upstream_stop(struct upstream *u)
     pthread_cond_signal(&u->changed);
     pthread_mutex_unlock(&u->mu);
     if (u->calls)
-        calls_stop(u->calls, STOPPING);
+        unary_calls_stop(u->calls, STOPPING);
 }
 
 void upstream_free(struct upstream *u)
@@ -364,7 +364,7 @@ void upstream_free(struct upstream *u)
         free(u->verifiers[i].target);
     }
     affinity_free(u->affinity);
-    calls_free(u->calls);
+    unary_calls_free(u->calls);
     pthread_cond_destroy(&u->changed);
     pthread_mutex_destroy(&u->mu);
     free(u);

@@ -81,10 +81,10 @@ void upstream_stop(struct upstream *u);
 /* A call failed with UNAVAILABLE: ask again now, before anybody else runs into it. */
 void upstream_suspect(struct verifier *v);
 
-/* calls_make() to it, until upstream_stop(). */
+/* unary_calls_make() to it, until upstream_stop(). */
 void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
                    const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-                   calls_done *done, void *user);
+                   unary_calls_done *done, void *user);
 /* For calls that stream. */
 struct rpc_client *upstream_client(struct verifier *v);
 

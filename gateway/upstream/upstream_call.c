@@ -7,12 +7,12 @@
 
 #define MAX_TRIES 3 // verifiers one after the other
 
-void ask_init(struct ask *a)
+void upstream_call_init(struct upstream_call *a)
 {
     pthread_mutex_init(&a->mu, NULL);
 }
 
-void ask_done(struct ask *a)
+void upstream_call_done(struct upstream_call *a)
 {
     upstream_release(TAKE(a->verifier));
     if (a->call)
@@ -23,7 +23,7 @@ void ask_done(struct ask *a)
 }
 
 /* With the lock. */
-static void stop(struct ask *a)
+static void stop(struct upstream_call *a)
 {
     a->cancelled = true;
     if (a->call)
@@ -32,7 +32,7 @@ static void stop(struct ask *a)
 
 /* ---- the verifier's events ---- */
 
-static void has_begun(struct ask *a)
+static void has_begun(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     rpc_msg_free(TAKE(a->request));
@@ -41,7 +41,7 @@ static void has_begun(struct ask *a)
     pthread_mutex_unlock(&a->mu);
 }
 
-static bool take_event(struct ask *a, const Tandem__V1__GenerateEvent *e)
+static bool take_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
 {
     if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED)
         has_begun(a);
@@ -52,7 +52,7 @@ static bool take_event(struct ask *a, const Tandem__V1__GenerateEvent *e)
 
 static void on_message(void *user, struct rpc_msg *msg)
 {
-    struct ask *a = user;
+    struct upstream_call *a = user;
     ProtobufCMessage *m = rpc_unpack(&tandem__v1__generate_event__descriptor, msg);
     bool ok = m && take_event(a, (Tandem__V1__GenerateEvent *)m);
     if (m)
@@ -65,10 +65,10 @@ static void on_message(void *user, struct rpc_msg *msg)
     pthread_mutex_unlock(&a->mu);
 }
 
-static bool moves(struct ask *a);
+static bool moves(struct upstream_call *a);
 
 /* Nobody touches the call any more. */
-static void call_over(struct ask *a)
+static void call_over(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     bool cancelled = a->cancelled;
@@ -86,7 +86,7 @@ static void call_over(struct ask *a)
 
 static void on_end(void *user, const struct rpc_status *status)
 {
-    struct ask *a = user;
+    struct upstream_call *a = user;
     a->status = *status;
     pthread_mutex_lock(&a->mu);
     a->over = true;
@@ -98,7 +98,7 @@ static void on_end(void *user, const struct rpc_status *status)
 
 /* ---- the call ---- */
 
-static void call(struct ask *a)
+static void call(struct upstream_call *a)
 {
     static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
     a->target = upstream_target(a->verifier);
@@ -124,7 +124,7 @@ static void call(struct ask *a)
 }
 
 /* One that was not tried yet; NULL: there is none. */
-static struct verifier *choose(const struct ask *a)
+static struct verifier *choose(const struct upstream_call *a)
 {
     const struct upstream_want want = {.prompt = a->prompt, .like = a->model, .except = a->tried};
     const struct upstream_model *model;
@@ -136,7 +136,7 @@ static struct verifier *choose(const struct ask *a)
 }
 
 /* true: another verifier was asked. */
-static bool moves(struct ask *a)
+static bool moves(struct upstream_call *a)
 {
     bool gone = a->status.code == RPC_UNAVAILABLE, full = a->status.code == RPC_RESOURCE_EXHAUSTED;
     if (!a->request || !(gone || full) || __builtin_popcount(a->tried) == MAX_TRIES)
@@ -155,7 +155,7 @@ static bool moves(struct ask *a)
     return true;
 }
 
-void ask_begin(struct ask *a)
+void upstream_call_begin(struct upstream_call *a)
 {
     if (!a->verifier && !(a->verifier = choose(a))) {
         a->status.code = RPC_UNAVAILABLE;
@@ -171,14 +171,14 @@ void ask_begin(struct ask *a)
 
 /* ---- any thread ---- */
 
-void ask_cancel(struct ask *a)
+void upstream_call_cancel(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     stop(a);
     pthread_mutex_unlock(&a->mu);
 }
 
-void ask_tend(struct ask *a, int64_t late_us)
+void upstream_call_tend(struct upstream_call *a, int64_t late_us)
 {
     pthread_mutex_lock(&a->mu);
     if (a->call && a->asked_us && a->asked_us < late_us) {
@@ -188,7 +188,7 @@ void ask_tend(struct ask *a, int64_t late_us)
     pthread_mutex_unlock(&a->mu);
 }
 
-void ask_pause(struct ask *a)
+void upstream_call_pause(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     if (a->call && !a->cancelled)
@@ -196,7 +196,7 @@ void ask_pause(struct ask *a)
     pthread_mutex_unlock(&a->mu);
 }
 
-void ask_resume(struct ask *a)
+void upstream_call_resume(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     if (a->call)

@@ -1,7 +1,7 @@
 /* upstream_call.h - one Generate call, at the verifier that suits it, and at another one with the same bits
  * where that is gone or full before it has begun.
  *
- * Threads: ask_begin() and the callbacks one at a time, ask_cancel() and what follows it any. */
+ * Threads: upstream_call_begin() and the callbacks one at a time, upstream_call_cancel() and what follows it any. */
 #pragma once
 #include <pthread.h>
 #include <stdbool.h>
@@ -9,17 +9,18 @@
 #include "rpc/rpc.h"
 #include "tandem/v1/verifier.pb-c.h"
 
-struct ask;
+struct upstream_call;
 
-struct ask_events {
+struct upstream_call_events {
     /* false: it must not be; the call ends. */
-    bool (*on_event)(struct ask *a, const Tandem__V1__GenerateEvent *e);
-    void (*on_move)(struct ask *a, const char *from, const char *to); // and why: status.text
-    void (*on_over)(struct ask *a); // last; may come before ask_begin() returns
+    bool (*on_event)(struct upstream_call *a, const Tandem__V1__GenerateEvent *e);
+    void (*on_move)(struct upstream_call *a, const char *from,
+                    const char *to);          // and why: status.text
+    void (*on_over)(struct upstream_call *a); // last; may come before upstream_call_begin() returns
 };
 
-struct ask {
-    const struct ask_events *events;
+struct upstream_call {
+    const struct upstream_call_events *events;
     void *user;
     unsigned index; // the owner's, like the next two
     struct upstream *upstream;
@@ -41,12 +42,14 @@ struct ask {
 };
 
 /* What is the owner's stays as it is set. */
-void ask_init(struct ask *a);
-void ask_done(struct ask *a);
+void upstream_call_init(struct upstream_call *a);
+void upstream_call_done(struct upstream_call *a);
 /* verifier, request and prompt are taken over. */
-void ask_begin(struct ask *a);
+void upstream_call_begin(struct upstream_call *a);
 
-void ask_cancel(struct ask *a);                // ends it soon, if it has not ended or not begun
-void ask_tend(struct ask *a, int64_t late_us); // overdue if it was asked before and has not begun
-void ask_pause(struct ask *a);
-void ask_resume(struct ask *a);
+void upstream_call_cancel(
+    struct upstream_call *a); // ends it soon, if it has not ended or not begun
+void upstream_call_tend(struct upstream_call *a,
+                        int64_t late_us); // overdue if it was asked before and has not begun
+void upstream_call_pause(struct upstream_call *a);
+void upstream_call_resume(struct upstream_call *a);

@@ -28,7 +28,7 @@ struct waiter {
 struct upstream {
     unsigned n;
     struct verifier verifiers[UPSTREAM_MAX];
-    struct calls *calls;
+    struct unary_calls *calls;
     pthread_t watcher;
     bool started;       // the watcher
     pthread_mutex_t mu; // for what follows

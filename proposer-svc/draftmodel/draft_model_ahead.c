@@ -15,7 +15,7 @@ struct chance {
     float score;    // and that the verifier gets there
 };
 
-void ahead_drop(struct draft *d, struct draft_seq *s)
+void draft_model_ahead_drop(struct draft_model *d, struct draft_model_seq *s)
 {
     for (uint32_t i = 0; s->branches && i < BRANCHES_MAX; i++) {
         kv_keep(d->run.kv, &s->branches->v[i].kv, 0, NULL, 0);
@@ -25,28 +25,28 @@ void ahead_drop(struct draft *d, struct draft_seq *s)
         s->branches->begun = false;
 }
 
-void ahead_done(struct draft *d, struct draft_seq *s)
+void draft_model_ahead_done(struct draft_model *d, struct draft_model_seq *s)
 {
     for (uint32_t i = 0; s->branches && i < BRANCHES_MAX; i++)
         kv_seq_done(d->run.kv, &s->branches->v[i].kv);
     free(s->branches);
 }
 
-static bool may_go_on(const struct draft *d, const struct prop_ask *ask)
+static bool may_go_on(const struct draft_model *d, const struct prop_ask *ask)
 {
     return clock_us() + d->pass_us <= ask->until_us;
 }
 
 /* Room for branches, and for the rows of what is being verified. */
-static bool is_ready_ahead(struct draft *d, struct prop_ask *ask)
+static bool is_ready_ahead(struct draft_model *d, struct prop_ask *ask)
 {
-    struct draft_seq *s = ask->seq;
+    struct draft_model_seq *s = ask->seq;
     uint32_t n = ask->context.n, base = n - ask->context.n_verifying;
     ask->to->n = 0;
     ask->to->tree = true;
     ask->to->q_mode = ask->q_mode == PROP_COUPLED ? PROP_COUPLED : PROP_POINT;
     if (base == 0 || n + ask->k >= d->run.context || ask->context.n_verifying >= GROUP_MAX ||
-        s->is_foreign || !may_go_on(d, ask) || !rows_touch(d, s))
+        s->is_foreign || !may_go_on(d, ask) || !draft_model_rows_touch(d, s))
         return false;
     if (!s->branches && !(s->branches = calloc(1, sizeof(*s->branches))))
         return false;
@@ -55,7 +55,7 @@ static bool is_ready_ahead(struct draft *d, struct prop_ask *ask)
         if (!kv->blocks && kv_seq_init(kv, d->run.context) < 0)
             return false;
     }
-    rows_keep(d, s, base - 1);
+    draft_model_rows_keep(d, s, base - 1);
     return base - s->kv.len <= CATCH_UP;
 }
 
@@ -75,7 +75,7 @@ static uint32_t add_chance(struct chance *best, uint32_t n, uint32_t most, const
 /* What may follow: the draft's own next token first, then the model's likeliest others where a
  * token is rejected or behind the last. first: the row of the last committed token. Returns how
  * many of the `most` there are. */
-static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32_t first,
+static uint32_t find_chances(struct draft_model *d, const struct prop_ask *ask, uint32_t first,
                              uint32_t most, struct chance *best)
 {
     uint32_t m = ask->context.n_verifying, n = 1;
@@ -84,14 +84,14 @@ static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32
     for (uint32_t i = 0; i <= m; i++) {
         struct dist_top top[BRANCHES_TOP];
         int32_t behind = (int32_t)i - (int32_t)m - 1;
-        const float *logits = draw_logits(d, ask, first + i, behind);
+        const float *logits = draft_model_draw_logits(d, ask, first + i, behind);
         float logprob;
         bool unused = i < m && verifying[i] >= d->run.opt.n_vocab; // no row has a logit for it
         dist_logprobs(d->run.dist, logits, i < m && !unused ? verifying[i] : 0, BRANCHES_TOP,
                       &logprob, top);
         uint32_t drafted = i < m ? verifying[i] : top[0].token;
         if (i == m && ask->q_mode == PROP_COUPLED) {
-            draw_law(d, ask, logits);
+            draft_model_draw_dist(d, ask, logits);
             drafted = dist_draw(d->run.dist, ask->draw_key, ask->context.n);
         }
         for (uint32_t t = 0; t < BRANCHES_TOP; t++) {
@@ -106,8 +106,8 @@ static uint32_t find_chances(struct draft *d, const struct prop_ask *ask, uint32
     return n;
 }
 
-static void add_node(const struct draft *d, struct prop_ask *ask, struct branch *b, uint32_t token,
-                     int32_t parent, float survival)
+static void add_node(const struct draft_model *d, struct prop_ask *ask, struct branch *b,
+                     uint32_t token, int32_t parent, float survival)
 {
     struct prop_draft *to = ask->to;
     b->node = to->n++;
@@ -115,21 +115,21 @@ static void add_node(const struct draft *d, struct prop_ask *ask, struct branch 
     to->tokens[b->node] = token;
     to->parents[b->node] = parent;
     to->survival[b->node] = survival;
-    b->going = b->n < ask->k && !draw_ends(d, ask, token);
+    b->going = b->n < ask->k && !draft_model_draw_ends(d, ask, token);
 }
 
 /* Puts the rows of the tokens that are being verified behind the n_rows of the pass. Their number,
  * 0 if there is no draft. */
-static uint32_t add_verifying(struct draft *d, struct prop_ask *ask, uint32_t n_rows)
+static uint32_t add_verifying(struct draft_model *d, struct prop_ask *ask, uint32_t n_rows)
 {
-    struct draft_seq *s = ask->seq;
-    ahead_drop(d, s);
+    struct draft_model_seq *s = ask->seq;
+    draft_model_ahead_drop(d, s);
     if (!is_ready_ahead(d, ask))
         return 0;
     uint32_t from = s->kv.len;
-    if (!rows_grow(d, s, ask->context.n - from))
+    if (!draft_model_rows_grow(d, s, ask->context.n - from))
         return 0;
-    uint32_t end = rows_add(d, s, from, n_rows);
+    uint32_t end = draft_model_rows_add(d, s, from, n_rows);
     for (uint32_t i = 0; i <= ask->context.n_verifying; i++)
         d->rows[end - 1 - i].wants_logits = true;
     return end - n_rows;
@@ -137,9 +137,10 @@ static uint32_t add_verifying(struct draft *d, struct prop_ask *ask, uint32_t n_
 
 /* As many of the `most` branches as may all be k long. first: the row of the last committed token.
  */
-static void add_first_nodes(struct draft *d, struct prop_ask *ask, uint32_t first, uint32_t most)
+static void add_first_nodes(struct draft_model *d, struct prop_ask *ask, uint32_t first,
+                            uint32_t most)
 {
-    struct draft_seq *s = ask->seq;
+    struct draft_model_seq *s = ask->seq;
     struct chance best[BRANCHES_MAX];
     uint32_t fit = (PROP_K_MAX - ask->context.n_verifying) / ask->k;
     uint32_t n_best = find_chances(d, ask, first, fit < 1 ? 1 : fit < most ? fit : most, best);
@@ -147,7 +148,8 @@ static void add_first_nodes(struct draft *d, struct prop_ask *ask, uint32_t firs
         struct branch *b = &s->branches->v[i];
         uint32_t n = (uint32_t)((int32_t)ask->context.n + best[i].parent + 1);
         b->n = 0;
-        if (draw_trusts(d, ask, best[i].here) && kv_fork(d->run.kv, &s->kv, n, &b->kv) == 0)
+        if (draft_model_draw_trusts(d, ask, best[i].here) &&
+            kv_fork(d->run.kv, &s->kv, n, &b->kv) == 0)
             add_node(d, ask, b, best[i].token, best[i].parent, best[i].here);
     }
     s->branches->begun = ask->to->n > 0;
@@ -156,7 +158,7 @@ static void add_first_nodes(struct draft *d, struct prop_ask *ask, uint32_t firs
 
 static bool is_begun(const struct prop_ask *ask)
 {
-    const struct draft_seq *s = ask->seq;
+    const struct draft_model_seq *s = ask->seq;
     return s->branches && s->branches->begun;
 }
 
@@ -167,7 +169,8 @@ static bool is_open_ahead(const struct prop_ask *ask)
 
 /* One pass over what is being verified of as many asks as fit in, which begins their branches.
  * False: there are none to begin. */
-static bool begin_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n, uint32_t most)
+static bool begin_ahead(struct draft_model *d, struct prop_ask *const *asks, uint32_t n,
+                        uint32_t most)
 {
     struct prop_ask *begun[GROUP_MAX];
     uint32_t first[GROUP_MAX], n_begun = 0, n_rows = 0, n_logits = 0;
@@ -188,35 +191,36 @@ static bool begin_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t 
     }
     if (!n_begun)
         return false;
-    rows_pass(d, n_rows);
+    draft_model_rows_pass(d, n_rows);
     for (uint32_t i = 0; i < n_begun; i++)
         add_first_nodes(d, begun[i], first[i], most);
     return true;
 }
 
 /* The next token of a branch, behind its row of the pass. */
-static void go_on(struct draft *d, struct prop_ask *ask, struct branch *b)
+static void go_on(struct draft_model *d, struct prop_ask *ask, struct branch *b)
 {
     struct prop_draft *to = ask->to;
-    const float *logits = draw_logits(d, ask, b->row, (int32_t)b->node);
+    const float *logits = draft_model_draw_logits(d, ask, b->row, (int32_t)b->node);
     struct dist_top top;
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);
     float here = expf(top.logprob);
-    b->going = draw_trusts(d, ask, here) && to->n < PROP_K_MAX - ask->context.n_verifying;
+    b->going =
+        draft_model_draw_trusts(d, ask, here) && to->n < PROP_K_MAX - ask->context.n_verifying;
     if (!b->going)
         return;
     if (ask->q_mode == PROP_COUPLED) {
-        draw_law(d, ask, logits);
+        draft_model_draw_dist(d, ask, logits);
         top.token = dist_draw(d->run.dist, ask->draw_key, b->kv.len);
     }
     add_node(d, ask, b, top.token, (int32_t)b->node, here * to->survival[b->node]);
 }
 
 /* Adds the rows of an ask's branches to the pass; how many there are. */
-static uint32_t add_branches(struct draft *d, const struct prop_ask *ask, uint32_t n_rows)
+static uint32_t add_branches(struct draft_model *d, const struct prop_ask *ask, uint32_t n_rows)
 {
-    const struct draft_seq *s = ask->seq;
+    const struct draft_model_seq *s = ask->seq;
     for (struct branch *b = s->branches->v; b < s->branches->v + BRANCHES_MAX; b++) {
         b->going = b->going && kv_grow(d->run.kv, &b->kv, 1) == 0;
         if (!b->going)
@@ -235,7 +239,7 @@ static uint32_t add_branches(struct draft *d, const struct prop_ask *ask, uint32
 
 static uint32_t n_going(const struct prop_ask *ask)
 {
-    const struct draft_seq *s = ask->seq;
+    const struct draft_model_seq *s = ask->seq;
     uint32_t n = 0;
     for (unsigned i = 0; i < BRANCHES_MAX; i++)
         n += s->branches->v[i].going;
@@ -243,7 +247,7 @@ static uint32_t n_going(const struct prop_ask *ask)
 }
 
 /* One pass over the branches of as many asks as fit in. */
-static void step_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n)
+static void step_ahead(struct draft_model *d, struct prop_ask *const *asks, uint32_t n)
 {
     uint32_t n_rows = 0, end = 0;
     for (; end < n; end++) {
@@ -254,9 +258,9 @@ static void step_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n
         n_rows = add_branches(d, asks[end], n_rows);
     }
     if (n_rows)
-        rows_pass(d, n_rows);
+        draft_model_rows_pass(d, n_rows);
     for (uint32_t i = 0; i < end; i++) {
-        const struct draft_seq *s = asks[i]->seq;
+        const struct draft_model_seq *s = asks[i]->seq;
         if (!is_open_ahead(asks[i]))
             continue;
         for (struct branch *b = s->branches->v; b < s->branches->v + BRANCHES_MAX; b++)
@@ -265,7 +269,7 @@ static void step_ahead(struct draft *d, struct prop_ask *const *asks, uint32_t n
     }
 }
 
-void ahead_draft(struct draft *d, struct prop_ask *const *asks, uint32_t n)
+void draft_model_ahead_draft(struct draft_model *d, struct prop_ask *const *asks, uint32_t n)
 {
     uint32_t n_open = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -281,7 +285,7 @@ void ahead_draft(struct draft *d, struct prop_ask *const *asks, uint32_t n)
         if (!asks[i]->done && is_begun(asks[i]))
             asks[i]->done = !n_going(asks[i]) || !may_go_on(d, asks[i]);
         if (asks[i]->done)
-            ahead_drop(d, asks[i]->seq);
+            draft_model_ahead_drop(d, asks[i]->seq);
         d->is_ahead = d->is_ahead || !asks[i]->done;
     }
 }

@@ -11,7 +11,7 @@
 #define DENSE_MAX (224u << 10) // probabilities of a dense q: 896 KiB
 
 /* The next 64 random bits. */
-static uint64_t bits(struct draft *d)
+static uint64_t bits(struct draft_model *d)
 {
     uint64_t n = d->n_draws++;
     return rng_u64(d->key, RNG_PROPOSER, (uint32_t)n, (uint32_t)(n >> 32), 0);
@@ -19,7 +19,7 @@ static uint64_t bits(struct draft *d)
 
 /* The `width` likeliest tokens of the law, the likeliest first, ties to the lowest id; what it
  * lacks is filled up with tokens that cannot come. */
-static void find_likeliest(const struct dist_law *law, uint32_t width, uint32_t *ids)
+static void find_likeliest(const struct dist_weights *law, uint32_t width, uint32_t *ids)
 {
     uint32_t n = 0;
     for (uint32_t k = 0; k < law->n_kept; k++) {
@@ -45,8 +45,8 @@ static void find_likeliest(const struct dist_law *law, uint32_t width, uint32_t 
 }
 
 /* A token drawn from integers that sum to 65536, each at least 1, which go to the row of q. */
-static uint32_t draw_sparse(struct draft *d, const struct dist_law *law, const struct prop_q *q,
-                            uint32_t row)
+static uint32_t draw_sparse(struct draft_model *d, const struct dist_weights *law,
+                            const struct prop_q *q, uint32_t row)
 {
     uint32_t *ids = q->ids + (size_t)row * q->width;
     uint16_t *probs = q->probs + (size_t)row * q->width;
@@ -69,8 +69,8 @@ static uint32_t draw_sparse(struct draft *d, const struct dist_law *law, const s
 }
 
 /* A token drawn from the floats that go to the row of q. */
-static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const struct prop_q *q,
-                           uint32_t row)
+static uint32_t draw_dense(struct draft_model *d, const struct dist_weights *law,
+                           const struct prop_q *q, uint32_t row)
 {
     float *probs = q->dense + (size_t)row * q->width;
     double sum = 0;
@@ -90,7 +90,7 @@ static uint32_t draw_dense(struct draft *d, const struct dist_law *law, const st
 
 /* ---- the target's sampling parameters ---- */
 
-void draw_cut(struct draft_seq *s, uint32_t keep)
+void draft_model_draw_cut(struct draft_model_seq *s, uint32_t keep)
 {
     if (keep && keep >= s->n_counted)
         return;
@@ -106,12 +106,12 @@ static uint32_t n_committed(const struct prop_ask *ask)
 
 /* Is there room for the counts of the context and a draft? As it grows by a quarter at least, a
  * context is counted anew seldom. */
-static bool reserve_counts(const struct draft *d, struct draft_seq *s, uint32_t n)
+static bool reserve_counts(const struct draft_model *d, struct draft_model_seq *s, uint32_t n)
 {
     uint32_t n_vocab = d->run.model->params.n_vocab, need = n + PROP_K_MAX;
     if (s->counts && (s->counts_room >= need || s->counts_room >= n_vocab))
         return true;
-    draw_cut(s, 0);
+    draft_model_draw_cut(s, 0);
     need += need / 4;
     s->counts_room = need < n_vocab ? need : n_vocab;
     return dist_counts_new(s->counts_room, &s->counts) == 0;
@@ -119,13 +119,13 @@ static bool reserve_counts(const struct draft *d, struct draft_seq *s, uint32_t 
 
 /* The committed context counts; of a prompt of unknown length nothing was generated. False: no
  * memory. */
-static bool count_context(const struct draft *d, const struct prop_ask *ask)
+static bool count_context(const struct draft_model *d, const struct prop_ask *ask)
 {
-    struct draft_seq *s = ask->seq;
+    struct draft_model_seq *s = ask->seq;
     const struct prop_context *c = &ask->context;
     uint32_t n_prompt = c->n_prompt ? c->n_prompt : UINT32_MAX;
     if (s->counted_prompt != n_prompt)
-        draw_cut(s, 0);
+        draft_model_draw_cut(s, 0);
     s->counted_prompt = n_prompt;
     if (!reserve_counts(d, s, c->n))
         return false;
@@ -153,10 +153,10 @@ static uint32_t find_path(const struct prop_ask *ask, int32_t behind, uint32_t *
 }
 
 /* As dist_adjust(), with the draft's tokens counted as if they were committed. */
-static void adjust(struct draft *d, const struct prop_ask *ask, const float *logits,
+static void adjust(struct draft_model *d, const struct prop_ask *ask, const float *logits,
                    const struct dist_params *p, const uint32_t *path, uint32_t n)
 {
-    struct draft_seq *s = ask->seq;
+    struct draft_model_seq *s = ask->seq;
     bool counted = dist_penalises(p) && count_context(d, ask);
     for (uint32_t i = n; i-- > 0 && counted;)
         dist_counts_add(s->counts, path[i], true);
@@ -165,7 +165,8 @@ static void adjust(struct draft *d, const struct prop_ask *ask, const float *log
         dist_counts_take_back(s->counts, path[i]);
 }
 
-const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, int32_t behind)
+const float *draft_model_draw_logits(struct draft_model *d, const struct prop_ask *ask,
+                                     uint32_t row, int32_t behind)
 {
     const float *logits = forward_logits(d->run.forward, row);
     struct dist_params p = ask->sampling.law;
@@ -178,7 +179,7 @@ const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t r
     return d->adjusted;
 }
 
-void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits)
+void draft_model_draw_dist(struct draft_model *d, const struct prop_ask *ask, const float *logits)
 {
     struct dist_params p = ask->sampling.law;
     p.n_bias = p.n_banned = 0;
@@ -188,18 +189,18 @@ void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits)
 /* ---- a draft ---- */
 
 /* The draft's next token, drawn as its mode says. */
-static uint32_t draw_token(struct draft *d, const struct prop_ask *ask, const float *logits)
+static uint32_t draw_token(struct draft_model *d, const struct prop_ask *ask, const float *logits)
 {
     uint32_t n = ask->to->n;
-    draw_law(d, ask, logits);
+    draft_model_draw_dist(d, ask, logits);
     if (ask->q_mode == PROP_COUPLED)
         return dist_draw(d->run.dist, ask->draw_key, ask->context.n + n);
-    struct dist_law law = dist_law(d->run.dist);
+    struct dist_weights law = dist_weights(d->run.dist);
     return ask->q_mode == PROP_SPARSE ? draw_sparse(d, &law, ask->to->q, n)
                                       : draw_dense(d, &law, ask->to->q, n);
 }
 
-bool draw_ends(const struct draft *d, const struct prop_ask *ask, uint32_t token)
+bool draft_model_draw_ends(const struct draft_model *d, const struct prop_ask *ask, uint32_t token)
 {
     uint32_t i = 0;
     while (i < d->n_eos && d->eos[i] != token)
@@ -207,28 +208,29 @@ bool draw_ends(const struct draft *d, const struct prop_ask *ask, uint32_t token
     return i < d->n_eos && !ask->sampling.ignore_eos;
 }
 
-bool draw_trusts(const struct draft *d, const struct prop_ask *ask, float confidence)
+bool draft_model_draw_trusts(const struct draft_model *d, const struct prop_ask *ask,
+                             float confidence)
 {
     return confidence >= d->p_min && confidence >= ask->p_min; // a NaN is not trusted
 }
 
-bool draw_next(struct draft *d, struct prop_ask *ask, const float *logits)
+bool draft_model_draw_next(struct draft_model *d, struct prop_ask *ask, const float *logits)
 {
     struct prop_draft *to = ask->to;
     struct dist_top best;
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &best);
     float confidence = expf(best.logprob);
-    if (!draw_trusts(d, ask, confidence))
+    if (!draft_model_draw_trusts(d, ask, confidence))
         return false;
     uint32_t token = ask->q_mode == PROP_POINT ? best.token : draw_token(d, ask, logits);
     to->tokens[to->n] = token;
     to->survival[to->n] = confidence * (to->n ? to->survival[to->n - 1] : 1);
     to->n++;
-    return to->n < ask->k && !draw_ends(d, ask, token);
+    return to->n < ask->k && !draft_model_draw_ends(d, ask, token);
 }
 
-bool draw_room(const struct draft *d, struct prop_ask *ask)
+bool draft_model_draw_space(const struct draft_model *d, struct prop_ask *ask)
 {
     bool sparse = ask->q_mode == PROP_SPARSE;
     uint32_t width = d->run.opt.n_vocab;

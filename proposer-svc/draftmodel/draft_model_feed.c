@@ -5,9 +5,9 @@
 #define FEED_US 3000 // a chunk of context takes so long: what a Round may have to wait
 #define FEED_ROWS_MIN 16
 
-void feed_later(struct draft *d, struct draft_seq *s)
+void draft_model_feed_later(struct draft_model *d, struct draft_model_seq *s)
 {
-    struct draft_seq **at = &d->first_fed;
+    struct draft_model_seq **at = &d->first_fed;
     if (s->is_fed)
         return;
     while (*at)
@@ -17,9 +17,9 @@ void feed_later(struct draft *d, struct draft_seq *s)
     s->is_fed = true;
 }
 
-void feed_stop(struct draft *d, struct draft_seq *s)
+void draft_model_feed_stop(struct draft_model *d, struct draft_model_seq *s)
 {
-    struct draft_seq **at = &d->first_fed;
+    struct draft_model_seq **at = &d->first_fed;
     if (!s->is_fed)
         return;
     while (*at != s)
@@ -28,41 +28,41 @@ void feed_stop(struct draft *d, struct draft_seq *s)
     s->is_fed = false;
 }
 
-int64_t feed_us(const struct draft *d, const struct draft_seq *s)
+int64_t draft_model_feed_us(const struct draft_model *d, const struct draft_model_seq *s)
 {
     uint64_t rows = 0;
-    for (const struct draft_seq *f = d->first_fed; f; f = f == s ? NULL : f->next_fed)
+    for (const struct draft_model_seq *f = d->first_fed; f; f = f == s ? NULL : f->next_fed)
         rows += f->context.n - f->kv.len;
     return (int64_t)((float)rows * d->feed_row_us);
 }
 
-static uint32_t chunk_rows(const struct draft *d)
+static uint32_t chunk_rows(const struct draft_model *d)
 {
     float rows = d->feed_row_us > 0 ? FEED_US / d->feed_row_us : FEED_ROWS_MIN;
     return rows < FEED_ROWS_MIN ? FEED_ROWS_MIN : rows > ROWS_MAX ? ROWS_MAX : (uint32_t)rows;
 }
 
-bool feed_work(void *shared)
+bool draft_model_feed_work(void *shared)
 {
-    struct draft *d = shared;
-    struct draft_seq *s = d->first_fed;
+    struct draft_model *d = shared;
+    struct draft_model_seq *s = d->first_fed;
     bool is_ahead = d->is_ahead;
     d->is_ahead = false; // until draft() says it again
     if (!s)
         return is_ahead;
     uint32_t from = s->kv.len, left = s->context.n - 1 - from, n = chunk_rows(d);
     if (from + CATCH_UP >= s->context.n || s->is_foreign) {
-        feed_stop(d, s);
+        draft_model_feed_stop(d, s);
         return true;
     }
     n = n < left ? n : left;
-    if (!rows_grow(d, s, n)) {
+    if (!draft_model_rows_grow(d, s, n)) {
         s->starved = true;
-        feed_stop(d, s);
+        draft_model_feed_stop(d, s);
         return true;
     }
     int64_t start_us = clock_us();
-    forward_run(d->run.forward, d->rows, rows_add(d, s, from, 0));
+    forward_run(d->run.forward, d->rows, draft_model_rows_add(d, s, from, 0));
     float row_us = (float)(clock_us() - start_us) / (float)n;
     d->feed_row_us = d->feed_row_us > 0 ? 0.75f * d->feed_row_us + 0.25f * row_us : row_us;
     return true;

@@ -13,9 +13,9 @@
 #define CATCH_UP 8     // rows that may lack for a draft to begin: GROUP_MAX times it is ROWS_MAX
 
 /* One sequence. Rows [0, kv.len) are there; those behind the context are of draft tokens. */
-struct draft_seq {
-    struct draft_seq *newer, *older; // in the order of use
-    struct draft_seq *next_fed;      // waits to be fed
+struct draft_model_seq {
+    struct draft_model_seq *newer, *older; // in the order of use
+    struct draft_model_seq *next_fed;      // waits to be fed
     struct prop_context context;
     struct kv_seq kv; // blocks NULL: was never asked for
     uint64_t used;    // n_calls when it was asked for last
@@ -46,18 +46,18 @@ struct branches {
     struct branch v[BRANCHES_MAX];
 };
 
-struct draft {
+struct draft_model {
     struct runner run;
     char *name;
     uint64_t vocab_digest;
     uint32_t n_eos, eos[TOK_MAX_EOS];
     uint32_t sparse_k;
     float p_min;
-    float *adjusted;                   // (n_vocab) a row's logits after penalties, bias and bans
-    uint64_t key, n_draws;             // its own random numbers: no draw's counter comes again
-    uint64_t n_calls;                  // in which an ask was done
-    struct draft_seq *newest, *oldest; // those with a table of blocks
-    struct draft_seq *first_fed;
+    float *adjusted;       // (n_vocab) a row's logits after penalties, bias and bans
+    uint64_t key, n_draws; // its own random numbers: no draw's counter comes again
+    uint64_t n_calls;      // in which an ask was done
+    struct draft_model_seq *newest, *oldest; // those with a table of blocks
+    struct draft_model_seq *first_fed;
     bool is_ahead;     // the last draft() left some that is made ahead to be gone on with
     float feed_row_us; // what a row of a chunk takes
     int64_t pass_us;   // of the last pass of drafts
@@ -68,63 +68,66 @@ struct draft {
 /* ---- draft_rows.c ---- */
 
 /* The sequence is asked for now. False: no memory. */
-bool rows_touch(struct draft *d, struct draft_seq *s);
+bool draft_model_rows_touch(struct draft_model *d, struct draft_model_seq *s);
 /* Only the first n rows stay. */
-void rows_keep(struct draft *d, struct draft_seq *s, uint32_t n);
+void draft_model_rows_keep(struct draft_model *d, struct draft_model_seq *s, uint32_t n);
 /* Room for n rows more, at the cost of sequences that idle. False: there is none. */
-bool rows_grow(struct draft *d, struct draft_seq *s, uint32_t n);
+bool draft_model_rows_grow(struct draft_model *d, struct draft_model_seq *s, uint32_t n);
 /* Rows of its context that another sequence of the tenant has left, as the last turn of a chat,
  * need not run again; and it leaves its own, of which all are committed, to others. */
-void rows_share(struct draft *d, struct draft_seq *s);
+void draft_model_rows_share(struct draft_model *d, struct draft_model_seq *s);
 /* Puts the rows [from, kv.len) of a sequence, which has grown by them, behind the n rows that the
  * pass has. Returns how many it has then. */
-uint32_t rows_add(struct draft *d, const struct draft_seq *s, uint32_t from, uint32_t n);
-void rows_pass(struct draft *d, uint32_t n_rows);
+uint32_t draft_model_rows_add(struct draft_model *d, const struct draft_model_seq *s, uint32_t from,
+                              uint32_t n);
+void draft_model_rows_pass(struct draft_model *d, uint32_t n_rows);
 /* Of struct prop_ops. */
-void rows_seq_done(void *shared, void *seq, const struct prop_context *c);
-void rows_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep);
-int rows_seq_grow(void *shared, void *seq, const struct prop_context *c);
+void draft_model_rows_seq_done(void *shared, void *seq, const struct prop_context *c);
+void draft_model_rows_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep);
+int draft_model_rows_seq_grow(void *shared, void *seq, const struct prop_context *c);
 
 /* ---- draft_feed.c ---- */
 
 /* Its context is read between Rounds. */
-void feed_later(struct draft *d, struct draft_seq *s);
-void feed_stop(struct draft *d, struct draft_seq *s);
+void draft_model_feed_later(struct draft_model *d, struct draft_model_seq *s);
+void draft_model_feed_stop(struct draft_model *d, struct draft_model_seq *s);
 /* What reading takes until its turn is over, as far as is known. */
-int64_t feed_us(const struct draft *d, const struct draft_seq *s);
-bool feed_work(void *shared); // work() of struct prop_ops
+int64_t draft_model_feed_us(const struct draft_model *d, const struct draft_model_seq *s);
+bool draft_model_feed_work(void *shared); // work() of struct prop_ops
 
 /* ---- draft_draw.c ---- */
 
 /* The logits in a row of the last pass after the ask's penalties, bias and bans. behind: what the
  * row's token is, as a parent in a draft: its node, or -1 the context's last token, and so on.
  * Valid until the next call. */
-const float *draw_logits(struct draft *d, const struct prop_ask *ask, uint32_t row, int32_t behind);
+const float *draft_model_draw_logits(struct draft_model *d, const struct prop_ask *ask,
+                                     uint32_t row, int32_t behind);
 /* Tokens of the context are no longer valid. */
-void draw_cut(struct draft_seq *s, uint32_t keep);
+void draft_model_draw_cut(struct draft_model_seq *s, uint32_t keep);
 /* What else the ask's sampling parameters do to these logits, for d->run.dist. */
-void draw_law(struct draft *d, const struct prop_ask *ask, const float *logits);
+void draft_model_draw_dist(struct draft_model *d, const struct prop_ask *ask, const float *logits);
 /* Nothing is drafted behind the token: there is another text. */
-bool draw_ends(const struct draft *d, const struct prop_ask *ask, uint32_t token);
+bool draft_model_draw_ends(const struct draft_model *d, const struct prop_ask *ask, uint32_t token);
 /* Is a row of this confidence drawn from? */
-bool draw_trusts(const struct draft *d, const struct prop_ask *ask, float confidence);
+bool draft_model_draw_trusts(const struct draft_model *d, const struct prop_ask *ask,
+                             float confidence);
 /* Adds the token behind the row with these logits. False: the draft ends. */
-bool draw_next(struct draft *d, struct prop_ask *ask, const float *logits);
+bool draft_model_draw_next(struct draft_model *d, struct prop_ask *ask, const float *logits);
 /* Room for the q of a draft; a dense one may cut k. False: no memory. */
-bool draw_room(const struct draft *d, struct prop_ask *ask);
+bool draft_model_draw_space(const struct draft_model *d, struct prop_ask *ask);
 
 /* ---- draft_step.c ---- */
 
 /* Drafts for all asks that are ready and verify nothing; others are done without, or fed first.
  * False: none of all n is done yet. */
-bool step_draft(struct draft *d, struct prop_ask *const *asks, uint32_t n);
+bool draft_model_step(struct draft_model *d, struct prop_ask *const *asks, uint32_t n);
 
 /* ---- draft_ahead.c ---- */
 
 /* One pass for the asks that verify something, so that Rounds that wait for their drafts come
  * first. Sets is_ahead if there is more to do. */
-void ahead_draft(struct draft *d, struct prop_ask *const *asks, uint32_t n);
+void draft_model_ahead_draft(struct draft_model *d, struct prop_ask *const *asks, uint32_t n);
 /* What was drafted ahead is of no use any more. */
-void ahead_drop(struct draft *d, struct draft_seq *s);
+void draft_model_ahead_drop(struct draft_model *d, struct draft_model_seq *s);
 /* The sequence ends. */
-void ahead_done(struct draft *d, struct draft_seq *s);
+void draft_model_ahead_done(struct draft_model *d, struct draft_model_seq *s);

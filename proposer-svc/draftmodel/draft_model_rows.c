@@ -7,13 +7,13 @@
 
 #define IDLE_CALLS 64 // a sequence not asked for in so many drafts may lose its KV
 
-static void unlink_use(struct draft *d, struct draft_seq *s)
+static void unlink_use(struct draft_model *d, struct draft_model_seq *s)
 {
     *(s->newer ? &s->newer->older : &d->newest) = s->older;
     *(s->older ? &s->older->newer : &d->oldest) = s->newer;
 }
 
-static void link_newest(struct draft *d, struct draft_seq *s)
+static void link_newest(struct draft_model *d, struct draft_model_seq *s)
 {
     s->newer = NULL;
     s->older = d->newest;
@@ -21,7 +21,7 @@ static void link_newest(struct draft *d, struct draft_seq *s)
     d->newest = s;
 }
 
-bool rows_touch(struct draft *d, struct draft_seq *s)
+bool draft_model_rows_touch(struct draft_model *d, struct draft_model_seq *s)
 {
     if (s->kv.blocks)
         unlink_use(d, s);
@@ -32,28 +32,28 @@ bool rows_touch(struct draft *d, struct draft_seq *s)
     return true;
 }
 
-void rows_keep(struct draft *d, struct draft_seq *s, uint32_t n)
+void draft_model_rows_keep(struct draft_model *d, struct draft_model_seq *s, uint32_t n)
 {
     if (s->kv.len > n)
         kv_keep(d->run.kv, &s->kv, n, NULL, 0);
 }
 
-bool rows_grow(struct draft *d, struct draft_seq *s, uint32_t n)
+bool draft_model_rows_grow(struct draft_model *d, struct draft_model_seq *s, uint32_t n)
 {
-    struct draft_seq *v = d->oldest;
+    struct draft_model_seq *v = d->oldest;
     while (kv_grow(d->run.kv, &s->kv, n) < 0) {
         while (v && (v == s || !v->kv.n_blocks))
             v = v->newer;
         if (!v || v->used + IDLE_CALLS > d->n_calls)
             return false;
-        ahead_drop(d, v); // branches hold its rows, too
-        rows_keep(d, v, 0);
-        draw_cut(v, 0);
+        draft_model_ahead_drop(d, v); // branches hold its rows, too
+        draft_model_rows_keep(d, v, 0);
+        draft_model_draw_cut(v, 0);
     }
     return true;
 }
 
-void rows_share(struct draft *d, struct draft_seq *s)
+void draft_model_rows_share(struct draft_model *d, struct draft_model_seq *s)
 {
     const struct prop_context *c = &s->context;
     struct kv_root root = {c->tenant, c->tenant_len};
@@ -62,12 +62,13 @@ void rows_share(struct draft *d, struct draft_seq *s)
     kv_enter(d->run.kv, &s->kv, &root, c->tokens, s->kv.len);
 }
 
-static uint32_t token_at(const struct draft_seq *s, uint32_t pos)
+static uint32_t token_at(const struct draft_model_seq *s, uint32_t pos)
 {
     return pos < s->context.n ? s->context.tokens[pos] : s->ahead[pos - s->ahead_at];
 }
 
-uint32_t rows_add(struct draft *d, const struct draft_seq *s, uint32_t from, uint32_t n)
+uint32_t draft_model_rows_add(struct draft_model *d, const struct draft_model_seq *s, uint32_t from,
+                              uint32_t n)
 {
     for (uint32_t pos = from; pos < s->kv.len; pos++)
         d->rows[n++] = (struct forward_row){
@@ -75,7 +76,7 @@ uint32_t rows_add(struct draft *d, const struct draft_seq *s, uint32_t from, uin
     return n;
 }
 
-void rows_pass(struct draft *d, uint32_t n_rows)
+void draft_model_rows_pass(struct draft_model *d, uint32_t n_rows)
 {
     int64_t start_us = clock_us();
     forward_run(d->run.forward, d->rows, n_rows);
@@ -84,33 +85,34 @@ void rows_pass(struct draft *d, uint32_t n_rows)
 
 /* ---- what the session tells ---- */
 
-void rows_seq_done(void *shared, void *seq, const struct prop_context *c)
+void draft_model_rows_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
-    struct draft *d = shared;
-    struct draft_seq *s = seq;
+    struct draft_model *d = shared;
+    struct draft_model_seq *s = seq;
     (void)c;
-    feed_stop(d, s);
-    draw_cut(s, 0);
+    draft_model_feed_stop(d, s);
+    draft_model_draw_cut(s, 0);
     if (!s->kv.blocks)
         return;
     unlink_use(d, s);
     kv_seq_done(d->run.kv, &s->kv);
-    ahead_done(d, s);
+    draft_model_ahead_done(d, s);
 }
 
-void rows_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
+void draft_model_rows_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
 {
-    struct draft_seq *s = seq;
+    struct draft_model_seq *s = seq;
     (void)c;
-    ahead_drop(shared, s);
-    rows_keep(shared, s, keep);
-    draw_cut(s, keep);
+    draft_model_ahead_drop(shared, s);
+    draft_model_rows_keep(shared, s, keep);
+    draft_model_draw_cut(s, keep);
     s->context.n = keep;
     s->is_foreign = s->is_foreign && s->foreign_at < keep;
 }
 
 /* A target may have tokens beyond the draft model's rows: behind one there are no drafts. */
-static void find_foreign(const struct draft *d, struct draft_seq *s, const struct prop_context *c)
+static void find_foreign(const struct draft_model *d, struct draft_model_seq *s,
+                         const struct prop_context *c)
 {
     for (uint32_t i = s->context.n; i < c->n && !s->is_foreign; i++) {
         s->is_foreign = c->tokens[i] >= d->run.model->params.n_vocab;
@@ -119,16 +121,16 @@ static void find_foreign(const struct draft *d, struct draft_seq *s, const struc
 }
 
 /* Rows of draft tokens that were committed stay. */
-int rows_seq_grow(void *shared, void *seq, const struct prop_context *c)
+int draft_model_rows_seq_grow(void *shared, void *seq, const struct prop_context *c)
 {
-    struct draft_seq *s = seq;
+    struct draft_model_seq *s = seq;
     uint32_t at = s->context.n;
     find_foreign(shared, s, c);
-    ahead_drop(shared, s);
+    draft_model_ahead_drop(shared, s);
     while (at < c->n && at < s->kv.len && s->ahead[at - s->ahead_at] == c->tokens[at])
         at++;
     if (at < c->n)
-        rows_keep(shared, s, at);
+        draft_model_rows_keep(shared, s, at);
     s->context = *c;
     return 0;
 }

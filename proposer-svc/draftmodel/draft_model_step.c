@@ -9,32 +9,33 @@ struct going {
 };
 
 /* True: the next pass may draft for it. Else it is done, or fed first. */
-static bool is_ready(struct draft *d, struct prop_ask *ask)
+static bool is_ready(struct draft_model *d, struct prop_ask *ask)
 {
-    struct draft_seq *s = ask->seq;
+    struct draft_model_seq *s = ask->seq;
     uint32_t n = ask->context.n;
     ask->unread = 0;
     ask->to->n = 0;
     ask->to->tree = false;
     ask->to->q_mode = ask->q_mode;
     if (n == 0 || n >= d->run.context || s->starved || s->is_foreign ||
-        ask->until_us <= clock_us() || !rows_touch(d, s)) {
+        ask->until_us <= clock_us() || !draft_model_rows_touch(d, s)) {
         s->starved = false;
         ask->done = true;
         return false;
     }
     if (ask->k > d->run.context - n)
         ask->k = d->run.context - n;
-    rows_keep(d, s, n - 1); // the last token's row gives the first draw
-    rows_share(d, s);
+    draft_model_rows_keep(d, s, n - 1); // the last token's row gives the first draw
+    draft_model_rows_share(d, s);
     s->ahead_at = n;
     if (n - s->kv.len > CATCH_UP) {
-        feed_later(d, s);
+        draft_model_feed_later(d, s);
         ask->unread = n - s->kv.len;
-        ask->done = feed_us(d, s) > (ask->until_us - clock_us()) / 2;
+        ask->done = draft_model_feed_us(d, s) > (ask->until_us - clock_us()) / 2;
         return false;
     }
-    if ((ask->q_mode == PROP_SPARSE || ask->q_mode == PROP_DENSE) && !draw_room(d, ask)) {
+    if ((ask->q_mode == PROP_SPARSE || ask->q_mode == PROP_DENSE) &&
+        !draft_model_draw_space(d, ask)) {
         ask->done = true;
         return false;
     }
@@ -42,29 +43,30 @@ static bool is_ready(struct draft *d, struct prop_ask *ask)
 }
 
 /* One pass, and a token for each; those whose draft has ended leave. */
-static uint32_t step(struct draft *d, struct going *group, uint32_t n_group)
+static uint32_t step(struct draft_model *d, struct going *group, uint32_t n_group)
 {
     uint32_t n_rows = 0, n = 0;
     for (uint32_t i = 0; i < n_group; i++) {
-        struct draft_seq *s = group[i].ask->seq;
+        struct draft_model_seq *s = group[i].ask->seq;
         uint32_t to = s->context.n + group[i].ask->to->n, from = s->kv.len;
-        if (!rows_grow(d, s, to - from))
+        if (!draft_model_rows_grow(d, s, to - from))
             continue; // keeps what it has
-        n_rows = rows_add(d, s, from, n_rows);
+        n_rows = draft_model_rows_add(d, s, from, n_rows);
         d->rows[n_rows - 1].wants_logits = true;
         group[n++] = (struct going){group[i].ask, n_rows - 1};
     }
     if (!n)
         return 0;
-    rows_pass(d, n_rows);
+    draft_model_rows_pass(d, n_rows);
     int64_t now_us = clock_us();
     n_group = n;
     n = 0;
     for (uint32_t i = 0; i < n_group; i++) {
         struct prop_ask *ask = group[i].ask;
-        struct draft_seq *s = ask->seq;
+        struct draft_model_seq *s = ask->seq;
         int32_t behind = (int32_t)ask->to->n - 1;
-        bool goes_on = draw_next(d, ask, draw_logits(d, ask, group[i].row, behind));
+        bool goes_on =
+            draft_model_draw_next(d, ask, draft_model_draw_logits(d, ask, group[i].row, behind));
         if (ask->to->n)
             s->ahead[ask->to->n - 1] = ask->to->tokens[ask->to->n - 1];
         if (goes_on && now_us + d->pass_us <= ask->until_us)
@@ -73,7 +75,7 @@ static uint32_t step(struct draft *d, struct going *group, uint32_t n_group)
     return n;
 }
 
-bool step_draft(struct draft *d, struct prop_ask *const *asks, uint32_t n)
+bool draft_model_step(struct draft_model *d, struct prop_ask *const *asks, uint32_t n)
 {
     bool any_done = false;
     for (uint32_t at = 0; at < n;) {

@@ -42,17 +42,17 @@
 #define SHOW_US 1000000
 #define LOADING_EXTEND_US 30000000
 
-struct prop_draft_settings prop_draft_settings;
+struct prop_draft_model_settings prop_draft_model_settings;
 
 static const struct conf_option options[] = {
     {.name = "draft.model",
      .kind = CONF_TEXT,
-     .value = &prop_draft_settings.model,
+     .value = &prop_draft_model_settings.model,
      .alias = "model_draft|speculative_model",
      .help = "GGUF file of the draft model; its vocabulary is the target's"},
     {.name = "draft.context",
      .kind = CONF_INT,
-     .value = &prop_draft_settings.context,
+     .value = &prop_draft_model_settings.context,
      .fallback = "0",
      .min = 0,
      .max = 1 << 24,
@@ -60,7 +60,7 @@ static const struct conf_option options[] = {
      .help = "tokens of a sequence, longer ones get no drafts; 0: what it was trained for"},
     {.name = "draft.kv_mib",
      .kind = CONF_INT,
-     .value = &prop_draft_settings.kv_mib,
+     .value = &prop_draft_model_settings.kv_mib,
      .fallback = "0",
      .min = 0,
      .max = 1 << 24,
@@ -68,18 +68,18 @@ static const struct conf_option options[] = {
              "quarter of what it leaves free"},
     {.name = "draft.kv_type",
      .kind = CONF_CHOICE,
-     .value = &prop_draft_settings.kv_type,
+     .value = &prop_draft_model_settings.kv_type,
      .fallback = "int8",
      .choices = "int8|f16|f32",
      .help = "how the draft model's K and V are kept, as the verifier's kv_type"},
     {.name = "draft.memory_check",
      .kind = CONF_BOOL,
-     .value = &prop_draft_settings.memory_check,
+     .value = &prop_draft_model_settings.memory_check,
      .fallback = "true",
      .help = "refuse to load a draft model that would take more memory than is available"},
     {.name = "draft.p_min",
      .kind = CONF_FLOAT,
-     .value = &prop_draft_settings.p_min,
+     .value = &prop_draft_model_settings.p_min,
      .fallback = "0",
      .min = 0,
      .max = 1,
@@ -87,27 +87,27 @@ static const struct conf_option options[] = {
      .help = "a draft ends where the model's greatest probability is below this"},
     {.name = "draft.quantize",
      .kind = CONF_CHOICE,
-     .value = &prop_draft_settings.quantise,
+     .value = &prop_draft_model_settings.quantise,
      .fallback = "no",
      .choices = "no|q8_0|q4_0",
      .help = "round matrices of larger types to this one when they are loaded: any model, also the "
              "target itself, as a faster drafter"},
     {.name = "draft.float_gemm",
      .kind = CONF_CHOICE,
-     .value = &prop_draft_settings.float_gemm,
+     .value = &prop_draft_model_settings.float_gemm,
      .fallback = "own",
      .choices = "own|blas",
      .help = "who multiplies matrices of floats, as the verifier's float_gemm"},
     {.name = "draft.sparse_k",
      .kind = CONF_INT,
-     .value = &prop_draft_settings.sparse_k,
+     .value = &prop_draft_model_settings.sparse_k,
      .fallback = "64",
      .min = 1,
      .max = 256,
      .help = "tokens that a sparse q is over, 6 bytes each"},
     {.name = "draft.threads",
      .kind = CONF_INT,
-     .value = &prop_draft_settings.threads,
+     .value = &prop_draft_model_settings.threads,
      .fallback = "0",
      .min = 0,
      .max = 256,
@@ -115,7 +115,7 @@ static const struct conf_option options[] = {
      .help = "threads of the draft model's passes; 0: one per core that may be used"},
     {.name = "draft.pin",
      .kind = CONF_BOOL,
-     .value = &prop_draft_settings.pin,
+     .value = &prop_draft_model_settings.pin,
      .fallback = "true",
      .help = "bind these threads to cores"},
 };
@@ -124,7 +124,7 @@ static const struct conf_option options[] = {
 
 static bool show_progress(void *arg, float done)
 {
-    struct draft *d = arg;
+    struct draft_model *d = arg;
     int64_t now_us = clock_us();
     svc_watchdog();
     if (now_us >= d->show_us) {
@@ -138,7 +138,7 @@ static bool show_progress(void *arg, float done)
 
 /* What is kept of the vocabulary. Ids behind the last used one are never drafted: a target with the
  * same digest may not have them. */
-static int read_vocabulary(struct draft *d, const struct gguf *g, uint32_t *ret_n_used)
+static int read_vocabulary(struct draft_model *d, const struct gguf *g, uint32_t *ret_n_used)
 {
     AUTO(tok_free) struct tok *tok = NULL;
     const uint32_t *eos;
@@ -159,7 +159,7 @@ static int quantise_type(const char *name)
                                        : MODEL_AS_FILE;
 }
 
-static int load(struct draft *d, const struct prop_draft_settings *set)
+static int load(struct draft_model *d, const struct prop_draft_model_settings *set)
 {
     AUTO(gguf_close) struct gguf *g = NULL;
     int64_t start_us = clock_us();
@@ -200,7 +200,7 @@ static int load(struct draft *d, const struct prop_draft_settings *set)
 
 static void draft_close(void *shared)
 {
-    struct draft *d = shared;
+    struct draft_model *d = shared;
     runner_done(&d->run);
     free(d->adjusted);
     free(d->name);
@@ -209,10 +209,10 @@ static void draft_close(void *shared)
 
 static int draft_open(void **ret_shared)
 {
-    const struct prop_draft_settings *set = &prop_draft_settings;
+    const struct prop_draft_model_settings *set = &prop_draft_model_settings;
     if (!set->model)
         return fail(-EINVAL, "draft.model is missing: the GGUF file of the draft model");
-    struct draft *d = calloc(1, sizeof(*d));
+    struct draft_model *d = calloc(1, sizeof(*d));
     if (!d)
         return fail(-ENOMEM, "draft: no memory");
     const char *slash = strrchr(set->model, '/');
@@ -232,7 +232,7 @@ static int draft_open(void **ret_shared)
 
 static void draft_about(void *shared, struct prop_about *to)
 {
-    const struct draft *d = shared;
+    const struct draft_model *d = shared;
     *to = (struct prop_about){.model = d->name,
                               .vocab_digest = d->vocab_digest,
                               .max_context = d->run.context,
@@ -241,24 +241,25 @@ static void draft_about(void *shared, struct prop_about *to)
 }
 static void draft_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
-    struct draft *d = shared;
-    ahead_draft(d, asks, n);
-    if (step_draft(d, asks, n)) // asks that wait for their context come with every piece of it
+    struct draft_model *d = shared;
+    draft_model_ahead_draft(d, asks, n);
+    if (draft_model_step(d, asks,
+                         n)) // asks that wait for their context come with every piece of it
         d->n_calls++;
 }
 
-const struct prop_ops prop_draft = {
+const struct prop_ops prop_draft_model = {
     .name = "draft",
     .flags = PROP_OWN_THREAD,
-    .seq_size = sizeof(struct draft_seq),
+    .seq_size = sizeof(struct draft_model_seq),
     .options = options,
     .n_options = ARRAY_LEN(options),
     .open = draft_open,
     .close = draft_close,
     .about = draft_about,
-    .seq_done = rows_seq_done,
-    .cut = rows_cut,
-    .grow = rows_seq_grow,
+    .seq_done = draft_model_rows_seq_done,
+    .cut = draft_model_rows_cut,
+    .grow = draft_model_rows_seq_grow,
     .draft = draft_draft,
-    .work = feed_work,
+    .work = draft_model_feed_work,
 };

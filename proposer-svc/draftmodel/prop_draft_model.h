@@ -2,7 +2,7 @@
 #pragma once
 #include "proposer-svc/props/prop.h"
 
-struct prop_draft_settings { // before open()
+struct prop_draft_model_settings { // before open()
     char *model, *quantise, *float_gemm, *kv_type;
     int64_t context, kv_mib, threads;
     bool pin, memory_check;
@@ -10,5 +10,5 @@ struct prop_draft_settings { // before open()
     int64_t sparse_k;
 };
 
-extern struct prop_draft_settings prop_draft_settings;
-extern const struct prop_ops prop_draft;
+extern struct prop_draft_model_settings prop_draft_model_settings;
+extern const struct prop_ops prop_draft_model;

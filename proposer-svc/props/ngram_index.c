@@ -6,34 +6,34 @@
 #include "base/err.h"
 #include "proposer-svc/props/ngram_index.h"
 
-const uint32_t grams_lens[GRAMS_LENS] = {1, 2, 4, GRAMS_LONGEST};
+const uint32_t ngram_index_lens[NGRAM_INDEX_LENS] = {1, 2, 4, NGRAM_INDEX_LONGEST};
 
-int grams_init(struct grams *g, uint32_t n_places, uint32_t n_before)
+int ngram_index_init(struct ngram_index *g, uint32_t n_places, uint32_t n_before)
 {
     uint64_t n_slots = (uint64_t)n_places / 3 * 4 + 4;
-    g->slots = n_slots <= UINT32_MAX ? calloc(n_slots * GRAMS_LENS, sizeof(*g->slots)) : NULL;
+    g->slots = n_slots <= UINT32_MAX ? calloc(n_slots * NGRAM_INDEX_LENS, sizeof(*g->slots)) : NULL;
     g->before = malloc(n_before * sizeof(*g->before));
     g->n_slots = (uint32_t)n_slots;
     return g->slots && g->before ? 0 : fail(-ENOMEM, "no memory for %u tokens", n_places);
 }
 
-void grams_done(struct grams *g)
+void ngram_index_done(struct ngram_index *g)
 {
     free(g->slots);
     free(g->before);
 }
 
-void grams_clear(struct grams *g)
+void ngram_index_clear(struct ngram_index *g)
 {
-    memset(g->slots, 0, (size_t)g->n_slots * GRAMS_LENS * sizeof(*g->slots));
+    memset(g->slots, 0, (size_t)g->n_slots * NGRAM_INDEX_LENS * sizeof(*g->slots));
 }
 
-static uint32_t token_at(const struct grams *g, uint32_t pos)
+static uint32_t token_at(const struct ngram_index *g, uint32_t pos)
 {
     return g->tokens[pos & g->mask];
 }
 
-static uint32_t owner_at(const struct grams *g, uint32_t pos)
+static uint32_t owner_at(const struct ngram_index *g, uint32_t pos)
 {
     return g->owners ? g->owners[pos & g->mask] : 0;
 }
@@ -44,44 +44,44 @@ static uint64_t mix(uint64_t h, uint32_t token)
     return h ^ h >> 32;
 }
 
-static uint32_t slot_at(const struct grams *g, uint64_t hash)
+static uint32_t slot_at(const struct ngram_index *g, uint64_t hash)
 {
     return (uint32_t)((hash >> 32) * g->n_slots >> 32);
 }
 
 /* Where the n-gram before the place e belongs, if nothing else were there. */
-static uint32_t home_of(const struct grams *g, unsigned i, uint32_t e)
+static uint32_t home_of(const struct ngram_index *g, unsigned i, uint32_t e)
 {
     uint64_t h = g->salt + owner_at(g, e - 1);
-    for (uint32_t n = 1; n <= grams_lens[i]; n++)
+    for (uint32_t n = 1; n <= ngram_index_lens[i]; n++)
         h = mix(h, token_at(g, e - n));
     return slot_at(g, h);
 }
 
-static bool is_same(const struct grams *g, unsigned i, uint32_t a, uint32_t b)
+static bool is_same(const struct ngram_index *g, unsigned i, uint32_t a, uint32_t b)
 {
     bool same = owner_at(g, a - 1) == owner_at(g, b - 1);
-    for (uint32_t n = 1; same && n <= grams_lens[i]; n++)
+    for (uint32_t n = 1; same && n <= ngram_index_lens[i]; n++)
         same = token_at(g, a - n) == token_at(g, b - n);
     return same;
 }
 
-static bool is_that(const struct grams *g, unsigned i, uint32_t e, const uint32_t *end,
+static bool is_that(const struct ngram_index *g, unsigned i, uint32_t e, const uint32_t *end,
                     uint32_t owner)
 {
     bool same = owner_at(g, e - 1) == owner;
-    for (uint32_t n = 1; same && n <= grams_lens[i]; n++)
+    for (uint32_t n = 1; same && n <= ngram_index_lens[i]; n++)
         same = token_at(g, e - n) == *(end - n);
     return same;
 }
 
-static uint32_t next_slot(const struct grams *g, uint32_t slot)
+static uint32_t next_slot(const struct ngram_index *g, uint32_t slot)
 {
     return slot + 1 < g->n_slots ? slot + 1 : 0;
 }
 
 /* The slot of the n-gram before the place e, or the empty one where it belongs. */
-static uint32_t slot_of(const struct grams *g, unsigned i, uint32_t e, uint32_t home)
+static uint32_t slot_of(const struct ngram_index *g, unsigned i, uint32_t e, uint32_t home)
 {
     const uint32_t *slots = g->slots + (size_t)i * g->n_slots;
     while (slots[home] && !is_same(g, i, slots[home], e))
@@ -89,12 +89,12 @@ static uint32_t slot_of(const struct grams *g, unsigned i, uint32_t e, uint32_t 
     return home;
 }
 
-void grams_add(struct grams *g, uint32_t e, uint32_t span)
+void ngram_index_add(struct ngram_index *g, uint32_t e, uint32_t span)
 {
     uint64_t h = g->salt + owner_at(g, e - 1);
     uint32_t n = 0;
-    for (unsigned i = 0; i < GRAMS_LENS && grams_lens[i] <= span; i++) {
-        while (n < grams_lens[i])
+    for (unsigned i = 0; i < NGRAM_INDEX_LENS && ngram_index_lens[i] <= span; i++) {
+        while (n < ngram_index_lens[i])
             h = mix(h, token_at(g, e - ++n));
         uint32_t *slot = g->slots + (size_t)i * g->n_slots + slot_of(g, i, e, slot_at(g, h));
         g->before[e & g->mask][i] = *slot;
@@ -102,14 +102,14 @@ void grams_add(struct grams *g, uint32_t e, uint32_t span)
     }
 }
 
-void grams_take_back(struct grams *g, uint32_t e, uint32_t span)
+void ngram_index_take_back(struct ngram_index *g, uint32_t e, uint32_t span)
 {
-    for (unsigned i = 0; i < GRAMS_LENS && grams_lens[i] <= span; i++)
+    for (unsigned i = 0; i < NGRAM_INDEX_LENS && ngram_index_lens[i] <= span; i++)
         g->slots[(size_t)i * g->n_slots + slot_of(g, i, e, home_of(g, i, e))] =
             g->before[e & g->mask][i];
 }
 
-void grams_forget(struct grams *g, unsigned i, uint32_t e)
+void ngram_index_forget(struct ngram_index *g, unsigned i, uint32_t e)
 {
     uint32_t *slots = g->slots + (size_t)i * g->n_slots;
     uint32_t hole = slot_of(g, i, e, home_of(g, i, e));
@@ -126,11 +126,12 @@ void grams_forget(struct grams *g, unsigned i, uint32_t e)
     slots[hole] = 0;
 }
 
-uint32_t grams_find(const struct grams *g, unsigned i, const uint32_t *end, uint32_t owner)
+uint32_t ngram_index_find(const struct ngram_index *g, unsigned i, const uint32_t *end,
+                          uint32_t owner)
 {
     const uint32_t *slots = g->slots + (size_t)i * g->n_slots;
     uint64_t h = g->salt + owner;
-    for (uint32_t n = 1; n <= grams_lens[i]; n++)
+    for (uint32_t n = 1; n <= ngram_index_lens[i]; n++)
         h = mix(h, *(end - n));
     uint32_t slot = slot_at(g, h);
     while (slots[slot] && !is_that(g, i, slots[slot], end, owner))

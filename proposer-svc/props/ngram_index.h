@@ -9,33 +9,34 @@
 #pragma once
 #include <stdint.h>
 
-#define GRAMS_LENS 4
-#define GRAMS_LONGEST 8
-extern const uint32_t grams_lens[GRAMS_LENS]; // rising
+#define NGRAM_INDEX_LENS 4
+#define NGRAM_INDEX_LONGEST 8
+extern const uint32_t ngram_index_lens[NGRAM_INDEX_LENS]; // rising
 
 /* The text is the caller's: its token at position p is tokens[p & mask]. */
-struct grams {
+struct ngram_index {
     const uint32_t *tokens;
     const uint32_t *owners; // as tokens: what is whose; NULL: it is all 0's
     uint32_t mask;
     uint64_t salt; // so that nobody can choose texts whose n-grams collide
     uint32_t n_slots;
-    uint32_t *slots;                // (GRAMS_LENS, n_slots)
-    uint32_t (*before)[GRAMS_LENS]; // by place & mask
+    uint32_t *slots;                      // (NGRAM_INDEX_LENS, n_slots)
+    uint32_t (*before)[NGRAM_INDEX_LENS]; // by place & mask
 };
 
 /* Tables for so many places, and before[] for n_before of them. -ENOMEM. */
-int grams_init(struct grams *g, uint32_t n_places, uint32_t n_before);
-void grams_done(struct grams *g);
+int ngram_index_init(struct ngram_index *g, uint32_t n_places, uint32_t n_before);
+void ngram_index_done(struct ngram_index *g);
 /* Forgets all places. */
-void grams_clear(struct grams *g);
+void ngram_index_clear(struct ngram_index *g);
 
 /* The place e of all n-grams of at most `span` tokens that end there. */
-void grams_add(struct grams *g, uint32_t e, uint32_t span);
+void ngram_index_add(struct ngram_index *g, uint32_t e, uint32_t span);
 /* Undoes it; e was added last. */
-void grams_take_back(struct grams *g, uint32_t e, uint32_t span);
-/* Forgets the place e of the n-gram of grams_lens[i], its oldest. Later places still lead to it. */
-void grams_forget(struct grams *g, unsigned i, uint32_t e);
+void ngram_index_take_back(struct ngram_index *g, uint32_t e, uint32_t span);
+/* Forgets the place e of the n-gram of ngram_index_lens[i], its oldest. Later places still lead to it. */
+void ngram_index_forget(struct ngram_index *g, unsigned i, uint32_t e);
 
-/* The latest place of the grams_lens[i] tokens before `end` in the owner's texts; 0: none. */
-uint32_t grams_find(const struct grams *g, unsigned i, const uint32_t *end, uint32_t owner);
+/* The latest place of the ngram_index_lens[i] tokens before `end` in the owner's texts; 0: none. */
+uint32_t ngram_index_find(const struct ngram_index *g, unsigned i, const uint32_t *end,
+                          uint32_t owner);

@@ -25,18 +25,18 @@
 #define PRIOR 4      // drafts that the figures at the start count as
 #define PRIOR_KEPT 1 // tokens of each of them that were kept, and said to be
 
-struct prop_chain_settings prop_chain_settings;
+struct prop_cascade_settings prop_cascade_settings;
 
 static const struct conf_option options[] = {
     {.name = "chain",
      .kind = CONF_LIST,
-     .value = &prop_chain_settings.members,
+     .value = &prop_cascade_settings.members,
      .fallback = "ngram,draft",
-     .max = CHAIN_MEMBERS_MAX,
+     .max = CASCADE_MEMBERS_MAX,
      .help = "proposers that the proposer chain asks, in this order: cheap ones first"},
     {.name = "chain.choose",
      .kind = CONF_CHOICE,
-     .value = &prop_chain_settings.choose,
+     .value = &prop_cascade_settings.choose,
      .fallback = "score",
      .choices = "score|first",
      .help = "whose draft is sent: the one that promises most, or the first that has a token"},
@@ -49,8 +49,8 @@ struct member {
     double drafts, said, kept; // fading sums: tokens that were said to be kept, and that were
 };
 
-struct chain {
-    struct member members[CHAIN_MEMBERS_MAX];
+struct cascade {
+    struct member members[CASCADE_MEMBERS_MAX];
     unsigned n_members;
     bool first;
     struct prop_ask **asks; // (max_asks) room to hand them on
@@ -66,17 +66,17 @@ struct part {
     bool unjudged;                  // draft does; what comes next will tell how good it was
 };
 
-struct chain_seq {
-    struct part parts[CHAIN_MEMBERS_MAX];
+struct cascade_seq {
+    struct part parts[CASCADE_MEMBERS_MAX];
     uint32_t drafted_at; // length of the context that drafts continue, unless ahead
     unsigned stage;      // the member that is asked
 };
 
 /* ---- opening ---- */
 
-static void chain_close(void *shared)
+static void cascade_close(void *shared)
 {
-    struct chain *ch = shared;
+    struct cascade *ch = shared;
     for (unsigned i = 0; i < ch->n_members; i++)
         if (ch->members[i].ops->close)
             ch->members[i].ops->close(ch->members[i].shared);
@@ -84,12 +84,12 @@ static void chain_close(void *shared)
     free(ch);
 }
 
-static int add_member(struct chain *ch, const char *name)
+static int add_member(struct cascade *ch, const char *name)
 {
     struct member *m = &ch->members[ch->n_members];
     char quoted[64];
     m->ops = prop_find(name);
-    if (!m->ops || m->ops == &prop_chain)
+    if (!m->ops || m->ops == &prop_cascade)
         return fail(-EINVAL, "chain: %s is no proposer that can be in it",
                     log_quote(name, strlen(name), quoted, sizeof(quoted)));
     for (unsigned i = 0; i < ch->n_members; i++)
@@ -112,27 +112,27 @@ static int add_member(struct chain *ch, const char *name)
     return 0;
 }
 
-static int chain_open(void **ret_shared)
+static int cascade_open(void **ret_shared)
 {
-    const struct conf_list *names = &prop_chain_settings.members;
-    struct chain *ch = calloc(1, sizeof(*ch));
+    const struct conf_list *names = &prop_cascade_settings.members;
+    struct cascade *ch = calloc(1, sizeof(*ch));
     if (!ch)
         return fail(-ENOMEM, "chain: no memory");
-    ch->first = strcmp(prop_chain_settings.choose, "first") == 0;
+    ch->first = strcmp(prop_cascade_settings.choose, "first") == 0;
     int r = names->n ? 0 : fail(-EINVAL, "chain: there is no proposer in it");
     for (unsigned i = 0; i < names->n && r == 0; i++)
         r = add_member(ch, names->v[i]);
     if (r < 0)
-        chain_close(ch);
+        cascade_close(ch);
     else
         *ret_shared = ch;
     return r;
 }
 
 /* A context that is too long for one member is not for another. */
-static void chain_about(void *shared, struct prop_about *to)
+static void cascade_about(void *shared, struct prop_about *to)
 {
-    const struct chain *ch = shared;
+    const struct cascade *ch = shared;
     bool unlimited = false;
     *to = (struct prop_about){0};
     for (unsigned i = 0; i < ch->n_members; i++) {
@@ -150,10 +150,10 @@ static void chain_about(void *shared, struct prop_about *to)
 
 /* ---- one sequence ---- */
 
-static void chain_seq_done(void *shared, void *seq, const struct prop_context *c)
+static void cascade_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
-    struct chain *ch = shared;
-    struct chain_seq *s = seq;
+    struct cascade *ch = shared;
+    struct cascade_seq *s = seq;
     for (unsigned i = 0; i < ch->n_members; i++) {
         if (s->parts[i].state)
             ch->members[i].ops->seq_done(ch->members[i].shared, s->parts[i].state, c);
@@ -163,7 +163,7 @@ static void chain_seq_done(void *shared, void *seq, const struct prop_context *c
 
 /* What was committed where the drafts began tells how good they were. Of a draft that agrees to the
  * end of that nobody knows more. */
-static void learn(struct chain *ch, struct chain_seq *s, const struct prop_context *c)
+static void learn(struct cascade *ch, struct cascade_seq *s, const struct prop_context *c)
 {
     uint32_t committed = c->n - c->n_verifying;
     for (unsigned i = 0; i < ch->n_members; i++) {
@@ -184,17 +184,17 @@ static void learn(struct chain *ch, struct chain_seq *s, const struct prop_conte
     }
 }
 
-static void forget_drafts(struct chain *ch, struct chain_seq *s)
+static void forget_drafts(struct cascade *ch, struct cascade_seq *s)
 {
     for (unsigned i = 0; i < ch->n_members; i++)
         s->parts[i].made = s->parts[i].open = false;
     s->stage = 0;
 }
 
-static void chain_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
+static void cascade_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
 {
-    struct chain *ch = shared;
-    struct chain_seq *s = seq;
+    struct cascade *ch = shared;
+    struct cascade_seq *s = seq;
     for (unsigned i = 0; i < ch->n_members; i++)
         if (s->parts[i].state)
             ch->members[i].ops->cut(ch->members[i].shared, s->parts[i].state, c, keep);
@@ -202,10 +202,10 @@ static void chain_cut(void *shared, void *seq, const struct prop_context *c, uin
         s->parts[i].unjudged = false;
 }
 
-static int chain_grow(void *shared, void *seq, const struct prop_context *c)
+static int cascade_grow(void *shared, void *seq, const struct prop_context *c)
 {
-    struct chain *ch = shared;
-    struct chain_seq *s = seq;
+    struct cascade *ch = shared;
+    struct cascade_seq *s = seq;
     learn(ch, s, c);
     forget_drafts(ch, s);
     for (unsigned i = 0; i < ch->n_members; i++) {
@@ -236,7 +236,7 @@ static bool is_drawn(const struct prop_draft *d)
 }
 
 /* The draft to send; NULL: there is none. */
-static struct part *best_of(struct chain *ch, struct chain_seq *s, double *ret_worth)
+static struct part *best_of(struct cascade *ch, struct cascade_seq *s, double *ret_worth)
 {
     struct part *best = NULL;
     *ret_worth = 0;
@@ -252,7 +252,7 @@ static struct part *best_of(struct chain *ch, struct chain_seq *s, double *ret_w
 }
 
 /* Whether a member behind stage promises more than what there is. */
-static bool goes_on(const struct chain *ch, unsigned stage, uint32_t k, bool has, double in_hand)
+static bool goes_on(const struct cascade *ch, unsigned stage, uint32_t k, bool has, double in_hand)
 {
     for (unsigned i = stage + 1; i < ch->n_members; i++) {
         const struct member *m = &ch->members[i];
@@ -265,7 +265,7 @@ static bool goes_on(const struct chain *ch, unsigned stage, uint32_t k, bool has
 
 static void finish(struct prop_ask *ask, struct part *p)
 {
-    struct chain_seq *s = ask->seq;
+    struct cascade_seq *s = ask->seq;
     s->parts[s->stage].open = false;
     for (unsigned i = 0; !p && i <= s->stage; i++) {
         uint32_t unread = s->parts[i].ask.unread;
@@ -281,9 +281,9 @@ static void finish(struct prop_ask *ask, struct part *p)
 }
 
 /* The member has answered, or needs time. */
-static void take_answer(struct chain *ch, struct prop_ask *ask)
+static void take_answer(struct cascade *ch, struct prop_ask *ask)
 {
-    struct chain_seq *s = ask->seq;
+    struct cascade_seq *s = ask->seq;
     struct part *p = &s->parts[s->stage];
     double in_hand;
     p->open = !p->ask.done;
@@ -302,9 +302,9 @@ static void take_answer(struct chain *ch, struct prop_ask *ask)
         finish(ask, best);
 }
 
-static struct prop_ask *ask_of(struct chain *ch, struct prop_ask *ask)
+static struct prop_ask *ask_of(struct cascade *ch, struct prop_ask *ask)
 {
-    struct chain_seq *s = ask->seq;
+    struct cascade_seq *s = ask->seq;
     const struct member *m = &ch->members[s->stage];
     struct part *p = &s->parts[s->stage];
     if (p->open)
@@ -325,7 +325,7 @@ static struct prop_ask *ask_of(struct chain *ch, struct prop_ask *ask)
     return &p->ask;
 }
 
-static bool reserve(struct chain *ch, uint32_t n)
+static bool reserve(struct cascade *ch, uint32_t n)
 {
     if (n <= ch->max_asks)
         return true;
@@ -337,31 +337,31 @@ static bool reserve(struct chain *ch, uint32_t n)
     return true;
 }
 
-static void chain_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
+static void cascade_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
-    struct chain *ch = shared;
+    struct cascade *ch = shared;
     bool has_room = reserve(ch, n);
     for (uint32_t i = 0; i < n; i++)
-        if (!has_room || !((struct chain_seq *)asks[i]->seq)->parts[0].state)
+        if (!has_room || !((struct cascade_seq *)asks[i]->seq)->parts[0].state)
             finish(asks[i], NULL); // no memory, or nothing is known yet
     for (unsigned stage = 0; has_room && stage < ch->n_members; stage++) {
         const struct member *m = &ch->members[stage];
         uint32_t n_asked = 0;
         for (uint32_t i = 0; i < n; i++)
-            if (!asks[i]->done && ((struct chain_seq *)asks[i]->seq)->stage == stage)
+            if (!asks[i]->done && ((struct cascade_seq *)asks[i]->seq)->stage == stage)
                 ch->asks[n_asked++] = ask_of(ch, asks[i]);
         if (!n_asked)
             continue;
         m->ops->draft(m->shared, ch->asks, n_asked);
         for (uint32_t i = 0; i < n; i++)
-            if (!asks[i]->done && ((struct chain_seq *)asks[i]->seq)->stage == stage)
+            if (!asks[i]->done && ((struct cascade_seq *)asks[i]->seq)->stage == stage)
                 take_answer(ch, asks[i]);
     }
 }
 
-static bool chain_work(void *shared)
+static bool cascade_work(void *shared)
 {
-    struct chain *ch = shared;
+    struct cascade *ch = shared;
     bool did = false;
     for (unsigned i = 0; i < ch->n_members; i++)
         if (ch->members[i].ops->work)
@@ -369,18 +369,18 @@ static bool chain_work(void *shared)
     return did;
 }
 
-const struct prop_ops prop_chain = {
+const struct prop_ops prop_cascade = {
     .name = "chain",
     .flags = PROP_OWN_THREAD,
-    .seq_size = sizeof(struct chain_seq),
+    .seq_size = sizeof(struct cascade_seq),
     .options = options,
     .n_options = ARRAY_LEN(options),
-    .open = chain_open,
-    .close = chain_close,
-    .about = chain_about,
-    .seq_done = chain_seq_done,
-    .cut = chain_cut,
-    .grow = chain_grow,
-    .draft = chain_draft,
-    .work = chain_work,
+    .open = cascade_open,
+    .close = cascade_close,
+    .about = cascade_about,
+    .seq_done = cascade_seq_done,
+    .cut = cascade_cut,
+    .grow = cascade_grow,
+    .draft = cascade_draft,
+    .work = cascade_work,
 };

@@ -2,13 +2,13 @@
 #pragma once
 #include "proposer-svc/props/prop.h"
 
-#define CHAIN_MEMBERS_MAX 4
+#define CASCADE_MEMBERS_MAX 4
 
-struct prop_chain_settings {
+struct prop_cascade_settings {
     struct conf_list members;
     char *choose; // "score" or "first"
 };
 
 /* Read by open(); filled by the options table. */
-extern struct prop_chain_settings prop_chain_settings;
-extern const struct prop_ops prop_chain;
+extern struct prop_cascade_settings prop_cascade_settings;
+extern const struct prop_ops prop_cascade;

@@ -27,7 +27,7 @@
 #include "proposer-svc/props/suffix_pool.h"
 
 #define SPARE 1024 // tokens; with a quarter of the context, what fits in before tables grow
-#define PLACES_MAX (GRAMS_LENS * SUFFIX_LOOK_MAX)
+#define PLACES_MAX (NGRAM_INDEX_LENS * SUFFIX_LOOK_MAX)
 
 struct prop_suffix_settings prop_suffix_settings;
 
@@ -82,7 +82,7 @@ struct shared {
 struct suffix_seq {
     uint32_t n_known; // places 1 .. n_known are in the index; each has a token behind it
     uint32_t capacity;
-    struct grams grams;
+    struct ngram_index grams;
 };
 
 static void suffix_close(void *shared)
@@ -119,7 +119,7 @@ static void suffix_seq_done(void *shared, void *seq, const struct prop_context *
     if (sh->pool && c && c->n_prompt && c->n > c->n_prompt)
         suffix_pool_add(sh->pool, c->tenant, c->tenant_len, c->tokens + c->n_prompt,
                         c->n - c->n_prompt);
-    grams_done(&s->grams);
+    ngram_index_done(&s->grams);
 }
 
 static void suffix_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
@@ -128,12 +128,12 @@ static void suffix_cut(void *shared, void *seq, const struct prop_context *c, ui
     struct suffix_seq *s = seq;
     uint32_t stays = keep ? keep - 1 : 0; // the last kept token has none behind it
     if (stays == 0 && s->n_known) {
-        grams_clear(&s->grams);
+        ngram_index_clear(&s->grams);
         s->n_known = 0;
     }
     s->grams.tokens = c->tokens;
     for (; s->n_known > stays; s->n_known--)
-        grams_take_back(&s->grams, s->n_known, s->n_known);
+        ngram_index_take_back(&s->grams, s->n_known, s->n_known);
 }
 
 /* Room for n tokens and some more. The index is empty after it has grown. */
@@ -144,11 +144,11 @@ static int reserve(const struct shared *sh, struct suffix_seq *s, uint32_t n)
     uint64_t capacity = (uint64_t)n + n / 4 + SPARE;
     if (capacity > UINT32_MAX)
         return fail(-ENOMEM, "suffix: no memory for %u tokens", n);
-    grams_done(&s->grams);
-    s->grams = (struct grams){.mask = UINT32_MAX, .salt = sh->salt};
+    ngram_index_done(&s->grams);
+    s->grams = (struct ngram_index){.mask = UINT32_MAX, .salt = sh->salt};
     s->capacity = (uint32_t)capacity;
     s->n_known = 0;
-    return grams_init(&s->grams, s->capacity, s->capacity);
+    return ngram_index_init(&s->grams, s->capacity, s->capacity);
 }
 
 static int suffix_grow(void *shared, void *seq, const struct prop_context *c)
@@ -159,7 +159,7 @@ static int suffix_grow(void *shared, void *seq, const struct prop_context *c)
         return r;
     s->grams.tokens = c->tokens;
     for (; s->n_known + 1 < c->n; s->n_known++)
-        grams_add(&s->grams, s->n_known + 1, s->n_known + 1);
+        ngram_index_add(&s->grams, s->n_known + 1, s->n_known + 1);
     return 0;
 }
 
@@ -172,7 +172,7 @@ struct place {
 
 /* A text and what of the context stands in it. */
 struct text {
-    const struct grams *grams;
+    const struct ngram_index *grams;
     uint32_t owner;
     uint32_t oldest, end; // positions [oldest, end)
     bool is_context;
@@ -270,14 +270,14 @@ static void walk(const struct text *t, uint32_t n, uint32_t max, double min_prob
     }
 }
 
-/* Adds the latest places of matches with at least grams_lens[level] tokens and fewer than the level
+/* Adds the latest places of matches with at least ngram_index_lens[level] tokens and fewer than the level
  * above has. Returns how many there were before. */
 static uint32_t find_places(const struct shared *sh, struct text *t, const struct prop_context *c,
                             unsigned level)
 {
-    uint32_t len = grams_lens[level], first = t->n_places;
-    uint32_t below = level + 1 < GRAMS_LENS ? grams_lens[level + 1] : UINT32_MAX;
-    uint32_t at = grams_find(t->grams, level, c->tokens + c->n, t->owner);
+    uint32_t len = ngram_index_lens[level], first = t->n_places;
+    uint32_t below = level + 1 < NGRAM_INDEX_LENS ? ngram_index_lens[level + 1] : UINT32_MAX;
+    uint32_t at = ngram_index_find(t->grams, level, c->tokens + c->n, t->owner);
     for (uint32_t n = 0; n < SUFFIX_LOOK_MAX && at && at - len >= t->oldest && at > len - 1; n++) {
         struct place p = {at, match_at(sh, t, c, at, len)};
         at = t->grams->before[at & t->grams->mask][level];
@@ -302,11 +302,12 @@ static void find_best(const struct shared *sh, struct text *t, const struct prop
 {
     struct guess g;
     t->n_places = 0;
-    for (unsigned level = GRAMS_LENS; level-- > 0;) {
-        uint32_t most = level + 1 < GRAMS_LENS ? grams_lens[level + 1] - 1 : SUFFIX_DEPTH_MAX;
+    for (unsigned level = NGRAM_INDEX_LENS; level-- > 0;) {
+        uint32_t most =
+            level + 1 < NGRAM_INDEX_LENS ? ngram_index_lens[level + 1] - 1 : SUFFIX_DEPTH_MAX;
         if (best->score >= limit(sh, most, k))
             return; // as many tokens as could be had, all of them sure
-        if (grams_lens[level] > c->n || grams_lens[level] > (uint32_t)sh->set.max_depth)
+        if (ngram_index_lens[level] > c->n || ngram_index_lens[level] > (uint32_t)sh->set.max_depth)
             continue;
         for (uint32_t i = find_places(sh, t, c, level); i < t->n_places; i++) {
             uint32_t matched = t->places[i].matched;

@@ -19,7 +19,7 @@ struct tenant {
 
 struct suffix_pool {
     pthread_rwlock_t lock; // for what follows
-    struct grams grams;
+    struct ngram_index grams;
     uint32_t *tokens, *owners; // (mask + 1)
     uint32_t max_tokens, oldest, end;
     struct tenant *tenants; // [0] is none
@@ -42,9 +42,10 @@ int suffix_pool_new(uint32_t max_tokens, uint64_t salt, struct suffix_pool **ret
     p->tokens = malloc(size * sizeof(*p->tokens));
     p->owners = malloc(size * sizeof(*p->owners));
     p->buckets = calloc(p->bucket_mask + 1, sizeof(*p->buckets));
-    p->grams =
-        (struct grams){.tokens = p->tokens, .owners = p->owners, .mask = size - 1, .salt = salt};
-    if (!p->tokens || !p->owners || !p->buckets || grams_init(&p->grams, max_tokens, size) < 0)
+    p->grams = (struct ngram_index){
+        .tokens = p->tokens, .owners = p->owners, .mask = size - 1, .salt = salt};
+    if (!p->tokens || !p->owners || !p->buckets ||
+        ngram_index_init(&p->grams, max_tokens, size) < 0)
         return fail(-ENOMEM, "no memory for %u tokens of past outputs", max_tokens);
     *ret = TAKE(p);
     return 0;
@@ -54,7 +55,7 @@ void suffix_pool_free(struct suffix_pool *p)
 {
     if (!p)
         return;
-    grams_done(&p->grams);
+    ngram_index_done(&p->grams);
     free(p->tokens);
     free(p->owners);
     free(p->tenants);
@@ -126,17 +127,17 @@ static uint32_t *token_at(struct suffix_pool *p, uint32_t pos)
 static void drop_oldest(struct suffix_pool *p)
 {
     uint32_t at = p->oldest++, owner = p->owners[at & p->grams.mask], n = 0;
-    while (n <= GRAMS_LONGEST && at + n < p->end && *token_at(p, at + n) != SUFFIX_POOL_MARK)
+    while (n <= NGRAM_INDEX_LONGEST && at + n < p->end && *token_at(p, at + n) != SUFFIX_POOL_MARK)
         n++;
-    for (unsigned i = 0; i < GRAMS_LENS && grams_lens[i] < n; i++)
-        grams_forget(&p->grams, i, at + grams_lens[i]);
+    for (unsigned i = 0; i < NGRAM_INDEX_LENS && ngram_index_lens[i] < n; i++)
+        ngram_index_forget(&p->grams, i, at + ngram_index_lens[i]);
     if (--p->tenants[owner].n_tokens == 0)
         remove_tenant(p, owner);
 }
 
 static void forget_all(struct suffix_pool *p)
 {
-    grams_clear(&p->grams);
+    ngram_index_clear(&p->grams);
     memset(p->buckets, 0, (p->bucket_mask + 1) * sizeof(*p->buckets));
     p->first_free = 0;
     p->oldest = p->end = p->n_tenants = 1;
@@ -165,7 +166,7 @@ static void add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_le
     for (uint32_t i = 0; i < n; i++)
         append(p, tokens[i], owner);
     for (uint32_t i = 1; i < n; i++)
-        grams_add(&p->grams, p->end - n + i, i);
+        ngram_index_add(&p->grams, p->end - n + i, i);
 }
 
 void suffix_pool_add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,

@@ -23,7 +23,7 @@ void suffix_pool_add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tena
                      const uint32_t *tokens, uint32_t n);
 
 struct suffix_pool_view {
-    const struct grams *grams;
+    const struct ngram_index *grams;
     uint32_t owner;       // the tenant's number
     uint32_t oldest, end; // positions [oldest, end) are there
 };

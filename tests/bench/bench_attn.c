@@ -153,8 +153,8 @@ static void bench_shape(const struct options *o, enum kernel_kv type, const uint
     const char *list = o->contexts;
     for (uint32_t context; (context = next(&list));) {
         struct scene s = scene_of(o, type, shape, context);
-        const struct kernel *tiers[TIERS_MAX];
-        unsigned n_tiers = tiers_here(tiers);
+        const struct kernel *tiers[KERNEL_TIERS_MAX];
+        unsigned n_tiers = kernel_tiers_here(tiers);
         for (unsigned i = 0; i < n_tiers; i++)
             if (lib_listed(o->tiers, tiers[i]->name))
                 bench_rows(o, tiers[i], &s);

@@ -73,7 +73,7 @@ static double rows_us(uint32_t rows)
     return rows <= last ? pass_us[rows - 1] : pass_us[last - 1] + ROW_US * (rows - last);
 }
 
-static double true_pass_us(const struct cost_pass *p)
+static double true_pass_us(const struct pass_time_work *p)
 {
     return rows_us(p->rows) + READ_US * p->reads + SEE_US * p->sees;
 }
@@ -89,17 +89,17 @@ static double expected_tokens(double alpha, uint32_t k)
     return (1 - pow(alpha, k + 1)) / (1 - alpha);
 }
 
-static struct cost_pass pass_of(const struct run *run, uint32_t k)
+static struct pass_time_work pass_of(const struct run *run, uint32_t k)
 {
-    struct cost_pass p = {.drafted = k > 0};
+    struct pass_time_work p = {.drafted = k > 0};
     for (uint32_t i = 0; i < run->n; i++)
-        cost_add(&p, 1 + k, run->context);
+        pass_time_add(&p, 1 + k, run->context);
     return p;
 }
 
 static double rate_of_fixed(const struct run *run, uint32_t k)
 {
-    struct cost_pass p = pass_of(run, k);
+    struct pass_time_work p = pass_of(run, k);
     return run->n * expected_tokens(run->alpha, k) / (true_pass_us(&p) + true_draft_us(k, run->n));
 }
 
@@ -112,13 +112,13 @@ static double timed(struct run *run, double us)
 static void start(struct run *run, double alpha, uint32_t n, uint32_t context, uint64_t seed)
 {
     *run = (struct run){.alpha = alpha, .n = n, .context = context, .n_drawn = seed << 40};
-    struct cost_measured m = {.context = 1024, .rows = 8};
-    for (unsigned i = 0; i < COST_TIMED; i++)
-        m.us[i] = timed(run, rows_us(cost_rows_at(i)));
+    struct pass_time_measured m = {.context = 1024, .rows = 8};
+    for (unsigned i = 0; i < PASS_TIME_TIMED; i++)
+        m.us[i] = timed(run, rows_us(pass_time_rows_at(i)));
     m.long_one_us = timed(run, rows_us(1) + 1024 * (READ_US + SEE_US));
     m.long_rows_us = timed(run, rows_us(8) + 1024 * (READ_US + 8 * SEE_US));
-    struct cost cost;
-    cost_init(&cost, &m);
+    struct pass_time cost;
+    pass_time_init(&cost, &m);
     control_init(&run->c, &(struct control_options){CONTROL_GOODPUT, K_MAX, 0}, &cost);
 }
 

@@ -53,7 +53,7 @@ static void multiply(void *arg, unsigned i, unsigned n)
     const struct job *j = arg;
     unsigned from, to;
     kernel_thread_init();
-    pool_share(i, n, j->w.n_out, KERNEL_TILE, &from, &to);
+    pool_slice(i, n, j->w.n_out, KERNEL_TILE, &from, &to);
     for (unsigned k = 0; k < j->n_mats; k++) {
         struct kernel_mat w = j->w;
         w.data = (const uint8_t *)w.data + k * j->mat_bytes;
@@ -149,8 +149,8 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
     j.x = x;
     j.prepared = weights_alloc(weights_room(t->type, o->n_in, max_rows));
     j.y = weights_alloc((size_t)max_rows * o->n_out * sizeof(float));
-    const struct kernel *tiers[TIERS_MAX];
-    unsigned n_tiers = tiers_here(tiers);
+    const struct kernel *tiers[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(tiers);
     for (unsigned i = 0; i < n_tiers; i++)
         for (unsigned k = 0; k < n_threads; k++) {
             AUTO(pool_free) struct pool *p = NULL;

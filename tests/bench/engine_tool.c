@@ -181,7 +181,7 @@ static void read_share(void *arg, unsigned i, unsigned n)
 {
     struct reader *r = arg;
     unsigned from, to;
-    pool_share(i, n, (unsigned)(r->tool->bytes / LINE), r->n_streams, &from, &to);
+    pool_slice(i, n, (unsigned)(r->tool->bytes / LINE), r->n_streams, &from, &to);
     const char *at[MAX_STREAMS];
     size_t n_lines = (to - from) / r->n_streams;
     uint64_t sum = 0, word;

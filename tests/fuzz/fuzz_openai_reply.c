@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 struct script {
     enum openai_kind kind;
     bool logprobs, hides, one_call, length;
-    struct parts_rules rules;
+    struct output_parser_rules rules;
     char *text; // (n) with the tokens' lengths in between
     size_t n;
 };
@@ -183,7 +183,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                                              OPENAI_CHAT};
     static const enum tool_format formats[] = {TOOLS_NONE,  TOOLS_HERMES,  TOOLS_CODER,
                                                TOOLS_LLAMA, TOOLS_MISTRAL, TOOLS_GLM};
-    static const struct parts_thinking think = {"<think>", "</think>"};
+    static const struct output_parser_thinking think = {"<think>", "</think>"};
     struct buf events, whole;
     if (n < 2)
         return 0;
@@ -194,9 +194,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                        .length = data[0] & 32,
                        .n = n - 2};
     if (s.kind != OPENAI_COMPLETION)
-        s.rules = (struct parts_rules){.thinking = data[1] & 128 ? &think : NULL,
-                                       .begun = data[1] & 64,
-                                       .format = formats[data[1] % ARRAY_LEN(formats)]};
+        s.rules = (struct output_parser_rules){.thinking = data[1] & 128 ? &think : NULL,
+                                               .begun = data[1] & 64,
+                                               .format = formats[data[1] % ARRAY_LEN(formats)]};
     s.text = malloc(s.n + 1);
     for (size_t i = 0; i < s.n; i++) {
         char c = (char)(data[i + 2] % 128);

@@ -9,16 +9,16 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-static void split(const struct parts_rules *rules, const char *text, size_t len, size_t step,
-                  struct parts_out *to)
+static void split(const struct output_parser_rules *rules, const char *text, size_t len,
+                  size_t step, struct output_parser_out *to)
 {
-    struct parts p;
-    parts_init(&p, rules);
-    parts_out_init(to);
+    struct output_parser p;
+    output_parser_init(&p, rules);
+    output_parser_out_init(to);
     for (size_t at = 0; at < len; at += step)
-        parts_feed(&p, text + at, step < len - at ? step : len - at, to);
-    parts_end(&p, to);
-    parts_done(&p);
+        output_parser_feed(&p, text + at, step < len - at ? step : len - at, to);
+    output_parser_end(&p, to);
+    output_parser_done(&p);
 }
 
 static void same(const struct buf *a, const struct buf *b)
@@ -26,7 +26,7 @@ static void same(const struct buf *a, const struct buf *b)
     assert(a->len == b->len && (!a->len || memcmp(a->data, b->data, a->len) == 0));
 }
 
-static void compare(const struct parts_out *a, const struct parts_out *b)
+static void compare(const struct output_parser_out *a, const struct output_parser_out *b)
 {
     same(&a->reasoning, &b->reasoning);
     same(&a->content, &b->content);
@@ -43,7 +43,7 @@ static void compare(const struct parts_out *a, const struct parts_out *b)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static const struct parts_thinking think = {"<think>", "</think>"};
+    static const struct output_parser_thinking think = {"<think>", "</think>"};
     struct tool_types *types;
     if (!n)
         return 0;
@@ -52,12 +52,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         "\"s\":{\"type\":\"string\"},\"b\":{\"type\":\"boolean\"}}}}}]",
         &types);
     assert(rc == 0);
-    struct parts_rules rules = {.thinking = data[0] & 16 ? &think : NULL,
-                                .begun = (data[0] & 96) == 32,
-                                .closed = (data[0] & 96) == 64,
-                                .format = data[0] % 16 % TOOLS_N_FORMATS,
-                                .types = types};
-    struct parts_out whole, bytes, some;
+    struct output_parser_rules rules = {.thinking = data[0] & 16 ? &think : NULL,
+                                        .begun = (data[0] & 96) == 32,
+                                        .closed = (data[0] & 96) == 64,
+                                        .format = data[0] % 16 % TOOLS_N_FORMATS,
+                                        .types = types};
+    struct output_parser_out whole, bytes, some;
     split(&rules, (const char *)data + 1, n - 1, n, &whole);
     split(&rules, (const char *)data + 1, n - 1, 1, &bytes);
     split(&rules, (const char *)data + 1, n - 1, 7, &some);
@@ -65,9 +65,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     compare(&whole, &some);
     if (!rules.thinking && !whole.calls.n)
         same(&whole.content, &(struct buf){.data = (char *)data + 1, .len = n - 1});
-    parts_out_done(&whole);
-    parts_out_done(&bytes);
-    parts_out_done(&some);
+    output_parser_out_done(&whole);
+    output_parser_out_done(&bytes);
+    output_parser_out_done(&some);
     tool_types_free(types);
     return 0;
 }

@@ -5,15 +5,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    struct prom p;
+    struct prom_merge p;
     struct buf out;
-    prom_init(&p);
+    prom_merge_init(&p);
     buf_init(&out, 1 << 24);
-    prom_add(&p, (const char *)data, n, "one", 3);
-    prom_add(&p, (const char *)data, n / 2, (const char *)data, n < 40 ? n : 40);
-    prom_write(&p, &out);
-    prom_write_openmetrics(&p, &out);
+    prom_merge_add(&p, (const char *)data, n, "one", 3);
+    prom_merge_add(&p, (const char *)data, n / 2, (const char *)data, n < 40 ? n : 40);
+    prom_merge_write(&p, &out);
+    prom_merge_write_openmetrics(&p, &out);
     buf_done(&out);
-    prom_done(&p);
+    prom_merge_done(&p);
     return 0;
 }

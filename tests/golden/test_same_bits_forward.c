@@ -60,8 +60,8 @@ static void compare_ways(struct rig *r, const uint32_t *tokens, uint32_t n, cons
 static void threads_and_chunks_and_tiers_change_nothing(void **state)
 {
     (void)state;
-    const struct kernel *tiers[TIERS_MAX];
-    unsigned n_tiers = tiers_here(tiers);
+    const struct kernel *tiers[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(tiers);
     AUTO(mem_free) float *want = NULL;
     uint32_t tokens[N];
     for (unsigned t = 0; t < n_tiers; t++)
@@ -83,8 +83,8 @@ static void threads_and_chunks_and_tiers_change_nothing(void **state)
 static void long_contexts_change_nothing(void **state)
 {
     (void)state;
-    const struct kernel *tiers[TIERS_MAX];
-    unsigned n_tiers = tiers_here(tiers);
+    const struct kernel *tiers[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(tiers);
     AUTO(mem_free) float *want = NULL;
     uint32_t tokens[N_LONG];
     for (unsigned t = 0; t < n_tiers; t++) {
@@ -105,8 +105,8 @@ static void long_contexts_change_nothing(void **state)
 static void every_type_has_the_same_bits_everywhere(void **state)
 {
     (void)state;
-    const struct kernel *tiers[TIERS_MAX];
-    unsigned n_tiers = tiers_here(tiers);
+    const struct kernel *tiers[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(tiers);
     const char *const archs[] = {"llama", "qwen2", "qwen3"};
     for (int i = 0; i < WEIGHTS_TYPES; i++) {
         struct tiny tiny = {.arch = archs[i % 3],

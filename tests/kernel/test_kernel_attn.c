@@ -171,8 +171,8 @@ static void attention_agrees_with_float64(void **state)
 
 static void check_tiers(uint32_t n_group, uint32_t d)
 {
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     struct scene s = scene_of(n_group, d);
     size_t bytes = n_group * d * sizeof(float);
     float *want = weights_alloc(bytes), *out = weights_alloc(bytes);
@@ -209,8 +209,8 @@ static void tiers_and_groups_of_heads_give_the_same_bits(void **state)
 static void where_positions_lie_changes_no_bit(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     struct scene s = scene_of(4, 64);
     size_t bytes = 4 * 64 * sizeof(float);
     float *want = weights_alloc(bytes), *out = weights_alloc(bytes);
@@ -264,8 +264,8 @@ static void check_rows(struct scene *s, uint32_t n_rows)
     memset(want, 0xff, bytes);
     for (uint32_t r = 0; r < n_rows; r++)
         attend_rows(kernel_tier("c"), s, sights, r, 1, 0, s->n_group, want);
-    const struct kernel *tiers[TIERS_MAX];
-    unsigned n_tiers = tiers_here(tiers);
+    const struct kernel *tiers[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(tiers);
     for (unsigned t = 0; t < n_tiers; t++) {
         const struct kernel *k = tiers[t];
         memset(out, 0xff, bytes);
@@ -305,8 +305,8 @@ static void rows_together_have_the_bits_that_each_has_alone(void **state)
 static void cost_grows_with_positions_alone(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     struct scene s = scene_of(4, 64);
     float *out = weights_alloc(4 * 64 * sizeof(float));
     place(&s, MAX_POS, MAX_POS, 0);
@@ -329,8 +329,8 @@ static void cost_grows_with_positions_alone(void **state)
 static void large_scores_neither_overflow_nor_vanish(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     struct scene s = scene_of(2, 32);
     float *out = weights_alloc(2 * 32 * sizeof(float));
     for (uint32_t i = 0; i < 2 * 32; i++)
@@ -362,8 +362,8 @@ static void make_extreme(float *row, uint32_t n, uint32_t kind)
 static void extreme_values_have_the_same_bits(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     const uint32_t n_group = 4, d = 64, n_rows = 6, n_out = n_rows * n_group * d;
     float *want = weights_alloc(n_out * sizeof(float)), *out = weights_alloc(n_out * sizeof(float));
     for (uint32_t kind = 0; kind < 33; kind++) {
@@ -399,8 +399,8 @@ static void extreme_values_have_the_same_bits(void **state)
 static void a_position_is_put_and_moved_alone(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     static const uint32_t dims[] = {3, 16, 20, 64, 80};
     for (unsigned i = 0; i < 5; i++) {
         struct scene s = scene_of(1, dims[i]);

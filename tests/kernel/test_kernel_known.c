@@ -49,8 +49,8 @@ static void products_have_the_known_bits(void **state)
         // as weights_types
         0xbd934e2f, 0x8d4817f1, 0xedcd0305, 0xa3e0d8f3, 0xad2bc657, 0xce725192, 0xc17fab57,
         0x61df4c1b, 0x66477e64, 0x8c170c3e, 0x5778792f, 0x092534c6, 0x85a46979};
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned t = 0; t < n_tiers; t++)
         for (int i = 0; i < WEIGHTS_TYPES; i++)
             must_be(digest_of_products(k[t], weights_types[i].type), known[i], k[t]->name,
@@ -64,8 +64,8 @@ static void row_operations_have_the_known_bits(void **state)
     static uint32_t tokens[N_IN];
     for (uint32_t i = 0; i < N_IN; i++)
         tokens[i] = i;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned t = 0; t < n_tiers; t++) {
         float y[N_IN];
         uint16_t half[N_IN];
@@ -101,8 +101,8 @@ static void attention_has_the_known_bits(void **state)
     uint32_t blocks[BLOCKS];
     for (uint32_t i = 0; i < BLOCKS; i++)
         blocks[i] = i;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (enum kernel_kv type = KERNEL_KV_F16; type <= KERNEL_KV_INT8; type++) {
         size_t block = kernel_kv_bytes(type, DIM);
         char *pool = weights_alloc(BLOCKS * block);

@@ -49,12 +49,12 @@ static void f16_rounds_to_nearest_and_ties_to_even(void **state)
 static void f16_of_tiers_is_that_of_c(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n = kernel_tiers_here(k);
     uint64_t step = getenv("TANDEM_TEST_LONG") ? 1 : 1021;
     for (uint64_t bits = 0; bits < 1ull << 32;) {
         float x[64];
-        uint16_t y[TIERS_MAX][64];
+        uint16_t y[KERNEL_TIERS_MAX][64];
         for (unsigned i = 0; i < 64; i++, bits += step)
             x[i] = kernel_float((uint32_t)bits);
         for (unsigned t = 0; t < n; t++)
@@ -138,14 +138,15 @@ static void row_operations(const struct kernel *k, uint32_t n, const float *x, c
 static void row_operations_of_tiers_are_those_of_c(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned i = 0; i < 2 * sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i / 2];
         float *fx = weights_floats(1, n, n, i % 2), *fw = weights_floats(1, n, n + 1, i % 2);
         float *x = guard_copy(fx, n * sizeof(float)), *w = guard_copy(fw, n * sizeof(float));
-        float *norm[TIERS_MAX], *glu[TIERS_MAX], *sum[TIERS_MAX], *wide[TIERS_MAX];
-        uint16_t *half[TIERS_MAX];
+        float *norm[KERNEL_TIERS_MAX], *glu[KERNEL_TIERS_MAX], *sum[KERNEL_TIERS_MAX],
+            *wide[KERNEL_TIERS_MAX];
+        uint16_t *half[KERNEL_TIERS_MAX];
         for (unsigned t = 0; t < n_tiers; t++) {
             norm[t] = guard_alloc(n * sizeof(float));
             glu[t] = guard_alloc(n * sizeof(float));
@@ -168,8 +169,8 @@ static void row_operations_of_tiers_are_those_of_c(void **state)
 static void operands_may_be_the_result(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned t = 0; t < n_tiers; t++) {
         float x[37], w[37], y[37];
         for (int i = 0; i < 37; i++)
@@ -185,8 +186,8 @@ static void operands_may_be_the_result(void **state)
     }
 }
 
-static void check_logits(const struct kernel *const k[TIERS_MAX], unsigned n_tiers, const float *x,
-                         uint32_t n)
+static void check_logits(const struct kernel *const k[KERNEL_TIERS_MAX], unsigned n_tiers,
+                         const float *x, uint32_t n)
 {
     float *g = guard_copy(x, n * sizeof(float));
     double lse = k[0]->logsumexp(g, n);
@@ -202,8 +203,8 @@ static void check_logits(const struct kernel *const k[TIERS_MAX], unsigned n_tie
 static void softmax_sums_agree_with_float64(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i];
         float *x = weights_floats(1, n, n, false);
@@ -224,8 +225,8 @@ static void softmax_sums_agree_with_float64(void **state)
 static void argmax_takes_the_lowest_of_ties_and_never_a_nan(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     float x[100];
     for (unsigned t = 0; t < n_tiers; t++) {
         for (uint32_t n = 1; n <= 100; n++)
@@ -252,8 +253,8 @@ static void argmax_takes_the_lowest_of_ties_and_never_a_nan(void **state)
 static void a_nan_logit_makes_the_sum_a_nan(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned t = 0; t < n_tiers; t++) {
         float x[20] = {[13] = NAN};
         double s = k[t]->logsumexp(x, 20);
@@ -264,8 +265,8 @@ static void a_nan_logit_makes_the_sum_a_nan(void **state)
 static void weights_and_noise_of_tiers_are_those_of_one_number(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
         uint32_t n = lengths[i];
         float *x = weights_floats(1, n, n, false);
@@ -281,7 +282,7 @@ static void weights_and_noise_of_tiers_are_those_of_one_number(void **state)
             k[t]->weigh(guard_copy(x, n * sizeof(*x)), n, 0.7, 1000, y);
             k[t]->noise(key, UINT32_MAX - n, tokens, n, w);
             for (uint32_t j = 0; j < n; j++) {
-                assert_true(y[j] == elem_exp((double)x[j] / 0.7 - 1000));
+                assert_true(y[j] == exact_math_exp((double)x[j] / 0.7 - 1000));
                 assert_true(w[j] == rng_u64(key, RNG_TARGET_DRAW, UINT32_MAX - n, 0, tokens[j]));
             }
         }

@@ -152,8 +152,8 @@ static void check_tier(const struct kernel *k)
 static void products_of_all_tiers_are_those_of_c(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned t = 1; t < n_tiers; t++)
         check_tier(k[t]);
 }
@@ -205,8 +205,8 @@ static void check_corner(const struct corner *c)
     const float sum = 127.f * N_IN * (float)c->sum;
     for (uint32_t i = 0; i < MOST * N_IN; i++)
         x[i] = i / N_IN % 2 ? -127 : 127;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned t = 0; t < n_tiers; t++)
         for (unsigned i = 0; i < ARRAY_LEN(rows); i++) {
             size_t x_bytes = weights_prepare(k[t], c->type, x, rows[i], N_IN, prepared);
@@ -300,8 +300,8 @@ static void what_is_no_number_stays_in_its_row_and_column(void **state)
 {
     (void)state;
     static const uint32_t rows[] = {5, 40, 130};
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned t = 0; t < n_tiers; t++)
         for (int i = 0; i < WEIGHTS_TYPES; i++)
             for (unsigned n = 0; n < ARRAY_LEN(rows); n++)
@@ -312,8 +312,8 @@ static void what_is_no_number_stays_in_its_row_and_column(void **state)
 static void prepared_rows_are_the_same_bytes(void **state)
 {
     (void)state;
-    const struct kernel *k[TIERS_MAX];
-    unsigned n_tiers = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    unsigned n_tiers = kernel_tiers_here(k);
     for (unsigned t = 1; t < n_tiers; t++)
         for (uint32_t n = 1; n < 700; n += n < 40 ? 1 : 37)
             for (enum kernel_form form = KERNEL_FORM_INT8; form <= KERNEL_FORM_BF16; form++) {

@@ -41,17 +41,17 @@ class Documents(unittest.TestCase):
         fields = read("gateway/openai/openai_fields.c")
         names = set(re.findall(r'^    \{"(\w+)", FIELD_', fields, re.M))
         for source in [fields, *(read(f"gateway/openai/{f}.c") for f in ["openai_chat", "openai_request", "responses_request"])]:
-            names |= set(re.findall(r'reading_member\(body, "(\w+)"\)', source))
+            names |= set(re.findall(r'json_read_member\(body, "(\w+)"\)', source))
         self.assertGreater(len(names), 40)
         self.assertEqual([n for n in sorted(names) if not re.search(rf"`[\w.]*{n}[\w.]*`", page)], [])
 
     def test_no_section_stands_twice(self):
-        for page in glob.glob("docs/*.md", root_dir=ROOT):
+        for page in glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True):
             heads = re.findall(r"^## .*", read(page), re.M)
             self.assertEqual(len(heads), len(set(heads)), page)
 
     def test_links_between_documents_lead_somewhere(self):
-        pages = ["README.md", "models/README.md", *glob.glob("docs/*.md", root_dir=ROOT)]
+        pages = ["README.md", "models/README.md", *glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)]
         for page in pages:
             for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", read(page)):
                 target = os.path.join(ROOT, os.path.dirname(page), link)

@@ -91,11 +91,11 @@ struct accept_q {
 struct accept_chance {
     /* p of the token behind a row: what its weights hold is the rule's from here on. Rows are asked
      * for in rising order, but for the last, which may be any again. */
-    struct dist_law (*p)(void *arg, uint32_t row);
+    struct dist_weights (*p)(void *arg, uint32_t row);
     /* True with that probability, and independent of all else; at most once for a row. */
     bool (*flip)(void *arg, uint32_t row, double probability);
     /* A token of that law, likewise. */
-    uint32_t (*draw)(void *arg, uint32_t row, const struct dist_law *law);
+    uint32_t (*draw)(void *arg, uint32_t row, const struct dist_weights *law);
     void *arg;
 };
 
@@ -112,4 +112,4 @@ struct accept_keyed {
     uint32_t step; // of the sequence; never the same twice
 };
 bool accept_keyed_flip(void *arg, uint32_t row, double probability);
-uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_law *law);
+uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_weights *law);

@@ -25,7 +25,7 @@ bool accept_keyed_flip(void *arg, uint32_t row, double probability)
     return rng_uniform(rng_u64(k->key, RNG_ACCEPT, k->step, row, 0)) < probability;
 }
 
-uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_law *law)
+uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_weights *law)
 {
     const struct accept_keyed *k = arg;
     double left = rng_uniform(rng_u64(k->key, RNG_RESIDUAL, k->step, row, 0)) * law->sum;
@@ -58,7 +58,7 @@ static double q_prob(const struct accept_q *q, uint32_t token)
 }
 
 /* min(1, scale p(x)/q(x)); 1 where q says that x could not be drawn. */
-static double ratio(const struct dist_law *p, const struct accept_q *q, uint32_t token,
+static double ratio(const struct dist_weights *p, const struct accept_q *q, uint32_t token,
                     double scale)
 {
     double of_p = scale * p->weights[token] / p->sum, of_q = q_prob(q, token);
@@ -66,7 +66,7 @@ static double ratio(const struct dist_law *p, const struct accept_q *q, uint32_t
 }
 
 /* p <- max(scale p - q, 0), whose sum is not 1. */
-static void subtract(struct dist_law *p, const struct accept_q *q, double scale)
+static void subtract(struct dist_weights *p, const struct accept_q *q, double scale)
 {
     double unit = p->sum / (scale * q->sum);
     for (uint32_t i = 0; i < q->n; i++) {
@@ -80,7 +80,7 @@ static void subtract(struct dist_law *p, const struct accept_q *q, double scale)
 }
 
 /* Sum of max(scale p - q, 0): what lies outside q, and what exceeds it inside. */
-static double excess(const struct dist_law *p, const struct accept_q *q, double scale)
+static double excess(const struct dist_weights *p, const struct accept_q *q, double scale)
 {
     double inside = 0, above = 0;
     for (uint32_t i = 0; i < q->n; i++) {
@@ -105,7 +105,7 @@ static int32_t next_child(const struct accept_tree *t, int32_t node, int32_t aft
     return -1;
 }
 
-static void finish(const struct accept_tree *t, int32_t node, const struct dist_law *law,
+static void finish(const struct accept_tree *t, int32_t node, const struct dist_weights *law,
                    const struct accept_chance *c, struct accept_result *ret)
 {
     ret->token = c->draw(c->arg, (uint32_t)(node + 1), law);
@@ -118,7 +118,7 @@ static void finish(const struct accept_tree *t, int32_t node, const struct dist_
 
 /* The first child that passes min(1, scale p/q); after each that does not, p is what was left. */
 static int32_t reject_siblings(const struct accept_tree *t, int32_t node, const struct accept_q *q,
-                               double scale, struct dist_law *p, const struct accept_chance *c)
+                               double scale, struct dist_weights *p, const struct accept_chance *c)
 {
     int32_t child = next_child(t, node, node);
     for (; child >= 0; child = next_child(t, node, child)) {
@@ -135,7 +135,7 @@ static int32_t reject_siblings(const struct accept_tree *t, int32_t node, const 
 
 /* The first child at least as probable as `least`. p stays. */
 static int32_t probable_child(const struct accept_tree *t, int32_t node, double least,
-                              const struct dist_law *p)
+                              const struct dist_weights *p)
 {
     int32_t child = next_child(t, node, node);
     while (child >= 0 && p->weights[t->tokens[child]] / p->sum < least)
@@ -143,7 +143,7 @@ static int32_t probable_child(const struct accept_tree *t, int32_t node, double 
     return child;
 }
 
-static double entropy(const struct dist_law *p)
+static double entropy(const struct dist_weights *p)
 {
     double sum = 0;
     for (uint32_t i = 0; i < p->n_kept; i++) {
@@ -154,7 +154,7 @@ static double entropy(const struct dist_law *p)
 }
 
 /* min(epsilon, delta exp(-H)) with delta = sqrt(epsilon): 0.3 for 0.09. */
-static double typical(const struct dist_law *p, double epsilon)
+static double typical(const struct dist_weights *p, double epsilon)
 {
     return fmin(epsilon, sqrt(epsilon) * exp(-entropy(p)));
 }
@@ -163,7 +163,7 @@ static void walk(enum accept_rule rule, double parameter, const struct accept_tr
                  const struct accept_q *q, const struct accept_chance *c, struct accept_result *ret)
 {
     for (int32_t node = -1;;) {
-        struct dist_law p = c->p(c->arg, (uint32_t)(node + 1));
+        struct dist_weights p = c->p(c->arg, (uint32_t)(node + 1));
         int32_t child;
         if (rule == ACCEPT_THRESHOLD)
             child = probable_child(t, node, parameter, &p);
@@ -191,7 +191,7 @@ static void judge_block(const struct accept_tree *t, const struct accept_q *q,
     uint32_t i = 0, n = 0;
     for (; i < t->n && path > 0; i++) {
         struct accept_q qi = q_of(t, q, i);
-        struct dist_law p = c->p(c->arg, i);
+        struct dist_weights p = c->p(c->arg, i);
         double rest = excess(&p, &qi, path);
         if (i > 0 && rest > 0 && c->flip(c->arg, i, rest / (rest + (1 - path)))) {
             n = i;
@@ -203,7 +203,7 @@ static void judge_block(const struct accept_tree *t, const struct accept_q *q,
         n = i;
     for (ret->n_accepted = 0; ret->n_accepted < n; ret->n_accepted++)
         ret->path[ret->n_accepted] = ret->n_accepted;
-    struct dist_law law = c->p(c->arg, n);
+    struct dist_weights law = c->p(c->arg, n);
     if (n < t->n) {
         struct accept_q qn = q_of(t, q, n);
         subtract(&law, &qn, kept);

@@ -8,27 +8,28 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CHANCE_PLACES 6 // in a draft: 1st, 2nd, 3rd, 4-6th, 7-10th, behind
-#define CHANCE_WORDS 6  // of a proposer: below .2, .4, .6, .8, .95, 1
+#define ACCEPT_RATE_PLACES 6 // in a draft: 1st, 2nd, 3rd, 4-6th, 7-10th, behind
+#define ACCEPT_RATE_WORDS 6  // of a proposer: below .2, .4, .6, .8, .95, 1
 
 /* How often what was tried was kept; both fade. */
-struct chance_rate {
+struct accept_rate_estimate {
     float tried, kept;
 };
 
-struct chance {
-    struct chance_rate said[CHANCE_WORDS];
-    struct chance_rate silent[CHANCE_PLACES]; // that it said nothing of, or was sure of
-    struct chance_rate all[CHANCE_PLACES];
+struct accept_rate {
+    struct accept_rate_estimate said[ACCEPT_RATE_WORDS];
+    struct accept_rate_estimate
+        silent[ACCEPT_RATE_PLACES]; // that it said nothing of, or was sure of
+    struct accept_rate_estimate all[ACCEPT_RATE_PLACES];
 };
 
 /* Of a token behind `depth` others of which nobody has said anything, or that is not drafted yet.
  * One that is deeper than any that was tried is like the deepest. */
-double chance_at(const struct chance *c, uint32_t depth);
+double accept_rate_at(const struct accept_rate *c, uint32_t depth);
 /* said: the proposer's own word; 1 if it is silent. */
-double chance_said(const struct chance *c, uint32_t depth, double said);
+double accept_rate_predicted(const struct accept_rate *c, uint32_t depth, double said);
 /* What was said of a draft's token i alone, if those before it are kept, where said[i] is of it and
  * all before it. */
-double chance_alone(const int32_t *parents, const float *said, uint32_t i);
+double accept_rate_alone(const int32_t *parents, const float *said, uint32_t i);
 /* It was kept, or not. */
-void chance_seen(struct chance *c, uint32_t depth, double said, bool kept);
+void accept_rate_seen(struct accept_rate *c, uint32_t depth, double said, bool kept);

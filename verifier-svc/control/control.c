@@ -14,7 +14,8 @@
 #define EMPTY_WEIGHT 0.2 // of the last answer without tokens in what they take
 #define HELD_UP 8.0      // times what was expected, that or a pass beside a reader counts at most
 
-void control_init(struct control *c, const struct control_options *options, const struct cost *cost)
+void control_init(struct control *c, const struct control_options *options,
+                  const struct pass_time *cost)
 {
     *c = (struct control){.options = *options, .cost = *cost, .acceptance_ema = START_EMA};
 }
@@ -92,7 +93,7 @@ static bool give_fixed(struct control_item *v, uint32_t n)
 static void learn_answer(struct control_proposer *p)
 {
     if (p->answered.us > 0)
-        answer_time_seen(&p->answer, p->answered.k, p->answered.n, p->answered.us);
+        draft_latency_seen(&p->answer, p->answered.k, p->answered.n, p->answered.us);
     p->answered.us = 0;
 }
 
@@ -111,7 +112,7 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
     bool any_fixed = give_fixed(v, n);
     for (uint32_t i = 0; i < n; i++) {
         if (!v[i].k)
-            reading_left(&v[i].s->reading);
+            prefill_price_left(&v[i].s->reading);
     }
     return any_fixed && all_fixed ? INFINITY : wait_us;
 }
@@ -158,12 +159,12 @@ static void note_time(struct control *c, unsigned proposer, uint32_t k, uint32_t
 void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, uint32_t n)
 {
     s->n_asked = n;
-    reading_asked(&s->reading, proposer, to_read);
+    prefill_price_asked(&s->reading, proposer, to_read);
 }
 
 void control_unread(struct control_seq *s)
 {
-    s->reading = (struct reading){0};
+    s->reading = (struct prefill_price){0};
 }
 
 static bool has_asked(const struct control_seq *s, unsigned proposer)
@@ -190,8 +191,8 @@ void control_put_off(struct control_seq *s, unsigned proposer, uint32_t unread)
 {
     if (s->reading.proposer != proposer)
         return; // another is asked by now
-    reading_told(&s->reading, unread);
-    if (!reading_goes_on(&s->reading))
+    prefill_price_reported(&s->reading, unread);
+    if (!prefill_price_continues(&s->reading))
         note_given(s, proposer, has_asked(s, proposer) ? s->given : 1, false);
 }
 
@@ -209,29 +210,29 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
         note_time(c, proposer, k, s->n_asked, us, given);
     else if (given)
         s->given = 1; // it only had to read the context
-    reading_answered(&s->reading, &p->reading);
+    prefill_price_answered(&s->reading, &p->reading);
 }
 
 double control_answer_us(const struct control *c, unsigned p, uint32_t k, uint32_t n)
 {
-    double us = answer_time_us(&c->proposers[p].answer, k, n);
+    double us = draft_latency_us(&c->proposers[p].answer, k, n);
     return us > 0 ? us : c->proposers[p].empty_us;
 }
 
 /* That a proposer reads the sequence's context made the pass slow. */
 static bool is_excused(struct control *c, struct control_seq *beside, double expected_us, double us)
 {
-    struct reading *r = &beside->reading;
+    struct prefill_price *r = &beside->reading;
     double longer_us = fmin(us, HELD_UP * expected_us) - expected_us;
-    return longer_us >= 0 && reading_passed(r, &c->proposers[r->proposer].reading, longer_us);
+    return longer_us >= 0 && prefill_price_passed(r, &c->proposers[r->proposer].reading, longer_us);
 }
 
-void control_passed(struct control *c, const struct cost_pass *pass, double us,
+void control_passed(struct control *c, const struct pass_time_work *pass, double us,
                     struct control_seq *beside)
 {
-    if (beside && is_excused(c, beside, cost_us(&c->cost, pass), us))
+    if (beside && is_excused(c, beside, pass_time_us(&c->cost, pass), us))
         return;
-    cost_seen(&c->cost, pass, us);
+    pass_time_seen(&c->cost, pass, us);
     c->since_less = pass->drafted ? c->since_less : 0;
 }
 
@@ -241,16 +242,16 @@ static int32_t try_children(struct control *c, struct control_seq *s, const stru
                             const uint32_t *tokens, int32_t node, uint32_t depth,
                             uint32_t committed)
 {
-    struct chance *chance = &c->proposers[v->proposer].chance;
+    struct accept_rate *chance = &c->proposers[v->proposer].chance;
     int32_t found = -1;
     for (uint32_t i = (uint32_t)(node + 1); i < v->n; i++) {
         if (v->parents[i] != node)
             continue;
         bool kept = found < 0 && tokens[i] == committed;
-        double said = chance_alone(v->parents, v->said, i);
-        s->expected += (float)chance_said(chance, depth, said);
+        double said = accept_rate_alone(v->parents, v->said, i);
+        s->expected += (float)accept_rate_predicted(chance, depth, said);
         s->kept += kept ? 1 : 0;
-        chance_seen(chance, depth, said, kept);
+        accept_rate_seen(chance, depth, said, kept);
         found = kept ? (int32_t)i : found;
     }
     return found;

@@ -43,11 +43,11 @@ struct control_options {
 };
 
 struct control_proposer {
-    struct chance chance;
-    struct answer_time answer; // with tokens
+    struct accept_rate chance;
+    struct draft_latency answer; // with tokens
     double empty_us;       // that one without takes; a sooner one with some lowers it; 0: unknown
     float wished, granted; // drafts of late, of all sequences; both fade
-    struct reading_price reading;
+    struct prefill_price_quote reading;
     struct {
         uint32_t k, n; // the longest wish, for n sequences
         double us;     // of the last answer; 0: none has come
@@ -62,7 +62,7 @@ struct control_seq {
     float given; // share of recent wishes that were granted, be it in part; below 0: it had none
     unsigned given_by; // the proposer that they went to
     uint32_t n_asked;  // sequences that its proposer was asked for together with it, and it
-    struct reading reading;
+    struct prefill_price reading;
     uint32_t off_rounds; // ema: without a draft since the last one
     uint32_t since_try;  // goodput: rounds
     bool trying;         // the draft that it waits for, or has, is a try
@@ -70,7 +70,7 @@ struct control_seq {
 
 struct control {
     struct control_options options;
-    struct cost cost;
+    struct pass_time cost;
     struct control_proposer proposers[DRAFTS_MAX];
     uint32_t since_try;    // goodput: rounds, since any sequence tried by itself
     uint32_t since_all;    // since all did
@@ -82,7 +82,7 @@ struct control {
 
 /* cost: as calibrate() found it; counts for goodput only. */
 void control_init(struct control *c, const struct control_options *options,
-                  const struct cost *cost);
+                  const struct pass_time *cost);
 void control_seq_init(struct control_seq *s);
 
 /* Another proposer has this place now: nothing is known of it, nor what it grants a sequence. */
@@ -107,7 +107,7 @@ struct control_item {
     uint32_t in_heap; // an item
     uint32_t best_k;  // what it has in the best share so far
     bool out;         // nobody waits for its proposer
-    bool rowless;     // nor for its draft: beside those that are waited for it has no row
+    bool no_row;      // nor for its draft: beside those that are waited for it has no row
     float chance[ACCEPT_MAX];
 };
 
@@ -115,7 +115,7 @@ struct control_item {
  * the items and n_fixed that are fixed, and n_running sequences run in all. It has draft_rows for
  * drafts at most. */
 struct control_round {
-    struct cost_pass pass;
+    struct pass_time_work pass;
     uint32_t n_decoding, n_fixed, n_running, draft_rows;
 };
 
@@ -155,7 +155,7 @@ void control_seen(struct control *c, struct control_seq *s, const struct control
 /* A pass was run and took us, with all else that a round does but for waiting for drafts. beside: a
  * sequence that a proposer read as it began; NULL: none. What machines share slows such a pass, so
  * that it says nothing of others, unless it was faster. */
-void control_passed(struct control *c, const struct cost_pass *pass, double us,
+void control_passed(struct control *c, const struct pass_time_work *pass, double us,
                     struct control_seq *beside);
 /* A round verified n_drafted tokens and kept n_accepted of them. */
 void control_verified(struct control *c, uint32_t n_drafted, uint32_t n_accepted);

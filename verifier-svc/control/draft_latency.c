@@ -8,53 +8,53 @@
 #define START_OTHER 0.2 // of a token's time, for each other sequence
 
 /* How often each time is in an answer, in general. */
-static const double typical[ANSWER_TIME_N] = {1, 4, 16};
+static const double typical[DRAFT_LATENCY_N] = {1, 4, 16};
 
-static void parts(uint32_t k, uint32_t n, double f[ANSWER_TIME_N])
+static void parts(uint32_t k, uint32_t n, double f[DRAFT_LATENCY_N])
 {
     f[0] = 1;
     f[1] = k;
     f[2] = k * (n - 1.0);
 }
 
-static double sum_of(const double a[ANSWER_TIME_N], const double f[ANSWER_TIME_N])
+static double sum_of(const double a[DRAFT_LATENCY_N], const double f[DRAFT_LATENCY_N])
 {
     double sum = 0;
-    for (unsigned i = 0; i < ANSWER_TIME_N; i++)
+    for (unsigned i = 0; i < DRAFT_LATENCY_N; i++)
         sum += a[i] * f[i];
     return sum;
 }
 
-double answer_time_us(const struct answer_time *a, uint32_t k, uint32_t n)
+double draft_latency_us(const struct draft_latency *a, uint32_t k, uint32_t n)
 {
-    double f[ANSWER_TIME_N];
+    double f[DRAFT_LATENCY_N];
     parts(k, n, f);
     return sum_of(a->us, f);
 }
 
 /* Half of the first one's time is taken to be for its tokens. */
-static void start(struct answer_time *a, uint32_t k, uint32_t n, double us)
+static void start(struct draft_latency *a, uint32_t k, uint32_t n, double us)
 {
     double token_us = us / 2 / k / (1 + START_OTHER * (n - 1));
-    *a = (struct answer_time){.us = {us / 2, token_us, START_OTHER * token_us}};
-    for (unsigned i = 0; i < ANSWER_TIME_N; i++)
+    *a = (struct draft_latency){.us = {us / 2, token_us, START_OTHER * token_us}};
+    for (unsigned i = 0; i < DRAFT_LATENCY_N; i++)
         a->covariance[i][i] = a->us[i] * a->us[i];
 }
 
-void answer_time_seen(struct answer_time *a, uint32_t k, uint32_t n, double us)
+void draft_latency_seen(struct draft_latency *a, uint32_t k, uint32_t n, double us)
 {
-    double expected = answer_time_us(a, k, n);
+    double expected = draft_latency_us(a, k, n);
     if (expected <= 0) {
         start(a, k, n, us);
         return;
     }
-    double f[ANSWER_TIME_N], gain[ANSWER_TIME_N], noise = NOISE * expected;
+    double f[DRAFT_LATENCY_N], gain[DRAFT_LATENCY_N], noise = NOISE * expected;
     parts(k, n, f);
-    for (unsigned i = 0; i < ANSWER_TIME_N; i++) {
+    for (unsigned i = 0; i < DRAFT_LATENCY_N; i++) {
         double step = DRIFT * expected / typical[i];
         a->covariance[i][i] += step * step;
     }
-    for (unsigned i = 0; i < ANSWER_TIME_N; i++)
+    for (unsigned i = 0; i < DRAFT_LATENCY_N; i++)
         gain[i] = sum_of(a->covariance[i], f);
     double variance = sum_of(gain, f) + noise * noise;
     if (!(variance > 0)) { // what was seen differs by more than the arithmetic can hold
@@ -62,9 +62,9 @@ void answer_time_seen(struct answer_time *a, uint32_t k, uint32_t n, double us)
         return;
     }
     double error = fmin(us - expected, OUTLIER * sqrt(variance));
-    for (unsigned i = 0; i < ANSWER_TIME_N; i++) {
+    for (unsigned i = 0; i < DRAFT_LATENCY_N; i++) {
         a->us[i] = fmax(0, a->us[i] + gain[i] * error / variance);
-        for (unsigned j = 0; j < ANSWER_TIME_N; j++)
+        for (unsigned j = 0; j < DRAFT_LATENCY_N; j++)
             a->covariance[i][j] -= gain[i] * gain[j] / variance;
     }
 }

@@ -10,14 +10,14 @@
 #pragma once
 #include <stdint.h>
 
-#define ANSWER_TIME_N 3 // base, token, other
+#define DRAFT_LATENCY_N 3 // base, token, other
 
-struct answer_time {
-    double us[ANSWER_TIME_N];
-    double covariance[ANSWER_TIME_N][ANSWER_TIME_N];
+struct draft_latency {
+    double us[DRAFT_LATENCY_N];
+    double covariance[DRAFT_LATENCY_N][DRAFT_LATENCY_N];
 };
 
 /* k, n: at least 1. 0 before any was seen. */
-double answer_time_us(const struct answer_time *a, uint32_t k, uint32_t n);
+double draft_latency_us(const struct draft_latency *a, uint32_t k, uint32_t n);
 /* An answer took us. */
-void answer_time_seen(struct answer_time *a, uint32_t k, uint32_t n, double us);
+void draft_latency_seen(struct draft_latency *a, uint32_t k, uint32_t n, double us);

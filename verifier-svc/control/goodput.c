@@ -33,13 +33,14 @@ static float clamped(double chance)
 /* The chance of each token of a draft that it and all before it are kept. */
 static void fill_chances(const struct control *c, struct control_item *v)
 {
-    const struct chance *chance = &c->proposers[v->proposer].chance;
+    const struct accept_rate *chance = &c->proposers[v->proposer].chance;
     uint8_t depth[ACCEPT_MAX];
     double factor = luck(v->s);
     for (uint32_t i = 0; i < v->n; i++) {
         int32_t parent = v->parents[i];
         depth[i] = parent < 0 ? 0 : (uint8_t)(depth[parent] + 1);
-        double rate = chance_said(chance, depth[i], chance_alone(v->parents, v->said, i));
+        double rate =
+            accept_rate_predicted(chance, depth[i], accept_rate_alone(v->parents, v->said, i));
         v->chance[i] = clamped(rate * factor) * (parent < 0 ? 1 : v->chance[parent]);
     }
 }
@@ -47,10 +48,10 @@ static void fill_chances(const struct control *c, struct control_item *v)
 /* The same for tokens that nobody has drafted yet. */
 static void fill_hopes(const struct control *c, struct control_item *v)
 {
-    const struct chance *chance = &c->proposers[v->proposer].chance;
+    const struct accept_rate *chance = &c->proposers[v->proposer].chance;
     double factor = luck(v->s), all = control_given(c, v->proposer, v->s);
     for (uint32_t i = 0; i < v->n; i++)
-        v->chance[i] = (float)(all *= clamped(chance_at(chance, i) * factor));
+        v->chance[i] = (float)(all *= clamped(accept_rate_at(chance, i) * factor));
 }
 
 /* ---- whom to ask ---- */
@@ -58,16 +59,17 @@ static void fill_hopes(const struct control *c, struct control_item *v)
 /* What it costs that the item's proposer reads its context first; 0: it has, or does. */
 static double price_us(const struct control *c, const struct control_item *v)
 {
-    return reading_us(&v->s->reading, &c->proposers[v->proposer].reading, v->proposer, v->unread);
+    return prefill_price_us(&v->s->reading, &c->proposers[v->proposer].reading, v->proposer,
+                            v->unread);
 }
 
 /* What a token takes in a round of all without drafts. */
 static double none_us(const struct control *c, const struct control_round *r)
 {
-    return cost_us(&c->cost, &r->pass) / r->n_decoding;
+    return pass_time_us(&c->cost, &r->pass) / r->n_decoding;
 }
 
-static bool pays(const struct control *c, const struct control_round *r, const struct share *g)
+static bool pays(const struct control *c, const struct control_round *r, const struct row_budget *g)
 {
     return g->tokens * none_us(c, r) > MARGIN * g->us;
 }
@@ -82,7 +84,7 @@ static bool leave_out(struct control_item *v)
 /* Leaves out those whose tokens will not bring back what it costs to read them. True: there are
  * such. g: what a round of all promises. */
 static bool leave_out_dear(const struct control *c, const struct control_round *r,
-                           struct control_item *v, uint32_t n, const struct share *g)
+                           struct control_item *v, uint32_t n, const struct row_budget *g)
 {
     double saved_us = none_us(c, r) / MARGIN - g->us / g->tokens;
     bool any = false;
@@ -98,7 +100,7 @@ static bool leave_out_unread(struct control_item *v, uint32_t n)
 {
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
-        if (!v[i].fixed && reading_lacks(&v[i].s->reading, v[i].proposer))
+        if (!v[i].fixed && prefill_price_lacks(&v[i].s->reading, v[i].proposer))
             any |= leave_out(&v[i]);
     }
     return any;
@@ -106,13 +108,13 @@ static bool leave_out_unread(struct control_item *v, uint32_t n)
 
 /* Shares among those that are worth asking for, or, if it does not pay, that may try. */
 static uint32_t choose(struct control *c, const struct control_round *r, struct control_item *v,
-                       uint32_t n, struct share *ret)
+                       uint32_t n, struct row_budget *ret)
 {
-    uint32_t limit = share_best(c, r, v, n, ret);
+    uint32_t limit = row_budget_best(c, r, v, n, ret);
     if (limit && pays(c, r, ret) && leave_out_dear(c, r, v, n, ret))
-        limit = share_best(c, r, v, n, ret);
+        limit = row_budget_best(c, r, v, n, ret);
     if (limit && !pays(c, r, ret) && leave_out_unread(v, n))
-        limit = share_best(c, r, v, n, ret);
+        limit = row_budget_best(c, r, v, n, ret);
     return limit;
 }
 
@@ -134,10 +136,10 @@ static double try_wait_us(const struct control *c, unsigned p, uint32_t k)
 static double alone_us(const struct control *c, const struct control_round *r,
                        const struct control_item *v, uint32_t k)
 {
-    struct cost_pass pass = r->pass;
+    struct pass_time_work pass = r->pass;
     pass.rows += k;
     pass.sees += (double)k * v->context;
-    return cost_us(&c->cost, &pass) + (k ? try_wait_us(c, v->proposer, k) : 0);
+    return pass_time_us(&c->cost, &pass) + (k ? try_wait_us(c, v->proposer, k) : 0);
 }
 
 /* Rounds, which take us, from one try to the next if that costs extra_us. */
@@ -176,7 +178,7 @@ static bool go_on(struct control_item *v, uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         struct control_seq *s = v[i].s;
         s->since_try++;
-        s->trying &= reading_goes_on(&s->reading);
+        s->trying &= prefill_price_continues(&s->reading);
         if (s->trying)
             let_try(&v[i]);
         any |= s->trying;
@@ -217,7 +219,7 @@ static void try_one(struct control *c, struct control_item *v)
 /* A round in which all try what would be best if they drafted costs what that falls short of none
  * at all. */
 static bool all_are_due(const struct control *c, const struct control_round *r,
-                        const struct control_item *v, uint32_t n, const struct share *g)
+                        const struct control_item *v, uint32_t n, const struct row_budget *g)
 {
     bool any = false;
     double wait_us = g->beside_us;
@@ -229,7 +231,7 @@ static bool all_are_due(const struct control *c, const struct control_round *r,
         any |= tries;
     }
     double lost_us = fmax(g->us - g->beside_us + wait_us - g->tokens * none_us(c, r), 0);
-    return any && c->since_all >= rounds_between(lost_us, cost_us(&c->cost, &r->pass));
+    return any && c->since_all >= rounds_between(lost_us, pass_time_us(&c->cost, &r->pass));
 }
 
 static void try_all(struct control *c, struct control_item *v, uint32_t n)
@@ -258,7 +260,7 @@ static bool awaits_try(const struct control_item *v, uint32_t n)
 {
     bool any = false;
     for (uint32_t i = 0; i < n; i++)
-        any |= v[i].s->trying && !reading_goes_on(&v[i].s->reading);
+        any |= v[i].s->trying && !prefill_price_continues(&v[i].s->reading);
     return any;
 }
 
@@ -266,16 +268,17 @@ static bool any_being_read(const struct control_item *v, uint32_t n)
 {
     bool any = false;
     for (uint32_t i = 0; i < n; i++)
-        any |= reading_goes_on(&v[i].s->reading);
+        any |= prefill_price_continues(&v[i].s->reading);
     return any;
 }
 
 /* While all rounds draft the same, no pass shows what they would take with less: now and then one
  * has less, not less often if that seems to cost much, for that may be wrong. g: what the round
  * promises. */
-static bool less_is_due(struct control *c, const struct control_round *r, const struct share *g)
+static bool less_is_due(struct control *c, const struct control_round *r,
+                        const struct row_budget *g)
 {
-    double lost_us = cost_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
+    double lost_us = pass_time_us(&c->cost, &r->pass) - r->n_decoding * g->us / g->tokens;
     double rounds = fmax(lost_us / (LESS_SHARE * g->us), LESS_MIN_ROUNDS);
     return !r->n_fixed && ++c->since_less >= fmin(rounds, LESS_MAX_ROUNDS);
 }
@@ -284,13 +287,13 @@ static bool less_is_due(struct control *c, const struct control_round *r, const 
 static void try_less(struct control *c, struct control_item *v, uint32_t n, uint32_t limit)
 {
     unsigned turn = c->n_less++ % 3;
-    uint32_t k = turn == 0 ? 0 : turn == 1 ? share_limit_below(limit) : limit / 2;
+    uint32_t k = turn == 0 ? 0 : turn == 1 ? row_budget_limit_below(limit) : limit / 2;
     c->since_less = 0;
     for (uint32_t i = 0; i < n; i++) {
         v[i].k = min_u32(k, v[i].k);
         v[i].s->trying = v[i].k > 0;
     }
-    c->beside_us = share_beside_us(c, v, n);
+    c->beside_us = row_budget_beside_us(c, v, n);
 }
 
 /* ---- the policy ---- */
@@ -300,7 +303,7 @@ static bool begin(const struct control *c, struct control_item *v, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         v[i].k = 0;
-    return cost_us(&c->cost, &(struct cost_pass){.rows = 1}) > 0;
+    return pass_time_us(&c->cost, &(struct pass_time_work){.rows = 1}) > 0;
 }
 
 double goodput_ask(struct control *c, const struct control_round *r, struct control_item *v,
@@ -310,7 +313,7 @@ double goodput_ask(struct control *c, const struct control_round *r, struct cont
         return 0;
     for (uint32_t i = 0; i < n; i++)
         fill_hopes(c, &v[i]);
-    struct share g;
+    struct row_budget g;
     uint32_t limit = choose(c, r, v, n, &g);
     bool drafts = limit && pays(c, r, &g), any_read = any_being_read(v, n);
     c->since_try++;
@@ -326,7 +329,7 @@ double goodput_ask(struct control *c, const struct control_round *r, struct cont
     struct control_item *next = next_to_try(c, v, n, drafts);
     if (!drafts)
         give_none(c, v, n);
-    double us = drafts ? g.us : cost_us(&c->cost, &r->pass);
+    double us = drafts ? g.us : pass_time_us(&c->cost, &r->pass);
     if (!go_on(v, n) && next && try_is_due(c, r, next, us))
         try_one(c, next);
     if (!drafts)
@@ -355,7 +358,7 @@ void goodput_cut(const struct control *c, const struct control_round *r, struct 
         v[i].most = v[i].n;
         fill_chances(c, &v[i]);
     }
-    share_drafts(c, r, v, n, !any_drawn(v, n));
+    row_budget_drafts(c, r, v, n, !any_drawn(v, n));
     for (uint32_t i = 0; i < n; i++)
         v[i].k = v[i].s->trying ? v[i].n : v[i].k;
 }

@@ -14,12 +14,12 @@
 
 #define EACH 10 // up to here each number of rows has a point
 
-static const uint32_t points[COST_POINTS] = {1,  2,  3,  4,  5,  6,  7,  8,  9,   10,  12,  14,
-                                             16, 17, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512};
+static const uint32_t points[PASS_TIME_POINTS] = {
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512};
 
-uint32_t cost_rows_at(unsigned i)
+uint32_t pass_time_rows_at(unsigned i)
 {
-    return i < COST_POINTS ? points[i] : 0;
+    return i < PASS_TIME_POINTS ? points[i] : 0;
 }
 
 /* Where `rows`, at least 1, lies: behind point *ret_i, by this share of the way to the next. Beyond
@@ -28,14 +28,14 @@ static double place(uint32_t rows, unsigned *ret_i)
 {
     assert(rows);
     unsigned i = (rows < EACH ? rows : EACH) - 1;
-    while (i + 2 < COST_POINTS && points[i + 1] <= rows)
+    while (i + 2 < PASS_TIME_POINTS && points[i + 1] <= rows)
         i++;
     *ret_i = i;
     return (double)(rows - points[i]) / (points[i + 1] - points[i]);
 }
 
 /* Of a table, by a line between its points. */
-static double at(const double us[COST_POINTS], uint32_t rows)
+static double at(const double us[PASS_TIME_POINTS], uint32_t rows)
 {
     unsigned i;
     double share = place(rows, &i);
@@ -54,13 +54,13 @@ static double min(double a, double b)
 
 /* A larger pass is never cheaper: points that say so are joined in their mean, each by the passes
  * that have shown it (isotonic regression: Ayer et al. 1955). */
-static void keep_rising(struct cost *c)
+static void keep_rising(struct pass_time *c)
 {
     struct {
         double us, n;
         unsigned first;
-    } v[COST_POINTS + 1] = {0}, *top = v;
-    for (unsigned i = 0; i < COST_POINTS; i++) {
+    } v[PASS_TIME_POINTS + 1] = {0}, *top = v;
+    for (unsigned i = 0; i < PASS_TIME_POINTS; i++) {
         double us = c->w_us[i], n = c->n_seen[i] + UNSEEN;
         unsigned first = i;
         for (; top > v && top[-1].us > us; top--) {
@@ -72,7 +72,7 @@ static void keep_rising(struct cost *c)
         top->n = n;
         (top++)->first = first;
     }
-    for (unsigned i = COST_POINTS; i-- > 0;) {
+    for (unsigned i = PASS_TIME_POINTS; i-- > 0;) {
         while (top[-1].first > i)
             top--;
         c->w_us[i] = top[-1].us;
@@ -80,21 +80,21 @@ static void keep_rising(struct cost *c)
 }
 
 /* What point i was measured to take at most: a larger pass is never cheaper. */
-static double at_most_us(const double us[COST_POINTS], unsigned i)
+static double at_most_us(const double us[PASS_TIME_POINTS], unsigned i)
 {
     double best = us[i];
-    for (unsigned k = i + 1; k < COST_POINTS; k++)
+    for (unsigned k = i + 1; k < PASS_TIME_POINTS; k++)
         best = us[k] > 0 ? min(best, us[k]) : best;
     return best;
 }
 
 /* Points that were not measured lie on lines through those that were; behind the last, each row
  * costs what it did before it. */
-static void fill(struct cost *c, const double us[COST_POINTS])
+static void fill(struct pass_time *c, const double us[PASS_TIME_POINTS])
 {
     unsigned last = 0;
     double per_row = us[0]; // one point only: nothing is known to be shared
-    for (unsigned i = 0; i < COST_POINTS; i++) {
+    for (unsigned i = 0; i < PASS_TIME_POINTS; i++) {
         if (us[i] <= 0)
             continue;
         c->w_us[i] = at_most_us(us, i);
@@ -104,13 +104,13 @@ static void fill(struct cost *c, const double us[COST_POINTS])
         }
         last = i;
     }
-    for (unsigned k = last + 1; k < COST_POINTS; k++)
+    for (unsigned k = last + 1; k < PASS_TIME_POINTS; k++)
         c->w_us[k] = c->w_us[last] + per_row * (points[k] - points[last]);
 }
 
-void cost_init(struct cost *c, const struct cost_measured *m)
+void pass_time_init(struct pass_time *c, const struct pass_time_measured *m)
 {
-    *c = (struct cost){.scale = 1, .drafted_scale = 1};
+    *c = (struct pass_time){.scale = 1, .drafted_scale = 1};
     fill(c, m->us);
     c->read_us = LEAST_READ * c->w_us[0];
     if (m->rows < 2 || m->long_one_us <= 0)
@@ -121,17 +121,17 @@ void cost_init(struct cost *c, const struct cost_measured *m)
     c->read_us = max(c->read_us, one - c->see_us);
 }
 
-static double scale_of(const struct cost *c, const struct cost_pass *p)
+static double scale_of(const struct pass_time *c, const struct pass_time_work *p)
 {
     return p->drafted ? c->scale * c->drafted_scale : c->scale;
 }
 
-static double context_us(const struct cost *c, const struct cost_pass *p)
+static double context_us(const struct pass_time *c, const struct pass_time_work *p)
 {
     return c->read_us * p->reads + c->see_us * p->sees;
 }
 
-double cost_us(const struct cost *c, const struct cost_pass *p)
+double pass_time_us(const struct pass_time *c, const struct pass_time_work *p)
 {
     return scale_of(c, p) * (at(c->w_us, p->rows) + context_us(c, p));
 }
@@ -142,18 +142,18 @@ static double weight(double least, double n, double ratio)
     return ratio < 1 ? max(least, 1 / max(n, 1)) : least;
 }
 
-static double ratio_of(const struct cost *c, const struct cost_pass *p, double us)
+static double ratio_of(const struct pass_time *c, const struct pass_time_work *p, double us)
 {
-    return min(us / cost_us(c, p), OUTLIER);
+    return min(us / pass_time_us(c, p), OUTLIER);
 }
 
 /* What holds for the points that are seen is taken to hold for the others: the more of the passes
  * this point has, the more of its change is the scale's. */
-static void move_point(struct cost *c, unsigned i, double share, double ratio)
+static void move_point(struct pass_time *c, unsigned i, double share, double ratio)
 {
     double all = 0;
     c->n_seen[i] += share;
-    for (unsigned k = 0; k < COST_POINTS; k++)
+    for (unsigned k = 0; k < PASS_TIME_POINTS; k++)
         all += c->n_seen[k];
     double part = c->n_seen[i] / max(all, 1);
     double change = share * weight(POINT_WEIGHT, c->n_seen[i], ratio) * (ratio - 1);
@@ -162,7 +162,7 @@ static void move_point(struct cost *c, unsigned i, double share, double ratio)
 }
 
 /* One kind of pass has followed the other, on the same machine. */
-static void compare_kinds(struct cost *c, bool drafted, double ratio)
+static void compare_kinds(struct pass_time *c, bool drafted, double ratio)
 {
     double factor = 1 + KIND_WEIGHT * (ratio - 1);
     c->drafted_scale = max(1, drafted ? c->drafted_scale * factor : c->drafted_scale / factor);
@@ -172,7 +172,7 @@ static void compare_kinds(struct cost *c, bool drafted, double ratio)
  * pass shows of its context counts as far as that is most of it. The error goes to both times, each
  * by how often it was in the pass (Widrow and Hoff 1960, normalised). Returns the part of the pass
  * that does not depend on the context. */
-static double learn_context(struct cost *c, const struct cost_pass *p, double ratio)
+static double learn_context(struct pass_time *c, const struct pass_time_work *p, double ratio)
 {
     double context = context_us(c, p), all = context + at(c->w_us, p->rows);
     double part = context / all;
@@ -185,9 +185,9 @@ static double learn_context(struct cost *c, const struct cost_pass *p, double ra
     return 1 - part;
 }
 
-void cost_seen(struct cost *c, const struct cost_pass *p, double us)
+void pass_time_seen(struct pass_time *c, const struct pass_time_work *p, double us)
 {
-    if (cost_us(c, p) <= 0)
+    if (pass_time_us(c, p) <= 0)
         return; // nothing was measured
     double rest = learn_context(c, p, ratio_of(c, p, us));
     double ratio = 1 + rest * rest * (ratio_of(c, p, us) - 1);
@@ -195,7 +195,7 @@ void cost_seen(struct cost *c, const struct cost_pass *p, double us)
         compare_kinds(c, p->drafted, ratio);
     c->last_drafted = p->drafted;
     c->scale *= 1 + weight(SCALE_WEIGHT, ++c->n_all, ratio) * (ratio - 1);
-    for (unsigned k = 0; k < COST_POINTS; k++)
+    for (unsigned k = 0; k < PASS_TIME_POINTS; k++)
         c->n_seen[k] *= SEEN_FADE;
     unsigned i;
     double share = min(place(p->rows, &i), 1);

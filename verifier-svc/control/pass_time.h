@@ -16,11 +16,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define COST_POINTS 24
-#define COST_TIMED 19 // the first of them, up to 64 rows, which calibrate() times
+#define PASS_TIME_POINTS 24
+#define PASS_TIME_TIMED 19 // the first of them, up to 64 rows, which calibrate() times
 
 /* What decides the time of a pass. */
-struct cost_pass {
+struct pass_time_work {
     bool drafted;  // it follows a wait for drafts: its threads had parked, its caches are others'
     uint32_t rows; // at least 1
     double reads;  // positions of KV: the sum of the contexts of its sequences
@@ -28,36 +28,36 @@ struct cost_pass {
 };
 
 /* Adds rows of a sequence with so many positions of context. */
-static inline void cost_add(struct cost_pass *p, uint32_t rows, uint32_t context)
+static inline void pass_time_add(struct pass_time_work *p, uint32_t rows, uint32_t context)
 {
     p->rows += rows;
     p->reads += context;
     p->sees += (double)rows * context;
 }
 
-struct cost {
-    double w_us[COST_POINTS]; // rising; of cost_rows_at(i) rows
+struct pass_time {
+    double w_us[PASS_TIME_POINTS]; // rising; of pass_time_rows_at(i) rows
     double read_us, see_us;
-    double scale, drafted_scale; // of passes with drafts: both
-    double n_seen[COST_POINTS];  // passes that have shown a point; fades
+    double scale, drafted_scale;     // of passes with drafts: both
+    double n_seen[PASS_TIME_POINTS]; // passes that have shown a point; fades
     double n_all;
     bool last_drafted;
 };
 
 /* The numbers of rows that are measured; 0 behind the last. */
-uint32_t cost_rows_at(unsigned i);
+uint32_t pass_time_rows_at(unsigned i);
 
-/* us[i]: a pass of cost_rows_at(i) rows without context; 0: not measured (us[0] must be). One that
+/* us[i]: a pass of pass_time_rows_at(i) rows without context; 0: not measured (us[0] must be). One that
  * is slower than a larger pass was held up, and counts as that one. long_us: passes of 1 and of
  * `rows` rows of one sequence behind `context` positions; both 0: not measured, a context is taken
  * to cost next to nothing until passes show what it does. */
-struct cost_measured {
-    double us[COST_POINTS];
+struct pass_time_measured {
+    double us[PASS_TIME_POINTS];
     uint32_t context, rows;
     double long_one_us, long_rows_us;
 };
-void cost_init(struct cost *c, const struct cost_measured *m);
+void pass_time_init(struct pass_time *c, const struct pass_time_measured *m);
 
-double cost_us(const struct cost *c, const struct cost_pass *p);
+double pass_time_us(const struct pass_time *c, const struct pass_time_work *p);
 /* A pass, with all that a round does beside waiting for drafts, has taken us. */
-void cost_seen(struct cost *c, const struct cost_pass *p, double us);
+void pass_time_seen(struct pass_time *c, const struct pass_time_work *p, double us);

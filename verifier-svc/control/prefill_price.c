@@ -5,14 +5,15 @@
 #define LEAST_PASSES 16     // beside a reader, at most, and
 #define POSITIONS_A_PASS 16 // as many more as a proposer that reads so many in each would take
 
-void reading_asked(struct reading *r, unsigned proposer, uint32_t positions)
+void prefill_price_asked(struct prefill_price *r, unsigned proposer, uint32_t positions)
 {
     bool known = r->positions || (r->done && !positions);
     if (r->proposer != proposer || !known)
-        *r = (struct reading){.proposer = proposer, .done = !positions, .positions = positions};
+        *r = (struct prefill_price){
+            .proposer = proposer, .done = !positions, .positions = positions};
 }
 
-void reading_told(struct reading *r, uint32_t positions)
+void prefill_price_reported(struct prefill_price *r, uint32_t positions)
 {
     if (!r->positions || r->told)
         return;
@@ -20,32 +21,33 @@ void reading_told(struct reading *r, uint32_t positions)
     r->told = true;
 }
 
-void reading_answered(struct reading *r, struct reading_price *price)
+void prefill_price_answered(struct prefill_price *r, struct prefill_price_quote *price)
 {
-    if (reading_goes_on(r)) {
+    if (prefill_price_continues(r)) {
         price->us = FADE * price->us + r->us;
         price->positions = FADE * price->positions + r->positions;
     }
-    *r = (struct reading){.proposer = r->proposer, .done = true};
+    *r = (struct prefill_price){.proposer = r->proposer, .done = true};
 }
 
-void reading_left(struct reading *r)
+void prefill_price_left(struct prefill_price *r)
 {
-    if (reading_goes_on(r))
-        *r = (struct reading){.proposer = r->proposer};
+    if (prefill_price_continues(r))
+        *r = (struct prefill_price){.proposer = r->proposer};
 }
 
-static uint32_t most_passes(const struct reading *r)
+static uint32_t most_passes(const struct prefill_price *r)
 {
     return LEAST_PASSES + r->positions / POSITIONS_A_PASS;
 }
 
-bool reading_goes_on(const struct reading *r)
+bool prefill_price_continues(const struct prefill_price *r)
 {
     return r->positions && r->n_passes <= most_passes(r);
 }
 
-bool reading_passed(struct reading *r, struct reading_price *price, double longer_us)
+bool prefill_price_passed(struct prefill_price *r, struct prefill_price_quote *price,
+                          double longer_us)
 {
     if (r->done) { // it has answered since: this was the last pass
         price->us += longer_us;
@@ -56,14 +58,14 @@ bool reading_passed(struct reading *r, struct reading_price *price, double longe
     return r->n_passes <= most_passes(r);
 }
 
-bool reading_lacks(const struct reading *r, unsigned proposer)
+bool prefill_price_lacks(const struct prefill_price *r, unsigned proposer)
 {
     return r->proposer != proposer || !(r->done || r->positions);
 }
 
-double reading_us(const struct reading *r, const struct reading_price *price, unsigned proposer,
-                  uint32_t positions)
+double prefill_price_us(const struct prefill_price *r, const struct prefill_price_quote *price,
+                        unsigned proposer, uint32_t positions)
 {
-    bool costs = reading_lacks(r, proposer) && price->positions > 0;
+    bool costs = prefill_price_lacks(r, proposer) && price->positions > 0;
     return costs ? price->us / price->positions * positions : 0;
 }

@@ -12,12 +12,12 @@
 #include <stdint.h>
 
 /* Of a proposer; both fade. */
-struct reading_price {
+struct prefill_price_quote {
     double us, positions;
 };
 
 /* Of a sequence. */
-struct reading {
+struct prefill_price {
     unsigned proposer;  // that reads it or has
     bool done;          // it has
     bool told;          // the positions are its own word
@@ -28,22 +28,23 @@ struct reading {
 
 /* It was asked for a draft, and reads so many positions first, as is thought; 0: it has read them.
  */
-void reading_asked(struct reading *r, unsigned proposer, uint32_t positions);
+void prefill_price_asked(struct prefill_price *r, unsigned proposer, uint32_t positions);
 /* It has answered that so many are left; the first time, that is all. */
-void reading_told(struct reading *r, uint32_t positions);
+void prefill_price_reported(struct prefill_price *r, uint32_t positions);
 /* It has answered, not that it is still reading. */
-void reading_answered(struct reading *r, struct reading_price *price);
+void prefill_price_answered(struct prefill_price *r, struct prefill_price_quote *price);
 /* Nobody asks it any more. */
-void reading_left(struct reading *r);
+void prefill_price_left(struct prefill_price *r);
 /* It is being read, and not for so many passes that these have other reasons to be slow. */
-bool reading_goes_on(const struct reading *r);
+bool prefill_price_continues(const struct prefill_price *r);
 /* A pass that began while that was so took so much longer than thought. False: it was one too many.
  */
-bool reading_passed(struct reading *r, struct reading_price *price, double longer_us);
+bool prefill_price_passed(struct prefill_price *r, struct prefill_price_quote *price,
+                          double longer_us);
 
 /* The proposer has not read it and does not. */
-bool reading_lacks(const struct reading *r, unsigned proposer);
+bool prefill_price_lacks(const struct prefill_price *r, unsigned proposer);
 /* What reading the sequence, so many positions, would cost yet, in us: 0 if it is read, or was, or
  * the price is not known. */
-double reading_us(const struct reading *r, const struct reading_price *price, unsigned proposer,
-                  uint32_t positions);
+double prefill_price_us(const struct prefill_price *r, const struct prefill_price_quote *price,
+                        unsigned proposer, uint32_t positions);

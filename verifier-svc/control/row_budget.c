@@ -8,7 +8,7 @@
 /* What a sequence may be limited to. */
 static const uint8_t limits[] = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20};
 
-static void add_row(struct cost_pass *pass, uint32_t context)
+static void add_row(struct pass_time_work *pass, uint32_t context)
 {
     pass->rows++;
     pass->sees += context;
@@ -16,7 +16,7 @@ static void add_row(struct cost_pass *pass, uint32_t context)
 
 /* ---- the order of chances ---- */
 
-static bool has_better(const struct control_item *v, uint32_t a, uint32_t b)
+static bool ranks_above(const struct control_item *v, uint32_t a, uint32_t b)
 {
     float chance_a = v[a].chance[v[a].k], chance_b = v[b].chance[v[b].k];
     return chance_a > chance_b || (chance_a == chance_b && a < b);
@@ -28,9 +28,9 @@ static void sink(struct control_item *v, uint32_t n, uint32_t i)
 {
     uint32_t item = v[i].in_heap, below;
     for (; (below = 2 * i + 1) < n; i = below) {
-        if (below + 1 < n && has_better(v, v[below + 1].in_heap, v[below].in_heap))
+        if (below + 1 < n && ranks_above(v, v[below + 1].in_heap, v[below].in_heap))
             below++;
-        if (!has_better(v, v[below].in_heap, item))
+        if (!ranks_above(v, v[below].in_heap, item))
             break;
         v[i].in_heap = v[below].in_heap;
     }
@@ -39,7 +39,7 @@ static void sink(struct control_item *v, uint32_t n, uint32_t i)
 
 static uint32_t most_of(const struct control_item *v, uint32_t limit)
 {
-    return v->out || v->rowless ? 0 : min_u32(v->most, limit);
+    return v->out || v->no_row ? 0 : min_u32(v->most, limit);
 }
 
 /* Nobody has a token yet. Returns how many may have some: the size of the heap. */
@@ -107,7 +107,7 @@ static double longest_wait_us(const struct control *c, struct control_item *v, u
 
 /* ---- what pays ---- */
 
-static bool is_better(const struct share *a, const struct share *b)
+static bool is_better(const struct row_budget *a, const struct row_budget *b)
 {
     return a->tokens * b->us > b->tokens * a->us;
 }
@@ -116,14 +116,14 @@ static bool is_better(const struct share *a, const struct share *b)
  * as far as there are some and that pays; the search ends at the first drop of the goodput or, over
  * bends in the times, where it has dropped to BEND of the best. beside_us: the time that goes by
  * without the pass. */
-static struct share reckon(const struct control *c, const struct control_round *r,
-                           struct control_item *v, uint32_t n, uint32_t limit, double beside_us,
-                           bool over_bends)
+static struct row_budget reckon(const struct control *c, const struct control_round *r,
+                                struct control_item *v, uint32_t n, uint32_t limit,
+                                double beside_us, bool over_bends)
 {
-    struct cost_pass pass = r->pass;
+    struct pass_time_work pass = r->pass;
     pass.drafted = limit > 0;
-    struct share g = {.tokens = r->n_decoding, .beside_us = beside_us}, best;
-    g.us = cost_us(&c->cost, &pass) + beside_us;
+    struct row_budget g = {.tokens = r->n_decoding, .beside_us = beside_us}, best;
+    g.us = pass_time_us(&c->cost, &pass) + beside_us;
     best = g;
     double drop = over_bends ? BEND : 1;
     uint32_t n_heap = start_giving(v, n, limit);
@@ -131,7 +131,7 @@ static struct share reckon(const struct control *c, const struct control_round *
         const struct control_item *given = give(v, &n_heap, limit);
         add_row(&pass, given->context);
         g.tokens += given->chance[given->k - 1];
-        g.us = cost_us(&c->cost, &pass) + beside_us;
+        g.us = pass_time_us(&c->cost, &pass) + beside_us;
         g.n_rows++;
         g.limited |= given->k == limit && given->most > limit;
         if (is_better(&g, &best))
@@ -143,10 +143,10 @@ static struct share reckon(const struct control *c, const struct control_round *
 
 /* Of all limits the best; 0: no token is worth its row. */
 static uint32_t best_limit(const struct control *c, const struct control_round *r,
-                           struct control_item *v, uint32_t n, struct share *ret)
+                           struct control_item *v, uint32_t n, struct row_budget *ret)
 {
     uint32_t best = 0;
-    struct share g = {.limited = true};
+    struct row_budget g = {.limited = true};
     for (unsigned i = 0; i < sizeof(limits) && g.limited; i++) {
         g = reckon(c, r, v, n, limits[i], longest_wait_us(c, v, n, limits[i]), true);
         if (!g.n_rows || (best && !is_better(&g, ret)))
@@ -160,7 +160,7 @@ static uint32_t best_limit(const struct control *c, const struct control_round *
 /* Gives the rows that were reckoned with; only who has some is waited for. Returns the proposer
  * whose drafts come last. */
 static unsigned settle(const struct control *c, struct control_item *v, uint32_t n, uint32_t limit,
-                       struct share *g)
+                       struct row_budget *g)
 {
     give_rows(v, n, limit, g->n_rows);
     struct wait w = wait_of(c, v, n);
@@ -175,7 +175,7 @@ static bool leave_out_rowless(struct control_item *v, uint32_t n)
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
         any |= !v[i].k && most_of(&v[i], 1);
-        v[i].rowless = !v[i].k;
+        v[i].no_row = !v[i].k;
     }
     return any;
 }
@@ -185,7 +185,7 @@ static void leave_out_proposer(struct control_item *v, uint32_t n, unsigned prop
 {
     for (uint32_t i = 0; i < n; i++) {
         v[i].out |= v[i].proposer == proposer;
-        v[i].rowless = false;
+        v[i].no_row = false;
     }
 }
 
@@ -198,13 +198,13 @@ static void note_best(struct control_item *v, uint32_t n)
 /* All wait for the slowest, so that less may be more: once without those that had no row, then
  * with them but without the proposer that is waited for, until nobody is left or has a row. A wait
  * makes rows cheap: without who had none, those of the others may not pay any more. */
-uint32_t share_best(struct control *c, const struct control_round *r, struct control_item *v,
-                    uint32_t n, struct share *ret)
+uint32_t row_budget_best(struct control *c, const struct control_round *r, struct control_item *v,
+                         uint32_t n, struct row_budget *ret)
 {
     uint32_t limit, best = 0;
     unsigned last = 0;
     bool again = false;
-    struct share g;
+    struct row_budget g;
     *ret = reckon(c, r, v, n, 0, 0, true);
     for (uint32_t i = 0; i < n; i++)
         v[i].best_k = 0;
@@ -221,25 +221,25 @@ uint32_t share_best(struct control *c, const struct control_round *r, struct con
     }
     for (uint32_t i = 0; i < n; i++) {
         v[i].k = v[i].best_k;
-        v[i].out = v[i].rowless = false;
+        v[i].out = v[i].no_row = false;
     }
     c->beside_us = ret->beside_us;
     return best;
 }
 
-void share_drafts(const struct control *c, const struct control_round *r, struct control_item *v,
-                  uint32_t n, bool over_bends)
+void row_budget_drafts(const struct control *c, const struct control_round *r,
+                       struct control_item *v, uint32_t n, bool over_bends)
 {
-    struct share best = reckon(c, r, v, n, ACCEPT_MAX, c->beside_us, over_bends);
+    struct row_budget best = reckon(c, r, v, n, ACCEPT_MAX, c->beside_us, over_bends);
     give_rows(v, n, ACCEPT_MAX, best.n_rows);
 }
 
-double share_beside_us(const struct control *c, const struct control_item *v, uint32_t n)
+double row_budget_beside_us(const struct control *c, const struct control_item *v, uint32_t n)
 {
     return wait_of(c, v, n).us;
 }
 
-uint32_t share_limit_below(uint32_t k)
+uint32_t row_budget_limit_below(uint32_t k)
 {
     uint32_t below = 0;
     for (unsigned i = 0; i < sizeof(limits) && limits[i] < k; i++)

@@ -12,7 +12,7 @@
 #pragma once
 #include "verifier-svc/control/control.h"
 
-struct share {
+struct row_budget {
     double tokens, us; // expected to be committed by a pass, and its time with the wait
     double beside_us;  // the wait
     uint32_t n_rows;   // of drafts
@@ -22,14 +22,14 @@ struct share {
 /* Tokens to ask for: of all limits to each sequence the best. Leaves in c->beside_us what the
  * drafts take beside the pass. Returns the limit, though none at all may be better; 0: no token is
  * worth its row. */
-uint32_t share_best(struct control *c, const struct control_round *r, struct control_item *v,
-                    uint32_t n, struct share *ret);
+uint32_t row_budget_best(struct control *c, const struct control_round *r, struct control_item *v,
+                         uint32_t n, struct row_budget *ret);
 /* Tokens to verify of the drafts that are here. over_bends: does not end at the first drop of the
  * goodput, as it may rise again behind a bend in the times. */
-void share_drafts(const struct control *c, const struct control_round *r, struct control_item *v,
-                  uint32_t n, bool over_bends);
+void row_budget_drafts(const struct control *c, const struct control_round *r,
+                       struct control_item *v, uint32_t n, bool over_bends);
 
 /* What it takes until all have their drafts of k tokens. */
-double share_beside_us(const struct control *c, const struct control_item *v, uint32_t n);
+double row_budget_beside_us(const struct control *c, const struct control_item *v, uint32_t n);
 /* The next limit below k that is considered; 0: none. */
-uint32_t share_limit_below(uint32_t k);
+uint32_t row_budget_limit_below(uint32_t k);

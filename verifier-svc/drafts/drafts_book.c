@@ -31,7 +31,7 @@ struct owed {
     struct drafts_asked asked;
 };
 
-struct round {
+struct sent_round {
     struct owed *owed; // (max_sequences)
     uint32_t n_owed;   // answers; 0: free
     int64_t asked_us, due_us;
@@ -51,7 +51,7 @@ struct drafts_book {
     struct known *known; // (max_sequences)
     struct drafts_outbox outboxes[2];
     unsigned filling; // index of the outbox
-    struct round rounds[N_ROUNDS];
+    struct sent_round rounds[N_ROUNDS];
     uint32_t n_faults, n_unasked;
     char fault[100];
     struct rtts rtts[N_RTT_KINDS];
@@ -165,7 +165,7 @@ static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
     return s;
 }
 
-static struct owed *owed_by(const struct round *r, uint64_t seq)
+static struct owed *owed_by(const struct sent_round *r, uint64_t seq)
 {
     for (uint32_t i = 0; i < r->n_owed; i++)
         if (r->owed[i].seq == seq)
@@ -174,11 +174,11 @@ static struct owed *owed_by(const struct round *r, uint64_t seq)
 }
 
 /* NULL: no answer is owed for the sequence. */
-static struct round *round_owing(const struct drafts_book *b, uint64_t seq)
+static struct sent_round *round_owing(const struct drafts_book *b, uint64_t seq)
 {
     for (unsigned i = 0; i < N_ROUNDS; i++)
         if (owed_by(&b->rounds[i], seq))
-            return (struct round *)&b->rounds[i];
+            return (struct sent_round *)&b->rounds[i];
     return NULL;
 }
 
@@ -399,12 +399,12 @@ static void note_sent(struct known *s, const struct drafts_entry *e)
 
 static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
 {
-    struct round *r = &b->rounds[b->rounds[0].n_owed ? 1 : 0];
-    *r = (struct round){.owed = r->owed,
-                        .n_owed = o->n_urgent,
-                        .asked_us = o->asked_us,
-                        .due_us = o->asked_us + o->budget_us + o->late_us,
-                        .budget_us = o->budget_us};
+    struct sent_round *r = &b->rounds[b->rounds[0].n_owed ? 1 : 0];
+    *r = (struct sent_round){.owed = r->owed,
+                             .n_owed = o->n_urgent,
+                             .asked_us = o->asked_us,
+                             .due_us = o->asked_us + o->budget_us + o->late_us,
+                             .budget_us = o->budget_us};
     for (uint32_t i = 0; i < o->n_urgent; i++) {
         const struct drafts_entry *e = &o->urgent[i];
         struct known *s = find(b, e->seq);
@@ -491,7 +491,7 @@ static void bad_draft(struct drafts_book *b, enum drafts_verdict v)
     fault(b, fail_text());
 }
 
-static void good_draft(struct drafts_book *b, const struct round *r, const struct draft *draft)
+static void good_draft(struct drafts_book *b, const struct sent_round *r, const struct draft *draft)
 {
     b->n_unasked = 0;
     b->counts.drafts += draft->n > 0;
@@ -515,7 +515,7 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
 {
     bool owes = false;
     for (unsigned i = 0; i < N_ROUNDS; i++) {
-        struct round *r = &b->rounds[i];
+        struct sent_round *r = &b->rounds[i];
         if (!r->n_owed)
             continue;
         owes = true;
@@ -528,7 +528,7 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
     return b->n_faults >= DRAFTS_FAULTS_MAX ? b->fault : NULL;
 }
 
-static bool take_draft(struct drafts_book *b, const struct round *r, enum drafts_verdict v,
+static bool take_draft(struct drafts_book *b, const struct sent_round *r, enum drafts_verdict v,
                        int64_t now_us, struct draft *draft)
 {
     int64_t rtt_us = now_us - r->asked_us;
@@ -555,7 +555,7 @@ static void time_answer(struct drafts_book *b, struct known *s, const struct dra
 bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
                        struct drafts_asked *ret)
 {
-    const struct round *r = round_owing(b, answer->seq);
+    const struct sent_round *r = round_owing(b, answer->seq);
     if (!r || answer->need_context)
         return false;
     *ret = owed_by(r, answer->seq)->asked;
@@ -566,7 +566,7 @@ bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *
                         enum drafts_verdict v, int64_t now_us, struct draft *draft)
 {
     struct known *s = find(b, answer->seq); // NULL: closed since
-    struct round *r = round_owing(b, answer->seq);
+    struct sent_round *r = round_owing(b, answer->seq);
     struct owed *owed = r ? owed_by(r, answer->seq) : NULL;
     drafts_book_verdict(b, now_us); // it may be late
     bool good = false;

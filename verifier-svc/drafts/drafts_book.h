@@ -15,8 +15,8 @@
 #define DRAFTS_AHEAD_LATE_US 250000      // later than its budget, a draft ahead is a fault
 #define DRAFTS_FAULTS_MAX 3              // in a row
 #define DRAFTS_UNASKED_MAX 1024          // answers nobody asked for, since the last good one
-#define DRAFTS_RESENDS_MAX                                                                         \
-    4 // contexts of a sequence on request; then it asks this proposer no more
+/* contexts of a sequence on request; then it asks this proposer no more */
+#define DRAFTS_RESENDS_MAX 4
 #define DRAFTS_MISS_AGAIN_US 100000 // an unanswered Round misses again after its budget or this
 
 struct drafts_outbox {

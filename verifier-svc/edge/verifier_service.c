@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
 
-int service_not_ready(struct service *s)
+int verifier_service_not_ready(struct verifier_service *s)
 {
     float progress;
     switch (engine_state(s->engine, &progress)) {
@@ -20,8 +20,8 @@ int service_not_ready(struct service *s)
     }
 }
 
-void service_refuse(struct service *s, struct rpc_call *call,
-                    const Tandem__V1__GenerateRequest *msg, int err)
+void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
+                             const Tandem__V1__GenerateRequest *msg, int err)
 {
     char id[REQUEST_MAX_ID + 1] = "", trace[TRACE_ID_LEN + 1] = "";
     metrics_add(s->stats->refused, 1);
@@ -34,24 +34,24 @@ void service_refuse(struct service *s, struct rpc_call *call,
     rpc_call_fail(call, err);
 }
 
-static void set_user(struct service *s, struct rpc_call *call, struct request *r)
+static void set_user(struct verifier_service *s, struct rpc_call *call, struct request *r)
 {
     pthread_mutex_lock(&s->mu);
     rpc_call_set_user(call, r);
     pthread_mutex_unlock(&s->mu);
 }
 
-static void cancel(struct service *s, struct request *r)
+static void cancel(struct verifier_service *s, struct request *r)
 {
     atomic_store(&r->cancelled, true);
     engine_wake(s->engine);
 }
 
 /* Checks and hands it to the engine. The call keeps one hold on the request, the engine another. */
-static int submit(struct service *s, const struct job *j, const Tandem__V1__GenerateRequest *msg,
-                  bool verify)
+static int submit(struct verifier_service *s, const struct job *j,
+                  const Tandem__V1__GenerateRequest *msg, bool verify)
 {
-    const struct served *m = engine_served(s->engine);
+    const struct loaded_model *m = engine_served(s->engine);
     struct request_limits limits = {m->tok, m->name, m->run.context,
                                     (uint32_t)s->options->max_sequences};
     AUTO(request_drop) struct request *r = NULL;
@@ -83,23 +83,23 @@ static int submit(struct service *s, const struct job *j, const Tandem__V1__Gene
 
 /* ---- Generate ---- */
 
-static void run_generate(struct service *s, const struct job *j)
+static void run_generate(struct verifier_service *s, const struct job *j)
 {
     const Tandem__V1__GenerateRequest *msg = (const Tandem__V1__GenerateRequest *)j->msg;
     int err = submit(s, j, msg, false);
     if (err < 0)
-        service_refuse(s, j->call, msg, err);
+        verifier_service_refuse(s, j->call, msg, err);
 }
 
 static void generate_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    service_start_job(call, in, &tandem__v1__generate_request__descriptor, run_generate);
+    verifier_service_start_job(call, in, &tandem__v1__generate_request__descriptor, run_generate);
 }
 
 static void call_cancelled(struct rpc_call *call)
 {
-    struct service *s = rpc_call_service(call);
-    service_drop_job(s, call);
+    struct verifier_service *s = rpc_call_service(call);
+    verifier_service_drop_job(s, call);
     pthread_mutex_lock(&s->mu);
     struct request *r = rpc_call_user(call);
     if (r)
@@ -109,7 +109,7 @@ static void call_cancelled(struct rpc_call *call)
 
 static void call_drained(struct rpc_call *call)
 {
-    struct service *s = rpc_call_service(call);
+    struct verifier_service *s = rpc_call_service(call);
     pthread_mutex_lock(&s->mu);
     struct request *r = rpc_call_user(call);
     if (r) {
@@ -127,7 +127,8 @@ static void call_ended(struct rpc_call *call)
 
 /* ---- Verify ---- */
 
-static int take_draft(struct service *s, struct request *r, const Tandem__V1__VerifyDraft *d)
+static int take_draft(struct verifier_service *s, struct request *r,
+                      const Tandem__V1__VerifyDraft *d)
 {
     int32_t parents[ACCEPT_MAX];
     if (d->n_tokens > ACCEPT_MAX)
@@ -141,34 +142,34 @@ static int take_draft(struct service *s, struct request *r, const Tandem__V1__Ve
     return engine_verify(s->engine, r, d->base_len, &tree);
 }
 
-static void run_open(struct service *s, const struct job *j)
+static void run_open(struct verifier_service *s, const struct job *j)
 {
     const Tandem__V1__GenerateRequest *msg = ((const Tandem__V1__VerifyRequest *)j->msg)->open;
     int err = submit(s, j, msg, true);
     if (err < 0)
-        service_refuse(s, j->call, msg, err);
+        verifier_service_refuse(s, j->call, msg, err);
     else
         rpc_call_resume(j->call);
 }
 
 /* The engine ends it, after the commit for a draft that is on its way. */
-static void close_verify(struct service *s, struct request *r)
+static void close_verify(struct verifier_service *s, struct request *r)
 {
     atomic_store(&r->closing, true);
     engine_wake(s->engine);
 }
 
 /* Takes msg. What the client says next is read when the stream is open. */
-static int open_verify(struct service *s, struct rpc_call *call, ProtobufCMessage *msg,
+static int open_verify(struct verifier_service *s, struct rpc_call *call, ProtobufCMessage *msg,
                        size_t bytes)
 {
     rpc_call_pause(call);
-    return service_add_job(s, call, msg, bytes, run_open);
+    return verifier_service_add_job(s, call, msg, bytes, run_open);
 }
 
 /* Takes msg. */
-static int take_verify(struct service *s, struct rpc_call *call, Tandem__V1__VerifyRequest *msg,
-                       size_t bytes)
+static int take_verify(struct verifier_service *s, struct rpc_call *call,
+                       Tandem__V1__VerifyRequest *msg, size_t bytes)
 {
     struct request *r = rpc_call_user(call);
     int err;
@@ -188,7 +189,7 @@ static int take_verify(struct service *s, struct rpc_call *call, Tandem__V1__Ver
 
 static void verify_message(struct rpc_call *call, struct rpc_msg *in)
 {
-    struct service *s = rpc_call_service(call);
+    struct verifier_service *s = rpc_call_service(call);
     struct request *r = rpc_call_user(call);
     if (!in) { // the client has no more drafts
         if (r)
@@ -202,7 +203,7 @@ static void verify_message(struct rpc_call *call, struct rpc_msg *in)
         call, &tandem__v1__verify_request__descriptor, in, &bytes);
     int err = msg ? take_verify(s, call, msg, bytes) : 0;
     if (err < 0)
-        service_refuse(s, call, NULL, err);
+        verifier_service_refuse(s, call, NULL, err);
     if ((!msg || err < 0) && r)
         cancel(s, r);
 }
@@ -210,8 +211,8 @@ static void verify_message(struct rpc_call *call, struct rpc_msg *in)
 /* ---- the service ---- */
 
 static const struct rpc_method generate = {
-    .path = "/" SERVICE_NAME "/Generate",
-    .drain_mark = SERVICE_UNREAD_MAX,
+    .path = "/" VERIFIER_SERVICE_NAME "/Generate",
+    .drain_mark = VERIFIER_SERVICE_UNREAD_MAX,
     .on_start = generate_start,
     .on_drain = call_drained,
     .on_cancel = call_cancelled,
@@ -219,19 +220,19 @@ static const struct rpc_method generate = {
 };
 
 static const struct rpc_method verify = {
-    .path = "/" SERVICE_NAME "/Verify",
+    .path = "/" VERIFIER_SERVICE_NAME "/Verify",
     .reads_stream = true,
-    .drain_mark = SERVICE_UNREAD_MAX,
+    .drain_mark = VERIFIER_SERVICE_UNREAD_MAX,
     .on_message = verify_message,
     .on_drain = call_drained,
     .on_cancel = call_cancelled,
     .on_end = call_ended,
 };
 
-int service_new(const struct options *o, struct engine *e, struct stats *stats,
-                struct service **ret)
+int verifier_service_new(const struct verifier_options *o, struct engine *e, struct stats *stats,
+                         struct verifier_service **ret)
 {
-    struct service *s = calloc(1, sizeof(*s));
+    struct verifier_service *s = calloc(1, sizeof(*s));
     if (!s)
         return fail(-ENOMEM, "no memory for the service");
     s->options = o;
@@ -243,7 +244,7 @@ int service_new(const struct options *o, struct engine *e, struct stats *stats,
     return 0;
 }
 
-void service_add(struct service *s, struct rpc_server *server)
+void verifier_service_add(struct verifier_service *s, struct rpc_server *server)
 {
     const struct rpc_method *methods[] = {&generate,           &verify,
                                           &service_get_model,  &service_tokenize,
@@ -252,17 +253,17 @@ void service_add(struct service *s, struct rpc_server *server)
         rpc_server_add(server, methods[i], s);
 }
 
-int service_start(struct service *s)
+int verifier_service_start(struct verifier_service *s)
 {
-    int err = pthread_create(&s->sender, NULL, service_out_main, s);
+    int err = pthread_create(&s->sender, NULL, verifier_service_out_main, s);
     if (!err)
-        err = pthread_create(&s->worker, NULL, service_jobs_main, s);
+        err = pthread_create(&s->worker, NULL, verifier_service_jobs_main, s);
     return err ? fail(-err, "cannot start the service's threads") : 0;
 }
 
-void service_stop(struct service *s)
+void verifier_service_stop(struct verifier_service *s)
 {
-    service_wake_jobs(s, true);
+    verifier_service_wake_jobs(s, true);
     if (s->worker)
         pthread_join(s->worker, NULL);
     if (s->sender)
@@ -270,7 +271,7 @@ void service_stop(struct service *s)
     s->worker = s->sender = 0;
 }
 
-void service_free(struct service *s)
+void verifier_service_free(struct verifier_service *s)
 {
     if (!s)
         return;

@@ -8,11 +8,11 @@
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/edge/verifier_service.h"
 
-struct service;
+struct verifier_service;
 struct job;
 
 /* Answers a call, or begins to. Runs on the thread for jobs, once there is a model. */
-typedef void job_fn(struct service *s, const struct job *j);
+typedef void job_fn(struct verifier_service *s, const struct job *j);
 
 /* A call that waits for its turn. */
 struct job {
@@ -24,8 +24,8 @@ struct job {
     int64_t arrived_us;
 };
 
-struct service {
-    const struct options *options;
+struct verifier_service {
+    const struct verifier_options *options;
     struct engine *engine;
     struct stats *stats;
     pthread_t sender, worker; // service_out.c's, service_jobs.c's; 0: not started
@@ -52,8 +52,8 @@ struct service {
     struct engine_kv_view kv;
     Tandem__V1__ProposerStats proposers[DRAFTS_MAX];
     Tandem__V1__ProposerStats *proposer_list[DRAFTS_MAX];
-    Tandem__V1__PassTime pass_times[COST_TIMED];
-    Tandem__V1__PassTime *pass_time_list[COST_TIMED];
+    Tandem__V1__PassTime pass_times[PASS_TIME_TIMED];
+    Tandem__V1__PassTime *pass_time_list[PASS_TIME_TIMED];
     struct drafts_stats proposer_stats[DRAFTS_MAX];
     char mode[256];
 };
@@ -61,30 +61,30 @@ struct service {
 /* ---- service.c ---- */
 
 /* -EPIPE and why nothing can be served now: "the model is being loaded (42 %)" and the like. */
-int service_not_ready(struct service *s);
+int verifier_service_not_ready(struct verifier_service *s);
 /* Ends a call with this thread's last sentence. msg: NULL if the call has none, or it is gone. */
-void service_refuse(struct service *s, struct rpc_call *call,
-                    const Tandem__V1__GenerateRequest *msg, int err);
+void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
+                             const Tandem__V1__GenerateRequest *msg, int err);
 
 /* ---- service_jobs.c ---- */
 
 /* Takes msg. A call has one job at most. While the model loads it waits for load_wait. -EPIPE: as
- * service_not_ready(); -EAGAIN: too many wait, or too much; -EMSGSIZE, -ENOMEM. bytes: what msg
+ * verifier_service_not_ready(); -EAGAIN: too many wait, or too much; -EMSGSIZE, -ENOMEM. bytes: what msg
  * takes in memory. */
-int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *msg, size_t bytes,
-                    job_fn *run);
+int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
+                             ProtobufCMessage *msg, size_t bytes, job_fn *run);
 /* For a call with one request: unpacks it and adds its job, or ends the call. */
-void service_start_job(struct rpc_call *call, struct rpc_msg *in,
-                       const ProtobufCMessageDescriptor *type, job_fn *run);
+void verifier_service_start_job(struct rpc_call *call, struct rpc_msg *in,
+                                const ProtobufCMessageDescriptor *type, job_fn *run);
 /* The call is over: forgets its job if that has not begun. */
-void service_drop_job(struct service *s, const struct rpc_call *call);
+void verifier_service_drop_job(struct verifier_service *s, const struct rpc_call *call);
 /* The model is there, or will never be; or the service stops. */
-void service_wake_jobs(struct service *s, bool stop);
-void *service_jobs_main(void *service);
+void verifier_service_wake_jobs(struct verifier_service *s, bool stop);
+void *verifier_service_jobs_main(void *service);
 
 /* ---- service_out.c ---- */
 
-void *service_out_main(void *service);
+void *verifier_service_out_main(void *service);
 
 /* ---- service_info.c ---- */
 

@@ -18,7 +18,7 @@ static ProtobufCBinaryData token_text(const struct tok *tok, uint32_t id)
     return id == UINT32_MAX ? rpc_data(NULL, 0) : data_of(tok_bytes(tok, id, true));
 }
 
-static void fill_model(const struct served *m, Tandem__V1__ModelInfo *to)
+static void fill_model(const struct loaded_model *m, Tandem__V1__ModelInfo *to)
 {
     const uint32_t *eos;
     to->chat_template = rpc_data(m->chat_template, m->template_len);
@@ -51,7 +51,7 @@ static Tandem__V1__ModelInfo__State wire_state(enum engine_state state)
 
 static void get_model(struct rpc_call *call, struct rpc_msg *in)
 {
-    struct service *s = rpc_call_service(call);
+    struct verifier_service *s = rpc_call_service(call);
     Tandem__V1__GetModelRequest *req = (Tandem__V1__GetModelRequest *)rpc_call_unpack(
         call, &tandem__v1__get_model_request__descriptor, in);
     if (!req)
@@ -64,7 +64,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     info.state = wire_state(engine_state(s->engine, &info.progress));
     info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
-    const struct served *m = engine_served(s->engine);
+    const struct loaded_model *m = engine_served(s->engine);
     struct drafts *d = engine_drafts(s->engine);
     if (m)
         fill_model(m, &info);
@@ -77,14 +77,14 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     rpc_call_reply(call, &info.base);
 }
 
-const struct rpc_method service_get_model = {.path = "/" SERVICE_NAME "/GetModel",
+const struct rpc_method service_get_model = {.path = "/" VERIFIER_SERVICE_NAME "/GetModel",
                                              .on_start = get_model};
 
 /* ---- Tokenize, Detokenize ---- */
 
 static void job_cancelled(struct rpc_call *call)
 {
-    service_drop_job(rpc_call_service(call), call);
+    verifier_service_drop_job(rpc_call_service(call), call);
 }
 
 static int tokenize(const struct tok *tok, const Tandem__V1__TokenizeRequest *req,
@@ -97,7 +97,7 @@ static int tokenize(const struct tok *tok, const Tandem__V1__TokenizeRequest *re
                       req->parse_special, req->add_bos, ret_ids, ret_n);
 }
 
-static void run_tokenize(struct service *s, const struct job *j)
+static void run_tokenize(struct verifier_service *s, const struct job *j)
 {
     Tandem__V1__TokenizeReply reply = TANDEM__V1__TOKENIZE_REPLY__INIT;
     AUTO(mem_free) uint32_t *ids = NULL;
@@ -114,18 +114,19 @@ static void run_tokenize(struct service *s, const struct job *j)
 
 static void tokenize_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    service_start_job(call, in, &tandem__v1__tokenize_request__descriptor, run_tokenize);
+    verifier_service_start_job(call, in, &tandem__v1__tokenize_request__descriptor, run_tokenize);
 }
 
-const struct rpc_method service_tokenize = {
-    .path = "/" SERVICE_NAME "/Tokenize", .on_start = tokenize_start, .on_cancel = job_cancelled};
+const struct rpc_method service_tokenize = {.path = "/" VERIFIER_SERVICE_NAME "/Tokenize",
+                                            .on_start = tokenize_start,
+                                            .on_cancel = job_cancelled};
 
 static int detokenize(const struct tok *tok, const Tandem__V1__DetokenizeRequest *req,
                       char **ret_text, size_t *ret_len)
 {
-    if (req->n_ids > SERVICE_MAX_DETOKENIZE)
+    if (req->n_ids > VERIFIER_SERVICE_MAX_DETOKENIZE)
         return fail(-EMSGSIZE, "%zu ids, at most %u are allowed", req->n_ids,
-                    SERVICE_MAX_DETOKENIZE);
+                    VERIFIER_SERVICE_MAX_DETOKENIZE);
     size_t bytes = 0;
     for (size_t i = 0; i < req->n_ids; i++)
         bytes += tok_bytes(tok, req->ids[i], req->render_special).len;
@@ -135,7 +136,7 @@ static int detokenize(const struct tok *tok, const Tandem__V1__DetokenizeRequest
     return tok_decode(tok, req->ids, req->n_ids, req->render_special, ret_text, ret_len);
 }
 
-static void run_detokenize(struct service *s, const struct job *j)
+static void run_detokenize(struct verifier_service *s, const struct job *j)
 {
     Tandem__V1__DetokenizeReply reply = TANDEM__V1__DETOKENIZE_REPLY__INIT;
     AUTO(mem_free) char *text = NULL;
@@ -151,10 +152,11 @@ static void run_detokenize(struct service *s, const struct job *j)
 
 static void detokenize_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    service_start_job(call, in, &tandem__v1__detokenize_request__descriptor, run_detokenize);
+    verifier_service_start_job(call, in, &tandem__v1__detokenize_request__descriptor,
+                               run_detokenize);
 }
 
-const struct rpc_method service_detokenize = {.path = "/" SERVICE_NAME "/Detokenize",
+const struct rpc_method service_detokenize = {.path = "/" VERIFIER_SERVICE_NAME "/Detokenize",
                                               .on_start = detokenize_start,
                                               .on_cancel = job_cancelled};
 
@@ -165,7 +167,8 @@ static uint64_t count_of(const struct metric *m)
     return (uint64_t)metrics_value(m);
 }
 
-static void fill_proposers(struct service *s, struct drafts *d, Tandem__V1__StatsReply *reply)
+static void fill_proposers(struct verifier_service *s, struct drafts *d,
+                           Tandem__V1__StatsReply *reply)
 {
     reply->proposers = s->proposer_list;
     for (unsigned i = 0; i < DRAFTS_MAX; i++) {
@@ -193,7 +196,7 @@ static void fill_proposers(struct service *s, struct drafts *d, Tandem__V1__Stat
 }
 
 /* The names of all proposers in use; "none" without any. */
-static const char *mode_of(struct service *s, const Tandem__V1__StatsReply *reply)
+static const char *mode_of(struct verifier_service *s, const Tandem__V1__StatsReply *reply)
 {
     s->mode[0] = 0;
     size_t len = 0;
@@ -205,7 +208,7 @@ static const char *mode_of(struct service *s, const Tandem__V1__StatsReply *repl
     return reply->n_proposers ? s->mode : "none";
 }
 
-static void fill_speculation(struct service *s, Tandem__V1__StatsReply *reply)
+static void fill_speculation(struct verifier_service *s, Tandem__V1__StatsReply *reply)
 {
     const struct stats *m = s->stats;
     Tandem__V1__SpeculationStats *to = reply->speculation = &s->speculation;
@@ -228,7 +231,7 @@ static void fill_speculation(struct service *s, Tandem__V1__StatsReply *reply)
     to->adaptive_k_current = metrics_value(m->k_now);
 }
 
-static void fill_holders(struct service *s, Tandem__V1__CacheStats *to)
+static void fill_holders(struct verifier_service *s, Tandem__V1__CacheStats *to)
 {
     to->holders = s->holder_list;
     to->n_holders = s->kv.n_holders;
@@ -243,7 +246,7 @@ static void fill_holders(struct service *s, Tandem__V1__CacheStats *to)
     }
 }
 
-static void fill_cache(struct service *s, Tandem__V1__StatsReply *reply)
+static void fill_cache(struct verifier_service *s, Tandem__V1__StatsReply *reply)
 {
     Tandem__V1__CacheStats *to = reply->cache = &s->cache;
     engine_kv(s->engine, &s->kv);
@@ -265,13 +268,13 @@ static void fill_cache(struct service *s, Tandem__V1__StatsReply *reply)
     fill_holders(s, to);
 }
 
-static void fill_pass_times(struct service *s, Tandem__V1__StatsReply *reply)
+static void fill_pass_times(struct verifier_service *s, Tandem__V1__StatsReply *reply)
 {
     reply->pass_times = s->pass_time_list;
-    for (unsigned i = 0; i < COST_TIMED; i++) {
+    for (unsigned i = 0; i < PASS_TIME_TIMED; i++) {
         Tandem__V1__PassTime *to = s->pass_time_list[i] = &s->pass_times[i];
         tandem__v1__pass_time__init(to);
-        to->rows = cost_rows_at(i);
+        to->rows = pass_time_rows_at(i);
         to->seconds = metrics_value(s->stats->pass_estimate_s[i]);
         reply->n_pass_times += to->seconds > 0;
     }
@@ -279,7 +282,7 @@ static void fill_pass_times(struct service *s, Tandem__V1__StatsReply *reply)
 
 void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
 {
-    struct service *s = user;
+    struct verifier_service *s = user;
     const struct stats *m = s->stats;
     struct drafts *d = engine_drafts(s->engine);
     reply->service = rpc_text("verifier");

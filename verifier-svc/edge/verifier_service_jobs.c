@@ -22,7 +22,7 @@ static void job_free(struct job *j)
 }
 
 /* Takes the job at `at` out of the list. With the lock. */
-static struct job *take_at(struct service *s, struct job **at)
+static struct job *take_at(struct verifier_service *s, struct job **at)
 {
     struct job *j = *at;
     *at = j->next;
@@ -32,7 +32,7 @@ static struct job *take_at(struct service *s, struct job **at)
 }
 
 /* A call's job if it has not begun. */
-static struct job *take_of(struct service *s, const struct rpc_call *call)
+static struct job *take_of(struct verifier_service *s, const struct rpc_call *call)
 {
     pthread_mutex_lock(&s->mu);
     struct job **at = &s->jobs;
@@ -43,7 +43,7 @@ static struct job *take_of(struct service *s, const struct rpc_call *call)
     return j;
 }
 
-void service_drop_job(struct service *s, const struct rpc_call *call)
+void verifier_service_drop_job(struct verifier_service *s, const struct rpc_call *call)
 {
     struct job *j = take_of(s, call);
     if (j)
@@ -53,12 +53,12 @@ void service_drop_job(struct service *s, const struct rpc_call *call)
 /* It has waited long enough for the model. */
 static void load_wait_over(struct rpc_call *call)
 {
-    struct service *s = rpc_call_service(call);
-    int err = service_not_ready(s);
+    struct verifier_service *s = rpc_call_service(call);
+    int err = verifier_service_not_ready(s);
     struct job *j = err ? take_of(s, call) : NULL;
     if (!j)
         return; // the model is there, and soon it is its turn
-    service_refuse(s, call, NULL, err);
+    verifier_service_refuse(s, call, NULL, err);
     job_free(j);
 }
 
@@ -67,17 +67,17 @@ static int64_t turn_of(const struct job *j)
     return j->arrived_us + (int64_t)j->bytes * LETS_PASS_US;
 }
 
-static int push(struct service *s, struct job *j)
+static int push(struct verifier_service *s, struct job *j)
 {
     uint32_t max = (uint32_t)s->options->queue_length;
     if (s->n_jobs >= max)
         return fail(-EAGAIN, "the queue is full: %u requests wait already", max);
-    if (j->bytes > SERVICE_WAITING_MAX)
+    if (j->bytes > VERIFIER_SERVICE_WAITING_MAX)
         return fail(-EMSGSIZE, "the request takes %zu MiB of memory, at most %u are allowed",
-                    j->bytes >> 20, SERVICE_WAITING_MAX >> 20);
-    if (j->bytes > SERVICE_WAITING_MAX - s->job_bytes)
+                    j->bytes >> 20, VERIFIER_SERVICE_WAITING_MAX >> 20);
+    if (j->bytes > VERIFIER_SERVICE_WAITING_MAX - s->job_bytes)
         return fail(-EAGAIN, "the queue is full: %u MiB of requests wait already",
-                    SERVICE_WAITING_MAX >> 20);
+                    VERIFIER_SERVICE_WAITING_MAX >> 20);
     struct job **at = &s->jobs;
     while (*at && turn_of(*at) <= turn_of(j))
         at = &(*at)->next;
@@ -91,15 +91,15 @@ static int push(struct service *s, struct job *j)
 }
 
 /* 0, or why nothing can be served; while the model loads, calls wait for it. */
-static int may_come(struct service *s)
+static int may_come(struct verifier_service *s)
 {
     if (engine_state(s->engine, NULL) == ENGINE_LOADING && s->options->load_wait_s > 0)
         return 0;
-    return service_not_ready(s);
+    return verifier_service_not_ready(s);
 }
 
-int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *msg, size_t bytes,
-                    job_fn *run)
+int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
+                             ProtobufCMessage *msg, size_t bytes, job_fn *run)
 {
     struct job *j = malloc(sizeof(*j));
     int err = j ? may_come(s) : fail(-ENOMEM, "no memory for a request");
@@ -119,19 +119,19 @@ int service_add_job(struct service *s, struct rpc_call *call, ProtobufCMessage *
     return err;
 }
 
-void service_start_job(struct rpc_call *call, struct rpc_msg *in,
-                       const ProtobufCMessageDescriptor *type, job_fn *run)
+void verifier_service_start_job(struct rpc_call *call, struct rpc_msg *in,
+                                const ProtobufCMessageDescriptor *type, job_fn *run)
 {
-    struct service *s = rpc_call_service(call);
+    struct verifier_service *s = rpc_call_service(call);
     size_t bytes;
     ProtobufCMessage *msg = rpc_call_unpack_counted(call, type, in, &bytes);
-    int err = msg ? service_add_job(s, call, msg, bytes, run) : 0;
+    int err = msg ? verifier_service_add_job(s, call, msg, bytes, run) : 0;
     if (err < 0)
-        service_refuse(s, call, NULL, err);
+        verifier_service_refuse(s, call, NULL, err);
 }
 
 /* The next one; NULL: the service stops. */
-static struct job *next_job(struct service *s)
+static struct job *next_job(struct verifier_service *s)
 {
     pthread_mutex_lock(&s->mu);
     while (!s->stopping && (!s->jobs || engine_state(s->engine, NULL) == ENGINE_LOADING))
@@ -141,7 +141,7 @@ static struct job *next_job(struct service *s)
     return j;
 }
 
-void service_wake_jobs(struct service *s, bool stop)
+void verifier_service_wake_jobs(struct verifier_service *s, bool stop)
 {
     pthread_mutex_lock(&s->mu);
     s->stopping |= stop;
@@ -149,15 +149,15 @@ void service_wake_jobs(struct service *s, bool stop)
     pthread_mutex_unlock(&s->mu);
 }
 
-void *service_jobs_main(void *service)
+void *verifier_service_jobs_main(void *service)
 {
-    struct service *s = service;
+    struct verifier_service *s = service;
     for (struct job *j; (j = next_job(s)); job_free(j)) {
         svc_awake();
         if (engine_served(s->engine))
             j->run(s, j);
         else
-            service_refuse(s, j->call, NULL, service_not_ready(s));
+            verifier_service_refuse(s, j->call, NULL, verifier_service_not_ready(s));
         svc_asleep();
     }
     return NULL;

@@ -13,12 +13,12 @@ typedef Tandem__V1__VerifyReply verify_reply;
 
 /* ---- clients that do not read ---- */
 
-/* Pauses the request's sequences while more than SERVICE_UNREAD_MAX bytes are unread. */
-static void send_bounded(struct service *s, struct request *r, const ProtobufCMessage *msg)
+/* Pauses the request's sequences while more than VERIFIER_SERVICE_UNREAD_MAX bytes are unread. */
+static void send_bounded(struct verifier_service *s, struct request *r, const ProtobufCMessage *msg)
 {
     uint32_t n_drains = atomic_load(&r->n_drains);
     ssize_t unread = rpc_call_send(r->call, rpc_pack(msg));
-    if (unread <= (ssize_t)SERVICE_UNREAD_MAX || atomic_load(&r->paused))
+    if (unread <= (ssize_t)VERIFIER_SERVICE_UNREAD_MAX || atomic_load(&r->paused))
         return;
     atomic_store(&r->paused, true);
     if (atomic_load(&r->n_drains) != n_drains) { // read meanwhile
@@ -35,7 +35,7 @@ static void send_bounded(struct service *s, struct request *r, const ProtobufCMe
     r->slow_since_us = clock_us();
 }
 
-static void look_at_slow(struct service *s)
+static void look_at_slow(struct verifier_service *s)
 {
     int64_t now_us = clock_us();
     for (struct request **at = &s->slow; *at;) {
@@ -45,7 +45,7 @@ static void look_at_slow(struct service *s)
         if (over) {
             char text[96];
             snprintf(text, sizeof(text), "more than %u KiB of the answer were not read for %g s",
-                     SERVICE_UNREAD_MAX >> 10, s->options->reader_timeout_s);
+                     VERIFIER_SERVICE_UNREAD_MAX >> 10, s->options->reader_timeout_s);
             rpc_call_abort(r->call, RPC_RESOURCE_EXHAUSTED, text);
             atomic_store(&r->cancelled, true);
             engine_wake(s->engine);
@@ -60,7 +60,7 @@ static void look_at_slow(struct service *s)
     }
 }
 
-static void forget_slow(struct service *s)
+static void forget_slow(struct verifier_service *s)
 {
     for (struct request *r; (r = s->slow);) {
         s->slow = r->next_slow;
@@ -70,8 +70,8 @@ static void forget_slow(struct service *s)
 
 /* ---- messages ---- */
 
-static void fill_tops(struct service *s, const struct request *r, const struct dist_top *from,
-                      size_t at, Tandem__V1__Token *to)
+static void fill_tops(struct verifier_service *s, const struct request *r,
+                      const struct dist_top *from, size_t at, Tandem__V1__Token *to)
 {
     const struct tok *tok = engine_served(s->engine)->tok;
     to->n_top = r->n_top;
@@ -93,8 +93,8 @@ static const Tandem__V1__TokenOrigin origins[] = {
     [ACCEPT_BONUS] = TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_BONUS,
 };
 
-static void fill_run(struct service *s, const struct event *ev, const struct event_batch *b,
-                     Tandem__V1__TokenRun *run)
+static void fill_run(struct verifier_service *s, const struct event *ev,
+                     const struct event_batch *b, Tandem__V1__TokenRun *run)
 {
     tandem__v1__token_run__init(run);
     run->round = ev->round;
@@ -121,7 +121,8 @@ static void fill_run(struct service *s, const struct event *ev, const struct eve
 }
 
 /* The prompt's text comes once, whatever n is. */
-static void fill_started(struct service *s, const struct event *ev, Tandem__V1__Started *to)
+static void fill_started(struct verifier_service *s, const struct event *ev,
+                         Tandem__V1__Started *to)
 {
     const struct request *r = ev->req;
     tandem__v1__started__init(to);
@@ -138,15 +139,15 @@ struct finished {
     Tandem__V1__Finished msg;
     Tandem__V1__SpeculationUsage usage;
     Tandem__V1__Timings timings;
-    uint32_t kept_steps[ACCEPT_MAX + 1];
+    uint32_t accepted_histogram[ACCEPT_MAX + 1];
 };
 
-static void fill_kept_steps(const struct request_usage *u, struct finished *to)
+static void fill_accepted_histogram(const struct request_usage *u, struct finished *to)
 {
-    memcpy(to->kept_steps, u->kept_steps, sizeof(to->kept_steps));
-    to->usage.kept_steps = to->kept_steps;
+    memcpy(to->accepted_histogram, u->accepted_histogram, sizeof(to->accepted_histogram));
+    to->usage.kept_steps = to->accepted_histogram;
     to->usage.n_kept_steps = ACCEPT_MAX + 1;
-    while (to->usage.n_kept_steps && !to->kept_steps[to->usage.n_kept_steps - 1])
+    while (to->usage.n_kept_steps && !to->accepted_histogram[to->usage.n_kept_steps - 1])
         to->usage.n_kept_steps--;
 }
 
@@ -166,7 +167,7 @@ static void fill_finished(const struct event *ev, const struct event_batch *b, s
     Tandem__V1__SpeculationUsage *usage = &f->usage;
     tandem__v1__finished__init(to);
     tandem__v1__speculation_usage__init(usage);
-    fill_kept_steps(u, f);
+    fill_accepted_histogram(u, f);
     fill_timings(u, f);
     usage->k = u->k;
     to->reason = ev->end == SEQ_STOP ? TANDEM__V1__FINISH_REASON__FINISH_REASON_STOP
@@ -185,7 +186,8 @@ static void fill_finished(const struct event *ev, const struct event_batch *b, s
     usage->proposer = rpc_text(u->proposer);
 }
 
-static void send_generate(struct service *s, const struct event *ev, const struct event_batch *b)
+static void send_generate(struct verifier_service *s, const struct event *ev,
+                          const struct event_batch *b)
 {
     generate_event msg;
     Tandem__V1__Started started;
@@ -213,7 +215,8 @@ static void send_generate(struct service *s, const struct event *ev, const struc
     }
 }
 
-static void send_verify(struct service *s, const struct event *ev, const struct event_batch *b)
+static void send_verify(struct verifier_service *s, const struct event *ev,
+                        const struct event_batch *b)
 {
     verify_reply msg;
     Tandem__V1__Started started;
@@ -271,7 +274,8 @@ static void log_end(const struct event *ev)
                  r->total.n_drafted, r->total.n_accepted, seq_end_name(ev->end), ms);
 }
 
-static void send_event(struct service *s, const struct event *ev, const struct event_batch *b)
+static void send_event(struct verifier_service *s, const struct event *ev,
+                       const struct event_batch *b)
 {
     struct request *r = ev->req;
     if (r->verify)
@@ -292,16 +296,16 @@ static void send_event(struct service *s, const struct event *ev, const struct e
     request_drop(r);
 }
 
-void *service_out_main(void *service)
+void *verifier_service_out_main(void *service)
 {
-    struct service *s = service;
+    struct verifier_service *s = service;
     struct events *events = engine_events(s->engine);
     bool woken = false; // those who wait for the model
     for (;;) {
         struct event_batch *b = events_next(events, s->slow ? SLOW_LOOK_US : -1);
         svc_awake();
         if (!woken && engine_state(s->engine, NULL) != ENGINE_LOADING) {
-            service_wake_jobs(s, false);
+            verifier_service_wake_jobs(s, false);
             woken = true;
         }
         for (uint32_t i = 0; b && i < b->n; i++)

@@ -92,7 +92,7 @@ static void fill_state(struct drafts *d, const struct speculation *s, struct sta
     }
 }
 
-static void run_set(struct service *s, const struct job *j)
+static void run_set(struct verifier_service *s, const struct job *j)
 {
     struct speculation_change change;
     struct speculation now;
@@ -112,13 +112,15 @@ static void run_set(struct service *s, const struct job *j)
 
 static void set_start(struct rpc_call *call, struct rpc_msg *in)
 {
-    service_start_job(call, in, &tandem__v1__set_speculation_request__descriptor, run_set);
+    verifier_service_start_job(call, in, &tandem__v1__set_speculation_request__descriptor, run_set);
 }
 
 static void set_cancelled(struct rpc_call *call)
 {
-    service_drop_job(rpc_call_service(call), call);
+    verifier_service_drop_job(rpc_call_service(call), call);
 }
 
-const struct rpc_method service_set_speculation = {
-    .path = "/" SERVICE_NAME "/SetSpeculation", .on_start = set_start, .on_cancel = set_cancelled};
+const struct rpc_method service_set_speculation = {.path =
+                                                       "/" VERIFIER_SERVICE_NAME "/SetSpeculation",
+                                                   .on_start = set_start,
+                                                   .on_cancel = set_cancelled};

@@ -119,12 +119,12 @@ static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
     match_prefix(e, s);
     if (!s->started)
         start_choices(e, r, now_us);
-    roster_remove(&e->waiting, s);
+    seq_list_remove(&e->waiting, s);
     s->state = SEQ_RUNNING;
-    roster_add(&e->running, s);
+    seq_list_add(&e->running, s);
     for (uint32_t i = 1; s->choice == 0 && i < r->n; i++) {
         if (r->seqs[i]->state == SEQ_BRANCH)
-            roster_add(&e->running, r->seqs[i]); // they wait for the first one's prompt
+            seq_list_add(&e->running, r->seqs[i]); // they wait for the first one's prompt
     }
 }
 
@@ -176,7 +176,7 @@ static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool r
 {
     if (compare && awaits_prefix(e, s))
         return true;
-    if (!restore || !tier_restores(e->tier, s, now_us))
+    if (!restore || !kv_tier_restores(e->tier, s, now_us))
         return false;
     if (s->restore_until_us < e->restore_until_us)
         e->restore_until_us = s->restore_until_us;
@@ -205,7 +205,7 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
     return i == SCHED_NONE ? NULL : e->waiting.v[i];
 }
 
-void engine_admit(struct engine *e)
+void admit_waiting(struct engine *e)
 {
     bool anybody = true;
     while (anybody) {

@@ -46,7 +46,7 @@ static void keep_fastest(double *best, double us)
 /* Sizes in the order of how much they matter, all of them before any comes again: what else the
  * machine does for a while does not hit one of them alone. What time does not allow lies on lines
  * between. */
-static void measure_sizes(struct trial *t, struct cost_measured *m)
+static void measure_sizes(struct trial *t, struct pass_time_measured *m)
 {
     static const uint8_t order[] = {0,  7, 3, 12, 1,  5,  9,  16, 2, 4,
                                     13, 6, 8, 10, 11, 14, 15, 17, 18};
@@ -55,13 +55,13 @@ static void measure_sizes(struct trial *t, struct cost_measured *m)
         if (i && clock_us() >= t->until_us)
             return;
         unsigned at = order[i % sizeof(order)];
-        double us = pass_us(t, min_u32(cost_rows_at(at), 512), 0);
+        double us = pass_us(t, min_u32(pass_time_rows_at(at), 512), 0);
         if (us > 0)
             keep_fastest(&m->us[at], us);
     }
 }
 
-static void measure_context(struct trial *t, struct cost_measured *m)
+static void measure_context(struct trial *t, struct pass_time_measured *m)
 {
     m->context = min_u32(LONG_CONTEXT, t->r->context > LONG_ROWS ? t->r->context - LONG_ROWS : 0);
     m->rows = LONG_ROWS;
@@ -76,10 +76,10 @@ static void measure_context(struct trial *t, struct cost_measured *m)
         m->long_one_us = 0;
 }
 
-int calibrate(struct runner *r, struct cost *ret)
+int calibrate(struct runner *r, struct pass_time *ret)
 {
     struct trial t = {.r = r, .until_us = clock_us() + TIME_US};
-    struct cost_measured m = {0};
+    struct pass_time_measured m = {0};
     int err = kv_seq_init(&t.seq, r->context);
     if (err < 0)
         return err;
@@ -88,6 +88,6 @@ int calibrate(struct runner *r, struct cost *ret)
     kv_seq_done(r->kv, &t.seq);
     if (m.us[0] <= 0)
         return fail(-ENOSPC, "no KV block was free to time a pass with");
-    cost_init(ret, &m);
+    pass_time_init(ret, &m);
     return 0;
 }

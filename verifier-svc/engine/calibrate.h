@@ -7,4 +7,4 @@
 
 /* Runs passes for about a second (at least one of one row) and starts *ret with their times. Rows
  * of the KV pool are used and given back. -ENOMEM; -ENOSPC: there was none, *ret is as before. */
-int calibrate(struct runner *r, struct cost *ret);
+int calibrate(struct runner *r, struct pass_time *ret);

@@ -76,12 +76,12 @@ static void look_behind(struct step *d, int32_t node)
         dist_counts_add(s->counts, d->ahead[i], true);
 }
 
-static struct dist_law p_behind(void *arg, uint32_t row)
+static struct dist_weights p_behind(void *arg, uint32_t row)
 {
     struct step *d = arg;
     look_behind(d, (int32_t)row - 1);
     set_dist(d, row);
-    return dist_law(d->e->served->run.dist);
+    return dist_weights(d->e->served->run.dist);
 }
 
 static void judge(struct step *d, const struct accept_tree *tree, struct accept_result *ret)

@@ -24,8 +24,8 @@ static void release(struct engine *e, struct seq *s)
     kv_keep(e->served->run.kv, &s->kv, 0, NULL, 0);
     if (e->drafts)
         drafts_close(e->drafts, s->id, true);
-    roster_remove(&e->running, s);
-    roster_remove(&e->waiting, s);
+    seq_list_remove(&e->running, s);
+    seq_list_remove(&e->waiting, s);
     e->n_started -= s->started;
     s->state = SEQ_ENDED;
 }
@@ -79,7 +79,7 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
                                        .k = most_k(e, s->req)};
     if (s->first_us)
         ev->usage.prompt_us = s->first_us - s->admitted_us;
-    memcpy(ev->usage.kept_steps, s->kept_steps, sizeof(s->kept_steps));
+    memcpy(ev->usage.accepted_histogram, s->accepted_histogram, sizeof(s->accepted_histogram));
     memcpy(ev->usage.proposer, s->last_proposer, sizeof(s->last_proposer));
     count_end(e, s, end);
     if (!s->started)
@@ -95,7 +95,7 @@ static void send_back_unbranched(struct engine *e, const struct request *r)
 {
     for (uint32_t i = 1; i < r->n; i++) {
         if (r->seqs[i]->state == SEQ_BRANCH)
-            roster_remove(&e->running, r->seqs[i]);
+            seq_list_remove(&e->running, r->seqs[i]);
     }
 }
 
@@ -104,7 +104,7 @@ void engine_preempt(struct engine *e, struct seq *s)
     kv_keep(e->served->run.kv, &s->kv, 0, NULL, 0);
     if (e->drafts)
         drafts_close(e->drafts, s->id, false); // its place there is for those who run
-    roster_remove(&e->running, s);
+    seq_list_remove(&e->running, s);
     s->state = SEQ_WAITING;
     s->leaving = false;
     s->restore = SEQ_RESTORE_NEW;
@@ -114,7 +114,7 @@ void engine_preempt(struct engine *e, struct seq *s)
     control_unread(&s->control);
     if (s->choice == 0)
         send_back_unbranched(e, s->req);
-    roster_add(&e->waiting, s);
+    seq_list_add(&e->waiting, s);
     metrics_add(e->stats->preemptions, 1);
 }
 
@@ -145,7 +145,7 @@ static void take_request(struct engine *e, struct request *r)
         r->seqs[i]->id = ++e->next_id;
         r->seqs[i]->order = ++e->next_order;
     }
-    roster_add(&e->waiting, r->seqs[0]);
+    seq_list_add(&e->waiting, r->seqs[0]);
 }
 
 static void take_verify(struct engine *e, const struct inbox_item *item)
@@ -169,7 +169,7 @@ static void take_verify(struct engine *e, const struct inbox_item *item)
     }
 }
 
-static void forget_proposer(struct roster *l, int proposer)
+static void forget_proposer(struct seq_list *l, int proposer)
 {
     for (uint32_t i = 0; i < l->n; i++) {
         if (l->v[i]->proposer == proposer)
@@ -205,7 +205,7 @@ static void take_item(struct engine *e, struct inbox_item *item)
         take_proposer(e, item);
         break;
     case INBOX_FETCHED:
-        tier_take(e->tier, item->fetch, roster_find(&e->waiting, item->fetch->owner));
+        kv_tier_take(e->tier, item->fetch, seq_list_find(&e->waiting, item->fetch->owner));
         break;
     }
     free(item);
@@ -251,7 +251,7 @@ static bool end_unwanted(struct engine *e, struct seq *s, int64_t now_us)
     return true;
 }
 
-static void reap(struct engine *e, struct roster *l)
+static void reap(struct engine *e, struct seq_list *l)
 {
     int64_t now_us = clock_us();
     for (uint32_t i = 0; i < l->n;)
@@ -274,7 +274,7 @@ static void end_all(struct engine *e)
 static int64_t idle_wait_us(const struct engine *e, int64_t until)
 {
     int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
-    const struct roster *lists[] = {&e->running, &e->waiting};
+    const struct seq_list *lists[] = {&e->running, &e->waiting};
     until = e->restore_until_us < until ? e->restore_until_us : until;
     if (e->disk_shown.n_waiting && now_us + DISK_LOOK_US < until)
         until = now_us + DISK_LOOK_US;
@@ -314,8 +314,8 @@ static void loop(struct engine *e)
         engine_take_inbox(e, 0);
         reap(e, &e->running);
         reap(e, &e->waiting);
-        engine_admit(e);
-        engine_show_load(e);
+        admit_waiting(e);
+        engine_view_update(e);
         int64_t late_us = round_release(e, clock_us());
         if (!round_has_work(e)) {
             e->held_us = 0;
@@ -330,7 +330,7 @@ static void loop(struct engine *e)
     }
     end_all(e);
     events_send(e->events);
-    tier_free(e->tier); // in which fetches that are under way come back
+    kv_tier_free(e->tier); // in which fetches that are under way come back
     e->tier = NULL;
 }
 
@@ -394,7 +394,7 @@ static void blocks_arrived(void *owner, struct kv_disk_fetch *f)
     struct engine *e = owner;
     struct inbox_item item = {.kind = INBOX_FETCHED, .fetch = f};
     if (push_item(e, &item) < 0)
-        tier_take(e->tier, f, NULL); // who waits for them goes on without
+        kv_tier_take(e->tier, f, NULL); // who waits for them goes on without
 }
 
 /* Its figures are registered off the engine's thread: a round allocates nothing. */
@@ -411,7 +411,7 @@ static int proposer_named(void *user, unsigned i, const char *name)
 
 static int open_drafts(struct engine *e)
 {
-    const struct served *m = e->served;
+    const struct loaded_model *m = e->served;
     const struct speculation *s = &e->speculation; // nobody changes it meanwhile
     struct drafts_config c = {.n_targets = s->n_targets,
                               .model = m->name,
@@ -429,21 +429,21 @@ static int open_drafts(struct engine *e)
 
 /* By them goodput decides. That may be chosen at any time, and timing them then would hold up what
  * runs. */
-static void time_passes(struct engine *e, struct cost *ret)
+static void time_passes(struct engine *e, struct pass_time *ret)
 {
-    *ret = (struct cost){0};
+    *ret = (struct pass_time){0};
     if (calibrate(&e->served->run, ret) < 0) {
         log_warn("passes were not timed, so the policy goodput drafts nothing: %s", fail_text());
         return;
     }
     log_info("passes timed rows=1 ms=%.2f rows=8 ms=%.2f",
-             cost_us(ret, &(struct cost_pass){.rows = 1}) / 1e3,
-             cost_us(ret, &(struct cost_pass){.rows = 8}) / 1e3);
+             pass_time_us(ret, &(struct pass_time_work){.rows = 1}) / 1e3,
+             pass_time_us(ret, &(struct pass_time_work){.rows = 8}) / 1e3);
 }
 
 static int open_speculation(struct engine *e)
 {
-    struct cost cost;
+    struct pass_time cost;
     time_passes(e, &cost);
     control_init(&e->control, &(struct control_options){0}, &cost);
     pthread_mutex_lock(&e->changing_mu);
@@ -458,18 +458,18 @@ static int load(struct engine *e)
     e->show_us = start_us + LOADING_SHOW_US;
     svc_extend(LOADING_EXTEND_US);
     svc_status("loading the model");
-    int err = served_open(e->options, &e->served);
+    int err = loaded_model_open(e->options, &e->served);
     if (!err)
-        err = served_load(e->served, e->options, show_progress, e);
+        err = loaded_model_load(e->served, e->options, show_progress, e);
     if (!err)
         err = events_fit(e->events, e->served->tok);
     if (!err)
-        err = tier_new(e->options, e->served, blocks_arrived, e, &e->tier);
+        err = kv_tier_new(e->options, e->served, blocks_arrived, e, &e->tier);
     if (!err)
         err = open_speculation(e);
     if (err < 0)
         return err;
-    const struct served *m = e->served;
+    const struct loaded_model *m = e->served;
     struct sched_limits limits = {(uint32_t)e->options->max_batch_rows, m->run.max_logits,
                                   (uint32_t)e->options->prefill_chunk,
                                   e->options->max_pass_ms * 1000};
@@ -508,9 +508,9 @@ static int open_round(struct engine *e)
     uint32_t seqs = (uint32_t)e->options->max_sequences;
     uint32_t queued = (uint32_t)e->options->queue_length;
     e->max_started = seqs + queued;
-    int err = roster_init(&e->running, seqs);
+    int err = seq_list_init(&e->running, seqs);
     if (!err)
-        err = roster_init(&e->waiting, e->max_started + queued);
+        err = seq_list_init(&e->waiting, e->max_started + queued);
     if (err < 0)
         return err;
     e->waits = calloc(e->waiting.max, sizeof(*e->waits));
@@ -528,7 +528,7 @@ static int open_round(struct engine *e)
     return 0;
 }
 
-int engine_new(const struct options *o, struct stats *stats, struct engine **ret)
+int engine_new(const struct verifier_options *o, struct stats *stats, struct engine **ret)
 {
     uint32_t seqs = (uint32_t)o->max_sequences, queued = (uint32_t)o->queue_length;
     AUTO(engine_free) struct engine *e = calloc(1, sizeof(*e));
@@ -580,9 +580,9 @@ void engine_free(struct engine *e)
     }
     queue_free(e->inbox);
     events_free(e->events);
-    tier_free(e->tier);
-    roster_done(&e->running);
-    roster_done(&e->waiting);
+    kv_tier_free(e->tier);
+    seq_list_done(&e->running);
+    seq_list_done(&e->waiting);
     free(e->waits);
     free(e->shares);
     free(e->pass);
@@ -595,7 +595,7 @@ void engine_free(struct engine *e)
     pthread_mutex_destroy(&e->changing_mu);
     pthread_mutex_destroy(&e->speculation_mu);
     pthread_mutex_destroy(&e->kv_mu);
-    served_free(e->served);
+    loaded_model_free(e->served);
     free(e);
 }
 
@@ -611,7 +611,7 @@ const char *engine_error(struct engine *e)
     return e->error;
 }
 
-const struct served *engine_served(struct engine *e)
+const struct loaded_model *engine_served(struct engine *e)
 {
     return atomic_load(&e->ready);
 }

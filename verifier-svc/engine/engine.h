@@ -22,7 +22,7 @@ struct engine;
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_ENDED };
 
 /* Options and figures outlive it. -ENOMEM. */
-int engine_new(const struct options *o, struct stats *stats, struct engine **ret);
+int engine_new(const struct verifier_options *o, struct stats *stats, struct engine **ret);
 /* Starts the thread, which loads the model first. */
 int engine_start(struct engine *e);
 /* Ends what is left with UNAVAILABLE, waits for the thread. */
@@ -35,7 +35,7 @@ enum engine_state engine_state(struct engine *e, float *ret_progress);
 /* Why loading failed. */
 const char *engine_error(struct engine *e);
 /* NULL until the model is ready. */
-const struct served *engine_served(struct engine *e);
+const struct loaded_model *engine_served(struct engine *e);
 /* Proposers; NULL until the model is ready. */
 struct drafts *engine_drafts(struct engine *e);
 /* How it speculates now. */

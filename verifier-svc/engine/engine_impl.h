@@ -32,7 +32,7 @@ struct inbox_item {
 };
 
 struct engine {
-    const struct options *options;
+    const struct verifier_options *options;
     struct stats *stats;
     pthread_t thread;
     struct queue *inbox;
@@ -45,7 +45,7 @@ struct engine {
     pthread_mutex_t kv_mu;
     struct engine_kv_view kv_view;
     char error[FAIL_TEXT_MAX];
-    _Atomic(struct served *) ready; // published when loading is done
+    _Atomic(struct loaded_model *) ready; // published when loading is done
     _Atomic(struct drafts *) proposers;
     pthread_mutex_t changing_mu;    // one change of speculation at a time; proposers may take long
     pthread_mutex_t speculation_mu; // for what follows, to copy it
@@ -53,18 +53,18 @@ struct engine {
     bool speculation_changed;       // since the engine thread took it
 
     /* The engine thread's own. */
-    struct served *served;
+    struct loaded_model *served;
     struct drafts *drafts;            // NULL until the model is loaded
-    struct tier *tier;                // NULL: none
+    struct kv_tier *tier;             // NULL: none
     struct kv_disk_counts disk_shown; // in the metrics by now
     bool speculates;
     char proposer[DRAFTS_NAME_MAX]; // asked where a request names none; "": any
     struct sched sched;
     struct control control;
-    struct roster running; // RUNNING and BRANCH
-    struct roster waiting; // WAITING
-    uint32_t n_started;    // sequences that were admitted and have not ended
-    uint32_t max_started;  // Verify streams and paused answers give up their seats, not their place
+    struct seq_list running; // RUNNING and BRANCH
+    struct seq_list waiting; // WAITING
+    uint32_t n_started;      // sequences that were admitted and have not ended
+    uint32_t max_started; // Verify streams and paused answers give up their seats, not their place
     uint64_t next_id, next_order;
     int64_t show_us;          // when to say next how far loading is
     uint32_t prompt_rows;     // of the last pass
@@ -77,7 +77,7 @@ struct engine {
 
     /* Room for a round. */
     struct sched_wait *waits;      // (waiting.max)
-    struct sched_share *shares;    // (max_sequences)
+    struct sched_grant *shares;    // (max_sequences)
     struct seq **pass;             // (max_sequences) the sequences of the pass
     struct forward_row *rows;      // (max_batch_rows)
     const struct kv_seq **kv_seqs; // (max_sequences) for checking
@@ -104,11 +104,11 @@ void engine_take_inbox(struct engine *e, int64_t wait_us);
 /* ---- admit.c ---- */
 
 /* Admits whoever can be; idle sequences give way to those who wait. */
-void engine_admit(struct engine *e);
+void admit_waiting(struct engine *e);
 
 /* ---- load.c ---- */
 
-void engine_show_load(struct engine *e);
+void engine_view_update(struct engine *e);
 
 /* ---- round.c ---- */
 

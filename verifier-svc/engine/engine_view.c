@@ -58,7 +58,7 @@ static uint64_t n_gone(const struct kv_store_counts *c)
 static void show_disk(struct engine *e)
 {
     struct stats *m = e->stats;
-    const struct kv_disk_counts now = tier_counts(e->tier), *before = &e->disk_shown;
+    const struct kv_disk_counts now = kv_tier_counts(e->tier), *before = &e->disk_shown;
     metrics_set(m->disk_on, now.on);
     metrics_set(m->disk_blocks, (double)now.store.blocks);
     metrics_set(m->disk_bytes, (double)now.store.bytes);
@@ -73,13 +73,13 @@ static void show_disk(struct engine *e)
 
 static void show_times(struct engine *e)
 {
-    for (unsigned i = 0; i < COST_TIMED; i++) {
-        struct cost_pass pass = {.rows = cost_rows_at(i)};
-        metrics_set(e->stats->pass_estimate_s[i], cost_us(&e->control.cost, &pass) / 1e6);
+    for (unsigned i = 0; i < PASS_TIME_TIMED; i++) {
+        struct pass_time_work pass = {.rows = pass_time_rows_at(i)};
+        metrics_set(e->stats->pass_estimate_s[i], pass_time_us(&e->control.cost, &pass) / 1e6);
     }
 }
 
-void engine_show_load(struct engine *e)
+void engine_view_update(struct engine *e)
 {
     uint32_t n_paused = 0;
     for (uint32_t i = 0; i < e->running.n; i++)

@@ -8,9 +8,9 @@
 #include "base/log.h"
 #include "base/svc.h"
 
-#define FLUSH_EXTEND_US (2 * TIER_FLUSH_US)
+#define FLUSH_EXTEND_US (2 * KV_TIER_FLUSH_US)
 
-struct tier {
+struct kv_tier {
     struct kv *kv;
     struct kv_disk *disk;
     struct kv_seq restored; // holds blocks while they are filled
@@ -19,7 +19,7 @@ struct tier {
 
 /* ---- to the disk ---- */
 
-static void write_block(struct tier *t, uint32_t block, int64_t wait_us)
+static void write_block(struct kv_tier *t, uint32_t block, int64_t wait_us)
 {
     struct kv_entry entry = kv_entry_of(t->kv, block);
     struct kv_store_head head = {.depth = entry.depth};
@@ -38,7 +38,7 @@ static void evicted(void *owner, uint32_t block)
 
 static bool flush_block(void *owner, uint32_t block)
 {
-    struct tier *t = owner;
+    struct kv_tier *t = owner;
     int64_t left_us = t->flush_until_us - clock_us();
     if (left_us > 0)
         write_block(t, block, left_us);
@@ -48,7 +48,7 @@ static bool flush_block(void *owner, uint32_t block)
 /* ---- from the disk ---- */
 
 /* Fills in what is asked for: the blocks behind those that memory knows. False: there are none. */
-static bool ask_next(struct tier *t, const struct seq *s, struct kv_disk_fetch *f)
+static bool ask_next(struct kv_tier *t, const struct seq *s, struct kv_disk_fetch *f)
 {
     struct kv_root root = seq_root(s);
     const uint32_t *tokens = seq_tokens(s);
@@ -65,7 +65,7 @@ static bool ask_next(struct tier *t, const struct seq *s, struct kv_disk_fetch *
     return f->n > 0;
 }
 
-static enum seq_restore fetch_next(struct tier *t, struct seq *s)
+static enum seq_restore fetch_next(struct kv_tier *t, struct seq *s)
 {
     struct kv_disk_fetch *f = kv_disk_fetch(t->disk);
     if (!f)
@@ -78,14 +78,14 @@ static enum seq_restore fetch_next(struct tier *t, struct seq *s)
     return SEQ_RESTORING;
 }
 
-bool tier_restores(struct tier *t, struct seq *s, int64_t now_us)
+bool kv_tier_restores(struct kv_tier *t, struct seq *s, int64_t now_us)
 {
     if (!t)
         return false;
     if (s->restore == SEQ_RESTORE_NEW || s->restore == SEQ_RESTORE_MORE) {
         s->restore = fetch_next(t, s);
         if (s->restore == SEQ_RESTORING || !s->restore_until_us)
-            s->restore_until_us = now_us + TIER_WAIT_US;
+            s->restore_until_us = now_us + KV_TIER_WAIT_US;
     }
     if (now_us >= s->restore_until_us)
         s->restore = SEQ_RESTORED;
@@ -94,7 +94,7 @@ bool tier_restores(struct tier *t, struct seq *s, int64_t now_us)
 
 /* Its blocks become such that others find, and that nobody holds. False: there is no room, or what
  * comes before them has gone. */
-static bool take_blocks(struct tier *t, const struct kv_disk_fetch *f, const struct seq *s)
+static bool take_blocks(struct kv_tier *t, const struct kv_disk_fetch *f, const struct seq *s)
 {
     struct kv_root root = seq_root(s);
     const uint32_t *tokens = seq_tokens(s);
@@ -109,7 +109,7 @@ static bool take_blocks(struct tier *t, const struct kv_disk_fetch *f, const str
     return fits;
 }
 
-void tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s)
+void kv_tier_take(struct kv_tier *t, struct kv_disk_fetch *f, struct seq *s)
 {
     if (s && s->restore == SEQ_RESTORING) {
         bool fits = f->n_found && take_blocks(t, f, s), more = fits && f->n_found == f->n;
@@ -122,13 +122,14 @@ void tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s)
 
 /* ---- for the engine ---- */
 
-int tier_new(const struct options *o, const struct served *served,
-             void (*fetched)(void *owner, struct kv_disk_fetch *f), void *owner, struct tier **ret)
+int kv_tier_new(const struct verifier_options *o, const struct loaded_model *served,
+                void (*fetched)(void *owner, struct kv_disk_fetch *f), void *owner,
+                struct kv_tier **ret)
 {
     *ret = NULL;
     if (!*o->kv_disk)
         return 0;
-    AUTO(tier_free) struct tier *t = calloc(1, sizeof(*t));
+    AUTO(kv_tier_free) struct kv_tier *t = calloc(1, sizeof(*t));
     if (!t)
         return fail(-ENOMEM, "no memory");
     t->kv = served->run.kv;
@@ -156,14 +157,14 @@ int tier_new(const struct options *o, const struct served *served,
     return 0;
 }
 
-void tier_free(struct tier *t)
+void kv_tier_free(struct kv_tier *t)
 {
     if (!t)
         return;
     if (t->disk) {
         svc_extend(FLUSH_EXTEND_US);
         kv_on_evict(t->kv, NULL, NULL);
-        t->flush_until_us = clock_us() + TIER_FLUSH_US;
+        t->flush_until_us = clock_us() + KV_TIER_FLUSH_US;
         kv_each_idle(t->kv, flush_block, t);
         int64_t left_us = t->flush_until_us - clock_us();
         kv_disk_free(t->disk, left_us > 0 ? left_us : 0);
@@ -172,7 +173,7 @@ void tier_free(struct tier *t)
     free(t);
 }
 
-struct kv_disk_counts tier_counts(struct tier *t)
+struct kv_disk_counts kv_tier_counts(struct kv_tier *t)
 {
     return t ? kv_disk_counts(t->disk) : (struct kv_disk_counts){0};
 }

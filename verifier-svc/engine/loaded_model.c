@@ -13,7 +13,7 @@
 #define ARITHMETIC 2 // changes whenever a kernel's or the forward pass's bits do
 
 /* "/models/tales-11m-q8_0.gguf" is called tales-11m-q8_0. */
-static char *name_of(const struct options *o)
+static char *name_of(const struct verifier_options *o)
 {
     if (o->name)
         return strdup(o->name);
@@ -25,9 +25,9 @@ static char *name_of(const struct options *o)
     return name;
 }
 
-int served_open(const struct options *o, struct served **ret)
+int loaded_model_open(const struct verifier_options *o, struct loaded_model **ret)
 {
-    AUTO(served_free) struct served *s = calloc(1, sizeof(*s));
+    AUTO(loaded_model_free) struct loaded_model *s = calloc(1, sizeof(*s));
     if (!s)
         return fail(-ENOMEM, "no memory for a model");
     s->name = name_of(o);
@@ -58,7 +58,7 @@ static const char *main_type(const struct gguf *g)
     return gguf_type_name(best);
 }
 
-static void set_identity(struct served *s)
+static void set_identity(struct loaded_model *s)
 {
     uint64_t d = rng_splitmix64(s->run.model->digest ^ ARITHMETIC);
     d = rng_splitmix64(d ^ tok_digest(s->tok) ^ s->run.opt.blas);
@@ -70,7 +70,7 @@ static void set_identity(struct served *s)
 }
 
 /* What is told about the file, before it is closed. */
-static int keep_facts(struct served *s)
+static int keep_facts(struct loaded_model *s)
 {
     struct gguf_text template;
     s->weight_type = main_type(s->gguf);
@@ -88,13 +88,13 @@ static int keep_facts(struct served *s)
 
 static size_t disk_bytes(const void *arg, size_t block_bytes)
 {
-    const struct options *o = arg;
+    const struct verifier_options *o = arg;
     return kv_disk_bytes(&(struct kv_store_options){.max_bytes = (uint64_t)o->kv_disk_size << 20,
                                                     .block_bytes = (uint32_t)block_bytes});
 }
 
-int served_load(struct served *s, const struct options *o, bool (*progress)(void *arg, float done),
-                void *arg)
+int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
+                      bool (*progress)(void *arg, float done), void *arg)
 {
     const struct runner_options opt = {.threads = (unsigned)o->threads,
                                        .pin = o->pin,
@@ -126,7 +126,7 @@ int served_load(struct served *s, const struct options *o, bool (*progress)(void
     return err;
 }
 
-void served_free(struct served *s)
+void loaded_model_free(struct loaded_model *s)
 {
     if (!s)
         return;

@@ -12,7 +12,7 @@
 #include "text/tok.h"
 #include "verifier-svc/verifier_options.h"
 
-struct served {
+struct loaded_model {
     struct gguf *gguf; // NULL once loaded: the file may change then
     struct tok *tok;
     struct runner run;
@@ -28,10 +28,10 @@ struct served {
 };
 
 /* The tokenizer's part alone: enough to check requests (tests, fuzzing). */
-int served_open(const struct options *o, struct served **ret);
+int loaded_model_open(const struct verifier_options *o, struct loaded_model **ret);
 /* The rest. progress as in model_load(). Errors name what is wrong with the file or the memory;
  * -ENOMEM: it would take more than is available, with both numbers, before it is taken. */
-int served_load(struct served *s, const struct options *o, bool (*progress)(void *arg, float done),
-                void *arg);
-void served_free(struct served *s);
-DEFINE_AUTO(struct served, served_free)
+int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
+                      bool (*progress)(void *arg, float done), void *arg);
+void loaded_model_free(struct loaded_model *s);
+DEFINE_AUTO(struct loaded_model, loaded_model_free)

@@ -85,7 +85,7 @@ static struct control_round round_without_drafts(const struct engine *e)
             continue;
         r.n_decoding++;
         r.n_fixed += s->req->fixed && s->req->k_max;
-        cost_add(&r.pass, 1, s->n);
+        pass_time_add(&r.pass, 1, s->n);
     }
     r.pass.rows += n_prompts ? e->prompt_rows : 0;
     r.draft_rows = sched_draft_rows(&e->sched, e->running.n, r.n_decoding, n_prompts);
@@ -139,12 +139,12 @@ static void plan(struct engine *e)
     cut_drafts(e);
     for (uint32_t i = 0; i < e->running.n; i++) {
         struct seq *s = e->running.v[i];
-        struct sched_share *share = &e->shares[i];
-        *share = (struct sched_share){.todo = seq_todo(s)};
+        struct sched_grant *share = &e->shares[i];
+        *share = (struct sched_grant){.todo = seq_todo(s)};
         if (share->todo == 1 && is_decoding(s))
             share->draft = s->n_draft;
     }
-    sched_share_rows(&e->sched, e->shares, e->running.n);
+    sched_grant_rows(&e->sched, e->shares, e->running.n);
 }
 
 struct seq *round_victim(const struct engine *e, struct seq *s)
@@ -170,7 +170,7 @@ static bool grow_or_preempt(struct engine *e, uint32_t i)
         struct seq *v = round_victim(e, s);
         for (uint32_t k = 0; k < e->running.n; k++) {
             if (e->running.v[k] == v)
-                e->shares[k] = (struct sched_share){0};
+                e->shares[k] = (struct sched_grant){0};
         }
         v->leaving = true; // stays in the list until the loop over it is done
         kv_keep(e->served->run.kv, &v->kv, 0, NULL, 0);
@@ -266,7 +266,7 @@ static void count_draft(struct engine *e, struct seq *s, const struct accept_res
     s->n_drafted += s->n_draft;
     s->n_accepted += r->n_accepted;
     s->n_bonus += bonus;
-    s->kept_steps[r->n_accepted]++;
+    s->accepted_histogram[r->n_accepted]++;
     if (s->proposer == SEQ_NO_PROPOSER)
         return; // the client's own
     control_verified(&e->control, s->n_draft, r->n_accepted);
@@ -624,7 +624,7 @@ static uint32_t keep_likeliest(uint32_t *tokens, int32_t *parents, float *surviv
 
 void round_take_draft(struct engine *e, struct inbox_item *d)
 {
-    struct seq *s = roster_find(&e->running, d->seq);
+    struct seq *s = seq_list_find(&e->running, d->seq);
     if (!s || d->base_len > s->n || d->base_len < s->n_prompt)
         return;
     int32_t root = walk(s, d);
@@ -673,14 +673,14 @@ static void fail_broken(struct engine *e)
 }
 
 /* What the pass has run of those that decode; what it ran of prompts is kept beside that. */
-static struct cost_pass pass_run(struct engine *e)
+static struct pass_time_work pass_run(struct engine *e)
 {
-    struct cost_pass pass = {0};
+    struct pass_time_work pass = {0};
     e->prompt_rows = 0;
     for (uint32_t p = 0; p < e->n_pass; p++) {
         const struct seq *s = e->pass[p];
         uint32_t n_draft = s->kv.len > s->n ? s->n_draft : 0;
-        cost_add(&pass, 1 + n_draft, s->n);
+        pass_time_add(&pass, 1 + n_draft, s->n);
         pass.drafted |= n_draft > 0;
         e->prompt_rows += s->n_rows - 1;
     }
@@ -691,17 +691,17 @@ static struct cost_pass pass_run(struct engine *e)
 static const struct seq *being_read(const struct engine *e)
 {
     for (uint32_t i = 0; i < e->running.n; i++) {
-        if (reading_goes_on(&e->running.v[i]->control.reading))
+        if (prefill_price_continues(&e->running.v[i]->control.reading))
             return e->running.v[i];
     }
     return NULL;
 }
 
 /* A round of this pass took us, while the context of sequence *beside was read. */
-static void note_pass(struct engine *e, const struct cost_pass *pass, int64_t us,
+static void note_pass(struct engine *e, const struct pass_time_work *pass, int64_t us,
                       const uint64_t *beside)
 {
-    struct seq *s = beside ? roster_find(&e->running, *beside) : NULL;
+    struct seq *s = beside ? seq_list_find(&e->running, *beside) : NULL;
     if (e->prompt_rows || (beside && !s))
         return; // it shows what prompts take, or what a sequence took that has ended
     control_passed(&e->control, pass, (double)us, s ? &s->control : NULL);
@@ -738,7 +738,7 @@ void round_run(struct engine *e)
     int64_t now_us = clock_us();
     int64_t pass_us = now_us - before_us;
     sched_pass_done(&e->sched, e->n_rows, pass_us);
-    struct cost_pass pass = pass_run(e);
+    struct pass_time_work pass = pass_run(e);
     const struct seq *reading = being_read(e);
     uint64_t reading_id = reading ? reading->id : 0; // it may end in this round
     const uint64_t *beside = reading ? &reading_id : NULL;

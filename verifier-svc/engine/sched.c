@@ -80,7 +80,7 @@ static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
 }
 
 /* One row for everybody who decodes. */
-static uint32_t share_decoding(const struct sched *s, struct sched_share *v, uint32_t n)
+static uint32_t share_decoding(const struct sched *s, struct sched_grant *v, uint32_t n)
 {
     uint32_t used = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -92,7 +92,7 @@ static uint32_t share_decoding(const struct sched *s, struct sched_share *v, uin
 }
 
 /* Draft rows, a token per sequence and turn, so that nobody's draft starves. */
-static uint32_t share_drafts(struct sched_share *v, uint32_t n, uint32_t budget)
+static uint32_t share_drafts(struct sched_grant *v, uint32_t n, uint32_t budget)
 {
     uint32_t used = 0;
     for (bool more = true; more && used < budget;) {
@@ -108,7 +108,7 @@ static uint32_t share_drafts(struct sched_share *v, uint32_t n, uint32_t budget)
     return used;
 }
 
-static uint32_t share_prompts(const struct sched *s, struct sched_share *v, uint32_t n,
+static uint32_t share_prompts(const struct sched *s, struct sched_grant *v, uint32_t n,
                               uint32_t budget)
 {
     uint32_t used = 0;
@@ -128,7 +128,7 @@ uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding
     return min_u32(for_drafts, logits_left);
 }
 
-uint32_t sched_share_rows(const struct sched *s, struct sched_share *v, uint32_t n)
+uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n)
 {
     uint32_t n_decoding = share_decoding(s, v, n), n_prompts = 0;
     for (uint32_t i = 0; i < n; i++)

@@ -52,7 +52,7 @@ uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free
                      uint32_t free_seats, int64_t now_us);
 
 /* A running sequence's wish, and what it gets. Sorted by arrival. */
-struct sched_share {
+struct sched_grant {
     uint32_t todo;       // rows until its next token; 1: it decodes; 0: nothing this time
     uint32_t draft;      // draft rows wanted; only with todo 1
     uint32_t rows;       // granted of todo
@@ -64,6 +64,6 @@ struct sched_share {
 uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding,
                           uint32_t n_prompts);
 /* Fills rows and draft_rows; returns their sum. */
-uint32_t sched_share_rows(const struct sched *s, struct sched_share *v, uint32_t n);
+uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n);
 /* A pass of n_rows took us. */
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us);

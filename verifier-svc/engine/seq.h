@@ -82,9 +82,9 @@ struct seq {
     /* Figures. */
     bool started; // the client knows that it was admitted
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
-    uint32_t kept_steps[ACCEPT_MAX + 1];    // [i]: drafted rounds of which i tokens were kept
-    char last_proposer[DRAFTS_NAME_MAX];    // whose draft was verified last
-    int64_t admitted_us, first_us, last_us; // admission, first and last token
+    uint32_t accepted_histogram[ACCEPT_MAX + 1]; // [i]: drafted rounds of which i tokens were kept
+    char last_proposer[DRAFTS_NAME_MAX];         // whose draft was verified last
+    int64_t admitted_us, first_us, last_us;      // admission, first and last token
 };
 
 /* Choice `choice` of r, without room for its tokens yet. -ENOMEM. */

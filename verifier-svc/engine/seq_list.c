@@ -5,19 +5,19 @@
 #include "base/err.h"
 #include "verifier-svc/engine/seq_list.h"
 
-int roster_init(struct roster *l, uint32_t max)
+int seq_list_init(struct seq_list *l, uint32_t max)
 {
-    *l = (struct roster){.v = calloc(max, sizeof(*l->v)), .max = max};
+    *l = (struct seq_list){.v = calloc(max, sizeof(*l->v)), .max = max};
     return l->v ? 0 : fail(-ENOMEM, "no memory for a list of %u sequences", max);
 }
 
-void roster_done(struct roster *l)
+void seq_list_done(struct seq_list *l)
 {
     free(l->v);
-    *l = (struct roster){0};
+    *l = (struct seq_list){0};
 }
 
-void roster_add(struct roster *l, struct seq *s)
+void seq_list_add(struct seq_list *l, struct seq *s)
 {
     if (l->n >= l->max)
         abort(); // who admits has miscounted: better no service than a broken heap
@@ -27,7 +27,7 @@ void roster_add(struct roster *l, struct seq *s)
     l->v[at] = s;
 }
 
-void roster_remove(struct roster *l, const struct seq *s)
+void seq_list_remove(struct seq_list *l, const struct seq *s)
 {
     for (uint32_t i = 0; i < l->n; i++) {
         if (l->v[i] != s)
@@ -38,7 +38,7 @@ void roster_remove(struct roster *l, const struct seq *s)
     }
 }
 
-struct seq *roster_find(const struct roster *l, uint64_t id)
+struct seq *seq_list_find(const struct seq_list *l, uint64_t id)
 {
     for (uint32_t i = 0; i < l->n; i++) {
         if (l->v[i]->id == id)

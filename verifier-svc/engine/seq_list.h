@@ -5,15 +5,15 @@
 #include <stdint.h>
 #include "verifier-svc/engine/seq.h"
 
-struct roster {
+struct seq_list {
     struct seq **v; // (max), the first n in use
     uint32_t n, max;
 };
 
-int roster_init(struct roster *l, uint32_t max); // -ENOMEM
-void roster_done(struct roster *l);
+int seq_list_init(struct seq_list *l, uint32_t max); // -ENOMEM
+void seq_list_done(struct seq_list *l);
 /* There is room: whoever admits counts. */
-void roster_add(struct roster *l, struct seq *s);
+void seq_list_add(struct seq_list *l, struct seq *s);
 /* Nothing if it is not in the list. */
-void roster_remove(struct roster *l, const struct seq *s);
-struct seq *roster_find(const struct roster *l, uint64_t id); // NULL: none
+void seq_list_remove(struct seq_list *l, const struct seq *s);
+struct seq *seq_list_find(const struct seq_list *l, uint64_t id); // NULL: none

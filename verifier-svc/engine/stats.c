@@ -79,9 +79,9 @@ static void init_engine(struct stats *s)
     s->pass_rows = length_of("tandem_engine_pass_rows", "Rows of a forward pass.");
     s->draft_wait_s = time_of("tandem_engine_draft_wait_seconds",
                               "How long a pass was held back for drafts, if it was.");
-    for (unsigned i = 0; i < COST_TIMED; i++) {
+    for (unsigned i = 0; i < PASS_TIME_TIMED; i++) {
         char label[32];
-        snprintf(label, sizeof(label), "rows=\"%u\"", cost_rows_at(i));
+        snprintf(label, sizeof(label), "rows=\"%u\"", pass_time_rows_at(i));
         s->pass_estimate_s[i] =
             metrics_gauge("tandem_engine_pass_estimate_seconds",
                           "Expected time of a pass by its rows, contexts left out.", label);

@@ -33,7 +33,7 @@ struct stats {
     struct metric *disk_on, *disk_blocks, *disk_bytes, *disk_waiting;
     struct metric *disk_written, *disk_restored, *disk_dropped, *disk_failed, *disk_gone;
     struct metric *rounds, *preemptions, *pass_s, *pass_rows, *draft_wait_s;
-    struct metric *pass_estimate_s[COST_TIMED]; // of cost_rows_at(i) rows
+    struct metric *pass_estimate_s[PASS_TIME_TIMED]; // of pass_time_rows_at(i) rows
     /* Speculation. */
     struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus, *ahead, *ahead_used;
     struct metric *acceptance_ema, *k_now;

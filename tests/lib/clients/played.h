@@ -6,7 +6,7 @@
 #include "verifier-svc/engine/engine_impl.h"
 
 /* Started and ready; options and figures outlive it. */
-struct engine *played_engine(const struct options *o, struct stats *stats);
+struct engine *played_engine(const struct verifier_options *o, struct stats *stats);
 
 /* A request, and what came of it. */
 struct played {

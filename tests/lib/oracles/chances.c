@@ -196,13 +196,13 @@ static void draw_draft(struct run *r)
         r->n = r->world->judged(r->tokens, r->n);
 }
 
-static struct dist_law p_behind(void *arg, uint32_t row)
+static struct dist_weights p_behind(void *arg, uint32_t row)
 {
     struct run *r = arg;
     const struct world *w = r->world;
     uint32_t path[N_NODES];
     unsigned n = path_to(r, (int32_t)row - 1, path);
-    struct dist_law law = {.n_vocab = w->v, .weights = r->p, .kept = r->kept};
+    struct dist_weights law = {.n_vocab = w->v, .weights = r->p, .kept = r->kept};
     (w->p_told ? w->p_told : w->p)(path, n, r->p);
     for (uint32_t k = 0; k < w->v; k++) {
         if (r->p[k] > 0)
@@ -223,7 +223,7 @@ static bool flip(void *arg, uint32_t row, double probability)
     return choose(&r->ways, (double[]){probability, 1 - probability}, 2) == 0;
 }
 
-static uint32_t draw(void *arg, uint32_t row, const struct dist_law *law)
+static uint32_t draw(void *arg, uint32_t row, const struct dist_weights *law)
 {
     struct run *r = arg;
     double weights[V] = {0}, sum = 0;
@@ -238,7 +238,7 @@ static uint32_t draw(void *arg, uint32_t row, const struct dist_law *law)
 static void match_best(struct run *r, struct accept_result *ret)
 {
     *ret = (struct accept_result){.n_tokens = 1};
-    struct dist_law law = p_behind(r, 0);
+    struct dist_weights law = p_behind(r, 0);
     uint32_t best = 0;
     for (uint32_t k = 1; k < r->world->v; k++)
         best = law.weights[k] > law.weights[best] ? k : best;

@@ -9,9 +9,9 @@ struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from
                        double row_us)
 {
     static struct world w;
-    struct cost_measured m = {.us = {first_us, first_us + row_us}};
-    struct cost cost;
-    cost_init(&cost, &m);
+    struct pass_time_measured m = {.us = {first_us, first_us + row_us}};
+    struct pass_time cost;
+    pass_time_init(&cost, &m);
     w = (struct world){0};
     control_init(&w.c, &(struct control_options){policy, k, off_from}, &cost);
     for (unsigned i = 0; i < WORLD_SEQS; i++)
@@ -25,7 +25,7 @@ uint32_t world_asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_
 {
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++) {
-        cost_add(&r.pass, 1, 100);
+        pass_time_add(&r.pass, 1, 100);
         w->items[i] = (struct control_item){
             .s = &w->seqs[i], .context = 100, .unread = 100, .left = left, .n = allowed};
     }

@@ -28,7 +28,7 @@ static double plain_logsumexp(const float *x, uint32_t n)
 static void plain_weigh(const float *x, uint32_t n, double divisor, double max, double *y)
 {
     for (uint32_t i = 0; i < n; i++)
-        y[i] = elem_exp((double)x[i] / divisor - max);
+        y[i] = exact_math_exp((double)x[i] / divisor - max);
 }
 
 static void plain_noise(uint64_t key, uint32_t position, const uint32_t *tokens, uint32_t n,

@@ -19,14 +19,14 @@ int prop_defaults(void **state)
     prop_ngram_settings = (struct prop_ngram_settings){4, 1, TEXT("latest"), true};
     prop_suffix_settings = (struct prop_suffix_settings){
         .max_depth = 24, .pool_tokens = 1000, .factor = 1, .min_prob = 0.1};
-    prop_draft_settings =
-        (struct prop_draft_settings){.model = TEXT(SOURCE_DIR "/models/tales-1m-q8_0.gguf"),
-                                     .quantise = TEXT("no"),
-                                     .float_gemm = TEXT("own"),
-                                     .kv_type = TEXT("f16"),
-                                     .threads = 1,
-                                     .sparse_k = 64,
-                                     .memory_check = true};
+    prop_draft_model_settings =
+        (struct prop_draft_model_settings){.model = TEXT(SOURCE_DIR "/models/tales-1m-q8_0.gguf"),
+                                           .quantise = TEXT("no"),
+                                           .float_gemm = TEXT("own"),
+                                           .kv_type = TEXT("f16"),
+                                           .threads = 1,
+                                           .sparse_k = 64,
+                                           .memory_check = true};
     return 0;
 }
 

@@ -19,7 +19,7 @@ struct wish {
     Tandem__V1__Speculative spec;
     Tandem__V1__TokenIds ids;
     Tandem__V1__LogitBias bias[LIAR_LAW], *biases[LIAR_LAW];
-    uint32_t tokens[4 + LAW_LEN];
+    uint32_t tokens[4 + TOKEN_DIST_LEN];
 };
 
 static void add_bias(struct wish *w, uint32_t token)
@@ -31,7 +31,7 @@ static void add_bias(struct wish *w, uint32_t token)
     w->biases[w->sampling.n_logit_bias++] = b;
 }
 
-static void wish_init(const struct law *l, struct wish *w, uint32_t max_tokens)
+static void wish_init(const struct token_dist *l, struct wish *w, uint32_t max_tokens)
 {
     tandem__v1__generate_request__init(&w->msg);
     tandem__v1__sampling__init(&w->sampling);
@@ -53,7 +53,7 @@ static void wish_init(const struct law *l, struct wish *w, uint32_t max_tokens)
 }
 
 /* One token behind these; what the model says of it. */
-static void ask_one(const struct law *l, struct wish *w, const uint32_t *before, unsigned n,
+static void ask_one(const struct token_dist *l, struct wish *w, const uint32_t *before, unsigned n,
                     struct answer *a)
 {
     for (unsigned k = 0; k < n; k++)
@@ -63,7 +63,8 @@ static void ask_one(const struct law *l, struct wish *w, const uint32_t *before,
     generation_run(l->client, &w->msg, a);
 }
 
-static double penalty(const struct law *l, uint32_t token, const uint32_t *before, unsigned n)
+static double penalty(const struct token_dist *l, uint32_t token, const uint32_t *before,
+                      unsigned n)
 {
     unsigned count = 0;
     for (unsigned k = 0; k < n; k++)
@@ -72,7 +73,8 @@ static double penalty(const struct law *l, uint32_t token, const uint32_t *befor
 }
 
 /* Fills a node and those below it. */
-static void learn(struct law *l, unsigned node, uint32_t *before, unsigned n, struct answer *a)
+static void learn(struct token_dist *l, unsigned node, uint32_t *before, unsigned n,
+                  struct answer *a)
 {
     struct wish w;
     double sum = 0;
@@ -92,27 +94,28 @@ static void learn(struct law *l, unsigned node, uint32_t *before, unsigned n, st
     for (unsigned i = 0; i < LIAR_LAW; i++) {
         l->nodes[node].p[i] /= sum;
         before[n] = l->nodes[node].ids[i];
-        if (n + 1 < LAW_LEN)
+        if (n + 1 < TOKEN_DIST_LEN)
             learn(l, 3 * node + 1 + i, before, n + 1, a);
     }
 }
 
-void law_learn(struct law *l, struct rpc_client *client, bool biased, float temperature)
+void token_dist_learn(struct token_dist *l, struct rpc_client *client, bool biased,
+                      float temperature)
 {
-    uint32_t before[LAW_LEN];
+    uint32_t before[TOKEN_DIST_LEN];
     struct answer *a = calloc(1, sizeof(*a));
-    *l = (struct law){.client = client, .biased = biased, .temperature = temperature};
+    *l = (struct token_dist){.client = client, .biased = biased, .temperature = temperature};
     learn(l, 0, before, 0, a);
     free(a);
 }
 
 /* ---- many of them ---- */
 
-static void take(const struct law *l, struct asked *q, const struct answer *a)
+static void take(const struct token_dist *l, struct asked *q, const struct answer *a)
 {
     unsigned at = 0, node = 0;
-    assert_int_equal(a->n, LAW_LEN);
-    for (unsigned i = 0; i < LAW_LEN; i++) {
+    assert_int_equal(a->n, TOKEN_DIST_LEN);
+    for (unsigned i = 0; i < TOKEN_DIST_LEN; i++) {
         unsigned k = 0;
         while (k < LIAR_LAW && l->nodes[node].ids[k] != a->ids[i])
             k++;
@@ -126,11 +129,11 @@ static void take(const struct law *l, struct asked *q, const struct answer *a)
     q->n_accepted += a->accepted;
 }
 
-static void start_one(const struct law *l, const struct asked *q, struct generation *g,
+static void start_one(const struct token_dist *l, const struct asked *q, struct generation *g,
                       struct answer *a)
 {
     struct wish w;
-    wish_init(l, &w, LAW_LEN);
+    wish_init(l, &w, TOKEN_DIST_LEN);
     for (unsigned i = 0; i < LIAR_LAW && l->biased; i++)
         add_bias(&w, LIAR_TOKEN(i));
     if (l->biased) {
@@ -151,10 +154,10 @@ static void start_one(const struct law *l, const struct asked *q, struct generat
     generation_start(g, l->client, &w.msg, a);
 }
 
-void law_start(const struct law *l, struct asked *v, unsigned n_rules, uint32_t n,
-               struct law_batch *b)
+void token_dist_start(const struct token_dist *l, struct asked *v, unsigned n_rules, uint32_t n,
+                      struct token_dist_batch *b)
 {
-    assert_true(n <= LAW_BATCH_MAX);
+    assert_true(n <= TOKEN_DIST_BATCH_MAX);
     b->law = l;
     b->asked = v;
     b->n_rules = n_rules;
@@ -164,7 +167,7 @@ void law_start(const struct law *l, struct asked *v, unsigned n_rules, uint32_t 
         start_one(l, &v[i % n_rules], &b->g[i], &b->answers[i]);
 }
 
-void law_end(struct law_batch *b)
+void token_dist_end(struct token_dist_batch *b)
 {
     for (uint32_t i = 0; i < b->n; i++) {
         struct asked *q = &b->asked[i % b->n_rules];
@@ -180,11 +183,11 @@ void law_end(struct law_batch *b)
 /* ---- against the law ---- */
 
 /* Probability of outcome `at`, its tokens in base 3. */
-static double chance_of(const struct law *l, unsigned at)
+static double chance_of(const struct token_dist *l, unsigned at)
 {
     double p = 1;
     unsigned node = 0;
-    for (unsigned i = 0, unit = LAW_N / 3; i < LAW_LEN; i++, unit /= 3) {
+    for (unsigned i = 0, unit = TOKEN_DIST_N / 3; i < TOKEN_DIST_LEN; i++, unit /= 3) {
         p *= l->nodes[node].p[at / unit % 3];
         node = 3 * node + 1 + at / unit % 3;
     }
@@ -197,11 +200,11 @@ static double distance(double count, double expected)
 }
 
 /* Tokens are a fraction as likely as the rare ones together count as one. */
-double law_tail(const struct law *l, const struct asked *q)
+double token_dist_tail(const struct token_dist *l, const struct asked *q)
 {
     double chi2 = 0, rare_count = 0, rare_expected = 0, least = INFINITY;
     unsigned n_cells = 0, seldom = 0;
-    for (unsigned i = 0; i < LAW_N; i++) {
+    for (unsigned i = 0; i < TOKEN_DIST_N; i++) {
         double expected = chance_of(l, i) * q->n;
         if (expected < 8) {
             rare_count += q->count[i];

@@ -11,13 +11,13 @@
 #include "lib/clients/generate.h"
 #include "lib/clients/proposers.h"
 
-#define LAW_LEN 4
-#define LAW_N 81       // 3^LAW_LEN
-#define LAW_N_NODES 40 // beginnings of up to three tokens
-#define LAW_BATCH_MAX 64
+#define TOKEN_DIST_LEN 4
+#define TOKEN_DIST_N 81       // 3^TOKEN_DIST_LEN
+#define TOKEN_DIST_N_NODES 40 // beginnings of up to three tokens
+#define TOKEN_DIST_BATCH_MAX 64
 #define SURELY_WRONG 1e-6
 
-struct law {
+struct token_dist {
     struct rpc_client *client;
     bool biased;       // a bias leaves the liar's three tokens; else the target's three best
     float temperature; // so high that all three come
@@ -25,36 +25,37 @@ struct law {
     struct {
         uint32_t ids[LIAR_LAW];
         double p[LIAR_LAW];
-    } nodes[LAW_N_NODES];
+    } nodes[TOKEN_DIST_N_NODES];
 };
 
 /* Asks the verifier. Under a bias, penalties count what has been generated, a draft's own tokens
  * included. */
-void law_learn(struct law *l, struct rpc_client *client, bool biased, float temperature);
+void token_dist_learn(struct token_dist *l, struct rpc_client *client, bool biased,
+                      float temperature);
 
 /* What came of one rule. */
 struct asked {
     const char *rule;
     bool dense;
     float parameter; // 0: the rule's own
-    uint32_t count[LAW_N];
+    uint32_t count[TOKEN_DIST_N];
     uint32_t n, n_drafted, n_accepted;
 };
 
 /* Requests that run at once, of all rules in turns. */
-struct law_batch {
-    const struct law *law;
+struct token_dist_batch {
+    const struct token_dist *law;
     struct asked *asked;
     unsigned n_rules;
     uint32_t n;
-    struct generation g[LAW_BATCH_MAX];
+    struct generation g[TOKEN_DIST_BATCH_MAX];
     struct answer *answers; // (n)
 };
 
-void law_start(const struct law *l, struct asked *v, unsigned n_rules, uint32_t n,
-               struct law_batch *b);
+void token_dist_start(const struct token_dist *l, struct asked *v, unsigned n_rules, uint32_t n,
+                      struct token_dist_batch *b);
 /* Counts what came. */
-void law_end(struct law_batch *b);
+void token_dist_end(struct token_dist_batch *b);
 
 /* The chance that what came is as far from the law as it is, which is printed. */
-double law_tail(const struct law *l, const struct asked *q);
+double token_dist_tail(const struct token_dist *l, const struct asked *q);

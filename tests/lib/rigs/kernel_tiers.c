@@ -2,12 +2,12 @@
 #include "lib/rigs/kernel_tiers.h"
 #include <stdio.h>
 
-unsigned tiers_here(const struct kernel *ret[TIERS_MAX])
+unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX])
 {
-    static const char *const names[TIERS_MAX] = {"c", "avx2", "avxvnni", "avx512", "amx"};
+    static const char *const names[KERNEL_TIERS_MAX] = {"c", "avx2", "avxvnni", "avx512", "amx"};
     static bool said;
     unsigned n = 0;
-    for (unsigned i = 0; i < TIERS_MAX; i++) {
+    for (unsigned i = 0; i < KERNEL_TIERS_MAX; i++) {
         const struct kernel *k = kernel_tier(names[i]);
         if (k)
             ret[n++] = k;

@@ -2,7 +2,7 @@
 #pragma once
 #include "kernel/kernel.h"
 
-#define TIERS_MAX 5
+#define KERNEL_TIERS_MAX 5
 
 /* Those this CPU has, C first, and their number; says once which are skipped. */
-unsigned tiers_here(const struct kernel *ret[TIERS_MAX]);
+unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX]);

@@ -15,9 +15,9 @@
 static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
 static const struct kv_root root = {NULL, 0};
 
-struct tiered *tiered_new(uint32_t n_blocks)
+struct kv_tier_rig *kv_tier_rig_new(uint32_t n_blocks)
 {
-    struct tiered *t = calloc(1, sizeof(*t));
+    struct kv_tier_rig *t = calloc(1, sizeof(*t));
     assert_non_null(t);
     assert_true(kv_block_bytes(&shape) <= MAX_BLOCK_BYTES);
     t->n_blocks = n_blocks;
@@ -26,24 +26,25 @@ struct tiered *tiered_new(uint32_t n_blocks)
     strcpy(t->folder, "/tmp/tandem-tier-XXXXXX");
     assert_non_null(mkdtemp(t->folder));
     assert_int_equal(queue_new(KV_DISK_FETCHES, &t->fetched), 0);
-    t->options = (struct options){.kv_disk = t->folder, .kv_disk_size = 256, .kv_disk_ttl = 1000};
+    t->options =
+        (struct verifier_options){.kv_disk = t->folder, .kv_disk_size = 256, .kv_disk_ttl = 1000};
     t->req = (struct request){.prompt = t->tokens, .n_prompt = n_blocks * KV_BLOCK + 1};
-    tiered_fresh(t);
+    kv_tier_rig_fresh(t);
     return t;
 }
 
-static void drop_pool(struct tiered *t)
+static void drop_pool(struct kv_tier_rig *t)
 {
     if (t->served.run.kv)
         kv_seq_done(t->served.run.kv, &t->any);
     kv_free(t->served.run.kv);
 }
 
-void tiered_free(struct tiered *t)
+void kv_tier_rig_free(struct kv_tier_rig *t)
 {
     static const char *const tails[] = {"", "-wal", "-journal"};
     char name[128];
-    tiered_close(t);
+    kv_tier_rig_close(t);
     drop_pool(t);
     for (unsigned i = 0; i < ARRAY_LEN(tails); i++) {
         snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", t->folder, tails[i]);
@@ -55,11 +56,11 @@ void tiered_free(struct tiered *t)
     free(t);
 }
 
-void tiered_fresh(struct tiered *t)
+void kv_tier_rig_fresh(struct kv_tier_rig *t)
 {
     uint32_t n = t->n_blocks + SPARE_BLOCKS;
     drop_pool(t);
-    t->served = (struct served){.kv_identity = 5, .run.context = n * KV_BLOCK};
+    t->served = (struct loaded_model){.kv_identity = 5, .run.context = n * KV_BLOCK};
     assert_int_equal(kv_new(&shape, n, &t->served.run.kv), 0);
     assert_int_equal(kv_open_index(t->served.run.kv, 5, kv_hash), 0);
     assert_int_equal(kv_seq_init(&t->any, n * KV_BLOCK), 0);
@@ -75,26 +76,26 @@ static void fetched(void *owner, struct kv_disk_fetch *f)
     assert_int_equal(queue_push(owner, f), 0);
 }
 
-bool tiered_open(struct tiered *t)
+bool kv_tier_rig_open(struct kv_tier_rig *t)
 {
-    int err = tier_new(&t->options, &t->served, fetched, t->fetched, &t->tier);
+    int err = kv_tier_new(&t->options, &t->served, fetched, t->fetched, &t->tier);
     assert_true(err == 0 || err == -ENOMEM);
     return err == 0;
 }
 
-void tiered_close(struct tiered *t)
+void kv_tier_rig_close(struct kv_tier_rig *t)
 {
-    tier_free(t->tier);
+    kv_tier_free(t->tier);
     t->tier = NULL;
 }
 
-static size_t block_of(const struct tiered *t, uint32_t i, uint8_t *data)
+static size_t block_of(const struct kv_tier_rig *t, uint32_t i, uint8_t *data)
 {
     memset(data, (int)(i * 37 + t->n_prompts), MAX_BLOCK_BYTES);
     return kv_block_bytes(&shape);
 }
 
-void tiered_evict(struct tiered *t)
+void kv_tier_rig_evict(struct kv_tier_rig *t)
 {
     struct kv *kv = t->served.run.kv;
     uint8_t data[MAX_BLOCK_BYTES];
@@ -107,16 +108,16 @@ void tiered_evict(struct tiered *t)
     kv_keep(kv, &t->any, 0, NULL, 0);
     assert_int_equal(kv_grow(kv, &t->any, (t->n_blocks + SPARE_BLOCKS) * KV_BLOCK), 0);
     kv_keep(kv, &t->any, 0, NULL, 0);
-    while (tier_counts(t->tier).n_waiting)
+    while (kv_tier_counts(t->tier).n_waiting)
         nap();
 }
 
-void tiered_take(struct tiered *t)
+void kv_tier_rig_take(struct kv_tier_rig *t)
 {
-    tier_take(t->tier, queue_pop(t->fetched, -1), &t->seq);
+    kv_tier_take(t->tier, queue_pop(t->fetched, -1), &t->seq);
 }
 
-uint32_t tiered_found(struct tiered *t)
+uint32_t kv_tier_rig_found(struct kv_tier_rig *t)
 {
     struct kv *kv = t->served.run.kv;
     uint8_t data[MAX_BLOCK_BYTES], right[MAX_BLOCK_BYTES];

@@ -6,31 +6,31 @@
 #include "base/queue.h"
 #include "verifier-svc/engine/kv_tier.h"
 
-struct tiered {
+struct kv_tier_rig {
     char folder[64];
     uint32_t n_blocks, *tokens; // of the prompt
     uint32_t n_prompts;         // that there were
-    struct options options;
-    struct served served;
+    struct verifier_options options;
+    struct loaded_model served;
     struct request req;
     struct seq seq;        // waits, with this prompt
     struct kv_seq any;     // may take the whole pool
     struct queue *fetched; // pieces that have come
-    struct tier *tier;     // NULL: none
+    struct kv_tier *tier;  // NULL: none
 };
 
-/* A new folder, and what tiered_fresh() does. */
-struct tiered *tiered_new(uint32_t n_blocks);
-void tiered_free(struct tiered *t);
+/* A new folder, and what kv_tier_rig_fresh() does. */
+struct kv_tier_rig *kv_tier_rig_new(uint32_t n_blocks);
+void kv_tier_rig_free(struct kv_tier_rig *t);
 /* An empty pool, with room for a few blocks more than the prompt, which is a new one. */
-void tiered_fresh(struct tiered *t);
+void kv_tier_rig_fresh(struct kv_tier_rig *t);
 /* Opens the tier, allocating nothing else; false: -ENOMEM. */
-bool tiered_open(struct tiered *t);
-void tiered_close(struct tiered *t);
+bool kv_tier_rig_open(struct kv_tier_rig *t);
+void kv_tier_rig_close(struct kv_tier_rig *t);
 
 /* The prompt is computed, evicted, and written, or not. */
-void tiered_evict(struct tiered *t);
+void kv_tier_rig_evict(struct kv_tier_rig *t);
 /* Waits for a piece and takes it. */
-void tiered_take(struct tiered *t);
+void kv_tier_rig_take(struct kv_tier_rig *t);
 /* Blocks of the prompt that memory knows; all of them are right. */
-uint32_t tiered_found(struct tiered *t);
+uint32_t kv_tier_rig_found(struct kv_tier_rig *t);

@@ -29,7 +29,7 @@ static struct relay *relay;
 static struct liar *liar;
 static struct service drafter, verifier;
 static struct rpc_client *client;
-static struct law law;
+static struct token_dist law;
 
 /* ---- services ---- */
 
@@ -60,7 +60,7 @@ static int start_with_liar(enum lie lie, unsigned budget_ms)
     host_enter(ours);
     host_drop(ours);
     start_verifier(budget_ms);
-    law_learn(&law, client, true, 3);
+    token_dist_learn(&law, client, true, 3);
     return 0;
 }
 
@@ -98,7 +98,7 @@ static int start_with_draft_model(void **state)
     snprintf(drafter.target, sizeof(drafter.target), "%s", address);
     spawn_drafter();
     start_verifier(BUDGET_MS);
-    law_learn(&law, client, false, 2);
+    token_dist_learn(&law, client, false, 2);
     return 0;
 }
 
@@ -116,7 +116,7 @@ static int stop(void **state)
 
 /* ---- batches of requests, and what happens to the way meanwhile ---- */
 
-static struct law_batch batch;
+static struct token_dist_batch batch;
 
 /* Runs batch i, of n requests. */
 typedef void batch_fn(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i);
@@ -126,8 +126,8 @@ static void run_near(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
     (void)i;
     wait_proposers(client);
     relay_delay(relay, NEAR_US);
-    law_start(&law, v, n_rules, n, &batch);
-    law_end(&batch);
+    token_dist_start(&law, v, n_rules, n, &batch);
+    token_dist_end(&batch);
 }
 
 /* Of four, the second finds the drafter far away, and in the fourth it goes there: drafts come too
@@ -138,7 +138,7 @@ static void run_late(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
     bool is_far = i % 4 == 1, goes_far = i % 4 == 3;
     wait_proposers(client);
     relay_delay(relay, is_far ? FAR_US : NEAR_US);
-    law_start(&law, v, n_rules, n, &batch);
+    token_dist_start(&law, v, n_rules, n, &batch);
     if (goes_far) {
         generation_wait_tokens(&batch.g[0], 1);
         relay_delay(relay, FAR_US);
@@ -146,7 +146,7 @@ static void run_late(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
     /* The first requests are asked for alone, the last with most others: these drafts are late. */
     generation_wait_tokens(&batch.g[is_far ? 1 : n - 1], 2); // of a rule that is waited for
     relay_delay(relay, NEAR_US);
-    law_end(&batch);
+    token_dist_end(&batch);
 }
 
 /* Of eight, the first is cut off midway and the second begins so; the drafter of the fifth dies. */
@@ -154,12 +154,12 @@ static void run_lost(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
 {
     if (i % 8 != 1)
         wait_proposers(client);
-    law_start(&law, v, n_rules, n, &batch);
-    generation_wait_tokens(&batch.g[0], i / 8 % LAW_LEN);
+    token_dist_start(&law, v, n_rules, n, &batch);
+    generation_wait_tokens(&batch.g[0], i / 8 % TOKEN_DIST_LEN);
     relay_cut(relay, i % 8 == 0);
     if (i % 8 == 4)
         service_kill(&drafter);
-    law_end(&batch);
+    token_dist_end(&batch);
     if (i % 8 == 4)
         spawn_drafter();
 }
@@ -176,7 +176,7 @@ static void must_keep_the_law(batch_fn *run_batch)
     for (uint32_t i = 0; left; i++, left -= batch.n)
         run_batch(v, ARRAY_LEN(v), left < N_AT_ONCE ? left : N_AT_ONCE, i);
     for (unsigned i = 0; i < ARRAY_LEN(v); i++) {
-        assert_true(law_tail(&law, &v[i]) > SURELY_WRONG);
+        assert_true(token_dist_tail(&law, &v[i]) > SURELY_WRONG);
         assert_true(v[i].n_accepted > 0 || i == 0);
     }
 }

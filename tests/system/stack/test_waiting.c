@@ -89,34 +89,34 @@ int __wrap_tok_encode(const struct tok *t, const char *text, size_t len, bool pa
 
 static char folder[] = "/tmp/tandem-waiting-XXXXXX", target[64];
 static struct stats stats;
-static struct options options;
+static struct verifier_options options;
 static struct engine *engine;
-static struct service *service;
+static struct verifier_service *service;
 static struct rpc_server *server;
 static struct rpc_client *client;
 
 static void start_verifier(int load_wait_s)
 {
-    options = (struct options){.model = MODEL,
-                               .kv_disk = "",
-                               .instance = "test",
-                               .k = 5,
-                               .max_sequences = 4,
-                               .queue_length = 5,
-                               .max_batch_rows = 64,
-                               .prefill_chunk = 64,
-                               .max_pass_ms = 100,
-                               .threads = 1,
-                               .verify_timeout_s = 30,
-                               .reader_timeout_s = 60,
-                               .load_wait_s = load_wait_s};
-    struct rpc_server_options opt = {.max_message = SERVICE_MAX_MESSAGE}; // one thread
+    options = (struct verifier_options){.model = MODEL,
+                                        .kv_disk = "",
+                                        .instance = "test",
+                                        .k = 5,
+                                        .max_sequences = 4,
+                                        .queue_length = 5,
+                                        .max_batch_rows = 64,
+                                        .prefill_chunk = 64,
+                                        .max_pass_ms = 100,
+                                        .threads = 1,
+                                        .verify_timeout_s = 30,
+                                        .reader_timeout_s = 60,
+                                        .load_wait_s = load_wait_s};
+    struct rpc_server_options opt = {.max_message = VERIFIER_SERVICE_MAX_MESSAGE}; // one thread
     assert_int_equal(engine_new(&options, &stats, &engine), 0);
-    assert_int_equal(service_new(&options, engine, &stats, &service), 0);
+    assert_int_equal(verifier_service_new(&options, engine, &stats, &service), 0);
     assert_int_equal(rpc_server_new(&opt, &server), 0);
-    service_add(service, server);
+    verifier_service_add(service, server);
     assert_int_equal(engine_start(engine), 0);
-    assert_int_equal(service_start(service), 0);
+    assert_int_equal(verifier_service_start(service), 0);
     assert_int_equal(rpc_server_listen(server, target), 1);
     assert_int_equal(rpc_server_start(server), 0);
     assert_int_equal(rpc_client_new(target, NULL, &client), 0);
@@ -130,8 +130,8 @@ static int stop_verifier(void **state)
     rpc_client_free(client);
     rpc_server_stop(server, 1000);
     engine_stop(engine);
-    service_stop(service);
-    service_free(service);
+    verifier_service_stop(service);
+    verifier_service_free(service);
     engine_free(engine);
     return 0;
 }

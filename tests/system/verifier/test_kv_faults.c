@@ -15,44 +15,44 @@
 /* ---- the tier alone ---- */
 
 /* Opens, evicts, restores, closes. Returns the blocks that came back. */
-static uint32_t work(struct tiered *t)
+static uint32_t work(struct kv_tier_rig *t)
 {
-    if (!tiered_open(t))
+    if (!kv_tier_rig_open(t))
         return 0;
-    tiered_evict(t);
-    while (tier_restores(t->tier, &t->seq, 1))
-        tiered_take(t);
-    uint32_t n = tiered_found(t);
-    tiered_close(t);
+    kv_tier_rig_evict(t);
+    while (kv_tier_restores(t->tier, &t->seq, 1))
+        kv_tier_rig_take(t);
+    uint32_t n = kv_tier_rig_found(t);
+    kv_tier_rig_close(t);
     return n;
 }
 
 /* A new prompt comes back whole when nothing fails. */
-static void must_work(struct tiered *t)
+static void must_work(struct kv_tier_rig *t)
 {
-    tiered_fresh(t);
+    kv_tier_rig_fresh(t);
     assert_int_equal(work(t), N_BLOCKS);
 }
 
 static int set_up(void **state)
 {
-    *state = tiered_new(N_BLOCKS);
+    *state = kv_tier_rig_new(N_BLOCKS);
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    tiered_free(*state);
+    kv_tier_rig_free(*state);
     return 0;
 }
 
 static void any_allocation_may_fail(void **state)
 {
-    struct tiered *t = *state;
+    struct kv_tier_rig *t = *state;
     bool failed = true;
     uint32_t n_less = 0;
     for (uint64_t n = 1, part = lib_amount(4, 5, 10); failed; n += 1 + n / part) {
-        tiered_fresh(t);
+        kv_tier_rig_fresh(t);
         failing_at(n);
         uint32_t found = work(t);
         failed = failing_has_failed();
@@ -65,7 +65,7 @@ static void any_allocation_may_fail(void **state)
 static void any_call_for_the_file_may_fail(void **state)
 {
     static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
-    struct tiered *t = *state;
+    struct kv_tier_rig *t = *state;
     uint32_t n_less = 0;
     must_work(t);
     faulty_vfs_fail(0, 0, 0);
@@ -73,7 +73,7 @@ static void any_call_for_the_file_may_fail(void **state)
     uint64_t n_calls = faulty_vfs_calls(), part = lib_amount(2, 3, 6);
     for (uint64_t n = 1; n <= n_calls; n += 1 + n / part) {
         for (int how = 0; how < 6; how++) {
-            tiered_fresh(t);
+            kv_tier_rig_fresh(t);
             faulty_vfs_fail(n, errors[how / 2], how % 2);
             n_less += work(t) < N_BLOCKS;
             faulty_vfs_fail(0, 0, 0);
@@ -85,13 +85,13 @@ static void any_call_for_the_file_may_fail(void **state)
 
 static void it_takes_the_memory_that_it_says(void **state)
 {
-    struct tiered *t = *state;
+    struct kv_tier_rig *t = *state;
     struct kv_store_options o = {.max_bytes = (uint64_t)t->options.kv_disk_size << 20};
     o.block_bytes = (uint32_t)kv_block_bytes(kv_shape_of(t->served.run.kv));
     failing_at(0);
-    assert_true(tiered_open(t));
+    assert_true(kv_tier_rig_open(t));
     assert_in_range(failing_bytes(), kv_disk_bytes(&o) * 3 / 4, kv_disk_bytes(&o));
-    tiered_close(t);
+    kv_tier_rig_close(t);
 }
 
 /* ---- with an engine and its requests ---- */
@@ -100,17 +100,17 @@ static void it_takes_the_memory_that_it_says(void **state)
 #define ANSWER 20
 
 static struct stats stats;
-static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
-                                 .max_sequences = 4,
-                                 .queue_length = 4,
-                                 .max_batch_rows = 512,
-                                 .prefill_chunk = 512,
-                                 .max_pass_ms = 100,
-                                 .threads = 1,
-                                 .prefix_cache = true,
-                                 .kv_mib = 1,
-                                 .kv_disk_size = 256,
-                                 .kv_disk_ttl = 1000};
+static struct verifier_options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+                                          .max_sequences = 4,
+                                          .queue_length = 4,
+                                          .max_batch_rows = 512,
+                                          .prefill_chunk = 512,
+                                          .max_pass_ms = 100,
+                                          .threads = 1,
+                                          .prefix_cache = true,
+                                          .kv_mib = 1,
+                                          .kv_disk_size = 256,
+                                          .kv_disk_ttl = 1000};
 
 static void ask(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct played *p)
 {
@@ -125,7 +125,7 @@ static void evict(struct engine *e)
     struct played p;
     for (unsigned i = 0; i < 3; i++)
         ask(e, topic++, 900, 1, &p);
-    while (tier_counts(e->tier).n_waiting)
+    while (kv_tier_counts(e->tier).n_waiting)
         nap();
 }
 
@@ -177,7 +177,7 @@ static uint32_t ask_again(struct engine *e, const struct played *want, unsigned 
 
 static void a_request_survives_whatever_fails_of_its_restore(void **state)
 {
-    struct tiered *t = *state;
+    struct kv_tier_rig *t = *state;
     struct played want;
     uint32_t n_tries = 0, n_restored = 0;
     options.kv_disk = t->folder;
@@ -188,7 +188,7 @@ static void a_request_survives_whatever_fails_of_its_restore(void **state)
         for (unsigned how = 0; how < 3; how++) {
             n_tries++;
             n_restored += ask_again(e, &want, n, how) > 0;
-            if (tier_counts(e->tier).on) {
+            if (kv_tier_counts(e->tier).on) {
                 evict(e);
                 continue;
             }

@@ -18,7 +18,7 @@
 static struct service verifier, drafter;
 static struct liar *liar;
 static struct rpc_client *client;
-static struct law law;
+static struct token_dist law;
 
 /* ---- services ---- */
 
@@ -41,7 +41,7 @@ static int start_with_liar(void **state)
     snprintf(target, sizeof(target), "unix:%s", path);
     liar = liar_start(path, LIE_DRAWN, N_VOCAB);
     start_verifier(SMALL, target, false);
-    law_learn(&law, client, true, 3);
+    token_dist_learn(&law, client, true, 3);
     return 0;
 }
 
@@ -51,7 +51,7 @@ static int start_with_service(const char *proposer, bool ahead)
                   (const char *[]){"--proposer", proposer, "--chain", "suffix,draft",
                                    "--draft-model", SMALL, NULL});
     start_verifier(LARGE, drafter.target, ahead);
-    law_learn(&law, client, false, 2);
+    token_dist_learn(&law, client, false, 2);
     return 0;
 }
 
@@ -84,10 +84,10 @@ static int stop(void **state)
 /* n requests for each of the rules, in one batch after the other, all rules in each. */
 static void run(struct asked *v, unsigned n_rules, uint32_t n)
 {
-    static struct law_batch batch;
+    static struct token_dist_batch batch;
     for (uint32_t left = n_rules * n; left; left -= batch.n) {
-        law_start(&law, v, n_rules, left < N_AT_ONCE ? left : N_AT_ONCE, &batch);
-        law_end(&batch);
+        token_dist_start(&law, v, n_rules, left < N_AT_ONCE ? left : N_AT_ONCE, &batch);
+        token_dist_end(&batch);
     }
 }
 
@@ -106,7 +106,7 @@ static void every_lossless_rule_keeps_the_targets_law(void **state)
                         {.rule = "block", .dense = true}};
     run(v, ARRAY_LEN(v), n_answers());
     for (unsigned i = 0; i < ARRAY_LEN(v); i++) {
-        assert_true(law_tail(&law, &v[i]) > SURELY_WRONG);
+        assert_true(token_dist_tail(&law, &v[i]) > SURELY_WRONG);
         assert_true(v[i].n_accepted > 0);
     }
 }
@@ -122,12 +122,12 @@ static void lossy_rules_and_a_lying_q_show(void **state)
     struct asked lied[] = {{.rule = "rejection"}, {.rule = "block"}};
     run(v, ARRAY_LEN(v), n);
     for (unsigned i = 0; i < ARRAY_LEN(v); i++)
-        assert_true(i < 2 ? LIB_SANITIZED || law_tail(&law, &v[i]) < SURELY_WRONG
-                          : law_tail(&law, &v[i]) > SURELY_WRONG);
+        assert_true(i < 2 ? LIB_SANITIZED || token_dist_tail(&law, &v[i]) < SURELY_WRONG
+                          : token_dist_tail(&law, &v[i]) > SURELY_WRONG);
     liar_change(liar, LIE_OTHER_Q);
     run(lied, ARRAY_LEN(lied), n);
     for (unsigned i = 0; i < ARRAY_LEN(lied); i++)
-        assert_true(LIB_SANITIZED || law_tail(&law, &lied[i]) < SURELY_WRONG);
+        assert_true(LIB_SANITIZED || token_dist_tail(&law, &lied[i]) < SURELY_WRONG);
 }
 
 int main(void)

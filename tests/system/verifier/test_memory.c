@@ -76,19 +76,19 @@ static void fill_activations(struct runner *r, uint32_t n_rows)
 
 static void check_estimate(char *path, bool blas)
 {
-    struct options o = {.model = path,
-                        .blas = blas,
-                        .kv_mib = 48,
-                        .context = 1024,
-                        .max_sequences = 16,
-                        .max_batch_rows = 512,
-                        .threads = 2,
-                        .memory_check = true};
-    AUTO(served_free) struct served *s = NULL;
-    assert_int_equal(served_open(&o, &s), 0);
+    struct verifier_options o = {.model = path,
+                                 .blas = blas,
+                                 .kv_mib = 48,
+                                 .context = 1024,
+                                 .max_sequences = 16,
+                                 .max_batch_rows = 512,
+                                 .threads = 2,
+                                 .memory_check = true};
+    AUTO(loaded_model_free) struct loaded_model *s = NULL;
+    assert_int_equal(loaded_model_open(&o, &s), 0);
     size_t before = status_bytes("RssAnon:"), all_before = status_bytes("VmRSS:");
     forget_peak();
-    assert_int_equal(served_load(s, &o, NULL, NULL), 0);
+    assert_int_equal(loaded_model_load(s, &o, NULL, NULL), 0);
     size_t peak = status_bytes("VmHWM:") - all_before; // what packing read of the file included
     size_t loaded = status_bytes("RssAnon:") - before;
     fill_kv(&s->run);

@@ -59,7 +59,7 @@ static struct {
 static const unsigned batches[] = {BATCHES}; // the last is the largest
 #define N_BATCHES ARRAY_LEN(batches)
 
-struct settings {
+struct proposer_options {
     unsigned level[N_FACTORS];
 };
 
@@ -179,7 +179,7 @@ static void start_proposer(struct world *w, enum proposer p, char *target, size_
     }
 }
 
-static void world_start(struct world *w, const struct settings *s, const char *model)
+static void world_start(struct world *w, const struct proposer_options *s, const char *model)
 {
     char target[200] = "";
     const char *args[] = {"--model",
@@ -245,7 +245,7 @@ static void ask_all(struct world *w, bool kill_midway, unsigned n_variants, unsi
 }
 
 static void must_equal(const struct answer *got, const struct answer *want, unsigned i,
-                       const struct settings *s, unsigned batch)
+                       const struct proposer_options *s, unsigned batch)
 {
     bool same = got->n == want->n && got->n == N_TOKENS &&
                 memcmp(got->ids, want->ids, got->n * sizeof(*got->ids)) == 0 &&
@@ -271,7 +271,7 @@ static struct {
 
 /* Figures of one row of settings; a proposer that never got anything accepted, or never refused,
  * would prove little. */
-static void tell(const struct settings *s, const struct answer *answers, unsigned n)
+static void tell(const struct proposer_options *s, const struct answer *answers, unsigned n)
 {
     unsigned drafted = 0, accepted = 0;
     for (unsigned i = 0; i < n; i++) {
@@ -299,14 +299,14 @@ static void tell(const struct settings *s, const struct answer *answers, unsigne
 
 static void find_tiers(void)
 {
-    const struct kernel *k[TIERS_MAX];
-    factors[TIER].n = tiers_here(k);
+    const struct kernel *k[KERNEL_TIERS_MAX];
+    factors[TIER].n = kernel_tiers_here(k);
     for (unsigned i = 0; i < factors[TIER].n; i++)
         factors[TIER].values[i] = k[i]->name;
 }
 
 /* A proposer that is to die does so in another batch size from row to row. */
-static void check_settings(const struct settings *s, unsigned n_rows, const char *model,
+static void check_settings(const struct proposer_options *s, unsigned n_rows, const char *model,
                            unsigned n_variants, const struct answer *want, struct answer *got)
 {
     struct world w;
@@ -326,10 +326,10 @@ static void check_settings(const struct settings *s, unsigned n_rows, const char
 
 /* ---- which settings ---- */
 
-static_assert(TIERS_MAX <= MAX_LEVELS, "all tiers fit in");
+static_assert(KERNEL_TIERS_MAX <= MAX_LEVELS, "all tiers fit in");
 static bool pair_done[N_FACTORS][MAX_LEVELS][N_FACTORS][MAX_LEVELS];
 
-static unsigned new_pairs(const struct settings *s, bool mark)
+static unsigned new_pairs(const struct proposer_options *s, bool mark)
 {
     unsigned n = 0;
     for (unsigned a = 0; a < N_FACTORS; a++) {
@@ -342,9 +342,9 @@ static unsigned new_pairs(const struct settings *s, bool mark)
     return n;
 }
 
-static struct settings settings_at(unsigned i)
+static struct proposer_options settings_at(unsigned i)
 {
-    struct settings s;
+    struct proposer_options s;
     for (unsigned f = 0; f < N_FACTORS; f++) {
         s.level[f] = i % factors[f].n;
         i /= factors[f].n;
@@ -353,11 +353,11 @@ static struct settings settings_at(unsigned i)
 }
 
 /* Greedy: the row of the full product that covers most pairs not covered yet. */
-static bool next_pairwise(unsigned n_product, struct settings *ret)
+static bool next_pairwise(unsigned n_product, struct proposer_options *ret)
 {
     unsigned best = 0;
     for (unsigned i = 0; i < n_product; i++) {
-        struct settings s = settings_at(i);
+        struct proposer_options s = settings_at(i);
         unsigned n = new_pairs(&s, false);
         if (n > best) {
             best = n;
@@ -381,13 +381,13 @@ static void any_settings_give_the_same_bits(void **state)
                   *got = calloc(n_variants, sizeof(*got));
     assert_true(want && got);
 
-    struct settings plain = {.level = {[PROPOSER] = NO_PROPOSER, [CHUNK] = 2}};
+    struct proposer_options plain = {.level = {[PROPOSER] = NO_PROPOSER, [CHUNK] = 2}};
     struct world w;
     world_start(&w, &plain, model);
     ask_all(&w, false, n_variants, 1, want);
     world_stop(&w);
 
-    struct settings s;
+    struct proposer_options s;
     if (is_long()) {
         for (; n_rows < n_product; n_rows++) {
             s = settings_at(n_rows);
@@ -407,7 +407,7 @@ static void any_settings_give_the_same_bits(void **state)
 static void another_seed_gives_other_tokens(void **state)
 {
     (void)state;
-    struct settings plain = {.level = {[CHUNK] = 2, [TIER] = 0}};
+    struct proposer_options plain = {.level = {[CHUNK] = 2, [TIER] = 0}};
     struct world w;
     struct answer *a = calloc(2, sizeof(*a));
     struct generation g;

@@ -263,10 +263,10 @@ static void its_figures_tell_what_passes_take(void **state)
 {
     (void)state;
     Tandem__V1__StatsReply *s = stats_of(client);
-    assert_int_equal(s->n_pass_times, COST_TIMED);
+    assert_int_equal(s->n_pass_times, PASS_TIME_TIMED);
     assert_int_equal(s->pass_times[0]->rows, 1);
-    assert_int_equal(s->pass_times[COST_TIMED - 1]->rows, 64);
-    for (unsigned i = 1; i < COST_TIMED; i++)
+    assert_int_equal(s->pass_times[PASS_TIME_TIMED - 1]->rows, 64);
+    for (unsigned i = 1; i < PASS_TIME_TIMED; i++)
         assert_true(s->pass_times[i]->seconds >= s->pass_times[i - 1]->seconds);
     assert_true(s->pass_times[0]->seconds > 0);
     assert_true(metric_of(client, "tandem_engine_pass_estimate_seconds{rows=\"64\"}") > 0);

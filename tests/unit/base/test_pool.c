@@ -227,7 +227,7 @@ static void shares_cover_everything_once(void **state)
             unsigned next = 0;
             for (unsigned i = 0; i < n_threads; i++) {
                 unsigned from, to;
-                pool_share(i, n_threads, n, 16, &from, &to);
+                pool_slice(i, n_threads, n, 16, &from, &to);
                 assert_true(from == next && to >= from && (from % 16 == 0 || from == n));
                 next = to;
             }

@@ -10,7 +10,7 @@ static void text_is(const void *in, size_t len, const char *want)
 {
     AUTO(buf_done) struct buf b;
     buf_init(&b, 1 << 20);
-    jsonw_text(&b, in, len);
+    json_write_text(&b, in, len);
     assert_string_equal(b.data, want);
     json_t *j = json_loads(b.data, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     assert_non_null(j);
@@ -52,7 +52,7 @@ static void every_pair_of_bytes_gives_valid_json(void **state)
     for (unsigned i = 0; i < 65536; i++) {
         char in[2] = {(char)(i >> 8), (char)i};
         buf_clear(&b);
-        jsonw_text(&b, in, 2);
+        json_write_text(&b, in, 2);
         json_t *j = json_loadb(b.data, b.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
         assert_non_null(j);
         json_decref(j);
@@ -68,14 +68,14 @@ static void floats_keep_their_bits_and_others_become_a_number(void **state)
     buf_init(&b, 1024);
     for (size_t i = 0; i < 5; i++) {
         buf_clear(&b);
-        jsonw_float(&b, values[i]);
+        json_write_float(&b, values[i]);
         float back = strtof(b.data, NULL);
         assert_memory_equal(&back, &values[i], sizeof(back));
     }
     static const float odd[] = {NAN, INFINITY, -INFINITY, -3.40282347e38f};
     for (size_t i = 0; i < 4; i++) {
         buf_clear(&b);
-        jsonw_float(&b, odd[i]);
+        json_write_float(&b, odd[i]);
         assert_string_equal(b.data, "-9999.0");
     }
 }

@@ -113,7 +113,8 @@ static void whole_answers_gather_several_choices(void **state)
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     r.prompt_tokens = 5;
-    r.speculation = (struct openai_speculation){4, 2, 6, 3, 1, .k = 5, .kept_steps = {1, 0, 0, 1}};
+    r.speculation =
+        (struct openai_speculation){4, 2, 6, 3, 1, .k = 5, .accepted_histogram = {1, 0, 0, 1}};
     strcpy(r.rule, "own-draw");
     strcpy(r.proposer, "ngram");
     r.timings = (struct openai_timings){10, 20};
@@ -250,9 +251,9 @@ static void every_choice_echoes_the_prompt_that_came_with_the_first(void **state
 
 static struct openai_reply_head splitting_head(bool stream)
 {
-    static const struct parts_thinking think = {"<think>", "</think>"};
+    static const struct output_parser_thinking think = {"<think>", "</think>"};
     struct openai_reply_head h = head(true, stream);
-    h.rules = (struct parts_rules){.thinking = &think, .format = TOOLS_HERMES};
+    h.rules = (struct output_parser_rules){.thinking = &think, .format = TOOLS_HERMES};
     h.noise = 7;
     return h;
 }

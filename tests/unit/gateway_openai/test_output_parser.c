@@ -18,7 +18,7 @@
 #define PARIS_COMPACT "get_weather({\"city\":\"Paris\",\"unit\":\"celsius\"})"
 
 /* Everything an answer has become, on one line: reasoning|content|call;call; */
-static char *flat(const struct parts_out *o)
+static char *flat(const struct output_parser_out *o)
 {
     AUTO(buf_done) struct buf b;
     buf_init(&b, 1 << 20);
@@ -34,25 +34,26 @@ static char *flat(const struct parts_out *o)
 }
 
 /* In pieces of `step` bytes, the first one of `first`. */
-static char *split(const struct parts_rules *rules, const char *text, size_t first, size_t step)
+static char *split(const struct output_parser_rules *rules, const char *text, size_t first,
+                   size_t step)
 {
-    struct parts p;
-    struct parts_out o;
+    struct output_parser p;
+    struct output_parser_out o;
     size_t len = strlen(text);
-    parts_init(&p, rules);
-    parts_out_init(&o);
+    output_parser_init(&p, rules);
+    output_parser_out_init(&o);
     for (size_t at = 0, n = first; at < len; at += n, n = step) {
         n = n < len - at ? n : len - at;
-        parts_feed(&p, text + at, n, &o);
+        output_parser_feed(&p, text + at, n, &o);
     }
-    parts_end(&p, &o);
+    output_parser_end(&p, &o);
     char *all = flat(&o);
-    parts_out_done(&o);
-    parts_done(&p);
+    output_parser_out_done(&o);
+    output_parser_done(&p);
     return all;
 }
 
-static void becomes(const struct parts_rules *rules, const char *text, const char *want)
+static void becomes(const struct output_parser_rules *rules, const char *text, const char *want)
 {
     AUTO(mem_free) char *whole = split(rules, text, SIZE_MAX, 1), *bytes = split(rules, text, 1, 1);
     if (strcmp(whole, want) != 0)
@@ -69,7 +70,7 @@ static void calls(enum tool_format f, const char *text, const char *want)
 {
     AUTO(tool_types_free) struct tool_types *types = NULL;
     assert_int_equal(tool_types_new(TOOLS, &types), 0);
-    becomes(&(struct parts_rules){.format = f, .types = types}, text, want);
+    becomes(&(struct output_parser_rules){.format = f, .types = types}, text, want);
 }
 
 static void without_rules_all_is_content(void **state)
@@ -253,12 +254,12 @@ static void kimi_names_its_calls(void **state)
           "||functions.f:0=f({\"x\":\"<|tool_call_end|>\"});");
 }
 
-static const struct parts_thinking think = {"<think>", "</think>"};
+static const struct output_parser_thinking think = {"<think>", "</think>"};
 
 static void reasoning_is_told_apart(void **state)
 {
     (void)state;
-    struct parts_rules r = {.thinking = &think};
+    struct output_parser_rules r = {.thinking = &think};
     becomes(&r, "\n<think>\n2+2=4\n\n</think>\n\n4\n", "2+2=4|4\n|");
     becomes(&r, "4 <think>no</think>", "|4 <think>no</think>|"); // not at the beginning
     becomes(&r, "<think></think>4", "|4|");
@@ -268,7 +269,7 @@ static void reasoning_is_told_apart(void **state)
     r.begun = true;
     becomes(&r, "2+2=4</think>4</think>", "2+2=4|4</think>|");
     becomes(&r, "a </thin b", "a </thin b||");
-    r = (struct parts_rules){.thinking = &think, .closed = true};
+    r = (struct output_parser_rules){.thinking = &think, .closed = true};
     becomes(&r, "<think>4", "|<think>4|");
 }
 
@@ -277,7 +278,7 @@ static void calls_follow_reasoning(void **state)
     (void)state;
     AUTO(tool_types_free) struct tool_types *types = NULL;
     assert_int_equal(tool_types_new(TOOLS, &types), 0);
-    struct parts_rules r = {.thinking = &think, .format = TOOLS_HERMES, .types = types};
+    struct output_parser_rules r = {.thinking = &think, .format = TOOLS_HERMES, .types = types};
     becomes(&r, "<think>\nHm <tool_call>.\n</think>\n\nSo:\n" HERMES("f", "{}"),
             "Hm <tool_call>.|So:|f({});");
     r.format = TOOLS_LLAMA;
@@ -288,7 +289,7 @@ static void calls_follow_reasoning(void **state)
 static void a_section_of_kimi_ends_its_reasoning(void **state)
 {
     (void)state;
-    struct parts_rules r = {.thinking = &think, .begun = true, .format = TOOLS_KIMI};
+    struct output_parser_rules r = {.thinking = &think, .begun = true, .format = TOOLS_KIMI};
 #define KIMI(id) "<|tool_call_begin|>" id "<|tool_call_argument_begin|>{}<|tool_call_end|>"
     becomes(&r,
             "Hm.\n<|tool_calls_section_begin|>" KIMI("functions.f:0") "<|tool_calls_section_end|>x",
@@ -317,34 +318,34 @@ static void ids_are_taken_where_templates_want_them(void **state)
 static void the_prompt_tells_where_reasoning_is(void **state)
 {
     (void)state;
-    struct parts_rules r = {.thinking = &think};
-    parts_rules_prompt(&r, "x<think>\n", 9);
+    struct output_parser_rules r = {.thinking = &think};
+    output_parser_rules_prompt(&r, "x<think>\n", 9);
     assert_true(r.begun && !r.closed);
-    parts_rules_prompt(&r, "<think></think> ", 16);
+    output_parser_rules_prompt(&r, "<think></think> ", 16);
     assert_true(!r.begun && r.closed);
-    parts_rules_prompt(&r, "x", 1);
+    output_parser_rules_prompt(&r, "x", 1);
     assert_true(!r.begun && !r.closed);
 }
 
 static void a_call_without_end_is_let_go(void **state)
 {
     (void)state;
-    size_t n = TOOL_CALLS_MAX_BYTES + 100;
+    size_t n = TOOL_PARSER_MAX_BYTES + 100;
     AUTO(mem_free) char *text = malloc(n + 1);
     memset(text, 'x', n);
     memcpy(text, "<tool_call>{", 12);
     text[n] = 0;
-    struct parts_rules r = {.format = TOOLS_HERMES};
-    struct parts p;
-    struct parts_out o;
-    parts_init(&p, &r);
-    parts_out_init(&o);
-    parts_feed(&p, text, TOOL_CALLS_MAX_BYTES - 1, &o);
+    struct output_parser_rules r = {.format = TOOLS_HERMES};
+    struct output_parser p;
+    struct output_parser_out o;
+    output_parser_init(&p, &r);
+    output_parser_out_init(&o);
+    output_parser_feed(&p, text, TOOL_PARSER_MAX_BYTES - 1, &o);
     assert_int_equal(o.content.len, 0);
-    parts_feed(&p, text + TOOL_CALLS_MAX_BYTES - 1, 1, &o);
-    assert_int_equal(o.content.len, TOOL_CALLS_MAX_BYTES);
-    parts_out_done(&o);
-    parts_done(&p);
+    output_parser_feed(&p, text + TOOL_PARSER_MAX_BYTES - 1, 1, &o);
+    assert_int_equal(o.content.len, TOOL_PARSER_MAX_BYTES);
+    output_parser_out_done(&o);
+    output_parser_done(&p);
 }
 
 /* Only behind a call, or before one, are the marks of a section no part of the text. */
@@ -402,17 +403,17 @@ static void prose_about_calls_is_not_held_back(void **state)
     (void)state;
     static const enum tool_format v[] = {TOOLS_HERMES, TOOLS_CODER, TOOLS_GLM};
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
-        struct parts_rules r = {.format = v[i]};
-        struct parts p;
-        struct parts_out o;
-        parts_init(&p, &r);
-        parts_out_init(&o);
-        parts_feed(&p, "A <tool_call> is x", 18, &o);
+        struct output_parser_rules r = {.format = v[i]};
+        struct output_parser p;
+        struct output_parser_out o;
+        output_parser_init(&p, &r);
+        output_parser_out_init(&o);
+        output_parser_feed(&p, "A <tool_call> is x", 18, &o);
         assert_int_equal(o.content.len, 18);
-        parts_feed(&p, " <function=f> is y", 18, &o);
+        output_parser_feed(&p, " <function=f> is y", 18, &o);
         assert_int_equal(o.content.len, 36);
-        parts_out_done(&o);
-        parts_done(&p);
+        output_parser_out_done(&o);
+        output_parser_done(&p);
     }
 }
 
@@ -421,19 +422,19 @@ static void calls_without_end_do_not_cost_without_end(void **state)
 {
     (void)state;
     static const char one[] = "<tool_call>{";
-    struct parts_rules r = {.format = TOOLS_HERMES};
-    struct parts p;
-    struct parts_out o;
-    parts_init(&p, &r);
-    parts_out_init(&o);
-    size_t n = TOOL_CALLS_MAX_BYTES / strlen(one) * 4;
+    struct output_parser_rules r = {.format = TOOLS_HERMES};
+    struct output_parser p;
+    struct output_parser_out o;
+    output_parser_init(&p, &r);
+    output_parser_out_init(&o);
+    size_t n = TOOL_PARSER_MAX_BYTES / strlen(one) * 4;
     for (size_t i = 0; i < n; i++)
-        parts_feed(&p, one, strlen(one), &o);
-    parts_end(&p, &o);
+        output_parser_feed(&p, one, strlen(one), &o);
+    output_parser_end(&p, &o);
     assert_int_equal(o.content.len, n * strlen(one));
     assert_true(p.work < 10u << 20);
-    parts_out_done(&o);
-    parts_done(&p);
+    output_parser_out_done(&o);
+    output_parser_done(&p);
 }
 
 /* The model's own template shows how it writes calls. */
@@ -478,7 +479,7 @@ static void templates_tell_the_format(void **state)
         snprintf(path, sizeof(path), "%s/%s.jinja", folder, v[i].name);
         AUTO(mem_free) char *source = lib_read(path, &len);
         if (tool_format_of(source, len) != v[i].format ||
-            (parts_thinking_of(source, len) != NULL) != v[i].thinks)
+            (output_parser_thinking_of(source, len) != NULL) != v[i].thinks)
             fail_msg("%s: %d", v[i].name, tool_format_of(source, len));
     }
 }

@@ -11,7 +11,7 @@ static void an_event_is_one_line_and_an_empty_one(void **state)
     AUTO(buf_done) struct buf b;
     buf_init(&b, 1024);
     sse_begin(&b);
-    jsonw_cstr(&b, "two\nlines\r\n\r\ndata: x");
+    json_write_cstr(&b, "two\nlines\r\n\r\ndata: x");
     sse_end(&b);
     assert_string_equal(b.data, "data: \"two\\nlines\\r\\n\\r\\ndata: x\"\n\n");
 }

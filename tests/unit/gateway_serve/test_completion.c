@@ -1,5 +1,5 @@
 /* A request's prompts are asked, and it is answered, whenever their calls end. The calls are played
- * (--wrap=ask_begin): they end while somebody else has just let go of the request's lock
+ * (--wrap=upstream_call_begin): they end while somebody else has just let go of the request's lock
  * (--wrap=pthread_mutex_unlock), as they might on a thread of their own. */
 #include <stdlib.h>
 #include "gateway/serve/completion.h"
@@ -12,15 +12,15 @@
 static struct {
     pthread_mutex_t *mu;
     unsigned after, left; // times it is let go until a call ends, and now
-    struct ask *asks[N_PROMPTS];
+    struct upstream_call *asks[N_PROMPTS];
     unsigned n, n_ended, most; // most: at a time
 } played;
 
-void __wrap_ask_begin(struct ask *a);
+void __wrap_upstream_call_begin(struct upstream_call *a);
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu);
 int __real_pthread_mutex_unlock(pthread_mutex_t *mu);
 
-void __wrap_ask_begin(struct ask *a)
+void __wrap_upstream_call_begin(struct upstream_call *a)
 {
     played.asks[played.n++] = a;
     played.left = played.after;
@@ -30,7 +30,7 @@ void __wrap_ask_begin(struct ask *a)
 
 static void end_one(void)
 {
-    struct ask *a = played.asks[played.n_ended++];
+    struct upstream_call *a = played.asks[played.n_ended++];
     Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
     Tandem__V1__Finished finished = TANDEM__V1__FINISHED__INIT;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
@@ -49,16 +49,16 @@ int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu)
 }
 
 /* As generate() has it when its prompts are to be asked. */
-static struct generation *generation_of(struct generator *g, struct http_request *http,
+static struct completion *generation_of(struct completions *g, struct http_request *http,
                                         unsigned at_once)
 {
     static Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
     static const struct upstream_model model = {.info = &info};
-    static const struct parts_rules rules;
+    static const struct output_parser_rules rules;
     struct openai_reply_head head = {
         .kind = OPENAI_COMPLETION, .id = "r1", .n = N_PROMPTS, .n_each = 1};
-    struct generation *x = calloc(1, sizeof(*x));
-    *x = (struct generation){.g = g, .http = http_ref(http), .model = &model};
+    struct completion *x = calloc(1, sizeof(*x));
+    *x = (struct completion){.g = g, .http = http_ref(http), .model = &model};
     x->record.kind = OPENAI_COMPLETION;
     x->q = (struct openai_request){.kind = OPENAI_COMPLETION,
                                    .prompts = calloc(N_PROMPTS, sizeof(*x->q.prompts)),
@@ -69,7 +69,7 @@ static struct generation *generation_of(struct generator *g, struct http_request
     pthread_mutex_init(&x->answer_mu, NULL);
     g->all = x;
     assert_int_equal(openai_reply_init(&x->reply, &head), 0);
-    assert_int_equal(generation_prepare(x, &rules), 0);
+    assert_int_equal(completion_prepare(x, &rules), 0);
     x->model = NULL; // nobody's to free
     return x;
 }
@@ -79,16 +79,16 @@ static int answer(unsigned at_once, unsigned after)
 {
     static struct upstream upstream = {.n = 1};
     static struct http_server server;
-    static struct generator g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
+    static struct completions g = {.upstream = &upstream, .mu = PTHREAD_MUTEX_INITIALIZER};
     struct http_request *http = calloc(1, sizeof(*http));
     *http = (struct http_request){.s = &server};
     atomic_init(&http->n_refs, 1);
     pthread_mutex_init(&http->mu, NULL);
-    struct generation *x = generation_of(&g, http, at_once);
+    struct completion *x = generation_of(&g, http, at_once);
     played.n = played.n_ended = played.most = 0;
     played.after = after;
     played.mu = &x->mu;
-    generation_ask(x);
+    completion_ask(x);
     while (played.n_ended < played.n)
         end_one();
     played.mu = NULL;
@@ -112,7 +112,7 @@ static void every_prompt_is_asked_whenever_those_before_it_end(void **state)
 static int start(void **state)
 {
     (void)state;
-    record_init();
+    access_log_init();
     return 0;
 }
 

@@ -5,32 +5,32 @@
 #include "gateway/serve/prom_merge.h"
 #include "lib/lib.h"
 
-static struct prom p;
+static struct prom_merge p;
 
 static int begin(void **state)
 {
     (void)state;
-    prom_init(&p);
+    prom_merge_init(&p);
     return 0;
 }
 
 static int end(void **state)
 {
     (void)state;
-    prom_done(&p);
+    prom_merge_done(&p);
     return 0;
 }
 
 static void add(const char *text, const char *instance)
 {
-    prom_add(&p, text, strlen(text), instance, strlen(instance));
+    prom_merge_add(&p, text, strlen(text), instance, strlen(instance));
 }
 
 static void is(const char *want)
 {
     AUTO(buf_done) struct buf b;
     buf_init(&b, 1 << 20);
-    prom_write(&p, &b);
+    prom_merge_write(&p, &b);
     assert_string_equal(b.data ? b.data : "", want);
 }
 
@@ -60,7 +60,7 @@ static void openmetrics_calls_counters_without_total_and_ends(void **state)
         "# TYPE h histogram\nh_bucket{le=\"1\"} 1 # {trace_id=\"7\"} 0.5 9\n",
         "i");
     buf_init(&b, 1 << 20);
-    prom_write_openmetrics(&p, &b);
+    prom_merge_write_openmetrics(&p, &b);
     assert_string_equal(
         b.data, "# HELP a Says \\\"a\\\".\n# TYPE a counter\na_total{instance=\"i\"} 1\n"
                 "# TYPE b unknown\nb{instance=\"i\"} 2\n"
@@ -75,7 +75,7 @@ static void lines_that_are_none_are_dropped(void **state)
     (void)state;
     add("no sample\n}{\n9a 1\n# a comment\n\n# TYPE\n# HELP \na\na=3\nok 1", "i");
     is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
-    prom_add(&p, "x\0y 1\n", 6, "i", 1);
+    prom_merge_add(&p, "x\0y 1\n", 6, "i", 1);
     is("no{instance=\"i\"} sample\nok{instance=\"i\"} 1\n");
 }
 
@@ -91,11 +91,11 @@ static void families_are_bounded(void **state)
     (void)state;
     struct buf text;
     buf_init(&text, 1 << 20);
-    for (unsigned i = 0; i < PROM_MAX_FAMILIES + 10; i++)
+    for (unsigned i = 0; i < PROM_MERGE_MAX_FAMILIES + 10; i++)
         buf_printf(&text, "f%u 1\n", i);
-    prom_add(&p, text.data, text.len, "i", 1);
+    prom_merge_add(&p, text.data, text.len, "i", 1);
     buf_done(&text);
-    assert_int_equal(p.n, PROM_MAX_FAMILIES);
+    assert_int_equal(p.n, PROM_MERGE_MAX_FAMILIES);
 }
 
 int main(void)

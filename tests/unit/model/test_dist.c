@@ -184,7 +184,7 @@ static void a_law_lists_what_can_come(void **state)
         double probs[V], sum = 0;
         set_probs(logits, &p, NULL, probs);
         dist_set(d, logits, &p, NULL);
-        struct dist_law law = dist_law(d);
+        struct dist_weights law = dist_weights(d);
         assert_int_equal(law.n_vocab, V);
         assert_int_equal(law.n_kept, p.top_k ? 3 : V - 1);
         for (uint32_t k = 0; k < law.n_kept; k++)

@@ -26,7 +26,7 @@ static size_t available(const struct file *files, unsigned n)
     const char *root = root_make();
     for (unsigned i = 0; i < n && files[i].path; i++)
         root_put(root, files[i].path, files[i].text);
-    size_t promised, bytes = room_available(root, &promised);
+    size_t promised, bytes = mem_limit_available(root, &promised);
     root_remove(root);
     return bytes;
 }
@@ -99,11 +99,11 @@ static void what_other_services_will_take_is_not_available(void **state)
     size_t promised;
     for (unsigned i = 0; i < ARRAY_LEN(files) - 2; i++)
         root_put(root, files[i].path, files[i].text);
-    assert_int_equal(room_available(root, &promised), 1548 * MIB);
+    assert_int_equal(mem_limit_available(root, &promised), 1548 * MIB);
     assert_int_equal(promised, 500 * MIB);
     for (unsigned i = ARRAY_LEN(files) - 2; i < ARRAY_LEN(files); i++)
         root_put(root, files[i].path, files[i].text);
-    assert_int_equal(room_available(root, &promised), 624 * MIB); // of the group
+    assert_int_equal(mem_limit_available(root, &promised), 624 * MIB); // of the group
     root_remove(root);
 }
 
@@ -128,7 +128,7 @@ static void this_machine_has_some(void **state)
 {
     (void)state;
     size_t promised;
-    assert_in_range(room_available("", &promised), MIB, SIZE_MAX - 1);
+    assert_in_range(mem_limit_available("", &promised), MIB, SIZE_MAX - 1);
 }
 
 int main(void)

@@ -368,7 +368,7 @@ static void the_columns_of_several_matrices_are_shared_out(void **state)
         for (unsigned k = 0; k < ARRAY_LEN(mats); k++) {
             uint32_t next = 0;
             for (unsigned i = 0; i < n; i++) {
-                model_share(&mats[k], before, n_tiles, i, n, &from, &to);
+                model_columns(&mats[k], before, n_tiles, i, n, &from, &to);
                 assert_true(from <= to && (from == to || from == next) && from % KERNEL_TILE == 0);
                 of_thread[i] += to - from;
                 next = from < to ? to : next;

@@ -17,19 +17,19 @@ static void *shared;
 
 static void chain_of(const char *first, const char *second, const char *choose)
 {
-    prop_chain_settings = (struct prop_chain_settings){
+    prop_cascade_settings = (struct prop_cascade_settings){
         .members = {.n = second ? 2 : 1, .v = {TEXT(first), TEXT(second)}}, .choose = TEXT(choose)};
 }
 
 static void must_open(void)
 {
-    if (prop_chain.open(&shared) < 0)
+    if (prop_cascade.open(&shared) < 0)
         fail_msg("%s", fail_text());
 }
 
 static struct prop_seq seq_of(const uint32_t *tokens, uint32_t n)
 {
-    struct prop_seq s = prop_seq_new(&prop_chain, shared);
+    struct prop_seq s = prop_seq_new(&prop_cascade, shared);
     prop_seq_update(&s, 0, tokens, n);
     return s;
 }
@@ -40,9 +40,9 @@ static void it_keeps_the_contract(void **state)
 {
     (void)state;
     chain_of("ngram", "suffix", "first");
-    prop_contract(&prop_chain, 1000);
+    prop_contract(&prop_cascade, 1000);
     chain_of("ngram", "suffix", "score");
-    prop_contract(&prop_chain, 1000);
+    prop_contract(&prop_cascade, 1000);
 }
 
 static void the_first_that_has_a_token_is_taken(void **state)
@@ -57,7 +57,7 @@ static void the_first_that_has_a_token_is_taken(void **state)
     s = SEQ_OF(1, 2, 3, 4, 5, 6, 7, 2, 3);
     EXPECT(prop_seq_draft(&s, 5), 4, 5); // the match is too short for the n-gram proposer
     prop_seq_done(&s);
-    prop_chain.close(shared);
+    prop_cascade.close(shared);
 }
 
 static void the_draft_that_promises_most_is_taken(void **state)
@@ -71,7 +71,7 @@ static void the_draft_that_promises_most_is_taken(void **state)
     s = SEQ_OF(1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4);
     EXPECT(prop_seq_draft(&s, 5), 5, 6, 7, 1, 2);
     prop_seq_done(&s);
-    prop_chain.close(shared);
+    prop_cascade.close(shared);
 }
 
 static void who_is_wrong_is_believed_less(void **state)
@@ -90,7 +90,7 @@ static void who_is_wrong_is_believed_less(void **state)
     EXPECT(prop_seq_draft(&s, 4), 40, 41, 42, 43);
     prop_seq_done(&s);
     prop_seq_done(&wrong);
-    prop_chain.close(shared);
+    prop_cascade.close(shared);
 }
 
 static struct prop_draft ahead_of(const struct prop_seq *s, uint32_t n_verifying)
@@ -117,7 +117,7 @@ static void what_is_being_verified_is_not_right_yet(void **state)
         EXPECT(prop_seq_draft(&wrong, 4), 8);
         struct prop_context verifying = {.tokens = wrong.tokens, .n = 5, .n_verifying = 1};
         wrong.tokens[4] = 8;
-        assert_int_equal(prop_chain.grow(shared, wrong.state, &verifying), 0);
+        assert_int_equal(prop_cascade.grow(shared, wrong.state, &verifying), 0);
         wrong.n = 5;
         ahead_of(&wrong, 1);
         prop_seq_update(&wrong, 4, &(uint32_t){900 + i}, 1);
@@ -126,7 +126,7 @@ static void what_is_being_verified_is_not_right_yet(void **state)
     EXPECT(prop_seq_draft(&s, 4), 40, 41, 42, 43); // suffix is believed less
     prop_seq_done(&s);
     prop_seq_done(&wrong);
-    prop_chain.close(shared);
+    prop_cascade.close(shared);
 }
 
 static struct prop_draft drawn(struct prop_seq *s, enum prop_q_mode mode)
@@ -146,11 +146,11 @@ static struct prop_draft drawn(struct prop_seq *s, enum prop_q_mode mode)
 static void a_drawn_draft_is_sent_with_its_q(void **state)
 {
     (void)state;
-    prop_draft_settings.sparse_k = 8;
+    prop_draft_model_settings.sparse_k = 8;
     chain_of("ngram", "draft", "score");
     must_open();
     struct prop_about about;
-    prop_chain.about(shared, &about);
+    prop_cascade.about(shared, &about);
     assert_true(about.q_modes & 1u << PROP_SPARSE);
     assert_true(about.vocab_digest);
     assert_int_equal(about.max_context, 0);               // the n-gram proposer has no end
@@ -167,7 +167,7 @@ static void a_drawn_draft_is_sent_with_its_q(void **state)
     EXPECT(d, 600, 4080, 300, 400);
     assert_null(d.q);
     prop_seq_done(&s);
-    prop_chain.close(shared);
+    prop_cascade.close(shared);
 }
 
 /* How often one of these, of two that are both asked, promised more than the model. */
@@ -180,7 +180,7 @@ static uint32_t n_doubtful(const char *first, const char *second)
         uint32_t x = 300 + 50 * i, a = 2000 + 60 * i; // x is followed by a three times in four
         struct prop_seq s = SEQ_OF(4080, x, a, 30, x, a, 31, x, a, 32, x, 2, 33, x);
         prop_seq_draft(&s, 1);
-        while (prop_chain.work(shared)) // the model reads the context
+        while (prop_cascade.work(shared)) // the model reads the context
             ;
         struct prop_draft point = prop_seq_draft(&s, 1), d = drawn(&s, PROP_SPARSE);
         assert_int_equal(d.q_mode, PROP_SPARSE);
@@ -188,7 +188,7 @@ static uint32_t n_doubtful(const char *first, const char *second)
         free(d.q);
         prop_seq_done(&s);
     }
-    prop_chain.close(shared);
+    prop_cascade.close(shared);
     return n;
 }
 
@@ -217,11 +217,11 @@ static void nobody_is_waited_for_when_there_is_a_draft(void **state)
                            .k = 3,
                            .until_us = INT64_MAX,
                            .to = &d};
-    prop_chain.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    prop_cascade.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_true(ask.done);
     EXPECT(d, 311, 312, 313);
     prop_seq_done(&s);
-    prop_chain.close(shared);
+    prop_cascade.close(shared);
 }
 
 static void what_the_only_one_that_could_puts_off_is_put_off(void **state)
@@ -239,17 +239,17 @@ static void what_the_only_one_that_could_puts_off_is_put_off(void **state)
                            .k = 3,
                            .until_us = INT64_MAX,
                            .to = &d};
-    prop_chain.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    prop_cascade.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_false(ask.done);
-    assert_true(prop_chain.work(shared)); // now it is known how long that takes
+    assert_true(prop_cascade.work(shared)); // now it is known how long that takes
     for (ask.unread = 0; !ask.unread; ask.done = false) {
         prop_seq_update(&s, 400, NULL, 0);
         ask.until_us = clock_us() + 500;
-        prop_chain.draft(shared, (struct prop_ask *[]){&ask}, 1);
+        prop_cascade.draft(shared, (struct prop_ask *[]){&ask}, 1);
         assert_int_equal(d.n, 0);
     }
     prop_seq_done(&s);
-    prop_chain.close(shared);
+    prop_cascade.close(shared);
 }
 
 /* The model goes on with it from call to call. */
@@ -263,13 +263,13 @@ static void what_a_member_drafts_ahead_is_its_own_word(void **state)
     struct prop_seq s = seq_of(tokens, 6);
     got = ahead_of(&s, 2);
     prop_seq_done(&s);
-    prop_chain.close(shared);
-    assert_int_equal(prop_draft.open(&shared), 0);
-    s = prop_seq_new(&prop_draft, shared);
+    prop_cascade.close(shared);
+    assert_int_equal(prop_draft_model.open(&shared), 0);
+    s = prop_seq_new(&prop_draft_model, shared);
     prop_seq_update(&s, 0, tokens, 6);
     want = ahead_of(&s, 2);
     prop_seq_done(&s);
-    prop_draft.close(shared);
+    prop_draft_model.close(shared);
     assert_true(want.n > 5);
     assert_int_equal(got.n, want.n);
     assert_memory_equal(got.tokens, want.tokens, want.n * sizeof(want.tokens[0]));
@@ -280,12 +280,12 @@ static void what_cannot_be_chained_is_refused(void **state)
 {
     (void)state;
     chain_of("ngram", "ngram", "score");
-    assert_int_equal(prop_chain.open(&shared), -EINVAL);
+    assert_int_equal(prop_cascade.open(&shared), -EINVAL);
     assert_non_null(strstr(fail_text(), "twice"));
     chain_of("ngram", "chain", "score");
-    assert_int_equal(prop_chain.open(&shared), -EINVAL);
+    assert_int_equal(prop_cascade.open(&shared), -EINVAL);
     chain_of("nobody", NULL, "score");
-    assert_int_equal(prop_chain.open(&shared), -EINVAL);
+    assert_int_equal(prop_cascade.open(&shared), -EINVAL);
     assert_non_null(strstr(fail_text(), "\"nobody\""));
 }
 

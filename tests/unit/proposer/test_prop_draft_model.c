@@ -26,13 +26,13 @@ static void *shared;
 
 static void must_open(void)
 {
-    if (prop_draft.open(&shared) < 0)
+    if (prop_draft_model.open(&shared) < 0)
         fail_msg("%s", fail_text());
 }
 
 static void close_it(void)
 {
-    prop_draft.close(shared);
+    prop_draft_model.close(shared);
 }
 
 /* A text that the model knows its way in: what it says itself. */
@@ -40,7 +40,7 @@ static struct prop_seq story_of(const char *tenant, uint32_t n)
 {
     static uint32_t tokens[1024];
     static uint32_t n_tokens;
-    struct prop_seq s = prop_seq_new(&prop_draft, shared);
+    struct prop_seq s = prop_seq_new(&prop_draft_model, shared);
     if (!n_tokens) {
         uint32_t begin[4] = {4080, 300, 400, 500};
         prop_seq_update(&s, 0, begin, 4);
@@ -53,7 +53,7 @@ static struct prop_seq story_of(const char *tenant, uint32_t n)
         n_tokens = s.n;
         memcpy(tokens, s.tokens, n_tokens * sizeof(tokens[0]));
         prop_seq_done(&s);
-        s = prop_seq_new(&prop_draft, shared);
+        s = prop_seq_new(&prop_draft_model, shared);
     }
     s.tenant = tenant;
     for (uint32_t at = 0; at < n; at += n_tokens)
@@ -78,7 +78,7 @@ static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct prop_
 
 static void same_as_fresh(const struct prop_seq *s, uint32_t k)
 {
-    struct prop_seq fresh = prop_seq_new(&prop_draft, shared);
+    struct prop_seq fresh = prop_seq_new(&prop_draft_model, shared);
     prop_seq_update(&fresh, 0, s->tokens, s->n);
     struct prop_draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
     prop_same_draft(&a, &b);
@@ -89,7 +89,7 @@ static void same_as_fresh(const struct prop_seq *s, uint32_t k)
 static void it_keeps_the_contract(void **state)
 {
     (void)state;
-    prop_contract(&prop_draft, N_VOCAB);
+    prop_contract(&prop_draft_model, N_VOCAB);
 }
 
 static void a_batch_drafts_what_each_would_alone(void **state)
@@ -105,7 +105,7 @@ static void a_batch_drafts_what_each_would_alone(void **state)
         asks[i] = ask_of(&seqs[i], 1 + i % 9, &together[i]);
         pointers[i] = &asks[i];
     }
-    prop_ask_all(&prop_draft, shared, pointers, N);
+    prop_ask_all(&prop_draft_model, shared, pointers, N);
     for (uint32_t i = 0; i < N; i++) {
         struct prop_draft alone = prop_seq_draft(&seqs[i], 1 + i % 9);
         assert_true(alone.n > 0);
@@ -140,7 +140,7 @@ static uint32_t branches_as_fresh_drafts(uint32_t n_verifying, uint32_t k_wanted
     prop_seq_update(&s, s.n, first.tokens, n_verifying);
     struct prop_ask ask = ask_of(&s, k_wanted, &ahead), *asks = &ask;
     ask.context.n_verifying = n_verifying;
-    prop_ask_all(&prop_draft, shared, &asks, 1);
+    prop_ask_all(&prop_draft_model, shared, &asks, 1);
     uint32_t n_branches = 0;
     assert_true(ahead.tree && ahead.n > k_wanted && ahead.n <= PROP_K_MAX - n_verifying);
     for (uint32_t i = 0; i < ahead.n; i++) {
@@ -148,7 +148,7 @@ static uint32_t branches_as_fresh_drafts(uint32_t n_verifying, uint32_t k_wanted
             continue;
         uint32_t behind = s.n + 1 + (uint32_t)ahead.parents[i], at = i, n = 0;
         assert_in_range(behind, s.n - n_verifying, s.n);
-        struct prop_seq fresh = prop_seq_new(&prop_draft, shared);
+        struct prop_seq fresh = prop_seq_new(&prop_draft_model, shared);
         prop_seq_update(&fresh, 0, s.tokens, behind);
         if (i == 0) // the first is the draft itself, gone on with
             assert_int_equal(prop_seq_draft(&fresh, 1).tokens[0], ahead.tokens[0]);
@@ -202,7 +202,7 @@ static void ahead_a_crowd_shares_the_passes(void **state)
         asks[i] = &ask[i];
     }
     for (; n_open; n_calls++) {
-        prop_draft.draft(shared, asks, n_open);
+        prop_draft_model.draft(shared, asks, n_open);
         for (uint32_t i = n_open; i-- > 0;)
             if (asks[i]->done)
                 asks[i] = asks[--n_open];
@@ -265,7 +265,7 @@ static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
         ask.q_mode = PROP_COUPLED;
         ask.draw_key = KEY;
         ask.sampling.law = how[i];
-        prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+        prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
         uint32_t want[40];
         commit(&s, &how[i], d.n, want);
         assert_true(d.n > 5);
@@ -284,7 +284,7 @@ static void a_point_draft_is_the_argmax_at_any_temperature(void **state)
     struct prop_draft cold = prop_seq_draft(&s, 8), hot;
     struct prop_ask ask = ask_of(&s, 8, &hot);
     ask.sampling.law.temperature = 1.5f;
-    prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+    prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     prop_same_draft(&cold, &hot);
     prop_seq_done(&s);
     close_it();
@@ -299,7 +299,7 @@ static struct prop_draft draft_under(const struct prop_seq *s, enum prop_q_mode 
     ask.draw_key = KEY;
     ask.sampling = *sampling;
     ask.context.n_verifying = n_verifying;
-    prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+    prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     return d;
 }
 
@@ -478,7 +478,7 @@ static struct prop_draft drawn(const struct prop_seq *s, enum prop_q_mode mode, 
     struct prop_ask ask = ask_of(s, k, &d);
     ask.q_mode = mode;
     ask.sampling.law = law;
-    prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+    prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     assert_int_equal(d.q_mode, mode);
     assert_non_null(d.q);
     return d;
@@ -529,8 +529,8 @@ static void drafts_are_drawn_from_the_q_that_is_told(void **state)
     (void)state;
     enum { WIDTH = 8 };
     const uint32_t N = (uint32_t)lib_amount(2000, 5000, 20000);
-    prop_draft_settings.sparse_k = WIDTH;
-    prop_draft_settings.p_min = 0.2; // more than some of the tokens have
+    prop_draft_model_settings.sparse_k = WIDTH;
+    prop_draft_model_settings.p_min = 0.2; // more than some of the tokens have
     must_open();
     struct prop_seq s = story(40);
     float survival = prop_seq_draft(&s, 1).survival[0];
@@ -581,17 +581,17 @@ static void a_dense_q_is_the_whole_law(void **state)
 /* What drafts and drafts ahead are made of, p_min being the service's or the ask's. */
 static void confident(float set, float asked, struct prop_draft *draft, struct prop_draft *ahead)
 {
-    prop_draft_settings.p_min = (double)set;
+    prop_draft_model_settings.p_min = (double)set;
     must_open();
     struct prop_seq s = story(100);
     struct prop_ask ask = ask_of(&s, 20, draft), *asks = &ask;
     ask.p_min = asked;
-    prop_ask_all(&prop_draft, shared, &asks, 1);
+    prop_ask_all(&prop_draft_model, shared, &asks, 1);
     ask.context.n_verifying = 2;
     ask.k = 8;
     ask.to = ahead;
     ask.done = false;
-    prop_ask_all(&prop_draft, shared, &asks, 1);
+    prop_ask_all(&prop_draft_model, shared, &asks, 1);
     prop_seq_done(&s);
     close_it();
 }
@@ -620,16 +620,16 @@ static void a_context_is_fed_between_drafts_for_others(void **state)
     prop_seq_draft(&known, 1);
     struct prop_draft d[2];
     struct prop_ask asks[2] = {ask_of(&new, 5, &d[0]), ask_of(&known, 5, &d[1])};
-    prop_draft.draft(shared, (struct prop_ask *[]){&asks[0], &asks[1]}, 2);
+    prop_draft_model.draft(shared, (struct prop_ask *[]){&asks[0], &asks[1]}, 2);
     assert_false(asks[0].done);
     assert_true(asks[1].done);
     assert_int_equal(d[1].n, 5);
 
     uint32_t n_pieces = 0;
-    while (prop_draft.work(shared))
+    while (prop_draft_model.work(shared))
         n_pieces++;
     assert_true(n_pieces > 1);
-    prop_draft.draft(shared, (struct prop_ask *[]){&asks[0]}, 1);
+    prop_draft_model.draft(shared, (struct prop_ask *[]){&asks[0]}, 1);
     assert_true(asks[0].done);
     assert_int_equal(d[0].n, 5);
     prop_seq_done(&new);
@@ -643,7 +643,7 @@ static bool called_in_time(const struct prop_seq *s, int64_t us, struct prop_ask
     static struct prop_draft d;
     *ask = ask_of(s, 5, &d);
     ask->until_us = clock_us() + us;
-    prop_draft.draft(shared, (struct prop_ask *[]){ask}, 1);
+    prop_draft_model.draft(shared, (struct prop_ask *[]){ask}, 1);
     assert_true(!ask->done || d.n == 0);
     return !ask->done || ask->unread;
 }
@@ -657,15 +657,15 @@ static void a_context_that_takes_long_is_put_off(void **state)
     struct prop_ask ask;
     assert_true(called_in_time(&before, 1000000000, &ask));
     assert_false(ask.done); // nobody knows yet how long it takes
-    assert_true(prop_draft.work(shared));
+    assert_true(prop_draft_model.work(shared));
     while (!called_in_time(&s, 500, &ask)) // 900 rows and more, before it, take longer than 250 us
         ;
     assert_int_equal(ask.unread, 901);
     assert_true(called_in_time(&s, 1000000000, &ask));
     assert_false(ask.done);
-    while (prop_draft.work(shared))
+    while (prop_draft_model.work(shared))
         ;
-    prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_true(ask.done && !ask.unread);
     assert_int_equal(ask.to->n, 5);
     prop_seq_done(&before);
@@ -681,7 +681,7 @@ static void out_of_time_there_is_no_draft(void **state)
     struct prop_draft d;
     struct prop_ask ask = ask_of(&s, 5, &d);
     ask.until_us = 0;
-    prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_true(ask.done);
     assert_int_equal(d.n, 0);
     prop_seq_done(&s);
@@ -691,7 +691,7 @@ static void out_of_time_there_is_no_draft(void **state)
 static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
 {
     (void)state;
-    prop_draft_settings.kv_mib = 1; // 1365 positions
+    prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
     struct prop_draft first = prop_seq_draft(&a, 5);
@@ -712,14 +712,14 @@ static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
 static void branches_that_nobody_asks_for_any_more_make_room(void **state)
 {
     (void)state;
-    prop_draft_settings.kv_mib = 1; // 1365 positions
+    prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
     struct prop_draft first = prop_seq_draft(&a, 3), ahead;
     prop_seq_update(&a, a.n, first.tokens, 3);
     struct prop_ask ask = ask_of(&a, 8, &ahead);
     ask.context.n_verifying = 3;
-    prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+    prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_false(ask.done); // and its verifier is gone
     unsigned n_tries = 0;
     while (!prop_seq_draft(&b, 5).n)
@@ -732,17 +732,17 @@ static void branches_that_nobody_asks_for_any_more_make_room(void **state)
 static void while_one_is_fed_nobody_becomes_idle(void **state)
 {
     (void)state;
-    prop_draft_settings.kv_mib = 1; // 1365 positions
+    prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
     struct prop_draft d;
     struct prop_ask ask = ask_of(&b, 5, &d);
     assert_int_equal(prop_seq_draft(&a, 5).n, 5);
     for (unsigned i = 0; i < 1000; i++) { // as between the pieces of a long context
-        prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+        prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
         assert_false(ask.done);
     }
-    prop_ask_all(&prop_draft, shared, (struct prop_ask *[]){&ask}, 1);
+    prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     assert_int_equal(d.n, 0); // a's rows are not to be had
     prop_seq_done(&a);
     prop_seq_done(&b);
@@ -755,10 +755,10 @@ static unsigned n_feedings(const struct prop_seq *s, struct prop_draft *ret)
     struct prop_ask ask = ask_of(s, 5, ret);
     unsigned n = 0;
     for (;; n++) {
-        prop_draft.draft(shared, (struct prop_ask *[]){&ask}, 1);
+        prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
         if (ask.done)
             return n;
-        assert_true(prop_draft.work(shared));
+        assert_true(prop_draft_model.work(shared));
         assert_true(n < 1000);
     }
 }
@@ -787,10 +787,10 @@ static void a_context_that_begins_alike_is_not_fed_again(void **state)
 static void behind_the_models_context_there_is_no_draft(void **state)
 {
     (void)state;
-    prop_draft_settings.context = 64;
+    prop_draft_model_settings.context = 64;
     must_open();
     struct prop_about about;
-    prop_draft.about(shared, &about);
+    prop_draft_model.about(shared, &about);
     assert_int_equal(about.max_context, 64);
     struct prop_seq s = story(60);
     assert_int_equal(prop_seq_draft(&s, 20).n, 4);
@@ -856,7 +856,7 @@ static void padding_is_never_drafted(void **state)
 
     close(mkstemp(path));
     write_padded(path, greatest);
-    prop_draft_settings.model = path;
+    prop_draft_model_settings.model = path;
     must_open();
     unlink(path);
     s = story(60);
@@ -881,7 +881,7 @@ static void a_model_rounded_to_four_bits_says_nearly_the_same(void **state)
     for (uint32_t at = 20; at < 180; at += 20) {
         struct prop_draft *const both[] = {&whole, &rounded};
         for (unsigned i = 0; i < 2; i++) {
-            prop_draft_settings.quantise = (char *)(uintptr_t)(i ? "q4_0" : "no");
+            prop_draft_model_settings.quantise = (char *)(uintptr_t)(i ? "q4_0" : "no");
             must_open();
             struct prop_seq s = story(at);
             *both[i] = prop_seq_draft(&s, 1);
@@ -898,16 +898,16 @@ static void a_model_rounded_to_four_bits_says_nearly_the_same(void **state)
 static void without_a_model_it_says_what_is_missing(void **state)
 {
     (void)state;
-    prop_draft_settings.model = NULL;
-    assert_int_equal(prop_draft.open(&shared), -EINVAL);
+    prop_draft_model_settings.model = NULL;
+    assert_int_equal(prop_draft_model.open(&shared), -EINVAL);
     assert_string_equal(fail_text(), "draft.model is missing: the GGUF file of the draft model");
 }
 
 static void too_large_a_pool_is_refused_with_what_would_fit(void **state)
 {
     (void)state;
-    prop_draft_settings.kv_mib = 1 << 23;
-    assert_int_equal(prop_draft.open(&shared), -ENOMEM);
+    prop_draft_model_settings.kv_mib = 1 << 23;
+    assert_int_equal(prop_draft_model.open(&shared), -ENOMEM);
     assert_non_null(strstr(fail_text(), "draft.kv_mib="));
 }
 

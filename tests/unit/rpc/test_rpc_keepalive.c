@@ -11,8 +11,8 @@
 #include <unistd.h>
 #include "lib/rigs/rpc_rig.h"
 
-#define KEEPALIVE_MS                                                                               \
-    1000 // with the time for an answer far below RPC_RIG_WAIT_US; the default is not
+/* with the time for an answer far below RPC_RIG_WAIT_US; the default is not */
+#define KEEPALIVE_MS 1000
 
 /* Between one client and the server: forwards, until it falls silent with all sockets open. */
 struct relay {

@@ -8,10 +8,10 @@
 #include "lib/lib.h"
 #include "verifier-svc/verifier_options.h"
 
-static int reads(const char *proposers, const struct options **ret)
+static int reads(const char *proposers, const struct verifier_options **ret)
 {
     char *argv[] = {"verifier-svc", "--model", "m.gguf", "--proposers", (char *)proposers, NULL};
-    return options_read(ARRAY_LEN(argv) - 1, argv, ret);
+    return verifier_options_read(ARRAY_LEN(argv) - 1, argv, ret);
 }
 
 static void a_proposer_is_a_target_or_a_name_and_a_target(void **state)
@@ -27,7 +27,7 @@ static void a_proposer_is_a_target_or_a_name_and_a_target(void **state)
         {"a123456789a123456789a123456789a=h:1", "a123456789a123456789a123456789a", "h:1"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        const struct options *o = NULL;
+        const struct verifier_options *o = NULL;
         assert_int_equal(reads(cases[i][0], &o), 0);
         assert_int_equal(o->speculation.n_targets, 1);
         assert_string_equal(o->speculation.targets[0].name, cases[i][1]);
@@ -39,7 +39,7 @@ static void a_proposer_is_a_target_or_a_name_and_a_target(void **state)
 static void none_is_no_proposer(void **state)
 {
     (void)state;
-    const struct options *o = NULL;
+    const struct verifier_options *o = NULL;
     assert_int_equal(reads("none", &o), 0);
     assert_int_equal(o->speculation.n_targets, 0);
     assert_int_equal(reads("a=h:1,b=h:2", &o), 0);
@@ -52,7 +52,7 @@ static void a_name_that_is_none_is_refused_in_a_sentence(void **state)
     (void)state;
     static const char *const bad[] = {"=h:1", "my proposer=h:1", "gr\xc3\xbcn=h:1", "a\"b=h:1",
                                       "a123456789a123456789a123456789ab=h:1"};
-    const struct options *o;
+    const struct verifier_options *o;
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         assert_int_equal(reads(bad[i], &o), -EINVAL);
         assert_non_null(strstr(fail_text(), "a name is 1 to 31 letters, digits, '-', '_' or '.'"));
@@ -61,17 +61,18 @@ static void a_name_that_is_none_is_refused_in_a_sentence(void **state)
     assert_non_null(strstr(fail_text(), "proposers: \"ngram=\" has no target behind the name"));
 }
 
-static int reads_default(const char *proposers, const char *name, const struct options **ret)
+static int reads_default(const char *proposers, const char *name,
+                         const struct verifier_options **ret)
 {
     char *argv[] = {"verifier-svc",       "--model",    "m", "--proposers", (char *)proposers,
                     "--default-proposer", (char *)name, NULL};
-    return options_read(ARRAY_LEN(argv) - 1, argv, ret);
+    return verifier_options_read(ARRAY_LEN(argv) - 1, argv, ret);
 }
 
 static void the_default_proposer_is_one_of_them(void **state)
 {
     (void)state;
-    const struct options *o = NULL;
+    const struct verifier_options *o = NULL;
     assert_int_equal(reads_default("a=h:1,b=h:2", "b", &o), 0);
     assert_string_equal(o->speculation.proposer, "b");
     assert_int_equal(reads_default("a=h:1,h:2", "b", &o), 0); // the second's name is not known yet
@@ -87,17 +88,18 @@ static void the_default_proposer_is_one_of_them(void **state)
 static void rereading_tells_what_may_change_and_names_the_rest(void **state)
 {
     (void)state;
-    const struct options *o;
+    const struct verifier_options *o;
     char *argv[] = {(char *)"verifier-svc", (char *)"--model", (char *)"m.gguf",
                     (char *)"--k",          (char *)"4",       NULL};
     struct speculation_change c;
     char waiting[200];
-    assert_int_equal(options_read(ARRAY_LEN(argv) - 1, argv, &o), 0);
+    assert_int_equal(verifier_options_read(ARRAY_LEN(argv) - 1, argv, &o), 0);
     setenv("TANDEM_PROPOSERS", "a=h:1,b=h:2", 1);
     setenv("TANDEM_DEFAULT_PROPOSER", "b", 1);
     setenv("TANDEM_POLICY", "ema", 1);
     setenv("TANDEM_K", "9", 1); // the flag stays
-    assert_int_equal(options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), 0);
+    assert_int_equal(
+        verifier_options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), 0);
     assert_string_equal(waiting, "");
     assert_int_equal(c.to.n_targets, 2);
     assert_string_equal(speculation_policy(&c.to), "ema");
@@ -110,11 +112,12 @@ static void rereading_tells_what_may_change_and_names_the_rest(void **state)
     setenv("TANDEM_PIN", "off", 1);
     setenv("TANDEM_LISTEN", "h:1,h:2", 1);
     setenv("TANDEM_LOAD_WAIT", "1.5", 1);
-    assert_int_equal(options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), 0);
+    assert_int_equal(
+        verifier_options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), 0);
     assert_string_equal(waiting, "listen, name, pin, load_wait");
     setenv("TANDEM_PROPOSERS", "=", 1);
-    assert_int_equal(options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)),
-                     -EINVAL);
+    assert_int_equal(
+        verifier_options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), -EINVAL);
     assert_null(o->name); // what is in force is untouched
     assert_true(o->pin);
     assert_int_equal(o->speculation.n_targets, 0);

@@ -20,12 +20,12 @@ static const double of_p[] = {.5, .3, .2};
 static const float of_q[] = {39322, 6553, 19661}; // of 65536
 #define Q_SUM 65536
 
-static struct dist_law stream_p(void *arg, uint32_t row)
+static struct dist_weights stream_p(void *arg, uint32_t row)
 {
     struct stream *s = arg;
     (void)row;
     memcpy(s->p, of_p, sizeof(of_p));
-    return (struct dist_law){3, 3, s->p, three, 1};
+    return (struct dist_weights){3, 3, s->p, three, 1};
 }
 
 static bool stream_flip(void *arg, uint32_t row, double probability)
@@ -36,7 +36,7 @@ static bool stream_flip(void *arg, uint32_t row, double probability)
                                 : accept_keyed_flip(arg, row, probability);
 }
 
-static uint32_t stream_draw(void *arg, uint32_t row, const struct dist_law *law)
+static uint32_t stream_draw(void *arg, uint32_t row, const struct dist_weights *law)
 {
     struct stream *s = arg;
     struct accept_keyed by_position = {s->keyed.key, s->position + row};
@@ -138,7 +138,7 @@ static void a_draw_stays_within_what_can_come(void **state)
     (void)state;
     double weights[] = {0, 1e-300, 0, 0};
     uint32_t kept[] = {3, 1, 0, 2};
-    struct dist_law law = {4, 4, weights, kept, 1e-300};
+    struct dist_weights law = {4, 4, weights, kept, 1e-300};
     for (uint32_t step = 0; step < 100; step++)
         assert_int_equal(accept_keyed_draw(&(struct accept_keyed){1, step}, 0, &law), 1);
     law.sum = 2; // more than there is: the last that can come

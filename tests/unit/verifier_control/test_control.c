@@ -185,7 +185,7 @@ static void a_tree_teaches_along_the_committed_path(void **state)
     const int32_t parents[] = {-1, -1, 0, 1};
     struct control_item tree = {.n = 4, .parents = parents, .said = world_silent};
     control_seen(&w->c, &w->seqs[0], &tree, (uint32_t[]){1, 2, 3, 3}, (uint32_t[]){2, 3, 9}, 3);
-    const struct chance_rate *all = w->c.proposers[0].chance.all;
+    const struct accept_rate_estimate *all = w->c.proposers[0].chance.all;
     assert_true(all[0].tried > 1.9f && all[0].kept > 0.9f && all[0].kept < 1.1f);
     assert_true(all[1].tried == 1 && all[1].kept == 1);
     assert_true(all[2].tried == 0);
@@ -203,9 +203,9 @@ static void answers_that_come_together_take_the_time_of_the_longest(void **state
         control_answered(&w->c, &w->seqs[1], 0, k, 50 + 20.0 * k, true);
         world_asked(w, 2, 64);
     }
-    const struct answer_time *a = &w->c.proposers[0].answer;
-    assert_true(fabs(answer_time_us(a, 2, 2) - 90) < 3);
-    assert_true(fabs(answer_time_us(a, 4, 2) - 130) < 3);
+    const struct draft_latency *a = &w->c.proposers[0].answer;
+    assert_true(fabs(draft_latency_us(a, 2, 2) - 90) < 3);
+    assert_true(fabs(draft_latency_us(a, 4, 2) - 130) < 3);
 }
 
 static void answer_without(struct world *w, double us)
@@ -288,7 +288,7 @@ static void an_answer_of_the_last_proposer_comes_too_late_to_count(void **state)
     answer_wishes(w, s, 1, 40, false);
     control_answered(&w->c, s, 0, 2, 1000, true);
     assert_true(control_given(&w->c, 1, s) < 0.1);
-    struct reading reading = s->reading;
+    struct prefill_price reading = s->reading;
     control_put_off(s, 0, 700);
     assert_memory_equal(&s->reading, &reading, sizeof(reading));
 }
@@ -313,7 +313,7 @@ static void another_proposer_in_the_same_place_starts_anew(void **state)
 
 static void pass_beside(struct world *w, struct control_seq *beside, double us)
 {
-    control_passed(&w->c, &(struct cost_pass){.rows = 1}, us, beside);
+    control_passed(&w->c, &(struct pass_time_work){.rows = 1}, us, beside);
 }
 
 /* The proposer of a sequence reads its 100 positions beside 10 passes of 200 us, not 100. */
@@ -329,7 +329,7 @@ static void passes_beside_a_reader_say_nothing_of_others(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    struct cost before = w->c.cost;
+    struct pass_time before = w->c.cost;
     read_beside_passes(w, &w->seqs[0]);
     assert_memory_equal(&w->c.cost, &before, sizeof(before));
     pass_beside(w, NULL, 200);
@@ -475,7 +475,7 @@ static unsigned rounds_put_off(struct world *w, unsigned n_rounds)
         bool is_asked = world_asked(w, 1, 64) > 0;
         if (is_asked)
             control_asked(s, 0, 100, 1);
-        pass_beside(w, reading_goes_on(&s->reading) ? s : NULL, 100);
+        pass_beside(w, prefill_price_continues(&s->reading) ? s : NULL, 100);
         if (is_asked)
             control_put_off(s, 0, 100);
         n_asked += is_asked;

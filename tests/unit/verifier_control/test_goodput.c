@@ -73,9 +73,9 @@ static void without_times_nothing_is_drafted(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
-    w->c.cost = (struct cost){0};
+    w->c.cost = (struct pass_time){0};
     for (unsigned i = 0; i < 2000; i++) {
-        cost_seen(&w->c.cost, &(struct cost_pass){.rows = 1}, 100);
+        pass_time_seen(&w->c.cost, &(struct pass_time_work){.rows = 1}, 100);
         assert_int_equal(world_asked(w, 2, 64), 0);
     }
     assert_true(w->c.cost.scale == 0);
@@ -165,7 +165,7 @@ static double ask_by_turns(struct world *w, uint32_t n)
 {
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++) {
-        cost_add(&r.pass, 1, 100);
+        pass_time_add(&r.pass, 1, 100);
         w->items[i] = (struct control_item){
             .s = &w->seqs[i], .proposer = i % 2, .context = 100, .left = 1000, .n = 16};
     }
@@ -202,8 +202,8 @@ static void who_has_no_row_takes_no_time_of_its_proposer(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 60);
     for (unsigned i = 0; i < 300; i++)
-        answer_time_seen(&w->c.proposers[0].answer, 1 + i % 8, 1 + i % 5,
-                         500 + (1 + i % 8) * (400 + 200.0 * (i % 5)));
+        draft_latency_seen(&w->c.proposers[0].answer, 1 + i % 8, 1 + i % 5,
+                           500 + (1 + i % 8) * (400 + 200.0 * (i % 5)));
     for (unsigned i = 0; i < 16; i++) {
         w->seqs[i].expected = 7e5; // at the 0.7 that a token has before any was tried
         w->seqs[i].kept = i < 4 ? 9e5 : 0.2e5;
@@ -232,10 +232,10 @@ static void who_has_no_row_beside_a_slow_proposer_drafts_without_it(void **state
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 0);
-    struct cost_measured m = {0};
-    for (unsigned i = 0; i < COST_TIMED; i++)
-        m.us[i] = cost_rows_at(i) <= 16 ? 10000 : 16000;
-    cost_init(&w->c.cost, &m);
+    struct pass_time_measured m = {0};
+    for (unsigned i = 0; i < PASS_TIME_TIMED; i++)
+        m.us[i] = pass_time_rows_at(i) <= 16 ? 10000 : 16000;
+    pass_time_init(&w->c.cost, &m);
     show_proposer(w, 0, 0.9, 4000);
     show_proposer(w, 1, 0.85, 200);
     for (unsigned i = 2; i < 12; i++)
@@ -308,7 +308,7 @@ static void what_almost_pays_is_tried_by_all_that_were_read(void **state)
     (void)state;
     struct world *w = world_where_drafts_almost_pay();
     assert_in_range(rounds_of_all(w, 340, 1), 16, 22);
-    w->c.proposers[0].reading = (struct reading_price){.us = 1e6, .positions = 100};
+    w->c.proposers[0].reading = (struct prefill_price_quote){.us = 1e6, .positions = 100};
     control_unread(&w->seqs[3]);
     assert_in_range(rounds_of_all(w, 340, 0), 16, 22);
 }
@@ -319,7 +319,7 @@ static unsigned tries_of_the_other(struct world *w, unsigned n_rounds)
     struct control_round r = {.n_decoding = 4, .draft_rows = 1000, .n_running = 4};
     unsigned n_tries = 0;
     for (uint32_t i = 0; i < 4; i++)
-        cost_add(&r.pass, 1, 100);
+        pass_time_add(&r.pass, 1, 100);
     for (unsigned round = 0; round < n_rounds; round++) {
         for (uint32_t i = 0; i < 4; i++)
             w->items[i] = (struct control_item){
@@ -548,10 +548,10 @@ static void a_draft_is_cut_where_its_proposer_doubts(void **state)
 static void a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q(void **state)
 {
     (void)state;
-    struct cost_measured m = {.us = {100, 160, 161, 162, 163, 164}};
+    struct pass_time_measured m = {.us = {100, 160, 161, 162, 163, 164}};
     const float said[] = {.5f, .48f, .46f, .44f, .42f};
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
-    cost_init(&w->c.cost, &m);
+    pass_time_init(&w->c.cost, &m);
     for (unsigned drawn = 0; drawn < 2; drawn++) {
         struct control_round r = {
             .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
@@ -679,7 +679,7 @@ static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t 
 {
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++)
-        cost_add(&r.pass, 1, 100);
+        pass_time_add(&r.pass, 1, 100);
     control_cut(&w->c, &r, w->items, n_drafts);
     for (uint32_t i = 0; i < n_drafts; i++) {
         const struct control_item *v = &w->items[i];
@@ -723,9 +723,9 @@ static double best_rate(const struct truth *t, uint32_t n)
 
 static struct world *world_that_believes(double us_of_1, double us_of_4, double us_of_64)
 {
-    struct cost_measured m = {.us = {[0] = us_of_1, [3] = us_of_4, [18] = us_of_64}};
+    struct pass_time_measured m = {.us = {[0] = us_of_1, [3] = us_of_4, [18] = us_of_64}};
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
-    cost_init(&w->c.cost, &m);
+    pass_time_init(&w->c.cost, &m);
     return w;
 }
 

@@ -6,14 +6,14 @@
 static unsigned point_of(uint32_t rows)
 {
     unsigned i = 0;
-    while (cost_rows_at(i) != rows)
+    while (pass_time_rows_at(i) != rows)
         i++;
     return i;
 }
 
-static double of_rows(const struct cost *c, uint32_t rows)
+static double of_rows(const struct pass_time *c, uint32_t rows)
 {
-    return cost_us(c, &(struct cost_pass){.rows = rows});
+    return pass_time_us(c, &(struct pass_time_work){.rows = rows});
 }
 
 static void about(double got, double expected)
@@ -24,12 +24,12 @@ static void about(double got, double expected)
 static void sizes_between_measured_ones_lie_on_a_line(void **state)
 {
     (void)state;
-    struct cost_measured m = {0};
-    struct cost c;
+    struct pass_time_measured m = {0};
+    struct pass_time c;
     m.us[0] = 100;
     m.us[point_of(5)] = 140;
     m.us[point_of(17)] = 260;
-    cost_init(&c, &m);
+    pass_time_init(&c, &m);
     about(of_rows(&c, 1), 100);
     about(of_rows(&c, 3), 120);
     about(of_rows(&c, 5), 140);
@@ -40,11 +40,11 @@ static void sizes_between_measured_ones_lie_on_a_line(void **state)
 static void beyond_the_last_size_rows_go_on_costing_the_same(void **state)
 {
     (void)state;
-    struct cost_measured m = {0};
-    struct cost c;
+    struct pass_time_measured m = {0};
+    struct pass_time c;
     m.us[0] = 100;
     m.us[point_of(8)] = 170;
-    cost_init(&c, &m);
+    pass_time_init(&c, &m);
     about(of_rows(&c, 108), 1170);
     about(of_rows(&c, 1000), 10090); // behind the table's end too
 }
@@ -52,9 +52,9 @@ static void beyond_the_last_size_rows_go_on_costing_the_same(void **state)
 static void one_measured_size_is_enough(void **state)
 {
     (void)state;
-    struct cost_measured m = {.us = {50}};
-    struct cost c;
-    cost_init(&c, &m);
+    struct pass_time_measured m = {.us = {50}};
+    struct pass_time c;
+    pass_time_init(&c, &m);
     about(of_rows(&c, 1), 50);
     about(of_rows(&c, 4), 200);
 }
@@ -62,16 +62,16 @@ static void one_measured_size_is_enough(void **state)
 static void a_larger_pass_is_never_cheaper(void **state)
 {
     (void)state;
-    struct cost_measured m = {0};
-    struct cost c;
+    struct pass_time_measured m = {0};
+    struct pass_time c;
     m.us[0] = 100;
     m.us[point_of(4)] = 90; // noise
     m.us[point_of(8)] = 120;
-    cost_init(&c, &m);
+    pass_time_init(&c, &m);
     for (uint32_t rows = 1; rows < 600; rows++)
         assert_true(of_rows(&c, rows + 1) >= of_rows(&c, rows));
     for (int i = 0; i < 200; i++)
-        cost_seen(&c, &(struct cost_pass){.rows = 8}, 40);
+        pass_time_seen(&c, &(struct pass_time_work){.rows = 8}, 40);
     for (uint32_t rows = 1; rows < 600; rows++)
         assert_true(of_rows(&c, rows + 1) >= of_rows(&c, rows));
 }
@@ -79,30 +79,30 @@ static void a_larger_pass_is_never_cheaper(void **state)
 static void the_context_costs_once_to_read_and_for_each_row(void **state)
 {
     (void)state;
-    struct cost_measured m = {.context = 1000, .rows = 8};
-    struct cost c;
-    struct cost_pass pass = {0};
+    struct pass_time_measured m = {.context = 1000, .rows = 8};
+    struct pass_time c;
+    struct pass_time_work pass = {0};
     m.us[0] = 100;
     m.us[point_of(8)] = 170;
     m.long_one_us = 100 + 1000 * (0.02 + 0.005);
     m.long_rows_us = 170 + 1000 * (0.02 + 8 * 0.005);
-    cost_init(&c, &m);
-    cost_add(&pass, 4, 2000);
-    cost_add(&pass, 1, 500);
-    about(cost_us(&c, &pass), of_rows(&c, 5) + 2500 * 0.02 + (4 * 2000 + 500) * 0.005);
+    pass_time_init(&c, &m);
+    pass_time_add(&pass, 4, 2000);
+    pass_time_add(&pass, 1, 500);
+    about(pass_time_us(&c, &pass), of_rows(&c, 5) + 2500 * 0.02 + (4 * 2000 + 500) * 0.005);
 }
 
 static void passes_keep_the_table_fresh(void **state)
 {
     (void)state;
-    struct cost_measured m = {0};
-    struct cost c;
+    struct pass_time_measured m = {0};
+    struct pass_time c;
     m.us[0] = 100;
     m.us[point_of(8)] = 170;
-    cost_init(&c, &m);
+    pass_time_init(&c, &m);
     for (int i = 0; i < 300; i++) {
-        cost_seen(&c, &(struct cost_pass){.rows = 1}, 120);
-        cost_seen(&c, &(struct cost_pass){.rows = 4}, 300);
+        pass_time_seen(&c, &(struct pass_time_work){.rows = 1}, 120);
+        pass_time_seen(&c, &(struct pass_time_work){.rows = 4}, 300);
     }
     assert_true(fabs(of_rows(&c, 1) - 120) < 6);
     assert_true(fabs(of_rows(&c, 4) - 300) < 15);
@@ -112,35 +112,37 @@ static void passes_keep_the_table_fresh(void **state)
 static void passes_that_were_waited_for_have_a_factor_of_their_own(void **state)
 {
     (void)state;
-    struct cost_measured m = {.us = {100}};
-    struct cost c;
-    cost_init(&c, &m);
+    struct pass_time_measured m = {.us = {100}};
+    struct pass_time c;
+    pass_time_init(&c, &m);
     for (int i = 0; i < 300; i++)
-        cost_seen(&c, &(struct cost_pass){.rows = 1, .drafted = i % 4 > 0}, i % 4 ? 150 : 100);
-    assert_true(fabs(cost_us(&c, &(struct cost_pass){.rows = 1, .drafted = true}) - 150) < 10);
+        pass_time_seen(&c, &(struct pass_time_work){.rows = 1, .drafted = i % 4 > 0},
+                       i % 4 ? 150 : 100);
+    assert_true(fabs(pass_time_us(&c, &(struct pass_time_work){.rows = 1, .drafted = true}) - 150) <
+                10);
     assert_true(fabs(of_rows(&c, 1) - 100) < 10);
 }
 
 static void a_busy_machine_slows_both_kinds_of_pass(void **state)
 {
     (void)state;
-    struct cost_measured m = {.us = {100}};
-    struct cost c;
-    cost_init(&c, &m);
+    struct pass_time_measured m = {.us = {100}};
+    struct pass_time c;
+    pass_time_init(&c, &m);
     for (int i = 0; i < 300; i++)
-        cost_seen(&c, &(struct cost_pass){.rows = 1, .drafted = true}, 180);
+        pass_time_seen(&c, &(struct pass_time_work){.rows = 1, .drafted = true}, 180);
     assert_true(of_rows(&c, 1) > 170);
 }
 
 static void a_size_that_was_slower_than_a_larger_one_was_held_up(void **state)
 {
     (void)state;
-    struct cost_measured m = {0};
-    struct cost c;
+    struct pass_time_measured m = {0};
+    struct pass_time c;
     m.us[0] = 100;
     m.us[point_of(4)] = 400;
     m.us[point_of(8)] = 140;
-    cost_init(&c, &m);
+    pass_time_init(&c, &m);
     about(of_rows(&c, 4), 140);
     about(of_rows(&c, 8), 140);
 }
@@ -148,17 +150,17 @@ static void a_size_that_was_slower_than_a_larger_one_was_held_up(void **state)
 static void faster_than_thought_is_believed_at_once(void **state)
 {
     (void)state;
-    struct cost_measured m = {0};
-    struct cost c;
+    struct pass_time_measured m = {0};
+    struct pass_time c;
     m.us[0] = 100;
     m.us[point_of(8)] = 600;
-    cost_init(&c, &m);
+    pass_time_init(&c, &m);
     for (int i = 0; i < 100; i++)
-        cost_seen(&c, &(struct cost_pass){.rows = 1}, 100);
+        pass_time_seen(&c, &(struct pass_time_work){.rows = 1}, 100);
     for (int i = 0; i < 3; i++) {
-        cost_seen(&c, &(struct cost_pass){.rows = 8}, 150);
+        pass_time_seen(&c, &(struct pass_time_work){.rows = 8}, 150);
         for (int k = 0; k < 30; k++)
-            cost_seen(&c, &(struct cost_pass){.rows = 1}, 100);
+            pass_time_seen(&c, &(struct pass_time_work){.rows = 1}, 100);
     }
     assert_true(of_rows(&c, 8) < 250);
     assert_true(of_rows(&c, 6) <= of_rows(&c, 8));
@@ -167,77 +169,77 @@ static void faster_than_thought_is_believed_at_once(void **state)
 static void what_reading_takes_is_learnt_at_long_contexts(void **state)
 {
     (void)state;
-    struct cost_measured m = {.us = {100, 103}, .context = 1000, .rows = 2};
+    struct pass_time_measured m = {.us = {100, 103}, .context = 1000, .rows = 2};
     m.long_one_us = 110; // 0.009 for a position read, 0.001 for each row that sees it
     m.long_rows_us = 114;
-    struct cost c;
-    cost_init(&c, &m);
+    struct pass_time c;
+    pass_time_init(&c, &m);
     for (int i = 0; i < 200; i++) {
-        struct cost_pass pass = {.drafted = false};
-        cost_add(&pass, 1 + (uint32_t)i % 4, 10000);
-        cost_seen(&c, &pass, 100 + 3 * (i % 4) + 10000 * (0.05 + 0.001 * (1 + i % 4)));
+        struct pass_time_work pass = {.drafted = false};
+        pass_time_add(&pass, 1 + (uint32_t)i % 4, 10000);
+        pass_time_seen(&c, &pass, 100 + 3 * (i % 4) + 10000 * (0.05 + 0.001 * (1 + i % 4)));
     }
-    struct cost_pass one = {0}, two = {0};
-    cost_add(&one, 1, 10000);
-    cost_add(&two, 2, 10000);
-    assert_true(fabs(cost_us(&c, &one) - 610) < 30);
-    assert_true(cost_us(&c, &two) - cost_us(&c, &one) < 26); // 13
+    struct pass_time_work one = {0}, two = {0};
+    pass_time_add(&one, 1, 10000);
+    pass_time_add(&two, 2, 10000);
+    assert_true(fabs(pass_time_us(&c, &one) - 610) < 30);
+    assert_true(pass_time_us(&c, &two) - pass_time_us(&c, &one) < 26); // 13
     assert_true(fabs(of_rows(&c, 1) - 100) < 30);
 }
 
 static void what_seeing_a_position_takes_is_learnt(void **state)
 {
     (void)state;
-    struct cost_measured m = {.us = {100, 103}, .context = 1000, .rows = 2};
+    struct pass_time_measured m = {.us = {100, 103}, .context = 1000, .rows = 2};
     m.long_one_us = 140; // 0.02 for a position read, 0.02 for each row that sees it
     m.long_rows_us = 163;
-    struct cost c;
-    cost_init(&c, &m);
+    struct pass_time c;
+    pass_time_init(&c, &m);
     for (int i = 0; i < 400; i++) {
-        struct cost_pass pass = {.drafted = false};
-        cost_add(&pass, i % 2 ? 9 : 1, 10000);
-        cost_seen(&c, &pass, 97 + 3.0 * pass.rows + 10000 * (0.02 + 0.005 * pass.rows));
+        struct pass_time_work pass = {.drafted = false};
+        pass_time_add(&pass, i % 2 ? 9 : 1, 10000);
+        pass_time_seen(&c, &pass, 97 + 3.0 * pass.rows + 10000 * (0.02 + 0.005 * pass.rows));
     }
-    struct cost_pass one = {0}, five = {0}, nine = {0};
-    cost_add(&one, 1, 10000);
-    cost_add(&five, 5, 10000);
-    cost_add(&nine, 9, 10000);
-    assert_true(fabs(cost_us(&c, &one) - 350) < 20);
-    assert_true(fabs(cost_us(&c, &nine) - 774) < 40);
-    assert_true(fabs(cost_us(&c, &five) - 562) < 30); // which never ran
+    struct pass_time_work one = {0}, five = {0}, nine = {0};
+    pass_time_add(&one, 1, 10000);
+    pass_time_add(&five, 5, 10000);
+    pass_time_add(&nine, 9, 10000);
+    assert_true(fabs(pass_time_us(&c, &one) - 350) < 20);
+    assert_true(fabs(pass_time_us(&c, &nine) - 774) < 40);
+    assert_true(fabs(pass_time_us(&c, &five) - 562) < 30); // which never ran
 }
 
 /* As the measured sizes were held up and the long passes were not, or nothing was measured. */
 static void a_context_that_seemed_to_cost_nothing_is_learnt_all_the_same(void **state)
 {
     (void)state;
-    struct cost_measured measured[] = {
+    struct pass_time_measured measured[] = {
         {.us = {100, 103}, .context = 1000, .rows = 2, .long_one_us = 90, .long_rows_us = 90},
         {.us = {100, 103}}};
     for (unsigned m = 0; m < 2; m++) {
-        struct cost c;
-        cost_init(&c, &measured[m]);
+        struct pass_time c;
+        pass_time_init(&c, &measured[m]);
         for (int i = 0; i < 2000; i++) {
             uint32_t context = i % 2 ? 100 : 10000;
-            struct cost_pass pass = {0};
-            cost_add(&pass, 1 + (uint32_t)i / 2 % 2, context);
-            cost_seen(&c, &pass, 97 + 3 * pass.rows + 0.02 * context);
+            struct pass_time_work pass = {0};
+            pass_time_add(&pass, 1 + (uint32_t)i / 2 % 2, context);
+            pass_time_seen(&c, &pass, 97 + 3 * pass.rows + 0.02 * context);
         }
-        struct cost_pass longer = {0}, shorter = {0};
-        cost_add(&longer, 1, 10000);
-        cost_add(&shorter, 1, 100);
-        assert_true(fabs(cost_us(&c, &longer) - 300) < 30);
-        assert_true(fabs(cost_us(&c, &shorter) - 102) < 20);
+        struct pass_time_work longer = {0}, shorter = {0};
+        pass_time_add(&longer, 1, 10000);
+        pass_time_add(&shorter, 1, 100);
+        assert_true(fabs(pass_time_us(&c, &longer) - 300) < 30);
+        assert_true(fabs(pass_time_us(&c, &shorter) - 102) < 20);
     }
 }
 
 static void one_interrupted_pass_says_little(void **state)
 {
     (void)state;
-    struct cost_measured m = {.us = {100}};
-    struct cost c;
-    cost_init(&c, &m);
-    cost_seen(&c, &(struct cost_pass){.rows = 1}, 1e9);
+    struct pass_time_measured m = {.us = {100}};
+    struct pass_time c;
+    pass_time_init(&c, &m);
+    pass_time_seen(&c, &(struct pass_time_work){.rows = 1}, 1e9);
     assert_true(of_rows(&c, 1) < 120);
 }
 

@@ -3,85 +3,85 @@
 #include "verifier-svc/control/prefill_price.h"
 
 /* Proposer 1 reads 100 positions beside two passes that take 50 us longer each. */
-static void read_100(struct reading *r, struct reading_price *price)
+static void read_100(struct prefill_price *r, struct prefill_price_quote *price)
 {
-    reading_asked(r, 1, 100);
+    prefill_price_asked(r, 1, 100);
     for (unsigned i = 0; i < 2; i++)
-        assert_true(reading_passed(r, price, 50));
-    reading_answered(r, price);
+        assert_true(prefill_price_passed(r, price, 50));
+    prefill_price_answered(r, price);
 }
 
 static void what_passes_take_longer_is_the_price_of_the_positions(void **state)
 {
     (void)state;
-    struct reading_price price = {0};
-    struct reading r = {0}, other = {0};
-    assert_true(reading_us(&other, &price, 1, 500) == 0); // not known
+    struct prefill_price_quote price = {0};
+    struct prefill_price r = {0}, other = {0};
+    assert_true(prefill_price_us(&other, &price, 1, 500) == 0); // not known
     read_100(&r, &price);
-    assert_true(reading_us(&other, &price, 1, 500) == 500);
-    reading_asked(&other, 1, 500);
-    assert_true(reading_us(&other, &price, 1, 500) == 0); // it is being paid
-    assert_true(reading_us(&r, &price, 1, 500) == 0);
-    assert_true(reading_us(&r, &price, 2, 500) == 500); // another proposer has not read it
+    assert_true(prefill_price_us(&other, &price, 1, 500) == 500);
+    prefill_price_asked(&other, 1, 500);
+    assert_true(prefill_price_us(&other, &price, 1, 500) == 0); // it is being paid
+    assert_true(prefill_price_us(&r, &price, 1, 500) == 0);
+    assert_true(prefill_price_us(&r, &price, 2, 500) == 500); // another proposer has not read it
 }
 
 static void the_pass_that_runs_as_it_is_answered_counts(void **state)
 {
     (void)state;
-    struct reading_price price = {0};
-    struct reading r = {0};
+    struct prefill_price_quote price = {0};
+    struct prefill_price r = {0};
     read_100(&r, &price);
-    assert_true(reading_passed(&r, &price, 900));
-    assert_true(reading_us(&(struct reading){0}, &price, 1, 10) == 100);
+    assert_true(prefill_price_passed(&r, &price, 900));
+    assert_true(prefill_price_us(&(struct prefill_price){0}, &price, 1, 10) == 100);
 }
 
 static void what_nobody_waits_for_has_no_price(void **state)
 {
     (void)state;
-    struct reading_price price = {0};
-    struct reading r = {0};
-    reading_asked(&r, 1, 100);
-    reading_passed(&r, &price, 1e6);
-    reading_left(&r);
-    assert_false(reading_goes_on(&r));
-    reading_passed(&r, &price, 1e6); // it was left as this pass ran
-    reading_answered(&r, &price);
+    struct prefill_price_quote price = {0};
+    struct prefill_price r = {0};
+    prefill_price_asked(&r, 1, 100);
+    prefill_price_passed(&r, &price, 1e6);
+    prefill_price_left(&r);
+    assert_false(prefill_price_continues(&r));
+    prefill_price_passed(&r, &price, 1e6); // it was left as this pass ran
+    prefill_price_answered(&r, &price);
     assert_true(r.done && price.us == 0 && price.positions == 0);
 }
 
 static void a_context_that_was_lost_is_read_once_more(void **state)
 {
     (void)state;
-    struct reading_price price = {0};
-    struct reading r = {0};
+    struct prefill_price_quote price = {0};
+    struct prefill_price r = {0};
     read_100(&r, &price);
-    reading_asked(&r, 1, 0);
-    assert_false(reading_goes_on(&r));
-    reading_asked(&r, 1, 150);
-    assert_true(reading_goes_on(&r) && !r.done);
-    reading_asked(&r, 2, 0); // one that knows it already
-    assert_true(r.done && !reading_goes_on(&r));
+    prefill_price_asked(&r, 1, 0);
+    assert_false(prefill_price_continues(&r));
+    prefill_price_asked(&r, 1, 150);
+    assert_true(prefill_price_continues(&r) && !r.done);
+    prefill_price_asked(&r, 2, 0); // one that knows it already
+    assert_true(r.done && !prefill_price_continues(&r));
 }
 
 static void reading_is_an_excuse_for_so_many_passes_as_it_may_take(void **state)
 {
     (void)state;
-    struct reading_price price = {0};
-    struct reading r = {0};
+    struct prefill_price_quote price = {0};
+    struct prefill_price r = {0};
     unsigned n = 0;
-    reading_asked(&r, 1, 160);
-    for (; reading_passed(&r, &price, 1); n++) {
-        assert_true(reading_goes_on(&r));
-        reading_asked(&r, 1, 161 + n); // it grows meanwhile
+    prefill_price_asked(&r, 1, 160);
+    for (; prefill_price_passed(&r, &price, 1); n++) {
+        assert_true(prefill_price_continues(&r));
+        prefill_price_asked(&r, 1, 161 + n); // it grows meanwhile
     }
     assert_int_equal(n, 16 + 10);
-    reading_left(&r); // it is not tried anew, as if nothing had been
-    reading_asked(&r, 1, 200);
-    assert_false(reading_goes_on(&r));
-    reading_answered(&r, &price);
+    prefill_price_left(&r); // it is not tried anew, as if nothing had been
+    prefill_price_asked(&r, 1, 200);
+    assert_false(prefill_price_continues(&r));
+    prefill_price_answered(&r, &price);
     assert_true(r.done && price.positions == 0); // who knows what took so long
-    reading_asked(&r, 1, 300);
-    assert_true(reading_goes_on(&r));
+    prefill_price_asked(&r, 1, 300);
+    assert_true(prefill_price_continues(&r));
 }
 
 int main(void)

@@ -9,12 +9,12 @@
 
 static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
 static struct stats stats;
-static struct options options = {.max_sequences = 16,
-                                 .queue_length = 16,
-                                 .max_batch_rows = 64,
-                                 .prefill_chunk = 64,
-                                 .prefix_cache = true,
-                                 .kv_disk = ""};
+static struct verifier_options options = {.max_sequences = 16,
+                                          .queue_length = 16,
+                                          .max_batch_rows = 64,
+                                          .prefill_chunk = 64,
+                                          .prefix_cache = true,
+                                          .kv_disk = ""};
 static struct gguf *file;
 static struct tok *tok;
 
@@ -31,7 +31,7 @@ static int set_up(void **state)
     return 0;
 }
 
-static void end(struct engine *e, struct roster *l)
+static void end(struct engine *e, struct seq_list *l)
 {
     while (l->n) {
         struct request *r = l->v[0]->req;
@@ -57,7 +57,7 @@ static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
     struct seq *s = topic_request(&w, tok, 2000)->seqs[0];
     s->id = s->order = ++e->next_order;
     atomic_fetch_add(&e->n_queued, 1);
-    roster_add(&e->waiting, s);
+    seq_list_add(&e->waiting, s);
     return s;
 }
 
@@ -67,14 +67,14 @@ static void eight_pass_the_head_whatever_it_waits_for(void **state)
 {
     struct engine *e = *state;
     struct seq *running = come(e, 1, 420), *large, *small;
-    engine_admit(e);
+    admit_waiting(e);
     assert_int_equal(running->state, SEQ_RUNNING);
     large = come(e, 2, 800);
     memcpy(running->tokens, large->req->prompt, 420 * sizeof(uint32_t));
     for (unsigned i = 0; i <= SCHED_MAX_PASSING; i++) {
         running->tokens[0] = large->req->prompt[0] + (i % 2 == 0);
         small = come(e, 3 + i, 10);
-        engine_admit(e);
+        admit_waiting(e);
         assert_int_equal(large->state, SEQ_WAITING);
         assert_int_equal(small->state, i < SCHED_MAX_PASSING ? SEQ_RUNNING : SEQ_WAITING);
     }
@@ -85,18 +85,18 @@ static void who_waits_for_a_prefix_is_passed_by_all(void **state)
 {
     struct engine *e = *state;
     struct seq *running = come(e, 1, 420), *alike;
-    engine_admit(e);
+    admit_waiting(e);
     alike = come(e, 1, 440);
     for (unsigned i = 0; i < 10; i++) {
         struct seq *other = come(e, 2 + i, 10);
-        engine_admit(e);
+        admit_waiting(e);
         assert_int_equal(alike->state, SEQ_WAITING);
         assert_int_equal(other->state, SEQ_RUNNING);
     }
     struct kv_root root = seq_root(running);
     assert_int_equal(kv_grow(e->served->run.kv, &running->kv, 420), 0);
     kv_enter(e->served->run.kv, &running->kv, &root, running->tokens, 420);
-    engine_admit(e);
+    admit_waiting(e);
     assert_int_equal(alike->state, SEQ_RUNNING);
 }
 

@@ -83,8 +83,8 @@ int __real_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uin
                         int64_t now_s);
 int __wrap_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uint32_t n,
                         int64_t now_s);
-void __real_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s);
-void __wrap_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s);
+void __real_kv_tier_take(struct kv_tier *t, struct kv_disk_fetch *f, struct seq *s);
+void __wrap_kv_tier_take(struct kv_tier *t, struct kv_disk_fetch *f, struct seq *s);
 
 static _Atomic(struct queue *) watched_inbox;
 static atomic_uint n_looks, n_sleeps; // into the inbox; of them, those that wait
@@ -124,9 +124,9 @@ int __wrap_kv_store_put(struct kv_store *s, const struct kv_store_row *rows, uin
     return __real_kv_store_put(s, rows, n, now_s);
 }
 
-void __wrap_tier_take(struct tier *t, struct kv_disk_fetch *f, struct seq *s)
+void __wrap_kv_tier_take(struct kv_tier *t, struct kv_disk_fetch *f, struct seq *s)
 {
-    __real_tier_take(t, f, s);
+    __real_kv_tier_take(t, f, s);
     atomic_fetch_add(&n_taken, 1);
 }
 
@@ -168,16 +168,16 @@ static void must_sleep(struct engine *e)
 /* ---- an engine ---- */
 
 static struct stats stats;
-static struct options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
-                                 .k = 5,
-                                 .max_sequences = 4,
-                                 .queue_length = 4,
-                                 .max_batch_rows = 64,
-                                 .prefill_chunk = 64,
-                                 .max_pass_ms = 100,
-                                 .threads = 1,
-                                 .prefix_cache = true,
-                                 .kv_disk = ""};
+static struct verifier_options options = {.model = SOURCE_DIR "/models/tales-1m-q8_0.gguf",
+                                          .k = 5,
+                                          .max_sequences = 4,
+                                          .queue_length = 4,
+                                          .max_batch_rows = 64,
+                                          .prefill_chunk = 64,
+                                          .max_pass_ms = 100,
+                                          .threads = 1,
+                                          .prefix_cache = true,
+                                          .kv_disk = ""};
 
 /* Many different tokens, text that is held back often, and all that a token can carry. */
 static struct request *request_of(struct engine *e)
@@ -200,7 +200,7 @@ static struct request *request_of(struct engine *e)
     msg.stop = stops;
     msg.n_stop = ARRAY_LEN(stops);
     msg.n = N_CHOICES;
-    const struct served *m = engine_served(e);
+    const struct loaded_model *m = engine_served(e);
     struct request_limits limits = {m->tok, m->name, m->run.context, 4};
     struct request *r;
     assert_int_equal(request_read(&msg, &limits, &r), 0);
@@ -328,7 +328,7 @@ static void who_comes_back_runs_no_more_than_a_block_again(void **state)
 
 struct disk {
     char folder[40];
-    struct options options;
+    struct verifier_options options;
 };
 
 /* One seat, few blocks and a disk. It stays: if a test fails, its engine goes on with it. */
@@ -379,7 +379,8 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
         played_finish(e, &other, &a);
         base += n_rows_of(900, 20);
     }
-    while (tier_counts(e->tier).n_written < 2 * PROMPT / KV_BLOCK || tier_counts(e->tier).n_waiting)
+    while (kv_tier_counts(e->tier).n_written < 2 * PROMPT / KV_BLOCK ||
+           kv_tier_counts(e->tier).n_waiting)
         poll(NULL, 0, 5);
     atomic_store(&hold_reads, true); // and with them what would wait to be written
     played_pause(e, &a, false);

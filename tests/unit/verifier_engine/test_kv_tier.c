@@ -6,86 +6,87 @@
 
 static int set_up(void **state)
 {
-    struct tiered *t = *state = tiered_new(N_BLOCKS);
-    return tiered_open(t) && t->tier ? 0 : -1;
+    struct kv_tier_rig *t = *state = kv_tier_rig_new(N_BLOCKS);
+    return kv_tier_rig_open(t) && t->tier ? 0 : -1;
 }
 
 static int tear_down(void **state)
 {
-    tiered_free(*state);
+    kv_tier_rig_free(*state);
     return 0;
 }
 
 static void what_was_evicted_comes_back_in_pieces(void **state)
 {
-    struct tiered *t = *state;
+    struct kv_tier_rig *t = *state;
     unsigned n_pieces = 0;
-    tiered_evict(t);
-    for (; tier_restores(t->tier, &t->seq, 1 + n_pieces); n_pieces++)
-        tiered_take(t);
+    kv_tier_rig_evict(t);
+    for (; kv_tier_restores(t->tier, &t->seq, 1 + n_pieces); n_pieces++)
+        kv_tier_rig_take(t);
     assert_int_equal(n_pieces, 3);
     assert_int_equal(t->seq.n_restored, N_BLOCKS * KV_BLOCK);
-    assert_int_equal(tiered_found(t), N_BLOCKS);
+    assert_int_equal(kv_tier_rig_found(t), N_BLOCKS);
 }
 
 /* It has no seat, or is paused: nobody asks for its next piece, however long. */
 static void a_pause_between_two_pieces_costs_none(void **state)
 {
-    struct tiered *t = *state;
+    struct kv_tier_rig *t = *state;
     int64_t now_us = 1;
-    tiered_evict(t);
-    for (; tier_restores(t->tier, &t->seq, now_us); now_us += 10 * TIER_WAIT_US)
-        tiered_take(t);
-    assert_int_equal(tiered_found(t), N_BLOCKS);
+    kv_tier_rig_evict(t);
+    for (; kv_tier_restores(t->tier, &t->seq, now_us); now_us += 10 * KV_TIER_WAIT_US)
+        kv_tier_rig_take(t);
+    assert_int_equal(kv_tier_rig_found(t), N_BLOCKS);
 }
 
 static void a_disk_that_is_late_is_not_waited_for(void **state)
 {
-    struct tiered *t = *state;
-    tiered_evict(t);
-    assert_true(tier_restores(t->tier, &t->seq, 1000));
-    assert_true(t->seq.restore_until_us == 1000 + TIER_WAIT_US);
-    assert_true(tier_restores(t->tier, &t->seq, 999 + TIER_WAIT_US));
-    assert_false(tier_restores(t->tier, &t->seq, 1000 + TIER_WAIT_US));
-    tiered_take(t); // too late
-    assert_false(tier_restores(t->tier, &t->seq, 1001 + TIER_WAIT_US));
-    assert_int_equal(tiered_found(t), 0);
+    struct kv_tier_rig *t = *state;
+    kv_tier_rig_evict(t);
+    assert_true(kv_tier_restores(t->tier, &t->seq, 1000));
+    assert_true(t->seq.restore_until_us == 1000 + KV_TIER_WAIT_US);
+    assert_true(kv_tier_restores(t->tier, &t->seq, 999 + KV_TIER_WAIT_US));
+    assert_false(kv_tier_restores(t->tier, &t->seq, 1000 + KV_TIER_WAIT_US));
+    kv_tier_rig_take(t); // too late
+    assert_false(kv_tier_restores(t->tier, &t->seq, 1001 + KV_TIER_WAIT_US));
+    assert_int_equal(kv_tier_rig_found(t), 0);
 }
 
 static void a_disk_that_is_busy_is_waited_for_in_time(void **state)
 {
-    struct tiered *t = *state;
+    struct kv_tier_rig *t = *state;
     struct seq others[KV_DISK_FETCHES];
-    tiered_evict(t);
+    kv_tier_rig_evict(t);
     for (unsigned i = 0; i < KV_DISK_FETCHES; i++) {
         others[i] = t->seq;
-        assert_true(tier_restores(t->tier, &others[i], 1000));
+        assert_true(kv_tier_restores(t->tier, &others[i], 1000));
     }
-    assert_true(tier_restores(t->tier, &t->seq, 2000));
-    assert_true(tier_restores(t->tier, &t->seq, 1999 + TIER_WAIT_US));
+    assert_true(kv_tier_restores(t->tier, &t->seq, 2000));
+    assert_true(kv_tier_restores(t->tier, &t->seq, 1999 + KV_TIER_WAIT_US));
     assert_int_equal(t->seq.restore, SEQ_RESTORE_MORE);
     for (unsigned i = 0; i < KV_DISK_FETCHES; i++)
-        tier_take(t->tier, queue_pop(t->fetched, -1), NULL);           // nobody wants them any more
-    assert_true(tier_restores(t->tier, &t->seq, 1999 + TIER_WAIT_US)); // its piece has its own time
+        kv_tier_take(t->tier, queue_pop(t->fetched, -1), NULL); // nobody wants them any more
+    assert_true(
+        kv_tier_restores(t->tier, &t->seq, 1999 + KV_TIER_WAIT_US)); // its piece has its own time
     assert_int_equal(t->seq.restore, SEQ_RESTORING);
-    assert_true(tier_restores(t->tier, &t->seq, 2001 + TIER_WAIT_US));
-    tiered_take(t);
-    assert_int_equal(tiered_found(t), KV_DISK_FETCH);
+    assert_true(kv_tier_restores(t->tier, &t->seq, 2001 + KV_TIER_WAIT_US));
+    kv_tier_rig_take(t);
+    assert_int_equal(kv_tier_rig_found(t), KV_DISK_FETCH);
 }
 
 static void a_disk_that_stays_busy_is_not_waited_for(void **state)
 {
-    struct tiered *t = *state;
+    struct kv_tier_rig *t = *state;
     struct seq others[KV_DISK_FETCHES];
-    tiered_evict(t);
+    kv_tier_rig_evict(t);
     for (unsigned i = 0; i < KV_DISK_FETCHES; i++) {
         others[i] = t->seq;
-        assert_true(tier_restores(t->tier, &others[i], 1000));
+        assert_true(kv_tier_restores(t->tier, &others[i], 1000));
     }
-    assert_true(tier_restores(t->tier, &t->seq, 2000));
-    assert_false(tier_restores(t->tier, &t->seq, 2000 + TIER_WAIT_US));
+    assert_true(kv_tier_restores(t->tier, &t->seq, 2000));
+    assert_false(kv_tier_restores(t->tier, &t->seq, 2000 + KV_TIER_WAIT_US));
     for (unsigned i = 0; i < KV_DISK_FETCHES; i++)
-        tier_take(t->tier, queue_pop(t->fetched, -1), NULL);
+        kv_tier_take(t->tier, queue_pop(t->fetched, -1), NULL);
 }
 
 int main(void)

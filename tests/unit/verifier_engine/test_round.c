@@ -24,15 +24,15 @@ static int make(void **state)
     seq.n_prompt = 4;
     seq.n = 10;
     seq.max_len = 64;
-    assert_int_equal(roster_init(&engine.running, 3), 0);
-    roster_add(&engine.running, &seq);
+    assert_int_equal(seq_list_init(&engine.running, 3), 0);
+    seq_list_add(&engine.running, &seq);
     return 0;
 }
 
 static int unmake(void **state)
 {
     (void)state;
-    roster_done(&engine.running);
+    seq_list_done(&engine.running);
     return 0;
 }
 
@@ -184,11 +184,11 @@ static void a_held_sequence_goes_on_with_its_draft_or_when_that_is_late(void **s
 static void blocks_are_taken_from_the_idle_and_not_from_the_held(void **state)
 {
     (void)state;
-    struct sched_share shares[3] = {{.todo = 1}, {.todo = 0}, {.todo = 1}}; // by order
+    struct sched_grant shares[3] = {{.todo = 1}, {.todo = 0}, {.todo = 1}}; // by order
     struct seq others[2] = {{.id = 6, .req = &req, .order = 2}, {.id = 7, .req = &req, .order = 1}};
     seq.kv.n_blocks = others[0].kv.n_blocks = others[1].kv.n_blocks = 1;
-    roster_add(&engine.running, &others[0]);
-    roster_add(&engine.running, &others[1]);
+    seq_list_add(&engine.running, &others[0]);
+    seq_list_add(&engine.running, &others[1]);
     engine.shares = shares;
     assert_ptr_equal(round_victim(&engine, &seq), &others[1]);
     others[1].held_until_us = 1000;
@@ -226,7 +226,7 @@ static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void 
     (void)state;
     struct seq other = {.id = 6, .req = &req, .state = SEQ_RUNNING, .n = 10, .kv.len = 9};
     other.proposer = SEQ_NO_PROPOSER;
-    roster_add(&engine.running, &other);
+    seq_list_add(&engine.running, &other);
     seq.kv.len = 9;
     seq.asked_us = 1000;
     seq.await_us = 300;

@@ -105,10 +105,10 @@ static void everybody_who_decodes_has_a_row(void **state)
 {
     (void)state;
     struct sched s = of(16, 512);
-    struct sched_share v[16];
+    struct sched_grant v[16];
     for (int i = 0; i < 16; i++)
-        v[i] = (struct sched_share){.todo = 1, .draft = 5};
-    assert_int_equal(sched_share_rows(&s, v, 16), 16);
+        v[i] = (struct sched_grant){.todo = 1, .draft = 5};
+    assert_int_equal(sched_grant_rows(&s, v, 16), 16);
     for (int i = 0; i < 16; i++) {
         assert_int_equal(v[i].rows, 1);
         assert_int_equal(v[i].draft_rows, 0);
@@ -119,9 +119,9 @@ static void drafts_share_what_is_left_evenly(void **state)
 {
     (void)state;
     struct sched s = of(16, 512);
-    struct sched_share v[] = {
+    struct sched_grant v[] = {
         {.todo = 1, .draft = 9}, {.todo = 1, .draft = 9}, {.todo = 1, .draft = 1}};
-    assert_int_equal(sched_share_rows(&s, v, 3), 16);
+    assert_int_equal(sched_grant_rows(&s, v, 3), 16);
     assert_int_equal(v[0].draft_rows, 6);
     assert_int_equal(v[1].draft_rows, 6);
     assert_int_equal(v[2].draft_rows, 1);
@@ -132,8 +132,8 @@ static void drafts_keep_within_the_rows_with_logits(void **state)
     (void)state;
     struct sched s = of(512, 512);
     s.limits.max_logits = 10;
-    struct sched_share v[] = {{.todo = 1, .draft = 20}, {.todo = 1, .draft = 20}};
-    assert_int_equal(sched_share_rows(&s, v, 2), 10);
+    struct sched_grant v[] = {{.todo = 1, .draft = 20}, {.todo = 1, .draft = 20}};
+    assert_int_equal(sched_grant_rows(&s, v, 2), 10);
     assert_int_equal(sched_draft_rows(&s, 2, 2, 0), 8); // known before there are drafts
     assert_int_equal(sched_draft_rows(&s, 20, 2, 0), 0);
 }
@@ -143,11 +143,11 @@ static void a_prompt_alone_takes_the_pass(void **state)
     (void)state;
     struct sched s = of(512, 512);
     sched_pass_done(&s, 100, 10000); // 100 us a row: 5000 rows in 500 ms
-    struct sched_share v[] = {{.todo = 2000}};
-    assert_int_equal(sched_share_rows(&s, v, 1), 512);
+    struct sched_grant v[] = {{.todo = 2000}};
+    assert_int_equal(sched_grant_rows(&s, v, 1), 512);
     s = of(512, 64);
     sched_pass_done(&s, 100, 10000);
-    assert_int_equal(sched_share_rows(&s, v, 1), 64);
+    assert_int_equal(sched_grant_rows(&s, v, 1), 64);
 }
 
 static void a_slow_model_takes_prompts_in_smaller_pieces(void **state)
@@ -155,11 +155,11 @@ static void a_slow_model_takes_prompts_in_smaller_pieces(void **state)
     (void)state;
     struct sched s = of(512, 512);
     sched_pass_done(&s, 10, 100000); // 10 ms a row
-    struct sched_share v[] = {{.todo = 2000}};
-    assert_int_equal(sched_share_rows(&s, v, 1), 50); // 500 ms
+    struct sched_grant v[] = {{.todo = 2000}};
+    assert_int_equal(sched_grant_rows(&s, v, 1), 50); // 500 ms
     s = of(512, 512);
     sched_pass_done(&s, 1, SECOND); // a second a row: still goes on
-    assert_int_equal(sched_share_rows(&s, v, 1), SCHED_MIN_CHUNK);
+    assert_int_equal(sched_grant_rows(&s, v, 1), SCHED_MIN_CHUNK);
 }
 
 static void a_prompt_beside_others_keeps_the_pass_short(void **state)
@@ -167,8 +167,8 @@ static void a_prompt_beside_others_keeps_the_pass_short(void **state)
     (void)state;
     struct sched s = of(512, 512);
     sched_pass_done(&s, 1, 1000); // 1 ms a row: 100 rows in 100 ms
-    struct sched_share v[] = {{.todo = 1}, {.todo = 2000}, {.todo = 1}};
-    assert_int_equal(sched_share_rows(&s, v, 3), 100);
+    struct sched_grant v[] = {{.todo = 1}, {.todo = 2000}, {.todo = 1}};
+    assert_int_equal(sched_grant_rows(&s, v, 3), 100);
     assert_int_equal(v[0].rows, 1);
     assert_int_equal(v[1].rows, 98);
     assert_int_equal(v[2].rows, 1);
@@ -179,11 +179,11 @@ static void prompts_go_on_under_a_load_of_drafts(void **state)
     (void)state;
     struct sched s = of(64, 512);
     sched_pass_done(&s, 1, 1000);
-    struct sched_share v[9];
+    struct sched_grant v[9];
     for (int i = 0; i < 8; i++)
-        v[i] = (struct sched_share){.todo = 1, .draft = 20};
-    v[8] = (struct sched_share){.todo = 500};
-    assert_int_equal(sched_share_rows(&s, v, 9), 64);
+        v[i] = (struct sched_grant){.todo = 1, .draft = 20};
+    v[8] = (struct sched_grant){.todo = 500};
+    assert_int_equal(sched_grant_rows(&s, v, 9), 64);
     assert_true(v[8].rows >= 14);
 }
 
@@ -191,11 +191,11 @@ static void who_has_nothing_to_do_gets_nothing(void **state)
 {
     (void)state;
     struct sched s = of(64, 512);
-    struct sched_share v[] = {{.todo = 0, .draft = 3}, {.todo = 1}};
-    assert_int_equal(sched_share_rows(&s, v, 2), 1);
+    struct sched_grant v[] = {{.todo = 0, .draft = 3}, {.todo = 1}};
+    assert_int_equal(sched_grant_rows(&s, v, 2), 1);
     assert_int_equal(v[0].rows + v[0].draft_rows, 0);
-    assert_int_equal(sched_share_rows(&s, v, 1), 0);
-    assert_int_equal(sched_share_rows(&s, v, 0), 0);
+    assert_int_equal(sched_grant_rows(&s, v, 1), 0);
+    assert_int_equal(sched_grant_rows(&s, v, 0), 0);
 }
 
 static void sizes_of_passes_have_times_of_their_own(void **state)
@@ -203,12 +203,12 @@ static void sizes_of_passes_have_times_of_their_own(void **state)
     (void)state;
     struct sched s = of(512, 512);
     sched_pass_done(&s, 1, 50000); // a large model: the weights' way from memory
-    struct sched_share v[] = {{.todo = 1}, {.todo = 2000}};
-    assert_int_equal(sched_share_rows(&s, v, 2), 1 + SCHED_MIN_CHUNK);
+    struct sched_grant v[] = {{.todo = 1}, {.todo = 2000}};
+    assert_int_equal(sched_grant_rows(&s, v, 2), 1 + SCHED_MIN_CHUNK);
     sched_pass_done(&s, 17, 68000); // 4 ms a row here, so 25 in 100 ms
-    assert_int_equal(sched_share_rows(&s, v, 2), 25);
+    assert_int_equal(sched_grant_rows(&s, v, 2), 25);
     sched_pass_done(&s, 1, 50000); // rounds without prompts say nothing about it
-    assert_int_equal(sched_share_rows(&s, v, 2), 25);
+    assert_int_equal(sched_grant_rows(&s, v, 2), 25);
 }
 
 static void a_size_that_became_slower_is_believed_soon(void **state)

@@ -1,4 +1,4 @@
-/* completion_begin.c - the life of a request for tokens, until its prompts are asked. */
+/* completions.c - the life of a request for tokens, until its prompts are asked. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,21 +14,21 @@
 /* ---- the steps before ---- */
 
 /* How the answer's text is split: as the request wants and the model's template shows. */
-static void make_rules(const struct generation *x, const struct openai_prompt *prompt,
-                       struct parts_rules *ret)
+static void make_rules(const struct completion *x, const struct openai_prompt *prompt,
+                       struct output_parser_rules *ret)
 {
     const ProtobufCBinaryData *source = &x->model->info->chat_template;
-    *ret = (struct parts_rules){0};
+    *ret = (struct output_parser_rules){0};
     if (x->q.separate_reasoning && x->q.kind != OPENAI_COMPLETION)
-        ret->thinking = parts_thinking_of((char *)source->data, source->len);
+        ret->thinking = output_parser_thinking_of((char *)source->data, source->len);
     if (x->q.tools)
         ret->format = strcmp(x->g->tool_format, "auto") != 0
                           ? tool_format_named(x->g->tool_format)
                           : tool_format_of((char *)source->data, source->len);
-    parts_rules_prompt(ret, prompt->text, prompt->len);
+    output_parser_rules_prompt(ret, prompt->text, prompt->len);
 }
 
-static int init_reply(struct generation *x, const struct parts_rules *rules)
+static int init_reply(struct completion *x, const struct output_parser_rules *rules)
 {
     const Tandem__V1__ModelInfo *info = x->model->info;
     const struct openai_request *q = &x->q;
@@ -44,8 +44,8 @@ static int init_reply(struct generation *x, const struct parts_rules *rules)
                                      .rules = *rules,
                                      .noise = (uint64_t)clock_us(),
                                      .id = http_id(x->http),
-                                     .model = wire_text(info->name),
-                                     .fingerprint = wire_text(info->fingerprint),
+                                     .model = generate_wire_text(info->name),
+                                     .fingerprint = generate_wire_text(info->fingerprint),
                                      .created = clock_unix_s(),
                                      .n = openai_request_choices(q),
                                      .n_each = openai_request_n(q)};
@@ -55,63 +55,63 @@ static int init_reply(struct generation *x, const struct parts_rules *rules)
 }
 
 /* Asks for all prompts. Takes the step's reference along. */
-static void ask_all(struct generation *x)
+static void ask_all(struct completion *x)
 {
     const struct openai_prompt *first = x->q.prompts;
-    struct parts_rules rules;
+    struct output_parser_rules rules;
     make_rules(x, first, &rules);
-    if (init_reply(x, &rules) < 0 || generation_prepare(x, &rules) < 0) {
-        generation_fail(x, 500, fail_text(), "");
-        generation_unref(x);
+    if (init_reply(x, &rules) < 0 || completion_prepare(x, &rules) < 0) {
+        completion_fail(x, 500, fail_text(), "");
+        completion_unref(x);
         return;
     }
     openai_request_done(&x->q); // it is in the messages
-    generation_ask(x);
+    completion_ask(x);
 }
 
-static void take_rendered(struct generation *x, const char *text, size_t len)
+static void take_rendered(struct completion *x, const char *text, size_t len)
 {
     if (openai_request_rendered(&x->q, text, len) == 0) {
         ask_all(x);
         return;
     }
-    generation_fail(x, 500, fail_text(), "");
-    generation_unref(x);
+    completion_fail(x, 500, fail_text(), "");
+    completion_unref(x);
 }
 
 static void on_rendered(void *user, int err, const char *text, size_t len)
 {
-    struct generation *x = user;
-    if (err == 0 && generation_goes_on(x)) {
+    struct completion *x = user;
+    if (err == 0 && completion_is_live(x)) {
         take_rendered(x, text, len);
         return;
     }
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why), err == -EINVAL ? "chat template: %.*s" : "%.*s", (int)len, text);
     if (err)
-        generation_fail(x,
+        completion_fail(x,
                         err == -EINVAL      ? 400
                         : err == -ECANCELED ? 503
                                             : 500,
                         why, err == -EINVAL ? "messages" : "");
-    generation_unref(x);
+    completion_unref(x);
 }
 
 /* The request's variables with the model's own: {"bos_token":...,"eos_token":...,<the rest> */
-static void render(struct generation *x)
+static void render(struct completion *x)
 {
     const Tandem__V1__ModelInfo *info = x->model->info;
     if (!info->chat_template.len) {
-        generation_fail(x, 400, "the model has no chat template; use /v1/completions", "model");
-        generation_unref(x);
+        completion_fail(x, 400, "the model has no chat template; use /v1/completions", "model");
+        completion_unref(x);
         return;
     }
     AUTO(buf_done) struct buf vars;
     buf_init(&vars, TEMPLATE_MAX_REQUEST);
     buf_puts(&vars, "{\"bos_token\":");
-    jsonw_text(&vars, info->bos_text.data, info->bos_text.len);
+    json_write_text(&vars, info->bos_text.data, info->bos_text.len);
     buf_puts(&vars, ",\"eos_token\":");
-    jsonw_text(&vars, info->eos_text.data, info->eos_text.len);
+    json_write_text(&vars, info->eos_text.data, info->eos_text.len);
     buf_puts(&vars, ",");
     buf_puts(&vars, x->q.template_vars + 1);
     free(TAKE(x->q.template_vars));
@@ -120,29 +120,29 @@ static void render(struct generation *x)
                 : template_render(x->g->template, info->chat_template.data, info->chat_template.len,
                                   vars.data, -1, on_rendered, x);
     if (rc < 0) {
-        generation_fail(x,
+        completion_fail(x,
                         rc == -EAGAIN || rc == -EPIPE ? 503
                         : rc == -EMSGSIZE             ? 413
                                                       : 500,
                         fail_text(), "");
-        generation_unref(x);
+        completion_unref(x);
     }
 }
 
-static void advance(struct generation *x);
+static void advance(struct completion *x);
 
 static void on_loaded(void *user)
 {
-    struct generation *x = user;
+    struct completion *x = user;
     x->waited = true;
-    if (generation_goes_on(x))
+    if (completion_is_live(x))
         advance(x);
     else
-        generation_unref(x);
+        completion_unref(x);
 }
 
 /* Finds a verifier, or waits for one that loads. */
-static void advance(struct generation *x)
+static void advance(struct completion *x)
 {
     const struct upstream_want want = {.model = x->q.model, .prompt = x->prompt};
     int rc = upstream_take(x->g->upstream, &want, &x->verifier, &x->model);
@@ -152,8 +152,8 @@ static void advance(struct generation *x)
             return;
     }
     if (rc < 0) {
-        generation_fail(x, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
-        generation_unref(x);
+        completion_fail(x, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
+        completion_unref(x);
     } else if (x->q.template_vars) {
         render(x);
     } else {
@@ -163,9 +163,9 @@ static void advance(struct generation *x)
 
 /* ---- outside ---- */
 
-static struct generation *generation_new(struct generator *g, struct http_request *r)
+static struct completion *generation_new(struct completions *g, struct http_request *r)
 {
-    struct generation *x = calloc(1, sizeof(*x));
+    struct completion *x = calloc(1, sizeof(*x));
     if (!x)
         return NULL;
     x->g = g;
@@ -183,51 +183,52 @@ static struct generation *generation_new(struct generator *g, struct http_reques
     return x;
 }
 
-static void refuse(struct http_request *r, const struct record *c, const struct openai_fault *fault)
+static void refuse(struct http_request *r, const struct access_log *c,
+                   const struct openai_fault *fault)
 {
     answer_fault(r, fault);
-    record_refused(c, r, fault);
+    access_log_refused(c, r, fault);
 }
 
-void generate(struct generator *g, struct http_request *r, enum openai_kind kind)
+void completions_begin(struct completions *g, struct http_request *r, enum openai_kind kind)
 {
     struct openai_fault fault;
     size_t len;
     const char *body = http_body(r, &len);
-    struct record record = {0};
-    record_begin(&record, r, kind);
+    struct access_log record = {0};
+    access_log_begin(&record, r, kind);
     if (atomic_load(&g->draining)) {
-        refuse(r, &record, &(struct openai_fault){.status = 503, .text = GENERATION_STOPPING});
+        refuse(r, &record, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
         return;
     }
-    struct generation *x = generation_new(g, r);
+    struct completion *x = generation_new(g, r);
     if (!x) {
         refuse(r, &record,
                &(struct openai_fault){.status = 500, .text = "no memory for this request"});
         return;
     }
     x->record = record;
-    generation_watch(x);
+    completion_watch(x);
     int rc = openai_request_parse(kind, body, len, &x->q, &fault);
     http_free_body(r);
     rc = rc < 0 ? rc : auth_bind(http_carried(r), &x->q, &fault);
     if (rc < 0) {
         refuse(r, &x->record, &fault);
-        generation_unref(x);
-    } else if (generation_goes_on(x)) {
+        completion_unref(x);
+    } else if (completion_is_live(x)) {
         const char *vars = x->q.template_vars;
-        x->prompt = vars ? generation_beginning(x, vars, strlen(vars))
-                         : generation_beginning_of(x, x->q.prompts);
+        x->prompt = vars ? completion_beginning(x, vars, strlen(vars))
+                         : completion_beginning_of(x, x->q.prompts);
         advance(x);
     } else {
-        generation_unref(x);
+        completion_unref(x);
     }
 }
 
-int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
-                  int64_t queue_wait_us, const char *tool_format, struct generator **ret)
+int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us,
+                    int64_t queue_wait_us, const char *tool_format, struct completions **ret)
 {
-    struct generator *g = calloc(1, sizeof(*g));
+    struct completions *g = calloc(1, sizeof(*g));
     if (!g)
         return fail(-ENOMEM, "generate: no memory");
     g->upstream = u;
@@ -236,37 +237,37 @@ int generator_new(struct upstream *u, struct template *t, int64_t load_wait_us,
     g->load_wait_us = load_wait_us;
     g->queue_wait_us = queue_wait_us;
     pthread_mutex_init(&g->mu, NULL);
-    record_init();
+    access_log_init();
     *ret = g;
     return 0;
 }
 
-void generator_tend(struct generator *g)
+void completions_tend(struct completions *g)
 {
     pthread_mutex_lock(&g->mu);
     int64_t late_us = clock_us() - g->queue_wait_us;
-    for (struct generation *x = g->all; x; x = x->next) {
+    for (struct completion *x = g->all; x; x = x->next) {
         pthread_mutex_lock(&x->mu);
         for (unsigned i = 0; i < x->n_asks; i++)
-            ask_tend(&x->asks[i], late_us);
+            upstream_call_tend(&x->asks[i], late_us);
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);
 }
 
-void generator_drain(struct generator *g)
+void completions_drain(struct completions *g)
 {
     atomic_store(&g->draining, true);
 }
 
-void generator_abort(struct generator *g)
+void completions_abort(struct completions *g)
 {
     pthread_mutex_lock(&g->mu);
     g->stopping = true;
-    for (struct generation *x = g->all; x; x = x->next) {
+    for (struct completion *x = g->all; x; x = x->next) {
         pthread_mutex_lock(&x->mu);
         x->aborted = true;
-        generation_cancel(x);
+        completion_cancel(x);
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);
@@ -274,7 +275,7 @@ void generator_abort(struct generator *g)
     upstream_stop(g->upstream);
 }
 
-void generator_free(struct generator *g)
+void completions_free(struct completions *g)
 {
     if (!g)
         return;
