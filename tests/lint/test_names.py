@@ -1,0 +1,178 @@
+"""The file is the prefix: kv_take() is declared in kv.h. And a public name stands in one header only."""
+import collections
+import glob
+import os
+import re
+import sys
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SERVICES = ("common", "gateway", "proposer-svc", "verifier-svc")
+FOLDERS = (*SERVICES, "tests")  # the libraries of the tests are linked with all others
+
+# What else the functions of a header may begin with, beside its own name (kv.h: kv_) and the plural (session.h: sessions_).
+FAMILIES = [  # file, prefix, why
+    (r"err", "fail", "fail() is written on every other line, and reads as what it does"),
+    (r"openai_\w+", "openai_", "the OpenAI API is one door in several files"),
+]
+
+# Macros that declare functions on a line by themselves.
+DECLARING = re.compile(r"\b(?:DEFINE_AUTO|_Static_assert|static_assert)\b\s*\(")
+
+
+def bare(text):
+    """C without comments, preprocessor lines and literals."""
+    text = re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', lambda m: " " + "\n" * m.group().count("\n"), text,
+                  flags=re.S)
+    return re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: "\n" * m.group().count("\n"), text, flags=re.M)
+
+
+def statements(text):
+    """(line, text) of what stands outside of all braces: declarations, and the heads of what has a body."""
+    depth, parens, start, head = 0, 0, 0, []
+    for m in re.finditer(r"[{}();]|\n", text):
+        c = m.group()
+        if c == "(":
+            parens += 1
+        elif c == ")":
+            parens -= 1
+        elif c == "{":
+            if depth == 0:
+                head.append((start, text[start:m.start()]))
+            depth += 1
+        elif c == "}":
+            depth -= 1
+            start = m.end()
+        elif c == ";" and depth == 0 and parens == 0:
+            head.append((start, text[start:m.start()]))
+            start = m.end()
+    for at, statement in head:
+        yield text.count("\n", 0, at + len(statement) - len(statement.lstrip())) + 1, " ".join(statement.split())
+
+
+def functions(text):
+    """(line, name) of each function that other files may call: neither static nor inline."""
+    for line, statement in statements(bare(text)):
+        statement = re.sub(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)", "", statement)
+        while True:  # a macro without a semicolon stands before what follows it
+            m = DECLARING.match(statement)
+            if not m:
+                break
+            statement = statement[statement.find(")") + 1:].strip()
+        m = re.match(r"(?!typedef\b)([\w\s*]*?[\s*])(\w+) ?\(", statement)
+        if m and not re.search(r"\b(static|inline|INLINE)\b", m.group(1)) and "=" not in statement.split("(")[0]:
+            yield line, m.group(2)
+
+
+def tags(text):
+    """(line, "struct name") of each struct, union or enum that is defined."""
+    text = bare(text)
+    for m in re.finditer(r"\b(struct|union|enum)\s+(\w+)\s*\{", text):
+        yield text.count("\n", 0, m.start()) + 1, f"{m.group(1)} {m.group(2)}"
+
+
+def prefixes(path):
+    """What the names of a header may begin with.
+
+    kv_index.h beside kv.h is a part of kv: kv_ serves, too. What engine_impl.h shares between files may also begin with the
+    name of the file that has it: round_run() is in round.c.
+    """
+    folder, stem = os.path.split(os.path.splitext(path)[0])
+    yield from (stem, stem + "s")
+    parts = stem.split("_")
+    for n in range(1, len(parts)):
+        owner = "_".join(parts[:n])
+        if stem.endswith("_impl") and n + 1 == len(parts) or os.path.exists(os.path.join(ROOT, folder, owner + ".h")):
+            yield from (owner, owner + "s")
+    if stem.endswith("_impl"):
+        for source in sorted(glob.glob("*.c", root_dir=os.path.join(ROOT, folder))):
+            yield source.removesuffix(".c")
+    for file, prefix, _ in FAMILIES:
+        if re.fullmatch(file, stem):
+            yield prefix
+
+
+def begins(name, prefix):
+    return name == prefix or name.startswith(prefix.rstrip("_") + "_")
+
+
+def headers(folders):
+    for folder in folders:
+        for path in sorted(glob.glob(f"{folder}/**/*.h", root_dir=ROOT, recursive=True)):
+            with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+                yield path, f.read()
+
+
+def misnamed():
+    return [f"{path}:{line}: {name}() does not begin with {os.path.splitext(os.path.basename(path))[0]}_"
+            for path, text in headers(SERVICES) for line, name in functions(text)
+            if not any(begins(name, p) for p in prefixes(path))]
+
+
+def repeated():
+    places = collections.defaultdict(dict)
+    for path, text in headers(FOLDERS):
+        for line, name in [*functions(text), *tags(text)]:
+            places[name].setdefault(path, line)
+    return [f"{name}: " + ", ".join(f"{path}:{line}" for path, line in where.items())
+            for name, where in sorted(places.items()) if len(where) > 1]
+
+
+class TheLint(unittest.TestCase):
+    """That it reads headers as they are written."""
+
+    TEXT = """/* int kv_comment(void); */
+#define KV_MACRO(x) \\
+    kv_macro(x)
+struct kv;
+struct kv_seq { int (*fn)(void *); };
+enum kv_kind { KV_A };
+struct kv *kv_new(int (*fn)(int), void *arg,
+                  uint32_t n);
+DEFINE_AUTO(struct kv, kv_free)
+__attribute__((format(printf, 2, 3))) void kv_log(struct kv *kv, const char *f, ...);
+static inline int kv_inline(void)
+{
+    return other(1);
+}
+extern const char *const kv_names[];
+typedef void (*kv_fn)(int);
+const char *
+kv_name(void) __attribute__((cold));
+"""
+
+    def test_functions_are_found(self):
+        self.assertEqual(list(functions(self.TEXT)), [(7, "kv_new"), (9, "kv_log"), (17, "kv_name")])
+
+    def test_tags_are_found(self):
+        self.assertEqual(list(tags(self.TEXT)), [(5, "struct kv_seq"), (6, "enum kv_kind")])
+
+    def test_prefixes_are_of_the_file_and_its_family(self):
+        self.assertEqual(list(prefixes("nowhere/kv_index.h")), ["kv_index", "kv_indexs"])  # no kv.h beside it
+        self.assertIn("rpc", prefixes("common/rpc/rpc_client.h"))
+        self.assertEqual(list(prefixes("nowhere/engine_impl.h")), ["engine_impl", "engine_impls", "engine", "engines"])
+        self.assertIn("openai_", prefixes("nowhere/openai_chat.h"))
+        self.assertTrue(begins("kv", "kv") and begins("kv_take", "kv") and begins("openai_x", "openai_"))
+        self.assertFalse(begins("kvtake", "kv"))
+
+    def test_headers_are_there(self):
+        self.assertGreater(len(list(headers(SERVICES))), 100)
+
+
+class Names(unittest.TestCase):
+    maxDiff = None
+
+    def test_the_file_is_the_prefix(self):
+        found = misnamed()
+        self.assertFalse(found, "\n" + "\n".join(found))
+
+    def test_a_public_name_stands_in_one_header(self):
+        found = repeated()
+        self.assertFalse(found, "\n" + "\n".join(found))
+
+
+if __name__ == "__main__":
+    if "--report" in sys.argv:
+        print("\n".join([*misnamed(), *repeated()]))
+    else:
+        unittest.main()
