@@ -203,17 +203,19 @@ int proposer_new(const struct proposer_config *c, struct proposer **ret)
     if (c->ops->about)
         c->ops->about(c->shared, &s->about);
     atomic_init(&s->n_streams, 1);
-    s->rounds = metrics_counter("tandem_drafter_rounds_total", "Rounds taken", NULL);
-    s->drafts = metrics_counter("tandem_drafter_drafts_total", "Drafts with tokens", NULL);
-    s->tokens = metrics_counter("tandem_drafter_draft_tokens_total", "Tokens in them", NULL);
+    s->rounds = metrics_counter("tandem_drafter_rounds_total", "Rounds received.", NULL);
+    s->drafts = metrics_counter("tandem_drafter_drafts_total", "Drafts with tokens.", NULL);
+    s->tokens = metrics_counter("tandem_drafter_draft_tokens_total", "Draft tokens.", NULL);
     s->needed = metrics_counter("tandem_drafter_contexts_needed_total",
-                                "Sequences whose context was asked for again", NULL);
-    s->streams = metrics_gauge("tandem_drafter_streams", "Verifiers connected", NULL);
-    s->seconds = metrics_histogram("tandem_drafter_round_seconds", "Time taken by a Round", NULL,
-                                   bounds, ARRAY_LEN(bounds));
-    s->sessions = metrics_gauge("tandem_drafter_sessions", "Sequences known", NULL);
+                                "Requests to send a sequence's context again.", NULL);
+    s->streams = metrics_gauge("tandem_drafter_streams", "Verifier streams connected.", NULL);
+    s->seconds = metrics_histogram("tandem_drafter_round_seconds",
+                                   "From the arrival of a Round to its last answer.", NULL, bounds,
+                                   ARRAY_LEN(bounds));
+    s->sessions = metrics_gauge("tandem_drafter_sessions", "Sequences kept.", NULL);
     s->context_tokens =
-        metrics_gauge("tandem_drafter_context_tokens", "Room taken by their contexts", NULL);
+        metrics_gauge("tandem_drafter_context_tokens",
+                      "Tokens reserved for the contexts and predictions of all sequences.", NULL);
     const struct draft_thread_config dc = {
         .batch = batch_config(s), .send = send_answer, .failed = round_failed};
     int r = c->ops->flags & PROP_OWN_THREAD ? draft_thread_new(&dc, &s->drafter) : 0;

@@ -17,48 +17,47 @@ static const struct conf_option table[] = {
      .value = &reading.listen,
      .fallback = "unix:/run/tandem/verifier.sock",
      .max = RPC_LISTEN_MAX,
-     .help = "addresses: unix:/path, unused when sockets are passed, or host:port"},
+     .help = "addresses: HOST:PORT, or unix:/path (ignored when sockets are passed)"},
     RPC_TLS_OPTIONS(reading.tls),
     {.name = "model",
      .kind = CONF_TEXT,
      .value = &reading.model,
      .short_flag = 'm',
-     .help = "GGUF file of the target model; of a split one the first part"},
+     .help = "GGUF file of the target model; of a split model the first part"},
     {.name = "name",
      .kind = CONF_TEXT,
      .value = &reading.name,
      .alias = "served_model_name",
-     .help = "what clients call the model (default: the file's name)"},
+     .help = "model name for clients (default: the file's name without .gguf)"},
     {.name = "instance",
      .kind = CONF_TEXT,
      .value = &reading.instance,
      .fallback = "verifier",
-     .help = "this service's name in merged statistics"},
+     .help = "name of this service in merged metrics"},
     {.name = "log_level",
      .kind = CONF_CHOICE,
      .value = &reading.log_level,
      .fallback = "info",
      .choices = "error|warn|info|debug",
-     .help = "what is logged"},
+     .help = "least severe level that is logged"},
     {.name = "proposers",
      .kind = CONF_LIST,
      .value = &reading.proposers,
      .max = DRAFTS_MAX,
-     .help =
-         "gRPC targets of proposers, each TARGET or NAME=TARGET, several of one name if need be; "
-         "none (the default): no speculation"},
+     .help = "gRPC targets of proposers, each TARGET or NAME=TARGET; several may share a name; "
+             "none (the default): no speculation"},
     {.name = "default_proposer",
      .kind = CONF_TEXT,
      .value = &reading.default_proposer,
      .fallback = "",
-     .help = "name of the proposers that are asked where a request names none; empty: of any name"},
+     .help = "name of the proposers for requests that name none; empty: any proposer"},
     {.name = "policy",
      .kind = CONF_CHOICE,
      .value = &reading.policy,
      .fallback = "goodput",
      .choices = "goodput|fixed|ema",
-     .help = "how many draft tokens: goodput (what makes the most tokens per second, by measured "
-             "times and acceptance), fixed (k), or ema (k, k-2, 1 or none by mean acceptance)"},
+     .help = "how the draft length is chosen: goodput (most tokens per second, by measured times "
+             "and acceptance), fixed (k), or ema (k, k-2, 1 or 0 by mean acceptance)"},
     {.name = "k",
      .kind = CONF_INT,
      .value = &reading.k,
@@ -66,8 +65,8 @@ static const struct conf_option table[] = {
      .min = 0,
      .max = CONTROL_K_MAX,
      .alias = "num_speculative_tokens",
-     .help = "draft tokens per sequence and round, with goodput at most; 0: 16 with goodput, else "
-             "5"},
+     .help = "draft tokens per sequence and round; with goodput the maximum; 0: 16 with goodput, "
+             "else 5"},
     {.name = "disable_batch_size",
      .kind = CONF_INT,
      .value = &reading.disable_batch_size,
@@ -75,7 +74,7 @@ static const struct conf_option table[] = {
      .min = -1,
      .max = 4096,
      .alias = "speculative_disable_by_batch_size|disable_by_batch_size",
-     .help = "running sequences from which on nothing is drafted; 0: never; -1: 8 with ema, else "
+     .help = "stop drafting when this many sequences are running; 0: never; -1: 8 with ema, else "
              "never"},
     {.name = "proposer_budget_ms",
      .kind = CONF_INT,
@@ -88,8 +87,8 @@ static const struct conf_option table[] = {
      .kind = CONF_BOOL,
      .value = &reading.draft_ahead,
      .fallback = "false",
-     .help = "have what may follow a draft drafted while it is being verified: for proposers that "
-             "do not share the verifier's cores"},
+     .help = "request the next draft while the current one is verified; for proposers that do not "
+             "share the verifier's cores"},
     {.name = "context",
      .kind = CONF_INT,
      .value = &reading.context,
@@ -97,55 +96,54 @@ static const struct conf_option table[] = {
      .min = 0,
      .max = 1 << 24,
      .alias = "max_model_len|ctx_size",
-     .help = "positions of a sequence, prompt and answer; 0: what the model was trained for"},
+     .help = "positions of a sequence, prompt and answer; 0: the model's training context"},
     {.name = "kv_mib",
      .kind = CONF_INT,
      .value = &reading.kv_mib,
      .fallback = "0",
      .min = 0,
      .max = 1 << 24,
-     .help = "memory of the KV pool in MiB; 0: for all sequences, at most a quarter of what the "
-             "model leaves free"},
+     .help = "memory of the KV pool, in MiB; 0: for all sequences, at most a quarter of the memory "
+             "that the model leaves free"},
     {.name = "kv_type",
      .kind = CONF_CHOICE,
      .value = &reading.kv_type,
      .fallback = "int8",
      .choices = "int8|f16|f32",
-     .help = "how K and V are kept; int8: with a scale per head and position, half the memory of "
-             "f16"},
+     .help = "type of stored K and V; int8: with a scale per head and position, about half the "
+             "memory of f16"},
     {.name = "prefix_cache",
      .kind = CONF_BOOL,
      .value = &reading.prefix_cache,
      .fallback = "true",
      .alias = "enable_prefix_caching|cache_prompt",
-     .help = "keep KV of prompts and answers, so that what begins with the same tokens need not "
-             "run them again"},
+     .help = "keep K and V of past prompts and answers, so that requests with the same prefix skip "
+             "its computation"},
     {.name = "kv_disk",
      .kind = CONF_TEXT,
      .value = &reading.kv_disk,
      .fallback = "",
-     .help =
-         "folder where KV that memory has no room for is kept, also over restarts; one verifier "
-         "at a time; empty: none"},
+     .help = "folder for KV blocks that leave memory; survives restarts; one verifier at a time; "
+             "empty: off"},
     {.name = "kv_disk_size",
      .kind = CONF_INT,
      .value = &reading.kv_disk_size,
      .fallback = "8192",
      .min = KV_STORE_MIN_BYTES >> 20,
      .max = 1 << 28,
-     .help = "what that folder may hold, in MiB"},
+     .help = "size limit of the kv_disk folder, in MiB"},
     {.name = "kv_disk_ttl",
      .kind = CONF_INT,
      .value = &reading.kv_disk_ttl,
      .fallback = "604800",
      .min = 1,
      .max = 1 << 30,
-     .help = "how long after its last use KV stays there, in s"},
+     .help = "how long an unused block stays in kv_disk, in s"},
     {.name = "memory_check",
      .kind = CONF_BOOL,
      .value = &reading.memory_check,
      .fallback = "true",
-     .help = "refuse to load a model that would take more memory than is available"},
+     .help = "refuse to load a model that needs more memory than is available"},
     {.name = "max_sequences",
      .kind = CONF_INT,
      .value = &reading.max_sequences,
@@ -153,14 +151,14 @@ static const struct conf_option table[] = {
      .min = 1,
      .max = 1024,
      .alias = "max_num_seqs",
-     .help = "sequences that run at once"},
+     .help = "sequences that run at the same time"},
     {.name = "queue_length",
      .kind = CONF_INT,
      .value = &reading.queue_length,
      .fallback = "256",
      .min = 1,
      .max = 65536,
-     .help = "requests that may wait; the next one is refused"},
+     .help = "requests that may wait; further ones are rejected"},
     {.name = "max_batch_rows",
      .kind = CONF_INT,
      .value = &reading.max_batch_rows,
@@ -182,14 +180,14 @@ static const struct conf_option table[] = {
      .fallback = "100",
      .min = 1,
      .max = 10000,
-     .help = "time of a pass up to which prompts are added while others decode, in ms"},
+     .help = "longest pass to which prompt rows are added while other sequences decode, in ms"},
     {.name = "threads",
      .kind = CONF_INT,
      .value = &reading.threads,
      .fallback = "0",
      .min = 0,
      .max = 256,
-     .help = "threads of the forward pass; 0: one per core that may be used"},
+     .help = "threads of the forward pass; 0: one per usable core"},
     {.name = "pin",
      .kind = CONF_BOOL,
      .value = &reading.pin,
@@ -200,15 +198,15 @@ static const struct conf_option table[] = {
      .value = &reading.float_gemm,
      .fallback = "own",
      .choices = "own|blas",
-     .help = "who multiplies matrices of floats (F32, F16, BF16); blas: OpenBLAS where a pass has "
-             "many rows, and then the same request may get other tokens"},
+     .help = "backend of float matrices (F32, F16, BF16): own, or blas (OpenBLAS in passes with "
+             "many rows; the same request may then get other tokens)"},
     {.name = "load_wait",
      .kind = CONF_FLOAT,
      .value = &reading.load_wait_s,
      .fallback = "30",
      .min = 0,
      .max = 3600,
-     .help = "how long requests wait for a model that is being loaded, in s"},
+     .help = "how long a request waits for a model that is loading, in s"},
     {.name = "verify_timeout",
      .kind = CONF_FLOAT,
      .value = &reading.verify_timeout_s,
@@ -229,7 +227,7 @@ static const struct conf_option table[] = {
      .fallback = "120",
      .min = 0,
      .max = 3600,
-     .help = "how long requests that were accepted may go on after a stop signal, in s"},
+     .help = "how long accepted requests may continue after a stop signal, in s"},
 };
 
 static const struct conf conf = {
@@ -245,8 +243,7 @@ static int read_default(const struct verifier_options *o, struct speculation *s)
     if (!len)
         return 0;
     if (!speculation_is_name(o->default_proposer, len))
-        return fail(-EINVAL,
-                    "default_proposer is a name of at most %d letters, digits, '-', '_' or '.'",
+        return fail(-EINVAL, "default_proposer must be at most %d letters, digits, '-', '_' or '.'",
                     DRAFTS_NAME_MAX - 1);
     memcpy(s->proposer, o->default_proposer, len);
     return speculation_check_default(s, NULL);
@@ -272,10 +269,10 @@ static int read_all(int argc, char **argv)
     if (!reading.model)
         return fail(-EINVAL, "--model is missing: the GGUF file of the target model");
     if (reading.max_batch_rows < reading.max_sequences)
-        return fail(-EINVAL, "max_batch_rows is %ld, less than max_sequences, which is %ld",
+        return fail(-EINVAL, "max_batch_rows is %ld, but must be at least max_sequences = %ld",
                     (long)reading.max_batch_rows, (long)reading.max_sequences);
     if (*reading.kv_disk && !reading.prefix_cache)
-        return fail(-EINVAL, "kv_disk keeps what prefix_cache finds, which is off");
+        return fail(-EINVAL, "kv_disk requires prefix_cache = true");
     reading.blas = strcmp(reading.float_gemm, "blas") == 0;
     kernel_kv_type(reading.kv_type, &reading.kv);
     return read_speculation(&reading);
@@ -316,7 +313,7 @@ static const void *value_in_force(const struct conf_option *o)
     return (const char *)&in_force + ((const char *)o->value - (const char *)&reading);
 }
 
-/* The names of settings that were read and wait for a restart. */
+/* Writes the names of the settings that differ from those in force and need a restart. */
 static void list_waiting(char *to, size_t size)
 {
     size_t len = 0;

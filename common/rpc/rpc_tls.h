@@ -18,15 +18,15 @@ struct rpc_tls {
     {.name = "rpc_tls_cert",                                                                       \
      .kind = CONF_TEXT,                                                                            \
      .value = &(t).cert,                                                                           \
-     .help = "file (PEM) of the certificate shown to services of other machines; with "            \
-             "rpc_tls_key and rpc_tls_ca: gRPC over TCP is TLS, both sides with certificates"},    \
+     .help = "PEM file of this service's certificate; with rpc_tls_key and rpc_tls_ca: gRPC over " \
+             "TCP is TLS, and both sides show certificates"},                                      \
         {.name = "rpc_tls_key",                                                                    \
          .kind = CONF_TEXT,                                                                        \
          .value = &(t).key,                                                                        \
-         .help = "file (PEM) of its key"},                                                         \
+         .help = "PEM file of the private key of rpc_tls_cert"},                                   \
     {                                                                                              \
         .name = "rpc_tls_ca", .kind = CONF_TEXT, .value = &(t).ca,                                 \
-        .help = "file (PEM) of the authority that has signed the certificates of the others"       \
+        .help = "PEM file of the authority that signs the certificates of all services"            \
     }
 
 /* Without any of the three nothing changes. -EINVAL: one is missing, holds none, or does not belong

@@ -26,7 +26,7 @@ static struct metric *time_of(const char *name, const char *help)
 static struct metric *refused(const char *reason)
 {
     return metrics_counter("tandem_gateway_requests_refused_total",
-                           "Requests refused for their API key, or a limit of it.", reason);
+                           "Requests rejected for their API key or one of its limits.", reason);
 }
 
 void access_log_init(void)
@@ -42,18 +42,19 @@ void access_log_init(void)
     figures.no_key = refused("reason=\"key\"");
     figures.key_limit = refused("reason=\"limit\"");
     figures.failed = metrics_counter("tandem_gateway_requests_failed_total",
-                                     "Requests that ended with an error.", NULL);
+                                     "Requests for tokens that ended with an error.", NULL);
     figures.cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
-                                        "Requests whose client hung up.", NULL);
-    figures.moved =
-        metrics_counter("tandem_gateway_requests_moved_total",
-                        "Requests sent to another verifier, as the first was gone or full.", NULL);
+                                        "Requests for tokens whose client disconnected.", NULL);
+    figures.moved = metrics_counter(
+        "tandem_gateway_requests_moved_total",
+        "Requests retried on another verifier because the first was unreachable or full.", NULL);
     figures.first_s = time_of("tandem_gateway_time_to_first_token_seconds",
-                              "From a request's first byte to its first token.");
+                              "From the first byte of a request to its first token.");
     figures.between_s =
-        time_of("tandem_gateway_inter_token_latency_seconds", "Time per token behind the first.");
-    figures.whole_s = time_of("tandem_gateway_e2e_request_latency_seconds",
-                              "From the first byte of an answered request to its end.");
+        time_of("tandem_gateway_inter_token_latency_seconds", "Time per token after the first.");
+    figures.whole_s = time_of(
+        "tandem_gateway_e2e_request_latency_seconds",
+        "From the first byte of a request to the end of its answer; failed requests left out.");
 }
 
 static void count_shut_out(int status)

@@ -347,11 +347,11 @@ void health_ready(struct gateway *g, struct http_request *r)
 
 static void set_gauges(struct gather *a)
 {
-    metrics_set(metrics_gauge("tandem_gateway_requests_active",
-                              "HTTP requests that are being answered.", NULL),
-                http_n_active(http_server_of(a->http)));
     metrics_set(
-        metrics_gauge("tandem_gateway_body_bytes", "Bytes of request bodies that are held.", NULL),
+        metrics_gauge("tandem_gateway_requests_active", "HTTP requests being answered.", NULL),
+        http_n_active(http_server_of(a->http)));
+    metrics_set(
+        metrics_gauge("tandem_gateway_body_bytes", "Bytes of request bodies in memory.", NULL),
         (double)http_body_bytes(http_server_of(a->http)));
     for (unsigned i = 0; i < a->n; i++) {
         char label[320];

@@ -379,13 +379,21 @@ static void add_metrics(struct peer *p)
     static const struct {
         const char *name, *help, *reason;
     } counters[] = {
-        [M_ROUNDS] = {"tandem_proposer_rounds_total", "Rounds sent to a proposer", NULL},
-        [M_DRAFTS] = {"tandem_proposer_drafts_total", "Drafts with tokens that came back", NULL},
-        [M_TOKENS] = {"tandem_proposer_draft_tokens_total", "Tokens in them", NULL},
-        [M_LATE] = {"tandem_proposer_late_total", "Drafts that came after their budget", NULL},
-        [M_STALE] = {"tandem_proposer_dropped_total", "Drafts dropped unseen", "stale"},
-        [M_MALFORMED] = {"tandem_proposer_dropped_total", "Drafts dropped unseen", "malformed"},
-        [M_BENCHED] = {"tandem_proposer_benched_total", "Times a proposer was given up", NULL},
+        [M_ROUNDS] = {"tandem_proposer_rounds_total",
+                      "Rounds with draft requests that were sent to a proposer.", NULL},
+        [M_DRAFTS] = {"tandem_proposer_drafts_total",
+                      "Valid drafts with tokens that were received.", NULL},
+        [M_TOKENS] = {"tandem_proposer_draft_tokens_total", "Tokens in these drafts.", NULL},
+        [M_LATE] = {"tandem_proposer_late_total",
+                    "Valid answers that arrived after their time budget.", NULL},
+        [M_STALE] = {"tandem_proposer_dropped_total", "Answers dropped without verification.",
+                     "stale"},
+        [M_MALFORMED] = {"tandem_proposer_dropped_total", "Answers dropped without verification.",
+                         "malformed"},
+        [M_BENCHED] = {"tandem_proposer_benched_total",
+                       "Times that a proposer was benched: its stream cancelled for faults or "
+                       "missed budgets.",
+                       NULL},
     };
     char target[256], labels[320];
     metrics_label(target, sizeof(target), "target", p->as.target, strlen(p->as.target));
@@ -394,10 +402,12 @@ static void add_metrics(struct peer *p)
                  counters[i].reason);
         p->metrics[i] = metrics_counter(counters[i].name, counters[i].help, labels);
     }
-    p->metrics[M_UP] = metrics_gauge("tandem_proposer_up", "Streams that are in use", target);
-    p->metrics[M_RTT] = metrics_histogram("tandem_proposer_round_trip_seconds",
-                                          "From asking for a draft to having it checked", target,
-                                          bounds, ARRAY_LEN(bounds));
+    p->metrics[M_UP] =
+        metrics_gauge("tandem_proposer_up", "Streams in use to this target.", target);
+    p->metrics[M_RTT] =
+        metrics_histogram("tandem_proposer_round_trip_seconds",
+                          "From requesting a draft until it is received and checked.", target,
+                          bounds, ARRAY_LEN(bounds));
 }
 
 /* All that may fail before anything is changed for a new proposer. */

@@ -50,18 +50,21 @@ static void init_requests(struct stats *s)
     }
     s->failed = counter("tandem_request_failed_total",
                         "Requests that ended with an error, cancelled ones included.");
-    s->refused = counter("tandem_request_refused_total",
-                         "Requests refused at once: bad, or the queue was full.");
+    s->refused = counter(
+        "tandem_request_refused_total",
+        "Requests rejected before they were queued, and Verify streams with an invalid message.");
     s->prompt_tokens = counter("tandem_prompt_tokens_total", "Prompt tokens of admitted requests.");
     s->generated_tokens = counter("tandem_generation_tokens_total", "Tokens committed.");
     s->ttft_s = time_of("tandem_time_to_first_token_seconds", "From arrival to the first token.");
-    s->inter_token_s = time_of("tandem_inter_token_latency_seconds",
-                               "Time between tokens of a sequence; a round's tokens share it.");
+    s->inter_token_s =
+        time_of("tandem_inter_token_latency_seconds",
+                "Time between tokens of a sequence; the tokens of a round share its time equally.");
     s->e2e_s = time_of("tandem_e2e_request_latency_seconds", "From arrival to the last token.");
     s->queue_s = time_of("tandem_request_queue_time_seconds", "From arrival to admission.");
     s->prefill_s =
         time_of("tandem_request_prefill_time_seconds", "From admission to the first token.");
-    s->decode_s = time_of("tandem_request_decode_time_seconds", "From first to last token.");
+    s->decode_s =
+        time_of("tandem_request_decode_time_seconds", "From the first token to the last.");
     s->prompt_length = length_of("tandem_request_prompt_tokens", "Prompt tokens of a request.");
     s->generated_length =
         length_of("tandem_request_generation_tokens", "Tokens generated for a choice.");
@@ -71,77 +74,85 @@ static void init_engine(struct stats *s)
 {
     s->running = gauge("tandem_num_requests_running", "Sequences that run.");
     s->waiting = gauge("tandem_num_requests_waiting", "Sequences that wait for admission.");
-    s->paused = gauge("tandem_num_requests_paused", "Sequences whose client does not read.");
+    s->paused =
+        gauge("tandem_num_requests_paused", "Running sequences whose client does not read.");
     s->rounds = counter("tandem_engine_rounds_total", "Forward passes.");
     s->preemptions = counter("tandem_num_preemptions_total",
-                             "Sequences put back into the queue for want of KV blocks.");
+                             "Sequences returned to the queue because KV blocks ran out.");
     s->pass_s = time_of("tandem_engine_pass_seconds", "Time of a forward pass.");
     s->pass_rows = length_of("tandem_engine_pass_rows", "Rows of a forward pass.");
     s->draft_wait_s = time_of("tandem_engine_draft_wait_seconds",
-                              "How long a pass was held back for drafts, if it was.");
+                              "How long a pass waited for drafts, of passes that waited.");
     for (unsigned i = 0; i < PASS_TIME_TIMED; i++) {
         char label[32];
         snprintf(label, sizeof(label), "rows=\"%u\"", pass_time_rows_at(i));
         s->pass_estimate_s[i] =
             metrics_gauge("tandem_engine_pass_estimate_seconds",
-                          "Expected time of a pass by its rows, contexts left out.", label);
+                          "t(M): expected time of a pass by its rows, at context length 0.", label);
     }
 }
 
 static void init_cache(struct stats *s)
 {
-    s->kv_used_ratio = gauge("tandem_kv_cache_usage_ratio", "Share of the KV blocks in use.");
+    s->kv_used_ratio =
+        gauge("tandem_kv_cache_usage_ratio", "Fraction of the KV blocks that sequences hold.");
     s->kv_blocks = gauge("tandem_kv_cache_blocks", "KV blocks of 16 positions.");
-    s->kv_used = gauge("tandem_kv_cache_used_blocks", "Blocks that running sequences hold.");
-    s->kv_shared = gauge("tandem_kv_cache_shared_blocks", "Blocks that several of them hold.");
+    s->kv_used = gauge("tandem_kv_cache_used_blocks", "KV blocks that sequences hold.");
+    s->kv_shared = gauge("tandem_kv_cache_shared_blocks", "KV blocks that several sequences hold.");
     s->kv_evictable = gauge("tandem_kv_cache_evictable_blocks",
-                            "Blocks that nobody holds, kept until their room is needed.");
+                            "Unreferenced blocks of cached prefixes; may be evicted.");
     s->kv_bytes = gauge("tandem_kv_cache_bytes", "Memory of all KV blocks.");
     s->prefix_queries = counter("tandem_prefix_cache_queries_total",
-                                "Prompt tokens that were looked for, of admitted requests.");
+                                "Prompt tokens looked up in the prefix cache.");
     s->prefix_hits =
         metrics_counter("tandem_prefix_cache_hits_total",
-                        "Prompt tokens that did not have to be computed.", "tier=\"memory\"");
+                        "Prompt tokens found in the prefix cache, so that they were not computed.",
+                        "tier=\"memory\"");
     s->disk_hits =
         metrics_counter("tandem_prefix_cache_hits_total",
-                        "Prompt tokens that did not have to be computed.", "tier=\"disk\"");
+                        "Prompt tokens found in the prefix cache, so that they were not computed.",
+                        "tier=\"disk\"");
     s->evictions = counter("tandem_prefix_cache_evictions_total",
-                           "Blocks that were kept and gave way to others.");
+                           "Blocks of cached prefixes that were evicted.");
 }
 
 static void init_disk(struct stats *s)
 {
-    s->disk_on = gauge("tandem_kv_disk_up", "1: the tier on disk is in use.");
+    s->disk_on = gauge("tandem_kv_disk_up", "1 while the KV disk tier is in use.");
     s->disk_blocks = gauge("tandem_kv_disk_blocks", "KV blocks on disk, of all models.");
-    s->disk_bytes = gauge("tandem_kv_disk_bytes", "What they take there.");
-    s->disk_waiting =
-        gauge("tandem_kv_disk_waiting_blocks", "KV blocks that are still to be written.");
-    s->disk_written = counter("tandem_kv_disk_written_blocks_total", "Blocks written.");
-    s->disk_restored = counter("tandem_kv_disk_restored_blocks_total", "Blocks read back.");
+    s->disk_bytes = gauge("tandem_kv_disk_bytes", "Bytes of the KV blocks on disk.");
+    s->disk_waiting = gauge("tandem_kv_disk_waiting_blocks", "KV blocks that wait to be written.");
+    s->disk_written = counter("tandem_kv_disk_written_blocks_total", "KV blocks written to disk.");
+    s->disk_restored = counter("tandem_kv_disk_restored_blocks_total",
+                               "KV blocks read back, from disk or from the write buffer.");
     s->disk_dropped = counter("tandem_kv_disk_dropped_blocks_total",
-                              "Blocks not written, because too many waited for the disk.");
+                              "KV blocks not written because the write buffer was full.");
     s->disk_failed = counter("tandem_kv_disk_failed_blocks_total",
-                             "Blocks not written, because the disk failed or was full.");
+                             "KV blocks not written because the disk failed or was full.");
     s->disk_gone = counter("tandem_kv_disk_removed_blocks_total",
-                           "Blocks that expired, made room, or were damaged.");
+                           "KV blocks removed from disk: expired, evicted or damaged.");
 }
 
 static void init_speculation(struct stats *s)
 {
-    s->steps = counter("tandem_spec_decode_steps_total", "Decoding steps: sequences times rounds.");
+    s->steps =
+        counter("tandem_spec_decode_steps_total", "Decoding steps, one per sequence and round.");
     s->fallback_steps = counter("tandem_spec_decode_fallback_steps_total",
-                                "Steps that wanted a draft and went on without one.");
-    s->proposed = counter("tandem_spec_decode_proposed_tokens_total", "Draft tokens verified.");
-    s->accepted = counter("tandem_spec_decode_kept_tokens_total", "Draft tokens kept.");
+                                "Steps that wanted a draft and ran without one.");
+    s->proposed = counter("tandem_spec_decode_proposed_tokens_total",
+                          "Draft tokens of proposers that were verified.");
+    s->accepted = counter("tandem_spec_decode_kept_tokens_total",
+                          "Draft tokens of proposers that were accepted.");
     s->bonus = counter("tandem_spec_decode_bonus_tokens_total",
-                       "Tokens of the target's behind fully accepted drafts.");
-    s->ahead = counter("tandem_spec_decode_ahead_drafts_total",
-                       "Drafts made while what they follow was being verified.");
+                       "Bonus tokens: the target's tokens after fully accepted drafts.");
+    s->ahead = counter(
+        "tandem_spec_decode_ahead_drafts_total",
+        "Drafts received that were made while the draft before them was verified (draft_ahead).");
     s->ahead_used = counter("tandem_spec_decode_ahead_drafts_used_total",
-                            "Those of them that followed what was committed.");
+                            "Drafts ahead that continued the committed tokens.");
     s->acceptance_ema = gauge("tandem_spec_decode_acceptance_rate_ema",
-                              "Moving average of the acceptance of drafted steps.");
-    s->k_now = gauge("tandem_spec_decode_k", "Mean draft length wanted in the last round.");
+                              "Moving average of the acceptance rate of steps with a draft.");
+    s->k_now = gauge("tandem_spec_decode_k", "Mean draft length requested in the last round.");
     metrics_set(s->acceptance_ema, 0.7);
 }
 
@@ -164,12 +175,12 @@ void stats_drafts_init(struct stats_drafts *d, const char *name)
     d->tokens = metrics_counter("tandem_spec_decode_num_draft_tokens_total",
                                 "Draft tokens verified.", label);
     d->accepted = metrics_counter("tandem_spec_decode_num_accepted_tokens_total",
-                                  "Draft tokens kept.", label);
+                                  "Draft tokens accepted.", label);
     for (unsigned k = 0; k < STATS_MAX_POSITIONS; k++) {
         snprintf(with_position, sizeof(with_position), "%s,position=\"%u\"", label, k);
         d->accepted_at[k] =
             metrics_counter("tandem_spec_decode_num_accepted_tokens_per_pos_total",
-                            "Draft tokens kept, by their position in the draft.", with_position);
+                            "Draft tokens accepted, by position in the draft.", with_position);
     }
 }
 

@@ -80,7 +80,7 @@ static void the_default_proposer_is_one_of_them(void **state)
     assert_non_null(
         strstr(fail_text(), "no proposer is called c, which is to be asked by default"));
     assert_int_equal(reads_default("a=h:1", "a\"b", &o), -EINVAL);
-    assert_non_null(strstr(fail_text(), "default_proposer is a name of at most 31 letters"));
+    assert_non_null(strstr(fail_text(), "default_proposer must be at most 31 letters"));
     assert_int_equal(reads_default("a=h:1", "", &o), 0);
     assert_string_equal(o->speculation.proposer, "");
 }
