@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # build.sh - ./tandem build.
 
 command_build() {
@@ -8,7 +9,7 @@ command_build() {
         release) ;;
         dev | asan | tsan) need_packages libcmocka-dev ;;
         fuzz) need_packages libcmocka-dev "${PACKAGES_FUZZ[@]}" ;;
-        *) die "there is no preset $preset; there are release dev asan tsan fuzz" ;;
+        *) die "there is no preset $preset; the presets are release, dev, asan, tsan and fuzz" ;;
         esac
         build "$preset"
     done

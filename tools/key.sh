@@ -1,6 +1,7 @@
-# key.sh - ./tandem key.
+# shellcheck shell=bash
+# key.sh - ./tandem key: creates an API key for the gateway.
 
-# The file holds the digest; whoever asks needs the key, which is shown this once.
+# The key file holds only the SHA-256 digest. The client needs the key itself, which is printed once, on stderr.
 command_key() {
     [ $# -gt 0 ] || die "key needs a name: ./tandem key alice rate=60 >>api-keys"
     [[ $1 =~ ^[A-Za-z0-9._-]{1,64}$ ]] || die "a name is 1 to 64 letters, digits, '.', '_' and '-', not \"$1\""
@@ -10,7 +11,7 @@ command_key() {
             die "limits are rate=N, concurrency=N and max_tokens=N, not \"$limit\""
     done
     key=sk-$(head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
-    echo "the key, which is shown only now: $key" >&2
+    echo "the key (it is not shown again): $key" >&2
     printf '%s ' "$1" "sha256:$(printf %s "$key" | sha256sum | cut -d ' ' -f 1)" "${@:2}"
     echo
 }

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # lint.sh - ./tandem lint and ./tandem fmt.
 
 sources() { git ls-files '*.c' '*.h'; }
@@ -9,7 +10,8 @@ command_fmt() {
     write_configuration
 }
 
-# Keeps the text before the first heading of a service and writes the tables below it.
+# Regenerates docs/configuration.md: the text before the first service's heading stays, the tables of the
+# settings are what each service prints with --print-config.
 write_configuration() {
     local page=docs/configuration.md name
     {
@@ -32,7 +34,7 @@ lint_cppcheck() {
         --suppressions-list=tests/lint/cppcheck.txt -Icommon -I. -D_GNU_SOURCE common proposer-svc verifier-svc gateway
 }
 
-# Findings are "FILE KIND"; those in tests/lint/analyzer.txt are known to be false.
+# A finding is "FILE KIND". tests/lint/analyzer.txt lists the known false positives.
 lint_analyzer() {
     rm -rf build/analyze
     (build analyze) >"$LOGS/analyzer.log" 2>&1 || return
@@ -47,11 +49,10 @@ command_lint() {
     need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_LINT[@]}" libcmocka-dev python3
     build dev
     check clang-format lint_format
-    check "include arrows" /usr/bin/python3 tests/lint/test_arrows.py
+    local script
+    for script in tests/lint/test_*.py; do check "$script" /usr/bin/python3 "$script"; done
     check cppcheck lint_cppcheck
     check clang-tidy lint_tidy
     check "gcc -fanalyzer" lint_analyzer
-    echo
-    echo "$N_PASSED passed, $N_FAILED failed"
-    [ "$N_FAILED" = 0 ]
+    show_results
 }

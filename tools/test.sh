@@ -1,4 +1,7 @@
+# shellcheck shell=bash
 # test.sh - ./tandem test.
+
+CLIENTS=build/clients # the npm packages of tests/clients are installed here
 
 npm_clients() {
     local stamp=$CLIENTS/.installed
@@ -10,7 +13,8 @@ npm_clients() {
     touch "$stamp"
 }
 
-# promtool checks /metrics; its package is unpacked, not installed (it would start a server).
+# promtool checks the format of /metrics. Its package is unpacked but not installed, because installing it would
+# start a Prometheus server.
 unpack_promtool() {
     [ -x build/promtool ] && return
     step "fetching promtool"
@@ -19,13 +23,13 @@ unpack_promtool() {
     if (cd "$tmp" && apt-get -qq download prometheus && dpkg-deb -x ./*.deb root) >/dev/null 2>&1; then
         cp "$tmp/root/usr/bin/promtool" build/
     else
-        echo "skipped: promtool could not be fetched, /metrics is checked without it"
+        echo "skipped: could not fetch promtool; /metrics is checked without it"
     fi
     rm -rf "$tmp"
 }
 
-# For tests/kernel/test_kernel_cross.py. A state of its own lets apt-get fetch for another CPU; this system's
-# list of architectures stays as it is.
+# test_kernel_cross.py needs cmocka for arm64. apt-get gets a state folder for this one download, so this
+# system's list of architectures does not change.
 unpack_cmocka_arm64() {
     [ -d build/arm64 ] && return
     step "fetching cmocka for arm64"
@@ -40,12 +44,12 @@ unpack_cmocka_arm64() {
         mkdir -p build
         mv "$tmp/root" build/arm64
     else
-        echo "cmocka for arm64 could not be fetched (see $LOGS/cmocka-arm64.log)"
+        echo "could not fetch cmocka for arm64 (see $LOGS/cmocka-arm64.log)"
     fi
     rm -rf "$tmp"
 }
 
-# run_ctest PRESET LABEL_REGEX: runs what carries the label and counts the cases in its output.
+# run_ctest PRESET LABEL_REGEX: runs the tests with these labels and counts the cases in their output.
 run_ctest() {
     local preset=$1 labels=$2 log=$LOGS/test-$1.log
     step "testing $preset: ${labels//|/, }"
@@ -53,26 +57,26 @@ run_ctest() {
     cp "build/$preset/Testing/Temporary/LastTest.log" "$log"
     local passed failed
     read -r passed failed < <(/usr/bin/python3 tools/count.py "$log")
-    echo "$preset: $passed passed, $failed failed (whole output in $log)"
-    count "$passed" "$failed"
+    echo "$preset: $passed passed, $failed failed (full output in $log)"
+    add_results "$passed" "$failed"
 }
 
-# A million executions of every fuzzer on top of its corpus; finds stay in build/fuzz/found.
+# Runs each fuzzer one million times, starting from its corpus. Inputs that crash it stay in build/fuzz/found.
 run_fuzzers() {
-    local fuzzer what
+    local fuzzer target
     for fuzzer in build/fuzz/tests/fuzz_*; do
         if [ ! -f "$fuzzer" ] || [ ! -x "$fuzzer" ]; then continue; fi
-        what=${fuzzer##*/fuzz_}
-        mkdir -p "build/fuzz/found/$what"
-        step "fuzzing $what"
+        target=${fuzzer##*/fuzz_}
+        mkdir -p "build/fuzz/found/$target"
+        step "fuzzing $target"
         if "$fuzzer" -runs=1000000 -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-            -artifact_prefix="build/fuzz/found/$what-" "build/fuzz/found/$what" "tests/fuzz/corpus/$what" \
-            >"$LOGS/fuzz-$what.log" 2>&1; then
-            echo "fuzz_$what: 1000000 executions"
-            count 1 0
+            -artifact_prefix="build/fuzz/found/$target-" "build/fuzz/found/$target" "tests/fuzz/corpus/$target" \
+            >"$LOGS/fuzz-$target.log" 2>&1; then
+            echo "fuzz_$target: 1000000 executions"
+            add_results 1 0
         else
-            tail -n 40 "$LOGS/fuzz-$what.log"
-            count 0 1
+            tail -n 40 "$LOGS/fuzz-$target.log"
+            add_results 0 1
         fi
     done
 }
@@ -82,7 +86,7 @@ command_test() {
     case ${1:-} in
     '') ;;
     --long) long=1 ;;
-    *) die "test has one option, --long" ;;
+    *) die "test has one option: --long" ;;
     esac
     local extra=()
     mapfile -t extra < <(packages_node)
@@ -105,7 +109,5 @@ command_test() {
         build fuzz
         run_fuzzers
     fi
-    echo
-    echo "$N_PASSED passed, $N_FAILED failed"
-    [ "$N_FAILED" = 0 ]
+    show_results
 }
