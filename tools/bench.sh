@@ -34,8 +34,8 @@ bench_all() {
             /usr/bin/python3 tests/bench/engine.py "$bench" "$model" --peer no
         done
     done
-    step "services"
-    /usr/bin/python3 tests/bench/services.py "$BIN"
+    step "startup"
+    /usr/bin/python3 tests/bench/startup.py "$BIN"
 }
 
 command_bench() {

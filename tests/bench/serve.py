@@ -33,7 +33,7 @@ import urllib.request
 
 import report
 import serve_figures
-import serve_load
+import serve_traffic
 import serve_report
 import speculation
 
@@ -182,7 +182,7 @@ async def tell(run, what):
 
 
 async def drive(o, server, what, kind, value, wishes):
-    run, loop = serve_load.Run(server, o.timeout), asyncio.get_running_loop()
+    run, loop = serve_traffic.Run(server, o.timeout), asyncio.get_running_loop()
 
     def stop():
         loop.remove_signal_handler(signal.SIGINT)  # once more ends the program
@@ -316,9 +316,9 @@ def main(arguments):
         if not o.url:
             o.model = o.model or EMBEDDED
             stack = Stack(o, at_end)
-            server = serve_load.Server(stack.url)
+            server = serve_traffic.Server(stack.url)
         else:
-            server = serve_load.Server(o.url, o.api_key or os.environ.get("OPENAI_API_KEY"))
+            server = serve_traffic.Server(o.url, o.api_key or os.environ.get("OPENAI_API_KEY"))
         model = first_model(server) if stack or not o.model else o.model
         runs = run_all(o, server, model, stack)
     figures = {"server": "services started for this" if stack else server.base, "model": model, "seed": o.seed,

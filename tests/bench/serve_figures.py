@@ -37,7 +37,7 @@ def share(part, whole):
 
 
 def figures(run, limits):
-    """run: a serve_load.Run that has ended; limits: seconds by name of a latency, or none."""
+    """run: a serve_traffic.Run that has ended; limits: seconds by name of a latency, or none."""
     good = [s for s in run.samples if s.ok]
     wall_s = max(run.wall_s, 1e-9)
     total = lambda name: sum(getattr(s, name) for s in good)

@@ -1,4 +1,4 @@
-"""serve_load.py: requests to an OpenAI-compatible server, all on one event loop, and when their tokens came.
+"""serve_traffic.py: requests to an OpenAI-compatible server, all on one event loop, and when their tokens came.
 
 A stream is not parsed token by token: bytes that arrive together are searched once for events with text, and only
 those with usage or an error are read as JSON. Each request has a connection of its own.

@@ -1,4 +1,4 @@
-"""services.py BIN: start-up time and idle memory of each service, with the embedded target.
+"""startup.py BIN: start-up time and idle memory of each service, with the embedded target.
 
 Start-up is from the start of the process to READY=1; memory is what smaps_rollup says half a second later.
 """
