@@ -15,7 +15,9 @@ import urllib.request
 
 import engine
 import report
-from speculation import Services, alpha_of, must_agree, prompt_of, rate_of, relative, text_with_figures
+from services import Services
+from stats import alpha_of, rate_of, relative
+from timing import must_agree, prompt_of, text_with_figures
 
 DRAFTER = "127.0.0.1:7703"  # in its namespace
 MODES = {"in turns": "--no-draft-ahead", "ahead": "--draft-ahead"}

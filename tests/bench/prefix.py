@@ -14,7 +14,9 @@ import sys
 import tempfile
 import time
 
-import speculation
+import services
+import timing
+from pair import EPS, synthetic
 
 OWN = 8  # words behind the shared ones
 
@@ -22,9 +24,9 @@ OWN = 8  # words behind the shared ones
 class Bench:
     def __init__(self, o, stack):
         self.o, self.n_prompts = o, 0
-        self.model = speculation.synthetic(o, "eps0.01", "--faint-from", "1", "--eps", "0.01")
+        self.model = synthetic(o, "eps0.01", "--faint-from", "1", "--eps", "0.01")
         pool = ["--kv-mib", "64"]  # full before the overhead is measured: its memory was touched
-        self.services = speculation.Services(o, stack, self.model, {}, {"kept": pool, "not kept": [*pool, "--no-prefix-cache"]})
+        self.services = services.Services(o, stack, self.model, {}, {"kept": pool, "not kept": [*pool, "--no-prefix-cache"]})
 
     def first_token_ms(self, name, prompt):
         answer = self.services.generate(name, prompt, 1, {"proposer": "none"})
@@ -32,7 +34,7 @@ class Bench:
 
     def another(self, n):
         self.n_prompts += 1
-        return speculation.prompt_of(self.n_prompts, n)
+        return timing.prompt_of(self.n_prompts, n)
 
     def hit(self):
         for name in ["kept", "not kept"]:  # the first passes warm caches and threads
@@ -63,24 +65,24 @@ class Bench:
               f"--no-prefix-cache; median of the ratios {ratio:.3f}", flush=True)
 
 
-def answer_ms(services, prompt):
+def answer_ms(running, prompt):
     """As its client sees it: blocks are read before a request is admitted."""
     start = time.monotonic()
-    answer = services.generate("disk", prompt, 1, {"proposer": "none"})
+    answer = running.generate("disk", prompt, 1, {"proposer": "none"})
     return 1e3 * (time.monotonic() - start), answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def disk(o, model):
-    prompts = [speculation.prompt_of(-1 - i, o.shared + OWN) for i in range(o.rounds)]
+    prompts = [timing.prompt_of(-1 - i, o.shared + OWN) for i in range(o.rounds)]
     ms = {"computed": [], "read from disk": [], "found in memory": []}
     with tempfile.TemporaryDirectory() as folder:
         for kinds in [["computed"], ["read from disk", "found in memory"]]:
             with contextlib.ExitStack() as stack:
-                services = speculation.Services(o, stack, model, {}, {"disk": ["--kv-disk", folder]})
-                answer_ms(services, speculation.prompt_of("warm", o.shared))
+                running = services.Services(o, stack, model, {}, {"disk": ["--kv-disk", folder]})
+                answer_ms(running, timing.prompt_of("warm", o.shared))
                 for prompt in prompts:
                     for kind in kinds:
-                        took, cached = answer_ms(services, prompt)
+                        took, cached = answer_ms(running, prompt)
                         assert cached == (0 if kind == "computed" else (o.shared + OWN - 1) // 16 * 16), (kind, cached)
                         ms[kind].append(took)
     computed, read, found = (statistics.median(v) for v in ms.values())
@@ -90,12 +92,12 @@ def disk(o, model):
 
 def main(arguments):
     p = argparse.ArgumentParser(prog="tandem bench prefix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--shape", default="0.1b", choices=speculation.EPS, help="of the synthetic model (default: 0.1b)")
+    p.add_argument("--shape", default="0.1b", choices=EPS, help="of the synthetic model (default: 0.1b)")
     p.add_argument("--shared", type=int, default=1024, help="tokens that prompts share (default: 1024)")
     p.add_argument("--rounds", type=int, default=9, help="prompts of each kind (default: 9)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the verifiers (default: all cores)")
-    p.add_argument("--bin", default=os.path.join(speculation.ROOT, "build", "release"), help=argparse.SUPPRESS)
-    p.add_argument("--models", default=os.path.join(speculation.ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
+    p.add_argument("--bin", default=os.path.join(services.ROOT, "build", "release"), help=argparse.SUPPRESS)
+    p.add_argument("--models", default=os.path.join(services.ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
     o = p.parse_args(arguments)
     with contextlib.ExitStack() as stack:
         bench = Bench(o, stack)

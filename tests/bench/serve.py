@@ -35,9 +35,9 @@ import report
 import serve_figures
 import serve_traffic
 import serve_report
-import speculation
+import services
 
-EMBEDDED, EMBEDDED_DRAFT = (os.path.join(speculation.ROOT, "models", f"tales-{size}-q8_0.gguf") for size in ["11m", "1m"])
+EMBEDDED, EMBEDDED_DRAFT = (os.path.join(services.ROOT, "models", f"tales-{size}-q8_0.gguf") for size in ["11m", "1m"])
 STORIES = [f"Write a story about {who} and {what}." for who in ["a dog named Max", "two friends", "a sad cat", "a little girl"]
            for what in ["a red ball", "the old tree", "a big storm", "the lost key"]]
 HANG_UP_TOKENS = 8  # who hangs up does so after 1 to so many
@@ -133,7 +133,7 @@ class Stack:
         draft = ["--draft-model", o.draft_model] if o.proposer in ("draft", "chain") else []
         proposers = {} if o.proposer == "none" else {o.proposer: ["--proposer", o.proposer, *draft]}
         print("starting the services", file=sys.stderr, flush=True)
-        self.services = speculation.Services(o, stack, o.model, proposers, {"verifier": []})
+        self.services = services.Services(o, stack, o.model, proposers, {"verifier": []})
         self.url = f"http://127.0.0.1:{self.services.ports['verifier']}"
         self.pids = {"proposer" if name == o.proposer else name.removeprefix("verifier-"): process.pid
                      for name, process in self.services.processes.items()}
@@ -300,7 +300,7 @@ def parser():
                      "request), e2e, in ms, or with s: ttft=200,itl=50,e2e=5s")
     report.add_option(out)
     out.add_argument("--html", metavar="FILE", help="write a report with plots to this file; it needs nothing else to be shown")
-    p.add_argument("--bin", default=os.path.join(speculation.ROOT, "build", "release"), help=argparse.SUPPRESS)
+    p.add_argument("--bin", default=os.path.join(services.ROOT, "build", "release"), help=argparse.SUPPRESS)
     return p
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import serve
 import serve_figures
 import serve_traffic
-import speculation
+import services
 
 
 def run(folder, *arguments):
@@ -93,7 +93,7 @@ class OnTandem(unittest.TestCase):
         cls.stack = contextlib.ExitStack()
         cls.addClassCleanup(cls.stack.close)
         cls.folder = cls.stack.enter_context(tempfile.TemporaryDirectory())
-        cls.services = speculation.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "4"]})
+        cls.services = services.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "4"]})
         cls.url = f"http://127.0.0.1:{cls.services.ports['v']}"
 
     def metrics(self):

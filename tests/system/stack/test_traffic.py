@@ -26,7 +26,7 @@ TOPICS = ["a dog named Max", "a red ball", "the old tree", "two friends", "a sad
 sys.path[:0] = [os.path.join(ROOT, "tests", "bench"), os.path.join(ROOT, "tests", "lib")]
 import junk
 import serve_traffic
-import speculation
+import services
 
 
 class Options:
@@ -42,7 +42,7 @@ class Load(unittest.TestCase):
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         cls.stack = contextlib.ExitStack()
         cls.addClassCleanup(cls.stack.close)
-        cls.services = speculation.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "3", *cls.verifier]})
+        cls.services = services.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "3", *cls.verifier]})
         cls.port = cls.services.ports["v"]
         cls.url = f"http://127.0.0.1:{cls.port}"
 
