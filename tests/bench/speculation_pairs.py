@@ -1,34 +1,39 @@
-"""speculation_pairs.py: measured speed-up beside the theory."""
+"""speculation_pairs.py: the speed-up of a fixed k and of the controller, beside the theory."""
 import contextlib
 
-from pair import EPS, start_pair, take_turns
-from stats import accepted_of, alpha_of, drafted_of, mean_ms, rate_of
-from timing import text_with_figures
+from pair import start_pair, take_turns
+from stats import accepted_ratio, alpha, drafted_per_step, mean_ms, tau, tokens_per_s
+from synthetic import EPS
+from timing import time_answer_and_passes
+
+
+def figures_of_k(answers, k, plain, t1):
+    """plain: tokens/s without drafts; t1: milliseconds of a pass of one row."""
+    a, tk = alpha(answers, k), mean_ms(answers, "engine_pass")
+    c = mean_ms(answers, "proposer_round_trip") / k / t1
+    theory = sum(a ** i for i in range(k + 1)) / (k * c + tk / t1)
+    speed_up = tokens_per_s(answers) / plain
+    return {"speed_up": speed_up, "theory": theory, "of_theory": speed_up / theory, "alpha": a, "c": c,
+            "accepted": accepted_ratio(answers), "t": tk / t1, "tau": tau(answers)}
 
 
 def measure_pair(o, s):
     ks = [0, *o.k]
-    texts = take_turns(o, s, [*ks, "goodput"], o.context, 1, text_with_figures)
-    plain, t1 = rate_of(texts[0]), mean_ms(texts[0], "engine_pass")
-    out = {"plain_tokens_per_s": plain, "k": {}}
-    for k in o.k:
-        a, tk = alpha_of(texts[k], k), mean_ms(texts[k], "engine_pass")
-        c = mean_ms(texts[k], "proposer_round_trip") / k / t1
-        theory = sum(a ** i for i in range(k + 1)) / (k * c + tk / t1)
-        speed_up = rate_of(texts[k]) / plain
-        out["k"][k] = {"speed_up": speed_up, "theory": theory, "of_theory": speed_up / theory, "alpha": a, "c": c,
-                       "accepted": accepted_of(texts[k]),
-                       "t": tk / t1, "tau": sum(t.tokens for t in texts[k]) / sum(t.steps for t in texts[k])}
-    best = max(rate_of(texts[k]) for k in ks)
-    out["goodput"] = {"speed_up": rate_of(texts["goodput"]) / plain, "of_best_measured": rate_of(texts["goodput"]) / best,
-                      "k": drafted_of(texts["goodput"]), "accepted": accepted_of(texts["goodput"])}
-    return out
+    answers = take_turns(o, s, [*ks, "goodput"], o.context, 1, time_answer_and_passes)
+    plain, t1 = tokens_per_s(answers[0]), mean_ms(answers[0], "engine_pass")
+    best = max(tokens_per_s(answers[k]) for k in ks)
+    controlled = answers["goodput"]
+    return {"plain_tokens_per_s": plain, "k": {k: figures_of_k(answers[k], k, plain, t1) for k in o.k},
+            "goodput": {"speed_up": tokens_per_s(controlled) / plain,
+                        "of_best_measured": tokens_per_s(controlled) / best,
+                        "k": drafted_per_step(controlled), "accepted": accepted_ratio(controlled)}}
 
 
 def pairs(o):
     print("%s and its first layer, Q8_0, %d threads each, context %d, %d texts of %d tokens; drafts by another process" % (
         o.shape, o.threads, o.context, o.reps, o.tokens))
-    print("%6s %4s | %9s %7s %9s | %5s %5s %5s %9s" % ("eps", "k", "of plain", "theory", "of theory", "alpha", "tau", "c", "t(k+1)"))
+    print("%6s %4s | %9s %7s %9s | %5s %5s %5s %9s" % (
+        "eps", "k", "of plain", "theory", "of theory", "alpha", "tau", "c", "t(k+1)"))
     out = {}
     for eps in o.eps or EPS[o.shape]:
         with contextlib.ExitStack() as stack:

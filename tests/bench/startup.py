@@ -1,6 +1,7 @@
-"""startup.py BIN: start-up time and idle memory of each service, with the embedded target.
+"""startup.py BIN: start-up time and idle memory of each service, with the embedded target model.
 
-Start-up is from the start of the process to READY=1; memory is what smaps_rollup says half a second later.
+Start-up time is measured from the start of the process to its READY=1. Memory is read from smaps_rollup half a
+second later. The figures are those of the median run by start-up time.
 """
 import os
 import re
@@ -21,6 +22,7 @@ def memory_mib(pid):
 
 
 def measure(folder, program, args):
+    """(milliseconds until READY=1, MiB by kind of memory) of one run. folder: for the notification socket."""
     path = os.path.join(folder, "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(path)
@@ -46,14 +48,15 @@ def main():
     with tempfile.TemporaryDirectory() as run:
         services = {
             "proposer-svc": ["--listen", f"unix:{run}/p.sock"],
-            "verifier-svc": ["--listen", f"unix:{run}/v.sock", "--model", os.path.join(ROOT, "models/tales-11m-q8_0.gguf")],
+            "verifier-svc": ["--listen", f"unix:{run}/v.sock",
+                             "--model", os.path.join(ROOT, "models/tales-11m-q8_0.gguf")],
             "gateway": ["--listen", f"unix:{run}/g.sock", "--verifiers", f"unix:{run}/v.sock"],
         }
         for name, args in services.items():
             runs = sorted(measure(run, os.path.join(folder, name), args) for _ in range(RUNS))
             ready_ms, memory = runs[RUNS // 2]
             print(f"{name:14} ready after {ready_ms:6.1f} ms, idle {memory['Rss']:6.1f} MiB resident, "
-                  f"{memory['Private_Dirty']:6.1f} MiB its own")
+                  f"{memory['Private_Dirty']:6.1f} MiB private")
 
 
 main()

@@ -182,7 +182,7 @@ class OnTandem(unittest.TestCase):
             page = f.read()
         self.assertNotIn("secret", page + json.dumps(figures))
         check_page(self, page)
-        for words in ["Over load", "Shares", "Timeline", "with speculation", "prefers-color-scheme: dark"]:
+        for words in ["By traffic", "Distributions", "Timeline", "with speculation", "prefers-color-scheme: dark"]:
             self.assertIn(words, page)
 
 
@@ -359,7 +359,7 @@ class OnOthers(unittest.TestCase):
 
         path = os.path.join(self.folder, "x.jsonl")
         self.assertIn("No such file", refusal("--prompts", path))
-        for text, why in [("{", "line 1"), ('{"a": 1}', 'either "prompt" or "messages"'), ("", "has no lines"), ("7", "no object")]:
+        for text, why in [("{", "line 1"), ('{"a": 1}', 'either "prompt" or "messages"'), ("", "has no lines"), ("7", "not a JSON object")]:
             with open(path, "w", encoding="utf-8") as f:
                 f.write(text + "\n")
             self.assertIn(why, refusal("--prompts", path))
