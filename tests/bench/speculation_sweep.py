@@ -7,7 +7,7 @@ from stats import alpha, compare, drafted_per_step, tokens_per_s, weighted_mean
 from synthetic import EPS
 from timing import time_answer
 
-HARDLY = 0.01  # draft tokens per step; with at most so many, the passes are practically those of no drafts
+HARDLY = 0.01  # draft tokens per step; up to this many, the passes are practically those of no drafts
 
 
 def measure_point(o, s, eps, context, n):
