@@ -16,6 +16,7 @@ import engine
 import overlap
 import prefix
 import speculation
+import speculation_sweep
 
 
 class Bench(unittest.TestCase):
@@ -145,7 +146,7 @@ class Speculation(unittest.TestCase):
     def test_a_mean_is_weighted_by_errors(self):
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
-            speculation.mean_of("of best", [(1, 0.1), (2, 0.2)])
+            speculation_sweep.print_mean("of best", [(1, 0.1), (2, 0.2)])
         self.assertRegex(text.getvalue(), r"of best +1.200 \+- 0.089, chi-square 20.0, n = 2\n")
 
 
