@@ -1,4 +1,4 @@
-"""engine.py decode|verify|prefill|spec [OPTIONS]: the time of forward passes, beside llama.cpp.
+"""engine.py decode|verify|prefill|spec [OPTIONS]: the time of forward passes, beside llama.cpp or another build.
 
   decode   1, 8 and 16 sequences together, one row each
   verify   M rows of one sequence, logits for each row, M = 1 .. 64
@@ -13,6 +13,7 @@ speed of plain reads of the same weights.
 """
 import argparse
 import contextlib
+import math
 import os
 import statistics
 import subprocess
@@ -130,8 +131,8 @@ def question(bench, n, reps):
 
 
 def measure(engines, o):
-    """(engine name -> rows -> milliseconds, streams -> milliseconds of plain reads). The first turn warms up and is
-    not counted."""
+    """(engine name -> rows -> milliseconds of each turn, streams -> milliseconds of plain reads). The first turn warms
+    up and is not counted."""
     passes = {e.name: {n: [] for n in o.rows} for e in engines}
     reads = {s: [] for s in STREAMS}
     reps = REPS_A_TURN[o.bench]
@@ -143,7 +144,7 @@ def measure(engines, o):
             for e in engines[:: 1 if turn % 2 else -1]:
                 times = e.ask(question(o.bench, n, reps))
                 if turn:
-                    passes[e.name][n] += times[1:] or times
+                    passes[e.name][n].append(times[1:] or times)
         if turn == 0:
             print("%d turns of %.1f s each" % (o.reps, time.monotonic() - start), file=sys.stderr, flush=True)
     return passes, reads
@@ -158,16 +159,24 @@ def spread(times):
 # ---------------------------------------------------------------- results
 
 
+def paired(ours, theirs):
+    """The ratio of two engines' times, turn by turn: geometric mean, and its relative standard error. Arguments:
+    milliseconds of each turn."""
+    logs = [math.log(statistics.median(a) / statistics.median(b)) for a, b in zip(ours, theirs)]
+    error = statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else 0.0
+    return math.exp(statistics.mean(logs)), error
+
+
 def stand_in(o, t_ms):
     """rows -> the estimated milliseconds of ik_llama.cpp, for the sizes with a known factor. t_ms: llama.cpp's."""
-    if o.shape != "1b" or o.model or o.context != (0 if o.bench == "prefill" else 256):
+    if o.against or o.shape != "1b" or o.model or o.context != (0 if o.bench == "prefill" else 256):
         return {}
     known = {n: STAND_IN.get((o.bench, n), {}).get(o.type) for n in t_ms}
     return {n: t_ms[n] * factor for n, factor in known.items() if factor}
 
 
-def side(name, cpu, times):
-    spreads = {n: spread(t) for n, t in times.items()}
+def side(name, cpu, turns):
+    spreads = {n: spread(ms for turn in t for ms in turn) for n, t in turns.items()}
     t_ms = {n: s[0] for n, s in spreads.items()}
     return {"name": name, "cpu": cpu, "t_ms": t_ms, "spread_ms": {n: s[1:] for n, s in spreads.items()},
             "of_one_row": {n: t / t_ms[1] for n, t in t_ms.items()} if 1 in t_ms else {}}
@@ -186,11 +195,12 @@ def results(o, engines, passes, reads):
     if 1 in o.rows:
         out["read_gb_per_s"] = n_bytes / out["t_ms"][1] / 1e6
     if len(sides) == 2:
-        theirs = sides[1]
+        theirs = {**sides[1], "title": o.against or "llama.cpp " + peer.VERSION}
         theirs["stand_in_ms"] = stand_in(o, theirs["t_ms"])
         best = {n: min(t, theirs["stand_in_ms"].get(n, t)) for n, t in theirs["t_ms"].items()}
         out["peer"] = theirs
         out["of_peer"] = {n: out["t_ms"][n] / t for n, t in theirs["t_ms"].items()}
+        out["of_peer_paired"] = {n: paired(passes[engines[0].name][n], passes[engines[1].name][n]) for n in o.rows}
         out["of_better_peer"] = {n: out["t_ms"][n] / t for n, t in best.items()}
     return out
 
@@ -207,13 +217,13 @@ def table(o, r):
     theirs = r.get("peer")
     yield "%s of %s: %d threads, context %d, %d turns" % (o.bench, r["model"], o.threads, o.context, o.reps)
     ours = "tandem, " + r["cpu"] + (", floats by OpenBLAS" if o.float_gemm == "blas" else "") + ", K and V of " + o.kv_type
-    yield "%5s | %-44s" % ("", ours) + (" | llama.cpp %s, %s" % (peer.VERSION, theirs["cpu"]) if theirs else "")
+    yield "%5s | %-44s" % ("", ours) + (" | %s, %s" % (theirs["title"], theirs["cpu"]) if theirs else "")
     yield "%5s | %s" % ("seqs" if o.bench == "decode" else "rows", head) + (
-        " | %s | %6s | %9s %6s" % (head, "ours/", "stand-in", "ours/") if theirs else "")
+        " | %s | %6s %14s | %9s %6s" % (head, "ours/", "paired", "stand-in", "ours/") if theirs else "")
     for n in o.rows:
         line = "%5d | %s" % (n, cells(r, n, n))
         if theirs:
-            line += " | %s | %6.2f |" % (cells(theirs, n, n), r["of_peer"][n])
+            line += " | %s | %6.2f %14s |" % (cells(theirs, n, n), r["of_peer"][n], "%.3f +- %.3f" % r["of_peer_paired"][n])
             if n in theirs["stand_in_ms"]:
                 line += " %9.2f %6.2f" % (theirs["stand_in_ms"][n], r["of_better_peer"][n])
         yield line
@@ -239,7 +249,7 @@ def measure_texts(engines, o):
             times = [ms for e in engines[1:] for ms in e.ask(question("decode", 1, REPS_A_TURN["decode"]))]
             if turn:
                 answers.append(answer)
-                steps += times[1:]
+                steps += [times[1:]] if times else []
     return texts, steps
 
 
@@ -332,6 +342,8 @@ def options(arguments):
     p.add_argument("--reps", type=int, default=7, help="turns (default: 7)")
     p.add_argument("--peer", default="best", 
                    help="no: measure without llama.cpp; or one of its builds: haswell, icelake, ... (default: best)")
+    p.add_argument("--against", metavar="BUILD", help="decode, verify, prefill: measure beside another build of Tandem "
+                   "instead of llama.cpp, such as ../old/build/release")
     p.add_argument("--kv-type", default="f16", choices=["int8", "f16", "f32"],
                    help="Tandem's type of K and V; llama.cpp always uses f16 (default: f16)")
     p.add_argument("--float-gemm", default="own", choices=["own", "blas"],
@@ -345,6 +357,10 @@ def options(arguments):
         o.context = 0 if o.bench == "prefill" else 256
     usual = [1] if o.bench == "decode" and o.context > 1024 else ROWS[o.bench]  # 16 such contexts need gigabytes
     o.rows = [int(n) for n in o.rows.split(",")] if o.rows else usual
+    if o.against and o.bench == "spec":
+        p.error("--against is for decode, verify and prefill")
+    if o.against:
+        o.peer = "no"
     if o.bench == "spec" and bool(o.model) != bool(o.draft):
         p.error("spec needs either both --model and --draft or neither")
     most = 64 if o.bench in ("decode", "spec") else 512
@@ -357,7 +373,10 @@ def start_engines(o, stack):
     n_seqs = max(o.rows) if o.bench == "decode" else 1
     common = [o.path, str(o.threads), str(o.context), str(n_seqs)]
     drafting = [o.draft] if o.bench == "spec" else []
-    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), o.float_gemm, o.kv_type, *common, *drafting]}
+    arguments = [o.float_gemm, o.kv_type, *common, *drafting]
+    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), *arguments]}
+    if o.against:
+        commands["the other build"] = [os.path.join(o.against, "tests", "engine_tool"), *arguments]
     if o.peer != "no":
         cpu = [] if o.peer == "best" else [o.peer]
         commands["llama.cpp"] = [sys.executable, os.path.join(HERE, "peer_child.py"), *common, *cpu]

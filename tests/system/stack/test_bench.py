@@ -2,6 +2,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -77,7 +78,7 @@ class Bench(unittest.TestCase):
     def test_the_better_peer_is_the_stand_in_where_that_is_faster(self):
         o = engine.options(["verify", "--rows", "1,8,16", "--type", "q4_k_m"])
         o.path = "x.gguf"
-        passes = {"tandem": {1: [10.0], 8: [20.0], 16: [40.0]}, "llama.cpp": {1: [20.0], 8: [40.0], 16: [100.0]}}
+        passes = {"tandem": {1: [[10.0]], 8: [[20.0]], 16: [[40.0]]}, "llama.cpp": {1: [[20.0]], 8: [[40.0]], 16: [[100.0]]}}
 
         class Side:
             def __init__(self, name, *about):
@@ -90,6 +91,18 @@ class Bench(unittest.TestCase):
         self.assertAlmostEqual(r["of_better_peer"][8], 20 / (40 * 0.78))
         self.assertEqual(r["of_better_peer"][16], 0.4)
         self.assertEqual((r["read_limit_gb_per_s"], r["read_limit_streams"]), (1, 4))
+
+
+    def test_turns_are_compared_in_pairs(self):
+        ratio, error = engine.paired([[10.0, 12.0], [40.0]], [[11.0], [10.0]])
+        self.assertAlmostEqual(ratio, 2)
+        self.assertAlmostEqual(error, math.log(2))
+
+    def test_another_build_takes_the_place_of_the_peer(self):
+        text, figures = self.run_bench("decode", "--rows", "1,8", "--reps", "2", "--against", BIN)
+        self.assertIn(BIN, text)
+        self.assertEqual(figures["peer"]["title"], BIN)
+        self.assertEqual(sorted(figures["of_peer_paired"]), ["1", "8"])
 
 
 class Speculation(unittest.TestCase):
