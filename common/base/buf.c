@@ -1,4 +1,4 @@
-/* buf.c - a growing run of bytes. */
+/* buf.c - a growing byte buffer. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ void *buf_room(struct buf *b, size_t n)
         b->error = -EMSGSIZE;
         return NULL;
     }
-    if (b->len + n + 1 > b->cap) { // one for the NUL
+    if (b->len + n + 1 > b->cap) { // one byte for the NUL
         size_t cap = b->cap ? b->cap * 2 : 256;
         if (cap < b->len + n + 1)
             cap = b->len + n + 1;

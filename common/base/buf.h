@@ -1,7 +1,9 @@
-/* buf.h - a growing run of bytes with a written maximum.
+/* buf.h - a growing byte buffer with a maximum size.
  *
- * Growth that fails or passes the maximum marks the buffer; further appends do nothing and
- * buf_error() tells once at the end, so that building a text needs no check per line. */
+ * An append that fails, or that would pass the maximum, marks the buffer; later appends do nothing.
+ * The caller checks buf_error() once at the end, so building a text needs no check per line.
+ *
+ * Threads: any; one at a time per buffer. */
 #pragma once
 #include <stdarg.h>
 #include <stdbool.h>
@@ -9,7 +11,7 @@
 #include <stdint.h>
 
 struct buf {
-    char *data; // NUL behind the last byte once anything was appended
+    char *data; // NULL before the first append; afterwards a NUL follows the last byte
     size_t len, cap, max;
     int error; // 0, -ENOMEM or -EMSGSIZE
 };
@@ -20,15 +22,18 @@ static inline void buf_done_auto(struct buf *b)
 {
     buf_done(b);
 }
-void buf_clear(struct buf *b); // keeps the memory
+/* Empties the buffer and clears its error; keeps the memory. */
+void buf_clear(struct buf *b);
 void buf_add(struct buf *b, const void *data, size_t len);
 void buf_puts(struct buf *b, const char *text);
 void buf_printf(struct buf *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Drops the first n bytes. */
 void buf_shift(struct buf *b, size_t n);
-/* Room for n more bytes at data + len, or NULL; the caller adds to len what it wrote. */
+/* Space for n more bytes at data + len, or NULL. The caller writes there, then adds the number of
+ * bytes written to len. */
 void *buf_room(struct buf *b, size_t n);
-/* 0, -ENOMEM or -EMSGSIZE (the maximum was passed); with a sentence. */
+/* 0, -ENOMEM or -EMSGSIZE (an append would have passed the maximum); sets fail_text(). */
 int buf_error(const struct buf *b);
-/* Hands the bytes over (malloc'ed, NUL behind them); the buffer is empty again. */
+/* Hands the bytes over (malloc'ed, a NUL follows them); the buffer is empty again. NULL: no
+ * memory. */
 char *buf_take(struct buf *b);

@@ -1,9 +1,10 @@
-/* cgroup.c - /proc/self/cgroup and the folders it names; its format: cgroups(7). */
+/* cgroup.c - reads /proc/self/cgroup, whose format is in cgroups(7), and visits the folders that it
+ * names. */
 #include <stdio.h>
 #include <string.h>
 #include "base/cgroup.h"
 
-/* True: the controller is among names, "cpu,cpuacct"; these are cut into pieces. */
+/* Whether the controller is one of names, for example "cpu,cpuacct". Cuts names into pieces. */
 static bool is_among(const char *controller, char *names)
 {
     for (char *save, *t = strtok_r(names, ",", &save); t; t = strtok_r(NULL, ",", &save))
@@ -27,7 +28,7 @@ void cgroup_each(const char *root, const char *controller,
         bool v2 = !names[1];
         if (!v2 && !is_among(controller, names + 1))
             continue;
-        for (char *slash = group; slash;) {
+        for (char *slash = group; slash;) { // the group, then its parents
             snprintf(folder, sizeof(folder), "%s/sys/fs/cgroup%s%s%s", root, v2 ? "" : "/",
                      v2 ? "" : controller, group);
             visit(arg, folder, v2);

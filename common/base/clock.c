@@ -1,4 +1,4 @@
-/* clock.c - the one source of time. */
+/* clock.c - the only source of time. */
 #include "base/clock.h"
 
 int64_t clock_us(void)

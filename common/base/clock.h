@@ -1,11 +1,13 @@
-/* clock.h - the one source of time. Decisions take the time as an argument; loops ask here. */
+/* clock.h - the only source of time. Decisions take the time as an argument; loops read it here.
+ *
+ * Threads: any. */
 #pragma once
 #include <stdint.h>
 #include <time.h>
 
-/* Microseconds of CLOCK_MONOTONIC. No two machines' clocks are ever compared. */
+/* Microseconds of CLOCK_MONOTONIC. Clocks of different machines are never compared. */
 int64_t clock_us(void);
-/* The same time as pthread_cond_clockwait() and its like take it. */
+/* The same time in the form that pthread_cond_clockwait() and similar functions take. */
 struct timespec clock_at(int64_t us);
-/* Seconds since 1970, for people and for OpenAI's `created`. */
+/* Seconds since 1970, for readers of logs and for OpenAI's field `created`. */
 int64_t clock_unix_s(void);

@@ -10,8 +10,9 @@
 
 /* ---- cores ---- */
 
-/* Where a machine does not tell its cores, every CPU is one. */
-static unsigned list(hwloc_topology_t t, hwloc_bitmap_t allowed, unsigned *to)
+/* Writes the first allowed CPU of each core. On a machine that does not describe its cores, every
+ * CPU counts as a core. */
+static unsigned list_allowed(hwloc_topology_t t, hwloc_bitmap_t allowed, unsigned *to)
 {
     unsigned n = 0;
     int depth = hwloc_get_type_or_below_depth(t, HWLOC_OBJ_CORE);
@@ -34,9 +35,9 @@ static unsigned list_cores(unsigned *to)
     unsigned n = 0;
     if (hwloc_topology_init(&t) == 0) {
         hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
-        hwloc_topology_set_flags(t, HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING); // the caller's
+        hwloc_topology_set_flags(t, HWLOC_TOPOLOGY_FLAG_DONT_CHANGE_BINDING);
         if (allowed && hwloc_topology_load(t) == 0)
-            n = list(t, allowed, to);
+            n = list_allowed(t, allowed, to);
         hwloc_bitmap_free(allowed);
         hwloc_topology_destroy(t);
     }
@@ -47,7 +48,7 @@ static unsigned list_cores(unsigned *to)
 
 /* ---- quotas ---- */
 
-/* One line of a small file; false: no such file. */
+/* Reads the first line of a file; false: it cannot be read. */
 static bool read_line(const char *path, char *line, int size)
 {
     FILE *f = fopen(path, "re");
@@ -58,7 +59,7 @@ static bool read_line(const char *path, char *line, int size)
     return ok;
 }
 
-/* The quota of one group in CPUs; 0: none. v2: "200000 100000" or "max 100000" in cpu.max. */
+/* The quota of one group in CPUs; 0: none. In v2, cpu.max holds "200000 100000" or "max 100000". */
 static double group_quota(const char *group, bool v2)
 {
     char path[8400], line[128];
@@ -78,18 +79,19 @@ static double group_quota(const char *group, bool v2)
     return quota > 0 && period > 0 ? (double)quota / (double)period : 0;
 }
 
-static void take_quota(void *least, const char *group, bool v2)
+/* For cgroup_each(): arg is the least quota so far, 0 before the first. */
+static void lower_to_quota(void *arg, const char *group, bool v2)
 {
-    double q = group_quota(group, v2), *to = least;
-    if (q > 0 && (*to == 0 || q < *to))
-        *to = q;
+    double quota = group_quota(group, v2), *least = arg;
+    if (quota > 0 && (*least == 0 || quota < *least))
+        *least = quota;
 }
 
 void cores_find(const char *root, struct cores *ret)
 {
     ret->n = ret->usable = list_cores(ret->cpu);
-    double quota = 0; // the least
-    cgroup_each(root, "cpu", take_quota, &quota);
+    double quota = 0; // the least of all groups
+    cgroup_each(root, "cpu", lower_to_quota, &quota);
     if (quota > 0 && quota < ret->n)
         ret->usable = (unsigned)ceil(quota);
 }

@@ -1,4 +1,4 @@
-/* cores.h - the cores that this process may use.
+/* cores.h - the CPU cores that this process may use.
  *
  * Threads: any. */
 #pragma once
@@ -6,10 +6,10 @@
 #define CORES_MAX 256
 
 struct cores {
-    unsigned n;              // that the caller's affinity allows; at least 1
-    unsigned usable;         // of them, within the CPU quota of its cgroups (v1 or v2, parents too)
-    unsigned cpu[CORES_MAX]; // of each its first allowed hyper-thread; those of a node together
+    unsigned n;              // cores in the affinity of the calling thread; at least 1
+    unsigned usable;         // n, limited to the CPU quota of its cgroups (v1 or v2, with parents)
+    unsigned cpu[CORES_MAX]; // first allowed hyper-thread of each core; sorted by NUMA node
 };
 
-/* root: "", or a folder with a test's proc and sys, where quotas are looked up. */
+/* root: "", or a folder with a test's proc and sys, from which the quotas are read. */
 void cores_find(const char *root, struct cores *ret);

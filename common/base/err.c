@@ -1,4 +1,4 @@
-/* err.c - the sentence that goes with an error, one per thread. */
+/* err.c - the sentence that describes an error, one per thread. */
 #include <stdarg.h>
 #include <stdio.h>
 #include "base/err.h"
@@ -7,12 +7,12 @@ static _Thread_local char text[FAIL_TEXT_MAX];
 
 int(fail)(int err, const char *format, ...)
 {
-    char fresh[FAIL_TEXT_MAX]; // the old sentence may be an argument of the new one
+    char formatted[FAIL_TEXT_MAX]; // not `text`: the old sentence may be an argument of the new one
     va_list args;
     va_start(args, format);
-    vsnprintf(fresh, sizeof(fresh), format, args);
+    vsnprintf(formatted, sizeof(formatted), format, args);
     va_end(args);
-    __builtin_memcpy(text, fresh, sizeof(text));
+    __builtin_memcpy(text, formatted, sizeof(text));
     return err;
 }
 

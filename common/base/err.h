@@ -1,16 +1,17 @@
-/* err.h - the one error idiom: 0 or a negative errno, and a sentence said once where it went wrong.
+/* err.h - how functions report errors: 0 or a negative errno, and a sentence that describes it.
  *
- * Callers pass the code up unchanged; the service logs the sentence or puts it into a status. The
- * text is kept per thread: whoever moves an error to another thread copies the text along. */
+ * The function in which the error occurs sets the sentence with fail(). Callers pass the code up
+ * unchanged. The service logs the sentence or returns it in a status. The sentence is stored per
+ * thread: code that moves an error to another thread copies the sentence, too. */
 #pragma once
 
 #define FAIL_TEXT_MAX 512 // bytes of a sentence, NUL included; longer ones are cut
 
-/* Keeps the sentence for fail_text() and returns err (a negative errno). */
+/* Stores the sentence for fail_text() and returns err (a negative errno). */
 int fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* A compiler sees one file at a time: this tells it that the result is negative, so that it does
- * not follow "failed with 0" into values that were never written. */
+/* Tells the compiler that the result of fail() is negative. It sees one file at a time; without
+ * this it warns about results that are not written when a function "fails with 0". */
 #ifdef TANDEM_ANALYZE // gcc's analyzer forgets what ?: has shown
 #define FAIL_NEGATIVE(code)                                                                        \
     ({                                                                                             \
@@ -27,5 +28,5 @@ int fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)))
         FAIL_NEGATIVE(fail_code);                                                                  \
     })
 
-/* The sentence of the last fail() of this thread; "" when there was none. */
+/* The sentence of this thread's last fail(); "" if there was none. */
 const char *fail_text(void);

@@ -1,8 +1,9 @@
-/* exact_math.h - elementary functions of our own: the same bits on every machine.
+/* exact_math.h - elementary functions that return the same bits on every machine.
  *
- * libm's last bits differ by version, and by CPU where it picks fused variants at run time. These
- * are exact or singly rounded operations of double in one written order, inline so that loops over
- * them can run in lanes. (The float exp of activations is a kernel, see kernel_body.h.) */
+ * The last bits of libm's results differ by version, and by CPU where libm selects fused variants
+ * at run time. These functions use exact or singly rounded operations on doubles in a fixed order.
+ * They are inline so that compilers can vectorise loops over them. (The float exp of activations is
+ * a kernel, see kernel_body.h.) */
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -38,7 +39,7 @@ static inline double exact_math_log(double x)
     return (double)e * 0x1.62e42fefa39efp-1 + (2.0 * s + 2.0 * s * sum);
 }
 
-#define EXACT_MATH_ROUND 0x1.8p52 // adding it rounds to an integer, which stands in the low bits
+#define EXACT_MATH_ROUND 0x1.8p52 // adding it rounds to an integer, which is then in the low bits
 
 /* exp(x) for x <= 0 within 2 units in the last place; 0 below -708. x = n log 2 + r, |r| <=
  * log(2)/2, exp(r) by its series to r^13 (next term below 2^-55). */
@@ -61,13 +62,13 @@ static inline double exact_math_exp(double x)
     sum = sum * r + 1.0;
     sum = sum * r + 1.0;
     double scale = exact_math_double((exact_math_bits(shifted) + 1023) << 52);
-    uint64_t kept = -(uint64_t) !(x < -708.0); // a mask: gcc takes no lanes through a branch
-    return exact_math_double(exact_math_bits(sum * scale) & kept);
+    uint64_t mask = -(uint64_t) !(x < -708.0); // gcc does not vectorise a branch
+    return exact_math_double(exact_math_bits(sum * scale) & mask);
 }
 
-/* Sine and cosine within 2^-52 for |x| < 2^20, less exact beyond. x = n pi/2 + r, |r| <= pi/4; of
- * pi/2's three parts the first two have 24 bits, so that n times them is exact. Series to r^17 and
- * r^18 (next terms below 2^-58). */
+/* Sine and cosine within 2^-52 for |x| < 2^20, less exact beyond. x = n pi/2 + r, |r| <= pi/4.
+ * pi/2 is split into three parts; the first two have 24 bits, so n times each of them is exact.
+ * Series to r^17 and r^18 (next terms below 2^-58). */
 static inline void exact_math_sin_cos(double x, double *ret_sin, double *ret_cos)
 {
     double shifted = x * 0x1.45f306dc9c883p-1 + EXACT_MATH_ROUND, n = shifted - EXACT_MATH_ROUND;

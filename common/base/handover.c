@@ -1,4 +1,7 @@
-/* handover.c - a new process of the same program takes over without a gap. */
+/* handover.c - replaces the running process by a new one of the same program, without a gap.
+ *
+ * Both processes hold an end of a socket pair. The successor writes its pid to it when it is ready.
+ * Afterwards neither writes: the end of the stream shows that the other process has ended. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,49 +21,53 @@
 #include "base/mem.h"
 #include "base/svc.h"
 
-#define FIRST_FD 3                       // SD_LISTEN_FDS_START
-#define HANDED_OVER "TANDEM_HANDED_OVER" // =N: sockets from FIRST_FD on, behind them the old one's
-#define START_US 60000000
+#define FIRST_FD 3 // SD_LISTEN_FDS_START
+/* Environment variable =N: N listening sockets from FIRST_FD on, then the end of the socket
+ * pair. */
+#define HANDED_OVER "TANDEM_HANDED_OVER"
+#define START_US 60000000 // limit for the start of a successor
 
 static struct {
     enum handover_state state;
-    pid_t group; // its process group, named by what was spawned, which ends at once
-    int fd;      // it says its pid when it is ready; open for as long as this process is there
+    pid_t group; // its process group: the pid of the spawned process, which has exited
+    int fd;      // our end of the socket pair; stays open while this process runs
     pid_t pid;
-    bool again; // settings have changed since it began
-    int64_t until_us;
-} heir;
+    bool start_another; // settings have changed since it was started
+    int64_t until_us;   // time at which it must be ready
+} successor;
 
-static int old_fd = -1; // of an heir: to the old one
-static bool is_heir;
+static int predecessor_fd = -1; // in a successor: its end of the socket pair
+static bool is_successor;
 
-/* ---- the old process ---- */
+/* ---- in the predecessor ---- */
 
-/* What is said of its own process by others does not hold for the new one. */
-static bool is_passed_on(const char *variable)
+/* False for variables that describe this process only; the successor must not see them. */
+static bool is_inherited(const char *variable)
 {
-    static const char *const own[] = {"LISTEN_", "WATCHDOG_PID=", HANDED_OVER "="};
-    for (size_t i = 0; i < ARRAY_LEN(own); i++)
-        if (strncmp(variable, own[i], strlen(own[i])) == 0)
+    static const char *const private[] = {"LISTEN_", "WATCHDOG_PID=", HANDED_OVER "="};
+    for (size_t i = 0; i < ARRAY_LEN(private); i++)
+        if (strncmp(variable, private[i], strlen(private[i])) == 0)
             return false;
     return true;
 }
 
-static char **make_environment(char *own)
+/* The inherited variables and `added`; the caller frees the list. */
+static char **make_environment(char *added)
 {
     size_t n = 0, k = 0;
     while (environ[n])
         n++;
     char **list = calloc(n + 2, sizeof(char *));
     for (size_t i = 0; list && i < n; i++)
-        if (is_passed_on(environ[i]))
+        if (is_inherited(environ[i]))
             list[k++] = environ[i];
     if (list)
-        list[k] = own;
+        list[k] = added;
     return list;
 }
 
-/* Each fd becomes FIRST_FD + i; all others are closed. The new process leads a group of its own. */
+/* Starts a process in which fds[i] is descriptor FIRST_FD + i and all later ones are closed. It
+ * leads a new process group. */
 static int spawn(char *const *argv, const int *fds, int n, char **environment, pid_t *ret)
 {
     posix_spawn_file_actions_t files;
@@ -84,85 +91,88 @@ static int spawn(char *const *argv, const int *fds, int n, char **environment, p
     return -err;
 }
 
-/* It may have read its settings before they changed. */
-static int start_again(void)
+/* There is a successor, but it may have read its settings before they changed. */
+static int request_another(void)
 {
     char byte;
-    heir.again = heir.state == HANDOVER_STARTING;
-    if (heir.state == HANDOVER_READY && recv(heir.fd, &byte, 1, MSG_DONTWAIT) < 0) // it is there
-        kill(heir.pid, SIGHUP);
+    successor.start_another = successor.state == HANDOVER_STARTING;
+    bool runs = successor.state == HANDOVER_READY &&
+                recv(successor.fd, &byte, 1, MSG_DONTWAIT) < 0; // 0: end of the stream
+    if (runs)
+        kill(successor.pid, SIGHUP);
     return 0;
 }
 
 int handover_start(char *const *argv, const int *fds, int n)
 {
     int pair[2], all[SVC_MAX_FDS + 1];
-    char own[40];
-    if (heir.state != HANDOVER_NONE)
-        return start_again();
-    snprintf(own, sizeof(own), HANDED_OVER "=%d", n);
-    AUTO(mem_free) char **environment = make_environment(own);
+    char variable[40];
+    if (successor.state != HANDOVER_NONE)
+        return request_another();
+    snprintf(variable, sizeof(variable), HANDED_OVER "=%d", n);
+    AUTO(mem_free) char **environment = make_environment(variable);
     if (!environment || n > SVC_MAX_FDS ||
         socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
         return fail(-ENOMEM, "no memory or no descriptor for a new process");
     memcpy(all, fds, (size_t)n * sizeof(int));
     all[n] = pair[1];
-    int rc = spawn(argv, all, n + 1, environment, &heir.group);
+    int rc = spawn(argv, all, n + 1, environment, &successor.group);
     close(pair[1]);
     if (rc < 0) {
         close(pair[0]);
         return fail(rc, "cannot start %s: %s", argv[0], strerror(-rc));
     }
-    heir.fd = pair[0];
-    heir.state = HANDOVER_STARTING;
-    heir.again = false;
-    heir.until_us = clock_us() + START_US;
+    successor.fd = pair[0];
+    successor.state = HANDOVER_STARTING;
+    successor.start_another = false;
+    successor.until_us = clock_us() + START_US;
     return 0;
 }
 
-/* Until now what was spawned has kept the group's number from being given to others. */
-static void forget_group(void)
+/* Reaps the spawned process. Not earlier than here: as a zombie it reserves the number of the
+ * process group, so kill() cannot reach another group. */
+static void reap_spawned(void)
 {
-    waitpid(heir.group, NULL, 0);
+    waitpid(successor.group, NULL, 0);
 }
 
-static void give_up(const char *why)
+static void kill_successor(const char *why)
 {
-    kill(-heir.group, SIGKILL); // it may have ended
-    forget_group();
+    kill(-successor.group, SIGKILL); // it may have ended
+    reap_spawned();
     log_error("the new process %s", why);
-    heir.state = HANDOVER_NONE;
-    close(heir.fd);
+    successor.state = HANDOVER_NONE;
+    close(successor.fd);
 }
 
 enum handover_state handover_state(void)
 {
-    if (heir.state != HANDOVER_STARTING)
-        return heir.state;
-    ssize_t n = read(heir.fd, &heir.pid, sizeof(heir.pid));
-    if (n < 0 && errno == EAGAIN && clock_us() < heir.until_us)
+    if (successor.state != HANDOVER_STARTING)
+        return successor.state;
+    ssize_t n = read(successor.fd, &successor.pid, sizeof(successor.pid));
+    if (n < 0 && errno == EAGAIN && clock_us() < successor.until_us)
         return HANDOVER_STARTING;
-    if (n == sizeof(heir.pid)) {
-        forget_group();
-        heir.state = HANDOVER_READY;
+    if (n == sizeof(successor.pid)) {
+        reap_spawned();
+        successor.state = HANDOVER_READY;
     } else {
-        give_up(n == 0 ? "ended before it was ready (its own line says why)"
-                       : "was not ready in time");
+        kill_successor(n == 0 ? "ended before it was ready (its last log line says why)"
+                              : "was not ready in time");
     }
-    if (heir.again)
-        kill(heir.state == HANDOVER_READY ? heir.pid : getpid(), SIGHUP);
-    return heir.state;
+    if (successor.start_another)
+        kill(successor.state == HANDOVER_READY ? successor.pid : getpid(), SIGHUP);
+    return successor.state;
 }
 
 void handover_cancel(void)
 {
     if (handover_state() == HANDOVER_STARTING)
-        give_up("is not wanted any more");
+        kill_successor("was killed: this process is stopping");
 }
 
-/* ---- the new process ---- */
+/* ---- in the successor ---- */
 
-/* A service manager has signals for its own children only, and hears only of their ends. */
+/* A service manager signals only its own children and is notified only when one of them ends. */
 void handover_detach(void)
 {
     if (!getenv(HANDED_OVER))
@@ -170,7 +180,7 @@ void handover_detach(void)
     int parent = pidfd_open(getpid(), 0);
     pid_t child = parent < 0 ? -1 : fork();
     if (child < 0)
-        log_error("the new process cannot leave the old one: %s", strerror(errno));
+        log_error("the new process cannot detach from the old one: %s", strerror(errno));
     if (child != 0)
         _exit(child < 0);
     struct pollfd end = {parent, POLLIN, 0};
@@ -188,37 +198,37 @@ int handover_inherit(void)
         return 0;
     for (int i = 0; i <= n; i++)
         fcntl(FIRST_FD + i, F_SETFD, FD_CLOEXEC);
-    old_fd = FIRST_FD + n;
-    is_heir = true;
+    predecessor_fd = FIRST_FD + n;
+    is_successor = true;
     return n;
 }
 
-bool handover_is_heir(void)
+bool handover_is_successor(void)
 {
-    return is_heir;
+    return is_successor;
 }
 
 void handover_report_ready(void)
 {
     pid_t pid = getpid();
-    if (old_fd >= 0 && write(old_fd, &pid, sizeof(pid)) != sizeof(pid))
-        log_warn("the old process has gone already");
+    if (predecessor_fd >= 0 && write(predecessor_fd, &pid, sizeof(pid)) != sizeof(pid))
+        log_warn("the old process ended before this one was ready");
 }
 
 bool handover_has_old(void)
 {
     char byte;
-    if (old_fd >= 0 && recv(old_fd, &byte, 1, MSG_DONTWAIT) >= 0) { // it has nothing to say
-        close(old_fd);
-        old_fd = -1;
+    if (predecessor_fd >= 0 && recv(predecessor_fd, &byte, 1, MSG_DONTWAIT) >= 0) { // it has ended
+        close(predecessor_fd);
+        predecessor_fd = -1;
     }
-    return old_fd >= 0;
+    return predecessor_fd >= 0;
 }
 
 void handover_signal_old(int sig)
 {
     struct ucred old;
     socklen_t len = sizeof(old);
-    if (handover_has_old() && getsockopt(old_fd, SOL_SOCKET, SO_PEERCRED, &old, &len) == 0)
+    if (handover_has_old() && getsockopt(predecessor_fd, SOL_SOCKET, SO_PEERCRED, &old, &len) == 0)
         kill(old.pid, sig);
 }

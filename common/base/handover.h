@@ -1,13 +1,16 @@
-/* handover.h - a new process of the same program takes over without a gap.
+/* handover.h - replaces the running process by a new one of the same program, without a gap.
  *
- *     old                                   new
- *     handover_start(argv, sockets) ---------->  svc_listen_fds() finds the sockets
- *     serves, looks at handover_state()          reads settings, starts, serves
+ * The old process is the predecessor, the new one the successor.
+ *
+ *     predecessor                                successor
+ *     handover_start(argv, sockets) ---------->  svc_listen_fds() returns the sockets
+ *     serves, polls handover_state()             reads settings, starts, serves
  *     HANDOVER_READY: stops accepting     <----  svc_ready()
- *     finishes what it has, exits
+ *     finishes its requests, exits
  *
- * The new one is nobody's child but the service manager's: what handover_start() spawns forks and ends.
- * A new one that ends before it is ready leaves everything as it was.
+ * The successor must be a child of the service manager, not of the predecessor: the process that
+ * handover_start() spawns forks the successor and exits. If the successor ends before it is ready,
+ * the predecessor continues to serve as before.
  *
  * Threads: main. */
 #pragma once
@@ -15,27 +18,35 @@
 
 enum handover_state { HANDOVER_NONE, HANDOVER_STARTING, HANDOVER_READY };
 
-/* argv: main's. While one is starting: another one follows, started by that one when it is ready,
- * or by this process when it has failed (by SIGHUP). Where one is ready, that one is told to start
- * it. -errno: it cannot be started. */
+/* Starts a successor that inherits the n sockets in fds. argv: that of main().
+ *
+ * A successor that is already starting may have read old settings, so a second one follows it. When
+ * the first is ready, it receives SIGHUP and starts the second; when it fails, this process
+ * receives SIGHUP and does so. A successor that is ready receives SIGHUP immediately. -errno: the
+ * process cannot be started. */
 int handover_start(char *const *argv, const int *fds, int n);
-/* What has become of it. One that has failed is logged, once, and is none again. */
+/* The state of the successor. A failure is logged once; the state is then HANDOVER_NONE again. */
 enum handover_state handover_state(void);
-/* Ends one that is starting: this process stops, and nobody is to follow. */
+/* Kills a successor that is still starting: this process is stopping, and no other must replace
+ * it. */
 void handover_cancel(void);
 
-/* ---- in the new process, for svc.c ---- */
+/* ---- in the successor, for svc.c ---- */
 
-/* Before any thread: goes on in a child that the service manager, or pid 1, has adopted. */
+/* Forks and exits, so that the service manager, or pid 1, adopts the child; returns in the child.
+ * Does nothing in a process that is no successor. Call it before any thread exists. */
 void handover_detach(void);
-/* The sockets' number, which are descriptors 3, 4 ...; 0: nothing was handed over, or not again. */
+/* Takes over the inherited sockets: descriptors 3, 4 ... Returns their number; 0: this process
+ * inherited none, or an earlier call has taken them. */
 int handover_inherit(void);
-bool handover_is_heir(void);
-/* The old one may leave. */
+/* Whether handover_inherit() has taken over sockets. */
+bool handover_is_successor(void);
+/* Tells the predecessor that it may stop accepting and exit. */
 void handover_report_ready(void);
 
-/* ---- in the new process, when it is stopped ---- */
+/* ---- in the successor, when it is stopped ---- */
 
-/* Whether the old one is still there: a service manager kills it when its main process ends. */
+/* Whether the predecessor still runs. Then the successor must wait for it: a service manager kills
+ * all processes of a service when the main process ends. */
 bool handover_has_old(void);
 void handover_signal_old(int sig);

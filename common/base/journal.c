@@ -1,11 +1,11 @@
-/* journal.c - lines of the log as entries of systemd's journal. */
+/* journal.c - writes log lines as entries of systemd's journal. */
 #include "base/journal.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#define SD_JOURNAL_SUPPRESS_LOCATION // it would be this file, always
+#define SD_JOURNAL_SUPPRESS_LOCATION // the source location would always be this file
 #include <systemd/sd-journal.h>
 
 #define PREFIX "TANDEM_"
@@ -18,8 +18,8 @@ static void put(struct journal_fields *f, char c)
         f->text[f->used++] = c;
 }
 
-/* The value at s, appended; returns what is behind it. */
-static const char *take_value(struct journal_fields *f, const char *s)
+/* Appends the value at s to the field; returns the position after the value. */
+static const char *append_value(struct journal_fields *f, const char *s)
 {
     if (*s != '"') {
         for (; *s && *s != ' '; s++)
@@ -33,8 +33,9 @@ static const char *take_value(struct journal_fields *f, const char *s)
     return s + (*s == '"');
 }
 
-/* One word; returns what is behind it, NULL when no field follows. */
-static const char *take_word(struct journal_fields *f, const char *s)
+/* Appends the word at s as a field if it is key=value. Returns the position after the word, or NULL
+ * if no field follows. */
+static const char *append_word(struct journal_fields *f, const char *s)
 {
     size_t key = strspn(s, KEY_CHARS), begin = f->used;
     if (!key || s[key] != '=') {
@@ -47,14 +48,14 @@ static const char *take_word(struct journal_fields *f, const char *s)
         put(f, s[i] >= 'a' && s[i] <= 'z' ? (char)(s[i] - 'a' + 'A') : s[i]);
     put(f, '=');
     bool quoted = s[key + 1] == '"';
-    const char *rest = take_value(f, s + key + 1);
+    const char *rest = append_value(f, s + key + 1);
     char last = f->text[f->used - 1];
-    bool over = quoted ? *rest == ':' : last == ':';
+    bool sentence_follows = quoted ? *rest == ':' : last == ':';
     if (!quoted && strchr(",;:", last))
         f->used--;
-    if (f->used < sizeof(f->text)) // else it was cut
+    if (f->used < sizeof(f->text)) // otherwise the field may be incomplete
         f->v[f->n++] = (struct iovec){f->text + begin, f->used - begin};
-    return over ? NULL : rest;
+    return sentence_follows ? NULL : rest;
 }
 
 void journal_fields(const char *line, struct journal_fields *ret)
@@ -64,23 +65,23 @@ void journal_fields(const char *line, struct journal_fields *ret)
     while (line && *line && ret->n < JOURNAL_MAX_FIELDS) {
         line += strspn(line, " ,;");
         if (*line)
-            line = take_word(ret, line);
+            line = append_word(ret, line);
     }
 }
 
 bool journal_is_there(void)
 {
-    const char *named = getenv("JOURNAL_STREAM"); // device and inode
-    char is[64];
+    const char *journal = getenv("JOURNAL_STREAM"); // "device:inode"
+    char own[64];
     struct stat s;
-    if (!named || fstat(STDERR_FILENO, &s) < 0)
+    if (!journal || fstat(STDERR_FILENO, &s) < 0)
         return false;
-    snprintf(is, sizeof(is), "%llu:%llu", (unsigned long long)s.st_dev,
+    snprintf(own, sizeof(own), "%llu:%llu", (unsigned long long)s.st_dev,
              (unsigned long long)s.st_ino);
-    return strcmp(named, is) == 0;
+    return strcmp(journal, own) == 0;
 }
 
-static struct iovec field(char *to, size_t size, const char *name, const char *value)
+static struct iovec format_field(char *to, size_t size, const char *name, const char *value)
 {
     int n = snprintf(to, size, "%s=%s", name, value);
     return (struct iovec){to, (size_t)n < size ? (size_t)n : size - 1};
@@ -92,9 +93,9 @@ bool journal_send(const char *program, int priority, const char *line)
     struct iovec v[JOURNAL_MAX_FIELDS + 3];
     char message[JOURNAL_MAX_TEXT], name[64], number[16], level[32];
     snprintf(number, sizeof(number), "%d", priority);
-    v[0] = field(message, sizeof(message), "MESSAGE", line);
-    v[1] = field(level, sizeof(level), "PRIORITY", number);
-    v[2] = field(name, sizeof(name), "SYSLOG_IDENTIFIER", program);
+    v[0] = format_field(message, sizeof(message), "MESSAGE", line);
+    v[1] = format_field(level, sizeof(level), "PRIORITY", number);
+    v[2] = format_field(name, sizeof(name), "SYSLOG_IDENTIFIER", program);
     journal_fields(line, &f);
     memcpy(v + 3, f.v, f.n * sizeof(*v));
     return sd_journal_sendv(v, (int)f.n + 3) == 0;

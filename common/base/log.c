@@ -1,4 +1,4 @@
-/* log.c - lines on standard error. */
+/* log.c - log lines on standard error or in the journal. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,8 +16,8 @@
 static struct {
     const char *program;
     enum log_level level;
-    bool entries, prefix; // for the journal
-} to = {.program = "tandem", .level = LOG_LEVEL_INFO};
+    bool entries, prefix; // journal entries; systemd's priority prefix
+} config = {.program = "tandem", .level = LOG_LEVEL_INFO};
 
 static const struct {
     const char *name;
@@ -26,15 +26,15 @@ static const struct {
 
 void log_init(const char *program, enum log_level level)
 {
-    to.program = program;
-    to.level = level;
-    to.prefix = getenv("JOURNAL_STREAM") != NULL;
-    to.entries = journal_is_there();
+    config.program = program;
+    config.level = level;
+    config.prefix = getenv("JOURNAL_STREAM") != NULL;
+    config.entries = journal_is_there();
 }
 
 bool log_wants(enum log_level level)
 {
-    return level <= to.level;
+    return level <= config.level;
 }
 
 int log_level_of(const char *name, enum log_level *ret_level)
@@ -48,17 +48,17 @@ int log_level_of(const char *name, enum log_level *ret_level)
     return fail(-EINVAL, "log level '%s' is not one of error, warn, info, debug", name);
 }
 
-static size_t prefix(enum log_level level, char *out, size_t size)
+static size_t write_prefix(enum log_level level, char *out, size_t size)
 {
-    if (to.prefix)
+    if (config.prefix)
         return (size_t)snprintf(out, size, "<%d>", levels[level].syslog);
     struct timespec now;
     struct tm local;
     clock_gettime(CLOCK_REALTIME, &now);
     localtime_r(&now.tv_sec, &local);
     size_t n = strftime(out, size, "%F %T", &local);
-    n += (size_t)snprintf(out + n, size - n, ".%03ld %s %s: ", now.tv_nsec / 1000000, to.program,
-                          levels[level].name);
+    n += (size_t)snprintf(out + n, size - n, ".%03ld %s %s: ", now.tv_nsec / 1000000,
+                          config.program, levels[level].name);
     return n;
 }
 
@@ -67,7 +67,7 @@ void log_line(enum log_level level, const char *format, ...)
     if (!log_wants(level))
         return;
     char line[LINE_MAX_BYTES];
-    size_t n = prefix(level, line, sizeof(line)), prefix_bytes = n;
+    size_t n = write_prefix(level, line, sizeof(line)), prefix_bytes = n;
     va_list args;
     va_start(args, format);
     int body = vsnprintf(line + n, sizeof(line) - n, format, args);
@@ -79,12 +79,12 @@ void log_line(enum log_level level, const char *format, ...)
         n = sizeof(line) - 1;
     for (size_t i = prefix_bytes; i < n; i++)
         if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
-            line[i] = ' '; // foreign text must not begin a line
-    if (to.entries && journal_send(to.program, levels[level].syslog, line + prefix_bytes))
+            line[i] = ' '; // foreign text must not start a new line
+    if (config.entries && journal_send(config.program, levels[level].syslog, line + prefix_bytes))
         return;
     line[n++] = '\n';
-    ssize_t written = write(STDERR_FILENO, line, n); // one write: lines of threads do not mix
-    (void)written;                                   // nowhere left to complain
+    ssize_t written = write(STDERR_FILENO, line, n); // one call: lines of threads do not mix
+    (void)written;                                   // a failure cannot be reported
 }
 
 const char *log_quote(const void *text, size_t len, char *out, size_t out_size)

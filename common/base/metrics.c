@@ -15,7 +15,7 @@
 enum kind { COUNTER, GAUGE, HISTOGRAM };
 static const char *const kind_names[] = {"counter", "gauge", "histogram"};
 
-/* A request that a bucket has counted. */
+/* An exemplar: a request that a bucket has counted. */
 struct example {
     char trace[TRACE_ID_LEN + 1]; // "": none
     double value, unix_s;
@@ -23,19 +23,19 @@ struct example {
 
 struct metric {
     enum kind kind;
-    char *name, *help, *labels; // labels "" for none
-    _Atomic double value;       // of a histogram: the sum
+    char *name, *help, *labels; // labels: "" for none
+    _Atomic double value;       // in a histogram: the sum
     size_t n_bounds;
     double bounds[METRICS_BOUNDS_MAX];
-    atomic_ullong counts[METRICS_BOUNDS_MAX + 1]; // of each bucket alone, not summed up
-    struct example *examples; // (n_bounds + 1), NULL until there is one; with the lock
+    atomic_ullong counts[METRICS_BOUNDS_MAX + 1]; // of each bucket alone, not cumulative
+    struct example *examples; // (n_bounds + 1); NULL before the first; under the lock
 };
 
 static struct {
-    pthread_mutex_t mu; // for registering, rendering, and examples
+    pthread_mutex_t mu; // for registration, rendering and exemplars
     struct metric *v[METRICS_MAX];
     size_t n;
-    struct metric spare; // what did not fit; not rendered
+    struct metric spare; // stands for all series beyond METRICS_MAX; not rendered
 } all = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
 static void metric_free(struct metric *m)
@@ -68,7 +68,7 @@ static struct metric *metric_new(enum kind kind, const char *name, const char *h
     return TAKE(m);
 }
 
-static struct metric *find(const char *name, const char *labels)
+static struct metric *find_series(const char *name, const char *labels)
 {
     for (size_t i = 0; i < all.n; i++) {
         if (strcmp(all.v[i]->name, name) == 0 && strcmp(all.v[i]->labels, labels) == 0)
@@ -77,14 +77,14 @@ static struct metric *find(const char *name, const char *labels)
     return NULL;
 }
 
-static struct metric *add(enum kind kind, const char *name, const char *help, const char *labels,
-                          const double *bounds, size_t n_bounds)
+static struct metric *register_series(enum kind kind, const char *name, const char *help,
+                                      const char *labels, const double *bounds, size_t n_bounds)
 {
     assert(n_bounds <= METRICS_BOUNDS_MAX);
     if (!labels)
         labels = "";
     pthread_mutex_lock(&all.mu);
-    struct metric *m = find(name, labels);
+    struct metric *m = find_series(name, labels);
     assert(!m || m->kind == kind);
     if (!m && all.n < METRICS_MAX) {
         m = metric_new(kind, name, help, labels, bounds, n_bounds);
@@ -97,18 +97,18 @@ static struct metric *add(enum kind kind, const char *name, const char *help, co
 
 struct metric *metrics_counter(const char *name, const char *help, const char *labels)
 {
-    return add(COUNTER, name, help, labels, NULL, 0);
+    return register_series(COUNTER, name, help, labels, NULL, 0);
 }
 
 struct metric *metrics_gauge(const char *name, const char *help, const char *labels)
 {
-    return add(GAUGE, name, help, labels, NULL, 0);
+    return register_series(GAUGE, name, help, labels, NULL, 0);
 }
 
 struct metric *metrics_histogram(const char *name, const char *help, const char *labels,
                                  const double *bounds, size_t n_bounds)
 {
-    return add(HISTOGRAM, name, help, labels, bounds, n_bounds);
+    return register_series(HISTOGRAM, name, help, labels, bounds, n_bounds);
 }
 
 const char *metrics_label(char *out, size_t out_size, const char *key, const void *value,
@@ -117,7 +117,7 @@ const char *metrics_label(char *out, size_t out_size, const char *key, const voi
     const unsigned char *s = value;
     size_t n = (size_t)snprintf(out, out_size, "%s=\"", key);
     assert(n + 4 < out_size);
-    for (size_t i = 0; i < len && n + 4 < out_size; i++) { // an escape, the quote, the NUL
+    for (size_t i = 0; i < len && n + 4 < out_size; i++) { // 2 escaped, quote, NUL
         if (s[i] == '\n' || s[i] == '"' || s[i] == '\\') {
             out[n++] = '\\';
             out[n++] = s[i] == '\n' ? 'n' : (char)s[i];
@@ -179,8 +179,8 @@ double metrics_value(const struct metric *m)
     return atomic_load_explicit(&m->value, memory_order_relaxed);
 }
 
-/* The shortest of two spellings that reads back as the same number. */
-static const char *number(double x, char out[32])
+/* Prints x with 15 digits, or with 17 if 15 do not read back as the same number. */
+static const char *format_number(double x, char out[32])
 {
     if (isnan(x))
         return "NaN";
@@ -192,8 +192,9 @@ static const char *number(double x, char out[32])
     return out;
 }
 
-static void sample(struct buf *to, const struct metric *m, const char *suffix, const char *le,
-                   double value)
+/* Appends one sample without its line end. le: the bucket's upper bound, or NULL. */
+static void render_sample(struct buf *to, const struct metric *m, const char *suffix,
+                          const char *le, double value)
 {
     char text[32];
     buf_printf(to, "%s%s", m->name, suffix);
@@ -203,14 +204,14 @@ static void sample(struct buf *to, const struct metric *m, const char *suffix, c
             buf_printf(to, "%sle=\"%s\"", *m->labels ? "," : "", le);
         buf_puts(to, "}");
     }
-    buf_printf(to, " %s", number(value, text));
+    buf_printf(to, " %s", format_number(value, text));
 }
 
 static void render_example(struct buf *to, const struct example *e)
 {
     char value[32];
     if (*e->trace)
-        buf_printf(to, " # {trace_id=\"%s\"} %s %.3f", e->trace, number(e->value, value),
+        buf_printf(to, " # {trace_id=\"%s\"} %s %.3f", e->trace, format_number(e->value, value),
                    e->unix_s);
 }
 
@@ -221,14 +222,14 @@ static void render_histogram(struct buf *to, const struct metric *m, bool exampl
     for (size_t i = 0; i <= m->n_bounds; i++) {
         n += atomic_load_explicit(&m->counts[i], memory_order_relaxed);
         double bound = i < m->n_bounds ? m->bounds[i] : (double)INFINITY;
-        sample(to, m, "_bucket", number(bound, le), (double)n);
+        render_sample(to, m, "_bucket", format_number(bound, le), (double)n);
         if (examples && m->examples)
             render_example(to, &m->examples[i]);
         buf_puts(to, "\n");
     }
-    sample(to, m, "_sum", NULL, metrics_value(m));
+    render_sample(to, m, "_sum", NULL, metrics_value(m));
     buf_puts(to, "\n");
-    sample(to, m, "_count", NULL, (double)n); // the last bucket's, so that a reader's sums agree
+    render_sample(to, m, "_count", NULL, (double)n); // equals the last bucket, as readers expect
     buf_puts(to, "\n");
 }
 
@@ -244,6 +245,7 @@ static void render_help(struct buf *to, const struct metric *m)
     buf_printf(to, "\n# TYPE %s %s\n", m->name, kind_names[m->kind]);
 }
 
+/* All series that have the name of series `first`. */
 static void render_name(struct buf *to, size_t first, bool examples)
 {
     render_help(to, all.v[first]);
@@ -253,7 +255,7 @@ static void render_name(struct buf *to, size_t first, bool examples)
         if (all.v[i]->kind == HISTOGRAM) {
             render_histogram(to, all.v[i], examples);
         } else {
-            sample(to, all.v[i], "", NULL, metrics_value(all.v[i]));
+            render_sample(to, all.v[i], "", NULL, metrics_value(all.v[i]));
             buf_puts(to, "\n");
         }
     }

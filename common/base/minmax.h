@@ -1,4 +1,4 @@
-/* minmax.h - the less and the more of two numbers. */
+/* minmax.h - the smaller and the larger of two numbers. */
 #pragma once
 #include <stdint.h>
 

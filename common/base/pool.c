@@ -1,5 +1,4 @@
-/* pool.c - jobs and barriers are words that count up; waiting for one to change is the only
- * waiting. */
+/* pool.c - a pool of threads. Jobs and barriers are counters; threads wait for one to change. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -14,23 +13,23 @@
 #include "base/err.h"
 #include "base/pool.h"
 
-/* longer than the gaps of a forward pass, far shorter than waking a thread costs */
+/* Longer than the gaps between the steps of a forward pass, far shorter than waking a thread. */
 #define SPIN_NS 20000
 #define MAX_CPUS 8192
 
-/* A word to wait on. Waiters count themselves before the kernel compares the word, wakers change
- * the word before they look at the count, so no wake is lost and none is sent for nothing. */
+/* A word to wait on. A waiter increments `parked` before the kernel compares the word. A waker
+ * changes the word before it reads `parked`. So no wake-up is lost and none is superfluous. */
 struct gate {
     _Alignas(64) atomic_uint word;
     atomic_uint parked;
 };
 
 struct pool {
-    struct gate start, done, barrier; // numbers of the last job begun, job done, barrier passed
+    struct gate start, done, barrier; // numbers of the last job started, job done, barrier passed
     _Alignas(64) atomic_uint working; // threads that have not finished the job
     _Alignas(64) atomic_uint arrived; // threads at the barrier
     _Alignas(64) unsigned n_threads, n_started;
-    bool spin; // not where threads outnumber cores
+    bool spin; // false if there are more threads than cores
     bool pinned;
     bool stop;
     void (*fn)(void *arg, unsigned i, unsigned n);
@@ -49,7 +48,7 @@ static int64_t now_ns(void)
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-static void relax(void)
+static void pause_cpu(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -64,7 +63,7 @@ static bool spin_until_not(struct gate *g, unsigned old)
     for (unsigned i = 0;; i++) {
         if (atomic_load_explicit(&g->word, memory_order_acquire) != old)
             return true;
-        relax();
+        pause_cpu();
         if (i % 64)
             continue;
         int64_t now = now_ns();
@@ -75,7 +74,7 @@ static bool spin_until_not(struct gate *g, unsigned old)
     }
 }
 
-/* Returns when the word is not `old` any more. */
+/* Returns once the word differs from `old`. */
 static void gate_wait(struct gate *g, unsigned old, bool spin)
 {
     if (spin && spin_until_not(g, old))
@@ -93,7 +92,7 @@ static void gate_open(struct gate *g, unsigned word)
         syscall(SYS_futex, &g->word, FUTEX_WAKE_PRIVATE, POOL_MAX_THREADS, NULL, NULL, 0);
 }
 
-static void *work(void *arg)
+static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     struct pool *p = w->pool;
@@ -110,7 +109,7 @@ static void *work(void *arg)
 struct cpus {
     union {
         cpu_set_t set;
-        char room[MAX_CPUS / 8];
+        char bytes[MAX_CPUS / 8]; // cpu_set_t has 1024 bits only
     };
 };
 
@@ -121,8 +120,8 @@ static void pin_to(pthread_t thread, unsigned cpu)
     pthread_setaffinity_np(thread, sizeof(one), &one.set);
 }
 
-/* A caller on the core of one of its workers would take turns with it for as long as the system
- * leaves it there: workers cannot make room. It moves, and may go where it likes afterwards. */
+/* Moves the caller away from the core of a worker. The worker is bound to it, so both would compete
+ * for that core as long as the system leaves the caller there. Restores the affinity afterwards. */
 static void leave_workers_core(const struct pool *p)
 {
     struct cpus allowed;
@@ -186,7 +185,7 @@ static int start_workers(struct pool *p, const struct cores *cores, bool pin)
     for (unsigned i = 1; i < p->n_threads; i++) {
         struct worker *w = &p->workers[i];
         *w = (struct worker){.pool = p, .i = i, .cpu = p->spin ? cores->cpu[i] : 0};
-        int r = pool_thread(work, w, &w->thread);
+        int r = pool_thread(worker_main, w, &w->thread);
         if (r < 0)
             return fail(r, "pool: cannot start thread %u of %u", i, p->n_threads);
         p->n_started = i;

@@ -1,4 +1,4 @@
-/* process.c - what this process takes, from /proc. */
+/* process.c - resources that this process uses, from getrusage() and /proc. */
 #include "base/process.h"
 #include <dirent.h>
 #include <stdio.h>
@@ -21,8 +21,8 @@ static double cpu_s(void)
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
 
-/* Bytes; 0: not known. */
-static double resident(void)
+/* 0: unknown. */
+static double resident_bytes(void)
 {
     unsigned long pages = 0;
     FILE *f = fopen("/proc/self/statm", "re");
@@ -33,7 +33,7 @@ static double resident(void)
     return (double)pages * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* 0: not known. */
+/* 0: unknown. */
 static unsigned open_fds(void)
 {
     unsigned n = 0;
@@ -45,8 +45,8 @@ static unsigned open_fds(void)
     return n > 3 ? n - 3 : 0; // ".", "..", and the folder itself
 }
 
-/* Seconds since 1970; 0: not known. */
-static double started(void)
+/* Start of this process in seconds since 1970; 0: unknown. */
+static double start_unix_s(void)
 {
     unsigned long long ticks = 0;
     char line[1024] = "";
@@ -68,7 +68,7 @@ static double started(void)
 
 void process_render(struct buf *to)
 {
-    double bytes = resident(), start_s = started();
+    double bytes = resident_bytes(), start_s = start_unix_s();
     unsigned fds = open_fds();
     write_family(to, "process_cpu_seconds_total", "CPU time, of user and system, in seconds.",
                  "counter", cpu_s());

@@ -1,10 +1,10 @@
-/* process.h - what this process takes of its machine, with the names that every Prometheus client
- * gives: process_cpu_seconds_total, process_resident_memory_bytes, process_open_fds,
+/* process.h - resources that this process uses, under the names of every Prometheus client:
+ * process_cpu_seconds_total, process_resident_memory_bytes, process_open_fds,
  * process_start_time_seconds.
  *
  * Threads: any. */
 #pragma once
 #include "base/buf.h"
 
-/* Appends Prometheus text. What cannot be read is left out. */
+/* Appends Prometheus text. Omits metrics whose value cannot be read. */
 void process_render(struct buf *to);

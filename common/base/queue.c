@@ -75,7 +75,7 @@ void *queue_pop(struct queue *q, int64_t wait_us)
         item = q->items[q->head];
         q->head = (q->head + 1) % q->max;
         q->n--;
-    } else if (wait_us != 0) { // who only looks has not heard it
+    } else if (wait_us != 0) { // a call that does not wait leaves the wake-up to the next one
         q->woken = false;
     }
     pthread_mutex_unlock(&q->mu);

@@ -42,7 +42,7 @@ uint64_t rng_u64(uint64_t key, enum rng_stream stream, uint32_t position, uint32
     return out[0] | (uint64_t)out[1] << 32;
 }
 
-/* (x + 1/2) 2^-64: 53 significant bits, so the half is lost only where it is below the last bit. */
+/* (x + 1/2) 2^-64. A double has 53 bits, so the half is lost only if it is below the last one. */
 static double scaled(uint64_t x)
 {
     return ((double)x + 0.5) * 0x1p-64;
@@ -54,7 +54,7 @@ double rng_uniform(uint64_t w)
     return u < 1.0 ? u : 0x1.fffffffffffffp-1;
 }
 
-/* -log1p(-u) = u + u^2/2 + u^3/3 + ... for small u; elsewhere the log of the exact complement. */
+/* -log1p(-u) is u + u^2/2 + u^3/3 + ... for small u, otherwise the log of the exact complement. */
 double rng_log_exp(uint64_t w)
 {
     double u = scaled(w);
@@ -64,7 +64,7 @@ double rng_log_exp(uint64_t w)
             sum = (sum + 1.0 / k) * u;
         return exact_math_log(u * (1.0 + sum));
     }
-    /* 1 - u = (~w + 1/2) 2^-64 = (x + rest) 2^-64: near 1 what rounding drops is a part of E. */
+    /* 1 - u = (~w + 1/2) 2^-64 = (x + rest) 2^-64. Near 1 the rounding error of x matters in E. */
     double high = (double)~w, low = (double)(int64_t)(~w - (uint64_t)high) + 0.5;
     double x = high + low, rest = low - (x - high);
     return exact_math_log(-(exact_math_log(x * 0x1p-64) + rest / x));

@@ -1,25 +1,28 @@
-/* rng.h - counter-based random numbers: a draw is a function of what it is for, never of history.
+/* rng.h - counter-based random numbers: a draw depends on its purpose only, never on earlier draws.
  *
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
  * key = (seed, choice index) mixed into 64 bits; counter = (stream, position or step, row, token).
- * Streams never share counters. The vectors stand in docs/protocol.md and tests/unit/base/test_rng.c. */
+ * Streams never share counters. Test vectors: docs/protocol.md and tests/unit/base/test_rng.c.
+ *
+ * Threads: any. */
 #pragma once
 #include <stdint.h>
 
 enum rng_stream {
-    RNG_TARGET_DRAW = 0, // counter: position; the only key that is ever sent (to coupled drafters)
+    RNG_TARGET_DRAW = 0, // counter: position; only its key is ever sent (to coupled proposers)
     RNG_ACCEPT = 1,      // counter: step, row
     RNG_RESIDUAL = 2,    // counter: step, row
-    RNG_PROPOSER = 3,    // the proposer's own draws
+    RNG_PROPOSER = 3,    // draws in the proposer
 };
 
-/* Steele, Lea, Flood 2014; also the step of the context digest. */
+/* Steele, Lea, Flood 2014. Also one step of the context digest. */
 uint64_t rng_splitmix64(uint64_t x);
 
-/* splitmix64(splitmix64(seed) + choice): the low half is key word 0, the high half word 1. */
+/* splitmix64(splitmix64(seed) + choice). Its low half is word 0 of the key, its high half word
+ * 1. */
 uint64_t rng_key(int64_t seed, uint32_t choice);
 
-#define RNG_PHILOX_M0 0xd2511f53u // the rounds' factors, and what they add to the keys
+#define RNG_PHILOX_M0 0xd2511f53u // M: factors of a round; W: increments of the key
 #define RNG_PHILOX_M1 0xcd9e8d57u
 #define RNG_PHILOX_W0 0x9e3779b9u
 #define RNG_PHILOX_W1 0xbb67ae85u
@@ -34,7 +37,7 @@ uint64_t rng_u64(uint64_t key, enum rng_stream stream, uint32_t position, uint32
 /* u = (w + 1/2) 2^-64 as the nearest double below 1. */
 double rng_uniform(uint64_t w);
 
-/* log E of the exponential variate E = -log1p(-u), u = (w + 1/2) 2^-64, full precision at both ends
- * (u near 0 and u near 1). argmax over tokens of logit/T - rng_log_exp() is a draw from the
- * softmax. Our own log: the same bits on every machine and in every tier. */
+/* log E of the exponential variate E = -log1p(-u), u = (w + 1/2) 2^-64, with full precision at both
+ * ends (u near 0 and u near 1). argmax over tokens of logit/T - rng_log_exp() is a draw from the
+ * softmax. Uses exact_math_log(): the same bits on every machine and in every kernel tier. */
 double rng_log_exp(uint64_t w);

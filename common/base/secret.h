@@ -1,4 +1,4 @@
-/* secret.h - files of keys and certificates: read whole, wiped afterwards.
+/* secret.h - reads files of keys and certificates, and wipes their content from memory after use.
  *
  * Threads: any. */
 #pragma once
@@ -9,13 +9,14 @@
 #define SECRET_MAX (1 << 20) // bytes of a file
 
 struct secret {
-    char *text; // NUL behind it; NULL: none
+    char *text; // a NUL follows it; NULL: none
     size_t len;
 };
 
-/* what: "the TLS key", for sentences. keep: a warning if everybody on this machine may read it.
- * -ENOENT, -EACCES ..., -EFBIG, -ENOMEM. */
-int secret_read(const char *what, const char *path, bool keep, struct secret *ret);
+/* what: "the TLS key", for error texts. private: log a warning if all users may read the file.
+ * -ENOENT, -EACCES ...: the file; -EFBIG: more than SECRET_MAX; -ENOMEM. */
+int secret_read(const char *what, const char *path, bool private, struct secret *ret);
+/* Wipes and frees the text. */
 void secret_done(struct secret *s);
 static inline void secret_done_auto(struct secret *s)
 {

@@ -1,4 +1,4 @@
-/* svc.c - the service manager's side of a service, over libsystemd. */
+/* svc.c - the service's side of a service manager, with libsystemd. */
 #include <errno.h>
 #include <malloc.h>
 #include <signal.h>
@@ -19,18 +19,19 @@
 
 static struct {
     sigset_t signals;
-    void (*reload)(void *user); // NULL: nothing
+    void (*reload)(void *user); // NULL: none
     void *reload_user;
     int64_t watchdog_us; // the limit; 0: none
     _Atomic int64_t fed_us;
-    _Atomic int64_t awake_us[SVC_MAX_AWAKE]; // when threads were heard of; 0: a free place
+    _Atomic int64_t awake_us[SVC_MAX_AWAKE]; // time of a thread's last svc_awake(); 0: unused
 } svc;
 
 static atomic_bool retired;
-static _Thread_local _Atomic int64_t *place; // this thread's; NULL: it is asleep
+static _Thread_local _Atomic int64_t *own_awake_us; // this thread's; NULL: it is asleep
 
-/* glibc gives freed top memory back to the kernel and faults it in again with every big message:
- * with these, 1 MiB messages cost half (521 to 261 us, gcc 12, glibc 2.36). */
+/* By default glibc returns freed memory at the top of the heap to the kernel, and the next big
+ * message faults it in again. These limits halve the cost of 1 MiB messages (521 to 261 us, gcc 12,
+ * glibc 2.36). */
 static void tune_malloc(void)
 {
     mallopt(M_MMAP_THRESHOLD, 32 << 20);
@@ -79,7 +80,7 @@ int svc_wait_signal(int64_t timeout_us)
         if (sig == SIGHUP && svc.reload)
             svc.reload(svc.reload_user);
         else if (sig == SIGHUP)
-            log_info("SIGHUP: there is nothing to reload; settings are read at the start");
+            log_info("SIGHUP ignored: this service reads its settings only at start");
         else if (sig > 0)
             return sig;
         else if (timeout_us >= 0 && errno == EAGAIN)
@@ -92,9 +93,9 @@ int svc_listen_fds(int fds[SVC_MAX_FDS])
     int n = handover_inherit();
     n = n ? n : sd_listen_fds(1);
     if (n < 0)
-        return fail(n, "LISTEN_FDS and LISTEN_PID are not understood");
+        return fail(n, "cannot parse LISTEN_FDS or LISTEN_PID");
     if (n > SVC_MAX_FDS)
-        return fail(-EINVAL, "%d sockets were passed, at most %d are served", n, SVC_MAX_FDS);
+        return fail(-EINVAL, "%d sockets were passed; the maximum is %d", n, SVC_MAX_FDS);
     for (int i = 0; i < n; i++) {
         fds[i] = SD_LISTEN_FDS_START + i;
         if (sd_is_socket(fds[i], AF_UNSPEC, SOCK_STREAM, 1) <= 0)
@@ -108,7 +109,7 @@ bool svc_is_managed(void)
     return getenv("NOTIFY_SOCKET") != NULL;
 }
 
-__attribute__((format(printf, 1, 2))) static void tell(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static void notify(const char *format, ...)
 {
     char text[512];
     va_list args;
@@ -121,10 +122,10 @@ __attribute__((format(printf, 1, 2))) static void tell(const char *format, ...)
 
 void svc_ready(const char *status)
 {
-    if (handover_is_heir())
-        tell("MAINPID=%d\nREADY=1\nSTATUS=%s", (int)getpid(), status ? status : "ready");
+    if (handover_is_successor())
+        notify("MAINPID=%d\nREADY=1\nSTATUS=%s", (int)getpid(), status ? status : "ready");
     else
-        tell("READY=1\nSTATUS=%s", status ? status : "ready");
+        notify("READY=1\nSTATUS=%s", status ? status : "ready");
     handover_report_ready();
 }
 
@@ -135,12 +136,12 @@ void svc_status(const char *format, ...)
     va_start(args, format);
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
-    tell("STATUS=%s", line);
+    notify("STATUS=%s", line);
 }
 
 void svc_stopping(int64_t may_take_us)
 {
-    tell("STOPPING=1\nEXTEND_TIMEOUT_USEC=%lld", (long long)may_take_us);
+    notify("STOPPING=1\nEXTEND_TIMEOUT_USEC=%lld", (long long)may_take_us);
 }
 
 void svc_retire(void)
@@ -150,7 +151,7 @@ void svc_retire(void)
 
 void svc_extend(int64_t us)
 {
-    tell("EXTEND_TIMEOUT_USEC=%lld", (long long)us);
+    notify("EXTEND_TIMEOUT_USEC=%lld", (long long)us);
 }
 
 void svc_awake(void)
@@ -158,23 +159,23 @@ void svc_awake(void)
     if (!svc.watchdog_us)
         return;
     int64_t now = clock_us();
-    for (int i = 0; !place && i < SVC_MAX_AWAKE; i++) {
-        int64_t free_place = 0;
-        if (atomic_compare_exchange_strong(&svc.awake_us[i], &free_place, now))
-            place = &svc.awake_us[i];
+    for (int i = 0; !own_awake_us && i < SVC_MAX_AWAKE; i++) {
+        int64_t unused = 0;
+        if (atomic_compare_exchange_strong(&svc.awake_us[i], &unused, now))
+            own_awake_us = &svc.awake_us[i];
     }
-    if (place)
-        atomic_store_explicit(place, now, memory_order_relaxed);
+    if (own_awake_us)
+        atomic_store_explicit(own_awake_us, now, memory_order_relaxed);
 }
 
 void svc_asleep(void)
 {
-    if (place)
-        atomic_store_explicit(place, 0, memory_order_relaxed);
-    place = NULL;
+    if (own_awake_us)
+        atomic_store_explicit(own_awake_us, 0, memory_order_relaxed);
+    own_awake_us = NULL;
 }
 
-static bool all_show_life(int64_t now_us)
+static bool all_are_alive(int64_t now_us)
 {
     for (int i = 0; i < SVC_MAX_AWAKE; i++) {
         int64_t at_us = atomic_load_explicit(&svc.awake_us[i], memory_order_relaxed);
@@ -189,10 +190,10 @@ void svc_watchdog(void)
     if (!svc.watchdog_us)
         return;
     int64_t now = clock_us(), fed = atomic_load_explicit(&svc.fed_us, memory_order_relaxed);
-    if ((fed && now - fed < svc.watchdog_us / 8) || !all_show_life(now))
+    if ((fed && now - fed < svc.watchdog_us / 8) || !all_are_alive(now))
         return;
     atomic_store_explicit(&svc.fed_us, now, memory_order_relaxed);
-    tell("WATCHDOG=1");
+    notify("WATCHDOG=1");
 }
 
 int64_t svc_watchdog_interval_us(void)

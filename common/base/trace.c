@@ -2,7 +2,7 @@
 #include "base/trace.h"
 #include <string.h>
 
-/* n lower-case hexadecimal digits, not all zero unless they may be. */
+/* Whether s begins with n lower-case hexadecimal digits; all may be zero only if may_be_zero. */
 static bool is_hex(const char *s, size_t n, bool may_be_zero)
 {
     return strspn(s, "0123456789abcdef") >= n && (may_be_zero || strspn(s, "0") < n);

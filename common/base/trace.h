@@ -1,6 +1,8 @@
-/* trace.h - W3C Trace Context: which trace of a caller's a request belongs to.
+/* trace.h - W3C Trace Context: the trace of the caller to which a request belongs.
  *
- * Services pass `traceparent` on as it came and write its trace id into their logs. */
+ * Services forward `traceparent` unchanged and write its trace id to their logs.
+ *
+ * Threads: any. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -8,5 +10,5 @@
 #define TRACE_LEN 55 // version 00: "00-" trace id "-" parent id "-" flags
 #define TRACE_ID_LEN 32
 
-/* The trace id of a traceparent, "" and false if it is none. text: any bytes. */
+/* The trace id of a traceparent; "" and false if the text is not a valid one. text: any bytes. */
 bool trace_id(const void *text, size_t len, char ret_id[TRACE_ID_LEN + 1]);

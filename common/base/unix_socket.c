@@ -1,4 +1,4 @@
-/* unix_socket.c - listening on a path. */
+/* unix_socket.c - listening sockets on a path. */
 #include "base/unix_socket.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -14,8 +14,8 @@
 
 #define LOCK_TRIES 200 // of 10 ms
 
-/* Only one of us at a time may look whether a path is served, remove it and listen: a lock on its
- * folder leaves no file behind. Returns its descriptor; closing it unlocks. */
+/* Only one process at a time may check whether a path is served, remove it and listen. A lock on
+ * the folder needs no extra file. Returns the folder's descriptor; closing it unlocks. */
 static int lock_folder(const char *path)
 {
     AUTO(mem_free) char *copy = strdup(path);
@@ -34,12 +34,12 @@ static int lock_folder(const char *path)
     return fail(-EBUSY, "cannot listen on %s: folder %s stays locked", path, folder);
 }
 
-/* Whether somebody listens there. A full backlog says so too. */
+/* Whether a server listens there. A full backlog also shows one. */
 static bool is_served(const struct sockaddr_un *addr)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
-        return true; // rather not take it
+        return true; // unknown: do not replace it
     int r = connect(fd, (const struct sockaddr *)addr, sizeof(*addr));
     bool served = r == 0 || errno == EAGAIN || errno == EINPROGRESS;
     close(fd);
@@ -52,7 +52,7 @@ static bool is_socket(const char *path)
     return lstat(path, &st) == 0 && S_ISSOCK(st.st_mode);
 }
 
-/* With the folder's lock. */
+/* The caller holds the lock of the folder. */
 static int bind_and_listen(int fd, const struct sockaddr_un *addr)
 {
     const struct sockaddr *a = (const struct sockaddr *)addr;
@@ -60,9 +60,9 @@ static int bind_and_listen(int fd, const struct sockaddr_un *addr)
     int r = bind(fd, a, sizeof(*addr));
     if (r < 0 && errno == EADDRINUSE) {
         if (!is_socket(path))
-            return fail(-EADDRINUSE, "cannot listen on %s: it exists and is no socket", path);
+            return fail(-EADDRINUSE, "cannot listen on %s: it exists and is not a socket", path);
         if (is_served(addr))
-            return fail(-EADDRINUSE, "cannot listen on %s: another server does", path);
+            return fail(-EADDRINUSE, "cannot listen on %s: another server listens there", path);
         unlink(path); // of a server that died
         r = bind(fd, a, sizeof(*addr));
     }
@@ -71,13 +71,13 @@ static int bind_and_listen(int fd, const struct sockaddr_un *addr)
     return 0;
 }
 
-/* With the folder's lock. */
+/* The caller holds the lock of the folder. */
 static int open_at(const struct sockaddr_un *addr, mode_t mode, struct unix_socket *s)
 {
     struct stat st;
     s->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s->fd < 0)
-        return fail(-errno, "cannot make a socket: %s", strerror(errno));
+        return fail(-errno, "cannot create a socket: %s", strerror(errno));
     int rc = bind_and_listen(s->fd, addr);
     if (rc == 0 && (chmod(s->path, mode) < 0 || lstat(s->path, &st) < 0))
         rc = fail(-errno, "cannot set the mode of %s: %s", s->path, strerror(errno));

@@ -11,10 +11,10 @@
 #include "rpc/rpc_base.h"
 
 #if defined(__SANITIZE_THREAD__)
-/* libgrpc is not instrumented, what it does between its own threads looks like races. Its threads
- * outlive main(): for them every program would be held up a second at its end, to see them race. A
- * service that does not stop in a test is aborted, and tells where it waits. In the program and not
- * in the environment, which not every parent hands on. */
+/* libgrpc is not instrumented, so synchronisation between its threads looks like races. Its threads
+ * outlive main(); without atexit_sleep_ms every program would wait a second for them at its end. A
+ * test aborts a service that does not stop; handle_abort then prints where it waits. The options
+ * are in the program because not every parent process passes the environment on. */
 __attribute__((visibility("default"))) const char *__tsan_default_options(void);
 const char *__tsan_default_options(void)
 {
@@ -94,7 +94,7 @@ static void log_core(gpr_log_func_args *a)
 
 void rpc_init(void)
 {
-    gpr_set_log_function(log_core); // what concerns a call comes back as its status
+    gpr_set_log_function(log_core); // errors of calls are reported in their status
     grpc_init();
 }
 
@@ -161,11 +161,12 @@ void rpc_msg_free(struct rpc_msg *msg)
         grpc_byte_buffer_destroy(rpc_bytes(msg));
 }
 
-/* Two bytes of an empty submessage become a struct of hundreds, so what unpacking may allocate is
- * counted. Ordinary messages of small fields need about 20 bytes per byte, tensors one. */
+/* Unpacking allocates from a budget: an empty submessage takes two bytes on the wire and a struct
+ * of hundreds of bytes in memory. Ordinary messages with small fields need about 20 bytes per byte,
+ * tensors one. */
 static void *budget_alloc(void *budget, size_t n)
 {
-    size_t *left = budget, cost = n + 16; // malloc's own share
+    size_t *left = budget, cost = n + 16; // 16: overhead of malloc()
     if (cost > *left)
         return NULL;
     *left -= cost;
@@ -231,7 +232,7 @@ static void run_timers(struct rpc_worker *w)
     }
 }
 
-/* The next timer, or in time to show life. */
+/* The time of the next timer, or an earlier one so that svc_awake() is called in time. */
 static gpr_timespec wait_until(const struct rpc_worker *w)
 {
     int64_t limit_us = svc_watchdog_interval_us();
@@ -270,7 +271,7 @@ void rpc_worker_stop(struct rpc_worker *w)
     if (w->thread)
         pthread_join(w->thread, NULL);
     else
-        worker_main(w); // it was never started, but tags may have come
+        worker_main(w); // the thread was never started, but the queue may hold tags
     grpc_completion_queue_destroy(w->cq);
 }
 
@@ -287,7 +288,7 @@ void rpc_batch(grpc_call *call, const grpc_op *ops, size_t n_ops, struct rpc_tag
 {
     RPC_RELEASE(t);
     grpc_call_error e = grpc_call_start_batch(call, ops, n_ops, t, NULL);
-    if (e != GRPC_CALL_OK) { // never the peer's fault
+    if (e != GRPC_CALL_OK) { // a mistake in our code; a peer cannot cause it
         log_error("rpc: batch: %s", grpc_call_error_to_string(e));
         abort();
     }
@@ -295,7 +296,7 @@ void rpc_batch(grpc_call *call, const grpc_op *ops, size_t n_ops, struct rpc_tag
 
 /* ---- unsent messages ---- */
 
-static void grow(struct rpc_sendq *q)
+static void sendq_grow(struct rpc_sendq *q)
 {
     size_t cap = q->cap ? q->cap * 2 : 8;
     grpc_byte_buffer **v = rpc_alloc(cap, sizeof(*v));
@@ -310,14 +311,14 @@ static void grow(struct rpc_sendq *q)
 size_t rpc_sendq_push(struct rpc_sendq *q, grpc_byte_buffer *b, size_t drain_mark)
 {
     if (q->n == q->cap)
-        grow(q);
+        sendq_grow(q);
     q->v[(q->head + q->n++) % q->cap] = b;
     q->n_bytes += grpc_byte_buffer_length(b);
     q->was_full |= q->n_bytes > drain_mark;
     return q->n_bytes;
 }
 
-static grpc_byte_buffer *pop(struct rpc_sendq *q)
+static grpc_byte_buffer *sendq_pop(struct rpc_sendq *q)
 {
     if (!q->n)
         return NULL;
@@ -329,7 +330,7 @@ static grpc_byte_buffer *pop(struct rpc_sendq *q)
 
 grpc_byte_buffer *rpc_sendq_next(struct rpc_sendq *q)
 {
-    q->in_flight = pop(q); // the core empties it; it is ours to free once the tag is back
+    q->in_flight = sendq_pop(q); // the core empties it; we free it when the tag has returned
     q->in_flight_bytes = q->in_flight ? grpc_byte_buffer_length(q->in_flight) : 0;
     return q->in_flight;
 }
@@ -348,7 +349,7 @@ bool rpc_sendq_sent(struct rpc_sendq *q, size_t drain_mark)
 
 void rpc_sendq_clear(struct rpc_sendq *q)
 {
-    for (grpc_byte_buffer *b; (b = pop(q));) {
+    for (grpc_byte_buffer *b; (b = sendq_pop(q));) {
         q->n_bytes -= grpc_byte_buffer_length(b);
         grpc_byte_buffer_destroy(b);
     }

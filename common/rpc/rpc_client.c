@@ -11,7 +11,7 @@ struct rpc_client {
     struct rpc_worker w; // for streams
 
     pthread_mutex_t mu;
-    pthread_cond_t idle; // n_streams is 0
+    pthread_cond_t idle; // signalled when n_streams becomes 0
     unsigned n_streams;
 };
 
@@ -22,13 +22,13 @@ struct rpc_stream {
     struct rpc_events ev;
     void *user;
     atomic_int n_refs;
-    atomic_int n_open; // the status, and the end of the messages
+    atomic_int n_open; // 2: the status and the end of the messages are still to come
     grpc_metadata_array headers, trailers;
     grpc_status_code code;
     grpc_slice text;
     grpc_byte_buffer *in;
 
-    pthread_mutex_t mu; // for what follows, and for starting batches
+    pthread_mutex_t mu; // for the fields below, and for starting batches
     struct rpc_sendq q;
     bool sending, closing, closed, over;
     bool paused, recv_due, cancelled;
@@ -43,14 +43,15 @@ static grpc_channel *channel_new(const char *target, const struct rpc_client_opt
         RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
                     (int)(opt->max_message ? opt->max_message : RPC_MAX_MESSAGE)),
         RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20), // faster for big messages
-        /* Without it up to 4 MiB wait unread in each stream before its sender notices. */
+        /* With the probe, up to 4 MiB per stream may wait unread before flow control stops the
+         * sender. */
         RPC_INT_ARG(GRPC_ARG_HTTP2_BDP_PROBE, 0),
-        RPC_INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1), // gzip bombs
+        RPC_INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1), // no gzip bombs
         RPC_INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0), // else http_proxy is obeyed even for 127.0.0.1
         RPC_INT_ARG(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), // each client its own connection
         RPC_INT_ARG(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1), // no TXT look-ups
-        /* A restarted server is found within half a second; a connection attempt that hangs is
-         * given up after two. */
+        /* A client finds a restarted server within half a second. A connection attempt times out
+         * after two seconds. */
         RPC_INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
         RPC_INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500),
         RPC_INT_ARG(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000),
@@ -71,7 +72,7 @@ int rpc_client_new(const char *target, const struct rpc_client_options *opt,
 {
     static const struct rpc_client_options defaults;
     if (!*target)
-        return fail(-EINVAL, "the address of a server is empty");
+        return fail(-EINVAL, "a server address is empty");
     struct rpc_client *c = rpc_alloc(1, sizeof(*c));
     rpc_init();
     pthread_mutex_init(&c->mu, NULL);
@@ -98,10 +99,10 @@ void rpc_client_free(struct rpc_client *c)
     grpc_channel_destroy(c->channel);
     pthread_cond_destroy(&c->idle);
     pthread_mutex_destroy(&c->mu);
-    free(c); // and no grpc_shutdown(), see rpc_server_stop()
+    free(c); // without grpc_shutdown(), see rpc_server_stop()
 }
 
-/* ---- what unary calls and streams share ---- */
+/* ---- unary calls and streams ---- */
 
 static grpc_call *call_new(struct rpc_client *c, const char *path, const struct rpc_options *opt,
                            grpc_completion_queue *cq)
@@ -135,7 +136,7 @@ static struct rpc_status status_of(grpc_status_code code, grpc_slice text)
 
 /* ---- unary ---- */
 
-/* What the core writes while a unary call runs. */
+/* Written by gRPC core while a unary call runs. */
 struct answer {
     grpc_metadata_array headers, trailers;
     grpc_status_code code;
@@ -143,9 +144,9 @@ struct answer {
     grpc_byte_buffer *in;
 };
 
-/* Blocks until the status is there. */
-static void ask(grpc_call *call, grpc_completion_queue *cq, const struct rpc_options *opt,
-                grpc_byte_buffer *out, struct answer *a)
+/* Blocks until the call has a status. */
+static void run_unary(grpc_call *call, grpc_completion_queue *cq, const struct rpc_options *opt,
+                      grpc_byte_buffer *out, struct answer *a)
 {
     grpc_op ops[] = {
         op_headers(opt),
@@ -180,14 +181,14 @@ struct rpc_status rpc_unary(struct rpc_client *c, const char *path, const struct
 {
     if (!opt)
         opt = &default_options;
-    /* The caller's own thread polls: no second thread has to be woken for the answer. */
+    /* The calling thread polls the connection, so the answer does not have to wake another one. */
     grpc_completion_queue *cq = grpc_completion_queue_create_for_pluck(NULL);
     grpc_call *call = call_new(c, path, opt, cq);
     struct rpc_msg *out = rpc_pack(req);
     struct answer a = {.code = GRPC_STATUS_UNKNOWN, .text = grpc_empty_slice()};
     grpc_metadata_array_init(&a.headers);
     grpc_metadata_array_init(&a.trailers);
-    ask(call, cq, opt, rpc_bytes(out), &a);
+    run_unary(call, cq, opt, rpc_bytes(out), &a);
 
     struct rpc_status st = status_of(a.code, a.text);
     *ret_reply = st.code == RPC_OK ? rpc_unpack(reply, rpc_msg(a.in)) : NULL;
@@ -252,11 +253,11 @@ static void recv_next(struct rpc_stream *s)
 
 static void start_event(struct rpc_tag *t, bool ok)
 {
-    (void)ok; // the status tells
+    (void)ok; // the status reports a failure
     stream_unref(OWNER(t, struct rpc_stream, t_start));
 }
 
-/* The status may overtake the last message; the end is told when both are in. */
+/* The status may arrive before the last message; on_end is called after both. */
 static void stream_end(struct rpc_stream *s)
 {
     if (atomic_fetch_sub(&s->n_open, 1) != 1)
@@ -391,7 +392,7 @@ void rpc_stream_cancel(struct rpc_stream *s)
     s->cancelled = true;
     pthread_mutex_unlock(&s->mu);
     grpc_call_cancel(s->core, NULL);
-    rpc_stream_resume(s); // the end comes only after the last message
+    rpc_stream_resume(s); // on_end comes only after the last message
 }
 
 void rpc_stream_pause(struct rpc_stream *s)

@@ -10,11 +10,11 @@
 
 struct watch {
     struct rpc_call *call; // with a reference
-    int service;           // index, or -1: a name nobody has
+    int service;           // index; -1: the name is unknown
 };
 
 struct rpc_health {
-    pthread_mutex_t mu; // for everything below
+    pthread_mutex_t mu; // for all fields
     bool stopping;
     struct {
         const char *name;
@@ -50,7 +50,7 @@ void rpc_health_add(struct rpc_health *h, const char *service)
     h->services[h->n_services++].name = service;
 }
 
-static int find(const struct rpc_health *h, const char *service)
+static int find_service(const struct rpc_health *h, const char *service)
 {
     int i = h->n_services - 1;
     while (i >= 0 && strcmp(h->services[i].name, service) != 0)
@@ -65,22 +65,23 @@ static int status_of(const struct rpc_health *h, int service)
     return h->services[service].serving && !h->stopping ? STATUS(SERVING) : STATUS(NOT_SERVING);
 }
 
-static void tell(struct rpc_call *c, int status)
+static void send_status(struct rpc_call *c, int status)
 {
     Grpc__Health__V1__HealthCheckResponse r = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
     r.status = (Grpc__Health__V1__HealthCheckResponse__ServingStatus)status;
     rpc_call_send(c, rpc_pack(&r.base));
 }
 
-/* The service that is asked for, or -1; false: the call has ended. */
-static bool asked_service(struct rpc_call *c, struct rpc_msg *msg, int *ret_service)
+/* The index of the requested service, or -1. False: the request is malformed; the call has
+ * ended. */
+static bool requested_service(struct rpc_call *c, struct rpc_msg *msg, int *ret_service)
 {
     ProtobufCMessage *m =
         rpc_call_unpack(c, &grpc__health__v1__health_check_request__descriptor, msg);
     if (!m)
         return false;
     struct rpc_health *h = rpc_call_service(c);
-    *ret_service = find(h, ((Grpc__Health__V1__HealthCheckRequest *)m)->service);
+    *ret_service = find_service(h, ((Grpc__Health__V1__HealthCheckRequest *)m)->service);
     protobuf_c_message_free_unpacked(m, NULL);
     return true;
 }
@@ -89,16 +90,16 @@ static void check_start(struct rpc_call *c, struct rpc_msg *req)
 {
     struct rpc_health *h = rpc_call_service(c);
     int service;
-    if (!asked_service(c, req, &service))
+    if (!requested_service(c, req, &service))
         return;
     if (service < 0) {
-        rpc_call_finish(c, RPC_NOT_FOUND, "no such service here");
+        rpc_call_finish(c, RPC_NOT_FOUND, "unknown service");
         return;
     }
     pthread_mutex_lock(&h->mu);
     int status = status_of(h, service);
     pthread_mutex_unlock(&h->mu);
-    tell(c, status);
+    send_status(c, status);
     rpc_call_finish(c, RPC_OK, NULL);
 }
 
@@ -106,14 +107,14 @@ static void watch_start(struct rpc_call *c, struct rpc_msg *req)
 {
     struct rpc_health *h = rpc_call_service(c);
     int service;
-    if (!asked_service(c, req, &service))
+    if (!requested_service(c, req, &service))
         return;
     pthread_mutex_lock(&h->mu);
-    tell(c, status_of(h, service));
+    send_status(c, status_of(h, service));
     if (h->stopping) {
         rpc_call_finish(c, RPC_UNAVAILABLE, "the server is stopping");
     } else if (h->n_watches == RPC_HEALTH_MAX_WATCHES) {
-        rpc_call_finish(c, RPC_RESOURCE_EXHAUSTED, "too many watch this server's health");
+        rpc_call_finish(c, RPC_RESOURCE_EXHAUSTED, "too many calls watch this server's health");
     } else {
         rpc_call_ref(c);
         h->watches[h->n_watches++] = (struct watch){c, service};
@@ -151,13 +152,13 @@ void rpc_health_register(struct rpc_health *h, struct rpc_server *s)
 void rpc_health_set(struct rpc_health *h, const char *service, bool serving)
 {
     pthread_mutex_lock(&h->mu);
-    int i = find(h, service);
+    int i = find_service(h, service);
     assert(i >= 0);
     bool changes = h->services[i].serving != serving;
     h->services[i].serving = serving;
     for (unsigned k = 0; k < h->n_watches && changes; k++) {
         if (h->watches[k].service == i)
-            tell(h->watches[k].call, status_of(h, i));
+            send_status(h->watches[k].call, status_of(h, i));
     }
     pthread_mutex_unlock(&h->mu);
 }
@@ -169,7 +170,7 @@ void rpc_health_stop(struct rpc_health *h)
     while (h->n_watches) {
         struct watch *w = &h->watches[--h->n_watches];
         if (w->service >= 0 && h->services[w->service].serving)
-            tell(w->call, STATUS(NOT_SERVING));
+            send_status(w->call, STATUS(NOT_SERVING));
         rpc_call_finish(w->call, RPC_UNAVAILABLE, "the server is stopping");
         rpc_call_unref(w->call);
     }

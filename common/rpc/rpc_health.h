@@ -1,26 +1,28 @@
 /* rpc_health.h - the standard grpc.health.v1 service: Check and Watch.
  *
- * "" is the process: serving until rpc_health_stop(). A named service begins as not serving and is
- * switched by its owner. Any thread. */
+ * The service "" is the process: it serves until rpc_health_stop(). A named service starts as not
+ * serving; its owner changes that with rpc_health_set().
+ *
+ * Threads: any. */
 #pragma once
 #include "rpc/rpc.h"
 
 #define RPC_HEALTH_MAX_SERVICES 8
-#define RPC_HEALTH_MAX_WATCHES 256 // further ones end with RESOURCE_EXHAUSTED
+#define RPC_HEALTH_MAX_WATCHES 256 // more Watch calls end with RESOURCE_EXHAUSTED
 
 struct rpc_health;
 
 struct rpc_health *rpc_health_new(void);
-/* After its server has stopped. NULL is fine. */
+/* The server must have stopped. NULL is fine. */
 void rpc_health_free(struct rpc_health *h);
 DEFINE_AUTO(struct rpc_health, rpc_health_free)
 
-/* service: "package.Service"; outlives h. Before the start. */
+/* Before the server starts. service: "package.Service"; the text must outlive h. */
 void rpc_health_add(struct rpc_health *h, const char *service);
 void rpc_health_register(struct rpc_health *h, struct rpc_server *s);
 
-/* Tells those who watch. */
+/* Changes the status of a service and notifies its watchers. */
 void rpc_health_set(struct rpc_health *h, const char *service, bool serving);
-/* Before a drain: everything is not serving from now on, and those who watch are told and sent
- * away, so that their calls do not use up the drain. */
+/* Called before a drain: every service becomes not serving. Watchers are notified and their calls
+ * end, so the drain does not wait for them. */
 void rpc_health_stop(struct rpc_health *h);

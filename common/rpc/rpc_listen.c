@@ -1,4 +1,4 @@
-/* rpc_listen.c - listening sockets of our own. */
+/* rpc_listen.c - listening sockets that gRPC core does not open. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -19,7 +19,7 @@ int rpc_listen_init(struct rpc_listen *l, void (*on_connection)(void *user, int 
     return l->stop_fd < 0 ? fail(-errno, "eventfd: %s", strerror(errno)) : 0;
 }
 
-static int add(struct rpc_listen *l, struct unix_socket socket)
+static int add_socket(struct rpc_listen *l, struct unix_socket socket)
 {
     if (l->n == RPC_LISTEN_MAX)
         return fail(-ENOSPC, "more than %d listening sockets", RPC_LISTEN_MAX);
@@ -32,14 +32,14 @@ int rpc_listen_fd(struct rpc_listen *l, int fd)
     int flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return fail(-errno, "descriptor %d: %s", fd, strerror(errno));
-    return add(l, (struct unix_socket){.fd = fd});
+    return add_socket(l, (struct unix_socket){.fd = fd});
 }
 
 int rpc_listen_unix(struct rpc_listen *l, const char *path, mode_t mode)
 {
     struct unix_socket s;
     int rc = unix_socket_listen(path, mode, &s);
-    if (rc == 0 && (rc = add(l, s)) < 0) {
+    if (rc == 0 && (rc = add_socket(l, s)) < 0) {
         unix_socket_remove(&s);
         close(s.fd);
     }
@@ -60,10 +60,10 @@ static void *accept_main(void *arg)
                 continue;
             int fd = accept4(p[i].fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
             if (fd >= 0) {
-                setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)); // not for unix
+                setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)); // fails for unix
                 l->on_connection(l->user, fd);
             } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-                poll(p, 1, 100); // do not spin until a descriptor is free
+                poll(p, 1, 100); // wait instead of spinning until a descriptor is free
             }
         }
     }
@@ -83,7 +83,7 @@ void rpc_listen_done(struct rpc_listen *l)
         pthread_join(l->thread, NULL);
     for (unsigned i = 0; i < l->n; i++) {
         if (*l->sockets[i].path)
-            unix_socket_remove(&l->sockets[i]); // first, so that nobody connects to what is closing
+            unix_socket_remove(&l->sockets[i]); // first: no client connects to a closing socket
         close(l->sockets[i].fd);
     }
     close(l->stop_fd);

@@ -1,13 +1,14 @@
 /* rpc_reflection.c - the standard server reflection service.
  *
- * protobuf-c keeps no file descriptors. rpc_protos.S embeds the FileDescriptorSet that protoc-c
- * wrote; it is walked by hand (google/protobuf/descriptor.proto has the field numbers). */
+ * protobuf-c does not store file descriptors. rpc_protos.S embeds the FileDescriptorSet that
+ * protoc-c writes; this file parses it by hand. The field numbers are those of
+ * google/protobuf/descriptor.proto. */
 #include <stdint.h>
 #include <string.h>
 #include "grpc/reflection/v1alpha/reflection.pb-c.h"
 #include "rpc/rpc_reflection.h"
 
-#define MAX_WAITING (256 << 10) // bytes of answers a client may leave unread before we stop reading
+#define MAX_WAITING (256 << 10) // bytes of unread answers beyond which we stop reading requests
 
 extern const uint8_t rpc_protos[]; // rpc_protos.S
 extern const uint64_t rpc_protos_size;
@@ -19,7 +20,7 @@ struct view {
     size_t len;
 };
 
-static uint64_t varint(struct view *v)
+static uint64_t read_varint(struct view *v)
 {
     uint64_t x = 0;
     for (int shift = 0; v->len && shift < 64; shift += 7) {
@@ -32,18 +33,18 @@ static uint64_t varint(struct view *v)
     return x;
 }
 
-/* The next field of a message; false at its end. Of the numbers only the length is told. */
+/* Reads the next field of a message; false at its end. Values of varint fields are skipped. */
 static bool next_field(struct view *v, unsigned *ret_number, struct view *ret_value)
 {
     if (!v->len)
         return false;
-    uint64_t key = varint(v);
+    uint64_t key = read_varint(v);
     *ret_number = (unsigned)(key >> 3);
     size_t n = 0;
     if ((key & 7) == 0)
-        varint(v);
+        read_varint(v);
     else
-        n = (key & 7) == 2 ? varint(v) : (key & 7) == 1 ? 8 : 4;
+        n = (key & 7) == 2 ? read_varint(v) : (key & 7) == 1 ? 8 : 4;
     if (n > v->len)
         n = v->len;
     *ret_value = (struct view){v->at, n};
@@ -52,7 +53,7 @@ static bool next_field(struct view *v, unsigned *ret_number, struct view *ret_va
     return true;
 }
 
-static struct view field(struct view v, unsigned number)
+static struct view find_field(struct view v, unsigned number)
 {
     unsigned k;
     struct view value;
@@ -65,7 +66,7 @@ static struct view field(struct view v, unsigned number)
 
 enum kind { NONE, FILE_, MESSAGE, ENUM, SERVICE, LEAF };
 
-/* What the fields of each kind of descriptor hold that has a name of its own. */
+/* For each kind of descriptor: the fields that contain named descriptors, and their kinds. */
 static const uint8_t children[][9] = {
     [FILE_] = {[4] = MESSAGE, [5] = ENUM, [6] = SERVICE, [7] = LEAF},
     [MESSAGE] = {[2] = LEAF, [3] = MESSAGE, [4] = ENUM, [6] = LEAF, [8] = LEAF},
@@ -74,11 +75,11 @@ static const uint8_t children[][9] = {
     [LEAF] = {0},
 };
 
-/* Whether `symbol`, relative to where v stands, is v or something in it. Nesting is that of our own
- * files. */
+/* Whether `symbol` is v or a descriptor inside it. The name is relative to the scope of v. The
+ * depth of the recursion is bounded by the nesting in proto/. */
 static bool defines(struct view v, enum kind kind, const char *symbol)
 {
-    struct view name = field(v, kind == FILE_ ? 2 : 1); // a file's is its package
+    struct view name = find_field(v, kind == FILE_ ? 2 : 1); // a file: its package
     if (strncmp(symbol, (const char *)name.at, name.len) != 0)
         return false;
     symbol += name.len;
@@ -97,11 +98,11 @@ static bool defines(struct view v, enum kind kind, const char *symbol)
 
 static bool is_named(struct view v, const char *name)
 {
-    struct view own = field(v, 1);
+    struct view own = find_field(v, 1);
     return own.len == strlen(name) && memcmp(own.at, name, own.len) == 0;
 }
 
-static const uint8_t *find(const char *name, bool is_symbol, size_t *ret_len)
+static const uint8_t *find_file(const char *name, bool is_symbol, size_t *ret_len)
 {
     struct view all = {rpc_protos, rpc_protos_size}, file;
     unsigned k;
@@ -116,17 +117,17 @@ static const uint8_t *find(const char *name, bool is_symbol, size_t *ret_len)
 
 const uint8_t *rpc_reflection_file(const char *name, size_t *ret_len)
 {
-    return find(name, false, ret_len);
+    return find_file(name, false, ret_len);
 }
 
 const uint8_t *rpc_reflection_symbol(const char *symbol, size_t *ret_len)
 {
-    return find(symbol, true, ret_len);
+    return find_file(symbol, true, ret_len);
 }
 
 /* ---- the service ---- */
 
-// Generated names, cut to a readable length.
+/* Short names for the generated ones. */
 typedef Grpc__Reflection__V1alpha__ServerReflectionRequest Request;
 typedef Grpc__Reflection__V1alpha__ServerReflectionResponse Response;
 #define ASKED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##x
@@ -153,11 +154,11 @@ static ssize_t respond_error(struct rpc_call *c, Request *req, enum rpc_code cod
 static ssize_t respond_file(struct rpc_call *c, Request *req, const char *name, bool is_symbol)
 {
     ProtobufCBinaryData file;
-    const uint8_t *data = find(name, is_symbol, &file.len);
+    const uint8_t *data = find_file(name, is_symbol, &file.len);
     if (!data)
         return respond_error(c, req, RPC_NOT_FOUND,
                              is_symbol ? "no file defines that symbol" : "no such file");
-    file.data = (uint8_t *)(uintptr_t)data; // packed from, never written
+    file.data = (uint8_t *)(uintptr_t)data; // read only, by rpc_pack()
     Grpc__Reflection__V1alpha__FileDescriptorResponse f =
         GRPC__REFLECTION__V1ALPHA__FILE_DESCRIPTOR_RESPONSE__INIT;
     f.n_file_descriptor_proto = 1;
@@ -199,9 +200,9 @@ static ssize_t answer(struct rpc_call *c, Request *req)
         return respond_list(c, req);
     case ASKED(FILE_CONTAINING_EXTENSION):
     case ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE):
-        return respond_error(c, req, RPC_NOT_FOUND, "there are no extensions here");
+        return respond_error(c, req, RPC_NOT_FOUND, "proto/ defines no extensions");
     default:
-        return respond_error(c, req, RPC_UNIMPLEMENTED, "this kind of request is not known");
+        return respond_error(c, req, RPC_UNIMPLEMENTED, "unknown kind of reflection request");
     }
 }
 

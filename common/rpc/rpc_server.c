@@ -1,8 +1,8 @@
 /* rpc_server.c - the server half of rpc.
  *
- * A slot stands for one outstanding wish for "the next call of this method" on one queue. When it
- * comes true, the slot hands its content to a new rpc_call and wishes again. The call is freed when
- * its last batch, timer and outside reference are gone. */
+ * A slot is a pending request to gRPC core for the next call of one method on one queue. When a
+ * call arrives, the slot passes it to a new rpc_call and requests the next one. A call is freed
+ * when its last batch, timer and reference are gone. */
 #include <errno.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/grpc_posix.h>
@@ -16,15 +16,15 @@
 #include "rpc/rpc_listen.h"
 
 #define MAX_METHODS 64
-#define MAX_ALWAYS 512   // running calls of one method that is served always
-#define ABORT_US 1000000 // for a client to take the status of a call that is ended for it
+#define MAX_ALWAYS 512   // concurrent calls of one method with `always`
+#define ABORT_US 1000000 // for clients to read the status of an aborted call
 #define LINGER_MS 60000
 
 struct method {
     const struct rpc_method *m;
     void *service;
-    void *handle;      // NULL: stands for all unknown methods
-    unsigned n_always; // its running calls, if it is served always; under the server's lock
+    void *handle;      // NULL: this entry serves all unknown methods
+    unsigned n_always; // its running calls, if m->always; under the server's lock
 };
 
 struct rpc_server {
@@ -32,18 +32,18 @@ struct rpc_server {
     grpc_server_credentials *creds;
     struct rpc_worker *workers;
     unsigned n_workers, max_calls, linger_ms;
-    struct rpc_timer linger; // of the first worker
+    struct rpc_timer linger; // runs on the first worker
     mode_t socket_mode;
     struct method methods[MAX_METHODS + 1];
     unsigned n_methods;
     struct rpc_listen listen;
 
     pthread_mutex_t mu;
-    pthread_cond_t idle; // n_running or n_calls is 0
+    pthread_cond_t idle; // signalled when n_running or n_calls becomes 0
     unsigned n_calls;
-    unsigned n_running; // of them those that a drain waits for
+    unsigned n_running; // calls that a drain waits for
     bool draining;
-    struct rpc_call *calls; // all, linked
+    struct rpc_call *calls; // list of all calls
 };
 
 struct slot {
@@ -69,16 +69,16 @@ struct rpc_call {
     int was_cancelled; // written by the core before t_close
     atomic_int n_refs;
     struct rpc_call *next, **prev; // in the server's list, under its lock
-    unsigned *counter;             // the number it counts in, likewise; NULL: in none
+    unsigned *counter; // the counter that includes it, under the server's lock; NULL: none
 
-    pthread_mutex_t mu; // for what follows, and for starting batches
+    pthread_mutex_t mu; // for the fields below, and for starting batches
     struct rpc_sendq q;
     bool sending, sent_headers, has_status, sent_status;
     bool cancelled, aborted; // by the client; by rpc_server_stop()
     bool paused, recv_due;
     enum rpc_code code;
     char *text;
-    int64_t finished_us; // with has_status
+    int64_t finished_us; // valid if has_status
 };
 
 struct call_timer {
@@ -93,7 +93,7 @@ static void unknown_start(struct rpc_call *c, struct rpc_msg *req)
     rpc_call_finish(c, RPC_UNIMPLEMENTED, "unknown method");
 }
 
-/* Without it, calls of unknown methods wait for their deadline. */
+/* Without this method, calls of unknown methods would wait until their deadline. */
 static const struct rpc_method unknown_method = {.on_start = unknown_start};
 
 static void busy_start(struct rpc_call *c, struct rpc_msg *req)
@@ -121,43 +121,45 @@ static grpc_server *core_new(const struct rpc_server_options *opt)
         RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH,
                     (int)(opt->max_message ? opt->max_message : RPC_MAX_MESSAGE)),
         RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20), // faster for big messages
-        /* Without it up to 4 MiB wait unread in each stream before its sender notices. */
+        /* With the probe, up to 4 MiB per stream may wait unread before flow control stops the
+         * sender. */
         RPC_INT_ARG(GRPC_ARG_HTTP2_BDP_PROBE, 0),
-        /* Identity only: the limit above is applied after unpacking, too late for a gzip bomb. */
+        /* Identity only: gRPC checks the limit above after decompression, too late for gzip
+         * bombs. */
         RPC_INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1),
         RPC_INT_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 8192), // per connection; the next call waits
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms),
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_ms / 3),
-        /* Without these two, clients that ping oftener than every 5 minutes are sent away. */
+        /* Without these two, gRPC disconnects clients that ping more often than every 5 minutes. */
         RPC_INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000),
         RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
-        /* Closes silent connections on handed-over sockets, which have no handshake time-out. */
+        /* Closes silent connections on sockets of rpc_listen.h, which have no handshake
+         * time-out. */
         RPC_INT_ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 600000),
         RPC_INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), // a second server on the port must fail
     };
     return grpc_server_create(&(grpc_channel_args){ARRAY_LEN(list), list}, NULL);
 }
 
-static void connection(void *user, int fd)
+static void add_connection(void *user, int fd)
 {
     struct rpc_server *s = user;
     grpc_server_add_channel_from_fd(s->core, fd, s->creds);
 }
 
-static void look_at_finished(struct rpc_timer *t);
+static void linger_due(struct rpc_timer *t);
 
-/* Four looks per limit: a call lingers at most a quarter longer. */
+/* Four checks per linger_ms, so a call exceeds it by at most a quarter. */
 static void add_linger_timer(struct rpc_server *s)
 {
-    s->linger =
-        (struct rpc_timer){.at = rpc_in_us((int64_t)s->linger_ms * 250), .fn = look_at_finished};
+    s->linger = (struct rpc_timer){.at = rpc_in_us((int64_t)s->linger_ms * 250), .fn = linger_due};
     rpc_worker_add_timer(&s->workers[0], &s->linger);
 }
 
 int rpc_server_new(const struct rpc_server_options *opt, struct rpc_server **ret)
 {
     struct rpc_server *s = rpc_alloc(1, sizeof(*s));
-    int r = rpc_listen_init(&s->listen, connection, s);
+    int r = rpc_listen_init(&s->listen, add_connection, s);
     if (r < 0) {
         free(s);
         return r;
@@ -197,7 +199,7 @@ void rpc_server_add(struct rpc_server *s, const struct rpc_method *m, void *serv
     s->methods[s->n_methods++] = (struct method){.m = m, .service = service, .handle = handle};
 }
 
-/* gRPC core takes port 99999 for 34463. */
+/* Checks the port, since gRPC core silently listens on port 34463 for 99999. */
 static bool has_port(const char *addr)
 {
     const char *colon = strrchr(addr, ':');
@@ -216,30 +218,32 @@ int rpc_server_listen(struct rpc_server *s, const char *addr)
     }
     if (!has_port(addr))
         return fail(-EINVAL,
-                    "cannot listen on %s: neither unix:/path nor host:port, port 0 to 65535", addr);
+                    "cannot listen on %s: use unix:/path or host:port, with a port of 0 to 65535",
+                    addr);
     grpc_server_credentials *creds = rpc_tls_server();
     int port = grpc_server_add_http2_port(s->core, addr, creds);
     grpc_server_credentials_release(creds);
     return port > 0
                ? port
                : fail(-EADDRINUSE,
-                      "cannot listen on %s: it is taken, or not an address of this machine", addr);
+                      "cannot listen on %s: it is in use, or not an address of this machine", addr);
 }
 
-/* gRPC core takes over connections in plain only. */
+/* gRPC core serves connections from a passed socket only without TLS. */
 int rpc_server_listen_fd(struct rpc_server *s, int fd)
 {
     struct sockaddr_storage a = {0};
     socklen_t len = sizeof(a);
     if (rpc_tls_on() && getsockname(fd, (struct sockaddr *)&a, &len) == 0 && a.ss_family != AF_UNIX)
-        return fail(-EINVAL, "a TCP socket that is passed cannot speak TLS: name its address in "
-                             "`listen` instead");
+        return fail(-EINVAL, "a passed TCP socket cannot speak TLS: name its address in `listen` "
+                             "instead");
     return rpc_listen_fd(&s->listen, fd);
 }
 
 static void slot_event(struct rpc_tag *t, bool ok);
 
-static void slot_wish(struct slot *sl)
+/* Requests the next call of the slot's method. */
+static void slot_request(struct slot *sl)
 {
     grpc_completion_queue *cq = sl->w->cq;
     grpc_call_error e;
@@ -266,7 +270,7 @@ int rpc_server_start(struct rpc_server *s)
             struct slot *sl = rpc_alloc(1, sizeof(*sl));
             *sl = (struct slot){
                 .tag = {slot_event}, .s = s, .w = &s->workers[i], .m = &s->methods[k]};
-            slot_wish(sl);
+            slot_request(sl);
         }
     }
     return rpc_listen_start(&s->listen);
@@ -322,7 +326,7 @@ static void close_event(struct rpc_tag *t, bool ok)
 }
 
 /* Starts the next send if none is in flight. With the lock. */
-static void flush(struct rpc_call *c)
+static void call_flush(struct rpc_call *c)
 {
     if (c->sending || c->cancelled || c->sent_status)
         return;
@@ -350,7 +354,7 @@ static void flush(struct rpc_call *c)
     c->sent_status = last;
     rpc_call_ref(c);
     rpc_batch(c->core, ops, n, &c->t_send);
-    grpc_slice_unref(text); // the core took a reference of its own
+    grpc_slice_unref(text); // the core holds its own reference
 }
 
 static void send_event(struct rpc_tag *t, bool ok)
@@ -360,8 +364,8 @@ static void send_event(struct rpc_tag *t, bool ok)
     bool drained = rpc_sendq_sent(&c->q, c->m->drain_mark);
     c->sending = false;
     if (!ok)
-        c->cancelled = true; // close_event tells the owner
-    flush(c);
+        c->cancelled = true; // close_event() notifies the owner
+    call_flush(c);
     drained &= !c->cancelled && !c->has_status;
     pthread_mutex_unlock(&c->mu);
     if (drained && c->m->on_drain)
@@ -381,7 +385,7 @@ static struct rpc_call *call_new(struct slot *sl)
                            .service = sl->m->service,
                            .core = sl->call};
     pthread_mutex_init(&c->mu, NULL);
-    atomic_init(&c->n_refs, 2); // the caller's and the close event's
+    atomic_init(&c->n_refs, 2); // slot_event()'s and close_event()'s
     struct rpc_server *s = c->s;
     pthread_mutex_lock(&s->mu);
     s->n_calls++;
@@ -416,7 +420,7 @@ static void slot_event(struct rpc_tag *t, bool ok)
     struct rpc_msg *req = rpc_msg(sl->request);
     grpc_metadata_array_destroy(&sl->headers);
     grpc_call_details_destroy(&sl->details);
-    slot_wish(sl);
+    slot_request(sl);
 
     grpc_op op = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
                   .data.recv_close_on_server.cancelled = &c->was_cancelled};
@@ -444,7 +448,7 @@ static void drop_timers(struct rpc_call *c)
         if ((*p)->fn == timer_due && ct->c == c) {
             *p = ct->t.next;
             free(ct);
-            rpc_call_unref(c); // not the last: the caller has one
+            rpc_call_unref(c); // not the last reference: the caller holds one
         } else {
             p = &ct->t.next;
         }
@@ -453,7 +457,7 @@ static void drop_timers(struct rpc_call *c)
 
 /* ---- all calls ---- */
 
-/* Takes a reference unless the last one is gone already. */
+/* Takes a reference, unless the last one has already been released. */
 static bool try_ref(struct rpc_call *c)
 {
     int n = atomic_load(&c->n_refs);
@@ -462,8 +466,8 @@ static bool try_ref(struct rpc_call *c)
     return n > 0;
 }
 
-/* For every call, without the server's lock. */
-static void for_calls(struct rpc_server *s, void (*fn)(struct rpc_call *c))
+/* Calls fn for every call, without holding the server's lock. */
+static void for_each_call(struct rpc_server *s, void (*fn)(struct rpc_call *c))
 {
     pthread_mutex_lock(&s->mu);
     struct rpc_call **held = rpc_alloc(s->n_calls + 1, sizeof(struct rpc_call *));
@@ -480,7 +484,8 @@ static void for_calls(struct rpc_server *s, void (*fn)(struct rpc_call *c))
     free(held);
 }
 
-/* An answer that is finished holds its call, and a drain, until the client has read it. */
+/* Ends a call whose client does not read its finished answer: the call, and so a drain, would wait
+ * for the client. */
 static void end_if_unread(struct rpc_call *c)
 {
     pthread_mutex_lock(&c->mu);
@@ -491,14 +496,14 @@ static void end_if_unread(struct rpc_call *c)
         rpc_call_abort(c, RPC_RESOURCE_EXHAUSTED, "the answer was not read in time");
 }
 
-static void look_at_finished(struct rpc_timer *t)
+static void linger_due(struct rpc_timer *t)
 {
     struct rpc_server *s = OWNER(t, struct rpc_server, linger);
-    for_calls(s, end_if_unread);
+    for_each_call(s, end_if_unread);
     add_linger_timer(s);
 }
 
-/* ---- what a call's owner does ---- */
+/* ---- functions for the owner of a call ---- */
 
 ProtobufCMessage *rpc_call_unpack(struct rpc_call *c, const ProtobufCMessageDescriptor *type,
                                   const struct rpc_msg *msg)
@@ -526,7 +531,7 @@ ssize_t rpc_call_send(struct rpc_call *c, struct rpc_msg *msg)
     pthread_mutex_lock(&c->mu);
     if (!c->cancelled && !c->has_status) {
         n = (ssize_t)rpc_sendq_push(&c->q, rpc_bytes(msg), c->m->drain_mark);
-        flush(c);
+        call_flush(c);
         msg = NULL;
     }
     pthread_mutex_unlock(&c->mu);
@@ -542,7 +547,7 @@ void rpc_call_finish(struct rpc_call *c, enum rpc_code code, const char *text)
         c->finished_us = clock_us();
         c->code = code;
         c->text = text ? strdup(text) : NULL;
-        flush(c);
+        call_flush(c);
     }
     pthread_mutex_unlock(&c->mu);
 }
@@ -551,7 +556,7 @@ void rpc_call_abort(struct rpc_call *c, enum rpc_code code, const char *text)
 {
     pthread_mutex_lock(&c->mu);
     rpc_sendq_clear(&c->q);
-    bool stuck = c->sending; // no status can follow a message nobody takes
+    bool stuck = c->sending; // the status would wait for the message in flight
     pthread_mutex_unlock(&c->mu);
     if (stuck)
         grpc_call_cancel_with_status(c->core, (grpc_status_code)code, text, NULL);
@@ -656,18 +661,18 @@ unsigned rpc_server_n_calls(struct rpc_server *s)
     return n;
 }
 
-/* ---- the end ---- */
+/* ---- stopping ---- */
 
-/* Ends a call with a sentence; close_event then tells its owner. */
+/* Ends a call with a sentence; close_event() then notifies its owner. */
 static void abort_call(struct rpc_call *c)
 {
     pthread_mutex_lock(&c->mu);
     if (!c->has_status) {
         c->has_status = c->aborted = true;
         c->code = RPC_UNAVAILABLE;
-        c->text = strdup("the server is stopping and its time for running calls is over");
+        c->text = strdup("the server is stopping and its time limit for running calls has passed");
         rpc_sendq_clear(&c->q);
-        flush(c);
+        call_flush(c);
     }
     pthread_mutex_unlock(&c->mu);
 }
@@ -689,8 +694,8 @@ static void stop_event(struct rpc_tag *t, bool ok)
     pthread_mutex_unlock(&w->mu);
 }
 
-/* Waits until the core has no call left. A call that arrives in this very moment is neither refused
- * nor handed to us (1.51), so there is a limit. */
+/* Waits until gRPC core has no calls. A call that arrives during the shutdown is neither refused
+ * nor passed to us (gRPC 1.51), so after ABORT_US all calls are cancelled. */
 static void stop_core(struct rpc_server *s)
 {
     struct stop_wait w = {{stop_event}, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
@@ -707,8 +712,8 @@ static void stop_core(struct rpc_server *s)
     pthread_mutex_unlock(&w.mu);
 }
 
-/* The core knows a drain too, but only ours answers new calls with a sentence, and health and stats
- * at all. The core does not wait for those who hold a reference to a call, so we do. */
+/* gRPC core has its own drain, but it does not answer health and stats, and refuses new calls
+ * without a sentence. It also does not wait until all references to calls are released. */
 static void drain(struct rpc_server *s, unsigned grace_ms)
 {
     struct timespec until = clock_at(clock_us() + (int64_t)grace_ms * 1000);
@@ -718,7 +723,7 @@ static void drain(struct rpc_server *s, unsigned grace_ms)
     while (s->n_running && r != ETIMEDOUT)
         r = pthread_cond_clockwait(&s->idle, &s->mu, CLOCK_MONOTONIC, &until);
     pthread_mutex_unlock(&s->mu);
-    for_calls(s, abort_call);
+    for_each_call(s, abort_call);
     stop_core(s);
     pthread_mutex_lock(&s->mu);
     while (s->n_calls)
@@ -740,5 +745,5 @@ void rpc_server_stop(struct rpc_server *s, unsigned grace_ms)
     pthread_cond_destroy(&s->idle);
     pthread_mutex_destroy(&s->mu);
     free(s);
-    /* No grpc_shutdown(): in 1.51 it joins a poller that may sleep 10 s after any held-up write. */
+    /* No grpc_shutdown(): in 1.51 it joins a poller that may sleep 10 s after a blocked write. */
 }

@@ -1,4 +1,4 @@
-/* rpc_service.c - what the gRPC services' mains share. */
+/* rpc_service.c - the common part of the gRPC services. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +9,8 @@
 #include "rpc/rpc_reflection.h"
 #include "rpc/rpc_service.h"
 
-/* Beyond the drain: what runs is told to end, and a pass or a text that is under way goes on before
- * threads can be joined. A pass of more than this would not do for the units' watchdog. */
+/* Time after the drain for threads to end: a forward pass, or the tokenisation of a text, that has
+ * started is completed first. The watchdog of the systemd units allows no longer pass. */
 #define STOP_MARGIN_US 30000000
 
 struct rpc_service {
@@ -87,8 +87,8 @@ static bool is_loopback(const char *address)
     return false;
 }
 
-/* Where sockets were passed they are in the place of the paths; addresses of TCP are ours to open,
- * which is how they come to speak TLS. */
+/* Passed sockets replace the configured unix paths (tcp_only). TCP addresses are always opened
+ * here, because only such sockets can speak TLS. */
 static int listen_configured(struct rpc_service *s, bool tcp_only)
 {
     if (!s->listen->n && !tcp_only)
@@ -99,8 +99,8 @@ static int listen_configured(struct rpc_service *s, bool tcp_only)
             continue;
         r = rpc_server_listen(s->server, s->listen->v[i]);
         if (r > 1 && !rpc_tls_on() && !is_loopback(s->listen->v[i]))
-            log_warn("anybody who reaches %s may use this service: rpc_tls_cert, rpc_tls_key and "
-                     "rpc_tls_ca let in who has a certificate",
+            log_warn("any client that can connect to %s may use this service; set rpc_tls_cert, "
+                     "rpc_tls_key and rpc_tls_ca to require client certificates",
                      s->listen->v[i]);
         if (r > 1)
             log_info("listening address=%s port=%d", s->listen->v[i], r);
@@ -128,7 +128,7 @@ void rpc_service_stop(struct rpc_service *s, unsigned drain_ms)
     if (!s)
         return;
     svc_stopping((int64_t)drain_ms * 1000 + STOP_MARGIN_US);
-    svc_status("draining, %u calls are running", rpc_server_n_calls(s->server));
+    svc_status("draining, %u running calls", rpc_server_n_calls(s->server));
     rpc_health_stop(s->health);
     rpc_server_stop(s->server, drain_ms);
     service_free(s);

@@ -1,13 +1,13 @@
-/* rpc_service.h - what the gRPC services' mains share: a server with health, reflection and stats,
- * on the sockets of the service manager or on configured addresses.
+/* rpc_service.h - the common part of the gRPC services: a server with health, reflection and stats,
+ * on sockets of the service manager or on configured addresses.
  *
  *     rpc_service_new(&opt, &svc);
  *     rpc_server_add(rpc_service_server(svc), &method, user);   // the service's own methods
- *     rpc_service_start(svc);                                   // calls come from now on
+ *     rpc_service_start(svc);                                   // calls arrive from here on
  *     ... load the model ...
  *     rpc_service_serving(svc, true); svc_ready(NULL);
  *     svc_wait_signal(-1);
- *     rpc_service_stop(svc, drain_ms);                          // then free what the methods used
+ *     rpc_service_stop(svc, drain_ms);                          // then free the methods' data
  *
  * Threads: main. */
 #pragma once
@@ -18,8 +18,8 @@
 struct rpc_service;
 
 struct rpc_service_options {
-    const char *name;               // "tandem.v1.Verifier": in health and reflection
-    const struct conf_list *listen; // "unix:/path" (unused when sockets were passed), "host:port"
+    const char *name;               // "tandem.v1.Verifier", for health and reflection
+    const struct conf_list *listen; // "host:port", or "unix:/path" (ignored if sockets are passed)
     struct rpc_server_options server;
     void (*fill_stats)(void *user, Tandem__V1__StatsReply *reply); // see rpc_stats.h
     void *user;
@@ -27,12 +27,12 @@ struct rpc_service_options {
 
 int rpc_service_new(const struct rpc_service_options *opt, struct rpc_service **ret);
 struct rpc_server *rpc_service_server(struct rpc_service *s);
-/* Listens and starts. -EINVAL: nowhere to listen; else see rpc_server_listen(). Logs each address.
- */
+/* Listens, starts the server, and logs each address. -EINVAL: no address to listen on; other
+ * errors: see rpc_server_listen(). */
 int rpc_service_start(struct rpc_service *s);
-/* Health of the named service; not serving at first. Any thread. */
+/* Sets the health of the named service, which is NOT_SERVING at first. Any thread. */
 void rpc_service_serving(struct rpc_service *s, bool serving);
-/* Tells the manager, turns health to NOT_SERVING, refuses new calls, lets running ones finish
- * within drain_ms, ends the rest with UNAVAILABLE, frees. Also after a failed start. NULL is fine.
- */
+/* Notifies the service manager, sets health to NOT_SERVING, and refuses new calls. Lets running
+ * ones finish within drain_ms, ends the rest with UNAVAILABLE, then frees s. Also after a failed
+ * start. NULL is fine. */
 void rpc_service_stop(struct rpc_service *s, unsigned drain_ms);

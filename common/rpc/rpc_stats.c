@@ -11,7 +11,7 @@ struct rpc_stats {
     void (*fill)(void *user, Tandem__V1__StatsReply *reply);
     void *user;
     int64_t since_us;
-    pthread_mutex_t mu; // around fill and the packing of what it filled in
+    pthread_mutex_t mu; // held during fill and the packing of the reply
 };
 
 struct rpc_stats *rpc_stats_new(void (*fill)(void *user, Tandem__V1__StatsReply *reply), void *user)
@@ -46,7 +46,7 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *req)
     buf_init(&text, MAX_TEXT);
     Tandem__V1__StatsReply reply = TANDEM__V1__STATS_REPLY__INIT;
     pthread_mutex_lock(&st->mu);
-    st->fill(st->user, &reply); // first: it may set gauges
+    st->fill(st->user, &reply); // before rendering: it may set gauges
     metrics_render(&text);
     reply.prometheus = (ProtobufCBinaryData){text.len, (uint8_t *)text.data};
     reply.uptime_s = (double)(clock_us() - st->since_us) * 1e-6;

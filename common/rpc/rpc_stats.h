@@ -1,17 +1,17 @@
-/* rpc_stats.h - tandem.v1.Stats/GetStats: this process's metrics as Prometheus text, and the typed
- * summary that its service fills in. */
+/* rpc_stats.h - tandem.v1.Stats/GetStats: the metrics of this process as Prometheus text, and a
+ * typed summary that the service provides. */
 #pragma once
 #include "rpc/rpc.h"
 #include "tandem/v1/stats.pb-c.h"
 
 struct rpc_stats;
 
-/* fill: sets what it knows in an initialised reply (all but prometheus and uptime_s). What the
- * reply then points to must live until the next call of fill; those never overlap. Runs on an rpc
- * thread, must not block. NULL without memory. */
+/* fill: sets fields of an initialised reply, except prometheus and uptime_s. The data that the
+ * reply points to must live until the next call of fill. Calls of fill never overlap; they run on
+ * an rpc thread and must not block. NULL: no memory. */
 struct rpc_stats *rpc_stats_new(void (*fill)(void *user, Tandem__V1__StatsReply *reply),
                                 void *user);
-/* After its server has stopped. NULL is fine. */
+/* The server must have stopped. NULL is fine. */
 void rpc_stats_free(struct rpc_stats *st);
 DEFINE_AUTO(struct rpc_stats, rpc_stats_free)
 

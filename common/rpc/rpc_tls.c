@@ -1,4 +1,4 @@
-/* rpc_tls.c - TLS between services on different machines. */
+/* rpc_tls.c - mutual TLS between services on different machines. */
 #include <errno.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
@@ -8,9 +8,9 @@
 #include "rpc/rpc_base.h"
 #include "rpc/rpc_tls.h"
 
-static struct secret cert, key, ca; // of this process; texts NULL: plain
+static struct secret cert, key, ca; // of this process; texts NULL: no TLS
 
-/* The first certificate in the text; NULL: there is none. */
+/* The first certificate in the text; NULL: none. */
 static X509 *first_certificate(const struct secret *s)
 {
     BIO *in = BIO_new_mem_buf(s->text, (int)s->len);
@@ -27,8 +27,8 @@ static EVP_PKEY *private_key(const struct secret *s)
     return k;
 }
 
-/* gRPC core would make channels on which every call fails, and say nothing. */
-static int check(const struct rpc_tls *files)
+/* Without this check gRPC core would silently create channels on which every call fails. */
+static int check_identity(const struct rpc_tls *files)
 {
     X509 *own = first_certificate(&cert), *root = first_certificate(&ca);
     EVP_PKEY *k = private_key(&key);
@@ -52,12 +52,13 @@ int rpc_tls_init(const struct rpc_tls *files)
     if (!files->cert && !files->key && !files->ca)
         return 0;
     if (!files->cert || !files->key || !files->ca)
-        return fail(-EINVAL,
-                    "rpc_tls_cert, rpc_tls_key and rpc_tls_ca go together: one is missing");
+        return fail(
+            -EINVAL,
+            "rpc_tls_cert, rpc_tls_key and rpc_tls_ca must be set together: one is missing");
     int rc = secret_read("the certificate for gRPC", files->cert, false, &cert);
     rc = rc < 0 ? rc : secret_read("the authority for gRPC", files->ca, false, &ca);
     rc = rc < 0 ? rc : secret_read("the key for gRPC", files->key, true, &key);
-    return rc < 0 ? rc : check(files);
+    return rc < 0 ? rc : check_identity(files);
 }
 
 bool rpc_tls_on(void)

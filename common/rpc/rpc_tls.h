@@ -1,14 +1,14 @@
-/* rpc_tls.h - TLS between services on different machines, with a certificate on either side.
+/* rpc_tls.h - mutual TLS between services on different machines.
  *
- * A process has one identity: its servers show it to clients and its clients to servers, and both
- * want one that the authority has signed. That is for TCP; unix sockets stay plain and have their
- * permissions.
+ * A process has one certificate. Its servers show it to clients, its clients show it to servers,
+ * and both require that the authority has signed the certificate of the peer. This holds for TCP;
+ * unix sockets are not encrypted and are protected by file permissions.
  *
- * Threads: main, before servers and clients. */
+ * Threads: main, before servers and clients exist. */
 #pragma once
 #include "base/conf.h"
 
-/* Files (PEM). */
+/* Paths of PEM files. */
 struct rpc_tls {
     char *cert, *key, *ca;
 };
@@ -29,6 +29,6 @@ struct rpc_tls {
         .help = "PEM file of the authority that signs the certificates of all services"            \
     }
 
-/* Without any of the three nothing changes. -EINVAL: one is missing, holds none, or does not belong
- * to the others; else what is wrong with a file. Each with a sentence. */
+/* Does nothing if none of the three is set. -EINVAL: one is missing, holds no certificate or key,
+ * or does not match the others; other errors: a file cannot be read. */
 int rpc_tls_init(const struct rpc_tls *files);

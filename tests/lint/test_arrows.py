@@ -1,22 +1,26 @@
-"""Which room may include which, where foreign headers may appear, and that every header compiles alone.
+"""Checks which room includes which, where foreign headers appear, and that every header compiles alone.
 
-A room is a folder of C files. ROOMS is the one table of the arrows between rooms; docs/architecture.md draws it.
-Linking enforces most of the arrows between libraries; this names the line that breaks one.
+A room is a folder of C files. ROOMS is the only table of the arrows between rooms: an arrow from a room to the rooms that it may
+include. Linking also enforces most arrows between libraries; this test names the line that breaks one.
+
+docs/architecture.md repeats ROOMS as a diagram and a table; `/usr/bin/python3 tests/lint/test_arrows.py --write` rewrites both.
 """
 import concurrent.futures
 import os
 import re
 import subprocess
+import sys
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PAGE = os.path.join(ROOT, "docs", "architecture.md")
 GENERATED = os.path.join(os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev")), "gen")
 TOP = ["common", "gateway", "proposer-svc", "verifier-svc"]
 
-# Compiled only within a kernel tier, with its CPU's flags and after its definitions.
+# Included only by a kernel tier: they need its compiler flags and its definitions.
 TIER_TEXT = {f"common/kernel/kernel_{name}.h" for name in ["amx", "attn", "attn_int8", "avx2", "avx512", "body", "int8", "int8_unpack"]}
 COMMON = "base file text kernel model rpc proto"
-ROOMS = {  # room: the rooms that it may include beside itself; common/X is called X
+ROOMS = {  # room: the rooms that it may include besides itself; common/X is written X
     "common/base": "",
     "common/file": "base",
     "common/text": "base file",
@@ -40,7 +44,7 @@ ROOMS = {  # room: the rooms that it may include beside itself; common/X is call
     "verifier-svc": COMMON + " verifier-svc/control verifier-svc/drafts verifier-svc/engine verifier-svc/edge verifier-svc/kvdisk",
 }
 MAX_SOURCES = 25  # .c files of a room
-ONE_DOOR = [  # what a foreign header is called, and the files that may include it
+ONE_DOOR = [  # (pattern of a foreign header's name, pattern of the files that may include it)
     (r"grpc/", r"common/rpc/"),
     (r"microhttpd\.h", r"gateway/http/http_request\.h"),
     (r"jansson\.h", r"gateway/"),
@@ -53,7 +57,7 @@ ONE_DOOR = [  # what a foreign header is called, and the files that may include 
 
 
 def folders():
-    """Every folder below the top ones that holds C files."""
+    """Every folder in TOP, or below one of them, that contains C files."""
     for top in TOP:
         for folder, _, names in os.walk(os.path.join(ROOT, top)):
             if any(n.endswith((".c", ".h")) for n in names):
@@ -80,7 +84,7 @@ def includes(path):
 
 
 def target(folder, name):
-    """The room that an include belongs to, or None for a foreign one."""
+    """The room of an included header; None for a foreign header."""
     if name.endswith(".pb-c.h"):
         return "proto"
     room = os.path.dirname(name)
@@ -96,7 +100,79 @@ def compile_flags():
                                    "-isystem", GENERATED, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
 
 
+# ---- the diagram and the table in docs/architecture.md ----
+
+def arrows():
+    """ROOMS with short names, as sets; proto includes nothing."""
+    return {"proto": set(), **{short(room): set(allowed.split()) for room, allowed in ROOMS.items()}}
+
+
+def reachable(room, graph):
+    found, open_rooms = set(), [room]
+    while open_rooms:
+        for to in graph[open_rooms.pop()] - found:
+            found.add(to)
+            open_rooms.append(to)
+    return found
+
+
+def groups():
+    """[(rooms that reach each other, or one room; all that they reach)], in the order of ROOMS."""
+    graph = arrows()
+    reach = {room: reachable(room, graph) for room in graph}
+    done, found = set(), []
+    for room in graph:
+        if room not in done:
+            members = [other for other in graph if other == room or (other in reach[room] and room in reach[other])]
+            done.update(members)
+            found.append((members, reach[room]))
+    return found
+
+
+def levels():
+    """Groups of rooms by depth: level 0 includes nothing, level n+1 includes level n."""
+    all_groups = groups()
+    depth = {}
+
+    def depth_of(index):
+        if index not in depth:
+            members, reach = all_groups[index]
+            below = [i for i, (others, _) in enumerate(all_groups) if i != index and reach & set(others)]
+            depth[index] = 1 + max((depth_of(i) for i in below), default=-1)
+        return depth[index]
+
+    rows = [[] for _ in range(1 + max(depth_of(i) for i in range(len(all_groups))))]
+    for index, (members, _) in enumerate(all_groups):
+        rows[depth[index]].append(members[0] if len(members) == 1 else "(" + " ".join(members) + ")")
+    return rows
+
+
+def drawing():
+    """The text between the marks in docs/architecture.md."""
+    rows = levels()
+    lines = ["Each level includes only rooms of lower levels. Rooms in brackets include files of each other.", "", "```"]
+    lines += [f"{level:2}  {'   '.join(rooms)}" for level, rooms in reversed(list(enumerate(rows)))]
+    lines += ["```", "", "| room | may include |", "| --- | --- |"]
+    for room, allowed in ROOMS.items():
+        lines.append(f"| `{short(room)}` | {' '.join(f'`{to}`' for to in allowed.split()) or 'none'} |")
+    return "\n".join(lines)
+
+
+DRAWN = re.compile(r"(<!-- rooms -->\n)(.*?)(<!-- /rooms -->)", re.S)
+
+
+def write():
+    with open(PAGE, encoding="utf-8") as f:
+        text = f.read()
+    with open(PAGE, "w", encoding="utf-8") as f:
+        f.write(DRAWN.sub(lambda m: f"{m.group(1)}{drawing()}\n{m.group(3)}", text))
+
+
+# ---- the tests ----
+
 class Arrows(unittest.TestCase):
+    maxDiff = None
+
     def test_every_room_is_declared(self):
         self.assertEqual(sorted(folders()), sorted(ROOMS))
 
@@ -116,13 +192,19 @@ class Arrows(unittest.TestCase):
                     wrong.append(f"{path}:{number}: {folder} may not include {name}")
         self.assertEqual(wrong, [])
 
-    def test_foreign_headers_stay_behind_one_door(self):
+    def test_the_architecture_page_shows_the_table(self):
+        with open(PAGE, encoding="utf-8") as f:
+            drawn = DRAWN.search(f.read())
+        self.assertIsNotNone(drawn, "docs/architecture.md has no marks <!-- rooms --> and <!-- /rooms -->")
+        self.assertEqual(drawn.group(2), drawing() + "\n", "run: /usr/bin/python3 tests/lint/test_arrows.py --write")
+
+    def test_foreign_headers_have_one_door(self):
         wrong = []
         for _, path in sources():
             for number, _, name in includes(path):
                 for header, door in ONE_DOOR:
                     if re.match(header, name) and not name.endswith(".pb-c.h") and not re.match(door, path):
-                        wrong.append(f"{path}:{number}: {name} belongs to {door}")
+                        wrong.append(f"{path}:{number}: only {door} may include {name}")
         self.assertEqual(wrong, [])
 
     def test_every_header_compiles_alone(self):
@@ -140,4 +222,7 @@ class Arrows(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    if sys.argv[1:] == ["--write"]:
+        write()
+    else:
+        unittest.main()

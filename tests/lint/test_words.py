@@ -20,6 +20,9 @@ COLUMNS = 100  # as .clang-format has it
 SERVICES = ("common/", "gateway/", "proposer-svc/", "verifier-svc/")  # their string literals reach users
 SKIPPED = ("tests/fuzz/corpus/", "tests/golden/data/", "shared/")
 
+# Files in which a room is a folder of code.
+ROOM_FILES = re.compile(r"docs/(architecture|testing)\.md$|tests/lint/|(.*/)?CMakeLists\.txt$")
+
 # A count, with at most three words before "at once", shows that the phrase means "simultaneously".
 COUNT = (r"(?:\d[\d,.]*|%\w+|\w+_\w+|\bn\b|\b(?:all|both|several|many|more|most|few|whole|entire|two|three|four|five|six|seven|eight|"
          r"nine|ten|twelve|sixteen|hundred|thousand)\b)")
@@ -27,6 +30,7 @@ COUNT = (r"(?:\d[\d,.]*|%\w+|\w+_\w+|\bn\b|\b(?:all|both|several|many|more|most|
 SHELTER = r"(?:prox|balancer|door|gateway|firewall|nat\b|interface|api\b|abstraction)"
 VERB = r"(?:is|are|was|were|has|have|had|wants?|waits?|asks?|needs?|gets?|holds?|runs?|comes?|came|looks?|only|does|knows?|drafts?)"
 
+ROOM = "memory, capacity, space"
 # Each entry: what is searched (in lower case; where the pattern has a group, only that group counts), what to write instead, and
 # an example that must be found. A line holds one comment, string or paragraph, so ^ is the beginning of one.
 BANNED = [
@@ -57,7 +61,7 @@ BANNED = [
     (r"\bof (?:its|their|our|his|your|one's) own\b", "its own ..., a separate ..., a dedicated ...", "a thread of its own"),
     (r"\bas far as\b", "up to; where; if; to the extent that", "as far as the hint"),
     (r"\blaws?\b(?![.(_])", "distribution, probabilities", "the law of the target"),
-    (r"\brooms?\b(?![.(_])", "memory, capacity, space", "there is room for n rows"),
+    (r"\brooms?\b(?![.(_])", ROOM, "there is room for n rows"),
     (r"\b(?:not|only)\b[^.;\n]*\bbut for\b|\b(but for)\b", "except (for)", "all services but for the gateway"),
     (r"\b(?:at most|of|for|in|only|than|until|after|takes?|and) so (?:many|long|much)\b(?! (?:as|that|longer|more)\b)|"
      r"^(?:until |waits )?so (?:many|long|much)\b(?! (?:as|that)\b)",
@@ -140,7 +144,7 @@ def coded(text, tokens, with_strings):
 
 
 def hashed(text):
-    """Comments that a # begins: shells, CMake, settings."""
+    """Comments that begin with #: shell scripts, CMake, settings."""
     comments, joins = [], None
     for number, line in enumerate(text.split("\n"), 1):
         m = HASH.search(line) if "#" in line else None
@@ -250,6 +254,8 @@ def banned(path, blocks):
         lower = text
     found = []
     for pattern, instead in PATTERNS:
+        if instead == ROOM and ROOM_FILES.match(path):
+            continue
         for m in pattern.finditer(lower):
             group = 1 if pattern.groups else 0
             if m.group(group) is None:
@@ -440,6 +446,10 @@ class TheLint(unittest.TestCase):
         self.assertEqual([f.found for f in banned("x.py", texts("tests/x.py", script))], ["anew", "in vain"])
         self.assertEqual([f.line for f in banned("x", texts("x", "#!/bin/sh\n# of\n# late\nanew=$# # anew\nstep \"do it anew\"\n"))], [2, 4, 5])
         self.assertEqual([f.found for f in banned("x.md", texts("x.md", "Done anew.\n\n```\nanew\n```\n| a | dear |\n"))], ["anew", "dear"])
+
+    def test_a_room_may_be_a_folder_where_the_layout_is_described(self):
+        for path, n_found in [("docs/architecture.md", 0), ("tests/CMakeLists.txt", 0), ("tests/lint/x.py", 0), ("docs/api.md", 1)]:
+            self.assertEqual(len(banned(path, [Block([(1, "A room of files.")])])), n_found, path)
 
     def test_sentences_are_measured(self):
         def lengths(text):

@@ -117,7 +117,7 @@ static bool next_way(struct ways *w)
 /* ---- a way through a world ---- */
 
 struct run {
-    const struct world *world;
+    const struct chances_world *world;
     struct ways ways;
     unsigned n;
     uint32_t tokens[N_NODES], ids[N_NODES][V], kept[V];
@@ -165,7 +165,7 @@ static void drop_siblings(const struct run *r, unsigned i, double w[V])
 
 static void draw_node(struct run *r, unsigned i)
 {
-    const struct world *w = r->world;
+    const struct chances_world *w = r->world;
     uint32_t path[N_NODES];
     double law[V], sum = 0;
     r->parents[i] = (int32_t)(i / w->width) - 1;
@@ -199,7 +199,7 @@ static void draw_draft(struct run *r)
 static struct dist_weights p_behind(void *arg, uint32_t row)
 {
     struct run *r = arg;
-    const struct world *w = r->world;
+    const struct chances_world *w = r->world;
     uint32_t path[N_NODES];
     unsigned n = path_to(r, (int32_t)row - 1, path);
     struct dist_weights law = {.n_vocab = w->v, .weights = r->p, .kept = r->kept};
@@ -279,7 +279,7 @@ static void run_way(struct run *r, struct outcome *to)
     to->first[out[0]] += r->ways.weight;
 }
 
-struct outcome chances_outcome(const struct world *w)
+struct outcome chances_outcome(const struct chances_world *w)
 {
     struct outcome o = {0};
     struct run r = {.world = w, .ways = {.weight = 1}};
@@ -290,7 +290,7 @@ struct outcome chances_outcome(const struct world *w)
 }
 
 /* The joint law of p itself; the largest difference. */
-double chances_law_error(const struct world *w, const struct outcome *o)
+double chances_law_error(const struct chances_world *w, const struct outcome *o)
 {
     double worst = 0, law[V];
     for (unsigned at = 0; at < N_LAW >> (6 - 2 * w->depth); at++) {
@@ -324,14 +324,14 @@ double chances_first_error(const struct outcome *o, const double *law, unsigned 
     return worst;
 }
 
-double chances_accepted(struct world w)
+double chances_accepted(struct chances_world w)
 {
     struct outcome o = chances_outcome(&w);
     assert_near(chances_law_error(&w, &o), 0, EXACT);
     return o.accepted;
 }
 
-void assert_exact(struct world w, double accepted)
+void assert_exact(struct chances_world w, double accepted)
 {
     for (w.form = DENSE; w.form <= SPARSE; w.form++) {
         struct outcome o = chances_outcome(&w);

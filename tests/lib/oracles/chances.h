@@ -27,7 +27,7 @@ law_fn law_penalised_p, law_penalised_q; // B, where no token stands twice
 
 enum form { DENSE, SPARSE, ONE_HOT };
 
-struct world {
+struct chances_world {
     enum accept_rule rule;
     double parameter;
     unsigned v, depth, width; // of the draft: each node has `width` children
@@ -47,12 +47,12 @@ struct outcome {
     double first[V];   // of the first alone
 };
 
-struct outcome chances_outcome(const struct world *w);
+struct outcome chances_outcome(const struct chances_world *w);
 /* From the joint law of p itself: the largest difference. */
-double chances_law_error(const struct world *w, const struct outcome *o);
+double chances_law_error(const struct chances_world *w, const struct outcome *o);
 double chances_first_error(const struct outcome *o, const double *law, unsigned n);
 void assert_near(double a, double b, double within);
 /* Of a rule that keeps the law, which is checked: the accepted tokens expected. */
-double chances_accepted(struct world w);
+double chances_accepted(struct chances_world w);
 /* They are as many as said, in each form that can tell this q. */
-void assert_exact(struct world w, double accepted);
+void assert_exact(struct chances_world w, double accepted);

@@ -34,7 +34,7 @@ static void a_file_that_is_no_socket_stays(void **state)
     fclose(f);
     const char *args[] = {"--listen", listen, "--verifiers", stage.address, NULL};
     struct child s = child_start(BINARY_DIR "/gateway", args);
-    free(child_wait_log(&s, "notes.txt: it exists and is no socket"));
+    free(child_wait_log(&s, "notes.txt: it exists and is not a socket"));
     assert_int_equal(child_wait(&s), 1);
     assert_int_equal(access(listen + 5, F_OK), 0);
     unlink(listen + 5);

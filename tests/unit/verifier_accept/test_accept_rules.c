@@ -13,9 +13,12 @@ static void rejection_accepts_what_p_and_q_share(void **state)
         {2. / 3, 10. / 9, 38. / 27}, {4. / 5, 36. / 25, 244. / 125}, {3. / 4, 21. / 16, 111. / 64}};
     for (unsigned g = 1; g <= 3; g++) {
         enum accept_rule rule = ACCEPT_REJECTION;
-        assert_exact((struct world){rule, 0, BIN, .depth = g, .width = 1}, expected[0][g - 1]);
-        assert_exact((struct world){rule, 0, A, .depth = g, .width = 1}, expected[1][g - 1]);
-        assert_exact((struct world){rule, 0, B, .depth = g, .width = 1}, expected[2][g - 1]);
+        assert_exact((struct chances_world){rule, 0, BIN, .depth = g, .width = 1},
+                     expected[0][g - 1]);
+        assert_exact((struct chances_world){rule, 0, A, .depth = g, .width = 1},
+                     expected[1][g - 1]);
+        assert_exact((struct chances_world){rule, 0, B, .depth = g, .width = 1},
+                     expected[2][g - 1]);
     }
 }
 
@@ -26,9 +29,12 @@ static void block_verification_accepts_more(void **state)
         {2. / 3, 11. / 9, 5. / 3}, {4. / 5, 73. / 50, 1011. / 500}, {3. / 4, 11. / 8, 61. / 32}};
     for (unsigned g = 1; g <= 3; g++) {
         enum accept_rule rule = ACCEPT_BLOCK;
-        assert_exact((struct world){rule, 0, BIN, .depth = g, .width = 1}, expected[0][g - 1]);
-        assert_exact((struct world){rule, 0, A, .depth = g, .width = 1}, expected[1][g - 1]);
-        assert_exact((struct world){rule, 0, B, .depth = g, .width = 1}, expected[2][g - 1]);
+        assert_exact((struct chances_world){rule, 0, BIN, .depth = g, .width = 1},
+                     expected[0][g - 1]);
+        assert_exact((struct chances_world){rule, 0, A, .depth = g, .width = 1},
+                     expected[1][g - 1]);
+        assert_exact((struct chances_world){rule, 0, B, .depth = g, .width = 1},
+                     expected[2][g - 1]);
     }
 }
 
@@ -36,7 +42,7 @@ static void laws_that_depend_on_the_tokens_before_are_kept(void **state)
 {
     (void)state;
     for (unsigned g = 1; g <= 3; g++) {
-        struct world w = {ACCEPT_REJECTION, .v = 3, .depth = g, .width = 1};
+        struct chances_world w = {ACCEPT_REJECTION, .v = 3, .depth = g, .width = 1};
         w.p = law_markov_p;
         w.q = law_markov_q;
         double by_token = chances_accepted(w);
@@ -50,7 +56,7 @@ static void a_draft_that_was_chosen_stays_with_the_chance_p_gives_it(void **stat
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
-        struct world w = {rules[i], A, .depth = 2, .width = 1};
+        struct chances_world w = {rules[i], A, .depth = 2, .width = 1};
         w.q = law_a_q_best;
         w.form = ONE_HOT;
         assert_near(chances_accepted(w), .5 + .25, EXACT);
@@ -61,7 +67,7 @@ static void without_a_draft_the_token_is_one_of_p(void **state)
 {
     (void)state;
     for (enum accept_rule rule = ACCEPT_REJECTION; rule < ACCEPT_N_RULES; rule++)
-        assert_exact((struct world){rule, .5, A, .depth = 0, .width = 1}, 0);
+        assert_exact((struct chances_world){rule, .5, A, .depth = 0, .width = 1}, 0);
 }
 
 static void a_draft_as_good_as_p_stays_whole(void **state)
@@ -69,8 +75,8 @@ static void a_draft_as_good_as_p_stays_whole(void **state)
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
-        struct world w = {rules[i],          .v = 3,     .p = law_markov_p,
-                          .q = law_markov_p, .depth = 3, .width = 1};
+        struct chances_world w = {rules[i],          .v = 3,     .p = law_markov_p,
+                                  .q = law_markov_p, .depth = 3, .width = 1};
         assert_exact(w, 3);
     }
 }
@@ -80,7 +86,7 @@ static void a_token_that_p_forbids_never_stays(void **state)
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
-        struct world w = {rules[i], A, .depth = 3, .width = 1};
+        struct chances_world w = {rules[i], A, .depth = 3, .width = 1};
         w.p = law_no_third_p;
         chances_accepted(w);
     }
@@ -96,8 +102,8 @@ static void recursive_rejection_of_siblings(void **state)
         {{3. / 4, 13. / 16, 55. / 64}, {3. / 4, 5. / 6, 11. / 12}}};
     for (unsigned k = 1; k <= 3; k++)
         for (unsigned without = 0; without < 2; without++) {
-            struct world a = {ACCEPT_RECURSIVE, A, .depth = 1, .width = k},
-                         b = {ACCEPT_RECURSIVE, B};
+            struct chances_world a = {ACCEPT_RECURSIVE, A, .depth = 1, .width = k},
+                                 b = {ACCEPT_RECURSIVE, B};
             a.without_replacement = b.without_replacement = without;
             b.depth = 1;
             b.width = k;
@@ -111,8 +117,8 @@ static void a_tree_of_drawn_tokens_keeps_the_law(void **state)
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
-        struct world w = {rules[i],          .v = 3,     .p = law_markov_p,
-                          .q = law_markov_q, .depth = 2, .width = 2};
+        struct chances_world w = {rules[i],          .v = 3,     .p = law_markov_p,
+                                  .q = law_markov_q, .depth = 2, .width = 2};
         double with = chances_accepted(w);
         w.without_replacement = true;
         assert_true(chances_accepted(w) > with);
@@ -125,7 +131,7 @@ static void a_tree_of_drawn_tokens_keeps_the_law(void **state)
 static void chosen_siblings_stay_with_the_chance_p_gives_them_all(void **state)
 {
     (void)state;
-    struct world w = {ACCEPT_RECURSIVE, A, .depth = 1, .width = 2};
+    struct chances_world w = {ACCEPT_RECURSIVE, A, .depth = 1, .width = 2};
     w.q = law_a_q_top2;
     w.without_replacement = true;
     w.form = ONE_HOT;
@@ -139,7 +145,7 @@ static void chosen_siblings_stay_with_the_chance_p_gives_them_all(void **state)
 static void lenience_has_the_law_it_says(void **state)
 {
     (void)state;
-    struct world w = {ACCEPT_LENIENCE, .8, A, .depth = 1, .width = 1};
+    struct chances_world w = {ACCEPT_LENIENCE, .8, A, .depth = 1, .width = 1};
     struct outcome o = chances_outcome(&w);
     assert_near(o.accepted, 19. / 20, EXACT);
     assert_near(chances_first_error(&o, (double[]){29. / 48, 7. / 48, 1. / 4}, 3), 0, EXACT);
@@ -163,7 +169,7 @@ static void lenience_has_the_law_it_says(void **state)
 static void threshold_keeps_what_is_probable_and_corrects_by_p(void **state)
 {
     (void)state;
-    struct world w = {ACCEPT_THRESHOLD, .25, A, .depth = 1, .width = 1};
+    struct chances_world w = {ACCEPT_THRESHOLD, .25, A, .depth = 1, .width = 1};
     struct outcome o = chances_outcome(&w); // tokens 0 and 1 stay, 2 is replaced by one of p
     assert_near(o.accepted, .7, EXACT);
     assert_near(chances_first_error(&o, (double[]){.6 + .15, .1 + .09, .06}, 3), 0, EXACT);
@@ -176,7 +182,7 @@ static void typical_follows_the_entropy(void **state)
 {
     (void)state;
     double h = .5 * log(2) + .3 * log(10. / 3) + .2 * log(5); // exp(-h) = .357
-    struct world w = {ACCEPT_TYPICAL, .09, A, .depth = 1, .width = 1};
+    struct chances_world w = {ACCEPT_TYPICAL, .09, A, .depth = 1, .width = 1};
     assert_near(chances_outcome(&w).accepted, 1, EXACT); // min(.09, .3 x .357) < .2
     w.parameter = .5;                                    // min(.5, .707 x .357 = .252)
     assert_true(sqrt(.5) * exp(-h) > .2 && sqrt(.5) * exp(-h) < .3);

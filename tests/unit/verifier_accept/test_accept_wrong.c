@@ -4,7 +4,7 @@
 #include "lib/lib.h"
 #include "base/mem.h"
 
-static void assert_wrong(const struct world *w)
+static void assert_wrong(const struct chances_world *w)
 {
     struct outcome o = chances_outcome(w);
     assert_true(chances_law_error(w, &o) > 1e-3);
@@ -13,7 +13,7 @@ static void assert_wrong(const struct world *w)
 static void q_must_be_what_was_drawn_from(void **state)
 {
     (void)state;
-    struct world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1};
+    struct chances_world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1};
     w.q = law_a_q_top2;
     assert_exact(w, .7);
     w.q_told = law_a_q;
@@ -28,7 +28,7 @@ static void q_must_be_what_was_drawn_from(void **state)
 static void drawing_and_accepting_must_be_independent(void **state)
 {
     (void)state;
-    struct world w = {ACCEPT_REJECTION, BIN, .depth = 1, .width = 1, .one_uniform = true};
+    struct chances_world w = {ACCEPT_REJECTION, BIN, .depth = 1, .width = 1, .one_uniform = true};
     struct outcome o = chances_outcome(&w);
     assert_near(chances_first_error(&o, (double[]){.5, .5}, 2), 0, EXACT);
     assert_wrong(&w);
@@ -106,7 +106,7 @@ static void what_is_judged_must_not_depend_on_the_token_itself(void **state)
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
-        struct world w = {rules[i], A, .depth = 2, .width = 1};
+        struct chances_world w = {rules[i], A, .depth = 2, .width = 1};
         w.judged = stop_behind_low_q;
         chances_accepted(w);
         w.judged = by_the_one_before;
@@ -131,8 +131,8 @@ static void what_is_judged_must_not_depend_on_the_token_itself(void **state)
 static void rows_must_be_chosen_before_their_tokens_are_known(void **state)
 {
     (void)state;
-    struct world w = {ACCEPT_REJECTION, .v = 2,     .p = law_tilted_p,
-                      .q = law_even_q,  .depth = 2, .width = 1};
+    struct chances_world w = {ACCEPT_REJECTION, .v = 2,     .p = law_tilted_p,
+                              .q = law_even_q,  .depth = 2, .width = 1};
     w.judged = search_all;
     struct outcome o = chances_outcome(&w);
     assert_near(chances_first_error(&o, (double[]){.85, .15}, 2), 0, EXACT);
@@ -150,7 +150,8 @@ static unsigned lose_to_another(const uint32_t *tokens, unsigned n)
 static void drawn_drafts_must_not_be_chosen_by_score(void **state)
 {
     (void)state;
-    struct world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1, .judged = lose_to_another};
+    struct chances_world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1,
+                              .judged = lose_to_another};
     assert_wrong(&w);
     w.q = law_a_q_best; // a chosen one may
     w.form = ONE_HOT;
@@ -160,7 +161,7 @@ static void drawn_drafts_must_not_be_chosen_by_score(void **state)
 static void being_the_best_is_no_reason_to_stay(void **state)
 {
     (void)state;
-    struct world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1, .matches_best = true};
+    struct chances_world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1, .matches_best = true};
     struct outcome o = chances_outcome(&w);
     assert_near(chances_first_error(&o, (double[]){.8, .12, .08}, 3), 0, EXACT);
     assert_wrong(&w);
@@ -171,7 +172,7 @@ static void penalties_must_count_the_drafts_own_tokens(void **state)
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
-        struct world w = {rules[i], B, .depth = 2, .width = 1};
+        struct chances_world w = {rules[i], B, .depth = 2, .width = 1};
         w.p = law_penalised_p;
         chances_accepted(w); // of a drafter without penalties
         w.q = law_penalised_q;
@@ -184,9 +185,9 @@ static void penalties_must_count_the_drafts_own_tokens(void **state)
 static void lossy_rules_show(void **state)
 {
     (void)state;
-    assert_wrong(&(struct world){ACCEPT_THRESHOLD, .1, A, .depth = 1, .width = 1});
-    assert_wrong(&(struct world){ACCEPT_TYPICAL, .09, A, .depth = 1, .width = 1});
-    assert_wrong(&(struct world){ACCEPT_LENIENCE, .8, A, .depth = 1, .width = 1});
+    assert_wrong(&(struct chances_world){ACCEPT_THRESHOLD, .1, A, .depth = 1, .width = 1});
+    assert_wrong(&(struct chances_world){ACCEPT_TYPICAL, .09, A, .depth = 1, .width = 1});
+    assert_wrong(&(struct chances_world){ACCEPT_LENIENCE, .8, A, .depth = 1, .width = 1});
 }
 
 int main(void)
