@@ -150,7 +150,7 @@ static int start(const struct gateway_options *o)
                                (unsigned)(o->template_timeout * 1000), &templates);
     rc = rc < 0 ? rc
                 : completions_new(gateway.upstream, templates, us(o->load_wait), us(o->queue_wait),
-                                  o->tool_format, &gateway.generator);
+                                  o->tool_format, &gateway.completions);
     if (rc < 0) {
         close(fd);
         return rc;
@@ -169,7 +169,7 @@ static bool serve(void)
     while (!sig && handover_state() != HANDOVER_READY) {
         sig = svc_wait_signal(TICK_US);
         svc_watchdog();
-        completions_tend(gateway.generator);
+        completions_tick(gateway.completions);
     }
     if (sig)
         log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
@@ -185,7 +185,7 @@ static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us
             svc_status("draining, %u left", n);
         told = n;
         svc_watchdog();
-        completions_tend(gateway.generator);
+        completions_tick(gateway.completions);
         if (svc_wait_signal(TICK_US / 10))
             return false;
     }
@@ -222,7 +222,7 @@ static void drain(const struct gateway_options *o, bool stopped)
     svc_on_reload(NULL, NULL);
     svc_stopping(us(o->drain_timeout) + END_US);
     gateway.draining = true;
-    completions_drain(gateway.generator);
+    completions_drain(gateway.completions);
     if (handover_has_old())
         log_info("the process before this one finishes what it has");
     handover_signal_old(SIGTERM);
@@ -230,20 +230,20 @@ static void drain(const struct gateway_options *o, bool stopped)
         log_warn("drain time is over, ending %u requests with an error", http_n_active(http));
         handover_signal_old(SIGINT); // a second SIGTERM might melt into one that still waits
     }
-    completions_abort(gateway.generator);
+    completions_abort(gateway.completions);
     wait_for(n_requests, clock_us() + END_US / 2);
 }
 
 /* Callbacks run until the last of upstream and templates is gone, so what they touch goes last. */
 static void stop(void)
 {
-    if (gateway.generator)
-        completions_abort(gateway.generator);
+    if (gateway.completions)
+        completions_abort(gateway.completions);
     if (http)
         http_stop(http);
     template_free(templates);
     upstream_free(gateway.upstream);
-    completions_free(gateway.generator);
+    completions_free(gateway.completions);
     http_free(http);
     auth_free(gateway.auth);
 }

@@ -6,7 +6,7 @@
 #include "gateway/http/answer.h"
 #include "gateway/http/cors.h"
 
-#define MAX_ASKED 1024 // bytes of the header names that a page wants to send
+#define MAX_REQUESTED 1024 // bytes of the header names that a page wants to send
 
 /* The origin to be named; NULL: it is none of ours. */
 static const char *allowed(const struct conf_list *origins, const char *origin)
@@ -33,7 +33,7 @@ static bool is_own(const struct cors *c, const struct http_request *r, const cha
     return mark && host && strcasecmp(mark + 3, host) == 0 && (!c->loopback || is_loopback(host));
 }
 
-static void refuse(struct http_request *r, const char *origin)
+static void refuse_origin(struct http_request *r, const char *origin)
 {
     fail(-EACCES, "pages of %.200s may not use this server: cors_origins does not name them",
          origin);
@@ -48,7 +48,7 @@ bool cors_answer(const struct cors *c, struct http_request *r)
     if (c->origins->n)
         http_header(r, "Vary", "Origin");
     if (!found && origin && !is_own(c, r, origin)) {
-        refuse(r, origin);
+        refuse_origin(r, origin);
         return true;
     }
     if (!found)
@@ -57,10 +57,11 @@ bool cors_answer(const struct cors *c, struct http_request *r)
     http_header(r, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
     if (strcmp(http_method(r), "OPTIONS") != 0 || !http_field(r, "Access-Control-Request-Method"))
         return false;
-    const char *asked = http_field(r, "Access-Control-Request-Headers");
+    const char *requested = http_field(r, "Access-Control-Request-Headers");
     http_header(r, "Access-Control-Allow-Methods", "GET, POST");
     http_header(r, "Access-Control-Allow-Headers",
-                asked && strlen(asked) <= MAX_ASKED ? asked : "Authorization, Content-Type");
+                requested && strlen(requested) <= MAX_REQUESTED ? requested
+                                                                : "Authorization, Content-Type");
     http_header(r, "Access-Control-Max-Age", "600");
     struct buf none;
     buf_init(&none, 0);

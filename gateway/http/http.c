@@ -18,25 +18,25 @@
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
 #define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
-#define LIMIT_ROOM 128            // for connections that are taken and not yet counted
+#define LIMIT_SLACK 128           // for connections that are taken and not yet counted
 #define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
 #define STOP_US 2000000         // for answers to end, and again for connections
 #define SEND_BUFFER (256 << 10) // the kernel's, for a reader that has stopped; by itself 4 MiB
 
 /* ---- arrival ---- */
 
-static void set_phase(struct http_server *s, struct MHD_Connection *c, enum conn_phase phase,
+static void set_phase(struct http_server *s, struct MHD_Connection *c, enum connection_phase phase,
                       struct http_request *r)
 {
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    connections_phase(s->conns, i ? i->socket_context : NULL, phase, r);
+    connections_set_phase(s->connections, i ? i->socket_context : NULL, phase, r);
 }
 
 static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *c)
 {
     (void)uri;
-    set_phase(cls, c, CONN_RECEIVING, NULL);
+    set_phase(cls, c, CONNECTION_RECEIVING, NULL);
     return NULL;
 }
 
@@ -48,16 +48,16 @@ static size_t unescape(void *cls, struct MHD_Connection *c, char *text)
     return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
 }
 
-static enum MHD_Result walk(void *cls, enum MHD_ValueKind kind, const char *name, size_t name_len,
-                            const char *value, size_t len)
+static enum MHD_Result add_field(void *cls, enum MHD_ValueKind kind, const char *name,
+                                 size_t name_len, const char *value, size_t len)
 {
     (void)kind;
     framing_add(cls, name, name_len, value ? value : "", len);
     return MHD_YES;
 }
 
-static enum MHD_Result walk_query(void *cls, enum MHD_ValueKind kind, const char *name,
-                                  size_t name_len, const char *value, size_t len)
+static enum MHD_Result add_query_bytes(void *cls, enum MHD_ValueKind kind, const char *name,
+                                       size_t name_len, const char *value, size_t len)
 {
     (void)kind, (void)name, (void)value;
     *(size_t *)cls += name_len + len + 2;
@@ -101,17 +101,17 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
                                      void **ret)
 {
     struct framing w = {0};
-    MHD_get_connection_values_n(c, MHD_HEADER_KIND, walk, &w);
+    MHD_get_connection_values_n(c, MHD_HEADER_KIND, add_field, &w);
     struct http_request *r = request_new(s, c, path, method, w.id);
     if (!r)
         return MHD_NO;
     *ret = r;
-    set_phase(s, c, CONN_RECEIVING, r);
+    set_phase(s, c, CONNECTION_RECEIVING, r);
     const char *fault = framing_fault(&w, version);
     if (fault)
         return http_refuse(r, 400, "%s", fault);
     size_t url = strlen(path);
-    MHD_get_connection_values_n(c, MHD_GET_ARGUMENT_KIND, walk_query, &url);
+    MHD_get_connection_values_n(c, MHD_GET_ARGUMENT_KIND, add_query_bytes, &url);
     if (url > MAX_URL_BYTES)
         return http_refuse(r, 414, "the path and its query are too long: %zu bytes, at most %d",
                            url, MAX_URL_BYTES);
@@ -133,7 +133,7 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
 }
 
 /* false: all requests together hold too much. */
-static bool count(struct http_request *r, size_t n)
+static bool count_body(struct http_request *r, size_t n)
 {
     r->counted += n;
     return atomic_fetch_add(&r->s->body_bytes, n) + n <= r->s->o.max_bodies;
@@ -144,10 +144,10 @@ static enum MHD_Result take_body(struct http_request *r, const char *data, size_
 {
     r->body_bytes += *n;
     r->too_big |= r->body_bytes > r->s->o.max_body;
-    bool taken = !r->too_big && !r->no_room && !r->refused;
-    r->no_room |= taken && !count(r, *n);
-    if (!taken || r->no_room)
-        http_let_go(r);
+    bool taken = !r->too_big && !r->bodies_full && !r->refused;
+    r->bodies_full |= taken && !count_body(r, *n);
+    if (!taken || r->bodies_full)
+        http_release_body(r);
     else
         buf_add(&r->body, data, *n);
     *n = 0;
@@ -167,7 +167,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     if (!r->dispatched && !r->refused) {
         if (r->too_big)
             return refuse_body(r);
-        if (r->no_room)
+        if (r->bodies_full)
             return http_refuse(r, 503,
                                "the bodies of other requests take all the room, %zu MiB; try again",
                                s->o.max_bodies >> 20);
@@ -176,7 +176,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
         pthread_mutex_lock(&r->mu);
         r->dispatched = true;
         pthread_mutex_unlock(&r->mu);
-        set_phase(s, c, CONN_ANSWERING, r);
+        set_phase(s, c, CONNECTION_ANSWERING, r);
         svc_awake();
         s->handler(s->user, r);
         svc_asleep();
@@ -199,8 +199,8 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **request,
     r->c = NULL;
     r->gone = true;
     pthread_mutex_unlock(&r->mu);
-    http_tell_close(r);
-    set_phase(s, c, CONN_IDLE, NULL);
+    http_notify_close(r);
+    set_phase(s, c, CONNECTION_IDLE, NULL);
     http_unref(r);
 }
 
@@ -213,9 +213,9 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
     if (code == MHD_CONNECTION_NOTIFY_CLOSED)
-        connections_close(s->conns, *context);
+        connections_close(s->connections, *context);
     else
-        *context = i ? connections_open(s->conns, i->connect_fd) : NULL;
+        *context = i ? connections_open(s->connections, i->connect_fd) : NULL;
 }
 
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
@@ -242,7 +242,7 @@ static int start_daemon(struct http_server *s)
     const struct http_options *o = &s->o;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->tls_cert ? MHD_USE_TLS : 0);
-    unsigned limit = (o->max_connections + LIMIT_ROOM) * o->n_threads; // of all threads together
+    unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // of all threads together
     struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
     struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)o->tls_cert},
                                    {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},
@@ -277,13 +277,13 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
     int size = SEND_BUFFER;
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // connections inherit it
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    int rc = connections_new(o, &s->conns);
+    int rc = connections_new(o, &s->connections);
     rc = rc < 0 ? rc : start_daemon(s);
     if (rc < 0) {
         http_free(s);
         return rc;
     }
-    connections_listen(s->conns, fd, on_new, s);
+    connections_listen(s->connections, fd, on_new, s);
     *ret = s;
     return 0;
 }
@@ -292,18 +292,18 @@ void http_drain(struct http_server *s)
 {
     atomic_store(&s->draining, true);
     if (s->listen_fd >= 0)
-        connections_unlisten(s->conns);
+        connections_unlisten(s->connections);
     s->listen_fd = -1;
 }
 
 unsigned http_n_active(struct http_server *s)
 {
-    return connections_n_active(s->conns);
+    return connections_n_active(s->connections);
 }
 
 unsigned http_n_open(struct http_server *s)
 {
-    return connections_n_open(s->conns);
+    return connections_n_open(s->connections);
 }
 
 size_t http_body_bytes(struct http_server *s)
@@ -313,7 +313,7 @@ size_t http_body_bytes(struct http_server *s)
 
 void http_wait_idle(struct http_server *s, int64_t timeout_us)
 {
-    connections_wait_idle(s->conns, timeout_us);
+    connections_wait_idle(s->connections, timeout_us);
 }
 
 /* libmicrohttpd must not be stopped while a connection sleeps, and 0.9.75 reads through NULL when
@@ -323,11 +323,11 @@ void http_stop(struct http_server *s)
     atomic_store(&s->stopping, true);
     if (!s->daemon)
         return;
-    connections_stop(s->conns);
+    connections_stop(s->connections);
     http_drain(s);
-    connections_give_up(s->conns);
+    connections_abandon(s->connections);
     http_wait_idle(s, STOP_US);
-    connections_end(s->conns, STOP_US);
+    connections_end(s->connections, STOP_US);
     MHD_stop_daemon(s->daemon);
     s->daemon = NULL;
 }
@@ -337,7 +337,7 @@ void http_free(struct http_server *s)
     if (!s)
         return;
     http_stop(s);
-    connections_free(s->conns);
+    connections_free(s->connections);
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     free(s);

@@ -64,9 +64,9 @@ const char *http_field(const struct http_request *r, const char *name);
 const char *http_id(const struct http_request *r); // X-Request-Id if it is a sane one, else made
 const char *http_body(const struct http_request *r, size_t *ret_len); // NUL behind it
 /* Frees the body once it is parsed; what was made of it counts in max_bodies in its place, until
- * http_let_go() or the last reference. Only for whoever answers. */
+ * http_release_body() or the last reference. Only for whoever answers. */
 void http_free_body(struct http_request *r);
-void http_let_go(struct http_request *r);
+void http_release_body(struct http_request *r);
 int64_t http_begun_us(const struct http_request *r); // clock_us() when it began to arrive
 
 /* Whoever answers later keeps a reference. */
@@ -82,8 +82,8 @@ void http_on_drain(struct http_request *r, void (*fn)(void *user));
 
 /* What the application keeps with the request; release(it) is called before the end of the answer
  * leaves, or with the last reference. Only from the handler, once. */
-void http_carry(struct http_request *r, void *it, void (*release)(void *it));
-void *http_carried(const struct http_request *r); // NULL: nothing
+void http_attach(struct http_request *r, void *it, void (*release)(void *it));
+void *http_attached(const struct http_request *r); // NULL: nothing
 
 /* A header of the answer, before it; at most 8. name must be static. */
 void http_header(struct http_request *r, const char *name, const char *value);

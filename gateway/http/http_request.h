@@ -15,7 +15,7 @@
 struct http_server {
     struct http_options o;
     struct MHD_Daemon *daemon;
-    struct connections *conns;
+    struct connections *connections;
     http_handler *handler;
     void *user;
     int listen_fd;
@@ -34,7 +34,7 @@ struct http_request {
     size_t body_bytes; // arrived, also those over the limit
     size_t counted;    // of the server's body_bytes
     int64_t begun_us;
-    bool too_big, no_room;
+    bool too_big, bodies_full;
     bool refused; // by its header
 
     pthread_mutex_t mu;       // for what follows
@@ -61,12 +61,12 @@ struct http_request {
     void (*on_close)(void *user);
     void (*on_drain)(void *user);
     void *user;
-    void (*release)(void *carried);
-    void *carried;
+    void (*release)(void *attached);
+    void *attached;
 };
 
 /* Outside the lock: the owner may call back. */
-void http_tell_close(struct http_request *r);
+void http_notify_close(struct http_request *r);
 /* Answers if there is an answer, else lets the connection sleep. */
 enum MHD_Result http_answer_or_sleep(struct http_request *r);
 /* An error of the server's own, in the API's shape. */

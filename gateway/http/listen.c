@@ -16,7 +16,7 @@
 #define BACKLOG 1024
 #define SOCKET_MODE 0660
 
-static int bound(int fd, const struct sockaddr *a, socklen_t len, const char *address)
+static int bind_and_listen(int fd, const struct sockaddr *a, socklen_t len, const char *address)
 {
     if (bind(fd, a, len) == 0 && listen(fd, BACKLOG) == 0)
         return fd;
@@ -47,7 +47,7 @@ static int open_tcp(const char *host, const char *port, const char *address)
         return fail(-e, "cannot make a socket: %s", strerror(e));
     }
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    fd = bound(fd, found->ai_addr, found->ai_addrlen, address);
+    fd = bind_and_listen(fd, found->ai_addr, found->ai_addrlen, address);
     freeaddrinfo(found);
     return fd;
 }
@@ -94,7 +94,7 @@ bool listen_is_public(int fd)
         struct sockaddr any;
         struct sockaddr_in v4;
         struct sockaddr_in6 v6;
-        struct sockaddr_storage room;
+        struct sockaddr_storage storage;
     } a = {0};
     socklen_t len = sizeof(a);
     if (getsockname(fd, &a.any, &len) < 0)

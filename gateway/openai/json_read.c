@@ -146,12 +146,12 @@ int json_read_shape(struct json_read *r, const char *name, const char *s, size_t
         quoted = s[i] == '"';
         depth += (s[i] == '[' || s[i] == '{') - (s[i] == ']' || s[i] == '}');
         r->n_values += s[i] == '[' || s[i] == '{' || s[i] == ',' || s[i] == ':';
-        if (depth > OPENAI_MAX_DEPTH)
+        if (depth > JSON_READ_MAX_DEPTH)
             return json_read_refuse(r, name, "%s is nested deeper than %d levels",
-                                    *name ? name : "the body", OPENAI_MAX_DEPTH);
-        if (r->n_values > OPENAI_MAX_VALUES)
+                                    *name ? name : "the body", JSON_READ_MAX_DEPTH);
+        if (r->n_values > JSON_READ_MAX_VALUES)
             return json_read_refuse(r, name, "the body holds more than %d values",
-                                    OPENAI_MAX_VALUES);
+                                    JSON_READ_MAX_VALUES);
     }
     return 0;
 }

@@ -7,7 +7,7 @@
 #pragma once
 #include <jansson.h>
 #include "base/mem.h"
-#include "gateway/openai/openai_request.h"
+#include "gateway/openai/openai_field.h"
 
 static inline void json_decref_own(json_t *j)
 {
@@ -15,11 +15,14 @@ static inline void json_decref_own(json_t *j)
 }
 DEFINE_AUTO(json_t, json_decref_own)
 
-/* One request being read: where it goes and where complaints go. */
+#define JSON_READ_MAX_DEPTH 128 // nested arrays and objects
+/* Values in a body, keys included. Parsing this many takes as long as parsing 8 MiB of text. */
+#define JSON_READ_MAX_VALUES (256 << 10)
+
+/* One body that is being read. */
 struct json_read {
-    struct openai_request *q;
     struct openai_fault *fault;
-    unsigned n_values; // seen in its JSON so far
+    unsigned n_values; // in the JSON seen so far
 };
 
 /* Status 400. param: the field, "" for the whole body. */
@@ -52,10 +55,3 @@ int json_read_text(struct json_read *r, const json_t *v, const char *name, char 
 int json_read_parts(struct json_read *r, json_t *v, const char *name, json_t **ret);
 /* Element i of `field`. */
 int json_read_id(struct json_read *r, const json_t *v, const char *field, size_t i, uint32_t *ret);
-
-/* The fields that chats and completions share. */
-int openai_fields_read(struct json_read *r, json_t *body);
-/* Messages and tools, as the variables of a chat template. */
-int openai_chat_read(struct json_read *r, json_t *body);
-/* The same of a response's input. */
-int responses_read(struct json_read *r, json_t *body);

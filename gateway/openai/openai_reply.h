@@ -40,11 +40,12 @@ struct openai_token {
 };
 
 /* What became of the drafts of one choice. */
-#define OPENAI_KEPT_MAX 65
+#define OPENAI_ACCEPTED_MAX 65
 struct openai_speculation {
     uint32_t rounds, rounds_drafted, drafted, accepted, bonus;
-    uint32_t k;                                   // draft tokens per round, at most
-    uint32_t accepted_histogram[OPENAI_KEPT_MAX]; // [i]: drafted rounds of which i tokens were kept
+    uint32_t k; // draft tokens per round, at most
+    uint32_t
+        accepted_histogram[OPENAI_ACCEPTED_MAX]; // [i]: drafted rounds of which i tokens were kept
 };
 
 /* Of the choice that took longest. */
@@ -60,14 +61,14 @@ struct openai_reply {
     bool chat;                          // or a completion, or a response
     bool stream, logprobs, echo, include_usage, include_tokens;
     bool hides_reasoning, one_call;
-    bool hidden, said; // the token that is being written is reasoning nobody is to see, or
-                       // of the content
+    bool hidden, has_content; // the token that is being written is reasoning nobody is to see, or
+                              // of the content
     struct output_parser_rules rules; // how the text is split
     struct output_parser_out out;     // of the token, or the end, that is being written
     struct tool_types *types;         // memory of the rules
     char *echoed;                     // of a response
     const char *id;                   // of the request
-    uint64_t noise;                   // ids of calls come from it
+    uint64_t id_seed;                 // ids of calls come from it
     bool has_prediction;              // the request foretold its answer
     char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
@@ -89,7 +90,7 @@ struct openai_reply_head {
     char *tools;                      // the request's, taken over; NULL: none
     char *echoed;                     // a response's, taken over
     const char *id;                   // of the request
-    uint64_t noise;                   // never the same twice
+    uint64_t id_seed;                 // never the same twice
     struct openai_text model, fingerprint;
     int64_t created;    // seconds since 1970
     unsigned n, n_each; // choices, and those of each prompt

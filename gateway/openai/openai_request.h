@@ -9,11 +9,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "base/err.h"
+#include "gateway/openai/openai_field.h"
 
-#define OPENAI_MAX_DEPTH 128 // nested arrays and objects in a body
-/* Values in a body, keys counted. That many cost what 8 MiB of text do. */
-#define OPENAI_MAX_VALUES (256 << 10)
 #define OPENAI_MAX_MESSAGES 4096
 #define OPENAI_MAX_STOPS 16 // tandem.v1.GenerateRequest
 #define OPENAI_MAX_STOP_BYTES 256
@@ -23,9 +20,8 @@
 #define OPENAI_MAX_TOP 20 // top_logprobs
 #define OPENAI_MAX_N 64
 #define OPENAI_MAX_PROMPTS 128
-#define OPENAI_MAX_CHOICES 256           // of all prompts together
-#define OPENAI_AT_ONCE 16                // prompts of one request that run at a time
-#define OPENAI_MAX_TOKEN ((1 << 24) - 1) // no vocabulary is larger
+#define OPENAI_MAX_CHOICES 256 // of all prompts together
+#define OPENAI_MAX_RUNNING 16  // prompts of one request that run at a time
 
 enum openai_kind {
     OPENAI_CHAT = 1,       // POST /v1/chat/completions
@@ -33,21 +29,6 @@ enum openai_kind {
     OPENAI_RESPONSES = 4,  // POST /v1/responses
 };
 
-/* What is wrong with a request, in OpenAI's terms. */
-struct openai_fault {
-    int status;     // HTTP
-    char param[96]; // the field, "" when it is the whole body
-    char text[FAIL_TEXT_MAX];
-};
-
-struct openai_real {
-    bool set;
-    double value;
-};
-struct openai_int {
-    bool set;
-    int64_t value;
-};
 struct openai_bias {
     uint32_t token;
     float bias;
@@ -67,15 +48,15 @@ struct openai_request {
     char *template_vars; // chat: a JSON object, the variables of the template (messages, tools ...)
     char *tools;         // chat: those that may be called, a JSON array; NULL: none
     char *echoed;        // responses: members of the answer that repeat the request
-    struct openai_prompt *prompts; // (n_prompts) of a completion, a chat's once it is rendered
-    unsigned n_prompts, at_once;   // at_once: how many of them may run
-    char *prediction;              // NULL: none
-    char *user;                    // NULL: none
-    char *cache_salt;              // NULL: none
-    char *proposer;                // speculative.proposer, NULL: the server's choice
-    char *rule;                    // speculative.rule, NULL: the server's choice
-    bool dense_q;                  // speculative.dense_q
-    bool fixed;                    // speculative.fixed
+    struct openai_prompt *prompts;   // (n_prompts) of a completion, a chat's once it is rendered
+    unsigned n_prompts, max_running; // max_running: how many of them may run
+    char *prediction;                // NULL: none
+    char *user;                      // NULL: none
+    char *cache_salt;                // NULL: none
+    char *proposer;                  // speculative.proposer, NULL: the server's choice
+    char *rule;                      // speculative.rule, NULL: the server's choice
+    bool dense_q;                    // speculative.dense_q
+    bool fixed;                      // speculative.fixed
     struct openai_real rule_parameter, p_min;
     char *stops[OPENAI_MAX_STOPS];
     unsigned n_stops;

@@ -73,7 +73,7 @@ static void chunk_end(const struct openai_reply *r, const struct openai_token *t
 static void write_delta(const struct openai_reply *r, unsigned choice, bool token, struct buf *to)
 {
     const struct output_parser_out *o = &r->out;
-    bool reasons = output_parser_reasons(&r->choices[choice].parts) && !r->hides_reasoning;
+    bool reasons = output_parser_reasons(&r->choices[choice].parser) && !r->hides_reasoning;
     const char *comma = "";
     buf_puts(to, "\"delta\":{");
     if (o->reasoning.len || (token && reasons && !o->content.len)) {

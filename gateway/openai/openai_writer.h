@@ -6,7 +6,7 @@
 
 struct openai_choice {
     bool started, finished;
-    struct output_parser parts;
+    struct output_parser parser;
     struct buf text, reasoning; // gathered, escaped; of a response: of the item that is open
     struct buf items;           // JSON, commas between: calls; of a response: all that is complete
     unsigned n_calls, n_items;
@@ -17,9 +17,9 @@ struct openai_choice {
     size_t n_prompt;
     uint32_t prompt_tokens, cached_tokens; // likewise
     struct openai_logprobs logprobs;
-    unsigned n_events; // of a response
-    int open;          // of a response: the item that grows
-    size_t n_told;     // and bytes of its logprobs that its events have told
+    unsigned n_events;      // of a response
+    int open;               // of a response: the item that grows
+    size_t n_sent_logprobs; // and bytes of its logprobs that its events have told
 };
 
 /* What a token, or the end, has given is in r->out; t: the token, NULL at the end. */

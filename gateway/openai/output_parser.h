@@ -43,30 +43,30 @@ unsigned output_parser_rules_markers(const struct output_parser_rules *r,
 struct output_parser {
     struct output_parser_rules rules;
     enum { OUTPUT_PARSER_CONTENT, OUTPUT_PARSER_REASONING, OUTPUT_PARSER_CALL } state;
-    bool bare;       // of content nothing has come yet but calls
-    bool drop_space; // white space behind a marker
+    bool only_calls; // of content nothing has come yet but calls
+    bool drop_space; // white space after a marker
     bool after_call; // nothing but its markers has come since
     unsigned n_calls, n_tries;
-    size_t work;      // bytes that were read or fed in vain
-    struct buf ids;   // that calls had, a space before and behind each
-    struct buf held;  // may be a marker's beginning, white space before it included
-    struct buf call;  // its text so far, white space before it included
-    struct buf again; // of what was no call, what is to be fed once more ...
-    size_t again_at;  // ... from here on
+    size_t wasted_bytes; // bytes that were read or fed in vain
+    struct buf ids;      // that calls had, a space before and after each
+    struct buf held;     // may be a marker's beginning, white space before it included
+    struct buf call;     // its text so far, white space before it included
+    struct buf rescan;   // of what was no call, what is to be fed once more ...
+    size_t rescan_at;    // ... from here on
     struct {
-        int outside;    // the state it began in
-        size_t n_first; // bytes until behind the first marker
-        size_t at;      // its beginning
+        int outer_state; // the state it began in
+        size_t n_first;  // bytes until after the first marker
+        size_t at;       // its beginning
         enum {
             OUTPUT_PARSER_BEFORE,
             OUTPUT_PARSER_FIRST,
             OUTPUT_PARSER_NAME,
-            OUTPUT_PARSER_BEHIND_NAME,
+            OUTPUT_PARSER_AFTER_NAME,
             OUTPUT_PARSER_THEN,
             OUTPUT_PARSER_BODY
         } stage;
-        size_t n_head; // bytes until behind its name
-    } of_call;
+        size_t n_head; // bytes until after its name
+    } candidate;
     struct {
         int depth;
         bool quoted, escaped, begun;

@@ -9,51 +9,51 @@
 #include "gateway/openai/text_cursor.h"
 #include "gateway/openai/tool_parser.h"
 
-static const struct tool_markers markers[TOOLS_N_FORMATS] = {
+static const struct tool_parser_markers markers[TOOLS_N_FORMATS] = {
     [TOOLS_HERMES] = {.begin = {"<tool_call>"}, .end = "</tool_call>", .first = "{"},
     [TOOLS_CODER] = {.begin = {"<function="},
                      .end = "</function>",
                      .before = {"<tool_call>"},
-                     .behind = {"</tool_call>"},
-                     .behind_name = ">",
+                     .after = {"</tool_call>"},
+                     .after_name = ">",
                      .then = {"<parameter=", "</function>"}},
-    [TOOLS_LLAMA] = {.begin = {"<|python_tag|>", "{"}, .behind = {";"}, .first = "{"},
+    [TOOLS_LLAMA] = {.begin = {"<|python_tag|>", "{"}, .after = {";"}, .first = "{"},
     [TOOLS_MISTRAL] = {.begin = {"[TOOL_CALLS]"},
                        .inside = {"[ARGS]", "[CALL_ID]"},
                        .first = "[",
-                       .behind_name = "[{"},
+                       .after_name = "[{"},
     [TOOLS_DEEPSEEK] = {.begin = {"<｜tool▁call▁begin｜>"},
                         .end = "<｜tool▁call▁end｜>",
                         .before = {"<｜tool▁calls▁begin｜>"},
-                        .behind = {"<｜tool▁calls▁end｜>"},
+                        .after = {"<｜tool▁calls▁end｜>"},
                         .inside = {"<｜tool▁sep｜>"},
-                        .behind_name = "<"},
+                        .after_name = "<"},
     [TOOLS_DSML] = {.begin = {"<｜DSML｜invoke name=\""},
                     .end = "</｜DSML｜invoke>",
                     .before = {"<｜DSML｜function_calls>"},
-                    .behind = {"</｜DSML｜function_calls>"},
+                    .after = {"</｜DSML｜function_calls>"},
                     .inside = {"｜DSML｜"},
-                    .behind_name = "\""},
+                    .after_name = "\""},
     [TOOLS_GLM] = {.begin = {"<tool_call>"},
                    .end = "</tool_call>",
                    .inside = {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"},
-                   .behind_name = "<"},
+                   .after_name = "<"},
     [TOOLS_KIMI] = {.begin = {"<|tool_call_begin|>"},
                     .end = "<|tool_call_end|>",
                     .before = {"<|tool_calls_section_begin|>"},
-                    .behind = {"<|tool_calls_section_end|>"},
+                    .after = {"<|tool_calls_section_end|>"},
                     .inside = {"<|tool_call_argument_begin|>"},
-                    .behind_name = "<",
+                    .after_name = "<",
                     .ends_reasoning = true},
 };
 
-const struct tool_markers *tool_markers(enum tool_format f)
+const struct tool_parser_markers *tool_parser_markers(enum tool_format f)
 {
     return f == TOOLS_NONE ? NULL : &markers[f];
 }
 
 /* The first mark that is there decides. */
-enum tool_format tool_format_of(const char *source, size_t len)
+enum tool_format tool_parser_detect_format(const char *source, size_t len)
 {
     static const struct {
         const char *mark;
@@ -75,12 +75,12 @@ enum tool_format tool_format_of(const char *source, size_t len)
     return TOOLS_NONE;
 }
 
-bool tool_format_types(enum tool_format f)
+bool tool_parser_uses_types(enum tool_format f)
 {
     return f == TOOLS_CODER || f == TOOLS_GLM || f == TOOLS_LLAMA;
 }
 
-enum tool_format tool_format_named(const char *name)
+enum tool_format tool_parser_format_named(const char *name)
 {
     const char *at = TOOL_FORMAT_NAMES;
     for (int f = 0; f < TOOLS_N_FORMATS; f++) {
@@ -111,7 +111,7 @@ void tool_parser_clear(struct tool_parser_calls *c)
 
 /* ---- calls ---- */
 
-bool tool_name_char(char c)
+bool tool_parser_name_char(char c)
 {
     return c && strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.:/", c);
 }
@@ -119,7 +119,7 @@ bool tool_name_char(char c)
 static bool is_name(struct text_cursor t)
 {
     for (size_t i = 0; i < t.len; i++)
-        if (!tool_name_char(t.data[i]))
+        if (!tool_parser_name_char(t.data[i]))
             return false;
     return t.len > 0 && t.len <= 256;
 }
@@ -295,13 +295,13 @@ struct syntax {
     const char *before, *between, *open, *after;
     const char *end; // of the call
     bool lines;      // the value stands on lines of its own
-    bool says;       // string="true" stands between, if the value is text
+    bool typed;      // string="true" stands between, if the value is text
 };
 
 static int read_open(struct text_cursor *t, const struct syntax *s, bool *ret_text)
 {
     text_cursor_skip_space(t);
-    if (!s->says)
+    if (!s->typed)
         return text_cursor_skip_word(t, s->open) ? 0 : t->len < strlen(s->open) ? -EAGAIN : -EINVAL;
     *ret_text = text_cursor_skip_word(t, "string=\"true\">");
     return *ret_text || text_cursor_skip_word(t, "string=\"false\">") ? 0 : -EINVAL;
@@ -322,7 +322,7 @@ static int read_parameter(struct text_cursor *t, const struct syntax *s, struct 
     bool is_text = false;
     if (!text_cursor_until(t, s->between, &key))
         return -EAGAIN;
-    int rc = s->open || s->says ? read_open(t, s, &is_text) : 0;
+    int rc = s->open || s->typed ? read_open(t, s, &is_text) : 0;
     if (rc < 0)
         return rc;
     if (!text_cursor_until(t, s->after, &value))
@@ -338,7 +338,7 @@ static int read_parameter(struct text_cursor *t, const struct syntax *s, struct 
     k[key.len] = 0;
     return set(args, k,
                is_text ? tool_types_text(value.data, value.len)
-                       : tool_types_value(s->says ? NULL : types, name.data, name.len, k,
+                       : tool_types_value(s->typed ? NULL : types, name.data, name.len, k,
                                           value.data, value.len));
 }
 
@@ -405,8 +405,8 @@ static int read_dsml(struct text_cursor t, const struct tool_types *types,
                      struct tool_parser_calls *to)
 {
     static const struct syntax s = {
-        "<｜DSML｜parameter name=\"", "\"",        NULL, "</｜DSML｜parameter>",
-        "</｜DSML｜invoke>",          .says = true};
+        "<｜DSML｜parameter name=\"", "\"",         NULL, "</｜DSML｜parameter>",
+        "</｜DSML｜invoke>",          .typed = true};
     struct text_cursor name;
     text_cursor_skip_word(&t, "<｜DSML｜invoke name=\"");
     return text_cursor_until(&t, "\">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;

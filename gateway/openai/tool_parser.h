@@ -19,7 +19,7 @@ enum tool_format {
     TOOLS_NONE,
     TOOLS_HERMES, // <tool_call>{"name": ..., "arguments": {...}}</tool_call>   Hermes, Qwen 2.5, 3
     TOOLS_CODER, // <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
-    TOOLS_LLAMA,   // {"name": ..., "parameters": {...}}, all of the answer or behind <|python_tag|>
+    TOOLS_LLAMA,   // {"name": ..., "parameters": {...}}, all of the answer or after <|python_tag|>
     TOOLS_MISTRAL, // [TOOL_CALLS][{"name": ..., "arguments": ...}] or [TOOL_CALLS]NAME[ARGS]{...}
     TOOLS_DEEPSEEK, // <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>         V3,
                     // R1, V3.1
@@ -31,28 +31,28 @@ enum tool_format {
 
 #define TOOL_FORMAT_NAMES "none|hermes|qwen-coder|llama|mistral|deepseek|dsml|glm|kimi"
 
-/* NULL behind the last of each list. */
-struct tool_markers {
+/* NULL after the last of each list. */
+struct tool_parser_markers {
     const char *begin[3];  // of a call
     const char *end;       // NULL: the call ends where its JSON does
     const char *before[2]; // a call: no part of the text then
-    const char *behind[2]; // likewise
+    const char *after[2];  // likewise
     const char *inside[5]; // of a call: these, too, may be special tokens
     /* What follows the beginning: one of these characters, or a name and one of those. */
-    const char *first, *behind_name; // NULL: neither
-    const char *then[3];             // and one of these behind that and white space; none: anything
-    bool ends_reasoning;             // a call may begin there without its end
+    const char *first, *after_name; // NULL: neither
+    const char *then[3];            // and one of these after that and white space; none: anything
+    bool ends_reasoning;            // a call may begin there without its end
 };
-bool tool_name_char(char c);
+bool tool_parser_name_char(char c);
 
 /* NULL for TOOLS_NONE. */
-const struct tool_markers *tool_markers(enum tool_format f);
+const struct tool_parser_markers *tool_parser_markers(enum tool_format f);
 /* By the marks in the template's source. */
-enum tool_format tool_format_of(const char *source, size_t len);
+enum tool_format tool_parser_detect_format(const char *source, size_t len);
 /* One of TOOL_FORMAT_NAMES; anything else is TOOLS_NONE. */
-enum tool_format tool_format_named(const char *name);
+enum tool_format tool_parser_format_named(const char *name);
 
-bool tool_format_types(enum tool_format f); // whether it is read by the types of the tools
+bool tool_parser_uses_types(enum tool_format f); // whether it is read by the types of the tools
 
 struct tool_call {
     char *name, *arguments; // JSON text

@@ -49,7 +49,7 @@ static void write_speculation(const struct openai_reply *r, struct buf *to)
                "\"num_draft_tokens\":%u,\"num_accepted_draft_tokens\":%u,\"num_bonus_tokens\":%u,"
                "\"acceptance_histogram\":[",
                s->k, s->rounds, s->rounds_drafted, s->drafted, s->accepted, s->bonus);
-    unsigned n = OPENAI_KEPT_MAX;
+    unsigned n = OPENAI_ACCEPTED_MAX;
     while (n && !s->accepted_histogram[n - 1])
         n--;
     for (unsigned i = 0; i < n; i++)

@@ -23,7 +23,7 @@ struct access_log {
 /* Registers the figures, so that they are there before the first request. */
 void access_log_init(void);
 /* Refused by its API key, or the want of one (401), or a limit of it (429). */
-void access_log_shut_out(struct http_request *r, int status, const char *why);
+void access_log_denied(struct http_request *r, int status, const char *why);
 /* Counts the request. Only from the handler. */
 void access_log_begin(struct access_log *c, struct http_request *r, enum openai_kind kind);
 /* The request itself is wrong. */

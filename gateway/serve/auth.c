@@ -19,8 +19,8 @@ struct auth_key {
     unsigned char digest[DIGEST];
     uint32_t rate, concurrency, max_tokens; // requests/minute, choices at once; 0: no limit
 
-    double allowance;   // requests that may begin now, at most a minute's
-    int64_t at_us;      // when it was reckoned; 0: never
+    double n_allowed;   // requests that may begin now, at most a minute's
+    int64_t counted_us; // when it was reckoned; 0: never
     unsigned n_running; // choices
     bool dropped;       // no longer in the file
 };
@@ -219,7 +219,7 @@ int auth_new(const char *path, struct auth **ret)
 
 /* With the lock. k as the file has it now; the key that is known already goes on with its counts.
  */
-static struct auth_key *take_over(struct auth *a, struct auth_key *k)
+static struct auth_key *merge_key(struct auth *a, struct auth_key *k)
 {
     struct auth_key *old = same_key(a->keys, a->n, k->digest);
     k->a = a;
@@ -244,7 +244,7 @@ int auth_reload(struct auth *a)
     for (unsigned i = 0; i < a->n; i++)
         a->keys[i]->dropped = true;
     for (unsigned i = 0; i < b->n; i++)
-        b->keys[i] = take_over(a, b->keys[i]);
+        b->keys[i] = merge_key(a, b->keys[i]);
     for (unsigned i = 0; i < a->n; i++)
         if (a->keys[i]->dropped && !a->keys[i]->n_running)
             free(a->keys[i]);
@@ -276,24 +276,24 @@ void auth_free(struct auth *a)
 
 /* ---- requests ---- */
 
-#define AT_ONCE                                                                                    \
+#define TOO_MANY_CHOICES                                                                           \
     "this API key may have %u choices at once (concurrency); try again when some have ended"
 
 /* With the lock. */
-static int count(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
+static int admit(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
 {
     *ret_retry_s = 1;
     if (k->concurrency && k->n_running >= k->concurrency)
-        return fail(-EAGAIN, AT_ONCE, k->concurrency);
-    double rate = k->rate, more = (double)(now_us - k->at_us) * rate / 60e6;
-    k->allowance = !k->at_us || k->allowance + more > rate ? rate : k->allowance + more;
-    k->at_us = now_us;
-    if (rate > 0 && k->allowance < 1) {
-        *ret_retry_s = 1 + (unsigned)((1 - k->allowance) * 60 / rate);
+        return fail(-EAGAIN, TOO_MANY_CHOICES, k->concurrency);
+    double rate = k->rate, more = (double)(now_us - k->counted_us) * rate / 60e6;
+    k->n_allowed = !k->counted_us || k->n_allowed + more > rate ? rate : k->n_allowed + more;
+    k->counted_us = now_us;
+    if (rate > 0 && k->n_allowed < 1) {
+        *ret_retry_s = 1 + (unsigned)((1 - k->n_allowed) * 60 / rate);
         return fail(-EAGAIN, "this API key may make %u requests a minute (rate); try again in %u s",
                     k->rate, *ret_retry_s);
     }
-    k->allowance -= rate > 0;
+    k->n_allowed -= rate > 0;
     k->n_running++;
     return 0;
 }
@@ -311,7 +311,7 @@ int auth_enter(struct auth *a, const char *secret, bool counts, int64_t now_us,
     pthread_mutex_lock(&a->mu);
     struct auth_key *k = same_key(a->keys, a->n, digest);
     int rc = !k       ? fail(-EACCES, "this API key is not known here")
-             : counts ? count(k, now_us, ret_retry_s)
+             : counts ? admit(k, now_us, ret_retry_s)
                       : 0;
     if (rc == 0 && counts) {
         *u = (struct auth_guest){.k = k, .n = 1};
@@ -358,17 +358,19 @@ static int count_choices(struct auth_guest *u, struct openai_request *q,
         *ret_fault = (struct openai_fault){.status = never ? 400 : 429};
         snprintf(ret_fault->param, sizeof(ret_fault->param), "%s", never ? "n" : "");
         snprintf(ret_fault->text, sizeof(ret_fault->text),
-                 never ? "this API key may have %u choices at once (concurrency)" : AT_ONCE, most);
+                 never ? "this API key may have %u choices at once (concurrency)"
+                       : TOO_MANY_CHOICES,
+                 most);
         return never ? -EINVAL : -EAGAIN;
     }
-    if (most && left / n < q->at_once)
-        q->at_once = left / n;
-    u->n = q->at_once * n;
+    if (most && left / n < q->max_running)
+        q->max_running = left / n;
+    u->n = q->max_running * n;
     u->k->n_running = others + u->n;
     return 0;
 }
 
-static int bound_tokens(uint32_t limit, struct openai_request *q, struct openai_fault *ret_fault)
+static int limit_tokens(uint32_t limit, struct openai_request *q, struct openai_fault *ret_fault)
 {
     int64_t most = limit / openai_request_choices(q);
     bool fits = q->max_tokens.set ? q->max_tokens.value <= most : most > 0;
@@ -416,7 +418,7 @@ int auth_bind(struct auth_guest *u, struct openai_request *q, struct openai_faul
     uint32_t limit = k->max_tokens;
     int rc = count_choices(u, q, ret_fault);
     pthread_mutex_unlock(&k->a->mu);
-    rc = rc == 0 && limit ? bound_tokens(limit, q, ret_fault) : rc;
+    rc = rc == 0 && limit ? limit_tokens(limit, q, ret_fault) : rc;
     if (rc == 0 && (rc = make_tenant(name, q)) < 0)
         *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
     return rc;

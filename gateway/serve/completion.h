@@ -39,17 +39,17 @@ struct completion {
 
     pthread_mutex_t answer_mu; // while prompts are asked, for what follows
     struct openai_reply reply;
-    struct access_log record;
+    struct access_log log;
     bool streaming;
     unsigned n_begun;                   // prompts
     const struct upstream_call *failed; // the first one that did
 
-    pthread_mutex_t mu;         // for what follows
-    bool gone;                  // nobody reads the answer
-    bool aborted;               // the server stops
-    bool failing;               // a prompt has failed
-    struct upstream_call *asks; // (n_asks) of the prompts
-    unsigned n_asks, n_asked, n_running, at_once;
+    pthread_mutex_t mu;          // for what follows
+    bool gone;                   // nobody reads the answer
+    bool aborted;                // the server stops
+    bool failing;                // a prompt has failed
+    struct upstream_call *calls; // (n_calls) of the prompts
+    unsigned n_calls, n_sent, n_running, max_running;
 };
 
 void completion_unref(struct completion *x);
@@ -61,14 +61,14 @@ bool completion_is_live(struct completion *x);
 void completion_fail(struct completion *x, int status, const char *text, const char *param);
 
 /* How a prompt begins: NULL when it is short, does not matter, or there is no memory. */
-struct affinity_prompt *completion_beginning(const struct completion *x, const void *prompt,
-                                             size_t len);
-struct affinity_prompt *completion_beginning_of(const struct completion *x,
-                                                const struct openai_prompt *p);
+struct affinity_prompt *completion_affinity(const struct completion *x, const void *prompt,
+                                            size_t len);
+struct affinity_prompt *completion_prompt_affinity(const struct completion *x,
+                                                   const struct openai_prompt *p);
 /* The calls for all its prompts, once its reply is there. -ENOMEM. */
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules);
 /* Asks as many prompts as may run at a time. The caller, who counts as running, then does so no
  * longer; the last one answers and ends the request, and takes the step's reference along. */
-void completion_ask(struct completion *x);
+void completion_send(struct completion *x);
 /* With x's lock: all calls end. */
 void completion_cancel(struct completion *x);

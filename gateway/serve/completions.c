@@ -23,8 +23,8 @@ static void make_rules(const struct completion *x, const struct openai_prompt *p
         ret->thinking = output_parser_thinking_of((char *)source->data, source->len);
     if (x->q.tools)
         ret->format = strcmp(x->g->tool_format, "auto") != 0
-                          ? tool_format_named(x->g->tool_format)
-                          : tool_format_of((char *)source->data, source->len);
+                          ? tool_parser_format_named(x->g->tool_format)
+                          : tool_parser_detect_format((char *)source->data, source->len);
     output_parser_rules_prompt(ret, prompt->text, prompt->len);
 }
 
@@ -42,7 +42,7 @@ static int init_reply(struct completion *x, const struct output_parser_rules *ru
                                      .hides_reasoning = !q->include_reasoning,
                                      .one_call = !q->parallel_calls,
                                      .rules = *rules,
-                                     .noise = (uint64_t)clock_us(),
+                                     .id_seed = (uint64_t)clock_us(),
                                      .id = http_id(x->http),
                                      .model = generate_wire_text(info->name),
                                      .fingerprint = generate_wire_text(info->fingerprint),
@@ -55,7 +55,7 @@ static int init_reply(struct completion *x, const struct output_parser_rules *ru
 }
 
 /* Asks for all prompts. Takes the step's reference along. */
-static void ask_all(struct completion *x)
+static void send_all(struct completion *x)
 {
     const struct openai_prompt *first = x->q.prompts;
     struct output_parser_rules rules;
@@ -66,13 +66,13 @@ static void ask_all(struct completion *x)
         return;
     }
     openai_request_done(&x->q); // it is in the messages
-    completion_ask(x);
+    completion_send(x);
 }
 
-static void take_rendered(struct completion *x, const char *text, size_t len)
+static void set_prompt(struct completion *x, const char *text, size_t len)
 {
     if (openai_request_rendered(&x->q, text, len) == 0) {
-        ask_all(x);
+        send_all(x);
         return;
     }
     completion_fail(x, 500, fail_text(), "");
@@ -83,7 +83,7 @@ static void on_rendered(void *user, int err, const char *text, size_t len)
 {
     struct completion *x = user;
     if (err == 0 && completion_is_live(x)) {
-        take_rendered(x, text, len);
+        set_prompt(x, text, len);
         return;
     }
     char why[FAIL_TEXT_MAX];
@@ -129,20 +129,20 @@ static void render(struct completion *x)
     }
 }
 
-static void advance(struct completion *x);
+static void choose_verifier(struct completion *x);
 
 static void on_loaded(void *user)
 {
     struct completion *x = user;
     x->waited = true;
     if (completion_is_live(x))
-        advance(x);
+        choose_verifier(x);
     else
         completion_unref(x);
 }
 
 /* Finds a verifier, or waits for one that loads. */
-static void advance(struct completion *x)
+static void choose_verifier(struct completion *x)
 {
     const struct upstream_want want = {.model = x->q.model, .prompt = x->prompt};
     int rc = upstream_take(x->g->upstream, &want, &x->verifier, &x->model);
@@ -157,13 +157,13 @@ static void advance(struct completion *x)
     } else if (x->q.template_vars) {
         render(x);
     } else {
-        ask_all(x);
+        send_all(x);
     }
 }
 
 /* ---- outside ---- */
 
-static struct completion *generation_new(struct completions *g, struct http_request *r)
+static struct completion *completion_new(struct completions *g, struct http_request *r)
 {
     struct completion *x = calloc(1, sizeof(*x));
     if (!x)
@@ -195,31 +195,31 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
     struct openai_fault fault;
     size_t len;
     const char *body = http_body(r, &len);
-    struct access_log record = {0};
-    access_log_begin(&record, r, kind);
+    struct access_log log = {0};
+    access_log_begin(&log, r, kind);
     if (atomic_load(&g->draining)) {
-        refuse(r, &record, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
+        refuse(r, &log, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
         return;
     }
-    struct completion *x = generation_new(g, r);
+    struct completion *x = completion_new(g, r);
     if (!x) {
-        refuse(r, &record,
+        refuse(r, &log,
                &(struct openai_fault){.status = 500, .text = "no memory for this request"});
         return;
     }
-    x->record = record;
+    x->log = log;
     completion_watch(x);
     int rc = openai_request_parse(kind, body, len, &x->q, &fault);
     http_free_body(r);
-    rc = rc < 0 ? rc : auth_bind(http_carried(r), &x->q, &fault);
+    rc = rc < 0 ? rc : auth_bind(http_attached(r), &x->q, &fault);
     if (rc < 0) {
-        refuse(r, &x->record, &fault);
+        refuse(r, &x->log, &fault);
         completion_unref(x);
     } else if (completion_is_live(x)) {
         const char *vars = x->q.template_vars;
-        x->prompt = vars ? completion_beginning(x, vars, strlen(vars))
-                         : completion_beginning_of(x, x->q.prompts);
-        advance(x);
+        x->prompt = vars ? completion_affinity(x, vars, strlen(vars))
+                         : completion_prompt_affinity(x, x->q.prompts);
+        choose_verifier(x);
     } else {
         completion_unref(x);
     }
@@ -242,14 +242,14 @@ int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us
     return 0;
 }
 
-void completions_tend(struct completions *g)
+void completions_tick(struct completions *g)
 {
     pthread_mutex_lock(&g->mu);
     int64_t late_us = clock_us() - g->queue_wait_us;
     for (struct completion *x = g->all; x; x = x->next) {
         pthread_mutex_lock(&x->mu);
-        for (unsigned i = 0; i < x->n_asks; i++)
-            upstream_call_tend(&x->asks[i], late_us);
+        for (unsigned i = 0; i < x->n_calls; i++)
+            upstream_call_expire(&x->calls[i], late_us);
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);

@@ -25,7 +25,7 @@ int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us
                     int64_t queue_wait_us, const char *tool_format, struct completions **ret);
 /* Ends requests that have waited in a verifier's queue for longer than queue_wait_us with 429. Once
  * in a while, by any one thread. */
-void completions_tend(struct completions *g);
+void completions_tick(struct completions *g);
 /* Refuses new requests with 503; what runs goes on. */
 void completions_drain(struct completions *g);
 /* Ends what runs with a clear error; templates and upstream do nothing from now on. */

@@ -12,7 +12,7 @@ struct prom_merge_family {
     struct buf samples;
 };
 
-struct piece {
+struct span {
     const char *at;
     size_t len;
 };
@@ -35,13 +35,13 @@ void prom_merge_done(struct prom_merge *p)
 }
 
 /* The metric name at the start; empty: none. */
-static struct piece name_at(const char *s, size_t len)
+static struct span name_at(const char *s, size_t len)
 {
     size_t n = 0;
     while (n < len && (isalpha((unsigned char)s[n]) || s[n] == '_' || s[n] == ':' ||
                        (n && isdigit((unsigned char)s[n]))))
         n++;
-    return (struct piece){s, n};
+    return (struct span){s, n};
 }
 
 static struct prom_merge_family *grow(struct prom_merge *p)
@@ -58,7 +58,7 @@ static struct prom_merge_family *grow(struct prom_merge *p)
     return &p->families[p->n];
 }
 
-static struct prom_merge_family *family(struct prom_merge *p, struct piece name)
+static struct prom_merge_family *family(struct prom_merge *p, struct span name)
 {
     for (size_t i = 0; i < p->n; i++) {
         struct prom_merge_family *f = &p->families[i];
@@ -76,11 +76,11 @@ static struct prom_merge_family *family(struct prom_merge *p, struct piece name)
 }
 
 /* # HELP name ... and # TYPE name ...: the family that the samples below belong to. */
-static struct prom_merge_family *comment(struct prom_merge *p, struct piece line)
+static struct prom_merge_family *comment(struct prom_merge *p, struct span line)
 {
     if (line.len < 8 || (memcmp(line.at, "# HELP ", 7) != 0 && memcmp(line.at, "# TYPE ", 7) != 0))
         return NULL;
-    struct piece name = name_at(line.at + 7, line.len - 7);
+    struct span name = name_at(line.at + 7, line.len - 7);
     struct prom_merge_family *f = name.len ? family(p, name) : NULL;
     if (!f)
         return NULL;
@@ -91,7 +91,7 @@ static struct prom_merge_family *comment(struct prom_merge *p, struct piece line
 }
 
 /* name, name_bucket, name_sum, name_count */
-static bool belongs(const struct prom_merge_family *f, struct piece name)
+static bool belongs(const struct prom_merge_family *f, struct span name)
 {
     static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
     size_t n = strlen(f->name);
@@ -103,10 +103,10 @@ static bool belongs(const struct prom_merge_family *f, struct piece name)
     return false;
 }
 
-static void sample(struct prom_merge *p, struct prom_merge_family *current, struct piece line,
+static void sample(struct prom_merge *p, struct prom_merge_family *current, struct span line,
                    const char *label)
 {
-    struct piece name = name_at(line.at, line.len);
+    struct span name = name_at(line.at, line.len);
     const char *rest = line.at + name.len, *end = line.at + line.len;
     if (!name.len || rest == end || (*rest != '{' && *rest != ' '))
         return;
@@ -132,7 +132,7 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
     metrics_label(label, sizeof(label), "instance", instance, instance_len);
     while (text < end) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
-        struct piece line = {text, (size_t)((stop ? stop : end) - text)};
+        struct span line = {text, (size_t)((stop ? stop : end) - text)};
         if (line.len && *line.at == '#')
             current = comment(p, line);
         else if (line.len && !memchr(line.at, 0, line.len))

@@ -10,7 +10,7 @@
 
 struct gateway {
     struct upstream *upstream;
-    struct completions *generator;
+    struct completions *completions;
     struct auth *auth; // NULL: everybody is let in
     bool metrics_open; // also without a key
     struct cors cors;

@@ -151,17 +151,17 @@ static int read_line(struct worker *w, int64_t until_us)
         int rc = wait_for(w, POLLIN, until_us);
         if (rc < 0)
             return rc;
-        char *room = buf_room(&w->in, 65536);
-        if (!room)
+        char *space = buf_room(&w->in, 65536);
+        if (!space)
             return -EMSGSIZE;
-        ssize_t n = recv(w->fd, room, 65536, MSG_DONTWAIT);
+        ssize_t n = recv(w->fd, space, 65536, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             continue;
         if (n <= 0)
             return w->in.len ? -EPROTO : -EPIPE;
         w->in.len += (size_t)n;
-        if (memchr(room, '\n', (size_t)n))
-            return room[n - 1] == '\n' ? 0 : -EPROTO;
+        if (memchr(space, '\n', (size_t)n))
+            return space[n - 1] == '\n' ? 0 : -EPROTO;
     }
 }
 
@@ -227,7 +227,7 @@ static void done_error(const struct job *j, int err, const char *text)
 }
 
 /* false: not a reply of ours. */
-static bool pass_on(const struct job *j, const struct buf *in)
+static bool deliver_reply(const struct job *j, const struct buf *in)
 {
     json_t *reply = json_loadb(in->data, in->len, JSON_ALLOW_NUL, NULL);
     const json_t *text = json_object_get(reply, "text"), *error = json_object_get(reply, "error");
@@ -247,7 +247,7 @@ static int try_render(struct worker *w, const struct job *j)
     int64_t until_us = clock_us() + w->t->timeout_us;
     int rc = write_all(w, &j->line, until_us);
     rc = rc < 0 ? rc : read_line(w, until_us);
-    if (rc == 0 && !pass_on(j, &w->in))
+    if (rc == 0 && !deliver_reply(j, &w->in))
         rc = -EPROTO;
     if (rc == 0)
         buf_done(&w->in);

@@ -83,8 +83,8 @@ void tokens_encode(struct gateway *g, struct http_request *r)
     m.text = rpc_data(q.prompts->text, q.prompts->len);
     m.parse_special = true;
     m.add_bos = !q.add_special.set || q.add_special.value;
-    upstream_call(v, "/tandem.v1.Verifier/Tokenize", CALL_TIMEOUT_US, &m.base,
-                  &tandem__v1__tokenize_reply__descriptor, on_encoded, http_ref(r));
+    upstream_unary(v, "/tandem.v1.Verifier/Tokenize", CALL_TIMEOUT_US, &m.base,
+                   &tandem__v1__tokenize_reply__descriptor, on_encoded, http_ref(r));
     upstream_release(v);
     openai_request_done(&q);
 }
@@ -114,8 +114,8 @@ void tokens_decode(struct gateway *g, struct http_request *r)
     m.ids = q.prompts->ids;
     m.n_ids = q.prompts->n_ids;
     m.render_special = true;
-    upstream_call(v, "/tandem.v1.Verifier/Detokenize", CALL_TIMEOUT_US, &m.base,
-                  &tandem__v1__detokenize_reply__descriptor, on_decoded, http_ref(r));
+    upstream_unary(v, "/tandem.v1.Verifier/Detokenize", CALL_TIMEOUT_US, &m.base,
+                   &tandem__v1__detokenize_reply__descriptor, on_decoded, http_ref(r));
     upstream_release(v);
     openai_request_done(&q);
 }

@@ -219,7 +219,7 @@ static void add_speculation(struct openai_reply *r, const Tandem__V1__Speculatio
     r->speculation.accepted += s->accepted;
     r->speculation.bonus += s->bonus;
     r->speculation.k = s->k;
-    for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_KEPT_MAX; i++)
+    for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_ACCEPTED_MAX; i++)
         r->speculation.accepted_histogram[i] += s->kept_steps[i];
     snprintf(r->rule, sizeof(r->rule), "%.*s", (int)s->rule.len, (char *)s->rule.data);
     snprintf(r->proposer, sizeof(r->proposer), "%.*s", (int)s->proposer.len,

@@ -13,9 +13,9 @@
 #include "gateway/upstream/upstream_impl.h"
 #include "tandem/v1/protocol.pb-c.h"
 
-#define ASK_US 500000         // how often a verifier that serves is asked
-#define ASK_LOADING_US 100000 // ... one that loads, or is down
-#define ASK_TIMEOUT_US 2000000
+#define QUERY_US 500000         // how often a verifier that serves is asked
+#define QUERY_LOADING_US 100000 // ... one that loads, or is down
+#define QUERY_TIMEOUT_US 2000000
 #define MAX_WAITERS 4096
 #define STOPPING "the server is shutting down"
 
@@ -65,9 +65,9 @@ static const struct upstream_model *snapshot_new(Tandem__V1__ModelInfo *info)
 
 /* ---- calls ---- */
 
-void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
-                   const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-                   unary_calls_done *done, void *user)
+void upstream_unary(struct verifier *v, const char *path, int64_t timeout_us,
+                    const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+                    unary_calls_done *done, void *user)
 {
     unary_calls_make(v->u->calls, v->client, path, timeout_us, request, reply, done, user);
 }
@@ -77,7 +77,7 @@ struct rpc_client *upstream_client(struct verifier *v)
     return v->client;
 }
 
-/* ---- asking ---- */
+/* ---- query_pending ---- */
 
 static enum upstream_state state_of(const Tandem__V1__ModelInfo *info)
 {
@@ -142,27 +142,54 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
     } else {
         set_problem(v, status->code, status->text);
     }
-    v->asking = false;
-    v->ask_at_us = clock_us() + (v->state == UPSTREAM_READY ? ASK_US : ASK_LOADING_US);
+    v->query_pending = false;
+    v->query_at_us = clock_us() + (v->state == UPSTREAM_READY ? QUERY_US : QUERY_LOADING_US);
     pthread_cond_signal(&v->u->changed);
     pthread_mutex_unlock(&v->u->mu);
     upstream_model_unref(old);
 }
 
-static void ask(struct verifier *v)
+static void query_model(struct verifier *v)
 {
     Tandem__V1__GetModelRequest request = TANDEM__V1__GET_MODEL_REQUEST__INIT;
     request.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
-    upstream_call(v, "/tandem.v1.Verifier/GetModel", ASK_TIMEOUT_US, &request.base,
-                  &tandem__v1__model_info__descriptor, on_model, v);
+    upstream_unary(v, "/tandem.v1.Verifier/GetModel", QUERY_TIMEOUT_US, &request.base,
+                   &tandem__v1__model_info__descriptor, on_model, v);
 }
 
 void upstream_suspect(struct verifier *v)
 {
     pthread_mutex_lock(&v->u->mu);
-    v->ask_at_us = 0;
+    v->query_at_us = 0;
     pthread_cond_signal(&v->u->changed);
     pthread_mutex_unlock(&v->u->mu);
+}
+
+/* ---- verifiers for requests ---- */
+
+int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
+                  const struct upstream_model **ret_model)
+{
+    int rc = 0;
+    pthread_mutex_lock(&u->mu);
+    struct verifier *v = upstream_choose(u, want);
+    if (v) {
+        atomic_fetch_add(&v->n_requests, 1);
+        if (want->prompt)
+            affinity_note(u->affinity, want->prompt, verifier_index(v));
+        *ret_model = upstream_model_ref(v->model);
+        *ret = v;
+    } else {
+        rc = upstream_choose_error(u, want->model);
+    }
+    pthread_mutex_unlock(&u->mu);
+    return rc;
+}
+
+void upstream_release(struct verifier *v)
+{
+    if (v)
+        atomic_fetch_sub(&v->n_requests, 1);
 }
 
 /* ---- waiting ---- */
@@ -200,7 +227,7 @@ static struct waiter *due_waiters(struct upstream *u, int64_t now_us)
     struct waiter *due = NULL;
     for (struct waiter **p = &u->waiters; *p;) {
         struct waiter *w = *p;
-        if (!u->stopping && w->until_us > now_us && upstream_waits(u, w->model)) {
+        if (!u->stopping && w->until_us > now_us && upstream_choose_waits(u, w->model)) {
             p = &w->next;
             continue;
         }
@@ -227,12 +254,12 @@ static struct verifier *due_verifier(struct upstream *u, int64_t now_us, int64_t
 {
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
-        if (v->asking)
+        if (v->query_pending)
             continue;
-        if (v->ask_at_us <= now_us)
+        if (v->query_at_us <= now_us)
             return v;
-        if (v->ask_at_us < *next_us)
-            *next_us = v->ask_at_us;
+        if (v->query_at_us < *next_us)
+            *next_us = v->query_at_us;
     }
     return NULL;
 }
@@ -252,7 +279,7 @@ static void *watcher_main(void *arg)
     pthread_mutex_lock(&u->mu);
     while (!u->stopping) {
         svc_awake();
-        int64_t now_us = clock_us(), next_us = now_us + ASK_US;
+        int64_t now_us = clock_us(), next_us = now_us + QUERY_US;
         struct waiter *due = due_waiters(u, now_us);
         struct verifier *v = due ? NULL : due_verifier(u, now_us, &next_us);
         if (!due && !v) {
@@ -260,11 +287,11 @@ static void *watcher_main(void *arg)
             continue;
         }
         if (v)
-            v->asking = true;
+            v->query_pending = true;
         pthread_mutex_unlock(&u->mu);
         run_waiters(due);
         if (v)
-            ask(v);
+            query_model(v);
         pthread_mutex_lock(&u->mu);
     }
     struct waiter *rest = due_waiters(u, 0);
@@ -288,7 +315,7 @@ struct verifier *upstream_at(struct upstream *u, unsigned i)
 
 unsigned upstream_index(const struct verifier *v)
 {
-    return (unsigned)(v - v->u->verifiers);
+    return verifier_index(v);
 }
 
 const char *upstream_target(const struct verifier *v)

@@ -74,7 +74,7 @@ void upstream_release(struct verifier *v);
 int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
                   void *user);
 
-/* Calls back everybody who waits, now, and ends upstream_call()s; calls that stream are their
+/* Calls back everybody who waits, now, and ends upstream_unary()s; calls that stream are their
  * owners'. Nothing is asked any more. */
 void upstream_stop(struct upstream *u);
 
@@ -82,9 +82,9 @@ void upstream_stop(struct upstream *u);
 void upstream_suspect(struct verifier *v);
 
 /* unary_calls_make() to it, until upstream_stop(). */
-void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
-                   const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-                   unary_calls_done *done, void *user);
+void upstream_unary(struct verifier *v, const char *path, int64_t timeout_us,
+                    const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+                    unary_calls_done *done, void *user);
 /* For calls that stream. */
 struct rpc_client *upstream_client(struct verifier *v);
 

@@ -13,8 +13,8 @@ struct verifier {
     enum upstream_state state; // with u's lock, like the rest
     const struct upstream_model *model;
     char problem[FAIL_TEXT_MAX];
-    bool asking;
-    int64_t ask_at_us;
+    bool query_pending;
+    int64_t query_at_us;
 };
 
 struct waiter {
@@ -39,5 +39,17 @@ struct upstream {
     unsigned n_waiters;
 };
 
-/* With the lock. Whether upstream_take() would say -EAGAIN. */
-bool upstream_waits(struct upstream *u, const char *model);
+static inline unsigned verifier_index(const struct verifier *v)
+{
+    return (unsigned)(v - v->u->verifiers);
+}
+
+/* ---- upstream_choose.c; all with the lock ---- */
+
+/* The verifier for a request, by the rule of upstream_take(); NULL: none is ready that may get it. */
+struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *want);
+/* Whether waiting may help: none that serves `model` is ready, and one that may serve it is loading
+ * or has not answered yet. */
+bool upstream_choose_waits(struct upstream *u, const char *model);
+/* Why upstream_choose() found none: -ENOENT, -EAGAIN or -EHOSTDOWN, each with a sentence. */
+int upstream_choose_error(const struct upstream *u, const char *model);
