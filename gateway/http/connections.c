@@ -1,4 +1,4 @@
-/* connections.c - who is connected, and the thread that watches. */
+/* connections.c - the open connections, and the thread that watches them. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -19,14 +19,14 @@
 #include "gateway/openai/openai_error.h"
 
 #define TICK_MS 100
-#define GONE_US 1000000    // what it may have sent before it closed is read by then
-#define END_AGAIN_US 10000 // one that was taken may come after the others were shut down
-#define TAKE_MAX 64        // connections at once, then the others are looked at
+#define GONE_US 1000000    // time to read data that a client sent before it closed
+#define END_AGAIN_US 10000 // shut down again: an accepted connection may be added late
+#define TAKE_MAX 64        // connections accepted before other events are handled
 
 struct connection {
     int fd;
     enum connection_phase phase;
-    int64_t since_us; // of the phase
+    int64_t since_us; // start of the phase
     bool used;        // has had a request
     bool hung_up;
     struct http_request *r;
@@ -51,10 +51,10 @@ struct connections {
     struct connection *all;
     struct connection **by_fd;
     size_t n_by_fd;
-    unsigned n_active, n_open; // n_open: from being taken on
+    unsigned n_active, n_open; // n_open: accepted ones included
 };
 
-/* ---- coming and going ---- */
+/* ---- open connections ---- */
 
 struct connection *connections_open(struct connections *s, int fd)
 {
@@ -72,7 +72,7 @@ struct connection *connections_open(struct connections *s, int fd)
         s->by_fd[fd] = k;
     pthread_mutex_unlock(&s->mu);
     struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET, .data.fd = fd};
-    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e); // leaves it when the socket is closed
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e); // the close of the socket removes it
     return k;
 }
 
@@ -180,7 +180,7 @@ static void set_full(struct connections *s, bool full)
         epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, s->listen_fd, &e);
 }
 
-/* Those that cannot be taken wait in the socket: until one closes, or for a tick. */
+/* Connections over the limit wait in the socket until one closes, or until the next tick. */
 static void accept_some(struct connections *s)
 {
     unsigned n_open = connections_n_open(s), max = s->o.max_connections;
@@ -224,7 +224,7 @@ void connections_listen(struct connections *s, int fd, connections_accept_fn *ta
 void connections_unlisten(struct connections *s)
 {
     pthread_mutex_lock(&s->listen_mu);
-    epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->listen_fd, NULL); // others may have it, too
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->listen_fd, NULL); // a new process may share it
     close(s->listen_fd);
     s->listen_fd = -1;
     pthread_mutex_unlock(&s->listen_mu);
@@ -232,14 +232,14 @@ void connections_unlisten(struct connections *s)
 
 /* ---- the watcher ---- */
 
-/* A request whose client has closed: the reference is the caller's. */
+/* The request whose client has closed, or NULL. The caller owns the reference. */
 static struct http_request *find_hung_up_request(struct connections *s, int fd)
 {
     struct http_request *r = NULL;
     struct pollfd p = {fd, POLLRDHUP, 0};
     pthread_mutex_lock(&s->mu);
     struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
-    if (k && poll(&p, 1, 0) == 1 && p.revents) { // the number may have a new owner
+    if (k && poll(&p, 1, 0) == 1 && p.revents) { // the number may be reused
         k->hung_up = true;
         r = k->r ? http_ref(k->r) : NULL;
     }
@@ -247,7 +247,7 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     return r;
 }
 
-/* Once nobody waits for an answer the connection is closed without a word. */
+/* Answers 408, except when the connection is idle after a request: then it is only closed. */
 static void time_out(const struct connections *s, struct connection *k)
 {
     bool can_answer = !s->o.tls_cert && !(k->phase == CONNECTION_IDLE && k->used);
@@ -283,7 +283,7 @@ static void check_connection(struct connections *s, struct connection *k, int64_
         time_out(s, k);
     else if (k->phase != CONNECTION_ANSWERING && k->used && k->hung_up && age_us > GONE_US &&
              !has_unread(k->fd))
-        shutdown(k->fd, SHUT_RDWR); // nothing more comes, and nobody waits for an answer
+        shutdown(k->fd, SHUT_RDWR); // the client has closed, and no answer is due
     else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }
@@ -336,7 +336,7 @@ static void *watcher_main(void *arg)
     return NULL;
 }
 
-/* ---- outside ---- */
+/* ---- start and end ---- */
 
 static void init_locks(struct connections *s)
 {

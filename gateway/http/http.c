@@ -1,4 +1,4 @@
-/* http.c - the HTTP server, what arrives, connections, start and end. */
+/* http.c - the HTTP server: arriving requests, connections, start and end. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,11 +17,11 @@
 
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
-#define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
-#define LIMIT_SLACK 128           // for connections that are taken and not yet counted
+#define DISCARD_BYTES (64u << 20) // read past max_body, so that the client sees the 413
+#define LIMIT_SLACK 128           // for accepted connections that are not counted yet
 #define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
-#define STOP_US 2000000         // for answers to end, and again for connections
-#define SEND_BUFFER (256 << 10) // the kernel's, for a reader that has stopped; by itself 4 MiB
+#define STOP_US 2000000         // for answers to end, then again for connections
+#define SEND_BUFFER (256 << 10) // in the kernel, for a stalled reader; the default is 4 MiB
 
 /* ---- arrival ---- */
 
@@ -40,8 +40,7 @@ static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *
     return NULL;
 }
 
-/* A NUL would end the path before its end: what holds one stays as it came, and is no path of ours.
- */
+/* A decoded NUL would cut the path short. A path with one stays encoded and matches no route. */
 static size_t unescape(void *cls, struct MHD_Connection *c, char *text)
 {
     (void)cls, (void)c;
@@ -95,7 +94,7 @@ static enum MHD_Result refuse_body(struct http_request *r)
                        r->s->o.max_body >> 10);
 }
 
-/* The header is here: refuse now what needs no body. */
+/* The header has arrived: refuses the request now if the header is enough to decide. */
 static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connection *c,
                                      const char *path, const char *method, const char *version,
                                      void **ret)
@@ -132,14 +131,14 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     return MHD_YES;
 }
 
-/* false: all requests together hold too much. */
+/* false: the bodies of all requests exceed max_bodies. */
 static bool count_body(struct http_request *r, size_t n)
 {
     r->counted += n;
     return atomic_fetch_add(&r->s->body_bytes, n) + n <= r->s->o.max_bodies;
 }
 
-/* What is refused is read all the same: a client that still sends would not see the answer. */
+/* A refused body is read and discarded: a client that still sends would not see the answer. */
 static enum MHD_Result take_body(struct http_request *r, const char *data, size_t *n)
 {
     r->body_bytes += *n;
@@ -169,7 +168,7 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
             return refuse_body(r);
         if (r->bodies_full)
             return http_refuse(r, 503,
-                               "the bodies of other requests take all the room, %zu MiB; try again",
+                               "other requests use all %zu MiB of memory for bodies; try again",
                                s->o.max_bodies >> 20);
         if (r->body.error)
             return http_refuse(r, 500, "no memory for this request");
@@ -192,7 +191,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **request,
     if (!r)
         return;
     *request = NULL;
-    /* Its thread puts away a connection that ends early only when it wakes the next time. */
+    /* libmicrohttpd removes a connection that ended early only when its thread wakes. */
     if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !atomic_load(&s->stopping))
         MHD_resume_connection(c);
     pthread_mutex_lock(&r->mu);
@@ -221,7 +220,7 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
 {
     struct http_server *s = user;
-    return MHD_add_connection(s->daemon, fd, address, len) == MHD_YES; // else it has closed it
+    return MHD_add_connection(s->daemon, fd, address, len) == MHD_YES; // else it has closed fd
 }
 
 static void on_mhd_log(void *cls, const char *format, va_list args)
@@ -230,19 +229,19 @@ static void on_mhd_log(void *cls, const char *format, va_list args)
     (void)cls;
     vsnprintf(text, sizeof(text), format, args);
     text[strcspn(text, "\n")] = 0;
-    log_debug("http: %s", text); // a line for every client that hangs up
+    log_debug("http: %s", text); // one line per disconnect
 }
 
 /* ---- the server ---- */
 
-/* It does not listen itself: 0.9.75 aborts when it is told to stop that (MHD_quiesce_daemon) while
- * it uses epoll and a thread wakes at that moment, and would divide max_connections by threads. */
+/* libmicrohttpd does not listen itself. With epoll, MHD_quiesce_daemon() of version 0.9.75 aborts
+ * when a thread wakes at that moment. It would also divide max_connections by its threads. */
 static int start_daemon(struct http_server *s)
 {
     const struct http_options *o = &s->o;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->tls_cert ? MHD_USE_TLS : 0);
-    unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // of all threads together
+    unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // divided among the threads
     struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
     struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)o->tls_cert},
                                    {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},
@@ -258,8 +257,8 @@ static int start_daemon(struct http_server *s)
         MHD_OPTION_THREAD_POOL_SIZE, o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY,
         o->tls_cert ? tls : plain, MHD_OPTION_END);
     if (!s->daemon && o->tls_cert)
-        return fail(-EINVAL, "http: tls_cert and tls_key are no certificate and its key (PEM)");
-    return s->daemon ? 0 : fail(-EIO, "http: the server cannot start: %s", strerror(errno));
+        return fail(-EINVAL, "http: tls_cert and tls_key are not a PEM certificate and its key");
+    return s->daemon ? 0 : fail(-EIO, "http: cannot start the server: %s", strerror(errno));
 }
 
 int http_new(const struct http_options *o, int fd, http_handler *handler, void *user,
@@ -275,7 +274,7 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
     s->user = user;
     s->listen_fd = fd;
     int size = SEND_BUFFER;
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // connections inherit it
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // inherited by connections
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     int rc = connections_new(o, &s->connections);
     rc = rc < 0 ? rc : start_daemon(s);
@@ -316,8 +315,8 @@ void http_wait_idle(struct http_server *s, int64_t timeout_us)
     connections_wait_idle(s->connections, timeout_us);
 }
 
-/* libmicrohttpd must not be stopped while a connection sleeps, and 0.9.75 reads through NULL when
- * it is while it refuses a malformed request: the connections end before it. */
+/* Ends the connections before libmicrohttpd, which must not be stopped while one is suspended.
+ * Version 0.9.75 also reads through NULL if it is stopped while it refuses a malformed request. */
 void http_stop(struct http_server *s)
 {
     atomic_store(&s->stopping, true);

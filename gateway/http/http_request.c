@@ -1,4 +1,4 @@
-/* http_request.c - a request inside the HTTP server: how it pending, and how its answer leaves. */
+/* http_request.c - a request inside the HTTP server: its references, its waiting, its answer. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "gateway/openai/openai_error.h"
 #include "gateway/openai/sse.h"
 
-#define BLOCK_BYTES 16384 // of an answer at once
+#define BLOCK_BYTES 16384 // of an answer per read
 
 /* ---- for the application ---- */
 
@@ -175,8 +175,8 @@ void http_stream(struct http_request *r)
     pthread_mutex_unlock(&r->mu);
 }
 
-/* With the lock. An event of any size is taken while no more pending than may: the first one does not
- * count, and the writer holds back once it is told to. */
+/* With the lock. Takes an event of any size while at most max_unread is unread. The first event
+ * does not count. The writer must pause after -EAGAIN. */
 static int append(struct http_request *r, const void *data, size_t len)
 {
     if (r->gone || r->answer != STREAM || r->ended)
@@ -221,7 +221,7 @@ bool http_is_behind(struct http_request *r)
 void http_end(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    bool pending = r->out.len > r->out_at; // what is attached is put down when that has left
+    bool pending = r->out.len > r->out_at; // stream_read() will release the attached object
     r->ended = pending;
     pthread_mutex_unlock(&r->mu);
     if (pending)
@@ -233,9 +233,9 @@ void http_end(struct http_request *r)
     pthread_mutex_unlock(&r->mu);
 }
 
-/* ---- what the watcher asks for ---- */
+/* ---- calls of the watcher ---- */
 
-/* Whoever works for a client that is gone may stop. */
+/* The callback lets the application stop its work for this client. */
 void http_watch_hung_up(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
@@ -250,7 +250,7 @@ void http_watch_hung_up(struct http_request *r)
         http_notify_close(r);
 }
 
-/* A comment keeps proxies patient and finds connections that are dead without a word. */
+/* The comment keeps proxies from closing the connection, and reveals dead connections. */
 bool http_watch_tick(struct http_request *r, int64_t now_us)
 {
     pthread_mutex_lock(&r->mu);
@@ -271,7 +271,7 @@ void http_watch_abandon(struct http_request *r)
 
 /* ---- answers, on the connection's thread ---- */
 
-/* With the lock. What pending, at most max bytes of it; true: the reader has caught up. */
+/* With the lock. Copies unread bytes, at most max; true: the reader has caught up. */
 static bool copy_out(struct http_request *r, char *to, size_t max, ssize_t *ret_n)
 {
     size_t left = r->out.len - r->out_at, n = left < max ? left : max;
@@ -304,7 +304,7 @@ static ssize_t stream_read(void *cls, uint64_t at, char *to, size_t max)
         n = MHD_CONTENT_READER_END_OF_STREAM;
     } else {
         r->suspended = true;
-        MHD_suspend_connection(r->c); // under the lock, or a resume_locked-up is disconnected
+        MHD_suspend_connection(r->c); // under the lock, or a resume would be lost
     }
     void (*on_drain)(void *user) = caught_up && r->on_close ? r->on_drain : NULL;
     bool over = r->ended && r->out.len == r->out_at;

@@ -23,7 +23,7 @@ static int bind_and_listen(int fd, const struct sockaddr *a, socklen_t len, cons
     int e = errno;
     close(fd);
     if (e == EADDRINUSE)
-        return fail(-e, "%s is taken: another program listens there", address);
+        return fail(-e, "%s is in use: another program listens there", address);
     return fail(-e, "cannot listen on %s: %s", address, strerror(e));
 }
 
@@ -44,7 +44,7 @@ static int open_tcp(const char *host, const char *port, const char *address)
     if (fd < 0) {
         e = errno;
         freeaddrinfo(found);
-        return fail(-e, "cannot make a socket: %s", strerror(e));
+        return fail(-e, "cannot create a socket: %s", strerror(e));
     }
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     fd = bind_and_listen(fd, found->ai_addr, found->ai_addrlen, address);

@@ -1,4 +1,4 @@
-/* unary_calls.c - unary calls without waiting. */
+/* unary_calls.c - asynchronous unary calls. */
 #include "gateway/upstream/unary_calls.h"
 #include <errno.h>
 #include <pthread.h>
@@ -9,7 +9,7 @@
 struct call {
     struct unary_calls *s;
     struct call *prev, *next;  // in s->all, with its lock
-    struct rpc_stream *stream; // with the lock; NULL: unary_calls_make() is still at it
+    struct rpc_stream *stream; // with the lock; NULL: unary_calls_make() still runs
     bool ended;                // with the lock
     const ProtobufCMessageDescriptor *type;
     ProtobufCMessage *reply;
@@ -98,7 +98,7 @@ void unary_calls_make(struct unary_calls *s, struct rpc_client *client, const ch
     pthread_mutex_lock(&s->mu);
     c->stream = stream;
     bool last = c->ended;
-    if (s->stopped) // harmless when it has ended
+    if (s->stopped) // harmless if it has ended
         rpc_stream_cancel(stream);
     pthread_mutex_unlock(&s->mu);
     if (last)

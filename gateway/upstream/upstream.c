@@ -1,5 +1,5 @@
-/* upstream.c - the verifiers this gateway forwards to: what they say of themselves, and who waits
- * for one of them. */
+/* upstream.c - the verifiers of this gateway: their reported models and states, and the requests
+ * that wait for a model to load. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,8 +13,8 @@
 #include "gateway/upstream/upstream_impl.h"
 #include "tandem/v1/protocol.pb-c.h"
 
-#define QUERY_US 500000         // how often a verifier that serves is asked
-#define QUERY_LOADING_US 100000 // ... one that loads, or is down
+#define QUERY_US 500000         // interval of GetModel for a verifier that is ready
+#define QUERY_LOADING_US 100000 // ... that loads, or is down
 #define QUERY_TIMEOUT_US 2000000
 #define MAX_WAITERS 4096
 #define STOPPING "the server is shutting down"
@@ -77,7 +77,7 @@ struct rpc_client *upstream_client(struct verifier *v)
     return v->client;
 }
 
-/* ---- query_pending ---- */
+/* ---- GetModel ---- */
 
 static enum upstream_state state_of(const Tandem__V1__ModelInfo *info)
 {
@@ -107,14 +107,14 @@ static void set_state(struct verifier *v, enum upstream_state state)
     v->state = state;
 }
 
-/* With the lock. Why it cannot be used; what was known of its model stays. */
+/* With the lock. Records why the verifier cannot be used. Its last known model stays. */
 static void set_problem(struct verifier *v, enum rpc_code code, const char *text)
 {
     snprintf(v->problem, sizeof(v->problem), "%s", text);
     set_state(v, code == RPC_FAILED_PRECONDITION ? UPSTREAM_REFUSED : UPSTREAM_DOWN);
 }
 
-/* One that does not tell its version is older than the field, and speaks this one. */
+/* A verifier without the field is older than the field and speaks this version. */
 static int check_protocol(const Tandem__V1__ModelInfo *info)
 {
     if (info->protocol == TANDEM__V1__PROTOCOL__PROTOCOL_UNKNOWN ||
@@ -215,13 +215,13 @@ int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, voi
         free(w);
         return fail(-EHOSTDOWN,
                     stopping ? STOPPING
-                             : "%d requests wait for the model to load already; try again",
+                             : "%d requests already wait for the model to load; try again",
                     MAX_WAITERS);
     }
     return 0;
 }
 
-/* With the lock: takes out those that need not wait any more. */
+/* With the lock. Removes and returns the waiters that no longer need to wait. */
 static struct waiter *due_waiters(struct upstream *u, int64_t now_us)
 {
     struct waiter *due = NULL;
@@ -249,7 +249,8 @@ static void run_waiters(struct waiter *due)
     }
 }
 
-/* With the lock. The verifier that is due next, or when one will be. */
+/* With the lock. A verifier whose query is due; NULL: none, *next_us is lowered to the next time.
+ * */
 static struct verifier *due_verifier(struct upstream *u, int64_t now_us, int64_t *next_us)
 {
     for (unsigned i = 0; i < u->n; i++) {
@@ -264,7 +265,7 @@ static struct verifier *due_verifier(struct upstream *u, int64_t now_us, int64_t
     return NULL;
 }
 
-/* With the lock; sleeps until something changed or was due. */
+/* With the lock. Sleeps until something changes, until at_us or until a waiter's deadline. */
 static void sleep_until(struct upstream *u, int64_t at_us)
 {
     for (struct waiter *w = u->waiters; w; w = w->next)
@@ -301,7 +302,7 @@ static void *watcher_main(void *arg)
     return NULL;
 }
 
-/* ---- outside ---- */
+/* ---- start, end, access ---- */
 
 unsigned upstream_n(const struct upstream *u)
 {
@@ -358,7 +359,7 @@ int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
         rc = v->target ? rpc_client_new(v->target, NULL, &v->client) : -ENOMEM;
         if (rc < 0) {
             free(v->target);
-            return fail(rc, "cannot make a channel to the verifier %s", targets[u->n]);
+            return fail(rc, "cannot create a channel to the verifier %s", targets[u->n]);
         }
     }
     if (pthread_create(&u->watcher, NULL, watcher_main, u) != 0)
@@ -386,7 +387,7 @@ void upstream_free(struct upstream *u)
     if (u->started)
         pthread_join(u->watcher, NULL);
     for (unsigned i = 0; i < u->n; i++) {
-        rpc_client_free(u->verifiers[i].client); // waits for calls under way
+        rpc_client_free(u->verifiers[i].client); // waits for its calls
         upstream_model_unref(u->verifiers[i].model);
         free(u->verifiers[i].target);
     }

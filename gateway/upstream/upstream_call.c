@@ -1,11 +1,11 @@
-/* upstream_call.c - one Generate call, at one verifier or another. */
+/* upstream_call.c - one Generate call, at one verifier or, after a retry, at another. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "gateway/upstream/upstream_call.h"
 
-#define MAX_TRIES 3 // verifiers one after the other
+#define MAX_TRIES 3 // verifiers per call
 
 void upstream_call_init(struct upstream_call *a)
 {
@@ -27,7 +27,7 @@ static void cancel_locked(struct upstream_call *a)
 {
     a->cancelled = true;
     if (a->call)
-        rpc_stream_cancel(a->call); // harmless when it has ended
+        rpc_stream_cancel(a->call); // harmless if it has ended
 }
 
 /* ---- the verifier's events ---- */
@@ -67,7 +67,7 @@ static void on_message(void *user, struct rpc_msg *msg)
 
 static bool retry(struct upstream_call *a);
 
-/* Nobody touches the call any more. */
+/* The call has ended: retries it, or reports the end to the owner. */
 static void end_call(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
@@ -116,14 +116,14 @@ static void send_call(struct upstream_call *a)
     a->call = s;
     a->sending = false;
     bool call_ended = a->call_ended;
-    if (a->cancelled) // while there was nothing to cancel yet
+    if (a->cancelled) // before a->call was set
         rpc_stream_cancel(s);
     pthread_mutex_unlock(&a->mu);
     if (call_ended)
         end_call(a);
 }
 
-/* One that was not tried yet; NULL: there is none. */
+/* A verifier with the same model that was not tried yet; NULL: there is none. */
 static struct verifier *choose_verifier(const struct upstream_call *a)
 {
     const struct upstream_want want = {.prompt = a->prompt, .like = a->model, .except = a->tried};
@@ -131,11 +131,12 @@ static struct verifier *choose_verifier(const struct upstream_call *a)
     struct verifier *v;
     if (upstream_take(a->upstream, &want, &v, &model) < 0)
         return NULL;
-    upstream_model_unref(model); // like a->model
+    upstream_model_unref(model); // same name and fingerprint as a->model
     return v;
 }
 
-/* true: another verifier was asked. */
+/* Retries a request that has not begun, if its verifier is unreachable or full. true: it was sent
+ * to another verifier. */
 static bool retry(struct upstream_call *a)
 {
     bool gone = a->status.code == RPC_UNAVAILABLE, full = a->status.code == RPC_RESOURCE_EXHAUSTED;

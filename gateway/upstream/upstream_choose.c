@@ -1,4 +1,4 @@
-/* upstream_choose.c - which verifier gets a request. */
+/* upstream_choose.c - chooses the verifier for a request. */
 #include <errno.h>
 #include <string.h>
 #include "base/err.h"
@@ -16,7 +16,7 @@ static bool same(ProtobufCBinaryData a, ProtobufCBinaryData b)
     return a.len == b.len && (!a.len || memcmp(a.data, b.data, a.len) == 0);
 }
 
-/* Whether it may get the request, were it ready. */
+/* Whether the verifier may get the request, whatever its state is. */
 static bool suits(const struct verifier *v, const struct upstream_want *w)
 {
     const struct upstream_model *like = w->like;
@@ -39,7 +39,7 @@ static struct verifier *idlest(struct upstream *u, const struct upstream_want *w
     return found;
 }
 
-/* With the lock. Bounded, so that a beginning that everybody shares does not load one of many. */
+/* The limit keeps a prefix that all prompts share from sending all requests to one verifier. */
 struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *w)
 {
     struct verifier *found = idlest(u, w);
@@ -60,7 +60,8 @@ struct verifier *upstream_choose(struct upstream *u, const struct upstream_want 
     return found;
 }
 
-/* With the lock. The first in this state that serves `model`, or whose model is not known. */
+/* With the lock. The first verifier in this state that serves `model`, or whose model is unknown.
+ * */
 static const struct verifier *first(const struct upstream *u, enum upstream_state state,
                                     const char *model)
 {
@@ -73,7 +74,7 @@ static const struct verifier *first(const struct upstream *u, enum upstream_stat
     return NULL;
 }
 
-/* With the lock. One of them is ready, and none is known to serve `model`. */
+/* With the lock. Whether a verifier is ready and none is known to serve `model`. */
 static bool is_served_nowhere(const struct upstream *u, const char *model)
 {
     bool ready = false;

@@ -1,4 +1,4 @@
-/* upstream_impl.h - the verifiers, as upstream.c and upstream_choose.c see them. */
+/* upstream_impl.h - the state of the verifiers. Private to upstream.c and upstream_choose.c. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,7 +10,7 @@ struct verifier {
     struct rpc_client *client;
     atomic_uint n_requests;
 
-    enum upstream_state state; // with u's lock, like the rest
+    enum upstream_state state; // this and the rest with u's lock
     const struct upstream_model *model;
     char problem[FAIL_TEXT_MAX];
     bool query_pending;
@@ -20,7 +20,7 @@ struct verifier {
 struct waiter {
     struct waiter *next;
     int64_t until_us;
-    const char *model; // the caller's
+    const char *model; // owned by the caller
     void (*fn)(void *user);
     void *user;
 };
@@ -46,10 +46,10 @@ static inline unsigned verifier_index(const struct verifier *v)
 
 /* ---- upstream_choose.c; all with the lock ---- */
 
-/* The verifier for a request, by the rule of upstream_take(); NULL: none is ready that may get it. */
+/* The verifier for a request, see upstream_take(). NULL: no suitable one is ready. */
 struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *want);
-/* Whether waiting may help: none that serves `model` is ready, and one that may serve it is loading
- * or has not answered yet. */
+/* Whether a request for `model` may wait: no verifier that serves it is ready, and one that may
+ * serve it is loading or has not answered yet. */
 bool upstream_choose_waits(struct upstream *u, const char *model);
 /* Why upstream_choose() found none: -ENOENT, -EAGAIN or -EHOSTDOWN, each with a sentence. */
 int upstream_choose_error(const struct upstream *u, const char *model);
