@@ -206,8 +206,8 @@ static unsigned n_requests(struct http_server *s)
 /* Finishes the accepted requests. The process before this one does the same if it still runs.
  *
  * The first signal starts the drain in both processes, the second one ends it. If a new process has
- * taken over and keeps serving, idle connections stay open. Each is closed after its next answer.
- * */
+ * taken over and keeps serving, idle connections stay open. Each is closed after its next
+ * answer. */
 static void drain(const struct gateway_options *o, bool stopped)
 {
     int64_t until_us = clock_us() + us(o->drain_timeout);

@@ -57,8 +57,8 @@ struct http_request {
     size_t out_at;    // read up to here
     size_t out_first; // bytes of the event that found `out` empty
     int64_t written_us;
-    /* STREAM: since when half of max_unread is unread, 0: less is. REPLY: when a block last left.
-     * */
+    /* STREAM: since when half of max_unread is unread, 0: less is. REPLY: when a block last
+     * left. */
     int64_t behind_us;
     void (*on_close)(void *user);
     void (*on_drain)(void *user);

@@ -1,10 +1,10 @@
-/* openai_chat.c - messages and tools, as the variables of a chat template. */
+/* openai_chat.c - reads messages and tools, which become the variables of a chat template. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include "gateway/openai/openai_read.h"
 
-/* The arguments of a call are JSON text, which the template's worker opens. */
+/* The arguments of a call are JSON text, which the template worker parses. */
 static int read_arguments(struct openai_read *r, json_t *call, const char *name)
 {
     json_t *function = json_object_get(call, "function");
@@ -24,13 +24,13 @@ static int read_arguments(struct openai_read *r, json_t *call, const char *name)
     json_error_t e;
     AUTO(json_decref_own)
     json_t *opened =
-        json_read_json(text, strlen(text), 0, &e); // models repeat keys: the last counts
+        json_read_parse(text, strlen(text), 0, &e); // models repeat keys: the last one wins
     if (!opened)
         return json_read_refuse(r->json, name, "%s.function.arguments is not valid JSON", name);
     return 0;
 }
 
-/* names: of the calls so far, by their ids. */
+/* names: the tool names of the calls so far, by call id. */
 static int read_tool_calls(struct openai_read *r, json_t *calls, const char *name, json_t *names)
 {
     size_t i;
@@ -65,9 +65,9 @@ static bool known_role(const char *role)
     return false;
 }
 
-#define NAME_MAX_BYTES 256 // of a tool, that stands with all of its outputs
+#define NAME_MAX_BYTES 256 // of a tool name that is repeated in the messages with its outputs
 
-/* Some templates want the name of the tool with its output. */
+/* Adds the tool name to a message with an output: some templates need it. */
 static int name_output(struct openai_read *r, json_t *message, const json_t *names)
 {
     const char *id = json_string_value(json_object_get(message, "tool_call_id"));
@@ -99,7 +99,7 @@ static int read_message(struct openai_read *r, json_t *message, size_t i, json_t
 
     snprintf(name, sizeof(name), "messages[%zu].content", i);
     json_t *text = NULL;
-    int rc = content ? json_read_parts(r->json, content, name, &text) : 0;
+    int rc = content ? json_read_text_parts(r->json, content, name, &text) : 0;
     if (rc < 0)
         return rc;
     if (json_object_set_new(message, "content", content ? text : json_null()) < 0)
@@ -129,7 +129,7 @@ static int read_messages(struct openai_read *r, json_t *messages)
     return rc;
 }
 
-/* *ret_tools: borrowed, NULL when the template is not to see any. */
+/* *ret_tools: borrowed; NULL: the template gets no tools. */
 static int read_tools(struct openai_read *r, const json_t *body, json_t **ret_tools)
 {
     json_t *tools = json_read_member(body, "tools"), *tool,
@@ -155,7 +155,7 @@ static int read_tools(struct openai_read *r, const json_t *body, json_t **ret_to
     return 0;
 }
 
-/* chat_template_kwargs may not replace what the request itself says. */
+/* chat_template_kwargs may not replace variables that the request itself sets. */
 static int add_extra_vars(struct openai_read *r, json_t *vars, json_t *extra)
 {
     const char *key;

@@ -1,4 +1,4 @@
-/* openai_fields.c - the fields that chats and completions share. */
+/* openai_fields.c - reads the fields that chats, completions and responses share. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@ enum field_type { FIELD_FLAG, FIELD_INT, FIELD_REAL };
 struct field {
     const char *name;
     enum field_type type;
-    unsigned kinds; // enum openai_kind
+    unsigned kinds; // enum openai_kind, ORed
     size_t at;
     double min, max;
 };
@@ -64,7 +64,7 @@ static int read_fields(struct openai_read *r, const json_t *body)
     return 0;
 }
 
-/* ---- fields with a shape of their own ---- */
+/* ---- fields that are not a flag or a number ---- */
 
 static int read_seed(struct openai_read *r, const json_t *v)
 {
@@ -120,15 +120,15 @@ static int read_stop_ids(struct openai_read *r, const json_t *v)
                                 "stop_token_ids must be an array of at most %u ids",
                                 OPENAI_MAX_STOP_IDS);
     for (; q->n_stop_ids < json_array_size(v); q->n_stop_ids++) {
-        int rc = json_read_id(r->json, json_array_get(v, q->n_stop_ids), "stop_token_ids",
-                              q->n_stop_ids, &q->stop_ids[q->n_stop_ids]);
+        int rc = json_read_token_id(r->json, json_array_get(v, q->n_stop_ids), "stop_token_ids",
+                                    q->n_stop_ids, &q->stop_ids[q->n_stop_ids]);
         if (rc < 0)
             return rc;
     }
     return 0;
 }
 
-/* Decimal digits and nothing else. */
+/* A key of logit_bias: a token id, decimal digits only. */
 static bool token_of(const char *key, uint32_t *ret)
 {
     uint32_t id = 0;
@@ -163,7 +163,7 @@ static int read_bias(struct openai_read *r, json_t *v)
         uint32_t id;
         if (!token_of(key, &id))
             return json_read_refuse(r->json, "logit_bias",
-                                    "logit_bias has the key '%.40s', which is no token id", key);
+                                    "logit_bias has the key '%.40s', which is not a token id", key);
         int rc = json_read_real(r->json, value, "logit_bias", -100, 100, &bias);
         if (rc < 0)
             return rc;
@@ -193,7 +193,7 @@ static int read_stream_options(struct openai_read *r, const json_t *v)
     return rc;
 }
 
-/* Which rules there are the verifier knows. */
+/* The verifier checks the name of the rule. */
 static int read_rule(struct openai_read *r, const json_t *v)
 {
     const json_t *parameter = json_read_member(v, "rule_parameter"),
@@ -242,11 +242,12 @@ static int read_prediction(struct openai_read *r, json_t *v)
         return json_read_refuse(r->json, "prediction",
                                 "prediction must be an object of type \"content\"");
     AUTO(json_decref_own) json_t *text = NULL;
-    int rc = json_read_parts(r->json, json_read_member(v, "content"), "prediction.content", &text);
+    int rc =
+        json_read_text_parts(r->json, json_read_member(v, "content"), "prediction.content", &text);
     return rc < 0 ? rc : json_read_text(r->json, text, "prediction.content", &r->q->prediction);
 }
 
-/* Only requests with the same one share prompts that are kept. */
+/* Requests share cached prefixes only if they have the same salt. */
 static int read_salt(struct openai_read *r, const json_t *v)
 {
     int rc = json_read_text(r->json, v, "cache_salt", &r->q->cache_salt);
@@ -259,7 +260,7 @@ static int read_salt(struct openai_read *r, const json_t *v)
     return 0;
 }
 
-/* ---- what would be promised and not kept ---- */
+/* ---- fields that are not served ---- */
 
 static int read_format(struct openai_read *r, const json_t *v)
 {
@@ -285,7 +286,7 @@ static int read_suffix(struct openai_read *r, const json_t *v)
                                       : 0;
 }
 
-/* As many as are answered: then there is nothing to choose. */
+/* best_of = n is accepted: then there is nothing to choose. */
 static int read_best_of(struct openai_read *r, const json_t *v)
 {
     struct openai_int best = {0};

@@ -1,7 +1,7 @@
 /* openai_read.h - the readers of a request's body, each for some of its fields.
  *
- * Private to openai_request.c, which reads the body, and to the files of the readers. Each returns 0
- * or a negative errno with the fault filled, as json_read.h.
+ * Private to openai_request.c, which reads the body, and to the files of the readers. Each returns
+ * 0 or a negative errno with the fault filled, as json_read.h.
  *
  * Threads: any, nothing is shared. */
 #pragma once

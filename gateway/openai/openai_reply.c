@@ -1,4 +1,4 @@
-/* openai_reply.c - answers in OpenAI's shapes: what all of them have in common. */
+/* openai_reply.c - answers in the shapes of OpenAI: the common part of all shapes. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -67,7 +67,7 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
     }
     if (tools && tool_parser_uses_types(h->rules.format) && tool_types_new(tools, &r->types) < 0) {
         openai_reply_done(r);
-        return -ENOMEM; // they were read before
+        return -ENOMEM; // the only error: the tools were parsed before
     }
     r->rules.types = r->types;
     r->n_each = h->n_each;
@@ -95,7 +95,7 @@ void openai_reply_done(struct openai_reply *r)
     *r = (struct openai_reply){0};
 }
 
-/* Mistral's templates refuse ids of any other length. */
+/* A made id has nine characters: Mistral's templates refuse any other length. */
 const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsigned index,
                            const struct tool_call *call, char made[OPENAI_CALL_ID])
 {
@@ -110,7 +110,7 @@ const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsign
     return made;
 }
 
-/* For the other choices. A prompt that finds no memory is missing there. */
+/* Saves the prompt for the other choices. Without memory they do not echo it. */
 static void save_prompt(struct openai_choice *first, struct openai_text prompt)
 {
     first->prompt = prompt.len ? malloc(prompt.len) : NULL;
@@ -124,7 +124,7 @@ static struct openai_choice *first_of(struct openai_reply *r, unsigned choice)
     return &r->choices[choice - choice % r->n_each];
 }
 
-/* All choices of a prompt tell of it; the others may find more of it cached. */
+/* Each choice of a prompt reports it. Later choices may find more of it cached: the most counts. */
 void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached)
 {
     struct openai_choice *first = first_of(r, choice);
@@ -160,7 +160,7 @@ void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai
     r->writer->started(r, choice, prompt, to);
 }
 
-/* What nobody is to see; of calls those past the only one. */
+/* Drops hidden reasoning, and calls after the first if only one is allowed. */
 static void drop_unwanted(struct openai_reply *r, struct openai_choice *c)
 {
     if (r->hides_reasoning)

@@ -1,4 +1,4 @@
-/* openai_request.c - the JSON body of a request, checked field by field. */
+/* openai_request.c - reads the JSON body of a request. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@ static int read_ids(struct openai_read *r, const json_t *v, const char *name,
     if (!(ret->ids = calloc(n, sizeof(*ret->ids))))
         return json_read_no_memory(r->json);
     for (; ret->n_ids < n; ret->n_ids++) {
-        int rc = json_read_id(r->json, json_array_get(v, ret->n_ids), name, ret->n_ids,
-                              &ret->ids[ret->n_ids]);
+        int rc = json_read_token_id(r->json, json_array_get(v, ret->n_ids), name, ret->n_ids,
+                                    &ret->ids[ret->n_ids]);
         if (rc < 0)
             return rc;
     }
@@ -39,7 +39,7 @@ static int make_prompts(struct openai_read *r, unsigned n)
     return r->q->prompts ? 0 : json_read_no_memory(r->json);
 }
 
-/* Of texts or of arrays of tokens. */
+/* An array of texts or of arrays of tokens. */
 static int read_prompts(struct openai_read *r, const json_t *v)
 {
     size_t n = json_array_size(v), i;
@@ -102,7 +102,7 @@ static int read_completion(struct openai_read *r, const json_t *body)
 
 /* ---- the body ---- */
 
-/* Reads the body with `read`; what is half-read is freed. */
+/* Reads the body with `read`. After an error the request is freed. */
 static int parse(enum openai_kind kind, const char *body, size_t len,
                  int (*read)(struct openai_read *r, json_t *body), struct openai_request *ret,
                  struct openai_fault *ret_fault)
@@ -117,7 +117,7 @@ static int parse(enum openai_kind kind, const char *body, size_t len,
     struct json_read json = {.fault = ret_fault};
     struct openai_read r = {&json, ret};
     AUTO(json_decref_own) json_t *j = NULL;
-    int rc = json_read_load(&json, body, len, &j);
+    int rc = json_read_body(&json, body, len, &j);
     rc = rc < 0 ? rc : read(&r, j);
     if (rc < 0)
         openai_request_done(ret);

@@ -1,12 +1,12 @@
-/* output_parser.c - splits the text of an answer into reasoning, content and calls of tools. */
+/* output_parser.c - splits the text of an answer into reasoning, content and tool calls. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "gateway/openai/output_parser.h"
 
-#define TRIES_MAX 16  // ends of a call that maybe stand inside one of its values
-#define MARKERS_MAX 8 // that maybe come next
+#define TRIES_MAX 16  // end markers tried per call: one may be part of a value
+#define MARKERS_MAX 8 // that may come next
 /* Cap on rescanning failed tool calls, in bytes; beyond it their text is emitted as content. */
 #define WASTED_BYTES_MAX (4u << 20)
 #define OUT_MAX (64u << 20)
@@ -130,7 +130,7 @@ static unsigned add_markers(struct marker *to, const char *const *from, enum mar
     return n;
 }
 
-/* Those that maybe come now. JSON without a tag is a call only where there is nothing but calls. */
+/* The markers that may come now. JSON without a tag is a call only if no content precedes it. */
 static unsigned markers_now(const struct output_parser *p, struct marker v[MARKERS_MAX])
 {
     const struct output_parser_rules *r = &p->rules;
@@ -155,7 +155,7 @@ static unsigned markers_now(const struct output_parser *p, struct marker v[MARKE
     return n;
 }
 
-/* What s is, or whether it maybe become a marker. */
+/* The marker that s is, or NOTHING; *ret_maybe: s may be the beginning of a marker. */
 static enum marker_kind match_marker(const struct marker *v, unsigned n, const char *s, size_t len,
                                      bool *ret_maybe)
 {
@@ -181,7 +181,7 @@ static size_t n_space(const struct buf *b)
     return n;
 }
 
-/* Gives out the first n bytes of kind is held. */
+/* Emits the first n held bytes. */
 static void emit_held(struct output_parser *p, size_t n, struct output_parser_out *to)
 {
     size_t space = n_space(&p->held), from = p->drop_space ? (space < n ? space : n) : 0;
@@ -194,10 +194,10 @@ static void emit_held(struct output_parser *p, size_t n, struct output_parser_ou
     buf_shift(&p->held, n);
 }
 
-/* Its beginning is the end of its text so far, from `at` on. */
+/* The marker that begins the call is the end of p->call, from `at` on. */
 static void begin_call(struct output_parser *p, size_t at)
 {
-    bool brace = p->call.data[at] == '{'; // the marker is the JSON's beginning
+    bool brace = p->call.data[at] == '{'; // the marker is part of the JSON
     p->candidate.at = at;
     p->candidate.stage = brace ? OUTPUT_PARSER_BODY : OUTPUT_PARSER_FIRST;
     p->n_tries = 0;
@@ -206,7 +206,7 @@ static void begin_call(struct output_parser *p, size_t at)
     p->json.depth = brace;
 }
 
-/* What is held is the first marker, and white space before it. */
+/* The held bytes are the first marker of a possible call, and white space before it. */
 static void begin_candidate(struct output_parser *p, enum marker_kind kind)
 {
     size_t space = n_space(&p->held), skipped = p->drop_space ? space : 0;
@@ -232,7 +232,7 @@ static void apply_marker(struct output_parser *p, enum marker_kind kind)
     buf_clear(&p->held);
 }
 
-/* Decides as much of kind is held as can be decided. */
+/* Emits held bytes that are no marker, and applies a complete marker. */
 static void scan_held(struct output_parser *p, struct output_parser_out *to)
 {
     struct marker v[MARKERS_MAX];
@@ -254,7 +254,7 @@ static void scan_held(struct output_parser *p, struct output_parser_out *to)
 
 /* ---- calls ---- */
 
-/* No call: its first marker is text, and kind marker_follows is looked at anew. */
+/* The candidate is not a call: emits its first marker as text, and rescans the rest. */
 static void release_call(struct output_parser *p, struct output_parser_out *to)
 {
     bool reasons = p->candidate.outer_state == OUTPUT_PARSER_REASONING;
@@ -273,7 +273,7 @@ static void release_call(struct output_parser *p, struct output_parser_out *to)
     p->rescan_at = n;
 }
 
-/* An id that came before is none. */
+/* Records the id of a call. An id that an earlier call had is dropped. */
 static void record_id(struct output_parser *p, struct tool_call *c)
 {
     AUTO(mem_free) char *id = NULL;
@@ -285,7 +285,8 @@ static void record_id(struct output_parser *p, struct tool_call *c)
         buf_puts(&p->ids, id);
 }
 
-/* Unless more of it must come, the call is over, as one or as none. */
+/* Tries to read the candidate as a call. It stays open only if it is incomplete and not the
+ * last. */
 static void try_call(struct output_parser *p, bool last, struct output_parser_out *to)
 {
     unsigned before = to->calls.n;
@@ -323,8 +324,8 @@ static bool json_ends(struct output_parser *p, char c, bool first)
     return p->json.depth <= 0;
 }
 
-/* Whether one of the words marker_follows, after white space, and where; otherwise it still maybe, or the
- * call is none. */
+/* Whether one of the words follows at `at`, after white space; *ret_at: where. If none can
+ * follow, the candidate is released. */
 static bool marker_follows(struct output_parser *p, size_t at, const char *const *words,
                            size_t *ret_at, struct output_parser_out *to)
 {
@@ -341,7 +342,7 @@ static bool marker_follows(struct output_parser *p, size_t at, const char *const
     return false;
 }
 
-/* The first marker must be followed by the one that begins a call. */
+/* After the first marker must come the one that begins a call. */
 static void expect_begin(struct output_parser *p, struct output_parser_out *to)
 {
     size_t at;
@@ -357,7 +358,7 @@ static void expect_body(struct output_parser *p, struct output_parser_out *to)
         p->candidate.stage = OUTPUT_PARSER_BODY;
 }
 
-/* Whether it maybe be a call, as far as its name. */
+/* Scans a byte of the part before the arguments. false: it cannot be a call. */
 static bool scan_name(struct output_parser *p, char c)
 {
     const struct tool_parser_markers *m = tool_parser_markers(p->rules.format);

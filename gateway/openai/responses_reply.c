@@ -11,7 +11,7 @@
 
 enum { NOTHING, REASONING, MESSAGE };
 
-/* How an item with text is called. */
+/* The names of an item with text. */
 static const struct item {
     const char *id, *type, *event;
 } items[] = {[REASONING] = {"rs", "reasoning", "reasoning_text"},
@@ -19,7 +19,7 @@ static const struct item {
 
 /* ---- events ---- */
 
-/* Both do nothing where the answer is no stream. */
+/* Both write only if the answer is a stream. */
 static bool event_begin(const struct openai_reply *r, const char *name, struct buf *to)
 {
     if (!r->stream)
@@ -34,7 +34,7 @@ static void event_end(struct buf *to)
     buf_puts(to, "}\n\n");
 }
 
-/* An event of the open item's text. */
+/* Begins an event about the text of the open item. */
 static bool text_event_begin(const struct openai_reply *r, const char *name, struct buf *to)
 {
     const struct openai_choice *c = &r->choices[0];
@@ -49,7 +49,7 @@ static bool text_event_begin(const struct openai_reply *r, const char *name, str
 
 /* ---- items with text ---- */
 
-/* Of the message's tokens, from here on. */
+/* The logprobs of the message's tokens, from this byte on. */
 static void write_logprobs(const struct openai_choice *c, size_t from, struct buf *to)
 {
     const struct buf *all = &c->logprobs.tokens;
@@ -119,7 +119,7 @@ static void end_text(struct openai_reply *r, struct buf *to)
     }
 }
 
-/* A delta of the open item, with the logprobs that have not been told. */
+/* A delta of the open item, with the logprobs that no event has sent yet. */
 static void write_delta(struct openai_reply *r, const char *text, size_t len, struct buf *to)
 {
     struct openai_choice *c = &r->choices[0];
@@ -175,8 +175,8 @@ static void append_text(struct openai_reply *r, int what, const struct buf *text
     write_delta(r, text->data, text->len, to);
 }
 
-/* Tokens whose text is still held back have turned out to be a marker's when they are followed by
- * one that is none of the message's. */
+/* A token that is not content follows: the tokens before it whose text was held back belong to a
+ * marker, so their logprobs are dropped. */
 static void add_logprobs(struct openai_reply *r, const struct openai_token *t)
 {
     struct openai_choice *c = &r->choices[0];
@@ -256,7 +256,7 @@ static void write_usage(const struct openai_reply *r, struct buf *to)
     usage_json_metrics(r, to);
 }
 
-/* error: its sentence, or NULL. */
+/* error: a sentence, or NULL. */
 static void write_response(const struct openai_reply *r, const char *status, const char *error,
                            struct buf *to)
 {

@@ -11,14 +11,14 @@
 /* Texts joined by line breaks. */
 struct thoughts {
     struct buf text;
-    bool any; // also an empty one
+    bool any; // a text was added, perhaps an empty one
 };
 
 /* The messages so far. */
 struct items {
     struct openai_read *r;
     json_t *messages;
-    struct thoughts next, last; // reasoning of the assistant's next message, and of the last one
+    struct thoughts next, last; // reasoning for the assistant's next message, and of the last one
 };
 
 static void add_thought(struct thoughts *t, const char *text, size_t len)
@@ -34,7 +34,8 @@ static void clear_thoughts(struct thoughts *t)
     t->any = false;
 }
 
-/* Once, when nothing more is added to it: many items may have. */
+/* Adds the reasoning to the last message. Called when the message is complete: many items may add
+ * to its reasoning. */
 static int close_message(struct items *s)
 {
     json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
@@ -47,7 +48,7 @@ static int close_message(struct items *s)
                                                                    : 0;
 }
 
-/* New reference stolen, also on errors. */
+/* Takes the new reference, also on errors. */
 static int append(struct items *s, json_t *message)
 {
     int rc = close_message(s);
@@ -68,14 +69,14 @@ static bool is_text(const char *type)
     return false;
 }
 
-/* A string, or parts, whose types become those of a chat. */
+/* A string, or parts; their types become "text", as in chats. */
 static int open_parts(struct items *s, json_t *v, const char *name, json_t **ret)
 {
     AUTO(json_decref_own) json_t *parts = json_array();
     size_t i;
     json_t *part;
     if (!json_is_array(v))
-        return json_read_parts(s->r->json, v, name, ret);
+        return json_read_text_parts(s->r->json, v, name, ret);
     json_array_foreach(v, i, part)
     {
         const char *type = json_string_value(json_object_get(part, "type"));
@@ -85,12 +86,12 @@ static int open_parts(struct items *s, json_t *v, const char *name, json_t **ret
             return json_read_refuse(s->r->json, name, "%s[%zu] must be an object with a type", name,
                                     i);
     }
-    return json_read_parts(s->r->json, parts, name, ret);
+    return json_read_text_parts(s->r->json, parts, name, ret);
 }
 
 /* ---- items ---- */
 
-/* To the last message. */
+/* Moves the pending reasoning to the last message. */
 static void add_reasoning(struct items *s)
 {
     if (s->next.any)
@@ -98,7 +99,7 @@ static void add_reasoning(struct items *s)
     clear_thoughts(&s->next);
 }
 
-/* Reasoning that no answer followed, as it was cut off, is a turn all the same. */
+/* Reasoning without a message, because the answer was cut off, becomes an empty message. */
 static int end_reasoning(struct items *s)
 {
     if (!s->next.any)
@@ -127,7 +128,8 @@ static int read_message(struct items *s, const json_t *item, const char *name)
     return rc;
 }
 
-/* Calls that follow one another, or a message of the assistant, are that message's. */
+/* The call list of the last message. Calls after a message of the assistant, or after other calls,
+ * belong to that message; otherwise they get a new one. */
 static json_t *calls_of_last(struct items *s)
 {
     json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
@@ -173,7 +175,8 @@ static int read_output(struct items *s, const json_t *item, const char *name)
                   json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id, "content", text));
 }
 
-/* Earlier reasoning is for the templates that show it; what is encrypted or summed up is not. */
+/* Earlier reasoning goes to the template, which may show it. Encrypted and summarised reasoning is
+ * ignored. */
 static int read_reasoning(struct items *s, const json_t *item, const char *name)
 {
     char at[80];
@@ -230,7 +233,8 @@ static int read_input(struct items *s, json_t *input, const json_t *instructions
 
 /* ---- tools ---- */
 
-/* {"type": "function", "name", ...} as chats have it: {"type", "function": {"name", ...}}. */
+/* {"type": "function", "name", ...} becomes the form of chats: {"type", "function": {"name",
+ * ...}}. */
 static int open_tools(struct openai_read *r, const json_t *tools, json_t *ret)
 {
     size_t i;
@@ -273,7 +277,7 @@ static int read_format(struct openai_read *r, const json_t *text)
     return 0;
 }
 
-/* Of what may be included we have logprobs; the rest comes from tools that are not served. */
+/* Only logprobs can be included. The other values belong to tools that are not served. */
 static int read_include(struct openai_read *r, const json_t *include)
 {
     size_t i;
@@ -293,7 +297,7 @@ static int read_include(struct openai_read *r, const json_t *include)
     return 0;
 }
 
-/* What needs a memory of earlier answers, or would be promised and not kept. */
+/* Refuses fields that need stored answers, or that the server cannot honour. */
 static int refuse_unserved(struct openai_read *r, const json_t *body)
 {
     static const char *const state[] = {"previous_response_id", "conversation", "prompt"};
@@ -320,7 +324,7 @@ static int refuse_unserved(struct openai_read *r, const json_t *body)
     return rc < 0 ? rc : read_format(r, json_read_member(body, "text"));
 }
 
-/* Members of the answer that repeat the request, with what stands for those that are absent. */
+/* Sets the members of the answer that repeat the request, with defaults for absent ones. */
 static int set_echoed(struct openai_read *r, const json_t *body)
 {
     AUTO(json_decref_own)

@@ -1,4 +1,4 @@
-/* access_log.c - what is told of each request for tokens. */
+/* access_log.c - the log line and the metrics of each request for tokens. */
 #include "gateway/serve/access_log.h"
 #include <stdio.h>
 #include <string.h>
@@ -34,7 +34,7 @@ void access_log_init(void)
     for (size_t i = 1; i < ARRAY_LEN(endpoints); i++) {
         char label[64];
         if (!endpoints[i])
-            continue; // kinds are bits
+            continue; // the kinds are single bits
         snprintf(label, sizeof(label), "endpoint=\"%s\"", endpoints[i]);
         metrics.requests[i] =
             metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);
@@ -84,7 +84,7 @@ void access_log_begin(struct access_log *c, struct http_request *r, enum openai_
     metrics_add(metrics.requests[kind], 1);
 }
 
-/* " trace=... key=...", as far as they are there. */
+/* " trace=... key=...", without absent ones. */
 struct ids {
     char text[sizeof(" trace= key=") + TRACE_ID_LEN + AUTH_MAX_NAME];
 };
@@ -110,7 +110,8 @@ void access_log_retried(const struct access_log *c, struct http_request *r, cons
                         const char *to, const char *why)
 {
     metrics_add(metrics.retried, 1);
-    log_info("request moves id=%s%s from=%s to=%s: %s", http_id(r), ids(c).text, from, to, why);
+    log_info("request retried on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
+             ids(c).text, from, to, why);
 }
 
 static void observe(struct metric *m, double seconds, const struct access_log *c)

@@ -1,4 +1,4 @@
-/* completion.c - one request for tokens: its prompts at verifiers, its answer, its end. */
+/* completion.c - one request for tokens: the calls of its prompts, its answer, its end. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "gateway/serve/completion.h"
 #include "gateway/upstream/generate_wire.h"
 
-#define ANSWER_MAX (256u << 20) // bytes of a gathered answer
+#define ANSWER_MAX (256u << 20) // bytes of an answer without a stream
 
 /* ---- begin and end ---- */
 
@@ -43,7 +43,7 @@ void completion_unref(struct completion *x)
     free(x);
 }
 
-/* Gives the verifier back; the request is over for it. */
+/* Releases the verifier of the first prompt if its call was not made. */
 static void release_verifier(struct completion *x)
 {
     upstream_release(TAKE(x->verifier));
@@ -72,11 +72,11 @@ void completion_fail(struct completion *x, int status, const char *text, const c
     log_end(x, status);
 }
 
-/* Nobody is there to be told. */
+/* Ends the request of a client that has disconnected. */
 static void end_silently(struct completion *x)
 {
     release_verifier(x);
-    log_end(x, 499); // nginx's number for a client that closed
+    log_end(x, 499); // nginx's status for a closed client
 }
 
 bool completion_is_live(struct completion *x)
@@ -97,7 +97,7 @@ void completion_cancel(struct completion *x)
         upstream_call_cancel(&x->calls[i]);
 }
 
-/* The connection is done with us: answered, or gone. */
+/* The request is answered, or its client has disconnected. */
 static void on_close(void *user)
 {
     struct completion *x = user;
@@ -123,12 +123,12 @@ void completion_watch(struct completion *x)
     http_on_drain(x->http, on_drain);
 }
 
-/* The verifier waits while the reader is behind; it may preempt the sequences meanwhile. */
+/* Pauses the calls while the reader is slow; the verifier may preempt their sequences. */
 static void pause_calls(struct completion *x)
 {
     for (unsigned i = 0; i < x->n_calls; i++)
         upstream_call_pause(&x->calls[i]);
-    if (!http_is_behind(x->http)) // it has caught up in between
+    if (!http_is_behind(x->http)) // it has caught up meanwhile
         on_drain(x);
 }
 
@@ -138,11 +138,11 @@ static void flush(struct completion *x, struct buf *to)
     if (rc == -EAGAIN)
         pause_calls(x);
     else if (rc == -ENOBUFS)
-        log_warn("request id=%s dropped: its reader is too slow", http_id(x->http));
+        log_warn("request dropped id=%s: its reader is too slow", http_id(x->http));
     buf_done(to);
 }
 
-/* A stream begins with its first event: until then an error still has a status of its own. */
+/* A stream begins with its first event. Until then an error can still be an HTTP status. */
 static void on_started(struct completion *x, unsigned choice, const Tandem__V1__Started *s,
                        struct buf *to)
 {
@@ -177,7 +177,7 @@ static void take_event(struct completion *x, unsigned choice, const Tandem__V1__
     case TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED:
         generate_wire_finished(&x->reply, choice, e->finished, &to);
         break;
-    default: // of a newer verifier
+    default: // an event of a newer verifier
         break;
     }
     flush(x, &to);
@@ -224,7 +224,7 @@ static void end_complete(struct completion *x)
     buf_done(&to);
 }
 
-/* Of several prompts the answer names the one. */
+/* If there are several prompts, the error names the one that failed. */
 static void fail_call(struct completion *x, const struct upstream_call *a, int status,
                       const char *text)
 {
@@ -239,19 +239,20 @@ static void end_unavailable(struct completion *x, const struct upstream_call *a)
     log_warn("request lost id=%s target=%s: %s", http_id(x->http), a->target ? a->target : "none",
              a->status.text);
     fail_call(x, a, 503,
-              begun ? "the verifier stopped before the answer was whole" : UPSTREAM_UNREACHED);
+              begun ? "the verifier stopped before the answer was complete" : UPSTREAM_UNREACHED);
 }
 
 static void end_overdue(struct completion *x, const struct upstream_call *a)
 {
     char why[FAIL_TEXT_MAX];
-    snprintf(why, sizeof(why),
-             "the request has waited %g s for its turn, which is all it may; try again later",
-             (double)x->g->queue_wait_us / 1e6);
+    snprintf(
+        why, sizeof(why),
+        "the request has waited in the queue for the longest time allowed, %g s; try again later",
+        (double)x->g->queue_wait_us / 1e6);
     fail_call(x, a, 429, why);
 }
 
-/* a: the first prompt that failed; NULL: some were not asked, since nobody wants an answer. */
+/* a: the first call that failed; NULL: calls were not made because the request was ended. */
 static void end_failed(struct completion *x, const struct upstream_call *a)
 {
     pthread_mutex_lock(&x->mu);
@@ -292,7 +293,7 @@ struct affinity_prompt *completion_prompt_affinity(const struct completion *x,
                   : completion_affinity(x, p->text, p->len);
 }
 
-/* Everybody who counts as running has log_end. */
+/* All calls have ended. */
 static void finish(struct completion *x)
 {
     if (!x->failed && x->n_sent == x->n_calls)
@@ -302,8 +303,8 @@ static void finish(struct completion *x)
     completion_unref(x);
 }
 
-/* Whoever finds no more to be asked ceases to count in the same breath: were it later, prompts that
- * end in between would unlink_completion the next one to nobody. */
+/* A caller that finds no more calls to make stops counting as running under the same lock. If it
+ * did so later, calls that end in between could leave the next one to no thread. */
 void completion_send(struct completion *x)
 {
     struct upstream_call *next;
@@ -311,7 +312,7 @@ void completion_send(struct completion *x)
     do {
         pthread_mutex_lock(&x->mu);
         bool may = !x->gone && !x->aborted && !x->failing && x->n_sent < x->n_calls &&
-                   x->n_running <= x->max_running; // the caller's counts
+                   x->n_running <= x->max_running; // the caller counts as one
         next = may ? &x->calls[x->n_sent++] : NULL;
         x->n_running += may ? 1 : -1u;
         last = !x->n_running;
@@ -333,7 +334,7 @@ static void on_done(struct upstream_call *a)
     if (first)
         x->failed = a;
     pthread_mutex_unlock(&x->answer_mu);
-    if (first) { // the others are in vain
+    if (first) { // the other calls are useless
         pthread_mutex_lock(&x->mu);
         x->failing = true;
         completion_cancel(x);
@@ -368,7 +369,7 @@ int completion_prepare(struct completion *x, const struct output_parser_rules *r
     x->calls = calls;
     x->n_calls = q->n_prompts;
     x->max_running = q->max_running;
-    x->n_running = 1; // whoever begins
+    x->n_running = 1; // the caller of completion_send()
     pthread_mutex_unlock(&x->mu);
     return 0;
 }

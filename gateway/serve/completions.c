@@ -1,4 +1,4 @@
-/* completions.c - the life of a request for tokens, until its prompts are asked. */
+/* completions.c - the steps of a request for tokens before its calls. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +11,9 @@
 #include "gateway/openai/json_write.h"
 #include "gateway/upstream/generate_wire.h"
 
-/* ---- the steps before ---- */
+/* ---- steps ---- */
 
-/* How the answer's text is split: as the request wants and the model's template shows. */
+/* How to split the text of the answer: by the options of the request and the model's template. */
 static void make_rules(const struct completion *x, const struct openai_prompt *prompt,
                        struct output_parser_rules *ret)
 {
@@ -54,7 +54,7 @@ static int init_reply(struct completion *x, const struct output_parser_rules *ru
     return openai_reply_init(&x->reply, &head);
 }
 
-/* Asks for all prompts. Takes the step's reference along. */
+/* Makes the calls of all prompts. Takes the step's reference. */
 static void send_all(struct completion *x)
 {
     const struct openai_prompt *first = x->q.prompts;
@@ -65,7 +65,7 @@ static void send_all(struct completion *x)
         completion_unref(x);
         return;
     }
-    openai_request_done(&x->q); // it is in the messages
+    openai_request_done(&x->q); // the calls have their own copies
     completion_send(x);
 }
 
@@ -97,7 +97,7 @@ static void on_rendered(void *user, int err, const char *text, size_t len)
     completion_unref(x);
 }
 
-/* The request's variables with the model's own: {"bos_token":...,"eos_token":...,<the rest> */
+/* Renders the chat with {"bos_token":...,"eos_token":..., and the variables of the request}. */
 static void render(struct completion *x)
 {
     const Tandem__V1__ModelInfo *info = x->model->info;
@@ -141,7 +141,7 @@ static void on_loaded(void *user)
         completion_unref(x);
 }
 
-/* Finds a verifier, or waits for one that loads. */
+/* Takes a verifier, or waits for one that is loading. */
 static void choose_verifier(struct completion *x)
 {
     const struct upstream_want want = {.model = x->q.model, .prompt = x->prompt};
@@ -161,7 +161,7 @@ static void choose_verifier(struct completion *x)
     }
 }
 
-/* ---- outside ---- */
+/* ---- begin and end ---- */
 
 static struct completion *completion_new(struct completions *g, struct http_request *r)
 {
@@ -170,7 +170,7 @@ static struct completion *completion_new(struct completions *g, struct http_requ
         return NULL;
     x->g = g;
     x->http = http_ref(r);
-    atomic_init(&x->n_refs, 2); // the connection's and the first step's
+    atomic_init(&x->n_refs, 2); // of the connection and of the first step
     pthread_mutex_init(&x->mu, NULL);
     pthread_mutex_init(&x->answer_mu, NULL);
     pthread_mutex_lock(&g->mu);
@@ -230,7 +230,7 @@ int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us
 {
     struct completions *g = calloc(1, sizeof(*g));
     if (!g)
-        return fail(-ENOMEM, "generate: no memory");
+        return fail(-ENOMEM, "completions: no memory");
     g->upstream = u;
     g->template = t;
     g->tool_format = tool_format;

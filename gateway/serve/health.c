@@ -1,4 +1,4 @@
-/* health.c - what the gateway says about itself and its verifiers. */
+/* health.c - the state and the statistics of the gateway and its verifiers. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #define CALL_TIMEOUT_US 1000000
 #define BODY_MAX (64u << 20)
 
-/* One request that waits for every verifier's figures. */
+/* A request that waits for the statistics of all verifiers. */
 struct query {
     struct gateway *g;
     struct http_request *http;
@@ -27,7 +27,7 @@ struct query {
         struct verifier *v;
         Tandem__V1__StatsReply *stats; // NULL: no answer
         enum upstream_state state;
-        const struct upstream_model *model; // NULL: never seen
+        const struct upstream_model *model; // NULL: never reported
         char problem[FAIL_TEXT_MAX];
     } replies[UPSTREAM_MAX];
 };
@@ -57,7 +57,7 @@ static void on_stats(void *user, const struct rpc_status *status, ProtobufCMessa
     p->stats = (Tandem__V1__StatsReply *)reply;
     p->state = upstream_state(p->v, &p->model, p->problem);
     if (status->code == RPC_UNAVAILABLE || status->code == RPC_DEADLINE_EXCEEDED) {
-        p->state = UPSTREAM_DOWN; // fresher than what was last seen
+        p->state = UPSTREAM_DOWN; // newer than the state in upstream
         snprintf(p->problem, sizeof(p->problem), "%s", status->text);
         upstream_suspect(p->v);
     }
@@ -87,7 +87,7 @@ static void query_verifiers(struct gateway *g, struct http_request *r,
 
 /* ---- speculation ---- */
 
-/* Over all verifiers: counts add up, rates are weighted by what they count. */
+/* The sum over all verifiers. Counts are added; rates are averages weighted by the steps. */
 static void sum_speculation(const struct query *a, Tandem__V1__SpeculationStats *sum)
 {
     double committed = 0, weight = 0, ema = 0, k = 0, adaptive_k = 0;
@@ -100,7 +100,7 @@ static void sum_speculation(const struct query *a, Tandem__V1__SpeculationStats 
         double w = (double)s->total_steps + 1;
         sum->enabled |= s->enabled;
         if (s->mode.len && (!sum->mode.len || s->enabled))
-            sum->mode = s->mode; // memory of the part
+            sum->mode = s->mode; // owned by the reply
         sum->total_steps += s->total_steps;
         sum->total_fallback_steps += s->total_fallback_steps;
         sum->total_proposed += s->total_proposed;
@@ -267,7 +267,8 @@ static void write_verifier(const struct verifier_stats *p, struct buf *to)
     buf_puts(to, "}");
 }
 
-/* "ok" when at least one of the verifiers serves; else the state nearest to it. */
+/* "ok" if at least one verifier is ready, else "loading" or "unavailable"; "draining" at the
+ * end. */
 static const char *overall(const struct gateway *g, const enum upstream_state *states)
 {
     bool loading = false;
@@ -281,7 +282,7 @@ static const char *overall(const struct gateway *g, const enum upstream_state *s
     return loading ? "loading" : "unavailable";
 }
 
-/* Of what the verifiers said last: nobody is asked, so a probe may come often. */
+/* The same by the last known states. It makes no call, so probes may be frequent. */
 static const char *overall_seen(struct gateway *g)
 {
     enum upstream_state states[UPSTREAM_MAX];
@@ -364,7 +365,7 @@ static void set_gauges(struct query *a)
     }
 }
 
-/* Takes what has been rendered of this process, and gives it back with the verifiers'. */
+/* body: the metrics of this process, replaced by those merged with the verifiers' metrics. */
 static void join_metrics(struct query *a, bool openmetrics, struct buf *body)
 {
     struct prom_merge all;

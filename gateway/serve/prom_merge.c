@@ -1,4 +1,4 @@
-/* prom_merge.c - several processes' Prometheus texts as one. */
+/* prom_merge.c - merges the Prometheus metrics of several processes. */
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ void prom_merge_done(struct prom_merge *p)
     *p = (struct prom_merge){0};
 }
 
-/* The metric name at the start; empty: none. */
+/* The metric name at the beginning of s; empty: none. */
 static struct span name_at(const char *s, size_t len)
 {
     size_t n = 0;
@@ -75,7 +75,8 @@ static struct prom_merge_family *family(struct prom_merge *p, struct span name)
     return f;
 }
 
-/* # HELP name ... and # TYPE name ...: the family that the samples below belong to. */
+/* `# HELP name ...` or `# TYPE name ...`: the family of the samples that follow. NULL: any other
+ * comment. */
 static struct prom_merge_family *comment(struct prom_merge *p, struct span line)
 {
     if (line.len < 8 || (memcmp(line.at, "# HELP ", 7) != 0 && memcmp(line.at, "# TYPE ", 7) != 0))
@@ -90,7 +91,7 @@ static struct prom_merge_family *comment(struct prom_merge *p, struct span line)
     return f;
 }
 
-/* name, name_bucket, name_sum, name_count */
+/* Whether name is f->name, or f->name with _bucket, _sum or _count. */
 static bool belongs(const struct prom_merge_family *f, struct span name)
 {
     static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
@@ -157,7 +158,8 @@ void prom_merge_write(const struct prom_merge *p, struct buf *to)
 
 /* ---- OpenMetrics ---- */
 
-/* `# HELP name text` of another name, quotes in the text escaped: what is escaped already stays. */
+/* `# HELP name text` with the first name_len bytes of the name and quotes escaped. Other escapes
+ * are the same in both formats. */
 static void write_help(struct buf *to, const struct prom_merge_family *f, size_t name_len)
 {
     const char *text = f->help + strlen("# HELP ") + strlen(f->name);
@@ -181,7 +183,7 @@ static void write_openmetrics(struct buf *to, const struct prom_merge_family *f)
     if (f->help)
         write_help(to, f, name_len);
     if ((counter && !total) || strcmp(type, " untyped") == 0)
-        type = " unknown"; // a counter's sample must be called _total
+        type = " unknown"; // the name of a counter's sample must end in _total
     buf_printf(to, "# TYPE %.*s%s\n", (int)name_len, f->name, type);
     buf_add(to, f->samples.data, f->samples.len);
 }

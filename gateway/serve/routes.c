@@ -1,4 +1,4 @@
-/* routes.c - which endpoint answers which request. */
+/* routes.c - the endpoints, and which of them need an API key. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static void responses(struct gateway *g, struct http_request *r)
 static void no_response(struct gateway *g, struct http_request *r)
 {
     (void)g;
-    answer_error(r, 404, "responses are not stored here", "");
+    answer_error(r, 404, "responses are not stored", "");
 }
 
 static void page_file(struct gateway *g, struct http_request *r)
@@ -76,7 +76,7 @@ static const char *secret_of(const struct http_request *r)
     return text + 7 + strspn(text + 7, " ");
 }
 
-/* Whose key is not known is told no more than a probe needs. */
+/* Without a valid key the report has only the status. */
 static void health(struct gateway *g, struct http_request *r)
 {
     struct auth_guest *none;
@@ -87,13 +87,13 @@ static void health(struct gateway *g, struct http_request *r)
         health_brief(g, r);
 }
 
-enum access { NEEDS_KEY, OPEN, OPEN_METRICS }; // the last: as metrics_open says
+enum access { NEEDS_KEY, OPEN, OPEN_METRICS }; // OPEN_METRICS: open if metrics_open is set
 
 static const struct route {
-    const char *method, *path; // "GET" answers HEAD as well; "POST" counts for a key's limits
-    bool prefix;               // and what is below it
+    const char *method, *path; // "GET": also HEAD; "POST": counts against the limits of a key
+    bool prefix;               // also all paths that begin with it
     void (*answer)(struct gateway *g, struct http_request *r);
-    enum access open; // where there are keys
+    enum access open; // if there are keys
 } routes[] = {
     {"GET", "/", false, root, OPEN},
     {"GET", "/ui/", true, page_file, OPEN},
@@ -160,10 +160,10 @@ void routes_admit(void *user, struct http_request *r)
     if (cors_answer(&((struct gateway *)user)->cors, r))
         return;
     if (!found) {
-        answer_error(r, 404, "there is no such path; GET / lists what there is", "");
+        answer_error(r, 404, "there is no such path; GET / lists all paths", "");
     } else if (strcmp(method, found->method) != 0) {
         http_header(r, "Allow", found->method[0] == 'G' ? "GET, HEAD" : "POST");
-        answer_error(r, 405, "this path does not take that method; see the Allow header", "");
+        answer_error(r, 405, "this path does not accept that method; see the Allow header", "");
     } else {
         authenticate(user, r, found);
     }

@@ -12,7 +12,7 @@
 typedef int parse_fn(const char *body, size_t len, struct openai_request *ret,
                      struct openai_fault *ret_fault);
 
-/* Reads the body and finds a verifier for it. false: an error has been answered. */
+/* Reads the body and takes a verifier. false: the request was answered with an error. */
 static bool begin(struct gateway *g, struct http_request *r, parse_fn *parse,
                   struct openai_request *ret, struct verifier **ret_verifier)
 {
@@ -37,7 +37,7 @@ static bool begin(struct gateway *g, struct http_request *r, parse_fn *parse,
     return true;
 }
 
-/* Ends the request; write: makes the body of an answer. */
+/* Answers the request; write: writes the body of the answer. */
 static void end(struct http_request *r, const struct rpc_status *status, ProtobufCMessage *reply,
                 void (*write)(const ProtobufCMessage *reply, struct buf *to))
 {

@@ -65,8 +65,8 @@ void affinity_find(const struct affinity *a, const struct affinity_prompt *p, un
     }
 }
 
-/* The entry of this hash. If there is none, the least recently used entry of the set is replaced.
- * */
+/* The entry of this hash. If there is none, the least recently used entry of the set is
+ * replaced. */
 static struct entry *place(struct affinity *a, uint64_t hash)
 {
     struct entry *set = a->sets[hash % SETS], *found = &set[0];

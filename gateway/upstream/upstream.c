@@ -249,8 +249,8 @@ static void run_waiters(struct waiter *due)
     }
 }
 
-/* With the lock. A verifier whose query is due; NULL: none, *next_us is lowered to the next time.
- * */
+/* With the lock. A verifier whose query is due; NULL: none, *next_us is lowered to the next
+ * time. */
 static struct verifier *due_verifier(struct upstream *u, int64_t now_us, int64_t *next_us)
 {
     for (unsigned i = 0; i < u->n; i++) {

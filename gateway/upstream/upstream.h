@@ -83,8 +83,8 @@ int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, voi
  * those. No more GetModel is sent. */
 void upstream_stop(struct upstream *u);
 
-/* A call failed with UNAVAILABLE: queries the verifier now, before other requests are sent to it.
- * */
+/* A call failed with UNAVAILABLE: queries the verifier now, before other requests
+ * are sent to it. */
 void upstream_suspect(struct verifier *v);
 
 /* Makes a unary call to the verifier, see unary_calls_make(). upstream_stop() cancels it. */

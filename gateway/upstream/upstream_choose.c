@@ -60,8 +60,8 @@ struct verifier *upstream_choose(struct upstream *u, const struct upstream_want 
     return found;
 }
 
-/* With the lock. The first verifier in this state that serves `model`, or whose model is unknown.
- * */
+/* With the lock. The first verifier in this state that serves `model`, or whose model is
+ * unknown. */
 static const struct verifier *first(const struct upstream *u, enum upstream_state state,
                                     const char *model)
 {
