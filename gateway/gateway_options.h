@@ -1,4 +1,5 @@
-/* gateway_options.h - the settings of the gateway; the table in options.c is their documentation. */
+/* gateway_options.h - the settings of the gateway. The table in gateway_options.c documents
+ * them. */
 #pragma once
 #include <stdint.h>
 #include "base/conf.h"

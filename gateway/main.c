@@ -20,7 +20,7 @@
 #include "gateway/upstream/upstream.h"
 
 #define TICK_US 250000
-#define END_US 5000000 // behind a drain: until the last answers have left and all has ended
+#define END_US 5000000 // after a drain: time for the last answers and the end of all calls
 
 static struct gateway gateway;
 static struct http_server *http;
@@ -32,21 +32,21 @@ static int64_t us(double seconds)
     return (int64_t)(seconds * 1e6);
 }
 
-/* A socket of the service manager's, or one of our own. */
+/* The socket that the service manager passes, or a new one. */
 static int find_socket(const struct gateway_options *o, int *ret_fd)
 {
     int fds[SVC_MAX_FDS], n = svc_listen_fds(fds);
     if (n < 0)
         return n;
     if (n > 1)
-        return fail(-EINVAL, "%d sockets were passed; the gateway serves one", n);
+        return fail(-EINVAL, "%d sockets were passed; the gateway takes one", n);
     if (n == 0)
         return listen_open(o->listen, ret_fd);
     *ret_fd = fds[0];
     return 0;
 }
 
-/* Keys of the settings, or of the service manager (LoadCredential=api-keys:...). */
+/* The key file of the options, or of the service manager (LoadCredential=api-keys:...). */
 static int read_keys(const struct gateway_options *o)
 {
     const char *folder = getenv("CREDENTIALS_DIRECTORY"), *path = o->api_keys;
@@ -56,7 +56,7 @@ static int read_keys(const struct gateway_options *o)
         path = credential;
     int rc = path ? auth_new(path, &gateway.auth) : 0;
     if (gateway.auth)
-        log_info("API keys are needed, known=%u", auth_n_keys(gateway.auth));
+        log_info("API key authentication enabled keys=%u", auth_n_keys(gateway.auth));
     gateway.metrics_open = o->metrics_open;
     gateway.cors.origins = &o->cors_origins;
     return rc;
@@ -69,30 +69,31 @@ static int check_open(const struct gateway_options *o, int fd, const char *name)
     if (gateway.auth || o->allow_open || !public)
         return 0;
     return fail(-EPERM,
-                "anybody who reaches %s could use this server: give it --api-keys, or say "
-                "--allow-open if that is meant",
+                "%s is reachable from other machines and needs no API key: set --api-keys, or "
+                "--allow-open to permit this",
                 name);
 }
 
 static void reload_keys(void)
 {
     if (!gateway.auth)
-        log_info("SIGHUP: there are no API keys to be read again");
+        log_info("SIGHUP ignored: no API keys to reload");
     else if (auth_reload(gateway.auth) < 0)
-        log_error("the API keys stay as they were: %s", fail_text());
+        log_error("API keys not reloaded, the old ones stay valid: %s", fail_text());
     else
-        log_info("API keys read again, known=%u", auth_n_keys(gateway.auth));
+        log_info("API keys reloaded keys=%u", auth_n_keys(gateway.auth));
 }
 
-/* A service manager follows when a new process takes over; others would lose sight of it. */
+/* SIGHUP. Under a service manager a new process takes over, and the manager follows it. Any other
+ * parent would lose track of the new process, so only the keys are reloaded. */
 static void reload(void *user)
 {
     if (!svc_is_managed())
         reload_keys();
     else if (handover_start(user, &listen_fd, 1) < 0)
-        log_error("no new process takes over: %s", fail_text());
+        log_error("cannot start a new process to take over: %s", fail_text());
     else
-        log_info("a new process starts and takes over when it is ready");
+        log_info("new process started, it takes over when it is ready");
 }
 
 static int read_tls(const struct gateway_options *o, struct secret *cert, struct secret *key)
@@ -100,7 +101,7 @@ static int read_tls(const struct gateway_options *o, struct secret *cert, struct
     if (!o->tls_cert && !o->tls_key)
         return 0;
     if (!o->tls_cert || !o->tls_key)
-        return fail(-EINVAL, "tls_cert and tls_key go together: one of them is missing");
+        return fail(-EINVAL, "tls_cert and tls_key must be set together: one is missing");
     int rc = secret_read("the TLS certificate", o->tls_cert, false, cert);
     return rc < 0 ? rc : secret_read("the TLS key", o->tls_key, true, key);
 }
@@ -133,7 +134,7 @@ static int start(const struct gateway_options *o)
     int fd;
     char name[256];
     if (o->max_bodies_mib << 10 < o->max_body_kib)
-        return fail(-EINVAL, "max_bodies_mib must have room for one body of max_body_kib");
+        return fail(-EINVAL, "max_bodies_mib must be at least max_body_kib");
     int rc = find_socket(o, &fd);
     if (rc < 0)
         return rc;
@@ -150,7 +151,7 @@ static int start(const struct gateway_options *o)
                                (unsigned)(o->template_timeout * 1000), &templates);
     rc = rc < 0 ? rc
                 : completions_new(gateway.upstream, templates, us(o->load_wait), us(o->queue_wait),
-                                  o->tool_format, &gateway.generator);
+                                  o->tool_format, &gateway.completions);
     if (rc < 0) {
         close(fd);
         return rc;
@@ -162,30 +163,30 @@ static int start(const struct gateway_options *o)
     return rc;
 }
 
-/* Until a signal (true), or until a new process has taken over. */
+/* Runs until a signal (true), or until a new process has taken over (false). */
 static bool serve(void)
 {
     int sig = 0;
     while (!sig && handover_state() != HANDOVER_READY) {
         sig = svc_wait_signal(TICK_US);
         svc_watchdog();
-        completions_tend(gateway.generator);
+        completions_tick(gateway.completions);
     }
     if (sig)
         log_info("stopping on signal %d, active=%u", sig, http_n_active(http));
     return sig;
 }
 
-/* Waits until none is left; false: time is up, or a second signal came. */
+/* Waits until n_left() is 0; false: the deadline passed, or a second signal came. */
 static bool wait_for(unsigned (*n_left)(struct http_server *s), int64_t until_us)
 {
-    unsigned n, told = 0;
+    unsigned n, reported = 0;
     while ((n = n_left(http)) && clock_us() < until_us) {
-        if (n != told)
+        if (n != reported)
             svc_status("draining, %u left", n);
-        told = n;
+        reported = n;
         svc_watchdog();
-        completions_tend(gateway.generator);
+        completions_tick(gateway.completions);
         if (svc_wait_signal(TICK_US / 10))
             return false;
     }
@@ -202,10 +203,11 @@ static unsigned n_requests(struct http_server *s)
     return http_n_active(s) + handover_has_old();
 }
 
-/* Finishes what was accepted, and so does the process before this one, if it is still there: the
- * first signal has each of them begin with that, and the second one end it. Where a new process
- * listens, and does not stop too, connections that wait for their next request are left to come
- * with it: each is closed behind its next answer. */
+/* Finishes the accepted requests. The process before this one does the same if it still runs.
+ *
+ * The first signal starts the drain in both processes, the second one ends it. If a new process has
+ * taken over and keeps serving, idle connections stay open. Each is closed after its next
+ * answer. */
 static void drain(const struct gateway_options *o, bool stopped)
 {
     int64_t until_us = clock_us() + us(o->drain_timeout);
@@ -214,36 +216,36 @@ static void drain(const struct gateway_options *o, bool stopped)
     if (handover_state() == HANDOVER_READY) {
         svc_retire();
         if (gateway.auth)
-            reload_keys(); // a connection that is kept has one more request
-        log_info("a new process has taken over, connections=%u", http_n_open(http));
+            reload_keys(); // an open connection may still send one request
+        log_info("new process has taken over connections=%u", http_n_open(http));
         if (!stopped)
             wait_for(n_connections, until_us);
     }
     svc_on_reload(NULL, NULL);
     svc_stopping(us(o->drain_timeout) + END_US);
     gateway.draining = true;
-    completions_drain(gateway.generator);
+    completions_drain(gateway.completions);
     if (handover_has_old())
-        log_info("the process before this one finishes what it has");
+        log_info("the previous process finishes its requests");
     handover_signal_old(SIGTERM);
     if (!wait_for(n_requests, until_us)) {
-        log_warn("drain time is over, ending %u requests with an error", http_n_active(http));
-        handover_signal_old(SIGINT); // a second SIGTERM might melt into one that still waits
+        log_warn("drain timeout, ending requests with an error active=%u", http_n_active(http));
+        handover_signal_old(SIGINT); // a second SIGTERM could merge with a pending one
     }
-    completions_abort(gateway.generator);
+    completions_abort(gateway.completions);
     wait_for(n_requests, clock_us() + END_US / 2);
 }
 
-/* Callbacks run until the last of upstream and templates is gone, so what they touch goes last. */
+/* Callbacks run until upstream and templates are freed, so the objects they use are freed last. */
 static void stop(void)
 {
-    if (gateway.generator)
-        completions_abort(gateway.generator);
+    if (gateway.completions)
+        completions_abort(gateway.completions);
     if (http)
         http_stop(http);
     template_free(templates);
     upstream_free(gateway.upstream);
-    completions_free(gateway.generator);
+    completions_free(gateway.completions);
     http_free(http);
     auth_free(gateway.auth);
 }

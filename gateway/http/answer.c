@@ -1,4 +1,4 @@
-/* answer.c - short answers every endpoint gives. */
+/* answer.c - the short answers that all endpoints share. */
 #include "gateway/http/answer.h"
 #include "gateway/openai/openai_error.h"
 

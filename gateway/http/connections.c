@@ -1,4 +1,4 @@
-/* connections.c - who is connected, and the thread that watches. */
+/* connections.c - the open connections, and the thread that watches them. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -15,21 +15,22 @@
 #include "base/err.h"
 #include "base/svc.h"
 #include "gateway/http/connections.h"
+#include "gateway/http/http_watch.h"
 #include "gateway/openai/openai_error.h"
 
 #define TICK_MS 100
-#define GONE_US 1000000    // what it may have sent before it closed is read by then
-#define END_AGAIN_US 10000 // one that was taken may come after the others were shut down
-#define TAKE_MAX 64        // connections at once, then the others are looked at
+#define GONE_US 1000000    // time to read data that a client sent before it closed
+#define END_AGAIN_US 10000 // shut down again: an accepted connection may be added late
+#define TAKE_MAX 64        // connections accepted before other events are handled
 
-struct conn {
+struct connection {
     int fd;
-    enum conn_phase phase;
-    int64_t since_us; // of the phase
+    enum connection_phase phase;
+    int64_t since_us; // start of the phase
     bool used;        // has had a request
     bool hung_up;
     struct http_request *r;
-    struct conn *prev, *next;
+    struct connection *prev, *next;
 };
 
 struct connections {
@@ -42,22 +43,22 @@ struct connections {
 
     pthread_mutex_t listen_mu; // for what follows
     int listen_fd;             // -1: none
-    connections_taker *take;
+    connections_accept_fn *take;
     void *user;
 
     pthread_mutex_t mu;        // for what follows
     pthread_cond_t idle, none; // n_active, n_open are 0
-    struct conn *all;
-    struct conn **by_fd;
+    struct connection *all;
+    struct connection **by_fd;
     size_t n_by_fd;
-    unsigned n_active, n_open; // n_open: from being taken on
+    unsigned n_active, n_open; // n_open: accepted ones included
 };
 
-/* ---- coming and going ---- */
+/* ---- open connections ---- */
 
-struct conn *connections_open(struct connections *s, int fd)
+struct connection *connections_open(struct connections *s, int fd)
 {
-    struct conn *k = calloc(1, sizeof(*k));
+    struct connection *k = calloc(1, sizeof(*k));
     if (!k)
         return NULL;
     k->fd = fd;
@@ -71,11 +72,11 @@ struct conn *connections_open(struct connections *s, int fd)
         s->by_fd[fd] = k;
     pthread_mutex_unlock(&s->mu);
     struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET, .data.fd = fd};
-    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e); // leaves it when the socket is closed
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &e); // the close of the socket removes it
     return k;
 }
 
-void connections_close(struct connections *s, struct conn *k)
+void connections_close(struct connections *s, struct connection *k)
 {
     if (!k)
         return;
@@ -96,23 +97,23 @@ void connections_close(struct connections *s, struct conn *k)
         eventfd_write(s->wake_fd, 1);
 }
 
-void connections_phase(struct connections *s, struct conn *k, enum conn_phase phase,
-                       struct http_request *r)
+void connections_set_phase(struct connections *s, struct connection *k, enum connection_phase phase,
+                           struct http_request *r)
 {
     if (!k)
         return;
     pthread_mutex_lock(&s->mu);
-    s->n_active += (phase == CONN_ANSWERING) - (k->phase == CONN_ANSWERING);
+    s->n_active += (phase == CONNECTION_ANSWERING) - (k->phase == CONNECTION_ANSWERING);
     if (!s->n_active)
         pthread_cond_broadcast(&s->idle);
-    bool news = r && k->r != r && k->hung_up;
+    bool report_hang_up = r && k->r != r && k->hung_up;
     k->phase = phase;
     k->since_us = clock_us();
     k->used = true;
     k->r = r;
     pthread_mutex_unlock(&s->mu);
-    if (news)
-        http_hang_up(r);
+    if (report_hang_up)
+        http_watch_hung_up(r);
 }
 
 unsigned connections_n_active(struct connections *s)
@@ -140,12 +141,12 @@ void connections_wait_idle(struct connections *s, int64_t timeout_us)
     pthread_mutex_unlock(&s->mu);
 }
 
-void connections_give_up(struct connections *s)
+void connections_abandon(struct connections *s)
 {
     pthread_mutex_lock(&s->mu);
-    for (struct conn *k = s->all; k; k = k->next)
+    for (struct connection *k = s->all; k; k = k->next)
         if (k->r)
-            http_give_up(k->r);
+            http_watch_abandon(k->r);
     pthread_mutex_unlock(&s->mu);
 }
 
@@ -154,7 +155,7 @@ void connections_end(struct connections *s, int64_t timeout_us)
     int64_t until_us = clock_us() + timeout_us;
     pthread_mutex_lock(&s->mu);
     while (s->n_open && clock_us() < until_us) {
-        for (struct conn *k = s->all; k; k = k->next)
+        for (struct connection *k = s->all; k; k = k->next)
             shutdown(k->fd, SHUT_RDWR);
         struct timespec again = clock_at(clock_us() + END_AGAIN_US);
         pthread_cond_timedwait(&s->none, &s->mu, &again);
@@ -179,14 +180,14 @@ static void set_full(struct connections *s, bool full)
         epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, s->listen_fd, &e);
 }
 
-/* Those that cannot be taken wait in the socket: until one closes, or for a tick. */
-static void take_some(struct connections *s)
+/* Connections over the limit wait in the socket until one closes, or until the next tick. */
+static void accept_some(struct connections *s)
 {
     unsigned n_open = connections_n_open(s), max = s->o.max_connections;
-    unsigned room = n_open < max ? max - n_open : 0;
-    bool full = !room;
+    unsigned n_free = n_open < max ? max - n_open : 0;
+    bool full = !n_free;
     pthread_mutex_lock(&s->listen_mu);
-    for (unsigned i = 0; i < room && i < TAKE_MAX && s->listen_fd >= 0; i++) {
+    for (unsigned i = 0; i < n_free && i < TAKE_MAX && s->listen_fd >= 0; i++) {
         struct sockaddr_storage a;
         socklen_t len = sizeof(a);
         int fd = accept4(s->listen_fd, (struct sockaddr *)&a, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -202,14 +203,14 @@ static void take_some(struct connections *s)
     pthread_mutex_unlock(&s->listen_mu);
 }
 
-static void look_again(struct connections *s)
+static void listen_again(struct connections *s)
 {
     pthread_mutex_lock(&s->listen_mu);
     set_full(s, false);
     pthread_mutex_unlock(&s->listen_mu);
 }
 
-void connections_listen(struct connections *s, int fd, connections_taker *take, void *user)
+void connections_listen(struct connections *s, int fd, connections_accept_fn *take, void *user)
 {
     struct epoll_event e = {.events = EPOLLIN, .data.fd = fd};
     pthread_mutex_lock(&s->listen_mu);
@@ -223,7 +224,7 @@ void connections_listen(struct connections *s, int fd, connections_taker *take, 
 void connections_unlisten(struct connections *s)
 {
     pthread_mutex_lock(&s->listen_mu);
-    epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->listen_fd, NULL); // others may have it, too
+    epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->listen_fd, NULL); // a new process may share it
     close(s->listen_fd);
     s->listen_fd = -1;
     pthread_mutex_unlock(&s->listen_mu);
@@ -231,14 +232,14 @@ void connections_unlisten(struct connections *s)
 
 /* ---- the watcher ---- */
 
-/* A request whose client has closed: the reference is the caller's. */
-static struct http_request *hung_up_request(struct connections *s, int fd)
+/* The request whose client has closed, or NULL. The caller owns the reference. */
+static struct http_request *find_hung_up_request(struct connections *s, int fd)
 {
     struct http_request *r = NULL;
     struct pollfd p = {fd, POLLRDHUP, 0};
     pthread_mutex_lock(&s->mu);
-    struct conn *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
-    if (k && poll(&p, 1, 0) == 1 && p.revents) { // the number may have a new owner
+    struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
+    if (k && poll(&p, 1, 0) == 1 && p.revents) { // the number may be reused
         k->hung_up = true;
         r = k->r ? http_ref(k->r) : NULL;
     }
@@ -246,10 +247,10 @@ static struct http_request *hung_up_request(struct connections *s, int fd)
     return r;
 }
 
-/* Once nobody waits for an answer the connection is closed without a word. */
-static void time_out(const struct connections *s, struct conn *k)
+/* Answers 408, except when the connection is idle after a request: then it is only closed. */
+static void time_out(const struct connections *s, struct connection *k)
 {
-    bool say = !s->o.tls_cert && !(k->phase == CONN_IDLE && k->used);
+    bool can_answer = !s->o.tls_cert && !(k->phase == CONNECTION_IDLE && k->used);
     char text[FAIL_TEXT_MAX];
     struct buf body, head;
     buf_init(&body, 4096);
@@ -261,7 +262,7 @@ static void time_out(const struct connections *s, struct conn *k)
                "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n"
                "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
                body.len, body.data);
-    if (say)
+    if (can_answer)
         (void)!send(k->fd, head.data, head.len, MSG_DONTWAIT | MSG_NOSIGNAL);
     shutdown(k->fd, SHUT_RDWR);
     buf_done(&head);
@@ -274,16 +275,16 @@ static bool has_unread(int fd)
     return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
 }
 
-static void inspect(struct connections *s, struct conn *k, int64_t now_us)
+static void check_connection(struct connections *s, struct connection *k, int64_t now_us)
 {
     int64_t age_us = now_us - k->since_us;
-    bool idle = k->phase == CONN_IDLE && k->used;
-    if (k->phase != CONN_ANSWERING && age_us > (idle ? s->o.idle_us : s->o.request_us))
+    bool idle = k->phase == CONNECTION_IDLE && k->used;
+    if (k->phase != CONNECTION_ANSWERING && age_us > (idle ? s->o.idle_us : s->o.request_us))
         time_out(s, k);
-    else if (k->phase != CONN_ANSWERING && k->used && k->hung_up && age_us > GONE_US &&
+    else if (k->phase != CONNECTION_ANSWERING && k->used && k->hung_up && age_us > GONE_US &&
              !has_unread(k->fd))
-        shutdown(k->fd, SHUT_RDWR); // nothing more comes, and nobody waits for an answer
-    else if (k->phase == CONN_ANSWERING && k->r && http_tend(k->r, now_us))
+        shutdown(k->fd, SHUT_RDWR); // the client has closed, and no answer is due
+    else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))
         shutdown(k->fd, SHUT_RDWR);
 }
 
@@ -295,18 +296,18 @@ static bool listens_on(struct connections *s, int fd)
     return is;
 }
 
-static void take_event(struct connections *s, int fd)
+static void handle_event(struct connections *s, int fd)
 {
     eventfd_t n;
     if (fd == s->wake_fd) {
         eventfd_read(fd, &n);
-        look_again(s);
+        listen_again(s);
     } else if (listens_on(s, fd)) {
-        take_some(s);
+        accept_some(s);
     } else {
-        struct http_request *r = hung_up_request(s, fd);
+        struct http_request *r = find_hung_up_request(s, fd);
         if (r)
-            http_hang_up(r);
+            http_watch_hung_up(r);
         http_unref(r);
     }
 }
@@ -320,22 +321,22 @@ static void *watcher_main(void *arg)
         svc_awake();
         int n = epoll_wait(s->epoll_fd, events, (int)ARRAY_LEN(events), TICK_MS);
         for (int i = 0; i < n; i++)
-            take_event(s, events[i].data.fd);
+            handle_event(s, events[i].data.fd);
         int64_t now_us = clock_us();
         if (now_us - tick_us < TICK_MS * 1000)
             continue;
         tick_us = now_us;
-        look_again(s);
+        listen_again(s);
         pthread_mutex_lock(&s->mu);
-        for (struct conn *k = s->all; k; k = k->next)
-            inspect(s, k, now_us);
+        for (struct connection *k = s->all; k; k = k->next)
+            check_connection(s, k, now_us);
         pthread_mutex_unlock(&s->mu);
     }
     svc_asleep();
     return NULL;
 }
 
-/* ---- outside ---- */
+/* ---- start and end ---- */
 
 static void init_locks(struct connections *s)
 {
@@ -360,7 +361,7 @@ int connections_new(const struct http_options *o, struct connections **ret)
     s->o = *o;
     getrlimit(RLIMIT_NOFILE, &files);
     s->n_by_fd = files.rlim_cur < (1 << 20) ? files.rlim_cur : 1 << 20;
-    s->by_fd = calloc(s->n_by_fd, sizeof(struct conn *));
+    s->by_fd = calloc(s->n_by_fd, sizeof(struct connection *));
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct epoll_event e = {.events = EPOLLIN, .data.fd = s->wake_fd};

@@ -1,8 +1,10 @@
-/* connections.h - who is connected, what each connection is doing since when, and the thread that
- * watches: it takes new connections, notices hang-ups of clients whose request waits, and ends what
- * takes too long.
+/* connections.h - the open connections, the phase of each, and the thread that watches them.
  *
- * Private to http.c, and knows nothing of libmicrohttpd: it closes by shutting the socket down.
+ * The watcher accepts new connections, notices clients that disconnect while their request waits,
+ * and ends connections that exceed a timeout.
+ *
+ * Private to http.c. It does not see libmicrohttpd: it closes a connection by shutting its socket
+ * down. Its calls into requests are in http_watch.h.
  *
  * Threads: any. */
 #pragma once
@@ -13,45 +15,37 @@
 #include "gateway/http/http.h"
 
 struct connections;
-struct conn;
+struct connection;
 
-/* IDLE -> RECEIVING (the request line is here) -> ANSWERING (all of it is here) -> IDLE. */
-enum conn_phase { CONN_IDLE, CONN_RECEIVING, CONN_ANSWERING };
+/* IDLE -> RECEIVING (the request line is here) -> ANSWERING (the request is complete) -> IDLE. */
+enum connection_phase { CONNECTION_IDLE, CONNECTION_RECEIVING, CONNECTION_ANSWERING };
 
 /* -ENOMEM. */
 int connections_new(const struct http_options *o, struct connections **ret);
-/* The thread ends; the rest goes on. */
+/* Ends the watcher; the connections stay open. */
 void connections_stop(struct connections *s);
 void connections_free(struct connections *s);
 DEFINE_AUTO(struct connections, connections_free)
 
-/* New connections of fd, which listens, go to take(), which owns them then, while fewer than
- * max_connections are open; connections_open() follows, unless it says false. */
-typedef bool connections_taker(void *user, int fd, const struct sockaddr *address, socklen_t len);
-void connections_listen(struct connections *s, int fd, connections_taker *take, void *user);
-/* No more of them; closes the listening socket. Not twice. */
+/* Accepts connections of the listening socket fd while fewer than max_connections are open. take()
+ * owns each new one. true: connections_open() follows; false: take() has closed it. */
+typedef bool connections_accept_fn(void *user, int fd, const struct sockaddr *address,
+                                   socklen_t len);
+void connections_listen(struct connections *s, int fd, connections_accept_fn *take, void *user);
+/* Stops accepting and closes the listening socket. Only once. */
 void connections_unlisten(struct connections *s);
 
-/* NULL: no memory, the connection is not watched. */
-struct conn *connections_open(struct connections *s, int fd);
-/* Before the socket is closed: its number may have a new owner then. */
-void connections_close(struct connections *s, struct conn *k);
-/* r: the request, NULL for none; held as long as the phase says so. k may be NULL. */
-void connections_phase(struct connections *s, struct conn *k, enum conn_phase phase,
-                       struct http_request *r);
+/* NULL: no memory; the connection works but is not watched. */
+struct connection *connections_open(struct connections *s, int fd);
+/* Must precede the close of the socket: its number may be reused afterwards. k may be NULL. */
+void connections_close(struct connections *s, struct connection *k);
+/* r: the request of the phase, or NULL. It must live until the next phase. k may be NULL. */
+void connections_set_phase(struct connections *s, struct connection *k, enum connection_phase phase,
+                           struct http_request *r);
 
 unsigned connections_n_active(struct connections *s); // ANSWERING
-unsigned connections_n_open(struct connections *s);   // those that were taken included
+unsigned connections_n_open(struct connections *s);   // accepted ones included
 void connections_wait_idle(struct connections *s, int64_t timeout_us);
-void connections_give_up(struct connections *s); // http_give_up() for every request
-/* Shuts every connection down until all are closed, or for so long. */
+void connections_abandon(struct connections *s); // http_watch_abandon() for each request
+/* Shuts down all sockets until all connections are closed, at most timeout_us. */
 void connections_end(struct connections *s, int64_t timeout_us);
-
-/* ---- what http.c does for it ---- */
-
-/* The client has closed, or will not say more. */
-void http_hang_up(struct http_request *r);
-/* Called a few times a second; true: drop the connection. */
-bool http_tend(struct http_request *r, int64_t now_us);
-/* Nobody will answer it any more. */
-void http_give_up(struct http_request *r);

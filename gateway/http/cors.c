@@ -1,4 +1,4 @@
-/* cors.c - pages of other origins. */
+/* cors.c - browser pages of other origins. */
 #include <errno.h>
 #include <string.h>
 #include <strings.h>
@@ -6,9 +6,9 @@
 #include "gateway/http/answer.h"
 #include "gateway/http/cors.h"
 
-#define MAX_ASKED 1024 // bytes of the header names that a page wants to send
+#define MAX_REQUESTED 1024 // bytes of Access-Control-Request-Headers
 
-/* The origin to be named; NULL: it is none of ours. */
+/* The value for Access-Control-Allow-Origin; NULL: the origin is not configured. */
 static const char *allowed(const struct conf_list *origins, const char *origin)
 {
     for (unsigned i = 0; i < origins->n; i++)
@@ -17,7 +17,7 @@ static const char *allowed(const struct conf_list *origins, const char *origin)
     return NULL;
 }
 
-/* "localhost:8080", "127.0.0.1", "[::1]:8080". */
+/* host: "localhost:8080", "127.0.0.1", "[::1]:8080". */
 static bool is_loopback(const char *host)
 {
     size_t len = *host == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
@@ -26,21 +26,21 @@ static bool is_loopback(const char *host)
            (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == len);
 }
 
-/* A page that this server has sent itself. */
+/* Whether it is the origin of the page that this server sends. */
 static bool is_own(const struct cors *c, const struct http_request *r, const char *origin)
 {
     const char *mark = strstr(origin, "://"), *host = http_field(r, "Host");
     return mark && host && strcasecmp(mark + 3, host) == 0 && (!c->loopback || is_loopback(host));
 }
 
-static void refuse(struct http_request *r, const char *origin)
+static void refuse_origin(struct http_request *r, const char *origin)
 {
-    fail(-EACCES, "pages of %.200s may not use this server: cors_origins does not name them",
+    fail(-EACCES, "pages of %.200s may not use this server: their origin is not in cors_origins",
          origin);
     answer_error(r, 403, fail_text(), "");
 }
 
-/* No cookies are looked at: a page must have been given a key, or none is needed. */
+/* There is no Access-Control-Allow-Credentials: the server reads no cookies, a page sends a key. */
 bool cors_answer(const struct cors *c, struct http_request *r)
 {
     const char *origin = http_field(r, "Origin");
@@ -48,7 +48,7 @@ bool cors_answer(const struct cors *c, struct http_request *r)
     if (c->origins->n)
         http_header(r, "Vary", "Origin");
     if (!found && origin && !is_own(c, r, origin)) {
-        refuse(r, origin);
+        refuse_origin(r, origin);
         return true;
     }
     if (!found)
@@ -57,10 +57,11 @@ bool cors_answer(const struct cors *c, struct http_request *r)
     http_header(r, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
     if (strcmp(http_method(r), "OPTIONS") != 0 || !http_field(r, "Access-Control-Request-Method"))
         return false;
-    const char *asked = http_field(r, "Access-Control-Request-Headers");
+    const char *requested = http_field(r, "Access-Control-Request-Headers");
     http_header(r, "Access-Control-Allow-Methods", "GET, POST");
     http_header(r, "Access-Control-Allow-Headers",
-                asked && strlen(asked) <= MAX_ASKED ? asked : "Authorization, Content-Type");
+                requested && strlen(requested) <= MAX_REQUESTED ? requested
+                                                                : "Authorization, Content-Type");
     http_header(r, "Access-Control-Max-Age", "600");
     struct buf none;
     buf_init(&none, 0);

@@ -1,8 +1,11 @@
-/* cors.h - pages of other origins, which may use the API from a browser only if it is told so.
+/* cors.h - browser pages of other origins (CORS): only configured origins may use the API.
  *
- * A browser names the page's origin; what it does not show to a page it may still send, so a page
- * that is not meant is refused. Without keys on a loopback address a page of our own has a loopback
- * name, too: another one is somebody's who lets his name point here (DNS rebinding). */
+ * A browser names the origin of the page in its request. It may hide the answer from that page but
+ * still sends the request, so requests of other origins are refused here.
+ *
+ * The origin of the server's own page is accepted without configuration. Without API keys on a
+ * loopback address its host must be a loopback name. Any other name may be a foreign domain that
+ * resolves to this machine (DNS rebinding). */
 #pragma once
 #include <stdbool.h>
 #include "base/conf.h"
@@ -10,9 +13,10 @@
 
 struct cors {
     const struct conf_list *origins; // "*": any
-    bool loopback;                   // our own page's name is a loopback one
+    bool loopback;                   // the origin of the own page must be a loopback name
 };
 
-/* Adds what a browser wants to see in the answer to a page of one of the origins. true: it has been
- * answered: it was the browser's question beforehand, or of a page that may not. Handler only. */
+/* Adds the header fields that a browser expects for an accepted origin.
+ * true: the request is answered. It was a preflight request, or its origin is refused. Only from
+ * the handler. */
 bool cors_answer(const struct cors *c, struct http_request *r);

@@ -1,4 +1,4 @@
-/* framing.c - the header fields that say where a request begins and ends. */
+/* framing.c - checks the header fields that delimit a request. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -36,7 +36,7 @@ void framing_add(struct framing *f, const char *name, size_t name_len, const cha
 const char *framing_fault(const struct framing *f, const char *version)
 {
     if (f->odd)
-        return "a header name or value holds characters it must not";
+        return "a header name or value holds forbidden characters";
     if (f->n_host > 1 || f->n_length > 1 || f->n_coding > 1)
         return "Host, Content-Length and Transfer-Encoding must not repeat";
     if (f->n_length && f->n_coding)

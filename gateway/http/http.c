@@ -1,4 +1,4 @@
-/* http.c - the HTTP server, what arrives, connections, start and end. */
+/* http.c - the HTTP server: arriving requests, connections, start and end. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,47 +17,46 @@
 
 #define MAX_URL_BYTES 2048        // path and query, decoded
 #define POOL_BYTES (64u << 10)    // of a connection: header and read buffer
-#define DISCARD_BYTES (64u << 20) // of a body over the limit that are read, so that 413 arrives
-#define LIMIT_ROOM 128            // for connections that are taken and not yet counted
+#define DISCARD_BYTES (64u << 20) // read past max_body, so that the client sees the 413
+#define LIMIT_SLACK 128           // for accepted connections that are not counted yet
 #define TLS_VERSIONS "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"
-#define STOP_US 2000000         // for answers to end, and again for connections
-#define SEND_BUFFER (256 << 10) // the kernel's, for a reader that has stopped; by itself 4 MiB
+#define STOP_US 2000000         // for answers to end, then again for connections
+#define SEND_BUFFER (256 << 10) // in the kernel, for a stalled reader; the default is 4 MiB
 
 /* ---- arrival ---- */
 
-static void set_phase(struct http_server *s, struct MHD_Connection *c, enum conn_phase phase,
+static void set_phase(struct http_server *s, struct MHD_Connection *c, enum connection_phase phase,
                       struct http_request *r)
 {
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    connections_phase(s->conns, i ? i->socket_context : NULL, phase, r);
+    connections_set_phase(s->connections, i ? i->socket_context : NULL, phase, r);
 }
 
 static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *c)
 {
     (void)uri;
-    set_phase(cls, c, CONN_RECEIVING, NULL);
+    set_phase(cls, c, CONNECTION_RECEIVING, NULL);
     return NULL;
 }
 
-/* A NUL would end the path before its end: what holds one stays as it came, and is no path of ours.
- */
+/* A decoded NUL would cut the path short. A path with one stays encoded and matches no route. */
 static size_t unescape(void *cls, struct MHD_Connection *c, char *text)
 {
     (void)cls, (void)c;
     return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
 }
 
-static enum MHD_Result walk(void *cls, enum MHD_ValueKind kind, const char *name, size_t name_len,
-                            const char *value, size_t len)
+static enum MHD_Result add_field(void *cls, enum MHD_ValueKind kind, const char *name,
+                                 size_t name_len, const char *value, size_t len)
 {
     (void)kind;
     framing_add(cls, name, name_len, value ? value : "", len);
     return MHD_YES;
 }
 
-static enum MHD_Result walk_query(void *cls, enum MHD_ValueKind kind, const char *name,
-                                  size_t name_len, const char *value, size_t len)
+static enum MHD_Result add_query_bytes(void *cls, enum MHD_ValueKind kind, const char *name,
+                                       size_t name_len, const char *value, size_t len)
 {
     (void)kind, (void)name, (void)value;
     *(size_t *)cls += name_len + len + 2;
@@ -95,23 +94,23 @@ static enum MHD_Result refuse_body(struct http_request *r)
                        r->s->o.max_body >> 10);
 }
 
-/* The header is here: refuse now what needs no body. */
+/* The header has arrived: refuses the request now if the header is enough to decide. */
 static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connection *c,
                                      const char *path, const char *method, const char *version,
                                      void **ret)
 {
     struct framing w = {0};
-    MHD_get_connection_values_n(c, MHD_HEADER_KIND, walk, &w);
+    MHD_get_connection_values_n(c, MHD_HEADER_KIND, add_field, &w);
     struct http_request *r = request_new(s, c, path, method, w.id);
     if (!r)
         return MHD_NO;
     *ret = r;
-    set_phase(s, c, CONN_RECEIVING, r);
+    set_phase(s, c, CONNECTION_RECEIVING, r);
     const char *fault = framing_fault(&w, version);
     if (fault)
         return http_refuse(r, 400, "%s", fault);
     size_t url = strlen(path);
-    MHD_get_connection_values_n(c, MHD_GET_ARGUMENT_KIND, walk_query, &url);
+    MHD_get_connection_values_n(c, MHD_GET_ARGUMENT_KIND, add_query_bytes, &url);
     if (url > MAX_URL_BYTES)
         return http_refuse(r, 414, "the path and its query are too long: %zu bytes, at most %d",
                            url, MAX_URL_BYTES);
@@ -132,22 +131,22 @@ static enum MHD_Result request_begin(struct http_server *s, struct MHD_Connectio
     return MHD_YES;
 }
 
-/* false: all requests together hold too much. */
-static bool count(struct http_request *r, size_t n)
+/* false: the bodies of all requests exceed max_bodies. */
+static bool count_body(struct http_request *r, size_t n)
 {
     r->counted += n;
     return atomic_fetch_add(&r->s->body_bytes, n) + n <= r->s->o.max_bodies;
 }
 
-/* What is refused is read all the same: a client that still sends would not see the answer. */
+/* A refused body is read and discarded: a client that still sends would not see the answer. */
 static enum MHD_Result take_body(struct http_request *r, const char *data, size_t *n)
 {
     r->body_bytes += *n;
     r->too_big |= r->body_bytes > r->s->o.max_body;
-    bool taken = !r->too_big && !r->no_room && !r->refused;
-    r->no_room |= taken && !count(r, *n);
-    if (!taken || r->no_room)
-        http_let_go(r);
+    bool taken = !r->too_big && !r->bodies_full && !r->refused;
+    r->bodies_full |= taken && !count_body(r, *n);
+    if (!taken || r->bodies_full)
+        http_release_body(r);
     else
         buf_add(&r->body, data, *n);
     *n = 0;
@@ -167,16 +166,16 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *c, const char
     if (!r->dispatched && !r->refused) {
         if (r->too_big)
             return refuse_body(r);
-        if (r->no_room)
+        if (r->bodies_full)
             return http_refuse(r, 503,
-                               "the bodies of other requests take all the room, %zu MiB; try again",
+                               "other requests use all %zu MiB of memory for bodies; try again",
                                s->o.max_bodies >> 20);
         if (r->body.error)
             return http_refuse(r, 500, "no memory for this request");
         pthread_mutex_lock(&r->mu);
         r->dispatched = true;
         pthread_mutex_unlock(&r->mu);
-        set_phase(s, c, CONN_ANSWERING, r);
+        set_phase(s, c, CONNECTION_ANSWERING, r);
         svc_awake();
         s->handler(s->user, r);
         svc_asleep();
@@ -192,15 +191,15 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **request,
     if (!r)
         return;
     *request = NULL;
-    /* Its thread puts away a connection that ends early only when it wakes the next time. */
+    /* libmicrohttpd removes a connection that ended early only when its thread wakes. */
     if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK && !atomic_load(&s->stopping))
         MHD_resume_connection(c);
     pthread_mutex_lock(&r->mu);
     r->c = NULL;
     r->gone = true;
     pthread_mutex_unlock(&r->mu);
-    http_tell_close(r);
-    set_phase(s, c, CONN_IDLE, NULL);
+    http_notify_close(r);
+    set_phase(s, c, CONNECTION_IDLE, NULL);
     http_unref(r);
 }
 
@@ -213,15 +212,15 @@ static void on_connection(void *cls, struct MHD_Connection *c, void **context,
     const union MHD_ConnectionInfo *i =
         MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
     if (code == MHD_CONNECTION_NOTIFY_CLOSED)
-        connections_close(s->conns, *context);
+        connections_close(s->connections, *context);
     else
-        *context = i ? connections_open(s->conns, i->connect_fd) : NULL;
+        *context = i ? connections_open(s->connections, i->connect_fd) : NULL;
 }
 
 static bool on_new(void *user, int fd, const struct sockaddr *address, socklen_t len)
 {
     struct http_server *s = user;
-    return MHD_add_connection(s->daemon, fd, address, len) == MHD_YES; // else it has closed it
+    return MHD_add_connection(s->daemon, fd, address, len) == MHD_YES; // else it has closed fd
 }
 
 static void on_mhd_log(void *cls, const char *format, va_list args)
@@ -230,19 +229,19 @@ static void on_mhd_log(void *cls, const char *format, va_list args)
     (void)cls;
     vsnprintf(text, sizeof(text), format, args);
     text[strcspn(text, "\n")] = 0;
-    log_debug("http: %s", text); // a line for every client that hangs up
+    log_debug("http: %s", text); // one line per disconnect
 }
 
 /* ---- the server ---- */
 
-/* It does not listen itself: 0.9.75 aborts when it is told to stop that (MHD_quiesce_daemon) while
- * it uses epoll and a thread wakes at that moment, and would divide max_connections by threads. */
+/* libmicrohttpd does not listen itself. With epoll, MHD_quiesce_daemon() of version 0.9.75 aborts
+ * when a thread wakes at that moment. It would also divide max_connections by its threads. */
 static int start_daemon(struct http_server *s)
 {
     const struct http_options *o = &s->o;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      MHD_USE_ITC | MHD_USE_NO_LISTEN_SOCKET | (o->tls_cert ? MHD_USE_TLS : 0);
-    unsigned limit = (o->max_connections + LIMIT_ROOM) * o->n_threads; // of all threads together
+    unsigned limit = (o->max_connections + LIMIT_SLACK) * o->n_threads; // divided among the threads
     struct MHD_OptionItem plain[] = {{MHD_OPTION_END, 0, NULL}};
     struct MHD_OptionItem tls[] = {{MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)o->tls_cert},
                                    {MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)o->tls_key},
@@ -258,8 +257,8 @@ static int start_daemon(struct http_server *s)
         MHD_OPTION_THREAD_POOL_SIZE, o->n_threads > 1 ? o->n_threads : 0, MHD_OPTION_ARRAY,
         o->tls_cert ? tls : plain, MHD_OPTION_END);
     if (!s->daemon && o->tls_cert)
-        return fail(-EINVAL, "http: tls_cert and tls_key are no certificate and its key (PEM)");
-    return s->daemon ? 0 : fail(-EIO, "http: the server cannot start: %s", strerror(errno));
+        return fail(-EINVAL, "http: tls_cert and tls_key are not a PEM certificate and its key");
+    return s->daemon ? 0 : fail(-EIO, "http: cannot start the server: %s", strerror(errno));
 }
 
 int http_new(const struct http_options *o, int fd, http_handler *handler, void *user,
@@ -275,15 +274,15 @@ int http_new(const struct http_options *o, int fd, http_handler *handler, void *
     s->user = user;
     s->listen_fd = fd;
     int size = SEND_BUFFER;
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // connections inherit it
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)); // inherited by connections
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    int rc = connections_new(o, &s->conns);
+    int rc = connections_new(o, &s->connections);
     rc = rc < 0 ? rc : start_daemon(s);
     if (rc < 0) {
         http_free(s);
         return rc;
     }
-    connections_listen(s->conns, fd, on_new, s);
+    connections_listen(s->connections, fd, on_new, s);
     *ret = s;
     return 0;
 }
@@ -292,18 +291,18 @@ void http_drain(struct http_server *s)
 {
     atomic_store(&s->draining, true);
     if (s->listen_fd >= 0)
-        connections_unlisten(s->conns);
+        connections_unlisten(s->connections);
     s->listen_fd = -1;
 }
 
 unsigned http_n_active(struct http_server *s)
 {
-    return connections_n_active(s->conns);
+    return connections_n_active(s->connections);
 }
 
 unsigned http_n_open(struct http_server *s)
 {
-    return connections_n_open(s->conns);
+    return connections_n_open(s->connections);
 }
 
 size_t http_body_bytes(struct http_server *s)
@@ -313,21 +312,21 @@ size_t http_body_bytes(struct http_server *s)
 
 void http_wait_idle(struct http_server *s, int64_t timeout_us)
 {
-    connections_wait_idle(s->conns, timeout_us);
+    connections_wait_idle(s->connections, timeout_us);
 }
 
-/* libmicrohttpd must not be stopped while a connection sleeps, and 0.9.75 reads through NULL when
- * it is while it refuses a malformed request: the connections end before it. */
+/* Ends the connections before libmicrohttpd, which must not be stopped while one is suspended.
+ * Version 0.9.75 also reads through NULL if it is stopped while it refuses a malformed request. */
 void http_stop(struct http_server *s)
 {
     atomic_store(&s->stopping, true);
     if (!s->daemon)
         return;
-    connections_stop(s->conns);
+    connections_stop(s->connections);
     http_drain(s);
-    connections_give_up(s->conns);
+    connections_abandon(s->connections);
     http_wait_idle(s, STOP_US);
-    connections_end(s->conns, STOP_US);
+    connections_end(s->connections, STOP_US);
     MHD_stop_daemon(s->daemon);
     s->daemon = NULL;
 }
@@ -337,7 +336,7 @@ void http_free(struct http_server *s)
     if (!s)
         return;
     http_stop(s);
-    connections_free(s->conns);
+    connections_free(s->connections);
     if (s->listen_fd >= 0)
         close(s->listen_fd);
     free(s);

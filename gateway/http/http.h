@@ -1,13 +1,14 @@
-/* http.h - the HTTP server, the only door to libmicrohttpd (behind it http.c and http_request.c).
+/* http.h - the HTTP server; only http.c and http_request.c see libmicrohttpd.
  *
- * The application lets a request in by its header, and then gets it whole: framing checked, header
- * and body within their limits, arrived in time. It is answered with one http_reply(), or with
- * http_stream(), any number of http_write() and one http_end(), now or later, from any thread;
- * meanwhile its connection sleeps and costs no thread. A client that hangs up is noticed at once,
- * also while its request waits.
+ * The application sees a request twice. First it admits or refuses the request by its header. Then
+ * it gets the whole request: framing checked, header and body within their limits, arrived in time.
+ *
+ * It answers with one http_reply(), or with http_stream(), any number of http_write() and one
+ * http_end(). Both may happen later and from any thread. Until then the connection is suspended and
+ * occupies no thread. A disconnect is noticed immediately, also while the request waits.
  *
  * Threads: a pool inside libmicrohttpd calls the handler, which must not block. One more thread
- * watches for hang-ups and time-outs. */
+ * watches for disconnects and timeouts. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,33 +25,33 @@ struct http_options {
     unsigned n_threads, max_connections;
     unsigned max_per_ip; // connections; 0: no such limit
     size_t max_body;     // bytes; more is 413
-    size_t max_bodies;   // bytes of all bodies that are held at once; more is 503
+    size_t max_bodies;   // bytes of all bodies together; more is 503
     size_t max_header;   // bytes of request line and header; more is 431
-    size_t max_unread;   // bytes of a stream that may wait for its reader behind the first event
-    int64_t reader_us;   // half of max_unread waits, or a whole answer stands still, for so long
-    int64_t request_us;  // a whole request must have arrived within
-    int64_t idle_us;     // a connection without a request is closed after
-    int64_t ping_us;     // a silent stream gets a comment this often
-    /* Called first, when the header is here: may refuse by http_reply(), and then no byte of the
-     * body is kept. NULL: all are let in. */
+    size_t max_unread;   // unread bytes of a stream, its first event not counted
+    int64_t reader_us;   // most time with half of max_unread unread, or a whole answer stalled
+    int64_t request_us;  // time for a whole request to arrive
+    int64_t idle_us;     // time until a connection without a request is closed
+    int64_t ping_us;     // silence after which a stream gets a comment
+    /* Called when the header has arrived. It may refuse the request by http_reply(); then the body
+     * is discarded. NULL: all requests are admitted. */
     http_handler *admit;
     const char *tls_cert, *tls_key; // PEM, read at the start; NULL: plain HTTP
 };
 
-/* fd listens already; the server owns it. -ENOMEM, -EIO; -EINVAL: certificate and key are none, or
- * do not belong together. */
+/* fd is a listening socket, which the server owns from now on.
+ * -ENOMEM; -EIO; -EINVAL: the certificate or the key is malformed, or they do not match. */
 int http_new(const struct http_options *o, int fd, http_handler *handler, void *user,
              struct http_server **ret);
-/* No new connections; every answer from now on closes its connection. */
+/* Accepts no new connections. Each answer from now on closes its connection. */
 void http_drain(struct http_server *s);
-unsigned http_n_active(struct http_server *s); // requests not yet answered in full
+unsigned http_n_active(struct http_server *s); // requests whose answer is not complete
 unsigned http_n_open(struct http_server *s);   // connections
-size_t http_body_bytes(struct http_server *s); // held, of max_bodies
-/* Waits until none is active, at most so long. */
+size_t http_body_bytes(struct http_server *s); // counted against max_bodies
+/* Waits until no request is active, at most timeout_us. */
 void http_wait_idle(struct http_server *s, int64_t timeout_us);
-/* Ends what is left; requests that are still held are gone from now on. */
+/* Ends the remaining requests and connections. References to requests stay valid. */
 void http_stop(struct http_server *s);
-/* After the last reference to a request. NULL is fine; stops it if that was not done. */
+/* After the last reference to a request. NULL is fine. Stops the server if it still runs. */
 void http_free(struct http_server *s);
 DEFINE_AUTO(struct http_server, http_free)
 
@@ -59,41 +60,44 @@ DEFINE_AUTO(struct http_server, http_free)
 struct http_server *http_server_of(const struct http_request *r);
 const char *http_method(const struct http_request *r);
 const char *http_path(const struct http_request *r); // decoded, without the query
-/* A field of the header, as it came; NULL: absent. Only from the handler. */
+/* The value of a header field as it arrived; NULL: absent. Only from the handler. */
 const char *http_field(const struct http_request *r, const char *name);
-const char *http_id(const struct http_request *r); // X-Request-Id if it is a sane one, else made
-const char *http_body(const struct http_request *r, size_t *ret_len); // NUL behind it
-/* Frees the body once it is parsed; what was made of it counts in max_bodies in its place, until
- * http_let_go() or the last reference. Only for whoever answers. */
+const char *http_id(const struct http_request *r); // X-Request-Id if valid, else a random one
+const char *http_body(const struct http_request *r, size_t *ret_len); // a NUL follows
+/* Both only by the thread that answers. http_free_body() frees the bytes once they are parsed. They
+ * still count against max_bodies, in place of the data parsed from them. http_release_body(), or
+ * the last reference, ends that. */
 void http_free_body(struct http_request *r);
-void http_let_go(struct http_request *r);
-int64_t http_begun_us(const struct http_request *r); // clock_us() when it began to arrive
+void http_release_body(struct http_request *r);
+int64_t http_begun_us(const struct http_request *r); // clock_us() when its header had arrived
 
-/* Whoever answers later keeps a reference. */
+/* A handler that answers later keeps a reference. */
 struct http_request *http_ref(struct http_request *r);
 void http_unref(struct http_request *r);
 
-/* fn(user) is called exactly once: when the client is gone, or the answer has left in full. Only
- * from the handler. */
+/* fn(user) is called exactly once: when the client has disconnected, or the whole answer is sent.
+ * Only from the handler. */
 void http_on_close(struct http_request *r, void (*fn)(void *user), void *user);
 
-/* fn(user), the same user: half of max_unread was waiting, and now at most a quarter is. */
+/* fn(user), with the user of http_on_close(), is called when a slow reader has caught up: more than
+ * half of max_unread was unread, now at most a quarter is. */
 void http_on_drain(struct http_request *r, void (*fn)(void *user));
 
-/* What the application keeps with the request; release(it) is called before the end of the answer
- * leaves, or with the last reference. Only from the handler, once. */
-void http_carry(struct http_request *r, void *it, void (*release)(void *it));
-void *http_carried(const struct http_request *r); // NULL: nothing
+/* Attaches an object of the application. release(it) is called before the end of the answer is
+ * sent, or with the last reference. Only from the handler, once. */
+void http_attach(struct http_request *r, void *it, void (*release)(void *it));
+void *http_attached(const struct http_request *r); // NULL: none
 
-/* A header of the answer, before it; at most 8. name must be static. */
+/* Adds a header field to the answer, before the answer; at most 8. name must be static. */
 void http_header(struct http_request *r, const char *name, const char *value);
-/* The whole answer; takes the bytes. Without effect when the client is gone. */
+/* Sends the whole answer; takes the bytes. No effect when the client has disconnected. */
 void http_reply(struct http_request *r, int status, const char *type, struct buf *body);
 /* Begins a stream of events (status 200, chunked). */
 void http_stream(struct http_request *r);
-/* -EAGAIN: taken, but the reader is behind: hold back what comes until http_on_drain(), or until
- * http_is_behind() says otherwise. -ECANCELED: gone. -ENOBUFS: max_unread waited already, dropped.
- */
+/* -EAGAIN: taken, but the reader is slow. Pause until the callback of http_on_drain(), or until
+ * http_is_behind() is false.
+ * -ECANCELED: the client has disconnected. -ENOBUFS: more than max_unread is unread; the client is
+ * dropped. */
 int http_write(struct http_request *r, const void *data, size_t len);
 bool http_is_behind(struct http_request *r);
 void http_end(struct http_request *r);

@@ -1,4 +1,4 @@
-/* http_request.c - a request inside the HTTP server: how it waits, and how its answer leaves. */
+/* http_request.c - a request inside the HTTP server: its references, its waiting, its answer. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -7,17 +7,18 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "gateway/http/http_request.h"
+#include "gateway/http/http_watch.h"
 #include "gateway/openai/openai_error.h"
 #include "gateway/openai/sse.h"
 
-#define BLOCK_BYTES 16384 // of an answer at once
+#define BLOCK_BYTES 16384 // of an answer per read
 
 /* ---- for the application ---- */
 
-static void put_down(struct http_request *r)
+static void release_attached(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    void *it = TAKE(r->carried);
+    void *it = TAKE(r->attached);
     pthread_mutex_unlock(&r->mu);
     if (it)
         r->release(it);
@@ -33,9 +34,9 @@ void http_unref(struct http_request *r)
 {
     if (!r || atomic_fetch_sub(&r->n_refs, 1) != 1)
         return;
-    put_down(r);
+    release_attached(r);
     pthread_mutex_destroy(&r->mu);
-    http_let_go(r);
+    http_release_body(r);
     for (unsigned i = 0; i < r->n_headers; i++)
         free(r->headers[i].value);
     buf_done(&r->out);
@@ -63,15 +64,15 @@ const char *http_field(const struct http_request *r, const char *name)
     return MHD_lookup_connection_value(r->c, MHD_HEADER_KIND, name);
 }
 
-void http_carry(struct http_request *r, void *it, void (*release)(void *it))
+void http_attach(struct http_request *r, void *it, void (*release)(void *it))
 {
-    r->carried = it;
+    r->attached = it;
     r->release = release;
 }
 
-void *http_carried(const struct http_request *r)
+void *http_attached(const struct http_request *r)
 {
-    return r->carried;
+    return r->attached;
 }
 
 const char *http_id(const struct http_request *r)
@@ -90,7 +91,7 @@ void http_free_body(struct http_request *r)
     buf_done(&r->body);
 }
 
-void http_let_go(struct http_request *r)
+void http_release_body(struct http_request *r)
 {
     http_free_body(r);
     atomic_fetch_sub(&r->s->body_bytes, r->counted);
@@ -117,7 +118,7 @@ void http_on_drain(struct http_request *r, void (*fn)(void *user))
     pthread_mutex_unlock(&r->mu);
 }
 
-void http_tell_close(struct http_request *r)
+void http_notify_close(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
     void (*fn)(void *user) = TAKE(r->on_close);
@@ -127,7 +128,7 @@ void http_tell_close(struct http_request *r)
 }
 
 /* With the lock. */
-static void wake(struct http_request *r)
+static void resume_locked(struct http_request *r)
 {
     if (r->suspended && r->c)
         MHD_resume_connection(r->c);
@@ -154,7 +155,7 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
         buf_done(&r->out);
         r->out = *body;
         *body = (struct buf){.max = body->max};
-        wake(r);
+        resume_locked(r);
     }
     pthread_mutex_unlock(&r->mu);
     buf_done(body);
@@ -169,13 +170,13 @@ void http_stream(struct http_request *r)
         r->type = "text/event-stream; charset=utf-8";
         r->written_us = clock_us();
         buf_init(&r->out, SIZE_MAX / 2); // append() bounds it
-        wake(r);
+        resume_locked(r);
     }
     pthread_mutex_unlock(&r->mu);
 }
 
-/* With the lock. An event of any size is taken while no more waits than may: the first one does not
- * count, and the writer holds back once it is told to. */
+/* With the lock. Takes an event of any size while at most max_unread is unread. The first event
+ * does not count. The writer must pause after -EAGAIN. */
 static int append(struct http_request *r, const void *data, size_t len)
 {
     if (r->gone || r->answer != STREAM || r->ended)
@@ -191,13 +192,13 @@ static int append(struct http_request *r, const void *data, size_t len)
         buf_add(&r->out, data, len);
     if (full || r->out.error) {
         r->gone = r->overrun = true; // the watcher shuts the socket down
-        wake(r);
+        resume_locked(r);
         return -ENOBUFS;
     }
     r->written_us = clock_us();
     if (!r->behind_us && r->out.len > r->s->o.max_unread / 2)
         r->behind_us = r->written_us;
-    wake(r);
+    resume_locked(r);
     return r->behind_us ? -EAGAIN : 0;
 }
 
@@ -220,37 +221,37 @@ bool http_is_behind(struct http_request *r)
 void http_end(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    bool waits = r->out.len > r->out_at; // what is carried is put down when that has left
-    r->ended = waits;
+    bool pending = r->out.len > r->out_at; // stream_read() will release the attached object
+    r->ended = pending;
     pthread_mutex_unlock(&r->mu);
-    if (waits)
+    if (pending)
         return;
-    put_down(r);
+    release_attached(r);
     pthread_mutex_lock(&r->mu);
     r->ended = true;
-    wake(r);
+    resume_locked(r);
     pthread_mutex_unlock(&r->mu);
 }
 
-/* ---- what the watcher asks for ---- */
+/* ---- calls of the watcher ---- */
 
-/* Whoever works for a client that is gone may stop. */
-void http_hang_up(struct http_request *r)
+/* The callback lets the application stop its work for this client. */
+void http_watch_hung_up(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    bool waits = r->dispatched && !r->gone && r->suspended;
+    bool pending = r->dispatched && !r->gone && r->suspended;
     r->hung_up = true;
-    if (waits) {
+    if (pending) {
         r->gone = true;
-        wake(r);
+        resume_locked(r);
     }
     pthread_mutex_unlock(&r->mu);
-    if (waits)
-        http_tell_close(r);
+    if (pending)
+        http_notify_close(r);
 }
 
-/* A comment keeps proxies patient and finds connections that are dead without a word. */
-bool http_tend(struct http_request *r, int64_t now_us)
+/* The comment keeps proxies from closing the connection, and reveals dead connections. */
+bool http_watch_tick(struct http_request *r, int64_t now_us)
 {
     pthread_mutex_lock(&r->mu);
     if (r->answer == STREAM && r->suspended && now_us - r->written_us >= r->s->o.ping_us)
@@ -260,18 +261,18 @@ bool http_tend(struct http_request *r, int64_t now_us)
     return drop;
 }
 
-void http_give_up(struct http_request *r)
+void http_watch_abandon(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
     r->gone = true;
-    wake(r);
+    resume_locked(r);
     pthread_mutex_unlock(&r->mu);
 }
 
 /* ---- answers, on the connection's thread ---- */
 
-/* With the lock. What waits, at most max bytes of it; true: the reader has caught up. */
-static bool take_out(struct http_request *r, char *to, size_t max, ssize_t *ret_n)
+/* With the lock. Copies unread bytes, at most max; true: the reader has caught up. */
+static bool copy_out(struct http_request *r, char *to, size_t max, ssize_t *ret_n)
 {
     size_t left = r->out.len - r->out_at, n = left < max ? left : max;
     memcpy(to, r->out.data + r->out_at, n);
@@ -290,26 +291,26 @@ static bool take_out(struct http_request *r, char *to, size_t max, ssize_t *ret_
 static ssize_t stream_read(void *cls, uint64_t at, char *to, size_t max)
 {
     struct http_request *r = cls;
-    bool caught_up = false, waits;
+    bool caught_up = false, pending;
     ssize_t n = 0;
     (void)at;
     pthread_mutex_lock(&r->mu);
-    waits = r->out.len > r->out_at;
-    if (r->gone || (r->hung_up && !waits && !r->ended)) {
+    pending = r->out.len > r->out_at;
+    if (r->gone || (r->hung_up && !pending && !r->ended)) {
         n = MHD_CONTENT_READER_END_WITH_ERROR;
-    } else if (waits) {
-        caught_up = take_out(r, to, max, &n);
+    } else if (pending) {
+        caught_up = copy_out(r, to, max, &n);
     } else if (r->ended) {
         n = MHD_CONTENT_READER_END_OF_STREAM;
     } else {
         r->suspended = true;
-        MHD_suspend_connection(r->c); // under the lock, or a wake-up is lost
+        MHD_suspend_connection(r->c); // under the lock, or a resume would be lost
     }
     void (*on_drain)(void *user) = caught_up && r->on_close ? r->on_drain : NULL;
     bool over = r->ended && r->out.len == r->out_at;
     pthread_mutex_unlock(&r->mu);
     if (over)
-        put_down(r);
+        release_attached(r);
     if (on_drain)
         on_drain(r->user);
     return n;
@@ -324,7 +325,7 @@ static ssize_t reply_read(void *cls, uint64_t at, char *to, size_t max)
     r->behind_us = clock_us();
     pthread_mutex_unlock(&r->mu);
     if (n == left)
-        put_down(r);
+        release_attached(r);
     return (ssize_t)n;
 }
 
@@ -369,22 +370,22 @@ static enum MHD_Result queue_answer(struct http_request *r)
 enum MHD_Result http_answer_or_sleep(struct http_request *r)
 {
     enum MHD_Result ok = MHD_YES;
-    bool lost = false;
+    bool disconnected = false;
     pthread_mutex_lock(&r->mu);
     if (r->gone) {
         ok = MHD_NO;
     } else if (r->answer != NONE) {
         ok = queue_answer(r);
     } else if (r->hung_up || atomic_load(&r->s->stopping)) {
-        r->gone = lost = true;
+        r->gone = disconnected = true;
         ok = MHD_NO;
     } else {
         r->suspended = true;
         MHD_suspend_connection(r->c);
     }
     pthread_mutex_unlock(&r->mu);
-    if (lost)
-        http_tell_close(r);
+    if (disconnected)
+        http_notify_close(r);
     return ok;
 }
 

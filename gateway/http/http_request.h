@@ -1,8 +1,8 @@
-/* http_request.h - a request inside the HTTP server: how it waits, and how its answer leaves.
+/* http_request.h - a request inside the HTTP server.
  *
- * Private to http.c and http_request.c, which alone see libmicrohttpd.
+ * Private to http.c and http_request.c, the only files that see libmicrohttpd.
  *
- * Threads: the connection's, for what takes or returns libmicrohttpd's types; else any. */
+ * Threads: functions with types of libmicrohttpd on the connection's thread, others on any. */
 #pragma once
 #include <microhttpd.h>
 #include <pthread.h>
@@ -10,17 +10,17 @@
 #include "gateway/http/connections.h"
 #include "gateway/http/http.h"
 
-#define HTTP_MAX_HEADERS 8 // of an answer, beside those that each has
+#define HTTP_MAX_HEADERS 8 // of an answer, in addition to the standard ones
 
 struct http_server {
     struct http_options o;
     struct MHD_Daemon *daemon;
-    struct connections *conns;
+    struct connections *connections;
     http_handler *handler;
     void *user;
     int listen_fd;
     atomic_bool draining, stopping;
-    atomic_size_t body_bytes; // that requests count for, see http_free_body()
+    atomic_size_t body_bytes; // counted for requests, see http_free_body()
 };
 
 enum answer { NONE, REPLY, STREAM };
@@ -32,19 +32,19 @@ struct http_request {
     char method[16], id[72];
     struct buf body;
     size_t body_bytes; // arrived, also those over the limit
-    size_t counted;    // of the server's body_bytes
+    size_t counted;    // part of the server's body_bytes
     int64_t begun_us;
-    bool too_big, no_room;
-    bool refused; // by its header
+    bool too_big, bodies_full;
+    bool refused; // because of its header
 
     pthread_mutex_t mu;       // for what follows
-    struct MHD_Connection *c; // NULL: libmicrohttpd is done with it
+    struct MHD_Connection *c; // NULL: libmicrohttpd has finished it
     enum answer answer;
-    bool dispatched; // the application knows it
-    bool suspended;  // its connection sleeps
-    bool hung_up;    // the client has closed, or will not say more
-    bool gone;       // nobody will read an answer
-    bool overrun;    // its reader is too slow
+    bool dispatched; // the handler was called
+    bool suspended;  // its connection is suspended
+    bool hung_up;    // the client has closed at least its sending side
+    bool gone;       // no answer can reach the client
+    bool overrun;    // the reader is too slow
     bool ended;      // the stream is complete
     int status;
     const char *type;
@@ -55,20 +55,22 @@ struct http_request {
     unsigned n_headers;
     struct buf out;
     size_t out_at;    // read up to here
-    size_t out_first; // bytes of the event that found nothing waiting
+    size_t out_first; // bytes of the event that found `out` empty
     int64_t written_us;
-    int64_t behind_us; // since when half of max_unread waits, 0: it does not; REPLY: its last block
+    /* STREAM: since when half of max_unread is unread, 0: less is. REPLY: when a block last
+     * left. */
+    int64_t behind_us;
     void (*on_close)(void *user);
     void (*on_drain)(void *user);
     void *user;
-    void (*release)(void *carried);
-    void *carried;
+    void (*release)(void *attached);
+    void *attached;
 };
 
-/* Outside the lock: the owner may call back. */
-void http_tell_close(struct http_request *r);
-/* Answers if there is an answer, else lets the connection sleep. */
+/* Calls on_close once. Without the lock: the owner may call functions of this file. */
+void http_notify_close(struct http_request *r);
+/* Sends the answer if there is one, else suspends the connection. */
 enum MHD_Result http_answer_or_sleep(struct http_request *r);
-/* An error of the server's own, in the API's shape. */
+/* Answers with an error of the HTTP server, in the shape of the API. */
 enum MHD_Result http_refuse(struct http_request *r, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -16,14 +16,14 @@
 #define BACKLOG 1024
 #define SOCKET_MODE 0660
 
-static int bound(int fd, const struct sockaddr *a, socklen_t len, const char *address)
+static int bind_and_listen(int fd, const struct sockaddr *a, socklen_t len, const char *address)
 {
     if (bind(fd, a, len) == 0 && listen(fd, BACKLOG) == 0)
         return fd;
     int e = errno;
     close(fd);
     if (e == EADDRINUSE)
-        return fail(-e, "%s is taken: another program listens there", address);
+        return fail(-e, "%s is in use: another program listens there", address);
     return fail(-e, "cannot listen on %s: %s", address, strerror(e));
 }
 
@@ -44,10 +44,10 @@ static int open_tcp(const char *host, const char *port, const char *address)
     if (fd < 0) {
         e = errno;
         freeaddrinfo(found);
-        return fail(-e, "cannot make a socket: %s", strerror(e));
+        return fail(-e, "cannot create a socket: %s", strerror(e));
     }
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    fd = bound(fd, found->ai_addr, found->ai_addrlen, address);
+    fd = bind_and_listen(fd, found->ai_addr, found->ai_addrlen, address);
     freeaddrinfo(found);
     return fd;
 }
@@ -94,7 +94,7 @@ bool listen_is_public(int fd)
         struct sockaddr any;
         struct sockaddr_in v4;
         struct sockaddr_in6 v6;
-        struct sockaddr_storage room;
+        struct sockaddr_storage storage;
     } a = {0};
     socklen_t len = sizeof(a);
     if (getsockname(fd, &a.any, &len) < 0)

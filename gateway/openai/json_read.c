@@ -1,4 +1,4 @@
-/* json_read.c - a JSON body, value by value. */
+/* json_read.c - reads a JSON body value by value. */
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -25,7 +25,6 @@ int json_read_no_memory(struct json_read *r)
     return fail(-ENOMEM, "%s", r->fault->text);
 }
 
-/* The member, NULL when absent or null. */
 json_t *json_read_member(const json_t *object, const char *name)
 {
     json_t *v = json_object_get(object, name);
@@ -83,7 +82,8 @@ int json_read_real(struct json_read *r, const json_t *v, const char *name, doubl
     return 0;
 }
 
-int json_read_id(struct json_read *r, const json_t *v, const char *field, size_t i, uint32_t *ret)
+int json_read_token_id(struct json_read *r, const json_t *v, const char *field, size_t i,
+                       uint32_t *ret)
 {
     json_int_t id = json_integer_value(v);
     if (!json_is_integer(v) || id < 0 || id > OPENAI_MAX_TOKEN) {
@@ -95,8 +95,7 @@ int json_read_id(struct json_read *r, const json_t *v, const char *field, size_t
     return 0;
 }
 
-/* A string, or an array of {"type": "text", "text": ...} joined by line breaks: new reference. */
-int json_read_parts(struct json_read *r, json_t *v, const char *name, json_t **ret)
+int json_read_text_parts(struct json_read *r, json_t *v, const char *name, json_t **ret)
 {
     if (!v || json_is_string(v)) {
         *ret = v ? json_incref(v) : json_string("");
@@ -129,8 +128,6 @@ int json_read_parts(struct json_read *r, json_t *v, const char *name, json_t **r
     return *ret ? 0 : json_read_no_memory(r);
 }
 
-/* Bounds what the parser is given, before anything recursive sees it: the depth, and the number of
- * values and keys, of which many cost far more than long ones. name: the field, "" for the body. */
 int json_read_shape(struct json_read *r, const char *name, const char *s, size_t len)
 {
     int depth = 0;
@@ -146,12 +143,12 @@ int json_read_shape(struct json_read *r, const char *name, const char *s, size_t
         quoted = s[i] == '"';
         depth += (s[i] == '[' || s[i] == '{') - (s[i] == ']' || s[i] == '}');
         r->n_values += s[i] == '[' || s[i] == '{' || s[i] == ',' || s[i] == ':';
-        if (depth > OPENAI_MAX_DEPTH)
+        if (depth > JSON_READ_MAX_DEPTH)
             return json_read_refuse(r, name, "%s is nested deeper than %d levels",
-                                    *name ? name : "the body", OPENAI_MAX_DEPTH);
-        if (r->n_values > OPENAI_MAX_VALUES)
+                                    *name ? name : "the body", JSON_READ_MAX_DEPTH);
+        if (r->n_values > JSON_READ_MAX_VALUES)
             return json_read_refuse(r, name, "the body holds more than %d values",
-                                    OPENAI_MAX_VALUES);
+                                    JSON_READ_MAX_VALUES);
     }
     return 0;
 }
@@ -171,7 +168,7 @@ static bool is_long_integer(const char *s, size_t len)
     return errno == ERANGE;
 }
 
-/* What has an exponent is a real. */
+/* Copies the text and adds an exponent to integers that do not fit: jansson then reads a real. */
 static void add_exponents(struct buf *to, const char *s, size_t len)
 {
     bool quoted = false;
@@ -190,7 +187,7 @@ static void add_exponents(struct buf *to, const char *s, size_t len)
     }
 }
 
-json_t *json_read_json(const char *s, size_t len, size_t flags, json_error_t *e)
+json_t *json_read_parse(const char *s, size_t len, size_t flags, json_error_t *e)
 {
     json_t *j = json_loadb(s, len, flags, e);
     if (j || json_error_code(e) != json_error_numeric_overflow)
@@ -201,13 +198,13 @@ json_t *json_read_json(const char *s, size_t len, size_t flags, json_error_t *e)
     return longer.error ? NULL : json_loadb(longer.data, longer.len, flags, e);
 }
 
-int json_read_load(struct json_read *r, const char *body, size_t len, json_t **ret)
+int json_read_body(struct json_read *r, const char *body, size_t len, json_t **ret)
 {
     json_error_t e;
     int rc = json_read_shape(r, "", body, len);
     if (rc < 0)
         return rc;
-    AUTO(json_decref_own) json_t *j = json_read_json(body, len, JSON_REJECT_DUPLICATES, &e);
+    AUTO(json_decref_own) json_t *j = json_read_parse(body, len, JSON_REJECT_DUPLICATES, &e);
     if (!j)
         return json_read_refuse(r, "", "the body is not valid JSON: %s (line %d, column %d)",
                                 e.text, e.line, e.column);

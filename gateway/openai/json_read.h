@@ -1,13 +1,14 @@
-/* json_read.h - a JSON body, value by value: what the readers of requests share. jansson stays behind
- * them (openai_request.h).
+/* json_read.h - reads a JSON body value by value, with an error that names the wrong field.
  *
- * Every function gives 0, or a negative errno with the fault filled: -EINVAL, -ENOMEM.
+ * Shared by the readers of requests. Only they see jansson, the users of openai_request.h do not.
+ *
+ * Functions with an int result return 0, or -EINVAL or -ENOMEM with the fault filled.
  *
  * Threads: any, nothing is shared. */
 #pragma once
 #include <jansson.h>
 #include "base/mem.h"
-#include "gateway/openai/openai_request.h"
+#include "gateway/openai/openai_field.h"
 
 static inline void json_decref_own(json_t *j)
 {
@@ -15,47 +16,44 @@ static inline void json_decref_own(json_t *j)
 }
 DEFINE_AUTO(json_t, json_decref_own)
 
-/* One request being read: where it goes and where complaints go. */
+#define JSON_READ_MAX_DEPTH 128 // nested arrays and objects
+/* Values in a body, keys included. Parsing this many takes as long as parsing 8 MiB of text. */
+#define JSON_READ_MAX_VALUES (256 << 10)
+
+/* One body that is being read. */
 struct json_read {
-    struct openai_request *q;
     struct openai_fault *fault;
-    unsigned n_values; // seen in its JSON so far
+    unsigned n_values; // in the JSON seen so far
 };
 
-/* Status 400. param: the field, "" for the whole body. */
+/* Sets a fault of status 400. param: the field, "" for the whole body. Returns -EINVAL. */
 int json_read_refuse(struct json_read *r, const char *param, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 int json_read_no_memory(struct json_read *r);
 
-/* The body as an object, once its shape is checked. */
-int json_read_load(struct json_read *r, const char *body, size_t len, json_t **ret);
-/* Bounds what the parser is given, before anything recursive sees it: the depth, and the number of
- * values and keys, of which many cost far more than long ones. name: the field, "" for the body. */
+/* Parses the body, which must be an object; checks its shape first. */
+int json_read_body(struct json_read *r, const char *body, size_t len, json_t **ret);
+/* Limits the depth and the number of values before a recursive parser sees the text. Many values
+ * and keys cost far more time and memory than long ones. name: the field, "" for the body. */
 int json_read_shape(struct json_read *r, const char *name, const char *s, size_t len);
 
-/* json_loadb, but integers of any length are numbers: too long ones become reals. */
-json_t *json_read_json(const char *s, size_t len, size_t flags, json_error_t *e);
+/* As json_loadb(), but integers that do not fit become reals. */
+json_t *json_read_parse(const char *s, size_t len, size_t flags, json_error_t *e);
 
 /* The member, NULL when absent or null. */
 json_t *json_read_member(const json_t *object, const char *name);
 const char *json_read_type(const json_t *v); // "an object", "true" ...
 
-/* v of the field `name`, which must be there ... */
+/* Read the value v of the field `name`. v must not be NULL ... */
 int json_read_flag(struct json_read *r, const json_t *v, const char *name, bool *ret);
 int json_read_int(struct json_read *r, const json_t *v, const char *name, double min, double max,
                   struct openai_int *ret);
 int json_read_real(struct json_read *r, const json_t *v, const char *name, double min, double max,
                    struct openai_real *ret);
-/* ... or may be NULL: *ret stays. */
+/* ... or may be NULL: then *ret is unchanged. */
 int json_read_text(struct json_read *r, const json_t *v, const char *name, char **ret);
-/* A string, or an array of {"type": "text", "text": ...} joined by line breaks: new reference. */
-int json_read_parts(struct json_read *r, json_t *v, const char *name, json_t **ret);
-/* Element i of `field`. */
-int json_read_id(struct json_read *r, const json_t *v, const char *field, size_t i, uint32_t *ret);
-
-/* The fields that chats and completions share. */
-int openai_fields_read(struct json_read *r, json_t *body);
-/* Messages and tools, as the variables of a chat template. */
-int openai_chat_read(struct json_read *r, json_t *body);
-/* The same of a response's input. */
-int responses_read(struct json_read *r, json_t *body);
+/* A string, or an array of {"type": "text", "text": ...}, joined by line breaks. New reference. */
+int json_read_text_parts(struct json_read *r, json_t *v, const char *name, json_t **ret);
+/* A token id, element i of `field`. */
+int json_read_token_id(struct json_read *r, const json_t *v, const char *field, size_t i,
+                       uint32_t *ret);

@@ -1,4 +1,4 @@
-/* json_write.c - JSON values written by hand into a buffer. */
+/* json_write.c - writes JSON values into a buffer. */
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>

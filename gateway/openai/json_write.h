@@ -1,4 +1,4 @@
-/* json_write.h - JSON values written by hand into a buffer: an answer is text around escaped strings.
+/* json_write.h - writes JSON values into a buffer, without a tree of JSON objects.
  *
  * Threads: one per buffer. */
 #pragma once
@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include "base/buf.h"
 
-/* The inside of a string, without quotes. Whatever is no UTF-8 becomes U+FFFD, so that what leaves
+/* The escaped characters of a string, without quotes. Invalid UTF-8 becomes U+FFFD, so the output
  * is always valid JSON. */
 void json_write_chars(struct buf *to, const void *text, size_t len);
 /* A string with its quotes. */
@@ -14,7 +14,7 @@ void json_write_text(struct buf *to, const void *text, size_t len);
 void json_write_cstr(struct buf *to, const char *text);
 /* [226,130,172] */
 void json_write_bytes(struct buf *to, const void *data, size_t len);
-/* Nine digits, so that the reader gets the same float; what JSON cannot say becomes -9999. */
+/* Nine digits, so the reader gets the same float. Infinities and NaN become -9999. */
 void json_write_float(struct buf *to, float value);
 void json_write_double(struct buf *to, double value);
 

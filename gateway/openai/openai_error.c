@@ -1,4 +1,4 @@
-/* openai_error.c - errors in OpenAI's shape. */
+/* openai_error.c - errors in the shape of OpenAI. */
 #include <string.h>
 #include "gateway/openai/json_write.h"
 #include "gateway/openai/openai_error.h"

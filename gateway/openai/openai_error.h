@@ -1,10 +1,10 @@
-/* openai_error.h - errors in OpenAI's shape.
+/* openai_error.h - errors in the shape of OpenAI.
  *
  * Threads: any. */
 #pragma once
 #include "base/buf.h"
 
-/* {"error": {...}}; type and code follow from the HTTP status; param "": null. */
+/* {"error": {...}}; the HTTP status determines type and code; param "": null. */
 void openai_error(struct buf *to, int status, const char *text, const char *param);
-/* The same as an event, for a stream that has begun; ends with [DONE]. */
+/* The same as an event of a stream that has begun, then [DONE]. */
 void openai_error_event(struct buf *to, int status, const char *text);

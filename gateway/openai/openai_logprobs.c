@@ -1,4 +1,4 @@
-/* openai_logprobs.c - the logprobs of an answer, in both of OpenAI's shapes. */
+/* openai_logprobs.c - the logprobs of an answer, in the shapes of chats and completions. */
 #include "gateway/openai/json_write.h"
 #include "gateway/openai/openai_logprobs.h"
 
@@ -29,7 +29,8 @@ static bool whole(struct openai_text t)
     return true;
 }
 
-/* Bytes that are no text are named, so that different ones stay different keys. */
+/* The text of a token as a key. Invalid UTF-8 is written as bytes, so different tokens have
+ * different keys. */
 static void token_name(struct buf *to, struct openai_text t)
 {
     if (whole(t)) {

@@ -1,4 +1,4 @@
-/* openai_logprobs.h - the logprobs of an answer, in both of OpenAI's shapes.
+/* openai_logprobs.h - the logprobs of an answer, in the shapes of chats and completions.
  *
  * Threads: one at a time. */
 #pragma once
@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "gateway/openai/openai_reply.h"
 
-/* Lists, complete but for their brackets. Chats use `tokens` alone. */
+/* JSON lists without their brackets. Chats use only `tokens`. */
 struct openai_logprobs {
     struct buf tokens, values, tops, offsets;
 };
@@ -18,7 +18,7 @@ static inline void openai_logprobs_done_auto(struct openai_logprobs *l)
     openai_logprobs_done(l);
 }
 
-/* offset: characters of the text before the token. */
+/* offset: characters of the answer before the token. */
 void openai_logprobs_add(struct openai_logprobs *l, bool chat, const struct openai_token *t,
                          uint32_t offset);
 void openai_logprobs_write(const struct openai_logprobs *l, bool chat, struct buf *to);

@@ -1,4 +1,4 @@
-/* openai_reply.c - answers in OpenAI's shapes: what all of them have in common. */
+/* openai_reply.c - answers in the shapes of OpenAI: the common part of all shapes. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -32,7 +32,7 @@ static char *head_of(const struct openai_reply_head *h)
 
 static void choice_init(struct openai_choice *c, const struct output_parser_rules *rules)
 {
-    output_parser_init(&c->parts, rules);
+    output_parser_init(&c->parser, rules);
     buf_init(&c->text, OPENAI_MAX_TEXT);
     buf_init(&c->reasoning, OPENAI_MAX_TEXT);
     buf_init(&c->items, OPENAI_MAX_TEXT);
@@ -57,7 +57,7 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
                                .rules = h->rules,
                                .echoed = h->echoed,
                                .id = h->id,
-                               .noise = h->noise,
+                               .id_seed = h->id_seed,
                                .head = head_of(h)};
     output_parser_out_init(&r->out);
     r->choices = calloc(h->n, sizeof(*r->choices));
@@ -65,9 +65,9 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
         openai_reply_done(r);
         return fail(-ENOMEM, "reply: no memory for %u choices", h->n);
     }
-    if (tools && tool_format_types(h->rules.format) && tool_types_new(tools, &r->types) < 0) {
+    if (tools && tool_parser_uses_types(h->rules.format) && tool_types_new(tools, &r->types) < 0) {
         openai_reply_done(r);
-        return -ENOMEM; // they were read before
+        return -ENOMEM; // the only error: the tools were parsed before
     }
     r->rules.types = r->types;
     r->n_each = h->n_each;
@@ -79,7 +79,7 @@ int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *h)
 void openai_reply_done(struct openai_reply *r)
 {
     for (unsigned i = 0; i < r->n; i++) {
-        output_parser_done(&r->choices[i].parts);
+        output_parser_done(&r->choices[i].parser);
         buf_done(&r->choices[i].text);
         buf_done(&r->choices[i].reasoning);
         buf_done(&r->choices[i].items);
@@ -95,12 +95,12 @@ void openai_reply_done(struct openai_reply *r)
     *r = (struct openai_reply){0};
 }
 
-/* Mistral's templates refuse ids of any other length. */
+/* A made id has nine characters: Mistral's templates refuse any other length. */
 const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsigned index,
                            const struct tool_call *call, char made[OPENAI_CALL_ID])
 {
     static const char digits[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-    uint64_t x = rng_splitmix64(r->noise + ((uint64_t)choice << 32 | index));
+    uint64_t x = rng_splitmix64(r->id_seed + ((uint64_t)choice << 32 | index));
     if (call->id)
         return call->id;
     int n = r->rules.format == TOOLS_MISTRAL ? 0 : sprintf(made, "call_");
@@ -110,8 +110,8 @@ const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsign
     return made;
 }
 
-/* For the other choices. A prompt that finds no memory is missing there. */
-static void keep_prompt(struct openai_choice *first, struct openai_text prompt)
+/* Saves the prompt for the other choices. Without memory they do not echo it. */
+static void save_prompt(struct openai_choice *first, struct openai_text prompt)
 {
     first->prompt = prompt.len ? malloc(prompt.len) : NULL;
     first->n_prompt = first->prompt ? prompt.len : 0;
@@ -124,7 +124,7 @@ static struct openai_choice *first_of(struct openai_reply *r, unsigned choice)
     return &r->choices[choice - choice % r->n_each];
 }
 
-/* All choices of a prompt tell of it; the others may find more of it cached. */
+/* Each choice of a prompt reports it. Later choices may find more of it cached: the most counts. */
 void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached)
 {
     struct openai_choice *first = first_of(r, choice);
@@ -155,13 +155,13 @@ void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai
     else if (c != first)
         prompt = (struct openai_text){first->prompt, first->n_prompt};
     else if (r->n_each > 1)
-        keep_prompt(first, prompt);
+        save_prompt(first, prompt);
     c->n_chars += count_chars(prompt);
     r->writer->started(r, choice, prompt, to);
 }
 
-/* What nobody is to see; of calls those past the only one. */
-static void leave_out(struct openai_reply *r, struct openai_choice *c)
+/* Drops hidden reasoning, and calls after the first if only one is allowed. */
+static void drop_unwanted(struct openai_reply *r, struct openai_choice *c)
 {
     if (r->hides_reasoning)
         buf_clear(&r->out.reasoning);
@@ -173,15 +173,15 @@ void openai_reply_token(struct openai_reply *r, unsigned choice, const struct op
                         struct buf *to)
 {
     struct openai_choice *c = &r->choices[choice];
-    bool reasoned = output_parser_reasons(&c->parts);
+    bool reasoned = output_parser_reasons(&c->parser);
     output_parser_out_clear(&r->out);
-    output_parser_feed(&c->parts, t->text.data, t->text.len, &r->out);
-    leave_out(r, c);
-    reasoned |= output_parser_reasons(&c->parts);
+    output_parser_feed(&c->parser, t->text.data, t->text.len, &r->out);
+    drop_unwanted(r, c);
+    reasoned |= output_parser_reasons(&c->parser);
     r->completion_tokens++;
     r->reasoning_tokens += reasoned;
-    bool quiet = reasoned || c->parts.state == OUTPUT_PARSER_CALL || r->out.calls.n;
-    r->said = r->out.content.len || !quiet;
+    bool quiet = reasoned || c->parser.state == OUTPUT_PARSER_CALL || r->out.calls.n;
+    r->has_content = r->out.content.len || !quiet;
     r->hidden = r->hides_reasoning && reasoned && !r->out.content.len && !r->out.calls.n;
     r->writer->piece(r, choice, t, to);
     c->n_calls += r->out.calls.n;
@@ -196,9 +196,9 @@ void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *
         return;
     c->finished = true;
     output_parser_out_clear(&r->out);
-    output_parser_feed(&c->parts, text.data, text.len, &r->out);
-    output_parser_end(&c->parts, &r->out);
-    leave_out(r, c);
+    output_parser_feed(&c->parser, text.data, text.len, &r->out);
+    output_parser_end(&c->parser, &r->out);
+    drop_unwanted(r, c);
     bool called = c->n_calls || r->out.calls.n;
     snprintf(c->reason, sizeof(c->reason), "%s",
              called && strcmp(reason, "stop") == 0 ? "tool_calls" : reason);

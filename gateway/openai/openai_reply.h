@@ -1,8 +1,8 @@
-/* openai_reply.h - answers in OpenAI's shapes: chat.completion, text_completion and response
+/* openai_reply.h - answers in the shapes of OpenAI: chat.completion, text_completion and response
  * objects, or their events.
  *
- * One interface for all: started, token, finished per choice, then end. When streaming each call
- * appends its events to `to`; otherwise the parts are gathered and `end` writes the object.
+ * All shapes have one interface: started, token, finished for each choice, then end. For a stream
+ * each call appends events to `to`. Otherwise the text is collected and `end` writes the object.
  *
  * Threads: one at a time per reply. */
 #pragma once
@@ -13,10 +13,10 @@
 #include "gateway/openai/openai_request.h"
 #include "gateway/openai/output_parser.h"
 
-#define OPENAI_MAX_TEXT (64u << 20) // bytes one choice of a gathered answer may grow to
+#define OPENAI_MAX_TEXT (64u << 20) // bytes of one choice of an answer without a stream
 
 struct openai_text {
-    const char *data; // any bytes: what is no UTF-8 leaves as U+FFFD
+    const char *data; // any bytes; invalid UTF-8 is written as U+FFFD
     size_t len;
 };
 
@@ -27,53 +27,53 @@ struct openai_alternative {
 
 struct openai_token {
     struct openai_text text;  // whole characters, may be empty
-    struct openai_text bytes; // the token's own (with logprobs)
+    struct openai_text bytes; // of the token itself (with logprobs)
     float logprob;
-    uint32_t n_held; // characters of the text before its own that have not come yet
+    uint32_t n_held; // characters before its own that the verifier still holds back
     const struct openai_alternative *top;
     unsigned n_top;
-    /* For streams that tell where tokens come from (include_tokens). */
+    /* For streams with the origin of each token (include_tokens). */
     uint32_t id;
     const char *origin; // "target", "accepted", "correction", "bonus"
     uint32_t round, drafted;
     struct openai_text proposer;
 };
 
-/* What became of the drafts of one choice. */
-#define OPENAI_KEPT_MAX 65
+/* The results of the drafts of one choice. */
+#define OPENAI_ACCEPTED_MAX 65
 struct openai_speculation {
     uint32_t rounds, rounds_drafted, drafted, accepted, bonus;
-    uint32_t k;                                   // draft tokens per round, at most
-    uint32_t accepted_histogram[OPENAI_KEPT_MAX]; // [i]: drafted rounds of which i tokens were kept
+    uint32_t k;                                       // draft tokens per round, at most
+    uint32_t accepted_histogram[OPENAI_ACCEPTED_MAX]; // [i]: drafted rounds with i accepted tokens
 };
 
-/* Of the choice that took longest. */
+/* Times of the choice that took longest. */
 struct openai_timings {
-    double prompt_ms, decode_ms; // until the first token (queueing left out), and from there on
+    double prompt_ms, decode_ms; // until the first token (without queueing), and after it
 };
 
 struct openai_choice;
 struct openai_writer;
 
 struct openai_reply {
-    const struct openai_writer *writer; // of its shape
-    bool chat;                          // or a completion, or a response
+    const struct openai_writer *writer; // for the shape of the answer
+    bool chat;                          // false: a completion or a response
     bool stream, logprobs, echo, include_usage, include_tokens;
     bool hides_reasoning, one_call;
-    bool hidden, said; // the token that is being written is reasoning nobody is to see, or
-                       // of the content
+    /* The current token: is hidden reasoning; belongs to the content. */
+    bool hidden, has_content;
     struct output_parser_rules rules; // how the text is split
-    struct output_parser_out out;     // of the token, or the end, that is being written
+    struct output_parser_out out;     // of the current token, or of the end
     struct tool_types *types;         // memory of the rules
     char *echoed;                     // of a response
     const char *id;                   // of the request
-    uint64_t noise;                   // ids of calls come from it
-    bool has_prediction;              // the request foretold its answer
+    uint64_t id_seed;                 // the ids of calls are derived from it
+    bool has_prediction;              // the request has a predicted output
     char *head; // `{"id":...,"object":...,"created":...,"model":...,` of every object
     struct openai_choice *choices;
-    unsigned n, n_each; // choices of all prompts, and of each: they follow one another
+    unsigned n, n_each; // choices of all prompts, and of each prompt; grouped by prompt
     uint32_t prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens;
-    unsigned n_seeds;                      // 2: more than one is in use
+    unsigned n_seeds;                      // 0, 1, or 2: the choices have different seeds
     int64_t seed;                          // the last one
     struct openai_speculation speculation; // sum over the choices
     struct openai_timings timings;
@@ -83,34 +83,35 @@ struct openai_reply {
 struct openai_reply_head {
     enum openai_kind kind;
     bool stream, logprobs, echo, include_usage, include_tokens, has_prediction;
-    bool hides_reasoning;             // it is told apart and left out
-    bool one_call;                    // of several calls only the first
+    bool hides_reasoning;             // reasoning is recognised and left out
+    bool one_call;                    // only the first of several calls
     struct output_parser_rules rules; // chats
-    char *tools;                      // the request's, taken over; NULL: none
-    char *echoed;                     // a response's, taken over
+    char *tools;                      // of the request, owned from now on; NULL: none
+    char *echoed;                     // of a response, owned from now on
     const char *id;                   // of the request
-    uint64_t noise;                   // never the same twice
+    uint64_t id_seed;                 // differs between requests
     struct openai_text model, fingerprint;
     int64_t created;    // seconds since 1970
-    unsigned n, n_each; // choices, and those of each prompt
+    unsigned n, n_each; // choices of all prompts, and of each prompt
 };
 
 /* -ENOMEM. */
 int openai_reply_init(struct openai_reply *r, const struct openai_reply_head *head);
 void openai_reply_done(struct openai_reply *r);
 
-/* Tokens of the choice's prompt, and how many of them were cached. */
+/* The number of tokens of the choice's prompt, and how many of them were cached. */
 void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached);
-/* choice < n. prompt: its text for echo with its first choice, which starts first; else empty. */
+/* choice < n. prompt: its text for echo, only with the first choice, which starts first. */
 void openai_reply_started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
                           struct buf *to);
 void openai_reply_token(struct openai_reply *r, unsigned choice, const struct openai_token *t,
                         struct buf *to);
-/* reason: "stop", "length"; text: held back until now; stop: the stop string met, or empty. */
+/* reason: "stop", "length"; text: held back until now; stop: the stop string found, or empty. */
 void openai_reply_finished(struct openai_reply *r, unsigned choice, const char *reason,
                            struct openai_text text, struct openai_text stop, struct buf *to);
-bool openai_reply_complete(const struct openai_reply *r, unsigned prompt); // its choices finished
-/* The last events, or the whole object. -EMSGSIZE, -ENOMEM: see buf_error. */
+/* Whether all choices of the prompt have finished. */
+bool openai_reply_complete(const struct openai_reply *r, unsigned prompt);
+/* Writes the last events, or the whole object. -EMSGSIZE, -ENOMEM: see buf_error(). */
 int openai_reply_end(struct openai_reply *r, struct buf *to);
-/* The last event of a stream that has begun and cannot go on. */
+/* Writes the last event of a stream that has begun and cannot continue. */
 void openai_reply_fail(struct openai_reply *r, int status, const char *text, struct buf *to);

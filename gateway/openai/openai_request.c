@@ -1,56 +1,57 @@
-/* openai_request.c - the JSON body of a request, checked field by field. */
+/* openai_request.c - reads the JSON body of a request. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "gateway/openai/json_read.h"
+#include "gateway/openai/openai_read.h"
 
 /* ---- completions ---- */
 
-static int read_ids(struct json_read *r, const json_t *v, const char *name,
+static int read_ids(struct openai_read *r, const json_t *v, const char *name,
                     struct openai_prompt *ret)
 {
     size_t n = json_array_size(v);
     if (!json_is_array(v) || !n)
-        return json_read_refuse(r, name, "%s must be an array of token ids and not empty", name);
+        return json_read_refuse(r->json, name, "%s must be an array of token ids and not empty",
+                                name);
     if (!(ret->ids = calloc(n, sizeof(*ret->ids))))
-        return json_read_no_memory(r);
+        return json_read_no_memory(r->json);
     for (; ret->n_ids < n; ret->n_ids++) {
-        int rc =
-            json_read_id(r, json_array_get(v, ret->n_ids), name, ret->n_ids, &ret->ids[ret->n_ids]);
+        int rc = json_read_token_id(r->json, json_array_get(v, ret->n_ids), name, ret->n_ids,
+                                    &ret->ids[ret->n_ids]);
         if (rc < 0)
             return rc;
     }
     return 0;
 }
 
-static int read_text(struct json_read *r, const json_t *v, const char *name,
+static int read_text(struct openai_read *r, const json_t *v, const char *name,
                      struct openai_prompt *ret)
 {
     ret->len = json_string_length(v);
-    return json_read_text(r, v, name, &ret->text);
+    return json_read_text(r->json, v, name, &ret->text);
 }
 
-static int make_prompts(struct json_read *r, unsigned n)
+static int make_prompts(struct openai_read *r, unsigned n)
 {
     r->q->prompts = calloc(n, sizeof(*r->q->prompts));
     r->q->n_prompts = r->q->prompts ? n : 0;
-    return r->q->prompts ? 0 : json_read_no_memory(r);
+    return r->q->prompts ? 0 : json_read_no_memory(r->json);
 }
 
-/* Of texts or of arrays of tokens. */
-static int read_prompts(struct json_read *r, const json_t *v)
+/* An array of texts or of arrays of tokens. */
+static int read_prompts(struct openai_read *r, const json_t *v)
 {
     size_t n = json_array_size(v), i;
     const json_t *one;
     if (n > OPENAI_MAX_PROMPTS || n * openai_request_n(r->q) > OPENAI_MAX_CHOICES)
         return json_read_refuse(
-            r, "prompt",
+            r->json, "prompt",
             "prompt holds %zu prompts, with n %u each; at most %d prompts and %d "
             "choices are taken in one request",
             n, openai_request_n(r->q), OPENAI_MAX_PROMPTS, OPENAI_MAX_CHOICES);
     int rc = make_prompts(r, (unsigned)n);
-    r->q->at_once = n < OPENAI_AT_ONCE ? (unsigned)n : OPENAI_AT_ONCE;
+    r->q->max_running = n < OPENAI_MAX_RUNNING ? (unsigned)n : OPENAI_MAX_RUNNING;
     json_array_foreach(v, i, one)
     {
         char name[32];
@@ -62,12 +63,12 @@ static int read_prompts(struct json_read *r, const json_t *v)
     return rc;
 }
 
-static int read_prompt(struct json_read *r, const json_t *v)
+static int read_prompt(struct openai_read *r, const json_t *v)
 {
     if (!v)
-        return json_read_refuse(r, "prompt", "prompt is missing");
+        return json_read_refuse(r->json, "prompt", "prompt is missing");
     if (!json_is_string(v) && !json_array_size(v))
-        return json_read_refuse(r, "prompt",
+        return json_read_refuse(r->json, "prompt",
                                 "prompt must be a string, an array of token ids or an array of "
                                 "either, not empty");
     if (json_is_array(v) && !json_is_integer(json_array_get(v, 0)))
@@ -79,55 +80,57 @@ static int read_prompt(struct json_read *r, const json_t *v)
                              : read_ids(r, v, "prompt", r->q->prompts);
 }
 
-static int read_add_special(struct json_read *r, const json_t *v)
+static int read_add_special(struct openai_read *r, const json_t *v)
 {
     bool flag = false;
     if (!v)
         return 0;
-    int rc = json_read_flag(r, v, "add_special_tokens", &flag);
+    int rc = json_read_flag(r->json, v, "add_special_tokens", &flag);
     r->q->add_special = (struct openai_int){rc == 0, flag};
     return rc;
 }
 
-static int read_completion(struct json_read *r, const json_t *body)
+static int read_completion(struct openai_read *r, const json_t *body)
 {
     r->q->logprobs = r->q->top_logprobs.set;
     if (r->q->echo && r->q->logprobs)
-        return json_read_refuse(r, "logprobs", "logprobs of the prompt (with echo) are not served");
+        return json_read_refuse(r->json, "logprobs",
+                                "logprobs of the prompt (with echo) are not served");
     int rc = read_add_special(r, json_read_member(body, "add_special_tokens"));
     return rc < 0 ? rc : read_prompt(r, json_read_member(body, "prompt"));
 }
 
 /* ---- the body ---- */
 
-/* Reads the body with `read`; what is half-read is freed. */
+/* Reads the body with `read`. After an error the request is freed. */
 static int parse(enum openai_kind kind, const char *body, size_t len,
-                 int (*read)(struct json_read *r, json_t *body), struct openai_request *ret,
+                 int (*read)(struct openai_read *r, json_t *body), struct openai_request *ret,
                  struct openai_fault *ret_fault)
 {
     *ret = (struct openai_request){.kind = kind,
-                                   .at_once = 1,
+                                   .max_running = 1,
                                    .include_reasoning = true,
                                    .separate_reasoning = true,
                                    .parallel_calls = true,
                                    .skip_special = true};
     *ret_fault = (struct openai_fault){0};
-    struct json_read r = {ret, ret_fault, 0};
+    struct json_read json = {.fault = ret_fault};
+    struct openai_read r = {&json, ret};
     AUTO(json_decref_own) json_t *j = NULL;
-    int rc = json_read_load(&r, body, len, &j);
+    int rc = json_read_body(&json, body, len, &j);
     rc = rc < 0 ? rc : read(&r, j);
     if (rc < 0)
         openai_request_done(ret);
     return rc;
 }
 
-static int read_generation(struct json_read *r, json_t *body)
+static int read_generation(struct openai_read *r, json_t *body)
 {
     int rc = openai_fields_read(r, body);
     if (rc < 0)
         return rc;
     if (r->q->kind == OPENAI_RESPONSES)
-        return responses_read(r, body);
+        return openai_responses_read(r, body);
     return r->q->kind == OPENAI_CHAT ? openai_chat_read(r, body) : read_completion(r, body);
 }
 
@@ -137,13 +140,14 @@ int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
     return parse(kind, body, len, read_generation, ret, ret_fault);
 }
 
-static int read_tokenize(struct json_read *r, json_t *body)
+static int read_tokenize(struct openai_read *r, json_t *body)
 {
     const json_t *prompt = json_read_member(body, "prompt");
     if (!prompt)
-        return json_read_refuse(r, "prompt", "prompt is missing");
+        return json_read_refuse(r->json, "prompt", "prompt is missing");
     int rc = read_add_special(r, json_read_member(body, "add_special_tokens"));
-    rc = rc < 0 ? rc : json_read_text(r, json_read_member(body, "model"), "model", &r->q->model);
+    rc = rc < 0 ? rc
+                : json_read_text(r->json, json_read_member(body, "model"), "model", &r->q->model);
     rc = rc < 0 ? rc : make_prompts(r, 1);
     return rc < 0 ? rc : read_text(r, prompt, "prompt", r->q->prompts);
 }
@@ -154,9 +158,9 @@ int openai_tokenize_parse(const char *body, size_t len, struct openai_request *r
     return parse(OPENAI_COMPLETION, body, len, read_tokenize, ret, ret_fault);
 }
 
-static int read_detokenize(struct json_read *r, json_t *body)
+static int read_detokenize(struct openai_read *r, json_t *body)
 {
-    int rc = json_read_text(r, json_read_member(body, "model"), "model", &r->q->model);
+    int rc = json_read_text(r->json, json_read_member(body, "model"), "model", &r->q->model);
     rc = rc < 0 ? rc : make_prompts(r, 1);
     return rc < 0 ? rc : read_ids(r, json_read_member(body, "tokens"), "tokens", r->q->prompts);
 }

@@ -1,31 +1,27 @@
-/* openai_request.h - the JSON body of a request, checked field by field, as a plain struct.
+/* openai_request.h - the JSON body of a request as a plain struct, checked field by field.
  *
- * Every field that is known is checked for type and range and refused by name; null means absent;
- * unknown fields are ignored, except those whose promise would be broken silently (structured
- * output, images, forced tool calls). jansson stays behind this door.
+ * Every known field is checked for type and range; an error names the field. null means absent.
+ * Unknown fields are ignored. Fields that the server cannot honour are refused: structured output,
+ * images, forced tool calls. Users of this header do not see jansson.
  *
  * Threads: any, nothing is shared. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "base/err.h"
+#include "gateway/openai/openai_field.h"
 
-#define OPENAI_MAX_DEPTH 128 // nested arrays and objects in a body
-/* Values in a body, keys counted. That many cost what 8 MiB of text do. */
-#define OPENAI_MAX_VALUES (256 << 10)
 #define OPENAI_MAX_MESSAGES 4096
-#define OPENAI_MAX_STOPS 16 // tandem.v1.GenerateRequest
+#define OPENAI_MAX_STOPS 16 // as tandem.v1.GenerateRequest
 #define OPENAI_MAX_STOP_BYTES 256
 #define OPENAI_MAX_STOP_IDS 64
-#define OPENAI_MAX_SALT 64 // bytes of a tenant's name
+#define OPENAI_MAX_SALT 64 // bytes of cache_salt
 #define OPENAI_MAX_BIAS 1024
 #define OPENAI_MAX_TOP 20 // top_logprobs
 #define OPENAI_MAX_N 64
 #define OPENAI_MAX_PROMPTS 128
-#define OPENAI_MAX_CHOICES 256           // of all prompts together
-#define OPENAI_AT_ONCE 16                // prompts of one request that run at a time
-#define OPENAI_MAX_TOKEN ((1 << 24) - 1) // no vocabulary is larger
+#define OPENAI_MAX_CHOICES 256 // of all prompts together
+#define OPENAI_MAX_RUNNING 16  // prompts of one request that run at a time
 
 enum openai_kind {
     OPENAI_CHAT = 1,       // POST /v1/chat/completions
@@ -33,21 +29,6 @@ enum openai_kind {
     OPENAI_RESPONSES = 4,  // POST /v1/responses
 };
 
-/* What is wrong with a request, in OpenAI's terms. */
-struct openai_fault {
-    int status;     // HTTP
-    char param[96]; // the field, "" when it is the whole body
-    char text[FAIL_TEXT_MAX];
-};
-
-struct openai_real {
-    bool set;
-    double value;
-};
-struct openai_int {
-    bool set;
-    int64_t value;
-};
 struct openai_bias {
     uint32_t token;
     float bias;
@@ -63,19 +44,19 @@ struct openai_prompt {
 
 struct openai_request {
     enum openai_kind kind;
-    char *model;         // NULL: the served one
+    char *model;         // NULL: any
     char *template_vars; // chat: a JSON object, the variables of the template (messages, tools ...)
-    char *tools;         // chat: those that may be called, a JSON array; NULL: none
+    char *tools;         // chat: the tools that may be called, a JSON array; NULL: none
     char *echoed;        // responses: members of the answer that repeat the request
-    struct openai_prompt *prompts; // (n_prompts) of a completion, a chat's once it is rendered
-    unsigned n_prompts, at_once;   // at_once: how many of them may run
-    char *prediction;              // NULL: none
-    char *user;                    // NULL: none
-    char *cache_salt;              // NULL: none
-    char *proposer;                // speculative.proposer, NULL: the server's choice
-    char *rule;                    // speculative.rule, NULL: the server's choice
-    bool dense_q;                  // speculative.dense_q
-    bool fixed;                    // speculative.fixed
+    struct openai_prompt *prompts;   // (n_prompts) of a completion; of a chat once it is rendered
+    unsigned n_prompts, max_running; // max_running: prompts that may run at a time
+    char *prediction;                // NULL: none
+    char *user;                      // NULL: none
+    char *cache_salt;                // NULL: none
+    char *proposer;                  // speculative.proposer, NULL: the server's choice
+    char *rule;                      // speculative.rule, NULL: the server's choice
+    bool dense_q;                    // speculative.dense_q
+    bool fixed;                      // speculative.fixed
     struct openai_real rule_parameter, p_min;
     char *stops[OPENAI_MAX_STOPS];
     unsigned n_stops;
@@ -84,23 +65,23 @@ struct openai_request {
     struct openai_bias *bias;
     unsigned n_bias;
     bool stream, include_usage, include_tokens, echo, ignore_eos, logprobs;
-    /* All three are by default: */
-    bool include_reasoning;        // it is part of the answer
-    bool separate_reasoning;       // and told apart from the content
-    bool parallel_calls;           // several in one answer
-    bool skip_special;             // special tokens stay out of the answer's text (default)
+    /* The next four are true by default. */
+    bool include_reasoning;        // reasoning is part of the answer
+    bool separate_reasoning;       // reasoning has its own field, separate from the content
+    bool parallel_calls;           // an answer may have several tool calls
+    bool skip_special;             // the answer shows no special tokens
     struct openai_int add_special; // add_special_tokens: BOS before a completion's prompt
     struct openai_real temperature, top_p, min_p, repetition, presence, frequency;
     struct openai_int top_k, n, seed, max_tokens, min_tokens, top_logprobs, n_max, n_min;
 };
 
-/* 0, or -EINVAL (also -ENOMEM) with *ret_fault filled. body need not end in NUL. */
+/* -EINVAL, -ENOMEM with *ret_fault filled. body need not end in NUL. */
 int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
                          struct openai_request *ret, struct openai_fault *ret_fault);
 void openai_request_done(struct openai_request *q);
-/* The chat's prompt, which is copied. -ENOMEM. */
+/* Sets the rendered prompt of a chat, which is copied. -ENOMEM. */
 int openai_request_rendered(struct openai_request *q, const char *text, size_t len);
-/* Choices of each prompt, and of all. */
+/* The number of choices of each prompt, and of all prompts. */
 static inline unsigned openai_request_n(const struct openai_request *q)
 {
     return q->n.set ? (unsigned)q->n.value : 1;
@@ -110,8 +91,8 @@ static inline unsigned openai_request_choices(const struct openai_request *q)
     return openai_request_n(q) * (q->n_prompts ? q->n_prompts : 1);
 }
 
-/* POST /tokenize {"prompt", "add_special_tokens"} and POST /detokenize {"tokens"}, both with
- * "model", fill one prompt and add_special. Errors as above. */
+/* Read POST /tokenize {"model", "prompt", "add_special_tokens"} and POST /detokenize {"model",
+ * "tokens"}. They fill model, one prompt and add_special. Errors as above. */
 int openai_tokenize_parse(const char *body, size_t len, struct openai_request *ret,
                           struct openai_fault *ret_fault);
 int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,

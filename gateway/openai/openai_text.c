@@ -48,7 +48,7 @@ static void chunk_begin(const struct openai_reply *r, unsigned choice, struct bu
     buf_printf(to, "\"choices\":[{\"index\":%u,", choice);
 }
 
-/* What OpenAI's fields have no room for. */
+/* The origin of a token, which has no field in OpenAI's API. */
 static void write_token(const struct openai_token *t, struct buf *to)
 {
     buf_printf(to,
@@ -59,7 +59,7 @@ static void write_token(const struct openai_token *t, struct buf *to)
     buf_puts(to, "}]}");
 }
 
-/* t: the event's token, or NULL. */
+/* t: the token of the event, or NULL. */
 static void chunk_end(const struct openai_reply *r, const struct openai_token *t, struct buf *to)
 {
     buf_puts(to, r->include_usage ? "}],\"usage\":null" : "}]");
@@ -69,11 +69,11 @@ static void chunk_end(const struct openai_reply *r, const struct openai_token *t
     sse_end(to);
 }
 
-/* Empty content shows that there was a token. */
+/* token: the event is for a token, so it has content even if its text is empty. */
 static void write_delta(const struct openai_reply *r, unsigned choice, bool token, struct buf *to)
 {
     const struct output_parser_out *o = &r->out;
-    bool reasons = output_parser_reasons(&r->choices[choice].parts) && !r->hides_reasoning;
+    bool reasons = output_parser_reasons(&r->choices[choice].parser) && !r->hides_reasoning;
     const char *comma = "";
     buf_puts(to, "\"delta\":{");
     if (o->reasoning.len || (token && reasons && !o->content.len)) {
@@ -104,7 +104,7 @@ static void write_text(const struct openai_reply *r, unsigned choice, bool token
     }
 }
 
-/* The first event of a choice: its role, or the prompt that is echoed. */
+/* The first event of a choice: the role, or the echoed prompt. */
 static void started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
                     struct buf *to)
 {
@@ -187,7 +187,7 @@ static void write_quoted(struct buf *to, const char *name, const struct buf *esc
     buf_puts(to, "\"");
 }
 
-/* A message that is nothing but calls has no content. */
+/* The content of a message with calls and no text is null. */
 static void write_message(const struct openai_choice *c, struct buf *to)
 {
     buf_puts(to, "\"message\":{\"role\":\"assistant\",");
@@ -229,7 +229,7 @@ static int write_choice(const struct openai_reply *r, unsigned i, struct buf *to
     return openai_logprobs_error(&c->logprobs);
 }
 
-/* The usage chunk if asked for. */
+/* The usage chunk, if the request includes it, then [DONE]. */
 static void end_stream(const struct openai_reply *r, struct buf *to)
 {
     if (r->include_usage) {

@@ -1,28 +1,30 @@
-/* openai_writer.h - what writes an answer in one of OpenAI's shapes; private to openai_reply.c and
- * those that do it. */
+/* openai_writer.h - the interface of the writers, each for one shape of answers.
+ *
+ * Private to openai_reply.c, which calls a writer, and to openai_text.c and responses_reply.c. */
 #pragma once
 #include "gateway/openai/openai_logprobs.h"
 #include "gateway/openai/openai_reply.h"
 
 struct openai_choice {
     bool started, finished;
-    struct output_parser parts;
-    struct buf text, reasoning; // gathered, escaped; of a response: of the item that is open
-    struct buf items;           // JSON, commas between: calls; of a response: all that is complete
+    struct output_parser parser;
+    struct buf text, reasoning; // collected and escaped; of a response: of the open item
+    struct buf items;           // JSON, comma separated: calls; of a response: complete items
     unsigned n_calls, n_items;
-    struct buf stop;  // the stop string met, as JSON
-    char reason[16];  // of its end
-    uint32_t n_chars; // of the text that has come
-    char *prompt;     // (n_prompt) of a prompt's first choice: to echo
+    struct buf stop;  // the stop string found, as JSON
+    char reason[16];  // finish reason
+    uint32_t n_chars; // of the text so far
+    char *prompt;     // (n_prompt) in the first choice of a prompt: the text to echo
     size_t n_prompt;
-    uint32_t prompt_tokens, cached_tokens; // likewise
+    uint32_t prompt_tokens, cached_tokens; // in the first choice of a prompt
     struct openai_logprobs logprobs;
-    unsigned n_events; // of a response
-    int open;          // of a response: the item that grows
-    size_t n_told;     // and bytes of its logprobs that its events have told
+    unsigned n_events;      // of a response
+    int open;               // of a response: the kind of the open item
+    size_t n_sent_logprobs; // bytes of the open item's logprobs that events have sent
 };
 
-/* What a token, or the end, has given is in r->out; t: the token, NULL at the end. */
+/* piece(), finished(): r->out holds the parsed text of the token, or of the end. t: the token, or
+ * NULL. broken(): the last event of a stream that cannot continue. */
 struct openai_writer {
     void (*started)(struct openai_reply *r, unsigned choice, struct openai_text prompt,
                     struct buf *to);
@@ -34,7 +36,7 @@ struct openai_writer {
 };
 extern const struct openai_writer openai_text_writer, responses_writer;
 
-/* The id of the choice's call `index`: the model's own, or one that is made. */
+/* The id of call `index` of the choice: the one that the model wrote, or one made in `made`. */
 #define OPENAI_CALL_ID 32
 const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsigned index,
                            const struct tool_call *call, char made[OPENAI_CALL_ID]);

@@ -1,14 +1,14 @@
-/* output_parser.c - splits the text of an answer into reasoning, content and calls of tools. */
+/* output_parser.c - splits the text of an answer into reasoning, content and tool calls. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "gateway/openai/output_parser.h"
 
-#define TRIES_MAX 16  // ends of a call that may stand inside one of its values
+#define TRIES_MAX 16  // end markers tried per call: one may be part of a value
 #define MARKERS_MAX 8 // that may come next
 /* Cap on rescanning failed tool calls, in bytes; beyond it their text is emitted as content. */
-#define WORK_MAX (4u << 20)
+#define WASTED_BYTES_MAX (4u << 20)
 #define OUT_MAX (64u << 20)
 
 const struct output_parser_thinking *output_parser_thinking_of(const char *source, size_t len)
@@ -53,7 +53,7 @@ static unsigned add_texts(const char **to, const char *const *from)
 unsigned output_parser_rules_markers(const struct output_parser_rules *r,
                                      const char *ret[OUTPUT_PARSER_MARKERS_MAX])
 {
-    const struct tool_markers *m = tool_markers(r->format);
+    const struct tool_parser_markers *m = tool_parser_markers(r->format);
     unsigned n = 0;
     if (r->thinking) {
         ret[n++] = r->thinking->begin;
@@ -63,7 +63,7 @@ unsigned output_parser_rules_markers(const struct output_parser_rules *r,
         return n;
     n += add_texts(ret + n, m->begin);
     n += add_texts(ret + n, m->before);
-    n += add_texts(ret + n, m->behind);
+    n += add_texts(ret + n, m->after);
     n += add_texts(ret + n, m->inside);
     if (m->end)
         ret[n++] = m->end;
@@ -93,13 +93,13 @@ void output_parser_out_clear(struct output_parser_out *o)
 
 void output_parser_init(struct output_parser *p, const struct output_parser_rules *rules)
 {
-    *p = (struct output_parser){.bare = true};
+    *p = (struct output_parser){.only_calls = true};
     if (rules)
         p->rules = *rules;
     buf_init(&p->held, 1024);
     buf_init(&p->ids, TOOL_PARSER_MAX * 300);
     buf_init(&p->call, OUTPUT_PARSER_SPACE_MAX + TOOL_PARSER_MAX_BYTES);
-    buf_init(&p->again, OUTPUT_PARSER_SPACE_MAX + TOOL_PARSER_MAX_BYTES);
+    buf_init(&p->rescan, OUTPUT_PARSER_SPACE_MAX + TOOL_PARSER_MAX_BYTES);
     if (p->rules.thinking && p->rules.begun)
         p->state = OUTPUT_PARSER_REASONING;
     p->drop_space = p->state == OUTPUT_PARSER_REASONING;
@@ -110,31 +110,31 @@ void output_parser_done(struct output_parser *p)
     buf_done(&p->held);
     buf_done(&p->ids);
     buf_done(&p->call);
-    buf_done(&p->again);
+    buf_done(&p->rescan);
 }
 
 /* ---- markers ---- */
 
-enum what { NOTHING, BEGIN_THINKING, END_THINKING, BEGIN_CALL, BEFORE_CALL, BEHIND_CALL };
+enum marker_kind { NOTHING, BEGIN_THINKING, END_THINKING, BEGIN_CALL, BEFORE_CALL, AFTER_CALL };
 
 struct marker {
     const char *text;
-    enum what what;
+    enum marker_kind kind;
 };
 
-static unsigned add_markers(struct marker *to, const char *const *from, enum what what)
+static unsigned add_markers(struct marker *to, const char *const *from, enum marker_kind kind)
 {
     unsigned n = 0;
     for (; from[n]; n++)
-        to[n] = (struct marker){from[n], what};
+        to[n] = (struct marker){from[n], kind};
     return n;
 }
 
-/* Those that may come now. JSON without a tag is a call only where there is nothing but calls. */
+/* The markers that may come now. JSON without a tag is a call only if no content precedes it. */
 static unsigned markers_now(const struct output_parser *p, struct marker v[MARKERS_MAX])
 {
     const struct output_parser_rules *r = &p->rules;
-    const struct tool_markers *m = tool_markers(r->format);
+    const struct tool_parser_markers *m = tool_parser_markers(r->format);
     unsigned n = 0;
     if (p->state == OUTPUT_PARSER_REASONING) {
         v[n++] = (struct marker){r->thinking->end, END_THINKING};
@@ -142,29 +142,30 @@ static unsigned markers_now(const struct output_parser *p, struct marker v[MARKE
             n += add_markers(v + n, m->before, BEFORE_CALL);
         return n;
     }
-    if (r->thinking && !r->begun && !r->closed && p->bare && !p->n_calls)
+    if (r->thinking && !r->begun && !r->closed && p->only_calls && !p->n_calls)
         v[n++] = (struct marker){r->thinking->begin, BEGIN_THINKING};
     if (!m)
         return n;
     n += add_markers(v + n, m->begin, BEGIN_CALL);
-    if (r->format == TOOLS_LLAMA && !p->bare)
+    if (r->format == TOOLS_LLAMA && !p->only_calls)
         n--; // the brace
     n += add_markers(v + n, m->before, BEFORE_CALL);
     if (p->after_call)
-        n += add_markers(v + n, m->behind, BEHIND_CALL);
+        n += add_markers(v + n, m->after, AFTER_CALL);
     return n;
 }
 
-/* What s is, or whether it may become a marker. */
-static enum what look(const struct marker *v, unsigned n, const char *s, size_t len, bool *ret_may)
+/* The marker that s is, or NOTHING; *ret_maybe: s may be the beginning of a marker. */
+static enum marker_kind match_marker(const struct marker *v, unsigned n, const char *s, size_t len,
+                                     bool *ret_maybe)
 {
-    *ret_may = len == 0;
+    *ret_maybe = len == 0;
     for (unsigned i = 0; i < n; i++) {
         size_t whole = strlen(v[i].text);
         if (len <= whole && memcmp(v[i].text, s, len) == 0) {
-            *ret_may = true;
+            *ret_maybe = true;
             if (len == whole)
-                return v[i].what;
+                return v[i].kind;
         }
     }
     return NOTHING;
@@ -180,99 +181,100 @@ static size_t n_space(const struct buf *b)
     return n;
 }
 
-/* Gives out the first n bytes of what is held. */
-static void give(struct output_parser *p, size_t n, struct output_parser_out *to)
+/* Emits the first n held bytes. */
+static void emit_held(struct output_parser *p, size_t n, struct output_parser_out *to)
 {
     size_t space = n_space(&p->held), from = p->drop_space ? (space < n ? space : n) : 0;
     bool reasons = p->state == OUTPUT_PARSER_REASONING;
     buf_add(reasons ? &to->reasoning : &to->content, p->held.data + from, n - from);
     if (n > space) {
         p->drop_space = p->after_call = false;
-        p->bare = p->bare && reasons;
+        p->only_calls = p->only_calls && reasons;
     }
     buf_shift(&p->held, n);
 }
 
-/* Its beginning is the end of its text so far, from `at` on. */
+/* The marker that begins the call is the end of p->call, from `at` on. */
 static void begin_call(struct output_parser *p, size_t at)
 {
-    bool brace = p->call.data[at] == '{'; // the marker is the JSON's beginning
-    p->of_call.at = at;
-    p->of_call.stage = brace ? OUTPUT_PARSER_BODY : OUTPUT_PARSER_FIRST;
+    bool brace = p->call.data[at] == '{'; // the marker is part of the JSON
+    p->candidate.at = at;
+    p->candidate.stage = brace ? OUTPUT_PARSER_BODY : OUTPUT_PARSER_FIRST;
     p->n_tries = 0;
     memset(&p->json, 0, sizeof(p->json));
     p->json.begun = brace;
     p->json.depth = brace;
 }
 
-/* What is held is the first marker, and white space before it. */
-static void maybe_call(struct output_parser *p, enum what what)
+/* The held bytes are the first marker of a possible call, and white space before it. */
+static void begin_candidate(struct output_parser *p, enum marker_kind kind)
 {
     size_t space = n_space(&p->held), skipped = p->drop_space ? space : 0;
     buf_clear(&p->call);
     buf_add(&p->call, p->held.data + skipped, p->held.len - skipped);
-    p->of_call.outside = p->state;
-    p->of_call.n_first = p->call.len;
-    p->of_call.stage = OUTPUT_PARSER_BEFORE;
+    p->candidate.outer_state = p->state;
+    p->candidate.n_first = p->call.len;
+    p->candidate.stage = OUTPUT_PARSER_BEFORE;
     p->state = OUTPUT_PARSER_CALL;
-    if (what == BEGIN_CALL)
+    if (kind == BEGIN_CALL)
         begin_call(p, space - skipped);
 }
 
-static void act(struct output_parser *p, enum what what)
+static void apply_marker(struct output_parser *p, enum marker_kind kind)
 {
-    if (what == BEGIN_CALL || what == BEFORE_CALL) {
-        maybe_call(p, what);
+    if (kind == BEGIN_CALL || kind == BEFORE_CALL) {
+        begin_candidate(p, kind);
     } else {
-        if (what != BEHIND_CALL)
-            p->state = what == BEGIN_THINKING ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CONTENT;
+        if (kind != AFTER_CALL)
+            p->state = kind == BEGIN_THINKING ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CONTENT;
         p->drop_space = true;
     }
     buf_clear(&p->held);
 }
 
-/* Decides as much of what is held as can be decided. */
-static void settle(struct output_parser *p, struct output_parser_out *to)
+/* Emits held bytes that are no marker, and applies a complete marker. */
+static void scan_held(struct output_parser *p, struct output_parser_out *to)
 {
     struct marker v[MARKERS_MAX];
     while (p->held.len) {
         unsigned n = markers_now(p, v);
         size_t space = n_space(&p->held);
-        bool may;
-        enum what what = look(v, n, p->held.data + space, p->held.len - space, &may);
-        if (what != NOTHING) {
-            act(p, what);
+        bool maybe;
+        enum marker_kind kind =
+            match_marker(v, n, p->held.data + space, p->held.len - space, &maybe);
+        if (kind != NOTHING) {
+            apply_marker(p, kind);
             return;
         }
-        if (n && may && space <= OUTPUT_PARSER_SPACE_MAX)
+        if (n && maybe && space <= OUTPUT_PARSER_SPACE_MAX)
             return;
-        give(p, space < p->held.len ? space + 1 : space, to);
+        emit_held(p, space < p->held.len ? space + 1 : space, to);
     }
 }
 
 /* ---- calls ---- */
 
-/* No call: its first marker is text, and what follows is looked at anew. */
+/* The candidate is not a call: emits its first marker as text, and rescans the rest. */
 static void release_call(struct output_parser *p, struct output_parser_out *to)
 {
-    bool reasons = p->of_call.outside == OUTPUT_PARSER_REASONING;
-    p->work += p->call.len;
-    size_t n = p->work > WORK_MAX ? p->call.len : p->of_call.n_first;
+    bool reasons = p->candidate.outer_state == OUTPUT_PARSER_REASONING;
+    p->wasted_bytes += p->call.len;
+    size_t n = p->wasted_bytes > WASTED_BYTES_MAX ? p->call.len : p->candidate.n_first;
     buf_add(reasons ? &to->reasoning : &to->content, p->call.data, n);
     p->state = reasons ? OUTPUT_PARSER_REASONING : OUTPUT_PARSER_CONTENT;
-    p->bare = p->bare && reasons;
+    p->only_calls = p->only_calls && reasons;
     p->drop_space = p->after_call = false;
 
-    if (p->again_at < p->again.len)
-        buf_add(&p->call, p->again.data + p->again_at, p->again.len - p->again_at);
+    if (p->rescan_at < p->rescan.len)
+        buf_add(&p->call, p->rescan.data + p->rescan_at, p->rescan.len - p->rescan_at);
     struct buf rest = p->call;
-    p->call = p->again;
-    p->again = rest;
-    p->again_at = n;
+    p->call = p->rescan;
+    p->rescan = rest;
+    p->rescan_at = n;
 }
 
-/* An id that came before is none. */
-static void keep_id(struct output_parser *p, struct tool_call *c)
+/* Records the id of a call. An id that an earlier call had is dropped. */
+static void record_id(struct output_parser *p, struct tool_call *c)
 {
     AUTO(mem_free) char *id = NULL;
     if (!c->id || asprintf(&id, " %s ", c->id) < 0)
@@ -283,22 +285,23 @@ static void keep_id(struct output_parser *p, struct tool_call *c)
         buf_puts(&p->ids, id);
 }
 
-/* Unless more of it must come, the call is over, as one or as none. */
+/* Tries to read the candidate as a call. It stays open only if it is incomplete and not the
+ * last. */
 static void try_call(struct output_parser *p, bool last, struct output_parser_out *to)
 {
     unsigned before = to->calls.n;
-    size_t at = p->of_call.at, len = p->call.len - at;
+    size_t at = p->candidate.at, len = p->call.len - at;
     int rc = p->n_calls < TOOL_PARSER_MAX ? tool_parser_read(p->rules.format, p->call.data + at,
                                                              len, p->rules.types, &to->calls)
                                           : -EINVAL;
     if (rc < 0) {
-        p->work += len;
+        p->wasted_bytes += len;
         if (rc != -EAGAIN || last || ++p->n_tries == TRIES_MAX)
             release_call(p, to);
         return;
     }
     for (unsigned i = before; i < to->calls.n; i++)
-        keep_id(p, &to->calls.v[i]);
+        record_id(p, &to->calls.v[i]);
     p->n_calls += to->calls.n - before;
     p->state = OUTPUT_PARSER_CONTENT;
     p->drop_space = p->after_call = true;
@@ -321,70 +324,71 @@ static bool json_ends(struct output_parser *p, char c, bool first)
     return p->json.depth <= 0;
 }
 
-/* Whether one of the words follows, behind white space, and where; otherwise it still may, or the
- * call is none. */
-static bool follows(struct output_parser *p, size_t at, const char *const *words, size_t *ret_at,
-                    struct output_parser_out *to)
+/* Whether one of the words follows at `at`, after white space; *ret_at: where. If none can
+ * follow, the candidate is released. */
+static bool marker_follows(struct output_parser *p, size_t at, const char *const *words,
+                           size_t *ret_at, struct output_parser_out *to)
 {
     struct marker v[MARKERS_MAX];
     unsigned n = add_markers(v, words, BEGIN_CALL);
-    bool may;
+    bool maybe;
     while (at < p->call.len && is_space(p->call.data[at]))
         at++;
     *ret_at = at;
-    if (look(v, n, p->call.data + at, p->call.len - at, &may) != NOTHING)
+    if (match_marker(v, n, p->call.data + at, p->call.len - at, &maybe) != NOTHING)
         return true;
-    if (!may)
+    if (!maybe)
         release_call(p, to);
     return false;
 }
 
-/* The first marker must be followed by the one that begins a call. */
-static void await_begin(struct output_parser *p, struct output_parser_out *to)
+/* After the first marker must come the one that begins a call. */
+static void expect_begin(struct output_parser *p, struct output_parser_out *to)
 {
     size_t at;
-    if (follows(p, p->of_call.n_first, tool_markers(p->rules.format)->begin, &at, to))
+    if (marker_follows(p, p->candidate.n_first, tool_parser_markers(p->rules.format)->begin, &at,
+                       to))
         begin_call(p, at);
 }
 
-static void await_body(struct output_parser *p, struct output_parser_out *to)
+static void expect_body(struct output_parser *p, struct output_parser_out *to)
 {
     size_t at;
-    if (follows(p, p->of_call.n_head, tool_markers(p->rules.format)->then, &at, to))
-        p->of_call.stage = OUTPUT_PARSER_BODY;
+    if (marker_follows(p, p->candidate.n_head, tool_parser_markers(p->rules.format)->then, &at, to))
+        p->candidate.stage = OUTPUT_PARSER_BODY;
 }
 
-/* Whether it may be a call, as far as its name. */
-static bool name_goes_on(struct output_parser *p, char c)
+/* Scans a byte of the part before the arguments. false: it cannot be a call. */
+static bool scan_name(struct output_parser *p, char c)
 {
-    const struct tool_markers *m = tool_markers(p->rules.format);
-    const char *marks = p->of_call.stage == OUTPUT_PARSER_FIRST ? m->first : m->behind_name;
+    const struct tool_parser_markers *m = tool_parser_markers(p->rules.format);
+    const char *marks = p->candidate.stage == OUTPUT_PARSER_FIRST ? m->first : m->after_name;
     bool name =
-        m->behind_name && tool_name_char(c) && p->of_call.stage != OUTPUT_PARSER_BEHIND_NAME;
+        m->after_name && tool_parser_name_char(c) && p->candidate.stage != OUTPUT_PARSER_AFTER_NAME;
     if (is_space(c))
-        p->of_call.stage += p->of_call.stage == OUTPUT_PARSER_NAME;
+        p->candidate.stage += p->candidate.stage == OUTPUT_PARSER_NAME;
     else if (name)
-        p->of_call.stage = OUTPUT_PARSER_NAME;
+        p->candidate.stage = OUTPUT_PARSER_NAME;
     else if (marks && c && strchr(marks, c))
-        p->of_call.stage = m->then[0] ? OUTPUT_PARSER_THEN : OUTPUT_PARSER_BODY;
+        p->candidate.stage = m->then[0] ? OUTPUT_PARSER_THEN : OUTPUT_PARSER_BODY;
     else
         return false;
-    p->of_call.n_head = p->call.len;
+    p->candidate.n_head = p->call.len;
     return true;
 }
 
 static void feed_call(struct output_parser *p, char c, struct output_parser_out *to)
 {
-    const struct tool_markers *m = tool_markers(p->rules.format);
-    int stage = p->of_call.stage;
+    const struct tool_parser_markers *m = tool_parser_markers(p->rules.format);
+    int stage = p->candidate.stage;
     buf_add(&p->call, &c, 1);
     if (stage == OUTPUT_PARSER_BEFORE)
-        await_begin(p, to);
+        expect_begin(p, to);
     else if (stage == OUTPUT_PARSER_THEN)
-        await_body(p, to);
-    else if (stage != OUTPUT_PARSER_BODY && !name_goes_on(p, c))
+        expect_body(p, to);
+    else if (stage != OUTPUT_PARSER_BODY && !scan_name(p, c))
         release_call(p, to);
-    if (p->state == OUTPUT_PARSER_CALL && p->of_call.stage == OUTPUT_PARSER_BODY &&
+    if (p->state == OUTPUT_PARSER_CALL && p->candidate.stage == OUTPUT_PARSER_BODY &&
         (m->end ? ends_with(p->call.data, p->call.len, m->end)
                 : json_ends(p, c, stage == OUTPUT_PARSER_FIRST)))
         try_call(p, false, to);
@@ -392,22 +396,22 @@ static void feed_call(struct output_parser *p, char c, struct output_parser_out 
         release_call(p, to);
 }
 
-static void feed(struct output_parser *p, char c, struct output_parser_out *to)
+static void feed_byte(struct output_parser *p, char c, struct output_parser_out *to)
 {
     if (p->state == OUTPUT_PARSER_CALL) {
         feed_call(p, c, to);
     } else {
         buf_add(&p->held, &c, 1);
-        settle(p, to);
+        scan_held(p, to);
     }
 }
 
-static void feed_again(struct output_parser *p, struct output_parser_out *to)
+static void feed_rescan(struct output_parser *p, struct output_parser_out *to)
 {
-    while (p->again_at < p->again.len)
-        feed(p, p->again.data[p->again_at++], to);
-    buf_clear(&p->again);
-    p->again_at = 0;
+    while (p->rescan_at < p->rescan.len)
+        feed_byte(p, p->rescan.data[p->rescan_at++], to);
+    buf_clear(&p->rescan);
+    p->rescan_at = 0;
 }
 
 void output_parser_feed(struct output_parser *p, const char *text, size_t len,
@@ -418,20 +422,20 @@ void output_parser_feed(struct output_parser *p, const char *text, size_t len,
         return;
     }
     for (size_t i = 0; i < len; i++) {
-        feed(p, text[i], to);
-        feed_again(p, to);
+        feed_byte(p, text[i], to);
+        feed_rescan(p, to);
     }
 }
 
 void output_parser_end(struct output_parser *p, struct output_parser_out *to)
 {
     while (p->state == OUTPUT_PARSER_CALL) {
-        if (p->of_call.stage == OUTPUT_PARSER_BEFORE)
+        if (p->candidate.stage == OUTPUT_PARSER_BEFORE)
             release_call(p, to);
         else
             try_call(p, true, to);
-        feed_again(p, to);
+        feed_rescan(p, to);
     }
     if (p->held.len)
-        give(p, p->held.len, to);
+        emit_held(p, p->held.len, to);
 }

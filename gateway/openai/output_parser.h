@@ -1,13 +1,14 @@
-/* output_parser.h - splits the text of an answer, as it comes, into reasoning, content and calls of tools.
+/* output_parser.h - splits the text of an answer into reasoning, content and tool calls, while it
+ * arrives.
  *
- *     <think> ... </think>   -> reasoning      markers, and white space beside them, are left out
- *     a call (tool_calls.h)  -> a call         once it is whole
- *     all else               -> content
+ *     <think> ... </think>    -> reasoning   without the markers and the white space next to them
+ *     a call (tool_parser.h)  -> a call      once it is complete
+ *     all other text          -> content
  *
- * Text is held back only while it may be the beginning of a marker, and inside a call. Of what
- * turns out to be no call the first marker is content, and the rest is looked at anew. What comes
- * out does not depend on how the text is divided when it is fed. Without rules all is content, at
- * once.
+ * Text is held back while it may be the beginning of a marker, and inside a call. If a candidate is
+ * not a call, its first marker becomes content and the rest is scanned again. The result does not
+ * depend on how the fed text is divided. Without rules all text is content and nothing is held
+ * back.
  *
  * Threads: one at a time. */
 #pragma once
@@ -16,24 +17,24 @@
 #include "base/buf.h"
 #include "gateway/openai/tool_parser.h"
 
-/* How a model marks its reasoning; NULL: it does not. */
+/* The markers of a model's reasoning, recognised from its template. NULL: it has none. */
 struct output_parser_thinking {
     const char *begin, *end;
 };
-const struct output_parser_thinking *output_parser_thinking_of(const char *source,
-                                                               size_t len); // its template
+const struct output_parser_thinking *output_parser_thinking_of(const char *source, size_t len);
 
 struct output_parser_rules {
-    const struct output_parser_thinking *thinking; // NULL: reasoning is not told apart
-    bool begun;                                    // the prompt has begun it
-    bool closed;                                   // the prompt holds it already
-    enum tool_format format;                       // TOOLS_NONE: calls are not told apart
-    const struct tool_types *types;                // of the request's tools; outlive the parts
+    const struct output_parser_thinking *thinking; // NULL: reasoning is not recognised
+    bool begun;                                    // the prompt ends with the begin marker
+    bool closed;                                   // the prompt ends with the end marker
+    enum tool_format format;                       // TOOLS_NONE: calls are not recognised
+    const struct tool_types *types;                // of the request's tools; outlive the parser
 };
-/* Looks how the prompt ends. */
+/* Sets begun and closed by the end of the prompt. */
 void output_parser_rules_prompt(struct output_parser_rules *r, const char *prompt, size_t len);
 
-/* All that the rules look for: these must be in the text. Returns how many. */
+/* All markers of the rules. The verifier must show them in the text even if they are special
+ * tokens. Returns their number. */
 #define OUTPUT_PARSER_MARKERS_MAX 16
 unsigned output_parser_rules_markers(const struct output_parser_rules *r,
                                      const char *ret[OUTPUT_PARSER_MARKERS_MAX]);
@@ -43,37 +44,37 @@ unsigned output_parser_rules_markers(const struct output_parser_rules *r,
 struct output_parser {
     struct output_parser_rules rules;
     enum { OUTPUT_PARSER_CONTENT, OUTPUT_PARSER_REASONING, OUTPUT_PARSER_CALL } state;
-    bool bare;       // of content nothing has come yet but calls
-    bool drop_space; // white space behind a marker
-    bool after_call; // nothing but its markers has come since
+    bool only_calls; // no content yet except calls
+    bool drop_space; // the last was a marker: drop white space after it
+    bool after_call; // only markers have come since the last call
     unsigned n_calls, n_tries;
-    size_t work;      // bytes that were read or fed in vain
-    struct buf ids;   // that calls had, a space before and behind each
-    struct buf held;  // may be a marker's beginning, white space before it included
-    struct buf call;  // its text so far, white space before it included
-    struct buf again; // of what was no call, what is to be fed once more ...
-    size_t again_at;  // ... from here on
+    size_t wasted_bytes; // read or fed for candidates that were not calls
+    struct buf ids;      // of earlier calls, a space before and after each
+    struct buf held;     // white space and the possible beginning of a marker
+    struct buf call;     // white space and the text of the candidate so far
+    struct buf rescan;   // rest of a failed candidate, to be fed again ...
+    size_t rescan_at;    // ... from here on
     struct {
-        int outside;    // the state it began in
-        size_t n_first; // bytes until behind the first marker
-        size_t at;      // its beginning
+        int outer_state; // the state in which it began
+        size_t n_first;  // bytes up to the end of the first marker
+        size_t at;       // offset of the marker that begins the call
         enum {
             OUTPUT_PARSER_BEFORE,
             OUTPUT_PARSER_FIRST,
             OUTPUT_PARSER_NAME,
-            OUTPUT_PARSER_BEHIND_NAME,
+            OUTPUT_PARSER_AFTER_NAME,
             OUTPUT_PARSER_THEN,
             OUTPUT_PARSER_BODY
         } stage;
-        size_t n_head; // bytes until behind its name
-    } of_call;
+        size_t n_head; // bytes up to the character after its name
+    } candidate;
     struct {
         int depth;
         bool quoted, escaped, begun;
-    } json; // where a call without an end marker ends
+    } json; // finds the end of a call without an end marker
 };
 
-/* What a piece of text has given. */
+/* The parsed text of one call of output_parser_feed() or more. */
 struct output_parser_out {
     struct buf reasoning, content;
     struct tool_parser_calls calls;
@@ -83,12 +84,12 @@ void output_parser_out_done(struct output_parser_out *o);
 void output_parser_out_clear(struct output_parser_out *o); // keeps the memory
 
 void output_parser_init(struct output_parser *p,
-                        const struct output_parser_rules *rules); // NULL: all is content
+                        const struct output_parser_rules *rules); // NULL: all text is content
 void output_parser_done(struct output_parser *p);
-/* Both add to `to`; what has no memory shows in its buffers. */
+/* Both add to `to`. Its buffers carry the error if there is no memory. */
 void output_parser_feed(struct output_parser *p, const char *text, size_t len,
                         struct output_parser_out *to);
-/* The answer has ended: what was held back becomes what it is. */
+/* The answer has ended: emits the held text, as a call if it is one. */
 void output_parser_end(struct output_parser *p, struct output_parser_out *to);
 static inline bool output_parser_reasons(const struct output_parser *p)
 {

@@ -11,7 +11,7 @@
 
 enum { NOTHING, REASONING, MESSAGE };
 
-/* How an item with text is called. */
+/* The names of an item with text. */
 static const struct item {
     const char *id, *type, *event;
 } items[] = {[REASONING] = {"rs", "reasoning", "reasoning_text"},
@@ -19,7 +19,7 @@ static const struct item {
 
 /* ---- events ---- */
 
-/* Both do nothing where the answer is no stream. */
+/* Both write only if the answer is a stream. */
 static bool event_begin(const struct openai_reply *r, const char *name, struct buf *to)
 {
     if (!r->stream)
@@ -34,7 +34,7 @@ static void event_end(struct buf *to)
     buf_puts(to, "}\n\n");
 }
 
-/* An event of the open item's text. */
+/* Begins an event about the text of the open item. */
 static bool text_event_begin(const struct openai_reply *r, const char *name, struct buf *to)
 {
     const struct openai_choice *c = &r->choices[0];
@@ -49,7 +49,7 @@ static bool text_event_begin(const struct openai_reply *r, const char *name, str
 
 /* ---- items with text ---- */
 
-/* Of the message's tokens, from here on. */
+/* The logprobs of the message's tokens, from this byte on. */
 static void write_logprobs(const struct openai_choice *c, size_t from, struct buf *to)
 {
     const struct buf *all = &c->logprobs.tokens;
@@ -119,24 +119,24 @@ static void end_text(struct openai_reply *r, struct buf *to)
     }
 }
 
-/* A delta of the open item, with the logprobs that have not been told. */
-static void tell(struct openai_reply *r, const char *text, size_t len, struct buf *to)
+/* A delta of the open item, with the logprobs that no event has sent yet. */
+static void write_delta(struct openai_reply *r, const char *text, size_t len, struct buf *to)
 {
     struct openai_choice *c = &r->choices[0];
     if (text_event_begin(r, "%s.delta", to)) {
         buf_puts(to, ",\"delta\":");
         json_write_text(to, text, len);
         if (c->open == MESSAGE)
-            write_logprobs(c, c->n_told, to);
+            write_logprobs(c, c->n_sent_logprobs, to);
         event_end(to);
     }
-    c->n_told = c->open == MESSAGE ? c->logprobs.tokens.len : 0;
+    c->n_sent_logprobs = c->open == MESSAGE ? c->logprobs.tokens.len : 0;
 }
 
 static void forget_logprobs(struct openai_choice *c)
 {
     buf_clear(&c->logprobs.tokens);
-    c->n_told = 0;
+    c->n_sent_logprobs = 0;
 }
 
 static void end_item(struct openai_reply *r, const char *status, struct buf *to)
@@ -144,8 +144,8 @@ static void end_item(struct openai_reply *r, const char *status, struct buf *to)
     struct openai_choice *c = &r->choices[0];
     if (c->open == NOTHING)
         return;
-    if (c->open == MESSAGE && c->n_told < c->logprobs.tokens.len)
-        tell(r, "", 0, to); // its last tokens have no text
+    if (c->open == MESSAGE && c->n_sent_logprobs < c->logprobs.tokens.len)
+        write_delta(r, "", 0, to); // its last tokens have no text
     end_text(r, to);
     buf_puts(&c->items, c->items.len ? "," : "");
     size_t from = c->items.len;
@@ -162,7 +162,7 @@ static void end_item(struct openai_reply *r, const char *status, struct buf *to)
     c->n_items++;
 }
 
-static void grow(struct openai_reply *r, int what, const struct buf *text, struct buf *to)
+static void append_text(struct openai_reply *r, int what, const struct buf *text, struct buf *to)
 {
     struct openai_choice *c = &r->choices[0];
     if (!text->len)
@@ -172,20 +172,20 @@ static void grow(struct openai_reply *r, int what, const struct buf *text, struc
         open_item(r, what, to);
     }
     json_write_chars(&c->text, text->data, text->len);
-    tell(r, text->data, text->len, to);
+    write_delta(r, text->data, text->len, to);
 }
 
-/* Tokens whose text is still held back have turned out to be a marker's when they are followed by
- * one that is none of the message's. */
+/* A token that is not content follows: the tokens before it whose text was held back belong to a
+ * marker, so their logprobs are dropped. */
 static void add_logprobs(struct openai_reply *r, const struct openai_token *t)
 {
     struct openai_choice *c = &r->choices[0];
     if (!r->logprobs || !t)
         return;
-    if (r->said)
+    if (r->has_content)
         openai_logprobs_add(&c->logprobs, true, t, 0);
     else
-        c->logprobs.tokens.len = c->n_told;
+        c->logprobs.tokens.len = c->n_sent_logprobs;
 }
 
 /* ---- calls ---- */
@@ -256,7 +256,7 @@ static void write_usage(const struct openai_reply *r, struct buf *to)
     usage_json_metrics(r, to);
 }
 
-/* error: its sentence, or NULL. */
+/* error: a sentence, or NULL. */
 static void write_response(const struct openai_reply *r, const char *status, const char *error,
                            struct buf *to)
 {
@@ -306,9 +306,9 @@ static void piece(struct openai_reply *r, unsigned choice, const struct openai_t
                   struct buf *to)
 {
     (void)choice;
-    grow(r, REASONING, &r->out.reasoning, to);
+    append_text(r, REASONING, &r->out.reasoning, to);
     add_logprobs(r, t);
-    grow(r, MESSAGE, &r->out.content, to);
+    append_text(r, MESSAGE, &r->out.content, to);
     if (r->out.calls.n)
         end_item(r, "completed", to);
     for (unsigned i = 0; i < r->out.calls.n; i++)

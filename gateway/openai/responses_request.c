@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/buf.h"
-#include "gateway/openai/json_read.h"
+#include "gateway/openai/openai_read.h"
 
 #define MAX_ITEMS OPENAI_MAX_MESSAGES
 #define LOGPROBS "message.output_text.logprobs"
@@ -11,30 +11,31 @@
 /* Texts joined by line breaks. */
 struct thoughts {
     struct buf text;
-    bool any; // also an empty one
+    bool any; // a text was added, perhaps an empty one
 };
 
 /* The messages so far. */
 struct items {
-    struct json_read *r;
+    struct openai_read *r;
     json_t *messages;
-    struct thoughts next, last; // reasoning of the assistant's next message, and of the last one
+    struct thoughts next, last; // reasoning for the assistant's next message, and of the last one
 };
 
-static void think(struct thoughts *t, const char *text, size_t len)
+static void add_thought(struct thoughts *t, const char *text, size_t len)
 {
     buf_add(&t->text, "\n", t->any);
     buf_add(&t->text, text, len);
     t->any = true;
 }
 
-static void forget(struct thoughts *t)
+static void clear_thoughts(struct thoughts *t)
 {
     buf_clear(&t->text);
     t->any = false;
 }
 
-/* Once, when nothing more is added to it: many items may have. */
+/* Adds the reasoning to the last message. Called when the message is complete: many items may add
+ * to its reasoning. */
 static int close_message(struct items *s)
 {
     json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
@@ -42,16 +43,17 @@ static int close_message(struct items *s)
     if (!s->last.any)
         return 0;
     json_t *all = text->error ? NULL : json_stringn(text->data, text->len);
-    forget(&s->last);
-    return json_object_set_new(last, "reasoning_content", all) < 0 ? json_read_no_memory(s->r) : 0;
+    clear_thoughts(&s->last);
+    return json_object_set_new(last, "reasoning_content", all) < 0 ? json_read_no_memory(s->r->json)
+                                                                   : 0;
 }
 
-/* New reference stolen, also on errors. */
+/* Takes the new reference, also on errors. */
 static int append(struct items *s, json_t *message)
 {
     int rc = close_message(s);
     if (json_array_append_new(s->messages, message) < 0)
-        return json_read_no_memory(s->r);
+        return json_read_no_memory(s->r->json);
     return rc;
 }
 
@@ -67,36 +69,37 @@ static bool is_text(const char *type)
     return false;
 }
 
-/* A string, or parts, whose types become those of a chat. */
+/* A string, or parts; their types become "text", as in chats. */
 static int open_parts(struct items *s, json_t *v, const char *name, json_t **ret)
 {
     AUTO(json_decref_own) json_t *parts = json_array();
     size_t i;
     json_t *part;
     if (!json_is_array(v))
-        return json_read_parts(s->r, v, name, ret);
+        return json_read_text_parts(s->r->json, v, name, ret);
     json_array_foreach(v, i, part)
     {
         const char *type = json_string_value(json_object_get(part, "type"));
         json_t *one = json_pack("{s:s,s:O?}", "type", type && is_text(type) ? "text" : type, "text",
                                 json_object_get(part, "text"));
         if (!type || json_array_append_new(parts, one) < 0)
-            return json_read_refuse(s->r, name, "%s[%zu] must be an object with a type", name, i);
+            return json_read_refuse(s->r->json, name, "%s[%zu] must be an object with a type", name,
+                                    i);
     }
-    return json_read_parts(s->r, parts, name, ret);
+    return json_read_text_parts(s->r->json, parts, name, ret);
 }
 
 /* ---- items ---- */
 
-/* To the last message. */
+/* Moves the pending reasoning to the last message. */
 static void add_reasoning(struct items *s)
 {
     if (s->next.any)
-        think(&s->last, s->next.text.data, s->next.text.len);
-    forget(&s->next);
+        add_thought(&s->last, s->next.text.data, s->next.text.len);
+    clear_thoughts(&s->next);
 }
 
-/* Reasoning that no answer followed, as it was cut off, is a turn all the same. */
+/* Reasoning without a message, because the answer was cut off, becomes an empty message. */
 static int end_reasoning(struct items *s)
 {
     if (!s->next.any)
@@ -113,9 +116,9 @@ static int read_message(struct items *s, const json_t *item, const char *name)
     const char *role = json_string_value(json_object_get(item, "role"));
     json_t *content = json_read_member(item, "content"), *text = NULL;
     if (!role)
-        return json_read_refuse(s->r, name, "%s.role must be a string", name);
+        return json_read_refuse(s->r->json, name, "%s.role must be a string", name);
     if (!content)
-        return json_read_refuse(s->r, at, "%s is missing", at);
+        return json_read_refuse(s->r->json, at, "%s is missing", at);
     bool answer = strcmp(role, "assistant") == 0;
     int rc = answer ? 0 : end_reasoning(s);
     rc = rc < 0 ? rc : open_parts(s, content, at, &text);
@@ -125,7 +128,8 @@ static int read_message(struct items *s, const json_t *item, const char *name)
     return rc;
 }
 
-/* Calls that follow one another, or a message of the assistant, are that message's. */
+/* The call list of the last message. Calls after a message of the assistant, or after other calls,
+ * belong to that message; otherwise they get a new one. */
 static json_t *calls_of_last(struct items *s)
 {
     json_t *last = json_array_get(s->messages, json_array_size(s->messages) - 1);
@@ -147,12 +151,12 @@ static int read_call(struct items *s, const json_t *item, const char *name)
     json_t *id = json_object_get(item, "call_id"), *function = json_object_get(item, "name"),
            *arguments = json_object_get(item, "arguments");
     if (!json_is_string(id) || !json_is_string(function) || !json_is_string(arguments))
-        return json_read_refuse(s->r, name, "%s must have call_id, name and arguments, all strings",
-                                name);
+        return json_read_refuse(s->r->json, name,
+                                "%s must have call_id, name and arguments, all strings", name);
     json_t *calls = calls_of_last(s);
     json_t *call = json_pack("{s:O,s:s,s:{s:O,s:O}}", "id", id, "type", "function", "function",
                              "name", function, "arguments", arguments);
-    return !calls || json_array_append_new(calls, call) < 0 ? json_read_no_memory(s->r) : 0;
+    return !calls || json_array_append_new(calls, call) < 0 ? json_read_no_memory(s->r->json) : 0;
 }
 
 static int read_output(struct items *s, const json_t *item, const char *name)
@@ -162,7 +166,7 @@ static int read_output(struct items *s, const json_t *item, const char *name)
     json_t *id = json_object_get(item, "call_id"), *output = json_read_member(item, "output"),
            *text = NULL;
     if (!json_is_string(id) || !output)
-        return json_read_refuse(s->r, name, "%s must have a call_id and an output", name);
+        return json_read_refuse(s->r->json, name, "%s must have a call_id and an output", name);
     int rc = end_reasoning(s);
     rc = rc < 0 ? rc : open_parts(s, output, at, &text);
     if (rc < 0)
@@ -171,7 +175,8 @@ static int read_output(struct items *s, const json_t *item, const char *name)
                   json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id, "content", text));
 }
 
-/* Earlier reasoning is for the templates that show it; what is encrypted or summed up is not. */
+/* Earlier reasoning goes to the template, which may show it. Encrypted and summarised reasoning is
+ * ignored. */
 static int read_reasoning(struct items *s, const json_t *item, const char *name)
 {
     char at[80];
@@ -183,8 +188,8 @@ static int read_reasoning(struct items *s, const json_t *item, const char *name)
     int rc = open_parts(s, content, at, &text);
     if (rc < 0)
         return rc;
-    think(&s->next, json_string_value(text), json_string_length(text));
-    return s->next.text.error ? json_read_no_memory(s->r) : 0;
+    add_thought(&s->next, json_string_value(text), json_string_length(text));
+    return s->next.text.error ? json_read_no_memory(s->r->json) : 0;
 }
 
 static int read_item(struct items *s, const json_t *item, size_t i)
@@ -194,15 +199,16 @@ static int read_item(struct items *s, const json_t *item, size_t i)
     const json_t *v = json_read_member(item, "type");
     const char *type = v ? json_string_value(v) : "message";
     if (!json_is_object(item) || !type)
-        return json_read_refuse(s->r, name, "%s must be an object with a type or a role", name);
+        return json_read_refuse(s->r->json, name, "%s must be an object with a type or a role",
+                                name);
     if (strcmp(type, "reasoning") == 0)
         return read_reasoning(s, item, name);
     return strcmp(type, "message") == 0         ? read_message(s, item, name)
            : strcmp(type, "function_call") == 0 ? read_call(s, item, name)
            : strcmp(type, "function_call_output") == 0
                ? read_output(s, item, name)
-               : json_read_refuse(s->r, name, "%s is of type '%.40s', which is not served", name,
-                                  type);
+               : json_read_refuse(s->r->json, name, "%s is of type '%.40s', which is not served",
+                                  name, type);
 }
 
 static int read_input(struct items *s, json_t *input, const json_t *instructions)
@@ -211,14 +217,14 @@ static int read_input(struct items *s, json_t *input, const json_t *instructions
     json_t *item;
     int rc = 0;
     if (instructions && !json_is_string(instructions))
-        return json_read_refuse(s->r, "instructions", "instructions must be a string, not %s",
+        return json_read_refuse(s->r->json, "instructions", "instructions must be a string, not %s",
                                 json_read_type(instructions));
     if (instructions)
         rc = append(s, json_pack("{s:s,s:O}", "role", "system", "content", instructions));
     if (rc < 0 || json_is_string(input))
         return rc < 0 ? rc : append(s, json_pack("{s:s,s:O}", "role", "user", "content", input));
     if (!json_is_array(input) || !json_array_size(input) || json_array_size(input) > MAX_ITEMS)
-        return json_read_refuse(s->r, "input",
+        return json_read_refuse(s->r->json, "input",
                                 "input must be a string or an array of 1 to %d items", MAX_ITEMS);
     json_array_foreach(input, i, item) if ((rc = read_item(s, item, i)) < 0) break;
     rc = rc < 0 ? rc : end_reasoning(s);
@@ -227,13 +233,14 @@ static int read_input(struct items *s, json_t *input, const json_t *instructions
 
 /* ---- tools ---- */
 
-/* {"type": "function", "name", ...} as chats have it: {"type", "function": {"name", ...}}. */
-static int open_tools(struct json_read *r, const json_t *tools, json_t *ret)
+/* {"type": "function", "name", ...} becomes the form of chats: {"type", "function": {"name",
+ * ...}}. */
+static int open_tools(struct openai_read *r, const json_t *tools, json_t *ret)
 {
     size_t i;
     const json_t *tool;
     if (tools && !json_is_array(tools))
-        return json_read_refuse(r, "tools", "tools must be an array, not %s",
+        return json_read_refuse(r->json, "tools", "tools must be an array, not %s",
                                 json_read_type(tools));
     json_array_foreach(tools, i, tool)
     {
@@ -241,80 +248,84 @@ static int open_tools(struct json_read *r, const json_t *tools, json_t *ret)
         snprintf(name, sizeof(name), "tools[%zu]", i);
         const char *type = json_string_value(json_object_get(tool, "type"));
         if (!type || strcmp(type, "function") != 0)
-            return json_read_refuse(r, name, "%s must be of type function; no other is served",
-                                    name);
+            return json_read_refuse(r->json, name,
+                                    "%s must be of type function; no other is served", name);
         if (!json_is_string(json_object_get(tool, "name")))
-            return json_read_refuse(r, name, "%s.name must be a string", name);
+            return json_read_refuse(r->json, name, "%s.name must be a string", name);
         json_t *one = json_pack("{s:s,s:{s:O,s:O*,s:O*}}", "type", "function", "function", "name",
                                 json_object_get(tool, "name"), "description",
                                 json_read_member(tool, "description"), "parameters",
                                 json_read_member(tool, "parameters"));
         if (json_array_append_new(ret, one) < 0)
-            return json_read_no_memory(r);
+            return json_read_no_memory(r->json);
     }
     return 0;
 }
 
 /* ---- the body ---- */
 
-static int read_format(struct json_read *r, const json_t *text)
+static int read_format(struct openai_read *r, const json_t *text)
 {
     const json_t *type = json_object_get(json_read_member(text, "format"), "type");
     const char *name = type ? json_string_value(type) : "text";
     if (text && !json_is_object(text))
-        return json_read_refuse(r, "text", "text must be an object, not %s", json_read_type(text));
+        return json_read_refuse(r->json, "text", "text must be an object, not %s",
+                                json_read_type(text));
     if (!name || strcmp(name, "text") != 0)
-        return json_read_refuse(r, "text.format", "text.format other than text is not served");
+        return json_read_refuse(r->json, "text.format",
+                                "text.format other than text is not served");
     return 0;
 }
 
-/* Of what may be included we have logprobs; the rest comes from tools that are not served. */
-static int read_include(struct json_read *r, const json_t *include)
+/* Only logprobs can be included. The other values belong to tools that are not served. */
+static int read_include(struct openai_read *r, const json_t *include)
 {
     size_t i;
     const json_t *one;
     if (include && !json_is_array(include))
-        return json_read_refuse(r, "include", "include must be an array, not %s",
+        return json_read_refuse(r->json, "include", "include must be an array, not %s",
                                 json_read_type(include));
     json_array_foreach(include, i, one)
     {
         if (!json_is_string(one))
-            return json_read_refuse(r, "include", "include[%zu] must be a string", i);
+            return json_read_refuse(r->json, "include", "include[%zu] must be a string", i);
         r->q->logprobs |= strcmp(json_string_value(one), LOGPROBS) == 0;
     }
     if (r->q->top_logprobs.set && r->q->top_logprobs.value && !r->q->logprobs)
-        return json_read_refuse(r, "top_logprobs",
+        return json_read_refuse(r->json, "top_logprobs",
                                 "top_logprobs needs include: [\"" LOGPROBS "\"]");
     return 0;
 }
 
-/* What needs a memory of earlier answers, or would be promised and not kept. */
-static int refuse_unserved(struct json_read *r, const json_t *body)
+/* Refuses fields that need stored answers, or that the server cannot honour. */
+static int refuse_unserved(struct openai_read *r, const json_t *body)
 {
     static const char *const state[] = {"previous_response_id", "conversation", "prompt"};
     static const char *const flags[] = {"store", "background"};
     for (size_t i = 0; i < ARRAY_LEN(state); i++)
         if (json_read_member(body, state[i]))
-            return json_read_refuse(
-                r, state[i], "%s is not served: nothing is stored; send the whole input", state[i]);
+            return json_read_refuse(r->json, state[i],
+                                    "%s is not served: nothing is stored; send the whole input",
+                                    state[i]);
     for (size_t i = 0; i < ARRAY_LEN(flags); i++) {
         const json_t *v = json_read_member(body, flags[i]);
         bool flag = false;
-        int rc = v ? json_read_flag(r, v, flags[i], &flag) : 0;
+        int rc = v ? json_read_flag(r->json, v, flags[i], &flag) : 0;
         if (rc < 0 || flag)
             return rc < 0 ? rc
-                          : json_read_refuse(r, flags[i], "%s is not served: nothing is stored",
-                                             flags[i]);
+                          : json_read_refuse(r->json, flags[i],
+                                             "%s is not served: nothing is stored", flags[i]);
     }
     const char *cut = json_string_value(json_read_member(body, "truncation"));
     if (cut && strcmp(cut, "disabled") != 0)
-        return json_read_refuse(r, "truncation", "truncation other than disabled is not served");
+        return json_read_refuse(r->json, "truncation",
+                                "truncation other than disabled is not served");
     int rc = read_include(r, json_read_member(body, "include"));
     return rc < 0 ? rc : read_format(r, json_read_member(body, "text"));
 }
 
-/* Members of the answer that repeat the request, with what stands for those that are absent. */
-static int echo(struct json_read *r, const json_t *body)
+/* Sets the members of the answer that repeat the request, with defaults for absent ones. */
+static int set_echoed(struct openai_read *r, const json_t *body)
 {
     AUTO(json_decref_own)
     json_t *all = json_loads(
@@ -332,18 +343,18 @@ static int echo(struct json_read *r, const json_t *body)
     {
         json_t *own = json_read_member(body, key);
         if (own && json_object_set(all, key, own) < 0)
-            return json_read_no_memory(r);
+            return json_read_no_memory(r->json);
     }
     char *text = all ? json_dumps(all, JSON_COMPACT) : NULL;
     if (!text)
-        return json_read_no_memory(r);
+        return json_read_no_memory(r->json);
     text[strlen(text) - 1] = 0; // without its braces
     r->q->echoed = strdup(text + 1);
     free(text);
-    return r->q->echoed ? 0 : json_read_no_memory(r);
+    return r->q->echoed ? 0 : json_read_no_memory(r->json);
 }
 
-int responses_read(struct json_read *r, json_t *body)
+int openai_responses_read(struct openai_read *r, json_t *body)
 {
     AUTO(json_decref_own) json_t *chat = json_object();
     AUTO(json_decref_own) json_t *messages = json_array();
@@ -353,7 +364,7 @@ int responses_read(struct json_read *r, json_t *body)
     buf_init(&items.last.text, SIZE_MAX / 2);
     int rc = refuse_unserved(r, body);
     if (rc == 0 && !json_read_member(body, "input"))
-        rc = json_read_refuse(r, "input", "input is missing");
+        rc = json_read_refuse(r->json, "input", "input is missing");
     rc = rc < 0 ? rc
                 : read_input(&items, json_read_member(body, "input"),
                              json_read_member(body, "instructions"));
@@ -371,9 +382,9 @@ int responses_read(struct json_read *r, json_t *body)
         json_object_set(chat, "reasoning_effort", json_read_member(reasoning, "effort"));
     if (json_object_set(chat, "messages", messages) < 0 ||
         json_object_set(chat, "tools", tools) < 0)
-        return json_read_no_memory(r);
+        return json_read_no_memory(r->json);
     rc = openai_chat_read(r, chat);
-    if (rc < 0 && strncmp(r->fault->param, "messages", strlen("messages")) == 0)
-        snprintf(r->fault->param, sizeof(r->fault->param), "input");
-    return rc < 0 ? rc : echo(r, body);
+    if (rc < 0 && strncmp(r->json->fault->param, "messages", strlen("messages")) == 0)
+        snprintf(r->json->fault->param, sizeof(r->json->fault->param), "input");
+    return rc < 0 ? rc : set_echoed(r, body);
 }

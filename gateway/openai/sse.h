@@ -1,11 +1,10 @@
 /* sse.h - server-sent events: one line of JSON, framed.
  *
- * The JSON holds no raw line break (jsonw.h escapes them), so an event is always one `data:` line.
- */
+ * json_write.h escapes line breaks, so an event is always one `data:` line. */
 #pragma once
 #include "base/buf.h"
 
-#define SSE_PING ": \n\n" // a comment: tells proxies and dead connections apart from slow answers
+#define SSE_PING ": \n\n" // a comment: keeps proxies from closing a silent stream
 
 static inline void sse_begin(struct buf *to)
 {

@@ -1,4 +1,4 @@
-/* text_cursor.c - text that is read from its beginning on. */
+/* text_cursor.c - a view of text that is read from front to back. */
 #include <errno.h>
 #include <string.h>
 #include "gateway/openai/text_cursor.h"

@@ -1,4 +1,4 @@
-/* text_cursor.h - text that is read from its beginning on, and never copied.
+/* text_cursor.h - a view of text that is read from front to back, without copies.
  *
  * Threads: any, nothing is shared. */
 #pragma once
@@ -15,13 +15,13 @@ void text_cursor_take(struct text_cursor *t, size_t n); // n <= len
 void text_cursor_skip_space(struct text_cursor *t);
 struct text_cursor text_cursor_trimmed(struct text_cursor t);
 bool text_cursor_skip_word(struct text_cursor *t, const char *word);
-/* What stands before the word, which is skipped as well. */
+/* Takes the text before the word, and skips the word. false: the word does not occur. */
 bool text_cursor_until(struct text_cursor *t, const char *word, struct text_cursor *ret);
 
-/* Takes a value: new reference. Integers of any length are read, as reals: whoever wants numbers as
- * they were written takes the text. -EAGAIN: it is cut short; -EINVAL: it is none. */
+/* Takes a JSON value: new reference. Integers become reals; the text has the numbers as written.
+ * -EAGAIN: the value is incomplete; -EINVAL: it is not JSON. */
 int text_cursor_json(struct text_cursor *t, json_t **ret);
-/* Of text that is JSON: takes a value as it is written, and the space behind it ... */
+/* The text must be valid JSON. Takes the text of a value, and skips white space after it. */
 struct text_cursor text_cursor_take_value(struct text_cursor *t);
-/* ... and the value of an object's member, of several the last; empty: there is none. */
+/* The text of the value of an object's member, the last one of that name; empty: none. */
 struct text_cursor text_cursor_member(struct text_cursor object, const char *name);

@@ -1,4 +1,4 @@
-/* tool_parser.c - how models write the calls of tools into their text. */
+/* tool_parser.c - the formats in which models write tool calls into their text. */
 #include <ctype.h>
 #include <errno.h>
 #include <jansson.h>
@@ -9,51 +9,51 @@
 #include "gateway/openai/text_cursor.h"
 #include "gateway/openai/tool_parser.h"
 
-static const struct tool_markers markers[TOOLS_N_FORMATS] = {
+static const struct tool_parser_markers markers[TOOLS_N_FORMATS] = {
     [TOOLS_HERMES] = {.begin = {"<tool_call>"}, .end = "</tool_call>", .first = "{"},
     [TOOLS_CODER] = {.begin = {"<function="},
                      .end = "</function>",
                      .before = {"<tool_call>"},
-                     .behind = {"</tool_call>"},
-                     .behind_name = ">",
+                     .after = {"</tool_call>"},
+                     .after_name = ">",
                      .then = {"<parameter=", "</function>"}},
-    [TOOLS_LLAMA] = {.begin = {"<|python_tag|>", "{"}, .behind = {";"}, .first = "{"},
+    [TOOLS_LLAMA] = {.begin = {"<|python_tag|>", "{"}, .after = {";"}, .first = "{"},
     [TOOLS_MISTRAL] = {.begin = {"[TOOL_CALLS]"},
                        .inside = {"[ARGS]", "[CALL_ID]"},
                        .first = "[",
-                       .behind_name = "[{"},
+                       .after_name = "[{"},
     [TOOLS_DEEPSEEK] = {.begin = {"<｜tool▁call▁begin｜>"},
                         .end = "<｜tool▁call▁end｜>",
                         .before = {"<｜tool▁calls▁begin｜>"},
-                        .behind = {"<｜tool▁calls▁end｜>"},
+                        .after = {"<｜tool▁calls▁end｜>"},
                         .inside = {"<｜tool▁sep｜>"},
-                        .behind_name = "<"},
+                        .after_name = "<"},
     [TOOLS_DSML] = {.begin = {"<｜DSML｜invoke name=\""},
                     .end = "</｜DSML｜invoke>",
                     .before = {"<｜DSML｜function_calls>"},
-                    .behind = {"</｜DSML｜function_calls>"},
+                    .after = {"</｜DSML｜function_calls>"},
                     .inside = {"｜DSML｜"},
-                    .behind_name = "\""},
+                    .after_name = "\""},
     [TOOLS_GLM] = {.begin = {"<tool_call>"},
                    .end = "</tool_call>",
                    .inside = {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"},
-                   .behind_name = "<"},
+                   .after_name = "<"},
     [TOOLS_KIMI] = {.begin = {"<|tool_call_begin|>"},
                     .end = "<|tool_call_end|>",
                     .before = {"<|tool_calls_section_begin|>"},
-                    .behind = {"<|tool_calls_section_end|>"},
+                    .after = {"<|tool_calls_section_end|>"},
                     .inside = {"<|tool_call_argument_begin|>"},
-                    .behind_name = "<",
+                    .after_name = "<",
                     .ends_reasoning = true},
 };
 
-const struct tool_markers *tool_markers(enum tool_format f)
+const struct tool_parser_markers *tool_parser_markers(enum tool_format f)
 {
     return f == TOOLS_NONE ? NULL : &markers[f];
 }
 
-/* The first mark that is there decides. */
-enum tool_format tool_format_of(const char *source, size_t len)
+/* The first mark of the table that the source contains decides. */
+enum tool_format tool_parser_detect_format(const char *source, size_t len)
 {
     static const struct {
         const char *mark;
@@ -75,12 +75,12 @@ enum tool_format tool_format_of(const char *source, size_t len)
     return TOOLS_NONE;
 }
 
-bool tool_format_types(enum tool_format f)
+bool tool_parser_uses_types(enum tool_format f)
 {
     return f == TOOLS_CODER || f == TOOLS_GLM || f == TOOLS_LLAMA;
 }
 
-enum tool_format tool_format_named(const char *name)
+enum tool_format tool_parser_format_named(const char *name)
 {
     const char *at = TOOL_FORMAT_NAMES;
     for (int f = 0; f < TOOLS_N_FORMATS; f++) {
@@ -111,7 +111,7 @@ void tool_parser_clear(struct tool_parser_calls *c)
 
 /* ---- calls ---- */
 
-bool tool_name_char(char c)
+bool tool_parser_name_char(char c)
 {
     return c && strchr("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.:/", c);
 }
@@ -119,7 +119,7 @@ bool tool_name_char(char c)
 static bool is_name(struct text_cursor t)
 {
     for (size_t i = 0; i < t.len; i++)
-        if (!tool_name_char(t.data[i]))
+        if (!tool_parser_name_char(t.data[i]))
             return false;
     return t.len > 0 && t.len <= 256;
 }
@@ -148,8 +148,8 @@ static struct text_cursor text_of(const json_t *string)
     return (struct text_cursor){json_string_value(string), json_string_length(string)};
 }
 
-/* {"name", "arguments" or "parameters", "id"}, read from `raw`. Some models write arguments as a
- * string of JSON. */
+/* Adds the call {"name", "arguments" or "parameters", "id"}, whose text is `raw`. Some models write
+ * the arguments as a string that contains JSON. */
 static int add_object(struct tool_parser_calls *to, const json_t *call, struct text_cursor raw)
 {
     const json_t *name = json_object_get(call, "name"), *args = json_object_get(call, "arguments");
@@ -168,7 +168,7 @@ static int add_object(struct tool_parser_calls *to, const json_t *call, struct t
                     text_of(json_object_get(call, "id")));
 }
 
-/* Takes an object, and adds it as the arguments, which stay as the model wrote them. */
+/* Takes a JSON object and adds a call with these arguments, unchanged as the model wrote them. */
 static int add_verbatim(struct tool_parser_calls *to, struct text_cursor name,
                         struct text_cursor *t, struct text_cursor id)
 {
@@ -198,7 +198,7 @@ static int read_hermes(struct text_cursor t, struct tool_parser_calls *to)
     return t.len ? -EINVAL : add_object(to, call, raw);
 }
 
-/* An answer may be JSON and no call: without the tag it must name a tool that there is. */
+/* A JSON answer need not be a call: without the tag it must name a tool of the request. */
 static int read_llama(struct text_cursor t, const struct tool_types *types,
                       struct tool_parser_calls *to)
 {
@@ -252,7 +252,7 @@ static int read_mistral(struct text_cursor t, struct tool_parser_calls *to)
     return rc;
 }
 
-/* R1 and V3 write `function` before the name, and the arguments as a block of code. */
+/* R1 and V3 write `function` before the name, and the arguments as a code block. */
 static int read_deepseek(struct text_cursor t, struct tool_parser_calls *to)
 {
     struct text_cursor name;
@@ -288,30 +288,31 @@ static int read_kimi(struct text_cursor t, struct tool_parser_calls *to)
     return rc == 0 && t.len ? -EINVAL : rc;
 }
 
-/* ---- calls whose values are written without quotes ---- */
+/* ---- calls with unquoted values ---- */
 
 /* How a format writes a parameter: {before}KEY{between}{open}VALUE{after}. */
 struct syntax {
     const char *before, *between, *open, *after;
     const char *end; // of the call
-    bool lines;      // the value stands on lines of its own
-    bool says;       // string="true" stands between, if the value is text
+    bool lines;      // the value has separate lines
+    bool typed;      // string="true" or "false" before the value says whether it is text
 };
 
 static int read_open(struct text_cursor *t, const struct syntax *s, bool *ret_text)
 {
     text_cursor_skip_space(t);
-    if (!s->says)
+    if (!s->typed)
         return text_cursor_skip_word(t, s->open) ? 0 : t->len < strlen(s->open) ? -EAGAIN : -EINVAL;
     *ret_text = text_cursor_skip_word(t, "string=\"true\">");
     return *ret_text || text_cursor_skip_word(t, "string=\"false\">") ? 0 : -EINVAL;
 }
 
-/* args: names and what is JSON text, as text: numbers stay as the model wrote them. */
+/* Adds a value to args as a string of JSON text, so numbers stay as the model wrote them. */
 static int set(json_t *args, const char *key, char *value)
 {
     AUTO(mem_free) char *v = value;
-    return !v || json_object_set_new(args, key, json_string(v)) < 0 ? -EINVAL : 0; // also: no UTF-8
+    return !v || json_object_set_new(args, key, json_string(v)) < 0 ? -EINVAL
+                                                                    : 0; // or invalid UTF-8
 }
 
 static int read_parameter(struct text_cursor *t, const struct syntax *s, struct text_cursor name,
@@ -322,7 +323,7 @@ static int read_parameter(struct text_cursor *t, const struct syntax *s, struct 
     bool is_text = false;
     if (!text_cursor_until(t, s->between, &key))
         return -EAGAIN;
-    int rc = s->open || s->says ? read_open(t, s, &is_text) : 0;
+    int rc = s->open || s->typed ? read_open(t, s, &is_text) : 0;
     if (rc < 0)
         return rc;
     if (!text_cursor_until(t, s->after, &value))
@@ -338,7 +339,7 @@ static int read_parameter(struct text_cursor *t, const struct syntax *s, struct 
     k[key.len] = 0;
     return set(args, k,
                is_text ? tool_types_text(value.data, value.len)
-                       : tool_types_value(s->says ? NULL : types, name.data, name.len, k,
+                       : tool_types_value(s->typed ? NULL : types, name.data, name.len, k,
                                           value.data, value.len));
 }
 
@@ -347,7 +348,7 @@ static char *joined(const json_t *args)
     AUTO(buf_done) struct buf b;
     const char *key;
     const json_t *value;
-    buf_init(&b, 8 * TOOL_PARSER_MAX_BYTES); // six bytes may stand for one
+    buf_init(&b, 8 * TOOL_PARSER_MAX_BYTES); // a byte may become six
     json_object_foreach((json_t *)(uintptr_t)args, key, value)
     {
         AUTO(mem_free) char *name = tool_types_text(key, strlen(key));
@@ -405,8 +406,8 @@ static int read_dsml(struct text_cursor t, const struct tool_types *types,
                      struct tool_parser_calls *to)
 {
     static const struct syntax s = {
-        "<｜DSML｜parameter name=\"", "\"",        NULL, "</｜DSML｜parameter>",
-        "</｜DSML｜invoke>",          .says = true};
+        "<｜DSML｜parameter name=\"", "\"",         NULL, "</｜DSML｜parameter>",
+        "</｜DSML｜invoke>",          .typed = true};
     struct text_cursor name;
     text_cursor_skip_word(&t, "<｜DSML｜invoke name=\"");
     return text_cursor_until(&t, "\">", &name) ? read_parameters(t, &s, name, types, to) : -EAGAIN;
@@ -437,8 +438,8 @@ static int read_call(enum tool_format f, struct text_cursor t, const struct tool
     }
 }
 
-/* Templates of Kimi want the model's own ids, those of Mistral ids of a certain form; models of
- * other formats have no business with them. */
+/* Whether to use an id that the model wrote. Kimi's templates need the model's ids, Mistral's need
+ * ids of nine characters. Other formats have no ids. */
 static bool good_id(enum tool_format f, struct text_cursor id)
 {
     for (size_t i = 0; i < id.len && f == TOOLS_MISTRAL; i++)

@@ -1,9 +1,11 @@
-/* tool_parser.h - how models write the calls of tools into their text.
+/* tool_parser.h - the formats in which models write tool calls into their text.
  *
- * Each family has a format of its own; which one a model was trained on shows in its chat template.
- * A call begins with a marker and ends with one, or where its JSON ends. parts.h finds calls in an
- * answer; here they are recognised and read. The arguments leave as JSON text, whatever they came
- * as: where a format writes all values alike, the schema of the tool tells text from numbers.
+ * Each model family has its own format, which is recognised from the chat template. A call begins
+ * with a marker. It ends with a marker, or where its JSON ends. output_parser.h finds calls in an
+ * answer; this file recognises formats and reads single calls.
+ *
+ * The arguments of a call are always JSON text. Some formats write all values alike; there the
+ * schema of the tool distinguishes text from numbers.
  *
  * Threads: any, nothing is shared. */
 #pragma once
@@ -12,14 +14,14 @@
 #include "base/mem.h"
 #include "gateway/openai/tool_types.h"
 
-#define TOOL_PARSER_MAX 128                // in one answer
-#define TOOL_PARSER_MAX_BYTES (256u << 10) // of one call; what is longer is none
+#define TOOL_PARSER_MAX 128                // calls in one answer
+#define TOOL_PARSER_MAX_BYTES (256u << 10) // of one call; longer text is not a call
 
 enum tool_format {
     TOOLS_NONE,
     TOOLS_HERMES, // <tool_call>{"name": ..., "arguments": {...}}</tool_call>   Hermes, Qwen 2.5, 3
     TOOLS_CODER, // <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
-    TOOLS_LLAMA,   // {"name": ..., "parameters": {...}}, all of the answer or behind <|python_tag|>
+    TOOLS_LLAMA,   // {"name": ..., "parameters": {...}}, all of the answer or after <|python_tag|>
     TOOLS_MISTRAL, // [TOOL_CALLS][{"name": ..., "arguments": ...}] or [TOOL_CALLS]NAME[ARGS]{...}
     TOOLS_DEEPSEEK, // <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>         V3,
                     // R1, V3.1
@@ -31,43 +33,46 @@ enum tool_format {
 
 #define TOOL_FORMAT_NAMES "none|hermes|qwen-coder|llama|mistral|deepseek|dsml|glm|kimi"
 
-/* NULL behind the last of each list. */
-struct tool_markers {
+/* NULL after the last of each list. */
+struct tool_parser_markers {
     const char *begin[3];  // of a call
     const char *end;       // NULL: the call ends where its JSON does
-    const char *before[2]; // a call: no part of the text then
-    const char *behind[2]; // likewise
-    const char *inside[5]; // of a call: these, too, may be special tokens
-    /* What follows the beginning: one of these characters, or a name and one of those. */
-    const char *first, *behind_name; // NULL: neither
-    const char *then[3];             // and one of these behind that and white space; none: anything
-    bool ends_reasoning;             // a call may begin there without its end
+    const char *before[2]; // a call; then it is not part of the text
+    const char *after[2];  // a call; then it is not part of the text
+    const char *inside[5]; // of a call; listed because they may be special tokens
+    /* After the begin marker comes one of the characters `first`, or a name and one of
+     * `after_name`. NULL: not possible. */
+    const char *first, *after_name;
+    const char *then[3]; // one of these follows, after white space; empty: anything may follow
+    bool ends_reasoning; // a call may begin inside reasoning, without its end marker
 };
-bool tool_name_char(char c);
+/* Whether c may be part of the name of a tool. */
+bool tool_parser_name_char(char c);
 
 /* NULL for TOOLS_NONE. */
-const struct tool_markers *tool_markers(enum tool_format f);
-/* By the marks in the template's source. */
-enum tool_format tool_format_of(const char *source, size_t len);
+const struct tool_parser_markers *tool_parser_markers(enum tool_format f);
+/* Recognises the format from the source of the chat template. */
+enum tool_format tool_parser_detect_format(const char *source, size_t len);
 /* One of TOOL_FORMAT_NAMES; anything else is TOOLS_NONE. */
-enum tool_format tool_format_named(const char *name);
+enum tool_format tool_parser_format_named(const char *name);
 
-bool tool_format_types(enum tool_format f); // whether it is read by the types of the tools
+/* Whether tool_parser_read() needs the types of the tools for this format. */
+bool tool_parser_uses_types(enum tool_format f);
 
 struct tool_call {
     char *name, *arguments; // JSON text
-    char *id;               // NULL: the model gave it none that templates take
+    char *id;               // NULL: the model wrote none, or none that its template accepts
 };
 struct tool_parser_calls {
     struct tool_call *v;
     unsigned n;
 };
 void tool_parser_clear(struct tool_parser_calls *c);
-void tool_parser_cut(struct tool_parser_calls *c,
-                     unsigned n); // keeps the first n, if there are more
+/* Removes all but the first n calls. */
+void tool_parser_cut(struct tool_parser_calls *c, unsigned n);
 
-/* Adds the call (Mistral: the calls) that `raw` is, markers included. types: of the request's
- * tools; NULL: none, or the format needs none. -EAGAIN: it is not whole yet; -EINVAL: it is none;
- * -ENOMEM. */
+/* Reads raw, a call with its markers (Mistral: several calls), and adds it to *ret.
+ * types: of the request's tools; NULL: there are none, or the format needs none.
+ * -EAGAIN: the call is incomplete; -EINVAL: it is not a call; -ENOMEM. */
 int tool_parser_read(enum tool_format f, const char *raw, size_t len,
                      const struct tool_types *types, struct tool_parser_calls *ret);

@@ -1,4 +1,4 @@
-/* tool_types.c - the values that the tools of a request take. */
+/* tool_types.c - the types of the parameters of a request's tools. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,8 +6,8 @@
 #include "gateway/openai/json_read.h"
 #include "gateway/openai/tool_types.h"
 
-#define DEPTH_MAX 16    // of schemas within schemas
-#define SCHEMAS_MAX 256 // looked at for one value
+#define DEPTH_MAX 16    // of nested schemas
+#define SCHEMAS_MAX 256 // visited for one value
 
 struct tool_types {
     json_t *tools;
@@ -33,7 +33,7 @@ void tool_types_free(struct tool_types *t)
     free(t);
 }
 
-/* The function of that name. */
+/* The function of that name, or NULL. */
 static const json_t *tool_named(const struct tool_types *t, const char *name, size_t len)
 {
     size_t i;
@@ -80,7 +80,7 @@ static unsigned type_of_value(const json_t *v)
     return types[json_typeof(v)];
 }
 
-/* "#/$defs/City" */
+/* The schema that a reference names, "#/$defs/City", or NULL. */
 static const json_t *target_of(const json_t *root, const char *ref)
 {
     if (*ref++ != '#')
@@ -94,8 +94,8 @@ static const json_t *target_of(const json_t *root, const char *ref)
 }
 
 struct schemas {
-    const json_t *root; // of references
-    int left;           // that may be looked at
+    const json_t *root; // that references start from
+    int left;           // schemas that may still be visited
 };
 
 static unsigned types_of(struct schemas *s, const json_t *schema, int depth);
@@ -153,7 +153,7 @@ static bool is_json(const char *s, size_t len)
     return v;
 }
 
-/* Some templates show the values of earlier calls as Python writes them. */
+/* null, true or false, in any case; also Python's None: some templates show earlier values so. */
 static const char *word_of(const char *s, size_t len)
 {
     return is_word(s, len, "null") || is_word(s, len, "none") ? "null"

@@ -1,7 +1,7 @@
-/* tool_types.h - the values that the tools of a request take.
+/* tool_types.h - the names of a request's tools and the types of their parameters.
  *
- * Formats that write all values alike need it to tell text from numbers; one that is no more than
- * JSON needs the names.
+ * Some formats write all values alike; there the types distinguish text from numbers. A format that
+ * is plain JSON needs the names to recognise a call.
  *
  * Threads: any, nothing changes. */
 #pragma once
@@ -11,15 +11,17 @@
 
 struct tool_types;
 
-/* tools: a JSON array as requests have it. -EINVAL: it is none; -ENOMEM. */
+/* tools: the JSON array of a request. -EINVAL: it is not an array; -ENOMEM. */
 int tool_types_new(const char *tools, struct tool_types **ret);
 void tool_types_free(struct tool_types *t);
 DEFINE_AUTO(struct tool_types, tool_types_free)
 
-/* NULL: there are no tools. */
+/* Whether there is a tool of this name. t may be NULL: no tools. */
 bool tool_types_offer(const struct tool_types *t, const char *name, size_t len);
-/* What the model wrote as the value of a parameter, as JSON text: text where that may stand, else
- * what it is as JSON, and text if it is none. NULL: it is no UTF-8, or no memory. */
+/* Converts the value that a model wrote for a parameter to JSON text. If the parameter may be text,
+ * it becomes a string. Otherwise valid JSON stays, and other text becomes a string.
+ * NULL: invalid UTF-8, or no memory. */
 char *tool_types_value(const struct tool_types *t, const char *name, size_t name_len,
                        const char *key, const char *value, size_t len);
-char *tool_types_text(const char *text, size_t len); // the same of text
+/* The text as a JSON string; NULL as above. */
+char *tool_types_text(const char *text, size_t len);

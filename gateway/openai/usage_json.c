@@ -1,4 +1,4 @@
-/* usage_json.c - what an answer says about itself: usage, speculation, times. */
+/* usage_json.c - the statistics in an answer: usage, speculation, times. */
 #include <inttypes.h>
 #include "gateway/openai/json_write.h"
 #include "gateway/openai/usage_json.h"
@@ -29,7 +29,7 @@ static void write_usage(const struct openai_reply *r, struct buf *to)
     buf_puts(to, "}");
 }
 
-/* The seed that repeats this answer, and what speculation did; the names are vLLM's. */
+/* The seed that reproduces this answer, and the results of speculation. The names are vLLM's. */
 static void write_speculation(const struct openai_reply *r, struct buf *to)
 {
     const struct openai_speculation *s = &r->speculation;
@@ -49,7 +49,7 @@ static void write_speculation(const struct openai_reply *r, struct buf *to)
                "\"num_draft_tokens\":%u,\"num_accepted_draft_tokens\":%u,\"num_bonus_tokens\":%u,"
                "\"acceptance_histogram\":[",
                s->k, s->rounds, s->rounds_drafted, s->drafted, s->accepted, s->bonus);
-    unsigned n = OPENAI_KEPT_MAX;
+    unsigned n = OPENAI_ACCEPTED_MAX;
     while (n && !s->accepted_histogram[n - 1])
         n--;
     for (unsigned i = 0; i < n; i++)
@@ -83,7 +83,6 @@ void usage_json_metrics(const struct openai_reply *r, struct buf *to)
     write_timings(r, to);
 }
 
-/* What follows the choices of an answer. */
 void usage_json_write(const struct openai_reply *r, struct buf *to)
 {
     write_usage(r, to);

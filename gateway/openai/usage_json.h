@@ -1,4 +1,4 @@
-/* usage_json.h - what an answer says about itself: usage, speculation, times.
+/* usage_json.h - the statistics in an answer: usage, speculation, times.
  *
  * Threads: one at a time per reply. */
 #pragma once
@@ -6,5 +6,5 @@
 
 /* "usage":{...},"metrics":{...},"timings":{...} */
 void usage_json_write(const struct openai_reply *r, struct buf *to);
-/* The last two. */
+/* Without the usage. */
 void usage_json_metrics(const struct openai_reply *r, struct buf *to);

@@ -1,4 +1,4 @@
-/* access_log.c - what is told of each request for tokens. */
+/* access_log.c - the log line and the metrics of each request for tokens. */
 #include "gateway/serve/access_log.h"
 #include <stdio.h>
 #include <string.h>
@@ -12,11 +12,11 @@ static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
                                         [OPENAI_RESPONSES] = "responses"};
 
 static struct {
-    struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *key_limit, *failed, *cancelled, *moved,
-        *first_s, *between_s, *whole_s;
-} figures;
+    struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *key_limit, *failed, *cancelled,
+        *retried, *first_s, *between_s, *whole_s;
+} metrics;
 
-static struct metric *time_of(const char *name, const char *help)
+static struct metric *seconds_histogram(const char *name, const char *help)
 {
     static const double seconds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                      0.5,   1,      2.5,   5,    10,    25,   60,  120};
@@ -34,38 +34,38 @@ void access_log_init(void)
     for (size_t i = 1; i < ARRAY_LEN(endpoints); i++) {
         char label[64];
         if (!endpoints[i])
-            continue; // kinds are bits
+            continue; // the kinds are single bits
         snprintf(label, sizeof(label), "endpoint=\"%s\"", endpoints[i]);
-        figures.requests[i] =
+        metrics.requests[i] =
             metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);
     }
-    figures.no_key = refused("reason=\"key\"");
-    figures.key_limit = refused("reason=\"limit\"");
-    figures.failed = metrics_counter("tandem_gateway_requests_failed_total",
+    metrics.no_key = refused("reason=\"key\"");
+    metrics.key_limit = refused("reason=\"limit\"");
+    metrics.failed = metrics_counter("tandem_gateway_requests_failed_total",
                                      "Requests for tokens that ended with an error.", NULL);
-    figures.cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
+    metrics.cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
                                         "Requests for tokens whose client disconnected.", NULL);
-    figures.moved = metrics_counter(
+    metrics.retried = metrics_counter(
         "tandem_gateway_requests_moved_total",
         "Requests retried on another verifier because the first was unreachable or full.", NULL);
-    figures.first_s = time_of("tandem_gateway_time_to_first_token_seconds",
-                              "From the first byte of a request to its first token.");
-    figures.between_s =
-        time_of("tandem_gateway_inter_token_latency_seconds", "Time per token after the first.");
-    figures.whole_s = time_of(
+    metrics.first_s = seconds_histogram("tandem_gateway_time_to_first_token_seconds",
+                                        "From the first byte of a request to its first token.");
+    metrics.between_s = seconds_histogram("tandem_gateway_inter_token_latency_seconds",
+                                          "Time per token after the first.");
+    metrics.whole_s = seconds_histogram(
         "tandem_gateway_e2e_request_latency_seconds",
         "From the first byte of a request to the end of its answer; failed requests left out.");
 }
 
-static void count_shut_out(int status)
+static void count_denied(int status)
 {
     if (status == 401 || status == 429)
-        metrics_add(status == 429 ? figures.key_limit : figures.no_key, 1);
+        metrics_add(status == 429 ? metrics.key_limit : metrics.no_key, 1);
 }
 
-void access_log_shut_out(struct http_request *r, int status, const char *why)
+void access_log_denied(struct http_request *r, int status, const char *why)
 {
-    count_shut_out(status);
+    count_denied(status);
     log_info("request refused id=%s status=%d: %s", http_id(r), status, why);
 }
 
@@ -80,18 +80,18 @@ void access_log_begin(struct access_log *c, struct http_request *r, enum openai_
     c->kind = kind;
     if (parent && trace_id(parent, strlen(parent), c->trace))
         memcpy(c->traceparent, parent, TRACE_LEN + 1);
-    auth_name(http_carried(r), c->key);
-    metrics_add(figures.requests[kind], 1);
+    auth_name(http_attached(r), c->key);
+    metrics_add(metrics.requests[kind], 1);
 }
 
-/* " trace=... key=...", as far as they are there. */
-struct whose {
+/* " trace=... key=...", without absent ones. */
+struct ids {
     char text[sizeof(" trace= key=") + TRACE_ID_LEN + AUTH_MAX_NAME];
 };
 
-static struct whose whose(const struct access_log *c)
+static struct ids ids(const struct access_log *c)
 {
-    struct whose w;
+    struct ids w;
     snprintf(w.text, sizeof(w.text), "%s%s%s%s", *c->trace ? " trace=" : "", c->trace,
              *c->key ? " key=" : "", c->key);
     return w;
@@ -100,17 +100,18 @@ static struct whose whose(const struct access_log *c)
 void access_log_refused(const struct access_log *c, struct http_request *r,
                         const struct openai_fault *fault)
 {
-    metrics_add(figures.failed, 1);
-    count_shut_out(fault->status);
-    log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r),
-             whose(c).text, endpoints[c->kind], fault->status, fault->param, fault->text);
+    metrics_add(metrics.failed, 1);
+    count_denied(fault->status);
+    log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r), ids(c).text,
+             endpoints[c->kind], fault->status, fault->param, fault->text);
 }
 
 void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,
                         const char *to, const char *why)
 {
-    metrics_add(figures.moved, 1);
-    log_info("request moves id=%s%s from=%s to=%s: %s", http_id(r), whose(c).text, from, to, why);
+    metrics_add(metrics.retried, 1);
+    log_info("request retried on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
+             ids(c).text, from, to, why);
 }
 
 static void observe(struct metric *m, double seconds, const struct access_log *c)
@@ -128,10 +129,10 @@ void access_log_tokens(struct access_log *c, struct http_request *r, unsigned ch
         return;
     if (!c->first_us) {
         c->first_us = now_us;
-        observe(figures.first_s, seconds_since(http_begun_us(r), now_us), c);
+        observe(metrics.first_s, seconds_since(http_begun_us(r), now_us), c);
     }
     if (*last_us)
-        metrics_observe(figures.between_s, seconds_since(*last_us, now_us) / (double)n);
+        metrics_observe(metrics.between_s, seconds_since(*last_us, now_us) / (double)n);
     *last_us = now_us;
 }
 
@@ -147,15 +148,15 @@ void access_log_end(const struct access_log *c, struct http_request *r, struct o
     char name[160];
     double whole_s = seconds_since(http_begun_us(r), clock_us());
     if (status == 499)
-        metrics_add(figures.cancelled, 1);
+        metrics_add(metrics.cancelled, 1);
     else if (status >= 400)
-        metrics_add(figures.failed, 1);
+        metrics_add(metrics.failed, 1);
     else
-        observe(figures.whole_s, whole_s, c);
+        observe(metrics.whole_s, whole_s, c);
     log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
              "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s first_ms=%.1f "
              "ms=%.1f",
-             http_id(r), whose(c).text, endpoints[c->kind],
+             http_id(r), ids(c).text, endpoints[c->kind],
              log_quote(model.data, model.len, name, sizeof(name)), status, reply->prompt_tokens,
              reply->cached_tokens, reply->completion_tokens, reply->n, s->rounds, s->drafted,
              s->accepted, *reply->proposer ? reply->proposer : "none",

@@ -17,22 +17,22 @@ struct auth_key {
     struct auth *a;
     char name[AUTH_MAX_NAME + 1];
     unsigned char digest[DIGEST];
-    uint32_t rate, concurrency, max_tokens; // requests/minute, choices at once; 0: no limit
+    uint32_t rate, concurrency, max_tokens; // requests/minute, choices, tokens; 0: no limit
 
-    double allowance;   // requests that may begin now, at most a minute's
-    int64_t at_us;      // when it was reckoned; 0: never
+    double n_allowed;   // token bucket: requests that may begin now, at most `rate`
+    int64_t counted_us; // when n_allowed was computed; 0: never
     unsigned n_running; // choices
     bool dropped;       // no longer in the file
 };
 
 struct auth_guest {
     struct auth_key *k;
-    unsigned n; // of its n_running
+    unsigned n; // its part of k->n_running
 };
 
 struct auth {
     char *path;
-    pthread_mutex_t mu; // for all that follows, and for keys
+    pthread_mutex_t mu; // for the following and for all keys
     struct auth_key **keys;
     unsigned n;
 };
@@ -64,11 +64,11 @@ static int hex_digit(char c)
 static int read_digest(const char *hex, size_t len, unsigned char to[DIGEST])
 {
     if (len != 2 * DIGEST)
-        return fail(-EINVAL, "sha256: is followed by %d hex digits", 2 * DIGEST);
+        return fail(-EINVAL, "sha256: must be followed by %d hex digits", 2 * DIGEST);
     for (size_t i = 0; i < DIGEST; i++) {
         int high = hex_digit(hex[2 * i]), low = hex_digit(hex[2 * i + 1]);
         if (high < 0 || low < 0)
-            return fail(-EINVAL, "sha256: is followed by %d hex digits, a-f in lower case",
+            return fail(-EINVAL, "sha256: must be followed by %d hex digits, a-f in lower case",
                         2 * DIGEST);
         to[i] = (unsigned char)(high << 4 | low);
     }
@@ -82,11 +82,11 @@ static int read_key(const char *word, size_t len, unsigned char to[DIGEST])
     if (len >= n && memcmp(word, mark, n) == 0)
         return read_digest(word + n, len - n, to);
     if (len < AUTH_MIN_KEY || len > AUTH_MAX_KEY)
-        return fail(-EINVAL, "a key has %d to %d characters, not %zu", AUTH_MIN_KEY, AUTH_MAX_KEY,
-                    len);
+        return fail(-EINVAL, "a key must have %d to %d characters, not %zu", AUTH_MIN_KEY,
+                    AUTH_MAX_KEY, len);
     for (size_t i = 0; i < len; i++)
         if (word[i] < '!' || word[i] > '~')
-            return fail(-EINVAL, "a key is printable ASCII");
+            return fail(-EINVAL, "a key must be printable ASCII");
     digest_of(word, len, to);
     return 0;
 }
@@ -106,21 +106,22 @@ static int read_limit(const char *word, size_t len, struct auth_key *k)
         for (; n < len && word[n] >= '0' && word[n] <= '9' && v < 100000000; n++)
             v = v * 10 + (uint32_t)(word[n] - '0');
         if (n != len || !v)
-            return fail(-EINVAL, "%s is followed by a number, 1 to 999999999", limits[i].name);
+            return fail(-EINVAL, "%s must be followed by a number from 1 to 999999999",
+                        limits[i].name);
         *limits[i].value = v;
         return 0;
     }
-    return fail(-EINVAL, "limits are rate=, concurrency= and max_tokens=");
+    return fail(-EINVAL, "unknown limit: use rate=, concurrency= or max_tokens=");
 }
 
 static int read_name(const char *word, size_t len, struct auth_key *k)
 {
     static const char chars[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
     if (len > AUTH_MAX_NAME)
-        return fail(-EINVAL, "a name has 1 to %d characters", AUTH_MAX_NAME);
+        return fail(-EINVAL, "a name must have 1 to %d characters", AUTH_MAX_NAME);
     memcpy(k->name, word, len);
     if (strspn(k->name, chars) != len)
-        return fail(-EINVAL, "a name is letters, digits, '.', '_' and '-'");
+        return fail(-EINVAL, "a name may contain letters, digits, '.', '_' and '-'");
     return 0;
 }
 
@@ -144,7 +145,7 @@ static struct auth_key *same_key(struct auth_key *const *keys, unsigned n,
     struct auth_key *found = NULL;
     for (unsigned i = 0; i < n; i++)
         if (CRYPTO_memcmp(keys[i]->digest, digest, DIGEST) == 0)
-            found = keys[i]; // and on: the time tells nothing
+            found = keys[i]; // no break: the time must not depend on the key
     return found;
 }
 
@@ -162,7 +163,7 @@ static int add_line(struct auth *a, const char *line, const char *end)
     if (!len || *word == '#')
         return 0;
     if (a->n == AUTH_MAX_KEYS)
-        return fail(-EINVAL, "there are more than %d keys", AUTH_MAX_KEYS);
+        return fail(-EINVAL, "the file has more than %d keys", AUTH_MAX_KEYS);
     AUTO(mem_free) struct auth_key *k = calloc(1, sizeof(*k));
     if (!k)
         return fail(-ENOMEM, "no memory for API keys");
@@ -170,7 +171,7 @@ static int add_line(struct auth *a, const char *line, const char *end)
     if (rc < 0)
         return rc;
     if (same_key(a->keys, a->n, k->digest))
-        return fail(-EINVAL, "this key stands there twice");
+        return fail(-EINVAL, "this key is in the file twice");
     k->a = a;
     a->keys[a->n++] = TAKE(k);
     return 0;
@@ -217,9 +218,9 @@ int auth_new(const char *path, struct auth **ret)
     return rc < 0 ? rc : auth_new_text(path, file.text, file.len, ret);
 }
 
-/* With the lock. k as the file has it now; the key that is known already goes on with its counts.
- */
-static struct auth_key *take_over(struct auth *a, struct auth_key *k)
+/* With the lock. k: a key as it is in the file now. A key that is already known takes the new
+ * limits and keeps its counts. */
+static struct auth_key *merge_key(struct auth *a, struct auth_key *k)
 {
     struct auth_key *old = same_key(a->keys, a->n, k->digest);
     k->a = a;
@@ -244,7 +245,7 @@ int auth_reload(struct auth *a)
     for (unsigned i = 0; i < a->n; i++)
         a->keys[i]->dropped = true;
     for (unsigned i = 0; i < b->n; i++)
-        b->keys[i] = take_over(a, b->keys[i]);
+        b->keys[i] = merge_key(a, b->keys[i]);
     for (unsigned i = 0; i < a->n; i++)
         if (a->keys[i]->dropped && !a->keys[i]->n_running)
             free(a->keys[i]);
@@ -276,24 +277,24 @@ void auth_free(struct auth *a)
 
 /* ---- requests ---- */
 
-#define AT_ONCE                                                                                    \
-    "this API key may have %u choices at once (concurrency); try again when some have ended"
+#define TOO_MANY_CHOICES                                                                           \
+    "this API key allows %u concurrent choices (concurrency); try again when some have ended"
 
 /* With the lock. */
-static int count(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
+static int admit(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
 {
     *ret_retry_s = 1;
     if (k->concurrency && k->n_running >= k->concurrency)
-        return fail(-EAGAIN, AT_ONCE, k->concurrency);
-    double rate = k->rate, more = (double)(now_us - k->at_us) * rate / 60e6;
-    k->allowance = !k->at_us || k->allowance + more > rate ? rate : k->allowance + more;
-    k->at_us = now_us;
-    if (rate > 0 && k->allowance < 1) {
-        *ret_retry_s = 1 + (unsigned)((1 - k->allowance) * 60 / rate);
-        return fail(-EAGAIN, "this API key may make %u requests a minute (rate); try again in %u s",
+        return fail(-EAGAIN, TOO_MANY_CHOICES, k->concurrency);
+    double rate = k->rate, more = (double)(now_us - k->counted_us) * rate / 60e6;
+    k->n_allowed = !k->counted_us || k->n_allowed + more > rate ? rate : k->n_allowed + more;
+    k->counted_us = now_us;
+    if (rate > 0 && k->n_allowed < 1) {
+        *ret_retry_s = 1 + (unsigned)((1 - k->n_allowed) * 60 / rate);
+        return fail(-EAGAIN, "this API key allows %u requests per minute (rate); try again in %u s",
                     k->rate, *ret_retry_s);
     }
-    k->allowance -= rate > 0;
+    k->n_allowed -= rate > 0;
     k->n_running++;
     return 0;
 }
@@ -304,14 +305,14 @@ int auth_enter(struct auth *a, const char *secret, bool counts, int64_t now_us,
     unsigned char digest[DIGEST];
     AUTO(mem_free) struct auth_guest *u = counts ? calloc(1, sizeof(*u)) : NULL;
     if (!secret)
-        return fail(-EACCES, "an API key is needed: send it as \"Authorization: Bearer KEY\"");
+        return fail(-EACCES, "an API key is required: send it as \"Authorization: Bearer KEY\"");
     if (counts && !u)
         return fail(-ENOMEM, "no memory for this request");
     digest_of(secret, strlen(secret), digest);
     pthread_mutex_lock(&a->mu);
     struct auth_key *k = same_key(a->keys, a->n, digest);
-    int rc = !k       ? fail(-EACCES, "this API key is not known here")
-             : counts ? count(k, now_us, ret_retry_s)
+    int rc = !k       ? fail(-EACCES, "this API key is not valid")
+             : counts ? admit(k, now_us, ret_retry_s)
                       : 0;
     if (rc == 0 && counts) {
         *u = (struct auth_guest){.k = k, .n = 1};
@@ -343,10 +344,10 @@ void auth_name(const struct auth_guest *u, char ret_name[AUTH_MAX_NAME + 1])
     pthread_mutex_unlock(&u->k->a->mu);
 }
 
-/* ---- what a key does to a request ---- */
+/* ---- limits of a request ---- */
 
-/* With the lock. Each choice takes a place at the verifier; of several prompts as many run at once
- * as there are places. */
+/* With the lock. Each running choice counts. Of several prompts, only as many run at a time as the
+ * limit allows. */
 static int count_choices(struct auth_guest *u, struct openai_request *q,
                          struct openai_fault *ret_fault)
 {
@@ -358,25 +359,26 @@ static int count_choices(struct auth_guest *u, struct openai_request *q,
         *ret_fault = (struct openai_fault){.status = never ? 400 : 429};
         snprintf(ret_fault->param, sizeof(ret_fault->param), "%s", never ? "n" : "");
         snprintf(ret_fault->text, sizeof(ret_fault->text),
-                 never ? "this API key may have %u choices at once (concurrency)" : AT_ONCE, most);
+                 never ? "this API key allows %u concurrent choices (concurrency)"
+                       : TOO_MANY_CHOICES,
+                 most);
         return never ? -EINVAL : -EAGAIN;
     }
-    if (most && left / n < q->at_once)
-        q->at_once = left / n;
-    u->n = q->at_once * n;
+    if (most && left / n < q->max_running)
+        q->max_running = left / n;
+    u->n = q->max_running * n;
     u->k->n_running = others + u->n;
     return 0;
 }
 
-static int bound_tokens(uint32_t limit, struct openai_request *q, struct openai_fault *ret_fault)
+static int limit_tokens(uint32_t limit, struct openai_request *q, struct openai_fault *ret_fault)
 {
     int64_t most = limit / openai_request_choices(q);
     bool fits = q->max_tokens.set ? q->max_tokens.value <= most : most > 0;
     if (!fits) {
         *ret_fault = (struct openai_fault){.status = 400, .param = "max_tokens"};
         snprintf(ret_fault->text, sizeof(ret_fault->text),
-                 "this API key allows answers of %u tokens, all choices together (max_tokens)",
-                 limit);
+                 "this API key allows %u tokens for all choices together (max_tokens)", limit);
         return -EINVAL;
     }
     if (!q->max_tokens.set &&
@@ -387,7 +389,8 @@ static int bound_tokens(uint32_t limit, struct openai_request *q, struct openai_
     return 0;
 }
 
-/* The name and the client's own salt, in the 64 bytes that a salt may have. */
+/* Replaces the salt by a hash of the key's name and the client's salt; it has the 64 bytes that a
+ * salt may have. */
 static int make_tenant(const char *name, struct openai_request *q)
 {
     unsigned char digest[DIGEST];
@@ -411,12 +414,12 @@ int auth_bind(struct auth_guest *u, struct openai_request *q, struct openai_faul
         return 0;
     struct auth_key *k = u->k;
     char name[sizeof(k->name)];
-    pthread_mutex_lock(&k->a->mu); // a reload may change all of it
+    pthread_mutex_lock(&k->a->mu); // a reload may change the key
     memcpy(name, k->name, sizeof(name));
     uint32_t limit = k->max_tokens;
     int rc = count_choices(u, q, ret_fault);
     pthread_mutex_unlock(&k->a->mu);
-    rc = rc == 0 && limit ? bound_tokens(limit, q, ret_fault) : rc;
+    rc = rc == 0 && limit ? limit_tokens(limit, q, ret_fault) : rc;
     if (rc == 0 && (rc = make_tenant(name, q)) < 0)
         *ret_fault = (struct openai_fault){.status = 500, .text = "no memory for this request"};
     return rc;

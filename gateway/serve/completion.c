@@ -1,4 +1,4 @@
-/* completion.c - one request for tokens: its prompts at verifiers, its answer, its end. */
+/* completion.c - one request for tokens: the calls of its prompts, its answer, its end. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,11 +8,11 @@
 #include "gateway/serve/completion.h"
 #include "gateway/upstream/generate_wire.h"
 
-#define ANSWER_MAX (256u << 20) // bytes of a gathered answer
+#define ANSWER_MAX (256u << 20) // bytes of an answer without a stream
 
 /* ---- begin and end ---- */
 
-static void leave(struct completion *x)
+static void unlink_completion(struct completion *x)
 {
     struct completions *g = x->g;
     pthread_mutex_lock(&g->mu);
@@ -29,10 +29,10 @@ void completion_unref(struct completion *x)
 {
     if (atomic_fetch_sub(&x->n_refs, 1) != 1)
         return;
-    leave(x);
-    for (unsigned i = 0; i < x->n_asks; i++)
-        upstream_call_done(&x->asks[i]);
-    free(x->asks);
+    unlink_completion(x);
+    for (unsigned i = 0; i < x->n_calls; i++)
+        upstream_call_done(&x->calls[i]);
+    free(x->calls);
     free(x->prompt);
     upstream_model_unref(x->model);
     openai_reply_done(&x->reply);
@@ -43,22 +43,22 @@ void completion_unref(struct completion *x)
     free(x);
 }
 
-/* Gives the verifier back; the request is over for it. */
-static void release(struct completion *x)
+/* Releases the verifier of the first prompt if its call was not made. */
+static void release_verifier(struct completion *x)
 {
     upstream_release(TAKE(x->verifier));
 }
 
-static void ended(struct completion *x, int status)
+static void log_end(struct completion *x, int status)
 {
     struct openai_text none = {"", 0};
-    access_log_end(&x->record, x->http, x->model ? generate_wire_text(x->model->info->name) : none,
+    access_log_end(&x->log, x->http, x->model ? generate_wire_text(x->model->info->name) : none,
                    &x->reply, status);
 }
 
 void completion_fail(struct completion *x, int status, const char *text, const char *param)
 {
-    release(x);
+    release_verifier(x);
     if (x->streaming) {
         struct buf event;
         buf_init(&event, 16384);
@@ -69,14 +69,14 @@ void completion_fail(struct completion *x, int status, const char *text, const c
     } else {
         answer_error(x->http, status, text, param);
     }
-    ended(x, status);
+    log_end(x, status);
 }
 
-/* Nobody is there to be told. */
+/* Ends the request of a client that has disconnected. */
 static void end_silently(struct completion *x)
 {
-    release(x);
-    ended(x, 499); // nginx's number for a client that closed
+    release_verifier(x);
+    log_end(x, 499); // nginx's status for a closed client
 }
 
 bool completion_is_live(struct completion *x)
@@ -93,11 +93,11 @@ bool completion_is_live(struct completion *x)
 
 void completion_cancel(struct completion *x)
 {
-    for (unsigned i = 0; i < x->n_asks; i++)
-        upstream_call_cancel(&x->asks[i]);
+    for (unsigned i = 0; i < x->n_calls; i++)
+        upstream_call_cancel(&x->calls[i]);
 }
 
-/* The connection is done with us: answered, or gone. */
+/* The request is answered, or its client has disconnected. */
 static void on_close(void *user)
 {
     struct completion *x = user;
@@ -113,8 +113,8 @@ static void on_close(void *user)
 static void on_drain(void *user)
 {
     struct completion *x = user;
-    for (unsigned i = 0; i < x->n_asks; i++)
-        upstream_call_resume(&x->asks[i]);
+    for (unsigned i = 0; i < x->n_calls; i++)
+        upstream_call_resume(&x->calls[i]);
 }
 
 void completion_watch(struct completion *x)
@@ -123,12 +123,12 @@ void completion_watch(struct completion *x)
     http_on_drain(x->http, on_drain);
 }
 
-/* The verifier waits while the reader is behind; it may preempt the sequences meanwhile. */
-static void hold_back(struct completion *x)
+/* Pauses the calls while the reader is slow; the verifier may preempt their sequences. */
+static void pause_calls(struct completion *x)
 {
-    for (unsigned i = 0; i < x->n_asks; i++)
-        upstream_call_pause(&x->asks[i]);
-    if (!http_is_behind(x->http)) // it has caught up in between
+    for (unsigned i = 0; i < x->n_calls; i++)
+        upstream_call_pause(&x->calls[i]);
+    if (!http_is_behind(x->http)) // it has caught up meanwhile
         on_drain(x);
 }
 
@@ -136,19 +136,19 @@ static void flush(struct completion *x, struct buf *to)
 {
     int rc = x->streaming && to->len ? http_write(x->http, to->data, to->len) : 0;
     if (rc == -EAGAIN)
-        hold_back(x);
+        pause_calls(x);
     else if (rc == -ENOBUFS)
-        log_warn("request id=%s dropped: its reader is too slow", http_id(x->http));
+        log_warn("request dropped id=%s: its reader is too slow", http_id(x->http));
     buf_done(to);
 }
 
-/* A stream begins with its first event: until then an error still has a status of its own. */
+/* A stream begins with its first event. Until then an error can still be an HTTP status. */
 static void on_started(struct completion *x, unsigned choice, const Tandem__V1__Started *s,
                        struct buf *to)
 {
     x->n_begun += choice % x->reply.n_each == 0;
-    if (x->n_begun == x->n_asks)
-        http_let_go(x->http);
+    if (x->n_begun == x->n_calls)
+        http_release_body(x->http);
     if (x->reply.stream && !x->streaming) {
         x->streaming = true;
         http_stream(x->http);
@@ -160,7 +160,7 @@ static void on_run(struct completion *x, unsigned choice, const Tandem__V1__Toke
                    struct buf *to)
 {
     generate_wire_run(&x->reply, choice, run, to);
-    access_log_tokens(&x->record, x->http, choice, run->n_tokens);
+    access_log_tokens(&x->log, x->http, choice, run->n_tokens);
 }
 
 static void take_event(struct completion *x, unsigned choice, const Tandem__V1__GenerateEvent *e)
@@ -177,7 +177,7 @@ static void take_event(struct completion *x, unsigned choice, const Tandem__V1__
     case TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED:
         generate_wire_finished(&x->reply, choice, e->finished, &to);
         break;
-    default: // of a newer verifier
+    default: // an event of a newer verifier
         break;
     }
     flush(x, &to);
@@ -196,13 +196,13 @@ static bool on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e
     return true;
 }
 
-static void on_move(struct upstream_call *a, const char *from, const char *to)
+static void on_retry(struct upstream_call *a, const char *from, const char *to)
 {
     struct completion *x = a->user;
-    access_log_retried(&x->record, x->http, from, to, a->status.text);
+    access_log_retried(&x->log, x->http, from, to, a->status.text);
 }
 
-static void end_well(struct completion *x)
+static void end_complete(struct completion *x)
 {
     struct buf to;
     buf_init(&to, ANSWER_MAX);
@@ -216,21 +216,21 @@ static void end_well(struct completion *x)
     } else if (x->streaming) {
         http_write(x->http, to.data, to.len);
         http_end(x->http);
-        ended(x, 200);
+        log_end(x, 200);
     } else {
         answer_json(x->http, 200, &to);
-        ended(x, 200);
+        log_end(x, 200);
     }
     buf_done(&to);
 }
 
-/* Of several prompts the answer names the one. */
-static void fail_asked(struct completion *x, const struct upstream_call *a, int status,
-                       const char *text)
+/* If there are several prompts, the error names the one that failed. */
+static void fail_call(struct completion *x, const struct upstream_call *a, int status,
+                      const char *text)
 {
     char why[FAIL_TEXT_MAX];
     snprintf(why, sizeof(why), "prompt[%u]: %.400s", a->index, text);
-    completion_fail(x, status, x->n_asks > 1 ? why : text, status == 404 ? "model" : "");
+    completion_fail(x, status, x->n_calls > 1 ? why : text, status == 404 ? "model" : "");
 }
 
 static void end_unavailable(struct completion *x, const struct upstream_call *a)
@@ -238,20 +238,21 @@ static void end_unavailable(struct completion *x, const struct upstream_call *a)
     bool begun = !a->request;
     log_warn("request lost id=%s target=%s: %s", http_id(x->http), a->target ? a->target : "none",
              a->status.text);
-    fail_asked(x, a, 503,
-               begun ? "the verifier stopped before the answer was whole" : UPSTREAM_UNREACHED);
+    fail_call(x, a, 503,
+              begun ? "the verifier stopped before the answer was complete" : UPSTREAM_UNREACHED);
 }
 
 static void end_overdue(struct completion *x, const struct upstream_call *a)
 {
     char why[FAIL_TEXT_MAX];
-    snprintf(why, sizeof(why),
-             "the request has waited %g s for its turn, which is all it may; try again later",
-             (double)x->g->queue_wait_us / 1e6);
-    fail_asked(x, a, 429, why);
+    snprintf(
+        why, sizeof(why),
+        "the request has waited in the queue for the longest time allowed, %g s; try again later",
+        (double)x->g->queue_wait_us / 1e6);
+    fail_call(x, a, 429, why);
 }
 
-/* a: the first prompt that failed; NULL: some were not asked, since nobody wants an answer. */
+/* a: the first call that failed; NULL: calls were not made because the request was ended. */
 static void end_failed(struct completion *x, const struct upstream_call *a)
 {
     pthread_mutex_lock(&x->mu);
@@ -262,21 +263,21 @@ static void end_failed(struct completion *x, const struct upstream_call *a)
     else if (aborted || !a)
         completion_fail(x, 503, COMPLETION_STOPPING, "");
     else if (a->malformed)
-        fail_asked(x, a, 502, "the verifier's answer is malformed");
+        fail_call(x, a, 502, "the verifier's answer is malformed");
     else if (a->overdue)
         end_overdue(x, a);
     else if (a->status.code == RPC_OK)
-        fail_asked(x, a, 502, "the verifier ended the answer too early");
+        fail_call(x, a, 502, "the verifier ended the answer too early");
     else if (a->status.code == RPC_UNAVAILABLE)
         end_unavailable(x, a);
     else
-        fail_asked(x, a, answer_status_of(a->status.code), a->status.text);
+        fail_call(x, a, answer_status_of(a->status.code), a->status.text);
 }
 
 /* ---- prompts ---- */
 
-struct affinity_prompt *completion_beginning(const struct completion *x, const void *prompt,
-                                             size_t len)
+struct affinity_prompt *completion_affinity(const struct completion *x, const void *prompt,
+                                            size_t len)
 {
     struct affinity_prompt *p =
         upstream_n(x->g->upstream) < 2 || len < AFFINITY_PIECE ? NULL : malloc(sizeof(*p));
@@ -285,34 +286,34 @@ struct affinity_prompt *completion_beginning(const struct completion *x, const v
     return p;
 }
 
-struct affinity_prompt *completion_beginning_of(const struct completion *x,
-                                                const struct openai_prompt *p)
+struct affinity_prompt *completion_prompt_affinity(const struct completion *x,
+                                                   const struct openai_prompt *p)
 {
-    return p->ids ? completion_beginning(x, p->ids, p->n_ids * sizeof(*p->ids))
-                  : completion_beginning(x, p->text, p->len);
+    return p->ids ? completion_affinity(x, p->ids, p->n_ids * sizeof(*p->ids))
+                  : completion_affinity(x, p->text, p->len);
 }
 
-/* Everybody who counts as running has ended. */
-static void end(struct completion *x)
+/* All calls have ended. */
+static void finish(struct completion *x)
 {
-    if (!x->failed && x->n_asked == x->n_asks)
-        end_well(x);
+    if (!x->failed && x->n_sent == x->n_calls)
+        end_complete(x);
     else
         end_failed(x, x->failed);
     completion_unref(x);
 }
 
-/* Whoever finds no more to be asked ceases to count in the same breath: were it later, prompts that
- * end in between would leave the next one to nobody. */
-void completion_ask(struct completion *x)
+/* A caller that finds no more calls to make stops counting as running under the same lock. If it
+ * did so later, calls that end in between could leave the next one to no thread. */
+void completion_send(struct completion *x)
 {
     struct upstream_call *next;
     bool last;
     do {
         pthread_mutex_lock(&x->mu);
-        bool may = !x->gone && !x->aborted && !x->failing && x->n_asked < x->n_asks &&
-                   x->n_running <= x->at_once; // the caller's counts
-        next = may ? &x->asks[x->n_asked++] : NULL;
+        bool may = !x->gone && !x->aborted && !x->failing && x->n_sent < x->n_calls &&
+                   x->n_running <= x->max_running; // the caller counts as one
+        next = may ? &x->calls[x->n_sent++] : NULL;
         x->n_running += may ? 1 : -1u;
         last = !x->n_running;
         pthread_mutex_unlock(&x->mu);
@@ -320,10 +321,10 @@ void completion_ask(struct completion *x)
             upstream_call_begin(next);
     } while (next);
     if (last)
-        end(x);
+        finish(x);
 }
 
-static void on_over(struct upstream_call *a)
+static void on_done(struct upstream_call *a)
 {
     struct completion *x = a->user;
     pthread_mutex_lock(&x->answer_mu);
@@ -333,42 +334,42 @@ static void on_over(struct upstream_call *a)
     if (first)
         x->failed = a;
     pthread_mutex_unlock(&x->answer_mu);
-    if (first) { // the others are in vain
+    if (first) { // the other calls are useless
         pthread_mutex_lock(&x->mu);
         x->failing = true;
         completion_cancel(x);
         pthread_mutex_unlock(&x->mu);
     }
-    completion_ask(x);
+    completion_send(x);
 }
 
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules)
 {
-    static const struct upstream_call_events events = {on_event, on_move, on_over};
+    static const struct upstream_call_events events = {on_event, on_retry, on_done};
     const struct openai_request *q = &x->q;
     struct upstream *u = x->g->upstream;
     struct rpc_msg *shared;
-    int rc = generate_wire_pack(q, http_id(x->http), x->record.traceparent, &x->model->info->name,
+    int rc = generate_wire_pack(q, http_id(x->http), x->log.traceparent, &x->model->info->name,
                                 rules, &shared);
     if (rc < 0)
         return rc;
-    struct upstream_call *asks = calloc(q->n_prompts, sizeof(*asks));
-    for (unsigned i = 0; asks && i < q->n_prompts; i++) {
-        asks[i] = (struct upstream_call){
+    struct upstream_call *calls = calloc(q->n_prompts, sizeof(*calls));
+    for (unsigned i = 0; calls && i < q->n_prompts; i++) {
+        calls[i] = (struct upstream_call){
             .events = &events, .user = x, .index = i, .upstream = u, .model = x->model};
-        upstream_call_init(&asks[i]);
-        asks[i].request = generate_wire_pack_prompt(q, &q->prompts[i], shared);
-        asks[i].prompt = i ? completion_beginning_of(x, &q->prompts[i]) : TAKE(x->prompt);
+        upstream_call_init(&calls[i]);
+        calls[i].request = generate_wire_pack_prompt(q, &q->prompts[i], shared);
+        calls[i].prompt = i ? completion_prompt_affinity(x, &q->prompts[i]) : TAKE(x->prompt);
     }
     rpc_msg_free(shared);
-    if (!asks)
+    if (!calls)
         return fail(-ENOMEM, "no memory for this request");
-    asks[0].verifier = TAKE(x->verifier);
+    calls[0].verifier = TAKE(x->verifier);
     pthread_mutex_lock(&x->mu);
-    x->asks = asks;
-    x->n_asks = q->n_prompts;
-    x->at_once = q->at_once;
-    x->n_running = 1; // whoever begins
+    x->calls = calls;
+    x->n_calls = q->n_prompts;
+    x->max_running = q->max_running;
+    x->n_running = 1; // the caller of completion_send()
     pthread_mutex_unlock(&x->mu);
     return 0;
 }

@@ -1,9 +1,10 @@
-/* completion.h - one request for tokens: its prompts at verifiers, its answer, its end. Private to
- * generate.c, which leads it there, and generation.c.
+/* completion.h - one request for tokens: the calls of its prompts, its answer, its end.
  *
- * Steps follow one another, each on the thread its predecessor ended on, until the prompts are
- * asked; then each of them has a call of its own. Whoever does a step holds a reference, and hands
- * it on or drops it. */
+ * Private to completions.c, which prepares the prompts, and to completion.c, which makes the calls.
+ *
+ * Threads: each step runs on the thread on which the step before it ended. A step holds a
+ * reference, which it passes to the next step or drops. Then each prompt has a call, and the calls
+ * run concurrently. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,58 +18,59 @@
 struct completions {
     struct upstream *upstream;
     struct template *template;
-    const char *tool_format; // "auto": the template's
+    const char *tool_format; // "auto": recognised from the template
     int64_t load_wait_us, queue_wait_us;
     atomic_bool draining;
 
     pthread_mutex_t mu; // for what follows
-    bool stopping;      // no step begins any more
+    bool stopping;      // no step may begin
     struct completion *all;
 };
 
 struct completion {
     struct completions *g;
     struct completion *prev, *next; // in g->all, with g's lock
-    atomic_uint n_refs;             // the connection's, and the current step's
+    atomic_uint n_refs;             // of the connection and of the current step
     struct http_request *http;
     struct openai_request q;
-    struct verifier *verifier; // of the first prompt, until it is asked
+    struct verifier *verifier; // for the first prompt, until its call is made
     const struct upstream_model *model;
-    struct affinity_prompt *prompt; // how the first one begins, until then
+    struct affinity_prompt *prompt; // the prefixes of the first prompt, until then
     bool waited;
 
-    pthread_mutex_t answer_mu; // while prompts are asked, for what follows
+    pthread_mutex_t answer_mu; // for the following, while calls run
     struct openai_reply reply;
-    struct access_log record;
+    struct access_log log;
     bool streaming;
-    unsigned n_begun;                   // prompts
-    const struct upstream_call *failed; // the first one that did
+    unsigned n_begun;                   // prompts that a verifier has begun
+    const struct upstream_call *failed; // the first call that failed, or NULL
 
-    pthread_mutex_t mu;         // for what follows
-    bool gone;                  // nobody reads the answer
-    bool aborted;               // the server stops
-    bool failing;               // a prompt has failed
-    struct upstream_call *asks; // (n_asks) of the prompts
-    unsigned n_asks, n_asked, n_running, at_once;
+    pthread_mutex_t mu;          // for what follows
+    bool gone;                   // the client has disconnected, or is answered
+    bool aborted;                // the server stops
+    bool failing;                // a call has failed
+    struct upstream_call *calls; // (n_calls), one per prompt
+    unsigned n_calls, n_sent, n_running, max_running;
 };
 
 void completion_unref(struct completion *x);
-/* Its client's hang-ups and pauses are heeded from now on. */
+/* From now on a disconnect cancels the request, and a slow reader pauses it. */
 void completion_watch(struct completion *x);
-/* Whether the next step may begin. Otherwise the request has been ended. */
+/* Whether the next step may begin. false: the request has been ended. */
 bool completion_is_live(struct completion *x);
-/* Ends the request with an error, as a status or, once events have left, as an event. */
+/* Ends the request with an error: an HTTP status, or an event if the stream has begun. */
 void completion_fail(struct completion *x, int status, const char *text, const char *param);
 
-/* How a prompt begins: NULL when it is short, does not matter, or there is no memory. */
-struct affinity_prompt *completion_beginning(const struct completion *x, const void *prompt,
-                                             size_t len);
-struct affinity_prompt *completion_beginning_of(const struct completion *x,
-                                                const struct openai_prompt *p);
-/* The calls for all its prompts, once its reply is there. -ENOMEM. */
+/* The prefixes of a prompt. NULL: it is short, there is only one verifier, or no memory. */
+struct affinity_prompt *completion_affinity(const struct completion *x, const void *prompt,
+                                            size_t len);
+struct affinity_prompt *completion_prompt_affinity(const struct completion *x,
+                                                   const struct openai_prompt *p);
+/* Prepares the calls of all prompts, after the reply is initialised. -ENOMEM. */
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules);
-/* Asks as many prompts as may run at a time. The caller, who counts as running, then does so no
- * longer; the last one answers and ends the request, and takes the step's reference along. */
-void completion_ask(struct completion *x);
-/* With x's lock: all calls end. */
+/* Makes as many calls as may run at a time. The caller counts as one running call, and no longer
+ * does on return. The last one to stop running answers the request and drops the step's
+ * reference. */
+void completion_send(struct completion *x);
+/* With x's lock. Cancels all calls. */
 void completion_cancel(struct completion *x);

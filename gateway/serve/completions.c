@@ -1,4 +1,4 @@
-/* completions.c - the life of a request for tokens, until its prompts are asked. */
+/* completions.c - the steps of a request for tokens before its calls. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +11,9 @@
 #include "gateway/openai/json_write.h"
 #include "gateway/upstream/generate_wire.h"
 
-/* ---- the steps before ---- */
+/* ---- steps ---- */
 
-/* How the answer's text is split: as the request wants and the model's template shows. */
+/* How to split the text of the answer: by the options of the request and the model's template. */
 static void make_rules(const struct completion *x, const struct openai_prompt *prompt,
                        struct output_parser_rules *ret)
 {
@@ -23,8 +23,8 @@ static void make_rules(const struct completion *x, const struct openai_prompt *p
         ret->thinking = output_parser_thinking_of((char *)source->data, source->len);
     if (x->q.tools)
         ret->format = strcmp(x->g->tool_format, "auto") != 0
-                          ? tool_format_named(x->g->tool_format)
-                          : tool_format_of((char *)source->data, source->len);
+                          ? tool_parser_format_named(x->g->tool_format)
+                          : tool_parser_detect_format((char *)source->data, source->len);
     output_parser_rules_prompt(ret, prompt->text, prompt->len);
 }
 
@@ -42,7 +42,7 @@ static int init_reply(struct completion *x, const struct output_parser_rules *ru
                                      .hides_reasoning = !q->include_reasoning,
                                      .one_call = !q->parallel_calls,
                                      .rules = *rules,
-                                     .noise = (uint64_t)clock_us(),
+                                     .id_seed = (uint64_t)clock_us(),
                                      .id = http_id(x->http),
                                      .model = generate_wire_text(info->name),
                                      .fingerprint = generate_wire_text(info->fingerprint),
@@ -54,8 +54,8 @@ static int init_reply(struct completion *x, const struct output_parser_rules *ru
     return openai_reply_init(&x->reply, &head);
 }
 
-/* Asks for all prompts. Takes the step's reference along. */
-static void ask_all(struct completion *x)
+/* Makes the calls of all prompts. Takes the step's reference. */
+static void send_all(struct completion *x)
 {
     const struct openai_prompt *first = x->q.prompts;
     struct output_parser_rules rules;
@@ -65,14 +65,14 @@ static void ask_all(struct completion *x)
         completion_unref(x);
         return;
     }
-    openai_request_done(&x->q); // it is in the messages
-    completion_ask(x);
+    openai_request_done(&x->q); // the calls have their own copies
+    completion_send(x);
 }
 
-static void take_rendered(struct completion *x, const char *text, size_t len)
+static void set_prompt(struct completion *x, const char *text, size_t len)
 {
     if (openai_request_rendered(&x->q, text, len) == 0) {
-        ask_all(x);
+        send_all(x);
         return;
     }
     completion_fail(x, 500, fail_text(), "");
@@ -83,7 +83,7 @@ static void on_rendered(void *user, int err, const char *text, size_t len)
 {
     struct completion *x = user;
     if (err == 0 && completion_is_live(x)) {
-        take_rendered(x, text, len);
+        set_prompt(x, text, len);
         return;
     }
     char why[FAIL_TEXT_MAX];
@@ -97,7 +97,7 @@ static void on_rendered(void *user, int err, const char *text, size_t len)
     completion_unref(x);
 }
 
-/* The request's variables with the model's own: {"bos_token":...,"eos_token":...,<the rest> */
+/* Renders the chat with {"bos_token":...,"eos_token":..., and the variables of the request}. */
 static void render(struct completion *x)
 {
     const Tandem__V1__ModelInfo *info = x->model->info;
@@ -129,20 +129,20 @@ static void render(struct completion *x)
     }
 }
 
-static void advance(struct completion *x);
+static void choose_verifier(struct completion *x);
 
 static void on_loaded(void *user)
 {
     struct completion *x = user;
     x->waited = true;
     if (completion_is_live(x))
-        advance(x);
+        choose_verifier(x);
     else
         completion_unref(x);
 }
 
-/* Finds a verifier, or waits for one that loads. */
-static void advance(struct completion *x)
+/* Takes a verifier, or waits for one that is loading. */
+static void choose_verifier(struct completion *x)
 {
     const struct upstream_want want = {.model = x->q.model, .prompt = x->prompt};
     int rc = upstream_take(x->g->upstream, &want, &x->verifier, &x->model);
@@ -157,20 +157,20 @@ static void advance(struct completion *x)
     } else if (x->q.template_vars) {
         render(x);
     } else {
-        ask_all(x);
+        send_all(x);
     }
 }
 
-/* ---- outside ---- */
+/* ---- begin and end ---- */
 
-static struct completion *generation_new(struct completions *g, struct http_request *r)
+static struct completion *completion_new(struct completions *g, struct http_request *r)
 {
     struct completion *x = calloc(1, sizeof(*x));
     if (!x)
         return NULL;
     x->g = g;
     x->http = http_ref(r);
-    atomic_init(&x->n_refs, 2); // the connection's and the first step's
+    atomic_init(&x->n_refs, 2); // of the connection and of the first step
     pthread_mutex_init(&x->mu, NULL);
     pthread_mutex_init(&x->answer_mu, NULL);
     pthread_mutex_lock(&g->mu);
@@ -195,31 +195,31 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
     struct openai_fault fault;
     size_t len;
     const char *body = http_body(r, &len);
-    struct access_log record = {0};
-    access_log_begin(&record, r, kind);
+    struct access_log log = {0};
+    access_log_begin(&log, r, kind);
     if (atomic_load(&g->draining)) {
-        refuse(r, &record, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
+        refuse(r, &log, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
         return;
     }
-    struct completion *x = generation_new(g, r);
+    struct completion *x = completion_new(g, r);
     if (!x) {
-        refuse(r, &record,
+        refuse(r, &log,
                &(struct openai_fault){.status = 500, .text = "no memory for this request"});
         return;
     }
-    x->record = record;
+    x->log = log;
     completion_watch(x);
     int rc = openai_request_parse(kind, body, len, &x->q, &fault);
     http_free_body(r);
-    rc = rc < 0 ? rc : auth_bind(http_carried(r), &x->q, &fault);
+    rc = rc < 0 ? rc : auth_bind(http_attached(r), &x->q, &fault);
     if (rc < 0) {
-        refuse(r, &x->record, &fault);
+        refuse(r, &x->log, &fault);
         completion_unref(x);
     } else if (completion_is_live(x)) {
         const char *vars = x->q.template_vars;
-        x->prompt = vars ? completion_beginning(x, vars, strlen(vars))
-                         : completion_beginning_of(x, x->q.prompts);
-        advance(x);
+        x->prompt = vars ? completion_affinity(x, vars, strlen(vars))
+                         : completion_prompt_affinity(x, x->q.prompts);
+        choose_verifier(x);
     } else {
         completion_unref(x);
     }
@@ -230,7 +230,7 @@ int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us
 {
     struct completions *g = calloc(1, sizeof(*g));
     if (!g)
-        return fail(-ENOMEM, "generate: no memory");
+        return fail(-ENOMEM, "completions: no memory");
     g->upstream = u;
     g->template = t;
     g->tool_format = tool_format;
@@ -242,14 +242,14 @@ int completions_new(struct upstream *u, struct template *t, int64_t load_wait_us
     return 0;
 }
 
-void completions_tend(struct completions *g)
+void completions_tick(struct completions *g)
 {
     pthread_mutex_lock(&g->mu);
     int64_t late_us = clock_us() - g->queue_wait_us;
     for (struct completion *x = g->all; x; x = x->next) {
         pthread_mutex_lock(&x->mu);
-        for (unsigned i = 0; i < x->n_asks; i++)
-            upstream_call_tend(&x->asks[i], late_us);
+        for (unsigned i = 0; i < x->n_calls; i++)
+            upstream_call_expire(&x->calls[i], late_us);
         pthread_mutex_unlock(&x->mu);
     }
     pthread_mutex_unlock(&g->mu);

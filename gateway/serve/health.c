@@ -1,4 +1,4 @@
-/* health.c - what the gateway says about itself and its verifiers. */
+/* health.c - the state and the statistics of the gateway and its verifiers. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -15,91 +15,92 @@
 #define CALL_TIMEOUT_US 1000000
 #define BODY_MAX (64u << 20)
 
-/* One request that waits for every verifier's figures. */
-struct gather {
+/* A request that waits for the statistics of all verifiers. */
+struct query {
     struct gateway *g;
     struct http_request *http;
-    void (*answer)(struct gather *a);
+    void (*answer)(struct query *a);
     atomic_uint n_left;
     unsigned n;
-    struct part {
-        struct gather *a;
+    struct verifier_stats {
+        struct query *a;
         struct verifier *v;
         Tandem__V1__StatsReply *stats; // NULL: no answer
         enum upstream_state state;
-        const struct upstream_model *model; // NULL: never seen
+        const struct upstream_model *model; // NULL: never reported
         char problem[FAIL_TEXT_MAX];
-    } parts[UPSTREAM_MAX];
+    } replies[UPSTREAM_MAX];
 };
 
-static void gather_free(struct gather *a)
+static void query_free(struct query *a)
 {
     for (unsigned i = 0; i < a->n; i++) {
-        if (a->parts[i].stats)
-            tandem__v1__stats_reply__free_unpacked(a->parts[i].stats, NULL);
-        upstream_model_unref(a->parts[i].model);
+        if (a->replies[i].stats)
+            tandem__v1__stats_reply__free_unpacked(a->replies[i].stats, NULL);
+        upstream_model_unref(a->replies[i].model);
     }
     http_unref(a->http);
     free(a);
 }
 
-static void one_left(struct gather *a)
+static void drop_one(struct query *a)
 {
     if (atomic_fetch_sub(&a->n_left, 1) != 1)
         return;
     a->answer(a);
-    gather_free(a);
+    query_free(a);
 }
 
 static void on_stats(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
-    struct part *p = user;
+    struct verifier_stats *p = user;
     p->stats = (Tandem__V1__StatsReply *)reply;
     p->state = upstream_state(p->v, &p->model, p->problem);
     if (status->code == RPC_UNAVAILABLE || status->code == RPC_DEADLINE_EXCEEDED) {
-        p->state = UPSTREAM_DOWN; // fresher than what was last seen
+        p->state = UPSTREAM_DOWN; // newer than the state in upstream
         snprintf(p->problem, sizeof(p->problem), "%s", status->text);
         upstream_suspect(p->v);
     }
-    one_left(p->a);
+    drop_one(p->a);
 }
 
-static void gather(struct gateway *g, struct http_request *r, void (*answer)(struct gather *a))
+static void query_verifiers(struct gateway *g, struct http_request *r,
+                            void (*answer)(struct query *a))
 {
-    struct gather *a = calloc(1, sizeof(*a));
+    struct query *a = calloc(1, sizeof(*a));
     if (!a) {
         answer_error(r, 500, "no memory for this request", "");
         return;
     }
-    *a = (struct gather){.g = g, .http = http_ref(r), .answer = answer};
+    *a = (struct query){.g = g, .http = http_ref(r), .answer = answer};
     a->n = upstream_n(g->upstream);
     atomic_init(&a->n_left, a->n + 1);
     for (unsigned i = 0; i < a->n; i++) {
         Tandem__V1__GetStatsRequest request = TANDEM__V1__GET_STATS_REQUEST__INIT;
-        a->parts[i].a = a;
-        a->parts[i].v = upstream_at(g->upstream, i);
-        upstream_call(a->parts[i].v, "/tandem.v1.Stats/GetStats", CALL_TIMEOUT_US, &request.base,
-                      &tandem__v1__stats_reply__descriptor, on_stats, &a->parts[i]);
+        a->replies[i].a = a;
+        a->replies[i].v = upstream_at(g->upstream, i);
+        upstream_unary(a->replies[i].v, "/tandem.v1.Stats/GetStats", CALL_TIMEOUT_US, &request.base,
+                       &tandem__v1__stats_reply__descriptor, on_stats, &a->replies[i]);
     }
-    one_left(a);
+    drop_one(a);
 }
 
 /* ---- speculation ---- */
 
-/* Over all verifiers: counts add up, rates are weighted by what they count. */
-static void sum_speculation(const struct gather *a, Tandem__V1__SpeculationStats *sum)
+/* The sum over all verifiers. Counts are added; rates are averages weighted by the steps. */
+static void sum_speculation(const struct query *a, Tandem__V1__SpeculationStats *sum)
 {
     double committed = 0, weight = 0, ema = 0, k = 0, adaptive_k = 0;
     tandem__v1__speculation_stats__init(sum);
     for (unsigned i = 0; i < a->n; i++) {
         const Tandem__V1__SpeculationStats *s =
-            a->parts[i].stats ? a->parts[i].stats->speculation : NULL;
+            a->replies[i].stats ? a->replies[i].stats->speculation : NULL;
         if (!s)
             continue;
         double w = (double)s->total_steps + 1;
         sum->enabled |= s->enabled;
         if (s->mode.len && (!sum->mode.len || s->enabled))
-            sum->mode = s->mode; // memory of the part
+            sum->mode = s->mode; // owned by the reply
         sum->total_steps += s->total_steps;
         sum->total_fallback_steps += s->total_fallback_steps;
         sum->total_proposed += s->total_proposed;
@@ -128,7 +129,7 @@ static void write_real(struct buf *to, const char *name, double value)
     json_write_double(to, value);
 }
 
-static void write_speculation(const struct gather *a, struct buf *to)
+static void write_speculation(const struct query *a, struct buf *to)
 {
     Tandem__V1__SpeculationStats s;
     sum_speculation(a, &s);
@@ -152,18 +153,18 @@ static void write_speculation(const struct gather *a, struct buf *to)
     buf_puts(to, "}");
 }
 
-static bool any_stats(const struct gather *a)
+static bool has_stats(const struct query *a)
 {
     for (unsigned i = 0; i < a->n; i++)
-        if (a->parts[i].stats)
+        if (a->replies[i].stats)
             return true;
     return false;
 }
 
-static void answer_speculation(struct gather *a)
+static void answer_speculation(struct query *a)
 {
     struct buf body;
-    if (!any_stats(a)) {
+    if (!has_stats(a)) {
         answer_error(a->http, 503, "no verifier can be reached", "");
         return;
     }
@@ -175,7 +176,7 @@ static void answer_speculation(struct gather *a)
 
 void health_speculation(struct gateway *g, struct http_request *r)
 {
-    gather(g, r, answer_speculation);
+    query_verifiers(g, r, answer_speculation);
 }
 
 /* ---- health ---- */
@@ -246,7 +247,7 @@ static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)
     write_proposers(s, to);
 }
 
-static void write_verifier(const struct part *p, struct buf *to)
+static void write_verifier(const struct verifier_stats *p, struct buf *to)
 {
     buf_puts(to, "{\"target\":");
     json_write_cstr(to, upstream_target(p->v));
@@ -266,7 +267,8 @@ static void write_verifier(const struct part *p, struct buf *to)
     buf_puts(to, "}");
 }
 
-/* "ok" when at least one of the verifiers serves; else the state nearest to it. */
+/* "ok" if at least one verifier is ready, else "loading" or "unavailable"; "draining" at the
+ * end. */
 static const char *overall(const struct gateway *g, const enum upstream_state *states)
 {
     bool loading = false;
@@ -280,7 +282,7 @@ static const char *overall(const struct gateway *g, const enum upstream_state *s
     return loading ? "loading" : "unavailable";
 }
 
-/* Of what the verifiers said last: nobody is asked, so a probe may come often. */
+/* The same by the last known states. It makes no call, so probes may be frequent. */
 static const char *overall_seen(struct gateway *g)
 {
     enum upstream_state states[UPSTREAM_MAX];
@@ -298,11 +300,11 @@ static int http_status_of(const char *overall)
     return strcmp(overall, "ok") == 0 ? 200 : 503;
 }
 
-static void answer_health(struct gather *a)
+static void answer_health(struct query *a)
 {
     enum upstream_state states[UPSTREAM_MAX];
     for (unsigned i = 0; i < a->n; i++)
-        states[i] = a->parts[i].state;
+        states[i] = a->replies[i].state;
     const char *status = overall(a->g, states);
     struct buf body;
     buf_init(&body, BODY_MAX);
@@ -312,7 +314,7 @@ static void answer_health(struct gather *a)
                http_n_active(http_server_of(a->http)));
     for (unsigned i = 0; i < a->n; i++) {
         buf_puts(&body, i ? "," : "");
-        write_verifier(&a->parts[i], &body);
+        write_verifier(&a->replies[i], &body);
     }
     buf_puts(&body, "],\"spec_decode\":");
     write_speculation(a, &body);
@@ -322,7 +324,7 @@ static void answer_health(struct gather *a)
 
 void health_report(struct gateway *g, struct http_request *r)
 {
-    gather(g, r, answer_health);
+    query_verifiers(g, r, answer_health);
 }
 
 void health_brief(struct gateway *g, struct http_request *r)
@@ -345,7 +347,7 @@ void health_ready(struct gateway *g, struct http_request *r)
 
 /* ---- metrics ---- */
 
-static void set_gauges(struct gather *a)
+static void set_gauges(struct query *a)
 {
     metrics_set(
         metrics_gauge("tandem_gateway_requests_active", "HTTP requests being answered.", NULL),
@@ -355,24 +357,24 @@ static void set_gauges(struct gather *a)
         (double)http_body_bytes(http_server_of(a->http)));
     for (unsigned i = 0; i < a->n; i++) {
         char label[320];
-        const char *target = upstream_target(a->parts[i].v);
+        const char *target = upstream_target(a->replies[i].v);
         metrics_label(label, sizeof(label), "target", target, strlen(target));
         metrics_set(metrics_gauge("tandem_gateway_verifier_up",
                                   "1 while this verifier serves requests.", label),
-                    a->parts[i].state == UPSTREAM_READY);
+                    a->replies[i].state == UPSTREAM_READY);
     }
 }
 
-/* Takes what has been rendered of this process, and gives it back with the verifiers'. */
-static void join_metrics(struct gather *a, bool openmetrics, struct buf *body)
+/* body: the metrics of this process, replaced by those merged with the verifiers' metrics. */
+static void join_metrics(struct query *a, bool openmetrics, struct buf *body)
 {
     struct prom_merge all;
     prom_merge_init(&all);
     prom_merge_add(&all, body->data ? body->data : "", body->len, "gateway", strlen("gateway"));
     buf_clear(body);
     for (unsigned i = 0; i < a->n; i++) {
-        const Tandem__V1__StatsReply *s = a->parts[i].stats;
-        const char *target = upstream_target(a->parts[i].v);
+        const Tandem__V1__StatsReply *s = a->replies[i].stats;
+        const char *target = upstream_target(a->replies[i].v);
         if (s)
             prom_merge_add(&all, (char *)s->prometheus.data, s->prometheus.len,
                            s->instance.len ? (char *)s->instance.data : target,
@@ -385,7 +387,7 @@ static void join_metrics(struct gather *a, bool openmetrics, struct buf *body)
     prom_merge_done(&all);
 }
 
-static void answer_metrics(struct gather *a)
+static void answer_metrics(struct query *a)
 {
     struct buf body;
     buf_init(&body, BODY_MAX);
@@ -395,7 +397,7 @@ static void answer_metrics(struct gather *a)
     http_reply(a->http, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }
 
-static void answer_openmetrics(struct gather *a)
+static void answer_openmetrics(struct query *a)
 {
     struct buf body;
     buf_init(&body, BODY_MAX);
@@ -409,5 +411,5 @@ void health_metrics(struct gateway *g, struct http_request *r)
 {
     const char *accept = http_field(r, "Accept");
     bool openmetrics = accept && strstr(accept, "application/openmetrics-text");
-    gather(g, r, openmetrics ? answer_openmetrics : answer_metrics);
+    query_verifiers(g, r, openmetrics ? answer_openmetrics : answer_metrics);
 }

@@ -6,7 +6,7 @@
 #include "gateway/openai/json_write.h"
 #include "gateway/serve/models.h"
 
-/* The models of all verifiers that answer, each name once. */
+/* The models of all reachable verifiers, each name once. */
 struct models {
     unsigned n;
     const struct upstream_model *v[UPSTREAM_MAX];

@@ -1,4 +1,4 @@
-/* page.c - the files of the page, and what a browser may do with them. */
+/* page.c - the files of the page, and the browser's policy for them. */
 #include <string.h>
 #include "base/mem.h"
 #include "gateway/http/answer.h"
@@ -9,7 +9,7 @@
 #define SVG "image/svg+xml"
 #define JS "text/javascript; charset=utf-8"
 
-/* Nothing from elsewhere, nothing inline, in nobody's frame. */
+/* No resources of other origins, no inline code, no frames. */
 #define POLICY                                                                                     \
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "            \
     "object-src 'none'"

@@ -1,4 +1,4 @@
-/* prom_merge.c - several processes' Prometheus texts as one. */
+/* prom_merge.c - merges the Prometheus metrics of several processes. */
 #include <ctype.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@ struct prom_merge_family {
     struct buf samples;
 };
 
-struct piece {
+struct span {
     const char *at;
     size_t len;
 };
@@ -34,14 +34,14 @@ void prom_merge_done(struct prom_merge *p)
     *p = (struct prom_merge){0};
 }
 
-/* The metric name at the start; empty: none. */
-static struct piece name_at(const char *s, size_t len)
+/* The metric name at the beginning of s; empty: none. */
+static struct span name_at(const char *s, size_t len)
 {
     size_t n = 0;
     while (n < len && (isalpha((unsigned char)s[n]) || s[n] == '_' || s[n] == ':' ||
                        (n && isdigit((unsigned char)s[n]))))
         n++;
-    return (struct piece){s, n};
+    return (struct span){s, n};
 }
 
 static struct prom_merge_family *grow(struct prom_merge *p)
@@ -58,7 +58,7 @@ static struct prom_merge_family *grow(struct prom_merge *p)
     return &p->families[p->n];
 }
 
-static struct prom_merge_family *family(struct prom_merge *p, struct piece name)
+static struct prom_merge_family *family(struct prom_merge *p, struct span name)
 {
     for (size_t i = 0; i < p->n; i++) {
         struct prom_merge_family *f = &p->families[i];
@@ -75,12 +75,13 @@ static struct prom_merge_family *family(struct prom_merge *p, struct piece name)
     return f;
 }
 
-/* # HELP name ... and # TYPE name ...: the family that the samples below belong to. */
-static struct prom_merge_family *comment(struct prom_merge *p, struct piece line)
+/* `# HELP name ...` or `# TYPE name ...`: the family of the samples that follow. NULL: any other
+ * comment. */
+static struct prom_merge_family *comment(struct prom_merge *p, struct span line)
 {
     if (line.len < 8 || (memcmp(line.at, "# HELP ", 7) != 0 && memcmp(line.at, "# TYPE ", 7) != 0))
         return NULL;
-    struct piece name = name_at(line.at + 7, line.len - 7);
+    struct span name = name_at(line.at + 7, line.len - 7);
     struct prom_merge_family *f = name.len ? family(p, name) : NULL;
     if (!f)
         return NULL;
@@ -90,8 +91,8 @@ static struct prom_merge_family *comment(struct prom_merge *p, struct piece line
     return f;
 }
 
-/* name, name_bucket, name_sum, name_count */
-static bool belongs(const struct prom_merge_family *f, struct piece name)
+/* Whether name is f->name, or f->name with _bucket, _sum or _count. */
+static bool belongs(const struct prom_merge_family *f, struct span name)
 {
     static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
     size_t n = strlen(f->name);
@@ -103,10 +104,10 @@ static bool belongs(const struct prom_merge_family *f, struct piece name)
     return false;
 }
 
-static void sample(struct prom_merge *p, struct prom_merge_family *current, struct piece line,
+static void sample(struct prom_merge *p, struct prom_merge_family *current, struct span line,
                    const char *label)
 {
-    struct piece name = name_at(line.at, line.len);
+    struct span name = name_at(line.at, line.len);
     const char *rest = line.at + name.len, *end = line.at + line.len;
     if (!name.len || rest == end || (*rest != '{' && *rest != ' '))
         return;
@@ -132,7 +133,7 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
     metrics_label(label, sizeof(label), "instance", instance, instance_len);
     while (text < end) {
         const char *stop = memchr(text, '\n', (size_t)(end - text));
-        struct piece line = {text, (size_t)((stop ? stop : end) - text)};
+        struct span line = {text, (size_t)((stop ? stop : end) - text)};
         if (line.len && *line.at == '#')
             current = comment(p, line);
         else if (line.len && !memchr(line.at, 0, line.len))
@@ -157,7 +158,8 @@ void prom_merge_write(const struct prom_merge *p, struct buf *to)
 
 /* ---- OpenMetrics ---- */
 
-/* `# HELP name text` of another name, quotes in the text escaped: what is escaped already stays. */
+/* `# HELP name text` with the first name_len bytes of the name and quotes escaped. Other escapes
+ * are the same in both formats. */
 static void write_help(struct buf *to, const struct prom_merge_family *f, size_t name_len)
 {
     const char *text = f->help + strlen("# HELP ") + strlen(f->name);
@@ -181,7 +183,7 @@ static void write_openmetrics(struct buf *to, const struct prom_merge_family *f)
     if (f->help)
         write_help(to, f, name_len);
     if ((counter && !total) || strcmp(type, " untyped") == 0)
-        type = " unknown"; // a counter's sample must be called _total
+        type = " unknown"; // the name of a counter's sample must end in _total
     buf_printf(to, "# TYPE %.*s%s\n", (int)name_len, f->name, type);
     buf_add(to, f->samples.data, f->samples.len);
 }

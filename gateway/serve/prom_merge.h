@@ -1,7 +1,7 @@
-/* prom_merge.h - several processes' Prometheus texts as one, told apart by an `instance` label.
+/* prom_merge.h - merges the Prometheus metrics of several processes, with a label `instance`.
  *
- * The text format wants every family once, with its samples together; lines that are none are
- * dropped, so a strange service cannot spoil what the others say. */
+ * In the text format each family occurs once, with all its samples together. Malformed lines are
+ * dropped, so one service cannot make the output of the others unreadable. */
 #pragma once
 #include <stddef.h>
 #include "base/buf.h"
@@ -18,10 +18,11 @@ struct prom_merge {
 
 void prom_merge_init(struct prom_merge *p);
 void prom_merge_done(struct prom_merge *p);
-/* Text format 0.0.4, perhaps with examples behind samples. instance: any bytes. Families past the
- * limit are dropped. */
+/* Adds metrics in text format 0.0.4; samples may have exemplars. instance: any bytes. Families over
+ * the limit are dropped. */
 void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const char *instance,
                     size_t instance_len);
 void prom_merge_write(const struct prom_merge *p, struct buf *to);
-/* As OpenMetrics 1.0: counters' families without _total, `# EOF`. Examples belong only here. */
+/* Writes OpenMetrics 1.0: families of counters without _total, `# EOF` at the end. Only this format
+ * may have exemplars. */
 void prom_merge_write_openmetrics(const struct prom_merge *p, struct buf *to);

@@ -1,4 +1,4 @@
-/* routes.c - which endpoint answers which request. */
+/* routes.c - the endpoints, and which of them need an API key. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,23 +16,23 @@
 
 static void chat(struct gateway *g, struct http_request *r)
 {
-    completions_begin(g->generator, r, OPENAI_CHAT);
+    completions_begin(g->completions, r, OPENAI_CHAT);
 }
 
 static void completion(struct gateway *g, struct http_request *r)
 {
-    completions_begin(g->generator, r, OPENAI_COMPLETION);
+    completions_begin(g->completions, r, OPENAI_COMPLETION);
 }
 
 static void responses(struct gateway *g, struct http_request *r)
 {
-    completions_begin(g->generator, r, OPENAI_RESPONSES);
+    completions_begin(g->completions, r, OPENAI_RESPONSES);
 }
 
 static void no_response(struct gateway *g, struct http_request *r)
 {
     (void)g;
-    answer_error(r, 404, "responses are not stored here", "");
+    answer_error(r, 404, "responses are not stored", "");
 }
 
 static void page_file(struct gateway *g, struct http_request *r)
@@ -76,7 +76,7 @@ static const char *secret_of(const struct http_request *r)
     return text + 7 + strspn(text + 7, " ");
 }
 
-/* Whose key is not known is told no more than a probe needs. */
+/* Without a valid key the report has only the status. */
 static void health(struct gateway *g, struct http_request *r)
 {
     struct auth_guest *none;
@@ -87,29 +87,29 @@ static void health(struct gateway *g, struct http_request *r)
         health_brief(g, r);
 }
 
-enum openness { WANTS_KEY, OPEN, OPEN_METRICS }; // the last: as metrics_open says
+enum access { NEEDS_KEY, OPEN, OPEN_METRICS }; // OPEN_METRICS: open if metrics_open is set
 
 static const struct route {
-    const char *method, *path; // "GET" answers HEAD as well; "POST" counts for a key's limits
-    bool prefix;               // and what is below it
+    const char *method, *path; // "GET": also HEAD; "POST": counts against the limits of a key
+    bool prefix;               // also all paths that begin with it
     void (*answer)(struct gateway *g, struct http_request *r);
-    enum openness open; // where there are keys
+    enum access open; // if there are keys
 } routes[] = {
     {"GET", "/", false, root, OPEN},
     {"GET", "/ui/", true, page_file, OPEN},
-    {"POST", "/v1/chat/completions", false, chat, WANTS_KEY},
-    {"POST", "/v1/completions", false, completion, WANTS_KEY},
-    {"POST", "/v1/responses", false, responses, WANTS_KEY},
-    {"GET", "/v1/responses/", true, no_response, WANTS_KEY},
-    {"GET", "/v1/models", false, models_list, WANTS_KEY},
-    {"GET", "/v1/models/", true, models_one, WANTS_KEY},
+    {"POST", "/v1/chat/completions", false, chat, NEEDS_KEY},
+    {"POST", "/v1/completions", false, completion, NEEDS_KEY},
+    {"POST", "/v1/responses", false, responses, NEEDS_KEY},
+    {"GET", "/v1/responses/", true, no_response, NEEDS_KEY},
+    {"GET", "/v1/models", false, models_list, NEEDS_KEY},
+    {"GET", "/v1/models/", true, models_one, NEEDS_KEY},
     {"GET", "/v1/spec_decode/metrics", false, health_speculation, OPEN_METRICS},
     {"GET", "/health", false, health, OPEN},
     {"GET", "/ready", false, health_ready, OPEN},
     {"GET", "/metrics", false, health_metrics, OPEN_METRICS},
     {"GET", "/version", false, version, OPEN},
-    {"POST", "/tokenize", false, tokens_encode, WANTS_KEY},
-    {"POST", "/detokenize", false, tokens_decode, WANTS_KEY},
+    {"POST", "/tokenize", false, tokens_encode, NEEDS_KEY},
+    {"POST", "/detokenize", false, tokens_decode, NEEDS_KEY},
 };
 
 static bool path_fits(const struct route *e, const char *path)
@@ -122,7 +122,7 @@ static void leave(void *guest)
     auth_leave(guest);
 }
 
-static void let_in(struct gateway *g, struct http_request *r, const struct route *e)
+static void authenticate(struct gateway *g, struct http_request *r, const struct route *e)
 {
     struct auth_guest *guest = NULL;
     unsigned retry_s = 0;
@@ -130,7 +130,7 @@ static void let_in(struct gateway *g, struct http_request *r, const struct route
         return;
     int rc = auth_enter(g->auth, secret_of(r), e->method[0] == 'P', clock_us(), &guest, &retry_s);
     if (guest)
-        http_carry(r, guest, leave);
+        http_attach(r, guest, leave);
     if (rc == 0)
         return;
     char text[16];
@@ -140,7 +140,7 @@ static void let_in(struct gateway *g, struct http_request *r, const struct route
         http_header(r, "Retry-After", text);
     else if (rc == -EACCES)
         http_header(r, "WWW-Authenticate", "Bearer");
-    access_log_shut_out(r, status, fail_text());
+    access_log_denied(r, status, fail_text());
     answer_error(r, status, fail_text(), "");
 }
 
@@ -160,12 +160,12 @@ void routes_admit(void *user, struct http_request *r)
     if (cors_answer(&((struct gateway *)user)->cors, r))
         return;
     if (!found) {
-        answer_error(r, 404, "there is no such path; GET / lists what there is", "");
+        answer_error(r, 404, "there is no such path; GET / lists all paths", "");
     } else if (strcmp(method, found->method) != 0) {
         http_header(r, "Allow", found->method[0] == 'G' ? "GET, HEAD" : "POST");
-        answer_error(r, 405, "this path does not take that method; see the Allow header", "");
+        answer_error(r, 405, "this path does not accept that method; see the Allow header", "");
     } else {
-        let_in(user, r, found);
+        authenticate(user, r, found);
     }
 }
 

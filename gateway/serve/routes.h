@@ -1,4 +1,6 @@
-/* routes.h - which endpoint answers which request. */
+/* routes.h - dispatches requests to endpoints, and checks API keys and origins.
+ *
+ * Threads: http threads. */
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>
@@ -10,14 +12,15 @@
 
 struct gateway {
     struct upstream *upstream;
-    struct completions *generator;
-    struct auth *auth; // NULL: everybody is let in
-    bool metrics_open; // also without a key
+    struct completions *completions;
+    struct auth *auth; // NULL: no key is required
+    bool metrics_open; // the metrics need no key
     struct cors cors;
     int64_t started_us;
     atomic_bool draining;
 };
 
-/* http_handlers; user: the struct gateway. The first one refuses by path, method and key. */
+/* The http_handlers; user: the struct gateway. routes_admit() refuses by origin, path, method and
+ * key; routes_answer() calls the endpoint. */
 void routes_admit(void *user, struct http_request *r);
 void routes_answer(void *user, struct http_request *r);

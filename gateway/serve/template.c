@@ -25,7 +25,7 @@
 #include "gateway/openai/json_write.h"
 #include "gateway/serve/template.h"
 
-#define START_US 20000000 // a cold Python on a busy machine takes its time
+#define START_US 20000000 // a cold start of Python on a busy machine is slow
 #define STOPPING "the server is shutting down"
 
 extern const char template_worker_source[]; // template_worker.S
@@ -41,14 +41,14 @@ struct worker {
     struct template *t;
     pthread_t thread;
     pid_t pid; // 0: none
-    int fd;    // our end
+    int fd;    // the gateway's end of the socket pair
     struct buf in;
 };
 
 struct template
 {
     struct queue *jobs;
-    int stop_fd; // readable from template_stop() on
+    int stop_fd; // readable after template_stop()
     int64_t timeout_us;
     unsigned n;
     struct worker workers[TEMPLATE_MAX_WORKERS];
@@ -71,7 +71,8 @@ static void set_limits(pid_t pid)
     limit(pid, RLIMIT_NPROC, 0);
 }
 
-/* So much more CPU time from now on: the one limit that also holds when nobody watches. */
+/* Sets the limit of CPU time for the next rendering. The kernel enforces it even if the gateway
+ * does not. */
 static void grant_cpu(const struct worker *w)
 {
     clockid_t clock;
@@ -92,10 +93,10 @@ static int script_fd(void)
     int e = errno;
     if (fd >= 0)
         close(fd);
-    return fail(-e, "template: cannot hold the helper's script: %s", strerror(e));
+    return fail(-e, "template: cannot create the file of the helper's script: %s", strerror(e));
 }
 
-/* theirs becomes 0 and 1, the script 3; everything else is close-on-exec. */
+/* theirs becomes descriptor 0 and 1, the script 3; all others are close-on-exec. */
 static int spawn(int theirs, int script, pid_t *ret_pid)
 {
     char *argv[] = {"/usr/bin/python3", "-I", "/proc/self/fd/3", NULL}, *envp[] = {NULL};
@@ -111,7 +112,7 @@ static int spawn(int theirs, int script, pid_t *ret_pid)
     posix_spawnattr_init(&attr);
     posix_spawnattr_setsigmask(&attr, &none);
     posix_spawnattr_setsigdefault(&attr, &all);
-    posix_spawnattr_setpgroup(&attr, 0); // a Ctrl-C in the terminal is for the gateway alone
+    posix_spawnattr_setpgroup(&attr, 0); // Ctrl-C in a terminal goes to the gateway only
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
                                         POSIX_SPAWN_SETPGROUP);
     int e = posix_spawn(ret_pid, argv[0], &files, &attr, argv, envp);
@@ -132,7 +133,8 @@ static void worker_kill(struct worker *w)
     buf_done(&w->in);
 }
 
-/* Until the helper is ready for `events`. -ETIMEDOUT; -ECANCELED: the gateway stops. */
+/* Waits until the helper's socket is ready for `events`. -ETIMEDOUT; -ECANCELED:
+ * template_stop(). */
 static int wait_for(struct worker *w, short events, int64_t until_us)
 {
     int64_t left_us = until_us - clock_us();
@@ -142,8 +144,8 @@ static int wait_for(struct worker *w, short events, int64_t until_us)
     return p[1].revents ? -ECANCELED : 0;
 }
 
-/* A reply is one line. -EPIPE: the helper is gone without a word of it; -EPROTO: it stopped in the
- * middle or said more; -EMSGSIZE; as wait_for(). */
+/* Reads a reply, one line. -EPIPE: the helper died before the reply; -EPROTO: it died within the
+ * reply, or wrote more than a line; -EMSGSIZE; and the errors of wait_for(). */
 static int read_line(struct worker *w, int64_t until_us)
 {
     buf_init(&w->in, TEMPLATE_MAX_REPLY);
@@ -151,17 +153,17 @@ static int read_line(struct worker *w, int64_t until_us)
         int rc = wait_for(w, POLLIN, until_us);
         if (rc < 0)
             return rc;
-        char *room = buf_room(&w->in, 65536);
-        if (!room)
+        char *space = buf_room(&w->in, 65536);
+        if (!space)
             return -EMSGSIZE;
-        ssize_t n = recv(w->fd, room, 65536, MSG_DONTWAIT);
+        ssize_t n = recv(w->fd, space, 65536, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
             continue;
         if (n <= 0)
             return w->in.len ? -EPROTO : -EPIPE;
         w->in.len += (size_t)n;
-        if (memchr(room, '\n', (size_t)n))
-            return room[n - 1] == '\n' ? 0 : -EPROTO;
+        if (memchr(space, '\n', (size_t)n))
+            return space[n - 1] == '\n' ? 0 : -EPROTO;
     }
 }
 
@@ -187,7 +189,7 @@ static int worker_start(struct worker *w)
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0) {
         int e = errno;
         close(script);
-        return fail(-EIO, "template: cannot make a socket pair: %s", strerror(e));
+        return fail(-EIO, "template: cannot create a socket pair: %s", strerror(e));
     }
     int rc = spawn(pair[1], script, &w->pid);
     close(script);
@@ -200,7 +202,7 @@ static int worker_start(struct worker *w)
     }
     set_limits(w->pid);
     grant_cpu(w);
-    rc = read_line(w, clock_us() + START_US); // "ready": its imports are done
+    rc = read_line(w, clock_us() + START_US); // "ready": the imports are done
     buf_done(&w->in);
     if (rc == 0)
         return 0;
@@ -210,7 +212,7 @@ static int worker_start(struct worker *w)
     return fail(-EIO, "template: the helper does not start; is python3-jinja2 installed?");
 }
 
-/* Starts it unless it runs. -EIO, -ECANCELED. */
+/* Starts the helper if it does not run. -EIO, -ECANCELED. */
 static int worker_ready(struct worker *w)
 {
     int rc = w->pid ? 0 : worker_start(w);
@@ -226,8 +228,8 @@ static void done_error(const struct job *j, int err, const char *text)
     j->done(j->user, err, text, strlen(text));
 }
 
-/* false: not a reply of ours. */
-static bool pass_on(const struct job *j, const struct buf *in)
+/* Calls done() with the reply. false: the reply is malformed, done() was not called. */
+static bool deliver_reply(const struct job *j, const struct buf *in)
 {
     json_t *reply = json_loadb(in->data, in->len, JSON_ALLOW_NUL, NULL);
     const json_t *text = json_object_get(reply, "text"), *error = json_object_get(reply, "error");
@@ -240,14 +242,14 @@ static bool pass_on(const struct job *j, const struct buf *in)
     return ok;
 }
 
-/* One try with a helper that runs; unless it succeeds the helper is killed. */
+/* One try with a running helper, which is killed if the try fails. */
 static int try_render(struct worker *w, const struct job *j)
 {
     grant_cpu(w);
     int64_t until_us = clock_us() + w->t->timeout_us;
     int rc = write_all(w, &j->line, until_us);
     rc = rc < 0 ? rc : read_line(w, until_us);
-    if (rc == 0 && !pass_on(j, &w->in))
+    if (rc == 0 && !deliver_reply(j, &w->in))
         rc = -EPROTO;
     if (rc == 0)
         buf_done(&w->in);
@@ -256,7 +258,8 @@ static int try_render(struct worker *w, const struct job *j)
     return rc;
 }
 
-/* A helper may have died while it had nothing to do: the first death is not the request's fault. */
+/* A helper may have died while it was idle, so the request is tried again after the first
+ * -EPIPE. */
 static void render(struct worker *w, const struct job *j)
 {
     int rc = -EPIPE;
@@ -271,17 +274,18 @@ static void render(struct worker *w, const struct job *j)
             done_error(j, rc, STOPPING);
             return;
         }
-        log_warn("chat template helper ended, reason=%s", rc == -ETIMEDOUT  ? "time"
+        log_warn("chat template helper killed reason=%s", rc == -ETIMEDOUT  ? "time"
                                                           : rc == -EMSGSIZE ? "size"
                                                           : rc == -EPIPE    ? "died"
                                                                             : "broken");
     }
-    char text[128] = "the chat template broke its helper process";
+    char text[128] = "the helper process of the chat template failed";
     if (rc == -ETIMEDOUT)
         snprintf(text, sizeof(text), "the chat template took longer than %.1f s",
                  (double)w->t->timeout_us / 1e6);
     else if (rc == -EMSGSIZE)
-        snprintf(text, sizeof(text), "the chat template rendered too much text: at most %u MiB",
+        snprintf(text, sizeof(text),
+                 "the rendering of the chat template is too large: at most %u MiB",
                  TEMPLATE_MAX_REPLY >> 20);
     done_error(j, -EINVAL, text);
 }
@@ -305,7 +309,7 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-/* ---- outside ---- */
+/* ---- start and end ---- */
 
 int template_new(unsigned n_workers, unsigned timeout_ms, struct template **ret)
 {
@@ -314,7 +318,7 @@ int template_new(unsigned n_workers, unsigned timeout_ms, struct template **ret)
         return fail(-ENOMEM, "template: no memory");
     t->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (t->stop_fd < 0 || queue_new(TEMPLATE_MAX_WAITING, &t->jobs) < 0)
-        return fail(-ENOMEM, "template: no memory or no descriptor");
+        return fail(-ENOMEM, "template: no memory or no file descriptor");
     t->timeout_us = (int64_t)timeout_ms * 1000;
     for (; t->n < n_workers; t->n++) {
         struct worker *w = &t->workers[t->n];
@@ -365,7 +369,7 @@ int template_render(struct template *t, const void *source, size_t source_len, c
     buf_puts(&j->line, "}\n");
     int rc = buf_error(&j->line);
     if (rc == 0 && (rc = queue_push(t->jobs, j)) < 0)
-        fail(rc, rc == -EPIPE ? STOPPING : "%d chats wait for their templates already; try again",
+        fail(rc, rc == -EPIPE ? STOPPING : "%d chats already wait for their templates; try again",
              TEMPLATE_MAX_WAITING);
     if (rc < 0)
         job_free(j);

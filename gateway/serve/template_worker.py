@@ -1,9 +1,9 @@
-"""Renders chat templates for the gateway. They come out of downloaded model files: hostile.
+"""Renders chat templates for the gateway. They come from downloaded model files and may be hostile.
 
 Started as `python3 -I` with an empty environment and hard limits set by its parent. Reads one JSON
 object per line from descriptor 0, {"template", "vars", "now"?}, and answers with one line, {"text"}
-or {"error"}. Whoever loops or grows without end is killed from outside and costs nobody else
-anything. `now` (seconds since 1970) fixes strftime_now() for tests.
+or {"error"}. The parent kills a template that loops or grows without end; only its request fails.
+`now` (seconds since 1970) fixes strftime_now() for tests.
 """
 
 import json
@@ -18,7 +18,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 MAX_TEXT = 16 << 20  # characters of a rendering
 MAX_ERROR = 400
-KEPT = 4  # compiled templates
+CACHED = 4  # compiled templates
 
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
@@ -49,14 +49,14 @@ compiled = {}
 
 def template_of(source):
     if source not in compiled:
-        if len(compiled) == KEPT:
+        if len(compiled) == CACHED:
             del compiled[next(iter(compiled))]
         compiled[source] = environment.from_string(source)
     return compiled[source]
 
 
 class Arguments(dict):
-    """Of a call: an object for most templates, its text for those that join it to other text."""
+    """The arguments of a call: an object, and its text for templates that append it to other text."""
 
     def __init__(self, value, text):
         super().__init__(value)
@@ -80,13 +80,13 @@ def open_arguments(message):
 
 
 def variables_of(source, values):
-    """Templates that have never heard of the role `developer` know it as `system`, and those that
-    do not ask whether there is content know none as empty."""
-    asks = re.search(r"content['\"\]]*\s+is\s+(not\s+)?none", source, re.IGNORECASE)
+    """Adapts messages to the template. If it does not mention the role `developer`, that becomes
+    `system`. If it does not test whether the content is none, none becomes an empty string."""
+    tests_none = re.search(r"content['\"\]]*\s+is\s+(not\s+)?none", source, re.IGNORECASE)
     for message in values.get("messages", []):
         if message.get("role") == "developer" and "developer" not in source:
             message["role"] = "system"
-        if message.get("content", "") is None and not asks:
+        if message.get("content", "") is None and not tests_none:
             message["content"] = ""
         open_arguments(message)
     return values
@@ -114,7 +114,7 @@ def answer(line):
         return {"error": "the template needs more memory than it may have"}
     except RecursionError:
         return {"error": "the template recurses without end"}
-    except Exception as e:  # whatever a template manages to raise is its request's error
+    except Exception as e:  # any exception of a template is an error of its request
         return {"error": ("%s: %s" % (type(e).__name__, e))[:MAX_ERROR]}
 
 

@@ -12,7 +12,7 @@
 typedef int parse_fn(const char *body, size_t len, struct openai_request *ret,
                      struct openai_fault *ret_fault);
 
-/* Reads the body and finds a verifier for it. false: an error has been answered. */
+/* Reads the body and takes a verifier. false: the request was answered with an error. */
 static bool begin(struct gateway *g, struct http_request *r, parse_fn *parse,
                   struct openai_request *ret, struct verifier **ret_verifier)
 {
@@ -37,7 +37,7 @@ static bool begin(struct gateway *g, struct http_request *r, parse_fn *parse,
     return true;
 }
 
-/* Ends the request; write: makes the body of an answer. */
+/* Answers the request; write: writes the body of the answer. */
 static void end(struct http_request *r, const struct rpc_status *status, ProtobufCMessage *reply,
                 void (*write)(const ProtobufCMessage *reply, struct buf *to))
 {
@@ -83,8 +83,8 @@ void tokens_encode(struct gateway *g, struct http_request *r)
     m.text = rpc_data(q.prompts->text, q.prompts->len);
     m.parse_special = true;
     m.add_bos = !q.add_special.set || q.add_special.value;
-    upstream_call(v, "/tandem.v1.Verifier/Tokenize", CALL_TIMEOUT_US, &m.base,
-                  &tandem__v1__tokenize_reply__descriptor, on_encoded, http_ref(r));
+    upstream_unary(v, "/tandem.v1.Verifier/Tokenize", CALL_TIMEOUT_US, &m.base,
+                   &tandem__v1__tokenize_reply__descriptor, on_encoded, http_ref(r));
     upstream_release(v);
     openai_request_done(&q);
 }
@@ -114,8 +114,8 @@ void tokens_decode(struct gateway *g, struct http_request *r)
     m.ids = q.prompts->ids;
     m.n_ids = q.prompts->n_ids;
     m.render_special = true;
-    upstream_call(v, "/tandem.v1.Verifier/Detokenize", CALL_TIMEOUT_US, &m.base,
-                  &tandem__v1__detokenize_reply__descriptor, on_decoded, http_ref(r));
+    upstream_unary(v, "/tandem.v1.Verifier/Detokenize", CALL_TIMEOUT_US, &m.base,
+                   &tandem__v1__detokenize_reply__descriptor, on_decoded, http_ref(r));
     upstream_release(v);
     openai_request_done(&q);
 }

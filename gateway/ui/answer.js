@@ -1,17 +1,17 @@
-// answer.js - one run's answer: its tokens, its rounds, its figures.
+// answer.js - the answer of one run: its tokens, its rounds, its statistics.
 import {describe, hideCard, showCard} from './card.js';
 import {byId, html, number, oncePerFrame, svg} from './dom.js';
 
-const CELL = 6; // of the picture of rounds
+const CELL = 6; // of the picture of rounds, in pixels
 
-// What an event says of its token, in one object.
+// The fields of an event that describe its token, in one object.
 function tokenOf(chunk, thought, content) {
-  const said = chunk.choices[0].logprobs?.content?.[0];
+  const logprobs = chunk.choices[0].logprobs?.content?.[0];
   return {...chunk.tandem.tokens[0], text: thought + content, isThought: thought !== '',
-    own: said?.token, logprob: said?.logprob, top: said?.top_logprobs ?? []};
+    own: logprobs?.token, logprob: logprobs?.logprob, top: logprobs?.top_logprobs ?? []};
 }
 
-// A column for each round: kept draft tokens, the target's own on them, and what was drafted in vain.
+// A column for each round: accepted draft tokens, the target's token on top, then rejected draft tokens.
 function column(round, x, height) {
   const kinds = [...Array(round.accepted).fill('accepted'), ...(round.own ? [round.own] : []),
     ...Array(Math.max(0, round.drafted - round.accepted)).fill('lost')];
@@ -32,11 +32,11 @@ export class Answer {
     this.body = html('div', {class: 'tokens', role: 'group', 'aria-label': `${name}: tokens`});
     this.strip = html('div', {class: 'strip'});
     this.figures = {
-      speed: figure('tokens/s', 'tokens per second behind the first'),
-      alpha: figure('acceptance α', 'draft tokens kept, of those verified'),
+      speed: figure('tokens/s', 'tokens per second after the first'),
+      alpha: figure('acceptance α', 'accepted draft tokens per verified draft token'),
       tau: figure('per round τ', 'tokens committed per round'),
       tokens: figure('tokens', 'tokens of the answer'),
-      rounds: figure('rounds', 'rounds it took'),
+      rounds: figure('rounds', 'rounds of the answer'),
     };
     this.node = html('article', {class: 'answer', 'aria-label': name, 'aria-busy': 'true'},
       html('p', {class: 'how'}, html('b', {}, name), ` ${how}`), this.body, this.strip,
@@ -45,7 +45,7 @@ export class Answer {
     this.listen();
   }
 
-  // One stop for Tab; arrows, Home and End walk through the tokens.
+  // Tab stops once per answer; arrows, Home and End select a token.
   listen() {
     const token = (e) => this.tokens[e.target.dataset?.at];
     this.body.addEventListener('pointerover', (e) => token(e) && this.show(token(e), e.target));
@@ -66,7 +66,7 @@ export class Answer {
     });
   }
 
-  // The token's card, and its round in the text.
+  // Shows the card of the token, and marks its round in the text.
   show(token, at) {
     for (const e of this.body.querySelectorAll(`[data-round="${token.round}"]`)) e.classList.add('shown');
     showCard(token, at);
@@ -115,7 +115,7 @@ export class Answer {
     this.draw();
   }
 
-  // The answer is over, however it ended; problem: a sentence, or nothing.
+  // The answer has ended. problem: a sentence, if it failed.
   close(problem) {
     this.node.removeAttribute('aria-busy');
     if (problem) this.node.append(html('p', {class: 'problem', role: 'alert'}, problem));
@@ -146,8 +146,8 @@ export class Answer {
     const rows = Math.max(1, ...this.rounds.map((r) => Math.max(r.drafted, r.accepted) + 1));
     const height = rows * CELL, width = Math.max(1, this.rounds.length) * CELL;
     const picture = svg('svg', {viewBox: `0 0 ${width} ${height}`, width, height, preserveAspectRatio: 'none', role: 'img',
-      'aria-label': `${this.rounds.length} rounds, ${this.accepted} of ${this.drafted} draft tokens kept`},
-      svg('title', {}, 'A column for each round: draft tokens that were kept, the target’s own on them, and drafts in vain'));
+      'aria-label': `${this.rounds.length} rounds, ${this.accepted} of ${this.drafted} draft tokens accepted`},
+      svg('title', {}, 'A column for each round: accepted draft tokens, the target’s token, rejected draft tokens'));
     this.rounds.forEach((round, i) => picture.append(...column(round, i * CELL, height)));
     return picture;
   }

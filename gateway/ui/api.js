@@ -1,4 +1,4 @@
-// api.js - the two requests this page makes: a chat that streams, and /health.
+// api.js - the two requests of this page: a streaming chat, and /health.
 
 let key = sessionStorage.getItem('tandem.key') ?? '';
 
@@ -13,7 +13,7 @@ function headers(more) {
   return key ? {...more, Authorization: `Bearer ${key}`} : more;
 }
 
-async function sentence(answer) {
+async function errorText(answer) {
   const text = await answer.text();
   try {
     return JSON.parse(text).error.message;
@@ -22,7 +22,7 @@ async function sentence(answer) {
   }
 }
 
-// The data of each event, as it comes.
+// Yields the data of each event.
 async function* eventsOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = '';
@@ -35,11 +35,11 @@ async function* eventsOf(body) {
   }
 }
 
-// Yields the chunks of a chat; throws with one sentence.
+// Yields the chunks of a chat. Throws an Error with one sentence.
 export async function* chat(body, signal) {
   const answer = await fetch('v1/chat/completions', {
     method: 'POST', signal, headers: headers({'Content-Type': 'application/json'}), body: JSON.stringify(body)});
-  if (!answer.ok) throw new Error(await sentence(answer));
+  if (!answer.ok) throw new Error(await errorText(answer));
   for await (const data of eventsOf(answer.body)) {
     if (data === '[DONE]') return;
     const chunk = JSON.parse(data);
@@ -49,7 +49,7 @@ export async function* chat(body, signal) {
   throw new Error('the answer was cut short');
 }
 
-// Also what an unhealthy server says.
+// The report of /health, also if its status is 503.
 export async function health() {
   const answer = await fetch('health', {headers: headers({})});
   return answer.json();

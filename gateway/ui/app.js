@@ -8,10 +8,10 @@ import {startLive} from './live.js';
 const lossy = ['threshold', 'typical', 'lenience'];
 const options = byId('options').elements;
 const runs = ['A', 'B'].map(addRun);
-let messages = []; // what has been said, both sides
+let messages = []; // of both sides
 let stopping = null; // an AbortController while something runs
 
-const say = (text) => (byId('status').textContent = text);
+const setStatus = (text) => (byId('status').textContent = text);
 
 // ---- settings ----
 
@@ -51,8 +51,8 @@ function describeRun({proposer, n_max: k, rule, fixed}, seed) {
   return `${proposer ?? 'any proposer'} · ${length} · ${rule} · seed ${seed}`;
 }
 
-// Keeps what is chosen, and names that have gone.
-function offer(select, names) {
+// Adds new names to the list. The selection and old names stay.
+function addOptions(select, names) {
   const known = [...select.options].map((o) => o.value);
   select.append(...names.filter((n) => !known.includes(n)).map((n) => html('option', {value: n}, n)));
 }
@@ -67,9 +67,9 @@ function onReport(report) {
   const models = [...new Set(report.verifiers.map((v) => v.model).filter(Boolean))];
   const proposers = [...new Set(report.verifiers.flatMap((v) => v.proposers ?? []).map((p) => p.name).filter(Boolean))];
   served.textContent = report.status === 'ok' ? models.join(', ') : `${models.join(', ')} ${report.status}`;
-  offer(options.model, models);
+  addOptions(options.model, models);
   byId('model-row').hidden = models.length < 2;
-  for (const {field} of runs) offer(field('proposer'), proposers);
+  for (const {field} of runs) addOptions(field('proposer'), proposers);
 }
 
 // ---- runs ----
@@ -107,7 +107,7 @@ async function stream(answer, body, signal) {
   }
 }
 
-function verdict(a, b) {
+function compareAnswers(a, b) {
   if (!a.complete || !b.complete) return null;
   const at = a.tokens.findIndex((t, i) => t.id !== b.tokens[i]?.id);
   if (a.text === b.text && at < 0 && a.tokens.length === b.tokens.length) {
@@ -116,11 +116,11 @@ function verdict(a, b) {
   }
   const from = at < 0 ? a.tokens.length : at;
   const word = (t) => (t ? `“${visible(t.text)}”` : 'the end');
-  for (const answer of [a, b]) answer.body.querySelector(`[data-at="${from}"]`)?.classList.add('parts');
-  return html('p', {class: 'verdict'}, `They part at token ${from + 1}: A has ${word(a.tokens[from])}, B has ${word(b.tokens[from])}`);
+  for (const answer of [a, b]) answer.body.querySelector(`[data-at="${from}"]`)?.classList.add('differs');
+  return html('p', {class: 'verdict'}, `Different from token ${from + 1}: A has ${word(a.tokens[from])}, B has ${word(b.tokens[from])}`);
 }
 
-// One after the other: at the same time each would slow the other down.
+// The runs are sequential: concurrent runs would slow each other down.
 async function runAll(turn, signal) {
   const seed = seedOf(), chosen = options.compare.checked ? runs : runs.slice(0, 1);
   const bodies = chosen.map((run) => requestOf(run, seed));
@@ -129,10 +129,10 @@ async function runAll(turn, signal) {
   turn.append(html('div', {class: 'answers'}, ...answers.map((a) => a.node)));
   toBottom();
   for (const [i, answer] of answers.entries()) await stream(answer, bodies[i], signal);
-  const judged = answers.length > 1 ? verdict(...answers) : null;
-  if (judged) turn.append(judged);
-  if (judged) toBottom();
-  return {answers, judged};
+  const verdict = answers.length > 1 ? compareAnswers(...answers) : null;
+  if (verdict) turn.append(verdict);
+  if (verdict) toBottom();
+  return {answers, verdict};
 }
 
 function setRunning(controller) {
@@ -147,14 +147,14 @@ async function send(text) {
   byId('turns').querySelector('.hint')?.remove();
   const turn = html('section', {class: 'turn', 'aria-label': 'Turn'}, html('p', {class: 'asked'}, text));
   byId('turns').append(turn);
-  const said = messages;
-  said.push({role: 'user', content: text});
-  say('Answering');
-  const {answers: [answer], judged} = await runAll(turn, controller.signal);
-  if (answer.text) said.push({role: 'assistant', content: answer.text});
-  else said.pop();
+  const conversation = messages; // clear() replaces `messages`
+  conversation.push({role: 'user', content: text});
+  setStatus('Answering');
+  const {answers: [answer], verdict} = await runAll(turn, controller.signal);
+  if (answer.text) conversation.push({role: 'assistant', content: answer.text});
+  else conversation.pop();
   setRunning(null);
-  say(judged?.textContent ?? (answer.complete ? `Done: ${answer.tokens.length} tokens` : 'Ended early'));
+  setStatus(verdict?.textContent ?? (answer.complete ? `Done: ${answer.tokens.length} tokens` : 'Ended early'));
 }
 
 // ---- wiring ----
@@ -164,7 +164,7 @@ function submit(e) {
   const text = byId('prompt').value.trim();
   if (!text || stopping || !byId('options').reportValidity()) return;
   byId('prompt').value = '';
-  byId('prompt').focus(); // the button that was pressed is out of use for a while
+  byId('prompt').focus(); // the pressed button is disabled while the run lasts
   send(text);
 }
 

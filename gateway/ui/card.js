@@ -1,11 +1,11 @@
-// card.js - what is known of one token, beside it, while it is pointed at or has the focus.
+// card.js - a card with the details of a token, next to it, while the pointer or the focus is on it.
 import {byId, html, visible} from './dom.js';
 
 const origins = {
-  accepted: 'accepted: a draft token that was kept',
-  correction: 'correction: the target’s own, the draft had another',
-  bonus: 'bonus: the target’s own, after a draft kept whole',
-  target: 'target: there was no draft',
+  accepted: 'accepted: a draft token that was accepted',
+  correction: 'correction: the target’s token, the draft differed',
+  bonus: 'bonus: the target’s token after a fully accepted draft',
+  target: 'target: the target’s token, no draft',
 };
 
 const percent = (logprob) => {
@@ -19,8 +19,8 @@ function draftOf(token) {
 }
 
 export function describe(token) {
-  const chance = token.logprob === undefined ? '' : `, probability ${percent(token.logprob)}`;
-  return `“${visible(token.text || token.own)}”, ${origins[token.origin]}, round ${token.round}, ${draftOf(token)}${chance}`;
+  const probability = token.logprob === undefined ? '' : `, probability ${percent(token.logprob)}`;
+  return `“${visible(token.text || token.own)}”, ${origins[token.origin]}, round ${token.round}, ${draftOf(token)}${probability}`;
 }
 
 function bar(alternative, token) {
@@ -45,7 +45,8 @@ function content(token) {
   ].filter(Boolean);
 }
 
-// Below the token, above it where there is no room; at the screen's foot on a phone (by its style).
+// Places the card below the token, or above if there is no space. On a phone the style puts it at the
+// bottom of the screen.
 function place(card, at) {
   const box = at.getClientRects()[0] ?? at.getBoundingClientRect();
   const below = box.bottom + 8 + card.offsetHeight <= innerHeight;

@@ -1,6 +1,6 @@
-// dom.js - elements in one call.
+// dom.js - helpers to create and find elements.
 
-// attributes: strings and numbers are attributes, true stands alone, others are left out.
+// attributes: strings and numbers are values, true is an attribute without a value, others are omitted.
 function fill(e, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === true) e.setAttribute(name, '');
@@ -17,21 +17,21 @@ export const svg = (tag, attributes = {}, ...children) =>
 
 export const byId = (id) => document.getElementById(id);
 
-// fn at the next frame, however often it is asked for until then.
+// Returns a function that runs fn once in the next frame, also if it is called several times.
 export function oncePerFrame(fn) {
-  let asked = false;
+  let scheduled = false;
   return () => {
-    if (asked) return;
-    asked = true;
+    if (scheduled) return;
+    scheduled = true;
     requestAnimationFrame(() => {
-      asked = false;
+      scheduled = false;
       fn();
     });
   };
 }
 
 const spaces = {' ': '␣', '\n': '↵', '\t': '⇥'};
-// A token's text with its outer blanks visible.
+// The text of a token with its outer blanks made visible.
 export const visible = (text) => (text ?? '').replace(/^\s|\s$/g, (c) => spaces[c] ?? c) || '(no text)';
 
 export function number(value, digits = 2) {

@@ -1,13 +1,13 @@
-// live.js - the panel of live figures: what /health says each second, and what changed in between.
+// live.js - the panel of live statistics: /health every second, and the change since the last report.
 import {health} from './api.js';
 import {byId, html, number, svg} from './dom.js';
 
-const SAMPLES = 60; // seconds that are shown
+const SAMPLES = 60; // seconds shown
 const STEP = 4, HEIGHT = 32;
 
 const sparks = {
   speed: {name: 'tokens/s', title: 'tokens committed per second', digits: 0},
-  alpha: {name: 'acceptance α', title: 'draft tokens kept, of those verified', digits: 2, most: 1},
+  alpha: {name: 'acceptance α', title: 'accepted draft tokens per verified draft token', digits: 2, most: 1},
   tau: {name: 'per round τ', title: 'tokens committed per sequence and round', digits: 2},
   k: {name: 'drafted k', title: 'draft tokens verified per sequence and round', digits: 2},
 };
@@ -22,7 +22,7 @@ function addSparks() {
   }
 }
 
-// A bar for each second; none where there is no value.
+// A bar for each second that has a value.
 function barsOf(values, most) {
   const at = (i) => STEP * (i + SAMPLES - values.length);
   return values.map((v, i) => (v ? `M${at(i)} ${HEIGHT}v${(-(HEIGHT - 2) * v / most).toFixed(1)}h${STEP - 1}V${HEIGHT}z` : '')).join('');
@@ -39,7 +39,7 @@ function draw(spark, value) {
     `highest ${seen.length ? number(Math.max(...seen), spark.digits) : 'unknown'}`);
 }
 
-// Figures of all verifiers, summed up.
+// The statistics of all verifiers, summed.
 function sum(report) {
   const up = report.verifiers.filter((v) => v.cache);
   const total = (of) => up.reduce((all, v) => all + of(v), 0);
@@ -49,7 +49,7 @@ function sum(report) {
     looked: total((v) => v.cache.prompt_tokens), found: total((v) => v.cache.hit_tokens),
     blocks: total((v) => v.cache.blocks_total), used: total((v) => v.cache.blocks_used),
     steps: report.spec_decode.total_steps, drafted: report.spec_decode.total_proposed,
-    kept: report.spec_decode.total_accepted,
+    accepted: report.spec_decode.total_accepted,
   };
 }
 
@@ -58,7 +58,7 @@ const share = (part, whole) => (whole > 0 ? part / whole : null);
 function drawSparks(now, before) {
   const past = (name) => now[name] - before[name];
   draw(sparks.speed, now.speed);
-  draw(sparks.alpha, share(past('kept'), past('drafted')));
+  draw(sparks.alpha, share(past('accepted'), past('drafted')));
   draw(sparks.tau, share(past('tokens'), past('steps')));
   draw(sparks.k, share(past('drafted'), past('steps')));
 }
@@ -66,10 +66,10 @@ function drawSparks(now, before) {
 function drawGauges(now) {
   const percent = (value) => (value === null ? '–' : `${(100 * value).toFixed(0)} %`);
   const rows = [
-    ['running', now.running, 'sequences that run'],
+    ['running', now.running, 'running sequences'],
     ['waiting', now.waiting, 'sequences in the queue'],
-    ['cache hits', percent(share(now.found, now.looked)), 'prompt tokens that did not have to be computed, since the start'],
-    ['KV in use', percent(share(now.used, now.blocks)), 'blocks that running sequences hold'],
+    ['cache hits', percent(share(now.found, now.looked)), 'prompt tokens found in the cache, since the start'],
+    ['KV in use', percent(share(now.used, now.blocks)), 'KV blocks held by running sequences'],
   ];
   byId('gauges').replaceChildren(...rows.map(([name, value, title]) =>
     html('div', {title}, html('dt', {}, name), html('dd', {}, `${value}`))));
@@ -110,9 +110,9 @@ function drawCurve(points) {
 export function startLive(onReport) {
   let before = null;
   addSparks();
-  async function look() {
+  async function update() {
     const report = document.hidden ? undefined : await health().catch(() => null);
-    setTimeout(look, 1000);
+    setTimeout(update, 1000);
     if (report === undefined) return;
     onReport(report);
     const now = report ? sum(report) : null;
@@ -122,5 +122,5 @@ export function startLive(onReport) {
     if (points) drawCurve(points);
     before = now;
   }
-  look();
+  update();
 }

@@ -1,4 +1,5 @@
-/* affinity.c - a table of sets of four: a hash may only be in its set, so nothing ever moves. */
+/* affinity.c - a set-associative table with sets of four. A hash has one set, so entries never
+ * move. */
 #include "gateway/upstream/affinity.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -11,8 +12,8 @@
 
 struct entry {
     uint64_t hash;
-    uint32_t seen; // a bit per verifier; 0: free
-    uint32_t used; // a->now of the last time
+    uint32_t seen; // a bit per verifier; 0: the entry is free
+    uint32_t used; // a->now of the last use
 };
 
 struct affinity {
@@ -64,7 +65,8 @@ void affinity_find(const struct affinity *a, const struct affinity_prompt *p, un
     }
 }
 
-/* The entry of this hash, or the one that gives way to it. */
+/* The entry of this hash. If there is none, the least recently used entry of the set is
+ * replaced. */
 static struct entry *place(struct affinity *a, uint64_t hash)
 {
     struct entry *set = a->sets[hash % SETS], *found = &set[0];

@@ -1,5 +1,4 @@
-/* generate_wire.c - from a checked request to the message the verifier takes, and from its events to the
- * answer. */
+/* generate_wire.c - packs a checked request into messages for the verifier, unpacks its events. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,7 +125,7 @@ int generate_wire_pack(const struct openai_request *q, const char *id, const cha
     return 0;
 }
 
-/* A chat's template writes BOS itself where the model wants it. */
+/* A chat gets no BOS here: its template writes BOS if the model needs it. */
 struct rpc_msg *generate_wire_pack_prompt(const struct openai_request *q,
                                           const struct openai_prompt *p,
                                           const struct rpc_msg *shared)
@@ -176,7 +175,7 @@ static const char *origin_name(Tandem__V1__TokenOrigin origin)
     }
 }
 
-/* top has OPENAI_MAX_TOP entries; what is in t points into the message. */
+/* top: (OPENAI_MAX_TOP). The texts in t point into the message. */
 static void read_token(const Tandem__V1__TokenRun *run, size_t at, struct openai_alternative *top,
                        struct openai_token *t)
 {
@@ -219,7 +218,7 @@ static void add_speculation(struct openai_reply *r, const Tandem__V1__Speculatio
     r->speculation.accepted += s->accepted;
     r->speculation.bonus += s->bonus;
     r->speculation.k = s->k;
-    for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_KEPT_MAX; i++)
+    for (size_t i = 0; i < s->n_kept_steps && i < OPENAI_ACCEPTED_MAX; i++)
         r->speculation.accepted_histogram[i] += s->kept_steps[i];
     snprintf(r->rule, sizeof(r->rule), "%.*s", (int)s->rule.len, (char *)s->rule.data);
     snprintf(r->proposer, sizeof(r->proposer), "%.*s", (int)s->proposer.len,

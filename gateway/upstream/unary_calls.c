@@ -1,4 +1,4 @@
-/* unary_calls.c - unary calls without waiting. */
+/* unary_calls.c - asynchronous unary calls. */
 #include "gateway/upstream/unary_calls.h"
 #include <errno.h>
 #include <pthread.h>
@@ -9,8 +9,8 @@
 struct call {
     struct unary_calls *s;
     struct call *prev, *next;  // in s->all, with its lock
-    struct rpc_stream *stream; // with the lock; NULL: unary_calls_make() is still at it
-    bool over;                 // with the lock
+    struct rpc_stream *stream; // with the lock; NULL: unary_calls_make() still runs
+    bool ended;                // with the lock
     const ProtobufCMessageDescriptor *type;
     ProtobufCMessage *reply;
     unary_calls_done *done;
@@ -29,7 +29,7 @@ static void call_free(struct call *c)
     free(c);
 }
 
-static void link_in(struct call *c)
+static void list_add(struct call *c)
 {
     pthread_mutex_lock(&c->s->mu);
     c->next = c->s->all;
@@ -40,7 +40,7 @@ static void link_in(struct call *c)
 }
 
 /* With the lock. */
-static void unlink_from(struct call *c)
+static void list_remove(struct call *c)
 {
     if (c->prev)
         c->prev->next = c->next;
@@ -66,13 +66,13 @@ static void on_end(void *user, const struct rpc_status *status)
     if (st.code != RPC_OK && c->reply)
         protobuf_c_message_free_unpacked(TAKE(c->reply), NULL);
     pthread_mutex_lock(&c->s->mu);
-    unlink_from(c);
+    list_remove(c);
     if (st.code == RPC_CANCELLED && c->s->stopped)
         snprintf(st.text, sizeof(st.text), "%s", c->s->stopped);
     pthread_mutex_unlock(&c->s->mu);
     c->done(c->user, &st, c->reply);
     pthread_mutex_lock(&c->s->mu);
-    c->over = true;
+    c->ended = true;
     bool last = c->stream;
     pthread_mutex_unlock(&c->s->mu);
     if (last)
@@ -91,14 +91,14 @@ void unary_calls_make(struct unary_calls *s, struct rpc_client *client, const ch
         return;
     }
     *c = (struct call){.s = s, .type = reply, .done = done, .user = user};
-    link_in(c);
+    list_add(c);
     struct rpc_stream *stream = rpc_stream_new(client, path, &opt, &events, c);
     rpc_stream_send(stream, rpc_pack(request));
     rpc_stream_close(stream);
     pthread_mutex_lock(&s->mu);
     c->stream = stream;
-    bool last = c->over;
-    if (s->stopped) // harmless when it has ended
+    bool last = c->ended;
+    if (s->stopped) // harmless if it has ended
         rpc_stream_cancel(stream);
     pthread_mutex_unlock(&s->mu);
     if (last)

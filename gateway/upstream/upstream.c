@@ -1,5 +1,5 @@
-/* upstream.c - the verifiers this gateway forwards to: what they say of themselves, and who waits
- * for one of them. */
+/* upstream.c - the verifiers of this gateway: their reported models and states, and the requests
+ * that wait for a model to load. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,9 +13,9 @@
 #include "gateway/upstream/upstream_impl.h"
 #include "tandem/v1/protocol.pb-c.h"
 
-#define ASK_US 500000         // how often a verifier that serves is asked
-#define ASK_LOADING_US 100000 // ... one that loads, or is down
-#define ASK_TIMEOUT_US 2000000
+#define QUERY_US 500000         // interval of GetModel for a verifier that is ready
+#define QUERY_LOADING_US 100000 // ... that loads, or is down
+#define QUERY_TIMEOUT_US 2000000
 #define MAX_WAITERS 4096
 #define STOPPING "the server is shutting down"
 
@@ -65,9 +65,9 @@ static const struct upstream_model *snapshot_new(Tandem__V1__ModelInfo *info)
 
 /* ---- calls ---- */
 
-void upstream_call(struct verifier *v, const char *path, int64_t timeout_us,
-                   const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
-                   unary_calls_done *done, void *user)
+void upstream_unary(struct verifier *v, const char *path, int64_t timeout_us,
+                    const ProtobufCMessage *request, const ProtobufCMessageDescriptor *reply,
+                    unary_calls_done *done, void *user)
 {
     unary_calls_make(v->u->calls, v->client, path, timeout_us, request, reply, done, user);
 }
@@ -77,7 +77,7 @@ struct rpc_client *upstream_client(struct verifier *v)
     return v->client;
 }
 
-/* ---- asking ---- */
+/* ---- GetModel ---- */
 
 static enum upstream_state state_of(const Tandem__V1__ModelInfo *info)
 {
@@ -107,14 +107,14 @@ static void set_state(struct verifier *v, enum upstream_state state)
     v->state = state;
 }
 
-/* With the lock. Why it cannot be used; what was known of its model stays. */
+/* With the lock. Records why the verifier cannot be used. Its last known model stays. */
 static void set_problem(struct verifier *v, enum rpc_code code, const char *text)
 {
     snprintf(v->problem, sizeof(v->problem), "%s", text);
     set_state(v, code == RPC_FAILED_PRECONDITION ? UPSTREAM_REFUSED : UPSTREAM_DOWN);
 }
 
-/* One that does not tell its version is older than the field, and speaks this one. */
+/* A verifier without the field is older than the field and speaks this version. */
 static int check_protocol(const Tandem__V1__ModelInfo *info)
 {
     if (info->protocol == TANDEM__V1__PROTOCOL__PROTOCOL_UNKNOWN ||
@@ -142,27 +142,54 @@ static void on_model(void *user, const struct rpc_status *status, ProtobufCMessa
     } else {
         set_problem(v, status->code, status->text);
     }
-    v->asking = false;
-    v->ask_at_us = clock_us() + (v->state == UPSTREAM_READY ? ASK_US : ASK_LOADING_US);
+    v->query_pending = false;
+    v->query_at_us = clock_us() + (v->state == UPSTREAM_READY ? QUERY_US : QUERY_LOADING_US);
     pthread_cond_signal(&v->u->changed);
     pthread_mutex_unlock(&v->u->mu);
     upstream_model_unref(old);
 }
 
-static void ask(struct verifier *v)
+static void query_model(struct verifier *v)
 {
     Tandem__V1__GetModelRequest request = TANDEM__V1__GET_MODEL_REQUEST__INIT;
     request.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
-    upstream_call(v, "/tandem.v1.Verifier/GetModel", ASK_TIMEOUT_US, &request.base,
-                  &tandem__v1__model_info__descriptor, on_model, v);
+    upstream_unary(v, "/tandem.v1.Verifier/GetModel", QUERY_TIMEOUT_US, &request.base,
+                   &tandem__v1__model_info__descriptor, on_model, v);
 }
 
 void upstream_suspect(struct verifier *v)
 {
     pthread_mutex_lock(&v->u->mu);
-    v->ask_at_us = 0;
+    v->query_at_us = 0;
     pthread_cond_signal(&v->u->changed);
     pthread_mutex_unlock(&v->u->mu);
+}
+
+/* ---- verifiers for requests ---- */
+
+int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
+                  const struct upstream_model **ret_model)
+{
+    int rc = 0;
+    pthread_mutex_lock(&u->mu);
+    struct verifier *v = upstream_choose(u, want);
+    if (v) {
+        atomic_fetch_add(&v->n_requests, 1);
+        if (want->prompt)
+            affinity_note(u->affinity, want->prompt, verifier_index(v));
+        *ret_model = upstream_model_ref(v->model);
+        *ret = v;
+    } else {
+        rc = upstream_choose_error(u, want->model);
+    }
+    pthread_mutex_unlock(&u->mu);
+    return rc;
+}
+
+void upstream_release(struct verifier *v)
+{
+    if (v)
+        atomic_fetch_sub(&v->n_requests, 1);
 }
 
 /* ---- waiting ---- */
@@ -188,19 +215,19 @@ int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, voi
         free(w);
         return fail(-EHOSTDOWN,
                     stopping ? STOPPING
-                             : "%d requests wait for the model to load already; try again",
+                             : "%d requests already wait for the model to load; try again",
                     MAX_WAITERS);
     }
     return 0;
 }
 
-/* With the lock: takes out those that need not wait any more. */
+/* With the lock. Removes and returns the waiters that no longer need to wait. */
 static struct waiter *due_waiters(struct upstream *u, int64_t now_us)
 {
     struct waiter *due = NULL;
     for (struct waiter **p = &u->waiters; *p;) {
         struct waiter *w = *p;
-        if (!u->stopping && w->until_us > now_us && upstream_waits(u, w->model)) {
+        if (!u->stopping && w->until_us > now_us && upstream_choose_waits(u, w->model)) {
             p = &w->next;
             continue;
         }
@@ -222,22 +249,23 @@ static void run_waiters(struct waiter *due)
     }
 }
 
-/* With the lock. The verifier that is due next, or when one will be. */
+/* With the lock. A verifier whose query is due; NULL: none, *next_us is lowered to the next
+ * time. */
 static struct verifier *due_verifier(struct upstream *u, int64_t now_us, int64_t *next_us)
 {
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
-        if (v->asking)
+        if (v->query_pending)
             continue;
-        if (v->ask_at_us <= now_us)
+        if (v->query_at_us <= now_us)
             return v;
-        if (v->ask_at_us < *next_us)
-            *next_us = v->ask_at_us;
+        if (v->query_at_us < *next_us)
+            *next_us = v->query_at_us;
     }
     return NULL;
 }
 
-/* With the lock; sleeps until something changed or was due. */
+/* With the lock. Sleeps until something changes, until at_us or until a waiter's deadline. */
 static void sleep_until(struct upstream *u, int64_t at_us)
 {
     for (struct waiter *w = u->waiters; w; w = w->next)
@@ -252,7 +280,7 @@ static void *watcher_main(void *arg)
     pthread_mutex_lock(&u->mu);
     while (!u->stopping) {
         svc_awake();
-        int64_t now_us = clock_us(), next_us = now_us + ASK_US;
+        int64_t now_us = clock_us(), next_us = now_us + QUERY_US;
         struct waiter *due = due_waiters(u, now_us);
         struct verifier *v = due ? NULL : due_verifier(u, now_us, &next_us);
         if (!due && !v) {
@@ -260,11 +288,11 @@ static void *watcher_main(void *arg)
             continue;
         }
         if (v)
-            v->asking = true;
+            v->query_pending = true;
         pthread_mutex_unlock(&u->mu);
         run_waiters(due);
         if (v)
-            ask(v);
+            query_model(v);
         pthread_mutex_lock(&u->mu);
     }
     struct waiter *rest = due_waiters(u, 0);
@@ -274,7 +302,7 @@ static void *watcher_main(void *arg)
     return NULL;
 }
 
-/* ---- outside ---- */
+/* ---- start, end, access ---- */
 
 unsigned upstream_n(const struct upstream *u)
 {
@@ -288,7 +316,7 @@ struct verifier *upstream_at(struct upstream *u, unsigned i)
 
 unsigned upstream_index(const struct verifier *v)
 {
-    return (unsigned)(v - v->u->verifiers);
+    return verifier_index(v);
 }
 
 const char *upstream_target(const struct verifier *v)
@@ -331,7 +359,7 @@ int upstream_new(const char *const *targets, unsigned n, struct upstream **ret)
         rc = v->target ? rpc_client_new(v->target, NULL, &v->client) : -ENOMEM;
         if (rc < 0) {
             free(v->target);
-            return fail(rc, "cannot make a channel to the verifier %s", targets[u->n]);
+            return fail(rc, "cannot create a channel to the verifier %s", targets[u->n]);
         }
     }
     if (pthread_create(&u->watcher, NULL, watcher_main, u) != 0)
@@ -359,7 +387,7 @@ void upstream_free(struct upstream *u)
     if (u->started)
         pthread_join(u->watcher, NULL);
     for (unsigned i = 0; i < u->n; i++) {
-        rpc_client_free(u->verifiers[i].client); // waits for calls under way
+        rpc_client_free(u->verifiers[i].client); // waits for its calls
         upstream_model_unref(u->verifiers[i].model);
         free(u->verifiers[i].target);
     }

@@ -1,11 +1,11 @@
-/* upstream_call.c - one Generate call, at one verifier or another. */
+/* upstream_call.c - one Generate call, at one verifier or, after a retry, at another. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "gateway/upstream/upstream_call.h"
 
-#define MAX_TRIES 3 // verifiers one after the other
+#define MAX_TRIES 3 // verifiers per call
 
 void upstream_call_init(struct upstream_call *a)
 {
@@ -23,28 +23,28 @@ void upstream_call_done(struct upstream_call *a)
 }
 
 /* With the lock. */
-static void stop(struct upstream_call *a)
+static void cancel_locked(struct upstream_call *a)
 {
     a->cancelled = true;
     if (a->call)
-        rpc_stream_cancel(a->call); // harmless when it has ended
+        rpc_stream_cancel(a->call); // harmless if it has ended
 }
 
 /* ---- the verifier's events ---- */
 
-static void has_begun(struct upstream_call *a)
+static void mark_begun(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     rpc_msg_free(TAKE(a->request));
     free(TAKE(a->prompt));
-    a->asked_us = 0;
+    a->waiting_since_us = 0;
     pthread_mutex_unlock(&a->mu);
 }
 
 static bool take_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
 {
     if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED)
-        has_begun(a);
+        mark_begun(a);
     else if (a->request)
         return false;
     return a->events->on_event(a, e);
@@ -61,27 +61,27 @@ static void on_message(void *user, struct rpc_msg *msg)
         return;
     pthread_mutex_lock(&a->mu);
     a->malformed = true;
-    stop(a);
+    cancel_locked(a);
     pthread_mutex_unlock(&a->mu);
 }
 
-static bool moves(struct upstream_call *a);
+static bool retry(struct upstream_call *a);
 
-/* Nobody touches the call any more. */
-static void call_over(struct upstream_call *a)
+/* The call has ended: retries it, or reports the end to the owner. */
+static void end_call(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
     bool cancelled = a->cancelled;
     pthread_mutex_unlock(&a->mu);
     if (!cancelled && a->status.code == RPC_UNAVAILABLE)
         upstream_suspect(a->verifier);
-    if (!cancelled && moves(a))
+    if (!cancelled && retry(a))
         return;
     pthread_mutex_lock(&a->mu);
-    a->asked_us = 0;
+    a->waiting_since_us = 0;
     pthread_mutex_unlock(&a->mu);
     upstream_release(TAKE(a->verifier));
-    a->events->on_over(a);
+    a->events->on_done(a);
 }
 
 static void on_end(void *user, const struct rpc_status *status)
@@ -89,23 +89,23 @@ static void on_end(void *user, const struct rpc_status *status)
     struct upstream_call *a = user;
     a->status = *status;
     pthread_mutex_lock(&a->mu);
-    a->over = true;
+    a->call_ended = true;
     bool sending = a->sending;
     pthread_mutex_unlock(&a->mu);
     if (!sending)
-        call_over(a);
+        end_call(a);
 }
 
 /* ---- the call ---- */
 
-static void call(struct upstream_call *a)
+static void send_call(struct upstream_call *a)
 {
     static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
     a->target = upstream_target(a->verifier);
     a->tried |= 1u << upstream_index(a->verifier);
     pthread_mutex_lock(&a->mu);
     a->sending = true;
-    a->over = false;
+    a->call_ended = false;
     struct rpc_msg *request = rpc_msg_share(a->request);
     pthread_mutex_unlock(&a->mu);
     struct rpc_stream *s = rpc_stream_new(upstream_client(a->verifier),
@@ -115,58 +115,59 @@ static void call(struct upstream_call *a)
     pthread_mutex_lock(&a->mu);
     a->call = s;
     a->sending = false;
-    bool over = a->over;
-    if (a->cancelled) // while there was nothing to cancel yet
+    bool call_ended = a->call_ended;
+    if (a->cancelled) // before a->call was set
         rpc_stream_cancel(s);
     pthread_mutex_unlock(&a->mu);
-    if (over)
-        call_over(a);
+    if (call_ended)
+        end_call(a);
 }
 
-/* One that was not tried yet; NULL: there is none. */
-static struct verifier *choose(const struct upstream_call *a)
+/* A verifier with the same model that was not tried yet; NULL: there is none. */
+static struct verifier *choose_verifier(const struct upstream_call *a)
 {
     const struct upstream_want want = {.prompt = a->prompt, .like = a->model, .except = a->tried};
     const struct upstream_model *model;
     struct verifier *v;
     if (upstream_take(a->upstream, &want, &v, &model) < 0)
         return NULL;
-    upstream_model_unref(model); // like a->model
+    upstream_model_unref(model); // same name and fingerprint as a->model
     return v;
 }
 
-/* true: another verifier was asked. */
-static bool moves(struct upstream_call *a)
+/* Retries a request that has not begun, if its verifier is unreachable or full. true: it was sent
+ * to another verifier. */
+static bool retry(struct upstream_call *a)
 {
     bool gone = a->status.code == RPC_UNAVAILABLE, full = a->status.code == RPC_RESOURCE_EXHAUSTED;
     if (!a->request || !(gone || full) || __builtin_popcount(a->tried) == MAX_TRIES)
         return false;
-    struct verifier *next = choose(a);
+    struct verifier *next = choose_verifier(a);
     if (!next)
         return false;
-    a->events->on_move(a, upstream_target(a->verifier), upstream_target(next));
+    a->events->on_retry(a, upstream_target(a->verifier), upstream_target(next));
     upstream_release(a->verifier);
     a->verifier = next;
     pthread_mutex_lock(&a->mu);
     struct rpc_stream *old = TAKE(a->call);
     pthread_mutex_unlock(&a->mu);
     rpc_stream_free(old);
-    call(a);
+    send_call(a);
     return true;
 }
 
 void upstream_call_begin(struct upstream_call *a)
 {
-    if (!a->verifier && !(a->verifier = choose(a))) {
+    if (!a->verifier && !(a->verifier = choose_verifier(a))) {
         a->status.code = RPC_UNAVAILABLE;
         snprintf(a->status.text, sizeof(a->status.text), "%s", fail_text());
-        a->events->on_over(a);
+        a->events->on_done(a);
         return;
     }
     pthread_mutex_lock(&a->mu);
-    a->asked_us = clock_us();
+    a->waiting_since_us = clock_us();
     pthread_mutex_unlock(&a->mu);
-    call(a);
+    send_call(a);
 }
 
 /* ---- any thread ---- */
@@ -174,16 +175,16 @@ void upstream_call_begin(struct upstream_call *a)
 void upstream_call_cancel(struct upstream_call *a)
 {
     pthread_mutex_lock(&a->mu);
-    stop(a);
+    cancel_locked(a);
     pthread_mutex_unlock(&a->mu);
 }
 
-void upstream_call_tend(struct upstream_call *a, int64_t late_us)
+void upstream_call_expire(struct upstream_call *a, int64_t late_us)
 {
     pthread_mutex_lock(&a->mu);
-    if (a->call && a->asked_us && a->asked_us < late_us) {
+    if (a->call && a->waiting_since_us && a->waiting_since_us < late_us) {
         a->overdue = true;
-        stop(a);
+        cancel_locked(a);
     }
     pthread_mutex_unlock(&a->mu);
 }

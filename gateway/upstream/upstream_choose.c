@@ -1,4 +1,4 @@
-/* upstream_choose.c - which verifier gets a request. */
+/* upstream_choose.c - chooses the verifier for a request. */
 #include <errno.h>
 #include <string.h>
 #include "base/err.h"
@@ -16,11 +16,11 @@ static bool same(ProtobufCBinaryData a, ProtobufCBinaryData b)
     return a.len == b.len && (!a.len || memcmp(a.data, b.data, a.len) == 0);
 }
 
-/* Whether it may get the request, were it ready. */
+/* Whether the verifier may get the request, whatever its state is. */
 static bool suits(const struct verifier *v, const struct upstream_want *w)
 {
     const struct upstream_model *like = w->like;
-    if (w->except >> upstream_index(v) & 1 || !serves(v, w->model))
+    if (w->except >> verifier_index(v) & 1 || !serves(v, w->model))
         return false;
     return !like || (same(like->info->name, v->model->info->name) &&
                      same(like->info->fingerprint, v->model->info->fingerprint));
@@ -39,8 +39,8 @@ static struct verifier *idlest(struct upstream *u, const struct upstream_want *w
     return found;
 }
 
-/* With the lock. Bounded, so that a beginning that everybody shares does not load one of many. */
-static struct verifier *best(struct upstream *u, const struct upstream_want *w)
+/* The limit keeps a prefix that all prompts share from sending all requests to one verifier. */
+struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *w)
 {
     struct verifier *found = idlest(u, w);
     unsigned pieces[UPSTREAM_MAX], most = 0;
@@ -48,7 +48,7 @@ static struct verifier *best(struct upstream *u, const struct upstream_want *w)
         return found;
     unsigned limit = 2 * atomic_load(&found->n_requests) + 2;
     affinity_find(u->affinity, w->prompt, u->n, pieces);
-    most = pieces[upstream_index(found)];
+    most = pieces[verifier_index(found)];
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
         if (pieces[i] > most && v->state == UPSTREAM_READY && suits(v, w) &&
@@ -60,7 +60,8 @@ static struct verifier *best(struct upstream *u, const struct upstream_want *w)
     return found;
 }
 
-/* With the lock. The first in this state that serves `model`, or whose model is not known. */
+/* With the lock. The first verifier in this state that serves `model`, or whose model is
+ * unknown. */
 static const struct verifier *first(const struct upstream *u, enum upstream_state state,
                                     const char *model)
 {
@@ -73,7 +74,7 @@ static const struct verifier *first(const struct upstream *u, enum upstream_stat
     return NULL;
 }
 
-/* With the lock. One of them is ready, and none is known to serve `model`. */
+/* With the lock. Whether a verifier is ready and none is known to serve `model`. */
 static bool is_served_nowhere(const struct upstream *u, const char *model)
 {
     bool ready = false;
@@ -86,8 +87,7 @@ static bool is_served_nowhere(const struct upstream *u, const char *model)
     return ready;
 }
 
-/* With the lock. Why best() found nothing. */
-static int why_none(const struct upstream *u, const char *model)
+int upstream_choose_error(const struct upstream *u, const char *model)
 {
     const struct verifier *v = first(u, UPSTREAM_LOADING, model);
     if (v)
@@ -105,32 +105,7 @@ static int why_none(const struct upstream *u, const char *model)
     return fail(-EHOSTDOWN, UPSTREAM_UNREACHED);
 }
 
-int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
-                  const struct upstream_model **ret_model)
-{
-    int rc = 0;
-    pthread_mutex_lock(&u->mu);
-    struct verifier *v = best(u, want);
-    if (v) {
-        atomic_fetch_add(&v->n_requests, 1);
-        if (want->prompt)
-            affinity_note(u->affinity, want->prompt, upstream_index(v));
-        *ret_model = upstream_model_ref(v->model);
-        *ret = v;
-    } else {
-        rc = why_none(u, want->model);
-    }
-    pthread_mutex_unlock(&u->mu);
-    return rc;
-}
-
-void upstream_release(struct verifier *v)
-{
-    if (v)
-        atomic_fetch_sub(&v->n_requests, 1);
-}
-
-bool upstream_waits(struct upstream *u, const char *model)
+bool upstream_choose_waits(struct upstream *u, const char *model)
 {
     return !idlest(u, &(struct upstream_want){.model = model}) &&
            (first(u, UPSTREAM_LOADING, model) || first(u, UPSTREAM_UNKNOWN, model));

@@ -1,4 +1,4 @@
-/* upstream_impl.h - the verifiers, as upstream.c and upstream_choose.c see them. */
+/* upstream_impl.h - the state of the verifiers. Private to upstream.c and upstream_choose.c. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,17 +10,17 @@ struct verifier {
     struct rpc_client *client;
     atomic_uint n_requests;
 
-    enum upstream_state state; // with u's lock, like the rest
+    enum upstream_state state; // this and the rest with u's lock
     const struct upstream_model *model;
     char problem[FAIL_TEXT_MAX];
-    bool asking;
-    int64_t ask_at_us;
+    bool query_pending;
+    int64_t query_at_us;
 };
 
 struct waiter {
     struct waiter *next;
     int64_t until_us;
-    const char *model; // the caller's
+    const char *model; // owned by the caller
     void (*fn)(void *user);
     void *user;
 };
@@ -39,5 +39,17 @@ struct upstream {
     unsigned n_waiters;
 };
 
-/* With the lock. Whether upstream_take() would say -EAGAIN. */
-bool upstream_waits(struct upstream *u, const char *model);
+static inline unsigned verifier_index(const struct verifier *v)
+{
+    return (unsigned)(v - v->u->verifiers);
+}
+
+/* ---- upstream_choose.c; all with the lock ---- */
+
+/* The verifier for a request, see upstream_take(). NULL: no suitable one is ready. */
+struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *want);
+/* Whether a request for `model` may wait: no verifier that serves it is ready, and one that may
+ * serve it is loading or has not answered yet. */
+bool upstream_choose_waits(struct upstream *u, const char *model);
+/* Why upstream_choose() found none: -ENOENT, -EAGAIN or -EHOSTDOWN, each with a sentence. */
+int upstream_choose_error(const struct upstream *u, const char *model);

@@ -22,7 +22,7 @@ after(async () => {
   await stack?.stop();
 });
 
-// Opens the page for fn, and fails on what it complains about or asks another host for.
+// Opens the page for fn. Fails if the page logs an error or sends a request to another host.
 async function withPage(options, fn) {
   const page = await browser.newPage({viewport: {width: 1280, height: 860}, ...options});
   const complaints = [];
@@ -31,7 +31,7 @@ async function withPage(options, fn) {
   page.on('pageerror', (e) => complaints.push(e.message));
   page.on('request', (r) => r.url().startsWith(`${stack.url}/`) || complaints.push(r.url()));
   await page.goto(stack.url);
-  await page.locator('#served[data-state=ok]').waitFor(); // it has heard of the server
+  await page.locator('#served[data-state=ok]').waitFor(); // it has the first report
   await fn(page, complaints);
   assert.deepEqual(complaints, []);
   await page.close();
@@ -50,16 +50,16 @@ async function ask(page, text, settings = {}) {
   await finished(page);
 }
 
-// Drafts come late where the machine is busy: asks until one was kept.
-async function askUntilKept(page, text) {
-  await until('a draft token is kept', async () => {
+// Drafts may be late on a busy machine: repeats the question until a draft token is accepted.
+async function askUntilAccepted(page, text) {
+  await until('a draft token is accepted', async () => {
     await page.getByRole('button', {name: 'New chat'}).click();
     await ask(page, text);
     return (await tokens(answers(page).first(), 'accepted').count()) > 0;
   });
 }
 
-test('browsers get the page, others the list of what there is', {skip}, async () => {
+test('browsers get the page, others the list of paths', {skip}, async () => {
   const page = await fetch(stack.url, {headers: {Accept: 'text/html,*/*'}});
   assert.equal(page.headers.get('content-type'), 'text/html; charset=utf-8');
   assert.match(page.headers.get('content-security-policy'), /^default-src 'self';/);
@@ -78,26 +78,26 @@ test('browsers get the page, others the list of what there is', {skip}, async ()
   assert.equal((await fetch(`${stack.url}/ui/nothing.js`)).status, 404);
 });
 
-test('an answer streams, its tokens tell where they come from', {skip}, () => withPage({}, async (page) => {
-  await askUntilKept(page, 'Tell me a story about a cat.');
+test('an answer streams, its tokens show their origin', {skip}, () => withPage({}, async (page) => {
+  await askUntilAccepted(page, 'Tell me a story about a cat.');
   const answer = answers(page).first();
   const n = await tokens(answer).count();
   assert.ok(n > 20 && n <= 96, `${n} tokens`);
   assert.ok(await tokens(answer, 'target').count() > 0);
   assert.ok(await tokens(answer, 'correction').count() + await tokens(answer, 'bonus').count() > 0);
   const shown = await answer.getByRole('img').getAttribute('aria-label');
-  const [, kept, drafted] = shown.match(/rounds, (\d+) of (\d+) draft tokens kept/);
-  assert.equal(Number(kept), await tokens(answer, 'accepted').count());
-  assert.ok(Number(drafted) >= Number(kept));
+  const [, accepted, drafted] = shown.match(/rounds, (\d+) of (\d+) draft tokens accepted/);
+  assert.equal(Number(accepted), await tokens(answer, 'accepted').count());
+  assert.ok(Number(drafted) >= Number(accepted));
   assert.match(await answer.locator('dl').innerText(), new RegExp(`tokens\\s+${n}\\b`));
 }));
 
 test('a token shows its probability, alternatives, proposer and round', {skip}, () => withPage({}, async (page) => {
-  await askUntilKept(page, 'Tell me a story about a dog.');
-  const kept = tokens(answers(page).first(), 'accepted').first();
-  await kept.hover();
+  await askUntilAccepted(page, 'Tell me a story about a dog.');
+  const accepted = tokens(answers(page).first(), 'accepted').first();
+  await accepted.hover();
   const card = page.getByRole('tooltip');
-  assert.match(await card.innerText(), /accepted: a draft token that was kept\s+round \d+ · \d+ drafted by chain/);
+  assert.match(await card.innerText(), /accepted: a draft token that was accepted\s+round \d+ · \d+ drafted by chain/);
   assert.equal(await card.getByRole('listitem').count(), 5);
   assert.match(await card.locator('.chosen').innerText(), /\d %$/);
   await message(page).hover();
@@ -123,7 +123,7 @@ test('by keyboard: Enter sends, arrows walk through the tokens', {skip}, () => w
   await page.getByRole('tooltip').waitFor({state: 'hidden'});
 }));
 
-test('two runs with one seed are identical, whoever drafts', {skip}, () => withPage({}, async (page) => {
+test('two runs with one seed are identical, with any proposer', {skip}, () => withPage({}, async (page) => {
   await page.getByRole('checkbox', {name: 'Compare two runs'}).check();
   await ask(page, 'Tell me a story about a bird.', {Temperature: 1});
   assert.equal(await answers(page).count(), 2);
@@ -133,15 +133,15 @@ test('two runs with one seed are identical, whoever drafts', {skip}, () => withP
   assert.equal(await tokens(answers(page).nth(1), 'target').count(), await tokens(answers(page).nth(1)).count());
 }));
 
-test('two runs whose rules draw otherwise part, and the page says where', {skip}, () => withPage({}, async (page) => {
+test('two runs with rules that draw differently differ, and the page shows where', {skip}, () => withPage({}, async (page) => {
   await page.getByRole('checkbox', {name: 'Compare two runs'}).check();
   await page.getByRole('group', {name: 'Run A'}).getByRole('combobox', {name: 'Rule'}).selectOption('rejection');
-  await until('they part', async () => { // where no draft came in time they do not
+  await until('the runs differ', async () => { // without a draft in time they do not
     await page.getByRole('button', {name: 'New chat'}).click();
     await ask(page, 'Tell me a story about a fish.', {Temperature: 1.5});
-    return /They part at token \d+: A has .+, B has .+/.test(await page.locator('.verdict').innerText());
+    return /Different from token \d+: A has .+, B has .+/.test(await page.locator('.verdict').innerText());
   });
-  assert.ok(await page.locator('.parts').count() > 0);
+  assert.ok(await page.locator('.differs').count() > 0);
 }));
 
 test('Stop and Esc end a run that hangs, and the next one works', {skip}, () => withPage({}, async (page) => {
@@ -161,7 +161,7 @@ test('Stop and Esc end a run that hangs, and the next one works', {skip}, () => 
   }
 }));
 
-test('what the server refuses is shown with its sentence', {skip}, () => withPage({}, async (page, complaints) => {
+test('a refusal of the server is shown with its sentence', {skip}, () => withPage({}, async (page, complaints) => {
   const run = page.getByRole('group', {name: 'Run A'});
   await run.getByRole('combobox', {name: 'Rule'}).selectOption('threshold');
   await run.getByRole('spinbutton', {name: 'parameter'}).fill('0');
@@ -178,7 +178,7 @@ async function play(page, deltas, sentence) {
   await page.route('**/v1/chat/completions', (route) => route.fulfill({contentType: 'text/event-stream', body}));
 }
 
-test('thoughts are set apart, and an error behind them is shown', {skip}, () => withPage({}, async (page) => {
+test('reasoning is marked, and an error after it is shown', {skip}, () => withPage({}, async (page) => {
   await play(page, [{reasoning_content: 'Hm.'}, {content: ''}, {content: 'Yes'}], 'the verifier is gone');
   await ask(page, 'Is it so?');
   assert.deepEqual(await tokens(answers(page).first()).allInnerTexts(), ['Hm.', '◦', 'Yes']);
@@ -186,7 +186,7 @@ test('thoughts are set apart, and an error behind them is shown', {skip}, () => 
   assert.equal(await page.getByRole('alert').innerText(), 'the verifier is gone');
 }));
 
-test('an API key goes along, and stays in its tab', {skip}, () => withPage({}, async (page) => {
+test('an API key is sent, and stored only for its tab', {skip}, () => withPage({}, async (page) => {
   const sent = [];
   page.on('request', (r) => r.url().endsWith('/chat/completions') && sent.push(r.headers().authorization));
   await page.getByLabel('API key').fill('sk-of-nobody');
@@ -198,14 +198,14 @@ test('an API key goes along, and stays in its tab', {skip}, () => withPage({}, a
   assert.deepEqual(await page.evaluate(() => Object.keys(localStorage)), []);
 }));
 
-test('live figures move', {skip}, () => withPage({}, async (page) => {
+test('live statistics change', {skip}, () => withPage({}, async (page) => {
   await ask(page, 'Tell me a story about the sea.');
   await page.getByRole('img', {name: /Time of a pass: [\d.]+ ms for 1, .* for 64 rows/}).waitFor();
   await page.getByRole('img', {name: /tokens committed per second.*highest [1-9]/}).waitFor();
   await page.getByText(/cache hits\s*\d+ %/).waitFor();
 }));
 
-test('everything one can reach has a name', {skip}, () => withPage({}, async (page) => {
+test('everything focusable has a name', {skip}, () => withPage({}, async (page) => {
   await page.getByRole('checkbox', {name: 'Compare two runs'}).check();
   const session = await page.context().newCDPSession(page);
   const {nodes} = await session.send('Accessibility.getFullAXTree');

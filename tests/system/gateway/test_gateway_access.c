@@ -240,7 +240,7 @@ static void limits_of_a_key_are_429_by_name(void **state)
                     "{\"prompt\":\"stall\",\"stream\":true}");
     assert_int_equal(http_client_read_head(&held, 20000), 200);
     http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 429, "Retry-After: 1\r\n",
-                   "1 choices at once (concurrency)");
+                   "1 concurrent choices (concurrency)");
     http_client_close(&held);
     gateway_await_running(verifier, 0);
     for (unsigned i = 0; i < 20; i++) // one behind the other is not at once
@@ -248,7 +248,7 @@ static void limits_of_a_key_are_429_by_name(void **state)
     for (unsigned i = 0; i < 2; i++)
         http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
     http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 429, "Retry-After: 3",
-                   "2 requests a minute (rate)");
+                   "2 requests per minute (rate)");
     http_answer_is(http_ask(port, "GET /v1/models", "X-API-Key: " BOB "\r\n", ""), 200, "",
                    "fake/model");
     child_stop(&s);
@@ -283,7 +283,7 @@ static void whom_a_key_shuts_out_is_counted(void **state)
                     "{\"prompt\":\"stall\",\"stream\":true}");
     assert_int_equal(http_client_read_head(&held, 20000), 200);
     http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\",\"n\":2}"), 429,
-                   "Retry-After: 1\r\n", "2 choices at once (concurrency)");
+                   "Retry-After: 1\r\n", "2 concurrent choices (concurrency)");
     is_counted(port, "limit", 2);
     http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\",\"n\":3}"), 400, "",
                    "\"param\":\"n\"");
@@ -325,11 +325,11 @@ static void a_reload_reads_keys_again(void **state)
     struct child s = start_locked("alice " ALICE "\n", &port);
     write_keys("nonsense\n");
     child_signal(&s, SIGHUP);
-    free(child_wait_log(&s, "line 1: a key has 16 to 256 characters"));
+    free(child_wait_log(&s, "line 1: a key must have 16 to 256 characters"));
     http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
     write_keys("bob " BOB "\nbob sk-another-of-bobs\n");
     child_signal(&s, SIGHUP);
-    free(child_wait_log(&s, "API keys read again, known=2"));
+    free(child_wait_log(&s, "API keys reloaded keys=2"));
     http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 401, "", "not known");
     http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
     child_stop(&s);
@@ -360,7 +360,7 @@ static void keys_may_be_a_credential_and_others_reading_them_is_a_warning(void *
     struct child s = gateway_start(address, NULL, &port);
     unsetenv("CREDENTIALS_DIRECTORY");
     free(child_wait_log(&s, "all users of this machine may read the API keys: chmod o= "));
-    free(child_wait_log(&s, "API keys are needed, known=1"));
+    free(child_wait_log(&s, "API key authentication enabled keys=1"));
     http_answer_is(http_ask(port, "GET /v1/models", "", ""), 401, "", "API key");
     child_stop(&s);
 }

@@ -32,9 +32,9 @@ static void how_a_verifier_is_lost_stands_in_the_log_and_not_in_the_answer(void 
 {
     (void)state;
     is_error(chat("status 14", ""), 503, NULL,
-             "the verifier cannot be reached; it may be starting again");
+             "the verifier cannot be reached; it may be restarting");
     is_error(http_call(stage.port, "POST", "/tokenize", "{\"prompt\":\"lost\"}"), 503, NULL,
-             "the verifier cannot be reached; it may be starting again");
+             "the verifier cannot be reached; it may be restarting");
     AUTO(mem_free) char *generation = child_wait_log(&stage.gateway, "request lost id=");
     assert_non_null(strstr(generation, ".sock: as you asked"));
 }
@@ -108,7 +108,7 @@ static void a_killed_verifier_ends_streams_and_comes_back(void **state)
             free(event);
         assert_non_null(event);
         assert_non_null(strstr(event, "\"service_unavailable\""));
-        assert_non_null(strstr(event, "\"the verifier stopped before the answer was whole\""));
+        assert_non_null(strstr(event, "\"the verifier stopped before the answer was complete\""));
         free(event);
         http_client_close(&c[i]);
     }

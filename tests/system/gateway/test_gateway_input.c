@@ -312,7 +312,7 @@ static void limits_that_contradict_each_other_are_refused(void **state)
     (void)state;
     const char *args[] = {"--max-body-kib", "2048", "--max-bodies-mib", "1", NULL};
     struct child s = child_start(BINARY_DIR "/gateway", args);
-    free(child_wait_log(&s, "max_bodies_mib must have room for one body"));
+    free(child_wait_log(&s, "max_bodies_mib must be at least max_body_kib"));
     assert_int_equal(child_wait(&s), 1);
 }
 

@@ -19,7 +19,7 @@ static void a_taken_address_is_said_in_one_sentence(void **state)
     snprintf(listen, sizeof(listen), "127.0.0.1:%u", stage.port);
     const char *args[] = {"--listen", listen, "--verifiers", stage.address, NULL};
     struct child s = child_start(BINARY_DIR "/gateway", args);
-    free(child_wait_log(&s, "is taken"));
+    free(child_wait_log(&s, "is in use"));
     int rc = child_wait(&s);
     assert_int_equal(rc, 1);
 }

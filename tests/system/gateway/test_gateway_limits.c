@@ -82,7 +82,7 @@ static void who_waits_too_long_for_its_turn_is_told_to_come_later(void **state)
     struct http_answer a = answer_to(port, "silent");
     assert_int_equal(a.status, 429);
     assert_non_null(strstr(a.head, "Retry-After: "));
-    assert_non_null(strstr(a.body, "waited 1.5 s for its turn"));
+    assert_non_null(strstr(a.body, "waited in the queue for the longest time allowed, 1.5 s"));
     assert_non_null(strstr(a.body, "rate_limit_error"));
     http_answer_done(&a);
     gateway_await_running(verifier, 1); // whoever has begun goes on

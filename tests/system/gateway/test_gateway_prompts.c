@@ -164,7 +164,7 @@ static void has_three_places(unsigned at)
     asks(&c, at, "\"stall\",\"stall\",\"stall\",\"stall\",\"stall\"", "");
     gateway_await_running(stage.verifier, 3);
     asks(&next, at, "\"say 1\"", "");
-    is(http_client_read(&next, 20000), 429, "3 choices at once (concurrency)");
+    is(http_client_read(&next, 20000), 429, "3 concurrent choices (concurrency)");
     http_client_close(&next);
     assert_int_equal(fake_verifier_running(stage.verifier), 3);
     http_client_close(&c);

@@ -180,7 +180,7 @@ class Handover(unittest.TestCase):
         stream.readline()
         self.secure(new, "sk-the-key-from-now-on")
         heir = self.hand_over(pid)
-        while self.said.text.count("a new process has taken over") < 2:
+        while self.said.text.count("new process has taken over") < 2:
             time.sleep(0.01)  # until the old one takes no connections; the test's own limit ends this
         for key, status in [("sk-the-key-from-now-on", 200), ("sk-the-key-of-before", 401)]:
             fresh, answer = self.secure_call(new, key)
@@ -213,7 +213,7 @@ class Handover(unittest.TestCase):
             self.assertEqual(answer.status, status)
             if status == 200:
                 heir = self.hand_over(pid)
-                while self.said.text.count("a new process has taken over") < 2:
+                while self.said.text.count("new process has taken over") < 2:
                     time.sleep(0.01)  # until the old one has seen it; the test's own limit ends this
         self.assertEqual(self.ended(pid), 0)
         os.kill(heir, signal.SIGTERM)
@@ -221,7 +221,7 @@ class Handover(unittest.TestCase):
 
     def test_a_reload_while_one_starts_is_not_lost(self):
         self.gateway.process.send_signal(signal.SIGHUP)
-        self.said.wait("a new process starts")  # and is not ready, or if it is, it is told
+        self.said.wait("new process started")  # and is not ready, or if it is, it is told
         self.gateway.process.send_signal(signal.SIGHUP)
         heir = self.next_main()
         last = self.next_main()
@@ -254,7 +254,7 @@ class Handover(unittest.TestCase):
         self.addCleanup(self.verifier.process.send_signal, signal.SIGCONT)
         heir = self.hand_over(self.gateway.process.pid)
         os.kill(heir, signal.SIGTERM)
-        self.said.wait("the process before this one finishes what it has")
+        self.said.wait("the previous process finishes its requests")
         self.assertIsNone(self.gateway.process.poll())
         return stream, heir
 

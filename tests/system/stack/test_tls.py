@@ -185,9 +185,9 @@ class Https(Folder):
         other = self.ours.sign("other")[1]
         args = ["--listen", "127.0.0.1:0", "--verifiers", f"unix:{self.path('verifier.sock')}"]
         self.assertIn("one of them is missing", self.refused("gateway", *args, "--tls-cert", self.cert))
-        self.assertIn("are no certificate and its key",
+        self.assertIn("are not a PEM certificate and its key",
                       self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", other))
-        self.assertIn("are no certificate and its key",
+        self.assertIn("are not a PEM certificate and its key",
                       self.refused("gateway", *args, "--tls-cert", self.path("keys"), "--tls-key", self.key))
         self.assertIn("cannot read the TLS key", self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", "/none"))
 

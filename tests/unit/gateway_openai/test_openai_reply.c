@@ -254,7 +254,7 @@ static struct openai_reply_head splitting_head(bool stream)
     static const struct output_parser_thinking think = {"<think>", "</think>"};
     struct openai_reply_head h = head(true, stream);
     h.rules = (struct output_parser_rules){.thinking = &think, .format = TOOLS_HERMES};
-    h.noise = 7;
+    h.id_seed = 7;
     return h;
 }
 

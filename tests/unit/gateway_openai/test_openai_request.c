@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
+#include "gateway/openai/json_read.h"
 #include "gateway/openai/openai_request.h"
 #include "lib/lib.h"
 
@@ -375,14 +376,14 @@ static void effort_reaches_the_template(void **state)
 static void depth_is_bounded_before_anything_recurses(void **state)
 {
     (void)state;
-    char deep[2 * OPENAI_MAX_DEPTH + 64];
-    for (int levels = OPENAI_MAX_DEPTH - 1; levels <= OPENAI_MAX_DEPTH; levels++) {
+    char deep[2 * JSON_READ_MAX_DEPTH + 64];
+    for (int levels = JSON_READ_MAX_DEPTH - 1; levels <= JSON_READ_MAX_DEPTH; levels++) {
         char *at = deep + sprintf(deep, HI ",\"x\":");
         memset(at, '[', (size_t)levels);
         memset(at + levels, ']', (size_t)levels);
         at[2 * levels] = 0;
         int rc = chat(deep);
-        if (levels < OPENAI_MAX_DEPTH) {
+        if (levels < JSON_READ_MAX_DEPTH) {
             assert_int_equal(rc, 0);
             openai_request_done(&q);
         } else {
@@ -397,7 +398,7 @@ static void the_number_of_values_is_bounded(void **state)
 {
     (void)state;
     for (size_t more = 0; more <= 1; more++) {
-        size_t n = OPENAI_MAX_VALUES - 3 + more; // { : [ and the commas behind
+        size_t n = JSON_READ_MAX_VALUES - 3 + more; // { : [ and the commas behind
         AUTO(mem_free) char *text = malloc(2 * n + 32);
         char *at = text + sprintf(text, "\"prompt\":[1");
         for (size_t i = 0; i < n; i++)
@@ -418,7 +419,7 @@ static void the_number_of_values_is_bounded(void **state)
 static void arguments_of_calls_count_with_the_body(void **state)
 {
     (void)state;
-    size_t n = OPENAI_MAX_VALUES / 2;
+    size_t n = JSON_READ_MAX_VALUES / 2;
     AUTO(mem_free) char *list = malloc(2 * n + 8), *text = NULL;
     char *at = list + sprintf(list, "[1");
     for (size_t i = 0; i < n; i++)

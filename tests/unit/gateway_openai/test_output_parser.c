@@ -432,7 +432,7 @@ static void calls_without_end_do_not_cost_without_end(void **state)
         output_parser_feed(&p, one, strlen(one), &o);
     output_parser_end(&p, &o);
     assert_int_equal(o.content.len, n * strlen(one));
-    assert_true(p.work < 10u << 20);
+    assert_true(p.wasted_bytes < 10u << 20);
     output_parser_out_done(&o);
     output_parser_done(&p);
 }
@@ -478,19 +478,19 @@ static void templates_tell_the_format(void **state)
         size_t len;
         snprintf(path, sizeof(path), "%s/%s.jinja", folder, v[i].name);
         AUTO(mem_free) char *source = lib_read(path, &len);
-        if (tool_format_of(source, len) != v[i].format ||
+        if (tool_parser_detect_format(source, len) != v[i].format ||
             (output_parser_thinking_of(source, len) != NULL) != v[i].thinks)
-            fail_msg("%s: %d", v[i].name, tool_format_of(source, len));
+            fail_msg("%s: %d", v[i].name, tool_parser_detect_format(source, len));
     }
 }
 
 static void formats_have_names(void **state)
 {
     (void)state;
-    assert_int_equal(tool_format_named("none"), TOOLS_NONE);
-    assert_int_equal(tool_format_named("hermes"), TOOLS_HERMES);
-    assert_int_equal(tool_format_named("kimi"), TOOLS_KIMI);
-    assert_int_equal(tool_format_named("auto"), TOOLS_NONE);
+    assert_int_equal(tool_parser_format_named("none"), TOOLS_NONE);
+    assert_int_equal(tool_parser_format_named("hermes"), TOOLS_HERMES);
+    assert_int_equal(tool_parser_format_named("kimi"), TOOLS_KIMI);
+    assert_int_equal(tool_parser_format_named("auto"), TOOLS_NONE);
 }
 
 int main(void)

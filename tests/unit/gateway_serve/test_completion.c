@@ -12,7 +12,7 @@
 static struct {
     pthread_mutex_t *mu;
     unsigned after, left; // times it is let go until a call ends, and now
-    struct upstream_call *asks[N_PROMPTS];
+    struct upstream_call *calls[N_PROMPTS];
     unsigned n, n_ended, most; // most: at a time
 } played;
 
@@ -22,7 +22,7 @@ int __real_pthread_mutex_unlock(pthread_mutex_t *mu);
 
 void __wrap_upstream_call_begin(struct upstream_call *a)
 {
-    played.asks[played.n++] = a;
+    played.calls[played.n++] = a;
     played.left = played.after;
     if (played.n - played.n_ended > played.most)
         played.most = played.n - played.n_ended;
@@ -30,14 +30,14 @@ void __wrap_upstream_call_begin(struct upstream_call *a)
 
 static void end_one(void)
 {
-    struct upstream_call *a = played.asks[played.n_ended++];
+    struct upstream_call *a = played.calls[played.n_ended++];
     Tandem__V1__GenerateEvent e = TANDEM__V1__GENERATE_EVENT__INIT;
     Tandem__V1__Finished finished = TANDEM__V1__FINISHED__INIT;
     e.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
     e.finished = &finished;
     played.left = played.after;
     assert_true(a->events->on_event(a, &e));
-    a->events->on_over(a);
+    a->events->on_done(a);
 }
 
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu)
@@ -50,7 +50,7 @@ int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu)
 
 /* As generate() has it when its prompts are to be asked. */
 static struct completion *generation_of(struct completions *g, struct http_request *http,
-                                        unsigned at_once)
+                                        unsigned max_running)
 {
     static Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
     static const struct upstream_model model = {.info = &info};
@@ -59,11 +59,11 @@ static struct completion *generation_of(struct completions *g, struct http_reque
         .kind = OPENAI_COMPLETION, .id = "r1", .n = N_PROMPTS, .n_each = 1};
     struct completion *x = calloc(1, sizeof(*x));
     *x = (struct completion){.g = g, .http = http_ref(http), .model = &model};
-    x->record.kind = OPENAI_COMPLETION;
+    x->log.kind = OPENAI_COMPLETION;
     x->q = (struct openai_request){.kind = OPENAI_COMPLETION,
                                    .prompts = calloc(N_PROMPTS, sizeof(*x->q.prompts)),
                                    .n_prompts = N_PROMPTS,
-                                   .at_once = at_once};
+                                   .max_running = max_running};
     atomic_init(&x->n_refs, 1);
     pthread_mutex_init(&x->mu, NULL);
     pthread_mutex_init(&x->answer_mu, NULL);
@@ -75,7 +75,7 @@ static struct completion *generation_of(struct completions *g, struct http_reque
 }
 
 /* The status of the answer where calls end `after` so many times. */
-static int answer(unsigned at_once, unsigned after)
+static int answer(unsigned max_running, unsigned after)
 {
     static struct upstream upstream = {.n = 1};
     static struct http_server server;
@@ -84,11 +84,11 @@ static int answer(unsigned at_once, unsigned after)
     *http = (struct http_request){.s = &server};
     atomic_init(&http->n_refs, 1);
     pthread_mutex_init(&http->mu, NULL);
-    struct completion *x = generation_of(&g, http, at_once);
+    struct completion *x = generation_of(&g, http, max_running);
     played.n = played.n_ended = played.most = 0;
     played.after = after;
     played.mu = &x->mu;
-    completion_ask(x);
+    completion_send(x);
     while (played.n_ended < played.n)
         end_one();
     played.mu = NULL;
@@ -100,12 +100,12 @@ static int answer(unsigned at_once, unsigned after)
 static void every_prompt_is_asked_whenever_those_before_it_end(void **state)
 {
     (void)state;
-    for (unsigned at_once = 1; at_once <= 3; at_once++)
+    for (unsigned max_running = 1; max_running <= 3; max_running++)
         for (unsigned after = 0; after < 12; after++) {
-            int status = answer(at_once, after);
-            if (status != 200 || played.n != N_PROMPTS || played.most > at_once)
-                fail_msg("%u at once, ended after %u: status %d, %u asked, %u at a time", at_once,
-                         after, status, played.n, played.most);
+            int status = answer(max_running, after);
+            if (status != 200 || played.n != N_PROMPTS || played.most > max_running)
+                fail_msg("%u at once, ended after %u: status %d, %u asked, %u at a time",
+                         max_running, after, status, played.n, played.most);
         }
 }
 

@@ -1,0 +1,17 @@
+/* http_watch.h - what the watcher of the connections does with the request of a connection.
+ *
+ * Implemented by http_request.c, called by connections.c, which does not see libmicrohttpd.
+ *
+ * Threads: the watcher's; http_watch_abandon() also the one that stops the server. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "gateway/http/http.h"
+
+/* The client has closed the connection, or at least its sending side. */
+void http_watch_hung_up(struct http_request *r);
+/* Called a few times per second. Sends the keep-alive comment of a silent stream when it is due.
+ * true: the reader is too slow, drop the connection. */
+bool http_watch_tick(struct http_request *r, int64_t now_us);
+/* The server stops: nobody will answer this request. */
+void http_watch_abandon(struct http_request *r);

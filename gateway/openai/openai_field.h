@@ -1,0 +1,27 @@
+/* openai_field.h - the values that fields of a request have, and the error for a field that is
+ * wrong.
+ *
+ * Plain data: no jansson, and nothing of a request that holds the fields. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include "base/err.h"
+
+#define OPENAI_MAX_TOKEN ((1 << 24) - 1) // largest token id; no vocabulary is larger
+
+/* What is wrong with a request, in the terms of OpenAI's error objects. */
+struct openai_fault {
+    int status;     // HTTP
+    char param[96]; // name of the field, "": the whole body
+    char text[FAIL_TEXT_MAX];
+};
+
+/* Optional numbers. */
+struct openai_real {
+    bool set;
+    double value;
+};
+struct openai_int {
+    bool set;
+    int64_t value;
+};
