@@ -13,7 +13,7 @@
 struct dist {
     uint32_t n_vocab, n_kept;
     const struct kernel *kernel;
-    float *logits;   // (n_vocab) after penalties, bias and bans; -inf: cannot come
+    float *logits;   // (n_vocab) after penalties, bias and mask; -inf: cannot come
     double *weights; // (n_vocab) of the kept tokens: exp(logit/T - largest), where wanted
     uint32_t *kept;  // (n_vocab) ids; their order is fixed but means nothing
     uint64_t *keys;  // (n_vocab) see key_of()
@@ -167,8 +167,27 @@ static void penalise(float *logits, uint32_t n_vocab, const struct dist_params *
     }
 }
 
+void dist_mask_ban(uint64_t *mask, uint32_t n_vocab, const uint32_t *banned, uint32_t n)
+{
+    memset(mask, 0xff, dist_mask_words(n_vocab) * sizeof(*mask));
+    for (uint32_t i = 0; i < n; i++)
+        if (banned[i] < n_vocab)
+            mask[banned[i] / 64] &= ~((uint64_t)1 << banned[i] % 64);
+}
+
+static void apply_mask(float *logits, uint32_t n_vocab, const uint64_t *mask)
+{
+    for (uint32_t first = 0; first < n_vocab; first += 64) {
+        uint32_t end = n_vocab - first < 64 ? n_vocab : first + 64;
+        if (mask[first / 64] == UINT64_MAX)
+            continue;
+        for (uint32_t i = first; i < end; i++)
+            logits[i] = dist_mask_allows(mask, i) ? logits[i] : -INFINITY;
+    }
+}
+
 void dist_adjust(const float *logits, uint32_t n_vocab, const struct dist_params *p,
-                 const struct dist_counts *counts, float *to)
+                 const struct dist_counts *counts, const uint64_t *mask, float *to)
 {
     for (uint32_t i = 0; i < n_vocab; i++)
         to[i] = tame(logits[i]);
@@ -177,25 +196,16 @@ void dist_adjust(const float *logits, uint32_t n_vocab, const struct dist_params
     for (uint32_t i = 0; i < p->n_bias; i++)
         if (p->bias[i].token < n_vocab)
             to[p->bias[i].token] = tame(to[p->bias[i].token] + p->bias[i].bias);
-    for (uint32_t i = 0; i < p->n_banned; i++)
-        if (p->banned[i] < n_vocab)
-            to[p->banned[i]] = -INFINITY;
+    if (mask)
+        apply_mask(to, n_vocab, mask);
 }
 
-static bool is_banned(const struct dist_params *p, uint32_t token)
+static uint32_t lowest_allowed(uint32_t n_vocab, const uint64_t *mask)
 {
-    for (uint32_t i = 0; i < p->n_banned; i++)
-        if (p->banned[i] == token)
-            return true;
-    return false;
-}
-
-static uint32_t lowest_not_banned(const struct dist *d, const struct dist_params *p)
-{
-    for (uint32_t i = 0; i < d->n_vocab; i++)
-        if (!is_banned(p, i))
+    for (uint32_t i = 0; mask && i < n_vocab; i++)
+        if (dist_mask_allows(mask, i))
             return i;
-    return 0; // all are
+    return 0; // also if the mask allows no token
 }
 
 /* ---- which tokens are kept ---- */
@@ -368,13 +378,13 @@ static void keep_one(struct dist *d, uint32_t token)
 }
 
 void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
-              const struct dist_counts *counts)
+              const struct dist_counts *counts, const uint64_t *mask)
 {
-    dist_adjust(logits, d->n_vocab, p, counts, d->logits);
+    dist_adjust(logits, d->n_vocab, p, counts, mask, d->logits);
     d->temperature = p->temperature > 0 ? p->temperature : 1;
     d->best = d->kernel->argmax(d->logits, d->n_vocab);
     if (d->best >= d->n_vocab || d->logits[d->best] == -INFINITY) {
-        keep_one(d, lowest_not_banned(d, p));
+        keep_one(d, lowest_allowed(d->n_vocab, mask));
         d->logits[d->best] = 0;
         return;
     }

@@ -1,6 +1,6 @@
 /* dist.h - from logits to a distribution to a token.
  *
- * Order: penalties, bias, bans, temperature, top-k, top-p, min-p. The draw is keyed: token =
+ * Order: penalties, bias, mask, temperature, top-k, top-p, min-p. The draw is keyed: token =
  * argmax over the kept tokens of logit/T - log E (rng.h), ties to the lowest id, so it depends on
  * (seed, choice, position) and the logits alone and never on a draft.
  *
@@ -26,9 +26,20 @@ struct dist_params {
     float presence, frequency; // 0: off; count generated tokens
     const struct dist_bias *bias;
     uint32_t n_bias;
-    const uint32_t *banned; // tokens that cannot come now (EOS before min_tokens)
-    uint32_t n_banned;
 };
+
+/* A mask: bit t % 64 of word t / 64 says whether token t may come now. Where a mask is wanted, NULL
+ * allows every token. Bits outside the vocabulary have no effect. */
+static inline uint32_t dist_mask_words(uint32_t n_vocab)
+{
+    return n_vocab / 64 + (n_vocab % 64 != 0);
+}
+static inline bool dist_mask_allows(const uint64_t *mask, uint32_t token)
+{
+    return mask[token / 64] >> token % 64 & 1;
+}
+/* Fills a mask: every token but these n may come. Ids outside the vocabulary are ignored. */
+void dist_mask_ban(uint64_t *mask, uint32_t n_vocab, const uint32_t *banned, uint32_t n);
 
 /* How often tokens stand in a context, with room for `max` different ones from the start. A token
  * is added when it is committed, so the rows of a draft are looked at one after the other. */
@@ -46,17 +57,18 @@ int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret);
 void dist_free(struct dist *d);
 DEFINE_AUTO(struct dist, dist_free)
 
-/* Penalties, bias and bans alone: from a row of raw logits (n_vocab) to others. counts: NULL
- * without penalties. NaN logits count as -inf, +inf as the largest float. */
+/* The first three steps alone: writes a row of raw logits (n_vocab) with penalties, bias and mask to
+ * `to`. A token that the mask forbids gets -inf. counts: NULL without penalties. NaN logits count as
+ * -inf, +inf as the largest float. */
 void dist_adjust(const float *logits, uint32_t n_vocab, const struct dist_params *p,
-                 const struct dist_counts *counts, float *to);
+                 const struct dist_counts *counts, const uint64_t *mask, float *to);
 /* Does a penalty need counts? */
 bool dist_penalises(const struct dist_params *p);
 
 /* Takes a row of raw logits through the steps above, the first as dist_adjust(). If nothing is
- * left, the lowest id not banned is kept. */
+ * left, the lowest id that the mask allows is kept. */
 void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
-              const struct dist_counts *counts);
+              const struct dist_counts *counts, const uint64_t *mask);
 /* The keyed draw (argmax at temperature 0) from what dist_set() left. */
 uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position);
 

@@ -61,7 +61,8 @@ static void bench(const struct bench *b, const float *rows, const struct dist_co
     assert_int_equal(dist_new(N_VOCAB, kernel, &d), 0);
     for (unsigned i = 0; i < REPS; i++) {
         double start = now_us();
-        dist_set(d, rows + (size_t)(i % N_ROWS) * N_VOCAB, &b->params, b->counts ? counts : NULL);
+        dist_set(d, rows + (size_t)(i % N_ROWS) * N_VOCAB, &b->params, b->counts ? counts : NULL,
+                 NULL);
         dist_draw(d, rng_key(1, 0), i);
         us[i] = now_us() - start;
     }

@@ -43,8 +43,8 @@ static void assert_drawn(const struct dist_params *p, const char *what)
     uint32_t count[V] = {0}, n = n_draws();
     double probs[V];
     assert_int_equal(dist_new(V, &plain_kernel, &d), 0);
-    plain_dist(logits, V, p, NULL, 0, 0, probs);
-    dist_set(d, logits, p, NULL);
+    plain_dist(logits, V, p, NULL, 0, 0, NULL, probs);
+    dist_set(d, logits, p, NULL, NULL);
     for (uint32_t i = 0; i < n; i++) // 1,000 positions of each of many seeds
         count[dist_draw(d, rng_key(i / 1000, i % 3), i % 1000)]++;
     double tail = tail_of(count, probs, V, n);
@@ -80,8 +80,8 @@ static void positions_of_one_seed_are_independent(void **state)
     uint32_t pairs[V * V] = {0}, last = 0, n = n_draws();
     double probs[V], both[V * V];
     assert_int_equal(dist_new(V, &plain_kernel, &d), 0);
-    plain_dist(logits, V, &p, NULL, 0, 0, probs);
-    dist_set(d, logits, &p, NULL);
+    plain_dist(logits, V, &p, NULL, 0, 0, NULL, probs);
+    dist_set(d, logits, &p, NULL, NULL);
     for (uint32_t i = 0; i < 2 * n; i++) {
         uint32_t token = dist_draw(d, rng_key(42, 0), i);
         if (i % 2)
@@ -107,8 +107,8 @@ static void a_wrong_scale_is_seen(void **state)
     uint32_t count[V] = {0};
     double probs[V];
     assert_int_equal(dist_new(V, &plain_kernel, &d), 0);
-    plain_dist(logits, V, &p, NULL, 0, 0, probs);
-    dist_set(d, logits, &q, NULL);
+    plain_dist(logits, V, &p, NULL, 0, 0, NULL, probs);
+    dist_set(d, logits, &q, NULL, NULL);
     for (uint32_t i = 0; i < N_DRAWS; i++)
         count[dist_draw(d, rng_key(i / 1000, 0), i % 1000)]++;
     assert_true(tail_of(count, probs, V, N_DRAWS) < SURELY_WRONG);
@@ -121,7 +121,7 @@ static void noise_shared_between_tokens_is_seen(void **state)
     uint32_t count[V] = {0};
     double probs[V];
     const struct dist_params p = {.temperature = 1, .top_p = 1, .repetition = 1};
-    plain_dist(logits, V, &p, NULL, 0, 0, probs);
+    plain_dist(logits, V, &p, NULL, 0, 0, NULL, probs);
     for (uint32_t i = 0; i < N_DRAWS; i++) {
         uint32_t best = 0;
         double score[V];
@@ -156,7 +156,7 @@ static void a_sure_token_among_128000_always_comes(void **state)
     AUTO(dist_free) struct dist *d = NULL;
     AUTO(mem_free) float *x = peaked();
     assert_int_equal(dist_new(BIG, &plain_kernel, &d), 0);
-    dist_set(d, x, &p, NULL);
+    dist_set(d, x, &p, NULL, NULL);
     for (uint32_t i = 0; i < N_BIG; i++)
         assert_int_equal(dist_draw(d, rng_key(1, 0), i), SURE);
 }
@@ -196,7 +196,7 @@ static void a_flat_large_vocabulary_is_drawn_evenly(void **state)
     uint32_t count[BIG / 1000] = {0};
     double probs[BIG / 1000];
     assert_int_equal(dist_new(BIG, &plain_kernel, &d), 0);
-    dist_set(d, x, &p, NULL);
+    dist_set(d, x, &p, NULL, NULL);
     for (uint32_t i = 0; i < N_BIG; i++)
         count[dist_draw(d, rng_key(2, 0), i) / 1000]++;
     for (uint32_t i = 0; i < BIG / 1000; i++)

@@ -10,7 +10,8 @@ extern const struct kernel plain_kernel;
 
 /* context: the prompt's tokens, then n_generated more. Probabilities of all tokens. */
 void plain_dist(const float *logits, uint32_t n_vocab, const struct dist_params *p,
-                const uint32_t *context, uint32_t n_prompt, uint32_t n_generated, double *probs);
+                const uint32_t *context, uint32_t n_prompt, uint32_t n_generated,
+                const uint64_t *mask, double *probs);
 
 /* Upper tail of the chi-square distribution with n degrees of freedom (Wilson, Hilferty 1931). */
 double plain_chi2_tail(double chi2, double n);
