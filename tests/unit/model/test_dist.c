@@ -119,7 +119,7 @@ static void min_p_is_relative_to_the_best(void **state)
     assert_near(probs[0], 1);
 }
 
-static void penalties_see_what_they_count(void **state)
+static void each_penalty_uses_its_own_counts(void **state)
 {
     (void)state;
     AUTO(dist_counts_free) struct dist_counts *counts = NULL;
@@ -141,7 +141,7 @@ static void penalties_see_what_they_count(void **state)
         assert_near(got[i], want[i]);
 }
 
-static void what_is_taken_back_was_never_counted(void **state)
+static void counts_taken_back_leave_no_trace(void **state)
 {
     (void)state;
     enum { n_vocab = 40, max = 20 };
@@ -158,7 +158,7 @@ static void what_is_taken_back_was_never_counted(void **state)
     dist_set(d, logits, &p, counts, NULL);
     dist_probs(d, before);
     uint32_t ahead[3 * (max - 2)];
-    for (int round = 0; round < 200; round++) { // the table stays sound however often
+    for (int round = 0; round < 200; round++) { // the table must survive many rounds
         for (uint32_t i = 0; i < ARRAY_LEN(ahead); i++) {
             ahead[i] =
                 i < ARRAY_LEN(ahead) / 2 ? (i + (uint32_t)round) % (max - 2) + 2 : ahead[i / 3];
@@ -172,7 +172,7 @@ static void what_is_taken_back_was_never_counted(void **state)
     }
 }
 
-static void a_law_lists_what_can_come(void **state)
+static void weights_list_the_tokens_that_can_come(void **state)
 {
     (void)state;
     const float logits[V] = {0, 1, 3, NAN, -1, 3, -3, 0.5f};
@@ -184,14 +184,14 @@ static void a_law_lists_what_can_come(void **state)
         double probs[V], sum = 0;
         set_probs(logits, &p, NULL, NULL, probs);
         dist_set(d, logits, &p, NULL, NULL);
-        struct dist_weights law = dist_weights(d);
-        assert_int_equal(law.n_vocab, V);
-        assert_int_equal(law.n_kept, p.top_k ? 3 : V - 1);
-        for (uint32_t k = 0; k < law.n_kept; k++)
-            sum += law.weights[law.kept[k]];
-        assert_near(sum, law.sum);
+        struct dist_weights w = dist_weights(d);
+        assert_int_equal(w.n_vocab, V);
+        assert_int_equal(w.n_kept, p.top_k ? 3 : V - 1);
+        for (uint32_t k = 0; k < w.n_kept; k++)
+            sum += w.weights[w.kept[k]];
+        assert_near(sum, w.sum);
         for (uint32_t k = 0; k < V; k++)
-            assert_near(law.weights[k] / law.sum, probs[k]);
+            assert_near(w.weights[k] / w.sum, probs[k]);
     }
 }
 
@@ -229,7 +229,7 @@ static void a_mask_forbids_exactly_the_banned_tokens(void **state)
     assert_int_equal(mask[3], 5);
 }
 
-static void nan_never_comes_and_infinity_always(void **state)
+static void nan_is_never_drawn_and_infinity_always(void **state)
 {
     (void)state;
     const float logits[V] = {NAN, 1, NAN, 2, -INFINITY, 0, 0, 0};
@@ -246,7 +246,7 @@ static void nan_never_comes_and_infinity_always(void **state)
     }
 }
 
-static void with_nothing_left_the_lowest_allowed_token_comes(void **state)
+static void with_no_token_left_the_lowest_allowed_one_is_kept(void **state)
 {
     (void)state;
     float logits[V];
@@ -350,8 +350,8 @@ static void random_options_agree_with_the_plain_definition(void **state)
     }
 }
 
-/* As above where few or nearly all of many tokens are kept: the searches that look at a part first.
- */
+/* As above, with few or nearly all of many tokens kept. This covers the searches that first look at
+ * a part of the tokens. */
 static void cuts_of_many_agree_with_the_plain_definition(void **state)
 {
     (void)state;
@@ -378,7 +378,7 @@ static void cuts_of_many_agree_with_the_plain_definition(void **state)
     }
 }
 
-/* argmax of score - log E over all tokens that have a probability, none skipped. */
+/* argmax of score - log E over all tokens with a probability above 0; none is skipped. */
 static uint32_t plain_draw(const double *probs, const float *logits, uint32_t n_vocab, float t,
                            uint64_t key, uint32_t position)
 {
@@ -440,7 +440,8 @@ static void a_draw_depends_on_key_and_position_alone(void **state)
 static void equal_scores_draw_the_lowest_id(void **state)
 {
     (void)state;
-    const float logits[V] = {1, -1e30f, 1e30f, 5, 1e30f, 0, 1e30f, 2}; // the noise drowns
+    const float logits[V] = {1,     -1e30f, 1e30f, 5,
+                             1e30f, 0,      1e30f, 2}; // too large for the noise to matter
     AUTO(dist_free) struct dist *d = dist_of(V);
     for (uint32_t i = 0; i < 50; i++) {
         struct dist_params p = plain;
@@ -461,7 +462,7 @@ static void counts_and_their_copies_hold_many_tokens(void **state)
     static float logits[n_vocab];
     for (uint32_t i = 0; i < n_vocab; i++) {
         logits[i] = 1;
-        if (i == n_vocab / 2) // the copy goes on alone
+        if (i == n_vocab / 2) // only the copy continues
             assert_int_equal(dist_counts_copy(first, &counts), 0);
         for (uint32_t k = 0; k < 1 + i % 3; k++)
             dist_counts_add(counts ? counts : first, i * 7 % n_vocab, true);
@@ -499,7 +500,7 @@ static void logprobs_are_of_the_raw_logits(void **state)
     assert_int_equal(dist_draw(d, 0, 0), 3);
 }
 
-static void logprobs_pass_over_nan(void **state)
+static void logprobs_count_nan_as_minus_infinity(void **state)
 {
     (void)state;
     const float logits[V] = {NAN, 1, -INFINITY, 1, NAN, NAN, NAN, NAN};
@@ -532,13 +533,13 @@ int main(void)
         cmocka_unit_test(top_k_breaks_ties_to_the_lowest_ids),
         cmocka_unit_test(top_p_keeps_the_token_that_reaches_it),
         cmocka_unit_test(min_p_is_relative_to_the_best),
-        cmocka_unit_test(penalties_see_what_they_count),
-        cmocka_unit_test(what_is_taken_back_was_never_counted),
-        cmocka_unit_test(a_law_lists_what_can_come),
+        cmocka_unit_test(each_penalty_uses_its_own_counts),
+        cmocka_unit_test(counts_taken_back_leave_no_trace),
+        cmocka_unit_test(weights_list_the_tokens_that_can_come),
         cmocka_unit_test(bias_comes_before_the_mask),
         cmocka_unit_test(a_mask_forbids_exactly_the_banned_tokens),
-        cmocka_unit_test(nan_never_comes_and_infinity_always),
-        cmocka_unit_test(with_nothing_left_the_lowest_allowed_token_comes),
+        cmocka_unit_test(nan_is_never_drawn_and_infinity_always),
+        cmocka_unit_test(with_no_token_left_the_lowest_allowed_one_is_kept),
         cmocka_unit_test(extreme_temperatures_stay_distributions),
         cmocka_unit_test(random_options_agree_with_the_plain_definition),
         cmocka_unit_test(cuts_of_many_agree_with_the_plain_definition),
@@ -547,7 +548,7 @@ int main(void)
         cmocka_unit_test(equal_scores_draw_the_lowest_id),
         cmocka_unit_test(counts_and_their_copies_hold_many_tokens),
         cmocka_unit_test(logprobs_are_of_the_raw_logits),
-        cmocka_unit_test(logprobs_pass_over_nan),
+        cmocka_unit_test(logprobs_count_nan_as_minus_infinity),
         cmocka_unit_test(an_empty_vocabulary_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
