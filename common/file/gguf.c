@@ -291,6 +291,7 @@ static bool value_of(const struct checkpoint *c, const char *name, struct checkp
 }
 
 const struct checkpoint_format gguf_format = {.magic = "GGUF",
+                                              .suffix = ".gguf",
                                               .open = open_gguf,
                                               .close = close_gguf,
                                               .key_name = key_name,
