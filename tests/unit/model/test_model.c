@@ -67,9 +67,9 @@ static void set_float(struct file f, const char *key, float value)
 
 static int load_as(struct file f, int quantise, struct model **ret)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(model_free) struct model *m = NULL;
-    int r = gguf_open_memory(f.data, f.len, &g);
+    int r = checkpoint_open_memory(f.data, f.len, &g);
     if (r == 0)
         r = model_plan(g, quantise, &m);
     if (r == 0)
@@ -142,6 +142,58 @@ static uint64_t digest_of(const struct tiny *t)
     assert_int_equal(load(f, &m), 0);
     free(f.data);
     return m->digest;
+}
+
+/* Zeros in all tensors: only names, shapes, types and the rotation are left to tell files apart. */
+static struct file zeroed_file_of(const struct tiny *t)
+{
+    struct file f;
+    f.data = tiny_write(t, &f.len);
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    assert_int_equal(checkpoint_open_memory(f.data, f.len, &c), 0);
+    for (uint32_t i = 0; i < checkpoint_n_tensors(c); i++) {
+        const struct checkpoint_tensor *tensor = checkpoint_tensor_at(c, i);
+        memset((void *)tensor->data, 0, tensor->bytes);
+    }
+    return f;
+}
+
+/* Fingerprints and names of KV blocks on disk are made of digests. */
+static void the_digest_of_a_file_never_changes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arch;
+        enum kernel_type type;
+        uint64_t digest;
+    } files[] = {
+        {"llama", KERNEL_F32, 0x0ba3ec39a9e49d92},    {"qwen2", KERNEL_F16, 0x25769101ea9d4273},
+        {"qwen3", KERNEL_BF16, 0x4b10dbbcee4e3ac5},   {"llama", KERNEL_Q4_0, 0x42e4ab5a2e3b8dde},
+        {"qwen2", KERNEL_Q4_1, 0x8ef83c20d8d39b98},   {"qwen3", KERNEL_Q5_0, 0xd5aaab50ab83fe3f},
+        {"llama", KERNEL_Q5_1, 0x2813e6911ae1c26f},   {"qwen2", KERNEL_Q8_0, 0xe279c0cb1f20bed1},
+        {"qwen3", KERNEL_Q4_K, 0x17c162b2414e8599},   {"llama", KERNEL_Q5_K, 0xcc8b0320442a6862},
+        {"qwen2", KERNEL_Q6_K, 0xe6e2d52636f5efff},   {"qwen3", KERNEL_IQ4_NL, 0xa2fdf14434c1d8df},
+        {"llama", KERNEL_IQ4_XS, 0xa269478c7047ed82},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        struct tiny t = {files[i].arch, files[i].type, KERNEL_F16, .n_layers = 1, .seed = 7};
+        struct file f = zeroed_file_of(&t);
+        AUTO(model_free) struct model *m = NULL;
+        assert_int_equal(load(f, &m), 0);
+        assert_true(m->digest == files[i].digest);
+        free(f.data);
+    }
+}
+
+static void the_digest_of_an_embedded_model_never_changes(void **state)
+{
+    (void)state;
+    struct file f;
+    f.data = lib_read(SOURCE_DIR "/models/tales-11m-q8_0.gguf", &f.len);
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load(f, &m), 0);
+    assert_true(m->digest == 0x35a8e41220b96394);
+    free(f.data);
 }
 
 static void the_digest_names_the_rotation(void **state)
@@ -270,9 +322,9 @@ static bool note_progress(void *arg, float done)
 /* Loads with somebody looking on. */
 static int load_watched(struct file f, struct progress *p)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(model_free) struct model *m = NULL;
-    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
+    assert_int_equal(checkpoint_open_memory(f.data, f.len, &g), 0);
     assert_int_equal(model_plan(g, MODEL_AS_FILE, &m), 0);
     return model_load(m, &(struct model_load_options){
                              .pool = pool, .kernel = kernel, .progress = note_progress, .arg = p});
@@ -304,15 +356,16 @@ static void loading_can_be_given_up(void **state)
 /* A matrix holds the tensor's rows, rounded to its type. */
 static void assert_rounded(struct file f, const char *name, const struct kernel_mat *w)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
-    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
-    const struct gguf_tensor *t = gguf_find(g, name);
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    assert_int_equal(checkpoint_open_memory(f.data, f.len, &g), 0);
+    const struct checkpoint_tensor *t = checkpoint_find_name(g, name);
+    enum kernel_type type;
+    assert_int_equal(model_weight_type(t, &type), 0);
     AUTO(mem_free) float *x = calloc(2 * w->n_in, sizeof(*x));
     AUTO(mem_free) char *row = malloc(w->n_in * sizeof(*x));
     float *got = x + w->n_in;
     for (uint32_t i = 0; i < w->n_out; i++) {
-        kernel_dequant((enum kernel_type)t->type, (const char *)t->data + i * (t->bytes / w->n_out),
-                       w->n_in, x);
+        kernel_dequant(type, (const char *)t->data + i * (t->bytes / w->n_out), w->n_in, x);
         kernel_quantise(w->type, x, w->n_in, row);
         kernel_dequant(w->type, row, w->n_in, x);
         kernel_dequant_packed(w, i, got);
@@ -387,9 +440,9 @@ static void the_columns_of_several_matrices_are_shared_out(void **state)
 /* Everything but the weights. */
 static int plan(struct file f)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(model_free) struct model *m = NULL;
-    int r = gguf_open_memory(f.data, f.len, &g);
+    int r = checkpoint_open_memory(f.data, f.len, &g);
     return r < 0 ? r : model_plan(g, MODEL_AS_FILE, &m);
 }
 
@@ -423,6 +476,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_are_read_from_the_file),
         cmocka_unit_test(the_digest_names_the_weights),
+        cmocka_unit_test(the_digest_of_a_file_never_changes),
+        cmocka_unit_test(the_digest_of_an_embedded_model_never_changes),
         cmocka_unit_test(the_digest_names_the_rotation),
         cmocka_unit_test(other_architectures_are_named),
         cmocka_unit_test(missing_keys_and_tensors_are_named),
