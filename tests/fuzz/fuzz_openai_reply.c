@@ -1,6 +1,6 @@
-/* fuzz_openai_reply.c - what a model writes, as answers: every event and object is JSON, and a
- * stream says what the whole answer says. The first two bytes choose shape and rules; of the rest
- * each token takes a byte for its length, then so many of its text. */
+/* fuzz_openai_reply.c - the text of a model becomes answers: every event and object is JSON, and a
+ * stream has the same content as the whole answer. The first two bytes choose shape and rules. Then
+ * each token is a byte for its length and its text. */
 #include <assert.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-/* A model that wrote this in ASCII; text is divided between whole characters only. */
+/* Makes the text ASCII: tokens hold whole characters only. */
 struct script {
     enum openai_kind kind;
     bool logprobs, hides, one_call, length;
@@ -50,9 +50,9 @@ static void play(const struct script *s, bool stream, struct buf *to)
     openai_reply_done(&r);
 }
 
-/* ---- what a stream has said ---- */
+/* ---- the content of a stream ---- */
 
-/* `more` behind what stands at `name`; neither may be there. */
+/* Appends `more` to the text at `name`; either may be absent. */
 static void join(json_t *to, const char *name, const json_t *more)
 {
     const char *text = json_string_value(more),
@@ -107,7 +107,7 @@ static json_t *said_by_choice(const json_t *whole)
     return said;
 }
 
-/* Deltas of an item, until its end, which must say the same. */
+/* Collects the deltas of an item until its end, which must have the same text. */
 static void add_typed(json_t *said, json_t *event)
 {
     const char *type = json_string_value(json_object_get(event, "type"));

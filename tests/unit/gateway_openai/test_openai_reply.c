@@ -1,4 +1,4 @@
-/* Answers have OpenAI's shapes, streamed or whole. */
+/* Answers have the shapes of OpenAI, streamed or whole. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,7 +77,7 @@ static void a_streamed_completion_has_no_role(void **state)
     openai_reply_done(&r);
 }
 
-static void a_stream_tells_where_tokens_come_from_if_asked(void **state)
+static void a_stream_shows_the_origin_of_tokens_on_request(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(true, true);
@@ -103,7 +103,7 @@ static void a_stream_tells_where_tokens_come_from_if_asked(void **state)
     openai_reply_done(&r);
 }
 
-static void whole_answers_gather_several_choices(void **state)
+static void whole_answers_collect_several_choices(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(true, false);
@@ -157,7 +157,7 @@ static void whole_answers_gather_several_choices(void **state)
     openai_reply_done(&r);
 }
 
-static void an_answer_to_a_prediction_tells_what_became_of_it(void **state)
+static void an_answer_to_a_prediction_counts_its_tokens(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(true, false);
@@ -178,7 +178,7 @@ static void an_answer_to_a_prediction_tells_what_became_of_it(void **state)
     openai_reply_done(&r);
 }
 
-static void echo_comes_first_and_moves_the_offsets(void **state)
+static void echo_comes_first_and_shifts_the_offsets(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(false, false);
@@ -198,7 +198,7 @@ static void echo_comes_first_and_moves_the_offsets(void **state)
     openai_reply_done(&r);
 }
 
-static void text_that_is_held_back_counts_in_the_offsets(void **state)
+static void held_back_text_counts_in_the_offsets(void **state)
 {
     (void)state;
     for (int stream = 0; stream < 2; stream++) {
@@ -289,7 +289,7 @@ static void a_whole_answer_has_its_parts(void **state)
     openai_reply_done(&r);
 }
 
-static void a_stream_has_one_event_for_each_token_of_any_part(void **state)
+static void a_stream_has_one_event_for_each_token(void **state)
 {
     (void)state;
     static const char *const deltas[] = {
@@ -320,7 +320,7 @@ static void a_stream_has_one_event_for_each_token_of_any_part(void **state)
     openai_reply_done(&r);
 }
 
-static void reasoning_that_is_hidden_has_no_logprobs(void **state)
+static void hidden_reasoning_has_no_logprobs(void **state)
 {
     (void)state;
     for (int stream = 0; stream < 2; stream++) {
@@ -384,15 +384,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_streamed_chat_is_role_tokens_reason_done),
         cmocka_unit_test(a_streamed_completion_has_no_role),
-        cmocka_unit_test(a_stream_tells_where_tokens_come_from_if_asked),
-        cmocka_unit_test(whole_answers_gather_several_choices),
-        cmocka_unit_test(an_answer_to_a_prediction_tells_what_became_of_it),
-        cmocka_unit_test(echo_comes_first_and_moves_the_offsets),
-        cmocka_unit_test(text_that_is_held_back_counts_in_the_offsets),
+        cmocka_unit_test(a_stream_shows_the_origin_of_tokens_on_request),
+        cmocka_unit_test(whole_answers_collect_several_choices),
+        cmocka_unit_test(an_answer_to_a_prediction_counts_its_tokens),
+        cmocka_unit_test(echo_comes_first_and_shifts_the_offsets),
+        cmocka_unit_test(held_back_text_counts_in_the_offsets),
         cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
         cmocka_unit_test(a_whole_answer_has_its_parts),
-        cmocka_unit_test(a_stream_has_one_event_for_each_token_of_any_part),
-        cmocka_unit_test(reasoning_that_is_hidden_has_no_logprobs),
+        cmocka_unit_test(a_stream_has_one_event_for_each_token),
+        cmocka_unit_test(hidden_reasoning_has_no_logprobs),
         cmocka_unit_test(errors_follow_from_the_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
