@@ -18,7 +18,7 @@ static char *head_of(const struct openai_reply_head *h)
     } v[] = {[OPENAI_CHAT] = {"chatcmpl-", "chat.completion", "chat.completion.chunk", "created"},
              [OPENAI_COMPLETION] = {"cmpl-", "text_completion", "text_completion", "created"},
              [OPENAI_RESPONSES] = {"resp_", "response", "response", "created_at"}};
-    AUTO(buf_done) struct buf head;
+    AUTO(buf_done) struct buf head = {0};
     buf_init(&head, 1 << 20);
     buf_printf(
         &head, "{\"id\":\"%s%s\",\"object\":\"%s\",\"%s\":%" PRId64 ",\"model\":", v[h->kind].id,

@@ -125,7 +125,7 @@ static void started(struct openai_reply *r, unsigned choice, struct openai_text 
 static void write_event(const struct openai_reply *r, unsigned choice, const struct openai_token *t,
                         struct buf *to)
 {
-    AUTO(openai_logprobs_done) struct openai_logprobs l;
+    AUTO(openai_logprobs_done) struct openai_logprobs l = {0};
     chunk_begin(r, choice, to);
     write_text(r, choice, true, to);
     buf_puts(to, ",\"logprobs\":");

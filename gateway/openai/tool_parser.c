@@ -345,7 +345,7 @@ static int read_parameter(struct text_cursor *t, const struct syntax *s, struct 
 
 static char *joined(const json_t *args)
 {
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     const char *key;
     const json_t *value;
     buf_init(&b, 8 * TOOL_PARSER_MAX_BYTES); // a byte may become six

@@ -8,7 +8,7 @@
 
 static void text_is(const void *in, size_t len, const char *want)
 {
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     json_write_text(&b, in, len);
     assert_string_equal(b.data, want);
@@ -47,7 +47,7 @@ static void invalid_utf8_is_replaced(void **state)
 static void every_pair_of_bytes_gives_valid_json(void **state)
 {
     (void)state;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     for (unsigned i = 0; i < 65536; i++) {
         char in[2] = {(char)(i >> 8), (char)i};
@@ -64,7 +64,7 @@ static void floats_keep_their_bits_and_nan_becomes_a_number(void **state)
     (void)state;
     static const float values[] = {0,     -0.5f,        -1.17549435e-38f,
                                    -0.1f, -12.3456789f, -3.40282347e38f};
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1024);
     for (size_t i = 0; i < 5; i++) {
         buf_clear(&b);

@@ -40,7 +40,7 @@ static void a_streamed_chat_is_role_tokens_reason_done(void **state)
     (void)state;
     struct openai_reply_head h = head(true, true);
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     openai_reply_started(&r, 0, text_of(""), &b);
@@ -66,7 +66,7 @@ static void a_streamed_completion_has_no_role(void **state)
     (void)state;
     struct openai_reply_head h = head(false, true);
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     openai_reply_started(&r, 0, text_of("not echoed"), &b);
@@ -83,7 +83,7 @@ static void a_stream_shows_the_origin_of_tokens_on_request(void **state)
     struct openai_reply_head h = head(true, true);
     h.include_tokens = h.include_usage = true;
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     openai_reply_started(&r, 0, text_of(""), &b);
@@ -109,7 +109,7 @@ static void whole_answers_collect_several_choices(void **state)
     struct openai_reply_head h = head(true, false);
     h.n = h.n_each = 2;
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     r.prompt_tokens = 5;
@@ -163,7 +163,7 @@ static void an_answer_to_a_prediction_counts_its_tokens(void **state)
     struct openai_reply_head h = head(true, false);
     h.has_prediction = true;
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     r.speculation = (struct openai_speculation){.drafted = 6, .accepted = 4};
@@ -184,7 +184,7 @@ static void echo_comes_first_and_shifts_the_offsets(void **state)
     struct openai_reply_head h = head(false, false);
     h.echo = h.logprobs = true;
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     openai_reply_started(&r, 0, text_of("\xC3\xA9t"), &b);
@@ -205,7 +205,7 @@ static void held_back_text_counts_in_the_offsets(void **state)
         struct openai_reply_head h = head(false, stream);
         h.logprobs = true;
         struct openai_reply r;
-        AUTO(buf_done) struct buf b;
+        AUTO(buf_done) struct buf b = {0};
         buf_init(&b, 1 << 20);
         assert_int_equal(openai_reply_init(&r, &h), 0);
         openai_reply_started(&r, 0, text_of(""), &b);
@@ -234,7 +234,7 @@ static void every_choice_echoes_the_prompt_that_came_with_the_first(void **state
         h.echo = true;
         h.n = h.n_each = 2;
         struct openai_reply r;
-        AUTO(buf_done) struct buf b;
+        AUTO(buf_done) struct buf b = {0};
         buf_init(&b, 1 << 20);
         assert_int_equal(openai_reply_init(&r, &h), 0);
         openai_reply_started(&r, 0, text_of("Once "), &b);
@@ -275,7 +275,7 @@ static void a_whole_answer_has_its_parts(void **state)
     (void)state;
     struct openai_reply_head h = splitting_head(false);
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     say_call(&r, &b);
@@ -304,7 +304,7 @@ static void a_stream_has_one_event_for_each_token(void **state)
     };
     struct openai_reply_head h = splitting_head(true);
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     say_call(&r, &b);
@@ -327,7 +327,7 @@ static void hidden_reasoning_has_no_logprobs(void **state)
         struct openai_reply_head h = splitting_head(stream);
         h.hides_reasoning = h.logprobs = h.include_tokens = true;
         struct openai_reply r;
-        AUTO(buf_done) struct buf b;
+        AUTO(buf_done) struct buf b = {0};
         buf_init(&b, 1 << 20);
         assert_int_equal(openai_reply_init(&r, &h), 0);
         openai_reply_started(&r, 0, text_of(""), &b);
@@ -372,7 +372,7 @@ static void errors_follow_from_the_status(void **state)
          "\"param\":null,\"code\":\"service_unavailable\"}}"},
     };
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
-        AUTO(buf_done) struct buf b;
+        AUTO(buf_done) struct buf b = {0};
         buf_init(&b, 4096);
         openai_error(&b, v[i].status, "a \"b\"", v[i].param);
         assert_string_equal(b.data, v[i].want);

@@ -20,7 +20,7 @@
 /* The parsed answer on one line: reasoning|content|call;call; */
 static char *flat(const struct output_parser_out *o)
 {
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     buf_add(&b, o->reasoning.data, o->reasoning.len);
     buf_puts(&b, "|");

@@ -81,7 +81,7 @@ static void many_reasoning_items_of_one_answer_cost_as_one(void **state)
     static const char *const behind[] = {
         "", ",{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"}"};
     for (size_t i = 0; i < ARRAY_LEN(behind); i++) {
-        AUTO(buf_done) struct buf body;
+        AUTO(buf_done) struct buf body = {0};
         buf_init(&body, 1 << 20);
         buf_puts(&body, "{\"input\":[");
         for (unsigned n = 0; n < 1000; n++)

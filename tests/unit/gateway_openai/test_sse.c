@@ -8,7 +8,7 @@
 static void an_event_is_one_line_and_an_empty_one(void **state)
 {
     (void)state;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1024);
     sse_begin(&b);
     json_write_cstr(&b, "two\nlines\r\n\r\ndata: x");
@@ -19,7 +19,7 @@ static void an_event_is_one_line_and_an_empty_one(void **state)
 static void the_end_is_an_event(void **state)
 {
     (void)state;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1024);
     sse_done(&b);
     assert_string_equal(b.data, "data: [DONE]\n\n");

@@ -28,7 +28,7 @@ static void add(const char *text, const char *instance)
 
 static void is(const char *want)
 {
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     prom_merge_write(&p, &b);
     assert_string_equal(b.data ? b.data : "", want);
@@ -54,7 +54,7 @@ static void samples_of_a_histogram_stay_together(void **state)
 static void openmetrics_names_counters_without_total_and_has_an_end(void **state)
 {
     (void)state;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     add("# HELP a_total Says \"a\".\n# TYPE a_total counter\na_total 1\n# TYPE b counter\nb 2\n"
         "# HELP _total x\n# TYPE _total counter\n_total 6\n# TYPE c untyped\nc 3\nd 4\n"
         "# TYPE h histogram\nh_bucket{le=\"1\"} 1 # {trace_id=\"7\"} 0.5 9\n",

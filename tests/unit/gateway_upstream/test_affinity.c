@@ -40,7 +40,7 @@ static void only_whole_pieces_count(void **state)
 static void the_common_prefix_is_found(void **state)
 {
     (void)state;
-    AUTO(affinity_free) struct affinity *a;
+    AUTO(affinity_free) struct affinity *a = NULL;
     assert_int_equal(affinity_new(&a), 0);
     struct affinity_prompt p = prompt("", PIECES(10), -1);
     assert_int_equal(seen_by(a, p, 0), 0);
@@ -56,7 +56,7 @@ static void the_common_prefix_is_found(void **state)
 static void each_verifier_has_its_own_prefix_length(void **state)
 {
     (void)state;
-    AUTO(affinity_free) struct affinity *a;
+    AUTO(affinity_free) struct affinity *a = NULL;
     assert_int_equal(affinity_new(&a), 0);
     struct affinity_prompt shorter = prompt("", PIECES(3), -1), longer = prompt("", PIECES(9), -1);
     affinity_note(a, &shorter, 31);
@@ -69,7 +69,7 @@ static void each_verifier_has_its_own_prefix_length(void **state)
 static void tenants_share_no_prefix(void **state)
 {
     (void)state;
-    AUTO(affinity_free) struct affinity *a;
+    AUTO(affinity_free) struct affinity *a = NULL;
     assert_int_equal(affinity_new(&a), 0);
     struct affinity_prompt p = prompt("one", PIECES(5), -1);
     affinity_note(a, &p, 0);
@@ -82,7 +82,7 @@ static void tenants_share_no_prefix(void **state)
 static void unused_entries_are_replaced(void **state)
 {
     (void)state;
-    AUTO(affinity_free) struct affinity *a;
+    AUTO(affinity_free) struct affinity *a = NULL;
     assert_int_equal(affinity_new(&a), 0);
     struct affinity_prompt used = prompt("used", PIECES(20), -1),
                            left = prompt("left", PIECES(20), -1);
