@@ -225,5 +225,5 @@ int openai_reply_end(struct openai_reply *r, struct buf *to)
 
 void openai_reply_fail(struct openai_reply *r, int status, const char *text, struct buf *to)
 {
-    r->writer->broken(r, status, text, to);
+    r->writer->failed(r, status, text, to);
 }
