@@ -1,4 +1,4 @@
-/* root.c - folders made of paths. */
+/* root.c - a folder that replaces the root of a machine. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* stage.c - a gateway before a verifier that is played. */
+/* stage.c - a gateway with a fake verifier. */
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
