@@ -6,7 +6,7 @@
 #include "base/cores.h"
 #include "base/mem.h"
 #include "lib/lib.h"
-#include "lib/rigs/root.h"
+#include "lib/fakes/fake_root.h"
 
 /* The cores of a synthetic machine, described in hwloc's syntax; NULL: of this machine. */
 static struct cores cores_of(const char *machine, const char *root)
@@ -106,13 +106,13 @@ static void quotas_are_rounded_up_to_whole_cores(void **state)
     };
     for (unsigned i = 0; i < ARRAY_LEN(machines); i++) {
         const struct machine *m = &machines[i];
-        const char *root = root_make();
-        root_put(root, "proc/self/cgroup", m->cgroup);
-        root_put(root, m->path, m->text);
+        const char *root = fake_root_new();
+        fake_root_put(root, "proc/self/cgroup", m->cgroup);
+        fake_root_put(root, m->path, m->text);
         if (m->path2)
-            root_put(root, m->path2, m->text2);
+            fake_root_put(root, m->path2, m->text2);
         struct cores c = cores_of("core:4 pu:2", root);
-        root_remove(root);
+        fake_root_remove(root);
         assert_int_equal(c.n, 4);
         assert_int_equal(c.usable, m->usable);
     }

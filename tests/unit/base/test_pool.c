@@ -168,7 +168,7 @@ static void every_thread_has_enough_stack_for_kernels(void **state)
     assert_int_equal(pthread_setattr_default_np(&small), 0); // as under such a limit
     atomic_uint runs = 0;
     pthread_t leader;
-    assert_int_equal(pool_thread(lead, &runs, &leader), 0);
+    assert_int_equal(pool_thread(run_as_caller, &runs, &leader), 0);
     pthread_join(leader, NULL);
     assert_int_equal(runs, 3);
     pthread_setattr_default_np(&before);
