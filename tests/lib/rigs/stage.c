@@ -1,4 +1,4 @@
-/* stage.c - a gateway with a fake verifier. */
+/* stage.c - a gateway before a verifier that is played. */
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* stage.h - a gateway with a fake verifier, shared by all tests of a program. Ends the test on
- * errors. */
+/* stage.h - a gateway before a verifier that is played, the same for all tests of a program. Ends
+ * the test on errors. */
 #pragma once
 #include <stdbool.h>
 #include "lib/clients/chats.h"
@@ -12,16 +12,15 @@ extern struct stage {
     unsigned port;
 } stage;
 
-/* Set-up and teardown for cmocka; return 0. more: see gateway_start(). */
+/* more: as gateway_start() has it. 0, for cmocka's set-up. */
 int stage_open(const char *const *more);
 int stage_close(void **state);
 
-/* The gateway's answer to a chat (chat_body()), and to these bytes. */
+/* What its gateway answers: to a chat (chat_body()), and to these bytes. */
 struct http_answer chat(const char *what, const char *more);
 struct http_answer raw(const char *text);
-/* Asserts that the gateway answers a chat. */
 void still_serves(void);
-/* Starts a chat that streams; its head has arrived with status 200. */
+/* A chat that streams, whose head has come with status 200. */
 struct http_client open_stream(const char *what);
-/* Whether is(x) becomes true within 10 s. */
+/* Whether it is so within 10 s. */
 bool soon(bool (*is)(unsigned x), unsigned x);
