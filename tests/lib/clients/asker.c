@@ -25,7 +25,7 @@ uint32_t asker_token(uint32_t position)
     return position % PERIOD;
 }
 
-static void push_draft(void *user, struct draft *draft)
+static void arrived(void *user, struct draft *draft)
 {
     struct asker *a = user;
     struct draft *copy = malloc(sizeof(*copy));
@@ -46,7 +46,7 @@ struct asker *asker_new(const char *const *targets, unsigned n_targets, uint32_t
                               .n_vocab = ASKER_VOCAB,
                               .vocab_digest = 0x1234,
                               .max_sequences = max_sequences,
-                              .arrived = push_draft,
+                              .arrived = arrived,
                               .user = a};
     for (unsigned i = 0; i < n_targets; i++)
         snprintf(c.targets[i].target, sizeof(c.targets[i].target), "%s", targets[i]);

@@ -29,9 +29,9 @@ void rig_open(struct rig *r, const char *path, const struct rig_options *opt);
 void rig_open_memory(struct rig *r, const void *data, size_t len, const struct rig_options *opt);
 void rig_close(struct rig *r);
 
-struct kv_seq rig_seq(const struct rig *r); // a sequence that may use the whole KV pool
-/* Runs n tokens that continue the sequence, `chunk` rows per pass (0: max_rows). Writes the logits
- * of every row to `logits` (n, n_vocab) unless it is NULL. */
+struct kv_seq rig_seq(const struct rig *r); // may take the whole pool
+/* Runs tokens after those that the sequence holds, `chunk` rows a pass (0: max_rows). logits: NULL,
+ * or (n, n_vocab) for the logits of every row. */
 void rig_feed(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n, uint32_t chunk,
               float *logits);
 /* Runs one token; returns its logits, which are valid until the next pass. */

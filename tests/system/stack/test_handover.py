@@ -143,13 +143,13 @@ class Handover(unittest.TestCase):
         for threads in ["2", "3"]:  # settings are read anew
             load.go_on(3)
             self.configure(f"http_threads = {threads}")
-            successor = self.hand_over(pid)
-            self.assertNotEqual(successor, pid)
+            heir = self.hand_over(pid)
+            self.assertNotEqual(heir, pid)
             load.go_on(3)
             self.assertEqual(self.ended(pid), 0)
-            with open(f"/proc/{successor}/cmdline", encoding="utf-8") as f:
+            with open(f"/proc/{heir}/cmdline", encoding="utf-8") as f:
                 self.assertIn(self.conf, f.read())
-            pid = successor
+            pid = heir
         load.go_on(3)
         load.end()
         self.assertEqual(load.errors, [])
@@ -179,7 +179,7 @@ class Handover(unittest.TestCase):
             "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True})
         stream.readline()
         self.secure(new, "sk-the-key-from-now-on")
-        successor = self.hand_over(pid)
+        heir = self.hand_over(pid)
         while self.said.text.count("a new process has taken over") < 2:
             time.sleep(0.01)  # until the old one takes no connections; the test's own limit ends this
         for key, status in [("sk-the-key-from-now-on", 200), ("sk-the-key-of-before", 401)]:
@@ -191,8 +191,8 @@ class Handover(unittest.TestCase):
         self.assertTrue(stream.read().endswith(b"data: [DONE]\n\n"))
         connection.close()
         self.assertEqual(self.ended(pid), 0)
-        os.kill(successor, signal.SIGTERM)
-        self.assertEqual(self.ended(successor), 0)
+        os.kill(heir, signal.SIGTERM)
+        self.assertEqual(self.ended(heir), 0)
 
     def test_a_revoked_key_is_refused_on_a_connection_that_is_kept(self):
         keys = os.path.join(self.folder, "keys")
@@ -212,21 +212,21 @@ class Handover(unittest.TestCase):
             answer.read()
             self.assertEqual(answer.status, status)
             if status == 200:
-                successor = self.hand_over(pid)
+                heir = self.hand_over(pid)
                 while self.said.text.count("a new process has taken over") < 2:
                     time.sleep(0.01)  # until the old one has seen it; the test's own limit ends this
         self.assertEqual(self.ended(pid), 0)
-        os.kill(successor, signal.SIGTERM)
-        self.assertEqual(self.ended(successor), 0)
+        os.kill(heir, signal.SIGTERM)
+        self.assertEqual(self.ended(heir), 0)
 
     def test_a_reload_while_one_starts_is_not_lost(self):
         self.gateway.process.send_signal(signal.SIGHUP)
         self.said.wait("a new process starts")  # and is not ready, or if it is, it is told
         self.gateway.process.send_signal(signal.SIGHUP)
-        successor = self.next_main()
+        heir = self.next_main()
         last = self.next_main()
         self.assertEqual(self.ended(self.gateway.process.pid), 0)
-        self.assertEqual(self.ended(successor), 0)
+        self.assertEqual(self.ended(heir), 0)
         request(None, self.port, 3, True).close()
         os.kill(last, signal.SIGTERM)
         self.assertEqual(self.ended(last), 0)
@@ -237,10 +237,10 @@ class Handover(unittest.TestCase):
         self.said.wait("http_threads")
         self.configure("http_threads = 2")
         self.gateway.process.send_signal(signal.SIGHUP)
-        successor = self.next_main()
+        heir = self.next_main()
         self.assertEqual(self.ended(self.gateway.process.pid), 0)
-        os.kill(successor, signal.SIGTERM)
-        self.assertEqual(self.ended(successor), 0)
+        os.kill(heir, signal.SIGTERM)
+        self.assertEqual(self.ended(heir), 0)
 
     def stop_while_the_old_one_streams(self):
         """A stream of the old process that stands still, and the new process told to stop: both."""
@@ -252,24 +252,24 @@ class Handover(unittest.TestCase):
         self.assertEqual(stream.status, 200)
         self.verifier.process.send_signal(signal.SIGSTOP)
         self.addCleanup(self.verifier.process.send_signal, signal.SIGCONT)
-        successor = self.hand_over(self.gateway.process.pid)
-        os.kill(successor, signal.SIGTERM)
+        heir = self.hand_over(self.gateway.process.pid)
+        os.kill(heir, signal.SIGTERM)
         self.said.wait("the process before this one finishes what it has")
         self.assertIsNone(self.gateway.process.poll())
-        return stream, successor
+        return stream, heir
 
     def test_a_stop_waits_for_the_streams_of_both(self):
-        stream, successor = self.stop_while_the_old_one_streams()
+        stream, heir = self.stop_while_the_old_one_streams()
         self.verifier.process.send_signal(signal.SIGCONT)
         self.assertTrue(stream.read().endswith(b"data: [DONE]\n\n"))
-        self.assertEqual(self.ended(successor), 0)
+        self.assertEqual(self.ended(heir), 0)
         self.assertEqual(self.gateway.process.poll(), 0, "the manager kills what is left behind its main process")
 
     def test_a_second_signal_ends_the_streams_of_both(self):
-        stream, successor = self.stop_while_the_old_one_streams()
-        os.kill(successor, signal.SIGTERM)
+        stream, heir = self.stop_while_the_old_one_streams()
+        os.kill(heir, signal.SIGTERM)
         self.assertIn(b'"error"', stream.read())
-        self.assertEqual(self.ended(successor), 0)
+        self.assertEqual(self.ended(heir), 0)
         self.assertEqual(self.gateway.process.poll(), 0)
 
     def test_the_new_process_is_watched(self):
