@@ -171,7 +171,7 @@ static int new_gguf(struct file_map *map, struct gguf **ret)
 static int open_gguf(const char *path, struct file_map *map, struct checkpoint **ret)
 {
     uint64_t count, no;
-    struct gguf *g;
+    struct gguf *g = NULL;
     int r = new_gguf(map, &g);
     if (r < 0)
         return r;
