@@ -57,7 +57,7 @@ static int add_part(struct gguf *g, const char *path, struct file_map *map)
 static int add_file(struct gguf *g, const char *path)
 {
     struct file_map map;
-    int r = file_map(path, &map);
+    int r = file_map_open(path, &map);
     return r < 0 ? r : add_part(g, path, &map);
 }
 
@@ -159,7 +159,7 @@ static int new_gguf(struct file_map *map, struct gguf **ret)
     if (!g || !parts) {
         free(g);
         free(parts);
-        file_unmap(map);
+        file_map_close(map);
         return fail(-ENOMEM, "gguf: no memory");
     }
     *g = (struct gguf){.base = {.format = &gguf_format, .is_mapped = map->is_mapped},
