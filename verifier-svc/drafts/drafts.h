@@ -29,7 +29,6 @@
 #include "base/mem.h"
 #include "model/dist.h"
 #include "model/draft.h"
-#include "verifier-svc/accept/accept.h"
 
 #define DRAFTS_MAX DRAFT_MAX_PROPOSERS
 #define DRAFTS_PIECE 65536    // context tokens in one message: at most 256 KiB on the wire
@@ -42,21 +41,19 @@
 /* Probabilities of a dense q: k is cut to what fits, in two bytes each, into a message of 1 MiB. */
 #define DRAFTS_DENSE_MAX (480u << 10)
 
-/* A checked draft: n <= the k asked for, tokens below the vocabulary's size, each parent before its
- * children. It continued the context when it was asked for; whether it still does is base_len. */
+/* An answer with its checked draft: at most the nodes that were requested, tokens below the
+ * vocabulary's size, survival never rising from parent to child (1 where the proposer gave none),
+ * q decoded. The draft continued the context when it was requested; base_len shows if it still
+ * does. With drawn q (sparse and dense) the proposer is trusted to have drawn from the q it sends. */
 struct draft_answer {
     uint64_t seq;
-    uint32_t base_len; // committed length it continues
-    uint32_t n;        // 0: the proposer has nothing to say
-    uint32_t tokens[DRAFT_MAX_NODES];
-    int32_t parents[DRAFT_MAX_NODES]; // index into tokens, -1: the context's last token
-    float survival[DRAFT_MAX_NODES]; // 0 .. 1, never rising from parent to child; 1 if not told
-    bool tree;                       // false: parents are -1, 0, 1, ...
-    uint32_t unread;    // of the context, which the proposer still reads, so that n is 0
-    bool ahead;         // made while the tokens that it begins with were being verified
-    struct accept_q *q; // (n) drawn: in one allocation with all it points to; NULL: not drawn
-    unsigned proposer;
+    uint32_t base_len; // committed length that the draft continues
+    uint32_t
+        unread; // tokens of the context that the proposer still has to read; the draft is empty
     uint32_t rtt_us; // from drafts_ask() to here
+    unsigned proposer;
+    bool ahead; // made while the tokens that it begins with were being verified
+    struct draft *draft;
 };
 
 struct drafts_target {
@@ -71,9 +68,9 @@ struct drafts_config {
     uint32_t n_vocab;
     uint64_t vocab_digest;
     uint32_t max_sequences; // that may be known to a proposer at once
-    /* On an rpc thread; must not block and must not call into here. The draft is freed on return,
-     * with its q unless that was taken. */
-    void (*arrived)(void *user, struct draft_answer *draft);
+    /* On an rpc thread; must not block and must not call into here. answer->draft is freed on
+     * return, unless the callee takes it and leaves NULL. */
+    void (*arrived)(void *user, struct draft_answer *answer);
     /* The proposer at place i has a name now: once, before it may be asked, on a thread of its own;
      * nothing arrives any more of one that had the place before it. Below 0: it is not used yet,
      * and tried again. NULL is fine. */
@@ -91,7 +88,8 @@ struct drafts_wish {
     const uint32_t *context; // all committed tokens, prompt included; only ever grows for a seq
     uint32_t base_len;       // how many
     uint32_t prompt_len;     // how many of them are the prompt
-    uint32_t k; // tokens wanted, cut to what the proposer can do; 0: the wish is ignored
+    uint32_t max_nodes; // tokens wanted, cut to what the proposer can do; 0: the wish is ignored
+    uint32_t max_depth; // of them on one path, cut likewise
     enum draft_q_mode q_mode; // drafts_ask() leaves the one that was asked for: what a proposer
                               // does not offer is point, or sparse in place of dense
     uint64_t draw_key;        // coupled only

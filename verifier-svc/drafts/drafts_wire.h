@@ -10,7 +10,8 @@
 /* One sequence's share of a Round. */
 struct drafts_entry {
     uint64_t seq, digest; // digest: of [0, base_len)
-    uint32_t keep, base_len, prompt_len, k;
+    uint32_t keep, base_len, prompt_len;
+    uint32_t max_nodes, max_depth; // of the draft; 0: none is wanted
     uint32_t token_at;    // its tokens [keep, base_len) start here in the tokens of the Round
     uint32_t n_hint;      // behind them
     uint32_t n_verifying; // and behind those: draft tokens that are being verified
@@ -47,7 +48,8 @@ const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p,
 
 /* What was asked, to judge an answer by. */
 struct drafts_asked {
-    uint32_t base_len, k, n_vocab;
+    uint32_t base_len, n_vocab;
+    uint32_t max_nodes, max_depth;
     bool ahead; // behind tokens that were being verified
     uint64_t digest;
     enum draft_q_mode q_mode;
@@ -55,8 +57,8 @@ struct drafts_asked {
 
 enum drafts_verdict { DRAFTS_GOOD, DRAFTS_STALE, DRAFTS_MALFORMED };
 
-/* Fills seq, base_len, the tree and q of *ret if it is good; else fail_text() says why not, and q
- * is NULL. */
+/* Fills *ret except rtt_us and proposer. Its draft is allocated here and is the caller's. If the
+ * answer is not good, fail_text() has the reason and the draft is NULL. */
 enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
                                  const struct drafts_asked *asked, struct draft_answer *ret);
 

@@ -38,8 +38,12 @@ static struct drafts_book *book_of(uint32_t max_sequences)
 
 static struct drafts_wish wish_of(uint64_t seq, uint32_t base_len, uint32_t k)
 {
-    return (struct drafts_wish){
-        .seq = seq, .context = counting, .base_len = base_len, .k = k, .sampling.temperature = 1};
+    return (struct drafts_wish){.seq = seq,
+                                .context = counting,
+                                .base_len = base_len,
+                                .max_nodes = k,
+                                .max_depth = k,
+                                .sampling.temperature = 1};
 }
 
 static unsigned ask(struct drafts_book *b, uint64_t seq, uint32_t base_len, uint32_t k, int64_t now)
@@ -70,13 +74,18 @@ static Tandem__V1__SequenceDraft answer_to(const struct drafts_entry *e, uint32_
     return a;
 }
 
+static struct draft *received; // the last one
+
 /* As the thread that received it does. */
 static bool judge(struct drafts_book *b, const Tandem__V1__SequenceDraft *a, int64_t now,
                   struct draft_answer *d)
 {
     struct drafts_asked asked;
     bool was_asked = drafts_book_asked(b, a, &asked);
+    *d = (struct draft_answer){0};
     enum drafts_verdict v = was_asked ? drafts_check(a, &asked, d) : DRAFTS_STALE;
+    draft_free(received);
+    received = d->draft;
     return drafts_book_answer(b, a, v, now, d);
 }
 
@@ -154,11 +163,11 @@ static void k_is_cut_to_what_the_proposer_can(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    assert_int_equal(must_send(b, 7, 10, 50, 0)->k, 8);
+    assert_int_equal(must_send(b, 7, 10, 50, 0)->max_nodes, 8);
     assert_int_equal(drafts_book_k_max(b, 7, 10), 8);
     struct drafts_wish w = wish_of(9, 10, 50);
     drafts_book_ask(b, &w, 1, BUDGET_US, 0);
-    assert_int_equal(w.k, 8); // its answer is timed as one of so many
+    assert_int_equal(w.max_depth, 8); // its answer is timed as one of so many
     drafts_book_take(b);
     assert_int_equal(ask(b, 8, 10, 0, 0), 0);
     assert_null(drafts_book_take(b));
@@ -180,6 +189,7 @@ static void a_draft_ahead_tells_what_is_being_verified(void **state)
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
     struct drafts_wish w = wish_of(1, 20, 4);
+    w.max_nodes = DRAFT_MAX_NODES;
     w.verifying = five;
     w.n_verifying = 3;
     assert_int_equal(drafts_book_ask(b, &w, 1, 1000, 0), 1);
@@ -193,7 +203,7 @@ static void a_draft_ahead_tells_what_is_being_verified(void **state)
     struct draft_answer d;
     assert_true(judge(b, &a, 900, &d));
     assert_true(d.ahead);
-    assert_int_equal(d.n, 6);
+    assert_int_equal(d.draft->n, 6);
     assert_int_equal(drafts_book_p90_us(b, 4), 10000); // no ordinary answer was measured
 }
 
@@ -240,7 +250,7 @@ static void long_contexts_go_ahead_in_pieces(void **state)
         assert_int_equal(o->n_urgent, 0);
         assert_int_equal(o->n_pieces, 1);
         assert_int_equal(o->pieces[0].keep, sent);
-        assert_int_equal(o->pieces[0].k, 0);
+        assert_int_equal(o->pieces[0].max_nodes, 0);
         sent = o->pieces[0].base_len;
         assert_int_equal(sent, i ? 130000 : DRAFTS_PIECE);
         assert_int_equal(o->pieces[0].more, !i);
@@ -248,7 +258,7 @@ static void long_contexts_go_ahead_in_pieces(void **state)
     }
     const struct drafts_entry *e = must_send(b, 7, 130000, 4, 0);
     assert_int_equal(e->keep, 130000);
-    assert_int_equal(e->k, 4);
+    assert_int_equal(e->max_nodes, 4);
 }
 
 static void the_outbox_is_bounded(void **state)
@@ -305,7 +315,7 @@ static enum draft_q_mode mode_asked(struct drafts_described *to, uint32_t n_voca
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
     const struct drafts_entry *e = &drafts_book_take(b)->urgent[0];
     assert_int_equal(e->q_mode, w.q_mode);
-    *ret_k = e->k;
+    *ret_k = e->max_nodes;
     return w.q_mode;
 }
 
@@ -518,13 +528,13 @@ static void a_good_draft_is_handed_on(void **state)
     assert_true(judge(b, &a, 350, &d));
     assert_true(d.seq == 7);
     assert_int_equal(d.base_len, 10);
-    assert_int_equal(d.n, 5);
-    assert_false(d.tree);
+    assert_int_equal(d.draft->n, 5);
+    assert_false(d.draft->tree);
     assert_int_equal(d.rtt_us, 250);
-    assert_memory_equal(d.tokens, five, sizeof(five));
+    assert_memory_equal(d.draft->tokens, five, sizeof(five));
     for (int i = 0; i < 5; i++) {
-        assert_int_equal(d.parents[i], i - 1);
-        assert_true(d.survival[i] == 1);
+        assert_int_equal(d.draft->parents[i], i - 1);
+        assert_true(d.draft->survival[i] == 1);
     }
 }
 
@@ -596,8 +606,8 @@ static void a_tree_is_handed_on_with_falling_survival(void **state)
     a.survival = (float[]){0.5f, 0.25f, 0.75f, 0.125f, 0};
     a.n_survival = 5;
     assert_true(judge(b, &a, 1, &d));
-    assert_true(d.tree);
-    assert_true(d.survival[2] == 0.5f && d.survival[3] == 0.125f);
+    assert_true(d.draft->tree);
+    assert_true(d.draft->survival[2] == 0.5f && d.draft->survival[3] == 0.125f);
 }
 
 /* Every answer that is not exactly what was asked for; each is dropped and counted. */
