@@ -1,4 +1,4 @@
-/* engine.c - what other threads call: start, stop, submit, settings, figures. */
+/* engine.c - what other threads call: start, stop, submit, settings, statistics. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,8 +222,8 @@ int engine_verify(struct engine *e, struct request *r, uint32_t base_len, struct
 {
     AUTO(draft_free) struct draft *d = draft;
     if (!draft_valid(d, tok_n_vocab(engine_served(e)->tok)))
-        return fail(-EINVAL, "the draft names a token that the vocabulary has not, or a parent "
-                             "that does not come before its child");
+        return fail(-EINVAL, "the draft has a token outside the vocabulary, or a parent that "
+                             "does not precede its child");
     if (atomic_exchange(&r->draft_pending, true))
         return fail(-ESTALE, "the last draft is still being verified");
     request_hold(r);

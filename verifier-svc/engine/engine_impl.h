@@ -36,7 +36,7 @@ struct inbox_item {
     struct request *req;         // REQUEST, VERIFY: with a hold
     uint32_t base_len;           // VERIFY: committed length that the draft continues
     struct draft *draft;         // VERIFY: the item's own until a sequence takes it
-    struct draft_answer answer;  // DRAFT: its draft likewise
+    struct draft_answer answer;  // DRAFT: its draft is the item's own until a sequence takes it
     int proposer;                // PROPOSER: the place
     struct stats_drafts counts;  // PROPOSER: the metrics of the new one
     struct kv_disk_fetch *fetch; // FETCHED
@@ -57,7 +57,7 @@ struct engine {
     struct engine_kv_view kv_view;
     char error[FAIL_TEXT_MAX];            // why loading failed
     _Atomic(struct loaded_model *) ready; // set when loading is done
-    _Atomic(struct drafts *) proposers;   // likewise
+    _Atomic(struct drafts *) proposers;   // set when loading is done
     pthread_mutex_t changing_mu;    // one change of speculation at a time; new proposers take long
     pthread_mutex_t speculation_mu; // for the next two, held only to copy
     struct speculation speculation; // the newest settings
@@ -145,7 +145,7 @@ bool round_has_work(const struct engine *e);
 int64_t round_release(struct engine *e, int64_t now_us);
 /* Until when to wait for drafts before the next round; 0: not at all. The policy goodput approves a
  * wait for all sequences. Without its approval (other policies), a round waits only while every
- * sequence with work waits for a draft of its own. */
+ * sequence with work waits for its own draft. */
 int64_t round_wait_until_us(const struct engine *e);
 /* Plans and runs a pass, accepts, sends events, requests drafts. */
 void round_run(struct engine *e);

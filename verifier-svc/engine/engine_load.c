@@ -1,5 +1,5 @@
 /* engine_load.c - the engine thread before its first round: loads the model, opens the KV tier and the
- * proposers, and times passes. Also what these call back on threads of their own. */
+ * proposers, and times passes. Also the callbacks, which run on other threads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +60,7 @@ static int proposer_named(void *user, unsigned i, const char *name)
     struct speculation s;
     engine_speculation(user, &s);
     if (*s.proposer && strcmp(name, s.proposer) != 0)
-        log_info("proposer is asked by name only name=%s default_proposer=%s", name, s.proposer);
+        log_info("proposer is used only by name name=%s default_proposer=%s", name, s.proposer);
     struct inbox_item item = {.kind = INBOX_PROPOSER, .proposer = (int)i};
     stats_drafts_init(&item.counts, name);
     return engine_push(user, &item);

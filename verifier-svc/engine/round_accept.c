@@ -1,4 +1,4 @@
-/* round_accept.c - after the pass: accepts draft tokens, commits, counts and tells the clients. */
+/* round_accept.c - after the pass: accepts draft tokens, commits, counts, fills the events. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

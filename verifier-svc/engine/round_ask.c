@@ -218,7 +218,7 @@ void round_take_draft(struct engine *e, struct draft_answer *a)
     if (root == -2)
         return; // late, and other tokens were committed since
     if (d->q && a->base_len != s->n)
-        return; // q of what is left depends on tokens that are no draft tokens any more
+        return; // the q of the other nodes depends on tokens that are no longer in the draft
     draft_descend(d, root);
     if (a->ahead)
         draft_keep_likeliest(d);

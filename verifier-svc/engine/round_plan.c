@@ -1,4 +1,4 @@
-/* round_plan.c - the pass of a round: who gets rows, KV blocks for them, and the packed rows. */
+/* round_plan.c - the pass of a round: rows and KV blocks per sequence, and the packed rows. */
 #include <assert.h>
 #include "verifier-svc/engine/round_impl.h"
 

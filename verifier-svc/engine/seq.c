@@ -13,7 +13,7 @@ const char *seq_end_name(enum seq_end end)
     return names[end];
 }
 
-/* Of the prompt: the first choice counts, the others copy. */
+/* Counts the prompt's tokens for penalties: the first choice counts, the others copy. */
 static int open_counts(struct seq *s)
 {
     const struct request *r = s->req;
@@ -75,7 +75,7 @@ void seq_free(struct seq *s)
 {
     if (!s)
         return;
-    kv_seq_done(NULL, &s->kv); // holds no block any more
+    kv_seq_done(NULL, &s->kv); // it holds no blocks
     dist_counts_free(s->counts);
     detok_done(&s->detok);
     free(s->tokens);
@@ -88,7 +88,7 @@ uint32_t seq_todo(const struct seq *s)
     if (s->state != SEQ_RUNNING || atomic_load_explicit(&s->req->paused, memory_order_relaxed))
         return 0;
     uint32_t todo = s->n - s->kv.len;
-    /* The last token runs together with its draft; a Verify stream's not before that has come. */
+    /* The last token runs together with its draft. A Verify stream's last token waits for the draft. */
     bool last_waits =
         s->req->verify ? !s->draft || todo > 1 : (seq_n_draft(s) && todo > 1) || s->held_until_us;
     return todo - last_waits;
@@ -139,8 +139,7 @@ static bool is_stop_token(const struct seq *s, uint32_t token)
     return !r->ignore_eos && tok_is_eos(s->detok.tok, token);
 }
 
-/* Text that went wrong is the error of this sequence alone: the buffer belongs to all of a batch.
- */
+/* An error in the text ends this sequence only, since the buffer belongs to the whole batch. */
 static int text_error(const struct seq *s, struct buf *text)
 {
     int err = buf_error(&s->detok.held);

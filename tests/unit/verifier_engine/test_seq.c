@@ -91,7 +91,7 @@ static void text_that_fails_is_one_sequences_error(void **state)
         word++;
     assert_int_equal(seq_commit(broken.s, word, &neighbour.text), SEQ_FAILED);
     assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_CONTINUES);
-    neighbour.text.max = neighbour.text.len + 1; // no room either: the next one's own, too
+    neighbour.text.max = neighbour.text.len + 1; // no space in the neighbour's text either
     assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_FAILED);
     neighbour.text.max = 1 << 20;
     assert_int_equal(neighbour.text.error, 0);
@@ -273,7 +273,7 @@ static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
     done(&m);
 }
 
-static void a_kept_draft_waits_for_the_rows_before_it(void **state)
+static void a_held_draft_waits_for_the_rows_before_it(void **state)
 {
     (void)state;
     struct made m;
@@ -393,7 +393,7 @@ static void every_choice_is_penalised_for_the_prompt(void **state)
     done(&m);
 }
 
-static void choices_have_keys_of_their_own(void **state)
+static void each_choice_has_its_own_key(void **state)
 {
     (void)state;
     struct made m;
@@ -417,12 +417,12 @@ int main(void)
         cmocka_unit_test(stops_and_bans_wait_for_min_tokens),
         cmocka_unit_test(todo_counts_the_rows_before_the_next_token),
         cmocka_unit_test(a_verify_stream_keeps_its_last_row_for_the_draft),
-        cmocka_unit_test(a_kept_draft_waits_for_the_rows_before_it),
+        cmocka_unit_test(a_held_draft_waits_for_the_rows_before_it),
         cmocka_unit_test(a_draft_is_known_as_chain_or_tree),
         cmocka_unit_test(a_draft_ends_where_the_request_says),
         cmocka_unit_test(a_drawn_draft_keeps_its_q),
         cmocka_unit_test(every_choice_is_penalised_for_the_prompt),
-        cmocka_unit_test(choices_have_keys_of_their_own),
+        cmocka_unit_test(each_choice_has_its_own_key),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
