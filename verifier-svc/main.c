@@ -89,7 +89,7 @@ static int run(const struct verifier_options *o, int argc, char **argv)
         .name = VERIFIER_SERVICE_NAME,
         .listen = &o->listen,
         .server = {.n_threads = 2, .max_message = VERIFIER_SERVICE_MAX_MESSAGE},
-        .fill_stats = service_fill_stats,
+        .fill_stats = verifier_service_fill_stats,
         .user = service};
     if (r == 0)
         r = rpc_service_new(&opt, &rpc);
