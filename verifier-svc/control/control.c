@@ -2,7 +2,7 @@
 #include <math.h>
 #include "verifier-svc/control/control.h"
 #include "base/minmax.h"
-#include "verifier-svc/control/goodput.h"
+#include "verifier-svc/control/policy_goodput.h"
 
 #define START_EMA 0.7
 #define EMA_WEIGHT 0.1
@@ -107,7 +107,7 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
     for (uint32_t i = 0; i < n; i++)
         v[i].most = v[i].n = min_u32(off ? 0 : v[i].n, c->options.k);
     double wait_us =
-        c->options.policy == CONTROL_GOODPUT ? goodput_ask(c, r, v, n) : ask_simple(c, v, n);
+        c->options.policy == CONTROL_GOODPUT ? policy_goodput_ask(c, r, v, n) : ask_simple(c, v, n);
     bool all_fixed = r->n_fixed == r->n_decoding; // who is not waits for what pays, no longer
     bool any_fixed = give_fixed(v, n);
     for (uint32_t i = 0; i < n; i++) {
@@ -121,7 +121,7 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
                  uint32_t n)
 {
     if (c->options.policy == CONTROL_GOODPUT)
-        goodput_cut(c, r, v, n);
+        policy_goodput_cut(c, r, v, n);
     else
         cut_nothing(v, n);
     give_fixed(v, n);

@@ -14,7 +14,7 @@
  *            least 1, above 0.3 one token, else none.
  * A request may be fixed by itself, under every policy.
  * A sequence without drafts tries again now and then: with ema one token every 32 rounds, with
- * goodput as goodput.h says.
+ * goodput as policy_goodput.h says.
  *
  * The chance of a draft token is learnt per proposer (chance.h), corrected by how the sequence
  * fared of late; so is the time that answers take (answer_time.h), and how many of them have

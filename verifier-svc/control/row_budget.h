@@ -1,5 +1,5 @@
 /* row_budget.h - which draft tokens have a row in a pass, and what that promises: the reckoning of the
- * policy goodput (goodput.h).
+ * policy goodput (policy_goodput.h).
  *
  * Rows go to the tokens of all sequences in the order of their chance to be kept, as long as that
  * makes more committed tokens per second. A pass waits for the slowest of those that are asked:

@@ -1,4 +1,4 @@
-/* goodput.h - the policy goodput, and how it stays right where what it knows is not.
+/* policy_goodput.h - the policy goodput, and how it stays right where what it knows is not.
  *
  * What pays by the times and chances that were learnt is shared out by share.h. It must promise
  * 2 % more than going without drafts, as all of this is learnt from noisy times, and bring back
@@ -22,7 +22,7 @@
 
 /* As control_ask() and control_cut() have it, but for those that are fixed: the caller's. When
  * asking, most is given. */
-double goodput_ask(struct control *c, const struct control_round *r, struct control_item *v,
-                   uint32_t n);
-void goodput_cut(const struct control *c, const struct control_round *r, struct control_item *v,
-                 uint32_t n);
+double policy_goodput_ask(struct control *c, const struct control_round *r, struct control_item *v,
+                          uint32_t n);
+void policy_goodput_cut(const struct control *c, const struct control_round *r,
+                        struct control_item *v, uint32_t n);

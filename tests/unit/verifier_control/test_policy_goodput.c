@@ -1,4 +1,4 @@
-/* test_goodput.c - how many draft tokens goodput asks for, verifies and tries. */
+/* test_policy_goodput.c - how many draft tokens goodput asks for, verifies and tries. */
 #include <math.h>
 #include "lib/oracles/control_world.h"
 #include "lib/lib.h"

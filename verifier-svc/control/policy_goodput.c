@@ -1,6 +1,6 @@
-/* goodput.c - chances, shared rows (share.h), and tries. */
+/* policy_goodput.c - chances, shared rows (share.h), and tries. */
 #include <math.h>
-#include "verifier-svc/control/goodput.h"
+#include "verifier-svc/control/policy_goodput.h"
 #include "base/minmax.h"
 #include "verifier-svc/control/row_budget.h"
 
@@ -306,8 +306,8 @@ static bool begin(const struct control *c, struct control_item *v, uint32_t n)
     return pass_time_us(&c->cost, &(struct pass_time_work){.rows = 1}) > 0;
 }
 
-double goodput_ask(struct control *c, const struct control_round *r, struct control_item *v,
-                   uint32_t n)
+double policy_goodput_ask(struct control *c, const struct control_round *r, struct control_item *v,
+                          uint32_t n)
 {
     if (!begin(c, v, n) || !n || !r->n_decoding)
         return 0;
@@ -349,8 +349,8 @@ static bool any_drawn(const struct control_item *v, uint32_t n)
 
 /* The wait for the drafts is over, but the next round has one, too: a time that is to bring most
  * tokens is that of a whole round. */
-void goodput_cut(const struct control *c, const struct control_round *r, struct control_item *v,
-                 uint32_t n)
+void policy_goodput_cut(const struct control *c, const struct control_round *r,
+                        struct control_item *v, uint32_t n)
 {
     if (!n || !begin(c, v, n))
         return;
