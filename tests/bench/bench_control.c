@@ -75,7 +75,7 @@ static double rows_us(uint32_t rows)
 
 static double true_pass_us(const struct pass_time_work *p)
 {
-    return rows_us(p->rows) + READ_US * p->reads + SEE_US * p->sees;
+    return rows_us(p->rows) + READ_US * p->kv_read + SEE_US * p->attended;
 }
 
 static double true_draft_us(uint32_t k, uint32_t n)
@@ -134,6 +134,7 @@ static uint32_t draft(struct run *run, const struct control_round *r, double *us
 {
     static int32_t chain[K_MAX];
     static float silent[K_MAX];
+    static const uint32_t zeros[K_MAX];
     uint32_t n_drafts = 0, longest = 0;
     for (uint32_t i = 0; i < run->n; i++) {
         if (!run->n_left[i]) {
@@ -144,7 +145,8 @@ static uint32_t draft(struct run *run, const struct control_round *r, double *us
                                               .context = run->context,
                                               .unread = 1,
                                               .left = run->n_left[i],
-                                              .n = K_MAX};
+                                              .max_nodes = K_MAX,
+                                              .max_depth = K_MAX};
     }
     double before_us = cpu_us();
     double wait_us = control_ask(&run->c, r, run->items, run->n);
@@ -155,16 +157,20 @@ static uint32_t draft(struct run *run, const struct control_round *r, double *us
     }
     for (uint32_t i = 0; i < run->n; i++) {
         struct control_item item = run->items[i];
-        if (!item.k)
+        if (!item.nodes)
             continue;
-        longest = item.k > longest ? item.k : longest;
+        longest = item.nodes > longest ? item.nodes : longest;
         run->items[n_drafts++] = (struct control_item){
-            .s = item.s, .context = run->context, .n = item.k, .parents = chain, .said = silent};
+            .s = item.s,
+            .context = run->context,
+            .max_nodes = item.nodes,
+            .max_depth = item.depth,
+            .draft = {.n = item.nodes, .tokens = zeros, .parents = chain, .predicted = silent}};
     }
     double answer_us = noisy(run, true_draft_us(longest, n_drafts));
     for (uint32_t i = 0; i < n_drafts; i++) {
-        control_asked(run->items[i].s, 0, run->items[i].s->reading.done ? 0 : 1, n_drafts);
-        control_answered(&run->c, run->items[i].s, 0, run->items[i].n, answer_us, true);
+        control_asked(run->items[i].s, 0, run->items[i].s->prefill.done ? 0 : 1, n_drafts);
+        control_answered(&run->c, run->items[i].s, 0, run->items[i].draft.n, answer_us, true);
     }
     *us += fmin(true_draft_us(longest, n_drafts), wait_us);
     return answer_us <= wait_us ? n_drafts : 0;
@@ -173,11 +179,11 @@ static uint32_t draft(struct run *run, const struct control_round *r, double *us
 /* A draft of which the first tokens are right, each with the chance alpha. */
 static void see(struct run *run, const struct control_item *v)
 {
-    uint32_t tokens[K_MAX] = {0}, committed[K_MAX + 1] = {0}, n_right = 0;
-    while (n_right < v->n && uniform(run) < run->alpha)
+    uint32_t committed[K_MAX + 1] = {0}, n_right = 0; // all draft tokens are 0
+    while (n_right < v->draft.n && uniform(run) < run->alpha)
         n_right++;
     committed[n_right] = 1;
-    control_seen(&run->c, v->s, v, tokens, committed, n_right + 1);
+    control_seen(&run->c, v->s, 0, &v->draft, committed, n_right + 1);
 }
 
 static void round_of(struct run *run)
@@ -193,11 +199,11 @@ static void round_of(struct run *run)
     run->cpu_us += cpu_us() - before_us;
     for (uint32_t i = 0; i < n_drafts; i++) {
         struct control_item *v = &run->items[i];
-        r.pass.rows += v->k;
-        r.pass.sees += (double)v->k * run->context;
-        r.pass.drafted |= v->k > 0;
-        drafted += v->k;
-        tokens[v->s - run->seqs] = expected_tokens(run->alpha, v->k);
+        r.pass.rows += v->nodes;
+        r.pass.attended += (double)v->nodes * run->context;
+        r.pass.drafted |= v->nodes > 0;
+        drafted += v->nodes;
+        tokens[v->s - run->seqs] = expected_tokens(run->alpha, v->nodes);
         see(run, v);
     }
     us += true_pass_us(&r.pass);

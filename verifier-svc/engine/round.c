@@ -100,6 +100,15 @@ static uint32_t unread_of(const struct seq *s)
     return s->n - s->n_cached;
 }
 
+static struct control_draft held_draft(const struct seq *s)
+{
+    return (struct control_draft){.n = s->n_held,
+                                  .tokens = s->draft,
+                                  .parents = s->parents,
+                                  .predicted = s->survival,
+                                  .drawn = s->q != NULL};
+}
+
 static struct control_item item_of(struct seq *s, uint32_t n)
 {
     return (struct control_item){.s = &s->control,
@@ -107,10 +116,9 @@ static struct control_item item_of(struct seq *s, uint32_t n)
                                  .context = s->n,
                                  .unread = unread_of(s),
                                  .left = seq_left(s),
-                                 .n = n,
-                                 .parents = s->parents,
-                                 .said = s->survival,
-                                 .drawn = s->q != NULL,
+                                 .max_nodes = n,
+                                 .max_depth = seq_left(s) - 1,
+                                 .draft = held_draft(s),
                                  .fixed = s->req->fixed};
 }
 
@@ -131,7 +139,7 @@ static void cut_drafts(struct engine *e)
     }
     control_cut(&e->control, &r, e->items, n);
     for (uint32_t i = 0; i < n; i++)
-        e->item_seqs[i]->n_draft = e->items[i].k;
+        e->item_seqs[i]->n_draft = e->items[i].nodes;
 }
 
 static void plan(struct engine *e)
@@ -305,8 +313,9 @@ static void learn(struct engine *e, struct seq *s, uint32_t base)
 {
     if (!s->n_held || s->proposer == SEQ_NO_PROPOSER)
         return;
-    struct control_item draft = item_of(s, s->n_held);
-    control_seen(&e->control, &s->control, &draft, s->draft, s->tokens + base, s->n - base);
+    struct control_draft draft = held_draft(s);
+    control_seen(&e->control, &s->control, (unsigned)s->proposer, &draft, s->tokens + base,
+                 s->n - base);
 }
 
 static void count_step(struct engine *e, struct seq *s, const struct accept_result *r)
@@ -490,9 +499,9 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
 {
     uint32_t n = 0, budget_us = (uint32_t)e->options->proposer_budget_ms * 1000;
     for (uint32_t i = 0; i < n_items; i++) {
-        if (e->items[i].proposer != p || !e->items[i].k)
+        if (e->items[i].proposer != p || !e->items[i].nodes)
             continue;
-        wish_of(e->item_seqs[i], e->items[i].k, &e->wishes[n]);
+        wish_of(e->item_seqs[i], e->items[i].nodes, &e->wishes[n]);
         e->wishing[n++] = e->item_seqs[i];
     }
     if (!n)
@@ -550,8 +559,8 @@ void round_ask(struct engine *e)
     double wait_us = control_ask(&e->control, &r, e->items, n);
     e->n_reckoned = isinf(wait_us) ? 0 : r.n_decoding;
     for (uint32_t i = 0; i < n; i++) {
-        e->item_seqs[i]->wants_draft = e->items[i].k > 0;
-        k_sum += e->items[i].k;
+        e->item_seqs[i]->wants_draft = e->items[i].nodes > 0;
+        k_sum += e->items[i].nodes;
     }
     if (r.n_decoding)
         metrics_set(e->stats->k_now, (double)k_sum / r.n_decoding);
@@ -579,13 +588,14 @@ static int32_t walk(const struct seq *s, const struct inbox_item *d)
  * how good it was. */
 static void judge_draft(struct engine *e, struct seq *s, const struct inbox_item *d)
 {
-    struct control_item draft = {
-        .proposer = (unsigned)d->proposer, .n = d->n, .parents = d->parents, .said = d->survival};
+    unsigned proposer = (unsigned)d->proposer;
+    struct control_draft draft = {
+        .n = d->n, .tokens = d->tokens, .parents = d->parents, .predicted = d->survival};
     if (d->unread)
-        control_put_off(&s->control, draft.proposer, d->unread);
+        control_put_off(&s->control, proposer, d->unread);
     else if (s->asked_k)
-        control_answered(&e->control, &s->control, draft.proposer, s->asked_k, d->rtt_us, d->n);
-    control_seen(&e->control, &s->control, &draft, d->tokens, s->tokens + d->base_len,
+        control_answered(&e->control, &s->control, proposer, s->asked_k, d->rtt_us, d->n);
+    control_seen(&e->control, &s->control, proposer, &draft, s->tokens + d->base_len,
                  s->n - d->base_len);
 }
 
@@ -691,7 +701,7 @@ static struct pass_time_work pass_run(struct engine *e)
 static const struct seq *being_read(const struct engine *e)
 {
     for (uint32_t i = 0; i < e->running.n; i++) {
-        if (prefill_price_continues(&e->running.v[i]->control.reading))
+        if (prefill_price_running(&e->running.v[i]->control.prefill))
             return e->running.v[i];
     }
     return NULL;

@@ -10,13 +10,13 @@ struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from
 {
     static struct world w;
     struct pass_time_measured m = {.us = {first_us, first_us + row_us}};
-    struct pass_time cost;
-    pass_time_init(&cost, &m);
+    struct pass_time pass_time;
+    pass_time_init(&pass_time, &m);
     w = (struct world){0};
-    control_init(&w.c, &(struct control_options){policy, k, off_from}, &cost);
+    control_init(&w.c, &(struct control_options){policy, k, off_from}, &pass_time);
     for (unsigned i = 0; i < WORLD_SEQS; i++)
         control_seq_init(&w.seqs[i]);
-    for (unsigned p = 0; p < DRAFTS_MAX; p++)
+    for (unsigned p = 0; p < CONTROL_MAX_PROPOSERS; p++)
         w.c.proposers[p].n_tries = 1000; // none is due because it is new
     return &w;
 }
@@ -26,11 +26,15 @@ uint32_t world_asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++) {
         pass_time_add(&r.pass, 1, 100);
-        w->items[i] = (struct control_item){
-            .s = &w->seqs[i], .context = 100, .unread = 100, .left = left, .n = allowed};
+        w->items[i] = (struct control_item){.s = &w->seqs[i],
+                                            .context = 100,
+                                            .unread = 100,
+                                            .left = left,
+                                            .max_nodes = allowed,
+                                            .max_depth = allowed};
     }
     control_ask(&w->c, &r, w->items, n);
-    return w->items[0].k;
+    return w->items[0].nodes;
 }
 
 uint32_t world_asked(struct world *w, uint32_t n, uint32_t allowed)
@@ -38,18 +42,28 @@ uint32_t world_asked(struct world *w, uint32_t n, uint32_t allowed)
     return world_asked_with(w, n, allowed, 1000);
 }
 
-uint32_t world_cut(struct world *w, const int32_t *parents, const float *said, uint32_t n)
+uint32_t world_cut(struct world *w, const int32_t *parents, const float *predicted, uint32_t n)
 {
     struct control_round r = {
         .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
-    w->items[0] = (struct control_item){.s = &w->seqs[0], .n = n, .parents = parents, .said = said};
+    w->items[0] =
+        (struct control_item){.s = &w->seqs[0],
+                              .max_nodes = n,
+                              .max_depth = n,
+                              .draft = {.n = n, .parents = parents, .predicted = predicted}};
     control_cut(&w->c, &r, w->items, 1);
-    return w->items[0].k;
+    return w->items[0].nodes;
+}
+
+struct control_draft world_draft(uint32_t n, const uint32_t *tokens)
+{
+    return (struct control_draft){
+        .n = n, .tokens = tokens, .parents = world_chain, .predicted = world_silent};
 }
 
 void world_ask(struct control_seq *s, uint32_t n)
 {
-    control_asked(s, 0, s->reading.done ? 0 : 100, n);
+    control_asked(s, 0, s->prefill.done ? 0 : 100, n);
 }
 
 void world_see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
@@ -59,8 +73,8 @@ void world_see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
         draft[i] = 7;
     for (uint32_t i = 0; i <= n; i++)
         committed[i] = i < n ? 7 : 8;
-    struct control_item item = {.n = k, .parents = world_chain, .said = world_silent};
-    control_seen(&w->c, s, &item, draft, committed, n + 1);
+    struct control_draft shown = world_draft(k, draft);
+    control_seen(&w->c, s, 0, &shown, committed, n + 1);
 }
 
 uint32_t world_right_tokens(struct world *w, double alpha, uint32_t k)

@@ -468,7 +468,7 @@ static void bad_changes_are_refused_and_change_nothing(void **state)
     req.disable_batch_size = -1;
     req.has_proposer_case = TANDEM__V1__SET_SPECULATION_REQUEST__HAS_PROPOSER_PROPOSER;
     req.proposer = rpc_text("two");
-    must_refuse(w.client, &req, "no proposer is called two, which is to be asked by default");
+    must_refuse(w.client, &req, "default_proposer is two, but no proposer has this name");
     req.proposer = rpc_text("a name that is far longer than names are");
     must_refuse(w.client, &req, "proposer must be a name of at most 31 letters");
     req.proposer = rpc_text("forged\nline");

@@ -58,7 +58,7 @@ static void a_name_that_is_none_is_refused_in_a_sentence(void **state)
         assert_non_null(strstr(fail_text(), "a name is 1 to 31 letters, digits, '-', '_' or '.'"));
     }
     assert_int_equal(reads("ngram=", &o), -EINVAL);
-    assert_non_null(strstr(fail_text(), "proposers: \"ngram=\" has no target behind the name"));
+    assert_non_null(strstr(fail_text(), "proposers: \"ngram=\" has no target after the name"));
 }
 
 static int reads_default(const char *proposers, const char *name,
@@ -77,8 +77,7 @@ static void the_default_proposer_is_one_of_them(void **state)
     assert_string_equal(o->speculation.proposer, "b");
     assert_int_equal(reads_default("a=h:1,h:2", "b", &o), 0); // the second's name is not known yet
     assert_int_equal(reads_default("a=h:1,b=h:2", "c", &o), -EINVAL);
-    assert_non_null(
-        strstr(fail_text(), "no proposer is called c, which is to be asked by default"));
+    assert_non_null(strstr(fail_text(), "default_proposer is c, but no proposer has this name"));
     assert_int_equal(reads_default("a=h:1", "a\"b", &o), -EINVAL);
     assert_non_null(strstr(fail_text(), "default_proposer must be at most 31 letters"));
     assert_int_equal(reads_default("a=h:1", "", &o), 0);

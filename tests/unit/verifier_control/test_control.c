@@ -29,7 +29,6 @@ static void many_sequences_switch_drafting_off(void **state)
 static void a_fixed_request_drafts_where_it_does_not_pay(void **state)
 {
     (void)state;
-    static const int32_t parents[] = {-1, 0, 1, 2, 3, 4, 5, 6};
     static const float doubts[8] = {0};
     enum control_policy policies[] = {CONTROL_GOODPUT, CONTROL_FIXED, CONTROL_EMA};
     for (unsigned i = 0; i < ARRAY_LEN(policies); i++) {
@@ -38,17 +37,16 @@ static void a_fixed_request_drafts_where_it_does_not_pay(void **state)
             .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = 1, .draft_rows = 1000, .n_running = 2};
         w->seqs[0].ema = w->seqs[1].ema = 0;
         for (unsigned k = 0; k < 2; k++)
-            w->items[k] =
-                (struct control_item){.s = &w->seqs[k], .context = 100, .n = 8, .fixed = k == 0};
+            w->items[k] = (struct control_item){
+                .s = &w->seqs[k], .context = 100, .max_nodes = 8, .max_depth = 8, .fixed = k == 0};
         control_ask(&w->c, &r, w->items, 2);
-        assert_int_equal(w->items[0].k, 5);
+        assert_int_equal(w->items[0].nodes, 5);
         if (policies[i] != CONTROL_FIXED)
-            assert_int_equal(w->items[1].k, 0); // left to the policy
-        w->items[0].parents = parents;
-        w->items[0].said = doubts;
-        w->items[0].n = 8;
+            assert_int_equal(w->items[1].nodes, 0); // left to the policy
+        w->items[0].draft =
+            (struct control_draft){.n = 8, .parents = world_chain, .predicted = doubts};
         control_cut(&w->c, &r, w->items, 1);
-        assert_int_equal(w->items[0].k, 8);
+        assert_int_equal(w->items[0].nodes, 8);
     }
 }
 
@@ -61,7 +59,8 @@ static double waited_us(struct world *w, uint32_t n_fixed)
                               .draft_rows = 1000,
                               .n_running = 2};
     for (unsigned i = 0; i < 2; i++)
-        w->items[i] = (struct control_item){.s = &w->seqs[i], .n = 4, .fixed = i < n_fixed};
+        w->items[i] = (struct control_item){
+            .s = &w->seqs[i], .max_nodes = 4, .max_depth = 4, .fixed = i < n_fixed};
     return control_ask(&w->c, &r, w->items, 2);
 }
 
@@ -167,14 +166,14 @@ static void ema_learns_from_drafts_that_come_too_late(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
     struct control_seq *s = &w->seqs[0];
-    struct control_item late = {.n = 1, .parents = world_chain, .said = world_silent};
+    struct control_draft late = world_draft(1, (const uint32_t[]){7, 8, 9});
     s->ema = 0;
     for (unsigned i = 0; i < 20; i++)
-        control_seen(&w->c, s, &late, (uint32_t[]){7}, (uint32_t[]){7}, 1);
+        control_seen(&w->c, s, 0, &late, (uint32_t[]){7}, 1);
     assert_int_equal(world_asked(w, 1, 64), 5);
     late.n = 3; // two of them will be verified yet
     float before = s->ema;
-    control_seen(&w->c, s, &late, (uint32_t[]){7, 8, 9}, (uint32_t[]){7}, 1);
+    control_seen(&w->c, s, 0, &late, (uint32_t[]){7}, 1);
     assert_true(s->ema == before);
 }
 
@@ -183,11 +182,12 @@ static void a_tree_teaches_along_the_committed_path(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1, 1);
     const int32_t parents[] = {-1, -1, 0, 1};
-    struct control_item tree = {.n = 4, .parents = parents, .said = world_silent};
-    control_seen(&w->c, &w->seqs[0], &tree, (uint32_t[]){1, 2, 3, 3}, (uint32_t[]){2, 3, 9}, 3);
-    const struct accept_rate_estimate *all = w->c.proposers[0].chance.all;
-    assert_true(all[0].tried > 1.9f && all[0].kept > 0.9f && all[0].kept < 1.1f);
-    assert_true(all[1].tried == 1 && all[1].kept == 1);
+    struct control_draft tree = world_draft(4, (const uint32_t[]){1, 2, 3, 3});
+    tree.parents = parents;
+    control_seen(&w->c, &w->seqs[0], 0, &tree, (uint32_t[]){2, 3, 9}, 3);
+    const struct accept_rate_counts *all = w->c.proposers[0].accept_rate.all;
+    assert_true(all[0].tried > 1.9f && all[0].accepted > 0.9f && all[0].accepted < 1.1f);
+    assert_true(all[1].tried == 1 && all[1].accepted == 1);
     assert_true(all[2].tried == 0);
 }
 
@@ -203,7 +203,7 @@ static void answers_that_come_together_take_the_time_of_the_longest(void **state
         control_answered(&w->c, &w->seqs[1], 0, k, 50 + 20.0 * k, true);
         world_asked(w, 2, 64);
     }
-    const struct draft_latency *a = &w->c.proposers[0].answer;
+    const struct draft_latency *a = &w->c.proposers[0].latency;
     assert_true(fabs(draft_latency_us(a, 2, 2) - 90) < 3);
     assert_true(fabs(draft_latency_us(a, 4, 2) - 130) < 3);
 }
@@ -219,7 +219,7 @@ static void an_answer_without_tokens_that_was_held_up_counts_a_few_times(void **
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     const double *empty_us = &w->c.proposers[0].empty_us;
-    w->seqs[0].reading.done = true;
+    w->seqs[0].prefill.done = true;
     answer_without(w, 5000);
     assert_true(*empty_us == 5000);
     answer_without(w, 700000);
@@ -235,7 +235,7 @@ static void answers_with_tokens_bound_what_those_without_take(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     const double *empty_us = &w->c.proposers[0].empty_us;
-    w->seqs[0].reading.done = true;
+    w->seqs[0].prefill.done = true;
     for (unsigned i = 0; i < 30; i++) {
         world_ask(&w->seqs[0], 1);
         control_answered(&w->c, &w->seqs[0], 0, 2, 5000, true);
@@ -268,15 +268,15 @@ static void a_silent_proposer_says_nothing_of_another(void **state)
         unsigned other = 1 - silent;
         answer_wishes(w, &w->seqs[1], other, 40, true);
         answer_wishes(w, s, silent, 40, false);
-        assert_true(control_given(&w->c, silent, s) < 0.1);
-        assert_true(control_given(&w->c, other, s) == 1);
+        assert_true(control_state_granted(&w->c, silent, s) < 0.1);
+        assert_true(control_state_granted(&w->c, other, s) == 1);
         control_asked(s, other, 100, 1);
         control_put_off(s, other, 100);
-        assert_true(control_given(&w->c, other, s) == 1); // it only reads
+        assert_true(control_state_granted(&w->c, other, s) == 1); // it only reads
         answer_wishes(w, s, other, 1, false);
-        assert_true(control_given(&w->c, other, s) > 0.8);
+        assert_true(control_state_granted(&w->c, other, s) > 0.8);
         control_unread(s);
-        assert_true(control_given(&w->c, other, s) < 1); // it is the same one
+        assert_true(control_state_granted(&w->c, other, s) < 1); // it is the same one
     }
 }
 
@@ -287,10 +287,10 @@ static void an_answer_of_the_last_proposer_comes_too_late_to_count(void **state)
     struct control_seq *s = &w->seqs[0];
     answer_wishes(w, s, 1, 40, false);
     control_answered(&w->c, s, 0, 2, 1000, true);
-    assert_true(control_given(&w->c, 1, s) < 0.1);
-    struct prefill_price reading = s->reading;
+    assert_true(control_state_granted(&w->c, 1, s) < 0.1);
+    struct prefill_price_seq reading = s->prefill;
     control_put_off(s, 0, 700);
-    assert_memory_equal(&s->reading, &reading, sizeof(reading));
+    assert_memory_equal(&s->prefill, &reading, sizeof(reading));
 }
 
 static void another_proposer_in_the_same_place_starts_anew(void **state)
@@ -302,10 +302,10 @@ static void another_proposer_in_the_same_place_starts_anew(void **state)
         answer_wishes(w, s, p, 40, false);
         control_forget(&w->c, p);
         control_seq_forget(s, 1 - p);
-        assert_true(control_given(&w->c, p, s) < 0.1 && s->reading.done);
+        assert_true(control_state_granted(&w->c, p, s) < 0.1 && s->prefill.done);
         control_unread(s); // since it was preempted
         control_seq_forget(s, p);
-        assert_true(control_given(&w->c, p, s) == 1);
+        assert_true(control_state_granted(&w->c, p, s) == 1);
     }
 }
 
@@ -329,27 +329,27 @@ static void passes_beside_a_reader_say_nothing_of_others(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    struct pass_time before = w->c.cost;
+    struct pass_time before = w->c.pass_time;
     read_beside_passes(w, &w->seqs[0]);
-    assert_memory_equal(&w->c.cost, &before, sizeof(before));
+    assert_memory_equal(&w->c.pass_time, &before, sizeof(before));
     pass_beside(w, NULL, 200);
-    assert_true(w->c.cost.scale > before.scale);
+    assert_true(w->c.pass_time.scale > before.scale);
 }
 
 static void unless_they_were_faster_or_it_never_ends(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
-    double before = w->c.cost.scale;
+    double before = w->c.pass_time.scale;
     control_asked(&w->seqs[0], 0, 100, 1);
     pass_beside(w, &w->seqs[0], 50);
-    assert_true(w->c.cost.scale < before);
-    before = w->c.cost.scale;
+    assert_true(w->c.pass_time.scale < before);
+    before = w->c.pass_time.scale;
     for (unsigned i = 0; i < 100; i++) {
         control_asked(&w->seqs[0], 0, 100, 1); // it is still reading, it says each time
         pass_beside(w, &w->seqs[0], 200);
     }
-    assert_true(w->c.cost.scale > before);
+    assert_true(w->c.pass_time.scale > before);
 }
 
 /* It is answered while the pass runs. */
@@ -360,7 +360,7 @@ static void the_last_pass_beside_a_reader_is_paid_for_too(void **state)
     world_ask(&w->seqs[0], 1);
     control_answered(&w->c, &w->seqs[0], 0, 4, 1000, true);
     pass_beside(w, &w->seqs[0], 200);
-    assert_true(w->c.proposers[0].reading.us == 100);
+    assert_true(w->c.proposers[0].prefill_price.us == 100);
 }
 
 static void a_pass_that_was_interrupted_makes_no_price(void **state)
@@ -427,7 +427,7 @@ static void who_is_not_read_keeps_nobody_from_drafting(void **state)
     control_seq_init(&w->seqs[1]);
     read_beside_passes(w, &w->seqs[1]);
     world_asked_with(w, 2, 64, 10);
-    assert_true(w->items[0].k == 0 && w->items[1].k > 0);
+    assert_true(w->items[0].nodes == 0 && w->items[1].nodes > 0);
 }
 
 /* One whose context is being read has cost what it costs, also before the first has been read. */
@@ -448,13 +448,13 @@ static void an_answer_without_tokens_has_nothing_to_read(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     control_asked(&w->seqs[0], 0, 100, 1);
-    assert_int_equal(w->seqs[0].reading.positions, 100);
+    assert_int_equal(w->seqs[0].prefill.positions, 100);
     control_answered(&w->c, &w->seqs[0], 0, 4, 150, false);
-    assert_int_equal(w->seqs[0].reading.positions, 0);
+    assert_int_equal(w->seqs[0].prefill.positions, 0);
     control_asked(&w->seqs[0], 0, 0, 1);
-    assert_int_equal(w->seqs[0].reading.positions, 0);
+    assert_int_equal(w->seqs[0].prefill.positions, 0);
     control_asked(&w->seqs[0], 1, 101, 1); // another proposer
-    assert_int_equal(w->seqs[0].reading.positions, 101);
+    assert_int_equal(w->seqs[0].prefill.positions, 101);
 }
 
 static void who_is_not_asked_is_not_read(void **state)
@@ -463,7 +463,7 @@ static void who_is_not_asked_is_not_read(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110); // no row pays
     control_asked(&w->seqs[0], 0, 100, 1);
     assert_int_equal(world_asked(w, 1, 64), 0);
-    assert_int_equal(w->seqs[0].reading.positions, 0);
+    assert_int_equal(w->seqs[0].prefill.positions, 0);
 }
 
 /* Rounds of so many in which the first sequence is asked for, each time to be put off. */
@@ -475,7 +475,7 @@ static unsigned rounds_put_off(struct world *w, unsigned n_rounds)
         bool is_asked = world_asked(w, 1, 64) > 0;
         if (is_asked)
             control_asked(s, 0, 100, 1);
-        pass_beside(w, prefill_price_continues(&s->reading) ? s : NULL, 100);
+        pass_beside(w, prefill_price_running(&s->prefill) ? s : NULL, 100);
         if (is_asked)
             control_put_off(s, 0, 100);
         n_asked += is_asked;

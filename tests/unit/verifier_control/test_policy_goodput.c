@@ -47,8 +47,8 @@ static void goodput_finds_the_best_length_for_every_acceptance(void **state)
             struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, row_us[c]);
             world_feed(w, 0, alphas[a], 16, 2000);
             world_feed(w, 0, alphas[a], 4, 20);
-            w->seqs[0].kept = w->seqs[0].expected = 0; // this one's luck is not at stake
-            for (uint32_t k = 1; k <= 16; k++)         // a proposer that takes 3 us for each token
+            w->seqs[0].accepted = w->seqs[0].expected = 0; // this one's luck is not at stake
+            for (uint32_t k = 1; k <= 16; k++) // a proposer that takes 3 us for each token
                 answered(w, 0, k, 3.0 * k);
             uint32_t best = best_k(alphas[a], 100, row_us[c], 3);
             uint32_t k = world_asked(w, 1, 64);
@@ -73,12 +73,12 @@ static void without_times_nothing_is_drafted(void **state)
 {
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
-    w->c.cost = (struct pass_time){0};
+    w->c.pass_time = (struct pass_time){0};
     for (unsigned i = 0; i < 2000; i++) {
-        pass_time_seen(&w->c.cost, &(struct pass_time_work){.rows = 1}, 100);
+        pass_time_seen(&w->c.pass_time, &(struct pass_time_work){.rows = 1}, 100);
         assert_int_equal(world_asked(w, 2, 64), 0);
     }
-    assert_true(w->c.cost.scale == 0);
+    assert_true(w->c.pass_time.scale == 0);
 }
 
 static void a_sequence_that_fares_better_gets_more(void **state)
@@ -90,7 +90,7 @@ static void a_sequence_that_fares_better_gets_more(void **state)
         world_feed(w, 1, 0.1, 4, 1);
     }
     world_asked(w, 2, 64);
-    assert_true(w->items[0].k > w->items[1].k);
+    assert_true(w->items[0].nodes > w->items[1].nodes);
 }
 
 static void rows_go_to_the_likeliest_tokens(void **state)
@@ -104,13 +104,13 @@ static void rows_go_to_the_likeliest_tokens(void **state)
     world_asked(w, 16, 64);
     for (unsigned i = 0; i < 16; i++) {
         const struct control_item *v = &w->items[i];
-        most = v->k > most ? v->k : most;
-        least = v->k && v->chance[v->k - 1] < least ? v->chance[v->k - 1] : least;
-        n_differ += v->k != w->items[0].k;
+        most = v->nodes > most ? v->nodes : most;
+        least = v->nodes && v->survival[v->nodes - 1] < least ? v->survival[v->nodes - 1] : least;
+        n_differ += v->nodes != w->items[0].nodes;
     }
     assert_true(n_differ > 8);
     for (unsigned i = 0; i < 16; i++) // most may be the limit
-        assert_true(w->items[i].k == most || w->items[i].chance[w->items[i].k] <= least);
+        assert_true(w->items[i].nodes == most || w->items[i].survival[w->items[i].nodes] <= least);
 }
 
 static void one_draft_that_fails_says_little_of_a_sequence(void **state)
@@ -148,14 +148,13 @@ static void a_slow_proposer_is_asked_for_more_at_once_or_not_at_all(void **state
 static void show_proposer(struct world *w, unsigned p, double alpha, double us)
 {
     const uint32_t tokens[4] = {7, 7, 7, 7};
-    struct control_item draft = {
-        .proposer = p, .n = 4, .parents = world_chain, .said = world_silent};
+    struct control_draft draft = world_draft(4, tokens);
     for (unsigned i = 0; i < 200; i++) {
         uint32_t n = world_right_tokens(w, alpha, 4), committed[5] = {7, 7, 7, 7};
         committed[n] = 8;
         control_asked(&w->seqs[p], p, 0, 1);
         control_answered(&w->c, &w->seqs[p], p, 1 + i % 8, us, true);
-        control_seen(&w->c, &w->seqs[p], &draft, tokens, committed, n + 1);
+        control_seen(&w->c, &w->seqs[p], p, &draft, committed, n + 1);
         control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
     }
 }
@@ -166,8 +165,12 @@ static double ask_by_turns(struct world *w, uint32_t n)
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++) {
         pass_time_add(&r.pass, 1, 100);
-        w->items[i] = (struct control_item){
-            .s = &w->seqs[i], .proposer = i % 2, .context = 100, .left = 1000, .n = 16};
+        w->items[i] = (struct control_item){.s = &w->seqs[i],
+                                            .proposer = i % 2,
+                                            .context = 100,
+                                            .left = 1000,
+                                            .max_nodes = 16,
+                                            .max_depth = 16};
     }
     return control_ask(&w->c, &r, w->items, n);
 }
@@ -180,8 +183,8 @@ static void a_slow_proposer_keeps_nobody_else_from_drafting(void **state)
     show_proposer(w, 0, 0.8, 200);
     show_proposer(w, 1, 0.1, 40000);
     double wait_us = ask_by_turns(w, 2);
-    assert_true(w->items[0].k > 2 && w->items[1].k == 0);
-    assert_true(w->c.beside_us < 400 && wait_us > 5000 && wait_us < 40000);
+    assert_true(w->items[0].nodes > 2 && w->items[1].nodes == 0);
+    assert_true(w->c.wait_us < 400 && wait_us > 5000 && wait_us < 40000);
 }
 
 /* Together they pay, but without the slow one better. */
@@ -192,7 +195,7 @@ static void a_slow_proposer_holds_up_nobody(void **state)
     show_proposer(w, 0, 0.8, 200);
     show_proposer(w, 1, 0.8, 15000);
     ask_by_turns(w, 2);
-    assert_true(w->items[0].k > 2 && w->items[1].k == 0);
+    assert_true(w->items[0].nodes > 2 && w->items[1].nodes == 0);
 }
 
 /* Each sequence that a proposer drafts for takes it as long as half a token, but four of 16 only
@@ -202,15 +205,15 @@ static void who_has_no_row_takes_no_time_of_its_proposer(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 60);
     for (unsigned i = 0; i < 300; i++)
-        draft_latency_seen(&w->c.proposers[0].answer, 1 + i % 8, 1 + i % 5,
+        draft_latency_seen(&w->c.proposers[0].latency, 1 + i % 8, 1 + i % 5,
                            500 + (1 + i % 8) * (400 + 200.0 * (i % 5)));
     for (unsigned i = 0; i < 16; i++) {
         w->seqs[i].expected = 7e5; // at the 0.7 that a token has before any was tried
-        w->seqs[i].kept = i < 4 ? 9e5 : 0.2e5;
+        w->seqs[i].accepted = i < 4 ? 9e5 : 0.2e5;
     }
     world_asked(w, 16, 64);
     for (unsigned i = 0; i < 16; i++)
-        assert_true(i < 4 ? w->items[i].k > 2 : w->items[i].k == 0);
+        assert_true(i < 4 ? w->items[i].nodes > 2 : w->items[i].nodes == 0);
 }
 
 /* Nor is a proposer waited for that has none to draft. */
@@ -221,8 +224,8 @@ static void who_has_no_row_is_not_waited_for(void **state)
     show_proposer(w, 0, 0.9, 200);
     show_proposer(w, 1, 0.01, 1000);
     ask_by_turns(w, 2);
-    assert_true(w->items[0].k > 0 && w->items[1].k == 0);
-    assert_true(w->c.beside_us < 400);
+    assert_true(w->items[0].nodes > 0 && w->items[1].nodes == 0);
+    assert_true(w->c.wait_us < 400);
 }
 
 /* A pass of up to 16 rows takes the same, one of more 1.6 times as long: sequences of the slow
@@ -235,7 +238,7 @@ static void who_has_no_row_beside_a_slow_proposer_drafts_without_it(void **state
     struct pass_time_measured m = {0};
     for (unsigned i = 0; i < PASS_TIME_TIMED; i++)
         m.us[i] = pass_time_rows_at(i) <= 16 ? 10000 : 16000;
-    pass_time_init(&w->c.cost, &m);
+    pass_time_init(&w->c.pass_time, &m);
     show_proposer(w, 0, 0.9, 4000);
     show_proposer(w, 1, 0.85, 200);
     for (unsigned i = 2; i < 12; i++)
@@ -243,7 +246,7 @@ static void who_has_no_row_beside_a_slow_proposer_drafts_without_it(void **state
     ask_by_turns(w, 12);
     uint32_t k[2] = {0};
     for (unsigned i = 0; i < 12; i++)
-        k[i % 2] += w->items[i].k;
+        k[i % 2] += w->items[i].nodes;
     assert_true(k[0] == 0 && k[1] == 4);
 }
 
@@ -253,10 +256,10 @@ static void waiting_is_worth_what_the_draft_brings(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 0);
     struct control_round r = {
         .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
-    w->items[0] = (struct control_item){.s = &w->seqs[0], .n = 4};
+    w->items[0] = (struct control_item){.s = &w->seqs[0], .max_nodes = 4, .max_depth = 4};
     world_feed(w, 0, 1, 4, 500);
     double us = control_ask(&w->c, &r, w->items, 1);
-    assert_int_equal(w->items[0].k, 4);
+    assert_int_equal(w->items[0].nodes, 4);
     assert_true(us > 350 && us < 400); // five tokens in a pass that costs no more than for one
 }
 
@@ -297,8 +300,8 @@ static unsigned rounds_of_all(struct world *w, unsigned n_rounds, uint32_t k_of_
         uint32_t k = world_asked(w, 4, 64);
         n_all += k;
         for (unsigned s = 0; s < 3; s++)
-            assert_true(w->items[s].k == k && w->seqs[s].trying == (k > 0));
-        assert_int_equal(w->items[3].k, k_of_3 && k);
+            assert_true(w->items[s].nodes == k && w->seqs[s].trying == (k > 0));
+        assert_int_equal(w->items[3].nodes, k_of_3 && k);
     }
     return n_all;
 }
@@ -308,7 +311,7 @@ static void what_almost_pays_is_tried_by_all_that_were_read(void **state)
     (void)state;
     struct world *w = world_where_drafts_almost_pay();
     assert_in_range(rounds_of_all(w, 340, 1), 16, 22);
-    w->c.proposers[0].reading = (struct prefill_price_quote){.us = 1e6, .positions = 100};
+    w->c.proposers[0].prefill_price = (struct prefill_price){.us = 1e6, .positions = 100};
     control_unread(&w->seqs[3]);
     assert_in_range(rounds_of_all(w, 340, 0), 16, 22);
 }
@@ -322,10 +325,14 @@ static unsigned tries_of_the_other(struct world *w, unsigned n_rounds)
         pass_time_add(&r.pass, 1, 100);
     for (unsigned round = 0; round < n_rounds; round++) {
         for (uint32_t i = 0; i < 4; i++)
-            w->items[i] = (struct control_item){
-                .s = &w->seqs[i], .proposer = i / 2, .context = 100, .left = 1000, .n = 64};
+            w->items[i] = (struct control_item){.s = &w->seqs[i],
+                                                .proposer = i / 2,
+                                                .context = 100,
+                                                .left = 1000,
+                                                .max_nodes = 64,
+                                                .max_depth = 64};
         control_ask(&w->c, &r, w->items, 4);
-        n_tries += w->items[2].k || w->items[3].k;
+        n_tries += w->items[2].nodes || w->items[3].nodes;
     }
     return n_tries;
 }
@@ -337,7 +344,7 @@ static void who_is_not_among_all_tries_too(void **state)
     w->c.proposers[1] = w->c.proposers[0];
     for (unsigned i = 2; i < 4; i++) {
         control_asked(&w->seqs[i], 1, 0, 1);
-        w->seqs[i].kept = 0; // they fare worse than others
+        w->seqs[i].accepted = 0; // they fare worse than others
         w->seqs[i].expected = 100;
     }
     assert_in_range(tries_of_the_other(w, 400), 5, 20);
@@ -355,7 +362,7 @@ static void while_a_context_is_read_all_do_not_try(void **state)
     w->seqs[3].trying = true;
     for (unsigned i = 0; i < 50; i++) {
         assert_int_equal(world_asked(w, 4, 64), 0);
-        assert_int_equal(w->items[3].k, 1);
+        assert_int_equal(w->items[3].nodes, 1);
     }
     assert_int_equal(w->c.proposers[0].n_tries, 0);
 }
@@ -368,9 +375,10 @@ static void a_fixed_request_is_no_try(void **state)
         .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = 1, .draft_rows = 1000, .n_running = 2};
     w->c.proposers[0].n_tries = 0;
     for (unsigned i = 0; i < 50; i++) {
-        w->items[0] = (struct control_item){.s = &w->seqs[0], .n = 4, .fixed = true};
+        w->items[0] =
+            (struct control_item){.s = &w->seqs[0], .max_nodes = 4, .max_depth = 4, .fixed = true};
         assert_true(control_ask(&w->c, &r, w->items, 1) == 0); // nobody waits for it
-        assert_int_equal(w->items[0].k, 1);
+        assert_int_equal(w->items[0].nodes, 1);
     }
 }
 
@@ -382,11 +390,11 @@ static void a_new_proposer_is_tried_at_once(void **state)
     w->c.proposers[0] = (struct control_proposer){0};
     unsigned n_tried = 0;
     for (unsigned i = 0; i < 50; i++) {
-        n_tried += world_asked(w, 2, 64) > 0 || w->items[1].k > 0;
+        n_tried += world_asked(w, 2, 64) > 0 || w->items[1].nodes > 0;
         assert_int_equal(n_tried, i < 8 ? i + 1 : 8);
     }
     control_forget(&w->c, 0); // another one
-    assert_true(world_asked(w, 2, 64) > 0 || w->items[1].k > 0);
+    assert_true(world_asked(w, 2, 64) > 0 || w->items[1].nodes > 0);
 }
 
 /* Of the time of n_rounds, 5 ms each, what tries leave if the proposer answers each wish after us
@@ -400,7 +408,7 @@ static double left_beside_silence(struct world *w, double us, unsigned n_rounds,
         if (!world_asked(w, 1, 64))
             continue;
         world_ask(&w->seqs[0], 1);
-        control_answered(&w->c, &w->seqs[0], 0, w->items[0].k, us, false);
+        control_answered(&w->c, &w->seqs[0], 0, w->items[0].nodes, us, false);
         waited_us += us;
     }
     return n_rounds * 5000.0 / (n_rounds * 5000.0 + waited_us);
@@ -486,7 +494,8 @@ static void new_sequences_know_what_others_were_given(void **state)
 static double try_waits_us(struct world *w)
 {
     struct control_round r = {.pass = {.rows = 1}, .n_decoding = 1, .n_running = 1};
-    w->items[0] = (struct control_item){.s = &w->seqs[0], .left = 1000, .n = 16};
+    w->items[0] =
+        (struct control_item){.s = &w->seqs[0], .left = 1000, .max_nodes = 16, .max_depth = 16};
     return control_ask(&w->c, &r, w->items, 1);
 }
 
@@ -524,12 +533,12 @@ static void tries_are_for_those_that_were_read(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
     world_feed(w, 0, 0.05, 8, 200);
-    w->seqs[2].reading.done = true;
+    w->seqs[2].prefill.done = true;
     unsigned n_tried = 0;
     for (unsigned i = 0; i < 2000; i++) {
         world_asked(w, 4, 64);
-        n_tried += w->items[2].k > 0;
-        assert_true(w->items[0].k == 0 && w->items[1].k == 0 && w->items[3].k == 0);
+        n_tried += w->items[2].nodes > 0;
+        assert_true(w->items[0].nodes == 0 && w->items[1].nodes == 0 && w->items[3].nodes == 0);
     }
     assert_in_range(n_tried, 2, 100);
 }
@@ -551,14 +560,16 @@ static void a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q(void 
     struct pass_time_measured m = {.us = {100, 160, 161, 162, 163, 164}};
     const float said[] = {.5f, .48f, .46f, .44f, .42f};
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
-    pass_time_init(&w->c.cost, &m);
+    pass_time_init(&w->c.pass_time, &m);
     for (unsigned drawn = 0; drawn < 2; drawn++) {
         struct control_round r = {
             .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
         w->items[0] = (struct control_item){
-            .s = &w->seqs[0], .n = 5, .parents = world_chain, .said = said, .drawn = drawn};
+            .s = &w->seqs[0], .max_nodes = 5, .max_depth = 5, .draft = world_draft(5, NULL)};
+        w->items[0].draft.predicted = said;
+        w->items[0].draft.drawn = drawn;
         control_cut(&w->c, &r, w->items, 1);
-        assert_int_equal(w->items[0].k, drawn ? 0 : 5);
+        assert_int_equal(w->items[0].nodes, drawn ? 0 : 5);
     }
 }
 
@@ -579,13 +590,13 @@ static void no_more_is_asked_for_than_a_pass_has_rows_for(void **state)
         .n_decoding = 2, .n_running = 2, .draft_rows = 5, .pass = {.rows = 2}};
     for (unsigned i = 0; i < 2; i++)
         w->items[i] = (struct control_item){
-            .s = &w->seqs[i], .n = 16, .parents = world_chain, .said = world_silent};
+            .s = &w->seqs[i], .max_nodes = 16, .max_depth = 16, .draft = world_draft(16, NULL)};
     for (unsigned here = 0; here < 2; here++) {
         if (here)
             control_cut(&w->c, &r, w->items, 2);
         else
             control_ask(&w->c, &r, w->items, 2);
-        assert_int_equal(w->items[0].k + w->items[1].k, 5);
+        assert_int_equal(w->items[0].nodes + w->items[1].nodes, 5);
     }
 }
 
@@ -607,7 +618,7 @@ static void a_wait_that_is_over_does_not_count_against_the_draft(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     const float said[] = {.97f, .95f, .93f};
-    w->c.cost.drafted_scale = 2;
+    w->c.pass_time.drafted_scale = 2;
     assert_int_equal(world_cut(w, world_chain, said, 3), 3);
 }
 
@@ -616,10 +627,11 @@ static void what_a_proposer_says_is_weighed_by_what_came_of_it(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     const float boast[] = {.97f, .94f, .91f};
-    struct control_item item = {.n = 3, .parents = world_chain, .said = boast};
+    struct control_draft draft = world_draft(3, (const uint32_t[]){1, 2, 3});
+    draft.predicted = boast;
     assert_int_equal(world_cut(w, world_chain, boast, 3), 3);
     for (unsigned i = 0; i < 200; i++)
-        control_seen(&w->c, &w->seqs[1], &item, (uint32_t[]){1, 2, 3}, (uint32_t[]){4}, 1);
+        control_seen(&w->c, &w->seqs[1], 0, &draft, (uint32_t[]){4}, 1);
     assert_int_equal(world_cut(w, world_chain, boast, 3), 0);
 }
 
@@ -629,10 +641,11 @@ static void what_a_proposer_says_counts_at_every_place(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
     const float modest[] = {.15f, .0225f, .003375f, .00050625f};
-    struct control_item item = {.n = 1, .parents = world_chain, .said = modest};
+    struct control_draft draft = world_draft(1, (const uint32_t[]){1});
+    draft.predicted = modest;
     assert_int_equal(world_cut(w, world_chain, modest, 4), 1);
     for (unsigned i = 0; i < 20; i++)
-        control_seen(&w->c, &w->seqs[1], &item, (uint32_t[]){1}, (uint32_t[]){1, 4}, 2);
+        control_seen(&w->c, &w->seqs[1], 0, &draft, (uint32_t[]){1, 4}, 2);
     assert_int_equal(world_cut(w, world_chain, modest, 4), 4);
 }
 
@@ -655,20 +668,20 @@ static uint32_t draft(struct world *w, uint32_t n, struct run *run)
 {
     uint32_t n_drafts = 0, longest = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (!w->items[i].k)
+        if (!w->items[i].nodes)
             continue;
         struct control_item item = {.s = &w->seqs[i],
                                     .context = 100,
-                                    .n = w->items[i].k,
-                                    .parents = world_chain,
-                                    .said = world_silent};
-        longest = item.n > longest ? item.n : longest;
+                                    .max_nodes = w->items[i].nodes,
+                                    .max_depth = w->items[i].depth,
+                                    .draft = world_draft(w->items[i].nodes, NULL)};
+        longest = item.draft.n > longest ? item.draft.n : longest;
         w->items[n_drafts++] = item;
     }
     double us = n_drafts ? 10 + 5.0 * longest : 0;
     for (uint32_t i = 0; i < n_drafts; i++) {
         world_ask(w->items[i].s, n_drafts);
-        control_answered(&w->c, w->items[i].s, 0, w->items[i].n, us, true);
+        control_answered(&w->c, w->items[i].s, 0, w->items[i].draft.n, us, true);
     }
     run->us += us;
     return n_drafts;
@@ -683,11 +696,11 @@ static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t 
     control_cut(&w->c, &r, w->items, n_drafts);
     for (uint32_t i = 0; i < n_drafts; i++) {
         const struct control_item *v = &w->items[i];
-        uint32_t n_right = world_right_tokens(w, t->alpha, v->n);
-        r.pass.rows += v->k;
-        r.pass.drafted |= v->k > 0;
-        run->tokens += n_right < v->k ? n_right : v->k;
-        world_see(w, v->s, v->n, n_right);
+        uint32_t n_right = world_right_tokens(w, t->alpha, v->draft.n);
+        r.pass.rows += v->nodes;
+        r.pass.drafted |= v->nodes > 0;
+        run->tokens += n_right < v->nodes ? n_right : v->nodes;
+        world_see(w, v->s, v->draft.n, n_right);
     }
     double us = (1 + t->load) * (100 + t->row_us * (r.pass.rows - 1));
     us *= r.pass.drafted ? 1 + t->drafted : 1;
@@ -725,7 +738,7 @@ static struct world *world_that_believes(double us_of_1, double us_of_4, double 
 {
     struct pass_time_measured m = {.us = {[0] = us_of_1, [3] = us_of_4, [18] = us_of_64}};
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
-    pass_time_init(&w->c.cost, &m);
+    pass_time_init(&w->c.pass_time, &m);
     return w;
 }
 

@@ -78,7 +78,7 @@ static void a_draft_that_is_put_off_ends_the_wait_and_says_nothing(void **state)
         seq.has_draft = false;
         round_take_draft(&engine, &item);
         assert_true(seq.has_draft);
-        float given = seq.control.given; // below 0: nothing was
+        float given = seq.control.granted; // below 0: nothing was
         assert_true(unread ? given < 0 : given >= 0 && given < 1);
     }
 }
