@@ -1,5 +1,4 @@
 /* speculation.c - names of proposers and policies, defaults, checks. */
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 #include "base/err.h"
@@ -9,8 +8,6 @@
 #include "verifier-svc/speculation.h"
 
 #define NAME_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
-
-static_assert(DRAFTS_MAX == CONTROL_MAX_PROPOSERS, "the controller knows every proposer place");
 
 static bool is_printable(const char *text, size_t len)
 {

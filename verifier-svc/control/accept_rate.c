@@ -42,10 +42,10 @@ double accept_rate_predicted(const struct accept_rate *a, uint32_t depth, double
     return rate_of(&a->predicted[bin_of(predicted)], bin_mean[bin_of(predicted)]);
 }
 
-double accept_rate_alone(const int32_t *parents, const float *predicted, uint32_t i)
+double accept_rate_alone(const struct draft *d, uint32_t i)
 {
-    double above = parents[i] < 0 ? 1 : predicted[parents[i]];
-    return above > 0 ? predicted[i] / above : 0;
+    double above = d->parents[i] < 0 ? 1 : d->survival[d->parents[i]];
+    return above > 0 ? d->survival[i] / above : 0;
 }
 
 static void count(struct accept_rate_counts *c, bool accepted)

@@ -11,6 +11,7 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
+#include "model/draft.h"
 
 #define ACCEPT_RATE_DEPTHS 6      // first, second, third, 4th to 6th, 7th to 10th, later
 #define ACCEPT_RATE_PREDICTIONS 6 // below .2, .4, .6, .8, .95 and 1
@@ -33,9 +34,9 @@ double accept_rate_at(const struct accept_rate *a, uint32_t depth);
 /* r(d, s): rate of a token with prediction s; 1: the proposer made none. */
 double accept_rate_predicted(const struct accept_rate *a, uint32_t depth, double predicted);
 
-/* s: the prediction of draft token i alone. predicted[i] is the proposer's estimate for the token
- * and its whole path, so s is predicted[i] divided by that of its parent. */
-double accept_rate_alone(const int32_t *parents, const float *predicted, uint32_t i);
+/* s: the proposer's prediction of draft token i alone: the survival estimate of the token and its
+ * path, divided by that of its parent. */
+double accept_rate_alone(const struct draft *d, uint32_t i);
 
 /* Counts a token that was tried. */
 void accept_rate_seen(struct accept_rate *a, uint32_t depth, double predicted, bool accepted);

@@ -89,7 +89,7 @@ static uint32_t tokens_to_request(const struct control *c, const struct control_
 double control_ask(struct control *c, const struct control_round *r, struct control_item *v,
                    uint32_t n)
 {
-    for (unsigned i = 0; i < CONTROL_MAX_PROPOSERS; i++)
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
         update_latency(&c->proposers[i]);
     for (uint32_t i = 0; i < n; i++)
         allow_tokens(&v[i], tokens_to_request(c, r, &v[i]));
@@ -108,9 +108,9 @@ double control_ask(struct control *c, const struct control_round *r, struct cont
  * Returns the number of tokens before that one. */
 static uint32_t tokens_to_verify(struct control_item *v)
 {
-    uint32_t n = min_u32(v->draft.n, v->max_nodes);
+    uint32_t n = min_u32(v->draft->n, v->max_nodes);
     for (uint32_t i = 0; i < n; i++) {
-        int32_t parent = v->draft.parents[i];
+        int32_t parent = v->draft->parents[i];
         v->token_depth[i] = parent < 0 ? 1 : (uint8_t)(v->token_depth[parent] + 1);
         if (v->token_depth[i] > v->max_depth)
             return i;
@@ -234,16 +234,16 @@ void control_passed(struct control *c, const struct pass_time_work *pass, double
 /* The committed tokens have reached `node`, so all its children are tried, and `committed` is the
  * next token. Returns the accepted child, or -1. */
 static int32_t try_children(struct control *c, struct control_seq *s, unsigned proposer,
-                            const struct control_draft *draft, int32_t node, uint32_t depth,
+                            const struct draft *draft, uint32_t n, int32_t node, uint32_t depth,
                             uint32_t committed)
 {
     struct accept_rate *rates = &c->proposers[proposer].accept_rate;
     int32_t found = -1;
-    for (uint32_t i = (uint32_t)(node + 1); i < draft->n; i++) {
+    for (uint32_t i = (uint32_t)(node + 1); i < n; i++) {
         if (draft->parents[i] != node)
             continue;
         bool accepted = found < 0 && draft->tokens[i] == committed;
-        double predicted = accept_rate_alone(draft->parents, draft->predicted, i);
+        double predicted = accept_rate_alone(draft, i);
         s->expected += (float)accept_rate_predicted(rates, depth, predicted);
         s->accepted += accepted ? 1 : 0;
         accept_rate_seen(rates, depth, predicted, accepted);
@@ -253,23 +253,23 @@ static int32_t try_children(struct control *c, struct control_seq *s, unsigned p
 }
 
 void control_seen(struct control *c, struct control_seq *s, unsigned proposer,
-                  const struct control_draft *draft, const uint32_t *committed,
+                  const struct draft *draft, uint32_t n, const uint32_t *committed,
                   uint32_t n_committed)
 {
-    if (!draft->n || !n_committed)
+    if (!n || !n_committed)
         return;
     int32_t node = -1;
     uint32_t n_accepted = 0;
     s->accepted *= SEQ_FADE;
     s->expected *= SEQ_FADE;
     for (uint32_t i = 0; i < n_committed; i++) {
-        node = try_children(c, s, proposer, draft, node, i, committed[i]);
+        node = try_children(c, s, proposer, draft, n, node, i, committed[i]);
         if (node < 0)
             break;
         n_accepted++;
     }
-    if (node < 0 || n_accepted == draft->n) // else its other tokens are still to be verified
-        s->ema += (float)(EMA_WEIGHT * ((double)n_accepted / draft->n - s->ema));
+    if (node < 0 || n_accepted == n) // else its other tokens are still to be verified
+        s->ema += (float)(EMA_WEIGHT * ((double)n_accepted / n - s->ema));
 }
 
 void control_verified(struct control *c, uint32_t n_drafted, uint32_t n_accepted)

@@ -59,10 +59,10 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
  * for more passes than prefill_price.h allows, this counts as an answer without tokens. */
 void control_put_off(struct control_seq *s, unsigned proposer, uint32_t unread);
 
-/* Compares a draft with the n_committed tokens that were committed from its start on. The draft may
- * have been verified, cut to nothing, or have come too late. */
+/* Compares the first n nodes of a draft with the n_committed tokens that were committed from its
+ * start on. The draft may have been verified, cut, or have arrived too late. */
 void control_seen(struct control *c, struct control_seq *s, unsigned proposer,
-                  const struct control_draft *draft, const uint32_t *committed,
+                  const struct draft *draft, uint32_t n, const uint32_t *committed,
                   uint32_t n_committed);
 
 /* A round took us without its wait for drafts, and ran this pass. beside: a sequence whose context

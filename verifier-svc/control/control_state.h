@@ -11,14 +11,13 @@
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
-#include "verifier-svc/accept/accept.h"
+#include "model/draft.h"
 #include "verifier-svc/control/accept_rate.h"
 #include "verifier-svc/control/draft_latency.h"
 #include "verifier-svc/control/pass_time.h"
 #include "verifier-svc/control/prefill_price.h"
 
-#define CONTROL_MAX_PROPOSERS 16 // proposer places
-#define CONTROL_K_MAX 20         // upper bound of the setting k
+#define CONTROL_K_MAX 20 // upper bound of the setting k
 
 enum control_policy { CONTROL_GOODPUT, CONTROL_FIXED, CONTROL_EMA };
 
@@ -58,7 +57,7 @@ struct control_seq {
 struct control {
     struct control_options options;
     struct pass_time pass_time;
-    struct control_proposer proposers[CONTROL_MAX_PROPOSERS];
+    struct control_proposer proposers[DRAFT_MAX_PROPOSERS];
     double wait_us;        // of the drafts requested last: the part of a round beside its pass
     double acceptance_ema; // of all rounds with drafts, shown to users
     /* Exploration (exploration.h): */
@@ -67,38 +66,30 @@ struct control {
     uint32_t n_less;               // rounds with less
 };
 
-/* A draft: a tree whose parents precede their children. */
-struct control_draft {
-    uint32_t n;             // at most ACCEPT_MAX
-    const uint32_t *tokens; // (n); only control_seen() reads them
-    const int32_t *parents; // (n) index of the token before this one; -1: the last committed token
-    const float *predicted; // (n) the proposer's estimate that this token and its path survive
-    bool drawn;             // tested against q, the distribution that its tokens were drawn from
-};
-
 /* A decoding sequence that may request a draft, or has one. */
 struct control_item {
     struct control_seq *s;
     unsigned proposer;
-    uint32_t context;           // positions of the sequence
-    uint32_t unread;            // of these, positions that a proposer without them has to read
-    uint32_t left;              // tokens that it may still generate
-    uint32_t max_nodes;         // draft tokens that it may request or verify
-    uint32_t max_depth;         // the same for the longest path of the draft
-    struct control_draft draft; // control_cut() only
-    bool fixed;                 // always gets all tokens that it may have, under every policy
+    uint32_t context; // positions of the sequence
+    uint32_t unread;  // of these, positions that a proposer without them has to read
+    uint32_t left;    // tokens that it may still generate
+    /* control_ask(): what it may request. control_cut(): what may be verified, so the first max_nodes
+     * nodes of the draft, at most max_depth deep. */
+    uint32_t max_nodes, max_depth;
+    const struct draft *draft; // control_cut(): the draft that has arrived
+    bool fixed;                // always gets all tokens that it may have, under every policy
     /* Result. control_ask() requests chains: nodes == depth. control_cut() sets nodes: the first
      * `nodes` tokens of the draft are verified. */
     uint32_t nodes, depth;
     /* Used by the policies: */
     uint32_t allowed; // tokens within both maxima; to request: also within the setting k
-    uint8_t token_depth[ACCEPT_MAX]; // of each token of the draft, from 1
-    uint32_t considered;             // tokens that may get a row: `allowed`, or 0
-    uint32_t heap_item;              // row_budget.c: place i of the heap holds this item
-    uint32_t best_nodes;             // row_budget.c: tokens in the best distribution so far
-    bool excluded;                   // row_budget.c: without its proposer
-    bool no_row;                     // row_budget.c: without it, since it received no row
-    float survival[ACCEPT_MAX];      // h of each token: that it and its path are accepted
+    uint8_t token_depth[DRAFT_MAX_NODES]; // of each token of the draft, from 1
+    uint32_t considered;                  // tokens that may get a row: `allowed`, or 0
+    uint32_t heap_item;                   // row_budget.c: place i of the heap holds this item
+    uint32_t best_nodes;                  // row_budget.c: tokens in the best distribution so far
+    bool excluded;                        // row_budget.c: without its proposer
+    bool no_row;                          // row_budget.c: without it, since it received no row
+    float survival[DRAFT_MAX_NODES];      // h of each token: that it and its path are accepted
 };
 
 /* A round without drafts. `pass` has one row for each of the n_decoding sequences, and rows of

@@ -98,7 +98,7 @@ bool exploration_all(struct control *c, const struct control_round *r, struct co
 {
     if (any_being_read(v, n) || !all_is_due(c, r, v, n, g))
         return false;
-    bool tried[CONTROL_MAX_PROPOSERS] = {false};
+    bool tried[DRAFT_MAX_PROPOSERS] = {false};
     c->since_all = 0;
     for (uint32_t i = 0; i < n; i++) {
         struct control_seq *s = v[i].s;
@@ -106,7 +106,7 @@ bool exploration_all(struct control *c, const struct control_round *r, struct co
         s->since_try = s->trying ? 0 : s->since_try + 1;
         tried[v[i].proposer] |= s->trying;
     }
-    for (unsigned p = 0; p < CONTROL_MAX_PROPOSERS; p++)
+    for (unsigned p = 0; p < DRAFT_MAX_PROPOSERS; p++)
         c->proposers[p].n_tries += tried[p];
     return true;
 }

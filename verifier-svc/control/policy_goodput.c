@@ -35,11 +35,11 @@ static float clamp(double rate)
 static void fill_survival_of_draft(const struct control *c, struct control_item *v)
 {
     const struct accept_rate *rates = &c->proposers[v->proposer].accept_rate;
-    const struct control_draft *d = &v->draft;
+    const struct draft *d = v->draft;
     double factor = seq_factor(v->s);
     for (uint32_t i = 0; i < v->allowed; i++) {
         int32_t parent = d->parents[i];
-        double alone = accept_rate_alone(d->parents, d->predicted, i);
+        double alone = accept_rate_alone(d, i);
         double rate = accept_rate_predicted(rates, v->token_depth[i] - 1u, alone);
         v->survival[i] = clamp(rate * factor) * (parent < 0 ? 1 : v->survival[parent]);
     }
@@ -153,7 +153,7 @@ static bool any_drawn(const struct control_item *v, uint32_t n)
 {
     bool any = false;
     for (uint32_t i = 0; i < n; i++)
-        any |= v[i].draft.drawn;
+        any |= v[i].draft->q != NULL;
     return any;
 }
 

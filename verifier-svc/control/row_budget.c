@@ -84,7 +84,7 @@ struct wait {
 /* Of the items with tokens: all requests to a proposer are one message. */
 static struct wait wait_for(const struct control *c, const struct control_item *v, uint32_t n)
 {
-    uint32_t longest[CONTROL_MAX_PROPOSERS] = {0}, n_requests[CONTROL_MAX_PROPOSERS] = {0};
+    uint32_t longest[DRAFT_MAX_PROPOSERS] = {0}, n_requests[DRAFT_MAX_PROPOSERS] = {0};
     struct wait w = {0};
     for (uint32_t i = 0; i < n; i++) {
         unsigned p = v[i].proposer;
@@ -234,8 +234,8 @@ uint32_t row_budget_best(struct control *c, const struct control_round *r, struc
 void row_budget_drafts(const struct control *c, const struct control_round *r,
                        struct control_item *v, uint32_t n, bool over_bends)
 {
-    struct row_budget best = best_rows(c, r, v, n, ACCEPT_MAX, c->wait_us, over_bends);
-    grant_rows(v, n, ACCEPT_MAX, best.n_rows);
+    struct row_budget best = best_rows(c, r, v, n, DRAFT_MAX_NODES, c->wait_us, over_bends);
+    grant_rows(v, n, DRAFT_MAX_NODES, best.n_rows);
 }
 
 double row_budget_wait_us(const struct control *c, const struct control_item *v, uint32_t n)

@@ -2,9 +2,6 @@
 #include "lib/oracles/control_world.h"
 #include "base/rng.h"
 
-const int32_t world_chain[WORLD_CHAIN] = {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
-const float world_silent[WORLD_CHAIN] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-
 struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from, double first_us,
                        double row_us)
 {
@@ -16,7 +13,7 @@ struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from
     control_init(&w.c, &(struct control_options){policy, k, off_from}, &pass_time);
     for (unsigned i = 0; i < WORLD_SEQS; i++)
         control_seq_init(&w.seqs[i]);
-    for (unsigned p = 0; p < CONTROL_MAX_PROPOSERS; p++)
+    for (unsigned p = 0; p < DRAFT_MAX_PROPOSERS; p++)
         w.c.proposers[p].n_tries = 1000; // none is due because it is new
     return &w;
 }
@@ -42,23 +39,26 @@ uint32_t world_asked(struct world *w, uint32_t n, uint32_t allowed)
     return world_asked_with(w, n, allowed, 1000);
 }
 
-uint32_t world_cut(struct world *w, const int32_t *parents, const float *predicted, uint32_t n)
+uint32_t world_cut(struct world *w, const float *predicted, uint32_t n)
 {
     struct control_round r = {
         .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
+    struct draft draft = world_draft(n, NULL, predicted);
     w->items[0] =
-        (struct control_item){.s = &w->seqs[0],
-                              .max_nodes = n,
-                              .max_depth = n,
-                              .draft = {.n = n, .parents = parents, .predicted = predicted}};
+        (struct control_item){.s = &w->seqs[0], .max_nodes = n, .max_depth = n, .draft = &draft};
     control_cut(&w->c, &r, w->items, 1);
     return w->items[0].nodes;
 }
 
-struct control_draft world_draft(uint32_t n, const uint32_t *tokens)
+struct draft world_draft(uint32_t n, const uint32_t *tokens, const float *predicted)
 {
-    return (struct control_draft){
-        .n = n, .tokens = tokens, .parents = world_chain, .predicted = world_silent};
+    struct draft d = {.n = n};
+    for (uint32_t i = 0; i < n; i++) {
+        d.tokens[i] = tokens ? tokens[i] : 0;
+        d.parents[i] = (int32_t)i - 1;
+        d.survival[i] = predicted ? predicted[i] : 1;
+    }
+    return d;
 }
 
 void world_ask(struct control_seq *s, uint32_t n)
@@ -73,8 +73,8 @@ void world_see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
         draft[i] = 7;
     for (uint32_t i = 0; i <= n; i++)
         committed[i] = i < n ? 7 : 8;
-    struct control_draft shown = world_draft(k, draft);
-    control_seen(&w->c, s, 0, &shown, committed, n + 1);
+    struct draft shown = world_draft(k, draft, NULL);
+    control_seen(&w->c, s, 0, &shown, k, committed, n + 1);
 }
 
 uint32_t world_right_tokens(struct world *w, double alpha, uint32_t k)

@@ -23,16 +23,14 @@ struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from
 uint32_t world_asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_t left);
 uint32_t world_asked(struct world *w, uint32_t n, uint32_t allowed); // with 1000 left
 /* How much is verified of a draft that the first sequence has alone. */
-uint32_t world_cut(struct world *w, const int32_t *parents, const float *predicted, uint32_t n);
+uint32_t world_cut(struct world *w, const float *predicted, uint32_t n);
 
 /* One of n that are asked together; its proposer has 100 positions to read first, unless it has. */
 void world_ask(struct control_seq *s, uint32_t n);
 
 #define WORLD_CHAIN 16
-extern const int32_t world_chain[WORLD_CHAIN]; // parents
-extern const float world_silent[WORLD_CHAIN];  // no predictions
-/* A chain of n tokens without predictions. */
-struct control_draft world_draft(uint32_t n, const uint32_t *tokens);
+/* A chain of n tokens. tokens: NULL: all 0. predicted: survival estimates; NULL: none. */
+struct draft world_draft(uint32_t n, const uint32_t *tokens, const float *predicted);
 
 /* A sequence's draft of k tokens of which n are right. */
 void world_see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n);

@@ -1,5 +1,6 @@
 /* test_control.c - the simple policies, requests that are fixed, and what is learnt. */
 #include <math.h>
+#include <string.h>
 #include "lib/oracles/control_world.h"
 #include "lib/lib.h"
 
@@ -29,7 +30,7 @@ static void many_sequences_switch_drafting_off(void **state)
 static void a_fixed_request_drafts_where_it_does_not_pay(void **state)
 {
     (void)state;
-    static const float doubts[8] = {0};
+    struct draft draft = world_draft(8, NULL, (const float[8]){0});
     enum control_policy policies[] = {CONTROL_GOODPUT, CONTROL_FIXED, CONTROL_EMA};
     for (unsigned i = 0; i < ARRAY_LEN(policies); i++) {
         struct world *w = world_of(policies[i], 5, 0, 100, 100);
@@ -43,8 +44,7 @@ static void a_fixed_request_drafts_where_it_does_not_pay(void **state)
         assert_int_equal(w->items[0].nodes, 5);
         if (policies[i] != CONTROL_FIXED)
             assert_int_equal(w->items[1].nodes, 0); // left to the policy
-        w->items[0].draft =
-            (struct control_draft){.n = 8, .parents = world_chain, .predicted = doubts};
+        w->items[0].draft = &draft;
         control_cut(&w->c, &r, w->items, 1);
         assert_int_equal(w->items[0].nodes, 8);
     }
@@ -82,8 +82,8 @@ static void the_policies_without_times_cut_nothing(void **state)
 {
     (void)state;
     const float doubt[] = {.01f, .01f};
-    assert_int_equal(world_cut(world_of(CONTROL_FIXED, 5, 0, 1, 9), world_chain, doubt, 2), 2);
-    assert_int_equal(world_cut(world_of(CONTROL_EMA, 5, 0, 1, 9), world_chain, doubt, 2), 2);
+    assert_int_equal(world_cut(world_of(CONTROL_FIXED, 5, 0, 1, 9), doubt, 2), 2);
+    assert_int_equal(world_cut(world_of(CONTROL_EMA, 5, 0, 1, 9), doubt, 2), 2);
 }
 
 /* ---- ema ---- */
@@ -166,14 +166,13 @@ static void ema_learns_from_drafts_that_come_too_late(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
     struct control_seq *s = &w->seqs[0];
-    struct control_draft late = world_draft(1, (const uint32_t[]){7, 8, 9});
+    struct draft late = world_draft(3, (const uint32_t[]){7, 8, 9}, NULL);
     s->ema = 0;
     for (unsigned i = 0; i < 20; i++)
-        control_seen(&w->c, s, 0, &late, (uint32_t[]){7}, 1);
+        control_seen(&w->c, s, 0, &late, 1, (uint32_t[]){7}, 1);
     assert_int_equal(world_asked(w, 1, 64), 5);
-    late.n = 3; // two of them will be verified yet
     float before = s->ema;
-    control_seen(&w->c, s, 0, &late, (uint32_t[]){7}, 1);
+    control_seen(&w->c, s, 0, &late, 3, (uint32_t[]){7}, 1); // two of them are still to be verified
     assert_true(s->ema == before);
 }
 
@@ -182,9 +181,9 @@ static void a_tree_teaches_along_the_committed_path(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1, 1);
     const int32_t parents[] = {-1, -1, 0, 1};
-    struct control_draft tree = world_draft(4, (const uint32_t[]){1, 2, 3, 3});
-    tree.parents = parents;
-    control_seen(&w->c, &w->seqs[0], 0, &tree, (uint32_t[]){2, 3, 9}, 3);
+    struct draft tree = world_draft(4, (const uint32_t[]){1, 2, 3, 3}, NULL);
+    memcpy(tree.parents, parents, sizeof(parents));
+    control_seen(&w->c, &w->seqs[0], 0, &tree, 4, (uint32_t[]){2, 3, 9}, 3);
     const struct accept_rate_counts *all = w->c.proposers[0].accept_rate.all;
     assert_true(all[0].tried > 1.9f && all[0].accepted > 0.9f && all[0].accepted < 1.1f);
     assert_true(all[1].tried == 1 && all[1].accepted == 1);

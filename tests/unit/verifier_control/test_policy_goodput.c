@@ -148,13 +148,13 @@ static void a_slow_proposer_is_asked_for_more_at_once_or_not_at_all(void **state
 static void show_proposer(struct world *w, unsigned p, double alpha, double us)
 {
     const uint32_t tokens[4] = {7, 7, 7, 7};
-    struct control_draft draft = world_draft(4, tokens);
+    struct draft draft = world_draft(4, tokens, NULL);
     for (unsigned i = 0; i < 200; i++) {
         uint32_t n = world_right_tokens(w, alpha, 4), committed[5] = {7, 7, 7, 7};
         committed[n] = 8;
         control_asked(&w->seqs[p], p, 0, 1);
         control_answered(&w->c, &w->seqs[p], p, 1 + i % 8, us, true);
-        control_seen(&w->c, &w->seqs[p], p, &draft, committed, n + 1);
+        control_seen(&w->c, &w->seqs[p], p, &draft, 4, committed, n + 1);
         control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
     }
 }
@@ -550,7 +550,7 @@ static void a_draft_is_cut_where_its_proposer_doubts(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     const float said[] = {.95f, .9f, .09f, .08f, .07f};
-    assert_int_equal(world_cut(w, world_chain, said, 5), 2);
+    assert_int_equal(world_cut(w, said, 5), 2);
 }
 
 /* The first row more is dear, those behind it are not. */
@@ -558,16 +558,16 @@ static void a_bend_in_the_times_ends_only_drafts_that_are_tested_against_q(void 
 {
     (void)state;
     struct pass_time_measured m = {.us = {100, 160, 161, 162, 163, 164}};
-    const float said[] = {.5f, .48f, .46f, .44f, .42f};
+    struct draft draft = world_draft(5, NULL, (const float[]){.5f, .48f, .46f, .44f, .42f});
+    struct draft_q q = {0};
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     pass_time_init(&w->c.pass_time, &m);
     for (unsigned drawn = 0; drawn < 2; drawn++) {
         struct control_round r = {
             .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
         w->items[0] = (struct control_item){
-            .s = &w->seqs[0], .max_nodes = 5, .max_depth = 5, .draft = world_draft(5, NULL)};
-        w->items[0].draft.predicted = said;
-        w->items[0].draft.drawn = drawn;
+            .s = &w->seqs[0], .max_nodes = 5, .max_depth = 5, .draft = &draft};
+        draft.q = drawn ? &q : NULL;
         control_cut(&w->c, &r, w->items, 1);
         assert_int_equal(w->items[0].nodes, drawn ? 0 : 5);
     }
@@ -579,7 +579,7 @@ static void all_of_a_try_is_verified(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
     const float doubt[] = {.01f, .01f};
     w->seqs[0].trying = true;
-    assert_int_equal(world_cut(w, world_chain, doubt, 2), 2);
+    assert_int_equal(world_cut(w, doubt, 2), 2);
 }
 
 static void no_more_is_asked_for_than_a_pass_has_rows_for(void **state)
@@ -588,9 +588,10 @@ static void no_more_is_asked_for_than_a_pass_has_rows_for(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 0);
     struct control_round r = {
         .n_decoding = 2, .n_running = 2, .draft_rows = 5, .pass = {.rows = 2}};
+    struct draft draft = world_draft(16, NULL, NULL);
     for (unsigned i = 0; i < 2; i++)
         w->items[i] = (struct control_item){
-            .s = &w->seqs[i], .max_nodes = 16, .max_depth = 16, .draft = world_draft(16, NULL)};
+            .s = &w->seqs[i], .max_nodes = 16, .max_depth = 16, .draft = &draft};
     for (unsigned here = 0; here < 2; here++) {
         if (here)
             control_cut(&w->c, &r, w->items, 2);
@@ -610,7 +611,7 @@ static void what_was_worth_asking_for_is_worth_verifying(void **state)
         answered(w, 1, 1 + i % 8, 100 + 1.0 * (i % 8));
     uint32_t k = world_asked(w, 1, 64);
     assert_true(k > 2);
-    assert_int_equal(world_cut(w, world_chain, world_silent, k), k);
+    assert_int_equal(world_cut(w, NULL, k), k);
 }
 
 static void a_wait_that_is_over_does_not_count_against_the_draft(void **state)
@@ -619,7 +620,7 @@ static void a_wait_that_is_over_does_not_count_against_the_draft(void **state)
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     const float said[] = {.97f, .95f, .93f};
     w->c.pass_time.drafted_scale = 2;
-    assert_int_equal(world_cut(w, world_chain, said, 3), 3);
+    assert_int_equal(world_cut(w, said, 3), 3);
 }
 
 static void what_a_proposer_says_is_weighed_by_what_came_of_it(void **state)
@@ -627,12 +628,11 @@ static void what_a_proposer_says_is_weighed_by_what_came_of_it(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     const float boast[] = {.97f, .94f, .91f};
-    struct control_draft draft = world_draft(3, (const uint32_t[]){1, 2, 3});
-    draft.predicted = boast;
-    assert_int_equal(world_cut(w, world_chain, boast, 3), 3);
+    struct draft draft = world_draft(3, (const uint32_t[]){1, 2, 3}, boast);
+    assert_int_equal(world_cut(w, boast, 3), 3);
     for (unsigned i = 0; i < 200; i++)
-        control_seen(&w->c, &w->seqs[1], 0, &draft, (uint32_t[]){4}, 1);
-    assert_int_equal(world_cut(w, world_chain, boast, 3), 0);
+        control_seen(&w->c, &w->seqs[1], 0, &draft, 3, (uint32_t[]){4}, 1);
+    assert_int_equal(world_cut(w, boast, 3), 0);
 }
 
 /* Its word means something else than it says, wherever in a draft it is said. */
@@ -641,12 +641,11 @@ static void what_a_proposer_says_counts_at_every_place(void **state)
     (void)state;
     struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
     const float modest[] = {.15f, .0225f, .003375f, .00050625f};
-    struct control_draft draft = world_draft(1, (const uint32_t[]){1});
-    draft.predicted = modest;
-    assert_int_equal(world_cut(w, world_chain, modest, 4), 1);
+    struct draft draft = world_draft(1, (const uint32_t[]){1}, modest);
+    assert_int_equal(world_cut(w, modest, 4), 1);
     for (unsigned i = 0; i < 20; i++)
-        control_seen(&w->c, &w->seqs[1], 0, &draft, (uint32_t[]){1, 4}, 2);
-    assert_int_equal(world_cut(w, world_chain, modest, 4), 4);
+        control_seen(&w->c, &w->seqs[1], 0, &draft, 1, (uint32_t[]){1, 4}, 2);
+    assert_int_equal(world_cut(w, modest, 4), 4);
 }
 
 /* ---- round by round ---- */
@@ -663,25 +662,24 @@ struct run {
     double tokens, us;
 };
 
-/* The drafts that were asked for come; those cut to nothing stay in the list. */
-static uint32_t draft(struct world *w, uint32_t n, struct run *run)
+/* The drafts that were requested arrive. Returns their number; they are the first items then. */
+static uint32_t request_drafts(struct world *w, uint32_t n, struct run *run)
 {
+    static struct draft chain;
+    chain = world_draft(WORLD_CHAIN, NULL, NULL);
     uint32_t n_drafts = 0, longest = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (!w->items[i].nodes)
+        uint32_t k = w->items[i].nodes;
+        if (!k)
             continue;
-        struct control_item item = {.s = &w->seqs[i],
-                                    .context = 100,
-                                    .max_nodes = w->items[i].nodes,
-                                    .max_depth = w->items[i].depth,
-                                    .draft = world_draft(w->items[i].nodes, NULL)};
-        longest = item.draft.n > longest ? item.draft.n : longest;
-        w->items[n_drafts++] = item;
+        longest = k > longest ? k : longest;
+        w->items[n_drafts++] = (struct control_item){
+            .s = &w->seqs[i], .context = 100, .max_nodes = k, .max_depth = k, .draft = &chain};
     }
     double us = n_drafts ? 10 + 5.0 * longest : 0;
     for (uint32_t i = 0; i < n_drafts; i++) {
         world_ask(w->items[i].s, n_drafts);
-        control_answered(&w->c, w->items[i].s, 0, w->items[i].draft.n, us, true);
+        control_answered(&w->c, w->items[i].s, 0, w->items[i].max_nodes, us, true);
     }
     run->us += us;
     return n_drafts;
@@ -696,11 +694,11 @@ static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t 
     control_cut(&w->c, &r, w->items, n_drafts);
     for (uint32_t i = 0; i < n_drafts; i++) {
         const struct control_item *v = &w->items[i];
-        uint32_t n_right = world_right_tokens(w, t->alpha, v->draft.n);
+        uint32_t n_right = world_right_tokens(w, t->alpha, v->max_nodes);
         r.pass.rows += v->nodes;
         r.pass.drafted |= v->nodes > 0;
         run->tokens += n_right < v->nodes ? n_right : v->nodes;
-        world_see(w, v->s, v->draft.n, n_right);
+        world_see(w, v->s, v->max_nodes, n_right);
     }
     double us = (1 + t->load) * (100 + t->row_us * (r.pass.rows - 1));
     us *= r.pass.drafted ? 1 + t->drafted : 1;
@@ -715,7 +713,7 @@ static double run_rounds(struct world *w, const struct truth *t, uint32_t n, uns
     struct run run = {0};
     for (unsigned i = 0; i < n_rounds; i++) {
         world_asked(w, n, WORLD_CHAIN);
-        verify(w, t, n, draft(w, n, &run), &run);
+        verify(w, t, n, request_drafts(w, n, &run), &run);
     }
     return run.tokens / run.us;
 }
@@ -783,7 +781,7 @@ static void now_and_then_a_round_has_less(void **state)
         uint32_t k = world_asked(w, 2, WORLD_CHAIN);
         n_none += k == 0;
         n_few += k > 0 && k <= 6; // 10 and more are best
-        verify(w, &t, 2, draft(w, 2, &run), &run);
+        verify(w, &t, 2, request_drafts(w, 2, &run), &run);
     }
     assert_in_range(n_none, 1, 20);
     assert_in_range(n_few, 1, 20);
