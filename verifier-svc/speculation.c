@@ -96,9 +96,9 @@ int speculation_check_default(const struct speculation *s, struct drafts *d)
         if (!*name || strcmp(name, s->proposer) == 0)
             return 0;
     }
-    return *s->proposer
-               ? fail(-EINVAL, "default_proposer is %s, but no proposer has this name", s->proposer)
-               : 0;
+    return *s->proposer ? fail(-EINVAL, "the default proposer is %s, but no proposer has this name",
+                               s->proposer)
+                        : 0;
 }
 
 struct control_options speculation_control(const struct speculation *s)

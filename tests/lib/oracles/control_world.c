@@ -1,4 +1,4 @@
-/* control_world.c - what policies are shown. */
+/* control_world.c - rounds, drafts and answers for a controller under test. */
 #include "lib/oracles/control_world.h"
 #include "base/rng.h"
 
@@ -14,7 +14,7 @@ struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from
     for (unsigned i = 0; i < WORLD_SEQS; i++)
         control_seq_init(&w.seqs[i]);
     for (unsigned p = 0; p < DRAFT_MAX_PROPOSERS; p++)
-        w.c.proposers[p].n_tries = 1000; // none is due because it is new
+        w.c.proposers[p].n_tries = 1000; // so no try is due because the proposer is new
     return &w;
 }
 
@@ -64,6 +64,13 @@ struct draft world_draft(uint32_t n, const uint32_t *tokens, const float *predic
 void world_ask(struct control_seq *s, uint32_t n)
 {
     control_asked(s, 0, s->prefill.done ? 0 : 100, n);
+}
+
+void world_answer(struct world *w, unsigned seq, uint32_t k, double us)
+{
+    world_ask(&w->seqs[seq], 1);
+    control_answered(&w->c, &w->seqs[seq], 0, k, us, true);
+    control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
 }
 
 void world_see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
