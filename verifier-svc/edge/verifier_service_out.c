@@ -207,7 +207,7 @@ static void send_generate(struct verifier_service *s, const struct event *ev,
         msg.run = &run;
         send_bounded(s, ev->req, &msg.base);
     }
-    if (ev->end != SEQ_GOES_ON) {
+    if (ev->end != SEQ_CONTINUES) {
         fill_finished(ev, b, &finished);
         msg.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
         msg.finished = &finished.msg;
@@ -237,7 +237,7 @@ static void send_verify(struct verifier_service *s, const struct event *ev,
     commit.base_len = ev->base_len;
     commit.accepted = ev->n_accepted;
     commit.run = &run;
-    if (ev->end != SEQ_GOES_ON) {
+    if (ev->end != SEQ_CONTINUES) {
         fill_finished(ev, b, &finished);
         commit.finished = &finished.msg;
     }
@@ -282,7 +282,7 @@ static void send_event(struct verifier_service *s, const struct event *ev,
         send_verify(s, ev, b);
     else
         send_generate(s, ev, b);
-    if (ev->end != SEQ_GOES_ON)
+    if (ev->end != SEQ_CONTINUES)
         add_usage(&r->total, &ev->usage);
     if (!ev->last)
         return;

@@ -35,7 +35,7 @@ struct event {
     uint32_t base_len, n_accepted;  // committed length and draft tokens kept
     uint32_t round, n_draft;        // its number in the sequence, draft tokens verified
     char proposer[DRAFTS_NAME_MAX]; // whose those were; "": nobody's, or the client's own
-    enum seq_end end;               // SEQ_GOES_ON: none
+    enum seq_end end;               // SEQ_CONTINUES: none
     int stop;                       // the stop string that ended it, or DETOK_NONE
     uint32_t text_at, text_len;     // released at the end
     struct request_usage usage;     // at the end

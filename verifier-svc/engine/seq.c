@@ -164,7 +164,7 @@ enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text)
         return SEQ_STOP;
     if (s->req->min_tokens && seq_generated(s) == s->req->min_tokens && add_stops(s) < 0)
         return SEQ_FAILED;
-    return s->n == s->max_len ? SEQ_LENGTH : SEQ_GOES_ON;
+    return s->n == s->max_len ? SEQ_LENGTH : SEQ_CONTINUES;
 }
 
 int seq_flush(struct seq *s, struct buf *text)

@@ -22,7 +22,7 @@
 
 enum seq_state { SEQ_WAITING, SEQ_BRANCH, SEQ_RUNNING, SEQ_ENDED };
 /* CLOSED: the client of a Verify stream wants no more. */
-enum seq_end { SEQ_GOES_ON, SEQ_STOP, SEQ_LENGTH, SEQ_CLOSED, SEQ_FAILED };
+enum seq_end { SEQ_CONTINUES, SEQ_STOP, SEQ_LENGTH, SEQ_CLOSED, SEQ_FAILED };
 
 /* Of a waiting sequence: whether its blocks have been looked for on disk, are being read, more may
  * be there, or it has what there is (tier.h). */

@@ -201,11 +201,11 @@ static void blocks_are_taken_from_the_idle_and_not_from_the_held(void **state)
     seq.kv.n_blocks = others[0].kv.n_blocks = others[1].kv.n_blocks = 1;
     seq_list_add(&engine.running, &others[0]);
     seq_list_add(&engine.running, &others[1]);
-    engine.shares = shares;
+    engine.grants = shares;
     assert_ptr_equal(round_victim(&engine, &seq), &others[1]);
     others[1].held_until_us = 1000;
     assert_ptr_equal(round_victim(&engine, &seq), &others[0]); // the youngest
-    engine.shares = NULL;
+    engine.grants = NULL;
 }
 
 static void drafts_for_nobody_and_from_the_future_are_dropped(void **state)
@@ -242,14 +242,14 @@ static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void 
     seq.kv.len = 9;
     seq.asked_us = 1000;
     seq.await_us = 300;
-    engine.n_reckoned = 0; // fixed, ema
+    engine.n_wait_counted = 0; // fixed, ema
     assert_true(round_wait_until_us(&engine) == 0);
-    engine.n_reckoned = 2;
+    engine.n_wait_counted = 2;
     assert_true(round_wait_until_us(&engine) == 1300);
-    engine.n_reckoned = 1; // a client's draft has come since
+    engine.n_wait_counted = 1; // a client's draft has come since
     assert_true(round_wait_until_us(&engine) == 0);
 
-    engine.n_reckoned = 0;
+    engine.n_wait_counted = 0;
     other.asked_us = 1000;
     other.await_us = 100;
     assert_true(round_wait_until_us(&engine) == 1300);

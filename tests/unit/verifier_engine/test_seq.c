@@ -60,9 +60,9 @@ static enum seq_end say(struct made *m, const char *text)
 {
     AUTO(mem_free) uint32_t *ids = NULL;
     size_t n;
-    enum seq_end end = SEQ_GOES_ON;
+    enum seq_end end = SEQ_CONTINUES;
     assert_int_equal(tok_encode(tok, text, strlen(text), false, false, &ids, &n), 0);
-    for (size_t i = 0; i < n && end == SEQ_GOES_ON; i++)
+    for (size_t i = 0; i < n && end == SEQ_CONTINUES; i++)
         end = seq_commit(m->s, ids[i], &m->text);
     return end;
 }
@@ -72,7 +72,7 @@ static void eos_ends_it_without_text(void **state)
     (void)state;
     struct made m;
     make(&m, NULL);
-    assert_int_equal(say(&m, " upon"), SEQ_GOES_ON);
+    assert_int_equal(say(&m, " upon"), SEQ_CONTINUES);
     assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_STOP);
     assert_string_equal(m.text.data, " upon");
     done(&m);
@@ -90,7 +90,7 @@ static void text_that_fails_is_one_sequences_error(void **state)
     while (tok_kind_of(tok, word) != TOK_NORMAL || tok_bytes(tok, word, false).len < 3)
         word++;
     assert_int_equal(seq_commit(broken.s, word, &neighbour.text), SEQ_FAILED);
-    assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_GOES_ON);
+    assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_CONTINUES);
     neighbour.text.max = neighbour.text.len + 1; // no room either: the next one's own, too
     assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_FAILED);
     neighbour.text.max = 1 << 20;
@@ -112,7 +112,7 @@ static void text_that_fails_at_the_end_is_one_sequences_error_too(void **state)
     (void)state;
     struct made m;
     make(&m, set_begun);
-    assert_int_equal(say(&m, " once upon"), SEQ_GOES_ON); // " upon" is held back
+    assert_int_equal(say(&m, " once upon"), SEQ_CONTINUES); // " upon" is held back
     size_t len = m.text.len;
     m.text.max = len + 1;
     assert_int_equal(seq_flush(m.s, &m.text), -EMSGSIZE);
@@ -131,8 +131,8 @@ static void eos_can_be_ignored(void **state)
     (void)state;
     struct made m;
     make(&m, set_ignore_eos);
-    assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_GOES_ON);
-    assert_int_equal(say(&m, " upon"), SEQ_GOES_ON);
+    assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_CONTINUES);
+    assert_int_equal(say(&m, " upon"), SEQ_CONTINUES);
     done(&m);
 }
 
@@ -148,8 +148,8 @@ static void max_tokens_ends_it(void **state)
     struct made m;
     make(&m, set_max_3);
     assert_int_equal(seq_left(m.s), 3);
-    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
-    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
+    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
+    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
     assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_LENGTH);
     assert_int_equal(seq_generated(m.s), 3);
     done(&m);
@@ -160,8 +160,8 @@ static void the_contexts_end_is_a_limit_too(void **state)
     (void)state;
     struct made m;
     make(&m, NULL);
-    enum seq_end end = SEQ_GOES_ON;
-    while (end == SEQ_GOES_ON)
+    enum seq_end end = SEQ_CONTINUES;
+    while (end == SEQ_CONTINUES)
         end = seq_commit(m.s, 100, &m.text);
     assert_int_equal(end, SEQ_LENGTH);
     assert_int_equal(m.s->n, 64);
@@ -199,9 +199,9 @@ static void stops_and_bans_wait_for_min_tokens(void **state)
     struct made m;
     make(&m, set_stop_late);
     assert_true(seq_params(m.s, 0).n_banned > 0);
-    assert_int_equal(say(&m, " a little girl"), SEQ_GOES_ON);
+    assert_int_equal(say(&m, " a little girl"), SEQ_CONTINUES);
     while (seq_generated(m.s) < 12)
-        assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
+        assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
     assert_int_equal(seq_params(m.s, 0).n_banned, 0);
     assert_int_equal(say(&m, " a little girl"), SEQ_STOP);
     done(&m);
