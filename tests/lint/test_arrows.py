@@ -32,7 +32,7 @@ ROOMS = {  # room: the rooms that it may include beside itself; common/X is call
     "proposer-svc/draftmodel": COMMON + " proposer-svc/props",
     "proposer-svc": COMMON + " proposer-svc/props proposer-svc/draftmodel",
     "verifier-svc/accept": "base model",
-    "verifier-svc/control": "base model verifier-svc/accept verifier-svc/drafts",
+    "verifier-svc/control": "base model",
     "verifier-svc/drafts": COMMON,
     "verifier-svc/kvdisk": "base model",
     "verifier-svc/engine": COMMON + " verifier-svc verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",

@@ -16,8 +16,6 @@
 #include "model/dist.h"
 #include "model/draft.h"
 
-#define ACCEPT_MAX DRAFT_MAX_NODES // until control/ uses that
-
 enum accept_rule {
     ACCEPT_OWN_DRAW,
     ACCEPT_REJECTION, // also of trees: see ACCEPT_RECURSIVE

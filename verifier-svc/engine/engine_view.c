@@ -75,7 +75,7 @@ static void show_times(struct engine *e)
 {
     for (unsigned i = 0; i < PASS_TIME_TIMED; i++) {
         struct pass_time_work pass = {.rows = pass_time_rows_at(i)};
-        metrics_set(e->stats->pass_estimate_s[i], pass_time_us(&e->control.cost, &pass) / 1e6);
+        metrics_set(e->stats->pass_estimate_s[i], pass_time_us(&e->control.pass_time, &pass) / 1e6);
     }
 }
 

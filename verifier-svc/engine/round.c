@@ -27,16 +27,14 @@ uint32_t round_unread(const struct seq *s)
 
 struct control_item round_item(struct seq *s, uint32_t n)
 {
-    const struct draft *d = s->draft;
     return (struct control_item){.s = &s->control,
                                  .proposer = (unsigned)s->proposer,
                                  .context = s->n,
                                  .unread = round_unread(s),
                                  .left = seq_left(s),
-                                 .n = n,
-                                 .parents = d ? d->parents : NULL,
-                                 .said = d ? d->survival : NULL,
-                                 .drawn = d && d->q,
+                                 .max_nodes = n,
+                                 .max_depth = seq_left(s) - 1,
+                                 .draft = s->draft,
                                  .fixed = s->req->fixed};
 }
 
@@ -137,7 +135,7 @@ static struct pass_time_work measure_pass(struct engine *e)
 static const struct seq *find_prefill(const struct engine *e)
 {
     for (uint32_t i = 0; i < e->running.n; i++) {
-        if (prefill_price_continues(&e->running.v[i]->control.reading))
+        if (prefill_price_running(&e->running.v[i]->control.prefill))
             return e->running.v[i];
     }
     return NULL;

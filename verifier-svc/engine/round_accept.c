@@ -54,8 +54,8 @@ static void learn_from_tokens(struct engine *e, struct seq *s, uint32_t base)
 {
     if (!s->n_held || s->proposer == SEQ_NO_PROPOSER)
         return;
-    struct control_item draft = round_item(s, s->n_held);
-    control_seen(&e->control, &s->control, &draft, s->draft->tokens, s->tokens + base, s->n - base);
+    control_seen(&e->control, &s->control, (unsigned)s->proposer, s->draft, s->n_held,
+                 s->tokens + base, s->n - base);
 }
 
 static void count_step(struct engine *e, struct seq *s, const struct accept_result *r)

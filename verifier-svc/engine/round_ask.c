@@ -105,9 +105,9 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
 {
     uint32_t n = 0, budget_us = (uint32_t)e->options->proposer_budget_ms * 1000;
     for (uint32_t i = 0; i < n_items; i++) {
-        if (e->items[i].proposer != p || !e->items[i].k)
+        if (e->items[i].proposer != p || !e->items[i].nodes)
             continue;
-        fill_wish(e->item_seqs[i], e->items[i].k, e->items[i].k, &e->wishes[n]);
+        fill_wish(e->item_seqs[i], e->items[i].nodes, e->items[i].depth, &e->wishes[n]);
         e->wish_seqs[n++] = e->item_seqs[i];
     }
     if (!n)
@@ -166,8 +166,8 @@ void round_ask(struct engine *e)
     double wait_us = control_ask(&e->control, &r, e->items, n);
     e->n_wait_counted = isinf(wait_us) ? 0 : r.n_decoding;
     for (uint32_t i = 0; i < n; i++) {
-        e->item_seqs[i]->wants_draft = e->items[i].k > 0;
-        k_sum += e->items[i].k;
+        e->item_seqs[i]->wants_draft = e->items[i].nodes > 0;
+        k_sum += e->items[i].nodes;
     }
     if (r.n_decoding)
         metrics_set(e->stats->k_now, (double)k_sum / r.n_decoding);
@@ -181,13 +181,11 @@ void round_ask(struct engine *e)
 static void learn_from_answer(struct engine *e, struct seq *s, const struct draft_answer *a)
 {
     const struct draft *d = a->draft;
-    struct control_item draft = {
-        .proposer = a->proposer, .n = d->n, .parents = d->parents, .said = d->survival};
     if (a->unread)
         control_put_off(&s->control, a->proposer, a->unread);
     else if (s->asked_k)
         control_answered(&e->control, &s->control, a->proposer, s->asked_k, a->rtt_us, d->n);
-    control_seen(&e->control, &s->control, &draft, d->tokens, s->tokens + a->base_len,
+    control_seen(&e->control, &s->control, a->proposer, d, d->n, s->tokens + a->base_len,
                  s->n - a->base_len);
 }
 

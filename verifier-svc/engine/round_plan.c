@@ -21,7 +21,7 @@ static void cut_drafts(struct engine *e)
     }
     control_cut(&e->control, &r, e->items, n);
     for (uint32_t i = 0; i < n; i++)
-        e->item_seqs[i]->draft->n = e->items[i].k;
+        e->item_seqs[i]->draft->n = e->items[i].nodes;
 }
 
 static void grant_rows(struct engine *e)

@@ -93,7 +93,7 @@ static void an_unread_context_ends_the_wait_and_counts_as_no_answer(void **state
         arrive_answer((struct draft_answer){
             .seq = 5, .base_len = 10, .unread = unread, .draft = draft_of(0, NULL, NULL)});
         assert_non_null(seq.draft);
-        float given = seq.control.given; // below 0: nothing was
+        float given = seq.control.granted; // below 0: nothing was
         assert_true(unread ? given < 0 : given >= 0 && given < 1);
     }
 }
