@@ -61,8 +61,8 @@ int speculation_add_target(struct speculation *s, const char *text, size_t len)
     struct drafts_target target;
     if (len == 4 && memcmp(text, "none", 4) == 0)
         return 0;
-    if (s->n_targets == DRAFTS_MAX)
-        return fail(-EINVAL, "proposers: more than %d targets", DRAFTS_MAX);
+    if (s->n_targets == DRAFT_MAX_PROPOSERS)
+        return fail(-EINVAL, "proposers: more than %d targets", DRAFT_MAX_PROPOSERS);
     int err = read_target(text, len, &target);
     if (!err)
         s->targets[s->n_targets++] = target;

@@ -15,7 +15,7 @@ struct speculation {
     bool on;                        // false: no drafts are requested; proposers stay connected
     char proposer[DRAFTS_NAME_MAX]; // for requests that name no proposer; "": any
     unsigned n_targets;
-    struct drafts_target targets[DRAFTS_MAX];
+    struct drafts_target targets[DRAFT_MAX_PROPOSERS];
     enum control_policy policy;
     uint32_t k;                 // 0: default of the policy
     int32_t disable_batch_size; // -1: default of the policy

@@ -43,7 +43,7 @@ static const struct conf_option table[] = {
     {.name = "proposers",
      .kind = CONF_LIST,
      .value = &parsed.proposers,
-     .max = DRAFTS_MAX,
+     .max = DRAFT_MAX_PROPOSERS,
      .help = "gRPC targets of proposers, each TARGET or NAME=TARGET; several may share a name; "
              "none (the default): no speculation"},
     {.name = "default_proposer",

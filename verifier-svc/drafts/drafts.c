@@ -75,7 +75,7 @@ struct peer {
 struct drafts {
     struct drafts_config c;
     char *model;
-    struct peer peers[DRAFTS_MAX];
+    struct peer peers[DRAFT_MAX_PROPOSERS];
 };
 
 /* ---- the stream's events, on its rpc thread ---- */
@@ -481,11 +481,12 @@ static bool same_target(const struct drafts_target *a, const struct drafts_targe
     return strcmp(a->name, b->name) == 0 && strcmp(a->target, b->target) == 0;
 }
 
-/* The place of this target, among the places that are not taken yet; DRAFTS_MAX: there is none. */
+/* The place of this target, among the places that are not taken yet; DRAFT_MAX_PROPOSERS: there is none. */
 static unsigned place_of(const struct drafts *d, const struct drafts_target *t, const bool *taken)
 {
     unsigned i = 0;
-    while (i < DRAFTS_MAX && (taken[i] || !d->peers[i].in_use || !same_target(t, &d->peers[i].as)))
+    while (i < DRAFT_MAX_PROPOSERS &&
+           (taken[i] || !d->peers[i].in_use || !same_target(t, &d->peers[i].as)))
         i++;
     return i;
 }
@@ -494,7 +495,7 @@ static unsigned place_of(const struct drafts *d, const struct drafts_target *t, 
 static struct peer *place_for_new(struct drafts *d)
 {
     struct peer *leaving = NULL;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         if (d->peers[i].is_free)
             return &d->peers[i];
         if (!d->peers[i].in_use)
@@ -506,7 +507,7 @@ static struct peer *place_for_new(struct drafts *d)
 /* Stops the proposers that do not stay, then starts the new ones at their places. */
 static void exchange(struct drafts *d, const bool *stays, struct newcomer *new, unsigned n_new)
 {
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         if (d->peers[i].in_use && !stays[i])
             peer_stop(&d->peers[i]);
     }
@@ -516,15 +517,15 @@ static void exchange(struct drafts *d, const bool *stays, struct newcomer *new, 
 
 int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n)
 {
-    struct newcomer new[DRAFTS_MAX];
-    bool stays[DRAFTS_MAX] = {false};
+    struct newcomer new[DRAFT_MAX_PROPOSERS];
+    bool stays[DRAFT_MAX_PROPOSERS] = {false};
     unsigned n_new = 0;
     int err = 0;
-    if (n > DRAFTS_MAX)
-        return fail(-EINVAL, "%u proposers are more than %d", n, DRAFTS_MAX);
+    if (n > DRAFT_MAX_PROPOSERS)
+        return fail(-EINVAL, "%u proposers are more than %d", n, DRAFT_MAX_PROPOSERS);
     for (unsigned t = 0; t < n && !err; t++) {
         unsigned i = place_of(d, &targets[t], stays);
-        if (i < DRAFTS_MAX)
+        if (i < DRAFT_MAX_PROPOSERS)
             stays[i] = true;
         else
             err = newcomer_init(&new[n_new++], &d->c, &targets[t]);
@@ -556,7 +557,7 @@ int drafts_new(const struct drafts_config *c, struct drafts **ret)
     if (!d)
         return fail(-ENOMEM, "drafts: no memory");
     d->c = *c;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
         peer_init(d, i);
     d->model = strdup(c->model ? c->model : "");
     if (!d->model)
@@ -580,9 +581,9 @@ void drafts_free(struct drafts *d)
 {
     if (!d)
         return;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
         peer_stop(&d->peers[i]);
-    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
         peer_done(&d->peers[i]);
     free(d->model);
     free(d);
@@ -598,9 +599,9 @@ void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX])
 
 void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX])
 {
-    static const bool none_taken[DRAFTS_MAX];
-    unsigned i = d ? place_of(d, t, none_taken) : DRAFTS_MAX;
-    if (i < DRAFTS_MAX)
+    static const bool none_taken[DRAFT_MAX_PROPOSERS];
+    unsigned i = d ? place_of(d, t, none_taken) : DRAFT_MAX_PROPOSERS;
+    if (i < DRAFT_MAX_PROPOSERS)
         drafts_name(d, i, name);
     else
         memcpy(name, t->name, DRAFTS_NAME_MAX);
@@ -615,10 +616,10 @@ static bool has_name(struct drafts *d, unsigned i, const char *name)
 
 int drafts_check_name(struct drafts *d, const char *name)
 {
-    char names[DRAFTS_MAX * (DRAFTS_NAME_MAX + 2)] = "", own[DRAFTS_NAME_MAX];
+    char names[DRAFT_MAX_PROPOSERS * (DRAFTS_NAME_MAX + 2)] = "", own[DRAFTS_NAME_MAX];
     if (!*name)
         return 0;
-    for (unsigned i = 0; d && i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; d && i < DRAFT_MAX_PROPOSERS; i++) {
         if (!d->peers[i].in_use)
             continue;
         drafts_name(d, i, own);
@@ -654,10 +655,10 @@ static uint32_t k_max_of(struct peer *p, uint64_t seq, uint32_t base_len, int64_
 int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_len, int64_t now_us,
                 uint32_t *ret_k_max)
 {
-    unsigned fit[DRAFTS_MAX], n_fit = 0;
-    uint32_t k_max[DRAFTS_MAX];
+    unsigned fit[DRAFT_MAX_PROPOSERS], n_fit = 0;
+    uint32_t k_max[DRAFT_MAX_PROPOSERS];
     bool knows = false;
-    for (unsigned i = 0; i < DRAFTS_MAX && !knows; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS && !knows; i++) {
         if (!d->peers[i].in_use || !has_name(d, i, name))
             continue;
         k_max[i] = k_max_of(&d->peers[i], seq, base_len, now_us, &knows);
@@ -689,7 +690,7 @@ unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, un
 
 void drafts_close(struct drafts *d, uint64_t seq, bool ended)
 {
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         struct peer *p = &d->peers[i];
         if (!p->in_use)
             continue;

@@ -19,7 +19,7 @@
  * proposer reads nothing for a second. The next try is after 250 ms, doubling up to 30 s. An
  * unreachable proposer is retried in the same way.
  *
- * Proposers have places, 0 to DRAFTS_MAX - 1, which are their names elsewhere in the verifier. A
+ * Proposers have places, 0 to DRAFT_MAX_PROPOSERS - 1, which are their names elsewhere in the verifier. A
  * removed proposer (drafts_set()) gets no more requests. Its place is reused when its stream has ended,
  * so no answer of it arrives after its successor was named.
  *
@@ -34,7 +34,6 @@
 #include "model/dist.h"
 #include "model/draft.h"
 
-#define DRAFTS_MAX DRAFT_MAX_PROPOSERS
 #define DRAFTS_PIECE 65536    // context tokens in one message: at most 256 KiB on the wire
 #define DRAFTS_HINT_MAX 16384 // tokens; a longer hint is cut
 #define DRAFTS_NAME_MAX 32    // bytes of a proposer's name, NUL included
@@ -68,7 +67,7 @@ struct drafts_target {
 
 struct drafts_config {
     unsigned n_targets;
-    struct drafts_target targets[DRAFTS_MAX];
+    struct drafts_target targets[DRAFT_MAX_PROPOSERS];
     const char *model;
     uint32_t n_vocab;
     uint64_t vocab_digest;
@@ -136,7 +135,7 @@ DEFINE_AUTO(struct drafts, drafts_free)
 /* Replaces the list of proposers. Proposers that are in both lists, by target and name, stay
  * connected; the others are cancelled, or connected in the background. A proposer whose thread cannot
  * be created is left out, with a warning. -EINVAL, -ENOMEM: nothing is changed. May wait for a second
- * if more than DRAFTS_MAX proposers, old and new, need a place at the same time. */
+ * if more than DRAFT_MAX_PROPOSERS proposers, old and new, need a place at the same time. */
 int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n);
 /* "": there is no proposer at the place, or it has no configured name and has not described itself
  * yet. */

@@ -54,11 +54,11 @@ struct verifier_service {
     Tandem__V1__CacheHolder holders[ENGINE_KV_HOLDERS];
     Tandem__V1__CacheHolder *holder_list[ENGINE_KV_HOLDERS];
     struct engine_kv_view kv;
-    Tandem__V1__ProposerStats proposers[DRAFTS_MAX];
-    Tandem__V1__ProposerStats *proposer_list[DRAFTS_MAX];
+    Tandem__V1__ProposerStats proposers[DRAFT_MAX_PROPOSERS];
+    Tandem__V1__ProposerStats *proposer_list[DRAFT_MAX_PROPOSERS];
     Tandem__V1__PassTime pass_times[PASS_TIME_TIMED];
     Tandem__V1__PassTime *pass_time_list[PASS_TIME_TIMED];
-    struct drafts_stats proposer_stats[DRAFTS_MAX];
+    struct drafts_stats proposer_stats[DRAFT_MAX_PROPOSERS];
     char mode[256];
 };
 

@@ -59,8 +59,8 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     tandem__v1__get_model_request__free_unpacked(req, NULL);
 
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
-    ProtobufCBinaryData proposers[DRAFTS_MAX];
-    char names[DRAFTS_MAX][DRAFTS_NAME_MAX];
+    ProtobufCBinaryData proposers[DRAFT_MAX_PROPOSERS];
+    char names[DRAFT_MAX_PROPOSERS][DRAFTS_NAME_MAX];
     info.state = wire_state(engine_state(s->engine, &info.progress));
     info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
@@ -69,7 +69,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     if (m)
         fill_model(m, &info);
     info.proposers = proposers;
-    for (unsigned i = 0; m && d && i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; m && d && i < DRAFT_MAX_PROPOSERS; i++) {
         drafts_name(d, i, names[i]);
         if (*names[i])
             proposers[info.n_proposers++] = rpc_text(names[i]);
@@ -172,7 +172,7 @@ static void fill_proposers(struct verifier_service *s, struct drafts *d,
                            Tandem__V1__StatsReply *reply)
 {
     reply->proposers = s->proposer_list;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         size_t n = reply->n_proposers;
         struct drafts_stats *from = &s->proposer_stats[n];
         Tandem__V1__ProposerStats *to = s->proposer_list[n] = &s->proposers[n];

@@ -62,9 +62,9 @@ static int read_change(const set_request *req, struct speculation_change *ret)
 /* A reply with all that it points to. */
 struct state {
     Tandem__V1__SpeculationState msg;
-    Tandem__V1__ProposerState proposers[DRAFTS_MAX];
-    Tandem__V1__ProposerState *list[DRAFTS_MAX];
-    struct drafts_stats stats[DRAFTS_MAX];
+    Tandem__V1__ProposerState proposers[DRAFT_MAX_PROPOSERS];
+    Tandem__V1__ProposerState *list[DRAFT_MAX_PROPOSERS];
+    struct drafts_stats stats[DRAFT_MAX_PROPOSERS];
 };
 
 static void fill_state(struct drafts *d, const struct speculation *s, struct state *ret)
@@ -78,7 +78,7 @@ static void fill_state(struct drafts *d, const struct speculation *s, struct sta
     to->k = control.k;
     to->disable_batch_size = control.disable_batch_size;
     to->proposers = ret->list;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         struct drafts_stats *from = &ret->stats[to->n_proposers];
         Tandem__V1__ProposerState *p = &ret->proposers[to->n_proposers];
         if (!drafts_stats(d, i, from))

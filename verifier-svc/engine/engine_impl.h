@@ -140,13 +140,6 @@ void admit_waiting(struct engine *e);
 
 /* True if any running sequence has rows to run now. */
 bool round_has_work(const struct engine *e);
-/* Releases the sequences whose held drafts are late. Returns when the next one is late; INT64_MAX: no
- * sequence is held. */
-int64_t round_release(struct engine *e, int64_t now_us);
-/* Until when to wait for drafts before the next round; 0: not at all. The policy goodput approves a
- * wait for all sequences. Without its approval (other policies), a round waits only while every
- * sequence with work waits for its own draft. */
-int64_t round_wait_until_us(const struct engine *e);
 /* Plans and runs a pass, accepts, sends events, requests drafts. */
 void round_run(struct engine *e);
 
@@ -160,6 +153,13 @@ struct seq *round_victim(const struct engine *e, struct seq *s);
 
 /* Requests drafts for the sequences that may have one and have none. */
 void round_ask(struct engine *e);
+/* Releases the sequences whose held drafts are late. Returns when the next one is late; INT64_MAX: no
+ * sequence is held. */
+int64_t round_release(struct engine *e, int64_t now_us);
+/* Until when to wait for drafts before the next round; 0: not at all. The policy goodput approves a
+ * wait for all sequences. Without its approval (other policies), a round waits only while every
+ * sequence with work waits for its own draft. */
+int64_t round_wait_until_us(const struct engine *e);
 /* A proposer has answered. The draft stays the caller's unless a sequence takes it; then the
  * answer's pointer is NULL. */
 void round_take_draft(struct engine *e, struct draft_answer *answer);

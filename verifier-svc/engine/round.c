@@ -57,8 +57,6 @@ struct control_round round_without_drafts(const struct engine *e)
     return r;
 }
 
-/* ---- waiting ---- */
-
 bool round_has_work(const struct engine *e)
 {
     for (uint32_t i = 0; i < e->running.n; i++) {
@@ -66,38 +64,6 @@ bool round_has_work(const struct engine *e)
             return true;
     }
     return false;
-}
-
-int64_t round_release(struct engine *e, int64_t now_us)
-{
-    int64_t next_us = INT64_MAX;
-    for (uint32_t i = 0; i < e->running.n; i++) {
-        struct seq *s = e->running.v[i];
-        if (s->held_until_us <= now_us)
-            s->held_until_us = 0;
-        else if (s->held_until_us < next_us)
-            next_us = s->held_until_us;
-    }
-    return next_us;
-}
-
-int64_t round_wait_until_us(const struct engine *e)
-{
-    int64_t until = 0;
-    uint32_t n = 0, n_others = 0; // others: no proposer drafts for them now
-    for (uint32_t i = 0; i < e->running.n; i++) {
-        const struct seq *s = e->running.v[i];
-        uint32_t todo = seq_todo(s);
-        if (todo > 1)
-            return 0; // a prompt has rows to run
-        if (!todo)
-            continue;
-        n++;
-        n_others += s->draft ? s->proposer == SEQ_NO_PROPOSER : !s->asked_us;
-        if (!s->draft && s->asked_us && s->asked_us + s->await_us > until)
-            until = s->asked_us + s->await_us;
-    }
-    return n_others && n > e->n_wait_counted ? 0 : until;
 }
 
 /* ---- the round ---- */

@@ -1,4 +1,4 @@
-/* round_ask.c - requests drafts from proposers, and takes their answers. */
+/* round_ask.c - requests drafts from proposers, decides how long to wait, takes the answers. */
 #include <math.h>
 #include "base/clock.h"
 #include "verifier-svc/engine/decide.h"
@@ -76,7 +76,7 @@ void round_ask_ahead(struct engine *e)
     if (!e->drafts || !e->options->draft_ahead || !e->decode_us)
         return;
     int64_t now_us = clock_us();
-    for (unsigned p = 0; p < DRAFTS_MAX; p++)
+    for (unsigned p = 0; p < DRAFT_MAX_PROPOSERS; p++)
         ask_ahead(e, p, now_us);
 }
 
@@ -171,8 +171,42 @@ void round_ask(struct engine *e)
     }
     if (r.n_decoding)
         metrics_set(e->stats->k_now, (double)k_sum / r.n_decoding);
-    for (unsigned p = 0; p < DRAFTS_MAX; p++)
+    for (unsigned p = 0; p < DRAFT_MAX_PROPOSERS; p++)
         ask_proposer(e, p, n, wait_us, now_us);
+}
+
+/* ---- waiting ---- */
+
+int64_t round_release(struct engine *e, int64_t now_us)
+{
+    int64_t next_us = INT64_MAX;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        if (s->held_until_us <= now_us)
+            s->held_until_us = 0;
+        else if (s->held_until_us < next_us)
+            next_us = s->held_until_us;
+    }
+    return next_us;
+}
+
+int64_t round_wait_until_us(const struct engine *e)
+{
+    int64_t until = 0;
+    uint32_t n = 0, n_others = 0; // others: no proposer drafts for them now
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        const struct seq *s = e->running.v[i];
+        uint32_t todo = seq_todo(s);
+        if (todo > 1)
+            return 0; // a prompt has rows to run
+        if (!todo)
+            continue;
+        n++;
+        n_others += s->draft ? s->proposer == SEQ_NO_PROPOSER : !s->asked_us;
+        if (!s->draft && s->asked_us && s->asked_us + s->await_us > until)
+            until = s->asked_us + s->await_us;
+    }
+    return n_others && n > e->n_wait_counted ? 0 : until;
 }
 
 /* ---- answers ---- */

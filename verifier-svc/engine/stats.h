@@ -9,7 +9,6 @@
 #include "verifier-svc/control/pass_time.h"
 #include "verifier-svc/engine/seq.h"
 
-#define STATS_MAX_PROPOSERS 16
 #define STATS_MAX_POSITIONS 20 // positions of a draft with their own counters
 
 /* A proposer's name and the counters of its drafts; proposers of the same name share the counters. */
@@ -37,7 +36,7 @@ struct stats {
     /* Speculation. */
     struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus, *ahead, *ahead_used;
     struct metric *acceptance_ema, *k_now;
-    struct stats_drafts proposers[STATS_MAX_PROPOSERS]; // the engine thread's
+    struct stats_drafts proposers[DRAFT_MAX_PROPOSERS]; // the engine thread's
     /* Tokens committed per second, over the last seconds. */
     struct stats_rate *rate;
 };

@@ -86,7 +86,7 @@ static void bad_targets_are_refused(void **state)
     memset(longest, 'x', sizeof(longest));
     assert_int_equal(add_target(&s, longest, DRAFTS_TARGET_MAX), -EINVAL);
     assert_int_equal(s.n_targets, 0);
-    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
         assert_int_equal(add_target(&s, longest, DRAFTS_TARGET_MAX - 1), 0);
     assert_int_equal(add_target(&s, "none", 4), 0);
     assert_int_equal(add_target(&s, "h:1", 3), -EINVAL);

@@ -456,7 +456,7 @@ static void must_speculate(struct engine *e, const struct speculation *want)
     engine_speculation(e, &s);
     assert_int_equal(s.n_targets, want->n_targets);
     assert_string_equal(s.targets[0].target, want->targets[0].target);
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         if (!drafts_stats(engine_drafts(e), i, &p))
             continue;
         n++;
@@ -482,7 +482,7 @@ static void a_change_is_applied_completely_or_not_at_all(void **state)
 
 static void *exchange_all(void *arg)
 {
-    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", DRAFTS_MAX)};
+    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", DRAFT_MAX_PROPOSERS)};
     struct speculation now;
     assert_int_equal(engine_speculate(arg, &to, &now), 0);
     return NULL;
@@ -491,7 +491,7 @@ static void *exchange_all(void *arg)
 static void readers_of_the_settings_do_not_wait_for_a_change(void **state)
 {
     (void)state;
-    const struct speculation a = nowhere("a", DRAFTS_MAX), b = nowhere("b", DRAFTS_MAX);
+    const struct speculation a = nowhere("a", DRAFT_MAX_PROPOSERS), b = nowhere("b", DRAFT_MAX_PROPOSERS);
     struct speculation s;
     pthread_t thread;
     options.speculation = a;
