@@ -1,4 +1,4 @@
-/* verifier_service_jobs.c - the worker thread: long work with a call's text, such as tokenizing a
+/* verifier_service_jobs.c - the jobs thread: long work with a call's text, such as tokenizing a
  * megabyte, without delaying the streams of other calls. Calls that arrive while the model loads wait
  * in the same list.
  *
