@@ -73,23 +73,24 @@ struct control_item {
     uint32_t context; // positions of the sequence
     uint32_t unread;  // of these, positions that a proposer without them has to read
     uint32_t left;    // tokens that it may still generate
-    /* control_ask(): what it may request. control_cut(): what may be verified, so the first max_nodes
-     * nodes of the draft, at most max_depth deep. */
-    uint32_t max_nodes, max_depth;
+    /* Limits of the draft to request, or of the part of `draft` that may be verified. */
+    uint32_t max_nodes;        // tokens, over all branches
+    uint32_t max_depth;        // tokens of the longest path
     const struct draft *draft; // control_cut(): the draft that has arrived
-    bool fixed;                // always gets all tokens that it may have, under every policy
-    /* Result. control_ask() requests chains: nodes == depth. control_cut() sets nodes: the first
-     * `nodes` tokens of the draft are verified. */
-    uint32_t nodes, depth;
-    /* Used by the policies: */
-    uint32_t allowed; // tokens within both maxima; to request: also within the setting k
+    bool fixed;                // gets all tokens that it may have, under every policy
+    /* Results. */
+    uint32_t nodes; // tokens to request, or to verify: the first ones of the draft
+    uint32_t depth; // control_ask(): longest path to request; requests are chains, so it is `nodes`
+    /* For the policies. */
+    uint32_t allowed;                     // tokens within all limits; to request: also within k
+    uint32_t considered;                  // of these, tokens that may get a row: all or none
     uint8_t token_depth[DRAFT_MAX_NODES]; // of each token of the draft, from 1
-    uint32_t considered;                  // tokens that may get a row: `allowed`, or 0
-    uint32_t heap_item;                   // row_budget.c: place i of the heap holds this item
-    uint32_t best_nodes;                  // row_budget.c: tokens in the best distribution so far
-    bool excluded;                        // row_budget.c: without its proposer
-    bool no_row;                          // row_budget.c: without it, since it received no row
-    float survival[DRAFT_MAX_NODES];      // h of each token: that it and its path are accepted
+    float survival[DRAFT_MAX_NODES];      // h: probability that the token and its path are accepted
+    /* For row_budget.c. */
+    uint32_t heap_item;  // item i stores place i of the heap: the index of the item there
+    uint32_t best_nodes; // tokens in the best distribution so far
+    bool excluded;       // its proposer is left out of the search
+    bool no_row;         // the item is left out, because it received no row
 };
 
 /* A round without drafts. `pass` has one row for each of the n_decoding sequences, and rows of

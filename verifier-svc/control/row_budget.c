@@ -92,7 +92,8 @@ static struct wait wait_for(const struct control *c, const struct control_item *
             continue;
         longest[p] = max_u32(longest[p], v[i].nodes);
         double us = control_state_latency_us(c, p, longest[p], ++n_requests[p]);
-        w = us >= w.us ? (struct wait){us, p} : w;
+        if (us >= w.us)
+            w = (struct wait){us, p};
     }
     return w;
 }

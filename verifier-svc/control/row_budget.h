@@ -23,9 +23,8 @@ struct row_budget {
 };
 
 /* Chooses how many tokens to request, with the best limit per sequence. Sets c->wait_us and the
- * nodes of all items. Returns the limit; 0: no token is worth its row. Also the returned
- * distribution may be worse than none, because *ret includes the wait of those that received rows:
- * compare it with a round without drafts. */
+ * nodes of all items. Returns the limit; 0: no token is worth its row. Drafts may still be worse
+ * than none: the caller compares *ret with a round without drafts. */
 uint32_t row_budget_best(struct control *c, const struct control_round *r, struct control_item *v,
                          uint32_t n, struct row_budget *ret);
 

@@ -2,14 +2,14 @@
 #include "lib/oracles/control_world.h"
 #include "base/rng.h"
 
-struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from, double first_us,
-                       double row_us)
+struct control_world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from,
+                               double first_us, double row_us)
 {
-    static struct world w;
+    static struct control_world w;
     struct pass_time_measured m = {.us = {first_us, first_us + row_us}};
     struct pass_time pass_time;
     pass_time_init(&pass_time, &m);
-    w = (struct world){0};
+    w = (struct control_world){0};
     control_init(&w.c, &(struct control_options){policy, k, off_from}, &pass_time);
     for (unsigned i = 0; i < WORLD_SEQS; i++)
         control_seq_init(&w.seqs[i]);
@@ -18,7 +18,7 @@ struct world *world_of(enum control_policy policy, uint32_t k, uint32_t off_from
     return &w;
 }
 
-uint32_t world_asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_t left)
+uint32_t world_asked_with(struct control_world *w, uint32_t n, uint32_t allowed, uint32_t left)
 {
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++) {
@@ -34,12 +34,12 @@ uint32_t world_asked_with(struct world *w, uint32_t n, uint32_t allowed, uint32_
     return w->items[0].nodes;
 }
 
-uint32_t world_asked(struct world *w, uint32_t n, uint32_t allowed)
+uint32_t world_asked(struct control_world *w, uint32_t n, uint32_t allowed)
 {
     return world_asked_with(w, n, allowed, 1000);
 }
 
-uint32_t world_cut(struct world *w, const float *predicted, uint32_t n)
+uint32_t world_cut(struct control_world *w, const float *predicted, uint32_t n)
 {
     struct control_round r = {
         .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
@@ -66,14 +66,14 @@ void world_ask(struct control_seq *s, uint32_t n)
     control_asked(s, 0, s->prefill.done ? 0 : 100, n);
 }
 
-void world_answer(struct world *w, unsigned seq, uint32_t k, double us)
+void world_answer(struct control_world *w, unsigned seq, uint32_t k, double us)
 {
     world_ask(&w->seqs[seq], 1);
     control_answered(&w->c, &w->seqs[seq], 0, k, us, true);
     control_ask(&w->c, &(struct control_round){.n_decoding = 1}, w->items, 0);
 }
 
-void world_see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
+void world_see(struct control_world *w, struct control_seq *s, uint32_t k, uint32_t n)
 {
     uint32_t draft[WORLD_CHAIN], committed[WORLD_CHAIN + 1];
     for (uint32_t i = 0; i < k; i++)
@@ -84,7 +84,7 @@ void world_see(struct world *w, struct control_seq *s, uint32_t k, uint32_t n)
     control_seen(&w->c, s, 0, &shown, k, committed, n + 1);
 }
 
-uint32_t world_right_tokens(struct world *w, double alpha, uint32_t k)
+uint32_t world_right_tokens(struct control_world *w, double alpha, uint32_t k)
 {
     uint32_t n = 0;
     while (n < k && rng_uniform(rng_splitmix64(++w->n_drawn)) < alpha)
@@ -92,7 +92,7 @@ uint32_t world_right_tokens(struct world *w, double alpha, uint32_t k)
     return n;
 }
 
-void world_feed(struct world *w, unsigned seq, double alpha, uint32_t k, unsigned n_drafts)
+void world_feed(struct control_world *w, unsigned seq, double alpha, uint32_t k, unsigned n_drafts)
 {
     for (unsigned d = 0; d < n_drafts; d++)
         world_see(w, &w->seqs[seq], k, world_right_tokens(w, alpha, k));

@@ -7,7 +7,7 @@
 static void drafts_stop_at_disable_batch_size(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_FIXED, 5, 8, 1, 1);
+    struct control_world *w = world_of(CONTROL_FIXED, 5, 8, 1, 1);
     assert_int_equal(world_asked(w, 7, 64), 5);
     assert_int_equal(world_asked(w, 8, 64), 0);
     w = world_of(CONTROL_GOODPUT, 5, 8, 100, 1);
@@ -20,7 +20,7 @@ static void a_request_has_at_most_max_nodes_and_max_depth_tokens(void **state)
     (void)state;
     static const uint32_t limits[][3] = {{3, 9, 3}, {9, 2, 2}, {9, 9, 5}}; // nodes, depth, tokens
     for (unsigned i = 0; i < ARRAY_LEN(limits); i++) {
-        struct world *w = world_of(CONTROL_FIXED, 5, 0, 1, 1);
+        struct control_world *w = world_of(CONTROL_FIXED, 5, 0, 1, 1);
         struct control_round r = {.pass = {.rows = 1}, .n_decoding = 1, .n_running = 1};
         w->items[0] = (struct control_item){
             .s = &w->seqs[0], .max_nodes = limits[i][0], .max_depth = limits[i][1]};
@@ -38,7 +38,7 @@ static void a_draft_is_verified_up_to_the_first_node_beyond_a_limit(void **state
     struct draft tree = world_draft(6, NULL, NULL);
     memcpy(tree.parents, parents, sizeof(parents));
     for (unsigned i = 0; i < ARRAY_LEN(limits); i++) {
-        struct world *w = world_of(CONTROL_FIXED, 5, 0, 1, 1);
+        struct control_world *w = world_of(CONTROL_FIXED, 5, 0, 1, 1);
         struct control_round r = {.pass = {.rows = 1}, .n_decoding = 1, .n_running = 1};
         w->items[0] = (struct control_item){
             .s = &w->seqs[0], .max_nodes = limits[i][0], .max_depth = limits[i][1], .draft = &tree};
@@ -50,7 +50,7 @@ static void a_draft_is_verified_up_to_the_first_node_beyond_a_limit(void **state
 static void the_averages_follow_acceptance(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
+    struct control_world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
     struct control_seq *s = &w->seqs[0];
     control_verified(&w->c, 0, 0); // without drafts it stays
     assert_true(w->c.acceptance_ema == 0.7);
@@ -68,7 +68,7 @@ static void the_averages_follow_acceptance(void **state)
 static void a_tree_updates_the_rates_along_the_committed_path(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1, 1);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 1, 1);
     const int32_t parents[] = {-1, -1, 0, 1};
     struct draft tree = world_draft(4, (const uint32_t[]){1, 2, 3, 3}, NULL);
     memcpy(tree.parents, parents, sizeof(parents));
@@ -82,7 +82,7 @@ static void a_tree_updates_the_rates_along_the_committed_path(void **state)
 static void answers_of_one_round_count_once_with_the_longest_time(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     for (unsigned i = 0; i < 200; i++) {
         uint32_t k = 2 + i % 3;
         world_ask(&w->seqs[0], 2);
@@ -96,7 +96,7 @@ static void answers_of_one_round_count_once_with_the_longest_time(void **state)
     assert_true(fabs(draft_latency_us(a, 4, 2) - 130) < 3);
 }
 
-static void answer_empty(struct world *w, double us)
+static void answer_empty(struct control_world *w, double us)
 {
     world_ask(&w->seqs[0], 1);
     control_answered(&w->c, &w->seqs[0], 0, 2, us, false);
@@ -105,7 +105,7 @@ static void answer_empty(struct world *w, double us)
 static void a_delayed_empty_answer_counts_at_most_eight_times(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     const double *empty_us = &w->c.proposers[0].empty_us;
     w->seqs[0].prefill.done = true;
     answer_empty(w, 5000);
@@ -121,7 +121,7 @@ static void a_delayed_empty_answer_counts_at_most_eight_times(void **state)
 static void answers_with_tokens_limit_the_latency_of_empty_ones(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     const double *empty_us = &w->c.proposers[0].empty_us;
     w->seqs[0].prefill.done = true;
     for (unsigned i = 0; i < 30; i++) {
@@ -137,7 +137,7 @@ static void answers_with_tokens_limit_the_latency_of_empty_ones(void **state)
 }
 
 /* Proposer p answers n requests of a sequence, all with tokens or all without. */
-static void answer_requests(struct world *w, struct control_seq *s, unsigned p, unsigned n,
+static void answer_requests(struct control_world *w, struct control_seq *s, unsigned p, unsigned n,
                             bool granted)
 {
     for (unsigned i = 0; i < n; i++) {
@@ -151,7 +151,7 @@ static void the_granted_share_is_per_proposer(void **state)
 {
     (void)state;
     for (unsigned empty = 0; empty < 2; empty++) {
-        struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+        struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
         struct control_seq *s = &w->seqs[0];
         unsigned other = 1 - empty;
         answer_requests(w, &w->seqs[1], other, 40, true);
@@ -171,7 +171,7 @@ static void the_granted_share_is_per_proposer(void **state)
 static void a_late_answer_of_the_previous_proposer_is_ignored(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     struct control_seq *s = &w->seqs[0];
     answer_requests(w, s, 1, 40, false);
     control_answered(&w->c, s, 0, 2, 1000, true);
@@ -185,7 +185,7 @@ static void a_new_proposer_in_a_place_starts_without_history(void **state)
 {
     (void)state;
     for (unsigned p = 0; p < 2; p++) {
-        struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+        struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
         struct control_seq *s = &w->seqs[0];
         answer_requests(w, s, p, 40, false);
         control_forget(&w->c, p);

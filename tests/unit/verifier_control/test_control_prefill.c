@@ -2,13 +2,13 @@
 #include "lib/oracles/control_world.h"
 #include "lib/lib.h"
 
-static void pass_beside(struct world *w, struct control_seq *beside, double us)
+static void pass_beside(struct control_world *w, struct control_seq *beside, double us)
 {
     control_passed(&w->c, &(struct pass_time_work){.rows = 1}, us, beside);
 }
 
 /* The proposer reads the 100 positions of a sequence during 10 passes of 200 us instead of 100. */
-static void read_beside_passes(struct world *w, struct control_seq *s)
+static void read_beside_passes(struct control_world *w, struct control_seq *s)
 {
     control_asked(s, 0, 100, 1);
     for (unsigned i = 0; i < 10; i++)
@@ -19,7 +19,7 @@ static void read_beside_passes(struct world *w, struct control_seq *s)
 static void a_pass_during_prefill_does_not_update_the_pass_time(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     struct pass_time before = w->c.pass_time;
     read_beside_passes(w, &w->seqs[0]);
     assert_memory_equal(&w->c.pass_time, &before, sizeof(before));
@@ -30,7 +30,7 @@ static void a_pass_during_prefill_does_not_update_the_pass_time(void **state)
 static void a_faster_pass_or_one_beyond_the_pass_limit_updates_it(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     double before = w->c.pass_time.scale;
     control_asked(&w->seqs[0], 0, 100, 1);
     pass_beside(w, &w->seqs[0], 50);
@@ -47,7 +47,7 @@ static void a_faster_pass_or_one_beyond_the_pass_limit_updates_it(void **state)
 static void the_pass_in_which_prefill_ends_is_charged(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     world_ask(&w->seqs[0], 1);
     control_answered(&w->c, &w->seqs[0], 0, 4, 1000, true);
     pass_beside(w, &w->seqs[0], 200);
@@ -57,7 +57,7 @@ static void the_pass_in_which_prefill_ends_is_charged(void **state)
 static void an_interrupted_pass_is_charged_at_most_eight_times(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     world_feed(w, 0, 0.9, 4, 100);
     world_ask(&w->seqs[1], 1);
     pass_beside(w, &w->seqs[1], 1e8); // the machine was suspended
@@ -66,9 +66,9 @@ static void an_interrupted_pass_is_charged_at_most_eight_times(void **state)
 }
 
 /* The prefill price is 10 us per position. */
-static struct world *world_with_price(void)
+static struct control_world *world_with_price(void)
 {
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     world_feed(w, 0, 0.9, 4, 100);
     for (unsigned i = 0; i < 20; i++)
         read_beside_passes(w, &w->seqs[20 + i]);
@@ -79,7 +79,7 @@ static struct world *world_with_price(void)
 static void a_short_answer_is_not_worth_a_prefill(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     world_feed(w, 0, 0.9, 4, 100);
     assert_true(world_asked_with(w, 1, 64, 10) > 0); // the price is unknown
     w = world_with_price();
@@ -97,7 +97,7 @@ static void a_short_answer_is_not_worth_a_prefill(void **state)
 static void the_proposer_reports_what_it_reads(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     world_feed(w, 0, 0.9, 4, 100);
     for (unsigned i = 20; i < 40; i++) {
         control_asked(&w->seqs[i], 0, 100, 1);
@@ -114,7 +114,7 @@ static void the_proposer_reports_what_it_reads(void **state)
 static void a_sequence_without_prefill_does_not_stop_others(void **state)
 {
     (void)state;
-    struct world *w = world_with_price();
+    struct control_world *w = world_with_price();
     control_seq_init(&w->seqs[1]);
     read_beside_passes(w, &w->seqs[1]);
     world_asked_with(w, 2, 64, 10);
@@ -125,7 +125,7 @@ static void a_sequence_without_prefill_does_not_stop_others(void **state)
 static void a_running_prefill_is_not_charged_again(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     world_feed(w, 0, 0.9, 4, 100);
     for (unsigned i = 0; i < 10; i++) {
         assert_true(world_asked_with(w, 2, 64, 10) > 0);
@@ -137,7 +137,7 @@ static void a_running_prefill_is_not_charged_again(void **state)
 static void an_empty_answer_ends_the_prefill(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     control_asked(&w->seqs[0], 0, 100, 1);
     assert_int_equal(w->seqs[0].prefill.positions, 100);
     control_answered(&w->c, &w->seqs[0], 0, 4, 150, false);
@@ -151,7 +151,7 @@ static void an_empty_answer_ends_the_prefill(void **state)
 static void without_a_request_the_prefill_is_abandoned(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110); // no row pays
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110); // no row pays
     control_asked(&w->seqs[0], 0, 100, 1);
     assert_int_equal(world_asked(w, 1, 64), 0);
     assert_int_equal(w->seqs[0].prefill.positions, 0);
@@ -159,7 +159,7 @@ static void without_a_request_the_prefill_is_abandoned(void **state)
 
 /* In each of n_rounds the proposer answers a request with "still reading". Returns how often the
  * sequence made one. */
-static unsigned requests_put_off(struct world *w, unsigned n_rounds)
+static unsigned requests_put_off(struct control_world *w, unsigned n_rounds)
 {
     struct control_seq *s = &w->seqs[0];
     unsigned n_requests = 0;
@@ -178,7 +178,7 @@ static unsigned requests_put_off(struct world *w, unsigned n_rounds)
 static void an_endless_prefill_is_requested_rarely(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     world_feed(w, 0, 0.9, 4, 100);
     assert_int_equal(requests_put_off(w, 16), 16); // within the pass limit
     requests_put_off(w, 200);

@@ -5,7 +5,7 @@
 static void drafts_that_never_pay_are_tried_rarely(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
     world_feed(w, 0, 0.05, 8, 200);
     unsigned n_tried = 0, rounds = 5000;
     for (unsigned i = 0; i < rounds; i++)
@@ -15,9 +15,9 @@ static void drafts_that_never_pay_are_tried_rarely(void **state)
 
 /* Four sequences whose context was read, with drafts of one token of which every other is accepted:
  * 1.5 times the tokens in 1.53 times the time. */
-static struct world *world_where_drafts_almost_pay(void)
+static struct control_world *world_where_drafts_almost_pay(void)
 {
-    struct world *w = world_of(CONTROL_GOODPUT, 1, 0, 100, 11);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 1, 0, 100, 11);
     for (unsigned i = 0; i < 200; i++) {
         for (unsigned k = 0; k < 4; k++) {
             world_ask(&w->seqs[k], 4);
@@ -30,7 +30,7 @@ static struct world *world_where_drafts_almost_pay(void)
 }
 
 /* Of n_rounds, those in which sequences 0 to 2 try together. */
-static unsigned rounds_of_all(struct world *w, unsigned n_rounds, uint32_t k_of_3)
+static unsigned rounds_of_all(struct control_world *w, unsigned n_rounds, uint32_t k_of_3)
 {
     unsigned n_all = 0;
     for (unsigned i = 0; i < n_rounds; i++) {
@@ -46,7 +46,7 @@ static unsigned rounds_of_all(struct world *w, unsigned n_rounds, uint32_t k_of_
 static void drafts_that_almost_pay_are_tried_by_all_that_were_read(void **state)
 {
     (void)state;
-    struct world *w = world_where_drafts_almost_pay();
+    struct control_world *w = world_where_drafts_almost_pay();
     assert_in_range(rounds_of_all(w, 340, 1), 16, 22);
     w->c.proposers[0].prefill_price = (struct prefill_price){.us = 1e6, .positions = 100};
     control_unread(&w->seqs[3]);
@@ -54,7 +54,7 @@ static void drafts_that_almost_pay_are_tried_by_all_that_were_read(void **state)
 }
 
 /* Of n_rounds, those in which a sequence of proposer 1 tries alone. It has two of four sequences. */
-static unsigned tries_of_the_other(struct world *w, unsigned n_rounds)
+static unsigned tries_of_the_other(struct control_world *w, unsigned n_rounds)
 {
     struct control_round r = {.n_decoding = 4, .draft_rows = 1000, .n_running = 4};
     unsigned n_tries = 0;
@@ -77,7 +77,7 @@ static unsigned tries_of_the_other(struct world *w, unsigned n_rounds)
 static void a_sequence_outside_the_best_distribution_tries_alone(void **state)
 {
     (void)state;
-    struct world *w = world_where_drafts_almost_pay();
+    struct control_world *w = world_where_drafts_almost_pay();
     w->c.proposers[1] = w->c.proposers[0];
     for (unsigned i = 2; i < 4; i++) {
         control_asked(&w->seqs[i], 1, 0, 1);
@@ -92,7 +92,7 @@ static void a_sequence_outside_the_best_distribution_tries_alone(void **state)
 static void a_try_of_all_pauses_during_prefill(void **state)
 {
     (void)state;
-    struct world *w = world_where_drafts_almost_pay();
+    struct control_world *w = world_where_drafts_almost_pay();
     w->c.proposers[0].n_tries = 0;
     control_unread(&w->seqs[3]);
     control_asked(&w->seqs[3], 0, 100, 1);
@@ -107,7 +107,7 @@ static void a_try_of_all_pauses_during_prefill(void **state)
 static void a_fixed_request_is_no_try(void **state)
 {
     (void)state;
-    struct world *w = world_where_drafts_almost_pay();
+    struct control_world *w = world_where_drafts_almost_pay();
     struct control_round r = {
         .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = 1, .draft_rows = 1000, .n_running = 2};
     w->c.proposers[0].n_tries = 0;
@@ -123,7 +123,7 @@ static void a_fixed_request_is_no_try(void **state)
 static void a_new_proposer_is_tried_immediately(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 200);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 200);
     w->c.proposers[0] = (struct control_proposer){0};
     unsigned n_tried = 0;
     for (unsigned i = 0; i < 50; i++) {
@@ -136,7 +136,7 @@ static void a_new_proposer_is_tried_immediately(void **state)
 
 /* Each of n_rounds takes 5 ms, and the proposer answers each request after us without tokens.
  * Sequences end after n_tokens rounds. Returns the share of time that is not spent on tries. */
-static double share_of_time_without_tries(struct world *w, double us, unsigned n_rounds,
+static double share_of_time_without_tries(struct control_world *w, double us, unsigned n_rounds,
                                           unsigned n_tokens)
 {
     double waited_us = 0;
@@ -157,7 +157,7 @@ static void slow_empty_answers_make_tries_rare(void **state)
 {
     (void)state;
     for (unsigned was_fast = 0; was_fast < 2; was_fast++) {
-        struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 5000, 250);
+        struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 5000, 250);
         for (unsigned i = 0; i < 50 * was_fast; i++) // its answers with tokens were fast
             world_answer(w, 0, 1 + i % 8, 200);
         share_of_time_without_tries(w, 15000, 200, 200);
@@ -169,7 +169,7 @@ static void slow_empty_answers_make_tries_rare(void **state)
 static void slow_tries_stay_within_their_budget(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1000, 250);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 1000, 250);
     for (unsigned i = 0; i < 50; i++)
         world_answer(w, 0, 1 + i % 8, 50000);
     unsigned n_tried = 0, n_rounds = 50000;
@@ -182,7 +182,7 @@ static void slow_tries_stay_within_their_budget(void **state)
  * which takes empty_us. */
 static unsigned tries_after(double empty_us, unsigned n_answers)
 {
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 1000, 250);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 1000, 250);
     world_ask(&w->seqs[0], 1);
     for (unsigned i = 0; i < n_answers; i++) {
         world_answer(w, 0, 1 + i % 8, 5000);
@@ -207,7 +207,7 @@ static void one_delayed_answer_does_not_postpone_tries(void **state)
 static void tries_are_at_most_ten_minutes_apart(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100000, 25000);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100000, 25000);
     for (unsigned i = 0; i < 50; i++)
         world_answer(w, 0, 1 + i % 8, 1e8);
     unsigned n_tried = 0;
@@ -222,13 +222,13 @@ static void new_sequences_start_with_the_share_granted_to_others(void **state)
     (void)state;
     static const double us[] = {1000, 2000, 5000, 15000};
     for (unsigned i = 0; i < ARRAY_LEN(us); i++) {
-        struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 5000, 250);
+        struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 5000, 250);
         share_of_time_without_tries(w, us[i], 2000, 100);
         assert_true(share_of_time_without_tries(w, us[i], 10000, 100) > 0.98);
     }
 }
 
-static double wait_of_try_us(struct world *w)
+static double wait_of_try_us(struct control_world *w)
 {
     struct control_round r = {.pass = {.rows = 1}, .n_decoding = 1, .n_running = 1};
     w->items[0] =
@@ -240,7 +240,7 @@ static double wait_of_try_us(struct world *w)
 static void a_try_is_awaited(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 200);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 200);
     w->c.proposers[0] = (struct control_proposer){0};
     assert_true(wait_of_try_us(w) > 1e6);
     control_asked(&w->seqs[0], 0, 100, 1);
@@ -255,7 +255,7 @@ static void a_try_is_awaited(void **state)
 static void a_try_continues_during_prefill(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 110);
     while (!world_asked(w, 1, 64))
         ;
     control_asked(&w->seqs[0], 0, 100, 1);
@@ -268,7 +268,7 @@ static void a_try_continues_during_prefill(void **state)
 static void sequences_whose_context_was_read_try_first(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
     world_feed(w, 0, 0.05, 8, 200);
     w->seqs[2].prefill.done = true;
     unsigned n_tried = 0;

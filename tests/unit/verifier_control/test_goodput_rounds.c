@@ -16,7 +16,7 @@ struct run {
 };
 
 /* The drafts that were requested arrive. Returns their number; they are the first items then. */
-static uint32_t request_drafts(struct world *w, uint32_t n, struct run *run)
+static uint32_t request_drafts(struct control_world *w, uint32_t n, struct run *run)
 {
     static struct draft chain;
     chain = world_draft(WORLD_CHAIN, NULL, NULL);
@@ -38,7 +38,7 @@ static uint32_t request_drafts(struct world *w, uint32_t n, struct run *run)
     return n_drafts;
 }
 
-static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t n_drafts,
+static void verify(struct control_world *w, const struct truth *t, uint32_t n, uint32_t n_drafts,
                    struct run *run)
 {
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
@@ -61,7 +61,8 @@ static void verify(struct world *w, const struct truth *t, uint32_t n, uint32_t 
 }
 
 /* Committed tokens per us in n_rounds. */
-static double run_rounds(struct world *w, const struct truth *t, uint32_t n, unsigned n_rounds)
+static double run_rounds(struct control_world *w, const struct truth *t, uint32_t n,
+                         unsigned n_rounds)
 {
     struct run run = {0};
     for (unsigned i = 0; i < n_rounds; i++) {
@@ -86,10 +87,10 @@ static double best_rate(const struct truth *t, uint32_t n)
 }
 
 /* A controller with these start-up times. */
-static struct world *world_measured(double us_of_1, double us_of_4, double us_of_64)
+static struct control_world *world_measured(double us_of_1, double us_of_4, double us_of_64)
 {
     struct pass_time_measured m = {.us = {[0] = us_of_1, [3] = us_of_4, [18] = us_of_64}};
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     pass_time_init(&w->c.pass_time, &m);
     return w;
 }
@@ -102,7 +103,7 @@ static void wrong_start_up_times_are_corrected(void **state)
     for (unsigned i = 0; i < 2; i++) {
         for (uint32_t n = 1; n <= 4; n += 3) {
             struct truth t = {.alpha = 0.9, .row_us = 3};
-            struct world *w = world_measured(100, us_of_4[i], 6000);
+            struct control_world *w = world_measured(100, us_of_4[i], 6000);
             run_rounds(w, &t, n, 4000);
             assert_true(run_rounds(w, &t, n, 4000) > 0.9 * best_rate(&t, n));
         }
@@ -113,7 +114,7 @@ static void a_temporary_load_is_forgotten(void **state)
 {
     (void)state;
     struct truth t = {.alpha = 0.9, .row_us = 3};
-    struct world *w = world_measured(100, 109, 289);
+    struct control_world *w = world_measured(100, 109, 289);
     run_rounds(w, &t, 1, 500);
     t.load = 1;
     run_rounds(w, &t, 1, 500);
@@ -127,7 +128,7 @@ static void some_rounds_request_less(void **state)
 {
     (void)state;
     struct truth t = {.alpha = 0.9, .row_us = 3};
-    struct world *w = world_measured(100, 109, 289);
+    struct control_world *w = world_measured(100, 109, 289);
     run_rounds(w, &t, 2, 500);
     struct run run = {0};
     unsigned n_none = 0, n_few = 0;
@@ -148,7 +149,7 @@ static void rounds_without_drafts_are_tried(void **state)
     (void)state;
     struct truth t = {.alpha = 0.9, .row_us = 3, .drafted = 1};
     for (uint32_t n = 4; n <= 16; n *= 4) {
-        struct world *w = world_measured(100, 109, 289);
+        struct control_world *w = world_measured(100, 109, 289);
         double none = n / (100 + t.row_us * (n - 1));
         run_rounds(w, &t, n, 200);
         assert_true(run_rounds(w, &t, n, 2000) > 0.97 * none);
@@ -161,7 +162,7 @@ static void tries_cost_less_than_2_percent(void **state)
     static const struct truth hopeless[] = {{.05, 3, 0, 0}, {.3, 60, 0, 0}, {.9, 110, 0, 0}};
     for (unsigned i = 0; i < 3; i++) {
         for (uint32_t n = 1; n <= 16; n *= 4) {
-            struct world *w =
+            struct control_world *w =
                 world_measured(100, 100 + 3 * hopeless[i].row_us, 100 + 63 * hopeless[i].row_us);
             run_rounds(w, &hopeless[i], n, 1000);
             assert_true(run_rounds(w, &hopeless[i], n, 5000) > 0.98 * best_rate(&hopeless[i], n));

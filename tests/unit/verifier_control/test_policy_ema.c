@@ -4,7 +4,7 @@
 
 static uint32_t requested_with_ema(uint32_t k, float ema)
 {
-    struct world *w = world_of(CONTROL_EMA, k, 8, 1, 1);
+    struct control_world *w = world_of(CONTROL_EMA, k, 8, 1, 1);
     w->seqs[0].ema = ema;
     return world_asked(w, 1, 64);
 }
@@ -34,7 +34,7 @@ static void the_middle_bands_request_at_least_one_token(void **state)
 static void ema_tries_one_token_every_32_rounds(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
+    struct control_world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
     w->seqs[0].ema = 0;
     for (int turn = 0; turn < 3; turn++) {
         for (int i = 1; i < 32; i++)
@@ -46,7 +46,7 @@ static void ema_tries_one_token_every_32_rounds(void **state)
 static void ema_stops_at_its_batch_limit_and_zero_is_no_limit(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
+    struct control_world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
     assert_int_equal(world_asked(w, 7, 64), 3);
     assert_int_equal(world_asked(w, 8, 64), 0);
     w = world_of(CONTROL_EMA, 5, 0, 1, 1);
@@ -57,7 +57,7 @@ static void ema_stops_at_its_batch_limit_and_zero_is_no_limit(void **state)
 static void late_drafts_update_ema(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
+    struct control_world *w = world_of(CONTROL_EMA, 5, 8, 1, 1);
     struct control_seq *s = &w->seqs[0];
     struct draft late = world_draft(3, (const uint32_t[]){7, 8, 9}, NULL);
     s->ema = 0;

@@ -6,7 +6,7 @@
 static void fixed_requests_k_within_the_limits(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_FIXED, 5, 0, 1, 1);
+    struct control_world *w = world_of(CONTROL_FIXED, 5, 0, 1, 1);
     assert_int_equal(world_asked(w, 1, 64), 5);
     assert_int_equal(world_asked(w, 1, 3), 3);
     assert_int_equal(world_asked(w, 1, 0), 0);
@@ -19,7 +19,7 @@ static void a_fixed_request_gets_drafts_that_do_not_pay(void **state)
     struct draft draft = world_draft(8, NULL, (const float[8]){0});
     enum control_policy policies[] = {CONTROL_GOODPUT, CONTROL_FIXED, CONTROL_EMA};
     for (unsigned i = 0; i < ARRAY_LEN(policies); i++) {
-        struct world *w = world_of(policies[i], 5, 0, 100, 100);
+        struct control_world *w = world_of(policies[i], 5, 0, 100, 100);
         struct control_round r = {
             .pass = {.rows = 2}, .n_decoding = 2, .n_fixed = 1, .draft_rows = 1000, .n_running = 2};
         w->seqs[0].ema = w->seqs[1].ema = 0;
@@ -37,7 +37,7 @@ static void a_fixed_request_gets_drafts_that_do_not_pay(void **state)
 }
 
 /* How long two sequences wait, of which n_fixed are fixed. */
-static double wait_us_of_two(struct world *w, uint32_t n_fixed)
+static double wait_us_of_two(struct control_world *w, uint32_t n_fixed)
 {
     struct control_round r = {.pass = {.rows = 2},
                               .n_decoding = 2,
@@ -54,7 +54,7 @@ static void a_fixed_request_does_not_extend_the_wait_of_others(void **state)
 {
     (void)state;
     for (unsigned pays = 0; pays < 2; pays++) {
-        struct world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 50);
+        struct control_world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 50);
         world_feed(w, 0, pays, 4, 500);
         world_feed(w, 1, pays, 4, 500);
         double us = wait_us_of_two(w, 0);

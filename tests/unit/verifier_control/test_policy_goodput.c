@@ -33,7 +33,7 @@ static void the_best_length_is_found_for_every_acceptance(void **state)
     static const double row_us[] = {1, 5, 20, 50};
     for (unsigned a = 0; a < 10; a++) {
         for (unsigned c = 0; c < 4; c++) {
-            struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, row_us[c]);
+            struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, row_us[c]);
             world_feed(w, 0, alphas[a], 16, 2000);
             world_feed(w, 0, alphas[a], 4, 20);
             w->seqs[0].accepted = w->seqs[0].expected = 0; // F = 1
@@ -52,7 +52,7 @@ static void k_limits_the_draft(void **state)
 {
     (void)state;
     for (uint32_t k = 1; k <= CONTROL_K_MAX; k++) {
-        struct world *w = world_of(CONTROL_GOODPUT, k, 0, 100, 0.1);
+        struct control_world *w = world_of(CONTROL_GOODPUT, k, 0, 100, 0.1);
         world_feed(w, 0, 1, 16, 300);
         assert_int_equal(world_asked(w, 1, 64), k);
     }
@@ -61,7 +61,7 @@ static void k_limits_the_draft(void **state)
 static void without_pass_times_nothing_is_requested(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 1);
     w->c.pass_time = (struct pass_time){0};
     for (unsigned i = 0; i < 2000; i++) {
         pass_time_seen(&w->c.pass_time, &(struct pass_time_work){.rows = 1}, 100);
@@ -73,7 +73,7 @@ static void without_pass_times_nothing_is_requested(void **state)
 static void a_sequence_with_a_higher_factor_gets_more_tokens(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     for (unsigned i = 0; i < 100; i++) {
         world_feed(w, 0, 0.9, 4, 1);
         world_feed(w, 1, 0.1, 4, 1);
@@ -85,7 +85,7 @@ static void a_sequence_with_a_higher_factor_gets_more_tokens(void **state)
 static void one_rejected_draft_changes_little(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 3);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 3);
     for (unsigned i = 0; i < 100; i++)
         world_see(w, &w->seqs[1], 16, i % 16);
     uint32_t before = world_asked(w, 1, 64);
@@ -96,7 +96,7 @@ static void one_rejected_draft_changes_little(void **state)
 static void a_slow_proposer_gets_requests_for_more_tokens_or_none(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
     world_feed(w, 0, 0.8, 16, 300);
     for (unsigned i = 0; i < 50; i++)
         world_answer(w, 0, 1 + i % 8, 1);
@@ -115,7 +115,7 @@ static void a_slow_proposer_gets_requests_for_more_tokens_or_none(void **state)
 static void the_wait_is_worth_the_tokens_of_the_draft(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 0);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 4, 0, 100, 0);
     struct control_round r = {
         .n_decoding = 1, .draft_rows = 1000, .n_running = 1, .pass = {.rows = 1}};
     w->items[0] = (struct control_item){.s = &w->seqs[0], .max_nodes = 4, .max_depth = 4};
@@ -128,7 +128,7 @@ static void the_wait_is_worth_the_tokens_of_the_draft(void **state)
 static void a_draft_is_cut_where_predictions_are_low(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     const float predicted[] = {.95f, .9f, .09f, .08f, .07f};
     assert_int_equal(world_cut(w, predicted, 5), 2);
 }
@@ -140,7 +140,7 @@ static void a_bend_in_the_times_ends_only_drafts_tested_against_q(void **state)
     struct pass_time_measured m = {.us = {100, 160, 161, 162, 163, 164}};
     struct draft draft = world_draft(5, NULL, (const float[]){.5f, .48f, .46f, .44f, .42f});
     struct draft_q q = {0};
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     pass_time_init(&w->c.pass_time, &m);
     for (unsigned drawn = 0; drawn < 2; drawn++) {
         struct control_round r = {
@@ -156,7 +156,7 @@ static void a_bend_in_the_times_ends_only_drafts_tested_against_q(void **state)
 static void a_try_is_verified_completely(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 60);
     const float unlikely[] = {.01f, .01f};
     w->seqs[0].trying = true;
     assert_int_equal(world_cut(w, unlikely, 2), 2);
@@ -165,7 +165,7 @@ static void a_try_is_verified_completely(void **state)
 static void draft_rows_limit_all_drafts_together(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 0);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 0);
     struct control_round r = {
         .n_decoding = 2, .n_running = 2, .draft_rows = 5, .pass = {.rows = 2}};
     struct draft draft = world_draft(16, NULL, NULL);
@@ -185,7 +185,7 @@ static void draft_rows_limit_all_drafts_together(void **state)
 static void a_requested_draft_is_verified_completely(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 30);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 30);
     world_feed(w, 1, 0.9, 8, 200);
     for (unsigned i = 0; i < 50; i++)
         world_answer(w, 1, 1 + i % 8, 100 + 1.0 * (i % 8));
@@ -197,7 +197,7 @@ static void a_requested_draft_is_verified_completely(void **state)
 static void drafted_scale_does_not_count_against_a_present_draft(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 5);
     const float predicted[] = {.97f, .95f, .93f};
     w->c.pass_time.drafted_scale = 2;
     assert_int_equal(world_cut(w, predicted, 3), 3);
@@ -206,7 +206,7 @@ static void drafted_scale_does_not_count_against_a_present_draft(void **state)
 static void predictions_are_corrected_by_acceptance(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 20);
     const float too_high[] = {.97f, .94f, .91f};
     struct draft draft = world_draft(3, (const uint32_t[]){1, 2, 3}, too_high);
     assert_int_equal(world_cut(w, too_high, 3), 3);
@@ -219,7 +219,7 @@ static void predictions_are_corrected_by_acceptance(void **state)
 static void a_correction_holds_at_every_depth(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 10);
     const float too_low[] = {.15f, .0225f, .003375f, .00050625f};
     struct draft draft = world_draft(1, (const uint32_t[]){1}, too_low);
     assert_int_equal(world_cut(w, too_low, 4), 1);

@@ -5,7 +5,7 @@
 static void rows_go_to_the_tokens_most_likely_to_survive(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 4);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 100, 4);
     uint32_t most = 0, n_differ = 0;
     float least = 1;
     for (unsigned i = 0; i < 16; i++)
@@ -23,7 +23,7 @@ static void rows_go_to_the_tokens_most_likely_to_survive(void **state)
 }
 
 /* Proposer p answers for sequence p after us, with tokens accepted with probability alpha. */
-static void show_proposer(struct world *w, unsigned p, double alpha, double us)
+static void show_proposer(struct control_world *w, unsigned p, double alpha, double us)
 {
     const uint32_t tokens[4] = {7, 7, 7, 7};
     struct draft draft = world_draft(4, tokens, NULL);
@@ -38,7 +38,7 @@ static void show_proposer(struct world *w, unsigned p, double alpha, double us)
 }
 
 /* Sequences request from proposers 0 and 1 alternately. Returns how long waiting pays. */
-static double ask_two_proposers(struct world *w, uint32_t n)
+static double ask_two_proposers(struct control_world *w, uint32_t n)
 {
     struct control_round r = {.n_decoding = n, .draft_rows = 1000, .n_running = n};
     for (uint32_t i = 0; i < n; i++) {
@@ -57,7 +57,7 @@ static double ask_two_proposers(struct world *w, uint32_t n)
 static void a_slow_proposer_does_not_stop_others(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 300);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 300);
     show_proposer(w, 0, 0.8, 200);
     show_proposer(w, 1, 0.1, 40000);
     double wait_us = ask_two_proposers(w, 2);
@@ -69,7 +69,7 @@ static void a_slow_proposer_does_not_stop_others(void **state)
 static void a_slow_proposer_is_excluded_if_that_is_better(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 300);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 300);
     show_proposer(w, 0, 0.8, 200);
     show_proposer(w, 1, 0.8, 15000);
     ask_two_proposers(w, 2);
@@ -81,7 +81,7 @@ static void a_slow_proposer_is_excluded_if_that_is_better(void **state)
 static void a_sequence_without_rows_does_not_extend_the_wait(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 60);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 60);
     for (unsigned i = 0; i < 300; i++)
         draft_latency_seen(&w->c.proposers[0].latency, 1 + i % 8, 1 + i % 5,
                            500 + (1 + i % 8) * (400 + 200.0 * (i % 5)));
@@ -97,7 +97,7 @@ static void a_sequence_without_rows_does_not_extend_the_wait(void **state)
 static void a_proposer_without_rows_is_not_waited_for(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 3000);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 3000);
     show_proposer(w, 0, 0.9, 200);
     show_proposer(w, 1, 0.01, 1000);
     ask_two_proposers(w, 2);
@@ -111,7 +111,7 @@ static void a_proposer_without_rows_is_not_waited_for(void **state)
 static void starved_sequences_get_rows_once_a_slow_proposer_is_excluded(void **state)
 {
     (void)state;
-    struct world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 0);
+    struct control_world *w = world_of(CONTROL_GOODPUT, 16, 0, 10000, 0);
     struct pass_time_measured m = {0};
     for (unsigned i = 0; i < PASS_TIME_TIMED; i++)
         m.us[i] = pass_time_rows_at(i) <= 16 ? 10000 : 16000;
