@@ -491,7 +491,8 @@ static void *exchange_all(void *arg)
 static void readers_of_the_settings_do_not_wait_for_a_change(void **state)
 {
     (void)state;
-    const struct speculation a = nowhere("a", DRAFT_MAX_PROPOSERS), b = nowhere("b", DRAFT_MAX_PROPOSERS);
+    const struct speculation a = nowhere("a", DRAFT_MAX_PROPOSERS),
+                             b = nowhere("b", DRAFT_MAX_PROPOSERS);
     struct speculation s;
     pthread_t thread;
     options.speculation = a;
