@@ -31,6 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "model/constraint.h"
 #include "model/dist.h"
 #include "model/draft.h"
 
@@ -103,8 +104,8 @@ struct drafts_wish {
     uint64_t draw_key;        // coupled only
     float p_min;              // the draft may end after a token with a lower probability
     /* Up to the hint: sent with the first Round of a sequence only. */
-    struct dist_params sampling; // its bans hold while the context is shorter than banned_until
-    uint32_t banned_until;
+    struct dist_params sampling;
+    struct constraint_ban ban;
     bool ignore_eos;
     const void *tenant; // may be NULL
     size_t tenant_len;

@@ -11,7 +11,7 @@ struct step {
     struct seq *s;
     struct event_batch *b;
     uint32_t last_row;               // of the pass: the last committed token's
-    uint32_t ahead[DRAFT_MAX_NODES]; // draft tokens that count although not committed
+    uint32_t ahead[DRAFT_MAX_NODES]; // draft tokens that count uncommitted, the last of them first
     uint32_t n_ahead;
     enum seq_end end;
 };
@@ -23,8 +23,9 @@ static const float *logits_after(const struct step *d, uint32_t row)
 
 static void set_dist(struct step *d, uint32_t row)
 {
-    struct dist_params params = seq_params(d->s, d->n_ahead);
-    dist_set(d->dist, logits_after(d, row), &params, d->s->counts);
+    struct seq *s = d->s;
+    dist_set(d->dist, logits_after(d, row), &s->req->params, s->counts,
+             constraint_mask(s->constraint));
 }
 
 /* False: the generation ends with this token. */
@@ -63,15 +64,17 @@ static bool draw_and_commit(void *arg, uint32_t row, uint32_t *ret_token)
 static void count_path(struct step *d, int32_t node)
 {
     struct seq *s = d->s;
-    while (d->n_ahead) {
-        uint32_t token = d->ahead[--d->n_ahead];
-        if (s->counts)
-            dist_counts_take_back(s->counts, token);
-    }
+    for (uint32_t i = 0; i < d->n_ahead && s->counts; i++)
+        dist_counts_take_back(s->counts, d->ahead[i]);
+    constraint_rewind(s->constraint, d->n_ahead);
+    d->n_ahead = 0;
     for (int32_t i = node; i >= 0; i = s->draft->parents[i])
         d->ahead[d->n_ahead++] = s->draft->tokens[i];
-    for (uint32_t i = 0; i < d->n_ahead && s->counts; i++)
-        dist_counts_add(s->counts, d->ahead[i], true);
+    for (uint32_t i = d->n_ahead; i-- > 0;) { // in the order of the text
+        if (s->counts)
+            dist_counts_add(s->counts, d->ahead[i], true);
+        constraint_advance(s->constraint, d->ahead[i]);
+    }
 }
 
 static struct dist_weights p_after(void *arg, uint32_t row)

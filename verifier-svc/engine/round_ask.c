@@ -27,14 +27,12 @@ static void fill_wish(const struct seq *s, uint32_t max_nodes, uint32_t max_dept
                               .draw_key = s->key,
                               .p_min = r->p_min,
                               .sampling = r->params,
-                              .banned_until = s->n_prompt + r->min_tokens,
+                              .ban = r->ban,
                               .ignore_eos = r->ignore_eos,
                               .tenant = r->tenant,
                               .tenant_len = r->tenant_len,
                               .hint = r->hint,
                               .n_hint = (uint32_t)r->n_hint};
-    if (!r->min_tokens)
-        w->sampling.n_banned = 0;
 }
 
 /* ---- drafting ahead ---- */

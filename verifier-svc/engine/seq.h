@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include "base/buf.h"
 #include "base/mem.h"
+#include "model/constraint.h"
 #include "model/kv.h"
 #include "text/detok.h"
 #include "verifier-svc/accept/accept.h"
@@ -50,6 +51,9 @@ struct seq {
     int64_t restore_until_us;   // then it continues without; 0: not requested yet
     struct sched_passed passed; // while it waits
     struct dist_counts *counts; // NULL: no penalties
+    /* Beside the counts. NULL: every token may come; else it points to the ban of min_tokens. */
+    struct constraint *constraint;
+    struct constraint_ban_state ban;
     struct detok detok;
     int stop; // the stop string that ended it, or DETOK_NONE
 
@@ -101,9 +105,6 @@ struct kv_root seq_root(const struct seq *s);
 /* Tokens that may still be committed. */
 uint32_t seq_left(const struct seq *s);
 uint32_t seq_generated(const struct seq *s);
-/* Sampling parameters for the token after n_ahead more committed tokens: with bans until min_tokens are
- * generated. */
-struct dist_params seq_params(const struct seq *s, uint32_t n_ahead);
 /* Commits a token and appends the text that is certain now. The text of a stop string, and of a token
  * that ends the generation, is left out. SEQ_FAILED: `text` is full, with fail_text(). */
 enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text);
