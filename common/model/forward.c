@@ -47,7 +47,7 @@ struct forward {
     uint32_t hidden_layers[FORWARD_MAX_HIDDEN], n_hidden;
     float *hidden; // (n_hidden, max_rows, n_embd)
 
-    const struct forward_row *rows; // of the pass that runs
+    const struct pass_plan *plan; // the pass that runs
     uint32_t n_rows, n_wanted;
     bool alone; // the calling thread does it all
     bool few;   // FEW_ROWS at most
@@ -237,15 +237,16 @@ static void wait_for_rows(struct forward *f)
 
 static void see_row(struct forward *f, uint32_t i)
 {
-    const struct forward_row *r = &f->rows[i];
+    const struct pass_row *r = &f->plan->rows[i];
     struct kernel_sight *s = &f->sights[i];
     if (r->parent < 0) {
         assert(r->index == r->pos);
         *s = (struct kernel_sight){.n_base = r->pos + 1};
         return;
     }
-    assert((uint32_t)r->parent < i && f->rows[r->parent].seq == r->seq);
-    assert(f->rows[r->parent].pos + 1 == r->pos);
+    const struct pass_row *parent = &f->plan->rows[r->parent];
+    assert((uint32_t)r->parent < i && parent->seq == r->seq && parent->pos + 1 == r->pos);
+    (void)parent;
     const struct kernel_sight *up = &f->sights[r->parent];
     if (up->n_tail == 0 && r->index == r->pos) { // still in storage order
         *s = (struct kernel_sight){.n_base = r->pos + 1};
@@ -255,7 +256,7 @@ static void see_row(struct forward *f, uint32_t i)
     uint32_t *tail = f->tails + (size_t)i * FORWARD_MAX_DEPTH;
     if (up->n_tail)
         memcpy(tail, up->tail, up->n_tail * sizeof(*tail));
-    tail[up->n_tail] = kv_slot(r->seq, r->index);
+    tail[up->n_tail] = pass_plan_slot(f->plan, i);
     *s = (struct kernel_sight){up->n_base, up->n_tail + 1, tail};
 }
 
@@ -264,8 +265,8 @@ static void look_at_rows(struct forward *f)
     f->n_wanted = 0;
     f->cost[0] = 0;
     for (uint32_t i = 0; i < f->n_rows; i++) {
-        const struct forward_row *r = &f->rows[i];
-        assert(r->token < f->m->params.n_vocab && r->index < r->seq->len);
+        const struct pass_row *r = &f->plan->rows[i];
+        assert(r->token < f->m->params.n_vocab && r->index < f->plan->seqs[r->seq].len);
         see_row(f, i);
         f->cost[i + 1] = f->cost[i] + f->sights[i].n_base + f->sights[i].n_tail + KV_BLOCK;
         f->logit_row[i] = NO_LOGITS;
@@ -393,7 +394,7 @@ static void finish_group(struct forward *f, uint32_t layer, uint32_t row, uint32
     finish_head(f, f->k + at, w->k_bias ? w->k_bias + (size_t)head * d : NULL, w->k_norm, row);
     if (w->v_bias)
         f->m->kernel->add(f->v + at, w->v_bias + (size_t)head * d, d);
-    uint32_t slot = kv_slot(f->rows[row].seq, f->rows[row].index);
+    uint32_t slot = pass_plan_slot(f->plan, row);
     f->m->kernel->kv_put(kv_shape_of(f->kv)->type, f->k + at, f->v + at, d, slot % KV_BLOCK,
                          kv_at(f->kv, layer, slot / KV_BLOCK, head));
 }
@@ -416,7 +417,7 @@ static void attend(struct forward *f, uint32_t layer, const struct queries *q, f
         .n_heads = q->n_heads,
         .head_dim = p->head_dim,
         .scale = 1 / sqrtf((float)p->head_dim),
-        .blocks = f->rows[q->row].seq->blocks,
+        .blocks = pass_plan_blocks(f->plan, q->row),
         .type = kv_shape_of(f->kv)->type,
         .kv = kv_at(f->kv, layer, 0, q->head / (p->n_heads / p->n_kv_heads)),
         .block = kv_block(f->kv),
@@ -447,8 +448,8 @@ static struct queries share_of(const struct forward *f, const struct queries *al
 
 static uint32_t end_of_sequence(const struct forward *f, uint32_t row)
 {
-    const struct kv_seq *seq = f->rows[row].seq;
-    while (row < f->n_rows && f->rows[row].seq == seq)
+    uint32_t seq = f->plan->rows[row].seq;
+    while (row < f->n_rows && f->plan->rows[row].seq == seq)
         row++;
     return row;
 }
@@ -484,8 +485,8 @@ static void embed_rows(struct forward *f, uint32_t from, uint32_t to)
 {
     const struct model_params *p = &f->m->params;
     for (uint32_t r = from; r < to; r++) {
-        kernel_dequant_packed(&f->m->embd, f->rows[r].token, f->x + (size_t)r * p->n_embd);
-        rope_angles(f->m, f->rows[r].pos, f->angles + (size_t)r * p->rope_dim);
+        kernel_dequant_packed(&f->m->embd, f->plan->rows[r].token, f->x + (size_t)r * p->n_embd);
+        rope_angles(f->m, f->plan->rows[r].pos, f->angles + (size_t)r * p->rope_dim);
     }
 }
 
@@ -570,10 +571,11 @@ static void run_pass(void *arg, unsigned i, unsigned n)
         apply(f, &t, &f->m->head, f->logits, f->n_wanted, a, b);
 }
 
-void forward_run(struct forward *f, const struct forward_row *rows, uint32_t n_rows)
+void forward_run(struct forward *f, const struct pass_plan *plan)
 {
+    uint32_t n_rows = plan->n_rows;
     assert(n_rows <= f->opt.max_rows);
-    f->rows = rows;
+    f->plan = plan;
     f->n_rows = n_rows;
     look_at_rows(f);
     f->alone = is_small(f);

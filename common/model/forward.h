@@ -14,18 +14,9 @@
 #include "base/pool.h"
 #include "model/kv.h"
 #include "model/model.h"
+#include "model/pass_plan.h"
 
 struct forward;
-
-struct forward_row {
-    const struct kv_seq *seq;
-    uint32_t token;
-    uint32_t pos;   // logical position; siblings of a tree share it
-    uint32_t index; // row of the sequence's storage that it writes; equals pos in a chain
-    int32_t parent; // row of this pass with the position before, of a *tree* draft; -1: all
-                    // positions before lie in storage order (prompt, last token, chain)
-    bool wants_logits;
-};
 
 struct forward_options {
     uint32_t max_rows;   // in a pass
@@ -50,13 +41,12 @@ int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
 void forward_free(struct forward *f);
 DEFINE_AUTO(struct forward, forward_free)
 
-/* Writes K and V of each row into its sequence's storage (already grown) and computes logits.
- * Rows of one sequence stand in rising `index`, parents before children. A row with parent -1 has
- * index equal to pos and sees storage rows [0, pos]; one with a parent sees what that sees, and
- * itself: so a tree hangs below a row with parent -1 (the last committed token) of the same pass,
- * at most FORWARD_MAX_DEPTH deep. */
+/* Writes K and V of each row into its sequence's storage, which has already grown, and computes
+ * logits. A row with parent -1 has index equal to pos and sees storage rows [0, pos]. A row with a
+ * parent sees the same rows as its parent, and itself. So a tree hangs below a row with parent -1
+ * of the same pass: the last committed token. It is at most FORWARD_MAX_DEPTH deep. */
 #define FORWARD_MAX_DEPTH 64
-void forward_run(struct forward *f, const struct forward_row *rows, uint32_t n_rows);
+void forward_run(struct forward *f, const struct pass_plan *plan);
 
 /* Raw logits (n_vocab) of row i of the last pass, which wanted them. Valid until the next pass. */
 const float *forward_logits(const struct forward *f, uint32_t i);

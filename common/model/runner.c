@@ -162,6 +162,9 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
     int err = kv_new(&shape, r->n_blocks, &r->kv); // at once, for others to see what this one takes
     if (!err)
         err = forward_new(r->model, r->kv, r->pool, &fo, &r->forward);
+    if (!err) // rows of drafts stand behind the context
+        err = pass_plan_init(&r->plan, r->opt.max_rows, r->opt.max_pass_seqs,
+                             r->context + FORWARD_MAX_DEPTH);
     if (!err)
         err = model_load(r->model, &lo);
     return err ? err : dist_new(r->opt.n_vocab, r->kernel, &r->dist);
@@ -170,6 +173,7 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
 void runner_done(struct runner *r)
 {
     dist_free(r->dist);
+    pass_plan_done(&r->plan);
     forward_free(r->forward);
     kv_free(r->kv);
     model_free(r->model);

@@ -30,6 +30,7 @@ struct runner_options {
     uint64_t kv_mib;        // 0: for max_sequences, within a quarter of what is left free
     uint32_t max_sequences; // that are expected to have KV at once
     uint32_t max_rows;      // of a pass
+    uint32_t max_pass_seqs; // sequences of a pass
     uint32_t min_logits;    // so many of them may always want logits
     size_t (*beside)(const void *arg, size_t block_bytes); // bytes that the caller will take once
     const void *beside_arg; // the model is loaded, given those of a block of KV; NULL: none
@@ -55,6 +56,7 @@ struct runner {
 
     struct kv *kv;
     struct forward *forward;
+    struct pass_plan plan; // of the next pass; for the caller to fill
     struct dist *dist;
 };
 

@@ -516,14 +516,13 @@ static int open_round(struct engine *e)
     e->waits = calloc(e->waiting.max, sizeof(*e->waits));
     e->shares = calloc(seqs, sizeof(*e->shares));
     e->pass = calloc(seqs, sizeof(*e->pass));
-    e->rows = calloc((size_t)e->options->max_batch_rows, sizeof(*e->rows));
     e->kv_seqs = calloc(seqs, sizeof(*e->kv_seqs));
     e->wishes = calloc(seqs, sizeof(*e->wishes));
     e->wishing = calloc(seqs, sizeof(*e->wishing));
     e->items = calloc(seqs, sizeof(*e->items));
     e->item_seqs = calloc(seqs, sizeof(*e->item_seqs));
-    if (!e->waits || !e->shares || !e->pass || !e->rows || !e->kv_seqs || !e->wishes ||
-        !e->wishing || !e->items || !e->item_seqs)
+    if (!e->waits || !e->shares || !e->pass || !e->kv_seqs || !e->wishes || !e->wishing ||
+        !e->items || !e->item_seqs)
         return fail(-ENOMEM, "no memory for an engine");
     return 0;
 }
@@ -586,7 +585,6 @@ void engine_free(struct engine *e)
     free(e->waits);
     free(e->shares);
     free(e->pass);
-    free(e->rows);
     free(e->kv_seqs);
     free(e->wishes);
     free(e->wishing);

@@ -79,9 +79,8 @@ struct engine {
     struct sched_wait *waits;      // (waiting.max)
     struct sched_grant *shares;    // (max_sequences)
     struct seq **pass;             // (max_sequences) the sequences of the pass
-    struct forward_row *rows;      // (max_batch_rows)
     const struct kv_seq **kv_seqs; // (max_sequences) for checking
-    uint32_t n_rows, n_pass;
+    uint32_t n_pass;
     struct drafts_wish *wishes; // (max_sequences)
     struct seq **wishing;       // (max_sequences) whose they are
     struct control_item *items; // (max_sequences)

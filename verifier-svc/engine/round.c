@@ -220,40 +220,35 @@ static void take_blocks(struct engine *e)
 
 static_assert(ACCEPT_MAX <= FORWARD_MAX_DEPTH, "a draft may be one chain");
 
-static void pack_draft(struct engine *e, const struct seq *s)
+static void pack_draft(struct pass_plan *to, uint32_t seq, const struct seq *s)
 {
-    uint32_t depth[ACCEPT_MAX] = {0}, first = e->n_rows;
+    uint32_t depth[ACCEPT_MAX] = {0}, first = to->n_rows;
     for (uint32_t i = 0; i < s->n_draft; i++) {
         int32_t parent = s->parents[i];
         depth[i] = parent < 0 ? 0 : depth[parent] + 1;
-        struct forward_row *row = &e->rows[e->n_rows++];
-        *row = (struct forward_row){.seq = &s->kv,
-                                    .token = s->draft[i],
-                                    .pos = s->n + depth[i],
-                                    .index = s->n + i,
-                                    .parent = -1,
-                                    .wants_logits = true};
-        if (s->draft_is_tree)
-            row->parent = (int32_t)first + parent; // parent -1: the last committed token's row
+        pass_plan_add_row(
+            to, (struct pass_row){.seq = seq,
+                                  .token = s->draft[i],
+                                  .pos = s->n + depth[i],
+                                  .index = s->n + i,
+                                  // -1 in a tree: the last committed token's row
+                                  .parent = s->draft_is_tree ? (int32_t)first + parent : -1,
+                                  .wants_logits = true});
     }
 }
 
 static void pack(struct engine *e)
 {
-    e->n_rows = 0;
+    struct pass_plan *to = &e->served->run.plan;
+    pass_plan_clear(to);
     for (uint32_t p = 0; p < e->n_pass; p++) {
         struct seq *s = e->pass[p];
         uint32_t from = s->kv.len - (s->kv.len > s->n ? s->n_draft : 0) - s->n_rows;
-        s->first_row = e->n_rows;
-        for (uint32_t i = from; i < from + s->n_rows; i++)
-            e->rows[e->n_rows++] = (struct forward_row){.seq = &s->kv,
-                                                        .token = s->tokens[i],
-                                                        .pos = i,
-                                                        .index = i,
-                                                        .parent = -1,
-                                                        .wants_logits = i + 1 == s->n};
+        uint32_t seq = pass_plan_add_seq(to, &s->kv);
+        s->first_row = to->n_rows;
+        pass_plan_add_chain(to, seq, s->tokens + from, from, s->n_rows, from + s->n_rows == s->n);
         if (s->kv.len > s->n)
-            pack_draft(e, s);
+            pack_draft(to, seq, s);
     }
 }
 
@@ -388,7 +383,7 @@ static void accept_pass(struct engine *e, int64_t now_us)
         struct seq *s = e->pass[p];
         uint32_t last_row = s->first_row + s->n_rows - 1;
         enter_rows(e, s); // before it branches: its choices share what others have, too
-        if (!e->rows[last_row].wants_logits)
+        if (!e->served->run.plan.rows[last_row].wants_logits)
             continue; // a piece of a prompt
         if (s->choice == 0 && s->n == s->n_prompt && s->req->n > 1)
             branch(e, s, last_row, now_us);
@@ -734,10 +729,10 @@ void round_run(struct engine *e)
     pack(e);
     ask_ahead(e);
     int64_t before_us = clock_us();
-    forward_run(e->served->run.forward, e->rows, e->n_rows);
+    forward_run(e->served->run.forward, &e->served->run.plan);
     int64_t now_us = clock_us();
     int64_t pass_us = now_us - before_us;
-    sched_pass_done(&e->sched, e->n_rows, pass_us);
+    sched_pass_done(&e->sched, e->served->run.plan.n_rows, pass_us);
     struct pass_time_work pass = pass_run(e);
     const struct seq *reading = being_read(e);
     uint64_t reading_id = reading ? reading->id : 0; // it may end in this round
@@ -745,7 +740,7 @@ void round_run(struct engine *e)
     e->decode_us = e->prompt_rows ? e->decode_us : pass_us;
     metrics_add(e->stats->rounds, 1);
     metrics_observe(e->stats->pass_s, (double)pass_us / 1e6);
-    metrics_observe(e->stats->pass_rows, e->n_rows);
+    metrics_observe(e->stats->pass_rows, e->served->run.plan.n_rows);
     accept_pass(e, now_us);
     fail_broken(e);
     check_kv(e);
