@@ -22,7 +22,7 @@
 
 struct forward {
     const struct model *m;
-    struct kv *kv;
+    struct kv_bytes *kv;
     struct pool *pool;
     struct forward_options opt;
     void *memory; // all buffers below, one mapping
@@ -135,16 +135,16 @@ static void carve_all(struct forward *f)
     f->scratch = carve(f, f->scratch_floats * pool_threads(f->pool), sizeof(float));
 }
 
-static int check_options(const struct model *m, const struct kv *kv,
+static int check_options(const struct model *m, const struct kv_bytes *kv,
                          const struct forward_options *opt)
 {
-    const struct kv_shape *s = kv_shape_of(kv);
+    const struct kv_shape *s = kv_bytes_shape(kv);
     if (!opt->max_rows || opt->max_rows > MAX_ROWS || !opt->max_logits ||
         opt->max_logits > opt->max_rows)
         return fail(-EINVAL, "forward: %u rows with %u logits, not 1 .. %u", opt->max_rows,
                     opt->max_logits, MAX_ROWS);
-    if (s->n_layers != m->params.n_layers || s->n_kv_heads != m->params.n_kv_heads ||
-        s->head_dim != m->params.head_dim)
+    if (s->n_layers != m->params.n_layers ||
+        memcmp(s->layers, m->kv_layers, s->n_layers * sizeof(*s->layers)) != 0)
         return fail(-EINVAL, "forward: the key/value cache is for another model");
     return 0;
 }
@@ -157,7 +157,7 @@ size_t forward_bytes(const struct model *m, struct pool *pool, const struct forw
     return f.bytes;
 }
 
-int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
+int forward_new(const struct model *m, struct kv_bytes *kv, struct pool *pool,
                 const struct forward_options *opt, struct forward **ret)
 {
     int r = check_options(m, kv, opt);
@@ -395,8 +395,8 @@ static void finish_group(struct forward *f, uint32_t layer, uint32_t row, uint32
     if (w->v_bias)
         f->m->kernel->add(f->v + at, w->v_bias + (size_t)head * d, d);
     uint32_t slot = pass_plan_slot(f->plan, row);
-    f->m->kernel->kv_put(kv_shape_of(f->kv)->type, f->k + at, f->v + at, d, slot % KV_BLOCK,
-                         kv_at(f->kv, layer, slot / KV_BLOCK, head));
+    f->m->kernel->kv_put(kv_bytes_shape(f->kv)->type, f->k + at, f->v + at, d, slot % KV_BLOCK,
+                         kv_bytes_at(f->kv, layer, slot / KV_BLOCK, head));
 }
 
 /* Rows of one sequence, query heads of one key/value head. */
@@ -418,9 +418,9 @@ static void attend(struct forward *f, uint32_t layer, const struct queries *q, f
         .head_dim = p->head_dim,
         .scale = 1 / sqrtf((float)p->head_dim),
         .blocks = pass_plan_blocks(f->plan, q->row),
-        .type = kv_shape_of(f->kv)->type,
-        .kv = kv_at(f->kv, layer, 0, q->head / (p->n_heads / p->n_kv_heads)),
-        .block = kv_block(f->kv),
+        .type = kv_bytes_shape(f->kv)->type,
+        .kv = kv_bytes_at(f->kv, layer, 0, q->head / (p->n_heads / p->n_kv_heads)),
+        .block = kv_bytes_stride(f->kv, layer),
         .scratch = scratch,
     });
 }

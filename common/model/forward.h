@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "base/pool.h"
-#include "model/kv.h"
+#include "model/kv_bytes.h"
 #include "model/model.h"
 #include "model/pass_plan.h"
 
@@ -36,7 +36,7 @@ size_t forward_bytes(const struct model *m, struct pool *pool, const struct forw
 
 /* Everything a pass needs is allocated here. -ENOMEM, with the size. -EINVAL: absurd options, or kv
  * has another shape than the model. */
-int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
+int forward_new(const struct model *m, struct kv_bytes *kv, struct pool *pool,
                 const struct forward_options *opt, struct forward **ret);
 void forward_free(struct forward *f);
 DEFINE_AUTO(struct forward, forward_free)

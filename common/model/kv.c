@@ -1,15 +1,14 @@
-/* kv.c - the pool of key/value cache blocks: one reservation, a stack of empty blocks, holder
- * counts, and what happens to blocks that nobody holds any more. */
+/* kv.c - who holds which block: a stack of empty blocks, holder counts, and what happens to blocks
+ * without a holder. The bytes are kv_bytes.c's. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include "base/err.h"
 #include "model/kv.h"
 
 struct kv {
-    struct kv_shape shape;
+    struct kv_bytes *bytes;
     uint32_t n_blocks, n_empty, n_shared;
     uint32_t *empty;        // a stack: the last one given back is handed out next, still warm
     uint32_t *holders;      // of each block
@@ -18,59 +17,30 @@ struct kv {
     uint64_t n_evicted;
     void (*evicted)(void *owner, uint32_t block);
     void *evicted_owner;
-    char *data;         // (n_layers, n_blocks, n_kv_heads, `head` bytes)
-    size_t head, block; // bytes of a block under a head of a layer, and under all
-    size_t bytes;
 };
-
-size_t kv_block_bytes(const struct kv_shape *s)
-{
-    return (size_t)s->n_layers * s->n_kv_heads * kernel_kv_bytes(s->type, s->head_dim);
-}
 
 #define COUNTS 4 // per block: in `empty`, in `holders`, and two in `scratch`
 
-size_t kv_bytes(const struct kv_shape *shape, uint32_t n_blocks)
+size_t kv_pool_bytes(const struct kv_shape *shape, uint32_t n_blocks)
 {
-    return n_blocks * (kv_block_bytes(shape) + COUNTS * sizeof(uint32_t)) +
+    return n_blocks * (kv_bytes_block(shape) + COUNTS * sizeof(uint32_t)) +
            kv_index_bytes(n_blocks);
-}
-
-static int check_shape(const struct kv_shape *s, uint32_t n_blocks)
-{
-    if (!s->n_layers || !s->n_kv_heads || !s->head_dim || s->n_layers > 65536 ||
-        s->n_kv_heads > 65536 || s->head_dim > 65536)
-        return fail(-EINVAL, "kv: %u layers of %u heads of %u", s->n_layers, s->n_kv_heads,
-                    s->head_dim);
-    if (!n_blocks || n_blocks > KV_MAX_BLOCKS)
-        return fail(-EINVAL, "kv: %u blocks, not 1 .. %u", n_blocks, KV_MAX_BLOCKS);
-    return 0;
 }
 
 int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
 {
-    int r = check_shape(shape, n_blocks);
-    if (r < 0)
-        return r;
     AUTO(kv_free) struct kv *kv = calloc(1, sizeof(*kv));
     if (!kv)
         return fail(-ENOMEM, "kv: no memory");
-    kv->shape = *shape;
+    int r = kv_bytes_new(shape, n_blocks, &kv->bytes);
+    if (r < 0)
+        return r;
     kv->n_blocks = kv->n_empty = n_blocks;
-    kv->head = kernel_kv_bytes(shape->type, shape->head_dim);
-    kv->block = kv->head * shape->n_kv_heads;
-    if (__builtin_mul_overflow(kv_block_bytes(shape), n_blocks, &kv->bytes))
-        return fail(-ENOMEM, "kv: %u blocks do not fit in memory", n_blocks);
     kv->empty = malloc(n_blocks * sizeof(*kv->empty));
     kv->holders = calloc(n_blocks, sizeof(*kv->holders));
     kv->scratch = malloc(2 * n_blocks * sizeof(*kv->scratch));
-    void *data = mmap(NULL, kv->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data != MAP_FAILED) {
-        kv->data = data;
-        madvise(data, kv->bytes, MADV_HUGEPAGE); // for long contexts (docs/benchmarks.md)
-    }
-    if (!kv->empty || !kv->holders || !kv->scratch || !kv->data)
-        return fail(-ENOMEM, "kv: no memory for %zu MiB of blocks", kv->bytes >> 20);
+    if (!kv->empty || !kv->holders || !kv->scratch)
+        return fail(-ENOMEM, "kv: no memory for the counts of %u blocks", n_blocks);
     for (uint32_t i = 0; i < n_blocks; i++)
         kv->empty[i] = n_blocks - 1 - i;
     *ret = TAKE(kv);
@@ -81,8 +51,7 @@ void kv_free(struct kv *kv)
 {
     if (!kv)
         return;
-    if (kv->data)
-        munmap(kv->data, kv->bytes);
+    kv_bytes_free(kv->bytes);
     kv_index_free(kv->index);
     free(kv->empty);
     free(kv->holders);
@@ -107,7 +76,12 @@ uint32_t kv_n_free(const struct kv *kv)
 
 const struct kv_shape *kv_shape_of(const struct kv *kv)
 {
-    return &kv->shape;
+    return kv_bytes_shape(kv->bytes);
+}
+
+struct kv_bytes *kv_bytes_of(struct kv *kv)
+{
+    return kv->bytes;
 }
 
 static uint32_t blocks_of(uint32_t rows)
@@ -163,21 +137,6 @@ static void drop_behind(struct kv *kv, struct kv_seq *seq, uint32_t n_blocks)
     seq->n_indexed = seq->n_indexed < n_blocks ? seq->n_indexed : n_blocks;
 }
 
-static void copy_block(struct kv *kv, uint32_t from, uint32_t to)
-{
-    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
-        memcpy(kv_at(kv, l, to, 0), kv_at(kv, l, from, 0), kv->block);
-}
-
-static void copy_slot(struct kv *kv, uint32_t from, uint32_t to)
-{
-    const struct kv_shape *s = &kv->shape;
-    for (uint32_t l = 0; l < s->n_layers; l++)
-        for (uint32_t head = 0; head < s->n_kv_heads; head++)
-            kernel_kv_move(s->type, s->head_dim, kv_at(kv, l, from / KV_BLOCK, head),
-                           from % KV_BLOCK, kv_at(kv, l, to / KV_BLOCK, head), to % KV_BLOCK);
-}
-
 int kv_seq_init(struct kv_seq *seq, uint32_t max_rows)
 {
     *seq = (struct kv_seq){.cap_blocks = blocks_of(max_rows)};
@@ -214,7 +173,7 @@ int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n)
     if (own_tail) {
         uint32_t *at = &seq->blocks[seq->len / KV_BLOCK], old = *at;
         *at = take(kv);
-        copy_block(kv, old, *at);
+        kv_bytes_copy(kv->bytes, old, *at);
         drop(kv, old);
     }
     while (seq->n_blocks < want)
@@ -232,7 +191,7 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
             continue;
         assert(kv->holders[seq->blocks[(base + i) / KV_BLOCK]] == 1 &&
                !is_indexed(kv, seq->blocks[(base + i) / KV_BLOCK]));
-        copy_slot(kv, kv_slot(seq, rows[i]), kv_slot(seq, base + i));
+        kv_bytes_move(kv->bytes, kv_slot(seq, rows[i]), kv_slot(seq, base + i));
     }
     seq->len = base + n;
     drop_behind(kv, seq, blocks_of(seq->len));
@@ -252,7 +211,7 @@ int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_se
     }
     if (rest) {
         to->blocks[full] = take(kv);
-        copy_block(kv, from->blocks[full], to->blocks[full]);
+        kv_bytes_copy(kv->bytes, from->blocks[full], to->blocks[full]);
     }
     to->n_blocks = blocks_of(len);
     to->n_indexed = from->n_indexed < full ? from->n_indexed : full;
@@ -366,39 +325,19 @@ struct kv_entry kv_entry_of(const struct kv *kv, uint32_t block)
     return kv_index_entry(kv->index, block);
 }
 
-/* Where a block's K and V of a layer begin. */
-static char *layer_of(const struct kv *kv, uint32_t layer, uint32_t block)
-{
-    return kv->data + ((size_t)layer * kv->n_blocks + block) * kv->block;
-}
-
 void kv_save(const struct kv *kv, uint32_t block, void *to)
 {
-    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
-        memcpy((char *)to + l * kv->block, layer_of(kv, l, block), kv->block);
+    kv_bytes_save(kv->bytes, block, to);
 }
 
 void kv_load(struct kv *kv, uint32_t block, const void *from)
 {
-    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
-        memcpy(layer_of(kv, l, block), (const char *)from + l * kv->block, kv->block);
+    kv_bytes_load(kv->bytes, block, from);
 }
 
 struct kv_figures kv_figures(const struct kv *kv)
 {
     return (struct kv_figures){kv->n_empty, n_idle(kv), kv->n_shared, kv->n_evicted};
-}
-
-/* ---- rows ---- */
-
-char *kv_at(struct kv *kv, uint32_t layer, uint32_t block, uint32_t head)
-{
-    return layer_of(kv, layer, block) + head * kv->head;
-}
-
-size_t kv_block(const struct kv *kv)
-{
-    return kv->block;
 }
 
 /* ---- checking ---- */

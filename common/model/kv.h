@@ -16,18 +16,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "kernel/kernel.h"
+#include "model/kv_bytes.h"
 #include "model/kv_index.h"
 
-#define KV_BLOCK KERNEL_KV_BLOCK // positions in a block
-#define KV_MAX_BLOCKS (1u << 26)
-
 struct kv;
-
-struct kv_shape {
-    uint32_t n_layers, n_kv_heads, head_dim;
-    enum kernel_kv type;
-};
 
 /* Storage of one sequence; plain data, the owner keeps it and calls kv_seq_done(). */
 struct kv_seq {
@@ -38,7 +30,7 @@ struct kv_seq {
 };
 
 /* What such a pool and its index take in memory; KV_MAX_BLOCKS at most. */
-size_t kv_bytes(const struct kv_shape *shape, uint32_t n_blocks);
+size_t kv_pool_bytes(const struct kv_shape *shape, uint32_t n_blocks);
 /* Reserves the whole pool at once, so running out later is a count and not a crash.
  * -ENOMEM, with the size. -EINVAL: absurd counts. */
 int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret);
@@ -47,8 +39,8 @@ DEFINE_AUTO(struct kv, kv_free)
 
 uint32_t kv_n_blocks(const struct kv *kv);
 uint32_t kv_n_free(const struct kv *kv); // to be had: empty ones, and those that can be evicted
-size_t kv_block_bytes(const struct kv_shape *shape);
 const struct kv_shape *kv_shape_of(const struct kv *kv);
+struct kv_bytes *kv_bytes_of(struct kv *kv); // the blocks themselves
 
 /* max_rows, given once: the table is allocated then, so growing allocates nothing. -ENOMEM. */
 int kv_seq_init(struct kv_seq *seq, uint32_t max_rows);
@@ -95,7 +87,7 @@ void kv_on_evict(struct kv *kv, void (*fn)(void *owner, uint32_t block), void *o
  * returns false. */
 void kv_each_idle(const struct kv *kv, bool (*fn)(void *owner, uint32_t block), void *owner);
 struct kv_entry kv_entry_of(const struct kv *kv, uint32_t block); // of one that can be found
-/* A block's rows as bytes, kv_block_bytes() of them, the same for every pool of the same shape. */
+/* A block's rows as bytes, kv_bytes_block() of them, the same for every pool of the same shape. */
 void kv_save(const struct kv *kv, uint32_t block, void *to);
 void kv_load(struct kv *kv, uint32_t block, const void *from);
 
@@ -109,11 +101,6 @@ struct kv_figures kv_figures(const struct kv *kv);
 
 /* ---- rows ---- */
 
-/* K and V of a layer: (n_blocks, n_kv_heads) times kernel_kv_bytes(), so that what attention reads
- * of a block under one head lies together; where that of a block and head begins. kv_block(): bytes
- * from block to block. */
-char *kv_at(struct kv *kv, uint32_t layer, uint32_t block, uint32_t head);
-size_t kv_block(const struct kv *kv);
 /* Slot of a row of storage: its block times KV_BLOCK, plus its place there. */
 static inline uint32_t kv_slot(const struct kv_seq *seq, uint32_t row)
 {

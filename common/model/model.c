@@ -182,6 +182,7 @@ static int plan_layer(struct plan *p, uint32_t layer)
     const struct model_params *s = &p->m->params;
     struct model_layer *l = &p->m->layers[layer];
     uint32_t n_q = s->n_heads * s->head_dim, n_kv = s->n_kv_heads * s->head_dim;
+    p->m->kv_layers[layer] = (struct kv_layer){s->n_kv_heads, s->head_dim, s->head_dim, 0};
     const struct layer_mat qkv[] = {
         {"attn_q", s->n_embd, n_q, &l->q},
         {"attn_k", s->n_embd, n_kv, &l->k},
@@ -308,10 +309,11 @@ int model_plan(const struct gguf *g, int quantise, struct model **ret)
     if (r < 0)
         return r;
     m->layers = calloc(m->params.n_layers, sizeof(*m->layers));
+    m->kv_layers = calloc(m->params.n_layers, sizeof(*m->kv_layers));
     store->max_items = m->params.n_layers * ITEMS_PER_LAYER + ITEMS_BESIDE;
     store->items = calloc(store->max_items, sizeof(*store->items));
     store->rope_freqs = calloc(m->params.rope_dim / 2, sizeof(float));
-    if (!m->layers || !store->items || !store->rope_freqs)
+    if (!m->layers || !m->kv_layers || !store->items || !store->rope_freqs)
         return fail(-ENOMEM, "model: no memory for %u layers", m->params.n_layers);
     m->rope_freqs = store->rope_freqs;
     r = rope_read(g, plan.arch, &m->params, store->rope_freqs, &m->params.rope_gain);
@@ -454,5 +456,6 @@ void model_free(struct model *m)
     }
     free(m->store);
     free(m->layers);
+    free(m->kv_layers);
     free(m);
 }

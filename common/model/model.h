@@ -13,6 +13,7 @@
 #include "base/pool.h"
 #include "file/gguf.h"
 #include "kernel/kernel.h"
+#include "model/kv_bytes.h"
 
 enum model_rope { MODEL_ROPE_PAIRS, MODEL_ROPE_HALVES }; // (2i, 2i+1), or (i, i + n/2)
 
@@ -36,7 +37,8 @@ struct model_layer {
 struct model {
     struct model_params params;
     const struct kernel *kernel;
-    struct model_layer *layers;
+    struct model_layer *layers;   // (n_layers)
+    struct kv_layer *kv_layers;   // (n_layers) what each keeps of a position
     struct kernel_mat embd, head; // head is embd where tied
     const float *out_norm;
     const float *rope_freqs;   // (rope_dim / 2): radians per position, all scaling folded in
@@ -67,6 +69,11 @@ struct model_load_options {
 
 /* Packs the weights, once. -ENOMEM, with the size; -ECANCELED: the model can only be freed. */
 int model_load(struct model *m, const struct model_load_options *opt);
+
+static inline struct kv_shape model_kv_shape(const struct model *m, enum kernel_kv type)
+{
+    return (struct kv_shape){m->params.n_layers, type, m->kv_layers};
+}
 
 static inline uint32_t model_tiles(const struct kernel_mat *w)
 {

@@ -232,9 +232,7 @@ static void repeat_context(struct tool *t, struct rig *rig, const struct kv_seq 
     if (kv_grow(rig->kv, seq, t->context - seq->len) < 0)
         refuse("the contexts do not fit");
     for (unsigned b = from; b < seq->n_blocks; b++)
-        for (uint32_t l = 0; l < rig->model->params.n_layers; l++)
-            memcpy(kv_at(rig->kv, l, seq->blocks[b], 0),
-                   kv_at(rig->kv, l, first->blocks[b % n_fed], 0), kv_block(rig->kv));
+        kv_bytes_copy(kv_bytes_of(rig->kv), first->blocks[b % n_fed], seq->blocks[b]);
 }
 
 /* MAX_ROWS tokens are computed; a prefill of 8192 for each sequence would take minutes. */

@@ -26,11 +26,9 @@ static void build(struct rig *r, const struct rig_options *opt)
     must(model_plan(r->file, MODEL_AS_FILE, &r->model), "model_plan");
     must(model_load(r->model, &(struct model_load_options){.pool = r->pool, .kernel = kernel}),
          "model_load");
-    const struct model_params *p = &r->model->params;
-    must(kv_new(&(struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim, opt->kv_type},
-                opt->n_blocks ? opt->n_blocks : 128, &r->kv),
-         "kv_new");
-    must(forward_new(r->model, r->kv, r->pool,
+    const struct kv_shape shape = model_kv_shape(r->model, opt->kv_type);
+    must(kv_new(&shape, opt->n_blocks ? opt->n_blocks : 128, &r->kv), "kv_new");
+    must(forward_new(r->model, kv_bytes_of(r->kv), r->pool,
                      &(struct forward_options){.max_rows = r->max_rows,
                                                .max_logits = r->max_rows,
                                                .alone_bytes = opt->may_be_alone ? 0 : 1,

@@ -57,8 +57,9 @@ static void forget_peak(void)
 /* Every block, by a sequence that takes them all. */
 static void fill_kv(struct runner *r)
 {
-    for (uint32_t l = 0; l < kv_shape_of(r->kv)->n_layers; l++)
-        memset(kv_at(r->kv, l, 0, 0), 1, kv_block(r->kv) * kv_n_blocks(r->kv));
+    const struct kv_bytes *b = kv_bytes_of(r->kv);
+    for (uint32_t l = 0; l < kv_bytes_shape(b)->n_layers; l++)
+        memset(kv_bytes_at(b, l, 0, 0), 1, kv_bytes_stride(b, l) * kv_n_blocks(r->kv));
 }
 
 /* A pass of the most rows and logits. */

@@ -9,7 +9,8 @@
 #include "lib/lib.h"
 #include "model/kv.h"
 
-static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
+static const struct kv_layer layer = {.n_heads = 1, .k_dim = 4, .v_dim = 4};
+static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
 static const struct kv_root nobody = {NULL, 0};
 
 static kv_hash_fn *hash = kv_hash;
@@ -200,7 +201,7 @@ static void a_pool_takes_what_it_says(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(n_blocks); i++) {
         failing_at(0);
         AUTO(kv_free) struct kv *kv = kv_of(n_blocks[i]);
-        size_t bytes = kv_bytes(&shape, n_blocks[i]);
+        size_t bytes = kv_pool_bytes(&shape, n_blocks[i]);
         assert_in_range(failing_bytes(), bytes, bytes + 1024); // and what does not grow
     }
 }
@@ -296,8 +297,9 @@ static uint64_t row_of(char salt, const uint32_t *tokens, uint32_t n)
 static void *row_at(struct world *w, uint32_t s, uint32_t row, bool v)
 {
     uint32_t slot = kv_slot(&w->seqs[s], row);
-    size_t bytes = shape.head_dim * sizeof(uint16_t), behind = v ? KV_BLOCK * bytes : 0;
-    return kv_at(w->kv, 0, slot / KV_BLOCK, 0) + behind + slot % KV_BLOCK * bytes;
+    size_t bytes = layer.k_dim * sizeof(uint16_t), behind = v ? KV_BLOCK * bytes : 0;
+    return kv_bytes_at(kv_bytes_of(w->kv), 0, slot / KV_BLOCK, 0) + behind +
+           slot % KV_BLOCK * bytes;
 }
 
 static struct naive_block *naive_find(struct naive *m, char salt, const uint32_t *tokens,
@@ -515,7 +517,7 @@ static void store(void *owner, uint32_t block)
 {
     struct world *w = owner;
     struct stored now;
-    assert_int_equal(kv_block_bytes(&shape), sizeof(now.data));
+    assert_int_equal(kv_bytes_block(&shape), sizeof(now.data));
     memcpy(now.name, kv_entry_of(w->kv, block).name, KV_NAME);
     kv_save(w->kv, block, now.data);
     const struct stored *before = find_stored(w, now.name);
