@@ -177,32 +177,46 @@ static void join_last(struct plan *p, uint32_t n)
         of[i].n_tiles = n_tiles;
 }
 
+/* The shapes of a layer: those of all layers. */
+static void set_shapes(struct plan *p, uint32_t layer)
+{
+    const struct model_params *s = &p->m->params;
+    struct model_layer *l = &p->m->layers[layer];
+    l->attn = (struct model_attn){.kind = MODEL_ATTN_FULL,
+                                  .n_heads = s->n_heads,
+                                  .n_kv_heads = s->n_kv_heads,
+                                  .k_dim = s->head_dim,
+                                  .v_dim = s->head_dim};
+    l->ffn = (struct model_ffn){.kind = MODEL_FFN_DENSE, .n_ff = s->n_ff};
+    p->m->kv_layers[layer] = (struct kv_layer){s->n_kv_heads, s->head_dim, s->head_dim, 0};
+}
+
 static int plan_layer(struct plan *p, uint32_t layer)
 {
     const struct model_params *s = &p->m->params;
     struct model_layer *l = &p->m->layers[layer];
     uint32_t n_q = s->n_heads * s->head_dim, n_kv = s->n_kv_heads * s->head_dim;
-    p->m->kv_layers[layer] = (struct kv_layer){s->n_kv_heads, s->head_dim, s->head_dim, 0};
     const struct layer_mat qkv[] = {
-        {"attn_q", s->n_embd, n_q, &l->q},
-        {"attn_k", s->n_embd, n_kv, &l->k},
-        {"attn_v", s->n_embd, n_kv, &l->v},
+        {"attn_q", s->n_embd, n_q, &l->attn.q},
+        {"attn_k", s->n_embd, n_kv, &l->attn.k},
+        {"attn_v", s->n_embd, n_kv, &l->attn.v},
     };
     const struct layer_mat mats[] = {
-        {"attn_output", n_q, s->n_embd, &l->o},
-        {"ffn_gate", s->n_embd, s->n_ff, &l->gate},
-        {"ffn_up", s->n_embd, s->n_ff, &l->up},
-        {"ffn_down", s->n_ff, s->n_embd, &l->down},
+        {"attn_output", n_q, s->n_embd, &l->attn.o},
+        {"ffn_gate", s->n_embd, s->n_ff, &l->ffn.gate},
+        {"ffn_up", s->n_embd, s->n_ff, &l->ffn.up},
+        {"ffn_down", s->n_ff, s->n_embd, &l->ffn.down},
     };
     const struct layer_vec vecs[] = {
-        {"attn_norm.weight", s->n_embd, &l->attn_norm, ARCH_ALWAYS},
-        {"ffn_norm.weight", s->n_embd, &l->ffn_norm, ARCH_ALWAYS},
-        {"attn_q_norm.weight", s->head_dim, &l->q_norm, p->arch->qk_norm},
-        {"attn_k_norm.weight", s->head_dim, &l->k_norm, p->arch->qk_norm},
-        {"attn_q.bias", n_q, &l->q_bias, p->arch->qkv_bias},
-        {"attn_k.bias", n_kv, &l->k_bias, p->arch->qkv_bias},
-        {"attn_v.bias", n_kv, &l->v_bias, p->arch->qkv_bias},
+        {"attn_norm.weight", s->n_embd, &l->attn.norm, ARCH_ALWAYS},
+        {"ffn_norm.weight", s->n_embd, &l->ffn.norm, ARCH_ALWAYS},
+        {"attn_q_norm.weight", s->head_dim, &l->attn.q_norm, p->arch->qk_norm},
+        {"attn_k_norm.weight", s->head_dim, &l->attn.k_norm, p->arch->qk_norm},
+        {"attn_q.bias", n_q, &l->attn.q_bias, p->arch->qkv_bias},
+        {"attn_k.bias", n_kv, &l->attn.k_bias, p->arch->qkv_bias},
+        {"attn_v.bias", n_kv, &l->attn.v_bias, p->arch->qkv_bias},
     };
+    set_shapes(p, layer);
     int r = plan_layer_vecs(p, layer, vecs, ARRAY_LEN(vecs));
     if (r == 0)
         r = plan_layer_mats(p, layer, qkv, ARRAY_LEN(qkv));

@@ -28,10 +28,31 @@ struct model_params {
     uint64_t n_weights;
 };
 
+/* Kinds of attention and of feed-forward; a layer has one of each. */
+enum model_attn_kind { MODEL_ATTN_FULL }; // a row sees every position before it
+enum model_ffn_kind { MODEL_FFN_DENSE };  // SwiGLU: silu(gate x) * (up x), then down
+
+struct model_attn {
+    enum model_attn_kind kind;
+    uint32_t n_heads;                      // of queries: n_kv_heads groups
+    uint32_t n_kv_heads, k_dim, v_dim;     // as in struct kv_layer
+    uint32_t window;                       // the same
+    const float *norm;                     // of x
+    const float *q_norm, *k_norm;          // of a head; NULL if absent
+    const float *q_bias, *k_bias, *v_bias; // NULL if absent
+    struct kernel_mat q, k, v, o;
+};
+
+struct model_ffn {
+    enum model_ffn_kind kind;
+    uint32_t n_ff;
+    const float *norm; // of x
+    struct kernel_mat gate, up, down;
+};
+
 struct model_layer {
-    const float *attn_norm, *ffn_norm, *q_norm, *k_norm; // q_norm, k_norm: NULL if absent
-    const float *q_bias, *k_bias, *v_bias;               // NULL if absent
-    struct kernel_mat q, k, v, o, gate, up, down;
+    struct model_attn attn;
+    struct model_ffn ffn;
 };
 
 struct model {

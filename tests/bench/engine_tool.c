@@ -218,8 +218,8 @@ static void find_weights(struct tool *t)
     const char *end = NULL;
     note(t, &end, &m->head);
     for (uint32_t l = 0; l < m->params.n_layers; l++) {
-        note(t, &end, &m->layers[l].q);
-        note(t, &end, &m->layers[l].down);
+        note(t, &end, &m->layers[l].attn.q);
+        note(t, &end, &m->layers[l].ffn.down);
     }
     t->bytes = (size_t)(end - t->weights);
 }
