@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "base/pool.h"
+#include "model/draft.h"
 #include "model/kv_bytes.h"
 #include "model/model.h"
 #include "model/pass_plan.h"
@@ -45,7 +46,7 @@ DEFINE_AUTO(struct forward, forward_free)
  * logits. A row with parent -1 has index equal to pos and sees storage rows [0, pos]. A row with a
  * parent sees the same rows as its parent, and itself. So a tree hangs below a row with parent -1
  * of the same pass: the last committed token. It is at most FORWARD_MAX_DEPTH deep. */
-#define FORWARD_MAX_DEPTH 64
+#define FORWARD_MAX_DEPTH DRAFT_MAX_DEPTH
 void forward_run(struct forward *f, const struct pass_plan *plan);
 
 /* Raw logits (n_vocab) of row i of the last pass, which wanted them. Valid until the next pass. */

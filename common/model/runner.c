@@ -163,7 +163,7 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
         err = forward_new(r->model, kv_bytes_of(r->kv), r->pool, &fo, &r->forward);
     if (!err) // rows of drafts stand behind the context
         err = pass_plan_init(&r->plan, r->opt.max_rows, r->opt.max_pass_seqs,
-                             r->context + FORWARD_MAX_DEPTH);
+                             r->context + DRAFT_MAX_NODES);
     if (!err)
         err = model_load(r->model, &lo);
     return err ? err : dist_new(r->opt.n_vocab, r->kernel, &r->dist);

@@ -14,8 +14,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "model/dist.h"
+#include "model/draft.h"
 
-#define ACCEPT_MAX 64 // tokens of one draft
+#define ACCEPT_MAX DRAFT_MAX_NODES // until control/ uses that
 
 enum accept_rule {
     ACCEPT_OWN_DRAW,
@@ -35,25 +36,6 @@ struct accept_rule_info {
 };
 extern const struct accept_rule_info accept_rules[ACCEPT_N_RULES];
 
-/* A draft as a tree; in a chain the parents are -1, 0, 1, ... */
-struct accept_tree {
-    uint32_t n;
-    const uint32_t *tokens;
-    const int32_t *parents; // index below the child's own; -1: the last committed token
-};
-
-/* At most ACCEPT_MAX tokens, every one below n_vocab, every parent before its child. */
-bool accept_valid(const struct accept_tree *t, uint32_t n_vocab);
-/* Keeps the first max_nodes tokens, and of them those at most max_depth behind the context, each
- * with its survival and q_row, whatever these say. Returns how many. */
-uint32_t accept_trim(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *q_row,
-                     uint32_t n, uint32_t max_nodes, uint32_t max_depth);
-/* Leaves out the tokens that survive their parents with a chance below p_min, and what is below
- * them. drawn: nothing may be dropped because of the token itself, so the first such token stays,
- * and what comes behind it goes. Returns how many are kept. */
-uint32_t accept_cut(uint32_t *tokens, int32_t *parents, float *survival, uint8_t *q_row, uint32_t n,
-                    float p_min, bool drawn);
-
 /* Where a committed token came from. */
 enum accept_origin {
     ACCEPT_TARGET,     // no draft in this round
@@ -63,29 +45,32 @@ enum accept_origin {
 };
 
 struct accept_result {
-    uint32_t n_tokens;         // committed, at least 1
-    uint32_t n_accepted;       // of them from the draft; they come first
-    uint32_t path[ACCEPT_MAX]; // the accepted tokens' indices in the draft, rising
-    uint32_t token;            // the last committed one
-    enum accept_origin last;   // its origin
+    uint32_t n_tokens;              // committed, at least 1
+    uint32_t n_accepted;            // of them from the draft; they come first
+    uint32_t path[DRAFT_MAX_NODES]; // the accepted tokens' indices in the draft, rising
+    uint32_t token;                 // the last committed one
+    enum accept_origin last;        // its origin
 };
 
 /* Draws the target's token behind `row` (0: the last committed token; i + 1: draft token i) and
  * commits it. False: the generation ends with it. */
 typedef bool accept_draw_fn(void *arg, uint32_t row, uint32_t *ret_token);
 
-void accept_own_draw(const struct accept_tree *t, accept_draw_fn *draw, void *arg,
+void accept_own_draw(const struct draft *t, accept_draw_fn *draw, void *arg,
                      struct accept_result *ret);
 
-/* The law that a draft token was drawn from, given the draft's tokens before it: of siblings drawn
- * without replacement, the later ones' q lacks the earlier ones. A token's probability is its
- * weight over `sum`. */
+/* The distribution that a draft token was drawn from, given the draft's tokens before it. For
+ * siblings drawn without replacement, the q of a later sibling lacks the earlier ones. A token's
+ * probability is its weight over `sum`. */
 struct accept_q {
-    uint32_t n;           // 0: one-hot, on the token itself (a draft that was chosen and not drawn)
-    const uint32_t *ids;  // (n) all that could come, each once; NULL: the whole vocabulary
+    uint32_t n;          // 0: one-hot on the token itself (the token was chosen, not drawn)
+    const uint32_t *ids; // (n) the tokens that were possible, each once; NULL: the whole vocabulary
     const float *weights; // (n)
     double sum;
 };
+
+/* The decoded q of a draft's node; n is 0 if the draft was not drawn. */
+struct accept_q accept_q_of(const struct draft *d, uint32_t node);
 
 /* What an acceptance rule cannot know by itself. Rows are counted as in accept_draw_fn. */
 struct accept_chance {
@@ -100,7 +85,7 @@ struct accept_chance {
 };
 
 /* Any rule but own-draw. q: (t->n); parameter: the rule's. */
-void accept_judge(enum accept_rule rule, double parameter, const struct accept_tree *t,
+void accept_judge(enum accept_rule rule, double parameter, const struct draft *t,
                   const struct accept_q *q, const struct accept_chance *c,
                   struct accept_result *ret);
 

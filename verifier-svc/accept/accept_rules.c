@@ -41,7 +41,7 @@ uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_weights *l
 
 /* ---- p against q ---- */
 
-static struct accept_q q_of(const struct accept_tree *t, const struct accept_q *q, uint32_t i)
+static struct accept_q q_of(const struct draft *t, const struct accept_q *q, uint32_t i)
 {
     static const float certain = 1;
     return q[i].n ? q[i] : (struct accept_q){1, &t->tokens[i], &certain, 1};
@@ -97,7 +97,7 @@ static double excess(const struct dist_weights *p, const struct accept_q *q, dou
 
 /* ---- walks ---- */
 
-static int32_t next_child(const struct accept_tree *t, int32_t node, int32_t after)
+static int32_t next_child(const struct draft *t, int32_t node, int32_t after)
 {
     for (uint32_t i = (uint32_t)(after + 1); i < t->n; i++)
         if (t->parents[i] == node)
@@ -105,7 +105,7 @@ static int32_t next_child(const struct accept_tree *t, int32_t node, int32_t aft
     return -1;
 }
 
-static void finish(const struct accept_tree *t, int32_t node, const struct dist_weights *law,
+static void finish(const struct draft *t, int32_t node, const struct dist_weights *law,
                    const struct accept_chance *c, struct accept_result *ret)
 {
     ret->token = c->draw(c->arg, (uint32_t)(node + 1), law);
@@ -117,7 +117,7 @@ static void finish(const struct accept_tree *t, int32_t node, const struct dist_
 }
 
 /* The first child that passes min(1, scale p/q); after each that does not, p is what was left. */
-static int32_t reject_siblings(const struct accept_tree *t, int32_t node, const struct accept_q *q,
+static int32_t reject_siblings(const struct draft *t, int32_t node, const struct accept_q *q,
                                double scale, struct dist_weights *p, const struct accept_chance *c)
 {
     int32_t child = next_child(t, node, node);
@@ -134,7 +134,7 @@ static int32_t reject_siblings(const struct accept_tree *t, int32_t node, const 
 }
 
 /* The first child at least as probable as `least`. p stays. */
-static int32_t probable_child(const struct accept_tree *t, int32_t node, double least,
+static int32_t probable_child(const struct draft *t, int32_t node, double least,
                               const struct dist_weights *p)
 {
     int32_t child = next_child(t, node, node);
@@ -159,7 +159,7 @@ static double typical(const struct dist_weights *p, double epsilon)
     return fmin(epsilon, sqrt(epsilon) * exp(-entropy(p)));
 }
 
-static void walk(enum accept_rule rule, double parameter, const struct accept_tree *t,
+static void walk(enum accept_rule rule, double parameter, const struct draft *t,
                  const struct accept_q *q, const struct accept_chance *c, struct accept_result *ret)
 {
     for (int32_t node = -1;;) {
@@ -184,7 +184,7 @@ static void walk(enum accept_rule rule, double parameter, const struct accept_tr
 
 /* Of a chain the longest beginning that passes stays: P_i is the chance of x_1 .. x_i under p over
  * that under q, cut to 1 at each token, and h_i the chance that it stays if no longer one does. */
-static void judge_block(const struct accept_tree *t, const struct accept_q *q,
+static void judge_block(const struct draft *t, const struct accept_q *q,
                         const struct accept_chance *c, struct accept_result *ret)
 {
     double path = 1, kept = 1; // P_i, and that of what stays
@@ -213,20 +213,12 @@ static void judge_block(const struct accept_tree *t, const struct accept_q *q,
     finish(t, (int32_t)n - 1, &law, c, ret);
 }
 
-static bool is_chain(const struct accept_tree *t)
-{
-    for (uint32_t i = 0; i < t->n; i++)
-        if (t->parents[i] != (int32_t)i - 1)
-            return false;
-    return true;
-}
-
-void accept_judge(enum accept_rule rule, double parameter, const struct accept_tree *t,
+void accept_judge(enum accept_rule rule, double parameter, const struct draft *t,
                   const struct accept_q *q, const struct accept_chance *c,
                   struct accept_result *ret)
 {
     ret->n_accepted = 0;
-    if (rule == ACCEPT_BLOCK && t->n && is_chain(t))
+    if (rule == ACCEPT_BLOCK && t->n && !draft_branches(t))
         judge_block(t, q, c, ret);
     else
         walk(rule, parameter, t, q, c, ret);

@@ -125,11 +125,11 @@ static bool asked_of(struct peer *p, const Tandem__V1__SequenceDraft *answer,
 }
 
 static bool is_good(struct peer *p, const Tandem__V1__SequenceDraft *answer, enum drafts_verdict v,
-                    int64_t now_us, struct draft *draft)
+                    int64_t now_us, struct draft_answer *a)
 {
     pthread_mutex_lock(&p->mu);
     struct drafts_counts before = *drafts_book_counts(p->book);
-    bool good = !p->benched && drafts_book_answer(p->book, answer, v, now_us, draft);
+    bool good = !p->benched && drafts_book_answer(p->book, answer, v, now_us, a);
     count_answer(p, &before);
     judge(p, now_us);
     wake(p); // a Round may be complete
@@ -139,17 +139,16 @@ static bool is_good(struct peer *p, const Tandem__V1__SequenceDraft *answer, enu
 
 static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer, int64_t now_us)
 {
-    struct draft draft;
+    struct draft_answer a = {0};
     struct drafts_asked asked;
-    draft.q = NULL;
     bool was_asked = asked_of(p, answer, &asked);
-    enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &draft) : DRAFTS_STALE;
-    if (is_good(p, answer, v, now_us, &draft)) {
-        metrics_observe(p->metrics[M_RTT], draft.rtt_us / 1e6);
-        draft.proposer = p->index;
-        p->d->c.arrived(p->d->c.user, &draft);
+    enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &a) : DRAFTS_STALE;
+    if (is_good(p, answer, v, now_us, &a)) {
+        metrics_observe(p->metrics[M_RTT], a.rtt_us / 1e6);
+        a.proposer = p->index;
+        p->d->c.arrived(p->d->c.user, &a);
     }
-    free(draft.q);
+    draft_free(a.draft);
 }
 
 static void on_message(void *user, struct rpc_msg *msg)

@@ -290,7 +290,7 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
                              .prompt_len = w->prompt_len,
                              .introduced = s->introduced,
                              .q_mode = w->q_mode,
-                             .draw_key = w->q_mode == DRAFTS_COUPLED ? w->draw_key : 0,
+                             .draw_key = w->q_mode == DRAFT_COUPLED ? w->draw_key : 0,
                              .p_min = w->p_min};
     if (!s->introduced) {
         e.sampling = w->sampling;
@@ -305,20 +305,23 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
 }
 
 /* What a proposer offers of what is wished for. */
-static enum drafts_q_mode q_mode_of(const struct drafts_book *b, const struct drafts_wish *w)
+static enum draft_q_mode q_mode_of(const struct drafts_book *b, const struct drafts_wish *w)
 {
-    enum drafts_q_mode mode = w->q_mode;
-    if (mode == DRAFTS_DENSE && (!b->about.offers[mode] || b->n_vocab > DRAFTS_DENSE_MAX))
-        mode = DRAFTS_SPARSE;
-    return b->about.offers[mode] ? mode : DRAFTS_POINT;
+    enum draft_q_mode mode = w->q_mode;
+    if (mode == DRAFT_DENSE && (!b->about.offers[mode] || b->n_vocab > DRAFTS_DENSE_MAX))
+        mode = DRAFT_SPARSE;
+    return b->about.offers[mode] ? mode : DRAFT_POINT;
 }
 
-static uint32_t k_of(const struct drafts_book *b, const struct drafts_wish *w,
-                     enum drafts_q_mode mode)
+/* Cuts the wish to what the proposer can do. Ahead, what is being verified counts among the nodes,
+ * and the proposer limits the paths alone. */
+static void cut_wish(const struct drafts_book *b, struct drafts_wish *w)
 {
-    uint32_t k = w->k < b->about.k_max ? w->k : b->about.k_max;
-    uint32_t fit = mode == DRAFTS_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : k;
-    return k < fit ? k : fit;
+    uint32_t fit = w->q_mode == DRAFT_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : b->about.k_max;
+    fit = fit < b->about.k_max ? fit : b->about.k_max;
+    w->max_depth = w->max_depth < fit ? w->max_depth : fit;
+    if (!w->n_verifying)
+        w->max_nodes = w->max_nodes < fit ? w->max_nodes : fit;
 }
 
 /* True: an answer may be awaited. */
@@ -327,12 +330,12 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct draft
     w->to_read = 0;
     w->q_mode = q_mode_of(b, w); // the key of the target's draws is for those who draw with it
     outbox_remove(o, w->seq);    // newer state replaces what has not been sent
-    if (!w->k || !drafts_book_k_max(b, w->seq, w->base_len))
+    if (!w->max_nodes || !drafts_book_k_max(b, w->seq, w->base_len))
         return false;
     struct known *s = find_or_add(b, w->seq);
     if (!s || round_owing(b, w->seq) || w->base_len < s->sent_len)
         return false;
-    w->k = k_of(b, w, w->q_mode);
+    cut_wish(b, w);
     struct drafts_entry e = entry_of(s, w);
     bool urgent = w->base_len - s->sent_len + e.n_hint <= DRAFTS_URGENT_TOKENS;
     if (w->base_len - e.keep > DRAFTS_PIECE)
@@ -340,7 +343,8 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct draft
     e.n_verifying = urgent ? w->n_verifying : 0;
     if (entry_tokens(&e) > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
         return false;
-    e.k = urgent ? w->k : 0;
+    e.max_nodes = urgent ? w->max_nodes : 0;
+    e.max_depth = urgent ? w->max_depth : 0;
     e.more = e.base_len < w->base_len;
     w->to_read = has_read(s) ? 0 : w->base_len - s->read_len;
     copy_tokens(o, w, s->sent_digest, &e);
@@ -360,9 +364,9 @@ unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsi
     int64_t due_us = o->due_us;
     for (unsigned i = 0; i < n; i++) {
         bool awaited = ask_one(b, o, &wishes[i]);
-        uint32_t *us = &p90_us[rtt_kind(wishes[i].k)]; // most have the same k
+        uint32_t *us = &p90_us[rtt_kind(wishes[i].max_depth)]; // most have the same
         if (awaited && !*us)
-            *us = drafts_book_p90_us(b, wishes[i].k);
+            *us = drafts_book_p90_us(b, wishes[i].max_depth);
         wishes[i].p90_us = awaited ? *us : 0;
         n_awaited += awaited;
     }
@@ -412,7 +416,8 @@ static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
         note_sent(s, e);
         r->owed[i] = (struct owed){e->seq,
                                    {.base_len = e->base_len,
-                                    .k = e->n_verifying ? DRAFTS_K_MAX : e->k,
+                                    .max_nodes = e->max_nodes,
+                                    .max_depth = e->max_depth,
                                     .ahead = e->n_verifying > 0,
                                     .n_vocab = b->n_vocab,
                                     .digest = e->digest,
@@ -529,12 +534,12 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
 }
 
 static bool take_draft(struct drafts_book *b, const struct sent_round *r, enum drafts_verdict v,
-                       int64_t now_us, struct draft *draft)
+                       int64_t now_us, struct draft_answer *a)
 {
     int64_t rtt_us = now_us - r->asked_us;
-    draft->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
+    a->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
     if (v == DRAFTS_GOOD)
-        good_draft(b, r, draft);
+        good_draft(b, r, a->draft);
     else
         bad_draft(b, v);
     return v == DRAFTS_GOOD;
@@ -542,14 +547,14 @@ static bool take_draft(struct drafts_book *b, const struct sent_round *r, enum d
 
 /* Its time is that of a draft only if it has tokens, and if no context had to be read for it. */
 static void time_answer(struct drafts_book *b, struct known *s, const struct drafts_asked *asked,
-                        const struct draft *draft)
+                        const struct draft_answer *a)
 {
     if (asked->ahead)
         return;
-    if (draft->n && has_read(s))
-        note_rtt(b, asked->k, draft->rtt_us);
-    s->puts_off = draft->unread > 0;
-    s->read_len = draft->unread ? s->read_len : asked->base_len;
+    if (a->draft->n && has_read(s))
+        note_rtt(b, asked->max_depth, a->rtt_us);
+    s->puts_off = a->unread > 0;
+    s->read_len = a->unread ? s->read_len : asked->base_len;
 }
 
 bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
@@ -563,7 +568,7 @@ bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDr
 }
 
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                        enum drafts_verdict v, int64_t now_us, struct draft *draft)
+                        enum drafts_verdict v, int64_t now_us, struct draft_answer *a)
 {
     struct known *s = find(b, answer->seq); // NULL: closed since
     struct sent_round *r = round_owing(b, answer->seq);
@@ -575,10 +580,10 @@ bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *
     else if (!owed)
         unasked(b);
     else if (!answer->need_context)
-        good = take_draft(b, r, v, now_us, draft);
+        good = take_draft(b, r, v, now_us, a);
     if (good && s) {
         s->sent_again = false;
-        time_answer(b, s, &owed->asked, draft);
+        time_answer(b, s, &owed->asked, a);
     }
     if (owed)
         *owed = r->owed[--r->n_owed];

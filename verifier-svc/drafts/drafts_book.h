@@ -21,8 +21,8 @@
 
 struct drafts_outbox {
     uint32_t n_urgent, n_pieces, n_closes, n_tokens;
-    struct drafts_entry *urgent;  // k > 0: one Round
-    struct drafts_entry *pieces;  // k = 0: a Round for each, after it
+    struct drafts_entry *urgent;  // with max_nodes > 0: one Round
+    struct drafts_entry *pieces;  // with max_nodes = 0: a Round for each, after it
     uint32_t *tokens;             // of both
     struct drafts_closed *closes; // (max_sequences): there are no more that the proposer knows of
     uint32_t budget_us, late_us;  // late_us: of what may be late besides
@@ -57,10 +57,10 @@ bool drafts_book_ready(const struct drafts_book *b); // there is something
  * lock: only drafts_book_answer() and _reset() change it. False: there is nothing to check. */
 bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
                        struct drafts_asked *ret);
-/* Judges an answer with its draft, as drafts_check() filled it, and what that said. True: the draft
- * is to be handed on; it lacks the proposer's index. Its q stays the caller's. */
+/* Records an answer, as drafts_check() filled *a, with the verdict of that. True: the draft is to
+ * be passed on; *a lacks the proposer's index. The draft stays the caller's. */
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                        enum drafts_verdict v, int64_t now_us, struct draft *draft);
+                        enum drafts_verdict v, int64_t now_us, struct draft_answer *a);
 /* Counts the budgets that have passed by now. Non-NULL: the proposer is to be given up, and why. */
 const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us);
 

@@ -130,16 +130,21 @@ static void call_ended(struct rpc_call *call)
 static int take_draft(struct verifier_service *s, struct request *r,
                       const Tandem__V1__VerifyDraft *d)
 {
-    int32_t parents[ACCEPT_MAX];
-    if (d->n_tokens > ACCEPT_MAX)
+    if (d->n_tokens > DRAFT_MAX_NODES)
         return fail(-EINVAL, "the draft has %zu tokens, at most %d are allowed", d->n_tokens,
-                    ACCEPT_MAX);
+                    DRAFT_MAX_NODES);
     if (d->n_parents && d->n_parents != d->n_tokens)
         return fail(-EINVAL, "the draft has %zu tokens and %zu parents", d->n_tokens, d->n_parents);
-    for (size_t i = 0; i < d->n_tokens; i++)
-        parents[i] = d->n_parents ? d->parents[i] : (int32_t)i - 1;
-    struct accept_tree tree = {(uint32_t)d->n_tokens, d->tokens, parents};
-    return engine_verify(s->engine, r, d->base_len, &tree);
+    struct draft *draft = draft_new();
+    if (!draft)
+        return fail(-ENOMEM, "no memory for a draft");
+    draft->n = (uint32_t)d->n_tokens;
+    for (uint32_t i = 0; i < draft->n; i++) {
+        draft->tokens[i] = d->tokens[i];
+        draft->parents[i] = d->n_parents ? d->parents[i] : (int32_t)i - 1;
+        draft->survival[i] = 1;
+    }
+    return engine_verify(s->engine, r, d->base_len, draft);
 }
 
 static void run_open(struct verifier_service *s, const struct job *j)

@@ -38,10 +38,10 @@ struct verifier_service {
     bool stopping;
 
     /* service_out.c: room for one message. */
-    Tandem__V1__Token tokens[ACCEPT_MAX + 1];
-    Tandem__V1__Token *token_list[ACCEPT_MAX + 1];
-    Tandem__V1__TopLogprob tops[(ACCEPT_MAX + 1) * DIST_MAX_TOP];
-    Tandem__V1__TopLogprob *top_list[(ACCEPT_MAX + 1) * DIST_MAX_TOP];
+    Tandem__V1__Token tokens[DRAFT_MAX_NODES + 1];
+    Tandem__V1__Token *token_list[DRAFT_MAX_NODES + 1];
+    Tandem__V1__TopLogprob tops[(DRAFT_MAX_NODES + 1) * DIST_MAX_TOP];
+    Tandem__V1__TopLogprob *top_list[(DRAFT_MAX_NODES + 1) * DIST_MAX_TOP];
     struct request *slow; // whose answers are not read
 
     /* service_info.c: what the last reply points to. */

@@ -139,14 +139,14 @@ struct finished {
     Tandem__V1__Finished msg;
     Tandem__V1__SpeculationUsage usage;
     Tandem__V1__Timings timings;
-    uint32_t accepted_histogram[ACCEPT_MAX + 1];
+    uint32_t accepted_histogram[DRAFT_MAX_NODES + 1];
 };
 
 static void fill_accepted_histogram(const struct request_usage *u, struct finished *to)
 {
     memcpy(to->accepted_histogram, u->accepted_histogram, sizeof(to->accepted_histogram));
     to->usage.kept_steps = to->accepted_histogram;
-    to->usage.n_kept_steps = ACCEPT_MAX + 1;
+    to->usage.n_kept_steps = DRAFT_MAX_NODES + 1;
     while (to->usage.n_kept_steps && !to->accepted_histogram[to->usage.n_kept_steps - 1])
         to->usage.n_kept_steps--;
 }

@@ -12,8 +12,8 @@
 /* Nothing to run until its client does something. */
 static bool is_dormant(const struct seq *s)
 {
-    return s->started && (atomic_load(&s->req->paused) ||
-                          (s->req->verify && !s->has_draft && s->n - s->kv.len <= 1));
+    return s->started &&
+           (atomic_load(&s->req->paused) || (s->req->verify && !s->draft && s->n - s->kv.len <= 1));
 }
 
 /* A Verify stream that was put back into the queue waits there for its next draft. A request begins
@@ -22,7 +22,7 @@ static bool may_be_admitted(const struct engine *e, const struct seq *s)
 {
     if (!s->started)
         return e->n_started + s->req->n <= e->max_started;
-    return !atomic_load(&s->req->paused) && (!s->req->verify || s->has_draft);
+    return !atomic_load(&s->req->paused) && (!s->req->verify || s->draft);
 }
 
 /* Sequences that are admitted with s, itself included: the first choice brings those that have not
@@ -102,7 +102,7 @@ static void start_choices(struct engine *e, struct request *r, int64_t now_us)
         s->started = true;
         e->n_started++;
         s->admitted_us = now_us;
-        s->idle_us = r->verify && !s->has_draft ? now_us : 0;
+        s->idle_us = r->verify && !s->draft ? now_us : 0;
         struct event *ev = events_add(events_room(e->events, 0), r, i);
         ev->started = true;
         ev->n_cached = r->seqs[0]->n_cached;

@@ -12,8 +12,8 @@ struct step {
     struct engine *e;
     struct seq *s;
     struct event_batch *b;
-    uint32_t last_row;          // of the pass: the last committed token's
-    uint32_t ahead[ACCEPT_MAX]; // draft tokens that count although they are not committed
+    uint32_t last_row;               // of the pass: the last committed token's
+    uint32_t ahead[DRAFT_MAX_NODES]; // draft tokens that count although they are not committed
     uint32_t n_ahead;
     enum seq_end end;
 };
@@ -70,8 +70,8 @@ static void look_behind(struct step *d, int32_t node)
         if (s->counts)
             dist_counts_take_back(s->counts, token);
     }
-    for (int32_t i = node; i >= 0; i = s->parents[i])
-        d->ahead[d->n_ahead++] = s->draft[i];
+    for (int32_t i = node; i >= 0; i = s->draft->parents[i])
+        d->ahead[d->n_ahead++] = s->draft->tokens[i];
     for (uint32_t i = 0; i < d->n_ahead && s->counts; i++)
         dist_counts_add(s->counts, d->ahead[i], true);
 }
@@ -84,14 +84,14 @@ static struct dist_weights p_behind(void *arg, uint32_t row)
     return dist_weights(d->e->served->run.dist);
 }
 
-static void judge(struct step *d, const struct accept_tree *tree, struct accept_result *ret)
+static void accept_by_rule(struct step *d, const struct draft *draft, struct accept_result *ret)
 {
     const struct seq *s = d->s;
     struct accept_chance chance = {p_behind, accept_keyed_flip, accept_keyed_draw, d};
-    struct accept_q q[ACCEPT_MAX];
-    for (uint32_t i = 0; i < tree->n; i++)
-        q[i] = s->q ? s->q[s->q_row[i]] : (struct accept_q){0};
-    accept_judge(s->req->rule, s->req->rule_parameter, tree, q, &chance, ret);
+    struct accept_q q[DRAFT_MAX_NODES];
+    for (uint32_t i = 0; i < draft->n; i++)
+        q[i] = accept_q_of(draft, i);
+    accept_judge(s->req->rule, s->req->rule_parameter, draft, q, &chance, ret);
     look_behind(d, -1);
 }
 
@@ -101,7 +101,7 @@ static void commit_judged(struct step *d, struct accept_result *r)
     uint32_t row = 0, i = 0;
     bool goes_on = true;
     for (; i < r->n_accepted && goes_on; i++) {
-        goes_on = commit(d, row, d->s->draft[r->path[i]]);
+        goes_on = commit(d, row, d->s->draft->tokens[r->path[i]]);
         row = r->path[i] + 1;
     }
     if (goes_on) {
@@ -115,12 +115,13 @@ static void commit_judged(struct step *d, struct accept_result *r)
 enum seq_end decide(struct engine *e, struct seq *s, uint32_t last_row, struct event_batch *b,
                     struct event *ev, struct accept_result *ret)
 {
-    struct accept_tree tree = {s->n_draft, s->draft, s->parents};
+    static const struct draft none;
+    const struct draft *draft = s->draft ? s->draft : &none;
     struct step d = {{s->key, s->n_rounds}, .e = e, .s = s, .b = b, .last_row = last_row};
     if (s->req->rule == ACCEPT_OWN_DRAW) {
-        accept_own_draw(&tree, draw_and_commit, &d, ret);
+        accept_own_draw(draft, draw_and_commit, &d, ret);
     } else {
-        judge(&d, &tree, ret);
+        accept_by_rule(&d, draft, ret);
         commit_judged(&d, ret);
     }
     if (d.end == SEQ_STOP || d.end == SEQ_LENGTH) {
@@ -136,12 +137,12 @@ enum seq_end decide(struct engine *e, struct seq *s, uint32_t last_row, struct e
     return d.end;
 }
 
-enum drafts_q_mode decide_q_mode(const struct seq *s)
+enum draft_q_mode decide_q_mode(const struct seq *s)
 {
     const struct request *r = s->req;
     if (!(r->params.temperature > 0))
-        return DRAFTS_POINT; // p is one-hot: nothing is gained by drawing
+        return DRAFT_POINT; // p is one-hot: nothing is gained by drawing
     if (!accept_rules[r->rule].tests_q)
-        return DRAFTS_COUPLED;
-    return r->dense_q ? DRAFTS_DENSE : DRAFTS_SPARSE;
+        return DRAFT_COUPLED;
+    return r->dense_q ? DRAFT_DENSE : DRAFT_SPARSE;
 }

@@ -148,23 +148,21 @@ static void take_request(struct engine *e, struct request *r)
     seq_list_add(&e->waiting, r->seqs[0]);
 }
 
-static void take_verify(struct engine *e, const struct inbox_item *item)
+static void take_verify(struct engine *e, struct inbox_item *item)
 {
     char text[REQUEST_MAX_ERROR];
     struct seq *s = item->req->seqs[0];
     atomic_store(&item->req->draft_pending, false);
     if (s->state == SEQ_ENDED)
         return;
-    if (s->has_draft) {
+    if (s->draft) {
         engine_fail_request(e, s->req, -ESTALE, "the last draft is still being verified");
     } else if (item->base_len != s->n) {
         snprintf(text, sizeof(text), "the draft continues a length of %u, %u tokens are committed",
                  item->base_len, s->n);
         engine_fail_request(e, s->req, -ESTALE, text);
     } else {
-        struct seq_draft draft = {item->tokens, item->parents, item->survival,
-                                  NULL,         item->n,       SEQ_NO_PROPOSER};
-        seq_take_draft(s, &draft);
+        seq_take_draft(s, TAKE(item->draft), SEQ_NO_PROPOSER);
         s->idle_us = 0;
     }
 }
@@ -196,10 +194,11 @@ static void take_item(struct engine *e, struct inbox_item *item)
     case INBOX_VERIFY:
         take_verify(e, item);
         request_drop(item->req);
+        draft_free(item->draft);
         break;
     case INBOX_DRAFT:
-        round_take_draft(e, item);
-        free(item->q);
+        round_take_draft(e, &item->answer);
+        draft_free(item->answer.draft);
         break;
     case INBOX_PROPOSER:
         take_proposer(e, item);
@@ -223,15 +222,15 @@ void engine_take_inbox(struct engine *e, int64_t wait_us)
 /* When a Verify stream will have waited too long for its draft; INT64_MAX: it does not wait. */
 static int64_t idles_out_us(const struct engine *e, const struct seq *s)
 {
-    return s->idle_us && !s->has_draft ? s->idle_us + (int64_t)(e->options->verify_timeout_s * 1e6)
-                                       : INT64_MAX;
+    return s->idle_us && !s->draft ? s->idle_us + (int64_t)(e->options->verify_timeout_s * 1e6)
+                                   : INT64_MAX;
 }
 
 /* The client sends no more drafts and has its answer to the last one. */
 static bool is_done_with(const struct seq *s)
 {
     const struct request *r = s->req;
-    return atomic_load(&r->closing) && !s->has_draft && !atomic_load(&r->draft_pending);
+    return atomic_load(&r->closing) && !s->draft && !atomic_load(&r->draft_pending);
 }
 
 /* Ends a sequence that nobody wants any more. False: somebody does. */
@@ -363,28 +362,17 @@ static int push_item(struct engine *e, const struct inbox_item *from)
     return fail(err, err == -EPIPE ? STOPPING : "the engine's queue is full");
 }
 
-static void draft_arrived(void *user, struct draft *d)
+static void draft_arrived(void *user, struct draft_answer *a)
 {
     struct engine *e = user;
     struct inbox_item *item = malloc(sizeof(*item));
     if (!item)
         return;
-    *item = (struct inbox_item){.kind = INBOX_DRAFT,
-                                .seq = d->seq,
-                                .base_len = d->base_len,
-                                .n = d->n,
-                                .rtt_us = d->rtt_us,
-                                .unread = d->unread,
-                                .ahead = d->ahead,
-                                .proposer = (int)d->proposer};
-    item->q = TAKE(d->q);
-    static_assert(DRAFTS_K_MAX <= ACCEPT_MAX, "a draft fits into an inbox item");
-    memcpy(item->tokens, d->tokens, d->n * sizeof(*d->tokens));
-    memcpy(item->parents, d->parents, d->n * sizeof(*d->parents));
-    memcpy(item->survival, d->survival, d->n * sizeof(*d->survival));
+    *item = (struct inbox_item){.kind = INBOX_DRAFT, .answer = *a};
+    a->draft = NULL;
     if (queue_push(e->inbox, item) == 0)
         return;
-    free(item->q); // a draft may always be lost
+    draft_free(item->answer.draft); // a draft may always be lost
     free(item);
 }
 
@@ -543,7 +531,7 @@ int engine_new(const struct verifier_options *o, struct stats *stats, struct eng
     /* Requests, a draft per sequence from each side, and some in between. */
     int err = queue_new(queued + 4 * seqs + 64, &e->inbox);
     if (!err)
-        err = events_new(4 * seqs + 64, (uint32_t)o->max_batch_rows + seqs + ACCEPT_MAX + 1,
+        err = events_new(4 * seqs + 64, (uint32_t)o->max_batch_rows + seqs + DRAFT_MAX_NODES + 1,
                          &e->events);
     if (!err)
         err = open_round(e);
@@ -575,7 +563,8 @@ void engine_free(struct engine *e)
     drafts_free(e->drafts); // nothing arrives after it
     for (struct inbox_item *item; e->inbox && (item = queue_pop(e->inbox, 0)); free(item)) {
         request_drop(item->req);
-        free(item->q);
+        draft_free(item->draft);
+        draft_free(item->answer.draft);
     }
     queue_free(e->inbox);
     events_free(e->events);
@@ -693,27 +682,21 @@ int engine_submit(struct engine *e, struct request *r)
     return err;
 }
 
-int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
-                  const struct accept_tree *draft)
+int engine_verify(struct engine *e, struct request *r, uint32_t base_len, struct draft *draft)
 {
-    if (draft->n > ACCEPT_MAX)
-        return fail(-EINVAL, "the draft has %u tokens, at most %d are allowed", draft->n,
-                    ACCEPT_MAX);
-    if (!accept_valid(draft, tok_n_vocab(engine_served(e)->tok)))
+    AUTO(draft_free) struct draft *d = draft;
+    if (!draft_valid(d, tok_n_vocab(engine_served(e)->tok)))
         return fail(-EINVAL, "the draft names a token that the vocabulary has not, or a parent "
                              "that does not come before its child");
     if (atomic_exchange(&r->draft_pending, true))
         return fail(-ESTALE, "the last draft is still being verified");
-    struct inbox_item item = {.kind = INBOX_VERIFY, .req = r, .base_len = base_len, .n = draft->n};
-    for (uint32_t i = 0; i < draft->n; i++) {
-        item.tokens[i] = draft->tokens[i];
-        item.parents[i] = draft->parents[i];
-        item.survival[i] = 1;
-    }
     request_hold(r);
+    struct inbox_item item = {.kind = INBOX_VERIFY, .req = r, .base_len = base_len, .draft = d};
     int err = push_item(e, &item);
     if (err < 0)
         request_drop(r);
+    else
+        d = NULL; // the item's
     return err;
 }
 

@@ -63,9 +63,10 @@ void engine_kv(struct engine *e, struct engine_kv_view *ret);
 /* An opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is full (with
  * a sentence); -EPIPE: it has ended. */
 int engine_submit(struct engine *e, struct request *r);
-/* A draft of the client's for a Verify request: checked here (-EINVAL), judged by the engine. */
-int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
-                  const struct accept_tree *draft);
+/* A client's draft for a Verify request, which continues base_len committed tokens; takes it, also
+ * on failure. -EINVAL: a token outside the vocabulary, or a parent after its child; -ESTALE: the
+ * last draft is still being verified. */
+int engine_verify(struct engine *e, struct request *r, uint32_t base_len, struct draft *draft);
 /* A flag of a request has changed. */
 void engine_wake(struct engine *e);
 

@@ -16,19 +16,13 @@ enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY, INBOX_PROPOSER, INBO
 
 struct inbox_item {
     enum inbox_kind kind;
-    struct request *req; // REQUEST, VERIFY: with a hold
-    uint64_t seq;        // DRAFT
-    uint32_t base_len, n;
-    int proposer;    // DRAFT, PROPOSER
-    uint32_t rtt_us; // DRAFT
-    uint32_t unread; // DRAFT: as in struct draft
-    bool ahead;      // likewise
-    uint32_t tokens[ACCEPT_MAX];
-    int32_t parents[ACCEPT_MAX];
-    float survival[ACCEPT_MAX];
-    struct accept_q *q;          // DRAFT: as in struct draft; who takes it leaves NULL
+    struct request *req;         // REQUEST, VERIFY: with a hold
+    uint32_t base_len;           // VERIFY: committed length that the draft continues
+    struct draft *draft;         // VERIFY: the item's own until a sequence takes it
+    struct draft_answer answer;  // DRAFT: its draft likewise
+    int proposer;                // PROPOSER: another proposer has this place from now on
+    struct stats_drafts counts;  // PROPOSER: its metrics
     struct kv_disk_fetch *fetch; // FETCHED
-    struct stats_drafts counts;  // PROPOSER: another one has this place from now on
 };
 
 struct engine {
@@ -126,8 +120,9 @@ struct seq *round_victim(const struct engine *e, struct seq *s);
 void round_run(struct engine *e);
 /* Asks proposers for drafts of sequences that may have one and have none. */
 void round_ask(struct engine *e);
-/* A proposer's draft has come. */
-void round_take_draft(struct engine *e, struct inbox_item *item);
+/* A proposer has answered. The draft stays the caller's unless a sequence takes it; then the
+ * answer's pointer is NULL. */
+void round_take_draft(struct engine *e, struct draft_answer *answer);
 
 /* ---- decide.c ---- */
 
@@ -136,4 +131,4 @@ void round_take_draft(struct engine *e, struct inbox_item *item);
 enum seq_end decide(struct engine *e, struct seq *s, uint32_t last_row, struct event_batch *b,
                     struct event *ev, struct accept_result *ret);
 /* How the sequence's drafts are to be drawn. */
-enum drafts_q_mode decide_q_mode(const struct seq *s);
+enum draft_q_mode decide_q_mode(const struct seq *s);

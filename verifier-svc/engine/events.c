@@ -55,8 +55,8 @@ int events_fit(struct events *e, const struct tok *tok)
     e->held_bytes = detok_max_held(tok);
     for (unsigned i = 0; i < EVENTS_BATCHES; i++) {
         struct event_batch *b = &e->batches[i];
-        buf_init(&b->text,
-                 (size_t)b->max_tokens * 16 + (ACCEPT_MAX + 1) * e->token_bytes + e->held_bytes);
+        buf_init(&b->text, (size_t)b->max_tokens * 16 + (DRAFT_MAX_NODES + 1) * e->token_bytes +
+                               e->held_bytes);
         if (!buf_room(&b->text, b->text.max))
             return buf_error(&b->text);
     }

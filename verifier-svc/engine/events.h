@@ -55,7 +55,7 @@ struct event_batch {
 
 struct events;
 
-/* max_tokens: of a round; at least ACCEPT_MAX + 1. -ENOMEM. */
+/* max_tokens: of a round; at least DRAFT_MAX_NODES + 1. -ENOMEM. */
 int events_new(uint32_t max_events, uint32_t max_tokens, struct events **ret);
 void events_free(struct events *e);
 DEFINE_AUTO(struct events, events_free)
@@ -64,7 +64,7 @@ DEFINE_AUTO(struct events, events_free)
 int events_fit(struct events *e, const struct tok *tok);
 
 /* The batch being filled, with room for an event of n_tokens tokens and their text, what a sequence
- * holds back included; sends a full one first. n_tokens <= ACCEPT_MAX + 1. */
+ * holds back included; sends a full one first. n_tokens <= DRAFT_MAX_NODES + 1. */
 struct event_batch *events_room(struct events *e, uint32_t n_tokens);
 /* A new event in the batch that events_room() returned. */
 struct event *events_add(struct event_batch *b, struct request *r, uint32_t choice);

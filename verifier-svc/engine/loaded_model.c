@@ -107,7 +107,7 @@ int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
                                        .max_sequences = (uint32_t)o->max_sequences,
                                        .max_rows = (uint32_t)o->max_batch_rows,
                                        .max_pass_seqs = (uint32_t)o->max_sequences,
-                                       .min_logits = (uint32_t)o->max_sequences + ACCEPT_MAX,
+                                       .min_logits = (uint32_t)o->max_sequences + DRAFT_MAX_NODES,
                                        .beside = o->kv_disk && *o->kv_disk ? disk_bytes : NULL,
                                        .beside_arg = o,
                                        .n_vocab = tok_n_vocab(s->tok)};

@@ -44,7 +44,8 @@ struct request_limits {
 struct request_usage {
     uint32_t n_prompt, n_generated;
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
-    uint32_t accepted_histogram[ACCEPT_MAX + 1]; // [i]: drafted rounds of which i tokens were kept
+    uint32_t
+        accepted_histogram[DRAFT_MAX_NODES + 1]; // [i]: drafted rounds of which i tokens were kept
     int64_t queue_us, prompt_us, decode_us;
     uint32_t k;                     // draft tokens per round that were allowed, at most
     char proposer[DRAFTS_NAME_MAX]; // of the last draft; "": there was none

@@ -56,8 +56,8 @@ int64_t round_wait_until_us(const struct engine *e)
         if (!todo)
             continue;
         n++;
-        n_others += s->has_draft ? s->proposer == SEQ_NO_PROPOSER : !s->asked_us;
-        if (!s->has_draft && s->asked_us && s->asked_us + s->await_us > until)
+        n_others += s->draft ? s->proposer == SEQ_NO_PROPOSER : !s->asked_us;
+        if (!s->draft && s->asked_us && s->asked_us + s->await_us > until)
             until = s->asked_us + s->await_us;
     }
     return n_others && n > e->n_reckoned ? 0 : until;
@@ -67,8 +67,8 @@ int64_t round_wait_until_us(const struct engine *e)
  */
 static uint32_t draft_tokens_allowed(const struct seq *s)
 {
-    uint32_t left = seq_left(s) - 1, most = s->req->verify ? ACCEPT_MAX : s->req->k_max;
-    most = most < ACCEPT_MAX ? most : ACCEPT_MAX;
+    uint32_t left = seq_left(s) - 1, most = s->req->verify ? DRAFT_MAX_NODES : s->req->k_max;
+    most = most < DRAFT_MAX_NODES ? most : DRAFT_MAX_NODES;
     return left < most ? left : most;
 }
 
@@ -102,15 +102,16 @@ static uint32_t unread_of(const struct seq *s)
 
 static struct control_item item_of(struct seq *s, uint32_t n)
 {
+    const struct draft *d = s->draft;
     return (struct control_item){.s = &s->control,
                                  .proposer = (unsigned)s->proposer,
                                  .context = s->n,
                                  .unread = unread_of(s),
                                  .left = seq_left(s),
                                  .n = n,
-                                 .parents = s->parents,
-                                 .said = s->survival,
-                                 .drawn = s->q != NULL,
+                                 .parents = d ? d->parents : NULL,
+                                 .said = d ? d->survival : NULL,
+                                 .drawn = d && d->q,
                                  .fixed = s->req->fixed};
 }
 
@@ -121,7 +122,7 @@ static void cut_drafts(struct engine *e)
     uint32_t n = 0;
     for (uint32_t i = 0; i < e->running.n; i++) {
         struct seq *s = e->running.v[i];
-        if (!s->n_draft || !is_decoding(s) || !seq_todo(s))
+        if (!seq_n_draft(s) || !is_decoding(s) || !seq_todo(s))
             continue;
         seq_trim_draft(s, draft_tokens_allowed(s), seq_left(s) - 1);
         if (s->proposer == SEQ_NO_PROPOSER)
@@ -131,7 +132,7 @@ static void cut_drafts(struct engine *e)
     }
     control_cut(&e->control, &r, e->items, n);
     for (uint32_t i = 0; i < n; i++)
-        e->item_seqs[i]->n_draft = e->items[i].k;
+        e->item_seqs[i]->draft->n = e->items[i].k;
 }
 
 static void plan(struct engine *e)
@@ -142,7 +143,7 @@ static void plan(struct engine *e)
         struct sched_grant *share = &e->shares[i];
         *share = (struct sched_grant){.todo = seq_todo(s)};
         if (share->todo == 1 && is_decoding(s))
-            share->draft = s->n_draft;
+            share->draft = seq_n_draft(s);
     }
     sched_grant_rows(&e->sched, e->shares, e->running.n);
 }
@@ -183,11 +184,12 @@ static bool grow_or_preempt(struct engine *e, uint32_t i)
 /* Cuts the draft to the rows granted; without blocks for them there is none. */
 static void take_draft_blocks(struct engine *e, struct seq *s, uint32_t rows)
 {
-    if (!s->n_draft || s->n_rows != 1 || s->kv.len != s->n)
+    struct draft *d = s->draft;
+    if (!d || !d->n || s->n_rows != 1 || s->kv.len != s->n)
         return; // none, or its time has not come
-    s->n_draft = rows < s->n_draft ? rows : s->n_draft;
-    if (s->n_draft && kv_grow(e->served->run.kv, &s->kv, s->n_draft) < 0)
-        s->n_draft = 0;
+    d->n = rows < d->n ? rows : d->n;
+    if (d->n && kv_grow(e->served->run.kv, &s->kv, d->n) < 0)
+        d->n = 0;
 }
 
 /* Rows first, for everybody; then drafts, as far as there are blocks left. */
@@ -218,22 +220,22 @@ static void take_blocks(struct engine *e)
 
 /* ---- pack ---- */
 
-static_assert(ACCEPT_MAX <= FORWARD_MAX_DEPTH, "a draft may be one chain");
+static_assert(DRAFT_MAX_DEPTH <= FORWARD_MAX_DEPTH, "a draft may be one chain");
 
 static void pack_draft(struct pass_plan *to, uint32_t seq, const struct seq *s)
 {
-    uint32_t depth[ACCEPT_MAX] = {0}, first = to->n_rows;
-    for (uint32_t i = 0; i < s->n_draft; i++) {
-        int32_t parent = s->parents[i];
+    uint32_t depth[DRAFT_MAX_NODES] = {0}, first = to->n_rows;
+    const struct draft *d = s->draft;
+    for (uint32_t i = 0; i < d->n; i++) {
+        int32_t parent = d->parents[i];
         depth[i] = parent < 0 ? 0 : depth[parent] + 1;
-        pass_plan_add_row(
-            to, (struct pass_row){.seq = seq,
-                                  .token = s->draft[i],
-                                  .pos = s->n + depth[i],
-                                  .index = s->n + i,
-                                  // -1 in a tree: the last committed token's row
-                                  .parent = s->draft_is_tree ? (int32_t)first + parent : -1,
-                                  .wants_logits = true});
+        pass_plan_add_row(to, (struct pass_row){.seq = seq,
+                                                .token = d->tokens[i],
+                                                .pos = s->n + depth[i],
+                                                .index = s->n + i,
+                                                // -1 in a tree: the last committed token's row
+                                                .parent = d->tree ? (int32_t)first + parent : -1,
+                                                .wants_logits = true});
     }
 }
 
@@ -243,7 +245,7 @@ static void pack(struct engine *e)
     pass_plan_clear(to);
     for (uint32_t p = 0; p < e->n_pass; p++) {
         struct seq *s = e->pass[p];
-        uint32_t from = s->kv.len - (s->kv.len > s->n ? s->n_draft : 0) - s->n_rows;
+        uint32_t from = s->kv.len - (s->kv.len > s->n ? seq_n_draft(s) : 0) - s->n_rows;
         uint32_t seq = pass_plan_add_seq(to, &s->kv);
         s->first_row = to->n_rows;
         pass_plan_add_chain(to, seq, s->tokens + from, from, s->n_rows, from + s->n_rows == s->n);
@@ -257,23 +259,24 @@ static void pack(struct engine *e)
 static void count_draft(struct engine *e, struct seq *s, const struct accept_result *r)
 {
     bool bonus = r->last == ACCEPT_BONUS;
+    uint32_t n_draft = s->draft->n;
     s->n_drafted_rounds++;
-    s->n_drafted += s->n_draft;
+    s->n_drafted += n_draft;
     s->n_accepted += r->n_accepted;
     s->n_bonus += bonus;
     s->accepted_histogram[r->n_accepted]++;
     if (s->proposer == SEQ_NO_PROPOSER)
         return; // the client's own
-    control_verified(&e->control, s->n_draft, r->n_accepted);
+    control_verified(&e->control, n_draft, r->n_accepted);
     metrics_set(e->stats->acceptance_ema, e->control.acceptance_ema);
-    metrics_add(e->stats->proposed, s->n_draft);
+    metrics_add(e->stats->proposed, n_draft);
     metrics_add(e->stats->accepted, r->n_accepted);
     metrics_add(e->stats->bonus, bonus);
     drafts_accepted(e->drafts, (unsigned)s->proposer, r->n_accepted);
     struct stats_drafts *d = &e->stats->proposers[s->proposer];
     memcpy(s->last_proposer, d->name, sizeof(s->last_proposer));
     metrics_add(d->drafts, 1);
-    metrics_add(d->tokens, s->n_draft);
+    metrics_add(d->tokens, n_draft);
     metrics_add(d->accepted, r->n_accepted);
     for (uint32_t i = 0; i < r->n_accepted && i < STATS_MAX_POSITIONS; i++)
         metrics_add(d->accepted_at[i], 1);
@@ -301,14 +304,14 @@ static void learn(struct engine *e, struct seq *s, uint32_t base)
     if (!s->n_held || s->proposer == SEQ_NO_PROPOSER)
         return;
     struct control_item draft = item_of(s, s->n_held);
-    control_seen(&e->control, &s->control, &draft, s->draft, s->tokens + base, s->n - base);
+    control_seen(&e->control, &s->control, &draft, s->draft->tokens, s->tokens + base, s->n - base);
 }
 
 static void count_step(struct engine *e, struct seq *s, const struct accept_result *r)
 {
     s->n_rounds++;
     metrics_add(e->stats->steps, 1);
-    if (s->n_draft)
+    if (seq_n_draft(s))
         count_draft(e, s, r);
     else if (s->wants_draft)
         metrics_add(e->stats->fallback_steps, 1);
@@ -317,8 +320,8 @@ static void count_step(struct engine *e, struct seq *s, const struct accept_resu
 static void tell_round(const struct seq *s, struct event *ev)
 {
     ev->round = s->n_rounds;
-    ev->n_draft = s->n_draft;
-    if (s->n_draft && s->proposer != SEQ_NO_PROPOSER)
+    ev->n_draft = seq_n_draft(s);
+    if (ev->n_draft && s->proposer != SEQ_NO_PROPOSER)
         memcpy(ev->proposer, s->last_proposer, sizeof(ev->proposer));
 }
 
@@ -334,7 +337,7 @@ static void enter_rows(struct engine *e, struct seq *s)
 static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64_t now_us)
 {
     struct accept_result result;
-    struct event_batch *b = events_room(e->events, s->n_draft + 1);
+    struct event_batch *b = events_room(e->events, seq_n_draft(s) + 1);
     struct event *ev = events_add(b, s->req, s->choice);
     uint32_t base = s->n;
     enum seq_end end = decide(e, s, last_row, b, ev, &result);
@@ -399,14 +402,16 @@ static bool may_draft(const struct engine *e, const struct seq *s)
            draft_tokens_allowed(s) > 0;
 }
 
-static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
+static void wish_of(const struct seq *s, uint32_t max_nodes, uint32_t max_depth,
+                    struct drafts_wish *w)
 {
     const struct request *r = s->req;
     *w = (struct drafts_wish){.seq = s->id,
                               .context = s->tokens,
                               .base_len = s->n,
                               .prompt_len = s->n_prompt,
-                              .k = k,
+                              .max_nodes = max_nodes,
+                              .max_depth = max_depth,
                               .q_mode = decide_q_mode(s),
                               .draw_key = s->key,
                               .p_min = r->p_min,
@@ -424,9 +429,10 @@ static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
 /* Can what may follow the draft that the coming pass verifies be drafted meanwhile? */
 static bool may_draft_ahead(const struct seq *s)
 {
-    enum drafts_q_mode mode = decide_q_mode(s);
-    return s->proposer != SEQ_NO_PROPOSER && s->kv.len > s->n && s->n_draft && !s->draft_is_tree &&
-           seq_left(s) > s->n_draft + 1 && (mode == DRAFTS_POINT || mode == DRAFTS_COUPLED);
+    enum draft_q_mode mode = decide_q_mode(s);
+    return s->proposer != SEQ_NO_PROPOSER && s->kv.len > s->n && seq_n_draft(s) &&
+           !s->draft->tree && seq_left(s) > s->draft->n + 1 &&
+           (mode == DRAFT_POINT || mode == DRAFT_COUPLED);
 }
 
 static void ask_ahead_of(struct engine *e, unsigned p, int64_t now_us)
@@ -436,10 +442,10 @@ static void ask_ahead_of(struct engine *e, unsigned p, int64_t now_us)
         struct seq *s = e->pass[i];
         if (!may_draft_ahead(s) || (unsigned)s->proposer != p)
             continue;
-        uint32_t left = seq_left(s) - s->n_draft - 1, k = s->asked_k + 1; // and the bonus
-        wish_of(s, left < k ? left : k, &e->wishes[n]);
-        e->wishes[n].verifying = s->draft;
-        e->wishes[n].n_verifying = s->n_draft;
+        uint32_t left = seq_left(s) - s->draft->n - 1, k = s->asked_k + 1; // and the bonus
+        wish_of(s, DRAFT_MAX_NODES, left < k ? left : k, &e->wishes[n]);
+        e->wishes[n].verifying = s->draft->tokens;
+        e->wishes[n].n_verifying = s->draft->n;
         e->wishing[n++] = s;
     }
     if (n)
@@ -487,7 +493,7 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
     for (uint32_t i = 0; i < n_items; i++) {
         if (e->items[i].proposer != p || !e->items[i].k)
             continue;
-        wish_of(e->item_seqs[i], e->items[i].k, &e->wishes[n]);
+        wish_of(e->item_seqs[i], e->items[i].k, e->items[i].k, &e->wishes[n]);
         e->wishing[n++] = e->item_seqs[i];
     }
     if (!n)
@@ -507,10 +513,10 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
         }
         e->wishing[i]->ahead_us = 0;
         e->wishing[i]->asked_us = now_us;
-        e->wishing[i]->asked_k = w->k;
+        e->wishing[i]->asked_k = w->max_nodes;
         e->wishing[i]->await_us = (int64_t)fmin(2.0 * w->p90_us, most_us);
         /* Going on without what was drawn may favour some tokens: the time to draw may tell. */
-        if (w->q_mode == DRAFTS_SPARSE || w->q_mode == DRAFTS_DENSE)
+        if (w->q_mode == DRAFT_SPARSE || w->q_mode == DRAFT_DENSE)
             e->wishing[i]->held_until_us = now_us + budget_us;
     }
 }
@@ -522,7 +528,7 @@ static uint32_t list_asking(struct engine *e, int64_t now_us)
     for (uint32_t i = 0; i < e->running.n; i++) {
         struct seq *s = e->running.v[i];
         s->wants_draft = may_draft(e, s);
-        if (!s->wants_draft || s->n_draft || s->asked_us)
+        if (!s->wants_draft || seq_n_draft(s) || s->asked_us)
             continue;
         const char *name = *s->req->proposer ? s->req->proposer : e->proposer;
         uint32_t k_max, allowed = draft_tokens_allowed(s);
@@ -554,42 +560,26 @@ void round_ask(struct engine *e)
         ask_proposer(e, p, n, wait_us, now_us);
 }
 
-/* Follows the tokens committed since the draft was asked for down its tree. The node reached, -1
- * for the root, or -2 if they left the tree. */
-static int32_t walk(const struct seq *s, const struct inbox_item *d)
+/* Records the latency, and scores a late draft against the tokens committed since. */
+static void learn_from_answer(struct engine *e, struct seq *s, const struct draft_answer *a)
 {
-    int32_t node = -1;
-    for (uint32_t len = d->base_len; len < s->n; len++) {
-        uint32_t i = (uint32_t)(node + 1);
-        while (i < d->n && (d->parents[i] != node || d->tokens[i] != s->tokens[len]))
-            i++;
-        if (i == d->n)
-            return -2;
-        node = (int32_t)i;
-    }
-    return node;
-}
-
-/* What it was asked for took so long; and a draft that comes late shows by what was committed since
- * how good it was. */
-static void judge_draft(struct engine *e, struct seq *s, const struct inbox_item *d)
-{
+    const struct draft *d = a->draft;
     struct control_item draft = {
-        .proposer = (unsigned)d->proposer, .n = d->n, .parents = d->parents, .said = d->survival};
-    if (d->unread)
-        control_put_off(&s->control, draft.proposer, d->unread);
+        .proposer = a->proposer, .n = d->n, .parents = d->parents, .said = d->survival};
+    if (a->unread)
+        control_put_off(&s->control, a->proposer, a->unread);
     else if (s->asked_k)
-        control_answered(&e->control, &s->control, draft.proposer, s->asked_k, d->rtt_us, d->n);
-    control_seen(&e->control, &s->control, &draft, d->tokens, s->tokens + d->base_len,
-                 s->n - d->base_len);
+        control_answered(&e->control, &s->control, a->proposer, s->asked_k, a->rtt_us, d->n);
+    control_seen(&e->control, &s->control, &draft, d->tokens, s->tokens + a->base_len,
+                 s->n - a->base_len);
 }
 
-/* A draft ahead is of use if something hangs below what was committed since. */
-static void note_ahead(struct engine *e, struct seq *s, const struct inbox_item *d, int32_t root)
+/* A draft ahead is of use if nodes hang below the tokens committed since. */
+static void note_ahead(struct engine *e, struct seq *s, const struct draft_answer *a, int32_t root)
 {
     bool hit = false;
-    for (uint32_t i = 0; i < d->n && root != -2 && d->base_len < s->n; i++)
-        hit = hit || d->parents[i] == root;
+    for (uint32_t i = 0; i < a->draft->n && root != -2 && a->base_len < s->n; i++)
+        hit = hit || a->draft->parents[i] == root;
     s->ahead_us = 0;
     s->asked_us = 0; // it may have been waited for
     e->ask_again = e->ask_again || !hit;
@@ -597,59 +587,26 @@ static void note_ahead(struct engine *e, struct seq *s, const struct inbox_item 
     metrics_add(e->stats->ahead_used, hit);
 }
 
-/* Of a tree the way that is likeliest to be accepted, in place; its length. */
-static uint32_t keep_likeliest(uint32_t *tokens, int32_t *parents, float *survival, uint32_t n)
+void round_take_draft(struct engine *e, struct draft_answer *a)
 {
-    uint32_t n_kept = 0;
-    for (int32_t node = -1;; n_kept++) {
-        int32_t next = -1;
-        for (uint32_t i = (uint32_t)(node + 1); i < n; i++)
-            if (parents[i] == node && (next < 0 || survival[i] > survival[next]))
-                next = (int32_t)i;
-        if (next < 0)
-            break;
-        tokens[n_kept] = tokens[next];
-        survival[n_kept] = survival[next];
-        node = next;
-    }
-    for (uint32_t i = 0; i < n_kept; i++)
-        parents[i] = (int32_t)i - 1;
-    return n_kept;
-}
-
-void round_take_draft(struct engine *e, struct inbox_item *d)
-{
-    struct seq *s = seq_list_find(&e->running, d->seq);
-    if (!s || d->base_len > s->n || d->base_len < s->n_prompt)
+    struct seq *s = seq_list_find(&e->running, a->seq);
+    struct draft *d = a->draft;
+    if (!s || a->base_len > s->n || a->base_len < s->n_prompt)
         return;
-    int32_t root = walk(s, d);
-    if (d->ahead)
-        note_ahead(e, s, d, root);
+    int32_t root = draft_follow(d, s->tokens + a->base_len, s->n - a->base_len);
+    if (a->ahead)
+        note_ahead(e, s, a, root);
     else
-        judge_draft(e, s, d);
+        learn_from_answer(e, s, a);
     if (root == -2)
-        return; // late, and what was committed since is something else
-    if (d->q && d->base_len != s->n)
-        return; // what is left of it was drawn with what is gone
-    int32_t moved_to[ACCEPT_MAX] = {0}, parents[ACCEPT_MAX];
-    uint32_t tokens[ACCEPT_MAX], n = 0;
-    float survival[ACCEPT_MAX], above = root < 0 ? 1 : d->survival[root];
-    for (uint32_t i = (uint32_t)(root + 1); i < d->n; i++) {
-        bool below =
-            d->parents[i] == root || (d->parents[i] > root && moved_to[d->parents[i]] >= 0);
-        moved_to[i] = below ? (int32_t)n : -1;
-        if (!below)
-            continue;
-        parents[n] = d->parents[i] == root ? -1 : moved_to[d->parents[i]];
-        survival[n] = above > 0 ? d->survival[i] / above : 0;
-        tokens[n++] = d->tokens[i];
-    }
-    n = d->ahead ? keep_likeliest(tokens, parents, survival, n) : n;
-    struct seq_draft draft = {tokens, parents, survival, d->q, n, d->proposer};
-    if (!n && d->base_len != s->n)
-        return;
-    d->q = NULL;
-    seq_take_draft(s, &draft);
+        return; // late, and other tokens were committed since
+    if (d->q && a->base_len != s->n)
+        return; // q of what is left depends on tokens that are no draft tokens any more
+    draft_descend(d, root);
+    if (a->ahead)
+        draft_keep_likeliest(d);
+    if (d->n || a->base_len == s->n)
+        seq_take_draft(s, TAKE(a->draft), (int)a->proposer);
 }
 
 /* ---- the round ---- */
@@ -674,7 +631,7 @@ static struct pass_time_work pass_run(struct engine *e)
     e->prompt_rows = 0;
     for (uint32_t p = 0; p < e->n_pass; p++) {
         const struct seq *s = e->pass[p];
-        uint32_t n_draft = s->kv.len > s->n ? s->n_draft : 0;
+        uint32_t n_draft = s->kv.len > s->n ? seq_n_draft(s) : 0;
         pass_time_add(&pass, 1 + n_draft, s->n);
         pass.drafted |= n_draft > 0;
         e->prompt_rows += s->n_rows - 1;

@@ -63,7 +63,7 @@ int seq_open(struct seq *s)
     if (!s->tokens)
         return fail(-ENOMEM, "no memory for a sequence of %u tokens", s->max_len);
     memcpy(s->tokens, r->prompt, r->n_prompt * sizeof(uint32_t));
-    int err = kv_seq_init(&s->kv, s->max_len + ACCEPT_MAX);
+    int err = kv_seq_init(&s->kv, s->max_len + DRAFT_MAX_NODES);
     if (!err)
         err = open_counts(s);
     if (!err)
@@ -79,7 +79,7 @@ void seq_free(struct seq *s)
     dist_counts_free(s->counts);
     detok_done(&s->detok);
     free(s->tokens);
-    free(s->q);
+    draft_free(s->draft);
     free(s);
 }
 
@@ -90,7 +90,7 @@ uint32_t seq_todo(const struct seq *s)
     uint32_t todo = s->n - s->kv.len;
     /* The last token runs together with its draft; a Verify stream's not before that has come. */
     bool last_waits =
-        s->req->verify ? !s->has_draft || todo > 1 : (s->n_draft && todo > 1) || s->held_until_us;
+        s->req->verify ? !s->draft || todo > 1 : (seq_n_draft(s) && todo > 1) || s->held_until_us;
     return todo - last_waits;
 }
 
@@ -175,45 +175,43 @@ int seq_flush(struct seq *s, struct buf *text)
     return text_error(s, text);
 }
 
-/* As the request asks. How long a drawn draft is may have to do with its tokens: it stays. */
-static void cut_unlikely(struct seq *s)
+uint32_t seq_n_draft(const struct seq *s)
 {
-    uint32_t n = accept_cut(s->draft, s->parents, s->survival, s->q_row, s->n_draft, s->req->p_min,
-                            s->q != NULL);
-    s->n_draft = s->n_held = n < s->req->n_min && !s->q ? 0 : n;
+    return s->draft ? s->draft->n : 0;
 }
 
-void seq_take_draft(struct seq *s, const struct seq_draft *d)
+/* Applies the request's p_min and n_min. The length of a drawn draft may depend on its tokens, so
+ * that a short one must not be dropped. */
+static void cut_unlikely(struct seq *s)
 {
-    free(s->q);
-    s->q = d->q;
-    s->has_draft = true;
+    draft_cut(s->draft, s->req->p_min);
+    if (s->draft->n < s->req->n_min && !s->draft->q)
+        s->draft->n = 0;
+}
+
+void seq_take_draft(struct seq *s, struct draft *draft, int proposer)
+{
+    draft_free(s->draft);
+    s->draft = draft;
     s->held_until_us = 0;
-    s->n_draft = s->n_held = d->n;
-    s->proposer = d->proposer;
-    s->draft_is_tree = false;
-    for (uint32_t i = 0; i < d->n; i++) {
-        s->draft[i] = d->tokens[i];
-        s->parents[i] = d->parents[i];
-        s->survival[i] = d->survival[i];
-        s->q_row[i] = (uint8_t)i;
-        s->draft_is_tree |= d->parents[i] != (int32_t)i - 1;
-    }
-    if (d->proposer != SEQ_NO_PROPOSER)
+    s->proposer = proposer;
+    draft->tree = draft_branches(draft);
+    if (proposer != SEQ_NO_PROPOSER)
         cut_unlikely(s);
+    s->n_held = draft->n;
 }
 
 void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth)
 {
-    s->n_draft = s->n_held =
-        accept_trim(s->draft, s->parents, s->survival, s->q_row, s->n_draft, max_nodes, max_depth);
+    draft_trim(s->draft, max_nodes, max_depth);
+    s->n_held = s->draft->n;
 }
 
 void seq_drop_draft(struct seq *s)
 {
-    free(TAKE(s->q));
-    s->has_draft = s->draft_is_tree = s->wants_draft = false;
+    draft_free(TAKE(s->draft));
+    s->wants_draft = false;
     s->asked_us = s->held_until_us = 0;
-    s->n_draft = s->n_held = 0;
+    s->n_held = 0;
     s->proposer = SEQ_NO_PROPOSER;
 }

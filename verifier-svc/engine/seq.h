@@ -54,19 +54,12 @@ struct seq {
     int stop; // the stop string that ended it, or DETOK_NONE
 
     /* The draft for the coming round. */
-    bool has_draft;   // it came, be it empty
-    uint32_t n_held;  // tokens of it
-    uint32_t n_draft; // the first of them, which are verified
-    uint32_t draft[ACCEPT_MAX];
-    int32_t parents[ACCEPT_MAX];
-    float survival[ACCEPT_MAX]; // the proposer's word
-    bool draft_is_tree;
-    struct accept_q *q;        // of the draft as it came, its own; NULL: not drawn
-    uint8_t q_row[ACCEPT_MAX]; // which of them is a token's
-    int proposer;              // whose it is, or SEQ_NO_PROPOSER
-    bool wants_draft;          // from a proposer, for the coming round
-    int64_t asked_us; // an answer for its present length may come since then; 0: none was asked
-    int64_t await_us; // how long it is worth waiting for
+    struct draft *draft; // its own, maybe empty; its nodes are verified. NULL: none has arrived
+    uint32_t n_held;     // nodes before control_cut() lowered draft->n; the arrays still have them
+    int proposer;        // whose it is, or SEQ_NO_PROPOSER
+    bool wants_draft;    // from a proposer, for the coming round
+    int64_t asked_us;    // an answer for its present length may come since then; 0: none was asked
+    int64_t await_us;    // how long it is worth waiting for
     int64_t held_until_us; // a draft is being drawn for it, and it does not go on before it is here
                            // or late; 0: it goes on
     uint32_t asked_k;      // tokens wanted then
@@ -82,7 +75,8 @@ struct seq {
     /* Figures. */
     bool started; // the client knows that it was admitted
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
-    uint32_t accepted_histogram[ACCEPT_MAX + 1]; // [i]: drafted rounds of which i tokens were kept
+    uint32_t
+        accepted_histogram[DRAFT_MAX_NODES + 1]; // [i]: drafted rounds of which i tokens were kept
     char last_proposer[DRAFTS_NAME_MAX];         // whose draft was verified last
     int64_t admitted_us, first_us, last_us;      // admission, first and last token
 };
@@ -114,16 +108,10 @@ struct dist_params seq_params(const struct seq *s, uint32_t n_ahead);
 enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text);
 /* The generation has ended: appends what was held back. -EMSGSIZE: no room in `text`. */
 int seq_flush(struct seq *s, struct buf *text);
-struct seq_draft {
-    const uint32_t *tokens;
-    const int32_t *parents;
-    const float *survival;
-    struct accept_q *q; // as in struct draft; becomes the sequence's
-    uint32_t n;         // at most ACCEPT_MAX
-    int proposer;       // or SEQ_NO_PROPOSER
-};
-/* Takes a draft for the coming round. */
-void seq_take_draft(struct seq *s, const struct seq_draft *draft);
-/* Cuts it to what accept_trim() keeps. */
+/* Draft tokens that are verified in the coming round. */
+uint32_t seq_n_draft(const struct seq *s);
+/* Takes a draft for the coming round, from `proposer` or SEQ_NO_PROPOSER; the sequence owns it. */
+void seq_take_draft(struct seq *s, struct draft *draft, int proposer);
+/* Cuts it to what draft_trim() keeps. */
 void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth);
 void seq_drop_draft(struct seq *s);

@@ -57,20 +57,19 @@ static uint32_t stream_draft(const struct stream *s, uint32_t i)
 /* Shares of the tokens, and of drafts accepted per step. */
 static double run_stream(struct stream *s, enum accept_rule rule, uint64_t n, double shares[3])
 {
-    static const int32_t parents[G] = {-1, 0, 1};
+    struct draft draft = {.n = G, .parents = {-1, 0, 1}};
     struct accept_chance c = {stream_p, stream_flip, stream_draw, s};
     struct accept_q q[G];
     uint64_t count[3] = {0}, n_accepted = 0;
     for (int i = 0; i < G; i++)
         q[i] = (struct accept_q){3, three, of_q, Q_SUM};
     while (s->position < n) {
-        uint32_t tokens[G];
         struct accept_result r;
         for (uint32_t i = 0; i < G; i++)
-            tokens[i] = stream_draft(s, i);
-        accept_judge(rule, 0, &(struct accept_tree){G, tokens, parents}, q, &c, &r);
+            draft.tokens[i] = stream_draft(s, i);
+        accept_judge(rule, 0, &draft, q, &c, &r);
         for (uint32_t i = 0; i < r.n_accepted; i++)
-            count[tokens[i]]++;
+            count[draft.tokens[i]]++;
         count[r.token]++;
         n_accepted += r.n_accepted;
         s->position += r.n_tokens;

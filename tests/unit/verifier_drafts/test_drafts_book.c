@@ -38,8 +38,12 @@ static struct drafts_book *book_of(uint32_t max_sequences)
 
 static struct drafts_wish wish_of(uint64_t seq, uint32_t base_len, uint32_t k)
 {
-    return (struct drafts_wish){
-        .seq = seq, .context = counting, .base_len = base_len, .k = k, .sampling.temperature = 1};
+    return (struct drafts_wish){.seq = seq,
+                                .context = counting,
+                                .base_len = base_len,
+                                .max_nodes = k,
+                                .max_depth = k,
+                                .sampling.temperature = 1};
 }
 
 static unsigned ask(struct drafts_book *b, uint64_t seq, uint32_t base_len, uint32_t k, int64_t now)
@@ -70,13 +74,18 @@ static Tandem__V1__SequenceDraft answer_to(const struct drafts_entry *e, uint32_
     return a;
 }
 
+static struct draft *received; // the last one
+
 /* As the thread that received it does. */
 static bool judge(struct drafts_book *b, const Tandem__V1__SequenceDraft *a, int64_t now,
-                  struct draft *d)
+                  struct draft_answer *d)
 {
     struct drafts_asked asked;
     bool was_asked = drafts_book_asked(b, a, &asked);
+    *d = (struct draft_answer){0};
     enum drafts_verdict v = was_asked ? drafts_check(a, &asked, d) : DRAFTS_STALE;
+    draft_free(received);
+    received = d->draft;
     return drafts_book_answer(b, a, v, now, d);
 }
 
@@ -84,7 +93,7 @@ static uint32_t five[] = {5, 6, 7, 8, 9};
 
 static bool answer_with(struct drafts_book *b, const struct drafts_entry *e, size_t n, int64_t now)
 {
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = answer_to(e, five, n);
     return judge(b, &a, now, &d);
 }
@@ -97,7 +106,7 @@ static bool answer(struct drafts_book *b, const struct drafts_entry *e, int64_t 
 /* Asks for a draft of k tokens and hears after us that the context is still being read. */
 static void put_off_after(struct drafts_book *b, uint64_t seq, uint32_t k, int64_t us)
 {
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = answer_to(must_send(b, seq, 10, k, 1000), NULL, 0);
     a.unread = 7;
     assert_true(judge(b, &a, 1000 + us, &d));
@@ -154,11 +163,11 @@ static void k_is_cut_to_what_the_proposer_can(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    assert_int_equal(must_send(b, 7, 10, 50, 0)->k, 8);
+    assert_int_equal(must_send(b, 7, 10, 50, 0)->max_nodes, 8);
     assert_int_equal(drafts_book_k_max(b, 7, 10), 8);
     struct drafts_wish w = wish_of(9, 10, 50);
     drafts_book_ask(b, &w, 1, BUDGET_US, 0);
-    assert_int_equal(w.k, 8); // its answer is timed as one of so many
+    assert_int_equal(w.max_depth, 8); // its answer is timed as one of so many
     drafts_book_take(b);
     assert_int_equal(ask(b, 8, 10, 0, 0), 0);
     assert_null(drafts_book_take(b));
@@ -180,6 +189,7 @@ static void a_draft_ahead_tells_what_is_being_verified(void **state)
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
     struct drafts_wish w = wish_of(1, 20, 4);
+    w.max_nodes = DRAFT_MAX_NODES;
     w.verifying = five;
     w.n_verifying = 3;
     assert_int_equal(drafts_book_ask(b, &w, 1, 1000, 0), 1);
@@ -190,10 +200,10 @@ static void a_draft_ahead_tells_what_is_being_verified(void **state)
     assert_null(drafts_book_verdict(b, 100000)); // late, and no fault yet
     uint32_t tokens[] = {5, 6, 7, 1, 2, 3};      // more than k, with those three
     Tandem__V1__SequenceDraft a = answer_to(&o->urgent[0], tokens, 6);
-    struct draft d;
+    struct draft_answer d;
     assert_true(judge(b, &a, 900, &d));
     assert_true(d.ahead);
-    assert_int_equal(d.n, 6);
+    assert_int_equal(d.draft->n, 6);
     assert_int_equal(drafts_book_p90_us(b, 4), 10000); // no ordinary answer was measured
 }
 
@@ -240,7 +250,7 @@ static void long_contexts_go_ahead_in_pieces(void **state)
         assert_int_equal(o->n_urgent, 0);
         assert_int_equal(o->n_pieces, 1);
         assert_int_equal(o->pieces[0].keep, sent);
-        assert_int_equal(o->pieces[0].k, 0);
+        assert_int_equal(o->pieces[0].max_nodes, 0);
         sent = o->pieces[0].base_len;
         assert_int_equal(sent, i ? 130000 : DRAFTS_PIECE);
         assert_int_equal(o->pieces[0].more, !i);
@@ -248,7 +258,7 @@ static void long_contexts_go_ahead_in_pieces(void **state)
     }
     const struct drafts_entry *e = must_send(b, 7, 130000, 4, 0);
     assert_int_equal(e->keep, 130000);
-    assert_int_equal(e->k, 4);
+    assert_int_equal(e->max_nodes, 4);
 }
 
 static void the_outbox_is_bounded(void **state)
@@ -280,22 +290,22 @@ static void the_draw_key_goes_only_to_who_draws_with_it(void **state)
 {
     (void)state;
     struct drafts_described coupled = about;
-    coupled.offers[DRAFTS_COUPLED] = true;
+    coupled.offers[DRAFT_COUPLED] = true;
     for (int i = 0; i < 2; i++) {
         AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
         struct drafts_wish w = wish_of(7, 3, 1);
-        w.q_mode = DRAFTS_COUPLED;
+        w.q_mode = DRAFT_COUPLED;
         w.draw_key = 99;
         drafts_book_reset(b, i ? &coupled : &about);
         assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
         const struct drafts_entry *e = &drafts_book_take(b)->urgent[0];
-        assert_int_equal(e->q_mode, i ? DRAFTS_COUPLED : DRAFTS_POINT);
+        assert_int_equal(e->q_mode, i ? DRAFT_COUPLED : DRAFT_POINT);
         assert_int_equal(e->draw_key, i ? 99 : 0);
     }
 }
 
-static enum drafts_q_mode mode_asked(struct drafts_described *to, uint32_t n_vocab,
-                                     enum drafts_q_mode wished, uint32_t *ret_k)
+static enum draft_q_mode mode_asked(struct drafts_described *to, uint32_t n_vocab,
+                                    enum draft_q_mode wished, uint32_t *ret_k)
 {
     AUTO(drafts_book_free) struct drafts_book *b = NULL;
     assert_int_equal(drafts_book_new(1, n_vocab, &b), 0);
@@ -305,7 +315,7 @@ static enum drafts_q_mode mode_asked(struct drafts_described *to, uint32_t n_voc
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
     const struct drafts_entry *e = &drafts_book_take(b)->urgent[0];
     assert_int_equal(e->q_mode, w.q_mode);
-    *ret_k = e->k;
+    *ret_k = e->max_nodes;
     return w.q_mode;
 }
 
@@ -314,18 +324,18 @@ static void only_what_is_offered_is_asked_for(void **state)
     (void)state;
     uint32_t k;
     struct drafts_described to = about;
-    to.offers[DRAFTS_POINT] = to.offers[DRAFTS_COUPLED] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_SPARSE, &k), DRAFTS_POINT);
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_POINT);
-    to.offers[DRAFTS_SPARSE] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_SPARSE, &k), DRAFTS_SPARSE);
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_SPARSE);
-    to.offers[DRAFTS_DENSE] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_DENSE);
+    to.offers[DRAFT_POINT] = to.offers[DRAFT_COUPLED] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_SPARSE, &k), DRAFT_POINT);
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_POINT);
+    to.offers[DRAFT_SPARSE] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_SPARSE, &k), DRAFT_SPARSE);
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_SPARSE);
+    to.offers[DRAFT_DENSE] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_DENSE);
     assert_int_equal(k, 8);
-    assert_int_equal(mode_asked(&to, 128256, DRAFTS_DENSE, &k), DRAFTS_DENSE);
+    assert_int_equal(mode_asked(&to, 128256, DRAFT_DENSE, &k), DRAFT_DENSE);
     assert_int_equal(k, 3); // what fits into a message
-    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX + 1, DRAFTS_DENSE, &k), DRAFTS_SPARSE);
+    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX + 1, DRAFT_DENSE, &k), DRAFT_SPARSE);
 }
 
 static void hint_tenant_and_sampling_are_sent_when_new(void **state)
@@ -438,7 +448,7 @@ static void a_missing_context_is_sent_again(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     struct drafts_entry e = *must_send(b, 7, 10, 2, 0);
     assert_true(answer(b, &e, 1));
     e = *must_send(b, 7, 12, 2, 2);
@@ -456,7 +466,7 @@ static void a_proposer_that_never_keeps_a_context_is_given_up(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -472,7 +482,7 @@ static void a_context_is_sent_again_only_so_often(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -495,7 +505,7 @@ static void answers_to_what_was_sent_before_are_no_second_request(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -512,19 +522,19 @@ static void a_good_draft_is_handed_on(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     const struct drafts_entry *e = must_send(b, 7, 10, 5, 100);
     Tandem__V1__SequenceDraft a = answer_to(e, five, 5);
     assert_true(judge(b, &a, 350, &d));
     assert_true(d.seq == 7);
     assert_int_equal(d.base_len, 10);
-    assert_int_equal(d.n, 5);
-    assert_false(d.tree);
+    assert_int_equal(d.draft->n, 5);
+    assert_false(d.draft->tree);
     assert_int_equal(d.rtt_us, 250);
-    assert_memory_equal(d.tokens, five, sizeof(five));
+    assert_memory_equal(d.draft->tokens, five, sizeof(five));
     for (int i = 0; i < 5; i++) {
-        assert_int_equal(d.parents[i], i - 1);
-        assert_true(d.survival[i] == 1);
+        assert_int_equal(d.draft->parents[i], i - 1);
+        assert_true(d.draft->survival[i] == 1);
     }
 }
 
@@ -573,7 +583,7 @@ static void a_wish_tells_what_has_to_be_read_first(void **state)
     put_off_after(b, 7, 2, 1); // it fell behind
     assert_int_equal(to_read(b, 7, 300), 290);
     draft_after(b, 7, 2, 2, 1);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft lost = answer_to(must_send(b, 7, 20, 2, 0), NULL, 0);
     assert_int_equal(to_read(b, 7, 20), 0); // an answer is owed, nothing is on its way
     lost.need_context = true;
@@ -588,7 +598,7 @@ static void a_tree_is_handed_on_with_falling_survival(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     const struct drafts_entry *e = must_send(b, 7, 10, 5, 0);
     Tandem__V1__SequenceDraft a = answer_to(e, five, 5);
     a.parents = (int32_t[]){-1, -1, 0, 1, 1};
@@ -596,8 +606,8 @@ static void a_tree_is_handed_on_with_falling_survival(void **state)
     a.survival = (float[]){0.5f, 0.25f, 0.75f, 0.125f, 0};
     a.n_survival = 5;
     assert_true(judge(b, &a, 1, &d));
-    assert_true(d.tree);
-    assert_true(d.survival[2] == 0.5f && d.survival[3] == 0.125f);
+    assert_true(d.draft->tree);
+    assert_true(d.draft->survival[2] == 0.5f && d.draft->survival[3] == 0.125f);
 }
 
 /* Every answer that is not exactly what was asked for; each is dropped and counted. */
@@ -606,7 +616,7 @@ static void what_is_wrong_is_dropped(void **state)
     (void)state;
     for (int wrong = 0; wrong < 11; wrong++) {
         AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-        struct draft d;
+        struct draft_answer d;
         const struct drafts_entry *e = must_send(b, 7, 10, 4, 0);
         uint32_t tokens[4] = {1, 2, 3, N_VOCAB - 1};
         int32_t parents[4] = {-1, 0, 1, 2};
@@ -664,7 +674,7 @@ static void three_bad_answers_in_a_row_are_enough(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     for (int i = 0; i < 8; i++) {
         const struct drafts_entry *e = must_send(b, 7, 10, 1, 0);
         Tandem__V1__SequenceDraft a = answer_to(e, five, i == 2 ? 1 : 2);
@@ -737,7 +747,7 @@ static void a_flood_of_unasked_answers_is_not_endured(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     unsigned n = 0;
     while (!drafts_book_verdict(b, 0) && n++ < 100000)

@@ -225,11 +225,35 @@ static void todo_counts_the_rows_before_the_next_token(void **state)
     done(&m);
 }
 
+static struct draft *draft_of(const uint32_t *tokens, const int32_t *parents, const float *survival,
+                              uint32_t n)
+{
+    struct draft *d = draft_new();
+    d->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        d->tokens[i] = tokens[i];
+        d->parents[i] = parents[i];
+        d->survival[i] = survival[i];
+    }
+    return d;
+}
+
+/* The same with a q, whose rows are those of the nodes. */
+static struct draft *drawn_draft_of(const uint32_t *tokens, const int32_t *parents,
+                                    const float *survival, uint32_t n)
+{
+    struct draft *d = draft_of(tokens, parents, survival, n);
+    d->q = calloc(1, sizeof(*d->q));
+    for (uint32_t i = 0; i < n; i++)
+        d->q->row[i] = (uint8_t)i;
+    return d;
+}
+
 static void take_draft(struct seq *s, const uint32_t *tokens, const int32_t *parents, uint32_t n,
                        int proposer)
 {
     static const float survival[] = {.9f, .8f, .7f};
-    seq_take_draft(s, &(struct seq_draft){tokens, parents, survival, NULL, n, proposer});
+    seq_take_draft(s, draft_of(tokens, parents, survival, n), proposer);
 }
 
 static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
@@ -269,13 +293,12 @@ static void a_draft_is_known_as_chain_or_tree(void **state)
     struct made m;
     make(&m, NULL);
     uint32_t tokens[] = {1, 2, 3};
-    assert_false(m.s->draft_is_tree);
     take_draft(m.s, tokens, (int32_t[]){-1, 0, 1}, 3, 1);
-    assert_false(m.s->draft_is_tree);
+    assert_false(m.s->draft->tree);
     take_draft(m.s, tokens, (int32_t[]){-1, -1, 1}, 3, 1);
-    assert_true(m.s->draft_is_tree);
+    assert_true(m.s->draft->tree);
     seq_drop_draft(m.s);
-    assert_false(m.s->has_draft || m.s->draft_is_tree || m.s->n_draft);
+    assert_null(m.s->draft);
     done(&m);
 }
 
@@ -285,22 +308,20 @@ static void a_drawn_draft_keeps_its_q(void **state)
     struct made m;
     make(&m, NULL);
     uint32_t tokens[] = {1, 2, 3};
-    struct accept_q *q = calloc(3, sizeof(*q));
     int32_t parents[] = {-1, 0, -1};
     float survival[3] = {1, 1, 1};
-    struct seq_draft draft = {tokens, parents, survival, q, 3, 1};
-    seq_take_draft(m.s, &draft);
+    struct draft *d = drawn_draft_of(tokens, parents, survival, 3);
+    const struct draft_q *q = d->q;
+    seq_take_draft(m.s, d, 1);
     seq_trim_draft(m.s, 3, 1);
-    assert_int_equal(m.s->n_draft, 2);
-    assert_int_equal(m.s->q_row[1], 2);
-    assert_ptr_equal(m.s->q, q);
-    draft.q = calloc(3, sizeof(*q));
-    seq_take_draft(m.s, &draft); // the old one is freed
-    assert_int_equal(m.s->q_row[1], 1);
+    assert_int_equal(seq_n_draft(m.s), 2);
+    assert_int_equal(m.s->draft->q->row[1], 2);
+    assert_ptr_equal(m.s->draft->q, q);
+    seq_take_draft(m.s, drawn_draft_of(tokens, parents, survival, 3), 1); // the old one is freed
+    assert_int_equal(m.s->draft->q->row[1], 1);
     seq_drop_draft(m.s);
-    assert_null(m.s->q);
-    draft.q = calloc(3, sizeof(*q));
-    seq_take_draft(m.s, &draft); // freed with the sequence
+    assert_null(m.s->draft);
+    seq_take_draft(m.s, drawn_draft_of(tokens, parents, survival, 3), 1); // freed with the sequence
     done(&m);
 }
 
@@ -313,23 +334,21 @@ static void a_draft_ends_where_the_request_says(void **state)
     int32_t parents[] = {-1, 0, 1};
     float survival[] = {.9f, .8f, .6f}; // of each alone: .9, .89, .75
     m.r->p_min = .8f;
-    struct seq_draft draft = {tokens, parents, survival, NULL, 3, 1};
-    seq_take_draft(m.s, &draft);
-    assert_int_equal(m.s->n_draft, 2);
+    seq_take_draft(m.s, draft_of(tokens, parents, survival, 3), 1);
+    assert_int_equal(seq_n_draft(m.s), 2);
     m.r->n_min = 3;
-    seq_take_draft(m.s, &draft);
-    assert_int_equal(m.s->n_draft, 0);
-    assert_true(m.s->has_draft); // nothing more is waited for
+    seq_take_draft(m.s, draft_of(tokens, parents, survival, 3), 1);
+    assert_int_equal(seq_n_draft(m.s), 0);
+    assert_non_null(m.s->draft); // nothing more is waited for
 
     m.r->p_min = .89f;
-    draft.q =
-        calloc(3, sizeof(struct accept_q)); // drawn: what ends it stays, and it is not too short
-    seq_take_draft(m.s, &draft);
-    assert_int_equal(m.s->n_draft, 2);
+    // Drawn: the unlikely token stays, and the draft is not too short.
+    seq_take_draft(m.s, drawn_draft_of(tokens, parents, survival, 3), 1);
+    assert_int_equal(seq_n_draft(m.s), 2);
 
-    draft = (struct seq_draft){tokens, parents, survival, NULL, 3, SEQ_NO_PROPOSER};
-    seq_take_draft(m.s, &draft); // the client's own
-    assert_int_equal(m.s->n_draft, 3);
+    // The client's own.
+    seq_take_draft(m.s, draft_of(tokens, parents, survival, 3), SEQ_NO_PROPOSER);
+    assert_int_equal(seq_n_draft(m.s), 3);
     done(&m);
 }
 
