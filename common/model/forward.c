@@ -1,8 +1,8 @@
 /* forward.c - one pass: the threads of the pool walk the layers together, a barrier after each
  * step.
  *
- * A layer is two sublayers, attention and feed-forward. Each kind of them is a table of functions
- * in a file of its own (forward_impl.h); the steps that they share are in forward_step.c. */
+ * A layer is two sublayers, attention and feed-forward. Each kind of them has one file and one table
+ * of functions (forward_impl.h); forward_step.c has the steps that they share. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ void forward_need_scratch(struct forward *f, size_t floats)
     f->scratch_floats = max_size(whole, f->scratch_floats);
 }
 
-/* What the layers need, of which a pass has one: the largest. */
+/* A pass has one set of buffers for all layers, so each is as large as the largest layer needs. */
 static void plan_layers(struct forward *f)
 {
     forward_need_matrix(f, &f->m->head);
@@ -95,7 +95,7 @@ static int check_options(const struct model *m, const struct kv_bytes *kv,
                     opt->max_logits, MAX_ROWS);
     if (s->n_layers != m->params.n_layers ||
         memcmp(s->layers, m->kv_layers, s->n_layers * sizeof(*s->layers)) != 0)
-        return fail(-EINVAL, "forward: the key/value cache is for another model");
+        return fail(-EINVAL, "forward: the key/value cache has not the shape of the model");
     return 0;
 }
 
@@ -166,13 +166,16 @@ int forward_want_hidden(struct forward *f, const uint32_t *layers, uint32_t n)
 
 /* ---- before the threads start ---- */
 
+/* Is one thread faster than all? See FORWARD_ALONE_BYTES. */
 static bool is_small(const struct forward *f)
 {
     size_t limit = f->opt.alone_bytes ? f->opt.alone_bytes : FORWARD_ALONE_BYTES;
     return f->m->bytes < limit && f->m->bytes * (16 + f->n_rows) / 16 < limit;
 }
 
-static void see_row(struct forward *f, uint32_t i)
+/* Which positions row i sees. Rows of a chain and the last committed token see storage rows in order;
+ * a row of a tree sees those of its parent, and itself. */
+static void set_sight(struct forward *f, uint32_t i)
 {
     const struct pass_row *r = &f->plan->rows[i];
     struct kernel_sight *s = &f->sights[i];
@@ -197,14 +200,15 @@ static void see_row(struct forward *f, uint32_t i)
     *s = (struct kernel_sight){up->n_base, up->n_tail + 1, tail};
 }
 
-static void look_at_rows(struct forward *f)
+/* What every thread reads of the plan: sights, costs of attention, rows of logits. */
+static void read_plan(struct forward *f)
 {
     f->n_wanted = 0;
     f->cost[0] = 0;
     for (uint32_t i = 0; i < f->n_rows; i++) {
         const struct pass_row *r = &f->plan->rows[i];
         assert(r->token < f->m->params.n_vocab && r->index < f->plan->seqs[r->seq].len);
-        see_row(f, i);
+        set_sight(f, i);
         f->cost[i + 1] = f->cost[i] + f->sights[i].n_base + f->sights[i].n_tail + KV_BLOCK;
         f->logit_row[i] = FORWARD_NO_LOGITS;
         if (r->wants_logits) {
@@ -226,6 +230,7 @@ static void keep_hidden(struct forward *f, uint32_t layer, const float *x, uint3
                    (to - from) * n * sizeof(float));
 }
 
+/* Embeddings of rows [from, to) into x, and the angles of their positions. */
 static void embed_rows(struct forward *f, uint32_t from, uint32_t to)
 {
     const struct model_params *p = &f->m->params;
@@ -235,8 +240,7 @@ static void embed_rows(struct forward *f, uint32_t from, uint32_t to)
     }
 }
 
-/* The wanted rows through the final norm into the head's form, and into hidden rows if asked for.
- */
+/* The final norm. Rows that want logits go into the head's form. */
 static void finish_rows(struct forward *f, float *scratch, uint32_t from, uint32_t to)
 {
     const struct model_params *p = &f->m->params;
@@ -264,6 +268,7 @@ static void run_layer(struct forward *f, const struct forward_part *t, uint32_t 
     ffn_kinds[w->ffn.kind]->run(f, t, l);
 }
 
+/* Thread i of n runs the whole pass: embed its rows, every layer, then its columns of the head. */
 static void run_pass(void *arg, unsigned i, unsigned n)
 {
     struct forward *f = arg;
@@ -292,7 +297,7 @@ void forward_run(struct forward *f, const struct pass_plan *plan)
     assert(n_rows <= f->opt.max_rows);
     f->plan = plan;
     f->n_rows = n_rows;
-    look_at_rows(f);
+    read_plan(f);
     f->alone = is_small(f);
     f->few = n_rows <= FORWARD_FEW_ROWS;
     if (n_rows && f->alone)

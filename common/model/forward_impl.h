@@ -5,8 +5,8 @@
 #include "model/forward.h"
 
 #define FORWARD_NO_LOGITS UINT32_MAX
-/* With so few rows, every thread prepares all of them for itself: four barriers of a layer fall
- * away, and on a machine with other work each may wait for a thread that is not running. */
+/* Up to this many rows, every thread prepares all of them for itself. That removes four barriers of
+ * a layer; on a busy machine each of them may wait for a thread that is not running. */
 #define FORWARD_FEW_ROWS 4
 
 struct forward {

@@ -1,5 +1,5 @@
-/* kv.c - who holds which block: a stack of empty blocks, holder counts, and what happens to blocks
- * without a holder. The bytes are kv_bytes.c's. */
+/* kv.c - counts blocks: a stack of empty ones, the holders of each, and what happens to a block
+ * without a holder. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 struct kv {
     struct kv_bytes *bytes;
     uint32_t n_blocks, n_empty, n_shared;
-    uint32_t *empty;        // a stack: the last one given back is handed out next, still warm
+    uint32_t *empty;        // a stack: the block released last is handed out next, still in caches
     uint32_t *holders;      // of each block
     uint32_t *scratch;      // (2, n_blocks), of kv_check()
     struct kv_index *index; // NULL: none
@@ -94,7 +94,8 @@ static bool is_indexed(const struct kv *kv, uint32_t b)
     return kv->index && kv_index_has(kv->index, b);
 }
 
-static uint32_t take(struct kv *kv)
+/* An empty block, or else the idle block to evict next. There is one: see kv_n_free(). */
+static uint32_t take_block(struct kv *kv)
 {
     uint32_t b;
     if (kv->n_empty) {
@@ -110,14 +111,14 @@ static uint32_t take(struct kv *kv)
     return b;
 }
 
-static void hold(struct kv *kv, uint32_t b)
+static void hold_block(struct kv *kv, uint32_t b)
 {
     if (!kv->holders[b])
         kv_index_busy(kv->index, b);
     kv->n_shared += ++kv->holders[b] == 2;
 }
 
-static void drop(struct kv *kv, uint32_t b)
+static void drop_block(struct kv *kv, uint32_t b)
 {
     assert(kv->holders[b] > 0);
     kv->n_shared -= kv->holders[b] == 2;
@@ -129,11 +130,11 @@ static void drop(struct kv *kv, uint32_t b)
         kv->empty[kv->n_empty++] = b;
 }
 
-/* The last one first: so kv_index.h wants it. */
-static void drop_behind(struct kv *kv, struct kv_seq *seq, uint32_t n_blocks)
+/* Keeps the first n_blocks. The last block is released first, as kv_index.h requires. */
+static void drop_blocks_after(struct kv *kv, struct kv_seq *seq, uint32_t n_blocks)
 {
     while (seq->n_blocks > n_blocks)
-        drop(kv, seq->blocks[--seq->n_blocks]);
+        drop_block(kv, seq->blocks[--seq->n_blocks]);
     seq->n_indexed = seq->n_indexed < n_blocks ? seq->n_indexed : n_blocks;
 }
 
@@ -147,12 +148,12 @@ int kv_seq_init(struct kv_seq *seq, uint32_t max_rows)
 
 void kv_seq_done(struct kv *kv, struct kv_seq *seq)
 {
-    drop_behind(kv, seq, 0);
+    drop_blocks_after(kv, seq, 0);
     free(seq->blocks);
     *seq = (struct kv_seq){0};
 }
 
-/* Whether the next row would be written into a block that is not this sequence's alone. */
+/* Would the next row be written into a block that others may read? */
 static bool tail_is_shared(const struct kv *kv, const struct kv_seq *seq)
 {
     if (seq->len % KV_BLOCK == 0)
@@ -172,12 +173,12 @@ int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n)
         return -ENOSPC;
     if (own_tail) {
         uint32_t *at = &seq->blocks[seq->len / KV_BLOCK], old = *at;
-        *at = take(kv);
+        *at = take_block(kv);
         kv_bytes_copy(kv->bytes, old, *at);
-        drop(kv, old);
+        drop_block(kv, old);
     }
     while (seq->n_blocks < want)
-        seq->blocks[seq->n_blocks++] = take(kv);
+        seq->blocks[seq->n_blocks++] = take_block(kv);
     seq->len += n;
     return 0;
 }
@@ -194,8 +195,8 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
         kv_bytes_move(kv->bytes, kv_slot(seq, rows[i]), kv_slot(seq, base + i));
     }
     seq->len = base + n;
-    drop_behind(kv, seq, blocks_of(seq->len));
-    if (seq->n_indexed > seq->len / KV_BLOCK) // the last one is cut: it will be copied
+    drop_blocks_after(kv, seq, blocks_of(seq->len));
+    if (seq->n_indexed > seq->len / KV_BLOCK) // the last block is cut: kv_grow() will copy it
         seq->n_indexed = seq->len / KV_BLOCK;
 }
 
@@ -207,10 +208,10 @@ int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_se
         return -ENOSPC;
     for (uint32_t i = 0; i < full; i++) {
         to->blocks[i] = from->blocks[i];
-        hold(kv, to->blocks[i]);
+        hold_block(kv, to->blocks[i]);
     }
     if (rest) {
-        to->blocks[full] = take(kv);
+        to->blocks[full] = take_block(kv);
         kv_bytes_copy(kv->bytes, from->blocks[full], to->blocks[full]);
     }
     to->n_blocks = blocks_of(len);
@@ -226,14 +227,14 @@ int kv_open_index(struct kv *kv, uint64_t identity, kv_hash_fn *hash)
     return kv_index_new(kv->n_blocks, identity, hash, &kv->index);
 }
 
-/* The block that goes on behind `parent` with the tokens of the i-th. */
+/* The block after `parent` that has the i-th KV_BLOCK tokens. */
 static uint32_t find_next(const struct kv *kv, const struct kv_root *root, uint32_t parent,
                           const uint32_t *tokens, uint32_t i)
 {
     return kv_index_find(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK);
 }
 
-/* ret_last: the last of them, or KV_NO_BLOCK. */
+/* As kv_find(). ret_last: the last block found, or KV_NO_BLOCK. */
 static uint32_t find_all(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
                          uint32_t n_tokens, uint32_t *ret_held, uint32_t *ret_last)
 {
@@ -267,7 +268,7 @@ uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
         b = find_next(kv, root, b, tokens, seq->n_blocks);
         if (b == KV_NO_BLOCK)
             break;
-        hold(kv, b);
+        hold_block(kv, b);
         seq->blocks[seq->n_blocks++] = b;
     }
     seq->n_indexed = seq->n_blocks;
@@ -283,12 +284,12 @@ void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, con
         uint32_t there = find_next(kv, root, parent, tokens, i);
         if (there == KV_NO_BLOCK) {
             if (kv->holders[own] > 1)
-                return; // the others may not hold its parent
+                return; // its other holders may not hold its parent
             kv_index_add(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK, own);
         } else if (there != own) {
-            hold(kv, there);
+            hold_block(kv, there);
             seq->blocks[i] = there;
-            drop(kv, own);
+            drop_block(kv, own);
         }
         seq->n_indexed = i + 1;
     }
@@ -342,7 +343,7 @@ struct kv_figures kv_figures(const struct kv *kv)
 
 /* ---- checking ---- */
 
-static bool bad_seq(uint32_t i, const char *what, uint32_t n)
+static bool fail_seq(uint32_t i, const char *what, uint32_t n)
 {
     fail(-EINVAL, "kv: sequence %u %s %u", i, what, n);
     return false;
@@ -351,20 +352,20 @@ static bool bad_seq(uint32_t i, const char *what, uint32_t n)
 static bool check_seq(const struct kv *kv, const struct kv_seq *seq, uint32_t i, uint32_t *count)
 {
     if (seq->n_blocks != blocks_of(seq->len) || seq->n_blocks > seq->cap_blocks)
-        return bad_seq(i, "has another number of blocks than its rows need:", seq->n_blocks);
+        return fail_seq(i, "has a number of blocks that does not fit its rows:", seq->n_blocks);
     if (seq->n_indexed > seq->len / KV_BLOCK)
-        return bad_seq(i,
-                       "has fewer full blocks than are said to be in the index:", seq->n_indexed);
+        return fail_seq(
+            i, "has fewer full blocks than its count of blocks in the index:", seq->n_indexed);
     for (uint32_t j = 0; j < seq->n_blocks; j++) {
         if (seq->blocks[j] >= kv->n_blocks)
-            return bad_seq(i, "names block", seq->blocks[j]);
+            return fail_seq(i, "holds a block outside the pool:", seq->blocks[j]);
         count[seq->blocks[j]]++;
     }
     for (uint32_t j = 0; j < seq->n_indexed; j++) {
         uint32_t parent = j ? seq->blocks[j - 1] : KV_NO_BLOCK;
         if (!is_indexed(kv, seq->blocks[j]) ||
             kv_index_entry(kv->index, seq->blocks[j]).parent != parent)
-            return bad_seq(i, "is not found by its block", seq->blocks[j]);
+            return fail_seq(i, "holds a block that the index does not find:", seq->blocks[j]);
     }
     return true;
 }
@@ -384,19 +385,19 @@ static bool check_holders(const struct kv *kv, const uint32_t *count)
     return true;
 }
 
-/* Every block is held, or in the index, or empty, and that once. */
+/* Every block is exactly one of: held, in the index, empty. */
 static bool check_empty(const struct kv *kv, uint32_t *count)
 {
-    uint32_t n_nowhere = 0;
+    uint32_t n_unused = 0;
     for (uint32_t b = 0; b < kv->n_blocks; b++)
-        n_nowhere += count[b] == 0 && !is_indexed(kv, b);
+        n_unused += count[b] == 0 && !is_indexed(kv, b);
     for (uint32_t i = 0; i < kv->n_empty; i++) {
         if (count[kv->empty[i]] != 0 || is_indexed(kv, kv->empty[i])) // or listed twice
             return fail(-EINVAL, "kv: block %u is listed as empty", kv->empty[i]), false;
         count[kv->empty[i]] = 1;
     }
-    if (n_nowhere != kv->n_empty)
-        return fail(-EINVAL, "kv: %u blocks are empty, not %u", n_nowhere, kv->n_empty), false;
+    if (n_unused != kv->n_empty)
+        return fail(-EINVAL, "kv: %u blocks are empty, not %u", n_unused, kv->n_empty), false;
     return true;
 }
 

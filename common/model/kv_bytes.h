@@ -1,7 +1,7 @@
 /* kv_bytes.h - the memory of the key/value pool: K and V of every block, layer by layer.
  *
- * kv.h decides which block belongs to whom; this file only copies, moves, saves and loads what is
- * asked for by number. So another backend could keep the same blocks elsewhere.
+ * kv.h counts holders of blocks. This file copies, moves, saves and loads blocks by number, so that
+ * another backend could keep them elsewhere.
  *
  * A layer's blocks lie together: (n_blocks, n_heads) times kernel_kv_bytes(). What attention reads
  * of a block under one head is therefore one piece of memory. Layers may differ in shape.

@@ -187,7 +187,7 @@ static void close_crowd(struct crowd *c)
     rig_close(&c->rig);
 }
 
-/* Some rows of a sequence behind those it has. */
+/* Adds the next rows of a sequence, n at most. */
 static void add_rows(struct crowd *c, uint32_t s, uint32_t n)
 {
     uint32_t from = c->seqs[s].len;
@@ -324,7 +324,7 @@ static void a_tree_equals_its_chains(void **state)
     rig_close(&b);
 }
 
-/* Beside a sibling nothing below lies in storage order. */
+/* A second child is not in storage order, so every row below it has a tail. */
 static void a_tree_may_be_as_deep_as_promised(void **state)
 {
     (void)state;
@@ -348,8 +348,8 @@ static void a_tree_may_be_as_deep_as_promised(void **state)
     rig_close(&b);
 }
 
-/* Accepts a path of a tree, goes on, and compares with what never saw a tree. */
-static void kept_paths_equal_chains_that_never_branched(void **state)
+/* Accepts a path of a tree, continues, and compares with a sequence without trees. */
+static void accepted_paths_equal_chains_that_never_branched(void **state)
 {
     (void)state;
     struct rig a;
@@ -383,7 +383,7 @@ static void kept_paths_equal_chains_that_never_branched(void **state)
 
 /* ---- rollbacks ---- */
 
-/* A wrong draft behind a sequence's next token, most of it dropped again. */
+/* Runs a sequence's next token and a wrong draft, then drops most of the draft. */
 static void draft_and_roll_back(struct crowd *c, uint32_t n_keep[N_SEQS])
 {
     uint32_t n_draft, base[N_SEQS];
@@ -399,7 +399,7 @@ static void draft_and_roll_back(struct crowd *c, uint32_t n_keep[N_SEQS])
         n_keep[s] = n_keep[s] < N - base[s] ? n_keep[s] : N - base[s];
         assert_int_equal(kv_grow(c->rig.kv, &c->seqs[s], 1 + n_draft), 0);
         pass_plan_add_seq(&c->rig.plan, &c->seqs[s]);
-        for (uint32_t i = 0; i <= n_draft; i++) { // right tokens as far as it is kept, then wrong
+        for (uint32_t i = 0; i <= n_draft; i++) { // right tokens up to n_keep, then wrong
             uint32_t token = i < n_keep[s] ? c->tokens[s][base[s] + i] : dice(1000);
             pass_plan_add_chain(&c->rig.plan, s, &token, base[s] + i, 1, i < n_keep[s]);
         }
@@ -429,7 +429,7 @@ static void rollbacks_of_different_lengths_leave_no_trace(void **state)
     close_crowd(&c);
 }
 
-static void a_fork_goes_on_as_its_origin(void **state)
+static void a_fork_continues_like_its_origin(void **state)
 {
     (void)state;
     static struct crowd c;
@@ -479,7 +479,7 @@ static void hidden_rows_are_the_same_in_any_chunk(void **state)
 
 #define N_HIDDEN 20
 
-/* A model whose sums can be repeated plainly, cut off behind some layers. */
+/* A model whose sums the test can repeat plainly, with the first n_layers only. */
 static void open_layers(struct rig *r, uint32_t n_layers, void **ret_file)
 {
     struct tiny tiny = {.arch = "llama",
@@ -589,9 +589,9 @@ int main(void)
         cmocka_unit_test(neighbours_change_nothing),
         cmocka_unit_test(a_tree_equals_its_chains),
         cmocka_unit_test(a_tree_may_be_as_deep_as_promised),
-        cmocka_unit_test(kept_paths_equal_chains_that_never_branched),
+        cmocka_unit_test(accepted_paths_equal_chains_that_never_branched),
         cmocka_unit_test(rollbacks_of_different_lengths_leave_no_trace),
-        cmocka_unit_test(a_fork_goes_on_as_its_origin),
+        cmocka_unit_test(a_fork_continues_like_its_origin),
         cmocka_unit_test(hidden_rows_are_the_same_in_any_chunk),
         cmocka_unit_test(hidden_rows_are_what_they_are_called),
         cmocka_unit_test(hidden_rows_that_do_not_exist_are_refused),

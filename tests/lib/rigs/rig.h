@@ -34,8 +34,8 @@ void rig_open_memory(struct rig *r, const void *data, size_t len, const struct r
 void rig_close(struct rig *r);
 
 struct kv_seq rig_seq(const struct rig *r); // may take the whole pool
-/* Runs tokens behind what the sequence holds, `chunk` rows a pass (0: max_rows); the logits of
- * every row to `logits` (n, n_vocab) unless NULL. */
+/* Runs tokens after those that the sequence holds, `chunk` rows a pass (0: max_rows). logits: NULL,
+ * or (n, n_vocab) for the logits of every row. */
 void rig_feed(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n, uint32_t chunk,
               float *logits);
 /* One token; its logits, valid until the next pass. */
