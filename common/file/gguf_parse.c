@@ -21,7 +21,7 @@ struct cursor {
 
 #define QUOTED 96 // bytes of a quoted name in a sentence
 
-static const char *quote(struct gguf_text text, char out[QUOTED])
+static const char *quote(struct span text, char out[QUOTED])
 {
     return log_quote(text.data, text.len, out, QUOTED);
 }
@@ -52,6 +52,11 @@ const char *gguf_kind_name(enum gguf_kind kind)
 bool gguf_is_int(enum gguf_kind kind)
 {
     return kind <= GGUF_I32 || kind == GGUF_U64 || kind == GGUF_I64;
+}
+
+bool gguf_is_signed(enum gguf_kind kind)
+{
+    return kind == GGUF_I8 || kind == GGUF_I16 || kind == GGUF_I32 || kind == GGUF_I64;
 }
 
 #define LOAD(type)                                                                                 \
@@ -119,7 +124,7 @@ static int take_u64(struct cursor *c, const char *what, uint64_t *ret)
     return r;
 }
 
-static int take_text(struct cursor *c, const char *what, uint64_t max, struct gguf_text *ret)
+static int take_text(struct cursor *c, const char *what, uint64_t max, struct span *ret)
 {
     uint64_t len;
     const uint8_t *at = NULL;
@@ -131,11 +136,11 @@ static int take_text(struct cursor *c, const char *what, uint64_t max, struct gg
                     c->at, (unsigned long long)len, (unsigned long long)max);
     r = take(c, len, what, &at);
     if (r == 0)
-        *ret = (struct gguf_text){(const char *)at, len};
+        *ret = (struct span){(const char *)at, len};
     return r;
 }
 
-static int take_name(struct cursor *c, const char *what, struct gguf_text *ret)
+static int take_name(struct cursor *c, const char *what, struct span *ret)
 {
     int r = take_text(c, what, GGUF_MAX_NAME, ret);
     if (r == 0 && (ret->len == 0 || memchr(ret->data, 0, ret->len)))
@@ -146,7 +151,7 @@ static int take_name(struct cursor *c, const char *what, struct gguf_text *ret)
 
 /* ---- order by name ---- */
 
-int gguf_text_order(struct gguf_text a, struct gguf_text b)
+static int text_order(struct span a, struct span b)
 {
     int order = memcmp(a.data, b.data, a.len < b.len ? a.len : b.len);
     if (order != 0)
@@ -156,7 +161,7 @@ int gguf_text_order(struct gguf_text a, struct gguf_text b)
 
 static int key_order(const void *a, const void *b)
 {
-    return gguf_text_order(((const struct gguf_key *)a)->name, ((const struct gguf_key *)b)->name);
+    return text_order(((const struct gguf_key *)a)->name, ((const struct gguf_key *)b)->name);
 }
 
 static int sort_keys(struct gguf_part *part)
@@ -166,7 +171,7 @@ static int sort_keys(struct gguf_part *part)
         qsort(part->keys, part->n_keys, sizeof(*part->keys), key_order);
     for (uint32_t i = 1; i < part->n_keys; i++)
         if (key_order(&part->keys[i - 1], &part->keys[i]) == 0)
-            return fail(-EINVAL, "%s: key %s stands there twice", part->file,
+            return fail(-EINVAL, "%s: key %s stands there twice", part->path,
                         quote(part->keys[i].name, name));
     return 0;
 }
@@ -185,11 +190,11 @@ int gguf_key_u64(const struct gguf_part *part, const char *name, uint64_t *ret)
     if (!k)
         return -ENOENT;
     if (!gguf_is_int(k->kind))
-        return fail(-EINVAL, "%s: %s is of kind %s, not a whole number", part->file, name,
+        return fail(-EINVAL, "%s: %s is of kind %s, not a whole number", part->path, name,
                     gguf_kind_name(k->kind));
     int64_t value = gguf_load_int(k->kind, k->value);
     if (value < 0 && k->kind != GGUF_U64)
-        return fail(-EINVAL, "%s: %s is negative (%lld)", part->file, name, (long long)value);
+        return fail(-EINVAL, "%s: %s is negative (%lld)", part->path, name, (long long)value);
     *ret = (uint64_t)value;
     return 0;
 }
@@ -221,7 +226,7 @@ static int take_texts(struct cursor *c, struct gguf_key *k)
         return fail(-ENOMEM, "%s: no memory for %llu texts", c->file, (unsigned long long)k->n);
     size_t start = c->at;
     for (uint64_t i = 0; i < k->n; i++) {
-        struct gguf_text text;
+        struct span text;
         k->index[i] = c->at - start;
         int r = take_text(c, "a text", GGUF_MAX_TEXT, &text);
         if (r < 0)
@@ -250,7 +255,7 @@ static int take_array(struct cursor *c, struct gguf_key *k)
 
 static int take_key(struct cursor *c, struct gguf_key *k)
 {
-    struct gguf_text text;
+    struct span text;
     char name[QUOTED];
     int r = take_name(c, "a key", &k->name);
     if (r < 0 || (r = take_kind(c, "the kind of a value", &k->kind)) < 0)
@@ -275,7 +280,7 @@ static int take_keys(struct cursor *c, struct gguf_part *part)
 {
     part->keys = calloc(part->n_keys + !part->n_keys, sizeof(*part->keys));
     if (!part->keys)
-        return fail(-ENOMEM, "%s: no memory for %u keys", part->file, part->n_keys);
+        return fail(-ENOMEM, "%s: no memory for %u keys", part->path, part->n_keys);
     for (uint32_t i = 0; i < part->n_keys; i++) {
         int r = take_key(c, &part->keys[i]);
         if (r < 0)
@@ -292,29 +297,29 @@ static int alignment_of(const struct gguf_part *part, uint64_t *ret)
         return r;
     if (*ret < 8 || *ret > GGUF_MAX_ALIGNMENT || (*ret & (*ret - 1)) != 0)
         return fail(-EINVAL, "%s: general.alignment is %llu; it must be a power of two, 8 to %d",
-                    part->file, (unsigned long long)*ret, GGUF_MAX_ALIGNMENT);
+                    part->path, (unsigned long long)*ret, GGUF_MAX_ALIGNMENT);
     return 0;
 }
 
 /* ---- tensors ---- */
 
-static int shape_bytes(const struct cursor *c, struct gguf_tensor *t)
+static int shape_bytes(const struct cursor *c, enum gguf_type type, struct checkpoint_tensor *t)
 {
     char name[QUOTED];
     uint32_t block_weights, block_bytes;
     uint64_t n = 1, bytes;
-    int r = gguf_type_block(t->type, &block_weights, &block_bytes);
+    int r = gguf_type_block(type, &block_weights, &block_bytes);
     if (r < 0)
         return fail(r, "%s: tensor %s is of type %u, which is not known", c->file,
-                    quote(t->name, name), (unsigned)t->type);
-    for (uint32_t d = 0; d < GGUF_MAX_DIMS; d++)
+                    quote(t->name, name), (unsigned)type);
+    for (uint32_t d = 0; d < CHECKPOINT_MAX_DIMS; d++)
         if (t->shape[d] == 0 || __builtin_mul_overflow(n, t->shape[d], &n))
             return fail(-EINVAL, "%s: tensor %s has no size, or one past 64 bits", c->file,
                         quote(t->name, name));
     if (t->shape[0] % block_weights != 0)
         return fail(-EINVAL, "%s: tensor %s has rows of %llu weights; %s wants multiples of %u",
                     c->file, quote(t->name, name), (unsigned long long)t->shape[0],
-                    gguf_type_name(t->type), block_weights);
+                    gguf_type_name(type), block_weights);
     if (__builtin_mul_overflow(n / block_weights, block_bytes, &bytes) || bytes > SIZE_MAX / 2)
         return fail(-EINVAL, "%s: tensor %s has more bytes than 63 bits count", c->file,
                     quote(t->name, name));
@@ -323,45 +328,49 @@ static int shape_bytes(const struct cursor *c, struct gguf_tensor *t)
 }
 
 /* Leaves the offset in ret_offset: where the weights begin is known only behind the table. */
-static int take_tensor(struct cursor *c, struct gguf_tensor *t, uint64_t *ret_offset)
+static int take_tensor(struct cursor *c, struct checkpoint_tensor *t, uint64_t *ret_offset)
 {
     char name[QUOTED];
     uint32_t type;
     int r = take_name(c, "a tensor's name", &t->name);
     if (r < 0 || (r = take_u32(c, "a tensor's number of dimensions", &t->n_dims)) < 0)
         return r;
-    if (t->n_dims < 1 || t->n_dims > GGUF_MAX_DIMS)
+    if (t->n_dims < 1 || t->n_dims > CHECKPOINT_MAX_DIMS)
         return fail(-EINVAL, "%s: tensor %s has %u dimensions; 1 to %d are possible", c->file,
-                    quote(t->name, name), t->n_dims, GGUF_MAX_DIMS);
-    for (uint32_t d = 0; d < GGUF_MAX_DIMS; d++) {
+                    quote(t->name, name), t->n_dims, CHECKPOINT_MAX_DIMS);
+    for (uint32_t d = 0; d < CHECKPOINT_MAX_DIMS; d++) {
         t->shape[d] = 1;
         if (d < t->n_dims && (r = take_u64(c, "a tensor's shape", &t->shape[d])) < 0)
             return r;
     }
     if ((r = take_u32(c, "a tensor's type", &type)) < 0)
         return r;
-    t->type = (enum gguf_type)type;
     if ((r = take_u64(c, "a tensor's offset", ret_offset)) < 0)
         return r;
-    return shape_bytes(c, t);
+    r = shape_bytes(c, (enum gguf_type)type, t);
+    if (r < 0)
+        return r;
+    t->type = gguf_type_checkpoint((enum gguf_type)type);
+    t->type_name = gguf_type_name((enum gguf_type)type);
+    return 0;
 }
 
-static int place(const struct gguf_part *part, struct gguf_tensor *t, uint64_t offset,
+static int place(const struct gguf_part *part, struct checkpoint_tensor *t, uint64_t offset,
                  uint64_t alignment)
 {
     char name[QUOTED];
-    size_t room = part->len - part->head_len;
+    size_t room = part->map.len - part->head_len;
     if (offset % alignment != 0)
         return fail(-EINVAL, "%s: tensor %s lies at offset %llu, which is no multiple of %llu",
-                    part->file, quote(t->name, name), (unsigned long long)offset,
+                    part->path, quote(t->name, name), (unsigned long long)offset,
                     (unsigned long long)alignment);
     if (offset > room || t->bytes > room - offset)
         return fail(-EINVAL,
                     "%s: cut short: tensor %s needs bytes %llu to %llu behind the header, %zu are "
                     "there",
-                    part->file, quote(t->name, name), (unsigned long long)offset,
+                    part->path, quote(t->name, name), (unsigned long long)offset,
                     (unsigned long long)(offset + t->bytes), room);
-    t->data = part->data + part->head_len + offset;
+    t->data = part->map.data + part->head_len + offset;
     return 0;
 }
 
@@ -370,7 +379,7 @@ static int take_tensors(struct cursor *c, struct gguf_part *part, uint64_t align
     AUTO(mem_free) uint64_t *offsets = malloc((part->n_tensors + 1) * sizeof(*offsets));
     part->tensors = calloc(part->n_tensors + !part->n_tensors, sizeof(*part->tensors));
     if (!offsets || !part->tensors)
-        return fail(-ENOMEM, "%s: no memory for %u tensors", part->file, part->n_tensors);
+        return fail(-ENOMEM, "%s: no memory for %u tensors", part->path, part->n_tensors);
 
     for (uint32_t i = 0; i < part->n_tensors; i++) {
         int r = take_tensor(c, &part->tensors[i], &offsets[i]);
@@ -379,7 +388,7 @@ static int take_tensors(struct cursor *c, struct gguf_part *part, uint64_t align
     }
     // A file without weights may end without the padding.
     size_t head = (c->at + alignment - 1) & ~(alignment - 1);
-    part->head_len = head < part->len ? head : part->len;
+    part->head_len = head < part->map.len ? head : part->map.len;
     for (uint32_t i = 0; i < part->n_tensors; i++) {
         int r = place(part, &part->tensors[i], offsets[i], alignment);
         if (r < 0)
@@ -424,12 +433,12 @@ static int take_count(struct cursor *c, const char *what, uint32_t max, uint32_t
 
 int gguf_parse(struct gguf_part *part)
 {
-    struct cursor c = {.file = part->file, .data = part->data, .len = part->len};
+    struct cursor c = {.file = part->path, .data = part->map.data, .len = part->map.len};
     uint64_t alignment;
     int r = take_version(&c);
     if (r < 0)
         return r;
-    r = take_count(&c, "the number of tensors", GGUF_MAX_TENSORS, &part->n_tensors);
+    r = take_count(&c, "the number of tensors", CHECKPOINT_MAX_TENSORS, &part->n_tensors);
     if (r < 0)
         return r;
     if ((r = take_count(&c, "the number of keys", GGUF_MAX_KEYS, &part->n_keys)) < 0)
@@ -447,4 +456,6 @@ void gguf_part_done(struct gguf_part *part)
         free(part->keys[i].index);
     free(part->keys);
     free(part->tensors);
+    free(part->path);
+    file_unmap(&part->map);
 }

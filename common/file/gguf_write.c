@@ -101,8 +101,7 @@ void gguf_write_array(struct gguf_write *w, const char *key, enum gguf_kind kind
     buf_add(&w->keys, items, n * gguf_kind_bytes(kind));
 }
 
-void gguf_write_texts(struct gguf_write *w, const char *key, const struct gguf_text *items,
-                      uint64_t n)
+void gguf_write_texts(struct gguf_write *w, const char *key, const struct span *items, uint64_t n)
 {
     put_array(w, key, GGUF_STRING, n);
     for (uint64_t i = 0; i < n; i++)
@@ -146,7 +145,7 @@ void gguf_write_tensor(struct gguf_write *w, const char *name, enum gguf_type ty
                        const uint64_t *shape)
 {
     uint64_t bytes = 0;
-    assert(n_dims >= 1 && n_dims <= GGUF_MAX_DIMS);
+    assert(n_dims >= 1 && n_dims <= CHECKPOINT_MAX_DIMS);
     int r = bytes_of(name, type, n_dims, shape, &bytes);
     if (r < 0 && w->error == 0)
         w->error = r;

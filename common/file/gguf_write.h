@@ -33,8 +33,7 @@ void gguf_write_text(struct gguf_write *w, const char *key, const char *text, si
 /* items: n values of a fixed-size kind, as in memory. */
 void gguf_write_array(struct gguf_write *w, const char *key, enum gguf_kind kind, const void *items,
                       uint64_t n);
-void gguf_write_texts(struct gguf_write *w, const char *key, const struct gguf_text *items,
-                      uint64_t n);
+void gguf_write_texts(struct gguf_write *w, const char *key, const struct span *items, uint64_t n);
 /* Default 32. Writes the key general.alignment. */
 void gguf_write_alignment(struct gguf_write *w, uint32_t alignment);
 

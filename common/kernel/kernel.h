@@ -32,21 +32,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Weight types; the numbers are those of GGUF files. */
+/* Types of weights. */
 enum kernel_type {
-    KERNEL_F32 = 0,
-    KERNEL_F16 = 1,
-    KERNEL_Q4_0 = 2,
-    KERNEL_Q4_1 = 3,
-    KERNEL_Q5_0 = 6,
-    KERNEL_Q5_1 = 7,
-    KERNEL_Q8_0 = 8,
-    KERNEL_Q4_K = 12,
-    KERNEL_Q5_K = 13,
-    KERNEL_Q6_K = 14,
-    KERNEL_IQ4_NL = 20,
-    KERNEL_IQ4_XS = 23,
-    KERNEL_BF16 = 30,
+    KERNEL_F32,
+    KERNEL_F16,
+    KERNEL_BF16,
+    KERNEL_Q4_0,
+    KERNEL_Q4_1,
+    KERNEL_Q5_0,
+    KERNEL_Q5_1,
+    KERNEL_Q8_0,
+    KERNEL_Q4_K,
+    KERNEL_Q5_K,
+    KERNEL_Q6_K,
+    KERNEL_IQ4_NL,
+    KERNEL_IQ4_XS,
 };
 
 #define KERNEL_TILE 16   // output columns that a packed layout interleaves

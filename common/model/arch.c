@@ -1,8 +1,5 @@
 /* arch.c - the table of architectures, and the shape of a model from its file's metadata. */
 #include <errno.h>
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 #include "base/err.h"
 #include "model/arch.h"
 
@@ -17,146 +14,142 @@ static const struct arch archs[] = {
 #define ARCH_NAMES "llama, qwen2, qwen3"
 
 /* NULL: not in the table. */
-static const struct arch *find_arch(struct gguf_text name)
+static const struct arch *find_arch(struct span name)
 {
     for (size_t i = 0; i < ARRAY_LEN(archs); i++)
-        if (name.len == strlen(archs[i].name) && memcmp(name.data, archs[i].name, name.len) == 0)
+        if (span_is(name, archs[i].name))
             return &archs[i];
     return NULL;
 }
 
-static const char *key_of(const struct arch *a, const char *name, char *key, size_t size)
-{
-    snprintf(key, size, "%s.%s", a->name, name);
-    return key;
-}
+/* ---- parameters ---- */
 
-int arch_u32(const struct gguf *g, const struct arch *a, const char *name, uint32_t *ret)
+/* The parameter is optional: without it *ret stays. Must be in [1, max]. */
+static int read_u32_or_keep(const struct checkpoint *c, const char *key, uint32_t max,
+                            uint32_t *ret)
 {
-    char key[128];
-    return gguf_u32(g, key_of(a, name, key, sizeof(key)), ret);
-}
-
-int arch_float(const struct gguf *g, const struct arch *a, const char *name, float *ret)
-{
-    char key[128];
-    return gguf_float(g, key_of(a, name, key, sizeof(key)), ret);
-}
-
-/* The number must be there, in [1, max]. */
-static int must_u32(const struct gguf *g, const struct arch *a, const char *name, uint32_t max,
-                    uint32_t *ret)
-{
-    int r = arch_u32(g, a, name, ret);
+    uint32_t value;
+    int r = checkpoint_u32(c, key, &value);
     if (r < 0)
-        return fail(-EINVAL, "model: %s.%s is %s", a->name, name,
-                    r == -ENOENT ? "missing" : "no whole number");
-    if (*ret < 1 || *ret > max)
-        return fail(-EINVAL, "model: %s.%s is %u, not 1 .. %u", a->name, name, *ret, max);
-    return 0;
-}
-
-/* The same, but absent means what *ret already holds. */
-static int may_u32(const struct gguf *g, const struct arch *a, const char *name, uint32_t max,
-                   uint32_t *ret)
-{
-    uint32_t otherwise = *ret;
-    if (arch_u32(g, a, name, ret) != -ENOENT)
-        return must_u32(g, a, name, max, ret);
-    *ret = otherwise;
-    return 0;
-}
-
-static int may_float(const struct gguf *g, const struct arch *a, const char *name, float min,
-                     float max, float *ret)
-{
-    float value;
-    int r = arch_float(g, a, name, &value);
-    if (r == -ENOENT)
-        return 0;
-    if (r < 0 || !(value >= min && value <= max))
-        return fail(-EINVAL, "model: %s.%s is not a number of %g .. %g", a->name, name, (double)min,
-                    (double)max);
+        return r == -ENOENT ? 0 : r;
+    if (value < 1 || value > max)
+        return fail(-EINVAL, "%s: %s is %u, not 1 .. %u", checkpoint_path(c),
+                    checkpoint_key_name(c, key), value, max);
     *ret = value;
     return 0;
 }
 
-static int read_heads(const struct gguf *g, const struct arch *a, struct model_params *p)
+/* The parameter is required. Must be in [1, max]. */
+static int read_u32(const struct checkpoint *c, const char *key, uint32_t max, uint32_t *ret)
+{
+    *ret = 0;
+    int r = read_u32_or_keep(c, key, max, ret);
+    if (r == 0 && *ret == 0)
+        return fail(-EINVAL, "%s: %s is missing", checkpoint_path(c), checkpoint_key_name(c, key));
+    return r;
+}
+
+/* The parameter is optional: without it *ret stays. Must be in [min, max]. */
+static int read_float_or_keep(const struct checkpoint *c, const char *key, float min, float max,
+                              float *ret)
+{
+    float value;
+    int r = checkpoint_float(c, key, &value);
+    if (r < 0)
+        return r == -ENOENT ? 0 : r;
+    if (!(value >= min && value <= max))
+        return fail(-EINVAL, "%s: %s is %g, not a number of %g .. %g", checkpoint_path(c),
+                    checkpoint_key_name(c, key), (double)value, (double)min, (double)max);
+    *ret = value;
+    return 0;
+}
+
+static int read_heads(const struct checkpoint *c, struct model_params *p)
 {
     int r;
-    if ((r = must_u32(g, a, "attention.head_count", ARCH_MAX_HEADS, &p->n_heads)) < 0)
+    if ((r = read_u32(c, "attention.head_count", ARCH_MAX_HEADS, &p->n_heads)) < 0)
         return r;
     p->n_kv_heads = p->n_heads;
-    if ((r = may_u32(g, a, "attention.head_count_kv", ARCH_MAX_HEADS, &p->n_kv_heads)) < 0)
+    r = read_u32_or_keep(c, "attention.head_count_kv", ARCH_MAX_HEADS, &p->n_kv_heads);
+    if (r < 0)
         return r;
     if (p->n_heads % p->n_kv_heads)
-        return fail(-EINVAL, "model: %u heads cannot share %u key/value heads", p->n_heads,
-                    p->n_kv_heads);
+        return fail(-EINVAL, "%s: %u heads are no multiple of %u key/value heads",
+                    checkpoint_path(c), p->n_heads, p->n_kv_heads);
     p->head_dim = p->n_embd / p->n_heads;
-    if ((r = may_u32(g, a, "attention.key_length", ARCH_MAX_HEAD_DIM, &p->head_dim)) < 0)
+    r = read_u32_or_keep(c, "attention.key_length", ARCH_MAX_HEAD_DIM, &p->head_dim);
+    if (r < 0)
         return r;
     uint32_t value_dim = p->head_dim;
-    if ((r = may_u32(g, a, "attention.value_length", ARCH_MAX_HEAD_DIM, &value_dim)) < 0)
+    r = read_u32_or_keep(c, "attention.value_length", ARCH_MAX_HEAD_DIM, &value_dim);
+    if (r < 0)
         return r;
     if (value_dim != p->head_dim)
-        return fail(-ENOTSUP, "model: keys of %u and values of %u are not supported", p->head_dim,
-                    value_dim);
+        return fail(-ENOTSUP, "%s: keys of %u and values of %u are not supported",
+                    checkpoint_path(c), p->head_dim, value_dim);
     if (p->head_dim % 16 || p->head_dim == 0 || p->head_dim > ARCH_MAX_HEAD_DIM)
-        return fail(-ENOTSUP,
-                    "model: a head size of %u is not supported (multiples of 16 to %u are)",
-                    p->head_dim, ARCH_MAX_HEAD_DIM);
+        return fail(-ENOTSUP, "%s: a head size of %u is not supported (multiples of 16 to %u are)",
+                    checkpoint_path(c), p->head_dim, ARCH_MAX_HEAD_DIM);
     return 0;
 }
 
-static int read_rope(const struct gguf *g, const struct arch *a, struct model_params *p)
+static int read_rope(const struct checkpoint *c, const struct arch *a, struct model_params *p)
 {
-    int r;
+    static const char dim_key[] = "rope.dimension_count";
     p->rope = a->rope;
     p->rope_dim = p->head_dim;
-    if ((r = may_u32(g, a, "rope.dimension_count", ARCH_MAX_HEAD_DIM, &p->rope_dim)) < 0)
+    int r = read_u32_or_keep(c, dim_key, ARCH_MAX_HEAD_DIM, &p->rope_dim);
+    if (r < 0)
         return r;
     if (p->rope_dim % 2 || p->rope_dim > p->head_dim)
-        return fail(-EINVAL, "model: %s.rope.dimension_count is %u with heads of %u", a->name,
-                    p->rope_dim, p->head_dim);
+        return fail(-EINVAL, "%s: %s is %u with heads of %u", checkpoint_path(c),
+                    checkpoint_key_name(c, dim_key), p->rope_dim, p->head_dim);
     p->rope_base = 10000;
-    return may_float(g, a, "rope.freq_base", 1, 1e12f, &p->rope_base);
+    return read_float_or_keep(c, "rope.freq_base", 1, 1e12f, &p->rope_base);
 }
 
-static int refuse_variants(const struct gguf *g, const struct arch *a)
+static int refuse_variants(const struct checkpoint *c, const struct arch *a)
 {
     uint32_t n_experts = 0;
-    if (arch_u32(g, a, "expert_count", &n_experts) == 0 && n_experts > 0)
-        return fail(-ENOTSUP, "model: %s with %u experts is not supported", a->name, n_experts);
+    if (checkpoint_u32(c, "expert_count", &n_experts) == 0 && n_experts > 0)
+        return fail(-ENOTSUP, "%s: %s with %u experts is not supported", checkpoint_path(c),
+                    a->name, n_experts);
     return 0;
 }
 
-int arch_read(const struct gguf *g, struct model_params *p, const struct arch **ret)
+/* The rows of the embedding. */
+static int read_n_vocab(const struct checkpoint *c, struct model_params *p)
 {
-    struct gguf_text name;
-    int r;
-    if (gguf_str(g, "general.architecture", &name) < 0)
-        return fail(-EINVAL, "model: the file does not name its architecture");
-    const struct arch *a = find_arch(name);
-    if (!a)
-        return fail(-ENOTSUP,
-                    "model: architecture '%.*s' is not supported (there are " ARCH_NAMES ")",
-                    (int)(name.len < 64 ? name.len : 64), name.data);
-    *p = (struct model_params){.architecture = a->name, .n_ctx_train = 1u << 20, .norm_eps = 1e-5f};
-    if ((r = refuse_variants(g, a)) < 0 ||
-        (r = must_u32(g, a, "block_count", ARCH_MAX_LAYERS, &p->n_layers)) < 0 ||
-        (r = must_u32(g, a, "embedding_length", ARCH_MAX_WIDTH, &p->n_embd)) < 0 ||
-        (r = must_u32(g, a, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff)) < 0 ||
-        (r = may_u32(g, a, "context_length", 1u << 30, &p->n_ctx_train)) < 0 ||
-        (r = may_float(g, a, "attention.layer_norm_rms_epsilon", 0, 1, &p->norm_eps)) < 0 ||
-        (r = read_heads(g, a, p)) < 0 || (r = read_rope(g, a, p)) < 0)
-        return r;
-    const struct gguf_tensor *embd = gguf_find(g, "token_embd.weight");
+    const struct checkpoint_tensor *embd = checkpoint_find(c, CHECKPOINT_TOKEN_EMBD, 0);
     if (!embd)
-        return fail(-EINVAL, "model: tensor token_embd.weight is missing");
+        return fail(-EINVAL, "%s: tensor %s is missing", checkpoint_path(c),
+                    checkpoint_role_name(c, CHECKPOINT_TOKEN_EMBD, 0));
     if (embd->shape[1] < 1 || embd->shape[1] > ARCH_MAX_WIDTH)
-        return fail(-EINVAL, "model: a vocabulary of %llu tokens, not 1 .. %u",
+        return fail(-EINVAL, "%s: a vocabulary of %llu tokens, not 1 .. %u", checkpoint_path(c),
                     (unsigned long long)embd->shape[1], ARCH_MAX_WIDTH);
     p->n_vocab = (uint32_t)embd->shape[1];
+    return 0;
+}
+
+int arch_read(const struct checkpoint *c, struct model_params *p, const struct arch **ret)
+{
+    struct span name;
+    int r;
+    if (checkpoint_text(c, "general.architecture", &name) < 0)
+        return fail(-EINVAL, "%s: the architecture is not named", checkpoint_path(c));
+    const struct arch *a = find_arch(name);
+    if (!a)
+        return fail(-ENOTSUP, "%s: architecture '%.*s' is not supported (" ARCH_NAMES " are)",
+                    checkpoint_path(c), (int)(name.len < 64 ? name.len : 64), name.data);
+    *p = (struct model_params){.architecture = a->name, .n_ctx_train = 1u << 20, .norm_eps = 1e-5f};
+    if ((r = refuse_variants(c, a)) < 0 ||
+        (r = read_u32(c, "block_count", ARCH_MAX_LAYERS, &p->n_layers)) < 0 ||
+        (r = read_u32(c, "embedding_length", ARCH_MAX_WIDTH, &p->n_embd)) < 0 ||
+        (r = read_u32(c, "feed_forward_length", ARCH_MAX_WIDTH, &p->n_ff)) < 0 ||
+        (r = read_u32_or_keep(c, "context_length", 1u << 30, &p->n_ctx_train)) < 0 ||
+        (r = read_float_or_keep(c, "attention.layer_norm_rms_epsilon", 0, 1, &p->norm_eps)) < 0 ||
+        (r = read_heads(c, p)) < 0 || (r = read_rope(c, a, p)) < 0 || (r = read_n_vocab(c, p)) < 0)
+        return r;
     *ret = a;
     return 0;
 }

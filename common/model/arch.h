@@ -3,13 +3,13 @@
  *
  * Threads: immutable. */
 #pragma once
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 #include "model/model.h"
 
 enum arch_has { ARCH_NEVER, ARCH_MAYBE, ARCH_ALWAYS };
 
 struct arch {
-    const char *name; // general.architecture, and the prefix of its keys
+    const char *name; // general.architecture
     enum model_rope rope;
     enum arch_has qkv_bias, qk_norm;
 };
@@ -20,10 +20,6 @@ struct arch {
 #define ARCH_MAX_HEAD_DIM 1024
 
 /* Finds the file's architecture and fills in all of params but n_weights and rope_gain.
- * -ENOTSUP: another architecture or a variant of it that is not built, named; -EINVAL: a key is
- * missing or absurd, named. */
-int arch_read(const struct gguf *g, struct model_params *to, const struct arch **ret);
-
-/* Numbers under "<architecture>.<name>"; -ENOENT (no sentence) if absent, -EINVAL. */
-int arch_u32(const struct gguf *g, const struct arch *a, const char *name, uint32_t *ret);
-int arch_float(const struct gguf *g, const struct arch *a, const char *name, float *ret);
+ * -ENOTSUP: the architecture, or a variant of it, is not supported. -EINVAL: a parameter is missing
+ * or out of range. The sentence names the file, the parameter and the limit. */
+int arch_read(const struct checkpoint *c, struct model_params *to, const struct arch **ret);

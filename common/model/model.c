@@ -14,7 +14,8 @@
 
 /* One tensor of the file and where it goes: a packed matrix, or a vector of floats. */
 struct item {
-    const struct gguf_tensor *tensor;
+    const struct checkpoint_tensor *tensor;
+    enum kernel_type type; // of the tensor
     struct kernel_mat *mat;
     const float **vec;
     size_t bytes;             // in memory, rounded up to KERNEL_ALIGN
@@ -22,7 +23,7 @@ struct item {
 };
 
 struct model_store {
-    const struct gguf *g; // until the weights are loaded
+    const struct checkpoint *checkpoint; // until the weights are loaded
     struct item *items;
     uint32_t n_items, max_items;
     void *weights;
@@ -40,6 +41,38 @@ struct plan {
 #define QUANTISE_BLOCK 32 // weights of a block of Q8_0 and Q4_0
 #define ITEMS_BESIDE 3
 
+/* ---- types ---- */
+
+/* The kernel's type, and the number that stands for it in a model's digest. Digests name KV blocks
+ * on disk and appear as fingerprints, so these numbers never change (they are GGUF's). */
+static const struct weight_type {
+    bool is_supported;
+    enum kernel_type kernel;
+    uint32_t in_digest;
+} weight_types[CHECKPOINT_TYPES] = {
+    [CHECKPOINT_F32] = {true, KERNEL_F32, 0},
+    [CHECKPOINT_F16] = {true, KERNEL_F16, 1},
+    [CHECKPOINT_BF16] = {true, KERNEL_BF16, 30},
+    [CHECKPOINT_Q4_0] = {true, KERNEL_Q4_0, 2},
+    [CHECKPOINT_Q4_1] = {true, KERNEL_Q4_1, 3},
+    [CHECKPOINT_Q5_0] = {true, KERNEL_Q5_0, 6},
+    [CHECKPOINT_Q5_1] = {true, KERNEL_Q5_1, 7},
+    [CHECKPOINT_Q8_0] = {true, KERNEL_Q8_0, 8},
+    [CHECKPOINT_Q4_K] = {true, KERNEL_Q4_K, 12},
+    [CHECKPOINT_Q5_K] = {true, KERNEL_Q5_K, 13},
+    [CHECKPOINT_Q6_K] = {true, KERNEL_Q6_K, 14},
+    [CHECKPOINT_IQ4_NL] = {true, KERNEL_IQ4_NL, 20},
+    [CHECKPOINT_IQ4_XS] = {true, KERNEL_IQ4_XS, 23},
+};
+
+int model_weight_type(const struct checkpoint_tensor *t, enum kernel_type *ret)
+{
+    if (!weight_types[t->type].is_supported)
+        return -ENOTSUP;
+    *ret = weight_types[t->type].kernel;
+    return 0;
+}
+
 /* ---- planning ---- */
 
 static int add_item(struct plan *p, struct item item, size_t bytes)
@@ -53,35 +86,32 @@ static int add_item(struct plan *p, struct item item, size_t bytes)
     return 0;
 }
 
+/* Where a matrix or vector of the model comes from. */
+struct source {
+    enum checkpoint_role role;
+    uint32_t layer; // 0 outside the layers
+};
+
 /* NULL, with a sentence: missing, or of another shape. */
-static const struct gguf_tensor *find_tensor(const struct plan *p, const char *name, uint32_t n_in,
-                                             uint32_t n_out)
+static const struct checkpoint_tensor *find_tensor(const struct plan *p, struct source from,
+                                                   uint32_t n_in, uint32_t n_out)
 {
-    const struct gguf_tensor *t = gguf_find(p->store->g, name);
+    const struct checkpoint *c = p->store->checkpoint;
+    const struct checkpoint_tensor *t = checkpoint_find(c, from.role, from.layer);
+    const char *name = checkpoint_role_name(c, from.role, from.layer);
     if (!t) {
-        fail(-EINVAL, "model: tensor %s is missing", name);
+        fail(-EINVAL, "%s: tensor %s is missing", checkpoint_path(c), name);
         return NULL;
     }
-    for (int d = 0; d < GGUF_MAX_DIMS; d++)
+    for (int d = 0; d < CHECKPOINT_MAX_DIMS; d++)
         if (t->shape[d] != (d == 0 ? n_in : d == 1 ? n_out : 1)) {
-            fail(-EINVAL, "model: tensor %s is %llu x %llu x %llu x %llu, must be %u x %u", name,
-                 (unsigned long long)t->shape[0], (unsigned long long)t->shape[1],
-                 (unsigned long long)t->shape[2], (unsigned long long)t->shape[3], n_in, n_out);
+            fail(-EINVAL, "%s: tensor %s is %llu x %llu x %llu x %llu, must be %u x %u",
+                 checkpoint_path(c), name, (unsigned long long)t->shape[0],
+                 (unsigned long long)t->shape[1], (unsigned long long)t->shape[2],
+                 (unsigned long long)t->shape[3], n_in, n_out);
             return NULL;
         }
     return t;
-}
-
-static int check_type(const struct gguf_tensor *t, const char *name, uint32_t n_in)
-{
-    uint32_t weights, bytes;
-    if (kernel_type_block((enum kernel_type)t->type, &weights, &bytes) < 0)
-        return fail(-ENOTSUP, "model: tensor %s has type %s, which is not supported", name,
-                    gguf_type_name(t->type));
-    if (n_in % weights)
-        return fail(-EINVAL, "model: rows of %u of tensor %s are no multiple of %u", n_in, name,
-                    weights);
-    return 0;
 }
 
 /* Bits of a weight times 32. */
@@ -93,48 +123,58 @@ static uint32_t weight_size(enum kernel_type type)
 }
 
 /* What a matrix of the file becomes: smaller, if that is wanted and its rows are whole blocks. */
-static enum kernel_type type_of(const struct plan *p, const struct gguf_tensor *t, uint32_t n_in)
+static enum kernel_type packed_type(const struct plan *p, enum kernel_type from, uint32_t n_in)
 {
-    enum kernel_type from = (enum kernel_type)t->type, to = (enum kernel_type)p->quantise;
+    enum kernel_type to = (enum kernel_type)p->quantise;
     bool smaller = p->quantise != MODEL_AS_FILE && n_in % QUANTISE_BLOCK == 0 &&
                    weight_size(to) < weight_size(from);
     return smaller ? to : from;
 }
 
-static int plan_mat(struct plan *p, const char *name, uint32_t n_in, uint32_t n_out,
+static int plan_mat(struct plan *p, struct source from, uint32_t n_in, uint32_t n_out,
                     struct kernel_mat *mat)
 {
-    const struct gguf_tensor *t = find_tensor(p, name, n_in, n_out);
+    enum kernel_type type;
+    uint32_t weights, bytes;
+    const struct checkpoint_tensor *t = find_tensor(p, from, n_in, n_out);
     if (!t)
         return -EINVAL;
-    int r = check_type(t, name, n_in);
-    if (r < 0)
-        return r;
-    *mat = (struct kernel_mat){type_of(p, t, n_in), n_out, n_in, NULL};
+    if (model_weight_type(t, &type) < 0 || kernel_type_block(type, &weights, &bytes) < 0)
+        return fail(-ENOTSUP, "%s: tensor %.*s has type %s, which is not supported",
+                    checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data,
+                    t->type_name);
+    if (n_in % weights)
+        return fail(-EINVAL, "%s: tensor %.*s has rows of %u weights, which is no multiple of %u",
+                    checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data, n_in,
+                    weights);
+    *mat = (struct kernel_mat){packed_type(p, type, n_in), n_out, n_in, NULL};
     p->m->params.n_weights += (uint64_t)n_in * n_out;
-    return add_item(p, (struct item){.tensor = t, .mat = mat, .n_tiles = model_tiles(mat)},
-                    kernel_packed_bytes(mat->type, n_out, n_in));
+    struct item item = {.tensor = t, .type = type, .mat = mat, .n_tiles = model_tiles(mat)};
+    return add_item(p, item, kernel_packed_bytes(mat->type, n_out, n_in));
 }
 
-static int plan_vec(struct plan *p, const char *name, uint32_t n, const float **vec)
+static int plan_vec(struct plan *p, struct source from, uint32_t n, const float **vec)
 {
-    const struct gguf_tensor *t = find_tensor(p, name, n, 1);
+    enum kernel_type type;
+    const struct checkpoint_tensor *t = find_tensor(p, from, n, 1);
     if (!t)
         return -EINVAL;
-    if (t->type != GGUF_F32 && t->type != GGUF_F16 && t->type != GGUF_BF16)
-        return fail(-ENOTSUP, "model: tensor %s has type %s, not F32, F16 or BF16", name,
-                    gguf_type_name(t->type));
+    if (model_weight_type(t, &type) < 0 ||
+        (type != KERNEL_F32 && type != KERNEL_F16 && type != KERNEL_BF16))
+        return fail(-ENOTSUP, "%s: tensor %.*s has type %s, not F32, F16 or BF16",
+                    checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data,
+                    t->type_name);
     p->m->params.n_weights += n;
-    return add_item(p, (struct item){.tensor = t, .vec = vec}, n * sizeof(float));
+    return add_item(p, (struct item){.tensor = t, .type = type, .vec = vec}, n * sizeof(float));
 }
 
 struct layer_mat {
-    const char *name;
+    enum checkpoint_role role;
     uint32_t n_in, n_out;
     struct kernel_mat *mat;
 };
 struct layer_vec {
-    const char *name;
+    enum checkpoint_role role;
     uint32_t n;
     const float **vec;
     enum arch_has has;
@@ -142,24 +182,21 @@ struct layer_vec {
 
 static int plan_layer_mats(struct plan *p, uint32_t layer, const struct layer_mat *mats, size_t n)
 {
-    char name[64];
     int r = 0;
-    for (size_t i = 0; i < n && r == 0; i++) {
-        snprintf(name, sizeof(name), "blk.%u.%s.weight", layer, mats[i].name);
-        r = plan_mat(p, name, mats[i].n_in, mats[i].n_out, mats[i].mat);
-    }
+    for (size_t i = 0; i < n && r == 0; i++)
+        r = plan_mat(p, (struct source){mats[i].role, layer}, mats[i].n_in, mats[i].n_out,
+                     mats[i].mat);
     return r;
 }
 
 static int plan_layer_vecs(struct plan *p, uint32_t layer, const struct layer_vec *vecs, size_t n)
 {
-    char name[64];
     int r = 0;
     for (size_t i = 0; i < n && r == 0; i++) {
-        snprintf(name, sizeof(name), "blk.%u.%s", layer, vecs[i].name);
+        struct source from = {vecs[i].role, layer};
         if (vecs[i].has == ARCH_ALWAYS ||
-            (vecs[i].has == ARCH_MAYBE && gguf_find(p->store->g, name)))
-            r = plan_vec(p, name, vecs[i].n, vecs[i].vec);
+            (vecs[i].has == ARCH_MAYBE && checkpoint_find(p->store->checkpoint, from.role, layer)))
+            r = plan_vec(p, from, vecs[i].n, vecs[i].vec);
     }
     return r;
 }
@@ -197,24 +234,24 @@ static int plan_layer(struct plan *p, uint32_t layer)
     struct model_layer *l = &p->m->layers[layer];
     uint32_t n_q = s->n_heads * s->head_dim, n_kv = s->n_kv_heads * s->head_dim;
     const struct layer_mat qkv[] = {
-        {"attn_q", s->n_embd, n_q, &l->attn.q},
-        {"attn_k", s->n_embd, n_kv, &l->attn.k},
-        {"attn_v", s->n_embd, n_kv, &l->attn.v},
+        {CHECKPOINT_ATTN_Q, s->n_embd, n_q, &l->attn.q},
+        {CHECKPOINT_ATTN_K, s->n_embd, n_kv, &l->attn.k},
+        {CHECKPOINT_ATTN_V, s->n_embd, n_kv, &l->attn.v},
     };
     const struct layer_mat mats[] = {
-        {"attn_output", n_q, s->n_embd, &l->attn.o},
-        {"ffn_gate", s->n_embd, s->n_ff, &l->ffn.gate},
-        {"ffn_up", s->n_embd, s->n_ff, &l->ffn.up},
-        {"ffn_down", s->n_ff, s->n_embd, &l->ffn.down},
+        {CHECKPOINT_ATTN_OUTPUT, n_q, s->n_embd, &l->attn.o},
+        {CHECKPOINT_FFN_GATE, s->n_embd, s->n_ff, &l->ffn.gate},
+        {CHECKPOINT_FFN_UP, s->n_embd, s->n_ff, &l->ffn.up},
+        {CHECKPOINT_FFN_DOWN, s->n_ff, s->n_embd, &l->ffn.down},
     };
     const struct layer_vec vecs[] = {
-        {"attn_norm.weight", s->n_embd, &l->attn.norm, ARCH_ALWAYS},
-        {"ffn_norm.weight", s->n_embd, &l->ffn.norm, ARCH_ALWAYS},
-        {"attn_q_norm.weight", s->head_dim, &l->attn.q_norm, p->arch->qk_norm},
-        {"attn_k_norm.weight", s->head_dim, &l->attn.k_norm, p->arch->qk_norm},
-        {"attn_q.bias", n_q, &l->attn.q_bias, p->arch->qkv_bias},
-        {"attn_k.bias", n_kv, &l->attn.k_bias, p->arch->qkv_bias},
-        {"attn_v.bias", n_kv, &l->attn.v_bias, p->arch->qkv_bias},
+        {CHECKPOINT_ATTN_NORM, s->n_embd, &l->attn.norm, ARCH_ALWAYS},
+        {CHECKPOINT_FFN_NORM, s->n_embd, &l->ffn.norm, ARCH_ALWAYS},
+        {CHECKPOINT_ATTN_Q_NORM, s->head_dim, &l->attn.q_norm, p->arch->qk_norm},
+        {CHECKPOINT_ATTN_K_NORM, s->head_dim, &l->attn.k_norm, p->arch->qk_norm},
+        {CHECKPOINT_ATTN_Q_BIAS, n_q, &l->attn.q_bias, p->arch->qkv_bias},
+        {CHECKPOINT_ATTN_K_BIAS, n_kv, &l->attn.k_bias, p->arch->qkv_bias},
+        {CHECKPOINT_ATTN_V_BIAS, n_kv, &l->attn.v_bias, p->arch->qkv_bias},
     };
     set_shapes(p, layer);
     int r = plan_layer_vecs(p, layer, vecs, ARRAY_LEN(vecs));
@@ -225,7 +262,7 @@ static int plan_layer(struct plan *p, uint32_t layer)
     return r < 0 ? r : plan_layer_mats(p, layer, mats, ARRAY_LEN(mats));
 }
 
-static bool is_planned(const struct plan *p, const struct gguf_tensor *t)
+static bool is_planned(const struct plan *p, const struct checkpoint_tensor *t)
 {
     for (uint32_t i = 0; i < p->store->n_items; i++)
         if (p->store->items[i].tensor == t)
@@ -233,20 +270,20 @@ static bool is_planned(const struct plan *p, const struct gguf_tensor *t)
     return false;
 }
 
-/* A tensor that nobody reads would change what the model says: better refused than ignored. */
+/* A tensor that nothing reads would change the model's output: the file is refused. */
 static int refuse_others(const struct plan *p)
 {
-    uint32_t n = gguf_n_tensors(p->store->g), n_known = p->store->n_items;
-    n_known += gguf_find(p->store->g, "rope_freqs.weight") != NULL;
-    if (n == n_known)
+    const struct checkpoint *c = p->store->checkpoint;
+    const struct checkpoint_tensor *rope_freqs = checkpoint_find(c, CHECKPOINT_ROPE_FREQS, 0);
+    uint32_t n = checkpoint_n_tensors(c);
+    if (n == p->store->n_items + (rope_freqs != NULL))
         return 0;
     for (uint32_t i = 0; i < n; i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(p->store->g, i);
-        if (t->name.len == 17 && memcmp(t->name.data, "rope_freqs.weight", 17) == 0)
-            continue;
-        if (!is_planned(p, t))
-            return fail(-ENOTSUP, "model: tensor %.*s is not known in architecture %s",
-                        (int)(t->name.len < 128 ? t->name.len : 128), t->name.data, p->arch->name);
+        const struct checkpoint_tensor *t = checkpoint_tensor_at(c, i);
+        if (t != rope_freqs && !is_planned(p, t))
+            return fail(-ENOTSUP, "%s: tensor %.*s is not known in architecture %s",
+                        checkpoint_path(c), (int)(t->name.len < 128 ? t->name.len : 128),
+                        t->name.data, p->arch->name);
     }
     return 0;
 }
@@ -254,12 +291,14 @@ static int refuse_others(const struct plan *p)
 static int plan_all(struct plan *p)
 {
     struct model *m = p->m;
-    int r = plan_mat(p, "token_embd.weight", m->params.n_embd, m->params.n_vocab, &m->embd);
-    m->head = m->embd; // tied, unless the file says otherwise
-    if (r == 0 && gguf_find(p->store->g, "output.weight"))
-        r = plan_mat(p, "output.weight", m->params.n_embd, m->params.n_vocab, &m->head);
+    uint32_t n_embd = m->params.n_embd, n_vocab = m->params.n_vocab;
+    struct source embd = {CHECKPOINT_TOKEN_EMBD, 0}, head = {CHECKPOINT_OUTPUT, 0};
+    int r = plan_mat(p, embd, n_embd, n_vocab, &m->embd);
+    m->head = m->embd; // tied, unless the file has a head
+    if (r == 0 && checkpoint_find(p->store->checkpoint, CHECKPOINT_OUTPUT, 0))
+        r = plan_mat(p, head, n_embd, n_vocab, &m->head);
     if (r == 0)
-        r = plan_vec(p, "output_norm.weight", m->params.n_embd, &m->out_norm);
+        r = plan_vec(p, (struct source){CHECKPOINT_OUTPUT_NORM, 0}, n_embd, &m->out_norm);
     for (uint32_t l = 0; l < m->params.n_layers && r == 0; l++)
         r = plan_layer(p, l);
     return r < 0 ? r : refuse_others(p);
@@ -274,9 +313,9 @@ static uint64_t mix(uint64_t digest, uint64_t word)
 
 #define DIGEST_SAMPLES 64 // words of each tensor, evenly spread
 
-static uint64_t mix_tensor(uint64_t digest, const struct gguf_tensor *t)
+static uint64_t mix_tensor(uint64_t digest, const struct checkpoint_tensor *t)
 {
-    digest = mix(mix(digest, t->type), t->bytes);
+    digest = mix(mix(digest, weight_types[t->type].in_digest), t->bytes);
     for (size_t i = 0; i < t->name.len; i++)
         digest = mix(digest, (unsigned char)t->name.data[i]);
     size_t n_words = t->bytes / 8, n = n_words < DIGEST_SAMPLES ? n_words : DIGEST_SAMPLES;
@@ -311,15 +350,15 @@ static uint64_t digest_of(const struct model *m)
 
 /* ---- planning and loading ---- */
 
-int model_plan(const struct gguf *g, int quantise, struct model **ret)
+int model_plan(const struct checkpoint *c, int quantise, struct model **ret)
 {
     AUTO(model_free) struct model *m = calloc(1, sizeof(*m));
     struct model_store *store = m ? m->store = calloc(1, sizeof(*store)) : NULL;
     if (!store)
         return fail(-ENOMEM, "model: no memory");
     struct plan plan = {.m = m, .store = store, .quantise = quantise};
-    store->g = g;
-    int r = arch_read(g, &m->params, &plan.arch);
+    store->checkpoint = c;
+    int r = arch_read(c, &m->params, &plan.arch);
     if (r < 0)
         return r;
     m->layers = calloc(m->params.n_layers, sizeof(*m->layers));
@@ -330,7 +369,7 @@ int model_plan(const struct gguf *g, int quantise, struct model **ret)
     if (!m->layers || !m->kv_layers || !store->items || !store->rope_freqs)
         return fail(-ENOMEM, "model: no memory for %u layers", m->params.n_layers);
     m->rope_freqs = store->rope_freqs;
-    r = rope_read(g, plan.arch, &m->params, store->rope_freqs, &m->params.rope_gain);
+    r = rope_read(c, &m->params, store->rope_freqs, &m->params.rope_gain);
     if (r == 0)
         r = plan_all(&plan);
     if (r < 0)
@@ -363,7 +402,7 @@ static void tell(struct load *l, double bytes)
 static bool pack_quantised(struct load *l, uint32_t a, uint32_t b)
 {
     const struct kernel_mat *w = l->item->mat;
-    const struct gguf_tensor *t = l->item->tensor;
+    const struct checkpoint_tensor *t = l->item->tensor;
     uint32_t weights, block;
     kernel_type_block(w->type, &weights, &block);
     size_t from_bytes = t->bytes / w->n_out, to_bytes = (size_t)w->n_in / weights * block;
@@ -372,8 +411,7 @@ static bool pack_quantised(struct load *l, uint32_t a, uint32_t b)
     if (!row || !band)
         return false;
     for (uint32_t i = a; i < b; i++) {
-        kernel_dequant((enum kernel_type)t->type, (const char *)t->data + i * from_bytes, w->n_in,
-                       row);
+        kernel_dequant(l->item->type, (const char *)t->data + i * from_bytes, w->n_in, row);
         kernel_quantise(w->type, row, w->n_in, band + (i - a) * to_bytes);
     }
     kernel_pack(w->type, band, b - a, w->n_in, 0, b - a,
@@ -392,11 +430,12 @@ static void pack_share(void *arg, unsigned i, unsigned n)
     model_columns(w, l->item->before, l->item->n_tiles, i, n, &from, &to);
     for (uint32_t a = from, b; a < to && !atomic_load(&l->cancelled); a = b) {
         b = to - a < band ? to : a + band;
-        if ((int)w->type == (int)l->item->tensor->type)
+        if (w->type == l->item->type)
             kernel_pack(w->type, from_file, w->n_out, w->n_in, a, b, l->to);
         else if (!pack_quantised(l, a, b))
             atomic_store(&l->no_memory, true);
-        gguf_advise(l->m->store->g, from_file + a * row_bytes, (b - a) * row_bytes, false);
+        checkpoint_advise(l->m->store->checkpoint, from_file + a * row_bytes, (b - a) * row_bytes,
+                          false);
         if (i == 0)
             tell(l, (double)l->item->bytes * (b - from) / (to - from));
     }
@@ -405,18 +444,17 @@ static void pack_share(void *arg, unsigned i, unsigned n)
 static void load_item(struct load *l)
 {
     const struct item *it = l->item;
-    const struct gguf_tensor *t = it->tensor;
-    gguf_advise(l->m->store->g, t->data, t->bytes, true);
+    const struct checkpoint_tensor *t = it->tensor;
+    checkpoint_advise(l->m->store->checkpoint, t->data, t->bytes, true);
     l->m->digest = mix_tensor(l->m->digest, t);
     if (it->mat) {
         pool_run(l->opt->pool, pack_share, l);
         it->mat->data = l->to;
     } else {
-        kernel_dequant((enum kernel_type)t->type, t->data, (uint32_t)t->shape[0],
-                       (float *)(void *)l->to);
+        kernel_dequant(it->type, t->data, (uint32_t)t->shape[0], (float *)(void *)l->to);
         *it->vec = (const float *)(void *)l->to;
     }
-    gguf_advise(l->m->store->g, t->data, t->bytes, false);
+    checkpoint_advise(l->m->store->checkpoint, t->data, t->bytes, false);
 }
 
 static int load_items(struct load *l)
@@ -441,7 +479,7 @@ static int load_items(struct load *l)
 int model_load(struct model *m, const struct model_load_options *opt)
 {
     struct model_store *store = m->store;
-    assert(store->g);
+    assert(store->checkpoint);
     void *at = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         return fail(-ENOMEM, "model: no memory for %zu MiB of weights", m->bytes >> 20);
@@ -454,7 +492,7 @@ int model_load(struct model *m, const struct model_load_options *opt)
     if (!m->head.data)
         m->head.data = m->embd.data;
     free(TAKE(store->items));
-    store->g = NULL;
+    store->checkpoint = NULL;
     return 0;
 }
 

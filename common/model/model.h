@@ -1,4 +1,4 @@
-/* model.h - a language model's weights, read from a GGUF file and packed for this CPU.
+/* model.h - a language model's weights, read from a checkpoint and packed for this CPU.
  *
  * Architectures are rows of a table in arch.c. model_plan() reads the shapes, so that what serving
  * the model takes is known before memory is taken; model_load() packs the weights on all threads
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "base/pool.h"
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 #include "kernel/kernel.h"
 #include "model/kv_bytes.h"
 
@@ -75,9 +75,12 @@ struct model {
  * loaded, or MODEL_AS_FILE.
  * -ENOTSUP: architecture, type or scaling that is not supported, named. -EINVAL: a tensor or key is
  * missing, or has another shape than it must (both in the sentence). -ENOMEM. */
-int model_plan(const struct gguf *g, int quantise, struct model **ret);
+int model_plan(const struct checkpoint *c, int quantise, struct model **ret);
 void model_free(struct model *m);
 DEFINE_AUTO(struct model, model_free)
+
+/* The kernel's type for a tensor. -ENOTSUP (no sentence): it has none. */
+int model_weight_type(const struct checkpoint_tensor *t, enum kernel_type *ret);
 
 struct model_load_options {
     struct pool *pool;

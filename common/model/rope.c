@@ -8,20 +8,16 @@
 #include "kernel/kernel.h"
 #include "model/rope.h"
 
-static bool text_is(struct gguf_text t, const char *s)
-{
-    return t.len == strlen(s) && memcmp(t.data, s, t.len) == 0;
-}
-
 /* A positive number under rope.scaling.*, or what *ret holds. */
-static int scaling_float(const struct gguf *g, const struct arch *a, const char *name, float *ret)
+static int scaling_float(const struct checkpoint *c, const char *key, float *ret)
 {
     float value;
-    int r = arch_float(g, a, name, &value);
-    if (r == -ENOENT)
-        return 0;
-    if (r < 0 || !(value > 0) || !(value < 1e6f))
-        return fail(-EINVAL, "model: %s.%s is not a number above 0", a->name, name);
+    int r = checkpoint_float(c, key, &value);
+    if (r < 0)
+        return r == -ENOENT ? 0 : r;
+    if (!(value > 0) || !(value < 1e6f))
+        return fail(-EINVAL, "%s: %s is %g, not a number above 0 and below 1e6", checkpoint_path(c),
+                    checkpoint_key_name(c, key), (double)value);
     *ret = value;
     return 0;
 }
@@ -35,17 +31,21 @@ static double pair_of(const struct model_params *p, double context, double turns
 
 /* YaRN (Peng et al. 2023, arXiv:2309.00071): fast pairs stay, slow ones are stretched, in between a
  * ramp; the gain makes up for the wider softmax. */
-static int apply_yarn(const struct gguf *g, const struct arch *a, const struct model_params *p,
-                      double factor, double *freqs, float *gain)
+static int apply_yarn(const struct checkpoint *c, const struct model_params *p, double factor,
+                      double *freqs, float *gain)
 {
+    static const char context_key[] = "rope.scaling.original_context_length";
     uint32_t context = p->n_ctx_train;
     float fast = 32, slow = 1;
-    int r = arch_u32(g, a, "rope.scaling.original_context_length", &context);
-    if ((r < 0 && r != -ENOENT) || context == 0)
-        return fail(-EINVAL, "model: %s.rope.scaling.original_context_length is absurd", a->name);
-    if ((r = scaling_float(g, a, "rope.scaling.yarn_beta_fast", &fast)) < 0 ||
-        (r = scaling_float(g, a, "rope.scaling.yarn_beta_slow", &slow)) < 0 ||
-        (r = scaling_float(g, a, "rope.scaling.attn_factor", gain)) < 0)
+    int r = checkpoint_u32(c, context_key, &context);
+    if (r < 0 && r != -ENOENT)
+        return r;
+    if (context == 0)
+        return fail(-EINVAL, "%s: %s is 0", checkpoint_path(c),
+                    checkpoint_key_name(c, context_key));
+    if ((r = scaling_float(c, "rope.scaling.yarn_beta_fast", &fast)) < 0 ||
+        (r = scaling_float(c, "rope.scaling.yarn_beta_slow", &slow)) < 0 ||
+        (r = scaling_float(c, "rope.scaling.attn_factor", gain)) < 0)
         return r;
     double last = p->rope_dim - 1.0;
     double low = fmin(fmax(floor(pair_of(p, context, fast)), 0), last);
@@ -58,62 +58,61 @@ static int apply_yarn(const struct gguf *g, const struct arch *a, const struct m
     return 0;
 }
 
-static int apply_scaling(const struct gguf *g, const struct arch *a, const struct model_params *p,
-                         double *freqs, float *gain)
+static int apply_scaling(const struct checkpoint *c, const struct model_params *p, double *freqs,
+                         float *gain)
 {
-    char key[128];
-    struct gguf_text kind = {0};
-    snprintf(key, sizeof(key), "%s.rope.scaling.type", a->name);
-    int r = gguf_str(g, key, &kind);
+    struct span kind = {"linear", 6};
+    int r = checkpoint_text(c, "rope.scaling.type", &kind);
     if (r < 0 && r != -ENOENT)
-        return fail(-EINVAL, "model: %s is no text", key);
-    float factor = 1;
-    if (r == 0 && text_is(kind, "none"))
-        return 0;
-    if ((r = scaling_float(g, a, "rope.scale_linear", &factor)) < 0 || // files of before 2024
-        (r = scaling_float(g, a, "rope.scaling.factor", &factor)) < 0)
         return r;
-    if (text_is(kind, "yarn"))
-        return apply_yarn(g, a, p, factor, freqs, gain);
-    if (kind.data && !text_is(kind, "linear"))
-        return fail(-ENOTSUP,
-                    "model: rope scaling '%.*s' is not supported (none, linear, yarn are)",
-                    (int)(kind.len < 64 ? kind.len : 64), kind.data);
+    float factor = 1;
+    if (span_is(kind, "none"))
+        return 0;
+    if ((r = scaling_float(c, "rope.scale_linear", &factor)) < 0 || // files from before 2024
+        (r = scaling_float(c, "rope.scaling.factor", &factor)) < 0)
+        return r;
+    if (span_is(kind, "yarn"))
+        return apply_yarn(c, p, factor, freqs, gain);
+    if (!span_is(kind, "linear"))
+        return fail(-ENOTSUP, "%s: rope scaling '%.*s' is not supported (none, linear, yarn are)",
+                    checkpoint_path(c), (int)(kind.len < 64 ? kind.len : 64), kind.data);
     for (uint32_t i = 0; i < p->rope_dim / 2; i++)
         freqs[i] /= factor;
     return 0;
 }
 
 /* Llama 3.1's long-context factors come as a tensor. */
-static int apply_factors(const struct gguf *g, const struct model_params *p, double *freqs)
+static int apply_factors(const struct checkpoint *c, const struct model_params *p, double *freqs)
 {
-    const struct gguf_tensor *t = gguf_find(g, "rope_freqs.weight");
+    const struct checkpoint_tensor *t = checkpoint_find(c, CHECKPOINT_ROPE_FREQS, 0);
     uint32_t n = p->rope_dim / 2;
     if (!t)
         return 0;
-    if (t->type != GGUF_F32 || t->n_dims != 1 || t->shape[0] != n)
-        return fail(-EINVAL, "model: tensor rope_freqs.weight is not %u numbers of F32", n);
+    if (t->type != CHECKPOINT_F32 || t->n_dims != 1 || t->shape[0] != n)
+        return fail(-EINVAL, "%s: tensor %.*s is not %u numbers of F32", checkpoint_path(c),
+                    (int)t->name.len, t->name.data, n);
     for (uint32_t i = 0; i < n; i++) {
         float factor;
         memcpy(&factor, (const char *)t->data + i * sizeof(factor), sizeof(factor));
         if (!(factor > 0) || !(factor < INFINITY))
-            return fail(-EINVAL, "model: rope_freqs.weight[%u] is not a number above 0", i);
+            return fail(-EINVAL, "%s: tensor %.*s: number %u is not above 0", checkpoint_path(c),
+                        (int)t->name.len, t->name.data, i);
         freqs[i] /= factor;
     }
     return 0;
 }
 
-int rope_read(const struct gguf *g, const struct arch *a, const struct model_params *p,
-              float *ret_freqs, float *ret_gain)
+int rope_read(const struct checkpoint *c, const struct model_params *p, float *ret_freqs,
+              float *ret_gain)
 {
     double freqs[ARCH_MAX_HEAD_DIM / 2];
     float gain = 1;
     for (uint32_t i = 0; i < p->rope_dim / 2; i++) // base^(-2 i / dim)
         freqs[i] = exact_math_exp(-2.0 * i / p->rope_dim * exact_math_log(p->rope_base));
-    int r = apply_scaling(g, a, p, freqs, &gain);
+    int r = apply_scaling(c, p, freqs, &gain);
     if (r < 0)
         return r;
-    if ((r = apply_factors(g, p, freqs)) < 0)
+    if ((r = apply_factors(c, p, freqs)) < 0)
         return r;
     for (uint32_t i = 0; i < p->rope_dim / 2; i++)
         ret_freqs[i] = (float)freqs[i];

@@ -8,8 +8,8 @@
 /* ret_freqs: (rope_dim / 2) radians per position in float, as training code keeps them, with the
  * file's scaling (linear, YaRN) and the factors of tensor rope_freqs.weight folded in; gain: on
  * cosine and sine. -ENOTSUP: a scaling that is not known, named; -EINVAL. */
-int rope_read(const struct gguf *g, const struct arch *a, const struct model_params *p,
-              float *ret_freqs, float *ret_gain);
+int rope_read(const struct checkpoint *c, const struct model_params *p, float *ret_freqs,
+              float *ret_gain);
 
 /* Cosine and sine of each pair at a position: to (rope_dim / 2, 2). */
 void rope_angles(const struct model *m, uint32_t position, float *to);

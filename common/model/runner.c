@@ -137,14 +137,14 @@ static int check_vocabulary(const struct runner *r)
                 r->model->params.n_vocab);
 }
 
-int runner_plan(struct runner *r, const struct gguf *g, const struct runner_options *opt)
+int runner_plan(struct runner *r, const struct checkpoint *c, const struct runner_options *opt)
 {
     *r = (struct runner){.opt = *opt};
     int err = kernel_init(&r->kernel);
     if (!err)
         err = pool_new(opt->threads, opt->pin, &r->pool);
     if (!err)
-        err = model_plan(g, opt->quantise, &r->model);
+        err = model_plan(c, opt->quantise, &r->model);
     if (!err)
         err = check_vocabulary(r);
     if (err < 0)

@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "base/pool.h"
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 #include "kernel/kernel.h"
 #include "model/dist.h"
 #include "model/forward.h"
@@ -60,9 +60,9 @@ struct runner {
     struct dist *dist;
 };
 
-/* g stays open until the model is loaded. Errors name what is wrong with the file; -ENOMEM: it
+/* c stays open until the model is loaded. Errors name what is wrong with the file; -ENOMEM: it
  * would take more than is available, with both numbers and what would fit. */
-int runner_plan(struct runner *r, const struct gguf *g, const struct runner_options *opt);
+int runner_plan(struct runner *r, const struct checkpoint *c, const struct runner_options *opt);
 /* progress as in model_load(). */
 int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void *arg);
 void runner_done(struct runner *r); // also of one that is zeroed or half made

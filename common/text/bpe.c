@@ -30,7 +30,7 @@ static bool pair(const void *arg, const char *text, const struct merge_symbol *l
 /* "left right", both in byte-level letters; the left one may begin with a space. Merges mostly
  * stand in the order of the tokens they make, so the next token is tried before it is looked for.
  */
-static void add_merge(struct bpe *b, struct gguf_text text, uint32_t rank, char *scratch,
+static void add_merge(struct bpe *b, struct span text, uint32_t rank, char *scratch,
                       uint32_t *next_id)
 {
     const struct vocab *v = b->vocab;
@@ -44,7 +44,7 @@ static void add_merge(struct bpe *b, struct gguf_text text, uint32_t rank, char 
     uint32_t right = vocab_find(v, scratch + left_len, len - left_len), id = *next_id;
     if (left == VOCAB_NONE || right == VOCAB_NONE)
         return;
-    struct gguf_text guess = id < v->n ? vocab_bytes(v, id) : (struct gguf_text){"", 0};
+    struct span guess = id < v->n ? vocab_bytes(v, id) : (struct span){"", 0};
     if (guess.len != len || memcmp(guess.data, scratch, len) != 0 || v->kinds[id] != TOK_NORMAL)
         id = vocab_find(v, scratch, len);
     if (id == VOCAB_NONE)
@@ -55,17 +55,18 @@ static void add_merge(struct bpe *b, struct gguf_text text, uint32_t rank, char 
         *slot = (struct bpe_slot){(uint64_t)left << 32 | right, rank, id};
 }
 
-static int read_merges(struct bpe *b, const struct gguf *g)
+static int read_merges(struct bpe *b, const struct checkpoint *c)
 {
-    struct gguf_array merges;
-    int r = gguf_array(g, "tokenizer.ggml.merges", &merges);
+    struct checkpoint_array merges;
+    int r = checkpoint_array(c, "tokenizer.merges", &merges);
     if (r == -ENOENT)
-        return fail(-EINVAL, "tokenizer: the file has no tokenizer.ggml.merges");
+        return fail(-EINVAL, "tokenizer: %s has no %s", checkpoint_path(c),
+                    checkpoint_key_name(c, "tokenizer.merges"));
     if (r < 0)
         return r;
-    if (merges.kind != GGUF_STRING || merges.n > TOK_MAX_MERGES)
-        return fail(-EINVAL, "tokenizer: tokenizer.ggml.merges must be at most %u strings",
-                    TOK_MAX_MERGES);
+    if (merges.items != CHECKPOINT_TEXTS || merges.n > TOK_MAX_MERGES)
+        return fail(-EINVAL, "tokenizer: %s must be at most %u strings",
+                    checkpoint_key_name(c, "tokenizer.merges"), TOK_MAX_MERGES);
     uint32_t n_slots = 16, next_id = 0;
     while (n_slots < 2 * merges.n)
         n_slots *= 2;
@@ -76,7 +77,7 @@ static int read_merges(struct bpe *b, const struct gguf *g)
     memset(b->slots, 0xff, n_slots * sizeof(*b->slots));
     b->mask = n_slots - 1;
     for (uint32_t i = 0; i < merges.n; i++) {
-        struct gguf_text text = gguf_array_text(&merges, i);
+        struct span text = checkpoint_array_text(&merges, i);
         if (text.len > 2 * TOK_MAX_TOKEN)
             return fail(-EINVAL, "tokenizer: merge %u has %zu bytes; the limit is %d", i, text.len,
                         2 * TOK_MAX_TOKEN);
@@ -95,15 +96,15 @@ static void find_bytes(struct bpe *b)
     }
 }
 
-int bpe_init(struct bpe *b, const struct gguf *g, const struct vocab *vocab)
+int bpe_init(struct bpe *b, const struct checkpoint *c, const struct vocab *vocab)
 {
-    struct gguf_text pre = {"default", 7};
+    struct span pre = {"default", 7};
     b->vocab = vocab;
-    int r = gguf_str(g, "tokenizer.ggml.pre", &pre);
+    int r = checkpoint_text(c, "tokenizer.pre", &pre);
     if ((r < 0 && r != -ENOENT) || (r = pretok_init(&b->pretok, pre)) < 0)
         return r;
     find_bytes(b);
-    return read_merges(b, g);
+    return read_merges(b, c);
 }
 
 void bpe_done(struct bpe *b)

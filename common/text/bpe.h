@@ -21,8 +21,8 @@ struct bpe {
     uint32_t byte_ids[256]; // VOCAB_NONE: the vocabulary lacks the byte, so texts lose it
 };
 
-/* Reads tokenizer.ggml.pre and merges. The vocabulary outlives it. */
-int bpe_init(struct bpe *b, const struct gguf *g, const struct vocab *vocab);
+/* Reads tokenizer.pre and tokenizer.merges. The vocabulary outlives it. */
+int bpe_init(struct bpe *b, const struct checkpoint *c, const struct vocab *vocab);
 void bpe_done(struct bpe *b);
 /* Appends the ids of a text. -ENOMEM; -EINVAL as pretok_split(). */
 int bpe_encode(const struct bpe *b, const char *text, size_t len, struct merge *work,

@@ -55,7 +55,7 @@ int detok_add_stop(struct detok *d, const char *stop, size_t len)
 
 /* Appends a token's bytes; what is invalid becomes U+FFFD, what the end cuts off stays behind
  * n_whole. */
-static void take(struct detok *d, struct gguf_text bytes)
+static void take(struct detok *d, struct span bytes)
 {
     char cut[3];
     struct buf *held = &d->held;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "text/pretok.h"
 
 #define MATCH_LIMIT 200000000 // steps of the interpreter in one match; a piece has at most 8 Mi
@@ -103,7 +104,7 @@ static const struct family {
     {" viking ", 0, {BLOOM, "\\p{N}"}},
 };
 
-static const struct family *family_of(struct gguf_text name)
+static const struct family *family_of(struct span name)
 {
     char wanted[64];
     if (name.len == 0 || name.len + 3 > sizeof(wanted) || memchr(name.data, ' ', name.len))
@@ -134,7 +135,7 @@ static int compile(struct pretok *p, const char *pattern)
     return 0;
 }
 
-int pretok_init(struct pretok *p, struct gguf_text name)
+int pretok_init(struct pretok *p, struct span name)
 {
     char quoted[96];
     const struct family *family = family_of(name);

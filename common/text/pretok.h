@@ -2,13 +2,13 @@
  *
  * A pre-tokenizer is a list of patterns, applied one after the other: each cuts every piece into
  * its matches and what lies between them. The patterns are part of a model's definition (its
- * tokenizer.json); GGUF names them in tokenizer.ggml.pre.
+ * tokenizer.json); a checkpoint names them in tokenizer.pre.
  *
  * Threads: immutable after pretok_init(). */
 #pragma once
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
-#include "file/gguf.h"
+#include "base/span.h"
 
 #define PRETOK_MAX_PATTERNS 6
 
@@ -21,7 +21,7 @@ struct pretok {
 };
 
 /* -ENOTSUP: name is not known. */
-int pretok_init(struct pretok *p, struct gguf_text name);
+int pretok_init(struct pretok *p, struct span name);
 void pretok_done(struct pretok *p);
 
 /* Calls word() with each piece from left to right; stops when it returns negative. text is valid

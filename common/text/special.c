@@ -15,7 +15,7 @@ static bool is_special(const struct vocab *v, uint32_t id)
 
 static int order_names(const struct vocab *v, uint32_t a, uint32_t b)
 {
-    struct gguf_text x = vocab_bytes(v, a), y = vocab_bytes(v, b);
+    struct span x = vocab_bytes(v, a), y = vocab_bytes(v, b);
     int r = memcmp(x.data, y.data, x.len < y.len ? x.len : y.len);
     return r != 0 ? r : (x.len > y.len) - (x.len < y.len);
 }

@@ -6,9 +6,9 @@
 #include "text/spm.h"
 #include "text/utf8.h"
 
-static int read_bool(const struct gguf *g, const char *key, bool *value)
+static int read_bool(const struct checkpoint *c, const char *key, bool *value)
 {
-    int r = gguf_bool(g, key, value);
+    int r = checkpoint_bool(c, key, value);
     return r == -ENOENT ? 0 : r;
 }
 
@@ -17,7 +17,7 @@ static int read_bool(const struct gguf *g, const char *key, bool *value)
 static bool tokens_end_at_spaces(const struct vocab *v)
 {
     for (uint32_t id = 0; id < v->n; id++) {
-        struct gguf_text text = vocab_bytes(v, id);
+        struct span text = vocab_bytes(v, id);
         for (size_t i = 1; i < text.len; i++)
             if (text.data[i] == ' ' && text.data[i - 1] != ' ' && v->kinds[id] != TOK_CONTROL)
                 return false;
@@ -25,16 +25,17 @@ static bool tokens_end_at_spaces(const struct vocab *v)
     return true;
 }
 
-int spm_init(struct spm *s, const struct gguf *g, const struct vocab *vocab, uint32_t unknown)
+int spm_init(struct spm *s, const struct checkpoint *c, const struct vocab *vocab, uint32_t unknown)
 {
     *s = (struct spm){.vocab = vocab, .unknown = unknown, .add_space_prefix = true};
     s->by_words = tokens_end_at_spaces(vocab);
     if (!vocab->scores)
-        return fail(-EINVAL, "tokenizer: the file has no tokenizer.ggml.scores");
-    int r = read_bool(g, "tokenizer.ggml.add_space_prefix", &s->add_space_prefix);
+        return fail(-EINVAL, "tokenizer: %s has no %s", checkpoint_path(c),
+                    checkpoint_key_name(c, "tokenizer.scores"));
+    int r = read_bool(c, "tokenizer.add_space_prefix", &s->add_space_prefix);
     if (r < 0)
         return r;
-    return read_bool(g, "tokenizer.ggml.remove_extra_whitespaces", &s->remove_extra_spaces);
+    return read_bool(c, "tokenizer.remove_extra_whitespaces", &s->remove_extra_spaces);
 }
 
 /* ---- spaces ---- */

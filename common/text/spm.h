@@ -15,7 +15,8 @@ struct spm {
 };
 
 /* -EINVAL: the file has no scores. The vocabulary outlives it. */
-int spm_init(struct spm *s, const struct gguf *g, const struct vocab *vocab, uint32_t unknown);
+int spm_init(struct spm *s, const struct checkpoint *c, const struct vocab *vocab,
+             uint32_t unknown);
 /* Appends the ids of a text; fresh: it follows nothing or a special token. -ENOMEM. */
 int spm_encode(const struct spm *s, const char *text, size_t len, bool fresh, struct merge *work,
                struct ids *to);

@@ -57,21 +57,16 @@ static const char *const end_names[] = {
     "<\uff5cend\u2581of\u2581sentence\uff5c>", // DeepSeek
 };
 
-static bool is_text(struct gguf_text text, const char *name)
-{
-    return text.len == strlen(name) && memcmp(text.data, name, text.len) == 0;
-}
-
 /* Some files call these tokens normal. "</s>", "<eos>" and the like may also be ordinary text then
  * (a closing tag of HTML that merges make), so only names in bars are believed. */
-static bool is_end_name(struct gguf_text text, enum tok_kind kind)
+static bool is_end_name(struct span text, enum tok_kind kind)
 {
     if (text.len < 2 || !strchr("<[_", text.data[0]) ||
         (kind != TOK_CONTROL && kind != TOK_USER && (uint8_t)text.data[1] < 0x80 &&
          text.data[1] != '|'))
         return false;
     for (size_t i = 0; i < ARRAY_LEN(end_names); i++)
-        if (is_text(text, end_names[i]))
+        if (span_is(text, end_names[i]))
             return true;
     return false;
 }
@@ -89,7 +84,7 @@ static void add_end(struct tok *t, uint32_t id)
 static bool has_token(const struct tok *t, const char *name)
 {
     for (uint32_t id = 0; id < t->vocab.n; id++)
-        if (is_text(vocab_bytes(&t->vocab, id), name))
+        if (span_is(vocab_bytes(&t->vocab, id), name))
             return true;
     return false;
 }
@@ -99,8 +94,8 @@ static void find_ends(struct tok *t)
     /* Where <|return|> and <|call|> end a generation, <|end|> only ends one of its messages. */
     bool end_goes_on = has_token(t, "<|return|>") && has_token(t, "<|call|>");
     for (uint32_t id = 0; id < t->vocab.n; id++) {
-        struct gguf_text text = vocab_bytes(&t->vocab, id);
-        if (!is_end_name(text, t->vocab.kinds[id]) || (end_goes_on && is_text(text, "<|end|>")))
+        struct span text = vocab_bytes(&t->vocab, id);
+        if (!is_end_name(text, t->vocab.kinds[id]) || (end_goes_on && span_is(text, "<|end|>")))
             continue;
         t->vocab.kinds[id] = TOK_CONTROL;
         add_end(t, id);
@@ -108,31 +103,31 @@ static void find_ends(struct tok *t)
 }
 
 /* Keeps *id where the file has no such key. */
-static int read_id(const struct gguf *g, const struct tok *t, const char *key, uint32_t *id)
+static int read_id(const struct checkpoint *c, const struct tok *t, const char *key, uint32_t *id)
 {
     uint32_t value;
-    int r = gguf_u32(g, key, &value);
+    int r = checkpoint_u32(c, key, &value);
     if (r < 0)
         return r == -ENOENT ? 0 : r;
     if (value >= t->vocab.n && value != VOCAB_NONE) // -1 is written for "none"
-        return fail(-EINVAL, "tokenizer: %s is %u, but there are %u tokens", key, value,
-                    t->vocab.n);
+        return fail(-EINVAL, "tokenizer: %s is %u, but there are %u tokens",
+                    checkpoint_key_name(c, key), value, t->vocab.n);
     *id = value;
     return 0;
 }
 
-static int read_ids(const struct gguf *g, struct tok *t)
+static int read_ids(const struct checkpoint *c, struct tok *t)
 {
     uint32_t eot = VOCAB_NONE, eom = VOCAB_NONE;
     bool old = t->vocab.model == VOCAB_SPM && t->vocab.n > 2; // files that name none mean Llama's
     t->unknown = old ? 0 : VOCAB_NONE;
     t->bos = old ? 1 : VOCAB_NONE;
     t->eos = old ? 2 : VOCAB_NONE;
-    int r = read_id(g, t, "tokenizer.ggml.bos_token_id", &t->bos);
-    if (r < 0 || (r = read_id(g, t, "tokenizer.ggml.eos_token_id", &t->eos)) < 0 ||
-        (r = read_id(g, t, "tokenizer.ggml.unknown_token_id", &t->unknown)) < 0 ||
-        (r = read_id(g, t, "tokenizer.ggml.eot_token_id", &eot)) < 0 ||
-        (r = read_id(g, t, "tokenizer.ggml.eom_token_id", &eom)) < 0)
+    int r = read_id(c, t, "tokenizer.bos_token_id", &t->bos);
+    if (r < 0 || (r = read_id(c, t, "tokenizer.eos_token_id", &t->eos)) < 0 ||
+        (r = read_id(c, t, "tokenizer.unknown_token_id", &t->unknown)) < 0 ||
+        (r = read_id(c, t, "tokenizer.eot_token_id", &eot)) < 0 ||
+        (r = read_id(c, t, "tokenizer.eom_token_id", &eom)) < 0)
         return r;
     find_ends(t);
     add_end(t, t->eos);
@@ -141,10 +136,10 @@ static int read_ids(const struct gguf *g, struct tok *t)
     return 0;
 }
 
-static int read_add_bos(const struct gguf *g, struct tok *t)
+static int read_add_bos(const struct checkpoint *c, struct tok *t)
 {
     t->add_bos = t->vocab.model == VOCAB_SPM || t->bpe.pretok.add_bos;
-    int r = gguf_bool(g, "tokenizer.ggml.add_bos_token", &t->add_bos);
+    int r = checkpoint_bool(c, "tokenizer.add_bos_token", &t->add_bos);
     if (r < 0 && r != -ENOENT)
         return r;
     t->add_bos = t->add_bos && t->bos != VOCAB_NONE;
@@ -152,10 +147,10 @@ static int read_add_bos(const struct gguf *g, struct tok *t)
 }
 
 /* GGUF has no place for this attribute of tokenizer.json; only the Phi-3 family uses it. */
-static void read_name(const struct gguf *g, struct tok *t)
+static void read_name(const struct checkpoint *c, struct tok *t)
 {
-    struct gguf_text name;
-    if (gguf_str(g, "general.name", &name) < 0)
+    struct span name;
+    if (checkpoint_text(c, "general.name", &name) < 0)
         return;
     for (size_t i = 0; i + 4 <= name.len; i++)
         t->strips_right |= strncasecmp(name.data + i, "phi3", 4) == 0 ||
@@ -164,7 +159,7 @@ static void read_name(const struct gguf *g, struct tok *t)
 
 /* ---- digest ---- */
 
-static uint64_t mix(uint64_t digest, struct gguf_text bytes)
+static uint64_t mix(uint64_t digest, struct span bytes)
 {
     for (size_t at = 0; at < bytes.len; at += 8) {
         uint64_t word = 0;
@@ -175,7 +170,7 @@ static uint64_t mix(uint64_t digest, struct gguf_text bytes)
 }
 
 /* "[PAD151936]", which converters add until the number of tokens suits them. */
-static bool is_padding(struct gguf_text text)
+static bool is_padding(struct span text)
 {
     if (text.len < 6 || memcmp(text.data, "[PAD", 4) != 0 || text.data[text.len - 1] != ']')
         return false;
@@ -194,7 +189,7 @@ static uint64_t digest_of(const struct tok *t)
 {
     uint64_t d = 0;
     for (uint32_t id = 0; id < t->vocab.n; id++) {
-        struct gguf_text bytes = vocab_bytes(&t->vocab, id);
+        struct span bytes = vocab_bytes(&t->vocab, id);
         if (is_left_out(t, id))
             continue;
         d = rng_splitmix64(d ^ ((uint64_t)id << 32 | t->vocab.kinds[id]));
@@ -208,18 +203,19 @@ static uint64_t digest_of(const struct tok *t)
 
 /* ---- the whole ---- */
 
-static int read_model(const struct gguf *g, enum vocab_model *ret)
+static int read_model(const struct checkpoint *c, enum vocab_model *ret)
 {
-    struct gguf_text name;
+    struct span name;
     char quoted[96];
-    int r = gguf_str(g, "tokenizer.ggml.model", &name);
+    int r = checkpoint_text(c, "tokenizer.model", &name);
     if (r == -ENOENT)
-        return fail(-EINVAL, "tokenizer: the file has no tokenizer.ggml.model");
+        return fail(-EINVAL, "tokenizer: %s has no %s", checkpoint_path(c),
+                    checkpoint_key_name(c, "tokenizer.model"));
     if (r < 0)
         return r;
-    if (is_text(name, "gpt2"))
+    if (span_is(name, "gpt2"))
         *ret = VOCAB_BPE;
-    else if (is_text(name, "llama"))
+    else if (span_is(name, "llama"))
         *ret = VOCAB_SPM;
     else
         return fail(-ENOTSUP, "tokenizer: model %s is not supported; gpt2 and llama are",
@@ -227,22 +223,22 @@ static int read_model(const struct gguf *g, enum vocab_model *ret)
     return 0;
 }
 
-int tok_new(const struct gguf *g, struct tok **ret)
+int tok_new(const struct checkpoint *c, struct tok **ret)
 {
     enum vocab_model model;
-    int r = read_model(g, &model);
+    int r = read_model(c, &model);
     if (r < 0)
         return r;
     AUTO(tok_free) struct tok *t = calloc(1, sizeof(*t));
     if (!t)
         return fail(-ENOMEM, "tokenizer: no memory");
-    if ((r = vocab_init(&t->vocab, g, model)) < 0 || (r = read_ids(g, t)) < 0)
+    if ((r = vocab_init(&t->vocab, c, model)) < 0 || (r = read_ids(c, t)) < 0)
         return r;
-    r = model == VOCAB_BPE ? bpe_init(&t->bpe, g, &t->vocab)
-                           : spm_init(&t->spm, g, &t->vocab, t->unknown);
-    if (r < 0 || (r = read_add_bos(g, t)) < 0 || (r = special_init(&t->special, &t->vocab)) < 0)
+    r = model == VOCAB_BPE ? bpe_init(&t->bpe, c, &t->vocab)
+                           : spm_init(&t->spm, c, &t->vocab, t->unknown);
+    if (r < 0 || (r = read_add_bos(c, t)) < 0 || (r = special_init(&t->special, &t->vocab)) < 0)
         return r;
-    read_name(g, t);
+    read_name(c, t);
     t->digest = digest_of(t);
     *ret = TAKE(t);
     return 0;
@@ -286,12 +282,12 @@ uint64_t tok_digest(const struct tok *t)
     return t->digest;
 }
 
-struct gguf_text tok_bytes(const struct tok *t, uint32_t id, bool special)
+struct span tok_bytes(const struct tok *t, uint32_t id, bool special)
 {
     if (id >= t->vocab.n || t->vocab.kinds[id] == TOK_UNUSED)
-        return (struct gguf_text){"", 0};
+        return (struct span){"", 0};
     if (!special && (t->vocab.kinds[id] == TOK_CONTROL || t->vocab.kinds[id] == TOK_UNKNOWN))
-        return (struct gguf_text){"", 0};
+        return (struct span){"", 0};
     return vocab_bytes(&t->vocab, id);
 }
 
@@ -358,9 +354,9 @@ static int add_text(struct encoding *e, const char *text, size_t len, bool fresh
 
 static bool takes_space_behind(const struct tok *t, uint32_t id)
 {
-    struct gguf_text name = vocab_bytes(&t->vocab, id);
-    return t->strips_right && !is_text(name, "<unk>") && !is_text(name, "<s>") &&
-           !is_text(name, "<|endoftext|>");
+    struct span name = vocab_bytes(&t->vocab, id);
+    return t->strips_right && !span_is(name, "<unk>") && !span_is(name, "<s>") &&
+           !span_is(name, "<|endoftext|>");
 }
 
 static int add_all(struct encoding *e, const char *text, size_t len, bool parse_special)
@@ -422,7 +418,7 @@ int tok_decode(const struct tok *t, const uint32_t *ids, size_t n, bool special,
     for (size_t i = 0; i < n; i++) {
         if (ids[i] >= t->vocab.n)
             return fail(-EINVAL, "token %u is out of range: there are %u", ids[i], t->vocab.n);
-        struct gguf_text bytes = tok_bytes(t, ids[i], special);
+        struct span bytes = tok_bytes(t, ids[i], special);
         bool is_text_token = t->vocab.kinds[ids[i]] != TOK_CONTROL;
         size_t skip = fresh && is_text_token && bytes.len > 0 && bytes.data[0] == ' ';
         buf_add(&text, bytes.data + skip, bytes.len - skip);

@@ -1,6 +1,6 @@
 /* tok.h - text to token ids and back, as the model file's metadata defines it.
  *
- * Byte-level BPE (tokenizer.ggml.model = gpt2; the pre-tokenizer is tokenizer.ggml.pre) and
+ * Byte-level BPE (tokenizer.model = gpt2; the pre-tokenizer is tokenizer.pre) and
  * SentencePiece with byte fallback (llama). Merging is O(n log n).
  *
  * Threads: immutable after tok_new(). */
@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 
 struct tok;
 
@@ -22,9 +22,9 @@ struct tok;
 
 enum tok_kind { TOK_NORMAL = 1, TOK_UNKNOWN, TOK_CONTROL, TOK_USER, TOK_UNUSED, TOK_BYTE };
 
-/* Copies what it needs: g may be closed afterwards. -EINVAL: the vocabulary is missing or damaged;
+/* Copies what it needs: c may be closed afterwards. -EINVAL: the vocabulary is missing or damaged;
  * -ENOTSUP: a tokenizer model or pre-tokenizer that is not known, named. */
-int tok_new(const struct gguf *g, struct tok **ret);
+int tok_new(const struct checkpoint *c, struct tok **ret);
 void tok_free(struct tok *t);
 DEFINE_AUTO(struct tok, tok_free)
 
@@ -39,7 +39,7 @@ uint64_t tok_digest(const struct tok *t);
 
 /* The token's own bytes ("" for unused ones, for control and unknown ones unless special, and past
  * the vocabulary). Valid as long as t. */
-struct gguf_text tok_bytes(const struct tok *t, uint32_t id, bool special);
+struct span tok_bytes(const struct tok *t, uint32_t id, bool special);
 /* The special token of this name; UINT32_MAX: none. */
 uint32_t tok_named(const struct tok *t, const char *name, size_t len);
 bool tok_is_eos(const struct tok *t, uint32_t id); // any end-of-generation token

@@ -1,4 +1,4 @@
-/* vocab.c - the tokens of a model, read from GGUF metadata. */
+/* vocab.c - the tokens of a model, read from a checkpoint. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ static int digit_of(char c)
 }
 
 /* "<0x0A>" */
-static int byte_of_name(struct gguf_text name)
+static int byte_of_name(struct span name)
 {
     if (name.len != 6 || memcmp(name.data, "<0x", 3) != 0 || name.data[5] != '>')
         return -1;
@@ -74,7 +74,7 @@ static int byte_of_name(struct gguf_text name)
     return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
-static size_t bytes_of(enum vocab_model model, enum tok_kind kind, struct gguf_text text, char *out)
+static size_t bytes_of(enum vocab_model model, enum tok_kind kind, struct span text, char *out)
 {
     int byte;
     if (kind == TOK_BYTE && (byte = byte_of_name(text)) >= 0) {
@@ -113,7 +113,7 @@ static uint32_t *slot_of(const struct vocab *v, const char *bytes, size_t len, u
             return &slot->id;
         if (slot->hash != hash)
             continue;
-        struct gguf_text own = vocab_bytes(v, slot->id);
+        struct span own = vocab_bytes(v, slot->id);
         if (own.len == len && memcmp(own.data, bytes, len) == 0)
             return &slot->id;
     }
@@ -128,7 +128,7 @@ uint32_t vocab_find(const struct vocab *v, const char *bytes, size_t len)
 
 static void insert(struct vocab *v, uint32_t id)
 {
-    struct gguf_text own = vocab_bytes(v, id);
+    struct span own = vocab_bytes(v, id);
     uint32_t hash = hash_of(own.data, own.len);
     uint32_t *slot = slot_of(v, own.data, own.len, hash);
     if (own.len == 0 || *slot != VOCAB_NONE)
@@ -159,20 +159,21 @@ static int build_index(struct vocab *v)
 
 /* ---- reading ---- */
 
-static int read_tokens(const struct gguf *g, struct vocab *v, struct gguf_array *ret)
+static int read_tokens(const struct checkpoint *c, struct vocab *v, struct checkpoint_array *ret)
 {
     size_t total = 0;
-    int r = gguf_array(g, "tokenizer.ggml.tokens", ret);
+    int r = checkpoint_array(c, "tokenizer.tokens", ret);
     if (r == -ENOENT)
-        return fail(-EINVAL, "tokenizer: the file has no tokenizer.ggml.tokens");
+        return fail(-EINVAL, "tokenizer: %s has no %s", checkpoint_path(c),
+                    checkpoint_key_name(c, "tokenizer.tokens"));
     if (r < 0)
         return r;
-    if (ret->kind != GGUF_STRING || ret->n == 0 || ret->n > TOK_MAX_VOCAB)
-        return fail(-EINVAL, "tokenizer: tokenizer.ggml.tokens must be 1 to %u strings",
-                    TOK_MAX_VOCAB);
+    if (ret->items != CHECKPOINT_TEXTS || ret->n == 0 || ret->n > TOK_MAX_VOCAB)
+        return fail(-EINVAL, "tokenizer: %s must be 1 to %u strings",
+                    checkpoint_key_name(c, "tokenizer.tokens"), TOK_MAX_VOCAB);
     v->n = (uint32_t)ret->n;
     for (uint32_t i = 0; i < v->n; i++) {
-        size_t len = gguf_array_text(ret, i).len;
+        size_t len = checkpoint_array_text(ret, i).len;
         if (len > TOK_MAX_TOKEN)
             return fail(-EINVAL, "tokenizer: token %u has %zu bytes; the limit is %d", i, len,
                         TOK_MAX_TOKEN);
@@ -190,61 +191,62 @@ static int read_tokens(const struct gguf *g, struct vocab *v, struct gguf_array 
 }
 
 /* An array beside the tokens, as long as they are. n 0: the file has none. */
-static int read_beside(const struct gguf *g, const struct vocab *v, const char *key,
-                       struct gguf_array *ret)
+static int read_beside(const struct checkpoint *c, const struct vocab *v, const char *key,
+                       struct checkpoint_array *ret)
 {
     ret->n = 0;
-    int r = gguf_array(g, key, ret);
+    int r = checkpoint_array(c, key, ret);
     if (r < 0)
         return r == -ENOENT ? 0 : r;
     if (ret->n < v->n)
-        return fail(-EINVAL, "tokenizer: %s has %llu items for %u tokens", key,
-                    (unsigned long long)ret->n, v->n);
+        return fail(-EINVAL, "tokenizer: %s has %llu items for %u tokens",
+                    checkpoint_key_name(c, key), (unsigned long long)ret->n, v->n);
     return 0;
 }
 
-static int read_kinds(const struct gguf *g, struct vocab *v)
+static int read_kinds(const struct checkpoint *c, struct vocab *v)
 {
-    static const char key[] = "tokenizer.ggml.token_type";
-    struct gguf_array array;
-    int r = read_beside(g, v, key, &array);
+    static const char key[] = "tokenizer.token_type";
+    struct checkpoint_array array;
+    int r = read_beside(c, v, key, &array);
     if (r < 0)
         return r;
-    if (array.n > 0 && array.kind != GGUF_I32 && array.kind != GGUF_U32)
-        return fail(-EINVAL, "tokenizer: %s must be 32-bit integers", key);
+    if (array.n > 0 && (array.items != CHECKPOINT_INTS || array.width != 4))
+        return fail(-EINVAL, "tokenizer: %s must be 32-bit integers", checkpoint_key_name(c, key));
     for (uint32_t i = 0; i < v->n; i++) {
-        int64_t kind = array.n > 0 ? gguf_array_int(&array, i) : TOK_NORMAL;
+        int64_t kind = array.n > 0 ? checkpoint_array_int(&array, i) : TOK_NORMAL;
         v->kinds[i] = kind >= TOK_NORMAL && kind <= TOK_BYTE ? (uint8_t)kind : TOK_UNUSED;
     }
     return 0;
 }
 
-static int read_scores(const struct gguf *g, struct vocab *v)
+static int read_scores(const struct checkpoint *c, struct vocab *v)
 {
-    static const char key[] = "tokenizer.ggml.scores";
-    struct gguf_array array;
-    int r = read_beside(g, v, key, &array);
+    static const char key[] = "tokenizer.scores";
+    struct checkpoint_array array;
+    int r = read_beside(c, v, key, &array);
     if (r < 0 || array.n == 0)
         return r;
-    if (array.kind != GGUF_FLOAT32 && array.kind != GGUF_FLOAT64)
-        return fail(-EINVAL, "tokenizer: %s must be floats", key);
+    if (array.items != CHECKPOINT_FLOATS)
+        return fail(-EINVAL, "tokenizer: %s must be floats", checkpoint_key_name(c, key));
     v->scores = malloc(v->n * sizeof(*v->scores));
     if (!v->scores)
         return fail(-ENOMEM, "tokenizer: no memory for %u scores", v->n);
     for (uint32_t i = 0; i < v->n; i++) {
-        float score = (float)gguf_array_float(&array, i);
+        float score = (float)checkpoint_array_float(&array, i);
         v->scores[i] = isnan(score) ? -INFINITY : score;
     }
     return 0;
 }
 
-static void place_tokens(struct vocab *v, const struct gguf_array *tokens)
+static void place_tokens(struct vocab *v, const struct checkpoint_array *tokens)
 {
     uint32_t at = 0;
     for (uint32_t i = 0; i < 256; i++)
         v->byte_ids[i] = VOCAB_NONE;
     for (uint32_t id = 0; id < v->n; id++) {
-        size_t len = bytes_of(v->model, v->kinds[id], gguf_array_text(tokens, id), v->bytes + at);
+        size_t len =
+            bytes_of(v->model, v->kinds[id], checkpoint_array_text(tokens, id), v->bytes + at);
         v->at[id] = at;
         if (v->kinds[id] == TOK_BYTE && len == 1)
             v->byte_ids[(uint8_t)v->bytes[at]] = id;
@@ -255,12 +257,12 @@ static void place_tokens(struct vocab *v, const struct gguf_array *tokens)
     v->at[v->n] = at;
 }
 
-int vocab_init(struct vocab *v, const struct gguf *g, enum vocab_model model)
+int vocab_init(struct vocab *v, const struct checkpoint *c, enum vocab_model model)
 {
-    struct gguf_array tokens;
+    struct checkpoint_array tokens;
     *v = (struct vocab){.model = model};
-    int r = read_tokens(g, v, &tokens);
-    if (r < 0 || (r = read_kinds(g, v)) < 0 || (r = read_scores(g, v)) < 0)
+    int r = read_tokens(c, v, &tokens);
+    if (r < 0 || (r = read_kinds(c, v)) < 0 || (r = read_scores(c, v)) < 0)
         return r;
     place_tokens(v, &tokens);
     return build_index(v);

@@ -5,7 +5,7 @@
  *
  * Threads: immutable after vocab_init(). */
 #pragma once
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 #include "text/tok.h"
 
 #define VOCAB_NONE UINT32_MAX
@@ -29,13 +29,13 @@ struct vocab {
     uint32_t byte_ids[256]; // tokens of kind byte; VOCAB_NONE: none
 };
 
-/* Reads tokenizer.ggml.tokens, scores and token_type. -EINVAL: missing, damaged or over a limit. */
-int vocab_init(struct vocab *v, const struct gguf *g, enum vocab_model model);
+/* Reads tokenizer.tokens, tokenizer.scores and tokenizer.token_type. -EINVAL: missing, damaged or over a limit. */
+int vocab_init(struct vocab *v, const struct checkpoint *c, enum vocab_model model);
 void vocab_done(struct vocab *v);
 
-static inline struct gguf_text vocab_bytes(const struct vocab *v, uint32_t id)
+static inline struct span vocab_bytes(const struct vocab *v, uint32_t id)
 {
-    return (struct gguf_text){v->bytes + v->at[id], v->at[id + 1] - v->at[id]};
+    return (struct span){v->bytes + v->at[id], v->at[id + 1] - v->at[id]};
 }
 
 /* VOCAB_NONE: no token has these bytes. */

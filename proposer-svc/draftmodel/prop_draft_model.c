@@ -139,11 +139,11 @@ static bool show_progress(void *arg, float done)
 
 /* What is kept of the vocabulary. Ids behind the last used one are never drafted: a target with the
  * same digest may not have them. */
-static int read_vocabulary(struct draft_model *d, const struct gguf *g, uint32_t *ret_n_used)
+static int read_vocabulary(struct draft_model *d, const struct checkpoint *c, uint32_t *ret_n_used)
 {
     AUTO(tok_free) struct tok *tok = NULL;
     const uint32_t *eos;
-    int r = tok_new(g, &tok);
+    int r = tok_new(c, &tok);
     if (r < 0)
         return r;
     d->vocab_digest = tok_digest(tok);
@@ -162,7 +162,7 @@ static int quantise_type(const char *name)
 
 static int load(struct draft_model *d, const struct prop_draft_model_settings *set)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
     int64_t start_us = clock_us();
     d->show_us = start_us + SHOW_US;
     struct runner_options opt = {.prefix = "draft.",
@@ -178,11 +178,11 @@ static int load(struct draft_model *d, const struct prop_draft_model_settings *s
                                  .max_pass_seqs = GROUP_MAX,
                                  .min_logits = GROUP_MAX};
     kernel_kv_type(set->kv_type, &opt.kv_type);
-    int r = gguf_open(set->model, &g);
+    int r = checkpoint_open(set->model, &c);
     if (r == 0)
-        r = read_vocabulary(d, g, &opt.n_vocab);
+        r = read_vocabulary(d, c, &opt.n_vocab);
     if (r == 0)
-        r = runner_plan(&d->run, g, &opt);
+        r = runner_plan(&d->run, c, &opt);
     if (r == 0)
         r = runner_load(&d->run, show_progress, d);
     if (r == 0)

@@ -131,7 +131,7 @@ static int put_mat(struct maker *m, bool names, struct mat t)
         bool is_mute = t.is_head && i < N_SPECIAL + N_BYTES;
         random_row(&state, m->row, t.n_in, is_mute ? 0 : t.gain / sqrtf((float)t.n_in));
         r = gguf_write_data(m->w, m->packed,
-                            quantise_row((enum kernel_type)t.type, m->row, t.n_in, m->packed));
+                            quantise_row(quantise_from_gguf(t.type), m->row, t.n_in, m->packed));
     }
     return r;
 }
@@ -254,7 +254,7 @@ static void word_of(uint32_t n, char to[32])
 static void put_vocab(struct gguf_write *w, uint32_t n)
 {
     static char names[MAX_VOCAB][32];
-    static struct gguf_text texts[MAX_VOCAB];
+    static struct span texts[MAX_VOCAB];
     static float scores[MAX_VOCAB];
     static int32_t kinds[MAX_VOCAB];
     static const char *const special[N_SPECIAL] = {"<unk>", "<s>", "</s>"};
@@ -267,7 +267,7 @@ static void put_vocab(struct gguf_write *w, uint32_t n)
             word_of(i, names[i]);
         kinds[i] = i == 0 ? 2 : i < N_SPECIAL ? 3 : i < N_SPECIAL + N_BYTES ? 6 : 1;
         scores[i] = i < N_SPECIAL + N_BYTES ? 0 : -(float)i;
-        texts[i] = (struct gguf_text){names[i], strlen(names[i])};
+        texts[i] = (struct span){names[i], strlen(names[i])};
     }
     gguf_write_text(w, "tokenizer.ggml.model", "llama", 5);
     gguf_write_texts(w, "tokenizer.ggml.tokens", texts, n);

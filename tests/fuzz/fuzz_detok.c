@@ -37,7 +37,7 @@ static int run(const struct tok *t, struct input stops, struct input tokens, boo
     add_stops(&d, stops);
     for (size_t i = 0; i < tokens.n && stop == DETOK_NONE; i++) {
         uint32_t id = token_of(tokens.data[i]);
-        struct gguf_text bytes = tok_bytes(t, id, true);
+        struct span bytes = tok_bytes(t, id, true);
         if (!by_bytes)
             stop = detok_feed(&d, id, out);
         for (size_t b = 0; by_bytes && b < bytes.len && stop == DETOK_NONE; b++)

@@ -21,12 +21,12 @@ static void use(const struct tok *t)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     AUTO(mem_free) void *aligned = malloc(n + !n);
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(tok_free) struct tok *t = NULL;
     if (!aligned)
         return 0;
     memcpy(aligned, data, n);
-    if (gguf_open_memory(aligned, n, &g) < 0)
+    if (checkpoint_open_memory(aligned, n, &g) < 0)
         return 0;
     gguf_walk(g);
     if (tok_new(g, &t) == 0)

@@ -10,10 +10,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static struct gguf *file;
+    static struct checkpoint *file;
     static struct tok *tok;
     if (!tok &&
-        (gguf_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file) < 0 || tok_new(file, &tok) < 0))
+        (checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file) < 0 || tok_new(file, &tok) < 0))
         abort();
 
     struct rpc_msg *msg = rpc_msg_of(data, n);

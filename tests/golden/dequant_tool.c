@@ -1,9 +1,10 @@
 /* dequant_tool.c - what weights of a file mean, for comparison by a script.
  *
- *   dequant_tool TYPE N_IN < rows      rows of N_IN weights of a type (its number in files) to
+ *   dequant_tool TYPE N_IN < rows      rows of N_IN weights of a type (its number in GGUF files) to
  * float32 on standard output; twice: from the file's and the packed layout */
 #include "kernel/kernel.h"
 #include "lib/lib.h"
+#include "lib/models/quantise.h"
 #include "lib/models/weights.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 int main(int argc, char **argv)
 {
     uint32_t per, bytes, n_in = argc == 3 ? (uint32_t)atoi(argv[2]) : 0;
-    enum kernel_type type = argc == 3 ? (enum kernel_type)atoi(argv[1]) : 0;
+    enum kernel_type type = argc == 3 ? quantise_from_gguf((enum gguf_type)atoi(argv[1])) : 0;
     if (argc != 3 || kernel_type_block(type, &per, &bytes) < 0 || !n_in || n_in % per) {
         fprintf(stderr, "dequant_tool TYPE N_IN < rows\n");
         return 2;

@@ -32,9 +32,9 @@ static unsigned n_checked, n_wrong;
 
 static struct tok *open_tok(const char *path)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     struct tok *t = NULL;
-    if (gguf_open(path, &g) < 0 || tok_new(g, &t) < 0)
+    if (checkpoint_open(path, &g) < 0 || tok_new(g, &t) < 0)
         fail_msg("%s: %s", path, fail_text());
     return t;
 }

@@ -8,7 +8,7 @@
 
 /* ---- GetModel ---- */
 
-static ProtobufCBinaryData data_of(struct gguf_text t)
+static ProtobufCBinaryData data_of(struct span t)
 {
     return rpc_data(t.data, t.len);
 }

@@ -78,7 +78,7 @@ static void fill_tops(struct verifier_service *s, const struct request *r,
     to->top = &s->top_list[at];
     for (uint32_t i = 0; i < r->n_top; i++) {
         Tandem__V1__TopLogprob *top = s->top_list[at + i] = &s->tops[at + i];
-        struct gguf_text text = tok_bytes(tok, from[i].token, true);
+        struct span text = tok_bytes(tok, from[i].token, true);
         tandem__v1__top_logprob__init(top);
         top->token = from[i].token;
         top->logprob = from[i].logprob;
@@ -111,7 +111,7 @@ static void fill_run(struct verifier_service *s, const struct event *ev,
         to->origin = origins[from->origin];
         if (!ev->req->logprobs)
             continue;
-        struct gguf_text own = tok_bytes(engine_served(s->engine)->tok, from->id, true);
+        struct span own = tok_bytes(engine_served(s->engine)->tok, from->id, true);
         to->logprob = from->logprob;
         to->held = from->n_held;
         to->bytes = rpc_data(own.data, own.len);

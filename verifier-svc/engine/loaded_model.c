@@ -33,9 +33,9 @@ int loaded_model_open(const struct verifier_options *o, struct loaded_model **re
     s->name = name_of(o);
     if (!s->name)
         return fail(-ENOMEM, "no memory for a model's name");
-    int err = gguf_open(o->model, &s->gguf);
+    int err = checkpoint_open(o->model, &s->checkpoint);
     if (!err)
-        err = tok_new(s->gguf, &s->tok);
+        err = tok_new(s->checkpoint, &s->tok);
     if (err < 0)
         return err;
     *ret = TAKE(s);
@@ -43,19 +43,19 @@ int loaded_model_open(const struct verifier_options *o, struct loaded_model **re
 }
 
 /* The type that most bytes of the file have. */
-static const char *main_type(const struct gguf *g)
+static const char *main_type(const struct checkpoint *c)
 {
-    size_t bytes[64] = {0};
-    uint32_t best = 0;
-    for (uint32_t i = 0; i < gguf_n_tensors(g); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(g, i);
-        if ((uint32_t)t->type >= 64)
-            continue;
+    size_t bytes[CHECKPOINT_TYPES] = {0}, most = 0;
+    const char *name = "";
+    for (uint32_t i = 0; i < checkpoint_n_tensors(c); i++) {
+        const struct checkpoint_tensor *t = checkpoint_tensor_at(c, i);
         bytes[t->type] += t->bytes;
-        if (bytes[t->type] > bytes[best])
-            best = t->type;
+        if (bytes[t->type] > most) {
+            most = bytes[t->type];
+            name = t->type_name;
+        }
     }
-    return gguf_type_name(best);
+    return name;
 }
 
 static void set_identity(struct loaded_model *s)
@@ -72,11 +72,11 @@ static void set_identity(struct loaded_model *s)
 /* What is told about the file, before it is closed. */
 static int keep_facts(struct loaded_model *s)
 {
-    struct gguf_text template;
-    s->weight_type = main_type(s->gguf);
-    s->created = gguf_modified(s->gguf);
+    struct span template;
+    s->weight_type = main_type(s->checkpoint);
+    s->created = checkpoint_modified(s->checkpoint);
     set_identity(s);
-    if (gguf_str(s->gguf, "tokenizer.chat_template", &template) < 0)
+    if (checkpoint_text(s->checkpoint, "tokenizer.chat_template", &template) < 0)
         return 0;
     s->chat_template = malloc(template.len + 1);
     if (!s->chat_template)
@@ -115,7 +115,7 @@ int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
         log_warn("float_gemm=blas core=%s: OpenBLAS has no fixed order of sums, so the same "
                  "request may get other tokens",
                  kernel_blas_init());
-    int err = runner_plan(&s->run, s->gguf, &opt);
+    int err = runner_plan(&s->run, s->checkpoint, &opt);
     if (!err)
         err = runner_load(&s->run, progress, arg);
     if (!err)
@@ -123,7 +123,7 @@ int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
     if (!err && o->prefix_cache)
         err = kv_open_index(s->run.kv, s->kv_identity, kv_hash);
     if (!err)
-        gguf_close(TAKE(s->gguf));
+        checkpoint_close(TAKE(s->checkpoint));
     return err;
 }
 
@@ -133,7 +133,7 @@ void loaded_model_free(struct loaded_model *s)
         return;
     runner_done(&s->run);
     tok_free(s->tok);
-    gguf_close(s->gguf);
+    checkpoint_close(s->checkpoint);
     free(s->chat_template);
     free(s->name);
     free(s);

@@ -7,13 +7,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 #include "model/runner.h"
 #include "text/tok.h"
 #include "verifier-svc/verifier_options.h"
 
 struct loaded_model {
-    struct gguf *gguf; // NULL once loaded: the file may change then
+    struct checkpoint *checkpoint; // NULL once loaded: the file may change then
     struct tok *tok;
     struct runner run;
     char *name;          // what clients call it

@@ -2,8 +2,8 @@
  */
 #pragma once
 #include <stdint.h>
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 
 /* A sum over the first and last byte of every tensor and every item of every array whose key is
  * known here; what it is does not matter, reading it does. */
-uint64_t gguf_walk(const struct gguf *g);
+uint64_t gguf_walk(const struct checkpoint *g);

@@ -216,3 +216,25 @@ size_t quantise_row(enum kernel_type type, const float *x, uint32_t n, uint8_t *
     }
     return (size_t)(n / l->n_weights) * l->n_bytes;
 }
+
+static const enum gguf_type gguf_types[] = {
+    [KERNEL_F32] = GGUF_F32,       [KERNEL_F16] = GGUF_F16,   [KERNEL_BF16] = GGUF_BF16,
+    [KERNEL_Q4_0] = GGUF_Q4_0,     [KERNEL_Q4_1] = GGUF_Q4_1, [KERNEL_Q5_0] = GGUF_Q5_0,
+    [KERNEL_Q5_1] = GGUF_Q5_1,     [KERNEL_Q8_0] = GGUF_Q8_0, [KERNEL_Q4_K] = GGUF_Q4_K,
+    [KERNEL_Q5_K] = GGUF_Q5_K,     [KERNEL_Q6_K] = GGUF_Q6_K, [KERNEL_IQ4_NL] = GGUF_IQ4_NL,
+    [KERNEL_IQ4_XS] = GGUF_IQ4_XS,
+};
+
+enum gguf_type quantise_to_gguf(enum kernel_type type)
+{
+    return gguf_types[type];
+}
+
+enum kernel_type quantise_from_gguf(enum gguf_type type)
+{
+    for (size_t i = 0; i < ARRAY_LEN(gguf_types); i++)
+        if (gguf_types[i] == type)
+            return (enum kernel_type)i;
+    fail_msg("no kernel for GGUF's type %u", (unsigned)type);
+    return KERNEL_F32;
+}

@@ -9,7 +9,7 @@
 #define MAX 320
 
 struct list {
-    struct gguf_text text[MAX];
+    struct span text[MAX];
     char letters[256][8];
     int32_t kinds[MAX];
     float scores[MAX];
@@ -18,7 +18,7 @@ struct list {
 
 static void add(struct list *l, const char *text, enum tok_kind kind, float score)
 {
-    l->text[l->n] = (struct gguf_text){text, strlen(text)};
+    l->text[l->n] = (struct span){text, strlen(text)};
     l->kinds[l->n] = kind;
     l->scores[l->n++] = score;
 }
@@ -44,13 +44,13 @@ static void bpe_keys(struct gguf_write *w, struct list *l)
     static const char *const made[] = {
         "ab", "abc", "\u0120a", "bc", "ll", "he", "hell", "hello", "\xc3\x83\xc2\xa9",
     };
-    struct gguf_text texts[ARRAY_LEN(merges)];
+    struct span texts[ARRAY_LEN(merges)];
     for (unsigned b = 0; b < 256; b++) {
         letter_of(b, l->letters[b]);
         add(l, l->letters[b], TOK_NORMAL, 0);
     }
     for (size_t i = 0; i < ARRAY_LEN(merges); i++) {
-        texts[i] = (struct gguf_text){merges[i], strlen(merges[i])};
+        texts[i] = (struct span){merges[i], strlen(merges[i])};
         add(l, made[i], TOK_NORMAL, 0);
     }
     add(l, "<|begin|>", TOK_CONTROL, 0);
@@ -109,7 +109,7 @@ void *small_vocab_finish(struct gguf_write *w, size_t *ret_len)
 struct tok *small_vocab_tok(enum small_vocab which, const char *pre)
 {
     AUTO(gguf_write_free) struct gguf_write *w = NULL;
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     struct tok *t = NULL;
     size_t len;
     assert_int_equal(gguf_write_new(&w), 0);
@@ -117,7 +117,7 @@ struct tok *small_vocab_tok(enum small_vocab which, const char *pre)
     pre = pre ? pre : "gpt-2";
     gguf_write_text(w, "tokenizer.ggml.pre", pre, strlen(pre));
     AUTO(mem_free) void *data = small_vocab_finish(w, &len);
-    if (gguf_open_memory(data, len, &g) < 0 || tok_new(g, &t) < 0)
+    if (checkpoint_open_memory(data, len, &g) < 0 || tok_new(g, &t) < 0)
         fail_msg("%s", fail_text());
     return t;
 }

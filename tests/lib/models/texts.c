@@ -26,12 +26,12 @@ void texts_done(struct texts *t)
 
 struct tok *texts_vocabulary(const char *path)
 {
-    struct gguf *file;
+    struct checkpoint *file;
     struct tok *tok;
-    if (gguf_open(path, &file) < 0)
+    if (checkpoint_open(path, &file) < 0)
         fail_msg("%s", fail_text());
     int r = tok_new(file, &tok);
-    gguf_close(file);
+    checkpoint_close(file);
     if (r < 0)
         fail_msg("%s", fail_text());
     return tok;

@@ -4,7 +4,9 @@
 #include "base/rng.h"
 #include "file/gguf_write.h"
 #include "lib/lib.h"
+#include "lib/models/quantise.h"
 #include "lib/models/weights.h"
+#include "model/model.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,7 +153,7 @@ static void write_keys(struct gguf_write *w, const struct tiny *o)
 /* SentencePiece with nothing but bytes and fillers, so that other readers accept the file too. */
 static void write_vocab(struct gguf_write *w)
 {
-    struct gguf_text texts[TINY_VOCAB];
+    struct span texts[TINY_VOCAB];
     static char names[TINY_VOCAB][16];
     float scores[TINY_VOCAB];
     int32_t kinds[TINY_VOCAB];
@@ -162,7 +164,7 @@ static void write_vocab(struct gguf_write *w)
                  : i == 2 ? "</s>"
                           : "t%u",
                  i);
-        texts[i] = (struct gguf_text){names[i], strlen(names[i])};
+        texts[i] = (struct span){names[i], strlen(names[i])};
         scores[i] = -(float)i;
         kinds[i] = i == 0 ? 2 : i < 3 ? 3 : 1;
     }
@@ -212,7 +214,7 @@ static void write_file(const struct tiny *o, FILE *to)
     write_keys(w, o);
     write_vocab(w);
     for (uint32_t i = 0; i < l.n; i++)
-        gguf_write_tensor(w, l.v[i].name, (enum gguf_type)l.v[i].type, l.v[i].n_out ? 2 : 1,
+        gguf_write_tensor(w, l.v[i].name, quantise_to_gguf(l.v[i].type), l.v[i].n_out ? 2 : 1,
                           (uint64_t[]){l.v[i].n_in, l.v[i].n_out});
     must(gguf_write_head(w, to), "gguf_write_head");
     for (uint32_t i = 0; i < l.n; i++) {
@@ -242,21 +244,22 @@ void *tiny_write(const struct tiny *t, size_t *ret_len)
 /* ---- the plain forward pass ---- */
 
 /* A whole tensor as floats; free it. NULL: not there. */
-static float *tensor_of(const struct gguf *g, const char *name)
+static float *tensor_of(const struct checkpoint *g, const char *name)
 {
-    const struct gguf_tensor *t = gguf_find(g, name);
+    const struct checkpoint_tensor *t = checkpoint_find_name(g, name);
     if (!t)
         return NULL;
+    enum kernel_type type;
+    must(model_weight_type(t, &type), name);
     float *x = weights_alloc(t->shape[0] * t->shape[1] * sizeof(float));
     for (uint64_t r = 0; r < t->shape[1]; r++)
-        kernel_dequant((enum kernel_type)t->type,
-                       (const char *)t->data + r * (t->bytes / t->shape[1]), (uint32_t)t->shape[0],
-                       x + r * t->shape[0]);
+        kernel_dequant(type, (const char *)t->data + r * (t->bytes / t->shape[1]),
+                       (uint32_t)t->shape[0], x + r * t->shape[0]);
     return x;
 }
 
-static void plain_apply(const struct gguf *g, const char *name, const char *bias, const double *x,
-                        uint32_t n_in, uint32_t n_out, double *y)
+static void plain_apply(const struct checkpoint *g, const char *name, const char *bias,
+                        const double *x, uint32_t n_in, uint32_t n_out, double *y)
 {
     float *w = tensor_of(g, name), *b = bias && *bias ? tensor_of(g, bias) : NULL;
     for (uint32_t o = 0; o < n_out; o++) {
@@ -268,7 +271,7 @@ static void plain_apply(const struct gguf *g, const char *name, const char *bias
     free(b);
 }
 
-static void plain_norm(const struct gguf *g, const char *name, uint32_t n, const double *x,
+static void plain_norm(const struct checkpoint *g, const char *name, uint32_t n, const double *x,
                        double *y)
 {
     float *w = tensor_of(g, name);
@@ -293,7 +296,7 @@ static double plain_ramp(const struct tiny *t, uint32_t i)
     return 1 - fmin(1, fmax(0, at));
 }
 
-static void plain_rotate(const struct tiny *t, const struct gguf *g, uint32_t pos, double *x)
+static void plain_rotate(const struct tiny *t, const struct checkpoint *g, uint32_t pos, double *x)
 {
     uint32_t n = rope_dim(t), step = is(t, "llama") ? 1 : n / 2;
     float *factors = tensor_of(g, "rope_freqs.weight");
@@ -343,7 +346,7 @@ static void plain_attend(const double *q, const struct cache *c, uint32_t pos, u
             out[head * TINY_HEAD_DIM + i] += exp(scores[p] - largest) / sum * c->v[p][kv + i];
 }
 
-static void plain_attention(const struct tiny *t, const struct gguf *g, uint32_t layer,
+static void plain_attention(const struct tiny *t, const struct checkpoint *g, uint32_t layer,
                             uint32_t pos, struct cache *c, double *x)
 {
     double h[TINY_EMBD], q[N_Q], out[N_Q];
@@ -374,7 +377,7 @@ static void plain_attention(const struct tiny *t, const struct gguf *g, uint32_t
         x[i] += h[i];
 }
 
-static void plain_ff(const struct gguf *g, uint32_t layer, double *x)
+static void plain_ff(const struct checkpoint *g, uint32_t layer, double *x)
 {
     double h[TINY_EMBD], gate[TINY_FF], up[TINY_FF];
     plain_norm(g, in_layer(layer, "ffn_norm.weight"), TINY_EMBD, x, h);
@@ -390,8 +393,8 @@ static void plain_ff(const struct gguf *g, uint32_t layer, double *x)
 void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint32_t *tokens,
                  uint32_t n, double *logits)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
-    must(gguf_open_memory(file, len, &g), "gguf_open_memory");
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    must(checkpoint_open_memory(file, len, &g), "checkpoint_open_memory");
     struct cache *caches = calloc(n_layers(t), sizeof(*caches));
     float *embd = tensor_of(g, "token_embd.weight");
     for (uint32_t pos = 0; pos < n; pos++) {

@@ -42,14 +42,14 @@ static void build(struct rig *r, const struct rig_options *opt)
 void rig_open(struct rig *r, const char *path, const struct rig_options *opt)
 {
     *r = (struct rig){0};
-    must(gguf_open(path, &r->file), path);
+    must(checkpoint_open(path, &r->file), path);
     build(r, opt);
 }
 
 void rig_open_memory(struct rig *r, const void *data, size_t len, const struct rig_options *opt)
 {
     *r = (struct rig){0};
-    must(gguf_open_memory(data, len, &r->file), "gguf_open_memory");
+    must(checkpoint_open_memory(data, len, &r->file), "checkpoint_open_memory");
     build(r, opt);
 }
 
@@ -61,7 +61,7 @@ void rig_close(struct rig *r)
     model_free(r->model);
     if (r->has_own_pool)
         pool_free(r->pool);
-    gguf_close(r->file);
+    checkpoint_close(r->file);
 }
 
 struct kv_seq rig_seq(const struct rig *r)

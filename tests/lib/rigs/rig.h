@@ -4,7 +4,7 @@
 #include "model/forward.h"
 
 struct rig {
-    struct gguf *file;
+    struct checkpoint *file;
     struct pool *pool;
     struct model *model;
     struct kv *kv;

@@ -6,7 +6,7 @@
 #include <string.h>
 #include "lib/lib.h"
 #include "base/mem.h"
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 #include "lib/oracles/figures.h"
 #include "lib/rigs/verifier_rig.h"
 #include "verifier-svc/control/pass_time.h"
@@ -350,15 +350,15 @@ static void a_client_that_never_reads_is_given_up(void **state)
 /* A copy of the model in which one token's embedding is not a number. */
 static void write_broken_model(char path[200])
 {
-    struct gguf *g;
+    struct checkpoint *g;
     size_t len;
     AUTO(mem_free) char *file = lib_read(MODEL, &len);
-    assert_int_equal(gguf_open_memory(file, len, &g), 0);
-    const struct gguf_tensor *t = gguf_find(g, "token_embd.weight");
-    assert_true(t && t->type == GGUF_Q8_0);
+    assert_int_equal(checkpoint_open_memory(file, len, &g), 0);
+    const struct checkpoint_tensor *t = checkpoint_find_name(g, "token_embd.weight");
+    assert_true(t && t->type == CHECKPOINT_Q8_0);
     size_t row_bytes = t->bytes / t->shape[1]; // blocks of an f16 scale and 32 weights
     memcpy((char *)t->data + BROKEN_TOKEN * row_bytes, "\x00\x7e", 2);
-    gguf_close(g);
+    checkpoint_close(g);
     write_model("broken", file, len, path);
 }
 

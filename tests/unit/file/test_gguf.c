@@ -46,16 +46,16 @@ static struct gguf_write *writer(void)
 /* Keys of every kind and three tensors. */
 static struct file sample(void)
 {
-    static const struct gguf_text tokens[] = {{"a", 1}, {"", 0}, {"<unk>", 5}};
+    static const struct span tokens[] = {{"a", 1}, {"", 0}, {"<unk>", 5}};
     static const float scores[] = {0, -1, -2};
     struct gguf_write *w = writer();
     gguf_write_text(w, "general.architecture", "llama", 5);
     gguf_write_int(w, "general.alignment", GGUF_U32, 32);
     gguf_write_int(w, "llama.block_count", GGUF_U16, 2);
-    gguf_write_int(w, "a.negative", GGUF_I8, -5);
-    gguf_write_int(w, "a.bool", GGUF_BOOL, 1);
-    gguf_write_int(w, "a.large", GGUF_U64, 1ll << 40);
-    gguf_write_float(w, "a.float", 0.5f);
+    gguf_write_int(w, "llama.negative", GGUF_I8, -5);
+    gguf_write_int(w, "llama.bool", GGUF_BOOL, 1);
+    gguf_write_int(w, "llama.large", GGUF_U64, 1ll << 40);
+    gguf_write_float(w, "llama.float", 0.5f);
     gguf_write_texts(w, "tokenizer.ggml.tokens", tokens, 3);
     gguf_write_array(w, "tokenizer.ggml.scores", GGUF_FLOAT32, scores, 3);
     gguf_write_tensor(w, "b.weight", GGUF_Q8_0, 2, (uint64_t[]){64, 2});
@@ -64,15 +64,15 @@ static struct file sample(void)
     return finish(w, 4 * 34 + 28 + 48);
 }
 
-static int open_file(const struct file *f, struct gguf **ret)
+static int open_file(const struct file *f, struct checkpoint **ret)
 {
-    return gguf_open_memory(f->data, f->len, ret);
+    return checkpoint_open_memory(f->data, f->len, ret);
 }
 
 /* Opening fails with this errno, and its sentence holds this. */
 static void refused(const struct file *f, int err, const char *why)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     int r = open_file(f, &g);
     if (r != err || !strstr(fail_text(), why))
         fail_msg("got %d (%s), not %d with \"%s\"", r, r < 0 ? fail_text() : "opened", err, why);
@@ -90,56 +90,56 @@ static void patch(struct file *f, const void *old, size_t n_old, size_t skip, co
 static void a_valid_file_is_read(void **state)
 {
     FILE_AUTO f = sample();
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     assert_int_equal(open_file(&f, &g), 0);
-    assert_int_equal(gguf_n_tensors(g), 3);
-    assert_memory_equal(gguf_tensor_at(g, 0)->name.data, "b.weight", 8); // the file's order
-    const struct gguf_tensor *t = gguf_find(g, "c.weight");
-    assert_int_equal(t->type, GGUF_F16);
+    assert_int_equal(checkpoint_n_tensors(g), 3);
+    assert_memory_equal(checkpoint_tensor_at(g, 0)->name.data, "b.weight", 8); // the file's order
+    const struct checkpoint_tensor *t = checkpoint_find_name(g, "c.weight");
+    assert_int_equal(t->type, CHECKPOINT_F16);
     assert_int_equal(t->n_dims, 3);
     assert_int_equal(t->shape[2], 4);
     assert_int_equal(t->shape[3], 1);
     assert_int_equal(t->bytes, 48);
-    assert_null(gguf_find(g, "c.weigh"));
-    assert_null(gguf_find(g, "c.weights"));
+    assert_null(checkpoint_find_name(g, "c.weigh"));
+    assert_null(checkpoint_find_name(g, "c.weights"));
     assert_true(gguf_walk(g) > 0);
-    assert_int_equal(gguf_bytes(g), f.len);
-    assert_int_equal(gguf_modified(g), 0);
+    assert_int_equal(checkpoint_bytes(g), f.len);
+    assert_int_equal(checkpoint_modified(g), 0);
     (void)state;
 }
 
 static void numbers_convert_where_they_fit(void **state)
 {
     FILE_AUTO f = sample();
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     uint32_t small;
     uint64_t large;
     float number;
     bool yes;
-    struct gguf_text text;
-    struct gguf_array array;
+    struct span text;
+    struct checkpoint_array array;
     assert_int_equal(open_file(&f, &g), 0);
-    assert_int_equal(gguf_u32(g, "llama.block_count", &small), 0);
+    assert_int_equal(checkpoint_u32(g, "block_count", &small), 0);
     assert_int_equal(small, 2);
-    assert_int_equal(gguf_u32(g, "a.large", &small), -EINVAL);
-    assert_int_equal(gguf_u64(g, "a.large", &large), 0);
-    assert_int_equal(gguf_u32(g, "a.negative", &small), -EINVAL);
-    assert_int_equal(gguf_u32(g, "a.float", &small), -EINVAL);
-    assert_int_equal(gguf_u32(g, "absent", &small), -ENOENT);
-    assert_int_equal(gguf_float(g, "a.float", &number), 0);
-    assert_int_equal(gguf_float(g, "a.bool", &number), -EINVAL);
-    assert_int_equal(gguf_bool(g, "a.bool", &yes), 0);
-    assert_int_equal(gguf_bool(g, "a.float", &yes), -EINVAL);
-    assert_int_equal(gguf_str(g, "a.float", &text), -EINVAL);
-    assert_non_null(strstr(fail_text(), "a.float"));
-    assert_int_equal(gguf_array(g, "a.float", &array), -EINVAL);
+    assert_int_equal(checkpoint_u32(g, "large", &small), -EINVAL);
+    assert_int_equal(checkpoint_u64(g, "large", &large), 0);
+    assert_int_equal(checkpoint_u32(g, "negative", &small), -EINVAL);
+    assert_int_equal(checkpoint_u32(g, "float", &small), -EINVAL);
+    assert_int_equal(checkpoint_u32(g, "absent", &small), -ENOENT);
+    assert_int_equal(checkpoint_float(g, "float", &number), 0);
+    assert_int_equal(checkpoint_float(g, "bool", &number), -EINVAL);
+    assert_int_equal(checkpoint_bool(g, "bool", &yes), 0);
+    assert_int_equal(checkpoint_bool(g, "float", &yes), -EINVAL);
+    assert_int_equal(checkpoint_text(g, "float", &text), -EINVAL);
+    assert_non_null(strstr(fail_text(), "llama.float"));
+    assert_int_equal(checkpoint_array(g, "float", &array), -EINVAL);
     (void)state;
 }
 
 static void version_2_is_read_others_are_named(void **state)
 {
     FILE_AUTO f = sample();
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     f.data[4] = 2;
     assert_int_equal(open_file(&f, &g), 0);
     f.data[4] = 1;
@@ -158,9 +158,9 @@ static void a_file_cut_at_any_length_is_refused(void **state)
     FILE_AUTO f = sample();
     for (size_t len = 0; len < f.len - 16; len++) {      // 16: the padding behind the last tensor
         AUTO(mem_free) char *exact = malloc(len + !len); // reading past it is seen by ASan
-        struct gguf *g;
+        struct checkpoint *g;
         memcpy(exact, f.data, len);
-        if (gguf_open_memory(exact, len, &g) == 0)
+        if (checkpoint_open_memory(exact, len, &g) == 0)
             fail_msg("%zu of %zu bytes were enough", len, f.len);
     }
     (void)state;
@@ -172,7 +172,7 @@ static void counts_that_lie_are_refused(void **state)
     FILE_AUTO f = sample();
     for (size_t i = 0; i < ARRAY_LEN(lies); i++)
         for (size_t at = 8; at <= 16; at += 8) { // tensors, keys
-            AUTO(gguf_close) struct gguf *g = NULL;
+            AUTO(checkpoint_close) struct checkpoint *g = NULL;
             uint64_t truth;
             memcpy(&truth, f.data + at, 8);
             memcpy(f.data + at, &lies[i], 8);
@@ -188,7 +188,7 @@ static void lengths_that_lie_are_refused(void **state)
     for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
         FILE_AUTO key = sample(), text = sample(), array = sample(), texts = sample(),
                   item = sample();
-        patch(&key, "\x0a\0\0\0\0\0\0\0a.negative", 18, 0, &lies[i], 8);
+        patch(&key, "\x0e\0\0\0\0\0\0\0llama.negative", 22, 0, &lies[i], 8);
         refused(&key, -EINVAL, "a key");
         patch(&text, "\5\0\0\0\0\0\0\0llama", 13, 0, &lies[i], 8);
         refused(&text, -EINVAL, "text");
@@ -296,14 +296,14 @@ static void flipped_bits_never_lead_outside(void **state)
     unsigned n_opened = 0;
     size_t head = f.len - 256; // about where the weights begin: all of the header is before it
     for (uint64_t i = 0; i < 20000; i++) {
-        AUTO(gguf_close) struct gguf *g = NULL;
+        AUTO(checkpoint_close) struct checkpoint *g = NULL;
         AUTO(mem_free) char *bad = malloc(f.len);
         memcpy(bad, f.data, f.len);
         for (uint64_t n = 0; n <= i % 3; n++) {
             uint64_t r = rng_splitmix64(i * 4 + n);
             bad[r % head] ^= (char)(1u << (r >> 40) % 8);
         }
-        if (gguf_open_memory(bad, f.len, &g) == 0)
+        if (checkpoint_open_memory(bad, f.len, &g) == 0)
             n_opened += gguf_walk(g) > 0;
     }
     assert_true(n_opened > 100 && n_opened < 19000); // both happen
@@ -346,8 +346,8 @@ static void save(const char *name, const struct file *f)
 
 static void cannot_open(const char *name, int err, const char *why)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
-    int r = gguf_open(in_folder(name), &g);
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    int r = checkpoint_open(in_folder(name), &g);
     if (r != err || !strstr(fail_text(), why))
         fail_msg("%s: got %d (%s), not %d with \"%s\"", name, r, r < 0 ? fail_text() : "opened",
                  err, why);
@@ -356,13 +356,13 @@ static void cannot_open(const char *name, int err, const char *why)
 static void a_file_is_mapped(void **state)
 {
     FILE_AUTO f = sample();
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     save("model.gguf", &f);
-    assert_int_equal(gguf_open(in_folder("model.gguf"), &g), 0);
-    assert_true(gguf_modified(g) > 1600000000);
-    const struct gguf_tensor *b = gguf_find(g, "b.weight");
-    gguf_advise(g, b->data, b->bytes, true);
-    gguf_advise(g, b->data, b->bytes, false);
+    assert_int_equal(checkpoint_open(in_folder("model.gguf"), &g), 0);
+    assert_true(checkpoint_modified(g) > 1600000000);
+    const struct checkpoint_tensor *b = checkpoint_find_name(g, "b.weight");
+    checkpoint_advise(g, b->data, b->bytes, true);
+    checkpoint_advise(g, b->data, b->bytes, false);
     assert_true(gguf_walk(g) > 0);
     (void)state;
 }
@@ -395,17 +395,17 @@ static struct file part(const char *tensor, unsigned no, unsigned count, unsigne
 static void split_files_are_joined(void **state)
 {
     FILE_AUTO a = part("x", 0, 3, 3), b = part("y", 1, 3, 3), c = part("z", 2, 3, 3);
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     uint32_t n;
     save("m-00001-of-00003.gguf", &a);
     save("m-00002-of-00003.gguf", &b);
     save("m-00003-of-00003.gguf", &c);
-    assert_int_equal(gguf_open(in_folder("m-00001-of-00003.gguf"), &g), 0);
-    assert_int_equal(gguf_n_tensors(g), 3);
-    assert_int_equal(gguf_u32(g, "llama.block_count", &n), 0);
-    assert_non_null(gguf_find(g, "x"));
-    assert_non_null(gguf_find(g, "z"));
-    assert_int_equal(gguf_bytes(g), a.len + b.len + c.len);
+    assert_int_equal(checkpoint_open(in_folder("m-00001-of-00003.gguf"), &g), 0);
+    assert_int_equal(checkpoint_n_tensors(g), 3);
+    assert_int_equal(checkpoint_u32(g, "llama.block_count", &n), 0);
+    assert_non_null(checkpoint_find_name(g, "x"));
+    assert_non_null(checkpoint_find_name(g, "z"));
+    assert_int_equal(checkpoint_bytes(g), a.len + b.len + c.len);
     cannot_open("m-00002-of-00003.gguf", -EINVAL, "part 2");
     (void)state;
 }
@@ -437,11 +437,11 @@ static void split_files_that_do_not_belong_together_are_refused(void **state)
 static void real_models_are_read(void **state)
 {
     const char *path = SOURCE_DIR "/models/tales-11m-q8_0.gguf";
-    AUTO(gguf_close) struct gguf *g = NULL;
-    assert_int_equal(gguf_open(path, &g), 0);
-    assert_int_equal(gguf_n_tensors(g), 38);
-    const struct gguf_tensor *t = gguf_find(g, "token_embd.weight");
-    assert_int_equal(t->type, GGUF_Q8_0);
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    assert_int_equal(checkpoint_open(path, &g), 0);
+    assert_int_equal(checkpoint_n_tensors(g), 38);
+    const struct checkpoint_tensor *t = checkpoint_find_name(g, "token_embd.weight");
+    assert_int_equal(t->type, CHECKPOINT_Q8_0);
     assert_int_equal(t->shape[0], 512);
     assert_int_equal(t->shape[1], 4096);
     assert_int_equal(t->bytes, 512 * 4096 / 32 * 34);

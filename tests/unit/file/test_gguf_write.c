@@ -37,7 +37,7 @@ static void every_kind_of_key_comes_back(void **state)
 {
     struct fixture *f = *state;
     static const int32_t numbers[] = {-1, 7};
-    static const struct gguf_text texts[] = {{"ab", 2}, {"", 0}, {"c\0d", 3}};
+    static const struct span texts[] = {{"ab", 2}, {"", 0}, {"c\0d", 3}};
     gguf_write_int(f->w, "u8", GGUF_U8, 200);
     gguf_write_int(f->w, "i64", GGUF_I64, 1ll << 40);
     gguf_write_int(f->w, "yes", GGUF_BOOL, 1);
@@ -48,28 +48,28 @@ static void every_kind_of_key_comes_back(void **state)
     assert_int_equal(gguf_write_head(f->w, f->file), 0);
     assert_int_equal(gguf_write_end(f->w), 0);
 
-    AUTO(gguf_close) struct gguf *g = NULL;
-    assert_int_equal(gguf_open_memory(f->data, f->len, &g), 0);
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    assert_int_equal(checkpoint_open_memory(f->data, f->len, &g), 0);
     uint32_t small;
     uint64_t large;
     float number;
     bool yes;
-    struct gguf_text text;
-    struct gguf_array array;
-    assert_int_equal(gguf_u32(g, "u8", &small), 0);
+    struct span text;
+    struct checkpoint_array array;
+    assert_int_equal(checkpoint_u32(g, "u8", &small), 0);
     assert_int_equal(small, 200);
-    assert_int_equal(gguf_u64(g, "i64", &large), 0);
+    assert_int_equal(checkpoint_u64(g, "i64", &large), 0);
     assert_true(large == 1ull << 40);
-    assert_int_equal(gguf_bool(g, "yes", &yes), 0);
+    assert_int_equal(checkpoint_bool(g, "yes", &yes), 0);
     assert_true(yes);
-    assert_int_equal(gguf_float(g, "pi", &number), 0);
+    assert_int_equal(checkpoint_float(g, "pi", &number), 0);
     assert_true(number == 3.5f);
-    assert_int_equal(gguf_str(g, "name", &text), 0);
+    assert_int_equal(checkpoint_text(g, "name", &text), 0);
     assert_memory_equal(text.data, "x y", 3);
-    assert_int_equal(gguf_array(g, "numbers", &array), 0);
-    assert_int_equal(gguf_array_int(&array, 0), -1);
-    assert_int_equal(gguf_array(g, "texts", &array), 0);
-    text = gguf_array_text(&array, 2);
+    assert_int_equal(checkpoint_array(g, "numbers", &array), 0);
+    assert_int_equal(checkpoint_array_int(&array, 0), -1);
+    assert_int_equal(checkpoint_array(g, "texts", &array), 0);
+    text = checkpoint_array_text(&array, 2);
     assert_int_equal(text.len, 3);
     assert_memory_equal(text.data, "c\0d", 3);
 }
@@ -91,9 +91,10 @@ static void streamed_weights_lie_where_the_table_says(void **state)
     assert_int_equal(gguf_write_data(f->w, b, sizeof(b)), 0);
     assert_int_equal(gguf_write_end(f->w), 0);
 
-    AUTO(gguf_close) struct gguf *g = NULL;
-    assert_int_equal(gguf_open_memory(f->data, f->len, &g), 0);
-    const struct gguf_tensor *ta = gguf_find(g, "a"), *tb = gguf_find(g, "b");
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    assert_int_equal(checkpoint_open_memory(f->data, f->len, &g), 0);
+    const struct checkpoint_tensor *ta = checkpoint_find_name(g, "a"),
+                                   *tb = checkpoint_find_name(g, "b");
     assert_int_equal(ta->bytes, sizeof(a));
     assert_memory_equal(ta->data, a, sizeof(a));
     assert_memory_equal(tb->data, b, sizeof(b));

@@ -67,9 +67,9 @@ static void set_float(struct file f, const char *key, float value)
 
 static int load_as(struct file f, int quantise, struct model **ret)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(model_free) struct model *m = NULL;
-    int r = gguf_open_memory(f.data, f.len, &g);
+    int r = checkpoint_open_memory(f.data, f.len, &g);
     if (r == 0)
         r = model_plan(g, quantise, &m);
     if (r == 0)
@@ -270,9 +270,9 @@ static bool note_progress(void *arg, float done)
 /* Loads with somebody looking on. */
 static int load_watched(struct file f, struct progress *p)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(model_free) struct model *m = NULL;
-    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
+    assert_int_equal(checkpoint_open_memory(f.data, f.len, &g), 0);
     assert_int_equal(model_plan(g, MODEL_AS_FILE, &m), 0);
     return model_load(m, &(struct model_load_options){
                              .pool = pool, .kernel = kernel, .progress = note_progress, .arg = p});
@@ -304,15 +304,16 @@ static void loading_can_be_given_up(void **state)
 /* A matrix holds the tensor's rows, rounded to its type. */
 static void assert_rounded(struct file f, const char *name, const struct kernel_mat *w)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
-    assert_int_equal(gguf_open_memory(f.data, f.len, &g), 0);
-    const struct gguf_tensor *t = gguf_find(g, name);
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    assert_int_equal(checkpoint_open_memory(f.data, f.len, &g), 0);
+    const struct checkpoint_tensor *t = checkpoint_find_name(g, name);
+    enum kernel_type type;
+    assert_int_equal(model_weight_type(t, &type), 0);
     AUTO(mem_free) float *x = calloc(2 * w->n_in, sizeof(*x));
     AUTO(mem_free) char *row = malloc(w->n_in * sizeof(*x));
     float *got = x + w->n_in;
     for (uint32_t i = 0; i < w->n_out; i++) {
-        kernel_dequant((enum kernel_type)t->type, (const char *)t->data + i * (t->bytes / w->n_out),
-                       w->n_in, x);
+        kernel_dequant(type, (const char *)t->data + i * (t->bytes / w->n_out), w->n_in, x);
         kernel_quantise(w->type, x, w->n_in, row);
         kernel_dequant(w->type, row, w->n_in, x);
         kernel_dequant_packed(w, i, got);
@@ -387,9 +388,9 @@ static void the_columns_of_several_matrices_are_shared_out(void **state)
 /* Everything but the weights. */
 static int plan(struct file f)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(model_free) struct model *m = NULL;
-    int r = gguf_open_memory(f.data, f.len, &g);
+    int r = checkpoint_open_memory(f.data, f.len, &g);
     return r < 0 ? r : model_plan(g, MODEL_AS_FILE, &m);
 }
 

@@ -19,15 +19,15 @@ static void read_subject(struct subject *to, const struct tiny *t, uint32_t rope
 {
     size_t len;
     AUTO(mem_free) char *file = tiny_write(t, &len);
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     const struct arch *arch;
     *to = (struct subject){.m.rope_freqs = to->freqs};
     struct model_params *p = &to->m.params;
-    assert_int_equal(gguf_open_memory(file, len, &g), 0);
+    assert_int_equal(checkpoint_open_memory(file, len, &g), 0);
     assert_int_equal(arch_read(g, p, &arch), 0);
     p->rope_dim = rope_dim ? rope_dim : p->rope_dim;
     p->rope_base = base > 0 ? base : p->rope_base;
-    assert_int_equal(rope_read(g, arch, p, to->freqs, &p->rope_gain), 0);
+    assert_int_equal(rope_read(g, p, to->freqs, &p->rope_gain), 0);
 }
 
 static const struct tiny tiny = {.arch = "llama", .type = KERNEL_Q4_0, .n_layers = 1};

@@ -8,12 +8,11 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/rng.h"
-#include "file/gguf.h"
 #include "lib/lib.h"
 #include "lib/oracles/plain_dist.h"
 #include "lib/oracles/prop_contract.h"
 #include "lib/rigs/rig.h"
-#include "file/gguf.h"
+#include "file/checkpoint.h"
 #include "model/dist.h"
 #include "proposer-svc/draftmodel/prop_draft_model.h"
 #include "text/tok.h"
@@ -423,10 +422,10 @@ static void nor_is_it_ahead(void **state)
 
 static uint32_t eos_of_model(void)
 {
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(tok_free) struct tok *tok = NULL;
     const uint32_t *eos;
-    assert_int_equal(gguf_open(MODEL, &g), 0);
+    assert_int_equal(checkpoint_open(MODEL, &g), 0);
     assert_int_equal(tok_new(g, &tok), 0);
     assert_true(tok_eos_ids(tok, &eos) > 0);
     return eos[0];
@@ -821,17 +820,17 @@ static void behind_a_token_that_the_model_has_not_there_is_no_draft(void **state
 /* The model's file in which all but the first tokens are padding, and nothing else. */
 static void write_padded(const char *path, uint32_t n_used)
 {
-    struct gguf_array kinds, texts;
+    struct checkpoint_array kinds, texts;
     size_t len;
     AUTO(mem_free) char *file = lib_read(MODEL, &len);
-    AUTO(gguf_close) struct gguf *g = NULL;
-    assert_int_equal(gguf_open_memory(file, len, &g), 0);
-    assert_int_equal(gguf_array(g, "tokenizer.ggml.token_type", &kinds), 0);
-    assert_int_equal(gguf_array(g, "tokenizer.ggml.tokens", &texts), 0);
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
+    assert_int_equal(checkpoint_open_memory(file, len, &g), 0);
+    assert_int_equal(checkpoint_array(g, "tokenizer.token_type", &kinds), 0);
+    assert_int_equal(checkpoint_array(g, "tokenizer.tokens", &texts), 0);
     for (uint32_t id = n_used; id < kinds.n; id++) {
-        struct gguf_text text = gguf_array_text(&texts, id);
+        struct span text = checkpoint_array_text(&texts, id);
         memset(file + (text.data - file), '.', text.len); // its name makes an end of it
-        memcpy(file + ((const char *)kinds.items - file) + 4 * id, &(int32_t){TOK_UNUSED}, 4);
+        memcpy(file + ((const char *)kinds.data - file) + 4 * id, &(int32_t){TOK_UNUSED}, 4);
     }
     for (char *key; (key = memmem(file, len, "_token_id", 9));)
         key[8] = 'x';

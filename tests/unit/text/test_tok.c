@@ -100,14 +100,14 @@ static void user_defined_tokens_are_always_found_the_longest_first(void **state)
 static void bos_comes_once(void **state)
 {
     AUTO(gguf_write_free) struct gguf_write *w = NULL;
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(tok_free) struct tok *t = NULL, *plain = small_vocab_tok(SMALL_BPE, NULL);
     size_t len;
     assert_int_equal(gguf_write_new(&w), 0);
     small_vocab_keys(w, SMALL_BPE);
     gguf_write_int(w, "tokenizer.ggml.add_bos_token", GGUF_BOOL, 1);
     AUTO(mem_free) void *data = small_vocab_finish(w, &len);
-    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(checkpoint_open_memory(data, len, &g), 0);
     assert_int_equal(tok_new(g, &t), 0);
 
     assert_true(tok_add_bos(t));
@@ -263,7 +263,7 @@ static int new_with(enum small_vocab which, const char *key, enum gguf_kind kind
                     struct tok **ret)
 {
     AUTO(gguf_write_free) struct gguf_write *w = NULL;
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     size_t len;
     assert_int_equal(gguf_write_new(&w), 0);
     small_vocab_keys(w, which);
@@ -272,7 +272,7 @@ static int new_with(enum small_vocab which, const char *key, enum gguf_kind kind
     else
         gguf_write_int(w, key, kind, value);
     AUTO(mem_free) void *data = small_vocab_finish(w, &len);
-    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(checkpoint_open_memory(data, len, &g), 0);
     return tok_new(g, ret);
 }
 
@@ -318,17 +318,17 @@ static void many_tokens_may_have_one_name(void **state)
 {
     enum { n = 1 << 18 };
     AUTO(gguf_write_free) struct gguf_write *w = NULL;
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(tok_free) struct tok *t = NULL;
-    struct gguf_text *texts = calloc(n, sizeof(*texts));
+    struct span *texts = calloc(n, sizeof(*texts));
     int32_t *kinds = calloc(n, sizeof(*kinds));
     size_t len;
     for (uint32_t i = 0; i < n; i++) {
-        texts[i] = (struct gguf_text){"<|end|>", 7};
+        texts[i] = (struct span){"<|end|>", 7};
         kinds[i] = TOK_CONTROL;
     }
-    texts[n - 2] = (struct gguf_text){"<|return|>", 10};
-    texts[n - 1] = (struct gguf_text){"<|call|>", 8};
+    texts[n - 2] = (struct span){"<|return|>", 10};
+    texts[n - 1] = (struct span){"<|call|>", 8};
     assert_int_equal(gguf_write_new(&w), 0);
     gguf_write_text(w, "tokenizer.ggml.model", "gpt2", 4);
     gguf_write_texts(w, "tokenizer.ggml.tokens", texts, n);
@@ -337,7 +337,7 @@ static void many_tokens_may_have_one_name(void **state)
     AUTO(mem_free) void *data = small_vocab_finish(w, &len);
     free(texts);
     free(kinds);
-    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(checkpoint_open_memory(data, len, &g), 0);
     assert_int_equal(tok_new(g, &t), 0);
     const uint32_t *ids;
     assert_int_equal(tok_eos_ids(t, &ids), 2);
@@ -374,13 +374,13 @@ static void an_unknown_pre_tokenizer_is_named(void **state)
 static void an_unknown_model_is_named(void **state)
 {
     AUTO(gguf_write_free) struct gguf_write *w = NULL;
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     struct tok *t;
     size_t len;
     assert_int_equal(gguf_write_new(&w), 0);
     gguf_write_text(w, "tokenizer.ggml.model", "bert", 4);
     AUTO(mem_free) void *data = small_vocab_finish(w, &len);
-    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(checkpoint_open_memory(data, len, &g), 0);
     assert_int_equal(tok_new(g, &t), -ENOTSUP);
     assert_non_null(strstr(fail_text(), "bert"));
     (void)state;
@@ -488,18 +488,18 @@ struct two {
 static uint64_t digest_of(struct two v)
 {
     AUTO(gguf_write_free) struct gguf_write *w = NULL;
-    AUTO(gguf_close) struct gguf *g = NULL;
+    AUTO(checkpoint_close) struct checkpoint *g = NULL;
     AUTO(tok_free) struct tok *t = NULL;
-    struct gguf_text texts[8] = {{v.first, strlen(v.first)}};
+    struct span texts[8] = {{v.first, strlen(v.first)}};
     int32_t kinds[8] = {TOK_NORMAL};
     unsigned second = v.between ? 1 + v.n_pad : 1;
     size_t len;
     assert_int_equal(gguf_write_new(&w), 0);
     for (unsigned i = 1; i < 2 + v.n_pad; i++) {
-        texts[i] = v.named ? (struct gguf_text){"[PAD77]", 7} : (struct gguf_text){"unused", 6};
+        texts[i] = v.named ? (struct span){"[PAD77]", 7} : (struct span){"unused", 6};
         kinds[i] = v.named ? TOK_NORMAL : TOK_UNUSED;
     }
-    texts[second] = (struct gguf_text){v.second, strlen(v.second)};
+    texts[second] = (struct span){v.second, strlen(v.second)};
     kinds[second] = v.kind;
     gguf_write_text(w, "tokenizer.ggml.model", "gpt2", 4);
     gguf_write_texts(w, "tokenizer.ggml.tokens", texts, 2 + v.n_pad);
@@ -508,7 +508,7 @@ static uint64_t digest_of(struct two v)
     if (v.role)
         gguf_write_int(w, v.role, GGUF_U32, 1);
     AUTO(mem_free) void *data = small_vocab_finish(w, &len);
-    assert_int_equal(gguf_open_memory(data, len, &g), 0);
+    assert_int_equal(checkpoint_open_memory(data, len, &g), 0);
     assert_int_equal(tok_new(g, &t), 0);
     assert_int_equal(tok_n_used(t), second + 1);
     return tok_digest(t);

@@ -16,7 +16,7 @@ static struct verifier_options options = {.max_sequences = 16,
                                           .prefill_chunk = 64,
                                           .prefix_cache = true,
                                           .kv_disk = ""};
-static struct gguf *file;
+static struct checkpoint *file;
 static struct tok *tok;
 
 static int set_up(void **state)
@@ -105,7 +105,7 @@ static int open_model(void **state)
 {
     (void)state;
     stats_init(&stats);
-    assert_int_equal(gguf_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
+    assert_int_equal(checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
     assert_int_equal(tok_new(file, &tok), 0);
     return 0;
 }
@@ -114,7 +114,7 @@ static int close_model(void **state)
 {
     (void)state;
     tok_free(tok);
-    gguf_close(file);
+    checkpoint_close(file);
     return 0;
 }
 

@@ -10,7 +10,7 @@
 
 typedef Tandem__V1__GenerateRequest message;
 
-static struct gguf *file;
+static struct checkpoint *file;
 static struct tok *tok;
 static struct request_limits limits;
 static Tandem__V1__Sampling sampling;
@@ -18,7 +18,7 @@ static Tandem__V1__Sampling sampling;
 static int open_model(void **state)
 {
     (void)state;
-    assert_int_equal(gguf_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
+    assert_int_equal(checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
     assert_int_equal(tok_new(file, &tok), 0);
     limits = (struct request_limits){tok, "tales-1m-q8_0", 64, 8};
     return 0;
@@ -28,7 +28,7 @@ static int close_model(void **state)
 {
     (void)state;
     tok_free(tok);
-    gguf_close(file);
+    checkpoint_close(file);
     return 0;
 }
 
@@ -365,7 +365,7 @@ static void names_of_special_tokens_that_show_are_looked_up(void **state)
 {
     (void)state;
     message m = a_request();
-    struct gguf_text eos = tok_bytes(tok, tok_eos(tok), true);
+    struct span eos = tok_bytes(tok, tok_eos(tok), true);
     ProtobufCBinaryData names[REQUEST_MAX_SHOWN + 1] = {
         text_of("<|no such|>"), {eos.len, (uint8_t *)eos.data}, text_of("")};
     m.shown_special = names;

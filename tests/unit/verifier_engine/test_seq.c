@@ -8,13 +8,13 @@
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/engine/seq.h"
 
-static struct gguf *file;
+static struct checkpoint *file;
 static struct tok *tok;
 
 static int open_model(void **state)
 {
     (void)state;
-    assert_int_equal(gguf_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
+    assert_int_equal(checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file), 0);
     assert_int_equal(tok_new(file, &tok), 0);
     return 0;
 }
@@ -23,7 +23,7 @@ static int close_model(void **state)
 {
     (void)state;
     tok_free(tok);
-    gguf_close(file);
+    checkpoint_close(file);
     return 0;
 }
 

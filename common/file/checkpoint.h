@@ -1,0 +1,136 @@
+/* checkpoint.h - an opened model file, whatever its format: tensors, parameters, tokenizer.
+ *
+ * Opening checks every count, offset, text and shape. Reading afterwards cannot leave the mapping.
+ * A file that is cut short under a running process raises SIGBUS: do not write into a served model.
+ *
+ * Callers use the same roles and keys for every format. The format translates them to its own
+ * names, and errors show those. Keys:
+ *
+ *     general.architecture, general.name      the model as a whole
+ *     tokenizer.tokens, tokenizer.merges ...  the tokenizer (text/ lists what it reads)
+ *     attention.head_count ...                any other: a parameter of the architecture, named as
+ *                                             in GGUF, without the architecture's prefix
+ *
+ * Formats: GGUF (gguf.h). A new one fills in checkpoint_format.h.
+ *
+ * Threads: immutable after checkpoint_open(). */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "base/mem.h"
+#include "base/span.h"
+
+#define CHECKPOINT_MAX_TENSORS 65536
+#define CHECKPOINT_MAX_DIMS 4
+
+struct checkpoint;
+
+/* -ENOENT, -EACCES ..., -EINVAL (the sentence names file, item and limit), -ENOTSUP (a format, a
+ * version or a tensor type that is not supported; named). Reads headers only, never the weights. */
+int checkpoint_open(const char *path, struct checkpoint **ret);
+/* The same over bytes in memory that outlive it, aligned like malloc's (tests, fuzzers). */
+int checkpoint_open_memory(const void *data, size_t len, struct checkpoint **ret);
+void checkpoint_close(struct checkpoint *c);
+DEFINE_AUTO(struct checkpoint, checkpoint_close)
+
+const char *checkpoint_path(const struct checkpoint *c); // for sentences
+size_t checkpoint_bytes(const struct checkpoint *c);     // of all its files
+int64_t checkpoint_modified(const struct checkpoint *c); // seconds since 1970; 0 in memory
+
+/* ---- tensors ---- */
+
+/* How weights are stored. OTHER: a type of the format that no model can use. */
+enum checkpoint_type {
+    CHECKPOINT_OTHER,
+    CHECKPOINT_F32,
+    CHECKPOINT_F16,
+    CHECKPOINT_BF16,
+    CHECKPOINT_Q4_0,
+    CHECKPOINT_Q4_1,
+    CHECKPOINT_Q5_0,
+    CHECKPOINT_Q5_1,
+    CHECKPOINT_Q8_0,
+    CHECKPOINT_Q4_K,
+    CHECKPOINT_Q5_K,
+    CHECKPOINT_Q6_K,
+    CHECKPOINT_IQ4_NL,
+    CHECKPOINT_IQ4_XS,
+};
+#define CHECKPOINT_TYPES (CHECKPOINT_IQ4_XS + 1)
+
+struct checkpoint_tensor {
+    struct span name; // in the file
+    enum checkpoint_type type;
+    const char *type_name; // "Q4_0"; of OTHER types too
+    uint32_t n_dims;
+    uint64_t shape[CHECKPOINT_MAX_DIMS]; // innermost first; missing ones are 1
+    const void *data;                    // aligned as the file says
+    size_t bytes;
+    /* Where a type keeps them in arrays beside data; NULL: data's blocks hold their own. */
+    const void *scales, *biases;
+};
+
+/* What a tensor is to a model. */
+enum checkpoint_role {
+    CHECKPOINT_TOKEN_EMBD,
+    CHECKPOINT_OUTPUT_NORM,
+    CHECKPOINT_OUTPUT,
+    CHECKPOINT_ROPE_FREQS,
+    /* of a layer */
+    CHECKPOINT_ATTN_NORM,
+    CHECKPOINT_ATTN_Q,
+    CHECKPOINT_ATTN_K,
+    CHECKPOINT_ATTN_V,
+    CHECKPOINT_ATTN_Q_BIAS,
+    CHECKPOINT_ATTN_K_BIAS,
+    CHECKPOINT_ATTN_V_BIAS,
+    CHECKPOINT_ATTN_Q_NORM,
+    CHECKPOINT_ATTN_K_NORM,
+    CHECKPOINT_ATTN_OUTPUT,
+    CHECKPOINT_FFN_NORM,
+    CHECKPOINT_FFN_GATE,
+    CHECKPOINT_FFN_UP,
+    CHECKPOINT_FFN_DOWN,
+};
+
+/* The tensor of a role in a layer (0 for roles outside the layers). NULL: the file has none. */
+const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c,
+                                                enum checkpoint_role role, uint32_t layer);
+/* What the format calls it. Thread-local text, valid until the next call. */
+const char *checkpoint_role_name(const struct checkpoint *c, enum checkpoint_role role,
+                                 uint32_t layer);
+/* By the name in the file. NULL: none. */
+const struct checkpoint_tensor *checkpoint_find_name(const struct checkpoint *c, const char *name);
+uint32_t checkpoint_n_tensors(const struct checkpoint *c);
+/* In the order of the file. */
+const struct checkpoint_tensor *checkpoint_tensor_at(const struct checkpoint *c, uint32_t i);
+/* Tells the kernel that these bytes of a tensor are (not) needed soon. Used around packing. */
+void checkpoint_advise(const struct checkpoint *c, const void *at, size_t bytes, bool needed);
+
+/* ---- parameters ---- */
+
+/* Integers of any width convert if the value fits, as do floats; floats are finite.
+ * -ENOENT: no such key (no sentence: many are optional). -EINVAL: another kind, or out of range. */
+int checkpoint_u32(const struct checkpoint *c, const char *key, uint32_t *ret);
+int checkpoint_u64(const struct checkpoint *c, const char *key, uint64_t *ret);
+int checkpoint_float(const struct checkpoint *c, const char *key, float *ret);
+int checkpoint_bool(const struct checkpoint *c, const char *key, bool *ret);
+int checkpoint_text(const struct checkpoint *c, const char *key, struct span *ret);
+/* What the format calls a key. Thread-local text, valid until the next call. */
+const char *checkpoint_key_name(const struct checkpoint *c, const char *key);
+
+enum checkpoint_items { CHECKPOINT_TEXTS, CHECKPOINT_INTS, CHECKPOINT_FLOATS };
+
+struct checkpoint_array {
+    enum checkpoint_items items;
+    uint64_t n;
+    unsigned width;        // bytes of a number
+    bool is_signed;        // integers
+    const void *data;      // numbers: packed, unaligned; texts: see index
+    const uint64_t *index; // of texts: where in data each begins, with its length as 8 bytes
+};
+int checkpoint_array(const struct checkpoint *c, const char *key, struct checkpoint_array *ret);
+struct span checkpoint_array_text(const struct checkpoint_array *a, uint64_t i);
+int64_t checkpoint_array_int(const struct checkpoint_array *a, uint64_t i);
+double checkpoint_array_float(const struct checkpoint_array *a, uint64_t i);

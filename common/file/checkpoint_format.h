@@ -1,0 +1,53 @@
+/* checkpoint_format.h - what a format of model files implements; private to common/file.
+ *
+ * A format's open() allocates a struct that begins with a struct checkpoint and fills in the
+ * latter. checkpoint.c does the rest: it looks up tensors by name and checks the kinds of values.
+ *
+ * Threads: as checkpoint.h. */
+#pragma once
+#include "file/checkpoint.h"
+#include "file/file_map.h"
+
+struct checkpoint {
+    const struct checkpoint_format *format;
+    const char *path;
+    bool is_mapped; // else in memory of the caller
+    size_t bytes;
+    int64_t modified;
+    uint32_t n_tensors;
+    struct checkpoint_tensor *tensors;        // malloc'ed, in the order of the file
+    const struct checkpoint_tensor **by_name; // see checkpoint_index()
+};
+
+/* A parameter as the file holds it. */
+struct checkpoint_value {
+    enum checkpoint_kind {
+        CHECKPOINT_UNSIGNED, // an integer of 0 or more
+        CHECKPOINT_NEGATIVE, // an integer below 0, as its two's complement
+        CHECKPOINT_FLOAT,
+        CHECKPOINT_BOOL,
+        CHECKPOINT_TEXT,
+        CHECKPOINT_ARRAY,
+    } kind;
+    const char *kind_name; // in sentences: "i32"
+    uint64_t integer;      // a bool's as well
+    double number;
+    struct span text;
+    struct checkpoint_array array;
+};
+
+struct checkpoint_format {
+    char magic[5]; // a file's first four bytes
+    /* Takes over the map in any case. The path is copied. */
+    int (*open)(const char *path, struct file_map *map, struct checkpoint **ret);
+    /* Frees the format's own struct, once checkpoint.c has freed the tables in the base. */
+    void (*close)(struct checkpoint *c);
+    /* The format's name of a key or role of checkpoint.h, cut to size. */
+    void (*key_name)(const struct checkpoint *c, const char *key, char *to, size_t size);
+    void (*role_name)(enum checkpoint_role role, uint32_t layer, char *to, size_t size);
+    /* By the format's name. False: no such key. */
+    bool (*value)(const struct checkpoint *c, const char *name, struct checkpoint_value *ret);
+};
+
+/* Sorts the filled-in tensors by name. -EINVAL: two have the same name. -ENOMEM. */
+int checkpoint_index(struct checkpoint *c);
