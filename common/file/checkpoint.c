@@ -54,6 +54,17 @@ void checkpoint_close(struct checkpoint *c)
     c->format->close(c);
 }
 
+char *checkpoint_model_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *name = strdup(slash ? slash + 1 : path);
+    char *dot = name ? strrchr(name, '.') : NULL;
+    for (size_t i = 0; dot && dot != name && i < ARRAY_LEN(formats); i++)
+        if (strcmp(dot, formats[i]->suffix) == 0)
+            *dot = 0;
+    return name;
+}
+
 const char *checkpoint_path(const struct checkpoint *c)
 {
     return c->path;

@@ -34,6 +34,9 @@ int checkpoint_open_memory(const void *data, size_t len, struct checkpoint **ret
 void checkpoint_close(struct checkpoint *c);
 DEFINE_AUTO(struct checkpoint, checkpoint_close)
 
+/* What a model is called after its file: no folder, no suffix of a format. malloc'ed; NULL: no
+ * memory. The file need not exist. */
+char *checkpoint_model_name(const char *path);
 const char *checkpoint_path(const struct checkpoint *c); // for sentences
 size_t checkpoint_bytes(const struct checkpoint *c);     // of all its files
 int64_t checkpoint_modified(const struct checkpoint *c); // seconds since 1970; 0 in memory

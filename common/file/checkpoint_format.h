@@ -37,7 +37,8 @@ struct checkpoint_value {
 };
 
 struct checkpoint_format {
-    char magic[5]; // a file's first four bytes
+    char magic[5];      // a file's first four bytes
+    const char *suffix; // of a file's name: ".gguf"
     /* Takes over the map in any case. The path is copied. */
     int (*open)(const char *path, struct file_map *map, struct checkpoint **ret);
     /* Frees the format's own struct, once checkpoint.c has freed the tables in the base. */

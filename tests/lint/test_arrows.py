@@ -79,6 +79,15 @@ def includes(path):
                 yield number, found.group(1), found.group(2)
 
 
+def identifiers(path):
+    """The words of a file's code with the numbers of their lines; not those of comments and texts."""
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        text = re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', lambda m: "\n" * m.group().count("\n"), f.read(), flags=re.DOTALL)
+    for number, line in enumerate(text.split("\n"), 1):
+        for name in re.findall(r"[A-Za-z_]\w*", line):
+            yield number, name
+
+
 def target(folder, name):
     """The room that an include belongs to, or None for a foreign one."""
     if name.endswith(".pb-c.h"):
@@ -124,6 +133,14 @@ class Arrows(unittest.TestCase):
                     if re.match(header, name) and not name.endswith(".pb-c.h") and not re.match(door, path):
                         wrong.append(f"{path}:{number}: {name} belongs to {door}")
         self.assertEqual(wrong, [])
+
+    def test_one_room_knows_the_formats_of_model_files(self):
+        wrong = []
+        for folder, path in sources():
+            if folder != "common/file":
+                wrong += [f"{path}:{number}: {name}" for number, name in identifiers(path) if name.lower().startswith("gguf")]
+                wrong += [f"{path}:{number}: {name}" for number, _, name in includes(path) if "gguf" in name]
+        self.assertEqual(wrong, [], "use file/checkpoint.h")
 
     def test_every_header_compiles_alone(self):
         flags = compile_flags()

@@ -12,25 +12,12 @@
 
 #define ARITHMETIC 2 // changes whenever a kernel's or the forward pass's bits do
 
-/* "/models/tales-11m-q8_0.gguf" is called tales-11m-q8_0. */
-static char *name_of(const struct verifier_options *o)
-{
-    if (o->name)
-        return strdup(o->name);
-    const char *slash = strrchr(o->model, '/');
-    char *name = strdup(slash ? slash + 1 : o->model);
-    char *dot = name ? strrchr(name, '.') : NULL;
-    if (dot && dot != name && strcmp(dot, ".gguf") == 0)
-        *dot = 0;
-    return name;
-}
-
 int loaded_model_open(const struct verifier_options *o, struct loaded_model **ret)
 {
     AUTO(loaded_model_free) struct loaded_model *s = calloc(1, sizeof(*s));
     if (!s)
         return fail(-ENOMEM, "no memory for a model");
-    s->name = name_of(o);
+    s->name = o->name ? strdup(o->name) : checkpoint_model_name(o->model);
     if (!s->name)
         return fail(-ENOMEM, "no memory for a model's name");
     int err = checkpoint_open(o->model, &s->checkpoint);

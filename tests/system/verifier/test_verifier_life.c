@@ -95,12 +95,14 @@ static void what_changes_bits_is_told_and_has_its_own_fingerprint(void **state)
     ask_model(plain_args, gemm, kv_type, own);
     assert_string_equal(gemm, "own");
     assert_string_equal(kv_type, "int8");
+    assert_string_equal(own, "fp_4b0d9351288ff90f"); // changes only when the same bits do
     ask_model((const char *[]){"--model", MODEL, "--float-gemm", "blas", NULL}, gemm, kv_type,
               blas);
     assert_string_equal(gemm, "blas");
     assert_string_not_equal(own, blas);
     ask_model((const char *[]){"--model", MODEL, "--kv-type", "f16", NULL}, gemm, kv_type, f16);
     assert_string_equal(kv_type, "f16");
+    assert_string_equal(f16, "fp_f3a65b9db2440273");
     assert_string_not_equal(own, f16);
 }
 

@@ -144,6 +144,58 @@ static uint64_t digest_of(const struct tiny *t)
     return m->digest;
 }
 
+/* Zeros in all tensors: only names, shapes, types and the rotation are left to tell files apart. */
+static struct file zeroed_file_of(const struct tiny *t)
+{
+    struct file f;
+    f.data = tiny_write(t, &f.len);
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    assert_int_equal(checkpoint_open_memory(f.data, f.len, &c), 0);
+    for (uint32_t i = 0; i < checkpoint_n_tensors(c); i++) {
+        const struct checkpoint_tensor *tensor = checkpoint_tensor_at(c, i);
+        memset((void *)tensor->data, 0, tensor->bytes);
+    }
+    return f;
+}
+
+/* Fingerprints and names of KV blocks on disk are made of digests. */
+static void the_digest_of_a_file_never_changes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arch;
+        enum kernel_type type;
+        uint64_t digest;
+    } files[] = {
+        {"llama", KERNEL_F32, 0x0ba3ec39a9e49d92},    {"qwen2", KERNEL_F16, 0x25769101ea9d4273},
+        {"qwen3", KERNEL_BF16, 0x4b10dbbcee4e3ac5},   {"llama", KERNEL_Q4_0, 0x42e4ab5a2e3b8dde},
+        {"qwen2", KERNEL_Q4_1, 0x8ef83c20d8d39b98},   {"qwen3", KERNEL_Q5_0, 0xd5aaab50ab83fe3f},
+        {"llama", KERNEL_Q5_1, 0x2813e6911ae1c26f},   {"qwen2", KERNEL_Q8_0, 0xe279c0cb1f20bed1},
+        {"qwen3", KERNEL_Q4_K, 0x17c162b2414e8599},   {"llama", KERNEL_Q5_K, 0xcc8b0320442a6862},
+        {"qwen2", KERNEL_Q6_K, 0xe6e2d52636f5efff},   {"qwen3", KERNEL_IQ4_NL, 0xa2fdf14434c1d8df},
+        {"llama", KERNEL_IQ4_XS, 0xa269478c7047ed82},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        struct tiny t = {files[i].arch, files[i].type, KERNEL_F16, .n_layers = 1, .seed = 7};
+        struct file f = zeroed_file_of(&t);
+        AUTO(model_free) struct model *m = NULL;
+        assert_int_equal(load(f, &m), 0);
+        assert_true(m->digest == files[i].digest);
+        free(f.data);
+    }
+}
+
+static void the_digest_of_an_embedded_model_never_changes(void **state)
+{
+    (void)state;
+    struct file f;
+    f.data = lib_read(SOURCE_DIR "/models/tales-11m-q8_0.gguf", &f.len);
+    AUTO(model_free) struct model *m = NULL;
+    assert_int_equal(load(f, &m), 0);
+    assert_true(m->digest == 0x35a8e41220b96394);
+    free(f.data);
+}
+
 static void the_digest_names_the_rotation(void **state)
 {
     (void)state;
@@ -424,6 +476,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_are_read_from_the_file),
         cmocka_unit_test(the_digest_names_the_weights),
+        cmocka_unit_test(the_digest_of_a_file_never_changes),
+        cmocka_unit_test(the_digest_of_an_embedded_model_never_changes),
         cmocka_unit_test(the_digest_names_the_rotation),
         cmocka_unit_test(other_architectures_are_named),
         cmocka_unit_test(missing_keys_and_tensors_are_named),

@@ -514,6 +514,17 @@ static uint64_t digest_of(struct two v)
     return tok_digest(t);
 }
 
+/* Proposers and verifiers compare digests, also those of different versions. */
+static void the_digest_of_the_embedded_vocabulary_never_changes(void **state)
+{
+    AUTO(checkpoint_close) struct checkpoint *c = NULL;
+    AUTO(tok_free) struct tok *t = NULL;
+    assert_int_equal(checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &c), 0);
+    assert_int_equal(tok_new(c, &t), 0);
+    assert_true(tok_digest(t) == 0xef8e453d139a1427);
+    (void)state;
+}
+
 static void digests_ignore_padding_and_nothing_else(void **state)
 {
     static const struct two same[] = {{"a", "b", TOK_NORMAL, .n_pad = 3},
@@ -567,6 +578,7 @@ int main(void)
         cmocka_unit_test(an_unknown_model_is_named),
         cmocka_unit_test(the_time_of_a_text_does_not_grow_with_its_square),
         cmocka_unit_test(ids_are_the_same_where_patterns_cannot_become_code),
+        cmocka_unit_test(the_digest_of_the_embedded_vocabulary_never_changes),
         cmocka_unit_test(digests_ignore_padding_and_nothing_else),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
