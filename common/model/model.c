@@ -214,31 +214,46 @@ static void join_last(struct plan *p, uint32_t n)
         of[i].n_tiles = n_tiles;
 }
 
+/* The shapes of a layer: those of all layers. */
+static void set_shapes(struct plan *p, uint32_t layer)
+{
+    const struct model_params *s = &p->m->params;
+    struct model_layer *l = &p->m->layers[layer];
+    l->attn = (struct model_attn){.kind = MODEL_ATTN_FULL,
+                                  .n_heads = s->n_heads,
+                                  .n_kv_heads = s->n_kv_heads,
+                                  .k_dim = s->head_dim,
+                                  .v_dim = s->head_dim};
+    l->ffn = (struct model_ffn){.kind = MODEL_FFN_DENSE, .n_ff = s->n_ff};
+    p->m->kv_layers[layer] = (struct kv_layer){s->n_kv_heads, s->head_dim, s->head_dim, 0};
+}
+
 static int plan_layer(struct plan *p, uint32_t layer)
 {
     const struct model_params *s = &p->m->params;
     struct model_layer *l = &p->m->layers[layer];
     uint32_t n_q = s->n_heads * s->head_dim, n_kv = s->n_kv_heads * s->head_dim;
     const struct layer_mat qkv[] = {
-        {CHECKPOINT_ATTN_Q, s->n_embd, n_q, &l->q},
-        {CHECKPOINT_ATTN_K, s->n_embd, n_kv, &l->k},
-        {CHECKPOINT_ATTN_V, s->n_embd, n_kv, &l->v},
+        {CHECKPOINT_ATTN_Q, s->n_embd, n_q, &l->attn.q},
+        {CHECKPOINT_ATTN_K, s->n_embd, n_kv, &l->attn.k},
+        {CHECKPOINT_ATTN_V, s->n_embd, n_kv, &l->attn.v},
     };
     const struct layer_mat mats[] = {
-        {CHECKPOINT_ATTN_OUTPUT, n_q, s->n_embd, &l->o},
-        {CHECKPOINT_FFN_GATE, s->n_embd, s->n_ff, &l->gate},
-        {CHECKPOINT_FFN_UP, s->n_embd, s->n_ff, &l->up},
-        {CHECKPOINT_FFN_DOWN, s->n_ff, s->n_embd, &l->down},
+        {CHECKPOINT_ATTN_OUTPUT, n_q, s->n_embd, &l->attn.o},
+        {CHECKPOINT_FFN_GATE, s->n_embd, s->n_ff, &l->ffn.gate},
+        {CHECKPOINT_FFN_UP, s->n_embd, s->n_ff, &l->ffn.up},
+        {CHECKPOINT_FFN_DOWN, s->n_ff, s->n_embd, &l->ffn.down},
     };
     const struct layer_vec vecs[] = {
-        {CHECKPOINT_ATTN_NORM, s->n_embd, &l->attn_norm, ARCH_ALWAYS},
-        {CHECKPOINT_FFN_NORM, s->n_embd, &l->ffn_norm, ARCH_ALWAYS},
-        {CHECKPOINT_ATTN_Q_NORM, s->head_dim, &l->q_norm, p->arch->qk_norm},
-        {CHECKPOINT_ATTN_K_NORM, s->head_dim, &l->k_norm, p->arch->qk_norm},
-        {CHECKPOINT_ATTN_Q_BIAS, n_q, &l->q_bias, p->arch->qkv_bias},
-        {CHECKPOINT_ATTN_K_BIAS, n_kv, &l->k_bias, p->arch->qkv_bias},
-        {CHECKPOINT_ATTN_V_BIAS, n_kv, &l->v_bias, p->arch->qkv_bias},
+        {CHECKPOINT_ATTN_NORM, s->n_embd, &l->attn.norm, ARCH_ALWAYS},
+        {CHECKPOINT_FFN_NORM, s->n_embd, &l->ffn.norm, ARCH_ALWAYS},
+        {CHECKPOINT_ATTN_Q_NORM, s->head_dim, &l->attn.q_norm, p->arch->qk_norm},
+        {CHECKPOINT_ATTN_K_NORM, s->head_dim, &l->attn.k_norm, p->arch->qk_norm},
+        {CHECKPOINT_ATTN_Q_BIAS, n_q, &l->attn.q_bias, p->arch->qkv_bias},
+        {CHECKPOINT_ATTN_K_BIAS, n_kv, &l->attn.k_bias, p->arch->qkv_bias},
+        {CHECKPOINT_ATTN_V_BIAS, n_kv, &l->attn.v_bias, p->arch->qkv_bias},
     };
+    set_shapes(p, layer);
     int r = plan_layer_vecs(p, layer, vecs, ARRAY_LEN(vecs));
     if (r == 0)
         r = plan_layer_mats(p, layer, qkv, ARRAY_LEN(qkv));
@@ -347,10 +362,11 @@ int model_plan(const struct checkpoint *c, int quantise, struct model **ret)
     if (r < 0)
         return r;
     m->layers = calloc(m->params.n_layers, sizeof(*m->layers));
+    m->kv_layers = calloc(m->params.n_layers, sizeof(*m->kv_layers));
     store->max_items = m->params.n_layers * ITEMS_PER_LAYER + ITEMS_BESIDE;
     store->items = calloc(store->max_items, sizeof(*store->items));
     store->rope_freqs = calloc(m->params.rope_dim / 2, sizeof(float));
-    if (!m->layers || !store->items || !store->rope_freqs)
+    if (!m->layers || !m->kv_layers || !store->items || !store->rope_freqs)
         return fail(-ENOMEM, "model: no memory for %u layers", m->params.n_layers);
     m->rope_freqs = store->rope_freqs;
     r = rope_read(c, &m->params, store->rope_freqs, &m->params.rope_gain);
@@ -492,5 +508,6 @@ void model_free(struct model *m)
     }
     free(m->store);
     free(m->layers);
+    free(m->kv_layers);
     free(m);
 }

@@ -13,6 +13,7 @@
 #include "base/pool.h"
 #include "file/checkpoint.h"
 #include "kernel/kernel.h"
+#include "model/kv_bytes.h"
 
 enum model_rope { MODEL_ROPE_PAIRS, MODEL_ROPE_HALVES }; // (2i, 2i+1), or (i, i + n/2)
 
@@ -27,16 +28,38 @@ struct model_params {
     uint64_t n_weights;
 };
 
+/* Kinds of attention and of feed-forward; a layer has one of each. */
+enum model_attn_kind { MODEL_ATTN_FULL }; // a row sees every position before it
+enum model_ffn_kind { MODEL_FFN_DENSE };  // SwiGLU: silu(gate x) * (up x), then down
+
+struct model_attn {
+    enum model_attn_kind kind;
+    uint32_t n_heads;                      // of queries: n_kv_heads groups
+    uint32_t n_kv_heads, k_dim, v_dim;     // as in struct kv_layer
+    uint32_t window;                       // the same
+    const float *norm;                     // of x
+    const float *q_norm, *k_norm;          // of a head; NULL if absent
+    const float *q_bias, *k_bias, *v_bias; // NULL if absent
+    struct kernel_mat q, k, v, o;
+};
+
+struct model_ffn {
+    enum model_ffn_kind kind;
+    uint32_t n_ff;
+    const float *norm; // of x
+    struct kernel_mat gate, up, down;
+};
+
 struct model_layer {
-    const float *attn_norm, *ffn_norm, *q_norm, *k_norm; // q_norm, k_norm: NULL if absent
-    const float *q_bias, *k_bias, *v_bias;               // NULL if absent
-    struct kernel_mat q, k, v, o, gate, up, down;
+    struct model_attn attn;
+    struct model_ffn ffn;
 };
 
 struct model {
     struct model_params params;
     const struct kernel *kernel;
-    struct model_layer *layers;
+    struct model_layer *layers;   // (n_layers)
+    struct kv_layer *kv_layers;   // (n_layers) what each keeps of a position
     struct kernel_mat embd, head; // head is embd where tied
     const float *out_norm;
     const float *rope_freqs;   // (rope_dim / 2): radians per position, all scaling folded in
@@ -70,6 +93,11 @@ struct model_load_options {
 
 /* Packs the weights, once. -ENOMEM, with the size; -ECANCELED: the model can only be freed. */
 int model_load(struct model *m, const struct model_load_options *opt);
+
+static inline struct kv_shape model_kv_shape(const struct model *m, enum kernel_kv type)
+{
+    return (struct kv_shape){m->params.n_layers, type, m->kv_layers};
+}
 
 static inline uint32_t model_tiles(const struct kernel_mat *w)
 {

@@ -10,11 +10,11 @@
 #define ROUNDS 3 // the fastest counts
 #define LONG_CONTEXT 2048
 #define LONG_ROWS 8
+#define MAX_ROWS 512
 
 struct trial {
     struct runner *r;
     struct kv_seq seq;
-    struct forward_row rows[512];
     int64_t until_us;
 };
 
@@ -27,14 +27,12 @@ static double pass_us(struct trial *t, uint32_t n, uint32_t context)
     kv_keep(kv, &t->seq, 0, NULL, 0);
     if (kv_grow(kv, &t->seq, context + n) < 0)
         return 0;
-    for (uint32_t i = 0; i < n; i++)
-        t->rows[i] = (struct forward_row){.seq = &t->seq,
-                                          .pos = context + i,
-                                          .index = context + i,
-                                          .parent = -1,
-                                          .wants_logits = true};
+    static const uint32_t tokens[MAX_ROWS];
+    struct pass_plan *plan = &t->r->plan;
+    pass_plan_clear(plan);
+    pass_plan_add_chain(plan, pass_plan_add_seq(plan, &t->seq), tokens, context, n, n);
     int64_t from_us = clock_us();
-    forward_run(t->r->forward, t->rows, n);
+    forward_run(t->r->forward, plan);
     return (double)(clock_us() - from_us);
 }
 
@@ -54,7 +52,7 @@ static void measure_sizes(struct trial *t, struct pass_time_measured *m)
         if (i && clock_us() >= t->until_us)
             return;
         unsigned at = order[i % sizeof(order)];
-        double us = pass_us(t, min_u32(pass_time_rows_at(at), 512), 0);
+        double us = pass_us(t, min_u32(pass_time_rows_at(at), MAX_ROWS), 0);
         if (us > 0)
             keep_fastest(&m->us[at], us);
     }

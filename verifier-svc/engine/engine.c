@@ -21,13 +21,12 @@ static int alloc_round(struct engine *e)
     e->waits = calloc(e->waiting.max, sizeof(*e->waits));
     e->grants = calloc(seqs, sizeof(*e->grants));
     e->pass = calloc(seqs, sizeof(*e->pass));
-    e->rows = calloc((size_t)e->options->max_batch_rows, sizeof(*e->rows));
     e->kv_seqs = calloc(seqs, sizeof(*e->kv_seqs));
     e->wishes = calloc(seqs, sizeof(*e->wishes));
     e->wish_seqs = calloc(seqs, sizeof(*e->wish_seqs));
     e->items = calloc(seqs, sizeof(*e->items));
     e->item_seqs = calloc(seqs, sizeof(*e->item_seqs));
-    if (!e->waits || !e->grants || !e->pass || !e->rows || !e->kv_seqs || !e->wishes ||
+    if (!e->waits || !e->grants || !e->pass || !e->kv_seqs || !e->wishes ||
         !e->wish_seqs || !e->items || !e->item_seqs)
         return fail(-ENOMEM, "no memory for an engine");
     return 0;
@@ -92,7 +91,6 @@ void engine_free(struct engine *e)
     free(e->waits);
     free(e->grants);
     free(e->pass);
-    free(e->rows);
     free(e->kv_seqs);
     free(e->wishes);
     free(e->wish_seqs);

@@ -91,9 +91,8 @@ struct engine {
     struct sched_wait *waits;      // (waiting.max)
     struct sched_grant *grants;    // (max_sequences), as `running`
     struct seq **pass;             // (max_sequences) the sequences of the pass
-    struct forward_row *rows;      // (max_batch_rows)
     const struct kv_seq **kv_seqs; // (max_sequences) for checks
-    uint32_t n_rows, n_pass;
+    uint32_t n_pass;
     struct drafts_wish *wishes; // (max_sequences)
     struct seq **wish_seqs;     // (max_sequences) the sequence of each wish
     struct control_item *items; // (max_sequences)

@@ -31,7 +31,7 @@ static void show_kv(struct engine *e)
     view->n_used = view->n_blocks - f.n_empty - f.n_idle;
     view->n_shared = f.n_shared;
     view->n_evictable = f.n_idle;
-    view->bytes = view->n_blocks * kv_block_bytes(kv_shape_of(kv));
+    view->bytes = view->n_blocks * kv_bytes_block(kv_shape_of(kv));
     view->n_holders = 0;
     for (uint32_t i = 0; i < e->running.n; i++) {
         if (e->running.v[i]->kv.n_blocks)

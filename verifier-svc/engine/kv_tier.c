@@ -141,7 +141,7 @@ int kv_tier_new(const struct verifier_options *o, const struct loaded_model *ser
                   .max_bytes = (uint64_t)o->kv_disk_size << 20,
                   .ttl_s = o->kv_disk_ttl,
                   .identity = served->kv_identity,
-                  .block_bytes = (uint32_t)kv_block_bytes(kv_shape_of(t->kv))},
+                  .block_bytes = (uint32_t)kv_bytes_block(kv_shape_of(t->kv))},
         .fetched = fetched,
         .owner = owner,
     };

@@ -138,10 +138,10 @@ void round_run(struct engine *e)
         return;
     round_ask_ahead(e);
     int64_t before_us = clock_us();
-    forward_run(e->served->run.forward, e->rows, e->n_rows);
+    forward_run(e->served->run.forward, &e->served->run.plan);
     int64_t now_us = clock_us();
     int64_t pass_us = now_us - before_us;
-    sched_pass_done(&e->sched, e->n_rows, pass_us);
+    sched_pass_done(&e->sched, e->served->run.plan.n_rows, pass_us);
     struct pass_time_work pass = measure_pass(e);
     const struct seq *reading = find_prefill(e);
     uint64_t reading_id = reading ? reading->id : 0; // it may end in this round
@@ -149,7 +149,7 @@ void round_run(struct engine *e)
     e->decode_us = e->prompt_rows ? e->decode_us : pass_us;
     metrics_add(e->stats->rounds, 1);
     metrics_observe(e->stats->pass_s, (double)pass_us / 1e6);
-    metrics_observe(e->stats->pass_rows, e->n_rows);
+    metrics_observe(e->stats->pass_rows, e->served->run.plan.n_rows);
     round_accept(e, now_us);
     end_failed(e);
     check_kv(e);

@@ -140,7 +140,7 @@ void round_accept(struct engine *e, int64_t now_us)
         struct seq *s = e->pass[p];
         uint32_t last_row = s->first_row + s->n_rows - 1;
         index_rows(e, s); // before it branches: its choices then share blocks with other requests
-        if (!e->rows[last_row].wants_logits)
+        if (!e->served->run.plan.rows[last_row].wants_logits)
             continue; // a piece of a prompt
         if (s->choice == 0 && s->n == s->n_prompt && s->req->n > 1)
             start_branches(e, s, last_row, now_us);

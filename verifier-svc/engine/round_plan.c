@@ -114,41 +114,35 @@ static void take_blocks(struct engine *e)
 
 static_assert(DRAFT_MAX_DEPTH <= FORWARD_MAX_DEPTH, "a draft may be one chain");
 
-static void pack_draft(struct engine *e, const struct seq *s)
+static void pack_draft(struct pass_plan *to, uint32_t seq, const struct seq *s)
 {
-    uint32_t depth[DRAFT_MAX_NODES] = {0}, first = e->n_rows;
+    uint32_t depth[DRAFT_MAX_NODES] = {0}, first = to->n_rows;
     const struct draft *d = s->draft;
     for (uint32_t i = 0; i < d->n; i++) {
         int32_t parent = d->parents[i];
         depth[i] = parent < 0 ? 0 : depth[parent] + 1;
-        struct forward_row *row = &e->rows[e->n_rows++];
-        *row = (struct forward_row){.seq = &s->kv,
-                                    .token = d->tokens[i],
-                                    .pos = s->n + depth[i],
-                                    .index = s->n + i,
-                                    .parent = -1,
-                                    .wants_logits = true};
-        if (d->tree)
-            row->parent = (int32_t)first + parent; // parent -1: the last committed token's row
+        pass_plan_add_row(to, (struct pass_row){.seq = seq,
+                                                .token = d->tokens[i],
+                                                .pos = s->n + depth[i],
+                                                .index = s->n + i,
+                                                // -1 in a tree: the last committed token's row
+                                                .parent = d->tree ? (int32_t)first + parent : -1,
+                                                .wants_logits = true});
     }
 }
 
 static void pack(struct engine *e)
 {
-    e->n_rows = 0;
+    struct pass_plan *to = &e->served->run.plan;
+    pass_plan_clear(to);
     for (uint32_t p = 0; p < e->n_pass; p++) {
         struct seq *s = e->pass[p];
         uint32_t from = s->kv.len - (s->kv.len > s->n ? seq_n_draft(s) : 0) - s->n_rows;
-        s->first_row = e->n_rows;
-        for (uint32_t i = from; i < from + s->n_rows; i++)
-            e->rows[e->n_rows++] = (struct forward_row){.seq = &s->kv,
-                                                        .token = s->tokens[i],
-                                                        .pos = i,
-                                                        .index = i,
-                                                        .parent = -1,
-                                                        .wants_logits = i + 1 == s->n};
+        uint32_t seq = pass_plan_add_seq(to, &s->kv);
+        s->first_row = to->n_rows;
+        pass_plan_add_chain(to, seq, s->tokens + from, from, s->n_rows, from + s->n_rows == s->n);
         if (s->kv.len > s->n)
-            pack_draft(e, s);
+            pack_draft(to, seq, s);
     }
 }
 

@@ -7,7 +7,8 @@
 
 #define N_BLOCKS 64
 
-static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
+static const struct kv_layer layer = {.n_heads = 1, .k_dim = 4, .v_dim = 4};
+static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
 static struct stats stats;
 static struct verifier_options options = {.max_sequences = 16,
                                           .queue_length = 16,
