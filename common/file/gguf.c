@@ -57,7 +57,7 @@ static int add_part(struct gguf *g, const char *path, struct file_map *map)
 static int add_file(struct gguf *g, const char *path)
 {
     struct file_map map;
-    int r = file_map(path, &map);
+    int r = file_map_open(path, &map);
     return r < 0 ? r : add_part(g, path, &map);
 }
 
@@ -159,7 +159,7 @@ static int new_gguf(struct file_map *map, struct gguf **ret)
     if (!g || !parts) {
         free(g);
         free(parts);
-        file_unmap(map);
+        file_map_close(map);
         return fail(-ENOMEM, "gguf: no memory");
     }
     *g = (struct gguf){.base = {.format = &gguf_format, .is_mapped = map->is_mapped},
@@ -171,7 +171,7 @@ static int new_gguf(struct file_map *map, struct gguf **ret)
 static int open_gguf(const char *path, struct file_map *map, struct checkpoint **ret)
 {
     uint64_t count, no;
-    struct gguf *g;
+    struct gguf *g = NULL;
     int r = new_gguf(map, &g);
     if (r < 0)
         return r;

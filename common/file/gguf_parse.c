@@ -457,5 +457,5 @@ void gguf_part_done(struct gguf_part *part)
     free(part->keys);
     free(part->tensors);
     free(part->path);
-    file_unmap(&part->map);
+    file_map_close(&part->map);
 }
