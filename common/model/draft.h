@@ -68,7 +68,7 @@ bool draft_branches(const struct draft *d);
 /* What follows changes a draft in place. Nodes keep their order and their q row. `tree` stays as it
  * was, so that a tree that is cut to a chain still counts as a tree. */
 
-/* Keeps the first max_nodes nodes that are at most max_depth tokens behind the context. */
+/* Keeps the first max_nodes nodes that are at most max_depth tokens after the context. */
 void draft_trim(struct draft *d, uint32_t max_nodes, uint32_t max_depth);
 /* Removes nodes whose survival is below p_min of their parent's, and all nodes below them. In a
  * draft with q, no token may be removed because of which token it is: the first unlikely node

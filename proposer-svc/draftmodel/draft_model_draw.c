@@ -1,6 +1,6 @@
 /* draft_model_draw.c - from the logits of a row to the next token of a draft, and its q.
  *
- * Penalties, bias and bans act on all that is drafted; temperature, top-k, top-p and min-p only on
+ * Penalties, bias and mask act on all that is drafted; temperature, top-k, top-p and min-p only on
  * what is drawn. */
 #include <assert.h>
 #include <math.h>
@@ -152,6 +152,21 @@ static uint32_t find_path(const struct prop_ask *ask, int32_t behind, uint32_t *
     return n;
 }
 
+/* The mask of the token after the committed context and a path, which begins with its last token. */
+static const uint64_t *mask_after(struct draft_model *d, const struct prop_ask *ask,
+                                  const uint32_t *path, uint32_t n)
+{
+    const struct constraint_ban *ban = &ask->sampling.ban;
+    struct constraint_ban_state s;
+    constraint_ban_init(&s, d->ban_mask, ban->until, n_committed(ask));
+    for (uint32_t i = n; i-- > 0;)
+        constraint_advance(&s.constraint, path[i]);
+    const uint64_t *mask = constraint_mask(&s.constraint);
+    if (mask)
+        dist_mask_ban(d->ban_mask, d->run.opt.n_vocab, ban->tokens, ban->n);
+    return mask;
+}
+
 /* As dist_adjust(), with the draft's tokens counted as if they were committed. */
 static void adjust(struct draft_model *d, const struct prop_ask *ask, const float *logits,
                    const struct dist_params *p, const uint32_t *path, uint32_t n)
@@ -160,7 +175,8 @@ static void adjust(struct draft_model *d, const struct prop_ask *ask, const floa
     bool counted = dist_penalises(p) && count_context(d, ask);
     for (uint32_t i = n; i-- > 0 && counted;)
         dist_counts_add(s->counts, path[i], true);
-    dist_adjust(logits, d->run.opt.n_vocab, p, counted ? s->counts : NULL, d->adjusted);
+    dist_adjust(logits, d->run.opt.n_vocab, p, counted ? s->counts : NULL,
+                mask_after(d, ask, path, n), d->adjusted);
     for (uint32_t i = 0; i < n && counted; i++)
         dist_counts_take_back(s->counts, path[i]);
 }
@@ -170,11 +186,9 @@ const float *draft_model_draw_logits(struct draft_model *d, const struct prop_as
 {
     const float *logits = forward_logits(d->run.forward, row);
     struct dist_params p = ask->sampling.law;
-    if (!p.n_banned && !p.n_bias && !dist_penalises(&p))
+    if (!ask->sampling.ban.n && !p.n_bias && !dist_penalises(&p))
         return logits;
     uint32_t path[PROP_K_MAX], n = find_path(ask, behind, path);
-    if (n_committed(ask) + n >= ask->sampling.banned_until)
-        p.n_banned = 0;
     adjust(d, ask, logits, &p, path, n);
     return d->adjusted;
 }
@@ -182,8 +196,8 @@ const float *draft_model_draw_logits(struct draft_model *d, const struct prop_as
 void draft_model_draw_dist(struct draft_model *d, const struct prop_ask *ask, const float *logits)
 {
     struct dist_params p = ask->sampling.law;
-    p.n_bias = p.n_banned = 0;
-    dist_set(d->run.dist, logits, &p, NULL);
+    p.n_bias = 0;
+    dist_set(d->run.dist, logits, &p, NULL, NULL);
 }
 
 /* ---- a draft ---- */

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/conf.h"
+#include "model/constraint.h"
 #include "model/dist.h"
 
 #define PROP_K_MAX 64
@@ -36,8 +37,8 @@ struct prop_context {
 };
 
 struct prop_sampling {
-    struct dist_params law; // what is banned is so at positions before banned_until
-    uint32_t banned_until;
+    struct dist_params law;
+    struct constraint_ban ban;
     bool ignore_eos; // the text goes on behind EOS
 };
 

@@ -1,12 +1,12 @@
-/* accept.h - which tokens of a draft stay, over chains and trees.
+/* accept.h - which tokens of a draft are accepted, for chains and trees.
  *
- * own-draw: at every row the target draws its own token, keyed by (seed, choice, position); the
- * walk goes on while a child of the current node equals it. The draw never depends on the draft, so
- * the committed tokens are those of a run without any draft: one rule for greedy, point and coupled
- * drafts. Daliri, Musco, Suresh 2024, arXiv:2408.07978.
+ * own-draw: at every row the target draws its own token, keyed by (seed, choice, position). The walk
+ * continues while a child of the current node equals it. The draw never depends on the draft, so the
+ * committed tokens are those of a run without any draft. This one rule serves greedy, point and
+ * coupled drafts. Daliri, Musco, Suresh 2024, arXiv:2408.07978.
  *
- * The other rules test the draft's tokens against p, most of them by q, and draw one token behind
- * the last that stays. What is certain they decide; chances they leave to a struct accept_chance.
+ * The other rules test the draft's tokens against p, most of them with q, and draw one token after
+ * the last accepted one. The rules are deterministic; struct accept_chance supplies all randomness.
  * docs/speculation.md has each rule, its formulas and why it is lossless.
  *
  * Threads: pure functions. */
@@ -16,12 +16,10 @@
 #include "model/dist.h"
 #include "model/draft.h"
 
-#define ACCEPT_MAX DRAFT_MAX_NODES // until control/ uses that
-
 enum accept_rule {
     ACCEPT_OWN_DRAW,
     ACCEPT_REJECTION, // also of trees: see ACCEPT_RECURSIVE
-    ACCEPT_BLOCK,     // of chains; trees are judged as by ACCEPT_RECURSIVE
+    ACCEPT_BLOCK,     // of chains; for trees the same as ACCEPT_RECURSIVE
     ACCEPT_RECURSIVE, // rejection, sibling after sibling
     ACCEPT_THRESHOLD, // lossy, and so are the next two
     ACCEPT_TYPICAL,
@@ -32,14 +30,14 @@ enum accept_rule {
 struct accept_rule_info {
     const char *name;
     bool lossless, tests_q;
-    double parameter; // its default, allowed are numbers above 0 and up to 1; 0: it has none
+    double parameter; // default; allowed are numbers above 0 and up to 1; 0: the rule has none
 };
 extern const struct accept_rule_info accept_rules[ACCEPT_N_RULES];
 
 /* Where a committed token came from. */
 enum accept_origin {
     ACCEPT_TARGET,     // no draft in this round
-    ACCEPT_ACCEPTED,   // a draft token that was kept
+    ACCEPT_ACCEPTED,   // an accepted draft token
     ACCEPT_CORRECTION, // the target's token at the first rejection
     ACCEPT_BONUS,      // the target's token after a fully accepted draft
 };
@@ -52,8 +50,8 @@ struct accept_result {
     enum accept_origin last;        // its origin
 };
 
-/* Draws the target's token behind `row` (0: the last committed token; i + 1: draft token i) and
- * commits it. False: the generation ends with it. */
+/* Draws the target's token after `row` (0: the last committed token; i + 1: draft token i) and
+ * commits it. False: the generation ends with this token. */
 typedef bool accept_draw_fn(void *arg, uint32_t row, uint32_t *ret_token);
 
 void accept_own_draw(const struct draft *t, accept_draw_fn *draw, void *arg,
@@ -72,29 +70,29 @@ struct accept_q {
 /* The decoded q of a draft's node; n is 0 if the draft was not drawn. */
 struct accept_q accept_q_of(const struct draft *d, uint32_t node);
 
-/* What an acceptance rule cannot know by itself. Rows are counted as in accept_draw_fn. */
+/* What the caller supplies to a rule. Rows are counted as in accept_draw_fn. */
 struct accept_chance {
-    /* p of the token behind a row: what its weights hold is the rule's from here on. Rows are asked
-     * for in rising order, but for the last, which may be any again. */
+    /* p of the token after a row; the rule may change its weights. Rows come in rising order, except
+     * the last call, which may repeat any row. */
     struct dist_weights (*p)(void *arg, uint32_t row);
-    /* True with that probability, and independent of all else; at most once for a row. */
+    /* True with that probability, independently of everything else; at most once per row. */
     bool (*flip)(void *arg, uint32_t row, double probability);
-    /* A token of that law, likewise. */
-    uint32_t (*draw)(void *arg, uint32_t row, const struct dist_weights *law);
+    /* A token of that distribution, independently of everything else; at most once per row. */
+    uint32_t (*draw)(void *arg, uint32_t row, const struct dist_weights *from);
     void *arg;
 };
 
-/* Any rule but own-draw. q: (t->n); parameter: the rule's. */
+/* Any rule except own-draw. q: (t->n), of each node; parameter: the rule's. */
 void accept_judge(enum accept_rule rule, double parameter, const struct draft *t,
                   const struct accept_q *q, const struct accept_chance *c,
                   struct accept_result *ret);
 
-/* flip and draw by Philox, keyed by (seed, choice), step and row. Never by the position: block
- * verification looks at rows that the next step drafts and tests again. arg is a struct
- * accept_keyed, or begins with one. */
+/* flip and draw by Philox, keyed by (seed, choice), step and row. The key has no position: block
+ * verification tests rows that the next step may draft and test again. arg is a struct accept_keyed, or
+ * begins with one. */
 struct accept_keyed {
     uint64_t key;
     uint32_t step; // of the sequence; never the same twice
 };
 bool accept_keyed_flip(void *arg, uint32_t row, double probability);
-uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_weights *law);
+uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_weights *from);

@@ -1,4 +1,4 @@
-/* drafts_wire.c - between drafts.c and proposer.proto. */
+/* drafts_wire.c - packs Rounds, checks answers and descriptions. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -56,11 +56,11 @@ static void pack_sampling(const struct drafts_entry *e, const uint32_t *tokens,
     to->presence = p->presence;
     to->frequency = p->frequency;
     to->ignore_eos = e->ignore_eos;
-    to->banned_until = e->banned_until;
-    to->n_banned = p->n_banned;
+    to->banned_until = e->ban.until;
+    to->n_banned = e->ban.n;
     to->banned = (uint32_t *)tokens;
     to->bias.len = p->n_bias * sizeof(*p->bias);
-    to->bias.data = (uint8_t *)(tokens + p->n_banned);
+    to->bias.data = (uint8_t *)(tokens + e->ban.n);
 }
 
 /* The generated messages have no const; packing only reads. */
@@ -139,13 +139,13 @@ static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
                                        const struct drafts_asked *asked)
 {
     if (a->n_tokens > asked->max_nodes || a->n_tokens > DRAFT_MAX_NODES)
-        return malformed("more tokens than were asked for");
+        return malformed("more tokens than were requested");
     if (a->n_parents != 0 && a->n_parents != a->n_tokens)
         return malformed("not one parent for each token");
     if (a->n_survival != 0 && a->n_survival != a->n_tokens)
         return malformed("not one survival estimate for each token");
     if (a->q_mode != TANDEM__V1__QMODE__Q_MODE_POINT && (int)a->q_mode != (int)asked->q_mode)
-        return malformed("a q mode that was not asked for");
+        return malformed("a q mode that was not requested");
     return DRAFTS_GOOD;
 }
 
@@ -196,7 +196,7 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* n: DRAFTS_SPARSE_MAX at most. */
+/* n is at most DRAFTS_SPARSE_MAX. */
 static bool has_twice(const uint32_t *ids, uint32_t n)
 {
     uint32_t sorted[DRAFTS_SPARSE_MAX];
@@ -259,8 +259,8 @@ static float from_half(uint16_t h, Tandem__V1__Tensor__Dtype dtype)
     return x;
 }
 
-/* Row i of the tensor; tokens behind its end cannot come. Rounding to half precision may cost a
- * dense q 1 % of its sum, no more. */
+/* Row i of the tensor; tokens after its end have probability 0. Rounding to half precision may change
+ * the sum of a dense q by at most 1 %. */
 static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, uint32_t token,
                                       struct draft_q *q)
 {
@@ -278,7 +278,7 @@ static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, u
             weights[k] = from_half(half, t->dtype);
         }
         if (!(weights[k] >= 0 && weights[k] <= 1.01F)) // NaN too
-            return malformed("a dense q with what is no probability");
+            return malformed("a dense q with a value that is no probability");
         q->sums[i] += (double)weights[k];
     }
     if (!(q->sums[i] > 0.99 && q->sums[i] < 1.01))
@@ -336,7 +336,7 @@ enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
     *ret = (struct draft_answer){
         .seq = answer->seq, .base_len = answer->base_len, .ahead = asked->ahead};
     if (answer->base_len != asked->base_len || answer->digest != asked->digest) {
-        fail(-ESTALE, "it continues %u tokens, asked for were %u", answer->base_len,
+        fail(-ESTALE, "it continues %u tokens, requested were %u", answer->base_len,
              asked->base_len);
         return DRAFTS_STALE;
     }
@@ -385,7 +385,7 @@ int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t voca
         return fail(-EPROTO, "its vocabulary has the digest %016llx, the target's has %016llx",
                     (unsigned long long)reply->vocab_digest, (unsigned long long)vocab_digest);
     if (reply->needs_hidden)
-        return fail(-EPROTO, "it wants hidden rows, which this verifier does not send");
+        return fail(-EPROTO, "it requires hidden rows, which this verifier does not send");
     for (int i = 0; i < DRAFT_N_Q_MODES; i++)
         ret->offers[i] = offers(reply, (Tandem__V1__QMode)i);
     if (!ret->offers[DRAFT_COUPLED] && !ret->offers[DRAFT_POINT])
@@ -394,7 +394,7 @@ int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t voca
         return fail(-EPROTO, "its name is not 1 to %d letters, digits or '-', '_', '.'",
                     DRAFTS_NAME_MAX - 1);
     if (reply->k_max == 0)
-        return fail(-EPROTO, "it says that it drafts no tokens");
+        return fail(-EPROTO, "its k_max is 0");
     memcpy(ret->name, reply->kind.data, reply->kind.len);
     ret->name[reply->kind.len] = 0;
     ret->k_max = reply->k_max < DRAFT_MAX_NODES ? reply->k_max : DRAFT_MAX_NODES;

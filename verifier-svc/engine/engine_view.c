@@ -1,9 +1,9 @@
-/* engine_view.c - what the engine shows of itself after each round: how much runs and waits, what the KV
- * pool holds, and who holds most of it. */
+/* engine_view.c - gauges after each round: running and waiting sequences, and the contents of the KV
+ * pool with its largest holders. */
 #include <string.h>
 #include "verifier-svc/engine/engine_impl.h"
 
-/* The largest first, of equal ones the older. */
+/* Inserts the sequence: the largest first, then the oldest. */
 static void list_holder(struct engine_kv_view *view, const struct seq *s)
 {
     uint32_t at = view->n_holders;
@@ -75,7 +75,7 @@ static void show_times(struct engine *e)
 {
     for (unsigned i = 0; i < PASS_TIME_TIMED; i++) {
         struct pass_time_work pass = {.rows = pass_time_rows_at(i)};
-        metrics_set(e->stats->pass_estimate_s[i], pass_time_us(&e->control.cost, &pass) / 1e6);
+        metrics_set(e->stats->pass_estimate_s[i], pass_time_us(&e->control.pass_time, &pass) / 1e6);
     }
 }
 

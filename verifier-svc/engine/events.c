@@ -1,4 +1,4 @@
-/* events.c - batches going round between engine and edge. */
+/* events.c - batches that circulate between engine and edge. */
 #include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
@@ -11,7 +11,7 @@ struct events {
     struct event_batch batches[EVENTS_BATCHES];
     struct queue *filled, *empty;
     struct event_batch *current;    // the engine's
-    size_t token_bytes, held_bytes; // text of a token, and what a sequence holds back, at most
+    size_t token_bytes, held_bytes; // most bytes of a token, and that a sequence holds back
     atomic_bool closed;
 };
 
@@ -104,7 +104,7 @@ struct event *events_add(struct event_batch *b, struct request *r, uint32_t choi
 void events_send(struct events *e)
 {
     if (e->current && e->current->n) {
-        queue_push(e->filled, e->current); // as many places as batches
+        queue_push(e->filled, e->current); // never full: it has as many places as batches
         e->current = NULL;
     }
 }

@@ -72,8 +72,8 @@ static int read_prompt_tokens(const Tandem__V1__TokenIds *ids, const struct requ
     return 0;
 }
 
-/* Refuses what is hopeless before it costs a tokenizer's time. Some vocabularies lose bytes or make
- * one token of several unknown characters, so the line is drawn at PROMPT_SLACK times what fits. */
+/* Refuses prompts that cannot fit, before they are tokenized. Some vocabularies drop bytes or map
+ * several unknown characters to one token, so the limit is PROMPT_SLACK times the bytes that fit. */
 static int check_prompt_bytes(size_t len, const struct request_limits *limits)
 {
     uint32_t longest = tok_longest(limits->tok);
@@ -149,7 +149,7 @@ static int read_prompt(const message *m, const struct request_limits *limits, st
     return read_echo(m, limits, r);
 }
 
-/* value within [min, max], and a number at all. */
+/* Checks that value is a number within [min, max]. */
 static int read_float(const char *name, float value, double min, double max, float *ret)
 {
     if (!(value >= min && value <= max)) // NaN too
@@ -181,7 +181,7 @@ static int read_bias(const sampling *s, uint32_t n_vocab, struct request *r)
     return 0;
 }
 
-/* A seed for a request that gave none; small enough for a JSON number. */
+/* The seed of a request without one; small enough for a JSON number. */
 static int64_t random_seed(void)
 {
     int64_t seed;
@@ -259,7 +259,7 @@ static int read_stop_ids(const message *m, uint32_t n_vocab, struct request *r)
     return 0;
 }
 
-/* What must not come before min_tokens: the stop tokens, and EOS where it would end the answer. */
+/* Tokens that are banned before min_tokens: the stop tokens, and EOS unless it is ignored. */
 static int read_banned(const struct tok *tok, struct request *r)
 {
     const uint32_t *eos;
@@ -270,8 +270,9 @@ static int read_banned(const struct tok *tok, struct request *r)
     if (n_eos)
         memcpy(r->banned, eos, n_eos * sizeof(uint32_t));
     memcpy(r->banned + n_eos, r->stop_ids, r->n_stop_ids * sizeof(uint32_t));
-    r->params.banned = r->banned;
-    r->params.n_banned = n_eos + r->n_stop_ids;
+    r->ban = (struct constraint_ban){r->banned, n_eos + r->n_stop_ids, UINT32_MAX};
+    if (r->min_tokens < UINT32_MAX - r->n_prompt)
+        r->ban.until = r->n_prompt + r->min_tokens;
     return 0;
 }
 
@@ -291,7 +292,7 @@ static int read_lengths(const message *m, const struct request_limits *limits, s
     return 0;
 }
 
-/* Another model may write the same with tokens that are not special. */
+/* Names without a special token are skipped: another model may write them as plain text. */
 static int read_shown(const message *m, const struct tok *tok, struct request *r)
 {
     if (m->n_shown_special > REQUEST_MAX_SHOWN)
@@ -326,10 +327,10 @@ static int read_answer(const message *m, const struct request_limits *limits, st
         err = read_stop_ids(m, n_vocab, r);
     if (!err)
         err = read_shown(m, limits->tok, r);
-    return err ? err : read_banned(limits->tok, r);
+    return err || !r->min_tokens ? err : read_banned(limits->tok, r);
 }
 
-/* Bytes of the prediction that proposers can be told: DRAFTS_HINT_MAX tokens, whole characters. */
+/* Bytes of the prediction that can be sent to proposers: DRAFTS_HINT_MAX tokens, whole characters. */
 static size_t hint_bytes(const message *m, const struct tok *tok)
 {
     size_t max = (size_t)DRAFTS_HINT_MAX * tok_longest(tok), n = m->prediction.len;
@@ -438,16 +439,27 @@ int request_read(const message *m, const struct request_limits *limits, struct r
     return 0;
 }
 
+static int make_ban_mask(struct request *r, uint32_t n_vocab)
+{
+    if (!r->ban.n)
+        return 0;
+    r->ban_mask = malloc(dist_mask_words(n_vocab) * sizeof(*r->ban_mask));
+    if (!r->ban_mask)
+        return fail(-ENOMEM, "no memory for a mask of %u tokens", n_vocab);
+    dist_mask_ban(r->ban_mask, n_vocab, r->ban.tokens, r->ban.n);
+    return 0;
+}
+
 int request_open(struct request *r, const struct tok *tok)
 {
     r->seqs = calloc(r->n, sizeof(*r->seqs));
     if (!r->seqs)
         return fail(-ENOMEM, "no memory for %u choices", r->n);
-    for (uint32_t i = 0; i < r->n; i++) {
-        int err = seq_new(r, i, tok, &r->seqs[i]);
-        if (err < 0)
-            return err;
-    }
+    int err = make_ban_mask(r, tok_n_vocab(tok));
+    for (uint32_t i = 0; !err && i < r->n; i++)
+        err = seq_new(r, i, tok, &r->seqs[i]);
+    if (err < 0)
+        return err;
     r->n_open = r->n;
     return 0;
 }
@@ -468,6 +480,7 @@ void request_drop(struct request *r)
     free(r->prompt_text);
     free(r->bias);
     free(r->banned);
+    free(r->ban_mask);
     free(r->stop_text);
     free(r->hint);
     free(r);

@@ -13,7 +13,7 @@ const char *seq_end_name(enum seq_end end)
     return names[end];
 }
 
-/* Of the prompt: the first choice counts, the others copy. */
+/* Counts the prompt's tokens for penalties: the first choice counts, the others copy. */
 static int open_counts(struct seq *s)
 {
     const struct request *r = s->req;
@@ -26,6 +26,16 @@ static int open_counts(struct seq *s)
     for (uint32_t i = 0; !err && i < s->n_prompt; i++)
         dist_counts_add(s->counts, s->tokens[i], false);
     return err;
+}
+
+/* The mask is the request's, as all choices have the same. */
+static void open_constraint(struct seq *s)
+{
+    const struct request *r = s->req;
+    if (!r->ban_mask)
+        return;
+    constraint_ban_init(&s->ban, r->ban_mask, r->ban.until, s->n_prompt);
+    s->constraint = &s->ban.constraint;
 }
 
 static int add_stops(struct seq *s)
@@ -66,6 +76,7 @@ int seq_open(struct seq *s)
     int err = kv_seq_init(&s->kv, s->max_len + DRAFT_MAX_NODES);
     if (!err)
         err = open_counts(s);
+    open_constraint(s);
     if (!err)
         err = detok_reserve(&s->detok);
     return !err && !r->min_tokens ? add_stops(s) : err;
@@ -75,7 +86,7 @@ void seq_free(struct seq *s)
 {
     if (!s)
         return;
-    kv_seq_done(NULL, &s->kv); // holds no block any more
+    kv_seq_done(NULL, &s->kv); // it holds no blocks
     dist_counts_free(s->counts);
     detok_done(&s->detok);
     free(s->tokens);
@@ -88,7 +99,7 @@ uint32_t seq_todo(const struct seq *s)
     if (s->state != SEQ_RUNNING || atomic_load_explicit(&s->req->paused, memory_order_relaxed))
         return 0;
     uint32_t todo = s->n - s->kv.len;
-    /* The last token runs together with its draft; a Verify stream's not before that has come. */
+    /* The last token runs together with its draft. A Verify stream's last token waits for the draft. */
     bool last_waits =
         s->req->verify ? !s->draft || todo > 1 : (seq_n_draft(s) && todo > 1) || s->held_until_us;
     return todo - last_waits;
@@ -121,14 +132,6 @@ uint32_t seq_generated(const struct seq *s)
     return s->n - s->n_prompt;
 }
 
-struct dist_params seq_params(const struct seq *s, uint32_t n_ahead)
-{
-    struct dist_params p = s->req->params;
-    if (seq_generated(s) + n_ahead >= s->req->min_tokens)
-        p.n_banned = 0;
-    return p;
-}
-
 static bool is_stop_token(const struct seq *s, uint32_t token)
 {
     const struct request *r = s->req;
@@ -139,8 +142,7 @@ static bool is_stop_token(const struct seq *s, uint32_t token)
     return !r->ignore_eos && tok_is_eos(s->detok.tok, token);
 }
 
-/* Text that went wrong is the error of this sequence alone: the buffer belongs to all of a batch.
- */
+/* An error in the text ends this sequence only, since the buffer belongs to the whole batch. */
 static int text_error(const struct seq *s, struct buf *text)
 {
     int err = buf_error(&s->detok.held);
@@ -155,6 +157,7 @@ enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text)
     s->tokens[s->n++] = token;
     if (s->counts)
         dist_counts_add(s->counts, token, true);
+    constraint_advance(s->constraint, token);
     if (is_stop_token(s, token))
         return SEQ_STOP;
     s->stop = detok_feed(&s->detok, token, text);
@@ -164,7 +167,7 @@ enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text)
         return SEQ_STOP;
     if (s->req->min_tokens && seq_generated(s) == s->req->min_tokens && add_stops(s) < 0)
         return SEQ_FAILED;
-    return s->n == s->max_len ? SEQ_LENGTH : SEQ_GOES_ON;
+    return s->n == s->max_len ? SEQ_LENGTH : SEQ_CONTINUES;
 }
 
 int seq_flush(struct seq *s, struct buf *text)

@@ -403,17 +403,15 @@ static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
     struct session_update u = update_of(7, 0, 10, 2);
     uint32_t banned[] = {5, 6};
     struct dist_bias bias[] = {{3, -1}};
-    u.sampling =
-        &(struct prop_sampling){.law = {.bias = bias, .n_bias = 1, .banned = banned, .n_banned = 2},
-                                .banned_until = 20,
-                                .ignore_eos = true};
+    u.sampling = &(struct prop_sampling){
+        .law = {.bias = bias, .n_bias = 1}, .ban = {banned, 2, 20}, .ignore_eos = true};
     for (uint32_t n = 10; n < 12; n++) {
         assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-        assert_int_equal(ask.sampling.law.n_banned, 2);
-        assert_int_equal(ask.sampling.law.banned[1], 6);
+        assert_int_equal(ask.sampling.ban.n, 2);
+        assert_int_equal(ask.sampling.ban.tokens[1], 6);
         assert_int_equal(ask.sampling.law.n_bias, 1);
         assert_int_equal(ask.sampling.law.bias[0].token, 3);
-        assert_int_equal(ask.sampling.banned_until, 20);
+        assert_int_equal(ask.sampling.ban.until, 20);
         assert_true(ask.sampling.ignore_eos);
         sessions_end(s, e);
         banned[1] = 9; // the message is gone
@@ -422,7 +420,7 @@ static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
     }
     u.sampling = &(struct prop_sampling){.law.top_p = 1};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-    assert_int_equal(ask.sampling.law.n_banned, 0);
+    assert_int_equal(ask.sampling.ban.n, 0);
     assert_int_equal(ask.sampling.law.n_bias, 0);
     sessions_end(s, e);
 }

@@ -1,4 +1,4 @@
-/* test_accept.c - the own-draw rule: what is kept, and that the law of the output is the target's.
+/* test_accept.c - the own-draw rule: accepted tokens, and the distribution of the output.
  *
  * The target of these tests is a little chain: logits depend on the last token only, so that every
  * expectation is exact. */
@@ -129,7 +129,7 @@ static void every_path_of_a_tree_can_be_accepted(void **state)
             path[n++] = (uint32_t)i;
         for (uint32_t i = 0; i < n; i++)
             draws[i] = tree.tokens[path[n - 1 - i]];
-        draws[n] = 0; // is nobody's child
+        draws[n] = 0; // no node's child
         struct accept_result r = walk(&tree, draws, n + 1);
         assert_int_equal(r.n_accepted, n);
         for (uint32_t i = 0; i < n; i++)
@@ -139,7 +139,7 @@ static void every_path_of_a_tree_can_be_accepted(void **state)
     }
 }
 
-/* ---- keyed draws: output and law ---- */
+/* ---- keyed draws: output and its distribution ---- */
 
 struct target {
     struct dist *dist;
@@ -152,8 +152,8 @@ struct target {
 static bool draw_keyed(void *arg, uint32_t row, uint32_t *ret_token)
 {
     struct target *t = arg;
-    (void)row; // what was committed is what the row's context holds
-    dist_set(t->dist, t->logits[t->out[t->n - 1]], &t->params, NULL);
+    (void)row; // the row's context is the committed tokens
+    dist_set(t->dist, t->logits[t->out[t->n - 1]], &t->params, NULL, NULL);
     *ret_token = t->out[t->n] = dist_draw(t->dist, t->key, t->n);
     t->n++;
     return *ret_token != EOS;
@@ -171,7 +171,7 @@ static void make_draft(struct target *t, enum drafter kind, uint64_t *random, st
         ret->parents[i] = (int32_t)i - 1;
         ret->tokens[i] = 0;
         if (kind == COUPLED) {
-            dist_set(t->dist, other, &t->params, NULL);
+            dist_set(t->dist, other, &t->params, NULL, NULL);
             ret->tokens[i] = dist_draw(t->dist, t->key, t->n + i);
         } else if (kind >= RANDOM) {
             ret->tokens[i] = (uint32_t)(*random >> 33) % V;
@@ -299,7 +299,7 @@ static int prepare_law(void **state)
     return 0;
 }
 
-static void the_law_is_the_targets_whatever_the_draft(void **state)
+static void the_distribution_is_the_targets_for_every_drafter(void **state)
 {
     (void)state;
     const enum drafter kinds[] = {POINT, COUPLED, RANDOM_TREE};
@@ -313,7 +313,7 @@ static void the_law_is_the_targets_whatever_the_draft(void **state)
 
 /* ---- coupled drafts ---- */
 
-/* How often a token drawn from q stays, the noise being the target's or noise of its own. */
+/* How often a token drawn from q is accepted, with the target's noise or with independent noise. */
 static double kept_share(const double p[V], const double q[V], bool own_noise, uint64_t n)
 {
     AUTO(dist_free) struct dist *dist = must_dist();
@@ -330,7 +330,7 @@ static double kept_share(const double p[V], const double q[V], bool own_noise, u
         struct accept_result r;
         t.n = 1;
         t.key = rng_key((int64_t)i, 0);
-        dist_set(dist, drafters, &t.params, NULL);
+        dist_set(dist, drafters, &t.params, NULL, NULL);
         uint32_t token = dist_draw(dist, own_noise ? ~t.key : t.key, t.n);
         accept_own_draw(&(struct draft){.n = 1, .tokens = {token}, .parents = {-1}}, draw_keyed, &t,
                         &r);
@@ -352,7 +352,7 @@ static double coupled_share(const double p[V], const double q[V])
     return share;
 }
 
-static void coupled_drafts_stay_as_often_as_the_formula_says(void **state)
+static void coupled_drafts_are_accepted_as_often_as_the_formula_says(void **state)
 {
     (void)state;
     static const struct {
@@ -389,9 +389,9 @@ int main(void)
         cmocka_unit_test(an_end_that_was_not_drafted_is_a_correction),
         cmocka_unit_test(every_path_of_a_tree_can_be_accepted),
         cmocka_unit_test(any_draft_leaves_the_committed_tokens_as_they_are),
-        cmocka_unit_test_setup(the_law_is_the_targets_whatever_the_draft, prepare_law),
+        cmocka_unit_test_setup(the_distribution_is_the_targets_for_every_drafter, prepare_law),
         cmocka_unit_test_setup(the_chi_square_sees_a_wrong_rule, prepare_law),
-        cmocka_unit_test(coupled_drafts_stay_as_often_as_the_formula_says),
+        cmocka_unit_test(coupled_drafts_are_accepted_as_often_as_the_formula_says),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_drafts_book.c - what is sent to a proposer, and what is believed of its answers. */
+/* test_drafts_book.c - requests to a proposer, and the checks of its answers. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,8 +140,7 @@ static void tokens_are_those_from_keep_on(void **state)
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
     struct drafts_wish w[] = {wish_of(1, 10, 1), wish_of(2, 20, 1), wish_of(3, 30, 1)};
     for (uint32_t i = 0; i < 3; i++) {
-        w[i].sampling.banned = five;
-        w[i].sampling.n_banned = i;
+        w[i].ban = (struct constraint_ban){five, i, 0};
     }
     assert_int_equal(drafts_book_ask(b, w, 3, BUDGET_US, 0), 3);
     w[1].base_len = 25; // replaced before it was sent
@@ -153,13 +152,13 @@ static void tokens_are_those_from_keep_on(void **state)
         const struct drafts_entry *e = &o->urgent[i];
         assert_int_equal(e->base_len, e->seq == 1 ? 10 : e->seq == 2 ? 25 : 30);
         assert_memory_equal(o->tokens + e->token_at, counting, e->base_len * 4);
-        assert_int_equal(e->sampling.n_banned, e->seq - 1);
-        assert_memory_equal(o->tokens + e->token_at + e->base_len, five, e->sampling.n_banned * 4);
+        assert_int_equal(e->ban.n, e->seq - 1);
+        assert_memory_equal(o->tokens + e->token_at + e->base_len, five, e->ban.n * 4);
     }
     assert_null(drafts_book_take(b));
 }
 
-static void k_is_cut_to_what_the_proposer_can(void **state)
+static void a_wish_is_cut_to_the_proposers_maximum(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -167,7 +166,7 @@ static void k_is_cut_to_what_the_proposer_can(void **state)
     assert_int_equal(drafts_book_k_max(b, 7, 10), 8);
     struct drafts_wish w = wish_of(9, 10, 50);
     drafts_book_ask(b, &w, 1, BUDGET_US, 0);
-    assert_int_equal(w.max_depth, 8); // its answer is timed as one of so many
+    assert_int_equal(w.max_depth, 8); // its latency is recorded for this size
     drafts_book_take(b);
     assert_int_equal(ask(b, 8, 10, 0, 0), 0);
     assert_null(drafts_book_take(b));
@@ -184,7 +183,7 @@ static void a_sequence_has_one_unanswered_round(void **state)
     assert_int_equal(must_send(b, 7, 12, 2, 300)->keep, 10);
 }
 
-static void a_draft_ahead_tells_what_is_being_verified(void **state)
+static void a_wish_for_a_draft_ahead_has_the_tokens_being_verified(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -207,7 +206,7 @@ static void a_draft_ahead_tells_what_is_being_verified(void **state)
     assert_int_equal(drafts_book_p90_us(b, 4), 10000); // no ordinary answer was measured
 }
 
-static void waiting_pays_for_those_who_may_be_answered(void **state)
+static void only_wishes_that_can_be_answered_have_a_latency(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -222,7 +221,7 @@ static void waiting_pays_for_those_who_may_be_answered(void **state)
     assert_int_equal(w[0].p90_us, 300);
     assert_int_equal(w[1].p90_us, 200);
     assert_int_equal(w[2].p90_us, 0); // still owed an answer
-    assert_int_equal(w[3].p90_us, 0); // its context goes ahead
+    assert_int_equal(w[3].p90_us, 0); // its context is sent alone
 }
 
 static void a_stream_has_two_unanswered_rounds(void **state)
@@ -239,7 +238,7 @@ static void a_stream_has_two_unanswered_rounds(void **state)
     assert_non_null(drafts_book_take(b));
 }
 
-static void long_contexts_go_ahead_in_pieces(void **state)
+static void long_contexts_are_sent_ahead_in_pieces(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -286,7 +285,7 @@ static void contexts_beyond_the_proposers_limit_are_not_sent(void **state)
     assert_int_equal(ask(b, 1, 50, 1, 0), 1);
 }
 
-static void the_draw_key_goes_only_to_who_draws_with_it(void **state)
+static void the_draw_key_is_sent_only_in_coupled_mode(void **state)
 {
     (void)state;
     struct drafts_described coupled = about;
@@ -319,7 +318,7 @@ static enum draft_q_mode mode_asked(struct drafts_described *to, uint32_t n_voca
     return w.q_mode;
 }
 
-static void only_what_is_offered_is_asked_for(void **state)
+static void only_offered_q_modes_are_requested(void **state)
 {
     (void)state;
     uint32_t k;
@@ -348,14 +347,12 @@ static void hint_tenant_and_sampling_are_sent_when_new(void **state)
     w.hint = five;
     w.n_hint = 5;
     const struct dist_bias bias[] = {{3, -1}, {9, 2.5f}};
-    w.sampling.banned = five + 1;
-    w.sampling.n_banned = 2;
+    w.ban = (struct constraint_ban){five + 1, 2, 30};
     w.sampling.bias = bias;
     w.sampling.n_bias = 2;
     w.sampling.repetition = 1.5f;
     w.sampling.presence = 0.25f;
     w.sampling.frequency = -2;
-    w.banned_until = 30;
     w.ignore_eos = true;
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
     const struct drafts_outbox *o = drafts_book_take(b);
@@ -395,7 +392,7 @@ static void a_closed_sequence_is_forgotten(void **state)
     const struct drafts_outbox *o = drafts_book_take(b);
     assert_int_equal(o->n_closes, 1);
     assert_true(o->closes[0].seq == 7 && o->closes[0].ended);
-    assert_false(answer(b, &e, 1)); // nobody's draft any more
+    assert_false(answer(b, &e, 1)); // its sequence is closed
     assert_int_equal(drafts_book_counts(b)->stale, 0);
     assert_false(answer(b, &e, 2));
     assert_int_equal(drafts_book_counts(b)->stale, 1);
@@ -424,7 +421,7 @@ static void every_close_is_sent(void **state)
         assert_true(o->closes[seq - 1].seq == seq);
 }
 
-static void a_closed_sequence_that_comes_back_is_told_anew(void **state)
+static void a_closed_sequence_that_returns_is_sent_from_the_start(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(1);
@@ -478,7 +475,7 @@ static void a_proposer_that_never_keeps_a_context_is_given_up(void **state)
     assert_int_equal(n, 4);
 }
 
-static void a_context_is_sent_again_only_so_often(void **state)
+static void a_context_is_sent_again_a_limited_number_of_times(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -501,7 +498,7 @@ static void a_context_is_sent_again_only_so_often(void **state)
     assert_int_equal(ask(b, 8, 10, 2, 100), 1);
 }
 
-static void answers_to_what_was_sent_before_are_no_second_request(void **state)
+static void answers_to_older_rounds_are_no_second_request_for_context(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -518,7 +515,7 @@ static void answers_to_what_was_sent_before_are_no_second_request(void **state)
     assert_int_equal(drafts_book_counts(b)->malformed, 0);
 }
 
-static void a_good_draft_is_handed_on(void **state)
+static void a_good_draft_is_passed_on(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -538,7 +535,7 @@ static void a_good_draft_is_handed_on(void **state)
     }
 }
 
-static void the_time_of_a_draft_is_that_behind_a_known_context(void **state)
+static void latency_is_measured_only_with_a_context_already_read(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -550,7 +547,7 @@ static void the_time_of_a_draft_is_that_behind_a_known_context(void **state)
 }
 
 /* A long context is fed until the time for a draft is up, again and again. */
-static void who_has_no_draft_yet_makes_nobody_wait_longer(void **state)
+static void a_proposer_still_reading_makes_no_wait_longer(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -571,7 +568,7 @@ static uint32_t to_read(struct drafts_book *b, uint64_t seq, uint32_t base_len)
     return w.to_read;
 }
 
-static void a_wish_tells_what_has_to_be_read_first(void **state)
+static void a_wish_reports_the_positions_to_read_first(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -580,7 +577,7 @@ static void a_wish_tells_what_has_to_be_read_first(void **state)
     assert_int_equal(to_read(b, 7, 11), 11); // it still reads
     draft_after(b, 7, 2, 0, 1);
     assert_int_equal(to_read(b, 7, 12), 0);
-    put_off_after(b, 7, 2, 1); // it fell behind
+    put_off_after(b, 7, 2, 1); // it still has positions to read
     assert_int_equal(to_read(b, 7, 300), 290);
     draft_after(b, 7, 2, 2, 1);
     struct draft_answer d;
@@ -594,7 +591,7 @@ static void a_wish_tells_what_has_to_be_read_first(void **state)
     assert_int_equal(to_read(b, 7, 20), 20);
 }
 
-static void a_tree_is_handed_on_with_falling_survival(void **state)
+static void a_tree_is_passed_on_with_falling_survival(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -610,8 +607,8 @@ static void a_tree_is_handed_on_with_falling_survival(void **state)
     assert_true(d.draft->survival[2] == 0.5f && d.draft->survival[3] == 0.125f);
 }
 
-/* Every answer that is not exactly what was asked for; each is dropped and counted. */
-static void what_is_wrong_is_dropped(void **state)
+/* Every answer that does not fit the request is dropped and counted. */
+static void wrong_answers_are_dropped(void **state)
 {
     (void)state;
     for (int wrong = 0; wrong < 11; wrong++) {
@@ -683,7 +680,7 @@ static void three_bad_answers_in_a_row_are_enough(void **state)
         if (i == 5)
             break;
     }
-    assert_string_equal(drafts_book_verdict(b, 0), "more tokens than were asked for");
+    assert_string_equal(drafts_book_verdict(b, 0), "more tokens than were requested");
 }
 
 static void three_missed_budgets_in_a_row_are_enough(void **state)
@@ -743,7 +740,7 @@ static void an_outbox_that_is_never_taken_misses_too(void **state)
     assert_true(now < 3 * DRAFTS_MISS_AGAIN_US);
 }
 
-static void a_flood_of_unasked_answers_is_not_endured(void **state)
+static void a_flood_of_unrequested_answers_ends_the_stream(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -772,36 +769,36 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wish_carries_the_context_once),
         cmocka_unit_test(tokens_are_those_from_keep_on),
-        cmocka_unit_test(k_is_cut_to_what_the_proposer_can),
+        cmocka_unit_test(a_wish_is_cut_to_the_proposers_maximum),
         cmocka_unit_test(a_sequence_has_one_unanswered_round),
-        cmocka_unit_test(waiting_pays_for_those_who_may_be_answered),
-        cmocka_unit_test(a_draft_ahead_tells_what_is_being_verified),
+        cmocka_unit_test(only_wishes_that_can_be_answered_have_a_latency),
+        cmocka_unit_test(a_wish_for_a_draft_ahead_has_the_tokens_being_verified),
         cmocka_unit_test(a_stream_has_two_unanswered_rounds),
-        cmocka_unit_test(long_contexts_go_ahead_in_pieces),
+        cmocka_unit_test(long_contexts_are_sent_ahead_in_pieces),
         cmocka_unit_test(the_outbox_is_bounded),
         cmocka_unit_test(contexts_beyond_the_proposers_limit_are_not_sent),
-        cmocka_unit_test(the_draw_key_goes_only_to_who_draws_with_it),
-        cmocka_unit_test(only_what_is_offered_is_asked_for),
+        cmocka_unit_test(the_draw_key_is_sent_only_in_coupled_mode),
+        cmocka_unit_test(only_offered_q_modes_are_requested),
         cmocka_unit_test(hint_tenant_and_sampling_are_sent_when_new),
         cmocka_unit_test(a_closed_sequence_is_forgotten),
         cmocka_unit_test(every_close_is_sent),
-        cmocka_unit_test(a_closed_sequence_that_comes_back_is_told_anew),
+        cmocka_unit_test(a_closed_sequence_that_returns_is_sent_from_the_start),
         cmocka_unit_test(a_missing_context_is_sent_again),
         cmocka_unit_test(a_proposer_that_never_keeps_a_context_is_given_up),
-        cmocka_unit_test(a_context_is_sent_again_only_so_often),
-        cmocka_unit_test(answers_to_what_was_sent_before_are_no_second_request),
-        cmocka_unit_test(a_good_draft_is_handed_on),
-        cmocka_unit_test(the_time_of_a_draft_is_that_behind_a_known_context),
-        cmocka_unit_test(who_has_no_draft_yet_makes_nobody_wait_longer),
-        cmocka_unit_test(a_wish_tells_what_has_to_be_read_first),
-        cmocka_unit_test(a_tree_is_handed_on_with_falling_survival),
-        cmocka_unit_test(what_is_wrong_is_dropped),
+        cmocka_unit_test(a_context_is_sent_again_a_limited_number_of_times),
+        cmocka_unit_test(answers_to_older_rounds_are_no_second_request_for_context),
+        cmocka_unit_test(a_good_draft_is_passed_on),
+        cmocka_unit_test(latency_is_measured_only_with_a_context_already_read),
+        cmocka_unit_test(a_proposer_still_reading_makes_no_wait_longer),
+        cmocka_unit_test(a_wish_reports_the_positions_to_read_first),
+        cmocka_unit_test(a_tree_is_passed_on_with_falling_survival),
+        cmocka_unit_test(wrong_answers_are_dropped),
         cmocka_unit_test(three_bad_answers_in_a_row_are_enough),
         cmocka_unit_test(three_missed_budgets_in_a_row_are_enough),
         cmocka_unit_test(sequences_that_end_unanswered_are_missed_too),
         cmocka_unit_test(late_answers_count_but_may_be_used),
         cmocka_unit_test(an_outbox_that_is_never_taken_misses_too),
-        cmocka_unit_test(a_flood_of_unasked_answers_is_not_endured),
+        cmocka_unit_test(a_flood_of_unrequested_answers_ends_the_stream),
         cmocka_unit_test(a_new_stream_knows_nothing),
     };
     return cmocka_run_group_tests(tests, count, NULL);

@@ -1,4 +1,4 @@
-/* test_drafts_wire.c - what a proposer says of itself and of its drafts is checked. */
+/* test_drafts_wire.c - checks of a proposer's description and of its drafts. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -137,7 +137,7 @@ static void a_sparse_q_arrives_as_it_was_drawn_from(void **state)
     draft_free(a.draft);
 }
 
-static void only_an_empty_draft_tells_what_is_unread(void **state)
+static void only_an_empty_draft_has_an_unread_count(void **state)
 {
     (void)state;
     struct told t;
@@ -158,7 +158,7 @@ static void a_bad_sparse_q_is_refused(void **state)
     (void)state;
     struct told t;
     tell(&t, SPARSE);
-    must_refuse(&t, DRAFT_COUPLED, "a q mode that was not asked for");
+    must_refuse(&t, DRAFT_COUPLED, "a q mode that was not requested");
     t.probs[1]--;
     must_refuse(&t, DRAFT_SPARSE, "a sparse q whose probabilities do not sum to 65536");
     tell(&t, SPARSE);
@@ -223,7 +223,7 @@ static void a_dense_q_comes_in_three_types(void **state)
     }
 }
 
-/* A drafter may know of less padding behind the vocabulary. */
+/* A drafter's vocabulary may have less padding at its end. */
 static void a_dense_q_may_leave_out_the_last_tokens(void **state)
 {
     (void)state;
@@ -249,7 +249,7 @@ static void a_bad_dense_q_is_refused(void **state)
     const char *shape = "a dense q that is not tokens by vocabulary";
     struct told t;
     tell(&t, DENSE);
-    must_refuse(&t, DRAFT_SPARSE, "a q mode that was not asked for");
+    must_refuse(&t, DRAFT_SPARSE, "a q mode that was not requested");
     t.draft.q = NULL;
     must_refuse(&t, DRAFT_DENSE, shape);
     tell(&t, DENSE);
@@ -268,7 +268,7 @@ static void a_bad_dense_q_is_refused(void **state)
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         tell(&t, DENSE);
         t.dense[2] = bad[i];
-        must_refuse(&t, DRAFT_DENSE, "a dense q with what is no probability");
+        must_refuse(&t, DRAFT_DENSE, "a dense q with a value that is no probability");
     }
     tell(&t, DENSE);
     t.dense[4] = .4F;
@@ -316,7 +316,7 @@ int main(void)
         cmocka_unit_test(another_vocabulary_is_refused_with_both_digests),
         cmocka_unit_test(a_name_is_one_word),
         cmocka_unit_test(a_sparse_q_arrives_as_it_was_drawn_from),
-        cmocka_unit_test(only_an_empty_draft_tells_what_is_unread),
+        cmocka_unit_test(only_an_empty_draft_has_an_unread_count),
         cmocka_unit_test(a_bad_sparse_q_is_refused),
         cmocka_unit_test(a_dense_q_comes_in_three_types),
         cmocka_unit_test(a_dense_q_may_leave_out_the_last_tokens),

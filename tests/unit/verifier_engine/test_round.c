@@ -1,4 +1,4 @@
-/* test_round.c - drafts that come late: what is left of them when tokens were committed since. */
+/* test_round.c - answers of proposers, late drafts above all, and the wait for drafts. */
 #include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
@@ -82,7 +82,7 @@ static void an_empty_draft_ends_the_wait(void **state)
 }
 
 /* Whose context is still being read is no less likely to have a draft next time. */
-static void a_draft_that_is_put_off_ends_the_wait_and_says_nothing(void **state)
+static void an_unread_context_ends_the_wait_and_counts_as_no_answer(void **state)
 {
     (void)state;
     control_seq_init(&seq.control);
@@ -93,12 +93,12 @@ static void a_draft_that_is_put_off_ends_the_wait_and_says_nothing(void **state)
         arrive_answer((struct draft_answer){
             .seq = 5, .base_len = 10, .unread = unread, .draft = draft_of(0, NULL, NULL)});
         assert_non_null(seq.draft);
-        float given = seq.control.given; // below 0: nothing was
+        float given = seq.control.granted; // below 0: nothing was
         assert_true(unread ? given < 0 : given >= 0 && given < 1);
     }
 }
 
-static void what_is_left_of_a_late_draft_is_used(void **state)
+static void the_rest_of_a_late_draft_is_used(void **state)
 {
     (void)state;
     arrive(5, 8, 4, (uint32_t[]){22, 23, 1, 2}, NULL);
@@ -108,7 +108,7 @@ static void what_is_left_of_a_late_draft_is_used(void **state)
 }
 
 /* Committed since: 22 (it was being verified) and 23 in place of 9. */
-static void of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used(void **state)
+static void the_likeliest_path_of_a_draft_ahead_is_used(void **state)
 {
     (void)state;
     const uint32_t draft[] = {22, 9, 1, 23, 4, 5, 6, 7};
@@ -124,7 +124,7 @@ static void of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used(
     assert_false(engine.ask_again);
 }
 
-static void a_draft_ahead_of_no_use_has_another_asked_for(void **state)
+static void a_useless_draft_ahead_causes_another_request(void **state)
 {
     (void)state;
     seq.ahead_us = seq.asked_us = 1;
@@ -142,7 +142,7 @@ static void a_late_draft_that_guessed_wrong_is_dropped(void **state)
     assert_null(seq.draft);
     arrive(5, 8, 2, (uint32_t[]){22, 23}, NULL); // right, but nothing is left
     assert_null(seq.draft);
-    arrive(5, 8, 1, (uint32_t[]){22}, NULL); // too short to tell
+    arrive(5, 8, 1, (uint32_t[]){22}, NULL); // too short to know
     assert_null(seq.draft);
 }
 
@@ -165,7 +165,8 @@ static void a_drawn_draft_is_taken_whole_or_not_at_all(void **state)
     struct draft *d = draft_of(3, (uint32_t[]){22, 23, 1}, NULL);
     struct draft_answer a = {.seq = 5, .base_len = 8, .draft = d};
     struct draft_q *q = d->q = calloc(1, sizeof(*q));
-    round_take_draft(&engine, &a); // right so far, but what is left was drawn with what is gone
+    round_take_draft(&engine,
+                     &a); // correct so far, but the q of the rest depends on committed tokens
     assert_null(seq.draft);
     assert_ptr_equal(a.draft, d);
     a.base_len = 10;
@@ -177,7 +178,7 @@ static void a_drawn_draft_is_taken_whole_or_not_at_all(void **state)
     seq_drop_draft(&seq);
 }
 
-static void a_held_sequence_goes_on_with_its_draft_or_when_that_is_late(void **state)
+static void a_held_sequence_is_released_by_its_draft_or_its_time_limit(void **state)
 {
     (void)state;
     seq.kv.len = 9; // decoding
@@ -193,7 +194,7 @@ static void a_held_sequence_goes_on_with_its_draft_or_when_that_is_late(void **s
     assert_true(round_has_work(&engine));
 }
 
-static void blocks_are_taken_from_the_idle_and_not_from_the_held(void **state)
+static void blocks_are_taken_from_idle_sequences_and_not_from_held_ones(void **state)
 {
     (void)state;
     struct sched_grant shares[3] = {{.todo = 1}, {.todo = 0}, {.todo = 1}}; // by order
@@ -201,14 +202,14 @@ static void blocks_are_taken_from_the_idle_and_not_from_the_held(void **state)
     seq.kv.n_blocks = others[0].kv.n_blocks = others[1].kv.n_blocks = 1;
     seq_list_add(&engine.running, &others[0]);
     seq_list_add(&engine.running, &others[1]);
-    engine.shares = shares;
+    engine.grants = shares;
     assert_ptr_equal(round_victim(&engine, &seq), &others[1]);
     others[1].held_until_us = 1000;
     assert_ptr_equal(round_victim(&engine, &seq), &others[0]); // the youngest
-    engine.shares = NULL;
+    engine.grants = NULL;
 }
 
-static void drafts_for_nobody_and_from_the_future_are_dropped(void **state)
+static void drafts_of_unknown_sequences_and_impossible_lengths_are_dropped(void **state)
 {
     (void)state;
     arrive(6, 10, 1, (uint32_t[]){1}, NULL);
@@ -217,7 +218,7 @@ static void drafts_for_nobody_and_from_the_future_are_dropped(void **state)
     assert_null(seq.draft);
 }
 
-static void only_who_was_asked_is_waited_for(void **state)
+static void only_requested_drafts_are_waited_for(void **state)
 {
     (void)state;
     seq.kv.len = 9; // decoding
@@ -233,7 +234,7 @@ static void only_who_was_asked_is_waited_for(void **state)
     assert_true(round_wait_until_us(&engine) == 0);
 }
 
-static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void **state)
+static void sequences_without_a_wish_wait_only_if_the_policy_counted_them(void **state)
 {
     (void)state;
     struct seq other = {.id = 6, .req = &req, .state = SEQ_RUNNING, .n = 10, .kv.len = 9};
@@ -242,14 +243,14 @@ static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void 
     seq.kv.len = 9;
     seq.asked_us = 1000;
     seq.await_us = 300;
-    engine.n_reckoned = 0; // fixed, ema
+    engine.n_wait_counted = 0; // fixed, ema
     assert_true(round_wait_until_us(&engine) == 0);
-    engine.n_reckoned = 2;
+    engine.n_wait_counted = 2;
     assert_true(round_wait_until_us(&engine) == 1300);
-    engine.n_reckoned = 1; // a client's draft has come since
+    engine.n_wait_counted = 1; // a client's draft has come since
     assert_true(round_wait_until_us(&engine) == 0);
 
-    engine.n_reckoned = 0;
+    engine.n_wait_counted = 0;
     other.asked_us = 1000;
     other.await_us = 100;
     assert_true(round_wait_until_us(&engine) == 1300);
@@ -259,7 +260,7 @@ static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void 
     assert_true(round_wait_until_us(&engine) == 1300);
     other.proposer = SEQ_NO_PROPOSER; // the client's own
     assert_true(round_wait_until_us(&engine) == 0);
-    atomic_store(&req.paused, true); // nobody runs
+    atomic_store(&req.paused, true); // no sequence runs
     assert_true(round_wait_until_us(&engine) == 0);
     atomic_store(&req.paused, false);
 }
@@ -271,18 +272,18 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_draft_in_time_is_taken_whole),
         TEST(an_empty_draft_ends_the_wait),
-        TEST(a_draft_that_is_put_off_ends_the_wait_and_says_nothing),
-        TEST(what_is_left_of_a_late_draft_is_used),
+        TEST(an_unread_context_ends_the_wait_and_counts_as_no_answer),
+        TEST(the_rest_of_a_late_draft_is_used),
         TEST(a_late_draft_that_guessed_wrong_is_dropped),
-        TEST(of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used),
-        TEST(a_draft_ahead_of_no_use_has_another_asked_for),
+        TEST(the_likeliest_path_of_a_draft_ahead_is_used),
+        TEST(a_useless_draft_ahead_causes_another_request),
         TEST(a_late_trees_subtree_is_used),
         TEST(a_drawn_draft_is_taken_whole_or_not_at_all),
-        TEST(a_held_sequence_goes_on_with_its_draft_or_when_that_is_late),
-        TEST(blocks_are_taken_from_the_idle_and_not_from_the_held),
-        TEST(drafts_for_nobody_and_from_the_future_are_dropped),
-        TEST(only_who_was_asked_is_waited_for),
-        TEST(who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned),
+        TEST(a_held_sequence_is_released_by_its_draft_or_its_time_limit),
+        TEST(blocks_are_taken_from_idle_sequences_and_not_from_held_ones),
+        TEST(drafts_of_unknown_sequences_and_impossible_lengths_are_dropped),
+        TEST(only_requested_drafts_are_waited_for),
+        TEST(sequences_without_a_wish_wait_only_if_the_policy_counted_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

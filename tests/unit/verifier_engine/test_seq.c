@@ -60,9 +60,9 @@ static enum seq_end say(struct made *m, const char *text)
 {
     AUTO(mem_free) uint32_t *ids = NULL;
     size_t n;
-    enum seq_end end = SEQ_GOES_ON;
+    enum seq_end end = SEQ_CONTINUES;
     assert_int_equal(tok_encode(tok, text, strlen(text), false, false, &ids, &n), 0);
-    for (size_t i = 0; i < n && end == SEQ_GOES_ON; i++)
+    for (size_t i = 0; i < n && end == SEQ_CONTINUES; i++)
         end = seq_commit(m->s, ids[i], &m->text);
     return end;
 }
@@ -72,7 +72,7 @@ static void eos_ends_it_without_text(void **state)
     (void)state;
     struct made m;
     make(&m, NULL);
-    assert_int_equal(say(&m, " upon"), SEQ_GOES_ON);
+    assert_int_equal(say(&m, " upon"), SEQ_CONTINUES);
     assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_STOP);
     assert_string_equal(m.text.data, " upon");
     done(&m);
@@ -90,8 +90,8 @@ static void text_that_fails_is_one_sequences_error(void **state)
     while (tok_kind_of(tok, word) != TOK_NORMAL || tok_bytes(tok, word, false).len < 3)
         word++;
     assert_int_equal(seq_commit(broken.s, word, &neighbour.text), SEQ_FAILED);
-    assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_GOES_ON);
-    neighbour.text.max = neighbour.text.len + 1; // no room either: the next one's own, too
+    assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_CONTINUES);
+    neighbour.text.max = neighbour.text.len + 1; // no space in the neighbour's text either
     assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_FAILED);
     neighbour.text.max = 1 << 20;
     assert_int_equal(neighbour.text.error, 0);
@@ -112,7 +112,7 @@ static void text_that_fails_at_the_end_is_one_sequences_error_too(void **state)
     (void)state;
     struct made m;
     make(&m, set_begun);
-    assert_int_equal(say(&m, " once upon"), SEQ_GOES_ON); // " upon" is held back
+    assert_int_equal(say(&m, " once upon"), SEQ_CONTINUES); // " upon" is held back
     size_t len = m.text.len;
     m.text.max = len + 1;
     assert_int_equal(seq_flush(m.s, &m.text), -EMSGSIZE);
@@ -131,8 +131,8 @@ static void eos_can_be_ignored(void **state)
     (void)state;
     struct made m;
     make(&m, set_ignore_eos);
-    assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_GOES_ON);
-    assert_int_equal(say(&m, " upon"), SEQ_GOES_ON);
+    assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_CONTINUES);
+    assert_int_equal(say(&m, " upon"), SEQ_CONTINUES);
     done(&m);
 }
 
@@ -148,8 +148,8 @@ static void max_tokens_ends_it(void **state)
     struct made m;
     make(&m, set_max_3);
     assert_int_equal(seq_left(m.s), 3);
-    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
-    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
+    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
+    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
     assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_LENGTH);
     assert_int_equal(seq_generated(m.s), 3);
     done(&m);
@@ -160,8 +160,8 @@ static void the_contexts_end_is_a_limit_too(void **state)
     (void)state;
     struct made m;
     make(&m, NULL);
-    enum seq_end end = SEQ_GOES_ON;
-    while (end == SEQ_GOES_ON)
+    enum seq_end end = SEQ_CONTINUES;
+    while (end == SEQ_CONTINUES)
         end = seq_commit(m.s, 100, &m.text);
     assert_int_equal(end, SEQ_LENGTH);
     assert_int_equal(m.s->n, 64);
@@ -198,11 +198,12 @@ static void stops_and_bans_wait_for_min_tokens(void **state)
     (void)state;
     struct made m;
     make(&m, set_stop_late);
-    assert_true(seq_params(m.s, 0).n_banned > 0);
-    assert_int_equal(say(&m, " a little girl"), SEQ_GOES_ON);
+    assert_non_null(constraint_mask(m.s->constraint));
+    assert_false(dist_mask_allows(constraint_mask(m.s->constraint), m.r->ban.tokens[0]));
+    assert_int_equal(say(&m, " a little girl"), SEQ_CONTINUES);
     while (seq_generated(m.s) < 12)
-        assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
-    assert_int_equal(seq_params(m.s, 0).n_banned, 0);
+        assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
+    assert_null(constraint_mask(m.s->constraint));
     assert_int_equal(say(&m, " a little girl"), SEQ_STOP);
     done(&m);
 }
@@ -273,7 +274,7 @@ static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
     done(&m);
 }
 
-static void a_kept_draft_waits_for_the_rows_before_it(void **state)
+static void a_held_draft_waits_for_the_rows_before_it(void **state)
 {
     (void)state;
     struct made m;
@@ -383,17 +384,16 @@ static void every_choice_is_penalised_for_the_prompt(void **state)
         struct seq *s = m.r->seqs[i];
         if (i > 0)
             assert_int_equal(seq_open(s), 0);
-        struct dist_params p = seq_params(s, 0);
         double want = exp(0.5) / (exp(0.5) + n_vocab - 1);
         AUTO(mem_free) double *probs = calloc(n_vocab, sizeof(*probs));
-        dist_set(d, logits, &p, s->counts);
+        dist_set(d, logits, &m.r->params, s->counts, NULL);
         dist_probs(d, probs);
         assert_true(fabs(probs[word] - want) < 1e-9);
     }
     done(&m);
 }
 
-static void choices_have_keys_of_their_own(void **state)
+static void each_choice_has_its_own_key(void **state)
 {
     (void)state;
     struct made m;
@@ -417,12 +417,12 @@ int main(void)
         cmocka_unit_test(stops_and_bans_wait_for_min_tokens),
         cmocka_unit_test(todo_counts_the_rows_before_the_next_token),
         cmocka_unit_test(a_verify_stream_keeps_its_last_row_for_the_draft),
-        cmocka_unit_test(a_kept_draft_waits_for_the_rows_before_it),
+        cmocka_unit_test(a_held_draft_waits_for_the_rows_before_it),
         cmocka_unit_test(a_draft_is_known_as_chain_or_tree),
         cmocka_unit_test(a_draft_ends_where_the_request_says),
         cmocka_unit_test(a_drawn_draft_keeps_its_q),
         cmocka_unit_test(every_choice_is_penalised_for_the_prompt),
-        cmocka_unit_test(choices_have_keys_of_their_own),
+        cmocka_unit_test(each_choice_has_its_own_key),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
