@@ -1,8 +1,9 @@
 /* model.h - a language model's weights, read from a checkpoint and packed for this CPU.
  *
- * Architectures are rows of a table in arch.c. model_plan() reads the shapes, so that what serving
- * the model takes is known before memory is taken; model_load() packs the weights on all threads
- * and gives the file's pages back as it goes: at no time are more than a few MiB of both there.
+ * A model is a list of layers; each has its kinds and shapes. arch.h describes architectures.
+ * model_plan() reads the shapes, so the memory for serving the model is known before it is
+ * allocated. model_load() packs the weights on all threads and releases the file's pages meanwhile:
+ * at any time, no more than a few MiB of weights are in memory twice.
  *
  * Threads: immutable after model_load(). */
 #pragma once
@@ -104,9 +105,9 @@ static inline uint32_t model_tiles(const struct kernel_mat *w)
     return (w->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
 }
 
-/* The columns of w that thread i of n computes, where w is applied together with other matrices of
- * n_tiles tiles of columns in all, w's behind `before` of them. The same thread packs these
- * columns, so they lie in the memory of its NUMA node. */
+/* The columns of w that thread i of n computes. A pass may apply w together with other matrices,
+ * which have n_tiles tiles of columns with w's; `before` of them precede w's. The same thread packs
+ * these columns, so they lie in the memory of its NUMA node. */
 static inline void model_columns(const struct kernel_mat *w, uint32_t before, uint32_t n_tiles,
                                  unsigned i, unsigned n, uint32_t *ret_from, uint32_t *ret_to)
 {

@@ -86,8 +86,8 @@ static int refuse(const struct runner *r, size_t available, size_t promised)
     size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, available_mib = available >> 20;
     char advice[128] = "use a smaller model or type of weights", others[96] = "";
     if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < available_mib) {
-        double rows = (double)kv_block_bytes(&shape) * r->n_blocks /
-                      (double)m->kv; // blocks, without their index
+        /* The blocks' part of the pool's memory, without their index. */
+        double rows = (double)kv_bytes_block(&shape) * r->n_blocks / (double)m->kv;
         snprintf(advice, sizeof(advice), "%skv_mib=%zu would fit",
                  r->opt.prefix ? r->opt.prefix : "",
                  (size_t)(rows * (double)(available_mib - rest_mib - 1)));

@@ -26,8 +26,8 @@ static int alloc_round(struct engine *e)
     e->wish_seqs = calloc(seqs, sizeof(*e->wish_seqs));
     e->items = calloc(seqs, sizeof(*e->items));
     e->item_seqs = calloc(seqs, sizeof(*e->item_seqs));
-    if (!e->waits || !e->grants || !e->pass || !e->kv_seqs || !e->wishes ||
-        !e->wish_seqs || !e->items || !e->item_seqs)
+    if (!e->waits || !e->grants || !e->pass || !e->kv_seqs || !e->wishes || !e->wish_seqs ||
+        !e->items || !e->item_seqs)
         return fail(-ENOMEM, "no memory for an engine");
     return 0;
 }
