@@ -1,16 +1,19 @@
-"""engine.py decode|verify|prefill|spec [OPTIONS]: what passes of the engine take, side by side with llama.cpp.
+"""engine.py decode|verify|prefill|spec [OPTIONS]: the time of forward passes, beside llama.cpp or another build.
 
-  decode   a step of 1, 8 and 16 sequences together, one row each
-  verify   M rows of one sequence, logits for each, M = 1 .. 64
-  prefill  prompts of 128 and 512 tokens, logits for the last one
-  spec     greedy text with drafts of 4, 5 and 8 tokens by a second model, and without; llama.cpp: without
+  decode   1, 8 and 16 sequences together, one row each
+  verify   M rows of one sequence, logits for each row, M = 1 .. 64
+  prefill  prompts of 128 and 512 tokens, logits for the last token
+  spec     greedy text with drafts of 4, 5 and 8 tokens by a draft model, and without drafts;
+           llama.cpp only without drafts
 
-Both engines are loaded with the same file and hold the same contexts; they take turns at every size, so a
-machine whose memory slows down slows both. None starts before all threads of the other sleep. Printed are the
-median and the range from the first to the last tenth, and how fast plain reads of the same weights are.
+Both engines load the same file and hold the same contexts. They take turns at every size, so a
+machine whose memory becomes slower slows down both. No engine starts before all threads of the
+other one sleep. The output has the median, the range from the first to the last tenth, and the
+speed of plain reads of the same weights.
 """
 import argparse
 import contextlib
+import math
 import os
 import statistics
 import subprocess
@@ -22,15 +25,17 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "lib"))
 import peer
 import report
+import synthetic
 
 ROWS = {"decode": [1, 8, 16], "verify": [*range(1, 18), 24, 32, 64], "prefill": [128, 512],
         "spec": [4, 5, 8]}
-REPS_A_TURN = {"decode": 5, "verify": 3, "prefill": 1}  # the first of several finds cold caches: left out
-STREAMS = [4, 8]  # per thread
-AT_REST_S = 10
+# Passes of one size in a turn. If there are several, the first is not counted: its caches are cold.
+REPS_A_TURN = {"decode": 5, "verify": 3, "prefill": 1}
+STREAMS = [4, 8]  # streams per thread of the plain reads; the faster one is the limit
+AT_REST_S = 10  # after an answer, all threads of an engine must sleep within this time
 
-# llama.cpp's milliseconds times this stand for ik_llama.cpp's, which has no binaries to install: ratios of both on
-# one machine (two cores of a Sapphire Rapids), 1b shape, context 256.
+# ik_llama.cpp has no binaries to install. Its time is estimated as llama.cpp's time multiplied by these factors, which
+# are measured ratios of the two (two cores of a Sapphire Rapids, 1b shape, context 256).
 STAND_IN = {
     ("decode", 1): {"q4_k_m": 1 / 1.13, "bf16": 1 / 1.33},
     ("verify", 1): {"q4_k_m": 1 / 1.13, "bf16": 1 / 1.33},
@@ -38,9 +43,10 @@ STAND_IN = {
     ("verify", 16): {"q8_0": 0.93, "q4_0": 0.87, "q4_k_m": 1.06},
     ("prefill", 512): {"q8_0": 1 / 1.07},
 }
-# What the better of both makes of a pair, of llama.cpp's plain tokens/s: the same machine, 1b, Q8_0, by --eps.
+# By --eps: the tokens/s of the faster of the two with its best speculation, over llama.cpp's tokens/s without drafts.
+# Measured on the same machine, 1b, Q8_0.
 BEST_SPECULATION = {0.018: 49 / 22.2, 0.07: 30 / 22.2}
-TEXT_TOKENS = 64
+TEXT_TOKENS = 64  # of each text of spec
 
 
 def read_text(path):
@@ -49,7 +55,7 @@ def read_text(path):
 
 
 class Engine:
-    """A child that runs passes: engine_tool, or peer_child.py."""
+    """A child process that runs passes on request: engine_tool or peer_child.py. engine_tool.c describes the lines."""
 
     def __init__(self, name, command):
         self.name = name
@@ -64,6 +70,7 @@ class Engine:
         return line
 
     def ask(self, question):
+        """Sends one line and returns the numbers of the answer, when the child's threads sleep again."""
         self.process.stdin.write(question + "\n")
         self.process.stdin.flush()
         times = [float(ms) for ms in self.line().split()]
@@ -71,7 +78,7 @@ class Engine:
         return times
 
     def come_to_rest(self):
-        """Threads that still spin would take the other's time."""
+        """Waits until all threads sleep. Threads that spin would take time from the other engine."""
         tasks, until = "/proc/%d/task" % self.process.pid, time.monotonic() + AT_REST_S
         while any(self.runs("%s/%s/stat" % (tasks, t)) for t in os.listdir(tasks)):
             if time.monotonic() > until:
@@ -82,7 +89,7 @@ class Engine:
     def runs(path):
         try:
             return read_text(path).rpartition(")")[2].split()[0] == "R"
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             return False
 
     def cpu_s(self):
@@ -100,8 +107,8 @@ def all_cpu_s():
     return (sum(busy) - busy[3] - busy[4]) / os.sysconf("SC_CLK_TCK")
 
 
-class Others:
-    """The cores that other processes used since."""
+class OtherProcesses:
+    """Measures the cores that other processes use from now on."""
 
     def __init__(self, engines):
         self.engines = engines
@@ -124,7 +131,8 @@ def question(bench, n, reps):
 
 
 def measure(engines, o):
-    """engine name -> rows -> milliseconds; and streams -> milliseconds of plain reads. The first turn warms up."""
+    """(engine name -> rows -> milliseconds of each turn, streams -> milliseconds of plain reads). The first turn warms
+    up and is not counted."""
     passes = {e.name: {n: [] for n in o.rows} for e in engines}
     reads = {s: [] for s in STREAMS}
     reps = REPS_A_TURN[o.bench]
@@ -136,7 +144,7 @@ def measure(engines, o):
             for e in engines[:: 1 if turn % 2 else -1]:
                 times = e.ask(question(o.bench, n, reps))
                 if turn:
-                    passes[e.name][n] += times[1:] or times
+                    passes[e.name][n].append(times[1:] or times)
         if turn == 0:
             print("%d turns of %.1f s each" % (o.reps, time.monotonic() - start), file=sys.stderr, flush=True)
     return passes, reads
@@ -151,16 +159,24 @@ def spread(times):
 # ---------------------------------------------------------------- results
 
 
+def paired(ours, theirs):
+    """The ratio of two engines' times, turn by turn: geometric mean, and its relative standard error. Arguments:
+    milliseconds of each turn."""
+    logs = [math.log(statistics.median(a) / statistics.median(b)) for a, b in zip(ours, theirs)]
+    error = statistics.stdev(logs) / len(logs) ** 0.5 if len(logs) > 1 else 0.0
+    return math.exp(statistics.mean(logs)), error
+
+
 def stand_in(o, t_ms):
-    """rows -> what ik_llama.cpp would take, where that is known."""
-    if o.shape != "1b" or o.model or o.context != (0 if o.bench == "prefill" else 256):
+    """rows -> the estimated milliseconds of ik_llama.cpp, for the sizes with a known factor. t_ms: llama.cpp's."""
+    if o.against or o.shape != "1b" or o.model or o.context != (0 if o.bench == "prefill" else 256):
         return {}
     known = {n: STAND_IN.get((o.bench, n), {}).get(o.type) for n in t_ms}
     return {n: t_ms[n] * factor for n, factor in known.items() if factor}
 
 
-def side(name, cpu, times):
-    spreads = {n: spread(t) for n, t in times.items()}
+def side(name, cpu, turns):
+    spreads = {n: spread(ms for turn in t for ms in turn) for n, t in turns.items()}
     t_ms = {n: s[0] for n, s in spreads.items()}
     return {"name": name, "cpu": cpu, "t_ms": t_ms, "spread_ms": {n: s[1:] for n, s in spreads.items()},
             "of_one_row": {n: t / t_ms[1] for n, t in t_ms.items()} if 1 in t_ms else {}}
@@ -179,17 +195,18 @@ def results(o, engines, passes, reads):
     if 1 in o.rows:
         out["read_gb_per_s"] = n_bytes / out["t_ms"][1] / 1e6
     if len(sides) == 2:
-        theirs = sides[1]
+        theirs = {**sides[1], "title": o.against or "llama.cpp " + peer.VERSION}
         theirs["stand_in_ms"] = stand_in(o, theirs["t_ms"])
         best = {n: min(t, theirs["stand_in_ms"].get(n, t)) for n, t in theirs["t_ms"].items()}
         out["peer"] = theirs
         out["of_peer"] = {n: out["t_ms"][n] / t for n, t in theirs["t_ms"].items()}
+        out["of_peer_paired"] = {n: paired(passes[engines[0].name][n], passes[engines[1].name][n]) for n in o.rows}
         out["of_better_peer"] = {n: out["t_ms"][n] / t for n, t in best.items()}
     return out
 
 
 def cells(s, n, tokens):
-    """Of one side: milliseconds, their range, t(M)/t(1), tokens/s."""
+    """The columns of one engine: milliseconds, their range, t(M)/t(1), tokens/s."""
     low, high = s["spread_ms"][n]
     grown = "x%.2f" % s["of_one_row"][n] if s["of_one_row"] else ""
     return "%9.2f %18s %6s %8.1f" % (s["t_ms"][n], "%.2f .. %.2f" % (low, high), grown, 1e3 * tokens / s["t_ms"][n])
@@ -200,13 +217,13 @@ def table(o, r):
     theirs = r.get("peer")
     yield "%s of %s: %d threads, context %d, %d turns" % (o.bench, r["model"], o.threads, o.context, o.reps)
     ours = "tandem, " + r["cpu"] + (", floats by OpenBLAS" if o.float_gemm == "blas" else "") + ", K and V of " + o.kv_type
-    yield "%5s | %-44s" % ("", ours) + (" | llama.cpp %s, %s" % (peer.VERSION, theirs["cpu"]) if theirs else "")
+    yield "%5s | %-44s" % ("", ours) + (" | %s, %s" % (theirs["title"], theirs["cpu"]) if theirs else "")
     yield "%5s | %s" % ("seqs" if o.bench == "decode" else "rows", head) + (
-        " | %s | %6s | %9s %6s" % (head, "ours/", "stand-in", "ours/") if theirs else "")
+        " | %s | %6s %14s | %9s %6s" % (head, "ours/", "paired", "stand-in", "ours/") if theirs else "")
     for n in o.rows:
         line = "%5d | %s" % (n, cells(r, n, n))
         if theirs:
-            line += " | %s | %6.2f |" % (cells(theirs, n, n), r["of_peer"][n])
+            line += " | %s | %6.2f %14s |" % (cells(theirs, n, n), r["of_peer"][n], "%.3f +- %.3f" % r["of_peer_paired"][n])
             if n in theirs["stand_in_ms"]:
                 line += " %9.2f %6.2f" % (theirs["stand_in_ms"][n], r["of_better_peer"][n])
         yield line
@@ -216,42 +233,44 @@ def table(o, r):
         read += "; one row: %.1f GB/s, %.0f %%" % (r["read_gb_per_s"], 100 * r["read_gb_per_s"] / r["read_limit_gb_per_s"])
     yield read
     if theirs and theirs["stand_in_ms"]:
-        yield "stand-in: llama.cpp's milliseconds times what ik_llama.cpp's were of them; ours/: of the better of both"
+        yield "stand-in: ik_llama.cpp, estimated from llama.cpp's milliseconds and earlier ratios; ours/: relative to the faster of both"
 
 
 # ---------------------------------------------------------------- speculation
 
 
 def measure_texts(engines, o):
-    """draft length (0: none) -> engine_tool's answers; and llama.cpp's plain steps. Every turn has another text."""
+    """(draft length -> engine_tool's answers, milliseconds of llama.cpp's steps without drafts). Length 0: no drafts.
+    Every turn has another text."""
     texts, steps = {k: [] for k in [0, *o.rows]}, []
     for turn in range(o.reps + 1):
-        for k, said in texts.items():
+        for k, answers in texts.items():
             answer = engines[0].ask("spec %d %d %d" % (k, TEXT_TOKENS, 300 + turn))
             times = [ms for e in engines[1:] for ms in e.ask(question("decode", 1, REPS_A_TURN["decode"]))]
             if turn:
-                said.append(answer)
-                steps += times[1:]
+                answers.append(answer)
+                steps += [times[1:]] if times else []
     return texts, steps
 
 
-def of_texts(said, plain):
-    """Of one draft length, all turns together; plain: the same of plain decoding, None if this is it."""
-    ms, draft_ms, target_ms, tokens, rounds, drafted, accepted, full = map(sum, zip(*said))
-    rates = [1e3 * s[3] / s[0] for s in said]
+def figures_of_texts(answers, plain):
+    """The figures of one draft length, all turns together. plain: the figures without drafts, or None if these are
+    the ones without drafts."""
+    ms, draft_ms, target_ms, tokens, rounds, drafted, accepted, full = map(sum, zip(*answers))
+    rates = [1e3 * a[3] / a[0] for a in answers]
     out = {"tokens_per_s": 1e3 * tokens / ms, "spread_tokens_per_s": spread(rates)[1:], "target_ms": target_ms / rounds}
     if plain:
-        stops = rounds - full
-        out.update(speed_up=out["tokens_per_s"] / plain["tokens_per_s"], alpha=accepted / max(1, accepted + stops),
+        rejected = rounds - full  # each other round rejects one token
+        out.update(speed_up=out["tokens_per_s"] / plain["tokens_per_s"], alpha=accepted / max(1, accepted + rejected),
                    tau=tokens / rounds, c=draft_ms / drafted / plain["target_ms"],
                    of_one_row=out["target_ms"] / plain["target_ms"])
     return out
 
 
 def results_of_texts(o, engines, texts, steps):
-    plain = of_texts(texts[0], None)
+    plain = figures_of_texts(texts[0], None)
     out = {**what(o), "draft": os.path.basename(o.draft), "cpu": engines[0].about[0], "text_tokens": TEXT_TOKENS,
-           "plain": plain, "k": {k: of_texts(texts[k], plain) for k in o.rows}}
+           "plain": plain, "k": {k: figures_of_texts(texts[k], plain) for k in o.rows}}
     if steps:
         out["peer"] = {"cpu": engines[1].about[0], **side("llama.cpp", engines[1].about[0], {1: steps})}
         rate = 1e3 / out["peer"]["t_ms"][1]
@@ -278,62 +297,72 @@ def table_of_texts(o, r):
         ms = r["peer"]["t_ms"][1]
         line = "llama.cpp %s, %s, plain: %.2f ms, %.1f tokens/s" % (peer.VERSION, r["peer"]["cpu"], ms, 1e3 / ms)
         if "best_peer_tokens_per_s" in r:
-            line += "; peers with their best speculation, stand-in: %.1f" % r["best_peer_tokens_per_s"]
+            line += "; peers with their best speculation, estimated: %.1f" % r["best_peer_tokens_per_s"]
         yield line
 
 
 # ---------------------------------------------------------------- models and options
 
 
-def model_file(o, suffix="", *how):
-    """A synthetic model, written if it is not there yet."""
-    vocab = ["--vocab", str(o.vocab), "--tied"] if o.vocab else []
-    path = os.path.join(o.models, "-".join([o.shape, *([str(o.vocab)] if o.vocab else []), o.type]) + suffix + ".gguf")
-    if not os.path.exists(path):
-        os.makedirs(o.models, exist_ok=True)
-        make = [os.path.join(o.bin, "tests", "make_model"), "--shape", o.shape, "--type", o.type, *vocab, *how]
-        if subprocess.run([*make, "--out", path + ".part"], check=False).returncode:
-            raise SystemExit(1)
-        os.rename(path + ".part", path)
-    return path
+def model_file(o, name="", *options):
+    """The synthetic model of --shape, --type and --vocab. options: more options of make_model."""
+    if not o.vocab:
+        return synthetic.model_file(o, o.type, name, "--type", o.type, *options)
+    return synthetic.model_file(o, f"{o.vocab}-{o.type}", name, "--type", o.type, "--vocab", str(o.vocab), "--tied", *options)
 
 
 def find_models(o):
-    """o.path, and for spec o.draft: the target's first layer, on which the others add little."""
+    """Sets o.path and, for spec, o.draft. The synthetic draft model is the target's first layer; the other layers of
+    the target add little to it."""
     if o.bench != "spec":
         o.path = o.model or model_file(o)
         return
-    o.path = o.model or model_file(o, "-eps%g" % o.eps, "--faint-from", "1", "--eps", str(o.eps))
-    o.draft = o.draft or model_file(o, "-layers1", "--layers", "1")
+    o.path = o.model or model_file(o, "eps%g" % o.eps, "--faint-from", "1", "--eps", str(o.eps))
+    o.draft = o.draft or model_file(o, "layers1", "--layers", "1")
 
 
 def options(arguments):
-    p = argparse.ArgumentParser(prog="tandem bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("bench", choices=ROWS)
-    p.add_argument("--shape", default="1b", help="of the synthetic model: 0.1b, 1b (default), 3b; tiny, for tests")
-    p.add_argument("--type", default="q8_0", help="q8_0 (default), q4_0, q4_k_m, f16, bf16, ...")
-    p.add_argument("--vocab", type=int, help="this many tokens and a tied head (Llama 3: 128256), not 32000 and a head of its own")
-    p.add_argument("--model", help="this GGUF file, not a synthetic model")
-    p.add_argument("--draft", help="spec: the draft model of --model")
+    p = argparse.ArgumentParser(prog="tandem bench", description=report.description(__doc__),
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("bench", choices=ROWS, help="the benchmark")
+    p.add_argument("--shape", default="1b", help="size of the synthetic model: 0.1b, 1b (default), 3b, or tiny for tests")
+    p.add_argument("--type", default="q8_0", help="type of the weights: q8_0 (default), q4_0, q4_k_m, f16, bf16, ...")
+    p.add_argument("--vocab", type=int, 
+                   help="vocabulary size, with a tied head (Llama 3: 128256); default: 32000 and a separate head")
+    p.add_argument("--model", help="a GGUF file instead of a synthetic model")
+    p.add_argument("--draft", help="spec: the GGUF file of the draft model for --model")
     p.add_argument("--eps", type=float, default=0.018,
-                   help="spec: how much the synthetic target's layers add that the draft has not (0.018: alpha 0.9; 0.07: 0.7)")
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores")
-    p.add_argument("--context", type=int, help="tokens before the rows (default: 256; prefill: 0)")
-    p.add_argument("--rows", help="sizes to measure, as 1,8,16 (decode behind more than 1024 tokens: 1); spec: draft lengths")
+                   help="spec: scale of the synthetic target's layers that the draft model lacks (0.018: alpha 0.9; 0.07: 0.7)")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), 
+                   help="threads of each engine (default: all cores)")
+    p.add_argument("--context", type=int, help="tokens of context before the rows (default: 256; prefill: 0)")
+    p.add_argument("--rows", 
+                   help="sizes to measure, such as 1,8,16; spec: draft lengths (default for decode after more than 1024 "
+                   "tokens: 1)")
     p.add_argument("--reps", type=int, default=7, help="turns (default: 7)")
-    p.add_argument("--peer", default="best", help="no: without llama.cpp; or one of its builds: haswell, icelake, ...")
-    p.add_argument("--kv-type", default="f16", choices=["int8", "f16", "f32"], help="ours: how K and V are kept; llama.cpp: f16 (default: f16)")
-    p.add_argument("--float-gemm", default="own", choices=["own", "blas"], help="ours: who multiplies F32, F16 and BF16 (default: own)")
+    p.add_argument("--peer", default="best", 
+                   help="no: measure without llama.cpp; or one of its builds: haswell, icelake, ... (default: best)")
+    p.add_argument("--against", metavar="BUILD", help="decode, verify, prefill: measure beside another build of Tandem "
+                   "instead of llama.cpp, such as ../old/build/release")
+    p.add_argument("--kv-type", default="f16", choices=["int8", "f16", "f32"],
+                   help="Tandem's type of K and V; llama.cpp always uses f16 (default: f16)")
+    p.add_argument("--float-gemm", default="own", choices=["own", "blas"],
+                   help="Tandem's kernels for F32, F16 and BF16 weights: its own or OpenBLAS (default: own)")
     report.add_option(p)
     p.add_argument("--bin", default=os.path.join(ROOT, "build", "release"), help=argparse.SUPPRESS)
-    p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"), help="folder for synthetic models (default: build/bench)")
+    p.add_argument("--models", default=os.path.join(ROOT, "build", "bench"),
+                   help="folder for synthetic models (default: build/bench)")
     o = p.parse_args(arguments)
     if o.context is None:
         o.context = 0 if o.bench == "prefill" else 256
-    usual = [1] if o.bench == "decode" and o.context > 1024 else ROWS[o.bench]  # 16 such contexts take gigabytes
+    usual = [1] if o.bench == "decode" and o.context > 1024 else ROWS[o.bench]  # 16 such contexts need gigabytes
     o.rows = [int(n) for n in o.rows.split(",")] if o.rows else usual
+    if o.against and o.bench == "spec":
+        p.error("--against is for decode, verify and prefill")
+    if o.against:
+        o.peer = "no"
     if o.bench == "spec" and bool(o.model) != bool(o.draft):
-        p.error("spec takes both --model and --draft, or none")
+        p.error("spec needs either both --model and --draft or neither")
     most = 64 if o.bench in ("decode", "spec") else 512
     if o.reps < 1 or o.threads < 1 or o.context < 0 or min(o.rows) < 1 or max(o.rows) > most:
         p.error("--reps, --threads, --context or --rows is out of range (rows: 1 .. 512, decode and spec 1 .. 64)")
@@ -344,7 +373,10 @@ def start_engines(o, stack):
     n_seqs = max(o.rows) if o.bench == "decode" else 1
     common = [o.path, str(o.threads), str(o.context), str(n_seqs)]
     drafting = [o.draft] if o.bench == "spec" else []
-    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), o.float_gemm, o.kv_type, *common, *drafting]}
+    arguments = [o.float_gemm, o.kv_type, *common, *drafting]
+    commands = {"tandem": [os.path.join(o.bin, "tests", "engine_tool"), *arguments]}
+    if o.against:
+        commands["the other build"] = [os.path.join(o.against, "tests", "engine_tool"), *arguments]
     if o.peer != "no":
         cpu = [] if o.peer == "best" else [o.peer]
         commands["llama.cpp"] = [sys.executable, os.path.join(HERE, "peer_child.py"), *common, *cpu]
@@ -362,18 +394,18 @@ def main(arguments):
         try:
             peer.install()
         except peer.Missing as e:
-            raise SystemExit("%s; --peer no measures without" % e) from e
+            raise SystemExit("%s; use --peer no to measure without it" % e) from e
     find_models(o)
     with contextlib.ExitStack() as stack:
         engines = start_engines(o, stack)
-        others = Others(engines)
+        others = OtherProcesses(engines)
         if o.bench == "spec":
             r, lines = results_of_texts(o, engines, *measure_texts(engines, o)), table_of_texts
         else:
             r, lines = results(o, engines, *measure(engines, o)), table
         r["others_cores"] = others.cores()
     print("\n".join(lines(o, r)))
-    print("other processes took %.2f cores meanwhile" % r["others_cores"])
+    print("other processes used %.2f cores during the measurement" % r["others_cores"])
     report.write(o, r)
 
 

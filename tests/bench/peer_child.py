@@ -1,7 +1,7 @@
-"""peer_child.py MODEL THREADS CONTEXT SEQUENCES [CPU]: llama.cpp as a child of engine.py.
+"""peer_child.py MODEL THREADS CONTEXT SEQUENCES [CPU]: llama.cpp as a child process of engine.py.
 
-Takes and answers the lines that engine_tool.c describes, but for "read". Flash attention and f16 KV. CPU names
-one of its builds ("haswell", "icelake", ...); without, it chooses.
+Reads and answers the lines "pass" that engine_tool.c describes. llama.cpp runs with flash attention and f16 K and V.
+CPU names one of its builds ("haswell", "icelake", ...). Without CPU llama.cpp chooses the build.
 """
 import os
 import re
@@ -19,12 +19,14 @@ def token_at(i):
 
 
 def rows_of(n_seqs, context, n_rows, n_logits):
+    """n_rows rows after the context of each sequence, with logits for the last n_logits of them."""
     places = [(s, context + i, n_rows - i <= n_logits) for s in range(n_seqs) for i in range(n_rows)]
     return Rows([token_at(at) for _, at, _ in places], [at for _, at, _ in places], [s for s, _, _ in places],
                 [wanted for _, _, wanted in places])
 
 
 def time_pass(model, rows, n_seqs, context):
+    """Milliseconds of one pass. Its rows are then removed, so each pass finds the same context."""
     start = time.perf_counter()
     model.run(rows)
     took = time.perf_counter() - start
@@ -34,7 +36,7 @@ def time_pass(model, rows, n_seqs, context):
 
 
 def feed(model, n_seqs, context):
-    """As engine_tool.c does."""
+    """Fills the contexts as engine_tool.c does: at most MAX_ROWS positions are computed, the others are copies."""
     n = min(context, MAX_ROWS)
     if n:
         model.run(Rows([token_at(i) for i in range(n)], range(n), [0] * n, [0] * (n - 1) + [1]))

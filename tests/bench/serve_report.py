@@ -1,13 +1,13 @@
-"""serve_report.py: the figures of `bench serve` as one HTML file with SVG plots, which asks for nothing from outside."""
+"""serve_report.py: writes the figures of `bench serve` as one HTML file with SVG plots. It loads no other files."""
 import html
 import math
 
 from serve_figures import LATENCIES, short
 
-WIDTH, HEIGHT = 360, 220  # of a plot, in its own units
+WIDTH, HEIGHT = 360, 220  # of a plot, in SVG units
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 34
 TIMELINE = (1120, 240)
-TIMELINE_MAX = 400  # requests that are drawn one by one
+TIMELINE_MAX = 400  # with more requests, the timeline draws only every n-th one
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --text: #1f2430; --dim: #667085; --line: #e3e6eb; --a: #1d63d1; --b: #c2570c; --wait: #b6bfcd; --bad: #c01c28; }
@@ -29,7 +29,7 @@ th { font-weight: 600; color: var(--dim); } td:first-child, th:first-child { tex
 
 
 def ticks(top, n=4):
-    """Round numbers from 0 to about top."""
+    """Round numbers from 0 to the first one that is at least top, n + 1 at most."""
     if top <= 0:
         return [0, 1]
     step = 10 ** math.floor(math.log10(top / n))
@@ -42,7 +42,7 @@ def number(v):
 
 
 class Plot:
-    """Axes from 0, and what is drawn between them."""
+    """An SVG plot. Both axes start at 0."""
 
     def __init__(self, x_top, y_top, x_name, y_name, size=(WIDTH, HEIGHT), x_ticks=None, percent=False):
         self.size, self.parts = size, []
@@ -65,15 +65,15 @@ class Plot:
         return TOP + (self.size[1] - TOP - BOTTOM) * (1 - v / self.y_top)
 
     def curve(self, points, look, dots=None):
-        """points: (x, y); dots: what each says when it is pointed at."""
+        """points: (x, y). dots: for each point, the text to show when the mouse is over it; None: no dots."""
         path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self.parts.append(f'<polyline class="curve {look}" points="{path}"/>')
-        for (x, y), said in zip(points, dots or []):
-            self.parts.append(f'<circle class="dot {look}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="4"><title>{html.escape(said)}</title></circle>')
+        for (x, y), text in zip(points, dots or []):
+            self.parts.append(f'<circle class="dot {look}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="4"><title>{html.escape(text)}</title></circle>')
 
-    def bar(self, x1, x2, y, look, width, said):
+    def bar(self, x1, x2, y, look, width, text):
         self.parts.append(f'<line class="{look}" x1="{self.x(x1):.1f}" x2="{max(self.x(x2), self.x(x1) + 1):.1f}" y1="{y:.1f}" y2="{y:.1f}" '
-                          f'stroke-width="{width:.1f}"><title>{html.escape(said)}</title></line>')
+                          f'stroke-width="{width:.1f}"><title>{html.escape(text)}</title></line>')
 
     def figure(self, title):
         return (f'<figure><h3>{html.escape(title)}</h3><svg viewBox="0 0 {self.size[0]} {self.size[1]}" role="img" '
@@ -81,7 +81,7 @@ class Plot:
 
 
 def looks(figures):
-    """A colour for each variant, in their order."""
+    """Variant -> CSS class of its colour."""
     names = list(dict.fromkeys(r["variant"] for r in figures["runs"]))
     return {name: "ab"[i % 2] for i, name in enumerate(names)}
 
@@ -91,7 +91,7 @@ def legend(colours, *more):
     return '<p class="dim">' + "".join([*keys, *more]) + "</p>"
 
 
-# ---------------------------------------------------------------- the parts of the page
+# ---------------------------------------------------------------- sections of the page
 
 
 def table(figures):
@@ -110,8 +110,8 @@ def table(figures):
     return '<div class="wide"><table>' + row(heads, "th") + "".join(row(r, "td") for r in rows) + "</table></div>"
 
 
-def over_load(figures, colours):
-    """Latencies and speed, a point for each load."""
+def by_traffic(figures, colours):
+    """Latencies and throughput against the rate or the number of clients. Empty with fewer than two values."""
     runs = [r for r in figures["runs"] if r["ok"]]
     values = sorted({r["load"] for r in runs})
     if len(values) < 2:
@@ -120,7 +120,7 @@ def over_load(figures, colours):
     plots = []
 
     def plot(title, y_name, kinds):
-        """kinds: (look, figure of a run)"""
+        """kinds: [(CSS class, function that takes a run and returns the figure)]"""
         top = max(of(r) or 0 for r in runs for _, of in kinds)
         p = Plot(values[-1], top, x_name, y_name, x_ticks=values)
         for variant, colour in colours.items():
@@ -136,48 +136,49 @@ def over_load(figures, colours):
     if all("goodput" in r for r in runs):
         plot("goodput, requests per second", "requests/s", [("", lambda r: r["goodput"]["requests_per_s"])])
     key = '<span class="key"><i style="--is: var(--dim)"></i>median</span><span class="key"><i class="dash" style="--is: var(--dim)"></i>p99</span>'
-    return "<h2>Over load</h2>" + legend(colours, key) + '<div class="plots">' + "".join(plots) + "</div>"
+    return "<h2>By traffic</h2>" + legend(colours, key) + '<div class="plots">' + "".join(plots) + "</div>"
 
 
 def curves(figures, colours):
-    """For each load the share of requests, or of tokens, that took no longer."""
-    parts = ["<h2>Shares</h2>", '<p class="dim">Percent of the answers (between tokens: of the tokens) that took at most so long, up to the 99th.</p>']
+    """For each traffic, the cumulative distribution of each latency."""
+    parts = ["<h2>Distributions</h2>", '<p class="dim">Percent of the answers (between tokens: of the tokens) with at most this '
+             "latency, up to the 99th percentile.</p>"]
     if len(colours) > 1:
         parts.append(legend(colours))
-    for load in dict.fromkeys(r["load"] for r in figures["runs"]):
-        runs, plots = [r for r in figures["runs"] if r["load"] == load], []
+    for value in dict.fromkeys(r["load"] for r in figures["runs"]):
+        runs, plots = [r for r in figures["runs"] if r["load"] == value], []
         for name, what in LATENCIES.items():
             found = [(r, r["latency_ms"][name]["curve"]) for r in runs if r["latency_ms"][name]]
             if found:
                 p = Plot(max(c[99] for _, c in found), 1, "ms", "percent", percent=True)
                 for r, c in found:
                     p.curve([(x, i / 100) for i, x in enumerate(c[:100])], colours[r["variant"]])
-                plots.append(p.figure(f"{what}, {runs[0]['kind']} {load}"))
+                plots.append(p.figure(f"{what}, {runs[0]['kind']} {value}"))
         parts.append('<div class="plots">' + "".join(plots) + "</div>")
     return "".join(parts)
 
 
 def timeline(r, colour):
-    """A line for each request, from when it was due to its end."""
+    """A line for each request, from the time when it was due to its end."""
     each = r["each"][::math.ceil(len(r["each"]) / TIMELINE_MAX) or 1]
     if not each:
         return ""
     p = Plot(max(s["planned_s"] + s["e2e_ms"] / 1e3 for s in each), 1, "seconds", "requests", size=TIMELINE)
-    p.parts = [part for part in p.parts if "grid" not in part]  # the heights mean nothing but the order
+    p.parts = [part for part in p.parts if "grid" not in part]  # no grid: the height only separates the requests
     step = (TIMELINE[1] - TOP - BOTTOM) / len(each)
     for i, s in enumerate(each):
         y, end = TOP + (i + 0.5) * step, s["planned_s"] + s["e2e_ms"] / 1e3
         first = end if s["ttft_ms"] is None else s["planned_s"] + s["ttft_ms"] / 1e3
-        said = f"at {s['planned_s']:.2f} s: {s['status']}, {s['tokens']} tokens, first after {short(s['ttft_ms'])} ms, end after {short(s['e2e_ms'])} ms"
-        fine = s["status"] in ("ok", "hung up")
-        p.bar(s["planned_s"], first, y, "wait" if fine else "bad", min(step * 0.8, 6), said)
+        text = f"at {s['planned_s']:.2f} s: {s['status']}, {s['tokens']} tokens, first after {short(s['ttft_ms'])} ms, end after {short(s['e2e_ms'])} ms"
+        good = s["status"] in ("ok", "hung up")
+        p.bar(s["planned_s"], first, y, "wait" if good else "bad", min(step * 0.8, 6), text)
         if first < end:
-            p.bar(first, end, y, "flow " + colour if fine else "bad", min(step * 0.8, 6), said)
+            p.bar(first, end, y, "flow " + colour if good else "bad", min(step * 0.8, 6), text)
     return p.figure(r["name"])
 
 
 def timelines(figures, colours):
-    key = ('<span class="key"><i style="--is: var(--wait)"></i>waits for its first token</span><span class="key a"><i></i>tokens come</span>'
+    key = ('<span class="key"><i style="--is: var(--wait)"></i>before the first token</span><span class="key a"><i></i>tokens arrive</span>'
            '<span class="key"><i style="--is: var(--bad)"></i>failed</span>')
     return ("<h2>Timeline</h2>" + f'<p class="dim">{key}</p>' + "".join(f'<div class="wide">{timeline(r, colours[r["variant"]])}</div>' for r in figures["runs"]))
 
@@ -187,9 +188,9 @@ def page(figures):
     about = f"{figures['model']} at {figures['server']}, {figures['when']}"
     return ('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-            f"<title>Load on {html.escape(figures['model'])}</title><style>{STYLE}</style></head><body>"
-            f'<h1>Answers under load</h1><p class="dim">{html.escape(about)}</p><p><code>{html.escape(figures["command"])}</code></p>'
-            + table(figures) + over_load(figures, colours) + curves(figures, colours) + timelines(figures, colours) + "</body></html>\n")
+            f"<title>Traffic on {html.escape(figures['model'])}</title><style>{STYLE}</style></head><body>"
+            f'<h1>Latency and throughput</h1><p class="dim">{html.escape(about)}</p><p><code>{html.escape(figures["command"])}</code></p>'
+            + table(figures) + by_traffic(figures, colours) + curves(figures, colours) + timelines(figures, colours) + "</body></html>\n")
 
 
 def write(path, figures):

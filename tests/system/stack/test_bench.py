@@ -2,6 +2,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ import engine
 import overlap
 import prefix
 import speculation
+import speculation_sweep
 
 
 class Bench(unittest.TestCase):
@@ -76,7 +78,7 @@ class Bench(unittest.TestCase):
     def test_the_better_peer_is_the_stand_in_where_that_is_faster(self):
         o = engine.options(["verify", "--rows", "1,8,16", "--type", "q4_k_m"])
         o.path = "x.gguf"
-        passes = {"tandem": {1: [10.0], 8: [20.0], 16: [40.0]}, "llama.cpp": {1: [20.0], 8: [40.0], 16: [100.0]}}
+        passes = {"tandem": {1: [[10.0]], 8: [[20.0]], 16: [[40.0]]}, "llama.cpp": {1: [[20.0]], 8: [[40.0]], 16: [[100.0]]}}
 
         class Side:
             def __init__(self, name, *about):
@@ -89,6 +91,18 @@ class Bench(unittest.TestCase):
         self.assertAlmostEqual(r["of_better_peer"][8], 20 / (40 * 0.78))
         self.assertEqual(r["of_better_peer"][16], 0.4)
         self.assertEqual((r["read_limit_gb_per_s"], r["read_limit_streams"]), (1, 4))
+
+
+    def test_turns_are_compared_in_pairs(self):
+        ratio, error = engine.paired([[10.0, 12.0], [40.0]], [[11.0], [10.0]])
+        self.assertAlmostEqual(ratio, 2)
+        self.assertAlmostEqual(error, math.log(2))
+
+    def test_another_build_takes_the_place_of_the_peer(self):
+        text, figures = self.run_bench("decode", "--rows", "1,8", "--reps", "2", "--against", BIN)
+        self.assertIn(BIN, text)
+        self.assertEqual(figures["peer"]["title"], BIN)
+        self.assertEqual(sorted(figures["of_peer_paired"]), ["1", "8"])
 
 
 class Speculation(unittest.TestCase):
@@ -145,7 +159,7 @@ class Speculation(unittest.TestCase):
     def test_a_mean_is_weighted_by_errors(self):
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
-            speculation.mean_of("of best", [(1, 0.1), (2, 0.2)])
+            speculation_sweep.print_mean("of best", [(1, 0.1), (2, 0.2)])
         self.assertRegex(text.getvalue(), r"of best +1.200 \+- 0.089, chi-square 20.0, n = 2\n")
 
 

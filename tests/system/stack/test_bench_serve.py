@@ -20,8 +20,8 @@ MODEL = os.path.join(ROOT, "models", "tales-1m-q8_0.gguf")
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import serve
 import serve_figures
-import serve_load
-import speculation
+import serve_traffic
+import services
 
 
 def run(folder, *arguments):
@@ -42,7 +42,7 @@ class Reckoning(unittest.TestCase):
 
     @staticmethod
     def sample(status, ttft, gap, tokens):
-        s = serve_load.Sample(planned=1.0)
+        s = serve_traffic.Sample(planned=1.0)
         s.status = status
         s.came(1, 1.0 + ttft)
         for i in range(1, tokens):
@@ -51,7 +51,7 @@ class Reckoning(unittest.TestCase):
         return s
 
     def figures(self, *samples, **limits):
-        r = serve_load.Run(None, 1)
+        r = serve_traffic.Run(None, 1)
         r.samples, r.wall_s = list(samples), 2.0
         return serve_figures.figures(r, limits)
 
@@ -82,7 +82,7 @@ class Reckoning(unittest.TestCase):
             self.assertEqual((g["requests_per_s"], g["share"]), (within / 2.0, within / 4), limits)
 
     def test_an_event_counts_once_whatever_it_tells(self):
-        count = lambda *deltas: len(serve_load.TEXT.findall(b"".join(event(choices=[{"delta": d}]) for d in deltas)))
+        count = lambda *deltas: len(serve_traffic.TEXT.findall(b"".join(event(choices=[{"delta": d}]) for d in deltas)))
         self.assertEqual(count({"content": "a"}, {"content": ""}, {"reasoning": "b", "reasoning_content": "b"}), 2)
         self.assertEqual(count({"reasoning_content": "a", "content": "b"}, {"content": '"content": "x"'}), 2)
 
@@ -93,7 +93,7 @@ class OnTandem(unittest.TestCase):
         cls.stack = contextlib.ExitStack()
         cls.addClassCleanup(cls.stack.close)
         cls.folder = cls.stack.enter_context(tempfile.TemporaryDirectory())
-        cls.services = speculation.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "4"]})
+        cls.services = services.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "4"]})
         cls.url = f"http://127.0.0.1:{cls.services.ports['v']}"
 
     def metrics(self):
@@ -182,7 +182,7 @@ class OnTandem(unittest.TestCase):
             page = f.read()
         self.assertNotIn("secret", page + json.dumps(figures))
         check_page(self, page)
-        for words in ["Over load", "Shares", "Timeline", "with speculation", "prefers-color-scheme: dark"]:
+        for words in ["By traffic", "Distributions", "Timeline", "with speculation", "prefers-color-scheme: dark"]:
             self.assertIn(words, page)
 
 
@@ -332,7 +332,7 @@ class OnOthers(unittest.TestCase):
 
     def test_time_lost_before_a_request_is_sent_counts(self):
         """The loop is held up: what was due meanwhile is late, and says so."""
-        real = serve.serve_load.Server.request
+        real = serve.serve_traffic.Server.request
 
         def held_up(server, body):
             time.sleep(0.2)
@@ -340,12 +340,12 @@ class OnOthers(unittest.TestCase):
 
         with open(os.path.join(self.folder, "trace.jsonl"), "w", encoding="utf-8") as f:
             f.write('{"at": 0}\n{"at": 0.01}\n')
-        serve.serve_load.Server.request = held_up
+        serve.serve_traffic.Server.request = held_up
         try:
             with Scripted(answer_of("a"), answer_of("a")) as server:
                 _, _, figures = run(self.folder, "--url", server.url, "--model", "m", "--trace", f.name)
         finally:
-            serve.serve_load.Server.request = real
+            serve.serve_traffic.Server.request = real
         r = figures["runs"][0]
         self.assertGreaterEqual(r["each"][1]["ttft_ms"], 190)
         self.assertGreaterEqual(r["lag_ms"], 190)
@@ -359,7 +359,7 @@ class OnOthers(unittest.TestCase):
 
         path = os.path.join(self.folder, "x.jsonl")
         self.assertIn("No such file", refusal("--prompts", path))
-        for text, why in [("{", "line 1"), ('{"a": 1}', 'either "prompt" or "messages"'), ("", "has no lines"), ("7", "no object")]:
+        for text, why in [("{", "line 1"), ('{"a": 1}', 'either "prompt" or "messages"'), ("", "has no lines"), ("7", "not a JSON object")]:
             with open(path, "w", encoding="utf-8") as f:
                 f.write(text + "\n")
             self.assertIn(why, refusal("--prompts", path))

@@ -19,7 +19,7 @@ LIMIT_S = 60 * (5 if re.search("asan|tsan", BIN) else 1)
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
-import speculation
+import services
 
 
 class Options:
@@ -31,7 +31,7 @@ class Observe(unittest.TestCase):
     def setUpClass(cls):
         cls.stack = contextlib.ExitStack()
         cls.addClassCleanup(cls.stack.close)
-        cls.services = speculation.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "4"]})
+        cls.services = services.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "4"]})
         cls.url = f"http://127.0.0.1:{cls.services.ports['v']}"
 
     def fetch(self, path, body=None, url="", **headers):
@@ -94,7 +94,7 @@ class Logs(Observe):
         self.assertEqual([gateway["status"], verifier["trace"], verifier["code"]], ["400", TRACE, "INVALID_ARGUMENT:"])
 
     def test_a_line_names_whose_key_it_was_and_no_key(self):
-        path, port = os.path.join(self.services.folder, "keys"), speculation.free_port()
+        path, port = os.path.join(self.services.folder, "keys"), services.free_port()
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8") as f:
             f.write("alice sk-alice-0123456789\n")
         self.services.start("gateway", "keyed", "--listen", f"127.0.0.1:{port}", "--verifiers", self.services.path("v"), "--api-keys", path)

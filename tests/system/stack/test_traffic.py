@@ -25,8 +25,8 @@ N_STREAMS = 100 if SANITIZED else 1000
 TOPICS = ["a dog named Max", "a red ball", "the old tree", "two friends", "a sad cat", "the rain"]
 sys.path[:0] = [os.path.join(ROOT, "tests", "bench"), os.path.join(ROOT, "tests", "lib")]
 import junk
-import serve_load
-import speculation
+import serve_traffic
+import services
 
 
 class Options:
@@ -42,7 +42,7 @@ class Load(unittest.TestCase):
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         cls.stack = contextlib.ExitStack()
         cls.addClassCleanup(cls.stack.close)
-        cls.services = speculation.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "3", *cls.verifier]})
+        cls.services = services.Services(Options, cls.stack, MODEL, {"ngram": []}, {"v": ["--policy", "fixed", "--k", "3", *cls.verifier]})
         cls.port = cls.services.ports["v"]
         cls.url = f"http://127.0.0.1:{cls.port}"
 
@@ -86,7 +86,7 @@ class Load(unittest.TestCase):
         """[(body, sample, text)] of streams, n_clients at once."""
         found = []
 
-        class Told(serve_load.Answer):
+        class Told(serve_traffic.Answer):
             def __init__(self, run, request, sample, hang_up_after):
                 super().__init__(run, request, sample, hang_up_after)
                 self.data = b""
@@ -97,14 +97,14 @@ class Load(unittest.TestCase):
                 super().read_events(data, now)
 
         async def drive():
-            run = serve_load.Run(serve_load.Server(self.url), LIMIT_S)
+            run = serve_traffic.Run(serve_traffic.Server(self.url), LIMIT_S)
             await run.drive(run.closed(((b | {"stream": True}, h) for b, h in zip(bodies, [*hang_up, *[0] * len(bodies)])), n_clients, LIMIT_S))
 
-        real, serve_load.Answer = serve_load.Answer, Told
+        real, serve_traffic.Answer = serve_traffic.Answer, Told
         try:
             asyncio.run(drive())
         finally:
-            serve_load.Answer = real
+            serve_traffic.Answer = real
         return [({k: v for k, v in body.items() if k != "stream"}, sample, text_of(answer.data)) for body, sample, answer in found]
 
     def check(self, answers, alone):

@@ -133,14 +133,19 @@ class UpTest(unittest.TestCase):
         finally:
             self.assertEqual(up.stop(), 0)
 
-    def test_ngram_and_a_chain_draft(self):
-        for args in [["ngram"], ["chain", "--draft-model", MODEL]]:
+    def test_ngram_and_a_cascade_draft(self):
+        for args in [["ngram"], ["cascade", "--draft-model", MODEL]]:
             up = Up("--model", MODEL, "--proposer", *args, TANDEM_POLICY="fixed", TANDEM_PROPOSER_BUDGET_MS="250")
             try:
                 up.wait(rf"all healthy: model .*, proposer {args[0]}\n")
                 self.assertGreater(int(up.wait(r"acceptance: (\d+) of \d+").group(1)), 0, args[0])
             finally:
                 self.assertEqual(up.stop(), 0)
+
+    def test_the_old_name_of_the_cascade_is_understood_with_one_warning(self):
+        run = subprocess.run([os.path.join(ROOT, "tandem"), "up", "--proposer=chain", "--model", MODEL], capture_output=True, text=True)
+        self.assertEqual(run.stderr.splitlines(), ["tandem: --proposer chain is now called cascade; please use the new name",
+                         f"tandem: --proposer cascade needs --draft-model: a small model with the vocabulary of {MODEL}"])
 
     def test_what_cannot_start_says_why_in_one_sentence(self):
         with socket.socket() as taken, tempfile.NamedTemporaryFile() as junk:
@@ -151,7 +156,7 @@ class UpTest(unittest.TestCase):
                              (f"tandem: port {port} is taken; choose another with --port", 1))
             self.assertEqual(refusal("--model", "/no/such.gguf"), ("tandem: there is no model file /no/such.gguf", 1))
             self.assertEqual(refusal("--model", junk.name), (f"tandem: {junk.name} is not a GGUF file", 1))
-        self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none, ngram, suffix, draft or chain, not "oracle"', 1))
+        self.assertEqual(refusal("--proposer", "oracle"), ('tandem: --proposer must be none, ngram, suffix, draft or cascade, not "oracle"', 1))
         self.assertEqual(refusal("--proposer", "draft", "--model", MODEL)[0],
                          f"tandem: --proposer draft needs --draft-model: a small model with the vocabulary of {MODEL}")
         self.assertEqual(refusal("--proposer", "draft", "--draft-quantize", "q2")[0],

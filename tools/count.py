@@ -1,14 +1,14 @@
-"""count.py LOG: the cases that passed and failed in a ctest log (LastTest.log), as "PASSED FAILED".
+"""count.py LOG: prints "PASSED FAILED", the number of test cases in a ctest log (LastTest.log).
 
-Counts what each program printed: cmocka, Python unittest, node --test (TAP). A program that printed no count
-is one case; one that failed without naming a failed case (a crash, a time-out) is one failure.
+It adds up the counts that the test programs print: cmocka, Python unittest and node --test (TAP). A program that
+prints no count is one case. A program that failed without naming a failed case (a crash, a time-out) is one failure.
 """
 import re
 import sys
 
 
 def cases(output):
-    """(passed, failed) as the program itself counted them."""
+    """(passed, failed): the counts that one test program printed."""
     passed = sum(map(int, re.findall(r"\[  PASSED  \] (\d+) test", output)))
     failed = sum(map(int, re.findall(r"\[  FAILED  \] (\d+) test", output)))
     passed += sum(map(int, re.findall(r"^# pass (\d+)$", output, re.M)))

@@ -1,7 +1,8 @@
-"""serve_load.py: requests to an OpenAI-compatible server, all on one event loop, and when their tokens came.
+"""serve_traffic.py: sends requests to an OpenAI-compatible server and records when their tokens arrive.
 
-A stream is not parsed token by token: bytes that arrive together are searched once for events with text, and only
-those with usage or an error are read as JSON. Each request has a connection of its own.
+All requests run on one event loop; each has a separate connection. To save time, a stream is not parsed token by
+token: bytes that arrive together are searched once for events with text, and only events with usage or an error are
+parsed as JSON.
 """
 import array
 import asyncio
@@ -12,24 +13,24 @@ import ssl
 import time
 import urllib.parse
 
-# Events that show something: text, reasoning or a tool's arguments. Inside a JSON string a quote is escaped, so
-# nothing that a model writes looks like this. Each counts once: some servers say reasoning under two names, and
-# one token may end it and begin the text.
+# Events with a token: text, reasoning or the arguments of a tool call. Inside a JSON string a quote is escaped, so no
+# text of a model matches. An event counts once even if it matches several times: some servers send reasoning under two
+# names, and one token can end the reasoning and begin the text.
 TEXT = re.compile(rb'^data:.*?"(?:content|text|reasoning_content|reasoning|arguments)": ?"(?!")', re.M)
 NOTABLE = re.compile(rb'"usage": ?\{|"error": ?[{"]|\[DONE\]')
 HEAD_MAX = 64 << 10
 
 
 class Sample:
-    """One request: seconds since the run began, and what its server said of it."""
+    """One request: its times, in seconds since the start of the run, and the figures that the server reported."""
 
     __slots__ = ["planned", "begun", "first", "end", "last", "gaps", "status", "why", "tokens", "prompt_tokens", "cached", "drafted",
                  "accepted", "steps"]
 
     def __init__(self, planned):
-        self.planned = planned  # when it was due; latencies count from here
+        self.planned = planned  # when the request was due; latencies are measured from here
         self.begun = self.first = self.end = self.last = None
-        self.gaps = array.array("f")  # between tokens; those that came together share theirs
+        self.gaps = array.array("f")  # between tokens; a gap before several tokens is divided equally
         self.status, self.why = "cut", ""  # "ok", "hung up", or what went wrong: "429", "connect", "timeout", ...
         self.tokens = self.prompt_tokens = self.cached = self.drafted = self.accepted = self.steps = 0
 
@@ -44,11 +45,11 @@ class Sample:
         return self.end - self.planned
 
     def itl(self):
-        """Mean time between tokens; 0 for a single one."""
+        """Mean time between tokens; 0 for a single token."""
         return (self.last - self.first) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
     def came(self, n, now):
-        """n tokens arrived together."""
+        """Records that n tokens arrived together."""
         if self.first is None:
             self.first = now
             self.gaps.extend([0.0] * (n - 1))
@@ -56,8 +57,8 @@ class Sample:
             self.gaps.extend([(now - self.last) / n] * n)
         self.last = now
 
-    def say(self, event):
-        """What usage says, and how the drafts did: as Tandem and vLLM tell it, or as llama.cpp does."""
+    def read_usage(self, event):
+        """Takes the token counts and the counts of drafts from an event of Tandem, vLLM or llama.cpp."""
         usage = event.get("usage") or {}
         self.tokens = usage.get("completion_tokens") or self.tokens
         self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
@@ -70,7 +71,7 @@ class Sample:
 
 
 class Answer(asyncio.Protocol):
-    """Sends one request and reads its answer; `done` is set when that has ended, well or not."""
+    """Sends one request and reads its answer. `done` is set when the answer has ended, with success or not."""
 
     def __init__(self, run, request, sample, hang_up_after):
         self.run, self.request, self.sample, self.hang_up_after = run, request, sample, hang_up_after
@@ -85,7 +86,7 @@ class Answer(asyncio.Protocol):
 
     def connection_lost(self, exc):
         if not self.done.done() and self.http and self.http != 200:
-            self.refused()  # an error whose body ends with the connection
+            self.refused()  # an error whose body ends when the connection closes
         self.finish()
 
     def finish(self, status=None, why=""):
@@ -111,12 +112,12 @@ class Answer(asyncio.Protocol):
                 self.refused()
 
     def read_head(self, data):
-        """The bytes behind the header, if it is complete."""
+        """Returns the bytes after the header once it is complete, else no bytes."""
         self.head += data
         head, end, data = self.head.partition(b"\r\n\r\n")
         if not end:
             if len(self.head) > HEAD_MAX:
-                self.finish("malformed", "no end of the header")
+                self.finish("malformed", "the header is too long")
             return b""
         lines = head.lower().split(b"\r\n")
         try:
@@ -130,7 +131,7 @@ class Answer(asyncio.Protocol):
         return data
 
     def unchunk(self, data):
-        """The bytes of the body in what has arrived. left: of the chunk; -1: the last one has come."""
+        """The bytes of the body in `data`. left: bytes that the current chunk still lacks; -1 after the last chunk."""
         data, at, found = self.rest + data, 0, []
         self.rest = b""
         while at < len(data) and self.left >= 0:
@@ -144,11 +145,11 @@ class Answer(asyncio.Protocol):
                 self.rest = data[at:]
                 break
             line, at = data[at:end].partition(b";")[0].strip(), end + 2
-            if line:  # else the end of the chunk before
+            if line:  # an empty line ends the previous chunk
                 try:
                     self.left = int(line, 16) or -1
                 except ValueError:
-                    self.finish("malformed", "a chunk without its length")
+                    self.finish("malformed", "a chunk has no length")
                     break
         return b"".join(found)
 
@@ -176,12 +177,12 @@ class Answer(asyncio.Protocol):
             try:
                 event = json.loads(event)
             except ValueError:
-                self.finish("malformed", "an event that is no JSON")
+                self.finish("malformed", "an event is not JSON")
                 return
             if event.get("error"):
                 self.finish("error event", why_of(event))
             else:
-                self.sample.say(event)
+                self.sample.read_usage(event)
 
     def refused(self):
         body = b"".join(self.body)
@@ -196,7 +197,7 @@ def why_of(answer):
 
 
 class Server:
-    """Where requests go. url: http(s)://HOST[:PORT][/PREFIX]; a prefix that ends in /v1 is understood."""
+    """The server under test. url: http(s)://HOST[:PORT][/PREFIX]; a /v1 at the end of the prefix is removed."""
 
     def __init__(self, url, api_key=None):
         parts = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
@@ -219,12 +220,12 @@ class Server:
 
 
 class Run:
-    """Requests under one load. Whatever has ended is in `samples`; `running` counts the others, `tokens` all so far."""
+    """One run: complete requests are in `samples`, `running` counts the others, `tokens` counts all tokens so far."""
 
     def __init__(self, server, timeout_s):
         self.server, self.timeout_s = server, timeout_s
         self.samples, self.running, self.tokens = [], 0, 0
-        self.lag_s = 0.0  # how late a request was sent, at most, because this program was busy
+        self.lag_s = 0.0  # the longest delay of a request because this program was busy
         self.stopped, self.tasks = asyncio.Event(), set()
         self.zero, self.wall_s, self.cpu_s = time.monotonic(), 0.0, 0.0
 
@@ -242,7 +243,7 @@ class Run:
                 await answer.done
         except TimeoutError:
             sample.status = "timeout"
-        except OSError as e:  # certificates, too
+        except OSError as e:  # also invalid certificates
             sample.status, sample.why = "connect", str(e)
         except asyncio.CancelledError:
             sample.status = "stopped"
@@ -254,7 +255,8 @@ class Run:
         self.samples.append(sample)
 
     async def open(self, arrivals):
-        """arrivals: (second, body, hang_up_after), in order. They are sent when due, whatever became of those before."""
+        """Sends each request when it is due, independent of earlier answers. arrivals: (second, body, hang_up_after), in
+        order."""
         for at, body, hang_up_after in arrivals:
             wait = at - self.now()
             if wait > 0:
@@ -269,7 +271,7 @@ class Run:
             await asyncio.wait(self.tasks)
 
     async def closed(self, bodies, n, until_s):
-        """n clients; each sends its next request when its last has ended."""
+        """n clients. Each sends its next request when its previous answer has ended."""
         async def client():
             while not self.stopped.is_set() and self.now() < until_s:
                 body, hang_up_after = next(bodies, (None, 0))
@@ -280,14 +282,14 @@ class Run:
         self.tasks = {asyncio.create_task(client()) for _ in range(n)}
         await asyncio.wait(self.tasks)
 
-    async def drive(self, load):
-        """Until the load has ended. Times count from here."""
+    async def drive(self, traffic):
+        """Runs the coroutine `traffic` (open() or closed()) to its end. All times are relative to this call."""
         cpu_s, self.zero = time.process_time(), time.monotonic()
-        await load
+        await traffic
         self.wall_s, self.cpu_s = self.now(), time.process_time() - cpu_s
 
     def stop(self):
-        """No new requests; those under way end as "stopped"."""
+        """Sends no more requests and ends the running ones with the status "stopped"."""
         self.stopped.set()
         for task in set(self.tasks):
             task.cancel()

@@ -1,0 +1,58 @@
+# shellcheck shell=bash
+# lint.sh - ./tandem lint and ./tandem fmt.
+
+sources() { git ls-files '*.c' '*.h'; }
+
+command_fmt() {
+    need_packages clang-format "${PACKAGES_BUILD[@]}"
+    sources | xargs -r clang-format -i
+    build release
+    write_configuration
+}
+
+# Regenerates docs/configuration.md: the text before the first service's heading stays, the tables of the
+# settings are what each service prints with --print-config.
+write_configuration() {
+    local page=docs/configuration.md name
+    {
+        sed '/^## /,$d' $page
+        for name in "${SERVICES[@]}"; do
+            printf '## %s\n\n' "$name"
+            "$BIN/$name" --print-config
+            echo
+        done
+    } >build/configuration.md
+    mv build/configuration.md $page
+}
+
+lint_format() { sources | xargs clang-format --dry-run -Werror; }
+
+lint_tidy() { git ls-files '*.c' | xargs -P "$(nproc)" -n 4 clang-tidy --quiet -p build/dev 2>/dev/null; }
+
+lint_cppcheck() {
+    cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,portability --inline-suppr -j "$(nproc)" \
+        --suppressions-list=tests/lint/cppcheck.txt -Icommon -I. -D_GNU_SOURCE common proposer-svc verifier-svc gateway
+}
+
+# A finding is "FILE KIND". tests/lint/analyzer.txt lists the known false positives.
+lint_analyzer() {
+    rm -rf build/analyze
+    (build analyze) >"$LOGS/analyzer.log" 2>&1 || return
+    local new
+    new=$(sed -nE "s#^$PWD/([^:]*):.* \[-W(analyzer-[a-z-]*)\]\$#\1 \2#p" "$LOGS/analyzer.log" | sort -u |
+        comm -23 - <(grep -v '^#' tests/lint/analyzer.txt | sort -u))
+    [ -z "$new" ] || echo "$new (see $LOGS/analyzer.log)"
+    [ -z "$new" ]
+}
+
+command_lint() {
+    need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_LINT[@]}" libcmocka-dev python3
+    build dev
+    check clang-format lint_format
+    local script
+    for script in tests/lint/test_*.py; do check "$script" /usr/bin/python3 "$script"; done
+    check cppcheck lint_cppcheck
+    check clang-tidy lint_tidy
+    check "gcc -fanalyzer" lint_analyzer
+    show_results
+}
