@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "base/pool.h"
+#include "model/draft.h"
 #include "model/kv.h"
 #include "model/model.h"
 
@@ -55,7 +56,7 @@ DEFINE_AUTO(struct forward, forward_free)
  * index equal to pos and sees storage rows [0, pos]; one with a parent sees what that sees, and
  * itself: so a tree hangs below a row with parent -1 (the last committed token) of the same pass,
  * at most FORWARD_MAX_DEPTH deep. */
-#define FORWARD_MAX_DEPTH 64
+#define FORWARD_MAX_DEPTH DRAFT_MAX_DEPTH
 void forward_run(struct forward *f, const struct forward_row *rows, uint32_t n_rows);
 
 /* Raw logits (n_vocab) of row i of the last pass, which wanted them. Valid until the next pass. */

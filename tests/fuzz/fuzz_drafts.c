@@ -11,7 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 #define K 5
 
 /* A law that the token can come from. */
-static void check_q(const struct draft *d, uint32_t i)
+static void check_q(const struct draft_answer *d, uint32_t i)
 {
     const struct accept_q *q = d->q ? &d->q[i] : NULL;
     double sum = 0;
@@ -27,7 +27,7 @@ static void check_q(const struct draft *d, uint32_t i)
         abort();
 }
 
-static void check(const struct draft *d)
+static void check(const struct draft_answer *d)
 {
     if (d->n > K || d->seq < 1 || d->seq > 2)
         abort();
@@ -51,7 +51,7 @@ static void take(struct drafts_book *b, const uint8_t *data, size_t n, int64_t n
     for (size_t i = 0; i < drafts->n_drafts; i++) {
         const Tandem__V1__SequenceDraft *answer = drafts->drafts[i];
         struct drafts_asked asked;
-        struct draft draft;
+        struct draft_answer draft;
         draft.q = NULL;
         bool was_asked = drafts_book_asked(b, answer, &asked);
         enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &draft) : DRAFTS_STALE;
@@ -78,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                                              .context = context,
                                              .base_len = 3 + i % 190,
                                              .k = K,
-                                             .q_mode = (enum drafts_q_mode)(DRAFTS_DENSE - i % 4)};
+                                             .q_mode = (enum draft_q_mode)(DRAFT_DENSE - i % 4)};
         drafts_book_ask(b, wishes, 2, 1000, i * 100);
         drafts_book_take(b);
         size_t len = data[0] | (size_t)(data[1] & 0x7f) << 8;

@@ -14,8 +14,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "model/dist.h"
+#include "model/draft.h"
 
-#define ACCEPT_MAX 64 // tokens of one draft
+#define ACCEPT_MAX DRAFT_MAX_NODES
 
 enum accept_rule {
     ACCEPT_OWN_DRAW,

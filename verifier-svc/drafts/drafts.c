@@ -125,7 +125,7 @@ static bool asked_of(struct peer *p, const Tandem__V1__SequenceDraft *answer,
 }
 
 static bool is_good(struct peer *p, const Tandem__V1__SequenceDraft *answer, enum drafts_verdict v,
-                    int64_t now_us, struct draft *draft)
+                    int64_t now_us, struct draft_answer *draft)
 {
     pthread_mutex_lock(&p->mu);
     struct drafts_counts before = *drafts_book_counts(p->book);
@@ -139,7 +139,7 @@ static bool is_good(struct peer *p, const Tandem__V1__SequenceDraft *answer, enu
 
 static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer, int64_t now_us)
 {
-    struct draft draft;
+    struct draft_answer draft;
     struct drafts_asked asked;
     draft.q = NULL;
     bool was_asked = asked_of(p, answer, &asked);

@@ -2,7 +2,8 @@
  *
  * Each proposer has a channel, a stream and a thread of its own here. The engine thread only copies
  * what is new into a bounded outbox and goes on; the proposer's thread connects, packs and sends;
- * an answer is checked on the thread that received it and handed on as a plain struct draft.
+ * an answer is checked on the thread that received it and handed on as a plain
+ * struct draft_answer.
  * Nothing here waits for a proposer, so a proposer that is absent, slow, stopped or lying costs its
  * drafts and bounded memory (2 MiB and the checks), never a round.
  *
@@ -27,10 +28,10 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "model/dist.h"
+#include "model/draft.h"
 #include "verifier-svc/accept/accept.h"
 
-#define DRAFTS_K_MAX 64       // tokens in a draft
-#define DRAFTS_MAX 16         // proposers
+#define DRAFTS_MAX DRAFT_MAX_PROPOSERS
 #define DRAFTS_PIECE 65536    // context tokens in one message: at most 256 KiB on the wire
 #define DRAFTS_HINT_MAX 16384 // tokens; what is longer is cut
 #define DRAFTS_NAME_MAX 32    // bytes of a proposer's name, NUL included
@@ -41,22 +42,18 @@
 /* Probabilities of a dense q: k is cut to what fits, in two bytes each, into a message of 1 MiB. */
 #define DRAFTS_DENSE_MAX (480u << 10)
 
-/* As QMode in proposer.proto. With drawn q (sparse and dense) the proposer is trusted to have drawn
- * from what it tells. */
-enum drafts_q_mode { DRAFTS_POINT, DRAFTS_COUPLED, DRAFTS_SPARSE, DRAFTS_DENSE, DRAFTS_N_Q_MODES };
-
 /* A checked draft: n <= the k asked for, tokens below the vocabulary's size, each parent before its
  * children. It continued the context when it was asked for; whether it still does is base_len. */
-struct draft {
+struct draft_answer {
     uint64_t seq;
     uint32_t base_len; // committed length it continues
     uint32_t n;        // 0: the proposer has nothing to say
-    uint32_t tokens[DRAFTS_K_MAX];
-    int32_t parents[DRAFTS_K_MAX]; // index into tokens, -1: the context's last token; always filled
-    float survival[DRAFTS_K_MAX];  // 0 .. 1, never rising from parent to child; 1 if not told
-    bool tree;                     // false: parents are -1, 0, 1, ...
-    uint32_t unread;               // of the context, which the proposer still reads, so that n is 0
-    bool ahead;                    // made while the tokens that it begins with were being verified
+    uint32_t tokens[DRAFT_MAX_NODES];
+    int32_t parents[DRAFT_MAX_NODES]; // index into tokens, -1: the context's last token
+    float survival[DRAFT_MAX_NODES]; // 0 .. 1, never rising from parent to child; 1 if not told
+    bool tree;                       // false: parents are -1, 0, 1, ...
+    uint32_t unread;    // of the context, which the proposer still reads, so that n is 0
+    bool ahead;         // made while the tokens that it begins with were being verified
     struct accept_q *q; // (n) drawn: in one allocation with all it points to; NULL: not drawn
     unsigned proposer;
     uint32_t rtt_us; // from drafts_ask() to here
@@ -76,7 +73,7 @@ struct drafts_config {
     uint32_t max_sequences; // that may be known to a proposer at once
     /* On an rpc thread; must not block and must not call into here. The draft is freed on return,
      * with its q unless that was taken. */
-    void (*arrived)(void *user, struct draft *draft);
+    void (*arrived)(void *user, struct draft_answer *draft);
     /* The proposer at place i has a name now: once, before it may be asked, on a thread of its own;
      * nothing arrives any more of one that had the place before it. Below 0: it is not used yet,
      * and tried again. NULL is fine. */
@@ -95,10 +92,10 @@ struct drafts_wish {
     uint32_t base_len;       // how many
     uint32_t prompt_len;     // how many of them are the prompt
     uint32_t k; // tokens wanted, cut to what the proposer can do; 0: the wish is ignored
-    enum drafts_q_mode q_mode; // drafts_ask() leaves the one that was asked for: what a proposer
-                               // does not offer is point, or sparse in place of dense
-    uint64_t draw_key;         // coupled only
-    float p_min;               // the draft ends where its proposer gives a token less
+    enum draft_q_mode q_mode; // drafts_ask() leaves the one that was asked for: what a proposer
+                              // does not offer is point, or sparse in place of dense
+    uint64_t draw_key;        // coupled only
+    float p_min;              // the draft ends where its proposer gives a token less
     /* What follows, as far as the hint, is sent with the first Round of a sequence. */
     struct dist_params sampling; // what is banned is so before the context is banned_until long
     uint32_t banned_until;

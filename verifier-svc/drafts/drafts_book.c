@@ -290,7 +290,7 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
                              .prompt_len = w->prompt_len,
                              .introduced = s->introduced,
                              .q_mode = w->q_mode,
-                             .draw_key = w->q_mode == DRAFTS_COUPLED ? w->draw_key : 0,
+                             .draw_key = w->q_mode == DRAFT_COUPLED ? w->draw_key : 0,
                              .p_min = w->p_min};
     if (!s->introduced) {
         e.sampling = w->sampling;
@@ -305,19 +305,19 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
 }
 
 /* What a proposer offers of what is wished for. */
-static enum drafts_q_mode q_mode_of(const struct drafts_book *b, const struct drafts_wish *w)
+static enum draft_q_mode q_mode_of(const struct drafts_book *b, const struct drafts_wish *w)
 {
-    enum drafts_q_mode mode = w->q_mode;
-    if (mode == DRAFTS_DENSE && (!b->about.offers[mode] || b->n_vocab > DRAFTS_DENSE_MAX))
-        mode = DRAFTS_SPARSE;
-    return b->about.offers[mode] ? mode : DRAFTS_POINT;
+    enum draft_q_mode mode = w->q_mode;
+    if (mode == DRAFT_DENSE && (!b->about.offers[mode] || b->n_vocab > DRAFTS_DENSE_MAX))
+        mode = DRAFT_SPARSE;
+    return b->about.offers[mode] ? mode : DRAFT_POINT;
 }
 
 static uint32_t k_of(const struct drafts_book *b, const struct drafts_wish *w,
-                     enum drafts_q_mode mode)
+                     enum draft_q_mode mode)
 {
     uint32_t k = w->k < b->about.k_max ? w->k : b->about.k_max;
-    uint32_t fit = mode == DRAFTS_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : k;
+    uint32_t fit = mode == DRAFT_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : k;
     return k < fit ? k : fit;
 }
 
@@ -412,7 +412,7 @@ static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
         note_sent(s, e);
         r->owed[i] = (struct owed){e->seq,
                                    {.base_len = e->base_len,
-                                    .k = e->n_verifying ? DRAFTS_K_MAX : e->k,
+                                    .k = e->n_verifying ? DRAFT_MAX_NODES : e->k,
                                     .ahead = e->n_verifying > 0,
                                     .n_vocab = b->n_vocab,
                                     .digest = e->digest,
@@ -491,7 +491,8 @@ static void bad_draft(struct drafts_book *b, enum drafts_verdict v)
     fault(b, fail_text());
 }
 
-static void good_draft(struct drafts_book *b, const struct sent_round *r, const struct draft *draft)
+static void good_draft(struct drafts_book *b, const struct sent_round *r,
+                       const struct draft_answer *draft)
 {
     b->n_unasked = 0;
     b->counts.drafts += draft->n > 0;
@@ -529,7 +530,7 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
 }
 
 static bool take_draft(struct drafts_book *b, const struct sent_round *r, enum drafts_verdict v,
-                       int64_t now_us, struct draft *draft)
+                       int64_t now_us, struct draft_answer *draft)
 {
     int64_t rtt_us = now_us - r->asked_us;
     draft->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
@@ -542,7 +543,7 @@ static bool take_draft(struct drafts_book *b, const struct sent_round *r, enum d
 
 /* Its time is that of a draft only if it has tokens, and if no context had to be read for it. */
 static void time_answer(struct drafts_book *b, struct known *s, const struct drafts_asked *asked,
-                        const struct draft *draft)
+                        const struct draft_answer *draft)
 {
     if (asked->ahead)
         return;
@@ -563,7 +564,7 @@ bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDr
 }
 
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                        enum drafts_verdict v, int64_t now_us, struct draft *draft)
+                        enum drafts_verdict v, int64_t now_us, struct draft_answer *draft)
 {
     struct known *s = find(b, answer->seq); // NULL: closed since
     struct sent_round *r = round_owing(b, answer->seq);

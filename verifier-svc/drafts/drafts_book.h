@@ -60,7 +60,7 @@ bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDr
 /* Judges an answer with its draft, as drafts_check() filled it, and what that said. True: the draft
  * is to be handed on; it lacks the proposer's index. Its q stays the caller's. */
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                        enum drafts_verdict v, int64_t now_us, struct draft *draft);
+                        enum drafts_verdict v, int64_t now_us, struct draft_answer *draft);
 /* Counts the budgets that have passed by now. Non-NULL: the proposer is to be given up, and why. */
 const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us);
 

@@ -122,9 +122,9 @@ const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p,
     return round_of(p, n_closes, 0);
 }
 
-static_assert(DRAFTS_COUPLED == (int)TANDEM__V1__QMODE__Q_MODE_COUPLED &&
-                  DRAFTS_SPARSE == (int)TANDEM__V1__QMODE__Q_MODE_SPARSE &&
-                  DRAFTS_DENSE == (int)TANDEM__V1__QMODE__Q_MODE_DENSE,
+static_assert(DRAFT_COUPLED == (int)TANDEM__V1__QMODE__Q_MODE_COUPLED &&
+                  DRAFT_SPARSE == (int)TANDEM__V1__QMODE__Q_MODE_SPARSE &&
+                  DRAFT_DENSE == (int)TANDEM__V1__QMODE__Q_MODE_DENSE,
               "q modes are those of the wire");
 
 static enum drafts_verdict malformed(const char *what)
@@ -136,7 +136,7 @@ static enum drafts_verdict malformed(const char *what)
 static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
                                        const struct drafts_asked *asked)
 {
-    if (a->n_tokens > asked->k || a->n_tokens > DRAFTS_K_MAX)
+    if (a->n_tokens > asked->k || a->n_tokens > DRAFT_MAX_NODES)
         return malformed("more tokens than were asked for");
     if (a->n_parents != 0 && a->n_parents != a->n_tokens)
         return malformed("not one parent for each token");
@@ -148,7 +148,7 @@ static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
 }
 
 static enum drafts_verdict check_token(const Tandem__V1__SequenceDraft *a, uint32_t i,
-                                       const struct drafts_asked *asked, struct draft *ret)
+                                       const struct drafts_asked *asked, struct draft_answer *ret)
 {
     int32_t parent = a->n_parents ? a->parents[i] : (int32_t)i - 1;
     if (a->tokens[i] >= asked->n_vocab)
@@ -226,7 +226,7 @@ static enum drafts_verdict read_sparse(const uint8_t *ids_at, const uint8_t *pro
 }
 
 static enum drafts_verdict check_sparse(const Tandem__V1__SequenceDraft *a,
-                                        const struct drafts_asked *asked, struct draft *ret)
+                                        const struct drafts_asked *asked, struct draft_answer *ret)
 {
     size_t each = a->q_probs.len / sizeof(uint16_t) / a->n_tokens;
     if (each == 0 || each > DRAFTS_SPARSE_MAX ||
@@ -282,7 +282,7 @@ static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, u
 }
 
 static enum drafts_verdict check_dense(const Tandem__V1__SequenceDraft *a,
-                                       const struct drafts_asked *asked, struct draft *ret)
+                                       const struct drafts_asked *asked, struct draft_answer *ret)
 {
     const Tandem__V1__Tensor *t = a->q;
     if (!t || t->n_shape != 2 || t->shape[0] != a->n_tokens || t->shape[1] > asked->n_vocab)
@@ -303,7 +303,7 @@ static enum drafts_verdict check_dense(const Tandem__V1__SequenceDraft *a,
 }
 
 static enum drafts_verdict check_q(const Tandem__V1__SequenceDraft *a,
-                                   const struct drafts_asked *asked, struct draft *ret)
+                                   const struct drafts_asked *asked, struct draft_answer *ret)
 {
     enum drafts_verdict v = DRAFTS_GOOD;
     if (a->n_tokens && a->q_mode == TANDEM__V1__QMODE__Q_MODE_SPARSE)
@@ -318,7 +318,7 @@ static enum drafts_verdict check_q(const Tandem__V1__SequenceDraft *a,
 }
 
 enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
-                                 const struct drafts_asked *asked, struct draft *ret)
+                                 const struct drafts_asked *asked, struct draft_answer *ret)
 {
     if (answer->base_len != asked->base_len || answer->digest != asked->digest) {
         fail(-ESTALE, "it continues %u tokens, asked for were %u", answer->base_len,
@@ -374,9 +374,9 @@ int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t voca
                     (unsigned long long)reply->vocab_digest, (unsigned long long)vocab_digest);
     if (reply->needs_hidden)
         return fail(-EPROTO, "it wants hidden rows, which this verifier does not send");
-    for (int i = 0; i < DRAFTS_N_Q_MODES; i++)
+    for (int i = 0; i < DRAFT_N_Q_MODES; i++)
         ret->offers[i] = offers(reply, (Tandem__V1__QMode)i);
-    if (!ret->offers[DRAFTS_COUPLED] && !ret->offers[DRAFTS_POINT])
+    if (!ret->offers[DRAFT_COUPLED] && !ret->offers[DRAFT_POINT])
         return fail(-EPROTO, "it offers neither point nor coupled drafts");
     if (!is_name(&reply->kind))
         return fail(-EPROTO, "its name is not 1 to %d letters, digits or '-', '_', '.'",
@@ -385,7 +385,7 @@ int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t voca
         return fail(-EPROTO, "it says that it drafts no tokens");
     memcpy(ret->name, reply->kind.data, reply->kind.len);
     ret->name[reply->kind.len] = 0;
-    ret->k_max = reply->k_max < DRAFTS_K_MAX ? reply->k_max : DRAFTS_K_MAX;
+    ret->k_max = reply->k_max < DRAFT_MAX_NODES ? reply->k_max : DRAFT_MAX_NODES;
     ret->max_context = reply->max_context;
     return 0;
 }

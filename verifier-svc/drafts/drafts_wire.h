@@ -16,7 +16,7 @@ struct drafts_entry {
     uint32_t n_verifying; // and behind those: draft tokens that are being verified
     bool more;            // another piece follows
     bool introduced;      // false: hint, tenant and sampling are sent
-    enum drafts_q_mode q_mode;
+    enum draft_q_mode q_mode;
     uint64_t draw_key;
     float p_min;
     struct dist_params sampling; // its n_banned ids and n_bias biases stand behind all these tokens
@@ -50,7 +50,7 @@ struct drafts_asked {
     uint32_t base_len, k, n_vocab;
     bool ahead; // behind tokens that were being verified
     uint64_t digest;
-    enum drafts_q_mode q_mode;
+    enum draft_q_mode q_mode;
 };
 
 enum drafts_verdict { DRAFTS_GOOD, DRAFTS_STALE, DRAFTS_MALFORMED };
@@ -58,13 +58,13 @@ enum drafts_verdict { DRAFTS_GOOD, DRAFTS_STALE, DRAFTS_MALFORMED };
 /* Fills seq, base_len, the tree and q of *ret if it is good; else fail_text() says why not, and q
  * is NULL. */
 enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
-                                 const struct drafts_asked *asked, struct draft *ret);
+                                 const struct drafts_asked *asked, struct draft_answer *ret);
 
 /* What Describe must say for this proposer to be used. */
 struct drafts_described {
     char name[DRAFTS_NAME_MAX];
     uint32_t k_max, max_context; // max_context 0: no limit
-    bool offers[DRAFTS_N_Q_MODES];
+    bool offers[DRAFT_N_Q_MODES];
 };
 /* -EPROTO with a sentence: it cannot serve this target. */
 int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t vocab_digest,

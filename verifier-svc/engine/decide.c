@@ -136,12 +136,12 @@ enum seq_end decide(struct engine *e, struct seq *s, uint32_t last_row, struct e
     return d.end;
 }
 
-enum drafts_q_mode decide_q_mode(const struct seq *s)
+enum draft_q_mode decide_q_mode(const struct seq *s)
 {
     const struct request *r = s->req;
     if (!(r->params.temperature > 0))
-        return DRAFTS_POINT; // p is one-hot: nothing is gained by drawing
+        return DRAFT_POINT; // p is one-hot: nothing is gained by drawing
     if (!accept_rules[r->rule].tests_q)
-        return DRAFTS_COUPLED;
-    return r->dense_q ? DRAFTS_DENSE : DRAFTS_SPARSE;
+        return DRAFT_COUPLED;
+    return r->dense_q ? DRAFT_DENSE : DRAFT_SPARSE;
 }

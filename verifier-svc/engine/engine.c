@@ -363,7 +363,7 @@ static int push_item(struct engine *e, const struct inbox_item *from)
     return fail(err, err == -EPIPE ? STOPPING : "the engine's queue is full");
 }
 
-static void draft_arrived(void *user, struct draft *d)
+static void draft_arrived(void *user, struct draft_answer *d)
 {
     struct engine *e = user;
     struct inbox_item *item = malloc(sizeof(*item));
@@ -378,7 +378,7 @@ static void draft_arrived(void *user, struct draft *d)
                                 .ahead = d->ahead,
                                 .proposer = (int)d->proposer};
     item->q = TAKE(d->q);
-    static_assert(DRAFTS_K_MAX <= ACCEPT_MAX, "a draft fits into an inbox item");
+    static_assert(DRAFT_MAX_NODES <= ACCEPT_MAX, "a draft fits into an inbox item");
     memcpy(item->tokens, d->tokens, d->n * sizeof(*d->tokens));
     memcpy(item->parents, d->parents, d->n * sizeof(*d->parents));
     memcpy(item->survival, d->survival, d->n * sizeof(*d->survival));

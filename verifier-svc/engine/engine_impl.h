@@ -21,12 +21,12 @@ struct inbox_item {
     uint32_t base_len, n;
     int proposer;    // DRAFT, PROPOSER
     uint32_t rtt_us; // DRAFT
-    uint32_t unread; // DRAFT: as in struct draft
+    uint32_t unread; // DRAFT: as in struct draft_answer
     bool ahead;      // likewise
     uint32_t tokens[ACCEPT_MAX];
     int32_t parents[ACCEPT_MAX];
     float survival[ACCEPT_MAX];
-    struct accept_q *q;          // DRAFT: as in struct draft; who takes it leaves NULL
+    struct accept_q *q;          // DRAFT: as in struct draft_answer; who takes it leaves NULL
     struct kv_disk_fetch *fetch; // FETCHED
     struct stats_drafts counts;  // PROPOSER: another one has this place from now on
 };
@@ -137,4 +137,4 @@ void round_take_draft(struct engine *e, struct inbox_item *item);
 enum seq_end decide(struct engine *e, struct seq *s, uint32_t last_row, struct event_batch *b,
                     struct event *ev, struct accept_result *ret);
 /* How the sequence's drafts are to be drawn. */
-enum drafts_q_mode decide_q_mode(const struct seq *s);
+enum draft_q_mode decide_q_mode(const struct seq *s);

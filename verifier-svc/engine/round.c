@@ -429,9 +429,9 @@ static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
 /* Can what may follow the draft that the coming pass verifies be drafted meanwhile? */
 static bool may_draft_ahead(const struct seq *s)
 {
-    enum drafts_q_mode mode = decide_q_mode(s);
+    enum draft_q_mode mode = decide_q_mode(s);
     return s->proposer != SEQ_NO_PROPOSER && s->kv.len > s->n && s->n_draft && !s->draft_is_tree &&
-           seq_left(s) > s->n_draft + 1 && (mode == DRAFTS_POINT || mode == DRAFTS_COUPLED);
+           seq_left(s) > s->n_draft + 1 && (mode == DRAFT_POINT || mode == DRAFT_COUPLED);
 }
 
 static void ask_ahead_of(struct engine *e, unsigned p, int64_t now_us)
@@ -515,7 +515,7 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
         e->wishing[i]->asked_k = w->k;
         e->wishing[i]->await_us = (int64_t)fmin(2.0 * w->p90_us, most_us);
         /* Going on without what was drawn may favour some tokens: the time to draw may tell. */
-        if (w->q_mode == DRAFTS_SPARSE || w->q_mode == DRAFTS_DENSE)
+        if (w->q_mode == DRAFT_SPARSE || w->q_mode == DRAFT_DENSE)
             e->wishing[i]->held_until_us = now_us + budget_us;
     }
 }

@@ -118,7 +118,7 @@ struct seq_draft {
     const uint32_t *tokens;
     const int32_t *parents;
     const float *survival;
-    struct accept_q *q; // as in struct draft; becomes the sequence's
+    struct accept_q *q; // as in struct draft_answer; becomes the sequence's
     uint32_t n;         // at most ACCEPT_MAX
     int proposer;       // or SEQ_NO_PROPOSER
 };

@@ -15,7 +15,7 @@
 
 struct asker {
     struct drafts *drafts;
-    struct queue *inbox; // of struct draft
+    struct queue *inbox; // of struct draft_answer
     uint32_t *context;
     int64_t longest_ask_us;
 };
@@ -25,10 +25,10 @@ uint32_t asker_token(uint32_t position)
     return position % PERIOD;
 }
 
-static void arrived(void *user, struct draft *draft)
+static void arrived(void *user, struct draft_answer *draft)
 {
     struct asker *a = user;
-    struct draft *copy = malloc(sizeof(*copy));
+    struct draft_answer *copy = malloc(sizeof(*copy));
     *copy = *draft;
     if (queue_push(a->inbox, copy) < 0)
         free(copy);
@@ -120,7 +120,7 @@ unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n
     *ret_right = 0;
     while (n_came < n_awaited) {
         int64_t left = until - clock_us();
-        AUTO(mem_free) struct draft *d = queue_pop(a->inbox, left > 0 ? left : 0);
+        AUTO(mem_free) struct draft_answer *d = queue_pop(a->inbox, left > 0 ? left : 0);
         if (!d)
             return n_came;
         if (d->base_len != base_len || d->seq < first_seq || d->seq >= first_seq + n)

@@ -72,7 +72,7 @@ static Tandem__V1__SequenceDraft answer_to(const struct drafts_entry *e, uint32_
 
 /* As the thread that received it does. */
 static bool judge(struct drafts_book *b, const Tandem__V1__SequenceDraft *a, int64_t now,
-                  struct draft *d)
+                  struct draft_answer *d)
 {
     struct drafts_asked asked;
     bool was_asked = drafts_book_asked(b, a, &asked);
@@ -84,7 +84,7 @@ static uint32_t five[] = {5, 6, 7, 8, 9};
 
 static bool answer_with(struct drafts_book *b, const struct drafts_entry *e, size_t n, int64_t now)
 {
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = answer_to(e, five, n);
     return judge(b, &a, now, &d);
 }
@@ -97,7 +97,7 @@ static bool answer(struct drafts_book *b, const struct drafts_entry *e, int64_t 
 /* Asks for a draft of k tokens and hears after us that the context is still being read. */
 static void put_off_after(struct drafts_book *b, uint64_t seq, uint32_t k, int64_t us)
 {
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = answer_to(must_send(b, seq, 10, k, 1000), NULL, 0);
     a.unread = 7;
     assert_true(judge(b, &a, 1000 + us, &d));
@@ -190,7 +190,7 @@ static void a_draft_ahead_tells_what_is_being_verified(void **state)
     assert_null(drafts_book_verdict(b, 100000)); // late, and no fault yet
     uint32_t tokens[] = {5, 6, 7, 1, 2, 3};      // more than k, with those three
     Tandem__V1__SequenceDraft a = answer_to(&o->urgent[0], tokens, 6);
-    struct draft d;
+    struct draft_answer d;
     assert_true(judge(b, &a, 900, &d));
     assert_true(d.ahead);
     assert_int_equal(d.n, 6);
@@ -280,22 +280,22 @@ static void the_draw_key_goes_only_to_who_draws_with_it(void **state)
 {
     (void)state;
     struct drafts_described coupled = about;
-    coupled.offers[DRAFTS_COUPLED] = true;
+    coupled.offers[DRAFT_COUPLED] = true;
     for (int i = 0; i < 2; i++) {
         AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
         struct drafts_wish w = wish_of(7, 3, 1);
-        w.q_mode = DRAFTS_COUPLED;
+        w.q_mode = DRAFT_COUPLED;
         w.draw_key = 99;
         drafts_book_reset(b, i ? &coupled : &about);
         assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
         const struct drafts_entry *e = &drafts_book_take(b)->urgent[0];
-        assert_int_equal(e->q_mode, i ? DRAFTS_COUPLED : DRAFTS_POINT);
+        assert_int_equal(e->q_mode, i ? DRAFT_COUPLED : DRAFT_POINT);
         assert_int_equal(e->draw_key, i ? 99 : 0);
     }
 }
 
-static enum drafts_q_mode mode_asked(struct drafts_described *to, uint32_t n_vocab,
-                                     enum drafts_q_mode wished, uint32_t *ret_k)
+static enum draft_q_mode mode_asked(struct drafts_described *to, uint32_t n_vocab,
+                                    enum draft_q_mode wished, uint32_t *ret_k)
 {
     AUTO(drafts_book_free) struct drafts_book *b = NULL;
     assert_int_equal(drafts_book_new(1, n_vocab, &b), 0);
@@ -314,18 +314,18 @@ static void only_what_is_offered_is_asked_for(void **state)
     (void)state;
     uint32_t k;
     struct drafts_described to = about;
-    to.offers[DRAFTS_POINT] = to.offers[DRAFTS_COUPLED] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_SPARSE, &k), DRAFTS_POINT);
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_POINT);
-    to.offers[DRAFTS_SPARSE] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_SPARSE, &k), DRAFTS_SPARSE);
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_SPARSE);
-    to.offers[DRAFTS_DENSE] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_DENSE);
+    to.offers[DRAFT_POINT] = to.offers[DRAFT_COUPLED] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_SPARSE, &k), DRAFT_POINT);
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_POINT);
+    to.offers[DRAFT_SPARSE] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_SPARSE, &k), DRAFT_SPARSE);
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_SPARSE);
+    to.offers[DRAFT_DENSE] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_DENSE);
     assert_int_equal(k, 8);
-    assert_int_equal(mode_asked(&to, 128256, DRAFTS_DENSE, &k), DRAFTS_DENSE);
+    assert_int_equal(mode_asked(&to, 128256, DRAFT_DENSE, &k), DRAFT_DENSE);
     assert_int_equal(k, 3); // what fits into a message
-    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX + 1, DRAFTS_DENSE, &k), DRAFTS_SPARSE);
+    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX + 1, DRAFT_DENSE, &k), DRAFT_SPARSE);
 }
 
 static void hint_tenant_and_sampling_are_sent_when_new(void **state)
@@ -438,7 +438,7 @@ static void a_missing_context_is_sent_again(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     struct drafts_entry e = *must_send(b, 7, 10, 2, 0);
     assert_true(answer(b, &e, 1));
     e = *must_send(b, 7, 12, 2, 2);
@@ -456,7 +456,7 @@ static void a_proposer_that_never_keeps_a_context_is_given_up(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -472,7 +472,7 @@ static void a_context_is_sent_again_only_so_often(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -495,7 +495,7 @@ static void answers_to_what_was_sent_before_are_no_second_request(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -512,7 +512,7 @@ static void a_good_draft_is_handed_on(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     const struct drafts_entry *e = must_send(b, 7, 10, 5, 100);
     Tandem__V1__SequenceDraft a = answer_to(e, five, 5);
     assert_true(judge(b, &a, 350, &d));
@@ -573,7 +573,7 @@ static void a_wish_tells_what_has_to_be_read_first(void **state)
     put_off_after(b, 7, 2, 1); // it fell behind
     assert_int_equal(to_read(b, 7, 300), 290);
     draft_after(b, 7, 2, 2, 1);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft lost = answer_to(must_send(b, 7, 20, 2, 0), NULL, 0);
     assert_int_equal(to_read(b, 7, 20), 0); // an answer is owed, nothing is on its way
     lost.need_context = true;
@@ -588,7 +588,7 @@ static void a_tree_is_handed_on_with_falling_survival(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     const struct drafts_entry *e = must_send(b, 7, 10, 5, 0);
     Tandem__V1__SequenceDraft a = answer_to(e, five, 5);
     a.parents = (int32_t[]){-1, -1, 0, 1, 1};
@@ -606,7 +606,7 @@ static void what_is_wrong_is_dropped(void **state)
     (void)state;
     for (int wrong = 0; wrong < 11; wrong++) {
         AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-        struct draft d;
+        struct draft_answer d;
         const struct drafts_entry *e = must_send(b, 7, 10, 4, 0);
         uint32_t tokens[4] = {1, 2, 3, N_VOCAB - 1};
         int32_t parents[4] = {-1, 0, 1, 2};
@@ -664,7 +664,7 @@ static void three_bad_answers_in_a_row_are_enough(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     for (int i = 0; i < 8; i++) {
         const struct drafts_entry *e = must_send(b, 7, 10, 1, 0);
         Tandem__V1__SequenceDraft a = answer_to(e, five, i == 2 ? 1 : 2);
@@ -737,7 +737,7 @@ static void a_flood_of_unasked_answers_is_not_endured(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     unsigned n = 0;
     while (!drafts_book_verdict(b, 0) && n++ < 100000)
