@@ -76,6 +76,7 @@ static int run(const struct proposer_options *set, const struct prop_ops *ops, v
 int main(int argc, char **argv)
 {
     svc_init();
+    log_init("proposer", LOG_LEVEL_INFO); // old spellings of settings are warned of
     const struct proposer_options *set;
     int r = proposer_options_read(argc, argv, &set);
     if (r > 0)

@@ -94,6 +94,13 @@ static const struct conf_option own[] = {
      .help = "threads that serve verifiers; one is fastest unless verifiers wait for it"},
 };
 
+/* Spellings of the previous release. */
+static const struct conf_rename renames[] = {
+    {.option = "proposer", .old_value = "chain", .new_value = "cascade"},
+    {.option = "cascade", .old_name = "chain"},
+    {.option = "cascade.choose", .old_name = "chain.choose"},
+};
+
 static int unknown_proposer(void)
 {
     char known[128] = "", quoted[64];
@@ -126,7 +133,9 @@ int proposer_options_read(int argc, char **argv, const struct proposer_options *
     struct conf conf = {.program = "proposer-svc",
                         .summary = "Drafts the next tokens for verifiers.",
                         .options = all,
-                        .n_options = n};
+                        .n_options = n,
+                        .renames = renames,
+                        .n_renames = ARRAY_LEN(renames)};
     int r = conf_read(&conf, argc, argv);
     if (r == 0)
         r = check();

@@ -217,8 +217,8 @@ static const char *present_value(struct source *src, const struct conf_option *o
             r = at;
     }
     if (r && must_warn(src, o))
-        log_warn("%s = %s is an old spelling of %s; the next release refuses it",
-                 place_text(p, where), value, r->new_value);
+        log_warn("%s: %s is now called %s; please use the new name", place_text(p, where), value,
+                 r->new_value);
     return r ? r->new_value : value;
 }
 
@@ -310,14 +310,14 @@ static const char *flag_name(const struct conf_option *o, char out[64])
     return out;
 }
 
-/* Logs that the option at `p` was set as `old`, once in a source. */
+/* Logs that the option at `p` was set by the name `old`, once in a source. */
 static void warn_of_old_name(struct source *src, const struct conf_option *o, const struct place *p,
                              const char *old)
 {
     char where[PLACE_TEXT_MAX];
+    struct place was = {.what = old, .file = p->file, .line = p->line};
     if (must_warn(src, o))
-        log_warn("%s is set by its old name %.60s; the next release refuses it",
-                 place_text(p, where), old);
+        log_warn("%s is now called %s; please use the new name", place_text(&was, where), p->what);
 }
 
 static const char *env_name(const char *name, char out[64])

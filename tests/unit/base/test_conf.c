@@ -340,21 +340,22 @@ static void an_old_name_works_in_every_source_and_warns_once(void **state)
     (void)state;
     assert_int_equal(READ(), 0);
     assert_one_warning(LOGGED(FILE_TEXT("listen-on = a\nlisten.on = b\n")),
-                       "t.conf, line 1: listen is set by its old name listen-on");
+                       "t.conf, line 1: listen-on is now called listen; please");
     assert_int_equal(listens.n, 2);
     assert_string_equal(listens.v[1], "b");
 
     setenv("TANDEM_LISTEN_ON", "p,q,r", 1);
-    assert_one_warning(LOGGED(READ()), "TANDEM_LISTEN is set by its old name TANDEM_LISTEN_ON");
+    assert_one_warning(LOGGED(READ()), "TANDEM_LISTEN_ON is now called TANDEM_LISTEN; please");
     assert_int_equal(listens.n, 3);
 
     unsetenv("TANDEM_LISTEN_ON");
     assert_one_warning(LOGGED(READ("--listen-on", "a", "--listen_on=b")),
-                       "--listen is set by its old name --listen-on");
+                       "--listen-on is now called --listen; please");
     assert_int_equal(listens.n, 2);
-    assert_one_warning(LOGGED(READ("--double")), "--mirror-copies is set by its old name --double");
+    assert_one_warning(LOGGED(READ("--double")), "--double is now called --mirror-copies; please");
     assert_true(mirrored);
-    assert_one_warning(LOGGED(READ("--no-double")), "by its old name --no-double");
+    assert_one_warning(LOGGED(READ("--no-double")),
+                       "--no-double is now called --mirror-copies; please");
     assert_false(mirrored);
 }
 
@@ -373,14 +374,14 @@ static void an_old_value_stands_for_the_new_one_and_warns_once(void **state)
     (void)state;
     assert_int_equal(READ(), 0);
     assert_one_warning(LOGGED(FILE_TEXT("proposer = none\nproposer = lookup\n")),
-                       "t.conf, line 2: proposer = lookup is an old spelling of ngram");
+                       "t.conf, line 2: proposer: lookup is now called ngram");
     assert_string_equal(proposer, "ngram");
     setenv("TANDEM_PROPOSER", "lookup", 1);
-    assert_one_warning(LOGGED(READ()), "TANDEM_PROPOSER = lookup is an old spelling of ngram");
+    assert_one_warning(LOGGED(READ()), "TANDEM_PROPOSER: lookup is now called ngram");
     assert_string_equal(proposer, "ngram");
     unsetenv("TANDEM_PROPOSER");
     assert_one_warning(LOGGED(READ("--proposer", "lookup")),
-                       "--proposer = lookup is an old spelling of ngram");
+                       "--proposer: lookup is now called ngram");
     assert_string_equal(proposer, "ngram");
 }
 

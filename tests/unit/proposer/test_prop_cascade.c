@@ -15,7 +15,7 @@
 
 static void *shared;
 
-static void chain_of(const char *first, const char *second, const char *choose)
+static void set_cascade(const char *first, const char *second, const char *choose)
 {
     prop_cascade_settings = (struct prop_cascade_settings){
         .members = {.n = second ? 2 : 1, .v = {TEXT(first), TEXT(second)}}, .choose = TEXT(choose)};
@@ -39,9 +39,9 @@ static struct prop_seq seq_of(const uint32_t *tokens, uint32_t n)
 static void it_keeps_the_contract(void **state)
 {
     (void)state;
-    chain_of("ngram", "suffix", "first");
+    set_cascade("ngram", "suffix", "first");
     prop_contract(&prop_cascade, 1000);
-    chain_of("ngram", "suffix", "score");
+    set_cascade("ngram", "suffix", "score");
     prop_contract(&prop_cascade, 1000);
 }
 
@@ -49,7 +49,7 @@ static void the_first_that_has_a_token_is_taken(void **state)
 {
     (void)state;
     prop_ngram_settings.ngram_min = 3;
-    chain_of("ngram", "suffix", "first");
+    set_cascade("ngram", "suffix", "first");
     must_open();
     struct prop_seq s = SEQ_OF(1, 2, 3, 4, 5, 6, 7, 1, 2, 3);
     EXPECT(prop_seq_draft(&s, 5), 4, 5, 6, 7, 1); // the suffix proposer would say three tokens
@@ -63,7 +63,7 @@ static void the_first_that_has_a_token_is_taken(void **state)
 static void the_draft_that_promises_most_is_taken(void **state)
 {
     (void)state;
-    chain_of("ngram", "suffix", "score");
+    set_cascade("ngram", "suffix", "score");
     must_open();
     struct prop_seq s = SEQ_OF(7, 1, 30, 7, 1, 31, 7, 1, 32, 7, 2, 33, 7);
     EXPECT(prop_seq_draft(&s, 5), 1); // most often; the latest, 2, is kept once in six times
@@ -78,7 +78,7 @@ static void who_is_wrong_is_believed_less(void **state)
 {
     (void)state;
     prop_ngram_settings.ngram_min = 2;
-    chain_of("suffix", "ngram", "score");
+    set_cascade("suffix", "ngram", "score");
     must_open();
     struct prop_seq s = SEQ_OF(1, 2, 40, 41, 42, 43, 50, 1, 2), wrong = SEQ_OF(7, 8, 9, 7);
     EXPECT(prop_seq_draft(&s, 4), 40, 41); // two tokens, surely; the n-gram: four, hardly
@@ -110,7 +110,7 @@ static void what_is_being_verified_is_not_right_yet(void **state)
 {
     (void)state;
     prop_ngram_settings.ngram_min = 2;
-    chain_of("suffix", "ngram", "score");
+    set_cascade("suffix", "ngram", "score");
     must_open();
     struct prop_seq s = SEQ_OF(1, 2, 40, 41, 42, 43, 50, 1, 2), wrong = SEQ_OF(7, 8, 9, 7);
     for (uint32_t i = 0; i < 100; i++) {
@@ -147,7 +147,7 @@ static void a_drawn_draft_is_sent_with_its_q(void **state)
 {
     (void)state;
     prop_draft_model_settings.sparse_k = 8;
-    chain_of("ngram", "draft", "score");
+    set_cascade("ngram", "draft", "score");
     must_open();
     struct prop_about about;
     prop_cascade.about(shared, &about);
@@ -174,7 +174,7 @@ static void a_drawn_draft_is_sent_with_its_q(void **state)
 static uint32_t n_doubtful(const char *first, const char *second)
 {
     uint32_t n = 0;
-    chain_of(first, second, "score");
+    set_cascade(first, second, "score");
     must_open();
     for (uint32_t i = 0; i < 32; i++) {
         uint32_t x = 300 + 50 * i, a = 2000 + 60 * i; // x is followed by a three times in four
@@ -204,7 +204,7 @@ static void a_drawn_draft_is_sent_whatever_it_promises(void **state)
 static void nobody_is_waited_for_when_there_is_a_draft(void **state)
 {
     (void)state;
-    chain_of("ngram", "draft", "score");
+    set_cascade("ngram", "draft", "score");
     must_open();
     uint32_t tokens[400];
     for (uint32_t i = 0; i < 400; i++)
@@ -227,7 +227,7 @@ static void nobody_is_waited_for_when_there_is_a_draft(void **state)
 static void what_the_only_one_that_could_puts_off_is_put_off(void **state)
 {
     (void)state;
-    chain_of("ngram", "draft", "score");
+    set_cascade("ngram", "draft", "score");
     must_open();
     uint32_t tokens[400];
     for (uint32_t i = 0; i < 400; i++)
@@ -258,7 +258,7 @@ static void what_a_member_drafts_ahead_is_its_own_word(void **state)
     (void)state;
     uint32_t tokens[] = {4080, 300, 400, 500, 600, 700};
     struct prop_draft got, want;
-    chain_of("ngram", "draft", "score");
+    set_cascade("ngram", "draft", "score");
     must_open();
     struct prop_seq s = seq_of(tokens, 6);
     got = ahead_of(&s, 2);
@@ -276,15 +276,15 @@ static void what_a_member_drafts_ahead_is_its_own_word(void **state)
     assert_memory_equal(got.parents, want.parents, want.n * sizeof(want.parents[0]));
 }
 
-static void what_cannot_be_chained_is_refused(void **state)
+static void members_that_do_not_fit_are_refused(void **state)
 {
     (void)state;
-    chain_of("ngram", "ngram", "score");
+    set_cascade("ngram", "ngram", "score");
     assert_int_equal(prop_cascade.open(&shared), -EINVAL);
     assert_non_null(strstr(fail_text(), "twice"));
-    chain_of("ngram", "chain", "score");
+    set_cascade("ngram", "cascade", "score");
     assert_int_equal(prop_cascade.open(&shared), -EINVAL);
-    chain_of("nobody", NULL, "score");
+    set_cascade("nobody", NULL, "score");
     assert_int_equal(prop_cascade.open(&shared), -EINVAL);
     assert_non_null(strstr(fail_text(), "\"nobody\""));
 }
@@ -302,7 +302,7 @@ int main(void)
         cmocka_unit_test_setup(nobody_is_waited_for_when_there_is_a_draft, prop_defaults),
         cmocka_unit_test_setup(what_the_only_one_that_could_puts_off_is_put_off, prop_defaults),
         cmocka_unit_test_setup(what_a_member_drafts_ahead_is_its_own_word, prop_defaults),
-        cmocka_unit_test_setup(what_cannot_be_chained_is_refused, prop_defaults),
+        cmocka_unit_test_setup(members_that_do_not_fit_are_refused, prop_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
