@@ -136,6 +136,9 @@ void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
 /* What the target is called, or would be if it were one of the proposers: "" if nobody knows. d may
  * be NULL. */
 void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX]);
+/* Whether a request for `name` means a proposer that calls itself `own`. For a release, chain also
+ * means cascade, the proposer's present name. */
+bool drafts_is_called(const char *own, const char *name);
 /* -EINVAL: the name is none of the proposers', usable or not, and all their names are known; the
  * sentence has them. d NULL: there are none. "" is fine. */
 int drafts_check_name(struct drafts *d, const char *name);
