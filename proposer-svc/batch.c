@@ -19,7 +19,7 @@ struct answer {
     enum session_answer kind;
     struct session *session; // busy while the answer is open
     struct prop_ask ask;
-    struct prop_draft draft;
+    struct draft draft;
     enum { OPEN, READY, SENT } state;
 };
 
@@ -96,7 +96,7 @@ static int reserve(struct batch *b, uint32_t n)
 }
 
 /* A draft behind tokens that are being verified becomes a tree that begins with them. */
-static void put_verifying_first(const struct answer *a, struct prop_draft *draft)
+static void put_verifying_first(const struct answer *a, struct draft *draft)
 {
     uint32_t n = a->ask.context.n_verifying;
     for (uint32_t i = draft->n; i-- > 0;) {
@@ -196,31 +196,33 @@ static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from,
     if (n_bias)
         memcpy(bias, from->bias.data, n_bias * sizeof(*bias));
     return (struct prop_sampling){
-        .law = {.temperature = within(from->temperature, 0, INFINITY, 0),
-                .top_k = from->top_k,
-                .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
-                .min_p = within(from->min_p, 0, 1, 0),
-                .repetition = from->repetition > 0 ? within(from->repetition, 0, FLT_MAX, 1) : 1,
-                .presence = within(from->presence, -FLT_MAX, FLT_MAX, 0),
-                .frequency = within(from->frequency, -FLT_MAX, FLT_MAX, 0),
-                .bias = bias,
-                .n_bias = n_bias,
-                .banned = from->banned,
-                .n_banned = at_most(from->n_banned, PROP_BANNED_MAX)},
+        .params = {.temperature = within(from->temperature, 0, INFINITY, 0),
+                   .top_k = from->top_k,
+                   .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
+                   .min_p = within(from->min_p, 0, 1, 0),
+                   .repetition = from->repetition > 0 ? within(from->repetition, 0, FLT_MAX, 1) : 1,
+                   .presence = within(from->presence, -FLT_MAX, FLT_MAX, 0),
+                   .frequency = within(from->frequency, -FLT_MAX, FLT_MAX, 0),
+                   .bias = bias,
+                   .n_bias = n_bias,
+                   .banned = from->banned,
+                   .n_banned = at_most(from->n_banned, PROP_BANNED_MAX)},
         .ignore_eos = from->ignore_eos,
         .banned_until = from->banned_until};
 }
 
-static_assert((int)PROP_COUPLED == TANDEM__V1__QMODE__Q_MODE_COUPLED &&
-                  (int)PROP_SPARSE == TANDEM__V1__QMODE__Q_MODE_SPARSE &&
-                  (int)PROP_DENSE == TANDEM__V1__QMODE__Q_MODE_DENSE,
+static_assert((int)DRAFT_POINT == TANDEM__V1__QMODE__Q_MODE_POINT &&
+                  (int)DRAFT_COUPLED == TANDEM__V1__QMODE__Q_MODE_COUPLED &&
+                  (int)DRAFT_SPARSE == TANDEM__V1__QMODE__Q_MODE_SPARSE &&
+                  (int)DRAFT_DENSE == TANDEM__V1__QMODE__Q_MODE_DENSE,
               "the modes have the message's numbers");
 
 /* A mode that is not offered is answered with point drafts. */
-static enum prop_q_mode mode_of(const struct batch *b, Tandem__V1__QMode asked)
+static enum draft_q_mode mode_of(const struct batch *b, Tandem__V1__QMode asked)
 {
     unsigned mode = (unsigned)asked;
-    return mode < PROP_Q_MODES && b->c.q_modes & 1u << mode ? (enum prop_q_mode)mode : PROP_POINT;
+    return mode < DRAFT_N_Q_MODES && b->c.q_modes & 1u << mode ? (enum draft_q_mode)mode
+                                                               : DRAFT_POINT;
 }
 
 static int take_sequence(struct batch *b, struct pending_round *round,
@@ -330,11 +332,11 @@ struct packed {
 };
 
 /* Returns the bytes of its q. */
-static size_t fill_q(const struct prop_draft *draft, struct packed *to)
+static size_t fill_q(const struct draft *draft, struct packed *to)
 {
-    const struct prop_q *q = draft->q;
+    const struct draft_q *q = draft->q;
     size_t n = (size_t)draft->n * q->width;
-    if (draft->q_mode == PROP_SPARSE) {
+    if (draft->q_mode == DRAFT_SPARSE) {
         to->draft.q_ids = rpc_data(q->ids, n * sizeof(*q->ids));
         to->draft.q_probs = rpc_data(q->probs, n * sizeof(*q->probs));
         return n * (sizeof(*q->ids) + sizeof(*q->probs));
@@ -345,7 +347,7 @@ static size_t fill_q(const struct prop_draft *draft, struct packed *to)
     to->q.dtype = TANDEM__V1__TENSOR__DTYPE__F32;
     to->q.n_shape = 2;
     to->q.shape = to->shape;
-    to->q.data = rpc_data(q->dense, n * sizeof(*q->dense));
+    to->q.data = rpc_data(q->weights, n * sizeof(*q->weights));
     to->draft.q = &to->q;
     return to->q.data.len;
 }
@@ -354,7 +356,7 @@ static size_t fill_q(const struct prop_draft *draft, struct packed *to)
 static size_t fill(struct answer *a, struct packed *packed)
 {
     Tandem__V1__SequenceDraft *to = &packed->draft;
-    struct prop_draft *draft = &a->draft;
+    struct draft *draft = &a->draft;
     tandem__v1__sequence_draft__init(to);
     to->seq = a->to->seq;
     to->base_len = a->to->base_len;

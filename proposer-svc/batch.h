@@ -22,7 +22,7 @@ struct batch_config {
     struct sessions *sessions;
     const struct prop_ops *ops;
     void *shared;     // what its open() returned
-    unsigned q_modes; // that it offers: bits 1 << enum prop_q_mode
+    unsigned q_modes; // that it offers: bits 1 << enum draft_q_mode
     struct metric *rounds, *drafts, *tokens, *needed, *seconds;
 };
 

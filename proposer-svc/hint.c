@@ -52,17 +52,17 @@ static void find(struct hint *h, const struct prop_context *c)
 
 /* After m tokens that agreed, the next does so with (m + 1) / (m + 2): Laplace's rule of
  * succession. */
-static void copy(const struct hint *h, uint32_t n, struct prop_draft *to)
+static void copy(const struct hint *h, uint32_t n, struct draft *to)
 {
     memcpy(to->tokens, h->tokens + h->at, n * sizeof(to->tokens[0]));
     for (uint32_t i = 0; i < n; i++)
         to->survival[i] = (float)(h->run + 1) / (float)(h->run + i + 2);
     to->n = n;
     to->tree = false;
-    to->q_mode = PROP_POINT;
+    to->q_mode = DRAFT_POINT;
 }
 
-bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct prop_draft *to)
+bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct draft *to)
 {
     if (!h->n || c->n < c->n_prompt)
         return false;

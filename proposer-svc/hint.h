@@ -22,4 +22,4 @@ struct hint {
 /* Only [0, keep) of the context stays. */
 void hint_cut(struct hint *h, uint32_t keep);
 /* Drafts what the hint goes on with. False: nothing. */
-bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct prop_draft *to);
+bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct draft *to);

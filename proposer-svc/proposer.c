@@ -40,7 +40,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     if (!req)
         return;
     tandem__v1__describe_request__free_unpacked(req, NULL);
-    Tandem__V1__QMode offered[PROP_Q_MODES];
+    Tandem__V1__QMode offered[DRAFT_N_Q_MODES];
     Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
     reply.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
     reply.kind = rpc_text(s->c.name);
@@ -49,7 +49,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     reply.model = rpc_text(s->about.model);
     reply.vocab_digest = s->about.vocab_digest;
     reply.q_modes = offered;
-    for (unsigned i = 0; i < PROP_Q_MODES; i++)
+    for (unsigned i = 0; i < DRAFT_N_Q_MODES; i++)
         if (s->about.q_modes & 1u << i)
             offered[reply.n_q_modes++] = (Tandem__V1__QMode)i;
     reply.version = rpc_text(TANDEM_VERSION);
@@ -199,7 +199,7 @@ int proposer_new(const struct proposer_config *c, struct proposer **ret)
     if (!s)
         return fail(-ENOMEM, "proposer: no memory");
     s->c = *c;
-    s->about.q_modes = 1u << PROP_POINT;
+    s->about.q_modes = 1u << DRAFT_POINT;
     if (c->ops->about)
         c->ops->about(c->shared, &s->about);
     atomic_init(&s->n_streams, 1);

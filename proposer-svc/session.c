@@ -147,7 +147,7 @@ static struct session *add(struct sessions *s, uint64_t stream, uint64_t seq)
     struct session **p = bucket_of(s, stream, seq);
     e->stream = stream;
     e->seq = seq;
-    e->sampling.law = (struct dist_params){.top_p = 1, .repetition = 1};
+    e->sampling.params = (struct dist_params){.top_p = 1, .repetition = 1};
     e->next = *p;
     *p = e;
     link_newest(s, e);
@@ -254,7 +254,7 @@ static void settle(struct sessions *s, struct session *e, const struct session_u
 /* Without memory for what is banned or biased nothing is. */
 static void take_sampling(struct session *e, const struct prop_sampling *from)
 {
-    const struct dist_params *p = &from->law;
+    const struct dist_params *p = &from->params;
     free(e->bias);
     e->bias = malloc(p->n_bias * sizeof(*p->bias) + p->n_banned * sizeof(*p->banned) + 1);
     uint32_t *banned = e->bias ? (uint32_t *)(e->bias + p->n_bias) : NULL;
@@ -263,10 +263,10 @@ static void take_sampling(struct session *e, const struct prop_sampling *from)
     if (e->bias && p->n_banned)
         memcpy(banned, p->banned, p->n_banned * sizeof(*p->banned));
     e->sampling = *from;
-    e->sampling.law.bias = e->bias;
-    e->sampling.law.banned = banned;
+    e->sampling.params.bias = e->bias;
+    e->sampling.params.banned = banned;
     if (!e->bias)
-        e->sampling.law.n_bias = e->sampling.law.n_banned = 0;
+        e->sampling.params.n_bias = e->sampling.params.n_banned = 0;
 }
 
 /* Brings the context up to date. False: it is not the verifier's context, or memory is out. */
@@ -313,10 +313,24 @@ static int check_update(const struct session_update *u)
     if (u->tenant_len > PROP_TENANT_MAX)
         return fail(-EINVAL, "sequence %llu: the tenant has %zu bytes, at most %d are allowed",
                     (unsigned long long)u->seq, u->tenant_len, PROP_TENANT_MAX);
-    if (u->n_verifying >= PROP_K_MAX)
+    if (u->n_verifying >= DRAFT_MAX_NODES)
         return fail(-EINVAL, "sequence %llu: %zu tokens are being verified, at most %d are allowed",
-                    (unsigned long long)u->seq, u->n_verifying, PROP_K_MAX - 1);
+                    (unsigned long long)u->seq, u->n_verifying, DRAFT_MAX_NODES - 1);
     return 0;
+}
+
+/* An ask for at most k tokens on a path. A draft ahead may have more tokens, in branches. */
+static struct prop_ask ask_of(struct session *e, const struct session_update *u, uint32_t k)
+{
+    uint32_t max = DRAFT_MAX_NODES - e->n_verifying, max_depth = k < max ? k : max;
+    return (struct prop_ask){.seq = e->state,
+                             .context = context_of(e),
+                             .max_depth = max_depth,
+                             .max_nodes = e->n_verifying ? max : max_depth,
+                             .q_mode = u->q_mode,
+                             .sampling = e->sampling,
+                             .p_min = u->p_min,
+                             .draw_key = u->draw_key};
 }
 
 int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
@@ -346,14 +360,7 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     } else if (k) {
         *ret_answer = SESSION_DRAFT;
         *ret_session = e;
-        *ret_ask = (struct prop_ask){
-            .seq = e->state,
-            .context = context_of(e),
-            .k = k < PROP_K_MAX - e->n_verifying ? k : PROP_K_MAX - e->n_verifying,
-            .q_mode = u->q_mode,
-            .sampling = e->sampling,
-            .p_min = u->p_min,
-            .draw_key = u->draw_key};
+        *ret_ask = ask_of(e, u, k);
         return 0;
     }
     if (e)
@@ -363,7 +370,7 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
 
 bool sessions_hint(struct session *e, struct prop_ask *ask)
 {
-    return hint_draft(&e->hint, &ask->context, ask->k, ask->to);
+    return hint_draft(&e->hint, &ask->context, ask->max_depth, ask->to);
 }
 
 void sessions_end(struct sessions *s, struct session *e)

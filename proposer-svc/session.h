@@ -20,7 +20,7 @@ struct sessions_config {
     uint32_t max_sessions;
     uint64_t max_tokens;  // of all contexts together, as allocated
     uint32_t max_context; // tokens of one; longer ones get empty drafts
-    uint32_t k_max;       // <= PROP_K_MAX
+    uint32_t k_max;       // <= DRAFT_MAX_NODES
     int64_t idle_us;      // a session unused for so long is dropped
 };
 
@@ -36,7 +36,7 @@ struct session_update { // a RoundSequence
     const uint32_t *verifying; // draft tokens behind base_len that are being verified
     size_t n_verifying;
     uint32_t prompt_len;
-    enum prop_q_mode q_mode;
+    enum draft_q_mode q_mode;
     uint64_t draw_key;
     const struct prop_sampling *sampling; // NULL: as before
     float p_min;

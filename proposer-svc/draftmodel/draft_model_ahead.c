@@ -44,9 +44,10 @@ static bool is_ready_ahead(struct draft_model *d, struct prop_ask *ask)
     uint32_t n = ask->context.n, base = n - ask->context.n_verifying;
     ask->to->n = 0;
     ask->to->tree = true;
-    ask->to->q_mode = ask->q_mode == PROP_COUPLED ? PROP_COUPLED : PROP_POINT;
-    if (base == 0 || n + ask->k >= d->run.context || ask->context.n_verifying >= GROUP_MAX ||
-        s->is_foreign || !may_go_on(d, ask) || !draft_model_rows_touch(d, s))
+    ask->to->q_mode = ask->q_mode == DRAFT_COUPLED ? DRAFT_COUPLED : DRAFT_POINT;
+    if (base == 0 || n + ask->max_depth >= d->run.context ||
+        ask->context.n_verifying >= GROUP_MAX || s->is_foreign || !may_go_on(d, ask) ||
+        !draft_model_rows_touch(d, s))
         return false;
     if (!s->branches && !(s->branches = calloc(1, sizeof(*s->branches))))
         return false;
@@ -90,7 +91,7 @@ static uint32_t find_chances(struct draft_model *d, const struct prop_ask *ask, 
         dist_logprobs(d->run.dist, logits, i < m && !unused ? verifying[i] : 0, BRANCHES_TOP,
                       &logprob, top);
         uint32_t drafted = i < m ? verifying[i] : top[0].token;
-        if (i == m && ask->q_mode == PROP_COUPLED) {
+        if (i == m && ask->q_mode == DRAFT_COUPLED) {
             draft_model_draw_dist(d, ask, logits);
             drafted = dist_draw(d->run.dist, ask->draw_key, ask->context.n);
         }
@@ -109,13 +110,13 @@ static uint32_t find_chances(struct draft_model *d, const struct prop_ask *ask, 
 static void add_node(const struct draft_model *d, struct prop_ask *ask, struct branch *b,
                      uint32_t token, int32_t parent, float survival)
 {
-    struct prop_draft *to = ask->to;
+    struct draft *to = ask->to;
     b->node = to->n++;
     b->n++;
     to->tokens[b->node] = token;
     to->parents[b->node] = parent;
     to->survival[b->node] = survival;
-    b->going = b->n < ask->k && !draft_model_draw_ends(d, ask, token);
+    b->going = b->n < ask->max_depth && !draft_model_draw_ends(d, ask, token);
 }
 
 /* Puts the rows of the tokens that are being verified behind the n_rows of the pass. Their number,
@@ -142,7 +143,7 @@ static void add_first_nodes(struct draft_model *d, struct prop_ask *ask, uint32_
 {
     struct draft_model_seq *s = ask->seq;
     struct chance best[BRANCHES_MAX];
-    uint32_t fit = (PROP_K_MAX - ask->context.n_verifying) / ask->k;
+    uint32_t fit = ask->max_nodes / ask->max_depth;
     uint32_t n_best = find_chances(d, ask, first, fit < 1 ? 1 : fit < most ? fit : most, best);
     for (uint32_t i = 0; i < n_best; i++) {
         struct branch *b = &s->branches->v[i];
@@ -200,17 +201,16 @@ static bool begin_ahead(struct draft_model *d, struct prop_ask *const *asks, uin
 /* The next token of a branch, behind its row of the pass. */
 static void go_on(struct draft_model *d, struct prop_ask *ask, struct branch *b)
 {
-    struct prop_draft *to = ask->to;
+    struct draft *to = ask->to;
     const float *logits = draft_model_draw_logits(d, ask, b->row, (int32_t)b->node);
     struct dist_top top;
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &top);
     float here = expf(top.logprob);
-    b->going =
-        draft_model_draw_trusts(d, ask, here) && to->n < PROP_K_MAX - ask->context.n_verifying;
+    b->going = draft_model_draw_trusts(d, ask, here) && to->n < ask->max_nodes;
     if (!b->going)
         return;
-    if (ask->q_mode == PROP_COUPLED) {
+    if (ask->q_mode == DRAFT_COUPLED) {
         draft_model_draw_dist(d, ask, logits);
         top.token = dist_draw(d->run.dist, ask->draw_key, b->kv.len);
     }

@@ -19,44 +19,44 @@ static uint64_t bits(struct draft_model *d)
 
 /* The `width` likeliest tokens of the law, the likeliest first, ties to the lowest id; what it
  * lacks is filled up with tokens that cannot come. */
-static void find_likeliest(const struct dist_weights *law, uint32_t width, uint32_t *ids)
+static void find_likeliest(const struct dist_weights *from, uint32_t width, uint32_t *ids)
 {
     uint32_t n = 0;
-    for (uint32_t k = 0; k < law->n_kept; k++) {
-        uint32_t id = law->kept[k], at;
-        double w = law->weights[id];
-        if (n == width && !(w > law->weights[ids[n - 1]]))
+    for (uint32_t k = 0; k < from->n_kept; k++) {
+        uint32_t id = from->kept[k], at;
+        double w = from->weights[id];
+        if (n == width && !(w > from->weights[ids[n - 1]]))
             continue;
         n += n < width;
         at = n - 1;
-        for (; at && (w > law->weights[ids[at - 1]] ||
-                      (w == law->weights[ids[at - 1]] && id < ids[at - 1]));
+        for (; at && (w > from->weights[ids[at - 1]] ||
+                      (w == from->weights[ids[at - 1]] && id < ids[at - 1]));
              at--)
             ids[at] = ids[at - 1];
         ids[at] = id;
     }
-    for (uint32_t id = 0, n_law = n; n < width; id++) {
+    for (uint32_t id = 0, n_from = n; n < width; id++) {
         uint32_t i = 0;
-        while (i < n_law && ids[i] != id)
+        while (i < n_from && ids[i] != id)
             i++;
-        if (i == n_law)
+        if (i == n_from)
             ids[n++] = id;
     }
 }
 
 /* A token drawn from integers that sum to 65536, each at least 1, which go to the row of q. */
-static uint32_t draw_sparse(struct draft_model *d, const struct dist_weights *law,
-                            const struct prop_q *q, uint32_t row)
+static uint32_t draw_sparse(struct draft_model *d, const struct dist_weights *from,
+                            const struct draft_q *q, uint32_t row)
 {
     uint32_t *ids = q->ids + (size_t)row * q->width;
     uint16_t *probs = q->probs + (size_t)row * q->width;
     uint32_t left = 65536 - q->width, pick = bits(d) >> 48;
     double sum = 0;
-    find_likeliest(law, q->width, ids);
+    find_likeliest(from, q->width, ids);
     for (uint32_t i = 0; i < q->width; i++)
-        sum += law->weights[ids[i]];
+        sum += from->weights[ids[i]];
     for (uint32_t i = q->width - 1; i > 0; i--) {
-        probs[i] = (uint16_t)(law->weights[ids[i]] / sum * (65536 - q->width));
+        probs[i] = (uint16_t)(from->weights[ids[i]] / sum * (65536 - q->width));
         left -= probs[i];
     }
     probs[0] = (uint16_t)left;
@@ -69,14 +69,14 @@ static uint32_t draw_sparse(struct draft_model *d, const struct dist_weights *la
 }
 
 /* A token drawn from the floats that go to the row of q. */
-static uint32_t draw_dense(struct draft_model *d, const struct dist_weights *law,
-                           const struct prop_q *q, uint32_t row)
+static uint32_t draw_dense(struct draft_model *d, const struct dist_weights *from,
+                           const struct draft_q *q, uint32_t row)
 {
-    float *probs = q->dense + (size_t)row * q->width;
+    float *probs = q->weights + (size_t)row * q->width;
     double sum = 0;
     uint32_t token = 0;
     for (uint32_t i = 0; i < q->width; i++) {
-        probs[i] = (float)(law->weights[i] / law->sum);
+        probs[i] = (float)(from->weights[i] / from->sum);
         sum += (double)probs[i];
     }
     double pick = rng_uniform(bits(d)) * sum;
@@ -108,7 +108,7 @@ static uint32_t n_committed(const struct prop_ask *ask)
  * context is counted anew seldom. */
 static bool reserve_counts(const struct draft_model *d, struct draft_model_seq *s, uint32_t n)
 {
-    uint32_t n_vocab = d->run.model->params.n_vocab, need = n + PROP_K_MAX;
+    uint32_t n_vocab = d->run.model->params.n_vocab, need = n + DRAFT_MAX_NODES;
     if (s->counts && (s->counts_room >= need || s->counts_room >= n_vocab))
         return true;
     draft_model_draw_cut(s, 0);
@@ -135,18 +135,18 @@ static bool count_context(const struct draft_model *d, const struct prop_ask *as
 }
 
 /* The tokens that are not committed up to the one that a row is behind, that one first. Returns how
- * many: what is being verified and the draft are PROP_K_MAX together. */
+ * many: what is being verified and the draft are DRAFT_MAX_NODES together. */
 static uint32_t find_path(const struct prop_ask *ask, int32_t behind, uint32_t *path)
 {
-    const struct prop_draft *to = ask->to;
+    const struct draft *to = ask->to;
     uint32_t n = 0;
     for (; behind >= 0; behind = to->tree ? to->parents[behind] : behind - 1) {
-        assert(n < PROP_K_MAX);
+        assert(n < DRAFT_MAX_NODES);
         path[n++] = to->tokens[behind];
     }
     uint32_t end = (uint32_t)((int32_t)ask->context.n + behind + 1);
     while (end > n_committed(ask)) {
-        assert(n < PROP_K_MAX);
+        assert(n < DRAFT_MAX_NODES);
         path[n++] = ask->context.tokens[--end];
     }
     return n;
@@ -169,10 +169,10 @@ const float *draft_model_draw_logits(struct draft_model *d, const struct prop_as
                                      uint32_t row, int32_t behind)
 {
     const float *logits = forward_logits(d->run.forward, row);
-    struct dist_params p = ask->sampling.law;
+    struct dist_params p = ask->sampling.params;
     if (!p.n_banned && !p.n_bias && !dist_penalises(&p))
         return logits;
-    uint32_t path[PROP_K_MAX], n = find_path(ask, behind, path);
+    uint32_t path[DRAFT_MAX_NODES], n = find_path(ask, behind, path);
     if (n_committed(ask) + n >= ask->sampling.banned_until)
         p.n_banned = 0;
     adjust(d, ask, logits, &p, path, n);
@@ -181,7 +181,7 @@ const float *draft_model_draw_logits(struct draft_model *d, const struct prop_as
 
 void draft_model_draw_dist(struct draft_model *d, const struct prop_ask *ask, const float *logits)
 {
-    struct dist_params p = ask->sampling.law;
+    struct dist_params p = ask->sampling.params;
     p.n_bias = p.n_banned = 0;
     dist_set(d->run.dist, logits, &p, NULL);
 }
@@ -193,11 +193,11 @@ static uint32_t draw_token(struct draft_model *d, const struct prop_ask *ask, co
 {
     uint32_t n = ask->to->n;
     draft_model_draw_dist(d, ask, logits);
-    if (ask->q_mode == PROP_COUPLED)
+    if (ask->q_mode == DRAFT_COUPLED)
         return dist_draw(d->run.dist, ask->draw_key, ask->context.n + n);
-    struct dist_weights law = dist_weights(d->run.dist);
-    return ask->q_mode == PROP_SPARSE ? draw_sparse(d, &law, ask->to->q, n)
-                                      : draw_dense(d, &law, ask->to->q, n);
+    struct dist_weights from = dist_weights(d->run.dist);
+    return ask->q_mode == DRAFT_SPARSE ? draw_sparse(d, &from, ask->to->q, n)
+                                       : draw_dense(d, &from, ask->to->q, n);
 }
 
 bool draft_model_draw_ends(const struct draft_model *d, const struct prop_ask *ask, uint32_t token)
@@ -216,35 +216,40 @@ bool draft_model_draw_trusts(const struct draft_model *d, const struct prop_ask 
 
 bool draft_model_draw_next(struct draft_model *d, struct prop_ask *ask, const float *logits)
 {
-    struct prop_draft *to = ask->to;
+    struct draft *to = ask->to;
     struct dist_top best;
     float logprob;
     dist_logprobs(d->run.dist, logits, 0, 1, &logprob, &best);
     float confidence = expf(best.logprob);
     if (!draft_model_draw_trusts(d, ask, confidence))
         return false;
-    uint32_t token = ask->q_mode == PROP_POINT ? best.token : draw_token(d, ask, logits);
+    uint32_t token = ask->q_mode == DRAFT_POINT ? best.token : draw_token(d, ask, logits);
     to->tokens[to->n] = token;
     to->survival[to->n] = confidence * (to->n ? to->survival[to->n - 1] : 1);
     to->n++;
-    return to->n < ask->k && !draft_model_draw_ends(d, ask, token);
+    return to->n < ask->max_depth && !draft_model_draw_ends(d, ask, token);
 }
 
 bool draft_model_draw_space(const struct draft_model *d, struct prop_ask *ask)
 {
-    bool sparse = ask->q_mode == PROP_SPARSE;
+    bool sparse = ask->q_mode == DRAFT_SPARSE;
     uint32_t width = d->run.opt.n_vocab;
     if (sparse && width > d->sparse_k)
         width = d->sparse_k;
-    if (!sparse && ask->k > DENSE_MAX / width)
-        ask->k = DENSE_MAX / width ? DENSE_MAX / width : 1;
-    size_t n = (size_t)ask->k * width;
-    struct prop_q *q = malloc(sizeof(*q) + n * (sizeof(*q->ids) + sizeof(*q->probs)));
+    if (!sparse && ask->max_depth > DENSE_MAX / width)
+        ask->max_depth = DENSE_MAX / width ? DENSE_MAX / width : 1;
+    size_t n = (size_t)ask->max_depth * width;
+    size_t entry = sparse ? sizeof(uint32_t) + sizeof(uint16_t) : sizeof(float);
+    struct draft_q *q = malloc(sizeof(*q) + n * entry);
     if (!q)
         return false;
-    *q = (struct prop_q){.width = width, .ids = (uint32_t *)(q + 1)};
-    q->probs = (uint16_t *)(q->ids + n);
-    q->dense = (float *)(void *)q->ids;
+    *q = (struct draft_q){.width = width};
+    if (sparse) {
+        q->ids = (uint32_t *)(q + 1);
+        q->probs = (uint16_t *)(q->ids + n);
+    } else {
+        q->weights = (float *)(q + 1);
+    }
     ask->to->q = q;
     return true;
 }

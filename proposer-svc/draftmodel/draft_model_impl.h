@@ -23,13 +23,13 @@ struct draft_model_seq {
     bool starved;     // there was no room for its rows
     bool is_foreign;  // from foreign_at on there are tokens that the model has not
     uint32_t foreign_at;
-    struct dist_counts *counts; // for penalties; NULL: there were none yet
-    uint32_t n_counted;         // of the committed context
-    uint32_t counted_prompt;    // whose first so many are the prompt
-    uint32_t counts_room;       // different tokens
-    uint32_t ahead_at;          // position of the last draft's first token
-    uint32_t ahead[PROP_K_MAX]; // its tokens
-    struct branches *branches;  // of drafting ahead; NULL: it never did
+    struct dist_counts *counts;      // for penalties; NULL: there were none yet
+    uint32_t n_counted;              // of the committed context
+    uint32_t counted_prompt;         // whose first so many are the prompt
+    uint32_t counts_room;            // different tokens
+    uint32_t ahead_at;               // position of the last draft's first token
+    uint32_t ahead[DRAFT_MAX_NODES]; // its tokens
+    struct branches *branches;       // of drafting ahead; NULL: it never did
 };
 
 /* One way on from tokens that are being verified. */

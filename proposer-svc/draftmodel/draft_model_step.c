@@ -23,8 +23,8 @@ static bool is_ready(struct draft_model *d, struct prop_ask *ask)
         ask->done = true;
         return false;
     }
-    if (ask->k > d->run.context - n)
-        ask->k = d->run.context - n;
+    if (ask->max_depth > d->run.context - n)
+        ask->max_depth = d->run.context - n;
     draft_model_rows_keep(d, s, n - 1); // the last token's row gives the first draw
     draft_model_rows_share(d, s);
     s->ahead_at = n;
@@ -34,7 +34,7 @@ static bool is_ready(struct draft_model *d, struct prop_ask *ask)
         ask->done = draft_model_feed_us(d, s) > (ask->until_us - clock_us()) / 2;
         return false;
     }
-    if ((ask->q_mode == PROP_SPARSE || ask->q_mode == PROP_DENSE) &&
+    if ((ask->q_mode == DRAFT_SPARSE || ask->q_mode == DRAFT_DENSE) &&
         !draft_model_draw_space(d, ask)) {
         ask->done = true;
         return false;

@@ -237,8 +237,8 @@ static void draft_about(void *shared, struct prop_about *to)
     *to = (struct prop_about){.model = d->name,
                               .vocab_digest = d->vocab_digest,
                               .max_context = d->run.context,
-                              .q_modes = 1u << PROP_POINT | 1u << PROP_COUPLED | 1u << PROP_SPARSE |
-                                         1u << PROP_DENSE};
+                              .q_modes = 1u << DRAFT_POINT | 1u << DRAFT_COUPLED |
+                                         1u << DRAFT_SPARSE | 1u << DRAFT_DENSE};
 }
 static void draft_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {

@@ -66,10 +66,10 @@ struct cascade {
 struct part {
     void *state; // NULL: not allocated yet
     struct prop_ask ask;
-    struct prop_draft draft, ahead; // ask.to is one of them
-    bool open;                      // ask is not done yet
-    bool has_draft;                 // *ask.to has tokens after the present context
-    bool uncounted;                 // draft is not in the statistics yet
+    struct draft draft, ahead; // ask.to is one of them
+    bool open;                 // ask is not done yet
+    bool has_draft;            // *ask.to has tokens after the present context
+    bool uncounted;            // draft is not in the statistics yet
 };
 
 struct cascade_seq {
@@ -105,7 +105,7 @@ static int add_member(struct cascade *cas, const char *name)
     if (r < 0)
         return r;
     cas->n_members++;
-    m->about.q_modes = 1u << PROP_POINT;
+    m->about.q_modes = 1u << DRAFT_POINT;
     if (m->ops->about)
         m->ops->about(m->shared, &m->about);
     m->drafts = PRIOR;
@@ -174,7 +174,7 @@ static void count_accepted(struct cascade *cas, struct cascade_seq *s, const str
     uint32_t committed = c->n - c->n_verifying;
     for (unsigned i = 0; i < cas->n_members; i++) {
         struct member *m = &cas->members[i];
-        const struct prop_draft *d = &s->parts[i].draft;
+        const struct draft *d = &s->parts[i].draft;
         if (!s->parts[i].uncounted || committed <= s->drafted_at)
             continue;
         uint32_t n = committed - s->drafted_at, accepted = 0;
@@ -229,7 +229,7 @@ static int cascade_grow(void *shared, void *seq, const struct prop_context *c)
 /* ---- drafts ---- */
 
 /* Tokens of the draft that are expected to be accepted. */
-static double draft_score(const struct member *m, const struct prop_draft *d)
+static double draft_score(const struct member *m, const struct draft *d)
 {
     double score = 0;
     for (uint32_t i = 0; i < d->n; i++)
@@ -237,9 +237,9 @@ static double draft_score(const struct member *m, const struct prop_draft *d)
     return score * (m->accepted + PRIOR_ACCEPTED) / (m->predicted + PRIOR_ACCEPTED);
 }
 
-static bool is_drawn(const struct prop_draft *d)
+static bool is_drawn(const struct draft *d)
 {
-    return d->q_mode == PROP_SPARSE || d->q_mode == PROP_DENSE;
+    return d->q_mode == DRAFT_SPARSE || d->q_mode == DRAFT_DENSE;
 }
 
 /* The member's part whose draft is to be sent; NULL: there is no draft. A drawn draft wins. */
@@ -286,7 +286,7 @@ static void finish_ask(struct prop_ask *ask, struct part *p)
     ask->done = true;
     ask->to->n = 0;
     ask->to->tree = false;
-    ask->to->q_mode = PROP_POINT;
+    ask->to->q_mode = DRAFT_POINT;
     if (p)
         *ask->to = *p->ask.to; // the caller of draft() owns q now
 }
@@ -307,7 +307,7 @@ static void take_answer(struct cascade *cas, struct prop_ask *ask)
         finish_ask(ask, best);
     else if (!p->ask.done)
         return; // the same member is asked again
-    else if (must_ask_next(cas, s->stage, ask->k, best, best_score))
+    else if (must_ask_next(cas, s->stage, ask->max_depth, best, best_score))
         s->stage++;
     else
         finish_ask(ask, best);
@@ -329,7 +329,7 @@ static struct prop_ask *member_ask(struct cascade *cas, struct prop_ask *ask)
     p->ask.to->n = 0;
     p->ask.to->q = NULL;
     if (!(m->about.q_modes & 1u << ask->q_mode))
-        p->ask.q_mode = PROP_POINT;
+        p->ask.q_mode = DRAFT_POINT;
     if (ask->context.n_verifying)
         return &p->ask;
     p->uncounted = false;

@@ -229,7 +229,7 @@ static int ngram_grow(void *shared, void *seq, const struct prop_context *c)
 
 /* Copies k tokens from position `from` on, past the context's end out of the copy itself. */
 static void copy(const struct prop_context *c, uint32_t from, uint32_t k, uint32_t n_matched,
-                 struct prop_draft *to)
+                 struct draft *to)
 {
     const float *kept = kept_ratio[n_matched < 4 ? n_matched : 4];
     float survival = 1;
@@ -247,11 +247,11 @@ static void draft_one(const struct shared *sh, const struct prop_ask *ask)
     const struct prop_context *c = &ask->context;
     ask->to->n = 0;
     ask->to->tree = false;
-    ask->to->q_mode = PROP_POINT;
+    ask->to->q_mode = DRAFT_POINT;
     for (uint32_t n = longest_at(sh, s, c->n); n >= sh->len_min && s->n_known; n--) {
         uint32_t from = *slot_of(sh, s, c->tokens, c->n, n);
-        if (from && (!sh->earliest_full || from + ask->k <= c->n)) {
-            copy(c, from, ask->k, n, ask->to);
+        if (from && (!sh->earliest_full || from + ask->max_depth <= c->n)) {
+            copy(c, from, ask->max_depth, n, ask->to);
             return;
         }
     }

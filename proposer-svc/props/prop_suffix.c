@@ -45,7 +45,7 @@ static const struct conf_option options[] = {
      .value = &prop_suffix_settings.factor,
      .fallback = "1",
      .min = 0,
-     .max = PROP_K_MAX,
+     .max = DRAFT_MAX_NODES,
      .alias = "suffix_decoding_max_spec_factor",
      .help = "draft tokens for each matched token"},
     {.name = "suffix.offset",
@@ -53,7 +53,7 @@ static const struct conf_option options[] = {
      .value = &prop_suffix_settings.offset,
      .fallback = "0",
      .min = 0,
-     .max = PROP_K_MAX,
+     .max = DRAFT_MAX_NODES,
      .alias = "suffix_decoding_max_spec_offset",
      .help = "draft tokens beyond suffix.factor times the match length"},
     {.name = "suffix.min_prob",
@@ -183,8 +183,8 @@ struct text {
 struct guess {
     float score;
     uint32_t n;
-    uint32_t tokens[PROP_K_MAX];
-    float survival[PROP_K_MAX];
+    uint32_t tokens[DRAFT_MAX_NODES];
+    float survival[DRAFT_MAX_NODES];
 };
 
 static uint32_t token_at(const struct text *t, uint32_t pos)
@@ -338,15 +338,15 @@ static void draft_one(const struct shared *sh, const struct prop_ask *ask)
 {
     const struct suffix_seq *s = ask->seq;
     const struct prop_context *c = &ask->context;
-    struct prop_draft *to = ask->to;
+    struct draft *to = ask->to;
     struct guess best = {0};
     struct text text = {.grams = &s->grams, .end = c->n, .is_context = true};
     if (s->n_known)
-        find_best(sh, &text, c, ask->k, &best);
+        find_best(sh, &text, c, ask->max_depth, &best);
     if (sh->pool)
-        look_into_pool(sh, c, ask->k, &best);
+        look_into_pool(sh, c, ask->max_depth, &best);
     to->tree = false;
-    to->q_mode = PROP_POINT;
+    to->q_mode = DRAFT_POINT;
     to->n = best.n;
     memcpy(to->tokens, best.tokens, best.n * sizeof(best.tokens[0]));
     memcpy(to->survival, best.survival, best.n * sizeof(best.survival[0]));

@@ -83,7 +83,7 @@ static void time_rounds(const struct prop_ops *ops, void *shared, uint32_t n)
         abort();
     random_text(tokens, n + N_ROUNDS, 0);
     struct prop_context c = {.tokens = tokens, .n = n};
-    struct prop_draft draft;
+    struct draft draft;
     double t0 = now_us();
     ops->grow(shared, seq, &c);
     double built_us = now_us() - t0;
@@ -92,7 +92,8 @@ static void time_rounds(const struct prop_ops *ops, void *shared, uint32_t n)
         double a = now_us();
         ops->grow(shared, seq, &c);
         double b = now_us();
-        struct prop_ask ask = {.seq = seq, .context = c, .k = K, .to = &draft};
+        struct prop_ask ask = {
+            .seq = seq, .context = c, .max_depth = K, .max_nodes = K, .to = &draft};
         ops->draft(shared, (struct prop_ask *[]){&ask}, 1);
         draft_us[i] = now_us() - b;
         grow_us[i] = b - a;
@@ -157,11 +158,12 @@ static void generate(const struct prop_ops *ops, void *shared, const struct text
 {
     AUTO(mem_free) void *seq = calloc(1, ops->seq_size);
     struct prop_context c = {.tokens = s->tokens, .n = s->n_prompt, .n_prompt = s->n_prompt};
-    struct prop_draft draft;
+    struct draft draft;
     while (seq && c.n < s->n) {
         if (ops->grow(shared, seq, &c) < 0)
             abort();
-        struct prop_ask ask = {.seq = seq, .context = c, .k = k, .to = &draft};
+        struct prop_ask ask = {
+            .seq = seq, .context = c, .max_depth = k, .max_nodes = k, .to = &draft};
         ops->draft(shared, (struct prop_ask *[]){&ask}, 1);
         uint32_t left = s->n - c.n, kept = 0;
         while (kept < draft.n && kept < left && draft.tokens[kept] == s->tokens[c.n + kept])

@@ -99,15 +99,16 @@ void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **as
     }
 }
 
-struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
+struct draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
 {
-    struct prop_draft d;
+    struct draft d;
     memset(&d, 0xa5, sizeof(d));
     d.q = NULL;
     struct prop_ask ask = {.seq = s->state,
                            .context = context_of(s),
-                           .k = k,
-                           .sampling.law = {.top_p = 1, .repetition = 1},
+                           .max_depth = k,
+                           .max_nodes = k,
+                           .sampling.params = {.top_p = 1, .repetition = 1},
                            .until_us = INT64_MAX,
                            .to = &d};
     prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
@@ -120,7 +121,7 @@ struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
     return d;
 }
 
-void prop_same_draft(const struct prop_draft *a, const struct prop_draft *b)
+void prop_same_draft(const struct draft *a, const struct draft *b)
 {
     assert_int_equal(a->n, b->n);
     assert_int_equal(a->tree, b->tree);
@@ -141,7 +142,7 @@ static void same_as_fresh(const struct prop_seq *s, uint32_t k)
     struct prop_seq fresh = prop_seq_new(s->ops, s->shared);
     fresh.n_prompt = s->n_prompt;
     prop_seq_update(&fresh, 0, s->tokens, s->n);
-    struct prop_draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
+    struct draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
     prop_same_draft(&a, &b);
     prop_seq_forget(&fresh);
 }
@@ -149,9 +150,9 @@ static void same_as_fresh(const struct prop_seq *s, uint32_t k)
 static void empty_context(const struct prop_ops *ops, void *shared)
 {
     struct prop_seq s = prop_seq_new(ops, shared);
-    prop_seq_draft(&s, PROP_K_MAX);
+    prop_seq_draft(&s, DRAFT_MAX_NODES);
     prop_seq_update(&s, 0, NULL, 0);
-    prop_seq_draft(&s, PROP_K_MAX);
+    prop_seq_draft(&s, DRAFT_MAX_NODES);
     prop_seq_done(&s);
 }
 
@@ -197,7 +198,7 @@ static void every_k(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
     uint32_t tokens[256];
     random_tokens(tokens, 256, n_vocab, 3);
     prop_seq_update(&s, 0, tokens, 256);
-    for (uint32_t k = 1; k <= PROP_K_MAX; k++)
+    for (uint32_t k = 1; k <= DRAFT_MAX_NODES; k++)
         same_as_fresh(&s, k);
     prop_seq_done(&s);
 }

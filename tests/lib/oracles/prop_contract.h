@@ -20,8 +20,8 @@ void prop_seq_update(struct prop_seq *s, uint32_t keep, const uint32_t *tokens, 
 void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **asks, uint32_t n);
 /* Drafts and checks what holds for every draft: at most k, survival in 0 .. 1 and not rising,
  * parents before children. */
-struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k);
-void prop_same_draft(const struct prop_draft *a, const struct prop_draft *b);
+struct draft prop_seq_draft(const struct prop_seq *s, uint32_t k);
+void prop_same_draft(const struct draft *a, const struct draft *b);
 
 /* These are the draft's tokens. */
 #define EXPECT(d, ...)                                                                             \

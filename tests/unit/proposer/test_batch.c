@@ -42,12 +42,12 @@ static int stub_grow(void *shared, void *seq, const struct prop_context *c)
     return 0;
 }
 
-static void add_q(struct prop_draft *to)
+static void add_q(struct draft *to)
 {
-    struct prop_q *q = malloc(sizeof(*q) + 2 * PROP_K_MAX * 6);
+    struct draft_q *q = malloc(sizeof(*q) + 2 * DRAFT_MAX_NODES * 6);
     assert_non_null(q);
-    *q = (struct prop_q){.width = 2, .ids = (uint32_t *)(q + 1)};
-    q->probs = (uint16_t *)(q->ids + (size_t)2 * PROP_K_MAX);
+    *q = (struct draft_q){.width = 2, .ids = (uint32_t *)(q + 1)};
+    q->probs = (uint16_t *)(q->ids + (size_t)2 * DRAFT_MAX_NODES);
     for (uint32_t i = 0; i < 2 * to->n; i++) {
         q->ids[i] = i % 2 ? 7 : to->tokens[i / 2];
         q->probs[i] = i % 2 ? 0 : 65534;
@@ -65,15 +65,15 @@ static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
         p_min_asked = a->p_min;
         if (a->context.tokens[a->context.n - 1] == 13)
             continue;
-        a->to->n = a->k;
+        a->to->n = a->max_depth;
         a->to->tree = parents_told != NULL;
         a->to->q_mode = a->q_mode;
-        for (uint32_t j = 0; j < a->k; j++) {
+        for (uint32_t j = 0; j < a->max_depth; j++) {
             a->to->tokens[j] = a->context.n;
-            a->to->survival[j] = a->sampling.law.temperature;
+            a->to->survival[j] = a->sampling.params.temperature;
             a->to->parents[j] = parents_told ? parents_told[j] : 0;
         }
-        if (a->q_mode == PROP_SPARSE)
+        if (a->q_mode == DRAFT_SPARSE)
             add_q(a->to);
         a->done = true;
     }
@@ -103,7 +103,7 @@ static int start(void **state)
     struct metric *m = metrics_counter("test_batch", "", NULL);
     const struct batch_config bc = {.sessions = sessions,
                                     .ops = &stub,
-                                    .q_modes = 1u << PROP_POINT | 1u << PROP_SPARSE,
+                                    .q_modes = 1u << DRAFT_POINT | 1u << DRAFT_SPARSE,
                                     .rounds = m,
                                     .drafts = m,
                                     .tokens = m,

@@ -22,9 +22,9 @@ static struct talk *talk_of(void)
     return &t;
 }
 
-static struct prop_draft draft(struct talk *t, uint32_t k)
+static struct draft draft(struct talk *t, uint32_t k)
 {
-    struct prop_draft d = {0};
+    struct draft d = {0};
     struct prop_context c = {.tokens = t->context, .n = t->n, .n_prompt = N_PROMPT};
     if (!hint_draft(&t->hint, &c, k, &d))
         assert_int_equal(d.n, 0);
@@ -42,7 +42,7 @@ static void say(struct talk *t, const uint32_t *tokens, uint32_t n)
 /* The next three tokens are drafted from `first` on. */
 #define EXPECT(t, first)                                                                           \
     do {                                                                                           \
-        struct prop_draft d_ = draft(t, 3);                                                        \
+        struct draft d_ = draft(t, 3);                                                             \
         assert_int_equal(d_.n, 3);                                                                 \
         assert_memory_equal(d_.tokens, ((uint32_t[]){first, first + 1, first + 2}), 12);           \
     } while (0)
@@ -68,7 +68,7 @@ static void it_is_sure_where_much_has_agreed(void **state)
 {
     (void)state;
     struct talk *t = talk_of();
-    struct prop_draft d = draft(t, 4);
+    struct draft d = draft(t, 4);
     assert_true(d.survival[0] == 0.5f);
     SAY(t, 1, 2, 3, 4, 5, 6, 7, 8);
     d = draft(t, 4);
@@ -126,7 +126,7 @@ static void the_longest_match_is_where_it_goes_on(void **state)
     SAY(t, 77, 1, 2);
     EXPECT(t, 3);
     SAY(t, 9, 10, 1, 2);
-    struct prop_draft d = draft(t, 2);
+    struct draft d = draft(t, 2);
     assert_memory_equal(d.tokens, ((uint32_t[]){50, 51}), 8);
 }
 

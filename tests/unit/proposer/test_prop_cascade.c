@@ -93,12 +93,13 @@ static void who_is_wrong_is_believed_less(void **state)
     prop_cascade.close(shared);
 }
 
-static struct prop_draft ahead_of(const struct prop_seq *s, uint32_t n_verifying)
+static struct draft ahead_of(const struct prop_seq *s, uint32_t n_verifying)
 {
-    struct prop_draft d;
+    struct draft d;
     struct prop_ask ask = {.seq = s->state,
                            .context = {.tokens = s->tokens, .n = s->n, .n_verifying = n_verifying},
-                           .k = 5,
+                           .max_depth = 5,
+                           .max_nodes = DRAFT_MAX_NODES - n_verifying,
                            .until_us = INT64_MAX,
                            .to = &d};
     prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
@@ -129,14 +130,15 @@ static void what_is_being_verified_is_not_right_yet(void **state)
     prop_cascade.close(shared);
 }
 
-static struct prop_draft drawn(struct prop_seq *s, enum prop_q_mode mode)
+static struct draft drawn(struct prop_seq *s, enum draft_q_mode mode)
 {
-    struct prop_draft d = {0};
+    struct draft d = {0};
     struct prop_ask ask = {.seq = s->state,
                            .context = {.tokens = s->tokens, .n = s->n},
-                           .k = 4,
+                           .max_depth = 4,
+                           .max_nodes = 4,
                            .q_mode = mode,
-                           .sampling.law = {.temperature = 1, .top_p = 1, .repetition = 1},
+                           .sampling.params = {.temperature = 1, .top_p = 1, .repetition = 1},
                            .until_us = INT64_MAX,
                            .to = &d};
     prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
@@ -151,19 +153,19 @@ static void a_drawn_draft_is_sent_with_its_q(void **state)
     must_open();
     struct prop_about about;
     prop_cascade.about(shared, &about);
-    assert_true(about.q_modes & 1u << PROP_SPARSE);
+    assert_true(about.q_modes & 1u << DRAFT_SPARSE);
     assert_true(about.vocab_digest);
     assert_int_equal(about.max_context, 0);               // the n-gram proposer has no end
     struct prop_seq s = SEQ_OF(4080, 300, 400, 500, 300); // one n-gram token: little
-    struct prop_draft d = drawn(&s, PROP_SPARSE);
-    assert_int_equal(d.q_mode, PROP_SPARSE);
+    struct draft d = drawn(&s, DRAFT_SPARSE);
+    assert_int_equal(d.q_mode, DRAFT_SPARSE);
     assert_int_equal(d.n, 4);
     assert_int_equal(d.q->width, 8);
     free(d.q);
     prop_seq_done(&s);
     s = SEQ_OF(4080, 300, 400, 500, 600, 4080, 300, 400, 500); // much: the model is not asked
-    d = drawn(&s, PROP_SPARSE);
-    assert_int_equal(d.q_mode, PROP_POINT);
+    d = drawn(&s, DRAFT_SPARSE);
+    assert_int_equal(d.q_mode, DRAFT_POINT);
     EXPECT(d, 600, 4080, 300, 400);
     assert_null(d.q);
     prop_seq_done(&s);
@@ -182,8 +184,8 @@ static uint32_t n_doubtful(const char *first, const char *second)
         prop_seq_draft(&s, 1);
         while (prop_cascade.work(shared)) // the model reads the context
             ;
-        struct prop_draft point = prop_seq_draft(&s, 1), d = drawn(&s, PROP_SPARSE);
-        assert_int_equal(d.q_mode, PROP_SPARSE);
+        struct draft point = prop_seq_draft(&s, 1), d = drawn(&s, DRAFT_SPARSE);
+        assert_int_equal(d.q_mode, DRAFT_SPARSE);
         n += point.survival[0] == 0.75f;
         free(d.q);
         prop_seq_done(&s);
@@ -211,10 +213,11 @@ static void nobody_is_waited_for_when_there_is_a_draft(void **state)
         tokens[i] = 300 + i;
     tokens[399] = tokens[10]; // a match of one token promises little
     struct prop_seq s = seq_of(tokens, 400);
-    struct prop_draft d = {0};
+    struct draft d = {0};
     struct prop_ask ask = {.seq = s.state,
                            .context = {.tokens = s.tokens, .n = s.n},
-                           .k = 3,
+                           .max_depth = 3,
+                           .max_nodes = 3,
                            .until_us = INT64_MAX,
                            .to = &d};
     prop_cascade.draft(shared, (struct prop_ask *[]){&ask}, 1);
@@ -233,10 +236,11 @@ static void what_the_only_one_that_could_puts_off_is_put_off(void **state)
     for (uint32_t i = 0; i < 400; i++)
         tokens[i] = 300 + i; // nothing is said twice
     struct prop_seq s = seq_of(tokens, 400);
-    struct prop_draft d = {0};
+    struct draft d = {0};
     struct prop_ask ask = {.seq = s.state,
                            .context = {.tokens = s.tokens, .n = s.n},
-                           .k = 3,
+                           .max_depth = 3,
+                           .max_nodes = 3,
                            .until_us = INT64_MAX,
                            .to = &d};
     prop_cascade.draft(shared, (struct prop_ask *[]){&ask}, 1);
@@ -257,7 +261,7 @@ static void what_a_member_drafts_ahead_is_its_own_word(void **state)
 {
     (void)state;
     uint32_t tokens[] = {4080, 300, 400, 500, 600, 700};
-    struct prop_draft got, want;
+    struct draft got, want;
     set_cascade("ngram", "draft", "score");
     must_open();
     struct prop_seq s = seq_of(tokens, 6);

@@ -45,7 +45,7 @@ static struct prop_seq story_of(const char *tenant, uint32_t n)
         uint32_t begin[4] = {4080, 300, 400, 500};
         prop_seq_update(&s, 0, begin, 4);
         while (s.n < 200) {
-            struct prop_draft d = prop_seq_draft(&s, 8);
+            struct draft d = prop_seq_draft(&s, 8);
             assert_true(d.n > 0);
             prop_seq_update(&s, s.n, d.tokens, d.n);
             prop_seq_update(&s, s.n, &(uint32_t){(uint32_t)(rng_splitmix64(s.n) % 4000)}, 1);
@@ -66,21 +66,30 @@ static struct prop_seq story(uint32_t n)
     return story_of(NULL, n);
 }
 
-static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct prop_draft *to)
+static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct draft *to)
 {
     return (struct prop_ask){.seq = s->state,
                              .context = {.tokens = s->tokens, .n = s->n, .n_prompt = s->n_prompt},
-                             .k = k,
-                             .sampling.law = {.top_p = 1, .repetition = 1},
+                             .max_depth = k,
+                             .max_nodes = k,
+                             .sampling.params = {.top_p = 1, .repetition = 1},
                              .until_us = INT64_MAX,
                              .to = to};
+}
+
+/* The last n tokens of the context are being verified, so the draft may have branches. */
+static void verify_last(struct prop_ask *ask, uint32_t n)
+{
+    ask->context.n_verifying = n;
+    if (n)
+        ask->max_nodes = DRAFT_MAX_NODES - n;
 }
 
 static void same_as_fresh(const struct prop_seq *s, uint32_t k)
 {
     struct prop_seq fresh = prop_seq_new(&prop_draft_model, shared);
     prop_seq_update(&fresh, 0, s->tokens, s->n);
-    struct prop_draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
+    struct draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
     prop_same_draft(&a, &b);
     assert_memory_equal(a.survival, b.survival, a.n * sizeof(a.survival[0]));
     prop_seq_done(&fresh);
@@ -98,7 +107,7 @@ static void a_batch_drafts_what_each_would_alone(void **state)
     must_open();
     enum { N = 50 }; // more than one group
     struct prop_seq seqs[N];
-    struct prop_draft together[N];
+    struct draft together[N];
     struct prop_ask asks[N], *pointers[N];
     for (uint32_t i = 0; i < N; i++) {
         seqs[i] = story(3 + i * 3);
@@ -107,7 +116,7 @@ static void a_batch_drafts_what_each_would_alone(void **state)
     }
     prop_ask_all(&prop_draft_model, shared, pointers, N);
     for (uint32_t i = 0; i < N; i++) {
-        struct prop_draft alone = prop_seq_draft(&seqs[i], 1 + i % 9);
+        struct draft alone = prop_seq_draft(&seqs[i], 1 + i % 9);
         assert_true(alone.n > 0);
         prop_same_draft(&together[i], &alone);
         prop_seq_done(&seqs[i]);
@@ -121,7 +130,7 @@ static void whatever_was_accepted_the_next_draft_is_a_fresh_one(void **state)
     must_open();
     for (uint32_t n_accepted = 0; n_accepted <= 8; n_accepted++) {
         struct prop_seq s = story(60);
-        struct prop_draft d = prop_seq_draft(&s, 8);
+        struct draft d = prop_seq_draft(&s, 8);
         assert_int_equal(d.n, 8);
         prop_seq_update(&s, s.n, d.tokens, n_accepted); // 8: the cache lacks the last of them
         same_as_fresh(&s, 8);
@@ -136,13 +145,13 @@ static void whatever_was_accepted_the_next_draft_is_a_fresh_one(void **state)
 static uint32_t branches_as_fresh_drafts(uint32_t n_verifying, uint32_t k_wanted, uint32_t *n_early)
 {
     struct prop_seq s = story(60);
-    struct prop_draft first = prop_seq_draft(&s, n_verifying), ahead;
+    struct draft first = prop_seq_draft(&s, n_verifying), ahead;
     prop_seq_update(&s, s.n, first.tokens, n_verifying);
     struct prop_ask ask = ask_of(&s, k_wanted, &ahead), *asks = &ask;
-    ask.context.n_verifying = n_verifying;
+    verify_last(&ask, n_verifying);
     prop_ask_all(&prop_draft_model, shared, &asks, 1);
     uint32_t n_branches = 0;
-    assert_true(ahead.tree && ahead.n > k_wanted && ahead.n <= PROP_K_MAX - n_verifying);
+    assert_true(ahead.tree && ahead.n > k_wanted && ahead.n <= DRAFT_MAX_NODES - n_verifying);
     for (uint32_t i = 0; i < ahead.n; i++) {
         if (ahead.parents[i] >= 0)
             continue;
@@ -155,7 +164,7 @@ static uint32_t branches_as_fresh_drafts(uint32_t n_verifying, uint32_t k_wanted
         else if (behind < s.n)
             assert_int_not_equal(ahead.tokens[i], s.tokens[behind]);
         prop_seq_update(&fresh, behind, &ahead.tokens[i], 1);
-        struct prop_draft rest = prop_seq_draft(&fresh, k_wanted - 1);
+        struct draft rest = prop_seq_draft(&fresh, k_wanted - 1);
         for (uint32_t k = i + 1; k < ahead.n; k++) {
             if (ahead.parents[k] != (int32_t)at)
                 continue;
@@ -190,15 +199,15 @@ static void ahead_a_crowd_shares_the_passes(void **state)
     must_open();
     enum { N = 16, N_VERIFYING = 4, K = 5 };
     struct prop_seq s[N];
-    struct prop_draft drafts[N];
+    struct draft drafts[N];
     struct prop_ask ask[N], *asks[N];
     uint32_t n_calls = 0, n_open = N;
     for (uint32_t i = 0; i < N; i++) {
         s[i] = story(60 + i);
-        struct prop_draft first = prop_seq_draft(&s[i], N_VERIFYING);
+        struct draft first = prop_seq_draft(&s[i], N_VERIFYING);
         prop_seq_update(&s[i], s[i].n, first.tokens, N_VERIFYING);
         ask[i] = ask_of(&s[i], K, &drafts[i]);
-        ask[i].context.n_verifying = N_VERIFYING;
+        verify_last(&ask[i], N_VERIFYING);
         asks[i] = &ask[i];
     }
     for (; n_open; n_calls++) {
@@ -209,7 +218,7 @@ static void ahead_a_crowd_shares_the_passes(void **state)
     }
     assert_in_range(n_calls, K, K + 3); // rows of 32 tokens may begin branches in a pass
     for (uint32_t i = 0; i < N; i++) {
-        struct prop_draft fresh = prop_seq_draft(&s[i], K);
+        struct draft fresh = prop_seq_draft(&s[i], K);
         uint32_t at = 0, n = 1;
         assert_int_equal(drafts[i].tokens[0], fresh.tokens[0]);
         for (uint32_t k = 1; k < drafts[i].n; k++) {
@@ -260,16 +269,16 @@ static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
     must_open();
     for (unsigned i = 0; i < 4; i++) {
         struct prop_seq s = story(40);
-        struct prop_draft d;
+        struct draft d;
         struct prop_ask ask = ask_of(&s, 40, &d);
-        ask.q_mode = PROP_COUPLED;
+        ask.q_mode = DRAFT_COUPLED;
         ask.draw_key = KEY;
-        ask.sampling.law = how[i];
+        ask.sampling.params = how[i];
         prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
         uint32_t want[40];
         commit(&s, &how[i], d.n, want);
         assert_true(d.n > 5);
-        assert_int_equal(d.q_mode, PROP_COUPLED);
+        assert_int_equal(d.q_mode, DRAFT_COUPLED);
         assert_memory_equal(d.tokens, want, d.n * sizeof(want[0]));
         prop_seq_done(&s);
     }
@@ -281,30 +290,30 @@ static void a_point_draft_is_the_argmax_at_any_temperature(void **state)
     (void)state;
     must_open();
     struct prop_seq s = story(40);
-    struct prop_draft cold = prop_seq_draft(&s, 8), hot;
+    struct draft cold = prop_seq_draft(&s, 8), hot;
     struct prop_ask ask = ask_of(&s, 8, &hot);
-    ask.sampling.law.temperature = 1.5f;
+    ask.sampling.params.temperature = 1.5f;
     prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     prop_same_draft(&cold, &hot);
     prop_seq_done(&s);
     close_it();
 }
 
-static struct prop_draft draft_under(const struct prop_seq *s, enum prop_q_mode mode, uint32_t k,
-                                     const struct prop_sampling *sampling, uint32_t n_verifying)
+static struct draft draft_under(const struct prop_seq *s, enum draft_q_mode mode, uint32_t k,
+                                const struct prop_sampling *sampling, uint32_t n_verifying)
 {
-    struct prop_draft d;
+    struct draft d;
     struct prop_ask ask = ask_of(s, k, &d);
     ask.q_mode = mode;
     ask.draw_key = KEY;
     ask.sampling = *sampling;
-    ask.context.n_verifying = n_verifying;
+    verify_last(&ask, n_verifying);
     prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     return d;
 }
 
 /* The way in a draft ahead that goes on behind all that is being verified. */
-static uint32_t main_way(const struct prop_draft *d, uint32_t *to)
+static uint32_t main_way(const struct draft *d, uint32_t *to)
 {
     int32_t at = -1;
     uint32_t n = 0;
@@ -319,18 +328,18 @@ static uint32_t main_way(const struct prop_draft *d, uint32_t *to)
 
 /* What is drafted under these parameters in one go, after a part of it was committed, ahead, and
  * where other tokens were committed is what a verifier with this model commits. */
-static void drafted_as_committed(const struct dist_params *law)
+static void drafted_as_committed(const struct dist_params *params)
 {
     enum { K = 24, PART = 9, VERIFYING = 3 };
     struct prop_seq s = story(40);
-    struct prop_sampling how = {.law = *law};
-    enum prop_q_mode mode = law->temperature > 0 ? PROP_COUPLED : PROP_POINT;
-    uint32_t want[K], way[PROP_K_MAX];
+    struct prop_sampling how = {.params = *params};
+    enum draft_q_mode mode = params->temperature > 0 ? DRAFT_COUPLED : DRAFT_POINT;
+    uint32_t want[K], way[DRAFT_MAX_NODES];
     s.n_prompt = 25;
     for (uint32_t cut = 0; cut < 12; cut += 6) {
         prop_seq_update(&s, s.n - cut, s.tokens, cut); // as from another place
-        commit(&s, law, K, want);
-        struct prop_draft d = draft_under(&s, mode, K, &how, 0);
+        commit(&s, params, K, want);
+        struct draft d = draft_under(&s, mode, K, &how, 0);
         assert_int_equal(d.n, K);
         assert_memory_equal(d.tokens, want, sizeof(want));
         prop_seq_update(&s, s.n, want, PART);
@@ -368,15 +377,15 @@ static void what_cannot_come_yet_is_not_drafted(void **state)
     enum { K = 8, N_BANNED = 3 };
     must_open();
     for (unsigned hot = 0; hot < 2; hot++) {
-        enum prop_q_mode mode = hot ? PROP_COUPLED : PROP_POINT;
+        enum draft_q_mode mode = hot ? DRAFT_COUPLED : DRAFT_POINT;
         struct prop_seq s = story(40);
         struct prop_sampling how = {
-            .law = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
-        struct prop_draft whole = draft_under(&s, mode, K, &how, 0);
-        how.law.banned = whole.tokens;
-        how.law.n_banned = whole.n;
+            .params = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
+        struct draft whole = draft_under(&s, mode, K, &how, 0);
+        how.params.banned = whole.tokens;
+        how.params.n_banned = whole.n;
         how.banned_until = s.n + N_BANNED;
-        struct prop_draft d = draft_under(&s, mode, K, &how, 0);
+        struct draft d = draft_under(&s, mode, K, &how, 0);
         uint32_t want[N_BANNED];
         struct dist_params p = {.temperature = (float)hot,
                                 .top_p = 1,
@@ -387,9 +396,9 @@ static void what_cannot_come_yet_is_not_drafted(void **state)
         assert_true(d.n > N_BANNED);
         assert_memory_equal(d.tokens, want, sizeof(want));
         prop_seq_update(&s, s.n, d.tokens, N_BANNED);
-        struct prop_draft rest = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
-        how.law.n_banned = 0;
-        struct prop_draft unbanned = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
+        struct draft rest = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
+        how.params.n_banned = 0;
+        struct draft unbanned = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
         prop_same_draft(&rest, &unbanned);
         assert_memory_equal(d.tokens + N_BANNED, rest.tokens, rest.n * sizeof(rest.tokens[0]));
         prop_seq_done(&s);
@@ -405,13 +414,13 @@ static void nor_is_it_ahead(void **state)
         struct prop_seq s = story(40);
         prop_seq_draft(&s, 1); // it is fed
         struct prop_sampling how = {
-            .law = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
-        enum prop_q_mode mode = hot ? PROP_COUPLED : PROP_POINT;
-        struct prop_draft whole = draft_under(&s, mode, 5, &how, 2);
-        how.law.banned = whole.tokens;
-        how.law.n_banned = whole.n;
+            .params = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
+        enum draft_q_mode mode = hot ? DRAFT_COUPLED : DRAFT_POINT;
+        struct draft whole = draft_under(&s, mode, 5, &how, 2);
+        how.params.banned = whole.tokens;
+        how.params.n_banned = whole.n;
         how.banned_until = UINT32_MAX;
-        struct prop_draft d = draft_under(&s, mode, 5, &how, 2);
+        struct draft d = draft_under(&s, mode, 5, &how, 2);
         assert_true(whole.n > 5 && d.n > 5);
         for (uint32_t i = 0; i < d.n; i++)
             for (uint32_t b = 0; b < whole.n; b++)
@@ -443,11 +452,11 @@ static void a_draft_goes_on_behind_an_end_only_where_the_text_does(void **state)
     must_open();
     struct prop_seq s = story(40);
     struct prop_sampling how = {
-        .law = {.top_p = 1, .repetition = 1, .banned = others, .n_banned = n}};
+        .params = {.top_p = 1, .repetition = 1, .banned = others, .n_banned = n}};
     how.banned_until = s.n + 1; // so that the first is an end
     for (unsigned ignore = 0; ignore < 2; ignore++) {
         how.ignore_eos = ignore;
-        struct prop_draft d = draft_under(&s, PROP_POINT, 4, &how, 0);
+        struct draft d = draft_under(&s, DRAFT_POINT, 4, &how, 0);
         assert_int_equal(d.tokens[0], eos);
         assert_int_equal(d.n, ignore ? 4 : 1);
     }
@@ -455,8 +464,8 @@ static void a_draft_goes_on_behind_an_end_only_where_the_text_does(void **state)
     close_it();
 }
 
-/* The law that the model gives behind s, under these parameters. */
-static void law_behind(const struct prop_seq *s, const struct dist_params *p, double *probs)
+/* The distribution of the token after s, by the model, under these parameters. */
+static void probs_after(const struct prop_seq *s, const struct dist_params *p, double *probs)
 {
     struct rig rig;
     struct dist *dist;
@@ -471,13 +480,13 @@ static void law_behind(const struct prop_seq *s, const struct dist_params *p, do
     rig_close(&rig);
 }
 
-static struct prop_draft drawn(const struct prop_seq *s, enum prop_q_mode mode, uint32_t k,
-                               struct dist_params law)
+static struct draft drawn(const struct prop_seq *s, enum draft_q_mode mode, uint32_t k,
+                          struct dist_params params)
 {
-    struct prop_draft d = {.n = 0};
+    struct draft d = {.n = 0};
     struct prop_ask ask = ask_of(s, k, &d);
     ask.q_mode = mode;
-    ask.sampling.law = law;
+    ask.sampling.params = params;
     prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     assert_int_equal(d.q_mode, mode);
     assert_non_null(d.q);
@@ -496,8 +505,8 @@ static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
     struct prop_seq s = story(40);
     for (unsigned h = 0; h < 4; h++) {
         static double p[N_VOCAB];
-        law_behind(&s, &how[h], p);
-        struct prop_draft d = drawn(&s, PROP_SPARSE, 8, how[h]);
+        probs_after(&s, &how[h], p);
+        struct draft d = drawn(&s, DRAFT_SPARSE, 8, how[h]);
         assert_int_equal(d.q->width, 64);
         for (uint32_t row = 0; row < d.n; row++) {
             uint32_t sum = 0, n_drawn = 0;
@@ -537,8 +546,8 @@ static void drafts_are_drawn_from_the_q_that_is_told(void **state)
     double want[WIDTH] = {0}, chi2 = 0;
     uint32_t seen[WIDTH] = {0}, n_other = 0;
     for (uint32_t n = 0; n < N; n++) {
-        struct prop_draft d =
-            drawn(&s, PROP_SPARSE, 1,
+        struct draft d =
+            drawn(&s, DRAFT_SPARSE, 1,
                   (struct dist_params){.temperature = 1.5f, .top_p = 1, .repetition = 1});
         assert_int_equal(d.n, 1);
         assert_true(d.survival[0] == survival); // whatever was drawn
@@ -558,28 +567,28 @@ static void drafts_are_drawn_from_the_q_that_is_told(void **state)
     close_it();
 }
 
-static void a_dense_q_is_the_whole_law(void **state)
+static void a_dense_q_is_the_whole_distribution(void **state)
 {
     (void)state;
     must_open();
     struct prop_seq s = story(40);
     static double p[N_VOCAB];
     struct dist_params how = {.temperature = 1, .top_p = 0.9f, .repetition = 1};
-    law_behind(&s, &how, p);
-    struct prop_draft d = drawn(&s, PROP_DENSE, 64, how);
+    probs_after(&s, &how, p);
+    struct draft d = drawn(&s, DRAFT_DENSE, 64, how);
     assert_int_equal(d.q->width, N_VOCAB);
     assert_true(d.n * (size_t)N_VOCAB * sizeof(float) <= 1 << 20);
     for (uint32_t i = 0; i < N_VOCAB; i++)
-        assert_true(d.q->dense[i] == (float)p[i]);
+        assert_true(d.q->weights[i] == (float)p[i]);
     for (uint32_t row = 0; row < d.n; row++)
-        assert_true(d.q->dense[row * N_VOCAB + d.tokens[row]] > 0);
+        assert_true(d.q->weights[row * N_VOCAB + d.tokens[row]] > 0);
     free(d.q);
     prop_seq_done(&s);
     close_it();
 }
 
 /* What drafts and drafts ahead are made of, p_min being the service's or the ask's. */
-static void confident(float set, float asked, struct prop_draft *draft, struct prop_draft *ahead)
+static void confident(float set, float asked, struct draft *draft, struct draft *ahead)
 {
     prop_draft_model_settings.p_min = (double)set;
     must_open();
@@ -587,8 +596,8 @@ static void confident(float set, float asked, struct prop_draft *draft, struct p
     struct prop_ask ask = ask_of(&s, 20, draft), *asks = &ask;
     ask.p_min = asked;
     prop_ask_all(&prop_draft_model, shared, &asks, 1);
-    ask.context.n_verifying = 2;
-    ask.k = 8;
+    verify_last(&ask, 2);
+    ask.max_depth = 8;
     ask.to = ahead;
     ask.done = false;
     prop_ask_all(&prop_draft_model, shared, &asks, 1);
@@ -599,7 +608,7 @@ static void confident(float set, float asked, struct prop_draft *draft, struct p
 static void a_draft_ends_where_confidence_does(void **state)
 {
     (void)state;
-    struct prop_draft whole, whole_ahead, cut, cut_ahead, as_asked, as_asked_ahead;
+    struct draft whole, whole_ahead, cut, cut_ahead, as_asked, as_asked_ahead;
     confident(0, 0, &whole, &whole_ahead);
     confident(0.4f, 0.1f, &cut, &cut_ahead);
     confident(0.1f, 0.4f, &as_asked, &as_asked_ahead);
@@ -618,7 +627,7 @@ static void a_context_is_fed_between_drafts_for_others(void **state)
     must_open();
     struct prop_seq new = story(900), known = story(50);
     prop_seq_draft(&known, 1);
-    struct prop_draft d[2];
+    struct draft d[2];
     struct prop_ask asks[2] = {ask_of(&new, 5, &d[0]), ask_of(&known, 5, &d[1])};
     prop_draft_model.draft(shared, (struct prop_ask *[]){&asks[0], &asks[1]}, 2);
     assert_false(asks[0].done);
@@ -640,7 +649,7 @@ static void a_context_is_fed_between_drafts_for_others(void **state)
 /* One call with an ask that has so long. False: it took that long to be called. */
 static bool called_in_time(const struct prop_seq *s, int64_t us, struct prop_ask *ask)
 {
-    static struct prop_draft d;
+    static struct draft d;
     *ask = ask_of(s, 5, &d);
     ask->until_us = clock_us() + us;
     prop_draft_model.draft(shared, (struct prop_ask *[]){ask}, 1);
@@ -678,7 +687,7 @@ static void out_of_time_there_is_no_draft(void **state)
     (void)state;
     must_open();
     struct prop_seq s = story(50);
-    struct prop_draft d;
+    struct draft d;
     struct prop_ask ask = ask_of(&s, 5, &d);
     ask.until_us = 0;
     prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
@@ -694,7 +703,7 @@ static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
     prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
-    struct prop_draft first = prop_seq_draft(&a, 5);
+    struct draft first = prop_seq_draft(&a, 5);
     assert_int_equal(first.n, 5);
     assert_int_equal(prop_seq_draft(&b, 5).n, 0);
     uint32_t n_tries = 1;
@@ -715,10 +724,10 @@ static void branches_that_nobody_asks_for_any_more_make_room(void **state)
     prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
-    struct prop_draft first = prop_seq_draft(&a, 3), ahead;
+    struct draft first = prop_seq_draft(&a, 3), ahead;
     prop_seq_update(&a, a.n, first.tokens, 3);
     struct prop_ask ask = ask_of(&a, 8, &ahead);
-    ask.context.n_verifying = 3;
+    verify_last(&ask, 3);
     prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_false(ask.done); // and its verifier is gone
     unsigned n_tries = 0;
@@ -735,7 +744,7 @@ static void while_one_is_fed_nobody_becomes_idle(void **state)
     prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
-    struct prop_draft d;
+    struct draft d;
     struct prop_ask ask = ask_of(&b, 5, &d);
     assert_int_equal(prop_seq_draft(&a, 5).n, 5);
     for (unsigned i = 0; i < 1000; i++) { // as between the pieces of a long context
@@ -750,7 +759,7 @@ static void while_one_is_fed_nobody_becomes_idle(void **state)
 }
 
 /* Passes of context until a draft comes. */
-static unsigned n_feedings(const struct prop_seq *s, struct prop_draft *ret)
+static unsigned n_feedings(const struct prop_seq *s, struct draft *ret)
 {
     struct prop_ask ask = ask_of(s, 5, ret);
     unsigned n = 0;
@@ -768,7 +777,7 @@ static void a_context_that_begins_alike_is_not_fed_again(void **state)
     (void)state;
     must_open();
     struct prop_seq a = story(500), b;
-    struct prop_draft first, again;
+    struct draft first, again;
     assert_true(n_feedings(&a, &first) > 1); // 256 rows at most in a pass
     prop_seq_done(&a);                       // the chat's last turn
     b = story(504);
@@ -848,7 +857,7 @@ static void padding_is_never_drafted(void **state)
     uint32_t greatest = 0;
     must_open();
     struct prop_seq s = story(60);
-    struct prop_draft d = prop_seq_draft(&s, 8);
+    struct draft d = prop_seq_draft(&s, 8);
     for (uint32_t i = 0; i < d.n; i++)
         greatest = d.tokens[i] > greatest ? d.tokens[i] : greatest;
     prop_seq_done(&s);
@@ -864,9 +873,9 @@ static void padding_is_never_drafted(void **state)
     assert_int_equal(d.n, 8);
     for (uint32_t i = 0; i < d.n; i++)
         assert_true(d.tokens[i] < greatest);
-    struct prop_sampling how = {.law = {.top_p = 1, .repetition = 1.2f}};
+    struct prop_sampling how = {.params = {.top_p = 1, .repetition = 1.2f}};
     prop_seq_update(&s, s.n, (uint32_t[]){N_VOCAB - 1}, 1); // others may draft it
-    d = draft_under(&s, PROP_POINT, 8, &how, 1);
+    d = draft_under(&s, DRAFT_POINT, 8, &how, 1);
     for (uint32_t i = 0; i < d.n; i++)
         assert_true(d.tokens[i] < greatest);
     prop_seq_done(&s);
@@ -876,10 +885,10 @@ static void padding_is_never_drafted(void **state)
 static void a_model_rounded_to_four_bits_says_nearly_the_same(void **state)
 {
     (void)state;
-    struct prop_draft whole, rounded;
+    struct draft whole, rounded;
     uint32_t n_same = 0, n_moved = 0;
     for (uint32_t at = 20; at < 180; at += 20) {
-        struct prop_draft *const both[] = {&whole, &rounded};
+        struct draft *const both[] = {&whole, &rounded};
         for (unsigned i = 0; i < 2; i++) {
             prop_draft_model_settings.quantise = (char *)(uintptr_t)(i ? "q4_0" : "no");
             must_open();
@@ -928,7 +937,7 @@ int main(void)
                                prop_defaults),
         cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, prop_defaults),
         cmocka_unit_test_setup(drafts_are_drawn_from_the_q_that_is_told, prop_defaults),
-        cmocka_unit_test_setup(a_dense_q_is_the_whole_law, prop_defaults),
+        cmocka_unit_test_setup(a_dense_q_is_the_whole_distribution, prop_defaults),
         cmocka_unit_test_setup(a_draft_ends_where_confidence_does, prop_defaults),
         cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, prop_defaults),
         cmocka_unit_test_setup(a_context_that_takes_long_is_put_off, prop_defaults),

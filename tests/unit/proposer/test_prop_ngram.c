@@ -20,12 +20,12 @@ static void *must_open(void)
     return shared;
 }
 
-static struct prop_draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
+static struct draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
 {
     void *shared = must_open();
     struct prop_seq s = prop_seq_new(&prop_ngram, shared);
     prop_seq_update(&s, 0, tokens, n);
-    struct prop_draft d = prop_seq_draft(&s, k);
+    struct draft d = prop_seq_draft(&s, k);
     prop_seq_done(&s);
     prop_ngram.close(shared);
     return d;
@@ -45,21 +45,21 @@ static void it_keeps_the_contract(void **state)
 static void what_followed_the_latest_match_is_the_draft(void **state)
 {
     (void)state;
-    struct prop_draft d = DRAFT_OF(3, 1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2);
+    struct draft d = DRAFT_OF(3, 1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2);
     EXPECT(d, 6, 7, 8);
 }
 
 static void the_longest_match_wins_over_a_later_one(void **state)
 {
     (void)state;
-    struct prop_draft d = DRAFT_OF(2, 9, 1, 2, 5, 6, 3, 2, 7, 8, 9, 1, 2);
+    struct draft d = DRAFT_OF(2, 9, 1, 2, 5, 6, 3, 2, 7, 8, 9, 1, 2);
     EXPECT(d, 5, 6);
 }
 
 static void a_copy_that_reaches_the_end_goes_on_with_itself(void **state)
 {
     (void)state;
-    struct prop_draft d = DRAFT_OF(7, 1, 2, 3, 1, 2, 3);
+    struct draft d = DRAFT_OF(7, 1, 2, 3, 1, 2, 3);
     EXPECT(d, 1, 2, 3, 1, 2, 3, 1);
     d = DRAFT_OF(4, 5, 5);
     EXPECT(d, 5, 5, 5, 5);
@@ -69,7 +69,7 @@ static void earliest_full_takes_the_first_match_that_k_tokens_follow(void **stat
 {
     (void)state;
     settings(4, 1, "earliest_full", true);
-    struct prop_draft d = DRAFT_OF(3, 1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2);
+    struct draft d = DRAFT_OF(3, 1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2);
     EXPECT(d, 3, 4, 5);
     assert_int_equal(DRAFT_OF(7, 1, 2, 3, 1, 2, 3).n, 0);
     d = DRAFT_OF(3, 8, 7, 6, 5, 6, 5); // (6, 5) has 2 tokens behind it, 5 too: nothing is full
@@ -109,7 +109,7 @@ static void prompt_lookup_off_looks_at_generated_tokens_only(void **state)
     prop_seq_update(&s, 5, (uint32_t[]){2}, 1);
     assert_int_equal(prop_seq_draft(&s, 3).n, 0);
     prop_seq_update(&s, 6, (uint32_t[]){9, 2}, 2);
-    struct prop_draft d = prop_seq_draft(&s, 1);
+    struct draft d = prop_seq_draft(&s, 1);
     EXPECT(d, 9);
     prop_seq_done(&s);
     prop_ngram.close(shared);
@@ -136,13 +136,13 @@ static void walk(const struct ngram_scan *how, uint32_t n_vocab, uint64_t seed, 
     scan.n_skip = prompt_lookup ? 0 : s.n_prompt;
     for (uint32_t step = 0; step < 300; step++) {
         uint64_t r = rng_splitmix64(seed * 1000 + step);
-        uint32_t tokens[40], n = (uint32_t)(r % 40 ? r / 40 % 6 : 40), want[PROP_K_MAX];
+        uint32_t tokens[40], n = (uint32_t)(r % 40 ? r / 40 % 6 : 40), want[DRAFT_MAX_NODES];
         for (uint32_t i = 0; i < n; i++)
             tokens[i] = (uint32_t)(rng_splitmix64(r + i) % n_vocab);
         uint32_t back = (uint32_t)(r >> 40) % 16 ? 0 : (uint32_t)(r >> 48) % (s.n + 1);
         prop_seq_update(&s, s.n - back, tokens, n);
         uint32_t k = 1 + (uint32_t)(r >> 20) % 12;
-        struct prop_draft d = prop_seq_draft(&s, k);
+        struct draft d = prop_seq_draft(&s, k);
         assert_int_equal(d.n, ngram_scan(&scan, s.tokens, s.n, k, want));
         assert_memory_equal(d.tokens, want, d.n * sizeof(want[0]));
     }

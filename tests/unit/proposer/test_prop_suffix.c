@@ -30,23 +30,23 @@ static void say(void *shared, const char *tenant, uint32_t n_prompt, const uint3
     prop_seq_done(&s);
 }
 
-static struct prop_draft ask(void *shared, const char *tenant, const uint32_t *tokens, uint32_t n,
-                             uint32_t k)
+static struct draft ask(void *shared, const char *tenant, const uint32_t *tokens, uint32_t n,
+                        uint32_t k)
 {
     struct prop_seq s = prop_seq_new(&prop_suffix, shared);
     s.tenant = tenant;
     prop_seq_update(&s, 0, tokens, n);
-    struct prop_draft d = prop_seq_draft(&s, k);
+    struct draft d = prop_seq_draft(&s, k);
     prop_seq_done(&s); // without a known prompt: no output
     return d;
 }
 
 #define TOKENS(...) (uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4
 
-static struct prop_draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
+static struct draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
 {
     void *shared = must_open();
-    struct prop_draft d = ask(shared, NULL, tokens, n, k);
+    struct draft d = ask(shared, NULL, tokens, n, k);
     prop_suffix.close(shared);
     return d;
 }
@@ -63,7 +63,7 @@ static void it_keeps_the_contract(void **state)
 static void what_followed_most_often_is_the_draft(void **state)
 {
     (void)state;
-    struct prop_draft d = draft_of(TOKENS(7, 1, 8, 7, 2, 8, 7, 1, 9, 7, 1, 5, 7), 4);
+    struct draft d = draft_of(TOKENS(7, 1, 8, 7, 2, 8, 7, 1, 9, 7, 1, 5, 7), 4);
     EXPECT(d, 1); // three of four times; one matched token is good for one more
     assert_true(d.survival[0] == 0.75f);
 }
@@ -72,7 +72,7 @@ static void survival_is_the_product_of_the_frequencies(void **state)
 {
     (void)state;
     prop_suffix_settings.factor = 2;
-    struct prop_draft d = draft_of(TOKENS(7, 1, 8, 30, 7, 2, 31, 7, 1, 9, 32, 7, 1, 9, 33, 7), 4);
+    struct draft d = draft_of(TOKENS(7, 1, 8, 30, 7, 2, 31, 7, 1, 9, 32, 7, 1, 9, 33, 7), 4);
     EXPECT(d, 1, 9);
     assert_true(d.survival[0] == 0.75f);
     assert_true(d.survival[1] == 0.75f * (2.0f / 3.0f));
@@ -81,7 +81,7 @@ static void survival_is_the_product_of_the_frequencies(void **state)
 static void a_draft_is_as_long_as_its_match_allows(void **state)
 {
     (void)state;
-    struct prop_draft d = draft_of(TOKENS(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3), 10);
+    struct draft d = draft_of(TOKENS(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3), 10);
     EXPECT(d, 4, 5, 6);
     prop_suffix_settings.factor = 1.5;
     prop_suffix_settings.offset = 1;
@@ -103,7 +103,7 @@ static void a_draft_ends_where_it_is_improbable(void **state)
 static void periodic_text_goes_on(void **state)
 {
     (void)state;
-    struct prop_draft d = draft_of(TOKENS(1, 2, 3, 1, 2, 3, 1, 2, 3), 6);
+    struct draft d = draft_of(TOKENS(1, 2, 3, 1, 2, 3, 1, 2, 3), 6);
     EXPECT(d, 1, 2, 3, 1, 2, 3);
 }
 
@@ -112,7 +112,7 @@ static void an_output_is_found_by_another_sequence(void **state)
     (void)state;
     void *shared = must_open();
     say(shared, "a", 2, TOKENS(91, 92, 1, 2, 3, 4, 5, 6));
-    struct prop_draft d = ask(shared, "a", TOKENS(50, 1, 2, 3), 8);
+    struct draft d = ask(shared, "a", TOKENS(50, 1, 2, 3), 8);
     EXPECT(d, 4, 5, 6);
     assert_int_equal(ask(shared, "a", TOKENS(91, 92), 8).n, 0); // the prompt was not said
     assert_int_equal(ask(shared, "a", TOKENS(50, 6), 8).n, 0);  // nothing followed
@@ -152,7 +152,7 @@ static void a_tenant_sees_its_own_outputs_only(void **state)
     assert_int_equal(ask(shared, "b", TOKENS(50, 1, 2, 3), 8).n, 0);
     assert_int_equal(ask(shared, NULL, TOKENS(50, 1, 2, 3), 8).n, 0);
     say(shared, "b", 1, TOKENS(90, 1, 2, 3, 7, 8, 9)); // the same n-gram, with its own places
-    struct prop_draft d = ask(shared, "a", TOKENS(50, 1, 2, 3), 8);
+    struct draft d = ask(shared, "a", TOKENS(50, 1, 2, 3), 8);
     EXPECT(d, 4, 5, 6);
     d = ask(shared, "b", TOKENS(50, 1, 2, 3), 8);
     EXPECT(d, 7, 8, 9);
@@ -219,7 +219,7 @@ static void must_equal(const struct prop_seq *s, uint32_t k, const struct said *
 {
     const struct prop_suffix_settings *set = &prop_suffix_settings;
     struct suffix_scan how = {(uint32_t)set->max_depth, set->factor, set->offset, set->min_prob};
-    struct prop_draft d = prop_seq_draft(s, k);
+    struct draft d = prop_seq_draft(s, k);
     struct suffix_scan_draft want =
         suffix_scan(&how, s->tokens, s->n, said->tokens + said->first, said->n - said->first, k);
     assert_int_equal(d.n, want.n);

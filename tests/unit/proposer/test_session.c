@@ -45,8 +45,8 @@ static void sum_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
     (void)shared;
     for (uint32_t a = 0; a < n; a++) {
         const struct sum_seq *s = asks[a]->seq;
-        asks[a]->to->n = asks[a]->k;
-        for (uint32_t i = 0; i < asks[a]->k; i++)
+        asks[a]->to->n = asks[a]->max_depth;
+        for (uint32_t i = 0; i < asks[a]->max_depth; i++)
             asks[a]->to->tokens[i] = s->sum;
     }
 }
@@ -94,8 +94,7 @@ static struct session_update update_of(uint64_t seq, uint32_t keep, uint32_t bas
 }
 
 static enum session_answer apply(struct sessions *s, uint64_t stream,
-                                 const struct session_update *u, int64_t now,
-                                 struct prop_draft *ret)
+                                 const struct session_update *u, int64_t now, struct draft *ret)
 {
     enum session_answer a;
     struct session *e;
@@ -112,7 +111,7 @@ static enum session_answer apply(struct sessions *s, uint64_t stream,
 static enum session_answer ask(struct sessions *s, uint64_t stream, uint64_t seq, uint32_t keep,
                                uint32_t base_len, uint32_t k)
 {
-    struct prop_draft d;
+    struct draft d;
     struct session_update u = update_of(seq, keep, base_len, k);
     enum session_answer a = apply(s, stream, &u, 0, &d);
     if (a == SESSION_DRAFT && d.n)
@@ -160,7 +159,7 @@ static void k_is_cut_and_none_means_silence(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     struct session_update u = update_of(7, 0, 10, 5000);
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
     assert_int_equal(d.n, 8);
@@ -187,7 +186,7 @@ static void a_context_with_another_digest_is_asked_for(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     struct session_update u = update_of(7, 0, 10, 3);
     u.digest++;
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_NEED_CONTEXT);
@@ -211,7 +210,7 @@ static void a_closed_sequence_is_freed(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     ask(s, 1, 7, 0, 10, 3);
     n_done = 0;
     struct session_update u = {.seq = 7, .close = true};
@@ -226,7 +225,7 @@ static void only_a_sequence_that_has_ended_is_told_so(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(1, 10000);
-    struct prop_draft d;
+    struct draft d;
     n_done = n_ended = 0;
     ask(s, 1, 7, 0, 10, 3);
     struct session_update u = {.seq = 7, .close = true, .unfinished = true};
@@ -260,7 +259,7 @@ static void tokens_that_are_verified_stay_as_far_as_they_are_committed(void **st
     for (uint32_t n_kept = 0; n_kept <= 4; n_kept++) {
         AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
         uint32_t verifying[] = {11, 12, 13, 14}; // the context counts
-        struct prop_draft d;
+        struct draft d;
         if (n_kept < 4)
             verifying[n_kept] = 99;
         struct session_update u = update_of(7, 0, 10, 3);
@@ -277,7 +276,7 @@ static void idle_sessions_are_dropped(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     struct session_update a = update_of(1, 0, 10, 1), b = update_of(2, 0, 10, 1);
     apply(s, 1, &a, 0, &d);
     apply(s, 1, &b, 500000, &d);
@@ -320,7 +319,7 @@ static void a_context_that_is_too_long_gets_empty_drafts(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     assert_int_equal(ask(s, 1, 7, 0, 1000, 1), SESSION_DRAFT);
     struct session_update u = update_of(7, 1000, 1001, 1);
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_EMPTY);
@@ -334,7 +333,7 @@ static void behind_the_end_of_the_context_nothing_is_drafted_ahead(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     assert_int_equal(ask(s, 1, 7, 0, 990, 1), SESSION_DRAFT);
     struct session_update u = update_of(7, 990, 996, 3);
     u.verifying = counting;
@@ -366,13 +365,13 @@ static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
     struct prop_ask first, second;
     enum session_answer a;
     struct session_update u = update_of(7, 0, 10, 2);
-    u.q_mode = PROP_COUPLED;
+    u.q_mode = DRAFT_COUPLED;
     u.draw_key = 99;
-    u.sampling = &(struct prop_sampling){.law = {.temperature = 0.5f, .top_p = 0.9f}};
+    u.sampling = &(struct prop_sampling){.params = {.temperature = 0.5f, .top_p = 0.9f}};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &first), 0);
     assert_int_equal(a, SESSION_DRAFT);
     assert_int_equal(first.context.n, 10);
-    assert_int_equal(first.q_mode, PROP_COUPLED);
+    assert_int_equal(first.q_mode, DRAFT_COUPLED);
     assert_int_equal(first.draw_key, 99);
     u = update_of(7, 10, 11, 2);
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), -EBUSY);
@@ -380,7 +379,7 @@ static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
     assert_int_equal(sessions_update(s, 1, &close, 0, &a, &other, &second), -EBUSY);
     sessions_end(s, e);
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), 0);
-    assert_float_equal(second.sampling.law.temperature, 0.5f, 0); // as before
+    assert_float_equal(second.sampling.params.temperature, 0.5f, 0); // as before
     sessions_end(s, other);
 }
 
@@ -403,16 +402,16 @@ static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
     struct session_update u = update_of(7, 0, 10, 2);
     uint32_t banned[] = {5, 6};
     struct dist_bias bias[] = {{3, -1}};
-    u.sampling =
-        &(struct prop_sampling){.law = {.bias = bias, .n_bias = 1, .banned = banned, .n_banned = 2},
-                                .banned_until = 20,
-                                .ignore_eos = true};
+    u.sampling = &(struct prop_sampling){
+        .params = {.bias = bias, .n_bias = 1, .banned = banned, .n_banned = 2},
+        .banned_until = 20,
+        .ignore_eos = true};
     for (uint32_t n = 10; n < 12; n++) {
         assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-        assert_int_equal(ask.sampling.law.n_banned, 2);
-        assert_int_equal(ask.sampling.law.banned[1], 6);
-        assert_int_equal(ask.sampling.law.n_bias, 1);
-        assert_int_equal(ask.sampling.law.bias[0].token, 3);
+        assert_int_equal(ask.sampling.params.n_banned, 2);
+        assert_int_equal(ask.sampling.params.banned[1], 6);
+        assert_int_equal(ask.sampling.params.n_bias, 1);
+        assert_int_equal(ask.sampling.params.bias[0].token, 3);
         assert_int_equal(ask.sampling.banned_until, 20);
         assert_true(ask.sampling.ignore_eos);
         sessions_end(s, e);
@@ -420,10 +419,31 @@ static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
         bias[0].token = 9;
         u = update_of(7, n, n + 1, 2);
     }
-    u.sampling = &(struct prop_sampling){.law.top_p = 1};
+    u.sampling = &(struct prop_sampling){.params.top_p = 1};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-    assert_int_equal(ask.sampling.law.n_banned, 0);
-    assert_int_equal(ask.sampling.law.n_bias, 0);
+    assert_int_equal(ask.sampling.params.n_banned, 0);
+    assert_int_equal(ask.sampling.params.n_bias, 0);
+    sessions_end(s, e);
+}
+
+static void only_a_draft_ahead_may_have_more_nodes_than_depth(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct session *e;
+    struct prop_ask ask;
+    enum session_answer a;
+    struct session_update u = update_of(7, 0, 10, 3);
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    assert_int_equal(ask.max_depth, 3);
+    assert_int_equal(ask.max_nodes, 3);
+    sessions_end(s, e);
+    u = update_of(7, 10, 11, 3);
+    u.verifying = counting;
+    u.n_verifying = 4;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    assert_int_equal(ask.max_depth, 3);
+    assert_int_equal(ask.max_nodes, DRAFT_MAX_NODES - 4);
     sessions_end(s, e);
 }
 
@@ -462,7 +482,7 @@ static void a_hint_is_kept_and_takes_room(void **state)
     enum session_answer a;
     struct session *e;
     struct prop_ask ask;
-    struct prop_draft d = {0};
+    struct draft d = {0};
     struct sessions_stats stats;
     struct session_update u = update_of(1, 0, 5, 3);
     u.prompt_len = 3;
@@ -536,6 +556,7 @@ int main(void)
         cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
         cmocka_unit_test(what_is_banned_and_biased_is_kept_with_the_session),
         cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
+        cmocka_unit_test(only_a_draft_ahead_may_have_more_nodes_than_depth),
         cmocka_unit_test(a_hint_is_kept_and_takes_room),
         cmocka_unit_test(a_sequence_stays_its_tenants),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
