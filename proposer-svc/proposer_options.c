@@ -1,4 +1,4 @@
-/* proposer_options.c - the table of settings; those of every proposer follow the service's own. */
+/* proposer_options.c - the table of settings: the service's, then those of every proposer. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 static struct proposer_options values;
 
-static const struct conf_option own[] = {
+static const struct conf_option service_options[] = {
     {.name = "listen",
      .kind = CONF_LIST,
      .value = &values.listen,
@@ -112,7 +112,7 @@ static int unknown_proposer(void)
                 log_quote(values.proposer, strlen(values.proposer), quoted, sizeof(quoted)));
 }
 
-static int check(void)
+static int check_values(void)
 {
     if (!prop_find(values.proposer))
         return unknown_proposer();
@@ -125,8 +125,8 @@ static int check(void)
 int proposer_options_read(int argc, char **argv, const struct proposer_options **ret)
 {
     static struct conf_option all[OPTIONS_MAX];
-    size_t n = ARRAY_LEN(own);
-    memcpy(all, own, sizeof(own));
+    size_t n = ARRAY_LEN(service_options);
+    memcpy(all, service_options, sizeof(service_options));
     for (size_t i = 0; prop_at(i); i++)
         for (size_t k = 0; k < prop_at(i)->n_options && n < OPTIONS_MAX; k++)
             all[n++] = prop_at(i)->options[k];
@@ -138,7 +138,7 @@ int proposer_options_read(int argc, char **argv, const struct proposer_options *
                         .n_renames = ARRAY_LEN(renames)};
     int r = conf_read(&conf, argc, argv);
     if (r == 0)
-        r = check();
+        r = check_values();
     *ret = &values;
     return r;
 }
