@@ -1,8 +1,8 @@
 /* batch.h - the Rounds in progress: turns messages into asks, and drafts into answers.
  *
  * batch_take() adds Rounds, and batch_draft() drafts for all of them together. A sequence's answer
- * is ready when its draft is done or its time is up. A session has one ask at a time: an ask that is
- * open when its session's next update comes is answered without tokens.
+ * is ready when its draft is done or its time is up. A session has one ask at a time: an ask that
+ * is open when its session's next update comes is answered without tokens.
  *
  * Threads: one at a time. */
 #pragma once
@@ -38,8 +38,9 @@ void batch_free(struct batch *b);
 DEFINE_AUTO(struct batch, batch_free)
 
 /* Updates the sessions and opens an ask for each requested draft. `round` must stay valid until its
- * last answer was returned. owned: the same round, which the batch frees then; NULL: the caller frees
- * it. -EINVAL: fields of the round contradict each other. -ENOMEM. After an error no ask is open. */
+ * last answer was returned. owned: the same round, which the batch frees then; NULL: the caller
+ * frees it. -EINVAL: fields of the round contradict each other. -ENOMEM. After an error no ask is
+ * open. */
 int batch_take(struct batch *b, const struct batch_origin *from,
                const struct Tandem__V1__Round *round, struct Tandem__V1__Round *owned,
                int64_t now_us);

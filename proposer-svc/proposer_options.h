@@ -15,6 +15,6 @@ struct proposer_options {
     double idle_timeout_s, drain_timeout_s;
 };
 
-/* Reads defaults, file, environment and flags, including the settings of all proposers. Returns what
- * conf_read() returns, and -EINVAL for settings that contradict each other. */
+/* Reads defaults, file, environment and flags, including the settings of all proposers. Returns
+ * what conf_read() returns, and -EINVAL for settings that contradict each other. */
 int proposer_options_read(int argc, char **argv, const struct proposer_options **ret);

@@ -1,7 +1,8 @@
 /* session.c - a hash table of sessions, and a list in order of use.
  *
- * One lock guards the table and the list. It is not held while a proposer drafts or learns a context.
- * A session in use is marked busy and is never evicted, so only its stream's thread accesses it. */
+ * One lock guards the table and the list. It is not held while a proposer drafts or learns a
+ * context. A session in use is marked busy and is never evicted, so only its stream's thread
+ * accesses it. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -90,7 +91,8 @@ static struct prop_context context_of(const struct session *e)
                                  .tenant_len = e->tenant_len};
 }
 
-/* Frees a session. Needs the lock. A busy session may only be dropped by the thread that uses it. */
+/* Frees a session. Needs the lock. A busy session may only be dropped by the thread that uses
+ * it. */
 static void drop_session(struct sessions *s, struct session *e, bool ended)
 {
     struct session **p = bucket_of(s, e->stream, e->seq);
@@ -195,8 +197,8 @@ static uint64_t digest_of(uint64_t digest, const uint32_t *tokens, uint32_t n)
     return digest;
 }
 
-/* Finds or adds the session, marks it busy and reserves its context. *ret NULL: the whole context is
- * needed. -EBUSY: the session is busy already. */
+/* Finds or adds the session, marks it busy and reserves its context. *ret NULL: the whole context
+ * is needed. -EBUSY: the session is busy already. */
 static int begin_update(struct sessions *s, uint64_t stream, const struct session_update *u,
                         int64_t now_us, struct session **ret)
 {
@@ -234,8 +236,8 @@ static void end_busy(struct sessions *s, struct session *e, bool keep)
     pthread_mutex_unlock(&s->mu);
 }
 
-/* Cuts the context to `keep`. The proposer keeps tokens that were being verified up to the first one
- * that was not committed. */
+/* Cuts the context to `keep`. The proposer keeps tokens that were being verified up to the first
+ * one that was not committed. */
 static void cut_context(struct sessions *s, struct session *e, const struct session_update *u)
 {
     uint32_t known = e->n + e->n_verifying, same = u->keep;
@@ -271,8 +273,8 @@ static void take_sampling(struct session *e, const struct prop_sampling *from)
         e->sampling.params.n_bias = e->sampling.params.n_banned = 0;
 }
 
-/* Applies the update to the session. False: the digest differs, so it is not the verifier's context,
- * or the proposer has no memory. */
+/* Applies the update to the session. False: the digest differs, so it is not the verifier's
+ * context, or the proposer has no memory. */
 static bool apply_update(struct sessions *s, struct session *e, const struct session_update *u)
 {
     cut_context(s, e, u);

@@ -1,17 +1,17 @@
 /* conf.h - settings from one table: --help, parsing, checks and docs/configuration.md come from it.
  *
  * Order: default < configuration file < environment < flag. Each source replaces whole lists.
- *   file         `max_sequences = 8`. A `#` after a blank or at the start of a line begins a comment.
- *                Double quotes surround a value that contains " #", or begins or ends with blanks.
+ *   file         `max_sequences = 8`. A `#` after a blank, or at the start of a line, begins a
+ *                comment. Values with " #", or with blanks at an end, need double quotes.
  *   environment  TANDEM_MAX_SEQUENCES=8. An empty variable counts as not set.
- *   flag         --max-sequences 8 or --max-sequences=8. A truth value: --x, --no-x, --x=false.
- * List entries are separated by commas, or the line or the flag is repeated.
- * Every table also has --config FILE (or TANDEM_CONFIG), --print-config, --version and --help.
- * Numbers are read and written in the same way in every locale.
+ *   flag         --max-sequences 8, --max-sequences=8. For a truth value: --x, --no-x, --x=false.
+ * The entries of a list are separated by commas, or the line or the flag is repeated. Every table
+ * also has --config FILE (or TANDEM_CONFIG), --print-config, --version and --help. Numbers are read
+ * and written in the same way in every locale.
  *
- * Old spellings (struct conf_rename) work in all three sources and are not shown in --help. Each logs
- * one warning per setting and source, which names the new spelling. If the environment has the new
- * name and the old one, the new one counts.
+ * Old spellings (struct conf_rename) work in all three sources and are not shown in --help. Each
+ * logs one warning per setting and source, which names the new spelling. If the environment has the
+ * new name and the old one, the new one counts.
  *
  * Threads: main, before it starts other threads; afterwards the values are read-only. */
 #pragma once
@@ -58,11 +58,11 @@ struct conf {
     size_t n_renames;
 };
 
-/* Fills the values from defaults, the file that --config or TANDEM_CONFIG names, environment, flags.
- * Before the call the values are zero or hold the result of an earlier call.
- * 0: the values are set. 1: --help, --version or --print-config was answered on stdout, and the
- * program shall exit with 0. -EINVAL, -ENOENT ...: the error text names the setting, its source and
- * its range. The values stay allocated until conf_done(), also after an error. */
+/* Fills the values from defaults, the file that --config or TANDEM_CONFIG names, environment,
+ * flags. Before the call the values are zero or hold the result of an earlier call. 0: the values
+ * are set. 1: --help, --version or --print-config was answered on stdout, and the program shall
+ * exit with 0. -EINVAL, -ENOENT ...: the error text names the setting, its source and its range.
+ * The values stay allocated until conf_done(), also after an error. */
 int conf_read(const struct conf *c, int argc, char **argv);
 /* Sets values from the text of a configuration file. `path` appears in errors and warnings. */
 int conf_read_text(const struct conf *c, const char *path, const char *text, size_t len);

@@ -1,9 +1,9 @@
 /* ngram_index.h - an exact index of all places in a text where the last tokens of a context occur.
  *
- * For each of the lengths 1, 2, 4 and 8, a hash table has the latest place of every n-gram. before[]
- * leads from a place to the previous one of the same n-gram. A place is the position after the n-gram,
- * never 0. A text grows at its end, and shrinks at its end or its start. Removing the latest place
- * only needs before[], so linear probing works without tombstones.
+ * For each of the lengths 1, 2, 4 and 8, a hash table has the latest place of every n-gram.
+ * before[] leads from a place to the previous one of the same n-gram. A place is the position after
+ * the n-gram, never 0. A text grows at its end, and shrinks at its end or its start. Removing the
+ * latest place only needs before[], so linear probing works without tombstones.
  *
  * Threads: one at a time that changes it; several that only read. */
 #pragma once
@@ -34,10 +34,11 @@ void ngram_index_clear(struct ngram_index *g);
 void ngram_index_add(struct ngram_index *g, uint32_t e, uint32_t span);
 /* Undoes ngram_index_add(). e was added last. */
 void ngram_index_undo(struct ngram_index *g, uint32_t e, uint32_t span);
-/* Removes place e from the table of length ngram_index_lens[i]. e must be the n-gram's oldest place.
- * before[] of the next place still leads to it. */
+/* Removes place e from the table of length ngram_index_lens[i]. e must be the n-gram's oldest
+ * place. before[] of the next place still leads to it. */
 void ngram_index_forget(struct ngram_index *g, unsigned i, uint32_t e);
 
-/* The latest place, in the owner's text, of the ngram_index_lens[i] tokens before `end`. 0: none. */
+/* The latest place, in the owner's text, of the ngram_index_lens[i] tokens before `end`. 0:
+ * none. */
 uint32_t ngram_index_find(const struct ngram_index *g, unsigned i, const uint32_t *end,
                           uint32_t owner);

@@ -1,4 +1,5 @@
-/* prop.h - the interface of a proposer: a table of functions, called with the context of a sequence.
+/* prop.h - the interface of a proposer: a table of functions, called with the context of a
+ * sequence.
  *
  * A wrong guess costs only time, and a proposer may always return an empty draft. The session layer
  * owns contexts, answers Rounds and calls these functions. A proposer sees token ids only.
@@ -41,10 +42,11 @@ struct prop_sampling {
 /* A request for a draft for one sequence. The draft has at most max_nodes tokens, and at most
  * max_depth tokens on one path. A draft without branches has at most max_depth tokens.
  *
- * A request with n_verifying > 0 is answered with a draft ahead, which may prepare for the rejection
- * of tokens that are being verified. There a parent of -1 is the last token of the context, -2 the
- * token before it, down to -1 - n_verifying. The survival estimates of a branch then assume that
- * its parent is the last accepted token. Drafts ahead are point or coupled drafts. */
+ * A request with n_verifying > 0 is answered with a draft ahead, which may prepare for the
+ * rejection of tokens that are being verified. There a parent of -1 is the last token of the
+ * context, -2 the token before it, down to -1 - n_verifying. The survival estimates of a branch
+ * then assume that its parent is the last accepted token. Drafts ahead are point or coupled
+ * drafts. */
 struct prop_ask {
     void *seq; // the proposer's state of the sequence
     struct prop_context context;
@@ -79,8 +81,8 @@ struct prop_ops {
     int (*open)(void **ret_shared);
     void (*close)(void *shared);
     void (*about)(void *shared, struct prop_about *to); // NULL: point drafts for any vocabulary
-    /* Frees what the state points to. c: the context of a sequence that has ended. NULL: the session
-     * is dropped, and the sequence may come back. */
+    /* Frees what the state points to. c: the context of a sequence that has ended. NULL: the
+     * session is dropped, and the sequence may come back. */
     void (*seq_done)(void *shared, void *seq, const struct prop_context *c);
 
     /* Only positions [0, keep) of the known context stay valid. *c is still the whole context. */
@@ -88,16 +90,16 @@ struct prop_ops {
     /* The context has grown to c->n; its earlier tokens are unchanged. c->tokens stays valid until
      * the next call for this sequence. -ENOMEM: the caller drops the session. */
     int (*grow)(void *shared, void *seq, const struct prop_context *c);
-    /* Drafts for n different sequences. An ask that is not set to done is passed again after the next
-     * work(), until its time is up. A draft without tokens is a valid answer. */
+    /* Drafts for n different sequences. An ask that is not set to done is passed again after the
+     * next work(), until its time is up. A draft without tokens is a valid answer. */
     void (*draft)(void *shared, struct prop_ask *const *asks, uint32_t n);
     /* With PROP_OWN_THREAD: does a few milliseconds of background work between Rounds. The next
      * draft() may finish open asks. False: there was no work. NULL: the proposer never has any. */
     bool (*work)(void *shared);
 };
 
-/* The table of proposers. It is defined in proposer-svc/prop_table.c, which includes every proposer;
- * it is declared here because the cascade looks its members up by name. */
+/* The table of proposers. It is defined in proposer-svc/prop_table.c, which includes every
+ * proposer; it is declared here because the cascade looks its members up by name. */
 
 /* NULL: there is no proposer with this name. */
 const struct prop_ops *prop_find(const char *name);

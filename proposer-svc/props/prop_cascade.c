@@ -1,4 +1,5 @@
-/* prop_cascade.c - several proposers for one sequence: expensive ones are asked only when that pays.
+/* prop_cascade.c - several proposers for one sequence: expensive ones are asked only when that
+ * pays.
  *
  * Members are asked in their configured order, cheap ones first. "first" takes the first draft that
  * has a token. "score" compares expected numbers of accepted tokens:
@@ -168,7 +169,8 @@ static void cascade_seq_done(void *shared, void *seq, const struct prop_context 
 }
 
 /* Compares drafts with the tokens that were committed in their place, and counts predicted and
- * accepted tokens. Of a draft that is longer than the committed tokens only that many are compared. */
+ * accepted tokens. Of a draft that is longer than the committed tokens only that many are
+ * compared. */
 static void count_accepted(struct cascade *cas, struct cascade_seq *s, const struct prop_context *c)
 {
     uint32_t committed = c->n - c->n_verifying;

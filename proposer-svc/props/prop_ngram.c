@@ -1,17 +1,17 @@
 /* prop_ngram.c - copies the continuation of an earlier occurrence of the context's last tokens.
  *
- * The last n tokens are looked up in the context, for n from ngram_max down to ngram_min. The longest
- * n with an occurrence wins, and the tokens after the occurrence are the draft:
- *   - "latest" copies after the last occurrence. A copy that reaches the end of the context continues
- *     with its own tokens, so periodic text is continued without end.
- *   - "earliest_full" copies after the first occurrence, and only if k tokens follow it (Saxena 2023,
- *     "Prompt lookup decoding").
+ * The last n tokens are looked up in the context, for n from ngram_max down to ngram_min. The
+ * longest n with an occurrence wins, and the tokens after the occurrence are the draft:
+ *   - "latest" copies after the last occurrence. A copy that reaches the end of the context
+ *     continues with its own tokens, so periodic text is continued without end.
+ *   - "earliest_full" copies after the first occurrence, and only if k tokens follow it (Saxena
+ *     2023, "Prompt lookup decoding").
  *
  * There is one hash table per n. It maps an n-gram to the position after it. Lookup and append cost
- * O(ngram_max) expected, at any context length. A table stores only positions, and compares tokens in
- * the context. before[] stores the entry that an insertion replaced, so a cut undoes insertions in
- * reverse order. The last inserted key is thus the first removed one, and linear probing needs no
- * tombstones.
+ * O(ngram_max) expected, at any context length. A table stores only positions, and compares tokens
+ * in the context. before[] stores the entry that an insertion replaced, so a cut undoes insertions
+ * in reverse order. The last inserted key is thus the first removed one, and linear probing needs
+ * no tombstones.
  *
  * Memory per n: at most 11.7 bytes per token of context and 9.6 KiB. For n = 1 .. 4: 47 bytes per
  * token and 38 KiB. */
@@ -58,8 +58,8 @@ static const struct conf_option options[] = {
 };
 
 /* Probability that the i-th copied token is accepted if the tokens before it are, by length of the
- * match. Measured by tests/bench/bench_ngram.c over all its texts, see docs/benchmarks.md. Row 4 also
- * stands for longer matches, column 4 also for later tokens. */
+ * match. Measured by tests/bench/bench_ngram.c over all its texts, see docs/benchmarks.md. Row 4
+ * also stands for longer matches, column 4 also for later tokens. */
 static const float accept_ratio[5][5] = {
     {0},
     {0.16f, 0.38f, 0.45f, 0.50f, 0.56f},

@@ -1,16 +1,17 @@
-/* prop_suffix.c - the most frequent continuation of the last tokens, in the context and past outputs.
+/* prop_suffix.c - the most frequent continuation of the last tokens, in the context and past
+ * outputs.
  *
  * Suffix decoding (Oliaro, Jia, Campos, Qiao 2024, arXiv:2411.04975). All places where the last m
- * tokens occur form a tree of their continuations. The draft follows the most frequent child from the
- * root. The probability of a child is its count divided by its parent's. The draft ends where the
- * product of these probabilities falls below min_prob, and at factor * m + offset tokens. Its score
- * is the sum of the products, the expected number of accepted tokens. The draft with the best score
- * wins, over both texts and all m. On a tie the context's wins, then that of the longer m.
+ * tokens occur form a tree of their continuations. The draft follows the most frequent child from
+ * the root. The probability of a child is its count divided by its parent's. The draft ends where
+ * the product of these probabilities falls below min_prob, and at factor * m + offset tokens. Its
+ * score is the sum of the products, the expected number of accepted tokens. The draft with the best
+ * score wins, over both texts and all m. On a tie the context's wins, then that of the longer m.
  *
- * The trees are not stored. They are derived from the places in the index (ngram_index.h): the latest
- * 32 per n-gram length, from the longest length down, while a shorter match could still score better.
- * So the cost of a draft does not depend on the length of the texts. A place whose continuation
- * reaches the end of the context continues in the draft itself.
+ * The trees are not stored. They are derived from the places in the index (ngram_index.h): the
+ * latest 32 per n-gram length, from the longest length down, while a shorter match could still
+ * score better. So the cost of a draft does not depend on the length of the texts. A place whose
+ * continuation reaches the end of the context continues in the draft itself.
  *
  * An output is added to the pool of past outputs when its sequence ends, so it is added once. A
  * session that is only dropped may come back. A tenant's drafts use only its own outputs.
@@ -112,7 +113,7 @@ static int suffix_open(void **ret_shared)
 
 /* ---- one sequence's context ---- */
 
-/* If the length of the prompt is unknown, its tokens cannot be told from the output: none is added. */
+/* If the length of the prompt is unknown, its end is too: nothing is added to the pool. */
 static void suffix_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
     struct shared *sh = shared;
@@ -277,8 +278,8 @@ static void follow_places(const struct text *t, uint32_t n, uint32_t max, double
     }
 }
 
-/* Adds the latest places of matches that have at least ngram_index_lens[level] tokens, and fewer than
- * those of the next level. Returns the number of places before. */
+/* Adds the latest places of matches that have at least ngram_index_lens[level] tokens, and fewer
+ * than those of the next level. Returns the number of places before. */
 static uint32_t find_places(const struct shared *sh, struct text *t, const struct prop_context *c,
                             unsigned level)
 {
@@ -298,7 +299,7 @@ static uint32_t find_places(const struct shared *sh, struct text *t, const struc
     return first;
 }
 
-/* The maximum length of a draft after a match of so many tokens. */
+/* The maximum length of a draft after a match of `matched` tokens. */
 static uint32_t max_tokens(const struct shared *sh, uint32_t matched, uint32_t k)
 {
     double max = sh->set.factor * matched + sh->set.offset;

@@ -1,4 +1,5 @@
-/* suffix_pool.c - the ring of tokens, its index, and a table of the tenants whose outputs it has. */
+/* suffix_pool.c - the ring of tokens, its index, and a table of the tenants whose outputs it
+ * has. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -83,7 +84,8 @@ static uint32_t find_tenant(const struct suffix_pool *p, const uint8_t *bytes, u
     return t;
 }
 
-/* Numbers a tenant that has no number. 0: no memory. There are at most as many tenants as outputs. */
+/* Numbers a tenant that has no number. 0: no memory. There are at most as many tenants as
+ * outputs. */
 static uint32_t add_tenant(struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
 {
     uint32_t t = p->first_free;

@@ -1,7 +1,7 @@
 /* suffix_pool.h - past outputs, which sequences of the same tenant draft from.
  *
- * A ring of tokens. Each output begins with a mark, and new tokens replace the oldest ones. An output
- * is found only by the tenant that it was added for.
+ * A ring of tokens. Each output begins with a mark, and new tokens replace the oldest ones. An
+ * output is found only by the tenant that it was added for.
  *
  * Threads: any. A pool that is locked for reading takes no outputs meanwhile. */
 #pragma once
@@ -18,7 +18,8 @@ int suffix_pool_new(uint32_t max_tokens, uint64_t salt, struct suffix_pool **ret
 void suffix_pool_free(struct suffix_pool *p);
 DEFINE_AUTO(struct suffix_pool, suffix_pool_free)
 
-/* Adds an output. Only its last max_tokens - 1 tokens are stored. Without memory nothing is added. */
+/* Adds an output. Only its last max_tokens - 1 tokens are stored. Without memory nothing is
+ * added. */
 void suffix_pool_add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
                      const uint32_t *tokens, uint32_t n);
 

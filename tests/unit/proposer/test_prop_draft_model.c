@@ -1,5 +1,5 @@
-/* test_prop_draft_model.c - a draft model says the same whatever came before, and what the target would
- * say when it is the target. */
+/* test_prop_draft_model.c - a draft model says the same whatever came before, and what the target
+ * would say when it is the target. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
