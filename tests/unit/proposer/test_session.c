@@ -1,4 +1,4 @@
-/* test_session.c - contexts stay in step with their verifiers, within their limits. */
+/* test_session.c - contexts equal those of the verifiers, within the limits. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "lib/lib.h"
 #include "proposer-svc/session.h"
 
-/* A proposer that drafts the sum of the context it was shown: any slip in the context shows. */
+/* A proposer that drafts the sum of its context, so that a wrong context gives a wrong draft. */
 struct sum_seq {
     uint32_t n, sum;
 };
@@ -37,7 +37,7 @@ static int sum_grow(void *shared, void *seq, const struct prop_context *c)
     struct sum_seq *s = seq;
     for (; s->n < c->n; s->n++)
         s->sum += c->tokens[s->n];
-    return s->sum == 666 ? fail(-ENOMEM, "no memory for evil") : 0;
+    return s->sum == 666 ? fail(-ENOMEM, "no memory for a sum of 666") : 0;
 }
 
 static void sum_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
@@ -71,7 +71,7 @@ static struct sessions *sessions_of(uint32_t max_sessions, uint64_t max_tokens)
     return s;
 }
 
-/* The verifier's view of one sequence: a context of 1, 2, 3 ... */
+/* The verifier's context: 1, 2, 3 ... */
 static uint32_t counting[2000];
 
 static uint64_t digest(uint32_t n)
@@ -140,8 +140,8 @@ static void a_context_grows_from_keep(void **state)
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
     assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
     assert_int_equal(ask(s, 1, 7, 10, 14, 3), SESSION_DRAFT);
-    assert_int_equal(ask(s, 1, 7, 14, 14, 3), SESSION_DRAFT); // nothing new
-    assert_int_equal(ask(s, 1, 7, 5, 9, 3), SESSION_DRAFT);   // taken back
+    assert_int_equal(ask(s, 1, 7, 14, 14, 3), SESSION_DRAFT); // no new tokens
+    assert_int_equal(ask(s, 1, 7, 5, 9, 3), SESSION_DRAFT);   // shorter
     assert_int_equal(ask(s, 1, 7, 0, 2, 3), SESSION_DRAFT);   // from the start again
     assert_int_equal(ask(s, 1, 7, 2, 2, 3), SESSION_DRAFT);
     assert_int_equal(n_sessions(s), 1);
@@ -155,7 +155,7 @@ static void an_empty_context_is_a_context(void **state)
     assert_int_equal(ask(s, 1, 7, 0, 1, 3), SESSION_DRAFT);
 }
 
-static void k_is_cut_and_none_means_silence(void **state)
+static void k_is_limited_and_0_means_no_answer(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -170,19 +170,19 @@ static void k_is_cut_and_none_means_silence(void **state)
     assert_int_equal(ask(s, 1, 7, 12, 13, 1), SESSION_DRAFT);
 }
 
-static void a_missing_context_is_asked_for(void **state)
+static void a_missing_context_is_requested(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
     assert_int_equal(ask(s, 1, 7, 3, 10, 3), SESSION_NEED_CONTEXT); // never seen
-    assert_int_equal(ask(s, 1, 7, 3, 10, 0), SESSION_NEED_CONTEXT); // whether drafted for or not
+    assert_int_equal(ask(s, 1, 7, 3, 10, 0), SESSION_NEED_CONTEXT); // also if no draft is requested
     assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
     assert_int_equal(ask(s, 1, 7, 11, 12, 3), SESSION_NEED_CONTEXT); // a gap
-    assert_int_equal(ask(s, 1, 7, 10, 12, 3), SESSION_NEED_CONTEXT); // and forgotten by then
+    assert_int_equal(ask(s, 1, 7, 10, 12, 3), SESSION_NEED_CONTEXT); // the session was dropped
     assert_int_equal(ask(s, 1, 7, 0, 12, 3), SESSION_DRAFT);
 }
 
-static void a_context_with_another_digest_is_asked_for(void **state)
+static void a_context_with_another_digest_is_requested(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -193,7 +193,7 @@ static void a_context_with_another_digest_is_asked_for(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
-static void sessions_of_two_streams_do_not_meet(void **state)
+static void sessions_of_two_streams_are_separate(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -215,13 +215,14 @@ static void a_closed_sequence_is_freed(void **state)
     n_done = 0;
     struct session_update u = {.seq = 7, .close = true};
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT);
-    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT); // twice does not hurt
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT); // a second close has no effect
     assert_int_equal(n_done, 1);
     assert_int_equal(n_sessions(s), 0);
 }
 
-/* What is forgotten for any other reason may come back, from its start. */
-static void only_a_sequence_that_has_ended_is_told_so(void **state)
+/* A sequence whose session was dropped for any other reason may come back, with its whole
+ * context. */
+static void seq_done_has_the_context_only_if_the_sequence_has_ended(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(1, 10000);
@@ -231,7 +232,7 @@ static void only_a_sequence_that_has_ended_is_told_so(void **state)
     struct session_update u = {.seq = 7, .close = true, .unfinished = true};
     apply(s, 1, &u, 0, &d);
     ask(s, 1, 7, 0, 12, 3);
-    ask(s, 1, 8, 0, 10, 3); // takes the room
+    ask(s, 1, 8, 0, 10, 3); // evicts the other session
     sessions_expire(s, 1000001);
     ask(s, 1, 7, 0, 13, 3);
     sessions_end_stream(s, 1);
@@ -246,29 +247,30 @@ static void only_a_sequence_that_has_ended_is_told_so(void **state)
     apply(s, 2, &u, 0, &d);
     assert_int_equal(n_ended, 1);
     ask(s, 2, 8, 0, 1000, 1);
-    u = update_of(8, 1000, 1001, 1); // too long for good
+    u = update_of(8, 1000, 1001, 1); // too long: it has ended for the proposer
     apply(s, 2, &u, 0, &d);
     assert_int_equal(n_done, 7);
     assert_int_equal(n_ended, 2);
 }
 
-/* The proposer knows tokens that are being verified and keeps those that were committed. */
-static void tokens_that_are_verified_stay_as_far_as_they_are_committed(void **state)
+/* The proposer keeps tokens that were being verified, up to the first one that was not
+ * committed. */
+static void tokens_being_verified_stay_if_they_are_committed(void **state)
 {
     (void)state;
-    for (uint32_t n_kept = 0; n_kept <= 4; n_kept++) {
+    for (uint32_t n_accepted = 0; n_accepted <= 4; n_accepted++) {
         AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-        uint32_t verifying[] = {11, 12, 13, 14}; // the context counts
+        uint32_t verifying[] = {11, 12, 13, 14}; // the context is 1 .. 10
         struct draft d;
-        if (n_kept < 4)
-            verifying[n_kept] = 99;
+        if (n_accepted < 4)
+            verifying[n_accepted] = 99;
         struct session_update u = update_of(7, 0, 10, 3);
         u.verifying = verifying;
         u.n_verifying = 4;
         assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
         uint32_t sum = 55 + 11 + 12 + 13 + 14;
-        assert_int_equal(d.tokens[0], n_kept < 4 ? sum - (11 + n_kept) + 99 : sum);
-        assert_int_equal(ask(s, 1, 7, 10, 11 + n_kept, 1), SESSION_DRAFT); // looks at the sum
+        assert_int_equal(d.tokens[0], n_accepted < 4 ? sum - (11 + n_accepted) + 99 : sum);
+        assert_int_equal(ask(s, 1, 7, 10, 11 + n_accepted, 1), SESSION_DRAFT); // checks the sum
     }
 }
 
@@ -287,7 +289,7 @@ static void idle_sessions_are_dropped(void **state)
     assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_DRAFT);
 }
 
-static void the_least_recently_used_makes_room_for_a_session(void **state)
+static void a_new_session_evicts_the_least_recently_used(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(2, 10000);
@@ -300,7 +302,7 @@ static void the_least_recently_used_makes_room_for_a_session(void **state)
     assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_NEED_CONTEXT);
 }
 
-static void and_for_tokens(void **state)
+static void new_tokens_evict_the_least_recently_used(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(100, 1000);
@@ -328,8 +330,9 @@ static void a_context_that_is_too_long_gets_empty_drafts(void **state)
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_EMPTY);
 }
 
-/* What is committed is learnt all the same, or the whole context would be wanted again. */
-static void behind_the_end_of_the_context_nothing_is_drafted_ahead(void **state)
+/* The committed tokens still update the session. Else the whole context would be requested
+ * again. */
+static void beyond_max_context_there_is_no_draft_ahead(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -342,7 +345,7 @@ static void behind_the_end_of_the_context_nothing_is_drafted_ahead(void **state)
     assert_int_equal(ask(s, 1, 7, 996, 999, 1), SESSION_DRAFT);
 }
 
-static void a_contradiction_is_refused_with_a_sentence(void **state)
+static void a_contradictory_update_is_refused(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -357,7 +360,7 @@ static void a_contradiction_is_refused_with_a_sentence(void **state)
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &d), -EINVAL);
 }
 
-static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
+static void a_busy_session_takes_no_update(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -379,11 +382,11 @@ static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
     assert_int_equal(sessions_update(s, 1, &close, 0, &a, &other, &second), -EBUSY);
     sessions_end(s, e);
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), 0);
-    assert_float_equal(second.sampling.params.temperature, 0.5f, 0); // as before
+    assert_float_equal(second.sampling.params.temperature, 0.5f, 0); // unchanged
     sessions_end(s, other);
 }
 
-static void a_proposer_out_of_memory_gives_up_the_session(void **state)
+static void a_session_is_dropped_if_its_proposer_has_no_memory(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -392,7 +395,7 @@ static void a_proposer_out_of_memory_gives_up_the_session(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
-static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
+static void a_session_keeps_its_bans_and_biases(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -415,7 +418,7 @@ static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
         assert_int_equal(ask.sampling.banned_until, 20);
         assert_true(ask.sampling.ignore_eos);
         sessions_end(s, e);
-        banned[1] = 9; // the message is gone
+        banned[1] = 9; // the message was freed
         bias[0].token = 9;
         u = update_of(7, n, n + 1, 2);
     }
@@ -475,7 +478,7 @@ static void streams_on_many_threads_share_the_limits(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
-static void a_hint_is_kept_and_takes_room(void **state)
+static void a_session_keeps_its_hint_and_counts_its_tokens(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 500);
@@ -499,7 +502,7 @@ static void a_hint_is_kept_and_takes_room(void **state)
 
     u = update_of(2, 0, 5, 3);
     u.hint = counting;
-    u.n_hint = 500; // no room: no hint, and the draft is the proposer's
+    u.n_hint = 500; // above max_tokens: no hint, and the proposer drafts
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
     assert_int_equal(a, SESSION_DRAFT);
     assert_false(sessions_hint(e, &ask));
@@ -514,7 +517,7 @@ static void a_hint_is_kept_and_takes_room(void **state)
     assert_true(with > 4);
 }
 
-static void a_sequence_stays_its_tenants(void **state)
+static void a_session_keeps_its_tenant(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 5000);
@@ -529,7 +532,7 @@ static void a_sequence_stays_its_tenants(void **state)
         assert_int_equal(ask.context.tenant_len, 3);
         assert_memory_equal(ask.context.tenant, "abc", 3);
         sessions_end(s, e);
-        u = update_of(1, 3, 5, 2); // told once
+        u = update_of(1, 3, 5, 2); // the tenant comes only once
     }
     u.tenant_len = PROP_TENANT_MAX + 1;
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), -EINVAL);
@@ -540,25 +543,25 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_context_grows_from_keep),
         cmocka_unit_test(an_empty_context_is_a_context),
-        cmocka_unit_test(k_is_cut_and_none_means_silence),
-        cmocka_unit_test(a_missing_context_is_asked_for),
-        cmocka_unit_test(a_context_with_another_digest_is_asked_for),
-        cmocka_unit_test(sessions_of_two_streams_do_not_meet),
+        cmocka_unit_test(k_is_limited_and_0_means_no_answer),
+        cmocka_unit_test(a_missing_context_is_requested),
+        cmocka_unit_test(a_context_with_another_digest_is_requested),
+        cmocka_unit_test(sessions_of_two_streams_are_separate),
         cmocka_unit_test(a_closed_sequence_is_freed),
-        cmocka_unit_test(only_a_sequence_that_has_ended_is_told_so),
-        cmocka_unit_test(tokens_that_are_verified_stay_as_far_as_they_are_committed),
+        cmocka_unit_test(seq_done_has_the_context_only_if_the_sequence_has_ended),
+        cmocka_unit_test(tokens_being_verified_stay_if_they_are_committed),
         cmocka_unit_test(idle_sessions_are_dropped),
-        cmocka_unit_test(the_least_recently_used_makes_room_for_a_session),
-        cmocka_unit_test(and_for_tokens),
+        cmocka_unit_test(a_new_session_evicts_the_least_recently_used),
+        cmocka_unit_test(new_tokens_evict_the_least_recently_used),
         cmocka_unit_test(a_context_that_is_too_long_gets_empty_drafts),
-        cmocka_unit_test(behind_the_end_of_the_context_nothing_is_drafted_ahead),
-        cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
-        cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
-        cmocka_unit_test(what_is_banned_and_biased_is_kept_with_the_session),
-        cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
+        cmocka_unit_test(beyond_max_context_there_is_no_draft_ahead),
+        cmocka_unit_test(a_contradictory_update_is_refused),
+        cmocka_unit_test(a_busy_session_takes_no_update),
+        cmocka_unit_test(a_session_keeps_its_bans_and_biases),
+        cmocka_unit_test(a_session_is_dropped_if_its_proposer_has_no_memory),
         cmocka_unit_test(only_a_draft_ahead_may_have_more_nodes_than_depth),
-        cmocka_unit_test(a_hint_is_kept_and_takes_room),
-        cmocka_unit_test(a_sequence_stays_its_tenants),
+        cmocka_unit_test(a_session_keeps_its_hint_and_counts_its_tokens),
+        cmocka_unit_test(a_session_keeps_its_tenant),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };
     return cmocka_run_group_tests(tests, count, NULL);
