@@ -206,11 +206,9 @@ static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from,
                    .presence = within(from->presence, -FLT_MAX, FLT_MAX, 0),
                    .frequency = within(from->frequency, -FLT_MAX, FLT_MAX, 0),
                    .bias = bias,
-                   .n_bias = n_bias,
-                   .banned = from->banned,
-                   .n_banned = at_most(from->n_banned, PROP_BANNED_MAX)},
-        .ignore_eos = from->ignore_eos,
-        .banned_until = from->banned_until};
+                   .n_bias = n_bias},
+        .ban = {from->banned, at_most(from->n_banned, PROP_BANNED_MAX), from->banned_until},
+        .ignore_eos = from->ignore_eos};
 }
 
 static_assert((int)DRAFT_POINT == TANDEM__V1__QMODE__Q_MODE_POINT &&

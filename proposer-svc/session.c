@@ -260,17 +260,17 @@ static void take_sampling(struct session *e, const struct prop_sampling *from)
 {
     const struct dist_params *p = &from->params;
     free(e->bias);
-    e->bias = malloc(p->n_bias * sizeof(*p->bias) + p->n_banned * sizeof(*p->banned) + 1);
+    e->bias = malloc(p->n_bias * sizeof(*p->bias) + from->ban.n * sizeof(uint32_t) + 1);
     uint32_t *banned = e->bias ? (uint32_t *)(e->bias + p->n_bias) : NULL;
     if (e->bias && p->n_bias)
         memcpy(e->bias, p->bias, p->n_bias * sizeof(*p->bias));
-    if (e->bias && p->n_banned)
-        memcpy(banned, p->banned, p->n_banned * sizeof(*p->banned));
+    if (e->bias && from->ban.n)
+        memcpy(banned, from->ban.tokens, from->ban.n * sizeof(*banned));
     e->sampling = *from;
     e->sampling.params.bias = e->bias;
-    e->sampling.params.banned = banned;
+    e->sampling.ban.tokens = banned;
     if (!e->bias)
-        e->sampling.params.n_bias = e->sampling.params.n_banned = 0;
+        e->sampling.params.n_bias = e->sampling.ban.n = 0;
 }
 
 /* Applies the update to the session. False: the digest differs, so it is not the verifier's

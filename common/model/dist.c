@@ -1,5 +1,7 @@
-/* dist.c - from logits to a distribution to a token: every step is a fixed sequence of operations,
- * so the same logits and parameters keep the same tokens and draw the same one on every machine. */
+/* dist.c - from logits to a distribution to a token.
+ *
+ * Every step is a fixed sequence of operations. The same logits and parameters therefore keep the
+ * same tokens, and the same token is drawn, on every machine. */
 #include <assert.h>
 #include <errno.h>
 #include <float.h>
@@ -13,14 +15,14 @@
 struct dist {
     uint32_t n_vocab, n_kept;
     const struct kernel *kernel;
-    float *logits;   // (n_vocab) after penalties, bias and bans; -inf: cannot come
-    double *weights; // (n_vocab) of the kept tokens: exp(logit/T - largest), where wanted
-    uint32_t *kept;  // (n_vocab) ids; their order is fixed but means nothing
+    float *logits;   // (n_vocab) after penalties, bias and mask; -inf: the token cannot come
+    double *weights; // (n_vocab) of kept tokens: exp(logit/T - largest); not always computed
+    uint32_t *kept;  // (n_vocab) ids of the kept tokens; each step leaves a fixed order
     uint64_t *keys;  // (n_vocab) see key_of()
-    uint64_t *spare; // (n_vocab) of sort_keys()
+    uint64_t *spare; // (n_vocab) used by sort_keys()
     double temperature;
-    uint32_t best; // the largest logit's lowest id
-    bool uncut;    // all tokens that can come are kept
+    uint32_t best; // the lowest id with the largest logit
+    bool uncut;    // no step has cut a token that can come
 };
 
 /* ---- counts ---- */
@@ -30,9 +32,9 @@ struct count {
 };
 
 struct dist_counts {
-    struct count *v; // (max) as they came first
+    struct count *v; // (max) in the order of first occurrence
     uint32_t n, max;
-    uint32_t *slots;  // (n_slots) an open hash table: place in v, from 1; 0: free
+    uint32_t *slots;  // (n_slots) open hash table: index into v plus 1; 0: free
     uint32_t n_slots; // a power of two
 };
 
@@ -61,7 +63,7 @@ void dist_counts_free(struct dist_counts *c)
     free(c);
 }
 
-/* The token's slot, or the free one where it belongs. */
+/* The slot of the token, or the free slot where it would be inserted. */
 static uint32_t *find_slot(const struct dist_counts *c, uint32_t token)
 {
     uint32_t i = (uint32_t)rng_splitmix64(token) & (c->n_slots - 1);
@@ -101,7 +103,7 @@ void dist_counts_take_back(struct dist_counts *c, uint32_t token)
     count->generated--;
     if (--count->all)
         return;
-    assert(*slot == c->n); // it came last, so no other token's search went past its slot
+    assert(*slot == c->n); // inserted last, so no other token's search passed over its slot
     c->n--;
     *slot = 0;
 }
@@ -111,7 +113,7 @@ void dist_counts_take_back(struct dist_counts *c, uint32_t token)
 int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret)
 {
     if (n_vocab == 0)
-        return fail(-EINVAL, "dist: an empty vocabulary");
+        return fail(-EINVAL, "dist: the vocabulary is empty");
     AUTO(dist_free) struct dist *d = calloc(1, sizeof(*d));
     if (!d)
         return fail(-ENOMEM, "dist: no memory");
@@ -140,8 +142,8 @@ void dist_free(struct dist *d)
     free(d);
 }
 
-/* NaN cannot come, infinity is a large number, and there is one zero. */
-static inline float tame(float x)
+/* Maps NaN to -inf, +inf to the largest float and -0 to 0. */
+static inline float sanitise(float x)
 {
     x = x != x ? -INFINITY : x;
     return (x > FLT_MAX ? FLT_MAX : x) + 0.0f;
@@ -163,39 +165,49 @@ static void penalise(float *logits, uint32_t n_vocab, const struct dist_params *
         x = x > 0 ? x / p->repetition : x * p->repetition;
         if (c->generated)
             x = x - (float)c->generated * p->frequency - p->presence;
-        logits[c->token] = tame(x);
+        logits[c->token] = sanitise(x);
+    }
+}
+
+void dist_mask_ban(uint64_t *mask, uint32_t n_vocab, const uint32_t *banned, uint32_t n)
+{
+    memset(mask, 0xff, dist_mask_words(n_vocab) * sizeof(*mask));
+    for (uint32_t i = 0; i < n; i++)
+        if (banned[i] < n_vocab)
+            mask[banned[i] / 64] &= ~((uint64_t)1 << banned[i] % 64);
+}
+
+static void apply_mask(float *logits, uint32_t n_vocab, const uint64_t *mask)
+{
+    for (uint32_t first = 0; first < n_vocab; first += 64) {
+        uint32_t end = n_vocab - first < 64 ? n_vocab : first + 64;
+        if (mask[first / 64] == UINT64_MAX)
+            continue;
+        for (uint32_t i = first; i < end; i++)
+            logits[i] = dist_mask_allows(mask, i) ? logits[i] : -INFINITY;
     }
 }
 
 void dist_adjust(const float *logits, uint32_t n_vocab, const struct dist_params *p,
-                 const struct dist_counts *counts, float *to)
+                 const struct dist_counts *counts, const uint64_t *mask, float *to)
 {
     for (uint32_t i = 0; i < n_vocab; i++)
-        to[i] = tame(logits[i]);
+        to[i] = sanitise(logits[i]);
     if (counts && dist_penalises(p))
         penalise(to, n_vocab, p, counts);
     for (uint32_t i = 0; i < p->n_bias; i++)
         if (p->bias[i].token < n_vocab)
-            to[p->bias[i].token] = tame(to[p->bias[i].token] + p->bias[i].bias);
-    for (uint32_t i = 0; i < p->n_banned; i++)
-        if (p->banned[i] < n_vocab)
-            to[p->banned[i]] = -INFINITY;
+            to[p->bias[i].token] = sanitise(to[p->bias[i].token] + p->bias[i].bias);
+    if (mask)
+        apply_mask(to, n_vocab, mask);
 }
 
-static bool is_banned(const struct dist_params *p, uint32_t token)
+static uint32_t lowest_allowed(uint32_t n_vocab, const uint64_t *mask)
 {
-    for (uint32_t i = 0; i < p->n_banned; i++)
-        if (p->banned[i] == token)
-            return true;
-    return false;
-}
-
-static uint32_t lowest_not_banned(const struct dist *d, const struct dist_params *p)
-{
-    for (uint32_t i = 0; i < d->n_vocab; i++)
-        if (!is_banned(p, i))
+    for (uint32_t i = 0; mask && i < n_vocab; i++)
+        if (dist_mask_allows(mask, i))
             return i;
-    return 0; // all are
+    return 0; // no mask, or one that allows no token
 }
 
 /* ---- which tokens are kept ---- */
@@ -205,8 +217,8 @@ static double score_of(const struct dist *d, uint32_t token)
     return (double)d->logits[token] / d->temperature;
 }
 
-/* exp(score - largest score) of all tokens, 0 of those that cannot come; their sum, in eight lanes.
- */
+/* Sets all weights: exp(score - largest score), 0 for tokens that cannot come. Returns their sum,
+ * added up in eight lanes. */
 static double weigh_all(struct dist *d)
 {
     double largest = score_of(d, d->best), sums[8] = {0}, sum = 0;
@@ -218,7 +230,7 @@ static double weigh_all(struct dist *d)
     return sum;
 }
 
-/* The same of the tokens in `kept`, summed in their order. */
+/* Sets the weights of the tokens in `kept` alone. Returns their sum, added up in their order. */
 static double weigh_kept(struct dist *d)
 {
     double largest = score_of(d, d->best), sum = 0;
@@ -230,7 +242,7 @@ static double weigh_kept(struct dist *d)
     return sum;
 }
 
-/* All tokens that can come with a logit of at least `least`, by rising id. */
+/* Keeps the tokens that can come and have a logit of at least `least`, by rising id. */
 static void keep_from(struct dist *d, float least)
 {
     uint32_t n = 0;
@@ -241,7 +253,7 @@ static void keep_from(struct dist *d, float least)
     d->n_kept = n;
 }
 
-/* Orders by falling logit, then by rising id: the smallest key is the best token. */
+/* A key that sorts by falling logit, then by rising id: the best token has the smallest key. */
 static uint64_t key_of(float logit, uint32_t token)
 {
     uint32_t bits;
@@ -250,10 +262,11 @@ static uint64_t key_of(float logit, uint32_t token)
     return (uint64_t)bits << 32 | token;
 }
 
-/* Sorts n keys that come by rising id. A radix sort: no logits take it longer than others. */
+/* Sorts n keys that are in the order of rising ids. It is a radix sort, so its time does not depend
+ * on the logits. */
 static void sort_keys(struct dist *d, uint32_t n)
 {
-    uint32_t at[4][256] = {0}; // by byte of the logit: its keys, then where the next one goes
+    uint32_t at[4][256] = {0}; // per byte of the logit: number of keys, then next position
     uint64_t *from = d->keys, *to = d->spare;
     for (uint32_t i = 0; i < n; i++)
         for (int b = 0; b < 4; b++)
@@ -273,7 +286,7 @@ static void sort_keys(struct dist *d, uint32_t n)
     }
 }
 
-/* Puts the tokens in `kept`, which stand there by rising id, best first. */
+/* Reorders `kept` from rising ids to best first. */
 static void sort_kept(struct dist *d)
 {
     for (uint32_t i = 0; i < d->n_kept; i++)
@@ -283,9 +296,9 @@ static void sort_kept(struct dist *d)
         d->kept[i] = (uint32_t)d->keys[i];
 }
 
-/* A logit that at least k tokens reach: the k-th largest of the maxima of more than k ranges. -inf:
- * not worth looking for, or not found. */
-static float reached_by(struct dist *d, uint32_t k)
+/* A lower bound of the k-th largest logit: the k-th largest of the maxima of more than k ranges.
+ * -inf: the search would not pay, or no bound was found. */
+static float bound_of_top_k(struct dist *d, uint32_t k)
 {
     uint32_t step = d->n_vocab / 4 / k, n = 0;
     if (step < 8)
@@ -300,15 +313,15 @@ static float reached_by(struct dist *d, uint32_t k)
     return d->logits[(uint32_t)d->keys[k - 1]];
 }
 
-/* The k best, best first; fewer if no more can come. */
+/* Keeps the k best tokens, best first; fewer if fewer can come. */
 static void keep_top_k(struct dist *d, uint32_t k)
 {
-    keep_from(d, reached_by(d, k));
+    keep_from(d, bound_of_top_k(d, k));
     sort_kept(d);
     d->n_kept = d->n_kept < k ? d->n_kept : k;
 }
 
-/* Of tokens that stand in `kept` best first, the shortest run that weighs `wanted`. */
+/* Cuts `kept`, which is sorted best first, to the shortest prefix that weighs at least `wanted`. */
 static void cut_sorted(struct dist *d, double wanted)
 {
     double sum = 0;
@@ -318,12 +331,12 @@ static void cut_sorted(struct dist *d, double wanted)
     d->n_kept = n;
 }
 
-#define BINS 257 // of a quarter of a unit of score; the last: all that is further below the best
+#define BINS 257 // each a quarter of a unit of score; the last holds all lower scores
 
-/* Surely the best tokens that weigh `wanted`, and few that come behind them. */
+/* Keeps a superset of the best tokens that weigh `wanted`, with few tokens more. */
 static void keep_weighing(struct dist *d, double wanted)
 {
-    double bins[BINS][4] = {0}, weight = 0; // four sums each: additions do not wait for each other
+    double bins[BINS][4] = {0}, weight = 0; // four sums per bin: independent additions
     double largest = (double)d->logits[d->best], per_logit = 4 / d->temperature;
     for (uint32_t i = 0; i < d->n_vocab; i++) {
         double below = (largest - (double)d->logits[i]) * per_logit;
@@ -336,7 +349,7 @@ static void keep_weighing(struct dist *d, double wanted)
     keep_from(d, (float)fmax(least, -FLT_MAX));
 }
 
-/* The shortest run of best tokens that holds at least top_p of all. */
+/* Keeps the shortest prefix of the best tokens that holds at least top_p of the whole weight. */
 static void keep_top_p(struct dist *d, double top_p)
 {
     double wanted = weigh_all(d) * top_p;
@@ -345,12 +358,11 @@ static void keep_top_p(struct dist *d, double top_p)
     cut_sorted(d, wanted);
 }
 
-/* Tokens at least min_p times as probable as the best. */
+/* Keeps tokens that are at least min_p times as probable as the best one. */
 static void keep_min_p(struct dist *d, double min_p)
 {
     double largest = score_of(d, d->best);
-    double surely_less =
-        exact_math_log(min_p) - 1e-6; // spares the exact look; no bit depends on it
+    double surely_less = exact_math_log(min_p) - 1e-6; // saves the exact test; no bit depends on it
     uint32_t n = 0;
     for (uint32_t i = 0; i < d->n_kept; i++) {
         double below = score_of(d, d->kept[i]) - largest;
@@ -368,13 +380,13 @@ static void keep_one(struct dist *d, uint32_t token)
 }
 
 void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
-              const struct dist_counts *counts)
+              const struct dist_counts *counts, const uint64_t *mask)
 {
-    dist_adjust(logits, d->n_vocab, p, counts, d->logits);
+    dist_adjust(logits, d->n_vocab, p, counts, mask, d->logits);
     d->temperature = p->temperature > 0 ? p->temperature : 1;
     d->best = d->kernel->argmax(d->logits, d->n_vocab);
     if (d->best >= d->n_vocab || d->logits[d->best] == -INFINITY) {
-        keep_one(d, lowest_not_banned(d, p));
+        keep_one(d, lowest_allowed(d->n_vocab, mask));
         d->logits[d->best] = 0;
         return;
     }
@@ -399,17 +411,19 @@ void dist_set(struct dist *d, const float *logits, const struct dist_params *p,
 
 #define LEAST_LOG_E (-46.0) // log E >= log(2^-65) > -45.1
 
-/* Whether score - log E(w) can be at least `best`: E > u >= 2^-(z + 1), z the zeros w begins with.
- * The factor is above log 2, so that rounding cannot lose a winner; it only spares logarithms. */
+/* Whether score - log E(w) can be at least `best`: E > u >= 2^-(z + 1), where z is the number of
+ * leading zeros of w. This test only saves logarithms. Its factor is above log 2, so that rounding
+ * cannot lose a winner. */
 static bool may_win(double score, uint64_t w, double best)
 {
     int z = w ? __builtin_clzll(w) : 64;
     return score + (z + 1) * 0.6931472 >= best;
 }
 
-#define DRAW_TOKENS 256 // that get their noise at once
+#define DRAW_TOKENS 256 // tokens per call of the noise kernel
 
-/* From place *at of `kept` on, tokens that can reach `best` at all; their number. */
+/* Collects tokens of `kept`, from index *at on, that any noise could lift to `best`. Returns their
+ * number. */
 static uint32_t next_tokens(const struct dist *d, double best, uint32_t *at,
                             uint32_t tokens[DRAW_TOKENS])
 {
@@ -448,21 +462,21 @@ uint32_t dist_draw(struct dist *d, uint64_t key, uint32_t position)
 
 struct dist_weights dist_weights(struct dist *d)
 {
-    struct dist_weights law = {d->n_vocab, d->n_kept, d->weights, d->kept, 0};
+    struct dist_weights w = {d->n_vocab, d->n_kept, d->weights, d->kept, 0};
     if (d->uncut) {
-        law.sum = weigh_all(d);
+        w.sum = weigh_all(d);
     } else {
         memset(d->weights, 0, d->n_vocab * sizeof(*d->weights));
-        law.sum = weigh_kept(d);
+        w.sum = weigh_kept(d);
     }
-    return law;
+    return w;
 }
 
 void dist_probs(struct dist *d, double *to)
 {
-    struct dist_weights law = dist_weights(d);
+    struct dist_weights w = dist_weights(d);
     for (uint32_t i = 0; i < d->n_vocab; i++)
-        to[i] = law.weights[i] / law.sum;
+        to[i] = w.weights[i] / w.sum;
 }
 
 /* ---- logprobs ---- */
@@ -472,7 +486,7 @@ static float logprob_of(float logit, double total)
     return logit > -INFINITY && total > -INFINITY ? (float)((double)logit - total) : -INFINITY;
 }
 
-/* Puts the n best into `top`, whose logprobs hold logits meanwhile: one pass with an insertion. */
+/* Puts the n best tokens into `top` by insertion. The field logprob holds the logit for now. */
 static void find_top(const float *logits, uint32_t n_vocab, uint32_t n, struct dist_top *top)
 {
     uint32_t n_found = 0;
@@ -491,10 +505,10 @@ void dist_logprobs(struct dist *d, const float *logits, uint32_t token, uint32_t
                    float *ret_logprob, struct dist_top *top)
 {
     double total = d->kernel->logsumexp(logits, d->n_vocab);
-    if (total != total || total == INFINITY) { // rare: a NaN or infinity among them
+    if (total != total || total == INFINITY) { // rare: a NaN or an infinity is among them
         float *clean = (float *)(void *)d->keys;
         for (uint32_t i = 0; i < d->n_vocab; i++)
-            clean[i] = tame(logits[i]);
+            clean[i] = sanitise(logits[i]);
         logits = clean;
         total = d->kernel->logsumexp(logits, d->n_vocab);
     }

@@ -1,6 +1,6 @@
 /* draft_model_draw.c - from the logits of a row to the next token of a draft, and its q.
  *
- * Penalties, bias and bans apply to all drafted tokens. Temperature, top-k, top-p and min-p apply
+ * Penalties, bias and mask apply to all drafted tokens. Temperature, top-k, top-p and min-p apply
  * to drawn tokens only. */
 #include <assert.h>
 #include <math.h>
@@ -154,6 +154,21 @@ static uint32_t find_path(const struct prop_ask *ask, int32_t parent, uint32_t *
     return n;
 }
 
+/* The mask of the token after the committed context and a path, which begins with its last token. */
+static const uint64_t *mask_after(struct draft_model *d, const struct prop_ask *ask,
+                                  const uint32_t *path, uint32_t n)
+{
+    const struct constraint_ban *ban = &ask->sampling.ban;
+    struct constraint_ban_state s;
+    constraint_ban_init(&s, d->ban_mask, ban->until, n_committed(ask));
+    for (uint32_t i = n; i-- > 0;)
+        constraint_advance(&s.constraint, path[i]);
+    const uint64_t *mask = constraint_mask(&s.constraint);
+    if (mask)
+        dist_mask_ban(d->ban_mask, d->run.opt.n_vocab, ban->tokens, ban->n);
+    return mask;
+}
+
 /* Applies dist_adjust(). The n tokens of `path` count as if they were committed. */
 static void adjust_logits(struct draft_model *d, const struct prop_ask *ask, const float *logits,
                           const struct dist_params *p, const uint32_t *path, uint32_t n)
@@ -162,7 +177,8 @@ static void adjust_logits(struct draft_model *d, const struct prop_ask *ask, con
     bool counted = dist_penalises(p) && count_context(d, ask);
     for (uint32_t i = n; i-- > 0 && counted;)
         dist_counts_add(s->counts, path[i], true);
-    dist_adjust(logits, d->run.opt.n_vocab, p, counted ? s->counts : NULL, d->adjusted);
+    dist_adjust(logits, d->run.opt.n_vocab, p, counted ? s->counts : NULL,
+                mask_after(d, ask, path, n), d->adjusted);
     for (uint32_t i = 0; i < n && counted; i++)
         dist_counts_take_back(s->counts, path[i]);
 }
@@ -172,11 +188,9 @@ const float *draft_model_draw_logits(struct draft_model *d, const struct prop_as
 {
     const float *logits = forward_logits(d->run.forward, row);
     struct dist_params p = ask->sampling.params;
-    if (!p.n_banned && !p.n_bias && !dist_penalises(&p))
+    if (!ask->sampling.ban.n && !p.n_bias && !dist_penalises(&p))
         return logits;
     uint32_t path[DRAFT_MAX_NODES], n = find_path(ask, parent, path);
-    if (n_committed(ask) + n >= ask->sampling.banned_until)
-        p.n_banned = 0;
     adjust_logits(d, ask, logits, &p, path, n);
     return d->adjusted;
 }
@@ -184,8 +198,8 @@ const float *draft_model_draw_logits(struct draft_model *d, const struct prop_as
 void draft_model_draw_dist(struct draft_model *d, const struct prop_ask *ask, const float *logits)
 {
     struct dist_params p = ask->sampling.params;
-    p.n_bias = p.n_banned = 0;
-    dist_set(d->run.dist, logits, &p, NULL);
+    p.n_bias = 0;
+    dist_set(d->run.dist, logits, &p, NULL, NULL);
 }
 
 /* ---- a draft ---- */

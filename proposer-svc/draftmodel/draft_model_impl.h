@@ -53,7 +53,8 @@ struct draft_model {
     uint32_t n_eos, eos[TOK_MAX_EOS];
     uint32_t sparse_k;
     float p_min;
-    float *adjusted;       // (n_vocab) a row's logits after penalties, bias and bans
+    float *adjusted;       // (n_vocab) a row's logits after penalties, bias and mask
+    uint64_t *ban_mask;    // of the ask whose row is adjusted
     uint64_t key, n_draws; // of random numbers; n_draws is the counter, so no draw repeats
     uint64_t n_calls;      // of draft(), in which an ask was done
     struct draft_model_seq *newest, *oldest; // sequences that have a block table

@@ -192,7 +192,8 @@ static int load_model(struct draft_model *d, const struct prop_draft_model_setti
     if (r == 0)
         r = kv_open_index(d->run.kv, 0, kv_hash);
     d->adjusted = malloc(opt.n_vocab * sizeof(*d->adjusted));
-    if (r == 0 && !d->adjusted)
+    d->ban_mask = malloc(dist_mask_words(opt.n_vocab) * sizeof(*d->ban_mask));
+    if (r == 0 && (!d->adjusted || !d->ban_mask))
         r = fail(-ENOMEM, "draft: no memory");
     if (r < 0)
         return r;
@@ -209,6 +210,7 @@ static void draft_close(void *shared)
     struct draft_model *d = shared;
     runner_done(&d->run);
     free(d->adjusted);
+    free(d->ban_mask);
     free(d->name);
     free(d);
 }

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/conf.h"
+#include "model/constraint.h"
 #include "model/dist.h"
 #include "model/draft.h"
 
@@ -34,8 +35,8 @@ struct prop_context {
 };
 
 struct prop_sampling {
-    struct dist_params params; // its bans hold at positions below banned_until
-    uint32_t banned_until;
+    struct dist_params params;
+    struct constraint_ban ban;
     bool ignore_eos; // the text continues after EOS
 };
 

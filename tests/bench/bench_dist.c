@@ -1,6 +1,6 @@
-/* bench_dist.c - what a token costs behind the forward pass: logits to distribution to draw, by
- * sampling parameters, over a large vocabulary; and the counts that a choice copies. CPU time: the
- * median, and the range from the first to the last tenth. */
+/* bench_dist.c - CPU time of a token after the forward pass: from logits to distribution to draw,
+ * for several sampling parameters and a large vocabulary. It also times the counts that a choice
+ * copies. It prints the median and the range from the first to the last tenth. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -33,7 +33,8 @@ static void report(const char *what, double *us)
            us[REPS - 1 - REPS / 10]);
 }
 
-/* As a model's: a bell of deviation 2 and, above it, a few dozen that are likely. */
+/* Logits like those of a model: a bell curve of deviation 2, and a few dozen likely tokens above
+ * it. */
 static float *rows_of(void)
 {
     float *x = calloc((size_t)N_ROWS * N_VOCAB, sizeof(*x));
@@ -61,7 +62,8 @@ static void bench(const struct bench *b, const float *rows, const struct dist_co
     assert_int_equal(dist_new(N_VOCAB, kernel, &d), 0);
     for (unsigned i = 0; i < REPS; i++) {
         double start = now_us();
-        dist_set(d, rows + (size_t)(i % N_ROWS) * N_VOCAB, &b->params, b->counts ? counts : NULL);
+        dist_set(d, rows + (size_t)(i % N_ROWS) * N_VOCAB, &b->params, b->counts ? counts : NULL,
+                 NULL);
         dist_draw(d, rng_key(1, 0), i);
         us[i] = now_us() - start;
     }
@@ -83,7 +85,7 @@ static void bench_logprobs(const float *rows, const struct kernel *kernel)
     report("logprobs, 20 best", us);
 }
 
-/* A long prompt of many different tokens, counted once and copied for each other choice. */
+/* Counts of a long prompt with many different tokens. The first choice counts, the others copy. */
 static struct dist_counts *bench_counts(void)
 {
     static double count_us[REPS], copy_us[REPS];

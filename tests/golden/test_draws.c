@@ -10,7 +10,7 @@
 
 #define V 12
 #define N_DRAWS 1000000
-/* A right generator fails one time in a million; what is wrong fails by far. */
+/* A correct generator fails one time in a million; a wrong one fails by a wide margin. */
 #define SURELY_WRONG 1e-6
 
 static uint32_t n_draws(void)
@@ -43,9 +43,9 @@ static void assert_drawn(const struct dist_params *p, const char *what)
     uint32_t count[V] = {0}, n = n_draws();
     double probs[V];
     assert_int_equal(dist_new(V, &plain_kernel, &d), 0);
-    plain_dist(logits, V, p, NULL, 0, 0, probs);
-    dist_set(d, logits, p, NULL);
-    for (uint32_t i = 0; i < n; i++) // 1,000 positions of each of many seeds
+    plain_dist(logits, V, p, NULL, 0, 0, NULL, probs);
+    dist_set(d, logits, p, NULL, NULL);
+    for (uint32_t i = 0; i < n; i++) // 1,000 positions per seed, many seeds
         count[dist_draw(d, rng_key(i / 1000, i % 3), i % 1000)]++;
     double tail = tail_of(count, probs, V, n);
     printf("%s: %u draws, p = %.3g\n", what, n, tail);
@@ -71,7 +71,7 @@ static void draws_follow_every_option(void **state)
     assert_drawn(&p, "min-p 0.1");
 }
 
-/* One key and one position per draw must not be needed: neighbouring positions of one key. */
+/* Draws at neighbouring positions of one key must be independent, too. */
 static void positions_of_one_seed_are_independent(void **state)
 {
     (void)state;
@@ -80,8 +80,8 @@ static void positions_of_one_seed_are_independent(void **state)
     uint32_t pairs[V * V] = {0}, last = 0, n = n_draws();
     double probs[V], both[V * V];
     assert_int_equal(dist_new(V, &plain_kernel, &d), 0);
-    plain_dist(logits, V, &p, NULL, 0, 0, probs);
-    dist_set(d, logits, &p, NULL);
+    plain_dist(logits, V, &p, NULL, 0, 0, NULL, probs);
+    dist_set(d, logits, &p, NULL, NULL);
     for (uint32_t i = 0; i < 2 * n; i++) {
         uint32_t token = dist_draw(d, rng_key(42, 0), i);
         if (i % 2)
@@ -97,8 +97,8 @@ static void positions_of_one_seed_are_independent(void **state)
 
 /* ---- controls ---- */
 
-/* Noise of another temperature than the logits: must be seen. */
-static void a_wrong_scale_is_seen(void **state)
+/* The noise is scaled for another temperature than the logits: the test must fail. */
+static void a_wrong_scale_is_detected(void **state)
 {
     (void)state;
     const struct dist_params p = {.temperature = 1, .top_p = 1, .repetition = 1};
@@ -107,21 +107,21 @@ static void a_wrong_scale_is_seen(void **state)
     uint32_t count[V] = {0};
     double probs[V];
     assert_int_equal(dist_new(V, &plain_kernel, &d), 0);
-    plain_dist(logits, V, &p, NULL, 0, 0, probs);
-    dist_set(d, logits, &q, NULL);
+    plain_dist(logits, V, &p, NULL, 0, 0, NULL, probs);
+    dist_set(d, logits, &q, NULL, NULL);
     for (uint32_t i = 0; i < N_DRAWS; i++)
         count[dist_draw(d, rng_key(i / 1000, 0), i % 1000)]++;
     assert_true(tail_of(count, probs, V, N_DRAWS) < SURELY_WRONG);
 }
 
-/* The same noise for two tokens: their ties all fall to the lower one. */
-static void noise_shared_between_tokens_is_seen(void **state)
+/* Two tokens share their noise: the lower id wins all their ties. */
+static void noise_shared_between_tokens_is_detected(void **state)
 {
     (void)state;
     uint32_t count[V] = {0};
     double probs[V];
     const struct dist_params p = {.temperature = 1, .top_p = 1, .repetition = 1};
-    plain_dist(logits, V, &p, NULL, 0, 0, probs);
+    plain_dist(logits, V, &p, NULL, 0, 0, NULL, probs);
     for (uint32_t i = 0; i < N_DRAWS; i++) {
         uint32_t best = 0;
         double score[V];
@@ -145,24 +145,24 @@ static float *peaked(void)
 {
     float *x = calloc(BIG, sizeof(*x));
     assert_non_null(x);
-    x[SURE] = 40; // the others together have 5e-13
+    x[SURE] = 40; // the other tokens have a probability of 5e-13 in all
     return x;
 }
 
-static void a_sure_token_among_128000_always_comes(void **state)
+static void a_certain_token_among_128000_is_always_drawn(void **state)
 {
     (void)state;
     const struct dist_params p = {.temperature = 1, .top_p = 1, .repetition = 1};
     AUTO(dist_free) struct dist *d = NULL;
     AUTO(mem_free) float *x = peaked();
     assert_int_equal(dist_new(BIG, &plain_kernel, &d), 0);
-    dist_set(d, x, &p, NULL);
+    dist_set(d, x, &p, NULL, NULL);
     for (uint32_t i = 0; i < N_BIG; i++)
         assert_int_equal(dist_draw(d, rng_key(1, 0), i), SURE);
 }
 
-/* -log(-log u) in float32 rounds u to 1, where the noise is infinite: a wrong token comes. */
-static void float32_noise_is_seen(void **state)
+/* In float32, u may round to 1, where -log(-log u) is infinite: a wrong token is drawn. */
+static void float32_noise_is_detected(void **state)
 {
     (void)state;
     AUTO(mem_free) float *x = peaked();
@@ -172,7 +172,7 @@ static void float32_noise_is_seen(void **state)
         uint32_t token = 0;
         for (uint32_t t = 0; t < BIG; t++) {
             uint64_t w = rng_splitmix64((uint64_t)i * BIG + t);
-            if (w >> 46 != 0x3ffff && t != SURE) // too little noise to win: spares the logarithms
+            if (w >> 46 != 0x3ffff && t != SURE) // too little noise to win: no logarithm needed
                 continue;
             float score = x[t] - logf(-logf((float)rng_uniform(w)));
             if (score > best) {
@@ -186,7 +186,7 @@ static void float32_noise_is_seen(void **state)
     assert_true(n_wrong > 0);
 }
 
-/* A uniform 128k vocabulary: every token is as likely as the others, in cells of 1,000. */
+/* All 128,000 tokens are equally likely; the cells of the test hold 1,000 tokens. */
 static void a_flat_large_vocabulary_is_drawn_evenly(void **state)
 {
     (void)state;
@@ -196,7 +196,7 @@ static void a_flat_large_vocabulary_is_drawn_evenly(void **state)
     uint32_t count[BIG / 1000] = {0};
     double probs[BIG / 1000];
     assert_int_equal(dist_new(BIG, &plain_kernel, &d), 0);
-    dist_set(d, x, &p, NULL);
+    dist_set(d, x, &p, NULL, NULL);
     for (uint32_t i = 0; i < N_BIG; i++)
         count[dist_draw(d, rng_key(2, 0), i) / 1000]++;
     for (uint32_t i = 0; i < BIG / 1000; i++)
@@ -212,10 +212,10 @@ int main(void)
         cmocka_unit_test(draws_follow_the_softmax),
         cmocka_unit_test(draws_follow_every_option),
         cmocka_unit_test(positions_of_one_seed_are_independent),
-        cmocka_unit_test(a_wrong_scale_is_seen),
-        cmocka_unit_test(noise_shared_between_tokens_is_seen),
-        cmocka_unit_test(a_sure_token_among_128000_always_comes),
-        cmocka_unit_test(float32_noise_is_seen),
+        cmocka_unit_test(a_wrong_scale_is_detected),
+        cmocka_unit_test(noise_shared_between_tokens_is_detected),
+        cmocka_unit_test(a_certain_token_among_128000_is_always_drawn),
+        cmocka_unit_test(float32_noise_is_detected),
         cmocka_unit_test(a_flat_large_vocabulary_is_drawn_evenly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
+#include "model/constraint.h"
 #include "model/dist.h"
 #include "model/draft.h"
 #include "verifier-svc/accept/accept.h"
@@ -97,8 +98,8 @@ struct drafts_wish {
     uint64_t draw_key;        // coupled only
     float p_min;              // the draft ends where its proposer gives a token less
     /* What follows, as far as the hint, is sent with the first Round of a sequence. */
-    struct dist_params sampling; // what is banned is so before the context is banned_until long
-    uint32_t banned_until;
+    struct dist_params sampling;
+    struct constraint_ban ban;
     bool ignore_eos;
     const void *tenant; // may be NULL
     size_t tenant_len;

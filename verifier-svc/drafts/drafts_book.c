@@ -222,7 +222,7 @@ static void shift_tokens(struct drafts_entry *entries, uint32_t n, uint32_t abov
 
 static uint32_t entry_tokens(const struct drafts_entry *e)
 {
-    return e->base_len - e->keep + e->n_hint + e->n_verifying + e->sampling.n_banned +
+    return e->base_len - e->keep + e->n_hint + e->n_verifying + e->ban.n +
            e->sampling.n_bias * BIAS_WORDS;
 }
 
@@ -275,9 +275,9 @@ static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, ui
     e->digest = digest;
     to = put_words(to, w->hint, e->n_hint);
     to = put_words(to, w->verifying, e->n_verifying);
-    to = put_words(to, w->sampling.banned, e->sampling.n_banned);
+    to = put_words(to, w->ban.tokens, e->ban.n);
     put_words(to, w->sampling.bias, e->sampling.n_bias * BIAS_WORDS);
-    e->sampling.banned = NULL; // they are the request's, which may end before the Round is sent
+    e->ban.tokens = NULL; // they are the request's, which may end before the Round is sent
     e->sampling.bias = NULL;
     o->n_tokens += entry_tokens(e);
 }
@@ -294,7 +294,7 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
                              .p_min = w->p_min};
     if (!s->introduced) {
         e.sampling = w->sampling;
-        e.banned_until = w->banned_until;
+        e.ban = w->ban;
         e.ignore_eos = w->ignore_eos;
         e.n_hint = w->n_hint < DRAFTS_HINT_MAX ? w->n_hint : DRAFTS_HINT_MAX;
         e.tenant_len = w->tenant_len <= DRAFTS_TENANT_MAX ? (uint32_t)w->tenant_len : 0;

@@ -56,11 +56,11 @@ static void pack_sampling(const struct drafts_entry *e, const uint32_t *tokens,
     to->presence = p->presence;
     to->frequency = p->frequency;
     to->ignore_eos = e->ignore_eos;
-    to->banned_until = e->banned_until;
-    to->n_banned = p->n_banned;
+    to->banned_until = e->ban.until;
+    to->n_banned = e->ban.n;
     to->banned = (uint32_t *)tokens;
     to->bias.len = p->n_bias * sizeof(*p->bias);
-    to->bias.data = (uint8_t *)(tokens + p->n_banned);
+    to->bias.data = (uint8_t *)(tokens + e->ban.n);
 }
 
 /* The generated messages have no const; packing only reads. */

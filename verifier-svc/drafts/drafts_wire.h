@@ -19,8 +19,8 @@ struct drafts_entry {
     enum draft_q_mode q_mode;
     uint64_t draw_key;
     float p_min;
-    struct dist_params sampling; // its n_banned ids and n_bias biases stand behind all these tokens
-    uint32_t banned_until;
+    struct dist_params sampling; // its n_bias biases follow the banned ids
+    struct constraint_ban ban;   // its n ids follow all these tokens
     bool ignore_eos;
     uint32_t tenant_len;
     uint8_t tenant[DRAFTS_TENANT_MAX];

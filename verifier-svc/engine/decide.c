@@ -13,7 +13,7 @@ struct step {
     struct seq *s;
     struct event_batch *b;
     uint32_t last_row;          // of the pass: the last committed token's
-    uint32_t ahead[ACCEPT_MAX]; // draft tokens that count although they are not committed
+    uint32_t ahead[ACCEPT_MAX]; // draft tokens that count uncommitted, the last of them first
     uint32_t n_ahead;
     enum seq_end end;
 };
@@ -25,8 +25,9 @@ static const float *logits_behind(const struct step *d, uint32_t row)
 
 static void set_dist(struct step *d, uint32_t row)
 {
-    struct dist_params params = seq_params(d->s, d->n_ahead);
-    dist_set(d->e->served->run.dist, logits_behind(d, row), &params, d->s->counts);
+    struct seq *s = d->s;
+    dist_set(d->e->served->run.dist, logits_behind(d, row), &s->req->params, s->counts,
+             constraint_mask(s->constraint));
 }
 
 /* False: the generation ends with it. */
@@ -65,15 +66,17 @@ static bool draw_and_commit(void *arg, uint32_t row, uint32_t *ret_token)
 static void look_behind(struct step *d, int32_t node)
 {
     struct seq *s = d->s;
-    while (d->n_ahead) {
-        uint32_t token = d->ahead[--d->n_ahead];
-        if (s->counts)
-            dist_counts_take_back(s->counts, token);
-    }
+    for (uint32_t i = 0; i < d->n_ahead && s->counts; i++)
+        dist_counts_take_back(s->counts, d->ahead[i]);
+    constraint_rewind(s->constraint, d->n_ahead);
+    d->n_ahead = 0;
     for (int32_t i = node; i >= 0; i = s->parents[i])
         d->ahead[d->n_ahead++] = s->draft[i];
-    for (uint32_t i = 0; i < d->n_ahead && s->counts; i++)
-        dist_counts_add(s->counts, d->ahead[i], true);
+    for (uint32_t i = d->n_ahead; i-- > 0;) { // in the order of the text
+        if (s->counts)
+            dist_counts_add(s->counts, d->ahead[i], true);
+        constraint_advance(s->constraint, d->ahead[i]);
+    }
 }
 
 static struct dist_weights p_behind(void *arg, uint32_t row)

@@ -270,8 +270,9 @@ static int read_banned(const struct tok *tok, struct request *r)
     if (n_eos)
         memcpy(r->banned, eos, n_eos * sizeof(uint32_t));
     memcpy(r->banned + n_eos, r->stop_ids, r->n_stop_ids * sizeof(uint32_t));
-    r->params.banned = r->banned;
-    r->params.n_banned = n_eos + r->n_stop_ids;
+    r->ban = (struct constraint_ban){r->banned, n_eos + r->n_stop_ids, UINT32_MAX};
+    if (r->min_tokens < UINT32_MAX - r->n_prompt)
+        r->ban.until = r->n_prompt + r->min_tokens;
     return 0;
 }
 
@@ -326,7 +327,7 @@ static int read_answer(const message *m, const struct request_limits *limits, st
         err = read_stop_ids(m, n_vocab, r);
     if (!err)
         err = read_shown(m, limits->tok, r);
-    return err ? err : read_banned(limits->tok, r);
+    return err || !r->min_tokens ? err : read_banned(limits->tok, r);
 }
 
 /* Bytes of the prediction that proposers can be told: DRAFTS_HINT_MAX tokens, whole characters. */
@@ -438,16 +439,27 @@ int request_read(const message *m, const struct request_limits *limits, struct r
     return 0;
 }
 
+static int make_ban_mask(struct request *r, uint32_t n_vocab)
+{
+    if (!r->ban.n)
+        return 0;
+    r->ban_mask = malloc(dist_mask_words(n_vocab) * sizeof(*r->ban_mask));
+    if (!r->ban_mask)
+        return fail(-ENOMEM, "no memory for a mask of %u tokens", n_vocab);
+    dist_mask_ban(r->ban_mask, n_vocab, r->ban.tokens, r->ban.n);
+    return 0;
+}
+
 int request_open(struct request *r, const struct tok *tok)
 {
     r->seqs = calloc(r->n, sizeof(*r->seqs));
     if (!r->seqs)
         return fail(-ENOMEM, "no memory for %u choices", r->n);
-    for (uint32_t i = 0; i < r->n; i++) {
-        int err = seq_new(r, i, tok, &r->seqs[i]);
-        if (err < 0)
-            return err;
-    }
+    int err = make_ban_mask(r, tok_n_vocab(tok));
+    for (uint32_t i = 0; !err && i < r->n; i++)
+        err = seq_new(r, i, tok, &r->seqs[i]);
+    if (err < 0)
+        return err;
     r->n_open = r->n;
     return 0;
 }
@@ -468,6 +480,7 @@ void request_drop(struct request *r)
     free(r->prompt_text);
     free(r->bias);
     free(r->banned);
+    free(r->ban_mask);
     free(r->stop_text);
     free(r->hint);
     free(r);

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "base/trace.h"
+#include "model/constraint.h"
 #include "model/dist.h"
 #include "text/detok.h"
 #include "text/tok.h"
@@ -71,9 +72,11 @@ struct request {
     uint32_t shown[REQUEST_MAX_SHOWN]; // special tokens that appear in the text all the same
     uint32_t n_shown;
 
-    struct dist_params params; // banned: what min_tokens forbids
+    struct dist_params params;
     struct dist_bias *bias;    // memory of params
-    uint32_t *banned;          // memory of params
+    struct constraint_ban ban; // of min_tokens; n 0: no token is banned
+    uint32_t *banned;          // memory of ban
+    uint64_t *ban_mask;        // every token but the banned ones, from request_open() on; or NULL
     int64_t seed;
     uint32_t n, n_top;
     uint32_t max_tokens; // generated; the context's end is counted in

@@ -416,14 +416,12 @@ static void wish_of(const struct seq *s, uint32_t k, struct drafts_wish *w)
                               .draw_key = s->key,
                               .p_min = r->p_min,
                               .sampling = r->params,
-                              .banned_until = s->n_prompt + r->min_tokens,
+                              .ban = r->ban,
                               .ignore_eos = r->ignore_eos,
                               .tenant = r->tenant,
                               .tenant_len = r->tenant_len,
                               .hint = r->hint,
                               .n_hint = (uint32_t)r->n_hint};
-    if (!r->min_tokens)
-        w->sampling.n_banned = 0;
 }
 
 /* Can what may follow the draft that the coming pass verifies be drafted meanwhile? */

@@ -28,6 +28,16 @@ static int open_counts(struct seq *s)
     return err;
 }
 
+/* The mask is the request's, as all choices have the same. */
+static void open_constraint(struct seq *s)
+{
+    const struct request *r = s->req;
+    if (!r->ban_mask)
+        return;
+    constraint_ban_init(&s->ban, r->ban_mask, r->ban.until, s->n_prompt);
+    s->constraint = &s->ban.constraint;
+}
+
 static int add_stops(struct seq *s)
 {
     int err = 0;
@@ -66,6 +76,7 @@ int seq_open(struct seq *s)
     int err = kv_seq_init(&s->kv, s->max_len + ACCEPT_MAX);
     if (!err)
         err = open_counts(s);
+    open_constraint(s);
     if (!err)
         err = detok_reserve(&s->detok);
     return !err && !r->min_tokens ? add_stops(s) : err;
@@ -121,14 +132,6 @@ uint32_t seq_generated(const struct seq *s)
     return s->n - s->n_prompt;
 }
 
-struct dist_params seq_params(const struct seq *s, uint32_t n_ahead)
-{
-    struct dist_params p = s->req->params;
-    if (seq_generated(s) + n_ahead >= s->req->min_tokens)
-        p.n_banned = 0;
-    return p;
-}
-
 static bool is_stop_token(const struct seq *s, uint32_t token)
 {
     const struct request *r = s->req;
@@ -155,6 +158,7 @@ enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text)
     s->tokens[s->n++] = token;
     if (s->counts)
         dist_counts_add(s->counts, token, true);
+    constraint_advance(s->constraint, token);
     if (is_stop_token(s, token))
         return SEQ_STOP;
     s->stop = detok_feed(&s->detok, token, text);

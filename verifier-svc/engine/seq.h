@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include "base/buf.h"
 #include "base/mem.h"
+#include "model/constraint.h"
 #include "model/kv.h"
 #include "text/detok.h"
 #include "verifier-svc/accept/accept.h"
@@ -50,6 +51,9 @@ struct seq {
     int64_t restore_until_us;   // then it goes on without; 0: it has not been asked for
     struct sched_passed passed; // while it waits
     struct dist_counts *counts; // NULL: no penalties
+    /* Beside the counts. NULL: every token may come; else it points to the ban of min_tokens. */
+    struct constraint *constraint;
+    struct constraint_ban_state ban;
     struct detok detok;
     int stop; // the stop string that ended it, or DETOK_NONE
 
@@ -106,9 +110,6 @@ struct kv_root seq_root(const struct seq *s);
 /* Tokens that may still be committed. */
 uint32_t seq_left(const struct seq *s);
 uint32_t seq_generated(const struct seq *s);
-/* The distribution's parameters for the token that comes when n_ahead more are committed: with bans
- * while min_tokens is not reached. */
-struct dist_params seq_params(const struct seq *s, uint32_t n_ahead);
 /* Appends the target's token and what is certain of its text now; the text of a token that ends the
  * generation, and of a stop string, is left out. SEQ_FAILED: no room in `text`, with a sentence. */
 enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text);

@@ -74,9 +74,6 @@ static float adjusted(float x, uint32_t token, const struct dist_params *p, cons
     for (uint32_t i = 0; i < p->n_bias; i++)
         if (p->bias[i].token == token)
             x += p->bias[i].bias;
-    for (uint32_t i = 0; i < p->n_banned; i++)
-        if (p->banned[i] == token)
-            x = -INFINITY;
     return isnan(x) ? -INFINITY : x;
 }
 
@@ -94,13 +91,16 @@ static uint32_t cut_top_p(struct item *items, uint32_t n, double top_p)
 }
 
 void plain_dist(const float *logits, uint32_t n_vocab, const struct dist_params *p,
-                const uint32_t *context, uint32_t n_prompt, uint32_t n_generated, double *probs)
+                const uint32_t *context, uint32_t n_prompt, uint32_t n_generated,
+                const uint64_t *mask, double *probs)
 {
     struct item *items = calloc(n_vocab, sizeof(*items));
     assert(items);
     for (uint32_t t = 0; t < n_vocab; t++) {
         probs[t] = 0;
         items[t] = (struct item){t, adjusted(logits[t], t, p, context, n_prompt, n_generated), 0};
+        if (mask && !(mask[t / 64] & (uint64_t)1 << t % 64))
+            items[t].logit = -INFINITY;
     }
     qsort(items, n_vocab, sizeof(*items), by_logit);
     uint32_t n = 0;

@@ -209,6 +209,45 @@ static void a_draft_model_is_told_what_the_target_draws_with(void **state)
     service_stop(&p);
 }
 
+/* Rules other than own-draw look at p after draft tokens that are not committed. The ban of
+ * min_tokens ends at the right one of these tokens; greedy answers then equal those without drafts.
+ * The stop token is one that the answer has at the end of the ban, in some runs also before. */
+static void a_ban_ends_inside_a_draft(void **state)
+{
+    (void)state;
+    static const char *const rules[] = {"rejection", "block", "recursive"};
+    struct service p = {0}, s = {0};
+    struct rpc_client *c;
+    service_start(&p, "proposer-svc",
+                  (const char *[]){"--proposer", "draft", "--draft-model", MODEL, NULL});
+    service_start(&s, "verifier-svc",
+                  (const char *[]){"--model", MODEL, "--policy", "fixed", "--k", "6",
+                                   "--proposer-budget-ms", "250", "--proposers", p.target, NULL});
+    assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
+    wait_proposers(c);
+    AUTO(mem_free) struct answer *a = answers_new(2);
+    unsigned accepted = 0;
+    for (uint32_t i = 0; i < 24; i++) {
+        struct wish w;
+        Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
+        uint32_t stop = story()->ids[8 + i];
+        wish_init(&w, STORY, 60);
+        w.msg.min_tokens = 8 + i;
+        w.msg.stop_token_ids = &stop;
+        w.msg.n_stop_token_ids = 1;
+        w.msg.speculative = &speculative;
+        speculative.rule = text_of(rules[i % ARRAY_LEN(rules)]);
+        generation_run(client, &w.msg, &a[0]);
+        generation_run(c, &w.msg, &a[1]);
+        same_answer(&a[0], &a[1]);
+        accepted += a[1].accepted;
+    }
+    assert_true(accepted > 100);
+    rpc_client_free(c);
+    service_stop(&s);
+    service_stop(&p);
+}
+
 /* The sequence does not go on without it: which drafts take long may depend on what was drawn. Nor
  * is it drawn ahead, where what is committed decides whether it is of use. */
 static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
@@ -522,6 +561,7 @@ int main(void)
         cmocka_unit_test(a_fixed_request_drafts_and_its_runs_tell_of_it),
         cmocka_unit_test(what_p_min_cuts_is_not_drafted),
         cmocka_unit_test(a_draft_model_is_told_what_the_target_draws_with),
+        cmocka_unit_test(a_ban_ends_inside_a_draft),
         cmocka_unit_test(a_drawn_draft_is_not_lost_because_it_is_late),
         cmocka_unit_test(a_round_asks_for_the_q_that_its_request_needs),
         cmocka_unit_test(two_verifiers_share_two_proposers),

@@ -236,7 +236,8 @@ static void many_drafts_ahead_share_the_passes(void **state)
 }
 
 /* Writes the n tokens that a verifier with this model commits, one at a time. */
-static void commit(const struct prop_seq *s, const struct dist_params *p, uint32_t n, uint32_t *to)
+static void commit(const struct prop_seq *s, const struct dist_params *p, const uint64_t *mask,
+                   uint32_t n, uint32_t *to)
 {
     struct rig rig;
     struct dist *dist;
@@ -250,7 +251,7 @@ static void commit(const struct prop_seq *s, const struct dist_params *p, uint32
         dist_counts_add(counts, s->tokens[i], i >= s->n_prompt);
     uint32_t token = s->tokens[s->n - 1];
     for (uint32_t i = 0; i < n; i++) {
-        dist_set(dist, rig_step(&rig, &seq, token), p, counts);
+        dist_set(dist, rig_step(&rig, &seq, token), p, counts, mask);
         to[i] = token = dist_draw(dist, KEY, s->n + i);
         dist_counts_add(counts, token, true);
     }
@@ -277,7 +278,7 @@ static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
         ask.sampling.params = how[i];
         prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
         uint32_t want[40];
-        commit(&s, &how[i], d.n, want);
+        commit(&s, &how[i], NULL, d.n, want);
         assert_true(d.n > 5);
         assert_int_equal(d.q_mode, DRAFT_COUPLED);
         assert_memory_equal(d.tokens, want, d.n * sizeof(want[0]));
@@ -340,7 +341,7 @@ static void drafted_as_committed(const struct dist_params *params)
     s.n_prompt = 25;
     for (uint32_t cut = 0; cut < 12; cut += 6) {
         prop_seq_update(&s, s.n - cut, s.tokens, cut); // continue from an earlier position
-        commit(&s, params, K, want);
+        commit(&s, params, NULL, K, want);
         struct draft d = draft_under(&s, mode, K, &how, 0);
         assert_int_equal(d.n, K);
         assert_memory_equal(d.tokens, want, sizeof(want));
@@ -384,22 +385,17 @@ static void banned_tokens_are_not_drafted(void **state)
         struct prop_sampling how = {
             .params = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
         struct draft whole = draft_under(&s, mode, K, &how, 0);
-        how.params.banned = whole.tokens;
-        how.params.n_banned = whole.n;
-        how.banned_until = s.n + N_BANNED;
+        how.ban = (struct constraint_ban){whole.tokens, whole.n, s.n + N_BANNED};
         struct draft d = draft_under(&s, mode, K, &how, 0);
         uint32_t want[N_BANNED];
-        struct dist_params p = {.temperature = (float)hot,
-                                .top_p = 1,
-                                .repetition = 1,
-                                .banned = whole.tokens,
-                                .n_banned = whole.n};
-        commit(&s, &p, N_BANNED, want);
+        uint64_t mask[N_VOCAB / 64];
+        dist_mask_ban(mask, N_VOCAB, whole.tokens, whole.n);
+        commit(&s, &how.params, mask, N_BANNED, want);
         assert_true(d.n > N_BANNED);
         assert_memory_equal(d.tokens, want, sizeof(want));
         prop_seq_update(&s, s.n, d.tokens, N_BANNED);
         struct draft rest = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
-        how.params.n_banned = 0;
+        how.ban.n = 0;
         struct draft unbanned = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
         prop_same_draft(&rest, &unbanned);
         assert_memory_equal(d.tokens + N_BANNED, rest.tokens, rest.n * sizeof(rest.tokens[0]));
@@ -419,9 +415,7 @@ static void banned_tokens_are_not_drafted_ahead(void **state)
             .params = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
         enum draft_q_mode mode = hot ? DRAFT_COUPLED : DRAFT_POINT;
         struct draft whole = draft_under(&s, mode, 5, &how, 2);
-        how.params.banned = whole.tokens;
-        how.params.n_banned = whole.n;
-        how.banned_until = UINT32_MAX;
+        how.ban = (struct constraint_ban){whole.tokens, whole.n, UINT32_MAX};
         struct draft d = draft_under(&s, mode, 5, &how, 2);
         assert_true(whole.n > 5 && d.n > 5);
         for (uint32_t i = 0; i < d.n; i++)
@@ -453,9 +447,8 @@ static void a_draft_continues_after_eos_only_with_ignore_eos(void **state)
             others[n++] = i;
     must_open();
     struct prop_seq s = story(40);
-    struct prop_sampling how = {
-        .params = {.top_p = 1, .repetition = 1, .banned = others, .n_banned = n}};
-    how.banned_until = s.n + 1; // the first token is EOS
+    struct prop_sampling how = {.params = {.top_p = 1, .repetition = 1},
+                                .ban = {others, n, s.n + 1}}; // the first token is EOS
     for (unsigned ignore = 0; ignore < 2; ignore++) {
         how.ignore_eos = ignore;
         struct draft d = draft_under(&s, DRAFT_POINT, 4, &how, 0);
@@ -475,7 +468,7 @@ static void probs_after(const struct prop_seq *s, const struct dist_params *p, d
     assert_int_equal(dist_new(N_VOCAB, rig.model->kernel, &dist), 0);
     struct kv_seq seq = rig_seq(&rig);
     rig_feed(&rig, &seq, s->tokens, s->n - 1, 0, NULL);
-    dist_set(dist, rig_step(&rig, &seq, s->tokens[s->n - 1]), p, NULL);
+    dist_set(dist, rig_step(&rig, &seq, s->tokens[s->n - 1]), p, NULL, NULL);
     dist_probs(dist, probs);
     kv_seq_done(rig.kv, &seq);
     dist_free(dist);

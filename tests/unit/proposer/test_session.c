@@ -406,16 +406,14 @@ static void a_session_keeps_its_bans_and_biases(void **state)
     uint32_t banned[] = {5, 6};
     struct dist_bias bias[] = {{3, -1}};
     u.sampling = &(struct prop_sampling){
-        .params = {.bias = bias, .n_bias = 1, .banned = banned, .n_banned = 2},
-        .banned_until = 20,
-        .ignore_eos = true};
+        .params = {.bias = bias, .n_bias = 1}, .ban = {banned, 2, 20}, .ignore_eos = true};
     for (uint32_t n = 10; n < 12; n++) {
         assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-        assert_int_equal(ask.sampling.params.n_banned, 2);
-        assert_int_equal(ask.sampling.params.banned[1], 6);
+        assert_int_equal(ask.sampling.ban.n, 2);
+        assert_int_equal(ask.sampling.ban.tokens[1], 6);
         assert_int_equal(ask.sampling.params.n_bias, 1);
         assert_int_equal(ask.sampling.params.bias[0].token, 3);
-        assert_int_equal(ask.sampling.banned_until, 20);
+        assert_int_equal(ask.sampling.ban.until, 20);
         assert_true(ask.sampling.ignore_eos);
         sessions_end(s, e);
         banned[1] = 9; // the message was freed
@@ -424,7 +422,7 @@ static void a_session_keeps_its_bans_and_biases(void **state)
     }
     u.sampling = &(struct prop_sampling){.params.top_p = 1};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-    assert_int_equal(ask.sampling.params.n_banned, 0);
+    assert_int_equal(ask.sampling.ban.n, 0);
     assert_int_equal(ask.sampling.params.n_bias, 0);
     sessions_end(s, e);
 }

@@ -239,7 +239,7 @@ static bool draw_keyed(void *arg, uint32_t row, uint32_t *ret_token)
 {
     struct target *t = arg;
     (void)row; // what was committed is what the row's context holds
-    dist_set(t->dist, t->logits[t->out[t->n - 1]], &t->params, NULL);
+    dist_set(t->dist, t->logits[t->out[t->n - 1]], &t->params, NULL, NULL);
     *ret_token = t->out[t->n] = dist_draw(t->dist, t->key, t->n);
     t->n++;
     return *ret_token != EOS;
@@ -258,7 +258,7 @@ static void make_draft(struct target *t, enum drafter kind, uint64_t *random, ui
         parents[i] = (int32_t)i - 1;
         tokens[i] = 0;
         if (kind == COUPLED) {
-            dist_set(t->dist, other, &t->params, NULL);
+            dist_set(t->dist, other, &t->params, NULL, NULL);
             tokens[i] = dist_draw(t->dist, t->key, t->n + i);
         } else if (kind >= RANDOM) {
             tokens[i] = (uint32_t)(*random >> 33) % V;
@@ -420,7 +420,7 @@ static double kept_share(const double p[V], const double q[V], bool own_noise, u
         struct accept_result r;
         t.n = 1;
         t.key = rng_key((int64_t)i, 0);
-        dist_set(dist, drafters, &t.params, NULL);
+        dist_set(dist, drafters, &t.params, NULL, NULL);
         uint32_t token = dist_draw(dist, own_noise ? ~t.key : t.key, t.n);
         accept_own_draw(&(struct accept_tree){1, &token, &(int32_t){-1}}, draw_keyed, &t, &r);
         n_kept += r.n_accepted;

@@ -131,8 +131,7 @@ static void tokens_are_those_from_keep_on(void **state)
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
     struct drafts_wish w[] = {wish_of(1, 10, 1), wish_of(2, 20, 1), wish_of(3, 30, 1)};
     for (uint32_t i = 0; i < 3; i++) {
-        w[i].sampling.banned = five;
-        w[i].sampling.n_banned = i;
+        w[i].ban = (struct constraint_ban){five, i, 0};
     }
     assert_int_equal(drafts_book_ask(b, w, 3, BUDGET_US, 0), 3);
     w[1].base_len = 25; // replaced before it was sent
@@ -144,8 +143,8 @@ static void tokens_are_those_from_keep_on(void **state)
         const struct drafts_entry *e = &o->urgent[i];
         assert_int_equal(e->base_len, e->seq == 1 ? 10 : e->seq == 2 ? 25 : 30);
         assert_memory_equal(o->tokens + e->token_at, counting, e->base_len * 4);
-        assert_int_equal(e->sampling.n_banned, e->seq - 1);
-        assert_memory_equal(o->tokens + e->token_at + e->base_len, five, e->sampling.n_banned * 4);
+        assert_int_equal(e->ban.n, e->seq - 1);
+        assert_memory_equal(o->tokens + e->token_at + e->base_len, five, e->ban.n * 4);
     }
     assert_null(drafts_book_take(b));
 }
@@ -338,14 +337,12 @@ static void hint_tenant_and_sampling_are_sent_when_new(void **state)
     w.hint = five;
     w.n_hint = 5;
     const struct dist_bias bias[] = {{3, -1}, {9, 2.5f}};
-    w.sampling.banned = five + 1;
-    w.sampling.n_banned = 2;
+    w.ban = (struct constraint_ban){five + 1, 2, 30};
     w.sampling.bias = bias;
     w.sampling.n_bias = 2;
     w.sampling.repetition = 1.5f;
     w.sampling.presence = 0.25f;
     w.sampling.frequency = -2;
-    w.banned_until = 30;
     w.ignore_eos = true;
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
     const struct drafts_outbox *o = drafts_book_take(b);

@@ -218,6 +218,22 @@ static void lengths_are_checked_and_cut(void **state)
     assert_int_equal(r->max_tokens + r->n_prompt, 64);
 }
 
+/* The end of the ban would lie past the largest length: it lasts for ever then. */
+static void min_tokens_may_exceed_every_length(void **state)
+{
+    (void)state;
+    message m = a_request();
+    AUTO(request_drop) struct request *without = must_read(&m);
+    assert_int_equal(without->ban.n, 0);
+    m.min_tokens = 3;
+    AUTO(request_drop) struct request *few = must_read(&m);
+    assert_true(few->ban.n > 0);
+    assert_int_equal(few->ban.until, few->n_prompt + 3);
+    m.min_tokens = UINT32_MAX;
+    AUTO(request_drop) struct request *most = must_read(&m);
+    assert_int_equal(most->ban.until, UINT32_MAX);
+}
+
 static void counts_have_their_limits(void **state)
 {
     (void)state;
@@ -408,6 +424,7 @@ int main(void)
         cmocka_unit_test(a_megabyte_of_prompt_is_refused_with_both_numbers),
         cmocka_unit_test(a_prediction_is_cut_to_what_proposers_are_told),
         cmocka_unit_test(lengths_are_checked_and_cut),
+        cmocka_unit_test(min_tokens_may_exceed_every_length),
         cmocka_unit_test(counts_have_their_limits),
         cmocka_unit_test(tokens_must_be_in_the_vocabulary),
         cmocka_unit_test(another_model_is_not_found),
