@@ -63,9 +63,12 @@ static const struct conf_option table[] = {
      "least severe level that is logged"},
 };
 
-static const struct conf conf = {"gateway",
-                                 "Serves the OpenAI HTTP API; Tandem's verifiers do the work.",
-                                 table, ARRAY_LEN(table)};
+static const struct conf conf = {
+    .program = "gateway",
+    .summary = "Serves the OpenAI HTTP API; Tandem's verifiers do the work.",
+    .options = table,
+    .n_options = ARRAY_LEN(table),
+};
 
 int gateway_options_read(int argc, char **argv, struct gateway_options **ret)
 {

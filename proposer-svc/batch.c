@@ -11,15 +11,15 @@
 #include "proposer-svc/batch.h"
 #include "rpc/rpc.h"
 
-#define Q_BYTES (128 << 10) // of one message, before its last draft
-#define BUDGET_SHARE 8      // 1/8 of a Round's budget is left for its way back
+#define Q_BYTES (128 << 10) // of q in a message; it gets no further draft above this
+#define RETURN_FRACTION 8   // 1/8 of a Round's budget is reserved for sending the answer
 
 struct answer {
     const Tandem__V1__RoundSequence *to;
     enum session_answer kind;
     struct session *session; // busy while the answer is open
     struct prop_ask ask;
-    struct prop_draft draft;
+    struct draft draft;
     enum { OPEN, READY, SENT } state;
 };
 
@@ -29,7 +29,7 @@ struct pending_round {
     Tandem__V1__Round *owned;
     int64_t arrived_us;
     uint32_t n_answers, n_open;
-    bool answered; // something was sent, or nothing is to be
+    bool answered; // false: it has no sequences, and its empty answer is not sent yet
     struct answer answers[];
 };
 
@@ -37,7 +37,7 @@ struct batch {
     struct batch_config c;
     struct pending_round *first, **last;
     uint32_t n_open, max_open;
-    struct prop_ask **asks; // (max_open) room to hand them on
+    struct prop_ask **asks; // (max_open) scratch for draft()
 };
 
 int batch_new(const struct batch_config *c, struct batch **ret)
@@ -51,7 +51,7 @@ int batch_new(const struct batch_config *c, struct batch **ret)
     return 0;
 }
 
-/* Its asks are not open any more. */
+/* Frees the Round and ends its open asks. */
 static void drop_round(struct batch *b, struct pending_round *r)
 {
     for (uint32_t i = 0; i < r->n_answers; i++) {
@@ -82,7 +82,7 @@ void batch_free(struct batch *b)
 
 /* ---- asks ---- */
 
-static int reserve(struct batch *b, uint32_t n)
+static int reserve_asks(struct batch *b, uint32_t n)
 {
     if (b->n_open + n <= b->max_open)
         return 0;
@@ -95,8 +95,9 @@ static int reserve(struct batch *b, uint32_t n)
     return 0;
 }
 
-/* A draft behind tokens that are being verified becomes a tree that begins with them. */
-static void put_verifying_first(const struct answer *a, struct prop_draft *draft)
+/* Turns a draft ahead into a draft from the committed context: the tokens that are being verified
+ * become its first nodes. */
+static void put_verifying_first(const struct answer *a, struct draft *draft)
 {
     uint32_t n = a->ask.context.n_verifying;
     for (uint32_t i = draft->n; i-- > 0;) {
@@ -125,7 +126,7 @@ static void close_answer(struct batch *b, struct pending_round *r, struct answer
     metrics_add(b->c.tokens, a->draft.n);
 }
 
-static uint32_t gather(struct batch *b)
+static uint32_t list_open_asks(struct batch *b)
 {
     uint32_t n = 0;
     for (struct pending_round *r = b->first; r; r = r->next)
@@ -135,8 +136,8 @@ static uint32_t gather(struct batch *b)
     return n;
 }
 
-/* Those that are done, and those whose time is up by now_us. */
-static void close_answers(struct batch *b, int64_t now_us)
+/* Closes the answers that are done, and those whose time is up at now_us. */
+static void close_finished(struct batch *b, int64_t now_us)
 {
     for (struct pending_round *r = b->first; r; r = r->next) {
         for (uint32_t i = 0; r->n_open && i < r->n_answers; i++) {
@@ -146,14 +147,14 @@ static void close_answers(struct batch *b, int64_t now_us)
             if (!a->ask.done)
                 a->draft.n = 0;
             if (!a->ask.done && !a->ask.unread)
-                a->ask.unread = 1; // it is to be asked again
+                a->ask.unread = 1; // the verifier is to ask again
             close_answer(b, r, a);
         }
     }
 }
 
-/* The sequence's open ask is answered without tokens: there is one at most. */
-static void give_up(struct batch *b, uint64_t stream, uint64_t seq)
+/* Closes the sequence's open ask without tokens. A sequence has at most one. */
+static void close_ask_of(struct batch *b, uint64_t stream, uint64_t seq)
 {
     for (struct pending_round *r = b->first; r; r = r->next) {
         for (uint32_t i = 0; r->from.stream == stream && i < r->n_answers; i++) {
@@ -169,18 +170,19 @@ static void give_up(struct batch *b, uint64_t stream, uint64_t seq)
 
 void batch_draft(struct batch *b)
 {
-    uint32_t n = b->n_open ? gather(b) : 0;
+    uint32_t n = b->n_open ? list_open_asks(b) : 0;
     if (!n)
         return;
     b->c.ops->draft(b->c.shared, b->asks, n);
-    close_answers(b, clock_us());
+    close_finished(b, clock_us());
 }
 
 /* ---- from messages ---- */
 
+/* `otherwise` replaces a value outside low .. high, and NaN. */
 static float within(float x, float low, float high, float otherwise)
 {
-    return x >= low && x <= high ? x : otherwise; // NaN too
+    return x >= low && x <= high ? x : otherwise;
 }
 
 static uint32_t at_most(size_t n, uint32_t max)
@@ -188,7 +190,7 @@ static uint32_t at_most(size_t n, uint32_t max)
     return n < max ? (uint32_t)n : max;
 }
 
-/* bias: room for PROP_BIAS_MAX of them. */
+/* bias: an array of PROP_BIAS_MAX, which the result points to. */
 static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from,
                                         struct dist_bias *bias)
 {
@@ -196,29 +198,31 @@ static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from,
     if (n_bias)
         memcpy(bias, from->bias.data, n_bias * sizeof(*bias));
     return (struct prop_sampling){
-        .law = {.temperature = within(from->temperature, 0, INFINITY, 0),
-                .top_k = from->top_k,
-                .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
-                .min_p = within(from->min_p, 0, 1, 0),
-                .repetition = from->repetition > 0 ? within(from->repetition, 0, FLT_MAX, 1) : 1,
-                .presence = within(from->presence, -FLT_MAX, FLT_MAX, 0),
-                .frequency = within(from->frequency, -FLT_MAX, FLT_MAX, 0),
-                .bias = bias,
-                .n_bias = n_bias},
+        .params = {.temperature = within(from->temperature, 0, INFINITY, 0),
+                   .top_k = from->top_k,
+                   .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
+                   .min_p = within(from->min_p, 0, 1, 0),
+                   .repetition = from->repetition > 0 ? within(from->repetition, 0, FLT_MAX, 1) : 1,
+                   .presence = within(from->presence, -FLT_MAX, FLT_MAX, 0),
+                   .frequency = within(from->frequency, -FLT_MAX, FLT_MAX, 0),
+                   .bias = bias,
+                   .n_bias = n_bias},
         .ban = {from->banned, at_most(from->n_banned, PROP_BANNED_MAX), from->banned_until},
         .ignore_eos = from->ignore_eos};
 }
 
-static_assert((int)PROP_COUPLED == TANDEM__V1__QMODE__Q_MODE_COUPLED &&
-                  (int)PROP_SPARSE == TANDEM__V1__QMODE__Q_MODE_SPARSE &&
-                  (int)PROP_DENSE == TANDEM__V1__QMODE__Q_MODE_DENSE,
+static_assert((int)DRAFT_POINT == TANDEM__V1__QMODE__Q_MODE_POINT &&
+                  (int)DRAFT_COUPLED == TANDEM__V1__QMODE__Q_MODE_COUPLED &&
+                  (int)DRAFT_SPARSE == TANDEM__V1__QMODE__Q_MODE_SPARSE &&
+                  (int)DRAFT_DENSE == TANDEM__V1__QMODE__Q_MODE_DENSE,
               "the modes have the message's numbers");
 
-/* A mode that is not offered is answered with point drafts. */
-static enum prop_q_mode mode_of(const struct batch *b, Tandem__V1__QMode asked)
+/* Point drafts replace a mode that the proposer does not offer. */
+static enum draft_q_mode mode_of(const struct batch *b, Tandem__V1__QMode requested)
 {
-    unsigned mode = (unsigned)asked;
-    return mode < PROP_Q_MODES && b->c.q_modes & 1u << mode ? (enum prop_q_mode)mode : PROP_POINT;
+    unsigned mode = (unsigned)requested;
+    return mode < DRAFT_N_Q_MODES && b->c.q_modes & 1u << mode ? (enum draft_q_mode)mode
+                                                               : DRAFT_POINT;
 }
 
 static int take_sequence(struct batch *b, struct pending_round *round,
@@ -254,7 +258,7 @@ static int take_sequence(struct batch *b, struct pending_round *round,
     int err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
                               &a->session, &a->ask);
     if (err == -EBUSY) {
-        give_up(b, round->from.stream, r->seq);
+        close_ask_of(b, round->from.stream, r->seq);
         err = sessions_update(b->c.sessions, round->from.stream, &u, round->arrived_us, &a->kind,
                               &a->session, &a->ask);
     }
@@ -283,7 +287,7 @@ static int new_round(struct batch *b, size_t n_sequences, struct pending_round *
     if (n_sequences > BATCH_SEQUENCES_MAX)
         return fail(-EINVAL, "a round of %zu sequences is beyond the limit of %d", n_sequences,
                     BATCH_SEQUENCES_MAX);
-    int r = reserve(b, (uint32_t)n_sequences);
+    int r = reserve_asks(b, (uint32_t)n_sequences);
     if (r < 0)
         return r;
     *ret = malloc(sizeof(**ret) + n_sequences * sizeof((*ret)->answers[0]));
@@ -304,9 +308,9 @@ int batch_take(struct batch *b, const struct batch_origin *from, const Tandem__V
         .from = *from, .owned = owned, .arrived_us = now_us, .answered = round->n_sequences};
     if (from->call)
         rpc_call_ref(from->call);
-    *b->last = r; // at once, so that its own sequences can be found busy
+    *b->last = r; // now, so that close_ask_of() finds the asks of this Round too
     b->last = &r->next;
-    int64_t until_us = now_us + round->budget_us - round->budget_us / BUDGET_SHARE;
+    int64_t until_us = now_us + round->budget_us - round->budget_us / RETURN_FRACTION;
     for (size_t i = 0; i < round->n_sequences && err == 0; i++)
         err = take_sequence(b, r, round->sequences[i], until_us);
     metrics_add(b->c.rounds, 1);
@@ -320,19 +324,19 @@ int batch_take(struct batch *b, const struct batch_origin *from, const Tandem__V
 
 /* ---- answers ---- */
 
-/* An answer on its way, with what it points to. */
+/* A draft as a message, with the messages and arrays that it points to. */
 struct packed {
     Tandem__V1__SequenceDraft draft;
     Tandem__V1__Tensor q;
     uint32_t shape[2];
 };
 
-/* Returns the bytes of its q. */
-static size_t fill_q(const struct prop_draft *draft, struct packed *to)
+/* Returns the size of q in bytes. */
+static size_t fill_q(const struct draft *draft, struct packed *to)
 {
-    const struct prop_q *q = draft->q;
+    const struct draft_q *q = draft->q;
     size_t n = (size_t)draft->n * q->width;
-    if (draft->q_mode == PROP_SPARSE) {
+    if (draft->q_mode == DRAFT_SPARSE) {
         to->draft.q_ids = rpc_data(q->ids, n * sizeof(*q->ids));
         to->draft.q_probs = rpc_data(q->probs, n * sizeof(*q->probs));
         return n * (sizeof(*q->ids) + sizeof(*q->probs));
@@ -343,16 +347,16 @@ static size_t fill_q(const struct prop_draft *draft, struct packed *to)
     to->q.dtype = TANDEM__V1__TENSOR__DTYPE__F32;
     to->q.n_shape = 2;
     to->q.shape = to->shape;
-    to->q.data = rpc_data(q->dense, n * sizeof(*q->dense));
+    to->q.data = rpc_data(q->weights, n * sizeof(*q->weights));
     to->draft.q = &to->q;
     return to->q.data.len;
 }
 
-/* Returns the bytes of its q. */
-static size_t fill(struct answer *a, struct packed *packed)
+/* Returns the size of the draft's q in bytes. */
+static size_t fill_draft(struct answer *a, struct packed *packed)
 {
     Tandem__V1__SequenceDraft *to = &packed->draft;
-    struct prop_draft *draft = &a->draft;
+    struct draft *draft = &a->draft;
     tandem__v1__sequence_draft__init(to);
     to->seq = a->to->seq;
     to->base_len = a->to->base_len;
@@ -371,8 +375,8 @@ static size_t fill(struct answer *a, struct packed *packed)
     return draft->q ? fill_q(draft, packed) : 0;
 }
 
-/* What of the Round is ready, up to what fits in a message; NULL: nothing, or memory is out. */
-static struct rpc_msg *pack(struct pending_round *r)
+/* Packs the answers that are ready, up to Q_BYTES of q. NULL: none is ready, or no memory. */
+static struct rpc_msg *pack_ready(struct pending_round *r)
 {
     uint32_t n = 0;
     size_t q_bytes = 0;
@@ -385,7 +389,7 @@ static struct rpc_msg *pack(struct pending_round *r)
             continue;
         a->state = SENT;
         to[n] = &drafts[n].draft;
-        q_bytes += fill(a, &drafts[n++]);
+        q_bytes += fill_draft(a, &drafts[n++]);
     }
     msg.n_drafts = n;
     msg.drafts = to;
@@ -394,7 +398,7 @@ static struct rpc_msg *pack(struct pending_round *r)
     return n || empty ? rpc_pack(&msg.base) : NULL;
 }
 
-/* Takes the Round that *at points to out of the list. */
+/* Removes the Round that *at points to from the list, and frees it. */
 static void unlink_round(struct batch *b, struct pending_round **at)
 {
     struct pending_round *r = *at;
@@ -407,10 +411,10 @@ static void unlink_round(struct batch *b, struct pending_round **at)
 struct rpc_msg *batch_answer(struct batch *b, struct batch_origin *ret_from)
 {
     for (struct pending_round **at = &b->first; *at;) {
-        struct rpc_msg *msg = pack(*at);
+        struct rpc_msg *msg = pack_ready(*at);
         *ret_from = (*at)->from;
         if (msg)
-            return msg; // the Round holds its call until the next look
+            return msg; // the Round holds its call until the next call of this
         if ((*at)->n_open)
             at = &(*at)->next;
         else

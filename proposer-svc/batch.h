@@ -1,8 +1,8 @@
-/* batch.h - Rounds at work: from messages to the sessions' asks, and from drafts to answers.
+/* batch.h - the Rounds in progress: turns messages into asks, and drafts into answers.
  *
- * Rounds are taken one after the other and drafted for together; a sequence's answer is there as
- * soon as its draft is made or its time is up. A session has one ask at a time: what is still open
- * when its next update comes is answered without tokens.
+ * batch_take() adds Rounds, and batch_draft() drafts for all of them together. A sequence's answer
+ * is ready when its draft is done or its time is up. A session has one ask at a time: an ask that
+ * is open when its session's next update comes is answered without tokens.
  *
  * Threads: one at a time. */
 #pragma once
@@ -16,19 +16,19 @@ struct rpc_call;
 struct rpc_msg;
 struct Tandem__V1__Round;
 
-#define BATCH_SEQUENCES_MAX 4096 // in a Round
+#define BATCH_SEQUENCES_MAX 4096 // of one Round
 
 struct batch_config {
     struct sessions *sessions;
     const struct prop_ops *ops;
     void *shared;     // what its open() returned
-    unsigned q_modes; // that it offers: bits 1 << enum prop_q_mode
+    unsigned q_modes; // that the proposer offers: bits 1 << enum draft_q_mode
     struct metric *rounds, *drafts, *tokens, *needed, *seconds;
 };
 
 struct batch_origin {
     uint64_t stream;
-    struct rpc_call *call; // held while its Round is here; NULL: none
+    struct rpc_call *call; // held as long as its Round is in the batch; NULL: none
 };
 
 struct batch;
@@ -37,18 +37,22 @@ int batch_new(const struct batch_config *c, struct batch **ret); // -ENOMEM
 void batch_free(struct batch *b);
 DEFINE_AUTO(struct batch, batch_free)
 
-/* Updates the sessions; what is asked for is open now. The round is read until its last answer has
- * been given; owned: freed then. -EINVAL: it contradicts itself; -ENOMEM; nothing of it is open
- * then. */
+/* Updates the sessions and opens an ask for each requested draft. `round` must stay valid until its
+ * last answer was returned. owned: the same round, which the batch frees then; NULL: the caller
+ * frees it. -EINVAL: fields of the round contradict each other. -ENOMEM. After an error no ask is
+ * open. */
 int batch_take(struct batch *b, const struct batch_origin *from,
                const struct Tandem__V1__Round *round, struct Tandem__V1__Round *owned,
                int64_t now_us);
-/* Drafts for what is open; what is not done and out of time is answered without tokens. */
+/* Drafts for all open asks. Asks that are not done and out of time are answered without tokens. */
 void batch_draft(struct batch *b);
-/* The next Drafts that can be sent, and whose they are until the next call; NULL: no more now. */
+/* Returns the next Drafts message that is ready; NULL: none. *ret_from: its stream and call, valid
+ * until the next call of batch_answer(). */
 struct rpc_msg *batch_answer(struct batch *b, struct batch_origin *ret_from);
-/* Forgets the Rounds of a stream that has ended. */
+/* Drops the Rounds of a stream that has ended. */
 void batch_end_stream(struct batch *b, uint64_t stream);
 
+/* The number of open asks. */
 uint32_t batch_n_open(const struct batch *b);
-int64_t batch_until_us(const struct batch *b); // when the first of them is out of time
+/* The earliest deadline of all open asks; INT64_MAX: none is open. */
+int64_t batch_until_us(const struct batch *b);

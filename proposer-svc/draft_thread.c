@@ -24,7 +24,7 @@ struct job {
 struct draft_thread {
     struct draft_thread_config c;
     struct batch *batch;
-    struct queue *queue; // each open stream has a place in it for its end
+    struct queue *queue; // has one entry reserved for the end of each open stream
     atomic_uint n_streams, n_rounds;
     atomic_size_t n_bytes;
     atomic_bool expire, stop;
@@ -34,7 +34,7 @@ struct draft_thread {
 
 /* ---- the thread ---- */
 
-static void take_job(struct draft_thread *d, struct job *job)
+static void process_job(struct draft_thread *d, struct job *job)
 {
     if (job->kind == JOB_END_STREAM) {
         batch_end_stream(d->batch, job->from.stream);
@@ -58,8 +58,8 @@ static void send_answers(struct draft_thread *d)
         d->c.send(&to, msg);
 }
 
-/* How long the queue may be waited for: not at all with work to do, and no longer than the first
- * open ask has time. */
+/* How long to wait for the queue: 0 while there is work, else until the first open ask is out of
+ * time. -1: until a job arrives. */
 static int64_t wait_us(const struct draft_thread *d, bool has_work)
 {
     if (has_work)
@@ -80,7 +80,7 @@ static void *draft_thread_main(void *arg)
         struct job *job = queue_pop(d->queue, wait_us(d, has_work));
         for (; job;
              job = batch_n_open(d->batch) < BATCH_SEQUENCES_MAX ? queue_pop(d->queue, 0) : NULL)
-            take_job(d, job);
+            process_job(d, job);
         if (atomic_exchange(&d->expire, false))
             sessions_expire(d->c.batch.sessions, clock_us());
         batch_draft(d->batch);
@@ -90,13 +90,13 @@ static void *draft_thread_main(void *arg)
     return NULL;
 }
 
-/* ---- for others ---- */
+/* ---- thread-safe API ---- */
 
 int draft_thread_new(const struct draft_thread_config *c, struct draft_thread **ret)
 {
     AUTO(draft_thread_free) struct draft_thread *d = calloc(1, sizeof(*d));
     if (!d)
-        return fail(-ENOMEM, "drafter: no memory");
+        return fail(-ENOMEM, "draft thread: no memory");
     d->c = *c;
     int r = batch_new(&c->batch, &d->batch);
     if (r == 0)
@@ -105,7 +105,7 @@ int draft_thread_new(const struct draft_thread_config *c, struct draft_thread **
         return r;
     r = pool_thread(draft_thread_main, d, &d->thread);
     if (r < 0)
-        return fail(r, "cannot start the drafter's thread");
+        return fail(r, "cannot start the draft thread");
     d->has_thread = true;
     *ret = TAKE(d);
     return 0;
@@ -144,11 +144,11 @@ int draft_thread_begin_stream(struct draft_thread *d)
     return fail(-ENOSPC, "more than %d verifiers are connected", DRAFT_THREAD_STREAMS_MAX);
 }
 
-static int push(struct draft_thread *d, const struct job *from)
+static int push_job(struct draft_thread *d, const struct job *from)
 {
     struct job *job = malloc(sizeof(*job));
     if (!job)
-        return fail(-ENOMEM, "drafter: no memory");
+        return fail(-ENOMEM, "draft thread: no memory");
     *job = *from;
     int r = queue_push(d->queue, job);
     if (r < 0)
@@ -158,7 +158,7 @@ static int push(struct draft_thread *d, const struct job *from)
 
 void draft_thread_end_stream(struct draft_thread *d, uint64_t stream)
 {
-    push(d, &(struct job){.kind = JOB_END_STREAM, .from.stream = stream});
+    push_job(d, &(struct job){.kind = JOB_END_STREAM, .from.stream = stream});
 }
 
 int draft_thread_round(struct draft_thread *d, const struct batch_origin *from,
@@ -169,7 +169,7 @@ int draft_thread_round(struct draft_thread *d, const struct batch_origin *from,
     bool fits = atomic_fetch_add(&d->n_rounds, 1) < DRAFT_THREAD_ROUNDS_MAX;
     fits = atomic_fetch_add(&d->n_bytes, bytes) + bytes <= DRAFT_THREAD_BYTES_MAX && fits;
     rpc_call_ref(from->call);
-    int r = fits ? push(d, &job) : fail(-ENOSPC, "too many rounds wait for a draft");
+    int r = fits ? push_job(d, &job) : fail(-ENOSPC, "too many rounds wait for a draft");
     if (r < 0) {
         atomic_fetch_sub(&d->n_rounds, 1);
         atomic_fetch_sub(&d->n_bytes, bytes);

@@ -1,19 +1,19 @@
-/* hint.c - a place in the hint, and the search for it when it is lost. */
+/* hint.c - the position in the hint, and the search for a new one. */
 #include <string.h>
 #include "proposer-svc/hint.h"
 
-#define MATCH_MAX 32 // tokens that are compared
-#define NEAR 32      // so far ahead of where the output left the hint, one token is enough
+#define MATCH_MAX 32 // most tokens that are compared
+#define NEAR 32      // a match of one token counts this far after the lost position
 
 void hint_cut(struct hint *h, uint32_t keep)
 {
     h->lost |= keep < h->seen;
 }
 
-/* How many of the output's last `max` tokens stand before the hint's position; 0 also if they are
- * no more than `longest`, which one look tells of most. */
-static uint32_t match_at(const struct hint *h, const struct prop_context *c, uint32_t at,
-                         uint32_t max, uint32_t longest)
+/* Counts how many of the output's last `max` tokens are before position `at` of the hint. Returns 0
+ * if a first comparison shows that the match is not longer than `longest`. */
+static uint32_t match_length(const struct hint *h, const struct prop_context *c, uint32_t at,
+                             uint32_t max, uint32_t longest)
 {
     uint32_t m = 0;
     if (longest >= at || h->tokens[at - longest - 1] != c->tokens[c->n - longest - 1])
@@ -23,21 +23,21 @@ static uint32_t match_at(const struct hint *h, const struct prop_context *c, uin
     return m;
 }
 
-/* How far from where it was lost; what lies ahead is nearer than all behind. */
+/* Distance from the lost position. Positions after it are nearer than all positions before it. */
 static uint32_t distance(const struct hint *h, uint32_t at)
 {
     return at > h->at ? at - h->at : HINT_TOKENS_MAX + h->at - at;
 }
 
-/* The longest match, of equal ones the nearest. */
-static void find(struct hint *h, const struct prop_context *c)
+/* Searches the new position: the longest match, and the nearest of equally long ones. */
+static void find_position(struct hint *h, const struct prop_context *c)
 {
     uint32_t best = 0, longest = 0, n_ahead = h->n - h->at, max = c->n - c->n_prompt;
     if (max > MATCH_MAX)
         max = MATCH_MAX;
-    for (uint32_t i = 0; i < h->n && longest < max; i++) { // from near to far
+    for (uint32_t i = 0; i < h->n && longest < max; i++) { // nearest first
         uint32_t at = i < n_ahead ? h->at + 1 + i : h->n - i;
-        uint32_t m = match_at(h, c, at, max, longest);
+        uint32_t m = match_length(h, c, at, max, longest);
         if (m <= longest)
             continue;
         best = at;
@@ -50,23 +50,24 @@ static void find(struct hint *h, const struct prop_context *c)
     h->run = longest;
 }
 
-/* After m tokens that agreed, the next does so with (m + 1) / (m + 2): Laplace's rule of
- * succession. */
-static void copy(const struct hint *h, uint32_t n, struct prop_draft *to)
+/* Copies n tokens of the hint. After m tokens that agreed, the next one agrees with probability
+ * (m + 1) / (m + 2): Laplace's rule of succession. */
+static void copy_tokens(const struct hint *h, uint32_t n, struct draft *to)
 {
     memcpy(to->tokens, h->tokens + h->at, n * sizeof(to->tokens[0]));
     for (uint32_t i = 0; i < n; i++)
         to->survival[i] = (float)(h->run + 1) / (float)(h->run + i + 2);
     to->n = n;
     to->tree = false;
-    to->q_mode = PROP_POINT;
+    to->q_mode = DRAFT_POINT;
 }
 
-bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct prop_draft *to)
+bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct draft *to)
 {
     if (!h->n || c->n < c->n_prompt)
         return false;
-    if (h->seen < c->n_prompt || c->n == c->n_prompt) { // the output begins, and with it the hint
+    if (h->seen < c->n_prompt ||
+        c->n == c->n_prompt) { // the output begins, at the start of the hint
         h->seen = c->n_prompt;
         h->at = h->run = 0;
         h->lost = false;
@@ -75,11 +76,11 @@ bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct
         if (c->tokens[h->seen] != h->tokens[h->at])
             break;
     if (c->n > c->n_prompt && (h->lost || h->seen < c->n))
-        find(h, c);
+        find_position(h, c);
     h->seen = c->n;
     uint32_t left = h->n - h->at;
     if (h->lost || !left)
         return false;
-    copy(h, left < k ? left : k, to);
+    copy_tokens(h, left < k ? left : k, to);
     return true;
 }

@@ -1,25 +1,27 @@
-/* hint.h - copies from what the request foretold of its answer (OpenAI's `prediction`).
+/* hint.h - drafts from the answer that the request predicts (OpenAI's `prediction`).
  *
- * While the output is the hint, the hint goes on; where it has left the hint, the longest match of
- * its last tokens says where it came back. */
+ * While the output equals the hint, the rest of the hint is the draft. After a difference, the
+ * longest match of the output's last tokens gives the new position in the hint.
+ *
+ * Threads: plain data; the caller's. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 #include "proposer-svc/props/prop.h"
 
-#define HINT_TOKENS_MAX 16384 // of a longer one the rest is ignored
+#define HINT_TOKENS_MAX 16384 // tokens after these are ignored
 
-/* Of one sequence; all zero: no hint. */
+/* The hint of one sequence. All zero: no hint. */
 struct hint {
     uint32_t *tokens; // (n)
     uint32_t n;
-    uint32_t at;   // the hint's token that comes next, or where the output left it
-    uint32_t seen; // tokens of the context that led there
-    uint32_t run;  // tokens in a row that agreed
-    bool lost;     // the output has left the hint
+    uint32_t at;   // index in `tokens` of the next token; if lost: where the output left the hint
+    uint32_t seen; // tokens of the context that were compared
+    uint32_t run;  // consecutive tokens that agreed, up to now
+    bool lost;     // the output differs from the hint, and no new position is known
 };
 
-/* Only [0, keep) of the context stays. */
+/* Only positions [0, keep) of the context stay valid. */
 void hint_cut(struct hint *h, uint32_t keep);
-/* Drafts what the hint goes on with. False: nothing. */
-bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct prop_draft *to);
+/* Drafts the next tokens of the hint, k at most. False: there is no draft; *to is unchanged. */
+bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct draft *to);

@@ -7,10 +7,10 @@
 #include "proposer-svc/proposer_options.h"
 #include "rpc/rpc_service.h"
 
-#define TICK_US 1000000       // between two looks at idle sessions
-#define MESSAGE_MAX (8 << 20) // bytes of a Round; verifiers send at most 1 MiB of context in one
+#define TICK_US 1000000       // between two searches for idle sessions
+#define MESSAGE_MAX (8 << 20) // bytes of a Round; verifiers send at most 1 MiB of context per Round
 
-static void serve_until_told(struct proposer *service)
+static void serve_until_signal(struct proposer *service)
 {
     while (svc_wait_signal(TICK_US) == 0) {
         svc_watchdog();
@@ -36,7 +36,7 @@ static int serve(const struct proposer_options *set, struct proposer *service)
         rpc_service_serving(rpc, true);
         log_info("serving proposer=%s", set->proposer);
         svc_ready("serving");
-        serve_until_told(service);
+        serve_until_signal(service);
     }
     rpc_service_stop(rpc, (unsigned)(set->drain_timeout_s * 1000));
     return r;
@@ -76,6 +76,7 @@ static int run(const struct proposer_options *set, const struct prop_ops *ops, v
 int main(int argc, char **argv)
 {
     svc_init();
+    log_init("proposer", LOG_LEVEL_INFO); // old spellings of settings are warned of
     const struct proposer_options *set;
     int r = proposer_options_read(argc, argv, &set);
     if (r > 0)
@@ -94,7 +95,7 @@ int main(int argc, char **argv)
         r = run(set, ops, shared);
     if (shared && ops->close)
         ops->close(shared);
-    if (r < 0 && r != -ECANCELED) { // a signal while it loaded
+    if (r < 0 && r != -ECANCELED) { // -ECANCELED: a stop signal during loading
         log_error("%s", fail_text());
         return 1;
     }

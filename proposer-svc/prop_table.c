@@ -1,4 +1,5 @@
-/* prop_table.c - the table of proposers. */
+/* prop_table.c - all proposers of this service, for prop_find() and prop_at() of prop.h. A new
+ * proposer is added here. */
 #include <string.h>
 #include "base/mem.h"
 #include "proposer-svc/props/prop.h"

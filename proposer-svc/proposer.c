@@ -1,4 +1,4 @@
-/* proposer.c - tandem.v1.Proposer over rpc: the only file here that knows its messages. */
+/* proposer.c - the methods of tandem.v1.Proposer. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,8 +20,8 @@
 struct proposer {
     struct proposer_config c;
     struct prop_about about;
-    struct draft_thread *drafter;   // NULL: Rounds are taken where they arrive
-    atomic_uint_fast64_t n_streams; // ever; names them
+    struct draft_thread *draft_thread; // NULL: rpc threads process the Rounds
+    atomic_uint_fast64_t n_streams;    // opened since the start; the number is the stream's id
     struct metric *rounds, *drafts, *tokens, *needed, *seconds, *streams;
     struct metric *sessions, *context_tokens;
 };
@@ -40,7 +40,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     if (!req)
         return;
     tandem__v1__describe_request__free_unpacked(req, NULL);
-    Tandem__V1__QMode offered[PROP_Q_MODES];
+    Tandem__V1__QMode offered[DRAFT_N_Q_MODES];
     Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
     reply.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
     reply.kind = rpc_text(s->c.name);
@@ -49,7 +49,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     reply.model = rpc_text(s->about.model);
     reply.vocab_digest = s->about.vocab_digest;
     reply.q_modes = offered;
-    for (unsigned i = 0; i < PROP_Q_MODES; i++)
+    for (unsigned i = 0; i < DRAFT_N_Q_MODES; i++)
         if (s->about.q_modes & 1u << i)
             offered[reply.n_q_modes++] = (Tandem__V1__QMode)i;
     reply.version = rpc_text(TANDEM_VERSION);
@@ -58,7 +58,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
 
 /* ---- Draft ---- */
 
-/* Ends a stream with what fail_text() says. */
+/* Ends a stream with the error in fail_text(). */
 static void end_stream(struct rpc_call *call, uint64_t stream, int err)
 {
     log_warn("stream ended stream=%llu: %s", (unsigned long long)stream, fail_text());
@@ -69,9 +69,9 @@ static void send_answer(const struct batch_origin *to, struct rpc_msg *answer)
 {
     if (rpc_call_send(to->call, answer) <= UNREAD_MAX)
         return;
-    int err = fail(-ENOSPC, "more than %d bytes of drafts are left unread", UNREAD_MAX);
+    int err = fail(-ENOSPC, "the verifier has not read %d bytes of drafts", UNREAD_MAX);
     log_warn("stream ended stream=%llu: %s", (unsigned long long)to->stream, fail_text());
-    rpc_call_abort(to->call, rpc_code_of(err), fail_text()); // nothing follows what nobody reads
+    rpc_call_abort(to->call, rpc_code_of(err), fail_text()); // the unsent drafts are dropped
 }
 
 static void round_failed(const struct batch_origin *to, int err)
@@ -109,9 +109,9 @@ int proposer_round(struct proposer *s, uint64_t stream, const Tandem__V1__Round 
     return 0;
 }
 
-/* On this thread. */
-static void take_round(struct proposer *s, const struct batch_origin *from,
-                       const Tandem__V1__Round *round)
+/* Drafts for a Round on the calling thread and answers it. */
+static void answer_round(struct proposer *s, const struct batch_origin *from,
+                         const Tandem__V1__Round *round)
 {
     struct rpc_msg *answer;
     int err = proposer_round(s, from->stream, round, &answer);
@@ -123,9 +123,9 @@ static void take_round(struct proposer *s, const struct batch_origin *from,
 
 static void on_draft_start(struct rpc_call *call, struct rpc_msg *msg)
 {
-    (void)msg; // a stream starts without one
+    (void)msg; // NULL: a stream starts without a message
     struct proposer *s = rpc_call_service(call);
-    int err = s->drafter ? draft_thread_begin_stream(s->drafter) : 0;
+    int err = s->draft_thread ? draft_thread_begin_stream(s->draft_thread) : 0;
     if (err < 0) {
         rpc_call_fail(call, err);
         return;
@@ -155,13 +155,13 @@ static void on_draft_message(struct rpc_call *call, struct rpc_msg *msg)
     if (!round)
         return;
     struct batch_origin from = {st->id, call};
-    if (s->drafter) {
-        int err = draft_thread_round(s->drafter, &from, round, bytes);
+    if (s->draft_thread) {
+        int err = draft_thread_round(s->draft_thread, &from, round, bytes);
         if (err < 0)
             round_failed(&from, err);
         return;
     }
-    take_round(s, &from, round);
+    answer_round(s, &from, round);
     tandem__v1__round__free_unpacked(round, NULL);
 }
 
@@ -171,12 +171,12 @@ static void on_draft_end(struct rpc_call *call)
     struct stream *st = rpc_call_user(call);
     if (!st)
         return;
-    if (s->drafter)
-        draft_thread_end_stream(s->drafter, st->id);
+    if (s->draft_thread)
+        draft_thread_end_stream(s->draft_thread, st->id);
     else
         sessions_end_stream(s->c.sessions, st->id);
     metrics_add(s->streams, -1);
-    log_info("verifier gone stream=%llu", (unsigned long long)st->id);
+    log_info("verifier disconnected stream=%llu", (unsigned long long)st->id);
     free(st);
 }
 
@@ -199,7 +199,7 @@ int proposer_new(const struct proposer_config *c, struct proposer **ret)
     if (!s)
         return fail(-ENOMEM, "proposer: no memory");
     s->c = *c;
-    s->about.q_modes = 1u << PROP_POINT;
+    s->about.q_modes = 1u << DRAFT_POINT;
     if (c->ops->about)
         c->ops->about(c->shared, &s->about);
     atomic_init(&s->n_streams, 1);
@@ -218,7 +218,7 @@ int proposer_new(const struct proposer_config *c, struct proposer **ret)
                       "Tokens reserved for the contexts and predictions of all sequences.", NULL);
     const struct draft_thread_config dc = {
         .batch = batch_config(s), .send = send_answer, .failed = round_failed};
-    int r = c->ops->flags & PROP_OWN_THREAD ? draft_thread_new(&dc, &s->drafter) : 0;
+    int r = c->ops->flags & PROP_OWN_THREAD ? draft_thread_new(&dc, &s->draft_thread) : 0;
     if (r < 0)
         return r;
     *ret = TAKE(s);
@@ -229,14 +229,14 @@ void proposer_free(struct proposer *s)
 {
     if (!s)
         return;
-    draft_thread_free(s->drafter);
+    draft_thread_free(s->draft_thread);
     free(s);
 }
 
 void proposer_expire(struct proposer *s)
 {
-    if (s->drafter)
-        draft_thread_expire(s->drafter);
+    if (s->draft_thread)
+        draft_thread_expire(s->draft_thread);
     else
         sessions_expire(s->c.sessions, clock_us());
 }

@@ -1,11 +1,9 @@
-/* proposer.h - tandem.v1.Proposer over rpc: Describe, and Draft streams in front of the
- * sessions.
+/* proposer.h - tandem.v1.Proposer over rpc: Describe, and the Draft streams.
  *
- * A Round is taken where it arrives, on an rpc thread, or, for a proposer with PROP_OWN_THREAD, on
- * the drafter thread, which takes all Rounds that wait at once, answers each sequence as soon as it
- * has its draft, and works ahead while none waits.
+ * A Round is processed on the rpc thread that received it. With PROP_OWN_THREAD the draft thread
+ * processes it (draft_thread.h).
  *
- * Threads: proposer_new() and proposer_free() by main, the rest by any. */
+ * Threads: main calls proposer_new() and proposer_free(); any thread calls the others. */
 #pragma once
 #include "base/mem.h"
 #include "proposer-svc/session.h"
@@ -17,27 +15,28 @@ struct Tandem__V1__StatsReply;
 struct proposer;
 
 struct proposer_config {
-    const char *name;     // what the proposer calls itself: Describe's kind
-    const char *instance; // in statistics
+    const char *name;     // the `kind` in Describe
+    const char *instance; // name of this service in statistics
     uint32_t k_max, max_context;
     struct sessions *sessions; // outlives the service
     const struct prop_ops *ops;
     void *shared; // what its open() returned
 };
 
-/* Starts the drafter thread if there is to be one. -ENOMEM. */
+/* Starts the draft thread if the proposer has PROP_OWN_THREAD. -ENOMEM, -EAGAIN: no thread. */
 int proposer_new(const struct proposer_config *c, struct proposer **ret);
 void proposer_free(struct proposer *s);
 DEFINE_AUTO(struct proposer, proposer_free)
 
-/* Its methods; before the server starts. The service outlives the server. */
+/* Adds the methods to a server that has not started. The service outlives the server. */
 void proposer_add(struct proposer *s, struct rpc_server *server);
-/* Drops the sessions that have idled for too long; every now and then. */
+/* Drops the sessions whose idle time is over. To be called about once a second. */
 void proposer_expire(struct proposer *s);
-/* For rpc_stats.h; user: the service. */
+/* The fill_stats callback of rpc_service.h. user: the service. */
 void proposer_fill_stats(void *user, struct Tandem__V1__StatsReply *reply);
 
-/* Takes one Round of a stream on the calling thread, without PROP_OWN_THREAD; *ret_answer is the
- * Drafts for it, NULL if it wants none. -EINVAL: the Round contradicts itself; -ENOMEM. */
+/* Processes one Round of a stream on the calling thread. Not for PROP_OWN_THREAD. *ret_answer
+ * receives the Drafts; NULL: the Round requests none. -EINVAL: its fields contradict each other.
+ * -ENOMEM. */
 int proposer_round(struct proposer *s, uint64_t stream, const struct Tandem__V1__Round *round,
                    struct rpc_msg **ret_answer);

@@ -1,4 +1,4 @@
-/* proposer_options.c - the table of settings; those of every proposer follow the service's own. */
+/* proposer_options.c - the table of settings: the service's, then those of every proposer. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 static struct proposer_options values;
 
-static const struct conf_option own[] = {
+static const struct conf_option service_options[] = {
     {.name = "listen",
      .kind = CONF_LIST,
      .value = &values.listen,
@@ -47,7 +47,7 @@ static const struct conf_option own[] = {
      .value = &values.k_max,
      .fallback = "20",
      .min = 1,
-     .max = PROP_K_MAX,
+     .max = DRAFT_MAX_NODES,
      .help = "most tokens in a draft"},
     {.name = "max_context",
      .kind = CONF_INT,
@@ -94,6 +94,13 @@ static const struct conf_option own[] = {
      .help = "threads that serve verifiers; one is fastest unless verifiers wait for it"},
 };
 
+/* Spellings of the previous release. */
+static const struct conf_rename renames[] = {
+    {.option = "proposer", .old_value = "chain", .new_value = "cascade"},
+    {.option = "cascade", .old_name = "chain"},
+    {.option = "cascade.choose", .old_name = "chain.choose"},
+};
+
 static int unknown_proposer(void)
 {
     char known[128] = "", quoted[64];
@@ -105,7 +112,7 @@ static int unknown_proposer(void)
                 log_quote(values.proposer, strlen(values.proposer), quoted, sizeof(quoted)));
 }
 
-static int check(void)
+static int check_values(void)
 {
     if (!prop_find(values.proposer))
         return unknown_proposer();
@@ -118,18 +125,20 @@ static int check(void)
 int proposer_options_read(int argc, char **argv, const struct proposer_options **ret)
 {
     static struct conf_option all[OPTIONS_MAX];
-    size_t n = ARRAY_LEN(own);
-    memcpy(all, own, sizeof(own));
+    size_t n = ARRAY_LEN(service_options);
+    memcpy(all, service_options, sizeof(service_options));
     for (size_t i = 0; prop_at(i); i++)
         for (size_t k = 0; k < prop_at(i)->n_options && n < OPTIONS_MAX; k++)
             all[n++] = prop_at(i)->options[k];
     struct conf conf = {.program = "proposer-svc",
                         .summary = "Drafts the next tokens for verifiers.",
                         .options = all,
-                        .n_options = n};
+                        .n_options = n,
+                        .renames = renames,
+                        .n_renames = ARRAY_LEN(renames)};
     int r = conf_read(&conf, argc, argv);
     if (r == 0)
-        r = check();
+        r = check_values();
     *ret = &values;
     return r;
 }

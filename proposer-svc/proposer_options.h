@@ -1,5 +1,5 @@
-/* proposer_options.h - the proposer service's settings: one table, from which --help and the documents
- * come.
+/* proposer_options.h - the proposer service's settings: one table, which --help and
+ * docs/configuration.md are made from.
  *
  * Threads: read by main before any other thread; constant afterwards. */
 #pragma once
@@ -15,6 +15,6 @@ struct proposer_options {
     double idle_timeout_s, drain_timeout_s;
 };
 
-/* Defaults, file, environment, flags; the settings of the proposers in the table come with them. As
- * conf_read(). */
+/* Reads defaults, file, environment and flags, including the settings of all proposers. Returns
+ * what conf_read() returns, and -EINVAL for settings that contradict each other. */
 int proposer_options_read(int argc, char **argv, const struct proposer_options **ret);

@@ -1,8 +1,8 @@
-/* session.c - the sequences a proposer knows.
+/* session.c - a hash table of sessions, and a list in order of use.
  *
- * One lock guards the table and the order of use; it is never held while a proposer works. A
- * session at work is marked busy and passed over when room is made, so only its stream's thread
- * touches it. */
+ * One lock guards the table and the list. It is not held while a proposer drafts or learns a
+ * context. A session in use is marked busy and is never evicted, so only its stream's thread
+ * accesses it. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -20,19 +20,19 @@ struct session {
     bool busy;
     uint32_t *tokens; // (capacity)
     uint32_t n, capacity, n_prompt;
-    uint32_t n_verifying; // behind n: draft tokens that its proposer knows, too
-    uint64_t digest;      // of [0, n)
+    uint32_t n_verifying; // draft tokens after n, which the proposer knows too
+    uint64_t digest;      // of tokens [0, n)
     struct prop_sampling sampling;
-    struct dist_bias *bias; // memory of sampling: the biases, and what is banned behind them
+    struct dist_bias *bias; // memory of sampling: the biases, then the banned tokens
     uint8_t tenant[PROP_TENANT_MAX];
     uint32_t tenant_len;
     struct hint hint;
-    max_align_t state[]; // the proposer's own, ops->seq_size bytes
+    max_align_t state[]; // the proposer's, ops->seq_size bytes
 };
 
 struct sessions {
     struct sessions_config c;
-    pthread_mutex_t mu; // for what follows
+    pthread_mutex_t mu; // guards the fields below
     struct session *newest, *oldest;
     struct sessions_stats stats;
     uint32_t mask;
@@ -59,7 +59,7 @@ static struct session **bucket_of(struct sessions *s, uint64_t stream, uint64_t 
     return &s->buckets[rng_splitmix64(rng_splitmix64(stream) ^ seq) & s->mask];
 }
 
-static struct session *find(struct sessions *s, uint64_t stream, uint64_t seq)
+static struct session *find_session(struct sessions *s, uint64_t stream, uint64_t seq)
 {
     struct session *e = *bucket_of(s, stream, seq);
     while (e && (e->stream != stream || e->seq != seq))
@@ -91,8 +91,9 @@ static struct prop_context context_of(const struct session *e)
                                  .tenant_len = e->tenant_len};
 }
 
-/* With the lock; not a busy one, unless by its own thread. */
-static void drop(struct sessions *s, struct session *e, bool ended)
+/* Frees a session. Needs the lock. A busy session may only be dropped by the thread that uses
+ * it. */
+static void drop_session(struct sessions *s, struct session *e, bool ended)
 {
     struct session **p = bucket_of(s, e->stream, e->seq);
     while (*p != e)
@@ -115,13 +116,14 @@ void sessions_free(struct sessions *s)
     if (!s)
         return;
     while (s->oldest)
-        drop(s, s->oldest, false);
+        drop_session(s, s->oldest, false);
     pthread_mutex_destroy(&s->mu);
     free(s);
 }
 
-/* Drops the least recently used until one more session and so many tokens more fit in. */
-static bool make_room(struct sessions *s, uint32_t n_sessions, uint64_t n_tokens)
+/* Drops the least recently used sessions until n_sessions and n_tokens more are within the limits.
+ * False: that is impossible, because the others are busy. */
+static bool evict_for(struct sessions *s, uint32_t n_sessions, uint64_t n_tokens)
 {
     for (struct session *e = s->oldest, *newer;
          e && (s->stats.n_sessions + n_sessions > s->c.max_sessions ||
@@ -131,15 +133,15 @@ static bool make_room(struct sessions *s, uint32_t n_sessions, uint64_t n_tokens
         if (e->busy)
             continue;
         s->stats.n_evicted++;
-        drop(s, e, false);
+        drop_session(s, e, false);
     }
     return s->stats.n_sessions + n_sessions <= s->c.max_sessions &&
            s->stats.n_tokens + n_tokens <= s->c.max_tokens;
 }
 
-static struct session *add(struct sessions *s, uint64_t stream, uint64_t seq)
+static struct session *add_session(struct sessions *s, uint64_t stream, uint64_t seq)
 {
-    if (!make_room(s, 1, 0))
+    if (!evict_for(s, 1, 0))
         return NULL;
     struct session *e = calloc(1, sizeof(*e) + s->c.ops->seq_size);
     if (!e)
@@ -147,7 +149,7 @@ static struct session *add(struct sessions *s, uint64_t stream, uint64_t seq)
     struct session **p = bucket_of(s, stream, seq);
     e->stream = stream;
     e->seq = seq;
-    e->sampling.law = (struct dist_params){.top_p = 1, .repetition = 1};
+    e->sampling.params = (struct dist_params){.top_p = 1, .repetition = 1};
     e->next = *p;
     *p = e;
     link_newest(s, e);
@@ -155,14 +157,15 @@ static struct session *add(struct sessions *s, uint64_t stream, uint64_t seq)
     return e;
 }
 
-static bool reserve(struct sessions *s, struct session *e, uint32_t n)
+/* Reserves memory for n tokens of context. False: limits or memory do not allow it. */
+static bool reserve_context(struct sessions *s, struct session *e, uint32_t n)
 {
     if (n <= e->capacity)
         return true;
     uint64_t capacity = (uint64_t)n + n / 4 + 64;
     if (capacity > s->c.max_context)
         capacity = s->c.max_context;
-    if (!make_room(s, 0, capacity - e->capacity))
+    if (!evict_for(s, 0, capacity - e->capacity))
         return false;
     uint32_t *tokens = realloc(e->tokens, capacity * sizeof(*tokens));
     if (!tokens)
@@ -173,11 +176,11 @@ static bool reserve(struct sessions *s, struct session *e, uint32_t n)
     return true;
 }
 
-/* Without room there is no hint. */
+/* Copies the update's hint. Limits or lack of memory leave the session without one. */
 static void take_hint(struct sessions *s, struct session *e, const struct session_update *u)
 {
     uint32_t n = u->n_hint < HINT_TOKENS_MAX ? (uint32_t)u->n_hint : HINT_TOKENS_MAX;
-    if (!n || e->hint.n || !make_room(s, 0, n))
+    if (!n || e->hint.n || !evict_for(s, 0, n))
         return;
     e->hint.tokens = malloc(n * sizeof(*e->hint.tokens));
     if (!e->hint.tokens)
@@ -194,26 +197,27 @@ static uint64_t digest_of(uint64_t digest, const uint32_t *tokens, uint32_t n)
     return digest;
 }
 
-/* The busy session, with room for the update; NULL: its context is needed. -EBUSY: it is busy. */
-static int begin(struct sessions *s, uint64_t stream, const struct session_update *u,
-                 int64_t now_us, struct session **ret)
+/* Finds or adds the session, marks it busy and reserves its context. *ret NULL: the whole context
+ * is needed. -EBUSY: the session is busy already. */
+static int begin_update(struct sessions *s, uint64_t stream, const struct session_update *u,
+                        int64_t now_us, struct session **ret)
 {
     pthread_mutex_lock(&s->mu);
-    struct session *e = find(s, stream, u->seq);
+    struct session *e = find_session(s, stream, u->seq);
     if (e && e->busy) {
         pthread_mutex_unlock(&s->mu);
         return -EBUSY;
     }
     if (!e && u->keep == 0)
-        e = add(s, stream, u->seq);
+        e = add_session(s, stream, u->seq);
     if (e) {
         e->busy = true;
         e->used_us = now_us;
         unlink_use(s, e);
         link_newest(s, e);
     }
-    if (e && (u->keep > e->n || !reserve(s, e, u->base_len + (uint32_t)u->n_verifying))) {
-        drop(s, e, false);
+    if (e && (u->keep > e->n || !reserve_context(s, e, u->base_len + (uint32_t)u->n_verifying))) {
+        drop_session(s, e, false);
         e = NULL;
     }
     if (e)
@@ -223,18 +227,18 @@ static int begin(struct sessions *s, uint64_t stream, const struct session_updat
     return 0;
 }
 
-static void end(struct sessions *s, struct session *e, bool keep)
+static void end_busy(struct sessions *s, struct session *e, bool keep)
 {
     pthread_mutex_lock(&s->mu);
     e->busy = false;
     if (!keep)
-        drop(s, e, false);
+        drop_session(s, e, false);
     pthread_mutex_unlock(&s->mu);
 }
 
-/* Takes back what is not in the context any more. Tokens that were being verified stay as far as
- * they were committed. */
-static void settle(struct sessions *s, struct session *e, const struct session_update *u)
+/* Cuts the context to `keep`. The proposer keeps tokens that were being verified up to the first
+ * one that was not committed. */
+static void cut_context(struct sessions *s, struct session *e, const struct session_update *u)
 {
     uint32_t known = e->n + e->n_verifying, same = u->keep;
     while (u->keep == e->n && same < known && same < u->base_len &&
@@ -251,10 +255,10 @@ static void settle(struct sessions *s, struct session *e, const struct session_u
     e->n_verifying = 0;
 }
 
-/* Without memory for what is banned or biased nothing is. */
+/* Copies the parameters. Without memory for bans and biases there are none. */
 static void take_sampling(struct session *e, const struct prop_sampling *from)
 {
-    const struct dist_params *p = &from->law;
+    const struct dist_params *p = &from->params;
     free(e->bias);
     e->bias = malloc(p->n_bias * sizeof(*p->bias) + from->ban.n * sizeof(uint32_t) + 1);
     uint32_t *banned = e->bias ? (uint32_t *)(e->bias + p->n_bias) : NULL;
@@ -263,16 +267,17 @@ static void take_sampling(struct session *e, const struct prop_sampling *from)
     if (e->bias && from->ban.n)
         memcpy(banned, from->ban.tokens, from->ban.n * sizeof(*banned));
     e->sampling = *from;
-    e->sampling.law.bias = e->bias;
+    e->sampling.params.bias = e->bias;
     e->sampling.ban.tokens = banned;
     if (!e->bias)
-        e->sampling.law.n_bias = e->sampling.ban.n = 0;
+        e->sampling.params.n_bias = e->sampling.ban.n = 0;
 }
 
-/* Brings the context up to date. False: it is not the verifier's context, or memory is out. */
-static bool learn(struct sessions *s, struct session *e, const struct session_update *u)
+/* Applies the update to the session. False: the digest differs, so it is not the verifier's
+ * context, or the proposer has no memory. */
+static bool apply_update(struct sessions *s, struct session *e, const struct session_update *u)
 {
-    settle(s, e, u);
+    cut_context(s, e, u);
     if (u->n_tokens)
         memcpy(e->tokens + e->n, u->tokens, u->n_tokens * sizeof(*u->tokens));
     e->digest = digest_of(e->digest, u->tokens, (uint32_t)u->n_tokens);
@@ -297,10 +302,10 @@ static bool learn(struct sessions *s, struct session *e, const struct session_up
 static int close_session(struct sessions *s, uint64_t stream, uint64_t seq, bool ended)
 {
     pthread_mutex_lock(&s->mu);
-    struct session *e = find(s, stream, seq);
+    struct session *e = find_session(s, stream, seq);
     int r = e && e->busy ? -EBUSY : 0;
     if (e && !r)
-        drop(s, e, ended);
+        drop_session(s, e, ended);
     pthread_mutex_unlock(&s->mu);
     return r;
 }
@@ -313,10 +318,24 @@ static int check_update(const struct session_update *u)
     if (u->tenant_len > PROP_TENANT_MAX)
         return fail(-EINVAL, "sequence %llu: the tenant has %zu bytes, at most %d are allowed",
                     (unsigned long long)u->seq, u->tenant_len, PROP_TENANT_MAX);
-    if (u->n_verifying >= PROP_K_MAX)
+    if (u->n_verifying >= DRAFT_MAX_NODES)
         return fail(-EINVAL, "sequence %llu: %zu tokens are being verified, at most %d are allowed",
-                    (unsigned long long)u->seq, u->n_verifying, PROP_K_MAX - 1);
+                    (unsigned long long)u->seq, u->n_verifying, DRAFT_MAX_NODES - 1);
     return 0;
+}
+
+/* An ask for at most k tokens on a path. A draft ahead may have more tokens, in branches. */
+static struct prop_ask ask_of(struct session *e, const struct session_update *u, uint32_t k)
+{
+    uint32_t max = DRAFT_MAX_NODES - e->n_verifying, max_depth = k < max ? k : max;
+    return (struct prop_ask){.seq = e->state,
+                             .context = context_of(e),
+                             .max_depth = max_depth,
+                             .max_nodes = e->n_verifying ? max : max_depth,
+                             .q_mode = u->q_mode,
+                             .sampling = e->sampling,
+                             .p_min = u->p_min,
+                             .draw_key = u->draw_key};
 }
 
 int sessions_update(struct sessions *s, uint64_t stream, const struct session_update *u,
@@ -331,44 +350,37 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     if (r < 0)
         return r;
     if (u->base_len > s->c.max_context)
-        return close_session(s, stream, u->seq, true); // it will not be shorter again
+        return close_session(s, stream, u->seq, true); // it only becomes longer
     struct session_update fits = *u;
     if (u->base_len + u->n_verifying > s->c.max_context)
-        fits.n_verifying = k = 0; // there is nothing to say behind them
+        fits.n_verifying = k = 0; // a draft ahead would exceed max_context
 
     struct session *e;
-    r = begin(s, stream, &fits, now_us, &e);
+    r = begin_update(s, stream, &fits, now_us, &e);
     if (r < 0)
         return r;
-    bool known = e && learn(s, e, &fits);
+    bool known = e && apply_update(s, e, &fits);
     if (!known) {
         *ret_answer = SESSION_NEED_CONTEXT;
     } else if (k) {
         *ret_answer = SESSION_DRAFT;
         *ret_session = e;
-        *ret_ask = (struct prop_ask){
-            .seq = e->state,
-            .context = context_of(e),
-            .k = k < PROP_K_MAX - e->n_verifying ? k : PROP_K_MAX - e->n_verifying,
-            .q_mode = u->q_mode,
-            .sampling = e->sampling,
-            .p_min = u->p_min,
-            .draw_key = u->draw_key};
+        *ret_ask = ask_of(e, u, k);
         return 0;
     }
     if (e)
-        end(s, e, known);
+        end_busy(s, e, known);
     return 0;
 }
 
 bool sessions_hint(struct session *e, struct prop_ask *ask)
 {
-    return hint_draft(&e->hint, &ask->context, ask->k, ask->to);
+    return hint_draft(&e->hint, &ask->context, ask->max_depth, ask->to);
 }
 
 void sessions_end(struct sessions *s, struct session *e)
 {
-    end(s, e, true);
+    end_busy(s, e, true);
 }
 
 void sessions_end_stream(struct sessions *s, uint64_t stream)
@@ -377,7 +389,7 @@ void sessions_end_stream(struct sessions *s, uint64_t stream)
     for (struct session *e = s->oldest, *newer; e; e = newer) {
         newer = e->newer;
         if (e->stream == stream)
-            drop(s, e, false);
+            drop_session(s, e, false);
     }
     pthread_mutex_unlock(&s->mu);
 }
@@ -386,7 +398,7 @@ void sessions_expire(struct sessions *s, int64_t now_us)
 {
     pthread_mutex_lock(&s->mu);
     while (s->oldest && !s->oldest->busy && now_us - s->oldest->used_us > s->c.idle_us)
-        drop(s, s->oldest, false);
+        drop_session(s, s->oldest, false);
     pthread_mutex_unlock(&s->mu);
 }
 

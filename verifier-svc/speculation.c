@@ -93,7 +93,7 @@ int speculation_check_default(const struct speculation *s, struct drafts *d)
     char name[DRAFTS_NAME_MAX];
     for (unsigned i = 0; i < s->n_targets && *s->proposer; i++) {
         drafts_name_of(d, &s->targets[i], name);
-        if (!*name || strcmp(name, s->proposer) == 0)
+        if (!*name || drafts_is_called(name, s->proposer))
             return 0;
     }
     return *s->proposer ? fail(-EINVAL, "the default proposer is %s, but no proposer has this name",

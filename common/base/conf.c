@@ -17,19 +17,20 @@
 
 #define OPTIONS_MAX 128
 
-/* One source being read. Remembers which lists it has begun, since a source replaces a list and
- * then adds to it. */
+/* The source that is being read, by index of the option. The first value of a list in a source
+ * replaces the list, later ones are appended. */
 struct source {
     const struct conf *c;
-    bool begun[OPTIONS_MAX];
+    bool is_set[OPTIONS_MAX];
+    bool has_warned[OPTIONS_MAX]; // of an old spelling
 };
 
 /* ---- values ---- */
 
-/* "k (in /etc/x.conf, line 3)", "--k", "TANDEM_K": how a sentence names what was set. */
+/* Where a value comes from, for messages: "/etc/x.conf, line 3: k", "--k" or "TANDEM_K". */
 struct place {
     const char *what;
-    const char *file; // or NULL
+    const char *file; // NULL: a flag or a variable
     unsigned line;
 };
 
@@ -44,10 +45,10 @@ static const char *place_text(const struct place *p, char out[PLACE_TEXT_MAX])
     return out;
 }
 
-static int bad(const struct place *p, const char *value, const char *format, ...)
+static int refuse_value(const struct place *p, const char *value, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-static int bad(const struct place *p, const char *value, const char *format, ...)
+static int refuse_value(const struct place *p, const char *value, const char *format, ...)
 {
     char where[PLACE_TEXT_MAX], quoted[64], want[160];
     va_list args;
@@ -67,7 +68,7 @@ static bool read_int(const char *s, int64_t *ret)
         return false;
     for (; *s; s++) {
         if (*s < '0' || *s > '9' || __builtin_mul_overflow(n, 10, &n) ||
-            __builtin_sub_overflow(n, *s - '0', &n)) // downwards: INT64_MIN has no positive twin
+            __builtin_sub_overflow(n, *s - '0', &n)) // downwards: -INT64_MIN does not fit
             return false;
     }
     if (!negative && __builtin_sub_overflow((int64_t)0, n, &n))
@@ -91,7 +92,7 @@ static int set_int(const struct conf_option *o, const struct place *p, const cha
 {
     int64_t n;
     if (!read_int(value, &n) || (double)n < o->min || (double)n > o->max)
-        return bad(p, value, "a whole number from %.0f to %.0f", o->min, o->max);
+        return refuse_value(p, value, "a whole number from %.0f to %.0f", o->min, o->max);
     *(int64_t *)o->value = n;
     return 0;
 }
@@ -100,7 +101,7 @@ static int set_float(const struct conf_option *o, const struct place *p, const c
 {
     double x;
     if (!read_float(value, &x) || !(x >= o->min && x <= o->max))
-        return bad(p, value, "a number from %g to %g", o->min, o->max);
+        return refuse_value(p, value, "a number from %g to %g", o->min, o->max);
     *(double *)o->value = x;
     return 0;
 }
@@ -118,7 +119,7 @@ static int set_bool(const struct conf_option *o, const struct place *p, const ch
             return 0;
         }
     }
-    return bad(p, value, "true or false");
+    return refuse_value(p, value, "true or false");
 }
 
 static int set_text(const struct conf_option *o, const char *value)
@@ -131,7 +132,7 @@ static int set_text(const struct conf_option *o, const char *value)
     return 0;
 }
 
-/* Whether one of "a|b|c" is exactly this. */
+/* Whether `value` equals one of the choices "a|b|c". NULL: no choices. */
 static bool is_one_of(const char *choices, const char *value)
 {
     size_t len = strlen(value);
@@ -144,7 +145,7 @@ static bool is_one_of(const char *choices, const char *value)
     return false;
 }
 
-/* "a|b|c" as "a, b or c". */
+/* Formats "a|b|c" as "a, b or c". */
 static const char *choices_text(const char *choices, char *out, size_t size)
 {
     size_t n = 0;
@@ -162,7 +163,7 @@ static int set_choice(const struct conf_option *o, const struct place *p, const 
 {
     char text[128];
     if (!is_one_of(o->choices, value))
-        return bad(p, value, "%s", choices_text(o->choices, text, sizeof(text)));
+        return refuse_value(p, value, "%s", choices_text(o->choices, text, sizeof(text)));
     return set_text(o, value);
 }
 
@@ -190,16 +191,48 @@ static int add_to_list(const struct conf_option *o, const struct place *p, const
     return 0;
 }
 
-static int set(struct source *src, const struct conf_option *o, const struct place *p,
-               const char *value)
+/* Returns true the first time in this source. */
+static bool must_warn(struct source *src, const struct conf_option *o)
+{
+    bool *has_warned = &src->has_warned[o - src->c->options];
+    bool first = !*has_warned;
+    *has_warned = true;
+    return first;
+}
+
+static bool is_rename_of(const struct conf_rename *r, const struct conf_option *o)
+{
+    return strcmp(r->option, o->name) == 0;
+}
+
+/* The value's present spelling. An old one is logged. */
+static const char *present_value(struct source *src, const struct conf_option *o,
+                                 const struct place *p, const char *value)
 {
     char where[PLACE_TEXT_MAX];
-    bool *begun = &src->begun[o - src->c->options];
+    const struct conf_rename *r = NULL;
+    for (size_t i = 0; i < src->c->n_renames && !r; i++) {
+        const struct conf_rename *at = &src->c->renames[i];
+        if (at->old_value && is_rename_of(at, o) && strcmp(at->old_value, value) == 0)
+            r = at;
+    }
+    if (r && must_warn(src, o))
+        log_warn("%s: %s is now called %s; please use the new name", place_text(p, where), value,
+                 r->new_value);
+    return r ? r->new_value : value;
+}
+
+static int set_value(struct source *src, const struct conf_option *o, const struct place *p,
+                     const char *value)
+{
+    char where[PLACE_TEXT_MAX];
+    bool *is_set = &src->is_set[o - src->c->options];
     if (strlen(value) > CONF_TEXT_MAX)
         return fail(-EINVAL, "%s is longer than %d bytes", place_text(p, where), CONF_TEXT_MAX);
-    if (o->kind == CONF_LIST && !*begun)
+    if (o->kind == CONF_LIST && !*is_set)
         list_clear(o->value);
-    *begun = true;
+    *is_set = true;
+    value = present_value(src, o, p, value);
     switch (o->kind) {
     case CONF_BOOL:
         return set_bool(o, p, value);
@@ -219,7 +252,7 @@ static int set(struct source *src, const struct conf_option *o, const struct pla
 
 /* ---- names ---- */
 
-/* In names '-', '_' and '.' are the same: --ngram-max, --ngram_max, and ngram.max for ngram_max. */
+/* Names are equal if they differ only in '-', '_' and '.': --ngram-max, ngram_max, ngram.max. */
 static bool same_name(const char *a, const char *b, size_t b_len)
 {
     for (size_t i = 0; i < b_len; i++) {
@@ -231,11 +264,29 @@ static bool same_name(const char *a, const char *b, size_t b_len)
     return !a[b_len];
 }
 
-static const struct conf_option *find(const struct conf *c, const char *name, size_t len)
+/* The option's old name; NULL: its name never changed. */
+static const char *old_name(const struct conf *c, const struct conf_option *o)
+{
+    for (size_t i = 0; i < c->n_renames; i++) {
+        if (c->renames[i].old_name && is_rename_of(&c->renames[i], o))
+            return c->renames[i].old_name;
+    }
+    return NULL;
+}
+
+static bool is_old_name(const struct conf *c, const struct conf_option *o, const char *name,
+                        size_t len)
+{
+    const char *old = old_name(c, o);
+    return old && same_name(old, name, len);
+}
+
+/* The option with this name, old name or alias; NULL: none. */
+static const struct conf_option *find_option(const struct conf *c, const char *name, size_t len)
 {
     char copy[64];
     for (size_t i = 0; i < c->n_options; i++) {
-        if (same_name(c->options[i].name, name, len))
+        if (same_name(c->options[i].name, name, len) || is_old_name(c, &c->options[i], name, len))
             return &c->options[i];
     }
     if (len >= sizeof(copy))
@@ -259,9 +310,19 @@ static const char *flag_name(const struct conf_option *o, char out[64])
     return out;
 }
 
-static const char *env_name(const struct conf_option *o, char out[64])
+/* Logs that the option at `p` was set by the name `old`, once in a source. */
+static void warn_of_old_name(struct source *src, const struct conf_option *o, const struct place *p,
+                             const char *old)
 {
-    snprintf(out, 64, "TANDEM_%s", o->name);
+    char where[PLACE_TEXT_MAX];
+    struct place was = {.what = old, .file = p->file, .line = p->line};
+    if (must_warn(src, o))
+        log_warn("%s is now called %s; please use the new name", place_text(&was, where), p->what);
+}
+
+static const char *env_name(const char *name, char out[64])
+{
+    snprintf(out, 64, "TANDEM_%s", name);
     for (char *s = out; *s; s++)
         *s = *s == '.' ? '_' : (char)toupper((unsigned char)*s);
     return out;
@@ -275,25 +336,41 @@ static int read_defaults(const struct conf *c)
     for (size_t i = 0; i < c->n_options; i++) {
         const struct conf_option *o = &c->options[i];
         struct place p = {.what = o->name};
-        int r = o->fallback ? set(&src, o, &p, o->fallback) : 0;
+        int r = o->fallback ? set_value(&src, o, &p, o->fallback) : 0;
         if (r < 0)
             return r;
     }
     return 0;
 }
 
+/* The variable's value; NULL: not set, or empty. */
+static const char *env_value(const char *variable)
+{
+    const char *value = getenv(variable);
+    return value && *value ? value : NULL;
+}
+
+static int read_variable(struct source *src, const struct conf_option *o)
+{
+    char name[64], old_variable[64];
+    const char *old = old_name(src->c, o);
+    struct place p = {.what = env_name(o->name, name)};
+    const char *value = env_value(name);
+    if (!value && old) {
+        value = env_value(env_name(old, old_variable));
+        if (value)
+            warn_of_old_name(src, o, &p, old_variable);
+    }
+    return value ? set_value(src, o, &p, value) : 0;
+}
+
 static int read_environment(const struct conf *c)
 {
     struct source src = {.c = c};
-    for (size_t i = 0; i < c->n_options; i++) {
-        char name[64];
-        const char *value = getenv(env_name(&c->options[i], name));
-        struct place p = {.what = name};
-        int r = value && *value ? set(&src, &c->options[i], &p, value) : 0;
-        if (r < 0)
-            return r;
-    }
-    return 0;
+    int r = 0;
+    for (size_t i = 0; i < c->n_options && r == 0; i++)
+        r = read_variable(&src, &c->options[i]);
+    return r;
 }
 
 static bool is_blank(char ch)
@@ -301,7 +378,7 @@ static bool is_blank(char ch)
     return ch == ' ' || ch == '\t' || ch == '\r';
 }
 
-/* Cuts blanks at both ends. */
+/* Removes blanks at both ends, in place. */
 static char *trim(char *s)
 {
     while (is_blank(*s))
@@ -313,7 +390,7 @@ static char *trim(char *s)
     return s;
 }
 
-/* The value without its comment and quotes; NULL: a quote that does not end the value. */
+/* The value without comment and quotes. NULL: a quote inside the value, or no closing quote. */
 static char *bare_value(char *s)
 {
     s = trim(s);
@@ -346,7 +423,7 @@ static int read_line(struct source *src, const char *path, unsigned line, char *
                     log_quote(s, strlen(s), quoted, sizeof(quoted)));
     *eq = 0;
     const char *name = trim(s);
-    const struct conf_option *o = find(src->c, name, strlen(name));
+    const struct conf_option *o = find_option(src->c, name, strlen(name));
     if (!o)
         return fail(-EINVAL, "%s, line %u: there is no setting %s (%s --help lists all)", path,
                     line, log_quote(name, strlen(name), quoted, sizeof(quoted)), src->c->program);
@@ -355,7 +432,9 @@ static int read_line(struct source *src, const char *path, unsigned line, char *
         return fail(-EINVAL, "%s, line %u: %s has a quote that does not end its value", path, line,
                     o->name);
     struct place p = {.what = o->name, .file = path, .line = line};
-    return set(src, o, &p, value);
+    if (is_old_name(src->c, o, name, strlen(name)))
+        warn_of_old_name(src, o, &p, name);
+    return set_value(src, o, &p, value);
 }
 
 int conf_read_text(const struct conf *c, const char *path, const char *text, size_t len)
@@ -383,7 +462,7 @@ int conf_read_text(const struct conf *c, const char *path, const char *text, siz
 
 static int read_file(const struct conf *c, const char *path)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not to hang on a pipe
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // do not wait for a pipe's writer
     if (fd < 0)
         return fail(-errno, "cannot open the configuration file %s: %s", path, strerror(errno));
     AUTO(mem_free) char *text = malloc(CONF_FILE_MAX + 1);
@@ -408,7 +487,7 @@ struct flags {
     char **argv;
 };
 
-/* The value behind `=`, or else the next argument; NULL with a sentence when there is none. */
+/* The text after `=`, else the next argument. NULL: there is none, see fail_text(). */
 static const char *flag_value(struct flags *f, const char *name, const char *inline_value)
 {
     if (inline_value)
@@ -427,26 +506,38 @@ static int unknown_flag(const struct flags *f)
                 log_quote(arg, strlen(arg), quoted, sizeof(quoted)), f->src.c->program);
 }
 
+static void warn_of_old_flag(struct flags *f, const struct conf_option *o, const struct place *p)
+{
+    char given[64];
+    const char *arg = f->argv[f->at];
+    snprintf(given, sizeof(given), "%.*s", (int)strcspn(arg, "="), arg);
+    warn_of_old_name(&f->src, o, p, given);
+}
+
 static int read_long_flag(struct flags *f)
 {
     const char *name = f->argv[f->at] + 2;
     size_t len = strcspn(name, "=");
     const char *value = name[len] ? name + len + 1 : NULL;
     char flag[64];
-    const struct conf_option *o = find(f->src.c, name, len);
+    const struct conf_option *o = find_option(f->src.c, name, len);
     if (!o && !value && strncmp(name, "no-", 3) == 0) {
-        o = find(f->src.c, name + 3, len - 3);
+        o = find_option(f->src.c, name + 3, len - 3);
         if (o && o->kind != CONF_BOOL)
             o = NULL;
         value = "false";
+        name += 3;
+        len -= 3;
     }
     if (!o)
         return unknown_flag(f);
     struct place p = {.what = flag_name(o, flag)};
+    if (is_old_name(f->src.c, o, name, len))
+        warn_of_old_flag(f, o, &p);
     if (o->kind == CONF_BOOL)
-        return set(&f->src, o, &p, value ? value : "true");
+        return set_value(&f->src, o, &p, value ? value : "true");
     value = flag_value(f, flag, value);
-    return value ? set(&f->src, o, &p, value) : -EINVAL;
+    return value ? set_value(&f->src, o, &p, value) : -EINVAL;
 }
 
 static int read_short_flag(struct flags *f)
@@ -458,12 +549,12 @@ static int read_short_flag(struct flags *f)
             continue;
         struct place p = {.what = arg};
         const char *value = o->kind == CONF_BOOL ? "true" : flag_value(f, arg, NULL);
-        return value ? set(&f->src, o, &p, value) : -EINVAL;
+        return value ? set_value(&f->src, o, &p, value) : -EINVAL;
     }
     return unknown_flag(f);
 }
 
-/* --config is read before everything else: 1 if argv[at] is it, with the path. */
+/* Returns 1 and the path if argv[at] is --config, which is read before everything else. */
 static int is_config_flag(struct flags *f, const char **ret_path)
 {
     const char *arg = f->argv[f->at];
@@ -495,8 +586,8 @@ static int read_flags(const struct conf *c, int argc, char **argv)
     return 0;
 }
 
-/* What is answered at once, wherever it stands: 1 if so. */
-static int answer(const struct conf *c, int argc, char **argv)
+/* Answers --help, --version or --print-config, wherever it stands. Returns 1 if there is one. */
+static int answer_question(const struct conf *c, int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
@@ -532,7 +623,7 @@ int conf_read(const struct conf *c, int argc, char **argv)
     const char *path;
     if (c->n_options > OPTIONS_MAX)
         return fail(-E2BIG, "conf: more than %d settings", OPTIONS_MAX);
-    if (answer(c, argc, argv))
+    if (answer_question(c, argc, argv))
         return 1;
     int r = file_path(c, argc, argv, &path);
     if (r == 0)
@@ -586,9 +677,9 @@ void conf_done(const struct conf *c)
     }
 }
 
-/* ---- telling ---- */
+/* ---- output ---- */
 
-/* "1 to 20", "none, ngram", "text"; what may be written. */
+/* The values that an option accepts: "1 to 20", "none or ngram", "text". */
 static const char *range_text(const struct conf_option *o, char out[160])
 {
     switch (o->kind) {
@@ -623,8 +714,8 @@ static const char *value_word(const struct conf_option *o)
 #define HELP_COLUMN 30
 #define HELP_WIDTH 100
 
-/* Words from column HELP_COLUMN on, broken before HELP_WIDTH. */
-static void wrap(FILE *to, const char *text, int column)
+/* Writes words from column HELP_COLUMN on, and breaks lines before HELP_WIDTH. */
+static void write_wrapped(FILE *to, const char *text, int column)
 {
     while (*text) {
         int n = (int)strcspn(text, " ");
@@ -646,7 +737,7 @@ static void help_line(FILE *to, const char *flag, const char *text)
         n = 0;
     }
     fprintf(to, "%*s", HELP_COLUMN - 1 - n, "");
-    wrap(to, text, HELP_COLUMN - 1);
+    write_wrapped(to, text, HELP_COLUMN - 1);
     fputc('\n', to);
 }
 
@@ -685,12 +776,12 @@ void conf_help(const struct conf *c, FILE *to)
     fprintf(
         to,
         "\nDefaults stand in brackets. %s is `%s = ...` in the file and\n%s in the environment. ",
-        flag_name(o, flag), o->name, env_name(o, env));
+        flag_name(o, flag), o->name, env_name(o->name, env));
     fputs("A flag wins over the environment, the environment over the file.\n", to);
 }
 
-/* A cell: '|' would end it. */
-static void cell(FILE *to, const char *text)
+/* Writes a table cell. '|' is escaped, because it would end the cell. */
+static void write_cell(FILE *to, const char *text)
 {
     fputs(" ", to);
     for (; *text; text++) {
@@ -701,12 +792,12 @@ static void cell(FILE *to, const char *text)
     fputs(" |", to);
 }
 
-static void code_cell(FILE *to, const char *text)
+static void write_code_cell(FILE *to, const char *text)
 {
     char quoted[CONF_TEXT_MAX + 8] = "";
     if (text && *text)
         snprintf(quoted, sizeof(quoted), "`%s`", text);
-    cell(to, quoted);
+    write_cell(to, quoted);
 }
 
 void conf_markdown(const struct conf *c, FILE *to)
@@ -717,14 +808,14 @@ void conf_markdown(const struct conf *c, FILE *to)
     for (size_t i = 0; i < c->n_options; i++) {
         const struct conf_option *o = &c->options[i];
         fputc('|', to);
-        code_cell(to, o->name);
+        write_code_cell(to, o->name);
         snprintf(text, sizeof(text), o->short_flag ? "%s, -%c" : "%s", flag_name(o, name),
                  o->short_flag);
-        code_cell(to, text);
-        code_cell(to, env_name(o, name));
-        code_cell(to, o->fallback ? o->fallback : "");
-        cell(to, range_text(o, text));
-        cell(to, o->help);
+        write_code_cell(to, text);
+        write_code_cell(to, env_name(o->name, name));
+        write_code_cell(to, o->fallback ? o->fallback : "");
+        write_cell(to, range_text(o, text));
+        write_cell(to, o->help);
         fputc('\n', to);
     }
 }

@@ -1,15 +1,19 @@
 /* conf.h - settings from one table: --help, parsing, checks and docs/configuration.md come from it.
  *
- * Order: default < configuration file < environment < flag.
- *   file         `max_sequences = 8`; `#` after a blank or at the start of a line begins a comment;
- * a value with blanks at its ends or with " #" in it stands in double quotes environment
- * TANDEM_MAX_SEQUENCES=8; set but empty counts as not set flag         --max-sequences 8,
- * --max-sequences=8; a truth value --x, --no-x, --x=false Lists take the flag (or the line) again,
- * or commas; a later source replaces the whole list. Every table also has --config FILE (or
- * TANDEM_CONFIG), --print-config, --version and --help. Numbers are read and written the same in
- * every locale.
+ * Order: default < configuration file < environment < flag. Each source replaces whole lists.
+ *   file         `max_sequences = 8`. A `#` after a blank, or at the start of a line, begins a
+ *                comment. Values with " #", or with blanks at an end, need double quotes.
+ *   environment  TANDEM_MAX_SEQUENCES=8. An empty variable counts as not set.
+ *   flag         --max-sequences 8, --max-sequences=8. For a truth value: --x, --no-x, --x=false.
+ * The entries of a list are separated by commas, or the line or the flag is repeated. Every table
+ * also has --config FILE (or TANDEM_CONFIG), --print-config, --version and --help. Numbers are read
+ * and written in the same way in every locale.
  *
- * Threads: main, before there are others; afterwards the values are only read. */
+ * Old spellings (struct conf_rename) work in all three sources and are not shown in --help. Each
+ * logs one warning per setting and source, which names the new spelling. If the environment has the
+ * new name and the old one, the new one counts.
+ *
+ * Threads: main, before it starts other threads; afterwards the values are read-only. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,28 +35,38 @@ struct conf_option {
     const char *name; // with underscores, as in the file; "group.name" is --group-name
     enum conf_kind kind;
     void *value; // bool *, int64_t *, double *, char **, char ** (choice), struct conf_list *
-    const char *fallback; // the default, as it would be written; NULL: none (0, NULL, empty)
+    const char *fallback; // default, written as in the file; NULL: none (0, NULL, empty)
     double min, max;      // CONF_INT, CONF_FLOAT, inclusive; CONF_LIST: at most max entries
     const char *choices;  // "none|ngram" for CONF_CHOICE
-    const char *alias;    // other spellings, as files of other engines have them: "a|b", or NULL
+    const char *alias;    // names of this setting in other engines: "a|b", or NULL; no warning
     char short_flag;      // 'm' for -m; 0: none
     const char *help;     // one line; unit included
+};
+
+/* An earlier spelling of a setting, or of one of its values (CONF_TEXT, CONF_CHOICE). */
+struct conf_rename {
+    const char *option;                // the present name
+    const char *old_name;              // NULL: it is the value that was renamed
+    const char *old_value, *new_value; // NULL: it is the setting that was renamed
 };
 
 struct conf {
     const char *program, *summary; // for --help
     const struct conf_option *options;
     size_t n_options;
+    const struct conf_rename *renames; // NULL: none
+    size_t n_renames;
 };
 
-/* Fills the values from defaults, the file named by --config or TANDEM_CONFIG, environment and
- * flags. The values hold zeros or an earlier reading. 0: go on. 1: --help, --version or
- * --print-config was answered on stdout, exit with 0. -EINVAL, -ENOENT ...: one sentence that names
- * the setting, where it was set, and its range. Texts live until conf_done(), also after errors. */
+/* Fills the values from defaults, the file that --config or TANDEM_CONFIG names, environment,
+ * flags. Before the call the values are zero or hold the result of an earlier call. 0: the values
+ * are set. 1: --help, --version or --print-config was answered on stdout, and the program shall
+ * exit with 0. -EINVAL, -ENOENT ...: the error text names the setting, its source and its range.
+ * The values stay allocated until conf_done(), also after an error. */
 int conf_read(const struct conf *c, int argc, char **argv);
-/* The part of it that reads a file's text; `path` is for the sentences. */
+/* Sets values from the text of a configuration file. `path` appears in errors and warnings. */
 int conf_read_text(const struct conf *c, const char *path, const char *text, size_t len);
-/* Whether two values of the option are the same. */
+/* Whether *a and *b, two values of the option's kind, are equal. */
 bool conf_same(const struct conf_option *o, const void *a, const void *b);
 void conf_done(const struct conf *c);
 void conf_help(const struct conf *c, FILE *to);

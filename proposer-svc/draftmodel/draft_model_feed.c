@@ -1,9 +1,9 @@
-/* draft_model_feed.c - contexts that are mostly unknown are read between Rounds, in short pieces. */
+/* draft_model_feed.c - reads long contexts between Rounds, in short chunks. */
 #include "base/clock.h"
 #include "proposer-svc/draftmodel/draft_model_impl.h"
 
-#define FEED_US 3000 // a chunk of context takes so long: what a Round may have to wait
-#define FEED_ROWS_MIN 16
+#define FEED_US 3000     // duration of a chunk, which a Round may have to wait for
+#define FEED_ROWS_MIN 16 // of a chunk
 
 void draft_model_feed_later(struct draft_model *d, struct draft_model_seq *s)
 {
@@ -47,7 +47,7 @@ bool draft_model_feed_work(void *shared)
     struct draft_model *d = shared;
     struct draft_model_seq *s = d->first_fed;
     bool is_ahead = d->is_ahead;
-    d->is_ahead = false; // until draft() says it again
+    d->is_ahead = false; // draft() sets it again
     if (!s)
         return is_ahead;
     uint32_t from = s->kv.len, left = s->context.n - 1 - from, n = chunk_rows(d);

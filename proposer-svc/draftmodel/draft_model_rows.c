@@ -1,11 +1,11 @@
-/* draft_model_rows.c - the sequences that the draft model knows, and their rows of KV.
+/* draft_model_rows.c - the sequences that the draft model knows, and their KV rows.
  *
- * When a context grows, rows of draft tokens that were committed stay. A pool that is used up takes
- * the rows of who has idled for longest. */
+ * When a context grows, rows of draft tokens that were committed stay. When the pool is full, the
+ * sequence that is idle for the longest time loses its rows. */
 #include "base/clock.h"
 #include "proposer-svc/draftmodel/draft_model_impl.h"
 
-#define IDLE_CALLS 64 // a sequence not asked for in so many drafts may lose its KV
+#define IDLE_CALLS 64 // calls of draft() without an ask, after which a sequence may lose its rows
 
 static void unlink_use(struct draft_model *d, struct draft_model_seq *s)
 {
@@ -46,7 +46,7 @@ bool draft_model_rows_grow(struct draft_model *d, struct draft_model_seq *s, uin
             v = v->newer;
         if (!v || v->used + IDLE_CALLS > d->n_calls)
             return false;
-        draft_model_ahead_drop(d, v); // branches hold its rows, too
+        draft_model_ahead_drop(d, v); // branches share its rows
         draft_model_rows_keep(d, v, 0);
         draft_model_draw_cut(v, 0);
     }
@@ -83,7 +83,7 @@ void draft_model_rows_pass(struct draft_model *d)
     d->pass_us = clock_us() - start_us;
 }
 
-/* ---- what the session tells ---- */
+/* ---- functions of struct prop_ops ---- */
 
 void draft_model_rows_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
@@ -110,7 +110,8 @@ void draft_model_rows_cut(void *shared, void *seq, const struct prop_context *c,
     s->is_foreign = s->is_foreign && s->foreign_at < keep;
 }
 
-/* A target may have tokens beyond the draft model's rows: behind one there are no drafts. */
+/* Searches new tokens that the draft model does not have. A target may have more tokens; after one
+ * of these there are no drafts. */
 static void find_foreign(const struct draft_model *d, struct draft_model_seq *s,
                          const struct prop_context *c)
 {
@@ -120,7 +121,7 @@ static void find_foreign(const struct draft_model *d, struct draft_model_seq *s,
     }
 }
 
-/* Rows of draft tokens that were committed stay. */
+/* Keeps the rows of draft tokens that were committed. */
 int draft_model_rows_seq_grow(void *shared, void *seq, const struct prop_context *c)
 {
     struct draft_model_seq *s = seq;

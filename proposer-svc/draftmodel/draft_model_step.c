@@ -1,14 +1,14 @@
-/* draft_model_step.c - drafts behind the committed tokens: all sequences that are asked for together
- * share the passes, one token of each draft at a time. */
+/* draft_model_step.c - drafts after the committed tokens. All sequences that are asked for together
+ * share the passes; a pass gives one token of each draft. */
 #include "base/clock.h"
 #include "proposer-svc/draftmodel/draft_model_impl.h"
 
-struct going {
+struct open_draft {
     struct prop_ask *ask;
-    uint32_t row; // of the pass: where its next token is drawn
+    uint32_t row; // of the pass, whose logits give the next token
 };
 
-/* True: the next pass may draft for it. Else it is done, or fed first. */
+/* True: the next pass may draft for the ask. False: it is done, or its context is read first. */
 static bool is_ready(struct draft_model *d, struct prop_ask *ask)
 {
     struct draft_model_seq *s = ask->seq;
@@ -23,9 +23,9 @@ static bool is_ready(struct draft_model *d, struct prop_ask *ask)
         ask->done = true;
         return false;
     }
-    if (ask->k > d->run.context - n)
-        ask->k = d->run.context - n;
-    draft_model_rows_keep(d, s, n - 1); // the last token's row gives the first draw
+    if (ask->max_depth > d->run.context - n)
+        ask->max_depth = d->run.context - n;
+    draft_model_rows_keep(d, s, n - 1); // the row of the last token gives the first draw
     draft_model_rows_share(d, s);
     s->ahead_at = n;
     if (n - s->kv.len > CATCH_UP) {
@@ -34,7 +34,7 @@ static bool is_ready(struct draft_model *d, struct prop_ask *ask)
         ask->done = draft_model_feed_us(d, s) > (ask->until_us - clock_us()) / 2;
         return false;
     }
-    if ((ask->q_mode == PROP_SPARSE || ask->q_mode == PROP_DENSE) &&
+    if ((ask->q_mode == DRAFT_SPARSE || ask->q_mode == DRAFT_DENSE) &&
         !draft_model_draw_space(d, ask)) {
         ask->done = true;
         return false;
@@ -42,8 +42,9 @@ static bool is_ready(struct draft_model *d, struct prop_ask *ask)
     return true;
 }
 
-/* One pass, and a token for each; those whose draft has ended leave. */
-static uint32_t step(struct draft_model *d, struct going *group, uint32_t n_group)
+/* Runs one pass and draws a token of each draft. Removes finished drafts from the group, and
+ * returns the number of the others. */
+static uint32_t step_group(struct draft_model *d, struct open_draft *group, uint32_t n_group)
 {
     struct pass_plan *plan = &d->run.plan;
     uint32_t n = 0;
@@ -52,10 +53,10 @@ static uint32_t step(struct draft_model *d, struct going *group, uint32_t n_grou
         struct draft_model_seq *s = group[i].ask->seq;
         uint32_t to = s->context.n + group[i].ask->to->n, from = s->kv.len;
         if (!draft_model_rows_grow(d, s, to - from))
-            continue; // keeps what it has
+            continue; // the draft ends with the tokens it has
         draft_model_rows_add(d, s, from);
         plan->rows[plan->n_rows - 1].wants_logits = true;
-        group[n++] = (struct going){group[i].ask, plan->n_rows - 1};
+        group[n++] = (struct open_draft){group[i].ask, plan->n_rows - 1};
     }
     if (!n)
         return 0;
@@ -66,12 +67,12 @@ static uint32_t step(struct draft_model *d, struct going *group, uint32_t n_grou
     for (uint32_t i = 0; i < n_group; i++) {
         struct prop_ask *ask = group[i].ask;
         struct draft_model_seq *s = ask->seq;
-        int32_t behind = (int32_t)ask->to->n - 1;
-        bool goes_on =
-            draft_model_draw_next(d, ask, draft_model_draw_logits(d, ask, group[i].row, behind));
+        int32_t parent = (int32_t)ask->to->n - 1;
+        bool has_next =
+            draft_model_draw_next(d, ask, draft_model_draw_logits(d, ask, group[i].row, parent));
         if (ask->to->n)
             s->ahead[ask->to->n - 1] = ask->to->tokens[ask->to->n - 1];
-        if (goes_on && now_us + d->pass_us <= ask->until_us)
+        if (has_next && now_us + d->pass_us <= ask->until_us)
             group[n++] = group[i];
     }
     return n;
@@ -81,7 +82,7 @@ bool draft_model_step(struct draft_model *d, struct prop_ask *const *asks, uint3
 {
     bool any_done = false;
     for (uint32_t at = 0; at < n;) {
-        struct going group[GROUP_MAX];
+        struct open_draft group[GROUP_MAX];
         uint32_t n_group = 0;
         for (; at < n && n_group < GROUP_MAX; at++) {
             if (!asks[at]->context.n_verifying && is_ready(d, asks[at])) {
@@ -91,7 +92,7 @@ bool draft_model_step(struct draft_model *d, struct prop_ask *const *asks, uint3
             any_done |= asks[at]->done && !asks[at]->unread;
         }
         while (n_group)
-            n_group = step(d, group, n_group);
+            n_group = step_group(d, group, n_group);
     }
     return any_done;
 }

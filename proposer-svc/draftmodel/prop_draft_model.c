@@ -1,30 +1,35 @@
-/* prop_draft_model.c - a smaller model of the target's vocabulary says what comes next.
+/* prop_draft_model.c - drafts with a smaller model that has the target's vocabulary.
  *
- * Each sequence has rows of KV for its context and for what was drafted behind it. When the context
- * grows, rows of draft tokens that were committed stay, the others go; the rows that lack (after a
- * fully accepted draft its last token and the bonus) run in the next draft's first pass. All
- * sequences that are asked for together share the passes, so a batch costs hardly more than one.
+ * Each sequence has KV rows for its context and for the tokens drafted after it. When the context
+ * grows, rows of draft tokens that were committed stay, the others are dropped. Missing rows run in
+ * the next draft's first pass: after a fully accepted draft these are its last token and the bonus
+ * token. All sequences that are asked for together share the passes, so a batch costs little more
+ * than one sequence.
  *
- * A sequence whose context is mostly unknown is fed in the background, a chunk of a few
- * milliseconds at a time while no Round waits, and has no draft until that is done. An ask waits
- * for it if it takes no more than half of the ask's time; else it is put off, as a verifier has
- * few Rounds under way and one that waits keeps others from being sent. KV comes from
- * one pool: when it is used up, sequences that have not been asked for lately lose theirs (their
- * tokens are still known, so they are fed again), and without such a sequence there is no draft.
- * Full blocks of a context are found by later sequences of the same tenant that begin alike, as
- * long as nobody needs their room.
+ * A long unread context is read in the background, in chunks of a few milliseconds while no Round
+ * waits. The sequence has no draft until that is done. An ask waits for it if the reading takes at
+ * most half of the ask's time. Otherwise it is answered immediately with `unread`: a verifier has
+ * few Rounds in flight, and a waiting one prevents others from being sent.
  *
- * The confidence in a row is the model's greatest probability there. It looks at the tokens before
- * that row's draw and never at the draw, so a draft may be ended and rated by it whatever the q
- * mode. (Which rows are dropped must not depend on the tokens drawn in them: Leviathan, Kalman,
- * Matias 2023 assume so.)
+ * KV comes from one pool. When it is full, sequences that were not asked for recently lose their
+ * rows. Their tokens stay known, so their rows can be computed again. If there is no such sequence,
+ * there is no draft. Later sequences of the same tenant reuse full blocks of a common prefix, until
+ * the pool needs these blocks.
  *
- * Memory per token: that of the model's KV for the sequences in use, none for the others; with
- * penalties their counts take 25 to 35 bytes more per token, as far as the vocabulary goes.
+ * The confidence in a row is the model's highest probability there. It depends on the tokens before
+ * that row's draw and not on the draw. So it may end a draft and estimate survival in every q mode.
+ * (Leviathan, Kalman, Matias 2023 assume that tokens are not dropped because of what was drawn.)
  *
- * Here the model is opened. draft_rows.c keeps the sequences, their KV and who gives theirs up,
- * draft_feed.c reads long contexts, draft_step.c drafts and draft_ahead.c drafts behind what is
- * being verified, both by the tokens that draft_draw.c draws; draft_impl.h is what they share. */
+ * Memory per token: the model's KV for sequences in use, none for others. Penalties need counts: 25
+ * to 35 bytes more per token, for at most as many tokens as the vocabulary has.
+ *
+ * This file opens the model. The others:
+ *   draft_model_rows.c   sequences, their KV rows, and eviction
+ *   draft_model_feed.c   reading of long contexts
+ *   draft_model_step.c   drafts after the committed tokens
+ *   draft_model_ahead.c  drafts after tokens that are being verified
+ *   draft_model_draw.c   from logits to a token and its q
+ *   draft_model_impl.h   what they share */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,9 +43,9 @@
 #include "proposer-svc/draftmodel/draft_model_impl.h"
 #include "proposer-svc/draftmodel/prop_draft_model.h"
 
-#define POOL_SEQUENCES 16 // that a pool without a size of its own is made for
-#define SHOW_US 1000000
-#define LOADING_EXTEND_US 30000000
+#define POOL_SEQUENCES 16          // whole contexts in a pool whose size is not configured
+#define SHOW_US 1000000            // between two progress reports
+#define LOADING_EXTEND_US 30000000 // start-up time that each report asks systemd for
 
 struct prop_draft_model_settings prop_draft_model_settings;
 
@@ -137,8 +142,8 @@ static bool show_progress(void *arg, float done)
     return svc_wait_signal(0) == 0;
 }
 
-/* What is kept of the vocabulary. Ids behind the last used one are never drafted: a target with the
- * same digest may not have them. */
+/* Reads the parts of the vocabulary that drafts need. Ids after the last used one are never
+ * drafted, because a target with the same digest may not have them. */
 static int read_vocabulary(struct draft_model *d, const struct checkpoint *c, uint32_t *ret_n_used)
 {
     AUTO(tok_free) struct tok *tok = NULL;
@@ -160,7 +165,7 @@ static int quantise_type(const char *name)
                                        : MODEL_AS_FILE;
 }
 
-static int load(struct draft_model *d, const struct prop_draft_model_settings *set)
+static int load_model(struct draft_model *d, const struct prop_draft_model_settings *set)
 {
     AUTO(checkpoint_close) struct checkpoint *c = NULL;
     int64_t start_us = clock_us();
@@ -225,7 +230,7 @@ static int draft_open(void **ret_shared)
     d->sparse_k = (uint32_t)set->sparse_k;
     if (getrandom(&d->key, sizeof(d->key), GRND_NONBLOCK) < 0)
         d->key = rng_splitmix64((uint64_t)clock_us() ^ (uintptr_t)d);
-    int r = d->name ? load(d, set) : fail(-ENOMEM, "draft: no memory");
+    int r = d->name ? load_model(d, set) : fail(-ENOMEM, "draft: no memory");
     if (r < 0) {
         draft_close(d);
         return r;
@@ -240,15 +245,15 @@ static void draft_about(void *shared, struct prop_about *to)
     *to = (struct prop_about){.model = d->name,
                               .vocab_digest = d->vocab_digest,
                               .max_context = d->run.context,
-                              .q_modes = 1u << PROP_POINT | 1u << PROP_COUPLED | 1u << PROP_SPARSE |
-                                         1u << PROP_DENSE};
+                              .q_modes = 1u << DRAFT_POINT | 1u << DRAFT_COUPLED |
+                                         1u << DRAFT_SPARSE | 1u << DRAFT_DENSE};
 }
+
 static void draft_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
     struct draft_model *d = shared;
     draft_model_ahead_draft(d, asks, n);
-    if (draft_model_step(d, asks,
-                         n)) // asks that wait for their context come with every piece of it
+    if (draft_model_step(d, asks, n)) // not for calls with only asks whose context is being read
         d->n_calls++;
 }
 

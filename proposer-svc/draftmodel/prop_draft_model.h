@@ -1,8 +1,9 @@
-/* prop_draft_model.h - the draft-model proposer; what it guesses and how is told in prop_draft.c. */
+/* prop_draft_model.h - the draft-model proposer, see prop_draft_model.c. */
 #pragma once
 #include "proposer-svc/props/prop.h"
 
-struct prop_draft_model_settings { // before open()
+/* Filled by the options table, read by open(). Tests set it directly. */
+struct prop_draft_model_settings {
     char *model, *quantise, *float_gemm, *kv_type;
     int64_t context, kv_mib, threads;
     bool pin, memory_check;

@@ -1,4 +1,4 @@
-/* ngram_index.c - hash tables over n-grams that are compared where they stand in the text. */
+/* ngram_index.c - hash tables of positions; n-grams are compared in the text itself. */
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ static uint32_t owner_at(const struct ngram_index *g, uint32_t pos)
     return g->owners ? g->owners[pos & g->mask] : 0;
 }
 
-static uint64_t mix(uint64_t h, uint32_t token)
+static uint64_t mix_hash(uint64_t h, uint32_t token)
 {
     h = (h ^ token) * 0x9e3779b97f4a7c15u;
     return h ^ h >> 32;
@@ -49,16 +49,17 @@ static uint32_t slot_at(const struct ngram_index *g, uint64_t hash)
     return (uint32_t)((hash >> 32) * g->n_slots >> 32);
 }
 
-/* Where the n-gram before the place e belongs, if nothing else were there. */
+/* The preferred slot of the n-gram before place e. */
 static uint32_t home_of(const struct ngram_index *g, unsigned i, uint32_t e)
 {
     uint64_t h = g->salt + owner_at(g, e - 1);
     for (uint32_t n = 1; n <= ngram_index_lens[i]; n++)
-        h = mix(h, token_at(g, e - n));
+        h = mix_hash(h, token_at(g, e - n));
     return slot_at(g, h);
 }
 
-static bool is_same(const struct ngram_index *g, unsigned i, uint32_t a, uint32_t b)
+/* Whether the n-grams before places a and b are equal, and of one owner. */
+static bool same_gram(const struct ngram_index *g, unsigned i, uint32_t a, uint32_t b)
 {
     bool same = owner_at(g, a - 1) == owner_at(g, b - 1);
     for (uint32_t n = 1; same && n <= ngram_index_lens[i]; n++)
@@ -66,8 +67,9 @@ static bool is_same(const struct ngram_index *g, unsigned i, uint32_t a, uint32_
     return same;
 }
 
-static bool is_that(const struct ngram_index *g, unsigned i, uint32_t e, const uint32_t *end,
-                    uint32_t owner)
+/* Whether the n-gram before place e is the owner's, and equal to the tokens before `end`. */
+static bool gram_equals(const struct ngram_index *g, unsigned i, uint32_t e, const uint32_t *end,
+                        uint32_t owner)
 {
     bool same = owner_at(g, e - 1) == owner;
     for (uint32_t n = 1; same && n <= ngram_index_lens[i]; n++)
@@ -80,11 +82,11 @@ static uint32_t next_slot(const struct ngram_index *g, uint32_t slot)
     return slot + 1 < g->n_slots ? slot + 1 : 0;
 }
 
-/* The slot of the n-gram before the place e, or the empty one where it belongs. */
+/* The slot of the n-gram before place e, or the empty slot where it is to be inserted. */
 static uint32_t slot_of(const struct ngram_index *g, unsigned i, uint32_t e, uint32_t home)
 {
     const uint32_t *slots = g->slots + (size_t)i * g->n_slots;
-    while (slots[home] && !is_same(g, i, slots[home], e))
+    while (slots[home] && !same_gram(g, i, slots[home], e))
         home = next_slot(g, home);
     return home;
 }
@@ -95,14 +97,14 @@ void ngram_index_add(struct ngram_index *g, uint32_t e, uint32_t span)
     uint32_t n = 0;
     for (unsigned i = 0; i < NGRAM_INDEX_LENS && ngram_index_lens[i] <= span; i++) {
         while (n < ngram_index_lens[i])
-            h = mix(h, token_at(g, e - ++n));
+            h = mix_hash(h, token_at(g, e - ++n));
         uint32_t *slot = g->slots + (size_t)i * g->n_slots + slot_of(g, i, e, slot_at(g, h));
         g->before[e & g->mask][i] = *slot;
         *slot = e;
     }
 }
 
-void ngram_index_take_back(struct ngram_index *g, uint32_t e, uint32_t span)
+void ngram_index_undo(struct ngram_index *g, uint32_t e, uint32_t span)
 {
     for (unsigned i = 0; i < NGRAM_INDEX_LENS && ngram_index_lens[i] <= span; i++)
         g->slots[(size_t)i * g->n_slots + slot_of(g, i, e, home_of(g, i, e))] =
@@ -114,7 +116,7 @@ void ngram_index_forget(struct ngram_index *g, unsigned i, uint32_t e)
     uint32_t *slots = g->slots + (size_t)i * g->n_slots;
     uint32_t hole = slot_of(g, i, e, home_of(g, i, e));
     if (slots[hole] != e)
-        return; // there are later ones
+        return; // the slot has a later place
     for (uint32_t s = next_slot(g, hole); slots[s]; s = next_slot(g, s)) {
         uint32_t home = home_of(g, i, slots[s]);
         bool stays = hole < s ? hole < home && home <= s : hole < home || home <= s;
@@ -132,9 +134,9 @@ uint32_t ngram_index_find(const struct ngram_index *g, unsigned i, const uint32_
     const uint32_t *slots = g->slots + (size_t)i * g->n_slots;
     uint64_t h = g->salt + owner;
     for (uint32_t n = 1; n <= ngram_index_lens[i]; n++)
-        h = mix(h, *(end - n));
+        h = mix_hash(h, *(end - n));
     uint32_t slot = slot_at(g, h);
-    while (slots[slot] && !is_that(g, i, slots[slot], end, owner))
+    while (slots[slot] && !gram_equals(g, i, slots[slot], end, owner))
         slot = next_slot(g, slot);
     return slots[slot];
 }

@@ -1,16 +1,21 @@
-/* prop_cascade.c - several proposers for one sequence: cheap ones first, dearer ones when that pays.
+/* prop_cascade.c - several proposers for one sequence: expensive ones are asked only when that
+ * pays.
  *
- * Members are asked in their order. "first" takes the first draft that has a token. "score" goes on
- * to the next member while that promises more: a draft is worth its score, the sum of its survival
- * estimates times how far this member's estimates came true; a member that was not asked yet is
- * worth what its drafts brought lately. Of the drafts made the one that is worth most is sent.
- * Members earn their figures with every draft they make, sent or not, since what was committed next
- * is seen. (What is drafted ahead, behind tokens that are being verified, is not judged.)
+ * Members are asked in their configured order, cheap ones first. "first" takes the first draft that
+ * has a token. "score" compares expected numbers of accepted tokens:
+ *   - the score of a draft is the sum of its survival estimates, times the ratio of accepted to
+ *     predicted tokens in the member's earlier drafts;
+ *   - the score of a member that was not asked yet is its mean number of accepted tokens per draft.
+ * The next member is asked while its score is above that of the best draft. The best draft is sent.
  *
- * A drawn q forbids choosing by what was drawn: where a member draws, its draft is the answer, and
- * whether it is asked follows from the context and the point drafts before it.
+ * Every draft updates its member's statistics, whether it was sent or not, because the committed
+ * tokens show how much of it was right. Drafts ahead, after tokens that are being verified, are not
+ * counted.
  *
- * Whoever needs time (a draft model that reads a context) is not waited for when there is a draft.
+ * Choosing by what was drawn would distort a drawn q. So where a member draws, its draft is sent.
+ * Whether that member is asked depends only on the context and on point drafts.
+ *
+ * If a member needs time (a draft model that reads a context), an existing draft is sent instead.
  *
  * Memory: that of the members, and 7 KiB per sequence. */
 #include <errno.h>
@@ -21,122 +26,124 @@
 #include "base/mem.h"
 #include "proposer-svc/props/prop_cascade.h"
 
-#define FADE 0.99    // of older drafts, with each new one
-#define PRIOR 4      // drafts that the figures at the start count as
-#define PRIOR_KEPT 1 // tokens of each of them that were kept, and said to be
+#define FADE 0.99        // weight of the older drafts when a new one is counted
+#define PRIOR 4          // the statistics begin as if there had been so many drafts
+#define PRIOR_ACCEPTED 1 // tokens that each of them predicted, all accepted
 
 struct prop_cascade_settings prop_cascade_settings;
 
 static const struct conf_option options[] = {
-    {.name = "chain",
+    {.name = "cascade",
      .kind = CONF_LIST,
      .value = &prop_cascade_settings.members,
      .fallback = "ngram,draft",
      .max = CASCADE_MEMBERS_MAX,
-     .help = "proposers that the proposer chain asks, in this order: cheap ones first"},
-    {.name = "chain.choose",
+     .help = "proposers that the cascade asks, in this order: cheap ones first"},
+    {.name = "cascade.choose",
      .kind = CONF_CHOICE,
      .value = &prop_cascade_settings.choose,
      .fallback = "score",
      .choices = "score|first",
-     .help = "whose draft is sent: the one that promises most, or the first that has a token"},
+     .help = "whose draft is sent: score (highest expected accepted tokens) or first (first draft "
+             "with a token)"},
 };
 
 struct member {
     const struct prop_ops *ops;
     void *shared;
     struct prop_about about;
-    double drafts, said, kept; // fading sums: tokens that were said to be kept, and that were
+    double drafts, predicted, accepted; // fading sums: drafts, tokens expected, tokens accepted
 };
 
 struct cascade {
     struct member members[CASCADE_MEMBERS_MAX];
     unsigned n_members;
     bool first;
-    struct prop_ask **asks; // (max_asks) room to hand them on
+    struct prop_ask **asks; // (max_asks) those of one member
     uint32_t max_asks;
 };
 
+/* What a member has of one sequence. */
 struct part {
-    void *state; // NULL: not yet
+    void *state; // NULL: not allocated yet
     struct prop_ask ask;
-    struct prop_draft draft, ahead; // ask.to is one of them
-    bool open;                      // ask is not done yet
-    bool made;                      // ask.to continues the context
-    bool unjudged;                  // draft does; what comes next will tell how good it was
+    struct draft draft, ahead; // ask.to is one of them
+    bool open;                 // ask is not done yet
+    bool has_draft;            // *ask.to has tokens after the present context
+    bool uncounted;            // draft is not in the statistics yet
 };
 
 struct cascade_seq {
     struct part parts[CASCADE_MEMBERS_MAX];
-    uint32_t drafted_at; // length of the context that drafts continue, unless ahead
-    unsigned stage;      // the member that is asked
+    uint32_t drafted_at; // length of the context that the parts' drafts continue
+    unsigned stage;      // index of the member that is being asked
 };
 
 /* ---- opening ---- */
 
 static void cascade_close(void *shared)
 {
-    struct cascade *ch = shared;
-    for (unsigned i = 0; i < ch->n_members; i++)
-        if (ch->members[i].ops->close)
-            ch->members[i].ops->close(ch->members[i].shared);
-    free(ch->asks);
-    free(ch);
+    struct cascade *cas = shared;
+    for (unsigned i = 0; i < cas->n_members; i++)
+        if (cas->members[i].ops->close)
+            cas->members[i].ops->close(cas->members[i].shared);
+    free(cas->asks);
+    free(cas);
 }
 
-static int add_member(struct cascade *ch, const char *name)
+static int add_member(struct cascade *cas, const char *name)
 {
-    struct member *m = &ch->members[ch->n_members];
+    struct member *m = &cas->members[cas->n_members];
     char quoted[64];
     m->ops = prop_find(name);
     if (!m->ops || m->ops == &prop_cascade)
-        return fail(-EINVAL, "chain: %s is no proposer that can be in it",
+        return fail(-EINVAL, "cascade: %s is not a proposer that it can contain",
                     log_quote(name, strlen(name), quoted, sizeof(quoted)));
-    for (unsigned i = 0; i < ch->n_members; i++)
-        if (ch->members[i].ops == m->ops)
-            return fail(-EINVAL, "chain: %s is there twice", name);
+    for (unsigned i = 0; i < cas->n_members; i++)
+        if (cas->members[i].ops == m->ops)
+            return fail(-EINVAL, "cascade: %s is listed twice", name);
     int r = m->ops->open ? m->ops->open(&m->shared) : 0;
     if (r < 0)
         return r;
-    ch->n_members++;
-    m->about.q_modes = 1u << PROP_POINT;
+    cas->n_members++;
+    m->about.q_modes = 1u << DRAFT_POINT;
     if (m->ops->about)
         m->ops->about(m->shared, &m->about);
     m->drafts = PRIOR;
-    m->said = m->kept = PRIOR * PRIOR_KEPT;
-    for (unsigned i = 0; i + 1 < ch->n_members; i++)
-        if (m->about.vocab_digest && ch->members[i].about.vocab_digest &&
-            m->about.vocab_digest != ch->members[i].about.vocab_digest)
-            return fail(-EINVAL, "chain: %s and %s have different vocabularies",
-                        ch->members[i].about.model, m->about.model);
+    m->predicted = m->accepted = PRIOR * PRIOR_ACCEPTED;
+    for (unsigned i = 0; i + 1 < cas->n_members; i++)
+        if (m->about.vocab_digest && cas->members[i].about.vocab_digest &&
+            m->about.vocab_digest != cas->members[i].about.vocab_digest)
+            return fail(-EINVAL, "cascade: %s and %s have different vocabularies",
+                        cas->members[i].about.model, m->about.model);
     return 0;
 }
 
 static int cascade_open(void **ret_shared)
 {
     const struct conf_list *names = &prop_cascade_settings.members;
-    struct cascade *ch = calloc(1, sizeof(*ch));
-    if (!ch)
-        return fail(-ENOMEM, "chain: no memory");
-    ch->first = strcmp(prop_cascade_settings.choose, "first") == 0;
-    int r = names->n ? 0 : fail(-EINVAL, "chain: there is no proposer in it");
+    struct cascade *cas = calloc(1, sizeof(*cas));
+    if (!cas)
+        return fail(-ENOMEM, "cascade: no memory");
+    cas->first = strcmp(prop_cascade_settings.choose, "first") == 0;
+    int r = names->n ? 0 : fail(-EINVAL, "cascade lists no proposer");
     for (unsigned i = 0; i < names->n && r == 0; i++)
-        r = add_member(ch, names->v[i]);
+        r = add_member(cas, names->v[i]);
     if (r < 0)
-        cascade_close(ch);
+        cascade_close(cas);
     else
-        *ret_shared = ch;
+        *ret_shared = cas;
     return r;
 }
 
-/* A context that is too long for one member is not for another. */
+/* The longest context of all members: one that is too long for a member may suit another. */
 static void cascade_about(void *shared, struct prop_about *to)
 {
-    const struct cascade *ch = shared;
+    const struct cascade *cas = shared;
     bool unlimited = false;
     *to = (struct prop_about){0};
-    for (unsigned i = 0; i < ch->n_members; i++) {
-        const struct prop_about *a = &ch->members[i].about;
+    for (unsigned i = 0; i < cas->n_members; i++) {
+        const struct prop_about *a = &cas->members[i].about;
         to->model = to->model ? to->model : a->model;
         to->vocab_digest = to->vocab_digest ? to->vocab_digest : a->vocab_digest;
         to->q_modes |= a->q_modes;
@@ -152,68 +159,69 @@ static void cascade_about(void *shared, struct prop_about *to)
 
 static void cascade_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
-    struct cascade *ch = shared;
+    struct cascade *cas = shared;
     struct cascade_seq *s = seq;
-    for (unsigned i = 0; i < ch->n_members; i++) {
+    for (unsigned i = 0; i < cas->n_members; i++) {
         if (s->parts[i].state)
-            ch->members[i].ops->seq_done(ch->members[i].shared, s->parts[i].state, c);
+            cas->members[i].ops->seq_done(cas->members[i].shared, s->parts[i].state, c);
         free(s->parts[i].state);
     }
 }
 
-/* What was committed where the drafts began tells how good they were. Of a draft that agrees to the
- * end of that nobody knows more. */
-static void learn(struct cascade *ch, struct cascade_seq *s, const struct prop_context *c)
+/* Compares drafts with the tokens that were committed in their place, and counts predicted and
+ * accepted tokens. Of a draft that is longer than the committed tokens only that many are
+ * compared. */
+static void count_accepted(struct cascade *cas, struct cascade_seq *s, const struct prop_context *c)
 {
     uint32_t committed = c->n - c->n_verifying;
-    for (unsigned i = 0; i < ch->n_members; i++) {
-        struct member *m = &ch->members[i];
-        const struct prop_draft *d = &s->parts[i].draft;
-        if (!s->parts[i].unjudged || committed <= s->drafted_at)
+    for (unsigned i = 0; i < cas->n_members; i++) {
+        struct member *m = &cas->members[i];
+        const struct draft *d = &s->parts[i].draft;
+        if (!s->parts[i].uncounted || committed <= s->drafted_at)
             continue;
-        uint32_t n = committed - s->drafted_at, kept = 0;
-        float said = 0;
+        uint32_t n = committed - s->drafted_at, accepted = 0;
+        float predicted = 0;
         for (uint32_t t = 0; t < d->n && t < n; t++) {
-            said += d->survival[t];
-            kept += kept == t && d->tokens[t] == c->tokens[s->drafted_at + t];
+            predicted += d->survival[t];
+            accepted += accepted == t && d->tokens[t] == c->tokens[s->drafted_at + t];
         }
         m->drafts = m->drafts * FADE + 1;
-        m->said = m->said * FADE + (double)said;
-        m->kept = m->kept * FADE + kept;
-        s->parts[i].unjudged = false;
+        m->predicted = m->predicted * FADE + (double)predicted;
+        m->accepted = m->accepted * FADE + accepted;
+        s->parts[i].uncounted = false;
     }
 }
 
-static void forget_drafts(struct cascade *ch, struct cascade_seq *s)
+static void forget_drafts(struct cascade *cas, struct cascade_seq *s)
 {
-    for (unsigned i = 0; i < ch->n_members; i++)
-        s->parts[i].made = s->parts[i].open = false;
+    for (unsigned i = 0; i < cas->n_members; i++)
+        s->parts[i].has_draft = s->parts[i].open = false;
     s->stage = 0;
 }
 
 static void cascade_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep)
 {
-    struct cascade *ch = shared;
+    struct cascade *cas = shared;
     struct cascade_seq *s = seq;
-    for (unsigned i = 0; i < ch->n_members; i++)
+    for (unsigned i = 0; i < cas->n_members; i++)
         if (s->parts[i].state)
-            ch->members[i].ops->cut(ch->members[i].shared, s->parts[i].state, c, keep);
-    for (unsigned i = 0; i < ch->n_members && keep < s->drafted_at; i++)
-        s->parts[i].unjudged = false;
+            cas->members[i].ops->cut(cas->members[i].shared, s->parts[i].state, c, keep);
+    for (unsigned i = 0; i < cas->n_members && keep < s->drafted_at; i++)
+        s->parts[i].uncounted = false;
 }
 
 static int cascade_grow(void *shared, void *seq, const struct prop_context *c)
 {
-    struct cascade *ch = shared;
+    struct cascade *cas = shared;
     struct cascade_seq *s = seq;
-    learn(ch, s, c);
-    forget_drafts(ch, s);
-    for (unsigned i = 0; i < ch->n_members; i++) {
-        const struct member *m = &ch->members[i];
+    count_accepted(cas, s, c);
+    forget_drafts(cas, s);
+    for (unsigned i = 0; i < cas->n_members; i++) {
+        const struct member *m = &cas->members[i];
         if (!s->parts[i].state)
             s->parts[i].state = calloc(1, m->ops->seq_size);
         int r = s->parts[i].state ? m->ops->grow(m->shared, s->parts[i].state, c)
-                                  : fail(-ENOMEM, "chain: no memory for a sequence");
+                                  : fail(-ENOMEM, "cascade: no memory for a sequence");
         if (r < 0)
             return r;
     }
@@ -222,48 +230,53 @@ static int cascade_grow(void *shared, void *seq, const struct prop_context *c)
 
 /* ---- drafts ---- */
 
-static double worth(const struct member *m, const struct prop_draft *d)
+/* Tokens of the draft that are expected to be accepted. */
+static double draft_score(const struct member *m, const struct draft *d)
 {
     double score = 0;
     for (uint32_t i = 0; i < d->n; i++)
         score += (double)d->survival[i];
-    return score * (m->kept + PRIOR_KEPT) / (m->said + PRIOR_KEPT);
+    return score * (m->accepted + PRIOR_ACCEPTED) / (m->predicted + PRIOR_ACCEPTED);
 }
 
-static bool is_drawn(const struct prop_draft *d)
+static bool is_drawn(const struct draft *d)
 {
-    return d->q_mode == PROP_SPARSE || d->q_mode == PROP_DENSE;
+    return d->q_mode == DRAFT_SPARSE || d->q_mode == DRAFT_DENSE;
 }
 
-/* The draft to send; NULL: there is none. */
-static struct part *best_of(struct cascade *ch, struct cascade_seq *s, double *ret_worth)
+/* The member's part whose draft is to be sent; NULL: there is no draft. A drawn draft wins. */
+static struct part *best_draft(struct cascade *cas, struct cascade_seq *s, double *ret_score)
 {
     struct part *best = NULL;
-    *ret_worth = 0;
-    for (unsigned i = 0; i < ch->n_members; i++) {
+    *ret_score = 0;
+    for (unsigned i = 0; i < cas->n_members; i++) {
         struct part *p = &s->parts[i];
-        double w = p->made ? worth(&ch->members[i], p->ask.to) : 0;
-        if (!p->made || (best && !is_drawn(p->ask.to) && w <= *ret_worth))
+        double score = p->has_draft ? draft_score(&cas->members[i], p->ask.to) : 0;
+        if (!p->has_draft || (best && !is_drawn(p->ask.to) && score <= *ret_score))
             continue;
         best = p;
-        *ret_worth = w;
+        *ret_score = score;
     }
     return best;
 }
 
-/* Whether a member behind stage promises more than what there is. */
-static bool goes_on(const struct cascade *ch, unsigned stage, uint32_t k, bool has, double in_hand)
+/* Whether a later member is worth asking: there is no draft yet, or its mean number of accepted
+ * tokens is above best_score, that of the best draft. */
+static bool must_ask_next(const struct cascade *cas, unsigned stage, uint32_t k, bool has_draft,
+                          double best_score)
 {
-    for (unsigned i = stage + 1; i < ch->n_members; i++) {
-        const struct member *m = &ch->members[i];
-        double brings = m->kept / m->drafts;
-        if (!has || (!ch->first && (brings < k ? brings : k) > in_hand))
+    for (unsigned i = stage + 1; i < cas->n_members; i++) {
+        const struct member *m = &cas->members[i];
+        double expected = m->accepted / m->drafts;
+        if (!has_draft || (!cas->first && (expected < k ? expected : k) > best_score))
             return true;
     }
     return false;
 }
 
-static void finish(struct prop_ask *ask, struct part *p)
+/* Answers the ask with the part's draft; NULL: without tokens, and with the greatest `unread` of
+ * the members that were asked. */
+static void finish_ask(struct prop_ask *ask, struct part *p)
 {
     struct cascade_seq *s = ask->seq;
     s->parts[s->stage].open = false;
@@ -275,102 +288,103 @@ static void finish(struct prop_ask *ask, struct part *p)
     ask->done = true;
     ask->to->n = 0;
     ask->to->tree = false;
-    ask->to->q_mode = PROP_POINT;
+    ask->to->q_mode = DRAFT_POINT;
     if (p)
-        *ask->to = *p->ask.to; // q goes along
+        *ask->to = *p->ask.to; // the caller of draft() owns q now
 }
 
-/* The member has answered, or needs time. */
-static void take_answer(struct cascade *ch, struct prop_ask *ask)
+/* The member's draft() has returned: its ask is done, or needs more time. */
+static void take_answer(struct cascade *cas, struct prop_ask *ask)
 {
     struct cascade_seq *s = ask->seq;
     struct part *p = &s->parts[s->stage];
-    double in_hand;
+    double best_score;
     p->open = !p->ask.done;
-    p->made = p->ask.done && p->ask.to->n;
-    p->unjudged = p->unjudged || (p->made && p->ask.to == &p->draft);
-    if (!p->made)
+    p->has_draft = p->ask.done && p->ask.to->n;
+    p->uncounted = p->uncounted || (p->has_draft && p->ask.to == &p->draft);
+    if (!p->has_draft)
         free(TAKE(p->ask.to->q));
-    struct part *best = best_of(ch, s, &in_hand);
-    if ((p->made && is_drawn(p->ask.to)) || (!p->ask.done && best))
-        finish(ask, best);
+    struct part *best = best_draft(cas, s, &best_score);
+    if ((p->has_draft && is_drawn(p->ask.to)) || (!p->ask.done && best))
+        finish_ask(ask, best);
     else if (!p->ask.done)
-        return; // is asked again
-    else if (goes_on(ch, s->stage, ask->k, best, in_hand))
+        return; // the same member is asked again
+    else if (must_ask_next(cas, s->stage, ask->max_depth, best, best_score))
         s->stage++;
     else
-        finish(ask, best);
+        finish_ask(ask, best);
 }
 
-static struct prop_ask *ask_of(struct cascade *ch, struct prop_ask *ask)
+/* The ask for the member whose turn it is: the one that is open, or a new one. */
+static struct prop_ask *member_ask(struct cascade *cas, struct prop_ask *ask)
 {
     struct cascade_seq *s = ask->seq;
-    const struct member *m = &ch->members[s->stage];
+    const struct member *m = &cas->members[s->stage];
     struct part *p = &s->parts[s->stage];
     if (p->open)
-        return &p->ask; // its draft may have begun
+        return &p->ask; // the member may have begun its draft
     if (s->stage == 0)
-        forget_drafts(ch, s); // of an earlier ask in the same context
+        forget_drafts(cas, s); // those of an earlier ask with the same context
     p->ask = *ask;
     p->ask.seq = p->state;
     p->ask.to = ask->context.n_verifying ? &p->ahead : &p->draft;
     p->ask.to->n = 0;
     p->ask.to->q = NULL;
     if (!(m->about.q_modes & 1u << ask->q_mode))
-        p->ask.q_mode = PROP_POINT;
+        p->ask.q_mode = DRAFT_POINT;
     if (ask->context.n_verifying)
         return &p->ask;
-    p->unjudged = false;
+    p->uncounted = false;
     s->drafted_at = ask->context.n;
     return &p->ask;
 }
 
-static bool reserve(struct cascade *ch, uint32_t n)
+static bool reserve_asks(struct cascade *cas, uint32_t n)
 {
-    if (n <= ch->max_asks)
+    if (n <= cas->max_asks)
         return true;
-    struct prop_ask **asks = realloc(ch->asks, n * sizeof(struct prop_ask *));
+    struct prop_ask **asks = realloc(cas->asks, n * sizeof(struct prop_ask *));
     if (!asks)
         return false;
-    ch->asks = asks;
-    ch->max_asks = n;
+    cas->asks = asks;
+    cas->max_asks = n;
     return true;
 }
 
 static void cascade_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
-    struct cascade *ch = shared;
-    bool has_room = reserve(ch, n);
+    struct cascade *cas = shared;
+    bool has_asks = reserve_asks(cas, n);
     for (uint32_t i = 0; i < n; i++)
-        if (!has_room || !((struct cascade_seq *)asks[i]->seq)->parts[0].state)
-            finish(asks[i], NULL); // no memory, or nothing is known yet
-    for (unsigned stage = 0; has_room && stage < ch->n_members; stage++) {
-        const struct member *m = &ch->members[stage];
+        if (!has_asks || !((struct cascade_seq *)asks[i]->seq)->parts[0].state)
+            finish_ask(asks[i], NULL); // no memory, or no context yet
+    for (unsigned stage = 0; has_asks && stage < cas->n_members; stage++) {
+        const struct member *m = &cas->members[stage];
         uint32_t n_asked = 0;
         for (uint32_t i = 0; i < n; i++)
             if (!asks[i]->done && ((struct cascade_seq *)asks[i]->seq)->stage == stage)
-                ch->asks[n_asked++] = ask_of(ch, asks[i]);
+                cas->asks[n_asked++] = member_ask(cas, asks[i]);
         if (!n_asked)
             continue;
-        m->ops->draft(m->shared, ch->asks, n_asked);
+        m->ops->draft(m->shared, cas->asks, n_asked);
         for (uint32_t i = 0; i < n; i++)
             if (!asks[i]->done && ((struct cascade_seq *)asks[i]->seq)->stage == stage)
-                take_answer(ch, asks[i]);
+                take_answer(cas, asks[i]);
     }
 }
 
 static bool cascade_work(void *shared)
 {
-    struct cascade *ch = shared;
-    bool did = false;
-    for (unsigned i = 0; i < ch->n_members; i++)
-        if (ch->members[i].ops->work)
-            did |= ch->members[i].ops->work(ch->members[i].shared);
-    return did;
+    struct cascade *cas = shared;
+    bool worked = false;
+    for (unsigned i = 0; i < cas->n_members; i++)
+        if (cas->members[i].ops->work)
+            worked |= cas->members[i].ops->work(cas->members[i].shared);
+    return worked;
 }
 
 const struct prop_ops prop_cascade = {
-    .name = "chain",
+    .name = "cascade",
     .flags = PROP_OWN_THREAD,
     .seq_size = sizeof(struct cascade_seq),
     .options = options,

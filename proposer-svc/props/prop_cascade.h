@@ -1,4 +1,4 @@
-/* prop_cascade.h - the settings of the chain of proposers, for tests; see prop_chain.c. */
+/* prop_cascade.h - the cascade, a proposer that asks other proposers; see prop_cascade.c. */
 #pragma once
 #include "proposer-svc/props/prop.h"
 
@@ -9,6 +9,6 @@ struct prop_cascade_settings {
     char *choose; // "score" or "first"
 };
 
-/* Read by open(); filled by the options table. */
+/* Filled by the options table, read by open(). Tests set it directly. */
 extern struct prop_cascade_settings prop_cascade_settings;
 extern const struct prop_ops prop_cascade;

@@ -1,19 +1,20 @@
-/* prop_ngram.c - copies what followed the last words when they stood in the context before.
+/* prop_ngram.c - copies the continuation of an earlier occurrence of the context's last tokens.
  *
- * The last n tokens, n from ngram_max down to ngram_min, are looked up in the context; what
- * followed there is the draft. "latest" takes the last occurrence and copies on into its own draft
- * where the context ends, so periodic text goes on for ever; "earliest_full" takes the first one
- * and only if k tokens follow it (Saxena 2023, "Prompt lookup decoding"). The longest n wins in
- * both.
+ * The last n tokens are looked up in the context, for n from ngram_max down to ngram_min. The
+ * longest n with an occurrence wins, and the tokens after the occurrence are the draft:
+ *   - "latest" copies after the last occurrence. A copy that reaches the end of the context
+ *     continues with its own tokens, so periodic text is continued without end.
+ *   - "earliest_full" copies after the first occurrence, and only if k tokens follow it (Saxena
+ *     2023, "Prompt lookup decoding").
  *
- * One hash table per n maps an n-gram to a position behind it: lookup and appending a token cost
- * O(ngram_max) expected, whatever the context's length. A table holds positions only and compares
- * tokens in the context. before[] remembers what an insertion replaced, so cutting the context
- * undoes insertions in reverse order; then the last key in is the first out, and linear probing
- * needs no tombstones.
+ * There is one hash table per n. It maps an n-gram to the position after it. Lookup and append cost
+ * O(ngram_max) expected, at any context length. A table stores only positions, and compares tokens
+ * in the context. before[] stores the entry that an insertion replaced, so a cut undoes insertions
+ * in reverse order. The last inserted key is thus the first removed one, and linear probing needs
+ * no tombstones.
  *
- * Memory per n: at most 11.7 bytes per token of context and 9.6 KiB, so 47 bytes per token and 38
- * KiB for n = 1..4. */
+ * Memory per n: at most 11.7 bytes per token of context and 9.6 KiB. For n = 1 .. 4: 47 bytes per
+ * token and 38 KiB. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@
 #include "base/mem.h"
 #include "proposer-svc/props/prop_ngram.h"
 
-#define SPARE 1024 // tokens; with a quarter of the context, what fits in before tables grow
+#define SPARE 1024 // tokens; capacity beyond 5/4 of the context
 
 struct prop_ngram_settings prop_ngram_settings;
 
@@ -56,10 +57,10 @@ static const struct conf_option options[] = {
      .help = "search the prompt too, not only the generated text"},
 };
 
-/* How often the i-th copied token was kept when those before it were, by the match's length
- * (measured by tests/bench/bench_ngram.c over all its texts; docs/benchmarks.md). Longer matches as
- * 4, later tokens as the fifth. */
-static const float kept_ratio[5][5] = {
+/* Probability that the i-th copied token is accepted if the tokens before it are, by length of the
+ * match. Measured by tests/bench/bench_ngram.c over all its texts, see docs/benchmarks.md. Row 4
+ * also stands for longer matches, column 4 also for later tokens. */
+static const float accept_ratio[5][5] = {
     {0},
     {0.16f, 0.38f, 0.45f, 0.50f, 0.56f},
     {0.33f, 0.44f, 0.50f, 0.57f, 0.65f},
@@ -70,18 +71,18 @@ static const float kept_ratio[5][5] = {
 struct shared {
     uint32_t len_max, len_min;
     bool earliest_full, prompt_lookup;
-    uint64_t salt; // so that nobody can choose prompts whose n-grams collide
+    uint64_t salt; // random, so that no prompt can be made of n-grams that collide
 };
 
-/* Positions are ends: e stands for the n-gram [e - n, e). 0: none. */
+/* An n-gram is identified by its end: e means the tokens [e - n, e). 0: none. */
 struct table {
     uint32_t *slots;  // (n_slots)
-    uint32_t *before; // (capacity): what e replaced
+    uint32_t *before; // (capacity), by e: the entry that e replaced
 };
 
 struct ngram_seq {
-    uint32_t n_known;  // ends 1 .. n_known are in the tables; each has a token behind it
-    uint32_t n_prompt; // tokens that are not looked at
+    uint32_t n_known;  // ends 1 .. n_known are in the tables; a token follows each
+    uint32_t n_prompt; // tokens at the start that are not searched
     uint32_t capacity, n_slots;
     struct table tables[NGRAM_LEN_MAX];
 };
@@ -150,7 +151,8 @@ static uint32_t longest_at(const struct shared *sh, const struct ngram_seq *s, u
     return n < sh->len_max ? n : sh->len_max;
 }
 
-static void insert(const struct shared *sh, struct ngram_seq *s, const uint32_t *tokens, uint32_t e)
+static void insert_end(const struct shared *sh, struct ngram_seq *s, const uint32_t *tokens,
+                       uint32_t e)
 {
     for (uint32_t n = longest_at(sh, s, e); n >= sh->len_min; n--) {
         uint32_t *slot = slot_of(sh, s, tokens, e, n);
@@ -160,14 +162,15 @@ static void insert(const struct shared *sh, struct ngram_seq *s, const uint32_t 
     }
 }
 
-static void take_back(const struct shared *sh, struct ngram_seq *s, const uint32_t *tokens,
-                      uint32_t e)
+/* Undoes insert_end() of the end that was inserted last. */
+static void remove_end(const struct shared *sh, struct ngram_seq *s, const uint32_t *tokens,
+                       uint32_t e)
 {
     for (uint32_t n = longest_at(sh, s, e); n >= sh->len_min; n--)
         *slot_of(sh, s, tokens, e, n) = s->tables[n - 1].before[e];
 }
 
-static void forget(const struct shared *sh, struct ngram_seq *s)
+static void clear_tables(const struct shared *sh, struct ngram_seq *s)
 {
     for (uint32_t n = sh->len_min; n <= sh->len_max && s->tables[n - 1].slots; n++)
         memset(s->tables[n - 1].slots, 0, s->n_slots * sizeof(uint32_t));
@@ -178,17 +181,17 @@ static void ngram_cut(void *shared, void *seq, const struct prop_context *c, uin
 {
     const struct shared *sh = shared;
     struct ngram_seq *s = seq;
-    uint32_t stays = keep ? keep - 1 : 0; // the last kept token has none behind it
+    uint32_t stays = keep ? keep - 1 : 0; // no token follows the last one
     if (stays == 0) {
-        forget(sh, s);
+        clear_tables(sh, s);
         return;
     }
     for (; s->n_known > stays; s->n_known--)
-        take_back(sh, s, c->tokens, s->n_known);
+        remove_end(sh, s, c->tokens, s->n_known);
 }
 
-/* Room for n tokens and some more. The tables are empty after it has grown. */
-static int reserve(const struct shared *sh, struct ngram_seq *s, uint32_t n)
+/* Makes the tables large enough for n tokens. Larger tables are empty. */
+static int reserve_tables(const struct shared *sh, struct ngram_seq *s, uint32_t n)
 {
     if (n < s->capacity)
         return 0;
@@ -216,26 +219,27 @@ static int ngram_grow(void *shared, void *seq, const struct prop_context *c)
     struct ngram_seq *s = seq;
     uint32_t n_prompt = sh->prompt_lookup ? 0 : c->n_prompt;
     if (n_prompt != s->n_prompt) {
-        forget(sh, s);
+        clear_tables(sh, s);
         s->n_prompt = n_prompt;
     }
-    int r = reserve(sh, s, c->n);
+    int r = reserve_tables(sh, s, c->n);
     if (r < 0)
         return r;
     while (s->n_known + 1 < c->n)
-        insert(sh, s, c->tokens, ++s->n_known);
+        insert_end(sh, s, c->tokens, ++s->n_known);
     return 0;
 }
 
-/* Copies k tokens from position `from` on, past the context's end out of the copy itself. */
-static void copy(const struct prop_context *c, uint32_t from, uint32_t k, uint32_t n_matched,
-                 struct prop_draft *to)
+/* Copies k tokens, starting at position `from`. After the end of the context come the copied tokens
+ * themselves. */
+static void copy_tokens(const struct prop_context *c, uint32_t from, uint32_t k, uint32_t n_matched,
+                        struct draft *to)
 {
-    const float *kept = kept_ratio[n_matched < 4 ? n_matched : 4];
+    const float *accept = accept_ratio[n_matched < 4 ? n_matched : 4];
     float survival = 1;
     for (uint32_t i = 0; i < k; i++) {
         to->tokens[i] = from + i < c->n ? c->tokens[from + i] : to->tokens[from + i - c->n];
-        survival *= kept[i < 5 ? i : 4];
+        survival *= accept[i < 5 ? i : 4];
         to->survival[i] = survival;
     }
     to->n = k;
@@ -247,11 +251,11 @@ static void draft_one(const struct shared *sh, const struct prop_ask *ask)
     const struct prop_context *c = &ask->context;
     ask->to->n = 0;
     ask->to->tree = false;
-    ask->to->q_mode = PROP_POINT;
+    ask->to->q_mode = DRAFT_POINT;
     for (uint32_t n = longest_at(sh, s, c->n); n >= sh->len_min && s->n_known; n--) {
         uint32_t from = *slot_of(sh, s, c->tokens, c->n, n);
-        if (from && (!sh->earliest_full || from + ask->k <= c->n)) {
-            copy(c, from, ask->k, n, ask->to);
+        if (from && (!sh->earliest_full || from + ask->max_depth <= c->n)) {
+            copy_tokens(c, from, ask->max_depth, n, ask->to);
             return;
         }
     }

@@ -1,5 +1,4 @@
-/* prop_ngram.h - the settings of the n-gram proposer, for tests and benchmarks; see prop_ngram.c.
- */
+/* prop_ngram.h - the n-gram proposer, see prop_ngram.c. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,6 +12,6 @@ struct prop_ngram_settings {
     bool prompt_lookup;
 };
 
-/* Read by open(); filled by the options table. */
+/* Filled by the options table, read by open(). Tests and benchmarks set it directly. */
 extern struct prop_ngram_settings prop_ngram_settings;
 extern const struct prop_ops prop_ngram;

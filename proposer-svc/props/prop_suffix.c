@@ -1,21 +1,23 @@
-/* prop_suffix.c - what most often followed the last words, here and in past outputs.
+/* prop_suffix.c - the most frequent continuation of the last tokens, in the context and past
+ * outputs.
  *
- * Suffix decoding (Oliaro, Jia, Campos, Qiao 2024, arXiv:2411.04975). The places where the last m
- * tokens stand form a tree by what follows there; from its root the most frequent child is taken
- * again and again. A child's probability is its count over its parent's; the draft ends where their
- * product falls below min_prob, and at factor * m + offset tokens. Its score is the sum of these
- * products, the tokens that are expected to be kept. Of both texts and all m the best score is the
- * draft; of equal ones the own context's, then that of the longer m.
+ * Suffix decoding (Oliaro, Jia, Campos, Qiao 2024, arXiv:2411.04975). All places where the last m
+ * tokens occur form a tree of their continuations. The draft follows the most frequent child from
+ * the root. The probability of a child is its count divided by its parent's. The draft ends where
+ * the product of these probabilities falls below min_prob, and at factor * m + offset tokens. Its
+ * score is the sum of the products, the expected number of accepted tokens. The draft with the best
+ * score wins, over both texts and all m. On a tie the context's wins, then that of the longer m.
  *
- * The trees are not kept but read off the places (grams.h): per n-gram length the latest 32, from
- * the longest down, while a shorter match could still score better. So a draft costs the same
- * whatever the texts' length. A place that reaches the context's end goes on in the draft itself.
+ * The trees are not stored. They are derived from the places in the index (ngram_index.h): the
+ * latest 32 per n-gram length, from the longest length down, while a shorter match could still
+ * score better. So the cost of a draft does not depend on the length of the texts. A place whose
+ * continuation reaches the end of the context continues in the draft itself.
  *
- * An output enters the pool of past outputs when its sequence ends, so that it is there once: one
- * that is only forgotten may come back. What is found there was said for the same tenant.
+ * An output is added to the pool of past outputs when its sequence ends, so it is added once. A
+ * session that is only dropped may come back. A tenant's drafts use only its own outputs.
  *
- * Memory: at most 47 bytes per token of context and 40 KiB per sequence; the pool 46 bytes
- * per token if its size is a power of two, and 76 per tenant in it. */
+ * Memory: at most 47 bytes per token of context and 40 KiB per sequence. The pool has 46 bytes per
+ * token if its size is a power of two, and 76 bytes per tenant. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -26,7 +28,7 @@
 #include "proposer-svc/props/prop_suffix.h"
 #include "proposer-svc/props/suffix_pool.h"
 
-#define SPARE 1024 // tokens; with a quarter of the context, what fits in before tables grow
+#define SPARE 1024 // tokens; capacity beyond 5/4 of the context
 #define PLACES_MAX (NGRAM_INDEX_LENS * SUFFIX_LOOK_MAX)
 
 struct prop_suffix_settings prop_suffix_settings;
@@ -45,7 +47,7 @@ static const struct conf_option options[] = {
      .value = &prop_suffix_settings.factor,
      .fallback = "1",
      .min = 0,
-     .max = PROP_K_MAX,
+     .max = DRAFT_MAX_NODES,
      .alias = "suffix_decoding_max_spec_factor",
      .help = "draft tokens for each matched token"},
     {.name = "suffix.offset",
@@ -53,7 +55,7 @@ static const struct conf_option options[] = {
      .value = &prop_suffix_settings.offset,
      .fallback = "0",
      .min = 0,
-     .max = PROP_K_MAX,
+     .max = DRAFT_MAX_NODES,
      .alias = "suffix_decoding_max_spec_offset",
      .help = "draft tokens beyond suffix.factor times the match length"},
     {.name = "suffix.min_prob",
@@ -80,7 +82,7 @@ struct shared {
 };
 
 struct suffix_seq {
-    uint32_t n_known; // places 1 .. n_known are in the index; each has a token behind it
+    uint32_t n_known; // places 1 .. n_known are in the index; a token follows each
     uint32_t capacity;
     struct ngram_index grams;
 };
@@ -111,7 +113,7 @@ static int suffix_open(void **ret_shared)
 
 /* ---- one sequence's context ---- */
 
-/* Whose prompt is not known may have copied it: nothing of that is an output. */
+/* If the length of the prompt is unknown, its end is too: nothing is added to the pool. */
 static void suffix_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
     struct shared *sh = shared;
@@ -126,18 +128,18 @@ static void suffix_cut(void *shared, void *seq, const struct prop_context *c, ui
 {
     (void)shared;
     struct suffix_seq *s = seq;
-    uint32_t stays = keep ? keep - 1 : 0; // the last kept token has none behind it
+    uint32_t stays = keep ? keep - 1 : 0; // no token follows the last one
     if (stays == 0 && s->n_known) {
         ngram_index_clear(&s->grams);
         s->n_known = 0;
     }
     s->grams.tokens = c->tokens;
     for (; s->n_known > stays; s->n_known--)
-        ngram_index_take_back(&s->grams, s->n_known, s->n_known);
+        ngram_index_undo(&s->grams, s->n_known, s->n_known);
 }
 
-/* Room for n tokens and some more. The index is empty after it has grown. */
-static int reserve(const struct shared *sh, struct suffix_seq *s, uint32_t n)
+/* Makes the index large enough for n tokens. A larger index is empty. */
+static int reserve_index(const struct shared *sh, struct suffix_seq *s, uint32_t n)
 {
     if (n < s->capacity)
         return 0;
@@ -154,7 +156,7 @@ static int reserve(const struct shared *sh, struct suffix_seq *s, uint32_t n)
 static int suffix_grow(void *shared, void *seq, const struct prop_context *c)
 {
     struct suffix_seq *s = seq;
-    int r = reserve(shared, s, c->n);
+    int r = reserve_index(shared, s, c->n);
     if (r < 0)
         return r;
     s->grams.tokens = c->tokens;
@@ -166,25 +168,26 @@ static int suffix_grow(void *shared, void *seq, const struct prop_context *c)
 /* ---- drafts ---- */
 
 struct place {
-    uint32_t at;      // position behind the match
-    uint32_t matched; // tokens
+    uint32_t at;      // position after the match
+    uint32_t matched; // tokens of the match
 };
 
-/* A text and what of the context stands in it. */
+/* A text, and the places where the context's last tokens occur in it. */
 struct text {
     const struct ngram_index *grams;
     uint32_t owner;
     uint32_t oldest, end; // positions [oldest, end)
     bool is_context;
     uint32_t n_places;
-    struct place places[PLACES_MAX]; // the longest matches first, then the latest
+    struct place
+        places[PLACES_MAX]; // by length of the match, longest first; equal ones: latest first
 };
 
 struct guess {
     float score;
     uint32_t n;
-    uint32_t tokens[PROP_K_MAX];
-    float survival[PROP_K_MAX];
+    uint32_t tokens[DRAFT_MAX_NODES];
+    float survival[DRAFT_MAX_NODES];
 };
 
 static uint32_t token_at(const struct text *t, uint32_t pos)
@@ -192,9 +195,10 @@ static uint32_t token_at(const struct text *t, uint32_t pos)
     return t->grams->tokens[pos & t->grams->mask];
 }
 
-/* Tokens of the context's end that stand before the place; `known` of them are known to. */
-static uint32_t match_at(const struct shared *sh, const struct text *t,
-                         const struct prop_context *c, uint32_t at, uint32_t known)
+/* Counts the tokens at the end of the context that are also before position `at` of the text. The
+ * caller knows already that `known` tokens are. */
+static uint32_t match_length(const struct shared *sh, const struct text *t,
+                             const struct prop_context *c, uint32_t at, uint32_t known)
 {
     uint32_t max = (uint32_t)sh->set.max_depth, m = known;
     if (max > c->n)
@@ -206,13 +210,15 @@ static uint32_t match_at(const struct shared *sh, const struct text *t,
     return m;
 }
 
-static_assert(PLACES_MAX < 255, "kinds are counted in a byte, and their table is half empty");
+static_assert(PLACES_MAX < 255,
+              "the number of kinds fits in a byte, and the table stays half empty");
 
-/* The most frequent of n >= 1 tokens, of equal ones the first. */
+/* The most frequent of n >= 1 tokens. On a tie the one that comes first. */
 static uint32_t most_frequent(const uint32_t *tokens, uint32_t n, uint32_t *ret_count)
 {
     uint32_t kinds[PLACES_MAX + 1], n_kinds = 0, best = 1;
-    uint8_t counts[PLACES_MAX + 1], table[256] = {0}; // of kinds, which are counted from 1 on
+    uint8_t counts[PLACES_MAX + 1],
+        table[256] = {0}; // counts by kind; table: hash -> kind; kinds are 1 .. n_kinds
     for (uint32_t i = 0; i < n; i++) {
         uint8_t at = (uint8_t)(tokens[i] * 0x9e3779b9u >> 24);
         while (table[at] && kinds[table[at]] != tokens[i])
@@ -230,16 +236,18 @@ static uint32_t most_frequent(const uint32_t *tokens, uint32_t n, uint32_t *ret_
     return kinds[best];
 }
 
-/* What follows the i-th token behind a place, the draft's first i being `to`; a mark: nothing. */
-static uint32_t follows(const struct text *t, uint32_t at, uint32_t i, const struct guess *to)
+/* The i-th token after a place, for a draft whose first i tokens are in `to`. SUFFIX_POOL_MARK: the
+ * text has no further token. */
+static uint32_t next_token(const struct text *t, uint32_t at, uint32_t i, const struct guess *to)
 {
     if (at + i < t->end)
         return token_at(t, at + i);
     return t->is_context ? to->tokens[at + i - t->end] : SUFFIX_POOL_MARK;
 }
 
-/* Walks down the tree of the first n places. */
-static void walk(const struct text *t, uint32_t n, uint32_t max, double min_prob, struct guess *to)
+/* Follows the most frequent continuation of the first n places. */
+static void follow_places(const struct text *t, uint32_t n, uint32_t max, double min_prob,
+                          struct guess *to)
 {
     uint32_t alive[PLACES_MAX], next[PLACES_MAX];
     float prob = 1;
@@ -250,7 +258,7 @@ static void walk(const struct text *t, uint32_t n, uint32_t max, double min_prob
     while (n && to->n < max) {
         uint32_t parent = n, n_next = 0, count;
         for (uint32_t i = 0; i < n; i++) {
-            uint32_t token = follows(t, alive[i], to->n, to);
+            uint32_t token = next_token(t, alive[i], to->n, to);
             if (token == SUFFIX_POOL_MARK)
                 continue;
             alive[n_next] = alive[i];
@@ -270,8 +278,8 @@ static void walk(const struct text *t, uint32_t n, uint32_t max, double min_prob
     }
 }
 
-/* Adds the latest places of matches with at least ngram_index_lens[level] tokens and fewer than the level
- * above has. Returns how many there were before. */
+/* Adds the latest places of matches that have at least ngram_index_lens[level] tokens, and fewer
+ * than those of the next level. Returns the number of places before. */
 static uint32_t find_places(const struct shared *sh, struct text *t, const struct prop_context *c,
                             unsigned level)
 {
@@ -279,10 +287,10 @@ static uint32_t find_places(const struct shared *sh, struct text *t, const struc
     uint32_t below = level + 1 < NGRAM_INDEX_LENS ? ngram_index_lens[level + 1] : UINT32_MAX;
     uint32_t at = ngram_index_find(t->grams, level, c->tokens + c->n, t->owner);
     for (uint32_t n = 0; n < SUFFIX_LOOK_MAX && at && at - len >= t->oldest && at > len - 1; n++) {
-        struct place p = {at, match_at(sh, t, c, at, len)};
+        struct place p = {at, match_length(sh, t, c, at, len)};
         at = t->grams->before[at & t->grams->mask][level];
         if (p.matched >= below)
-            continue; // counted above
+            continue; // was added at the next level
         uint32_t i = t->n_places++;
         for (; i > first && t->places[i - 1].matched < p.matched; i--)
             t->places[i] = t->places[i - 1];
@@ -291,7 +299,8 @@ static uint32_t find_places(const struct shared *sh, struct text *t, const struc
     return first;
 }
 
-static uint32_t limit(const struct shared *sh, uint32_t matched, uint32_t k)
+/* The maximum length of a draft after a match of `matched` tokens. */
+static uint32_t max_tokens(const struct shared *sh, uint32_t matched, uint32_t k)
 {
     double max = sh->set.factor * matched + sh->set.offset;
     return max < k ? (uint32_t)max : k;
@@ -305,48 +314,48 @@ static void find_best(const struct shared *sh, struct text *t, const struct prop
     for (unsigned level = NGRAM_INDEX_LENS; level-- > 0;) {
         uint32_t most =
             level + 1 < NGRAM_INDEX_LENS ? ngram_index_lens[level + 1] - 1 : SUFFIX_DEPTH_MAX;
-        if (best->score >= limit(sh, most, k))
-            return; // as many tokens as could be had, all of them sure
+        if (best->score >= max_tokens(sh, most, k))
+            return; // no shorter match can score better
         if (ngram_index_lens[level] > c->n || ngram_index_lens[level] > (uint32_t)sh->set.max_depth)
             continue;
         for (uint32_t i = find_places(sh, t, c, level); i < t->n_places; i++) {
             uint32_t matched = t->places[i].matched;
             if (i + 1 < t->n_places && t->places[i + 1].matched == matched)
-                continue; // not all of this length yet
-            if (best->score >= limit(sh, matched, k))
+                continue; // the next place has the same length: take it too
+            if (best->score >= max_tokens(sh, matched, k))
                 return;
-            walk(t, i + 1, limit(sh, matched, k), sh->set.min_prob, &g);
+            follow_places(t, i + 1, max_tokens(sh, matched, k), sh->set.min_prob, &g);
             if (g.score > best->score)
                 *best = g;
         }
     }
 }
 
-static void look_into_pool(const struct shared *sh, const struct prop_context *c, uint32_t k,
-                           struct guess *best)
+static void search_pool(const struct shared *sh, const struct prop_context *c, uint32_t k,
+                        struct guess *best)
 {
     struct suffix_pool_view pool;
-    if (!suffix_pool_look(sh->pool, c->tenant, c->tenant_len, &pool))
+    if (!suffix_pool_lock(sh->pool, c->tenant, c->tenant_len, &pool))
         return;
     struct text text = {
         .grams = pool.grams, .owner = pool.owner, .oldest = pool.oldest, .end = pool.end};
     find_best(sh, &text, c, k, best);
-    suffix_pool_looked(sh->pool);
+    suffix_pool_unlock(sh->pool);
 }
 
 static void draft_one(const struct shared *sh, const struct prop_ask *ask)
 {
     const struct suffix_seq *s = ask->seq;
     const struct prop_context *c = &ask->context;
-    struct prop_draft *to = ask->to;
+    struct draft *to = ask->to;
     struct guess best = {0};
     struct text text = {.grams = &s->grams, .end = c->n, .is_context = true};
     if (s->n_known)
-        find_best(sh, &text, c, ask->k, &best);
+        find_best(sh, &text, c, ask->max_depth, &best);
     if (sh->pool)
-        look_into_pool(sh, c, ask->k, &best);
+        search_pool(sh, c, ask->max_depth, &best);
     to->tree = false;
-    to->q_mode = PROP_POINT;
+    to->q_mode = DRAFT_POINT;
     to->n = best.n;
     memcpy(to->tokens, best.tokens, best.n * sizeof(best.tokens[0]));
     memcpy(to->survival, best.survival, best.n * sizeof(best.survival[0]));

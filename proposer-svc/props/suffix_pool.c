@@ -1,4 +1,5 @@
-/* suffix_pool.c - the ring, its index, and the tenants that have something in it. */
+/* suffix_pool.c - the ring of tokens, its index, and a table of the tenants whose outputs it
+ * has. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -8,21 +9,21 @@
 #include "proposer-svc/props/prop.h"
 #include "proposer-svc/props/suffix_pool.h"
 
-#define POSITION_MAX (1u << 31) // then all is forgotten and counted from 1 again
+#define POSITION_MAX (1u << 31) // beyond it the pool is cleared, and positions restart at 1
 
 struct tenant {
-    uint32_t next;     // in the bucket, or free; 0: none
-    uint32_t n_tokens; // in the ring, marks included; 0: free
+    uint32_t next;     // tenant in the same bucket, or the next free entry; 0: none
+    uint32_t n_tokens; // in the ring, marks included; 0: the entry is free
     uint32_t len;
     uint8_t bytes[PROP_TENANT_MAX];
 };
 
 struct suffix_pool {
-    pthread_rwlock_t lock; // for what follows
+    pthread_rwlock_t lock; // guards the fields below
     struct ngram_index grams;
     uint32_t *tokens, *owners; // (mask + 1)
     uint32_t max_tokens, oldest, end;
-    struct tenant *tenants; // [0] is none
+    struct tenant *tenants; // (max_tenants), by number; [0] is unused
     uint32_t n_tenants, max_tenants, first_free, bucket_mask;
     uint32_t *buckets;
 };
@@ -74,7 +75,7 @@ static uint32_t *bucket_of(const struct suffix_pool *p, const uint8_t *bytes, ui
     return &p->buckets[rng_splitmix64(h) & p->bucket_mask];
 }
 
-/* 0: unknown. */
+/* The tenant's number; 0: it has no outputs. */
 static uint32_t find_tenant(const struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
 {
     uint32_t t = *bucket_of(p, bytes, len);
@@ -83,7 +84,8 @@ static uint32_t find_tenant(const struct suffix_pool *p, const uint8_t *bytes, u
     return t;
 }
 
-/* A number for a tenant that has none; 0: no memory. There are no more of them than outputs. */
+/* Numbers a tenant that has no number. 0: no memory. There are at most as many tenants as
+ * outputs. */
 static uint32_t add_tenant(struct suffix_pool *p, const uint8_t *bytes, uint32_t len)
 {
     uint32_t t = p->first_free;
@@ -135,7 +137,7 @@ static void drop_oldest(struct suffix_pool *p)
         remove_tenant(p, owner);
 }
 
-static void forget_all(struct suffix_pool *p)
+static void clear_pool(struct suffix_pool *p)
 {
     ngram_index_clear(&p->grams);
     memset(p->buckets, 0, (p->bucket_mask + 1) * sizeof(*p->buckets));
@@ -143,18 +145,18 @@ static void forget_all(struct suffix_pool *p)
     p->oldest = p->end = p->n_tenants = 1;
 }
 
-static void append(struct suffix_pool *p, uint32_t token, uint32_t owner)
+static void append_token(struct suffix_pool *p, uint32_t token, uint32_t owner)
 {
     p->owners[p->end & p->grams.mask] = owner;
     *token_at(p, p->end++) = token;
     p->tenants[owner].n_tokens++;
 }
 
-static void add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
-                const uint32_t *tokens, uint32_t n)
+static void add_output(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+                       const uint32_t *tokens, uint32_t n)
 {
     if (p->end > POSITION_MAX)
-        forget_all(p);
+        clear_pool(p);
     while (p->end - p->oldest + n + 1 > p->max_tokens)
         drop_oldest(p);
     uint32_t owner = find_tenant(p, tenant, tenant_len);
@@ -162,9 +164,9 @@ static void add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_le
         owner = add_tenant(p, tenant, tenant_len);
     if (!owner)
         return;
-    append(p, SUFFIX_POOL_MARK, owner);
+    append_token(p, SUFFIX_POOL_MARK, owner);
     for (uint32_t i = 0; i < n; i++)
-        append(p, tokens[i], owner);
+        append_token(p, tokens[i], owner);
     for (uint32_t i = 1; i < n; i++)
         ngram_index_add(&p->grams, p->end - n + i, i);
 }
@@ -178,15 +180,15 @@ void suffix_pool_add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tena
     }
     for (uint32_t i = 0; i < n; i++)
         if (tokens[i] == SUFFIX_POOL_MARK)
-            n = i; // such a token has no text; nothing good can follow
+            n = i; // not a real token: the output ends before it
     if (n < 2)
         return;
     pthread_rwlock_wrlock(&p->lock);
-    add(p, tenant, tenant_len, tokens, n);
+    add_output(p, tenant, tenant_len, tokens, n);
     pthread_rwlock_unlock(&p->lock);
 }
 
-bool suffix_pool_look(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+bool suffix_pool_lock(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
                       struct suffix_pool_view *ret)
 {
     pthread_rwlock_rdlock(&p->lock);
@@ -199,7 +201,7 @@ bool suffix_pool_look(struct suffix_pool *p, const uint8_t *tenant, uint32_t ten
     return ret->owner;
 }
 
-void suffix_pool_looked(struct suffix_pool *p)
+void suffix_pool_unlock(struct suffix_pool *p)
 {
     pthread_rwlock_unlock(&p->lock);
 }

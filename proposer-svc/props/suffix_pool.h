@@ -1,16 +1,16 @@
-/* suffix_pool.h - past outputs, so that what was said once need not be found anew.
+/* suffix_pool.h - past outputs, which sequences of the same tenant draft from.
  *
- * A ring of tokens: each output stands behind a mark, and the oldest tokens make room for new ones.
- * An output is found by the tenant that it was added for and by nobody else.
+ * A ring of tokens. Each output begins with a mark, and new tokens replace the oldest ones. An
+ * output is found only by the tenant that it was added for.
  *
- * Threads: any; who looks holds the pool meanwhile. */
+ * Threads: any. A pool that is locked for reading takes no outputs meanwhile. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
 #include "proposer-svc/props/ngram_index.h"
 
-#define SUFFIX_POOL_MARK UINT32_MAX // no token: an output begins behind it
+#define SUFFIX_POOL_MARK UINT32_MAX // not a token; the next position is the start of an output
 
 struct suffix_pool;
 
@@ -18,18 +18,21 @@ int suffix_pool_new(uint32_t max_tokens, uint64_t salt, struct suffix_pool **ret
 void suffix_pool_free(struct suffix_pool *p);
 DEFINE_AUTO(struct suffix_pool, suffix_pool_free)
 
-/* Of a long output the end is kept. What does not fit in memory is not kept. */
+/* Adds an output. Only its last max_tokens - 1 tokens are stored. Without memory nothing is
+ * added. */
 void suffix_pool_add(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
                      const uint32_t *tokens, uint32_t n);
 
 struct suffix_pool_view {
     const struct ngram_index *grams;
     uint32_t owner;       // the tenant's number
-    uint32_t oldest, end; // positions [oldest, end) are there
+    uint32_t oldest, end; // valid positions: [oldest, end)
 };
-/* False: there is nothing of this tenant, and nothing to give back. */
-bool suffix_pool_look(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
+/* Locks the pool for reading until suffix_pool_unlock(). False: the tenant has no outputs; the pool
+ * is not locked. */
+bool suffix_pool_lock(struct suffix_pool *p, const uint8_t *tenant, uint32_t tenant_len,
                       struct suffix_pool_view *ret);
-void suffix_pool_looked(struct suffix_pool *p);
+void suffix_pool_unlock(struct suffix_pool *p);
 
-uint32_t suffix_pool_tokens(struct suffix_pool *p); // there now, marks included
+/* The number of tokens in the pool, marks included. */
+uint32_t suffix_pool_tokens(struct suffix_pool *p);

@@ -1,7 +1,8 @@
-/* bench_ngram.c - how long the proposers without a model take, and how often they are right.
+/* bench_ngram.c - time and accuracy of the proposers without a model.
  *
- * Right: real texts are "generated" token by token from their prompts. In each round the proposer
- * drafts k tokens, those that the text goes on with are kept, and the text's next token follows. */
+ * Accuracy: the bench "generates" real texts from their prompts. In each round the proposer drafts
+ * k tokens. The tokens that the text continues with are accepted, and the text's next token
+ * follows. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +50,7 @@ static void *open_suffix(double factor, double offset, double min_prob, int64_t 
 
 /* ---- time ---- */
 
-/* Text-like: phrases that come back, and between them words of a Zipf-like frequency. */
+/* Similar to text: repeated phrases, and between them words with Zipf-like frequencies. */
 static void random_text(uint32_t *tokens, uint32_t n, uint64_t seed)
 {
     uint32_t from = 0;
@@ -73,7 +74,7 @@ static int by_size(const void *a, const void *b)
 
 enum { N_ROUNDS = 2000, K = 5 };
 
-/* Rounds in a context of n tokens: one token more, and a draft. */
+/* Times rounds after a context of n tokens. Each appends one token and drafts. */
 static void time_rounds(const struct prop_ops *ops, void *shared, uint32_t n)
 {
     static double grow_us[N_ROUNDS], draft_us[N_ROUNDS];
@@ -83,7 +84,7 @@ static void time_rounds(const struct prop_ops *ops, void *shared, uint32_t n)
         abort();
     random_text(tokens, n + N_ROUNDS, 0);
     struct prop_context c = {.tokens = tokens, .n = n};
-    struct prop_draft draft;
+    struct draft draft;
     double t0 = now_us();
     ops->grow(shared, seq, &c);
     double built_us = now_us() - t0;
@@ -92,7 +93,8 @@ static void time_rounds(const struct prop_ops *ops, void *shared, uint32_t n)
         double a = now_us();
         ops->grow(shared, seq, &c);
         double b = now_us();
-        struct prop_ask ask = {.seq = seq, .context = c, .k = K, .to = &draft};
+        struct prop_ask ask = {
+            .seq = seq, .context = c, .max_depth = K, .max_nodes = K, .to = &draft};
         ops->draft(shared, (struct prop_ask *[]){&ask}, 1);
         draft_us[i] = now_us() - b;
         grow_us[i] = b - a;
@@ -122,7 +124,7 @@ static void print_ngram_times(uint32_t n)
     prop_ngram.close(shared);
 }
 
-/* The pool is full, of outputs of 500 tokens. */
+/* With a full pool, of outputs of 500 tokens. */
 static void print_suffix_times(uint32_t n, uint32_t n_pool)
 {
     static double add_us[1 << 16];
@@ -146,51 +148,53 @@ static void print_suffix_times(uint32_t n, uint32_t n_pool)
     prop_suffix.close(shared);
 }
 
-/* ---- how often it is right ---- */
+/* ---- accuracy ---- */
 
 struct score {
-    uint64_t rounds, drafts, drafted, kept;
+    uint64_t rounds, drafts, drafted, accepted;
 };
 
-static void generate(const struct prop_ops *ops, void *shared, const struct text_sample *s,
-                     uint32_t k, struct score *to)
+static void generate_text(const struct prop_ops *ops, void *shared, const struct text_sample *s,
+                          uint32_t k, struct score *to)
 {
     AUTO(mem_free) void *seq = calloc(1, ops->seq_size);
     struct prop_context c = {.tokens = s->tokens, .n = s->n_prompt, .n_prompt = s->n_prompt};
-    struct prop_draft draft;
+    struct draft draft;
     while (seq && c.n < s->n) {
         if (ops->grow(shared, seq, &c) < 0)
             abort();
-        struct prop_ask ask = {.seq = seq, .context = c, .k = k, .to = &draft};
+        struct prop_ask ask = {
+            .seq = seq, .context = c, .max_depth = k, .max_nodes = k, .to = &draft};
         ops->draft(shared, (struct prop_ask *[]){&ask}, 1);
-        uint32_t left = s->n - c.n, kept = 0;
-        while (kept < draft.n && kept < left && draft.tokens[kept] == s->tokens[c.n + kept])
-            kept++;
+        uint32_t left = s->n - c.n, accepted = 0;
+        while (accepted < draft.n && accepted < left &&
+               draft.tokens[accepted] == s->tokens[c.n + accepted])
+            accepted++;
         to->rounds++;
         to->drafts += draft.n > 0;
         to->drafted += draft.n;
-        to->kept += kept;
-        c.n += kept < left ? kept + 1 : kept;
+        to->accepted += accepted;
+        c.n += accepted < left ? accepted + 1 : accepted;
     }
     ops->seq_done(shared, seq, &c);
 }
 
-/* Closes what was opened. */
+/* Closes the proposer. */
 static struct score score_of(const struct texts *t, const struct prop_ops *ops, void *shared,
                              uint32_t k)
 {
     struct score score = {0};
     for (unsigned i = 0; i < t->n; i++)
-        generate(ops, shared, &t->samples[i], k, &score);
+        generate_text(ops, shared, &t->samples[i], k, &score);
     ops->close(shared);
     return score;
 }
 
 static void print_score(struct score s)
 {
-    printf("  %6.3f %8.1f%% %10.2f\n", (double)(s.rounds + s.kept) / (double)s.rounds,
-           100.0 * (double)s.kept / (double)(s.drafted + !s.drafted),
-           (double)s.kept / (double)(s.drafts + !s.drafts));
+    printf("  %6.3f %8.1f%% %10.2f\n", (double)(s.rounds + s.accepted) / (double)s.rounds,
+           100.0 * (double)s.accepted / (double)(s.drafted + !s.drafted),
+           (double)s.accepted / (double)(s.drafts + !s.drafts));
 }
 
 static void print_suffix_scores(const struct texts *t)
@@ -238,8 +242,10 @@ static void print_scores(const struct texts *t)
     print_suffix_scores(t);
 }
 
-/* Of drafts whose longest match has n tokens: how often token i is kept after those before it. */
-static void count_kept(const struct texts *t, uint32_t n, uint64_t tried[5], uint64_t kept[5])
+/* For drafts whose longest match has n tokens: counts how often token i is accepted if the tokens
+ * before it are. */
+static void count_accepted(const struct texts *t, uint32_t n, uint64_t tried[5],
+                           uint64_t accepted[5])
 {
     for (unsigned s = 0; s < t->n; s++) {
         const struct text_sample *x = &t->samples[s];
@@ -254,27 +260,27 @@ static void count_kept(const struct texts *t, uint32_t n, uint64_t tried[5], uin
                 tried[i]++;
                 if (d[i] != x->tokens[at + i])
                     break;
-                kept[i]++;
+                accepted[i]++;
             }
         }
     }
 }
 
-static void print_kept(const struct texts *all, unsigned n_all)
+static void print_accept_ratios(const struct texts *all, unsigned n_all)
 {
-    printf("\nkept, given that the tokens before were, by length of the match\n");
+    printf("\naccepted, if the tokens before were, by length of the match\n");
     for (uint32_t n = 1; n <= 4; n++) {
-        uint64_t tried[5] = {0}, kept[5] = {0};
+        uint64_t tried[5] = {0}, accepted[5] = {0};
         for (unsigned i = 0; i < n_all; i++)
-            count_kept(&all[i], n, tried, kept);
+            count_accepted(&all[i], n, tried, accepted);
         printf("n = %u:", n);
         for (int i = 0; i < 5; i++)
-            printf(" %.2f", (double)kept[i] / (double)(tried[i] + !tried[i]));
+            printf(" %.2f", (double)accepted[i] / (double)(tried[i] + !tried[i]));
         printf("\n");
     }
 }
 
-/* What the embedded model says greedily to the held-out requests. */
+/* The embedded model's greedy answers to the held-out requests. */
 static struct texts own_texts(const struct texts *asked)
 {
     struct texts own = {.name = "the embedded model's own answers"};
@@ -329,7 +335,7 @@ int main(void)
     }
     for (unsigned i = 0; i < n; i++)
         print_scores(&t[i]);
-    print_kept(t, n);
+    print_accept_ratios(t, n);
     for (unsigned i = 0; i < n; i++)
         texts_done(&t[i]);
     return 0;

@@ -13,7 +13,7 @@ let stack, browser;
 
 before(async () => {
   if (skip) return;
-  stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', drafter: ['--proposer', 'chain', '--draft-model', draftModel]});
+  stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', drafter: ['--proposer', 'cascade', '--draft-model', draftModel]});
   browser = await need('playwright-core').chromium.launch({executablePath: chromium,
     args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking']});
 });
@@ -97,7 +97,7 @@ test('a token shows its probability, alternatives, proposer and round', {skip}, 
   const accepted = tokens(answers(page).first(), 'accepted').first();
   await accepted.hover();
   const card = page.getByRole('tooltip');
-  assert.match(await card.innerText(), /accepted: a draft token that was accepted\s+round \d+ · \d+ drafted by chain/);
+  assert.match(await card.innerText(), /accepted: a draft token that was accepted\s+round \d+ · \d+ drafted by cascade/);
   assert.equal(await card.getByRole('listitem').count(), 5);
   assert.match(await card.locator('.chosen').innerText(), /\d %$/);
   await message(page).hover();

@@ -22,7 +22,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         {.name = "proposer", .kind = CONF_CHOICE, .value = &proposer, .choices = "none|ngram"},
         {.name = "listen", .kind = CONF_LIST, .value = &listens, .max = 20},
     };
-    const struct conf table = {"fuzz", "", options, ARRAY_LEN(options)};
+    static const struct conf_rename renames[] = {
+        {.option = "k", .old_name = "n_old"},
+        {.option = "proposer", .old_value = "off", .new_value = "none"},
+    };
+    const struct conf table = {.program = "fuzz",
+                               .summary = "",
+                               .options = options,
+                               .n_options = ARRAY_LEN(options),
+                               .renames = renames,
+                               .n_renames = ARRAY_LEN(renames)};
     int r = conf_read_text(&table, "f.conf", (const char *)data, n);
     if (k < 1 || k > 20 || !(rate >= 0 && rate <= 2) || listens.n > 20)
         abort(); // a value outside its range was accepted

@@ -607,11 +607,16 @@ void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[D
         memcpy(name, t->name, DRAFTS_NAME_MAX);
 }
 
+bool drafts_is_called(const char *own, const char *name)
+{
+    return strcmp(own, name) == 0 || (strcmp(name, "chain") == 0 && strcmp(own, "cascade") == 0);
+}
+
 static bool has_name(struct drafts *d, unsigned i, const char *name)
 {
     char own[DRAFTS_NAME_MAX];
     drafts_name(d, i, own);
-    return !name || !name[0] || strcmp(own, name) == 0;
+    return !name || !name[0] || drafts_is_called(own, name);
 }
 
 int drafts_check_name(struct drafts *d, const char *name)
@@ -623,7 +628,7 @@ int drafts_check_name(struct drafts *d, const char *name)
         if (!d->peers[i].in_use)
             continue;
         drafts_name(d, i, own);
-        if (!*own || strcmp(own, name) == 0)
+        if (!*own || drafts_is_called(own, name))
             return 0;
         size_t len = strlen(names);
         snprintf(names + len, sizeof(names) - len, "%s%s", len ? ", " : "", own);

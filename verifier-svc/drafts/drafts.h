@@ -143,6 +143,9 @@ int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n
 void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
 /* The name of a target that is a proposer or could become one; "": unknown. d may be NULL. */
 void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX]);
+/* Whether a request for `name` means a proposer that calls itself `own`. For a release, chain also
+ * means cascade, the proposer's present name. */
+bool drafts_is_called(const char *own, const char *name);
 /* -EINVAL, with the list of names: no proposer has this name, usable or not. 0 while any proposer's
  * name is unknown, and for "". d NULL: there are no proposers. */
 int drafts_check_name(struct drafts *d, const char *name);

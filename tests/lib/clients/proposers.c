@@ -116,7 +116,7 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     (void)msg;
     l->n_described++;
     if (l->lie == LIE_NO_DESCRIBE) {
-        rpc_call_finish(call, RPC_INTERNAL, "I do not feel like it");
+        rpc_call_finish(call, RPC_INTERNAL, "Describe fails on purpose");
         return;
     }
     Tandem__V1__DescribeReply reply = TANDEM__V1__DESCRIBE_REPLY__INIT;
@@ -131,46 +131,46 @@ static void on_describe(struct rpc_call *call, struct rpc_msg *msg)
     rpc_call_reply(call, &reply.base);
 }
 
-/* What one answer is made of; packed before it goes out of scope. */
-struct told {
+/* A draft as a message, with the arrays that it points to. */
+struct lie_draft {
     Tandem__V1__SequenceDraft draft;
     uint32_t tokens[K_MAX + 2];
     int32_t parents[K_MAX + 2];
     float survival[K_MAX + 2];
-    uint32_t q_ids[K_MAX][LIAR_LAW], shape[2];
-    uint16_t q_probs[K_MAX][LIAR_LAW];
+    uint32_t q_ids[K_MAX][LIAR_TOKENS], shape[2];
+    uint16_t q_probs[K_MAX][LIAR_TOKENS];
     Tandem__V1__Tensor q;
     float *dense; // (n_tokens, n_vocab) or NULL
 };
 
-/* Any token of the vocabulary, or one of those just committed, which is sometimes right. */
-static uint32_t guess(const struct liar *l, const Tandem__V1__RoundSequence *r, uint32_t i)
+/* A random token of the vocabulary, or a recently committed one, which is sometimes right. */
+static uint32_t random_guess(const struct liar *l, const Tandem__V1__RoundSequence *r, uint32_t i)
 {
     uint64_t x = rng_splitmix64(r->digest + i);
     return x & 1 && r->n_tokens ? r->tokens[(x >> 1) % r->n_tokens] : (uint32_t)(x % l->n_vocab);
 }
 
-/* The n-th token of all that are drawn: each has fresh noise. */
+/* The n-th drawn token since the start. Each has new noise. */
 static uint32_t drawn_token(const struct liar *l, unsigned n)
 {
     uint64_t w = rng_u64(17, RNG_PROPOSER, n, 0, 0);
     unsigned i = 0;
-    for (uint16_t left = (uint16_t)w; i < LIAR_LAW - 1; i++) {
-        uint16_t share = liar_law[l->lie == LIE_OTHER_Q ? LIAR_LAW - 1 - i : i];
-        if (left < share)
+    for (uint16_t left = (uint16_t)w; i < LIAR_TOKENS - 1; i++) {
+        uint16_t prob = liar_probs[l->lie == LIE_OTHER_Q ? LIAR_TOKENS - 1 - i : i];
+        if (left < prob)
             break;
-        left -= share;
+        left -= prob;
     }
     return LIAR_TOKEN(i);
 }
 
-static void tell_dense(struct told *t, const struct liar *l)
+static void fill_dense(struct lie_draft *t, const struct liar *l)
 {
     size_t n = t->draft.n_tokens;
     t->dense = calloc(n * l->n_vocab + 1, sizeof(float));
     for (size_t i = 0; i < n; i++)
-        for (unsigned k = 0; k < LIAR_LAW; k++)
-            t->dense[i * l->n_vocab + LIAR_TOKEN(k)] = (float)liar_law[k] / 65536;
+        for (unsigned k = 0; k < LIAR_TOKENS; k++)
+            t->dense[i * l->n_vocab + LIAR_TOKEN(k)] = (float)liar_probs[k] / 65536;
     tandem__v1__tensor__init(&t->q);
     t->shape[0] = (uint32_t)n;
     t->shape[1] = l->n_vocab;
@@ -180,14 +180,14 @@ static void tell_dense(struct told *t, const struct liar *l)
     t->draft.q = &t->q;
 }
 
-static void tell_drawn(struct told *t, struct liar *l, const Tandem__V1__RoundSequence *r)
+static void fill_drawn(struct lie_draft *t, struct liar *l, const Tandem__V1__RoundSequence *r)
 {
     Tandem__V1__SequenceDraft *d = &t->draft;
     for (uint32_t i = 0; i < d->n_tokens; i++) {
         t->tokens[i] = drawn_token(l, l->n_drawn++);
-        for (unsigned k = 0; k < LIAR_LAW; k++) {
+        for (unsigned k = 0; k < LIAR_TOKENS; k++) {
             t->q_ids[i][k] = LIAR_TOKEN(k);
-            t->q_probs[i][k] = liar_law[k] - 1;
+            t->q_probs[i][k] = liar_probs[k] - 1;
         }
     }
     d->q_mode = r->q_mode;
@@ -196,11 +196,11 @@ static void tell_drawn(struct told *t, struct liar *l, const Tandem__V1__RoundSe
         d->q_probs =
             (ProtobufCBinaryData){d->n_tokens * sizeof(t->q_probs[0]), (uint8_t *)t->q_probs};
     } else if (d->q_mode == TANDEM__V1__QMODE__Q_MODE_DENSE) {
-        tell_dense(t, l);
+        fill_dense(t, l);
     }
 }
 
-static void tell(struct told *t, struct liar *l, const Tandem__V1__RoundSequence *r)
+static void fill_draft(struct lie_draft *t, struct liar *l, const Tandem__V1__RoundSequence *r)
 {
     uint32_t k = r->k < K_MAX ? r->k : K_MAX;
     Tandem__V1__SequenceDraft *d = &t->draft;
@@ -217,12 +217,12 @@ static void tell(struct told *t, struct liar *l, const Tandem__V1__RoundSequence
     d->q_mode = l->lie == LIE_Q_MODE ? TANDEM__V1__QMODE__Q_MODE_DENSE : 0;
     d->need_context = l->lie == LIE_NEED_CONTEXT;
     for (uint32_t i = 0; i < d->n_tokens; i++) {
-        t->tokens[i] = guess(l, r, i);
+        t->tokens[i] = random_guess(l, r, i);
         t->parents[i] = (int32_t)d->n_tokens - (int32_t)i;
         t->survival[i] = NAN;
     }
     if (draws(l))
-        tell_drawn(t, l, r);
+        fill_drawn(t, l, r);
     if (l->lie == LIE_VOCABULARY && d->n_tokens)
         t->tokens[d->n_tokens - 1] = l->n_vocab;
 }
@@ -249,30 +249,30 @@ static void note_q_mode(struct liar *l, const Tandem__V1__RoundSequence *r)
 static struct rpc_msg *answer_to(struct liar *l, const Tandem__V1__Round *round)
 {
     Tandem__V1__Drafts drafts = TANDEM__V1__DRAFTS__INIT;
-    struct told *told = calloc(round->n_sequences + 1, sizeof(*told));
+    struct lie_draft *lies = calloc(round->n_sequences + 1, sizeof(*lies));
     Tandem__V1__SequenceDraft **pointers = calloc(round->n_sequences + 1, sizeof(*pointers));
     for (size_t i = 0; i < round->n_sequences; i++) {
         if (round->sequences[i]->close || round->sequences[i]->k == 0)
             continue;
         l->n_ahead += round->sequences[i]->n_verifying > 0;
         note_q_mode(l, round->sequences[i]);
-        tell(&told[drafts.n_drafts], l, round->sequences[i]);
-        pointers[drafts.n_drafts] = &told[drafts.n_drafts].draft;
+        fill_draft(&lies[drafts.n_drafts], l, round->sequences[i]);
+        pointers[drafts.n_drafts] = &lies[drafts.n_drafts].draft;
         drafts.n_drafts++;
     }
     drafts.drafts = pointers;
     struct rpc_msg *msg = rpc_pack(&drafts.base);
     for (size_t i = 0; i < drafts.n_drafts; i++)
-        free(told[i].dense);
+        free(lies[i].dense);
     free(pointers);
-    free(told);
+    free(lies);
     return msg;
 }
 
 static struct rpc_msg *huge_answer(void)
 {
     size_t n = 1000000;
-    uint8_t *bytes = malloc(2 * n); // so many empty sequences: tag 1, length 0
+    uint8_t *bytes = malloc(2 * n); // n empty sequences: tag 1, length 0
     for (size_t i = 0; i < n; i++) {
         bytes[2 * i] = 0x0a;
         bytes[2 * i + 1] = 0;
@@ -282,7 +282,7 @@ static struct rpc_msg *huge_answer(void)
     return msg;
 }
 
-/* The call's user: what is sent later, in this order. */
+/* The call's user: a list of messages to be sent later, in this order. */
 struct later {
     struct later *next;
     struct rpc_msg *msg;
@@ -315,8 +315,9 @@ static void send_later(struct rpc_call *call, struct rpc_msg *msg)
     rpc_call_after(call, LIAR_LATE_MS, send_late);
 }
 
-/* Each sequence by itself. */
-static void answer_telling(struct rpc_call *call, struct liar *l, const Tandem__V1__Round *round)
+/* Sends one message per sequence, late if its first drawn token is LIAR_TOKEN(2). */
+static void answer_late_by_token(struct rpc_call *call, struct liar *l,
+                                 const Tandem__V1__Round *round)
 {
     for (size_t i = 0; i < round->n_sequences; i++) {
         Tandem__V1__Round one = *round;
@@ -324,9 +325,9 @@ static void answer_telling(struct rpc_call *call, struct liar *l, const Tandem__
         one.n_sequences = 1;
         bool has_q = one.sequences[0]->q_mode == TANDEM__V1__QMODE__Q_MODE_SPARSE ||
                      one.sequences[0]->q_mode == TANDEM__V1__QMODE__Q_MODE_DENSE;
-        bool tells = has_q && drawn_token(l, l->n_drawn) == LIAR_TOKEN(2);
+        bool is_late = has_q && drawn_token(l, l->n_drawn) == LIAR_TOKEN(2);
         struct rpc_msg *msg = answer_to(l, &one);
-        if (tells)
+        if (is_late)
             send_later(call, msg);
         else
             rpc_call_send(call, msg);
@@ -338,12 +339,12 @@ static void answer(struct rpc_call *call, struct liar *l, const Tandem__V1__Roun
     switch ((enum lie)l->lie) {
     case LIE_SILENT:
         break;
-    case LIE_LATE: // one at a time: what is asked meanwhile is not answered
+    case LIE_LATE: // one at a time: Rounds that come meanwhile are not answered
         if (!rpc_call_user(call))
             send_later(call, answer_to(l, round));
         break;
     case LIE_DRAWN_TELLS:
-        answer_telling(call, l, round);
+        answer_late_by_token(call, l, round);
         break;
     case LIE_DRAWN_LATE:
         if (++l->n_answers % 8 == 0 && !rpc_call_user(call))
@@ -362,9 +363,9 @@ static void answer(struct rpc_call *call, struct liar *l, const Tandem__V1__Roun
             rpc_call_send(call, answer_to(l, round));
         break;
     case LIE_HANG_UP:
-        rpc_call_finish(call, RPC_ABORTED, "enough");
+        rpc_call_finish(call, RPC_ABORTED, "the stream ends on purpose");
         break;
-    case LIE_DEAF: // what it was reading already
+    case LIE_DEAF: // only a Round that it was already reading
         break;
     default:
         rpc_call_send(call, answer_to(l, round));

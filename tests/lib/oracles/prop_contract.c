@@ -49,7 +49,7 @@ static struct prop_context context_of(const struct prop_seq *s)
                                  .tenant_len = (uint32_t)strlen(tenant)};
 }
 
-static void end(struct prop_seq *s, const struct prop_context *c)
+static void end_seq(struct prop_seq *s, const struct prop_context *c)
 {
     s->ops->seq_done(s->shared, s->state, c);
     free(s->state);
@@ -59,12 +59,12 @@ static void end(struct prop_seq *s, const struct prop_context *c)
 void prop_seq_done(struct prop_seq *s)
 {
     struct prop_context c = context_of(s);
-    end(s, &c);
+    end_seq(s, &c);
 }
 
 void prop_seq_forget(struct prop_seq *s)
 {
-    end(s, NULL);
+    end_seq(s, NULL);
 }
 
 void prop_seq_update(struct prop_seq *s, uint32_t keep, const uint32_t *tokens, uint32_t n)
@@ -95,19 +95,20 @@ void prop_ask_all(const struct prop_ops *ops, void *shared, struct prop_ask **as
             open[i]->unread = 0;
             open[left++] = open[i];
         }
-        assert_true(!left || ops->work(shared)); // or they would never be done
+        assert_true(!left || ops->work(shared)); // else the asks would never be done
     }
 }
 
-struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
+struct draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
 {
-    struct prop_draft d;
+    struct draft d;
     memset(&d, 0xa5, sizeof(d));
     d.q = NULL;
     struct prop_ask ask = {.seq = s->state,
                            .context = context_of(s),
-                           .k = k,
-                           .sampling.law = {.top_p = 1, .repetition = 1},
+                           .max_depth = k,
+                           .max_nodes = k,
+                           .sampling.params = {.top_p = 1, .repetition = 1},
                            .until_us = INT64_MAX,
                            .to = &d};
     prop_ask_all(s->ops, s->shared, (struct prop_ask *[]){&ask}, 1);
@@ -120,7 +121,7 @@ struct prop_draft prop_seq_draft(const struct prop_seq *s, uint32_t k)
     return d;
 }
 
-void prop_same_draft(const struct prop_draft *a, const struct prop_draft *b)
+void prop_same_draft(const struct draft *a, const struct draft *b)
 {
     assert_int_equal(a->n, b->n);
     assert_int_equal(a->tree, b->tree);
@@ -135,48 +136,48 @@ static void random_tokens(uint32_t *to, uint32_t n, uint32_t n_vocab, uint64_t s
         to[i] = (uint32_t)(rng_splitmix64(seed * CONTEXT_MAX + i) % (n_vocab < 5 ? n_vocab : 5));
 }
 
-/* A sequence that came to `tokens` by another way drafts as one that was given them at once. */
-static void same_as_fresh(const struct prop_seq *s, uint32_t k)
+/* The draft equals that of a new sequence with the same context. */
+static void assert_same_as_new(const struct prop_seq *s, uint32_t k)
 {
-    struct prop_seq fresh = prop_seq_new(s->ops, s->shared);
-    fresh.n_prompt = s->n_prompt;
-    prop_seq_update(&fresh, 0, s->tokens, s->n);
-    struct prop_draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
+    struct prop_seq new = prop_seq_new(s->ops, s->shared);
+    new.n_prompt = s->n_prompt;
+    prop_seq_update(&new, 0, s->tokens, s->n);
+    struct draft a = prop_seq_draft(s, k), b = prop_seq_draft(&new, k);
     prop_same_draft(&a, &b);
-    prop_seq_forget(&fresh);
+    prop_seq_forget(&new);
 }
 
-static void empty_context(const struct prop_ops *ops, void *shared)
+static void test_empty_context(const struct prop_ops *ops, void *shared)
 {
     struct prop_seq s = prop_seq_new(ops, shared);
-    prop_seq_draft(&s, PROP_K_MAX);
+    prop_seq_draft(&s, DRAFT_MAX_NODES);
     prop_seq_update(&s, 0, NULL, 0);
-    prop_seq_draft(&s, PROP_K_MAX);
+    prop_seq_draft(&s, DRAFT_MAX_NODES);
     prop_seq_done(&s);
 }
 
-static void keep_none_some_all(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
+static void test_keep_none_some_all(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
 {
     struct prop_seq s = prop_seq_new(ops, shared);
     uint32_t tokens[300];
     random_tokens(tokens, 300, n_vocab, 1);
     prop_seq_update(&s, 0, tokens, 300);
-    same_as_fresh(&s, 5);
+    assert_same_as_new(&s, 5);
     random_tokens(tokens, 300, n_vocab, 2);
     prop_seq_update(&s, s.n, tokens, 7); // all
-    same_as_fresh(&s, 5);
+    assert_same_as_new(&s, 5);
     prop_seq_update(&s, 120, tokens, 30); // some
-    same_as_fresh(&s, 5);
+    assert_same_as_new(&s, 5);
     prop_seq_update(&s, 40, NULL, 0); // and nothing new
-    same_as_fresh(&s, 5);
+    assert_same_as_new(&s, 5);
     prop_seq_update(&s, 0, tokens, 60); // none
-    same_as_fresh(&s, 5);
+    assert_same_as_new(&s, 5);
     prop_seq_update(&s, 0, NULL, 0);
-    same_as_fresh(&s, 5);
+    assert_same_as_new(&s, 5);
     prop_seq_done(&s);
 }
 
-static void two_interleaved(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
+static void test_two_interleaved(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
 {
     struct prop_seq a = prop_seq_new(ops, shared), b = prop_seq_new(ops, shared);
     uint32_t tokens[64];
@@ -184,21 +185,21 @@ static void two_interleaved(const struct prop_ops *ops, void *shared, uint32_t n
         struct prop_seq *s = i % 2 ? &a : &b;
         random_tokens(tokens, 64, n_vocab, 10 + i);
         prop_seq_update(s, s->n - s->n / 4, tokens, 1 + i * 3);
-        same_as_fresh(&a, 4);
-        same_as_fresh(&b, 4);
+        assert_same_as_new(&a, 4);
+        assert_same_as_new(&b, 4);
     }
     prop_seq_done(&a);
     prop_seq_done(&b);
 }
 
-static void every_k(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
+static void test_every_k(const struct prop_ops *ops, void *shared, uint32_t n_vocab)
 {
     struct prop_seq s = prop_seq_new(ops, shared);
     uint32_t tokens[256];
     random_tokens(tokens, 256, n_vocab, 3);
     prop_seq_update(&s, 0, tokens, 256);
-    for (uint32_t k = 1; k <= PROP_K_MAX; k++)
-        same_as_fresh(&s, k);
+    for (uint32_t k = 1; k <= DRAFT_MAX_NODES; k++)
+        assert_same_as_new(&s, k);
     prop_seq_done(&s);
 }
 
@@ -208,10 +209,10 @@ void prop_contract(const struct prop_ops *ops, uint32_t n_vocab)
     if (ops->open)
         assert_int_equal(ops->open(&shared), 0);
     assert_ptr_equal(prop_find(ops->name), ops);
-    empty_context(ops, shared);
-    keep_none_some_all(ops, shared, n_vocab);
-    two_interleaved(ops, shared, n_vocab);
-    every_k(ops, shared, n_vocab);
+    test_empty_context(ops, shared);
+    test_keep_none_some_all(ops, shared, n_vocab);
+    test_two_interleaved(ops, shared, n_vocab);
+    test_every_k(ops, shared, n_vocab);
     if (ops->close)
         ops->close(shared);
 }

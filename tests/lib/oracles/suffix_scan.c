@@ -11,10 +11,10 @@ struct scan {
     const uint32_t *context, *text;
     uint32_t n, n_text;
     bool is_context;
-    uint32_t matched[TEXT_MAX]; // at each place, if it counts
+    uint32_t matched[TEXT_MAX]; // by place: tokens of the match; 0: not examined
 };
 
-static uint32_t match_at(const struct scan *s, uint32_t at)
+static uint32_t match_length(const struct scan *s, uint32_t at)
 {
     uint32_t m = 0;
     while (m < s->how->max_depth && m < at && m < s->n &&
@@ -28,11 +28,11 @@ static uint32_t level_of(uint32_t matched)
     return matched >= 8 ? 8 : matched >= 4 ? 4 : matched >= 2 ? 2 : 1;
 }
 
-/* Of the places that match as many tokens as an n-gram length asks for, the latest count. */
+/* Finds the matches at all places. Per n-gram length, only the latest LOOK_MAX places stay. */
 static void find_places(struct scan *s)
 {
     for (uint32_t at = 1; at < s->n_text; at++)
-        s->matched[at] = s->text[at] == MARK ? 0 : match_at(s, at);
+        s->matched[at] = s->text[at] == MARK ? 0 : match_length(s, at);
     uint32_t later[9] = {0};
     for (uint32_t at = s->n_text; at-- > 1;) {
         uint32_t m = s->matched[at];
@@ -43,47 +43,49 @@ static void find_places(struct scan *s)
     }
 }
 
-static uint32_t follows(const struct scan *s, uint32_t at, const struct suffix_scan_draft *d)
+/* The token after a place; MARK: none. */
+static uint32_t next_token(const struct scan *s, uint32_t at, const struct suffix_scan_draft *d)
 {
     if (at < s->n_text)
         return s->text[at];
     return s->is_context ? d->tokens[at - s->n_text] : MARK;
 }
 
-/* Whether the place continues with the draft so far. */
+/* Whether the text continues at this place with the draft's tokens. */
 static bool is_alive(const struct scan *s, uint32_t at, uint32_t min_match,
                      const struct suffix_scan_draft *d)
 {
     if (s->matched[at] < min_match)
         return false;
     for (uint32_t i = 0; i < d->n; i++)
-        if (follows(s, at + i, d) != d->tokens[i])
+        if (next_token(s, at + i, d) != d->tokens[i])
             return false;
     return true;
 }
 
-/* How many of the places that are alive continue with the token. */
-static uint32_t count(const struct scan *s, uint32_t m, const struct suffix_scan_draft *d,
-                      uint32_t token)
+/* How many of the places that are alive continue with `token`. */
+static uint32_t count_next(const struct scan *s, uint32_t m, const struct suffix_scan_draft *d,
+                           uint32_t token)
 {
     uint32_t n = 0;
     for (uint32_t at = 1; at < s->n_text; at++)
-        n += is_alive(s, at, m, d) && follows(s, at + d->n, d) == token;
+        n += is_alive(s, at, m, d) && next_token(s, at + d->n, d) == token;
     return n;
 }
 
-/* Adds the most frequent token; of equal ones that with the longest match, then the latest. */
-static bool step(const struct scan *s, uint32_t m, struct suffix_scan_draft *d)
+/* Adds the most frequent token. On a tie that of the longest match, then that of the latest place.
+ * False: the draft ends. */
+static bool add_token(const struct scan *s, uint32_t m, struct suffix_scan_draft *d)
 {
     uint32_t parent = 0, best = 0, best_match = 0, token = MARK;
     for (uint32_t at = s->n_text; at-- > 1;) {
         if (!is_alive(s, at, m, d))
             continue;
         parent++;
-        uint32_t t = follows(s, at + d->n, d);
+        uint32_t t = next_token(s, at + d->n, d);
         if (t == MARK)
             continue;
-        uint32_t c = count(s, m, d, t);
+        uint32_t c = count_next(s, m, d, t);
         if (c < best || (c == best && s->matched[at] <= best_match))
             continue;
         best = c;
@@ -106,7 +108,7 @@ static void scan_text(struct scan *s, uint32_t k, struct suffix_scan_draft *best
         double limit = s->how->factor * m + s->how->offset;
         uint32_t max = limit < k ? (uint32_t)limit : k;
         struct suffix_scan_draft d = {0};
-        while (d.n < max && step(s, m, &d))
+        while (d.n < max && add_token(s, m, &d))
             ;
         if (d.score > best->score)
             *best = d;

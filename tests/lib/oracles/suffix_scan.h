@@ -1,4 +1,4 @@
-/* suffix_scan.h - the suffix proposer as one would write it first: scans over both texts. */
+/* suffix_scan.h - a reference for the suffix proposer: scans over both texts. */
 #pragma once
 #include <stdint.h>
 
@@ -14,6 +14,6 @@ struct suffix_scan_draft {
     float survival[64];
 };
 
-/* At most k tokens. pool: past outputs, each behind a mark UINT32_MAX, the oldest first. */
+/* Drafts at most k tokens. pool: past outputs, oldest first, each after a mark UINT32_MAX. */
 struct suffix_scan_draft suffix_scan(const struct suffix_scan *how, const uint32_t *context,
                                      uint32_t n, const uint32_t *pool, uint32_t n_pool, uint32_t k);

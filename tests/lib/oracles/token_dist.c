@@ -18,7 +18,7 @@ struct wish {
     Tandem__V1__Sampling sampling;
     Tandem__V1__Speculative spec;
     Tandem__V1__TokenIds ids;
-    Tandem__V1__LogitBias bias[LIAR_LAW], *biases[LIAR_LAW];
+    Tandem__V1__LogitBias bias[LIAR_TOKENS], *biases[LIAR_TOKENS];
     uint32_t tokens[4 + TOKEN_DIST_LEN];
 };
 
@@ -59,7 +59,7 @@ static void ask_one(const struct token_dist *l, struct wish *w, const uint32_t *
     for (unsigned k = 0; k < n; k++)
         w->tokens[w->ids.n_ids++] = before[k];
     w->msg.logprobs = true;
-    w->msg.top_logprobs = LIAR_LAW;
+    w->msg.top_logprobs = LIAR_TOKENS;
     generation_run(l->client, &w->msg, a);
 }
 
@@ -80,9 +80,9 @@ static void learn(struct token_dist *l, unsigned node, uint32_t *before, unsigne
     double sum = 0;
     wish_init(l, &w, 1);
     ask_one(l, &w, before, n, a);
-    for (unsigned i = 0; i < LIAR_LAW; i++)
+    for (unsigned i = 0; i < LIAR_TOKENS; i++)
         l->nodes[node].ids[i] = l->biased ? LIAR_TOKEN(i) : a->top[0][i];
-    for (unsigned i = 0; i < LIAR_LAW; i++) {
+    for (unsigned i = 0; i < LIAR_TOKENS; i++) {
         uint32_t token = l->nodes[node].ids[i];
         wish_init(l, &w, 1);
         add_bias(&w, token); // it comes, with the logprob that it has without
@@ -91,7 +91,7 @@ static void learn(struct token_dist *l, unsigned node, uint32_t *before, unsigne
         double logit = (double)a->logprobs[0] - penalty(l, token, before, n);
         sum += l->nodes[node].p[i] = exp(logit / (double)l->temperature);
     }
-    for (unsigned i = 0; i < LIAR_LAW; i++) {
+    for (unsigned i = 0; i < LIAR_TOKENS; i++) {
         l->nodes[node].p[i] /= sum;
         before[n] = l->nodes[node].ids[i];
         if (n + 1 < TOKEN_DIST_LEN)
@@ -117,9 +117,9 @@ static void take(const struct token_dist *l, struct asked *q, const struct answe
     assert_int_equal(a->n, TOKEN_DIST_LEN);
     for (unsigned i = 0; i < TOKEN_DIST_LEN; i++) {
         unsigned k = 0;
-        while (k < LIAR_LAW && l->nodes[node].ids[k] != a->ids[i])
+        while (k < LIAR_TOKENS && l->nodes[node].ids[k] != a->ids[i])
             k++;
-        assert_true(k < LIAR_LAW);
+        assert_true(k < LIAR_TOKENS);
         at = at * 3 + k;
         node = 3 * node + 1 + k;
     }
@@ -134,7 +134,7 @@ static void start_one(const struct token_dist *l, const struct asked *q, struct 
 {
     struct wish w;
     wish_init(l, &w, TOKEN_DIST_LEN);
-    for (unsigned i = 0; i < LIAR_LAW && l->biased; i++)
+    for (unsigned i = 0; i < LIAR_TOKENS && l->biased; i++)
         add_bias(&w, LIAR_TOKEN(i));
     if (l->biased) {
         w.sampling.has_presence_case = TANDEM__V1__SAMPLING__HAS_PRESENCE_PRESENCE_PENALTY;
@@ -143,7 +143,7 @@ static void start_one(const struct token_dist *l, const struct asked *q, struct 
         w.sampling.frequency_penalty = FREQUENCY;
     } else {
         w.sampling.has_top_k_case = TANDEM__V1__SAMPLING__HAS_TOP_K_TOP_K;
-        w.sampling.top_k = LIAR_LAW;
+        w.sampling.top_k = LIAR_TOKENS;
     }
     w.spec.rule = rpc_text(q->rule);
     w.spec.dense_q = q->dense;

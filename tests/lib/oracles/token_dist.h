@@ -23,8 +23,8 @@ struct token_dist {
     float temperature; // so high that all three come
     /* Node 0: nothing yet; 3 i + 1 + k: behind token k of node i. */
     struct {
-        uint32_t ids[LIAR_LAW];
-        double p[LIAR_LAW];
+        uint32_t ids[LIAR_TOKENS];
+        double p[LIAR_TOKENS];
     } nodes[TOKEN_DIST_N_NODES];
 };
 

@@ -48,7 +48,7 @@ static int start_with_liar(void **state)
 static int start_with_service(const char *proposer, bool ahead)
 {
     service_start(&drafter, "proposer-svc",
-                  (const char *[]){"--proposer", proposer, "--chain", "suffix,draft",
+                  (const char *[]){"--proposer", proposer, "--cascade", "suffix,draft",
                                    "--draft-model", SMALL, NULL});
     start_verifier(LARGE, drafter.target, ahead);
     token_dist_learn(&law, client, false, 2);
@@ -62,10 +62,10 @@ static int start_with_draft_model(void **state)
 }
 
 /* Past outputs are known to it: what it says of them is chosen, what its model says is drawn. */
-static int start_with_chain(void **state)
+static int start_with_cascade(void **state)
 {
     (void)state;
-    return start_with_service("chain", false);
+    return start_with_service("cascade", false);
 }
 
 static int stop(void **state)
@@ -141,5 +141,5 @@ int main(void)
     };
     int failed = cmocka_run_group_tests(told, start_with_liar, stop);
     failed += cmocka_run_group_tests(modelled, start_with_draft_model, stop);
-    return failed + cmocka_run_group_tests(modelled, start_with_chain, stop);
+    return failed + cmocka_run_group_tests(modelled, start_with_cascade, stop);
 }

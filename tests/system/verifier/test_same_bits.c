@@ -32,7 +32,7 @@ enum proposer {
     NO_PROPOSER,
     NGRAM,
     SUFFIX,
-    CHAIN,
+    CASCADE,
     DRAFT,
     RANDOM_GUESSES,
     KILLED_MIDWAY,
@@ -47,7 +47,7 @@ static struct {
 } factors[N_FACTORS] = {
     {"proposer",
      8,
-     {"none", "ngram", "suffix", "chain", "draft", "random", "killed", "draft killed"}},
+     {"none", "ngram", "suffix", "cascade", "draft", "random", "killed", "draft killed"}},
     {"k", 3, {"1", "3", "8"}},
     {"policy", 3, {"fixed", "goodput", "ema"}},
     {"ahead", 2, {"--no-draft-ahead", "--draft-ahead"}},
@@ -158,7 +158,7 @@ struct world {
     "--draft-model", SOURCE_DIR "/models/tales-1m-q8_0.gguf", "--draft-quantize", "q4_0"
 
 static const char *const draft_args[] = {"--proposer", "draft", DRAFT_MODEL, NULL};
-static const char *const chain_args[] = {"--proposer", "chain", DRAFT_MODEL, NULL};
+static const char *const cascade_args[] = {"--proposer", "cascade", DRAFT_MODEL, NULL};
 static const char *const suffix_args[] = {"--proposer", "suffix", NULL};
 
 static void start_proposer(struct world *w, enum proposer p, char *target, size_t size)
@@ -171,10 +171,10 @@ static void start_proposer(struct world *w, enum proposer p, char *target, size_
     } else if (p != NO_PROPOSER) {
         bool draft = p == DRAFT || p == DRAFT_KILLED_MIDWAY;
         service_start(&w->proposer, "proposer-svc",
-                      draft         ? draft_args
-                      : p == SUFFIX ? suffix_args
-                      : p == CHAIN  ? chain_args
-                                    : NULL);
+                      draft          ? draft_args
+                      : p == SUFFIX  ? suffix_args
+                      : p == CASCADE ? cascade_args
+                                     : NULL);
         snprintf(target, size, "%s", w->proposer.target);
     }
 }

@@ -256,7 +256,7 @@ static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
     struct service s = {0};
     struct rpc_client *c;
     struct wish w;
-    Tandem__V1__LogitBias bias[LIAR_LAW], *biases[LIAR_LAW];
+    Tandem__V1__LogitBias bias[LIAR_TOKENS], *biases[LIAR_TOKENS];
     Tandem__V1__Speculative speculative = TANDEM__V1__SPECULATIVE__INIT;
     AUTO(mem_free) struct answer *a = answers_new(1);
     char path[PROPOSER_PATH_MAX], target[PROPOSER_PATH_MAX + 8];
@@ -275,8 +275,8 @@ static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
     speculative.rule = rpc_text("rejection");
     w.sampling.temperature = 3; // and of few tokens, so that some drafts are kept
     w.sampling.logit_bias = biases;
-    w.sampling.n_logit_bias = LIAR_LAW;
-    for (unsigned i = 0; i < LIAR_LAW; i++) {
+    w.sampling.n_logit_bias = LIAR_TOKENS;
+    for (unsigned i = 0; i < LIAR_TOKENS; i++) {
         biases[i] = &bias[i];
         tandem__v1__logit_bias__init(&bias[i]);
         bias[i].token = LIAR_TOKEN(i);

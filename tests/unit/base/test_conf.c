@@ -12,7 +12,7 @@
 
 static int64_t k, big;
 static double rate;
-static bool lookup;
+static bool lookup, mirrored;
 static char *model, *proposer;
 static struct conf_list listens;
 
@@ -52,7 +52,11 @@ static const struct conf_option options[] = {
      .value = &proposer,
      .fallback = "ngram",
      .choices = "none|ngram",
-     .help = "who drafts"},
+     .help = "draft method"},
+    {.name = "mirror.copies",
+     .kind = CONF_BOOL,
+     .value = &mirrored,
+     .help = "write everything twice"},
     {.name = "listen",
      .kind = CONF_LIST,
      .value = &listens,
@@ -61,7 +65,18 @@ static const struct conf_option options[] = {
      .help = "addresses"},
 };
 
-static const struct conf table = {"prog", "does things", options, ARRAY_LEN(options)};
+static const struct conf_rename renames[] = {
+    {.option = "proposer", .old_value = "lookup", .new_value = "ngram"},
+    {.option = "mirror.copies", .old_name = "double"},
+    {.option = "listen", .old_name = "listen.on"},
+};
+
+static const struct conf table = {.program = "prog",
+                                  .summary = "does things",
+                                  .options = options,
+                                  .n_options = ARRAY_LEN(options),
+                                  .renames = renames,
+                                  .n_renames = ARRAY_LEN(renames)};
 
 static int forget(void **state)
 {
@@ -70,6 +85,8 @@ static int forget(void **state)
     unsetenv("TANDEM_K");
     unsetenv("TANDEM_NGRAM_RATE");
     unsetenv("TANDEM_LISTEN");
+    unsetenv("TANDEM_LISTEN_ON");
+    unsetenv("TANDEM_PROPOSER");
     unsetenv("TANDEM_CONFIG");
     return 0;
 }
@@ -261,7 +278,7 @@ static void bad_files_are_refused_with_their_line(void **state)
     REFUSED(READ("--config", "/tmp"), "/tmp", "directory");
 }
 
-static void what_is_too_big_is_refused(void **state)
+static void values_and_files_above_their_limit_are_refused(void **state)
 {
     (void)state;
     AUTO(mem_free) char *text = malloc(CONF_FILE_MAX + 2);
@@ -290,6 +307,94 @@ static void a_list_takes_its_own_number_of_entries(void **state)
     assert_int_equal(listens.n, 20);
 }
 
+/* ---- old spellings ---- */
+
+/* Evaluates `call`, which must return 0. Returns what it writes to standard error. */
+#define LOGGED(call)                                                                               \
+    ({                                                                                             \
+        static char text_[4096];                                                                   \
+        int p_[2], old_ = dup(STDERR_FILENO);                                                      \
+        assert_int_equal(pipe(p_), 0);                                                             \
+        dup2(p_[1], STDERR_FILENO);                                                                \
+        int r_ = (call);                                                                           \
+        dup2(old_, STDERR_FILENO);                                                                 \
+        close(old_);                                                                               \
+        close(p_[1]);                                                                              \
+        ssize_t n_ = read(p_[0], text_, sizeof(text_) - 1);                                        \
+        close(p_[0]);                                                                              \
+        text_[n_ > 0 ? n_ : 0] = 0;                                                                \
+        assert_int_equal(r_, 0);                                                                   \
+        text_;                                                                                     \
+    })
+
+/* `log` is one warning, and it contains `want`. */
+static void assert_one_warning(const char *log, const char *want)
+{
+    const char *warning = strstr(log, " warn");
+    if (!warning || strstr(warning + 1, " warn") || !strstr(log, want))
+        fail_msg("expected one warning with \"%s\", found \"%s\"", want, log);
+}
+
+static void an_old_name_works_in_every_source_and_warns_once(void **state)
+{
+    (void)state;
+    assert_int_equal(READ(), 0);
+    assert_one_warning(LOGGED(FILE_TEXT("listen-on = a\nlisten.on = b\n")),
+                       "t.conf, line 1: listen-on is now called listen; please");
+    assert_int_equal(listens.n, 2);
+    assert_string_equal(listens.v[1], "b");
+
+    setenv("TANDEM_LISTEN_ON", "p,q,r", 1);
+    assert_one_warning(LOGGED(READ()), "TANDEM_LISTEN_ON is now called TANDEM_LISTEN; please");
+    assert_int_equal(listens.n, 3);
+
+    unsetenv("TANDEM_LISTEN_ON");
+    assert_one_warning(LOGGED(READ("--listen-on", "a", "--listen_on=b")),
+                       "--listen-on is now called --listen; please");
+    assert_int_equal(listens.n, 2);
+    assert_one_warning(LOGGED(READ("--double")), "--double is now called --mirror-copies; please");
+    assert_true(mirrored);
+    assert_one_warning(LOGGED(READ("--no-double")),
+                       "--no-double is now called --mirror-copies; please");
+    assert_false(mirrored);
+}
+
+static void the_environment_prefers_the_new_name(void **state)
+{
+    (void)state;
+    setenv("TANDEM_LISTEN", "new", 1);
+    setenv("TANDEM_LISTEN_ON", "old", 1);
+    assert_string_equal(LOGGED(READ()), "");
+    assert_int_equal(listens.n, 1);
+    assert_string_equal(listens.v[0], "new");
+}
+
+static void an_old_value_stands_for_the_new_one_and_warns_once(void **state)
+{
+    (void)state;
+    assert_int_equal(READ(), 0);
+    assert_one_warning(LOGGED(FILE_TEXT("proposer = none\nproposer = lookup\n")),
+                       "t.conf, line 2: proposer: lookup is now called ngram");
+    assert_string_equal(proposer, "ngram");
+    setenv("TANDEM_PROPOSER", "lookup", 1);
+    assert_one_warning(LOGGED(READ()), "TANDEM_PROPOSER: lookup is now called ngram");
+    assert_string_equal(proposer, "ngram");
+    unsetenv("TANDEM_PROPOSER");
+    assert_one_warning(LOGGED(READ("--proposer", "lookup")),
+                       "--proposer: lookup is now called ngram");
+    assert_string_equal(proposer, "ngram");
+}
+
+static void names_of_other_engines_and_new_names_do_not_warn(void **state)
+{
+    (void)state;
+    assert_string_equal(LOGGED(READ("--num_speculative_tokens", "4", "--listen", "a", "--proposer",
+                                    "ngram", "--mirror-copies")),
+                        "");
+}
+
+/* ---- output ---- */
+
 /* What `call` prints to a file in memory. */
 #define PRINTED(out, call)                                                                         \
     ({                                                                                             \
@@ -301,7 +406,7 @@ static void a_list_takes_its_own_number_of_entries(void **state)
         text_;                                                                                     \
     })
 
-static void help_tells_every_setting_with_range_and_default(void **state)
+static void help_shows_every_setting_with_range_and_default(void **state)
 {
     (void)state;
     AUTO(mem_free) char *text = PRINTED(to, conf_help(&table, to));
@@ -320,11 +425,13 @@ static void help_tells_every_setting_with_range_and_default(void **state)
         if (!strstr(text, parts[i]))
             fail_msg("help lacks \"%s\":\n%s", parts[i], text);
     }
+    assert_null(strstr(text, "listen-on")); // an old name is not advertised
+    assert_null(strstr(text, "lookup or"));
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
         assert_true(strlen(line) <= 100);
 }
 
-static void the_table_is_told_in_markdown(void **state)
+static void the_table_is_printed_in_markdown(void **state)
 {
     (void)state;
     AUTO(mem_free) char *text = PRINTED(to, conf_markdown(&table, to));
@@ -363,10 +470,14 @@ int main(void)
         cmocka_unit_test_teardown(unknown_and_incomplete_arguments_are_named, forget),
         cmocka_unit_test_teardown(a_file_has_comments_quotes_and_blanks, forget),
         cmocka_unit_test_teardown(bad_files_are_refused_with_their_line, forget),
-        cmocka_unit_test_teardown(what_is_too_big_is_refused, forget),
+        cmocka_unit_test_teardown(values_and_files_above_their_limit_are_refused, forget),
         cmocka_unit_test_teardown(a_list_takes_its_own_number_of_entries, forget),
-        cmocka_unit_test_teardown(help_tells_every_setting_with_range_and_default, forget),
-        cmocka_unit_test_teardown(the_table_is_told_in_markdown, forget),
+        cmocka_unit_test_teardown(an_old_name_works_in_every_source_and_warns_once, forget),
+        cmocka_unit_test_teardown(the_environment_prefers_the_new_name, forget),
+        cmocka_unit_test_teardown(an_old_value_stands_for_the_new_one_and_warns_once, forget),
+        cmocka_unit_test_teardown(names_of_other_engines_and_new_names_do_not_warn, forget),
+        cmocka_unit_test_teardown(help_shows_every_setting_with_range_and_default, forget),
+        cmocka_unit_test_teardown(the_table_is_printed_in_markdown, forget),
         cmocka_unit_test_teardown(questions_are_answered_whatever_else_is_wrong, forget),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* test_batch.c - Rounds are answered sequence by sequence, as soon as they can be. */
+/* test_batch.c - each sequence of a Round is answered as soon as its draft is done. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,11 +13,11 @@
 
 #define N_SEQS 5
 
-/* A proposer that drafts the context's length k times, for sequences whose last token is not 13;
- * sparse: from two tokens. */
+/* A proposer that drafts k tokens, each the length of the context. It never finishes sequences
+ * whose last token is 13. A sparse q has two tokens. */
 static uint32_t n_calls, n_asked;
-static float p_min_asked;           // of the last one
-static const int32_t *parents_told; // of each draft; NULL: they are chains
+static float last_p_min;            // of the last ask
+static const int32_t *stub_parents; // of each draft; NULL: no tree
 
 static void stub_seq_done(void *shared, void *seq, const struct prop_context *c)
 {
@@ -42,12 +42,12 @@ static int stub_grow(void *shared, void *seq, const struct prop_context *c)
     return 0;
 }
 
-static void add_q(struct prop_draft *to)
+static void add_q(struct draft *to)
 {
-    struct prop_q *q = malloc(sizeof(*q) + 2 * PROP_K_MAX * 6);
+    struct draft_q *q = malloc(sizeof(*q) + 2 * DRAFT_MAX_NODES * 6);
     assert_non_null(q);
-    *q = (struct prop_q){.width = 2, .ids = (uint32_t *)(q + 1)};
-    q->probs = (uint16_t *)(q->ids + (size_t)2 * PROP_K_MAX);
+    *q = (struct draft_q){.width = 2, .ids = (uint32_t *)(q + 1)};
+    q->probs = (uint16_t *)(q->ids + (size_t)2 * DRAFT_MAX_NODES);
     for (uint32_t i = 0; i < 2 * to->n; i++) {
         q->ids[i] = i % 2 ? 7 : to->tokens[i / 2];
         q->probs[i] = i % 2 ? 0 : 65534;
@@ -62,18 +62,18 @@ static void stub_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
     n_asked += n;
     for (uint32_t i = 0; i < n; i++) {
         struct prop_ask *a = asks[i];
-        p_min_asked = a->p_min;
+        last_p_min = a->p_min;
         if (a->context.tokens[a->context.n - 1] == 13)
             continue;
-        a->to->n = a->k;
-        a->to->tree = parents_told != NULL;
+        a->to->n = a->max_depth;
+        a->to->tree = stub_parents != NULL;
         a->to->q_mode = a->q_mode;
-        for (uint32_t j = 0; j < a->k; j++) {
+        for (uint32_t j = 0; j < a->max_depth; j++) {
             a->to->tokens[j] = a->context.n;
-            a->to->survival[j] = a->sampling.law.temperature;
-            a->to->parents[j] = parents_told ? parents_told[j] : 0;
+            a->to->survival[j] = a->sampling.params.temperature;
+            a->to->parents[j] = stub_parents ? stub_parents[j] : 0;
         }
-        if (a->q_mode == PROP_SPARSE)
+        if (a->q_mode == DRAFT_SPARSE)
             add_q(a->to);
         a->done = true;
     }
@@ -92,7 +92,7 @@ static int start(void **state)
 {
     (void)state;
     n_calls = n_asked = 0;
-    parents_told = NULL;
+    stub_parents = NULL;
     const struct sessions_config sc = {.ops = &stub,
                                        .max_sessions = 10,
                                        .max_tokens = 10000,
@@ -103,7 +103,7 @@ static int start(void **state)
     struct metric *m = metrics_counter("test_batch", "", NULL);
     const struct batch_config bc = {.sessions = sessions,
                                     .ops = &stub,
-                                    .q_modes = 1u << PROP_POINT | 1u << PROP_SPARSE,
+                                    .q_modes = 1u << DRAFT_POINT | 1u << DRAFT_SPARSE,
                                     .rounds = m,
                                     .drafts = m,
                                     .tokens = m,
@@ -120,14 +120,14 @@ static int stop(void **state)
     return 0;
 }
 
-/* A Round in which sequence i has the token tokens[i] as its context (0: is not in it). */
-struct question {
+/* A Round in which the context of sequence i is the token tokens[i] (0: not in the Round). */
+struct request {
     Tandem__V1__Round msg;
     Tandem__V1__RoundSequence seqs[N_SEQS], *pointers[N_SEQS];
     uint32_t tokens[N_SEQS];
 };
 
-static Tandem__V1__Round *round_of(struct question *q, const uint32_t tokens[N_SEQS])
+static Tandem__V1__Round *round_of(struct request *q, const uint32_t tokens[N_SEQS])
 {
     tandem__v1__round__init(&q->msg);
     q->msg.sequences = q->pointers;
@@ -156,7 +156,7 @@ static void take(const Tandem__V1__Round *round, uint64_t stream)
         fail_msg("%s", fail_text());
 }
 
-/* The next answer, which is of that stream; NULL: there is none. */
+/* The next answer, which must be of that stream. NULL: none. */
 static Tandem__V1__Drafts *answer(uint64_t stream)
 {
     struct batch_origin from;
@@ -182,10 +182,10 @@ static void must_answer(uint64_t stream, uint32_t n, const uint64_t *seqs, uint3
     tandem__v1__drafts__free_unpacked(d, NULL);
 }
 
-static void rounds_that_wait_are_drafted_for_together(void **state)
+static void waiting_rounds_are_drafted_for_together(void **state)
 {
     (void)state;
-    struct question a = {0}, b = {0};
+    struct request a = {0}, b = {0};
     take(round_of(&a, (uint32_t[]){1, 2, 3, 0, 0}), 1);
     take(round_of(&b, (uint32_t[]){4, 5, 0, 0, 0}), 2);
     assert_int_equal(batch_n_open(batch), 5);
@@ -198,17 +198,17 @@ static void rounds_that_wait_are_drafted_for_together(void **state)
     assert_int_equal(batch_n_open(batch), 0);
 }
 
-static void what_takes_longer_holds_up_nobody(void **state)
+static void a_slow_sequence_does_not_delay_the_others(void **state)
 {
     (void)state;
-    struct question a = {0};
+    struct request a = {0};
     take(round_of(&a, (uint32_t[]){1, 13, 3, 0, 0}), 1);
     batch_draft(batch);
     must_answer(1, 2, (uint64_t[]){0, 2}, 2);
     assert_null(answer(0));
     assert_int_equal(batch_n_open(batch), 1);
     assert_true(batch_until_us(batch) > clock_us());
-    a.tokens[1] = 14; // what the session holds is its own copy
+    a.tokens[1] = 14; // the session has its own copy
     batch_draft(batch);
     assert_null(answer(0));
     batch_end_stream(batch, 1);
@@ -218,7 +218,7 @@ static void what_takes_longer_holds_up_nobody(void **state)
 static void out_of_time_the_answer_is_empty(void **state)
 {
     (void)state;
-    struct question a = {0};
+    struct request a = {0};
     round_of(&a, (uint32_t[]){13, 0, 0, 0, 0})->budget_us = 0;
     take(&a.msg, 1);
     batch_draft(batch);
@@ -237,37 +237,37 @@ static uint32_t unread_of(const Tandem__V1__Round *round)
     return unread;
 }
 
-static void who_is_not_done_is_to_be_asked_again(void **state)
+static void an_ask_that_is_not_done_in_time_has_unread(void **state)
 {
     (void)state;
-    struct question a = {0}, b = {0}, c = {0};
+    struct request a = {0}, b = {0}, c = {0};
     round_of(&a, (uint32_t[]){13, 0, 0, 0, 0})->budget_us = 0;
     assert_int_equal(unread_of(&a.msg), 1);
     assert_int_equal(unread_of(round_of(&b, (uint32_t[]){1, 0, 0, 0, 0})), 0);
     round_of(&c, (uint32_t[]){2, 0, 0, 0, 0});
-    c.seqs[0].digest++; // its context is wanted
+    c.seqs[0].digest++; // the digest differs: its context is requested
     assert_int_equal(unread_of(&c.msg), 0);
 }
 
-static void p_min_is_a_rounds_own(void **state)
+static void p_min_comes_with_each_round(void **state)
 {
     (void)state;
-    const float told[] = {0.5f, 0, 1.5f, NAN}, asked[] = {0.5f, 0, 0, 0};
+    const float sent[] = {0.5f, 0, 1.5f, NAN}, passed[] = {0.5f, 0, 0, 0};
     for (unsigned i = 0; i < 4; i++) {
-        struct question a = {0};
+        struct request a = {0};
         round_of(&a, (uint32_t[]){1, 0, 0, 0, 0});
-        a.seqs[0].p_min = told[i];
+        a.seqs[0].p_min = sent[i];
         take(&a.msg, 1);
         batch_draft(batch);
         must_answer(1, 1, (uint64_t[]){0}, 2);
-        assert_true(p_min_asked == asked[i]);
+        assert_true(last_p_min == passed[i]);
     }
 }
 
 static void an_update_ends_the_ask_before_it(void **state)
 {
     (void)state;
-    struct question a = {0}, b = {0};
+    struct request a = {0}, b = {0};
     take(round_of(&a, (uint32_t[]){13, 0, 0, 0, 0}), 1);
     batch_draft(batch);
     take(round_of(&b, (uint32_t[]){5, 0, 0, 0, 0}), 1);
@@ -276,23 +276,23 @@ static void an_update_ends_the_ask_before_it(void **state)
     must_answer(1, 1, (uint64_t[]){0}, 2);
     assert_null(answer(0));
 
-    a.seqs[0].close = true; // likewise
+    a.seqs[0].close = true; // a close ends the open ask too
     a.seqs[0].k = 0;
-    struct question c = {0};
+    struct request c = {0};
     take(round_of(&c, (uint32_t[]){13, 0, 0, 0, 0}), 1);
     take(&a.msg, 1);
     must_answer(1, 1, (uint64_t[]){0}, 0);
     assert_null(answer(0));
 }
 
-static void an_update_ends_nobody_elses_ask(void **state)
+static void an_update_ends_only_its_own_sequences_ask(void **state)
 {
     (void)state;
-    struct question a = {0}, other = {0}, b = {0};
+    struct request a = {0}, other = {0}, b = {0};
     take(round_of(&a, (uint32_t[]){13, 13, 0, 0, 0}), 1);
     take(round_of(&other, (uint32_t[]){13, 0, 0, 0, 0}), 2);
     take(round_of(&b, (uint32_t[]){5, 0, 0, 0, 0}), 1);
-    assert_int_equal(batch_n_open(batch), 3); // two that go on, and the new one
+    assert_int_equal(batch_n_open(batch), 3); // two open ones, and the new one
     batch_draft(batch);
     must_answer(1, 1, (uint64_t[]){0}, 0);
     must_answer(1, 1, (uint64_t[]){0}, 2);
@@ -303,7 +303,7 @@ static void an_update_ends_nobody_elses_ask(void **state)
 static void one_sequence_twice_in_a_round_is_answered_twice(void **state)
 {
     (void)state;
-    struct question a = {0};
+    struct request a = {0};
     round_of(&a, (uint32_t[]){5, 6, 0, 0, 0});
     a.seqs[1].seq = 0;
     take(&a.msg, 1);
@@ -317,21 +317,21 @@ static void one_sequence_twice_in_a_round_is_answered_twice(void **state)
 static void a_round_that_contradicts_itself_leaves_nothing_open(void **state)
 {
     (void)state;
-    struct question a = {0};
+    struct request a = {0};
     struct batch_origin from = {.stream = 1};
     round_of(&a, (uint32_t[]){5, 6, 0, 0, 0});
     a.seqs[1].keep = 7;
     assert_int_equal(batch_take(batch, &from, &a.msg, NULL, 0), -EINVAL);
     assert_int_equal(batch_n_open(batch), 0);
     assert_null(answer(0));
-    take(round_of(&(struct question){0}, (uint32_t[]){0, 0, 0, 0, 0}), 2);
-    must_answer(2, 0, NULL, 0); // the next one is taken
+    take(round_of(&(struct request){0}, (uint32_t[]){0, 0, 0, 0, 0}), 2);
+    must_answer(2, 0, NULL, 0); // the next Round is accepted
 }
 
-static void q_goes_with_the_draft_and_modes_not_offered_do_not(void **state)
+static void q_is_sent_with_the_draft_and_modes_not_offered_become_point(void **state)
 {
     (void)state;
-    struct question a = {0};
+    struct request a = {0};
     Tandem__V1__DraftSampling hot = TANDEM__V1__DRAFT_SAMPLING__INIT;
     hot.temperature = 0.5f;
     round_of(&a, (uint32_t[]){5, 6, 0, 0, 0});
@@ -351,10 +351,10 @@ static void q_goes_with_the_draft_and_modes_not_offered_do_not(void **state)
     tandem__v1__drafts__free_unpacked(d, NULL);
 }
 
-static void a_hint_is_the_draft_without_asking(void **state)
+static void a_hint_is_the_draft_and_the_proposer_is_not_asked(void **state)
 {
     (void)state;
-    struct question a = {0};
+    struct request a = {0};
     uint32_t hint[] = {70, 71};
     round_of(&a, (uint32_t[]){1, 2, 0, 0, 0});
     a.seqs[0].prompt_len = 1;
@@ -373,10 +373,10 @@ static void a_hint_is_the_draft_without_asking(void **state)
     assert_null(answer(0));
 }
 
-/* Two tokens are being verified, four drafted behind them or their parents. */
+/* Two tokens are being verified; four are drafted after them, or after earlier tokens. */
 static Tandem__V1__SequenceDraft *draft_ahead(Tandem__V1__Drafts **ret)
 {
-    struct question a = {0};
+    struct request a = {0};
     Tandem__V1__DraftSampling hot = TANDEM__V1__DRAFT_SAMPLING__INIT;
     hot.temperature = 0.5f;
     round_of(&a, (uint32_t[]){1, 0, 0, 0, 0});
@@ -395,13 +395,13 @@ static Tandem__V1__SequenceDraft *draft_ahead(Tandem__V1__Drafts **ret)
     return d;
 }
 
-static void a_draft_ahead_begins_with_what_is_being_verified(void **state)
+static void a_draft_ahead_begins_with_the_tokens_being_verified(void **state)
 {
     (void)state;
     Tandem__V1__Drafts *all;
-    assert_int_equal(draft_ahead(&all)->n_parents, 0); // a chain stays one
+    assert_int_equal(draft_ahead(&all)->n_parents, 0); // without branches it needs no parents
     tandem__v1__drafts__free_unpacked(all, NULL);
-    parents_told = (int32_t[]){-1, -2, 0, -3}; // behind 71, 70, the first, the context
+    stub_parents = (int32_t[]){-1, -2, 0, -3}; // after 71, 70, the first node, the context
     Tandem__V1__SequenceDraft *tree = draft_ahead(&all);
     assert_int_equal(tree->n_parents, 6);
     assert_memory_equal(tree->parents, ((int32_t[]){-1, 0, 1, 0, 2, -1}), 24);
@@ -411,22 +411,23 @@ static void a_draft_ahead_begins_with_what_is_being_verified(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(rounds_that_wait_are_drafted_for_together, start, stop),
-        cmocka_unit_test_setup_teardown(what_takes_longer_holds_up_nobody, start, stop),
+        cmocka_unit_test_setup_teardown(waiting_rounds_are_drafted_for_together, start, stop),
+        cmocka_unit_test_setup_teardown(a_slow_sequence_does_not_delay_the_others, start, stop),
         cmocka_unit_test_setup_teardown(out_of_time_the_answer_is_empty, start, stop),
-        cmocka_unit_test_setup_teardown(who_is_not_done_is_to_be_asked_again, start, stop),
-        cmocka_unit_test_setup_teardown(p_min_is_a_rounds_own, start, stop),
+        cmocka_unit_test_setup_teardown(an_ask_that_is_not_done_in_time_has_unread, start, stop),
+        cmocka_unit_test_setup_teardown(p_min_comes_with_each_round, start, stop),
         cmocka_unit_test_setup_teardown(an_update_ends_the_ask_before_it, start, stop),
-        cmocka_unit_test_setup_teardown(an_update_ends_nobody_elses_ask, start, stop),
+        cmocka_unit_test_setup_teardown(an_update_ends_only_its_own_sequences_ask, start, stop),
         cmocka_unit_test_setup_teardown(one_sequence_twice_in_a_round_is_answered_twice, start,
                                         stop),
         cmocka_unit_test_setup_teardown(a_round_that_contradicts_itself_leaves_nothing_open, start,
                                         stop),
-        cmocka_unit_test_setup_teardown(a_hint_is_the_draft_without_asking, start, stop),
-        cmocka_unit_test_setup_teardown(a_draft_ahead_begins_with_what_is_being_verified, start,
+        cmocka_unit_test_setup_teardown(a_hint_is_the_draft_and_the_proposer_is_not_asked, start,
                                         stop),
-        cmocka_unit_test_setup_teardown(q_goes_with_the_draft_and_modes_not_offered_do_not, start,
+        cmocka_unit_test_setup_teardown(a_draft_ahead_begins_with_the_tokens_being_verified, start,
                                         stop),
+        cmocka_unit_test_setup_teardown(q_is_sent_with_the_draft_and_modes_not_offered_become_point,
+                                        start, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_prop_draft_model.c - a draft model says the same whatever came before, and what the target would
- * say when it is the target. */
+/* test_prop_draft_model.c - the draft model's drafts: equal to those of a fresh sequence, whatever
+ * came before, and equal to the target's tokens if it is the target. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,12 +29,12 @@ static void must_open(void)
         fail_msg("%s", fail_text());
 }
 
-static void close_it(void)
+static void must_close(void)
 {
     prop_draft_model.close(shared);
 }
 
-/* A text that the model knows its way in: what it says itself. */
+/* A text that the model can continue: its own output, with random tokens in between. */
 static struct prop_seq story_of(const char *tenant, uint32_t n)
 {
     static uint32_t tokens[1024];
@@ -44,7 +44,7 @@ static struct prop_seq story_of(const char *tenant, uint32_t n)
         uint32_t begin[4] = {4080, 300, 400, 500};
         prop_seq_update(&s, 0, begin, 4);
         while (s.n < 200) {
-            struct prop_draft d = prop_seq_draft(&s, 8);
+            struct draft d = prop_seq_draft(&s, 8);
             assert_true(d.n > 0);
             prop_seq_update(&s, s.n, d.tokens, d.n);
             prop_seq_update(&s, s.n, &(uint32_t){(uint32_t)(rng_splitmix64(s.n) % 4000)}, 1);
@@ -65,21 +65,30 @@ static struct prop_seq story(uint32_t n)
     return story_of(NULL, n);
 }
 
-static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct prop_draft *to)
+static struct prop_ask ask_of(const struct prop_seq *s, uint32_t k, struct draft *to)
 {
     return (struct prop_ask){.seq = s->state,
                              .context = {.tokens = s->tokens, .n = s->n, .n_prompt = s->n_prompt},
-                             .k = k,
-                             .sampling.law = {.top_p = 1, .repetition = 1},
+                             .max_depth = k,
+                             .max_nodes = k,
+                             .sampling.params = {.top_p = 1, .repetition = 1},
                              .until_us = INT64_MAX,
                              .to = to};
 }
 
-static void same_as_fresh(const struct prop_seq *s, uint32_t k)
+/* The last n tokens of the context are being verified, so the draft may have branches. */
+static void verify_last(struct prop_ask *ask, uint32_t n)
+{
+    ask->context.n_verifying = n;
+    if (n)
+        ask->max_nodes = DRAFT_MAX_NODES - n;
+}
+
+static void assert_same_as_fresh(const struct prop_seq *s, uint32_t k)
 {
     struct prop_seq fresh = prop_seq_new(&prop_draft_model, shared);
     prop_seq_update(&fresh, 0, s->tokens, s->n);
-    struct prop_draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
+    struct draft a = prop_seq_draft(s, k), b = prop_seq_draft(&fresh, k);
     prop_same_draft(&a, &b);
     assert_memory_equal(a.survival, b.survival, a.n * sizeof(a.survival[0]));
     prop_seq_done(&fresh);
@@ -97,7 +106,7 @@ static void a_batch_drafts_what_each_would_alone(void **state)
     must_open();
     enum { N = 50 }; // more than one group
     struct prop_seq seqs[N];
-    struct prop_draft together[N];
+    struct draft together[N];
     struct prop_ask asks[N], *pointers[N];
     for (uint32_t i = 0; i < N; i++) {
         seqs[i] = story(3 + i * 3);
@@ -106,55 +115,56 @@ static void a_batch_drafts_what_each_would_alone(void **state)
     }
     prop_ask_all(&prop_draft_model, shared, pointers, N);
     for (uint32_t i = 0; i < N; i++) {
-        struct prop_draft alone = prop_seq_draft(&seqs[i], 1 + i % 9);
+        struct draft alone = prop_seq_draft(&seqs[i], 1 + i % 9);
         assert_true(alone.n > 0);
         prop_same_draft(&together[i], &alone);
         prop_seq_done(&seqs[i]);
     }
-    close_it();
+    must_close();
 }
 
-static void whatever_was_accepted_the_next_draft_is_a_fresh_one(void **state)
+static void after_any_acceptance_the_next_draft_equals_a_fresh_one(void **state)
 {
     (void)state;
     must_open();
     for (uint32_t n_accepted = 0; n_accepted <= 8; n_accepted++) {
         struct prop_seq s = story(60);
-        struct prop_draft d = prop_seq_draft(&s, 8);
+        struct draft d = prop_seq_draft(&s, 8);
         assert_int_equal(d.n, 8);
-        prop_seq_update(&s, s.n, d.tokens, n_accepted); // 8: the cache lacks the last of them
-        same_as_fresh(&s, 8);
+        prop_seq_update(&s, s.n, d.tokens, n_accepted); // 8: the row of the last one is missing
+        assert_same_as_fresh(&s, 8);
         prop_seq_update(&s, s.n, (uint32_t[]){17}, 1); // correction or bonus
-        same_as_fresh(&s, 8);
+        assert_same_as_fresh(&s, 8);
         prop_seq_done(&s);
     }
-    close_it();
+    must_close();
 }
 
-/* Returns how many branches there are, and how many where a token may be rejected. */
+/* Each branch of a draft ahead equals a fresh draft. Returns the number of branches. Adds to
+ * *n_early those that assume a rejection. */
 static uint32_t branches_as_fresh_drafts(uint32_t n_verifying, uint32_t k_wanted, uint32_t *n_early)
 {
     struct prop_seq s = story(60);
-    struct prop_draft first = prop_seq_draft(&s, n_verifying), ahead;
+    struct draft first = prop_seq_draft(&s, n_verifying), ahead;
     prop_seq_update(&s, s.n, first.tokens, n_verifying);
     struct prop_ask ask = ask_of(&s, k_wanted, &ahead), *asks = &ask;
-    ask.context.n_verifying = n_verifying;
+    verify_last(&ask, n_verifying);
     prop_ask_all(&prop_draft_model, shared, &asks, 1);
     uint32_t n_branches = 0;
-    assert_true(ahead.tree && ahead.n > k_wanted && ahead.n <= PROP_K_MAX - n_verifying);
+    assert_true(ahead.tree && ahead.n > k_wanted && ahead.n <= DRAFT_MAX_NODES - n_verifying);
     for (uint32_t i = 0; i < ahead.n; i++) {
         if (ahead.parents[i] >= 0)
             continue;
-        uint32_t behind = s.n + 1 + (uint32_t)ahead.parents[i], at = i, n = 0;
-        assert_in_range(behind, s.n - n_verifying, s.n);
+        uint32_t start = s.n + 1 + (uint32_t)ahead.parents[i], at = i, n = 0;
+        assert_in_range(start, s.n - n_verifying, s.n);
         struct prop_seq fresh = prop_seq_new(&prop_draft_model, shared);
-        prop_seq_update(&fresh, 0, s.tokens, behind);
-        if (i == 0) // the first is the draft itself, gone on with
+        prop_seq_update(&fresh, 0, s.tokens, start);
+        if (i == 0) // the first branch continues the draft itself
             assert_int_equal(prop_seq_draft(&fresh, 1).tokens[0], ahead.tokens[0]);
-        else if (behind < s.n)
-            assert_int_not_equal(ahead.tokens[i], s.tokens[behind]);
-        prop_seq_update(&fresh, behind, &ahead.tokens[i], 1);
-        struct prop_draft rest = prop_seq_draft(&fresh, k_wanted - 1);
+        else if (start < s.n)
+            assert_int_not_equal(ahead.tokens[i], s.tokens[start]);
+        prop_seq_update(&fresh, start, &ahead.tokens[i], 1);
+        struct draft rest = prop_seq_draft(&fresh, k_wanted - 1);
         for (uint32_t k = i + 1; k < ahead.n; k++) {
             if (ahead.parents[k] != (int32_t)at)
                 continue;
@@ -164,40 +174,40 @@ static uint32_t branches_as_fresh_drafts(uint32_t n_verifying, uint32_t k_wanted
         assert_int_equal(n, k_wanted - 1);
         prop_seq_done(&fresh);
         n_branches++;
-        *n_early += behind < s.n;
+        *n_early += start < s.n;
     }
     prop_seq_done(&s);
     return n_branches;
 }
 
-/* Whatever comes of the tokens that are being verified, a branch goes on as a fresh draft would. */
-static void ahead_each_branch_goes_on_as_a_fresh_draft(void **state)
+/* However many of the tokens are accepted, the branch for it equals a fresh draft. */
+static void each_branch_of_a_draft_ahead_equals_a_fresh_draft(void **state)
 {
     (void)state;
     uint32_t n_early = 0;
     must_open();
     assert_int_equal(branches_as_fresh_drafts(4, 5, &n_early), 6);
     assert_true(n_early > 0);
-    assert_int_equal(branches_as_fresh_drafts(16, 17, &n_early), 2); // more would be cut short
-    close_it();
+    assert_int_equal(branches_as_fresh_drafts(16, 17, &n_early), 2); // more branches would not fit
+    must_close();
 }
 
-/* However many there are, each draft that is being verified is gone on with. */
-static void ahead_a_crowd_shares_the_passes(void **state)
+/* With many sequences, each still gets the branch that continues its draft. */
+static void many_drafts_ahead_share_the_passes(void **state)
 {
     (void)state;
     must_open();
     enum { N = 16, N_VERIFYING = 4, K = 5 };
     struct prop_seq s[N];
-    struct prop_draft drafts[N];
+    struct draft drafts[N];
     struct prop_ask ask[N], *asks[N];
     uint32_t n_calls = 0, n_open = N;
     for (uint32_t i = 0; i < N; i++) {
         s[i] = story(60 + i);
-        struct prop_draft first = prop_seq_draft(&s[i], N_VERIFYING);
+        struct draft first = prop_seq_draft(&s[i], N_VERIFYING);
         prop_seq_update(&s[i], s[i].n, first.tokens, N_VERIFYING);
         ask[i] = ask_of(&s[i], K, &drafts[i]);
-        ask[i].context.n_verifying = N_VERIFYING;
+        verify_last(&ask[i], N_VERIFYING);
         asks[i] = &ask[i];
     }
     for (; n_open; n_calls++) {
@@ -206,9 +216,9 @@ static void ahead_a_crowd_shares_the_passes(void **state)
             if (asks[i]->done)
                 asks[i] = asks[--n_open];
     }
-    assert_in_range(n_calls, K, K + 3); // rows of 32 tokens may begin branches in a pass
+    assert_in_range(n_calls, K, K + 3); // a pass begins branches from at most 32 rows
     for (uint32_t i = 0; i < N; i++) {
-        struct prop_draft fresh = prop_seq_draft(&s[i], K);
+        struct draft fresh = prop_seq_draft(&s[i], K);
         uint32_t at = 0, n = 1;
         assert_int_equal(drafts[i].tokens[0], fresh.tokens[0]);
         for (uint32_t k = 1; k < drafts[i].n; k++) {
@@ -221,10 +231,10 @@ static void ahead_a_crowd_shares_the_passes(void **state)
         assert_in_range(drafts[i].n, 2 * K, 3 * K);
         prop_seq_done(&s[i]);
     }
-    close_it();
+    must_close();
 }
 
-/* What a verifier with this model commits, one token after the other. */
+/* Writes the n tokens that a verifier with this model commits, one at a time. */
 static void commit(const struct prop_seq *s, const struct dist_params *p, const uint64_t *mask,
                    uint32_t n, uint32_t *to)
 {
@@ -260,20 +270,20 @@ static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
     must_open();
     for (unsigned i = 0; i < 4; i++) {
         struct prop_seq s = story(40);
-        struct prop_draft d;
+        struct draft d;
         struct prop_ask ask = ask_of(&s, 40, &d);
-        ask.q_mode = PROP_COUPLED;
+        ask.q_mode = DRAFT_COUPLED;
         ask.draw_key = KEY;
-        ask.sampling.law = how[i];
+        ask.sampling.params = how[i];
         prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
         uint32_t want[40];
         commit(&s, &how[i], NULL, d.n, want);
         assert_true(d.n > 5);
-        assert_int_equal(d.q_mode, PROP_COUPLED);
+        assert_int_equal(d.q_mode, DRAFT_COUPLED);
         assert_memory_equal(d.tokens, want, d.n * sizeof(want[0]));
         prop_seq_done(&s);
     }
-    close_it();
+    must_close();
 }
 
 static void a_point_draft_is_the_argmax_at_any_temperature(void **state)
@@ -281,30 +291,30 @@ static void a_point_draft_is_the_argmax_at_any_temperature(void **state)
     (void)state;
     must_open();
     struct prop_seq s = story(40);
-    struct prop_draft cold = prop_seq_draft(&s, 8), hot;
+    struct draft cold = prop_seq_draft(&s, 8), hot;
     struct prop_ask ask = ask_of(&s, 8, &hot);
-    ask.sampling.law.temperature = 1.5f;
+    ask.sampling.params.temperature = 1.5f;
     prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     prop_same_draft(&cold, &hot);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-static struct prop_draft draft_under(const struct prop_seq *s, enum prop_q_mode mode, uint32_t k,
-                                     const struct prop_sampling *sampling, uint32_t n_verifying)
+static struct draft draft_under(const struct prop_seq *s, enum draft_q_mode mode, uint32_t k,
+                                const struct prop_sampling *sampling, uint32_t n_verifying)
 {
-    struct prop_draft d;
+    struct draft d;
     struct prop_ask ask = ask_of(s, k, &d);
     ask.q_mode = mode;
     ask.draw_key = KEY;
     ask.sampling = *sampling;
-    ask.context.n_verifying = n_verifying;
+    verify_last(&ask, n_verifying);
     prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     return d;
 }
 
-/* The way in a draft ahead that goes on behind all that is being verified. */
-static uint32_t main_way(const struct prop_draft *d, uint32_t *to)
+/* The branch of a draft ahead that continues after all tokens that are being verified. */
+static uint32_t main_branch(const struct draft *d, uint32_t *to)
 {
     int32_t at = -1;
     uint32_t n = 0;
@@ -317,20 +327,21 @@ static uint32_t main_way(const struct prop_draft *d, uint32_t *to)
     return n;
 }
 
-/* What is drafted under these parameters in one go, after a part of it was committed, ahead, and
- * where other tokens were committed is what a verifier with this model commits. */
-static void drafted_as_committed(const struct dist_params *law)
+/* With these parameters, drafts equal the tokens that a verifier with this model commits: a
+ * whole draft, one after a part was committed, a draft ahead, and one after other tokens were
+ * committed. */
+static void drafted_as_committed(const struct dist_params *params)
 {
     enum { K = 24, PART = 9, VERIFYING = 3 };
     struct prop_seq s = story(40);
-    struct prop_sampling how = {.law = *law};
-    enum prop_q_mode mode = law->temperature > 0 ? PROP_COUPLED : PROP_POINT;
-    uint32_t want[K], way[PROP_K_MAX];
+    struct prop_sampling how = {.params = *params};
+    enum draft_q_mode mode = params->temperature > 0 ? DRAFT_COUPLED : DRAFT_POINT;
+    uint32_t want[K], way[DRAFT_MAX_NODES];
     s.n_prompt = 25;
     for (uint32_t cut = 0; cut < 12; cut += 6) {
-        prop_seq_update(&s, s.n - cut, s.tokens, cut); // as from another place
-        commit(&s, law, NULL, K, want);
-        struct prop_draft d = draft_under(&s, mode, K, &how, 0);
+        prop_seq_update(&s, s.n - cut, s.tokens, cut); // continue from an earlier position
+        commit(&s, params, NULL, K, want);
+        struct draft d = draft_under(&s, mode, K, &how, 0);
         assert_int_equal(d.n, K);
         assert_memory_equal(d.tokens, want, sizeof(want));
         prop_seq_update(&s, s.n, want, PART);
@@ -338,7 +349,7 @@ static void drafted_as_committed(const struct dist_params *law)
         assert_memory_equal(d.tokens, want + PART, d.n * sizeof(want[0]));
         prop_seq_update(&s, s.n, want + PART, VERIFYING);
         d = draft_under(&s, mode, 6, &how, VERIFYING);
-        assert_int_equal(main_way(&d, way), 6);
+        assert_int_equal(main_branch(&d, way), 6);
         assert_memory_equal(way, want + PART + VERIFYING, 6 * sizeof(want[0]));
     }
     prop_seq_done(&s);
@@ -358,60 +369,60 @@ static void penalties_and_bias_act_on_what_is_drafted(void **state)
     must_open();
     for (unsigned i = 0; i < ARRAY_LEN(how); i++)
         drafted_as_committed(&how[i]);
-    close_it();
+    must_close();
 }
 
-/* All that would be drafted is banned for three tokens. */
-static void what_cannot_come_yet_is_not_drafted(void **state)
+/* All tokens of the draft are banned at the next three positions. */
+static void banned_tokens_are_not_drafted(void **state)
 {
     (void)state;
     enum { K = 8, N_BANNED = 3 };
     must_open();
     for (unsigned hot = 0; hot < 2; hot++) {
-        enum prop_q_mode mode = hot ? PROP_COUPLED : PROP_POINT;
+        enum draft_q_mode mode = hot ? DRAFT_COUPLED : DRAFT_POINT;
         struct prop_seq s = story(40);
         struct prop_sampling how = {
-            .law = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
-        struct prop_draft whole = draft_under(&s, mode, K, &how, 0);
+            .params = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
+        struct draft whole = draft_under(&s, mode, K, &how, 0);
         how.ban = (struct constraint_ban){whole.tokens, whole.n, s.n + N_BANNED};
-        struct prop_draft d = draft_under(&s, mode, K, &how, 0);
+        struct draft d = draft_under(&s, mode, K, &how, 0);
         uint32_t want[N_BANNED];
         uint64_t mask[N_VOCAB / 64];
         dist_mask_ban(mask, N_VOCAB, whole.tokens, whole.n);
-        commit(&s, &how.law, mask, N_BANNED, want);
+        commit(&s, &how.params, mask, N_BANNED, want);
         assert_true(d.n > N_BANNED);
         assert_memory_equal(d.tokens, want, sizeof(want));
         prop_seq_update(&s, s.n, d.tokens, N_BANNED);
-        struct prop_draft rest = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
+        struct draft rest = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
         how.ban.n = 0;
-        struct prop_draft unbanned = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
+        struct draft unbanned = draft_under(&s, mode, d.n - N_BANNED, &how, 0);
         prop_same_draft(&rest, &unbanned);
         assert_memory_equal(d.tokens + N_BANNED, rest.tokens, rest.n * sizeof(rest.tokens[0]));
         prop_seq_done(&s);
     }
-    close_it();
+    must_close();
 }
 
-static void nor_is_it_ahead(void **state)
+static void banned_tokens_are_not_drafted_ahead(void **state)
 {
     (void)state;
     must_open();
     for (unsigned hot = 0; hot < 2; hot++) {
         struct prop_seq s = story(40);
-        prop_seq_draft(&s, 1); // it is fed
+        prop_seq_draft(&s, 1); // it is read
         struct prop_sampling how = {
-            .law = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
-        enum prop_q_mode mode = hot ? PROP_COUPLED : PROP_POINT;
-        struct prop_draft whole = draft_under(&s, mode, 5, &how, 2);
+            .params = {.temperature = (float)hot, .top_p = 1, .repetition = 1}};
+        enum draft_q_mode mode = hot ? DRAFT_COUPLED : DRAFT_POINT;
+        struct draft whole = draft_under(&s, mode, 5, &how, 2);
         how.ban = (struct constraint_ban){whole.tokens, whole.n, UINT32_MAX};
-        struct prop_draft d = draft_under(&s, mode, 5, &how, 2);
+        struct draft d = draft_under(&s, mode, 5, &how, 2);
         assert_true(whole.n > 5 && d.n > 5);
         for (uint32_t i = 0; i < d.n; i++)
             for (uint32_t b = 0; b < whole.n; b++)
                 assert_int_not_equal(d.tokens[i], whole.tokens[b]);
         prop_seq_done(&s);
     }
-    close_it();
+    must_close();
 }
 
 static uint32_t eos_of_model(void)
@@ -425,7 +436,7 @@ static uint32_t eos_of_model(void)
     return eos[0];
 }
 
-static void a_draft_goes_on_behind_an_end_only_where_the_text_does(void **state)
+static void a_draft_continues_after_eos_only_with_ignore_eos(void **state)
 {
     (void)state;
     static uint32_t others[N_VOCAB];
@@ -435,20 +446,20 @@ static void a_draft_goes_on_behind_an_end_only_where_the_text_does(void **state)
             others[n++] = i;
     must_open();
     struct prop_seq s = story(40);
-    struct prop_sampling how = {.law = {.top_p = 1, .repetition = 1},
-                                .ban = {others, n, s.n + 1}}; // so that the first is an end
+    struct prop_sampling how = {.params = {.top_p = 1, .repetition = 1},
+                                .ban = {others, n, s.n + 1}}; // the first token is EOS
     for (unsigned ignore = 0; ignore < 2; ignore++) {
         how.ignore_eos = ignore;
-        struct prop_draft d = draft_under(&s, PROP_POINT, 4, &how, 0);
+        struct draft d = draft_under(&s, DRAFT_POINT, 4, &how, 0);
         assert_int_equal(d.tokens[0], eos);
         assert_int_equal(d.n, ignore ? 4 : 1);
     }
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-/* The law that the model gives behind s, under these parameters. */
-static void law_behind(const struct prop_seq *s, const struct dist_params *p, double *probs)
+/* The distribution of the token after s, by the model, under these parameters. */
+static void probs_after(const struct prop_seq *s, const struct dist_params *p, double *probs)
 {
     struct rig rig;
     struct dist *dist;
@@ -463,13 +474,13 @@ static void law_behind(const struct prop_seq *s, const struct dist_params *p, do
     rig_close(&rig);
 }
 
-static struct prop_draft drawn(const struct prop_seq *s, enum prop_q_mode mode, uint32_t k,
-                               struct dist_params law)
+static struct draft drawn(const struct prop_seq *s, enum draft_q_mode mode, uint32_t k,
+                          struct dist_params params)
 {
-    struct prop_draft d = {.n = 0};
+    struct draft d = {.n = 0};
     struct prop_ask ask = ask_of(s, k, &d);
     ask.q_mode = mode;
-    ask.sampling.law = law;
+    ask.sampling.params = params;
     prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
     assert_int_equal(d.q_mode, mode);
     assert_non_null(d.q);
@@ -488,8 +499,8 @@ static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
     struct prop_seq s = story(40);
     for (unsigned h = 0; h < 4; h++) {
         static double p[N_VOCAB];
-        law_behind(&s, &how[h], p);
-        struct prop_draft d = drawn(&s, PROP_SPARSE, 8, how[h]);
+        probs_after(&s, &how[h], p);
+        struct draft d = drawn(&s, DRAFT_SPARSE, 8, how[h]);
         assert_int_equal(d.q->width, 64);
         for (uint32_t row = 0; row < d.n; row++) {
             uint32_t sum = 0, n_drawn = 0;
@@ -512,28 +523,28 @@ static void a_sparse_q_sums_exactly_and_has_the_likeliest_tokens(void **state)
         free(d.q);
     }
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-/* Nor may the estimate of a token, or whether it is there, depend on which one it is. */
-static void drafts_are_drawn_from_the_q_that_is_told(void **state)
+/* The survival estimate and the length of the draft do not depend on the drawn token. */
+static void tokens_are_drawn_from_the_q_that_is_sent(void **state)
 {
     (void)state;
     enum { WIDTH = 8 };
     const uint32_t N = (uint32_t)lib_amount(2000, 5000, 20000);
     prop_draft_model_settings.sparse_k = WIDTH;
-    prop_draft_model_settings.p_min = 0.2; // more than some of the tokens have
+    prop_draft_model_settings.p_min = 0.2; // above the probability of some tokens
     must_open();
     struct prop_seq s = story(40);
     float survival = prop_seq_draft(&s, 1).survival[0];
     double want[WIDTH] = {0}, chi2 = 0;
     uint32_t seen[WIDTH] = {0}, n_other = 0;
     for (uint32_t n = 0; n < N; n++) {
-        struct prop_draft d =
-            drawn(&s, PROP_SPARSE, 1,
+        struct draft d =
+            drawn(&s, DRAFT_SPARSE, 1,
                   (struct dist_params){.temperature = 1.5f, .top_p = 1, .repetition = 1});
         assert_int_equal(d.n, 1);
-        assert_true(d.survival[0] == survival); // whatever was drawn
+        assert_true(d.survival[0] == survival); // does not depend on the draw
         for (uint32_t i = 0; i < WIDTH; i++) {
             want[i] = (d.q->probs[i] + 1.) / 65536 * N;
             seen[i] += d.q->ids[i] == d.tokens[0];
@@ -547,54 +558,55 @@ static void drafts_are_drawn_from_the_q_that_is_told(void **state)
     assert_int_equal(n_other, N);
     assert_true(plain_chi2_tail(chi2, WIDTH - 1) > 1e-6);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-static void a_dense_q_is_the_whole_law(void **state)
+static void a_dense_q_is_the_whole_distribution(void **state)
 {
     (void)state;
     must_open();
     struct prop_seq s = story(40);
     static double p[N_VOCAB];
     struct dist_params how = {.temperature = 1, .top_p = 0.9f, .repetition = 1};
-    law_behind(&s, &how, p);
-    struct prop_draft d = drawn(&s, PROP_DENSE, 64, how);
+    probs_after(&s, &how, p);
+    struct draft d = drawn(&s, DRAFT_DENSE, 64, how);
     assert_int_equal(d.q->width, N_VOCAB);
     assert_true(d.n * (size_t)N_VOCAB * sizeof(float) <= 1 << 20);
     for (uint32_t i = 0; i < N_VOCAB; i++)
-        assert_true(d.q->dense[i] == (float)p[i]);
+        assert_true(d.q->weights[i] == (float)p[i]);
     for (uint32_t row = 0; row < d.n; row++)
-        assert_true(d.q->dense[row * N_VOCAB + d.tokens[row]] > 0);
+        assert_true(d.q->weights[row * N_VOCAB + d.tokens[row]] > 0);
     free(d.q);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-/* What drafts and drafts ahead are made of, p_min being the service's or the ask's. */
-static void confident(float set, float asked, struct prop_draft *draft, struct prop_draft *ahead)
+/* A draft and a draft ahead, with the p_min of the service and of the ask. */
+static void draft_with_p_min(float service_p_min, float ask_p_min, struct draft *draft,
+                             struct draft *ahead)
 {
-    prop_draft_model_settings.p_min = (double)set;
+    prop_draft_model_settings.p_min = (double)service_p_min;
     must_open();
     struct prop_seq s = story(100);
     struct prop_ask ask = ask_of(&s, 20, draft), *asks = &ask;
-    ask.p_min = asked;
+    ask.p_min = ask_p_min;
     prop_ask_all(&prop_draft_model, shared, &asks, 1);
-    ask.context.n_verifying = 2;
-    ask.k = 8;
+    verify_last(&ask, 2);
+    ask.max_depth = 8;
     ask.to = ahead;
     ask.done = false;
     prop_ask_all(&prop_draft_model, shared, &asks, 1);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-static void a_draft_ends_where_confidence_does(void **state)
+static void a_draft_ends_where_confidence_is_below_p_min(void **state)
 {
     (void)state;
-    struct prop_draft whole, whole_ahead, cut, cut_ahead, as_asked, as_asked_ahead;
-    confident(0, 0, &whole, &whole_ahead);
-    confident(0.4f, 0.1f, &cut, &cut_ahead);
-    confident(0.1f, 0.4f, &as_asked, &as_asked_ahead);
+    struct draft whole, whole_ahead, cut, cut_ahead, as_asked, as_asked_ahead;
+    draft_with_p_min(0, 0, &whole, &whole_ahead);
+    draft_with_p_min(0.4f, 0.1f, &cut, &cut_ahead);
+    draft_with_p_min(0.1f, 0.4f, &as_asked, &as_asked_ahead);
     assert_memory_equal(cut.tokens, whole.tokens, cut.n * sizeof(whole.tokens[0]));
     for (uint32_t i = 0; i < cut.n; i++)
         assert_true(cut.survival[i] >= 0.4f * (i ? cut.survival[i - 1] : 1));
@@ -604,13 +616,13 @@ static void a_draft_ends_where_confidence_does(void **state)
     prop_same_draft(&cut_ahead, &as_asked_ahead);
 }
 
-static void a_context_is_fed_between_drafts_for_others(void **state)
+static void a_long_context_is_read_between_drafts_for_others(void **state)
 {
     (void)state;
     must_open();
     struct prop_seq new = story(900), known = story(50);
     prop_seq_draft(&known, 1);
-    struct prop_draft d[2];
+    struct draft d[2];
     struct prop_ask asks[2] = {ask_of(&new, 5, &d[0]), ask_of(&known, 5, &d[1])};
     prop_draft_model.draft(shared, (struct prop_ask *[]){&asks[0], &asks[1]}, 2);
     assert_false(asks[0].done);
@@ -626,13 +638,13 @@ static void a_context_is_fed_between_drafts_for_others(void **state)
     assert_int_equal(d[0].n, 5);
     prop_seq_done(&new);
     prop_seq_done(&known);
-    close_it();
+    must_close();
 }
 
-/* One call with an ask that has so long. False: it took that long to be called. */
+/* One call of draft() with an ask that has `us` microseconds. False: the time was up before. */
 static bool called_in_time(const struct prop_seq *s, int64_t us, struct prop_ask *ask)
 {
-    static struct prop_draft d;
+    static struct draft d;
     *ask = ask_of(s, 5, &d);
     ask->until_us = clock_us() + us;
     prop_draft_model.draft(shared, (struct prop_ask *[]){ask}, 1);
@@ -640,17 +652,18 @@ static bool called_in_time(const struct prop_seq *s, int64_t us, struct prop_ask
     return !ask->done || ask->unread;
 }
 
-/* A verifier has two Rounds under way: who needs long must not keep one of them. */
-static void a_context_that_takes_long_is_put_off(void **state)
+/* A verifier has two Rounds in flight. A slow sequence must not occupy one of them. */
+static void an_ask_without_time_for_its_context_gets_unread(void **state)
 {
     (void)state;
     must_open();
     struct prop_seq before = story(900), s = story(901);
     struct prop_ask ask;
     assert_true(called_in_time(&before, 1000000000, &ask));
-    assert_false(ask.done); // nobody knows yet how long it takes
+    assert_false(ask.done); // the time of a chunk is not known yet
     assert_true(prop_draft_model.work(shared));
-    while (!called_in_time(&s, 500, &ask)) // 900 rows and more, before it, take longer than 250 us
+    while (!called_in_time(&s, 500,
+                           &ask)) // its 900 rows, and those of `before`, take longer than 250 us
         ;
     assert_int_equal(ask.unread, 901);
     assert_true(called_in_time(&s, 1000000000, &ask));
@@ -662,7 +675,7 @@ static void a_context_that_takes_long_is_put_off(void **state)
     assert_int_equal(ask.to->n, 5);
     prop_seq_done(&before);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
 static void out_of_time_there_is_no_draft(void **state)
@@ -670,27 +683,27 @@ static void out_of_time_there_is_no_draft(void **state)
     (void)state;
     must_open();
     struct prop_seq s = story(50);
-    struct prop_draft d;
+    struct draft d;
     struct prop_ask ask = ask_of(&s, 5, &d);
     ask.until_us = 0;
     prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
     assert_true(ask.done);
     assert_int_equal(d.n, 0);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
+static void an_idle_sequence_is_evicted_a_busy_one_is_not(void **state)
 {
     (void)state;
     prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
-    struct prop_draft first = prop_seq_draft(&a, 5);
+    struct draft first = prop_seq_draft(&a, 5);
     assert_int_equal(first.n, 5);
     assert_int_equal(prop_seq_draft(&b, 5).n, 0);
     uint32_t n_tries = 1;
-    while (!prop_seq_draft(&b, 5).n) // the other has not been asked for meanwhile
+    while (!prop_seq_draft(&b, 5).n) // the other one is idle meanwhile
         assert_true(++n_tries < 1000);
     assert_true(n_tries > 10);
     for (n_tries = 0; !prop_seq_draft(&a, 5).n; n_tries++)
@@ -698,51 +711,51 @@ static void an_idle_sequence_makes_room_a_busy_one_does_not(void **state)
 
     prop_seq_done(&a);
     prop_seq_done(&b);
-    close_it();
+    must_close();
 }
 
-static void branches_that_nobody_asks_for_any_more_make_room(void **state)
+static void branches_without_an_ask_are_evicted(void **state)
 {
     (void)state;
     prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
-    struct prop_draft first = prop_seq_draft(&a, 3), ahead;
+    struct draft first = prop_seq_draft(&a, 3), ahead;
     prop_seq_update(&a, a.n, first.tokens, 3);
     struct prop_ask ask = ask_of(&a, 8, &ahead);
-    ask.context.n_verifying = 3;
+    verify_last(&ask, 3);
     prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
-    assert_false(ask.done); // and its verifier is gone
+    assert_false(ask.done); // its verifier has disconnected
     unsigned n_tries = 0;
     while (!prop_seq_draft(&b, 5).n)
         assert_true(++n_tries < 1000);
     prop_seq_done(&a);
     prop_seq_done(&b);
-    close_it();
+    must_close();
 }
 
-static void while_one_is_fed_nobody_becomes_idle(void **state)
+static void while_a_context_is_read_no_sequence_becomes_idle(void **state)
 {
     (void)state;
     prop_draft_model_settings.kv_mib = 1; // 1365 positions
     must_open();
     struct prop_seq a = story_of("a", 800), b = story_of("b", 801);
-    struct prop_draft d;
+    struct draft d;
     struct prop_ask ask = ask_of(&b, 5, &d);
     assert_int_equal(prop_seq_draft(&a, 5).n, 5);
-    for (unsigned i = 0; i < 1000; i++) { // as between the pieces of a long context
+    for (unsigned i = 0; i < 1000; i++) { // as between the chunks of a long context
         prop_draft_model.draft(shared, (struct prop_ask *[]){&ask}, 1);
         assert_false(ask.done);
     }
     prop_ask_all(&prop_draft_model, shared, (struct prop_ask *[]){&ask}, 1);
-    assert_int_equal(d.n, 0); // a's rows are not to be had
+    assert_int_equal(d.n, 0); // a's rows are not evicted
     prop_seq_done(&a);
     prop_seq_done(&b);
-    close_it();
+    must_close();
 }
 
-/* Passes of context until a draft comes. */
-static unsigned n_feedings(const struct prop_seq *s, struct prop_draft *ret)
+/* Counts chunks of context until there is a draft. */
+static unsigned n_feedings(const struct prop_seq *s, struct draft *ret)
 {
     struct prop_ask ask = ask_of(s, 5, ret);
     unsigned n = 0;
@@ -755,16 +768,17 @@ static unsigned n_feedings(const struct prop_seq *s, struct prop_draft *ret)
     }
 }
 
-static void a_context_that_begins_alike_is_not_fed_again(void **state)
+static void a_common_prefix_is_not_read_again(void **state)
 {
     (void)state;
     must_open();
     struct prop_seq a = story(500), b;
-    struct prop_draft first, again;
-    assert_true(n_feedings(&a, &first) > 1); // 256 rows at most in a pass
-    prop_seq_done(&a);                       // the chat's last turn
+    struct draft first, again;
+    assert_true(n_feedings(&a, &first) > 1); // a pass has at most 256 rows
+    prop_seq_done(&a);                       // the last turn of a chat
     b = story(504);
-    assert_true(n_feedings(&b, &again) <= 1); // 24 rows at most: slow machines fed the last apart
+    assert_true(n_feedings(&b, &again) <=
+                1); // at most 24 rows, perhaps in one chunk on a slow machine
     prop_seq_update(&b, 500, NULL, 0);
     assert_true(n_feedings(&b, &again) <= 1);
     prop_same_draft(&first, &again);
@@ -773,10 +787,10 @@ static void a_context_that_begins_alike_is_not_fed_again(void **state)
     assert_true(n_feedings(&b, &again) > 1);
     prop_same_draft(&first, &again);
     prop_seq_done(&b);
-    close_it();
+    must_close();
 }
 
-static void behind_the_models_context_there_is_no_draft(void **state)
+static void after_the_models_longest_context_there_is_no_draft(void **state)
 {
     (void)state;
     prop_draft_model_settings.context = 64;
@@ -791,10 +805,10 @@ static void behind_the_models_context_there_is_no_draft(void **state)
     prop_seq_update(&s, 64, (uint32_t[]){1, 2, 3, 4}, 4);
     assert_int_equal(prop_seq_draft(&s, 20).n, 0);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-static void behind_a_token_that_the_model_has_not_there_is_no_draft(void **state)
+static void after_a_token_that_the_model_does_not_have_there_is_no_draft(void **state)
 {
     (void)state;
     must_open();
@@ -804,13 +818,13 @@ static void behind_a_token_that_the_model_has_not_there_is_no_draft(void **state
     assert_int_equal(prop_seq_draft(&s, 4).n, 0);
     prop_seq_update(&s, 22, (uint32_t[]){4, 5}, 2);
     assert_int_equal(prop_seq_draft(&s, 4).n, 0);
-    prop_seq_update(&s, 21, (uint32_t[]){4}, 1); // it was taken back
+    prop_seq_update(&s, 21, (uint32_t[]){4}, 1); // the foreign token was removed
     assert_int_equal(prop_seq_draft(&s, 4).n, 4);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-/* The model's file in which all but the first tokens are padding, and nothing else. */
+/* Writes the model's file, changed so that all tokens from n_used on are padding. */
 static void write_padded(const char *path, uint32_t n_used)
 {
     struct checkpoint_array kinds, texts;
@@ -822,7 +836,7 @@ static void write_padded(const char *path, uint32_t n_used)
     assert_int_equal(checkpoint_array(g, "tokenizer.tokens", &texts), 0);
     for (uint32_t id = n_used; id < kinds.n; id++) {
         struct span text = checkpoint_array_text(&texts, id);
-        memset(file + (text.data - file), '.', text.len); // its name makes an end of it
+        memset(file + (text.data - file), '.', text.len); // so that no name makes it an EOS token
         memcpy(file + ((const char *)kinds.data - file) + 4 * id, &(int32_t){TOK_UNUSED}, 4);
     }
     for (char *key; (key = memmem(file, len, "_token_id", 9));)
@@ -832,7 +846,7 @@ static void write_padded(const char *path, uint32_t n_used)
     fclose(f);
 }
 
-/* A target with the same vocabulary may have no rows for padding. */
+/* A target with the same vocabulary may have no logits for padding. */
 static void padding_is_never_drafted(void **state)
 {
     (void)state;
@@ -840,11 +854,11 @@ static void padding_is_never_drafted(void **state)
     uint32_t greatest = 0;
     must_open();
     struct prop_seq s = story(60);
-    struct prop_draft d = prop_seq_draft(&s, 8);
+    struct draft d = prop_seq_draft(&s, 8);
     for (uint32_t i = 0; i < d.n; i++)
         greatest = d.tokens[i] > greatest ? d.tokens[i] : greatest;
     prop_seq_done(&s);
-    close_it();
+    must_close();
 
     close(mkstemp(path));
     write_padded(path, greatest);
@@ -856,29 +870,29 @@ static void padding_is_never_drafted(void **state)
     assert_int_equal(d.n, 8);
     for (uint32_t i = 0; i < d.n; i++)
         assert_true(d.tokens[i] < greatest);
-    struct prop_sampling how = {.law = {.top_p = 1, .repetition = 1.2f}};
-    prop_seq_update(&s, s.n, (uint32_t[]){N_VOCAB - 1}, 1); // others may draft it
-    d = draft_under(&s, PROP_POINT, 8, &how, 1);
+    struct prop_sampling how = {.params = {.top_p = 1, .repetition = 1.2f}};
+    prop_seq_update(&s, s.n, (uint32_t[]){N_VOCAB - 1}, 1); // other proposers may draft it
+    d = draft_under(&s, DRAFT_POINT, 8, &how, 1);
     for (uint32_t i = 0; i < d.n; i++)
         assert_true(d.tokens[i] < greatest);
     prop_seq_done(&s);
-    close_it();
+    must_close();
 }
 
-static void a_model_rounded_to_four_bits_says_nearly_the_same(void **state)
+static void a_model_rounded_to_four_bits_drafts_nearly_the_same(void **state)
 {
     (void)state;
-    struct prop_draft whole, rounded;
+    struct draft whole, rounded;
     uint32_t n_same = 0, n_moved = 0;
     for (uint32_t at = 20; at < 180; at += 20) {
-        struct prop_draft *const both[] = {&whole, &rounded};
+        struct draft *const both[] = {&whole, &rounded};
         for (unsigned i = 0; i < 2; i++) {
             prop_draft_model_settings.quantise = (char *)(uintptr_t)(i ? "q4_0" : "no");
             must_open();
             struct prop_seq s = story(at);
             *both[i] = prop_seq_draft(&s, 1);
             prop_seq_done(&s);
-            close_it();
+            must_close();
         }
         n_same += whole.tokens[0] == rounded.tokens[0];
         n_moved += whole.survival[0] != rounded.survival[0];
@@ -887,7 +901,7 @@ static void a_model_rounded_to_four_bits_says_nearly_the_same(void **state)
     assert_int_equal(n_moved, 8);
 }
 
-static void without_a_model_it_says_what_is_missing(void **state)
+static void without_a_model_the_error_names_the_setting(void **state)
 {
     (void)state;
     prop_draft_model_settings.model = NULL;
@@ -908,33 +922,33 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(it_keeps_the_contract, prop_defaults),
         cmocka_unit_test_setup(a_batch_drafts_what_each_would_alone, prop_defaults),
-        cmocka_unit_test_setup(whatever_was_accepted_the_next_draft_is_a_fresh_one, prop_defaults),
-        cmocka_unit_test_setup(ahead_each_branch_goes_on_as_a_fresh_draft, prop_defaults),
-        cmocka_unit_test_setup(ahead_a_crowd_shares_the_passes, prop_defaults),
+        cmocka_unit_test_setup(after_any_acceptance_the_next_draft_equals_a_fresh_one,
+                               prop_defaults),
+        cmocka_unit_test_setup(each_branch_of_a_draft_ahead_equals_a_fresh_draft, prop_defaults),
+        cmocka_unit_test_setup(many_drafts_ahead_share_the_passes, prop_defaults),
         cmocka_unit_test_setup(coupled_drafts_of_the_target_itself_are_its_draws, prop_defaults),
         cmocka_unit_test_setup(a_point_draft_is_the_argmax_at_any_temperature, prop_defaults),
         cmocka_unit_test_setup(penalties_and_bias_act_on_what_is_drafted, prop_defaults),
-        cmocka_unit_test_setup(what_cannot_come_yet_is_not_drafted, prop_defaults),
-        cmocka_unit_test_setup(nor_is_it_ahead, prop_defaults),
-        cmocka_unit_test_setup(a_draft_goes_on_behind_an_end_only_where_the_text_does,
-                               prop_defaults),
+        cmocka_unit_test_setup(banned_tokens_are_not_drafted, prop_defaults),
+        cmocka_unit_test_setup(banned_tokens_are_not_drafted_ahead, prop_defaults),
+        cmocka_unit_test_setup(a_draft_continues_after_eos_only_with_ignore_eos, prop_defaults),
         cmocka_unit_test_setup(a_sparse_q_sums_exactly_and_has_the_likeliest_tokens, prop_defaults),
-        cmocka_unit_test_setup(drafts_are_drawn_from_the_q_that_is_told, prop_defaults),
-        cmocka_unit_test_setup(a_dense_q_is_the_whole_law, prop_defaults),
-        cmocka_unit_test_setup(a_draft_ends_where_confidence_does, prop_defaults),
-        cmocka_unit_test_setup(a_context_is_fed_between_drafts_for_others, prop_defaults),
-        cmocka_unit_test_setup(a_context_that_takes_long_is_put_off, prop_defaults),
+        cmocka_unit_test_setup(tokens_are_drawn_from_the_q_that_is_sent, prop_defaults),
+        cmocka_unit_test_setup(a_dense_q_is_the_whole_distribution, prop_defaults),
+        cmocka_unit_test_setup(a_draft_ends_where_confidence_is_below_p_min, prop_defaults),
+        cmocka_unit_test_setup(a_long_context_is_read_between_drafts_for_others, prop_defaults),
+        cmocka_unit_test_setup(an_ask_without_time_for_its_context_gets_unread, prop_defaults),
         cmocka_unit_test_setup(out_of_time_there_is_no_draft, prop_defaults),
-        cmocka_unit_test_setup(an_idle_sequence_makes_room_a_busy_one_does_not, prop_defaults),
-        cmocka_unit_test_setup(branches_that_nobody_asks_for_any_more_make_room, prop_defaults),
-        cmocka_unit_test_setup(while_one_is_fed_nobody_becomes_idle, prop_defaults),
-        cmocka_unit_test_setup(a_context_that_begins_alike_is_not_fed_again, prop_defaults),
-        cmocka_unit_test_setup(behind_the_models_context_there_is_no_draft, prop_defaults),
-        cmocka_unit_test_setup(behind_a_token_that_the_model_has_not_there_is_no_draft,
+        cmocka_unit_test_setup(an_idle_sequence_is_evicted_a_busy_one_is_not, prop_defaults),
+        cmocka_unit_test_setup(branches_without_an_ask_are_evicted, prop_defaults),
+        cmocka_unit_test_setup(while_a_context_is_read_no_sequence_becomes_idle, prop_defaults),
+        cmocka_unit_test_setup(a_common_prefix_is_not_read_again, prop_defaults),
+        cmocka_unit_test_setup(after_the_models_longest_context_there_is_no_draft, prop_defaults),
+        cmocka_unit_test_setup(after_a_token_that_the_model_does_not_have_there_is_no_draft,
                                prop_defaults),
         cmocka_unit_test_setup(padding_is_never_drafted, prop_defaults),
-        cmocka_unit_test_setup(a_model_rounded_to_four_bits_says_nearly_the_same, prop_defaults),
-        cmocka_unit_test_setup(without_a_model_it_says_what_is_missing, prop_defaults),
+        cmocka_unit_test_setup(a_model_rounded_to_four_bits_drafts_nearly_the_same, prop_defaults),
+        cmocka_unit_test_setup(without_a_model_the_error_names_the_setting, prop_defaults),
         cmocka_unit_test_setup(too_large_a_pool_is_refused_with_what_would_fit, prop_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* test_prop_ngram.c - the index drafts what a scan over the context would. */
+/* test_prop_ngram.c - a draft from the index equals that of a scan over the context. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "lib/oracles/prop_contract.h"
 #include "proposer-svc/props/prop_ngram.h"
 
-static void settings(int64_t max, int64_t min, const char *match, bool prompt_lookup)
+static void set_ngram(int64_t max, int64_t min, const char *match, bool prompt_lookup)
 {
     prop_ngram_settings = (struct prop_ngram_settings){max, min, (char *)match, prompt_lookup};
 }
@@ -20,12 +20,12 @@ static void *must_open(void)
     return shared;
 }
 
-static struct prop_draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
+static struct draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
 {
     void *shared = must_open();
     struct prop_seq s = prop_seq_new(&prop_ngram, shared);
     prop_seq_update(&s, 0, tokens, n);
-    struct prop_draft d = prop_seq_draft(&s, k);
+    struct draft d = prop_seq_draft(&s, k);
     prop_seq_done(&s);
     prop_ngram.close(shared);
     return d;
@@ -38,28 +38,28 @@ static void it_keeps_the_contract(void **state)
 {
     (void)state;
     prop_contract(&prop_ngram, 1000);
-    settings(3, 2, "earliest_full", true);
+    set_ngram(3, 2, "earliest_full", true);
     prop_contract(&prop_ngram, 1000);
 }
 
-static void what_followed_the_latest_match_is_the_draft(void **state)
+static void the_continuation_of_the_latest_match_is_the_draft(void **state)
 {
     (void)state;
-    struct prop_draft d = DRAFT_OF(3, 1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2);
+    struct draft d = DRAFT_OF(3, 1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2);
     EXPECT(d, 6, 7, 8);
 }
 
 static void the_longest_match_wins_over_a_later_one(void **state)
 {
     (void)state;
-    struct prop_draft d = DRAFT_OF(2, 9, 1, 2, 5, 6, 3, 2, 7, 8, 9, 1, 2);
+    struct draft d = DRAFT_OF(2, 9, 1, 2, 5, 6, 3, 2, 7, 8, 9, 1, 2);
     EXPECT(d, 5, 6);
 }
 
-static void a_copy_that_reaches_the_end_goes_on_with_itself(void **state)
+static void a_copy_that_reaches_the_end_continues_with_itself(void **state)
 {
     (void)state;
-    struct prop_draft d = DRAFT_OF(7, 1, 2, 3, 1, 2, 3);
+    struct draft d = DRAFT_OF(7, 1, 2, 3, 1, 2, 3);
     EXPECT(d, 1, 2, 3, 1, 2, 3, 1);
     d = DRAFT_OF(4, 5, 5);
     EXPECT(d, 5, 5, 5, 5);
@@ -68,13 +68,13 @@ static void a_copy_that_reaches_the_end_goes_on_with_itself(void **state)
 static void earliest_full_takes_the_first_match_that_k_tokens_follow(void **state)
 {
     (void)state;
-    settings(4, 1, "earliest_full", true);
-    struct prop_draft d = DRAFT_OF(3, 1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2);
+    set_ngram(4, 1, "earliest_full", true);
+    struct draft d = DRAFT_OF(3, 1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2);
     EXPECT(d, 3, 4, 5);
     assert_int_equal(DRAFT_OF(7, 1, 2, 3, 1, 2, 3).n, 0);
-    d = DRAFT_OF(3, 8, 7, 6, 5, 6, 5); // (6, 5) has 2 tokens behind it, 5 too: nothing is full
+    d = DRAFT_OF(3, 8, 7, 6, 5, 6, 5); // 2 tokens follow (6, 5) and 5: none is full
     assert_int_equal(d.n, 0);
-    d = DRAFT_OF(3, 5, 7, 6, 9, 6, 5, 6, 5); // (6, 5) is cut short, 5 is not
+    d = DRAFT_OF(3, 5, 7, 6, 9, 6, 5, 6, 5); // k tokens follow 5, but not (6, 5)
     EXPECT(d, 7, 6, 9);
 }
 
@@ -84,7 +84,7 @@ static void too_little_context_gives_no_draft(void **state)
     assert_int_equal(draft_of(NULL, 0, 5).n, 0);
     assert_int_equal(DRAFT_OF(5, 1).n, 0);
     assert_int_equal(DRAFT_OF(5, 1, 2).n, 0);
-    settings(4, 3, "latest", true);
+    set_ngram(4, 3, "latest", true);
     assert_int_equal(DRAFT_OF(5, 1, 1).n, 0);
     assert_int_equal(DRAFT_OF(5, 1, 1, 1).n, 0);
     assert_int_equal(DRAFT_OF(5, 1, 1, 1, 1).n, 5);
@@ -97,10 +97,10 @@ static void a_draft_has_at_most_k_tokens(void **state)
         assert_int_equal(DRAFT_OF(k, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3).n, k);
 }
 
-static void prompt_lookup_off_looks_at_generated_tokens_only(void **state)
+static void without_prompt_lookup_only_generated_tokens_are_searched(void **state)
 {
     (void)state;
-    settings(4, 1, "latest", false);
+    set_ngram(4, 1, "latest", false);
     void *shared = must_open();
     struct prop_seq s = prop_seq_new(&prop_ngram, shared);
     s.n_prompt = 5;
@@ -109,7 +109,7 @@ static void prompt_lookup_off_looks_at_generated_tokens_only(void **state)
     prop_seq_update(&s, 5, (uint32_t[]){2}, 1);
     assert_int_equal(prop_seq_draft(&s, 3).n, 0);
     prop_seq_update(&s, 6, (uint32_t[]){9, 2}, 2);
-    struct prop_draft d = prop_seq_draft(&s, 1);
+    struct draft d = prop_seq_draft(&s, 1);
     EXPECT(d, 9);
     prop_seq_done(&s);
     prop_ngram.close(shared);
@@ -119,16 +119,16 @@ static void a_minimum_above_the_maximum_is_refused(void **state)
 {
     (void)state;
     void *shared;
-    settings(2, 3, "latest", true);
+    set_ngram(2, 3, "latest", true);
     assert_int_equal(prop_ngram.open(&shared), -EINVAL);
 }
 
-/* Random appends, roll-backs and drafts over a vocabulary of n_vocab, each draft against the scan.
- */
-static void walk(const struct ngram_scan *how, uint32_t n_vocab, uint64_t seed, bool prompt_lookup)
+/* Random appends, cuts and drafts over n_vocab tokens. Each draft equals that of the scan. */
+static void compare_with_scan(const struct ngram_scan *how, uint32_t n_vocab, uint64_t seed,
+                              bool prompt_lookup)
 {
-    settings(how->len_max, how->len_min, how->earliest_full ? "earliest_full" : "latest",
-             prompt_lookup);
+    set_ngram(how->len_max, how->len_min, how->earliest_full ? "earliest_full" : "latest",
+              prompt_lookup);
     void *shared = must_open();
     struct prop_seq s = prop_seq_new(&prop_ngram, shared);
     s.n_prompt = 20;
@@ -136,13 +136,13 @@ static void walk(const struct ngram_scan *how, uint32_t n_vocab, uint64_t seed, 
     scan.n_skip = prompt_lookup ? 0 : s.n_prompt;
     for (uint32_t step = 0; step < 300; step++) {
         uint64_t r = rng_splitmix64(seed * 1000 + step);
-        uint32_t tokens[40], n = (uint32_t)(r % 40 ? r / 40 % 6 : 40), want[PROP_K_MAX];
+        uint32_t tokens[40], n = (uint32_t)(r % 40 ? r / 40 % 6 : 40), want[DRAFT_MAX_NODES];
         for (uint32_t i = 0; i < n; i++)
             tokens[i] = (uint32_t)(rng_splitmix64(r + i) % n_vocab);
         uint32_t back = (uint32_t)(r >> 40) % 16 ? 0 : (uint32_t)(r >> 48) % (s.n + 1);
         prop_seq_update(&s, s.n - back, tokens, n);
         uint32_t k = 1 + (uint32_t)(r >> 20) % 12;
-        struct prop_draft d = prop_seq_draft(&s, k);
+        struct draft d = prop_seq_draft(&s, k);
         assert_int_equal(d.n, ngram_scan(&scan, s.tokens, s.n, k, want));
         assert_memory_equal(d.tokens, want, d.n * sizeof(want[0]));
     }
@@ -159,21 +159,22 @@ static void the_index_equals_the_scan(void **state)
     for (unsigned h = 0; h < 5; h++)
         for (unsigned v = 0; v < 6; v++)
             for (unsigned off = 0; off < 2; off++)
-                walk(&hows[h], vocabs[v], h * 100 + v * 10 + off, !off);
+                compare_with_scan(&hows[h], vocabs[v], h * 100 + v * 10 + off, !off);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(it_keeps_the_contract, prop_defaults),
-        cmocka_unit_test_setup(what_followed_the_latest_match_is_the_draft, prop_defaults),
+        cmocka_unit_test_setup(the_continuation_of_the_latest_match_is_the_draft, prop_defaults),
         cmocka_unit_test_setup(the_longest_match_wins_over_a_later_one, prop_defaults),
-        cmocka_unit_test_setup(a_copy_that_reaches_the_end_goes_on_with_itself, prop_defaults),
+        cmocka_unit_test_setup(a_copy_that_reaches_the_end_continues_with_itself, prop_defaults),
         cmocka_unit_test_setup(earliest_full_takes_the_first_match_that_k_tokens_follow,
                                prop_defaults),
         cmocka_unit_test_setup(too_little_context_gives_no_draft, prop_defaults),
         cmocka_unit_test_setup(a_draft_has_at_most_k_tokens, prop_defaults),
-        cmocka_unit_test_setup(prompt_lookup_off_looks_at_generated_tokens_only, prop_defaults),
+        cmocka_unit_test_setup(without_prompt_lookup_only_generated_tokens_are_searched,
+                               prop_defaults),
         cmocka_unit_test_setup(a_minimum_above_the_maximum_is_refused, prop_defaults),
         cmocka_unit_test_setup(the_index_equals_the_scan, prop_defaults),
     };

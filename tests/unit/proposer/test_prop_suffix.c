@@ -1,5 +1,4 @@
-/* test_prop_suffix.c - drafts are those of a scan over the context and the tenant's past outputs.
- */
+/* test_prop_suffix.c - a draft equals that of a scan over the context and the tenant's outputs. */
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -19,9 +18,9 @@ static void *must_open(void)
     return shared;
 }
 
-/* A sequence that ends; what stands behind its prompt is an output then. */
-static void say(void *shared, const char *tenant, uint32_t n_prompt, const uint32_t *tokens,
-                uint32_t n)
+/* A sequence that ends. The tokens after its prompt become an output. */
+static void add_output(void *shared, const char *tenant, uint32_t n_prompt, const uint32_t *tokens,
+                       uint32_t n)
 {
     struct prop_seq s = prop_seq_new(&prop_suffix, shared);
     s.tenant = tenant;
@@ -30,23 +29,23 @@ static void say(void *shared, const char *tenant, uint32_t n_prompt, const uint3
     prop_seq_done(&s);
 }
 
-static struct prop_draft ask(void *shared, const char *tenant, const uint32_t *tokens, uint32_t n,
-                             uint32_t k)
+static struct draft ask(void *shared, const char *tenant, const uint32_t *tokens, uint32_t n,
+                        uint32_t k)
 {
     struct prop_seq s = prop_seq_new(&prop_suffix, shared);
     s.tenant = tenant;
     prop_seq_update(&s, 0, tokens, n);
-    struct prop_draft d = prop_seq_draft(&s, k);
-    prop_seq_done(&s); // without a known prompt: no output
+    struct draft d = prop_seq_draft(&s, k);
+    prop_seq_done(&s); // adds no output: the prompt is unknown
     return d;
 }
 
 #define TOKENS(...) (uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4
 
-static struct prop_draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
+static struct draft draft_of(const uint32_t *tokens, uint32_t n, uint32_t k)
 {
     void *shared = must_open();
-    struct prop_draft d = ask(shared, NULL, tokens, n, k);
+    struct draft d = ask(shared, NULL, tokens, n, k);
     prop_suffix.close(shared);
     return d;
 }
@@ -60,11 +59,11 @@ static void it_keeps_the_contract(void **state)
     prop_contract(&prop_suffix, 1000);
 }
 
-static void what_followed_most_often_is_the_draft(void **state)
+static void the_most_frequent_continuation_is_the_draft(void **state)
 {
     (void)state;
-    struct prop_draft d = draft_of(TOKENS(7, 1, 8, 7, 2, 8, 7, 1, 9, 7, 1, 5, 7), 4);
-    EXPECT(d, 1); // three of four times; one matched token is good for one more
+    struct draft d = draft_of(TOKENS(7, 1, 8, 7, 2, 8, 7, 1, 9, 7, 1, 5, 7), 4);
+    EXPECT(d, 1); // three of four times; a match of one token allows one draft token
     assert_true(d.survival[0] == 0.75f);
 }
 
@@ -72,7 +71,7 @@ static void survival_is_the_product_of_the_frequencies(void **state)
 {
     (void)state;
     prop_suffix_settings.factor = 2;
-    struct prop_draft d = draft_of(TOKENS(7, 1, 8, 30, 7, 2, 31, 7, 1, 9, 32, 7, 1, 9, 33, 7), 4);
+    struct draft d = draft_of(TOKENS(7, 1, 8, 30, 7, 2, 31, 7, 1, 9, 32, 7, 1, 9, 33, 7), 4);
     EXPECT(d, 1, 9);
     assert_true(d.survival[0] == 0.75f);
     assert_true(d.survival[1] == 0.75f * (2.0f / 3.0f));
@@ -81,7 +80,7 @@ static void survival_is_the_product_of_the_frequencies(void **state)
 static void a_draft_is_as_long_as_its_match_allows(void **state)
 {
     (void)state;
-    struct prop_draft d = draft_of(TOKENS(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3), 10);
+    struct draft d = draft_of(TOKENS(1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3), 10);
     EXPECT(d, 4, 5, 6);
     prop_suffix_settings.factor = 1.5;
     prop_suffix_settings.offset = 1;
@@ -100,10 +99,10 @@ static void a_draft_ends_where_it_is_improbable(void **state)
     assert_int_equal(draft_of(TOKENS(7, 1, 8, 7, 2, 9, 7), 4).n, 1);
 }
 
-static void periodic_text_goes_on(void **state)
+static void periodic_text_is_continued(void **state)
 {
     (void)state;
-    struct prop_draft d = draft_of(TOKENS(1, 2, 3, 1, 2, 3, 1, 2, 3), 6);
+    struct draft d = draft_of(TOKENS(1, 2, 3, 1, 2, 3, 1, 2, 3), 6);
     EXPECT(d, 1, 2, 3, 1, 2, 3);
 }
 
@@ -111,16 +110,16 @@ static void an_output_is_found_by_another_sequence(void **state)
 {
     (void)state;
     void *shared = must_open();
-    say(shared, "a", 2, TOKENS(91, 92, 1, 2, 3, 4, 5, 6));
-    struct prop_draft d = ask(shared, "a", TOKENS(50, 1, 2, 3), 8);
+    add_output(shared, "a", 2, TOKENS(91, 92, 1, 2, 3, 4, 5, 6));
+    struct draft d = ask(shared, "a", TOKENS(50, 1, 2, 3), 8);
     EXPECT(d, 4, 5, 6);
-    assert_int_equal(ask(shared, "a", TOKENS(91, 92), 8).n, 0); // the prompt was not said
-    assert_int_equal(ask(shared, "a", TOKENS(50, 6), 8).n, 0);  // nothing followed
+    assert_int_equal(ask(shared, "a", TOKENS(91, 92), 8).n, 0); // the prompt is not an output
+    assert_int_equal(ask(shared, "a", TOKENS(50, 6), 8).n, 0);  // no token follows
     prop_suffix.close(shared);
 }
 
-/* A sequence that is preempted, evicted or asked for by another stream comes again. */
-static void an_output_that_was_forgotten_on_the_way_counts_once(void **state)
+/* A sequence comes again after it was preempted or evicted, or on another stream. */
+static void an_output_counts_once_after_its_session_was_dropped(void **state)
 {
     (void)state;
     void *shared = must_open();
@@ -128,31 +127,32 @@ static void an_output_that_was_forgotten_on_the_way_counts_once(void **state)
     s.n_prompt = 1;
     prop_seq_update(&s, 0, TOKENS(90, 1, 2, 3));
     prop_seq_forget(&s);
-    say(shared, NULL, 1, TOKENS(90, 1, 2, 3, 4));
-    say(shared, NULL, 1, TOKENS(90, 1, 2, 5, 6));
+    add_output(shared, NULL, 1, TOKENS(90, 1, 2, 3, 4));
+    add_output(shared, NULL, 1, TOKENS(90, 1, 2, 5, 6));
     assert_true(ask(shared, NULL, TOKENS(50, 1, 2), 1).survival[0] == 0.5f);
     prop_suffix.close(shared);
 }
 
-static void outputs_are_not_joined(void **state)
+static void a_match_does_not_span_two_outputs(void **state)
 {
     (void)state;
     void *shared = must_open();
-    say(shared, NULL, 1, TOKENS(90, 1, 2, 3));
-    say(shared, NULL, 1, TOKENS(90, 4, 5, 6));
+    add_output(shared, NULL, 1, TOKENS(90, 1, 2, 3));
+    add_output(shared, NULL, 1, TOKENS(90, 4, 5, 6));
     assert_int_equal(ask(shared, NULL, TOKENS(50, 2, 3), 8).n, 0);
     prop_suffix.close(shared);
 }
 
-static void a_tenant_sees_its_own_outputs_only(void **state)
+static void a_tenant_drafts_from_its_own_outputs_only(void **state)
 {
     (void)state;
     void *shared = must_open();
-    say(shared, "a", 1, TOKENS(90, 1, 2, 3, 4, 5, 6));
+    add_output(shared, "a", 1, TOKENS(90, 1, 2, 3, 4, 5, 6));
     assert_int_equal(ask(shared, "b", TOKENS(50, 1, 2, 3), 8).n, 0);
     assert_int_equal(ask(shared, NULL, TOKENS(50, 1, 2, 3), 8).n, 0);
-    say(shared, "b", 1, TOKENS(90, 1, 2, 3, 7, 8, 9)); // the same n-gram, with its own places
-    struct prop_draft d = ask(shared, "a", TOKENS(50, 1, 2, 3), 8);
+    add_output(shared, "b", 1,
+               TOKENS(90, 1, 2, 3, 7, 8, 9)); // the same n-gram; each tenant has its own places
+    struct draft d = ask(shared, "a", TOKENS(50, 1, 2, 3), 8);
     EXPECT(d, 4, 5, 6);
     d = ask(shared, "b", TOKENS(50, 1, 2, 3), 8);
     EXPECT(d, 7, 8, 9);
@@ -160,22 +160,22 @@ static void a_tenant_sees_its_own_outputs_only(void **state)
     prop_suffix.close(shared);
 }
 
-static void the_oldest_outputs_make_room(void **state)
+static void new_outputs_replace_the_oldest(void **state)
 {
     (void)state;
     prop_suffix_settings.pool_tokens = 16; // two outputs of 7 tokens, with their marks
     void *shared = must_open();
-    say(shared, "a", 1, TOKENS(90, 10, 11, 12, 13, 14, 15, 16));
-    say(shared, "a", 1, TOKENS(90, 20, 21, 22, 23, 24, 25, 26));
+    add_output(shared, "a", 1, TOKENS(90, 10, 11, 12, 13, 14, 15, 16));
+    add_output(shared, "a", 1, TOKENS(90, 20, 21, 22, 23, 24, 25, 26));
     assert_int_equal(ask(shared, "a", TOKENS(10, 11), 8).n, 2);
-    say(shared, "b", 1, TOKENS(90, 30, 31, 32, 33, 34, 35, 36));
+    add_output(shared, "b", 1, TOKENS(90, 30, 31, 32, 33, 34, 35, 36));
     assert_int_equal(ask(shared, "a", TOKENS(10, 11), 8).n, 0);
     assert_int_equal(ask(shared, "a", TOKENS(20, 21), 8).n, 2);
     assert_int_equal(ask(shared, "b", TOKENS(30, 31), 8).n, 2);
     prop_suffix.close(shared);
 }
 
-static void the_pool_stays_within_its_bound(void **state)
+static void the_pool_stays_within_its_limit(void **state)
 {
     (void)state;
     AUTO(suffix_pool_free) struct suffix_pool *pool = NULL;
@@ -191,16 +191,17 @@ static void the_pool_stays_within_its_bound(void **state)
         if (i == 1000)
             used = mallinfo2().uordblks;
     }
-    assert_true(mallinfo2().uordblks <= used + 32768); // the tenants' table may have grown
+    assert_true(mallinfo2().uordblks <= used + 32768); // the table of tenants may have grown
 }
 
 /* ---- against the scan ---- */
 
-struct said {
+/* The outputs of a tenant that the pool should have: tokens [first, n). */
+struct outputs {
     uint32_t tokens[20000], n, first;
 };
 
-static void remember(struct said *p, const uint32_t *tokens, uint32_t n, uint32_t max)
+static void append_output(struct outputs *p, const uint32_t *tokens, uint32_t n, uint32_t max)
 {
     if (n < 2)
         return;
@@ -215,31 +216,31 @@ static void remember(struct said *p, const uint32_t *tokens, uint32_t n, uint32_
         p->first = p->n - max;
 }
 
-static void must_equal(const struct prop_seq *s, uint32_t k, const struct said *said)
+static void assert_same_as_scan(const struct prop_seq *s, uint32_t k, const struct outputs *outputs)
 {
     const struct prop_suffix_settings *set = &prop_suffix_settings;
     struct suffix_scan how = {(uint32_t)set->max_depth, set->factor, set->offset, set->min_prob};
-    struct prop_draft d = prop_seq_draft(s, k);
-    struct suffix_scan_draft want =
-        suffix_scan(&how, s->tokens, s->n, said->tokens + said->first, said->n - said->first, k);
+    struct draft d = prop_seq_draft(s, k);
+    struct suffix_scan_draft want = suffix_scan(
+        &how, s->tokens, s->n, outputs->tokens + outputs->first, outputs->n - outputs->first, k);
     assert_int_equal(d.n, want.n);
     assert_memory_equal(d.tokens, want.tokens, d.n * sizeof(d.tokens[0]));
     assert_memory_equal(d.survival, want.survival, d.n * sizeof(d.survival[0]));
 }
 
-/* Sequences of two tenants that grow, are cut, are asked and end. */
-static void walk(uint32_t n_vocab, uint64_t seed)
+/* Sequences of two tenants that grow, are cut, draft and end. */
+static void compare_with_scan(uint32_t n_vocab, uint64_t seed)
 {
-    static struct said said[2];
+    static struct outputs outputs[2];
     static const char *const tenants[] = {"a", NULL};
     void *shared = must_open();
     uint32_t n_pool = (uint32_t)prop_suffix_settings.pool_tokens;
-    memset(said, 0, sizeof(said));
+    memset(outputs, 0, sizeof(outputs));
     for (uint32_t run = 0; run < 8; run++) {
-        unsigned whose = n_pool > 300 ? run % 2 : 0; // one alone fills a small pool
+        unsigned tenant = n_pool > 300 ? run % 2 : 0; // a small pool is full with one tenant
         struct prop_seq s = prop_seq_new(&prop_suffix, shared);
         s.n_prompt = 20;
-        s.tenant = tenants[whose];
+        s.tenant = tenants[tenant];
         for (uint32_t step = 0; step < 40; step++) {
             uint64_t r = rng_splitmix64(seed * 100000 + run * 1000 + step);
             uint32_t tokens[40], n = (uint32_t)(r % 20 ? r / 40 % 6 : 40);
@@ -247,10 +248,10 @@ static void walk(uint32_t n_vocab, uint64_t seed)
                 tokens[i] = (uint32_t)(rng_splitmix64(r + i) % n_vocab);
             uint32_t back = (uint32_t)(r >> 40) % 16 ? 0 : (uint32_t)(r >> 48) % (s.n + 1);
             prop_seq_update(&s, s.n - back, tokens, n);
-            must_equal(&s, 1 + (uint32_t)(r >> 20) % 12, &said[whose]);
+            assert_same_as_scan(&s, 1 + (uint32_t)(r >> 20) % 12, &outputs[tenant]);
         }
         if (s.n > s.n_prompt)
-            remember(&said[whose], s.tokens + s.n_prompt, s.n - s.n_prompt, n_pool);
+            append_output(&outputs[tenant], s.tokens + s.n_prompt, s.n - s.n_prompt, n_pool);
         prop_seq_done(&s);
     }
     prop_suffix.close(shared);
@@ -269,20 +270,20 @@ static void the_index_equals_the_scan(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(sets); i++) {
         for (unsigned v = 0; v < ARRAY_LEN(vocabs); v += (unsigned)lib_amount(3, 1, 1)) {
             prop_suffix_settings = sets[i];
-            walk(vocabs[v], i * 10 + v);
+            compare_with_scan(vocabs[v], i * 10 + v);
         }
     }
 }
 
 /* ---- threads ---- */
 
-static void *talk(void *shared)
+static void *add_and_draft(void *shared)
 {
     uint32_t tokens[60];
     for (uint32_t i = 0; i < 300; i++) {
         for (uint32_t t = 0; t < 60; t++)
             tokens[t] = t % 7 + i % 3;
-        say(shared, i % 2 ? "a" : NULL, 5, tokens, 60);
+        add_output(shared, i % 2 ? "a" : NULL, 5, tokens, 60);
         assert_true(ask(shared, "a", tokens, 60, 8).n);
     }
     return NULL;
@@ -294,7 +295,7 @@ static void sequences_may_be_served_by_several_threads(void **state)
     pthread_t t[2];
     void *shared = must_open();
     for (int i = 0; i < 2; i++)
-        assert_int_equal(pthread_create(&t[i], NULL, talk, shared), 0);
+        assert_int_equal(pthread_create(&t[i], NULL, add_and_draft, shared), 0);
     for (int i = 0; i < 2; i++)
         pthread_join(t[i], NULL);
     prop_suffix.close(shared);
@@ -304,17 +305,17 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(it_keeps_the_contract, prop_defaults),
-        cmocka_unit_test_setup(what_followed_most_often_is_the_draft, prop_defaults),
+        cmocka_unit_test_setup(the_most_frequent_continuation_is_the_draft, prop_defaults),
         cmocka_unit_test_setup(survival_is_the_product_of_the_frequencies, prop_defaults),
         cmocka_unit_test_setup(a_draft_is_as_long_as_its_match_allows, prop_defaults),
         cmocka_unit_test_setup(a_draft_ends_where_it_is_improbable, prop_defaults),
-        cmocka_unit_test_setup(periodic_text_goes_on, prop_defaults),
+        cmocka_unit_test_setup(periodic_text_is_continued, prop_defaults),
         cmocka_unit_test_setup(an_output_is_found_by_another_sequence, prop_defaults),
-        cmocka_unit_test_setup(an_output_that_was_forgotten_on_the_way_counts_once, prop_defaults),
-        cmocka_unit_test_setup(outputs_are_not_joined, prop_defaults),
-        cmocka_unit_test_setup(a_tenant_sees_its_own_outputs_only, prop_defaults),
-        cmocka_unit_test_setup(the_oldest_outputs_make_room, prop_defaults),
-        cmocka_unit_test_setup(the_pool_stays_within_its_bound, prop_defaults),
+        cmocka_unit_test_setup(an_output_counts_once_after_its_session_was_dropped, prop_defaults),
+        cmocka_unit_test_setup(a_match_does_not_span_two_outputs, prop_defaults),
+        cmocka_unit_test_setup(a_tenant_drafts_from_its_own_outputs_only, prop_defaults),
+        cmocka_unit_test_setup(new_outputs_replace_the_oldest, prop_defaults),
+        cmocka_unit_test_setup(the_pool_stays_within_its_limit, prop_defaults),
         cmocka_unit_test_setup(the_index_equals_the_scan, prop_defaults),
         cmocka_unit_test_setup(sequences_may_be_served_by_several_threads, prop_defaults),
     };

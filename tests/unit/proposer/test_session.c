@@ -1,4 +1,4 @@
-/* test_session.c - contexts stay in step with their verifiers, within their limits. */
+/* test_session.c - contexts equal those of the verifiers, within the limits. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "lib/lib.h"
 #include "proposer-svc/session.h"
 
-/* A proposer that drafts the sum of the context it was shown: any slip in the context shows. */
+/* A proposer that drafts the sum of its context, so that a wrong context gives a wrong draft. */
 struct sum_seq {
     uint32_t n, sum;
 };
@@ -37,7 +37,7 @@ static int sum_grow(void *shared, void *seq, const struct prop_context *c)
     struct sum_seq *s = seq;
     for (; s->n < c->n; s->n++)
         s->sum += c->tokens[s->n];
-    return s->sum == 666 ? fail(-ENOMEM, "no memory for evil") : 0;
+    return s->sum == 666 ? fail(-ENOMEM, "no memory for a sum of 666") : 0;
 }
 
 static void sum_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
@@ -45,8 +45,8 @@ static void sum_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
     (void)shared;
     for (uint32_t a = 0; a < n; a++) {
         const struct sum_seq *s = asks[a]->seq;
-        asks[a]->to->n = asks[a]->k;
-        for (uint32_t i = 0; i < asks[a]->k; i++)
+        asks[a]->to->n = asks[a]->max_depth;
+        for (uint32_t i = 0; i < asks[a]->max_depth; i++)
             asks[a]->to->tokens[i] = s->sum;
     }
 }
@@ -71,7 +71,7 @@ static struct sessions *sessions_of(uint32_t max_sessions, uint64_t max_tokens)
     return s;
 }
 
-/* The verifier's view of one sequence: a context of 1, 2, 3 ... */
+/* The verifier's context: 1, 2, 3 ... */
 static uint32_t counting[2000];
 
 static uint64_t digest(uint32_t n)
@@ -94,8 +94,7 @@ static struct session_update update_of(uint64_t seq, uint32_t keep, uint32_t bas
 }
 
 static enum session_answer apply(struct sessions *s, uint64_t stream,
-                                 const struct session_update *u, int64_t now,
-                                 struct prop_draft *ret)
+                                 const struct session_update *u, int64_t now, struct draft *ret)
 {
     enum session_answer a;
     struct session *e;
@@ -112,7 +111,7 @@ static enum session_answer apply(struct sessions *s, uint64_t stream,
 static enum session_answer ask(struct sessions *s, uint64_t stream, uint64_t seq, uint32_t keep,
                                uint32_t base_len, uint32_t k)
 {
-    struct prop_draft d;
+    struct draft d;
     struct session_update u = update_of(seq, keep, base_len, k);
     enum session_answer a = apply(s, stream, &u, 0, &d);
     if (a == SESSION_DRAFT && d.n)
@@ -141,8 +140,8 @@ static void a_context_grows_from_keep(void **state)
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
     assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
     assert_int_equal(ask(s, 1, 7, 10, 14, 3), SESSION_DRAFT);
-    assert_int_equal(ask(s, 1, 7, 14, 14, 3), SESSION_DRAFT); // nothing new
-    assert_int_equal(ask(s, 1, 7, 5, 9, 3), SESSION_DRAFT);   // taken back
+    assert_int_equal(ask(s, 1, 7, 14, 14, 3), SESSION_DRAFT); // no new tokens
+    assert_int_equal(ask(s, 1, 7, 5, 9, 3), SESSION_DRAFT);   // shorter
     assert_int_equal(ask(s, 1, 7, 0, 2, 3), SESSION_DRAFT);   // from the start again
     assert_int_equal(ask(s, 1, 7, 2, 2, 3), SESSION_DRAFT);
     assert_int_equal(n_sessions(s), 1);
@@ -156,11 +155,11 @@ static void an_empty_context_is_a_context(void **state)
     assert_int_equal(ask(s, 1, 7, 0, 1, 3), SESSION_DRAFT);
 }
 
-static void k_is_cut_and_none_means_silence(void **state)
+static void k_is_limited_and_0_means_no_answer(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     struct session_update u = update_of(7, 0, 10, 5000);
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
     assert_int_equal(d.n, 8);
@@ -171,30 +170,30 @@ static void k_is_cut_and_none_means_silence(void **state)
     assert_int_equal(ask(s, 1, 7, 12, 13, 1), SESSION_DRAFT);
 }
 
-static void a_missing_context_is_asked_for(void **state)
+static void a_missing_context_is_requested(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
     assert_int_equal(ask(s, 1, 7, 3, 10, 3), SESSION_NEED_CONTEXT); // never seen
-    assert_int_equal(ask(s, 1, 7, 3, 10, 0), SESSION_NEED_CONTEXT); // whether drafted for or not
+    assert_int_equal(ask(s, 1, 7, 3, 10, 0), SESSION_NEED_CONTEXT); // also if no draft is requested
     assert_int_equal(ask(s, 1, 7, 0, 10, 3), SESSION_DRAFT);
     assert_int_equal(ask(s, 1, 7, 11, 12, 3), SESSION_NEED_CONTEXT); // a gap
-    assert_int_equal(ask(s, 1, 7, 10, 12, 3), SESSION_NEED_CONTEXT); // and forgotten by then
+    assert_int_equal(ask(s, 1, 7, 10, 12, 3), SESSION_NEED_CONTEXT); // the session was dropped
     assert_int_equal(ask(s, 1, 7, 0, 12, 3), SESSION_DRAFT);
 }
 
-static void a_context_with_another_digest_is_asked_for(void **state)
+static void a_context_with_another_digest_is_requested(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     struct session_update u = update_of(7, 0, 10, 3);
     u.digest++;
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_NEED_CONTEXT);
     assert_int_equal(n_sessions(s), 0);
 }
 
-static void sessions_of_two_streams_do_not_meet(void **state)
+static void sessions_of_two_streams_are_separate(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -211,28 +210,29 @@ static void a_closed_sequence_is_freed(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     ask(s, 1, 7, 0, 10, 3);
     n_done = 0;
     struct session_update u = {.seq = 7, .close = true};
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT);
-    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT); // twice does not hurt
+    assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_SILENT); // a second close has no effect
     assert_int_equal(n_done, 1);
     assert_int_equal(n_sessions(s), 0);
 }
 
-/* What is forgotten for any other reason may come back, from its start. */
-static void only_a_sequence_that_has_ended_is_told_so(void **state)
+/* A sequence whose session was dropped for any other reason may come back, with its whole
+ * context. */
+static void seq_done_has_the_context_only_if_the_sequence_has_ended(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(1, 10000);
-    struct prop_draft d;
+    struct draft d;
     n_done = n_ended = 0;
     ask(s, 1, 7, 0, 10, 3);
     struct session_update u = {.seq = 7, .close = true, .unfinished = true};
     apply(s, 1, &u, 0, &d);
     ask(s, 1, 7, 0, 12, 3);
-    ask(s, 1, 8, 0, 10, 3); // takes the room
+    ask(s, 1, 8, 0, 10, 3); // evicts the other session
     sessions_expire(s, 1000001);
     ask(s, 1, 7, 0, 13, 3);
     sessions_end_stream(s, 1);
@@ -247,29 +247,30 @@ static void only_a_sequence_that_has_ended_is_told_so(void **state)
     apply(s, 2, &u, 0, &d);
     assert_int_equal(n_ended, 1);
     ask(s, 2, 8, 0, 1000, 1);
-    u = update_of(8, 1000, 1001, 1); // too long for good
+    u = update_of(8, 1000, 1001, 1); // too long: it has ended for the proposer
     apply(s, 2, &u, 0, &d);
     assert_int_equal(n_done, 7);
     assert_int_equal(n_ended, 2);
 }
 
-/* The proposer knows tokens that are being verified and keeps those that were committed. */
-static void tokens_that_are_verified_stay_as_far_as_they_are_committed(void **state)
+/* The proposer keeps tokens that were being verified, up to the first one that was not
+ * committed. */
+static void tokens_being_verified_stay_if_they_are_committed(void **state)
 {
     (void)state;
-    for (uint32_t n_kept = 0; n_kept <= 4; n_kept++) {
+    for (uint32_t n_accepted = 0; n_accepted <= 4; n_accepted++) {
         AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-        uint32_t verifying[] = {11, 12, 13, 14}; // the context counts
-        struct prop_draft d;
-        if (n_kept < 4)
-            verifying[n_kept] = 99;
+        uint32_t verifying[] = {11, 12, 13, 14}; // the context is 1 .. 10
+        struct draft d;
+        if (n_accepted < 4)
+            verifying[n_accepted] = 99;
         struct session_update u = update_of(7, 0, 10, 3);
         u.verifying = verifying;
         u.n_verifying = 4;
         assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_DRAFT);
         uint32_t sum = 55 + 11 + 12 + 13 + 14;
-        assert_int_equal(d.tokens[0], n_kept < 4 ? sum - (11 + n_kept) + 99 : sum);
-        assert_int_equal(ask(s, 1, 7, 10, 11 + n_kept, 1), SESSION_DRAFT); // looks at the sum
+        assert_int_equal(d.tokens[0], n_accepted < 4 ? sum - (11 + n_accepted) + 99 : sum);
+        assert_int_equal(ask(s, 1, 7, 10, 11 + n_accepted, 1), SESSION_DRAFT); // checks the sum
     }
 }
 
@@ -277,7 +278,7 @@ static void idle_sessions_are_dropped(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     struct session_update a = update_of(1, 0, 10, 1), b = update_of(2, 0, 10, 1);
     apply(s, 1, &a, 0, &d);
     apply(s, 1, &b, 500000, &d);
@@ -288,7 +289,7 @@ static void idle_sessions_are_dropped(void **state)
     assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_DRAFT);
 }
 
-static void the_least_recently_used_makes_room_for_a_session(void **state)
+static void a_new_session_evicts_the_least_recently_used(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(2, 10000);
@@ -301,7 +302,7 @@ static void the_least_recently_used_makes_room_for_a_session(void **state)
     assert_int_equal(ask(s, 1, 2, 10, 11, 1), SESSION_NEED_CONTEXT);
 }
 
-static void and_for_tokens(void **state)
+static void new_tokens_evict_the_least_recently_used(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(100, 1000);
@@ -320,7 +321,7 @@ static void a_context_that_is_too_long_gets_empty_drafts(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     assert_int_equal(ask(s, 1, 7, 0, 1000, 1), SESSION_DRAFT);
     struct session_update u = update_of(7, 1000, 1001, 1);
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_EMPTY);
@@ -329,12 +330,13 @@ static void a_context_that_is_too_long_gets_empty_drafts(void **state)
     assert_int_equal(apply(s, 1, &u, 0, &d), SESSION_EMPTY);
 }
 
-/* What is committed is learnt all the same, or the whole context would be wanted again. */
-static void behind_the_end_of_the_context_nothing_is_drafted_ahead(void **state)
+/* The committed tokens still update the session. Else the whole context would be requested
+ * again. */
+static void beyond_max_context_there_is_no_draft_ahead(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
-    struct prop_draft d;
+    struct draft d;
     assert_int_equal(ask(s, 1, 7, 0, 990, 1), SESSION_DRAFT);
     struct session_update u = update_of(7, 990, 996, 3);
     u.verifying = counting;
@@ -343,7 +345,7 @@ static void behind_the_end_of_the_context_nothing_is_drafted_ahead(void **state)
     assert_int_equal(ask(s, 1, 7, 996, 999, 1), SESSION_DRAFT);
 }
 
-static void a_contradiction_is_refused_with_a_sentence(void **state)
+static void a_contradictory_update_is_refused(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -358,7 +360,7 @@ static void a_contradiction_is_refused_with_a_sentence(void **state)
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &d), -EINVAL);
 }
 
-static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
+static void a_busy_session_takes_no_update(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -366,13 +368,13 @@ static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
     struct prop_ask first, second;
     enum session_answer a;
     struct session_update u = update_of(7, 0, 10, 2);
-    u.q_mode = PROP_COUPLED;
+    u.q_mode = DRAFT_COUPLED;
     u.draw_key = 99;
-    u.sampling = &(struct prop_sampling){.law = {.temperature = 0.5f, .top_p = 0.9f}};
+    u.sampling = &(struct prop_sampling){.params = {.temperature = 0.5f, .top_p = 0.9f}};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &first), 0);
     assert_int_equal(a, SESSION_DRAFT);
     assert_int_equal(first.context.n, 10);
-    assert_int_equal(first.q_mode, PROP_COUPLED);
+    assert_int_equal(first.q_mode, DRAFT_COUPLED);
     assert_int_equal(first.draw_key, 99);
     u = update_of(7, 10, 11, 2);
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), -EBUSY);
@@ -380,11 +382,11 @@ static void a_session_at_work_takes_no_update_until_it_is_done(void **state)
     assert_int_equal(sessions_update(s, 1, &close, 0, &a, &other, &second), -EBUSY);
     sessions_end(s, e);
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &other, &second), 0);
-    assert_float_equal(second.sampling.law.temperature, 0.5f, 0); // as before
+    assert_float_equal(second.sampling.params.temperature, 0.5f, 0); // unchanged
     sessions_end(s, other);
 }
 
-static void a_proposer_out_of_memory_gives_up_the_session(void **state)
+static void a_session_is_dropped_if_its_proposer_has_no_memory(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -393,7 +395,7 @@ static void a_proposer_out_of_memory_gives_up_the_session(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
-static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
+static void a_session_keeps_its_bans_and_biases(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -404,24 +406,45 @@ static void what_is_banned_and_biased_is_kept_with_the_session(void **state)
     uint32_t banned[] = {5, 6};
     struct dist_bias bias[] = {{3, -1}};
     u.sampling = &(struct prop_sampling){
-        .law = {.bias = bias, .n_bias = 1}, .ban = {banned, 2, 20}, .ignore_eos = true};
+        .params = {.bias = bias, .n_bias = 1}, .ban = {banned, 2, 20}, .ignore_eos = true};
     for (uint32_t n = 10; n < 12; n++) {
         assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
         assert_int_equal(ask.sampling.ban.n, 2);
         assert_int_equal(ask.sampling.ban.tokens[1], 6);
-        assert_int_equal(ask.sampling.law.n_bias, 1);
-        assert_int_equal(ask.sampling.law.bias[0].token, 3);
+        assert_int_equal(ask.sampling.params.n_bias, 1);
+        assert_int_equal(ask.sampling.params.bias[0].token, 3);
         assert_int_equal(ask.sampling.ban.until, 20);
         assert_true(ask.sampling.ignore_eos);
         sessions_end(s, e);
-        banned[1] = 9; // the message is gone
+        banned[1] = 9; // the message was freed
         bias[0].token = 9;
         u = update_of(7, n, n + 1, 2);
     }
-    u.sampling = &(struct prop_sampling){.law.top_p = 1};
+    u.sampling = &(struct prop_sampling){.params.top_p = 1};
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
     assert_int_equal(ask.sampling.ban.n, 0);
-    assert_int_equal(ask.sampling.law.n_bias, 0);
+    assert_int_equal(ask.sampling.params.n_bias, 0);
+    sessions_end(s, e);
+}
+
+static void only_a_draft_ahead_may_have_more_nodes_than_depth(void **state)
+{
+    (void)state;
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct session *e;
+    struct prop_ask ask;
+    enum session_answer a;
+    struct session_update u = update_of(7, 0, 10, 3);
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    assert_int_equal(ask.max_depth, 3);
+    assert_int_equal(ask.max_nodes, 3);
+    sessions_end(s, e);
+    u = update_of(7, 10, 11, 3);
+    u.verifying = counting;
+    u.n_verifying = 4;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    assert_int_equal(ask.max_depth, 3);
+    assert_int_equal(ask.max_nodes, DRAFT_MAX_NODES - 4);
     sessions_end(s, e);
 }
 
@@ -453,14 +476,14 @@ static void streams_on_many_threads_share_the_limits(void **state)
     assert_int_equal(n_sessions(s), 0);
 }
 
-static void a_hint_is_kept_and_takes_room(void **state)
+static void a_session_keeps_its_hint_and_counts_its_tokens(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 500);
     enum session_answer a;
     struct session *e;
     struct prop_ask ask;
-    struct prop_draft d = {0};
+    struct draft d = {0};
     struct sessions_stats stats;
     struct session_update u = update_of(1, 0, 5, 3);
     u.prompt_len = 3;
@@ -477,7 +500,7 @@ static void a_hint_is_kept_and_takes_room(void **state)
 
     u = update_of(2, 0, 5, 3);
     u.hint = counting;
-    u.n_hint = 500; // no room: no hint, and the draft is the proposer's
+    u.n_hint = 500; // above max_tokens: no hint, and the proposer drafts
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
     assert_int_equal(a, SESSION_DRAFT);
     assert_false(sessions_hint(e, &ask));
@@ -492,7 +515,7 @@ static void a_hint_is_kept_and_takes_room(void **state)
     assert_true(with > 4);
 }
 
-static void a_sequence_stays_its_tenants(void **state)
+static void a_session_keeps_its_tenant(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 5000);
@@ -507,7 +530,7 @@ static void a_sequence_stays_its_tenants(void **state)
         assert_int_equal(ask.context.tenant_len, 3);
         assert_memory_equal(ask.context.tenant, "abc", 3);
         sessions_end(s, e);
-        u = update_of(1, 3, 5, 2); // told once
+        u = update_of(1, 3, 5, 2); // the tenant comes only once
     }
     u.tenant_len = PROP_TENANT_MAX + 1;
     assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), -EINVAL);
@@ -518,24 +541,25 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_context_grows_from_keep),
         cmocka_unit_test(an_empty_context_is_a_context),
-        cmocka_unit_test(k_is_cut_and_none_means_silence),
-        cmocka_unit_test(a_missing_context_is_asked_for),
-        cmocka_unit_test(a_context_with_another_digest_is_asked_for),
-        cmocka_unit_test(sessions_of_two_streams_do_not_meet),
+        cmocka_unit_test(k_is_limited_and_0_means_no_answer),
+        cmocka_unit_test(a_missing_context_is_requested),
+        cmocka_unit_test(a_context_with_another_digest_is_requested),
+        cmocka_unit_test(sessions_of_two_streams_are_separate),
         cmocka_unit_test(a_closed_sequence_is_freed),
-        cmocka_unit_test(only_a_sequence_that_has_ended_is_told_so),
-        cmocka_unit_test(tokens_that_are_verified_stay_as_far_as_they_are_committed),
+        cmocka_unit_test(seq_done_has_the_context_only_if_the_sequence_has_ended),
+        cmocka_unit_test(tokens_being_verified_stay_if_they_are_committed),
         cmocka_unit_test(idle_sessions_are_dropped),
-        cmocka_unit_test(the_least_recently_used_makes_room_for_a_session),
-        cmocka_unit_test(and_for_tokens),
+        cmocka_unit_test(a_new_session_evicts_the_least_recently_used),
+        cmocka_unit_test(new_tokens_evict_the_least_recently_used),
         cmocka_unit_test(a_context_that_is_too_long_gets_empty_drafts),
-        cmocka_unit_test(behind_the_end_of_the_context_nothing_is_drafted_ahead),
-        cmocka_unit_test(a_contradiction_is_refused_with_a_sentence),
-        cmocka_unit_test(a_session_at_work_takes_no_update_until_it_is_done),
-        cmocka_unit_test(what_is_banned_and_biased_is_kept_with_the_session),
-        cmocka_unit_test(a_proposer_out_of_memory_gives_up_the_session),
-        cmocka_unit_test(a_hint_is_kept_and_takes_room),
-        cmocka_unit_test(a_sequence_stays_its_tenants),
+        cmocka_unit_test(beyond_max_context_there_is_no_draft_ahead),
+        cmocka_unit_test(a_contradictory_update_is_refused),
+        cmocka_unit_test(a_busy_session_takes_no_update),
+        cmocka_unit_test(a_session_keeps_its_bans_and_biases),
+        cmocka_unit_test(a_session_is_dropped_if_its_proposer_has_no_memory),
+        cmocka_unit_test(only_a_draft_ahead_may_have_more_nodes_than_depth),
+        cmocka_unit_test(a_session_keeps_its_hint_and_counts_its_tokens),
+        cmocka_unit_test(a_session_keeps_its_tenant),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),
     };
     return cmocka_run_group_tests(tests, count, NULL);

@@ -93,12 +93,26 @@ static void bad_targets_are_refused(void **state)
     assert_string_equal(fail_text(), "proposers: more than 16 targets");
 }
 
+static void the_cascade_is_also_found_by_its_old_name(void **state)
+{
+    (void)state;
+    struct speculation s = {.proposer = "chain"};
+    assert_int_equal(adds(&s, "ngram=h:1", 9), 0);
+    assert_int_equal(speculation_check_default(&s, NULL), -EINVAL);
+    assert_int_equal(adds(&s, "cascade=h:2", 11), 0);
+    assert_int_equal(speculation_check_default(&s, NULL), 0);
+    assert_true(drafts_is_called("chain", "chain")); // a configured name is free
+    assert_false(drafts_is_called("chain", "cascade"));
+    assert_false(drafts_is_called("ngram", "chain"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_policy_has_defaults_that_settings_replace),
         cmocka_unit_test(a_change_applies_the_fields_that_it_names),
         cmocka_unit_test(bad_targets_are_refused),
+        cmocka_unit_test(the_cascade_is_also_found_by_its_old_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
