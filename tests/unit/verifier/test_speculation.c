@@ -97,9 +97,9 @@ static void the_cascade_is_also_found_by_its_old_name(void **state)
 {
     (void)state;
     struct speculation s = {.proposer = "chain"};
-    assert_int_equal(adds(&s, "ngram=h:1", 9), 0);
+    assert_int_equal(add_target(&s, "ngram=h:1", 9), 0);
     assert_int_equal(speculation_check_default(&s, NULL), -EINVAL);
-    assert_int_equal(adds(&s, "cascade=h:2", 11), 0);
+    assert_int_equal(add_target(&s, "cascade=h:2", 11), 0);
     assert_int_equal(speculation_check_default(&s, NULL), 0);
     assert_true(drafts_is_called("chain", "chain")); // a configured name is free
     assert_false(drafts_is_called("chain", "cascade"));
