@@ -1,9 +1,8 @@
 /* exact_math.h - elementary functions that return the same bits on every machine.
  *
- * The last bits of libm's results differ by version, and by CPU where libm selects fused variants
- * at run time. These functions use exact or singly rounded operations on doubles in a fixed order.
- * They are inline so that compilers can vectorise loops over them. (The float exp of activations is
- * a kernel, see kernel_body.h.) */
+ * The last bits of libm's results differ by version and by CPU. These functions use exact or singly
+ * rounded operations on doubles in a fixed order. They are inline, so compilers can vectorise loops
+ * over them. (The float exp of activations is a kernel, see kernel_body.h.) */
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -62,8 +61,8 @@ static inline double exact_math_exp(double x)
     sum = sum * r + 1.0;
     sum = sum * r + 1.0;
     double scale = exact_math_double((exact_math_bits(shifted) + 1023) << 52);
-    uint64_t mask = -(uint64_t) !(x < -708.0); // gcc does not vectorise a branch
-    return exact_math_double(exact_math_bits(sum * scale) & mask);
+    uint64_t kept = -(uint64_t) !(x < -708.0); // a mask: gcc does not vectorise a branch
+    return exact_math_double(exact_math_bits(sum * scale) & kept);
 }
 
 /* Sine and cosine within 2^-52 for |x| < 2^20, less exact beyond. x = n pi/2 + r, |r| <= pi/4.

@@ -2,9 +2,7 @@
  *
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
  * key = (seed, choice index) mixed into 64 bits; counter = (stream, position or step, row, token).
- * Streams never share counters. Test vectors: docs/protocol.md and tests/unit/base/test_rng.c.
- *
- * Threads: any. */
+ * Streams never share counters. Test vectors: docs/protocol.md, tests/unit/base/test_rng.c. */
 #pragma once
 #include <stdint.h>
 
@@ -18,8 +16,7 @@ enum rng_stream {
 /* Steele, Lea, Flood 2014. Also one step of the context digest. */
 uint64_t rng_splitmix64(uint64_t x);
 
-/* splitmix64(splitmix64(seed) + choice). Its low half is word 0 of the key, its high half word
- * 1. */
+/* splitmix64(splitmix64(seed) + choice): its low half is key word 0, its high half key word 1. */
 uint64_t rng_key(int64_t seed, uint32_t choice);
 
 #define RNG_PHILOX_M0 0xd2511f53u // M: factors of a round; W: increments of the key

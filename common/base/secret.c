@@ -31,7 +31,7 @@ int secret_read(const char *what, const char *path, bool private, struct secret 
     if (rc < 0)
         return fail(rc, "cannot read %s from %s: %s", what, path, strerror(-rc));
     if (private && st.st_mode & S_IROTH)
-        log_warn("all users of this machine may read %s: chmod o= %s", what, path);
+        log_warn("everybody on this machine may read %s: chmod o= %s", what, path);
     *ret = s;
     s = (struct secret){0};
     return 0;

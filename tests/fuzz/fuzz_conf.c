@@ -25,11 +25,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     const struct conf table = {"fuzz", "", options, ARRAY_LEN(options)};
     int r = conf_read_text(&table, "f.conf", (const char *)data, n);
     if (k < 1 || k > 20 || !(rate >= 0 && rate <= 2) || listens.n > 20)
-        abort(); // a value outside its range got through
+        abort(); // a value outside its range was accepted
     if (proposer && strcmp(proposer, "none") != 0 && strcmp(proposer, "ngram") != 0)
         abort();
     if (r < 0 && !*fail_text())
-        abort(); // every refusal has a sentence
+        abort(); // an error without a sentence
     conf_done(&table);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* A line of the log, foreign text in it: its fields lie within their room and are called ours. */
+/* fuzz_journal.c - a log line with foreign text: its fields stay within their buffer, and their
+ * names begin with TANDEM_. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

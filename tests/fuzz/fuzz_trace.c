@@ -1,4 +1,4 @@
-/* A traceparent from a header: an id of 32 digits, or none. */
+/* fuzz_trace.c - a traceparent from a header: the result is an id of 32 digits, or none. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

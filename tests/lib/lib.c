@@ -1,4 +1,4 @@
-/* lib.c - what tests of every kind share. */
+/* lib.c - functions for all tests. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ const char *lib_shared(const char *path)
     snprintf(full, sizeof(full), "%s/../shared/%s", SOURCE_DIR, path);
     if (access(full, R_OK) == 0)
         return full;
-    printf("skipped: ../shared/%s does not lie beside the checkout\n", path);
+    printf("skipped: there is no ../shared/%s next to the checkout\n", path);
     return NULL;
 }
 

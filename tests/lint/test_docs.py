@@ -1,4 +1,4 @@
-"""Documents that repeat the code say what the code says."""
+"""Documents that repeat parts of the code agree with the code."""
 import glob
 import os
 import re
@@ -19,10 +19,10 @@ class Documents(unittest.TestCase):
         page = read("docs/configuration.md")
         for name in ["proposer-svc", "verifier-svc", "gateway"]:
             table = subprocess.run([os.path.join(BIN, name), "--print-config"], check=True, capture_output=True, text=True)
-            self.assertIn(f"## {name}\n\n{table.stdout}", page, "./tandem fmt writes it anew")
+            self.assertIn(f"## {name}\n\n{table.stdout}", page, "run: ./tandem fmt")
 
     def test_one_environment_serves_all_services(self):
-        """A setting that services share has one range; but listen, and threads, which ./tandem up gives to the verifier."""
+        """A setting of several services has one range, except listen, and threads, which ./tandem up passes to the verifier."""
         ranges = {}
         for name, line in re.findall(r"^\| `(\w+)` (\|.*)$", read("docs/configuration.md"), re.M):
             ranges.setdefault(name, set()).add(line.split(" | ")[3])
@@ -45,12 +45,12 @@ class Documents(unittest.TestCase):
         self.assertGreater(len(names), 40)
         self.assertEqual([n for n in sorted(names) if not re.search(rf"`[\w.]*{n}[\w.]*`", page)], [])
 
-    def test_no_section_stands_twice(self):
+    def test_no_section_occurs_twice(self):
         for page in glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True):
             heads = re.findall(r"^## .*", read(page), re.M)
             self.assertEqual(len(heads), len(set(heads)), page)
 
-    def test_links_between_documents_lead_somewhere(self):
+    def test_links_between_documents_have_a_target(self):
         pages = ["README.md", "models/README.md", *glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)]
         for page in pages:
             for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", read(page)):

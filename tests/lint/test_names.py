@@ -1,4 +1,4 @@
-"""The file is the prefix: kv_take() is declared in kv.h. And a public name stands in one header only."""
+"""The file is the prefix: kv_take() is declared in kv.h. A public name is declared in one header only."""
 import collections
 import glob
 import os
@@ -8,12 +8,12 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SERVICES = ("common", "gateway", "proposer-svc", "verifier-svc")
-FOLDERS = (*SERVICES, "tests")  # the libraries of the tests are linked with all others
+FOLDERS = (*SERVICES, "tests")  # test libraries are linked with all others
 
-# What else the functions of a header may begin with, beside its own name (kv.h: kv_) and the plural (session.h: sessions_).
+# Further prefixes for functions of a header, besides its name (kv.h: kv_) and the plural (session.h: sessions_).
 FAMILIES = [  # file, prefix, why
-    (r"err", "fail", "fail() is written on every other line, and reads as what it does"),
-    (r"openai_\w+", "openai_", "the OpenAI API is one door in several files"),
+    (r"err", "fail", "fail() is very frequent, and its name says what it does"),
+    (r"openai_\w+", "openai_", "several files implement the OpenAI API"),
 ]
 
 # Macros that declare functions on a line by themselves.
@@ -28,7 +28,7 @@ def bare(text):
 
 
 def statements(text):
-    """(line, text) of what stands outside of all braces: declarations, and the heads of what has a body."""
+    """(line, text) of each statement outside all braces: declarations, and heads of functions and structs."""
     depth, parens, start, head = 0, 0, 0, []
     for m in re.finditer(r"[{}();]|\n", text):
         c = m.group()
@@ -54,7 +54,7 @@ def functions(text):
     """(line, name) of each function that other files may call: neither static nor inline."""
     for line, statement in statements(bare(text)):
         statement = re.sub(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)", "", statement)
-        while True:  # a macro without a semicolon stands before what follows it
+        while True:  # a macro without a semicolon is part of the next statement
             m = DECLARING.match(statement)
             if not m:
                 break

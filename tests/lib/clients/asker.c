@@ -1,4 +1,4 @@
-/* asker.c - an engine without a model. */
+/* asker.c - a client of drafts.h in place of the engine. */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,7 +84,7 @@ bool asker_wait_usable(struct asker *a, unsigned i, bool wanted)
     while (asker_usable(a, i) != wanted) {
         if (clock_us() > until)
             return false;
-        poll(NULL, 0, 1); // nothing tells when a proposer connects
+        poll(NULL, 0, 1); // drafts.h has no event for a connection
     }
     return true;
 }
@@ -96,8 +96,8 @@ static int64_t cpu_us(void)
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-static unsigned ask(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
-                    uint32_t k, int64_t wait_us)
+static unsigned request_drafts(struct asker *a, unsigned i, uint64_t first_seq, unsigned n,
+                               uint32_t base_len, uint32_t k, int64_t wait_us)
 {
     uint32_t budget_us = wait_us > BUDGET_MIN_US ? (uint32_t)wait_us : BUDGET_MIN_US;
     struct drafts_wish wishes[SEQUENCES_MAX] = {0};
@@ -115,7 +115,7 @@ static unsigned ask(struct asker *a, unsigned i, uint64_t first_seq, unsigned n,
 unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
                      uint32_t k, int64_t wait_us, unsigned *ret_right)
 {
-    unsigned n_awaited = ask(a, i, first_seq, n, base_len, k, wait_us), n_came = 0;
+    unsigned n_awaited = request_drafts(a, i, first_seq, n, base_len, k, wait_us), n_came = 0;
     int64_t until = clock_us() + wait_us;
     *ret_right = 0;
     while (n_came < n_awaited) {
@@ -124,7 +124,7 @@ unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n
         if (!d)
             return n_came;
         if (d->base_len != base_len || d->seq < first_seq || d->seq >= first_seq + n)
-            continue; // late: for a context that has grown since, or asked for by another round
+            continue; // late: for a shorter context, or requested by an earlier round
         n_came++;
         assert_true(d->n <= k);
         assert_int_equal(d->proposer, i);

@@ -1,6 +1,6 @@
-/* asker.h - an engine without a model: sequences that grow by a rule and ask for drafts.
+/* asker.h - a client of drafts.h in place of the engine: sequences that request drafts, no model.
  *
- * A sequence's next token is a function of its position, so every draft can be judged. */
+ * The next token of a sequence is a function of its position, so every draft can be checked. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -11,23 +11,23 @@
 
 struct asker;
 
-/* targets: addresses of proposers. Ends the test when it cannot. */
+/* targets: addresses of proposers. Ends the test on errors. */
 struct asker *asker_new(const char *const *targets, unsigned n_targets, uint32_t max_sequences);
 void asker_free(struct asker *a);
 DEFINE_AUTO(struct asker, asker_free)
 struct drafts *asker_drafts(struct asker *a);
 
-/* The token at a position of any sequence: periodic, so that the n-gram proposer is right. */
+/* The token at a position of any sequence. Periodic, so the n-gram proposer predicts it. */
 uint32_t asker_token(uint32_t position);
 
-/* Connected, described and not given up. */
+/* Whether proposer i is connected, has described itself and is not benched. */
 bool asker_usable(struct asker *a, unsigned i);
-/* Until proposer i is usable (or is not), at most 20 s. */
+/* Waits at most 20 s until asker_usable() is `wanted`. */
 bool asker_wait_usable(struct asker *a, unsigned i, bool wanted);
-/* Asks proposer i for n sequences (first_seq on) of base_len and waits for their drafts for at most
- * wait_us, which is their budget too (at least 50 ms); returns how many came, and of their tokens
- * how many were right. */
+/* Requests drafts from proposer i for n sequences (from first_seq) of base_len tokens. Waits at
+ * most wait_us, which is also their time budget (at least 50 ms). Returns the number of drafts that
+ * arrived; *ret_right: the number of their tokens that are correct. */
 unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n, uint32_t base_len,
                      uint32_t k, int64_t wait_us, unsigned *ret_right);
-/* The longest that one drafts_ask() took, in microseconds of this thread's CPU time. */
+/* The longest drafts_ask(), in microseconds of this thread's CPU time. */
 int64_t asker_longest_ask_us(struct asker *a);

@@ -1,4 +1,4 @@
-/* chats.c - chats with the gateway. */
+/* chats.c - chat requests to the gateway. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +53,7 @@ void is_error(struct http_answer a, int status, const char *param, const char *p
     const char *at = json_string_value(json_object_get(e, "param"));
     assert_non_null(text);
     if (!strstr(text, part))
-        fail_msg("'%s' does not say '%s'", text, part);
+        fail_msg("'%s' does not contain '%s'", text, part);
     if (param) {
         assert_non_null(at);
         assert_string_equal(at, param);

@@ -9,7 +9,7 @@
 
 #define END_WITHIN_S 120
 
-static void take_text(struct answer *a, ProtobufCBinaryData text)
+static void append_text(struct answer *a, ProtobufCBinaryData text)
 {
     if (a->text_len + text.len >= sizeof(a->text))
         return;
@@ -19,18 +19,18 @@ static void take_text(struct answer *a, ProtobufCBinaryData text)
     a->text[a->text_len] = 0;
 }
 
-static void take_told(struct answer *a, const Tandem__V1__TokenRun *run)
+static void add_counts(struct answer *a, const Tandem__V1__TokenRun *run)
 {
-    a->told.rounds = run->round;
-    a->told.drafted += run->drafted;
-    a->told.most_drafted = max_u32(run->drafted, a->told.most_drafted);
+    a->runs.rounds = run->round;
+    a->runs.drafted += run->drafted;
+    a->runs.most_drafted = max_u32(run->drafted, a->runs.most_drafted);
     if (run->proposer.len)
-        snprintf(a->told.proposer, sizeof(a->told.proposer), "%.*s", (int)run->proposer.len,
+        snprintf(a->runs.proposer, sizeof(a->runs.proposer), "%.*s", (int)run->proposer.len,
                  (char *)run->proposer.data);
     for (size_t i = 0; i < run->n_tokens; i++) {
         Tandem__V1__TokenOrigin origin = run->tokens[i]->origin;
-        a->told.accepted += origin == TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_ACCEPTED;
-        a->told.bonus += origin == TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_BONUS;
+        a->runs.accepted += origin == TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_ACCEPTED;
+        a->runs.bonus += origin == TANDEM__V1__TOKEN_ORIGIN__TOKEN_ORIGIN_BONUS;
     }
 }
 
@@ -42,9 +42,9 @@ static size_t n_chars(const char *text, size_t len)
     return n;
 }
 
-static void take_run(struct answer *a, const Tandem__V1__TokenRun *run)
+static void add_run(struct answer *a, const Tandem__V1__TokenRun *run)
 {
-    take_told(a, run);
+    add_counts(a, run);
     for (size_t i = 0; i < run->n_tokens && a->n < ANSWER_MAX_TOKENS; i++) {
         const Tandem__V1__Token *t = run->tokens[i];
         a->ids[a->n] = t->id;
@@ -53,13 +53,13 @@ static void take_run(struct answer *a, const Tandem__V1__TokenRun *run)
         for (size_t k = 0; k < t->n_top && k < ANSWER_MAX_TOP; k++)
             a->top[a->n][k] = t->top[k]->token;
         a->n++;
-        take_text(a, t->text);
+        append_text(a, t->text);
     }
 }
 
-static void take_finished(struct answer *a, const Tandem__V1__Finished *f)
+static void set_finished(struct answer *a, const Tandem__V1__Finished *f)
 {
-    take_text(a, f->text);
+    append_text(a, f->text);
     a->reason = f->reason;
     if (!f->speculation)
         return;
@@ -79,9 +79,9 @@ static void on_message(void *user, struct rpc_msg *msg)
     Tandem__V1__GenerateEvent *e = (Tandem__V1__GenerateEvent *)m;
     if (e && e->choice == 0) {
         if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_RUN)
-            take_run(g->answer, e->run);
+            add_run(g->answer, e->run);
         if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED)
-            take_finished(g->answer, e->finished);
+            set_finished(g->answer, e->finished);
         if (e->event_case == TANDEM__V1__GENERATE_EVENT__EVENT_STARTED) {
             g->answer->seed = e->started->seed;
             g->answer->prompt_tokens = e->started->prompt_tokens;
@@ -118,7 +118,7 @@ void generation_start(struct generation *g, struct rpc_client *c,
     rpc_stream_close(g->stream);
 }
 
-/* With the lock. False: too late. */
+/* The caller holds the lock. False: time is up. */
 static bool wait_change(struct generation *g, const struct timespec *until)
 {
     return pthread_cond_timedwait(&g->changed, &g->mu, until) != ETIMEDOUT;
@@ -152,7 +152,7 @@ void generation_end(struct generation *g)
         in_time = wait_change(g, &until);
     pthread_mutex_unlock(&g->mu);
     if (!in_time)
-        fail_msg("no end within %d s", END_WITHIN_S);
+        fail_msg("the call does not end within %d s", END_WITHIN_S);
     rpc_stream_free(g->stream);
     pthread_cond_destroy(&g->changed);
     pthread_mutex_destroy(&g->mu);

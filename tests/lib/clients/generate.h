@@ -1,4 +1,4 @@
-/* generate.h - Generate calls from a test: start several at once, then collect what came. */
+/* generate.h - Generate calls from a test: start several, then collect their answers. */
 #pragma once
 #include <pthread.h>
 #include <stdbool.h>
@@ -13,7 +13,7 @@ struct answer {
     unsigned n;
     uint32_t ids[ANSWER_MAX_TOKENS];
     float logprobs[ANSWER_MAX_TOKENS];
-    size_t offsets[ANSWER_MAX_TOKENS]; // characters of the text before each
+    size_t offsets[ANSWER_MAX_TOKENS]; // characters of the text before each token
     uint32_t top[ANSWER_MAX_TOKENS][ANSWER_MAX_TOP];
     char text[ANSWER_MAX_TOKENS * 16];
     size_t text_len;
@@ -22,10 +22,10 @@ struct answer {
     unsigned prompt_tokens, cached_tokens, drafted, accepted, rounds, bonus;
     char rule[16];
     struct {
-        unsigned rounds, drafted, accepted, bonus; // as its runs told
+        unsigned rounds, drafted, accepted, bonus; // sums over its runs of tokens
         unsigned most_drafted;                     // in one round
         char proposer[16];                         // of the last draft
-    } told;
+    } runs;
 };
 
 struct generation {
@@ -38,13 +38,13 @@ struct generation {
     pthread_cond_t changed;
 };
 
-/* Starts the call; the request may go away at once. */
+/* Starts the call; the request may be freed immediately. */
 void generation_start(struct generation *g, struct rpc_client *c,
                       const Tandem__V1__GenerateRequest *req, struct answer *answer);
-/* Waits until so many tokens have come, or the call has ended. */
+/* Waits until n tokens have arrived, or the call has ended. */
 void generation_wait_tokens(struct generation *g, unsigned n);
-/* Waits for the end (at most 120 s) and frees what it holds; the status is left in g->status. */
+/* Waits at most 120 s for the end and frees the members of g; g->status stays valid. */
 void generation_end(struct generation *g);
-/* All three; the status must be OK. */
+/* Starts the call and waits for its end; the status must be OK. */
 void generation_run(struct rpc_client *c, const Tandem__V1__GenerateRequest *req,
                     struct answer *answer);

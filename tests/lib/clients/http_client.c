@@ -36,7 +36,7 @@ void http_client_send(struct http_client *c, const void *data, size_t len)
     while (len) {
         ssize_t n = send(c->fd, data, len, MSG_NOSIGNAL);
         if (n <= 0)
-            return; // the server has closed; its answer tells
+            return; // the server has closed; its answer says why
         data = (const char *)data + n;
         len -= (size_t)n;
     }
@@ -54,7 +54,7 @@ void http_client_print(struct http_client *c, const char *format, ...)
     free(text);
 }
 
-/* false: closed, or time is up. */
+/* False: closed, or time is up. */
 static bool read_more(struct http_client *c, int64_t until_us)
 {
     int64_t left_us = until_us - clock_us();
@@ -82,7 +82,7 @@ static void consume(struct http_client *c, size_t n)
     memmove(c->in, c->in + n, c->len + 1);
 }
 
-/* The bytes up to and with `mark`, consumed; NULL: they did not come. */
+/* Consumes the bytes up to the end of `mark`; NULL: they did not arrive. */
 static char *take_until(struct http_client *c, const char *mark, int64_t until_us)
 {
     char *at;
@@ -169,7 +169,7 @@ int http_client_read_head(struct http_client *c, unsigned timeout_ms)
     return status;
 }
 
-/* Appends the next chunk to the lines; false: the last one, or time is up. */
+/* Appends the next chunk to the lines; false: it was the last one, or time is up. */
 static bool next_chunk(struct http_client *c, int64_t until_us)
 {
     struct http_answer a = {.body = c->lines, .len = c->n_lines};
@@ -179,7 +179,7 @@ static bool next_chunk(struct http_client *c, int64_t until_us)
     return more;
 }
 
-/* A line without its end; NULL: no more. Chunks end anywhere, also inside of it. */
+/* The next line without its end; NULL: no more lines. Chunks may end inside a line. */
 static char *next_line(struct http_client *c, int64_t until_us)
 {
     char *end;

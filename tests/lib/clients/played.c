@@ -1,4 +1,4 @@
-/* played.c - see played.h. */
+/* played.c - an engine with a real model; the test acts as its clients. */
 #include "lib/clients/played.h"
 #include "lib/lib.h"
 
@@ -51,7 +51,7 @@ void played_take(struct engine *e, struct played *p, struct played *other, uint3
 void played_finish(struct engine *e, struct played *p, struct played *other)
 {
     played_take(e, p, other, UINT32_MAX);
-    request_drop(p->req); // the engine's hold
+    request_drop(p->req); // the engine's reference
     request_drop(p->req);
 }
 

@@ -1,14 +1,14 @@
-/* played.h - an engine with a real model, whose clients a test plays.
+/* played.h - an engine with a real model; the test acts as its clients.
  *
- * Threads: the test's own, as the only one that takes events. */
+ * Threads: the test's only; it alone takes events. */
 #pragma once
 #include "lib/clients/topic.h"
 #include "verifier-svc/engine/engine_impl.h"
 
-/* Started and ready; options and figures outlive it. */
+/* An engine that is started and ready. o and stats must outlive it. */
 struct engine *played_engine(const struct verifier_options *o, struct stats *stats);
 
-/* A request, and what came of it. */
+/* A request and its answer so far. */
 struct played {
     struct request *req;
     uint32_t ids[TOPIC_MAX_PROMPT], n;
@@ -16,14 +16,14 @@ struct played {
     int error; // negative errno
 };
 
-/* A topic's prompt; n tokens are wanted. */
+/* A request for n tokens with the prompt of this topic. */
 void played_init(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct played *p);
-/* Also hands it to the engine. */
+/* The same; also submits it to the engine. */
 void played_submit(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
                    struct played *p);
-/* Takes what comes until p has so many tokens, or its end; `other` may have some, too. */
+/* Takes events until p has n tokens or has ended. Events of another request go to `other`. */
 void played_take(struct engine *e, struct played *p, struct played *other, uint32_t n);
-/* Until its end; drops the request. */
+/* Takes events until p has ended, then drops its request. */
 void played_finish(struct engine *e, struct played *p, struct played *other);
-/* Its reader has fallen behind, or has read all. */
+/* Marks the client as too slow to read, or as reading again. */
 void played_pause(struct engine *e, struct played *p, bool paused);

@@ -1,4 +1,4 @@
-/* topic.c - see topic.h. */
+/* topic.c - sampled requests with logprobs to a verifier. */
 #include "lib/clients/topic.h"
 #include <string.h>
 #include "lib/lib.h"

@@ -1,6 +1,6 @@
-/* topic.h - requests to a verifier that tests compare bit by bit: sampled, with logprobs.
+/* topic.h - sampled requests with logprobs to a verifier, whose answers tests compare bit by bit.
  *
- * Threads: the test's own. */
+ * Threads: the test's only. */
 #pragma once
 #include "lib/clients/generate.h"
 #include "verifier-svc/engine/request.h"
@@ -15,9 +15,9 @@ struct topic {
     uint32_t tokens[TOPIC_MAX_PROMPT];
 };
 
-/* The n tokens of prompt number `topic`: two topics differ from the first token on. */
+/* A request with the first n tokens of prompt `topic`. Two topics differ from the first token. */
 void topic_init(struct topic *w, unsigned topic, uint32_t n);
-/* As a verifier reads it; one holder. */
+/* The request as a verifier reads it, with one reference. */
 struct request *topic_request(const struct topic *w, const struct tok *tok, uint32_t context);
-/* The same tokens, text, logprobs and alternatives; else the test ends. */
+/* Asserts that tokens, text, logprobs and alternatives are the same. */
 void topic_same(const struct answer *a, const struct answer *b);

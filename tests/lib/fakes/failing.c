@@ -1,4 +1,4 @@
-/* failing.c - allocations that fail when asked to. */
+/* failing.c - makes the n-th allocation fail. */
 #include <sqlite3.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -35,7 +35,8 @@ size_t failing_bytes(void)
     return n_bytes;
 }
 
-static bool fails(size_t n)
+/* Counts an allocation of n bytes; true: it must fail. */
+static bool must_fail(size_t n)
 {
     atomic_fetch_add(&n_bytes, n);
     if (atomic_load(&n_left) <= 0 || atomic_fetch_sub(&n_left, 1) != 1)
@@ -46,36 +47,36 @@ static bool fails(size_t n)
 
 void *__wrap_malloc(size_t n)
 {
-    return fails(n) ? NULL : __real_malloc(n);
+    return must_fail(n) ? NULL : __real_malloc(n);
 }
 
 void *__wrap_calloc(size_t n, size_t size)
 {
-    return fails(n * size) ? NULL : __real_calloc(n, size);
+    return must_fail(n * size) ? NULL : __real_calloc(n, size);
 }
 
 void *__wrap_realloc(void *p, size_t n)
 {
-    return fails(n) ? NULL : __real_realloc(p, n);
+    return must_fail(n) ? NULL : __real_realloc(p, n);
 }
 
 void *__wrap_mmap(void *at, size_t n, int prot, int flags, int fd, off_t offset)
 {
-    return fails(n) ? MAP_FAILED : __real_mmap(at, n, prot, flags, fd, offset);
+    return must_fail(n) ? MAP_FAILED : __real_mmap(at, n, prot, flags, fd, offset);
 }
 
-/* ---- SQLite's: it calls malloc() where the linker cannot see it ---- */
+/* ---- SQLite: it is a shared library, so --wrap does not replace its calls of malloc() ---- */
 
 static sqlite3_mem_methods sqlite;
 
 static void *sqlite_malloc(int n)
 {
-    return fails((size_t)n) ? NULL : sqlite.xMalloc(n);
+    return must_fail((size_t)n) ? NULL : sqlite.xMalloc(n);
 }
 
 static void *sqlite_realloc(void *p, int n)
 {
-    return fails((size_t)n) ? NULL : sqlite.xRealloc(p, n);
+    return must_fail((size_t)n) ? NULL : sqlite.xRealloc(p, n);
 }
 
 void failing_sqlite(void)

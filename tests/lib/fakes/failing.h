@@ -1,15 +1,16 @@
-/* failing.h - an allocation that fails at the n-th call, for programs linked with
- * --wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=mmap (tests/CMakeLists.txt). All threads count.
- */
+/* failing.h - makes the n-th allocation fail, in programs linked with
+ * --wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=mmap (tests/CMakeLists.txt).
+ *
+ * Threads: any; allocations of all threads are counted. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The n-th allocation from now on fails, n from 1; 0: none does. */
+/* Makes the n-th allocation after this call fail, n from 1; 0: none. */
 void failing_at(unsigned n);
-/* Whether it has failed; from now on none does. */
+/* Whether that allocation has failed. Later ones do not fail. */
 bool failing_has_failed(void);
-/* What was asked for since failing_at(), mappings included. */
+/* Bytes requested since failing_at(), with mappings. */
 size_t failing_bytes(void);
-/* SQLite's allocations are counted and fail, too. Once, before it is used. */
+/* Also counts SQLite's allocations and lets them fail. Call it once, before SQLite is used. */
 void failing_sqlite(void);

@@ -1,4 +1,4 @@
-/* fake_verifier.c - a gRPC server that plays the verifier. */
+/* fake_verifier.c - a gRPC server that acts as a verifier. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -14,7 +14,7 @@
 struct fake_verifier {
     struct rpc_server *server;
     atomic_uint n_running, n_cancelled;
-    pthread_mutex_t mu; // for what follows
+    pthread_mutex_t mu; // for the fields below
     Tandem__V1__ModelInfo__State state;
     float progress;
     uint32_t protocol;
@@ -22,10 +22,10 @@ struct fake_verifier {
     Tandem__V1__GenerateRequest *last;
 };
 
-/* A Generate call that is paced. */
-struct play {
+/* A running Generate call. */
+struct script {
     struct fake_verifier *f;
-    unsigned left, at, every_ms;
+    unsigned n_tokens, at, every_ms;
     bool flood;
 };
 
@@ -100,47 +100,47 @@ static void send_finished(struct rpc_call *c, unsigned n, const char *held)
     rpc_call_finish(c, RPC_OK, NULL);
 }
 
-static void send_words(struct rpc_call *c, unsigned n, bool at_once)
+static void send_words(struct rpc_call *c, unsigned n, bool one_message)
 {
     char(*words)[16] = calloc(n + 1, sizeof(*words));
     ProtobufCBinaryData *texts = calloc(n + 1, sizeof(*texts));
     for (unsigned i = 0; i < n; i++) {
         snprintf(words[i], sizeof(words[i]), "w%u ", i);
         texts[i] = rpc_text(words[i]);
-        if (!at_once)
+        if (!one_message)
             send_tokens(c, &texts[i], 1, 0);
     }
-    if (at_once)
+    if (one_message)
         send_tokens(c, texts, n, 0);
     free(texts);
     free(words);
 }
 
-static void next_word(struct rpc_call *c)
+static void send_next_word(struct rpc_call *c)
 {
-    struct play *p = rpc_call_user(c);
+    struct script *p = rpc_call_user(c);
     char word[16];
     ProtobufCBinaryData text = rpc_text(word);
     snprintf(word, sizeof(word), "w%u ", p->at++);
     text.len = strlen(word);
     send_tokens(c, &text, 1, 0);
-    if (p->at == p->left)
+    if (p->at == p->n_tokens)
         send_finished(c, p->at, "");
     else
-        rpc_call_after(c, p->every_ms, next_word);
+        rpc_call_after(c, p->every_ms, send_next_word);
 }
 
-static void flood(struct rpc_call *c)
+static void send_flood(struct rpc_call *c)
 {
     static char big[1000];
-    struct play *p = rpc_call_user(c);
+    struct script *p = rpc_call_user(c);
     ProtobufCBinaryData text = {sizeof(big), (uint8_t *)big};
     memset(big, 'x', sizeof(big));
-    while (p->at < p->left) {
+    while (p->at < p->n_tokens) {
         ssize_t queued = send_tokens(c, &text, 1, 0);
         p->at++;
         if (queued < 0 || queued > 32768)
-            return; // on_drain goes on
+            return; // generate_drain() continues
     }
     p->flood = false;
     send_finished(c, p->at, "");
@@ -148,14 +148,14 @@ static void flood(struct rpc_call *c)
 
 static void generate_drain(struct rpc_call *c)
 {
-    struct play *p = rpc_call_user(c);
+    struct script *p = rpc_call_user(c);
     if (p && p->flood)
-        flood(c);
+        send_flood(c);
 }
 
 static void send_bytes(struct rpc_call *c)
 {
-    /* The euro sign in two tokens: the text comes with the second. */
+    /* The euro sign in two tokens; its text comes with the second. */
     const ProtobufCBinaryData text[] = {{0, NULL}, rpc_text("\xE2\x82\xAC"), rpc_text("\xFF")};
     send_tokens(c, text, 3, 0);
     send_finished(c, 3, "");
@@ -168,18 +168,19 @@ static void send_held(struct rpc_call *c)
     send_finished(c, 1, " back");
 }
 
-static void die(struct rpc_call *c)
+static void kill_self(struct rpc_call *c)
 {
     (void)c;
     raise(SIGKILL);
 }
 
-static void play(struct rpc_call *c, struct play *p, const char *what, ProtobufCBinaryData echo)
+static void run_script(struct rpc_call *c, struct script *p, const char *what,
+                       ProtobufCBinaryData echo)
 {
     char word[16] = "";
     unsigned n = 0, ms = 0;
     sscanf(what, "%15s %u %u", word, &n, &ms);
-    *p = (struct play){.f = p->f, .left = n, .every_ms = ms};
+    *p = (struct script){.f = p->f, .n_tokens = n, .every_ms = ms};
     if (strcmp(word, "silent") == 0)
         return;
     if (strcmp(word, "status") == 0) {
@@ -188,10 +189,10 @@ static void play(struct rpc_call *c, struct play *p, const char *what, ProtobufC
     }
     send_started(c, echo);
     if (strcmp(word, "pace") == 0) {
-        next_word(c);
+        send_next_word(c);
     } else if (strcmp(word, "flood") == 0) {
         p->flood = true;
-        flood(c);
+        send_flood(c);
     } else if (strcmp(word, "bytes") == 0) {
         send_bytes(c);
     } else if (strcmp(word, "held") == 0) {
@@ -204,7 +205,7 @@ static void play(struct rpc_call *c, struct play *p, const char *what, ProtobufC
     } else if (strcmp(word, "stall") != 0) {
         send_words(c, n, strcmp(word, "run") == 0);
         if (strcmp(word, "die") == 0)
-            rpc_call_after(c, 20, die);
+            rpc_call_after(c, 20, kill_self);
         else if (strcmp(word, "short") == 0)
             rpc_call_finish(c, RPC_OK, NULL);
         else
@@ -219,8 +220,8 @@ static void generate_start(struct rpc_call *c, struct rpc_msg *msg)
     struct fake_verifier *f = rpc_call_service(c);
     Tandem__V1__GenerateRequest *q = (Tandem__V1__GenerateRequest *)rpc_call_unpack(
         c, &tandem__v1__generate_request__descriptor, msg);
-    struct play *p = calloc(1, sizeof(*p));
-    char what[64] = "say 3"; // for prompts of tokens
+    struct script *p = calloc(1, sizeof(*p));
+    char what[64] = "say 3"; // for prompts given as tokens
     p->f = f;
     rpc_call_set_user(c, p);
     atomic_fetch_add(&f->n_running, 1);
@@ -234,7 +235,7 @@ static void generate_start(struct rpc_call *c, struct rpc_msg *msg)
     if (f->last)
         tandem__v1__generate_request__free_unpacked(f->last, NULL);
     f->last = q;
-    play(c, p, what, text && q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
+    run_script(c, p, what, text && q->echo ? q->text : (ProtobufCBinaryData){0, NULL});
     pthread_mutex_unlock(&f->mu);
 }
 

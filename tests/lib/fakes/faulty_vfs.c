@@ -1,4 +1,5 @@
-/* faulty_vfs.c - see faulty_vfs.h. A file is SQLite's own with a counter before every call. */
+/* faulty_vfs.c - a SQLite VFS that acts like a faulty disk. It counts every call, then forwards the
+ * call to SQLite's default VFS. */
 #include "lib/fakes/faulty_vfs.h"
 #include <sqlite3.h>
 #include <stdatomic.h>
@@ -11,10 +12,11 @@ static atomic_int fail_error, fail_stays;
 
 struct file {
     sqlite3_file base;
-    sqlite3_file *real; // behind this struct
+    sqlite3_file *real; // follows this struct in memory
 };
 
-static int count(void)
+/* Counts a call; returns its error or SQLITE_OK. */
+static int count_call(void)
 {
     uint64_t n = atomic_fetch_add(&n_calls, 1) + 1, at = atomic_load(&fail_at);
     return at && (n == at || (n > at && fail_stays)) ? fail_error : SQLITE_OK;
@@ -23,7 +25,7 @@ static int count(void)
 #define REAL(f) (((struct file *)(f))->real)
 #define FORWARD(f, call, ...)                                                                      \
     do {                                                                                           \
-        int rc_ = count();                                                                         \
+        int rc_ = count_call();                                                                    \
         return rc_ ? rc_ : REAL(f)->pMethods->call(REAL(f), ##__VA_ARGS__);                        \
     } while (0)
 
@@ -98,7 +100,7 @@ static int vfs_open(sqlite3_vfs *v, const char *name, sqlite3_file *out, int fla
     struct file *f = (struct file *)out;
     f->base.pMethods = NULL;
     f->real = (sqlite3_file *)(f + 1);
-    int rc = count();
+    int rc = count_call();
     rc = rc ? rc : real->xOpen(real, name, f->real, flags, ret_flags);
     if (rc == SQLITE_OK)
         f->base.pMethods = &methods;
@@ -108,14 +110,14 @@ static int vfs_open(sqlite3_vfs *v, const char *name, sqlite3_file *out, int fla
 static int vfs_delete(sqlite3_vfs *v, const char *name, int sync_folder)
 {
     (void)v;
-    int rc = count();
+    int rc = count_call();
     return rc ? rc : real->xDelete(real, name, sync_folder);
 }
 
 static int vfs_access(sqlite3_vfs *v, const char *name, int flags, int *ret)
 {
     (void)v;
-    int rc = count();
+    int rc = count_call();
     return rc ? rc : real->xAccess(real, name, flags, ret);
 }
 

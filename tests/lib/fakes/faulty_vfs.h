@@ -1,13 +1,13 @@
-/* faulty_vfs.h - SQLite's files on a disk that fails: the n-th call for them returns an error.
+/* faulty_vfs.h - a SQLite VFS that acts like a faulty disk: its n-th call returns an error.
  *
- * Threads: one test's own; counts are of the whole process. */
+ * Threads: the test's only; calls of the whole process are counted. */
 #pragma once
 #include <stdint.h>
 
-/* All databases opened from now on are on such a disk. Once. */
+/* Databases that are opened later use this VFS. Call it once. */
 void faulty_vfs_init(void);
-/* The n-th call from now on (from 1) and, if `stays`, all after it return the SQLite error. 0:
- * none. */
+/* The n-th call after this one (from 1) returns the SQLite error; if `stays`, all later calls do,
+ * too. n 0: none fails. */
 void faulty_vfs_fail(uint64_t n, int error, int stays);
-/* Calls since then. */
+/* Calls since faulty_vfs_fail(). */
 uint64_t faulty_vfs_calls(void);

@@ -1,4 +1,4 @@
-/* child.c - a program of ours as a child process. */
+/* child.c - a program of this project as a child process. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include "lib/lib.h"
 #include "lib/rigs/child.h"
 
-static pid_t living[64]; // killed when a test that went wrong ends
+static pid_t living[64]; // registered processes, killed at the end of the test program
 
 static void kill_living(void)
 {
@@ -24,7 +24,7 @@ static void kill_living(void)
             kill(living[i], SIGKILL);
 }
 
-void child_note(pid_t old, pid_t now)
+void child_register(pid_t old, pid_t now)
 {
     static bool registered;
     if (!registered)
@@ -65,7 +65,7 @@ struct child child_start(const char *program, const char *const *args)
     posix_spawn_file_actions_destroy(&files);
     close(fd);
     s.log = strdup(path);
-    child_note(0, s.pid);
+    child_register(0, s.pid);
     return s;
 }
 
@@ -73,7 +73,7 @@ static void show_log(const struct child *s)
 {
     size_t len;
     char *text = lib_read(s->log, &len);
-    fprintf(stderr, "%s\n", text); // print_error() cuts it
+    fprintf(stderr, "%s\n", text); // print_error() would cut it
     free(text);
 }
 
@@ -94,7 +94,7 @@ char *child_wait_log(const struct child *s, const char *mark)
         poll(NULL, 0, 5);
     }
     show_log(s);
-    fail_msg("nothing in the log like '%s'", mark);
+    fail_msg("the log does not contain '%s'", mark);
     return NULL;
 }
 
@@ -110,7 +110,7 @@ int child_wait(struct child *s)
         show_log(s);
         kill(s->pid, SIGKILL);
         waitpid(s->pid, NULL, 0);
-        fail_msg("the service does not end");
+        fail_msg("the process does not end");
     }
     close(p.fd);
     int status = 0;
@@ -121,7 +121,7 @@ int child_wait(struct child *s)
     unlink(s->log);
     free(s->log);
     s->log = NULL;
-    child_note(s->pid, 0);
+    child_register(s->pid, 0);
     s->pid = 0;
     return rc;
 }

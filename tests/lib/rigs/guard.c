@@ -1,4 +1,4 @@
-/* guard.c - memory that ends at a page no one may touch. */
+/* guard.c - memory that ends at an inaccessible page. */
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,16 +16,16 @@ static unsigned n_pieces;
 
 void *guard_alloc(size_t bytes)
 {
-    size_t room = (bytes + PAGE - 1) / PAGE * PAGE;
+    size_t usable = (bytes + PAGE - 1) / PAGE * PAGE;
     if (n_pieces == MAX_PIECES)
         fail_msg("more than %u pieces of guarded memory", MAX_PIECES);
     uint8_t *map =
-        mmap(NULL, room + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED || mprotect(map + room, PAGE, PROT_NONE) < 0)
+        mmap(NULL, usable + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED || mprotect(map + usable, PAGE, PROT_NONE) < 0)
         fail_msg("no guarded memory");
     pieces[n_pieces].map = map;
-    pieces[n_pieces++].bytes = room + PAGE;
-    return map + room - bytes;
+    pieces[n_pieces++].bytes = usable + PAGE;
+    return map + usable - bytes;
 }
 
 void *guard_copy(const void *from, size_t bytes)

@@ -5,15 +5,15 @@
 unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX])
 {
     static const char *const names[KERNEL_TIERS_MAX] = {"c", "avx2", "avxvnni", "avx512", "amx"};
-    static bool said;
+    static bool printed;
     unsigned n = 0;
     for (unsigned i = 0; i < KERNEL_TIERS_MAX; i++) {
         const struct kernel *k = kernel_tier(names[i]);
         if (k)
             ret[n++] = k;
-        else if (!said)
-            printf("skipped: this CPU has no %s\n", names[i]);
+        else if (!printed)
+            printf("skipped: this CPU does not support %s\n", names[i]);
     }
-    said = true;
+    printed = true;
     return n;
 }

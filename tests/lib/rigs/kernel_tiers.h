@@ -4,5 +4,6 @@
 
 #define KERNEL_TIERS_MAX 5
 
-/* Those this CPU has, C first, and their number; says once which are skipped. */
+/* Writes the tiers that this CPU supports, C first; returns their number. Prints the skipped ones
+ * once. */
 unsigned kernel_tiers_here(const struct kernel *ret[KERNEL_TIERS_MAX]);

@@ -1,4 +1,4 @@
-/* kv_tier_rig.c - see tiered.h. */
+/* kv_tier_rig.c - a small KV pool with a KV tier on disk, and a prompt. */
 #include "lib/rigs/kv_tier_rig.h"
 #include <errno.h>
 #include <stdio.h>
@@ -89,7 +89,8 @@ void kv_tier_rig_close(struct kv_tier_rig *t)
     t->tier = NULL;
 }
 
-static size_t block_of(const struct kv_tier_rig *t, uint32_t i, uint8_t *data)
+/* Writes the data of block i of the prompt; returns its size. */
+static size_t block_data(const struct kv_tier_rig *t, uint32_t i, uint8_t *data)
 {
     memset(data, (int)(i * 37 + t->n_prompts), MAX_BLOCK_BYTES);
     return kv_block_bytes(&shape);
@@ -101,7 +102,7 @@ void kv_tier_rig_evict(struct kv_tier_rig *t)
     uint8_t data[MAX_BLOCK_BYTES];
     assert_int_equal(kv_grow(kv, &t->any, t->n_blocks * KV_BLOCK), 0);
     for (uint32_t i = 0; i < t->n_blocks; i++) {
-        block_of(t, i, data);
+        block_data(t, i, data);
         kv_load(kv, t->any.blocks[i], data);
     }
     kv_enter(kv, &t->any, &root, t->tokens, t->n_blocks * KV_BLOCK);
@@ -123,7 +124,7 @@ uint32_t kv_tier_rig_found(struct kv_tier_rig *t)
     uint8_t data[MAX_BLOCK_BYTES], right[MAX_BLOCK_BYTES];
     uint32_t n = kv_match(kv, &t->any, &root, t->tokens, t->n_blocks * KV_BLOCK) / KV_BLOCK;
     for (uint32_t i = 0; i < n; i++) {
-        size_t bytes = block_of(t, i, right);
+        size_t bytes = block_data(t, i, right);
         kv_save(kv, t->any.blocks[i], data);
         assert_memory_equal(data, right, bytes);
     }

@@ -13,7 +13,7 @@
 
 static int notify = -1;
 
-int manager_be(void **state)
+int manager_open(void **state)
 {
     (void)state;
     struct sockaddr_un a = {.sun_family = AF_UNIX};
@@ -29,7 +29,7 @@ int manager_be(void **state)
     return 0;
 }
 
-int manager_leave(void **state)
+int manager_close(void **state)
 {
     (void)state;
     close(notify);
@@ -38,7 +38,7 @@ int manager_leave(void **state)
     return 0;
 }
 
-const char *manager_heard(void)
+const char *manager_message(void)
 {
     static char text[1024];
     ssize_t n = recv(notify, text, sizeof(text) - 1, 0);
@@ -52,14 +52,14 @@ void manager_await_feeding(void)
     do {
         assert_true(clock_us() < until_us);
         svc_watchdog();
-    } while (!*manager_heard());
+    } while (!*manager_message());
 }
 
 bool manager_is_fed_after(int64_t us)
 {
     svc_wait_signal(us);
-    while (*manager_heard())
+    while (*manager_message())
         ;
     svc_watchdog();
-    return *manager_heard();
+    return *manager_message();
 }

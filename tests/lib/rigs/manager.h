@@ -1,14 +1,15 @@
-/* manager.h - the test plays the service manager: it holds the notification socket. */
+/* manager.h - the test acts as the service manager: it reads the notification socket. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Set-up and teardown of a test: NOTIFY_SOCKET is there; and gone again, with WATCHDOG_USEC. */
-int manager_be(void **state);
-int manager_leave(void **state);
-/* What has been said: a datagram is there as soon as it was sent. "" if nothing. */
-const char *manager_heard(void);
-/* Tells to feed the watchdog until it is fed; ends the test if it waits in vain. */
+/* Set-up and teardown of a test. The first sets NOTIFY_SOCKET; the second unsets it and
+ * WATCHDOG_USEC. */
+int manager_open(void **state);
+int manager_close(void **state);
+/* The next notification; "" if there is none. A datagram can be read as soon as it was sent. */
+const char *manager_message(void);
+/* Calls svc_watchdog() until the watchdog is fed; ends the test after 10 s. */
 void manager_await_feeding(void);
-/* Whether it is fed when told to after so long. */
+/* Waits `us`, then calls svc_watchdog(); returns whether that feeds the watchdog. */
 bool manager_is_fed_after(int64_t us);

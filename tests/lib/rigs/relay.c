@@ -37,8 +37,8 @@ struct way {
     int from, to;
     struct chunk *first, **last;
     size_t n_held;
-    bool ended; // nothing more comes
-    bool told;  // and the other end knows
+    bool ended;    // the sender has closed
+    bool shut_out; // the close has been passed on
 };
 
 struct link {
@@ -89,14 +89,14 @@ int host_new(void)
 {
     int ours = host_ours();
     bool may = unshare(CLONE_NEWNET) == 0;
-    if (!may && unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0) { // a second one, to go back from
+    if (!may && unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0) { // a second one, to return to
         host_drop(ours);
         raise_loopback();
         ours = host_ours();
         may = unshare(CLONE_NEWNET) == 0;
     }
     if (!may) {
-        printf("SKIPPED: network namespaces are not permitted here (%s); the drafter listens in "
+        printf("SKIPPED: network namespaces are not permitted here (%s); the proposer listens in "
                "ours\n",
                strerror(errno));
         host_drop(ours);
@@ -145,7 +145,7 @@ void host_address(int host, char ret[RELAY_TARGET_MAX])
 
 /* ---- connections ---- */
 
-static void make_quick(int fd)
+static void set_nonblocking_nodelay(int fd)
 {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
@@ -186,18 +186,18 @@ static void take_connection(struct relay *r)
         close(far);
         return;
     }
-    make_quick(near);
-    make_quick(far);
+    set_nonblocking_nodelay(near);
+    set_nonblocking_nodelay(far);
     *l =
         (struct link){.open = true, .ways = {{.from = near, .to = far}, {.from = far, .to = near}}};
     for (int i = 0; i < 2; i++)
         l->ways[i].last = &l->ways[i].first;
 }
 
-/* False: the connection is broken. */
-static bool take_chunk(struct relay *r, struct way *w)
+/* Reads a chunk. False: the connection is broken. */
+static bool read_chunk(struct relay *r, struct way *w)
 {
-    static uint8_t data[CHUNK_MAX]; // the relay's thread alone
+    static uint8_t data[CHUNK_MAX]; // used by the relay's thread only
     ssize_t n = recv(w->from, data, sizeof(data), 0);
     if (n < 0)
         return errno == EAGAIN;
@@ -213,8 +213,8 @@ static bool take_chunk(struct relay *r, struct way *w)
     return true;
 }
 
-/* Hands on what is due. False: the connection is broken. */
-static bool pass_on(struct way *w, int64_t now_us)
+/* Sends the chunks that are due. False: the connection is broken. */
+static bool send_due_chunks(struct way *w, int64_t now_us)
 {
     while (w->first && w->first->due_us <= now_us) {
         struct chunk *c = w->first;
@@ -225,16 +225,16 @@ static bool pass_on(struct way *w, int64_t now_us)
         if (c->sent == c->len)
             drop_chunk(w);
     }
-    if (w->ended && !w->first && !w->told) {
+    if (w->ended && !w->first && !w->shut_out) {
         shutdown(w->to, SHUT_WR);
-        w->told = true;
+        w->shut_out = true;
     }
     return true;
 }
 
 /* ---- the thread ---- */
 
-/* What is waited for; due_us comes down to when a chunk is. */
+/* Lists the descriptors to poll. Lowers *due_us to the time of the next chunk. */
 static unsigned list_ways(struct relay *r, struct pollfd *fds, int64_t *due_us)
 {
     unsigned n = 0;
@@ -261,9 +261,10 @@ static void serve_links(struct relay *r)
         bool good = !atomic_load(&r->is_cut);
         for (int i = 0; l->open && good && i < 2; i++) {
             struct way *w = &l->ways[i];
-            good = (w->ended || w->n_held > HELD_MAX || take_chunk(r, w)) && pass_on(w, clock_us());
+            good = (w->ended || w->n_held > HELD_MAX || read_chunk(r, w)) &&
+                   send_due_chunks(w, clock_us());
         }
-        if (l->open && (!good || (l->ways[0].told && l->ways[1].told)))
+        if (l->open && (!good || (l->ways[0].shut_out && l->ways[1].shut_out)))
             link_close(l);
     }
 }
@@ -292,7 +293,7 @@ static void *relay_main(void *arg)
     return NULL;
 }
 
-/* ---- for tests ---- */
+/* ---- public functions ---- */
 
 struct relay *relay_start(int host, const char *address)
 {

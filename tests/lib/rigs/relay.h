@@ -1,39 +1,40 @@
-/* relay.h - a wire of a set length to a service on another "host". Ends the test on errors.
+/* relay.h - a TCP relay with a delay, to a service on another "host". Ends the test on errors.
  *
- * The other host is a network namespace: nothing but the relay reaches what listens there. The
- * relay takes TCP connections here, opens one there for each, and holds every chunk of bytes for a
- * set time in each direction. (The kernel's own delays, netem, are not everywhere.)
+ * The other host is a network namespace; services in it can be reached only through the relay. The
+ * relay accepts TCP connections here, opens one there for each, and delays every chunk of bytes in
+ * each direction. (The kernel's delays, netem, are not available on every machine.)
  *
- * Threads: any; the relay has one of its own. */
+ * Threads: any; the relay runs a thread. */
 #pragma once
 #include <stdbool.h>
 #include "base/mem.h"
 
 #define RELAY_TARGET_MAX 32
-#define HOST_NONE (-1) // of our own namespace
+#define HOST_NONE (-1) // no other namespace: services run in ours
 
-/* A fresh network namespace with its loopback up, as an open file; HOST_NONE after saying why if
- * they are not permitted here. First of all in main(), before there is a second thread. */
+/* Creates a network namespace with a loopback; returns an open file. HOST_NONE, after printing why:
+ * namespaces are not permitted here. Call it first in main(), before there is a second thread. */
 int host_new(void);
-/* The calling thread's. */
+/* The namespace of the calling thread. */
 int host_ours(void);
+/* Closes the file. */
 void host_drop(int host);
-/* The calling thread, and what it starts, is on that host from now on. */
+/* Moves the calling thread to that host; threads and processes that it starts are there, too. */
 void host_enter(int host);
-/* "127.0.0.1:PORT" that is free on that host. */
+/* A free "127.0.0.1:PORT" on that host. */
 void host_address(int host, char ret[RELAY_TARGET_MAX]);
 
 struct relay;
 
-/* Listens on a port of the caller's namespace; address: of what listens on that host. */
+/* Listens on a port of the caller's namespace. address: of the service on that host. */
 struct relay *relay_start(int host, const char *address);
 void relay_stop(struct relay *r);
 DEFINE_AUTO(struct relay, relay_stop)
 const char *relay_target(const struct relay *r); // "127.0.0.1:PORT"
 
-/* Chunks that come from now on are held so long in each direction. */
+/* Sets the delay of later chunks, in each direction. */
 void relay_delay(struct relay *r, unsigned us);
-/* All connections end, and new ones end at once, until it is mended. */
+/* While cut, all connections end, and new ones end immediately. */
 void relay_cut(struct relay *r, bool is_cut);
-/* Nothing passes, and nothing says so. */
+/* While stalled, connections stay open but no bytes pass. */
 void relay_stall(struct relay *r, bool is_stalled);

@@ -1,5 +1,5 @@
-/* rig.h - a model with everything it needs to run, for tests and benchmarks. Ends the test on
- * errors. */
+/* rig.h - a model with its pool of threads, KV pool and forward pass, for tests and benchmarks.
+ * Ends the test on errors. */
 #pragma once
 #include "model/forward.h"
 
@@ -20,19 +20,19 @@ struct rig_options {
     enum kernel_kv kv_type;
     const char *tier;            // NULL: the best
     unsigned n_threads;          // 0: one
-    struct pool *pool;           // of another rig, which outlives this one; NULL: its own
+    struct pool *pool;           // of another rig, which must outlive this one; NULL: a new one
     uint32_t max_rows, n_blocks; // 0: 64, 128
 };
 
 void rig_open(struct rig *r, const char *path, const struct rig_options *opt);
-/* The same over a file in memory that outlives it. */
+/* The same with a file in memory, which must outlive the rig. */
 void rig_open_memory(struct rig *r, const void *data, size_t len, const struct rig_options *opt);
 void rig_close(struct rig *r);
 
 struct kv_seq rig_seq(const struct rig *r); // may take the whole pool
-/* Runs tokens behind what the sequence holds, `chunk` rows a pass (0: max_rows); the logits of
- * every row to `logits` (n, n_vocab) unless NULL. */
+/* Runs tokens after those that the sequence holds, `chunk` rows a pass (0: max_rows). logits: NULL,
+ * or (n, n_vocab) for the logits of every row. */
 void rig_feed(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n, uint32_t chunk,
               float *logits);
-/* One token; its logits, valid until the next pass. */
+/* Runs one token; returns its logits, which are valid until the next pass. */
 const float *rig_step(struct rig *r, struct kv_seq *seq, uint32_t token);

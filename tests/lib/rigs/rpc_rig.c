@@ -1,4 +1,4 @@
-/* rpc_rig.c - an rpc server and a client of it in one process. */
+/* rpc_rig.c - an rpc server and its client in one process. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "rpc/rpc_reflection.h"
 #include "tandem/v1/verifier.pb-c.h"
 
-/* ---- what happened, awaited ---- */
+/* ---- counters ---- */
 
 struct event {
     pthread_mutex_t mu;
@@ -47,7 +47,7 @@ void rpc_rig_await(int *counter, int at_least)
     int n = *counter;
     pthread_mutex_unlock(&event.mu);
     if (n < at_least)
-        fail_msg("waited in vain: %d of %d", n, at_least);
+        fail_msg("time-out: the counter is %d, not %d", n, at_least);
 }
 
 /* ---- the service ---- */
@@ -73,7 +73,7 @@ static void echo_start(struct rpc_call *c, struct rpc_msg *req)
         return;
     Tandem__V1__DetokenizeRequest *d = (Tandem__V1__DetokenizeRequest *)m;
     if (d->n_ids == 1 && d->ids[0] == 99) {
-        rpc_call_fail(c, fail(-ENOSPC, "no room for %d", 99));
+        rpc_call_fail(c, fail(-ENOSPC, "no space for %d", 99));
     } else {
         Tandem__V1__DetokenizeReply reply = TANDEM__V1__DETOKENIZE_REPLY__INIT;
         reply.text = (ProtobufCBinaryData){d->n_ids * 4, (uint8_t *)d->ids};
@@ -92,7 +92,6 @@ struct rpc_msg *rpc_rig_text(size_t n)
     return m;
 }
 
-/* As many messages as there are ids, each as long as its id says. */
 static void count_start(struct rpc_call *c, struct rpc_msg *req)
 {
     ProtobufCMessage *m = rpc_call_unpack(c, &tandem__v1__detokenize_request__descriptor, req);
@@ -119,7 +118,6 @@ static void chat_message(struct rpc_call *c, struct rpc_msg *msg)
     protobuf_c_message_free_unpacked(m, NULL);
 }
 
-/* Starts and never ends by itself. */
 static void keep_start(struct rpc_call *c, struct rpc_msg *req)
 {
     (void)req;
@@ -134,8 +132,8 @@ static void keep_cancel(struct rpc_call *c)
     rpc_call_unref(c);
 }
 
-/* Sends until 256 KiB are unread; goes on when told so, until 64 messages have left. */
-static void flood(struct rpc_call *c)
+/* Sends until 256 KiB are unread; flood_drain() continues. Ends after 64 messages. */
+static void flood_send(struct rpc_call *c)
 {
     while (rpc_rig_count(&rpc_rig_seen.flooded) < 64) {
         rpc_rig_bump(&rpc_rig_seen.flooded);
@@ -148,13 +146,13 @@ static void flood(struct rpc_call *c)
 static void flood_start(struct rpc_call *c, struct rpc_msg *req)
 {
     (void)req;
-    flood(c);
+    flood_send(c);
 }
 
 static void flood_drain(struct rpc_call *c)
 {
     rpc_rig_bump(&rpc_rig_seen.drains);
-    flood(c);
+    flood_send(c);
 }
 
 static void paused_start(struct rpc_call *c, struct rpc_msg *req)
@@ -191,8 +189,9 @@ static const struct rpc_reflection reflection = {
 
 struct rpc_server *rpc_rig_server(const struct rpc_server_options *opt, struct rpc_health *h)
 {
+    static const struct rpc_server_options defaults;
     struct rpc_server *s;
-    assert_int_equal(rpc_server_new(opt, &s), 0);
+    assert_int_equal(rpc_server_new(opt ? opt : &defaults, &s), 0);
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(s, &methods[i], NULL);
     rpc_health_add(h, "test");
@@ -220,8 +219,8 @@ void rpc_rig_done(struct rpc_rig *r)
     rpc_client_free(r->client);
     rpc_server_stop(r->server, 1000);
     rpc_health_free(r->health);
-    assert_int_equal(access(r->path, F_OK), -1); // it removes its socket
-    assert_int_equal(rmdir(r->folder), 0);       // and leaves nothing else
+    assert_int_equal(access(r->path, F_OK), -1); // the server has removed its socket
+    assert_int_equal(rmdir(r->folder), 0);       // and created no other file
 }
 
 struct rpc_status rpc_rig_echo(struct rpc_client *c, const struct rpc_options *opt, uint32_t id)
@@ -284,6 +283,21 @@ struct rpc_stream *rpc_rig_open(struct rpc_rig *r, const char *path, struct rpc_
 {
     *t = (struct rpc_tally){0};
     return rpc_stream_new(r->client, path, NULL, &tally_events, t);
+}
+
+struct rpc_stream *rpc_rig_call(struct rpc_rig *r, const char *path, uint32_t id, size_t n,
+                                struct rpc_tally *t)
+{
+    struct rpc_stream *s = rpc_rig_open(r, path, t);
+    rpc_stream_send(s, rpc_rig_ids(id, n));
+    rpc_stream_close(s);
+    return s;
+}
+
+void rpc_rig_await_end(struct rpc_tally *t, enum rpc_code code)
+{
+    rpc_rig_await(&t->ends, 1);
+    assert_int_equal(t->status.code, code);
 }
 
 int rpc_rig_health(struct rpc_client *c, const char *service)

@@ -1,9 +1,12 @@
-/* rpc_rig.h - an rpc server and a client of it in one process, for the tests of rpc.
+/* rpc_rig.h - an rpc server and its client in one process, for the tests of rpc.
  *
- * The service speaks messages of tandem.v1. /test/Echo answers a DetokenizeRequest with its ids as
- * text (id 99: RESOURCE_EXHAUSTED); Count sends one answer per id, as long as the id says; Chat
- * answers each message; Keep starts and never ends by itself; Flood sends 64 messages of 64 KiB and
- * stops while 256 KiB are unread; Paused is Chat that does not read until it is told to. */
+ * The methods use messages of tandem.v1:
+ *     /test/Echo     answers a DetokenizeRequest with its ids as text; id 99: RESOURCE_EXHAUSTED
+ *     /test/Count    sends one answer per id; the id is the length of its text
+ *     /test/Chat     answers each message with the same message
+ *     /test/Keep     starts and never ends
+ *     /test/Flood    sends 64 messages of 64 KiB; pauses while more than 256 KiB are unread
+ *     /test/Paused   like Chat, but reads only after rpc_call_resume() */
 #pragma once
 #include <pthread.h>
 #include <stdint.h>
@@ -11,18 +14,18 @@
 #include "rpc/rpc.h"
 #include "rpc/rpc_health.h"
 
-#define RPC_RIG_WAIT_US 10000000 // nothing here takes that long unless it is broken
+#define RPC_RIG_WAIT_US 10000000 // limit of a wait; correct code takes far less
 
-/* Counters that another thread waits for; all under one lock. */
+/* Counters that a thread can wait for; one lock protects all of them. */
 void rpc_rig_bump(int *counter);
 int rpc_rig_count(int *counter);
-void rpc_rig_await(int *counter, int at_least); // ends the test if it waits in vain
+void rpc_rig_await(int *counter, int at_least); // ends the test after RPC_RIG_WAIT_US
 
-/* What the service saw, since rpc_rig_init(). */
+/* Events of the service since rpc_rig_init(). */
 extern struct rpc_rig_seen {
     int starts, cancels, ends, drains, messages;
-    int flooded;           // messages Flood has sent
-    struct rpc_call *kept; // of Keep and Paused, with a reference
+    int flooded;           // messages that Flood has sent
+    struct rpc_call *kept; // the last call of Keep or Paused, with a reference
 } rpc_rig_seen;
 
 struct rpc_rig {
@@ -32,17 +35,18 @@ struct rpc_rig {
     char folder[64], path[96], target[112];
 };
 
-/* Starts on a unix socket in a folder of its own; rpc_rig_done() checks that nothing is left. */
+/* Starts the server on a unix socket in a new folder. opt: NULL for the defaults. rpc_rig_done()
+ * checks that the folder is empty. */
 void rpc_rig_init(struct rpc_rig *r, const struct rpc_server_options *opt);
 void rpc_rig_done(struct rpc_rig *r);
-/* The service alone: not listening, not started. */
+/* The server with its methods; it does not listen and is not started. */
 struct rpc_server *rpc_rig_server(const struct rpc_server_options *opt, struct rpc_health *h);
 
-/* Asks Echo and checks what it says. */
+/* Calls Echo and checks its answer. */
 struct rpc_status rpc_rig_echo(struct rpc_client *c, const struct rpc_options *opt, uint32_t id);
-struct rpc_msg *rpc_rig_ids(uint32_t id, size_t n); // a DetokenizeRequest
-struct rpc_msg *rpc_rig_text(size_t n);             // a DetokenizeReply
-/* What Health/Check says, or -code. */
+struct rpc_msg *rpc_rig_ids(uint32_t id, size_t n); // a DetokenizeRequest with n times this id
+struct rpc_msg *rpc_rig_text(size_t n);             // a DetokenizeReply of n bytes
+/* The status that Health/Check returns, or -code. */
 int rpc_rig_health(struct rpc_client *c, const char *service);
 
 /* A stream whose events are counted. */
@@ -53,4 +57,10 @@ struct rpc_tally {
 };
 void rpc_tally_message(void *user, struct rpc_msg *msg);
 void rpc_tally_end(void *user, const struct rpc_status *status);
+/* Starts a call and sends nothing. */
 struct rpc_stream *rpc_rig_open(struct rpc_rig *r, const char *path, struct rpc_tally *t);
+/* Starts a call, sends rpc_rig_ids(id, n) as its only request, and closes the client's side. */
+struct rpc_stream *rpc_rig_call(struct rpc_rig *r, const char *path, uint32_t id, size_t n,
+                                struct rpc_tally *t);
+/* Waits for the end of a call and asserts its status. */
+void rpc_rig_await_end(struct rpc_tally *t, enum rpc_code code);

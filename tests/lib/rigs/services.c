@@ -72,19 +72,19 @@ void service_spawn(struct service *s, const char *program, const char *const *ar
     posix_spawn_file_actions_destroy(&files);
     if (r)
         fail_msg("%s: %s", path, strerror(r));
-    child_note(0, s->pid);
+    child_register(0, s->pid);
 }
 
 static int reap(struct service *s)
 {
     int status;
     waitpid(s->pid, &status, 0);
-    child_note(s->pid, 0);
+    child_register(s->pid, 0);
     s->pid = 0;
     return status;
 }
 
-static void tell_log(const struct service *s)
+static void print_log(const struct service *s)
 {
     size_t len;
     char *text = lib_read(s->log, &len);
@@ -92,7 +92,7 @@ static void tell_log(const struct service *s)
     free(text);
 }
 
-/* Whether it ends within so many milliseconds; it can be waited for then. */
+/* Whether the process ends within ms; then reap() does not block. */
 static bool ends_within(const struct service *s, int ms)
 {
     int fd = pidfd_open(s->pid, 0);
@@ -125,9 +125,9 @@ void service_wait_healthy(const struct service *s)
     assert_int_equal(rpc_client_new(s->target, NULL, &c), 0);
     int64_t until_us = clock_us() + HEALTHY_WITHIN_US;
     while (!is_serving(c, s->name)) {
-        bool died = ends_within(s, 5); // and a pause: a loading service's health is polled
+        bool died = ends_within(s, 5); // also the pause between two polls
         if (died || clock_us() > until_us) {
-            tell_log(s);
+            print_log(s);
             fail_msg("%s %s", s->target, died ? "died" : "is not healthy in time");
         }
     }
@@ -145,15 +145,15 @@ void service_stop(struct service *s)
         return;
     kill(s->pid, SIGTERM);
     if (!ends_within(s, STOPPED_WITHIN_MS)) {
-        kill(s->pid, SIGABRT); // ThreadSanitizer tells where it waits
+        kill(s->pid, SIGABRT); // ThreadSanitizer prints where it waits
         ends_within(s, ABORTED_WITHIN_MS);
         service_kill(s);
-        tell_log(s);
+        print_log(s);
         fail_msg("%s did not stop", s->target);
     }
     int status = reap(s);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-        tell_log(s);
+        print_log(s);
         fail_msg("%s ended with status %x", s->target, status);
     }
 }

@@ -359,7 +359,7 @@ static void keys_may_be_a_credential_and_others_reading_them_is_a_warning(void *
     setenv("CREDENTIALS_DIRECTORY", service_dir(), 1);
     struct child s = gateway_start(address, NULL, &port);
     unsetenv("CREDENTIALS_DIRECTORY");
-    free(child_wait_log(&s, "all users of this machine may read the API keys: chmod o= "));
+    free(child_wait_log(&s, "everybody on this machine may read the API keys: chmod o= "));
     free(child_wait_log(&s, "API key authentication enabled keys=1"));
     http_answer_is(http_ask(port, "GET /v1/models", "", ""), 401, "", "API key");
     child_stop(&s);

@@ -288,7 +288,7 @@ static void drafted_by(struct rpc_client *c, const char *wish, const char *wante
         wait_proposers(c);
         generation_run(c, &req, a);
     }
-    assert_string_equal(a->told.proposer, wanted);
+    assert_string_equal(a->runs.proposer, wanted);
     free(a);
 }
 
@@ -380,7 +380,7 @@ static unsigned most_drafted(struct rpc_client *c)
     start_request(c, 0, &g, a);
     generation_end(&g);
     assert_int_equal(g.status.code, RPC_OK);
-    return a->told.most_drafted;
+    return a->runs.most_drafted;
 }
 
 /* On a busy machine all drafts of a request may be late. */

@@ -87,11 +87,11 @@ static void a_fixed_request_drafts_and_its_runs_tell_of_it(void **state)
     generation_run(c, &w.msg, &a[1]);
     same_answer(&a[0], &a[1]);
     assert_true(a[1].drafted > 60 && a[1].drafted > 2 * a[0].drafted);
-    assert_int_equal(a[1].told.rounds, a[1].rounds);
-    assert_int_equal(a[1].told.drafted, a[1].drafted);
-    assert_int_equal(a[1].told.accepted, a[1].accepted);
-    assert_int_equal(a[1].told.bonus, a[1].bonus);
-    assert_string_equal(a[1].told.proposer, "ngram");
+    assert_int_equal(a[1].runs.rounds, a[1].rounds);
+    assert_int_equal(a[1].runs.drafted, a[1].drafted);
+    assert_int_equal(a[1].runs.accepted, a[1].accepted);
+    assert_int_equal(a[1].runs.bonus, a[1].bonus);
+    assert_string_equal(a[1].runs.proposer, "ngram");
     assert_true(a[1].drafted <= 3 * a[1].rounds);
     must_have_counted(c, a[0].drafted + a[1].drafted, a[0].accepted + a[1].accepted);
     speculative.n_max = 0;
@@ -389,8 +389,8 @@ static void square_close(struct square *q)
     free(q->plain);
 }
 
-/* All requests at once on both verifiers; proposer `dying`, if there is one, is killed under them.
- */
+/* All requests at once on both verifiers; proposer `dying`, if there is one, is killed under
+ * them. */
 static void square_run(struct square *q, struct service *dying)
 {
     struct generation g[2 * N_ALIKE];

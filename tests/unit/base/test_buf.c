@@ -1,4 +1,4 @@
-/* test_buf.c - a growing run of bytes. */
+/* test_buf.c - a growing byte buffer. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "base/err.h"
 #include "lib/lib.h"
 
-static void text_grows_and_ends_with_a_zero(void **state)
+static void text_grows_and_ends_with_a_nul(void **state)
 {
     (void)state;
     struct buf b;
@@ -21,7 +21,7 @@ static void text_grows_and_ends_with_a_zero(void **state)
     buf_done(&b);
 }
 
-static void it_grows_to_its_maximum_and_no_further(void **state)
+static void it_grows_up_to_its_maximum(void **state)
 {
     (void)state;
     struct buf b;
@@ -45,7 +45,7 @@ static void after_a_failure_nothing_is_added(void **state)
     buf_init(&b, 4);
     buf_puts(&b, "ab");
     buf_puts(&b, "cde");
-    buf_puts(&b, "f"); // would fit, but the text would have a hole
+    buf_puts(&b, "f"); // would fit, but the text before it is incomplete
     assert_string_equal(b.data, "ab");
     assert_int_equal(buf_error(&b), -EMSGSIZE);
     buf_done(&b);
@@ -66,7 +66,7 @@ static void the_front_is_dropped(void **state)
     buf_done(&b);
 }
 
-static void room_is_filled_by_the_caller(void **state)
+static void the_caller_may_write_into_the_buffer(void **state)
 {
     (void)state;
     struct buf b;
@@ -80,7 +80,7 @@ static void room_is_filled_by_the_caller(void **state)
     buf_done(&b);
 }
 
-static void the_bytes_change_their_owner(void **state)
+static void taken_bytes_belong_to_the_caller(void **state)
 {
     (void)state;
     struct buf b;
@@ -90,7 +90,7 @@ static void the_bytes_change_their_owner(void **state)
     assert_string_equal(text, "mine");
     free(text);
     assert_int_equal(b.len, 0);
-    text = buf_take(&b); // empty is a text too
+    text = buf_take(&b); // an empty text is also a text
     assert_string_equal(text, "");
     free(text);
     buf_done(&b);
@@ -99,12 +99,12 @@ static void the_bytes_change_their_owner(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_grows_and_ends_with_a_zero),
-        cmocka_unit_test(it_grows_to_its_maximum_and_no_further),
+        cmocka_unit_test(text_grows_and_ends_with_a_nul),
+        cmocka_unit_test(it_grows_up_to_its_maximum),
         cmocka_unit_test(after_a_failure_nothing_is_added),
         cmocka_unit_test(the_front_is_dropped),
-        cmocka_unit_test(room_is_filled_by_the_caller),
-        cmocka_unit_test(the_bytes_change_their_owner),
+        cmocka_unit_test(the_caller_may_write_into_the_buffer),
+        cmocka_unit_test(taken_bytes_belong_to_the_caller),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

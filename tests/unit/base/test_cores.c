@@ -1,14 +1,14 @@
-/* test_cores.c - which cores a process may use: hwloc's made-up machines, control groups in a
- * folder. */
+/* test_cores.c - the cores that a process may use, on synthetic machines of hwloc and with control
+ * groups in a folder. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include "base/cores.h"
 #include "base/mem.h"
 #include "lib/lib.h"
-#include "lib/rigs/root.h"
+#include "lib/fakes/fake_root.h"
 
-/* A machine by hwloc's words for one; NULL: this one. */
+/* The cores of a synthetic machine, described in hwloc's syntax; NULL: of this machine. */
 static struct cores cores_of(const char *machine, const char *root)
 {
     struct cores c;
@@ -31,7 +31,7 @@ static void hyper_threads_of_a_core_count_once(void **state)
         assert_int_equal(c.cpu[i], 2 * i);
 }
 
-static void cores_of_a_node_stand_together(void **state)
+static void cores_of_a_node_are_adjacent(void **state)
 {
     (void)state;
     struct cores c = cores_of("numa:2 core:2 pu:1(indexes=0,2,1,3)", "/nowhere");
@@ -40,13 +40,13 @@ static void cores_of_a_node_stand_together(void **state)
     assert_memory_equal(c.cpu, by_node, sizeof(by_node));
 }
 
-static void more_cores_than_there_is_room_for_are_left_out(void **state)
+static void cores_beyond_the_maximum_are_left_out(void **state)
 {
     (void)state;
     assert_int_equal(cores_of("core:300 pu:2", "/nowhere").n, CORES_MAX);
 }
 
-/* Runs on one CPU alone. Returns its number; *ret_before is for allow(). */
+/* Binds the thread to one CPU. Returns its number; *ret_before is for allow(). */
 static unsigned allow_one(cpu_set_t *ret_before)
 {
     cpu_set_t one;
@@ -67,7 +67,7 @@ static void only_cpus_that_the_caller_may_run_on_count(void **state)
     char machine[64];
     unsigned cpu = allow_one(&before);
     struct cores here = cores_of(NULL, "/nowhere");
-    setenv("HWLOC_THISSYSTEM", "1", 1); // so that affinity counts on a made-up machine
+    setenv("HWLOC_THISSYSTEM", "1", 1); // applies affinity to a synthetic machine
     snprintf(machine, sizeof(machine), "core:2 pu:%u", cpu + 1);
     struct cores there = cores_of(machine, "/nowhere");
     unsetenv("HWLOC_THISSYSTEM");
@@ -75,7 +75,7 @@ static void only_cpus_that_the_caller_may_run_on_count(void **state)
     assert_int_equal(here.n, 1);
     assert_int_equal(here.cpu[0], cpu);
     assert_int_equal(there.n, 1);
-    assert_int_equal(there.cpu[0], cpu); // a hyper-thread that is not its core's first
+    assert_int_equal(there.cpu[0], cpu); // not the first hyper-thread of its core
     assert_true(cores_of(NULL, "/nowhere").n <= (unsigned)CPU_COUNT(&before));
 }
 
@@ -106,13 +106,13 @@ static void quotas_are_rounded_up_to_whole_cores(void **state)
     };
     for (unsigned i = 0; i < ARRAY_LEN(machines); i++) {
         const struct machine *m = &machines[i];
-        const char *root = root_make();
-        root_put(root, "proc/self/cgroup", m->cgroup);
-        root_put(root, m->path, m->text);
+        const char *root = fake_root_new();
+        fake_root_put(root, "proc/self/cgroup", m->cgroup);
+        fake_root_put(root, m->path, m->text);
         if (m->path2)
-            root_put(root, m->path2, m->text2);
+            fake_root_put(root, m->path2, m->text2);
         struct cores c = cores_of("core:4 pu:2", root);
-        root_remove(root);
+        fake_root_remove(root);
         assert_int_equal(c.n, 4);
         assert_int_equal(c.usable, m->usable);
     }
@@ -122,8 +122,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hyper_threads_of_a_core_count_once),
-        cmocka_unit_test(cores_of_a_node_stand_together),
-        cmocka_unit_test(more_cores_than_there_is_room_for_are_left_out),
+        cmocka_unit_test(cores_of_a_node_are_adjacent),
+        cmocka_unit_test(cores_beyond_the_maximum_are_left_out),
         cmocka_unit_test(only_cpus_that_the_caller_may_run_on_count),
         cmocka_unit_test(quotas_are_rounded_up_to_whole_cores),
     };

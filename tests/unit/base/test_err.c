@@ -1,11 +1,11 @@
-/* test_err.c - the sentence that goes with an error. */
+/* test_err.c - the sentence that describes an error. */
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
 #include "base/err.h"
 #include "lib/lib.h"
 
-static void fail_returns_its_code_and_keeps_the_sentence(void **state)
+static void fail_returns_its_code_and_stores_the_sentence(void **state)
 {
     (void)state;
     assert_int_equal(fail(-EINVAL, "k is %d", 21), -EINVAL);
@@ -37,7 +37,7 @@ static void *other_thread(void *arg)
     return arg;
 }
 
-static void each_thread_has_its_own(void **state)
+static void each_thread_has_its_own_sentence(void **state)
 {
     (void)state;
     pthread_t t;
@@ -50,10 +50,10 @@ static void each_thread_has_its_own(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fail_returns_its_code_and_keeps_the_sentence),
+        cmocka_unit_test(fail_returns_its_code_and_stores_the_sentence),
         cmocka_unit_test(the_old_sentence_may_be_part_of_the_new_one),
         cmocka_unit_test(a_long_sentence_is_cut),
-        cmocka_unit_test(each_thread_has_its_own),
+        cmocka_unit_test(each_thread_has_its_own_sentence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_exact_math.c - our elementary functions against long double libm, and their bits. */
+/* test_exact_math.c - elementary functions against long double libm, and their bits. */
 #include "base/exact_math.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -35,7 +35,7 @@ static void assert_sin_cos(double x)
 static void sine_and_cosine_are_within_2_to_the_minus_52(void **state)
 {
     (void)state;
-    for (int i = -1000; i <= 1000; i++) // about the ends of the quarters
+    for (int i = -1000; i <= 1000; i++) // around the multiples of pi/4
         for (double off = -0x1p-10; off <= 0x1p-10; off += 0x1p-15)
             assert_sin_cos(i * M_PI_4 + off);
     uint64_t x = 1;
@@ -49,7 +49,7 @@ static void sine_and_cosine_are_within_2_to_the_minus_52(void **state)
     assert_true(s == 0 && c == 1);
 }
 
-/* Whatever compiles or runs them, the results are these. */
+/* The results on every machine and with every compiler. */
 static void bits_are_the_same_everywhere(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_journal.c - which fields a line has. */
+/* test_journal.c - the fields of a log line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "lib/lib.h"
 
-/* All fields of a line, with a '|' behind each. */
+/* All fields of a line, each followed by '|'. */
 static const char *fields(const char *line)
 {
     static char text[JOURNAL_MAX_TEXT + JOURNAL_MAX_FIELDS + 1];
@@ -43,7 +43,7 @@ static void words_with_a_value_become_fields(void **state)
         assert_string_equal(fields(v[i].line), v[i].fields);
 }
 
-static void quoted_text_is_one_value_whatever_it_says(void **state)
+static void quoted_text_is_one_value_whatever_it_contains(void **state)
 {
     (void)state;
     char line[128], quoted[64];
@@ -55,7 +55,7 @@ static void quoted_text_is_one_value_whatever_it_says(void **state)
     assert_string_equal(fields("x=\"a\\"), "TANDEM_X=a\\|");
 }
 
-static void a_line_may_be_as_long_as_it_likes(void **state)
+static void a_line_may_have_any_length(void **state)
 {
     (void)state;
     static char line[3 * JOURNAL_MAX_TEXT];
@@ -86,8 +86,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(words_with_a_value_become_fields),
-        cmocka_unit_test(quoted_text_is_one_value_whatever_it_says),
-        cmocka_unit_test(a_line_may_be_as_long_as_it_likes),
+        cmocka_unit_test(quoted_text_is_one_value_whatever_it_contains),
+        cmocka_unit_test(a_line_may_have_any_length),
         cmocka_unit_test(another_stream_is_not_the_journal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

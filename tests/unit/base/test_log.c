@@ -1,4 +1,4 @@
-/* test_log.c - lines on standard error, caught through a pipe. */
+/* test_log.c - lines on standard error, read through a pipe. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "lib/lib.h"
 
-/* What fn writes to standard error. */
+/* The text that fn writes to standard error. */
 static const char *caught(void (*fn)(void))
 {
     static char text[8192];
@@ -25,7 +25,7 @@ static const char *caught(void (*fn)(void))
     return text;
 }
 
-static void say_all(void)
+static void log_all_levels(void)
 {
     log_error("e=%d", 1);
     log_warn("w=2");
@@ -33,7 +33,7 @@ static void say_all(void)
     log_debug("d=4");
 }
 
-static void say_long(void)
+static void log_long_line(void)
 {
     char big[5000];
     memset(big, 'x', sizeof(big));
@@ -46,7 +46,7 @@ static void lines_have_time_program_and_level(void **state)
     (void)state;
     unsetenv("JOURNAL_STREAM");
     log_init("prog", LOG_LEVEL_INFO);
-    const char *text = caught(say_all);
+    const char *text = caught(log_all_levels);
     assert_non_null(strstr(text, " prog error: e=1\n"));
     assert_non_null(strstr(text, " prog warn: w=2\n"));
     assert_non_null(strstr(text, " prog info: i=3\n"));
@@ -60,31 +60,31 @@ static void under_the_journal_lines_have_its_priorities(void **state)
     (void)state;
     setenv("JOURNAL_STREAM", "1:2", 1);
     log_init("prog", LOG_LEVEL_DEBUG);
-    assert_string_equal(caught(say_all), "<3>e=1\n<4>w=2\n<6>i=3\n<7>d=4\n");
+    assert_string_equal(caught(log_all_levels), "<3>e=1\n<4>w=2\n<6>i=3\n<7>d=4\n");
     unsetenv("JOURNAL_STREAM");
 }
 
-static void a_long_line_is_cut_and_still_a_line(void **state)
+static void a_long_line_is_cut_and_ends_with_a_line_end(void **state)
 {
     (void)state;
     log_init("prog", LOG_LEVEL_INFO);
-    const char *text = caught(say_long);
+    const char *text = caught(log_long_line);
     size_t n = strlen(text);
     assert_in_range(n, 1000, 3000);
     assert_int_equal(text[n - 1], '\n');
     assert_ptr_equal(strchr(text, '\n'), text + n - 1);
 }
 
-static void say_two_lines(void)
+static void log_text_of_two_lines(void)
 {
     log_info("role '%s'", "x\n<3>forged\x1b[2J");
 }
 
-static void foreign_text_begins_no_line(void **state)
+static void foreign_text_cannot_start_a_line(void **state)
 {
     (void)state;
     log_init("prog", LOG_LEVEL_INFO);
-    assert_non_null(strstr(caught(say_two_lines), "role 'x <3>forged [2J'\n"));
+    assert_non_null(strstr(caught(log_text_of_two_lines), "role 'x <3>forged [2J'\n"));
 }
 
 static void levels_are_read_by_name(void **state)
@@ -125,8 +125,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lines_have_time_program_and_level),
         cmocka_unit_test(under_the_journal_lines_have_its_priorities),
-        cmocka_unit_test(a_long_line_is_cut_and_still_a_line),
-        cmocka_unit_test(foreign_text_begins_no_line),
+        cmocka_unit_test(a_long_line_is_cut_and_ends_with_a_line_end),
+        cmocka_unit_test(foreign_text_cannot_start_a_line),
         cmocka_unit_test(levels_are_read_by_name),
         cmocka_unit_test(foreign_text_is_quoted),
         cmocka_unit_test(long_foreign_text_is_cut),

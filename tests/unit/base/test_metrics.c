@@ -41,7 +41,7 @@ static void counters_and_gauges_are_rendered(void **state)
     assert_true(metrics_value(g) == 0);
 }
 
-static void numbers_read_back_as_what_they_are(void **state)
+static void numbers_read_back_unchanged(void **state)
 {
     (void)state;
     struct metric *g = metrics_gauge("tandem_number", "", NULL);
@@ -60,7 +60,7 @@ static void numbers_read_back_as_what_they_are(void **state)
     HAS("\ntandem_number -Inf\n");
 }
 
-static void series_of_a_name_stand_together(void **state)
+static void series_of_a_name_are_adjacent(void **state)
 {
     (void)state;
     metrics_counter("tandem_c_total", "per proposer", "proposer=\"x\"");
@@ -72,13 +72,14 @@ static void series_of_a_name_stand_together(void **state)
     assert_ptr_equal(metrics_counter("tandem_c_total", "", "proposer=\"y\""), y);
 }
 
-static void a_histogram_sums_its_buckets_up(void **state)
+static void the_buckets_of_a_histogram_are_cumulative(void **state)
 {
     (void)state;
     static const double bounds[] = {0.001, 0.5, 2};
     struct metric *h =
         metrics_histogram("tandem_h_seconds", "times", "a=\"b\"", bounds, ARRAY_LEN(bounds));
-    static const double values[] = {0.0001, 0.001, 0.1, 1, 2, 3, 100}; // an edge belongs below
+    static const double values[] = {0.0001, 0.001, 0.1, 1,
+                                    2,      3,     100}; // a bound belongs to its bucket
     for (size_t i = 0; i < ARRAY_LEN(values); i++)
         metrics_observe(h, values[i]);
     HAS("# TYPE tandem_h_seconds histogram\n"
@@ -92,7 +93,7 @@ static void a_histogram_sums_its_buckets_up(void **state)
 
 #define TRACE "4bf92f3577b34da6a3ce929d0e0e4736"
 
-static void a_traced_value_is_its_buckets_example_where_that_is_asked_for(void **state)
+static void a_traced_value_is_the_exemplar_of_its_bucket_on_request(void **state)
 {
     (void)state;
     static const double bounds[] = {1, 2};
@@ -122,7 +123,7 @@ static double process_value(const char *name)
     return strtod(at + strlen(name), NULL);
 }
 
-static void the_process_tells_what_it_takes(void **state)
+static void the_resources_of_the_process_are_rendered(void **state)
 {
     (void)state;
     double cpu_s = process_value("\nprocess_cpu_seconds_total ");
@@ -149,7 +150,7 @@ static void label_values_are_escaped(void **state)
     size_t n = strlen(out);
     assert_in_range(n, 30, sizeof(out) - 1);
     assert_int_equal(out[n - 1], '"');
-    assert_int_equal((n - 4) % 2, 0); // no escape is cut in half
+    assert_int_equal((n - 4) % 2, 0); // no escape sequence is cut
 }
 
 #define TIMES 20000
@@ -161,7 +162,7 @@ static void *count_up(void *arg)
     return NULL;
 }
 
-static void threads_lose_no_count(void **state)
+static void concurrent_updates_are_not_lost(void **state)
 {
     (void)state;
     struct metric *c = metrics_counter("tandem_threads_total", "", NULL);
@@ -173,7 +174,7 @@ static void threads_lose_no_count(void **state)
     assert_true(metrics_value(c) == 3 * TIMES);
 }
 
-static void past_the_maximum_nothing_breaks(void **state)
+static void series_beyond_the_maximum_are_usable(void **state)
 {
     (void)state;
     struct metric *last = NULL;
@@ -193,14 +194,14 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(counters_and_gauges_are_rendered),
-        cmocka_unit_test(numbers_read_back_as_what_they_are),
-        cmocka_unit_test(series_of_a_name_stand_together),
-        cmocka_unit_test(a_histogram_sums_its_buckets_up),
-        cmocka_unit_test(a_traced_value_is_its_buckets_example_where_that_is_asked_for),
-        cmocka_unit_test(the_process_tells_what_it_takes),
+        cmocka_unit_test(numbers_read_back_unchanged),
+        cmocka_unit_test(series_of_a_name_are_adjacent),
+        cmocka_unit_test(the_buckets_of_a_histogram_are_cumulative),
+        cmocka_unit_test(a_traced_value_is_the_exemplar_of_its_bucket_on_request),
+        cmocka_unit_test(the_resources_of_the_process_are_rendered),
         cmocka_unit_test(label_values_are_escaped),
-        cmocka_unit_test(threads_lose_no_count),
-        cmocka_unit_test(past_the_maximum_nothing_breaks),
+        cmocka_unit_test(concurrent_updates_are_not_lost),
+        cmocka_unit_test(series_beyond_the_maximum_are_usable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

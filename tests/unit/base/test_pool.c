@@ -1,4 +1,4 @@
-/* test_pool.c - jobs on all threads, barriers, and what an idle pool costs. */
+/* test_pool.c - jobs on all threads, barriers, and the CPU time of an idle pool. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -59,11 +59,11 @@ static void the_caller_is_thread_0(void **state)
 struct rounds {
     struct pool *pool;
     unsigned n_rounds;
-    unsigned at[8]; // plain: only barriers order it
+    unsigned at[8]; // not atomic: only the barriers order the accesses
     atomic_uint wrong;
 };
 
-/* Before each barrier a thread says its round; behind it all must have said it. */
+/* Before each barrier a thread writes its round; after it all threads must have written it. */
 static void keep_step(void *arg, unsigned i, unsigned n)
 {
     struct rounds *r = arg;
@@ -76,7 +76,7 @@ static void keep_step(void *arg, unsigned i, unsigned n)
     }
 }
 
-static void a_barrier_holds_until_all_have_come(void **state)
+static void a_barrier_waits_for_all_threads(void **state)
 {
     (void)state;
     AUTO(pool_free) struct pool *p = pool_of(2);
@@ -103,7 +103,7 @@ static int64_t cpu_us(void)
            u.ru_stime.tv_usec;
 }
 
-static void an_idle_pool_costs_no_cpu(void **state)
+static void an_idle_pool_uses_no_cpu_time(void **state)
 {
     (void)state;
     AUTO(pool_free) struct pool *p = pool_of(2);
@@ -140,35 +140,35 @@ static void another_thread_may_be_the_caller(void **state)
     assert_int_equal(r.wrong, 0);
 }
 
-#define KERNELS_TAKE (2 << 20) // bytes of stack, at most
+#define KERNEL_STACK (2 << 20) // bytes; kernels use less
 
 static void use_stack(void *arg, unsigned i, unsigned n)
 {
-    volatile char room[KERNELS_TAKE];
+    volatile char room[KERNEL_STACK];
     (void)n;
     for (size_t at = sizeof(room); at; at -= 4096)
         room[at - 1] = (char)i;
     atomic_fetch_add((atomic_uint *)arg, (unsigned)(room[4095] == (char)i));
 }
 
-static void *lead(void *arg)
+static void *run_as_caller(void *arg)
 {
     AUTO(pool_free) struct pool *p = pool_of(3);
     pool_run(p, use_stack, arg);
     return NULL;
 }
 
-static void every_thread_has_the_stack_that_kernels_take(void **state)
+static void every_thread_has_enough_stack_for_kernels(void **state)
 {
     (void)state;
     pthread_attr_t before, small;
     assert_int_equal(pthread_getattr_default_np(&before), 0);
     assert_int_equal(pthread_attr_init(&small), 0);
     assert_int_equal(pthread_attr_setstacksize(&small, 256 << 10), 0);
-    assert_int_equal(pthread_setattr_default_np(&small), 0); // as if the limit were that
+    assert_int_equal(pthread_setattr_default_np(&small), 0); // as under such a limit
     atomic_uint runs = 0;
     pthread_t leader;
-    assert_int_equal(pool_thread(lead, &runs, &leader), 0);
+    assert_int_equal(pool_thread(run_as_caller, &runs, &leader), 0);
     pthread_join(leader, NULL);
     assert_int_equal(runs, 3);
     pthread_setattr_default_np(&before);
@@ -191,7 +191,7 @@ static void begin_on(int cpu, const cpu_set_t *allowed)
     assert_int_equal(sched_setaffinity(0, sizeof(*allowed), allowed), 0);
 }
 
-/* They would take turns there, at each barrier. */
+/* Both threads would compete for that core at each barrier. */
 static void the_caller_leaves_the_core_of_another_thread(void **state)
 {
     (void)state;
@@ -207,7 +207,7 @@ static void the_caller_leaves_the_core_of_another_thread(void **state)
         pool_run(p, note_core, cores);
         n_shared += cores[0] == cores[1];
     }
-    assert_in_range(n_shared, 0, 20); // the system may move it, too
+    assert_in_range(n_shared, 0, 20); // the system may move it back
     assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
     assert_true(CPU_EQUAL(&allowed, &after));
 }
@@ -219,7 +219,7 @@ static void too_many_threads_are_refused(void **state)
     assert_int_equal(pool_new(POOL_MAX_THREADS + 1, false, &p), -EINVAL);
 }
 
-static void shares_cover_everything_once(void **state)
+static void slices_cover_every_item_once(void **state)
 {
     (void)state;
     for (unsigned n_threads = 1; n_threads <= 5; n_threads++)
@@ -240,14 +240,14 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_thread_runs_every_job_once),
         cmocka_unit_test(the_caller_is_thread_0),
-        cmocka_unit_test(a_barrier_holds_until_all_have_come),
+        cmocka_unit_test(a_barrier_waits_for_all_threads),
         cmocka_unit_test(more_threads_than_cores_make_progress),
-        cmocka_unit_test(an_idle_pool_costs_no_cpu),
+        cmocka_unit_test(an_idle_pool_uses_no_cpu_time),
         cmocka_unit_test(another_thread_may_be_the_caller),
-        cmocka_unit_test(every_thread_has_the_stack_that_kernels_take),
+        cmocka_unit_test(every_thread_has_enough_stack_for_kernels),
         cmocka_unit_test(the_caller_leaves_the_core_of_another_thread),
         cmocka_unit_test(too_many_threads_are_refused),
-        cmocka_unit_test(shares_cover_everything_once),
+        cmocka_unit_test(slices_cover_every_item_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@ static struct queue *queue_of(uint32_t max)
     return q;
 }
 
-static void items_come_out_in_order_round_the_ring(void **state)
+static void items_come_out_in_order_past_the_end_of_the_ring(void **state)
 {
     (void)state;
     AUTO(queue_free) struct queue *q = queue_of(3);
@@ -58,10 +58,10 @@ static void a_wake_up_before_the_wait_is_not_lost(void **state)
     AUTO(queue_free) struct queue *q = queue_of(1);
     queue_wake(q);
     assert_null(queue_pop(q, 0));
-    assert_null(queue_pop(q, -1)); // would wait for ever
+    assert_null(queue_pop(q, -1)); // would otherwise never return
 }
 
-static void a_closed_queue_is_emptied_and_takes_nothing(void **state)
+static void a_closed_queue_can_be_emptied_but_not_filled(void **state)
 {
     (void)state;
     AUTO(queue_free) struct queue *q = queue_of(2);
@@ -85,7 +85,7 @@ static void *push_all(void *arg)
 {
     struct pusher *p = arg;
     for (int i = 0; i < EACH; i++) {
-        p->items[i] = i; // written here, read by who pops
+        p->items[i] = i; // written here, read by the popping thread
         while (queue_push(p->q, &p->items[i]) == -EAGAIN)
             sched_yield();
     }
@@ -108,7 +108,7 @@ static void many_threads_push_and_nothing_is_lost(void **state)
         assert_non_null(item);
         for (int i = 0; i < PUSHERS; i++) {
             if (item >= pushers[i].items && item < pushers[i].items + EACH)
-                assert_int_equal(*item, next[i]++); // each pusher's own order is kept
+                assert_int_equal(*item, next[i]++); // items of one thread stay in order
         }
     }
     for (int i = 0; i < PUSHERS; i++) {
@@ -121,11 +121,11 @@ static void many_threads_push_and_nothing_is_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(items_come_out_in_order_round_the_ring),
+        cmocka_unit_test(items_come_out_in_order_past_the_end_of_the_ring),
         cmocka_unit_test(a_full_queue_leaves_the_item_to_the_caller),
         cmocka_unit_test(waiting_ends_at_its_limit),
         cmocka_unit_test(a_wake_up_before_the_wait_is_not_lost),
-        cmocka_unit_test(a_closed_queue_is_emptied_and_takes_nothing),
+        cmocka_unit_test(a_closed_queue_can_be_emptied_but_not_filled),
         cmocka_unit_test(many_threads_push_and_nothing_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,8 +6,8 @@
 #include "base/rng.h"
 #include "lib/lib.h"
 
-/* Random123's kat_vectors for philox4x32 with 10 rounds. */
-static void philox_gives_the_known_answers(void **state)
+/* The vectors of Random123's file kat_vectors for philox4x32 with 10 rounds. */
+static void philox_matches_the_published_vectors(void **state)
 {
     (void)state;
     static const struct {
@@ -29,7 +29,7 @@ static void philox_gives_the_known_answers(void **state)
     }
 }
 
-static void a_draw_depends_on_everything_it_is_for(void **state)
+static void a_draw_depends_on_each_of_its_arguments(void **state)
 {
     (void)state;
     uint64_t key = rng_key(42, 0);
@@ -63,7 +63,7 @@ static void keys_and_draws_are_those_of_the_protocol(void **state)
     for (uint32_t t = 0; t < ARRAY_LEN(draws); t++) {
         uint64_t w = rng_u64(rng_key(42, 0), RNG_TARGET_DRAW, 7, 0, t);
         assert_int_equal(w, draws[t].w);
-        assert_true(rng_log_exp(w) == draws[t].log_exp); // to the bit
+        assert_true(rng_log_exp(w) == draws[t].log_exp); // same bits
     }
 }
 
@@ -125,8 +125,8 @@ static void log_exp_rises_with_w(void **state)
     }
 }
 
-/* The exponential variate itself: mean 1, median log 2. */
-static void log_exp_is_that_of_an_exponential(void **state)
+/* The mean of the exponential distribution is 1, its median log 2. */
+static void log_exp_has_the_mean_and_median_of_an_exponential(void **state)
 {
     (void)state;
     enum { N = 200000 };
@@ -144,13 +144,13 @@ static void log_exp_is_that_of_an_exponential(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_gives_the_known_answers),
-        cmocka_unit_test(a_draw_depends_on_everything_it_is_for),
+        cmocka_unit_test(philox_matches_the_published_vectors),
+        cmocka_unit_test(a_draw_depends_on_each_of_its_arguments),
         cmocka_unit_test(keys_and_draws_are_those_of_the_protocol),
         cmocka_unit_test(uniform_numbers_stay_inside_0_and_1),
         cmocka_unit_test(log_exp_has_full_precision_at_both_ends),
         cmocka_unit_test(log_exp_rises_with_w),
-        cmocka_unit_test(log_exp_is_that_of_an_exponential),
+        cmocka_unit_test(log_exp_has_the_mean_and_median_of_an_exponential),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_svc.c - the test plays the service manager: it holds the notification socket and passes
+/* test_svc.c - the test acts as the service manager: it reads the notification socket and passes
  * listening sockets to a child. */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,17 +17,17 @@
 #include "lib/lib.h"
 #include "lib/rigs/manager.h"
 
-static void the_manager_hears_how_it_goes(void **state)
+static void the_manager_is_notified_of_each_state(void **state)
 {
     (void)state;
     svc_status("loading %d%%", 40);
-    assert_string_equal(manager_heard(), "STATUS=loading 40%");
+    assert_string_equal(manager_message(), "STATUS=loading 40%");
     svc_extend(30000000);
-    assert_string_equal(manager_heard(), "EXTEND_TIMEOUT_USEC=30000000");
+    assert_string_equal(manager_message(), "EXTEND_TIMEOUT_USEC=30000000");
     svc_ready("serving tales");
-    assert_string_equal(manager_heard(), "READY=1\nSTATUS=serving tales");
+    assert_string_equal(manager_message(), "READY=1\nSTATUS=serving tales");
     svc_stopping(120000000);
-    assert_string_equal(manager_heard(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=120000000");
+    assert_string_equal(manager_message(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=120000000");
 }
 
 static void without_a_manager_nothing_happens(void **state)
@@ -37,7 +37,7 @@ static void without_a_manager_nothing_happens(void **state)
     svc_ready(NULL);
     svc_status("x");
     svc_watchdog();
-    assert_string_equal(manager_heard(), "");
+    assert_string_equal(manager_message(), "");
     int fds[SVC_MAX_FDS];
     assert_int_equal(svc_listen_fds(fds), 0);
 }
@@ -49,12 +49,12 @@ static void the_watchdog_is_fed_at_its_pace(void **state)
     svc_init();
     assert_int_equal(svc_watchdog_interval_us(), 40000);
     svc_watchdog();
-    assert_string_equal(manager_heard(), "WATCHDOG=1");
-    int64_t last = 0;         // before the last word to the manager
-    for (int n = 0; n < 3;) { // a busy loop calls far oftener than the manager wants to hear
+    assert_string_equal(manager_message(), "WATCHDOG=1");
+    int64_t last = 0;         // time before the last notification
+    for (int n = 0; n < 3;) { // a busy loop calls it far more often than needed
         int64_t before = clock_us();
         svc_watchdog();
-        if (!*manager_heard())
+        if (!*manager_message())
             continue;
         assert_true(clock_us() - last >= 10000);
         last = before;
@@ -64,15 +64,15 @@ static void the_watchdog_is_fed_at_its_pace(void **state)
     svc_init();
     assert_int_equal(svc_watchdog_interval_us(), 0);
     svc_watchdog();
-    assert_string_equal(manager_heard(), "");
+    assert_string_equal(manager_message(), "");
 }
 
-/* What is heard when the watchdog is to be fed after the whole limit has passed. */
-static const char *heard_after_the_limit(void)
+/* Waits for the whole limit, then calls svc_watchdog(); returns the notification. */
+static const char *notification_after_the_limit(void)
 {
     assert_int_equal(svc_wait_signal(50000), 0);
     svc_watchdog();
-    return manager_heard();
+    return manager_message();
 }
 
 static void a_thread_that_hangs_stops_the_feeding(void **state)
@@ -80,17 +80,17 @@ static void a_thread_that_hangs_stops_the_feeding(void **state)
     (void)state;
     setenv("WATCHDOG_USEC", "40000", 1);
     svc_init();
-    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1"); // nobody is watched
+    assert_string_equal(notification_after_the_limit(), "WATCHDOG=1"); // no thread is watched
     svc_awake();
-    assert_string_equal(heard_after_the_limit(), "");
-    do { // it goes on
+    assert_string_equal(notification_after_the_limit(), "");
+    do { // the thread is alive again
         svc_awake();
         svc_watchdog();
-    } while (!*manager_heard());
-    assert_string_equal(heard_after_the_limit(), "");
+    } while (!*manager_message());
+    assert_string_equal(notification_after_the_limit(), "");
     svc_asleep();
-    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1");
-    assert_string_equal(heard_after_the_limit(), "WATCHDOG=1");
+    assert_string_equal(notification_after_the_limit(), "WATCHDOG=1");
+    assert_string_equal(notification_after_the_limit(), "WATCHDOG=1");
     unsetenv("WATCHDOG_USEC");
     svc_init();
 }
@@ -108,7 +108,7 @@ static void signals_are_waited_for(void **state)
     kill(getpid(), SIGTERM);
     assert_int_equal(svc_wait_signal(-1), SIGTERM);
     kill(getpid(), SIGHUP);
-    assert_int_equal(svc_wait_signal(0), 0); // nothing to reload is no reason to stop
+    assert_int_equal(svc_wait_signal(0), 0); // SIGHUP without a reload function does not stop
     int n_reloads = 0;
     svc_on_reload(count_reload, &n_reloads);
     kill(getpid(), SIGHUP);
@@ -120,7 +120,7 @@ static void signals_are_waited_for(void **state)
     int64_t from = clock_us();
     assert_int_equal(svc_wait_signal(20000), 0);
     assert_true(clock_us() - from >= 19000);
-    raise(SIGPIPE); // ignored, or this test ends here
+    raise(SIGPIPE); // ignored; otherwise the test program ends here
 }
 
 static void the_limit_of_open_files_is_raised(void **state)
@@ -135,7 +135,8 @@ static void the_limit_of_open_files_is_raised(void **state)
     assert_int_equal(limit.rlim_cur, limit.rlim_max);
 }
 
-/* In a child whose descriptors 3, 4 ... are fds: what svc_listen_fds() says, as an exit status. */
+/* Calls svc_listen_fds() in a child whose descriptors 3, 4 ... are fds; returns its result as the
+ * exit status of the child. */
 static int listen_fds_with(const int *fds, int n, const char *count)
 {
     pid_t pid = fork();
@@ -169,12 +170,12 @@ static int listening(void)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(sa_family_t)), 0); // a name of its own
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(sa_family_t)), 0); // a unique name
     assert_int_equal(listen(fd, 1), 0);
     return fd;
 }
 
-static void passed_sockets_are_taken(void **state)
+static void passed_sockets_are_taken_over(void **state)
 {
     (void)state;
     int fds[SVC_MAX_FDS + 1];
@@ -188,7 +189,7 @@ static void passed_sockets_are_taken(void **state)
         close(fds[i]);
 }
 
-static void what_is_no_listening_stream_socket_is_refused(void **state)
+static void only_listening_stream_sockets_are_accepted(void **state)
 {
     (void)state;
     int fds[] = {listening(), socket(AF_UNIX, SOCK_DGRAM, 0), open("/dev/null", O_RDONLY),
@@ -204,16 +205,18 @@ static void what_is_no_listening_stream_socket_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(the_manager_hears_how_it_goes, manager_be, manager_leave),
-        cmocka_unit_test_setup_teardown(without_a_manager_nothing_happens, manager_be,
-                                        manager_leave),
-        cmocka_unit_test_setup_teardown(the_watchdog_is_fed_at_its_pace, manager_be, manager_leave),
-        cmocka_unit_test_setup_teardown(a_thread_that_hangs_stops_the_feeding, manager_be,
-                                        manager_leave),
+        cmocka_unit_test_setup_teardown(the_manager_is_notified_of_each_state, manager_open,
+                                        manager_close),
+        cmocka_unit_test_setup_teardown(without_a_manager_nothing_happens, manager_open,
+                                        manager_close),
+        cmocka_unit_test_setup_teardown(the_watchdog_is_fed_at_its_pace, manager_open,
+                                        manager_close),
+        cmocka_unit_test_setup_teardown(a_thread_that_hangs_stops_the_feeding, manager_open,
+                                        manager_close),
         cmocka_unit_test(signals_are_waited_for),
         cmocka_unit_test(the_limit_of_open_files_is_raised),
-        cmocka_unit_test(passed_sockets_are_taken),
-        cmocka_unit_test(what_is_no_listening_stream_socket_is_refused),
+        cmocka_unit_test(passed_sockets_are_taken_over),
+        cmocka_unit_test(only_listening_stream_sockets_are_accepted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

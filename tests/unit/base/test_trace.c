@@ -1,4 +1,4 @@
-/* test_trace.c - what is a traceparent and what is none. */
+/* test_trace.c - valid and invalid traceparents. */
 #include <string.h>
 #include "base/trace.h"
 #include "lib/lib.h"
@@ -13,7 +13,7 @@ static void the_trace_id_is_found(void **state)
     assert_string_equal(id, "4bf92f3577b34da6a3ce929d0e0e4736");
 }
 
-static void whatever_differs_from_the_format_is_refused(void **state)
+static void any_deviation_from_the_format_is_refused(void **state)
 {
     static const char *const bad[] = {
         "",
@@ -46,7 +46,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_trace_id_is_found),
-        cmocka_unit_test(whatever_differs_from_the_format_is_refused),
+        cmocka_unit_test(any_deviation_from_the_format_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

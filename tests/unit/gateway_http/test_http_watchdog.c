@@ -74,8 +74,8 @@ static void a_handler_that_hangs_stops_the_feeding(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_handler_that_hangs_stops_the_feeding, manager_be,
-                                        manager_leave),
+        cmocka_unit_test_setup_teardown(a_handler_that_hangs_stops_the_feeding, manager_open,
+                                        manager_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

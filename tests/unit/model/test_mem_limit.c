@@ -4,7 +4,7 @@
 #include <unistd.h>
 #include "base/mem.h"
 #include "lib/lib.h"
-#include "lib/rigs/root.h"
+#include "lib/fakes/fake_root.h"
 #include "model/mem_limit.h"
 
 #define MIB (1UL << 20)
@@ -23,11 +23,11 @@ struct file {
 
 static size_t available(const struct file *files, unsigned n)
 {
-    const char *root = root_make();
+    const char *root = fake_root_new();
     for (unsigned i = 0; i < n && files[i].path; i++)
-        root_put(root, files[i].path, files[i].text);
+        fake_root_put(root, files[i].path, files[i].text);
     size_t promised, bytes = mem_limit_available(root, &promised);
-    root_remove(root);
+    fake_root_remove(root);
     return bytes;
 }
 
@@ -95,16 +95,16 @@ static void what_other_services_will_take_is_not_available(void **state)
         {"proc/self/cgroup", "0::/a\n"},
         {"sys/fs/cgroup/a/memory.max", "1073741824\n"},
         {"sys/fs/cgroup/a/memory.current", "104857600\n"}};
-    const char *root = root_make();
+    const char *root = fake_root_new();
     size_t promised;
     for (unsigned i = 0; i < ARRAY_LEN(files) - 2; i++)
-        root_put(root, files[i].path, files[i].text);
+        fake_root_put(root, files[i].path, files[i].text);
     assert_int_equal(mem_limit_available(root, &promised), 1548 * MIB);
     assert_int_equal(promised, 500 * MIB);
     for (unsigned i = ARRAY_LEN(files) - 2; i < ARRAY_LEN(files); i++)
-        root_put(root, files[i].path, files[i].text);
+        fake_root_put(root, files[i].path, files[i].text);
     assert_int_equal(mem_limit_available(root, &promised), 624 * MIB); // of the group
-    root_remove(root);
+    fake_root_remove(root);
 }
 
 static void a_limited_address_space_counts(void **state)

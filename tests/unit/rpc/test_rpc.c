@@ -12,7 +12,7 @@ static void a_unary_call_is_answered_over_unix(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     struct stat st;
@@ -43,29 +43,29 @@ static void a_unary_call_is_answered_over_tcp(void **state)
     assert_int_equal(rpc_server_start(s), 0);
     char target[32];
     snprintf(target, sizeof(target), "127.0.0.1:%d", port);
-    setenv("http_proxy", "http://127.0.0.1:1", 1); // must not be obeyed
+    setenv("http_proxy", "http://127.0.0.1:1", 1); // must be ignored
     struct rpc_client *c;
     assert_int_equal(rpc_client_new(target, NULL, &c), 0);
     struct rpc_options opt = {.timeout_us = RPC_RIG_WAIT_US, .wait_for_ready = true};
     assert_int_equal(rpc_rig_echo(c, &opt, 8).code, RPC_OK);
     unsetenv("http_proxy");
 
-    struct rpc_server *second = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    struct rpc_server *second = rpc_rig_server(NULL, h);
     assert_int_equal(rpc_server_listen(second, target), -EADDRINUSE);
     assert_non_null(strstr(fail_text(), target));
-    rpc_server_stop(second, 0); // though it never started
+    rpc_server_stop(second, 0); // works for a server that never started
     rpc_client_free(c);
     rpc_server_stop(s, 1000);
 }
 
-static void an_error_brings_its_sentence(void **state)
+static void an_error_carries_its_sentence(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_status st = rpc_rig_echo(r.client, NULL, 99);
     assert_int_equal(st.code, RPC_RESOURCE_EXHAUSTED);
-    assert_string_equal(st.text, "no room for 99");
+    assert_string_equal(st.text, "no space for 99");
     rpc_rig_done(&r);
 }
 
@@ -73,10 +73,10 @@ static void an_unknown_method_is_unimplemented(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
     ProtobufCMessage *m;
-    struct rpc_status st = rpc_unary(r.client, "/test/Nothing", NULL, &req.base,
+    struct rpc_status st = rpc_unary(r.client, "/test/Unknown", NULL, &req.base,
                                      &tandem__v1__model_info__descriptor, &m);
     assert_int_equal(st.code, RPC_UNIMPLEMENTED);
     rpc_rig_done(&r);
@@ -86,7 +86,7 @@ static void a_missed_deadline_ends_both_sides(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     Tandem__V1__GetModelRequest req = TANDEM__V1__GET_MODEL_REQUEST__INIT;
     ProtobufCMessage *m;
     struct rpc_options opt = {.timeout_us = 50000};
@@ -98,7 +98,7 @@ static void a_missed_deadline_ends_both_sides(void **state)
     rpc_rig_done(&r);
 }
 
-static void a_dead_address_fails_at_once(void **state)
+static void an_unused_address_fails_immediately(void **state)
 {
     (void)state;
     struct rpc_client *c;
@@ -110,55 +110,48 @@ static void a_dead_address_fails_at_once(void **state)
     assert_int_equal(rpc_client_new("", NULL, &c), -EINVAL);
 }
 
-static void a_server_streams_in_order_and_ends(void **state)
+static void a_server_streams_all_messages_and_ends(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Count", &t);
-    rpc_stream_send(s, rpc_rig_ids(10, 500));
-    rpc_stream_close(s);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_OK);
+    struct rpc_stream *s = rpc_rig_call(&r, "/test/Count", 10, 500, &t);
+    rpc_rig_await_end(&t, RPC_OK);
     assert_int_equal(t.messages, 500);
     assert_int_equal(t.bytes, 500 * 12);
     rpc_stream_free(s);
     rpc_rig_done(&r);
 }
 
-static void both_sides_talk_on_one_stream(void **state)
+static void both_sides_send_on_one_stream(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
     for (int i = 0; i < 100; i++) {
         assert_true(rpc_stream_send(s, rpc_rig_ids(5, 3)) >= 0);
-        rpc_rig_await(&t.messages, i + 1); // a conversation: each waits for the answer
+        rpc_rig_await(&t.messages, i + 1); // each message waits for the previous answer
     }
     rpc_stream_close(s);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_OK);
+    rpc_rig_await_end(&t, RPC_OK);
     assert_int_equal(rpc_stream_send(s, rpc_rig_ids(5, 3)), -ECANCELED);
     rpc_stream_free(s);
     rpc_rig_done(&r);
 }
 
-static void a_client_that_cancels_is_noticed(void **state)
+static void a_server_notices_a_client_that_cancels(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Keep", &t);
-    rpc_stream_send(s, rpc_rig_ids(1, 1));
-    rpc_stream_close(s);
+    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
     rpc_rig_await(&rpc_rig_seen.starts, 1);
     rpc_stream_cancel(s);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_CANCELLED);
+    rpc_rig_await_end(&t, RPC_CANCELLED);
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     assert_int_equal(rpc_rig_seen.cancels, 1);
     rpc_stream_free(s);
@@ -169,18 +162,15 @@ static void a_server_may_end_a_call_from_any_thread(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Keep", &t);
-    rpc_stream_send(s, rpc_rig_ids(1, 1));
-    rpc_stream_close(s);
+    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
     rpc_rig_await(&rpc_rig_seen.starts, 1);
     assert_false(rpc_call_cancelled(rpc_rig_seen.kept));
     rpc_call_finish(rpc_rig_seen.kept, RPC_ABORTED, "enough");
     assert_int_equal(rpc_call_send(rpc_rig_seen.kept, rpc_rig_text(1)), -ECANCELED);
     rpc_call_unref(rpc_rig_seen.kept);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_ABORTED);
+    rpc_rig_await_end(&t, RPC_ABORTED);
     assert_string_equal(t.status.text, "enough");
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     assert_int_equal(rpc_rig_seen.cancels, 0);
@@ -196,27 +186,23 @@ static void a_message_over_the_limit_is_refused(void **state)
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
     rpc_stream_send(s, rpc_rig_ids(1, 2 << 20));
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_RESOURCE_EXHAUSTED);
+    rpc_rig_await_end(&t, RPC_RESOURCE_EXHAUSTED);
     rpc_stream_free(s);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
     rpc_rig_done(&r);
 }
 
-static void an_answer_over_the_clients_limit_is_refused(void **state)
+static void an_answer_over_the_limit_of_the_client_is_refused(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     rpc_client_free(r.client);
     struct rpc_client_options opt = {.max_message = 1000};
     assert_int_equal(rpc_client_new(r.target, &opt, &r.client), 0);
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Count", &t);
-    rpc_stream_send(s, rpc_rig_ids(2000, 1));
-    rpc_stream_close(s);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_RESOURCE_EXHAUSTED);
+    struct rpc_stream *s = rpc_rig_call(&r, "/test/Count", 2000, 1, &t);
+    rpc_rig_await_end(&t, RPC_RESOURCE_EXHAUSTED);
     rpc_stream_free(s);
     rpc_rig_done(&r);
 }
@@ -225,7 +211,7 @@ static void big_messages_pass(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Chat", &t);
     rpc_stream_send(s, rpc_rig_ids(1, 8 << 20));
@@ -241,14 +227,13 @@ static void malformed_bytes_are_an_invalid_argument(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     static const char *const paths[] = {"/test/Echo", "/test/Chat"};
     for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
         struct rpc_tally t;
         struct rpc_stream *s = rpc_rig_open(&r, paths[i], &t);
         rpc_stream_send(s, rpc_msg_of("\x0a\xff\xff\xff\xff\x0f", 6));
-        rpc_rig_await(&t.ends, 1);
-        assert_int_equal(t.status.code, RPC_INVALID_ARGUMENT);
+        rpc_rig_await_end(&t, RPC_INVALID_ARGUMENT);
         assert_non_null(strstr(t.status.text, "DetokenizeRequest"));
         rpc_stream_free(s);
     }
@@ -259,17 +244,16 @@ static void a_unary_call_without_a_request_is_an_invalid_argument(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Echo", &t);
     rpc_stream_close(s);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_INVALID_ARGUMENT);
+    rpc_rig_await_end(&t, RPC_INVALID_ARGUMENT);
     rpc_stream_free(s);
     rpc_rig_done(&r);
 }
 
-static void what_unpacking_may_allocate_is_bounded(void **state)
+static void the_memory_of_an_unpacked_message_is_bounded(void **state)
 {
     (void)state;
     size_t n = 32 << 20; // 16 million empty submessages, several GiB when unpacked
@@ -282,7 +266,7 @@ static void what_unpacking_may_allocate_is_bounded(void **state)
     struct rpc_msg *m = rpc_msg_of(bytes, n);
     assert_null(rpc_unpack(&tandem__v1__token_run__descriptor, m));
     rpc_msg_free(m);
-    m = rpc_msg_of(bytes, 1000); // as small ones they are fine
+    m = rpc_msg_of(bytes, 1000); // a small message of them is fine
     ProtobufCMessage *u = rpc_unpack(&tandem__v1__token_ids__descriptor, m);
     assert_non_null(u);
     protobuf_c_message_free_unpacked(u, NULL);
@@ -290,33 +274,33 @@ static void what_unpacking_may_allocate_is_bounded(void **state)
     free(bytes);
 }
 
-static void a_slow_reader_holds_the_server_up_and_on_drain_goes_on(void **state)
+static void a_slow_client_pauses_the_server_until_on_drain(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Flood", &t);
     rpc_stream_pause(s);
     rpc_stream_send(s, rpc_rig_ids(1, 1));
     rpc_stream_close(s);
     rpc_rig_await(&rpc_rig_seen.flooded, 5);
-    /* Another call on the same threads comes and goes meanwhile: what could be sent has been. */
+    /* Other calls on the same threads complete; by then the server has sent all that it can. */
     for (int i = 0; i < 50; i++)
         assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
-    assert_true(rpc_rig_count(&rpc_rig_seen.flooded) < 40); // of 64: the rest waits for the reader
-    assert_true(rpc_rig_count(&t.messages) <= 1);           // what was being read already
+    assert_true(rpc_rig_count(&rpc_rig_seen.flooded) < 40); // of 64; the others wait for the client
+    assert_true(rpc_rig_count(&t.messages) <= 1);           // a read that had started
     rpc_stream_resume(s);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_OK);
+    rpc_rig_await_end(&t, RPC_OK);
     assert_int_equal(t.messages, 64);
     assert_true(rpc_rig_count(&rpc_rig_seen.drains) >= 1);
     rpc_stream_free(s);
     rpc_rig_done(&r);
 }
 
-/* The client reads the first of these answers and no other, then the call ends on the server. */
-static void must_not_linger(const uint32_t *sizes, size_t n)
+/* The server sends answers of these sizes. The client reads only the first; the call must still end
+ * on the server. */
+static void unread_answers_are_dropped(const uint32_t *sizes, size_t n)
 {
     struct rpc_rig r;
     rpc_rig_init(&r, &(struct rpc_server_options){.linger_ms = 50});
@@ -338,38 +322,37 @@ static void must_not_linger(const uint32_t *sizes, size_t n)
     rpc_rig_done(&r);
 }
 
-static void a_finished_answer_that_nobody_reads_is_dropped(void **state)
+static void a_finished_answer_that_is_not_read_is_dropped(void **state)
 {
     (void)state;
-    must_not_linger((uint32_t[]){10, 1 << 20, 1 << 20}, 3); // the status waits behind a message
-    must_not_linger((uint32_t[]){10, 1 << 20}, 2);          // it is under way with one
+    unread_answers_are_dropped((uint32_t[]){10, 1 << 20, 1 << 20}, 3); // status after a message
+    unread_answers_are_dropped((uint32_t[]){10, 1 << 20}, 2);          // status with a message
 }
 
 static void cancelling_a_paused_stream_ends_it(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Flood", &t);
     rpc_stream_pause(s);
     rpc_stream_send(s, rpc_rig_ids(1, 1));
     rpc_rig_await(&rpc_rig_seen.flooded, 5);
     rpc_stream_cancel(s);
-    rpc_stream_pause(s); // too late to count
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_CANCELLED);
+    rpc_stream_pause(s); // has no effect after a cancel
+    rpc_rig_await_end(&t, RPC_CANCELLED);
     rpc_rig_await(&rpc_rig_seen.ends, 1);
     assert_int_equal(rpc_rig_seen.cancels, 1);
     rpc_stream_free(s);
     rpc_rig_done(&r);
 }
 
-static void a_server_that_does_not_read_holds_the_client_up(void **state)
+static void a_server_that_does_not_read_pauses_the_client(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
     struct rpc_stream *s = rpc_rig_open(&r, "/test/Paused", &t);
     rpc_rig_await(&rpc_rig_seen.starts, 1);
@@ -379,7 +362,7 @@ static void a_server_that_does_not_read_holds_the_client_up(void **state)
         n = rpc_stream_send(s, rpc_rig_ids(1, 16 << 10));
     assert_true(n >= 512 << 10);
     assert_int_equal(rpc_rig_count(&rpc_rig_seen.messages), 0);
-    int drains = rpc_rig_count(&t.drains); // while the connection still took some
+    int drains = rpc_rig_count(&t.drains); // while the connection still accepted bytes
     rpc_call_resume(rpc_rig_seen.kept);
     rpc_call_unref(rpc_rig_seen.kept);
     rpc_rig_await(&t.drains, drains + 1);
@@ -397,9 +380,7 @@ static void too_many_calls_are_refused(void **state)
     struct rpc_rig r;
     rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Keep", &t);
-    rpc_stream_send(s, rpc_rig_ids(1, 1));
-    rpc_stream_close(s);
+    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
     rpc_rig_await(&rpc_rig_seen.starts, 1);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_RESOURCE_EXHAUSTED);
     rpc_stream_cancel(s);
@@ -409,19 +390,19 @@ static void too_many_calls_are_refused(void **state)
     rpc_rig_done(&r);
 }
 
-/* The first that ends. */
-static size_t await_any(struct rpc_tally *tallies, size_t n)
+/* Waits until one of the calls has ended; returns its index. */
+static size_t await_any_end(struct rpc_tally *tallies, size_t n)
 {
     for (int64_t until_us = clock_us() + RPC_RIG_WAIT_US; clock_us() < until_us;) {
         for (size_t i = 0; i < n; i++)
             if (rpc_rig_count(&tallies[i].ends))
                 return i;
     }
-    fail_msg("none has ended");
+    fail_msg("no call has ended");
     return n;
 }
 
-static void idle_callers_of_reflection_neither_pile_up_nor_shut_out_others(void **state)
+static void idle_reflection_calls_are_bounded_and_block_no_others(void **state)
 {
     (void)state;
     static struct rpc_tally tallies[513];
@@ -431,7 +412,7 @@ static void idle_callers_of_reflection_neither_pile_up_nor_shut_out_others(void 
     rpc_rig_init(&r, &(struct rpc_server_options){.max_calls = 1});
     for (size_t i = 0; i < ARRAY_LEN(streams); i++)
         streams[i] = rpc_rig_open(&r, path, &tallies[i]);
-    size_t refused = await_any(tallies, ARRAY_LEN(tallies)); // one too many, whichever came last
+    size_t refused = await_any_end(tallies, ARRAY_LEN(tallies)); // one more than allowed
     assert_int_equal(tallies[refused].status.code, RPC_RESOURCE_EXHAUSTED);
     assert_true(rpc_rig_health(r.client, "") >= 0);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 7).code, RPC_OK);
@@ -446,17 +427,17 @@ static void idle_callers_of_reflection_neither_pile_up_nor_shut_out_others(void 
     rpc_rig_done(&r);
 }
 
-static void a_restarted_server_is_found_again(void **state)
+static void a_client_reconnects_to_a_restarted_server(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 1).code, RPC_OK);
     rpc_server_stop(r.server, 0);
     assert_int_equal(rpc_rig_echo(r.client, NULL, 1).code, RPC_UNAVAILABLE);
     rpc_health_free(r.health);
     r.health = rpc_health_new();
-    r.server = rpc_rig_server(&(struct rpc_server_options){0}, r.health);
+    r.server = rpc_rig_server(NULL, r.health);
     assert_int_equal(rpc_server_listen(r.server, r.target), 1);
     assert_int_equal(rpc_server_start(r.server), 0);
     struct rpc_options opt = {.timeout_us = 3000000, .wait_for_ready = true};
@@ -464,7 +445,7 @@ static void a_restarted_server_is_found_again(void **state)
     rpc_rig_done(&r);
 }
 
-static void errors_have_their_status(void **state)
+static void each_errno_has_its_status(void **state)
 {
     (void)state;
     assert_int_equal(rpc_code_of(0), RPC_OK);
@@ -481,28 +462,28 @@ int main(void)
         cmocka_unit_test(a_unary_call_is_answered_over_unix),
         cmocka_unit_test(the_socket_gets_the_mode_of_the_options),
         cmocka_unit_test(a_unary_call_is_answered_over_tcp),
-        cmocka_unit_test(an_error_brings_its_sentence),
+        cmocka_unit_test(an_error_carries_its_sentence),
         cmocka_unit_test(an_unknown_method_is_unimplemented),
         cmocka_unit_test(a_missed_deadline_ends_both_sides),
-        cmocka_unit_test(a_dead_address_fails_at_once),
-        cmocka_unit_test(a_server_streams_in_order_and_ends),
-        cmocka_unit_test(both_sides_talk_on_one_stream),
-        cmocka_unit_test(a_client_that_cancels_is_noticed),
+        cmocka_unit_test(an_unused_address_fails_immediately),
+        cmocka_unit_test(a_server_streams_all_messages_and_ends),
+        cmocka_unit_test(both_sides_send_on_one_stream),
+        cmocka_unit_test(a_server_notices_a_client_that_cancels),
         cmocka_unit_test(a_server_may_end_a_call_from_any_thread),
         cmocka_unit_test(a_message_over_the_limit_is_refused),
-        cmocka_unit_test(an_answer_over_the_clients_limit_is_refused),
+        cmocka_unit_test(an_answer_over_the_limit_of_the_client_is_refused),
         cmocka_unit_test(big_messages_pass),
         cmocka_unit_test(malformed_bytes_are_an_invalid_argument),
         cmocka_unit_test(a_unary_call_without_a_request_is_an_invalid_argument),
-        cmocka_unit_test(what_unpacking_may_allocate_is_bounded),
-        cmocka_unit_test(a_slow_reader_holds_the_server_up_and_on_drain_goes_on),
-        cmocka_unit_test(a_finished_answer_that_nobody_reads_is_dropped),
+        cmocka_unit_test(the_memory_of_an_unpacked_message_is_bounded),
+        cmocka_unit_test(a_slow_client_pauses_the_server_until_on_drain),
+        cmocka_unit_test(a_finished_answer_that_is_not_read_is_dropped),
         cmocka_unit_test(cancelling_a_paused_stream_ends_it),
-        cmocka_unit_test(a_server_that_does_not_read_holds_the_client_up),
+        cmocka_unit_test(a_server_that_does_not_read_pauses_the_client),
         cmocka_unit_test(too_many_calls_are_refused),
-        cmocka_unit_test(idle_callers_of_reflection_neither_pile_up_nor_shut_out_others),
-        cmocka_unit_test(a_restarted_server_is_found_again),
-        cmocka_unit_test(errors_have_their_status),
+        cmocka_unit_test(idle_reflection_calls_are_bounded_and_block_no_others),
+        cmocka_unit_test(a_client_reconnects_to_a_restarted_server),
+        cmocka_unit_test(each_errno_has_its_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_rpc_drain.c - how a server stops. */
+/* test_rpc_drain.c - a server stops: running calls, late calls, restarts under traffic. */
 #include <pthread.h>
 #include <string.h>
 #include "base/clock.h"
@@ -19,11 +19,9 @@ static void a_drain_lets_running_calls_finish(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Keep", &t);
-    rpc_stream_send(s, rpc_rig_ids(1, 1));
-    rpc_stream_close(s);
+    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
     rpc_rig_await(&rpc_rig_seen.starts, 1);
     pthread_t thread;
     pthread_create(&thread, NULL, stop_main, &r);
@@ -31,7 +29,7 @@ static void a_drain_lets_running_calls_finish(void **state)
     struct rpc_status st;
     do {
         st = rpc_rig_echo(r.client, NULL, 7);
-    } while (st.code == RPC_OK && clock_us() < until); // the other thread has to begin first
+    } while (st.code == RPC_OK && clock_us() < until); // until the other thread has begun
     assert_int_equal(st.code, RPC_UNAVAILABLE);
     assert_string_equal(st.text, "the server is stopping");
     assert_int_equal(rpc_rig_health(r.client, ""), SERVING); // health still answers
@@ -39,8 +37,7 @@ static void a_drain_lets_running_calls_finish(void **state)
     assert_true(rpc_call_send(rpc_rig_seen.kept, rpc_rig_text(5)) >= 0);
     rpc_call_finish(rpc_rig_seen.kept, RPC_OK, NULL);
     rpc_call_unref(rpc_rig_seen.kept);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_OK);
+    rpc_rig_await_end(&t, RPC_OK);
     assert_int_equal(t.messages, 1);
     pthread_join(thread, NULL);
     rpc_stream_free(s);
@@ -48,19 +45,16 @@ static void a_drain_lets_running_calls_finish(void **state)
     rpc_rig_done(&r);
 }
 
-static void a_drain_that_takes_too_long_ends_calls_with_a_sentence(void **state)
+static void after_its_time_limit_a_drain_ends_calls_with_a_sentence(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct rpc_tally t;
-    struct rpc_stream *s = rpc_rig_open(&r, "/test/Keep", &t);
-    rpc_stream_send(s, rpc_rig_ids(1, 1));
-    rpc_stream_close(s);
+    struct rpc_stream *s = rpc_rig_call(&r, "/test/Keep", 1, 1, &t);
     rpc_rig_await(&rpc_rig_seen.starts, 1);
     rpc_server_stop(r.server, 20);
-    rpc_rig_await(&t.ends, 1);
-    assert_int_equal(t.status.code, RPC_UNAVAILABLE);
+    rpc_rig_await_end(&t, RPC_UNAVAILABLE);
     assert_non_null(strstr(t.status.text, "stopping"));
     assert_int_equal(rpc_rig_seen.cancels, 1);
     assert_int_equal(rpc_rig_seen.ends, 1);
@@ -69,10 +63,10 @@ static void a_drain_that_takes_too_long_ends_calls_with_a_sentence(void **state)
     rpc_rig_done(&r);
 }
 
-/* ---- everything at once ---- */
+/* ---- random calls and restarts ---- */
 
 #define STRESS_THREADS 3
-#define STRESS_CALLS 40 // between two restarts, of all threads together
+#define STRESS_CALLS 40 // calls of all threads between two restarts
 #define STRESS_RESTARTS 5
 
 struct stress {
@@ -84,37 +78,38 @@ static struct {
     int calls, stop;
 } stress;
 
-static unsigned pick(struct stress *x, unsigned n)
+static unsigned random_below(struct stress *x, unsigned n)
 {
     x->random = rng_splitmix64(x->random);
     return (unsigned)(x->random % n);
 }
 
-/* One stream that is cancelled, paused, closed or runs out of time at a random moment. */
+/* One stream that is cancelled, paused or closed, or times out, at a random moment. */
 static void stress_stream(struct stress *x)
 {
     static const char *const paths[] = {"/test/Count", "/test/Chat", "/test/Flood", "/test/None"};
     static const struct rpc_events events = {
         .drain_mark = 1 << 10, .on_message = rpc_tally_message, .on_end = rpc_tally_end};
     struct rpc_tally t = {0};
-    struct rpc_options opt = {.timeout_us = 1000 + pick(x, 30000), .wait_for_ready = pick(x, 2)};
+    struct rpc_options opt = {.timeout_us = 1000 + random_below(x, 30000),
+                              .wait_for_ready = random_below(x, 2)};
     struct rpc_stream *s =
-        rpc_stream_new(x->r->client, paths[pick(x, ARRAY_LEN(paths))], &opt, &events, &t);
-    for (unsigned n = pick(x, 8); n; n--) {
-        unsigned what = pick(x, 6);
-        if (what == 0)
+        rpc_stream_new(x->r->client, paths[random_below(x, ARRAY_LEN(paths))], &opt, &events, &t);
+    for (unsigned n = random_below(x, 8); n; n--) {
+        unsigned action = random_below(x, 6);
+        if (action == 0)
             rpc_stream_pause(s);
-        else if (what == 1)
+        else if (action == 1)
             rpc_stream_resume(s);
-        else if (what == 2)
+        else if (action == 2)
             rpc_stream_close(s);
         else
-            rpc_stream_send(s, rpc_rig_ids(pick(x, 20000), 1 + pick(x, 200)));
+            rpc_stream_send(s, rpc_rig_ids(random_below(x, 20000), 1 + random_below(x, 200)));
     }
-    if (pick(x, 2))
+    if (random_below(x, 2))
         rpc_stream_cancel(s);
     rpc_stream_resume(s);
-    rpc_rig_await(&t.ends, 1); // the deadline at the latest
+    rpc_rig_await(&t.ends, 1); // at the latest by its deadline
     rpc_stream_free(s);
 }
 
@@ -122,8 +117,9 @@ static void *stress_main(void *arg)
 {
     struct stress *x = arg;
     while (!rpc_rig_count(&stress.stop)) {
-        struct rpc_options opt = {.timeout_us = 1 + pick(x, 5000), .wait_for_ready = pick(x, 2)};
-        if (pick(x, 3))
+        struct rpc_options opt = {.timeout_us = 1 + random_below(x, 5000),
+                                  .wait_for_ready = random_below(x, 2)};
+        if (random_below(x, 3))
             stress_stream(x);
         else
             rpc_rig_echo(x->r->client, &opt, 7); // any status
@@ -165,7 +161,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_drain_lets_running_calls_finish),
-        cmocka_unit_test(a_drain_that_takes_too_long_ends_calls_with_a_sentence),
+        cmocka_unit_test(after_its_time_limit_a_drain_ends_calls_with_a_sentence),
         cmocka_unit_test(calls_of_every_kind_survive_restarts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,7 +10,7 @@ static void health_is_checked_by_name(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     assert_int_equal(rpc_rig_health(r.client, ""), SERVING);
     assert_int_equal(rpc_rig_health(r.client, "test"), NOT_SERVING);
     rpc_health_set(r.health, "test", true);
@@ -37,7 +37,7 @@ static void watcher_message(void *user, struct rpc_msg *msg)
     rpc_tally_message(&w->t, msg);
 }
 
-static struct rpc_stream *watch(struct rpc_rig *r, const char *service, struct watcher *w)
+static struct rpc_stream *start_watch(struct rpc_rig *r, const char *service, struct watcher *w)
 {
     static const struct rpc_events events = {.on_message = watcher_message,
                                              .on_end = rpc_tally_end};
@@ -51,19 +51,19 @@ static struct rpc_stream *watch(struct rpc_rig *r, const char *service, struct w
     return s;
 }
 
-static void who_watches_health_is_told(void **state)
+static void watchers_of_health_are_notified(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
-    struct watcher known, unknown, gone;
-    struct rpc_stream *a = watch(&r, "test", &known), *b = watch(&r, "other", &unknown);
-    struct rpc_stream *c = watch(&r, "test", &gone);
+    rpc_rig_init(&r, NULL);
+    struct watcher known, unknown, cancelled;
+    struct rpc_stream *a = start_watch(&r, "test", &known), *b = start_watch(&r, "other", &unknown);
+    struct rpc_stream *c = start_watch(&r, "test", &cancelled);
     rpc_rig_await(&known.t.messages, 1);
     rpc_rig_await(&unknown.t.messages, 1);
-    rpc_rig_await(&gone.t.messages, 1);
+    rpc_rig_await(&cancelled.t.messages, 1);
     rpc_stream_cancel(c);
-    rpc_rig_await(&gone.t.ends, 1);
+    rpc_rig_await(&cancelled.t.ends, 1);
     rpc_health_set(r.health, "test", true);
     rpc_health_set(r.health, "test", true); // no change, no message
     rpc_rig_await(&known.t.messages, 2);
@@ -87,7 +87,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(health_is_checked_by_name),
-        cmocka_unit_test(who_watches_health_is_told),
+        cmocka_unit_test(watchers_of_health_are_notified),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_rpc_listen.c - sockets: taken, replaced, left alone, passed. */
+/* test_rpc_listen.c - listening sockets: in use, replaced, left alone, passed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -9,13 +9,13 @@
 #include <unistd.h>
 #include "lib/rigs/rpc_rig.h"
 
-static void a_live_servers_socket_is_not_taken_over(void **state)
+static void the_socket_of_a_running_server_is_not_replaced(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
-    struct rpc_server *second = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    struct rpc_server *second = rpc_rig_server(NULL, h);
     assert_int_equal(rpc_server_listen(second, r.target), -EADDRINUSE);
     assert_non_null(strstr(fail_text(), "another server"));
     rpc_server_stop(second, 0);
@@ -23,22 +23,22 @@ static void a_live_servers_socket_is_not_taken_over(void **state)
     rpc_rig_done(&r);
 }
 
-static void a_dead_servers_socket_is_replaced_and_other_files_are_not(void **state)
+static void the_socket_of_a_dead_server_is_replaced_other_files_are_not(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     snprintf(a.sun_path, sizeof(a.sun_path), "%s/dead.sock", r.folder);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
-    close(fd); // bound, never listened: as a killed server leaves it
+    close(fd); // bound, never listened on: like the socket of a killed server
     char addr[160], file[128];
     snprintf(addr, sizeof(addr), "unix:%s", a.sun_path);
     snprintf(file, sizeof(file), "%s/file", r.folder);
     close(open(file, O_CREAT | O_WRONLY, 0600));
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
-    struct rpc_server *second = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    struct rpc_server *second = rpc_rig_server(NULL, h);
     assert_int_equal(rpc_server_listen(second, addr), 1);
     snprintf(addr, sizeof(addr), "unix:%s", file);
     assert_int_equal(rpc_server_listen(second, addr), -EADDRINUSE);
@@ -48,14 +48,14 @@ static void a_dead_servers_socket_is_replaced_and_other_files_are_not(void **sta
     rpc_rig_done(&r);
 }
 
-static void a_path_that_belongs_to_a_successor_is_left_alone(void **state)
+static void a_path_that_another_server_has_taken_over_is_left_alone(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     unlink(r.path);
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
-    struct rpc_server *next = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    struct rpc_server *next = rpc_rig_server(NULL, h);
     assert_int_equal(rpc_server_listen(next, r.target), 1);
     assert_int_equal(rpc_server_start(next), 0);
     rpc_server_stop(r.server, 0);
@@ -69,7 +69,7 @@ static void bad_addresses_are_named(void **state)
 {
     (void)state;
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
-    struct rpc_server *s = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    struct rpc_server *s = rpc_rig_server(NULL, h);
     char addr[200] = "unix:/tmp/";
     memset(addr + 10, 'x', 150);
     assert_int_equal(rpc_server_listen(s, addr), -EINVAL);
@@ -91,7 +91,7 @@ static void passed_sockets_are_served(void **state)
     assert_int_equal(listen(fd, 10), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
     AUTO(rpc_health_free) struct rpc_health *h = rpc_health_new();
-    struct rpc_server *s = rpc_rig_server(&(struct rpc_server_options){0}, h);
+    struct rpc_server *s = rpc_rig_server(NULL, h);
     assert_int_equal(rpc_server_listen_fd(s, fd), 0);
     assert_int_equal(rpc_server_start(s), 0);
     char target[32];
@@ -107,9 +107,9 @@ static void passed_sockets_are_served(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_live_servers_socket_is_not_taken_over),
-        cmocka_unit_test(a_dead_servers_socket_is_replaced_and_other_files_are_not),
-        cmocka_unit_test(a_path_that_belongs_to_a_successor_is_left_alone),
+        cmocka_unit_test(the_socket_of_a_running_server_is_not_replaced),
+        cmocka_unit_test(the_socket_of_a_dead_server_is_replaced_other_files_are_not),
+        cmocka_unit_test(a_path_that_another_server_has_taken_over_is_left_alone),
         cmocka_unit_test(bad_addresses_are_named),
         cmocka_unit_test(passed_sockets_are_served),
     };

@@ -1,4 +1,4 @@
-/* test_rpc_reflection.c - a client that knows nothing but reflection. */
+/* test_rpc_reflection.c - a client that knows only the reflection service. */
 #include <string.h>
 #include "grpc/reflection/v1alpha/reflection.pb-c.h"
 #include "lib/rigs/rpc_rig.h"
@@ -9,18 +9,18 @@ typedef Grpc__Reflection__V1alpha__ServerReflectionResponse Answer;
 #define ASKED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##x
 #define ANSWERED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##x
 
-#define MOST_ANSWERS 8
+#define MAX_ANSWERS 8
 
 struct reader {
     struct rpc_tally t;
-    Answer *answers[MOST_ANSWERS]; // one of t.messages each
+    Answer *answers[MAX_ANSWERS]; // one per message
 };
 
 static void reader_message(void *user, struct rpc_msg *msg)
 {
     struct reader *x = user;
     int n = rpc_rig_count(&x->t.messages);
-    if (n < MOST_ANSWERS)
+    if (n < MAX_ANSWERS)
         x->answers[n] = (Answer *)rpc_unpack(
             &grpc__reflection__v1alpha__server_reflection_response__descriptor, msg);
     rpc_tally_message(&x->t, msg);
@@ -31,7 +31,8 @@ static Answer *reflect(struct rpc_stream *s, struct reader *x, int kind, const c
     Question q = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__INIT;
     q.message_request_case =
         (Grpc__Reflection__V1alpha__ServerReflectionRequest__MessageRequestCase)kind;
-    q.list_services = (char *)(uintptr_t)text; // all strings of the union lie there
+    q.list_services =
+        (char *)(uintptr_t)text; // all strings of the union share this member's address
     q.host = "here";
     int n = rpc_rig_count(&x->t.messages);
     rpc_stream_send(s, rpc_pack(&q.base));
@@ -64,7 +65,7 @@ static void check_reflection(struct rpc_rig *r, const char *path)
     assert_int_equal(a->message_response_case, ANSWERED(FILE_DESCRIPTOR_RESPONSE));
     assert_int_equal(a->file_descriptor_response->file_descriptor_proto[0].len, len);
 
-    a = reflect(s, &x, ASKED(FILE_CONTAINING_SYMBOL), "tandem.v1.Nobody");
+    a = reflect(s, &x, ASKED(FILE_CONTAINING_SYMBOL), "tandem.v1.Unknown");
     assert_int_equal(a->message_response_case, ANSWERED(ERROR_RESPONSE));
     assert_int_equal(a->error_response->error_code, RPC_NOT_FOUND);
     a = reflect(s, &x, ASKED(ALL_EXTENSION_NUMBERS_OF_TYPE), "tandem.v1.Tensor");
@@ -79,11 +80,11 @@ static void check_reflection(struct rpc_rig *r, const char *path)
         protobuf_c_message_free_unpacked(&x.answers[i]->base, NULL);
 }
 
-static void reflection_tells_services_files_and_symbols(void **state)
+static void reflection_describes_services_files_and_symbols(void **state)
 {
     (void)state;
     struct rpc_rig r;
-    rpc_rig_init(&r, &(struct rpc_server_options){0});
+    rpc_rig_init(&r, NULL);
     check_reflection(&r, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo");
     check_reflection(&r, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
     rpc_rig_done(&r);
@@ -126,7 +127,7 @@ static void symbols_of_every_kind_are_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reflection_tells_services_files_and_symbols),
+        cmocka_unit_test(reflection_describes_services_files_and_symbols),
         cmocka_unit_test(symbols_of_every_kind_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* test_rpc_service.c - the wiring that both gRPC services share. */
+/* test_rpc_service.c - the common part of the gRPC services. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #define SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING
 #define NOT_SERVING GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
 
-static void fill(void *user, Tandem__V1__StatsReply *reply)
+static void fill_stats(void *user, Tandem__V1__StatsReply *reply)
 {
     reply->service = (ProtobufCBinaryData){4, (uint8_t *)"test"};
     reply->running = *(uint32_t *)user;
@@ -26,8 +26,10 @@ static void a_service_has_health_reflection_and_stats(void **state)
     snprintf(path, sizeof(path), "unix:%s/s.sock", folder);
     struct conf_list listen = {.n = 1, .v = {path}};
     uint32_t running = 3;
-    struct rpc_service_options opt = {
-        .name = "tandem.v1.Verifier", .listen = &listen, .fill_stats = fill, .user = &running};
+    struct rpc_service_options opt = {.name = "tandem.v1.Verifier",
+                                      .listen = &listen,
+                                      .fill_stats = fill_stats,
+                                      .user = &running};
     struct rpc_service *s;
     assert_int_equal(rpc_service_new(&opt, &s), 0);
     assert_int_equal(rpc_service_start(s), 0);
@@ -51,37 +53,37 @@ static void a_service_has_health_reflection_and_stats(void **state)
     assert_int_equal(rmdir(folder), 0);
 }
 
-static void a_service_without_an_address_says_so(void **state)
+static void a_service_without_an_address_does_not_start(void **state)
 {
     (void)state;
     struct conf_list listen = {0};
     struct rpc_service_options opt = {
-        .name = "tandem.v1.Verifier", .listen = &listen, .fill_stats = fill};
+        .name = "tandem.v1.Verifier", .listen = &listen, .fill_stats = fill_stats};
     struct rpc_service *s;
     assert_int_equal(rpc_service_new(&opt, &s), 0);
     assert_int_equal(rpc_service_start(s), -EINVAL);
     rpc_service_stop(s, 0);
 }
 
-static void stopping_asks_for_the_drain_and_what_comes_behind(void **state)
+static void stopping_requests_time_for_the_drain_and_the_threads(void **state)
 {
     (void)state;
     struct conf_list listen = {0};
     struct rpc_service_options opt = {
-        .name = "tandem.v1.Verifier", .listen = &listen, .fill_stats = fill};
+        .name = "tandem.v1.Verifier", .listen = &listen, .fill_stats = fill_stats};
     struct rpc_service *s;
     assert_int_equal(rpc_service_new(&opt, &s), 0);
     rpc_service_stop(s, 200000);
-    assert_string_equal(manager_heard(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=230000000");
+    assert_string_equal(manager_message(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=230000000");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_service_has_health_reflection_and_stats),
-        cmocka_unit_test(a_service_without_an_address_says_so),
-        cmocka_unit_test_setup_teardown(stopping_asks_for_the_drain_and_what_comes_behind,
-                                        manager_be, manager_leave),
+        cmocka_unit_test(a_service_without_an_address_does_not_start),
+        cmocka_unit_test_setup_teardown(stopping_requests_time_for_the_drain_and_the_threads,
+                                        manager_open, manager_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_rpc_watchdog.c - the watchdog is fed while the threads of rpc show life. */
+/* test_rpc_watchdog.c - the watchdog is fed while all threads of rpc are alive. */
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static void a_callback_that_hangs_stops_the_feeding(void **state)
     assert_int_equal(rpc_client_new(target, NULL, &client), 0);
 
     svc_wait_signal(3 * LIMIT_US);
-    manager_await_feeding(); // idle threads wake to show life
+    manager_await_feeding(); // idle threads wake to call svc_awake()
     struct rpc_stream *s = rpc_stream_new(client, hang.path, NULL, &events, &tally);
     rpc_stream_send(s, rpc_rig_ids(1, 1));
     rpc_stream_close(s);
@@ -54,14 +54,14 @@ static void a_callback_that_hangs_stops_the_feeding(void **state)
     rpc_stream_free(s);
     rpc_client_free(client);
     rpc_server_stop(server, 1000);
-    assert_true(manager_is_fed_after(LIMIT_US + LIMIT_US / 4)); // who has ended is not missed
+    assert_true(manager_is_fed_after(LIMIT_US + LIMIT_US / 4)); // an ended thread is not watched
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_callback_that_hangs_stops_the_feeding, manager_be,
-                                        manager_leave),
+        cmocka_unit_test_setup_teardown(a_callback_that_hangs_stops_the_feeding, manager_open,
+                                        manager_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

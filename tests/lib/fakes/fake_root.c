@@ -1,12 +1,12 @@
-/* root.c - folders made of paths. */
+/* fake_root.c - a folder that replaces the root of a machine. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include "lib/lib.h"
-#include "lib/rigs/root.h"
+#include "lib/fakes/fake_root.h"
 
-const char *root_make(void)
+const char *fake_root_new(void)
 {
     static char root[32];
     strcpy(root, "/tmp/tandem-root-XXXXXX");
@@ -14,7 +14,7 @@ const char *root_make(void)
     return root;
 }
 
-void root_put(const char *root, const char *path, const char *text)
+void fake_root_put(const char *root, const char *path, const char *text)
 {
     char full[512];
     snprintf(full, sizeof(full), "%s/%s", root, path);
@@ -29,7 +29,7 @@ void root_put(const char *root, const char *path, const char *text)
     fclose(f);
 }
 
-void root_remove(const char *root)
+void fake_root_remove(const char *root)
 {
     char command[64];
     snprintf(command, sizeof(command), "rm -r %s", root);
