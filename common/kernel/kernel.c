@@ -1,4 +1,4 @@
-/* kernel.c - choosing a tier, and the scalar arithmetic that no tier has to itself. */
+/* kernel.c - the choice of a tier, and scalar arithmetic that all tiers share. */
 #include "base/err.h"
 #include "kernel/kernel_impl.h"
 #include <errno.h>
@@ -13,9 +13,9 @@
 
 #if defined(__x86_64__)
 #define REQUEST_PERMISSION 0x1023 // ARCH_REQ_XCOMP_PERM of asm/prctl.h, Linux 5.16
-#define TILE_DATA 18              // its number as a part of the saved state
+#define TILE_DATA 18              // number of the tile data in the saved state (XSAVE)
 
-/* AMX is there, and the kernel saves its registers for this process. */
+/* The CPU has AMX, and Linux saves the tile registers of this process. */
 static bool may_use_tiles(void)
 {
     unsigned a, b, c, d;
@@ -70,8 +70,8 @@ int kernel_init(const struct kernel **ret)
         const struct kernel *k = kernel_tier(name);
         if (!k)
             return fail(-ENOTSUP,
-                        "TANDEM_CPU=%s: no such kernels (c, avx2, avxvnni, avx512, amx), or not on "
-                        "this CPU",
+                        "TANDEM_CPU=%s: unknown kernels (c, avx2, avxvnni, avx512, amx), or this "
+                        "CPU cannot run them",
                         name);
         *ret = k;
         return 0;
@@ -104,7 +104,7 @@ float kernel_f16_to(uint16_t h)
     uint32_t bits =
         exponent == 31 ? 0x7f800000 | mantissa << 13 : (exponent + 112) << 23 | mantissa << 13;
     if (exponent == 31 && mantissa)
-        bits |= 0x400000; // quiet, as the hardware does
+        bits |= 0x400000; // a quiet NaN, as the hardware makes it
     return kernel_float(bits | sign);
 }
 
@@ -116,7 +116,7 @@ uint16_t kernel_f16_of(float x)
         return (uint16_t)(sign | 0x7e00 | (bits >> 13 & 0x3ff));
     if (bits >= 0x477ff000) // 65520 and above
         return (uint16_t)(sign | 0x7c00);
-    if (bits < 0x38800000) { // below 2^-14: the sum's last place is f16's
+    if (bits < 0x38800000) { // below 2^-14: the last bit of the sum is that of an f16
         float f = kernel_float(bits) + 0.5f;
         return (uint16_t)(sign | (kernel_bits(f) - 0x3f000000));
     }

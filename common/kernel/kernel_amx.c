@@ -1,24 +1,24 @@
 /* kernel_amx.c - x86-64 with AMX int8: quantised products of many rows by tiles.
  *
- * A tile instruction multiplies up to 16 rows of activations with 16 columns of weights over a
- * block of 32 of K, exactly, as VPDPBUSD does; the blocks' scales are then applied by AVX-512 in
- * the order of all tiers. Weights are unpacked to signed bytes, AMX_CHUNK blocks of a pair of tiles
- * of columns at a time, and stay in L1 while all rows pass. That is for types of 32; those of 256
- * are in kernel_amx_256.c, and everything else is the AVX-512 tier's.
+ * A tile instruction multiplies up to 16 rows of activations by 16 columns of weights over a block
+ * of 32 of K. The result is exact, as with VPDPBUSD. AVX-512 then applies the scales of the blocks,
+ * in the order of all tiers. Weights are unpacked to signed bytes, AMX_CHUNK blocks of a pair of
+ * tiles of columns at a time, and stay in L1 while all rows are multiplied. This file has the types
+ * of 32, kernel_amx_256.c those of 256. The AVX-512 tier does everything else.
  *
- * Storing a tile holds up what comes after it, so all products of a chunk are stored before the
- * first is scaled. What is read next is prefetched line by line between the multiply-adds: lines
- * asked for in one go fill the few places in which a core waits for memory.
+ * Storing a tile delays the instructions after it, so all products of a chunk are stored before the
+ * first is scaled. The next weights and units are prefetched line by line between the
+ * multiply-adds: many requests together would fill the few line buffers of the core.
  *
  * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
 #if defined(__x86_64__)
 #include "kernel/kernel_amx.h"
 
-#define AMX_MIN_ROWS 17      // fewer are faster without tiles
-#define AMX_MIN_ROWS8 33     // for weights of 8 bits, which memory does not give fast enough
-#define AMX_MIN_ROWS_HALF 25 // for Q6_K and then IQ4_XS, which take longer to unpack into planes
-#define AMX_MIN_ROWS_BOOK 128
-#define AMX_CHUNK 8 // blocks of K of a pair of tiles of columns that stay in L1
+#define AMX_MIN_ROWS 17       // fewer rows are faster without tiles
+#define AMX_MIN_ROWS8 33      // for weights of 8 bits: memory limits their speed
+#define AMX_MIN_ROWS_HALF 25  // for Q6_K, which takes longer to unpack into planes
+#define AMX_MIN_ROWS_BOOK 128 // for IQ4_XS, which takes longer still
+#define AMX_CHUNK 8           // blocks of K of a pair of tiles of columns that stay in L1
 
 /* AMX_CHUNK blocks of K of a tile of columns. */
 struct chunk {
@@ -28,7 +28,7 @@ struct chunk {
 
 /* ---- operands ---- */
 
-/* n_blocks of a tile that begin at the start of a group. */
+/* Unpacks n_blocks blocks of a tile, which begin at the start of a group. */
 INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blocks,
                        struct chunk *to)
 {
@@ -49,7 +49,7 @@ INLINE void chunk_open(const struct int8_type t, const uint8_t *group, int n_blo
     }
 }
 
-/* Quantises a chunk at a time, which then stays in L1. */
+/* Quantises a chunk at a time, so that the chunk stays in L1. */
 void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
                         void *to, size_t to_bytes)
 {
@@ -77,7 +77,7 @@ void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint3
 
 /* ---- tiles ---- */
 
-/* Begins product p: of block p / 2 and tile of columns p % 2. x_tile: 0, 1; w_tile: 2, 3. */
+/* Starts product p, of block p / 2 and tile of columns p % 2. x_tile is 0 or 1, w_tile 2 or 3. */
 #define BEGIN(p, x_tile, w_tile, to)                                                               \
     do {                                                                                           \
         if ((p) % 2 == 0)                                                                          \
@@ -87,7 +87,7 @@ void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint3
         _tile_dpbssd(to, x_tile, w_tile);                                                          \
     } while (0)
 
-/* Rows times the n blocks of two chunks. Three products are under way while one goes to memory. */
+/* Multiplies rows by the n blocks of two chunks. While a product is stored, three are in flight. */
 INLINE void multiply(const struct chunk *w, const struct kernel_unit *x, unsigned n,
                      tile_products *to)
 {
@@ -116,18 +116,19 @@ INLINE void multiply(const struct chunk *w, const struct kernel_unit *x, unsigne
     }
 }
 
-/* What is wanted next: lines of weights, into L2, and units, into L1; for each block its share. */
+/* The data to prefetch: weights into L2 and units into L1. Each block prefetches n_lines lines of
+ * weights and five lines of units. */
 struct ahead {
     const uint8_t *weights, *units;
     unsigned n_lines;
 };
 
-/* Scales the products of a chunk onto its sums. */
+/* Scales the products of a chunk and adds them to its sums. */
 INLINE void scale(const struct chunk *w, const struct kernel_unit *x, unsigned n,
                   const tile_products *products, const struct place *to, const struct ahead *ahead,
                   const int n_rows, const bool min)
 {
-    const struct place at = *to; // for gcc, what is stored may be part of *to
+    const struct place at = *to; // a copy: gcc assumes that stores may change *to
     const struct ahead next = *ahead;
     vf acc[KERNEL_ROWS];
     EACH (r, n_rows)
@@ -149,7 +150,7 @@ INLINE void scale(const struct chunk *w, const struct kernel_unit *x, unsigned n
         v_store_n(at.to + (size_t)r * at.to_stride, at.n_store, acc[r]);
 }
 
-/* Rows times the n blocks of two chunks, added to their sums. */
+/* Multiplies rows by the n blocks of two chunks and adds the products to their sums. */
 INLINE void rows_times_chunks(const struct chunk *w, const struct kernel_unit *x, unsigned n,
                               const struct place *to, const struct ahead *ahead, const int n_rows,
                               const bool min)
@@ -163,7 +164,7 @@ INLINE void rows_times_chunks(const struct chunk *w, const struct kernel_unit *x
         scale(&w[i], x, n, products + i, &to[i], &ahead[i], n_rows, min);
 }
 
-/* What AMX_MIN_ROWS and more split into nearly equally. */
+/* The group sizes into which AMX_MIN_ROWS rows or more are split nearly equally. */
 #define EACH_ROWS(X) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15) X(16)
 #define TIMES(name, min)                                                                           \
     static void name(const struct chunk *w, const struct kernel_unit *x, unsigned n_blocks,        \
@@ -184,8 +185,8 @@ TIMES(times_min, true)
 
 /* ---- the product ---- */
 
-/* Chunks of two tiles of columns, the first one number i, for the rows of every group; from block b
- * of the part on. */
+/* Multiplies the rows of every group by the chunks of two tiles of columns, from tile i on. The
+ * chunks begin at block b of the part. */
 INLINE void groups_times_chunks(const struct int8_type t, const struct chunk *chunks, uint32_t i,
                                 const struct part *x, uint32_t b, unsigned n_blocks,
                                 tile_sums *sums, const struct columns *c,
@@ -212,8 +213,8 @@ INLINE void groups_times_chunks(const struct int8_type t, const struct chunk *ch
     }
 }
 
-/* Tiles of columns for a part of K. A tile is followed by what its stream goes on with, or the same
- * part of the next tile. */
+/* Multiplies tiles of columns by a part of K. It prefetches the next chunk of the same tile, or, if
+ * the part is not all of K, the same chunk of the next tile. */
 INLINE void tiles_32(const struct int8_type t, const uint8_t *w, size_t tile_bytes,
                      const struct part *x, const struct columns *c)
 {

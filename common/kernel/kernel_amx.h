@@ -1,49 +1,49 @@
-/* kernel_amx.h - what products by tiles of AMX int8 share: how they walk over groups of rows, tiles
- * of columns and parts of K.
+/* kernel_amx.h - the loops of the AMX int8 products over groups of rows, tiles of columns and parts
+ * of K.
  *
- * Weights are unpacked AMX_TILES tiles of columns at a time and stay in L1 while all rows pass; the
- * units of a part of K, prepared activations of up to KERNEL_ROWS rows, stay in L2 meanwhile. Sums
- * in between stand in an array of their own: rows of y are often a power of two apart, and then
- * fall into few sets of the caches. */
+ * AMX_TILES tiles of columns are unpacked at a time, and these weights stay in L1 while all rows
+ * are multiplied. A unit is the prepared activations of up to KERNEL_ROWS rows; the units of a part
+ * of K stay in L2. Sums between parts are in a separate array: rows of y are often a power of two
+ * apart and would then share few sets of the caches. */
 #pragma once
 #include "kernel/kernel_amx_tiles.h"
 #include "kernel/kernel_avx512.h"
 #include "kernel/kernel_int8_unpack.h"
 
-#define AMX_GROUPS 32                // of rows, that meet a part of K
-#define AMX_UNIT_BYTES (1300u << 10) // of such a part of all groups, which stay in L2
-#define AMX_TILES 2                  // of columns, that share a tile of rows
-#define AMX_FEW 4                    // groups for which the core waits for memory, and reads
-#define AMX_STREAMS 8                // so many tiles of columns side by side
+#define AMX_GROUPS 32                // groups of rows that are multiplied by a part of K
+#define AMX_UNIT_BYTES (1300u << 10) // bytes of the units of a part of K; they stay in L2
+#define AMX_TILES 2                  // tiles of columns that share a tile of rows
+#define AMX_FEW 4                    // up to this many groups, memory limits the speed
+#define AMX_STREAMS 8                // tiles of columns that are then read side by side
 #define AMX_SUMS (AMX_GROUPS * AMX_TILES)
 
-/* Products, or sums, of a tile of rows and one of columns. */
+/* Products, or sums, of a tile of rows and a tile of columns. */
 typedef int32_t tile_products[KERNEL_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
 typedef float tile_sums[KERNEL_ROWS * KERNEL_TILE] __attribute__((aligned(64)));
 
-/* Where the sums of a tile so far stand, and where they go to. */
+/* Where the sums of a tile are loaded from, and where they are stored. */
 struct place {
-    const float *from; // NULL: there are none
+    const float *from; // NULL: there are no sums yet
     float *to;
     size_t from_stride, to_stride;
     uint32_t n_rows, n_store; // n_store: columns
 };
 
-/* Tiles of columns for all rows of y, `apart` columns from one another; n columns are wanted from
- * the first one's on. */
+/* Tiles of columns for all rows of y, `apart` columns from one another. n columns are computed,
+ * from the first tile's first column on. */
 struct columns {
     float *y;
     size_t y_stride;
     uint32_t apart, n, n_tiles;
-    bool begun; // sums of parts before this one stand there
+    bool begun; // y holds the sums of earlier parts
 };
 
-/* Rows in groups, and a part of their K. */
+/* Groups of rows, and a part of their K. */
 struct part {
-    const uint8_t *units; // of the first group, the next one's group_bytes on
+    const uint8_t *units; // of the first group; groups are group_bytes apart
     size_t group_bytes;
     uint32_t m, n_groups, n_units;
-    bool whole; // of all of K
+    bool whole; // the part is all of K
 };
 
 static inline uint32_t groups_of(uint32_t m)
@@ -51,13 +51,13 @@ static inline uint32_t groups_of(uint32_t m)
     return (m + KERNEL_ROWS - 1) / KERNEL_ROWS;
 }
 
-/* Rows of the first n of n_groups groups of m rows. */
+/* Number of rows in the first n of n_groups groups of m rows. */
 static inline uint32_t rows_of(uint32_t m, uint32_t n_groups, uint32_t n)
 {
     return n * (m / n_groups) + MIN(n, m % n_groups);
 }
 
-/* Row r of m is in this group, and its number there. */
+/* The group of row r of m. *r becomes the number of the row in the group. */
 static inline uint32_t group_of(uint32_t m, uint32_t *r)
 {
     const uint32_t n_groups = groups_of(m), n_rows = m / n_groups, n_larger = m % n_groups;
@@ -68,8 +68,9 @@ static inline uint32_t group_of(uint32_t m, uint32_t *r)
     return group;
 }
 
-/* The sums of group g, n_rows rows from r on, with AMX_TILES tiles of columns from number i on, for
- * units that are the part's first, last. A tile that is not there has no columns. */
+/* Sets the places of the sums of group g, n_rows rows from r on, and AMX_TILES tiles of columns
+ * from tile i on. is_first, is_last: the units are the first or the last ones of the part. A tile
+ * beyond the last one gets no columns. */
 INLINE void places_of(const struct columns *c, uint32_t i, uint32_t g, uint32_t r, uint32_t n_rows,
                       bool is_first, bool is_last, tile_sums *sums, struct place *at)
 {
@@ -91,12 +92,12 @@ INLINE void places_of(const struct columns *c, uint32_t i, uint32_t g, uint32_t 
     }
 }
 
-/* Tiles of columns for a part of K. */
+/* Multiplies tiles of columns by a part of K. */
 typedef void amx_tiles(const struct int8_type t, const uint8_t *w, size_t tile_bytes,
                        const struct part *x, const struct columns *c);
 
-/* All tiles of columns and parts of K; x: n_groups groups, m rows, in units of n_blocks of 32,
- * parts a multiple of unit_step of them. */
+/* Calls `tiles` for all tiles of columns and parts of K. x: n_groups groups, m rows, in units of
+ * n_blocks blocks of 32. A part is a multiple of unit_step units. */
 INLINE void amx_walk(const struct int8_type t, amx_tiles *tiles, uint32_t n_blocks,
                      size_t unit_bytes, uint32_t unit_step, const struct kernel_mat *w,
                      const uint8_t *x, size_t group_bytes, uint32_t n_groups, uint32_t m, float *y,
@@ -125,7 +126,7 @@ INLINE void amx_walk(const struct int8_type t, amx_tiles *tiles, uint32_t n_bloc
     }
 }
 
-/* kernel_amx_256.c: types of 256; x as amx_walk() takes it, n_groups up to AMX_GROUPS. */
+/* In kernel_amx_256.c, for types of 256. x is as in amx_walk(); n_groups is at most AMX_GROUPS. */
 void kernel_amx_matmul_256(const struct kernel_mat *w, const uint8_t *x, size_t group_bytes,
                            uint32_t n_groups, uint32_t m, float *y, size_t y_stride, uint32_t from,
                            uint32_t to);

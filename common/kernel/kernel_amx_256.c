@@ -1,23 +1,24 @@
 /* kernel_amx_256.c - x86-64 with AMX int8: products of many rows with types of 256.
  *
- * The integer scales of blocks are multiplied into the weights, which then are two planes of bytes,
- * w = 2^shift high + low. So tiles add up all of 256 before anything is stored: two tiles for 16
- * rows and 16 columns, which become a float and an addition. Minima meet the sums of activations as
- * pairs of words by AVX-512.
+ * The weights are multiplied by the integer scales of their blocks and then split into two planes
+ * of bytes, w = 2^shift * high + low. So the tiles add up all 256 of K before a store: two tiles
+ * for 16 rows and 16 columns. Their sum is converted to float and added once. AVX-512 multiplies
+ * the minima by the sums of the activations, as pairs of words.
  *
- * What a group of rows stored is scaled while the next one's products are under way: a row after
- * each tile instruction. More rows at a time would fill the core's window, and the two take turns.
+ * The stored products of a group of rows are scaled while those of the next group are computed: one
+ * row after each tile instruction. More rows at a time would fill the instruction window of the
+ * core, and then scaling and multiplying would alternate and not overlap.
  *
  * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
 #if defined(__x86_64__)
 #include "kernel/kernel_amx.h"
 
-#define STEPS 16 // products of a tile of rows with those of a chunk of two tiles of columns
+#define STEPS 16 // tile products of a group of rows with the chunks of two tiles of columns
 _Static_assert(STEPS >= KERNEL_ROWS, "each step scales a row");
 
-/* 256 of K of a tile of columns. */
+/* A group (256 of K) of a tile of columns. */
 struct chunk {
-    uint8_t q[2][4][KERNEL_TILE][64]; // high, low plane; 64 of K; 4 of K; (column, 4)
+    uint8_t q[2][4][KERNEL_TILE][64]; // high and low plane; each 64 of K; each 4; (column, 4)
 } __attribute__((aligned(64)));
 
 struct scales {
@@ -25,19 +26,19 @@ struct scales {
     int32_t mins[4][KERNEL_TILE]; // pairs of words
 } __attribute__((aligned(64)));
 
-/* Of two tiles of columns, each of two planes. */
+/* The products of two tiles of columns with two planes each. */
 typedef tile_products products[AMX_TILES][2];
 
 /* ---- operands ---- */
 
-/* The word, twice. */
+/* Copies the low word of each pair to the high word. */
 INLINE __m512i twice(__m512i word)
 {
     return _mm512_mask_blend_epi16(0xaaaaaaaa, word, _mm512_slli_epi32(word, 16));
 }
 
-/* Bytes of types with minima times a scale of up to 63, of which each part has three bits: no
- * product exceeds 255, so one of words is two of bytes. */
+/* For types with minima: bytes times a scale of up to 63, which is split into two parts of three
+ * bits. No product of a byte exceeds 255, so a product of words is two products of bytes. */
 INLINE void planes_of_parts(__m512i q, __m512i by, uint8_t *high, uint8_t *low)
 {
     _mm512_store_si512(high, _mm512_mullo_epi16(q, _mm512_srli_epi16(by, 3)));
@@ -46,7 +47,7 @@ INLINE void planes_of_parts(__m512i q, __m512i by, uint8_t *high, uint8_t *low)
 
 #define SELECT 0xca // first ? second : third
 
-/* Signed bytes times a scale, as words, of which low has seven bits. */
+/* Signed bytes times a scale, as words. The low plane gets the low seven bits. */
 INLINE void planes_of_words(__m512i q, __m512i by, uint8_t *high, uint8_t *low)
 {
     const __m512i bytes = _mm512_set1_epi16(0xff);
@@ -105,14 +106,14 @@ void kernel_amx_prepare_256(const float *x, uint32_t n, uint32_t r, uint32_t m, 
 
 /* ---- tiles ---- */
 
-/* What a group of rows has still to do: its products scaled onto its sums. */
+/* The unfinished work of a group of rows: its products are still to be scaled and added. */
 struct rest {
     const struct scales *w;
     const struct kernel_unit256 *x;
     struct place at[AMX_TILES];
 };
 
-/* The same in registers. */
+/* The operands of this work, in registers. */
 struct finish {
     vf d[AMX_TILES], m[AMX_TILES];
     ci mins[AMX_TILES][4];
@@ -131,7 +132,7 @@ INLINE struct finish finish_of(const struct int8_type t, const struct rest *rest
         f.at[k] = rest->at[k];
         f.n_load[k] = f.at[k].from ? f.at[k].n_store : 0;
         if (!f.at[k].from)
-            f.at[k].from = f.at[k].to; // of which nothing is loaded
+            f.at[k].from = f.at[k].to; // a valid address; nothing is loaded
     }
     return f;
 }
@@ -167,8 +168,8 @@ INLINE void finish(const struct int8_type t, const struct rest *rest, const prod
         finish_row(t, &f, rest->x, from, r);
 }
 
-/* What is wanted next: lines of weights of each tile of columns, into L2, and a unit, into L1; a
- * step's share. */
+/* The data to prefetch: weights of each tile of columns into L2, and a unit into L1. Each step
+ * prefetches n_lines lines of weights and UNIT_SHARE lines of the unit. */
 struct ahead {
     const uint8_t *weights[AMX_TILES], *unit;
     unsigned n_lines;
@@ -185,8 +186,8 @@ INLINE void look_ahead(const struct ahead *ahead, const int step)
                          _MM_HINT_T1);
 }
 
-/* 64 of K from number k on times plane p of chunk c, by tiles x_tile and w_tile onto tile `to`; and
- * a row of the rest. */
+/* Multiplies part k of K (64 each) by plane p of chunk c, in tiles x_tile and w_tile, and adds the
+ * products to tile `to`. It also finishes a row of the rest. */
 #define STEP(k, c, p, x_tile, w_tile, to)                                                          \
     do {                                                                                           \
         const int step = 4 * (k) + 2 * (c) + (p);                                                  \
@@ -208,14 +209,14 @@ INLINE void look_ahead(const struct ahead *ahead, const int step)
         STEP(k, 1, 1, x_tile, 3, 7);                                                               \
     } while (0)
 
-/* A unit times two chunks. held: products of the rest, which are scaled when these take their
- * place. */
+/* Multiplies a unit by two chunks. held: the products of the rest. They are scaled meanwhile, and
+ * then the products of this unit replace them. */
 INLINE void multiply(const struct int8_type t, const struct chunk *w,
                      const struct kernel_unit256 *x, products *held, const struct rest *rest,
                      const struct ahead *ahead)
 {
     const struct finish f = finish_of(t, rest);
-    const struct ahead next = *ahead; // copies: for gcc, what is stored may be part of *rest
+    const struct ahead next = *ahead; // copies: gcc assumes that stores may change *rest
     const struct kernel_unit256 *rest_x = rest->x;
     const int n_rows = (int)f.at[0].n_rows;
     _tile_zero(4);
@@ -234,16 +235,17 @@ INLINE void multiply(const struct int8_type t, const struct chunk *w,
 
 /* ---- the product ---- */
 
-/* Two tiles of columns, the first one number i, and unit u of a part: for every group of rows. */
+/* A turn multiplies every group of rows by two tiles of columns, for one unit of a part. */
 struct turn {
     struct chunk chunks[AMX_TILES];
-    struct scales scales[2][AMX_TILES]; // of this turn and the one before in turns
-    products products;                  // of the group before, until this one's are whole
+    struct scales scales[2][AMX_TILES]; // of this turn and the previous one, by n_turns % 2
+    products products;                  // of the previous group, until this group's are complete
     tile_sums sums[AMX_SUMS];
     struct rest rest;
-    unsigned n_turns; // so far
+    unsigned n_turns; // turns so far
 };
 
+/* Tiles of columns from number i on, unit u of part x. next: weights to prefetch. */
 INLINE void groups_times_chunks(const struct int8_type t, struct turn *s, uint32_t i,
                                 const struct part *x, uint32_t u, const struct columns *c,
                                 const uint8_t *const *next)
@@ -265,7 +267,8 @@ INLINE void groups_times_chunks(const struct int8_type t, struct turn *s, uint32
     }
 }
 
-/* A tile is followed by what its stream goes on with, or the same part of the next tile. */
+/* Multiplies tiles of columns by a part of K. It prefetches the next group of the same tile, or, if
+ * the part is not all of K, the same group of the next tile. */
 INLINE void tiles_256(const struct int8_type t, const uint8_t *w, size_t tile_bytes,
                       const struct part *x, const struct columns *c)
 {

@@ -1,37 +1,40 @@
 /* kernel_amx_bf16.c - x86-64 with AMX bf16: BF16 products by tiles.
  *
- * TDPBF16PS has the very order of sums that kernel.h gives BF16, so a tile of sums stays where it
- * is while K passes. Weights are read as they are packed: for up to a tile of rows four tiles of
- * columns side by side, for up to two two, over all of K; for more rows two, AMX_CHUNK of K at a
- * time, which stay in L1 while all rows pass.
+ * TDPBF16PS adds in exactly the order that kernel.h defines for BF16, so a tile of sums stays in
+ * its register over K. Weights are read in their packed layout:
+ *   up to one tile of rows    four tiles of columns side by side, over all of K
+ *   up to two tiles of rows   two tiles of columns side by side, over all of K
+ *   more rows                 two tiles of columns, AMX_CHUNK blocks of K at a time; these stay in
+ *                             L1 while all rows are multiplied
  *
  * AMX: Intel Architecture Instruction Set Extensions Programming Reference, 319433. */
 #if defined(__x86_64__)
 #include "kernel/kernel_amx_tiles.h"
 
 #define AMX_ROWS 16
-#define AMX_MIN_ROWS 2   // one is as fast without tiles, and faster from the caches
-#define AMX_MAX_ROWS 256 // that share a reading of the weights
-#define AMX_BLOCKS 1024  // of activations packed at a time: 1 MiB, which stays in L2
+#define AMX_MIN_ROWS 2   // one row is as fast without tiles, and faster if the caches hold W
+#define AMX_MAX_ROWS 256 // rows for which the weights are read once
+#define AMX_BLOCKS 1024  // blocks of activations packed at a time: 1 MiB, which stays in L2
 #define AMX_CHUNK 8      // blocks
-#define AMX_AHEAD 2      // blocks of each tile to prefetch where one pass reads them
+#define AMX_AHEAD 2      // distance of the prefetch in blocks, if the weights are read once
 
-/* 32 of K of a tile of rows or of columns; sums of both. */
+/* 32 of K of a tile of rows or of a tile of columns; the sums of a tile of rows and one of
+ * columns. */
 typedef uint16_t block[AMX_ROWS][32];
 typedef float sums[AMX_ROWS][KERNEL_TILE] __attribute__((aligned(64)));
 
 /* The activations and weights of n blocks of K. */
 struct part {
     block x[AMX_BLOCKS]; // (tiles of rows, n)
-    const block *w;      // of the first tile of columns, the next one's tile_blocks on
+    const block *w;      // of the first tile of columns; tiles are tile_blocks apart
     size_t tile_blocks;
     uint32_t n, n_rows;
     float *y;
     size_t y_stride;
-    bool first; // nothing stands in y yet
+    bool first; // y holds no sums yet
 } __attribute__((aligned(64)));
 
-/* Tiles of columns side by side, `apart` from one another. */
+/* n tiles of columns side by side, `apart` tiles from one another. */
 struct columns {
     uint32_t tile, apart, n, to; // to: the end of all columns
 };
@@ -39,8 +42,8 @@ struct columns {
 /* A step of a product: blocks [k, k + n) for the rows from row on. */
 struct step {
     uint32_t k, n, row, n0, n1; // n0, n1: rows of two tiles, the second may have none
-    bool first;                 // they have no sums yet
-    uint32_t ahead, line, end;  // lines of the blocks `ahead` to prefetch
+    bool first;                 // these rows have no sums yet
+    uint32_t ahead, line, end;  // prefetches lines [line, end) of the blocks `ahead`
 };
 
 static void pack_rows(const uint8_t *x, size_t x_bytes, struct part *p)
@@ -53,8 +56,8 @@ static void pack_rows(const uint8_t *x, size_t x_bytes, struct part *p)
         }
 }
 
-/* One tile of rows times up to four of columns, or two times up to two. w, x: the first ones'; s:
- * (n_rows, n_cols). */
+/* Multiplies one tile of rows by up to four tiles of columns, or two by up to two. w, x: those of
+ * the first tiles. s: (n_rows, n_cols). */
 INLINE void multiply(const block *w, size_t apart, const block *x, size_t x_apart,
                      const struct step *t, sums *s, const int n_rows, const int n_cols)
 {
@@ -100,7 +103,7 @@ INLINE void multiply(const block *w, size_t apart, const block *x, size_t x_apar
 #undef EACH_SUMS
 }
 
-/* Rows [row, row + n0 + n1) times the columns; s: theirs. */
+/* Multiplies rows [row, row + n0 + n1) by the columns. s: their sums. */
 static void run_step(const struct part *p, const struct columns *c, const struct step *t, sums *s)
 {
     const block *w = p->w + c->tile * p->tile_blocks + t->k;
@@ -123,7 +126,7 @@ static void run_step(const struct part *p, const struct columns *c, const struct
     __asm__ volatile("" : : : "memory");
 }
 
-/* Takes what stands in y, or gives it back. */
+/* Copies the sums from y, or, with `give`, back to y. */
 static void move_sums(const struct part *p, const struct columns *c, sums *s, bool give)
 {
     for (uint32_t i = 0; i < c->n; i++) {
@@ -140,8 +143,8 @@ static void move_sums(const struct part *p, const struct columns *c, sums *s, bo
     }
 }
 
-/* All rows times some columns. Several pairs of tiles of rows prefetch the next chunk together,
- * each its share. */
+/* Multiplies all rows by some columns. If there are several pairs of tiles of rows, each of them
+ * prefetches a part of the next chunk. */
 static void rows_times_columns(const struct part *p, const struct columns *c)
 {
     const uint32_t n_pairs = (p->n_rows + 2 * AMX_ROWS - 1) / (2 * AMX_ROWS);

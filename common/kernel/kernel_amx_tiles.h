@@ -1,11 +1,12 @@
-/* kernel_amx_tiles.h - how the tiles of AMX are set up by every product. */
+/* kernel_amx_tiles.h - the configuration of the AMX tiles, the same for every product. */
 #pragma once
 #include <immintrin.h>
 #include "kernel/kernel_impl.h"
 
-/* Tiles 0, 1: activations of n0 and n1 rows, k_bytes of each; 2, 3: as much of K of KERNEL_TILE
- * columns, four bytes of a column side by side; 4 .. 7: sums, the last two of tile 1's rows if it
- * has any. */
+/* The tiles:
+ *   0, 1     activations of n0 and n1 rows, k_bytes of K each
+ *   2, 3     weights: the same part of K of KERNEL_TILE columns, four bytes of a column together
+ *   4 .. 7   sums; 6 and 7 belong to the rows of tile 1, if n1 is not 0 */
 static inline void amx_configure(uint32_t n0, uint32_t n1, uint32_t k_bytes)
 {
     struct {
@@ -19,6 +20,6 @@ static inline void amx_configure(uint32_t n0, uint32_t n1, uint32_t k_bytes)
         c.rows[i] = (uint8_t)rows[i];
         c.column_bytes[i] = (uint16_t)(!rows[i] ? 0 : i < 2 ? k_bytes : 4 * KERNEL_TILE);
     }
-    __asm__ volatile("" : : "r"(&c) : "memory"); // gcc 12 takes only 8 bytes of it as read
+    __asm__ volatile("" : : "r"(&c) : "memory"); // gcc 12 assumes that only 8 bytes are read
     _tile_loadconfig(&c);
 }

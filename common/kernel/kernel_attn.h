@@ -1,29 +1,34 @@
-/* kernel_attn.h - attention of rows of one sequence, over a tier's vector; part of kernel_body.h.
+/* kernel_attn.h - attention of rows of one sequence, over the vector of a tier; part of
+ * kernel_body.h. kernel_attn_int8.h has the attention over int8.
  *
- * The queries (the heads of each row) walk the pieces together; kernel_attn_int8.h has those over
- * int8. Blocks of F16 that every row sees are shared: sixteen positions of K are turned, so that a
- * lane is a position and no sum crosses lanes, and V is widened once for all queries. What only
- * some rows see (the end of a chain, the path through a tree) each row takes itself, a lane being a
- * part of q.k. Few queries, and those over F32, do all of it that way: then turning K costs more
- * than it saves. The bits are the same, as the sums are. */
+ * A query is one head of one row. All queries go through the pieces together. There are two ways
+ * over the positions of a piece:
+ *   shared    Blocks of F16 that every row sees. Sixteen positions of K are transposed: a lane is a
+ *             position, and no sum crosses lanes. V is widened once for all queries.
+ *   of a row  Positions that only some rows see: the end of a chain, the path through a tree. Each
+ *             row reads them itself, and a lane is a part of q.k.
+ * Few queries, and queries over F32, read all positions the second way: transposing K would cost
+ * more than it saves. Both ways have the same sums and so give the same bits. */
 #pragma once
 
 #define V_HEADS 4
 #define V_EACH_HEADS(X) X(1) X(2) X(3) X(4)
-#define V_WIDE 32    // positions of V widened at once
-#define SHARED_DIM 8 // of head_dim for each query: then turning K pays (measured; it costs dim)
+#define V_WIDE 32 // positions of V that are widened together
+/* The cost of transposing K grows with head_dim. It pays from head_dim / SHARED_DIM queries on
+ * (measured). */
+#define SHARED_DIM 8
 
-/* Queries that walk the pieces together: row by row the heads of each. */
+/* Queries that go through the pieces together: the heads of the first row, of the second, ... */
 struct queries {
     uint32_t n;
     const float *q[KERNEL_ATTN_QUERIES];
     float *out[KERNEL_ATTN_QUERIES], *piece[KERNEL_ATTN_QUERIES];
     float *weights; // (n, KERNEL_PIECE)
-    float *tile;    // (V_WIDE, head_dim): turned K, widened V
+    float *tile;    // (V_WIDE, head_dim): transposed K, widened V
     float max[KERNEL_ATTN_QUERIES], sum[KERNEL_ATTN_QUERIES]; // of the pieces so far
 };
 
-/* The 16 positions from p on: K, and so many bytes behind it V. */
+/* The block with the 16 positions from p on. V begins v_behind() bytes after K. */
 INLINE const char *block_at(const struct kernel_attn *a, uint32_t p)
 {
     return a->kv + a->blocks[p / 16] * a->block;
@@ -40,7 +45,7 @@ INLINE void fetch(const char *from, size_t bytes)
         __builtin_prefetch(from + i, 0, 2);
 }
 
-/* Sixteen values of K or V of `size` bytes each, or n. */
+/* Loads sixteen values of K or V of `size` bytes each; kv_load_n() loads n. */
 INLINE vf kv_load(const int size, const char *p)
 {
     return size == 2 ? v_half_load((const uint16_t *)p) : v_load((const float *)p);
@@ -51,8 +56,8 @@ INLINE vf kv_load_n(const int size, const char *p, uint32_t n)
     return size == 2 ? v_half_load_n((const uint16_t *)p, n) : v_load_n((const float *)p, n, 0);
 }
 
-/* ---- positions of a row ---- */
-/* Lane sums of q.k, in acc[h * n_pos + p], of n_heads heads at n_pos positions. */
+/* ---- positions that a row reads itself ---- */
+/* Writes the lane sums of q.k of n_heads heads at n_pos positions to acc[h * stride + p]. */
 INLINE void scores_lanes(const struct kernel_attn *a, const int size, const float *const *q,
                          const size_t *at, vf *acc, int stride, const int n_heads, const int n_pos)
 {
@@ -84,7 +89,7 @@ INLINE void scores_lanes(const struct kernel_attn *a, const int size, const floa
             acc[h * stride + p] = sum[h * n_pos + p];
 }
 
-/* Scores at n positions, 16 in all at a time; those of a head stand KERNEL_PIECE apart. */
+/* Scores at n positions, 16 scores at a time. The scores of two heads are KERNEL_PIECE apart. */
 INLINE void scores_heads(const struct kernel_attn *a, const int size, const float *const *q,
                          const size_t *at, uint32_t n, float *to, const int n_heads)
 {
@@ -132,8 +137,9 @@ static void row_scores(const struct kernel_attn *a, const float *const *q, const
         row_scores_of(a, 2, q, at, n, to);
 }
 
-/* n_parts sixteens of V from d on, weighted and summed over positions, behind what stands at `to`
- * if `more`; n < 16: of one part. The positions lie `at`, or if that is NULL in floats: wide. */
+/* Sums V over positions, weighted, in n_parts vectors from d on. more: adds to the values in `to`;
+ * else it replaces them. n < 16: one part with n values. at: offsets of the positions; NULL: V is
+ * in `wide`, as floats. */
 INLINE void values_parts(const struct kernel_attn *a, const int size, const float *wide,
                          const size_t *at, const float *weights, uint32_t n_pos, float *const *to,
                          bool more, uint32_t d, uint32_t n, const int n_heads, const int n_parts)
@@ -181,7 +187,7 @@ INLINE void values_heads(const struct kernel_attn *a, const int size, const floa
         values_parts(a, size, NULL, at, weights, n_pos, to, more, d, n - d, n_heads, 1);
 }
 
-/* Of n_heads queries, V_HEADS at a time. */
+/* The sums over V of n_heads queries, V_HEADS at a time. */
 INLINE void values(const struct kernel_attn *a, const int size, const float *wide, const size_t *at,
                    const float *weights, uint32_t n_pos, float *const *to, bool more,
                    uint32_t n_heads)
@@ -207,8 +213,8 @@ static void row_values(const struct kernel_attn *a, const size_t *at, const floa
 }
 
 /* ---- shared positions ---- */
-/* q.k of n queries at the positions of n_tiles turned tiles: the chains of two lanes at a time,
- * then the tree of sums. */
+/* q.k of n queries at the positions of n_tiles transposed tiles. It computes the chains of two
+ * lanes at a time, and then the tree of sums. */
 INLINE void scores_turned(const struct kernel_attn *a, const float *k, const float *const *q,
                           float *to, const int n, const int n_tiles)
 {
@@ -248,7 +254,7 @@ INLINE void scores_turned(const struct kernel_attn *a, const float *k, const flo
         }
 }
 
-/* Of all queries at n_tiles blocks from p on of the piece that begins at `from`. */
+/* Scores of all queries at n_tiles blocks from p on, in the piece that begins at `from`. */
 INLINE void shared_tiles(const struct kernel_attn *a, const struct queries *s, uint32_t from,
                          uint32_t p, const int n_tiles)
 {
@@ -266,7 +272,7 @@ INLINE void shared_tiles(const struct kernel_attn *a, const struct queries *s, u
         scores_turned(a, s->tile, s->q + h, s->weights + h * KERNEL_PIECE + p, 1, n_tiles);
 }
 
-/* Of all queries at the n positions of whole blocks from `from` on. */
+/* Scores of all queries at n positions from `from` on; whole blocks. */
 static void shared_scores(const struct kernel_attn *a, const struct queries *s, uint32_t from,
                           uint32_t n)
 {
@@ -298,8 +304,8 @@ static void shared_values(const struct kernel_attn *a, const struct queries *s, 
 }
 
 /* ---- pieces ---- */
-/* s[i] = exp(s[i] - max) of n_heads queries; lane i % 16 sums. Up to the next sixteen, s is filled.
- */
+/* s[i] = exp(s[i] - max) for n_heads queries; lane i % 16 adds it up. s is filled up with zeros to
+ * the next multiple of sixteen. */
 INLINE void soften_heads(float *s, uint32_t n, float *ret_max, float *ret_sum, const int n_heads)
 {
     vf max[V_HEADS], sum[V_HEADS];
@@ -358,7 +364,7 @@ static void scale(float *to, float by, uint32_t n)
     }
 }
 
-/* Adds a later piece to those so far; a query without positions in it has the sum 0. */
+/* Joins a piece with the earlier ones. A query that sees no position of the piece has the sum 0. */
 static void join(const struct kernel_attn *a, struct queries *s, const float *max, const float *sum)
 {
     float keep[KERNEL_ATTN_QUERIES], take[KERNEL_ATTN_QUERIES];
@@ -375,15 +381,15 @@ static void join(const struct kernel_attn *a, struct queries *s, const float *ma
             scale_add(s->out[i], keep[i], s->piece[i], take[i], a->head_dim);
 }
 
-/* Positions from `from` on that a row sees, n_max at most. */
+/* Number of positions from `from` on that a row sees, at most n_max. */
 static uint32_t seen(const struct kernel_sight *s, uint32_t from, uint32_t n_max)
 {
     uint32_t n = s->n_base + s->n_tail;
     return n > from ? MIN(n - from, n_max) : 0;
 }
 
-/* Where the positions of the piece lie from `skip` on, and those of the next piece; where there are
- * none, any. */
+/* Offsets of the positions of this piece, from `skip` on, and of the next piece. Where a row sees
+ * no position, the offset is any valid one: only a prefetch uses it. */
 static void look(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t from,
                  uint32_t skip, size_t *at)
 {

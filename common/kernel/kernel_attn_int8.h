@@ -1,28 +1,30 @@
 /* kernel_attn_int8.h - K and V of int8: writing them and attention over them; part of
  * kernel_attn.h.
  *
- * A block of K holds, for each four of head_dim, those of its sixteen positions side by side: a
- * lane is a position. A block of V holds, for each four positions, all of head_dim side by side: a
- * lane is one of them. So no sum crosses lanes, and no layout is turned. Every sum is one of
- * integers and exact: blocks that all rows see are walked by all queries together, the others by
- * each row, and the bits are the same. Scattered positions are gathered in blocks of their own
- * first.
+ * A block of K holds, for each four of head_dim, the values of its sixteen positions side by side:
+ * a lane is a position. A block of V holds, for each four positions, all of head_dim side by side:
+ * a lane is one of head_dim. So no sum crosses lanes, and no layout is transposed. Every sum is a
+ * sum of integers and therefore exact. All queries read the blocks that all rows see together; each
+ * row reads its other blocks itself. The bits are the same. Scattered positions are first gathered
+ * into separate blocks.
  *
- * A tier has, over vectors of integers:
+ * A tier has these operations on vectors of integers:
  *
- *   vi              sixteen int32: vi_set, vi_load, vi_store, vi_add, vi_float
- *   vk_load         64 bytes of K, which are the values plus 128; vq_load: four values of a query
- *   vk_dot          vi += K . q in each lane
- *   vv_load         64 bytes of V
- *   vt_store        sixteen weights (floats up to 32767, rounded) to 64 bytes; vt_load: four of
- * them va              sums of V times weights: va_zero, va_dot, va_sum */
+ *   vi         sixteen int32: vi_set, vi_load, vi_store, vi_add, vi_float
+ *   vk_load    loads 64 bytes of K, which are the values plus 128
+ *   vq_load    loads four values of a query
+ *   vk_dot     vi += K . q in each lane
+ *   vv_load    loads 64 bytes of V
+ *   vt_store   rounds sixteen weights, floats up to 32767, to 64 bytes
+ *   vt_load    loads four of these weights
+ *   va         sums of V times weights: va_zero, va_dot, va_sum */
 #pragma once
 
 #define TOP_WEIGHT 32767.0f
 #define PIECE_BLOCKS (KERNEL_PIECE / KERNEL_KV_BLOCK)
-#define SPREAD 2 // blocks that some rows of a chain see and others do not: all meet them
+#define SPREAD 2 // at most as many blocks are shared that only some rows of a chain see
 
-/* What integers of [-127, 127] are multiplied by for a row. NaN: a value is none, or infinite. */
+/* The scale of a row: value = scale * integer in [-127, 127]. NaN: a value is a NaN or infinite. */
 static float row_scale(const float *x, uint32_t n, float *ret_inverse)
 {
     vf most = v_set(0), none = v_set(0);
@@ -36,7 +38,7 @@ static float row_scale(const float *x, uint32_t n, float *ret_inverse)
     return v_sum(none) == 0 ? d : NAN;
 }
 
-/* Up to sixteen values, filled up; their sum. */
+/* Quantises up to sixteen values and fills up with zeros. Returns their sum. */
 INLINE int quantise(const float *x, uint32_t n, float inverse, int8_t *to)
 {
     return v_quantise(v_mul(v_load_n(x, MIN(n, 16u), 0), v_set(inverse)), to);
@@ -48,7 +50,7 @@ static void put_int8(const float *k, const float *v, uint32_t head_dim, uint32_t
     uint8_t *block_v = block + kernel_kv8_half(head_dim);
     float inverse_k, inverse_v;
     float scales[] = {row_scale(k, head_dim, &inverse_k), row_scale(v, head_dim, &inverse_v)};
-    if (scales[1] != scales[1]) { // sums over V are of integers: its NaN would get lost there
+    if (scales[1] != scales[1]) { // sums over V are integers, which would lose the NaN
         scales[0] = scales[1];
         scales[1] = 0;
     }
@@ -87,19 +89,19 @@ struct queries8 {
     uint32_t dim;   // head_dim filled up
     size_t v;       // bytes from a block to its V
     int8_t *q;      // (n, dim)
-    int32_t *sums;  // (n, dim): of V times weights
-    char *gathered; // (PIECE_BLOCKS): of a row
+    int32_t *sums;  // (n, dim): sums of V times weights
+    char *gathered; // (PIECE_BLOCKS): blocks gathered for a row
     float by[KERNEL_ATTN_QUERIES];
     int32_t minus[KERNEL_ATTN_QUERIES]; // -128 times the sum of q, as K has 128 added
 };
 
-/* The blocks of a piece as a row sees them. */
+/* The blocks of a piece that a row sees. */
 struct sight8 {
     const char *blocks[PIECE_BLOCKS];
 };
 
-/* Of queries from h on, at n_tiles blocks: the first weight of a query stands KERNEL_PIECE behind
- * that of the one before. */
+/* Scores of n_heads queries from h on, at n_tiles blocks. The scores of two queries are
+ * KERNEL_PIECE apart. */
 INLINE void scores8_tiles(const struct queries8 *s, uint32_t h, const char *const *blocks,
                           float *to, const int n_heads, const int n_tiles)
 {
@@ -141,7 +143,7 @@ INLINE void scores8_heads(const struct queries8 *s, uint32_t h, uint32_t n,
     }
 }
 
-/* Of n queries from h on, at blocks [from, to) of the piece. */
+/* Scores of n queries from h on, at blocks [from, to) of the piece. */
 static void scores8(const struct queries8 *s, uint32_t h, uint32_t n, const struct sight8 *see,
                     uint32_t from, uint32_t to)
 {
@@ -152,8 +154,8 @@ static void scores8(const struct queries8 *s, uint32_t h, uint32_t n, const stru
         scores8_heads(s, h, n, see->blocks + from, weights + 16 * from, 1);
 }
 
-/* As soften_heads(), but what is left are integers: exp(s - max) times the scale of V in units of
- * the greatest / TOP_WEIGHT, for n_blocks blocks. */
+/* Like soften_heads(), but the results are integers, for n_blocks blocks: exp(s - max) times the
+ * scale of V. Their unit is the largest of these products divided by TOP_WEIGHT. */
 INLINE void weigh8_heads(float *s, const struct sight8 *see, size_t v, uint32_t n,
                          uint32_t n_blocks, float *ret_max, float *ret_sum, float *ret_unit,
                          const int n_heads)
@@ -211,7 +213,8 @@ static void weigh8(const struct queries8 *s, uint32_t h, uint32_t n_heads, const
     }
 }
 
-/* Adds the blocks [from, to) of n_heads queries from h on, n_parts sixteens of V from d on. */
+/* Adds the blocks [from, to) to the sums of n_heads queries from h on: n_parts vectors of V from d
+ * on. */
 INLINE void values8_parts(const struct queries8 *s, uint32_t h, const struct sight8 *see,
                           uint32_t from, uint32_t to, uint32_t d, const int n_heads,
                           const int n_parts)
@@ -261,14 +264,14 @@ static void values8(const struct queries8 *s, uint32_t h, uint32_t n, const stru
         values8_heads(s, h, see, from, to, 1);
 }
 
-/* Blocks of a sequence that hold all a row sees of them; what is behind is gathered. */
+/* Number of blocks that a row reads in place. The positions after them are gathered. */
 static uint32_t whole_blocks(const struct kernel_sight *s)
 {
     return s->n_tail ? s->n_base / 16 : (s->n_base + 15) / 16;
 }
 
-/* Blocks of the piece that all rows meet: up to two more than some see, as sums of what a row does
- * not see cost less than blocks that each walks alone. */
+/* Number of blocks that all rows share. It may include up to SPREAD blocks that some rows do not
+ * see: products with weight 0 cost less than blocks that each row reads alone. */
 static uint32_t shared_blocks(const struct kernel_attn *a)
 {
     uint32_t least = UINT32_MAX, most = 0, n_tails = 0;
@@ -281,7 +284,7 @@ static uint32_t shared_blocks(const struct kernel_attn *a)
     return n_tails == 0 && most - least <= SPREAD ? most : least;
 }
 
-/* A block that a row sees from scattered places, n positions of it. */
+/* Gathers n positions from `first` on, which a row sees in scattered slots, into one block. */
 static void gather(const struct kernel_attn *a, const struct kernel_sight *s, uint32_t first,
                    uint32_t n, char *to)
 {
@@ -292,7 +295,7 @@ static void gather(const struct kernel_attn *a, const struct kernel_sight *s, ui
     }
 }
 
-/* Where a row sees the blocks of the piece from n_shared on; n positions in all. */
+/* Finds the blocks of the piece from n_shared on, for a row that sees n positions of the piece. */
 static void look8(const struct kernel_attn *a, const struct queries8 *s,
                   const struct kernel_sight *row, uint32_t from, uint32_t n_shared, uint32_t n,
                   struct sight8 *see)
@@ -313,7 +316,7 @@ static void to_floats(const struct queries8 *s, uint32_t i, float unit, float *t
                   v_mul(vi_float(vi_load(s->sums + i * s->dim + d)), v_set(unit)));
 }
 
-/* n_shared: blocks of the piece that all rows meet. */
+/* n_shared: blocks of the piece that all rows share. */
 static void attn_piece_int8(const struct kernel_attn *a, struct queries8 *s, uint32_t from,
                             uint32_t n_shared)
 {

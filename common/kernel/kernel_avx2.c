@@ -6,7 +6,7 @@
 #define I_HEADS 4
 #define I_PARTS 1
 
-/* Bytes as words: those of even places, those of odd ones. */
+/* Bytes as words of 16 bits: the bytes at even places, and those at odd places. */
 typedef struct {
     __m256i even[2], odd[2];
 } vk, vv;
@@ -52,7 +52,7 @@ INLINE vi vk_dot(vi a, vk k, vq x)
     return a;
 }
 
-/* Words in the order of vt_load(): of each four the even ones, then the odd ones. */
+/* Stores words in the order of vt_load(): of each four, first the even ones, then the odd ones. */
 INLINE void vt_store(uint8_t *to, vf a)
 {
     __m256i words = weight_words(a);
@@ -87,8 +87,8 @@ INLINE vi va_sum(va a)
 #define INT8_TOGETHER(bits) ((bits) == 8 || (bits) == 4 ? 4 : 2)
 #define INT8_Q_BYTES 64
 
-/* Weights of 8 bits are multiplied as words, the even ones of four and then the odd ones: the byte
- * product's 16-bit sums would saturate. */
+/* Weights of 8 bits are multiplied as words: of each four first the even ones, then the odd ones.
+ * As bytes, the 16-bit sums of the product would saturate. */
 INLINE void c_spread(const int8_t *q, int bits, uint8_t *to)
 {
     __m256i bytes = _mm256_loadu_si256((const __m256i *)q), even = _mm256_slli_epi16(bytes, 8);
@@ -100,7 +100,7 @@ INLINE void c_spread(const int8_t *q, int bits, uint8_t *to)
     _mm256_storeu_si256((__m256i *)(to + 32), _mm256_srai_epi16(bytes, 8));
 }
 
-/* Keeps gcc from adding in another order, for which it has not registers enough. */
+/* Stops gcc from reordering the additions; its order would need more registers than there are. */
 #define IN_ORDER(sum) __asm__("" : "+x"(sum))
 
 INLINE void dots_words(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
@@ -122,8 +122,8 @@ INLINE void dots_words(ci (*sums)[2], const cb (*w)[8], const int from, const in
         }
 }
 
-/* Products of bytes, summed in pairs to 16 bits; of `chain` such sums what is added stays below
- * 32768. They are multiplied by words of by. */
+/* Products of bytes. The instruction adds them in pairs, to 16 bits; `chain` such sums together
+ * stay below 32768. The result is multiplied by the words of `by`. */
 INLINE void dots_bytes(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
                        const uint8_t *q, size_t q_bytes, const int chain, const cb *by,
                        const int n_rows)
@@ -151,7 +151,7 @@ INLINE int chain_of(int bits)
     return bits == 6 ? 2 : bits == 5 ? 4 : 8;
 }
 
-/* sums[r] += w . q of row r over 4 n of K from g on */
+/* sums[r] += w . q of row r, over 4 * n of K, starting at the group of four `from`. */
 INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n, const uint8_t *q,
                    size_t q_bytes, const int bits, const int n_rows)
 {
@@ -162,7 +162,7 @@ INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
                    (const cb[]){_mm256_set1_epi16(1), _mm256_set1_epi16(1)}, n_rows);
 }
 
-/* sums[r] += by times the same */
+/* sums[r] += by * (w . q), over the same range as c_dots(). */
 INLINE void c_scaled_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
                           const uint8_t *q, size_t q_bytes, const int bits, const ci *by,
                           const int n_rows)

@@ -1,5 +1,5 @@
-/* kernel_avx2.h - AVX2's vectors: floats as kernel_body.h wants them (v_*), columns as
- * kernel_int8.h does (c_*), but for the product of bytes. */
+/* kernel_avx2.h - vectors of AVX2: floats for kernel_body.h (v_*) and columns for kernel_int8.h
+ * (c_*). The product of bytes is not here: AVX2 and AVX-VNNI differ in it. */
 #pragma once
 #include <immintrin.h>
 #include "kernel/kernel_impl.h"
@@ -78,7 +78,7 @@ INLINE vf v_half_load_n(const uint16_t *p, uint32_t n)
     return v_half_load(all);
 }
 
-/* 8 rows of 8 halfs, turned; the 8 columns stand 16 floats apart. */
+/* Transposes 8 rows of 8 halfs and widens them; the 8 columns are 16 floats apart. */
 INLINE void turn_8(const uint16_t *rows, size_t stride, float *to)
 {
     __m128i r[8], a[8], b[8];
@@ -101,7 +101,7 @@ INLINE void turn_8(const uint16_t *rows, size_t stride, float *to)
     }
 }
 
-/* 16 rows of 16 halfs, turned: to[16 c + r]. */
+/* Transposes 16 rows of 16 halfs and widens them: to[16 c + r]. */
 INLINE void v_half_turn(const uint16_t *rows, size_t stride, float *to)
 {
     turn_8(rows, stride, to);
@@ -176,11 +176,11 @@ INLINE float v_sum(vf a)
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
 
-/* A step of the tree for two vectors at once: the results of a, then those of b. */
+/* A step of the tree for two vectors together: the results of a, then those of b. */
 #define JOIN(op, a, b, shuffle, low, high) op(shuffle(a, b, low), shuffle(a, b, high))
 
-/* v_sum() or v_hmax() of eight and sixteen vectors: each step halves their number, so none is spent
- * on lanes without use. */
+/* v_sum() or v_hmax() of eight and of sixteen vectors. Each step halves the number of vectors, so
+ * that all lanes stay in use. */
 #define JOIN_ALL(name, name_8, op)                                                                 \
     INLINE __m256 name_8(const vf a[8])                                                            \
     {                                                                                              \
@@ -232,7 +232,7 @@ INLINE vf v_pow2(vf p, vf t)
     return (vf){pow2_8(p.lo, t.lo), pow2_8(p.hi, t.hi)};
 }
 
-/* The sum is that of the bytes plus 128, taken off again. */
+/* The bytes are summed plus 128 each; the constant is subtracted at the end. */
 INLINE int v_quantise(vf a, int8_t *to)
 {
     a = v_max(v_min(a, v_set(127)), v_set(-127));
@@ -274,7 +274,7 @@ INLINE vf vi_float(vi a)
     return (vf){_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
 }
 
-/* The same four bytes in every lane. */
+/* Broadcasts four bytes to every lane. */
 INLINE __m256i spread(const void *p)
 {
     int32_t four;
@@ -282,7 +282,7 @@ INLINE __m256i spread(const void *p)
     return _mm256_set1_epi32(four);
 }
 
-/* Rounded, as sixteen words. */
+/* Rounds to sixteen words. */
 INLINE __m256i weight_words(vf a)
 {
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
@@ -329,7 +329,7 @@ INLINE void vw_store(uint64_t *p, vw a)
     _mm256_storeu_si256((__m256i *)p, a);
 }
 
-/* Of the low halves. */
+/* The product of the low halves. */
 INLINE vw vw_mul(vw a, vw b)
 {
     return _mm256_mul_epu32(a, b);
@@ -345,7 +345,7 @@ INLINE vw vw_high(vw a)
     return _mm256_srli_epi64(a, 32);
 }
 
-/* Words of two low halves. */
+/* 64-bit words from two low halves. */
 INLINE vw vw_pair(vw low, vw high)
 {
     return _mm256_blend_epi32(low, _mm256_slli_epi64(high, 32), 0xaa);
@@ -400,13 +400,13 @@ INLINE ci c_int(int x)
     return _mm256_set1_epi32(x);
 }
 
-/* Bytes, two for each column, as words. */
+/* Loads two bytes for each column and widens them to words. */
 INLINE ci c_words(const uint8_t *p)
 {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
 }
 
-/* The same two words for every column. */
+/* Broadcasts two words to every column. */
 INLINE ci c_2_words(const int16_t *p)
 {
     return spread(p);
@@ -418,13 +418,13 @@ INLINE ci c_word(ci words, int second)
     return _mm256_srai_epi32(second ? words : _mm256_slli_epi32(words, 16), 16);
 }
 
-/* sum + a . b, of words */
+/* sum + a . b, where a and b are words. */
 INLINE ci c_dot_words(ci sum, ci a, ci b)
 {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }
 
-/* a - 2^shift b */
+/* a - 2^shift * b. */
 INLINE ci c_less(ci a, ci b, int shift)
 {
     return _mm256_sub_epi32(a, _mm256_slli_epi32(b, shift));
@@ -435,13 +435,13 @@ INLINE cb c_bytes(const uint8_t *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* The same 4 bytes for every column. */
+/* Broadcasts 4 bytes to every column. */
 INLINE cb c_4_bytes(const uint8_t *p)
 {
     return spread(p);
 }
 
-/* The same 16 bytes for every four columns. */
+/* Broadcasts 16 bytes to every four columns. */
 INLINE cb c_16_bytes(const uint8_t *p)
 {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));

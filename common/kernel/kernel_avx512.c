@@ -34,9 +34,9 @@ INLINE void c_spread(const int8_t *q, int bits, uint8_t *to)
     memcpy(to, q, KERNEL_BLOCK);
 }
 
-/* sums[r] += w . q of row r over 4 n of K from g on. The instruction spreads four bytes of q
- * itself; gcc 12 would spend one of its own on that, and registers in which results wait to retire.
- */
+/* sums[r] += w . q of row r, over 4 * n of K, starting at the group of four `from`. The instruction
+ * itself broadcasts four bytes of q. gcc 12 would use a second instruction for the broadcast, and
+ * with it physical registers that results need until they retire. */
 INLINE void c_dots(ci (*sums)[1], const cb (*w)[8], const int from, const int n, const uint8_t *q,
                    size_t q_bytes, const int bits, const int n_rows)
 {
@@ -49,7 +49,7 @@ INLINE void c_dots(ci (*sums)[1], const cb (*w)[8], const int from, const int n,
                       "m"(*(const uint8_t(*)[4])(q + r * q_bytes + 4 * (from + g))));
 }
 
-/* sums[r] += by times the same */
+/* sums[r] += by * (w . q), over the same range as c_dots(). */
 INLINE void c_scaled_dots(ci (*sums)[1], const cb (*w)[8], const int from, const int n,
                           const uint8_t *q, size_t q_bytes, const int bits, const ci *by,
                           const int n_rows)

@@ -1,5 +1,5 @@
-/* kernel_avx512.h - AVX-512's vectors: floats as kernel_body.h wants them (v_*), columns as
- * kernel_int8.h does (c_*). */
+/* kernel_avx512.h - vectors of AVX-512: floats for kernel_body.h (v_*) and columns for
+ * kernel_int8.h (c_*). */
 #pragma once
 #include <immintrin.h>
 #include "kernel/kernel_impl.h"
@@ -52,8 +52,9 @@ INLINE vf v_half_load_n(const uint16_t *p, uint32_t n)
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
 }
 
-/* 16 rows of 16 halfs, turned: to[16 c + r]. A 128-bit lane holds four rows while eight columns are
- * sorted, then a quarter of two columns. From memory a column is widened without a shuffle. */
+/* Transposes 16 rows of 16 halfs and widens them: to[16 c + r]. A 128-bit lane holds four rows
+ * while eight columns are sorted, then a quarter of two columns. The columns are widened as they
+ * are loaded from memory, which takes no shuffle. */
 INLINE void v_half_turn(const uint16_t *rows, size_t stride, float *to)
 {
     const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
@@ -76,7 +77,7 @@ INLINE void v_half_turn(const uint16_t *rows, size_t stride, float *to)
         EACH (i, 4)
             _mm512_storeu_si512(columns[8 * half + 2 * i], _mm512_permutexvar_epi64(order, c[i]));
     }
-    __asm__ volatile("" : : : "memory"); // gcc would take the columns out of the registers
+    __asm__ volatile("" : : : "memory"); // else gcc reads the columns from registers
     EACH (c, 16)
         v_store(to + 16 * c, v_half_load(columns[c]));
 }
@@ -142,11 +143,11 @@ INLINE float v_sum(vf a)
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
 
-/* A step of the tree for two vectors at once: the results of a, then those of b. */
+/* A step of the tree for two vectors together: the results of a, then those of b. */
 #define JOIN(op, a, b, shuffle, low, high) op(shuffle(a, b, low), shuffle(a, b, high))
 
-/* v_sum() or v_hmax() of sixteen vectors: each step halves their number, so none is spent on lanes
- * without use. */
+/* v_sum() or v_hmax() of sixteen vectors. Each step halves the number of vectors, so that all lanes
+ * stay in use. */
 #define JOIN_ALL(name, op)                                                                         \
     INLINE vf name(const vf a[16])                                                                 \
     {                                                                                              \
@@ -177,13 +178,14 @@ INLINE uint32_t v_equal(vf a, vf b)
     return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
 }
 
-/* The same bits as in two steps, for every argument that v_exp() makes of its 2^32. */
+/* The bits of the two steps in kernel_c.c, for the argument that v_exp() makes of each of the 2^32
+ * floats. */
 INLINE vf v_pow2(vf p, vf t)
 {
     return _mm512_scalef_ps(p, v_sub(t, v_set(0x1.8p+23f)));
 }
 
-/* The sum is that of the bytes plus 128, taken off again. */
+/* The bytes are summed plus 128 each; the constant is subtracted at the end. */
 INLINE int v_quantise(vf a, int8_t *to)
 {
     __m128i q = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v_max(v_min(a, v_set(127)), v_set(-127))));
@@ -195,7 +197,7 @@ INLINE int v_quantise(vf a, int8_t *to)
 typedef __m512i vi, vk, vq, vv;
 typedef struct {
     __m512i high, low;
-} va, vt; // of weights: their high and low bytes
+} va, vt; // the high and the low bytes of weights
 
 INLINE vi vi_set(int32_t x)
 {
@@ -227,7 +229,7 @@ INLINE vk vk_load(const uint8_t *p)
     return _mm512_loadu_si512(p);
 }
 
-/* The same four bytes in every lane. */
+/* Broadcasts four bytes to every lane. */
 INLINE __m512i spread(const void *p)
 {
     int32_t four;
@@ -315,7 +317,7 @@ INLINE void vw_store(uint64_t *p, vw a)
     _mm512_storeu_si512(p, a);
 }
 
-/* Of the low halves. */
+/* The product of the low halves. */
 INLINE vw vw_mul(vw a, vw b)
 {
     return _mm512_mul_epu32(a, b);
@@ -331,7 +333,7 @@ INLINE vw vw_high(vw a)
     return _mm512_srli_epi64(a, 32);
 }
 
-/* Words of two low halves. */
+/* 64-bit words from two low halves. */
 INLINE vw vw_pair(vw low, vw high)
 {
     return _mm512_mask_mov_epi32(low, 0xaaaa, _mm512_slli_epi64(high, 32));
@@ -380,13 +382,13 @@ INLINE ci c_int(int x)
     return _mm512_set1_epi32(x);
 }
 
-/* Bytes, two for each column, as words. */
+/* Loads two bytes for each column and widens them to words. */
 INLINE ci c_words(const uint8_t *p)
 {
     return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)p));
 }
 
-/* The same two words for every column. */
+/* Broadcasts two words to every column. */
 INLINE ci c_2_words(const int16_t *p)
 {
     return spread(p);
@@ -398,13 +400,13 @@ INLINE ci c_word(ci words, int second)
     return _mm512_srai_epi32(second ? words : _mm512_slli_epi32(words, 16), 16);
 }
 
-/* sum + a . b, of words */
+/* sum + a . b, where a and b are words. */
 INLINE ci c_dot_words(ci sum, ci a, ci b)
 {
     return _mm512_dpwssd_epi32(sum, a, b);
 }
 
-/* a - 2^shift b */
+/* a - 2^shift * b. */
 INLINE ci c_less(ci a, ci b, int shift)
 {
     return _mm512_sub_epi32(a, _mm512_slli_epi32(b, (unsigned)shift));
@@ -415,7 +417,7 @@ INLINE cb c_bytes(const uint8_t *p)
     return _mm512_loadu_si512(p);
 }
 
-/* The same 16 bytes for every four columns. */
+/* Broadcasts 16 bytes to every four columns. */
 INLINE cb c_16_bytes(const uint8_t *p)
 {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p));

@@ -12,7 +12,7 @@ typedef struct {
 typedef __m256i vq;
 typedef struct {
     __m256i high, low;
-} vt; // weights: their high and low bytes
+} vt; // the high and the low bytes of weights
 typedef struct {
     vi high, low;
 } va;
@@ -84,7 +84,7 @@ INLINE void c_spread(const int8_t *q, int bits, uint8_t *to)
     memcpy(to, q, KERNEL_BLOCK);
 }
 
-/* sums[r] += w . q of row r over 4 n of K from g on */
+/* sums[r] += w . q of row r, over 4 * n of K, starting at the group of four `from`. */
 INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n, const uint8_t *q,
                    size_t q_bytes, const int bits, const int n_rows)
 {
@@ -97,7 +97,7 @@ INLINE void c_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
         }
 }
 
-/* sums[r] += by times the same */
+/* sums[r] += by * (w . q), over the same range as c_dots(). */
 INLINE void c_scaled_dots(ci (*sums)[2], const cb (*w)[8], const int from, const int n,
                           const uint8_t *q, size_t q_bytes, const int bits, const ci *by,
                           const int n_rows)

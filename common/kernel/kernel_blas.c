@@ -1,10 +1,10 @@
-/* kernel_blas.c - products of float matrices by OpenBLAS's sgemm; F16 and BF16 are widened panel by
- * panel, so weights in memory are those of the other kernels. */
+/* kernel_blas.c - products of float matrices by OpenBLAS's sgemm. F16 and BF16 are widened panel by
+ * panel, so that the weights in memory have the layout of the other kernels. */
 #include <cblas.h>
 #include "kernel/kernel_impl.h"
 
-#define MIN_ROWS 128            // fewer stay with our own kernels
-#define PANEL_FLOATS (1u << 20) // sgemm packs all rows for each panel: half as large costs 4 %
+#define MIN_ROWS 128            // our own kernels take fewer rows
+#define PANEL_FLOATS (1u << 20) // sgemm packs all rows per panel: half the size costs 4 %
 
 const char *kernel_blas_init(void)
 {
@@ -33,7 +33,7 @@ size_t kernel_blas_floats(const struct kernel_mat *w)
     return w->type == KERNEL_F32 || is_quantised(w) ? 0 : (size_t)panel_columns(w) * padded_in(w);
 }
 
-/* A tile of BF16 to 16 columns of a panel (K, n_cols). */
+/* Widens a tile of BF16 to 16 columns of a panel (K, n_cols). */
 static void widen_bf16(const uint8_t *tile, uint32_t n_in, size_t n_cols, float *panel)
 {
     for (uint32_t k = 0; k < n_in; k += 2, panel += 2 * n_cols) {
@@ -48,7 +48,7 @@ static void widen_bf16(const uint8_t *tile, uint32_t n_in, size_t n_cols, float 
     }
 }
 
-/* Columns [from, to) as floats: (to - from, K); of BF16 (K, columns in whole tiles). */
+/* Columns [from, to) as floats: (to - from, K); for BF16 (K, columns filled up to whole tiles). */
 static const float *widen(const struct kernel *k, const struct kernel_mat *w, uint32_t from,
                           uint32_t to, float *panel)
 {

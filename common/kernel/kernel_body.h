@@ -1,26 +1,26 @@
-/* kernel_body.h - the kernels that every tier shares, over a tier's vector of sixteen floats.
+/* kernel_body.h - the kernels that all tiers share, written over a vector of sixteen floats.
  *
- * Included once by each kernel_<tier>.c after it has defined `vf`, its v_*() operations, and
+ * Each kernel_<tier>.c includes this file once, after it has defined:
  *
+ *   vf, v_*()                 the vector and its operations
  *   DOT_ROWS, DOT_COLS(rows)  rows and columns whose sums F16 and F32 products keep in registers
- *   DOT_EACH_ROWS(X)          X(1) X(2) ... up to that
- *   DOT_AHEAD                 bytes of each column to prefetch
- *   DOT_FEW                   so few rows read the weights as they stand
+ *   DOT_EACH_ROWS(X)          X(1) X(2) ... X(DOT_ROWS)
+ *   DOT_AHEAD                 distance of the prefetch in each column, in bytes
+ *   DOT_FEW                   up to this many rows, weights are read without widening them first
  *   DOT_MAX_ROWS, DOT_PART    rows that share a widened part of K, and floats in that part
  *   DOT_TILES                 tiles of columns that share a part of the activations in L2
  *   BF16_ROWS                 rows whose sums BF16 products keep in registers
- *   BF16_EACH_ROWS(X)         X(1) X(2) ... up to that
+ *   BF16_EACH_ROWS(X)         X(1) X(2) ... X(BF16_ROWS)
  *   V_SUMS                    sums of q.k kept in registers
- *   V_PARTS                   sixteens of a V row summed at once, for V_HEADS queries
- *   V_TURNED, V_TILES         queries that go over so many turned tiles of K at once
+ *   V_PARTS                   vectors of a V row that are summed together, for V_HEADS queries
+ *   V_TURNED, V_TILES         queries, and transposed tiles of K, that are multiplied together
  *
- *   I_TILES, I_HEADS, I_PARTS  blocks of int8 K that up to V_HEADS queries meet at once; queries
- *                         and sixteens of a row of V, whose sums stay in registers
+ *   I_TILES                   blocks of int8 K that up to V_HEADS queries read together
+ *   I_HEADS, I_PARTS          queries, and vectors of a row of V, whose sums stay in registers
+ *   vi, vk, vv, ...           vectors of integers: see kernel_attn_int8.h
+ *   VW_LANES, vw, vw_*()      lanes of 64 bits; only if the tier has them
  *
- * for kernel_attn_int8.h its vectors of integers, and, where a tier has lanes of words of 64 bits,
- * VW_LANES, `vw` and its vw_*() operations.
- *
- * The operations are the same in every tier and so is their order: that makes tiers agree. */
+ * The operations and their order are the same in every tier. That is why the tiers agree. */
 #pragma once
 #include "base/exact_math.h"
 #include "base/rng.h"
@@ -32,7 +32,7 @@
  * Coefficients: interpolation of (exp(r) - 1 - r) / r^2 in Chebyshev nodes, error 2^-26. */
 INLINE vf v_exp(vf x)
 {
-    x = v_max(v_set(-104), v_min(v_set(89), x)); // a NaN stays one
+    x = v_max(v_set(-104), v_min(v_set(89), x)); // a NaN stays a NaN
     vf t = v_fma(x, v_set(0x1.715476p+0f), v_set(0x1.8p+23f));
     vf n = v_sub(t, v_set(0x1.8p+23f));
     vf r = v_fma(n, v_set(-0x1.62p-1f), x);
@@ -119,7 +119,7 @@ static void prepare_block(const float *x, float d, float inverse, struct kernel_
     to->minus = -128 * sum;
 }
 
-/* The scales of sixteen blocks at once. */
+/* Computes the scales of sixteen blocks together. */
 static void prepare_int8(const float *x, uint32_t n, struct kernel_x *to)
 {
     for (uint32_t left = n / KERNEL_BLOCK, part; left; left -= part) {
@@ -151,7 +151,7 @@ static void prepare_256(const float *x, struct kernel_x256 *to)
         to->sum[i] = (int16_t)(to->half[2 * i] + to->half[2 * i + 1]);
 }
 
-/* To nearest, ties to even; kept as floats. */
+/* Rounds to bf16, to nearest, ties to even; the result is a float. */
 static float bf16_round(float x)
 {
     uint32_t bits = kernel_bits(x);
@@ -188,8 +188,9 @@ INLINE vf dot_load(const int size, const uint8_t *w)
     return size == 2 ? v_half_load((const uint16_t *)w) : v_load((const float *)w);
 }
 
-/* Adds n of K to the sums of n_rows x n_cols outputs, which the caller's constants unroll. w: the
- * first column's weights, the next one's w_bytes on; ahead: bytes of each to prefetch. */
+/* Adds n of K to the sums of n_rows x n_cols outputs. These numbers are constants at the caller, so
+ * the loops unroll. w: weights of the first column; columns are w_bytes apart. ahead: distance of
+ * the prefetch in bytes, 0: none. */
 INLINE void dot_part(const int size, const uint8_t *w, size_t w_bytes, uint32_t n, const uint8_t *x,
                      size_t x_bytes, vf (*sums)[KERNEL_TILE], const int ahead, const int n_rows,
                      const int n_cols)
@@ -217,8 +218,9 @@ INLINE void dot_part(const int size, const uint8_t *w, size_t w_bytes, uint32_t 
             sums[r][c] = acc[r][c];
 }
 
-/* Few rows: columns far apart are as many streams of memory, and their sums stay in registers over
- * all of K, or over parts of it where the rows take turns. */
+/* Few rows: n_streams columns, `apart` columns from one another, are as many streams of memory.
+ * Their sums stay in registers over all of K. If the rows need several passes, the passes
+ * alternate, and the sums stay in registers over a part of K. */
 INLINE void dot_streams(const int size, const uint8_t *w, uint32_t n_in, const uint8_t *x,
                         size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t apart,
                         uint32_t n_cols, const int n_streams)
@@ -250,8 +252,8 @@ INLINE void dot_streams(const int size, const uint8_t *w, uint32_t n_in, const u
                 y[r * y_stride + c * apart] = v_sum(sums[r][c]);
 }
 
-/* The last tile is full, so DOT_COLS divides the columns that are there; several passes have the
- * same. */
+/* The last tile is filled up, so DOT_COLS divides the number of stored columns. If there are
+ * several passes, DOT_COLS is the same for all of them. */
 INLINE void dot_few(const int size, const uint8_t *w, uint32_t n_in, const uint8_t *x,
                     size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t n_cols)
 {
@@ -263,10 +265,10 @@ INLINE void dot_few(const int size, const uint8_t *w, uint32_t n_in, const uint8
                     n_cols - i, n_streams);
 }
 
-/* Many rows: a part of K of a tile of columns is widened for all of them and stays in L1. */
+/* Many rows: a part of K of a tile of columns is widened once for all rows and stays in L1. */
 struct dot_panel {
     float w[KERNEL_TILE][DOT_PART];
-    uint32_t n; // of K
+    uint32_t n; // length of the part of K
 } __attribute__((aligned(64)));
 
 INLINE void dot_widen(const int size, const uint8_t *w, uint32_t n_in, struct dot_panel *to)
@@ -287,7 +289,7 @@ INLINE void dot_rows(const struct dot_panel *w, const uint8_t *x, size_t x_bytes
                  (vf(*)[KERNEL_TILE]) & sums[0][c], 0, n_rows, DOT_COLS(n_rows));
 }
 
-/* n_cols columns, DOT_TILES tiles of them at most, for m <= DOT_MAX_ROWS rows. */
+/* n_cols columns, at most DOT_TILES tiles, for m <= DOT_MAX_ROWS rows. */
 INLINE void dot_many(const int size, const uint8_t *w, uint32_t n_in, const uint8_t *x,
                      size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t n_cols)
 {
@@ -354,10 +356,10 @@ static void matmul_f32(const struct kernel_mat *w, const void *x, size_t x_bytes
 
 /* ---- BF16: a column per lane ---- */
 #define BF16_STREAMS 8   // tiles read side by side
-#define BF16_AHEAD 2048  // bytes of each to prefetch
-#define BF16_MAX_ROWS 16 // that share a reading of the weights
+#define BF16_AHEAD 2048  // distance of the prefetch in each tile, in bytes
+#define BF16_MAX_ROWS 16 // rows for which the weights are read once
 
-/* 32 of K of a tile, for n_rows rows. */
+/* Adds 32 of K of a tile to the sums of n_rows rows. */
 INLINE void bf16_block(const uint8_t *w, const uint8_t *x, size_t x_bytes, vf *sums,
                        const int n_rows)
 {
@@ -378,9 +380,9 @@ INLINE void bf16_block(const uint8_t *w, const uint8_t *x, size_t x_bytes, vf *s
         sums[r] = v_add(sums[r], v_add(even[r], odd[r]));
 }
 
-/* n_streams tiles, `apart` tiles from one another, for m <= BF16_MAX_ROWS rows. w and y: the first
- * one's; n_cols columns are wanted from there on. As quantised tiles do, each goes on for a block
- * in turn. */
+/* n_streams tiles, `apart` tiles from one another, for m <= BF16_MAX_ROWS rows. w and y belong to
+ * the first tile; n_cols columns from there on are computed. The tiles alternate after each block,
+ * as the quantised tiles do. */
 static void bf16_tiles(const uint8_t *w, size_t apart, uint32_t n_streams, uint32_t n_in,
                        const uint8_t *x, size_t x_bytes, uint32_t m, float *y, size_t y_stride,
                        uint32_t n_cols)
@@ -441,7 +443,7 @@ static void matmul_bf16(const struct kernel_mat *w, const void *x, size_t x_byte
         }
 }
 
-/* Each tier's own, after this file. */
+/* Each tier defines this after it includes this file. */
 static void matmul_int8(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                         float *y, size_t y_stride, uint32_t from, uint32_t to);
 
@@ -471,7 +473,7 @@ static float largest(const float *x, uint32_t n)
 {
     vf top = v_set(-INFINITY);
     for (uint32_t i = 0; i < n; i += 16)
-        top = v_max(v_load_n(x + i, MIN(n - i, 16u), -INFINITY), top); // a NaN loses
+        top = v_max(v_load_n(x + i, MIN(n - i, 16u), -INFINITY), top); // a NaN never wins
     return v_hmax(top);
 }
 
@@ -499,7 +501,7 @@ static uint32_t argmax(const float *x, uint32_t n)
     return n;
 }
 
-/* No lanes are written out: exact_math_exp() has the same operations in those a compiler takes. */
+/* The compiler may vectorise this loop: exact_math_exp() has the same operations in every lane. */
 static void weigh(const float *x, uint32_t n, double divisor, double max, double *y)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -507,8 +509,8 @@ static void weigh(const float *x, uint32_t n, double divisor, double max, double
 }
 
 #ifdef VW_LANES
-/* Philox as rng_philox() has it; counters stand in the low halves of 64 bits, what the high ones
- * hold is never looked at. */
+/* Philox, as in rng_philox(). A counter is the low half of a 64-bit lane; the high half may hold
+ * anything and is ignored. */
 INLINE vw draw_words(uint64_t key, uint32_t position, vw tokens)
 {
     vw c0 = vw_set(RNG_TARGET_DRAW), c1 = vw_set(position), c2 = vw_set(0), c3 = tokens;

@@ -1,4 +1,4 @@
-/* kernel_c.c - the reference tier: plain C, complete, for any CPU. */
+/* kernel_c.c - the reference tier: plain C, complete, for every CPU. */
 #include "kernel/kernel_impl.h"
 #include <math.h>
 #include <string.h>
@@ -58,7 +58,7 @@ INLINE vf v_load(const float *p)
     return r;
 }
 
-/* The first n of p, then `fill`. */
+/* Loads the first n of p; the other lanes are `fill`. */
 INLINE vf v_load_n(const float *p, uint32_t n, float fill)
 {
     vf r = v_set(fill);
@@ -91,7 +91,7 @@ INLINE vf v_half_load_n(const uint16_t *p, uint32_t n)
     return r;
 }
 
-/* 16 rows of 16 halfs, turned: to[16 c + r]. */
+/* Transposes 16 rows of 16 halfs and widens them: to[16 c + r]. */
 INLINE void v_half_turn(const uint16_t *rows, size_t stride, float *to)
 {
     for (int r = 0; r < 16; r++)
@@ -104,7 +104,7 @@ INLINE void v_half_store(uint16_t *p, vf a)
     LANES p[i] = kernel_f16_of(a.l[i]);
 }
 
-/* Sixteen pairs of bf16: the first of each, the second of each. */
+/* Loads sixteen pairs of bf16: `even` gets the first of each pair, `odd` the second. */
 INLINE void v_bf16_load(const uint8_t *p, vf *even, vf *odd)
 {
     uint32_t pairs[16];
@@ -137,14 +137,14 @@ INLINE vf v_div(vf a, vf b)
     return a;
 }
 
-/* a b + c, rounded once */
+/* a * b + c, rounded once. */
 INLINE vf v_fma(vf a, vf b, vf c)
 {
     LANES a.l[i] = fmaf(a.l[i], b.l[i], c.l[i]);
     return a;
 }
 
-/* a > b ? a : b, so b when one is a NaN; v_min likewise. */
+/* a > b ? a : b, so the result is b if one of them is a NaN. v_min() does the same with <. */
 INLINE vf v_max(vf a, vf b)
 {
     LANES a.l[i] = a.l[i] > b.l[i] ? a.l[i] : b.l[i];
@@ -163,7 +163,7 @@ INLINE vf v_abs(vf a)
     return a;
 }
 
-/* The one tree of every sum over lanes. */
+/* Every sum over lanes uses this tree. */
 INLINE float v_sum(vf a)
 {
     for (int half = 8; half; half /= 2)
@@ -194,7 +194,7 @@ INLINE vf v_maxs(const vf a[16])
     return r;
 }
 
-/* Bit i: lanes i are equal. */
+/* Bit i is set if the lanes i are equal. */
 INLINE uint32_t v_equal(vf a, vf b)
 {
     uint32_t bits = 0;
@@ -202,7 +202,7 @@ INLINE uint32_t v_equal(vf a, vf b)
     return bits;
 }
 
-/* p 2^n in two steps, as 2^n alone may be out of range; t = n + 1.5 2^23. */
+/* p * 2^n, where t = n + 1.5 * 2^23. Two steps, as 2^n alone may be out of range. */
 INLINE vf v_pow2(vf p, vf t)
 {
     LANES
@@ -214,7 +214,7 @@ INLINE vf v_pow2(vf p, vf t)
     return p;
 }
 
-/* To the nearest of [-127, 127], ties to even; their sum. */
+/* Rounds to integers in [-127, 127], to nearest, ties to even. Returns their sum. */
 INLINE int v_quantise(vf a, int8_t *to)
 {
     int sum = 0;
@@ -341,7 +341,7 @@ INLINE double vd_sum(vd a)
 
 #include "kernel/kernel_body.h"
 
-/* A column's 32 weights of K, less their offset, times the integer scales. */
+/* The 32 weights of a column, minus their offset, times the integer scales. */
 static void column_of(const struct kernel_unpacked *u, unsigned c, int offset,
                       int16_t w[KERNEL_BLOCK])
 {
@@ -357,7 +357,7 @@ static int dot(const int16_t *w, const int8_t *x, int n)
     return sum;
 }
 
-/* Block b of a tile for all rows. */
+/* Adds the products of block b of a tile to all rows of y. */
 static void int8_block(const struct kernel_layout *l, const struct kernel_unpacked *u, uint32_t b,
                        const uint8_t *x, size_t x_bytes, uint32_t m, float *y, size_t y_stride,
                        uint32_t n_cols)
@@ -375,7 +375,7 @@ static void int8_block(const struct kernel_layout *l, const struct kernel_unpack
     }
 }
 
-/* The same of a group of types of 256. */
+/* Adds the products of a group of types of 256 to all rows of y. */
 static void int8_group(const struct kernel_layout *l, const struct kernel_unpacked u[8],
                        uint32_t group, const uint8_t *x, size_t x_bytes, uint32_t m, float *y,
                        size_t y_stride, uint32_t n_cols)

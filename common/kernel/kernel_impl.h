@@ -1,4 +1,4 @@
-/* kernel_impl.h - what the files of this folder share: packed layouts and the prepared int8 row.
+/* kernel_impl.h - shared by the files of this folder: packed layouts and the prepared int8 row.
  *
  * A packed quantised matrix is a row of tiles of KERNEL_TILE output columns; a tile is a row of
  * groups; a group holds the scales of its blocks of 32 weights of K, then the blocks:
@@ -6,31 +6,31 @@
  *   types of 32   group of 2: d (2, 16) f16 [, m (2, 16) f16]
  *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (4, 16, 2) s8, mins likewise:
  *                 [i][column][j] is that of block 2 i + j
- *   Q6_K          group of 8: d (16) f16, 32 bytes of nothing, scales (8, 16, 2) s8:
+ *   Q6_K          group of 8: d (16) f16, 32 unused bytes, scales (8, 16, 2) s8:
  *                 [block][column][half]
- *   IQ4_XS        group of 8: d (16) f16, 32 bytes of nothing, scales (4, 16, 2) s8 as Q4_K
+ *   IQ4_XS        group of 8: d (16) f16, 32 unused bytes, scales (4, 16, 2) s8 as Q4_K
  *
  *   low bits      8: (8, 16, 4) bytes, [g][column][j] is the weight k = 4 g + j
  *                 4: (4, 16, 4) bytes, [v]: low nibble g = v, high one g = v + 4
  *   high bits     1: (16, 4) bytes, bit g of each
  *                 2: (2, 16, 4) bytes, [g / 4]: bits 2 (g % 4) of each
  *
- * Weights are unsigned in it: w = d * sub * (q - offset) + m; those of types with a codebook are
- * places in it, w = d * sub * (kernel_codebook[q] - offset). The last group of a tile ends after
- * its last block. A tile of floats, K filled up with zeros to the next 32 (F32: 16):
+ * Packed weights are unsigned: w = d * sub * (q - offset) + m. For types with a codebook, q is an
+ * index: w = d * sub * (kernel_codebook[q] - offset). The last group of a tile ends after its last
+ * block. In a tile of floats, K is filled up with zeros to a multiple of 32 (F32: 16):
  *
  *   BF16          (K / 2, 16, 2)
- *   F16, F32      (16, K): the file's rows
- */
+ *   F16, F32      (16, K): the rows of the file */
 #pragma once
 #include "kernel/kernel.h"
 #include <string.h>
 
-#define KERNEL_BLOCK 32  // weights of a block
-#define KERNEL_GROUP 256 // of a group of types of 256
+#define KERNEL_BLOCK 32  // weights in a block
+#define KERNEL_GROUP 256 // weights in a group of types of 256
 
-/* The quantised types: bytes of a block in the file, bits in the low and high planes, offset,
- * blocks in a group, whether there are mins, scales for half blocks, and a codebook. */
+/* The quantised types. The columns are: bytes of a block in the file; bits in the low plane and in
+ * the high plane; offset; blocks in a group; then three flags: mins, scales for half blocks, a
+ * codebook. */
 #define KERNEL_INT8_TYPES(X)                                                                       \
     X(Q8_0, 34, 8, 0, 128, 2, 0, 0, 0)                                                             \
     X(Q4_0, 18, 4, 0, 8, 2, 0, 0, 0)                                                               \
@@ -51,36 +51,36 @@ struct kernel_layout {
     enum kernel_form form;
     uint8_t group; // blocks of 32 in a packed group; 0: not quantised
     uint8_t lo_bits, hi_bits, offset;
-    bool has_min, has_halves, has_book; // halves: a scale per 16 weights
-    uint16_t head, block;               // bytes of a group's scales, and of each block
+    bool has_min, has_halves, has_book; // halves: one scale per 16 weights
+    uint16_t head, block;               // bytes of the scales of a group, and of each block
 };
 
-/* What IQ4_NL and IQ4_XS choose from, plus 128. */
+/* The values of IQ4_NL and IQ4_XS, plus 128. */
 extern const uint8_t kernel_codebook[16];
 
-/* NULL: a type without kernels. */
+/* NULL: the type has no kernels. */
 const struct kernel_layout *kernel_layout(enum kernel_type type);
-/* kernel_form_of(); tiers without tiles have that form for any m. */
+/* kernel_form_of() for any m; the `form` of tiers without tiles. */
 enum kernel_form kernel_rows_form(enum kernel_type type, uint32_t m);
-/* Bytes of n blocks of a tile (quantised types). */
+/* Bytes of the first n blocks of a tile; quantised types only. */
 size_t kernel_group_bytes(const struct kernel_layout *l, uint32_t n_blocks);
 size_t kernel_tile_bytes(const struct kernel_layout *l, uint32_t n_in);
-/* Floats, halfs or bf16 of a row after filling up. */
+/* Floats, halfs or bf16 of a row, including the zeros that fill it up. */
 uint32_t kernel_padded(const struct kernel_layout *l, uint32_t n_in);
 
-/* 32 of K of a tile, unpacked. */
+/* A block (32 of K) of a tile, unpacked. */
 struct kernel_unpacked {
     uint8_t q[8][KERNEL_TILE][4];
     float d[KERNEL_TILE], m[KERNEL_TILE];
     int8_t sub[2][KERNEL_TILE], sub_m[KERNEL_TILE]; // 1 for types of 32
 };
-/* Block b of a tile. */
+/* Unpacks block b of a tile. */
 void kernel_unpack(const struct kernel_layout *l, const uint8_t *tile, uint32_t b,
                    struct kernel_unpacked *u);
 
-/* Activations of a block of 32, x = d * q; a prepared int8 row is a row of these. One stream of
- * memory per row: with its parts in two arrays eight rows are more streams than the prefetcher
- * follows. */
+/* Activations of a block of 32, x = d * q. A prepared int8 row is an array of these, so a row is
+ * one stream of memory. With two arrays per row, eight rows would be more streams than the
+ * prefetcher follows. */
 struct kernel_x {
     int8_t q[KERNEL_BLOCK];
     float d;
@@ -88,15 +88,15 @@ struct kernel_x {
     int32_t minus; // -128 * sum of q
 } __attribute__((aligned(16)));
 
-/* Of 256, for types of 256. */
+/* Activations of a group of 256, for types of 256. */
 struct kernel_x256 {
     int8_t q[KERNEL_GROUP];
-    int16_t half[16], sum[8]; // sums of q, of each 16 and of each 32
+    int16_t half[16], sum[8]; // sums of q over each 16 and over each 32
     float d;
 } __attribute__((aligned(64)));
 
-/* Tiles: m rows are split nearly equally into groups of up to KERNEL_ROWS; a group is a
- * row of these, and begins where the room of KERNEL_ROWS rows does. */
+/* The form of tiles. m rows are split nearly equally into groups of up to KERNEL_ROWS rows. A group
+ * is an array of these. Group g begins where row g * KERNEL_ROWS would begin. */
 struct kernel_unit {
     int8_t q[KERNEL_ROWS][KERNEL_BLOCK];
     float d[KERNEL_ROWS], sum[KERNEL_ROWS];
@@ -108,14 +108,17 @@ struct kernel_unit256 {
     int16_t sum[KERNEL_ROWS][8];
 } __attribute__((aligned(64)));
 
-/* Blocks of K and V: kernel_kv.c has the layout. A row of F16 or F32. */
+/* Blocks of K and V have the layout in kernel_kv.c. Bytes of a row of F16 or F32: */
 static inline size_t kernel_kv_row(enum kernel_kv type, uint32_t head_dim)
 {
     return (size_t)head_dim * (type == KERNEL_KV_F16 ? 2 : 4);
 }
 
-/* INT8: head_dim filled up, bytes of K with its scales, and where in them four values of a position
- * begin from d on (a multiple of 4); V's begins there, and where in it a value is. */
+/* INT8:
+ *   kernel_kv8_dim    head_dim, filled up to a multiple of 16
+ *   kernel_kv8_half   bytes of K with its scales; V with its scales begins there
+ *   kernel_kv8_k      offset in K of the values d .. d + 3 of a position; d is a multiple of 4
+ *   kernel_kv8_v      offset in V of value d of a position */
 #define KERNEL_KV8_SCALES 64 // bytes
 
 static inline uint32_t kernel_kv8_dim(uint32_t head_dim)
@@ -153,22 +156,23 @@ static inline float kernel_float(uint32_t bits)
 }
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define KERNEL_STAYS (256 << 10) // bytes of weights that stay in L2 for several passes
+#define KERNEL_STAYS (256 << 10) // bytes of weights that stay in L2 during several passes
 
-/* Rows of the pass that begins at row r when `left` passes share the rest of m nearly equally. */
+/* Rows of the pass that begins at row r. The rest of the m rows is split nearly equally over `left`
+ * passes. */
 static inline uint32_t kernel_pass_rows(uint32_t m, uint32_t r, uint32_t left)
 {
     return (m - r + left - 1) / left;
 }
 
-/* Columns whose weights stay in L2 while several passes go over them, or all for one pass. */
+/* Columns whose weights stay in L2 while several passes read them; for one pass, all columns. */
 static inline uint32_t kernel_pass_columns(size_t tile_bytes, uint32_t n_passes, uint32_t all)
 {
     uint32_t tiles = (uint32_t)(KERNEL_STAYS / tile_bytes);
     return n_passes == 1 ? all : (tiles < 4 ? 4 : tiles & ~3u) * KERNEL_TILE;
 }
 
-/* Of code that a tier's constants unroll. */
+/* For code that the constants of a tier unroll. */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 
@@ -176,13 +180,13 @@ extern const struct kernel kernel_c;
 #if defined(__x86_64__)
 extern const struct kernel kernel_avx2, kernel_avxvnni, kernel_avx512, kernel_amx;
 
-/* What the tier amx does not have of avx512. */
+/* The functions in which the tier amx differs from avx512. */
 void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                        float *y, size_t y_stride, uint32_t from, uint32_t to);
 enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m);
 void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
                         void *to, size_t to_bytes);
-/* The product of BF16. False: so few rows do as well without tiles, and nothing was done. */
+/* The product of BF16. False: nothing was done, as so few rows are as fast without tiles. */
 bool kernel_amx_bf16(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                      float *y, size_t y_stride, uint32_t from, uint32_t to);
 #endif

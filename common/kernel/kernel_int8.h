@@ -1,26 +1,29 @@
 /* kernel_int8.h - quantised weights times int8 activations, for tiers with byte products.
  *
- * A column of the output lies in a lane, so each has its own chain over the blocks of K and no sum
- * crosses lanes. A block is unpacked once for all rows. Included by kernel_<isa>.c after its
- * columns' operations c_*(): cf, ci and cb are floats, ints and 4 bytes each of C_LANES columns, a
- * tile is C_PARTS of them; and
- *   INT8_MAX_ROWS           rows that a block meets while it is unpacked,
- *   INT8_EACH_ROWS(X)       X(1) X(2) ... up to that
- *   INT8_TOGETHER(bits)     rows whose products take turns, for unpacked weights of so many bits:
- *                           a product waits for its row's last one
- *   INT8_Q_BYTES            of a block of activations as c_spread() writes and c_dots() takes it */
+ * A lane is a column of the output. So each column has its own chain over the blocks of K, and no
+ * sum crosses lanes. A block is unpacked once for all rows. Each kernel_<isa>.c includes this file
+ * after it has defined:
+ *
+ *   cf, ci, cb, c_*()       floats, ints and 4 bytes each of C_LANES columns, and their operations;
+ *                           a tile is C_PARTS of these vectors
+ *   INT8_MAX_ROWS           rows that are multiplied by a block while it is unpacked
+ *   INT8_EACH_ROWS(X)       X(1) X(2) ... X(INT8_MAX_ROWS)
+ *   INT8_TOGETHER(bits)     rows whose products alternate, for unpacked weights of `bits` bits: a
+ *                           product has to wait for the last product of its row
+ *   INT8_Q_BYTES            bytes of a block of activations, as c_spread() writes and c_dots()
+ *                           reads it */
 #pragma once
 #include "kernel/kernel_int8_unpack.h"
 
 #define INT8_STREAMS 8  // tiles read side by side
-#define INT8_AHEAD 2048 // bytes of each to prefetch
+#define INT8_AHEAD 2048 // distance of the prefetch in each tile, in bytes
 
 /* Activations of a block of 32 for weights of one type. */
 struct int8_x {
     uint8_t q[INT8_Q_BYTES];
-    float d, sum;    // types of 256: d alone, that of the group
-    int32_t start;   // types of 32: of the sum, what the weights' offset adds, taken off
-    int16_t pair[2]; // types of 256: sums of q that meet the group's pair of scales of this number
+    float d, sum;    // types of 256: only d, the scale of the group
+    int32_t start;   // types of 32: start of the sum; cancels the offset of the weights
+    int16_t pair[2]; // types of 256: sums of q for the pair of scales with this number
 };
 
 /* Bits of an unpacked weight. */
@@ -35,8 +38,8 @@ INLINE int int8_log2(int n)
     return n == 8 ? 3 : n == 16 ? 4 : n == 32 ? 5 : 7;
 }
 
-/* The rows' next n_blocks, one after the other: every tile takes them, and an address is a constant
- * away from the next. */
+/* Copies the next n_blocks of all rows to one place, which every tile reads. The addresses there
+ * are a constant apart. */
 INLINE void int8_pack(const struct int8_type t, const uint8_t *x, size_t x_bytes, int n_blocks,
                       struct int8_x (*to)[INT8_MAX_ROWS], const int n_rows)
 {
@@ -69,7 +72,7 @@ INLINE void int8_prefetch(const uint8_t *p, const int bytes)
         __builtin_prefetch(p + INT8_AHEAD + 64 * line);
 }
 
-/* Block i of a group of a tile, unpacked. */
+/* Unpacks block i of a group of a tile. */
 INLINE void int8_open(const struct int8_type t, const uint8_t *group, int i, cb (*w)[8])
 {
     const int bytes = KERNEL_BLOCK_BYTES(t.lo, t.hi);
@@ -79,10 +82,12 @@ INLINE void int8_open(const struct int8_type t, const uint8_t *group, int i, cb 
         int8_unpack(t, block + 4 * C_LANES * p, w[p]);
 }
 
-/* For gcc, what follows an unpacked block. The weights stay in memory where rows take turns: there
- * are not registers enough. After it activations are read again, which the next tile takes too: as
- * memory operands they are free, kept from here to there they are spilled (8 rows: a third of the
- * speed, gcc 12). */
+/* Two hints for gcc 12.
+ *   INT8_STAY         The weights of a block stay in memory if the rows alternate: there are too
+ *                     few registers for them.
+ *   INT8_READ_AGAIN   The next tile reads its activations from memory again. As memory operands
+ *                     they are free. If gcc keeps them, it spills them (8 rows: a third of the
+ *                     speed). */
 #define INT8_STAY(w)                                                                               \
     do {                                                                                           \
         if (C_PARTS > 1 && n_rows > together)                                                      \
@@ -90,7 +95,7 @@ INLINE void int8_open(const struct int8_type t, const uint8_t *group, int i, cb 
     } while (0)
 #define INT8_READ_AGAIN() __asm__ volatile("" : : : "memory")
 
-/* Block i of a group of types of 32 of a tile for all rows. */
+/* Adds the products of block i of a group, types of 32, for all rows. */
 INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i,
                        const struct int8_x *x, cf (*acc)[C_PARTS], const int n_rows)
 {
@@ -121,7 +126,7 @@ INLINE void int8_block(const struct int8_type t, const uint8_t *group, int i,
     INT8_READ_AGAIN();
 }
 
-/* A group of them, of which the tile has n_blocks. */
+/* Adds the products of a group of types of 32, of which the tile has n_blocks blocks. */
 INLINE void int8_blocks(const struct int8_type t, const uint8_t *group, int n_blocks,
                         struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS], const int n_rows)
 {
@@ -136,7 +141,7 @@ INLINE void int8_blocks(const struct int8_type t, const uint8_t *group, int n_bl
             acc[r][p] = sums[r][p];
 }
 
-/* Block i of a group of types of 256, times its integer scales, onto sums. */
+/* Adds to `sums` the products of block i of a group of types of 256, times its integer scales. */
 INLINE void int8_scaled_block(const struct int8_type t, const uint8_t *group, int i, const int odd,
                               const struct int8_x *x, ci (*sums)[C_PARTS], const int n_rows)
 {
@@ -160,7 +165,8 @@ INLINE void int8_scaled_block(const struct int8_type t, const uint8_t *group, in
     INT8_READ_AGAIN();
 }
 
-/* What the sums of a group add to acc: less what the offset adds to them, as floats; and minima. */
+/* Adds the sums of a group to acc as floats. It first subtracts the part that the offset of the
+ * weights added, and then adds the minima. */
 INLINE void int8_finish(const struct int8_type t, const uint8_t *group,
                         struct int8_x (*x)[INT8_MAX_ROWS], ci (*sums)[C_PARTS], cf (*acc)[C_PARTS],
                         const int n_rows)
@@ -187,8 +193,8 @@ INLINE void int8_finish(const struct int8_type t, const uint8_t *group,
     INT8_READ_AGAIN();
 }
 
-/* A group of types of 256 of a tile for all rows. Weights still have their offset: sums stay below
- * 127 * 256 * 63 * 128 (Q6_K; IQ4_XS: 241 * 32) < 2^28, so 32 bits hold them. */
+/* Adds the products of a group of types of 256 for all rows. The weights still have their offset.
+ * Sums stay below 127 * 256 * 63 * 128 (Q6_K; IQ4_XS: 241 * 32) < 2^28, so 32 bits hold them. */
 INLINE void int8_group(const struct int8_type t, const uint8_t *group,
                        struct int8_x (*x)[INT8_MAX_ROWS], cf (*acc)[C_PARTS], const int n_rows)
 {
@@ -202,9 +208,9 @@ INLINE void int8_group(const struct int8_type t, const uint8_t *group,
     int8_finish(t, group, x, sums, acc, n_rows);
 }
 
-/* n_streams tiles, `apart` tiles from one another, for all rows. w and y: the first one's; n_cols
- * columns are wanted from there on. A core waits for few lines of memory at a time, but its
- * prefetchers follow several streams: each tile goes on for a group in turn. */
+/* n_streams tiles, `apart` tiles from one another, for all rows. w and y belong to the first tile;
+ * n_cols columns from there on are computed. The tiles alternate after each group: a core waits for
+ * few lines of memory at a time, but its prefetchers follow several streams. */
 INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, const uint8_t *w,
                        uint32_t apart, uint32_t n_streams, const uint8_t *x, size_t x_bytes,
                        float *y, size_t y_stride, uint32_t n_cols, const int n_rows)
@@ -244,7 +250,7 @@ INLINE void int8_tiles(const struct int8_type t, const struct kernel_mat *mat, c
         }
 }
 
-/* n_rows rows over columns [from, to). */
+/* Multiplies n_rows rows by columns [from, to). */
 INLINE void int8_columns(const struct int8_type t, const struct kernel_mat *w, const uint8_t *x,
                          size_t x_bytes, float *y, size_t y_stride, uint32_t from, uint32_t to,
                          const int n_rows)

@@ -1,22 +1,22 @@
-/* kernel_int8_unpack.h - blocks of packed quantised weights into bytes and scales, over a tier's
- * operations on columns (see kernel_int8.h). */
+/* kernel_int8_unpack.h - unpacks blocks of quantised weights to bytes and scales. It uses the
+ * operations of a tier on columns (see kernel_int8.h). */
 #pragma once
 #include "kernel/kernel_impl.h"
 
-/* What is constant about a type, so that the compiler folds it. */
+/* The constants of a type. As a constant argument, the compiler folds them. */
 struct int8_type {
     int lo, hi, offset, group;
     bool min, halves, book;
 };
 
-/* Of a packed group that is not a tile's last. */
+/* Bytes of a packed group, except a tile's last group, which may be shorter. */
 INLINE size_t int8_group_bytes(const struct int8_type t)
 {
     return (size_t)(KERNEL_HEAD_BYTES(t.group, t.min, t.halves) +
                     t.group * KERNEL_BLOCK_BYTES(t.lo, t.hi));
 }
 
-/* Columns [lane, lane + C_LANES) of the block at p. */
+/* Unpacks C_LANES columns of a block. p: the block, moved on by 4 bytes per earlier column. */
 INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
 {
     if (t.lo == 8) {
@@ -38,14 +38,14 @@ INLINE void int8_unpack(const struct int8_type t, const uint8_t *p, cb w[8])
         return;
     const uint8_t *high = p + 256;
     EACH (g, 8) {
-        int bit = t.hi == 1 ? g : 2 * (g % 4); // to be moved to bit 4
+        int bit = t.hi == 1 ? g : 2 * (g % 4); // moves to bit 4
         cb h = c_bytes(high + (t.hi == 1 ? 0 : 64 * (g / 4)));
         h = bit > 4 ? c_right(h, bit - 4) : c_left(h, 4 - bit);
         w[g] = c_or(w[g], c_and(h, t.hi == 1 ? 0x10 : 0x30));
     }
 }
 
-/* Scales and mins of block i of a group of types of 32. */
+/* Scales and mins of block i of a group of types of 32, for the columns from `lane` on. */
 INLINE void int8_scales(const struct int8_type t, const uint8_t *group, int i, int lane, cf *d,
                         cf *m)
 {
@@ -55,8 +55,9 @@ INLINE void int8_scales(const struct int8_type t, const uint8_t *group, int i, i
         *m = c_halfs(p + 64);
 }
 
-/* Of types of 256: pairs of a column's integer scales as words, those of blocks 2 i and 2 i + 1 or
- * of the halves of block i; and such pairs of minima. */
+/* Types of 256: the integer scales of a column come as pairs of words. Pair i has the scales of
+ * blocks 2 i and 2 i + 1, or, for types with halves, of the halves of block i. The minima come as
+ * pairs, too. */
 INLINE int int8_n_pairs(const struct int8_type t)
 {
     return t.halves ? 8 : 4;

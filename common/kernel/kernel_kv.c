@@ -1,9 +1,11 @@
-/* kernel_kv.c - where K and V of a position stand in a block under a head.
+/* kernel_kv.c - the layout of K and V in a block of one head.
  *
  *   F16, F32   K (16, head_dim), V (16, head_dim)
- *   INT8       scales of K (16) f32, K (dim / 4, 16, 4): four of a position's bytes beside those of
- *              the other fifteen, plus 128; scales of V (16) f32, V (4, dim, 4): bytes of four
- *              positions side by side; dim is head_dim filled up to a multiple of 16 */
+ *   INT8       dim is head_dim, filled up to a multiple of 16.
+ *              Scales of K (16) f32; K (dim / 4, 16, 4): the values plus 128, four values of each
+ *              of the sixteen positions side by side.
+ *              Scales of V (16) f32; V (4, dim, 4): one value of each of four positions side by
+ *              side. */
 #include "kernel/kernel_impl.h"
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* kernel_layout.c - the weight types of GGUF files (format: ggml's quantised blocks) and their
- * packed form, described in kernel_impl.h. */
+/* kernel_layout.c - the weight types of GGUF files (ggml's quantised blocks) and their packed form,
+ * which kernel_impl.h describes. */
 #include "base/err.h"
 #include "kernel/kernel_impl.h"
 #include <assert.h>
@@ -64,7 +64,8 @@ static size_t round_up(size_t n, size_t to)
     return (n + to - 1) / to * to;
 }
 
-/* An odd number of cache lines: rows a multiple of 4096 apart would share the sets of L1. */
+/* The result is an odd number of cache lines: rows a multiple of 4096 bytes apart would share the
+ * sets of L1. */
 size_t kernel_form_bytes(enum kernel_form form, uint32_t n_in)
 {
     size_t bytes = round_up(n_in, 32) * sizeof(float);
@@ -106,8 +107,8 @@ size_t kernel_packed_bytes(enum kernel_type type, uint32_t n_out, uint32_t n_in)
     return ((size_t)n_out + KERNEL_TILE - 1) / KERNEL_TILE * kernel_tile_bytes(l, n_in);
 }
 
-/* 32 weights of one row: w = d * sub[k / 16] * (q - offset) + m, or - m * sub_m for types with
- * both; with a codebook q is a place in it. */
+/* 32 weights of one row: w = d * sub[k / 16] * (q - offset) + m. For types with integer mins, the
+ * last term is - m * sub_m. For types with a codebook, q is an index into it. */
 struct block {
     uint8_t q[KERNEL_BLOCK];
     uint16_t d, m; // f16
@@ -127,7 +128,7 @@ static void read_q8(const uint8_t *p, struct block *b)
         b->q[k] = p[2 + k] ^ 0x80;
 }
 
-/* d [, m] [, 32 fifth bits], 16 bytes: low nibbles are k = 0..15, high ones k = 16..31. */
+/* d [, m] [, 32 fifth bits], 16 bytes: low nibbles are k = 0..15, high nibbles are k = 16..31. */
 static void read_q4_q5(const struct kernel_layout *l, const uint8_t *p, struct block *b)
 {
     b->d = u16_at(p);
@@ -147,8 +148,9 @@ static void read_q4_q5(const struct kernel_layout *l, const uint8_t *p, struct b
     }
 }
 
-/* Eight 6-bit scales and mins in 12 bytes: the first four of each whole in the low bits of bytes
- * 0..7, the others' low nibbles in bytes 8..11 and their high bits on top of bytes 0..7. */
+/* Eight 6-bit scales and eight 6-bit mins in 12 bytes. The first four of each are whole, in the low
+ * bits of bytes 0..7. Of the others, the low nibbles are in bytes 8..11, and the high bits are the
+ * top bits of bytes 0..7. */
 static void read_k_scales(const uint8_t *p, unsigned i, struct block *b)
 {
     if (i < 4) {
@@ -205,7 +207,7 @@ static void read_q6k(const uint8_t *p, unsigned i, struct block *b)
     b->d = u16_at(p + 208);
 }
 
-/* Block i of 32 of a row in the file's layout. */
+/* Reads block i (32 weights) of a row in the layout of the file. */
 static void read_block(const struct kernel_layout *l, const uint8_t *row, uint32_t i,
                        struct block *b)
 {
@@ -224,7 +226,7 @@ static void read_block(const struct kernel_layout *l, const uint8_t *row, uint32
         read_q4_q5(l, p, b);
 }
 
-/* A block's scales as numbers. */
+/* The scales of a block as floats. */
 static void block_scales(const struct kernel_layout *l, const struct block *b, float *d, float *m)
 {
     *d = kernel_f16_to(b->d);
@@ -235,7 +237,7 @@ static void block_scales(const struct kernel_layout *l, const struct block *b, f
     }
 }
 
-/* The order of operations is ggml's. */
+/* One weight as a float, with the order of operations of ggml. */
 static float weight(const struct kernel_layout *l, float d, float m, int sub, unsigned q)
 {
     int steps = (l->has_book ? kernel_codebook[q] : (int)q) - l->offset;
@@ -271,10 +273,10 @@ void kernel_dequant(enum kernel_type type, const void *row, uint32_t n_in, float
     }
 }
 
-/* Where things of block b of a tile stand. */
+/* Addresses of the parts of block b of a tile. */
 struct place {
     uint8_t *d, *m;       // f16 of column 0
-    uint8_t *sub, *sub_m; // of column 0, the next one's 2 bytes on; halves: sub, sub + 1
+    uint8_t *sub, *sub_m; // of column 0; columns are 2 bytes apart; halves: sub, sub + 1
     uint8_t *lo, *hi;
 };
 
@@ -291,7 +293,7 @@ static struct place place_of(const struct kernel_layout *l, const uint8_t *tile,
     return p;
 }
 
-/* Column c of block b, into zeroed memory. */
+/* Writes column c of block b; the memory was zero. */
 static void write_block(const struct kernel_layout *l, uint8_t *tile, uint32_t b, unsigned c,
                         const struct block *from)
 {
@@ -333,7 +335,7 @@ static unsigned stored_q(const struct kernel_layout *l, const struct place *p, u
     return q;
 }
 
-/* Column c of a packed block, all but its weights. */
+/* Reads column c of a packed block, without its weights. */
 static struct block stored_scales(const struct kernel_layout *l, const struct place *p, unsigned c)
 {
     struct block b = {.sub = {1, 1}, .sub_m = 1};
@@ -399,13 +401,13 @@ static void pack_quantised(const struct kernel_layout *l, const uint8_t *src, un
         }
 }
 
-/* Weights of a column that stand next to each other in a tile of floats. */
+/* Number of weights of a column that are contiguous in a tile of floats. */
 static uint32_t run_of(const struct kernel_layout *l, uint32_t n_in)
 {
     return l->form == KERNEL_FORM_BF16 ? 2 : n_in;
 }
 
-/* Where the run that begins with weight k of column c stands. */
+/* Address of the contiguous run that begins with weight k of column c. */
 static const uint8_t *run_at(const struct kernel_layout *l, const uint8_t *tile, uint32_t n_in,
                              unsigned c, uint32_t k)
 {

@@ -1,4 +1,4 @@
-/* kernel_quantise.c - floats into Q8_0 and Q4_0, each block by its number furthest from 0. */
+/* kernel_quantise.c - floats to Q8_0 and Q4_0. The number furthest from 0 scales each block. */
 #include <assert.h>
 #include <math.h>
 #include "kernel/kernel_impl.h"
@@ -31,7 +31,7 @@ static void put_q8(const float *x, uint8_t *to)
         to[2 + k] = (uint8_t)(int8_t)nearest(x[k] * by, -127, 127);
 }
 
-/* The furthest number is -8, which has no opposite; weights k and k + 16 share a byte. */
+/* The number furthest from 0 becomes -8; there is no +8. Weights k and k + 16 share a byte. */
 static void put_q4(const float *x, uint8_t *to)
 {
     float by = put_scale(furthest(x) / -8, to);

@@ -23,8 +23,8 @@ struct constraint {
 void constraint_advance(struct constraint *c, uint32_t token);
 /* Removes the last n_tokens tokens, all of them added by constraint_advance(). */
 void constraint_rewind(struct constraint *c, uint32_t n_tokens);
-/* The mask of the next token (dist.h), or NULL: every token may come. Valid until the next call with
- * c. */
+/* The mask of the next token (dist.h), or NULL: every token may come. Valid until the next call
+ * with c. */
 const uint64_t *constraint_mask(struct constraint *c);
 
 /* ---- ban: the constraint of min_tokens ---- */

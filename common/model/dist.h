@@ -58,9 +58,9 @@ int dist_new(uint32_t n_vocab, const struct kernel *kernel, struct dist **ret);
 void dist_free(struct dist *d);
 DEFINE_AUTO(struct dist, dist_free)
 
-/* The first three steps alone: writes a row of raw logits (n_vocab) with penalties, bias and mask to
- * `to`. A token that the mask forbids gets -inf. counts: NULL without penalties. NaN logits count as
- * -inf, +inf as the largest float. */
+/* The first three steps alone: writes a row of raw logits (n_vocab) with penalties, bias and mask
+ * to `to`. A token that the mask forbids gets -inf. counts: NULL without penalties. NaN logits
+ * count as -inf, +inf as the largest float. */
 void dist_adjust(const float *logits, uint32_t n_vocab, const struct dist_params *p,
                  const struct dist_counts *counts, const uint64_t *mask, float *to);
 /* True if a penalty is in effect, so that dist_adjust() needs counts. */

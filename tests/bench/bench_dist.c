@@ -33,7 +33,8 @@ static void report(const char *what, double *us)
            us[REPS - 1 - REPS / 10]);
 }
 
-/* Logits like those of a model: a bell curve of deviation 2, and a few dozen likely tokens above it. */
+/* Logits like those of a model: a bell curve of deviation 2, and a few dozen likely tokens above
+ * it. */
 static float *rows_of(void)
 {
     float *x = calloc((size_t)N_ROWS * N_VOCAB, sizeof(*x));

@@ -28,7 +28,8 @@ struct scene {
 
 #define SLOTS ((MAX_POS / 16 + 1) * 16 * 2)
 
-/* Whole blocks of the first n_base positions in falling order, the others scattered behind them. */
+/* Whole blocks of the first n_base positions in falling order; the others are scattered after
+ * them. */
 static void place(struct scene *s, uint32_t n_pos, uint32_t n_base, uint32_t salt)
 {
     uint32_t d = s->head_dim;
@@ -101,7 +102,7 @@ static void attend(const struct kernel *k, const struct scene *s, uint32_t h, ui
     attend_rows(k, s, &all, 0, 1, h, n, out);
 }
 
-/* What is kept of a row of n values. */
+/* The values of a row after storing them. */
 static void keep(enum kernel_kv kept, const float *x, uint32_t n, double *to)
 {
     float most = 0;
@@ -122,8 +123,8 @@ static double dot64(const double *a, const double *b, uint32_t n)
     return dot;
 }
 
-/* Over what is kept. Queries of int8 are rounded too, and weights in 32767ths of the greatest of a
- * piece. */
+/* Uses the stored values. For int8, queries are rounded too, and weights are multiples of 1/32767
+ * of the largest in a piece. */
 static void check_float64(const struct scene *s, const float *out)
 {
     uint32_t d = s->head_dim;
@@ -205,8 +206,8 @@ static void tiers_and_groups_of_heads_give_the_same_bits(void **state)
                 check_tiers(groups[g], dims[i]);
 }
 
-/* A path through a tree is the chain of the same tokens, wherever both lie. */
-static void where_positions_lie_changes_no_bit(void **state)
+/* A path through a tree gives the bits of the chain of the same tokens, in any slots. */
+static void the_slots_of_positions_change_no_bit(void **state)
 {
     (void)state;
     const struct kernel *k[KERNEL_TIERS_MAX];
@@ -241,8 +242,8 @@ static uint32_t dice(uint32_t n)
     return (uint32_t)((dice_state = rng_splitmix64(dice_state)) % n);
 }
 
-/* What rows of a pass see of s->n_base positions in blocks and of scattered slots: the end of a
- * chain, paths through a tree, or anything. */
+/* The sights of rows of a pass, over s->n_base positions in blocks and over scattered slots: the
+ * end of a chain, paths through a tree, or random ones. */
 static void random_sights(const struct scene *s, struct kernel_sight *sights, uint32_t n_rows)
 {
     uint32_t kind = dice(3), n_tails = s->n_pos - s->n_base;
@@ -284,7 +285,7 @@ static void check_rows(struct scene *s, uint32_t n_rows)
     free(out);
 }
 
-static void rows_together_have_the_bits_that_each_has_alone(void **state)
+static void rows_together_have_the_bits_of_rows_alone(void **state)
 {
     (void)state;
     static const uint32_t groups[] = {1, 3, 4, 7, 33}, dims[] = {20, 64, 80, 128};
@@ -302,7 +303,7 @@ static void rows_together_have_the_bits_that_each_has_alone(void **state)
         }
 }
 
-static void cost_grows_with_positions_alone(void **state)
+static void cost_grows_only_with_positions(void **state)
 {
     (void)state;
     const struct kernel *k[KERNEL_TIERS_MAX];
@@ -325,7 +326,7 @@ static void cost_grows_with_positions_alone(void **state)
     scene_done(&s);
 }
 
-/* Scores so large that exp of any but the largest is 0, and of both signs. */
+/* Scores of both signs, so large that exp is 0 except for the largest score. */
 static void large_scores_neither_overflow_nor_vanish(void **state)
 {
     (void)state;
@@ -345,8 +346,8 @@ static void large_scores_neither_overflow_nor_vanish(void **state)
     scene_done(&s);
 }
 
-/* Rows of zeros, of one value, of values next to float's ends, and some that are no numbers; each
- * into K, V or both. */
+/* Rows of zeros, of one value, of values near the limits of float, of NaNs and infinities; each in
+ * K, in V or in both. */
 static void make_extreme(float *row, uint32_t n, uint32_t kind)
 {
     static const float ends[] = {3e38f, -3e38f, 1e-38f, 1e-45f, -1e30f, 0x1p-126f, 1, -0.0f};
@@ -388,15 +389,15 @@ static void extreme_values_have_the_same_bits(void **state)
                     fail_msg("%s, kind %u: other bits", k[t]->name, kind);
             }
         assert_true(kind < 27 || kind / 3 == 8 || want[n_out - 1] != want[n_out - 1]);
-        assert_true(want[0] == want[0]); // sees none of them
+        assert_true(want[0] == want[0]); // sees no NaN
         scene_done(&s);
     }
     free(want);
     free(out);
 }
 
-/* What a place held before, and what the others of its block hold, is no part of it. */
-static void a_position_is_put_and_moved_alone(void **state)
+/* Earlier contents of a place and the other places of the block have no effect. */
+static void a_position_is_stored_and_moved_alone(void **state)
 {
     (void)state;
     const struct kernel *k[KERNEL_TIERS_MAX];
@@ -422,7 +423,7 @@ static void a_position_is_put_and_moved_alone(void **state)
             memset(b, 0, s.block);
             for (uint32_t p = 0; p < 16; p++)
                 kernel_kv_move(type, dims[i], c, (5 * p + 3) % 16, b, p);
-            for (uint32_t p = 0; p < 16; p++) // what fills up is not moved
+            for (uint32_t p = 0; p < 16; p++) // the padding is not moved
                 k[t]->kv_put(type, s.k + p * dims[i], s.v + p * dims[i], dims[i], p, c);
             assert_memory_equal(c, a, s.block);
             memset(c, 0, s.block);
@@ -440,12 +441,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_agrees_with_float64),
         cmocka_unit_test(tiers_and_groups_of_heads_give_the_same_bits),
-        cmocka_unit_test(where_positions_lie_changes_no_bit),
+        cmocka_unit_test(the_slots_of_positions_change_no_bit),
         cmocka_unit_test(large_scores_neither_overflow_nor_vanish),
-        cmocka_unit_test(rows_together_have_the_bits_that_each_has_alone),
+        cmocka_unit_test(rows_together_have_the_bits_of_rows_alone),
         cmocka_unit_test(extreme_values_have_the_same_bits),
-        cmocka_unit_test(a_position_is_put_and_moved_alone),
-        cmocka_unit_test(cost_grows_with_positions_alone),
+        cmocka_unit_test(a_position_is_stored_and_moved_alone),
+        cmocka_unit_test(cost_grows_only_with_positions),
     };
     int failed = 0;
     for (type = KERNEL_KV_F16; type <= KERNEL_KV_INT8; type++)

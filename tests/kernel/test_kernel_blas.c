@@ -19,8 +19,8 @@ struct product {
 
 static const enum kernel_type types[] = {KERNEL_F32, KERNEL_F16, KERNEL_BF16};
 
-/* As a row's sum in any order may: a product's rounding for each addition, but those to like
- * numbers cancel; OpenBLAS adds in more than one chain. */
+/* The error of a sum in any order: one rounding per addition. Roundings partly cancel, and OpenBLAS
+ * adds in more than one chain. */
 static void check_row(const struct product *p, uint32_t r, uint32_t from, uint32_t to)
 {
     float *w = weights_alloc(p->w.n_in * sizeof(float));
@@ -83,7 +83,7 @@ static void products_are_near_the_exact_ones(void **state)
     }
 }
 
-/* So long rows that a panel holds two tiles, or not even one. */
+/* Rows so long that a panel holds two tiles, or less than one. */
 static void long_rows_take_several_panels(void **state)
 {
     (void)state;

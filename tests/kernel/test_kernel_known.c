@@ -1,5 +1,5 @@
-/* test_kernel_known.c - the bits of every kernel on ordinary input, written down: they are the same
- * on every CPU and in every tier, and a change of the order of sums does not go unseen. */
+/* test_kernel_known.c - the known bits of every kernel on ordinary input. They are the same on
+ * every CPU and in every tier. A change of the order of sums makes this test fail. */
 #include "kernel/kernel_impl.h"
 #include "lib/lib.h"
 #include "lib/rigs/kernel_tiers.h"

@@ -1,5 +1,5 @@
-/* test_kernel_math.c - rows of floats: norms, exp, f16, softmax sums, argmax; every tier gives the
- * bits of the C tier, and the C tier what float64 gives. TANDEM_TEST_LONG=1: every float. */
+/* test_kernel_math.c - rows of floats: norms, exp, f16, softmax sums, argmax. Every tier gives the
+ * bits of the C tier, and the C tier agrees with float64. TANDEM_TEST_LONG=1: every float. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "lib/rigs/kernel_tiers.h"
 #include "lib/models/weights.h"
 
-/* Lengths around vectors, and some that models have. */
+/* Lengths around the size of vectors, and lengths of real models. */
 static const uint32_t lengths[] = {1,  2,  7,  8,  15, 16,  17,  31,  32,  33,
                                    47, 48, 63, 64, 65, 100, 288, 576, 997, 2048};
 
@@ -122,8 +122,8 @@ static void swiglu_agrees_with_float64(void **state)
     }
 }
 
-/* Results of a row operation of one tier, operands before guard pages: what reads or writes past an
- * end is a fault. */
+/* Results of a row operation of one tier. The operands end at guard pages, so an access past an end
+ * is a fault. */
 static void row_operations(const struct kernel *k, uint32_t n, const float *x, const float *w,
                            float *norm, float *glu, float *sum, uint16_t *half, float *wide)
 {

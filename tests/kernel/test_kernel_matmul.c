@@ -34,7 +34,7 @@ static void a_packed_row_dequantises_as_the_row_of_the_file(void **state)
     }
 }
 
-static void packing_in_ranges_is_packing_at_once(void **state)
+static void packing_in_ranges_equals_packing_in_one_call(void **state)
 {
     (void)state;
     for (int t = 0; t < WEIGHTS_TYPES; t++) {
@@ -54,7 +54,7 @@ static void packing_in_ranges_is_packing_at_once(void **state)
     }
 }
 
-/* The activation that a prepared row stands for. */
+/* The activation that a prepared row represents. */
 static double prepared_at(enum kernel_form form, const void *row, uint32_t k)
 {
     if (form == KERNEL_FORM_INT8_256) {
@@ -142,7 +142,7 @@ int main(void)
     kernel_thread_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_packed_row_dequantises_as_the_row_of_the_file),
-        cmocka_unit_test(packing_in_ranges_is_packing_at_once),
+        cmocka_unit_test(packing_in_ranges_equals_packing_in_one_call),
         cmocka_unit_test(products_agree_with_float64),
         cmocka_unit_test(prepared_rows_are_near_the_activations),
     };

@@ -20,7 +20,7 @@
 struct product {
     struct kernel_mat w;
     float *x;          // (n_rows, n_in)
-    uint8_t *prepared; // room for all rows
+    uint8_t *prepared; // memory for all rows
     size_t room;
     float *y; // (n_rows, n_out)
 };
@@ -78,7 +78,7 @@ static void check_same(const struct product *p, const float *y, size_t y_stride,
         }
 }
 
-/* Rows [0, m) at once, columns cut at `cut`; nothing else is written. */
+/* Rows [0, m) in one call, columns cut at `cut`; nothing else is written. */
 static void check_rows(const struct product *p, const struct kernel *k, uint32_t first_row,
                        uint32_t m, uint32_t cut)
 {
@@ -112,7 +112,7 @@ static void check_type(const struct kernel *k, enum kernel_type type, uint32_t n
     product_done(&p);
 }
 
-/* More parts of K than one, for more rows than one pass takes. */
+/* Several parts of K, for more rows than one pass takes. */
 static void check_many_rows(const struct kernel *k, enum kernel_type type, uint32_t n_out,
                             uint32_t n_in)
 {
@@ -130,10 +130,10 @@ static void check_tier(const struct kernel *k)
         int64_t start = clock_us();
         check_type(k, type, 150, 256, false);
         check_type(k, type, 81, 512, true);
-        check_type(k, type, 40, 1280, true); // more parts of K than one
+        check_type(k, type, 40, 1280, true); // several parts of K
         uint32_t per, bytes;
         assert_int_equal(kernel_type_block(type, &per, &bytes), 0);
-        if (per == 32) // an odd number of blocks, and one alone
+        if (per == 32) // an odd number of blocks, and a single one
             check_type(k, type, 33, 288, true);
         if (per <= 32)
             check_type(k, type, 70, 32, false);
@@ -158,8 +158,8 @@ static void products_of_all_tiers_are_those_of_c(void **state)
         check_tier(k[t]);
 }
 
-/* All weights of a block have one byte pattern, and all its integer scales another: so sums of 256
- * reach each end of what they, and what a tier adds up on the way, can be. */
+/* All weights of a block have one byte pattern, and all its integer scales another. So the sums of
+ * 256, and the partial sums of a tier, reach both ends of their ranges. */
 struct corner {
     enum kernel_type type;
     uint8_t weights, scales;
@@ -224,14 +224,14 @@ static void check_corner(const struct corner *c)
     free(prepared);
 }
 
-static void the_furthest_sums_are_exact(void **state)
+static void the_extreme_sums_are_exact(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < ARRAY_LEN(corners); i++)
         check_corner(&corners[i]);
 }
 
-/* A file may hold any scale, and with it activations become what is no number. */
+/* A file may hold any scale. A hostile one turns activations into NaNs or infinities. */
 static void put_hostile_scales(enum kernel_type type, uint8_t *rows, uint32_t n_in)
 {
     static const uint16_t hostile[] = {0x7c00, 0xfc00, 0x7e00}; // infinities, a NaN
@@ -262,7 +262,7 @@ static void hostile_product(const struct kernel *k, const struct kernel_mat *w, 
     free(prepared);
 }
 
-/* good: without what is no number; want: the C tier's. */
+/* good: the result without NaNs and infinities; want: that of the C tier. */
 static void check_hostile_at(const struct kernel *k, enum kernel_type type, uint32_t r, uint32_t c,
                              float good, float want, float y)
 {
@@ -296,7 +296,7 @@ static void check_hostile(const struct kernel *k, enum kernel_type type, uint32_
     free(x);
 }
 
-static void what_is_no_number_stays_in_its_row_and_column(void **state)
+static void nans_and_infinities_stay_in_their_row_and_column(void **state)
 {
     (void)state;
     static const uint32_t rows[] = {5, 40, 130};
@@ -340,8 +340,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(prepared_rows_are_the_same_bytes),
         cmocka_unit_test(products_of_all_tiers_are_those_of_c),
-        cmocka_unit_test(the_furthest_sums_are_exact),
-        cmocka_unit_test(what_is_no_number_stays_in_its_row_and_column),
+        cmocka_unit_test(the_extreme_sums_are_exact),
+        cmocka_unit_test(nans_and_infinities_stay_in_their_row_and_column),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,7 +8,8 @@
 /* Only the functions that a distribution calls: these tests do not depend on the real kernels. */
 extern const struct kernel plain_kernel;
 
-/* Writes the probabilities of all tokens. context: the tokens of the prompt, then n_generated more. */
+/* Writes the probabilities of all tokens. context: the tokens of the prompt, then n_generated
+ * more. */
 void plain_dist(const float *logits, uint32_t n_vocab, const struct dist_params *p,
                 const uint32_t *context, uint32_t n_prompt, uint32_t n_generated,
                 const uint64_t *mask, double *probs);

@@ -1,4 +1,5 @@
-/* test_constraint.c - the state of a constraint along a context, and its effect on a distribution. */
+/* test_constraint.c - the state of a constraint along a context, and its effect on a
+ * distribution. */
 #include "base/err.h"
 #include "lib/lib.h"
 #include "lib/oracles/plain_dist.h"
