@@ -28,14 +28,14 @@ static int open_map(const char *path, struct file_map *map, struct checkpoint **
     const struct checkpoint_format *format = find_format(map);
     if (format)
         return format->open(path, map, ret);
-    file_unmap(map);
+    file_map_close(map);
     return fail(-EINVAL, "%s: not a GGUF file (it does not begin with GGUF)", path);
 }
 
 int checkpoint_open(const char *path, struct checkpoint **ret)
 {
     struct file_map map;
-    int r = file_map(path, &map);
+    int r = file_map_open(path, &map);
     return r < 0 ? r : open_map(path, &map, ret);
 }
 

@@ -13,7 +13,7 @@ static void close_fd(int *fd)
         close(*fd);
 }
 
-int file_map(const char *path, struct file_map *ret)
+int file_map_open(const char *path, struct file_map *ret)
 {
     struct stat st;
     // O_NONBLOCK: open() of a fifo without a writer must not block
@@ -31,7 +31,7 @@ int file_map(const char *path, struct file_map *ret)
     return 0;
 }
 
-void file_unmap(struct file_map *map)
+void file_map_close(struct file_map *map)
 {
     if (map->is_mapped)
         munmap((void *)map->data, map->len);

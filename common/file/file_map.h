@@ -15,5 +15,5 @@ struct file_map {
 };
 
 /* -ENOENT, -EACCES ...; -EINVAL: empty, or not a regular file. */
-int file_map(const char *path, struct file_map *ret);
-void file_unmap(struct file_map *map); // also of a zeroed one; zeroes it
+int file_map_open(const char *path, struct file_map *ret);
+void file_map_close(struct file_map *map); // also of a zeroed one; zeroes it

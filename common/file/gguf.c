@@ -57,7 +57,7 @@ static int add_part(struct gguf *g, const char *path, struct file_map *map)
 static int add_file(struct gguf *g, const char *path)
 {
     struct file_map map;
-    int r = file_map(path, &map);
+    int r = file_map_open(path, &map);
     return r < 0 ? r : add_part(g, path, &map);
 }
 
@@ -77,19 +77,19 @@ static int split_of(const struct gguf_part *part, uint64_t *ret_count, uint64_t 
     if (*ret_count > GGUF_MAX_SPLITS)
         return fail(-EINVAL, "%s: split.count is %llu; the limit is %d", part->path,
                     (unsigned long long)*ret_count, GGUF_MAX_SPLITS);
-    if (*ret_count == 0) // some writers' way to say "not split"
+    if (*ret_count == 0) // some writers mean "not split"
         *ret_count = 1;
     return 0;
 }
 
-/* "dir/name-00001-of-00004.gguf" -> the name of part no (from 0); -EINVAL: not such a name. */
+/* "dir/name-00001-of-00004.gguf" -> the name of part no (from 0). -EINVAL: another name. */
 static int part_path(const char *first, uint32_t no, uint32_t count, char *out, size_t size)
 {
     char tail[64];
     snprintf(tail, sizeof(tail), "-00001-of-%05u.gguf", count);
     size_t len = strlen(first), tail_len = strlen(tail);
     if (len < tail_len || strcmp(first + len - tail_len, tail) != 0)
-        return fail(-EINVAL, "%s: part 1 of %u, but its name does not end in %s", first, count,
+        return fail(-EINVAL, "%s: part 1 of %u has a name that does not end in %s", first, count,
                     tail);
     if ((size_t)snprintf(out, size, "%.*s-%05u-of-%05u.gguf", (int)(len - tail_len), first, no + 1,
                          count) >= size)
@@ -104,13 +104,13 @@ static int check_part(const struct gguf_part *part, uint64_t count, uint64_t no)
     if (r < 0)
         return r;
     if (its_count != count || its_no != no)
-        return fail(-EINVAL, "%s: says it is part %llu of %llu, not %llu of %llu", part->path,
+        return fail(-EINVAL, "%s: is part %llu of %llu, not %llu of %llu", part->path,
                     (unsigned long long)its_no + 1, (unsigned long long)its_count,
                     (unsigned long long)no + 1, (unsigned long long)count);
     return 0;
 }
 
-/* The first part says how many tensors all have together; a mixture of two models shows here. */
+/* The first part has the number of tensors in all parts: parts of two models are refused. */
 static int check_total(const struct gguf *g)
 {
     uint64_t total;
@@ -159,7 +159,7 @@ static int new_gguf(struct file_map *map, struct gguf **ret)
     if (!g || !parts) {
         free(g);
         free(parts);
-        file_unmap(map);
+        file_map_close(map);
         return fail(-ENOMEM, "gguf: no memory");
     }
     *g = (struct gguf){.base = {.format = &gguf_format, .is_mapped = map->is_mapped},
@@ -171,7 +171,7 @@ static int new_gguf(struct file_map *map, struct gguf **ret)
 static int open_gguf(const char *path, struct file_map *map, struct checkpoint **ret)
 {
     uint64_t count, no;
-    struct gguf *g;
+    struct gguf *g = NULL;
     int r = new_gguf(map, &g);
     if (r < 0)
         return r;

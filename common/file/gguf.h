@@ -54,8 +54,8 @@ enum gguf_kind {
 
 /* "Q8_0" ...; "type 99" for a number that is not known. Static or thread-local text. */
 const char *gguf_type_name(enum gguf_type type);
-/* Weights in a block and bytes of a block; -ENOTSUP, with a sentence, for types whose layout is not
- * known. Also knows types that are not in the enum, so that a model can refuse them by name. */
+/* Weights in a block and bytes of a block. -ENOTSUP: the layout is not known. Covers types that are
+ * not in the enum, so that a model can refuse them by name. */
 int gguf_type_block(enum gguf_type type, uint32_t *ret_weights, uint32_t *ret_bytes);
 
 /* The same type in a checkpoint. */

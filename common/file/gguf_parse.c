@@ -1,4 +1,4 @@
-/* gguf_parse.c - the checked walk over one part's header.
+/* gguf_parse.c - reads and checks the header of one part.
  *
  * Layout: magic, version, number of tensors and keys; the keys; the tensor table; padding to the
  * alignment; the weights. Numbers are little-endian, texts are a u64 length and bytes. */
@@ -171,7 +171,7 @@ static int sort_keys(struct gguf_part *part)
         qsort(part->keys, part->n_keys, sizeof(*part->keys), key_order);
     for (uint32_t i = 1; i < part->n_keys; i++)
         if (key_order(&part->keys[i - 1], &part->keys[i]) == 0)
-            return fail(-EINVAL, "%s: key %s stands there twice", part->path,
+            return fail(-EINVAL, "%s: two keys have the name %s", part->path,
                         quote(part->keys[i].name, name));
     return 0;
 }
@@ -214,10 +214,10 @@ static int take_kind(struct cursor *c, const char *what, enum gguf_kind *ret)
     return 0;
 }
 
-/* Texts lie behind one another without a table, so one is made. */
+/* The file has no table of the texts, so this makes one. */
 static int take_texts(struct cursor *c, struct gguf_key *k)
 {
-    // Each has at least its length, which bounds the table by the size of the file.
+    // Each text has 8 bytes of length: the file's size bounds the table.
     if (k->n > (c->len - c->at) / sizeof(uint64_t))
         return fail(-EINVAL, "%s: cut short: an array of %llu texts does not fit into %zu bytes",
                     c->file, (unsigned long long)k->n, c->len - c->at);
@@ -310,24 +310,24 @@ static int shape_bytes(const struct cursor *c, enum gguf_type type, struct check
     uint64_t n = 1, bytes;
     int r = gguf_type_block(type, &block_weights, &block_bytes);
     if (r < 0)
-        return fail(r, "%s: tensor %s is of type %u, which is not known", c->file,
+        return fail(r, "%s: tensor %s has type %u, which is not known", c->file,
                     quote(t->name, name), (unsigned)type);
     for (uint32_t d = 0; d < CHECKPOINT_MAX_DIMS; d++)
         if (t->shape[d] == 0 || __builtin_mul_overflow(n, t->shape[d], &n))
-            return fail(-EINVAL, "%s: tensor %s has no size, or one past 64 bits", c->file,
+            return fail(-EINVAL, "%s: tensor %s has a size of 0, or of more than 64 bits", c->file,
                         quote(t->name, name));
     if (t->shape[0] % block_weights != 0)
-        return fail(-EINVAL, "%s: tensor %s has rows of %llu weights; %s wants multiples of %u",
+        return fail(-EINVAL, "%s: tensor %s has rows of %llu weights; %s needs multiples of %u",
                     c->file, quote(t->name, name), (unsigned long long)t->shape[0],
                     gguf_type_name(type), block_weights);
     if (__builtin_mul_overflow(n / block_weights, block_bytes, &bytes) || bytes > SIZE_MAX / 2)
-        return fail(-EINVAL, "%s: tensor %s has more bytes than 63 bits count", c->file,
+        return fail(-EINVAL, "%s: tensor %s has more bytes than 63 bits can count", c->file,
                     quote(t->name, name));
     t->bytes = bytes;
     return 0;
 }
 
-/* Leaves the offset in ret_offset: where the weights begin is known only behind the table. */
+/* ret_offset: from the beginning of the weights, which is known after the table. */
 static int take_tensor(struct cursor *c, struct checkpoint_tensor *t, uint64_t *ret_offset)
 {
     char name[QUOTED];
@@ -355,21 +355,21 @@ static int take_tensor(struct cursor *c, struct checkpoint_tensor *t, uint64_t *
     return 0;
 }
 
-static int place(const struct gguf_part *part, struct checkpoint_tensor *t, uint64_t offset,
-                 uint64_t alignment)
+static int place_tensor(const struct gguf_part *part, struct checkpoint_tensor *t, uint64_t offset,
+                        uint64_t alignment)
 {
     char name[QUOTED];
-    size_t room = part->map.len - part->head_len;
+    size_t weights = part->map.len - part->head_len;
     if (offset % alignment != 0)
         return fail(-EINVAL, "%s: tensor %s lies at offset %llu, which is no multiple of %llu",
                     part->path, quote(t->name, name), (unsigned long long)offset,
                     (unsigned long long)alignment);
-    if (offset > room || t->bytes > room - offset)
+    if (offset > weights || t->bytes > weights - offset)
         return fail(-EINVAL,
-                    "%s: cut short: tensor %s needs bytes %llu to %llu behind the header, %zu are "
+                    "%s: cut short: tensor %s needs bytes %llu to %llu after the header, %zu are "
                     "there",
                     part->path, quote(t->name, name), (unsigned long long)offset,
-                    (unsigned long long)(offset + t->bytes), room);
+                    (unsigned long long)(offset + t->bytes), weights);
     t->data = part->map.data + part->head_len + offset;
     return 0;
 }
@@ -390,14 +390,14 @@ static int take_tensors(struct cursor *c, struct gguf_part *part, uint64_t align
     size_t head = (c->at + alignment - 1) & ~(alignment - 1);
     part->head_len = head < part->map.len ? head : part->map.len;
     for (uint32_t i = 0; i < part->n_tensors; i++) {
-        int r = place(part, &part->tensors[i], offsets[i], alignment);
+        int r = place_tensor(part, &part->tensors[i], offsets[i], alignment);
         if (r < 0)
             return r;
     }
     return 0;
 }
 
-/* ---- the whole header ---- */
+/* ---- the header ---- */
 
 static int take_version(struct cursor *c)
 {
@@ -457,5 +457,5 @@ void gguf_part_done(struct gguf_part *part)
     free(part->keys);
     free(part->tensors);
     free(part->path);
-    file_unmap(&part->map);
+    file_map_close(&part->map);
 }

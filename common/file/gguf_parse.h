@@ -1,11 +1,11 @@
-/* gguf_parse.h - the checked walk over one part's header; private to gguf.c.
+/* gguf_parse.h - reads and checks the header of one part; private to the room.
  *
  * Threads: plain functions. */
 #pragma once
 #include "file/file_map.h"
 #include "file/gguf.h"
 
-#define GGUF_ALIGNMENT 32 // where general.alignment says nothing
+#define GGUF_ALIGNMENT 32 // without general.alignment
 
 struct gguf_key {
     struct span name;

@@ -9,14 +9,14 @@
 #include "file/gguf_write.h"
 
 struct gguf_write {
-    struct buf keys, table; // as they will stand in the file
+    struct buf keys, table; // as in the file
     uint64_t n_keys, n_tensors;
     uint32_t alignment;
     struct buf sizes;      // uint64_t: bytes of each tensor
     uint64_t offset;       // of the next tensor's weights
-    int error;             // the first thing that went wrong while naming
+    int error;             // the first one while naming
     FILE *file;            // from gguf_write_head() on
-    uint64_t tensor, done; // the tensor being written and how much of it is
+    uint64_t tensor, done; // the tensor being written, and its bytes so far
 };
 
 int gguf_write_new(struct gguf_write **ret)
@@ -117,7 +117,7 @@ void gguf_write_alignment(struct gguf_write *w, uint32_t alignment)
 
 /* ---- tensors ---- */
 
-static uint64_t gap_behind(const struct gguf_write *w, uint64_t at)
+static uint64_t gap_after(const struct gguf_write *w, uint64_t at)
 {
     return -at & (w->alignment - 1);
 }
@@ -132,12 +132,12 @@ static int bytes_of(const char *name, enum gguf_type type, uint32_t n_dims, cons
     uint64_t n = 1;
     for (uint32_t d = 0; d < n_dims; d++)
         if (shape[d] == 0 || __builtin_mul_overflow(n, shape[d], &n))
-            return fail(-EINVAL, "gguf: tensor %s has no size, or one past 64 bits", name);
+            return fail(-EINVAL, "gguf: tensor %s has a size of 0, or of more than 64 bits", name);
     if (shape[0] % block_weights != 0)
-        return fail(-EINVAL, "gguf: tensor %s has rows of %llu weights; %s wants multiples of %u",
+        return fail(-EINVAL, "gguf: tensor %s has rows of %llu weights; %s needs multiples of %u",
                     name, (unsigned long long)shape[0], gguf_type_name(type), block_weights);
     if (__builtin_mul_overflow(n / block_weights, block_bytes, ret) || *ret > SIZE_MAX / 4)
-        return fail(-EINVAL, "gguf: tensor %s has more bytes than 62 bits count", name);
+        return fail(-EINVAL, "gguf: tensor %s has more bytes than 62 bits can count", name);
     return 0;
 }
 
@@ -159,7 +159,7 @@ void gguf_write_tensor(struct gguf_write *w, const char *name, enum gguf_type ty
     put_u64(&w->table, w->offset);
     put_u64(&w->sizes, bytes);
     w->n_tensors++;
-    w->offset += bytes + gap_behind(w, bytes);
+    w->offset += bytes + gap_after(w, bytes);
 }
 
 /* ---- writing ---- */
@@ -174,7 +174,7 @@ static int put(struct gguf_write *w, const void *data, size_t len)
 static int put_gap(struct gguf_write *w, uint64_t at)
 {
     static const uint8_t zeros[GGUF_MAX_ALIGNMENT];
-    return put(w, zeros, gap_behind(w, at));
+    return put(w, zeros, gap_after(w, at));
 }
 
 int gguf_write_head(struct gguf_write *w, FILE *file)

@@ -1,7 +1,7 @@
-/* gguf_write.h - writes GGUF v3 files: tiny models for tests, synthetic ones for the bench.
+/* gguf_write.h - writes GGUF v3 files: tiny models for tests, synthetic ones for benchmarks.
  *
- * First all keys and tensors are named, then the head is written, then the weights are streamed in
- * the order of the tensors, so that a file of any size needs the memory of its head only:
+ * Name all keys and tensors, write the head, then stream the weights in the order of the tensors.
+ * A file of any size needs only the memory of its head:
  *
  *     gguf_write_new(&w);
  *     gguf_write_text(w, "general.architecture", "llama", 5);
@@ -10,7 +10,7 @@
  *     gguf_write_data(w, weights, 64 * 4);       in pieces of any size
  *     gguf_write_end(w);
  *
- * The file may be an open_memstream(). What goes wrong while naming shows in gguf_write_head().
+ * The file may be an open_memstream(). gguf_write_head() reports errors of naming.
  *
  * Threads: one at a time. */
 #pragma once
@@ -41,11 +41,11 @@ void gguf_write_alignment(struct gguf_write *w, uint32_t alignment);
 void gguf_write_tensor(struct gguf_write *w, const char *name, enum gguf_type type, uint32_t n_dims,
                        const uint64_t *shape);
 
-/* Everything in front of the weights. -EINVAL: a tensor whose rows do not fit its type, or whose
- * size overflows; -ENOMEM, -EMSGSIZE; -EIO and the like of the file. */
+/* Writes everything before the weights. -EINVAL: a tensor whose rows do not fit its type, or whose
+ * size overflows; -ENOMEM, -EMSGSIZE; errors of the file such as -EIO. */
 int gguf_write_head(struct gguf_write *w, FILE *file);
 /* The next bytes of weights; gaps between tensors are filled by the writer. -EINVAL: more than the
- * tensors hold; -EIO and the like. */
+ * tensors hold; errors of the file such as -EIO. */
 int gguf_write_data(struct gguf_write *w, const void *data, size_t len);
-/* Flushes the file (it stays the caller's). -EINVAL: weights are missing. */
+/* Flushes the file; the caller closes it. -EINVAL: weights are missing. */
 int gguf_write_end(struct gguf_write *w);

@@ -1,11 +1,11 @@
-/* arch.c - the table of architectures, and the shape of a model from its file's metadata. */
+/* arch.c - the table of architectures, and the shape of a model from its parameters. */
 #include <errno.h>
 #include "base/err.h"
 #include "model/arch.h"
 
 static const struct arch archs[] = {
-    /* Llama 1 .. 3.x, Mistral, SmolLM and the like. The converter reorders the rows of Q and K so
-     * that the halves of a rotation become neighbours. */
+    /* Llama 1 .. 3.x, Mistral, SmolLM and others. The converter reorders the rows of Q and K so
+     * that the two numbers of a rotation are neighbours. */
     {"llama", MODEL_ROPE_PAIRS, .qkv_bias = ARCH_MAYBE, .qk_norm = ARCH_NEVER},
     {"qwen2", MODEL_ROPE_HALVES, .qkv_bias = ARCH_ALWAYS, .qk_norm = ARCH_NEVER},
     {"qwen3", MODEL_ROPE_HALVES, .qkv_bias = ARCH_NEVER, .qk_norm = ARCH_ALWAYS},

@@ -1,5 +1,4 @@
-/* arch.h - the architectures that are known: what their files hold, and their shapes read and
- * checked.
+/* arch.h - the supported architectures: which tensors a file has, and the shape of the model.
  *
  * Threads: immutable. */
 #pragma once

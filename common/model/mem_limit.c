@@ -1,5 +1,5 @@
-/* mem_limit.c - available memory from /proc/meminfo, control groups (v2 and v1), limits, and what other
- * services still mean to take. */
+/* mem_limit.c - available memory from /proc/meminfo, control groups (v2 and v1) and limits, less the
+ * memory that other services have reserved. */
 #include <ctype.h>
 #include <dirent.h>
 #include <stdbool.h>
@@ -12,9 +12,9 @@
 #include "base/cgroup.h"
 #include "model/mem_limit.h"
 
-#define STACK_BYTES (2u << 20) // of a thread where the limit is none: glibc's default
+#define STACK_BYTES (2u << 20) // of a thread without RLIMIT_STACK: glibc's default
 
-/* The number behind `key` in a file of lines "key 123 kB"; key "" for a file of one number. */
+/* The number after `key` in a file of lines "key 123 kB"; key "" for a file of one number. */
 static size_t number_in(const char *path, const char *key, size_t unit, size_t otherwise)
 {
     FILE *f = fopen(path, "re");
@@ -35,8 +35,8 @@ static size_t number_in(const char *path, const char *key, size_t unit, size_t o
     return found;
 }
 
-/* What one control group leaves: its limit less what it holds; file pages are given back. */
-static size_t group_room(const char *folder, bool v2)
+/* What a control group can still allocate: its limit less its usage without file pages. */
+static size_t group_available(const char *folder, bool v2)
 {
     char path[8400];
     snprintf(path, sizeof(path), "%s/%s", folder, v2 ? "memory.max" : "memory.limit_in_bytes");
@@ -57,18 +57,18 @@ struct mem_limit {
     size_t promised; // in the groups of this process
 };
 
-static void take_room(void *arg, const char *folder, bool v2)
+static void apply_group(void *arg, const char *folder, bool v2)
 {
     struct mem_limit *r = arg;
-    size_t room = group_room(folder, v2);
-    if (room == SIZE_MAX)
+    size_t available = group_available(folder, v2);
+    if (available == SIZE_MAX)
         return;
-    room -= r->promised < room ? r->promised : room;
-    r->least = room < r->least ? room : r->least;
+    available -= r->promised < available ? r->promised : available;
+    r->least = available < r->least ? available : r->least;
 }
 
-/* What RLIMIT_AS leaves of the address space. */
-static size_t limit_room(const char *root)
+/* The address space that RLIMIT_AS leaves. */
+static size_t rlimit_available(const char *root)
 {
     struct rlimit limit;
     char path[256];
@@ -81,7 +81,7 @@ static size_t limit_room(const char *root)
 
 /* ---- other services ---- */
 
-/* Reads a file of /proc/PID, cut to what fits; "" if there is none. */
+/* Reads a file of /proc/PID, cut to the size of text; "" without one. */
 static void read_text(const char *root, const char *pid, const char *name, char text[512])
 {
     char path[512];
@@ -92,9 +92,9 @@ static void read_text(const char *root, const char *pid, const char *name, char 
         fclose(f);
 }
 
-/* What a process has reserved and not touched, its threads' stacks apart. Who has reserved more
- * than the machine has, as sanitizers do, does not mean to take it. */
-static size_t untouched(const char *root, const char *pid)
+/* Memory that a process has reserved but not touched, without its threads' stacks. A process that
+ * has reserved more than the machine has, as sanitizers do, will not use it: 0. */
+static size_t untouched_bytes(const char *root, const char *pid)
 {
     char path[512];
     struct rlimit stack = {RLIM_INFINITY, RLIM_INFINITY};
@@ -118,8 +118,8 @@ static bool is_other_service(const char *root, const char *pid)
     return strcmp(name, "verifier-svc\n") == 0 || strcmp(name, "proposer-svc\n") == 0;
 }
 
-/* All that they have promised; *ret_here: those of them in the same groups. */
-static size_t promised_to_others(const char *root, size_t *ret_here)
+/* Bytes that other services have reserved. ret_here: those in the control groups of this process. */
+static size_t reserved_by_others(const char *root, size_t *ret_here)
 {
     char path[256], groups[512], theirs[512];
     size_t all = 0;
@@ -130,7 +130,7 @@ static size_t promised_to_others(const char *root, size_t *ret_here)
     for (struct dirent *e; proc && (e = readdir(proc));) {
         if (!is_other_service(root, e->d_name))
             continue;
-        size_t bytes = untouched(root, e->d_name);
+        size_t bytes = untouched_bytes(root, e->d_name);
         read_text(root, e->d_name, "cgroup", theirs);
         all += bytes;
         *ret_here += strcmp(theirs, groups) == 0 ? bytes : 0;
@@ -144,11 +144,12 @@ size_t mem_limit_available(const char *root, size_t *ret_promised)
 {
     char path[256];
     struct mem_limit r = {SIZE_MAX, 0};
-    *ret_promised = promised_to_others(root, &r.promised);
+    *ret_promised = reserved_by_others(root, &r.promised);
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
-    size_t free_bytes = number_in(path, "MemAvailable:", 1024, SIZE_MAX), limit = limit_room(root);
+    size_t free_bytes = number_in(path, "MemAvailable:", 1024, SIZE_MAX),
+           limit = rlimit_available(root);
     if (free_bytes != SIZE_MAX)
         r.least = free_bytes - (*ret_promised < free_bytes ? *ret_promised : free_bytes);
-    cgroup_each(root, "memory", take_room, &r);
+    cgroup_each(root, "memory", apply_group, &r);
     return limit < r.least ? limit : r.least;
 }

@@ -1,12 +1,14 @@
-/* mem_limit.h - memory that this process may still take, asked before anything large is reserved.
+/* mem_limit.h - memory that this process can still allocate. Ask before reserving large memory.
  *
  * Threads: any. */
 #pragma once
 #include <stddef.h>
 
-/* The least of MemAvailable, what the control groups of this process leave (v1 or v2, parents too)
- * and what RLIMIT_AS leaves, in bytes; SIZE_MAX where none can be read. File pages count as
- * available. What other verifiers and proposers of this machine have reserved and not touched yet,
- * as a pool of KV that fills up later, does not: of MemAvailable, and of groups that are theirs,
- * too. root: "", or a folder with a test's proc and sys. ret_promised: all of that. */
+/* The lowest of three limits, in bytes: MemAvailable, the rest of this process's control groups (v1
+ * or v2, with their parents), the rest of RLIMIT_AS. SIZE_MAX: none can be read.
+ *
+ * File pages count as available. Memory that other verifiers and proposers of this machine have
+ * reserved but not touched does not: their KV pools fill later. It is subtracted from MemAvailable,
+ * and from the groups that they share with this process. ret_promised: its sum.
+ * root: "", or a folder with a test's proc and sys. */
 size_t mem_limit_available(const char *root, size_t *ret_promised);

@@ -1,4 +1,4 @@
-/* rope.c - rotary position embedding: frequencies from metadata, angles, rotation. */
+/* rope.c - rotary position embedding: frequencies from parameters, angles, rotation. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -22,15 +22,15 @@ static int scaling_float(const struct checkpoint *c, const char *key, float *ret
     return 0;
 }
 
-/* The pair that turns `turns` times within the original context. */
+/* The pair that makes `turns` turns within the original context. */
 static double pair_of(const struct model_params *p, double context, double turns)
 {
     return p->rope_dim * exact_math_log(context / (turns * 2 * M_PI)) /
            (2 * exact_math_log(p->rope_base));
 }
 
-/* YaRN (Peng et al. 2023, arXiv:2309.00071): fast pairs stay, slow ones are stretched, in between a
- * ramp; the gain makes up for the wider softmax. */
+/* YaRN (Peng et al. 2023, arXiv:2309.00071): fast pairs stay, slow pairs are stretched, with a ramp
+ * between them. The gain compensates for the wider softmax. */
 static int apply_yarn(const struct checkpoint *c, const struct model_params *p, double factor,
                       double *freqs, float *gain)
 {
@@ -51,8 +51,8 @@ static int apply_yarn(const struct checkpoint *c, const struct model_params *p, 
     double low = fmin(fmax(floor(pair_of(p, context, fast)), 0), last);
     double high = fmin(fmax(ceil(pair_of(p, context, slow)), 0), last);
     for (uint32_t i = 0; i < p->rope_dim / 2; i++) {
-        double stay = 1 - fmin(fmax((i - low) / fmax(high - low, 0.001), 0), 1);
-        freqs[i] *= stay + (1 - stay) / factor;
+        double kept = 1 - fmin(fmax((i - low) / fmax(high - low, 0.001), 0), 1);
+        freqs[i] *= kept + (1 - kept) / factor;
     }
     *gain *= 1 + 0.1f * (float)exact_math_log(factor);
     return 0;
@@ -81,7 +81,7 @@ static int apply_scaling(const struct checkpoint *c, const struct model_params *
     return 0;
 }
 
-/* Llama 3.1's long-context factors come as a tensor. */
+/* Llama 3.1 has its long-context factors in a tensor. */
 static int apply_factors(const struct checkpoint *c, const struct model_params *p, double *freqs)
 {
     const struct checkpoint_tensor *t = checkpoint_find(c, CHECKPOINT_ROPE_FREQS, 0);
@@ -130,8 +130,8 @@ void rope_angles(const struct model *m, uint32_t position, float *to)
     }
 }
 
-/* One product is rounded, the other is exact in double: what a fused multiply-add would give, but
- * on every CPU and in lanes. */
+/* One product is rounded to float, the other is exact in double. The result is that of a fused
+ * multiply-add, on every CPU and in lanes. */
 static inline void rotate(float *a, float *b, float c, float s)
 {
     float x = *a, y = *b, ys = y * s, xs = x * s;

@@ -1,13 +1,13 @@
 /* rope.h - rotary position embedding (Su et al. 2021): frequencies once, angles per position in
- * double, so that a row's rotation depends on its position alone.
+ * double. So a row's rotation depends only on its position.
  *
  * Threads: any. */
 #pragma once
 #include "model/arch.h"
 
-/* ret_freqs: (rope_dim / 2) radians per position in float, as training code keeps them, with the
- * file's scaling (linear, YaRN) and the factors of tensor rope_freqs.weight folded in; gain: on
- * cosine and sine. -ENOTSUP: a scaling that is not known, named; -EINVAL. */
+/* ret_freqs: (rope_dim / 2) radians per position in float, as training code keeps them. The
+ * file's scaling (linear, YaRN) and the factors of role ROPE_FREQS are folded in. ret_gain: factor
+ * of cosine and sine. -ENOTSUP: the scaling is not supported. -EINVAL: a parameter is out of range. */
 int rope_read(const struct checkpoint *c, const struct model_params *p, float *ret_freqs,
               float *ret_gain);
 

@@ -1,4 +1,4 @@
-/* runner.c - measures out and loads a model. */
+/* runner.c - plans and loads a model within the available memory. */
 #include <errno.h>
 #include <stdio.h>
 #include "base/err.h"
@@ -6,11 +6,11 @@
 #include "model/mem_limit.h"
 #include "model/runner.h"
 
-#define LOGITS_BYTES (64u << 20) // more rows of logits than are needed anyhow, up to this
+#define LOGITS_BYTES (64u << 20) // for rows of logits beyond min_logits
 #define MIN_BLOCKS 2             // of the KV pool
-#define SHORT_CONTEXT 512        // positions that a pool without a size of its own is made for
+#define SHORT_CONTEXT 512        // positions that a pool of no set size must hold
 #define BESIDE_BYTES (16u << 20)
-/* Of a thread: a MiB of the file that it packs with the pages around it, or its quantised result. */
+/* Per thread: a MiB of the file that it packs, with the pages around it, or the quantised result. */
 #define BESIDE_THREAD_BYTES (2u << 20)
 
 static uint32_t blocks_of(uint64_t positions)
@@ -45,8 +45,8 @@ size_t runner_bytes(const struct runner_memory *m)
     return m->weights + m->kv + m->activations + m->beside;
 }
 
-/* Blocks of the pool: as asked, or for all sequences within a quarter of what is left free, but for
- * a short context at least: what does not even hold that is refused. */
+/* Blocks of the pool: kv_mib if it is set. Else enough for all sequences, at most a quarter of the
+ * remaining memory, but at least a short context; refuse() reports a pool that then does not fit. */
 static uint64_t wanted_blocks(const struct runner *r, size_t block_bytes, size_t left)
 {
     if (r->opt.kv_mib)
@@ -70,12 +70,11 @@ static int measure_kv(struct runner *r, size_t left)
     uint64_t blocks = wanted_blocks(r, block_bytes, left);
     r->n_blocks = blocks < KV_MAX_BLOCKS ? (uint32_t)blocks : KV_MAX_BLOCKS;
     if (r->n_blocks < MIN_BLOCKS)
-        return fail(-ENOMEM, "the KV pool would hold %u blocks of %zu KiB, at least %d are needed",
+        return fail(-ENOMEM, "the KV pool would hold %u blocks of %zu KiB; at least %d are needed",
                     r->n_blocks, block_bytes >> 10, MIN_BLOCKS);
-    if (r->n_blocks < blocks_of(r->context)) { // one sequence must fit, or it could never end
+    if (r->n_blocks < blocks_of(r->context)) { // one sequence must fit, or it cannot end
         r->context = r->n_blocks * KV_BLOCK;
-        log_warn("the KV pool has room for %u positions, so that is the longest context",
-                 r->context);
+        log_warn("the KV pool holds %u positions, which limits the context", r->context);
     }
     r->memory.kv = kv_bytes(&shape, r->n_blocks);
     return 0;
@@ -85,26 +84,27 @@ static int refuse(const struct runner *r, size_t available, size_t promised)
 {
     const struct runner_memory *m = &r->memory;
     const struct kv_shape shape = kv_shape(r);
-    size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, room_mib = available >> 20;
-    char advice[128] = "a smaller model or type of weights is needed", others[96] = "";
-    if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < room_mib) {
-        double rows = (double)kv_block_bytes(&shape) * r->n_blocks / (double)m->kv; // their share
+    size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, available_mib = available >> 20;
+    char advice[128] = "use a smaller model or type of weights", others[96] = "";
+    if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < available_mib) {
+        double rows = (double)kv_block_bytes(&shape) * r->n_blocks /
+                      (double)m->kv; // blocks, without their index
         snprintf(advice, sizeof(advice), "%skv_mib=%zu would fit",
                  r->opt.prefix ? r->opt.prefix : "",
-                 (size_t)(rows * (double)(room_mib - rest_mib - 1)));
+                 (size_t)(rows * (double)(available_mib - rest_mib - 1)));
     }
     if (promised >> 20)
-        snprintf(others, sizeof(others), " beside %zu that other services here will take",
+        snprintf(others, sizeof(others), " beside %zu that other services here have reserved",
                  promised >> 20);
     return fail(-ENOMEM,
                 "not enough memory: %zu MiB needed (weights %zu, KV pool %zu, activations %zu, "
-                "beside %zu), %zu MiB available%s; %s",
+                "other %zu), %zu MiB available%s; %s",
                 all >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20, m->beside >> 20,
-                room_mib, others, advice);
+                available_mib, others, advice);
 }
 
-/* What the planned model and its sequences will take, against what is there. */
-static int measure_out(struct runner *r)
+/* Memory that the planned model and its sequences need, compared with the available memory. */
+static int measure_memory(struct runner *r)
 {
     struct runner_memory *m = &r->memory;
     size_t promised, available = mem_limit_available("", &promised);
@@ -134,7 +134,7 @@ static int check_vocabulary(const struct runner *r)
 {
     if (r->opt.n_vocab <= r->model->params.n_vocab)
         return 0;
-    return fail(-EINVAL, "the tokenizer has %u tokens, the model only %u", r->opt.n_vocab,
+    return fail(-EINVAL, "the tokenizer has %u tokens, but the model has only %u", r->opt.n_vocab,
                 r->model->params.n_vocab);
 }
 
@@ -150,8 +150,8 @@ int runner_plan(struct runner *r, const struct checkpoint *c, const struct runne
         err = check_vocabulary(r);
     if (err < 0)
         return err;
-    r->model->kernel = r->kernel; // the forms of activations, and so their bytes, are its
-    return measure_out(r);
+    r->model->kernel = r->kernel; // it decides the forms of activations, so their bytes
+    return measure_memory(r);
 }
 
 int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void *arg)
@@ -159,7 +159,8 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
     const struct kv_shape shape = kv_shape(r);
     const struct forward_options fo = forward_options(r);
     const struct model_load_options lo = {r->pool, r->kernel, progress, arg};
-    int err = kv_new(&shape, r->n_blocks, &r->kv); // at once, for others to see what this one takes
+    int err =
+        kv_new(&shape, r->n_blocks, &r->kv); // first: other services then see the reserved memory
     if (!err)
         err = forward_new(r->model, r->kv, r->pool, &fo, &r->forward);
     if (!err)

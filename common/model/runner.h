@@ -1,10 +1,10 @@
-/* runner.h - a model with all it takes to run: threads, weights, KV pool, activations and room for
- * a distribution.
+/* runner.h - a model and everything that running it needs: threads, weights, KV pool, activations
+ * and the memory of a distribution.
  *
- * runner_plan() reckons what that is and compares it with what is available, before any of it is
- * taken; runner_load() takes it. Both say in the log what they found.
+ * runner_plan() calculates the memory and compares it with the available memory, before it
+ * allocates any. runner_load() allocates it. Both log the result.
  *
- * Threads: made by the thread that runs the passes; kv, forward and dist are its own, the rest is
+ * Threads: the thread that runs the passes creates it and owns kv, forward and dist. The rest is
  * immutable once it is loaded. */
 #pragma once
 #include <stdbool.h>
@@ -20,27 +20,29 @@
 #include "model/model.h"
 
 struct runner_options {
-    const char *prefix; // of the settings that a refusal names; NULL: none
-    unsigned threads;   // 0: one per core that may be used
+    const char *prefix; // of settings that errors name ("draft."); NULL: none
+    unsigned threads;   // 0: one per usable core
     bool pin, memory_check;
     int quantise;     // as in model_plan()
     bool blas;        // as in forward_options
-    uint32_t context; // positions of a sequence; 0: what the model was trained for
+    uint32_t context; // positions of a sequence; 0: those of the training
     enum kernel_kv kv_type;
-    uint64_t kv_mib;        // 0: for max_sequences, within a quarter of what is left free
-    uint32_t max_sequences; // that are expected to have KV at once
+    uint64_t kv_mib;        // 0: for max_sequences, at most a quarter of the free memory
+    uint32_t max_sequences; // sequences expected to hold KV at the same time
     uint32_t max_rows;      // of a pass
-    uint32_t min_logits;    // so many of them may always want logits
-    size_t (*beside)(const void *arg, size_t block_bytes); // bytes that the caller will take once
-    const void *beside_arg; // the model is loaded, given those of a block of KV; NULL: none
-    uint32_t n_vocab;       // tokens that can be drawn; rows of the head beyond are padding
+    uint32_t min_logits;    // rows of a pass that can always have logits
+    /* Bytes that the caller will allocate once the model is loaded; block_bytes: of a KV block.
+     * NULL: none. */
+    size_t (*beside)(const void *arg, size_t block_bytes);
+    const void *beside_arg;
+    uint32_t n_vocab; // tokens that can be drawn; further rows of the head are padding
 };
 
-/* Bytes. What the caller holds besides, as a tokenizer, is there by then. */
+/* Bytes. Memory that the caller holds by then, such as the tokenizer, is not counted. */
 struct runner_memory {
     size_t weights, activations;
     size_t kv;     // the pool and its index
-    size_t beside; // what packing reads ahead, distributions, what requests hold
+    size_t beside; // pages read ahead while packing, distributions, requests
 };
 
 struct runner {
@@ -50,7 +52,7 @@ struct runner {
     struct model *model;
     uint32_t context;    // positions of a sequence
     uint32_t n_blocks;   // of the KV pool
-    uint32_t max_logits; // rows of a pass that may want logits
+    uint32_t max_logits; // rows of a pass that can have logits
     struct runner_memory memory;
 
     struct kv *kv;
@@ -58,11 +60,11 @@ struct runner {
     struct dist *dist;
 };
 
-/* c stays open until the model is loaded. Errors name what is wrong with the file; -ENOMEM: it
- * would take more than is available, with both numbers and what would fit. */
+/* c must stay open until the model is loaded. Errors name the file and the limit. -ENOMEM: not
+ * enough memory; the sentence has both sizes and a setting that would fit. */
 int runner_plan(struct runner *r, const struct checkpoint *c, const struct runner_options *opt);
 /* progress as in model_load(). */
 int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void *arg);
-void runner_done(struct runner *r); // also of one that is zeroed or half made
+void runner_done(struct runner *r); // also of a zeroed or partly loaded one
 
-size_t runner_bytes(const struct runner_memory *m); // all of it
+size_t runner_bytes(const struct runner_memory *m); // the sum

@@ -27,9 +27,8 @@ static bool pair(const void *arg, const char *text, const struct merge_symbol *l
     return slot->id != VOCAB_NONE;
 }
 
-/* "left right", both in byte-level letters; the left one may begin with a space. Merges mostly
- * stand in the order of the tokens they make, so the next token is tried before it is looked for.
- */
+/* "left right", both in byte-level letters; the left one may begin with a space. Most files list
+ * merges in the order of the tokens they make, so *next_id is tried before the token is looked up. */
 static void add_merge(struct bpe *b, struct span text, uint32_t rank, char *scratch,
                       uint32_t *next_id)
 {
@@ -86,7 +85,7 @@ static int read_merges(struct bpe *b, const struct checkpoint *c)
     return 0;
 }
 
-static void find_bytes(struct bpe *b)
+static void find_byte_tokens(struct bpe *b)
 {
     for (unsigned byte = 0; byte < 256; byte++) {
         char c = (char)byte;
@@ -103,7 +102,7 @@ int bpe_init(struct bpe *b, const struct checkpoint *c, const struct vocab *voca
     int r = checkpoint_text(c, "tokenizer.pre", &pre);
     if ((r < 0 && r != -ENOENT) || (r = pretok_init(&b->pretok, pre)) < 0)
         return r;
-    find_bytes(b);
+    find_byte_tokens(b);
     return read_merges(b, c);
 }
 
@@ -130,7 +129,7 @@ static int add_word(void *arg, const char *text, size_t len)
         ids_add(w->to, id);
         return 0;
     }
-    int r = merge_room(w->work, len);
+    int r = merge_reserve(w->work, len);
     if (r < 0)
         return r;
     for (size_t i = 0; i < len; i++)

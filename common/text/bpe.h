@@ -1,5 +1,4 @@
-/* bpe.h - byte-level BPE: words become bytes, bytes are joined by the file's merges. Private to
- * tok.
+/* bpe.h - byte-level BPE: words become bytes, and the file's merges join bytes. Private to tok.
  *
  * Threads: immutable after bpe_init(). */
 #pragma once
@@ -18,10 +17,10 @@ struct bpe {
     struct pretok pretok;
     struct bpe_slot *slots; // (mask + 1) merges by pair
     uint32_t mask;
-    uint32_t byte_ids[256]; // VOCAB_NONE: the vocabulary lacks the byte, so texts lose it
+    uint32_t byte_ids[256]; // VOCAB_NONE: the vocabulary lacks it, texts lose it
 };
 
-/* Reads tokenizer.pre and tokenizer.merges. The vocabulary outlives it. */
+/* Reads tokenizer.pre and tokenizer.merges. The vocabulary must outlive b. */
 int bpe_init(struct bpe *b, const struct checkpoint *c, const struct vocab *vocab);
 void bpe_done(struct bpe *b);
 /* Appends the ids of a text. -ENOMEM; -EINVAL as pretok_split(). */

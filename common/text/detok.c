@@ -13,7 +13,7 @@ size_t detok_max_added(const struct tok *t)
 
 size_t detok_max_held(const struct tok *t)
 {
-    return DETOK_MAX_STOP_BYTES + detok_max_added(t); // a stop's beginning, and a token's text
+    return DETOK_MAX_STOP_BYTES + detok_max_added(t); // the beginning of a stop, and a token's text
 }
 
 void detok_init(struct detok *d, const struct tok *t, bool special)
@@ -53,9 +53,9 @@ int detok_add_stop(struct detok *d, const char *stop, size_t len)
     return 0;
 }
 
-/* Appends a token's bytes; what is invalid becomes U+FFFD, what the end cuts off stays behind
- * n_whole. */
-static void take(struct detok *d, struct span bytes)
+/* Appends a token's bytes. Invalid ones become U+FFFD. An unfinished character at the end stays
+ * after n_whole. */
+static void append_bytes(struct detok *d, struct span bytes)
 {
     char cut[3];
     struct buf *held = &d->held;
@@ -64,7 +64,7 @@ static void take(struct detok *d, struct span bytes)
     held->len = d->n_whole;
     for (size_t at = 0, len = n_cut + bytes.len; at < len;) {
         enum utf8_what what;
-        char window[4]; // the character may begin in what was cut off and end in the token
+        char window[4]; // a character may begin in cut and end in the token
         unsigned n = 0;
         for (; n < sizeof(window) && at + n < len; n++)
             window[n] = at + n < n_cut ? cut[at + n] : bytes.data[at + n - n_cut];
@@ -79,7 +79,7 @@ static void take(struct detok *d, struct span bytes)
     }
 }
 
-/* The stop that is complete first, the longest of those; its beginning in ret_at. */
+/* The stop string that is complete first; of several, the longest. ret_at: where it begins. */
 static int find_stop(const struct detok *d, size_t *ret_at)
 {
     int found = DETOK_NONE;
@@ -99,7 +99,7 @@ static int find_stop(const struct detok *d, size_t *ret_at)
     return found;
 }
 
-/* Bytes at the end of the whole characters that begin some stop string. */
+/* Bytes at the end of the whole characters that are the beginning of a stop string. */
 static size_t n_begun(const struct detok *d)
 {
     size_t most = 0;
@@ -114,8 +114,8 @@ static size_t n_begun(const struct detok *d)
     return most;
 }
 
-/* Adds the first n bytes of what is held to `to`. */
-static void give(struct detok *d, size_t n, struct buf *to)
+/* Moves the first n held bytes to `to`. */
+static void release(struct detok *d, size_t n, struct buf *to)
 {
     if (n == 0)
         return;
@@ -124,7 +124,7 @@ static void give(struct detok *d, size_t n, struct buf *to)
     d->n_whole -= n;
 }
 
-static bool shows(const struct detok *d, uint32_t id)
+static bool is_shown(const struct detok *d, uint32_t id)
 {
     for (uint32_t i = 0; i < d->n_shown; i++)
         if (d->shown[i] == id)
@@ -135,11 +135,11 @@ static bool shows(const struct detok *d, uint32_t id)
 int detok_feed(struct detok *d, uint32_t id, struct buf *to)
 {
     size_t at = 0;
-    take(d, tok_bytes(d->tok, id, shows(d, id)));
+    append_bytes(d, tok_bytes(d->tok, id, is_shown(d, id)));
     if (d->n_whole == 0 || d->held.error)
         return DETOK_NONE;
     int stop = find_stop(d, &at);
-    give(d, stop == DETOK_NONE ? d->n_whole - n_begun(d) : at, to);
+    release(d, stop == DETOK_NONE ? d->n_whole - n_begun(d) : at, to);
     if (stop != DETOK_NONE) {
         buf_clear(&d->held);
         d->n_whole = 0;
@@ -164,7 +164,7 @@ void detok_flush(struct detok *d, struct buf *to)
         d->n_whole = d->held.len;
     }
     if (d->n_whole > 0)
-        give(d, find_stop(d, &at) == DETOK_NONE ? d->n_whole : at, to);
+        release(d, find_stop(d, &at) == DETOK_NONE ? d->n_whole : at, to);
     buf_clear(&d->held);
     d->n_whole = 0;
 }

@@ -10,7 +10,7 @@ void merge_done(struct merge *m)
     free(m->items);
 }
 
-int merge_room(struct merge *m, size_t n)
+int merge_reserve(struct merge *m, size_t n)
 {
     m->n = n;
     if (n <= m->cap)
@@ -29,7 +29,7 @@ int merge_room(struct merge *m, size_t n)
 
 /* ---- a binary heap, least key first ---- */
 
-static void sink(struct merge *m, size_t at)
+static void sift_down(struct merge *m, size_t at)
 {
     struct merge_item item = m->items[at];
     for (size_t child; (child = 2 * at + 1) < m->n_items; at = child) {
@@ -59,14 +59,14 @@ static struct merge_item pop(struct merge *m)
     struct merge_item item = m->items[0];
     m->items[0] = m->items[--m->n_items];
     if (m->n_items > 0)
-        sink(m, 0);
+        sift_down(m, 0);
     return item;
 }
 
 /* ---- the loop ---- */
 
-static bool item_of(const struct merge *m, const struct merge_rule *rule, const char *text,
-                    uint32_t left, uint32_t right, struct merge_item *ret)
+static bool make_item(const struct merge *m, const struct merge_rule *rule, const char *text,
+                      uint32_t left, uint32_t right, struct merge_item *ret)
 {
     const struct merge_symbol *l = &m->symbols[left], *r = &m->symbols[right];
     uint32_t order, id;
@@ -76,7 +76,7 @@ static bool item_of(const struct merge *m, const struct merge_rule *rule, const 
     return true;
 }
 
-static void start(struct merge *m, const struct merge_rule *rule, const char *text)
+static void link_symbols(struct merge *m, const struct merge_rule *rule, const char *text)
 {
     m->n_items = 0;
     for (size_t i = 0; i < m->n; i++) {
@@ -84,16 +84,16 @@ static void start(struct merge *m, const struct merge_rule *rule, const char *te
         m->symbols[i].next = i + 1 < m->n ? (uint32_t)i + 1 : MERGE_END;
     }
     for (size_t i = 1; i < m->n; i++)
-        if (item_of(m, rule, text, (uint32_t)i - 1, (uint32_t)i, &m->items[m->n_items]))
+        if (make_item(m, rule, text, (uint32_t)i - 1, (uint32_t)i, &m->items[m->n_items]))
             m->n_items++;
     for (size_t i = m->n_items / 2; i-- > 0;)
-        sink(m, i);
+        sift_down(m, i);
 }
 
 void merge_run(struct merge *m, const struct merge_rule *rule, const char *text)
 {
     struct merge_item fresh;
-    start(m, rule, text);
+    link_symbols(m, rule, text);
     while (m->n_items > 0) {
         struct merge_item item = pop(m);
         uint32_t left = (uint32_t)item.key;
@@ -109,9 +109,9 @@ void merge_run(struct merge *m, const struct merge_rule *rule, const char *text)
         r->len = 0;
         if (l->next != MERGE_END)
             m->symbols[l->next].prev = left;
-        if (l->prev != MERGE_END && item_of(m, rule, text, l->prev, left, &fresh))
+        if (l->prev != MERGE_END && make_item(m, rule, text, l->prev, left, &fresh))
             push(m, fresh);
-        if (l->next != MERGE_END && item_of(m, rule, text, left, l->next, &fresh))
+        if (l->next != MERGE_END && make_item(m, rule, text, left, l->next, &fresh))
             push(m, fresh);
     }
 }

@@ -1,6 +1,6 @@
 /* merge.h - joins neighbouring symbols, best pair first, in O(n log n). Private to tok.
  *
- * Both tokenizers are this loop; they differ in what a pair becomes and which pair is best: the
+ * Both tokenizers use this loop. They differ in the result of a pair and in which pair is best: the
  * lowest merge rank (BPE) or the highest score (SentencePiece). Ties go to the leftmost.
  *
  * Threads: one at a time per struct merge; the rule is only read. */
@@ -20,7 +20,7 @@ struct merge_symbol {
 struct merge_item { // a pair that can be joined
     uint64_t key;   // order << 32 | left symbol: the least is joined first
     uint32_t id;    // what it becomes
-    uint32_t len;   // of both; differs once one of them has grown: then the item is stale
+    uint32_t len;   // of both together; if it differs later, a side has grown: stale
 };
 
 struct merge_rule {
@@ -30,14 +30,14 @@ struct merge_rule {
     const void *arg;
 };
 
-struct merge { // working memory, used again for every text
+struct merge { // working memory, reused for every text
     struct merge_symbol *symbols;
     struct merge_item *items; // a heap
     size_t n, n_items, cap;
 };
 
 void merge_done(struct merge *m);
-/* Room for n symbols, to be filled in by the caller (start, len, id); then merge_run(). -ENOMEM. */
-int merge_room(struct merge *m, size_t n);
-/* What is left is the list that starts at symbol 0. */
+/* Memory for n symbols. The caller fills in start, len and id, then calls merge_run(). -ENOMEM. */
+int merge_reserve(struct merge *m, size_t n);
+/* Joins until no pair is left. The result is the list that starts at symbol 0. */
 void merge_run(struct merge *m, const struct merge_rule *rule, const char *text);

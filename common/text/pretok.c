@@ -1,7 +1,7 @@
 /* pretok.c - the patterns of pre-tokenizers, and cutting text by them.
  *
- * Every pattern is linear in the text: an alternative that fails has looked at no more than what
- * the next one takes, so that no text makes it slow. Keep that when adding one. */
+ * The time of every pattern is linear in the text: an alternative that fails has read at most the
+ * bytes that the next one takes. A new pattern must keep this, or a hostile text makes it slow. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -130,7 +130,7 @@ static int compile(struct pretok *p, const char *pattern)
         pcre2_get_error_message(error, text, sizeof(text));
         return fail(-EINVAL, "tokenizer: pre-tokenizer pattern, byte %zu: %s", (size_t)at, text);
     }
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // where it is missing, the interpreter does it
+    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); // without it PCRE2 interprets
     p->codes[p->n++] = code;
     return 0;
 }
@@ -174,7 +174,7 @@ struct cut {
     void *arg;
 };
 
-/* Where pattern nth matches next, from at on; both ends len if it does not. */
+/* The next match of pattern nth from `at` on. Without one, start and end are len. */
 static int next_match(const struct cut *c, unsigned nth, const char *text, size_t len, size_t at,
                       size_t *ret_start, size_t *ret_end)
 {
@@ -186,7 +186,7 @@ static int next_match(const struct cut *c, unsigned nth, const char *text, size_
     if (r < 0) {
         PCRE2_UCHAR why[120];
         pcre2_get_error_message(r, why, sizeof(why));
-        return fail(-EINVAL, "tokenizer: the pre-tokenizer gave up on this text: %s", why);
+        return fail(-EINVAL, "tokenizer: the pre-tokenizer cannot split this text: %s", why);
     }
     const PCRE2_SIZE *ends = pcre2_get_ovector_pointer(c->match);
     *ret_start = ends[0];

@@ -1,7 +1,7 @@
-/* pretok.h - cuts text into the words inside which byte-level BPE merges. Private to tok.
+/* pretok.h - cuts text into words; byte-level BPE merges inside words. Private to tok.
  *
- * A pre-tokenizer is a list of patterns, applied one after the other: each cuts every piece into
- * its matches and what lies between them. The patterns are part of a model's definition (its
+ * A pre-tokenizer is a list of patterns. Each one in turn cuts every piece into its matches and the
+ * text between them. The patterns are part of a model's definition (its
  * tokenizer.json); a checkpoint names them in tokenizer.pre.
  *
  * Threads: immutable after pretok_init(). */
@@ -16,15 +16,15 @@ struct pretok {
     pcre2_code *codes[PRETOK_MAX_PATTERNS];
     unsigned n;
     pcre2_match_context *limits;
-    bool whole_words; // a word that is a token is not put together by merges
-    bool add_bos;     // where the file does not say
+    bool whole_words; // a word that is a token needs no merges
+    bool add_bos;     // unless the file says otherwise
 };
 
-/* -ENOTSUP: name is not known. */
+/* -ENOTSUP: the name is not known. */
 int pretok_init(struct pretok *p, struct span name);
 void pretok_done(struct pretok *p);
 
-/* Calls word() with each piece from left to right; stops when it returns negative. text is valid
- * UTF-8. -EINVAL: a pattern gave up (its limits, which linear patterns do not reach). */
+/* Calls word() with each piece from left to right, until it returns a negative number. text must be
+ * valid UTF-8. -EINVAL: a pattern reached its limits; linear patterns do not. */
 int pretok_split(const struct pretok *p, const char *text, size_t len,
                  int (*word)(void *arg, const char *text, size_t len), void *arg);

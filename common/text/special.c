@@ -1,4 +1,4 @@
-/* special.c - special tokens inside text: a sorted list, narrowed byte by byte. */
+/* special.c - special tokens in text: a sorted list, narrowed byte by byte. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +20,8 @@ static int order_names(const struct vocab *v, uint32_t a, uint32_t b)
     return r != 0 ? r : (x.len > y.len) - (x.len < y.len);
 }
 
-/* By name; of one name the token that is to be found comes last: a user-defined one, else the
- * highest id. */
+/* By name. Of tokens with the same name, special_find() returns the last: a user-defined one, else
+ * the one with the highest id. */
 static int order(const void *a, const void *b, void *arg)
 {
     const struct vocab *v = arg;
@@ -80,7 +80,7 @@ static uint32_t bound(const struct special *s, uint32_t from, uint32_t to, size_
     return from;
 }
 
-/* The longest that stands at text; VOCAB_NONE: none. */
+/* The special token with the longest name that text begins with; VOCAB_NONE: none. */
 static uint32_t longest(const struct special *s, const char *text, size_t len, bool parse_special)
 {
     uint32_t from = s->first[(uint8_t)*text], to = s->first[(uint8_t)*text + 1];

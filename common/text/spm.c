@@ -12,7 +12,7 @@ static int read_bool(const struct checkpoint *c, const char *key, bool *value)
     return r == -ENOENT ? 0 : r;
 }
 
-/* True if no token has a space behind another character. Then no join crosses such a place, and
+/* True if no token has a space after another character. Then no join crosses such a place, and
  * texts are joined word by word, in memory that stays in the cache. */
 static bool tokens_end_at_spaces(const struct vocab *v)
 {
@@ -40,7 +40,7 @@ int spm_init(struct spm *s, const struct checkpoint *c, const struct vocab *voca
 
 /* ---- spaces ---- */
 
-/* The text with U+2581, which is a space to SentencePiece, as a space. */
+/* U+2581, which SentencePiece writes for a space, becomes a space. */
 static void add_text(struct buf *to, const char *text, size_t len)
 {
     static const char mark[] = "\xe2\x96\x81";
@@ -52,7 +52,8 @@ static void add_text(struct buf *to, const char *text, size_t len)
     buf_add(to, text, len);
 }
 
-static void squeeze(struct buf *b, size_t from)
+/* Runs of spaces become one space; spaces at the end go. */
+static void remove_extra_spaces(struct buf *b, size_t from)
 {
     size_t to = from;
     for (size_t i = from; i < b->len; i++)
@@ -61,14 +62,15 @@ static void squeeze(struct buf *b, size_t from)
     b->len = to > from && b->data[to - 1] == ' ' ? to - 1 : to;
 }
 
-static int prepare(const struct spm *s, const char *text, size_t len, bool fresh, struct buf *to)
+static int prepare_text(const struct spm *s, const char *text, size_t len, bool fresh,
+                        struct buf *to)
 {
     bool prefix = fresh && s->add_space_prefix;
     buf_add(to, " ", prefix);
     add_text(to, text, len);
     int r = buf_error(to);
     if (r == 0 && s->remove_extra_spaces)
-        squeeze(to, prefix);
+        remove_extra_spaces(to, prefix);
     return r;
 }
 
@@ -109,7 +111,7 @@ static int join(const struct spm *s, const char *text, size_t len, struct merge 
                 struct ids *to)
 {
     size_t n = 0;
-    int r = merge_room(work, len);
+    int r = merge_reserve(work, len);
     if (r < 0)
         return r;
     for (size_t at = 0; at < len; n++) {
@@ -125,7 +127,7 @@ static int join(const struct spm *s, const char *text, size_t len, struct merge 
     for (uint32_t i = 0; i != MERGE_END; i = work->symbols[i].next) {
         const struct merge_symbol *sym = &work->symbols[i];
         uint32_t id = sym->id;
-        if (id == VOCAB_NONE) // a character that nothing was joined to
+        if (id == VOCAB_NONE) // a single character
             id = vocab_find(s->vocab, text + sym->start, sym->len);
         if (id != VOCAB_NONE)
             ids_add(to, id);
@@ -135,7 +137,7 @@ static int join(const struct spm *s, const char *text, size_t len, struct merge 
     return 0;
 }
 
-/* Where the word that begins at `at` ends: in front of a space behind something else. */
+/* The end of the word that begins at `at`: the next space that follows another character. */
 static size_t word_end(const char *text, size_t len, size_t at)
 {
     for (at++; at < len; at++)
@@ -149,7 +151,7 @@ int spm_encode(const struct spm *s, const char *text, size_t len, bool fresh, st
 {
     struct buf prepared __attribute__((cleanup(buf_done_auto)));
     buf_init(&prepared, len + 1);
-    int r = prepare(s, text, len, fresh, &prepared);
+    int r = prepare_text(s, text, len, fresh, &prepared);
     for (size_t at = 0, end; r == 0 && at < prepared.len; at = end) {
         end = s->by_words ? word_end(prepared.data, prepared.len, at) : prepared.len;
         r = join(s, prepared.data + at, end - at, work, to);

@@ -1,4 +1,4 @@
-/* spm.h - SentencePiece BPE with byte fallback: characters are joined by score. Private to tok.
+/* spm.h - SentencePiece BPE with byte fallback: scores decide which characters join. Private to tok.
  *
  * Threads: immutable after spm_init(). */
 #pragma once
@@ -9,12 +9,12 @@
 struct spm {
     const struct vocab *vocab;
     uint32_t unknown;         // for bytes without a token; VOCAB_NONE: texts lose them
-    bool add_space_prefix;    // a space in front of text that follows nothing or a special token
+    bool add_space_prefix;    // a space before text that follows nothing or a special token
     bool remove_extra_spaces; // runs become one, none at the ends
-    bool by_words;            // no token reaches from a word over a space: words are joined alone
+    bool by_words;            // no token crosses a space after a word: each word is joined alone
 };
 
-/* -EINVAL: the file has no scores. The vocabulary outlives it. */
+/* -EINVAL: the file has no scores. The vocabulary must outlive s. */
 int spm_init(struct spm *s, const struct checkpoint *c, const struct vocab *vocab,
              uint32_t unknown);
 /* Appends the ids of a text; fresh: it follows nothing or a special token. -ENOMEM. */

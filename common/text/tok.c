@@ -21,14 +21,14 @@ struct tok {
     struct spm spm;
     uint32_t bos, eos, unknown;
     bool add_bos;
-    bool strips_right; // Phi-3: white space behind special tokens belongs to them
+    bool strips_right; // Phi-3: special tokens take the white space after them
     uint32_t eos_ids[TOK_MAX_EOS], n_eos;
     uint64_t digest;
 };
 
 /* ---- special ids ---- */
 
-/* Tokens after which a generation is over, by the names their models' makers gave them. */
+/* Names of end-of-generation tokens, by family of models. */
 static const char *const end_names[] = {
     "<|eot_id|>",
     "<|eom_id|>",
@@ -57,8 +57,8 @@ static const char *const end_names[] = {
     "<\uff5cend\u2581of\u2581sentence\uff5c>", // DeepSeek
 };
 
-/* Some files call these tokens normal. "</s>", "<eos>" and the like may also be ordinary text then
- * (a closing tag of HTML that merges make), so only names in bars are believed. */
+/* Some files mark these tokens as normal. A normal "</s>" or "<eos>" may also be ordinary text (a
+ * closing tag of HTML), so a normal token needs a name in bars. */
 static bool is_end_name(struct span text, enum tok_kind kind)
 {
     if (text.len < 2 || !strchr("<[_", text.data[0]) ||
@@ -91,18 +91,18 @@ static bool has_token(const struct tok *t, const char *name)
 
 static void find_ends(struct tok *t)
 {
-    /* Where <|return|> and <|call|> end a generation, <|end|> only ends one of its messages. */
-    bool end_goes_on = has_token(t, "<|return|>") && has_token(t, "<|call|>");
+    /* With <|return|> and <|call|> in the vocabulary, <|end|> ends a message, not a generation. */
+    bool end_is_message = has_token(t, "<|return|>") && has_token(t, "<|call|>");
     for (uint32_t id = 0; id < t->vocab.n; id++) {
         struct span text = vocab_bytes(&t->vocab, id);
-        if (!is_end_name(text, t->vocab.kinds[id]) || (end_goes_on && span_is(text, "<|end|>")))
+        if (!is_end_name(text, t->vocab.kinds[id]) || (end_is_message && span_is(text, "<|end|>")))
             continue;
         t->vocab.kinds[id] = TOK_CONTROL;
         add_end(t, id);
     }
 }
 
-/* Keeps *id where the file has no such key. */
+/* Without the key, *id stays. */
 static int read_id(const struct checkpoint *c, const struct tok *t, const char *key, uint32_t *id)
 {
     uint32_t value;
@@ -119,7 +119,7 @@ static int read_id(const struct checkpoint *c, const struct tok *t, const char *
 static int read_ids(const struct checkpoint *c, struct tok *t)
 {
     uint32_t eot = VOCAB_NONE, eom = VOCAB_NONE;
-    bool old = t->vocab.model == VOCAB_SPM && t->vocab.n > 2; // files that name none mean Llama's
+    bool old = t->vocab.model == VOCAB_SPM && t->vocab.n > 2; // without keys: Llama's ids
     t->unknown = old ? 0 : VOCAB_NONE;
     t->bos = old ? 1 : VOCAB_NONE;
     t->eos = old ? 2 : VOCAB_NONE;
@@ -146,7 +146,7 @@ static int read_add_bos(const struct checkpoint *c, struct tok *t)
     return 0;
 }
 
-/* GGUF has no place for this attribute of tokenizer.json; only the Phi-3 family uses it. */
+/* Checkpoints lack this attribute of tokenizer.json; only the Phi-3 family uses it. */
 static void read_name(const struct checkpoint *c, struct tok *t)
 {
     struct span name;
@@ -169,7 +169,7 @@ static uint64_t mix(uint64_t digest, struct span bytes)
     return digest;
 }
 
-/* "[PAD151936]", which converters add until the number of tokens suits them. */
+/* "[PAD151936]": converters add such tokens to round up the size of the vocabulary. */
 static bool is_padding(struct span text)
 {
     if (text.len < 6 || memcmp(text.data, "[PAD", 4) != 0 || text.data[text.len - 1] != ']')
@@ -180,7 +180,7 @@ static bool is_padding(struct span text)
     return true;
 }
 
-static bool is_left_out(const struct tok *t, uint32_t id)
+static bool is_unused(const struct tok *t, uint32_t id)
 {
     return t->vocab.kinds[id] == TOK_UNUSED || is_padding(vocab_bytes(&t->vocab, id));
 }
@@ -190,7 +190,7 @@ static uint64_t digest_of(const struct tok *t)
     uint64_t d = 0;
     for (uint32_t id = 0; id < t->vocab.n; id++) {
         struct span bytes = vocab_bytes(&t->vocab, id);
-        if (is_left_out(t, id))
+        if (is_unused(t, id))
             continue;
         d = rng_splitmix64(d ^ ((uint64_t)id << 32 | t->vocab.kinds[id]));
         d = mix(rng_splitmix64(d ^ bytes.len), bytes);
@@ -201,7 +201,7 @@ static uint64_t digest_of(const struct tok *t)
     return d;
 }
 
-/* ---- the whole ---- */
+/* ---- reading ---- */
 
 static int read_model(const struct checkpoint *c, enum vocab_model *ret)
 {
@@ -272,7 +272,7 @@ enum tok_kind tok_kind_of(const struct tok *t, uint32_t id)
 uint32_t tok_n_used(const struct tok *t)
 {
     uint32_t n = t->vocab.n;
-    while (n && is_left_out(t, n - 1))
+    while (n && is_unused(t, n - 1))
         n--;
     return n;
 }
@@ -342,7 +342,7 @@ static void encoding_done(struct encoding *e)
     free(e->ids.data);
 }
 
-/* Text between special tokens; fresh: it follows nothing or one of them. */
+/* Text between special tokens; fresh: it follows nothing or a special token. */
 static int add_text(struct encoding *e, const char *text, size_t len, bool fresh)
 {
     if (len == 0)
@@ -352,7 +352,7 @@ static int add_text(struct encoding *e, const char *text, size_t len, bool fresh
     return spm_encode(&e->t->spm, text, len, fresh, &e->work, &e->ids);
 }
 
-static bool takes_space_behind(const struct tok *t, uint32_t id)
+static bool takes_space_after(const struct tok *t, uint32_t id)
 {
     struct span name = vocab_bytes(&t->vocab, id);
     return t->strips_right && !span_is(name, "<unk>") && !span_is(name, "<s>") &&
@@ -369,14 +369,14 @@ static int add_all(struct encoding *e, const char *text, size_t len, bool parse_
             return r;
         ids_add(&e->ids, id);
         at = found + vocab_bytes(&e->t->vocab, id).len;
-        while (at < len && takes_space_behind(e->t, id) && isspace((unsigned char)text[at]))
+        while (at < len && takes_space_after(e->t, id) && isspace((unsigned char)text[at]))
             at++;
     }
     return 0;
 }
 
-/* The text may name BOS itself, as most chat templates do: then it is not put there twice. */
-static bool names_bos(const struct tok *t, const char *text, size_t len, bool parse_special)
+/* Most chat templates begin with BOS; then no second one is added. */
+static bool begins_with_bos(const struct tok *t, const char *text, size_t len, bool parse_special)
 {
     uint32_t id;
     return special_find(&t->special, text, len, 0, parse_special, &id) == 0 && len > 0 &&
@@ -387,18 +387,18 @@ int tok_encode(const struct tok *t, const char *text, size_t len, bool parse_spe
                uint32_t **ret_ids, size_t *ret_n)
 {
     if (len > TOK_MAX_TEXT)
-        return fail(-EMSGSIZE, "a text of %zu bytes is past the limit of %u", len, TOK_MAX_TEXT);
+        return fail(-EMSGSIZE, "a text of %zu bytes; the limit is %u", len, TOK_MAX_TEXT);
     size_t valid = utf8_valid(text, len);
     if (valid < len)
         return fail(-EILSEQ, "the text is not UTF-8 at byte %zu", valid);
 
     struct encoding e __attribute__((cleanup(encoding_done))) = {.t = t};
-    if (add_bos && t->add_bos && !names_bos(t, text, len, parse_special))
+    if (add_bos && t->add_bos && !begins_with_bos(t, text, len, parse_special))
         ids_add(&e.ids, t->bos);
     int r = add_all(&e, text, len, parse_special);
     if (r < 0)
         return r;
-    if (!e.ids.data && !e.ids.failed) // an empty answer is a list, too
+    if (!e.ids.data && !e.ids.failed) // ret_ids is never NULL
         e.ids.failed = !(e.ids.data = malloc(sizeof(*e.ids.data)));
     if (e.ids.failed)
         return fail(-ENOMEM, "tokenizer: no memory for the tokens of %zu bytes", len);

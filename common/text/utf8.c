@@ -1,10 +1,9 @@
-/* utf8.c - checking and walking UTF-8. */
+/* utf8.c - checks and decodes UTF-8. */
 #include <string.h>
 #include "text/utf8.h"
 
-/* Bytes that a character with this first byte has, 0: no first byte; and the range of its second.
- */
-static unsigned lead(uint8_t first, uint8_t *ret_low, uint8_t *ret_high)
+/* Bytes of a character with this first byte (0: no first byte), and the range of its second byte. */
+static unsigned char_bytes(uint8_t first, uint8_t *ret_low, uint8_t *ret_high)
 {
     *ret_low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
     *ret_high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
@@ -19,7 +18,7 @@ unsigned utf8_step(const char *s, size_t len, enum utf8_what *ret_what)
 {
     const uint8_t *at = (const uint8_t *)s;
     uint8_t low, high;
-    unsigned need = lead(at[0], &low, &high), have = 1;
+    unsigned need = char_bytes(at[0], &low, &high), have = 1;
     *ret_what = need > 0 ? UTF8_CHAR : UTF8_BAD;
     while (have < need) {
         if (have == len) {

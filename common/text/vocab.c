@@ -147,7 +147,7 @@ static int build_index(struct vocab *v)
         return fail(-ENOMEM, "tokenizer: no memory for %u tokens", v->n);
     memset(v->slots, 0xff, n_slots * sizeof(*v->slots));
     v->mask = n_slots - 1;
-    // What merges make comes first, should an added token have the same bytes.
+    // Normal tokens come first: of tokens with the same bytes the first is found.
     for (uint32_t id = 0; id < v->n; id++)
         if (v->kinds[id] == TOK_NORMAL)
             insert(v, id);
@@ -190,9 +190,9 @@ static int read_tokens(const struct checkpoint *c, struct vocab *v, struct check
     return 0;
 }
 
-/* An array beside the tokens, as long as they are. n 0: the file has none. */
-static int read_beside(const struct checkpoint *c, const struct vocab *v, const char *key,
-                       struct checkpoint_array *ret)
+/* An array with an item for every token. n 0: the file has none. */
+static int read_parallel(const struct checkpoint *c, const struct vocab *v, const char *key,
+                         struct checkpoint_array *ret)
 {
     ret->n = 0;
     int r = checkpoint_array(c, key, ret);
@@ -208,7 +208,7 @@ static int read_kinds(const struct checkpoint *c, struct vocab *v)
 {
     static const char key[] = "tokenizer.token_type";
     struct checkpoint_array array;
-    int r = read_beside(c, v, key, &array);
+    int r = read_parallel(c, v, key, &array);
     if (r < 0)
         return r;
     if (array.n > 0 && (array.items != CHECKPOINT_INTS || array.width != 4))
@@ -224,7 +224,7 @@ static int read_scores(const struct checkpoint *c, struct vocab *v)
 {
     static const char key[] = "tokenizer.scores";
     struct checkpoint_array array;
-    int r = read_beside(c, v, key, &array);
+    int r = read_parallel(c, v, key, &array);
     if (r < 0 || array.n == 0)
         return r;
     if (array.items != CHECKPOINT_FLOATS)

@@ -1,7 +1,7 @@
 /* vocab.h - the tokens of a model: their bytes, kinds and scores, and ids by bytes. Private to tok.
  *
- * Tokens are kept as the bytes they stand for (byte-level letters and U+2581 already undone), so
- * that texts are looked up as they come.
+ * Tokens are kept as the bytes they stand for: byte-level letters and U+2581 are undone. So texts
+ * are looked up unchanged.
  *
  * Threads: immutable after vocab_init(). */
 #pragma once
@@ -19,12 +19,12 @@ struct vocab_slot {
 struct vocab {
     enum vocab_model model;
     uint32_t n;
-    uint32_t *at; // (n + 1) where each token's bytes begin in bytes
+    uint32_t *at; // (n + 1) offset of each token in bytes
     char *bytes;
     uint8_t *kinds;           // (n) enum tok_kind
     float *scores;            // (n); NULL: the file has none
     uint32_t max_len;         // bytes of the longest token
-    struct vocab_slot *slots; // (mask + 1) tokens that text can become: not control, unknown, byte
+    struct vocab_slot *slots; // (mask + 1) tokens of kind normal, user, unused
     uint32_t mask;
     uint32_t byte_ids[256]; // tokens of kind byte; VOCAB_NONE: none
 };
@@ -40,5 +40,5 @@ static inline struct span vocab_bytes(const struct vocab *v, uint32_t id)
 
 /* VOCAB_NONE: no token has these bytes. */
 uint32_t vocab_find(const struct vocab *v, const char *bytes, size_t len);
-/* Undoes the byte-level letters of GPT-2; other characters stay. out: as long as the text. */
+/* Undoes the byte-level letters of GPT-2; other characters stay. out: len bytes. */
 size_t vocab_letters_to_bytes(const char *text, size_t len, char *out);

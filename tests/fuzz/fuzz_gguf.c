@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
-#include "lib/models/gguf_walk.h"
+#include "lib/models/checkpoint_walk.h"
 #include "text/tok.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     memcpy(aligned, data, n);
     if (checkpoint_open_memory(aligned, n, &g) < 0)
         return 0;
-    gguf_walk(g);
+    checkpoint_walk(g);
     if (tok_new(g, &t) == 0)
         use(t);
     return 0;

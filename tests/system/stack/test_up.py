@@ -203,7 +203,7 @@ class UpTest(unittest.TestCase):
                                      "TANDEM_DRAFT_KV_MIB": str(free_kib * 6 // 10240), "TMPDIR": folder}, cwd=ROOT,
                                 capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S)
         self.assertRegex(up.stderr, r"tandem: proposer-svc did not start: not enough memory: \d+ MiB needed .*, \d+ MiB available "
-                                    r"beside \d+ that other services here will take; draft.kv_mib=\d+ would fit")
+                                    r"beside \d+ that other services here have reserved; draft.kv_mib=\d+ would fit")
         self.assertEqual(up.returncode, 1)
 
     def test_a_damaged_model_is_refused_by_the_verifier_and_nothing_is_left_running(self):

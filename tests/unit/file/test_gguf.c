@@ -1,4 +1,4 @@
-/* test_gguf.c - files that are right, and every way for them not to be. */
+/* test_gguf.c - valid files, and every way to be invalid. */
 #include "lib/lib.h"
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "base/rng.h"
 #include "file/gguf.h"
 #include "file/gguf_write.h"
-#include "lib/models/gguf_walk.h"
+#include "lib/models/checkpoint_walk.h"
 
 struct file {
     char *data;
@@ -23,7 +23,7 @@ static void done(struct file *f)
 }
 #define FILE_AUTO struct file __attribute__((cleanup(done)))
 
-/* Head of what was named, then zeros for the tensors. */
+/* The head, then zeros for the tensors. */
 static struct file finish(struct gguf_write *w, size_t n_weights)
 {
     static const char zeros[4096];
@@ -69,7 +69,7 @@ static int open_file(const struct file *f, struct checkpoint **ret)
     return checkpoint_open_memory(f->data, f->len, ret);
 }
 
-/* Opening fails with this errno, and its sentence holds this. */
+/* Opening fails with this errno, and the sentence contains `why`. */
 static void refused(const struct file *f, int err, const char *why)
 {
     AUTO(checkpoint_close) struct checkpoint *g = NULL;
@@ -78,7 +78,7 @@ static void refused(const struct file *f, int err, const char *why)
         fail_msg("got %d (%s), not %d with \"%s\"", r, r < 0 ? fail_text() : "opened", err, why);
 }
 
-/* Overwrites the first place where `old` stands. */
+/* Overwrites the first occurrence of `old`, from `skip` on. */
 static void patch(struct file *f, const void *old, size_t n_old, size_t skip, const void *fresh,
                   size_t n)
 {
@@ -102,7 +102,7 @@ static void a_valid_file_is_read(void **state)
     assert_int_equal(t->bytes, 48);
     assert_null(checkpoint_find_name(g, "c.weigh"));
     assert_null(checkpoint_find_name(g, "c.weights"));
-    assert_true(gguf_walk(g) > 0);
+    assert_true(checkpoint_walk(g) > 0);
     assert_int_equal(checkpoint_bytes(g), f.len);
     assert_int_equal(checkpoint_modified(g), 0);
     (void)state;
@@ -156,8 +156,8 @@ static void version_2_is_read_others_are_named(void **state)
 static void a_file_cut_at_any_length_is_refused(void **state)
 {
     FILE_AUTO f = sample();
-    for (size_t len = 0; len < f.len - 16; len++) {      // 16: the padding behind the last tensor
-        AUTO(mem_free) char *exact = malloc(len + !len); // reading past it is seen by ASan
+    for (size_t len = 0; len < f.len - 16; len++) {      // 16: the padding after the last tensor
+        AUTO(mem_free) char *exact = malloc(len + !len); // ASan sees reads past the end
         struct checkpoint *g;
         memcpy(exact, f.data, len);
         if (checkpoint_open_memory(exact, len, &g) == 0)
@@ -166,37 +166,37 @@ static void a_file_cut_at_any_length_is_refused(void **state)
     (void)state;
 }
 
-static void counts_that_lie_are_refused(void **state)
+static void wrong_counts_are_refused(void **state)
 {
-    static const uint64_t lies[] = {4, 1000, 65536, 65537, 1ull << 32, 1ull << 60, UINT64_MAX};
+    static const uint64_t wrong[] = {4, 1000, 65536, 65537, 1ull << 32, 1ull << 60, UINT64_MAX};
     FILE_AUTO f = sample();
-    for (size_t i = 0; i < ARRAY_LEN(lies); i++)
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
         for (size_t at = 8; at <= 16; at += 8) { // tensors, keys
             AUTO(checkpoint_close) struct checkpoint *g = NULL;
             uint64_t truth;
             memcpy(&truth, f.data + at, 8);
-            memcpy(f.data + at, &lies[i], 8);
+            memcpy(f.data + at, &wrong[i], 8);
             assert_true(open_file(&f, &g) < 0);
             memcpy(f.data + at, &truth, 8);
         }
     (void)state;
 }
 
-static void lengths_that_lie_are_refused(void **state)
+static void wrong_lengths_are_refused(void **state)
 {
-    static const uint64_t lies[] = {1u << 20, 1ull << 33, UINT64_MAX - 7, UINT64_MAX};
-    for (size_t i = 0; i < ARRAY_LEN(lies); i++) {
+    static const uint64_t wrong[] = {1u << 20, 1ull << 33, UINT64_MAX - 7, UINT64_MAX};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         FILE_AUTO key = sample(), text = sample(), array = sample(), texts = sample(),
                   item = sample();
-        patch(&key, "\x0e\0\0\0\0\0\0\0llama.negative", 22, 0, &lies[i], 8);
+        patch(&key, "\x0e\0\0\0\0\0\0\0llama.negative", 22, 0, &wrong[i], 8);
         refused(&key, -EINVAL, "a key");
-        patch(&text, "\5\0\0\0\0\0\0\0llama", 13, 0, &lies[i], 8);
+        patch(&text, "\5\0\0\0\0\0\0\0llama", 13, 0, &wrong[i], 8);
         refused(&text, -EINVAL, "text");
-        patch(&array, "scores\x09\0\0\0\6\0\0\0", 14, 14, &lies[i], 8);
+        patch(&array, "scores\x09\0\0\0\6\0\0\0", 14, 14, &wrong[i], 8);
         refused(&array, -EINVAL, "");
-        patch(&texts, "tokens\x09\0\0\0\x08\0\0\0", 14, 14, &lies[i], 8);
+        patch(&texts, "tokens\x09\0\0\0\x08\0\0\0", 14, 14, &wrong[i], 8);
         refused(&texts, -EINVAL, "");
-        patch(&item, "\5\0\0\0\0\0\0\0<unk>", 13, 0, &lies[i], 8);
+        patch(&item, "\5\0\0\0\0\0\0\0<unk>", 13, 0, &wrong[i], 8);
         refused(&item, -EINVAL, "text");
     }
     (void)state;
@@ -216,7 +216,7 @@ static void kinds_that_do_not_exist_are_refused(void **state)
     (void)state;
 }
 
-static void names_that_stand_there_twice_are_refused(void **state)
+static void names_that_occur_twice_are_refused(void **state)
 {
     FILE_AUTO key = sample(), tensor = sample(), empty = sample();
     patch(&key, "a.float", 7, 0, "a.large", 7);
@@ -304,7 +304,7 @@ static void flipped_bits_never_lead_outside(void **state)
             bad[r % head] ^= (char)(1u << (r >> 40) % 8);
         }
         if (checkpoint_open_memory(bad, f.len, &g) == 0)
-            n_opened += gguf_walk(g) > 0;
+            n_opened += checkpoint_walk(g) > 0;
     }
     assert_true(n_opened > 100 && n_opened < 19000); // both happen
     (void)state;
@@ -363,11 +363,11 @@ static void a_file_is_mapped(void **state)
     const struct checkpoint_tensor *b = checkpoint_find_name(g, "b.weight");
     checkpoint_advise(g, b->data, b->bytes, true);
     checkpoint_advise(g, b->data, b->bytes, false);
-    assert_true(gguf_walk(g) > 0);
+    assert_true(checkpoint_walk(g) > 0);
     (void)state;
 }
 
-static void what_is_no_file_is_refused_with_its_name(void **state)
+static void unusable_files_are_refused_by_name(void **state)
 {
     FILE_AUTO empty = {0};
     save("empty.gguf", &empty);
@@ -418,11 +418,11 @@ static void split_files_that_do_not_belong_together_are_refused(void **state)
     save("s-00001-of-00002.gguf", &a);
     cannot_open("s-00001-of-00002.gguf", -ENOENT, "s-00002-of-00002.gguf");
     save("s-00002-of-00002.gguf", &wrong_no);
-    cannot_open("s-00001-of-00002.gguf", -EINVAL, "says it is part 1 of 2, not 2 of 2");
+    cannot_open("s-00001-of-00002.gguf", -EINVAL, "is part 1 of 2, not 2 of 2");
     save("s-00002-of-00002.gguf", &wrong_count);
     cannot_open("s-00001-of-00002.gguf", -EINVAL, "2 of 3");
     save("s-00002-of-00002.gguf", &twice);
-    cannot_open("s-00001-of-00002.gguf", -EINVAL, "two tensors have the name x");
+    cannot_open("s-00001-of-00002.gguf", -EINVAL, "two tensors have the name \"x\"");
     save("s-00002-of-00002.gguf", &b);
     save("s-00001-of-00002.gguf", &c);
     cannot_open("s-00001-of-00002.gguf", -EINVAL, "split.tensors.count is 5");
@@ -455,10 +455,10 @@ int main(void)
         cmocka_unit_test(numbers_convert_where_they_fit),
         cmocka_unit_test(version_2_is_read_others_are_named),
         cmocka_unit_test(a_file_cut_at_any_length_is_refused),
-        cmocka_unit_test(counts_that_lie_are_refused),
-        cmocka_unit_test(lengths_that_lie_are_refused),
+        cmocka_unit_test(wrong_counts_are_refused),
+        cmocka_unit_test(wrong_lengths_are_refused),
         cmocka_unit_test(kinds_that_do_not_exist_are_refused),
-        cmocka_unit_test(names_that_stand_there_twice_are_refused),
+        cmocka_unit_test(names_that_occur_twice_are_refused),
         cmocka_unit_test(alignments_that_make_no_sense_are_refused),
         cmocka_unit_test(offsets_outside_or_between_are_refused),
         cmocka_unit_test(shapes_that_overflow_or_do_not_fit_are_refused),
@@ -466,7 +466,7 @@ int main(void)
         cmocka_unit_test(types_have_names_and_blocks),
         cmocka_unit_test(flipped_bits_never_lead_outside),
         cmocka_unit_test(a_file_is_mapped),
-        cmocka_unit_test(what_is_no_file_is_refused_with_its_name),
+        cmocka_unit_test(unusable_files_are_refused_by_name),
         cmocka_unit_test(split_files_are_joined),
         cmocka_unit_test(split_files_that_do_not_belong_together_are_refused),
         cmocka_unit_test(real_models_are_read),

@@ -1,4 +1,4 @@
-/* test_gguf_write.c - what the writer writes, the reader reads. */
+/* test_gguf_write.c - the reader reads back what the writer wrote. */
 #include "lib/lib.h"
 #include <errno.h>
 #include <stdio.h>

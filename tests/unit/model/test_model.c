@@ -1,4 +1,4 @@
-/* test_model.c - files that are wrong are refused in a sentence that names what is wrong. */
+/* test_model.c - invalid files are refused, and the sentence names the fault. */
 #include "model/model.h"
 #include "base/err.h"
 #include "base/rng.h"
@@ -47,14 +47,14 @@ static char *find_in(struct file f, const char *text)
     return at;
 }
 
-/* Overwrites the first place of `text` in the file by one of the same length. */
+/* Overwrites the first occurrence of `text` in the file with `to`, of the same length. */
 static void rename_in(struct file f, const char *text, const char *to)
 {
     assert_int_equal(strlen(text), strlen(to));
     memcpy(find_in(f, text), to, strlen(to));
 }
 
-/* Of a key with a number of four bytes. */
+/* Sets a key whose value has four bytes. */
 static void set_u32(struct file f, const char *key, uint32_t value)
 {
     memcpy(find_in(f, key) + strlen(key) + 4, &value, sizeof(value));
@@ -84,7 +84,7 @@ static int load(struct file f, struct model **ret)
     return load_as(f, MODEL_AS_FILE, ret);
 }
 
-/* The file is refused with this error, and the sentence holds these words. */
+/* The file is refused with this error, and the sentence contains these words. */
 static void assert_refused(struct file f, int err, const char *words)
 {
     struct model *m = NULL;
@@ -244,7 +244,7 @@ static void wrong_shapes_name_both(void **state)
     assert_refused(f, -EINVAL, "blk.0.attn_k.weight");
 }
 
-static void absurd_numbers_are_refused(void **state)
+static void numbers_out_of_range_are_refused(void **state)
 {
     (void)state;
     const struct {
@@ -269,7 +269,7 @@ static void absurd_numbers_are_refused(void **state)
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct file f = file_of("llama");
         set_u32(f, cases[i].key, cases[i].value);
-        assert_refused(f, cases[i].err, "model:");
+        assert_refused(f, cases[i].err, "(memory): ");
     }
     const float bad[] = {NAN, -1, INFINITY};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -282,7 +282,7 @@ static void absurd_numbers_are_refused(void **state)
     }
 }
 
-static void tensors_that_nobody_reads_are_refused(void **state)
+static void unused_tensors_are_refused(void **state)
 {
     (void)state;
     struct tiny t = {.arch = "qwen3", .type = KERNEL_Q4_0, .head_type = KERNEL_Q4_0, .n_layers = 1};
@@ -330,7 +330,7 @@ static int load_watched(struct file f, struct progress *p)
                              .pool = pool, .kernel = kernel, .progress = note_progress, .arg = p});
 }
 
-static void loading_tells_how_far_it_is(void **state)
+static void loading_reports_progress(void **state)
 {
     (void)state;
     struct file f = file_of("llama");
@@ -341,7 +341,7 @@ static void loading_tells_how_far_it_is(void **state)
     free(f.data);
 }
 
-static void loading_can_be_given_up(void **state)
+static void loading_can_be_cancelled(void **state)
 {
     (void)state;
     struct file f = file_of("llama");
@@ -446,8 +446,8 @@ static int plan(struct file f)
     return r < 0 ? r : model_plan(g, MODEL_AS_FILE, &m);
 }
 
-/* Nothing in a damaged file may crash; most are refused, some only say something else. What is
- * wrong shows in the plan; of those that pass, some weights are read too. */
+/* No damaged file may crash. Most are refused by the plan; some are valid but different, and of
+ * some of those the weights are loaded as well. */
 static void damaged_files_never_crash(void **state)
 {
     (void)state;
@@ -482,11 +482,11 @@ int main(void)
         cmocka_unit_test(other_architectures_are_named),
         cmocka_unit_test(missing_keys_and_tensors_are_named),
         cmocka_unit_test(wrong_shapes_name_both),
-        cmocka_unit_test(absurd_numbers_are_refused),
-        cmocka_unit_test(tensors_that_nobody_reads_are_refused),
+        cmocka_unit_test(numbers_out_of_range_are_refused),
+        cmocka_unit_test(unused_tensors_are_refused),
         cmocka_unit_test(unknown_rope_scaling_is_named),
-        cmocka_unit_test(loading_tells_how_far_it_is),
-        cmocka_unit_test(loading_can_be_given_up),
+        cmocka_unit_test(loading_reports_progress),
+        cmocka_unit_test(loading_can_be_cancelled),
         cmocka_unit_test(larger_types_are_quantised_on_the_way),
         cmocka_unit_test(smaller_types_stay_as_they_are),
         cmocka_unit_test(the_columns_of_several_matrices_are_shared_out),

@@ -53,7 +53,7 @@ static void out_is(struct fixture *f, const char *want)
     assert_string_equal(f->out.data ? f->out.data : "", want);
 }
 
-static void plain_text_comes_at_once(void **state)
+static void plain_text_is_not_held_back(void **state)
 {
     struct fixture *f = *state;
     assert_int_equal(detok_feed(&f->d, SMALL_HELLO, &f->out), DETOK_NONE);
@@ -109,7 +109,7 @@ static void a_stop_string_over_several_tokens_is_cut(void **state)
     out_is(f, "go ");
 }
 
-static void a_beginning_that_comes_to_nothing_is_given_out(void **state)
+static void a_beginning_without_the_rest_is_released(void **state)
 {
     struct fixture *f = *state;
     stops_at(f, "STOP");
@@ -122,7 +122,7 @@ static void a_beginning_that_comes_to_nothing_is_given_out(void **state)
     out_is(f, "STORST");
 }
 
-static void a_beginning_inside_a_beginning_is_kept(void **state)
+static void a_beginning_inside_a_beginning_is_held(void **state)
 {
     struct fixture *f = *state;
     stops_at(f, "aab");
@@ -178,7 +178,7 @@ static void a_stop_may_hold_characters_of_many_bytes(void **state)
     out_is(f, "a");
 }
 
-static void control_tokens_show_only_when_asked_for(void **state)
+static void control_tokens_show_on_request_only(void **state)
 {
     struct fixture *f = *state;
     detok_feed(&f->d, SMALL_BEGIN, &f->out);
@@ -227,18 +227,18 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, fresh, cleaned)
     const struct CMUnitTest tests[] = {
-        CASE(plain_text_comes_at_once),
+        CASE(plain_text_is_not_held_back),
         CASE(half_a_character_waits_for_the_other_half),
         CASE(bytes_that_stay_invalid_become_replacement_characters),
         CASE(an_unfinished_character_is_replaced_at_the_end),
         CASE(a_stop_string_over_several_tokens_is_cut),
-        CASE(a_beginning_that_comes_to_nothing_is_given_out),
-        CASE(a_beginning_inside_a_beginning_is_kept),
+        CASE(a_beginning_without_the_rest_is_released),
+        CASE(a_beginning_inside_a_beginning_is_held),
         CASE(of_two_stops_the_one_complete_first_counts),
         CASE(of_two_that_end_together_the_longest_counts),
         CASE(how_text_is_divided_into_tokens_does_not_matter),
         CASE(a_stop_may_hold_characters_of_many_bytes),
-        CASE(control_tokens_show_only_when_asked_for),
+        CASE(control_tokens_show_on_request_only),
         CASE(characters_that_are_held_back_are_counted),
         CASE(some_control_tokens_may_show_alone),
         CASE(stops_past_the_limits_are_refused),

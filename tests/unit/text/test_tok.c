@@ -1,4 +1,4 @@
-/* test_tok.c - tokenizers over small vocabularies whose ids one can work out by hand. */
+/* test_tok.c - tokenizers over small vocabularies whose ids are known by hand. */
 #include "lib/lib.h"
 #include <errno.h>
 #include <stdio.h>
@@ -215,7 +215,7 @@ static void text_that_is_not_utf8_is_refused_with_its_place(void **state)
 
 /* ---- SentencePiece ---- */
 
-static void scores_decide_what_is_joined_first(void **state)
+static void scores_decide_which_pair_joins_first(void **state)
 {
     AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_SPM, NULL);
     ENCODES(t, "abc", PLAIN, SMALL_SPM_SPACE_A, SMALL_SPM_BC); // " a" and "bc" score above "ab"
@@ -233,7 +233,7 @@ static void unknown_characters_fall_back_to_bytes(void **state)
     (void)state;
 }
 
-static void a_space_goes_in_front_of_text_and_comes_off_again(void **state)
+static void a_leading_space_is_added_and_removed(void **state)
 {
     AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_SPM, NULL);
     assert_true(tok_add_bos(t));
@@ -247,7 +247,7 @@ static void a_space_goes_in_front_of_text_and_comes_off_again(void **state)
     (void)state;
 }
 
-static void control_tokens_are_never_put_together_from_text(void **state)
+static void control_tokens_are_never_joined_from_text(void **state)
 {
     AUTO(tok_free) struct tok *t = small_vocab_tok(SMALL_SPM, NULL);
     AUTO(mem_free) uint32_t *ids = NULL;
@@ -276,7 +276,7 @@ static int new_with(enum small_vocab which, const char *key, enum gguf_kind kind
     return tok_new(g, ret);
 }
 
-static void the_file_may_ask_for_no_space_in_front(void **state)
+static void the_file_can_turn_off_the_leading_space(void **state)
 {
     AUTO(tok_free) struct tok *t = NULL;
     assert_int_equal(new_with(SMALL_SPM, "tokenizer.ggml.add_space_prefix", GGUF_BOOL, 0, &t), 0);
@@ -285,7 +285,7 @@ static void the_file_may_ask_for_no_space_in_front(void **state)
     (void)state;
 }
 
-static void the_file_may_ask_for_single_spaces(void **state)
+static void the_file_can_turn_on_single_spaces(void **state)
 {
     AUTO(tok_free) struct tok *t = NULL;
     assert_int_equal(
@@ -354,7 +354,7 @@ static void many_tokens_may_have_one_name(void **state)
     (void)state;
 }
 
-static void ids_outside_of_the_vocabulary_are_refused(void **state)
+static void ids_outside_the_vocabulary_are_refused(void **state)
 {
     struct tok *t;
     assert_int_equal(new_with(SMALL_SPM, "tokenizer.ggml.bos_token_id", GGUF_U32, 9999, &t),
@@ -481,8 +481,8 @@ struct two {
     enum tok_kind kind; // of the second
     unsigned n_pad;
     bool named;       // they are named as padding, not marked as unused
-    bool between;     // they stand between the two, not behind them
-    const char *role; // the key that names the second: as BOS, as EOS; NULL: none
+    bool between;     // they are between the two, not after them
+    const char *role; // key that names the second as BOS or EOS; NULL: none
 };
 
 static uint64_t digest_of(struct two v)
@@ -565,15 +565,15 @@ int main(void)
         cmocka_unit_test(random_text_comes_back),
         cmocka_unit_test(an_empty_text_has_no_tokens),
         cmocka_unit_test(text_that_is_not_utf8_is_refused_with_its_place),
-        cmocka_unit_test(scores_decide_what_is_joined_first),
+        cmocka_unit_test(scores_decide_which_pair_joins_first),
         cmocka_unit_test(unknown_characters_fall_back_to_bytes),
-        cmocka_unit_test(a_space_goes_in_front_of_text_and_comes_off_again),
-        cmocka_unit_test(control_tokens_are_never_put_together_from_text),
-        cmocka_unit_test(the_file_may_ask_for_no_space_in_front),
-        cmocka_unit_test(the_file_may_ask_for_single_spaces),
+        cmocka_unit_test(a_leading_space_is_added_and_removed),
+        cmocka_unit_test(control_tokens_are_never_joined_from_text),
+        cmocka_unit_test(the_file_can_turn_off_the_leading_space),
+        cmocka_unit_test(the_file_can_turn_on_single_spaces),
         cmocka_unit_test(ends_are_those_of_the_keys_and_of_the_names),
         cmocka_unit_test(many_tokens_may_have_one_name),
-        cmocka_unit_test(ids_outside_of_the_vocabulary_are_refused),
+        cmocka_unit_test(ids_outside_the_vocabulary_are_refused),
         cmocka_unit_test(an_unknown_pre_tokenizer_is_named),
         cmocka_unit_test(an_unknown_model_is_named),
         cmocka_unit_test(the_time_of_a_text_does_not_grow_with_its_square),

@@ -1,4 +1,4 @@
-/* test_utf8.c - walking UTF-8, compared with the definition of the code points. */
+/* test_utf8.c - decoding UTF-8, compared with the definition of the code points. */
 #include "lib/lib.h"
 #include <string.h>
 #include "base/mem.h"
@@ -24,7 +24,7 @@ static void every_code_point_is_written_and_read(void **state)
     (void)state;
 }
 
-static void what_is_no_character_is_refused(void **state)
+static void invalid_characters_are_refused(void **state)
 {
     static const char *const bad[] = {
         "\x80",
@@ -49,7 +49,7 @@ static void what_is_no_character_is_refused(void **state)
     (void)state;
 }
 
-static void the_first_bad_byte_is_found_behind_long_good_text(void **state)
+static void the_first_bad_byte_is_found_after_long_valid_text(void **state)
 {
     char text[100];
     for (size_t at = 0; at < sizeof(text); at++) {
@@ -86,8 +86,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_code_point_is_written_and_read),
-        cmocka_unit_test(what_is_no_character_is_refused),
-        cmocka_unit_test(the_first_bad_byte_is_found_behind_long_good_text),
+        cmocka_unit_test(invalid_characters_are_refused),
+        cmocka_unit_test(the_first_bad_byte_is_found_after_long_valid_text),
         cmocka_unit_test(bad_bytes_are_cut_as_unicode_recommends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

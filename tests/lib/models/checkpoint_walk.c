@@ -1,5 +1,5 @@
-/* gguf_walk.c - touches everything that an opened GGUF file offers. */
-#include "lib/models/gguf_walk.h"
+/* checkpoint_walk.c - reads everything in an opened checkpoint. */
+#include "lib/models/checkpoint_walk.h"
 #include <string.h>
 
 static uint64_t walk_array(const struct checkpoint_array *a)
@@ -39,7 +39,7 @@ static uint64_t walk_key(const struct checkpoint *g, const char *key)
     return sum + small + large + (number > 0) + yes;
 }
 
-uint64_t gguf_walk(const struct checkpoint *g)
+uint64_t checkpoint_walk(const struct checkpoint *g)
 {
     static const char *const keys[] = {
         "general.architecture",
