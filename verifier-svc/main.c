@@ -9,13 +9,13 @@
 #include "verifier-svc/edge/verifier_service.h"
 #include "verifier-svc/engine/stats.h"
 
-#define LOADING_LOOK_US 20000 // between two looks at an engine that loads
+#define LOADING_POLL_US 20000 // between two checks of an engine that loads its model
 
-/* Until the model is ready (0), loading failed (with a sentence), or a signal came (1). */
+/* Waits until the model is loaded. 0: loaded; 1: a stop signal arrived; negative: loading failed. */
 static int wait_for_model(struct engine *e)
 {
     while (engine_state(e, NULL) == ENGINE_LOADING) {
-        if (svc_wait_signal(LOADING_LOOK_US))
+        if (svc_wait_signal(LOADING_POLL_US))
             return 1;
     }
     if (engine_state(e, NULL) == ENGINE_FAILED)
@@ -23,7 +23,7 @@ static int wait_for_model(struct engine *e)
     return 0;
 }
 
-/* What SIGHUP rereads the settings from, and whom it tells. */
+/* What SIGHUP needs: the source of the settings, and the engine that applies them. */
 struct reload {
     int argc;
     char **argv;
@@ -40,9 +40,9 @@ static void reload(void *user)
     if (!err)
         err = engine_speculate(r->engine, &change, &now);
     if (err < 0)
-        log_error("nothing reloaded: %s", fail_text());
+        log_error("reload failed, settings unchanged: %s", fail_text());
     else if (*waiting)
-        log_warn("reloaded, but changes of these wait for a restart: %s", waiting);
+        log_warn("reloaded; restart to apply changes of: %s", waiting);
     else
         log_info("reloaded");
 }
@@ -59,7 +59,8 @@ static int serve(struct rpc_service *rpc, struct engine *e)
     return 0;
 }
 
-/* The server refuses new calls at once and waits for those that run; engine and sender go on. */
+/* The server refuses new calls and waits for running ones. Engine and sender threads continue until
+ * these have ended. */
 static void stop(const struct verifier_options *o, struct rpc_service *rpc, struct engine *e,
                  struct verifier_service *service)
 {
@@ -67,7 +68,7 @@ static void stop(const struct verifier_options *o, struct rpc_service *rpc, stru
     log_info("stopping requests=%u", engine_n_requests(e));
     engine_drain(e);
     if (!loaded)
-        engine_stop(e); // gives up loading, so that waiting calls are told
+        engine_stop(e); // cancels loading, so that waiting calls end
     rpc_service_stop(rpc, loaded ? (unsigned)(o->drain_timeout_s * 1000) : 1000);
     engine_stop(e);
     verifier_service_stop(service);
@@ -89,7 +90,7 @@ static int run(const struct verifier_options *o, int argc, char **argv)
         .name = VERIFIER_SERVICE_NAME,
         .listen = &o->listen,
         .server = {.n_threads = 2, .max_message = VERIFIER_SERVICE_MAX_MESSAGE},
-        .fill_stats = service_fill_stats,
+        .fill_stats = verifier_service_fill_stats,
         .user = service};
     if (r == 0)
         r = rpc_service_new(&opt, &rpc);

@@ -1,21 +1,13 @@
-/* speculation.c - how a verifier speculates: names, defaults, checks. */
+/* speculation.c - names of proposers and policies, defaults, checks. */
 #include <errno.h>
 #include <string.h>
 #include "base/err.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "verifier-svc/control/policy.h"
 #include "verifier-svc/speculation.h"
 
 #define NAME_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
-
-static const struct {
-    const char *name;
-    struct control_options own;
-} policies[] = {
-    [CONTROL_GOODPUT] = {"goodput", {CONTROL_GOODPUT, 16, 0}},
-    [CONTROL_FIXED] = {"fixed", {CONTROL_FIXED, 5, 0}},
-    [CONTROL_EMA] = {"ema", {CONTROL_EMA, 5, 8}},
-};
 
 static bool is_printable(const char *text, size_t len)
 {
@@ -26,8 +18,8 @@ static bool is_printable(const char *text, size_t len)
     return true;
 }
 
-/* Bytes before the '=' behind a name; len: there is no name. A '=' behind a ':' or '/' is part of
- * an address. */
+/* Length of the name before '='; len: there is no name. A '=' after ':' or '/' is part of an
+ * address. */
 static size_t name_len(const char *text, size_t len)
 {
     size_t n = 0;
@@ -54,7 +46,7 @@ static int read_target(const char *text, size_t len, struct drafts_target *ret)
         return fail(-EINVAL, "proposers: %s: a name is 1 to %d letters, digits, '-', '_' or '.'",
                     quoted, DRAFTS_NAME_MAX - 1);
     if (at && at == len)
-        return fail(-EINVAL, "proposers: %s has no target behind the name", quoted);
+        return fail(-EINVAL, "proposers: %s has no target after the name", quoted);
     if (at == len || len - at >= DRAFTS_TARGET_MAX || !is_printable(text + at, len - at))
         return fail(-EINVAL, "proposers: %s: a target is 1 to %d bytes without control characters",
                     quoted, DRAFTS_TARGET_MAX - 1);
@@ -69,8 +61,8 @@ int speculation_add_target(struct speculation *s, const char *text, size_t len)
     struct drafts_target target;
     if (len == 4 && memcmp(text, "none", 4) == 0)
         return 0;
-    if (s->n_targets == DRAFTS_MAX)
-        return fail(-EINVAL, "proposers: more than %d targets", DRAFTS_MAX);
+    if (s->n_targets == DRAFT_MAX_PROPOSERS)
+        return fail(-EINVAL, "proposers: more than %d targets", DRAFT_MAX_PROPOSERS);
     int err = read_target(text, len, &target);
     if (!err)
         s->targets[s->n_targets++] = target;
@@ -80,9 +72,10 @@ int speculation_add_target(struct speculation *s, const char *text, size_t len)
 int speculation_set_policy(struct speculation *s, const char *text, size_t len)
 {
     char quoted[64];
-    for (unsigned i = 0; i < ARRAY_LEN(policies); i++) {
-        if (strlen(policies[i].name) == len && memcmp(policies[i].name, text, len) == 0) {
-            s->policy = (enum control_policy)i;
+    const struct policy_ops *ops;
+    for (enum control_policy p = 0; (ops = control_policy_ops(p)); p++) {
+        if (strlen(ops->name) == len && memcmp(ops->name, text, len) == 0) {
+            s->policy = p;
             return 0;
         }
     }
@@ -92,7 +85,7 @@ int speculation_set_policy(struct speculation *s, const char *text, size_t len)
 
 const char *speculation_policy(const struct speculation *s)
 {
-    return policies[s->policy].name;
+    return control_policy_ops(s->policy)->name;
 }
 
 int speculation_check_default(const struct speculation *s, struct drafts *d)
@@ -103,19 +96,20 @@ int speculation_check_default(const struct speculation *s, struct drafts *d)
         if (!*name || strcmp(name, s->proposer) == 0)
             return 0;
     }
-    return *s->proposer ? fail(-EINVAL, "no proposer is called %s, which is to be asked by default",
+    return *s->proposer ? fail(-EINVAL, "the default proposer is %s, but no proposer has this name",
                                s->proposer)
                         : 0;
 }
 
 struct control_options speculation_control(const struct speculation *s)
 {
-    struct control_options o = policies[s->policy].own;
-    if (s->k)
-        o.k = s->k;
-    if (s->disable_batch_size >= 0)
-        o.disable_batch_size = (uint32_t)s->disable_batch_size;
-    return o;
+    const struct policy_ops *ops = control_policy_ops(s->policy);
+    int32_t batch = s->disable_batch_size;
+    return (struct control_options){
+        .policy = s->policy,
+        .k = s->k ? s->k : ops->k,
+        .disable_batch_size = batch >= 0 ? (uint32_t)batch : ops->disable_batch_size,
+    };
 }
 
 struct speculation speculation_after(const struct speculation *s,

@@ -1,9 +1,9 @@
-/* speculation.h - how a verifier speculates: what of its settings may change while it runs.
+/* speculation.h - settings of speculation that may change while the verifier runs.
  *
- * The configuration says it at the start and on SIGHUP, SetSpeculation in between; the engine puts
- * it to work (engine_speculate()).
+ * The configuration sets them at start-up and on SIGHUP, and the call SetSpeculation changes them in
+ * between. engine_speculate() applies them.
  *
- * Threads: none of its own; plain data. */
+ * Threads: any; plain data. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,16 +12,15 @@
 #include "verifier-svc/drafts/drafts.h"
 
 struct speculation {
-    bool on;                        // false: nothing is drafted, proposers stay connected
-    char proposer[DRAFTS_NAME_MAX]; // asked where a request names none; "": any
+    bool on;                        // false: no drafts are requested; proposers stay connected
+    char proposer[DRAFTS_NAME_MAX]; // for requests that name no proposer; "": any
     unsigned n_targets;
-    struct drafts_target targets[DRAFTS_MAX];
+    struct drafts_target targets[DRAFT_MAX_PROPOSERS];
     enum control_policy policy;
-    uint32_t k;                 // 0: the policy's own
-    int32_t disable_batch_size; // -1: the policy's own
+    uint32_t k;                 // 0: default of the policy
+    int32_t disable_batch_size; // -1: default of the policy
 };
 
-/* What is to change. */
 enum {
     SPECULATION_ON = 1,
     SPECULATION_PROPOSER = 2,
@@ -31,22 +30,27 @@ enum {
     SPECULATION_BATCH = 32,
 };
 struct speculation_change {
-    unsigned has; // SPECULATION_*: of these counts what `to` says
+    unsigned has; // SPECULATION_*: the fields of `to` that change
     struct speculation to;
 };
 
-/* Fit to be a proposer's name. */
+/* True: the text may be the name of a proposer. */
 bool speculation_is_name(const char *text, size_t len);
-/* "TARGET" or "NAME=TARGET"; "none" adds nothing. -EINVAL, with a sentence. */
+
+/* Adds "TARGET" or "NAME=TARGET"; "none" adds nothing. -EINVAL, with a sentence. */
 int speculation_add_target(struct speculation *s, const char *text, size_t len);
+
 /* -EINVAL: no such policy. */
 int speculation_set_policy(struct speculation *s, const char *text, size_t len);
 const char *speculation_policy(const struct speculation *s);
-/* -EINVAL: the proposer that is asked by default is none of the targets, and all their names are
- * known. d: who may know them; NULL: nobody. */
+
+/* Checks that s->proposer, the default proposer, is one of the targets. A target whose name is not
+ * known yet may be the one. d: knows names of connected proposers; may be NULL. -EINVAL. */
 int speculation_check_default(const struct speculation *s, struct drafts *d);
-/* With the policy's own values filled in. */
+
+/* The settings of the controller, with the defaults of the policy. */
 struct control_options speculation_control(const struct speculation *s);
-/* The one after the change. */
+
+/* s with the change applied. */
 struct speculation speculation_after(const struct speculation *s,
                                      const struct speculation_change *c);

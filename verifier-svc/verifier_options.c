@@ -1,4 +1,4 @@
-/* verifier_options.c - the table of settings. */
+/* verifier_options.c - the table of settings, and checks between them. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,59 +8,59 @@
 #include "verifier-svc/kvdisk/kv_store.h"
 #include "verifier-svc/verifier_options.h"
 
-static struct verifier_options in_force;
-static struct verifier_options reading; // what the table points to
+static struct verifier_options current;
+static struct verifier_options parsed; // the table points here; empty between two reads
 
 static const struct conf_option table[] = {
     {.name = "listen",
      .kind = CONF_LIST,
-     .value = &reading.listen,
+     .value = &parsed.listen,
      .fallback = "unix:/run/tandem/verifier.sock",
      .max = RPC_LISTEN_MAX,
      .help = "addresses: HOST:PORT, or unix:/path (ignored when sockets are passed)"},
-    RPC_TLS_OPTIONS(reading.tls),
+    RPC_TLS_OPTIONS(parsed.tls),
     {.name = "model",
      .kind = CONF_TEXT,
-     .value = &reading.model,
+     .value = &parsed.model,
      .short_flag = 'm',
      .help = "GGUF file of the target model; of a split model the first part"},
     {.name = "name",
      .kind = CONF_TEXT,
-     .value = &reading.name,
+     .value = &parsed.name,
      .alias = "served_model_name",
      .help = "model name for clients (default: the file's name without .gguf)"},
     {.name = "instance",
      .kind = CONF_TEXT,
-     .value = &reading.instance,
+     .value = &parsed.instance,
      .fallback = "verifier",
      .help = "name of this service in merged metrics"},
     {.name = "log_level",
      .kind = CONF_CHOICE,
-     .value = &reading.log_level,
+     .value = &parsed.log_level,
      .fallback = "info",
      .choices = "error|warn|info|debug",
      .help = "least severe level that is logged"},
     {.name = "proposers",
      .kind = CONF_LIST,
-     .value = &reading.proposers,
-     .max = DRAFTS_MAX,
+     .value = &parsed.proposers,
+     .max = DRAFT_MAX_PROPOSERS,
      .help = "gRPC targets of proposers, each TARGET or NAME=TARGET; several may share a name; "
              "none (the default): no speculation"},
     {.name = "default_proposer",
      .kind = CONF_TEXT,
-     .value = &reading.default_proposer,
+     .value = &parsed.default_proposer,
      .fallback = "",
      .help = "name of the proposers for requests that name none; empty: any proposer"},
     {.name = "policy",
      .kind = CONF_CHOICE,
-     .value = &reading.policy,
+     .value = &parsed.policy,
      .fallback = "goodput",
      .choices = "goodput|fixed|ema",
      .help = "how the draft length is chosen: goodput (most tokens per second, by measured times "
              "and acceptance), fixed (k), or ema (k, k-2, 1 or 0 by mean acceptance)"},
     {.name = "k",
      .kind = CONF_INT,
-     .value = &reading.k,
+     .value = &parsed.k,
      .fallback = "0",
      .min = 0,
      .max = CONTROL_K_MAX,
@@ -69,7 +69,7 @@ static const struct conf_option table[] = {
              "else 5"},
     {.name = "disable_batch_size",
      .kind = CONF_INT,
-     .value = &reading.disable_batch_size,
+     .value = &parsed.disable_batch_size,
      .fallback = "-1",
      .min = -1,
      .max = 4096,
@@ -78,20 +78,20 @@ static const struct conf_option table[] = {
              "never"},
     {.name = "proposer_budget_ms",
      .kind = CONF_INT,
-     .value = &reading.proposer_budget_ms,
+     .value = &parsed.proposer_budget_ms,
      .fallback = "50",
      .min = 1,
      .max = 250,
      .help = "longest wait for a draft, in ms"},
     {.name = "draft_ahead",
      .kind = CONF_BOOL,
-     .value = &reading.draft_ahead,
+     .value = &parsed.draft_ahead,
      .fallback = "false",
      .help = "request the next draft while the current one is verified; for proposers that do not "
              "share the verifier's cores"},
     {.name = "context",
      .kind = CONF_INT,
-     .value = &reading.context,
+     .value = &parsed.context,
      .fallback = "0",
      .min = 0,
      .max = 1 << 24,
@@ -99,7 +99,7 @@ static const struct conf_option table[] = {
      .help = "positions of a sequence, prompt and answer; 0: the model's training context"},
     {.name = "kv_mib",
      .kind = CONF_INT,
-     .value = &reading.kv_mib,
+     .value = &parsed.kv_mib,
      .fallback = "0",
      .min = 0,
      .max = 1 << 24,
@@ -107,46 +107,46 @@ static const struct conf_option table[] = {
              "that the model leaves free"},
     {.name = "kv_type",
      .kind = CONF_CHOICE,
-     .value = &reading.kv_type,
+     .value = &parsed.kv_type,
      .fallback = "int8",
      .choices = "int8|f16|f32",
      .help = "type of stored K and V; int8: with a scale per head and position, about half the "
              "memory of f16"},
     {.name = "prefix_cache",
      .kind = CONF_BOOL,
-     .value = &reading.prefix_cache,
+     .value = &parsed.prefix_cache,
      .fallback = "true",
      .alias = "enable_prefix_caching|cache_prompt",
      .help = "keep K and V of past prompts and answers, so that requests with the same prefix skip "
              "its computation"},
     {.name = "kv_disk",
      .kind = CONF_TEXT,
-     .value = &reading.kv_disk,
+     .value = &parsed.kv_disk,
      .fallback = "",
      .help = "folder for KV blocks that leave memory; survives restarts; one verifier at a time; "
              "empty: off"},
     {.name = "kv_disk_size",
      .kind = CONF_INT,
-     .value = &reading.kv_disk_size,
+     .value = &parsed.kv_disk_size,
      .fallback = "8192",
      .min = KV_STORE_MIN_BYTES >> 20,
      .max = 1 << 28,
      .help = "size limit of the kv_disk folder, in MiB"},
     {.name = "kv_disk_ttl",
      .kind = CONF_INT,
-     .value = &reading.kv_disk_ttl,
+     .value = &parsed.kv_disk_ttl,
      .fallback = "604800",
      .min = 1,
      .max = 1 << 30,
      .help = "how long an unused block stays in kv_disk, in s"},
     {.name = "memory_check",
      .kind = CONF_BOOL,
-     .value = &reading.memory_check,
+     .value = &parsed.memory_check,
      .fallback = "true",
      .help = "refuse to load a model that needs more memory than is available"},
     {.name = "max_sequences",
      .kind = CONF_INT,
-     .value = &reading.max_sequences,
+     .value = &parsed.max_sequences,
      .fallback = "64",
      .min = 1,
      .max = 1024,
@@ -154,14 +154,14 @@ static const struct conf_option table[] = {
      .help = "sequences that run at the same time"},
     {.name = "queue_length",
      .kind = CONF_INT,
-     .value = &reading.queue_length,
+     .value = &parsed.queue_length,
      .fallback = "256",
      .min = 1,
      .max = 65536,
      .help = "requests that may wait; further ones are rejected"},
     {.name = "max_batch_rows",
      .kind = CONF_INT,
-     .value = &reading.max_batch_rows,
+     .value = &parsed.max_batch_rows,
      .fallback = "512",
      .min = 16,
      .max = 8192,
@@ -169,61 +169,61 @@ static const struct conf_option table[] = {
      .help = "rows of a forward pass; at least max_sequences"},
     {.name = "prefill_chunk",
      .kind = CONF_INT,
-     .value = &reading.prefill_chunk,
+     .value = &parsed.prefill_chunk,
      .fallback = "512",
      .min = 1,
      .max = 8192,
      .help = "rows of one prompt in a pass"},
     {.name = "max_pass_ms",
      .kind = CONF_INT,
-     .value = &reading.max_pass_ms,
+     .value = &parsed.max_pass_ms,
      .fallback = "100",
      .min = 1,
      .max = 10000,
      .help = "longest pass to which prompt rows are added while other sequences decode, in ms"},
     {.name = "threads",
      .kind = CONF_INT,
-     .value = &reading.threads,
+     .value = &parsed.threads,
      .fallback = "0",
      .min = 0,
      .max = 256,
      .help = "threads of the forward pass; 0: one per usable core"},
     {.name = "pin",
      .kind = CONF_BOOL,
-     .value = &reading.pin,
+     .value = &parsed.pin,
      .fallback = "true",
      .help = "bind these threads to cores"},
     {.name = "float_gemm",
      .kind = CONF_CHOICE,
-     .value = &reading.float_gemm,
+     .value = &parsed.float_gemm,
      .fallback = "own",
      .choices = "own|blas",
      .help = "backend of float matrices (F32, F16, BF16): own, or blas (OpenBLAS in passes with "
              "many rows; the same request may then get other tokens)"},
     {.name = "load_wait",
      .kind = CONF_FLOAT,
-     .value = &reading.load_wait_s,
+     .value = &parsed.load_wait_s,
      .fallback = "30",
      .min = 0,
      .max = 3600,
      .help = "how long a request waits for a model that is loading, in s"},
     {.name = "verify_timeout",
      .kind = CONF_FLOAT,
-     .value = &reading.verify_timeout_s,
+     .value = &parsed.verify_timeout_s,
      .fallback = "30",
      .min = 0.1,
      .max = 3600,
      .help = "how long a Verify stream may wait for its client's next draft, in s"},
     {.name = "reader_timeout",
      .kind = CONF_FLOAT,
-     .value = &reading.reader_timeout_s,
+     .value = &parsed.reader_timeout_s,
      .fallback = "60",
      .min = 0.1,
      .max = 3600,
      .help = "how long a client may leave more than 256 KiB of its answer unread, in s"},
     {.name = "drain_timeout",
      .kind = CONF_FLOAT,
-     .value = &reading.drain_timeout_s,
+     .value = &parsed.drain_timeout_s,
      .fallback = "120",
      .min = 0,
      .max = 3600,
@@ -237,7 +237,7 @@ static const struct conf conf = {
     .n_options = sizeof(table) / sizeof(table[0]),
 };
 
-static int read_default(const struct verifier_options *o, struct speculation *s)
+static int read_default_proposer(const struct verifier_options *o, struct speculation *s)
 {
     size_t len = strlen(o->default_proposer);
     if (!len)
@@ -257,50 +257,50 @@ static int read_speculation(struct verifier_options *o)
     int err = speculation_set_policy(s, o->policy, strlen(o->policy));
     for (unsigned i = 0; !err && i < o->proposers.n; i++)
         err = speculation_add_target(s, o->proposers.v[i], strlen(o->proposers.v[i]));
-    return err ? err : read_default(o, s);
+    return err ? err : read_default_proposer(o, s);
 }
 
-/* Reads all settings into `reading`, which is empty. */
+/* Reads all settings into `parsed`. */
 static int read_all(int argc, char **argv)
 {
     int r = conf_read(&conf, argc, argv);
     if (r)
         return r;
-    if (!reading.model)
+    if (!parsed.model)
         return fail(-EINVAL, "--model is missing: the GGUF file of the target model");
-    if (reading.max_batch_rows < reading.max_sequences)
+    if (parsed.max_batch_rows < parsed.max_sequences)
         return fail(-EINVAL, "max_batch_rows is %ld, but must be at least max_sequences = %ld",
-                    (long)reading.max_batch_rows, (long)reading.max_sequences);
-    if (*reading.kv_disk && !reading.prefix_cache)
+                    (long)parsed.max_batch_rows, (long)parsed.max_sequences);
+    if (*parsed.kv_disk && !parsed.prefix_cache)
         return fail(-EINVAL, "kv_disk requires prefix_cache = true");
-    reading.blas = strcmp(reading.float_gemm, "blas") == 0;
-    kernel_kv_type(reading.kv_type, &reading.kv);
-    return read_speculation(&reading);
+    parsed.blas = strcmp(parsed.float_gemm, "blas") == 0;
+    kernel_kv_type(parsed.kv_type, &parsed.kv);
+    return read_speculation(&parsed);
 }
 
-static void forget_reading(void)
+static void clear_parsed(void)
 {
     conf_done(&conf);
-    reading = (struct verifier_options){0};
+    parsed = (struct verifier_options){0};
 }
 
 int verifier_options_read(int argc, char **argv, const struct verifier_options **ret)
 {
     int r = read_all(argc, argv);
     if (!r) {
-        struct verifier_options before = in_force;
-        in_force = reading;
-        reading = before;
-        *ret = &in_force;
+        struct verifier_options before = current;
+        current = parsed;
+        parsed = before;
+        *ret = &current;
     }
-    forget_reading();
+    clear_parsed();
     return r;
 }
 
-static bool may_change(const struct conf_option *o)
+static bool may_change_at_runtime(const struct conf_option *o)
 {
-    const void *values[] = {&reading.proposers, &reading.default_proposer, &reading.policy,
-                            &reading.k, &reading.disable_batch_size};
+    const void *values[] = {&parsed.proposers, &parsed.default_proposer, &parsed.policy, &parsed.k,
+                            &parsed.disable_batch_size};
     for (unsigned i = 0; i < ARRAY_LEN(values); i++) {
         if (o->value == values[i])
             return true;
@@ -308,19 +308,19 @@ static bool may_change(const struct conf_option *o)
     return false;
 }
 
-static const void *value_in_force(const struct conf_option *o)
+static const void *current_value(const struct conf_option *o)
 {
-    return (const char *)&in_force + ((const char *)o->value - (const char *)&reading);
+    return (const char *)&current + ((const char *)o->value - (const char *)&parsed);
 }
 
-/* Writes the names of the settings that differ from those in force and need a restart. */
-static void list_waiting(char *to, size_t size)
+/* Writes the names of settings that have changed and need a restart. */
+static void list_restart_settings(char *to, size_t size)
 {
     size_t len = 0;
     *to = 0;
     for (size_t i = 0; i < conf.n_options && len < size; i++) {
         const struct conf_option *o = &conf.options[i];
-        if (!may_change(o) && !conf_same(o, o->value, value_in_force(o)))
+        if (!may_change_at_runtime(o) && !conf_same(o, o->value, current_value(o)))
             len += (size_t)snprintf(to + len, size - len, "%s%s", len ? ", " : "", o->name);
     }
 }
@@ -332,9 +332,9 @@ int verifier_options_reread(int argc, char **argv, struct speculation_change *re
     if (!r) {
         ret->has = SPECULATION_TARGETS | SPECULATION_PROPOSER | SPECULATION_POLICY | SPECULATION_K |
                    SPECULATION_BATCH;
-        ret->to = reading.speculation;
-        list_waiting(ret_waiting, size);
+        ret->to = parsed.speculation;
+        list_restart_settings(ret_waiting, size);
     }
-    forget_reading();
+    clear_parsed();
     return r;
 }

@@ -1,8 +1,8 @@
-/* verifier_options.h - the verifier's settings: one table (options.c), from which --help and the documents
- * come.
+/* verifier_options.h - the settings of the verifier: one table, from which --help and
+ * docs/configuration.md are generated.
  *
- * Threads: read by main before any other thread; constant afterwards. What may change while the
- * service runs is in speculation.h. */
+ * Threads: main reads them before it starts any other thread. Afterwards they are constant. The
+ * settings that may change while the service runs are in speculation.h. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@ struct verifier_options {
     char *default_proposer;
     char *policy;
     int64_t k, disable_batch_size, proposer_budget_ms;
-    struct speculation speculation; // what these and policy, k and disable_batch_size say
+    struct speculation speculation; // parsed from proposers .. disable_batch_size
 
     int64_t context, kv_mib, max_sequences, queue_length;
     int64_t max_batch_rows, prefill_chunk, max_pass_ms;
@@ -29,14 +29,16 @@ struct verifier_options {
     int64_t kv_disk_size, kv_disk_ttl;
     bool pin, memory_check, prefix_cache, draft_ahead;
     char *float_gemm, *kv_type;
-    bool blas;         // what `float_gemm` says
-    enum kernel_kv kv; // what `kv_type` says
+    bool blas;         // parsed from float_gemm
+    enum kernel_kv kv; // parsed from kv_type
     double load_wait_s, verify_timeout_s, reader_timeout_s, drain_timeout_s;
 };
 
-/* Defaults, file, environment, flags, and what must hold between settings. As conf_read(). */
+/* Reads defaults, file, environment and flags, and checks them. Returns as conf_read() does. */
 int verifier_options_read(int argc, char **argv, const struct verifier_options **ret);
-/* The same again, for a service that runs: what may change. Nothing else does; waiting: the names
- * of settings that would need a restart, "" if there are none. Main only. */
+
+/* Reads the same sources again for a running service, without changing the current settings. *ret
+ * receives those that may change at run time. ret_waiting: names of changed settings that need a
+ * restart; "" if there are none. Call it from main only. */
 int verifier_options_reread(int argc, char **argv, struct speculation_change *ret,
                             char *ret_waiting, size_t size);

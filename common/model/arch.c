@@ -3,22 +3,15 @@
 #include "base/err.h"
 #include "model/arch.h"
 
-static const struct arch archs[] = {
-    /* Llama 1 .. 3.x, Mistral, SmolLM and others. The converter reorders the rows of Q and K so
-     * that the two numbers of a rotation are neighbours. */
-    {"llama", MODEL_ROPE_PAIRS, .qkv_bias = ARCH_MAYBE, .qk_norm = ARCH_NEVER},
-    {"qwen2", MODEL_ROPE_HALVES, .qkv_bias = ARCH_ALWAYS, .qk_norm = ARCH_NEVER},
-    {"qwen3", MODEL_ROPE_HALVES, .qkv_bias = ARCH_NEVER, .qk_norm = ARCH_ALWAYS},
-};
-
+static const struct arch *const archs[] = {&arch_llama, &arch_qwen2, &arch_qwen3};
 #define ARCH_NAMES "llama, qwen2, qwen3"
 
 /* NULL: not in the table. */
 static const struct arch *find_arch(struct span name)
 {
     for (size_t i = 0; i < ARRAY_LEN(archs); i++)
-        if (span_is(name, archs[i].name))
-            return &archs[i];
+        if (span_is(name, archs[i]->name))
+            return archs[i];
     return NULL;
 }
 
@@ -152,4 +145,29 @@ int arch_read(const struct checkpoint *c, struct model_params *p, const struct a
         return r;
     *ret = a;
     return 0;
+}
+
+void arch_shape_layer(const struct arch *a, const struct model_params *p, uint32_t l,
+                      struct model_layer *to)
+{
+    const struct arch_layer *layer = a->layer(p, l);
+    *to = (struct model_layer){.attn = {.kind = layer->attn,
+                                        .n_heads = p->n_heads,
+                                        .n_kv_heads = p->n_kv_heads,
+                                        .k_dim = p->head_dim,
+                                        .v_dim = p->head_dim},
+                               .ffn = {.kind = layer->ffn, .n_ff = p->n_ff}};
+}
+
+uint32_t arch_size(const struct model_params *p, const struct model_layer *l, enum arch_dim dim)
+{
+    const uint32_t sizes[] = {[ARCH_ONE] = 1,
+                              [ARCH_EMBD] = p->n_embd,
+                              [ARCH_K_DIM] = l->attn.k_dim,
+                              [ARCH_Q_ROWS] = l->attn.n_heads * l->attn.k_dim,
+                              [ARCH_K_ROWS] = l->attn.n_kv_heads * l->attn.k_dim,
+                              [ARCH_V_ROWS] = l->attn.n_kv_heads * l->attn.v_dim,
+                              [ARCH_O_COLS] = l->attn.n_heads * l->attn.v_dim,
+                              [ARCH_FF] = l->ffn.n_ff};
+    return sizes[dim];
 }

@@ -1,9 +1,8 @@
 /* forward.h - one forward pass over ragged rows: prompts, last tokens and drafts of any sequences.
  *
- * A row is one token position of one sequence. Rows never depend on other rows of the pass but
- * their own ancestors, and every sum has one order (kernel.h), so a row's logits are the same bits
- * whatever else is in the pass, however a prompt is cut into chunks, and however many threads run
- * it.
+ * A row is one token position of one sequence. It depends on its own ancestors only, and every sum
+ * has one order (kernel.h). So a row's logits have the same bits whatever other rows are in the
+ * pass, however a prompt is cut into chunks, and with any number of threads.
  *
  * Threads: engine thread only; it works with the whole pool inside forward_run(). */
 #pragma once
@@ -12,58 +11,49 @@
 #include <stdint.h>
 #include "base/mem.h"
 #include "base/pool.h"
-#include "model/kv.h"
+#include "model/draft.h"
+#include "model/kv_bytes.h"
 #include "model/model.h"
+#include "model/pass_plan.h"
 
 struct forward;
-
-struct forward_row {
-    const struct kv_seq *seq;
-    uint32_t token;
-    uint32_t pos;   // logical position; siblings of a tree share it
-    uint32_t index; // row of the sequence's storage that it writes; equals pos in a chain
-    int32_t parent; // row of this pass with the position before, of a *tree* draft; -1: all
-                    // positions before lie in storage order (prompt, last token, chain)
-    bool wants_logits;
-};
 
 struct forward_options {
     uint32_t max_rows;   // in a pass
     uint32_t max_logits; // rows of a pass that want logits
-    size_t alone_bytes;  // smaller passes are run by the caller alone; 0: FORWARD_ALONE_BYTES
+    size_t alone_bytes;  // the caller alone runs smaller passes; 0: FORWARD_ALONE_BYTES
     bool blas;           // float matrices through OpenBLAS, which ends the promise of same bits
 };
 
-/* A small pass is done before other threads have come: every step ends at a barrier, and where
- * cores are shared with other work each barrier may wait for a thread that is not running. Measured
- * on two busy cores, 11 MiB of weights, one row: alone 0.3 ms, two threads 1.4 to 4 ms. Costs no
- * bit. The size of a pass is that of the weights, times 1 + rows / 16. */
+/* One thread finishes a small pass sooner: every step ends with a barrier, and on busy cores each
+ * barrier may wait for a thread that is not running. Measured on two busy cores, 11 MiB of weights,
+ * one row: alone 0.3 ms, two threads 1.4 to 4 ms. The bits are the same. The size of a pass is that
+ * of the weights, times 1 + rows / 16. */
 #define FORWARD_ALONE_BYTES (32u << 20)
 
-/* The memory that forward_new() takes; the model may be planned only, with its kernel set. */
+/* The memory that forward_new() takes. The model need not be loaded, but its kernel is set. */
 size_t forward_bytes(const struct model *m, struct pool *pool, const struct forward_options *opt);
 
-/* Everything a pass needs is allocated here. -ENOMEM, with the size. -EINVAL: absurd options, or kv
- * has another shape than the model. */
-int forward_new(const struct model *m, struct kv *kv, struct pool *pool,
+/* Allocates everything a pass needs. -ENOMEM, with the size. -EINVAL: absurd options, or kv has not
+ * the model's shape. */
+int forward_new(const struct model *m, struct kv_bytes *kv, struct pool *pool,
                 const struct forward_options *opt, struct forward **ret);
 void forward_free(struct forward *f);
 DEFINE_AUTO(struct forward, forward_free)
 
-/* Writes K and V of each row into its sequence's storage (already grown) and computes logits.
- * Rows of one sequence stand in rising `index`, parents before children. A row with parent -1 has
- * index equal to pos and sees storage rows [0, pos]; one with a parent sees what that sees, and
- * itself: so a tree hangs below a row with parent -1 (the last committed token) of the same pass,
- * at most FORWARD_MAX_DEPTH deep. */
-#define FORWARD_MAX_DEPTH 64
-void forward_run(struct forward *f, const struct forward_row *rows, uint32_t n_rows);
+/* Writes K and V of each row into its sequence's storage, which has already grown, and computes
+ * logits. A row with parent -1 has index equal to pos and sees storage rows [0, pos]. A row with a
+ * parent sees the same rows as its parent, and itself. So a tree hangs below a row with parent -1
+ * of the same pass: the last committed token. It is at most FORWARD_MAX_DEPTH deep. */
+#define FORWARD_MAX_DEPTH DRAFT_MAX_DEPTH
+void forward_run(struct forward *f, const struct pass_plan *plan);
 
-/* Raw logits (n_vocab) of row i of the last pass, which wanted them. Valid until the next pass. */
+/* Raw logits (n_vocab) of row i of the last pass. The row wanted them. Valid until the next pass. */
 const float *forward_logits(const struct forward *f, uint32_t i);
 
-/* Asks for the hidden rows of the coming passes: layer l in [0, n_layers): its input; n_layers:
- * before the final norm; n_layers + 1: after it. n = 0: none (default). Learned heads need them.
- * Allocates: not in a round. -EINVAL, -ENOMEM. */
+/* Keeps hidden rows of the coming passes, for learned heads. Layer l in [0, n_layers): its input;
+ * n_layers: before the final norm; n_layers + 1: after it. n = 0: none (default). Allocates, so do
+ * not call it in a round. -EINVAL, -ENOMEM. */
 #define FORWARD_MAX_HIDDEN 8
 int forward_want_hidden(struct forward *f, const uint32_t *layers, uint32_t n);
 /* (n_embd) of the n-th wanted layer for row i of the last pass. */

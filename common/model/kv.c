@@ -1,76 +1,46 @@
-/* kv.c - the pool of key/value cache blocks: one reservation, a stack of empty blocks, holder
- * counts, and what happens to blocks that nobody holds any more. */
+/* kv.c - counts blocks: a stack of empty ones, the holders of each, and what happens to a block
+ * without a holder. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include "base/err.h"
 #include "model/kv.h"
 
 struct kv {
-    struct kv_shape shape;
+    struct kv_bytes *bytes;
     uint32_t n_blocks, n_empty, n_shared;
-    uint32_t *empty;        // a stack: the last one given back is handed out next, still warm
+    uint32_t *empty;        // a stack: the block released last is handed out next, still in caches
     uint32_t *holders;      // of each block
     uint32_t *scratch;      // (2, n_blocks), of kv_check()
     struct kv_index *index; // NULL: none
     uint64_t n_evicted;
     void (*evicted)(void *owner, uint32_t block);
     void *evicted_owner;
-    char *data;         // (n_layers, n_blocks, n_kv_heads, `head` bytes)
-    size_t head, block; // bytes of a block under a head of a layer, and under all
-    size_t bytes;
 };
-
-size_t kv_block_bytes(const struct kv_shape *s)
-{
-    return (size_t)s->n_layers * s->n_kv_heads * kernel_kv_bytes(s->type, s->head_dim);
-}
 
 #define COUNTS 4 // per block: in `empty`, in `holders`, and two in `scratch`
 
-size_t kv_bytes(const struct kv_shape *shape, uint32_t n_blocks)
+size_t kv_pool_bytes(const struct kv_shape *shape, uint32_t n_blocks)
 {
-    return n_blocks * (kv_block_bytes(shape) + COUNTS * sizeof(uint32_t)) +
+    return n_blocks * (kv_bytes_block(shape) + COUNTS * sizeof(uint32_t)) +
            kv_index_bytes(n_blocks);
-}
-
-static int check_shape(const struct kv_shape *s, uint32_t n_blocks)
-{
-    if (!s->n_layers || !s->n_kv_heads || !s->head_dim || s->n_layers > 65536 ||
-        s->n_kv_heads > 65536 || s->head_dim > 65536)
-        return fail(-EINVAL, "kv: %u layers of %u heads of %u", s->n_layers, s->n_kv_heads,
-                    s->head_dim);
-    if (!n_blocks || n_blocks > KV_MAX_BLOCKS)
-        return fail(-EINVAL, "kv: %u blocks, not 1 .. %u", n_blocks, KV_MAX_BLOCKS);
-    return 0;
 }
 
 int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret)
 {
-    int r = check_shape(shape, n_blocks);
-    if (r < 0)
-        return r;
     AUTO(kv_free) struct kv *kv = calloc(1, sizeof(*kv));
     if (!kv)
         return fail(-ENOMEM, "kv: no memory");
-    kv->shape = *shape;
+    int r = kv_bytes_new(shape, n_blocks, &kv->bytes);
+    if (r < 0)
+        return r;
     kv->n_blocks = kv->n_empty = n_blocks;
-    kv->head = kernel_kv_bytes(shape->type, shape->head_dim);
-    kv->block = kv->head * shape->n_kv_heads;
-    if (__builtin_mul_overflow(kv_block_bytes(shape), n_blocks, &kv->bytes))
-        return fail(-ENOMEM, "kv: %u blocks do not fit in memory", n_blocks);
     kv->empty = malloc(n_blocks * sizeof(*kv->empty));
     kv->holders = calloc(n_blocks, sizeof(*kv->holders));
     kv->scratch = malloc(2 * n_blocks * sizeof(*kv->scratch));
-    void *data = mmap(NULL, kv->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data != MAP_FAILED) {
-        kv->data = data;
-        madvise(data, kv->bytes, MADV_HUGEPAGE); // for long contexts (docs/benchmarks.md)
-    }
-    if (!kv->empty || !kv->holders || !kv->scratch || !kv->data)
-        return fail(-ENOMEM, "kv: no memory for %zu MiB of blocks", kv->bytes >> 20);
+    if (!kv->empty || !kv->holders || !kv->scratch)
+        return fail(-ENOMEM, "kv: no memory for the counts of %u blocks", n_blocks);
     for (uint32_t i = 0; i < n_blocks; i++)
         kv->empty[i] = n_blocks - 1 - i;
     *ret = TAKE(kv);
@@ -81,8 +51,7 @@ void kv_free(struct kv *kv)
 {
     if (!kv)
         return;
-    if (kv->data)
-        munmap(kv->data, kv->bytes);
+    kv_bytes_free(kv->bytes);
     kv_index_free(kv->index);
     free(kv->empty);
     free(kv->holders);
@@ -107,7 +76,12 @@ uint32_t kv_n_free(const struct kv *kv)
 
 const struct kv_shape *kv_shape_of(const struct kv *kv)
 {
-    return &kv->shape;
+    return kv_bytes_shape(kv->bytes);
+}
+
+struct kv_bytes *kv_bytes_of(struct kv *kv)
+{
+    return kv->bytes;
 }
 
 static uint32_t blocks_of(uint32_t rows)
@@ -120,7 +94,8 @@ static bool is_indexed(const struct kv *kv, uint32_t b)
     return kv->index && kv_index_has(kv->index, b);
 }
 
-static uint32_t take(struct kv *kv)
+/* An empty block, or else the idle block to evict next. There is one: see kv_n_free(). */
+static uint32_t take_block(struct kv *kv)
 {
     uint32_t b;
     if (kv->n_empty) {
@@ -136,14 +111,14 @@ static uint32_t take(struct kv *kv)
     return b;
 }
 
-static void hold(struct kv *kv, uint32_t b)
+static void hold_block(struct kv *kv, uint32_t b)
 {
     if (!kv->holders[b])
         kv_index_busy(kv->index, b);
     kv->n_shared += ++kv->holders[b] == 2;
 }
 
-static void drop(struct kv *kv, uint32_t b)
+static void drop_block(struct kv *kv, uint32_t b)
 {
     assert(kv->holders[b] > 0);
     kv->n_shared -= kv->holders[b] == 2;
@@ -155,27 +130,12 @@ static void drop(struct kv *kv, uint32_t b)
         kv->empty[kv->n_empty++] = b;
 }
 
-/* The last one first: so kv_index.h wants it. */
-static void drop_behind(struct kv *kv, struct kv_seq *seq, uint32_t n_blocks)
+/* Keeps the first n_blocks. The last block is released first, as kv_index.h requires. */
+static void drop_blocks_after(struct kv *kv, struct kv_seq *seq, uint32_t n_blocks)
 {
     while (seq->n_blocks > n_blocks)
-        drop(kv, seq->blocks[--seq->n_blocks]);
+        drop_block(kv, seq->blocks[--seq->n_blocks]);
     seq->n_indexed = seq->n_indexed < n_blocks ? seq->n_indexed : n_blocks;
-}
-
-static void copy_block(struct kv *kv, uint32_t from, uint32_t to)
-{
-    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
-        memcpy(kv_at(kv, l, to, 0), kv_at(kv, l, from, 0), kv->block);
-}
-
-static void copy_slot(struct kv *kv, uint32_t from, uint32_t to)
-{
-    const struct kv_shape *s = &kv->shape;
-    for (uint32_t l = 0; l < s->n_layers; l++)
-        for (uint32_t head = 0; head < s->n_kv_heads; head++)
-            kernel_kv_move(s->type, s->head_dim, kv_at(kv, l, from / KV_BLOCK, head),
-                           from % KV_BLOCK, kv_at(kv, l, to / KV_BLOCK, head), to % KV_BLOCK);
 }
 
 int kv_seq_init(struct kv_seq *seq, uint32_t max_rows)
@@ -188,12 +148,12 @@ int kv_seq_init(struct kv_seq *seq, uint32_t max_rows)
 
 void kv_seq_done(struct kv *kv, struct kv_seq *seq)
 {
-    drop_behind(kv, seq, 0);
+    drop_blocks_after(kv, seq, 0);
     free(seq->blocks);
     *seq = (struct kv_seq){0};
 }
 
-/* Whether the next row would be written into a block that is not this sequence's alone. */
+/* Would the next row be written into a block that others may read? */
 static bool tail_is_shared(const struct kv *kv, const struct kv_seq *seq)
 {
     if (seq->len % KV_BLOCK == 0)
@@ -213,12 +173,12 @@ int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n)
         return -ENOSPC;
     if (own_tail) {
         uint32_t *at = &seq->blocks[seq->len / KV_BLOCK], old = *at;
-        *at = take(kv);
-        copy_block(kv, old, *at);
-        drop(kv, old);
+        *at = take_block(kv);
+        kv_bytes_copy(kv->bytes, old, *at);
+        drop_block(kv, old);
     }
     while (seq->n_blocks < want)
-        seq->blocks[seq->n_blocks++] = take(kv);
+        seq->blocks[seq->n_blocks++] = take_block(kv);
     seq->len += n;
     return 0;
 }
@@ -232,11 +192,11 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
             continue;
         assert(kv->holders[seq->blocks[(base + i) / KV_BLOCK]] == 1 &&
                !is_indexed(kv, seq->blocks[(base + i) / KV_BLOCK]));
-        copy_slot(kv, kv_slot(seq, rows[i]), kv_slot(seq, base + i));
+        kv_bytes_move(kv->bytes, kv_slot(seq, rows[i]), kv_slot(seq, base + i));
     }
     seq->len = base + n;
-    drop_behind(kv, seq, blocks_of(seq->len));
-    if (seq->n_indexed > seq->len / KV_BLOCK) // the last one is cut: it will be copied
+    drop_blocks_after(kv, seq, blocks_of(seq->len));
+    if (seq->n_indexed > seq->len / KV_BLOCK) // the last block is cut: kv_grow() will copy it
         seq->n_indexed = seq->len / KV_BLOCK;
 }
 
@@ -248,11 +208,11 @@ int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_se
         return -ENOSPC;
     for (uint32_t i = 0; i < full; i++) {
         to->blocks[i] = from->blocks[i];
-        hold(kv, to->blocks[i]);
+        hold_block(kv, to->blocks[i]);
     }
     if (rest) {
-        to->blocks[full] = take(kv);
-        copy_block(kv, from->blocks[full], to->blocks[full]);
+        to->blocks[full] = take_block(kv);
+        kv_bytes_copy(kv->bytes, from->blocks[full], to->blocks[full]);
     }
     to->n_blocks = blocks_of(len);
     to->n_indexed = from->n_indexed < full ? from->n_indexed : full;
@@ -267,14 +227,14 @@ int kv_open_index(struct kv *kv, uint64_t identity, kv_hash_fn *hash)
     return kv_index_new(kv->n_blocks, identity, hash, &kv->index);
 }
 
-/* The block that goes on behind `parent` with the tokens of the i-th. */
+/* The block after `parent` that has the i-th KV_BLOCK tokens. */
 static uint32_t find_next(const struct kv *kv, const struct kv_root *root, uint32_t parent,
                           const uint32_t *tokens, uint32_t i)
 {
     return kv_index_find(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK);
 }
 
-/* ret_last: the last of them, or KV_NO_BLOCK. */
+/* As kv_find(). ret_last: the last block found, or KV_NO_BLOCK. */
 static uint32_t find_all(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
                          uint32_t n_tokens, uint32_t *ret_held, uint32_t *ret_last)
 {
@@ -308,7 +268,7 @@ uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
         b = find_next(kv, root, b, tokens, seq->n_blocks);
         if (b == KV_NO_BLOCK)
             break;
-        hold(kv, b);
+        hold_block(kv, b);
         seq->blocks[seq->n_blocks++] = b;
     }
     seq->n_indexed = seq->n_blocks;
@@ -324,12 +284,12 @@ void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, con
         uint32_t there = find_next(kv, root, parent, tokens, i);
         if (there == KV_NO_BLOCK) {
             if (kv->holders[own] > 1)
-                return; // the others may not hold its parent
+                return; // its other holders may not hold its parent
             kv_index_add(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK, own);
         } else if (there != own) {
-            hold(kv, there);
+            hold_block(kv, there);
             seq->blocks[i] = there;
-            drop(kv, own);
+            drop_block(kv, own);
         }
         seq->n_indexed = i + 1;
     }
@@ -366,22 +326,14 @@ struct kv_entry kv_entry_of(const struct kv *kv, uint32_t block)
     return kv_index_entry(kv->index, block);
 }
 
-/* Where a block's K and V of a layer begin. */
-static char *layer_of(const struct kv *kv, uint32_t layer, uint32_t block)
-{
-    return kv->data + ((size_t)layer * kv->n_blocks + block) * kv->block;
-}
-
 void kv_save(const struct kv *kv, uint32_t block, void *to)
 {
-    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
-        memcpy((char *)to + l * kv->block, layer_of(kv, l, block), kv->block);
+    kv_bytes_save(kv->bytes, block, to);
 }
 
 void kv_load(struct kv *kv, uint32_t block, const void *from)
 {
-    for (uint32_t l = 0; l < kv->shape.n_layers; l++)
-        memcpy(layer_of(kv, l, block), (const char *)from + l * kv->block, kv->block);
+    kv_bytes_load(kv->bytes, block, from);
 }
 
 struct kv_figures kv_figures(const struct kv *kv)
@@ -389,21 +341,9 @@ struct kv_figures kv_figures(const struct kv *kv)
     return (struct kv_figures){kv->n_empty, n_idle(kv), kv->n_shared, kv->n_evicted};
 }
 
-/* ---- rows ---- */
-
-char *kv_at(struct kv *kv, uint32_t layer, uint32_t block, uint32_t head)
-{
-    return layer_of(kv, layer, block) + head * kv->head;
-}
-
-size_t kv_block(const struct kv *kv)
-{
-    return kv->block;
-}
-
 /* ---- checking ---- */
 
-static bool bad_seq(uint32_t i, const char *what, uint32_t n)
+static bool fail_seq(uint32_t i, const char *what, uint32_t n)
 {
     fail(-EINVAL, "kv: sequence %u %s %u", i, what, n);
     return false;
@@ -412,20 +352,20 @@ static bool bad_seq(uint32_t i, const char *what, uint32_t n)
 static bool check_seq(const struct kv *kv, const struct kv_seq *seq, uint32_t i, uint32_t *count)
 {
     if (seq->n_blocks != blocks_of(seq->len) || seq->n_blocks > seq->cap_blocks)
-        return bad_seq(i, "has another number of blocks than its rows need:", seq->n_blocks);
+        return fail_seq(i, "has a number of blocks that does not fit its rows:", seq->n_blocks);
     if (seq->n_indexed > seq->len / KV_BLOCK)
-        return bad_seq(i,
-                       "has fewer full blocks than are said to be in the index:", seq->n_indexed);
+        return fail_seq(
+            i, "has fewer full blocks than its count of blocks in the index:", seq->n_indexed);
     for (uint32_t j = 0; j < seq->n_blocks; j++) {
         if (seq->blocks[j] >= kv->n_blocks)
-            return bad_seq(i, "names block", seq->blocks[j]);
+            return fail_seq(i, "holds a block outside the pool:", seq->blocks[j]);
         count[seq->blocks[j]]++;
     }
     for (uint32_t j = 0; j < seq->n_indexed; j++) {
         uint32_t parent = j ? seq->blocks[j - 1] : KV_NO_BLOCK;
         if (!is_indexed(kv, seq->blocks[j]) ||
             kv_index_entry(kv->index, seq->blocks[j]).parent != parent)
-            return bad_seq(i, "is not found by its block", seq->blocks[j]);
+            return fail_seq(i, "holds a block that the index does not find:", seq->blocks[j]);
     }
     return true;
 }
@@ -445,19 +385,19 @@ static bool check_holders(const struct kv *kv, const uint32_t *count)
     return true;
 }
 
-/* Every block is held, or in the index, or empty, and that once. */
+/* Every block is exactly one of: held, in the index, empty. */
 static bool check_empty(const struct kv *kv, uint32_t *count)
 {
-    uint32_t n_nowhere = 0;
+    uint32_t n_unused = 0;
     for (uint32_t b = 0; b < kv->n_blocks; b++)
-        n_nowhere += count[b] == 0 && !is_indexed(kv, b);
+        n_unused += count[b] == 0 && !is_indexed(kv, b);
     for (uint32_t i = 0; i < kv->n_empty; i++) {
         if (count[kv->empty[i]] != 0 || is_indexed(kv, kv->empty[i])) // or listed twice
             return fail(-EINVAL, "kv: block %u is listed as empty", kv->empty[i]), false;
         count[kv->empty[i]] = 1;
     }
-    if (n_nowhere != kv->n_empty)
-        return fail(-EINVAL, "kv: %u blocks are empty, not %u", n_nowhere, kv->n_empty), false;
+    if (n_unused != kv->n_empty)
+        return fail(-EINVAL, "kv: %u blocks are empty, not %u", n_unused, kv->n_empty), false;
     return true;
 }
 

@@ -1,14 +1,16 @@
 /* kv.h - pool of key/value cache blocks, shared by every sequence the engine holds.
  *
  * A block keeps KV_BLOCK positions of K and V for all layers. Sequences hold block numbers, never
- * pointers, so equal prefixes can share a block and the pool can be counted exactly. A sequence's
- * storage grows in order of arrival: [committed rows][draft rows]; kv_keep() moves an accepted
- * path of a tree behind the committed rows and drops the rest. A block with several holders, or one
- * in the index, is never written: kv_grow() first gives a sequence its own copy of a partly filled
- * last block.
+ * pointers, so equal prefixes can share a block and the pool can be counted exactly. This file
+ * counts blocks and decides who holds which; the bytes of the blocks are kv_bytes.h's.
  *
- * With an index (kv_index.h) full blocks of committed rows are found by other sequences that begin
- * with the same tokens, and stay when nobody holds them any more, until their room is needed.
+ * A sequence's storage grows in order of arrival: [committed rows][draft rows]. kv_keep() moves an
+ * accepted path of a tree to the end of the committed rows and drops the other rows. A block with
+ * several holders, or one in the index, is never written: kv_grow() first gives a sequence its own
+ * copy of a partly filled last block.
+ *
+ * With an index (kv_index.h), other sequences with the same prefix find full blocks of committed
+ * rows. Such a block stays when it has no holder, until the pool needs an empty block.
  *
  * Threads: engine thread only (kernels read and write rows of blocks that it has handed out). */
 #pragma once
@@ -16,18 +18,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "kernel/kernel.h"
+#include "model/kv_bytes.h"
 #include "model/kv_index.h"
 
-#define KV_BLOCK KERNEL_KV_BLOCK // positions in a block
-#define KV_MAX_BLOCKS (1u << 26)
-
 struct kv;
-
-struct kv_shape {
-    uint32_t n_layers, n_kv_heads, head_dim;
-    enum kernel_kv type;
-};
 
 /* Storage of one sequence; plain data, the owner keeps it and calls kv_seq_done(). */
 struct kv_seq {
@@ -37,29 +31,28 @@ struct kv_seq {
     uint32_t n_indexed; // blocks, from the first on, that are in the index
 };
 
-/* What such a pool and its index take in memory; KV_MAX_BLOCKS at most. */
-size_t kv_bytes(const struct kv_shape *shape, uint32_t n_blocks);
-/* Reserves the whole pool at once, so running out later is a count and not a crash.
- * -ENOMEM, with the size. -EINVAL: absurd counts. */
+/* Memory of such a pool and its index, in bytes. n_blocks: KV_MAX_BLOCKS at most. */
+size_t kv_pool_bytes(const struct kv_shape *shape, uint32_t n_blocks);
+/* Reserves the whole pool, so running out later is a count and not a crash. Errors: as
+ * kv_bytes_new(). */
 int kv_new(const struct kv_shape *shape, uint32_t n_blocks, struct kv **ret);
 void kv_free(struct kv *kv);
 DEFINE_AUTO(struct kv, kv_free)
 
 uint32_t kv_n_blocks(const struct kv *kv);
-uint32_t kv_n_free(const struct kv *kv); // to be had: empty ones, and those that can be evicted
-size_t kv_block_bytes(const struct kv_shape *shape);
+uint32_t kv_n_free(const struct kv *kv); // available: empty or evictable
 const struct kv_shape *kv_shape_of(const struct kv *kv);
+struct kv_bytes *kv_bytes_of(struct kv *kv); // the blocks themselves
 
 /* max_rows, given once: the table is allocated then, so growing allocates nothing. -ENOMEM. */
 int kv_seq_init(struct kv_seq *seq, uint32_t max_rows);
-void kv_seq_done(struct kv *kv, struct kv_seq *seq); // gives all blocks back
-/* Makes room for n more rows behind seq->len and counts them as in use. All or nothing.
- * -ENOSPC: not enough free blocks, or past max_rows. Expected under load: shorten the draft, wait
- * or preempt. */
+void kv_seq_done(struct kv *kv, struct kv_seq *seq); // releases all blocks
+/* Adds n rows after seq->len and counts them as in use. All or nothing. -ENOSPC: not enough free
+ * blocks, or past max_rows. Expected under high traffic: shorten the draft, wait or preempt. */
 int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n);
-/* Rows [0, base) stay; of the rows behind, those named (indices into storage, rising, each >= base)
- * move to base, base + 1, ...; all others are dropped and whole blocks freed. n = 0 truncates. Rows
- * that this sequence shares with another may be dropped or stay, but cannot be overwritten. */
+/* Rows [0, base) stay. The n named rows (indices into storage, rising, each >= base) move to base,
+ * base + 1, ... All other rows are dropped and whole blocks released. n = 0 truncates. Rows that
+ * this sequence shares with another may be dropped or stay, but cannot be overwritten. */
 void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *rows, uint32_t n);
 /* `to` becomes a sequence with the same first `len` rows: full blocks are shared (one more holder),
  * a partly filled last one is copied. -ENOSPC. to: initialised, empty. */
@@ -67,59 +60,53 @@ int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_se
 
 /* ---- equal prefixes ---- */
 
-/* From now on there is an index, with keys that come of `identity`; hash as in kv_index_new().
- * Once, before the first row. Without it, nothing is ever found or entered. -ENOMEM. */
+/* Adds an index whose keys depend on `identity`; hash as in kv_index_new(). Call it once, before
+ * the first row. Without an index, nothing is found or entered. -ENOMEM. */
 int kv_open_index(struct kv *kv, uint64_t identity, kv_hash_fn *hash);
-/* The full blocks among the first n_tokens rows of such a sequence that are known already;
- * ret_held: how many of them somebody holds, so that holding them takes no block from anybody. */
+/* How many full blocks of a sequence that begins with these tokens are in the index. ret_held: how
+ * many of those have a holder; sharing them takes no free block. */
 uint32_t kv_find(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
                  uint32_t n_tokens, uint32_t *ret_held);
-/* seq, initialised and empty, begins with these blocks. Its rows then: a multiple of KV_BLOCK. Who
- * wants logits leaves the last token out, whose row must run. */
+/* seq, initialised and empty, gets the blocks that kv_find() counts. Returns its rows: a multiple of
+ * KV_BLOCK. A caller that needs logits leaves the last token out, because its row must run. */
 uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
                   const uint32_t *tokens, uint32_t n_tokens);
-/* The first n rows of seq are written, committed, and of these tokens: full blocks enter the index.
- * Of two equal ones the sequence then holds the one that was there first. */
+/* The first n rows of seq are written, committed, and belong to these tokens: their full blocks
+ * enter the index. Where the index has an equal block, the sequence holds that one instead. */
 void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, const uint32_t *tokens,
               uint32_t n);
 
 /* ---- a second tier ---- */
 
-/* As kv_find(); ret_name: of the last of them, of the root if there is none. An index is there. */
+/* As kv_find(). ret_name: the name of the last block found, or of the root. Needs an index. */
 uint32_t kv_find_name(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
                       uint32_t n_tokens, uint8_t ret_name[KV_NAME]);
-/* fn is told of every block that leaves the index to make room, while its rows still stand; NULL:
- * nobody is. */
+/* fn is called for every block before it is evicted, while its rows are still valid. NULL: none. */
 void kv_on_evict(struct kv *kv, void (*fn)(void *owner, uint32_t block), void *owner);
-/* fn for the blocks that can be found and that nobody holds, those before others first, until it
- * returns false. */
+/* Calls fn for the blocks of the index without a holder, parents before children, until fn returns
+ * false. */
 void kv_each_idle(const struct kv *kv, bool (*fn)(void *owner, uint32_t block), void *owner);
-struct kv_entry kv_entry_of(const struct kv *kv, uint32_t block); // of one that can be found
-/* A block's rows as bytes, kv_block_bytes() of them, the same for every pool of the same shape. */
+struct kv_entry kv_entry_of(const struct kv *kv, uint32_t block); // of a block in the index
+/* As kv_bytes_save() and kv_bytes_load(). */
 void kv_save(const struct kv *kv, uint32_t block, void *to);
 void kv_load(struct kv *kv, uint32_t block, const void *from);
 
 struct kv_figures {
     uint32_t n_empty;  // blocks that hold nothing
-    uint32_t n_idle;   // that nobody holds and that can be found; the rest is held
-    uint32_t n_shared; // that several sequences hold
+    uint32_t n_idle;   // in the index without a holder; all other blocks are held
+    uint32_t n_shared; // with several holders
     uint64_t n_evicted;
 };
 struct kv_figures kv_figures(const struct kv *kv);
 
 /* ---- rows ---- */
 
-/* K and V of a layer: (n_blocks, n_kv_heads) times kernel_kv_bytes(), so that what attention reads
- * of a block under one head lies together; where that of a block and head begins. kv_block(): bytes
- * from block to block. */
-char *kv_at(struct kv *kv, uint32_t layer, uint32_t block, uint32_t head);
-size_t kv_block(const struct kv *kv);
 /* Slot of a row of storage: its block times KV_BLOCK, plus its place there. */
 static inline uint32_t kv_slot(const struct kv_seq *seq, uint32_t row)
 {
     return seq->blocks[row / KV_BLOCK] * KV_BLOCK + row % KV_BLOCK;
 }
 
-/* Every block's holders add up over these sequences, which are all there are, and so does the
- * index; false and a sentence otherwise. Allocates nothing. For tests and debug builds. */
+/* Checks every count against these sequences, which must be all sequences, and the index. False and
+ * a sentence: a count is wrong. Allocates nothing. For tests and debug builds. */
 bool kv_check(const struct kv *kv, const struct kv_seq *const *seqs, uint32_t n_seqs);

@@ -253,7 +253,7 @@ void kv_index_root_name(const struct kv_index *x, const struct kv_root *root,
 
 /* ---- checking ---- */
 
-static bool bad(const char *what, uint32_t block)
+static bool fail_block(const char *what, uint32_t block)
 {
     fail(-EINVAL, "kv: block %u %s", block, what);
     return false;
@@ -263,35 +263,36 @@ static bool check_entry(const struct kv_index *x, uint32_t b, const uint32_t *ho
 {
     const struct entry *e = &x->entries[b];
     if (!e->in)
-        return e->idle ? bad("is idle, but not in the index", b) : true;
+        return e->idle ? fail_block("is idle, but not in the index", b) : true;
     if (e->idle != (holders[b] == 0))
-        return bad(e->idle ? "is held and idle" : "is in the index, not held and not idle", b);
+        return fail_block(e->idle ? "is held and idle" : "is in the index, not held and not idle",
+                          b);
     if (e->parent != NONE && (e->parent >= x->n_blocks || !x->entries[e->parent].in))
-        return bad("has lost its parent", b);
+        return fail_block("has lost its parent", b);
     if (e->parent != NONE && !e->idle && x->entries[e->parent].idle)
-        return bad("is held, the one before it is not", b);
+        return fail_block("is held, but its parent is not", b);
     struct kv_root root = {e->salt, e->salt_len};
     if (kv_index_find(x, &root, e->parent, e->tokens) != b)
-        return bad("is not found by its name", b);
+        return fail_block("is not found by its name", b);
     return true;
 }
 
-/* From the oldest on, every block comes before its parent: what is left to come of its children
- * counts down to none. */
+/* In the order of eviction, every block comes before its parent: its count of children that have
+ * not come yet is 0. */
 static bool check_idle(const struct kv_index *x, uint32_t *n_children)
 {
     uint32_t n = 0, before = NONE;
     for (uint32_t b = x->oldest; b != NONE; before = b, b = x->entries[b].newer) {
         const struct entry *e = &x->entries[b];
         if (!e->idle || e->older != before || n++ == x->n_idle)
-            return bad("does not belong where it is in the list of idle ones", b);
+            return fail_block("is at a wrong place of the idle list", b);
         if (n_children[b])
-            return bad("would be evicted before its children", b);
+            return fail_block("would be evicted before its children", b);
         if (e->parent != NONE)
             n_children[e->parent]--;
     }
     if (n != x->n_idle || x->newest != before)
-        return bad("is not where the list of idle ones ends", x->newest);
+        return fail_block("is not the end of the idle list", x->newest);
     return true;
 }
 
@@ -306,7 +307,7 @@ bool kv_index_check(const struct kv_index *x, const uint32_t *holders, uint32_t 
     }
     for (uint32_t b = 0; b < x->n_blocks; b++) {
         if (x->entries[b].in && x->entries[b].n_children != scratch[b])
-            return bad("has another number of children than is counted", b);
+            return fail_block("has a wrong count of children", b);
     }
     return check_idle(x, scratch);
 }

@@ -1,18 +1,16 @@
-/* kv_index.h - finds blocks by what they hold: every full block of committed rows, under the block
- * before it.
+/* kv_index.h - finds full blocks of committed rows by their tokens and the blocks before them.
  *
- * A block is named by its parent (the block before it; first ones by a root, which is whose prompt
- * it is) and its KV_BLOCK tokens. The key, a hash of the parent's key and the tokens, only says
- * where to look: parent, tokens and salt are always compared, so prompts with equal keys never meet
- * and tenants with equal keys neither. Keys hold a secret of the process, so that whoever
- * chooses tokens cannot make them meet in one place of the table; what leaves the process is a
- * name.
+ * A block is identified by its parent and its KV_BLOCK tokens. The parent is the block before it;
+ * that of a first block is a root, the owner of the prompt. The key is a hash of the parent's key
+ * and the tokens. It only says where to look: parent, tokens and salt are always compared. So
+ * prompts or tenants with equal keys never share a block. Keys contain a secret of the process, so
+ * a client that chooses tokens cannot make them collide. Only names leave the process.
  *
- * Who holds a block holds all blocks before it too, and lets go of the last one first. So of the
- * blocks that nobody holds ("idle") the one that was let go of first never has a child: evicting in
- * that order is least-recently-used and never cuts a chain in the middle.
+ * A sequence that holds a block holds all blocks before it, too, and releases the last one first. A
+ * block of the index without a holder is "idle". The block that has been idle for longest therefore
+ * never has a child: evicting in that order is least-recently-used and never cuts a chain.
  *
- * Everything is allocated at once. Threads: as kv.h, of which it is a part. */
+ * Everything is allocated in kv_index_new(). Threads: as kv.h, of which this is a part. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,25 +23,25 @@
 
 struct kv_index;
 
-/* Whose prefixes these are: only equal salts share. */
+/* The owner of a prefix: only equal salts share blocks. */
 struct kv_root {
     const void *salt;
     uint32_t salt_len; // at most KV_SALT_MAX
 };
 
-/* Hashes n bytes behind what `key` stands for. */
+/* The hash of what `key` is the hash of, followed by n bytes. */
 typedef uint64_t kv_hash_fn(uint64_t key, const void *bytes, size_t n);
 uint64_t kv_hash(uint64_t key, const void *bytes, size_t n);
 
-/* A block's name says all of its prefix, salt and identity: SHA-256 over the name of the block
- * before it and its tokens (little-endian). Unlike keys, no two that differ can be found; it is
- * what may leave the process. */
+/* A block's name depends on its whole prefix, the salt and the identity: SHA-256 over the name of
+ * the block before it and its tokens (little-endian). Unlike keys, no two prefixes with equal names
+ * can be found, so names may leave the process. */
 void kv_name_root(uint64_t identity, const struct kv_root *root, uint8_t ret_name[KV_NAME]);
 void kv_name_next(const uint8_t before[KV_NAME], const uint32_t *tokens, uint8_t ret_name[KV_NAME]);
 
-/* identity: names all that decides the bits in a block (model, KV type, arithmetic); the root keys
- * come of it. hash: kv_hash, or one that collides on purpose. -ENOMEM. */
-size_t kv_index_bytes(uint32_t n_blocks); // that it takes
+size_t kv_index_bytes(uint32_t n_blocks); // memory of an index
+/* identity: stands for all that decides the bits in a block (model, KV type, arithmetic); names
+ * depend on it. hash: kv_hash, or one that collides on purpose. -ENOMEM. */
 int kv_index_new(uint32_t n_blocks, uint64_t identity, kv_hash_fn *hash, struct kv_index **ret);
 void kv_index_free(struct kv_index *x);
 DEFINE_AUTO(struct kv_index, kv_index_free)
@@ -55,24 +53,24 @@ uint32_t kv_index_find(const struct kv_index *x, const struct kv_root *root, uin
 /* Enters a block that is held and that kv_index_find() would not find. */
 void kv_index_add(struct kv_index *x, const struct kv_root *root, uint32_t parent,
                   const uint32_t *tokens, uint32_t block);
-/* Takes it out; it is idle and has no child. */
+/* Removes a block that is idle and has no child. */
 void kv_index_remove(struct kv_index *x, uint32_t block);
 bool kv_index_has(const struct kv_index *x, uint32_t block);
 
-/* Nobody holds it any more; somebody holds it again. */
+/* The block has lost its last holder; it has a holder again. */
 void kv_index_idle(struct kv_index *x, uint32_t block);
 void kv_index_busy(struct kv_index *x, uint32_t block);
 uint32_t kv_index_n_idle(const struct kv_index *x);
 /* The idle block to evict next; KV_NO_BLOCK: none. */
 uint32_t kv_index_oldest(const struct kv_index *x);
-/* The one that will be evicted last, and the one before an idle block; KV_NO_BLOCK: none. */
+/* The idle block to evict last, and the one to evict before `block`; KV_NO_BLOCK: none. */
 uint32_t kv_index_newest(const struct kv_index *x);
 uint32_t kv_index_older(const struct kv_index *x, uint32_t block);
-/* What names begin with. */
+/* The name of a root, as that of a block before the first. */
 void kv_index_root_name(const struct kv_index *x, const struct kv_root *root,
                         uint8_t ret_name[KV_NAME]);
 
-/* What is known of a block that is in it. */
+/* A block that is in the index. */
 struct kv_entry {
     const uint8_t *name; // (KV_NAME)
     uint32_t depth;      // blocks before it
@@ -80,6 +78,6 @@ struct kv_entry {
 };
 struct kv_entry kv_index_entry(const struct kv_index *x, uint32_t block);
 
-/* Everything in it adds up, given the holders of all blocks; false and a sentence otherwise.
+/* Checks all entries against the holders of all blocks. False and a sentence: one is wrong.
  * scratch: (n_blocks). */
 bool kv_index_check(const struct kv_index *x, const uint32_t *holders, uint32_t *scratch);

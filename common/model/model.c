@@ -37,7 +37,6 @@ struct plan {
     int quantise;
 };
 
-#define ITEMS_PER_LAYER 14
 #define QUANTISE_BLOCK 32 // weights of a block of Q8_0 and Q4_0
 #define ITEMS_BESIDE 3
 
@@ -168,37 +167,20 @@ static int plan_vec(struct plan *p, struct source from, uint32_t n, const float 
     return add_item(p, (struct item){.tensor = t, .type = type, .vec = vec}, n * sizeof(float));
 }
 
-struct layer_mat {
-    enum checkpoint_role role;
-    uint32_t n_in, n_out;
-    struct kernel_mat *mat;
-};
-struct layer_vec {
-    enum checkpoint_role role;
-    uint32_t n;
-    const float **vec;
-    enum arch_has has;
-};
-
-static int plan_layer_mats(struct plan *p, uint32_t layer, const struct layer_mat *mats, size_t n)
+/* Plans a tensor of a layer, unless the file lacks it and may lack it. ret_planned: 1 or 0. */
+static int plan_tensor(struct plan *p, uint32_t layer, const struct arch_tensor *t,
+                       uint32_t *ret_planned)
 {
-    int r = 0;
-    for (size_t i = 0; i < n && r == 0; i++)
-        r = plan_mat(p, (struct source){mats[i].role, layer}, mats[i].n_in, mats[i].n_out,
-                     mats[i].mat);
-    return r;
-}
-
-static int plan_layer_vecs(struct plan *p, uint32_t layer, const struct layer_vec *vecs, size_t n)
-{
-    int r = 0;
-    for (size_t i = 0; i < n && r == 0; i++) {
-        struct source from = {vecs[i].role, layer};
-        if (vecs[i].has == ARCH_ALWAYS ||
-            (vecs[i].has == ARCH_MAYBE && checkpoint_find(p->store->checkpoint, from.role, layer)))
-            r = plan_vec(p, from, vecs[i].n, vecs[i].vec);
-    }
-    return r;
+    struct model_layer *l = &p->m->layers[layer];
+    struct source from = {t->role, layer};
+    uint32_t n_in = arch_size(&p->m->params, l, t->n_in);
+    void *to = (char *)l + t->to;
+    *ret_planned = t->has == ARCH_ALWAYS || checkpoint_find(p->store->checkpoint, t->role, layer);
+    if (!*ret_planned)
+        return 0;
+    if (t->n_out == ARCH_ONE)
+        return plan_vec(p, from, n_in, to);
+    return plan_mat(p, from, n_in, arch_size(&p->m->params, l, t->n_out), to);
 }
 
 /* A pass applies the last `n` matrices together. */
@@ -216,35 +198,20 @@ static void join_last(struct plan *p, uint32_t n)
 
 static int plan_layer(struct plan *p, uint32_t layer)
 {
-    const struct model_params *s = &p->m->params;
-    struct model_layer *l = &p->m->layers[layer];
-    uint32_t n_q = s->n_heads * s->head_dim, n_kv = s->n_kv_heads * s->head_dim;
-    const struct layer_mat qkv[] = {
-        {CHECKPOINT_ATTN_Q, s->n_embd, n_q, &l->q},
-        {CHECKPOINT_ATTN_K, s->n_embd, n_kv, &l->k},
-        {CHECKPOINT_ATTN_V, s->n_embd, n_kv, &l->v},
-    };
-    const struct layer_mat mats[] = {
-        {CHECKPOINT_ATTN_OUTPUT, n_q, s->n_embd, &l->o},
-        {CHECKPOINT_FFN_GATE, s->n_embd, s->n_ff, &l->gate},
-        {CHECKPOINT_FFN_UP, s->n_embd, s->n_ff, &l->up},
-        {CHECKPOINT_FFN_DOWN, s->n_ff, s->n_embd, &l->down},
-    };
-    const struct layer_vec vecs[] = {
-        {CHECKPOINT_ATTN_NORM, s->n_embd, &l->attn_norm, ARCH_ALWAYS},
-        {CHECKPOINT_FFN_NORM, s->n_embd, &l->ffn_norm, ARCH_ALWAYS},
-        {CHECKPOINT_ATTN_Q_NORM, s->head_dim, &l->q_norm, p->arch->qk_norm},
-        {CHECKPOINT_ATTN_K_NORM, s->head_dim, &l->k_norm, p->arch->qk_norm},
-        {CHECKPOINT_ATTN_Q_BIAS, n_q, &l->q_bias, p->arch->qkv_bias},
-        {CHECKPOINT_ATTN_K_BIAS, n_kv, &l->k_bias, p->arch->qkv_bias},
-        {CHECKPOINT_ATTN_V_BIAS, n_kv, &l->v_bias, p->arch->qkv_bias},
-    };
-    int r = plan_layer_vecs(p, layer, vecs, ARRAY_LEN(vecs));
-    if (r == 0)
-        r = plan_layer_mats(p, layer, qkv, ARRAY_LEN(qkv));
-    if (r == 0)
-        join_last(p, ARRAY_LEN(qkv));
-    return r < 0 ? r : plan_layer_mats(p, layer, mats, ARRAY_LEN(mats));
+    const struct arch_layer *of = p->arch->layer(&p->m->params, layer);
+    uint32_t n_joined = 0, n_planned;
+    for (uint32_t i = 0; i < of->n_tensors; i++) {
+        int r = plan_tensor(p, layer, &of->tensors[i], &n_planned);
+        if (r < 0)
+            return r;
+        n_joined += n_planned;
+        if (of->tensors[i].joins_next)
+            continue;
+        if (n_joined > 1)
+            join_last(p, n_joined);
+        n_joined = 0;
+    }
+    return 0;
 }
 
 static bool is_planned(const struct plan *p, const struct checkpoint_tensor *t)
@@ -335,6 +302,16 @@ static uint64_t digest_of(const struct model *m)
 
 /* ---- planning and loading ---- */
 
+static void shape_layers(struct plan *p)
+{
+    struct model *m = p->m;
+    for (uint32_t l = 0; l < m->params.n_layers; l++) {
+        arch_shape_layer(p->arch, &m->params, l, &m->layers[l]);
+        const struct model_attn *a = &m->layers[l].attn;
+        m->kv_layers[l] = (struct kv_layer){a->n_kv_heads, a->k_dim, a->v_dim, a->window};
+    }
+}
+
 int model_plan(const struct checkpoint *c, int quantise, struct model **ret)
 {
     AUTO(model_free) struct model *m = calloc(1, sizeof(*m));
@@ -347,12 +324,16 @@ int model_plan(const struct checkpoint *c, int quantise, struct model **ret)
     if (r < 0)
         return r;
     m->layers = calloc(m->params.n_layers, sizeof(*m->layers));
-    store->max_items = m->params.n_layers * ITEMS_PER_LAYER + ITEMS_BESIDE;
+    m->kv_layers = calloc(m->params.n_layers, sizeof(*m->kv_layers));
+    store->max_items = ITEMS_BESIDE;
+    for (uint32_t l = 0; l < m->params.n_layers; l++)
+        store->max_items += plan.arch->layer(&m->params, l)->n_tensors;
     store->items = calloc(store->max_items, sizeof(*store->items));
     store->rope_freqs = calloc(m->params.rope_dim / 2, sizeof(float));
-    if (!m->layers || !store->items || !store->rope_freqs)
+    if (!m->layers || !m->kv_layers || !store->items || !store->rope_freqs)
         return fail(-ENOMEM, "model: no memory for %u layers", m->params.n_layers);
     m->rope_freqs = store->rope_freqs;
+    shape_layers(&plan);
     r = rope_read(c, &m->params, store->rope_freqs, &m->params.rope_gain);
     if (r == 0)
         r = plan_all(&plan);
@@ -492,5 +473,6 @@ void model_free(struct model *m)
     }
     free(m->store);
     free(m->layers);
+    free(m->kv_layers);
     free(m);
 }

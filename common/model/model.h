@@ -1,8 +1,9 @@
 /* model.h - a language model's weights, read from a checkpoint and packed for this CPU.
  *
- * Architectures are rows of a table in arch.c. model_plan() reads the shapes, so that what serving
- * the model takes is known before memory is taken; model_load() packs the weights on all threads
- * and gives the file's pages back as it goes: at no time are more than a few MiB of both there.
+ * A model is a list of layers; each has its kinds and shapes. arch.h describes architectures.
+ * model_plan() reads the shapes, so the memory for serving the model is known before it is
+ * allocated. model_load() packs the weights on all threads and releases the file's pages meanwhile:
+ * at any time, no more than a few MiB of weights are in memory twice.
  *
  * Threads: immutable after model_load(). */
 #pragma once
@@ -13,6 +14,7 @@
 #include "base/pool.h"
 #include "file/checkpoint.h"
 #include "kernel/kernel.h"
+#include "model/kv_bytes.h"
 
 enum model_rope { MODEL_ROPE_PAIRS, MODEL_ROPE_HALVES }; // (2i, 2i+1), or (i, i + n/2)
 
@@ -27,16 +29,38 @@ struct model_params {
     uint64_t n_weights;
 };
 
+/* Kinds of attention and of feed-forward; a layer has one of each. */
+enum model_attn_kind { MODEL_ATTN_FULL }; // a row sees every position before it
+enum model_ffn_kind { MODEL_FFN_DENSE };  // SwiGLU: silu(gate x) * (up x), then down
+
+struct model_attn {
+    enum model_attn_kind kind;
+    uint32_t n_heads;                      // of queries: n_kv_heads groups
+    uint32_t n_kv_heads, k_dim, v_dim;     // as in struct kv_layer
+    uint32_t window;                       // the same
+    const float *norm;                     // of x
+    const float *q_norm, *k_norm;          // of a head; NULL if absent
+    const float *q_bias, *k_bias, *v_bias; // NULL if absent
+    struct kernel_mat q, k, v, o;
+};
+
+struct model_ffn {
+    enum model_ffn_kind kind;
+    uint32_t n_ff;
+    const float *norm; // of x
+    struct kernel_mat gate, up, down;
+};
+
 struct model_layer {
-    const float *attn_norm, *ffn_norm, *q_norm, *k_norm; // q_norm, k_norm: NULL if absent
-    const float *q_bias, *k_bias, *v_bias;               // NULL if absent
-    struct kernel_mat q, k, v, o, gate, up, down;
+    struct model_attn attn;
+    struct model_ffn ffn;
 };
 
 struct model {
     struct model_params params;
     const struct kernel *kernel;
-    struct model_layer *layers;
+    struct model_layer *layers;   // (n_layers)
+    struct kv_layer *kv_layers;   // (n_layers) what each keeps of a position
     struct kernel_mat embd, head; // head is embd where tied
     const float *out_norm;
     const float *rope_freqs;   // (rope_dim / 2): radians per position, all scaling folded in
@@ -71,14 +95,19 @@ struct model_load_options {
 /* Packs the weights, once. -ENOMEM, with the size; -ECANCELED: the model can only be freed. */
 int model_load(struct model *m, const struct model_load_options *opt);
 
+static inline struct kv_shape model_kv_shape(const struct model *m, enum kernel_kv type)
+{
+    return (struct kv_shape){m->params.n_layers, type, m->kv_layers};
+}
+
 static inline uint32_t model_tiles(const struct kernel_mat *w)
 {
     return (w->n_out + KERNEL_TILE - 1) / KERNEL_TILE;
 }
 
-/* The columns of w that thread i of n computes, where w is applied together with other matrices of
- * n_tiles tiles of columns in all, w's behind `before` of them. The same thread packs these
- * columns, so they lie in the memory of its NUMA node. */
+/* The columns of w that thread i of n computes. A pass may apply w together with other matrices,
+ * which have n_tiles tiles of columns with w's; `before` of them precede w's. The same thread packs
+ * these columns, so they lie in the memory of its NUMA node. */
 static inline void model_columns(const struct kernel_mat *w, uint32_t before, uint32_t n_tiles,
                                  unsigned i, unsigned n, uint32_t *ret_from, uint32_t *ret_to)
 {

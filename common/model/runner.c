@@ -34,8 +34,7 @@ static struct forward_options forward_options(const struct runner *r)
 
 static struct kv_shape kv_shape(const struct runner *r)
 {
-    const struct model_params *p = &r->model->params;
-    return (struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim, r->opt.kv_type};
+    return model_kv_shape(r->model, r->opt.kv_type);
 }
 
 /* ---- memory ---- */
@@ -61,7 +60,7 @@ static uint64_t wanted_blocks(const struct runner *r, size_t block_bytes, size_t
 static int measure_kv(struct runner *r, size_t left)
 {
     struct kv_shape shape = kv_shape(r);
-    size_t block_bytes = kv_block_bytes(&shape);
+    size_t block_bytes = kv_bytes_block(&shape);
     r->context = r->opt.context ? r->opt.context : r->model->params.n_ctx_train;
     if (r->context > r->model->params.n_ctx_train)
         log_warn("context=%u is longer than the %u positions the model was trained for", r->context,
@@ -76,7 +75,7 @@ static int measure_kv(struct runner *r, size_t left)
         r->context = r->n_blocks * KV_BLOCK;
         log_warn("the KV pool holds %u positions, which limits the context", r->context);
     }
-    r->memory.kv = kv_bytes(&shape, r->n_blocks);
+    r->memory.kv = kv_pool_bytes(&shape, r->n_blocks);
     return 0;
 }
 
@@ -87,8 +86,8 @@ static int refuse(const struct runner *r, size_t available, size_t promised)
     size_t all = runner_bytes(m), rest_mib = (all - m->kv) >> 20, available_mib = available >> 20;
     char advice[128] = "use a smaller model or type of weights", others[96] = "";
     if (rest_mib + 1 + (m->kv / r->n_blocks * MIN_BLOCKS >> 20) < available_mib) {
-        double rows = (double)kv_block_bytes(&shape) * r->n_blocks /
-                      (double)m->kv; // blocks, without their index
+        /* The blocks' part of the pool's memory, without their index. */
+        double rows = (double)kv_bytes_block(&shape) * r->n_blocks / (double)m->kv;
         snprintf(advice, sizeof(advice), "%skv_mib=%zu would fit",
                  r->opt.prefix ? r->opt.prefix : "",
                  (size_t)(rows * (double)(available_mib - rest_mib - 1)));
@@ -115,7 +114,7 @@ static int measure_memory(struct runner *r)
     m->activations = forward_bytes(r->model, r->pool, &fo);
     m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES;
     if (r->opt.beside)
-        m->beside += r->opt.beside(r->opt.beside_arg, kv_block_bytes(&shape));
+        m->beside += r->opt.beside(r->opt.beside_arg, kv_bytes_block(&shape));
     size_t taken = runner_bytes(m);
     size_t left = available > taken ? available - taken : 0;
     int err = measure_kv(r, r->opt.memory_check ? left : available);
@@ -159,10 +158,13 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
     const struct kv_shape shape = kv_shape(r);
     const struct forward_options fo = forward_options(r);
     const struct model_load_options lo = {r->pool, r->kernel, progress, arg};
-    int err =
-        kv_new(&shape, r->n_blocks, &r->kv); // first: other services then see the reserved memory
+    /* First, so that other services see the reserved memory. */
+    int err = kv_new(&shape, r->n_blocks, &r->kv);
     if (!err)
-        err = forward_new(r->model, r->kv, r->pool, &fo, &r->forward);
+        err = forward_new(r->model, kv_bytes_of(r->kv), r->pool, &fo, &r->forward);
+    if (!err) // rows of drafts come after the context
+        err = pass_plan_init(&r->plan, r->opt.max_rows, r->opt.max_pass_seqs,
+                             r->context + DRAFT_MAX_NODES);
     if (!err)
         err = model_load(r->model, &lo);
     return err ? err : dist_new(r->opt.n_vocab, r->kernel, &r->dist);
@@ -171,6 +173,7 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
 void runner_done(struct runner *r)
 {
     dist_free(r->dist);
+    pass_plan_done(&r->plan);
     forward_free(r->forward);
     kv_free(r->kv);
     model_free(r->model);

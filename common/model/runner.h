@@ -30,6 +30,7 @@ struct runner_options {
     uint64_t kv_mib;        // 0: for max_sequences, at most a quarter of the free memory
     uint32_t max_sequences; // sequences expected to hold KV at the same time
     uint32_t max_rows;      // of a pass
+    uint32_t max_pass_seqs; // sequences of a pass
     uint32_t min_logits;    // rows of a pass that can always have logits
     /* Bytes that the caller will allocate once the model is loaded; block_bytes: of a KV block.
      * NULL: none. */
@@ -57,6 +58,7 @@ struct runner {
 
     struct kv *kv;
     struct forward *forward;
+    struct pass_plan plan; // of the next pass; for the caller to fill
     struct dist *dist;
 };
 

@@ -104,7 +104,7 @@ int json_read_text_parts(struct json_read *r, json_t *v, const char *name, json_
     if (!json_is_array(v))
         return json_read_refuse(r, name, "%s must be a string or an array of parts, not %s", name,
                                 json_read_type(v));
-    AUTO(buf_done) struct buf text;
+    AUTO(buf_done) struct buf text = {0};
     buf_init(&text, SIZE_MAX / 2);
     size_t i;
     json_t *part;
@@ -192,7 +192,7 @@ json_t *json_read_parse(const char *s, size_t len, size_t flags, json_error_t *e
     json_t *j = json_loadb(s, len, flags, e);
     if (j || json_error_code(e) != json_error_numeric_overflow)
         return j;
-    AUTO(buf_done) struct buf longer;
+    AUTO(buf_done) struct buf longer = {0};
     buf_init(&longer, SIZE_MAX / 2);
     add_exponents(&longer, s, len);
     return longer.error ? NULL : json_loadb(longer.data, longer.len, flags, e);

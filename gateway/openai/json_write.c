@@ -4,7 +4,7 @@
 #include <string.h>
 #include "gateway/openai/json_write.h"
 
-static bool tail(unsigned char c)
+static bool is_tail_byte(unsigned char c)
 {
     return (c & 0xC0) == 0x80;
 }
@@ -14,25 +14,25 @@ unsigned json_write_utf8(const unsigned char *s, size_t len)
     unsigned char a = s[0], b = len > 1 ? s[1] : 0;
     if (a < 0x80)
         return 1;
-    if (a < 0xC2 || a > 0xF4 || !tail(b))
+    if (a < 0xC2 || a > 0xF4 || !is_tail_byte(b))
         return 0;
     if (a < 0xE0)
         return 2;
-    if (len < 3 || !tail(s[2]) || (a == 0xE0 && b < 0xA0) || (a == 0xED && b > 0x9F))
+    if (len < 3 || !is_tail_byte(s[2]) || (a == 0xE0 && b < 0xA0) || (a == 0xED && b > 0x9F))
         return 0;
     if (a < 0xF0)
         return 3;
-    if (len < 4 || !tail(s[3]) || (a == 0xF0 && b < 0x90) || (a == 0xF4 && b > 0x8F))
+    if (len < 4 || !is_tail_byte(s[3]) || (a == 0xF0 && b < 0x90) || (a == 0xF4 && b > 0x8F))
         return 0;
     return 4;
 }
 
-static bool plain(unsigned char c)
+static bool is_plain(unsigned char c)
 {
     return c >= 0x20 && c < 0x7F && c != '"' && c != '\\';
 }
 
-static void control_char(struct buf *to, unsigned char c)
+static void write_escape(struct buf *to, unsigned char c)
 {
     switch (c) {
     case '"':
@@ -61,7 +61,7 @@ void json_write_chars(struct buf *to, const void *text, size_t len)
     size_t i = 0;
     while (i < len) {
         size_t run = i;
-        while (run < len && plain(s[run]))
+        while (run < len && is_plain(s[run]))
             run++;
         buf_add(to, s + i, run - i);
         if ((i = run) == len)
@@ -70,7 +70,7 @@ void json_write_chars(struct buf *to, const void *text, size_t len)
         if (n)
             buf_add(to, s + i, n);
         else if (s[i] < 0x80)
-            control_char(to, s[i]);
+            write_escape(to, s[i]);
         else
             buf_puts(to, "\xEF\xBF\xBD");
         i += n ? n : 1;

@@ -18,7 +18,7 @@ void openai_logprobs_done(struct openai_logprobs *l)
     buf_done(&l->offsets);
 }
 
-static bool whole(struct openai_text t)
+static bool is_utf8(struct openai_text t)
 {
     for (size_t i = 0; i < t.len;) {
         unsigned n = json_write_utf8((const unsigned char *)t.data + i, t.len - i);
@@ -31,9 +31,9 @@ static bool whole(struct openai_text t)
 
 /* The text of a token as a key. Invalid UTF-8 is written as bytes, so different tokens have
  * different keys. */
-static void token_name(struct buf *to, struct openai_text t)
+static void write_token_key(struct buf *to, struct openai_text t)
 {
-    if (whole(t)) {
+    if (is_utf8(t)) {
         json_write_text(to, t.data, t.len);
         return;
     }
@@ -43,7 +43,7 @@ static void token_name(struct buf *to, struct openai_text t)
     buf_puts(to, "\"");
 }
 
-static void chat_logprob(struct buf *to, struct openai_text bytes, float logprob)
+static void write_chat_logprob(struct buf *to, struct openai_text bytes, float logprob)
 {
     buf_puts(to, "{\"token\":");
     json_write_text(to, bytes.data, bytes.len);
@@ -53,7 +53,7 @@ static void chat_logprob(struct buf *to, struct openai_text bytes, float logprob
     json_write_bytes(to, bytes.data, bytes.len);
 }
 
-static void comma(struct buf *to)
+static void add_comma(struct buf *to)
 {
     if (to->len)
         buf_add(to, ",", 1);
@@ -61,12 +61,12 @@ static void comma(struct buf *to)
 
 static void add_chat_logprobs(struct openai_logprobs *l, const struct openai_token *t)
 {
-    comma(&l->tokens);
-    chat_logprob(&l->tokens, t->bytes, t->logprob);
+    add_comma(&l->tokens);
+    write_chat_logprob(&l->tokens, t->bytes, t->logprob);
     buf_puts(&l->tokens, ",\"top_logprobs\":[");
     for (unsigned i = 0; i < t->n_top; i++) {
         buf_puts(&l->tokens, i ? "," : "");
-        chat_logprob(&l->tokens, t->top[i].bytes, t->top[i].logprob);
+        write_chat_logprob(&l->tokens, t->top[i].bytes, t->top[i].logprob);
         buf_puts(&l->tokens, "}");
     }
     buf_puts(&l->tokens, "]}");
@@ -75,20 +75,20 @@ static void add_chat_logprobs(struct openai_logprobs *l, const struct openai_tok
 static void add_completion_logprobs(struct openai_logprobs *l, const struct openai_token *t,
                                     uint32_t offset)
 {
-    comma(&l->tokens);
-    token_name(&l->tokens, t->bytes);
-    comma(&l->values);
+    add_comma(&l->tokens);
+    write_token_key(&l->tokens, t->bytes);
+    add_comma(&l->values);
     json_write_float(&l->values, t->logprob);
-    comma(&l->tops);
+    add_comma(&l->tops);
     buf_puts(&l->tops, "{");
     for (unsigned i = 0; i < t->n_top; i++) {
         buf_puts(&l->tops, i ? "," : "");
-        token_name(&l->tops, t->top[i].bytes);
+        write_token_key(&l->tops, t->top[i].bytes);
         buf_puts(&l->tops, ":");
         json_write_float(&l->tops, t->top[i].logprob);
     }
     buf_puts(&l->tops, "}");
-    comma(&l->offsets);
+    add_comma(&l->offsets);
     buf_printf(&l->offsets, "%u", offset);
 }
 

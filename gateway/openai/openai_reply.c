@@ -18,7 +18,7 @@ static char *head_of(const struct openai_reply_head *h)
     } v[] = {[OPENAI_CHAT] = {"chatcmpl-", "chat.completion", "chat.completion.chunk", "created"},
              [OPENAI_COMPLETION] = {"cmpl-", "text_completion", "text_completion", "created"},
              [OPENAI_RESPONSES] = {"resp_", "response", "response", "created_at"}};
-    AUTO(buf_done) struct buf head;
+    AUTO(buf_done) struct buf head = {0};
     buf_init(&head, 1 << 20);
     buf_printf(
         &head, "{\"id\":\"%s%s\",\"object\":\"%s\",\"%s\":%" PRId64 ",\"model\":", v[h->kind].id,
@@ -225,5 +225,5 @@ int openai_reply_end(struct openai_reply *r, struct buf *to)
 
 void openai_reply_fail(struct openai_reply *r, int status, const char *text, struct buf *to)
 {
-    r->writer->broken(r, status, text, to);
+    r->writer->failed(r, status, text, to);
 }

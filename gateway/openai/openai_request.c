@@ -124,7 +124,7 @@ static int parse(enum openai_kind kind, const char *body, size_t len,
     return rc;
 }
 
-static int read_generation(struct openai_read *r, json_t *body)
+static int read_request(struct openai_read *r, json_t *body)
 {
     int rc = openai_fields_read(r, body);
     if (rc < 0)
@@ -137,7 +137,7 @@ static int read_generation(struct openai_read *r, json_t *body)
 int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
                          struct openai_request *ret, struct openai_fault *ret_fault)
 {
-    return parse(kind, body, len, read_generation, ret, ret_fault);
+    return parse(kind, body, len, read_request, ret, ret_fault);
 }
 
 static int read_tokenize(struct openai_read *r, json_t *body)

@@ -105,8 +105,8 @@ static void write_text(const struct openai_reply *r, unsigned choice, bool token
 }
 
 /* The first event of a choice: the role, or the echoed prompt. */
-static void started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
-                    struct buf *to)
+static void write_started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
+                          struct buf *to)
 {
     if (!r->stream) {
         json_write_chars(&r->choices[choice].text, prompt.data, prompt.len);
@@ -125,7 +125,7 @@ static void started(struct openai_reply *r, unsigned choice, struct openai_text 
 static void write_event(const struct openai_reply *r, unsigned choice, const struct openai_token *t,
                         struct buf *to)
 {
-    AUTO(openai_logprobs_done) struct openai_logprobs l;
+    AUTO(openai_logprobs_done) struct openai_logprobs l = {0};
     chunk_begin(r, choice, to);
     write_text(r, choice, true, to);
     buf_puts(to, ",\"logprobs\":");
@@ -153,8 +153,8 @@ static void gather(struct openai_reply *r, unsigned choice)
     write_calls(r, choice, &c->items);
 }
 
-static void piece(struct openai_reply *r, unsigned choice, const struct openai_token *t,
-                  struct buf *to)
+static void write_piece(struct openai_reply *r, unsigned choice, const struct openai_token *t,
+                        struct buf *to)
 {
     struct openai_choice *c = &r->choices[choice];
     if (r->stream) {
@@ -166,7 +166,7 @@ static void piece(struct openai_reply *r, unsigned choice, const struct openai_t
         openai_logprobs_add(&c->logprobs, r->chat, t, c->n_chars + t->n_held);
 }
 
-static void finished(struct openai_reply *r, unsigned choice, struct buf *to)
+static void write_finished(struct openai_reply *r, unsigned choice, struct buf *to)
 {
     const struct openai_choice *c = &r->choices[choice];
     if (!r->stream) {
@@ -243,7 +243,7 @@ static void end_stream(const struct openai_reply *r, struct buf *to)
     sse_done(to);
 }
 
-static int end(struct openai_reply *r, struct buf *to)
+static int write_end(struct openai_reply *r, struct buf *to)
 {
     if (r->stream) {
         end_stream(r, to);
@@ -262,10 +262,11 @@ static int end(struct openai_reply *r, struct buf *to)
     return buf_error(to);
 }
 
-static void fail_stream(struct openai_reply *r, int status, const char *text, struct buf *to)
+static void write_failed(struct openai_reply *r, int status, const char *text, struct buf *to)
 {
     (void)r;
     openai_error_event(to, status, text);
 }
 
-const struct openai_writer openai_text_writer = {started, piece, finished, end, fail_stream};
+const struct openai_writer openai_text_writer = {write_started, write_piece, write_finished,
+                                                 write_end, write_failed};

@@ -24,7 +24,7 @@ struct openai_choice {
 };
 
 /* piece(), finished(): r->out holds the parsed text of the token, or of the end. t: the token, or
- * NULL. broken(): the last event of a stream that cannot continue. */
+ * NULL. failed(): the last event of a stream that cannot continue. */
 struct openai_writer {
     void (*started)(struct openai_reply *r, unsigned choice, struct openai_text prompt,
                     struct buf *to);
@@ -32,7 +32,7 @@ struct openai_writer {
                   struct buf *to);
     void (*finished)(struct openai_reply *r, unsigned choice, struct buf *to);
     int (*end)(struct openai_reply *r, struct buf *to);
-    void (*broken)(struct openai_reply *r, int status, const char *text, struct buf *to);
+    void (*failed)(struct openai_reply *r, int status, const char *text, struct buf *to);
 };
 extern const struct openai_writer openai_text_writer, responses_writer;
 

@@ -293,8 +293,8 @@ static void response_event(const struct openai_reply *r, const char *status, con
     event_end(to);
 }
 
-static void started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
-                    struct buf *to)
+static void write_started(struct openai_reply *r, unsigned choice, struct openai_text prompt,
+                          struct buf *to)
 {
     (void)choice;
     (void)prompt;
@@ -302,8 +302,8 @@ static void started(struct openai_reply *r, unsigned choice, struct openai_text 
     response_event(r, "in_progress", "in_progress", NULL, to);
 }
 
-static void piece(struct openai_reply *r, unsigned choice, const struct openai_token *t,
-                  struct buf *to)
+static void write_piece(struct openai_reply *r, unsigned choice, const struct openai_token *t,
+                        struct buf *to)
 {
     (void)choice;
     append_text(r, REASONING, &r->out.reasoning, to);
@@ -320,13 +320,13 @@ static const char *status_of(const struct openai_reply *r)
     return strcmp(r->choices[0].reason, "length") == 0 ? "incomplete" : "completed";
 }
 
-static void finished(struct openai_reply *r, unsigned choice, struct buf *to)
+static void write_finished(struct openai_reply *r, unsigned choice, struct buf *to)
 {
-    piece(r, choice, NULL, to);
+    write_piece(r, choice, NULL, to);
     end_item(r, status_of(r), to);
 }
 
-static int end(struct openai_reply *r, struct buf *to)
+static int write_end(struct openai_reply *r, struct buf *to)
 {
     const struct openai_choice *c = &r->choices[0];
     if (c->items.error)
@@ -341,10 +341,11 @@ static int end(struct openai_reply *r, struct buf *to)
     return buf_error(to);
 }
 
-static void broken(struct openai_reply *r, int status, const char *text, struct buf *to)
+static void write_failed(struct openai_reply *r, int status, const char *text, struct buf *to)
 {
     (void)status;
     response_event(r, "failed", "failed", text, to);
 }
 
-const struct openai_writer responses_writer = {started, piece, finished, end, broken};
+const struct openai_writer responses_writer = {write_started, write_piece, write_finished,
+                                               write_end, write_failed};

@@ -308,7 +308,7 @@ static int read_open(struct text_cursor *t, const struct syntax *s, bool *ret_te
 }
 
 /* Adds a value to args as a string of JSON text, so numbers stay as the model wrote them. */
-static int set(json_t *args, const char *key, char *value)
+static int set_argument(json_t *args, const char *key, char *value)
 {
     AUTO(mem_free) char *v = value;
     return !v || json_object_set_new(args, key, json_string(v)) < 0 ? -EINVAL
@@ -337,15 +337,15 @@ static int read_parameter(struct text_cursor *t, const struct syntax *s, struct 
         return -EINVAL;
     memcpy(k, key.data, key.len);
     k[key.len] = 0;
-    return set(args, k,
-               is_text ? tool_types_text(value.data, value.len)
-                       : tool_types_value(s->typed ? NULL : types, name.data, name.len, k,
-                                          value.data, value.len));
+    return set_argument(args, k,
+                        is_text ? tool_types_text(value.data, value.len)
+                                : tool_types_value(s->typed ? NULL : types, name.data, name.len, k,
+                                                   value.data, value.len));
 }
 
-static char *joined(const json_t *args)
+static char *join_arguments(const json_t *args)
 {
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     const char *key;
     const json_t *value;
     buf_init(&b, 8 * TOOL_PARSER_MAX_BYTES); // a byte may become six
@@ -375,7 +375,7 @@ static int read_parameters(struct text_cursor t, const struct syntax *s, struct 
     }
     if (!text_cursor_skip_word(&t, s->end) || t.len)
         return t.len < strlen(s->end) ? -EAGAIN : -EINVAL;
-    return add_call(to, name, joined(args), (struct text_cursor){0});
+    return add_call(to, name, join_arguments(args), (struct text_cursor){0});
 }
 
 static int read_coder(struct text_cursor t, const struct tool_types *types,
@@ -440,7 +440,7 @@ static int read_call(enum tool_format f, struct text_cursor t, const struct tool
 
 /* Whether to use an id that the model wrote. Kimi's templates need the model's ids, Mistral's need
  * ids of nine characters. Other formats have no ids. */
-static bool good_id(enum tool_format f, struct text_cursor id)
+static bool is_usable_id(enum tool_format f, struct text_cursor id)
 {
     for (size_t i = 0; i < id.len && f == TOOLS_MISTRAL; i++)
         if (id.len != 9 || !isalnum((unsigned char)id.data[i]))
@@ -451,7 +451,7 @@ static bool good_id(enum tool_format f, struct text_cursor id)
 static void drop_ids(enum tool_format f, struct tool_call *v, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
-        if (v[i].id && !good_id(f, (struct text_cursor){v[i].id, strlen(v[i].id)}))
+        if (v[i].id && !is_usable_id(f, (struct text_cursor){v[i].id, strlen(v[i].id)}))
             free(TAKE(v[i].id));
 }
 

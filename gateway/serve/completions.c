@@ -106,7 +106,7 @@ static void render(struct completion *x)
         completion_unref(x);
         return;
     }
-    AUTO(buf_done) struct buf vars;
+    AUTO(buf_done) struct buf vars = {0};
     buf_init(&vars, TEMPLATE_MAX_REQUEST);
     buf_puts(&vars, "{\"bos_token\":");
     json_write_text(&vars, info->bos_text.data, info->bos_text.len);

@@ -269,7 +269,7 @@ static void write_verifier(const struct verifier_stats *p, struct buf *to)
 
 /* "ok" if at least one verifier is ready, else "loading" or "unavailable"; "draining" at the
  * end. */
-static const char *overall(const struct gateway *g, const enum upstream_state *states)
+static const char *overall_state(const struct gateway *g, const enum upstream_state *states)
 {
     bool loading = false;
     if (atomic_load(&g->draining))
@@ -283,7 +283,7 @@ static const char *overall(const struct gateway *g, const enum upstream_state *s
 }
 
 /* The same by the last known states. It makes no call, so probes may be frequent. */
-static const char *overall_seen(struct gateway *g)
+static const char *last_overall_state(struct gateway *g)
 {
     enum upstream_state states[UPSTREAM_MAX];
     for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
@@ -292,7 +292,7 @@ static const char *overall_seen(struct gateway *g)
         states[i] = upstream_state(upstream_at(g->upstream, i), &model, problem);
         upstream_model_unref(model);
     }
-    return overall(g, states);
+    return overall_state(g, states);
 }
 
 static int http_status_of(const char *overall)
@@ -305,7 +305,7 @@ static void answer_health(struct query *a)
     enum upstream_state states[UPSTREAM_MAX];
     for (unsigned i = 0; i < a->n; i++)
         states[i] = a->replies[i].state;
-    const char *status = overall(a->g, states);
+    const char *status = overall_state(a->g, states);
     struct buf body;
     buf_init(&body, BODY_MAX);
     buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"", status);
@@ -329,7 +329,7 @@ void health_report(struct gateway *g, struct http_request *r)
 
 void health_brief(struct gateway *g, struct http_request *r)
 {
-    const char *status = overall_seen(g);
+    const char *status = last_overall_state(g);
     struct buf body;
     buf_init(&body, 4096);
     buf_printf(&body, "{\"status\":\"%s\",\"version\":\"" TANDEM_VERSION "\"}\n", status);
@@ -338,7 +338,7 @@ void health_brief(struct gateway *g, struct http_request *r)
 
 void health_ready(struct gateway *g, struct http_request *r)
 {
-    int status = http_status_of(overall_seen(g));
+    int status = http_status_of(last_overall_state(g));
     struct buf body;
     buf_init(&body, 4096);
     buf_printf(&body, "{\"ready\":%s}\n", status == 200 ? "true" : "false");

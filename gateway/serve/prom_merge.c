@@ -44,7 +44,7 @@ static struct span name_at(const char *s, size_t len)
     return (struct span){s, n};
 }
 
-static struct prom_merge_family *grow(struct prom_merge *p)
+static struct prom_merge_family *grow_families(struct prom_merge *p)
 {
     if (p->n < p->cap)
         return &p->families[p->n];
@@ -58,14 +58,14 @@ static struct prom_merge_family *grow(struct prom_merge *p)
     return &p->families[p->n];
 }
 
-static struct prom_merge_family *family(struct prom_merge *p, struct span name)
+static struct prom_merge_family *find_or_add_family(struct prom_merge *p, struct span name)
 {
     for (size_t i = 0; i < p->n; i++) {
         struct prom_merge_family *f = &p->families[i];
         if (strlen(f->name) == name.len && memcmp(f->name, name.at, name.len) == 0)
             return f;
     }
-    struct prom_merge_family *f = grow(p);
+    struct prom_merge_family *f = grow_families(p);
     char *copy = f ? strndup(name.at, name.len) : NULL;
     if (!copy)
         return NULL;
@@ -77,12 +77,12 @@ static struct prom_merge_family *family(struct prom_merge *p, struct span name)
 
 /* `# HELP name ...` or `# TYPE name ...`: the family of the samples that follow. NULL: any other
  * comment. */
-static struct prom_merge_family *comment(struct prom_merge *p, struct span line)
+static struct prom_merge_family *read_comment(struct prom_merge *p, struct span line)
 {
     if (line.len < 8 || (memcmp(line.at, "# HELP ", 7) != 0 && memcmp(line.at, "# TYPE ", 7) != 0))
         return NULL;
     struct span name = name_at(line.at + 7, line.len - 7);
-    struct prom_merge_family *f = name.len ? family(p, name) : NULL;
+    struct prom_merge_family *f = name.len ? find_or_add_family(p, name) : NULL;
     if (!f)
         return NULL;
     char **slot = line.at[2] == 'H' ? &f->help : &f->type;
@@ -92,7 +92,7 @@ static struct prom_merge_family *comment(struct prom_merge *p, struct span line)
 }
 
 /* Whether name is f->name, or f->name with _bucket, _sum or _count. */
-static bool belongs(const struct prom_merge_family *f, struct span name)
+static bool belongs_to_family(const struct prom_merge_family *f, struct span name)
 {
     static const char *const tails[] = {"", "_bucket", "_sum", "_count"};
     size_t n = strlen(f->name);
@@ -104,14 +104,15 @@ static bool belongs(const struct prom_merge_family *f, struct span name)
     return false;
 }
 
-static void sample(struct prom_merge *p, struct prom_merge_family *current, struct span line,
-                   const char *label)
+static void add_sample(struct prom_merge *p, struct prom_merge_family *current, struct span line,
+                       const char *label)
 {
     struct span name = name_at(line.at, line.len);
     const char *rest = line.at + name.len, *end = line.at + line.len;
     if (!name.len || rest == end || (*rest != '{' && *rest != ' '))
         return;
-    struct prom_merge_family *f = current && belongs(current, name) ? current : family(p, name);
+    struct prom_merge_family *f =
+        current && belongs_to_family(current, name) ? current : find_or_add_family(p, name);
     if (!f)
         return;
     bool labels = *rest == '{';
@@ -135,9 +136,9 @@ void prom_merge_add(struct prom_merge *p, const char *text, size_t len, const ch
         const char *stop = memchr(text, '\n', (size_t)(end - text));
         struct span line = {text, (size_t)((stop ? stop : end) - text)};
         if (line.len && *line.at == '#')
-            current = comment(p, line);
+            current = read_comment(p, line);
         else if (line.len && !memchr(line.at, 0, line.len))
-            sample(p, current, line, label);
+            add_sample(p, current, line, label);
         text += line.len + 1;
     }
 }

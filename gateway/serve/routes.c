@@ -41,7 +41,7 @@ static void page_file(struct gateway *g, struct http_request *r)
     page_answer(r);
 }
 
-static void root(struct gateway *g, struct http_request *r)
+static void answer_root(struct gateway *g, struct http_request *r)
 {
     struct buf text;
     http_header(r, "Vary", "Accept");
@@ -95,7 +95,7 @@ static const struct route {
     void (*answer)(struct gateway *g, struct http_request *r);
     enum access open; // if there are keys
 } routes[] = {
-    {"GET", "/", false, root, OPEN},
+    {"GET", "/", false, answer_root, OPEN},
     {"GET", "/ui/", true, page_file, OPEN},
     {"POST", "/v1/chat/completions", false, chat, NEEDS_KEY},
     {"POST", "/v1/completions", false, completion, NEEDS_KEY},
@@ -117,7 +117,7 @@ static bool path_fits(const struct route *e, const char *path)
     return e->prefix ? strncmp(path, e->path, strlen(e->path)) == 0 : strcmp(path, e->path) == 0;
 }
 
-static void leave(void *guest)
+static void leave_guest(void *guest)
 {
     auth_leave(guest);
 }
@@ -130,7 +130,7 @@ static void authenticate(struct gateway *g, struct http_request *r, const struct
         return;
     int rc = auth_enter(g->auth, secret_of(r), e->method[0] == 'P', clock_us(), &guest, &retry_s);
     if (guest)
-        http_attach(r, guest, leave);
+        http_attach(r, guest, leave_guest);
     if (rc == 0)
         return;
     char text[16];

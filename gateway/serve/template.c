@@ -56,7 +56,7 @@ struct template
 
 /* ---- the helper process ---- */
 
-static void limit(pid_t pid, __rlimit_resource_t what, rlim_t value)
+static void set_limit(pid_t pid, __rlimit_resource_t what, rlim_t value)
 {
     struct rlimit l = {value, value};
     prlimit(pid, what, &l, NULL);
@@ -64,11 +64,11 @@ static void limit(pid_t pid, __rlimit_resource_t what, rlim_t value)
 
 static void set_limits(pid_t pid)
 {
-    limit(pid, RLIMIT_AS, 256u << 20);
-    limit(pid, RLIMIT_NOFILE, 16);
-    limit(pid, RLIMIT_FSIZE, 0);
-    limit(pid, RLIMIT_CORE, 0);
-    limit(pid, RLIMIT_NPROC, 0);
+    set_limit(pid, RLIMIT_AS, 256u << 20);
+    set_limit(pid, RLIMIT_NOFILE, 16);
+    set_limit(pid, RLIMIT_FSIZE, 0);
+    set_limit(pid, RLIMIT_CORE, 0);
+    set_limit(pid, RLIMIT_NPROC, 0);
 }
 
 /* Sets the limit of CPU time for the next rendering. The kernel enforces it even if the gateway

@@ -13,8 +13,8 @@ typedef int parse_fn(const char *body, size_t len, struct openai_request *ret,
                      struct openai_fault *ret_fault);
 
 /* Reads the body and takes a verifier. false: the request was answered with an error. */
-static bool begin(struct gateway *g, struct http_request *r, parse_fn *parse,
-                  struct openai_request *ret, struct verifier **ret_verifier)
+static bool take_request(struct gateway *g, struct http_request *r, parse_fn *parse,
+                         struct openai_request *ret, struct verifier **ret_verifier)
 {
     struct openai_fault fault;
     const struct upstream_model *model;
@@ -38,8 +38,9 @@ static bool begin(struct gateway *g, struct http_request *r, parse_fn *parse,
 }
 
 /* Answers the request; write: writes the body of the answer. */
-static void end(struct http_request *r, const struct rpc_status *status, ProtobufCMessage *reply,
-                void (*write)(const ProtobufCMessage *reply, struct buf *to))
+static void answer_request(struct http_request *r, const struct rpc_status *status,
+                           ProtobufCMessage *reply,
+                           void (*write)(const ProtobufCMessage *reply, struct buf *to))
 {
     struct buf body;
     if (status->code != RPC_OK) {
@@ -70,7 +71,7 @@ static void write_ids(const ProtobufCMessage *reply, struct buf *to)
 
 static void on_encoded(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
-    end(user, status, reply, write_ids);
+    answer_request(user, status, reply, write_ids);
 }
 
 void tokens_encode(struct gateway *g, struct http_request *r)
@@ -78,7 +79,7 @@ void tokens_encode(struct gateway *g, struct http_request *r)
     Tandem__V1__TokenizeRequest m = TANDEM__V1__TOKENIZE_REQUEST__INIT;
     struct openai_request q;
     struct verifier *v;
-    if (!begin(g, r, openai_tokenize_parse, &q, &v))
+    if (!take_request(g, r, openai_tokenize_parse, &q, &v))
         return;
     m.text = rpc_data(q.prompts->text, q.prompts->len);
     m.parse_special = true;
@@ -101,7 +102,7 @@ static void write_text(const ProtobufCMessage *reply, struct buf *to)
 
 static void on_decoded(void *user, const struct rpc_status *status, ProtobufCMessage *reply)
 {
-    end(user, status, reply, write_text);
+    answer_request(user, status, reply, write_text);
 }
 
 void tokens_decode(struct gateway *g, struct http_request *r)
@@ -109,7 +110,7 @@ void tokens_decode(struct gateway *g, struct http_request *r)
     Tandem__V1__DetokenizeRequest m = TANDEM__V1__DETOKENIZE_REQUEST__INIT;
     struct openai_request q;
     struct verifier *v;
-    if (!begin(g, r, openai_detokenize_parse, &q, &v))
+    if (!take_request(g, r, openai_detokenize_parse, &q, &v))
         return;
     m.ids = q.prompts->ids;
     m.n_ids = q.prompts->n_ids;

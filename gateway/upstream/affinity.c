@@ -43,7 +43,7 @@ void affinity_free(struct affinity *a)
     free(a);
 }
 
-static const struct entry *find(const struct affinity *a, uint64_t hash)
+static const struct entry *find_entry(const struct affinity *a, uint64_t hash)
 {
     const struct entry *set = a->sets[hash % SETS];
     for (unsigned i = 0; i < WAYS; i++)
@@ -58,7 +58,7 @@ void affinity_find(const struct affinity *a, const struct affinity_prompt *p, un
     uint32_t seen = UINT32_MAX;
     memset(ret_pieces, 0, n * sizeof(*ret_pieces));
     for (unsigned i = 0; i < p->n && seen; i++) {
-        const struct entry *e = find(a, p->hashes[i]);
+        const struct entry *e = find_entry(a, p->hashes[i]);
         seen &= e ? e->seen : 0;
         for (unsigned v = 0; v < n; v++)
             ret_pieces[v] += seen >> v & 1;
@@ -67,7 +67,7 @@ void affinity_find(const struct affinity *a, const struct affinity_prompt *p, un
 
 /* The entry of this hash. If there is none, the least recently used entry of the set is
  * replaced. */
-static struct entry *place(struct affinity *a, uint64_t hash)
+static struct entry *place_entry(struct affinity *a, uint64_t hash)
 {
     struct entry *set = a->sets[hash % SETS], *found = &set[0];
     for (unsigned i = 0; i < WAYS; i++) {
@@ -84,7 +84,7 @@ void affinity_note(struct affinity *a, const struct affinity_prompt *p, unsigned
 {
     a->now++;
     for (unsigned i = 0; i < p->n; i++) {
-        struct entry *e = place(a, p->hashes[i]);
+        struct entry *e = place_entry(a, p->hashes[i]);
         e->seen |= 1u << verifier;
         e->used = a->now;
     }

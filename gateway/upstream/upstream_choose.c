@@ -4,35 +4,35 @@
 #include "base/err.h"
 #include "gateway/upstream/upstream_impl.h"
 
-static bool serves(const struct verifier *v, const char *model)
+static bool serves_model(const struct verifier *v, const char *model)
 {
     const ProtobufCBinaryData *name = &v->model->info->name;
     return !model || !*model || strcmp(model, "default") == 0 ||
            (strlen(model) == name->len && memcmp(model, name->data, name->len) == 0);
 }
 
-static bool same(ProtobufCBinaryData a, ProtobufCBinaryData b)
+static bool same_bytes(ProtobufCBinaryData a, ProtobufCBinaryData b)
 {
     return a.len == b.len && (!a.len || memcmp(a.data, b.data, a.len) == 0);
 }
 
 /* Whether the verifier may get the request, whatever its state is. */
-static bool suits(const struct verifier *v, const struct upstream_want *w)
+static bool is_suitable(const struct verifier *v, const struct upstream_want *w)
 {
     const struct upstream_model *like = w->like;
-    if (w->except >> verifier_index(v) & 1 || !serves(v, w->model))
+    if (w->except >> verifier_index(v) & 1 || !serves_model(v, w->model))
         return false;
-    return !like || (same(like->info->name, v->model->info->name) &&
-                     same(like->info->fingerprint, v->model->info->fingerprint));
+    return !like || (same_bytes(like->info->name, v->model->info->name) &&
+                     same_bytes(like->info->fingerprint, v->model->info->fingerprint));
 }
 
 /* With the lock. */
-static struct verifier *idlest(struct upstream *u, const struct upstream_want *w)
+static struct verifier *least_loaded(struct upstream *u, const struct upstream_want *w)
 {
     struct verifier *found = NULL;
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
-        if (v->state == UPSTREAM_READY && suits(v, w) &&
+        if (v->state == UPSTREAM_READY && is_suitable(v, w) &&
             (!found || atomic_load(&v->n_requests) < atomic_load(&found->n_requests)))
             found = v;
     }
@@ -42,7 +42,7 @@ static struct verifier *idlest(struct upstream *u, const struct upstream_want *w
 /* The limit keeps a prefix that all prompts share from sending all requests to one verifier. */
 struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *w)
 {
-    struct verifier *found = idlest(u, w);
+    struct verifier *found = least_loaded(u, w);
     unsigned pieces[UPSTREAM_MAX], most = 0;
     if (!found || !w->prompt)
         return found;
@@ -51,7 +51,7 @@ struct verifier *upstream_choose(struct upstream *u, const struct upstream_want 
     most = pieces[verifier_index(found)];
     for (unsigned i = 0; i < u->n; i++) {
         struct verifier *v = &u->verifiers[i];
-        if (pieces[i] > most && v->state == UPSTREAM_READY && suits(v, w) &&
+        if (pieces[i] > most && v->state == UPSTREAM_READY && is_suitable(v, w) &&
             atomic_load(&v->n_requests) <= limit) {
             found = v;
             most = pieces[i];
@@ -62,13 +62,13 @@ struct verifier *upstream_choose(struct upstream *u, const struct upstream_want 
 
 /* With the lock. The first verifier in this state that serves `model`, or whose model is
  * unknown. */
-static const struct verifier *first(const struct upstream *u, enum upstream_state state,
-                                    const char *model)
+static const struct verifier *first_in_state(const struct upstream *u, enum upstream_state state,
+                                             const char *model)
 {
     for (unsigned i = 0; i < u->n; i++) {
         const struct verifier *v = &u->verifiers[i];
         bool known = v->model && v->model->info->name.len;
-        if (v->state == state && (!known || serves(v, model)))
+        if (v->state == state && (!known || serves_model(v, model)))
             return v;
     }
     return NULL;
@@ -80,7 +80,7 @@ static bool is_served_nowhere(const struct upstream *u, const char *model)
     bool ready = false;
     for (unsigned i = 0; i < u->n; i++) {
         const struct verifier *v = &u->verifiers[i];
-        if (v->model && serves(v, model))
+        if (v->model && serves_model(v, model))
             return false;
         ready |= v->state == UPSTREAM_READY;
     }
@@ -89,17 +89,17 @@ static bool is_served_nowhere(const struct upstream *u, const char *model)
 
 int upstream_choose_error(const struct upstream *u, const char *model)
 {
-    const struct verifier *v = first(u, UPSTREAM_LOADING, model);
+    const struct verifier *v = first_in_state(u, UPSTREAM_LOADING, model);
     if (v)
         return fail(-EAGAIN, "the model is still loading (%.0f %%)",
                     (double)v->model->info->progress * 100);
-    if (first(u, UPSTREAM_UNKNOWN, model))
+    if (first_in_state(u, UPSTREAM_UNKNOWN, model))
         return fail(-EAGAIN, "the verifier has not answered yet");
     if (is_served_nowhere(u, model))
         return fail(-ENOENT, "the model '%.200s' is not served here", model);
-    if (first(u, UPSTREAM_DRAINING, model))
+    if (first_in_state(u, UPSTREAM_DRAINING, model))
         return fail(-EHOSTDOWN, "the verifier is shutting down");
-    v = first(u, UPSTREAM_REFUSED, model);
+    v = first_in_state(u, UPSTREAM_REFUSED, model);
     if (v)
         return fail(-EHOSTDOWN, "%s", v->problem);
     return fail(-EHOSTDOWN, UPSTREAM_UNREACHED);
@@ -107,6 +107,7 @@ int upstream_choose_error(const struct upstream *u, const char *model)
 
 bool upstream_choose_waits(struct upstream *u, const char *model)
 {
-    return !idlest(u, &(struct upstream_want){.model = model}) &&
-           (first(u, UPSTREAM_LOADING, model) || first(u, UPSTREAM_UNKNOWN, model));
+    return !least_loaded(u, &(struct upstream_want){.model = model}) &&
+           (first_in_state(u, UPSTREAM_LOADING, model) ||
+            first_in_state(u, UPSTREAM_UNKNOWN, model));
 }

@@ -118,21 +118,21 @@ static void add_node(const struct draft_model *d, struct prop_ask *ask, struct b
     b->going = b->n < ask->k && !draft_model_draw_ends(d, ask, token);
 }
 
-/* Puts the rows of the tokens that are being verified behind the n_rows of the pass. Their number,
- * 0 if there is no draft. */
-static uint32_t add_verifying(struct draft_model *d, struct prop_ask *ask, uint32_t n_rows)
+/* Adds the rows of the tokens that are being verified to the pass. False: no draft for this ask. */
+static bool add_verifying(struct draft_model *d, struct prop_ask *ask)
 {
     struct draft_model_seq *s = ask->seq;
     draft_model_ahead_drop(d, s);
     if (!is_ready_ahead(d, ask))
-        return 0;
+        return false;
     uint32_t from = s->kv.len;
     if (!draft_model_rows_grow(d, s, ask->context.n - from))
-        return 0;
-    uint32_t end = draft_model_rows_add(d, s, from, n_rows);
+        return false;
+    draft_model_rows_add(d, s, from);
+    struct pass_plan *plan = &d->run.plan;
     for (uint32_t i = 0; i <= ask->context.n_verifying; i++)
-        d->rows[end - 1 - i].wants_logits = true;
-    return end - n_rows;
+        plan->rows[plan->n_rows - 1 - i].wants_logits = true;
+    return true;
 }
 
 /* As many of the `most` branches as may all be k long. first: the row of the last committed token.
@@ -173,25 +173,24 @@ static bool begin_ahead(struct draft_model *d, struct prop_ask *const *asks, uin
                         uint32_t most)
 {
     struct prop_ask *begun[GROUP_MAX];
-    uint32_t first[GROUP_MAX], n_begun = 0, n_rows = 0, n_logits = 0;
+    uint32_t first[GROUP_MAX], n_begun = 0, n_logits = 0;
+    pass_plan_clear(&d->run.plan);
     for (uint32_t i = 0; i < n; i++) {
         struct prop_ask *ask = asks[i];
         if (!is_open_ahead(ask) || is_begun(ask))
             continue;
         if (n_begun && n_logits + ask->context.n_verifying + 1 > GROUP_MAX)
             break;
-        uint32_t n_added = add_verifying(d, ask, n_rows);
-        ask->done = !n_added;
-        if (!n_added)
+        ask->done = !add_verifying(d, ask);
+        if (ask->done)
             continue;
-        n_rows += n_added;
         n_logits += ask->context.n_verifying + 1;
-        first[n_begun] = n_rows - 1 - ask->context.n_verifying;
+        first[n_begun] = d->run.plan.n_rows - 1 - ask->context.n_verifying;
         begun[n_begun++] = ask;
     }
     if (!n_begun)
         return false;
-    draft_model_rows_pass(d, n_rows);
+    draft_model_rows_pass(d);
     for (uint32_t i = 0; i < n_begun; i++)
         add_first_nodes(d, begun[i], first[i], most);
     return true;
@@ -217,8 +216,8 @@ static void go_on(struct draft_model *d, struct prop_ask *ask, struct branch *b)
     add_node(d, ask, b, top.token, (int32_t)b->node, here * to->survival[b->node]);
 }
 
-/* Adds the rows of an ask's branches to the pass; how many there are. */
-static uint32_t add_branches(struct draft_model *d, const struct prop_ask *ask, uint32_t n_rows)
+/* Adds the rows of an ask's branches to the pass. */
+static void add_branches(struct draft_model *d, const struct prop_ask *ask)
 {
     const struct draft_model_seq *s = ask->seq;
     for (struct branch *b = s->branches->v; b < s->branches->v + BRANCHES_MAX; b++) {
@@ -226,15 +225,10 @@ static uint32_t add_branches(struct draft_model *d, const struct prop_ask *ask, 
         if (!b->going)
             continue;
         uint32_t pos = b->kv.len - 1;
-        b->row = n_rows;
-        d->rows[n_rows++] = (struct forward_row){.seq = &b->kv,
-                                                 .token = ask->to->tokens[b->node],
-                                                 .pos = pos,
-                                                 .index = pos,
-                                                 .parent = -1,
-                                                 .wants_logits = true};
+        b->row = d->run.plan.n_rows;
+        pass_plan_add_chain(&d->run.plan, pass_plan_add_seq(&d->run.plan, &b->kv),
+                            &ask->to->tokens[b->node], pos, 1, 1);
     }
-    return n_rows;
 }
 
 static uint32_t n_going(const struct prop_ask *ask)
@@ -249,16 +243,17 @@ static uint32_t n_going(const struct prop_ask *ask)
 /* One pass over the branches of as many asks as fit in. */
 static void step_ahead(struct draft_model *d, struct prop_ask *const *asks, uint32_t n)
 {
-    uint32_t n_rows = 0, end = 0;
+    uint32_t end = 0;
+    pass_plan_clear(&d->run.plan);
     for (; end < n; end++) {
         if (!is_open_ahead(asks[end]))
             continue;
-        if (n_rows + n_going(asks[end]) > GROUP_MAX)
+        if (d->run.plan.n_rows + n_going(asks[end]) > GROUP_MAX)
             break;
-        n_rows = add_branches(d, asks[end], n_rows);
+        add_branches(d, asks[end]);
     }
-    if (n_rows)
-        draft_model_rows_pass(d, n_rows);
+    if (d->run.plan.n_rows)
+        draft_model_rows_pass(d);
     for (uint32_t i = 0; i < end; i++) {
         const struct draft_model_seq *s = asks[i]->seq;
         if (!is_open_ahead(asks[i]))

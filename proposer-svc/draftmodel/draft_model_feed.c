@@ -62,7 +62,9 @@ bool draft_model_feed_work(void *shared)
         return true;
     }
     int64_t start_us = clock_us();
-    forward_run(d->run.forward, d->rows, draft_model_rows_add(d, s, from, 0));
+    pass_plan_clear(&d->run.plan);
+    draft_model_rows_add(d, s, from);
+    forward_run(d->run.forward, &d->run.plan);
     float row_us = (float)(clock_us() - start_us) / (float)n;
     d->feed_row_us = d->feed_row_us > 0 ? 0.75f * d->feed_row_us + 0.25f * row_us : row_us;
     return true;

@@ -62,8 +62,7 @@ struct draft_model {
     bool is_ahead;     // the last draft() left some that is made ahead to be gone on with
     float feed_row_us; // what a row of a chunk takes
     int64_t pass_us;   // of the last pass of drafts
-    struct forward_row rows[ROWS_MAX];
-    int64_t show_us; // when to say next how far loading is
+    int64_t show_us;   // when to say next how far loading is
 };
 
 /* ---- draft_rows.c ---- */
@@ -77,11 +76,11 @@ bool draft_model_rows_grow(struct draft_model *d, struct draft_model_seq *s, uin
 /* Rows of its context that another sequence of the tenant has left, as the last turn of a chat,
  * need not run again; and it leaves its own, of which all are committed, to others. */
 void draft_model_rows_share(struct draft_model *d, struct draft_model_seq *s);
-/* Puts the rows [from, kv.len) of a sequence, which has grown by them, behind the n rows that the
- * pass has. Returns how many it has then. */
-uint32_t draft_model_rows_add(struct draft_model *d, const struct draft_model_seq *s, uint32_t from,
-                              uint32_t n);
-void draft_model_rows_pass(struct draft_model *d, uint32_t n_rows);
+/* Adds the rows [from, kv.len) of a sequence, which has grown by them, to the plan of the next
+ * pass. */
+void draft_model_rows_add(struct draft_model *d, const struct draft_model_seq *s, uint32_t from);
+/* Runs the plan, and notes how long that takes. */
+void draft_model_rows_pass(struct draft_model *d);
 /* Of struct prop_ops. */
 void draft_model_rows_seq_done(void *shared, void *seq, const struct prop_context *c);
 void draft_model_rows_cut(void *shared, void *seq, const struct prop_context *c, uint32_t keep);

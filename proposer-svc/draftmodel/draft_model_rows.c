@@ -67,19 +67,19 @@ static uint32_t token_at(const struct draft_model_seq *s, uint32_t pos)
     return pos < s->context.n ? s->context.tokens[pos] : s->ahead[pos - s->ahead_at];
 }
 
-uint32_t draft_model_rows_add(struct draft_model *d, const struct draft_model_seq *s, uint32_t from,
-                              uint32_t n)
+void draft_model_rows_add(struct draft_model *d, const struct draft_model_seq *s, uint32_t from)
 {
-    for (uint32_t pos = from; pos < s->kv.len; pos++)
-        d->rows[n++] = (struct forward_row){
-            .seq = &s->kv, .token = token_at(s, pos), .pos = pos, .index = pos, .parent = -1};
-    return n;
+    uint32_t seq = pass_plan_add_seq(&d->run.plan, &s->kv);
+    for (uint32_t pos = from; pos < s->kv.len; pos++) {
+        uint32_t token = token_at(s, pos);
+        pass_plan_add_chain(&d->run.plan, seq, &token, pos, 1, 0);
+    }
 }
 
-void draft_model_rows_pass(struct draft_model *d, uint32_t n_rows)
+void draft_model_rows_pass(struct draft_model *d)
 {
     int64_t start_us = clock_us();
-    forward_run(d->run.forward, d->rows, n_rows);
+    forward_run(d->run.forward, &d->run.plan);
     d->pass_us = clock_us() - start_us;
 }
 

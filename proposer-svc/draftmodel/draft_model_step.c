@@ -45,19 +45,21 @@ static bool is_ready(struct draft_model *d, struct prop_ask *ask)
 /* One pass, and a token for each; those whose draft has ended leave. */
 static uint32_t step(struct draft_model *d, struct going *group, uint32_t n_group)
 {
-    uint32_t n_rows = 0, n = 0;
+    struct pass_plan *plan = &d->run.plan;
+    uint32_t n = 0;
+    pass_plan_clear(plan);
     for (uint32_t i = 0; i < n_group; i++) {
         struct draft_model_seq *s = group[i].ask->seq;
         uint32_t to = s->context.n + group[i].ask->to->n, from = s->kv.len;
         if (!draft_model_rows_grow(d, s, to - from))
             continue; // keeps what it has
-        n_rows = draft_model_rows_add(d, s, from, n_rows);
-        d->rows[n_rows - 1].wants_logits = true;
-        group[n++] = (struct going){group[i].ask, n_rows - 1};
+        draft_model_rows_add(d, s, from);
+        plan->rows[plan->n_rows - 1].wants_logits = true;
+        group[n++] = (struct going){group[i].ask, plan->n_rows - 1};
     }
     if (!n)
         return 0;
-    draft_model_rows_pass(d, n_rows);
+    draft_model_rows_pass(d);
     int64_t now_us = clock_us();
     n_group = n;
     n = 0;

@@ -175,6 +175,7 @@ static int load(struct draft_model *d, const struct prop_draft_model_settings *s
                                  .kv_mib = (uint64_t)set->kv_mib,
                                  .max_sequences = POOL_SEQUENCES,
                                  .max_rows = ROWS_MAX,
+                                 .max_pass_seqs = GROUP_MAX,
                                  .min_logits = GROUP_MAX};
     kernel_kv_type(set->kv_type, &opt.kv_type);
     int r = checkpoint_open(set->model, &c);

@@ -1,12 +1,13 @@
-/* bench_control.c - the policy goodput on a machine that is reckoned: how near it comes to the best
- * fixed k and to no drafts, over acceptance, sequences and context, with times as noisy as real
- * ones; and the CPU time of its choices. What it chooses is rated by the times and tokens that are
- * to be expected, so that no figure has the noise of the machine that runs this.
+/* bench_control.c - the policy goodput on a simulated machine.
  *
- * Passes take what 0.1b Q8_0 took on the Xeon of docs/benchmarks.md, drafts what its first layer
- * did. All times are off by a normal 8 % each, by another 8 % that all share for about a second,
- * and one in 200 is twice as long. Answers have 96 tokens, then another sequence takes the place.
- */
+ * Prints how near the policy comes to the best fixed k and to no drafts, over acceptance, sequences
+ * and context, and the CPU time of its decisions. The machine's times are noisy. Each decision is
+ * rated by the expected times and tokens, so the noise of this computer changes no figure but CPU.
+ *
+ * A pass takes what 0.1b Q8_0 takes on the Xeon of docs/benchmarks.md. A draft takes what the first
+ * layer of that model takes. Each time has a normal error of 8 %, and another of 8 % that all times
+ * of about a second share. One time in 200 is doubled. An answer has 96 tokens, then a new sequence
+ * takes its place. */
 #include <math.h>
 #include <stdio.h>
 #include <time.h>
@@ -18,13 +19,13 @@
 #define K_MAX 16
 #define ANSWER_TOKENS 96
 #define STARTS 4
-#define RUN_US 60e6    // that are rated of each
-#define WARM_UP_US 5e6 // before that
+#define RUN_US 60e6    // simulated time that is rated, per start
+#define WARM_UP_US 5e6 // before it
 #define JITTER 0.08
 #define DRIFT 0.08
 #define DRIFT_US 1e6
-#define HELD_UP 0.005
-#define ROW_US 250 // of each row behind the table, as 512 rows take
+#define DELAYED 0.005 // share of times that are doubled
+#define ROW_US 250    // of each row after the table, as in passes of 512 rows
 #define READ_US 1.2
 #define SEE_US 0.1
 #define DRAFT_US 500
@@ -34,17 +35,18 @@
 static const double pass_us[] = {3090, 3370, 3960, 4230, 4330, 4570, 5010, 5500,
                                  5900, 6550, 7320, 7820, 8400, 8990, 9520, 9980};
 
-/* The machine, and one run of n sequences of this context on it. */
+/* One run of n sequences on the machine. */
 struct run {
     struct control c;
     struct control_seq seqs[SEQUENCES_MAX];
-    uint32_t n_left[SEQUENCES_MAX]; // tokens of their answers
+    uint32_t n_left[SEQUENCES_MAX]; // remaining tokens of their answers
     struct control_item items[SEQUENCES_MAX];
     uint64_t n_drawn;
-    double drift;
-    double alpha;
+    double drift; // current error that all times share
+    double alpha; // probability that a draft token is accepted if its parent is
     uint32_t n, context;
-    double tokens, us; // expected
+    struct draft chain; // every draft: zeros
+    double tokens, us;  // expected values, summed up
     double n_rounds, n_drafted, cpu_us;
 };
 
@@ -63,8 +65,8 @@ static double noisy(struct run *run, double us)
 {
     double keep = exp(-us / DRIFT_US);
     run->drift = keep * run->drift + sqrt(1 - keep * keep) * DRIFT * normal(run);
-    double held_up = uniform(run) < HELD_UP ? 2 : 1;
-    return us * held_up * exp(run->drift + JITTER * normal(run));
+    double delay = uniform(run) < DELAYED ? 2 : 1;
+    return us * delay * exp(run->drift + JITTER * normal(run));
 }
 
 static double rows_us(uint32_t rows)
@@ -75,7 +77,7 @@ static double rows_us(uint32_t rows)
 
 static double true_pass_us(const struct pass_time_work *p)
 {
-    return rows_us(p->rows) + READ_US * p->reads + SEE_US * p->sees;
+    return rows_us(p->rows) + READ_US * p->kv_read + SEE_US * p->attended;
 }
 
 static double true_draft_us(uint32_t k, uint32_t n)
@@ -83,7 +85,7 @@ static double true_draft_us(uint32_t k, uint32_t n)
     return k ? DRAFT_US + k * (DRAFT_TOKEN_US + DRAFT_OTHER_US * (n - 1.0)) : 0;
 }
 
-/* Of a draft of k tokens, the target's own among them. */
+/* Expected committed tokens of a round with a draft of k tokens. */
 static double expected_tokens(double alpha, uint32_t k)
 {
     return (1 - pow(alpha, k + 1)) / (1 - alpha);
@@ -103,7 +105,7 @@ static double rate_of_fixed(const struct run *run, uint32_t k)
     return run->n * expected_tokens(run->alpha, k) / (true_pass_us(&p) + true_draft_us(k, run->n));
 }
 
-/* At the start, as calibrate() does: the fastest of three counts. */
+/* The fastest of three, as calibrate() measures at start-up. */
 static double timed(struct run *run, double us)
 {
     return fmin(noisy(run, us), fmin(noisy(run, us), noisy(run, us)));
@@ -117,9 +119,14 @@ static void start(struct run *run, double alpha, uint32_t n, uint32_t context, u
         m.us[i] = timed(run, rows_us(pass_time_rows_at(i)));
     m.long_one_us = timed(run, rows_us(1) + 1024 * (READ_US + SEE_US));
     m.long_rows_us = timed(run, rows_us(8) + 1024 * (READ_US + 8 * SEE_US));
-    struct pass_time cost;
-    pass_time_init(&cost, &m);
-    control_init(&run->c, &(struct control_options){CONTROL_GOODPUT, K_MAX, 0}, &cost);
+    struct pass_time pass_time;
+    pass_time_init(&pass_time, &m);
+    control_init(&run->c, &(struct control_options){CONTROL_GOODPUT, K_MAX, 0}, &pass_time);
+    run->chain.n = K_MAX;
+    for (uint32_t k = 0; k < K_MAX; k++) {
+        run->chain.parents[k] = (int32_t)k - 1;
+        run->chain.survival[k] = 1; // no prediction
+    }
 }
 
 static double cpu_us(void)
@@ -129,12 +136,9 @@ static double cpu_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-/* Asks, and lists those who have a draft in time. Adds to *us what waiting took. */
-static uint32_t draft(struct run *run, const struct control_round *r, double *us)
+/* Fills in the items of the round. A sequence whose answer has ended is replaced. */
+static void list_sequences(struct run *run)
 {
-    static int32_t chain[K_MAX];
-    static float silent[K_MAX];
-    uint32_t n_drafts = 0, longest = 0;
     for (uint32_t i = 0; i < run->n; i++) {
         if (!run->n_left[i]) {
             control_seq_init(&run->seqs[i]);
@@ -144,48 +148,63 @@ static uint32_t draft(struct run *run, const struct control_round *r, double *us
                                               .context = run->context,
                                               .unread = 1,
                                               .left = run->n_left[i],
-                                              .n = K_MAX};
+                                              .max_nodes = K_MAX,
+                                              .max_depth = K_MAX};
     }
+}
+
+/* Replaces the items by those that requested a draft. Returns their number. */
+static uint32_t list_drafts(struct run *run, uint32_t *ret_longest)
+{
+    uint32_t n_drafts = 0;
+    *ret_longest = 0;
+    for (uint32_t i = 0; i < run->n; i++) {
+        struct control_item item = run->items[i];
+        if (!item.nodes)
+            continue;
+        *ret_longest = item.nodes > *ret_longest ? item.nodes : *ret_longest;
+        run->items[n_drafts++] = (struct control_item){.s = item.s,
+                                                       .context = run->context,
+                                                       .max_nodes = item.nodes,
+                                                       .max_depth = item.depth,
+                                                       .draft = &run->chain};
+    }
+    return n_drafts;
+}
+
+/* Requests drafts, and lists those that arrive in time. Adds the expected wait to *us. */
+static uint32_t request_drafts(struct run *run, const struct control_round *r, double *us)
+{
+    list_sequences(run);
     double before_us = cpu_us();
     double wait_us = control_ask(&run->c, r, run->items, run->n);
     run->cpu_us += cpu_us() - before_us;
-    for (uint32_t k = 0; k < K_MAX; k++) {
-        chain[k] = (int32_t)k - 1;
-        silent[k] = 1;
-    }
-    for (uint32_t i = 0; i < run->n; i++) {
-        struct control_item item = run->items[i];
-        if (!item.k)
-            continue;
-        longest = item.k > longest ? item.k : longest;
-        run->items[n_drafts++] = (struct control_item){
-            .s = item.s, .context = run->context, .n = item.k, .parents = chain, .said = silent};
-    }
+    uint32_t longest, n_drafts = list_drafts(run, &longest);
     double answer_us = noisy(run, true_draft_us(longest, n_drafts));
     for (uint32_t i = 0; i < n_drafts; i++) {
-        control_asked(run->items[i].s, 0, run->items[i].s->reading.done ? 0 : 1, n_drafts);
-        control_answered(&run->c, run->items[i].s, 0, run->items[i].n, answer_us, true);
+        control_asked(run->items[i].s, 0, run->items[i].s->prefill.done ? 0 : 1, n_drafts);
+        control_answered(&run->c, run->items[i].s, 0, run->items[i].max_nodes, answer_us, true);
     }
     *us += fmin(true_draft_us(longest, n_drafts), wait_us);
     return answer_us <= wait_us ? n_drafts : 0;
 }
 
-/* A draft of which the first tokens are right, each with the chance alpha. */
-static void see(struct run *run, const struct control_item *v)
+/* Commits tokens: each draft token is right with probability alpha if its parent is. */
+static void commit(struct run *run, const struct control_item *v)
 {
-    uint32_t tokens[K_MAX] = {0}, committed[K_MAX + 1] = {0}, n_right = 0;
-    while (n_right < v->n && uniform(run) < run->alpha)
+    uint32_t committed[K_MAX + 1] = {0}, n_right = 0; // all draft tokens are 0
+    while (n_right < v->max_nodes && uniform(run) < run->alpha)
         n_right++;
     committed[n_right] = 1;
-    control_seen(&run->c, v->s, v, tokens, committed, n_right + 1);
+    control_seen(&run->c, v->s, 0, v->draft, v->max_nodes, committed, n_right + 1);
 }
 
-static void round_of(struct run *run)
+static void run_round(struct run *run)
 {
     struct control_round r = {
         .n_decoding = run->n, .draft_rows = 512, .n_running = run->n, .pass = pass_of(run, 0)};
     double us = 0, tokens[SEQUENCES_MAX], drafted = 0;
-    uint32_t n_drafts = draft(run, &r, &us);
+    uint32_t n_drafts = request_drafts(run, &r, &us);
     for (uint32_t i = 0; i < run->n; i++)
         tokens[i] = 1;
     double before_us = cpu_us();
@@ -193,12 +212,12 @@ static void round_of(struct run *run)
     run->cpu_us += cpu_us() - before_us;
     for (uint32_t i = 0; i < n_drafts; i++) {
         struct control_item *v = &run->items[i];
-        r.pass.rows += v->k;
-        r.pass.sees += (double)v->k * run->context;
-        r.pass.drafted |= v->k > 0;
-        drafted += v->k;
-        tokens[v->s - run->seqs] = expected_tokens(run->alpha, v->k);
-        see(run, v);
+        r.pass.rows += v->nodes;
+        r.pass.attended += (double)v->nodes * run->context;
+        r.pass.drafted |= v->nodes > 0;
+        drafted += v->nodes;
+        tokens[v->s - run->seqs] = expected_tokens(run->alpha, v->nodes);
+        commit(run, v);
     }
     us += true_pass_us(&r.pass);
     control_passed(&run->c, &r.pass, noisy(run, true_pass_us(&r.pass)), NULL);
@@ -211,7 +230,7 @@ static void round_of(struct run *run)
     }
 }
 
-/* Goodput's tokens per us, from several starts. Leaves the last run. */
+/* Tokens per us with the policy goodput, over several starts. *run is the last one afterwards. */
 static double rate_of_goodput(struct run *run, double alpha, uint32_t n, uint32_t context,
                               double *ret_drafted, double *ret_cpu_us)
 {
@@ -219,10 +238,10 @@ static double rate_of_goodput(struct run *run, double alpha, uint32_t n, uint32_
     for (uint64_t seed = 1; seed <= STARTS; seed++) {
         start(run, alpha, n, context, seed);
         while (run->us < WARM_UP_US)
-            round_of(run);
+            run_round(run);
         run->tokens = run->us = run->n_rounds = run->n_drafted = run->cpu_us = 0;
         while (run->us < RUN_US)
-            round_of(run);
+            run_round(run);
         tokens += run->tokens;
         us += run->us;
         n_rounds += run->n_rounds;

@@ -63,22 +63,20 @@ static uint32_t token_at(uint32_t i)
 
 /* ---- passes ---- */
 
-/* Rows for tokens behind what the sequence holds, logits for the last of them; their number. */
-static unsigned put_rows(struct rig *rig, struct kv_seq *seq, const uint32_t *tokens, unsigned n,
-                         unsigned n_logits, struct forward_row *rows)
+/* Adds rows for tokens after those that the sequence holds; the last n_logits want logits. */
+static void add_rows(struct rig *rig, struct kv_seq *seq, const uint32_t *tokens, unsigned n,
+                     unsigned n_logits)
 {
     uint32_t at = seq->len;
     if (kv_grow(rig->kv, seq, n) < 0)
         refuse("the sequences do not fit");
-    for (uint32_t i = 0; i < n; i++)
-        rows[i] = (struct forward_row){seq, tokens[i], at + i, at + i, -1, n - i <= n_logits};
-    return n;
+    pass_plan_add_chain(&rig->plan, pass_plan_add_seq(&rig->plan, seq), tokens, at, n, n_logits);
 }
 
-static double time_rows(struct rig *rig, const struct forward_row *rows, unsigned n)
+static double time_plan(struct rig *rig)
 {
     double from = now_ms();
-    forward_run(rig->forward, rows, n);
+    forward_run(rig->forward, &rig->plan);
     return now_ms() - from;
 }
 
@@ -89,11 +87,10 @@ static void drop(struct rig *rig, struct kv_seq *seq, uint32_t len)
 
 static double time_pass(struct tool *t, unsigned n_seqs, unsigned n_rows, unsigned n_logits)
 {
-    static struct forward_row rows[MAX_ROWS];
-    unsigned n = 0;
+    pass_plan_clear(&t->rig.plan);
     for (unsigned s = 0; s < n_seqs; s++)
-        n += put_rows(&t->rig, &t->seqs[s], t->tokens + t->context, n_rows, n_logits, rows + n);
-    double took = time_rows(&t->rig, rows, n);
+        add_rows(&t->rig, &t->seqs[s], t->tokens + t->context, n_rows, n_logits);
+    double took = time_plan(&t->rig);
     for (unsigned s = 0; s < n_seqs; s++)
         drop(&t->rig, &t->seqs[s], t->context);
     return took;
@@ -117,21 +114,22 @@ static uint32_t best(const struct rig *rig, unsigned row)
 /* Drafts k tokens after the decided ones. */
 static void draft(struct tool *t, struct text *x, unsigned k)
 {
-    struct forward_row rows[MAX_K + 1];
     for (unsigned i = x->n; i < x->n + k; i++) {
         unsigned from = t->draft_seq.len - t->context;
-        unsigned n = put_rows(&t->draft, &t->draft_seq, x->tokens + from, i - from, 1, rows);
-        forward_run(t->draft.forward, rows, n);
-        x->tokens[i] = best(&t->draft, n - 1);
+        pass_plan_clear(&t->draft.plan);
+        add_rows(&t->draft, &t->draft_seq, x->tokens + from, i - from, 1);
+        forward_run(t->draft.forward, &t->draft.plan);
+        x->tokens[i] = best(&t->draft, i - from - 1);
     }
 }
 
 /* Appends the drafted tokens that the target confirms, and one token of the target. */
 static void verify(struct tool *t, struct text *x, unsigned k)
 {
-    struct forward_row rows[MAX_K + 1];
-    unsigned n = put_rows(&t->rig, &t->seqs[0], x->tokens + x->n - 1, k + 1, k + 1, rows), kept = 0;
-    x->target_ms += time_rows(&t->rig, rows, n);
+    unsigned kept = 0;
+    pass_plan_clear(&t->rig.plan);
+    add_rows(&t->rig, &t->seqs[0], x->tokens + x->n - 1, k + 1, k + 1);
+    x->target_ms += time_plan(&t->rig);
     while (kept < k && best(&t->rig, kept) == x->tokens[x->n + kept])
         kept++;
     x->tokens[x->n + kept] = best(&t->rig, kept);
@@ -220,8 +218,8 @@ static void find_weights(struct tool *t)
     const char *end = NULL;
     note(t, &end, &m->head);
     for (uint32_t l = 0; l < m->params.n_layers; l++) {
-        note(t, &end, &m->layers[l].q);
-        note(t, &end, &m->layers[l].down);
+        note(t, &end, &m->layers[l].attn.q);
+        note(t, &end, &m->layers[l].ffn.down);
     }
     t->bytes = (size_t)(end - t->weights);
 }
@@ -234,9 +232,7 @@ static void repeat_context(struct tool *t, struct rig *rig, const struct kv_seq 
     if (kv_grow(rig->kv, seq, t->context - seq->len) < 0)
         refuse("the contexts do not fit");
     for (unsigned b = from; b < seq->n_blocks; b++)
-        for (uint32_t l = 0; l < rig->model->params.n_layers; l++)
-            memcpy(kv_at(rig->kv, l, seq->blocks[b], 0),
-                   kv_at(rig->kv, l, first->blocks[b % n_fed], 0), kv_block(rig->kv));
+        kv_bytes_copy(kv_bytes_of(rig->kv), first->blocks[b % n_fed], seq->blocks[b]);
 }
 
 /* Computes only MAX_ROWS tokens: a prefill of 8192 for each sequence would take minutes. */

@@ -2,8 +2,8 @@
 //
 //   node tests/clients/drafter.mjs unix:/run/tandem/verifier-default.sock "Once upon a time"
 //
-// The draft is prompt lookup: find the last two tokens earlier in the context and guess what followed them. Whatever is
-// guessed, the committed tokens are the target's own; a good guess only makes fewer rounds.
+// The draft is prompt lookup: it finds the last two tokens earlier in the context and proposes the tokens after them.
+// Any draft gives the target's own tokens; a good draft only needs fewer rounds.
 import {pathToFileURL} from 'node:url';
 import {call, grpc, tandem} from './stack.mjs';
 
@@ -15,7 +15,7 @@ export function lookUp(context, k) {
   return [];
 }
 
-// Generates with drafts of `draft(context, k)`; returns the committed tokens and how it went.
+// Generates with drafts of `draft(context, k)`. Returns the committed tokens and the statistics.
 export async function generateWithDrafts(client, open, prompt, draft = lookUp, k = 5) {
   const stream = client.Verify();
   const context = [...prompt];

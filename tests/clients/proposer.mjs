@@ -1,9 +1,9 @@
-// proposer.mjs - a proposer in another language: it serves Draft with prompt lookup over the contexts it is told.
+// proposer.mjs - a proposer in another language: it serves Draft with prompt lookup in the contexts that it receives.
 //
 //   node tests/clients/proposer.mjs unix:/tmp/mine.sock
 //   verifier-svc --model FILE --proposers unix:/tmp/mine.sock
 //
-// `lies` replaces answers by bad ones, for the tests: a verifier must go on as if nothing had come.
+// `lies` replaces answers by bad ones, for the tests: a verifier must continue as without an answer.
 import {pathToFileURL} from 'node:url';
 import {lookUp} from './drafter.mjs';
 import {grpc, tandem} from './stack.mjs';
@@ -24,7 +24,7 @@ export function digestOf(tokens, from = 0n) {
 
 const random = (n) => Math.floor(Math.random() * n);
 
-// Each makes a bad answer of a good one: {seq, base_len, digest, tokens}.
+// Each turns a good answer {seq, base_len, digest, tokens} into a bad one.
 export const lies = {
   none: (d) => d,
   random: (d, k) => ({...d, tokens: Array.from({length: k}, () => random(4000))}),
@@ -69,7 +69,7 @@ function serveDraft(lie, stream) {
       contexts.set(s.seq, context);
       if (!s.k) continue;
       const digest = digestOf(context).toString();
-      if (!s.more && digest !== s.digest) lie = lies.fails; // we lost count: end this stream, a new one begins afresh
+      if (!s.more && digest !== s.digest) lie = lies.fails; // the context is inconsistent: end this stream, a new one starts empty
       const answer = lie({seq: s.seq, base_len: context.length, digest, tokens: lookUp(context, s.k)}, s.k, send, stream);
       if (answer) answers.push(answer);
     }
@@ -78,7 +78,7 @@ function serveDraft(lie, stream) {
   });
 }
 
-// Starts one. lie(name) changes its answers and returns a function that counts those since.
+// Starts a proposer. lie(name) makes its answers bad and returns a function that counts them since then.
 export async function serveProposer(address, name = 'none') {
   let lie = lies[name], answers = 0;
   const service = {...tandem.v1.Proposer.service};

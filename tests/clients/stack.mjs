@@ -12,7 +12,7 @@ import {fileURLToPath} from 'node:url';
 export const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), '../..');
 const bin = process.env.TANDEM_BIN ?? path.join(root, 'build/dev');
 const clients = process.env.TANDEM_CLIENTS ?? path.join(root, 'build/clients');
-export const need = createRequire(path.join(clients, 'x.js')); // packages lie in build/, not beside the sources
+export const need = createRequire(path.join(clients, 'x.js')); // packages are in build/, not next to the sources
 
 export const grpc = need('@grpc/grpc-js');
 const proto = need('@grpc/proto-loader').loadSync(
@@ -21,7 +21,7 @@ const proto = need('@grpc/proto-loader').loadSync(
 export const {tandem, grpc: {health}} = grpc.loadPackageDefinition(proto);
 
 const reports = /ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|runtime error:/;
-export const slow = /asan|tsan/.test(bin) ? 5 : 1; // how much longer things may take
+export const slow = /asan|tsan/.test(bin) ? 5 : 1; // factor for time limits
 
 export async function freePort() {
   const server = net.createServer().listen(0, '127.0.0.1');
@@ -32,7 +32,7 @@ export async function freePort() {
   return port;
 }
 
-// Asks until `ask` gives something true; its last error is shown when time is up.
+// Calls `ask` until its result is true. After the timeout its last error is shown.
 export async function until(what, ask, limitMs = 30000) {
   const end = Date.now() + limitMs * slow;
   let error = '';
@@ -80,7 +80,7 @@ class Service {
 }
 
 export class Stack {
-  // proposers: 'ngram' for a proposer-svc of ours, or addresses of others. drafter, verifier: more options of those.
+  // proposers: 'ngram' starts a proposer-svc, else addresses of proposers. drafter, verifier: more options for them.
   static async start({model = 'models/tales-1m-q8_0.gguf', proposers = ['ngram'], drafter = [], verifier = []} = {}) {
     const stack = new Stack();
     stack.dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tandem-test-'));
@@ -105,7 +105,7 @@ export class Stack {
     return stack;
   }
 
-  // A gateway alone, before verifiers that are not ours. listen(dir): starts them and gives their addresses.
+  // Only a gateway, with verifiers of the test. listen(dir): starts them and returns their addresses.
   static async startGateway(listen, args = []) {
     const stack = new Stack();
     stack.dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tandem-test-'));
@@ -140,7 +140,7 @@ export class Stack {
     return new Type(address, grpc.credentials.createInsecure());
   }
 
-  // The verifier's typed figures.
+  // The typed statistics of the verifier.
   stats() {
     return call(this.client(tandem.v1.Stats), 'GetStats', {});
   }
@@ -150,7 +150,7 @@ export class Stack {
       body: JSON.stringify({messages: [{role: 'user', content: 'Tell me a story.'}], ...body}), ...options});
   }
 
-  // Drains all services and fails on what a sanitizer reported.
+  // Drains all services. Fails if a sanitizer has reported an error.
   async stop() {
     for (const s of this.services) await s.stop();
     for (const s of this.services) {
@@ -174,7 +174,7 @@ export async function events(stream) {
   return all;
 }
 
-// What Generate committed: ids and logprobs by choice, in order.
+// The tokens that Generate committed: ids and logprobs by choice, in order.
 export async function generate(client, request) {
   const choices = [];
   for (const e of await events(client.Generate(request, {deadline: Date.now() + 60000 * slow}))) {

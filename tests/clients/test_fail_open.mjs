@@ -1,4 +1,4 @@
-// Proposers that are bad, dead or stopped: no request fails, and every answer stays the same.
+// With bad, dead or stopped proposers no request fails, and every answer stays the same.
 import assert from 'node:assert/strict';
 import os from 'node:os';
 import path from 'node:path';
@@ -54,7 +54,7 @@ test('the n-gram proposer', async (t) => {
   const client = stack.client(tandem.v1.Verifier);
   const expected = await batch(client, 8, off);
   t.after(() => stack.stop());
-  // Requests all the time while something happens to the proposer; every answer must be right.
+  // Sends requests continuously while something happens to the proposer; every answer must be right.
   const underLoad = async (happen) => {
     let stop = false, answers = 0;
     const load = (async () => {
@@ -82,7 +82,7 @@ test('the n-gram proposer', async (t) => {
     stack.proposer.start();
     await acceptsMore();
   }));
-  await t.test('stopped under load, no request fails, and it is used again once it goes on', () => underLoad(async () => {
+  await t.test('stopped under load, no request fails, and it is used again when it continues', () => underLoad(async () => {
     stack.proposer.kill('SIGSTOP');
     await until('benched', async () => {
       const {proposers: [p]} = await stack.stats();
@@ -96,7 +96,7 @@ test('the n-gram proposer', async (t) => {
 test('a verifier that is killed', async (t) => {
   const stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', proposers: [], verifier: ['--max-sequences', '12']});
   t.after(() => stack.stop());
-  // Status and text of an answer, and when it ended; it is given up only long after it should have ended.
+  // Status and text of an answer, and its end time. The timeout is much longer than the expected time.
   const ask = async (stream, body) => {
     const answer = await stack.chat({stream, ignore_eos: true, ...body}, {signal: AbortSignal.timeout(30000 * slow)});
     return {stream, status: answer.status, text: await answer.text(), at: Date.now()};

@@ -1,4 +1,4 @@
-// @grpc/grpc-js against the services: with the proto files, and with what reflection tells.
+// @grpc/grpc-js against the services: with the proto files, and with the descriptors of reflection.
 import assert from 'node:assert/strict';
 import {after, before, test} from 'node:test';
 import {generateWithDrafts} from './drafter.mjs';
@@ -68,7 +68,7 @@ for (const [what, request, code] of [
   test(`${what} is refused`, async () => assert.rejects(events(verifier.Generate(request)), refused(code)));
 }
 
-test('an unknown method is UNIMPLEMENTED, at once', async () => {
+test('an unknown method is UNIMPLEMENTED, immediately', async () => {
   await assert.rejects(new Promise((done, failed) => verifier.makeUnaryRequest('/tandem.v1.Verifier/Guess', (x) => x,
     (x) => x, Buffer.alloc(0), {deadline: Date.now() + 5000}, (e) => (e ? failed(e) : done()))), {code: grpc.status.UNIMPLEMENTED});
 });
@@ -78,14 +78,14 @@ test('a malformed message is refused', async () => {
     (x) => x, Buffer.from([0x0a, 0xff, 0xff]), {deadline: Date.now() + 5000}, (e) => (e ? failed(e) : done()))), refused('INVALID_ARGUMENT'));
 });
 
-test('cancelling ends the generation within a round', async () => {
+test('cancelling ends the request within a round', async () => {
   const stream = verifier.Generate({...greedy, max_tokens: 900, ignore_eos: true});
   stream.once('data', () => stream.cancel());
   await assert.rejects(events(stream), {code: grpc.status.CANCELLED});
   await until('the sequence has ended', async () => (await stack.stats()).running === 0);
 });
 
-test('a deadline is kept', async () => {
+test('a deadline is observed', async () => {
   const stream = verifier.Generate({...greedy, max_tokens: 900, ignore_eos: true, n: 4}, {deadline: Date.now() + 30});
   await assert.rejects(events(stream), {code: grpc.status.DEADLINE_EXCEEDED});
   await until('the sequence has ended', async () => (await stack.stats()).running === 0);
@@ -119,14 +119,14 @@ test('reflection alone is enough to generate', async () => {
   assert.equal((await call(client, 'GetModel', {})).n_vocab, 4096);
 });
 
-test('reflection lists what the proposer serves', async () => {
+test('reflection lists the services of the proposer', async () => {
   const reflection = new GrpcReflection(stack.proposerAddress, grpc.ChannelCredentials.createInsecure());
   assert.ok((await reflection.listServices()).includes('tandem.v1.Proposer'));
   const methods = await reflection.listMethods('tandem.v1.Proposer');
   assert.deepEqual(methods.map((m) => m.name).sort(), ['Describe', 'Draft']);
 });
 
-// The package as the proposer's own descriptors tell it.
+// The package from the proposer's own descriptors.
 async function reflectedProposer() {
   const reflection = new GrpcReflection(stack.proposerAddress, grpc.ChannelCredentials.createInsecure());
   const of = async (symbol) => (await reflection.getDescriptorBySymbol(symbol)).getPackageObject(
@@ -150,26 +150,26 @@ for (const [how, types] of [['the proto files', () => tandem.v1], ['reflection a
     const tokens = [11, 12, 13, 14, 15, 16, 11, 12, 13];
     const whole = {seq: '7', base_len: 9, keep: 0, tokens, digest: digestOf(tokens).toString(), k: 3, prompt_len: 9};
 
-    await t.test('Describe tells what it is', async () => {
+    await t.test('Describe names the proposer', async () => {
       const told = await call(client, 'Describe', {protocol: 1});
       assert.equal(told.protocol, 1);
       assert.equal(told.kind.toString(), 'ngram');
       assert.ok(told.k_max >= 3);
       assert.deepEqual(told.q_modes, ['Q_MODE_POINT']);
     });
-    await t.test('a Round is answered with what followed before', async () => {
+    await t.test('a Round is answered with the earlier continuation', async () => {
       const draft = await round(whole);
       assert.deepEqual(draft.tokens, [14, 15, 16]);
       assert.equal(draft.base_len, 9);
       assert.equal(draft.digest, whole.digest);
       assert.equal(draft.need_context, false);
     });
-    await t.test('an unknown sequence of which something is kept needs its context', async () => {
+    await t.test('an unknown sequence with a kept prefix needs its context', async () => {
       const draft = await round({...whole, seq: '8', keep: 5, tokens: tokens.slice(5)});
       assert.equal(draft.need_context, true);
       assert.deepEqual(draft.tokens, []);
     });
-    await t.test('a stale digest needs the context, and with it is drafted for again', async () => {
+    await t.test('a stale digest needs the context, then drafts continue', async () => {
       const more = [...tokens, 14];
       const next = {...whole, base_len: 10, keep: 9, tokens: [14], digest: digestOf(more).toString()};
       assert.equal((await round({...next, digest: whole.digest})).need_context, true);
@@ -190,7 +190,7 @@ for (const [how, types] of [['the proto files', () => tandem.v1], ['reflection a
 const ids = async () => (await call(verifier, 'Tokenize', {text: prompt.text, add_bos: true})).ids;
 const open = {sampling: {temperature: 0}, max_tokens: 200, ignore_eos: true};
 
-test('a client that drafts for itself gets the tokens of Generate, in fewer rounds', async () => {
+test('a client with its own drafts gets the tokens of Generate, in fewer rounds', async () => {
   const [plain] = await generate(verifier, {...open, tokens: {ids: await ids()}, logprobs: true});
   const drafted = await generateWithDrafts(verifier, {...open, logprobs: true}, await ids());
   assert.deepEqual(drafted.ids, plain.ids);
@@ -200,7 +200,7 @@ test('a client that drafts for itself gets the tokens of Generate, in fewer roun
   assert.equal(drafted.finished.reason, 'FINISH_REASON_LENGTH');
 });
 
-test('perfect, empty and absurd drafts change the rounds and not the tokens', async () => {
+test('perfect, empty and absurd drafts change the rounds but not the tokens', async () => {
   const prefix = await ids();
   const [plain] = await generate(verifier, {...open, tokens: {ids: prefix}, max_tokens: 60});
   const truth = [...prefix, ...plain.ids];
@@ -217,7 +217,7 @@ test('perfect, empty and absurd drafts change the rounds and not the tokens', as
   }
 });
 
-test('a draft for another place is refused with both lengths', async () => {
+test('a draft for another position is refused with both lengths', async () => {
   const stream = verifier.Verify();
   stream.write({open: {...open, tokens: {ids: [...await ids()]}}});
   stream.once('data', () => stream.write({draft: {base_len: 3000, tokens: [5]}}));

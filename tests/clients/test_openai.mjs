@@ -60,7 +60,7 @@ test('a completion continues its prompt, streamed or not', async () => {
   assert.equal(streamed.text, plain.choices[0].text);
 });
 
-test('several prompts have the choices each would have alone, streamed or not', async () => {
+test('several prompts have the same choices as each prompt alone, streamed or not', async () => {
   const body = {model: 'default', temperature: 1, seed: 5, max_tokens: 12, n: 2};
   const prompts = ['Once upon a time', 'The cat', 'Lily'];
   const alone = [];
@@ -92,7 +92,7 @@ test('a response is the text of the chat', async () => {
   assert.equal(streamed.output_text, whole.output_text);
 });
 
-test('several choices have indices of their own and differ', async () => {
+test('several choices have their own indices and differ', async () => {
   const {choices} = await chat({n: 3, temperature: 1, seed: 7});
   assert.deepEqual(choices.map((c) => c.index).sort(), [0, 1, 2]);
   assert.equal(new Set(choices.map((c) => c.message.content)).size, 3);
@@ -116,7 +116,7 @@ test('a prediction is most of the draft and changes nothing', async () => {
   for (const stream of [false, true]) {
     const body = {max_tokens: 120, prediction: {type: 'content', content: words.join(' ')}};
     let accepted = 0, rejected = 0;
-    for (let i = 0; i < 10 && (accepted < 40 || accepted <= 1.5 * rejected); i++) { // drafts may come late where the machine is busy
+    for (let i = 0; i < 10 && (accepted < 40 || accepted <= 1.5 * rejected); i++) { // drafts may be late on a busy machine
       const answer = stream ? await readStream(await chat({...body, stream, stream_options: {include_usage: true}})) : await chat(body);
       assert.equal(answer.text ?? answer.choices[0].message.content, text);
       assert.equal(answer.usage.completion_tokens, 120);
@@ -147,7 +147,7 @@ test('log-probabilities come for every token', async () => {
   for (const t of content) {
     assert.ok(t.logprob <= 0);
     assert.equal(t.top_logprobs.length, 3);
-    assert.equal(t.top_logprobs[0].token, t.token); // greedy: the best one was taken
+    assert.equal(t.top_logprobs[0].token, t.token); // greedy: the best token
   }
 });
 
@@ -159,7 +159,7 @@ test('a stop string ends the text before it', async () => {
   assert.equal(cut.choices[0].message.content, whole.slice(0, whole.indexOf(stop)));
 });
 
-test('models lists the one that is served', async () => {
+test('models lists the served model', async () => {
   const models = await openai.models.list();
   assert.equal(models.data.length, 1);
   assert.equal(models.data[0].object, 'model');
@@ -206,14 +206,14 @@ for (const [what, words, unit] of [['longer than the context', 3000, 'tokens'], 
   });
 }
 
-test('an empty prompt is served where BOS or the template gives it a token', async () => {
+test('an empty prompt is served if BOS or the template adds a token', async () => {
   const complete = (body) => openai.completions.create({model: 'default', prompt: '', max_tokens: 3, ...body});
   assert.equal((await complete()).usage.prompt_tokens, 1);
   await assert.rejects(complete({add_special_tokens: false}), (e) => e.status === 400 && /the prompt is empty/.test(e.message));
   assert.ok((await chat({messages: [{role: 'user', content: ''}]})).usage.prompt_tokens > 0);
 });
 
-test('a client that hangs up frees its sequence', async () => {
+test('a disconnect frees the sequence', async () => {
   const stream = await chat({stream: true, max_tokens: 900, ignore_eos: true});
   for await (const _ of stream) break; // leaving the loop aborts the request
   await until('the sequence has ended', async () => {
@@ -231,7 +231,7 @@ test('64 parallel streams each get their own answer', async () => {
   assert.equal(all[9].text, alone.choices[0].message.content);
 });
 
-test('metrics are well-formed and count what was served', async () => {
+test('metrics are well-formed and count the requests', async () => {
   const text = await (await fetch(`${stack.url}/metrics`)).text();
   assert.match(text, /^tandem_generation_tokens_total\{?.* \d+/m);
   const promtool = path.join(root, 'build/promtool');
@@ -252,7 +252,7 @@ test('health shows process, verifier, proposers, cache and speculation', async (
   assert.deepEqual(Object.keys(health.spec_decode), Object.keys(figures));
 });
 
-test('speculation figures have exactly the promised keys', async () => {
+test('speculation metrics have exactly the documented keys', async () => {
   const figures = await (await fetch(`${stack.url}/v1/spec_decode/metrics`)).json();
   assert.deepEqual(Object.keys(figures).sort(), ['acceptance_rate_ema', 'acceptance_rate_overall', 'adaptive_k_current',
     'avg_tokens_per_step', 'current_k', 'spec_decode_enabled', 'spec_decode_mode', 'total_accepted',

@@ -112,7 +112,7 @@ test('by keyboard: Enter sends, arrows walk through the tokens', {skip}, () => w
   await page.keyboard.press('Enter');
   await finished(page);
   assert.equal(await page.locator('.asked').innerText(), 'Tell me a story.\nA short one.');
-  await page.keyboard.press('Shift+Tab'); // back from the composer: the answer is one stop
+  await page.keyboard.press('Shift+Tab'); // back from the composer: Tab stops once per answer
   const at = () => page.evaluate(() => document.activeElement.dataset.at);
   assert.equal(await at(), '0');
   await page.keyboard.press('ArrowRight');
@@ -170,7 +170,7 @@ test('a refusal of the server is shown with its sentence', {skip}, () => withPag
   assert.match(complaints.pop(), /status of 400/); // the browser's own line
 }));
 
-// Plays a server that streams these deltas, a token each, and then an error.
+// Fakes a server that streams these deltas, a token each, then an error.
 async function play(page, deltas, sentence) {
   const chunks = deltas.map((delta, i) => ({choices: [{index: 0, delta, logprobs: null, finish_reason: null}],
     tandem: {tokens: [{id: i, origin: 'target', round: i + 1, drafted: 0, proposer: ''}]}}));

@@ -1,4 +1,4 @@
-// POST /v1/responses, as the official OpenAI client sees it; the verifier says what it is told.
+// POST /v1/responses with the official OpenAI client and a fake verifier, whose answer is in the prompt.
 import assert from 'node:assert/strict';
 import {after, before, test} from 'node:test';
 import {need, Stack} from './stack.mjs';
@@ -7,8 +7,8 @@ import {Verifier} from './verifier.mjs';
 const {OpenAI} = need('openai');
 const templates = {
   hermes: '{# <tool_call> <think> </think> #}{{ "Say: " + messages[-1].content }}',
-  shows: '{{ "Say: " + messages | tojson + (tools | tojson if tools else "") }}', // what a template is given
-  // The tool's output ends the talk.
+  shows: '{{ "Say: " + messages | tojson + (tools | tojson if tools else "") }}', // the variables of the template
+  // The output of the tool is the last message.
   agent: `{# <tool_call> #}{% if messages[-1].role == "tool" %}{{ "Say: " + messages[-1].name + ": " + messages[-1].content }}
 {%- else %}{{ 'Say: Let me see.\\n<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>' }}{% endif %}`,
 };
@@ -38,7 +38,7 @@ async function eventsOf(model, input, more = {}) {
   return all;
 }
 
-// The output without what changes from one answer to the next, and what the client adds.
+// The output without fields that differ between answers, and without fields that the client adds.
 const other = ['id', 'call_id', 'parsed', 'parsed_arguments'];
 const plain = (response) => JSON.parse(JSON.stringify(response.output, (key, v) => (other.includes(key) ? undefined : v)));
 
@@ -64,7 +64,7 @@ test('a stream has typed events in order', async () => {
   assert.equal(all.at(-1).response.id, all[0].response.id);
 });
 
-test('whole and streamed are the same, as the client puts it together', async () => {
+test('the client assembles the same response from a stream', async () => {
   for (const text of ['Hello.', '<think>Hm.</think>\n\nWell.', '<think>Hm']) {
     const whole = await respond('hermes', text);
     const streamed = await openai.responses.stream({model: 'hermes', input: text}).finalResponse();
@@ -73,7 +73,7 @@ test('whole and streamed are the same, as the client puts it together', async ()
   }
 });
 
-test('reasoning is an item of its own', async () => {
+test('reasoning is a separate item', async () => {
   const r = await respond('hermes', '<think>Hm.</think>\n\nWell.');
   assert.deepEqual(r.output.map((o) => o.type), ['reasoning', 'message']);
   assert.deepEqual(r.output[0].content, [{type: 'reasoning_text', text: 'Hm.'}]);
@@ -83,7 +83,7 @@ test('reasoning is an item of its own', async () => {
   assert.equal(all.filter((e) => e.type === 'response.reasoning_text.delta').map((e) => e.delta).join(''), 'Hm.');
 });
 
-test('logprobs of the message come with its text, and of nothing else', async () => {
+test('only the text of the message has logprobs', async () => {
   const include = ['message.output_text.logprobs'];
   const whole = await respond('hermes', '<think>Hm.</think>\n\nWell then.', {include, top_logprobs: 1});
   const [, message] = whole.output, {logprobs} = message.content[0];
@@ -110,7 +110,7 @@ test('a tool is called, and its output answered', async () => {
   assert.equal((await respond('agent', input, {tools})).output_text, 'get_weather: sunny');
 });
 
-test('a streamed call has events of its own', async () => {
+test('a streamed call has its own events', async () => {
   const all = await eventsOf('agent', 'Weather?', {tools});
   const names = all.map((e) => e.type.replace('response.', ''));
   assert.deepEqual(names.slice(names.lastIndexOf('output_item.added')), ['output_item.added', 'function_call_arguments.delta',
@@ -134,13 +134,13 @@ test('items become the messages of a chat', async () => {
   const {parameters} = tools[0];
   assert.deepEqual(JSON.parse(`[${r.output_text.replace('][', '],[')}]`), [[
     {role: 'system', content: 'Be brief.'},
-    {role: 'system', content: 'a\nb'}, // for templates that do not know developers
+    {role: 'system', content: 'a\nb'}, // for templates without the role developer
     {role: 'assistant', content: 'c', reasoning_content: 'think', tool_calls: [call('one', 'f', {x: 1}), call('two', 'g', {})]},
     {role: 'tool', tool_call_id: 'two', content: 'out', name: 'g'},
   ], [{type: 'function', function: {name: 'get_weather', description: 'Weather', parameters}}]]);
 });
 
-test('an answer that is cut is incomplete', async () => {
+test('an answer over max_output_tokens is incomplete', async () => {
   const r = await respond('hermes', 'Hello there.', {max_output_tokens: 2});
   assert.equal(r.status, 'incomplete');
   assert.deepEqual(r.incomplete_details, {reason: 'max_output_tokens'});
@@ -173,11 +173,11 @@ for (const [param, more] of [
   });
 }
 
-test('no response is kept', async () => {
+test('no response is stored', async () => {
   await assert.rejects(openai.responses.retrieve('resp_1'), (e) => e.status === 404 && /not stored/.test(e.message));
 });
 
-test('a stream that cannot go on ends as failed', async () => {
+test('a stream that cannot continue ends as failed', async () => {
   const stream = await respond('hermes', 'stall', {stream: true});
   const all = [];
   for await (const e of stream) {

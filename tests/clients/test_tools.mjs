@@ -1,4 +1,4 @@
-// Calls of tools and reasoning, as the official OpenAI client sees them; the verifier says what it is told.
+// Tool calls and reasoning with the official OpenAI client and a fake verifier, whose answer is in the prompt.
 import assert from 'node:assert/strict';
 import {after, before, test} from 'node:test';
 import {need, Stack} from './stack.mjs';
@@ -6,7 +6,7 @@ import {Verifier} from './verifier.mjs';
 
 const {OpenAI} = need('openai');
 const say = '{{ "Say: " + messages[-1].content }}';
-const templates = { // what the gateway looks for in them, and how they open an answer
+const templates = { // the marks that the gateway recognises, and the beginning of an answer
   hermes: `{# <tool_call> <think> </think> #}${say}`,
   thinker: `{# <tool_call> <think> </think> #}${say}<think>\n`,
   mistral: `{# [TOOL_CALLS] #}${say}`,
@@ -32,7 +32,7 @@ after(async () => {
 
 const body = (model, content, more) => ({model, messages: [{role: 'user', content}], ...more});
 
-// The answer whole, and put together from its events by the client's own helper.
+// The whole answer, and the one that the client's helper assembles from events.
 async function both(model, content, more = {}) {
   const whole = await openai.chat.completions.create(body(model, content, more));
   const stream = openai.chat.completions.stream(body(model, content, {...more, stream_options: {include_usage: true}}));
@@ -49,7 +49,7 @@ async function both(model, content, more = {}) {
   return {...a, usage: whole.usage};
 }
 
-test('calls of tools are told apart from the text', async () => {
+test('tool calls are separated from the text', async () => {
   const {message, finish_reason} = await both('hermes', `I look.\n${hermes('Paris')}\n${hermes('Zürich')}`, {tools});
   assert.equal(finish_reason, 'tool_calls');
   assert.equal(message.content, 'I look.');
@@ -62,16 +62,16 @@ test('a message that is a call has no content', async () => {
   const {message, finish_reason} = await both('mistral', '[TOOL_CALLS]get_weather[ARGS]{"city": "Bern"}', {tools});
   assert.equal(message.content, null);
   assert.equal(finish_reason, 'tool_calls');
-  assert.match(message.tool_calls[0].id, /^[0-9A-Za-z]{9}$/); // as its template wants them
+  assert.match(message.tool_calls[0].id, /^[0-9A-Za-z]{9}$/); // the form that its template needs
 });
 
-test('the client may ask for one call at most', async () => {
+test('the client may limit an answer to one call', async () => {
   const {message} = await both('hermes', hermes('Paris') + hermes('Bern'), {tools, parallel_tool_calls: false});
   assert.equal(message.tool_calls.length, 1);
   assert.equal(message.tool_calls[0].function.arguments, '{"city": "Paris"}');
 });
 
-test('text that is no call stays text', async () => {
+test('text that is not a call stays text', async () => {
   for (const text of ['<tool_call>\n{"name": 1}\n</tool_call>', 'a <tool_call> b', '<tool_call>{"name": "f", ']) {
     const {message, finish_reason} = await both('hermes', text, {tools});
     assert.equal(message.content, text);
@@ -80,13 +80,13 @@ test('text that is no call stays text', async () => {
   }
 });
 
-test('an answer that is cut inside a call says so', async () => {
+test('an answer that ends inside a call has finish reason length', async () => {
   const {message, finish_reason} = await both('hermes', hermes('Paris'), {tools, max_tokens: 9});
   assert.equal(finish_reason, 'length');
   assert.equal(message.content, hermes('Paris').slice(0, 27));
 });
 
-test('without tools, or with a template that knows none, all is text', async () => {
+test('without tools, or with a template without tools, all is text', async () => {
   for (const [model, more] of [['hermes', {}], ['hermes', {tools, tool_choice: 'none'}], ['plain', {tools}]]) {
     const {message, finish_reason} = await both(model, hermes('Paris'), more);
     assert.equal(message.content, hermes('Paris'));
@@ -94,7 +94,7 @@ test('without tools, or with a template that knows none, all is text', async () 
   }
 });
 
-test('the client runs its tools by what comes', async () => {
+test('the client runs its tools with the arguments of the calls', async () => {
   const cities = [];
   const runner = openai.chat.completions.runTools(body('hermes', hermes('Paris'), {stream: true, tools: [{type: 'function',
     function: {name: 'get_weather', parse: JSON.parse, parameters: tools[0].function.parameters,
@@ -103,7 +103,7 @@ test('the client runs its tools by what comes', async () => {
   assert.deepEqual(cities, ['Paris']);
 });
 
-test('reasoning is told apart, in the answer and in its usage', async () => {
+test('reasoning is separated, in the answer and in its usage', async () => {
   for (const [model, text] of [['hermes', '<think>\nTwo and two.\n</think>\n\nFour'], ['thinker', 'Two and two.\n</think>\n\nFour']]) {
     const {message, usage} = await both(model, text);
     assert.equal(message.reasoning_content, 'Two and two.');
@@ -113,7 +113,7 @@ test('reasoning is told apart, in the answer and in its usage', async () => {
   }
 });
 
-test('reasoning may be left out, or left in its place', async () => {
+test('reasoning may be left out, or stay in the text', async () => {
   const text = '<think>Two.</think>Four';
   const without = await both('hermes', text, {include_reasoning: false});
   assert.equal(without.message.content, 'Four');
@@ -123,14 +123,14 @@ test('reasoning may be left out, or left in its place', async () => {
   assert.equal(raw.message.content, text);
 });
 
-test('markers that are special tokens are asked for', async () => {
+test('the verifier must show markers that are special tokens', async () => {
   await both('mistral', 'x', {tools});
   assert.deepEqual(verifiers.mistral.request.shown_special.map(String), ['[TOOL_CALLS]', '[ARGS]', '[CALL_ID]']);
   await both('mistral', 'x');
   assert.deepEqual(verifiers.mistral.request.shown_special, []);
 });
 
-test('every token has its event, also those that are held back', async () => {
+test('every token has an event, also held-back ones', async () => {
   const stream = await openai.chat.completions.create(body('hermes', hermes('Paris'), {tools, stream: true, logprobs: true}));
   let tokens = 0;
   for await (const {choices: [c]} of stream) tokens += c.logprobs?.content.length ?? 0;

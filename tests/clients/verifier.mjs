@@ -1,11 +1,11 @@
-// verifier.mjs - a verifier that says what it is told: the prompt behind `Say: `, a few characters in each token.
-// `stall` is said and never ended.
+// verifier.mjs - a fake verifier. Its answer is the text after `Say: ` in the prompt, a few characters in each token.
+// The answer `stall` never ends.
 import {grpc, tandem} from './stack.mjs';
 
 const pieces = (text) => [...text].reduce((all, c, i) => (i % 3 ? (all[all.length - 1] += c) : all.push(c), all), []);
 
 export class Verifier {
-  // template: the chat template, of which the gateway learns how the model writes.
+  // template: the chat template, from which the gateway recognises the format of the model.
   static async start(address, name, template) {
     const v = new Verifier();
     v.address = address;

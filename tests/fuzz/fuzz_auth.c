@@ -1,4 +1,4 @@
-/* A file of API keys: read or refused, and nobody is let in by what is not in it. */
+/* A file of API keys is read or refused; keys that are not in it are not accepted. */
 #include <stdlib.h>
 #include "gateway/serve/auth.h"
 

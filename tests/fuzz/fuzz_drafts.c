@@ -11,31 +11,32 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 #define N_VOCAB 40 // keeps a dense q short
 #define K 5
 
-/* A law that the token can come from. */
+/* q is a distribution from which the token can come. */
 static void check_q(const struct draft *d, uint32_t i)
 {
-    const struct accept_q *q = d->q ? &d->q[i] : NULL;
+    const struct draft_q *q = d->q;
     double sum = 0;
     bool has_token = !q;
-    for (uint32_t k = 0; q && k < q->n; k++) {
-        uint32_t id = q->ids ? q->ids[k] : k;
-        if (id >= N_VOCAB || !(q->weights[k] >= 0))
+    for (uint32_t k = 0; q && k < q->width; k++) {
+        size_t at = (size_t)i * q->width + k;
+        uint32_t id = q->ids ? q->ids[at] : k;
+        if (id >= N_VOCAB || !(q->weights[at] >= 0))
             abort();
-        has_token = has_token || (id == d->tokens[i] && q->weights[k] > 0);
-        sum += (double)q->weights[k];
+        has_token = has_token || (id == d->tokens[i] && q->weights[at] > 0);
+        sum += (double)q->weights[at];
     }
-    if (!has_token || (q && (q->n == 0 || sum != q->sum || !(sum > 0))))
+    if (!has_token || (q && (q->width == 0 || q->row[i] != i || sum != q->sums[i] || !(sum > 0))))
         abort();
 }
 
-static void check(const struct draft *d)
+static void check(const struct draft_answer *a)
 {
-    if (d->n > K || d->seq < 1 || d->seq > 2)
+    const struct draft *d = a->draft;
+    if (d->n > K || a->seq < 1 || a->seq > 2 || !draft_valid(d, N_VOCAB))
         abort();
     for (uint32_t i = 0; i < d->n; i++) {
         float above = d->parents[i] < 0 ? 1 : d->survival[d->parents[i]];
-        if (d->tokens[i] >= N_VOCAB || d->parents[i] < -1 || d->parents[i] >= (int32_t)i ||
-            !(d->survival[i] >= 0 && d->survival[i] <= above))
+        if (!(d->survival[i] >= 0 && d->survival[i] <= above))
             abort();
         check_q(d, i);
     }
@@ -52,13 +53,12 @@ static void take(struct drafts_book *b, const uint8_t *data, size_t n, int64_t n
     for (size_t i = 0; i < drafts->n_drafts; i++) {
         const Tandem__V1__SequenceDraft *answer = drafts->drafts[i];
         struct drafts_asked asked;
-        struct draft draft;
-        draft.q = NULL;
+        struct draft_answer a = {0};
         bool was_asked = drafts_book_asked(b, answer, &asked);
-        enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &draft) : DRAFTS_STALE;
-        if (drafts_book_answer(b, answer, v, now_us, &draft))
-            check(&draft);
-        free(draft.q);
+        enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &a) : DRAFTS_STALE;
+        if (drafts_book_answer(b, answer, v, now_us, &a))
+            check(&a);
+        draft_free(a.draft);
     }
     tandem__v1__drafts__free_unpacked(drafts, NULL);
 }
@@ -78,8 +78,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
             wishes[s] = (struct drafts_wish){.seq = 1 + s,
                                              .context = context,
                                              .base_len = 3 + i % 190,
-                                             .k = K,
-                                             .q_mode = (enum drafts_q_mode)(DRAFTS_DENSE - i % 4)};
+                                             .max_nodes = K,
+                                             .max_depth = K,
+                                             .q_mode = (enum draft_q_mode)(DRAFT_DENSE - i % 4)};
         drafts_book_ask(b, wishes, 2, 1000, i * 100);
         drafts_book_take(b);
         size_t len = data[0] | (size_t)(data[1] & 0x7f) << 8;

@@ -1,5 +1,6 @@
-/* fuzz_generate_wire.c - messages from the wire: the first byte picks a type of proto/, the rest is
- * unpacked, packed and unpacked again. What was packed once must not change any more. */
+/* fuzz_generate_wire.c - messages from the wire. The first byte selects a type of proto/; the rest
+ * is unpacked, packed and unpacked again. A packed message must stay the same when it is packed
+ * again. */
 #include <stdlib.h>
 #include <string.h>
 #include "grpc/health/v1/health.pb-c.h"
@@ -58,8 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         return 0;
     size_t n_once, n_twice;
     uint8_t *once = packed(first, &n_once);
-    /* It may be refused: protobuf-c keeps unknown fields of number 0 that it does not read again.
-     */
+    /* It may be refused: protobuf-c packs unknown fields of number 0, but does not unpack them. */
     ProtobufCMessage *second = unpacked(type, once, n_once);
     if (second) {
         uint8_t *twice = packed(second, &n_twice);

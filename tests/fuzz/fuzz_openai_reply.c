@@ -1,6 +1,6 @@
-/* fuzz_openai_reply.c - what a model writes, as answers: every event and object is JSON, and a
- * stream says what the whole answer says. The first two bytes choose shape and rules; of the rest
- * each token takes a byte for its length, then so many of its text. */
+/* fuzz_openai_reply.c - the text of a model becomes answers: every event and object is JSON, and a
+ * stream has the same content as the whole answer. The first two bytes choose shape and rules. Then
+ * each token is a byte for its length and its text. */
 #include <assert.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-/* A model that wrote this in ASCII; text is divided between whole characters only. */
+/* Makes the text ASCII: tokens hold whole characters only. */
 struct script {
     enum openai_kind kind;
     bool logprobs, hides, one_call, length;
@@ -50,9 +50,9 @@ static void play(const struct script *s, bool stream, struct buf *to)
     openai_reply_done(&r);
 }
 
-/* ---- what a stream has said ---- */
+/* ---- the content of a stream ---- */
 
-/* `more` behind what stands at `name`; neither may be there. */
+/* Appends `more` to the text at `name`; either may be absent. */
 static void join(json_t *to, const char *name, const json_t *more)
 {
     const char *text = json_string_value(more),
@@ -68,55 +68,55 @@ static void join_list(json_t *to, const char *name, json_t *more)
     json_array_extend(json_object_get(to, name), more);
 }
 
-static void add_calls(json_t *said, json_t *calls)
+static void add_calls(json_t *content, json_t *calls)
 {
     size_t i;
     json_t *call;
     json_array_foreach(calls, i, call)
     {
-        size_t n = json_array_size(json_object_get(said, "tool_calls"));
+        size_t n = json_array_size(json_object_get(content, "tool_calls"));
         assert((size_t)json_integer_value(json_object_get(call, "index")) == n + i);
         json_object_del(call, "index");
     }
-    join_list(said, "tool_calls", calls);
+    join_list(content, "tool_calls", calls);
 }
 
-static void add_chunk(json_t *said, const json_t *event)
+static void add_chunk(json_t *content, const json_t *event)
 {
     const json_t *choice = json_array_get(json_object_get(event, "choices"), 0),
                  *delta = json_object_get(choice, "delta");
-    join(said, "text", json_object_get(choice, "text"));
-    join(said, "text", json_object_get(delta, "content"));
-    join(said, "reasoning", json_object_get(delta, "reasoning_content"));
-    join(said, "reason", json_object_get(choice, "finish_reason"));
-    add_calls(said, json_object_get(delta, "tool_calls"));
-    join_list(said, "logprobs", json_object_get(json_object_get(choice, "logprobs"), "content"));
+    join(content, "text", json_object_get(choice, "text"));
+    join(content, "text", json_object_get(delta, "content"));
+    join(content, "reasoning", json_object_get(delta, "reasoning_content"));
+    join(content, "reason", json_object_get(choice, "finish_reason"));
+    add_calls(content, json_object_get(delta, "tool_calls"));
+    join_list(content, "logprobs", json_object_get(json_object_get(choice, "logprobs"), "content"));
 }
 
-static json_t *said_by_choice(const json_t *whole)
+static json_t *content_by_choice(const json_t *whole)
 {
     const json_t *choice = json_array_get(json_object_get(whole, "choices"), 0),
                  *message = json_object_get(choice, "message");
-    json_t *said = json_object();
-    join(said, "text", json_object_get(choice, "text"));
-    join(said, "text", json_object_get(message, "content"));
-    join(said, "reasoning", json_object_get(message, "reasoning_content"));
-    join(said, "reason", json_object_get(choice, "finish_reason"));
-    join_list(said, "tool_calls", json_object_get(message, "tool_calls"));
-    join_list(said, "logprobs", json_object_get(json_object_get(choice, "logprobs"), "content"));
-    return said;
+    json_t *content = json_object();
+    join(content, "text", json_object_get(choice, "text"));
+    join(content, "text", json_object_get(message, "content"));
+    join(content, "reasoning", json_object_get(message, "reasoning_content"));
+    join(content, "reason", json_object_get(choice, "finish_reason"));
+    join_list(content, "tool_calls", json_object_get(message, "tool_calls"));
+    join_list(content, "logprobs", json_object_get(json_object_get(choice, "logprobs"), "content"));
+    return content;
 }
 
-/* Deltas of an item, until its end, which must say the same. */
-static void add_typed(json_t *said, json_t *event)
+/* Collects the deltas of an item until its end, which must have the same text. */
+static void add_typed(json_t *content, json_t *event)
 {
     const char *type = json_string_value(json_object_get(event, "type"));
-    json_t *open = json_object_get(said, "open");
+    json_t *open = json_object_get(content, "open");
     if (strstr(type, "_text.delta")) {
         join(open, "text", json_object_get(event, "delta"));
         join_list(open, "logprobs", json_object_get(event, "logprobs"));
     } else if (strstr(type, "output_item.added")) {
-        json_object_set_new(said, "open", json_object());
+        json_object_set_new(content, "open", json_object());
     } else if (strstr(type, "output_item.done")) {
         json_t *item = json_object_get(event, "item"),
                *part = json_array_get(json_object_get(item, "content"), 0), *all = json_object();
@@ -124,11 +124,11 @@ static void add_typed(json_t *said, json_t *event)
         join_list(all, "logprobs", json_object_get(part, "logprobs"));
         assert(!part || json_equal(all, open));
         json_decref(all);
-        if (!json_object_get(said, "output"))
-            json_object_set_new(said, "output", json_array());
-        json_array_append(json_object_get(said, "output"), item);
+        if (!json_object_get(content, "output"))
+            json_object_set_new(content, "output", json_array());
+        json_array_append(json_object_get(content, "output"), item);
     } else if (json_object_get(event, "response")) {
-        json_object_set(said, "response", json_object_get(event, "response"));
+        json_object_set(content, "response", json_object_get(event, "response"));
     }
 }
 
@@ -142,7 +142,7 @@ static json_t *read_json(const char *text, size_t len)
 
 static json_t *said_by_stream(const struct script *s, const struct buf *events)
 {
-    json_t *said = json_object();
+    json_t *content = json_object();
     for (const char *at = events->data, *end; (at = strstr(at, "data: ")); at = end) {
         at += strlen("data: ");
         end = strchr(at, '\n');
@@ -150,12 +150,12 @@ static json_t *said_by_stream(const struct script *s, const struct buf *events)
             continue;
         json_t *event = read_json(at, (size_t)(end - at));
         if (s->kind == OPENAI_RESPONSES)
-            add_typed(said, event);
+            add_typed(content, event);
         else
-            add_chunk(said, event);
+            add_chunk(content, event);
         json_decref(event);
     }
-    return said;
+    return content;
 }
 
 static void compare(const struct script *s, const struct buf *events, const struct buf *whole)
@@ -167,9 +167,9 @@ static void compare(const struct script *s, const struct buf *events, const stru
         assert(json_equal(json_object_get(streamed, "response"), all));
         assert(items ? json_equal(items, output) : !json_array_size(output));
     } else {
-        json_t *said = said_by_choice(all);
-        assert(json_equal(streamed, said));
-        json_decref(said);
+        json_t *content = content_by_choice(all);
+        assert(json_equal(streamed, content));
+        json_decref(content);
     }
     json_decref(streamed);
     json_decref(all);

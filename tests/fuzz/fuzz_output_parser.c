@@ -1,6 +1,6 @@
-/* What a model writes, split into reasoning, content and calls: the same whole and byte by byte,
- * every call's arguments are JSON, and without a call no byte is lost. The first byte chooses the
- * rules. */
+/* The text of a model is split into reasoning, content and calls. The result is the same whole and
+ * byte by byte, the arguments of every call are JSON, and without a call no byte is lost. The first
+ * byte chooses the rules. */
 #include <assert.h>
 #include <jansson.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* A verifier's metrics text: merged or dropped, never more than it was. */
+/* The metrics text of a verifier is merged or dropped; the output is bounded by the input. */
 #include "gateway/serve/prom_merge.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);

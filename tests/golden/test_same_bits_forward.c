@@ -187,29 +187,25 @@ static void close_crowd(struct crowd *c)
     rig_close(&c->rig);
 }
 
-/* Some rows of a sequence behind those it has. */
-static uint32_t add_rows(struct crowd *c, uint32_t s, uint32_t n, struct forward_row *rows)
+/* Adds the next rows of a sequence, n at most. */
+static void add_rows(struct crowd *c, uint32_t s, uint32_t n)
 {
     uint32_t from = c->seqs[s].len;
     n = n < N - from ? n : N - from;
     assert_int_equal(kv_grow(c->rig.kv, &c->seqs[s], n), 0);
+    assert_int_equal(pass_plan_add_seq(&c->rig.plan, &c->seqs[s]), s);
     for (uint32_t i = 0; i < n; i++)
-        rows[i] = (struct forward_row){.seq = &c->seqs[s],
-                                       .token = c->tokens[s][from + i],
-                                       .pos = from + i,
-                                       .index = from + i,
-                                       .parent = -1,
-                                       .wants_logits = dice(3) > 0};
-    return n;
+        pass_plan_add_chain(&c->rig.plan, s, &c->tokens[s][from + i], from + i, 1, dice(3) > 0);
 }
 
-static void assert_rows(struct crowd *c, const struct forward_row *rows, uint32_t n)
+/* Sequence s of the crowd is sequence s of the plan. */
+static void assert_rows(struct crowd *c)
 {
     size_t n_vocab = c->rig.model->params.n_vocab;
-    for (uint32_t i = 0; i < n; i++) {
-        size_t s = (size_t)(rows[i].seq - c->seqs);
-        if (rows[i].wants_logits)
-            assert_same(forward_logits(c->rig.forward, i), c->want[s] + rows[i].pos * n_vocab,
+    for (uint32_t i = 0; i < c->rig.plan.n_rows; i++) {
+        const struct pass_row *row = &c->rig.plan.rows[i];
+        if (row->wants_logits)
+            assert_same(forward_logits(c->rig.forward, i), c->want[row->seq] + row->pos * n_vocab,
                         n_vocab, "in a crowd");
     }
 }
@@ -222,15 +218,14 @@ static void neighbours_change_nothing(void **state)
     dice_state = 5;
     open_crowd(&c);
     while (n_done < N_SEQS) {
-        struct forward_row rows[96];
-        uint32_t n = 0;
         n_done = 0;
+        pass_plan_clear(&c.rig.plan);
         for (uint32_t s = 0; s < N_SEQS; s++) {
-            n += add_rows(&c, s, dice(18), rows + n);
+            add_rows(&c, s, dice(18));
             n_done += c.seqs[s].len == N;
         }
-        forward_run(c.rig.forward, rows, n);
-        assert_rows(&c, rows, n);
+        forward_run(c.rig.forward, &c.rig.plan);
+        assert_rows(&c);
     }
     close_crowd(&c);
 }
@@ -267,15 +262,17 @@ static uint32_t depth_of(const struct tree *t, int32_t node)
 /* Runs the last token and a tree below it. */
 static void run_tree(struct rig *r, struct kv_seq *seq, uint32_t token, const struct tree *t)
 {
-    struct forward_row rows[MAX_TREE + 1];
     uint32_t base = seq->len;
     assert_int_equal(kv_grow(r->kv, seq, (uint32_t)t->n + 1), 0);
-    rows[0] = (struct forward_row){seq, token, base, base, -1, true};
+    pass_plan_clear(&r->plan);
+    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq), &token, base, 1, 1);
     for (int32_t i = 0; i < t->n; i++)
-        rows[i + 1] = (struct forward_row){
-            seq, t->tokens[i], base + depth_of(t, i), base + 1 + (uint32_t)i, t->parents[i] + 1,
-            true};
-    forward_run(r->forward, rows, (uint32_t)t->n + 1);
+        pass_plan_add_row(&r->plan, (struct pass_row){.token = t->tokens[i],
+                                                      .pos = base + depth_of(t, i),
+                                                      .index = base + 1 + (uint32_t)i,
+                                                      .parent = t->parents[i] + 1,
+                                                      .wants_logits = true});
+    forward_run(r->forward, &r->plan);
 }
 
 /* The path from the last token down to a node, rising. */
@@ -327,7 +324,7 @@ static void a_tree_equals_its_chains(void **state)
     rig_close(&b);
 }
 
-/* Beside a sibling nothing below lies in storage order. */
+/* A second child is not in storage order, so every row below it has a tail. */
 static void a_tree_may_be_as_deep_as_promised(void **state)
 {
     (void)state;
@@ -351,8 +348,8 @@ static void a_tree_may_be_as_deep_as_promised(void **state)
     rig_close(&b);
 }
 
-/* Accepts a path of a tree, goes on, and compares with what never saw a tree. */
-static void kept_paths_equal_chains_that_never_branched(void **state)
+/* Accepts a path of a tree, continues, and compares with a sequence without trees. */
+static void accepted_paths_equal_chains_that_never_branched(void **state)
 {
     (void)state;
     struct rig a;
@@ -386,27 +383,29 @@ static void kept_paths_equal_chains_that_never_branched(void **state)
 
 /* ---- rollbacks ---- */
 
-/* A wrong draft behind a sequence's next token, most of it dropped again. */
+/* Runs a sequence's next token and a wrong draft, then drops most of the draft. */
 static void draft_and_roll_back(struct crowd *c, uint32_t n_keep[N_SEQS])
 {
-    struct forward_row rows[96];
-    uint32_t n = 0, n_draft, base[N_SEQS];
+    uint32_t n_draft, base[N_SEQS];
+    pass_plan_clear(&c->rig.plan);
     for (uint32_t s = 0; s < N_SEQS; s++) {
         base[s] = c->seqs[s].len;
         n_draft = dice(12);
         n_keep[s] = base[s] == N ? 0 : dice(n_draft + 1) + 1;
-        if (n_keep[s] == 0)
+        if (n_keep[s] == 0) {
+            pass_plan_add_seq(&c->rig.plan, &c->seqs[s]); // without rows
             continue;
+        }
         n_keep[s] = n_keep[s] < N - base[s] ? n_keep[s] : N - base[s];
         assert_int_equal(kv_grow(c->rig.kv, &c->seqs[s], 1 + n_draft), 0);
-        for (uint32_t i = 0; i <= n_draft; i++, n++) // right as far as it is kept, then wrong
-            rows[n] = (struct forward_row){
-                &c->seqs[s], i < n_keep[s] ? c->tokens[s][base[s] + i] : dice(1000),
-                base[s] + i, base[s] + i,
-                -1,          i < n_keep[s]};
+        pass_plan_add_seq(&c->rig.plan, &c->seqs[s]);
+        for (uint32_t i = 0; i <= n_draft; i++) { // right tokens up to n_keep, then wrong
+            uint32_t token = i < n_keep[s] ? c->tokens[s][base[s] + i] : dice(1000);
+            pass_plan_add_chain(&c->rig.plan, s, &token, base[s] + i, 1, i < n_keep[s]);
+        }
     }
-    forward_run(c->rig.forward, rows, n);
-    assert_rows(c, rows, n);
+    forward_run(c->rig.forward, &c->rig.plan);
+    assert_rows(c);
     for (uint32_t s = 0; s < N_SEQS; s++)
         kv_keep(c->rig.kv, &c->seqs[s], base[s] + n_keep[s], NULL, 0);
 }
@@ -430,7 +429,7 @@ static void rollbacks_of_different_lengths_leave_no_trace(void **state)
     close_crowd(&c);
 }
 
-static void a_fork_goes_on_as_its_origin(void **state)
+static void a_fork_continues_like_its_origin(void **state)
 {
     (void)state;
     static struct crowd c;
@@ -480,7 +479,7 @@ static void hidden_rows_are_the_same_in_any_chunk(void **state)
 
 #define N_HIDDEN 20
 
-/* A model whose sums can be repeated plainly, cut off behind some layers. */
+/* A model whose sums the test can repeat plainly, with the first n_layers only. */
 static void open_layers(struct rig *r, uint32_t n_layers, void **ret_file)
 {
     struct tiny tiny = {.arch = "llama",
@@ -576,7 +575,7 @@ static void an_empty_batch_is_nothing(void **state)
     (void)state;
     struct rig r;
     rig_open(&r, EMBEDDED, &(struct rig_options){.kv_type = kv_type, .n_threads = 2});
-    forward_run(r.forward, NULL, 0);
+    forward_run(r.forward, &r.plan);
     rig_close(&r);
 }
 
@@ -590,9 +589,9 @@ int main(void)
         cmocka_unit_test(neighbours_change_nothing),
         cmocka_unit_test(a_tree_equals_its_chains),
         cmocka_unit_test(a_tree_may_be_as_deep_as_promised),
-        cmocka_unit_test(kept_paths_equal_chains_that_never_branched),
+        cmocka_unit_test(accepted_paths_equal_chains_that_never_branched),
         cmocka_unit_test(rollbacks_of_different_lengths_leave_no_trace),
-        cmocka_unit_test(a_fork_goes_on_as_its_origin),
+        cmocka_unit_test(a_fork_continues_like_its_origin),
         cmocka_unit_test(hidden_rows_are_the_same_in_any_chunk),
         cmocka_unit_test(hidden_rows_are_what_they_are_called),
         cmocka_unit_test(hidden_rows_that_do_not_exist_are_refused),

@@ -25,15 +25,15 @@ bool accept_keyed_flip(void *arg, uint32_t row, double probability)
     return rng_uniform(rng_u64(k->key, RNG_ACCEPT, k->step, row, 0)) < probability;
 }
 
-uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_weights *law)
+uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_weights *from)
 {
     const struct accept_keyed *k = arg;
-    double left = rng_uniform(rng_u64(k->key, RNG_RESIDUAL, k->step, row, 0)) * law->sum;
-    uint32_t token = law->kept[0];
-    for (uint32_t i = 0; i < law->n_kept && left >= 0; i++) {
-        double weight = law->weights[law->kept[i]];
+    double left = rng_uniform(rng_u64(k->key, RNG_RESIDUAL, k->step, row, 0)) * from->sum;
+    uint32_t token = from->kept[0];
+    for (uint32_t i = 0; i < from->n_kept && left >= 0; i++) {
+        double weight = from->weights[from->kept[i]];
         if (weight > 0)
-            token = law->kept[i]; // the last that can come, where rounding leaves something over
+            token = from->kept[i]; // the last possible one, in case rounding leaves a rest
         left -= weight;
     }
     return token;
@@ -41,7 +41,7 @@ uint32_t accept_keyed_draw(void *arg, uint32_t row, const struct dist_weights *l
 
 /* ---- p against q ---- */
 
-static struct accept_q q_of(const struct accept_tree *t, const struct accept_q *q, uint32_t i)
+static struct accept_q q_of(const struct draft *t, const struct accept_q *q, uint32_t i)
 {
     static const float certain = 1;
     return q[i].n ? q[i] : (struct accept_q){1, &t->tokens[i], &certain, 1};
@@ -57,7 +57,7 @@ static double q_prob(const struct accept_q *q, uint32_t token)
     return i < q->n ? (double)q->weights[i] / q->sum : 0;
 }
 
-/* min(1, scale p(x)/q(x)); 1 where q says that x could not be drawn. */
+/* min(1, scale p(x)/q(x)); 1 where q gives x no probability. */
 static double ratio(const struct dist_weights *p, const struct accept_q *q, uint32_t token,
                     double scale)
 {
@@ -95,9 +95,9 @@ static double excess(const struct dist_weights *p, const struct accept_q *q, dou
     return scale * outside + above;
 }
 
-/* ---- walks ---- */
+/* ---- paths ---- */
 
-static int32_t next_child(const struct accept_tree *t, int32_t node, int32_t after)
+static int32_t next_child(const struct draft *t, int32_t node, int32_t after)
 {
     for (uint32_t i = (uint32_t)(after + 1); i < t->n; i++)
         if (t->parents[i] == node)
@@ -105,10 +105,10 @@ static int32_t next_child(const struct accept_tree *t, int32_t node, int32_t aft
     return -1;
 }
 
-static void finish(const struct accept_tree *t, int32_t node, const struct dist_weights *law,
+static void finish(const struct draft *t, int32_t node, const struct dist_weights *from,
                    const struct accept_chance *c, struct accept_result *ret)
 {
-    ret->token = c->draw(c->arg, (uint32_t)(node + 1), law);
+    ret->token = c->draw(c->arg, (uint32_t)(node + 1), from);
     ret->n_tokens = ret->n_accepted + 1;
     if (next_child(t, node, node) >= 0)
         ret->last = ACCEPT_CORRECTION;
@@ -116,8 +116,8 @@ static void finish(const struct accept_tree *t, int32_t node, const struct dist_
         ret->last = t->n ? ACCEPT_BONUS : ACCEPT_TARGET;
 }
 
-/* The first child that passes min(1, scale p/q); after each that does not, p is what was left. */
-static int32_t reject_siblings(const struct accept_tree *t, int32_t node, const struct accept_q *q,
+/* The first child that passes min(1, scale p/q). After each child that fails, p becomes the residual. */
+static int32_t reject_siblings(const struct draft *t, int32_t node, const struct accept_q *q,
                                double scale, struct dist_weights *p, const struct accept_chance *c)
 {
     int32_t child = next_child(t, node, node);
@@ -128,13 +128,13 @@ static int32_t reject_siblings(const struct accept_tree *t, int32_t node, const 
             break;
         subtract(p, &qi, scale);
         if (!(p->sum > 0))
-            break; // nothing else can come: only rounding kept the ratio below 1
+            break; // no other token is possible: only rounding kept the ratio below 1
     }
     return child;
 }
 
-/* The first child at least as probable as `least`. p stays. */
-static int32_t probable_child(const struct accept_tree *t, int32_t node, double least,
+/* The first child at least as probable as `least`; p does not change. */
+static int32_t probable_child(const struct draft *t, int32_t node, double least,
                               const struct dist_weights *p)
 {
     int32_t child = next_child(t, node, node);
@@ -159,8 +159,9 @@ static double typical(const struct dist_weights *p, double epsilon)
     return fmin(epsilon, sqrt(epsilon) * exp(-entropy(p)));
 }
 
-static void walk(enum accept_rule rule, double parameter, const struct accept_tree *t,
-                 const struct accept_q *q, const struct accept_chance *c, struct accept_result *ret)
+static void accept_path(enum accept_rule rule, double parameter, const struct draft *t,
+                        const struct accept_q *q, const struct accept_chance *c,
+                        struct accept_result *ret)
 {
     for (int32_t node = -1;;) {
         struct dist_weights p = c->p(c->arg, (uint32_t)(node + 1));
@@ -182,12 +183,13 @@ static void walk(enum accept_rule rule, double parameter, const struct accept_tr
 
 /* ---- block verification ---- */
 
-/* Of a chain the longest beginning that passes stays: P_i is the chance of x_1 .. x_i under p over
- * that under q, cut to 1 at each token, and h_i the chance that it stays if no longer one does. */
-static void judge_block(const struct accept_tree *t, const struct accept_q *q,
-                        const struct accept_chance *c, struct accept_result *ret)
+/* Accepts the longest prefix of a chain that passes. P_i is the probability of x_1 .. x_i under p
+ * divided by that under q, cut to 1 at each token. h_i is the probability that the prefix of length i
+ * is accepted if no longer one is. */
+static void accept_block(const struct draft *t, const struct accept_q *q,
+                         const struct accept_chance *c, struct accept_result *ret)
 {
-    double path = 1, kept = 1; // P_i, and that of what stays
+    double path = 1, accepted = 1; // P_i, and P of the accepted prefix
     uint32_t i = 0, n = 0;
     for (; i < t->n && path > 0; i++) {
         struct accept_q qi = q_of(t, q, i);
@@ -195,7 +197,7 @@ static void judge_block(const struct accept_tree *t, const struct accept_q *q,
         double rest = excess(&p, &qi, path);
         if (i > 0 && rest > 0 && c->flip(c->arg, i, rest / (rest + (1 - path)))) {
             n = i;
-            kept = path;
+            accepted = path;
         }
         path = ratio(&p, &qi, t->tokens[i], path);
     }
@@ -203,31 +205,23 @@ static void judge_block(const struct accept_tree *t, const struct accept_q *q,
         n = i;
     for (ret->n_accepted = 0; ret->n_accepted < n; ret->n_accepted++)
         ret->path[ret->n_accepted] = ret->n_accepted;
-    struct dist_weights law = c->p(c->arg, n);
+    struct dist_weights p = c->p(c->arg, n);
     if (n < t->n) {
         struct accept_q qn = q_of(t, q, n);
-        subtract(&law, &qn, kept);
-        if (!(law.sum > 0)) // only rounding kept the whole draft from staying
-            law = c->p(c->arg, n);
+        subtract(&p, &qn, accepted);
+        if (!(p.sum > 0)) // only rounding kept the whole draft from being accepted
+            p = c->p(c->arg, n);
     }
-    finish(t, (int32_t)n - 1, &law, c, ret);
+    finish(t, (int32_t)n - 1, &p, c, ret);
 }
 
-static bool is_chain(const struct accept_tree *t)
-{
-    for (uint32_t i = 0; i < t->n; i++)
-        if (t->parents[i] != (int32_t)i - 1)
-            return false;
-    return true;
-}
-
-void accept_judge(enum accept_rule rule, double parameter, const struct accept_tree *t,
+void accept_judge(enum accept_rule rule, double parameter, const struct draft *t,
                   const struct accept_q *q, const struct accept_chance *c,
                   struct accept_result *ret)
 {
     ret->n_accepted = 0;
-    if (rule == ACCEPT_BLOCK && t->n && is_chain(t))
-        judge_block(t, q, c, ret);
+    if (rule == ACCEPT_BLOCK && t->n && !draft_branches(t))
+        accept_block(t, q, c, ret);
     else
-        walk(rule, parameter, t, q, c, ret);
+        accept_path(rule, parameter, t, q, c, ret);
 }

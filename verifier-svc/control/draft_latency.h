@@ -1,10 +1,10 @@
-/* draft_latency.h - how long a proposer takes to answer, learnt from its answers.
+/* draft_latency.h - estimator: how long a proposer takes to answer with drafts.
  *
- * Of drafts of k tokens for n sequences at once
- *     t(k, n) = base + k * (token + (n - 1) * other)
- * The three are followed by a Kalman filter whose state walks at random (Kalman 1960): what the
- * answers of late do not tell apart, as all were of the same k, grows uncertain, so that one of
- * another k tells much of it.
+ * For drafts of k tokens for n sequences in one message:
+ *     t(k, n) = base + k (token + (n - 1) other)
+ * A Kalman filter (Kalman 1960) tracks the three times; its state is a random walk. If all recent
+ * answers have the same k, they cannot separate the three times. The uncertainty then grows, so
+ * the next answer with another k corrects the times strongly.
  *
  * Threads: the engine's; plain data, starts as zeros. */
 #pragma once
@@ -17,7 +17,8 @@ struct draft_latency {
     double covariance[DRAFT_LATENCY_N][DRAFT_LATENCY_N];
 };
 
-/* k, n: at least 1. 0 before any was seen. */
+/* t(k, n). k and n are at least 1. 0: no answer was seen. */
 double draft_latency_us(const struct draft_latency *a, uint32_t k, uint32_t n);
-/* An answer took us. */
+
+/* Updates the times by an answer to (k, n) that took us. */
 void draft_latency_seen(struct draft_latency *a, uint32_t k, uint32_t n, double us);

@@ -1,71 +1,71 @@
-/* prefill_price.c - sums of a sequence, moved to its proposer at the end. */
+/* prefill_price.c - the sums of a sequence, moved to its proposer when the context is read. */
 #include "verifier-svc/control/prefill_price.h"
 
-#define FADE 0.95           // of the price, per sequence that was read
-#define LEAST_PASSES 16     // beside a reader, at most, and
-#define POSITIONS_A_PASS 16 // as many more as a proposer that reads so many in each would take
+#define FADE 0.95             // of the price, per sequence that was read
+#define MIN_PASSES 16         // pass limit: so many,
+#define POSITIONS_PER_PASS 16 // and one more per so many positions
 
-void prefill_price_asked(struct prefill_price *r, unsigned proposer, uint32_t positions)
+void prefill_price_requested(struct prefill_price_seq *s, unsigned proposer, uint32_t positions)
 {
-    bool known = r->positions || (r->done && !positions);
-    if (r->proposer != proposer || !known)
-        *r = (struct prefill_price){
+    bool known = s->positions || (s->done && !positions);
+    if (s->proposer != proposer || !known)
+        *s = (struct prefill_price_seq){
             .proposer = proposer, .done = !positions, .positions = positions};
 }
 
-void prefill_price_reported(struct prefill_price *r, uint32_t positions)
+void prefill_price_reported(struct prefill_price_seq *s, uint32_t positions)
 {
-    if (!r->positions || r->told)
+    if (!s->positions || s->reported)
         return;
-    r->positions = positions;
-    r->told = true;
+    s->positions = positions;
+    s->reported = true;
 }
 
-void prefill_price_answered(struct prefill_price *r, struct prefill_price_quote *price)
+void prefill_price_answered(struct prefill_price_seq *s, struct prefill_price *price)
 {
-    if (prefill_price_continues(r)) {
-        price->us = FADE * price->us + r->us;
-        price->positions = FADE * price->positions + r->positions;
+    if (prefill_price_running(s)) {
+        price->us = FADE * price->us + s->us;
+        price->positions = FADE * price->positions + s->positions;
     }
-    *r = (struct prefill_price){.proposer = r->proposer, .done = true};
+    *s = (struct prefill_price_seq){.proposer = s->proposer, .done = true};
 }
 
-void prefill_price_left(struct prefill_price *r)
+void prefill_price_abandoned(struct prefill_price_seq *s)
 {
-    if (prefill_price_continues(r))
-        *r = (struct prefill_price){.proposer = r->proposer};
+    if (prefill_price_running(s))
+        *s = (struct prefill_price_seq){.proposer = s->proposer};
 }
 
-static uint32_t most_passes(const struct prefill_price *r)
+static uint32_t pass_limit(const struct prefill_price_seq *s)
 {
-    return LEAST_PASSES + r->positions / POSITIONS_A_PASS;
+    return MIN_PASSES + s->positions / POSITIONS_PER_PASS;
 }
 
-bool prefill_price_continues(const struct prefill_price *r)
+bool prefill_price_running(const struct prefill_price_seq *s)
 {
-    return r->positions && r->n_passes <= most_passes(r);
+    return s->positions && s->n_passes <= pass_limit(s);
 }
 
-bool prefill_price_passed(struct prefill_price *r, struct prefill_price_quote *price,
-                          double longer_us)
+bool prefill_price_passed(struct prefill_price_seq *s, struct prefill_price *price,
+                          double excess_us)
 {
-    if (r->done) { // it has answered since: this was the last pass
-        price->us += longer_us;
+    if (s->done) {
+        price->us += excess_us;
         return true;
     }
-    r->us += longer_us;
-    r->n_passes++;
-    return r->n_passes <= most_passes(r);
+    s->us += excess_us;
+    s->n_passes++;
+    return s->n_passes <= pass_limit(s);
 }
 
-bool prefill_price_lacks(const struct prefill_price *r, unsigned proposer)
+bool prefill_price_is_unread(const struct prefill_price_seq *s, unsigned proposer)
 {
-    return r->proposer != proposer || !(r->done || r->positions);
+    return s->proposer != proposer || !(s->done || s->positions);
 }
 
-double prefill_price_us(const struct prefill_price *r, const struct prefill_price_quote *price,
+double prefill_price_us(const struct prefill_price_seq *s, const struct prefill_price *price,
                         unsigned proposer, uint32_t positions)
 {
-    bool costs = prefill_price_lacks(r, proposer) && price->positions > 0;
+    bool costs = prefill_price_is_unread(s, proposer) && price->positions > 0;
     return costs ? price->us / price->positions * positions : 0;
 }

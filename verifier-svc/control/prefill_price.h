@@ -1,50 +1,60 @@
-/* prefill_price.h - what it costs that a proposer reads a sequence's context before it drafts for it.
+/* prefill_price.h - estimator: what it costs that a proposer reads a context before it drafts.
  *
- * Meanwhile passes take longer, as far as both share a machine. By how much is summed up while a
- * sequence is read, and divided by its positions once it has been: the price of a position. One
- * that takes very long is no excuse for slow passes any more, and costs nothing more.
+ * A proposer that has not read a sequence's context runs its own prefill first. If it shares cores
+ * or memory bandwidth with the verifier, passes take longer meanwhile. While a context is read, the
+ * excess of these passes over their expected time is summed up. When the proposer has answered, the
+ * sum moves to the proposer:
+ *     price = us / positions      both fade by 0.95 per sequence that was read
+ * A prefill has a pass limit: 16 passes plus one per 16 positions. Beyond it, slow passes have other
+ * causes: they update the pass time, and this prefill does not change the price.
  *
- * What the proposer has read its own book knows (drafts_ask()): a wish tells it here.
+ * Which positions a proposer has read is known to drafts_ask(); a request reports it here.
  *
  * Threads: the engine's; plain data, starts as zeros. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of a proposer; both fade. */
-struct prefill_price_quote {
+/* Of a proposer. */
+struct prefill_price {
     double us, positions;
 };
 
 /* Of a sequence. */
-struct prefill_price {
-    unsigned proposer;  // that reads it or has
-    bool done;          // it has
-    bool told;          // the positions are its own word
-    uint32_t positions; // that it reads; 0: it does not
-    uint32_t n_passes;  // beside that
-    double us;          // that they took longer
+struct prefill_price_seq {
+    unsigned proposer;  // that reads the context, or has read it
+    bool done;          // the proposer has read it
+    bool reported;      // `positions` is the proposer's own number
+    uint32_t positions; // that the proposer is reading; 0: it is not reading
+    uint32_t n_passes;  // since it began to read
+    double us;          // excess of these passes
 };
 
-/* It was asked for a draft, and reads so many positions first, as is thought; 0: it has read them.
- */
-void prefill_price_asked(struct prefill_price *r, unsigned proposer, uint32_t positions);
-/* It has answered that so many are left; the first time, that is all. */
-void prefill_price_reported(struct prefill_price *r, uint32_t positions);
-/* It has answered, not that it is still reading. */
-void prefill_price_answered(struct prefill_price *r, struct prefill_price_quote *price);
-/* Nobody asks it any more. */
-void prefill_price_left(struct prefill_price *r);
-/* It is being read, and not for so many passes that these have other reasons to be slow. */
-bool prefill_price_continues(const struct prefill_price *r);
-/* A pass that began while that was so took so much longer than thought. False: it was one too many.
- */
-bool prefill_price_passed(struct prefill_price *r, struct prefill_price_quote *price,
-                          double longer_us);
+/* A request was sent. positions: estimate of what the proposer reads first; 0: it has read all. */
+void prefill_price_requested(struct prefill_price_seq *s, unsigned proposer, uint32_t positions);
 
-/* The proposer has not read it and does not. */
-bool prefill_price_lacks(const struct prefill_price *r, unsigned proposer);
-/* What reading the sequence, so many positions, would cost yet, in us: 0 if it is read, or was, or
- * the price is not known. */
-double prefill_price_us(const struct prefill_price *r, const struct prefill_price_quote *price,
+/* The proposer answered that so many positions are left. Its first answer replaces the estimate. */
+void prefill_price_reported(struct prefill_price_seq *s, uint32_t positions);
+
+/* The proposer answered, so it has read the context. Within the pass limit this updates the price. */
+void prefill_price_answered(struct prefill_price_seq *s, struct prefill_price *price);
+
+/* Nothing is requested for the sequence any longer: its excess is dropped. */
+void prefill_price_abandoned(struct prefill_price_seq *s);
+
+/* True: the proposer is reading the context, within the pass limit. */
+bool prefill_price_running(const struct prefill_price_seq *s);
+
+/* A pass that began while the context was read took excess_us longer than expected. If the proposer
+ * has answered meanwhile, the excess goes to the price immediately. False: the pass limit is
+ * exceeded, so the pass counts as any other. */
+bool prefill_price_passed(struct prefill_price_seq *s, struct prefill_price *price,
+                          double excess_us);
+
+/* True: the proposer has not read the context and is not reading it. */
+bool prefill_price_is_unread(const struct prefill_price_seq *s, unsigned proposer);
+
+/* Cost of a first request to this proposer, in us: price * positions. 0: the context is read or
+ * being read, or the price is unknown. */
+double prefill_price_us(const struct prefill_price_seq *s, const struct prefill_price *price,
                         unsigned proposer, uint32_t positions);

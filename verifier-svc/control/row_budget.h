@@ -1,35 +1,42 @@
-/* row_budget.h - which draft tokens have a row in a pass, and what that promises: the reckoning of the
- * policy goodput (goodput.h).
+/* row_budget.h - distributes the draft rows of a pass among the draft tokens of all sequences.
  *
- * Rows go to the tokens of all sequences in the order of their chance to be kept, as long as that
- * makes more committed tokens per second. A pass waits for the slowest of those that are asked:
- * what all would bring is weighed against what is left without the slowest proposer, and so on,
- * each also without those that have no row beside the others. Of an item proposer, context, most
- * and chance count; k is found. For n items with d rows it takes the time of (n + d) log n per
- * limit, up to twice per proposer.
+ * Rows go to tokens in the order of their probability of survival h, highest first, while that
+ * raises the expected committed tokens per second:
+ *     goodput = T / U      T: expected committed tokens, U: time of the pass plus the wait
+ * A pass waits for the slowest proposer. Therefore the search is repeated without sequences that
+ * received no row, and without the slowest proposer. docs/controller.md, "Distribution of rows",
+ * lists the steps.
  *
- * Threads: the engine's; no state but the controller's. */
+ * Of an item the functions read proposer, context, considered and survival, and set nodes. For n
+ * items with d rows the search takes (n + d) log n steps per limit, at most twice per proposer.
+ *
+ * Threads: the engine's; the only state is that of the controller. */
 #pragma once
-#include "verifier-svc/control/control.h"
+#include "verifier-svc/control/control_state.h"
 
 struct row_budget {
-    double tokens, us; // expected to be committed by a pass, and its time with the wait
-    double beside_us;  // the wait
-    uint32_t n_rows;   // of drafts
-    bool limited;      // a greater limit would have been looked at further
+    double tokens;   // T
+    double us;       // U
+    double wait_us;  // the wait in U
+    uint32_t n_rows; // draft rows
+    bool limited;    // a larger limit per sequence may give more
 };
 
-/* Tokens to ask for: of all limits to each sequence the best. Leaves in c->beside_us what the
- * drafts take beside the pass. Returns the limit, though none at all may be better; 0: no token is
- * worth its row. */
+/* Chooses how many tokens to request, with the best limit per sequence. Sets c->wait_us and the
+ * nodes of all items. Returns the limit; 0: no token is worth its row. Drafts may still be worse
+ * than none: the caller compares *ret with a round without drafts. */
 uint32_t row_budget_best(struct control *c, const struct control_round *r, struct control_item *v,
                          uint32_t n, struct row_budget *ret);
-/* Tokens to verify of the drafts that are here. over_bends: does not end at the first drop of the
- * goodput, as it may rise again behind a bend in the times. */
+
+/* Chooses how many tokens of present drafts to verify. U includes c->wait_us: the drafts have
+ * arrived, but the next round has a wait too. over_bends: false ends the search at the first drop
+ * of goodput. True continues: it may rise again after a bend in the pass times. */
 void row_budget_drafts(const struct control *c, const struct control_round *r,
                        struct control_item *v, uint32_t n, bool over_bends);
 
-/* What it takes until all have their drafts of k tokens. */
-double row_budget_beside_us(const struct control *c, const struct control_item *v, uint32_t n);
-/* The next limit below k that is considered; 0: none. */
+/* The longest L_p(k, n) over the proposers of all items with tokens: the time until all drafts have
+ * arrived. */
+double row_budget_wait_us(const struct control *c, const struct control_item *v, uint32_t n);
+
+/* The largest limit per sequence below k that row_budget_best() tries; 0: none. */
 uint32_t row_budget_limit_below(uint32_t k);

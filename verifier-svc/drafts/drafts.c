@@ -1,14 +1,14 @@
 /* drafts.c - one thread per proposer that connects, sends, and tries again.
  *
- * The keeper thread describes the proposer, opens the stream, sends what the engine thread put into
- * the book, and starts over when the stream ends or the proposer is given up. It alone calls rpc:
- * whoever finds that a proposer is to be given up says so and wakes it. A lock per proposer guards
- * its book; it is held to copy and to look up, never to pack, send, check, cancel or wait. (It is
- * not a queue.h because newer wishes replace older ones.)
+ * The keeper thread calls Describe, opens the stream, sends the outbox that the engine thread filled,
+ * and starts again when the stream ends or the proposer is given up. Only the keeper calls rpc: other
+ * threads set a flag to give a proposer up, and wake the keeper. A lock per proposer guards its book.
+ * It is held to copy and to look up, never to pack, send, check, cancel or wait. (The book is no
+ * queue.h because newer wishes replace older ones.)
  *
  *     free ──drafts_set()──▶ in use ──drafts_set(), drafts_free()──▶ leaving ──keeper ends──▶ free
  *
- * A place that is leaving has its keeper and its memory, but nobody asks or shows it any more. */
+ * A leaving place still has its keeper and its memory, but gets no requests and is not shown. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,7 +26,7 @@
 
 #define QUEUED_MAX (1 << 20)    // bytes that may wait for a proposer to read them
 #define ANSWER_MAX (1 << 20)    // bytes of one message from a proposer
-#define UNREAD_LIMIT_US 1000000 // they may wait so long before it must have read half of them
+#define UNREAD_LIMIT_US 1000000 // time in which the proposer must read half of them
 #define DESCRIBE_TIMEOUT_US 1000000
 #define BACK_OFF_MIN_US 250000
 #define BACK_OFF_MAX_US 30000000
@@ -51,13 +51,13 @@ struct peer {
     struct drafts_target as; // as configured
     pthread_t keeper;
     bool has_keeper;     // to be joined
-    atomic_bool is_free; // the keeper, if there was one, ends without touching anything more
+    atomic_bool is_free; // no keeper, or one that ends without touching anything here
     struct metric *metrics[N_METRICS];
 
     struct rpc_client *client; // the keeper's
     struct drafts_packer *packer;
     int64_t back_off_us;
-    char told[WHY_MAX]; // the reason that was logged last
+    char logged[WHY_MAX]; // the reason that was logged last
 
     pthread_mutex_t mu; // for what follows
     pthread_cond_t changed;
@@ -65,17 +65,17 @@ struct peer {
     struct drafts_book *book;
     struct drafts_described about;
     struct rpc_stream *stream; // NULL: not connected
-    bool full;                 // no on_drain() since the last send, which may have queued too much
+    bool full;                 // no on_drain() since the last send
     bool ended;                // the stream is over
     bool benched;              // given up, until it is connected again
-    char why[WHY_MAX];         // it ended or was given up
+    char why[WHY_MAX];         // the stream ended or was given up
     uint64_t n_restarts, n_accepted;
 };
 
 struct drafts {
     struct drafts_config c;
     char *model;
-    struct peer peers[DRAFTS_MAX];
+    struct peer peers[DRAFT_MAX_PROPOSERS];
 };
 
 /* ---- the stream's events, on its rpc thread ---- */
@@ -97,7 +97,8 @@ static void wake(struct peer *p)
         pthread_cond_signal(&p->changed);
 }
 
-static void judge(struct peer *p, int64_t now_us)
+/* With the lock: gives the proposer up if it has too many faults. */
+static void check_faults(struct peer *p, int64_t now_us)
 {
     const char *why = drafts_book_verdict(p->book, now_us);
     if (why)
@@ -114,9 +115,9 @@ static void count_answer(struct peer *p, const struct drafts_counts *before)
     metrics_add(p->metrics[M_MALFORMED], (double)(now->malformed - before->malformed));
 }
 
-/* What there is to check the answer's draft against. False: nothing. */
-static bool asked_of(struct peer *p, const Tandem__V1__SequenceDraft *answer,
-                     struct drafts_asked *ret)
+/* The request that the answer belongs to. False: there is none. */
+static bool find_asked(struct peer *p, const Tandem__V1__SequenceDraft *answer,
+                       struct drafts_asked *ret)
 {
     pthread_mutex_lock(&p->mu);
     bool r = !p->benched && drafts_book_asked(p->book, answer, ret);
@@ -124,14 +125,14 @@ static bool asked_of(struct peer *p, const Tandem__V1__SequenceDraft *answer,
     return r;
 }
 
-static bool is_good(struct peer *p, const Tandem__V1__SequenceDraft *answer, enum drafts_verdict v,
-                    int64_t now_us, struct draft *draft)
+static bool record_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer,
+                          enum drafts_verdict v, int64_t now_us, struct draft_answer *a)
 {
     pthread_mutex_lock(&p->mu);
     struct drafts_counts before = *drafts_book_counts(p->book);
-    bool good = !p->benched && drafts_book_answer(p->book, answer, v, now_us, draft);
+    bool good = !p->benched && drafts_book_answer(p->book, answer, v, now_us, a);
     count_answer(p, &before);
-    judge(p, now_us);
+    check_faults(p, now_us);
     wake(p); // a Round may be complete
     pthread_mutex_unlock(&p->mu);
     return good;
@@ -139,17 +140,16 @@ static bool is_good(struct peer *p, const Tandem__V1__SequenceDraft *answer, enu
 
 static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer, int64_t now_us)
 {
-    struct draft draft;
+    struct draft_answer a = {0};
     struct drafts_asked asked;
-    draft.q = NULL;
-    bool was_asked = asked_of(p, answer, &asked);
-    enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &draft) : DRAFTS_STALE;
-    if (is_good(p, answer, v, now_us, &draft)) {
-        metrics_observe(p->metrics[M_RTT], draft.rtt_us / 1e6);
-        draft.proposer = p->index;
-        p->d->c.arrived(p->d->c.user, &draft);
+    bool was_asked = find_asked(p, answer, &asked);
+    enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &a) : DRAFTS_STALE;
+    if (record_answer(p, answer, v, now_us, &a)) {
+        metrics_observe(p->metrics[M_RTT], a.rtt_us / 1e6);
+        a.proposer = p->index;
+        p->d->c.arrived(p->d->c.user, &a);
     }
-    free(draft.q);
+    draft_free(a.draft);
 }
 
 static void on_message(void *user, struct rpc_msg *msg)
@@ -161,7 +161,7 @@ static void on_message(void *user, struct rpc_msg *msg)
     if (!drafts) {
         metrics_add(p->metrics[M_MALFORMED], 1);
         pthread_mutex_lock(&p->mu);
-        give_up(p, "it sent bytes that are no message");
+        give_up(p, "it sent bytes that are no valid message");
         pthread_mutex_unlock(&p->mu);
         return;
     }
@@ -207,7 +207,7 @@ static struct rpc_status describe(struct peer *p, Tandem__V1__DescribeReply **re
                      &tandem__v1__describe_reply__descriptor, (ProtobufCMessage **)ret);
 }
 
-/* Opens the stream of a proposer that described itself well; else `why` says what is wrong. */
+/* Opens the stream if the description is acceptable; else `why` has the reason. */
 static bool connect_peer(struct peer *p, char why[WHY_MAX])
 {
     static const struct rpc_events events = {
@@ -240,26 +240,26 @@ static bool connect_peer(struct peer *p, char why[WHY_MAX])
     struct rpc_stream *stream =
         rpc_stream_new(p->client, "/tandem.v1.Proposer/Draft", NULL, &events, p);
     pthread_mutex_lock(&p->mu);
-    p->stream = stream; // from now on the engine thread asks
+    p->stream = stream; // from here on the engine thread sends wishes
     pthread_mutex_unlock(&p->mu);
     return true;
 }
 
 /* With the lock. */
-static bool goes_on(const struct peer *p)
+static bool is_alive(const struct peer *p)
 {
     return !p->ended && !p->benched && p->in_use;
 }
 
-/* Until the proposer has read enough. False: the stream is to end. */
+/* Waits until the proposer has read enough. False: the stream is to end. */
 static bool wait_drained(struct peer *p)
 {
     struct timespec until = clock_at(clock_us() + UNREAD_LIMIT_US);
     pthread_mutex_lock(&p->mu);
-    while (p->full && goes_on(p))
+    while (p->full && is_alive(p))
         if (pthread_cond_timedwait(&p->changed, &p->mu, &until) == ETIMEDOUT && p->full)
             give_up(p, "it does not read what it is sent");
-    bool r = goes_on(p);
+    bool r = is_alive(p);
     pthread_mutex_unlock(&p->mu);
     return r;
 }
@@ -267,7 +267,7 @@ static bool wait_drained(struct peer *p)
 static bool send_round(struct peer *p, const Tandem__V1__Round *round)
 {
     pthread_mutex_lock(&p->mu);
-    p->full = true; // before on_drain() may say otherwise
+    p->full = true; // before on_drain() may clear it
     pthread_mutex_unlock(&p->mu);
     return rpc_stream_send(p->stream, rpc_pack(&round->base)) <= QUEUED_MAX || wait_drained(p);
 }
@@ -286,10 +286,10 @@ static void send_outbox(struct peer *p, const struct drafts_outbox *o)
 }
 
 /* Sends until the stream has ended or is to end. */
-static void converse(struct peer *p)
+static void send_until_end(struct peer *p)
 {
     pthread_mutex_lock(&p->mu);
-    while (goes_on(p)) {
+    while (is_alive(p)) {
         const struct drafts_outbox *o = drafts_book_take(p->book);
         if (!o) {
             pthread_cond_wait(&p->changed, &p->mu);
@@ -299,7 +299,7 @@ static void converse(struct peer *p)
         send_outbox(p, o);
         pthread_mutex_lock(&p->mu);
     }
-    struct rpc_stream *stream = TAKE(p->stream); // the engine thread asks no more
+    struct rpc_stream *stream = TAKE(p->stream); // the engine thread sends no more wishes
     pthread_mutex_unlock(&p->mu);
     rpc_stream_cancel(stream);
     pthread_mutex_lock(&p->mu);
@@ -309,13 +309,13 @@ static void converse(struct peer *p)
     rpc_stream_free(stream);
 }
 
-/* Waits before the next try; the same reason is told once. */
+/* Waits before the next try; logs a reason once. */
 static void back_off(struct peer *p, const char *why)
 {
-    if (strcmp(why, p->told) != 0)
-        log_warn("proposer not used target=%s: %s; going on without it, trying again", p->as.target,
-                 why);
-    snprintf(p->told, sizeof(p->told), "%s", why);
+    if (strcmp(why, p->logged) != 0)
+        log_warn("proposer not used target=%s: %s; continuing without it, trying again",
+                 p->as.target, why);
+    snprintf(p->logged, sizeof(p->logged), "%s", why);
     struct timespec until = clock_at(clock_us() + p->back_off_us);
     pthread_mutex_lock(&p->mu);
     while (p->in_use && pthread_cond_timedwait(&p->changed, &p->mu, &until) != ETIMEDOUT)
@@ -326,15 +326,15 @@ static void back_off(struct peer *p, const char *why)
         p->back_off_us = BACK_OFF_MAX_US;
 }
 
-/* True: it answered well, or at least stayed for longer than the last wait. */
-static bool serve(struct peer *p, char why[WHY_MAX])
+/* True: the stream was of use: it had a good answer, or lasted longer than the last wait. */
+static bool run_stream(struct peer *p, char why[WHY_MAX])
 {
     int64_t since_us = clock_us();
     log_info("proposer connected target=%s name=%s k_max=%u", p->as.target, p->about.name,
              p->about.k_max);
-    p->told[0] = 0;
-    metrics_add(p->metrics[M_UP], 1); // another may be leaving that target
-    converse(p);
+    p->logged[0] = 0;
+    metrics_add(p->metrics[M_UP], 1); // a leaving place may have the same target
+    send_until_end(p);
     metrics_add(p->metrics[M_UP], -1);
     pthread_mutex_lock(&p->mu);
     metrics_add(p->metrics[M_BENCHED], p->benched);
@@ -344,7 +344,7 @@ static bool serve(struct peer *p, char why[WHY_MAX])
     return good || clock_us() - since_us > p->back_off_us;
 }
 
-/* What the keeper had; the place is free behind it. */
+/* Frees the keeper's objects; then the place is free. */
 static void peer_close(struct peer *p)
 {
     rpc_client_free(TAKE(p->client));
@@ -361,7 +361,7 @@ static void *keeper_main(void *arg)
     struct peer *p = arg;
     char why[WHY_MAX];
     while (p->in_use) {
-        if (connect_peer(p, why) && serve(p, why))
+        if (connect_peer(p, why) && run_stream(p, why))
             p->back_off_us = BACK_OFF_MIN_US;
         if (p->in_use)
             back_off(p, why);
@@ -370,7 +370,7 @@ static void *keeper_main(void *arg)
     return NULL;
 }
 
-/* ---- who there is ---- */
+/* ---- the proposer table ---- */
 
 static void add_metrics(struct peer *p)
 {
@@ -410,7 +410,7 @@ static void add_metrics(struct peer *p)
                           bounds, ARRAY_LEN(bounds));
 }
 
-/* All that may fail before anything is changed for a new proposer. */
+/* A new proposer's objects, made before anything is changed, because that may fail. */
 struct newcomer {
     const struct drafts_target *as;
     struct drafts_book *book;
@@ -431,7 +431,7 @@ static int newcomer_init(struct newcomer *n, const struct drafts_config *c,
     return r;
 }
 
-/* What nobody has taken of it. */
+/* Frees the objects that no place has taken. */
 static void newcomer_done(struct newcomer *n)
 {
     drafts_book_free(n->book);
@@ -439,7 +439,7 @@ static void newcomer_done(struct newcomer *n)
     rpc_client_free(n->client);
 }
 
-/* Takes what the newcomer has, at a place that is free or about to be. */
+/* Starts a newcomer at a place that is free or leaving; takes its objects. */
 static void peer_start(struct peer *p, struct newcomer *n)
 {
     if (p->has_keeper)
@@ -448,7 +448,7 @@ static void peer_start(struct peer *p, struct newcomer *n)
     p->packer = TAKE(n->packer);
     p->client = TAKE(n->client);
     p->back_off_us = BACK_OFF_MIN_US;
-    p->told[0] = 0;
+    p->logged[0] = 0;
     pthread_mutex_lock(&p->mu);
     p->as = *n->as;
     p->about = (struct drafts_described){0};
@@ -463,7 +463,7 @@ static void peer_start(struct peer *p, struct newcomer *n)
     p->has_keeper = pthread_create(&p->keeper, NULL, keeper_main, p) == 0;
     if (p->has_keeper)
         return;
-    log_warn("proposer not used target=%s: no thread for it; going on without it", p->as.target);
+    log_warn("proposer not used target=%s: no thread for it; continuing without it", p->as.target);
     p->in_use = false;
     peer_close(p);
 }
@@ -481,20 +481,21 @@ static bool same_target(const struct drafts_target *a, const struct drafts_targe
     return strcmp(a->name, b->name) == 0 && strcmp(a->target, b->target) == 0;
 }
 
-/* The place of such a proposer among those that are not taken yet; DRAFTS_MAX: there is none. */
+/* The place of this target, among the places that are not taken yet; DRAFT_MAX_PROPOSERS: there is none. */
 static unsigned place_of(const struct drafts *d, const struct drafts_target *t, const bool *taken)
 {
     unsigned i = 0;
-    while (i < DRAFTS_MAX && (taken[i] || !d->peers[i].in_use || !same_target(t, &d->peers[i].as)))
+    while (i < DRAFT_MAX_PROPOSERS &&
+           (taken[i] || !d->peers[i].in_use || !same_target(t, &d->peers[i].as)))
         i++;
     return i;
 }
 
-/* One for a newcomer: free, or else leaving. */
+/* A place for a newcomer: a free one, else one that is leaving. */
 static struct peer *place_for_new(struct drafts *d)
 {
     struct peer *leaving = NULL;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         if (d->peers[i].is_free)
             return &d->peers[i];
         if (!d->peers[i].in_use)
@@ -503,10 +504,10 @@ static struct peer *place_for_new(struct drafts *d)
     return leaving;
 }
 
-/* Those that do not stay leave before the new ones take their places. */
+/* Stops the proposers that do not stay, then starts the new ones at their places. */
 static void exchange(struct drafts *d, const bool *stays, struct newcomer *new, unsigned n_new)
 {
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         if (d->peers[i].in_use && !stays[i])
             peer_stop(&d->peers[i]);
     }
@@ -516,15 +517,15 @@ static void exchange(struct drafts *d, const bool *stays, struct newcomer *new, 
 
 int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n)
 {
-    struct newcomer new[DRAFTS_MAX];
-    bool stays[DRAFTS_MAX] = {false};
+    struct newcomer new[DRAFT_MAX_PROPOSERS];
+    bool stays[DRAFT_MAX_PROPOSERS] = {false};
     unsigned n_new = 0;
     int err = 0;
-    if (n > DRAFTS_MAX)
-        return fail(-EINVAL, "%u proposers are more than %d", n, DRAFTS_MAX);
+    if (n > DRAFT_MAX_PROPOSERS)
+        return fail(-EINVAL, "%u proposers are more than %d", n, DRAFT_MAX_PROPOSERS);
     for (unsigned t = 0; t < n && !err; t++) {
         unsigned i = place_of(d, &targets[t], stays);
-        if (i < DRAFTS_MAX)
+        if (i < DRAFT_MAX_PROPOSERS)
             stays[i] = true;
         else
             err = newcomer_init(&new[n_new++], &d->c, &targets[t]);
@@ -556,7 +557,7 @@ int drafts_new(const struct drafts_config *c, struct drafts **ret)
     if (!d)
         return fail(-ENOMEM, "drafts: no memory");
     d->c = *c;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
         peer_init(d, i);
     d->model = strdup(c->model ? c->model : "");
     if (!d->model)
@@ -580,9 +581,9 @@ void drafts_free(struct drafts *d)
 {
     if (!d)
         return;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
         peer_stop(&d->peers[i]);
-    for (unsigned i = 0; i < DRAFTS_MAX; i++)
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
         peer_done(&d->peers[i]);
     free(d->model);
     free(d);
@@ -598,9 +599,9 @@ void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX])
 
 void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX])
 {
-    static const bool none_taken[DRAFTS_MAX];
-    unsigned i = d ? place_of(d, t, none_taken) : DRAFTS_MAX;
-    if (i < DRAFTS_MAX)
+    static const bool none_taken[DRAFT_MAX_PROPOSERS];
+    unsigned i = d ? place_of(d, t, none_taken) : DRAFT_MAX_PROPOSERS;
+    if (i < DRAFT_MAX_PROPOSERS)
         drafts_name(d, i, name);
     else
         memcpy(name, t->name, DRAFTS_NAME_MAX);
@@ -615,10 +616,10 @@ static bool has_name(struct drafts *d, unsigned i, const char *name)
 
 int drafts_check_name(struct drafts *d, const char *name)
 {
-    char names[DRAFTS_MAX * (DRAFTS_NAME_MAX + 2)] = "", own[DRAFTS_NAME_MAX];
+    char names[DRAFT_MAX_PROPOSERS * (DRAFTS_NAME_MAX + 2)] = "", own[DRAFTS_NAME_MAX];
     if (!*name)
         return 0;
-    for (unsigned i = 0; d && i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; d && i < DRAFT_MAX_PROPOSERS; i++) {
         if (!d->peers[i].in_use)
             continue;
         drafts_name(d, i, own);
@@ -636,11 +637,11 @@ int drafts_check_name(struct drafts *d, const char *name)
 static bool usable(struct peer *p, int64_t now_us)
 {
     if (p->stream)
-        judge(p, now_us);
-    return p->stream && goes_on(p);
+        check_faults(p, now_us);
+    return p->stream && is_alive(p);
 }
 
-/* How many tokens of a draft it may be asked for, and does it know the sequence? */
+/* The most tokens of a draft that it can be asked for; *ret_knows: it has the sequence. */
 static uint32_t k_max_of(struct peer *p, uint64_t seq, uint32_t base_len, int64_t now_us,
                          bool *ret_knows)
 {
@@ -654,10 +655,10 @@ static uint32_t k_max_of(struct peer *p, uint64_t seq, uint32_t base_len, int64_
 int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_len, int64_t now_us,
                 uint32_t *ret_k_max)
 {
-    unsigned fit[DRAFTS_MAX], n_fit = 0;
-    uint32_t k_max[DRAFTS_MAX];
+    unsigned fit[DRAFT_MAX_PROPOSERS], n_fit = 0;
+    uint32_t k_max[DRAFT_MAX_PROPOSERS];
     bool knows = false;
-    for (unsigned i = 0; i < DRAFTS_MAX && !knows; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS && !knows; i++) {
         if (!d->peers[i].in_use || !has_name(d, i, name))
             continue;
         k_max[i] = k_max_of(&d->peers[i], seq, base_len, now_us, &knows);
@@ -689,7 +690,7 @@ unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, un
 
 void drafts_close(struct drafts *d, uint64_t seq, bool ended)
 {
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         struct peer *p = &d->peers[i];
         if (!p->in_use)
             continue;

@@ -1,22 +1,27 @@
-/* drafts.h - the verifier's side of proposers: asks them for drafts and checks what comes back.
+/* drafts.h - the verifier's side of proposers: requests drafts and checks the answers.
  *
- * Each proposer has a channel, a stream and a thread of its own here. The engine thread only copies
- * what is new into a bounded outbox and goes on; the proposer's thread connects, packs and sends;
- * an answer is checked on the thread that received it and handed on as a plain struct draft.
- * Nothing here waits for a proposer, so a proposer that is absent, slow, stopped or lying costs its
- * drafts and bounded memory (2 MiB and the checks), never a round.
+ * Each proposer has its own channel, stream and thread here. The engine thread only copies new
+ * context into a bounded outbox. The proposer's thread connects, packs and sends. An answer is checked
+ * on the thread that received it, and passed on as a struct draft_answer. The engine never waits in
+ * here: an absent, slow, stopped or lying proposer costs its drafts and bounded memory (2 MiB and the
+ * checks), never a round.
  *
- * Flow (design: "The wire"): at most one unanswered Round per sequence and two per stream; newer
- * state replaces what has not been sent; nothing is sent while more than 1 MiB is queued; contexts
- * longer than DRAFTS_PIECE go in pieces, one per drafts_ask(), and are drafted for after the last.
- * What a proposer knows of a sequence is remembered here, so the engine always shows the whole
- * context. After 3 budgets missed (or malformed answers) in a row, or a second in which it does not
- * read what is queued, the stream is cancelled and tried again after 250 ms, doubling up to 30 s;
- * so is a proposer that cannot be reached.
+ * Flow (design: "The wire"):
+ * - At most one Round per sequence is unanswered, and two per stream.
+ * - Newer state of a sequence replaces state that has not been sent.
+ * - Nothing is sent while more than 1 MiB is queued.
+ * - A context longer than DRAFTS_PIECE is sent in pieces, one per drafts_ask(). Its draft is requested
+ *   with the last piece.
+ * - The state of a sequence at the proposer is remembered here, so the engine always passes the whole
+ *   context.
  *
- * Proposers have places, 0 to DRAFTS_MAX - 1, by which everybody else calls them. One that is taken
- * out (drafts_set()) is asked no more from then on; its place is given to another when its stream
- * has ended, so that nothing of it arrives after the new one has been named.
+ * Failures: the stream is cancelled after 3 missed budgets or malformed answers in a row, or if the
+ * proposer reads nothing for a second. The next try is after 250 ms, doubling up to 30 s. An
+ * unreachable proposer is retried in the same way.
+ *
+ * Proposers have places, 0 to DRAFT_MAX_PROPOSERS - 1, which are their names elsewhere in the verifier. A
+ * removed proposer (drafts_set()) gets no more requests. Its place is reused when its stream has ended,
+ * so no answer of it arrives after its successor was named.
  *
  * Threads: drafts_new() and drafts_free() by main; drafts_set() by any, one at a time;
  * drafts_name_of() by the same; drafts_stats(), drafts_name() and drafts_check_name() by any; all
@@ -28,79 +33,77 @@
 #include "base/mem.h"
 #include "model/constraint.h"
 #include "model/dist.h"
-#include "verifier-svc/accept/accept.h"
+#include "model/draft.h"
 
-#define DRAFTS_K_MAX 64       // tokens in a draft
-#define DRAFTS_MAX 16         // proposers
 #define DRAFTS_PIECE 65536    // context tokens in one message: at most 256 KiB on the wire
-#define DRAFTS_HINT_MAX 16384 // tokens; what is longer is cut
+#define DRAFTS_HINT_MAX 16384 // tokens; a longer hint is cut
 #define DRAFTS_NAME_MAX 32    // bytes of a proposer's name, NUL included
 #define DRAFTS_TARGET_MAX 256 // bytes of a target, NUL included
 #define DRAFTS_TENANT_MAX 64  // bytes; a longer one is not sent
 
 #define DRAFTS_SPARSE_MAX 256 // ids of a token's sparse q
-/* Probabilities of a dense q: k is cut to what fits, in two bytes each, into a message of 1 MiB. */
+/* Probabilities in a dense q, two bytes each: the draft is cut so that they fit into a message of
+ * 1 MiB. */
 #define DRAFTS_DENSE_MAX (480u << 10)
 
-/* As QMode in proposer.proto. With drawn q (sparse and dense) the proposer is trusted to have drawn
- * from what it tells. */
-enum drafts_q_mode { DRAFTS_POINT, DRAFTS_COUPLED, DRAFTS_SPARSE, DRAFTS_DENSE, DRAFTS_N_Q_MODES };
-
-/* A checked draft: n <= the k asked for, tokens below the vocabulary's size, each parent before its
- * children. It continued the context when it was asked for; whether it still does is base_len. */
-struct draft {
+/* An answer with its checked draft. The draft has at most as many nodes as were requested, tokens
+ * below the vocabulary's size, and decoded q. Survival never rises from parent to child; it is 1 if
+ * the proposer gave none. base_len shows whether the draft still continues the context. A proposer is
+ * trusted to have drawn from the q that it sends. */
+struct draft_answer {
     uint64_t seq;
-    uint32_t base_len; // committed length it continues
-    uint32_t n;        // 0: the proposer has nothing to say
-    uint32_t tokens[DRAFTS_K_MAX];
-    int32_t parents[DRAFTS_K_MAX]; // index into tokens, -1: the context's last token; always filled
-    float survival[DRAFTS_K_MAX];  // 0 .. 1, never rising from parent to child; 1 if not told
-    bool tree;                     // false: parents are -1, 0, 1, ...
-    uint32_t unread;               // of the context, which the proposer still reads, so that n is 0
-    bool ahead;                    // made while the tokens that it begins with were being verified
-    struct accept_q *q; // (n) drawn: in one allocation with all it points to; NULL: not drawn
-    unsigned proposer;
+    uint32_t base_len; // committed length that the draft continues
+    uint32_t
+        unread; // tokens of the context that the proposer still has to read; the draft is empty
     uint32_t rtt_us; // from drafts_ask() to here
+    unsigned proposer;
+    bool ahead; // made while the tokens that it begins with were being verified
+    struct draft *draft;
 };
 
 struct drafts_target {
-    char name[DRAFTS_NAME_MAX]; // what requests call it; "": what it calls itself (Describe: kind)
+    char name[DRAFTS_NAME_MAX];     // in requests; "": the name it reports (Describe: kind)
     char target[DRAFTS_TARGET_MAX]; // "unix:/run/tandem/proposer.sock", "dns:///host:port"
 };
 
 struct drafts_config {
     unsigned n_targets;
-    struct drafts_target targets[DRAFTS_MAX];
+    struct drafts_target targets[DRAFT_MAX_PROPOSERS];
     const char *model;
     uint32_t n_vocab;
     uint64_t vocab_digest;
-    uint32_t max_sequences; // that may be known to a proposer at once
-    /* On an rpc thread; must not block and must not call into here. The draft is freed on return,
-     * with its q unless that was taken. */
-    void (*arrived)(void *user, struct draft *draft);
-    /* The proposer at place i has a name now: once, before it may be asked, on a thread of its own;
-     * nothing arrives any more of one that had the place before it. Below 0: it is not used yet,
-     * and tried again. NULL is fine. */
+    uint32_t max_sequences; // that a proposer may know at the same time
+    /* On an rpc thread; must not block and must not call into here. answer->draft is freed on
+     * return, unless the callee takes it and leaves NULL. */
+    void (*arrived)(void *user, struct draft_answer *answer);
+    /* The proposer at place i has described itself: called once, before the first request to it, on
+     * its own thread. No answer of the place's previous proposer arrives after it. Below 0: the
+     * proposer is not used yet, and tried again. NULL is fine. */
     int (*named)(void *user, unsigned i, const char *name);
     void *user;
 };
 
-/* What one sequence wants from a proposer this round. Everything is copied. */
+/* A request for a draft of one sequence in this round. Everything is copied. */
 struct drafts_wish {
-    uint32_t p90_us;  // filled by drafts_ask(): nine of ten recent drafts of this k came within so
-                      // many microseconds, 10 ms before the first; 0: none can come this round
-    uint32_t to_read; // filled likewise: positions that the proposer has to read before it drafts;
-                      // 0: none, or nothing is on its way to it now
-    uint64_t seq;     // never reused
-    const uint32_t *context; // all committed tokens, prompt included; only ever grows for a seq
-    uint32_t base_len;       // how many
-    uint32_t prompt_len;     // how many of them are the prompt
-    uint32_t k; // tokens wanted, cut to what the proposer can do; 0: the wish is ignored
-    enum drafts_q_mode q_mode; // drafts_ask() leaves the one that was asked for: what a proposer
-                               // does not offer is point, or sparse in place of dense
-    uint64_t draw_key;         // coupled only
-    float p_min;               // the draft ends where its proposer gives a token less
-    /* What follows, as far as the hint, is sent with the first Round of a sequence. */
+    /* Results of drafts_ask(): */
+    uint32_t p90_us;  // 90th percentile of the latency of recent drafts of this depth, 10 ms before
+                      // the first; 0: no draft can arrive this round
+    uint32_t to_read; // positions that the proposer has to read before it drafts; 0: none, or
+                      // nothing is being sent to it
+    /* Arguments: */
+    uint64_t seq;            // never reused
+    const uint32_t *context; // (base_len) all committed tokens with the prompt; they never change
+    uint32_t base_len;
+    uint32_t prompt_len; // tokens of the context that are the prompt
+    /* Drafts are chains today, so both numbers are k, except for a draft ahead. drafts_ask() cuts
+     * them to what the proposer can do. */
+    uint32_t max_nodes;       // tokens wanted; 0: the wish is ignored
+    uint32_t max_depth;       // tokens wanted on one path
+    enum draft_q_mode q_mode; // drafts_ask() replaces a mode that the proposer does not offer: by
+                              // point, or by sparse in place of dense
+    uint64_t draw_key;        // coupled only
+    float p_min;              // the draft may end after a token with a lower probability
+    /* Up to the hint: sent with the first Round of a sequence only. */
     struct dist_params sampling;
     struct constraint_ban ban;
     bool ignore_eos;
@@ -108,8 +111,9 @@ struct drafts_wish {
     size_t tenant_len;
     const uint32_t *hint; // the request's `prediction` as tokens; may be NULL
     uint32_t n_hint;
-    /* Draft tokens behind the context that are verified now: the draft is for what may come of
-     * them, k tokens on each way from there. Late, it is no fault for a while yet. */
+    /* A draft ahead: draft tokens after the context that are being verified now. The new draft
+     * begins with them and continues from there, max_depth tokens on each path. It may be later than
+     * its budget without counting as a fault (DRAFTS_AHEAD_LATE_US). */
     const uint32_t *verifying;
     uint32_t n_verifying;
 };
@@ -123,42 +127,41 @@ struct drafts_stats {
 
 struct drafts;
 
-/* Returns at once; proposers are connected in the background. -ENOMEM, -EINVAL. */
+/* Returns immediately; proposers are connected in the background. -ENOMEM, -EINVAL. */
 int drafts_new(const struct drafts_config *c, struct drafts **ret);
-/* Cancels the streams; no `arrived` after it. */
+/* Cancels the streams; `arrived` is not called after it. */
 void drafts_free(struct drafts *d);
 DEFINE_AUTO(struct drafts, drafts_free)
 
-/* These are the proposers from now on. Those that are among them already, by target and name, stay
- * as they are; the others are cancelled, or connected in the background. One for which the system
- * has no thread is left out, with a warning. -EINVAL, -ENOMEM: nothing is changed. May wait for a
- * second if more than DRAFTS_MAX come and go at once. */
+/* Replaces the list of proposers. Proposers that are in both lists, by target and name, stay
+ * connected; the others are cancelled, or connected in the background. A proposer whose thread cannot
+ * be created is left out, with a warning. -EINVAL, -ENOMEM: nothing is changed. May wait for a second
+ * if more than DRAFT_MAX_PROPOSERS proposers, old and new, need a place at the same time. */
 int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n);
-/* "": there is no proposer at the place, or one without a configured name that has not described
- * itself yet. */
+/* "": there is no proposer at the place, or it has no configured name and has not described itself
+ * yet. */
 void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
-/* What the target is called, or would be if it were one of the proposers: "" if nobody knows. d may
- * be NULL. */
+/* The name of a target that is a proposer or could become one; "": unknown. d may be NULL. */
 void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX]);
-/* -EINVAL: the name is none of the proposers', usable or not, and all their names are known; the
- * sentence has them. d NULL: there are none. "" is fine. */
+/* -EINVAL, with the list of names: no proposer has this name, usable or not. 0 while any proposer's
+ * name is unknown, and for "". d NULL: there are no proposers. */
 int drafts_check_name(struct drafts *d, const char *name);
-/* A usable proposer for the sequence, which has base_len committed tokens, or -1; and how many
- * tokens that one drafts at most. name: NULL or "" for any. Sequences spread over all that fit and
- * stay where they are while that one is usable, keeps their context and takes one so long. */
+/* A usable proposer for the sequence, which has base_len committed tokens, or -1; and the most tokens
+ * that it drafts. name: NULL or "" for any. Sequences are spread over all usable proposers. A sequence
+ * stays with its proposer while that is usable, keeps its context and accepts the context's length. */
 int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_len, int64_t now_us,
                 uint32_t *ret_k_max);
 
-/* Asks proposer i for drafts for n sequences; an answer after budget_us is of no use. Once per
- * round and proposer. Returns for how many of the n an answer may be awaited (sent or about to be);
- * the others (p90_us is 0) are still owed an answer, or their context is on its way: ask again next
- * round. */
+/* Requests drafts of n sequences from proposer i; an answer after budget_us is of no use. Once per
+ * round and proposer. Returns how many of the n may be answered in time, since they are sent. For the
+ * others p90_us is 0: an older answer is outstanding, or the context is being sent. They can request
+ * again next round. */
 unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, unsigned n,
                     uint32_t budget_us, int64_t now_us);
-/* The sequence has ended or will not ask for a while: forgotten here and at every proposer. One
- * that has not ended may come back, and is told from the start then. */
+/* The sequence has ended or is paused: it is forgotten here and at every proposer. A paused sequence
+ * may return; then its whole context is sent again. */
 void drafts_close(struct drafts *d, uint64_t seq, bool ended);
-/* For the statistics: so many tokens of i's drafts were kept. */
+/* Statistics: n_tokens of proposer i's drafts were accepted. */
 void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);
 
 /* False: there is no proposer at the place. */

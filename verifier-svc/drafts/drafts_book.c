@@ -1,4 +1,4 @@
-/* drafts_book.c - what one proposer knows, what it owes, and what is to be sent to it. */
+/* drafts_book.c - contexts at the proposer, round trips, the outboxes, Rounds and answers. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -18,12 +18,12 @@ struct known {
     uint64_t seq;
     uint64_t sent_digest; // of [0, sent_len)
     uint32_t sent_len;    // committed tokens the proposer has
-    bool told;            // the proposer has heard of it, and is to hear of its end
+    bool announced;       // a Round with it was sent, so its end must be sent too
     bool introduced;      // hint, tenant and sampling are sent
-    uint32_t n_resent;    // how often the context was asked for again
-    bool sent_again;      // the last time no good answer came since
-    uint32_t read_len;    // committed tokens that an answer was not put off behind
-    bool puts_off;        // its last answer was put off: it reads what has come since
+    uint32_t n_resent;    // how often the proposer asked for the context again
+    bool sent_again;      // it did, and no good answer has arrived since
+    uint32_t read_len;    // longest context the proposer has answered for
+    bool puts_off;        // its last answer was "still reading"
 };
 
 struct owed {
@@ -118,7 +118,7 @@ void drafts_book_reset(struct drafts_book *b, const struct drafts_described *abo
     b->counts.good = false;
 }
 
-static struct known *find(const struct drafts_book *b, uint64_t seq)
+static struct known *find_known(const struct drafts_book *b, uint64_t seq)
 {
     for (uint32_t i = 0; i < b->n_known; i++)
         if (b->known[i].seq == seq)
@@ -128,10 +128,10 @@ static struct known *find(const struct drafts_book *b, uint64_t seq)
 
 bool drafts_book_knows(const struct drafts_book *b, uint64_t seq)
 {
-    return find(b, seq) != NULL;
+    return find_known(b, seq) != NULL;
 }
 
-/* True: the proposer was to be told that the sequence has ended, and will not be. */
+/* Removes a close that has not been sent. False: there is none. */
 static bool take_back_close(struct drafts_outbox *o, uint64_t seq)
 {
     for (uint32_t i = 0; i < o->n_closes; i++)
@@ -144,12 +144,12 @@ static bool take_back_close(struct drafts_outbox *o, uint64_t seq)
 
 uint32_t drafts_book_k_max(const struct drafts_book *b, uint64_t seq, uint32_t base_len)
 {
-    const struct known *s = find(b, seq);
+    const struct known *s = find_known(b, seq);
     bool too_long = b->about.max_context && base_len > b->about.max_context;
     return too_long || (s && s->n_resent > DRAFTS_RESENDS_MAX) ? 0 : b->about.k_max;
 }
 
-/* Its context, so that a draft takes as long as drafts take. */
+/* The proposer has read its context, so a draft takes the usual time. */
 static bool has_read(const struct known *s)
 {
     return s->read_len && !s->puts_off;
@@ -157,11 +157,11 @@ static bool has_read(const struct known *s)
 
 static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
 {
-    struct known *s = find(b, seq);
+    struct known *s = find_known(b, seq);
     if (s || b->n_known == b->max_sequences)
         return s;
     s = &b->known[b->n_known++];
-    *s = (struct known){.seq = seq, .told = take_back_close(&b->outboxes[b->filling], seq)};
+    *s = (struct known){.seq = seq, .announced = take_back_close(&b->outboxes[b->filling], seq)};
     return s;
 }
 
@@ -201,7 +201,8 @@ static int by_size(const void *a, const void *b)
 uint32_t drafts_book_p90_us(const struct drafts_book *b, uint32_t k)
 {
     const struct rtts *r = &b->rtts[rtt_kind(k)];
-    for (unsigned i = N_RTT_KINDS; i-- > 0 && !r->n;) // none for this k: the longest of the others
+    /* Without any of this size, use those of the longest drafts. */
+    for (unsigned i = N_RTT_KINDS; i-- > 0 && !r->n;)
         r = &b->rtts[i];
     uint32_t n = r->n < N_RTTS ? r->n : N_RTTS, sorted[N_RTTS];
     if (!n)
@@ -226,8 +227,9 @@ static uint32_t entry_tokens(const struct drafts_entry *e)
            e->sampling.n_bias * BIAS_WORDS;
 }
 
-/* Takes the sequence's entry out of one of the two lists, and its tokens. */
-static void unlist(struct drafts_outbox *o, struct drafts_entry *entries, uint32_t *n, uint64_t seq)
+/* Removes the sequence's entry from one of the two lists, with its tokens. */
+static void remove_entry(struct drafts_outbox *o, struct drafts_entry *entries, uint32_t *n,
+                         uint64_t seq)
 {
     for (uint32_t i = 0; i < *n; i++) {
         struct drafts_entry e = entries[i];
@@ -249,8 +251,8 @@ static void unlist(struct drafts_outbox *o, struct drafts_entry *entries, uint32
 
 static void outbox_remove(struct drafts_outbox *o, uint64_t seq)
 {
-    unlist(o, o->urgent, &o->n_urgent, seq);
-    unlist(o, o->pieces, &o->n_pieces, seq);
+    remove_entry(o, o->urgent, &o->n_urgent, seq);
+    remove_entry(o, o->pieces, &o->n_pieces, seq);
     if (!o->n_urgent && !o->n_pieces)
         o->due_us = 0;
 }
@@ -262,7 +264,7 @@ static uint32_t *put_words(uint32_t *to, const void *from, uint32_t n)
     return to + n;
 }
 
-/* Copies the tokens of context from e->keep on, which it digests on the way, and the others. */
+/* Copies the context from e->keep on, whose digest it continues, and the other words. */
 static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, uint64_t digest,
                         struct drafts_entry *e)
 {
@@ -277,7 +279,7 @@ static void copy_tokens(struct drafts_outbox *o, const struct drafts_wish *w, ui
     to = put_words(to, w->verifying, e->n_verifying);
     to = put_words(to, w->ban.tokens, e->ban.n);
     put_words(to, w->sampling.bias, e->sampling.n_bias * BIAS_WORDS);
-    e->ban.tokens = NULL; // they are the request's, which may end before the Round is sent
+    e->ban.tokens = NULL; // the request owns them, and may end before the Round is sent
     e->sampling.bias = NULL;
     o->n_tokens += entry_tokens(e);
 }
@@ -290,7 +292,7 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
                              .prompt_len = w->prompt_len,
                              .introduced = s->introduced,
                              .q_mode = w->q_mode,
-                             .draw_key = w->q_mode == DRAFTS_COUPLED ? w->draw_key : 0,
+                             .draw_key = w->q_mode == DRAFT_COUPLED ? w->draw_key : 0,
                              .p_min = w->p_min};
     if (!s->introduced) {
         e.sampling = w->sampling;
@@ -304,35 +306,38 @@ static struct drafts_entry entry_of(const struct known *s, const struct drafts_w
     return e;
 }
 
-/* What a proposer offers of what is wished for. */
-static enum drafts_q_mode q_mode_of(const struct drafts_book *b, const struct drafts_wish *w)
+/* The requested mode, or the nearest one that the proposer offers. */
+static enum draft_q_mode q_mode_offered(const struct drafts_book *b, const struct drafts_wish *w)
 {
-    enum drafts_q_mode mode = w->q_mode;
-    if (mode == DRAFTS_DENSE && (!b->about.offers[mode] || b->n_vocab > DRAFTS_DENSE_MAX))
-        mode = DRAFTS_SPARSE;
-    return b->about.offers[mode] ? mode : DRAFTS_POINT;
+    enum draft_q_mode mode = w->q_mode;
+    if (mode == DRAFT_DENSE && (!b->about.offers[mode] || b->n_vocab > DRAFTS_DENSE_MAX))
+        mode = DRAFT_SPARSE;
+    return b->about.offers[mode] ? mode : DRAFT_POINT;
 }
 
-static uint32_t k_of(const struct drafts_book *b, const struct drafts_wish *w,
-                     enum drafts_q_mode mode)
+/* Cuts the wish to what the proposer can do. Ahead, what is being verified counts among the nodes,
+ * and the proposer limits the paths alone. */
+static void cut_wish(const struct drafts_book *b, struct drafts_wish *w)
 {
-    uint32_t k = w->k < b->about.k_max ? w->k : b->about.k_max;
-    uint32_t fit = mode == DRAFTS_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : k;
-    return k < fit ? k : fit;
+    uint32_t fit = w->q_mode == DRAFT_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : b->about.k_max;
+    fit = fit < b->about.k_max ? fit : b->about.k_max;
+    w->max_depth = w->max_depth < fit ? w->max_depth : fit;
+    if (!w->n_verifying)
+        w->max_nodes = w->max_nodes < fit ? w->max_nodes : fit;
 }
 
-/* True: an answer may be awaited. */
-static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct drafts_wish *w)
+/* True: an answer may arrive this round. */
+static bool add_wish(struct drafts_book *b, struct drafts_outbox *o, struct drafts_wish *w)
 {
     w->to_read = 0;
-    w->q_mode = q_mode_of(b, w); // the key of the target's draws is for those who draw with it
-    outbox_remove(o, w->seq);    // newer state replaces what has not been sent
-    if (!w->k || !drafts_book_k_max(b, w->seq, w->base_len))
+    w->q_mode = q_mode_offered(b, w); // decides whether the draw key is sent
+    outbox_remove(o, w->seq);         // newer state replaces what has not been sent
+    if (!w->max_nodes || !drafts_book_k_max(b, w->seq, w->base_len))
         return false;
     struct known *s = find_or_add(b, w->seq);
     if (!s || round_owing(b, w->seq) || w->base_len < s->sent_len)
         return false;
-    w->k = k_of(b, w, w->q_mode);
+    cut_wish(b, w);
     struct drafts_entry e = entry_of(s, w);
     bool urgent = w->base_len - s->sent_len + e.n_hint <= DRAFTS_URGENT_TOKENS;
     if (w->base_len - e.keep > DRAFTS_PIECE)
@@ -340,7 +345,8 @@ static bool ask_one(struct drafts_book *b, struct drafts_outbox *o, struct draft
     e.n_verifying = urgent ? w->n_verifying : 0;
     if (entry_tokens(&e) > DRAFTS_OUTBOX_TOKENS - o->n_tokens)
         return false;
-    e.k = urgent ? w->k : 0;
+    e.max_nodes = urgent ? w->max_nodes : 0;
+    e.max_depth = urgent ? w->max_depth : 0;
     e.more = e.base_len < w->base_len;
     w->to_read = has_read(s) ? 0 : w->base_len - s->read_len;
     copy_tokens(o, w, s->sent_digest, &e);
@@ -359,10 +365,10 @@ unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsi
     uint32_t p90_us[N_RTT_KINDS] = {0};
     int64_t due_us = o->due_us;
     for (unsigned i = 0; i < n; i++) {
-        bool awaited = ask_one(b, o, &wishes[i]);
-        uint32_t *us = &p90_us[rtt_kind(wishes[i].k)]; // most have the same k
+        bool awaited = add_wish(b, o, &wishes[i]);
+        uint32_t *us = &p90_us[rtt_kind(wishes[i].max_depth)]; // most have the same
         if (awaited && !*us)
-            *us = drafts_book_p90_us(b, wishes[i].k);
+            *us = drafts_book_p90_us(b, wishes[i].max_depth);
         wishes[i].p90_us = awaited ? *us : 0;
         n_awaited += awaited;
     }
@@ -378,12 +384,12 @@ unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsi
 
 void drafts_book_close(struct drafts_book *b, uint64_t seq, bool ended)
 {
-    struct known *s = find(b, seq);
+    struct known *s = find_known(b, seq);
     if (!s)
         return;
     struct drafts_outbox *o = &b->outboxes[b->filling];
     outbox_remove(o, seq);
-    if (s->told) { // and so one of those that were in the book at the last take
+    if (s->announced) { // so it was in the book at the last take, which bounds n_closes
         assert(o->n_closes < b->max_sequences);
         o->closes[o->n_closes++] = (struct drafts_closed){seq, ended};
     }
@@ -394,7 +400,7 @@ static void note_sent(struct known *s, const struct drafts_entry *e)
 {
     s->sent_len = e->base_len;
     s->sent_digest = e->digest;
-    s->told = s->introduced = true;
+    s->announced = s->introduced = true;
 }
 
 static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
@@ -407,12 +413,13 @@ static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
                              .budget_us = o->budget_us};
     for (uint32_t i = 0; i < o->n_urgent; i++) {
         const struct drafts_entry *e = &o->urgent[i];
-        struct known *s = find(b, e->seq);
-        assert(s); // closing a sequence takes its entry out
+        struct known *s = find_known(b, e->seq);
+        assert(s); // closing a sequence removes its entry
         note_sent(s, e);
         r->owed[i] = (struct owed){e->seq,
                                    {.base_len = e->base_len,
-                                    .k = e->n_verifying ? DRAFTS_K_MAX : e->k,
+                                    .max_nodes = e->max_nodes,
+                                    .max_depth = e->max_depth,
                                     .ahead = e->n_verifying > 0,
                                     .n_vocab = b->n_vocab,
                                     .digest = e->digest,
@@ -437,7 +444,7 @@ const struct drafts_outbox *drafts_book_take(struct drafts_book *b)
     if (o->n_urgent)
         note_round(b, o);
     for (uint32_t i = 0; i < o->n_pieces; i++) {
-        struct known *s = find(b, o->pieces[i].seq);
+        struct known *s = find_known(b, o->pieces[i].seq);
         assert(s);
         note_sent(s, &o->pieces[i]);
     }
@@ -448,7 +455,7 @@ const struct drafts_outbox *drafts_book_take(struct drafts_book *b)
 
 /* ---- answers ---- */
 
-static void fault(struct drafts_book *b, const char *what)
+static void count_fault(struct drafts_book *b, const char *what)
 {
     b->n_faults++;
     snprintf(b->fault, sizeof(b->fault), "%s", what);
@@ -460,12 +467,12 @@ static void note_rtt(struct drafts_book *b, uint32_t k, uint32_t rtt_us)
     r->us[r->n++ % N_RTTS] = rtt_us ? rtt_us : 1;
 }
 
-/* Twice in a row without a good answer in between is a proposer that cannot keep contexts. */
-static void context_wanted(struct drafts_book *b, struct known *s)
+/* The proposer has lost the context. Twice without a good answer in between is a fault. */
+static void resend_context(struct drafts_book *b, struct known *s)
 {
     if (s->sent_again) {
         b->counts.malformed++;
-        fault(b, "it asks for the same context again and again");
+        count_fault(b, "it requests the same context repeatedly");
     }
     s->sent_again = true;
     s->n_resent++;
@@ -476,22 +483,23 @@ static void context_wanted(struct drafts_book *b, struct known *s)
     outbox_remove(&b->outboxes[b->filling], s->seq);
 }
 
-static void unasked(struct drafts_book *b)
+static void count_unrequested(struct drafts_book *b)
 {
     b->counts.stale++;
     if (++b->n_unasked > DRAFTS_UNASKED_MAX) {
         b->n_faults = DRAFTS_FAULTS_MAX;
-        snprintf(b->fault, sizeof(b->fault), "it answers what nobody asked");
+        snprintf(b->fault, sizeof(b->fault), "it sends unrequested answers");
     }
 }
 
-static void bad_draft(struct drafts_book *b, enum drafts_verdict v)
+static void count_bad_draft(struct drafts_book *b, enum drafts_verdict v)
 {
     *(v == DRAFTS_STALE ? &b->counts.stale : &b->counts.malformed) += 1;
-    fault(b, fail_text());
+    count_fault(b, fail_text());
 }
 
-static void good_draft(struct drafts_book *b, const struct sent_round *r, const struct draft *draft)
+static void count_good_draft(struct drafts_book *b, const struct sent_round *r,
+                             const struct draft *draft)
 {
     b->n_unasked = 0;
     b->counts.drafts += draft->n > 0;
@@ -503,10 +511,10 @@ static void good_draft(struct drafts_book *b, const struct sent_round *r, const 
     }
 }
 
-static void lapse(struct drafts_book *b, int64_t *due_us, uint32_t budget_us, int64_t now_us)
+static void count_missed(struct drafts_book *b, int64_t *due_us, uint32_t budget_us, int64_t now_us)
 {
     while (now_us >= *due_us && b->n_faults < DRAFTS_FAULTS_MAX) {
-        fault(b, "it missed its budgets");
+        count_fault(b, "it missed its budgets");
         *due_us += budget_us > DRAFTS_MISS_AGAIN_US ? budget_us : DRAFTS_MISS_AGAIN_US;
     }
 }
@@ -520,36 +528,36 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
             continue;
         owes = true;
         r->missed = r->missed || now_us >= r->due_us;
-        lapse(b, &r->due_us, r->budget_us, now_us);
+        count_missed(b, &r->due_us, r->budget_us, now_us);
     }
     struct drafts_outbox *o = &b->outboxes[b->filling];
-    if (!owes && o->due_us) // it does not even take what is sent
-        lapse(b, &o->due_us, o->budget_us, now_us);
+    if (!owes && o->due_us) // it does not even read what is sent
+        count_missed(b, &o->due_us, o->budget_us, now_us);
     return b->n_faults >= DRAFTS_FAULTS_MAX ? b->fault : NULL;
 }
 
-static bool take_draft(struct drafts_book *b, const struct sent_round *r, enum drafts_verdict v,
-                       int64_t now_us, struct draft *draft)
+static bool count_draft(struct drafts_book *b, const struct sent_round *r, enum drafts_verdict v,
+                        int64_t now_us, struct draft_answer *a)
 {
     int64_t rtt_us = now_us - r->asked_us;
-    draft->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
+    a->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
     if (v == DRAFTS_GOOD)
-        good_draft(b, r, draft);
+        count_good_draft(b, r, a->draft);
     else
-        bad_draft(b, v);
+        count_bad_draft(b, v);
     return v == DRAFTS_GOOD;
 }
 
-/* Its time is that of a draft only if it has tokens, and if no context had to be read for it. */
+/* Records the latency, unless the draft is empty or the proposer had to read context for it. */
 static void time_answer(struct drafts_book *b, struct known *s, const struct drafts_asked *asked,
-                        const struct draft *draft)
+                        const struct draft_answer *a)
 {
     if (asked->ahead)
         return;
-    if (draft->n && has_read(s))
-        note_rtt(b, asked->k, draft->rtt_us);
-    s->puts_off = draft->unread > 0;
-    s->read_len = draft->unread ? s->read_len : asked->base_len;
+    if (a->draft->n && has_read(s))
+        note_rtt(b, asked->max_depth, a->rtt_us);
+    s->puts_off = a->unread > 0;
+    s->read_len = a->unread ? s->read_len : asked->base_len;
 }
 
 bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
@@ -563,22 +571,22 @@ bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDr
 }
 
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                        enum drafts_verdict v, int64_t now_us, struct draft *draft)
+                        enum drafts_verdict v, int64_t now_us, struct draft_answer *a)
 {
-    struct known *s = find(b, answer->seq); // NULL: closed since
+    struct known *s = find_known(b, answer->seq); // NULL: closed since
     struct sent_round *r = round_owing(b, answer->seq);
     struct owed *owed = r ? owed_by(r, answer->seq) : NULL;
-    drafts_book_verdict(b, now_us); // it may be late
+    drafts_book_verdict(b, now_us); // marks the Round as missed if it is late
     bool good = false;
-    if (answer->need_context && s && s->sent_len) // also for a context that went ahead
-        context_wanted(b, s);
+    if (answer->need_context && s && s->sent_len) // also for a context that was sent alone
+        resend_context(b, s);
     else if (!owed)
-        unasked(b);
+        count_unrequested(b);
     else if (!answer->need_context)
-        good = take_draft(b, r, v, now_us, draft);
+        good = count_draft(b, r, v, now_us, a);
     if (good && s) {
         s->sent_again = false;
-        time_answer(b, s, &owed->asked, draft);
+        time_answer(b, s, &owed->asked, a);
     }
     if (owed)
         *owed = r->owed[--r->n_owed];

@@ -1,4 +1,4 @@
-/* drafts_wire.c - between drafts.c and proposer.proto. */
+/* drafts_wire.c - packs Rounds, checks answers and descriptions. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -74,7 +74,9 @@ static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
     to->n_tokens = e->base_len - e->keep;
     to->tokens = (uint32_t *)tokens + e->token_at;
     to->digest = e->digest;
-    to->k = e->k;
+    /* The wire has one number. It limits every path, and all nodes too unless the draft is ahead:
+     * then DRAFT_MAX_NODES limits them. */
+    to->k = e->max_depth;
     to->more = e->more;
     to->prompt_len = e->prompt_len;
     to->q_mode = (Tandem__V1__QMode)e->q_mode;
@@ -122,9 +124,9 @@ const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p,
     return round_of(p, n_closes, 0);
 }
 
-static_assert(DRAFTS_COUPLED == (int)TANDEM__V1__QMODE__Q_MODE_COUPLED &&
-                  DRAFTS_SPARSE == (int)TANDEM__V1__QMODE__Q_MODE_SPARSE &&
-                  DRAFTS_DENSE == (int)TANDEM__V1__QMODE__Q_MODE_DENSE,
+static_assert(DRAFT_COUPLED == (int)TANDEM__V1__QMODE__Q_MODE_COUPLED &&
+                  DRAFT_SPARSE == (int)TANDEM__V1__QMODE__Q_MODE_SPARSE &&
+                  DRAFT_DENSE == (int)TANDEM__V1__QMODE__Q_MODE_DENSE,
               "q modes are those of the wire");
 
 static enum drafts_verdict malformed(const char *what)
@@ -136,14 +138,14 @@ static enum drafts_verdict malformed(const char *what)
 static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
                                        const struct drafts_asked *asked)
 {
-    if (a->n_tokens > asked->k || a->n_tokens > DRAFTS_K_MAX)
-        return malformed("more tokens than were asked for");
+    if (a->n_tokens > asked->max_nodes || a->n_tokens > DRAFT_MAX_NODES)
+        return malformed("more tokens than were requested");
     if (a->n_parents != 0 && a->n_parents != a->n_tokens)
         return malformed("not one parent for each token");
     if (a->n_survival != 0 && a->n_survival != a->n_tokens)
         return malformed("not one survival estimate for each token");
     if (a->q_mode != TANDEM__V1__QMODE__Q_MODE_POINT && (int)a->q_mode != (int)asked->q_mode)
-        return malformed("a q mode that was not asked for");
+        return malformed("a q mode that was not requested");
     return DRAFTS_GOOD;
 }
 
@@ -168,18 +170,23 @@ static enum drafts_verdict check_token(const Tandem__V1__SequenceDraft *a, uint3
 
 /* ---- q ---- */
 
-/* Room for q of n tokens with `each` ids (or none) and weights. NULL: no memory. */
-static struct accept_q *new_q(size_t n, size_t each, bool has_ids)
+/* Memory for the q of n tokens with rows of `width` weights, and as many ids if has_ids. NULL: no
+ * memory. */
+static struct draft_q *new_q(uint32_t n, uint32_t width, bool has_ids)
 {
     size_t entry = sizeof(float) + (has_ids ? sizeof(uint32_t) : 0);
-    struct accept_q *q = malloc(n * (sizeof(*q) + each * entry));
+    struct draft_q *q = malloc(sizeof(*q) + n * (sizeof(double) + width * entry));
     if (!q)
         return NULL;
-    float *weights = (float *)(void *)(q + n);
-    uint32_t *ids = (uint32_t *)(void *)(weights + n * each);
-    for (size_t i = 0; i < n; i++)
-        q[i] = (struct accept_q){(uint32_t)each, has_ids ? ids + i * each : NULL,
-                                 weights + i * each, 0};
+    double *sums = (double *)(void *)(q + 1);
+    float *weights = (float *)(void *)(sums + n);
+    uint32_t *ids = (uint32_t *)(void *)(weights + (size_t)n * width);
+    *q = (struct draft_q){
+        .width = width, .ids = has_ids ? ids : NULL, .weights = weights, .sums = sums};
+    for (uint32_t i = 0; i < n; i++) {
+        q->row[i] = (uint8_t)i;
+        sums[i] = 0;
+    }
     return q;
 }
 
@@ -189,7 +196,7 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* n: DRAFTS_SPARSE_MAX at most. */
+/* n is at most DRAFTS_SPARSE_MAX. */
 static bool has_twice(const uint32_t *ids, uint32_t n)
 {
     uint32_t sorted[DRAFTS_SPARSE_MAX];
@@ -201,26 +208,26 @@ static bool has_twice(const uint32_t *ids, uint32_t n)
     return false;
 }
 
-/* What a token's q says, from bytes to *q: ids u32, probabilities u16 (n - 1 of n/65536). */
-static enum drafts_verdict read_sparse(const uint8_t *ids_at, const uint8_t *probs_at,
-                                       uint32_t token, uint32_t n_vocab, struct accept_q *q)
+/* Row i of a sparse q: ids u32, probabilities u16 (n - 1 of n/65536). */
+static enum drafts_verdict read_sparse(const Tandem__V1__SequenceDraft *a, uint32_t i,
+                                       uint32_t n_vocab, struct draft_q *q)
 {
-    uint32_t *ids = (uint32_t *)q->ids;
-    float *weights = (float *)q->weights;
+    size_t at = (size_t)i * q->width;
+    uint32_t *ids = q->ids + at;
     bool has_token = false;
-    for (uint32_t i = 0; i < q->n; i++) {
+    memcpy(ids, a->q_ids.data + at * sizeof(*ids), q->width * sizeof(*ids));
+    for (uint32_t k = 0; k < q->width; k++) {
         uint16_t prob;
-        memcpy(&ids[i], ids_at + i * sizeof(*ids), sizeof(*ids));
-        memcpy(&prob, probs_at + i * sizeof(prob), sizeof(prob));
-        if (ids[i] >= n_vocab)
+        memcpy(&prob, a->q_probs.data + (at + k) * sizeof(prob), sizeof(prob));
+        if (ids[k] >= n_vocab)
             return malformed("a q over tokens outside the vocabulary");
-        has_token = has_token || ids[i] == token;
-        weights[i] = (float)(prob + 1);
-        q->sum += prob + 1;
+        has_token = has_token || ids[k] == a->tokens[i];
+        q->weights[at + k] = (float)(prob + 1);
+        q->sums[i] += prob + 1;
     }
-    if (q->sum != 65536)
+    if (q->sums[i] != 65536)
         return malformed("a sparse q whose probabilities do not sum to 65536");
-    if (has_twice(ids, q->n))
+    if (has_twice(ids, q->width))
         return malformed("a sparse q that names a token twice");
     return has_token ? DRAFTS_GOOD : malformed("a token that its q does not name");
 }
@@ -228,19 +235,17 @@ static enum drafts_verdict read_sparse(const uint8_t *ids_at, const uint8_t *pro
 static enum drafts_verdict check_sparse(const Tandem__V1__SequenceDraft *a,
                                         const struct drafts_asked *asked, struct draft *ret)
 {
-    size_t each = a->q_probs.len / sizeof(uint16_t) / a->n_tokens;
-    if (each == 0 || each > DRAFTS_SPARSE_MAX ||
-        a->q_probs.len != a->n_tokens * each * sizeof(uint16_t) ||
-        a->q_ids.len != a->n_tokens * each * sizeof(uint32_t))
+    size_t width = a->q_probs.len / sizeof(uint16_t) / a->n_tokens;
+    if (width == 0 || width > DRAFTS_SPARSE_MAX ||
+        a->q_probs.len != a->n_tokens * width * sizeof(uint16_t) ||
+        a->q_ids.len != a->n_tokens * width * sizeof(uint32_t))
         return malformed("a sparse q that is not as many ids and probabilities for each token");
-    ret->q = new_q(a->n_tokens, each, true);
+    ret->q = new_q((uint32_t)a->n_tokens, (uint32_t)width, true);
     if (!ret->q)
         return malformed("no memory for its q");
     enum drafts_verdict v = DRAFTS_GOOD;
     for (uint32_t i = 0; i < a->n_tokens && v == DRAFTS_GOOD; i++)
-        v = read_sparse(a->q_ids.data + i * each * sizeof(uint32_t),
-                        a->q_probs.data + i * each * sizeof(uint16_t), a->tokens[i], asked->n_vocab,
-                        &ret->q[i]);
+        v = read_sparse(a, i, asked->n_vocab, ret->q);
     return v;
 }
 
@@ -254,16 +259,16 @@ static float from_half(uint16_t h, Tandem__V1__Tensor__Dtype dtype)
     return x;
 }
 
-/* Row i of the tensor; tokens behind its end cannot come. Rounding to half precision may cost a
- * dense q 1 % of its sum, no more. */
+/* Row i of the tensor; tokens after its end have probability 0. Rounding to half precision may change
+ * the sum of a dense q by at most 1 %. */
 static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, uint32_t token,
-                                      struct accept_q *q)
+                                      struct draft_q *q)
 {
-    float *weights = (float *)q->weights;
+    float *weights = q->weights + (size_t)i * q->width;
     bool wide = t->dtype == TANDEM__V1__TENSOR__DTYPE__F32;
     uint32_t width = t->shape[1];
     const uint8_t *from = t->data.data + (size_t)i * width * (wide ? 4 : 2);
-    memset(weights + width, 0, (q->n - width) * sizeof(*weights));
+    memset(weights + width, 0, (q->width - width) * sizeof(*weights));
     for (uint32_t k = 0; k < width; k++) {
         uint16_t half;
         if (wide) {
@@ -273,10 +278,10 @@ static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, u
             weights[k] = from_half(half, t->dtype);
         }
         if (!(weights[k] >= 0 && weights[k] <= 1.01F)) // NaN too
-            return malformed("a dense q with what is no probability");
-        q->sum += (double)weights[k];
+            return malformed("a dense q with a value that is no probability");
+        q->sums[i] += (double)weights[k];
     }
-    if (!(q->sum > 0.99 && q->sum < 1.01))
+    if (!(q->sums[i] > 0.99 && q->sums[i] < 1.01))
         return malformed("a dense q whose probabilities do not sum to 1");
     return weights[token] > 0 ? DRAFTS_GOOD : malformed("a token that its q does not name");
 }
@@ -293,51 +298,58 @@ static enum drafts_verdict check_dense(const Tandem__V1__SequenceDraft *a,
         return malformed("a dense q of an unknown type");
     if (t->data.len != a->n_tokens * (wide ? 4 : 2) * (size_t)t->shape[1])
         return malformed("a dense q that is not as long as its shape");
-    ret->q = new_q(a->n_tokens, asked->n_vocab, false);
+    ret->q = new_q((uint32_t)a->n_tokens, asked->n_vocab, false);
     if (!ret->q)
         return malformed("no memory for its q");
     enum drafts_verdict v = DRAFTS_GOOD;
     for (uint32_t i = 0; i < a->n_tokens && v == DRAFTS_GOOD; i++)
-        v = read_dense(t, i, a->tokens[i], &ret->q[i]);
+        v = read_dense(t, i, a->tokens[i], ret->q);
     return v;
 }
 
 static enum drafts_verdict check_q(const Tandem__V1__SequenceDraft *a,
                                    const struct drafts_asked *asked, struct draft *ret)
 {
-    enum drafts_verdict v = DRAFTS_GOOD;
     if (a->n_tokens && a->q_mode == TANDEM__V1__QMODE__Q_MODE_SPARSE)
-        v = check_sparse(a, asked, ret);
-    else if (a->n_tokens && a->q_mode == TANDEM__V1__QMODE__Q_MODE_DENSE)
-        v = check_dense(a, asked, ret);
-    if (v != DRAFTS_GOOD) {
-        free(ret->q);
-        ret->q = NULL;
-    }
-    return v;
+        return check_sparse(a, asked, ret);
+    if (a->n_tokens && a->q_mode == TANDEM__V1__QMODE__Q_MODE_DENSE)
+        return check_dense(a, asked, ret);
+    return DRAFTS_GOOD;
+}
+
+static enum drafts_verdict check_draft(const Tandem__V1__SequenceDraft *a,
+                                       const struct drafts_asked *asked, struct draft *ret)
+{
+    enum drafts_verdict v = check_shape(a, asked);
+    for (uint32_t i = 0; i < a->n_tokens && v == DRAFTS_GOOD; i++)
+        v = check_token(a, i, asked, ret);
+    if (v != DRAFTS_GOOD)
+        return v;
+    ret->n = (uint32_t)a->n_tokens;
+    ret->q_mode = (enum draft_q_mode)a->q_mode;
+    return check_q(a, asked, ret);
 }
 
 enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
-                                 const struct drafts_asked *asked, struct draft *ret)
+                                 const struct drafts_asked *asked, struct draft_answer *ret)
 {
+    *ret = (struct draft_answer){
+        .seq = answer->seq, .base_len = answer->base_len, .ahead = asked->ahead};
     if (answer->base_len != asked->base_len || answer->digest != asked->digest) {
-        fail(-ESTALE, "it continues %u tokens, asked for were %u", answer->base_len,
+        fail(-ESTALE, "it continues %u tokens, requested were %u", answer->base_len,
              asked->base_len);
         return DRAFTS_STALE;
     }
-    enum drafts_verdict v = check_shape(answer, asked);
-    ret->seq = answer->seq;
-    ret->base_len = answer->base_len;
-    ret->n = (uint32_t)answer->n_tokens;
     ret->unread = answer->n_tokens ? 0 : answer->unread;
     if (ret->unread > answer->base_len)
         ret->unread = answer->base_len;
-    ret->ahead = asked->ahead;
-    ret->tree = false;
-    ret->q = NULL;
-    for (uint32_t i = 0; i < answer->n_tokens && v == DRAFTS_GOOD; i++)
-        v = check_token(answer, i, asked, ret);
-    return v == DRAFTS_GOOD ? check_q(answer, asked, ret) : v;
+    AUTO(draft_free) struct draft *draft = draft_new();
+    if (!draft)
+        return malformed("no memory for it");
+    enum drafts_verdict v = check_draft(answer, asked, draft);
+    if (v == DRAFTS_GOOD)
+        ret->draft = TAKE(draft);
+    return v;
 }
 
 static bool offers(const Tandem__V1__DescribeReply *reply, Tandem__V1__QMode mode)
@@ -373,19 +385,19 @@ int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t voca
         return fail(-EPROTO, "its vocabulary has the digest %016llx, the target's has %016llx",
                     (unsigned long long)reply->vocab_digest, (unsigned long long)vocab_digest);
     if (reply->needs_hidden)
-        return fail(-EPROTO, "it wants hidden rows, which this verifier does not send");
-    for (int i = 0; i < DRAFTS_N_Q_MODES; i++)
+        return fail(-EPROTO, "it requires hidden rows, which this verifier does not send");
+    for (int i = 0; i < DRAFT_N_Q_MODES; i++)
         ret->offers[i] = offers(reply, (Tandem__V1__QMode)i);
-    if (!ret->offers[DRAFTS_COUPLED] && !ret->offers[DRAFTS_POINT])
+    if (!ret->offers[DRAFT_COUPLED] && !ret->offers[DRAFT_POINT])
         return fail(-EPROTO, "it offers neither point nor coupled drafts");
     if (!is_name(&reply->kind))
         return fail(-EPROTO, "its name is not 1 to %d letters, digits or '-', '_', '.'",
                     DRAFTS_NAME_MAX - 1);
     if (reply->k_max == 0)
-        return fail(-EPROTO, "it says that it drafts no tokens");
+        return fail(-EPROTO, "its k_max is 0");
     memcpy(ret->name, reply->kind.data, reply->kind.len);
     ret->name[reply->kind.len] = 0;
-    ret->k_max = reply->k_max < DRAFTS_K_MAX ? reply->k_max : DRAFTS_K_MAX;
+    ret->k_max = reply->k_max < DRAFT_MAX_NODES ? reply->k_max : DRAFT_MAX_NODES;
     ret->max_context = reply->max_context;
     return 0;
 }

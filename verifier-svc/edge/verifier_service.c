@@ -1,4 +1,4 @@
-/* verifier_service.c - calls that bring requests: Generate and Verify. */
+/* verifier_service.c - Generate and Verify: requests go to the engine. */
 #include <errno.h>
 #include <stdlib.h>
 #include "base/err.h"
@@ -47,7 +47,7 @@ static void cancel(struct verifier_service *s, struct request *r)
     engine_wake(s->engine);
 }
 
-/* Checks and hands it to the engine. The call keeps one hold on the request, the engine another. */
+/* Checks a request and submits it. The call and the engine hold one reference each. */
 static int submit(struct verifier_service *s, const struct job *j,
                   const Tandem__V1__GenerateRequest *msg, bool verify)
 {
@@ -76,7 +76,7 @@ static int submit(struct verifier_service *s, const struct job *j,
         return err;
     }
     struct request *held = TAKE(r);
-    if (rpc_call_cancelled(j->call)) // perhaps before it had its user
+    if (rpc_call_cancelled(j->call)) // perhaps before set_user()
         cancel(s, held);
     return 0;
 }
@@ -127,19 +127,24 @@ static void call_ended(struct rpc_call *call)
 
 /* ---- Verify ---- */
 
-static int take_draft(struct verifier_service *s, struct request *r,
-                      const Tandem__V1__VerifyDraft *d)
+static int submit_draft(struct verifier_service *s, struct request *r,
+                        const Tandem__V1__VerifyDraft *d)
 {
-    int32_t parents[ACCEPT_MAX];
-    if (d->n_tokens > ACCEPT_MAX)
+    if (d->n_tokens > DRAFT_MAX_NODES)
         return fail(-EINVAL, "the draft has %zu tokens, at most %d are allowed", d->n_tokens,
-                    ACCEPT_MAX);
+                    DRAFT_MAX_NODES);
     if (d->n_parents && d->n_parents != d->n_tokens)
         return fail(-EINVAL, "the draft has %zu tokens and %zu parents", d->n_tokens, d->n_parents);
-    for (size_t i = 0; i < d->n_tokens; i++)
-        parents[i] = d->n_parents ? d->parents[i] : (int32_t)i - 1;
-    struct accept_tree tree = {(uint32_t)d->n_tokens, d->tokens, parents};
-    return engine_verify(s->engine, r, d->base_len, &tree);
+    struct draft *draft = draft_new();
+    if (!draft)
+        return fail(-ENOMEM, "no memory for a draft");
+    draft->n = (uint32_t)d->n_tokens;
+    for (uint32_t i = 0; i < draft->n; i++) {
+        draft->tokens[i] = d->tokens[i];
+        draft->parents[i] = d->n_parents ? d->parents[i] : (int32_t)i - 1;
+        draft->survival[i] = 1;
+    }
+    return engine_verify(s->engine, r, d->base_len, draft);
 }
 
 static void run_open(struct verifier_service *s, const struct job *j)
@@ -152,14 +157,14 @@ static void run_open(struct verifier_service *s, const struct job *j)
         rpc_call_resume(j->call);
 }
 
-/* The engine ends it, after the commit for a draft that is on its way. */
+/* The engine ends the request, after the commit of a draft that is in the inbox. */
 static void close_verify(struct verifier_service *s, struct request *r)
 {
     atomic_store(&r->closing, true);
     engine_wake(s->engine);
 }
 
-/* Takes msg. What the client says next is read when the stream is open. */
+/* Takes msg. The next message is read when the stream is open. */
 static int open_verify(struct verifier_service *s, struct rpc_call *call, ProtobufCMessage *msg,
                        size_t bytes)
 {
@@ -176,9 +181,9 @@ static int take_verify(struct verifier_service *s, struct rpc_call *call,
     if (msg->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN) {
         if (!r)
             return open_verify(s, call, &msg->base, bytes);
-        err = fail(-ESTALE, "this stream is open already");
+        err = fail(-ESTALE, "this stream is already open");
     } else if (msg->message_case == TANDEM__V1__VERIFY_REQUEST__MESSAGE_DRAFT) {
-        err = r ? take_draft(s, r, msg->draft)
+        err = r ? submit_draft(s, r, msg->draft)
                 : fail(-ESTALE, "a draft came before `open`: this stream has no sequence yet");
     } else {
         err = fail(-EINVAL, "the message is neither `open` nor `draft`");
@@ -246,29 +251,32 @@ int verifier_service_new(const struct verifier_options *o, struct engine *e, str
 
 void verifier_service_add(struct verifier_service *s, struct rpc_server *server)
 {
-    const struct rpc_method *methods[] = {&generate,           &verify,
-                                          &service_get_model,  &service_tokenize,
-                                          &service_detokenize, &service_set_speculation};
+    const struct rpc_method *methods[] = {&generate,
+                                          &verify,
+                                          &verifier_service_get_model,
+                                          &verifier_service_tokenize,
+                                          &verifier_service_detokenize,
+                                          &verifier_service_set_speculation};
     for (size_t i = 0; i < ARRAY_LEN(methods); i++)
         rpc_server_add(server, methods[i], s);
 }
 
 int verifier_service_start(struct verifier_service *s)
 {
-    int err = pthread_create(&s->sender, NULL, verifier_service_out_main, s);
+    int err = pthread_create(&s->out_thread, NULL, verifier_service_out_main, s);
     if (!err)
-        err = pthread_create(&s->worker, NULL, verifier_service_jobs_main, s);
+        err = pthread_create(&s->jobs_thread, NULL, verifier_service_jobs_main, s);
     return err ? fail(-err, "cannot start the service's threads") : 0;
 }
 
 void verifier_service_stop(struct verifier_service *s)
 {
     verifier_service_wake_jobs(s, true);
-    if (s->worker)
-        pthread_join(s->worker, NULL);
-    if (s->sender)
-        pthread_join(s->sender, NULL);
-    s->worker = s->sender = 0;
+    if (s->jobs_thread)
+        pthread_join(s->jobs_thread, NULL);
+    if (s->out_thread)
+        pthread_join(s->out_thread, NULL);
+    s->jobs_thread = s->out_thread = 0;
 }
 
 void verifier_service_free(struct verifier_service *s)

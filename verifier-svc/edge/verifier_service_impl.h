@@ -1,6 +1,10 @@
-/* verifier_service_impl.h - what the edge's files share: service.c (requests in), service_jobs.c (long
- * work for them), service_out.c (answers out), service_info.c (model, tokenizer, figures),
- * service_speculation.c (how it speculates). Not for other files. */
+/* verifier_service_impl.h - what the edge's files share. Not for other files.
+ *
+ *     verifier_service.c              Generate and Verify: requests in
+ *     verifier_service_jobs.c         the jobs thread: checks and tokenizes
+ *     verifier_service_out.c          the out thread: answers out
+ *     verifier_service_info.c         model, tokenizer, statistics
+ *     verifier_service_speculation.c  the settings of speculation */
 #pragma once
 #include <pthread.h>
 #include <stdio.h>
@@ -11,16 +15,16 @@
 struct verifier_service;
 struct job;
 
-/* Answers a call, or begins to. Runs on the thread for jobs, once there is a model. */
+/* Answers a call, or starts its answer. Runs on the jobs thread, once the model is loaded. */
 typedef void job_fn(struct verifier_service *s, const struct job *j);
 
-/* A call that waits for its turn. */
+/* A waiting call. */
 struct job {
     struct job *next;
     job_fn *run;
     struct rpc_call *call; // with a reference
     ProtobufCMessage *msg;
-    size_t bytes; // that the message takes in memory
+    size_t bytes; // of memory for the message
     int64_t arrived_us;
 };
 
@@ -28,68 +32,69 @@ struct verifier_service {
     const struct verifier_options *options;
     struct engine *engine;
     struct stats *stats;
-    pthread_t sender, worker; // service_out.c's, service_jobs.c's; 0: not started
+    pthread_t out_thread, jobs_thread; // 0: not started
 
-    pthread_mutex_t mu; // for the list, and for a call's user while it may still change
+    pthread_mutex_t mu; // for the job list, and for the user of a call while it can change
     pthread_cond_t jobs_changed;
-    struct job *jobs; // in order of their turns
+    struct job *jobs; // in the order in which they run
     uint32_t n_jobs;
     size_t job_bytes;
     bool stopping;
 
-    /* service_out.c: room for one message. */
-    Tandem__V1__Token tokens[ACCEPT_MAX + 1];
-    Tandem__V1__Token *token_list[ACCEPT_MAX + 1];
-    Tandem__V1__TopLogprob tops[(ACCEPT_MAX + 1) * DIST_MAX_TOP];
-    Tandem__V1__TopLogprob *top_list[(ACCEPT_MAX + 1) * DIST_MAX_TOP];
-    struct request *slow; // whose answers are not read
+    /* The out thread: memory for one message. */
+    Tandem__V1__Token tokens[DRAFT_MAX_NODES + 1];
+    Tandem__V1__Token *token_list[DRAFT_MAX_NODES + 1];
+    Tandem__V1__TopLogprob tops[(DRAFT_MAX_NODES + 1) * DIST_MAX_TOP];
+    Tandem__V1__TopLogprob *top_list[(DRAFT_MAX_NODES + 1) * DIST_MAX_TOP];
+    struct request *slow; // paused requests
 
-    /* service_info.c: what the last reply points to. */
+    /* GetStats: what the last reply points to. */
     Tandem__V1__SpeculationStats speculation;
     Tandem__V1__CacheStats cache;
     Tandem__V1__CacheHolder holders[ENGINE_KV_HOLDERS];
     Tandem__V1__CacheHolder *holder_list[ENGINE_KV_HOLDERS];
     struct engine_kv_view kv;
-    Tandem__V1__ProposerStats proposers[DRAFTS_MAX];
-    Tandem__V1__ProposerStats *proposer_list[DRAFTS_MAX];
+    Tandem__V1__ProposerStats proposers[DRAFT_MAX_PROPOSERS];
+    Tandem__V1__ProposerStats *proposer_list[DRAFT_MAX_PROPOSERS];
     Tandem__V1__PassTime pass_times[PASS_TIME_TIMED];
     Tandem__V1__PassTime *pass_time_list[PASS_TIME_TIMED];
-    struct drafts_stats proposer_stats[DRAFTS_MAX];
+    struct drafts_stats proposer_stats[DRAFT_MAX_PROPOSERS];
     char mode[256];
 };
 
-/* ---- service.c ---- */
+/* ---- verifier_service.c ---- */
 
-/* -EPIPE and why nothing can be served now: "the model is being loaded (42 %)" and the like. */
+/* 0: the engine is ready. -EPIPE, with the reason: "the model is being loaded (42 %)", for example. */
 int verifier_service_not_ready(struct verifier_service *s);
-/* Ends a call with this thread's last sentence. msg: NULL if the call has none, or it is gone. */
+/* Ends a call with this thread's fail_text(). msg: NULL if the call has no message any longer. */
 void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
                              const Tandem__V1__GenerateRequest *msg, int err);
 
-/* ---- service_jobs.c ---- */
+/* ---- verifier_service_jobs.c ---- */
 
-/* Takes msg. A call has one job at most. While the model loads it waits for load_wait. -EPIPE: as
- * verifier_service_not_ready(); -EAGAIN: too many wait, or too much; -EMSGSIZE, -ENOMEM. bytes: what msg
- * takes in memory. */
+/* Adds a job for a call; takes msg, which occupies `bytes` of memory. A call has at most one job. While
+ * the model loads, the job waits for at most load_wait. -EPIPE: as verifier_service_not_ready();
+ * -EAGAIN: too many jobs or bytes are waiting; -EMSGSIZE, -ENOMEM. */
 int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
                              ProtobufCMessage *msg, size_t bytes, job_fn *run);
-/* For a call with one request: unpacks it and adds its job, or ends the call. */
+/* For a call with one request message: unpacks it and adds its job, or ends the call. */
 void verifier_service_start_job(struct rpc_call *call, struct rpc_msg *in,
                                 const ProtobufCMessageDescriptor *type, job_fn *run);
-/* The call is over: forgets its job if that has not begun. */
+/* The call has ended: removes its job if that has not started. */
 void verifier_service_drop_job(struct verifier_service *s, const struct rpc_call *call);
-/* The model is there, or will never be; or the service stops. */
+/* Loading has ended, with success or not; or the service stops. */
 void verifier_service_wake_jobs(struct verifier_service *s, bool stop);
 void *verifier_service_jobs_main(void *service);
 
-/* ---- service_out.c ---- */
+/* ---- verifier_service_out.c ---- */
 
 void *verifier_service_out_main(void *service);
 
-/* ---- service_info.c ---- */
+/* ---- verifier_service_info.c ---- */
 
-extern const struct rpc_method service_get_model, service_tokenize, service_detokenize;
+extern const struct rpc_method verifier_service_get_model, verifier_service_tokenize,
+    verifier_service_detokenize;
 
-/* ---- service_speculation.c ---- */
+/* ---- verifier_service_speculation.c ---- */
 
-extern const struct rpc_method service_set_speculation;
+extern const struct rpc_method verifier_service_set_speculation;

@@ -1,4 +1,4 @@
-/* verifier_service_info.c - calls that ask: GetModel, Tokenize, Detokenize, and the summary of GetStats. */
+/* verifier_service_info.c - GetModel, Tokenize, Detokenize, and the summary of GetStats. */
 #include <errno.h>
 #include <stdlib.h>
 #include "base/clock.h"
@@ -59,8 +59,8 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     tandem__v1__get_model_request__free_unpacked(req, NULL);
 
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT;
-    ProtobufCBinaryData proposers[DRAFTS_MAX];
-    char names[DRAFTS_MAX][DRAFTS_NAME_MAX];
+    ProtobufCBinaryData proposers[DRAFT_MAX_PROPOSERS];
+    char names[DRAFT_MAX_PROPOSERS][DRAFTS_NAME_MAX];
     info.state = wire_state(engine_state(s->engine, &info.progress));
     info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
@@ -69,7 +69,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     if (m)
         fill_model(m, &info);
     info.proposers = proposers;
-    for (unsigned i = 0; m && d && i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; m && d && i < DRAFT_MAX_PROPOSERS; i++) {
         drafts_name(d, i, names[i]);
         if (*names[i])
             proposers[info.n_proposers++] = rpc_text(names[i]);
@@ -77,8 +77,8 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     rpc_call_reply(call, &info.base);
 }
 
-const struct rpc_method service_get_model = {.path = "/" VERIFIER_SERVICE_NAME "/GetModel",
-                                             .on_start = get_model};
+const struct rpc_method verifier_service_get_model = {.path = "/" VERIFIER_SERVICE_NAME "/GetModel",
+                                                      .on_start = get_model};
 
 /* ---- Tokenize, Detokenize ---- */
 
@@ -117,9 +117,9 @@ static void tokenize_start(struct rpc_call *call, struct rpc_msg *in)
     verifier_service_start_job(call, in, &tandem__v1__tokenize_request__descriptor, run_tokenize);
 }
 
-const struct rpc_method service_tokenize = {.path = "/" VERIFIER_SERVICE_NAME "/Tokenize",
-                                            .on_start = tokenize_start,
-                                            .on_cancel = job_cancelled};
+const struct rpc_method verifier_service_tokenize = {.path = "/" VERIFIER_SERVICE_NAME "/Tokenize",
+                                                     .on_start = tokenize_start,
+                                                     .on_cancel = job_cancelled};
 
 static int detokenize(const struct tok *tok, const Tandem__V1__DetokenizeRequest *req,
                       char **ret_text, size_t *ret_len)
@@ -156,9 +156,10 @@ static void detokenize_start(struct rpc_call *call, struct rpc_msg *in)
                                run_detokenize);
 }
 
-const struct rpc_method service_detokenize = {.path = "/" VERIFIER_SERVICE_NAME "/Detokenize",
-                                              .on_start = detokenize_start,
-                                              .on_cancel = job_cancelled};
+const struct rpc_method verifier_service_detokenize = {.path =
+                                                           "/" VERIFIER_SERVICE_NAME "/Detokenize",
+                                                       .on_start = detokenize_start,
+                                                       .on_cancel = job_cancelled};
 
 /* ---- GetStats ---- */
 
@@ -171,7 +172,7 @@ static void fill_proposers(struct verifier_service *s, struct drafts *d,
                            Tandem__V1__StatsReply *reply)
 {
     reply->proposers = s->proposer_list;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         size_t n = reply->n_proposers;
         struct drafts_stats *from = &s->proposer_stats[n];
         Tandem__V1__ProposerStats *to = s->proposer_list[n] = &s->proposers[n];
@@ -280,7 +281,7 @@ static void fill_pass_times(struct verifier_service *s, Tandem__V1__StatsReply *
     }
 }
 
-void service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
+void verifier_service_fill_stats(void *user, Tandem__V1__StatsReply *reply)
 {
     struct verifier_service *s = user;
     const struct stats *m = s->stats;

@@ -1,10 +1,10 @@
-/* verifier_service_jobs.c - what takes long with a call's text (tokenizing a megabyte, say), done by a
- * thread of its own, so that no other call's stream waits for it. Calls that came before the model
- * wait in the same list.
+/* verifier_service_jobs.c - the jobs thread: long work with a call's text, such as tokenizing a
+ * megabyte, without delaying the streams of other calls. Calls that arrive while the model loads wait
+ * in the same list.
  *
- * The short go before the long: a job lets those pass that come within its own size times
- * LETS_PASS_US and are smaller. So equal ones keep their order, a line of megabytes holds up a chat
- * by the one that runs, and nothing waits for ever. */
+ * Short jobs go before long ones: a smaller job passes a larger one if it arrives within the larger
+ * one's bytes times LETS_PASS_US. So equal jobs keep their order, a short job waits for at most one
+ * long job, and no job starves. */
 #include <errno.h>
 #include <stdlib.h>
 #include "base/clock.h"
@@ -12,7 +12,7 @@
 #include "base/svc.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
 
-#define LETS_PASS_US 10 // a byte; many times what it takes: 8 MiB let smaller ones pass for 84 s
+#define LETS_PASS_US 10 // per byte, many times the run time: 8 MiB let smaller jobs pass for 84 s
 
 static void job_free(struct job *j)
 {
@@ -21,8 +21,8 @@ static void job_free(struct job *j)
     free(j);
 }
 
-/* Takes the job at `at` out of the list. With the lock. */
-static struct job *take_at(struct verifier_service *s, struct job **at)
+/* With the lock: removes the job at `at` from the list. */
+static struct job *remove_at(struct verifier_service *s, struct job **at)
 {
     struct job *j = *at;
     *at = j->next;
@@ -31,43 +31,45 @@ static struct job *take_at(struct verifier_service *s, struct job **at)
     return j;
 }
 
-/* A call's job if it has not begun. */
-static struct job *take_of(struct verifier_service *s, const struct rpc_call *call)
+/* Removes the job of a call; NULL: it has started, or there is none. */
+static struct job *remove_of(struct verifier_service *s, const struct rpc_call *call)
 {
     pthread_mutex_lock(&s->mu);
     struct job **at = &s->jobs;
     while (*at && (*at)->call != call)
         at = &(*at)->next;
-    struct job *j = *at ? take_at(s, at) : NULL;
+    struct job *j = *at ? remove_at(s, at) : NULL;
     pthread_mutex_unlock(&s->mu);
     return j;
 }
 
 void verifier_service_drop_job(struct verifier_service *s, const struct rpc_call *call)
 {
-    struct job *j = take_of(s, call);
+    struct job *j = remove_of(s, call);
     if (j)
         job_free(j);
 }
 
-/* It has waited long enough for the model. */
+/* The call has waited for the model for load_wait. */
 static void load_wait_over(struct rpc_call *call)
 {
     struct verifier_service *s = rpc_call_service(call);
     int err = verifier_service_not_ready(s);
-    struct job *j = err ? take_of(s, call) : NULL;
+    struct job *j = err ? remove_of(s, call) : NULL;
     if (!j)
-        return; // the model is there, and soon it is its turn
+        return; // the model is loaded, and the job will run
     verifier_service_refuse(s, call, NULL, err);
     job_free(j);
 }
 
-static int64_t turn_of(const struct job *j)
+/* Jobs run in the order of this time. */
+static int64_t rank_of(const struct job *j)
 {
     return j->arrived_us + (int64_t)j->bytes * LETS_PASS_US;
 }
 
-static int push(struct verifier_service *s, struct job *j)
+/* With the lock. */
+static int add_ranked(struct verifier_service *s, struct job *j)
 {
     uint32_t max = (uint32_t)s->options->queue_length;
     if (s->n_jobs >= max)
@@ -79,7 +81,7 @@ static int push(struct verifier_service *s, struct job *j)
         return fail(-EAGAIN, "the queue is full: %u MiB of requests wait already",
                     VERIFIER_SERVICE_WAITING_MAX >> 20);
     struct job **at = &s->jobs;
-    while (*at && turn_of(*at) <= turn_of(j))
+    while (*at && rank_of(*at) <= rank_of(j))
         at = &(*at)->next;
     j->next = *at;
     *at = j;
@@ -90,8 +92,8 @@ static int push(struct verifier_service *s, struct job *j)
     return 0;
 }
 
-/* 0, or why nothing can be served; while the model loads, calls wait for it. */
-static int may_come(struct verifier_service *s)
+/* 0: the engine is ready, or loading and calls may wait for it. */
+static int check_ready(struct verifier_service *s)
 {
     if (engine_state(s->engine, NULL) == ENGINE_LOADING && s->options->load_wait_s > 0)
         return 0;
@@ -102,12 +104,12 @@ int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
                              ProtobufCMessage *msg, size_t bytes, job_fn *run)
 {
     struct job *j = malloc(sizeof(*j));
-    int err = j ? may_come(s) : fail(-ENOMEM, "no memory for a request");
+    int err = j ? check_ready(s) : fail(-ENOMEM, "no memory for a request");
     if (!err) {
         *j = (struct job){
             .call = call, .msg = msg, .bytes = bytes, .run = run, .arrived_us = clock_us()};
         pthread_mutex_lock(&s->mu);
-        err = push(s, j);
+        err = add_ranked(s, j);
         pthread_mutex_unlock(&s->mu);
     }
     if (err) {
@@ -130,13 +132,13 @@ void verifier_service_start_job(struct rpc_call *call, struct rpc_msg *in,
         verifier_service_refuse(s, call, NULL, err);
 }
 
-/* The next one; NULL: the service stops. */
+/* Waits for the next job; NULL: the service stops. */
 static struct job *next_job(struct verifier_service *s)
 {
     pthread_mutex_lock(&s->mu);
     while (!s->stopping && (!s->jobs || engine_state(s->engine, NULL) == ENGINE_LOADING))
         pthread_cond_wait(&s->jobs_changed, &s->mu);
-    struct job *j = s->stopping ? NULL : take_at(s, &s->jobs);
+    struct job *j = s->stopping ? NULL : remove_at(s, &s->jobs);
     pthread_mutex_unlock(&s->mu);
     return j;
 }

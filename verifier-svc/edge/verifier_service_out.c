@@ -1,4 +1,4 @@
-/* verifier_service_out.c - what the engine has committed, packed and sent: the edge's own thread. */
+/* verifier_service_out.c - the out thread: packs and sends the events of the engine. */
 #include <errno.h>
 #include "base/clock.h"
 #include "base/err.h"
@@ -6,12 +6,12 @@
 #include "base/svc.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
 
-#define SLOW_LOOK_US 1000000 // between two looks at answers that are not read
+#define SLOW_CHECK_US 1000000 // how often paused answers are checked
 
 typedef Tandem__V1__GenerateEvent generate_event;
 typedef Tandem__V1__VerifyReply verify_reply;
 
-/* ---- clients that do not read ---- */
+/* ---- slow clients ---- */
 
 /* Pauses the request's sequences while more than VERIFIER_SERVICE_UNREAD_MAX bytes are unread. */
 static void send_bounded(struct verifier_service *s, struct request *r, const ProtobufCMessage *msg)
@@ -21,9 +21,9 @@ static void send_bounded(struct verifier_service *s, struct request *r, const Pr
     if (unread <= (ssize_t)VERIFIER_SERVICE_UNREAD_MAX || atomic_load(&r->paused))
         return;
     atomic_store(&r->paused, true);
-    if (atomic_load(&r->n_drains) != n_drains) { // read meanwhile
+    if (atomic_load(&r->n_drains) != n_drains) { // the client has read meanwhile
         atomic_store(&r->paused, false);
-        engine_wake(s->engine); // it may have seen the pause
+        engine_wake(s->engine); // the engine may have seen the pause
         return;
     }
     log_debug("answer paused id=%s unread=%zd", r->id, unread);
@@ -35,7 +35,8 @@ static void send_bounded(struct verifier_service *s, struct request *r, const Pr
     r->slow_since_us = clock_us();
 }
 
-static void look_at_slow(struct verifier_service *s)
+/* Aborts the answers that were not read for reader_timeout. */
+static void check_slow(struct verifier_service *s)
 {
     int64_t now_us = clock_us();
     for (struct request **at = &s->slow; *at;) {
@@ -120,7 +121,7 @@ static void fill_run(struct verifier_service *s, const struct event *ev,
     }
 }
 
-/* The prompt's text comes once, whatever n is. */
+/* The prompt's text is sent once, with the first choice. */
 static void fill_started(struct verifier_service *s, const struct event *ev,
                          Tandem__V1__Started *to)
 {
@@ -134,19 +135,19 @@ static void fill_started(struct verifier_service *s, const struct event *ev,
         to->prompt_text = rpc_data(r->prompt_text, r->prompt_text_len);
 }
 
-/* A Finished with what it points to. */
+/* A Finished message with all that it points to. */
 struct finished {
     Tandem__V1__Finished msg;
     Tandem__V1__SpeculationUsage usage;
     Tandem__V1__Timings timings;
-    uint32_t accepted_histogram[ACCEPT_MAX + 1];
+    uint32_t accepted_histogram[DRAFT_MAX_NODES + 1];
 };
 
 static void fill_accepted_histogram(const struct request_usage *u, struct finished *to)
 {
     memcpy(to->accepted_histogram, u->accepted_histogram, sizeof(to->accepted_histogram));
     to->usage.kept_steps = to->accepted_histogram;
-    to->usage.n_kept_steps = ACCEPT_MAX + 1;
+    to->usage.n_kept_steps = DRAFT_MAX_NODES + 1;
     while (to->usage.n_kept_steps && !to->accepted_histogram[to->usage.n_kept_steps - 1])
         to->usage.n_kept_steps--;
 }
@@ -207,7 +208,7 @@ static void send_generate(struct verifier_service *s, const struct event *ev,
         msg.run = &run;
         send_bounded(s, ev->req, &msg.base);
     }
-    if (ev->end != SEQ_GOES_ON) {
+    if (ev->end != SEQ_CONTINUES) {
         fill_finished(ev, b, &finished);
         msg.event_case = TANDEM__V1__GENERATE_EVENT__EVENT_FINISHED;
         msg.finished = &finished.msg;
@@ -237,7 +238,7 @@ static void send_verify(struct verifier_service *s, const struct event *ev,
     commit.base_len = ev->base_len;
     commit.accepted = ev->n_accepted;
     commit.run = &run;
-    if (ev->end != SEQ_GOES_ON) {
+    if (ev->end != SEQ_CONTINUES) {
         fill_finished(ev, b, &finished);
         commit.finished = &finished.msg;
     }
@@ -282,7 +283,7 @@ static void send_event(struct verifier_service *s, const struct event *ev,
         send_verify(s, ev, b);
     else
         send_generate(s, ev, b);
-    if (ev->end != SEQ_GOES_ON)
+    if (ev->end != SEQ_CONTINUES)
         add_usage(&r->total, &ev->usage);
     if (!ev->last)
         return;
@@ -300,9 +301,9 @@ void *verifier_service_out_main(void *service)
 {
     struct verifier_service *s = service;
     struct events *events = engine_events(s->engine);
-    bool woken = false; // those who wait for the model
+    bool woken = false; // the jobs that wait for the model
     for (;;) {
-        struct event_batch *b = events_next(events, s->slow ? SLOW_LOOK_US : -1);
+        struct event_batch *b = events_next(events, s->slow ? SLOW_CHECK_US : -1);
         svc_awake();
         if (!woken && engine_state(s->engine, NULL) != ENGINE_LOADING) {
             verifier_service_wake_jobs(s, false);
@@ -314,7 +315,7 @@ void *verifier_service_out_main(void *service)
             events_return(events, b);
         else if (events_closed(events))
             break;
-        look_at_slow(s);
+        check_slow(s);
         svc_asleep();
     }
     svc_asleep();

@@ -1,10 +1,10 @@
-/* verifier_service_speculation.c - SetSpeculation: changes how the running service speculates. */
+/* verifier_service_speculation.c - SetSpeculation: changes the settings of a running service. */
 #include <errno.h>
 #include "base/err.h"
 #include "base/log.h"
 #include "verifier-svc/edge/verifier_service_impl.h"
 
-#define BATCH_MAX 4096 // as the setting's
+#define BATCH_MAX 4096 // as the option disable_batch_size
 
 typedef Tandem__V1__SetSpeculationRequest set_request;
 
@@ -59,12 +59,12 @@ static int read_change(const set_request *req, struct speculation_change *ret)
     return err;
 }
 
-/* What a reply points to. */
+/* A reply with all that it points to. */
 struct state {
     Tandem__V1__SpeculationState msg;
-    Tandem__V1__ProposerState proposers[DRAFTS_MAX];
-    Tandem__V1__ProposerState *list[DRAFTS_MAX];
-    struct drafts_stats stats[DRAFTS_MAX];
+    Tandem__V1__ProposerState proposers[DRAFT_MAX_PROPOSERS];
+    Tandem__V1__ProposerState *list[DRAFT_MAX_PROPOSERS];
+    struct drafts_stats stats[DRAFT_MAX_PROPOSERS];
 };
 
 static void fill_state(struct drafts *d, const struct speculation *s, struct state *ret)
@@ -78,7 +78,7 @@ static void fill_state(struct drafts *d, const struct speculation *s, struct sta
     to->k = control.k;
     to->disable_batch_size = control.disable_batch_size;
     to->proposers = ret->list;
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         struct drafts_stats *from = &ret->stats[to->n_proposers];
         Tandem__V1__ProposerState *p = &ret->proposers[to->n_proposers];
         if (!drafts_stats(d, i, from))
@@ -120,7 +120,7 @@ static void set_cancelled(struct rpc_call *call)
     verifier_service_drop_job(rpc_call_service(call), call);
 }
 
-const struct rpc_method service_set_speculation = {.path =
-                                                       "/" VERIFIER_SERVICE_NAME "/SetSpeculation",
-                                                   .on_start = set_start,
-                                                   .on_cancel = set_cancelled};
+const struct rpc_method verifier_service_set_speculation = {.path = "/" VERIFIER_SERVICE_NAME
+                                                                    "/SetSpeculation",
+                                                            .on_start = set_start,
+                                                            .on_cancel = set_cancelled};

@@ -1,33 +1,34 @@
-/* admit.c - who of those that wait begins, or begins again: what each needs, what there is to give,
- * and what is waited for so that rows need not run twice. */
+/* admit.c - which waiting sequences start, or start again: the blocks that each needs, the free
+ * blocks, and the rows that are worth waiting for, because they need not run twice. */
 #include <errno.h>
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "verifier-svc/engine/engine_impl.h"
 
-#define MAX_AWAITING 16 // of those who wait are compared with those who run: it takes time
-#define MAX_RESTORING 4 // of those who wait: more would push each other's blocks out again
+#define MAX_COMPARED 16 // waiting sequences compared with the running ones, which takes time
+/* Sequences that restore at the same time; more would evict the blocks of each other. */
+#define MAX_RESTORING 4
 
-/* Nothing to run until its client does something. */
+/* It has nothing to run until its client acts. */
 static bool is_dormant(const struct seq *s)
 {
-    return s->started && (atomic_load(&s->req->paused) ||
-                          (s->req->verify && !s->has_draft && s->n - s->kv.len <= 1));
+    return s->started &&
+           (atomic_load(&s->req->paused) || (s->req->verify && !s->draft && s->n - s->kv.len <= 1));
 }
 
-/* A Verify stream that was put back into the queue waits there for its next draft. A request begins
- * only if all that has begun could be put back at once: `waiting` has room for that. */
+/* A preempted Verify stream waits in the queue for its next draft. A request starts only if `waiting`
+ * has space to put back all started sequences. */
 static bool may_be_admitted(const struct engine *e, const struct seq *s)
 {
     if (!s->started)
         return e->n_started + s->req->n <= e->max_started;
-    return !atomic_load(&s->req->paused) && (!s->req->verify || s->has_draft);
+    return !atomic_load(&s->req->paused) && (!s->req->verify || s->draft);
 }
 
 /* Sequences that are admitted with s, itself included: the first choice brings those that have not
  * branched off yet. */
-static uint32_t n_coming(const struct seq *s)
+static uint32_t n_seats(const struct seq *s)
 {
     uint32_t n = 1;
     for (uint32_t i = 1; s->choice == 0 && i < s->req->n; i++)
@@ -37,12 +38,12 @@ static uint32_t n_coming(const struct seq *s)
 
 static uint32_t blocks_needed(const struct engine *e, const struct seq *s)
 {
-    uint32_t tails = n_coming(s) - 1; // copies of the prompt's last block
+    uint32_t tails = n_seats(s) - 1; // copies of the prompt's last block
     uint32_t n = seq_blocks(s) + tails, all = kv_n_blocks(e->served->run.kv);
     return n < all ? n : all;
 }
 
-/* Of them, those that others hold already. */
+/* Of these, blocks that running sequences hold already. */
 static uint32_t blocks_held_by_others(const struct engine *e, const struct seq *s)
 {
     struct kv_root root = seq_root(s);
@@ -51,8 +52,8 @@ static uint32_t blocks_held_by_others(const struct engine *e, const struct seq *
     return held;
 }
 
-/* Free blocks less what the running ones still need for their prompts and their next rows. */
-static uint32_t blocks_to_give(const struct engine *e)
+/* Free blocks minus the blocks that running sequences need for their prompts and next rows. */
+static uint32_t blocks_available(const struct engine *e)
 {
     uint32_t owed = 0, n_free = kv_n_free(e->served->run.kv);
     for (uint32_t i = 0; i < e->running.n; i++) {
@@ -75,7 +76,7 @@ static void count_admission(struct engine *e, const struct request *r, int64_t n
     metrics_observe(e->stats->queue_s, (double)(now_us - r->arrived_us) / 1e6);
 }
 
-/* All memory that a request will need is taken here. */
+/* Allocates all memory that a request will need. */
 static int open_choices(struct request *r)
 {
     int err = 0;
@@ -84,7 +85,7 @@ static int open_choices(struct request *r)
     return err;
 }
 
-/* Rows of its tokens that are known need not run; the last one always does. */
+/* Takes the cached rows of its tokens, which need not run. The last row always runs. */
 static void match_prefix(struct engine *e, struct seq *s)
 {
     struct kv_root root = seq_root(s);
@@ -102,7 +103,7 @@ static void start_choices(struct engine *e, struct request *r, int64_t now_us)
         s->started = true;
         e->n_started++;
         s->admitted_us = now_us;
-        s->idle_us = r->verify && !s->has_draft ? now_us : 0;
+        s->idle_us = r->verify && !s->draft ? now_us : 0;
         struct event *ev = events_add(events_room(e->events, 0), r, i);
         ev->started = true;
         ev->n_cached = r->seqs[0]->n_cached;
@@ -124,11 +125,11 @@ static void admit_seq(struct engine *e, struct seq *s, int64_t now_us)
     seq_list_add(&e->running, s);
     for (uint32_t i = 1; s->choice == 0 && i < r->n; i++) {
         if (r->seqs[i]->state == SEQ_BRANCH)
-            seq_list_add(&e->running, r->seqs[i]); // they wait for the first one's prompt
+            seq_list_add(&e->running, r->seqs[i]); // they wait for the prompt of the first choice
     }
 }
 
-/* Makes a dormant sequence give way to those who wait. False: there is none. */
+/* Preempts a dormant sequence in favour of waiting ones. False: there is none. */
 static bool preempt_dormant(struct engine *e)
 {
     for (uint32_t i = e->running.n; i-- > 0;) {
@@ -146,8 +147,8 @@ static bool has_same_tenant(const struct request *a, const struct request *b)
     return a->tenant_len == b->tenant_len && memcmp(a->tenant, b->tenant, a->tenant_len) == 0;
 }
 
-/* Rows at the beginning of s that r computes, too: whole blocks, without the last row of s. */
-static uint32_t rows_alike(const struct seq *s, const struct seq *r)
+/* Rows of the common prefix of s and r: whole blocks, without the last row of s. */
+static uint32_t common_rows(const struct seq *s, const struct seq *r)
 {
     const uint32_t *a = seq_tokens(s), *b = seq_tokens(r);
     uint32_t n = 0, most = s->n - 1 < r->n ? s->n - 1 : r->n;
@@ -156,21 +157,21 @@ static uint32_t rows_alike(const struct seq *s, const struct seq *r)
     return n / KV_BLOCK * KV_BLOCK;
 }
 
-/* Most of what it needs is being computed for somebody else: it comes when that can be found. */
+/* A running sequence is computing most of the rows that s needs: s waits to share them. */
 static bool awaits_prefix(const struct engine *e, const struct seq *s)
 {
     for (uint32_t i = 0; e->options->prefix_cache && i < e->running.n; i++) {
         const struct seq *r = e->running.v[i];
         if (seq_todo(r) <= 1 || !has_same_tenant(r->req, s->req))
             continue;
-        uint32_t alike = rows_alike(s, r), there = r->kv.len;
-        if (alike > there && 2 * (alike - there) >= s->n - there)
+        uint32_t common = common_rows(s, r), done = r->kv.len;
+        if (common > done && 2 * (common - done) >= s->n - done)
             return true;
     }
     return false;
 }
 
-/* Whether it waits for what others compute, or for the disk, though it could begin. */
+/* True: it waits for rows of other sequences, or for the disk, although it could start. */
 static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool restore,
                            int64_t now_us)
 {
@@ -183,37 +184,37 @@ static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool r
     return true;
 }
 
-static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_anybody)
+static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any)
 {
     uint32_t n = 0, seats = (uint32_t)e->options->max_sequences - e->running.n;
-    bool full = false; // a new request that must wait lets no later one pass
+    bool full = false; // a new request that must wait blocks the later ones
     e->restore_until_us = INT64_MAX;
     for (uint32_t i = 0; i < e->waiting.n; i++) {
         struct seq *s = e->waiting.v[i];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
         e->waits[i] = (struct sched_wait){.passed = &s->passed, .away = true};
-        if (!may || waits_for_rows(e, s, i < MAX_AWAITING, seats && n < MAX_RESTORING, now_us))
+        if (!may || waits_for_rows(e, s, i < MAX_COMPARED, seats && n < MAX_RESTORING, now_us))
             continue;
         uint32_t blocks = blocks_needed(e, s);
-        if (n++ == 0) // for the head alone: looking costs time, and this is whom others wait for
+        if (n++ == 0) // only for the head, since the lookup takes time
             blocks -= blocks_held_by_others(e, s);
-        e->waits[i] = (struct sched_wait){&s->passed, blocks, n_coming(s), false};
+        e->waits[i] = (struct sched_wait){&s->passed, blocks, n_seats(s), false};
     }
-    *ret_anybody = n > 0;
-    uint32_t i = sched_admit(e->waits, e->waiting.n, blocks_to_give(e), seats, now_us);
+    *ret_any = n > 0;
+    uint32_t i = sched_admit(e->waits, e->waiting.n, blocks_available(e), seats, now_us);
     return i == SCHED_NONE ? NULL : e->waiting.v[i];
 }
 
 void admit_waiting(struct engine *e)
 {
-    bool anybody = true;
-    while (anybody) {
+    bool any = true;
+    while (any) {
         int64_t now_us = clock_us();
-        struct seq *s = next_to_admit(e, now_us, &anybody);
+        struct seq *s = next_to_admit(e, now_us, &any);
         if (s)
             admit_seq(e, s, now_us);
-        else if (!anybody || !preempt_dormant(e))
+        else if (!any || !preempt_dormant(e))
             return;
     }
 }

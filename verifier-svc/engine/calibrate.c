@@ -1,24 +1,24 @@
-/* calibrate.c - passes of a sequence that nobody asked for, timed. */
+/* calibrate.c - times passes of a dummy sequence. */
 #include <errno.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/minmax.h"
 #include "verifier-svc/engine/calibrate.h"
 
-#define TIME_US 1500000 // no pass of another size after it
+#define TIME_US 1500000 // no new size is timed after it
 #define LONG_TIME_US 500000
-#define ROUNDS 3 // of which the fastest counts
+#define ROUNDS 3 // the fastest counts
 #define LONG_CONTEXT 2048
 #define LONG_ROWS 8
+#define MAX_ROWS 512
 
 struct trial {
     struct runner *r;
     struct kv_seq seq;
-    struct forward_row rows[512];
     int64_t until_us;
 };
 
-/* A pass of n rows behind `context` positions; 0: it does not fit. */
+/* Duration of a pass of n rows after `context` positions; 0: it does not fit. */
 static double pass_us(struct trial *t, uint32_t n, uint32_t context)
 {
     struct kv *kv = t->r->kv;
@@ -27,14 +27,12 @@ static double pass_us(struct trial *t, uint32_t n, uint32_t context)
     kv_keep(kv, &t->seq, 0, NULL, 0);
     if (kv_grow(kv, &t->seq, context + n) < 0)
         return 0;
-    for (uint32_t i = 0; i < n; i++)
-        t->rows[i] = (struct forward_row){.seq = &t->seq,
-                                          .pos = context + i,
-                                          .index = context + i,
-                                          .parent = -1,
-                                          .wants_logits = true};
+    static const uint32_t tokens[MAX_ROWS];
+    struct pass_plan *plan = &t->r->plan;
+    pass_plan_clear(plan);
+    pass_plan_add_chain(plan, pass_plan_add_seq(plan, &t->seq), tokens, context, n, n);
     int64_t from_us = clock_us();
-    forward_run(t->r->forward, t->rows, n);
+    forward_run(t->r->forward, plan);
     return (double)(clock_us() - from_us);
 }
 
@@ -43,19 +41,18 @@ static void keep_fastest(double *best, double us)
     *best = *best > 0 && *best < us ? *best : us;
 }
 
-/* Sizes in the order of how much they matter, all of them before any comes again: what else the
- * machine does for a while does not hit one of them alone. What time does not allow lies on lines
- * between. */
+/* Times the sizes in order of importance, each once per turn: so a short disturbance by other
+ * processes does not affect all measurements of one size. Sizes without a time are interpolated. */
 static void measure_sizes(struct trial *t, struct pass_time_measured *m)
 {
     static const uint8_t order[] = {0,  7, 3, 12, 1,  5,  9,  16, 2, 4,
                                     13, 6, 8, 10, 11, 14, 15, 17, 18};
-    pass_us(t, 1, 0); // wakes everything
+    pass_us(t, 1, 0); // warms up
     for (unsigned i = 0; i < ROUNDS * sizeof(order); i++) {
         if (i && clock_us() >= t->until_us)
             return;
         unsigned at = order[i % sizeof(order)];
-        double us = pass_us(t, min_u32(pass_time_rows_at(at), 512), 0);
+        double us = pass_us(t, min_u32(pass_time_rows_at(at), MAX_ROWS), 0);
         if (us > 0)
             keep_fastest(&m->us[at], us);
     }

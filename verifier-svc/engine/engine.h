@@ -1,9 +1,9 @@
-/* engine.h - the one thread that owns model, KV, scheduler and sequences, and how others reach it.
+/* engine.h - the thread that owns model, KV, scheduler and sequences, and its API for other threads.
  *
- * Requests, drafts and Verify messages come in through a bounded queue, what is committed goes out
- * in batches of events (events.h), one per round. Cancelling and pausing are flags of the request.
- * The engine never calls gRPC and never waits for a client or, but for a bounded moment, a
- * proposer. An idle engine sleeps.
+ * Requests, drafts and Verify messages enter through a bounded queue. Committed tokens leave in
+ * batches of events (events.h), one per round. To cancel or pause a request, set its flags. The engine
+ * never calls gRPC and never waits for a client. It waits for a proposer for a bounded time only. An
+ * idle engine sleeps.
  *
  * Threads: engine_new(), _start(), _stop(), _free() by main; all else by any thread. */
 #pragma once
@@ -21,11 +21,11 @@ struct engine;
 
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_DRAINING, ENGINE_FAILED, ENGINE_ENDED };
 
-/* Options and figures outlive it. -ENOMEM. */
+/* Options and stats outlive the engine. -ENOMEM. */
 int engine_new(const struct verifier_options *o, struct stats *stats, struct engine **ret);
 /* Starts the thread, which loads the model first. */
 int engine_start(struct engine *e);
-/* Ends what is left with UNAVAILABLE, waits for the thread. */
+/* Ends the remaining requests with UNAVAILABLE and waits for the thread. */
 void engine_stop(struct engine *e);
 void engine_free(struct engine *e);
 DEFINE_AUTO(struct engine, engine_free)
@@ -38,21 +38,21 @@ const char *engine_error(struct engine *e);
 const struct loaded_model *engine_served(struct engine *e);
 /* Proposers; NULL until the model is ready. */
 struct drafts *engine_drafts(struct engine *e);
-/* How it speculates now. */
+/* The current settings of speculation. */
 void engine_speculation(struct engine *e, struct speculation *ret);
-/* From now on so; *ret: how. What is decided already in the round that runs is not undone. May wait
- * as drafts_set() does. -EINVAL, -ENOMEM, with nothing changed. */
+/* Takes effect in the next round; *ret receives the resulting settings. May wait as drafts_set()
+ * does. -EINVAL, -ENOMEM: nothing is changed. */
 int engine_speculate(struct engine *e, const struct speculation_change *c, struct speculation *ret);
 struct events *engine_events(struct engine *e);
-/* What the KV pool holds, after the last round; zeros until the model is ready. */
+/* The contents of the KV pool after the last round; zeros until the model is ready. */
 #define ENGINE_KV_HOLDERS 8
 struct engine_kv_view {
     uint32_t n_blocks;
-    uint32_t n_used; // by sequences that run, of which
-    uint32_t n_shared;
-    uint32_t n_evictable; // kept for those who begin alike, until their room is needed
-    uint64_t bytes;       // of all
-    uint32_t n_holders;   // who hold most, the largest first
+    uint32_t n_used;      // blocks that running sequences hold
+    uint32_t n_shared;    // of these, blocks that several sequences hold
+    uint32_t n_evictable; // unreferenced blocks of cached prefixes; may be evicted
+    uint64_t bytes;       // of all blocks
+    uint32_t n_holders;   // the sequences with the most blocks, the largest first
     struct engine_kv_holder {
         char id[REQUEST_MAX_ID + 1];
         uint32_t choice, n_tokens, n_blocks;
@@ -60,16 +60,17 @@ struct engine_kv_view {
 };
 void engine_kv(struct engine *e, struct engine_kv_view *ret);
 
-/* An opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is full (with
- * a sentence); -EPIPE: it has ended. */
+/* Submits an opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is full
+ * (with a sentence); -EPIPE: the engine has ended. */
 int engine_submit(struct engine *e, struct request *r);
-/* A draft of the client's for a Verify request: checked here (-EINVAL), judged by the engine. */
-int engine_verify(struct engine *e, struct request *r, uint32_t base_len,
-                  const struct accept_tree *draft);
-/* A flag of a request has changed. */
+/* A client's draft for a Verify request, which continues base_len committed tokens; takes it, also
+ * on failure. -EINVAL: a token outside the vocabulary, or a parent after its child; -ESTALE: the
+ * last draft is still being verified. */
+int engine_verify(struct engine *e, struct request *r, uint32_t base_len, struct draft *draft);
+/* Call it after a change of a request's flags. */
 void engine_wake(struct engine *e);
 
-/* Tells by its state that nothing more is to be accepted; what is goes on. */
+/* Sets the state to ENGINE_DRAINING, so that no more requests are accepted; the others continue. */
 void engine_drain(struct engine *e);
 /* Requests that were accepted and have not ended. */
 uint32_t engine_n_requests(struct engine *e);

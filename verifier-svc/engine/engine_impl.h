@@ -1,5 +1,14 @@
-/* engine_impl.h - the engine's own state, shared by engine.c (requests in and out), admit.c (who
- * begins), round.c (what happens in a round) and those that they call. Not for other files. */
+/* engine_impl.h - the engine's state, and what its files call from each other. Not for other files.
+ *
+ *     engine.c       the API for other threads
+ *     engine_load.c  the engine thread before its first round; callbacks on other threads
+ *     engine_loop.c  the engine thread: inbox, ends, preemption, the loop
+ *     engine_view.c  the KV view and the gauges, once per round
+ *     admit.c        which waiting sequences start
+ *     round*.c       one round (round_impl.h)
+ *
+ * Threads: the first part of struct engine is shared, as each field says; all else is the engine
+ * thread's, and so are all functions here except engine_push(). */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -7,28 +16,30 @@
 #include "base/queue.h"
 #include "verifier-svc/control/control.h"
 #include "verifier-svc/engine/engine.h"
-#include "verifier-svc/engine/seq_list.h"
-#include "verifier-svc/engine/sched.h"
 #include "verifier-svc/engine/kv_tier.h"
+#include "verifier-svc/engine/sched.h"
+#include "verifier-svc/engine/seq_list.h"
 
-/* What comes in. Allocated by who sends, freed by the engine. */
-enum inbox_kind { INBOX_REQUEST, INBOX_DRAFT, INBOX_VERIFY, INBOX_PROPOSER, INBOX_FETCHED };
+#define ENGINE_STOPPING "the server is stopping"
+
+/* What other threads send to the engine thread. The sender allocates an item, the engine frees it. */
+enum inbox_kind {
+    INBOX_REQUEST,  // a new request
+    INBOX_DRAFT,    // an answer of a proposer
+    INBOX_VERIFY,   // a client's draft
+    INBOX_PROPOSER, // another proposer has a place
+    INBOX_FETCHED   // KV blocks were read from disk
+};
 
 struct inbox_item {
     enum inbox_kind kind;
-    struct request *req; // REQUEST, VERIFY: with a hold
-    uint64_t seq;        // DRAFT
-    uint32_t base_len, n;
-    int proposer;    // DRAFT, PROPOSER
-    uint32_t rtt_us; // DRAFT
-    uint32_t unread; // DRAFT: as in struct draft
-    bool ahead;      // likewise
-    uint32_t tokens[ACCEPT_MAX];
-    int32_t parents[ACCEPT_MAX];
-    float survival[ACCEPT_MAX];
-    struct accept_q *q;          // DRAFT: as in struct draft; who takes it leaves NULL
+    struct request *req;         // REQUEST, VERIFY: with a hold
+    uint32_t base_len;           // VERIFY: committed length that the draft continues
+    struct draft *draft;         // VERIFY: the item's own until a sequence takes it
+    struct draft_answer answer;  // DRAFT: its draft is the item's own until a sequence takes it
+    int proposer;                // PROPOSER: the place
+    struct stats_drafts counts;  // PROPOSER: the metrics of the new one
     struct kv_disk_fetch *fetch; // FETCHED
-    struct stats_drafts counts;  // PROPOSER: another one has this place from now on
 };
 
 struct engine {
@@ -37,104 +48,117 @@ struct engine {
     pthread_t thread;
     struct queue *inbox;
     struct events *events;
-    atomic_int state;
-    _Atomic float progress;
+    atomic_int state;       // enum engine_state
+    _Atomic float progress; // of loading
     atomic_bool stop;
     atomic_uint n_queued;   // requests not admitted yet
     atomic_uint n_requests; // accepted and not ended
-    pthread_mutex_t kv_mu;
+    pthread_mutex_t kv_mu;  // for kv_view
     struct engine_kv_view kv_view;
-    char error[FAIL_TEXT_MAX];
-    _Atomic(struct loaded_model *) ready; // published when loading is done
-    _Atomic(struct drafts *) proposers;
-    pthread_mutex_t changing_mu;    // one change of speculation at a time; proposers may take long
-    pthread_mutex_t speculation_mu; // for what follows, to copy it
-    struct speculation speculation; // as asked for
-    bool speculation_changed;       // since the engine thread took it
+    char error[FAIL_TEXT_MAX];            // why loading failed
+    _Atomic(struct loaded_model *) ready; // set when loading is done
+    _Atomic(struct drafts *) proposers;   // set when loading is done
+    pthread_mutex_t changing_mu;    // one change of speculation at a time; new proposers take long
+    pthread_mutex_t speculation_mu; // for the next two, held only to copy
+    struct speculation speculation; // the newest settings
+    bool speculation_changed;       // the engine thread has not applied them yet
 
     /* The engine thread's own. */
     struct loaded_model *served;
     struct drafts *drafts;            // NULL until the model is loaded
     struct kv_tier *tier;             // NULL: none
-    struct kv_disk_counts disk_shown; // in the metrics by now
-    bool speculates;
-    char proposer[DRAFTS_NAME_MAX]; // asked where a request names none; "": any
+    struct kv_disk_counts disk_shown; // as the metrics have them
+    bool speculates;                  // switched on, with at least one proposer
+    char proposer[DRAFTS_NAME_MAX];   // default for requests that name none; "": any
     struct sched sched;
     struct control control;
     struct seq_list running; // RUNNING and BRANCH
     struct seq_list waiting; // WAITING
     uint32_t n_started;      // sequences that were admitted and have not ended
-    uint32_t max_started; // Verify streams and paused answers give up their seats, not their place
+    uint32_t max_started; // Verify streams and paused answers give up their seats, but stay started
     uint64_t next_id, next_order;
-    int64_t show_us;          // when to say next how far loading is
-    uint32_t prompt_rows;     // of the last pass
-    uint64_t n_evicted;       // blocks, as far as they are counted
-    int64_t decode_us;        // of the last pass without prompts
-    bool ask_again;           // a draft ahead came late and is of no use
-    uint32_t n_reckoned;      // sequences whose delay the wait for drafts was reckoned to outweigh
-    int64_t restore_until_us; // blocks that are read for whoever could begin are late then
-    int64_t held_us;          // since when the coming pass is held back for drafts; 0: it is not
+    int64_t show_us;         // loading: when to report progress again
+    uint32_t prompt_rows;    // rows of prompts in the last pass
+    uint64_t n_evicted;      // blocks, as the metrics have them
+    int64_t decode_us;       // duration of the last pass without prompts
+    bool ask_again;          // a draft ahead was of no use, so its sequence can request another
+    uint32_t n_wait_counted; // decoding sequences counted when the wait for drafts was approved
+    int64_t
+        restore_until_us; // when blocks that are read from disk are late; INT64_MAX: none are read
+    int64_t held_us;      // since when the coming pass waits for drafts; 0: it does not
 
-    /* Room for a round. */
+    /* Memory of a round. */
     struct sched_wait *waits;      // (waiting.max)
-    struct sched_grant *shares;    // (max_sequences)
+    struct sched_grant *grants;    // (max_sequences), as `running`
     struct seq **pass;             // (max_sequences) the sequences of the pass
-    struct forward_row *rows;      // (max_batch_rows)
-    const struct kv_seq **kv_seqs; // (max_sequences) for checking
-    uint32_t n_rows, n_pass;
+    const struct kv_seq **kv_seqs; // (max_sequences) for checks
+    uint32_t n_pass;
     struct drafts_wish *wishes; // (max_sequences)
-    struct seq **wishing;       // (max_sequences) whose they are
+    struct seq **wish_seqs;     // (max_sequences) the sequence of each wish
     struct control_item *items; // (max_sequences)
-    struct seq **item_seqs;     // (max_sequences) whose they are
+    struct seq **item_seqs;     // (max_sequences) the sequence of each item
 };
 
 /* ---- engine.c ---- */
 
+/* Any thread: copies the item into the inbox. -ENOMEM; -EAGAIN: the inbox is full; -EPIPE: the
+ * engine has ended. */
+int engine_push(struct engine *e, const struct inbox_item *item);
+
+/* ---- engine_load.c ---- */
+
+/* Loads the model and opens all that needs it. */
+int engine_load(struct engine *e);
+
+/* ---- engine_loop.c ---- */
+
+/* The thread's function; arg is the engine. */
+void *engine_loop_main(void *arg);
 /* Ends all of a request with an error; its sequences leave the lists. */
 void engine_fail_request(struct engine *e, struct request *r, int error, const char *text);
 /* The generation is complete: fills the event's end. */
 void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev);
-/* Gives its KV blocks back and puts it into the queue, at its old place; choices that have not
- * branched off it yet leave with it. */
+/* Frees the sequence's KV blocks and puts it back into the queue, at its old place. Choices that have
+ * not branched off it yet leave the running list with it. */
 void engine_preempt(struct engine *e, struct seq *s);
-
-/* All that has come; waits for the first as queue_pop() does. */
+/* Handles all items of the inbox; waits for the first one as queue_pop() does. */
 void engine_take_inbox(struct engine *e, int64_t wait_us);
+
+/* ---- engine_view.c ---- */
+
+/* Updates the KV view and the gauges. */
+void engine_view_update(struct engine *e);
 
 /* ---- admit.c ---- */
 
-/* Admits whoever can be; idle sequences give way to those who wait. */
+/* Admits waiting sequences while there are seats and blocks; dormant sequences are preempted for
+ * them. */
 void admit_waiting(struct engine *e);
-
-/* ---- load.c ---- */
-
-void engine_view_update(struct engine *e);
 
 /* ---- round.c ---- */
 
 /* True if any running sequence has rows to run now. */
 bool round_has_work(const struct engine *e);
-/* Sequences whose drafts are late go on without. Returns when the next one will be late; INT64_MAX:
- * none is waited for. */
-int64_t round_release(struct engine *e, int64_t now_us);
-/* Until when to wait for drafts before the next round; 0: not at all. Where nobody reckons if that
- * pays for all (goodput does), only while all who would run wait for a draft of their own. */
-int64_t round_wait_until_us(const struct engine *e);
-/* Whose blocks are taken for s, with the round's shares planned: an idle sequence's, else the
- * youngest's, which may be s itself. One that is held for its draft is not idle. */
-struct seq *round_victim(const struct engine *e, struct seq *s);
-/* Plan, run, accept, tell, ask. */
+/* Plans and runs a pass, accepts, sends events, requests drafts. */
 void round_run(struct engine *e);
-/* Asks proposers for drafts of sequences that may have one and have none. */
+
+/* ---- round_plan.c ---- */
+
+/* The sequence that loses its KV blocks so that s can run, after the round's rows were granted: an
+ * idle one, else the youngest, which may be s itself. A sequence held for its draft is not idle. */
+struct seq *round_victim(const struct engine *e, struct seq *s);
+
+/* ---- round_ask.c ---- */
+
+/* Requests drafts for the sequences that may have one and have none. */
 void round_ask(struct engine *e);
-/* A proposer's draft has come. */
-void round_take_draft(struct engine *e, struct inbox_item *item);
-
-/* ---- decide.c ---- */
-
-/* One step of a sequence whose last committed token is row `last_row` of the pass: commits tokens
- * by the request's rule. What came of it goes into ev, the last event of b. */
-enum seq_end decide(struct engine *e, struct seq *s, uint32_t last_row, struct event_batch *b,
-                    struct event *ev, struct accept_result *ret);
-/* How the sequence's drafts are to be drawn. */
-enum drafts_q_mode decide_q_mode(const struct seq *s);
+/* Releases the sequences whose held drafts are late. Returns when the next one is late; INT64_MAX: no
+ * sequence is held. */
+int64_t round_release(struct engine *e, int64_t now_us);
+/* Until when to wait for drafts before the next round; 0: not at all. The policy goodput approves a
+ * wait for all sequences. Without its approval (other policies), a round waits only while every
+ * sequence with work waits for its own draft. */
+int64_t round_wait_until_us(const struct engine *e);
+/* A proposer has answered. The draft stays the caller's unless a sequence takes it; then the
+ * answer's pointer is NULL. */
+void round_take_draft(struct engine *e, struct draft_answer *answer);

@@ -1,9 +1,9 @@
-/* engine_view.c - what the engine shows of itself after each round: how much runs and waits, what the KV
- * pool holds, and who holds most of it. */
+/* engine_view.c - gauges after each round: running and waiting sequences, and the contents of the KV
+ * pool with its largest holders. */
 #include <string.h>
 #include "verifier-svc/engine/engine_impl.h"
 
-/* The largest first, of equal ones the older. */
+/* Inserts the sequence: the largest first, then the oldest. */
 static void list_holder(struct engine_kv_view *view, const struct seq *s)
 {
     uint32_t at = view->n_holders;
@@ -31,7 +31,7 @@ static void show_kv(struct engine *e)
     view->n_used = view->n_blocks - f.n_empty - f.n_idle;
     view->n_shared = f.n_shared;
     view->n_evictable = f.n_idle;
-    view->bytes = view->n_blocks * kv_block_bytes(kv_shape_of(kv));
+    view->bytes = view->n_blocks * kv_bytes_block(kv_shape_of(kv));
     view->n_holders = 0;
     for (uint32_t i = 0; i < e->running.n; i++) {
         if (e->running.v[i]->kv.n_blocks)
@@ -75,7 +75,7 @@ static void show_times(struct engine *e)
 {
     for (unsigned i = 0; i < PASS_TIME_TIMED; i++) {
         struct pass_time_work pass = {.rows = pass_time_rows_at(i)};
-        metrics_set(e->stats->pass_estimate_s[i], pass_time_us(&e->control.cost, &pass) / 1e6);
+        metrics_set(e->stats->pass_estimate_s[i], pass_time_us(&e->control.pass_time, &pass) / 1e6);
     }
 }
 

@@ -1,4 +1,4 @@
-/* events.c - batches going round between engine and edge. */
+/* events.c - batches that circulate between engine and edge. */
 #include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
@@ -11,7 +11,7 @@ struct events {
     struct event_batch batches[EVENTS_BATCHES];
     struct queue *filled, *empty;
     struct event_batch *current;    // the engine's
-    size_t token_bytes, held_bytes; // text of a token, and what a sequence holds back, at most
+    size_t token_bytes, held_bytes; // most bytes of a token, and that a sequence holds back
     atomic_bool closed;
 };
 
@@ -55,8 +55,8 @@ int events_fit(struct events *e, const struct tok *tok)
     e->held_bytes = detok_max_held(tok);
     for (unsigned i = 0; i < EVENTS_BATCHES; i++) {
         struct event_batch *b = &e->batches[i];
-        buf_init(&b->text,
-                 (size_t)b->max_tokens * 16 + (ACCEPT_MAX + 1) * e->token_bytes + e->held_bytes);
+        buf_init(&b->text, (size_t)b->max_tokens * 16 + (DRAFT_MAX_NODES + 1) * e->token_bytes +
+                               e->held_bytes);
         if (!buf_room(&b->text, b->text.max))
             return buf_error(&b->text);
     }
@@ -104,7 +104,7 @@ struct event *events_add(struct event_batch *b, struct request *r, uint32_t choi
 void events_send(struct events *e)
 {
     if (e->current && e->current->n) {
-        queue_push(e->filled, e->current); // as many places as batches
+        queue_push(e->filled, e->current); // never full: it has as many places as batches
         e->current = NULL;
     }
 }

@@ -1,7 +1,7 @@
-/* events.h - what a round tells the clients: one batch from the engine to the edge.
+/* events.h - the results of a round for clients: one batch from the engine to the edge.
  *
- * A few batches of fixed size go round between the two, so a round allocates nothing and an edge
- * that falls behind is waited for (it never blocks on a client).
+ * A few batches of fixed size circulate between the two, so a round allocates nothing. If the edge is
+ * late, the engine waits for it; the edge never blocks on a client.
  *
  * Threads: a batch belongs to the engine thread until events_send(), then to the edge's thread
  * until events_return(). */
@@ -22,26 +22,26 @@ struct event_token {
     float logprob;
     enum accept_origin origin;
     uint32_t text_at, text_len; // in the batch's text
-    uint32_t n_held;            // with logprobs: characters before its own that are held back
+    uint32_t n_held;            // with logprobs: characters before its own text that are held back
 };
 
-/* What happened to one sequence in one round; the parts may come together, in this order. */
+/* One sequence in one round. An event may have several of these parts, in this order. */
 struct event {
     struct request *req;
     uint32_t choice;
-    bool started;                   // it was admitted
-    uint32_t n_cached;              // rows of its prompt that were there then
+    bool started;                   // the sequence was admitted
+    uint32_t n_cached;              // cached rows of its prompt at that time
     uint32_t first, n_tokens;       // committed, in the batch's tokens
-    uint32_t base_len, n_accepted;  // committed length and draft tokens kept
+    uint32_t base_len, n_accepted;  // committed length, accepted draft tokens
     uint32_t round, n_draft;        // its number in the sequence, draft tokens verified
-    char proposer[DRAFTS_NAME_MAX]; // whose those were; "": nobody's, or the client's own
-    enum seq_end end;               // SEQ_GOES_ON: none
+    char proposer[DRAFTS_NAME_MAX]; // of these draft tokens; "": none, or the client's own
+    enum seq_end end;               // SEQ_CONTINUES: none
     int stop;                       // the stop string that ended it, or DETOK_NONE
-    uint32_t text_at, text_len;     // released at the end
+    uint32_t text_at, text_len;     // text released at the end
     struct request_usage usage;     // at the end
     int error;                      // negative errno: the whole request ends
     char error_text[REQUEST_MAX_ERROR];
-    bool last; // the request has ended; the engine's hold on it goes to the edge
+    bool last; // the request has ended; the edge receives the engine's hold on it
 };
 
 struct event_batch {
@@ -55,26 +55,26 @@ struct event_batch {
 
 struct events;
 
-/* max_tokens: of a round; at least ACCEPT_MAX + 1. -ENOMEM. */
+/* max_tokens: of a round; at least DRAFT_MAX_NODES + 1. -ENOMEM. */
 int events_new(uint32_t max_events, uint32_t max_tokens, struct events **ret);
 void events_free(struct events *e);
 DEFINE_AUTO(struct events, events_free)
 
-/* Room for the text of any tokens, before the first of them. -ENOMEM. */
+/* Allocates memory for the text of any tokens; call it before the first of them. -ENOMEM. */
 int events_fit(struct events *e, const struct tok *tok);
 
-/* The batch being filled, with room for an event of n_tokens tokens and their text, what a sequence
- * holds back included; sends a full one first. n_tokens <= ACCEPT_MAX + 1. */
+/* The batch being filled, with space for an event of n_tokens tokens and their text, held back text
+ * included. Sends a full batch first. n_tokens <= DRAFT_MAX_NODES + 1. */
 struct event_batch *events_room(struct events *e, uint32_t n_tokens);
 /* A new event in the batch that events_room() returned. */
 struct event *events_add(struct event_batch *b, struct request *r, uint32_t choice);
-/* To the edge, unless empty. */
+/* Sends the batch to the edge, unless it is empty. */
 void events_send(struct events *e);
 
-/* The edge: the next batch; NULL when none came within wait_us, or after events_close(). */
+/* For the edge: the next batch; NULL: none within wait_us, or after events_close(). */
 struct event_batch *events_next(struct events *e, int64_t wait_us);
 void events_return(struct events *e, struct event_batch *b);
-/* Makes events_next() return: something else has changed. */
+/* Makes events_next() return without a batch. */
 void events_wake(struct events *e);
 /* The engine has ended. */
 void events_close(struct events *e);

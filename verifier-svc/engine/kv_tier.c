@@ -1,4 +1,4 @@
-/* kv_tier.c - see tier.h. */
+/* kv_tier.c - writes evicted blocks, restores those of waiting sequences. */
 #include "verifier-svc/engine/kv_tier.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -47,8 +47,8 @@ static bool flush_block(void *owner, uint32_t block)
 
 /* ---- from the disk ---- */
 
-/* Fills in what is asked for: the blocks behind those that memory knows. False: there are none. */
-static bool ask_next(struct kv_tier *t, const struct seq *s, struct kv_disk_fetch *f)
+/* Fills the fetch with the blocks on disk that follow those in memory. False: there are none. */
+static bool name_next(struct kv_tier *t, const struct seq *s, struct kv_disk_fetch *f)
 {
     struct kv_root root = seq_root(s);
     const uint32_t *tokens = seq_tokens(s);
@@ -69,8 +69,8 @@ static enum seq_restore fetch_next(struct kv_tier *t, struct seq *s)
 {
     struct kv_disk_fetch *f = kv_disk_fetch(t->disk);
     if (!f)
-        return SEQ_RESTORE_MORE; // later
-    if (!ask_next(t, s, f)) {
+        return SEQ_RESTORE_MORE; // all fetches are in use: later
+    if (!name_next(t, s, f)) {
         kv_disk_fetched(t->disk, f);
         return SEQ_RESTORED;
     }
@@ -92,8 +92,8 @@ bool kv_tier_restores(struct kv_tier *t, struct seq *s, int64_t now_us)
     return s->restore != SEQ_RESTORED;
 }
 
-/* Its blocks become such that others find, and that nobody holds. False: there is no room, or what
- * comes before them has gone. */
+/* Enters the fetched blocks into the pool, indexed and unreferenced. False: there are no free blocks,
+ * or the blocks before them were evicted. */
 static bool take_blocks(struct kv_tier *t, const struct kv_disk_fetch *f, const struct seq *s)
 {
     struct kv_root root = seq_root(s);
@@ -115,12 +115,12 @@ void kv_tier_take(struct kv_tier *t, struct kv_disk_fetch *f, struct seq *s)
         bool fits = f->n_found && take_blocks(t, f, s), more = fits && f->n_found == f->n;
         s->n_restored += fits ? f->n_found * KV_BLOCK : 0;
         s->restore = more ? SEQ_RESTORE_MORE : SEQ_RESTORED;
-        s->restore_until_us = 0; // the next piece has a time of its own, from when it is asked for
+        s->restore_until_us = 0; // the next piece has its own time limit, from its request on
     }
     kv_disk_fetched(t->disk, f);
 }
 
-/* ---- for the engine ---- */
+/* ---- life ---- */
 
 int kv_tier_new(const struct verifier_options *o, const struct loaded_model *served,
                 void (*fetched)(void *owner, struct kv_disk_fetch *f), void *owner,
@@ -141,12 +141,12 @@ int kv_tier_new(const struct verifier_options *o, const struct loaded_model *ser
                   .max_bytes = (uint64_t)o->kv_disk_size << 20,
                   .ttl_s = o->kv_disk_ttl,
                   .identity = served->kv_identity,
-                  .block_bytes = (uint32_t)kv_block_bytes(kv_shape_of(t->kv))},
+                  .block_bytes = (uint32_t)kv_bytes_block(kv_shape_of(t->kv))},
         .fetched = fetched,
         .owner = owner,
     };
     if (kv_disk_new(&options, &t->disk) < 0) {
-        log_warn("kv-disk: %s; going on without it", fail_text());
+        log_warn("kv-disk: %s; continuing without it", fail_text());
         return 0;
     }
     kv_on_evict(t->kv, evicted, t);

@@ -1,8 +1,8 @@
-/* kv_tier.h - the KV pool's second tier as the engine sees it: what memory evicts goes to disk, and
- * what is there of a waiting sequence's tokens comes back before it is admitted.
+/* kv_tier.h - the KV pool's second tier: evicted blocks are written to disk, and the blocks of a
+ * waiting sequence are read back before it is admitted.
  *
- * Nobody waits longer than KV_TIER_WAIT_US until the disk has time, nor for each piece; whoever has
- * waited so long runs those tokens again.
+ * A sequence waits at most KV_TIER_WAIT_US until the disk is free, and as long for each piece. After
+ * that it runs these tokens again.
  *
  * Threads: the engine's. */
 #pragma once
@@ -17,23 +17,21 @@
 struct kv_tier;
 
 #define KV_TIER_WAIT_US 1000000
-#define KV_TIER_FLUSH_US 10000000 // at the end
+#define KV_TIER_FLUSH_US 10000000 // in kv_tier_free()
 
-/* fetched: as in struct kv_disk_options. NULL in *ret: there is none, by option or because of a
- * fault, which is a warning. -ENOMEM. */
+/* fetched: as in struct kv_disk_options. *ret is NULL if the options have no disk tier, or if it
+ * cannot be opened, which is logged as a warning. -ENOMEM. */
 int kv_tier_new(const struct verifier_options *o, const struct loaded_model *served,
                 void (*fetched)(void *owner, struct kv_disk_fetch *f), void *owner,
                 struct kv_tier **ret);
-/* Writes what memory holds, for at most KV_TIER_FLUSH_US. Nobody holds a block any more. */
+/* Writes the blocks in memory, for at most KV_TIER_FLUSH_US. All of them must be unreferenced. */
 void kv_tier_free(struct kv_tier *t);
 DEFINE_AUTO(struct kv_tier, kv_tier_free)
 
-/* Whether a waiting sequence that could begin should go on waiting, until s->restore_until_us at
- * most, because its blocks are being read; asks for them. May be called as often as one likes, and
- * after any pause; t may be NULL. */
+/* Requests the blocks of a waiting sequence from disk. True: it should wait for them, until
+ * s->restore_until_us at most. May be called repeatedly, and after any pause; t may be NULL. */
 bool kv_tier_restores(struct kv_tier *t, struct seq *s, int64_t now_us);
-/* A fetch is done; s: the sequence that it is for; NULL: nobody wants it any more, on any thread.
- */
+/* A fetch for sequence s is done. With s == NULL (the sequence is gone) any thread may call it. */
 void kv_tier_take(struct kv_tier *t, struct kv_disk_fetch *f, struct seq *s);
 
 struct kv_disk_counts kv_tier_counts(struct kv_tier *t);

@@ -10,7 +10,7 @@
 #include "verifier-svc/kvdisk/kv_disk.h"
 #include "verifier-svc/engine/loaded_model.h"
 
-#define ARITHMETIC 2 // changes whenever a kernel's or the forward pass's bits do
+#define ARITHMETIC 2 // incremented when the bits of a kernel or of the forward pass change
 
 int loaded_model_open(const struct verifier_options *o, struct loaded_model **ret)
 {
@@ -29,7 +29,7 @@ int loaded_model_open(const struct verifier_options *o, struct loaded_model **re
     return 0;
 }
 
-/* The type that most bytes of the file have. */
+/* The type of most bytes in the file. */
 static const char *main_type(const struct checkpoint *c)
 {
     size_t bytes[CHECKPOINT_TYPES] = {0}, most = 0;
@@ -56,8 +56,8 @@ static void set_identity(struct loaded_model *s)
     snprintf(s->fingerprint, sizeof(s->fingerprint), "fp_%016llx", (unsigned long long)d);
 }
 
-/* What is told about the file, before it is closed. */
-static int keep_facts(struct loaded_model *s)
+/* Copies what the API reports about the file, before it is closed. */
+static int copy_facts(struct loaded_model *s)
 {
     struct span template;
     s->weight_type = main_type(s->checkpoint);
@@ -93,7 +93,8 @@ int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
                                        .kv_mib = (uint64_t)o->kv_mib,
                                        .max_sequences = (uint32_t)o->max_sequences,
                                        .max_rows = (uint32_t)o->max_batch_rows,
-                                       .min_logits = (uint32_t)o->max_sequences + ACCEPT_MAX,
+                                       .max_pass_seqs = (uint32_t)o->max_sequences,
+                                       .min_logits = (uint32_t)o->max_sequences + DRAFT_MAX_NODES,
                                        .beside = o->kv_disk && *o->kv_disk ? disk_bytes : NULL,
                                        .beside_arg = o,
                                        .n_vocab = tok_n_vocab(s->tok)};
@@ -105,7 +106,7 @@ int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
     if (!err)
         err = runner_load(&s->run, progress, arg);
     if (!err)
-        err = keep_facts(s);
+        err = copy_facts(s);
     if (!err && o->prefix_cache)
         err = kv_open_index(s->run.kv, s->kv_identity, kv_hash);
     if (!err)

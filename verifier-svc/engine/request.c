@@ -72,8 +72,8 @@ static int read_prompt_tokens(const Tandem__V1__TokenIds *ids, const struct requ
     return 0;
 }
 
-/* Refuses what is hopeless before it costs a tokenizer's time. Some vocabularies lose bytes or make
- * one token of several unknown characters, so the line is drawn at PROMPT_SLACK times what fits. */
+/* Refuses prompts that cannot fit, before they are tokenized. Some vocabularies drop bytes or map
+ * several unknown characters to one token, so the limit is PROMPT_SLACK times the bytes that fit. */
 static int check_prompt_bytes(size_t len, const struct request_limits *limits)
 {
     uint32_t longest = tok_longest(limits->tok);
@@ -149,7 +149,7 @@ static int read_prompt(const message *m, const struct request_limits *limits, st
     return read_echo(m, limits, r);
 }
 
-/* value within [min, max], and a number at all. */
+/* Checks that value is a number within [min, max]. */
 static int read_float(const char *name, float value, double min, double max, float *ret)
 {
     if (!(value >= min && value <= max)) // NaN too
@@ -181,7 +181,7 @@ static int read_bias(const sampling *s, uint32_t n_vocab, struct request *r)
     return 0;
 }
 
-/* A seed for a request that gave none; small enough for a JSON number. */
+/* The seed of a request without one; small enough for a JSON number. */
 static int64_t random_seed(void)
 {
     int64_t seed;
@@ -259,7 +259,7 @@ static int read_stop_ids(const message *m, uint32_t n_vocab, struct request *r)
     return 0;
 }
 
-/* What must not come before min_tokens: the stop tokens, and EOS where it would end the answer. */
+/* Tokens that are banned before min_tokens: the stop tokens, and EOS unless it is ignored. */
 static int read_banned(const struct tok *tok, struct request *r)
 {
     const uint32_t *eos;
@@ -292,7 +292,7 @@ static int read_lengths(const message *m, const struct request_limits *limits, s
     return 0;
 }
 
-/* Another model may write the same with tokens that are not special. */
+/* Names without a special token are skipped: another model may write them as plain text. */
 static int read_shown(const message *m, const struct tok *tok, struct request *r)
 {
     if (m->n_shown_special > REQUEST_MAX_SHOWN)
@@ -330,7 +330,7 @@ static int read_answer(const message *m, const struct request_limits *limits, st
     return err || !r->min_tokens ? err : read_banned(limits->tok, r);
 }
 
-/* Bytes of the prediction that proposers can be told: DRAFTS_HINT_MAX tokens, whole characters. */
+/* Bytes of the prediction that can be sent to proposers: DRAFTS_HINT_MAX tokens, whole characters. */
 static size_t hint_bytes(const message *m, const struct tok *tok)
 {
     size_t max = (size_t)DRAFTS_HINT_MAX * tok_longest(tok), n = m->prediction.len;

@@ -1,10 +1,10 @@
-/* request.h - a checked request: what the engine needs of it, and nothing of the wire.
+/* request.h - a checked request in the engine's terms, independent of the wire.
  *
- * request_read() is where foreign bytes become numbers within their limits; after it nothing needs
- * checking. A request may have n choices, each a sequence (seq.h) that is allocated with it.
+ * request_read() converts foreign bytes to numbers within their limits; no later code checks them
+ * again. A request has n choices, each a sequence (seq.h) that is allocated with it.
  *
- * Threads: filled by one rpc thread, then immutable but for the flags, which any thread may set. It
- * has holders (the call, the engine) and is freed by the last one. */
+ * Threads: filled by one rpc thread, then immutable except for the flags, which any thread may set. It
+ * is reference-counted: the call and the engine hold it, and the last holder frees it. */
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -33,32 +33,33 @@ struct Tandem__V1__GenerateRequest;
 struct rpc_call;
 struct seq;
 
-/* What a request is checked against. */
+/* The limits that a request is checked against. */
 struct request_limits {
     const struct tok *tok;
     const char *model;      // the served model's name
     uint32_t context;       // positions of a sequence
-    uint32_t max_sequences; // at once
+    uint32_t max_sequences; // that run at the same time
 };
 
-/* Figures of a generation. */
+/* Usage of a generation. */
 struct request_usage {
     uint32_t n_prompt, n_generated;
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
-    uint32_t accepted_histogram[ACCEPT_MAX + 1]; // [i]: drafted rounds of which i tokens were kept
+    uint32_t accepted_histogram[DRAFT_MAX_NODES +
+                                1]; // [i]: rounds with a draft of which i tokens were accepted
     int64_t queue_us, prompt_us, decode_us;
-    uint32_t k;                     // draft tokens per round that were allowed, at most
+    uint32_t k;                     // most draft tokens per round that were allowed
     char proposer[DRAFTS_NAME_MAX]; // of the last draft; "": there was none
 };
 
 struct request {
     atomic_uint n_holders;
-    atomic_bool cancelled;     // nobody waits for the answer any more
-    atomic_bool paused;        // too much of the answer is unread
+    atomic_bool cancelled;     // the client has cancelled it
+    atomic_bool paused;        // too many bytes of the answer are unread
     struct rpc_call *call;     // the edge's
-    atomic_bool closing;       // Verify: no draft comes any more, the last one is still verified
-    atomic_bool draft_pending; // Verify: a draft is on its way to the engine
-    atomic_uint n_drains;      // how often unread bytes became few again
+    atomic_bool closing;       // Verify: no more drafts follow; the last one is still verified
+    atomic_bool draft_pending; // Verify: a draft is in the inbox
+    atomic_uint n_drains;      // how often on_drain was called
     bool verify;               // a Verify stream: the client sends the drafts
     int64_t arrived_us;
 
@@ -69,7 +70,7 @@ struct request {
     char *prompt_text; // echo; else NULL
     size_t prompt_text_len;
     bool render_special, logprobs, ignore_eos;
-    uint32_t shown[REQUEST_MAX_SHOWN]; // special tokens that appear in the text all the same
+    uint32_t shown[REQUEST_MAX_SHOWN]; // special tokens that still appear in the text
     uint32_t n_shown;
 
     struct dist_params params;
@@ -79,7 +80,7 @@ struct request {
     uint64_t *ban_mask;        // every token but the banned ones, from request_open() on; or NULL
     int64_t seed;
     uint32_t n, n_top;
-    uint32_t max_tokens; // generated; the context's end is counted in
+    uint32_t max_tokens; // generated; within the context
     uint32_t min_tokens;
     char *stop_text; // memory of stops
     struct detok_stop stops[DETOK_MAX_STOPS];
@@ -89,12 +90,12 @@ struct request {
 
     char proposer[REQUEST_MAX_NAME + 1]; // "": any
     uint32_t k_max;                      // draft tokens per round; 0: off
-    uint32_t n_min;                      // draft tokens without which a round has none
-    float p_min;                         // a draft ends where its proposer gives a token less
+    uint32_t n_min;                      // a shorter draft is not verified
+    float p_min;                         // draft tokens with a lower probability are not verified
     enum accept_rule rule;
     double rule_parameter;
     bool dense_q;
-    bool fixed; // k_max draft tokens in every round, whether they pay or not
+    bool fixed; // k_max draft tokens in every round, even if they do not pay
     uint8_t tenant[REQUEST_MAX_NAME];
     size_t tenant_len;
     uint32_t *hint; // `prediction` as tokens
@@ -102,25 +103,25 @@ struct request {
 
     struct seq **seqs; // (n), NULL until request_open()
 
-    /* The engine's. */
+    /* The engine thread's. */
     uint32_t n_open; // choices that have not ended
-    int error;       // set in a round: the request ends with it after the round
+    int error;       // set in a round; the request ends after the round
     char error_text[REQUEST_MAX_ERROR];
 
     /* The sending thread's. */
     bool answered;              // its last event was sent
-    struct request_usage total; // of its choices
-    int64_t slow_since_us;      // since when its answer is not read; 0: it is
+    struct request_usage total; // sum over its choices
+    int64_t slow_since_us;      // since when the client has not read its answer; 0: it reads
     struct request *next_slow;
 };
 
-/* Its id in printable ASCII, so that logs of all services can be searched for it. */
+/* The id in printable ASCII, the same in the logs of all services. */
 void request_id(const struct Tandem__V1__GenerateRequest *msg, char ret_id[REQUEST_MAX_ID + 1]);
-/* Checks everything and tokenizes. -EINVAL, -EILSEQ, -EMSGSIZE: the client's mistake, in one
- * sentence with the limit; -ENOENT: another model's name; -ENOMEM. One holder. */
+/* Checks everything and tokenizes; *ret has one holder. -EINVAL, -EILSEQ, -EMSGSIZE: a mistake of the
+ * client, with a sentence that names the limit; -ENOENT: another model's name; -ENOMEM. */
 int request_read(const struct Tandem__V1__GenerateRequest *msg, const struct request_limits *limits,
                  struct request **ret);
-/* Makes the sequences of all choices (their memory comes with their admission). -ENOMEM. */
+/* Creates the sequences of all choices; seq_open() allocates their memory at admission. -ENOMEM. */
 int request_open(struct request *r, const struct tok *tok);
 void request_hold(struct request *r);
 void request_drop(struct request *r); // NULL is fine

@@ -1,4 +1,4 @@
-/* sched.c - admission and the sharing of rows. */
+/* sched.c - admission, and the rows of a pass. */
 #include "verifier-svc/engine/sched.h"
 #include "base/minmax.h"
 
@@ -12,7 +12,7 @@ static bool fits(const struct sched_wait *w, uint32_t free_blocks, uint32_t free
     return !w->away && w->blocks <= free_blocks && w->seats <= free_seats;
 }
 
-/* The head does not fit: may anybody pass it? */
+/* True: a later request may pass the head, which does not fit. */
 static bool may_pass(struct sched_passed *head, int64_t now_us)
 {
     if (!head->since_us)
@@ -45,8 +45,8 @@ static unsigned size_of(uint32_t n_rows)
     return i < SCHED_SIZES ? i : SCHED_SIZES - 1;
 }
 
-/* A row's time in passes of size i; if there was none yet, in smaller ones (where it is longer,
- * since weights are read once per pass), else in larger ones; 0: nothing is known. */
+/* Time per row in passes of size i. If unknown: in smaller passes (where it is longer, since weights
+ * are read once per pass), else in larger ones; 0: there was no pass. */
 static double row_us_at(const struct sched *s, unsigned i)
 {
     for (unsigned k = i + 1; k-- > 0;) {
@@ -60,7 +60,7 @@ static double row_us_at(const struct sched *s, unsigned i)
     return 0;
 }
 
-/* Rows of the largest pass that is done in time, n_decoding among them. */
+/* Rows of the largest pass that ends in time, n_decoding rows included. */
 static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
 {
     double us = SCHED_ALONE_US;
@@ -71,7 +71,7 @@ static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
     for (unsigned i = size_of(s->limits.max_rows) + 1; i-- > 0;) {
         double row_us = row_us_at(s, i);
         if (row_us <= 0)
-            return n_decoding + 4 * SCHED_MIN_CHUNK; // the first pass of all
+            return n_decoding + 4 * SCHED_MIN_CHUNK; // the first pass
         double rows = us / row_us, most = (double)(2u << i) - 1;
         if (rows >= (double)(1u << i))
             return min_u32((uint32_t)(rows < most ? rows : most), s->limits.max_rows);
@@ -79,8 +79,8 @@ static uint32_t rows_in_time(const struct sched *s, uint32_t n_decoding)
     return n_decoding;
 }
 
-/* One row for everybody who decodes. */
-static uint32_t share_decoding(const struct sched *s, struct sched_grant *v, uint32_t n)
+/* One row for each decoding sequence. */
+static uint32_t grant_decoding(const struct sched *s, struct sched_grant *v, uint32_t n)
 {
     uint32_t used = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -91,8 +91,8 @@ static uint32_t share_decoding(const struct sched *s, struct sched_grant *v, uin
     return used;
 }
 
-/* Draft rows, a token per sequence and turn, so that nobody's draft starves. */
-static uint32_t share_drafts(struct sched_grant *v, uint32_t n, uint32_t budget)
+/* Draft rows: one per sequence and turn, so that no draft starves. */
+static uint32_t grant_drafts(struct sched_grant *v, uint32_t n, uint32_t budget)
 {
     uint32_t used = 0;
     for (bool more = true; more && used < budget;) {
@@ -108,7 +108,7 @@ static uint32_t share_drafts(struct sched_grant *v, uint32_t n, uint32_t budget)
     return used;
 }
 
-static uint32_t share_prompts(const struct sched *s, struct sched_grant *v, uint32_t n,
+static uint32_t grant_prompts(const struct sched *s, struct sched_grant *v, uint32_t n,
                               uint32_t budget)
 {
     uint32_t used = 0;
@@ -123,18 +123,18 @@ uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding
                           uint32_t n_prompts)
 {
     uint32_t left = s->limits.max_rows - min_u32(n_decoding, s->limits.max_rows);
-    uint32_t for_drafts = n_prompts ? left / 4 * 3 : left; // prompts always go on
+    uint32_t for_drafts = n_prompts ? left / 4 * 3 : left; // prompts always proceed
     uint32_t logits_left = s->limits.max_logits - min_u32(n, s->limits.max_logits);
     return min_u32(for_drafts, logits_left);
 }
 
 uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t n)
 {
-    uint32_t n_decoding = share_decoding(s, v, n), n_prompts = 0;
+    uint32_t n_decoding = grant_decoding(s, v, n), n_prompts = 0;
     for (uint32_t i = 0; i < n; i++)
         n_prompts += v[i].todo > 1;
 
-    uint32_t used = n_decoding + share_drafts(v, n, sched_draft_rows(s, n, n_decoding, n_prompts));
+    uint32_t used = n_decoding + grant_drafts(v, n, sched_draft_rows(s, n, n_decoding, n_prompts));
     if (!n_prompts)
         return used;
 
@@ -142,7 +142,7 @@ uint32_t sched_grant_rows(const struct sched *s, struct sched_grant *v, uint32_t
     uint32_t prompt_rows = in_time > used ? in_time - used : 0;
     if (prompt_rows < SCHED_MIN_CHUNK)
         prompt_rows = SCHED_MIN_CHUNK;
-    return used + share_prompts(s, v, n, min_u32(prompt_rows, s->limits.max_rows - used));
+    return used + grant_prompts(s, v, n, min_u32(prompt_rows, s->limits.max_rows - used));
 }
 
 void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us)
@@ -151,5 +151,6 @@ void sched_pass_done(struct sched *s, uint32_t n_rows, int64_t us)
     if (*row_us <= 0)
         *row_us = now_us;
     else
-        *row_us += (now_us > *row_us ? 0.5 : 0.25) * (now_us - *row_us); // slower: believe sooner
+        *row_us +=
+            (now_us > *row_us ? 0.5 : 0.25) * (now_us - *row_us); // react faster to slower passes
 }

@@ -13,7 +13,7 @@ const char *seq_end_name(enum seq_end end)
     return names[end];
 }
 
-/* Of the prompt: the first choice counts, the others copy. */
+/* Counts the prompt's tokens for penalties: the first choice counts, the others copy. */
 static int open_counts(struct seq *s)
 {
     const struct request *r = s->req;
@@ -73,7 +73,7 @@ int seq_open(struct seq *s)
     if (!s->tokens)
         return fail(-ENOMEM, "no memory for a sequence of %u tokens", s->max_len);
     memcpy(s->tokens, r->prompt, r->n_prompt * sizeof(uint32_t));
-    int err = kv_seq_init(&s->kv, s->max_len + ACCEPT_MAX);
+    int err = kv_seq_init(&s->kv, s->max_len + DRAFT_MAX_NODES);
     if (!err)
         err = open_counts(s);
     open_constraint(s);
@@ -86,11 +86,11 @@ void seq_free(struct seq *s)
 {
     if (!s)
         return;
-    kv_seq_done(NULL, &s->kv); // holds no block any more
+    kv_seq_done(NULL, &s->kv); // it holds no blocks
     dist_counts_free(s->counts);
     detok_done(&s->detok);
     free(s->tokens);
-    free(s->q);
+    draft_free(s->draft);
     free(s);
 }
 
@@ -99,9 +99,9 @@ uint32_t seq_todo(const struct seq *s)
     if (s->state != SEQ_RUNNING || atomic_load_explicit(&s->req->paused, memory_order_relaxed))
         return 0;
     uint32_t todo = s->n - s->kv.len;
-    /* The last token runs together with its draft; a Verify stream's not before that has come. */
+    /* The last token runs together with its draft. A Verify stream's last token waits for the draft. */
     bool last_waits =
-        s->req->verify ? !s->has_draft || todo > 1 : (s->n_draft && todo > 1) || s->held_until_us;
+        s->req->verify ? !s->draft || todo > 1 : (seq_n_draft(s) && todo > 1) || s->held_until_us;
     return todo - last_waits;
 }
 
@@ -142,8 +142,7 @@ static bool is_stop_token(const struct seq *s, uint32_t token)
     return !r->ignore_eos && tok_is_eos(s->detok.tok, token);
 }
 
-/* Text that went wrong is the error of this sequence alone: the buffer belongs to all of a batch.
- */
+/* An error in the text ends this sequence only, since the buffer belongs to the whole batch. */
 static int text_error(const struct seq *s, struct buf *text)
 {
     int err = buf_error(&s->detok.held);
@@ -168,7 +167,7 @@ enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text)
         return SEQ_STOP;
     if (s->req->min_tokens && seq_generated(s) == s->req->min_tokens && add_stops(s) < 0)
         return SEQ_FAILED;
-    return s->n == s->max_len ? SEQ_LENGTH : SEQ_GOES_ON;
+    return s->n == s->max_len ? SEQ_LENGTH : SEQ_CONTINUES;
 }
 
 int seq_flush(struct seq *s, struct buf *text)
@@ -179,45 +178,43 @@ int seq_flush(struct seq *s, struct buf *text)
     return text_error(s, text);
 }
 
-/* As the request asks. How long a drawn draft is may have to do with its tokens: it stays. */
-static void cut_unlikely(struct seq *s)
+uint32_t seq_n_draft(const struct seq *s)
 {
-    uint32_t n = accept_cut(s->draft, s->parents, s->survival, s->q_row, s->n_draft, s->req->p_min,
-                            s->q != NULL);
-    s->n_draft = s->n_held = n < s->req->n_min && !s->q ? 0 : n;
+    return s->draft ? s->draft->n : 0;
 }
 
-void seq_take_draft(struct seq *s, const struct seq_draft *d)
+/* Applies the request's p_min and n_min. The length of a drawn draft may depend on its tokens, so
+ * that a short one must not be dropped. */
+static void cut_unlikely(struct seq *s)
 {
-    free(s->q);
-    s->q = d->q;
-    s->has_draft = true;
+    draft_cut(s->draft, s->req->p_min);
+    if (s->draft->n < s->req->n_min && !s->draft->q)
+        s->draft->n = 0;
+}
+
+void seq_take_draft(struct seq *s, struct draft *draft, int proposer)
+{
+    draft_free(s->draft);
+    s->draft = draft;
     s->held_until_us = 0;
-    s->n_draft = s->n_held = d->n;
-    s->proposer = d->proposer;
-    s->draft_is_tree = false;
-    for (uint32_t i = 0; i < d->n; i++) {
-        s->draft[i] = d->tokens[i];
-        s->parents[i] = d->parents[i];
-        s->survival[i] = d->survival[i];
-        s->q_row[i] = (uint8_t)i;
-        s->draft_is_tree |= d->parents[i] != (int32_t)i - 1;
-    }
-    if (d->proposer != SEQ_NO_PROPOSER)
+    s->proposer = proposer;
+    draft->tree = draft_branches(draft);
+    if (proposer != SEQ_NO_PROPOSER)
         cut_unlikely(s);
+    s->n_held = draft->n;
 }
 
 void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth)
 {
-    s->n_draft = s->n_held =
-        accept_trim(s->draft, s->parents, s->survival, s->q_row, s->n_draft, max_nodes, max_depth);
+    draft_trim(s->draft, max_nodes, max_depth);
+    s->n_held = s->draft->n;
 }
 
 void seq_drop_draft(struct seq *s)
 {
-    free(TAKE(s->q));
-    s->has_draft = s->draft_is_tree = s->wants_draft = false;
+    draft_free(TAKE(s->draft));
+    s->wants_draft = false;
     s->asked_us = s->held_until_us = 0;
-    s->n_draft = s->n_held = 0;
+    s->n_held = 0;
     s->proposer = SEQ_NO_PROPOSER;
 }

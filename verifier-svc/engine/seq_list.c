@@ -20,7 +20,7 @@ void seq_list_done(struct seq_list *l)
 void seq_list_add(struct seq_list *l, struct seq *s)
 {
     if (l->n >= l->max)
-        abort(); // who admits has miscounted: better no service than a broken heap
+        abort(); // admit.c has miscounted: better no service than a broken heap
     uint32_t at = l->n++;
     for (; at > 0 && l->v[at - 1]->order > s->order; at--)
         l->v[at] = l->v[at - 1];

@@ -12,8 +12,8 @@ struct seq_list {
 
 int seq_list_init(struct seq_list *l, uint32_t max); // -ENOMEM
 void seq_list_done(struct seq_list *l);
-/* There is room: whoever admits counts. */
+/* The list must have space: admit.c counts. */
 void seq_list_add(struct seq_list *l, struct seq *s);
-/* Nothing if it is not in the list. */
+/* Does nothing if the sequence is not in the list. */
 void seq_list_remove(struct seq_list *l, const struct seq *s);
 struct seq *seq_list_find(const struct seq_list *l, uint64_t id); // NULL: none

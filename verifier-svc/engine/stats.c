@@ -1,4 +1,4 @@
-/* stats.c - names of figures. */
+/* stats.c - names and help texts of the metrics. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* stats.h - the verifier's figures: metrics, and what GetStats sums up of them.
+/* stats.h - the verifier's metrics, and their summary for GetStats.
  *
- * Names follow vLLM's (docs/metrics.md). Nothing decides by them.
+ * Names follow vLLM's (docs/metrics.md). No decision depends on them.
  *
  * Threads: stats_init() by main; all else by any thread. */
 #pragma once
@@ -9,10 +9,9 @@
 #include "verifier-svc/control/pass_time.h"
 #include "verifier-svc/engine/seq.h"
 
-#define STATS_MAX_PROPOSERS 16
-#define STATS_MAX_POSITIONS 20 // positions of a draft that are counted one by one
+#define STATS_MAX_POSITIONS 20 // positions of a draft with their own counters
 
-/* A proposer's name, and the counters of its drafts: shared by all of that name. */
+/* A proposer's name and the counters of its drafts; proposers of the same name share the counters. */
 struct stats_drafts {
     char name[DRAFTS_NAME_MAX];
     struct metric *drafts, *tokens, *accepted;
@@ -26,7 +25,7 @@ struct stats {
     struct metric *prompt_tokens, *generated_tokens;
     struct metric *ttft_s, *inter_token_s, *e2e_s, *queue_s, *prefill_s, *decode_s;
     struct metric *prompt_length, *generated_length;
-    /* The engine now. */
+    /* The state of the engine. */
     struct metric *running, *waiting, *paused;
     struct metric *kv_used_ratio, *kv_blocks, *kv_used, *kv_shared, *kv_evictable, *kv_bytes;
     struct metric *prefix_queries, *prefix_hits, *disk_hits, *evictions;
@@ -37,17 +36,17 @@ struct stats {
     /* Speculation. */
     struct metric *steps, *fallback_steps, *proposed, *accepted, *bonus, *ahead, *ahead_used;
     struct metric *acceptance_ema, *k_now;
-    struct stats_drafts proposers[STATS_MAX_PROPOSERS]; // the engine thread's
-    /* Tokens committed per second, of the last seconds. */
+    struct stats_drafts proposers[DRAFT_MAX_PROPOSERS]; // the engine thread's
+    /* Tokens committed per second, over the last seconds. */
     struct stats_rate *rate;
 };
 
-/* Registers all. */
+/* Registers all metrics. */
 void stats_init(struct stats *s);
-/* Registers what is counted of a proposer's drafts. Allocates: not for the engine's thread. */
+/* Registers the counters of a proposer's drafts. Allocates: not on the engine thread. */
 void stats_drafts_init(struct stats_drafts *d, const char *name);
 
 /* n tokens were committed. */
 void stats_committed(struct stats *s, uint32_t n, int64_t now_us);
-/* Mean of the last full seconds. */
+/* Mean over the last full seconds. */
 double stats_tokens_per_s(const struct stats *s, int64_t now_us);

@@ -15,7 +15,7 @@
 
 struct asker {
     struct drafts *drafts;
-    struct queue *inbox; // of struct draft
+    struct queue *inbox; // of struct draft_answer
     uint32_t *context;
     int64_t longest_ask_us;
 };
@@ -25,13 +25,22 @@ uint32_t asker_token(uint32_t position)
     return position % PERIOD;
 }
 
-static void arrived(void *user, struct draft *draft)
+static void answer_free(struct draft_answer *a)
+{
+    if (a)
+        draft_free(a->draft);
+    free(a);
+}
+DEFINE_AUTO(struct draft_answer, answer_free)
+
+static void arrived(void *user, struct draft_answer *answer)
 {
     struct asker *a = user;
-    struct draft *copy = malloc(sizeof(*copy));
-    *copy = *draft;
+    struct draft_answer *copy = malloc(sizeof(*copy));
+    *copy = *answer;
+    answer->draft = NULL;
     if (queue_push(a->inbox, copy) < 0)
-        free(copy);
+        answer_free(copy);
 }
 
 struct asker *asker_new(const char *const *targets, unsigned n_targets, uint32_t max_sequences)
@@ -61,7 +70,7 @@ void asker_free(struct asker *a)
         return;
     drafts_free(a->drafts);
     for (void *d; (d = queue_pop(a->inbox, 0));)
-        free(d);
+        answer_free(d);
     queue_free(a->inbox);
     free(a->context);
     free(a);
@@ -103,8 +112,11 @@ static unsigned request_drafts(struct asker *a, unsigned i, uint64_t first_seq, 
     struct drafts_wish wishes[SEQUENCES_MAX] = {0};
     assert_true(n <= SEQUENCES_MAX && base_len <= ASKER_CONTEXT_MAX);
     for (unsigned s = 0; s < n; s++)
-        wishes[s] = (struct drafts_wish){
-            .seq = first_seq + s, .context = a->context, .base_len = base_len, .k = k};
+        wishes[s] = (struct drafts_wish){.seq = first_seq + s,
+                                         .context = a->context,
+                                         .base_len = base_len,
+                                         .max_nodes = k,
+                                         .max_depth = k};
     int64_t since = cpu_us();
     unsigned n_awaited = drafts_ask(a->drafts, i, wishes, n, budget_us, clock_us());
     int64_t took = cpu_us() - since;
@@ -120,17 +132,17 @@ unsigned asker_round(struct asker *a, unsigned i, uint64_t first_seq, unsigned n
     *ret_right = 0;
     while (n_came < n_awaited) {
         int64_t left = until - clock_us();
-        AUTO(mem_free) struct draft *d = queue_pop(a->inbox, left > 0 ? left : 0);
+        AUTO(answer_free) struct draft_answer *d = queue_pop(a->inbox, left > 0 ? left : 0);
         if (!d)
             return n_came;
         if (d->base_len != base_len || d->seq < first_seq || d->seq >= first_seq + n)
             continue; // late: for a shorter context, or requested by an earlier round
         n_came++;
-        assert_true(d->n <= k);
+        assert_true(d->draft->n <= k);
         assert_int_equal(d->proposer, i);
-        for (uint32_t t = 0; t < d->n; t++) {
-            assert_true(d->tokens[t] < ASKER_VOCAB);
-            *ret_right += d->tokens[t] == asker_token(base_len + t);
+        for (uint32_t t = 0; t < d->draft->n; t++) {
+            assert_true(d->draft->tokens[t] < ASKER_VOCAB);
+            *ret_right += d->draft->tokens[t] == asker_token(base_len + t);
         }
     }
     return n_came;

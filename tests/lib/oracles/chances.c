@@ -247,7 +247,9 @@ static void match_best(struct run *r, struct accept_result *ret)
 
 static void judge(struct run *r, struct accept_result *ret)
 {
-    struct accept_tree t = {r->n, r->tokens, r->parents};
+    struct draft t = {.n = r->n};
+    memcpy(t.tokens, r->tokens, r->n * sizeof(*t.tokens));
+    memcpy(t.parents, r->parents, r->n * sizeof(*t.parents));
     struct accept_chance c = {p_after, flip, draw, r};
     if (r->world->matches_best)
         match_best(r, ret);

@@ -12,14 +12,15 @@
 #define SPARE_BLOCKS 2
 #define MAX_BLOCK_BYTES 4096
 
-static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
+static const struct kv_layer layer = {.n_heads = 1, .k_dim = 4, .v_dim = 4};
+static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
 static const struct kv_root root = {NULL, 0};
 
 struct kv_tier_rig *kv_tier_rig_new(uint32_t n_blocks)
 {
     struct kv_tier_rig *t = calloc(1, sizeof(*t));
     assert_non_null(t);
-    assert_true(kv_block_bytes(&shape) <= MAX_BLOCK_BYTES);
+    assert_true(kv_bytes_block(&shape) <= MAX_BLOCK_BYTES);
     t->n_blocks = n_blocks;
     t->tokens = calloc(n_blocks * KV_BLOCK + 1, sizeof(*t->tokens));
     assert_non_null(t->tokens);
@@ -93,7 +94,7 @@ void kv_tier_rig_close(struct kv_tier_rig *t)
 static size_t block_data(const struct kv_tier_rig *t, uint32_t i, uint8_t *data)
 {
     memset(data, (int)(i * 37 + t->n_prompts), MAX_BLOCK_BYTES);
-    return kv_block_bytes(&shape);
+    return kv_bytes_block(&shape);
 }
 
 void kv_tier_rig_evict(struct kv_tier_rig *t)

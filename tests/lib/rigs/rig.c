@@ -26,17 +26,17 @@ static void build(struct rig *r, const struct rig_options *opt)
     must(model_plan(r->file, MODEL_AS_FILE, &r->model), "model_plan");
     must(model_load(r->model, &(struct model_load_options){.pool = r->pool, .kernel = kernel}),
          "model_load");
-    const struct model_params *p = &r->model->params;
-    must(kv_new(&(struct kv_shape){p->n_layers, p->n_kv_heads, p->head_dim, opt->kv_type},
-                opt->n_blocks ? opt->n_blocks : 128, &r->kv),
-         "kv_new");
-    must(forward_new(r->model, r->kv, r->pool,
+    const struct kv_shape shape = model_kv_shape(r->model, opt->kv_type);
+    must(kv_new(&shape, opt->n_blocks ? opt->n_blocks : 128, &r->kv), "kv_new");
+    must(forward_new(r->model, kv_bytes_of(r->kv), r->pool,
                      &(struct forward_options){.max_rows = r->max_rows,
                                                .max_logits = r->max_rows,
                                                .alone_bytes = opt->may_be_alone ? 0 : 1,
                                                .blas = opt->blas},
                      &r->forward),
          "forward_new");
+    must(pass_plan_init(&r->plan, r->max_rows, RIG_MAX_SEQS, kv_n_blocks(r->kv) * KV_BLOCK),
+         "pass_plan_init");
 }
 
 void rig_open(struct rig *r, const char *path, const struct rig_options *opt)
@@ -55,6 +55,7 @@ void rig_open_memory(struct rig *r, const void *data, size_t len, const struct r
 
 void rig_close(struct rig *r)
 {
+    pass_plan_done(&r->plan);
     forward_free(r->forward);
     kv_free(r->kv);
     model_free(r->model);
@@ -73,19 +74,12 @@ struct kv_seq rig_seq(const struct rig *r)
 static void feed_chunk(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_t n,
                        float *logits)
 {
-    AUTO(mem_free) struct forward_row *rows = calloc(n, sizeof(*rows));
     size_t n_vocab = r->model->params.n_vocab;
     uint32_t at = seq->len;
-    must(rows ? 0 : -1, "calloc");
     must(kv_grow(r->kv, seq, n), "kv_grow");
-    for (uint32_t i = 0; i < n; i++)
-        rows[i] = (struct forward_row){.seq = seq,
-                                       .token = tokens[i],
-                                       .pos = at + i,
-                                       .index = at + i,
-                                       .parent = -1,
-                                       .wants_logits = logits != NULL};
-    forward_run(r->forward, rows, n);
+    pass_plan_clear(&r->plan);
+    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq), tokens, at, n, logits ? n : 0);
+    forward_run(r->forward, &r->plan);
     for (uint32_t i = 0; i < n && logits; i++)
         memcpy(logits + i * n_vocab, forward_logits(r->forward, i), n_vocab * sizeof(*logits));
 }
@@ -101,13 +95,10 @@ void rig_feed(struct rig *r, struct kv_seq *seq, const uint32_t *tokens, uint32_
 
 const float *rig_step(struct rig *r, struct kv_seq *seq, uint32_t token)
 {
-    struct forward_row row = {.seq = seq,
-                              .token = token,
-                              .pos = seq->len,
-                              .index = seq->len,
-                              .parent = -1,
-                              .wants_logits = true};
+    uint32_t at = seq->len;
     must(kv_grow(r->kv, seq, 1), "kv_grow");
-    forward_run(r->forward, &row, 1);
+    pass_plan_clear(&r->plan);
+    pass_plan_add_chain(&r->plan, pass_plan_add_seq(&r->plan, seq), &token, at, 1, 1);
+    forward_run(r->forward, &r->plan);
     return forward_logits(r->forward, 0);
 }

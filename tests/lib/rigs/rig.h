@@ -9,9 +9,13 @@ struct rig {
     struct model *model;
     struct kv *kv;
     struct forward *forward;
+    struct pass_plan plan;
     uint32_t max_rows;
     bool has_own_pool;
 };
+
+/* Sequences of a pass. */
+#define RIG_MAX_SEQS 64
 
 struct rig_options {
     bool may_be_alone; // small passes need not use all threads

@@ -1,7 +1,9 @@
-/* stage.c - a gateway before a verifier that is played. */
+/* stage.c - a gateway with a fake verifier. */
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include "base/clock.h"
 #include "base/mem.h"
 #include "lib/lib.h"
@@ -10,20 +12,43 @@
 
 struct stage stage;
 
+int stage_open_verifier(void **state)
+{
+    (void)state;
+    snprintf(stage.address, sizeof(stage.address), "unix:%s/verifier.sock", service_dir());
+    snprintf(stage.keys, sizeof(stage.keys), "%s/api-keys", service_dir());
+    stage.verifier = fake_verifier_start(stage.address);
+    return 0;
+}
+
+int stage_close_verifier(void **state)
+{
+    (void)state;
+    fake_verifier_stop(stage.verifier);
+    unlink(stage.keys);
+    return 0;
+}
+
+void stage_write_keys(const char *text)
+{
+    FILE *f = fopen(stage.keys, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    chmod(stage.keys, 0600);
+}
+
 int stage_open(const char *const *more)
 {
-    snprintf(stage.address, sizeof(stage.address), "unix:%s/verifier.sock", service_dir());
-    stage.verifier = fake_verifier_start(stage.address);
+    stage_open_verifier(NULL);
     stage.gateway = gateway_start(stage.address, more, &stage.port);
     return 0;
 }
 
 int stage_close(void **state)
 {
-    (void)state;
     child_stop(&stage.gateway);
-    fake_verifier_stop(stage.verifier);
-    return 0;
+    return stage_close_verifier(state);
 }
 
 struct http_answer chat(const char *what, const char *more)

@@ -1,26 +1,31 @@
-/* stage.h - a gateway before a verifier that is played, the same for all tests of a program. Ends
- * the test on errors. */
+/* stage.h - a gateway with a fake verifier, shared by all tests of a program. Errors end the test. */
 #pragma once
 #include <stdbool.h>
 #include "lib/clients/chats.h"
 #include "lib/rigs/gateway.h"
 
 extern struct stage {
-    char address[128]; // the verifier's
+    char address[128]; // of the verifier
+    char keys[256];    // path of a file for API keys
     struct fake_verifier *verifier;
     struct child gateway;
     unsigned port;
 } stage;
 
-/* more: as gateway_start() has it. 0, for cmocka's set-up. */
+/* Starts both. more: as for gateway_start(). Returns 0, for set-up functions of cmocka. */
 int stage_open(const char *const *more);
 int stage_close(void **state);
+/* Set-up and tear-down with the verifier only: each test starts gateways with its own options. */
+int stage_open_verifier(void **state);
+int stage_close_verifier(void **state);
+/* Writes stage.keys, mode 0600. */
+void stage_write_keys(const char *text);
 
-/* What its gateway answers: to a chat (chat_body()), and to these bytes. */
+/* The gateway's answer to a chat (chat_body()), and to these bytes. */
 struct http_answer chat(const char *what, const char *more);
 struct http_answer raw(const char *text);
 void still_serves(void);
-/* A chat that streams, whose head has come with status 200. */
+/* A streaming chat whose header has arrived with status 200. */
 struct http_client open_stream(const char *what);
-/* Whether it is so within 10 s. */
+/* Whether is(x) becomes true within 10 s. */
 bool soon(bool (*is)(unsigned x), unsigned x);

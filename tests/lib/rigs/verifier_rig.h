@@ -52,9 +52,9 @@ struct verify {
     uint32_t base_len, accepted; // of the last commit
     uint32_t round, drafted;     // of the last commit
     unsigned n_run;
-    uint32_t run[ACCEPT_MAX + 1];
-    Tandem__V1__TokenOrigin origins[ACCEPT_MAX + 1];
-    float logprobs[ACCEPT_MAX + 1];
+    uint32_t run[DRAFT_MAX_NODES + 1];
+    Tandem__V1__TokenOrigin origins[DRAFT_MAX_NODES + 1];
+    float logprobs[DRAFT_MAX_NODES + 1];
     Tandem__V1__FinishReason reason;
 };
 

@@ -1,4 +1,4 @@
-/* What the gateway answers over real sockets, where nobody misbehaves. The verifier is played
+/* The answers of the gateway over real sockets to well-behaved clients, with a fake verifier
  * (lib/fakes/fake_verifier.h). */
 #include <jansson.h>
 #include <stdio.h>
@@ -106,7 +106,7 @@ static void every_parameter_reaches_the_verifier(void **state)
     tandem__v1__generate_request__free_unpacked(q, NULL);
 }
 
-static void what_is_not_said_is_left_to_the_verifier(void **state)
+static void absent_parameters_are_left_to_the_verifier(void **state)
 {
     (void)state;
     struct http_answer a = http_call(stage.port, "POST", "/v1/completions",
@@ -138,7 +138,7 @@ static void logprobs_come_in_both_shapes(void **state)
     http_answer_done(&a);
 }
 
-static void a_prompt_of_a_megabyte_goes_through(void **state)
+static void a_prompt_of_a_megabyte_is_accepted(void **state)
 {
     (void)state;
     size_t n = 1 << 20;
@@ -210,7 +210,7 @@ static void are_speculation_figures(const json_t *j)
     assert_int_equal(json_integer_value(json_object_get(j, "total_proposed")), 20);
 }
 
-static void speculation_figures_have_exactly_the_promised_keys(void **state)
+static void speculation_metrics_have_exactly_the_documented_keys(void **state)
 {
     (void)state;
     struct http_answer a = http_call(stage.port, "GET", "/v1/spec_decode/metrics", NULL);
@@ -245,7 +245,7 @@ static void health_shows_cache_and_speculation(void **state)
 
 /* ---- HTTP ---- */
 
-static void request_ids_are_taken_over_or_made(void **state)
+static void request_ids_are_used_or_created(void **state)
 {
     (void)state;
     struct http_answer a = raw("GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: my-id.7\r\n\r\n");
@@ -293,7 +293,7 @@ static void old_and_head_requests_are_answered(void **state)
     struct http_client c = http_client_open(stage.port);
     http_client_print(&c, "POST /v1/chat/completions HTTP/1.0\r\nContent-Length: %zu\r\n\r\n%s",
                       strlen(body), body);
-    assert_true(http_client_wait_close(&c, 5000)); // no chunks: the end is the end
+    assert_true(http_client_wait_close(&c, 5000)); // no chunks: the close marks the end
     assert_non_null(strstr(c.in, "\n\ndata: [DONE]\n\n"));
     http_client_close(&c);
 }
@@ -310,14 +310,14 @@ int main(void)
         cmocka_unit_test(a_chat_answers_with_text_usage_and_reason),
         cmocka_unit_test(a_completion_takes_text_or_tokens),
         cmocka_unit_test(every_parameter_reaches_the_verifier),
-        cmocka_unit_test(what_is_not_said_is_left_to_the_verifier),
+        cmocka_unit_test(absent_parameters_are_left_to_the_verifier),
         cmocka_unit_test(logprobs_come_in_both_shapes),
-        cmocka_unit_test(a_prompt_of_a_megabyte_goes_through),
+        cmocka_unit_test(a_prompt_of_a_megabyte_is_accepted),
         cmocka_unit_test(an_unknown_model_is_404),
         cmocka_unit_test(small_endpoints_answer),
-        cmocka_unit_test(speculation_figures_have_exactly_the_promised_keys),
+        cmocka_unit_test(speculation_metrics_have_exactly_the_documented_keys),
         cmocka_unit_test(health_shows_cache_and_speculation),
-        cmocka_unit_test(request_ids_are_taken_over_or_made),
+        cmocka_unit_test(request_ids_are_used_or_created),
         cmocka_unit_test(pipelined_requests_are_answered_in_order),
         cmocka_unit_test(old_and_head_requests_are_answered),
     };

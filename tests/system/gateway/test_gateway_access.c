@@ -1,4 +1,4 @@
-/* Who is let into the gateway: API keys and their limits, addresses that others reach. */
+/* Access to the gateway: API keys and their limits, addresses that other machines can reach. */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -7,33 +7,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/mem.h"
-#include "lib/rigs/gateway.h"
 #include "lib/clients/http_client.h"
 #include "lib/lib.h"
 #include "lib/rigs/services.h"
+#include "lib/rigs/stage.h"
 
 #define ALICE "sk-alice-0123456789"
 #define BOB "sk-bob-0123456789ab"
 
-static char address[128], keys[256];
-static struct fake_verifier *verifier;
-
 /* ---- helpers ---- */
-
-static void write_keys(const char *text)
-{
-    FILE *f = fopen(keys, "w");
-    assert_non_null(f);
-    fputs(text, f);
-    fclose(f);
-    chmod(keys, 0600);
-}
 
 static struct child start_locked(const char *text, unsigned *port)
 {
-    const char *more[] = {"--api-keys", keys, NULL};
-    write_keys(text);
-    return gateway_start(address, more, port);
+    const char *more[] = {"--api-keys", stage.keys, NULL};
+    stage_write_keys(text);
+    return gateway_start(stage.address, more, port);
 }
 
 static struct http_answer completion(unsigned port, const char *key, const char *body)
@@ -45,7 +33,7 @@ static struct http_answer completion(unsigned port, const char *key, const char 
 
 /* ---- keys ---- */
 
-static void without_a_key_only_health_and_version_are_told(void **state)
+static void without_a_key_only_health_and_version_are_served(void **state)
 {
     (void)state;
     unsigned port;
@@ -81,12 +69,12 @@ static void without_a_key_only_health_and_version_are_told(void **state)
             "\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"invalid_api_key\"");
         http_answer_is(
             http_ask(port, v[i].what, "Authorization: Bearer sk-nobody-has-this\r\n", "{}"), 401,
-            "WWW-Authenticate", "this API key is not known");
+            "WWW-Authenticate", "this API key is not valid");
     }
     child_stop(&s);
 }
 
-static void a_key_comes_in_either_header(void **state)
+static void a_key_may_be_in_either_header(void **state)
 {
     (void)state;
     unsigned port;
@@ -108,7 +96,7 @@ static void a_key_comes_in_either_header(void **state)
 
 #define BODY_BYTES 700000
 
-/* Sends a body but for its last byte. */
+/* Sends a body except for its last byte. */
 static struct http_client begin_body(unsigned port, const char *header)
 {
     static char text[BODY_BYTES];
@@ -130,16 +118,16 @@ static struct http_answer end_body(struct http_client *c)
     return a;
 }
 
-static void bodies_of_those_without_a_key_take_no_room(void **state)
+static void bodies_without_a_key_use_no_memory(void **state)
 {
     (void)state;
     unsigned port;
     struct http_client c[4];
     const char *more[] = {
-        "--api-keys", keys, "--metrics-open", "--max-body-kib", "1024", "--max-bodies-mib",
+        "--api-keys", stage.keys, "--metrics-open", "--max-body-kib", "1024", "--max-bodies-mib",
         "1",          NULL};
-    write_keys("alice " ALICE "\n");
-    struct child s = gateway_start(address, more, &port);
+    stage_write_keys("alice " ALICE "\n");
+    struct child s = gateway_start(stage.address, more, &port);
     for (size_t i = 0; i < ARRAY_LEN(c); i++)
         c[i] = begin_body(port, i % 2 ? "" : "X-API-Key: sk-nobody-has-this\r\n");
     http_answer_is(http_ask(port, "GET /metrics", "", ""), 200, "",
@@ -151,7 +139,7 @@ static void bodies_of_those_without_a_key_take_no_room(void **state)
     child_stop(&s);
 }
 
-static void who_asks_before_sending_a_body_is_refused_at_once(void **state)
+static void expect_without_a_key_is_refused_before_the_body(void **state)
 {
     (void)state;
     unsigned port;
@@ -173,7 +161,7 @@ static void who_asks_before_sending_a_body_is_refused_at_once(void **state)
     child_stop(&s);
 }
 
-/* Waits until the answer to a key's request is this one. */
+/* Repeats a request with the key until its answer is the expected one. */
 static void becomes(unsigned port, const char *key, int status)
 {
     struct http_answer a = completion(port, key, "{\"prompt\":\"say 1\"}");
@@ -193,13 +181,13 @@ static bool holds_a_body(unsigned port)
     return holds;
 }
 
-static void a_body_on_its_way_counts_for_its_key(void **state)
+static void an_arriving_body_counts_for_its_key(void **state)
 {
     (void)state;
     unsigned port;
-    const char *more[] = {"--api-keys", keys, "--metrics-open", NULL};
-    write_keys("alice " ALICE " concurrency=1\n");
-    struct child s = gateway_start(address, more, &port);
+    const char *more[] = {"--api-keys", stage.keys, "--metrics-open", NULL};
+    stage_write_keys("alice " ALICE " concurrency=1\n");
+    struct child s = gateway_start(stage.address, more, &port);
     struct http_client c = begin_body(port, "X-API-Key: " ALICE "\r\n");
     for (unsigned i = 0; i < 2000 && !holds_a_body(port); i++)
         poll(NULL, 0, 5);
@@ -209,14 +197,14 @@ static void a_body_on_its_way_counts_for_its_key(void **state)
     child_stop(&s);
 }
 
-static void a_whole_answer_that_nobody_reads_is_ended_and_counts_until_then(void **state)
+static void an_unread_answer_is_ended_and_counts_until_then(void **state)
 {
     (void)state;
     unsigned port;
-    const char *more[] = {"--api-keys", keys, "--reader-timeout", "2", NULL};
-    write_keys("alice " ALICE " concurrency=1\n");
-    struct child s = gateway_start(address, more, &port);
-    static char body[500000]; // its tokens do not fit between the two
+    const char *more[] = {"--api-keys", stage.keys, "--reader-timeout", "2", NULL};
+    stage_write_keys("alice " ALICE " concurrency=1\n");
+    struct child s = gateway_start(stage.address, more, &port);
+    static char body[500000]; // its answer does not fit into the socket buffers
     memset(body, ' ', sizeof(body) - 1);
     memcpy(body, "{\"prompt\":\"", 11);
     memcpy(body + sizeof(body) - 3, "\"}", 2);
@@ -242,8 +230,8 @@ static void limits_of_a_key_are_429_by_name(void **state)
     http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 429, "Retry-After: 1\r\n",
                    "1 concurrent choices (concurrency)");
     http_client_close(&held);
-    gateway_await_running(verifier, 0);
-    for (unsigned i = 0; i < 20; i++) // one behind the other is not at once
+    gateway_await_running(stage.verifier, 0);
+    for (unsigned i = 0; i < 20; i++) // sequential requests are not concurrent
         http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
     for (unsigned i = 0; i < 2; i++)
         http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
@@ -263,16 +251,16 @@ static void is_counted(unsigned port, const char *reason, unsigned n)
     http_answer_is(http_ask(port, "GET /metrics", "", ""), 200, "", line);
 }
 
-static void whom_a_key_shuts_out_is_counted(void **state)
+static void refusals_by_key_are_counted(void **state)
 {
     (void)state;
     unsigned port;
-    const char *more[] = {"--api-keys", keys, "--metrics-open", NULL};
-    write_keys("alice " ALICE " concurrency=2\nbob " BOB " rate=1\n");
-    struct child s = gateway_start(address, more, &port);
+    const char *more[] = {"--api-keys", stage.keys, "--metrics-open", NULL};
+    stage_write_keys("alice " ALICE " concurrency=2\nbob " BOB " rate=1\n");
+    struct child s = gateway_start(stage.address, more, &port);
     is_counted(port, "key", 0);
     is_counted(port, "limit", 0);
-    http_answer_is(http_ask(port, "GET /health", "", ""), 200, "", ""); // who asks this needs none
+    http_answer_is(http_ask(port, "GET /health", "", ""), 200, "", ""); // needs no key
     http_answer_is(http_ask(port, "GET /v1/models", "", ""), 401, "", "");
     http_answer_is(completion(port, "sk-nobody-has-this", "{}"), 401, "", "");
     is_counted(port, "key", 2);
@@ -289,7 +277,7 @@ static void whom_a_key_shuts_out_is_counted(void **state)
                    "\"param\":\"n\"");
     is_counted(port, "limit", 2);
     http_client_close(&held);
-    gateway_await_running(verifier, 0);
+    gateway_await_running(stage.verifier, 0);
     child_stop(&s);
 }
 
@@ -305,12 +293,12 @@ static void a_key_bounds_tokens_and_names_the_tenant(void **state)
             port, "POST /v1/chat/completions", "X-API-Key: " ALICE "\r\n",
             "{\"messages\":[{\"role\":\"user\",\"content\":\"say 1\"}],\"cache_salt\":\"pepper\"}"),
         200, "", "w0");
-    Tandem__V1__GenerateRequest *first = fake_verifier_request(verifier);
+    Tandem__V1__GenerateRequest *first = fake_verifier_request(stage.verifier);
     assert_int_equal(first->max_tokens, 30);
     assert_int_equal(first->tenant.len, 64);
     http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\",\"cache_salt\":\"pepper\"}"), 200,
                    "", "w0");
-    Tandem__V1__GenerateRequest *second = fake_verifier_request(verifier);
+    Tandem__V1__GenerateRequest *second = fake_verifier_request(stage.verifier);
     assert_int_equal(second->tenant.len, 64);
     assert_memory_not_equal(first->tenant.data, second->tenant.data, 64);
     tandem__v1__generate_request__free_unpacked(first, NULL);
@@ -318,30 +306,30 @@ static void a_key_bounds_tokens_and_names_the_tenant(void **state)
     child_stop(&s);
 }
 
-static void a_reload_reads_keys_again(void **state)
+static void a_reload_rereads_the_keys(void **state)
 {
     (void)state;
     unsigned port;
     struct child s = start_locked("alice " ALICE "\n", &port);
-    write_keys("nonsense\n");
+    stage_write_keys("nonsense\n");
     child_signal(&s, SIGHUP);
     free(child_wait_log(&s, "line 1: a key must have 16 to 256 characters"));
     http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
-    write_keys("bob " BOB "\nbob sk-another-of-bobs\n");
+    stage_write_keys("bob " BOB "\nbob sk-another-of-bobs\n");
     child_signal(&s, SIGHUP);
     free(child_wait_log(&s, "API keys reloaded keys=2"));
-    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 401, "", "not known");
+    http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 401, "", "not valid");
     http_answer_is(completion(port, BOB, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
     child_stop(&s);
 }
 
-static void figures_may_be_open(void **state)
+static void metrics_may_be_open(void **state)
 {
     (void)state;
     unsigned port;
-    const char *more[] = {"--api-keys", keys, "--metrics-open", NULL};
-    write_keys("alice " ALICE "\n");
-    struct child s = gateway_start(address, more, &port);
+    const char *more[] = {"--api-keys", stage.keys, "--metrics-open", NULL};
+    stage_write_keys("alice " ALICE "\n");
+    struct child s = gateway_start(stage.address, more, &port);
     http_answer_is(http_ask(port, "GET /metrics", "", ""), 200, "",
                    "tandem_gateway_requests_total");
     http_answer_is(http_ask(port, "GET /v1/spec_decode/metrics", "", ""), 200, "",
@@ -350,14 +338,14 @@ static void figures_may_be_open(void **state)
     child_stop(&s);
 }
 
-static void keys_may_be_a_credential_and_others_reading_them_is_a_warning(void **state)
+static void keys_may_be_a_credential_and_readable_keys_are_a_warning(void **state)
 {
     (void)state;
     unsigned port;
-    write_keys("alice " ALICE "\n");
-    chmod(keys, 0604);
+    stage_write_keys("alice " ALICE "\n");
+    chmod(stage.keys, 0604);
     setenv("CREDENTIALS_DIRECTORY", service_dir(), 1);
-    struct child s = gateway_start(address, NULL, &port);
+    struct child s = gateway_start(stage.address, NULL, &port);
     unsetenv("CREDENTIALS_DIRECTORY");
     free(child_wait_log(&s, "everybody on this machine may read the API keys: chmod o= "));
     free(child_wait_log(&s, "API key authentication enabled keys=1"));
@@ -374,68 +362,51 @@ static void ends_with(const char *const *args, const char *sentence)
     assert_int_equal(child_wait(&s), 1);
 }
 
-static void an_address_others_reach_is_open_only_if_that_is_meant(void **state)
+static void a_public_address_without_keys_needs_allow_open(void **state)
 {
     (void)state;
     static const char *const addresses[] = {"0.0.0.0:0", "[::]:0"};
     for (size_t i = 0; i < ARRAY_LEN(addresses); i++) {
-        const char *args[] = {"--listen", addresses[i], "--verifiers", address, NULL};
-        ends_with(args, "could use this server: give it --api-keys, or say --allow-open");
+        const char *args[] = {"--listen", addresses[i], "--verifiers", stage.address, NULL};
+        ends_with(args, "needs no API key: set --api-keys, or --allow-open");
     }
     unsigned port;
-    write_keys("alice " ALICE "\n");
-    const char *locked[] = {"--listen", "0.0.0.0:0", "--api-keys", keys, NULL};
-    struct child s = gateway_start(address, locked, &port);
+    stage_write_keys("alice " ALICE "\n");
+    const char *locked[] = {"--listen", "0.0.0.0:0", "--api-keys", stage.keys, NULL};
+    struct child s = gateway_start(stage.address, locked, &port);
     http_answer_is(completion(port, ALICE, "{\"prompt\":\"say 1\"}"), 200, "", "w0");
     child_stop(&s);
     const char *meant[] = {"--listen", "0.0.0.0:0", "--allow-open", NULL};
-    s = gateway_start(address, meant, &port);
+    s = gateway_start(stage.address, meant, &port);
     http_answer_is(http_ask(port, "POST /v1/completions", "", "{\"prompt\":\"say 1\"}"), 200, "",
                    "w0");
     child_stop(&s);
 }
 
-static void keys_that_cannot_be_read_end_the_start(void **state)
+static void unreadable_keys_stop_the_start(void **state)
 {
     (void)state;
     const char *args[] = {"--listen", "127.0.0.1:0", "--api-keys", "/nonexistent/keys", NULL};
     ends_with(args, "cannot read the API keys from /nonexistent/keys: No such file");
 }
 
-static int start_verifier(void **state)
-{
-    (void)state;
-    snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
-    snprintf(keys, sizeof(keys), "%s/api-keys", service_dir());
-    verifier = fake_verifier_start(address);
-    return 0;
-}
-
-static int stop_verifier(void **state)
-{
-    (void)state;
-    fake_verifier_stop(verifier);
-    unlink(keys);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_a_key_only_health_and_version_are_told),
-        cmocka_unit_test(a_key_comes_in_either_header),
-        cmocka_unit_test(bodies_of_those_without_a_key_take_no_room),
-        cmocka_unit_test(who_asks_before_sending_a_body_is_refused_at_once),
-        cmocka_unit_test(a_body_on_its_way_counts_for_its_key),
-        cmocka_unit_test(a_whole_answer_that_nobody_reads_is_ended_and_counts_until_then),
+        cmocka_unit_test(without_a_key_only_health_and_version_are_served),
+        cmocka_unit_test(a_key_may_be_in_either_header),
+        cmocka_unit_test(bodies_without_a_key_use_no_memory),
+        cmocka_unit_test(expect_without_a_key_is_refused_before_the_body),
+        cmocka_unit_test(an_arriving_body_counts_for_its_key),
+        cmocka_unit_test(an_unread_answer_is_ended_and_counts_until_then),
         cmocka_unit_test(limits_of_a_key_are_429_by_name),
-        cmocka_unit_test(whom_a_key_shuts_out_is_counted),
+        cmocka_unit_test(refusals_by_key_are_counted),
         cmocka_unit_test(a_key_bounds_tokens_and_names_the_tenant),
-        cmocka_unit_test(a_reload_reads_keys_again),
-        cmocka_unit_test(figures_may_be_open),
-        cmocka_unit_test(keys_may_be_a_credential_and_others_reading_them_is_a_warning),
-        cmocka_unit_test(an_address_others_reach_is_open_only_if_that_is_meant),
-        cmocka_unit_test(keys_that_cannot_be_read_end_the_start),
+        cmocka_unit_test(a_reload_rereads_the_keys),
+        cmocka_unit_test(metrics_may_be_open),
+        cmocka_unit_test(keys_may_be_a_credential_and_readable_keys_are_a_warning),
+        cmocka_unit_test(a_public_address_without_keys_needs_allow_open),
+        cmocka_unit_test(unreadable_keys_stop_the_start),
     };
-    return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
+    return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);
 }

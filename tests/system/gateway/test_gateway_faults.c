@@ -1,5 +1,5 @@
-/* What a verifier that misbehaves, dies or sends a hostile template costs, and whom. The verifier
- * is played (lib/fakes/fake_verifier.h). */
+/* A verifier that misbehaves, dies or sends a hostile template affects only its own requests. The
+ * verifier is a fake (lib/fakes/fake_verifier.h). */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static void statuses_of_the_verifier_become_http_statuses(void **state)
     http_answer_done(&a);
 }
 
-static void how_a_verifier_is_lost_stands_in_the_log_and_not_in_the_answer(void **state)
+static void details_of_a_lost_verifier_are_in_the_log_only(void **state)
 {
     (void)state;
     is_error(chat("status 14", ""), 503, NULL,
@@ -39,7 +39,7 @@ static void how_a_verifier_is_lost_stands_in_the_log_and_not_in_the_answer(void 
     assert_non_null(strstr(generation, ".sock: as you asked"));
 }
 
-static void malformed_answers_end_the_request_alone(void **state)
+static void a_malformed_answer_ends_only_its_request(void **state)
 {
     (void)state;
     static const char *const whats[] = {"garbage", "choice", "short 3"};
@@ -60,7 +60,7 @@ static void malformed_answers_end_the_request_alone(void **state)
     still_serves();
 }
 
-static void no_verifier_is_503_at_once(void **state)
+static void no_verifier_is_503_immediately(void **state)
 {
     (void)state;
     unsigned at;
@@ -83,7 +83,7 @@ static bool healthy(unsigned at)
     return ok;
 }
 
-/* Every open stream hears of it within a second, and a new verifier is found again. */
+/* Every open stream ends within a second, and a new verifier is found again. */
 static void a_killed_verifier_ends_streams_and_comes_back(void **state)
 {
     (void)state;
@@ -136,7 +136,7 @@ static bool is_refused(unsigned want)
     return seen;
 }
 
-static void a_verifier_of_another_version_is_refused_until_it_fits(void **state)
+static void a_verifier_of_another_version_is_refused_until_it_matches(void **state)
 {
     (void)state;
     const char *both = "the verifier speaks protocol version 7, this gateway version 1";
@@ -148,7 +148,7 @@ static void a_verifier_of_another_version_is_refused_until_it_fits(void **state)
     AUTO(mem_free) char *line = child_wait_log(&s, "verifier refused");
     assert_non_null(strstr(line, both));
     child_stop(&s);
-    fake_verifier_protocol(stage.verifier, 0); // not told
+    fake_verifier_protocol(stage.verifier, 0); // absent
     assert_true(soon(is_refused, false));
     struct http_answer a = chat("say 1", "");
     assert_int_equal(a.status, 200);
@@ -184,7 +184,7 @@ static void hurts_only_itself(const char *template, const char *param, const cha
     assert_true(soon(template_is, true));
 }
 
-static void a_hostile_template_costs_its_own_requests_a_400(void **state)
+static void a_hostile_template_fails_only_its_requests_with_400(void **state)
 {
     (void)state;
     hurts_only_itself("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
@@ -216,12 +216,12 @@ int main(int argc, char **argv)
         fake_verifier_play(argv[2]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(statuses_of_the_verifier_become_http_statuses),
-        cmocka_unit_test(how_a_verifier_is_lost_stands_in_the_log_and_not_in_the_answer),
-        cmocka_unit_test(malformed_answers_end_the_request_alone),
-        cmocka_unit_test(no_verifier_is_503_at_once),
+        cmocka_unit_test(details_of_a_lost_verifier_are_in_the_log_only),
+        cmocka_unit_test(a_malformed_answer_ends_only_its_request),
+        cmocka_unit_test(no_verifier_is_503_immediately),
         cmocka_unit_test(a_killed_verifier_ends_streams_and_comes_back),
-        cmocka_unit_test(a_verifier_of_another_version_is_refused_until_it_fits),
-        cmocka_unit_test(a_hostile_template_costs_its_own_requests_a_400),
+        cmocka_unit_test(a_verifier_of_another_version_is_refused_until_it_matches),
+        cmocka_unit_test(a_hostile_template_fails_only_its_requests_with_400),
         cmocka_unit_test(a_chat_with_a_model_without_a_template_is_a_400),
     };
     return cmocka_run_group_tests(tests, open_stage, stage_close);

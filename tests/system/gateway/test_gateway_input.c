@@ -1,5 +1,5 @@
-/* What the gateway takes and what it refuses: bodies, headers, framing, and the time to send them.
- * The verifier is played (lib/fakes/fake_verifier.h). */
+/* The limits of requests: bodies, headers, framing, and the time to send them. The verifier is a
+ * fake (lib/fakes/fake_verifier.h). */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -111,7 +111,7 @@ static void a_body_over_the_limit_is_413(void **state)
     is_error(raw("POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
                  "Content-Length: 99999999999\r\n\r\n"),
              413, NULL, "at most 2048 KiB");
-    struct http_client c = http_client_open(stage.port); // chunked: no length to go by
+    struct http_client c = http_client_open(stage.port); // chunked: no announced length
     http_client_print(&c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
                           "Transfer-Encoding: chunked\r\n\r\n");
     char chunk[65536 + 16];
@@ -126,7 +126,7 @@ static void a_body_over_the_limit_is_413(void **state)
     still_serves();
 }
 
-/* What a gateway's metrics say of the bodies it holds. */
+/* The bytes of bodies in memory, from the gateway's metrics. */
 static double body_bytes(unsigned at)
 {
     static const char name[] = "\ntandem_gateway_body_bytes";
@@ -148,7 +148,7 @@ static bool holds_nothing(unsigned at)
     return body_bytes(at) == 0;
 }
 
-/* A gateway with room for 1 MiB of bodies. */
+/* A gateway with 1 MiB of memory for bodies. */
 static struct child start_small(unsigned *ret_port)
 {
     const char *more[] = {"--max-body-kib",
@@ -163,7 +163,7 @@ static struct child start_small(unsigned *ret_port)
     return gateway_listen(stage.address, more, ret_port);
 }
 
-/* A completion of n bytes, of which the last are not sent yet. */
+/* A completion of n bytes; the last ones are not sent yet. */
 static struct http_client open_completion(unsigned at, const char *what, size_t n, size_t unsent)
 {
     AUTO(mem_free) char *body = malloc(n + 1);
@@ -183,7 +183,7 @@ static struct http_answer read_and_close(struct http_client *c)
     return a;
 }
 
-static void bodies_that_do_not_fit_together_are_503(void **state)
+static void bodies_over_the_common_limit_are_503(void **state)
 {
     (void)state;
     unsigned at;
@@ -193,7 +193,7 @@ static void bodies_that_do_not_fit_together_are_503(void **state)
     struct http_client second = open_completion(at, "{\"prompt\":\"say 1\"}", 400000, 0);
     struct http_answer a = read_and_close(&second);
     assert_non_null(strstr(a.head, "Retry-After: 1"));
-    is_error(a, 503, NULL, "all the room, 1 MiB; try again");
+    is_error(a, 503, NULL, "use all 1 MiB of memory for bodies; try again");
     http_client_send(&first, " ", 1);
     a = read_and_close(&first);
     assert_int_equal(a.status, 200);
@@ -240,7 +240,7 @@ static void a_header_over_the_limit_is_431(void **state)
     still_serves();
 }
 
-static void framing_that_a_proxy_may_read_otherwise_is_refused(void **state)
+static void ambiguous_framing_is_refused(void **state)
 {
     (void)state;
     static const char *const v[] = {
@@ -267,7 +267,7 @@ static void framing_that_a_proxy_may_read_otherwise_is_refused(void **state)
         if (a.status != 400 && a.status != 413)
             fail_msg("case %zu: status %d", i, a.status);
         http_answer_done(&a);
-        assert_true(http_client_wait_close(&c, 5000)); // what follows is not read as a request
+        assert_true(http_client_wait_close(&c, 5000)); // later bytes are not read as a request
         http_client_close(&c);
     }
     still_serves();
@@ -292,7 +292,7 @@ static void half_a_request_times_out(void **state)
     }
 }
 
-static void a_sender_that_dribbles_times_out(void **state)
+static void a_slow_sender_times_out(void **state)
 {
     (void)state;
     struct http_client c = http_client_open(stage.port);
@@ -331,12 +331,12 @@ int main(void)
         cmocka_unit_test(bad_messages_are_refused),
         cmocka_unit_test(deep_and_huge_json_is_refused),
         cmocka_unit_test(a_body_over_the_limit_is_413),
-        cmocka_unit_test(bodies_that_do_not_fit_together_are_503),
+        cmocka_unit_test(bodies_over_the_common_limit_are_503),
         cmocka_unit_test(a_body_counts_until_the_verifier_has_begun),
         cmocka_unit_test(a_header_over_the_limit_is_431),
-        cmocka_unit_test(framing_that_a_proxy_may_read_otherwise_is_refused),
+        cmocka_unit_test(ambiguous_framing_is_refused),
         cmocka_unit_test(half_a_request_times_out),
-        cmocka_unit_test(a_sender_that_dribbles_times_out),
+        cmocka_unit_test(a_slow_sender_times_out),
         cmocka_unit_test(limits_that_contradict_each_other_are_refused),
     };
     return cmocka_run_group_tests(tests, open_stage, stage_close);

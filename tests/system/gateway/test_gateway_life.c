@@ -1,4 +1,4 @@
-/* How the gateway starts, waits for its verifier's model, and ends. The verifier is played
+/* The start of the gateway, the wait for the verifier's model, and the end. The verifier is a fake
  * (lib/fakes/fake_verifier.h). */
 #include <signal.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 /* ---- start ---- */
 
-static void a_taken_address_is_said_in_one_sentence(void **state)
+static void an_address_in_use_is_an_error_of_one_sentence(void **state)
 {
     (void)state;
     char listen[32];
@@ -24,7 +24,7 @@ static void a_taken_address_is_said_in_one_sentence(void **state)
     assert_int_equal(rc, 1);
 }
 
-static void a_file_that_is_no_socket_stays(void **state)
+static void a_file_that_is_not_a_socket_stays(void **state)
 {
     (void)state;
     char listen[200];
@@ -78,7 +78,7 @@ static void while_a_model_loads_requests_wait_up_to_a_limit(void **state)
 
 /* ---- end ---- */
 
-static void a_drain_finishes_what_was_accepted(void **state)
+static void a_drain_finishes_accepted_requests(void **state)
 {
     (void)state;
     unsigned at;
@@ -156,10 +156,10 @@ static int open_stage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_taken_address_is_said_in_one_sentence),
-        cmocka_unit_test(a_file_that_is_no_socket_stays),
+        cmocka_unit_test(an_address_in_use_is_an_error_of_one_sentence),
+        cmocka_unit_test(a_file_that_is_not_a_socket_stays),
         cmocka_unit_test(while_a_model_loads_requests_wait_up_to_a_limit),
-        cmocka_unit_test(a_drain_finishes_what_was_accepted),
+        cmocka_unit_test(a_drain_finishes_accepted_requests),
         cmocka_unit_test(a_drain_ends_requests_that_wait_for_a_model),
         cmocka_unit_test(a_drain_ends_calls_that_do_not_return),
     };

@@ -1,4 +1,4 @@
-/* What one client may take of the gateway, and what that costs the others. */
+/* The limits of one client, and their effect on others. */
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static void serves(unsigned port)
     http_answer_done(&a);
 }
 
-static void who_has_said_all_is_closed_after_the_answer(void **state)
+static void a_half_closed_connection_is_closed_after_the_answer(void **state)
 {
     (void)state;
     unsigned port;
@@ -69,7 +69,7 @@ static bool serves_soon(unsigned port)
     return false;
 }
 
-static void who_waits_too_long_for_its_turn_is_told_to_come_later(void **state)
+static void a_request_too_long_in_the_queue_is_429(void **state)
 {
     (void)state;
     unsigned port;
@@ -85,7 +85,7 @@ static void who_waits_too_long_for_its_turn_is_told_to_come_later(void **state)
     assert_non_null(strstr(a.body, "waited in the queue for the longest time allowed, 1.5 s"));
     assert_non_null(strstr(a.body, "rate_limit_error"));
     http_answer_done(&a);
-    gateway_await_running(verifier, 1); // whoever has begun goes on
+    gateway_await_running(verifier, 1); // a request that has begun continues
     assert_int_equal(fake_verifier_cancelled(verifier), cancelled + 1);
     http_client_close(&begun);
     gateway_await_running(verifier, 0);
@@ -112,7 +112,7 @@ static void a_path_or_query_over_the_limit_is_414(void **state)
     child_stop(&s);
 }
 
-static void bytes_that_are_no_text_harm_nobody(void **state)
+static void invalid_utf8_is_harmless(void **state)
 {
     (void)state;
     unsigned port;
@@ -154,7 +154,7 @@ static void connections_over_the_limit_wait_for_one_to_close(void **state)
     child_stop(&s);
 }
 
-static void one_address_has_no_more_connections_than_it_may(void **state)
+static void connections_of_one_address_are_limited(void **state)
 {
     (void)state;
     unsigned port;
@@ -163,7 +163,7 @@ static void one_address_has_no_more_connections_than_it_may(void **state)
     struct http_client first = http_client_open(port);
     asks(&first, "stall", true);
     assert_int_equal(http_client_read_head(&first, 20000), 200);
-    for (unsigned i = 0; i < 5; i++) { // more than may be open: those that are refused take no room
+    for (unsigned i = 0; i < 5; i++) { // more than the limit: refused ones do not count
         struct http_client next = http_client_open(port);
         asks(&next, "say 1", false);
         assert_true(http_client_wait_close(&next, 20000));
@@ -172,11 +172,11 @@ static void one_address_has_no_more_connections_than_it_may(void **state)
     }
     http_client_close(&first);
     gateway_await_running(verifier, 0);
-    assert_true(serves_soon(port)); // when it has seen that
+    assert_true(serves_soon(port)); // after the gateway has noticed the close
     child_stop(&s);
 }
 
-/* Bytes of every kind, parts of requests among them. */
+/* Random bytes with pieces of requests. */
 static size_t make_garbage(uint64_t *random, char *to, size_t max)
 {
     static const char *const parts[] = {"POST /v1/completions HTTP/1.1\r\n",
@@ -244,12 +244,12 @@ static int stop_verifier(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_has_said_all_is_closed_after_the_answer),
-        cmocka_unit_test(who_waits_too_long_for_its_turn_is_told_to_come_later),
+        cmocka_unit_test(a_half_closed_connection_is_closed_after_the_answer),
+        cmocka_unit_test(a_request_too_long_in_the_queue_is_429),
         cmocka_unit_test(a_path_or_query_over_the_limit_is_414),
-        cmocka_unit_test(bytes_that_are_no_text_harm_nobody),
+        cmocka_unit_test(invalid_utf8_is_harmless),
         cmocka_unit_test(connections_over_the_limit_wait_for_one_to_close),
-        cmocka_unit_test(one_address_has_no_more_connections_than_it_may),
+        cmocka_unit_test(connections_of_one_address_are_limited),
         cmocka_unit_test(malformed_traffic_does_not_disturb_good_traffic),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);

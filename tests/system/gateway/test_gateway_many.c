@@ -1,5 +1,5 @@
-/* Several verifiers behind one gateway: who gets which request, and what becomes of it when its
- * verifier dies. The verifiers are played (lib/fakes/fake_verifier.h). */
+/* One gateway with several verifiers: the choice of the verifier for a request, and the death of a
+ * verifier. The verifiers are fakes (lib/fakes/fake_verifier.h). */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -49,7 +49,7 @@ static void until_up(const char *target)
     free(child_wait_log(&gateway, said));
 }
 
-/* Waits until this many requests run at each. */
+/* Waits until each verifier runs this many requests. */
 static void until_run(unsigned a, unsigned b)
 {
     for (unsigned i = 0; i < 2000; i++) {
@@ -61,7 +61,7 @@ static void until_run(unsigned a, unsigned b)
              fake_verifier_running(verifiers[1]), a, b);
 }
 
-/* A chat of a system prompt (1 KiB of one letter, none for 0) and `what`. */
+/* A chat with a system prompt (1 KiB of one letter; 0: none) and the message `what`. */
 static struct http_client begin(char letter, const char *model, const char *what)
 {
     static char system[1025];
@@ -139,7 +139,7 @@ static int stop_all(void **state)
 
 /* ---- tests ---- */
 
-static void requests_go_to_the_idlest(void **state)
+static void requests_go_to_the_least_loaded_verifier(void **state)
 {
     (void)state;
     struct http_client c[6];
@@ -155,20 +155,20 @@ static void requests_go_to_the_idlest(void **state)
     close_all(c, 6);
 }
 
-static void a_prompt_goes_where_its_beginning_was(void **state)
+static void a_prompt_goes_to_the_verifier_with_its_prefix(void **state)
 {
     (void)state;
     struct http_client c[2] = {stall(0), stall('a')};
     until_run(1, 1);
     close_all(c, 2);
-    c[0] = stall('a'); // both are idle: the first, were it not for the beginning
+    c[0] = stall('a'); // both are idle: without a prefix it would go to the first
     until_run(0, 1);
     c[1] = stall('b');
     until_run(1, 1);
     close_all(c, 2);
 }
 
-static void a_beginning_that_all_share_does_not_load_one_alone(void **state)
+static void a_common_prefix_does_not_overload_one_verifier(void **state)
 {
     (void)state;
     struct http_client c[12];
@@ -180,10 +180,10 @@ static void a_beginning_that_all_share_does_not_load_one_alone(void **state)
     close_all(c, 12);
 }
 
-static void a_full_verifier_passes_the_request_on(void **state)
+static void a_request_to_a_full_verifier_is_retried(void **state)
 {
     (void)state;
-    /* Both say so: each is asked once, and the client hears the verifier's own word. */
+    /* Both are full: each gets the request once, and the client gets the verifier's error. */
     struct http_client c = begin(0, "default", "status 8");
     struct http_answer a = http_client_read(&c, 10000);
     assert_int_equal(a.status, 429);
@@ -193,7 +193,7 @@ static void a_full_verifier_passes_the_request_on(void **state)
     until_answers("/metrics", "tandem_gateway_requests_moved_total{instance=\"gateway\"} 1");
 }
 
-static void the_model_s_name_chooses(void **state)
+static void the_name_of_the_model_selects_the_verifier(void **state)
 {
     (void)state;
     fake_verifier_model(verifiers[1], "fake/other", "fp_other");
@@ -206,7 +206,7 @@ static void the_model_s_name_chooses(void **state)
     }
     until_run(0, 3);
     close_all(c, 3);
-    /* One that is gone is not replaced by another model. */
+    /* A verifier that is gone is not replaced by one with another model. */
     c[0] = begin(0, "fake/other", "status 14");
     struct http_answer a = http_client_read(&c[0], 10000);
     assert_int_equal(a.status, 503);
@@ -227,9 +227,9 @@ static struct child start_mortal(const char *target)
     return s;
 }
 
-/* What it had begun with ends with an error event; what it had not begun with, and all that comes
- * later, is answered by the other. */
-static void one_that_dies_is_routed_around(void **state)
+/* Requests that it had begun end with an error event. Requests that it had not begun, and later
+ * ones, are answered by the other verifier. */
+static void a_dead_verifier_gets_no_requests(void **state)
 {
     char first[128], second[128];
     (void)state;
@@ -247,7 +247,7 @@ static void one_that_dies_is_routed_around(void **state)
     until_run(0, 1);
     child_signal(&mortal, SIGSTOP);
     struct http_client waiting = begin(0, "default", "say 1");
-    poll(NULL, 0, 50); // either order must do: sent before the death, or behind it
+    poll(NULL, 0, 50); // sent before or after the death: both must work
     child_signal(&mortal, SIGKILL);
     is_answered(&waiting);
     char *event, *error = NULL;
@@ -273,12 +273,12 @@ int main(int argc, char **argv)
     if (argc == 3 && strcmp(argv[1], "--play-verifier") == 0)
         fake_verifier_play(argv[2]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(requests_go_to_the_idlest),
-        cmocka_unit_test(a_prompt_goes_where_its_beginning_was),
-        cmocka_unit_test(a_beginning_that_all_share_does_not_load_one_alone),
-        cmocka_unit_test(a_full_verifier_passes_the_request_on),
-        cmocka_unit_test(the_model_s_name_chooses),
-        cmocka_unit_test(one_that_dies_is_routed_around),
+        cmocka_unit_test(requests_go_to_the_least_loaded_verifier),
+        cmocka_unit_test(a_prompt_goes_to_the_verifier_with_its_prefix),
+        cmocka_unit_test(a_common_prefix_does_not_overload_one_verifier),
+        cmocka_unit_test(a_request_to_a_full_verifier_is_retried),
+        cmocka_unit_test(the_name_of_the_model_selects_the_verifier),
+        cmocka_unit_test(a_dead_verifier_gets_no_requests),
     };
     return cmocka_run_group_tests(tests, start_all, stop_all);
 }

@@ -1,18 +1,15 @@
-/* Which pages of other origins may use the gateway from a browser (CORS). */
+/* Browser pages of other origins (CORS): which ones may use the gateway. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/mem.h"
-#include "lib/rigs/gateway.h"
 #include "lib/clients/http_client.h"
 #include "lib/lib.h"
 #include "lib/rigs/services.h"
+#include "lib/rigs/stage.h"
 
 #define ALICE "sk-alice-0123456789"
-
-static char address[128], keys[256];
-static struct fake_verifier *verifier;
 
 static bool allows_origin(struct http_answer a)
 {
@@ -25,12 +22,13 @@ static bool allows_origin(struct http_answer a)
     "Access-Control-Request-Method: POST\r\n"                                                      \
     "Access-Control-Request-Headers: authorization,x-stainless-os\r\n"
 
-static void pages_of_other_origins_are_let_in_by_name(void **state)
+static void pages_of_configured_origins_are_accepted(void **state)
 {
     (void)state;
     unsigned port;
-    const char *more[] = {"--api-keys", keys, "--cors-origins", "https://a.example", NULL};
-    struct child s = gateway_start(address, more, &port);
+    const char *more[] = {"--api-keys", stage.keys, "--cors-origins", "https://a.example", NULL};
+    stage_write_keys("alice " ALICE "\n");
+    struct child s = gateway_start(stage.address, more, &port);
     struct http_answer a = http_ask(port, "OPTIONS /v1/chat/completions",
                                     "Origin: https://a.example\r\n" PREFLIGHT, "");
     assert_non_null(strstr(a.head, "Access-Control-Allow-Origin: https://a.example\r\n"));
@@ -43,7 +41,7 @@ static void pages_of_other_origins_are_let_in_by_name(void **state)
                    200, "Access-Control-Allow-Origin: https://a.example\r\n", "w0");
     http_answer_is(http_ask(port, "POST /v1/completions", "Origin: https://a.example\r\n", "{}"),
                    401, "Access-Control-Allow-Origin: https://a.example\r\n",
-                   "API key"); // so that it can be read
+                   "API key"); // the page can read the error
     static const char *const others[] = {"", "Origin: https://b.example\r\n", "Origin: null\r\n",
                                          "Origin: https://a.example.org\r\n"};
     for (size_t i = 0; i < ARRAY_LEN(others); i++)
@@ -51,7 +49,7 @@ static void pages_of_other_origins_are_let_in_by_name(void **state)
     child_stop(&s);
 }
 
-/* The answer's status to a completion that a page of `origin` asks `host` for. */
+/* The status of a completion that a page of `origin` requests from `host`. */
 static int asked_by(unsigned port, const char *host, const char *origin)
 {
     static const char body[] = "{\"prompt\":\"say 1\"}";
@@ -67,11 +65,11 @@ static int asked_by(unsigned port, const char *host, const char *origin)
     return status;
 }
 
-static void other_pages_cannot_use_an_open_server(void **state)
+static void other_pages_cannot_use_a_server_without_keys(void **state)
 {
     (void)state;
     unsigned port;
-    struct child s = gateway_start(address, NULL, &port);
+    struct child s = gateway_start(stage.address, NULL, &port);
     assert_int_equal(asked_by(port, "127.0.0.1:80", "http://127.0.0.1:80"), 200);
     assert_int_equal(asked_by(port, "localhost:80", "http://localhost:80"), 200);
     assert_int_equal(asked_by(port, "[::1]:80", "http://[::1]:80"), 200);
@@ -83,56 +81,34 @@ static void other_pages_cannot_use_an_open_server(void **state)
     assert_int_equal(asked_by(port, "localhost.a.example", "http://localhost.a.example"), 403);
     child_stop(&s);
     const char *more[] = {"--cors-origins", "https://a.example", NULL};
-    s = gateway_start(address, more, &port);
+    s = gateway_start(stage.address, more, &port);
     assert_int_equal(asked_by(port, "127.0.0.1:80", "https://a.example"), 200);
     assert_int_equal(asked_by(port, "127.0.0.1:80", "https://b.example"), 403);
     child_stop(&s);
 }
 
-static void pages_of_any_origin_are_let_in_if_told_so_and_else_none(void **state)
+static void pages_of_any_origin_are_accepted_only_if_configured(void **state)
 {
     (void)state;
     unsigned port;
     const char *more[] = {"--cors-origins", "*", NULL};
-    struct child s = gateway_start(address, more, &port);
+    struct child s = gateway_start(stage.address, more, &port);
     http_answer_is(http_ask(port, "GET /v1/models", "Origin: null\r\n", ""), 200,
                    "Access-Control-Allow-Origin: *\r\n", "fake/model");
     child_stop(&s);
-    s = gateway_start(address, NULL, &port);
+    s = gateway_start(stage.address, NULL, &port);
     http_answer_is(http_ask(port, "OPTIONS /v1/models", PREFLIGHT, ""), 405, "Allow", "method");
     assert_false(
         allows_origin(http_ask(port, "GET /v1/models", "Origin: https://a.example\r\n", "")));
     child_stop(&s);
 }
 
-static int start_verifier(void **state)
-{
-    (void)state;
-    snprintf(address, sizeof(address), "unix:%s/verifier.sock", service_dir());
-    snprintf(keys, sizeof(keys), "%s/api-keys", service_dir());
-    verifier = fake_verifier_start(address);
-    FILE *f = fopen(keys, "w");
-    assert_non_null(f);
-    fputs("alice " ALICE "\n", f);
-    fclose(f);
-    chmod(keys, 0600);
-    return 0;
-}
-
-static int stop_verifier(void **state)
-{
-    (void)state;
-    fake_verifier_stop(verifier);
-    unlink(keys);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pages_of_other_origins_are_let_in_by_name),
-        cmocka_unit_test(other_pages_cannot_use_an_open_server),
-        cmocka_unit_test(pages_of_any_origin_are_let_in_if_told_so_and_else_none),
+        cmocka_unit_test(pages_of_configured_origins_are_accepted),
+        cmocka_unit_test(other_pages_cannot_use_a_server_without_keys),
+        cmocka_unit_test(pages_of_any_origin_are_accepted_only_if_configured),
     };
-    return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
+    return cmocka_run_group_tests(tests, stage_open_verifier, stage_close_verifier);
 }

@@ -1,4 +1,4 @@
-/* Several prompts in one completion. The verifier is played (lib/fakes/fake_verifier.h). */
+/* Several prompts in one completion. The verifier is a fake (lib/fakes/fake_verifier.h). */
 #include <jansson.h>
 #include <poll.h>
 #include <stdio.h>
@@ -32,7 +32,7 @@ static struct http_answer answer(const char *prompts, const char *more)
     return a;
 }
 
-/* So many prompts, of the same text. */
+/* n prompts with the same text. */
 static char *prompts_of(const char *text, unsigned n)
 {
     char *all = calloc(n, strlen(text) + 3), *at = all;
@@ -48,7 +48,7 @@ static void is(struct http_answer a, int status, const char *body)
     http_answer_done(&a);
 }
 
-static void choices_stand_in_the_order_of_their_prompts(void **state)
+static void choices_are_in_the_order_of_their_prompts(void **state)
 {
     (void)state;
     struct http_answer a = answer("\"pace 3 30\",\"say 1\",[1,2,3],\"say 2\"", ",\"echo\":true");
@@ -66,10 +66,10 @@ static void choices_stand_in_the_order_of_their_prompts(void **state)
                                  "completion_tokens", &completion, "prompt_tokens_details",
                                  "cached_tokens", &cached),
                      0);
-    assert_int_equal(prompt, 4 * 7); // as the fake has it
+    assert_int_equal(prompt, 4 * 7); // 7 per prompt of the fake
     assert_int_equal(cached, 4 * 3);
     assert_int_equal(completion, 3 + 1 + 3 + 2);
-    assert_non_null(strstr(a.body, "\"seed\":11,")); // the same for all
+    assert_non_null(strstr(a.body, "\"seed\":11,")); // of all choices
     json_decref(j);
     http_answer_done(&a);
 }
@@ -107,7 +107,7 @@ static void a_stream_has_the_events_of_all_prompts(void **state)
     http_client_close(&c);
 }
 
-static void a_reader_that_reads_gets_all_of_several_floods(void **state)
+static void a_fast_reader_gets_several_large_streams_in_full(void **state)
 {
     (void)state;
     AUTO(mem_free) char *floods = prompts_of("flood 150", 20);
@@ -121,7 +121,7 @@ static void a_reader_that_reads_gets_all_of_several_floods(void **state)
     http_client_close(&c);
 }
 
-static void one_that_fails_ends_all_and_is_named(void **state)
+static void a_failing_prompt_ends_all_and_is_named(void **state)
 {
     (void)state;
     static const struct {
@@ -143,7 +143,7 @@ static void one_that_fails_ends_all_and_is_named(void **state)
     gateway_await_running(stage.verifier, 0);
 }
 
-static void more_than_may_run_at_once_take_turns(void **state)
+static void prompts_over_the_limit_run_later(void **state)
 {
     (void)state;
     AUTO(mem_free) char *stalled = prompts_of("stall", 20), *many = prompts_of("say 2", 128);
@@ -157,7 +157,7 @@ static void more_than_may_run_at_once_take_turns(void **state)
     is(answer(many, ""), 200, "{\"index\":127,\"text\":\"w0 w1 \"");
 }
 
-/* A key that may have three choices at once has all of them, and one more is refused. */
+/* With concurrency=3, three choices are accepted and one more is refused. */
 static void has_three_places(unsigned at)
 {
     struct http_client c, next;
@@ -171,7 +171,7 @@ static void has_three_places(unsigned at)
     gateway_await_running(stage.verifier, 0);
 }
 
-/* The places of a client that has left are free a moment later. */
+/* The choices of a disconnected client stop counting a moment later. */
 static struct http_answer once_let_in(unsigned at, const char *prompts)
 {
     for (unsigned tries = 0;; tries++) {
@@ -186,7 +186,7 @@ static struct http_answer once_let_in(unsigned at, const char *prompts)
     }
 }
 
-/* KiB that the gateway has had in memory at most. */
+/* The peak memory of the gateway, in KiB. */
 static unsigned long peak_kib(void)
 {
     static const char name[] = "VmHWM:";
@@ -203,8 +203,8 @@ static unsigned long peak_kib(void)
     return kib;
 }
 
-/* A prediction of 4 MiB, which 128 copies would make 512. */
-static void what_prompts_share_is_held_once(void **state)
+/* A prediction of 4 MiB: 128 copies would need 512 MiB. */
+static void common_fields_of_prompts_are_stored_once(void **state)
 {
     (void)state;
     AUTO(mem_free) char *prompts = prompts_of("say 1", 128), *more = NULL;
@@ -223,7 +223,7 @@ static void what_prompts_share_is_held_once(void **state)
     tandem__v1__generate_request__free_unpacked(q, NULL);
 }
 
-static void a_key_has_as_many_at_once_as_it_may(void **state)
+static void a_key_limits_concurrent_prompts(void **state)
 {
     (void)state;
     unsigned at;
@@ -240,12 +240,12 @@ static void a_key_has_as_many_at_once_as_it_may(void **state)
     is(once_let_in(at, "\"say 1\",\"stall\",\"say 1\",\"status 3\""), 400,
        "prompt[3]: as you asked");
     gateway_await_running(stage.verifier, 0);
-    has_three_places(at); // none was lost, and none won, by the client that left or by the failure
+    has_three_places(at); // neither the disconnect nor the failure changed the count
     child_stop(&s);
     unlink(keys);
 }
 
-static void what_is_no_list_of_prompts_is_refused_by_name(void **state)
+static void malformed_prompt_lists_are_refused_by_name(void **state)
 {
     (void)state;
     AUTO(mem_free) char *many = prompts_of("x", 129);
@@ -267,14 +267,14 @@ static int open_stage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(choices_stand_in_the_order_of_their_prompts),
+        cmocka_unit_test(choices_are_in_the_order_of_their_prompts),
         cmocka_unit_test(a_stream_has_the_events_of_all_prompts),
-        cmocka_unit_test(a_reader_that_reads_gets_all_of_several_floods),
-        cmocka_unit_test(one_that_fails_ends_all_and_is_named),
-        cmocka_unit_test(more_than_may_run_at_once_take_turns),
-        cmocka_unit_test(what_prompts_share_is_held_once),
-        cmocka_unit_test(a_key_has_as_many_at_once_as_it_may),
-        cmocka_unit_test(what_is_no_list_of_prompts_is_refused_by_name),
+        cmocka_unit_test(a_fast_reader_gets_several_large_streams_in_full),
+        cmocka_unit_test(a_failing_prompt_ends_all_and_is_named),
+        cmocka_unit_test(prompts_over_the_limit_run_later),
+        cmocka_unit_test(common_fields_of_prompts_are_stored_once),
+        cmocka_unit_test(a_key_limits_concurrent_prompts),
+        cmocka_unit_test(malformed_prompt_lists_are_refused_by_name),
     };
     return cmocka_run_group_tests(tests, open_stage, stage_close);
 }

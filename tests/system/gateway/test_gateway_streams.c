@@ -1,5 +1,4 @@
-/* Streams: what their events are, and what becomes of them when nobody reads. The verifier is
- * played (lib/fakes/fake_verifier.h). */
+/* Streams: their events, and slow readers. The verifier is a fake (lib/fakes/fake_verifier.h). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +45,7 @@ static void a_token_that_ends_inside_a_character_has_an_event_without_text(void 
     http_client_close(&c);
 }
 
-static void text_held_back_arrives_with_the_end(void **state)
+static void held_back_text_arrives_with_the_end(void **state)
 {
     (void)state;
     struct http_client c = open_stream("held");
@@ -60,7 +59,7 @@ static void text_held_back_arrives_with_the_end(void **state)
     http_answer_done(&a);
 }
 
-static void usage_comes_last_when_asked_for(void **state)
+static void requested_usage_comes_last(void **state)
 {
     (void)state;
     AUTO(mem_free)
@@ -74,8 +73,8 @@ static void usage_comes_last_when_asked_for(void **state)
     http_answer_done(&a);
 }
 
-/* The fake's tokens are a draft that was kept, but for the last, its bonus. */
-static void a_stream_tells_of_each_token_if_asked(void **state)
+/* The tokens of the fake are an accepted draft, except for the last, its bonus token. */
+static void a_stream_describes_each_token_on_request(void **state)
 {
     (void)state;
     static const char *const parts[] = {
@@ -94,7 +93,7 @@ static void a_stream_tells_of_each_token_if_asked(void **state)
     }
 }
 
-static void sixty_four_streams_run_side_by_side(void **state)
+static void sixty_four_streams_run_concurrently(void **state)
 {
     (void)state;
     struct http_client c[64];
@@ -152,7 +151,7 @@ static bool cancelled(unsigned n)
     return fake_verifier_cancelled(stage.verifier) >= n;
 }
 
-static void a_hang_up_cancels_the_generation(void **state)
+static void a_disconnect_cancels_the_request(void **state)
 {
     (void)state;
     static const char *const whats[] = {"stall", "silent", "pace 1000000 5"};
@@ -169,12 +168,12 @@ static void a_hang_up_cancels_the_generation(void **state)
     }
 }
 
-static void a_reader_that_stops_is_dropped_within_a_bound(void **state)
+static void a_stalled_reader_is_dropped_within_a_limit(void **state)
 {
     (void)state;
     unsigned before = fake_verifier_cancelled(stage.verifier);
     struct http_client c;
-    begin_stream(&c, stage.port, "flood 100000"); // 100 MB, and nobody reads
+    begin_stream(&c, stage.port, "flood 100000"); // 100 MB without a reader
     assert_true(soon(cancelled, before + 1));
     gateway_await_running(stage.verifier, 0);
     assert_true(http_client_wait_close(&c, 10000));
@@ -183,7 +182,7 @@ static void a_reader_that_stops_is_dropped_within_a_bound(void **state)
     still_serves();
 }
 
-static void a_reader_that_reads_gets_all_of_a_flood(void **state)
+static void a_fast_reader_gets_a_large_stream_in_full(void **state)
 {
     (void)state;
     struct http_client c = open_stream("flood 2000");
@@ -200,10 +199,10 @@ static void a_reader_that_reads_gets_all_of_a_flood(void **state)
     http_client_close(&c);
 }
 
-static void a_reader_that_reads_gets_an_event_larger_than_may_wait(void **state)
+static void a_fast_reader_gets_an_event_over_the_unread_limit(void **state)
 {
     (void)state;
-    size_t n = 1 << 20; // of 64 KiB that may wait
+    size_t n = 1 << 20; // the limit is 64 KiB of unread bytes
     AUTO(mem_free) char *body = malloc(n + 100);
     size_t at = (size_t)sprintf(body, "{\"stream\":true,\"echo\":true,\"prompt\":\"say 300 ");
     memset(body + at, 'x', n);
@@ -238,16 +237,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_committed_token_is_an_event_in_order),
         cmocka_unit_test(a_token_that_ends_inside_a_character_has_an_event_without_text),
-        cmocka_unit_test(text_held_back_arrives_with_the_end),
-        cmocka_unit_test(usage_comes_last_when_asked_for),
-        cmocka_unit_test(a_stream_tells_of_each_token_if_asked),
-        cmocka_unit_test(sixty_four_streams_run_side_by_side),
+        cmocka_unit_test(held_back_text_arrives_with_the_end),
+        cmocka_unit_test(requested_usage_comes_last),
+        cmocka_unit_test(a_stream_describes_each_token_on_request),
+        cmocka_unit_test(sixty_four_streams_run_concurrently),
         cmocka_unit_test(a_silent_stream_gets_comments),
         cmocka_unit_test(a_stream_may_be_silent_longer_than_a_connection_may_be_idle),
-        cmocka_unit_test(a_hang_up_cancels_the_generation),
-        cmocka_unit_test(a_reader_that_stops_is_dropped_within_a_bound),
-        cmocka_unit_test(a_reader_that_reads_gets_all_of_a_flood),
-        cmocka_unit_test(a_reader_that_reads_gets_an_event_larger_than_may_wait),
+        cmocka_unit_test(a_disconnect_cancels_the_request),
+        cmocka_unit_test(a_stalled_reader_is_dropped_within_a_limit),
+        cmocka_unit_test(a_fast_reader_gets_a_large_stream_in_full),
+        cmocka_unit_test(a_fast_reader_gets_an_event_over_the_unread_limit),
     };
     return cmocka_run_group_tests(tests, open_stage, stage_close);
 }

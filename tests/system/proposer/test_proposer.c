@@ -236,12 +236,12 @@ static struct drafts_target target_of(const char *text)
     return t;
 }
 
-/* Where a target's proposer is; DRAFTS_MAX: nowhere. */
+/* Where a target's proposer is; DRAFT_MAX_PROPOSERS: nowhere. */
 static unsigned place_of(struct asker *a, const char *target)
 {
     struct drafts_stats s;
     unsigned i = 0;
-    while (i < DRAFTS_MAX &&
+    while (i < DRAFT_MAX_PROPOSERS &&
            (!drafts_stats(asker_drafts(a), i, &s) || strcmp(s.target, target) != 0))
         i++;
     return i;
@@ -259,12 +259,12 @@ static void remaining_proposers_keep_their_stream_and_removed_ones_are_forgotten
     assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0);
     assert_int_equal(place_of(a, targets[0]), 0);
     unsigned second = place_of(a, targets[1]);
-    assert_true(second < DRAFTS_MAX && asker_wait_usable(a, second, true));
+    assert_true(second < DRAFT_MAX_PROPOSERS && asker_wait_usable(a, second, true));
     assert_int_equal(honest_n_sessions(h0), 4);
     assert_int_equal(stats_of(a, 0).drafts, 4);
 
     assert_int_equal(drafts_set(asker_drafts(a), both, 1), 0);
-    assert_int_equal(place_of(a, targets[0]), DRAFTS_MAX);
+    assert_int_equal(place_of(a, targets[0]), DRAFT_MAX_PROPOSERS);
     for (uint64_t seq = 1; seq <= 4; seq++)
         assert_int_equal(picked(asker_drafts(a), NULL, seq), second);
     must_draft(a, second, 1, 4, 103);
@@ -283,17 +283,17 @@ static void all_proposers_may_be_replaced_in_one_call(void **state)
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
     AUTO(asker_free) struct asker *a = asker_of(1);
-    struct drafts_target crowd[DRAFTS_MAX + 1];
+    struct drafts_target crowd[DRAFT_MAX_PROPOSERS + 1];
     char text[PROPOSER_PATH_MAX];
     for (unsigned turn = 0; turn < 3; turn++) {
-        for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+        for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
             snprintf(text, sizeof(text), "unix:/nowhere/%u/%u.sock", turn, i);
             crowd[i] = target_of(text);
         }
-        crowd[DRAFTS_MAX - 1] = target_of(targets[0]);
-        assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFTS_MAX), 0);
+        crowd[DRAFT_MAX_PROPOSERS - 1] = target_of(targets[0]);
+        assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFT_MAX_PROPOSERS), 0);
     }
-    assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFTS_MAX + 1), -EINVAL);
+    assert_int_equal(drafts_set(asker_drafts(a), crowd, DRAFT_MAX_PROPOSERS + 1), -EINVAL);
     unsigned i = place_of(a, targets[0]);
     assert_true(asker_wait_usable(a, i, true));
     must_draft(a, i, 1, 4, 100);
@@ -329,7 +329,7 @@ static void proposers_are_replaced_while_they_draft(void **state)
         for (uint64_t seq = 1; base_len % 4 == 0 && seq <= 8; seq++)
             drafts_close(d, seq, true);
         struct drafts_stats s;
-        for (unsigned i = 0; i < DRAFTS_MAX; i++)
+        for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
             drafts_stats(d, i, &s);
         drafts_check_name(d, "ngram");
     }

@@ -184,7 +184,7 @@ class Https(Folder):
     def test_a_certificate_without_its_key_fails_the_start(self):
         other = self.ours.sign("other")[1]
         args = ["--listen", "127.0.0.1:0", "--verifiers", f"unix:{self.path('verifier.sock')}"]
-        self.assertIn("one of them is missing", self.refused("gateway", *args, "--tls-cert", self.cert))
+        self.assertIn("one is missing", self.refused("gateway", *args, "--tls-cert", self.cert))
         self.assertIn("are not a PEM certificate and its key",
                       self.refused("gateway", *args, "--tls-cert", self.cert, "--tls-key", other))
         self.assertIn("are not a PEM certificate and its key",

@@ -57,20 +57,22 @@ static void reset_peak(void)
 /* Writes to every block. */
 static void fill_kv(struct runner *r)
 {
-    for (uint32_t l = 0; l < kv_shape_of(r->kv)->n_layers; l++)
-        memset(kv_at(r->kv, l, 0, 0), 1, kv_block(r->kv) * kv_n_blocks(r->kv));
+    const struct kv_bytes *b = kv_bytes_of(r->kv);
+    for (uint32_t l = 0; l < kv_bytes_shape(b)->n_layers; l++)
+        memset(kv_bytes_at(b, l, 0, 0), 1, kv_bytes_stride(b, l) * kv_n_blocks(r->kv));
 }
 
 /* Runs a pass with the maximum of rows and logits. */
 static void fill_activations(struct runner *r, uint32_t n_rows)
 {
     struct kv_seq seq;
-    AUTO(mem_free) struct forward_row *rows = calloc(n_rows, sizeof(*rows));
     assert_int_equal(kv_seq_init(&seq, n_rows), 0);
     assert_int_equal(kv_grow(r->kv, &seq, n_rows), 0);
+    pass_plan_clear(&r->plan);
+    pass_plan_add_seq(&r->plan, &seq);
     for (uint32_t i = 0; i < n_rows; i++)
-        rows[i] = (struct forward_row){&seq, 300 + i, i, i, -1, i < r->max_logits};
-    forward_run(r->forward, rows, n_rows);
+        pass_plan_add_row(&r->plan, (struct pass_row){0, 300 + i, i, i, -1, i < r->max_logits});
+    forward_run(r->forward, &r->plan);
     kv_seq_done(r->kv, &seq);
 }
 

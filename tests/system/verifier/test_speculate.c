@@ -469,7 +469,7 @@ static void bad_changes_are_refused_and_change_nothing(void **state)
     req.disable_batch_size = -1;
     req.has_proposer_case = TANDEM__V1__SET_SPECULATION_REQUEST__HAS_PROPOSER_PROPOSER;
     req.proposer = rpc_text("two");
-    must_refuse(w.client, &req, "no proposer is called two, which is to be asked by default");
+    must_refuse(w.client, &req, "the default proposer is two, but no proposer has this name");
     req.proposer = rpc_text("a name that is far longer than names are");
     must_refuse(w.client, &req, "proposer must be a name of at most 31 letters");
     req.proposer = rpc_text("forged\nline");
@@ -485,7 +485,7 @@ static void bad_changes_are_refused_and_change_nothing(void **state)
     texts[0] = rpc_text("two=h:1\nforged line");
     must_refuse(w.client, &req, "a target is 1 to 255 bytes without control characters");
     texts[0] = rpc_text("two=h:1");
-    must_refuse(w.client, &req, "no proposer is called one");
+    must_refuse(w.client, &req, "the default proposer is one, but no proposer has this name");
 
     speculation_state *s = state_of(w.client);
     assert_true(s->on);
@@ -537,8 +537,8 @@ static void sighup_rereads_the_configuration(void **state)
     write_conf(conf, w.proposers[1].target,
                "policy = fixed\nk = 3\nmax_sequences = 9\nthreads = 7\n");
     service_signal(&w.verifier, SIGHUP);
-    wait_said(&w.verifier, "changes of these wait for a restart: max_sequences");
-    assert_false(service_said(&w.verifier, "restart: max_sequences, threads")); // set by a flag
+    wait_said(&w.verifier, "restart to apply changes of: max_sequences");
+    assert_false(service_said(&w.verifier, "changes of: max_sequences, threads")); // set by a flag
     must_answer(&a);
     wait_proposers(w.client);
     must_draft(w.client, 1);
@@ -551,7 +551,7 @@ static void sighup_rereads_the_configuration(void **state)
 
     write_conf(conf, w.proposers[0].target, "k = 99\n");
     service_signal(&w.verifier, SIGHUP);
-    wait_said(&w.verifier, "nothing reloaded: ");
+    wait_said(&w.verifier, "reload failed, settings unchanged: ");
     s = state_of(w.client);
     assert_int_equal(s->k, 3);
     tandem__v1__speculation_state__free_unpacked(s, NULL);

@@ -387,7 +387,7 @@ static void an_internal_error_ends_only_its_sequence(void **state)
     bad.msg.prompt_case = TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS;
     bad.msg.tokens = &tokens;
     bad.msg.n = 3;
-    must_refuse(c, &bad.msg, RPC_INTERNAL, "the model gave no usable logits");
+    must_refuse(c, &bad.msg, RPC_INTERNAL, "the model computed NaN logits");
     generation_end(&g);
     assert_int_equal(g.status.code, RPC_OK);
     assert_int_equal(a->n, 800);

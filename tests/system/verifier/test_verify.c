@@ -103,7 +103,7 @@ static void verify_open_before_the_end(struct verify *v, const request *msg, uns
     verify_open(v, msg);
     for (unsigned done = 0; done < a->n - at; done += v->n_run) {
         unsigned n = a->n - at - done - 1;
-        verify_draft(v, a->ids + done, NULL, n < ACCEPT_MAX ? n : ACCEPT_MAX);
+        verify_draft(v, a->ids + done, NULL, n < DRAFT_MAX_NODES ? n : DRAFT_MAX_NODES);
         assert_memory_equal(v->run, a->ids + done, v->n_run * sizeof(uint32_t));
     }
 }
@@ -257,10 +257,10 @@ static void drafts_that_do_not_fit_end_their_stream_only(void **state)
     verify_send(&v, NULL, &d);
     verify_must_end(&v, RPC_INVALID_ARGUMENT, "vocabulary");
 
-    uint32_t many[ACCEPT_MAX + 1] = {0};
+    uint32_t many[DRAFT_MAX_NODES + 1] = {0};
     verify_open(&v, &w.msg);
     d.tokens = many;
-    d.n_tokens = ACCEPT_MAX + 1;
+    d.n_tokens = DRAFT_MAX_NODES + 1;
     verify_send(&v, NULL, &d);
     verify_must_end(&v, RPC_INVALID_ARGUMENT, "65 tokens, at most 64");
 

@@ -1,5 +1,5 @@
-/* Header fields that a proxy may read otherwise are refused. The same over a socket is in
- * tests/system/gateway/test_gateway_input.c. */
+/* Header fields that a proxy may read differently are refused. tests/system/gateway/
+ * test_gateway_input.c tests the same over a socket. */
 #include <string.h>
 #include "base/mem.h"
 #include "gateway/http/framing.h"
@@ -27,7 +27,7 @@ static void usual_headers_pass(void **state)
     assert_false(REFUSED("HTTP/1.1", "host", "x", "transfer-encoding", "Chunked"));
 }
 
-static void two_answers_to_where_it_ends_are_refused(void **state)
+static void contradicting_lengths_are_refused(void **state)
 {
     (void)state;
     assert_true(REFUSED("HTTP/1.1", "Content-Length", "5", "content-length", "5"));
@@ -63,7 +63,7 @@ static void lengths_that_do_not_fit_are_huge(void **state)
     assert_true(framing_length(&f) == ~0ULL);
 }
 
-static void only_plain_ids_are_taken_over(void **state)
+static void only_valid_ids_are_used(void **state)
 {
     (void)state;
     char long_id[66];
@@ -82,10 +82,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(usual_headers_pass),
-        cmocka_unit_test(two_answers_to_where_it_ends_are_refused),
+        cmocka_unit_test(contradicting_lengths_are_refused),
         cmocka_unit_test(odd_characters_are_refused),
         cmocka_unit_test(lengths_that_do_not_fit_are_huge),
-        cmocka_unit_test(only_plain_ids_are_taken_over),
+        cmocka_unit_test(only_valid_ids_are_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_http_watchdog.c - the watchdog is fed while the threads of the HTTP server show life. */
+/* test_http_watchdog.c - the watchdog is fed while the threads of the HTTP server are alive. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <semaphore.h>
@@ -58,7 +58,7 @@ static void a_handler_that_hangs_stops_the_feeding(void **state)
     struct http_client c = http_client_open(port_of(fd));
 
     svc_wait_signal(2 * LIMIT_US);
-    manager_await_feeding(); // nobody asks for anything
+    manager_await_feeding(); // without requests
     http_client_print(&c, "GET /x HTTP/1.1\r\nHost: x\r\n\r\n");
     sem_wait(&begun);
     assert_false(manager_is_fed_after(LIMIT_US + LIMIT_US / 4));

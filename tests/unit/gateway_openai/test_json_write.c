@@ -1,4 +1,4 @@
-/* Values written by hand are valid JSON whatever goes in. */
+/* Written values are valid JSON for any input. */
 #include <jansson.h>
 #include <math.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 static void text_is(const void *in, size_t len, const char *want)
 {
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     json_write_text(&b, in, len);
     assert_string_equal(b.data, want);
@@ -33,7 +33,7 @@ static void characters_of_every_length_pass(void **state)
 }
 
 #define NO "\xEF\xBF\xBD"
-static void what_is_no_utf8_is_replaced(void **state)
+static void invalid_utf8_is_replaced(void **state)
 {
     (void)state;
     text_is("\xFF", 1, "\"" NO "\"");
@@ -47,7 +47,7 @@ static void what_is_no_utf8_is_replaced(void **state)
 static void every_pair_of_bytes_gives_valid_json(void **state)
 {
     (void)state;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     for (unsigned i = 0; i < 65536; i++) {
         char in[2] = {(char)(i >> 8), (char)i};
@@ -59,12 +59,12 @@ static void every_pair_of_bytes_gives_valid_json(void **state)
     }
 }
 
-static void floats_keep_their_bits_and_others_become_a_number(void **state)
+static void floats_keep_their_bits_and_nan_becomes_a_number(void **state)
 {
     (void)state;
     static const float values[] = {0,     -0.5f,        -1.17549435e-38f,
                                    -0.1f, -12.3456789f, -3.40282347e38f};
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1024);
     for (size_t i = 0; i < 5; i++) {
         buf_clear(&b);
@@ -85,9 +85,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quotes_and_control_characters_are_escaped),
         cmocka_unit_test(characters_of_every_length_pass),
-        cmocka_unit_test(what_is_no_utf8_is_replaced),
+        cmocka_unit_test(invalid_utf8_is_replaced),
         cmocka_unit_test(every_pair_of_bytes_gives_valid_json),
-        cmocka_unit_test(floats_keep_their_bits_and_others_become_a_number),
+        cmocka_unit_test(floats_keep_their_bits_and_nan_becomes_a_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Answers have OpenAI's shapes, streamed or whole. */
+/* Answers have the shapes of OpenAI, streamed or whole. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static void a_streamed_chat_is_role_tokens_reason_done(void **state)
     (void)state;
     struct openai_reply_head h = head(true, true);
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     openai_reply_started(&r, 0, text_of(""), &b);
@@ -66,7 +66,7 @@ static void a_streamed_completion_has_no_role(void **state)
     (void)state;
     struct openai_reply_head h = head(false, true);
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     openai_reply_started(&r, 0, text_of("not echoed"), &b);
@@ -77,13 +77,13 @@ static void a_streamed_completion_has_no_role(void **state)
     openai_reply_done(&r);
 }
 
-static void a_stream_tells_where_tokens_come_from_if_asked(void **state)
+static void a_stream_shows_the_origin_of_tokens_on_request(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(true, true);
     h.include_tokens = h.include_usage = true;
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     openai_reply_started(&r, 0, text_of(""), &b);
@@ -103,13 +103,13 @@ static void a_stream_tells_where_tokens_come_from_if_asked(void **state)
     openai_reply_done(&r);
 }
 
-static void whole_answers_gather_several_choices(void **state)
+static void whole_answers_collect_several_choices(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(true, false);
     h.n = h.n_each = 2;
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     r.prompt_tokens = 5;
@@ -157,13 +157,13 @@ static void whole_answers_gather_several_choices(void **state)
     openai_reply_done(&r);
 }
 
-static void an_answer_to_a_prediction_tells_what_became_of_it(void **state)
+static void an_answer_to_a_prediction_counts_its_tokens(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(true, false);
     h.has_prediction = true;
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     r.speculation = (struct openai_speculation){.drafted = 6, .accepted = 4};
@@ -178,13 +178,13 @@ static void an_answer_to_a_prediction_tells_what_became_of_it(void **state)
     openai_reply_done(&r);
 }
 
-static void echo_comes_first_and_moves_the_offsets(void **state)
+static void echo_comes_first_and_shifts_the_offsets(void **state)
 {
     (void)state;
     struct openai_reply_head h = head(false, false);
     h.echo = h.logprobs = true;
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     openai_reply_started(&r, 0, text_of("\xC3\xA9t"), &b);
@@ -198,14 +198,14 @@ static void echo_comes_first_and_moves_the_offsets(void **state)
     openai_reply_done(&r);
 }
 
-static void text_that_is_held_back_counts_in_the_offsets(void **state)
+static void held_back_text_counts_in_the_offsets(void **state)
 {
     (void)state;
     for (int stream = 0; stream < 2; stream++) {
         struct openai_reply_head h = head(false, stream);
         h.logprobs = true;
         struct openai_reply r;
-        AUTO(buf_done) struct buf b;
+        AUTO(buf_done) struct buf b = {0};
         buf_init(&b, 1 << 20);
         assert_int_equal(openai_reply_init(&r, &h), 0);
         openai_reply_started(&r, 0, text_of(""), &b);
@@ -234,7 +234,7 @@ static void every_choice_echoes_the_prompt_that_came_with_the_first(void **state
         h.echo = true;
         h.n = h.n_each = 2;
         struct openai_reply r;
-        AUTO(buf_done) struct buf b;
+        AUTO(buf_done) struct buf b = {0};
         buf_init(&b, 1 << 20);
         assert_int_equal(openai_reply_init(&r, &h), 0);
         openai_reply_started(&r, 0, text_of("Once "), &b);
@@ -275,7 +275,7 @@ static void a_whole_answer_has_its_parts(void **state)
     (void)state;
     struct openai_reply_head h = splitting_head(false);
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     say_call(&r, &b);
@@ -289,7 +289,7 @@ static void a_whole_answer_has_its_parts(void **state)
     openai_reply_done(&r);
 }
 
-static void a_stream_has_one_event_for_each_token_of_any_part(void **state)
+static void a_stream_has_one_event_for_each_token(void **state)
 {
     (void)state;
     static const char *const deltas[] = {
@@ -304,7 +304,7 @@ static void a_stream_has_one_event_for_each_token_of_any_part(void **state)
     };
     struct openai_reply_head h = splitting_head(true);
     struct openai_reply r;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     assert_int_equal(openai_reply_init(&r, &h), 0);
     say_call(&r, &b);
@@ -320,14 +320,14 @@ static void a_stream_has_one_event_for_each_token_of_any_part(void **state)
     openai_reply_done(&r);
 }
 
-static void reasoning_that_is_hidden_has_no_logprobs(void **state)
+static void hidden_reasoning_has_no_logprobs(void **state)
 {
     (void)state;
     for (int stream = 0; stream < 2; stream++) {
         struct openai_reply_head h = splitting_head(stream);
         h.hides_reasoning = h.logprobs = h.include_tokens = true;
         struct openai_reply r;
-        AUTO(buf_done) struct buf b;
+        AUTO(buf_done) struct buf b = {0};
         buf_init(&b, 1 << 20);
         assert_int_equal(openai_reply_init(&r, &h), 0);
         openai_reply_started(&r, 0, text_of(""), &b);
@@ -372,7 +372,7 @@ static void errors_follow_from_the_status(void **state)
          "\"param\":null,\"code\":\"service_unavailable\"}}"},
     };
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
-        AUTO(buf_done) struct buf b;
+        AUTO(buf_done) struct buf b = {0};
         buf_init(&b, 4096);
         openai_error(&b, v[i].status, "a \"b\"", v[i].param);
         assert_string_equal(b.data, v[i].want);
@@ -384,15 +384,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_streamed_chat_is_role_tokens_reason_done),
         cmocka_unit_test(a_streamed_completion_has_no_role),
-        cmocka_unit_test(a_stream_tells_where_tokens_come_from_if_asked),
-        cmocka_unit_test(whole_answers_gather_several_choices),
-        cmocka_unit_test(an_answer_to_a_prediction_tells_what_became_of_it),
-        cmocka_unit_test(echo_comes_first_and_moves_the_offsets),
-        cmocka_unit_test(text_that_is_held_back_counts_in_the_offsets),
+        cmocka_unit_test(a_stream_shows_the_origin_of_tokens_on_request),
+        cmocka_unit_test(whole_answers_collect_several_choices),
+        cmocka_unit_test(an_answer_to_a_prediction_counts_its_tokens),
+        cmocka_unit_test(echo_comes_first_and_shifts_the_offsets),
+        cmocka_unit_test(held_back_text_counts_in_the_offsets),
         cmocka_unit_test(every_choice_echoes_the_prompt_that_came_with_the_first),
         cmocka_unit_test(a_whole_answer_has_its_parts),
-        cmocka_unit_test(a_stream_has_one_event_for_each_token_of_any_part),
-        cmocka_unit_test(reasoning_that_is_hidden_has_no_logprobs),
+        cmocka_unit_test(a_stream_has_one_event_for_each_token),
+        cmocka_unit_test(hidden_reasoning_has_no_logprobs),
         cmocka_unit_test(errors_follow_from_the_status),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* Bodies become plain structs, or are refused by the name of the field. The long list of refusals
- * over HTTP is in tests/system/gateway/test_gateway_input.c. */
+/* Bodies become plain structs, or an error names the field. The long list of errors over HTTP is in
+ * tests/system/gateway/test_gateway_input.c. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -94,7 +94,7 @@ static void numbers_may_be_long(void **state)
     refused(chat(HI ",\"x\":1e999"), "");
 }
 
-static void what_models_write_comes_back(void **state)
+static void arguments_of_calls_are_returned_verbatim(void **state)
 {
     (void)state;
     assert_int_equal(chat("\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\","
@@ -104,7 +104,7 @@ static void what_models_write_comes_back(void **state)
     openai_request_done(&q);
 }
 
-static void outputs_have_the_names_of_their_calls(void **state)
+static void outputs_get_the_names_of_their_calls(void **state)
 {
     (void)state;
     static const char calls[] =
@@ -126,8 +126,8 @@ static void outputs_have_the_names_of_their_calls(void **state)
     }
 }
 
-/* Else a few megabytes of name would stand in thousands of messages. */
-static void a_long_name_of_a_tool_stands_with_its_call_alone(void **state)
+/* Otherwise a name of a few megabytes would be repeated in thousands of messages. */
+static void a_long_name_of_a_tool_is_not_repeated(void **state)
 {
     (void)state;
     for (size_t n = 256; n <= 257; n++) {
@@ -312,7 +312,7 @@ static void a_prompt_is_text_or_tokens(void **state)
     refused(completion("\"prompt\":\"x\",\"echo\":true,\"logprobs\":1"), "logprobs");
 }
 
-static void what_cannot_be_kept_is_refused(void **state)
+static void unsupported_fields_are_refused(void **state)
 {
     (void)state;
     refused(chat(HI ",\"response_format\":{\"type\":\"json_schema\"}"), "response_format");
@@ -327,7 +327,7 @@ static void what_cannot_be_kept_is_refused(void **state)
     refused(completion("\"prompt\":\"x\",\"best_of\":\"1\""), "best_of");
 }
 
-static void what_asks_for_nothing_more_is_taken(void **state)
+static void neutral_values_of_unsupported_fields_are_accepted(void **state)
 {
     (void)state;
     assert_int_equal(chat(HI ",\"response_format\":{\"type\":\"text\"}"), 0);
@@ -336,7 +336,7 @@ static void what_asks_for_nothing_more_is_taken(void **state)
     openai_request_done(&q);
 }
 
-static void speculation_is_bounded(void **state)
+static void speculation_limits_are_checked(void **state)
 {
     (void)state;
     assert_int_equal(chat(HI ",\"speculative\":{\"n_max\":8,\"n_min\":2,\"p_min\":0.75}"), 0);
@@ -349,7 +349,7 @@ static void speculation_is_bounded(void **state)
     refused(chat(HI ",\"speculative\":{\"n_min\":65}"), "speculative.n_min");
 }
 
-static void answers_are_split_unless_it_is_refused(void **state)
+static void answers_are_split_unless_disabled(void **state)
 {
     (void)state;
     assert_int_equal(chat(HI), 0);
@@ -373,7 +373,7 @@ static void effort_reaches_the_template(void **state)
     refused(chat(HI ",\"reasoning_effort\":1"), "reasoning_effort");
 }
 
-static void depth_is_bounded_before_anything_recurses(void **state)
+static void depth_is_limited_before_parsing(void **state)
 {
     (void)state;
     char deep[2 * JSON_READ_MAX_DEPTH + 64];
@@ -394,11 +394,11 @@ static void depth_is_bounded_before_anything_recurses(void **state)
     openai_request_done(&q);
 }
 
-static void the_number_of_values_is_bounded(void **state)
+static void the_number_of_values_is_limited(void **state)
 {
     (void)state;
     for (size_t more = 0; more <= 1; more++) {
-        size_t n = JSON_READ_MAX_VALUES - 3 + more; // { : [ and the commas behind
+        size_t n = JSON_READ_MAX_VALUES - 3 + more; // { : [ and the commas after them
         AUTO(mem_free) char *text = malloc(2 * n + 32);
         char *at = text + sprintf(text, "\"prompt\":[1");
         for (size_t i = 0; i < n; i++)
@@ -433,7 +433,7 @@ static void arguments_of_calls_count_with_the_body(void **state)
     refused(chat(text), "messages[0].tool_calls[1]");
 }
 
-static void bodies_need_no_nul_behind_them(void **state)
+static void bodies_need_no_nul_at_the_end(void **state)
 {
     (void)state;
     static const char body[] = "{\"prompt\":\"x\"}";
@@ -451,9 +451,9 @@ int main(void)
         cmocka_unit_test(parts_of_text_are_joined),
         cmocka_unit_test(arguments_of_a_tool_call_are_json),
         cmocka_unit_test(numbers_may_be_long),
-        cmocka_unit_test(what_models_write_comes_back),
-        cmocka_unit_test(outputs_have_the_names_of_their_calls),
-        cmocka_unit_test(a_long_name_of_a_tool_stands_with_its_call_alone),
+        cmocka_unit_test(arguments_of_calls_are_returned_verbatim),
+        cmocka_unit_test(outputs_get_the_names_of_their_calls),
+        cmocka_unit_test(a_long_name_of_a_tool_is_not_repeated),
         cmocka_unit_test(tools_reach_the_template_unless_refused_by_the_client),
         cmocka_unit_test(template_arguments_may_add_but_not_replace),
         cmocka_unit_test(null_means_absent_everywhere),
@@ -464,15 +464,15 @@ int main(void)
         cmocka_unit_test(stops_are_a_string_or_several),
         cmocka_unit_test(biases_name_tokens),
         cmocka_unit_test(a_prompt_is_text_or_tokens),
-        cmocka_unit_test(what_cannot_be_kept_is_refused),
-        cmocka_unit_test(what_asks_for_nothing_more_is_taken),
-        cmocka_unit_test(speculation_is_bounded),
-        cmocka_unit_test(answers_are_split_unless_it_is_refused),
+        cmocka_unit_test(unsupported_fields_are_refused),
+        cmocka_unit_test(neutral_values_of_unsupported_fields_are_accepted),
+        cmocka_unit_test(speculation_limits_are_checked),
+        cmocka_unit_test(answers_are_split_unless_disabled),
         cmocka_unit_test(effort_reaches_the_template),
-        cmocka_unit_test(depth_is_bounded_before_anything_recurses),
-        cmocka_unit_test(the_number_of_values_is_bounded),
+        cmocka_unit_test(depth_is_limited_before_parsing),
+        cmocka_unit_test(the_number_of_values_is_limited),
         cmocka_unit_test(arguments_of_calls_count_with_the_body),
-        cmocka_unit_test(bodies_need_no_nul_behind_them),
+        cmocka_unit_test(bodies_need_no_nul_at_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Answers as models write them, split into reasoning, content and calls: the same however the text
- * is divided. The calls are those of the templates' golden renderings. */
+/* Answers of models are split into reasoning, content and calls; the result does not depend on how
+ * the text is divided. The calls are those of the golden renderings of the templates. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,10 +17,10 @@
 #define PARIS "get_weather({\"city\": \"Paris\", \"unit\": \"celsius\"})"
 #define PARIS_COMPACT "get_weather({\"city\":\"Paris\",\"unit\":\"celsius\"})"
 
-/* Everything an answer has become, on one line: reasoning|content|call;call; */
+/* The parsed answer on one line: reasoning|content|call;call; */
 static char *flat(const struct output_parser_out *o)
 {
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     buf_add(&b, o->reasoning.data, o->reasoning.len);
     buf_puts(&b, "|");
@@ -33,7 +33,7 @@ static char *flat(const struct output_parser_out *o)
     return buf_take(&b);
 }
 
-/* In pieces of `step` bytes, the first one of `first`. */
+/* Feeds pieces of `step` bytes, the first one of `first` bytes. */
 static char *split(const struct output_parser_rules *rules, const char *text, size_t first,
                    size_t step)
 {
@@ -73,7 +73,7 @@ static void calls(enum tool_format f, const char *text, const char *want)
     becomes(&(struct output_parser_rules){.format = f, .types = types}, text, want);
 }
 
-static void without_rules_all_is_content(void **state)
+static void without_rules_all_text_is_content(void **state)
 {
     (void)state;
     becomes(NULL, "<think>a</think> <tool_call>{}</tool_call>",
@@ -118,7 +118,7 @@ static void arguments_stay_as_they_were_written(void **state)
           "||get_weather({\"places\":[0.1, 12345678901234567890]});");
 }
 
-static void what_is_no_call_is_content(void **state)
+static void text_that_is_not_a_call_is_content(void **state)
 {
     (void)state;
     static const char *const texts[] = {
@@ -256,7 +256,7 @@ static void kimi_names_its_calls(void **state)
 
 static const struct output_parser_thinking think = {"<think>", "</think>"};
 
-static void reasoning_is_told_apart(void **state)
+static void reasoning_is_separated(void **state)
 {
     (void)state;
     struct output_parser_rules r = {.thinking = &think};
@@ -299,7 +299,7 @@ static void a_section_of_kimi_ends_its_reasoning(void **state)
     becomes(&r, "Hm. " KIMI("f") "</think>4", "Hm. " KIMI("f") "|4|");
 }
 
-static void ids_are_taken_where_templates_want_them(void **state)
+static void ids_are_used_where_templates_need_them(void **state)
 {
     (void)state;
     calls(TOOLS_HERMES,
@@ -315,7 +315,7 @@ static void ids_are_taken_where_templates_want_them(void **state)
           "||functions.f:0=f({});f({});functions.f:1=f({});");
 }
 
-static void the_prompt_tells_where_reasoning_is(void **state)
+static void the_prompt_decides_whether_reasoning_has_begun(void **state)
 {
     (void)state;
     struct output_parser_rules r = {.thinking = &think};
@@ -327,7 +327,7 @@ static void the_prompt_tells_where_reasoning_is(void **state)
     assert_true(!r.begun && !r.closed);
 }
 
-static void a_call_without_end_is_let_go(void **state)
+static void a_call_without_an_end_becomes_content(void **state)
 {
     (void)state;
     size_t n = TOOL_PARSER_MAX_BYTES + 100;
@@ -348,8 +348,8 @@ static void a_call_without_end_is_let_go(void **state)
     output_parser_done(&p);
 }
 
-/* Only behind a call, or before one, are the marks of a section no part of the text. */
-static void no_call_loses_nothing(void **state)
+/* The markers of a section are left out only before or after a call. */
+static void failed_calls_lose_no_byte(void **state)
 {
     (void)state;
     static const struct {
@@ -377,7 +377,7 @@ static void no_call_loses_nothing(void **state)
     }
 }
 
-static void a_mark_that_is_no_call_hides_none(void **state)
+static void a_false_marker_does_not_hide_a_call(void **state)
 {
     (void)state;
     static const char one[] = "<tool_call>\n<function=get_time>\n</function>\n</tool_call>";
@@ -417,8 +417,9 @@ static void prose_about_calls_is_not_held_back(void **state)
     }
 }
 
-/* Each marker might be looked at with all that follows, which has no end either. */
-static void calls_without_end_do_not_cost_without_end(void **state)
+/* Without the limit, each marker would be scanned with all text after it, which has no end
+ * marker. */
+static void the_cost_of_failed_calls_is_limited(void **state)
 {
     (void)state;
     static const char one[] = "<tool_call>{";
@@ -437,8 +438,8 @@ static void calls_without_end_do_not_cost_without_end(void **state)
     output_parser_done(&p);
 }
 
-/* The model's own template shows how it writes calls. */
-static void templates_tell_the_format(void **state)
+/* The template of the model shows how the model writes calls. */
+static void templates_determine_the_format(void **state)
 {
     (void)state;
     static const struct {
@@ -496,27 +497,27 @@ static void formats_have_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_rules_all_is_content),
+        cmocka_unit_test(without_rules_all_text_is_content),
         cmocka_unit_test(hermes_writes_objects_between_tags),
         cmocka_unit_test(arguments_stay_as_they_were_written),
-        cmocka_unit_test(what_is_no_call_is_content),
+        cmocka_unit_test(text_that_is_not_a_call_is_content),
         cmocka_unit_test(qwen_coder_writes_tags),
         cmocka_unit_test(glm_writes_keys_and_values),
         cmocka_unit_test(llama_answers_with_an_object),
         cmocka_unit_test(mistral_writes_a_list_or_names),
         cmocka_unit_test(deepseek_writes_special_tokens),
         cmocka_unit_test(kimi_names_its_calls),
-        cmocka_unit_test(reasoning_is_told_apart),
+        cmocka_unit_test(reasoning_is_separated),
         cmocka_unit_test(calls_follow_reasoning),
         cmocka_unit_test(a_section_of_kimi_ends_its_reasoning),
-        cmocka_unit_test(ids_are_taken_where_templates_want_them),
-        cmocka_unit_test(the_prompt_tells_where_reasoning_is),
-        cmocka_unit_test(a_call_without_end_is_let_go),
-        cmocka_unit_test(no_call_loses_nothing),
-        cmocka_unit_test(a_mark_that_is_no_call_hides_none),
+        cmocka_unit_test(ids_are_used_where_templates_need_them),
+        cmocka_unit_test(the_prompt_decides_whether_reasoning_has_begun),
+        cmocka_unit_test(a_call_without_an_end_becomes_content),
+        cmocka_unit_test(failed_calls_lose_no_byte),
+        cmocka_unit_test(a_false_marker_does_not_hide_a_call),
         cmocka_unit_test(prose_about_calls_is_not_held_back),
-        cmocka_unit_test(calls_without_end_do_not_cost_without_end),
-        cmocka_unit_test(templates_tell_the_format),
+        cmocka_unit_test(the_cost_of_failed_calls_is_limited),
+        cmocka_unit_test(templates_determine_the_format),
         cmocka_unit_test(formats_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

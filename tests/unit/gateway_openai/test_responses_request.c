@@ -1,4 +1,4 @@
-/* Items of a response's input become messages of a chat. */
+/* The items of a response's input become messages of a chat. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static int response(const char *body)
     return openai_request_parse(OPENAI_RESPONSES, body, strlen(body), &q, &fault);
 }
 
-static void reasoning_goes_with_the_calls_it_led_to(void **state)
+static void reasoning_belongs_to_the_calls_after_it(void **state)
 {
     (void)state;
     static const char body[] =
@@ -36,7 +36,7 @@ static void reasoning_goes_with_the_calls_it_led_to(void **state)
 #define THINK(text)                                                                                \
     "{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\",\"text\":\"" text "\"}]}"
 
-static void reasoning_that_no_answer_followed_is_a_turn(void **state)
+static void reasoning_without_an_answer_is_a_message(void **state)
 {
     (void)state;
     static const struct {
@@ -74,14 +74,14 @@ static void *count(size_t n)
     return malloc(n);
 }
 
-/* Each thought is added to those before it, but these are not copied each time. */
-static void many_thoughts_of_one_answer_cost_what_one_does(void **state)
+/* Each reasoning item is appended; the earlier ones are not copied each time. */
+static void many_reasoning_items_of_one_answer_cost_as_one(void **state)
 {
     (void)state;
     static const char *const behind[] = {
         "", ",{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"}"};
     for (size_t i = 0; i < ARRAY_LEN(behind); i++) {
-        AUTO(buf_done) struct buf body;
+        AUTO(buf_done) struct buf body = {0};
         buf_init(&body, 1 << 20);
         buf_puts(&body, "{\"input\":[");
         for (unsigned n = 0; n < 1000; n++)
@@ -102,9 +102,9 @@ static void many_thoughts_of_one_answer_cost_what_one_does(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reasoning_goes_with_the_calls_it_led_to),
-        cmocka_unit_test(reasoning_that_no_answer_followed_is_a_turn),
-        cmocka_unit_test(many_thoughts_of_one_answer_cost_what_one_does),
+        cmocka_unit_test(reasoning_belongs_to_the_calls_after_it),
+        cmocka_unit_test(reasoning_without_an_answer_is_a_message),
+        cmocka_unit_test(many_reasoning_items_of_one_answer_cost_as_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* An event is one line, whatever text is in it. */
+/* An event is one line, with any text in it. */
 #include <string.h>
 #include "base/mem.h"
 #include "gateway/openai/json_write.h"
@@ -8,7 +8,7 @@
 static void an_event_is_one_line_and_an_empty_one(void **state)
 {
     (void)state;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1024);
     sse_begin(&b);
     json_write_cstr(&b, "two\nlines\r\n\r\ndata: x");
@@ -16,10 +16,10 @@ static void an_event_is_one_line_and_an_empty_one(void **state)
     assert_string_equal(b.data, "data: \"two\\nlines\\r\\n\\r\\ndata: x\"\n\n");
 }
 
-static void the_end_is_said(void **state)
+static void the_end_is_an_event(void **state)
 {
     (void)state;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1024);
     sse_done(&b);
     assert_string_equal(b.data, "data: [DONE]\n\n");
@@ -36,7 +36,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_event_is_one_line_and_an_empty_one),
-        cmocka_unit_test(the_end_is_said),
+        cmocka_unit_test(the_end_is_an_event),
         cmocka_unit_test(a_ping_is_a_comment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* What a model writes without quotes becomes JSON, as the schema of the tool says. */
+/* Unquoted values of a model become JSON by the schema of the tool. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* test_auth.c - API keys: what a file may say, who is let in, and limits. */
+/* test_auth.c - API keys: the format of the file, accepted keys, and limits. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,14 +22,14 @@ static struct auth *auth_of(const char *text)
     return a;
 }
 
-/* What is said to who comes with this key. */
+/* The result of a request with this key. */
 static int enters(struct auth *a, const char *secret, int64_t now_us, struct auth_guest **ret)
 {
     unsigned retry_s;
     return auth_enter(a, secret, true, now_us, ret, &retry_s);
 }
 
-static void who_has_a_key_is_let_in(void **state)
+static void a_known_key_is_accepted(void **state)
 {
     (void)state;
     AUTO(auth_free) struct auth *a = auth_of("# keys\n\nalice " ALICE "\r\nbob\t" BOB " # old\n");
@@ -47,7 +47,7 @@ static void who_has_a_key_is_let_in(void **state)
     assert_non_null(strstr(fail_text(), "Authorization: Bearer"));
 }
 
-static void a_digest_stands_for_its_key(void **state)
+static void a_digest_replaces_its_key(void **state)
 {
     (void)state;
     /* printf %s sk-0123456789abcdef | sha256sum */
@@ -62,7 +62,7 @@ static void a_digest_stands_for_its_key(void **state)
         -EACCES);
 }
 
-static void a_wrong_line_is_named_with_its_number(void **state)
+static void a_malformed_line_is_named_by_its_number(void **state)
 {
     (void)state;
     static const struct {
@@ -88,11 +88,11 @@ static void a_wrong_line_is_named_with_its_number(void **state)
         assert_int_equal(auth_new_text("keys", v[i].text, strlen(v[i].text), &a), -EINVAL);
         if (!strstr(fail_text(), v[i].says))
             fail_msg("'%s' does not say '%s'", fail_text(), v[i].says);
-        assert_null(strstr(fail_text(), ALICE)); // it would stand in a log
+        assert_null(strstr(fail_text(), ALICE)); // the log must not show the key
     }
 }
 
-static void so_many_requests_may_begin_in_a_minute(void **state)
+static void requests_per_minute_are_limited(void **state)
 {
     (void)state;
     AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " rate=3\nbob " BOB);
@@ -113,7 +113,7 @@ static void so_many_requests_may_begin_in_a_minute(void **state)
     assert_int_equal(enters(a, ALICE, now_us, &k), 0);
     auth_leave(k);
     assert_int_equal(enters(a, ALICE, now_us, &k), -EAGAIN);
-    now_us += 60 * (int64_t)MINUTE_US; // what was not used adds up to a minute's
+    now_us += 60 * (int64_t)MINUTE_US; // unused requests accumulate to one minute's
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(enters(a, ALICE, now_us, &k), 0);
         auth_leave(k);
@@ -121,7 +121,7 @@ static void so_many_requests_may_begin_in_a_minute(void **state)
     assert_int_equal(enters(a, ALICE, now_us, &k), -EAGAIN);
 }
 
-static void so_many_requests_may_run_at_once(void **state)
+static void concurrent_requests_are_limited(void **state)
 {
     (void)state;
     AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " concurrency=2");
@@ -156,14 +156,14 @@ static void every_choice_of_a_request_counts(void **state)
     struct auth_guest *u[3];
     assert_int_equal(enters(a, ALICE, 1, &u[0]), 0);
     assert_int_equal(enters(a, ALICE, 1, &u[1]), 0);
-    assert_int_equal(auth_bind(u[0], &two, &fault), 0); // 3 with the other one
+    assert_int_equal(auth_bind(u[0], &two, &fault), 0); // 3 with the other request
     assert_int_equal(auth_bind(u[1], &three, &fault), -EAGAIN);
     assert_int_equal(fault.status, 429);
     assert_non_null(strstr(fault.text, "4 concurrent choices (concurrency); try again"));
-    assert_int_equal(auth_bind(u[1], &five, &fault), -EINVAL); // nor ever
+    assert_int_equal(auth_bind(u[1], &five, &fault), -EINVAL); // more than the limit itself
     assert_int_equal(fault.status, 400);
     assert_string_equal(fault.param, "n");
-    assert_int_equal(enters(a, ALICE, 1, &u[2]), 0); // what was refused counts as it did
+    assert_int_equal(enters(a, ALICE, 1, &u[2]), 0); // a refused request counts as before
     auth_leave(u[2]);
     auth_leave(u[0]);
     assert_int_equal(auth_bind(u[1], &three, &fault), 0);
@@ -176,13 +176,13 @@ static void every_choice_of_a_request_counts(void **state)
     openai_request_done(&five);
 }
 
-static void an_answer_has_no_more_tokens_than_its_key_allows(void **state)
+static void a_key_limits_the_tokens_of_an_answer(void **state)
 {
     (void)state;
     AUTO(auth_free) struct auth *a = auth_of("alice " ALICE " max_tokens=40");
     static const struct {
         const char *more;
-        int64_t want; // 0: refused, -1: left alone
+        int64_t want; // 0: refused, -1: unchanged
     } v[] = {{"", -1},
              {",\"n\":4", 10},
              {",\"n\":41", 0},
@@ -211,14 +211,14 @@ static void an_answer_has_no_more_tokens_than_its_key_allows(void **state)
     }
     struct openai_request q = request_of("{\"prompt\":\"x\"}");
     struct openai_fault fault;
-    q.kind = OPENAI_CHAT; // which else goes on to the context's end
+    q.kind = OPENAI_CHAT; // without max_tokens it continues to the end of the context
     assert_int_equal(auth_bind(k, &q, &fault), 0);
     assert_int_equal(q.max_tokens.value, 40);
     openai_request_done(&q);
     auth_leave(k);
 }
 
-/* The tenant that a key makes of a salt (NULL: none). */
+/* The tenant for a key and a salt (NULL: none). */
 static char *tenant_of(struct auth *a, const char *secret, const char *salt)
 {
     char body[256];
@@ -232,11 +232,11 @@ static char *tenant_of(struct auth *a, const char *secret, const char *salt)
     auth_leave(k);
     char *tenant = TAKE(q.cache_salt);
     openai_request_done(&q);
-    assert_int_equal(strlen(tenant), 64); // as much as the verifier takes
+    assert_int_equal(strlen(tenant), 64); // the limit of the verifier
     return tenant;
 }
 
-static void prompts_are_shared_only_under_one_name_and_salt(void **state)
+static void prefixes_are_shared_only_under_one_name_and_salt(void **state)
 {
     (void)state;
     AUTO(auth_free)
@@ -260,7 +260,7 @@ static void write_file(const char *path, const char *text, mode_t mode)
     chmod(path, mode);
 }
 
-static void a_file_is_read_again_and_running_requests_stay_counted(void **state)
+static void a_reload_keeps_the_counts_of_running_requests(void **state)
 {
     (void)state;
     char path[] = "/tmp/tandem-test-keys-XXXXXX";
@@ -275,7 +275,7 @@ static void a_file_is_read_again_and_running_requests_stay_counted(void **state)
     write_file(path, "carol sk-carols-own-long-key\nalice " ALICE " concurrency=2\n", 0600);
     assert_int_equal(auth_reload(a), 0);
     assert_int_equal(enters(a, BOB, 1, &k), -EACCES);
-    auth_leave(bob); // it ended as it would have
+    auth_leave(bob); // it may finish
     assert_int_equal(enters(a, ALICE, 1, &k), 0);
     assert_int_equal(enters(a, ALICE, 1, &bob), -EAGAIN);
     auth_leave(k);
@@ -292,15 +292,15 @@ static void a_file_is_read_again_and_running_requests_stay_counted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_has_a_key_is_let_in),
-        cmocka_unit_test(a_digest_stands_for_its_key),
-        cmocka_unit_test(a_wrong_line_is_named_with_its_number),
-        cmocka_unit_test(so_many_requests_may_begin_in_a_minute),
-        cmocka_unit_test(so_many_requests_may_run_at_once),
+        cmocka_unit_test(a_known_key_is_accepted),
+        cmocka_unit_test(a_digest_replaces_its_key),
+        cmocka_unit_test(a_malformed_line_is_named_by_its_number),
+        cmocka_unit_test(requests_per_minute_are_limited),
+        cmocka_unit_test(concurrent_requests_are_limited),
         cmocka_unit_test(every_choice_of_a_request_counts),
-        cmocka_unit_test(an_answer_has_no_more_tokens_than_its_key_allows),
-        cmocka_unit_test(prompts_are_shared_only_under_one_name_and_salt),
-        cmocka_unit_test(a_file_is_read_again_and_running_requests_stay_counted),
+        cmocka_unit_test(a_key_limits_the_tokens_of_an_answer),
+        cmocka_unit_test(prefixes_are_shared_only_under_one_name_and_salt),
+        cmocka_unit_test(a_reload_keeps_the_counts_of_running_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

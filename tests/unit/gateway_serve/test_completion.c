@@ -1,6 +1,6 @@
-/* A request's prompts are asked, and it is answered, whenever their calls end. The calls are played
- * (--wrap=upstream_call_begin): they end while somebody else has just let go of the request's lock
- * (--wrap=pthread_mutex_unlock), as they might on a thread of their own. */
+/* All prompts of a request are sent, and it is answered, at whatever time their calls end. The
+ * calls are fakes (--wrap=upstream_call_begin). They end just after the lock of the request is
+ * released (--wrap=pthread_mutex_unlock), as they could on another thread. */
 #include <stdlib.h>
 #include "gateway/serve/completion.h"
 #include "gateway/http/http_request.h"
@@ -11,7 +11,7 @@
 
 static struct {
     pthread_mutex_t *mu;
-    unsigned after, left; // times it is let go until a call ends, and now
+    unsigned after, left; // releases of the lock until a call ends: in total, and left
     struct upstream_call *calls[N_PROMPTS];
     unsigned n, n_ended, most; // most: at a time
 } played;
@@ -48,7 +48,7 @@ int __wrap_pthread_mutex_unlock(pthread_mutex_t *mu)
     return rc;
 }
 
-/* As generate() has it when its prompts are to be asked. */
+/* A request in the state in which completions.c calls completion_send(). */
 static struct completion *generation_of(struct completions *g, struct http_request *http,
                                         unsigned max_running)
 {
@@ -70,11 +70,11 @@ static struct completion *generation_of(struct completions *g, struct http_reque
     g->all = x;
     assert_int_equal(openai_reply_init(&x->reply, &head), 0);
     assert_int_equal(completion_prepare(x, &rules), 0);
-    x->model = NULL; // nobody's to free
+    x->model = NULL; // not to be freed
     return x;
 }
 
-/* The status of the answer where calls end `after` so many times. */
+/* The status of the answer if calls end after `after` releases of the lock. */
 static int answer(unsigned max_running, unsigned after)
 {
     static struct upstream upstream = {.n = 1};
@@ -97,7 +97,7 @@ static int answer(unsigned max_running, unsigned after)
     return status;
 }
 
-static void every_prompt_is_asked_whenever_those_before_it_end(void **state)
+static void every_prompt_is_sent_whenever_earlier_calls_end(void **state)
 {
     (void)state;
     for (unsigned max_running = 1; max_running <= 3; max_running++)
@@ -119,7 +119,7 @@ static int start(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_prompt_is_asked_whenever_those_before_it_end),
+        cmocka_unit_test(every_prompt_is_sent_whenever_earlier_calls_end),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }

@@ -1,4 +1,4 @@
-/* Texts of several processes become one that Prometheus takes. */
+/* The metrics of several processes become one text that Prometheus accepts. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
@@ -28,13 +28,13 @@ static void add(const char *text, const char *instance)
 
 static void is(const char *want)
 {
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     buf_init(&b, 1 << 20);
     prom_merge_write(&p, &b);
     assert_string_equal(b.data ? b.data : "", want);
 }
 
-static void families_are_joined_and_told_apart_by_instance(void **state)
+static void families_are_merged_with_an_instance_label(void **state)
 {
     (void)state;
     add("# HELP a Help.\n# TYPE a counter\na 1\na{x=\"y\"} 2\n# TYPE b gauge\nb{} 3\n", "one");
@@ -43,7 +43,7 @@ static void families_are_joined_and_told_apart_by_instance(void **state)
        "a{instance=\"two\"} 4\n# TYPE b gauge\nb{instance=\"one\"} 3\n");
 }
 
-static void parts_of_a_histogram_stay_with_it(void **state)
+static void samples_of_a_histogram_stay_together(void **state)
 {
     (void)state;
     add("# TYPE h histogram\nh_bucket{le=\"1\"} 1\nh_sum 2\nh_count 1\nh_other 5\n", "i");
@@ -51,10 +51,10 @@ static void parts_of_a_histogram_stay_with_it(void **state)
        "h_count{instance=\"i\"} 1\nh_other{instance=\"i\"} 5\n");
 }
 
-static void openmetrics_calls_counters_without_total_and_ends(void **state)
+static void openmetrics_names_counters_without_total_and_has_an_end(void **state)
 {
     (void)state;
-    AUTO(buf_done) struct buf b;
+    AUTO(buf_done) struct buf b = {0};
     add("# HELP a_total Says \"a\".\n# TYPE a_total counter\na_total 1\n# TYPE b counter\nb 2\n"
         "# HELP _total x\n# TYPE _total counter\n_total 6\n# TYPE c untyped\nc 3\nd 4\n"
         "# TYPE h histogram\nh_bucket{le=\"1\"} 1 # {trace_id=\"7\"} 0.5 9\n",
@@ -70,7 +70,7 @@ static void openmetrics_calls_counters_without_total_and_ends(void **state)
                 "# EOF\n");
 }
 
-static void lines_that_are_none_are_dropped(void **state)
+static void malformed_lines_are_dropped(void **state)
 {
     (void)state;
     add("no sample\n}{\n9a 1\n# a comment\n\n# TYPE\n# HELP \na\na=3\nok 1", "i");
@@ -86,7 +86,7 @@ static void instances_cannot_break_out_of_their_label(void **state)
     is("a{instance=\"x\\\"} 7\\na{\"} 1\n");
 }
 
-static void families_are_bounded(void **state)
+static void families_are_limited(void **state)
 {
     (void)state;
     struct buf text;
@@ -101,13 +101,13 @@ static void families_are_bounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(families_are_joined_and_told_apart_by_instance, begin, end),
-        cmocka_unit_test_setup_teardown(parts_of_a_histogram_stay_with_it, begin, end),
-        cmocka_unit_test_setup_teardown(openmetrics_calls_counters_without_total_and_ends, begin,
-                                        end),
-        cmocka_unit_test_setup_teardown(lines_that_are_none_are_dropped, begin, end),
+        cmocka_unit_test_setup_teardown(families_are_merged_with_an_instance_label, begin, end),
+        cmocka_unit_test_setup_teardown(samples_of_a_histogram_stay_together, begin, end),
+        cmocka_unit_test_setup_teardown(openmetrics_names_counters_without_total_and_has_an_end,
+                                        begin, end),
+        cmocka_unit_test_setup_teardown(malformed_lines_are_dropped, begin, end),
         cmocka_unit_test_setup_teardown(instances_cannot_break_out_of_their_label, begin, end),
-        cmocka_unit_test_setup_teardown(families_are_bounded, begin, end),
+        cmocka_unit_test_setup_teardown(families_are_limited, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

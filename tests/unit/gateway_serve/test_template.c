@@ -1,4 +1,4 @@
-/* Templates render in helper processes, and hostile ones hurt nobody else. */
+/* Templates render in helper processes; a hostile one does not affect other requests. */
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
@@ -61,7 +61,7 @@ static void renders(const char *source, const char *vars, const char *want)
     free(o.text);
 }
 
-/* A 400 with a sentence that holds `part`, within the time a request may wait. */
+/* An error -EINVAL whose text contains `part`, within the time limit of a rendering. */
 static void fails(const char *source, const char *part)
 {
     struct outcome o;
@@ -104,7 +104,7 @@ static void a_template_renders_its_variables(void **state)
             "<user>h\xC3\xA9 ");
 }
 
-static void what_templates_expect_is_there(void **state)
+static void templates_have_the_expected_functions(void **state)
 {
     (void)state;
     renders("{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
@@ -116,7 +116,7 @@ static void what_templates_expect_is_there(void **state)
     renders("a\n    {% if true %}\nb\n    {% endif %}\nc", "{}", "a\nb\nc");
 }
 
-static void developers_are_systems_to_templates_that_do_not_know_them(void **state)
+static void developer_becomes_system_for_templates_without_it(void **state)
 {
     (void)state;
     static const char vars[] = "{\"messages\":[{\"role\":\"developer\",\"content\":\"x\"}]}";
@@ -124,7 +124,7 @@ static void developers_are_systems_to_templates_that_do_not_know_them(void **sta
     renders("{{ messages[0].role }}{# developer #}", vars, "developer");
 }
 
-static void a_templates_own_error_is_passed_on(void **state)
+static void an_error_raised_by_a_template_is_returned(void **state)
 {
     (void)state;
     fails("{{ raise_exception('System role not supported') }}", "System role not supported");
@@ -134,7 +134,7 @@ static void a_templates_own_error_is_passed_on(void **state)
     still_renders();
 }
 
-static void endless_loops_are_cut_off(void **state)
+static void endless_loops_are_killed(void **state)
 {
     (void)state;
     fails(ENDLESS, "longer than 0.7 s");
@@ -145,7 +145,7 @@ static void endless_loops_are_cut_off(void **state)
     still_renders();
 }
 
-static void memory_is_bounded(void **state)
+static void memory_is_limited(void **state)
 {
     (void)state;
     fails("{{ 'x' * 10000000000 }}", "more memory than it may have");
@@ -178,14 +178,14 @@ static void the_sandbox_holds(void **state)
         struct outcome o;
         begin(&o, attempts[i], "{}");
         wait_for(&o);
-        if (o.err != -EINVAL && *o.text) // refused, or nothing to see
+        if (o.err != -EINVAL && *o.text) // an error, or an empty text
             fail_msg("%s: %s", attempts[i], o.text);
         free(o.text);
     }
     still_renders();
 }
 
-static void one_that_loops_does_not_hold_up_others(void **state)
+static void a_looping_template_does_not_delay_others(void **state)
 {
     (void)state;
     struct outcome slow;
@@ -193,14 +193,14 @@ static void one_that_loops_does_not_hold_up_others(void **state)
     int64_t begun_us = clock_us();
     still_renders();
     still_renders();
-    assert_true(clock_us() - begun_us < TIMEOUT_MS * 1000); // the other helper did them
+    assert_true(clock_us() - begun_us < TIMEOUT_MS * 1000); // the other helper rendered them
     assert_false(slow.here);
     wait_for(&slow);
     assert_int_equal(slow.err, -EINVAL);
     free(slow.text);
 }
 
-/* The state ('R', 'S' ...) of a child of this process, 0: it is none. */
+/* The state ('R', 'S' ...) of a child of this process; 0: it is not a child. */
 static char child_state(const char *pid)
 {
     char path[300], state = 0;
@@ -215,7 +215,7 @@ static char child_state(const char *pid)
     return state;
 }
 
-/* Fills in the helpers, all of them or those in one state; how many there are. */
+/* Finds the helpers, all of them or those in one state. Returns their number. */
 static unsigned find_helpers(char state, pid_t *ret, unsigned max)
 {
     unsigned n = 0;
@@ -230,7 +230,7 @@ static unsigned find_helpers(char state, pid_t *ret, unsigned max)
     return n;
 }
 
-static void a_helper_that_died_between_renderings_costs_nobody_anything(void **state)
+static void the_death_of_an_idle_helper_has_no_effect(void **state)
 {
     (void)state;
     struct template *shared = t;
@@ -250,7 +250,7 @@ static void a_helper_that_died_between_renderings_costs_nobody_anything(void **s
     still_renders();
 }
 
-static void what_renders_or_waits_when_it_ends_is_told_at_once(void **state)
+static void stopping_ends_renderings_immediately(void **state)
 {
     (void)state;
     struct template *shared = t;
@@ -262,7 +262,7 @@ static void what_renders_or_waits_when_it_ends_is_told_at_once(void **state)
     struct outcome o[3];
     for (unsigned i = 0; i < 3; i++)
         begin(&o[i], ENDLESS, "{}");
-    while (!find_helpers('R', busy, 8)) // until the first is being rendered
+    while (!find_helpers('R', busy, 8)) // until a helper renders the first
         poll(NULL, 0, 5);
     template_free(t);
     t = shared;
@@ -291,15 +291,15 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arguments_of_a_call_are_an_object_and_text),
         cmocka_unit_test(a_template_renders_its_variables),
-        cmocka_unit_test(what_templates_expect_is_there),
-        cmocka_unit_test(developers_are_systems_to_templates_that_do_not_know_them),
-        cmocka_unit_test(a_templates_own_error_is_passed_on),
-        cmocka_unit_test(endless_loops_are_cut_off),
-        cmocka_unit_test(memory_is_bounded),
+        cmocka_unit_test(templates_have_the_expected_functions),
+        cmocka_unit_test(developer_becomes_system_for_templates_without_it),
+        cmocka_unit_test(an_error_raised_by_a_template_is_returned),
+        cmocka_unit_test(endless_loops_are_killed),
+        cmocka_unit_test(memory_is_limited),
         cmocka_unit_test(the_sandbox_holds),
-        cmocka_unit_test(one_that_loops_does_not_hold_up_others),
-        cmocka_unit_test(a_helper_that_died_between_renderings_costs_nobody_anything),
-        cmocka_unit_test(what_renders_or_waits_when_it_ends_is_told_at_once),
+        cmocka_unit_test(a_looping_template_does_not_delay_others),
+        cmocka_unit_test(the_death_of_an_idle_helper_has_no_effect),
+        cmocka_unit_test(stopping_ends_renderings_immediately),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

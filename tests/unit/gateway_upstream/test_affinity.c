@@ -1,4 +1,4 @@
-/* Prompts find the verifiers that have seen how they begin, and nothing else. */
+/* A prompt finds the verifiers that have seen its prefixes, and no others. */
 #include <stdio.h>
 #include <string.h>
 #include "gateway/upstream/affinity.h"
@@ -8,7 +8,7 @@
 
 static char text[PIECES(AFFINITY_PIECES + 8)];
 
-/* The first len bytes of a text that is its own; the byte at `at` differs (none: -1). */
+/* The first len bytes of a text; the byte at `at` differs (-1: none). */
 static struct affinity_prompt prompt(const char *salt, size_t len, int at)
 {
     struct affinity_prompt p;
@@ -37,10 +37,10 @@ static void only_whole_pieces_count(void **state)
     assert_int_equal(prompt("", sizeof(text), -1).n, AFFINITY_PIECES);
 }
 
-static void the_common_beginning_is_found(void **state)
+static void the_common_prefix_is_found(void **state)
 {
     (void)state;
-    AUTO(affinity_free) struct affinity *a;
+    AUTO(affinity_free) struct affinity *a = NULL;
     assert_int_equal(affinity_new(&a), 0);
     struct affinity_prompt p = prompt("", PIECES(10), -1);
     assert_int_equal(seen_by(a, p, 0), 0);
@@ -53,10 +53,10 @@ static void the_common_beginning_is_found(void **state)
     assert_int_equal(seen_by(a, prompt("", PIECES(10), 0), 0), 0);
 }
 
-static void each_verifier_has_its_own_length(void **state)
+static void each_verifier_has_its_own_prefix_length(void **state)
 {
     (void)state;
-    AUTO(affinity_free) struct affinity *a;
+    AUTO(affinity_free) struct affinity *a = NULL;
     assert_int_equal(affinity_new(&a), 0);
     struct affinity_prompt shorter = prompt("", PIECES(3), -1), longer = prompt("", PIECES(9), -1);
     affinity_note(a, &shorter, 31);
@@ -66,10 +66,10 @@ static void each_verifier_has_its_own_length(void **state)
     assert_int_equal(seen_by(a, longer, 0), 0);
 }
 
-static void tenants_have_nothing_in_common(void **state)
+static void tenants_share_no_prefix(void **state)
 {
     (void)state;
-    AUTO(affinity_free) struct affinity *a;
+    AUTO(affinity_free) struct affinity *a = NULL;
     assert_int_equal(affinity_new(&a), 0);
     struct affinity_prompt p = prompt("one", PIECES(5), -1);
     affinity_note(a, &p, 0);
@@ -78,11 +78,11 @@ static void tenants_have_nothing_in_common(void **state)
     assert_int_equal(seen_by(a, prompt("", PIECES(5), -1), 0), 0);
 }
 
-/* More prompts than there is room for: what is used goes on being known. */
-static void what_is_not_used_gives_way(void **state)
+/* More prompts than entries: entries in use stay. */
+static void unused_entries_are_replaced(void **state)
 {
     (void)state;
-    AUTO(affinity_free) struct affinity *a;
+    AUTO(affinity_free) struct affinity *a = NULL;
     assert_int_equal(affinity_new(&a), 0);
     struct affinity_prompt used = prompt("used", PIECES(20), -1),
                            left = prompt("left", PIECES(20), -1);
@@ -103,10 +103,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(only_whole_pieces_count),
-        cmocka_unit_test(the_common_beginning_is_found),
-        cmocka_unit_test(each_verifier_has_its_own_length),
-        cmocka_unit_test(tenants_have_nothing_in_common),
-        cmocka_unit_test(what_is_not_used_gives_way),
+        cmocka_unit_test(the_common_prefix_is_found),
+        cmocka_unit_test(each_verifier_has_its_own_prefix_length),
+        cmocka_unit_test(tenants_share_no_prefix),
+        cmocka_unit_test(unused_entries_are_replaced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

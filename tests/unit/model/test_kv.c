@@ -7,7 +7,8 @@
 #include "lib/lib.h"
 #include "model/kv.h"
 
-static struct kv_shape shape = {.n_layers = 2, .n_kv_heads = 2, .head_dim = 3};
+static const struct kv_layer layers[] = {{2, 3, 3, 0}, {1, 5, 5, 0}, {2, 3, 3, 0}};
+static struct kv_shape shape = {.n_layers = ARRAY_LEN(layers), .layers = layers};
 static const struct kernel *kernel; // kernel_tier() asks the CPU each time, which is slow
 
 static struct kv *kv_of(uint32_t n_blocks)
@@ -27,37 +28,42 @@ static struct kv_seq seq_of(uint32_t max_rows)
 /* K and V of a head, of no other value, layer or head. */
 static void put(uint32_t l, uint32_t head, uint16_t value, uint32_t place, void *block)
 {
-    float k[3], v[3];
-    for (uint32_t i = 0; i < shape.head_dim; i++) {
+    float k[5], v[5];
+    for (uint32_t i = 0; i < layers[l].k_dim; i++) {
         k[i] = (float)((value * 31 + l * 7 + head * 5 + i * 3) % 1009) / 8;
         v[i] = (float)((value * 37 + l * 5 + head * 3 + i * 7) % 1013) / 8;
     }
-    kernel->kv_put(shape.type, k, v, shape.head_dim, place, block);
+    kernel->kv_put(shape.type, k, v, layers[l].k_dim, place, block);
 }
 
 /* Marks a row of storage under every head of every layer, differently in each. */
 static void mark(struct kv *kv, const struct kv_seq *seq, uint32_t row, uint16_t value)
 {
     uint32_t slot = kv_slot(seq, row);
-    for (uint32_t i = 0; i < shape.n_layers * shape.n_kv_heads; i++) {
-        uint32_t l = i / shape.n_kv_heads, head = i % shape.n_kv_heads;
-        put(l, head, value, slot % KV_BLOCK, kv_at(kv, l, slot / KV_BLOCK, head));
-    }
+    for (uint32_t l = 0; l < shape.n_layers; l++)
+        for (uint32_t head = 0; head < layers[l].n_heads; head++)
+            put(l, head, value, slot % KV_BLOCK,
+                kv_bytes_at(kv_bytes_of(kv), l, slot / KV_BLOCK, head));
+}
+
+static void assert_head_marked(struct kv *kv, uint32_t l, uint32_t head, uint32_t slot,
+                               uint16_t value)
+{
+    _Alignas(KERNEL_ALIGN) char put_to[1024] = {0}, want[1024] = {0}, got[1024] = {0};
+    uint32_t dim = layers[l].k_dim;
+    assert_true(kernel_kv_bytes(shape.type, dim) <= sizeof(got));
+    put(l, head, value, 1, put_to);
+    kernel_kv_move(shape.type, dim, put_to, 1, want, 0); // without the bytes that only fill up
+    kernel_kv_move(shape.type, dim, kv_bytes_at(kv_bytes_of(kv), l, slot / KV_BLOCK, head),
+                   slot % KV_BLOCK, got, 0);
+    assert_memory_equal(got, want, sizeof(got));
 }
 
 static void assert_marked(struct kv *kv, const struct kv_seq *seq, uint32_t row, uint16_t value)
 {
-    uint32_t slot = kv_slot(seq, row);
-    for (uint32_t i = 0; i < shape.n_layers * shape.n_kv_heads; i++) {
-        uint32_t l = i / shape.n_kv_heads, head = i % shape.n_kv_heads;
-        _Alignas(KERNEL_ALIGN) char put_to[1024] = {0}, want[1024] = {0}, got[1024] = {0};
-        assert_true(kernel_kv_bytes(shape.type, shape.head_dim) <= sizeof(got));
-        put(l, head, value, 1, put_to);
-        kernel_kv_move(shape.type, shape.head_dim, put_to, 1, want, 0); // what fills up is left out
-        kernel_kv_move(shape.type, shape.head_dim, kv_at(kv, l, slot / KV_BLOCK, head),
-                       slot % KV_BLOCK, got, 0);
-        assert_memory_equal(got, want, sizeof(got));
-    }
+    for (uint32_t l = 0; l < shape.n_layers; l++)
+        for (uint32_t head = 0; head < layers[l].n_heads; head++)
+            assert_head_marked(kv, l, head, kv_slot(seq, row), value);
 }
 
 static void grow_marked(struct kv *kv, struct kv_seq *seq, uint32_t n, uint16_t first)
@@ -259,12 +265,18 @@ static void absurd_pools_are_refused_with_a_sentence(void **state)
 {
     (void)state;
     struct kv *kv = NULL;
-    const struct kv_shape huge = {.n_layers = 128, .n_kv_heads = 128, .head_dim = 1024};
-    const struct kv_shape none = {0}, wide = {.n_layers = 1u << 31, .n_kv_heads = 8, .head_dim = 8};
+    const struct kv_layer large = {.n_heads = 128 * 128, .k_dim = 1024, .v_dim = 1024};
+    const struct kv_layer odd[] = {{.n_heads = 1, .k_dim = 4, .v_dim = 8},
+                                   {.n_heads = 1, .k_dim = 4, .v_dim = 4, .window = 9}};
+    const struct kv_shape huge = {.n_layers = 1, .layers = &large};
+    const struct kv_shape none = {0}, deep = {.n_layers = 1u << 31, .layers = &large};
     assert_int_equal(kv_new(&huge, 1u << 24, &kv), -ENOMEM);
     assert_non_null(strstr(fail_text(), "no memory for 17179869184 MiB"));
     assert_int_equal(kv_new(&none, 1, &kv), -EINVAL);
-    assert_int_equal(kv_new(&wide, 1, &kv), -EINVAL);
+    assert_int_equal(kv_new(&deep, 1, &kv), -EINVAL);
+    for (size_t i = 0; i < ARRAY_LEN(odd); i++)
+        assert_int_equal(kv_new(&(struct kv_shape){.n_layers = 1, .layers = &odd[i]}, 1, &kv),
+                         -ENOTSUP);
     assert_int_equal(kv_new(&shape, 0, &kv), -EINVAL);
     assert_int_equal(kv_new(&shape, UINT32_MAX, &kv), -EINVAL);
     assert_null(kv);

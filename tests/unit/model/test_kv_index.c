@@ -47,7 +47,7 @@ static void add(struct kv_index *x, uint32_t parent, uint32_t t, uint32_t block)
     kv_index_add(x, &nobody, parent, of(t), block);
 }
 
-static void let_go(struct kv_index *x, uint32_t block)
+static void release_block(struct kv_index *x, uint32_t block)
 {
     holders[block] = 0;
     kv_index_idle(x, block);
@@ -113,9 +113,9 @@ static void the_longest_idle_block_is_the_oldest(void **state)
     add(x, 0, 2, 1);
     add(x, KV_NO_BLOCK, 3, 2);
     assert_int_equal(kv_index_oldest(x), KV_NO_BLOCK);
-    let_go(x, 1);
-    let_go(x, 0);
-    let_go(x, 2);
+    release_block(x, 1);
+    release_block(x, 0);
+    release_block(x, 2);
     assert_int_equal(kv_index_n_idle(x), 3);
     assert_int_equal(kv_index_oldest(x), 1);
     kv_index_busy(x, 0); // held again, and with it what is below
@@ -134,7 +134,7 @@ static void the_longest_idle_block_is_the_oldest(void **state)
     assert_int_equal(find(x, KV_NO_BLOCK, 1), KV_NO_BLOCK);
 }
 
-static void an_entry_tells_what_is_before_it(void **state)
+static void an_entry_names_its_parent_and_depth(void **state)
 {
     (void)state;
     AUTO(kv_index_free) struct kv_index *x = index_of(kv_hash);
@@ -147,7 +147,7 @@ static void an_entry_tells_what_is_before_it(void **state)
     assert_int_equal(second.parent, 0);
 }
 
-/* sha256sum of the same bytes, put together by hand. */
+/* The output of sha256sum for the same bytes, which were written by hand. */
 static void names_are_hashes_of_the_whole_prefix(void **state)
 {
     (void)state;
@@ -171,13 +171,13 @@ static void names_are_hashes_of_the_whole_prefix(void **state)
     assert_int_equal(kv_index_entry(x, 5).depth, 1);
 }
 
-static void a_hash_tells_lengths_apart(void **state)
+static void a_hash_depends_on_the_length(void **state)
 {
     (void)state;
     assert_int_not_equal(kv_hash(1, "a", 1), kv_hash(1, "a\0", 2));
 }
 
-static void the_check_finds_what_is_wrong(void **state)
+static void the_check_finds_wrong_entries(void **state)
 {
     (void)state;
     AUTO(kv_index_free) struct kv_index *x = index_of(kv_hash);
@@ -186,9 +186,9 @@ static void the_check_finds_what_is_wrong(void **state)
     assert_checked(x);
     holders[0] = 0;
     assert_false(kv_index_check(x, holders, scratch)); // not held and not idle
-    let_go(x, 0);
+    release_block(x, 0);
     assert_false(kv_index_check(x, holders, scratch)); // its child is held
-    let_go(x, 1);
+    release_block(x, 1);
     assert_false(kv_index_check(x, holders, scratch)); // would be evicted first
     kv_index_busy(x, 0);
     kv_index_idle(x, 0);
@@ -209,10 +209,10 @@ int main(void)
         {"tenants_do_not_meet, all keys equal", tenants_do_not_meet, NULL, NULL, &colliding},
         {"the_longest_idle_block_is_the_oldest, all keys equal",
          the_longest_idle_block_is_the_oldest, NULL, NULL, &colliding},
-        cmocka_unit_test(an_entry_tells_what_is_before_it),
+        cmocka_unit_test(an_entry_names_its_parent_and_depth),
         cmocka_unit_test(names_are_hashes_of_the_whole_prefix),
-        cmocka_unit_test(a_hash_tells_lengths_apart),
-        cmocka_unit_test(the_check_finds_what_is_wrong),
+        cmocka_unit_test(a_hash_depends_on_the_length),
+        cmocka_unit_test(the_check_finds_wrong_entries),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

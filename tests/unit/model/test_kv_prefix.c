@@ -1,4 +1,4 @@
-/* test_kv_prefix.c - sequences that begin alike hold the same blocks, whatever else happens; rows
+/* test_kv_prefix.c - sequences with a common prefix hold the same blocks after any operations; rows
  * keep what was written for exactly their tokens; no block is lost. */
 #include <errno.h>
 #include <stdlib.h>
@@ -9,7 +9,8 @@
 #include "lib/lib.h"
 #include "model/kv.h"
 
-static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
+static const struct kv_layer layer = {.n_heads = 1, .k_dim = 4, .v_dim = 4};
+static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
 static const struct kv_root nobody = {NULL, 0};
 
 static kv_hash_fn *hash = kv_hash;
@@ -87,7 +88,7 @@ static void only_full_blocks_of_entered_rows_are_found(void **state)
     uint32_t held;
     assert_int_equal(kv_grow(kv, &a, 64), 0);
     assert_int_equal(kv_find(kv, &nobody, count_up(0), 64, &held), 0);
-    kv_enter(kv, &a, &nobody, count_up(0), 47); // what is behind are drafts
+    kv_enter(kv, &a, &nobody, count_up(0), 47); // the later rows are drafts
     assert_int_equal(kv_find(kv, &nobody, count_up(0), 64, &held), 2);
     assert_int_equal(held, 2);
     kv_keep(kv, &a, 47, NULL, 0);
@@ -118,8 +119,8 @@ static void of_two_equal_blocks_one_is_kept(void **state)
     kv_seq_done(kv, &b);
 }
 
-/* A fork's blocks have several holders, and an equal one may be there already: whoever holds a
- * block must hold the one before it, so these wait until one sequence alone holds them. */
+/* A fork's blocks have several holders, and the index may have an equal block already. Every holder
+ * of a block must hold the block before it, so these wait until they have one holder. */
 static void blocks_of_a_fork_enter_below_a_parent_that_all_holders_hold(void **state)
 {
     (void)state;
@@ -160,7 +161,7 @@ static void the_least_recently_used_leaf_is_evicted_first(void **state)
     kv_seq_done(kv, &c);
 }
 
-static void what_is_held_is_not_evicted(void **state)
+static void held_blocks_are_not_evicted(void **state)
 {
     (void)state;
     AUTO(kv_free) struct kv *kv = kv_of(4);
@@ -200,7 +201,7 @@ static void a_pool_takes_what_it_says(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(n_blocks); i++) {
         failing_at(0);
         AUTO(kv_free) struct kv *kv = kv_of(n_blocks[i]);
-        size_t bytes = kv_bytes(&shape, n_blocks[i]);
+        size_t bytes = kv_pool_bytes(&shape, n_blocks[i]);
         assert_in_range(failing_bytes(), bytes, bytes + 1024); // and what does not grow
     }
 }
@@ -241,16 +242,16 @@ static void the_check_finds_a_block_that_is_held_and_idle(void **state)
 #define MAX_ROWS 96
 #define DEPTH (MAX_ROWS / KV_BLOCK)
 #define N_STORED 40
-#define N_TOKENS 2 // of them few, so that sequences often begin alike
+#define N_TOKENS 2 // few, so that sequences often have a common prefix
 
-/* Sequences are lists of tokens, of which the first are committed and the others drafts. A block
- * that is known is a list of tokens too. */
+/* A sequence is a list of tokens: the first n_committed are committed, the others are drafts. A
+ * block of the index is a list of tokens, too. */
 struct naive_block {
     char salt;
     uint32_t n; // tokens
     uint32_t tokens[MAX_ROWS];
     bool held;
-    uint64_t freed; // when it was let go of
+    uint64_t freed; // when its last holder released it
 };
 
 struct naive {
@@ -287,7 +288,7 @@ static struct kv_root root_of(const struct world *w, uint32_t s)
     return (struct kv_root){&w->n.salt[s], 1};
 }
 
-/* What stands in the row of the last of n tokens: all that K and V may depend on. */
+/* The content of the row of the last of n tokens: it stands for all that K and V depend on. */
 static uint64_t row_of(char salt, const uint32_t *tokens, uint32_t n)
 {
     return kv_hash((uint64_t)salt, tokens, n * sizeof(*tokens));
@@ -296,8 +297,9 @@ static uint64_t row_of(char salt, const uint32_t *tokens, uint32_t n)
 static void *row_at(struct world *w, uint32_t s, uint32_t row, bool v)
 {
     uint32_t slot = kv_slot(&w->seqs[s], row);
-    size_t bytes = shape.head_dim * sizeof(uint16_t), behind = v ? KV_BLOCK * bytes : 0;
-    return kv_at(w->kv, 0, slot / KV_BLOCK, 0) + behind + slot % KV_BLOCK * bytes;
+    size_t bytes = layer.k_dim * sizeof(uint16_t), behind = v ? KV_BLOCK * bytes : 0;
+    return kv_bytes_at(kv_bytes_of(w->kv), 0, slot / KV_BLOCK, 0) + behind +
+           slot % KV_BLOCK * bytes;
 }
 
 static struct naive_block *naive_find(struct naive *m, char salt, const uint32_t *tokens,
@@ -319,8 +321,8 @@ static uint32_t naive_match(struct naive *m, char salt, const uint32_t *tokens, 
     return at;
 }
 
-/* Who holds what now; deeper blocks were let go of first. */
-static void naive_settle(struct naive *m, const struct kv_seq *seqs)
+/* Notes which blocks have holders now. Deeper blocks were released first. */
+static void naive_note_holders(struct naive *m, const struct kv_seq *seqs)
 {
     bool held[N_BLOCKS] = {false};
     for (uint32_t s = 0; s < N_SEQS; s++)
@@ -352,7 +354,7 @@ static void naive_evict(struct naive *m, const struct kv *kv)
         naive_evict_one(m);
 }
 
-/* Grows and writes the rows of tokens that are there already. */
+/* Grows by n rows and writes them, for tokens that the sequence already has. */
 static bool run_rows(struct world *w, uint32_t s, uint32_t n)
 {
     struct naive *m = &w->n;
@@ -393,7 +395,7 @@ static void end(struct world *w, uint32_t s)
     w->n.n_rows[s] = 0;
 }
 
-/* A new prompt, often one that another has had. */
+/* A new prompt, which often has a prefix of another sequence. */
 static void do_admit(struct world *w, uint32_t s)
 {
     struct naive *m = &w->n;
@@ -405,7 +407,7 @@ static void do_admit(struct world *w, uint32_t s)
         m->tokens[s][i] = i % KV_BLOCK ? 0 : dice(w, N_TOKENS);
     m->salt[s] = dice(w, 4) ? 'a' : 'b';
     m->n_committed[s] = m->n[s];
-    naive_settle(m, w->seqs);
+    naive_note_holders(m, w->seqs);
     struct kv_root root = root_of(w, s);
     uint32_t rows = naive_match(m, m->salt[s], m->tokens[s], m->n[s] - 1), held;
     assert_int_equal(kv_find(w->kv, &root, m->tokens[s], m->n[s] - 1, &held), rows / KV_BLOCK);
@@ -413,19 +415,19 @@ static void do_admit(struct world *w, uint32_t s)
     m->n_rows[s] = rows;
 }
 
-/* Some of the rows that lack. */
+/* Runs some of the missing rows. */
 static void do_run(struct world *w, uint32_t s)
 {
-    uint32_t lacks = w->n.n[s] - w->n.n_rows[s];
-    if (lacks && run_rows(w, s, 1 + dice(w, lacks)))
+    uint32_t missing = w->n.n[s] - w->n.n_rows[s];
+    if (missing && run_rows(w, s, 1 + dice(w, missing)))
         enter(w, s);
 }
 
-/* The next token, and a draft of which some tokens are kept. */
+/* Runs the next token and a draft, some tokens of which are accepted. */
 static void do_decode(struct world *w, uint32_t s)
 {
     struct naive *m = &w->n;
-    uint32_t base = m->n[s], n_draft = dice(w, 6), kept = dice(w, n_draft + 1);
+    uint32_t base = m->n[s], n_draft = dice(w, 6), n_accepted = dice(w, n_draft + 1);
     if (!base || m->n_rows[s] + 1 < base || base + n_draft + 1 >= MAX_ROWS)
         return;
     for (uint32_t i = 0; i < n_draft; i++)
@@ -433,17 +435,17 @@ static void do_decode(struct world *w, uint32_t s)
     if (!run_rows(w, s, base + n_draft - m->n_rows[s]))
         return;
     enter(w, s); // nothing of the draft
-    uint32_t path[6], n_rows = base + kept;
-    for (uint32_t i = 0; i < kept; i++)
+    uint32_t path[6], n_rows = base + n_accepted;
+    for (uint32_t i = 0; i < n_accepted; i++)
         path[i] = base + i;
-    kv_keep(w->kv, &w->seqs[s], base, path, kept);
+    kv_keep(w->kv, &w->seqs[s], base, path, n_accepted);
     m->n_rows[s] = m->n[s] = m->n_committed[s] = n_rows;
     m->tokens[s][m->n[s]++] = dice(w, N_TOKENS);
     m->n_committed[s] = m->n[s];
     enter(w, s);
 }
 
-/* Its blocks are taken, it goes on later. */
+/* Takes the sequence's blocks; do_resume() continues it. */
 static void do_preempt(struct world *w, uint32_t s)
 {
     end(w, s);
@@ -466,7 +468,7 @@ static void cut(struct world *w, uint32_t s, uint32_t to)
     m->n_committed[s] = m->n[s];
 }
 
-/* As a draft model's rows are, when the context turns out to be another. */
+/* As a draft model does when its context turns out to be another one. */
 static void do_truncate(struct world *w, uint32_t s)
 {
     uint32_t n = w->n.n_rows[s] < w->n.n[s] ? w->n.n_rows[s] : w->n.n[s];
@@ -485,7 +487,7 @@ static void do_fork(struct world *w, uint32_t s)
     if (from == s || !n)
         return;
     end(w, s);
-    naive_settle(m, w->seqs);
+    naive_note_holders(m, w->seqs);
     if (kv_fork(w->kv, &w->seqs[from], n, &w->seqs[s]) < 0)
         return;
     naive_evict(m, w->kv);
@@ -515,7 +517,7 @@ static void store(void *owner, uint32_t block)
 {
     struct world *w = owner;
     struct stored now;
-    assert_int_equal(kv_block_bytes(&shape), sizeof(now.data));
+    assert_int_equal(kv_bytes_block(&shape), sizeof(now.data));
     memcpy(now.name, kv_entry_of(w->kv, block).name, KV_NAME);
     kv_save(w->kv, block, now.data);
     const struct stored *before = find_stored(w, now.name);
@@ -532,7 +534,7 @@ static void store(void *owner, uint32_t block)
     w->stored[w->n_stored++ % N_STORED] = now;
 }
 
-/* One that was evicted comes back, if the blocks before it are there. */
+/* Loads an evicted block again, if the index has the blocks before it. */
 static void do_restore(struct world *w, uint32_t s)
 {
     (void)s;
@@ -540,7 +542,7 @@ static void do_restore(struct world *w, uint32_t s)
     if (!w->n_stored)
         return;
     const struct stored of =
-        w->stored[dice(w, w->n_stored < N_STORED ? w->n_stored : N_STORED)]; // making room stores
+        w->stored[dice(w, w->n_stored < N_STORED ? w->n_stored : N_STORED)]; // evicting stores
     const struct naive_block *b = &of.block;
     struct kv_root root = {&b->salt, 1};
     uint8_t name[KV_NAME];
@@ -600,7 +602,7 @@ static void step(struct world *w)
         do_decode, do_preempt, do_resume, do_truncate, do_fork,   do_restore, do_restore};
     struct naive *m = &w->n;
     operations[dice(w, ARRAY_LEN(operations))](w, dice(w, N_SEQS));
-    naive_settle(m, w->seqs);
+    naive_note_holders(m, w->seqs);
     assert_known(w);
 }
 
@@ -634,7 +636,7 @@ static void random_operations_agree_with_plain_lists(void **state)
 
 /* ---- no memory ---- */
 
-/* All that allocates, and what may have failed before is given back. False: something failed. */
+/* Calls everything that allocates, and releases it. False: an allocation failed. */
 static bool use_a_pool(void)
 {
     AUTO(kv_free) struct kv *kv = NULL;
@@ -667,7 +669,7 @@ static void any_allocation_may_fail(void **state)
         if (good)
             break;
     }
-    assert_true(n > 8); // pool, its four tables, index and its two, a table each
+    assert_true(n > 8); // the pool, its tables and bytes, the index, the sequences
 }
 
 int main(void)
@@ -679,7 +681,7 @@ int main(void)
         cmocka_unit_test(of_two_equal_blocks_one_is_kept),
         cmocka_unit_test(blocks_of_a_fork_enter_below_a_parent_that_all_holders_hold),
         cmocka_unit_test(the_least_recently_used_leaf_is_evicted_first),
-        cmocka_unit_test(what_is_held_is_not_evicted),
+        cmocka_unit_test(held_blocks_are_not_evicted),
         cmocka_unit_test(a_cut_block_of_the_index_is_copied_before_it_is_written),
         cmocka_unit_test(a_pool_takes_what_it_says),
         cmocka_unit_test(a_pool_without_index_finds_nothing),

@@ -111,8 +111,8 @@ static void shapes_are_read_from_the_file(void **state)
     assert_int_equal(m->params.n_vocab, TINY_VOCAB);
     assert_int_equal(m->params.n_ctx_train, TINY_CONTEXT);
     assert_int_equal(m->params.rope, MODEL_ROPE_HALVES);
-    assert_non_null(m->layers[1].q_bias);
-    assert_null(m->layers[1].q_norm);
+    assert_non_null(m->layers[1].attn.q_bias);
+    assert_null(m->layers[1].attn.q_norm);
     free(f.data);
 }
 
@@ -384,12 +384,12 @@ static void larger_types_are_quantised_on_the_way(void **state)
         f.data = tiny_write(&t, &f.len);
         AUTO(model_free) struct model *m = NULL;
         assert_int_equal(load_as(f, (int)to[i], &m), 0);
-        assert_int_equal(m->layers[1].v.type, to[i]);
+        assert_int_equal(m->layers[1].attn.v.type, to[i]);
         assert_rounded(f, "token_embd.weight", &m->embd);
         assert_rounded(f, "output.weight", &m->head);
-        assert_rounded(f, "blk.0.attn_q.weight", &m->layers[0].q);
-        assert_rounded(f, "blk.1.attn_v.weight", &m->layers[1].v);
-        assert_rounded(f, "blk.1.ffn_down.weight", &m->layers[1].down);
+        assert_rounded(f, "blk.0.attn_q.weight", &m->layers[0].attn.q);
+        assert_rounded(f, "blk.1.attn_v.weight", &m->layers[1].attn.v);
+        assert_rounded(f, "blk.1.ffn_down.weight", &m->layers[1].ffn.down);
         free(f.data);
     }
 }
@@ -402,7 +402,7 @@ static void smaller_types_stay_as_they_are(void **state)
     f.data = tiny_write(&t, &f.len);
     AUTO(model_free) struct model *m = NULL;
     assert_int_equal(load_as(f, KERNEL_Q8_0, &m), 0);
-    assert_int_equal(m->layers[0].q.type, KERNEL_Q4_0);
+    assert_int_equal(m->layers[0].attn.q.type, KERNEL_Q4_0);
     assert_int_equal(m->embd.type, KERNEL_Q8_0);
     free(f.data);
 }

@@ -1,4 +1,4 @@
-/* test_speculation.c - how a verifier speculates: what is read, what a change changes. */
+/* test_speculation.c - settings of speculation: parsing, defaults and changes. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static void must_control(struct speculation s, enum control_policy policy, uint3
     assert_int_equal(o.disable_batch_size, batch);
 }
 
-static void a_policy_brings_its_own_numbers_unless_others_are_set(void **state)
+static void a_policy_has_defaults_that_settings_replace(void **state)
 {
     (void)state;
     must_control(speculation_of("goodput", 0, -1), CONTROL_GOODPUT, 16, 0);
@@ -36,7 +36,7 @@ static void a_policy_brings_its_own_numbers_unless_others_are_set(void **state)
     assert_string_equal(fail_text(), "policy must be goodput, fixed or ema, not \"emas\"");
 }
 
-static void a_change_changes_what_it_has(void **state)
+static void a_change_applies_the_fields_that_it_names(void **state)
 {
     (void)state;
     struct speculation s = speculation_of("fixed", 7, 9), r;
@@ -62,9 +62,9 @@ static void a_change_changes_what_it_has(void **state)
     assert_memory_equal(&r, &c.to, sizeof(r));
 }
 
-static int adds(struct speculation *s, const char *text, size_t len)
+static int add_target(struct speculation *s, const char *text, size_t len)
 {
-    char *exact = malloc(len ? len : 1); // nothing behind it may be read
+    char *exact = malloc(len ? len : 1); // sanitizers see a read beyond it
     memcpy(exact, text, len);
     int r = speculation_add_target(s, exact, len);
     free(exact);
@@ -81,23 +81,23 @@ static void bad_targets_are_refused(void **state)
                {"\0", 1}, {"h\x7f:1", 4}, {"a\0b=h:1", 7}, {"a=\x1b[2J", 6}, {"a b=unix:/x", 11}};
     struct speculation s = {0};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++)
-        assert_int_equal(adds(&s, bad[i].text, bad[i].len), -EINVAL);
+        assert_int_equal(add_target(&s, bad[i].text, bad[i].len), -EINVAL);
     char longest[DRAFTS_TARGET_MAX + 1];
     memset(longest, 'x', sizeof(longest));
-    assert_int_equal(adds(&s, longest, DRAFTS_TARGET_MAX), -EINVAL);
+    assert_int_equal(add_target(&s, longest, DRAFTS_TARGET_MAX), -EINVAL);
     assert_int_equal(s.n_targets, 0);
-    for (unsigned i = 0; i < DRAFTS_MAX; i++)
-        assert_int_equal(adds(&s, longest, DRAFTS_TARGET_MAX - 1), 0);
-    assert_int_equal(adds(&s, "none", 4), 0);
-    assert_int_equal(adds(&s, "h:1", 3), -EINVAL);
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++)
+        assert_int_equal(add_target(&s, longest, DRAFTS_TARGET_MAX - 1), 0);
+    assert_int_equal(add_target(&s, "none", 4), 0);
+    assert_int_equal(add_target(&s, "h:1", 3), -EINVAL);
     assert_string_equal(fail_text(), "proposers: more than 16 targets");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_policy_brings_its_own_numbers_unless_others_are_set),
-        cmocka_unit_test(a_change_changes_what_it_has),
+        cmocka_unit_test(a_policy_has_defaults_that_settings_replace),
+        cmocka_unit_test(a_change_applies_the_fields_that_it_names),
         cmocka_unit_test(bad_targets_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

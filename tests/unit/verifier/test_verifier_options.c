@@ -1,4 +1,4 @@
-/* test_verifier_options.c - the verifier's settings: what their table alone does not say. */
+/* test_verifier_options.c - checks between settings, targets of proposers, and reloading. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "lib/lib.h"
 #include "verifier-svc/verifier_options.h"
 
-static int reads(const char *proposers, const struct verifier_options **ret)
+static int read_proposers(const char *proposers, const struct verifier_options **ret)
 {
     char *argv[] = {"verifier-svc", "--model", "m.gguf", "--proposers", (char *)proposers, NULL};
     return verifier_options_read(ARRAY_LEN(argv) - 1, argv, ret);
@@ -28,64 +28,64 @@ static void a_proposer_is_a_target_or_a_name_and_a_target(void **state)
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const struct verifier_options *o = NULL;
-        assert_int_equal(reads(cases[i][0], &o), 0);
+        assert_int_equal(read_proposers(cases[i][0], &o), 0);
         assert_int_equal(o->speculation.n_targets, 1);
         assert_string_equal(o->speculation.targets[0].name, cases[i][1]);
         assert_string_equal(o->speculation.targets[0].target, cases[i][2]);
-        assert_string_equal(o->proposers.v[0], cases[i][0]); // the setting itself stays
+        assert_string_equal(o->proposers.v[0], cases[i][0]); // the setting is kept as written
     }
 }
 
-static void none_is_no_proposer(void **state)
+static void none_adds_no_proposer(void **state)
 {
     (void)state;
     const struct verifier_options *o = NULL;
-    assert_int_equal(reads("none", &o), 0);
+    assert_int_equal(read_proposers("none", &o), 0);
     assert_int_equal(o->speculation.n_targets, 0);
-    assert_int_equal(reads("a=h:1,b=h:2", &o), 0);
+    assert_int_equal(read_proposers("a=h:1,b=h:2", &o), 0);
     assert_int_equal(o->speculation.n_targets, 2);
     assert_string_equal(o->speculation.targets[1].name, "b");
 }
 
-static void a_name_that_is_none_is_refused_in_a_sentence(void **state)
+static void an_invalid_name_is_refused_with_a_sentence(void **state)
 {
     (void)state;
     static const char *const bad[] = {"=h:1", "my proposer=h:1", "gr\xc3\xbcn=h:1", "a\"b=h:1",
                                       "a123456789a123456789a123456789ab=h:1"};
     const struct verifier_options *o;
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        assert_int_equal(reads(bad[i], &o), -EINVAL);
+        assert_int_equal(read_proposers(bad[i], &o), -EINVAL);
         assert_non_null(strstr(fail_text(), "a name is 1 to 31 letters, digits, '-', '_' or '.'"));
     }
-    assert_int_equal(reads("ngram=", &o), -EINVAL);
-    assert_non_null(strstr(fail_text(), "proposers: \"ngram=\" has no target behind the name"));
+    assert_int_equal(read_proposers("ngram=", &o), -EINVAL);
+    assert_non_null(strstr(fail_text(), "proposers: \"ngram=\" has no target after the name"));
 }
 
-static int reads_default(const char *proposers, const char *name,
-                         const struct verifier_options **ret)
+static int read_default(const char *proposers, const char *name,
+                        const struct verifier_options **ret)
 {
     char *argv[] = {"verifier-svc",       "--model",    "m", "--proposers", (char *)proposers,
                     "--default-proposer", (char *)name, NULL};
     return verifier_options_read(ARRAY_LEN(argv) - 1, argv, ret);
 }
 
-static void the_default_proposer_is_one_of_them(void **state)
+static void the_default_proposer_must_be_a_target(void **state)
 {
     (void)state;
     const struct verifier_options *o = NULL;
-    assert_int_equal(reads_default("a=h:1,b=h:2", "b", &o), 0);
+    assert_int_equal(read_default("a=h:1,b=h:2", "b", &o), 0);
     assert_string_equal(o->speculation.proposer, "b");
-    assert_int_equal(reads_default("a=h:1,h:2", "b", &o), 0); // the second's name is not known yet
-    assert_int_equal(reads_default("a=h:1,b=h:2", "c", &o), -EINVAL);
+    assert_int_equal(read_default("a=h:1,h:2", "b", &o), 0); // the second may have this name
+    assert_int_equal(read_default("a=h:1,b=h:2", "c", &o), -EINVAL);
     assert_non_null(
-        strstr(fail_text(), "no proposer is called c, which is to be asked by default"));
-    assert_int_equal(reads_default("a=h:1", "a\"b", &o), -EINVAL);
+        strstr(fail_text(), "the default proposer is c, but no proposer has this name"));
+    assert_int_equal(read_default("a=h:1", "a\"b", &o), -EINVAL);
     assert_non_null(strstr(fail_text(), "default_proposer must be at most 31 letters"));
-    assert_int_equal(reads_default("a=h:1", "", &o), 0);
+    assert_int_equal(read_default("a=h:1", "", &o), 0);
     assert_string_equal(o->speculation.proposer, "");
 }
 
-static void rereading_tells_what_may_change_and_names_the_rest(void **state)
+static void rereading_returns_changes_and_names_settings_that_need_a_restart(void **state)
 {
     (void)state;
     const struct verifier_options *o;
@@ -97,7 +97,7 @@ static void rereading_tells_what_may_change_and_names_the_rest(void **state)
     setenv("TANDEM_PROPOSERS", "a=h:1,b=h:2", 1);
     setenv("TANDEM_DEFAULT_PROPOSER", "b", 1);
     setenv("TANDEM_POLICY", "ema", 1);
-    setenv("TANDEM_K", "9", 1); // the flag stays
+    setenv("TANDEM_K", "9", 1); // the flag has priority
     assert_int_equal(
         verifier_options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), 0);
     assert_string_equal(waiting, "");
@@ -118,7 +118,7 @@ static void rereading_tells_what_may_change_and_names_the_rest(void **state)
     setenv("TANDEM_PROPOSERS", "=", 1);
     assert_int_equal(
         verifier_options_reread(ARRAY_LEN(argv) - 1, argv, &c, waiting, sizeof(waiting)), -EINVAL);
-    assert_null(o->name); // what is in force is untouched
+    assert_null(o->name); // the current settings are unchanged
     assert_true(o->pin);
     assert_int_equal(o->speculation.n_targets, 0);
     assert_string_equal(o->model, "m.gguf");
@@ -135,10 +135,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_proposer_is_a_target_or_a_name_and_a_target),
-        cmocka_unit_test(none_is_no_proposer),
-        cmocka_unit_test(a_name_that_is_none_is_refused_in_a_sentence),
-        cmocka_unit_test(the_default_proposer_is_one_of_them),
-        cmocka_unit_test(rereading_tells_what_may_change_and_names_the_rest),
+        cmocka_unit_test(none_adds_no_proposer),
+        cmocka_unit_test(an_invalid_name_is_refused_with_a_sentence),
+        cmocka_unit_test(the_default_proposer_must_be_a_target),
+        cmocka_unit_test(rereading_returns_changes_and_names_settings_that_need_a_restart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

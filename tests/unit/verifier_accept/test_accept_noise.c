@@ -1,4 +1,4 @@
-/* test_accept_noise.c - keyed noise: what only shows over many steps, and what is certain. */
+/* test_accept_noise.c - keyed noise: effects over many steps, and certain outcomes. */
 #include <math.h>
 #include <string.h>
 #include "lib/oracles/chances.h"
@@ -57,20 +57,19 @@ static uint32_t stream_draft(const struct stream *s, uint32_t i)
 /* Shares of the tokens, and of drafts accepted per step. */
 static double run_stream(struct stream *s, enum accept_rule rule, uint64_t n, double shares[3])
 {
-    static const int32_t parents[G] = {-1, 0, 1};
+    struct draft draft = {.n = G, .parents = {-1, 0, 1}};
     struct accept_chance c = {stream_p, stream_flip, stream_draw, s};
     struct accept_q q[G];
     uint64_t count[3] = {0}, n_accepted = 0;
     for (int i = 0; i < G; i++)
         q[i] = (struct accept_q){3, three, of_q, Q_SUM};
     while (s->position < n) {
-        uint32_t tokens[G];
         struct accept_result r;
         for (uint32_t i = 0; i < G; i++)
-            tokens[i] = stream_draft(s, i);
-        accept_judge(rule, 0, &(struct accept_tree){G, tokens, parents}, q, &c, &r);
+            draft.tokens[i] = stream_draft(s, i);
+        accept_judge(rule, 0, &draft, q, &c, &r);
         for (uint32_t i = 0; i < r.n_accepted; i++)
-            count[tokens[i]]++;
+            count[draft.tokens[i]]++;
         count[r.token]++;
         n_accepted += r.n_accepted;
         s->position += r.n_tokens;
@@ -96,7 +95,7 @@ static uint64_t n_tokens(void)
     return lib_amount(100000, 500000, 20000000);
 }
 
-static void keyed_noise_keeps_the_law_over_many_steps(void **state)
+static void keyed_noise_keeps_the_distribution_over_many_steps(void **state)
 {
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
@@ -133,7 +132,7 @@ static void noise_keyed_by_position_shows_in_block_verification(void **state)
     }
 }
 
-static void a_draw_stays_within_what_can_come(void **state)
+static void a_draw_returns_only_possible_tokens(void **state)
 {
     (void)state;
     double weights[] = {0, 1e-300, 0, 0};
@@ -141,7 +140,7 @@ static void a_draw_stays_within_what_can_come(void **state)
     struct dist_weights law = {4, 4, weights, kept, 1e-300};
     for (uint32_t step = 0; step < 100; step++)
         assert_int_equal(accept_keyed_draw(&(struct accept_keyed){1, step}, 0, &law), 1);
-    law.sum = 2; // more than there is: the last that can come
+    law.sum = 2; // more than the weights: the last possible token
     for (uint32_t step = 0; step < 100; step++)
         assert_int_equal(accept_keyed_draw(&(struct accept_keyed){1, step}, 0, &law), 1);
 }
@@ -159,9 +158,9 @@ static void certain_flips_are_certain(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keyed_noise_keeps_the_law_over_many_steps),
+        cmocka_unit_test(keyed_noise_keeps_the_distribution_over_many_steps),
         cmocka_unit_test(noise_keyed_by_position_shows_in_block_verification),
-        cmocka_unit_test(a_draw_stays_within_what_can_come),
+        cmocka_unit_test(a_draw_returns_only_possible_tokens),
         cmocka_unit_test(certain_flips_are_certain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* test_accept_rules.c - the rules that test a draft against p: their laws, exactly. */
+/* test_accept_rules.c - the rules that test a draft against p: their exact distributions. */
 #include <math.h>
 #include "lib/oracles/chances.h"
 #include "lib/lib.h"
@@ -38,7 +38,7 @@ static void block_verification_accepts_more(void **state)
     }
 }
 
-static void laws_that_depend_on_the_tokens_before_are_kept(void **state)
+static void distributions_that_depend_on_earlier_tokens_are_kept(void **state)
 {
     (void)state;
     for (unsigned g = 1; g <= 3; g++) {
@@ -51,7 +51,7 @@ static void laws_that_depend_on_the_tokens_before_are_kept(void **state)
     }
 }
 
-static void a_draft_that_was_chosen_stays_with_the_chance_p_gives_it(void **state)
+static void a_chosen_token_is_accepted_with_its_probability_under_p(void **state)
 {
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK};
@@ -70,7 +70,7 @@ static void without_a_draft_the_token_is_one_of_p(void **state)
         assert_exact((struct chances_world){rule, .5, A, .depth = 0, .width = 1}, 0);
 }
 
-static void a_draft_as_good_as_p_stays_whole(void **state)
+static void a_draft_drawn_from_p_is_accepted_whole(void **state)
 {
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK};
@@ -81,7 +81,7 @@ static void a_draft_as_good_as_p_stays_whole(void **state)
     }
 }
 
-static void a_token_that_p_forbids_never_stays(void **state)
+static void a_token_that_p_forbids_is_never_accepted(void **state)
 {
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
@@ -112,7 +112,7 @@ static void recursive_rejection_of_siblings(void **state)
         }
 }
 
-static void a_tree_of_drawn_tokens_keeps_the_law(void **state)
+static void a_tree_of_drawn_tokens_keeps_the_distribution(void **state)
 {
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
@@ -128,7 +128,7 @@ static void a_tree_of_drawn_tokens_keeps_the_law(void **state)
 }
 
 /* The two best of q as children that were chosen: p of both. */
-static void chosen_siblings_stay_with_the_chance_p_gives_them_all(void **state)
+static void chosen_siblings_are_accepted_with_their_joint_probability(void **state)
 {
     (void)state;
     struct chances_world w = {ACCEPT_RECURSIVE, A, .depth = 1, .width = 2};
@@ -142,7 +142,7 @@ static void chosen_siblings_stay_with_the_chance_p_gives_them_all(void **state)
 
 /* ---- lossy rules ---- */
 
-static void lenience_has_the_law_it_says(void **state)
+static void lenience_has_its_documented_distribution(void **state)
 {
     (void)state;
     struct chances_world w = {ACCEPT_LENIENCE, .8, A, .depth = 1, .width = 1};
@@ -166,7 +166,7 @@ static void lenience_has_the_law_it_says(void **state)
     assert_near(chances_law_error(&w, &o), 0, EXACT);
 }
 
-static void threshold_keeps_what_is_probable_and_corrects_by_p(void **state)
+static void threshold_accepts_probable_tokens_and_corrects_by_p(void **state)
 {
     (void)state;
     struct chances_world w = {ACCEPT_THRESHOLD, .25, A, .depth = 1, .width = 1};
@@ -194,16 +194,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rejection_accepts_what_p_and_q_share),
         cmocka_unit_test(block_verification_accepts_more),
-        cmocka_unit_test(laws_that_depend_on_the_tokens_before_are_kept),
-        cmocka_unit_test(a_draft_that_was_chosen_stays_with_the_chance_p_gives_it),
+        cmocka_unit_test(distributions_that_depend_on_earlier_tokens_are_kept),
+        cmocka_unit_test(a_chosen_token_is_accepted_with_its_probability_under_p),
         cmocka_unit_test(without_a_draft_the_token_is_one_of_p),
-        cmocka_unit_test(a_draft_as_good_as_p_stays_whole),
-        cmocka_unit_test(a_token_that_p_forbids_never_stays),
+        cmocka_unit_test(a_draft_drawn_from_p_is_accepted_whole),
+        cmocka_unit_test(a_token_that_p_forbids_is_never_accepted),
         cmocka_unit_test(recursive_rejection_of_siblings),
-        cmocka_unit_test(a_tree_of_drawn_tokens_keeps_the_law),
-        cmocka_unit_test(chosen_siblings_stay_with_the_chance_p_gives_them_all),
-        cmocka_unit_test(lenience_has_the_law_it_says),
-        cmocka_unit_test(threshold_keeps_what_is_probable_and_corrects_by_p),
+        cmocka_unit_test(a_tree_of_drawn_tokens_keeps_the_distribution),
+        cmocka_unit_test(chosen_siblings_are_accepted_with_their_joint_probability),
+        cmocka_unit_test(lenience_has_its_documented_distribution),
+        cmocka_unit_test(threshold_accepts_probable_tokens_and_corrects_by_p),
         cmocka_unit_test(typical_follows_the_entropy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

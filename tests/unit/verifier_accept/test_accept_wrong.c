@@ -68,7 +68,7 @@ static unsigned drop_low_q(const uint32_t *tokens, unsigned n)
 static unsigned stop_behind_low_q(const uint32_t *tokens, unsigned n)
 {
     unsigned kept = drop_low_q(tokens, n);
-    return kept < n ? kept + 1 : n; // the token that caused it stays
+    return kept < n ? kept + 1 : n; // the token that caused it is kept
 }
 
 static unsigned drop_forbidden(const uint32_t *tokens, unsigned n)
@@ -101,7 +101,7 @@ static unsigned late_if_it_starts_with_third(const uint32_t *tokens, unsigned n)
     return tokens[0] == 2 ? 0 : n;
 }
 
-static void what_is_judged_must_not_depend_on_the_token_itself(void **state)
+static void the_verified_part_must_not_depend_on_the_token_itself(void **state)
 {
     (void)state;
     const enum accept_rule rules[] = {ACCEPT_REJECTION, ACCEPT_BLOCK, ACCEPT_RECURSIVE};
@@ -153,12 +153,12 @@ static void drawn_drafts_must_not_be_chosen_by_score(void **state)
     struct chances_world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1,
                               .judged = lose_to_another};
     assert_wrong(&w);
-    w.q = law_a_q_best; // a chosen one may
+    w.q = law_a_q_best; // a chosen token may
     w.form = ONE_HOT;
     chances_accepted(w);
 }
 
-static void being_the_best_is_no_reason_to_stay(void **state)
+static void being_the_most_probable_is_no_reason_to_accept(void **state)
 {
     (void)state;
     struct chances_world w = {ACCEPT_REJECTION, A, .depth = 1, .width = 1, .matches_best = true};
@@ -182,7 +182,7 @@ static void penalties_must_count_the_drafts_own_tokens(void **state)
     }
 }
 
-static void lossy_rules_show(void **state)
+static void lossy_rules_are_detected(void **state)
 {
     (void)state;
     assert_wrong(&(struct chances_world){ACCEPT_THRESHOLD, .1, A, .depth = 1, .width = 1});
@@ -195,12 +195,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(q_must_be_what_was_drawn_from),
         cmocka_unit_test(drawing_and_accepting_must_be_independent),
-        cmocka_unit_test(what_is_judged_must_not_depend_on_the_token_itself),
+        cmocka_unit_test(the_verified_part_must_not_depend_on_the_token_itself),
         cmocka_unit_test(rows_must_be_chosen_before_their_tokens_are_known),
         cmocka_unit_test(drawn_drafts_must_not_be_chosen_by_score),
-        cmocka_unit_test(being_the_best_is_no_reason_to_stay),
+        cmocka_unit_test(being_the_most_probable_is_no_reason_to_accept),
         cmocka_unit_test(penalties_must_count_the_drafts_own_tokens),
-        cmocka_unit_test(lossy_rules_show),
+        cmocka_unit_test(lossy_rules_are_detected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

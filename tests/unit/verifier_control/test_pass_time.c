@@ -1,4 +1,4 @@
-/* test_pass_time.c - what a pass is expected to take. */
+/* test_pass_time.c - the estimate of the time of a pass. */
 #include <math.h>
 #include "lib/lib.h"
 #include "verifier-svc/control/pass_time.h"
@@ -11,12 +11,28 @@ static unsigned point_of(uint32_t rows)
     return i;
 }
 
-static double of_rows(const struct pass_time *c, uint32_t rows)
+static double rows_us(const struct pass_time *c, uint32_t rows)
 {
     return pass_time_us(c, &(struct pass_time_work){.rows = rows});
 }
 
-static void about(double got, double expected)
+/* Timed: 100 us for one row, and us for another number of rows. */
+static struct pass_time timed(uint32_t rows, double us)
+{
+    struct pass_time_measured m = {.us = {100}};
+    struct pass_time c;
+    m.us[point_of(rows)] = us;
+    pass_time_init(&c, &m);
+    return c;
+}
+
+/* Updates by a pass of these rows without context. */
+static void see(struct pass_time *c, uint32_t rows, double us)
+{
+    pass_time_seen(c, &(struct pass_time_work){.rows = rows}, us);
+}
+
+static void must_be(double got, double expected)
 {
     assert_true(fabs(got - expected) < 1e-6 * fabs(expected) + 1e-9);
 }
@@ -30,23 +46,19 @@ static void sizes_between_measured_ones_lie_on_a_line(void **state)
     m.us[point_of(5)] = 140;
     m.us[point_of(17)] = 260;
     pass_time_init(&c, &m);
-    about(of_rows(&c, 1), 100);
-    about(of_rows(&c, 3), 120);
-    about(of_rows(&c, 5), 140);
-    about(of_rows(&c, 11), 200);
-    about(of_rows(&c, 17), 260);
+    must_be(rows_us(&c, 1), 100);
+    must_be(rows_us(&c, 3), 120);
+    must_be(rows_us(&c, 5), 140);
+    must_be(rows_us(&c, 11), 200);
+    must_be(rows_us(&c, 17), 260);
 }
 
-static void beyond_the_last_size_rows_go_on_costing_the_same(void **state)
+static void after_the_last_size_each_row_costs_the_same(void **state)
 {
     (void)state;
-    struct pass_time_measured m = {0};
-    struct pass_time c;
-    m.us[0] = 100;
-    m.us[point_of(8)] = 170;
-    pass_time_init(&c, &m);
-    about(of_rows(&c, 108), 1170);
-    about(of_rows(&c, 1000), 10090); // behind the table's end too
+    struct pass_time c = timed(8, 170);
+    must_be(rows_us(&c, 108), 1170);
+    must_be(rows_us(&c, 1000), 10090); // also after the end of the table
 }
 
 static void one_measured_size_is_enough(void **state)
@@ -55,11 +67,11 @@ static void one_measured_size_is_enough(void **state)
     struct pass_time_measured m = {.us = {50}};
     struct pass_time c;
     pass_time_init(&c, &m);
-    about(of_rows(&c, 1), 50);
-    about(of_rows(&c, 4), 200);
+    must_be(rows_us(&c, 1), 50);
+    must_be(rows_us(&c, 4), 200);
 }
 
-static void a_larger_pass_is_never_cheaper(void **state)
+static void a_larger_pass_is_never_faster(void **state)
 {
     (void)state;
     struct pass_time_measured m = {0};
@@ -69,14 +81,14 @@ static void a_larger_pass_is_never_cheaper(void **state)
     m.us[point_of(8)] = 120;
     pass_time_init(&c, &m);
     for (uint32_t rows = 1; rows < 600; rows++)
-        assert_true(of_rows(&c, rows + 1) >= of_rows(&c, rows));
+        assert_true(rows_us(&c, rows + 1) >= rows_us(&c, rows));
     for (int i = 0; i < 200; i++)
-        pass_time_seen(&c, &(struct pass_time_work){.rows = 8}, 40);
+        see(&c, 8, 40);
     for (uint32_t rows = 1; rows < 600; rows++)
-        assert_true(of_rows(&c, rows + 1) >= of_rows(&c, rows));
+        assert_true(rows_us(&c, rows + 1) >= rows_us(&c, rows));
 }
 
-static void the_context_costs_once_to_read_and_for_each_row(void **state)
+static void a_context_costs_once_per_sequence_and_for_each_row(void **state)
 {
     (void)state;
     struct pass_time_measured m = {.context = 1000, .rows = 8};
@@ -89,52 +101,44 @@ static void the_context_costs_once_to_read_and_for_each_row(void **state)
     pass_time_init(&c, &m);
     pass_time_add(&pass, 4, 2000);
     pass_time_add(&pass, 1, 500);
-    about(pass_time_us(&c, &pass), of_rows(&c, 5) + 2500 * 0.02 + (4 * 2000 + 500) * 0.005);
+    must_be(pass_time_us(&c, &pass), rows_us(&c, 5) + 2500 * 0.02 + (4 * 2000 + 500) * 0.005);
 }
 
-static void passes_keep_the_table_fresh(void **state)
+static void passes_update_the_table(void **state)
 {
     (void)state;
-    struct pass_time_measured m = {0};
-    struct pass_time c;
-    m.us[0] = 100;
-    m.us[point_of(8)] = 170;
-    pass_time_init(&c, &m);
+    struct pass_time c = timed(8, 170);
     for (int i = 0; i < 300; i++) {
-        pass_time_seen(&c, &(struct pass_time_work){.rows = 1}, 120);
-        pass_time_seen(&c, &(struct pass_time_work){.rows = 4}, 300);
+        see(&c, 1, 120);
+        see(&c, 4, 300);
     }
-    assert_true(fabs(of_rows(&c, 1) - 120) < 6);
-    assert_true(fabs(of_rows(&c, 4) - 300) < 15);
-    assert_true(of_rows(&c, 8) >= 290); // as dear as a smaller one at least
+    assert_true(fabs(rows_us(&c, 1) - 120) < 6);
+    assert_true(fabs(rows_us(&c, 4) - 300) < 15);
+    assert_true(rows_us(&c, 8) >= 290); // at least as long as a smaller pass
 }
 
-static void passes_that_were_waited_for_have_a_factor_of_their_own(void **state)
+static void passes_with_drafts_have_a_separate_scale(void **state)
 {
     (void)state;
-    struct pass_time_measured m = {.us = {100}};
-    struct pass_time c;
-    pass_time_init(&c, &m);
+    struct pass_time c = timed(1, 100);
     for (int i = 0; i < 300; i++)
         pass_time_seen(&c, &(struct pass_time_work){.rows = 1, .drafted = i % 4 > 0},
                        i % 4 ? 150 : 100);
     assert_true(fabs(pass_time_us(&c, &(struct pass_time_work){.rows = 1, .drafted = true}) - 150) <
                 10);
-    assert_true(fabs(of_rows(&c, 1) - 100) < 10);
+    assert_true(fabs(rows_us(&c, 1) - 100) < 10);
 }
 
 static void a_busy_machine_slows_both_kinds_of_pass(void **state)
 {
     (void)state;
-    struct pass_time_measured m = {.us = {100}};
-    struct pass_time c;
-    pass_time_init(&c, &m);
+    struct pass_time c = timed(1, 100);
     for (int i = 0; i < 300; i++)
         pass_time_seen(&c, &(struct pass_time_work){.rows = 1, .drafted = true}, 180);
-    assert_true(of_rows(&c, 1) > 170);
+    assert_true(rows_us(&c, 1) > 170);
 }
 
-static void a_size_that_was_slower_than_a_larger_one_was_held_up(void **state)
+static void a_size_slower_than_a_larger_one_counts_as_that_one(void **state)
 {
     (void)state;
     struct pass_time_measured m = {0};
@@ -143,34 +147,30 @@ static void a_size_that_was_slower_than_a_larger_one_was_held_up(void **state)
     m.us[point_of(4)] = 400;
     m.us[point_of(8)] = 140;
     pass_time_init(&c, &m);
-    about(of_rows(&c, 4), 140);
-    about(of_rows(&c, 8), 140);
+    must_be(rows_us(&c, 4), 140);
+    must_be(rows_us(&c, 8), 140);
 }
 
-static void faster_than_thought_is_believed_at_once(void **state)
+static void faster_passes_count_immediately(void **state)
 {
     (void)state;
-    struct pass_time_measured m = {0};
-    struct pass_time c;
-    m.us[0] = 100;
-    m.us[point_of(8)] = 600;
-    pass_time_init(&c, &m);
+    struct pass_time c = timed(8, 600);
     for (int i = 0; i < 100; i++)
-        pass_time_seen(&c, &(struct pass_time_work){.rows = 1}, 100);
+        see(&c, 1, 100);
     for (int i = 0; i < 3; i++) {
-        pass_time_seen(&c, &(struct pass_time_work){.rows = 8}, 150);
+        see(&c, 8, 150);
         for (int k = 0; k < 30; k++)
-            pass_time_seen(&c, &(struct pass_time_work){.rows = 1}, 100);
+            see(&c, 1, 100);
     }
-    assert_true(of_rows(&c, 8) < 250);
-    assert_true(of_rows(&c, 6) <= of_rows(&c, 8));
+    assert_true(rows_us(&c, 8) < 250);
+    assert_true(rows_us(&c, 6) <= rows_us(&c, 8));
 }
 
-static void what_reading_takes_is_learnt_at_long_contexts(void **state)
+static void the_time_to_read_a_position_is_learnt_from_long_contexts(void **state)
 {
     (void)state;
     struct pass_time_measured m = {.us = {100, 103}, .context = 1000, .rows = 2};
-    m.long_one_us = 110; // 0.009 for a position read, 0.001 for each row that sees it
+    m.long_one_us = 110; // a = 0.009, b = 0.001
     m.long_rows_us = 114;
     struct pass_time c;
     pass_time_init(&c, &m);
@@ -184,14 +184,14 @@ static void what_reading_takes_is_learnt_at_long_contexts(void **state)
     pass_time_add(&two, 2, 10000);
     assert_true(fabs(pass_time_us(&c, &one) - 610) < 30);
     assert_true(pass_time_us(&c, &two) - pass_time_us(&c, &one) < 26); // 13
-    assert_true(fabs(of_rows(&c, 1) - 100) < 30);
+    assert_true(fabs(rows_us(&c, 1) - 100) < 30);
 }
 
-static void what_seeing_a_position_takes_is_learnt(void **state)
+static void the_time_to_attend_to_a_position_is_learnt(void **state)
 {
     (void)state;
     struct pass_time_measured m = {.us = {100, 103}, .context = 1000, .rows = 2};
-    m.long_one_us = 140; // 0.02 for a position read, 0.02 for each row that sees it
+    m.long_one_us = 140; // a = 0.02, b = 0.02
     m.long_rows_us = 163;
     struct pass_time c;
     pass_time_init(&c, &m);
@@ -206,11 +206,11 @@ static void what_seeing_a_position_takes_is_learnt(void **state)
     pass_time_add(&nine, 9, 10000);
     assert_true(fabs(pass_time_us(&c, &one) - 350) < 20);
     assert_true(fabs(pass_time_us(&c, &nine) - 774) < 40);
-    assert_true(fabs(pass_time_us(&c, &five) - 562) < 30); // which never ran
+    assert_true(fabs(pass_time_us(&c, &five) - 562) < 30); // such a pass never ran
 }
 
-/* As the measured sizes were held up and the long passes were not, or nothing was measured. */
-static void a_context_that_seemed_to_cost_nothing_is_learnt_all_the_same(void **state)
+/* The passes without context were delayed and the long ones were not, or nothing was measured. */
+static void a_context_measured_as_free_is_corrected(void **state)
 {
     (void)state;
     struct pass_time_measured measured[] = {
@@ -233,33 +233,31 @@ static void a_context_that_seemed_to_cost_nothing_is_learnt_all_the_same(void **
     }
 }
 
-static void one_interrupted_pass_says_little(void **state)
+static void one_interrupted_pass_changes_little(void **state)
 {
     (void)state;
-    struct pass_time_measured m = {.us = {100}};
-    struct pass_time c;
-    pass_time_init(&c, &m);
-    pass_time_seen(&c, &(struct pass_time_work){.rows = 1}, 1e9);
-    assert_true(of_rows(&c, 1) < 120);
+    struct pass_time c = timed(1, 100);
+    see(&c, 1, 1e9);
+    assert_true(rows_us(&c, 1) < 120);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_between_measured_ones_lie_on_a_line),
-        cmocka_unit_test(beyond_the_last_size_rows_go_on_costing_the_same),
+        cmocka_unit_test(after_the_last_size_each_row_costs_the_same),
         cmocka_unit_test(one_measured_size_is_enough),
-        cmocka_unit_test(a_larger_pass_is_never_cheaper),
-        cmocka_unit_test(the_context_costs_once_to_read_and_for_each_row),
-        cmocka_unit_test(passes_keep_the_table_fresh),
-        cmocka_unit_test(passes_that_were_waited_for_have_a_factor_of_their_own),
+        cmocka_unit_test(a_larger_pass_is_never_faster),
+        cmocka_unit_test(a_context_costs_once_per_sequence_and_for_each_row),
+        cmocka_unit_test(passes_update_the_table),
+        cmocka_unit_test(passes_with_drafts_have_a_separate_scale),
         cmocka_unit_test(a_busy_machine_slows_both_kinds_of_pass),
-        cmocka_unit_test(a_size_that_was_slower_than_a_larger_one_was_held_up),
-        cmocka_unit_test(faster_than_thought_is_believed_at_once),
-        cmocka_unit_test(what_reading_takes_is_learnt_at_long_contexts),
-        cmocka_unit_test(what_seeing_a_position_takes_is_learnt),
-        cmocka_unit_test(a_context_that_seemed_to_cost_nothing_is_learnt_all_the_same),
-        cmocka_unit_test(one_interrupted_pass_says_little),
+        cmocka_unit_test(a_size_slower_than_a_larger_one_counts_as_that_one),
+        cmocka_unit_test(faster_passes_count_immediately),
+        cmocka_unit_test(the_time_to_read_a_position_is_learnt_from_long_contexts),
+        cmocka_unit_test(the_time_to_attend_to_a_position_is_learnt),
+        cmocka_unit_test(a_context_measured_as_free_is_corrected),
+        cmocka_unit_test(one_interrupted_pass_changes_little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_drafts_book.c - what is sent to a proposer, and what is believed of its answers. */
+/* test_drafts_book.c - requests to a proposer, and the checks of its answers. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,8 +38,12 @@ static struct drafts_book *book_of(uint32_t max_sequences)
 
 static struct drafts_wish wish_of(uint64_t seq, uint32_t base_len, uint32_t k)
 {
-    return (struct drafts_wish){
-        .seq = seq, .context = counting, .base_len = base_len, .k = k, .sampling.temperature = 1};
+    return (struct drafts_wish){.seq = seq,
+                                .context = counting,
+                                .base_len = base_len,
+                                .max_nodes = k,
+                                .max_depth = k,
+                                .sampling.temperature = 1};
 }
 
 static unsigned ask(struct drafts_book *b, uint64_t seq, uint32_t base_len, uint32_t k, int64_t now)
@@ -70,13 +74,18 @@ static Tandem__V1__SequenceDraft answer_to(const struct drafts_entry *e, uint32_
     return a;
 }
 
+static struct draft *received; // the last one
+
 /* As the thread that received it does. */
 static bool judge(struct drafts_book *b, const Tandem__V1__SequenceDraft *a, int64_t now,
-                  struct draft *d)
+                  struct draft_answer *d)
 {
     struct drafts_asked asked;
     bool was_asked = drafts_book_asked(b, a, &asked);
+    *d = (struct draft_answer){0};
     enum drafts_verdict v = was_asked ? drafts_check(a, &asked, d) : DRAFTS_STALE;
+    draft_free(received);
+    received = d->draft;
     return drafts_book_answer(b, a, v, now, d);
 }
 
@@ -84,7 +93,7 @@ static uint32_t five[] = {5, 6, 7, 8, 9};
 
 static bool answer_with(struct drafts_book *b, const struct drafts_entry *e, size_t n, int64_t now)
 {
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = answer_to(e, five, n);
     return judge(b, &a, now, &d);
 }
@@ -97,7 +106,7 @@ static bool answer(struct drafts_book *b, const struct drafts_entry *e, int64_t 
 /* Asks for a draft of k tokens and hears after us that the context is still being read. */
 static void put_off_after(struct drafts_book *b, uint64_t seq, uint32_t k, int64_t us)
 {
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = answer_to(must_send(b, seq, 10, k, 1000), NULL, 0);
     a.unread = 7;
     assert_true(judge(b, &a, 1000 + us, &d));
@@ -149,15 +158,15 @@ static void tokens_are_those_from_keep_on(void **state)
     assert_null(drafts_book_take(b));
 }
 
-static void k_is_cut_to_what_the_proposer_can(void **state)
+static void a_wish_is_cut_to_the_proposers_maximum(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    assert_int_equal(must_send(b, 7, 10, 50, 0)->k, 8);
+    assert_int_equal(must_send(b, 7, 10, 50, 0)->max_nodes, 8);
     assert_int_equal(drafts_book_k_max(b, 7, 10), 8);
     struct drafts_wish w = wish_of(9, 10, 50);
     drafts_book_ask(b, &w, 1, BUDGET_US, 0);
-    assert_int_equal(w.k, 8); // its answer is timed as one of so many
+    assert_int_equal(w.max_depth, 8); // its latency is recorded for this size
     drafts_book_take(b);
     assert_int_equal(ask(b, 8, 10, 0, 0), 0);
     assert_null(drafts_book_take(b));
@@ -174,11 +183,12 @@ static void a_sequence_has_one_unanswered_round(void **state)
     assert_int_equal(must_send(b, 7, 12, 2, 300)->keep, 10);
 }
 
-static void a_draft_ahead_tells_what_is_being_verified(void **state)
+static void a_wish_for_a_draft_ahead_has_the_tokens_being_verified(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
     struct drafts_wish w = wish_of(1, 20, 4);
+    w.max_nodes = DRAFT_MAX_NODES;
     w.verifying = five;
     w.n_verifying = 3;
     assert_int_equal(drafts_book_ask(b, &w, 1, 1000, 0), 1);
@@ -189,14 +199,14 @@ static void a_draft_ahead_tells_what_is_being_verified(void **state)
     assert_null(drafts_book_verdict(b, 100000)); // late, and no fault yet
     uint32_t tokens[] = {5, 6, 7, 1, 2, 3};      // more than k, with those three
     Tandem__V1__SequenceDraft a = answer_to(&o->urgent[0], tokens, 6);
-    struct draft d;
+    struct draft_answer d;
     assert_true(judge(b, &a, 900, &d));
     assert_true(d.ahead);
-    assert_int_equal(d.n, 6);
+    assert_int_equal(d.draft->n, 6);
     assert_int_equal(drafts_book_p90_us(b, 4), 10000); // no ordinary answer was measured
 }
 
-static void waiting_pays_for_those_who_may_be_answered(void **state)
+static void only_wishes_that_can_be_answered_have_a_latency(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -211,7 +221,7 @@ static void waiting_pays_for_those_who_may_be_answered(void **state)
     assert_int_equal(w[0].p90_us, 300);
     assert_int_equal(w[1].p90_us, 200);
     assert_int_equal(w[2].p90_us, 0); // still owed an answer
-    assert_int_equal(w[3].p90_us, 0); // its context goes ahead
+    assert_int_equal(w[3].p90_us, 0); // its context is sent alone
 }
 
 static void a_stream_has_two_unanswered_rounds(void **state)
@@ -228,7 +238,7 @@ static void a_stream_has_two_unanswered_rounds(void **state)
     assert_non_null(drafts_book_take(b));
 }
 
-static void long_contexts_go_ahead_in_pieces(void **state)
+static void long_contexts_are_sent_ahead_in_pieces(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -239,7 +249,7 @@ static void long_contexts_go_ahead_in_pieces(void **state)
         assert_int_equal(o->n_urgent, 0);
         assert_int_equal(o->n_pieces, 1);
         assert_int_equal(o->pieces[0].keep, sent);
-        assert_int_equal(o->pieces[0].k, 0);
+        assert_int_equal(o->pieces[0].max_nodes, 0);
         sent = o->pieces[0].base_len;
         assert_int_equal(sent, i ? 130000 : DRAFTS_PIECE);
         assert_int_equal(o->pieces[0].more, !i);
@@ -247,7 +257,7 @@ static void long_contexts_go_ahead_in_pieces(void **state)
     }
     const struct drafts_entry *e = must_send(b, 7, 130000, 4, 0);
     assert_int_equal(e->keep, 130000);
-    assert_int_equal(e->k, 4);
+    assert_int_equal(e->max_nodes, 4);
 }
 
 static void the_outbox_is_bounded(void **state)
@@ -275,26 +285,26 @@ static void contexts_beyond_the_proposers_limit_are_not_sent(void **state)
     assert_int_equal(ask(b, 1, 50, 1, 0), 1);
 }
 
-static void the_draw_key_goes_only_to_who_draws_with_it(void **state)
+static void the_draw_key_is_sent_only_in_coupled_mode(void **state)
 {
     (void)state;
     struct drafts_described coupled = about;
-    coupled.offers[DRAFTS_COUPLED] = true;
+    coupled.offers[DRAFT_COUPLED] = true;
     for (int i = 0; i < 2; i++) {
         AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
         struct drafts_wish w = wish_of(7, 3, 1);
-        w.q_mode = DRAFTS_COUPLED;
+        w.q_mode = DRAFT_COUPLED;
         w.draw_key = 99;
         drafts_book_reset(b, i ? &coupled : &about);
         assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
         const struct drafts_entry *e = &drafts_book_take(b)->urgent[0];
-        assert_int_equal(e->q_mode, i ? DRAFTS_COUPLED : DRAFTS_POINT);
+        assert_int_equal(e->q_mode, i ? DRAFT_COUPLED : DRAFT_POINT);
         assert_int_equal(e->draw_key, i ? 99 : 0);
     }
 }
 
-static enum drafts_q_mode mode_asked(struct drafts_described *to, uint32_t n_vocab,
-                                     enum drafts_q_mode wished, uint32_t *ret_k)
+static enum draft_q_mode mode_asked(struct drafts_described *to, uint32_t n_vocab,
+                                    enum draft_q_mode wished, uint32_t *ret_k)
 {
     AUTO(drafts_book_free) struct drafts_book *b = NULL;
     assert_int_equal(drafts_book_new(1, n_vocab, &b), 0);
@@ -304,27 +314,27 @@ static enum drafts_q_mode mode_asked(struct drafts_described *to, uint32_t n_voc
     assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
     const struct drafts_entry *e = &drafts_book_take(b)->urgent[0];
     assert_int_equal(e->q_mode, w.q_mode);
-    *ret_k = e->k;
+    *ret_k = e->max_nodes;
     return w.q_mode;
 }
 
-static void only_what_is_offered_is_asked_for(void **state)
+static void only_offered_q_modes_are_requested(void **state)
 {
     (void)state;
     uint32_t k;
     struct drafts_described to = about;
-    to.offers[DRAFTS_POINT] = to.offers[DRAFTS_COUPLED] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_SPARSE, &k), DRAFTS_POINT);
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_POINT);
-    to.offers[DRAFTS_SPARSE] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_SPARSE, &k), DRAFTS_SPARSE);
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_SPARSE);
-    to.offers[DRAFTS_DENSE] = true;
-    assert_int_equal(mode_asked(&to, 100, DRAFTS_DENSE, &k), DRAFTS_DENSE);
+    to.offers[DRAFT_POINT] = to.offers[DRAFT_COUPLED] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_SPARSE, &k), DRAFT_POINT);
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_POINT);
+    to.offers[DRAFT_SPARSE] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_SPARSE, &k), DRAFT_SPARSE);
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_SPARSE);
+    to.offers[DRAFT_DENSE] = true;
+    assert_int_equal(mode_asked(&to, 100, DRAFT_DENSE, &k), DRAFT_DENSE);
     assert_int_equal(k, 8);
-    assert_int_equal(mode_asked(&to, 128256, DRAFTS_DENSE, &k), DRAFTS_DENSE);
+    assert_int_equal(mode_asked(&to, 128256, DRAFT_DENSE, &k), DRAFT_DENSE);
     assert_int_equal(k, 3); // what fits into a message
-    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX + 1, DRAFTS_DENSE, &k), DRAFTS_SPARSE);
+    assert_int_equal(mode_asked(&to, DRAFTS_DENSE_MAX + 1, DRAFT_DENSE, &k), DRAFT_SPARSE);
 }
 
 static void hint_tenant_and_sampling_are_sent_when_new(void **state)
@@ -382,7 +392,7 @@ static void a_closed_sequence_is_forgotten(void **state)
     const struct drafts_outbox *o = drafts_book_take(b);
     assert_int_equal(o->n_closes, 1);
     assert_true(o->closes[0].seq == 7 && o->closes[0].ended);
-    assert_false(answer(b, &e, 1)); // nobody's draft any more
+    assert_false(answer(b, &e, 1)); // its sequence is closed
     assert_int_equal(drafts_book_counts(b)->stale, 0);
     assert_false(answer(b, &e, 2));
     assert_int_equal(drafts_book_counts(b)->stale, 1);
@@ -411,7 +421,7 @@ static void every_close_is_sent(void **state)
         assert_true(o->closes[seq - 1].seq == seq);
 }
 
-static void a_closed_sequence_that_comes_back_is_told_anew(void **state)
+static void a_closed_sequence_that_returns_is_sent_from_the_start(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(1);
@@ -435,7 +445,7 @@ static void a_missing_context_is_sent_again(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     struct drafts_entry e = *must_send(b, 7, 10, 2, 0);
     assert_true(answer(b, &e, 1));
     e = *must_send(b, 7, 12, 2, 2);
@@ -453,7 +463,7 @@ static void a_proposer_that_never_keeps_a_context_is_given_up(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -465,11 +475,11 @@ static void a_proposer_that_never_keeps_a_context_is_given_up(void **state)
     assert_int_equal(n, 4);
 }
 
-static void a_context_is_sent_again_only_so_often(void **state)
+static void a_context_is_sent_again_a_limited_number_of_times(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -488,11 +498,11 @@ static void a_context_is_sent_again_only_so_often(void **state)
     assert_int_equal(ask(b, 8, 10, 2, 100), 1);
 }
 
-static void answers_to_what_was_sent_before_are_no_second_request(void **state)
+static void answers_to_older_rounds_are_no_second_request_for_context(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     a.seq = 7;
     a.need_context = true;
@@ -505,27 +515,27 @@ static void answers_to_what_was_sent_before_are_no_second_request(void **state)
     assert_int_equal(drafts_book_counts(b)->malformed, 0);
 }
 
-static void a_good_draft_is_handed_on(void **state)
+static void a_good_draft_is_passed_on(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     const struct drafts_entry *e = must_send(b, 7, 10, 5, 100);
     Tandem__V1__SequenceDraft a = answer_to(e, five, 5);
     assert_true(judge(b, &a, 350, &d));
     assert_true(d.seq == 7);
     assert_int_equal(d.base_len, 10);
-    assert_int_equal(d.n, 5);
-    assert_false(d.tree);
+    assert_int_equal(d.draft->n, 5);
+    assert_false(d.draft->tree);
     assert_int_equal(d.rtt_us, 250);
-    assert_memory_equal(d.tokens, five, sizeof(five));
+    assert_memory_equal(d.draft->tokens, five, sizeof(five));
     for (int i = 0; i < 5; i++) {
-        assert_int_equal(d.parents[i], i - 1);
-        assert_true(d.survival[i] == 1);
+        assert_int_equal(d.draft->parents[i], i - 1);
+        assert_true(d.draft->survival[i] == 1);
     }
 }
 
-static void the_time_of_a_draft_is_that_behind_a_known_context(void **state)
+static void latency_is_measured_only_with_a_context_already_read(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -537,7 +547,7 @@ static void the_time_of_a_draft_is_that_behind_a_known_context(void **state)
 }
 
 /* A long context is fed until the time for a draft is up, again and again. */
-static void who_has_no_draft_yet_makes_nobody_wait_longer(void **state)
+static void a_proposer_still_reading_makes_no_wait_longer(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -558,7 +568,7 @@ static uint32_t to_read(struct drafts_book *b, uint64_t seq, uint32_t base_len)
     return w.to_read;
 }
 
-static void a_wish_tells_what_has_to_be_read_first(void **state)
+static void a_wish_reports_the_positions_to_read_first(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
@@ -567,10 +577,10 @@ static void a_wish_tells_what_has_to_be_read_first(void **state)
     assert_int_equal(to_read(b, 7, 11), 11); // it still reads
     draft_after(b, 7, 2, 0, 1);
     assert_int_equal(to_read(b, 7, 12), 0);
-    put_off_after(b, 7, 2, 1); // it fell behind
+    put_off_after(b, 7, 2, 1); // it still has positions to read
     assert_int_equal(to_read(b, 7, 300), 290);
     draft_after(b, 7, 2, 2, 1);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft lost = answer_to(must_send(b, 7, 20, 2, 0), NULL, 0);
     assert_int_equal(to_read(b, 7, 20), 0); // an answer is owed, nothing is on its way
     lost.need_context = true;
@@ -581,11 +591,11 @@ static void a_wish_tells_what_has_to_be_read_first(void **state)
     assert_int_equal(to_read(b, 7, 20), 20);
 }
 
-static void a_tree_is_handed_on_with_falling_survival(void **state)
+static void a_tree_is_passed_on_with_falling_survival(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     const struct drafts_entry *e = must_send(b, 7, 10, 5, 0);
     Tandem__V1__SequenceDraft a = answer_to(e, five, 5);
     a.parents = (int32_t[]){-1, -1, 0, 1, 1};
@@ -593,17 +603,17 @@ static void a_tree_is_handed_on_with_falling_survival(void **state)
     a.survival = (float[]){0.5f, 0.25f, 0.75f, 0.125f, 0};
     a.n_survival = 5;
     assert_true(judge(b, &a, 1, &d));
-    assert_true(d.tree);
-    assert_true(d.survival[2] == 0.5f && d.survival[3] == 0.125f);
+    assert_true(d.draft->tree);
+    assert_true(d.draft->survival[2] == 0.5f && d.draft->survival[3] == 0.125f);
 }
 
-/* Every answer that is not exactly what was asked for; each is dropped and counted. */
-static void what_is_wrong_is_dropped(void **state)
+/* Every answer that does not fit the request is dropped and counted. */
+static void wrong_answers_are_dropped(void **state)
 {
     (void)state;
     for (int wrong = 0; wrong < 11; wrong++) {
         AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-        struct draft d;
+        struct draft_answer d;
         const struct drafts_entry *e = must_send(b, 7, 10, 4, 0);
         uint32_t tokens[4] = {1, 2, 3, N_VOCAB - 1};
         int32_t parents[4] = {-1, 0, 1, 2};
@@ -661,7 +671,7 @@ static void three_bad_answers_in_a_row_are_enough(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     for (int i = 0; i < 8; i++) {
         const struct drafts_entry *e = must_send(b, 7, 10, 1, 0);
         Tandem__V1__SequenceDraft a = answer_to(e, five, i == 2 ? 1 : 2);
@@ -670,7 +680,7 @@ static void three_bad_answers_in_a_row_are_enough(void **state)
         if (i == 5)
             break;
     }
-    assert_string_equal(drafts_book_verdict(b, 0), "more tokens than were asked for");
+    assert_string_equal(drafts_book_verdict(b, 0), "more tokens than were requested");
 }
 
 static void three_missed_budgets_in_a_row_are_enough(void **state)
@@ -730,11 +740,11 @@ static void an_outbox_that_is_never_taken_misses_too(void **state)
     assert_true(now < 3 * DRAFTS_MISS_AGAIN_US);
 }
 
-static void a_flood_of_unasked_answers_is_not_endured(void **state)
+static void a_flood_of_unrequested_answers_ends_the_stream(void **state)
 {
     (void)state;
     AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
-    struct draft d;
+    struct draft_answer d;
     Tandem__V1__SequenceDraft a = TANDEM__V1__SEQUENCE_DRAFT__INIT;
     unsigned n = 0;
     while (!drafts_book_verdict(b, 0) && n++ < 100000)
@@ -759,36 +769,36 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wish_carries_the_context_once),
         cmocka_unit_test(tokens_are_those_from_keep_on),
-        cmocka_unit_test(k_is_cut_to_what_the_proposer_can),
+        cmocka_unit_test(a_wish_is_cut_to_the_proposers_maximum),
         cmocka_unit_test(a_sequence_has_one_unanswered_round),
-        cmocka_unit_test(waiting_pays_for_those_who_may_be_answered),
-        cmocka_unit_test(a_draft_ahead_tells_what_is_being_verified),
+        cmocka_unit_test(only_wishes_that_can_be_answered_have_a_latency),
+        cmocka_unit_test(a_wish_for_a_draft_ahead_has_the_tokens_being_verified),
         cmocka_unit_test(a_stream_has_two_unanswered_rounds),
-        cmocka_unit_test(long_contexts_go_ahead_in_pieces),
+        cmocka_unit_test(long_contexts_are_sent_ahead_in_pieces),
         cmocka_unit_test(the_outbox_is_bounded),
         cmocka_unit_test(contexts_beyond_the_proposers_limit_are_not_sent),
-        cmocka_unit_test(the_draw_key_goes_only_to_who_draws_with_it),
-        cmocka_unit_test(only_what_is_offered_is_asked_for),
+        cmocka_unit_test(the_draw_key_is_sent_only_in_coupled_mode),
+        cmocka_unit_test(only_offered_q_modes_are_requested),
         cmocka_unit_test(hint_tenant_and_sampling_are_sent_when_new),
         cmocka_unit_test(a_closed_sequence_is_forgotten),
         cmocka_unit_test(every_close_is_sent),
-        cmocka_unit_test(a_closed_sequence_that_comes_back_is_told_anew),
+        cmocka_unit_test(a_closed_sequence_that_returns_is_sent_from_the_start),
         cmocka_unit_test(a_missing_context_is_sent_again),
         cmocka_unit_test(a_proposer_that_never_keeps_a_context_is_given_up),
-        cmocka_unit_test(a_context_is_sent_again_only_so_often),
-        cmocka_unit_test(answers_to_what_was_sent_before_are_no_second_request),
-        cmocka_unit_test(a_good_draft_is_handed_on),
-        cmocka_unit_test(the_time_of_a_draft_is_that_behind_a_known_context),
-        cmocka_unit_test(who_has_no_draft_yet_makes_nobody_wait_longer),
-        cmocka_unit_test(a_wish_tells_what_has_to_be_read_first),
-        cmocka_unit_test(a_tree_is_handed_on_with_falling_survival),
-        cmocka_unit_test(what_is_wrong_is_dropped),
+        cmocka_unit_test(a_context_is_sent_again_a_limited_number_of_times),
+        cmocka_unit_test(answers_to_older_rounds_are_no_second_request_for_context),
+        cmocka_unit_test(a_good_draft_is_passed_on),
+        cmocka_unit_test(latency_is_measured_only_with_a_context_already_read),
+        cmocka_unit_test(a_proposer_still_reading_makes_no_wait_longer),
+        cmocka_unit_test(a_wish_reports_the_positions_to_read_first),
+        cmocka_unit_test(a_tree_is_passed_on_with_falling_survival),
+        cmocka_unit_test(wrong_answers_are_dropped),
         cmocka_unit_test(three_bad_answers_in_a_row_are_enough),
         cmocka_unit_test(three_missed_budgets_in_a_row_are_enough),
         cmocka_unit_test(sequences_that_end_unanswered_are_missed_too),
         cmocka_unit_test(late_answers_count_but_may_be_used),
         cmocka_unit_test(an_outbox_that_is_never_taken_misses_too),
-        cmocka_unit_test(a_flood_of_unasked_answers_is_not_endured),
+        cmocka_unit_test(a_flood_of_unrequested_answers_ends_the_stream),
         cmocka_unit_test(a_new_stream_knows_nothing),
     };
     return cmocka_run_group_tests(tests, count, NULL);

@@ -1,4 +1,4 @@
-/* test_drafts_wire.c - what a proposer says of itself and of its drafts is checked. */
+/* test_drafts_wire.c - checks of a proposer's description and of its drafts. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -7,6 +7,7 @@
 #include "base/err.h"
 #include "kernel/kernel.h"
 #include "lib/lib.h"
+#include "verifier-svc/accept/accept.h"
 #include "verifier-svc/drafts/drafts_wire.h"
 
 static int check(uint32_t protocol, const char *kind)
@@ -87,20 +88,20 @@ static void tell(struct told *t, Tandem__V1__QMode mode)
     t->draft.q = &t->tensor;
 }
 
-static void must_take(struct told *t, enum drafts_q_mode asked, struct draft *d)
+static void must_take(struct told *t, enum draft_q_mode asked, struct draft_answer *d)
 {
-    struct drafts_asked a = {.k = 4, .n_vocab = V, .q_mode = asked};
+    struct drafts_asked a = {.max_nodes = 4, .max_depth = 4, .n_vocab = V, .q_mode = asked};
     if (drafts_check(&t->draft, &a, d) != DRAFTS_GOOD)
         fail_msg("%s", fail_text());
 }
 
-static void must_refuse(struct told *t, enum drafts_q_mode asked, const char *why)
+static void must_refuse(struct told *t, enum draft_q_mode asked, const char *why)
 {
-    struct drafts_asked a = {.k = 4, .n_vocab = V, .q_mode = asked};
-    struct draft d;
+    struct drafts_asked a = {.max_nodes = 4, .max_depth = 4, .n_vocab = V, .q_mode = asked};
+    struct draft_answer d;
     assert_int_equal(drafts_check(&t->draft, &a, &d), DRAFTS_MALFORMED);
     assert_string_equal(fail_text(), why);
-    assert_null(d.q);
+    assert_null(d.draft);
 }
 
 #define SPARSE TANDEM__V1__QMODE__Q_MODE_SPARSE
@@ -110,41 +111,46 @@ static void a_sparse_q_arrives_as_it_was_drawn_from(void **state)
 {
     (void)state;
     struct told t;
-    struct draft d;
+    struct draft_answer a;
     tell(&t, SPARSE);
-    must_take(&t, DRAFTS_SPARSE, &d);
-    for (int i = 0; i < N; i++) {
-        assert_int_equal(d.q[i].n, 3);
-        assert_true(d.q[i].sum == 65536);
-        assert_memory_equal(d.q[i].ids, t.ids + (size_t)3 * i, 12);
+    must_take(&t, DRAFT_SPARSE, &a);
+    for (uint32_t i = 0; i < N; i++) {
+        struct accept_q q = accept_q_of(a.draft, i);
+        assert_int_equal(q.n, 3);
+        assert_true(q.sum == 65536);
+        assert_memory_equal(q.ids, t.ids + (size_t)3 * i, 12);
     }
-    assert_true(d.q[0].weights[0] == 32768 && d.q[0].weights[2] == 16384);
-    assert_true(d.q[1].weights[1] == 65534 && d.q[1].weights[0] == 1);
-    free(d.q);
+    struct accept_q first = accept_q_of(a.draft, 0), second = accept_q_of(a.draft, 1);
+    assert_true(first.weights[0] == 32768 && first.weights[2] == 16384);
+    assert_true(second.weights[1] == 65534 && second.weights[0] == 1);
+    draft_free(a.draft);
     uint16_t all = 65535; // a single id has all of it
     t.draft.n_tokens = 1;
     t.draft.q_ids.len = sizeof(uint32_t);
     t.draft.q_probs = (ProtobufCBinaryData){sizeof(all), (uint8_t *)&all};
-    must_take(&t, DRAFTS_SPARSE, &d);
-    assert_true(d.q[0].n == 1 && d.q[0].weights[0] == 65536);
-    free(d.q);
+    must_take(&t, DRAFT_SPARSE, &a);
+    assert_true(a.draft->q->width == 1 && a.draft->q->weights[0] == 65536);
+    draft_free(a.draft);
     t.draft.n_tokens = 0; // nothing was drawn
-    must_take(&t, DRAFTS_SPARSE, &d);
-    assert_null(d.q);
+    must_take(&t, DRAFT_SPARSE, &a);
+    assert_null(a.draft->q);
+    draft_free(a.draft);
 }
 
-static void only_an_empty_draft_tells_what_is_unread(void **state)
+static void only_an_empty_draft_has_an_unread_count(void **state)
 {
     (void)state;
     struct told t;
-    struct draft d;
+    struct draft_answer d;
     tell(&t, TANDEM__V1__QMODE__Q_MODE_POINT);
     t.draft.unread = UINT32_MAX;
-    must_take(&t, DRAFTS_POINT, &d);
+    must_take(&t, DRAFT_POINT, &d);
     assert_int_equal(d.unread, 0);
+    draft_free(d.draft);
     t.draft.n_tokens = 0;
-    must_take(&t, DRAFTS_POINT, &d);
+    must_take(&t, DRAFT_POINT, &d);
     assert_int_equal(d.unread, t.draft.base_len); // no more than there is
+    draft_free(d.draft);
 }
 
 static void a_bad_sparse_q_is_refused(void **state)
@@ -152,21 +158,21 @@ static void a_bad_sparse_q_is_refused(void **state)
     (void)state;
     struct told t;
     tell(&t, SPARSE);
-    must_refuse(&t, DRAFTS_COUPLED, "a q mode that was not asked for");
+    must_refuse(&t, DRAFT_COUPLED, "a q mode that was not requested");
     t.probs[1]--;
-    must_refuse(&t, DRAFTS_SPARSE, "a sparse q whose probabilities do not sum to 65536");
+    must_refuse(&t, DRAFT_SPARSE, "a sparse q whose probabilities do not sum to 65536");
     tell(&t, SPARSE);
     t.ids[1] = 0;
-    must_refuse(&t, DRAFTS_SPARSE, "a sparse q that names a token twice");
+    must_refuse(&t, DRAFT_SPARSE, "a sparse q that names a token twice");
     tell(&t, SPARSE);
     t.ids[2] = 4; // not beside the other
-    must_refuse(&t, DRAFTS_SPARSE, "a sparse q that names a token twice");
+    must_refuse(&t, DRAFT_SPARSE, "a sparse q that names a token twice");
     tell(&t, SPARSE);
     t.ids[4] = 1;
-    must_refuse(&t, DRAFTS_SPARSE, "a token that its q does not name");
+    must_refuse(&t, DRAFT_SPARSE, "a token that its q does not name");
     tell(&t, SPARSE);
     t.ids[3] = V;
-    must_refuse(&t, DRAFTS_SPARSE, "a q over tokens outside the vocabulary");
+    must_refuse(&t, DRAFT_SPARSE, "a q over tokens outside the vocabulary");
     const char *shape = "a sparse q that is not as many ids and probabilities for each token";
     for (int wrong = 0; wrong < 5; wrong++) {
         static uint8_t much[N * 4 * (DRAFTS_SPARSE_MAX + 1)];
@@ -180,7 +186,7 @@ static void a_bad_sparse_q_is_refused(void **state)
             t.draft.q_ids = (ProtobufCBinaryData){sizeof(much), much};
             t.draft.q_probs = (ProtobufCBinaryData){sizeof(much) / 2, much};
         }
-        must_refuse(&t, DRAFTS_SPARSE, shape);
+        must_refuse(&t, DRAFT_SPARSE, shape);
     }
 }
 
@@ -205,35 +211,36 @@ static void a_dense_q_comes_in_three_types(void **state)
     for (int dtype = TANDEM__V1__TENSOR__DTYPE__F32; dtype <= (int)TANDEM__V1__TENSOR__DTYPE__BF16;
          dtype++) {
         struct told t;
-        struct draft d;
+        struct draft_answer d;
         tell(&t, DENSE);
         if (dtype != (int)TANDEM__V1__TENSOR__DTYPE__F32)
             narrow(&t, (Tandem__V1__Tensor__Dtype)dtype);
-        must_take(&t, DRAFTS_DENSE, &d);
-        assert_memory_equal(d.q[0].weights, ((float[V]){.25F, .25F, 0, 0, .5F, 0}), 4 * V);
-        assert_true(d.q[1].weights[0] == 1 && d.q[1].sum == 1 && d.q[1].n == V && !d.q[1].ids);
-        free(d.q);
+        must_take(&t, DRAFT_DENSE, &d);
+        assert_memory_equal(d.draft->q->weights, ((float[V]){.25F, .25F, 0, 0, .5F, 0}), 4 * V);
+        const struct draft_q *q = d.draft->q;
+        assert_true(q->weights[V] == 1 && q->sums[1] == 1 && q->width == V && !q->ids);
+        draft_free(d.draft);
     }
 }
 
-/* A drafter may know of less padding behind the vocabulary. */
+/* A drafter's vocabulary may have less padding at its end. */
 static void a_dense_q_may_leave_out_the_last_tokens(void **state)
 {
     (void)state;
     struct told t;
-    struct draft d;
+    struct draft_answer d;
     tell(&t, DENSE);
     t.shape[1] = V - 1;
     t.tensor.data.len = sizeof(float) * N * (V - 1);
     t.dense[5] = 1; // the second row begins here
     t.dense[6] = 0;
-    must_take(&t, DRAFTS_DENSE, &d);
-    assert_memory_equal(d.q[0].weights, ((float[V]){.25F, .25F, 0, 0, .5F, 0}), 4 * V);
-    assert_memory_equal(d.q[1].weights, ((float[V]){1, 0, 0, 0, 0, 0}), 4 * V);
-    assert_int_equal(d.q[0].n, V);
-    free(d.q);
+    must_take(&t, DRAFT_DENSE, &d);
+    assert_memory_equal(d.draft->q->weights, ((float[V]){.25F, .25F, 0, 0, .5F, 0}), 4 * V);
+    assert_memory_equal(d.draft->q->weights + V, ((float[V]){1, 0, 0, 0, 0, 0}), 4 * V);
+    assert_int_equal(d.draft->q->width, V);
+    draft_free(d.draft);
     t.tokens[0] = V - 1;
-    must_refuse(&t, DRAFTS_DENSE, "a token that its q does not name");
+    must_refuse(&t, DRAFT_DENSE, "a token that its q does not name");
 }
 
 static void a_bad_dense_q_is_refused(void **state)
@@ -242,33 +249,33 @@ static void a_bad_dense_q_is_refused(void **state)
     const char *shape = "a dense q that is not tokens by vocabulary";
     struct told t;
     tell(&t, DENSE);
-    must_refuse(&t, DRAFTS_SPARSE, "a q mode that was not asked for");
+    must_refuse(&t, DRAFT_SPARSE, "a q mode that was not requested");
     t.draft.q = NULL;
-    must_refuse(&t, DRAFTS_DENSE, shape);
+    must_refuse(&t, DRAFT_DENSE, shape);
     tell(&t, DENSE);
     t.shape[1]++;
-    must_refuse(&t, DRAFTS_DENSE, shape);
+    must_refuse(&t, DRAFT_DENSE, shape);
     tell(&t, DENSE);
     t.tensor.n_shape = 1;
-    must_refuse(&t, DRAFTS_DENSE, shape);
+    must_refuse(&t, DRAFT_DENSE, shape);
     tell(&t, DENSE);
     t.tensor.data.len--;
-    must_refuse(&t, DRAFTS_DENSE, "a dense q that is not as long as its shape");
+    must_refuse(&t, DRAFT_DENSE, "a dense q that is not as long as its shape");
     tell(&t, DENSE);
     t.tensor.dtype = (Tandem__V1__Tensor__Dtype)7;
-    must_refuse(&t, DRAFTS_DENSE, "a dense q of an unknown type");
+    must_refuse(&t, DRAFT_DENSE, "a dense q of an unknown type");
     const float bad[] = {NAN, INFINITY, -.25F, 2};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         tell(&t, DENSE);
         t.dense[2] = bad[i];
-        must_refuse(&t, DRAFTS_DENSE, "a dense q with what is no probability");
+        must_refuse(&t, DRAFT_DENSE, "a dense q with a value that is no probability");
     }
     tell(&t, DENSE);
     t.dense[4] = .4F;
-    must_refuse(&t, DRAFTS_DENSE, "a dense q whose probabilities do not sum to 1");
+    must_refuse(&t, DRAFT_DENSE, "a dense q whose probabilities do not sum to 1");
     tell(&t, DENSE);
     t.tokens[1] = 3;
-    must_refuse(&t, DRAFTS_DENSE, "a token that its q does not name");
+    must_refuse(&t, DRAFT_DENSE, "a token that its q does not name");
 }
 
 /* What a draft of eight tokens takes on the wire, per token. */
@@ -309,7 +316,7 @@ int main(void)
         cmocka_unit_test(another_vocabulary_is_refused_with_both_digests),
         cmocka_unit_test(a_name_is_one_word),
         cmocka_unit_test(a_sparse_q_arrives_as_it_was_drawn_from),
-        cmocka_unit_test(only_an_empty_draft_tells_what_is_unread),
+        cmocka_unit_test(only_an_empty_draft_has_an_unread_count),
         cmocka_unit_test(a_bad_sparse_q_is_refused),
         cmocka_unit_test(a_dense_q_comes_in_three_types),
         cmocka_unit_test(a_dense_q_may_leave_out_the_last_tokens),

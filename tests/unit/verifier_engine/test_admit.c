@@ -1,4 +1,4 @@
-/* test_admit.c - who begins, by an engine whose thread does not run. */
+/* test_admit.c - which requests start; the engine's thread does not run. */
 #include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
@@ -7,7 +7,8 @@
 
 #define N_BLOCKS 64
 
-static const struct kv_shape shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 4};
+static const struct kv_layer layer = {.n_heads = 1, .k_dim = 4, .v_dim = 4};
+static const struct kv_shape shape = {.n_layers = 1, .layers = &layer};
 static struct stats stats;
 static struct verifier_options options = {.max_sequences = 16,
                                           .queue_length = 16,
@@ -61,9 +62,9 @@ static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
     return s;
 }
 
-/* The large one's prompt begins now as that of one that is being computed, for which it waits, and
- * now otherwise, when there is no room for it. */
-static void eight_pass_the_head_whatever_it_waits_for(void **state)
+/* The large request waits for one of two reasons, which alternate: its prompt shares a prefix that is
+ * being computed, or there are not enough blocks for it. */
+static void at_most_eight_requests_pass_the_head(void **state)
 {
     struct engine *e = *state;
     struct seq *running = come(e, 1, 420), *large, *small;
@@ -80,8 +81,8 @@ static void eight_pass_the_head_whatever_it_waits_for(void **state)
     }
 }
 
-/* It waits as long as it likes, and nobody is the worse for it. */
-static void who_waits_for_a_prefix_is_passed_by_all(void **state)
+/* It may wait for any time without an effect on others. */
+static void a_request_that_waits_for_a_prefix_is_passed_by_all(void **state)
 {
     struct engine *e = *state;
     struct seq *running = come(e, 1, 420), *alike;
@@ -121,8 +122,8 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(eight_pass_the_head_whatever_it_waits_for),
-        TEST(who_waits_for_a_prefix_is_passed_by_all),
+        TEST(at_most_eight_requests_pass_the_head),
+        TEST(a_request_that_waits_for_a_prefix_is_passed_by_all),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

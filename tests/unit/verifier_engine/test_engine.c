@@ -138,7 +138,7 @@ static void wait_until_more(atomic_uint *n, unsigned than)
     }
 }
 
-/* Wakes the engine, which sees what has changed and sleeps again. */
+/* Wakes the engine, which looks for changes and sleeps again. */
 static void wake(struct engine *e)
 {
     for (int i = 0; i < 2; i++) { // it may have been about to sleep
@@ -148,8 +148,8 @@ static void wake(struct engine *e)
     }
 }
 
-/* Once nothing goes to disk any more it sleeps until something comes, and looks about no more often
- * than it is woken. */
+/* When no more blocks are written to disk, it sleeps until it is woken, and runs its loop only as often
+ * as that. */
 static void must_sleep(struct engine *e)
 {
     wake(e);
@@ -255,7 +255,7 @@ static void await_proposer(struct engine *e)
     }
 }
 
-static void rounds_that_ask_for_drafts_allocate_nothing(void **state)
+static void rounds_that_request_drafts_allocate_nothing(void **state)
 {
     (void)state;
     char folder[] = "/tmp/tandem-test-engine-XXXXXX", path[PROPOSER_PATH_MAX], target[128];
@@ -305,7 +305,7 @@ static unsigned n_rows_of(unsigned n_prompt, unsigned n)
     return n_prompt + n - 1;
 }
 
-static void who_comes_back_runs_no_more_than_a_block_again(void **state)
+static void a_preempted_sequence_reruns_at_most_a_block(void **state)
 {
     (void)state;
     struct played a, other;
@@ -331,7 +331,7 @@ struct disk {
     struct verifier_options options;
 };
 
-/* One seat, few blocks and a disk. It stays: if a test fails, its engine goes on with it. */
+/* One seat, few blocks and a disk. It is static: if a test fails, its engine continues to use it. */
 static struct disk *disk_new(void)
 {
     struct disk *d = calloc(1, sizeof(*d));
@@ -360,9 +360,9 @@ static void disk_free(struct disk *d)
     free(d);
 }
 
-/* Its reader falls behind, so that others take its seat and its blocks; then it reads, and falls
- * behind again while the disk is being read. */
-static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
+/* Its client does not read, so that others take its seat and its blocks. Then the client reads, and
+ * stops again while the blocks are being restored. */
+static void the_engine_sleeps_while_a_paused_sequence_is_restored(void **state)
 {
     (void)state;
     enum { PROMPT = 200, ANSWER = 300 };
@@ -406,7 +406,7 @@ static void nothing_turns_while_a_paused_sequence_is_restored(void **state)
     disk_free(d);
 }
 
-static void an_idle_engine_shows_what_goes_to_disk(void **state)
+static void an_idle_engine_counts_blocks_written_to_disk(void **state)
 {
     (void)state;
     struct played p;
@@ -424,7 +424,7 @@ static void an_idle_engine_shows_what_goes_to_disk(void **state)
     assert_in_range(atomic_load(&sleep_us), 1, 1000000);
     assert_true(figure("tandem_kv_disk_waiting_blocks") > 0);
     atomic_store(&hold_writes, false);
-    for (int ms = 0; figure("tandem_kv_disk_waiting_blocks"); ms += 5) { // nobody wakes it
+    for (int ms = 0; figure("tandem_kv_disk_waiting_blocks"); ms += 5) { // no thread wakes it
         assert_true(ms < 4 * HELD_MS);
         poll(NULL, 0, 5);
     }
@@ -435,7 +435,7 @@ static void an_idle_engine_shows_what_goes_to_disk(void **state)
 
 /* ---- speculation ---- */
 
-/* n proposers that nobody can reach. */
+/* n unreachable proposers. */
 static struct speculation nowhere(const char *name, unsigned n)
 {
     struct speculation s = {.on = true, .policy = CONTROL_FIXED, .k = 5, .disable_batch_size = 8};
@@ -447,7 +447,7 @@ static struct speculation nowhere(const char *name, unsigned n)
     return s;
 }
 
-/* These are what the engine tells, and whom it has, n of them. */
+/* The engine reports these n proposers, and uses them. */
 static void must_speculate(struct engine *e, const struct speculation *want)
 {
     struct speculation s;
@@ -456,7 +456,7 @@ static void must_speculate(struct engine *e, const struct speculation *want)
     engine_speculation(e, &s);
     assert_int_equal(s.n_targets, want->n_targets);
     assert_string_equal(s.targets[0].target, want->targets[0].target);
-    for (unsigned i = 0; i < DRAFTS_MAX; i++) {
+    for (unsigned i = 0; i < DRAFT_MAX_PROPOSERS; i++) {
         if (!drafts_stats(engine_drafts(e), i, &p))
             continue;
         n++;
@@ -465,7 +465,7 @@ static void must_speculate(struct engine *e, const struct speculation *want)
     assert_int_equal(n, want->n_targets);
 }
 
-static void a_change_is_made_whole_or_not_at_all(void **state)
+static void a_change_is_applied_completely_or_not_at_all(void **state)
 {
     (void)state;
     const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", 2)};
@@ -482,16 +482,17 @@ static void a_change_is_made_whole_or_not_at_all(void **state)
 
 static void *exchange_all(void *arg)
 {
-    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", DRAFTS_MAX)};
+    const struct speculation_change to = {SPECULATION_TARGETS, nowhere("b", DRAFT_MAX_PROPOSERS)};
     struct speculation now;
     assert_int_equal(engine_speculate(arg, &to, &now), 0);
     return NULL;
 }
 
-static void who_asks_does_not_wait_for_a_change(void **state)
+static void readers_of_the_settings_do_not_wait_for_a_change(void **state)
 {
     (void)state;
-    const struct speculation a = nowhere("a", DRAFTS_MAX), b = nowhere("b", DRAFTS_MAX);
+    const struct speculation a = nowhere("a", DRAFT_MAX_PROPOSERS),
+                             b = nowhere("b", DRAFT_MAX_PROPOSERS);
     struct speculation s;
     pthread_t thread;
     options.speculation = a;
@@ -520,12 +521,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_decoding_round_allocates_nothing),
-        cmocka_unit_test(rounds_that_ask_for_drafts_allocate_nothing),
-        cmocka_unit_test(who_comes_back_runs_no_more_than_a_block_again),
-        cmocka_unit_test(nothing_turns_while_a_paused_sequence_is_restored),
-        cmocka_unit_test(an_idle_engine_shows_what_goes_to_disk),
-        cmocka_unit_test(a_change_is_made_whole_or_not_at_all),
-        cmocka_unit_test(who_asks_does_not_wait_for_a_change),
+        cmocka_unit_test(rounds_that_request_drafts_allocate_nothing),
+        cmocka_unit_test(a_preempted_sequence_reruns_at_most_a_block),
+        cmocka_unit_test(the_engine_sleeps_while_a_paused_sequence_is_restored),
+        cmocka_unit_test(an_idle_engine_counts_blocks_written_to_disk),
+        cmocka_unit_test(a_change_is_applied_completely_or_not_at_all),
+        cmocka_unit_test(readers_of_the_settings_do_not_wait_for_a_change),
     };
     return cmocka_run_group_tests(tests, init, NULL);
 }

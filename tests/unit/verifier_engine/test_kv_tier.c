@@ -1,4 +1,4 @@
-/* test_kv_tier.c - blocks go to the disk when memory evicts them, and come back for who waits. */
+/* test_kv_tier.c - evicted blocks are written to disk, and restored for waiting sequences. */
 #include "lib/lib.h"
 #include "lib/rigs/kv_tier_rig.h"
 
@@ -16,7 +16,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-static void what_was_evicted_comes_back_in_pieces(void **state)
+static void evicted_blocks_are_restored_in_pieces(void **state)
 {
     struct kv_tier_rig *t = *state;
     unsigned n_pieces = 0;
@@ -28,8 +28,8 @@ static void what_was_evicted_comes_back_in_pieces(void **state)
     assert_int_equal(kv_tier_rig_found(t), N_BLOCKS);
 }
 
-/* It has no seat, or is paused: nobody asks for its next piece, however long. */
-static void a_pause_between_two_pieces_costs_none(void **state)
+/* It has no seat, or is paused: its next piece is not requested for a long time. */
+static void a_pause_between_two_pieces_loses_none(void **state)
 {
     struct kv_tier_rig *t = *state;
     int64_t now_us = 1;
@@ -39,7 +39,7 @@ static void a_pause_between_two_pieces_costs_none(void **state)
     assert_int_equal(kv_tier_rig_found(t), N_BLOCKS);
 }
 
-static void a_disk_that_is_late_is_not_waited_for(void **state)
+static void a_late_disk_is_not_waited_for(void **state)
 {
     struct kv_tier_rig *t = *state;
     kv_tier_rig_evict(t);
@@ -52,7 +52,7 @@ static void a_disk_that_is_late_is_not_waited_for(void **state)
     assert_int_equal(kv_tier_rig_found(t), 0);
 }
 
-static void a_disk_that_is_busy_is_waited_for_in_time(void **state)
+static void a_busy_disk_is_waited_for(void **state)
 {
     struct kv_tier_rig *t = *state;
     struct seq others[KV_DISK_FETCHES];
@@ -65,7 +65,7 @@ static void a_disk_that_is_busy_is_waited_for_in_time(void **state)
     assert_true(kv_tier_restores(t->tier, &t->seq, 1999 + KV_TIER_WAIT_US));
     assert_int_equal(t->seq.restore, SEQ_RESTORE_MORE);
     for (unsigned i = 0; i < KV_DISK_FETCHES; i++)
-        kv_tier_take(t->tier, queue_pop(t->fetched, -1), NULL); // nobody wants them any more
+        kv_tier_take(t->tier, queue_pop(t->fetched, -1), NULL); // their sequence is gone
     assert_true(
         kv_tier_restores(t->tier, &t->seq, 1999 + KV_TIER_WAIT_US)); // its piece has its own time
     assert_int_equal(t->seq.restore, SEQ_RESTORING);
@@ -74,7 +74,7 @@ static void a_disk_that_is_busy_is_waited_for_in_time(void **state)
     assert_int_equal(kv_tier_rig_found(t), KV_DISK_FETCH);
 }
 
-static void a_disk_that_stays_busy_is_not_waited_for(void **state)
+static void the_wait_for_a_busy_disk_is_bounded(void **state)
 {
     struct kv_tier_rig *t = *state;
     struct seq others[KV_DISK_FETCHES];
@@ -93,11 +93,9 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(what_was_evicted_comes_back_in_pieces),
-        TEST(a_pause_between_two_pieces_costs_none),
-        TEST(a_disk_that_is_late_is_not_waited_for),
-        TEST(a_disk_that_is_busy_is_waited_for_in_time),
-        TEST(a_disk_that_stays_busy_is_not_waited_for),
+        TEST(evicted_blocks_are_restored_in_pieces), TEST(a_pause_between_two_pieces_loses_none),
+        TEST(a_late_disk_is_not_waited_for),         TEST(a_busy_disk_is_waited_for),
+        TEST(the_wait_for_a_busy_disk_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

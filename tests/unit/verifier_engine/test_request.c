@@ -80,7 +80,7 @@ static void a_plain_request_gets_the_defaults(void **state)
     assert_true(r->seed != other->seed); // by chance once in 2^53
 }
 
-static void zero_is_a_value_of_its_own(void **state)
+static void zero_differs_from_absent(void **state)
 {
     (void)state;
     message m = a_request();
@@ -101,7 +101,7 @@ static void a_tiny_temperature_is_greedy(void **state)
     assert_true(r->params.temperature == 0);
 }
 
-static void numbers_that_are_absurd_are_refused_with_their_range(void **state)
+static void absurd_numbers_are_refused_with_their_range(void **state)
 {
     (void)state;
     message m = a_request();
@@ -187,7 +187,7 @@ static void a_megabyte_of_prompt_is_refused_with_both_numbers(void **state)
     must_refuse(&m, -EINVAL, "the prompt has 1048576 bytes; the context holds 64 tokens of");
 }
 
-static void a_prediction_is_cut_to_what_proposers_are_told(void **state)
+static void a_prediction_is_cut_to_the_limit_for_proposers(void **state)
 {
     (void)state;
     message m = a_request();
@@ -311,7 +311,7 @@ static void speculation_can_be_switched_off_by_name_or_number(void **state)
     assert_int_equal(three->k_max, 3);
 }
 
-static void a_rule_goes_by_its_name(void **state)
+static void a_rule_is_found_by_its_name(void **state)
 {
     (void)state;
     message m = a_request();
@@ -377,7 +377,7 @@ static void a_draft_is_cut_as_the_request_says(void **state)
     }
 }
 
-static void names_of_special_tokens_that_show_are_looked_up(void **state)
+static void names_of_shown_special_tokens_are_looked_up(void **state)
 {
     (void)state;
     message m = a_request();
@@ -416,23 +416,23 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plain_request_gets_the_defaults),
-        cmocka_unit_test(zero_is_a_value_of_its_own),
+        cmocka_unit_test(zero_differs_from_absent),
         cmocka_unit_test(a_tiny_temperature_is_greedy),
-        cmocka_unit_test(numbers_that_are_absurd_are_refused_with_their_range),
+        cmocka_unit_test(absurd_numbers_are_refused_with_their_range),
         cmocka_unit_test(a_prompt_must_be_there_and_fit),
         cmocka_unit_test(text_that_is_no_utf8_is_refused),
         cmocka_unit_test(a_megabyte_of_prompt_is_refused_with_both_numbers),
-        cmocka_unit_test(a_prediction_is_cut_to_what_proposers_are_told),
+        cmocka_unit_test(a_prediction_is_cut_to_the_limit_for_proposers),
         cmocka_unit_test(lengths_are_checked_and_cut),
         cmocka_unit_test(min_tokens_may_exceed_every_length),
         cmocka_unit_test(counts_have_their_limits),
         cmocka_unit_test(tokens_must_be_in_the_vocabulary),
         cmocka_unit_test(another_model_is_not_found),
         cmocka_unit_test(speculation_can_be_switched_off_by_name_or_number),
-        cmocka_unit_test(a_rule_goes_by_its_name),
+        cmocka_unit_test(a_rule_is_found_by_its_name),
         cmocka_unit_test(only_lossy_rules_have_a_parameter),
         cmocka_unit_test(a_draft_is_cut_as_the_request_says),
-        cmocka_unit_test(names_of_special_tokens_that_show_are_looked_up),
+        cmocka_unit_test(names_of_shown_special_tokens_are_looked_up),
         cmocka_unit_test(an_id_is_made_fit_for_logs),
         cmocka_unit_test(echo_keeps_the_prompts_own_text),
     };

@@ -1,4 +1,5 @@
-/* test_round.c - drafts that come late: what is left of them when tokens were committed since. */
+/* test_round.c - answers of proposers, late drafts above all, and the wait for drafts. */
+#include <stdlib.h>
 #include <string.h>
 #include "lib/lib.h"
 #include "base/mem.h"
@@ -33,92 +34,103 @@ static int unmake(void **state)
 {
     (void)state;
     seq_list_done(&engine.running);
+    draft_free(seq.draft);
     return 0;
+}
+
+static struct draft *draft_of(uint32_t n, const uint32_t *draft, const int32_t *parents)
+{
+    struct draft *d = draft_new();
+    d->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        d->tokens[i] = draft[i];
+        d->parents[i] = parents ? parents[i] : (int32_t)i - 1;
+        d->survival[i] = 0;
+    }
+    return d;
+}
+
+/* As the inbox does: a draft that no sequence takes is freed. */
+static void arrive_answer(struct draft_answer a)
+{
+    round_take_draft(&engine, &a);
+    draft_free(a.draft);
 }
 
 static void arrive(uint64_t id, uint32_t base_len, uint32_t n, const uint32_t *draft,
                    const int32_t *parents)
 {
-    struct inbox_item item = {
-        .kind = INBOX_DRAFT, .seq = id, .proposer = 0, .base_len = base_len, .n = n};
-    for (uint32_t i = 0; i < n; i++) {
-        item.tokens[i] = draft[i];
-        item.parents[i] = parents ? parents[i] : (int32_t)i - 1;
-    }
-    round_take_draft(&engine, &item);
+    arrive_answer((struct draft_answer){
+        .seq = id, .base_len = base_len, .draft = draft_of(n, draft, parents)});
 }
 
 static void a_draft_in_time_is_taken_whole(void **state)
 {
     (void)state;
     arrive(5, 10, 3, (uint32_t[]){1, 2, 3}, NULL);
-    assert_true(seq.has_draft);
-    assert_int_equal(seq.n_draft, 3);
-    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2, 3}), 12);
+    assert_non_null(seq.draft);
+    assert_int_equal(seq_n_draft(&seq), 3);
+    assert_memory_equal(seq.draft->tokens, ((uint32_t[]){1, 2, 3}), 12);
 }
 
 static void an_empty_draft_ends_the_wait(void **state)
 {
     (void)state;
     arrive(5, 10, 0, NULL, NULL);
-    assert_true(seq.has_draft);
-    assert_int_equal(seq.n_draft, 0);
+    assert_non_null(seq.draft);
+    assert_int_equal(seq_n_draft(&seq), 0);
 }
 
 /* Whose context is still being read is no less likely to have a draft next time. */
-static void a_draft_that_is_put_off_ends_the_wait_and_says_nothing(void **state)
+static void an_unread_context_ends_the_wait_and_counts_as_no_answer(void **state)
 {
     (void)state;
-    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 10};
     control_seq_init(&seq.control);
     seq.asked_k = 4;
     control_asked(&seq.control, 0, 10, 1);
     for (unsigned unread = 2; unread-- > 0;) {
-        item.unread = unread;
-        seq.has_draft = false;
-        round_take_draft(&engine, &item);
-        assert_true(seq.has_draft);
-        float given = seq.control.given; // below 0: nothing was
+        draft_free(TAKE(seq.draft));
+        arrive_answer((struct draft_answer){
+            .seq = 5, .base_len = 10, .unread = unread, .draft = draft_of(0, NULL, NULL)});
+        assert_non_null(seq.draft);
+        float given = seq.control.granted; // below 0: nothing was
         assert_true(unread ? given < 0 : given >= 0 && given < 1);
     }
 }
 
-static void what_is_left_of_a_late_draft_is_used(void **state)
+static void the_rest_of_a_late_draft_is_used(void **state)
 {
     (void)state;
     arrive(5, 8, 4, (uint32_t[]){22, 23, 1, 2}, NULL);
-    assert_int_equal(seq.n_draft, 2);
-    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2}), 8);
-    assert_memory_equal(seq.parents, ((int32_t[]){-1, 0}), 8);
+    assert_int_equal(seq_n_draft(&seq), 2);
+    assert_memory_equal(seq.draft->tokens, ((uint32_t[]){1, 2}), 8);
+    assert_memory_equal(seq.draft->parents, ((int32_t[]){-1, 0}), 8);
 }
 
 /* Committed since: 22 (it was being verified) and 23 in place of 9. */
-static void of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used(void **state)
+static void the_likeliest_path_of_a_draft_ahead_is_used(void **state)
 {
     (void)state;
-    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 8, .ahead = true};
     const uint32_t draft[] = {22, 9, 1, 23, 4, 5, 6, 7};
     const int32_t parents[] = {-1, 0, 1, 0, 3, 3, 5, 4};
     const float survival[] = {1, 1, .9f, .5f, .1f, .4f, .3f, .1f};
-    memcpy(item.tokens, draft, sizeof(draft));
-    memcpy(item.parents, parents, sizeof(parents));
-    memcpy(item.survival, survival, sizeof(survival));
-    round_take_draft(&engine, &item);
-    assert_int_equal(seq.n_draft, 2);
-    assert_memory_equal(seq.draft, ((uint32_t[]){5, 6}), 8);
-    assert_memory_equal(seq.parents, ((int32_t[]){-1, 0}), 8);
+    struct draft_answer a = {
+        .seq = 5, .base_len = 8, .ahead = true, .draft = draft_of(8, draft, parents)};
+    memcpy(a.draft->survival, survival, sizeof(survival));
+    arrive_answer(a);
+    assert_int_equal(seq_n_draft(&seq), 2);
+    assert_memory_equal(seq.draft->tokens, ((uint32_t[]){5, 6}), 8);
+    assert_memory_equal(seq.draft->parents, ((int32_t[]){-1, 0}), 8);
     assert_false(engine.ask_again);
 }
 
-static void a_draft_ahead_of_no_use_has_another_asked_for(void **state)
+static void a_useless_draft_ahead_causes_another_request(void **state)
 {
     (void)state;
-    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 1, .ahead = true};
-    item.tokens[0] = 9;
-    item.parents[0] = -1;
     seq.ahead_us = seq.asked_us = 1;
-    round_take_draft(&engine, &item);
-    assert_false(seq.has_draft);
+    arrive_answer((struct draft_answer){
+        .seq = 5, .base_len = 8, .ahead = true, .draft = draft_of(1, (uint32_t[]){9}, NULL)});
+    assert_null(seq.draft);
     assert_int_equal(seq.asked_us, 0);
     assert_true(engine.ask_again);
 }
@@ -127,11 +139,11 @@ static void a_late_draft_that_guessed_wrong_is_dropped(void **state)
 {
     (void)state;
     arrive(5, 8, 4, (uint32_t[]){22, 24, 1, 2}, NULL);
-    assert_false(seq.has_draft);
+    assert_null(seq.draft);
     arrive(5, 8, 2, (uint32_t[]){22, 23}, NULL); // right, but nothing is left
-    assert_false(seq.has_draft);
-    arrive(5, 8, 1, (uint32_t[]){22}, NULL); // too short to tell
-    assert_false(seq.has_draft);
+    assert_null(seq.draft);
+    arrive(5, 8, 1, (uint32_t[]){22}, NULL); // too short to know
+    assert_null(seq.draft);
 }
 
 static void a_late_trees_subtree_is_used(void **state)
@@ -141,31 +153,32 @@ static void a_late_trees_subtree_is_used(void **state)
     const uint32_t draft[] = {22, 7, 23, 9, 1, 1, 2, 3};
     const int32_t parents[] = {-1, -1, 0, 0, 1, 2, 2, 6};
     arrive(5, 8, 8, draft, parents);
-    assert_int_equal(seq.n_draft, 3);
-    assert_memory_equal(seq.draft, ((uint32_t[]){1, 2, 3}), 12);
-    assert_memory_equal(seq.parents, ((int32_t[]){-1, -1, 1}), 12);
-    assert_true(seq.draft_is_tree);
+    assert_int_equal(seq_n_draft(&seq), 3);
+    assert_memory_equal(seq.draft->tokens, ((uint32_t[]){1, 2, 3}), 12);
+    assert_memory_equal(seq.draft->parents, ((int32_t[]){-1, -1, 1}), 12);
+    assert_true(seq.draft->tree);
 }
 
 static void a_drawn_draft_is_taken_whole_or_not_at_all(void **state)
 {
     (void)state;
-    struct inbox_item item = {.kind = INBOX_DRAFT, .seq = 5, .base_len = 8, .n = 3};
-    memcpy(item.tokens, ((uint32_t[]){22, 23, 1}), 12);
-    memcpy(item.parents, ((int32_t[]){-1, 0, 1}), 12);
-    struct accept_q *q = item.q = calloc(3, sizeof(*q));
-    round_take_draft(&engine, &item); // right so far, but what is left was drawn with what is gone
-    assert_false(seq.has_draft);
-    assert_ptr_equal(item.q, q);
-    item.base_len = 10;
-    round_take_draft(&engine, &item);
-    assert_int_equal(seq.n_draft, 3);
-    assert_ptr_equal(seq.q, q);
-    assert_null(item.q);
+    struct draft *d = draft_of(3, (uint32_t[]){22, 23, 1}, NULL);
+    struct draft_answer a = {.seq = 5, .base_len = 8, .draft = d};
+    struct draft_q *q = d->q = calloc(1, sizeof(*q));
+    round_take_draft(&engine,
+                     &a); // correct so far, but the q of the rest depends on committed tokens
+    assert_null(seq.draft);
+    assert_ptr_equal(a.draft, d);
+    a.base_len = 10;
+    round_take_draft(&engine, &a);
+    assert_int_equal(seq_n_draft(&seq), 3);
+    assert_ptr_equal(seq.draft, d);
+    assert_ptr_equal(seq.draft->q, q);
+    assert_null(a.draft);
     seq_drop_draft(&seq);
 }
 
-static void a_held_sequence_goes_on_with_its_draft_or_when_that_is_late(void **state)
+static void a_held_sequence_is_released_by_its_draft_or_its_time_limit(void **state)
 {
     (void)state;
     seq.kv.len = 9; // decoding
@@ -181,7 +194,7 @@ static void a_held_sequence_goes_on_with_its_draft_or_when_that_is_late(void **s
     assert_true(round_has_work(&engine));
 }
 
-static void blocks_are_taken_from_the_idle_and_not_from_the_held(void **state)
+static void blocks_are_taken_from_idle_sequences_and_not_from_held_ones(void **state)
 {
     (void)state;
     struct sched_grant shares[3] = {{.todo = 1}, {.todo = 0}, {.todo = 1}}; // by order
@@ -189,23 +202,23 @@ static void blocks_are_taken_from_the_idle_and_not_from_the_held(void **state)
     seq.kv.n_blocks = others[0].kv.n_blocks = others[1].kv.n_blocks = 1;
     seq_list_add(&engine.running, &others[0]);
     seq_list_add(&engine.running, &others[1]);
-    engine.shares = shares;
+    engine.grants = shares;
     assert_ptr_equal(round_victim(&engine, &seq), &others[1]);
     others[1].held_until_us = 1000;
     assert_ptr_equal(round_victim(&engine, &seq), &others[0]); // the youngest
-    engine.shares = NULL;
+    engine.grants = NULL;
 }
 
-static void drafts_for_nobody_and_from_the_future_are_dropped(void **state)
+static void drafts_of_unknown_sequences_and_impossible_lengths_are_dropped(void **state)
 {
     (void)state;
     arrive(6, 10, 1, (uint32_t[]){1}, NULL);
     arrive(5, 11, 1, (uint32_t[]){1}, NULL);
     arrive(5, 2, 1, (uint32_t[]){1}, NULL);
-    assert_false(seq.has_draft);
+    assert_null(seq.draft);
 }
 
-static void only_who_was_asked_is_waited_for(void **state)
+static void only_requested_drafts_are_waited_for(void **state)
 {
     (void)state;
     seq.kv.len = 9; // decoding
@@ -221,7 +234,7 @@ static void only_who_was_asked_is_waited_for(void **state)
     assert_true(round_wait_until_us(&engine) == 0);
 }
 
-static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void **state)
+static void sequences_without_a_wish_wait_only_if_the_policy_counted_them(void **state)
 {
     (void)state;
     struct seq other = {.id = 6, .req = &req, .state = SEQ_RUNNING, .n = 10, .kv.len = 9};
@@ -230,23 +243,24 @@ static void who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned(void 
     seq.kv.len = 9;
     seq.asked_us = 1000;
     seq.await_us = 300;
-    engine.n_reckoned = 0; // fixed, ema
+    engine.n_wait_counted = 0; // fixed, ema
     assert_true(round_wait_until_us(&engine) == 0);
-    engine.n_reckoned = 2;
+    engine.n_wait_counted = 2;
     assert_true(round_wait_until_us(&engine) == 1300);
-    engine.n_reckoned = 1; // a client's draft has come since
+    engine.n_wait_counted = 1; // a client's draft has come since
     assert_true(round_wait_until_us(&engine) == 0);
 
-    engine.n_reckoned = 0;
+    engine.n_wait_counted = 0;
     other.asked_us = 1000;
     other.await_us = 100;
     assert_true(round_wait_until_us(&engine) == 1300);
-    other.has_draft = true;
+    struct draft empty = {0};
+    other.draft = &empty;
     other.proposer = 0;
     assert_true(round_wait_until_us(&engine) == 1300);
     other.proposer = SEQ_NO_PROPOSER; // the client's own
     assert_true(round_wait_until_us(&engine) == 0);
-    atomic_store(&req.paused, true); // nobody runs
+    atomic_store(&req.paused, true); // no sequence runs
     assert_true(round_wait_until_us(&engine) == 0);
     atomic_store(&req.paused, false);
 }
@@ -258,18 +272,18 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_draft_in_time_is_taken_whole),
         TEST(an_empty_draft_ends_the_wait),
-        TEST(a_draft_that_is_put_off_ends_the_wait_and_says_nothing),
-        TEST(what_is_left_of_a_late_draft_is_used),
+        TEST(an_unread_context_ends_the_wait_and_counts_as_no_answer),
+        TEST(the_rest_of_a_late_draft_is_used),
         TEST(a_late_draft_that_guessed_wrong_is_dropped),
-        TEST(of_a_draft_ahead_the_likeliest_way_below_what_was_committed_is_used),
-        TEST(a_draft_ahead_of_no_use_has_another_asked_for),
+        TEST(the_likeliest_path_of_a_draft_ahead_is_used),
+        TEST(a_useless_draft_ahead_causes_another_request),
         TEST(a_late_trees_subtree_is_used),
         TEST(a_drawn_draft_is_taken_whole_or_not_at_all),
-        TEST(a_held_sequence_goes_on_with_its_draft_or_when_that_is_late),
-        TEST(blocks_are_taken_from_the_idle_and_not_from_the_held),
-        TEST(drafts_for_nobody_and_from_the_future_are_dropped),
-        TEST(only_who_was_asked_is_waited_for),
-        TEST(who_waits_for_no_draft_is_held_up_only_where_that_was_reckoned),
+        TEST(a_held_sequence_is_released_by_its_draft_or_its_time_limit),
+        TEST(blocks_are_taken_from_idle_sequences_and_not_from_held_ones),
+        TEST(drafts_of_unknown_sequences_and_impossible_lengths_are_dropped),
+        TEST(only_requested_drafts_are_waited_for),
+        TEST(sequences_without_a_wish_wait_only_if_the_policy_counted_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

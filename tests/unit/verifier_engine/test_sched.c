@@ -15,7 +15,7 @@ static struct sched of(uint32_t max_rows, uint32_t chunk)
 
 static struct sched_passed passed[3];
 
-/* Who needs so many blocks and seats, the one of place i in the queue. */
+/* The request at place i of the queue, which needs these blocks and seats. */
 static struct sched_wait needs(unsigned i, uint32_t blocks, uint32_t seats)
 {
     passed[i] = (struct sched_passed){0};
@@ -51,7 +51,7 @@ static void eight_smaller_ones_may_pass_the_head(void **state)
     assert_int_equal(sched_admit(w + 1, 2, 10, 10, SECOND + 11), 1);
 }
 
-static void nobody_passes_after_two_seconds(void **state)
+static void no_request_passes_after_two_seconds(void **state)
 {
     (void)state;
     struct sched_wait w[] = {needs(0, 50, 1), needs(1, 2, 1)};
@@ -62,7 +62,7 @@ static void nobody_passes_after_two_seconds(void **state)
     assert_int_equal(sched_admit(next, 2, 10, 10, 7 * SECOND), 1);
 }
 
-static void who_is_away_does_not_hold_up_others(void **state)
+static void a_request_that_is_away_does_not_block_others(void **state)
 {
     (void)state;
     struct sched_wait w[] = {needs(0, 2, 1), needs(1, 2, 1)};
@@ -76,7 +76,7 @@ static void who_is_away_does_not_hold_up_others(void **state)
 }
 
 /* While it is away another one is the head, which fits or is passed in its turn. */
-static void the_heads_count_goes_on_while_it_is_away(void **state)
+static void the_heads_count_continues_while_it_is_away(void **state)
 {
     (void)state;
     struct sched_wait w[] = {needs(0, 50, 1), needs(1, 60, 1), needs(2, 2, 1)};
@@ -88,7 +88,7 @@ static void the_heads_count_goes_on_while_it_is_away(void **state)
     assert_int_equal(sched_admit(w, 3, 10, 10, SECOND + 9), SCHED_NONE);
 }
 
-static void the_heads_time_goes_on_while_it_is_away(void **state)
+static void the_heads_time_continues_while_it_is_away(void **state)
 {
     (void)state;
     struct sched_wait w[] = {needs(0, 50, 1), needs(1, 2, 1)};
@@ -101,7 +101,7 @@ static void the_heads_time_goes_on_while_it_is_away(void **state)
 
 /* ---- rows ---- */
 
-static void everybody_who_decodes_has_a_row(void **state)
+static void every_decoding_sequence_has_a_row(void **state)
 {
     (void)state;
     struct sched s = of(16, 512);
@@ -115,7 +115,7 @@ static void everybody_who_decodes_has_a_row(void **state)
     }
 }
 
-static void drafts_share_what_is_left_evenly(void **state)
+static void drafts_get_equal_parts_of_the_remaining_rows(void **state)
 {
     (void)state;
     struct sched s = of(16, 512);
@@ -158,7 +158,7 @@ static void a_slow_model_takes_prompts_in_smaller_pieces(void **state)
     struct sched_grant v[] = {{.todo = 2000}};
     assert_int_equal(sched_grant_rows(&s, v, 1), 50); // 500 ms
     s = of(512, 512);
-    sched_pass_done(&s, 1, SECOND); // a second a row: still goes on
+    sched_pass_done(&s, 1, SECOND); // a second per row: it still proceeds
     assert_int_equal(sched_grant_rows(&s, v, 1), SCHED_MIN_CHUNK);
 }
 
@@ -174,7 +174,7 @@ static void a_prompt_beside_others_keeps_the_pass_short(void **state)
     assert_int_equal(v[2].rows, 1);
 }
 
-static void prompts_go_on_under_a_load_of_drafts(void **state)
+static void prompts_proceed_beside_many_drafts(void **state)
 {
     (void)state;
     struct sched s = of(64, 512);
@@ -187,7 +187,7 @@ static void prompts_go_on_under_a_load_of_drafts(void **state)
     assert_true(v[8].rows >= 14);
 }
 
-static void who_has_nothing_to_do_gets_nothing(void **state)
+static void an_idle_sequence_gets_no_rows(void **state)
 {
     (void)state;
     struct sched s = of(64, 512);
@@ -198,7 +198,7 @@ static void who_has_nothing_to_do_gets_nothing(void **state)
     assert_int_equal(sched_grant_rows(&s, v, 0), 0);
 }
 
-static void sizes_of_passes_have_times_of_their_own(void **state)
+static void each_pass_size_has_its_own_time(void **state)
 {
     (void)state;
     struct sched s = of(512, 512);
@@ -211,7 +211,7 @@ static void sizes_of_passes_have_times_of_their_own(void **state)
     assert_int_equal(sched_grant_rows(&s, v, 2), 25);
 }
 
-static void a_size_that_became_slower_is_believed_soon(void **state)
+static void a_slower_pass_size_is_learnt_soon(void **state)
 {
     (void)state;
     struct sched s = of(64, 512);
@@ -229,20 +229,20 @@ int main(void)
         cmocka_unit_test(arrival_is_the_order),
         cmocka_unit_test(blocks_and_seats_both_count),
         cmocka_unit_test(eight_smaller_ones_may_pass_the_head),
-        cmocka_unit_test(nobody_passes_after_two_seconds),
-        cmocka_unit_test(who_is_away_does_not_hold_up_others),
-        cmocka_unit_test(the_heads_count_goes_on_while_it_is_away),
-        cmocka_unit_test(the_heads_time_goes_on_while_it_is_away),
-        cmocka_unit_test(everybody_who_decodes_has_a_row),
-        cmocka_unit_test(drafts_share_what_is_left_evenly),
+        cmocka_unit_test(no_request_passes_after_two_seconds),
+        cmocka_unit_test(a_request_that_is_away_does_not_block_others),
+        cmocka_unit_test(the_heads_count_continues_while_it_is_away),
+        cmocka_unit_test(the_heads_time_continues_while_it_is_away),
+        cmocka_unit_test(every_decoding_sequence_has_a_row),
+        cmocka_unit_test(drafts_get_equal_parts_of_the_remaining_rows),
         cmocka_unit_test(drafts_keep_within_the_rows_with_logits),
         cmocka_unit_test(a_prompt_alone_takes_the_pass),
         cmocka_unit_test(a_slow_model_takes_prompts_in_smaller_pieces),
         cmocka_unit_test(a_prompt_beside_others_keeps_the_pass_short),
-        cmocka_unit_test(prompts_go_on_under_a_load_of_drafts),
-        cmocka_unit_test(who_has_nothing_to_do_gets_nothing),
-        cmocka_unit_test(sizes_of_passes_have_times_of_their_own),
-        cmocka_unit_test(a_size_that_became_slower_is_believed_soon),
+        cmocka_unit_test(prompts_proceed_beside_many_drafts),
+        cmocka_unit_test(an_idle_sequence_gets_no_rows),
+        cmocka_unit_test(each_pass_size_has_its_own_time),
+        cmocka_unit_test(a_slower_pass_size_is_learnt_soon),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

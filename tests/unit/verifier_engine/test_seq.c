@@ -60,9 +60,9 @@ static enum seq_end say(struct made *m, const char *text)
 {
     AUTO(mem_free) uint32_t *ids = NULL;
     size_t n;
-    enum seq_end end = SEQ_GOES_ON;
+    enum seq_end end = SEQ_CONTINUES;
     assert_int_equal(tok_encode(tok, text, strlen(text), false, false, &ids, &n), 0);
-    for (size_t i = 0; i < n && end == SEQ_GOES_ON; i++)
+    for (size_t i = 0; i < n && end == SEQ_CONTINUES; i++)
         end = seq_commit(m->s, ids[i], &m->text);
     return end;
 }
@@ -72,7 +72,7 @@ static void eos_ends_it_without_text(void **state)
     (void)state;
     struct made m;
     make(&m, NULL);
-    assert_int_equal(say(&m, " upon"), SEQ_GOES_ON);
+    assert_int_equal(say(&m, " upon"), SEQ_CONTINUES);
     assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_STOP);
     assert_string_equal(m.text.data, " upon");
     done(&m);
@@ -90,8 +90,8 @@ static void text_that_fails_is_one_sequences_error(void **state)
     while (tok_kind_of(tok, word) != TOK_NORMAL || tok_bytes(tok, word, false).len < 3)
         word++;
     assert_int_equal(seq_commit(broken.s, word, &neighbour.text), SEQ_FAILED);
-    assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_GOES_ON);
-    neighbour.text.max = neighbour.text.len + 1; // no room either: the next one's own, too
+    assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_CONTINUES);
+    neighbour.text.max = neighbour.text.len + 1; // no space in the neighbour's text either
     assert_int_equal(seq_commit(neighbour.s, word, &neighbour.text), SEQ_FAILED);
     neighbour.text.max = 1 << 20;
     assert_int_equal(neighbour.text.error, 0);
@@ -112,7 +112,7 @@ static void text_that_fails_at_the_end_is_one_sequences_error_too(void **state)
     (void)state;
     struct made m;
     make(&m, set_begun);
-    assert_int_equal(say(&m, " once upon"), SEQ_GOES_ON); // " upon" is held back
+    assert_int_equal(say(&m, " once upon"), SEQ_CONTINUES); // " upon" is held back
     size_t len = m.text.len;
     m.text.max = len + 1;
     assert_int_equal(seq_flush(m.s, &m.text), -EMSGSIZE);
@@ -131,8 +131,8 @@ static void eos_can_be_ignored(void **state)
     (void)state;
     struct made m;
     make(&m, set_ignore_eos);
-    assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_GOES_ON);
-    assert_int_equal(say(&m, " upon"), SEQ_GOES_ON);
+    assert_int_equal(seq_commit(m.s, tok_eos(tok), &m.text), SEQ_CONTINUES);
+    assert_int_equal(say(&m, " upon"), SEQ_CONTINUES);
     done(&m);
 }
 
@@ -148,8 +148,8 @@ static void max_tokens_ends_it(void **state)
     struct made m;
     make(&m, set_max_3);
     assert_int_equal(seq_left(m.s), 3);
-    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
-    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
+    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
+    assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
     assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_LENGTH);
     assert_int_equal(seq_generated(m.s), 3);
     done(&m);
@@ -160,8 +160,8 @@ static void the_contexts_end_is_a_limit_too(void **state)
     (void)state;
     struct made m;
     make(&m, NULL);
-    enum seq_end end = SEQ_GOES_ON;
-    while (end == SEQ_GOES_ON)
+    enum seq_end end = SEQ_CONTINUES;
+    while (end == SEQ_CONTINUES)
         end = seq_commit(m.s, 100, &m.text);
     assert_int_equal(end, SEQ_LENGTH);
     assert_int_equal(m.s->n, 64);
@@ -200,9 +200,9 @@ static void stops_and_bans_wait_for_min_tokens(void **state)
     make(&m, set_stop_late);
     assert_non_null(constraint_mask(m.s->constraint));
     assert_false(dist_mask_allows(constraint_mask(m.s->constraint), m.r->ban.tokens[0]));
-    assert_int_equal(say(&m, " a little girl"), SEQ_GOES_ON);
+    assert_int_equal(say(&m, " a little girl"), SEQ_CONTINUES);
     while (seq_generated(m.s) < 12)
-        assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_GOES_ON);
+        assert_int_equal(seq_commit(m.s, 100, &m.text), SEQ_CONTINUES);
     assert_null(constraint_mask(m.s->constraint));
     assert_int_equal(say(&m, " a little girl"), SEQ_STOP);
     done(&m);
@@ -226,11 +226,35 @@ static void todo_counts_the_rows_before_the_next_token(void **state)
     done(&m);
 }
 
+static struct draft *draft_of(const uint32_t *tokens, const int32_t *parents, const float *survival,
+                              uint32_t n)
+{
+    struct draft *d = draft_new();
+    d->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        d->tokens[i] = tokens[i];
+        d->parents[i] = parents[i];
+        d->survival[i] = survival[i];
+    }
+    return d;
+}
+
+/* The same with a q, whose rows are those of the nodes. */
+static struct draft *drawn_draft_of(const uint32_t *tokens, const int32_t *parents,
+                                    const float *survival, uint32_t n)
+{
+    struct draft *d = draft_of(tokens, parents, survival, n);
+    d->q = calloc(1, sizeof(*d->q));
+    for (uint32_t i = 0; i < n; i++)
+        d->q->row[i] = (uint8_t)i;
+    return d;
+}
+
 static void take_draft(struct seq *s, const uint32_t *tokens, const int32_t *parents, uint32_t n,
                        int proposer)
 {
     static const float survival[] = {.9f, .8f, .7f};
-    seq_take_draft(s, &(struct seq_draft){tokens, parents, survival, NULL, n, proposer});
+    seq_take_draft(s, draft_of(tokens, parents, survival, n), proposer);
 }
 
 static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
@@ -250,7 +274,7 @@ static void a_verify_stream_keeps_its_last_row_for_the_draft(void **state)
     done(&m);
 }
 
-static void a_kept_draft_waits_for_the_rows_before_it(void **state)
+static void a_held_draft_waits_for_the_rows_before_it(void **state)
 {
     (void)state;
     struct made m;
@@ -270,13 +294,12 @@ static void a_draft_is_known_as_chain_or_tree(void **state)
     struct made m;
     make(&m, NULL);
     uint32_t tokens[] = {1, 2, 3};
-    assert_false(m.s->draft_is_tree);
     take_draft(m.s, tokens, (int32_t[]){-1, 0, 1}, 3, 1);
-    assert_false(m.s->draft_is_tree);
+    assert_false(m.s->draft->tree);
     take_draft(m.s, tokens, (int32_t[]){-1, -1, 1}, 3, 1);
-    assert_true(m.s->draft_is_tree);
+    assert_true(m.s->draft->tree);
     seq_drop_draft(m.s);
-    assert_false(m.s->has_draft || m.s->draft_is_tree || m.s->n_draft);
+    assert_null(m.s->draft);
     done(&m);
 }
 
@@ -286,22 +309,20 @@ static void a_drawn_draft_keeps_its_q(void **state)
     struct made m;
     make(&m, NULL);
     uint32_t tokens[] = {1, 2, 3};
-    struct accept_q *q = calloc(3, sizeof(*q));
     int32_t parents[] = {-1, 0, -1};
     float survival[3] = {1, 1, 1};
-    struct seq_draft draft = {tokens, parents, survival, q, 3, 1};
-    seq_take_draft(m.s, &draft);
+    struct draft *d = drawn_draft_of(tokens, parents, survival, 3);
+    const struct draft_q *q = d->q;
+    seq_take_draft(m.s, d, 1);
     seq_trim_draft(m.s, 3, 1);
-    assert_int_equal(m.s->n_draft, 2);
-    assert_int_equal(m.s->q_row[1], 2);
-    assert_ptr_equal(m.s->q, q);
-    draft.q = calloc(3, sizeof(*q));
-    seq_take_draft(m.s, &draft); // the old one is freed
-    assert_int_equal(m.s->q_row[1], 1);
+    assert_int_equal(seq_n_draft(m.s), 2);
+    assert_int_equal(m.s->draft->q->row[1], 2);
+    assert_ptr_equal(m.s->draft->q, q);
+    seq_take_draft(m.s, drawn_draft_of(tokens, parents, survival, 3), 1); // the old one is freed
+    assert_int_equal(m.s->draft->q->row[1], 1);
     seq_drop_draft(m.s);
-    assert_null(m.s->q);
-    draft.q = calloc(3, sizeof(*q));
-    seq_take_draft(m.s, &draft); // freed with the sequence
+    assert_null(m.s->draft);
+    seq_take_draft(m.s, drawn_draft_of(tokens, parents, survival, 3), 1); // freed with the sequence
     done(&m);
 }
 
@@ -314,23 +335,21 @@ static void a_draft_ends_where_the_request_says(void **state)
     int32_t parents[] = {-1, 0, 1};
     float survival[] = {.9f, .8f, .6f}; // of each alone: .9, .89, .75
     m.r->p_min = .8f;
-    struct seq_draft draft = {tokens, parents, survival, NULL, 3, 1};
-    seq_take_draft(m.s, &draft);
-    assert_int_equal(m.s->n_draft, 2);
+    seq_take_draft(m.s, draft_of(tokens, parents, survival, 3), 1);
+    assert_int_equal(seq_n_draft(m.s), 2);
     m.r->n_min = 3;
-    seq_take_draft(m.s, &draft);
-    assert_int_equal(m.s->n_draft, 0);
-    assert_true(m.s->has_draft); // nothing more is waited for
+    seq_take_draft(m.s, draft_of(tokens, parents, survival, 3), 1);
+    assert_int_equal(seq_n_draft(m.s), 0);
+    assert_non_null(m.s->draft); // nothing more is waited for
 
     m.r->p_min = .89f;
-    draft.q =
-        calloc(3, sizeof(struct accept_q)); // drawn: what ends it stays, and it is not too short
-    seq_take_draft(m.s, &draft);
-    assert_int_equal(m.s->n_draft, 2);
+    // Drawn: the unlikely token stays, and the draft is not too short.
+    seq_take_draft(m.s, drawn_draft_of(tokens, parents, survival, 3), 1);
+    assert_int_equal(seq_n_draft(m.s), 2);
 
-    draft = (struct seq_draft){tokens, parents, survival, NULL, 3, SEQ_NO_PROPOSER};
-    seq_take_draft(m.s, &draft); // the client's own
-    assert_int_equal(m.s->n_draft, 3);
+    // The client's own.
+    seq_take_draft(m.s, draft_of(tokens, parents, survival, 3), SEQ_NO_PROPOSER);
+    assert_int_equal(seq_n_draft(m.s), 3);
     done(&m);
 }
 
@@ -374,7 +393,7 @@ static void every_choice_is_penalised_for_the_prompt(void **state)
     done(&m);
 }
 
-static void choices_have_keys_of_their_own(void **state)
+static void each_choice_has_its_own_key(void **state)
 {
     (void)state;
     struct made m;
@@ -398,12 +417,12 @@ int main(void)
         cmocka_unit_test(stops_and_bans_wait_for_min_tokens),
         cmocka_unit_test(todo_counts_the_rows_before_the_next_token),
         cmocka_unit_test(a_verify_stream_keeps_its_last_row_for_the_draft),
-        cmocka_unit_test(a_kept_draft_waits_for_the_rows_before_it),
+        cmocka_unit_test(a_held_draft_waits_for_the_rows_before_it),
         cmocka_unit_test(a_draft_is_known_as_chain_or_tree),
         cmocka_unit_test(a_draft_ends_where_the_request_says),
         cmocka_unit_test(a_drawn_draft_keeps_its_q),
         cmocka_unit_test(every_choice_is_penalised_for_the_prompt),
-        cmocka_unit_test(choices_have_keys_of_their_own),
+        cmocka_unit_test(each_choice_has_its_own_key),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

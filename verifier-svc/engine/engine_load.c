@@ -1,0 +1,142 @@
+/* engine_load.c - the engine thread before its first round: loads the model, opens the KV tier and the
+ * proposers, and times passes. Also the callbacks, which run on other threads. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/pool.h"
+#include "base/svc.h"
+#include "verifier-svc/engine/calibrate.h"
+#include "verifier-svc/engine/engine_impl.h"
+
+#define LOADING_SHOW_US 1000000
+#define LOADING_EXTEND_US 30000000 // a start-up that shows progress may take this much longer
+
+static bool show_progress(void *arg, float done)
+{
+    struct engine *e = arg;
+    int64_t now_us = clock_us();
+    atomic_store(&e->progress, done);
+    if (now_us >= e->show_us) {
+        svc_extend(LOADING_EXTEND_US);
+        svc_status("loading the model: %d %%", (int)(done * 100));
+        log_info("loading the model percent=%d", (int)(done * 100));
+        e->show_us = now_us + LOADING_SHOW_US;
+    }
+    return !atomic_load(&e->stop);
+}
+
+/* ---- callbacks on other threads ---- */
+
+/* On the rpc thread of a proposer. */
+static void draft_arrived(void *user, struct draft_answer *a)
+{
+    struct engine *e = user;
+    struct inbox_item *item = malloc(sizeof(*item));
+    if (!item)
+        return;
+    *item = (struct inbox_item){.kind = INBOX_DRAFT, .answer = *a};
+    a->draft = NULL;
+    if (queue_push(e->inbox, item) == 0)
+        return;
+    draft_free(item->answer.draft); // a draft may always be lost
+    free(item);
+}
+
+/* On the disk's thread. */
+static void blocks_arrived(void *owner, struct kv_disk_fetch *f)
+{
+    struct engine *e = owner;
+    struct inbox_item item = {.kind = INBOX_FETCHED, .fetch = f};
+    if (engine_push(e, &item) < 0)
+        kv_tier_take(e->tier, f, NULL); // the sequence that waits continues without them
+}
+
+/* On a proposer's thread: registering metrics allocates, which a round must not do. */
+static int proposer_named(void *user, unsigned i, const char *name)
+{
+    struct speculation s;
+    engine_speculation(user, &s);
+    if (*s.proposer && strcmp(name, s.proposer) != 0)
+        log_info("proposer is used only by name name=%s default_proposer=%s", name, s.proposer);
+    struct inbox_item item = {.kind = INBOX_PROPOSER, .proposer = (int)i};
+    stats_drafts_init(&item.counts, name);
+    return engine_push(user, &item);
+}
+
+/* ---- loading ---- */
+
+static int open_drafts(struct engine *e)
+{
+    const struct loaded_model *m = e->served;
+    const struct speculation *s = &e->speculation; // the caller holds changing_mu
+    struct drafts_config c = {.n_targets = s->n_targets,
+                              .model = m->name,
+                              .n_vocab = tok_n_vocab(m->tok),
+                              .vocab_digest = tok_digest(m->tok),
+                              .max_sequences = (uint32_t)e->options->max_sequences,
+                              .arrived = draft_arrived,
+                              .named = proposer_named,
+                              .user = e};
+    memcpy(c.targets, s->targets, sizeof(c.targets));
+    int err = drafts_new(&c, &e->drafts);
+    atomic_store(&e->proposers, e->drafts);
+    return err;
+}
+
+/* Times passes for the policy goodput. A client may select it at any time, and timing passes then
+ * would delay the running requests. */
+static void time_passes(struct engine *e, struct pass_time *ret)
+{
+    *ret = (struct pass_time){0};
+    if (calibrate(&e->served->run, ret) < 0) {
+        log_warn("pass calibration failed, goodput policy disabled: %s", fail_text());
+        return;
+    }
+    log_info("passes timed rows=1 ms=%.2f rows=8 ms=%.2f",
+             pass_time_us(ret, &(struct pass_time_work){.rows = 1}) / 1e3,
+             pass_time_us(ret, &(struct pass_time_work){.rows = 8}) / 1e3);
+}
+
+static int open_speculation(struct engine *e)
+{
+    struct pass_time cost;
+    time_passes(e, &cost);
+    control_init(&e->control, &(struct control_options){0}, &cost);
+    pthread_mutex_lock(&e->changing_mu);
+    int err = open_drafts(e);
+    pthread_mutex_unlock(&e->changing_mu);
+    return err;
+}
+
+int engine_load(struct engine *e)
+{
+    int64_t start_us = clock_us();
+    e->show_us = start_us + LOADING_SHOW_US;
+    svc_extend(LOADING_EXTEND_US);
+    svc_status("loading the model");
+    int err = loaded_model_open(e->options, &e->served);
+    if (!err)
+        err = loaded_model_load(e->served, e->options, show_progress, e);
+    if (!err)
+        err = events_fit(e->events, e->served->tok);
+    if (!err)
+        err = kv_tier_new(e->options, e->served, blocks_arrived, e, &e->tier);
+    if (!err)
+        err = open_speculation(e);
+    if (err < 0)
+        return err;
+    const struct loaded_model *m = e->served;
+    struct sched_limits limits = {(uint32_t)e->options->max_batch_rows, m->run.max_logits,
+                                  (uint32_t)e->options->prefill_chunk,
+                                  e->options->max_pass_ms * 1000};
+    sched_init(&e->sched, &limits);
+    log_info("model ready name=%s arch=%s type=%s weights_mib=%zu kv_positions=%u context=%u "
+             "kernel=%s threads=%u s=%.1f",
+             m->name, m->run.model->params.architecture, m->weight_type, m->run.model->bytes >> 20,
+             kv_n_blocks(m->run.kv) * KV_BLOCK, m->run.context, m->run.kernel->name,
+             pool_threads(m->run.pool), (double)(clock_us() - start_us) / 1e6);
+    return 0;
+}

@@ -1,0 +1,40 @@
+/* round_impl.h - one round, act by act.
+ *
+ *     round_plan.c    grants rows and blocks, packs the rows of the pass
+ *     round_accept.c  accepts, commits, counts
+ *     round_ask.c     requests drafts, takes answers
+ *     round.c         the story, and what the acts share
+ *
+ * Threads: the engine's. */
+#pragma once
+#include "verifier-svc/engine/engine_impl.h"
+
+/* ---- round.c ---- */
+
+/* Its next token can be drawn after one more row. */
+bool round_is_decoding(const struct seq *s);
+/* Draft tokens that the request and its limits allow. */
+uint32_t round_draft_allowed(const struct seq *s);
+/* Positions that a proposer has to read that does not know the sequence: as many as this service had
+ * to run. */
+uint32_t round_unread(const struct seq *s);
+/* The sequence as the controller sees it; n: draft tokens that it may request, or of its draft. */
+struct control_item round_item(struct seq *s, uint32_t n);
+/* The coming pass without any drafts. Prompts are assumed to get as many rows as in the last pass. */
+struct control_round round_without_drafts(const struct engine *e);
+
+/* ---- round_plan.c ---- */
+
+/* Chooses the sequences of the pass with their rows and drafts, takes KV blocks for them and packs
+ * the rows. Sequences without blocks are preempted. False: there is nothing to run. */
+bool round_plan(struct engine *e);
+
+/* ---- round_accept.c ---- */
+
+/* Commits tokens of all sequences of the pass, by its logits. */
+void round_accept(struct engine *e, int64_t now_us);
+
+/* ---- round_ask.c ---- */
+
+/* Requests drafts of what may follow the drafts in the pass, which is about to run. */
+void round_ask_ahead(struct engine *e);

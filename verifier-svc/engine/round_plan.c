@@ -1,0 +1,156 @@
+/* round_plan.c - the pass of a round: rows and KV blocks per sequence, and the packed rows. */
+#include <assert.h>
+#include "verifier-svc/engine/round_impl.h"
+
+/* ---- rows ---- */
+
+/* Cuts drafts to what the request allows, and drafts of proposers to what pays. */
+static void cut_drafts(struct engine *e)
+{
+    struct control_round r = round_without_drafts(e);
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        if (!seq_n_draft(s) || !round_is_decoding(s) || !seq_todo(s))
+            continue;
+        seq_trim_draft(s, round_draft_allowed(s), seq_left(s) - 1);
+        if (s->proposer == SEQ_NO_PROPOSER)
+            continue; // the client's own draft: not the controller's
+        e->items[n] = round_item(s, s->n_held);
+        e->item_seqs[n++] = s;
+    }
+    control_cut(&e->control, &r, e->items, n);
+    for (uint32_t i = 0; i < n; i++)
+        e->item_seqs[i]->draft->n = e->items[i].nodes;
+}
+
+static void grant_rows(struct engine *e)
+{
+    cut_drafts(e);
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        struct sched_grant *grant = &e->grants[i];
+        *grant = (struct sched_grant){.todo = seq_todo(s)};
+        if (grant->todo == 1 && round_is_decoding(s))
+            grant->draft = seq_n_draft(s);
+    }
+    sched_grant_rows(&e->sched, e->grants, e->running.n);
+}
+
+/* ---- KV blocks ---- */
+
+struct seq *round_victim(const struct engine *e, struct seq *s)
+{
+    struct seq *youngest = s;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *v = e->running.v[i];
+        if (!v->kv.n_blocks)
+            continue;
+        if (!e->grants[i].todo && !v->held_until_us)
+            return v;
+        if (v->order > youngest->order)
+            youngest = v;
+    }
+    return youngest;
+}
+
+/* Takes KV blocks for the rows of running sequence i, if necessary from other sequences. False: the
+ * sequence lost its own blocks instead. */
+static bool grow_or_preempt(struct engine *e, uint32_t i)
+{
+    struct seq *s = e->running.v[i];
+    while (kv_grow(e->served->run.kv, &s->kv, e->grants[i].rows) < 0) {
+        struct seq *v = round_victim(e, s);
+        for (uint32_t k = 0; k < e->running.n; k++) {
+            if (e->running.v[k] == v)
+                e->grants[k] = (struct sched_grant){0};
+        }
+        v->leaving = true; // stays in the list until the loop over it is done
+        kv_keep(e->served->run.kv, &v->kv, 0, NULL, 0);
+        if (v == s)
+            return false;
+    }
+    return true;
+}
+
+/* Cuts the draft to the granted rows, and to nothing if there are no blocks for them. */
+static void take_draft_blocks(struct engine *e, struct seq *s, uint32_t rows)
+{
+    struct draft *d = s->draft;
+    if (!d || !d->n || s->n_rows != 1 || s->kv.len != s->n)
+        return; // no draft, or rows before it are missing
+    d->n = rows < d->n ? rows : d->n;
+    if (d->n && kv_grow(e->served->run.kv, &s->kv, d->n) < 0)
+        d->n = 0;
+}
+
+/* Committed tokens first, for all sequences; then drafts, if blocks are left. */
+static void take_blocks(struct engine *e)
+{
+    e->n_pass = 0;
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        s->n_rows = 0;
+        if (e->grants[i].rows && grow_or_preempt(e, i))
+            s->n_rows = e->grants[i].rows; // read again: growing may have changed it
+    }
+    for (uint32_t i = 0; i < e->running.n; i++) {
+        struct seq *s = e->running.v[i];
+        if (!s->n_rows)
+            continue;
+        e->pass[e->n_pass++] = s;
+        take_draft_blocks(e, s, e->grants[i].draft_rows);
+    }
+    for (uint32_t i = 0; i < e->running.n;) {
+        struct seq *s = e->running.v[i];
+        if (s->leaving)
+            engine_preempt(e, s);
+        else
+            i++;
+    }
+}
+
+/* ---- packing ---- */
+
+static_assert(DRAFT_MAX_DEPTH <= FORWARD_MAX_DEPTH, "a draft may be one chain");
+
+static void pack_draft(struct pass_plan *to, uint32_t seq, const struct seq *s)
+{
+    uint32_t depth[DRAFT_MAX_NODES] = {0}, first = to->n_rows;
+    const struct draft *d = s->draft;
+    for (uint32_t i = 0; i < d->n; i++) {
+        int32_t parent = d->parents[i];
+        depth[i] = parent < 0 ? 0 : depth[parent] + 1;
+        pass_plan_add_row(to, (struct pass_row){.seq = seq,
+                                                .token = d->tokens[i],
+                                                .pos = s->n + depth[i],
+                                                .index = s->n + i,
+                                                // -1 in a tree: the last committed token's row
+                                                .parent = d->tree ? (int32_t)first + parent : -1,
+                                                .wants_logits = true});
+    }
+}
+
+static void pack(struct engine *e)
+{
+    struct pass_plan *to = &e->served->run.plan;
+    pass_plan_clear(to);
+    for (uint32_t p = 0; p < e->n_pass; p++) {
+        struct seq *s = e->pass[p];
+        uint32_t from = s->kv.len - (s->kv.len > s->n ? seq_n_draft(s) : 0) - s->n_rows;
+        uint32_t seq = pass_plan_add_seq(to, &s->kv);
+        s->first_row = to->n_rows;
+        pass_plan_add_chain(to, seq, s->tokens + from, from, s->n_rows, from + s->n_rows == s->n);
+        if (s->kv.len > s->n)
+            pack_draft(to, seq, s);
+    }
+}
+
+bool round_plan(struct engine *e)
+{
+    grant_rows(e);
+    take_blocks(e);
+    if (e->n_pass)
+        pack(e);
+    return e->n_pass > 0;
+}
