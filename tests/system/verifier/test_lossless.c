@@ -63,7 +63,7 @@ static int start_with_draft_model(void **state)
     return start_with_service("draft", true);
 }
 
-/* Tokens from past outputs are chosen, tokens from the draft model are drawn. */
+/* Past outputs are known to it: what it says of them is chosen, what its model says is drawn. */
 static int start_with_chain(void **state)
 {
     (void)state;
