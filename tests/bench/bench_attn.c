@@ -1,12 +1,12 @@
-/* bench_attn.c - what attention costs: rows of one sequence together against the same rows one at a
- * time, by shape, context and tier. CPU time of one thread, the least of the repetitions; both ways
- * take turns.
+/* bench_attn.c - the cost of attention: rows of one sequence together, compared with the same rows
+ * one at a time, by shape, context and tier. CPU time of one thread, minimum of the repetitions.
+ * Both ways are measured alternately.
  *
  *   bench_attn [--shapes 8x4x64,8x4x128,3x3x64] [--contexts 256,4096,8192] [--rows 1,8,16,512]
  *              [--types int8,f16] [--tiers avx2,avx512] [--reps 5] [--mib 128]
  *
- * A shape is KV heads x query heads of each x head_dim. Layers of K and V that together fill --mib
- * take turns, as in a pass: what the caches do not hold comes from memory. */
+ * A shape is KV heads x query heads of each x head_dim. As in a pass, the layers of K and V follow
+ * each other. Together they fill --mib, so data beyond the CPU caches comes from memory. */
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ struct scene {
     uint32_t *blocks;
     struct kernel_sight sights[MAX_ROWS];
     enum kernel_kv type;
-    size_t head, block, layer; // bytes of a block under a head, under all, of all blocks
+    size_t head, block, layer; // bytes of a block for one head, for all heads; of all blocks
     char *kv;                  // (n_layers, context / 16 + 1, n_kv_heads, head bytes)
     float *q, *out, *scratch;
 };
@@ -42,7 +42,7 @@ static double now_us(void)
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-/* The next number of a list and where it goes on; 0 at the end. */
+/* The next number of a list, 0 at the end. Moves *list after it. */
 static uint32_t next(const char **list)
 {
     uint32_t x = (uint32_t)strtoul(*list, (char **)list, 10);
@@ -50,7 +50,8 @@ static uint32_t next(const char **list)
     return x;
 }
 
-/* The last n_rows positions of the context, a chain, through a layer; `step` rows a call. */
+/* Attention of a layer for the last n_rows positions of the context, a chain; `step` rows per
+ * call. */
 static void attend(const struct kernel *k, const struct scene *s, uint32_t layer, uint32_t n_rows,
                    uint32_t step)
 {
@@ -188,7 +189,7 @@ static struct options parse(int argc, char **argv)
         else if (c == 'b')
             o.mib = (unsigned)atoi(optarg);
         else
-            exit(2); // getopt has said why
+            exit(2); // getopt has printed the reason
     }
     return o;
 }

@@ -1,11 +1,12 @@
-/* bench_gateway.c - what the gateway adds: time to the first byte over a verifier that answers at
- * once, against the same call over gRPC directly; tokens per second through 64 streams; and what
- * 1,000 streams cost that flow as from a model: CPU time per token, memory per stream.
+/* bench_gateway.c - the overhead of the gateway, with a verifier that answers without delay:
+ * - time to the first byte, compared with the same call over gRPC directly;
+ * - tokens per second through 64 streams;
+ * - CPU time per token and memory per stream of 1,000 streams at the speed of a model.
  *
  *   bench_gateway [--reps 400] [--json FILE]
  *
- * The kinds of call are measured in turns, one at a time, on a kept connection; printed are the
- * median and the 99th percentile. */
+ * The kinds of call are measured alternately, one call at a time, on a kept connection. The output
+ * is the median and the 99th percentile. */
 #include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
@@ -32,7 +33,7 @@
 #define STREAM_TOKENS 2000
 #define N_FLOWING 1000
 #define FLOW_MS 50 // between tokens of a stream
-#define FLOW_S 3   // for so long it is measured
+#define FLOW_S 3   // duration of the measurement
 
 static double now_us(void)
 {
@@ -57,7 +58,7 @@ struct bench {
 struct first {
     pthread_mutex_t mu;
     pthread_cond_t cv;
-    double first_us; // 0: not yet
+    double first_us; // 0: no message yet
     bool ended;
 };
 
@@ -166,7 +167,7 @@ static double tokens_per_s(unsigned port)
             n++;
         http_client_close(&c[i]);
     }
-    if (n != N_STREAMS * (STREAM_TOKENS + 2)) // and the reason, and [DONE]
+    if (n != N_STREAMS * (STREAM_TOKENS + 2)) // plus the finish reason and [DONE]
         fail_msg("%u events", n);
     return N_STREAMS * STREAM_TOKENS / ((now_us() - begun_us) / 1e6);
 }
@@ -178,7 +179,7 @@ struct flow {
     double tokens_per_s, cores, kib_per_stream;
 };
 
-/* CPU time of a process, user and system. */
+/* CPU time of a process: user and system. */
 static double cpu_s(pid_t pid)
 {
     char path[64], line[1024] = "";
@@ -205,7 +206,8 @@ static double resident_kib(pid_t pid)
     return (double)pages * (double)sysconf(_SC_PAGESIZE) / 1024;
 }
 
-/* Reads what comes until a moment; the events in it. last: each stream's last byte. */
+/* Reads from all streams until a time. Returns the number of events. last: the last byte of each
+ * stream. */
 static unsigned events_until(int epoll, int *fds, char *last, double until_us)
 {
     static char data[1 << 16];
@@ -248,7 +250,7 @@ static struct flow flow(const char *verifier)
             body);
         epoll_ctl(epoll, EPOLL_CTL_ADD, fds[i], &e);
     }
-    events_until(epoll, fds, last, now_us() + 2e6); // until all flow
+    events_until(epoll, fds, last, now_us() + 2e6); // until all streams have started
     double begun_us = now_us(), begun_cpu_s = cpu_s(gateway.pid);
     unsigned n = events_until(epoll, fds, last, begun_us + FLOW_S * 1e6);
     double s = (now_us() - begun_us) / 1e6;
@@ -258,7 +260,7 @@ static struct flow flow(const char *verifier)
                      .kib_per_stream = (resident_kib(gateway.pid) - idle_kib) / N_FLOWING};
     for (unsigned i = 0; i < N_FLOWING; i++) {
         if (!last[i])
-            fail_msg("stream %u never began", i);
+            fail_msg("stream %u did not start", i);
         http_client_close(&c[i]);
     }
     close(epoll);
@@ -278,7 +280,7 @@ static void report_flow(const struct flow *f, json_t *all)
                                   "kib_per_stream", f->kib_per_stream));
 }
 
-/* ---- the whole ---- */
+/* ---- report ---- */
 
 static void report(double times[N_KINDS][MAX_REPS], unsigned reps, double tokens,
                    const struct flow *flowing, const char *json)
@@ -338,7 +340,7 @@ int main(int argc, char **argv)
     assert_int_equal(rpc_client_new(address, NULL, &b.rpc), 0);
     for (unsigned i = 0; i < reps + 20; i++)
         for (size_t k = 0; k < N_KINDS; k++)
-            times[k][i < 20 ? 0 : i - 20] = kinds[k].run(&b); // the first warm up
+            times[k][i < 20 ? 0 : i - 20] = kinds[k].run(&b); // the first calls warm up
     double tokens = tokens_per_s(port);
     struct flow flowing = flow(address);
     report(times, reps, tokens, &flowing, json);

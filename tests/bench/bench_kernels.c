@@ -1,13 +1,13 @@
-/* bench_kernels.c - what the kernels reach on this machine: the weights' GB/s and GOP/s by type,
- * tier, rows M and threads, over matrices that together do not fit into L3; and the cost of
- * barriers and of empty jobs, with threads that run and with threads that have parked.
+/* bench_kernels.c - the speed of the kernels on this machine: GB/s of weights and GOP/s by type,
+ * tier, rows M and threads, over matrices that together do not fit into L3. Also the cost of
+ * barriers and of empty jobs, with running and with parked threads.
  *
  *   bench_kernels [--types Q8_0,Q4_0,F16] [--tiers avx512] [--rows 1,2,4,8] [--threads 1,2]
  *                 [--reps 9] [--shape 2048x8192] [--mib 256] [--json FILE]
  *
- * One thread is measured by its CPU time, several by the clock. All M of a type are measured in
- * turns, so a machine whose memory slows down slows all of them; what is printed is the median and
- * the range from the first to the last tenth. */
+ * One thread is measured by its CPU time, several by wall time. All M of a type are measured
+ * alternately, so that slower memory affects all of them. The output is the median and the range
+ * from the first to the last decile. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,8 +39,7 @@ struct job {
     float *y;
 };
 
-/* One thread's own CPU time does not count what else runs on the machine; several need the wall's.
- */
+/* The CPU time of one thread excludes other work on the machine. Several threads need wall time. */
 static double now_us(unsigned n_threads)
 {
     struct timespec t;
@@ -88,7 +87,7 @@ static unsigned numbers(const char *list, unsigned *to)
     return n;
 }
 
-/* Large M take fewer matrices: they are not bound by memory. */
+/* Large M use fewer matrices, because they are not bound by memory. */
 static unsigned mats_for(unsigned n_mats, unsigned m)
 {
     return m <= 16 ? n_mats : m <= 64 && n_mats > 4 ? 4 : n_mats < 2 ? n_mats : 2;
@@ -123,7 +122,7 @@ static void bench_pool(json_t *to, const struct options *o, struct job *j, const
             j->x_bytes = weights_prepare(j->k, j->w.type, j->x, j->m, j->w.n_in, j->prepared);
             double start = now_us(pool_threads(p));
             pool_run(p, multiply, j);
-            if (rep) // the first warms up
+            if (rep) // the first run warms up
                 times[i].us[times[i].n++] = (now_us(pool_threads(p)) - start) / j->n_mats;
         }
     for (unsigned i = 0; i < n_rows; i++)
@@ -166,11 +165,11 @@ static void bench_type(json_t *to, const struct options *o, const struct weights
     free(j.y);
 }
 
-#define STEPS 10000       // timed one by one
-#define RESTED_STEPS 1000 // each after a rest
+#define STEPS 10000       // each step is timed
+#define RESTED_STEPS 1000 // each step follows a rest
 #define REST_US 100       // waiting threads have parked by then
 
-/* What steps of the pool took on the thread that leads it, in us. */
+/* The time of steps of the pool on its leading thread, in us. */
 struct steps {
     struct pool *pool;
     double us[STEPS];
@@ -184,7 +183,7 @@ static void rest(void)
         ;
 }
 
-/* The second barrier waits for threads that the first has woken. */
+/* The first barrier wakes the threads, the second waits for them. */
 static void time_barriers(void *arg, unsigned i, unsigned n)
 {
     struct steps *s = arg;
@@ -232,7 +231,7 @@ static void bench_steps(json_t *to, struct pool *p)
     json_t *all = json_pack("{s:i}", "threads", pool_threads(p));
     printf("%u threads\n", pool_threads(p));
     s = (struct steps){.pool = p, .n = STEPS};
-    pool_run(p, time_barriers, &s); // the kernel moves a caller that began on another thread's core
+    pool_run(p, time_barriers, &s); // the kernel moves a caller off a thread's core
     for (unsigned rested = 0; rested < 2; rested++) {
         s = (struct steps){.pool = p, .n = rested ? RESTED_STEPS : STEPS, .rested = rested};
         pool_run(p, time_barriers, &s);

@@ -40,7 +40,7 @@ static void print(const char *what, double *us, unsigned n)
     printf("%-44s p50 %6.1f us  p99 %6.1f us\n", what, us[n / 2], us[n * 99 / 100]);
 }
 
-/* ---- Rounds on a stream of our own ---- */
+/* ---- Rounds on a raw stream ---- */
 
 struct echo {
     pthread_mutex_t mu;
@@ -134,7 +134,7 @@ static void bench_rounds(struct rpc_client *client, uint32_t n_sequences, const 
     print(what, us, N_ROUNDS);
 }
 
-/* ---- drafts, as the engine asks for them ---- */
+/* ---- drafts, as the engine requests them ---- */
 
 static void bench_drafts(const char *target, unsigned n_sequences, const char *what)
 {

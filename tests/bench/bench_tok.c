@@ -1,5 +1,5 @@
-/* bench_tok.c - how long a mebibyte of text takes to tokenize: prose, and one word without end;
- * with patterns compiled to machine code, and as in a unit with MemoryDenyWriteExecute=. */
+/* bench_tok.c - the time to tokenize a mebibyte of text: prose, and one endless word. With patterns
+ * compiled to machine code, and without, as in a unit with MemoryDenyWriteExecute=. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@ static const struct {
     {"Llama 2 (spm)", "data/vocab/ggml-vocab-llama-spm.gguf"},
 };
 
-/* The documentation, again and again. */
+/* The prose is the documentation, repeated. */
 static void fill_texts(void)
 {
     size_t len;
@@ -39,7 +39,7 @@ static void fill_texts(void)
     memset(word, 'a', N_BYTES);
 }
 
-/* CPU time of the best of some tries. */
+/* The minimum CPU time of several tries. */
 static double ms_of(const struct tok *t, const char *text, size_t *ret_n)
 {
     double best = 1e9;
@@ -68,7 +68,7 @@ static void print_times(const char *how)
     }
 }
 
-/* In a process of its own: memory for machine code, once there, is used again. */
+/* Runs in a separate process, because this one keeps its memory for machine code. */
 static void print_times_without_code(void)
 {
     int status;

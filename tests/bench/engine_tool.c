@@ -1,24 +1,24 @@
-/* engine_tool.c - the engine as a child of engine.py: runs passes when told to and says how long
- * each took.
+/* engine_tool.c - the engine as a child of engine.py: runs passes on command and reports the time
+ * of each.
  *
  *   engine_tool own|blas int8|f16|f32 MODEL THREADS CONTEXT SEQUENCES [DRAFT_MODEL]
  *
- * loads the models (who multiplies matrices of floats, how K and V are kept), gives each of the
- * sequences CONTEXT positions (computed are 512 of the first; their K and V stand in all others)
- * and says
+ * loads the models. own|blas: the code that multiplies float matrices. int8|f16|f32: the type of K
+ * and V. Each sequence gets CONTEXT positions: 512 positions of the first sequence are computed,
+ * their K and V are copied to all others. Then it prints
  *
  *   ready KERNEL BYTES        BYTES of weights that a pass reads
  *
- * then answers each line of stdin with a line of milliseconds:
+ * and answers each line of stdin with a line of milliseconds:
  *
- *   pass N ROWS LOGITS REPS   REPS passes of ROWS rows behind the context of each of the first N
+ *   pass N ROWS LOGITS REPS   REPS passes of ROWS rows after the context of each of the first N
  *                             sequences, logits for the last LOGITS rows of each
- *   read STREAMS REPS         reads the same weights as plain memory, so many streams per thread
+ *   read STREAMS REPS         reads the same weights as plain memory, STREAMS streams per thread
  *   spec K N FIRST            N greedy tokens after the context and FIRST, drafts of K tokens
  *
- * and for spec goes on: milliseconds of them in the draft model, in the target, tokens, rounds,
- * tokens drafted, tokens accepted, rounds that accepted all of their draft. With K = 0 this is
- * plain decoding; what follows with the same N and FIRST must come to the same tokens. */
+ * For spec the line continues: milliseconds in the draft model and in the target, tokens, rounds,
+ * drafted tokens, accepted tokens, rounds that accepted their whole draft. K = 0 is plain decoding.
+ * Later runs with the same N and FIRST must generate the same tokens. */
 #include "lib/rigs/rig.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ struct tool {
     unsigned n_seqs, context;
     bool has_draft, blas;
     enum kernel_kv kv_type;
-    const char *weights; // of a pass: head and layers lie one after the other
+    const char *weights; // of a pass: head and layers are contiguous
     size_t bytes;
 };
 
@@ -55,7 +55,7 @@ static _Noreturn void refuse(const char *what)
     exit(2);
 }
 
-/* peer_child.py takes the same ones. */
+/* The same tokens as in peer_child.py. */
 static uint32_t token_at(uint32_t i)
 {
     return 300 + i * 37 % 600;
@@ -99,8 +99,8 @@ static double time_pass(struct tool *t, unsigned n_seqs, unsigned n_rows, unsign
 /* ---- speculation ---- */
 
 struct text {
-    uint32_t tokens[MAX_ROWS]; // the first one given
-    unsigned n;                // decided; the last of them has not been through the target
+    uint32_t tokens[MAX_ROWS]; // the first token is given
+    unsigned n;                // decided tokens; the target has not processed the last one
     double draft_ms, target_ms;
     unsigned rounds, drafted, accepted, full;
 };
@@ -111,7 +111,7 @@ static uint32_t best(const struct rig *rig, unsigned row)
                                       rig->model->params.n_vocab);
 }
 
-/* k tokens behind those decided. */
+/* Drafts k tokens after the decided ones. */
 static void draft(struct tool *t, struct text *x, unsigned k)
 {
     for (unsigned i = x->n; i < x->n + k; i++) {
@@ -123,7 +123,7 @@ static void draft(struct tool *t, struct text *x, unsigned k)
     }
 }
 
-/* Of k drafted tokens those that the target says, too, and one of its own. */
+/* Appends the drafted tokens that the target confirms, and one token of the target. */
 static void verify(struct tool *t, struct text *x, unsigned k)
 {
     unsigned kept = 0;
@@ -171,10 +171,10 @@ static void speculate(struct tool *t, unsigned k, unsigned n_tokens, uint32_t fi
 struct reader {
     const struct tool *tool;
     unsigned n_streams;
-    uint64_t sums[POOL_MAX_THREADS]; // so that no load is left out
+    uint64_t sums[POOL_MAX_THREADS]; // keeps the compiler from removing reads
 };
 
-/* A load per line is enough to fetch it. */
+/* One read per cache line fetches the line. */
 static void read_share(void *arg, unsigned i, unsigned n)
 {
     struct reader *r = arg;
@@ -224,7 +224,7 @@ static void find_weights(struct tool *t)
     t->bytes = (size_t)(end - t->weights);
 }
 
-/* The rest of a context: K and V of the first sequence's n_fed blocks again and again. */
+/* Fills the rest of a context with repeated K and V of the first sequence's n_fed blocks. */
 static void repeat_context(struct tool *t, struct rig *rig, const struct kv_seq *first,
                            unsigned n_fed, struct kv_seq *seq)
 {
@@ -235,7 +235,7 @@ static void repeat_context(struct tool *t, struct rig *rig, const struct kv_seq 
         kv_bytes_copy(kv_bytes_of(rig->kv), first->blocks[b % n_fed], seq->blocks[b]);
 }
 
-/* MAX_ROWS tokens are computed; a prefill of 8192 for each sequence would take minutes. */
+/* Computes only MAX_ROWS tokens: a prefill of 8192 for each sequence would take minutes. */
 static void feed_contexts(struct tool *t, struct rig *rig, struct kv_seq *seqs, unsigned n_seqs)
 {
     for (unsigned s = 0; s < n_seqs; s++)
@@ -284,7 +284,7 @@ static void open_model(struct tool *t, struct rig *rig, const char *path, unsign
 {
     unsigned n_blocks = t->n_seqs * ((t->context + MAX_ROWS) / KV_BLOCK + 2);
     rig_open(rig, path,
-             &(struct rig_options){.may_be_alone = true, // both as the verifier has it
+             &(struct rig_options){.may_be_alone = true, // both as in the verifier
                                    .pin = true,
                                    .blas = t->blas,
                                    .kv_type = t->kv_type,

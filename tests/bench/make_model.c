@@ -1,17 +1,18 @@
-/* make_model.c - writes a Llama-shaped model of a real size with random weights, for the bench:
- * speeds are real, texts are not. The same arguments give the same bytes.
+/* make_model.c - writes a Llama model of a real size with random weights, for benchmarks: its speed
+ * is realistic, its texts are not. The same arguments give the same bytes.
  *
  *   make_model --shape 0.1b|1b|3b|tiny --type TYPE --out FILE [--vocab N] [--tied] [--seed N]
  *              [--layers N] [--faint-from N --eps E]
  *
  * Shapes are those of SmolLM2-135M, Llama-3.2-1B and -3B; tiny is for tests. TYPE: q8_0, q4_0,
- * q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, f16, bf16 or f32, with the types of head,
- * V and down that llama.cpp's program chooses for that name (but for a few V and down of iq4). The
- * vocabulary is SentencePiece's: bytes and made-up words.
+ * q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k, iq4_nl, iq4_xs, f16, bf16 or f32. The types of head, V
+ * and down are those that llama.cpp chooses for that name (except for a few V and down of iq4). The
+ * vocabulary is a SentencePiece one: bytes and generated words.
  *
- * A target with a draft that agrees with it: the draft is the target's first layers (--layers N),
- * and what the target's layers from N on add to the residual stream is scaled by E (--faint-from N
- * --eps E). Every tensor has its own random numbers, so with the same seed the rest is the same. */
+ * To write a target and a draft model that agree: the draft has the first N layers of the target
+ * (--layers N). In the target, the layers from N on add their output to the residual stream scaled
+ * by E (--faint-from N --eps E). Each tensor has separate random numbers, so with the same seed all
+ * other tensors are equal. */
 #include "base/err.h"
 #include "base/rng.h"
 #include "file/gguf_write.h"
@@ -43,7 +44,7 @@ static const struct shape {
 
 static const struct type {
     const char *name;
-    enum gguf_type type, half, head; // half: V and down in half of the layers
+    enum gguf_type type, half, head; // half: for V and down in half of the layers
     uint32_t file_type;              // general.file_type
 } types[] = {
     {"q8_0", GGUF_Q8_0, GGUF_Q8_0, GGUF_Q8_0, 7},
@@ -96,7 +97,8 @@ static void random_row(uint64_t *state, float *row, uint32_t n, float deviation)
     }
 }
 
-/* Blocks of 256 need rows of such a length; llama.cpp then takes these. */
+/* Rows that are not a multiple of 256 cannot use types with blocks of 256. llama.cpp then chooses
+ * these types. */
 static enum gguf_type fitting(enum gguf_type type, uint32_t n_in)
 {
     if (n_in % 256 == 0)
@@ -148,8 +150,8 @@ static int put_norm(struct maker *m, bool names, const char *name)
     return gguf_write_data(m->w, m->row, n * sizeof(float));
 }
 
-/* Layers whose V and down get the better type: the first and last eighth, of the rest each third.
- */
+/* Layers whose V and down get the better type: the first and last eighth, and every third of the
+ * rest. */
 static bool is_better(const struct maker *m, uint32_t layer)
 {
     uint32_t eighth = m->shape->n_layers / 8;
@@ -185,7 +187,7 @@ static int put_layer(struct maker *m, bool names, uint32_t layer)
 }
 
 /* A gain of 9 makes the best token's probability mostly 0.2 to 0.9. A tied head is the embedding:
- * its rows are small then, which the first norm takes back. */
+ * its rows are then small, and the first norm compensates for that. */
 static int put_tensors(struct maker *m, bool names)
 {
     uint32_t n = m->shape->n_embd;

@@ -1,7 +1,6 @@
-/* fuzz_detok.c - any tokens with any stop strings: what comes out is UTF-8, has no stop string in
- * it, and does not depend on how the text was divided into tokens. Input: the number of stops, each
- * with its length in front; then token ids, a byte each (those above 240 are tokens of several
- * bytes). */
+/* fuzz_detok.c - any tokens with any stop strings. The output is UTF-8, contains no stop string,
+ * and does not depend on the division of the text into tokens. Input: the number of stops, each
+ * after its length; then token ids of one byte each (ids above 240 are tokens of several bytes). */
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
@@ -27,7 +26,7 @@ static uint32_t token_of(uint8_t byte)
     return byte > 240 && byte - 241 < SMALL_N - 256 ? 256u + byte - 241u : byte;
 }
 
-/* by_bytes: each token as the bytes it is made of. */
+/* by_bytes: feeds the bytes of each token separately. */
 static int run(const struct tok *t, struct input stops, struct input tokens, bool by_bytes,
                struct buf *out)
 {

@@ -1,5 +1,6 @@
-/* fuzz_drafts.c - answers of a hostile proposer: messages, each behind its length (2 bytes, little-
- * endian; the top bit closes a sequence); before each, two sequences ask. */
+/* fuzz_drafts.c - answers of a hostile proposer. The input is a list of messages, each after its
+ * length (2 bytes, little-endian; the top bit closes a sequence). Before each message two sequences
+ * request drafts. */
 #include <stdlib.h>
 #include <string.h>
 #include "rpc/rpc.h"
@@ -7,7 +8,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-#define N_VOCAB 40 // so that a dense q is not long
+#define N_VOCAB 40 // keeps a dense q short
 #define K 5
 
 /* q is a distribution from which the token can come. */
@@ -85,7 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         size_t len = data[0] | (size_t)(data[1] & 0x7f) << 8;
         len = len < n - 2 ? len : n - 2;
         if (data[1] & 0x80)
-            drafts_book_close(b, 1 + i % 2, true); // while its answer is owed
+            drafts_book_close(b, 1 + i % 2, true); // while its answer is outstanding
         take(b, data + 2, len, i * 100);
         data += 2 + len;
         n -= 2 + len;

@@ -1,4 +1,4 @@
-/* fuzz_gguf.c - any bytes as a GGUF file: opening, reading all of it, the vocabulary in it. */
+/* fuzz_gguf.c - any bytes as a GGUF file: opens it, reads everything, loads its vocabulary. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
@@ -15,7 +15,7 @@ static void use(const struct tok *t)
     size_t n_ids, len;
     if (tok_encode(t, text, sizeof(text) - 1, true, true, &ids, &n_ids) == 0 &&
         tok_decode(t, ids, n_ids, true, &back, &len) < 0)
-        abort(); // what it made itself
+        abort(); // a file that we wrote
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)

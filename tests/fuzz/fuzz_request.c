@@ -1,4 +1,4 @@
-/* fuzz_request.c - bytes of a GenerateRequest through the request checker, as from the wire. */
+/* fuzz_request.c - any bytes as a GenerateRequest, through the request checker. */
 #include <stdint.h>
 #include <stdlib.h>
 #include "rpc/rpc.h"

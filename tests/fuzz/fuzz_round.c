@@ -1,4 +1,4 @@
-/* fuzz_round.c - Rounds of a hostile verifier: a stream of messages, each behind its length (2
+/* fuzz_round.c - Rounds of a hostile verifier: a stream of messages, each after its length (2
  * bytes, little-endian). */
 #include <stdlib.h>
 #include <string.h>

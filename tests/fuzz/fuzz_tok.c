@@ -1,5 +1,5 @@
-/* fuzz_tok.c - any bytes as text. The first byte chooses the tokenizer and the options; what
- * byte-level BPE makes of a text must become that text again. */
+/* fuzz_tok.c - any bytes as text. The first byte chooses the tokenizer and the options. Decoding
+ * the ids of byte-level BPE must return the text. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"

@@ -15,7 +15,7 @@ static void replay(const char *path)
     fseek(f, 0, SEEK_END);
     size_t n = (size_t)ftell(f);
     rewind(f);
-    uint8_t *data = malloc(n + !n); // exact size: reading past the end is seen by ASan
+    uint8_t *data = malloc(n + !n); // exact size: ASan detects a read past the end
     if (!data || fread(data, 1, n, f) != n)
         exit(1);
     fclose(f);

@@ -1,7 +1,9 @@
-/* dequant_tool.c - what weights of a file mean, for comparison by a script.
+/* dequant_tool.c - dequantizes weights of a file, for comparison by a script.
  *
- *   dequant_tool TYPE N_IN < rows      rows of N_IN weights of a type (its number in GGUF files) to
- * float32 on standard output; twice: from the file's and the packed layout */
+ *   dequant_tool TYPE N_IN < rows
+ *
+ * reads rows of N_IN weights. TYPE is the number of their type in GGUF files. Writes the weights as
+ * float32 to standard output twice: from the layout of the file, and from the packed layout. */
 #include "kernel/kernel.h"
 #include "lib/lib.h"
 #include "lib/models/quantise.h"

@@ -2,7 +2,7 @@
  *
  *   logits_tool FILE [int8|f16|f32] TOKEN...
  *
- * writes float32 (n_tokens, n_vocab) to standard output; K and V are kept as f16 if not said. */
+ * writes float32 (n_tokens, n_vocab) to standard output. The type of K and V is f16 by default. */
 #include "lib/rigs/rig.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* test_architectures.c - every architecture and weight type against a plain forward pass in double.
- */
+/* test_architectures.c - every architecture and weight type, against a simple forward pass in
+ * double. */
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/rigs/rig.h"
@@ -10,7 +10,7 @@
 
 #define N 40
 
-/* Root mean square of the difference, relative to that of the logits. */
+/* Root mean square of the difference, divided by the root mean square of the logits. */
 static double distance(const struct tiny *t, const struct tiny *believed)
 {
     size_t len;
@@ -45,7 +45,7 @@ static void check(const struct tiny *t, const char *what, double tolerance)
         fail_msg("%s %s: off by %g, more than %g", t->arch, what, off, tolerance);
 }
 
-/* Only floats: what is left is rounding (K and V stored as f16 can fall to either side). */
+/* Float weights: the only difference is rounding (K and V as f16 can round to either neighbour). */
 #define FLOAT_TOLERANCE 2e-4
 
 static void llama_is_as_defined(void **state)
@@ -122,7 +122,7 @@ static void types_may_differ_by_tensor(void **state)
     check(&t, "BF16 with Q4_0", 0.04);
 }
 
-/* The comparison must see what it is there for. */
+/* Shows that the comparison detects a wrong definition. */
 static void a_wrong_definition_is_far_off(void **state)
 {
     (void)state;

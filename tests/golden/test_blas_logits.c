@@ -1,5 +1,5 @@
-/* test_blas_logits.c - a model of floats says by OpenBLAS what it says by our own kernels, but for
- * rounding. */
+/* test_blas_logits.c - logits of a float model with OpenBLAS equal those with our kernels, except
+ * for rounding. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "lib/rigs/rig.h"
 #include "lib/models/tiny.h"
 
-#define N 300 // tokens of a prompt: so many rows OpenBLAS takes
+#define N 300 // tokens of a prompt, enough rows for OpenBLAS
 
 static void logits_of(const void *file, size_t len, bool blas, float *to)
 {
@@ -25,8 +25,8 @@ static void logits_of(const void *file, size_t len, bool blas, float *to)
     rig_close(&rig);
 }
 
-/* Root mean square of the difference, relative to that of the logits; 0 only if all bits are same.
- */
+/* Root mean square of the difference, divided by the root mean square of the logits. 0 only if all
+ * bits are equal. */
 static double distance(const struct tiny *t)
 {
     size_t len, n = N * TINY_VOCAB;
@@ -43,7 +43,7 @@ static double distance(const struct tiny *t)
     return sqrt(off / all);
 }
 
-/* Other sums move K and V, stored as f16, and activations of BF16 to another neighbour. */
+/* A different order of sums can round K and V (f16) and activations (BF16) to another neighbour. */
 static void floats_by_openblas_are_near_our_own(void **state)
 {
     (void)state;
@@ -56,7 +56,7 @@ static void floats_by_openblas_are_near_our_own(void **state)
     }
 }
 
-static void quantised_matrices_are_left_alone(void **state)
+static void quantised_matrices_do_not_use_openblas(void **state)
 {
     (void)state;
     assert_true(distance(&(struct tiny){
@@ -67,7 +67,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(floats_by_openblas_are_near_our_own),
-        cmocka_unit_test(quantised_matrices_are_left_alone),
+        cmocka_unit_test(quantised_matrices_do_not_use_openblas),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

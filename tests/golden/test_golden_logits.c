@@ -1,12 +1,14 @@
 /* test_golden_logits.c - the embedded pair against logits and tokens computed in float32.
  *
- * With float weights all logits are within 0.006: rotation, norms, attention and K and V in f16
- * have a deviation of 0.001. With quantised weights it is 0.04, all of it from activations of 8
- * bits (if those of the down or of the output projection alone are floats it is 0.030 or 0.033; no
- * other matrix matters as much). The largest error of 535 is then between 0.11 and 0.19, by chance:
- * every change of the order of arithmetic draws it anew. As our bits are the same on every machine
- * it is the one printed here until such a change; then the deviation, which is checked too, tells
- * whether anything is wrong. */
+ * With float weights all logits are within 0.006. Rotation, norms, attention and K and V in f16
+ * cause a deviation of 0.001.
+ *
+ * With quantised weights the deviation is 0.04, all of it from activations of 8 bits. With float
+ * activations only for the down or only for the output projection it is 0.030 or 0.033. No other
+ * matrix matters as much. The largest of 535 errors is then between 0.11 and 0.19, by chance: a
+ * change of the order of arithmetic changes it at random. Our bits are the same on every machine.
+ * So the printed error stays the same until such a change. Then the deviation, which is checked
+ * too, shows whether anything is wrong. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -59,9 +61,9 @@ static double largest_of(const float *logits, uint32_t n)
 }
 
 struct distance {
-    double off, squares; // of a top-5 logit: the largest, and the sum of squares
-    double below;        // of a golden token's logit from the largest one
-    uint32_t n;          // top-5 logits
+    double off, squares; // errors of top-5 logits: the largest, and the sum of squares
+    double below;        // largest distance of a golden token's logit from the best logit
+    uint32_t n;          // number of top-5 logits
 };
 
 static void compare(const struct prompt *p, const float *logits, uint32_t n_vocab,
@@ -162,8 +164,8 @@ static void draft_q4_0_logits_are_golden(void **state)
 
 /* ---- free running ---- */
 
-/* Tokens that must come again: up to the first whose lead over the second is too small. 0.02 is
- * more than the errors of two logits (0.006 at most, above). */
+/* The number of golden tokens that must be generated again: those before the first token whose lead
+ * over the second best is too small. 0.02 exceeds the errors of two logits (at most 0.006 each). */
 static uint32_t n_certain(const struct prompt *p)
 {
     uint32_t n = 0;
@@ -172,8 +174,8 @@ static uint32_t n_certain(const struct prompt *p)
     return n;
 }
 
-/* Every continuation whose gaps allow it comes again whole, of others the part before the first
- * small gap. n_whole: how many of the file's are of the first kind. */
+/* Every continuation without a small gap must be generated again completely, the others up to the
+ * first small gap. n_whole: the number of continuations without a small gap. */
 static void free_run(const char *name, uint32_t n_whole)
 {
     json_t *all = golden();

@@ -1,5 +1,5 @@
-/* test_kv_types.c - what keeping K and V as f16 or int8 does to a model's predictions of held-out
- * text: the embedded target, against K and V of f32. */
+/* test_kv_types.c - the effect of K and V as f16 or int8 on the predictions of held-out text: the
+ * embedded target, compared with K and V as f32. */
 #include <math.h>
 #include <stdlib.h>
 #include "lib/lib.h"
@@ -7,7 +7,7 @@
 #include "lib/models/texts.h"
 
 #define EMBEDDED SOURCE_DIR "/models/tales-11m-q8_0.gguf"
-#define FEW 24 // documents; the long suite takes all
+#define FEW 24 // documents; the long suite uses all
 #define MAX_TOKENS 1024
 
 /* -log p of a token. */
@@ -16,7 +16,7 @@ static double loss_of(const struct kernel *k, const float *logits, uint32_t n, u
     return k->logsumexp(logits, n) - (double)logits[token];
 }
 
-/* The perplexity of all tokens but the first of each document. */
+/* The perplexity of all tokens except the first of each document. */
 static double perplexity(const struct texts *t, enum kernel_kv type)
 {
     struct rig r;

@@ -1,5 +1,5 @@
-/* Every rendering of ../shared/data/templates/golden, from a request on: the same text, or the
- * template's own words. */
+/* test_templates.c - every rendering of ../shared/data/templates/golden, starting from a request:
+ * the same text, or the error message of the template. */
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
@@ -42,7 +42,7 @@ static void render(struct template *t, const char *source, const char *vars, int
     pthread_mutex_unlock(&o->mu);
 }
 
-/* As clients send them: the arguments of a call are text. */
+/* Converts the arguments of calls to text, as clients send them. */
 static void close_arguments(json_t *messages)
 {
     size_t i, k;
@@ -59,7 +59,7 @@ static void close_arguments(json_t *messages)
     }
 }
 
-/* The variables as a request's, with the model's own. */
+/* The variables as they come from a request, with those of the model. */
 static char *through_a_request(json_t *vars)
 {
     static const char *const own[] = {"messages", "tools", "add_generation_prompt"};
@@ -92,7 +92,8 @@ static char *through_a_request(json_t *vars)
     return text;
 }
 
-/* A template and one of the conversations, compared with what is written down. */
+/* Renders one conversation with a template and compares it with the golden text. Returns whether it
+ * differs. */
 static unsigned compare(struct template *t, const char *source, json_t *cases, json_t *golden)
 {
     json_t *vars = json_deep_copy(json_object_get(cases, "common")), *c;
@@ -118,7 +119,7 @@ static unsigned compare(struct template *t, const char *source, json_t *cases, j
     return !same;
 }
 
-static void every_rendering_is_as_written_down(void **state)
+static void every_rendering_equals_the_golden_text(void **state)
 {
     (void)state;
     char folder[4096], path[5000];
@@ -163,8 +164,8 @@ static void every_rendering_is_as_written_down(void **state)
     assert_int_equal(n_wrong, 0);
 }
 
-/* Its template shows calls only where there is no content, and joins their arguments to text. What
- * is wanted: jinja2 itself, given null and text. */
+/* The template of R1 shows calls only where the content is null, and joins their arguments to text.
+ * The expected text is that of jinja2 for null content and arguments as text. */
 static void r1_shows_the_calls_of_its_history(void **state)
 {
     (void)state;
@@ -210,7 +211,7 @@ static void r1_shows_the_calls_of_its_history(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_rendering_is_as_written_down),
+        cmocka_unit_test(every_rendering_equals_the_golden_text),
         cmocka_unit_test(r1_shows_the_calls_of_its_history),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

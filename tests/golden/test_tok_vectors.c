@@ -1,5 +1,4 @@
-/* test_tok_vectors.c - ids of real vocabularies equal those of the reference tokenizers, exactly.
- */
+/* test_tok_vectors.c - ids of real vocabularies equal those of the reference tokenizers. */
 #include "lib/lib.h"
 #include <jansson.h>
 #include <stdio.h>
@@ -144,7 +143,7 @@ static json_t *load(const char *path)
     return list;
 }
 
-static void varied_texts_become_the_reference_ids(void **state)
+static void varied_texts_get_the_reference_ids(void **state)
 {
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(vocabs); i++) {
@@ -171,7 +170,7 @@ static void varied_texts_become_the_reference_ids(void **state)
 
 /* ---- and back ---- */
 
-static void every_text_comes_back_from_its_ids(void **state)
+static void detokenizing_returns_the_text(void **state)
 {
     (void)state;
     const char *path = lib_shared("data/vocab/strings.json");
@@ -202,7 +201,7 @@ static void every_text_comes_back_from_its_ids(void **state)
 
 /* ---- the embedded pair ---- */
 
-static void prompts_of_the_embedded_models_become_their_golden_ids(void **state)
+static void prompts_of_the_embedded_models_get_their_golden_ids(void **state)
 {
     (void)state;
     const char *path = lib_shared("models/golden.json"), *file;
@@ -229,8 +228,8 @@ static void prompts_of_the_embedded_models_become_their_golden_ids(void **state)
 
 /* ---- size ---- */
 
-/* A quadratic step anywhere would take hours here. */
-static void a_megabyte_of_anything_is_cut_and_joined(void **state)
+/* With a quadratic step this test would take hours. */
+static void a_megabyte_of_any_text_is_tokenized_in_time(void **state)
 {
     static const char *const units[] = {
         "a",
@@ -280,10 +279,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reference_files_of_test_texts_are_matched),
-        cmocka_unit_test(varied_texts_become_the_reference_ids),
-        cmocka_unit_test(every_text_comes_back_from_its_ids),
-        cmocka_unit_test(prompts_of_the_embedded_models_become_their_golden_ids),
-        cmocka_unit_test(a_megabyte_of_anything_is_cut_and_joined),
+        cmocka_unit_test(varied_texts_get_the_reference_ids),
+        cmocka_unit_test(detokenizing_returns_the_text),
+        cmocka_unit_test(prompts_of_the_embedded_models_get_their_golden_ids),
+        cmocka_unit_test(a_megabyte_of_any_text_is_tokenized_in_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

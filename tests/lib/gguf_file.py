@@ -1,4 +1,4 @@
-"""A GGUF file as a script sees it: its keys as they lie there, its tensors; and writing it with other tensors."""
+"""Reads a GGUF file: its keys as raw bytes, and its tensors. Writes it again with other tensor data."""
 import struct
 
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -15,7 +15,7 @@ class Tensor:
 
 
 class File:
-    """tensors: in the file's order; data(tensor, n_bytes): its weights."""
+    """tensors: in the order of the file. data(tensor, n_bytes): the weights of a tensor."""
 
     def __init__(self, path):
         with open(path, "rb") as f:
@@ -61,7 +61,7 @@ class File:
         return self.bytes[self.start + tensor.offset :][:n_bytes]
 
     def write(self, path, parts):
-        """The same keys; parts: the number of its type and its weights for each tensor."""
+        """Writes the file with the same keys. parts: for each tensor the number of its type, and its weights."""
         infos, offset = b"", 0
         for t, (kind, data) in zip(self.tensors, parts):
             name = t.name.encode()

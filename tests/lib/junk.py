@@ -1,11 +1,11 @@
-"""junk.py: what a gateway must survive: bytes that are no request, or end in the middle of one."""
+"""junk.py: input that a gateway must survive: bytes that are not a request, or end in the middle of one."""
 import contextlib
 import socket
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-CUT = {None, 408}  # closed without an answer, or the rest was waited for
-# (what is sent, the statuses that may come back; none at all: the client goes away)
+CUT = {None, 408}  # closed without an answer, or a timeout while waiting for the rest
+# (bytes to send, allowed statuses of the answer; empty: the client disconnects)
 JUNK = [
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)), {*CUT, 400}),
     (b"GET / HTTP/9.9\r\n\r\n", {*CUT, 400, 505}),
@@ -27,10 +27,10 @@ JUNK = [
 
 
 def send_junk(port, chance, timeout_s=60):
-    """Sends one of them in pieces, hears the answer. Raises AssertionError if that is not one that may come."""
+    """Sends a random entry of JUNK in pieces and reads the answer. Raises AssertionError for a status that is not allowed."""
     data, allowed = chance.choice(JUNK)
     with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as s:
-        with contextlib.suppress(OSError):  # refused before all was sent
+        with contextlib.suppress(OSError):  # refused before everything was sent
             for piece in cut(data, chance):
                 s.sendall(piece)
             if not allowed:

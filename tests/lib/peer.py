@@ -26,7 +26,7 @@ CONTEXT = {"n_ctx": 0, "n_batch": 4, "n_ubatch": 8, "n_seq_max": 12, "n_outputs"
 
 
 class Missing(Exception):
-    """The package cannot be had."""
+    """The package is not available."""
 
 
 def install():
@@ -40,7 +40,7 @@ def install():
         raise Missing("npm cannot install %s: %s" % (PACKAGE, e)) from e
 
 
-class Blob(C.Structure):  # larger than any parameter structure: by-value arguments lie on the stack
+class Blob(C.Structure):  # larger than any parameter structure, which are passed by value on the stack
     _fields_ = [("b", C.c_ubyte * 512)]
 
 
@@ -50,7 +50,7 @@ class Batch(C.Structure):
 
 
 class Rows:
-    """A batch: tokens, positions, sequences, and whether logits are wanted, of each row."""
+    """A batch: for each row its token, position and sequence, and whether its logits are needed."""
 
     def __init__(self, tokens, positions, sequences, wanted):
         n = len(tokens)
@@ -62,7 +62,7 @@ class Rows:
 
 
 class Peer:
-    """The libraries, loaded once. cpu: a build of theirs, such as "haswell"; None: the one they choose."""
+    """The libraries, loaded once. cpu: a build of llama.cpp such as "haswell"; None: llama.cpp chooses."""
 
     def __init__(self, cpu=None):
         install()
@@ -124,8 +124,10 @@ class Peer:
 
 
 def longer_state(state, n_from, n_to):
-    """A sequence's state in this version: 8 bytes, streams, positions, 12 bytes of each, 4 bytes, layers, K and then V
-    of each layer (type, bytes of a row, rows), and a number for each other stream."""
+    """Repeats the n_from positions of a sequence's state up to n_to positions.
+
+    Layout in this version: 8 bytes, streams, positions, 12 bytes per position, 4 bytes, layers, K and then V of each
+    layer (type, bytes of a row, rows), and a number for each other stream."""
     n_streams, n_cells = struct.unpack_from("<II", state, 8)
     at = 16 + 12 * n_cells
     (n_layers,) = struct.unpack_from("<I", state, at + 4)
@@ -142,7 +144,7 @@ def longer_state(state, n_from, n_to):
 
 
 class Model:
-    """A loaded file and one context; parameters as in CONTEXT."""
+    """A loaded file and one context. parameters: names and values as in CONTEXT."""
 
     def __init__(self, peer, path, **parameters):
         self.peer = peer  # its log function is called as long as the model lives
@@ -163,7 +165,7 @@ class Model:
             raise RuntimeError("llama_decode failed")
 
     def tokens(self, text):
-        """Special tokens in it count as such."""
+        """Parses special tokens in the text."""
         data = text.encode()
         to = (C.c_int32 * len(data))()
         n = self.lib.llama_tokenize(self.lib.llama_model_get_vocab(self.model), data, len(data), to, len(data), 0, 1)
@@ -173,11 +175,11 @@ class Model:
         return self.lib.llama_get_logits_ith(self.context, row)[0:n_vocab]
 
     def keep(self, sequence, n_positions):
-        """Drops what lies behind the first positions."""
+        """Keeps the first n_positions of a sequence and drops the rest."""
         self.lib.llama_memory_seq_rm(self.memory, sequence, n_positions, -1)
 
     def repeat(self, n_from, n_to, n_sequences):
-        """K and V of the n_from positions of sequence 0 again and again: n_to positions of each sequence."""
+        """Fills n_to positions of each sequence with repeated K and V of the n_from positions of sequence 0."""
         state = C.create_string_buffer(self.lib.llama_state_seq_get_size(self.context, 0))
         self.lib.llama_state_seq_get_data(self.context, state, len(state), 0)
         longer = longer_state(state.raw, n_from, n_to)

@@ -22,7 +22,7 @@ static int limited(float x, int low, int high)
     return (int)(q < low ? low : q > high ? high : q);
 }
 
-/* The number furthest from 0, with its sign. */
+/* The number with the largest magnitude, with its sign. */
 static float furthest(const float *x, unsigned n)
 {
     float most = 0;
@@ -131,8 +131,8 @@ static void put_q6k(const float *x, uint8_t *to)
     }
 }
 
-/* Places in the codebook, two in a byte as in Q4_0; by: one over the scale. */
-static void put_places(const float *x, float by, uint8_t *to)
+/* Indices into the codebook, two per byte as in Q4_0. by: one over the scale. */
+static void put_indices(const float *x, float by, uint8_t *to)
 {
     memset(to, 0, 16);
     for (unsigned k = 0; k < KERNEL_BLOCK; k++) {
@@ -143,7 +143,7 @@ static void put_places(const float *x, float by, uint8_t *to)
     }
 }
 
-/* The codebook's furthest number is its first, -127. */
+/* The number of largest magnitude in the codebook is its first, -127. */
 static float book_scale(const float *x)
 {
     return furthest(x, KERNEL_BLOCK) / -127;
@@ -153,7 +153,7 @@ static void put_iq4nl(const float *x, uint8_t *to)
 {
     float d = book_scale(x);
     put_half(d, to);
-    put_places(x, inverse(d), to + 2);
+    put_indices(x, inverse(d), to + 2);
 }
 
 /* IQ4_XS: d, the upper bits of eight scales, their lower ones, nibbles; see kernel_layout.c. */
@@ -171,7 +171,7 @@ static void put_iq4xs(const float *x, uint8_t *to)
         unsigned bits = (unsigned)(scale + 32);
         upper |= (uint16_t)(bits >> 4 << 2 * i);
         to[4 + i / 2] |= (uint8_t)((bits & 15) << 4 * (i % 2));
-        put_places(x + i * KERNEL_BLOCK, inverse(d * (float)scale), to + 8 + 16 * i);
+        put_indices(x + i * KERNEL_BLOCK, inverse(d * (float)scale), to + 8 + 16 * i);
     }
     memcpy(to + 2, &upper, sizeof(upper));
 }
@@ -235,6 +235,6 @@ enum kernel_type quantise_from_gguf(enum gguf_type type)
     for (size_t i = 0; i < ARRAY_LEN(gguf_types); i++)
         if (gguf_types[i] == type)
             return (enum kernel_type)i;
-    fail_msg("no kernel for GGUF's type %u", (unsigned)type);
+    fail_msg("no kernel for GGUF type %u", (unsigned)type);
     return KERNEL_F32;
 }

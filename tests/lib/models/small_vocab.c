@@ -23,7 +23,7 @@ static void add(struct list *l, const char *text, enum tok_kind kind, float scor
     l->scores[l->n++] = score;
 }
 
-/* GPT-2's letter for a byte, from the definition: unprintable ones are numbered from U+0100. */
+/* GPT-2's letter for a byte, by its definition: unprintable bytes are numbered from U+0100. */
 static void letter_of(unsigned byte, char out[8])
 {
     unsigned n_moved = 0, code = byte;

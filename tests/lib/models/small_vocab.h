@@ -7,8 +7,8 @@
 
 enum small_vocab { SMALL_BPE, SMALL_SPM };
 
-/* Of SMALL_BPE: ids 0-255 are the bytes; then what its merges make, in their order; then the
- * special ones. */
+/* SMALL_BPE: ids 0-255 are the bytes. Then follow the results of the merges, in order, and the
+ * special tokens. */
 enum small_bpe_id {
     SMALL_AB = 256,
     SMALL_ABC,
@@ -27,7 +27,7 @@ enum small_bpe_id {
     SMALL_N,
 };
 
-/* Of SMALL_SPM: <unk>, <s>, </s>, the 256 bytes, then pieces. */
+/* SMALL_SPM: <unk>, <s>, </s>, the 256 bytes, then pieces. */
 enum small_spm_id {
     SMALL_SPM_BYTES = 3,
     SMALL_SPM_SPACE = 259,
@@ -42,10 +42,10 @@ enum small_spm_id {
     SMALL_SPM_N,
 };
 
-/* All tokenizer keys; add_bos is not among them. */
+/* Writes all tokenizer keys except add_bos. */
 void small_vocab_keys(struct gguf_write *w, enum small_vocab which);
-/* The same with pre-tokenizer `pre` (byte-level ones; NULL: gpt-2), and nothing else in the file.
- */
+/* A tokenizer from a file with only these keys. pre: the pre-tokenizer of a byte-level vocabulary
+ * (NULL: gpt-2). */
 struct tok *small_vocab_tok(enum small_vocab which, const char *pre);
-/* Finishes a writer into memory, without tensors; free it. */
+/* Finishes a file without tensors. Returns its bytes; free them. */
 void *small_vocab_finish(struct gguf_write *w, size_t *ret_len);

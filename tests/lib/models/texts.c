@@ -37,7 +37,7 @@ struct tok *texts_vocabulary(const char *path)
     return tok;
 }
 
-/* Both texts as tokens, the second behind the first. */
+/* Adds a sample: the tokens of both texts, the second after the first. */
 static void add_pair(struct texts *t, const struct tok *tok, const char *prompt, const char *answer)
 {
     uint32_t *a, *b = NULL;
@@ -106,7 +106,7 @@ struct texts texts_load(enum texts_kind kind, const struct tok *tok, unsigned n_
     char command[4200];
     if (!path)
         return t;
-    snprintf(command, sizeof(command), "gzip -dcf '%s'", path); // plain files pass through
+    snprintf(command, sizeof(command), "gzip -dcf '%s'", path); // -f: plain files pass through
     FILE *f = popen(command, "r");
     assert_non_null(f);
     AUTO(mem_free) char *line = NULL;

@@ -1,6 +1,6 @@
 /* texts.h - real texts as tokens, split where a prompt ends and an answer begins.
  *
- * They come from ../shared/data/prompts and ../shared/models; what is not there is empty. */
+ * Sources: ../shared/data/prompts and ../shared/models. A missing file gives no samples. */
 #pragma once
 #include <stdint.h>
 #include "text/tok.h"
@@ -28,7 +28,7 @@ enum texts_kind {
 /* At most n_max samples. */
 struct texts texts_load(enum texts_kind kind, const struct tok *tok, unsigned n_max);
 void texts_done(struct texts *t);
-/* Takes the tokens. */
+/* Frees the samples. */
 void texts_add(struct texts *t, uint32_t *tokens, uint32_t n, uint32_t n_prompt);
-/* A vocabulary file; ends the program when it cannot be read. */
+/* Opens a vocabulary file. Ends the program if it cannot be read. */
 struct tok *texts_vocabulary(const char *path);

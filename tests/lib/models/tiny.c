@@ -150,7 +150,7 @@ static void write_keys(struct gguf_write *w, const struct tiny *o)
     key_int(w, o, "rope.scaling.original_context_length", ORIGINAL_CONTEXT);
 }
 
-/* SentencePiece with nothing but bytes and fillers, so that other readers accept the file too. */
+/* SentencePiece with only bytes and fillers, so that other programs accept the file too. */
 static void write_vocab(struct gguf_write *w)
 {
     struct span texts[TINY_VOCAB];
@@ -187,7 +187,7 @@ static void write_vec(struct gguf_write *w, const struct tensor *t, uint64_t see
     float *x = weights_floats(1, t->n_in, seed, false);
     for (uint32_t i = 0; i < t->n_in; i++) {
         x[i] = t->mean + x[i] * t->deviation;
-        if (t->type == KERNEL_F16) // trails the floats it is made from
+        if (t->type == KERNEL_F16) // written in place, after the floats that were read
             ((uint16_t *)x)[i] = kernel_f16_of(x[i]);
     }
     must(gguf_write_data(w, x, t->n_in * (t->type == KERNEL_F16 ? 2u : 4u)), t->name);
@@ -243,7 +243,7 @@ void *tiny_write(const struct tiny *t, size_t *ret_len)
 
 /* ---- the plain forward pass ---- */
 
-/* A whole tensor as floats; free it. NULL: not there. */
+/* A whole tensor as floats; free it. NULL: the tensor does not exist. */
 static float *tensor_of(const struct checkpoint *g, const char *name)
 {
     const struct checkpoint_tensor *t = checkpoint_find_name(g, name);
@@ -287,7 +287,7 @@ static void plain_norm(const struct checkpoint *g, const char *name, uint32_t n,
 static double plain_ramp(const struct tiny *t, uint32_t i)
 {
     uint32_t n = rope_dim(t);
-    double edge[2]; // the pair that turns 32 times, and once, within the original context
+    double edge[2]; // the pair with 32 turns, and with one turn, in the original context
     for (int k = 0; k < 2; k++)
         edge[k] =
             n * log(ORIGINAL_CONTEXT / ((k ? 1 : 32) * 2 * M_PI)) / (2 * log((double)ROPE_BASE));

@@ -1,5 +1,5 @@
-/* tiny.h - small models with random weights, written as GGUF files in memory, and what they should
- * say, computed plainly in double from the same bytes. */
+/* tiny.h - small models with random weights, written as GGUF files in memory, and their expected
+ * logits, computed in double from the same bytes. */
 #pragma once
 #include "kernel/kernel.h"
 #include <stdbool.h>
@@ -19,7 +19,7 @@ struct tiny {
     uint64_t seed;
 };
 
-#define TINY_VOCAB 83 // no multiple of a tile
+#define TINY_VOCAB 83 // not a multiple of a tile
 #define TINY_EMBD 256
 #define TINY_HEADS 8
 #define TINY_KV_HEADS 2
@@ -27,10 +27,10 @@ struct tiny {
 #define TINY_FF 512
 #define TINY_CONTEXT 512
 
-/* The file; free it. Aligned for readers. */
+/* The bytes of the file, aligned for readers; free them. */
 void *tiny_write(const struct tiny *t, size_t *ret_len);
 
-/* Logits (n, TINY_VOCAB) of a chain of tokens from position 0; K and V are rounded to f16, as they
- * are stored, nothing else is. */
+/* Logits (n, TINY_VOCAB) of a chain of tokens from position 0. Only K and V are rounded, to f16, as
+ * in the cache. */
 void tiny_logits(const struct tiny *t, const void *file, size_t len, const uint32_t *tokens,
                  uint32_t n, double *logits);

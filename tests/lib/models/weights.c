@@ -45,7 +45,7 @@ static void put_scale(uint8_t *p, uint64_t *state, bool extreme)
     memcpy(p, &h, 2);
 }
 
-/* Where a block of the file has its f16 scales; -1: none. */
+/* Offsets of the f16 scales in a block of the file; -1: none. */
 static void scale_places(enum kernel_type type, int at[2])
 {
     at[0] = type == KERNEL_Q6_K ? 208 : 0;
@@ -61,7 +61,7 @@ static void *random_floats(enum kernel_type type, uint32_t n_out, uint32_t n_in,
     uint16_t *h = (uint16_t *)f;
     for (size_t i = 0; i < (size_t)n_out * n_in && type != KERNEL_F32; i++) {
         uint32_t bits;
-        memcpy(&bits, f + i, 4); // the halfs trail the floats they are made from
+        memcpy(&bits, f + i, 4); // the halfs are written in place, after the floats that were read
         float x = f[i];
         if (type == KERNEL_F16 && extreme && i % 5 == 0)
             x *= i % 2 ? 0x1p-16f : 0x1p13f;
@@ -122,7 +122,7 @@ static void multiply(enum kernel_type type, uint8_t *block, float by)
         memcpy(block, (char *)&x + 4 - n, n);
         return;
     }
-    scale_places(type, at); // an F16 weight scales as its block's first one
+    scale_places(type, at); // an F16 weight is handled like the first scale of a block
     for (int i = 0; i < 2; i++)
         if (at[i] >= 0) {
             memcpy(&h, block + at[i], 2);
@@ -131,8 +131,7 @@ static void multiply(enum kernel_type type, uint8_t *block, float by)
         }
 }
 
-/* The second scale of types with a minimum, such that the mean is 0: w = d q + m, or d s q - m' t.
- */
+/* The second scale of types with a minimum, so that the mean is 0: w = d q + m or d s q - m' t. */
 static void centre(enum kernel_type type, uint8_t *block)
 {
     float half = type == KERNEL_Q4_1 || type == KERNEL_Q4_K ? 7.5f : 15.5f; // of the largest q

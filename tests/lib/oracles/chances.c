@@ -1,4 +1,4 @@
-/* chances.c - a rule, run through every chance there is. */
+/* chances.c - enumerates every random outcome of an acceptance rule. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "lib/lib.h"
 #include "base/mem.h"
 
-/* ---- laws ---- */
+/* ---- distributions ---- */
 
 #define FLAT_LAW(name, ...)                                                                        \
     void name(const uint32_t *before, unsigned n, double w[V])                                     \
@@ -26,7 +26,7 @@ FLAT_LAW(law_tilted_p, 7, 3)
 FLAT_LAW(law_even_q, 1, 1)
 FLAT_LAW(law_no_third_p, 5, 3, 0) // a grammar forbids the third token of A
 
-/* Each token's next one. */
+/* The distribution depends on the previous token only. Row 3 is for the first token. */
 static void markov(const double rows[4][V], const uint32_t *before, unsigned n, double w[V])
 {
     memcpy(w, rows[n ? before[n - 1] : 3], V * sizeof(*w));
@@ -44,7 +44,7 @@ void law_markov_q(const uint32_t *before, unsigned n, double w[V])
     markov(rows, before, n, w);
 }
 
-/* A penalty that no token stands twice for; a drafter that knows of it, and one that does not. */
+/* A penalty that excludes repeated tokens. */
 static void no_repeat(law_fn *law, const uint32_t *before, unsigned n, double w[V])
 {
     law(before, n, w);
@@ -62,16 +62,16 @@ void law_penalised_q(const uint32_t *before, unsigned n, double w[V])
     no_repeat(law_b_q, before, n, w);
 }
 
-/* ---- every chance ---- */
+/* ---- every outcome ---- */
 
-/* One way through all choices; next() is the next one. */
+/* One sequence of outcomes of all choices; next_way() advances to the next sequence. */
 struct ways {
     unsigned n, at;
     struct {
         unsigned taken, n;
         double p[V];
     } v[32];
-    double weight; // of this way
+    double weight; // its probability
 };
 
 static unsigned possible(const double *p, unsigned from, unsigned n)
@@ -81,7 +81,7 @@ static unsigned possible(const double *p, unsigned from, unsigned n)
     return from;
 }
 
-/* One of n, with the chances w[i] over their sum. */
+/* Chooses one of n with probability weights[i] over their sum. */
 static unsigned choose(struct ways *w, const double *weights, unsigned n)
 {
     unsigned i = w->at++;
@@ -124,11 +124,11 @@ struct run {
     int32_t parents[N_NODES];
     float weights[N_NODES][V];
     struct accept_q q[N_NODES];
-    double low[N_NODES], high[N_NODES]; // between these was the uniform that drew the token
+    double low[N_NODES], high[N_NODES]; // range of the uniform number that drew the token
     double p[V];
 };
 
-/* The tokens on the way to a node, itself included; -1: none. */
+/* The tokens from the root to a node, including it. node -1: none. Returns their number. */
 static unsigned path_to(const struct run *r, int32_t node, uint32_t path[N_NODES])
 {
     if (node < 0)
@@ -138,7 +138,7 @@ static unsigned path_to(const struct run *r, int32_t node, uint32_t path[N_NODES
     return n + 1;
 }
 
-static void tell_q(struct run *r, unsigned i, const double w[V])
+static void report_q(struct run *r, unsigned i, const double w[V])
 {
     struct accept_q *q = &r->q[i];
     *q = (struct accept_q){.weights = r->weights[i]};
@@ -181,7 +181,7 @@ static void draw_node(struct run *r, unsigned i)
     r->high[i] = r->low[i] + law[r->tokens[i]] / sum;
     (w->q_told ? w->q_told : w->q)(path, n, law);
     drop_siblings(r, i, law);
-    tell_q(r, i, law);
+    report_q(r, i, law);
 }
 
 static void draw_draft(struct run *r)
@@ -196,7 +196,7 @@ static void draw_draft(struct run *r)
         r->n = r->world->judged(r->tokens, r->n);
 }
 
-static struct dist_weights p_behind(void *arg, uint32_t row)
+static struct dist_weights p_after(void *arg, uint32_t row)
 {
     struct run *r = arg;
     const struct chances_world *w = r->world;
@@ -216,7 +216,7 @@ static bool flip(void *arg, uint32_t row, double probability)
 {
     struct run *r = arg;
     assert_true(probability >= 0 && probability <= 1 && row >= 1 && row <= r->n);
-    if (r->world->one_uniform) { // it is known to lie between low and high
+    if (r->world->one_uniform) { // the uniform number lies between low and high
         double low = r->low[row - 1], high = r->high[row - 1];
         probability = fmin(fmax((probability - low) / (high - low), 0), 1);
     }
@@ -234,11 +234,11 @@ static uint32_t draw(void *arg, uint32_t row, const struct dist_weights *law)
     return choose(&r->ways, weights, law->n_vocab);
 }
 
-/* The mistake of a rule that the library does not have. */
+/* A wrong rule: accepts the first token where it is the best of p. */
 static void match_best(struct run *r, struct accept_result *ret)
 {
     *ret = (struct accept_result){.n_tokens = 1};
-    struct dist_weights law = p_behind(r, 0);
+    struct dist_weights law = p_after(r, 0);
     uint32_t best = 0;
     for (uint32_t k = 1; k < r->world->v; k++)
         best = law.weights[k] > law.weights[best] ? k : best;
@@ -250,7 +250,7 @@ static void judge(struct run *r, struct accept_result *ret)
     struct draft t = {.n = r->n};
     memcpy(t.tokens, r->tokens, r->n * sizeof(*t.tokens));
     memcpy(t.parents, r->parents, r->n * sizeof(*t.parents));
-    struct accept_chance c = {p_behind, flip, draw, r};
+    struct accept_chance c = {p_after, flip, draw, r};
     if (r->world->matches_best)
         match_best(r, ret);
     else
@@ -258,7 +258,7 @@ static void judge(struct run *r, struct accept_result *ret)
     assert_int_equal(ret->n_tokens, ret->n_accepted + 1);
 }
 
-/* What one way yields: the committed tokens, and those of p behind them. */
+/* Runs one sequence of outcomes: the committed tokens, and tokens from p after them. */
 static void run_way(struct run *r, struct outcome *to)
 {
     struct accept_result result;
@@ -291,7 +291,7 @@ struct outcome chances_outcome(const struct chances_world *w)
     return o;
 }
 
-/* The joint law of p itself; the largest difference. */
+/* Compares with the joint distribution of p. */
 double chances_law_error(const struct chances_world *w, const struct outcome *o)
 {
     double worst = 0, law[V];

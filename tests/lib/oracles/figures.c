@@ -1,4 +1,4 @@
-/* figures.c - what GetStats says. */
+/* figures.c - values from GetStats. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
 }
 
-void wait_load(struct rpc_client *c, uint32_t running, uint32_t waiting)
+void wait_requests(struct rpc_client *c, uint32_t running, uint32_t waiting)
 {
     int64_t until = clock_us() + WITHIN_S * INT64_C(1000000);
     for (bool there = false; !there; nap()) {
@@ -53,7 +53,7 @@ static Tandem__V1__ProposerStats proposer_of(struct rpc_client *c, size_t propos
 {
     Tandem__V1__StatsReply *s = stats_of(c);
     assert_true(proposer < s->n_proposers);
-    Tandem__V1__ProposerStats p = *s->proposers[proposer]; // its numbers alone are of use
+    Tandem__V1__ProposerStats p = *s->proposers[proposer]; // only its numbers stay valid
     tandem__v1__stats_reply__free_unpacked(s, NULL);
     return p;
 }

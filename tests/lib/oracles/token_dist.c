@@ -1,5 +1,5 @@
-/* token_dist.c - the target's law asked for, requests of several rules, and chi-square over their answers.
- */
+/* token_dist.c - the target's distribution, requests with several rules, and a chi-square test of
+ * their answers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +52,7 @@ static void wish_init(const struct token_dist *l, struct wish *w, uint32_t max_t
     w->sampling.temperature = l->temperature;
 }
 
-/* One token behind these; what the model says of it. */
+/* Generates one token after `before`, with its logprobs. */
 static void ask_one(const struct token_dist *l, struct wish *w, const uint32_t *before, unsigned n,
                     struct answer *a)
 {
@@ -72,9 +72,9 @@ static double penalty(const struct token_dist *l, uint32_t token, const uint32_t
     return l->biased && count ? (double)(PRESENCE + FREQUENCY * (float)count) : 0;
 }
 
-/* Fills a node and those below it. */
-static void learn(struct token_dist *l, unsigned node, uint32_t *before, unsigned n,
-                  struct answer *a)
+/* Fills a node and the nodes below it. */
+static void fill_nodes(struct token_dist *l, unsigned node, uint32_t *before, unsigned n,
+                       struct answer *a)
 {
     struct wish w;
     double sum = 0;
@@ -85,7 +85,7 @@ static void learn(struct token_dist *l, unsigned node, uint32_t *before, unsigne
     for (unsigned i = 0; i < LIAR_TOKENS; i++) {
         uint32_t token = l->nodes[node].ids[i];
         wish_init(l, &w, 1);
-        add_bias(&w, token); // it comes, with the logprob that it has without
+        add_bias(&w, token); // forces the token; its logprob is that without the bias
         ask_one(l, &w, before, n, a);
         assert_int_equal(a->ids[0], token);
         double logit = (double)a->logprobs[0] - penalty(l, token, before, n);
@@ -95,7 +95,7 @@ static void learn(struct token_dist *l, unsigned node, uint32_t *before, unsigne
         l->nodes[node].p[i] /= sum;
         before[n] = l->nodes[node].ids[i];
         if (n + 1 < TOKEN_DIST_LEN)
-            learn(l, 3 * node + 1 + i, before, n + 1, a);
+            fill_nodes(l, 3 * node + 1 + i, before, n + 1, a);
     }
 }
 
@@ -105,13 +105,13 @@ void token_dist_learn(struct token_dist *l, struct rpc_client *client, bool bias
     uint32_t before[TOKEN_DIST_LEN];
     struct answer *a = calloc(1, sizeof(*a));
     *l = (struct token_dist){.client = client, .biased = biased, .temperature = temperature};
-    learn(l, 0, before, 0, a);
+    fill_nodes(l, 0, before, 0, a);
     free(a);
 }
 
-/* ---- many of them ---- */
+/* ---- batches ---- */
 
-static void take(const struct token_dist *l, struct asked *q, const struct answer *a)
+static void count_answer(const struct token_dist *l, struct asked *q, const struct answer *a)
 {
     unsigned at = 0, node = 0;
     assert_int_equal(a->n, TOKEN_DIST_LEN);
@@ -158,7 +158,7 @@ void token_dist_start(const struct token_dist *l, struct asked *v, unsigned n_ru
                       struct token_dist_batch *b)
 {
     assert_true(n <= TOKEN_DIST_BATCH_MAX);
-    b->law = l;
+    b->dist = l;
     b->asked = v;
     b->n_rules = n_rules;
     b->n = n;
@@ -175,12 +175,12 @@ void token_dist_end(struct token_dist_batch *b)
         if (b->g[i].status.code != RPC_OK)
             fail_msg("%s", b->g[i].status.text);
         assert_string_equal(b->answers[i].rule, q->rule);
-        take(b->law, q, &b->answers[i]);
+        count_answer(b->dist, q, &b->answers[i]);
     }
     free(TAKE(b->answers));
 }
 
-/* ---- against the law ---- */
+/* ---- chi-square ---- */
 
 /* Probability of outcome `at`, its tokens in base 3. */
 static double chance_of(const struct token_dist *l, unsigned at)
@@ -199,7 +199,7 @@ static double distance(double count, double expected)
     return (count - expected) * (count - expected) / expected;
 }
 
-/* Tokens are a fraction as likely as the rare ones together count as one. */
+/* Outcomes that are expected less than 8 times are counted together as one cell. */
 double token_dist_tail(const struct token_dist *l, const struct asked *q)
 {
     double chi2 = 0, rare_count = 0, rare_expected = 0, least = INFINITY;
@@ -219,11 +219,11 @@ double token_dist_tail(const struct token_dist *l, const struct asked *q)
     if (rare_expected >= 8) {
         chi2 += distance(rare_count, rare_expected);
         n_cells++;
-    } else if (n_cells) { // too few: they go with the least of the others
+    } else if (n_cells) { // too few: merged with the smallest other cell
         chi2 += distance(q->count[seldom] + rare_count, least + rare_expected) -
                 distance(q->count[seldom], least);
     }
-    assert_true(n_cells > 1); // or there are too few answers to say anything
+    assert_true(n_cells > 1); // else there are too few answers for a test
     double tail = plain_chi2_tail(chi2, n_cells - 1);
     printf("%s%s: %u answers, accepted %u of %u, chi-square p = %.3g over %u cells\n", q->rule,
            q->dense ? " (dense)" : "", q->n, q->n_accepted, q->n_drafted, tail, n_cells);

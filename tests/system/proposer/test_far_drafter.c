@@ -1,6 +1,6 @@
-/* test_far_drafter.c - a drafter on another "host": far away, cut off, stalled, restarted, lying;
- * and one that dies, stops or is replaced under many requests. The answers are those of a verifier
- * without proposers to the bit, no request fails, and no pass waits longer than it may. */
+/* test_far_drafter.c - a drafter on another "host": far away, cut off, stalled, restarted, lying.
+ * Another drafter dies, stops or is replaced under many requests. The answers have the bits of a
+ * verifier without proposers, no request fails, and no pass waits longer than allowed. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,8 +19,8 @@
 #define FEW 4
 #define TRIES 20
 #if LIB_SANITIZED
-#define TARGET DRAFT          // the passes of a larger one would take most of the time
-#define DRAFT_QUANTIZE "q4_0" // so that they do not agree
+#define TARGET DRAFT          // passes of a larger target would take too long
+#define DRAFT_QUANTIZE "q4_0" // so that the models disagree at times
 #define N_TOKENS 24
 #else
 #define TARGET SOURCE_DIR "/models/tales-11m-q8_0.gguf"
@@ -35,12 +35,12 @@ static const char *const prompts[] = {
     "Max is a dog. Max",
 };
 
-static int host = HOST_NONE; // the drafter's
+static int host = HOST_NONE; // of the drafter
 static bool ahead;           // drafts are made while the verifier verifies
 static struct answer *want;  // (MANY) without proposers
-static unsigned n_refused;   // tokens of real drafters, when they were in time
+static unsigned n_refused;   // rejected tokens of real drafters, in time
 
-/* ---- requests: greedy ones and drawn ones ---- */
+/* ---- requests: greedy and sampled ---- */
 
 static void start_request(struct rpc_client *c, unsigned i, struct generation *g, struct answer *a)
 {
@@ -61,7 +61,7 @@ static void start_request(struct rpc_client *c, unsigned i, struct generation *g
     generation_start(g, c, &req, a);
 }
 
-static void must_be_wanted(const struct generation *g, unsigned i, const char *when)
+static void must_equal_want(const struct generation *g, unsigned i, const char *when)
 {
     const struct answer *a = g->answer, *w = &want[i];
     if (g->status.code != RPC_OK)
@@ -94,7 +94,7 @@ static struct verified must_answer(struct asked *a, const char *when)
     struct verified v = {0};
     for (unsigned i = 0; i < a->n; i++) {
         generation_end(&a->g[i]);
-        must_be_wanted(&a->g[i], i, when);
+        must_equal_want(&a->g[i], i, when);
         v.drafted += a->answers[i].drafted;
         v.accepted += a->answers[i].accepted;
     }
@@ -110,8 +110,8 @@ static struct verified ask_all(struct rpc_client *c, unsigned n, const char *whe
     return must_answer(&a, when);
 }
 
-/* Asks until drafts are of use: on a busy machine the first may all be late, and then the proposer
- * waits for its next turn. */
+/* Sends requests until drafts are verified. On a busy machine the first drafts may all be late, and
+ * the proposer is then excluded until its next try. */
 static void must_draft(struct rpc_client *c, unsigned n, const char *when)
 {
     struct verified v;
@@ -188,7 +188,7 @@ static const char *const draft_args[] = {"--proposer",
                                          "1",
                                          NULL};
 
-/* The drafter on its host, the verifier here, a relay between them. */
+/* A drafter on its host, a verifier on this one, a relay between them. */
 struct world {
     struct service verifier, drafter;
     struct relay *relay;
@@ -202,7 +202,7 @@ static void spawn_drafter(struct world *w)
     service_spawn(&w->drafter, "proposer-svc", draft_args);
     host_enter(ours);
     host_drop(ours);
-    struct service seen = w->drafter; // from here
+    struct service seen = w->drafter; // the address on this host
     snprintf(seen.target, sizeof(seen.target), "%s", relay_target(w->relay));
     service_wait_healthy(&seen);
 }
@@ -228,7 +228,7 @@ static void world_stop(struct world *w)
 
 /* ---- far away ---- */
 
-/* The models often agree, so that some drafts ahead follow what was committed: those in time. */
+/* The models often agree, so some drafts ahead that are in time match the committed tokens. */
 static void must_use_ahead(struct rpc_client *c)
 {
     static const char used[] = "tandem_spec_decode_ahead_drafts_used_total";
@@ -239,7 +239,7 @@ static void must_use_ahead(struct rpc_client *c)
     assert_true(metric_of(c, used) > 0);
 }
 
-static void the_way_to_the_drafter_changes_no_token(void **state)
+static void the_round_trip_to_the_drafter_changes_no_token(void **state)
 {
     (void)state;
     struct world w;
@@ -249,19 +249,19 @@ static void the_way_to_the_drafter_changes_no_token(void **state)
         char when[60];
         relay_delay(w.relay, round_trips_us[i] / 2);
         snprintf(when, sizeof(when), "round trip %u us", round_trips_us[i]);
-        wait_proposers(w.client);                 // it may have been late too often at the last one
-        uint64_t drafts = drafts_of(w.client, 0); // those too late for their round are counted
+        wait_proposers(w.client);                 // excluded if late too often before
+        uint64_t drafts = drafts_of(w.client, 0); // includes late drafts
         ask_all(w.client, 1, when);
         ask_all(w.client, FEW, when);
         assert_true(drafts_of(w.client, 0) > drafts);
     }
     relay_delay(w.relay, 0);
-    if (ahead && !LIB_SANITIZED) // else the drafter is no faster than the verifier: none is in time
+    if (ahead && !LIB_SANITIZED) // sanitizer: no draft would be in time
         must_use_ahead(w.client);
     world_stop(&w);
 }
 
-static void a_drafter_that_is_cut_off_is_missed_by_nobody(void **state)
+static void no_request_fails_when_the_drafter_is_cut_off(void **state)
 {
     (void)state;
     struct world w;
@@ -285,7 +285,7 @@ static void a_drafter_that_is_cut_off_is_missed_by_nobody(void **state)
     world_stop(&w);
 }
 
-static void a_drafter_that_is_restarted_is_told_all_again(void **state)
+static void a_restarted_drafter_gets_all_contexts_again(void **state)
 {
     (void)state;
     struct world w;
@@ -301,7 +301,7 @@ static void a_drafter_that_is_restarted_is_told_all_again(void **state)
     world_stop(&w);
 }
 
-static void a_far_liar_changes_no_token(void **state)
+static void a_far_lying_proposer_changes_no_token(void **state)
 {
     (void)state;
     static const enum lie lies[] = {LIE_NOTHING, LIE_LATE, LIE_STALE, LIE_GARBAGE};
@@ -329,9 +329,9 @@ static void a_far_liar_changes_no_token(void **state)
 
 /* ---- under many requests ---- */
 
-/* As its own figures say: how long each pass waited for drafts (50 ms are allowed; the rest is for
- * a machine with other work; one that is slow enough never waits, as some proposer always owes a
- * draft) and each token for the one before. */
+/* Checks the verifier's histograms: how long each pass waited for drafts, and the time between
+ * tokens. A pass may wait 50 ms; the limits are longer for a busy machine. A machine that is slow
+ * enough never waits, because a draft is then always outstanding. */
 static void must_have_kept_time(struct rpc_client *c)
 {
     assert_true(metric_of(c, "tandem_inter_token_latency_seconds_count") > 0);
@@ -347,7 +347,7 @@ struct crowd {
     struct asked asked;
 };
 
-/* Many requests under way, with drafts. */
+/* Many running requests, with drafts. */
 static void crowd_start(struct crowd *w)
 {
     *w = (struct crowd){0};
@@ -388,7 +388,7 @@ static void many_requests_survive_a_stopped_drafter(void **state)
     crowd_stop(&w);
 }
 
-static void many_requests_survive_a_drafter_that_turns_to_garbage(void **state)
+static void many_requests_survive_a_drafter_replaced_by_garbage(void **state)
 {
     (void)state;
     struct crowd w;
@@ -403,7 +403,7 @@ static void many_requests_survive_a_drafter_that_turns_to_garbage(void **state)
     liar_stop(liar);
 }
 
-static void some_of_all_drafts_were_refused(void **state)
+static void some_draft_tokens_were_rejected(void **state)
 {
     (void)state;
     assert_true(n_refused > 0);
@@ -413,16 +413,16 @@ int main(void)
 {
     host = host_new();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_way_to_the_drafter_changes_no_token),
-        cmocka_unit_test(a_drafter_that_is_cut_off_is_missed_by_nobody),
-        cmocka_unit_test(a_drafter_that_is_restarted_is_told_all_again),
-        cmocka_unit_test(a_far_liar_changes_no_token),
+        cmocka_unit_test(the_round_trip_to_the_drafter_changes_no_token),
+        cmocka_unit_test(no_request_fails_when_the_drafter_is_cut_off),
+        cmocka_unit_test(a_restarted_drafter_gets_all_contexts_again),
+        cmocka_unit_test(a_far_lying_proposer_changes_no_token),
         cmocka_unit_test(many_requests_survive_a_killed_drafter),
         cmocka_unit_test(many_requests_survive_a_stopped_drafter),
-        cmocka_unit_test(many_requests_survive_a_drafter_that_turns_to_garbage),
+        cmocka_unit_test(many_requests_survive_a_drafter_replaced_by_garbage),
     };
-    const struct CMUnitTest both[] = {cmocka_unit_test(some_of_all_drafts_were_refused)};
-    return cmocka_run_group_tests_name("in turns", tests, answer_without_proposers, NULL) +
+    const struct CMUnitTest both[] = {cmocka_unit_test(some_draft_tokens_were_rejected)};
+    return cmocka_run_group_tests_name("alternately", tests, answer_without_proposers, NULL) +
            cmocka_run_group_tests_name("ahead", tests, draft_ahead, NULL) +
            cmocka_run_group_tests_name("both", both, NULL, forget_answers);
 }

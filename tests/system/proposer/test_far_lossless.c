@@ -1,6 +1,8 @@
-/* test_far_lossless.c - promise 2 with the drafter on another "host": where drawn drafts come in
- * time and too late, where the time they take tells what was drawn, and where they are lost with
- * the way or with the drafter, the committed tokens follow the target's own law (lib/oracles/token_dist.h). */
+/* test_far_lossless.c - promise 2 with the drafter on another "host". The committed tokens follow
+ * the target's distribution (lib/oracles/token_dist.h) when drawn drafts
+ * - arrive in time or too late;
+ * - take a time that depends on the drawn tokens;
+ * - are lost with the connection or with the drafter. */
 #include <inttypes.h>
 #include <stdio.h>
 #include "lib/oracles/figures.h"
@@ -11,7 +13,7 @@
 
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define N_VOCAB 4096
-#define MOST_BUDGET_MS 250 // that there is
+#define MOST_BUDGET_MS 250 // the maximum of the option
 #if LIB_SANITIZED
 #define BUDGET_MS MOST_BUDGET_MS
 #define N_AT_ONCE 24
@@ -19,17 +21,17 @@
 #define BUDGET_MS 80
 #define N_AT_ONCE 64
 #endif
-/* Each way: there and back takes half as long again as the budget, or as long as a pass. */
+/* One way. FAR: a round trip takes 1.5 times the budget. NEAR: about as long as a pass. */
 #define FAR_US (BUDGET_MS * 750)
 #define NEAR_US 3000
 
-static int host = HOST_NONE; // the drafter's
+static int host = HOST_NONE; // of the drafter
 static char address[RELAY_TARGET_MAX];
 static struct relay *relay;
 static struct liar *liar;
 static struct service drafter, verifier;
 static struct rpc_client *client;
-static struct token_dist law;
+static struct token_dist dist;
 
 /* ---- services ---- */
 
@@ -60,7 +62,7 @@ static int start_with_liar(enum lie lie, unsigned budget_ms)
     host_enter(ours);
     host_drop(ours);
     start_verifier(budget_ms);
-    token_dist_learn(&law, client, true, 3);
+    token_dist_learn(&dist, client, true, 3);
     return 0;
 }
 
@@ -85,7 +87,7 @@ static void spawn_drafter(void)
                                    "--draft-quantize", "q4_0", NULL});
     host_enter(ours);
     host_drop(ours);
-    struct service seen = drafter; // from here
+    struct service seen = drafter; // the address on this host
     snprintf(seen.target, sizeof(seen.target), "%s", relay_target(relay));
     service_wait_healthy(&seen);
 }
@@ -98,7 +100,7 @@ static int start_with_draft_model(void **state)
     snprintf(drafter.target, sizeof(drafter.target), "%s", address);
     spawn_drafter();
     start_verifier(BUDGET_MS);
-    token_dist_learn(&law, client, false, 2);
+    token_dist_learn(&dist, client, false, 2);
     return 0;
 }
 
@@ -114,11 +116,11 @@ static int stop(void **state)
     return 0;
 }
 
-/* ---- batches of requests, and what happens to the way meanwhile ---- */
+/* ---- batches of requests over a changing connection ---- */
 
 static struct token_dist_batch batch;
 
-/* Runs batch i, of n requests. */
+/* Runs batch i with n requests. */
 typedef void batch_fn(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i);
 
 static void run_near(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
@@ -126,35 +128,37 @@ static void run_near(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
     (void)i;
     wait_proposers(client);
     relay_delay(relay, NEAR_US);
-    token_dist_start(&law, v, n_rules, n, &batch);
+    token_dist_start(&dist, v, n_rules, n, &batch);
     token_dist_end(&batch);
 }
 
-/* Of four, the second finds the drafter far away, and in the fourth it goes there: drafts come too
- * late, and the next ones, which wait behind them, in time. In the others all come in time, for who
- * is late three times in a row is given up for a while. */
+/* In the second of four batches the drafter is far away, in the fourth it moves far away. There
+ * drafts arrive too late, and the next ones, which queue after them, in time. In the other batches
+ * all drafts are in time, because a proposer that is late three times in a row is excluded for a
+ * while. */
 static void run_late(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
 {
     bool is_far = i % 4 == 1, goes_far = i % 4 == 3;
     wait_proposers(client);
     relay_delay(relay, is_far ? FAR_US : NEAR_US);
-    token_dist_start(&law, v, n_rules, n, &batch);
+    token_dist_start(&dist, v, n_rules, n, &batch);
     if (goes_far) {
         generation_wait_tokens(&batch.g[0], 1);
         relay_delay(relay, FAR_US);
     }
-    /* The first requests are asked for alone, the last with most others: these drafts are late. */
-    generation_wait_tokens(&batch.g[is_far ? 1 : n - 1], 2); // of a rule that is waited for
+    /* The first request runs alone, the last with most others: the drafts of these two are late. */
+    generation_wait_tokens(&batch.g[is_far ? 1 : n - 1], 2); // its rule waits for drafts
     relay_delay(relay, NEAR_US);
     token_dist_end(&batch);
 }
 
-/* Of eight, the first is cut off midway and the second begins so; the drafter of the fifth dies. */
+/* Of eight batches, the first is cut off midway, the second starts cut off, the fifth loses its
+ * drafter. */
 static void run_lost(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
 {
     if (i % 8 != 1)
         wait_proposers(client);
-    token_dist_start(&law, v, n_rules, n, &batch);
+    token_dist_start(&dist, v, n_rules, n, &batch);
     generation_wait_tokens(&batch.g[0], i / 8 % TOKEN_DIST_LEN);
     relay_cut(relay, i % 8 == 0);
     if (i % 8 == 4)
@@ -164,11 +168,11 @@ static void run_lost(struct asked *v, unsigned n_rules, uint32_t n, uint32_t i)
         spawn_drafter();
 }
 
-/* ---- the law ---- */
+/* ---- the distribution ---- */
 
-static void must_keep_the_law(batch_fn *run_batch)
+static void must_keep_the_distribution(batch_fn *run_batch)
 {
-    struct asked v[] = {{.rule = "own-draw"}, // goes on without drafts that the others wait for
+    struct asked v[] = {{.rule = "own-draw"}, // does not wait for late drafts
                         {.rule = "rejection"},
                         {.rule = "block"},
                         {.rule = "block", .dense = true}};
@@ -176,34 +180,34 @@ static void must_keep_the_law(batch_fn *run_batch)
     for (uint32_t i = 0; left; i++, left -= batch.n)
         run_batch(v, ARRAY_LEN(v), left < N_AT_ONCE ? left : N_AT_ONCE, i);
     for (unsigned i = 0; i < ARRAY_LEN(v); i++) {
-        assert_true(token_dist_tail(&law, &v[i]) > SURELY_WRONG);
+        assert_true(token_dist_tail(&dist, &v[i]) > SURELY_WRONG);
         assert_true(v[i].n_accepted > 0 || i == 0);
     }
 }
 
-static void drafts_that_come_late_do_not_bend_the_law(void **state)
+static void late_drafts_keep_the_distribution(void **state)
 {
     (void)state;
     uint64_t late = late_of(client, 0), drafts = drafts_of(client, 0);
-    must_keep_the_law(run_late);
+    must_keep_the_distribution(run_late);
     late = late_of(client, 0) - late;
     drafts = drafts_of(client, 0) - drafts;
     printf("%" PRIu64 " drafts, %" PRIu64 " of them late\n", drafts, late);
     assert_true(late > 0);
 }
 
-/* Nobody goes on without its draft because that takes longer than others. */
-static void what_the_time_to_draw_tells_does_not_bend_the_law(void **state)
+/* No sequence continues without its draft because that draft takes longer than others. */
+static void drafts_with_telltale_times_keep_the_distribution(void **state)
 {
     (void)state;
-    must_keep_the_law(run_near);
+    must_keep_the_distribution(run_near);
 }
 
-static void lost_drafts_and_drafters_do_not_bend_the_law(void **state)
+static void lost_drafts_and_drafters_keep_the_distribution(void **state)
 {
     (void)state;
     uint64_t restarts = restarts_of(client, 0);
-    must_keep_the_law(run_lost);
+    must_keep_the_distribution(run_lost);
     restarts = restarts_of(client, 0) - restarts;
     printf("%" PRIu64 " connections lost\n", restarts);
     assert_true(restarts > 0);
@@ -213,14 +217,14 @@ int main(void)
 {
     host = host_new();
     const struct CMUnitTest drawn[] = {
-        cmocka_unit_test(drafts_that_come_late_do_not_bend_the_law),
+        cmocka_unit_test(late_drafts_keep_the_distribution),
     };
     const struct CMUnitTest telling[] = {
-        cmocka_unit_test(what_the_time_to_draw_tells_does_not_bend_the_law),
+        cmocka_unit_test(drafts_with_telltale_times_keep_the_distribution),
     };
     const struct CMUnitTest modelled[] = {
-        cmocka_unit_test(drafts_that_come_late_do_not_bend_the_law),
-        cmocka_unit_test(lost_drafts_and_drafters_do_not_bend_the_law),
+        cmocka_unit_test(late_drafts_keep_the_distribution),
+        cmocka_unit_test(lost_drafts_and_drafters_keep_the_distribution),
     };
     int failed = cmocka_run_group_tests_name("drawn", drawn, start_with_drawer, stop);
     failed += cmocka_run_group_tests_name("telling", telling, start_with_teller, stop);

@@ -1,4 +1,4 @@
-/* test_proposer.c - proposers of every character, and an engine that never waits for them. */
+/* test_proposer.c - correct, late and lying proposers, and an engine that never waits for them. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -19,16 +19,16 @@
 #include "lib/clients/proposers.h"
 #include "rpc/rpc.h"
 
-#define WAIT_US 2000000 // for answers that must come
+#define WAIT_US 2000000 // for answers that must arrive
 
-/* Two sockets for each test, in a folder of our own. */
+/* Two sockets for each test, in a temporary folder. */
 static char folder[64], paths[2][PROPOSER_PATH_MAX], targets[2][PROPOSER_PATH_MAX];
 
 static int make_folder(void **state)
 {
     (void)state;
     signal(SIGPIPE, SIG_IGN);
-    log_init("test", LOG_LEVEL_ERROR); // lost proposers are the subject here
+    log_init("test", LOG_LEVEL_ERROR); // the tests lose proposers on purpose
     snprintf(folder, sizeof(folder), "/tmp/tandem-test-XXXXXX");
     assert_non_null(mkdtemp(folder));
     return 0;
@@ -46,7 +46,7 @@ static int name_sockets(void **state)
     return 0;
 }
 
-static pid_t spawned; // a program that a failed test left behind
+static pid_t spawned; // a program that a failed test did not stop
 
 static int clean_up(void **state)
 {
@@ -100,7 +100,7 @@ static void await_sessions(struct honest *h, bool some)
     assert_int_equal(honest_n_sessions(h) > 0, some);
 }
 
-static void a_round_trip_brings_right_drafts(void **state)
+static void a_round_trip_returns_correct_drafts(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
@@ -118,20 +118,20 @@ static void a_round_trip_brings_right_drafts(void **state)
     assert_int_equal(picked(asker_drafts(a), "eagle", 7), -1);
 }
 
-static void a_name_that_no_proposer_has_is_refused(void **state)
+static void an_unknown_proposer_name_is_refused(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
     AUTO(asker_free) struct asker *a = asker_of(2);
     assert_true(asker_wait_usable(a, 0, true));
-    assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), 0); // the other one may be it
+    assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), 0); // the other may have it
     AUTO(liar_stop) struct liar *l = liar_start(paths[1], LIE_EMPTY, ASKER_VOCAB);
     assert_true(asker_wait_usable(a, 1, true));
     assert_int_equal(drafts_check_name(asker_drafts(a), "eagle"), -EINVAL);
     assert_non_null(strstr(fail_text(), "none of this server's proposers: ngram, liar"));
     honest_stop(TAKE(h));
     assert_true(asker_wait_usable(a, 0, false));
-    assert_int_equal(drafts_check_name(asker_drafts(a), "ngram"), 0); // known, if away
+    assert_int_equal(drafts_check_name(asker_drafts(a), "ngram"), 0); // not connected
     assert_int_equal(drafts_check_name(asker_drafts(a), ""), 0);
     assert_int_equal(drafts_check_name(NULL, "ngram"), -EINVAL);
     assert_non_null(strstr(fail_text(), "it has none"));
@@ -144,11 +144,11 @@ static void a_sequence_that_paused_catches_up(void **state)
     AUTO(asker_free) struct asker *a = asker_of(1);
     assert_true(asker_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 1, 100);
-    must_draft(a, 0, 1, 1, 1777); // many rounds with k = 0 in between
+    must_draft(a, 0, 1, 1, 1777); // as after many rounds with k = 0
     unsigned right, n_came = 0;
     for (int64_t until_us = clock_us() + 5 * WAIT_US; !n_came && clock_us() < until_us;) {
         n_came = asker_round(a, 0, 1, 1, 150000, 5, WAIT_US, &right);
-        poll(NULL, 0, 1); // two pieces go first
+        poll(NULL, 0, 1); // two messages precede the round
     }
     assert_int_equal(n_came, 1);
     assert_int_equal(right, 5);
@@ -163,7 +163,7 @@ static void closed_sequences_are_freed_at_the_proposer(void **state)
     must_draft(a, 0, 1, 10, 100);
     for (uint64_t seq = 1; seq <= 9; seq++)
         drafts_close(asker_drafts(a), seq, true);
-    must_draft(a, 0, 10, 1, 101); // sent before the ends, or with them
+    must_draft(a, 0, 10, 1, 101); // the closes are sent before or with it
     must_draft(a, 0, 10, 1, 102);
     assert_int_equal(honest_n_sessions(h), 1);
 }
@@ -180,7 +180,7 @@ static void two_verifiers_and_two_proposers(void **state)
         for (unsigned i = 0; i < 2; i++)
             assert_true(asker_wait_usable(both[v], i, true));
     for (uint32_t round = 0; round < 10; round++)
-        for (unsigned i = 0; i < 4; i++) // the same sequence numbers everywhere
+        for (unsigned i = 0; i < 4; i++) // the same sequence numbers for both
             must_draft(both[i / 2], i % 2, 1, 4, 100 + 2 * round + 10 * (i / 2));
     assert_int_equal(honest_n_sessions(h0), 8);
     assert_int_equal(honest_n_sessions(h1), 8);
@@ -194,7 +194,7 @@ static void two_verifiers_and_two_proposers(void **state)
         assert_int_equal(picked(asker_drafts(a), NULL, seq), 1);
 }
 
-/* Sequences 1 to n ask where they are, or are put. Returns how many at place 0. */
+/* Sequences 1 to n each request a draft. Returns how many are assigned to proposer 0. */
 static unsigned ask_each(struct asker *a, unsigned n, uint32_t base_len)
 {
     unsigned n_first = 0;
@@ -207,7 +207,7 @@ static unsigned ask_each(struct asker *a, unsigned n, uint32_t base_len)
     return n_first;
 }
 
-static void sequences_move_from_one_of_a_name_that_dies_to_the_other(void **state)
+static void sequences_of_a_dead_proposer_move_to_the_other_of_its_name(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
@@ -224,7 +224,7 @@ static void sequences_move_from_one_of_a_name_that_dies_to_the_other(void **stat
     assert_int_equal(honest_n_sessions(h1), 40);
     h0 = honest_start(paths[0]);
     assert_true(asker_wait_usable(a, 0, true));
-    assert_int_equal(ask_each(a, 40, 109), 0); // they stay where they are known
+    assert_int_equal(ask_each(a, 40, 109), 0); // sequences stay with the proposer that knows them
 }
 
 /* ---- other proposers at run time ---- */
@@ -247,7 +247,7 @@ static unsigned place_of(struct asker *a, const char *target)
     return i;
 }
 
-static void those_that_stay_keep_their_stream_and_those_that_go_are_forgotten(void **state)
+static void remaining_proposers_keep_their_stream_and_removed_ones_are_forgotten(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
@@ -271,14 +271,14 @@ static void those_that_stay_keep_their_stream_and_those_that_go_are_forgotten(vo
     assert_int_equal(stats_of(a, second).restarts, 0);
     await_sessions(h0, false);
 
-    assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0); // in a place of its own, anew
+    assert_int_equal(drafts_set(asker_drafts(a), both, 2), 0); // added as a new proposer
     unsigned again = place_of(a, targets[0]);
     assert_true(asker_wait_usable(a, again, true));
     assert_int_equal(stats_of(a, again).drafts, 0);
     must_draft(a, again, 10, 4, 100);
 }
 
-static void all_places_may_be_given_to_others_at_once(void **state)
+static void all_proposers_may_be_replaced_in_one_call(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
@@ -305,12 +305,12 @@ static void *exchange_often(void *arg)
     struct drafts_target both[] = {target_of(targets[0]), target_of(targets[1])};
     for (unsigned i = 0; i < 100; i++) {
         assert_int_equal(drafts_set(d, both + i % 2, i % 5 ? 1 + (i % 3 && !(i % 2)) : 0), 0);
-        poll(NULL, 0, i % 4); // so that some come to be asked
+        poll(NULL, 0, i % 4); // lets some proposers be asked
     }
     return NULL;
 }
 
-static void proposers_are_exchanged_while_they_are_asked(void **state)
+static void proposers_are_replaced_while_they_draft(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h0 = honest_start(paths[0]);
@@ -340,7 +340,7 @@ static void proposers_are_exchanged_while_they_are_asked(void **state)
     must_draft(a, i, 100, 4, 100);
 }
 
-static void an_absent_proposer_is_found_when_it_comes(void **state)
+static void a_proposer_that_starts_later_is_found(void **state)
 {
     (void)state;
     AUTO(asker_free) struct asker *a = asker_of(1);
@@ -351,7 +351,7 @@ static void an_absent_proposer_is_found_when_it_comes(void **state)
     must_draft(a, 0, 1, 1, 100);
 }
 
-static void a_restarted_proposer_is_told_everything_again(void **state)
+static void a_restarted_proposer_gets_all_contexts_again(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
@@ -366,8 +366,8 @@ static void a_restarted_proposer_is_told_everything_again(void **state)
     assert_int_equal(stats_of(a, 0).restarts, 1);
 }
 
-/* Rounds as an engine has them, until the proposer is given up; none may take long. */
-static void until_given_up(struct asker *a, uint32_t *base_len)
+/* Runs rounds like an engine until the proposer is excluded. No round may take long. */
+static void run_until_excluded(struct asker *a, uint32_t *base_len)
 {
     int64_t until = clock_us() + 10000000;
     unsigned right;
@@ -378,7 +378,7 @@ static void until_given_up(struct asker *a, uint32_t *base_len)
     }
 }
 
-static void lying_proposers_are_given_up_and_tried_again(void **state)
+static void lying_proposers_are_excluded_and_tried_again(void **state)
 {
     (void)state;
     static const enum lie lies[] = {LIE_SILENT,  LIE_LATE,    LIE_STALE,        LIE_OVERLONG,
@@ -391,8 +391,8 @@ static void lying_proposers_are_given_up_and_tried_again(void **state)
         AUTO(asker_free) struct asker *a = asker_of(1);
         assert_true(asker_wait_usable(a, 0, true));
         uint32_t base_len = 10;
-        until_given_up(a, &base_len);
-        liar_change(l, LIE_EMPTY); // reformed
+        run_until_excluded(a, &base_len);
+        liar_change(l, LIE_EMPTY); // now behaves
         assert_true(asker_wait_usable(a, 0, true));
         unsigned right, n_came = 0;
         for (int n = 0; n < 10 && !n_came; n++) // the flood may still be draining
@@ -402,8 +402,8 @@ static void lying_proposers_are_given_up_and_tried_again(void **state)
     }
 }
 
-/* Long contexts whose sequences have ended again: there is no answer that it could owe. */
-static void a_proposer_that_does_not_read_is_given_up(void **state)
+/* Long contexts of sequences that have ended: no answer is outstanding. */
+static void a_proposer_that_does_not_read_is_excluded(void **state)
 {
     (void)state;
     AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_DEAF, ASKER_VOCAB);
@@ -421,7 +421,7 @@ static void a_proposer_that_does_not_read_is_given_up(void **state)
     assert_true(asker_wait_usable(a, 0, true));
 }
 
-static void wrong_guesses_are_no_fault(void **state)
+static void wrong_draft_tokens_are_not_an_error(void **state)
 {
     (void)state;
     AUTO(liar_stop) struct liar *l = liar_start(paths[0], LIE_NOTHING, ASKER_VOCAB);
@@ -445,8 +445,7 @@ static void a_proposer_that_does_not_fit_is_refused(void **state)
             assert_true(clock_us() < since + 5 * WAIT_US);
             poll(NULL, 0, 1);
         }
-        assert_true(clock_us() - since >=
-                    250000 + 500000); // it was left alone for longer and longer
+        assert_true(clock_us() - since >= 250000 + 500000); // the pauses between tries grow
         assert_false(asker_usable(a, 0));
         assert_int_equal(liar_n_streams(l), 0);
         liar_change(l, LIE_EMPTY);
@@ -470,20 +469,20 @@ static struct rpc_status describe(struct rpc_client *c, uint32_t protocol, uint3
     return st;
 }
 
-static void every_version_is_served_as_version_1(void **state)
+static void every_protocol_version_gets_version_1(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
     AUTO(rpc_client_free) struct rpc_client *c = NULL;
     assert_int_equal(rpc_client_new(targets[0], NULL, &c), 0);
-    for (uint32_t theirs = 0; theirs < 3; theirs++) { // 0: not told
+    for (uint32_t theirs = 0; theirs < 3; theirs++) { // 0: no version
         uint32_t protocol;
         assert_int_equal(describe(c, theirs, &protocol).code, RPC_OK);
         assert_int_equal(protocol, 1);
     }
 }
 
-/* A stream that keeps what came last. */
+/* Counts the messages of a stream and keeps its end. */
 struct listener {
     pthread_mutex_t mu;
     pthread_cond_t changed;
@@ -512,7 +511,7 @@ static void on_end(void *user, const struct rpc_status *status)
     pthread_mutex_unlock(&l->mu);
 }
 
-/* Sends one message on a stream of its own, waits for an answer or the end, and ends it. */
+/* Sends one message on a new stream, waits for an answer or the end, and closes the stream. */
 static struct rpc_status send_one(const void *bytes, size_t len, unsigned *ret_n_messages)
 {
     static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
@@ -544,7 +543,7 @@ static void an_empty_round_is_answered(void **state)
     assert_int_equal(n, 1);
 }
 
-static void a_bad_round_ends_its_stream_with_a_sentence(void **state)
+static void a_bad_round_ends_its_stream_with_the_reason(void **state)
 {
     (void)state;
     AUTO(honest_stop) struct honest *h = honest_start(paths[0]);
@@ -557,19 +556,19 @@ static void a_bad_round_ends_its_stream_with_a_sentence(void **state)
     struct rpc_status st = send_one(lies, sizeof(lies) - 1, &n);
     assert_int_equal(st.code, RPC_INVALID_ARGUMENT);
     assert_string_equal(st.text, "sequence 0: 0 tokens do not lead from keep 5 to base_len 9");
-    static uint8_t many[5000][11]; // sequences with nothing but a number
+    static uint8_t many[5000][11]; // sequences with only a number
     for (size_t i = 0; i < ARRAY_LEN(many); i++)
         memcpy(many[i], "\x0a\x09\x09", 3);
     st = send_one(many, sizeof(many), &n);
     assert_int_equal(st.code, RPC_INVALID_ARGUMENT);
     assert_string_equal(st.text, "a round of 5000 sequences is beyond the limit of 4096");
-    must_draft(a, 0, 1, 1, 103); // the others' streams go on
+    must_draft(a, 0, 1, 1, 103); // other streams continue
     assert_int_equal(stats_of(a, 0).restarts, 0);
 }
 
-#define STRANGERS 4000 // sequences in a round, whose context is asked for
+#define STRANGERS 4000 // sequences in a round with an unknown context
 
-/* A round of one sequence that is told and many that are not. */
+/* A round of one sequence with its context, and many without. */
 static struct rpc_msg *round_of_strangers(void)
 {
     static Tandem__V1__RoundSequence sequences[1 + STRANGERS];
@@ -591,7 +590,7 @@ static struct rpc_msg *round_of_strangers(void)
     return rpc_pack(&round.base);
 }
 
-static void a_verifier_that_does_not_read_is_given_up(void **state)
+static void a_verifier_that_does_not_read_is_disconnected(void **state)
 {
     (void)state;
     static const struct rpc_events events = {.on_message = on_message, .on_end = on_end};
@@ -665,7 +664,7 @@ static void a_stopped_proposer_costs_bounded_memory_and_no_time(void **state)
     }
     assert_true(clock_us() - since < 10000000);
     assert_true(rss_kib() - before < 32 << 10);
-    until_given_up(a, &base_len);
+    run_until_excluded(a, &base_len);
     kill(pid, SIGCONT);
     assert_true(asker_wait_usable(a, 0, true));
     must_draft(a, 0, 1, 16, base_len);
@@ -687,7 +686,7 @@ static void a_killed_proposer_is_found_again(void **state)
     must_exit(pid, SIGTERM);
 }
 
-static void sigterm_ends_the_service_at_once(void **state)
+static void sigterm_ends_the_service_immediately(void **state)
 {
     (void)state;
     pid_t pid = must_spawn();
@@ -705,28 +704,28 @@ static void sigterm_ends_the_service_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_round_trip_brings_right_drafts),
-        TEST(a_name_that_no_proposer_has_is_refused),
+        TEST(a_round_trip_returns_correct_drafts),
+        TEST(an_unknown_proposer_name_is_refused),
         TEST(a_sequence_that_paused_catches_up),
         TEST(closed_sequences_are_freed_at_the_proposer),
         TEST(two_verifiers_and_two_proposers),
-        TEST(sequences_move_from_one_of_a_name_that_dies_to_the_other),
-        TEST(those_that_stay_keep_their_stream_and_those_that_go_are_forgotten),
-        TEST(all_places_may_be_given_to_others_at_once),
-        TEST(proposers_are_exchanged_while_they_are_asked),
-        TEST(an_absent_proposer_is_found_when_it_comes),
-        TEST(a_restarted_proposer_is_told_everything_again),
-        TEST(lying_proposers_are_given_up_and_tried_again),
-        TEST(a_proposer_that_does_not_read_is_given_up),
-        TEST(wrong_guesses_are_no_fault),
+        TEST(sequences_of_a_dead_proposer_move_to_the_other_of_its_name),
+        TEST(remaining_proposers_keep_their_stream_and_removed_ones_are_forgotten),
+        TEST(all_proposers_may_be_replaced_in_one_call),
+        TEST(proposers_are_replaced_while_they_draft),
+        TEST(a_proposer_that_starts_later_is_found),
+        TEST(a_restarted_proposer_gets_all_contexts_again),
+        TEST(lying_proposers_are_excluded_and_tried_again),
+        TEST(a_proposer_that_does_not_read_is_excluded),
+        TEST(wrong_draft_tokens_are_not_an_error),
         TEST(a_proposer_that_does_not_fit_is_refused),
-        TEST(every_version_is_served_as_version_1),
+        TEST(every_protocol_version_gets_version_1),
         TEST(an_empty_round_is_answered),
-        TEST(a_bad_round_ends_its_stream_with_a_sentence),
-        TEST(a_verifier_that_does_not_read_is_given_up),
+        TEST(a_bad_round_ends_its_stream_with_the_reason),
+        TEST(a_verifier_that_does_not_read_is_disconnected),
         TEST(a_stopped_proposer_costs_bounded_memory_and_no_time),
         TEST(a_killed_proposer_is_found_again),
-        TEST(sigterm_ends_the_service_at_once),
+        TEST(sigterm_ends_the_service_immediately),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -1,4 +1,4 @@
-"""The benchmark of the engine on a tiny model: what it measures, says and writes."""
+"""The benchmark of the engine on a tiny model: its measurements, its output and its files."""
 import contextlib
 import io
 import json
@@ -27,7 +27,7 @@ class Bench(unittest.TestCase):
         cls.addClassCleanup(cls.folder.cleanup)
 
     def run_bench(self, bench, *args):
-        """(what it printed, what it wrote)"""
+        """(its standard output, its JSON file)"""
         path, text = os.path.join(self.folder.name, "figures.json"), io.StringIO()
         with contextlib.redirect_stdout(text):
             engine.main([bench, "--shape", "tiny", "--peer", "no", "--reps", "2", "--threads", "2", "--bin", BIN,
@@ -35,7 +35,7 @@ class Bench(unittest.TestCase):
         with open(path, encoding="utf-8") as f:
             return text.getvalue(), json.load(f)
 
-    def test_each_bench_times_the_rows_asked_for(self):
+    def test_each_bench_times_the_requested_rows(self):
         for bench, rows, context in [("decode", "1,3", "600"), ("verify", "1,8,17", "256"), ("prefill", "32", "0")]:
             with self.subTest(bench):
                 text, figures = self.run_bench(bench, "--rows", rows, "--vocab", "1024", "--context", context)
@@ -47,7 +47,7 @@ class Bench(unittest.TestCase):
                 self.assertGreater(figures["read_limit_gb_per_s"], 0)
                 self.assertEqual(re.findall(r"^ *(\d+) \|", text, re.M), rows.split(","))
 
-    def test_a_draft_that_agrees_is_accepted_whole_and_another_is_not(self):
+    def test_an_agreeing_draft_is_accepted_whole_and_another_is_not(self):
         for eps, agrees in [("0", True), ("1", False)]:
             with self.subTest(eps):
                 text, figures = self.run_bench("spec", "--rows", "1,4", "--eps", eps)
@@ -56,7 +56,7 @@ class Bench(unittest.TestCase):
                 self.assertGreater(figures["plain"]["tokens_per_s"], 0)
                 self.assertEqual(re.findall(r"^ *(\d+) \|", text, re.M), ["0", "1", "4"])
 
-    def test_every_type_the_generator_writes_can_be_run(self):
+    def test_every_type_of_the_generator_runs(self):
         for kind in ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k_m", "q5_k_m", "q6_k", "iq4_nl", "iq4_xs", "f16",
                      "bf16", "f32"]:
             with self.subTest(kind):
@@ -68,14 +68,14 @@ class Bench(unittest.TestCase):
         head, layers = 8000 * 256 * 4, 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512) * 4
         self.assertAlmostEqual(figures["weights_bytes"] / (head + layers), 1, delta=0.01)
 
-    def test_a_file_that_is_there_is_used_again(self):
+    def test_an_existing_file_is_used_again(self):
         self.run_bench("verify", "--rows", "1")
         path = os.path.join(self.folder.name, "tiny-q8_0.gguf")
         before = os.stat(path)
         self.run_bench("verify", "--rows", "1")
         self.assertEqual(os.stat(path).st_mtime_ns, before.st_mtime_ns)
 
-    def test_the_better_peer_is_the_stand_in_where_that_is_faster(self):
+    def test_the_faster_of_peer_and_stand_in_counts(self):
         o = engine.options(["verify", "--rows", "1,8,16", "--type", "q4_k_m"])
         o.path = "x.gguf"
         passes = {"tandem": {1: [[10.0]], 8: [[20.0]], 16: [[40.0]]}, "llama.cpp": {1: [[20.0]], 8: [[40.0]], 16: [[100.0]]}}
@@ -106,7 +106,7 @@ class Bench(unittest.TestCase):
 
 
 class Speculation(unittest.TestCase):
-    def test_a_pair_that_agrees_keeps_every_draft_whoever_chooses_its_length(self):
+    def test_a_pair_that_agrees_accepts_every_draft_of_any_length(self):
         text = io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
             path = os.path.join(folder, "figures.json")
@@ -121,7 +121,7 @@ class Speculation(unittest.TestCase):
 
     @staticmethod
     def point(drafted, **took):
-        """took: ms of a token, turn by turn"""
+        """took: ms per token, one number per turn"""
         turns = {k.lstrip("k"): [1000 / ms for ms in each] for k, each in took.items()}
         rates = {k: len(each) / sum(1 / r for r in each) for k, each in turns.items()}
         return {"eps": 0.1, "sequences": 1, "context": 256, "alpha": 0.5, "tokens_per_s": rates, "drafted": drafted, "turns": turns}
@@ -164,7 +164,7 @@ class Speculation(unittest.TestCase):
 
 
 class Prefix(unittest.TestCase):
-    def test_what_prompts_share_is_found_and_timed(self):
+    def test_shared_prefixes_are_found_and_timed(self):
         text = io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(text):
             prefix.main(["--shape", "tiny", "--shared", "70", "--rounds", "2", "--threads", "1", "--bin", BIN, "--models", folder])

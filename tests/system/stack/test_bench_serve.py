@@ -1,4 +1,4 @@
-"""The load generator: on the real services, whose own figures it must agree with, and on servers that misbehave."""
+"""The traffic generator. Its figures must agree with those of the real services. Scripted servers misbehave."""
 import contextlib
 import html.parser
 import io
@@ -25,7 +25,7 @@ import services
 
 
 def run(folder, *arguments):
-    """(status, what it printed, what it wrote with --json)"""
+    """(status, its standard output, its --json file)"""
     path, text = os.path.join(folder, "figures.json"), io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(io.StringIO()):
         code = serve.main([*arguments, "--bin", BIN, "--json", path])
@@ -37,8 +37,8 @@ class Options:
     bin, threads = BIN, 1
 
 
-class Reckoning(unittest.TestCase):
-    """The figures of requests whose times are known."""
+class Figures(unittest.TestCase):
+    """The figures of requests with known times."""
 
     @staticmethod
     def sample(status, ttft, gap, tokens):
@@ -65,7 +65,7 @@ class Reckoning(unittest.TestCase):
         d = serve_figures.distribution([0.003, 0.001])
         self.assertEqual([round(d[k], 6) for k in ("mean", "p50", "p90", "max")], [2, 2, 2.8, 3])
 
-    def test_latencies_are_of_answers_and_say_what_they_leave_out(self):
+    def test_latencies_count_answers_and_report_the_requests_left_out(self):
         r = self.figures(self.sample("ok", 0.1, 0.01, 11), self.sample("429", 9, 9, 1), self.sample("hung up", 9, 9, 3))
         self.assertEqual((r["requests"], r["ok"], r["errors"], r["hung_up"]), (3, 1, {"429": 1}, 1))
         self.assertAlmostEqual(r["latency_ms"]["ttft"]["p99"], 100, places=2)
@@ -81,7 +81,7 @@ class Reckoning(unittest.TestCase):
             g = self.figures(*samples, **limits)["goodput"]
             self.assertEqual((g["requests_per_s"], g["share"]), (within / 2.0, within / 4), limits)
 
-    def test_an_event_counts_once_whatever_it_tells(self):
+    def test_an_event_with_several_fields_counts_once(self):
         count = lambda *deltas: len(serve_traffic.TEXT.findall(b"".join(event(choices=[{"delta": d}]) for d in deltas)))
         self.assertEqual(count({"content": "a"}, {"content": ""}, {"reasoning": "b", "reasoning_content": "b"}), 2)
         self.assertEqual(count({"reasoning_content": "a", "content": "b"}, {"content": '"content": "x"'}), 2)
@@ -110,7 +110,7 @@ class OnTandem(unittest.TestCase):
             f.writelines(json.dumps(line) + "\n" for line in lines)
         return path
 
-    def test_its_figures_are_the_servers(self):
+    def test_figures_equal_those_of_the_server(self):
         before = self.metrics()
         code, text, figures = run(self.folder, "--url", self.url, "--concurrency", "4", "--requests", "12", "--max-tokens", "60",
                                   "--body", '{"temperature": 0, "ignore_eos": true}')
@@ -126,7 +126,7 @@ class OnTandem(unittest.TestCase):
         self.assertEqual(grew("spec_decode_num_accepted_tokens_total"), r["accepted_tokens"])
         self.assertGreater(r["accepted_tokens"], 0)
         self.assertEqual(grew("gateway_requests_total"), 12)
-        # What the gateway took is part of what its client saw.
+        # The time in the gateway is part of the time at its client.
         self.assertLessEqual(grew("gateway_e2e_request_latency_seconds_sum") * 1e3, 12 * r["latency_ms"]["e2e"]["mean"])
         self.assertLessEqual(grew("gateway_time_to_first_token_seconds_sum") * 1e3, 12 * r["latency_ms"]["ttft"]["mean"])
         self.assertIn("12 of 12 requests answered", text)
@@ -135,7 +135,7 @@ class OnTandem(unittest.TestCase):
             self.assertTrue(0 < s["ttft_ms"] <= s["e2e_ms"], s)
             self.assertAlmostEqual(s["ttft_ms"] + 59 * s["itl_ms"], s["e2e_ms"], delta=s["e2e_ms"] / 2)
 
-    def test_a_trace_is_replayed_at_its_moments(self):
+    def test_a_trace_is_replayed_at_its_times(self):
         trace = self.write("trace.jsonl", {"at": 0.3, "prompt": "Once", "max_tokens": 3}, {"at": 0, "max_tokens": 2},
                            {"at": 0.1, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4})
         prompts = self.write("prompts.jsonl", {"prompt": [7, 8, 9], "max_tokens": 50})
@@ -155,7 +155,7 @@ class OnTandem(unittest.TestCase):
         self.assertEqual(moments("1"), first)
         self.assertNotEqual(moments("2"), first)
 
-    def test_clients_that_leave_are_told_apart_and_their_requests_cancelled(self):
+    def test_hang_ups_are_counted_and_their_requests_cancelled(self):
         before = self.metrics()["gateway_requests_cancelled_total"]
         code, _, figures = run(self.folder, "--url", self.url, "--concurrency", "8", "--requests", "40", "--max-tokens", "400",
                                "--hang-up", "0.5", "--body", '{"ignore_eos": true}')
@@ -165,18 +165,18 @@ class OnTandem(unittest.TestCase):
         self.assertTrue(5 < r["hung_up"] < 35, r["hung_up"])
         self.assertTrue(all(s["tokens"] == 400 for s in r["each"] if s["status"] == "ok"))
         end = time.monotonic() + 60
-        while self.metrics()["gateway_requests_cancelled_total"] - before < r["hung_up"] / 2:  # some end before it is seen
+        while self.metrics()["gateway_requests_cancelled_total"] - before < r["hung_up"] / 2:  # some requests end before the hang-up is seen
             self.assertLess(time.monotonic(), end)
             time.sleep(0.05)
 
-    def test_a_comparison_and_several_loads_make_a_report(self):
+    def test_a_comparison_at_several_concurrencies_makes_a_report(self):
         path = os.path.join(self.folder, "report.html")
         _, text, figures = run(self.folder, "--url", self.url, "--concurrency", "1,2", "--requests", "4", "--max-tokens", "30", "--compare",
                                "none", "--slo", "ttft=10s,itl=0.0001ms", "--html", path, "--api-key", "<secret>")
         self.assertEqual([(r["load"], r["variant"]) for r in figures["runs"]],
                          [(n, v) for n in (1, 2) for v in ("with speculation", "without")])
         self.assertEqual([r["drafted_tokens"] > 0 for r in figures["runs"]], [True, False] * 2)
-        self.assertEqual([r["goodput"]["share"] for r in figures["runs"]], [0] * 4)  # nobody is as fast as that
+        self.assertEqual([r["goodput"]["share"] for r in figures["runs"]], [0] * 4)  # no server is that fast
         self.assertIn("goodput (ttft 10000 ms, itl 0.0001 ms): 0 requests/s, 0 %", text)
         with open(path, encoding="utf-8") as f:
             page = f.read()
@@ -187,7 +187,7 @@ class OnTandem(unittest.TestCase):
 
 
 def check_page(test, page):
-    """Well-formed, and nothing in it makes a browser ask for anything."""
+    """Checks that the page is well-formed and makes a browser request nothing."""
     class Reader(html.parser.HTMLParser):
         opened, seen = [], []
 
@@ -224,7 +224,7 @@ def event(**fields):
 
 
 def answer_of(*words, done=b"data: [DONE]\n\n"):
-    """As other servers stream: no chunks, the connection's end is the answer's."""
+    """A stream as other servers send it: not chunked, it ends with the connection."""
     return HEAD + b"\r\n" + b"".join(event(choices=[{"delta": {"content": w}}]) for w in words) + done
 
 
@@ -234,10 +234,10 @@ def chunked(data, size):
 
 
 class Scripted:
-    """A server that gives each connection the next of its answers, byte by byte if it is a list."""
+    """A server that sends each connection its next answer; a list is sent piece by piece."""
 
     def __init__(self, *answers):
-        self.answers, self.asked = list(answers), []
+        self.answers, self.requests = list(answers), []
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.thread = threading.Thread(target=self.serve)
@@ -247,7 +247,7 @@ class Scripted:
             connection, _ = self.socket.accept()
             with connection:
                 connection.settimeout(30)
-                self.asked.append(self.read(connection))
+                self.requests.append(self.read(connection))
                 for piece in answer if isinstance(answer, list) else [answer]:
                     connection.sendall(piece)
                 connection.shutdown(socket.SHUT_WR)
@@ -274,7 +274,7 @@ class Scripted:
         self.socket.close()
 
 
-class OnOthers(unittest.TestCase):
+class OnScriptedServers(unittest.TestCase):
     def setUp(self):
         self.folder = self.enterContext(tempfile.TemporaryDirectory())
 
@@ -283,7 +283,7 @@ class OnOthers(unittest.TestCase):
             code, text, figures = run(self.folder, "--url", server.url, "--model", "m", "--concurrency", "1", "--requests", str(n))
         return code, text, figures["runs"][0]
 
-    def test_each_way_to_fail_has_a_name(self):
+    def test_each_kind_of_failure_has_a_name(self):
         error = b'{"error": {"message": "the queue is full"}}'
         head = b"HTTP/1.1 429 Too Many Requests\r\n"
         ways = {
@@ -301,13 +301,13 @@ class OnOthers(unittest.TestCase):
         self.assertEqual(r["each"][3]["why"], "the verifier is gone")
         self.assertIn("1 x 429", text)
 
-    def test_a_key_that_is_asked_for_is_sent(self):
+    def test_a_given_key_is_sent(self):
         with Scripted(MODELS, answer_of("x")) as server:
             run(self.folder, "--url", server.url + "/v1", "--api-key", "k1", "--requests", "1", "--concurrency", "1")
-        self.assertTrue(all(b"Authorization: Bearer k1\r\n" in asked for asked in server.asked), server.asked)
-        self.assertEqual([asked.split()[1] for asked in server.asked], [b"/v1/models", b"/v1/chat/completions"])
+        self.assertTrue(all(b"Authorization: Bearer k1\r\n" in request for request in server.requests), server.requests)
+        self.assertEqual([request.split()[1] for request in server.requests], [b"/v1/models", b"/v1/chat/completions"])
 
-    def test_nobody_listening_is_a_failure_of_the_whole(self):
+    def test_no_listener_is_a_failure_of_the_run(self):
         with socket.create_server(("127.0.0.1", 0)) as s:
             url = f"http://127.0.0.1:{s.getsockname()[1]}"
         code, _, figures = run(self.folder, "--url", url, "--model", "m", "--concurrency", "2", "--requests", "2")
@@ -320,7 +320,7 @@ class OnOthers(unittest.TestCase):
             with Scripted(answer) as server, self.assertRaisesRegex(SystemExit, "with --model"):
                 serve.main(["--url", server.url, "--requests", "1"])
 
-    def test_an_answer_may_be_cut_anywhere_on_its_way(self):
+    def test_an_answer_may_arrive_in_any_pieces(self):
         usage = event(choices=[], usage={"completion_tokens": 3, "prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}},
                       timings={"draft_n": 5, "draft_n_accepted": 2})
         body = event(choices=[{"delta": {"role": "assistant", "content": ""}}]) + b": a comment\n\n" + b"".join(
@@ -331,16 +331,16 @@ class OnOthers(unittest.TestCase):
             self.assertEqual([s[k] for k in ["status", "tokens", "prompt_tokens", "cached_tokens", "drafted", "accepted"]], ["ok", 3, 9, 4, 5, 2])
 
     def test_time_lost_before_a_request_is_sent_counts(self):
-        """The loop is held up: what was due meanwhile is late, and says so."""
+        """The loop is delayed. Requests that were due meanwhile are late, and the figures show it."""
         real = serve.serve_traffic.Server.request
 
-        def held_up(server, body):
+        def delayed(server, body):
             time.sleep(0.2)
             return real(server, body)
 
         with open(os.path.join(self.folder, "trace.jsonl"), "w", encoding="utf-8") as f:
             f.write('{"at": 0}\n{"at": 0.01}\n')
-        serve.serve_traffic.Server.request = held_up
+        serve.serve_traffic.Server.request = delayed
         try:
             with Scripted(answer_of("a"), answer_of("a")) as server:
                 _, _, figures = run(self.folder, "--url", server.url, "--model", "m", "--trace", f.name)
@@ -350,12 +350,12 @@ class OnOthers(unittest.TestCase):
         self.assertGreaterEqual(r["each"][1]["ttft_ms"], 190)
         self.assertGreaterEqual(r["lag_ms"], 190)
 
-    def test_what_is_wrong_with_options_and_files_is_said(self):
+    def test_bad_options_and_files_are_named(self):
         def refusal(*arguments):
-            said = io.StringIO()
-            with self.assertRaises(SystemExit) as e, contextlib.redirect_stderr(said):
+            stderr = io.StringIO()
+            with self.assertRaises(SystemExit) as e, contextlib.redirect_stderr(stderr):
                 serve.main(["--url", "http://127.0.0.1:9", *arguments])
-            return said.getvalue() + str(e.exception)
+            return stderr.getvalue() + str(e.exception)
 
         path = os.path.join(self.folder, "x.jsonl")
         self.assertIn("No such file", refusal("--prompts", path))

@@ -1,4 +1,4 @@
-"""A gateway that is told to reload hands over to a new process: nobody is refused and no stream is cut."""
+"""A reload of the gateway hands over to a new process. No request is refused and no stream is cut."""
 import ctypes
 import http.client
 import json
@@ -20,7 +20,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def request(connection, port, n, stream):
-    """One answer on the connection (None: a new one): the connection if it may go on, else None."""
+    """One request on the connection (None: a new one). Returns the connection if it stays open, else None."""
     connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
     body = {"prompt": "Once upon a time", "max_tokens": n, "ignore_eos": True, "stream": stream}
     connection.request("POST", "/v1/completions", json.dumps(body))
@@ -39,8 +39,8 @@ def parent_of(pid):
         return int(re.search(r"^PPid:\t(\d+)$", f.read(), re.M).group(1))
 
 
-class Load:
-    """Requests without end: on connections of their own, on one that is kept, and streams."""
+class Traffic:
+    """Requests until the end of the test: on new connections, on one kept connection, and streams."""
 
     def __init__(self, port):
         self.port, self.errors, self.done, self.ended = port, [], [0, 0, 0], False
@@ -57,13 +57,13 @@ class Load:
                     connection.close()
                     connection = None
                 self.done[kind] += 1
-        except Exception as e:  # whatever it is, the test shows it
+        except Exception as e:  # the test reports any failure
             self.errors.append(f"{kind}: {e!r}")
         if connection:
             connection.close()
 
-    def go_on(self, n):
-        """Until so many more of each kind were answered."""
+    def wait_answers(self, n):
+        """Waits until n more requests of each kind were answered."""
         wanted = [d + n for d in self.done]
         while not self.errors and any(d < w for d, w in zip(self.done, wanted)):
             time.sleep(0.01)
@@ -78,19 +78,19 @@ class Handover(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="tandem-handover-")
         self.addCleanup(shutil.rmtree, self.folder)
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # as a manager: grandchildren become children
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # as a service manager: grandchildren become children
         path = os.path.join(self.folder, "verifier.sock")
         self.verifier = self.managed("verifier-svc", unix_listener(path), "--model", MODEL)
         self.verifier.wait("^READY=1$")
         self.conf = os.path.join(self.folder, "gateway.conf")
         self.configure()
         self.pids = []
-        self.addCleanup(self.kill_heirs)
+        self.addCleanup(self.kill_successors)
         read, write = os.pipe()
         self.gateway = self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{path}", "--config", self.conf,
                                     stderr=write)
         os.close(write)
-        self.said = Reader(os.fdopen(read, encoding="utf-8"))
+        self.log = Reader(os.fdopen(read, encoding="utf-8"))
         self.gateway.wait("^READY=1$")
         self.port = self.gateway.listener.getsockname()[1]
 
@@ -103,7 +103,7 @@ class Handover(unittest.TestCase):
         with open(self.conf, "w", encoding="utf-8") as f:
             f.write("\n".join(["idle_timeout = 2", *lines, ""]))
 
-    def kill_heirs(self):
+    def kill_successors(self):
         for pid in self.pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -112,7 +112,7 @@ class Handover(unittest.TestCase):
                 pass
 
     def hand_over(self, pid):
-        """SIGHUP; the new main process, once it is ready."""
+        """Sends SIGHUP. Returns the new main process when it is ready."""
         os.kill(pid, signal.SIGHUP)
         return self.next_main()
 
@@ -127,44 +127,44 @@ class Handover(unittest.TestCase):
                 self.pids.append(int(found.group(1)))
                 self.assertEqual(parent_of(self.pids[-1]), os.getpid(), "a manager stops and watches its own children only")
                 return self.pids[-1]
-            self.assertNotIn("STOPPING", text, "the service goes on")
-        raise AssertionError("no MAINPID: " + self.said.text)
+            self.assertNotIn("STOPPING", text, "the service continues")
+        raise AssertionError("no MAINPID: " + self.log.text)
 
     def ended(self, pid):
-        """Its exit status, once it has ended."""
+        """Waits for the end of the process. Returns its exit status."""
         if pid == self.gateway.process.pid:
             return self.gateway.process.wait(LIMIT_S)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    def test_under_load_nobody_is_refused_and_no_stream_cut(self):
-        load = Load(self.port)
-        self.addCleanup(load.end)
+    def test_under_traffic_no_request_is_refused_and_no_stream_cut(self):
+        traffic = Traffic(self.port)
+        self.addCleanup(traffic.end)
         pid = self.gateway.process.pid
-        for threads in ["2", "3"]:  # settings are read anew
-            load.go_on(3)
+        for threads in ["2", "3"]:  # settings are read again
+            traffic.wait_answers(3)
             self.configure(f"http_threads = {threads}")
-            heir = self.hand_over(pid)
-            self.assertNotEqual(heir, pid)
-            load.go_on(3)
+            successor = self.hand_over(pid)
+            self.assertNotEqual(successor, pid)
+            traffic.wait_answers(3)
             self.assertEqual(self.ended(pid), 0)
-            with open(f"/proc/{heir}/cmdline", encoding="utf-8") as f:
+            with open(f"/proc/{successor}/cmdline", encoding="utf-8") as f:
                 self.assertIn(self.conf, f.read())
-            pid = heir
-        load.go_on(3)
-        load.end()
-        self.assertEqual(load.errors, [])
+            pid = successor
+        traffic.wait_answers(3)
+        traffic.end()
+        self.assertEqual(traffic.errors, [])
         os.kill(pid, signal.SIGTERM)
         self.assertEqual(self.ended(pid), 0)
 
     def secure(self, certificates, key):
-        """HTTPS with a new certificate, and one key that is known."""
+        """Configures HTTPS with a new certificate, and one known key."""
         cert, private = certificates.sign("gateway")
         with open(os.path.join(self.folder, "keys"), "w", encoding="utf-8") as f:
             f.write(f"somebody {key}\n")
         self.configure(f"tls_cert = {cert}", f"tls_key = {private}", f"api_keys = {f.name}")
 
     def secure_call(self, certificates, key, path="/v1/models", body=None):
-        """A connection that trusts this authority alone, and the answer that begins on it."""
+        """Returns a connection that trusts only this authority, and the answer that starts on it."""
         context = ssl.create_default_context(cafile=certificates.ca)
         connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=LIMIT_S)
         connection.request("POST" if body else "GET", path, body and json.dumps(body), {"X-API-Key": key})
@@ -179,9 +179,9 @@ class Handover(unittest.TestCase):
             "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True})
         stream.readline()
         self.secure(new, "sk-the-key-from-now-on")
-        heir = self.hand_over(pid)
-        while self.said.text.count("new process has taken over") < 2:
-            time.sleep(0.01)  # until the old one takes no connections; the test's own limit ends this
+        successor = self.hand_over(pid)
+        while self.log.text.count("new process has taken over") < 2:
+            time.sleep(0.01)  # until the old process accepts no connections; limited by the test's timeout
         for key, status in [("sk-the-key-from-now-on", 200), ("sk-the-key-of-before", 401)]:
             fresh, answer = self.secure_call(new, key)
             self.assertEqual(answer.status, status)
@@ -191,8 +191,8 @@ class Handover(unittest.TestCase):
         self.assertTrue(stream.read().endswith(b"data: [DONE]\n\n"))
         connection.close()
         self.assertEqual(self.ended(pid), 0)
-        os.kill(heir, signal.SIGTERM)
-        self.assertEqual(self.ended(heir), 0)
+        os.kill(successor, signal.SIGTERM)
+        self.assertEqual(self.ended(successor), 0)
 
     def test_a_revoked_key_is_refused_on_a_connection_that_is_kept(self):
         keys = os.path.join(self.folder, "keys")
@@ -212,21 +212,21 @@ class Handover(unittest.TestCase):
             answer.read()
             self.assertEqual(answer.status, status)
             if status == 200:
-                heir = self.hand_over(pid)
-                while self.said.text.count("new process has taken over") < 2:
-                    time.sleep(0.01)  # until the old one has seen it; the test's own limit ends this
+                successor = self.hand_over(pid)
+                while self.log.text.count("new process has taken over") < 2:
+                    time.sleep(0.01)  # until the old process has handed over; limited by the test's timeout
         self.assertEqual(self.ended(pid), 0)
-        os.kill(heir, signal.SIGTERM)
-        self.assertEqual(self.ended(heir), 0)
+        os.kill(successor, signal.SIGTERM)
+        self.assertEqual(self.ended(successor), 0)
 
     def test_a_reload_while_one_starts_is_not_lost(self):
         self.gateway.process.send_signal(signal.SIGHUP)
-        self.said.wait("new process started")  # and is not ready, or if it is, it is told
+        self.log.wait("new process started")  # not ready yet, or the old process forwards the next SIGHUP
         self.gateway.process.send_signal(signal.SIGHUP)
-        heir = self.next_main()
+        successor = self.next_main()
         last = self.next_main()
         self.assertEqual(self.ended(self.gateway.process.pid), 0)
-        self.assertEqual(self.ended(heir), 0)
+        self.assertEqual(self.ended(successor), 0)
         request(None, self.port, 3, True).close()
         os.kill(last, signal.SIGTERM)
         self.assertEqual(self.ended(last), 0)
@@ -234,16 +234,16 @@ class Handover(unittest.TestCase):
     def test_a_reload_while_one_fails_is_not_lost(self):
         self.configure("http_threads = many")
         self.gateway.process.send_signal(signal.SIGHUP)
-        self.said.wait("http_threads")
+        self.log.wait("http_threads")
         self.configure("http_threads = 2")
         self.gateway.process.send_signal(signal.SIGHUP)
-        heir = self.next_main()
+        successor = self.next_main()
         self.assertEqual(self.ended(self.gateway.process.pid), 0)
-        os.kill(heir, signal.SIGTERM)
-        self.assertEqual(self.ended(heir), 0)
+        os.kill(successor, signal.SIGTERM)
+        self.assertEqual(self.ended(successor), 0)
 
     def stop_while_the_old_one_streams(self):
-        """A stream of the old process that stands still, and the new process told to stop: both."""
+        """Stops the new process while a stream of the old one is blocked. Returns the stream and the new process."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         self.addCleanup(connection.close)
         body = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -252,42 +252,42 @@ class Handover(unittest.TestCase):
         self.assertEqual(stream.status, 200)
         self.verifier.process.send_signal(signal.SIGSTOP)
         self.addCleanup(self.verifier.process.send_signal, signal.SIGCONT)
-        heir = self.hand_over(self.gateway.process.pid)
-        os.kill(heir, signal.SIGTERM)
-        self.said.wait("the previous process finishes its requests")
+        successor = self.hand_over(self.gateway.process.pid)
+        os.kill(successor, signal.SIGTERM)
+        self.log.wait("the previous process finishes its requests")
         self.assertIsNone(self.gateway.process.poll())
-        return stream, heir
+        return stream, successor
 
     def test_a_stop_waits_for_the_streams_of_both(self):
-        stream, heir = self.stop_while_the_old_one_streams()
+        stream, successor = self.stop_while_the_old_one_streams()
         self.verifier.process.send_signal(signal.SIGCONT)
         self.assertTrue(stream.read().endswith(b"data: [DONE]\n\n"))
-        self.assertEqual(self.ended(heir), 0)
-        self.assertEqual(self.gateway.process.poll(), 0, "the manager kills what is left behind its main process")
+        self.assertEqual(self.ended(successor), 0)
+        self.assertEqual(self.gateway.process.poll(), 0, "the manager kills processes that are left after its main process")
 
     def test_a_second_signal_ends_the_streams_of_both(self):
-        stream, heir = self.stop_while_the_old_one_streams()
-        os.kill(heir, signal.SIGTERM)
+        stream, successor = self.stop_while_the_old_one_streams()
+        os.kill(successor, signal.SIGTERM)
         self.assertIn(b'"error"', stream.read())
-        self.assertEqual(self.ended(heir), 0)
+        self.assertEqual(self.ended(successor), 0)
         self.assertEqual(self.gateway.process.poll(), 0)
 
     def test_the_new_process_is_watched(self):
         pid = self.hand_over(self.gateway.process.pid)
         self.assertEqual(self.ended(self.gateway.process.pid), 0)
-        fed = len(self.gateway.fed)
+        n_before = len(self.gateway.keep_alives)
         end = time.monotonic() + LIMIT_S
-        while len(self.gateway.fed) < fed + 3 and time.monotonic() < end:
+        while len(self.gateway.keep_alives) < n_before + 3 and time.monotonic() < end:
             time.sleep(0.01)
-        self.assertGreaterEqual(len(self.gateway.fed), fed + 3)
+        self.assertGreaterEqual(len(self.gateway.keep_alives), n_before + 3)
         os.kill(pid, signal.SIGTERM)
         self.assertEqual(self.ended(pid), 0)
 
-    def test_one_that_cannot_start_changes_nothing(self):
+    def test_a_new_process_that_cannot_start_changes_nothing(self):
         self.configure("http_threads = many")
         self.gateway.process.send_signal(signal.SIGHUP)
-        self.said.wait("ended before it was ready")
-        self.assertIn("http_threads", self.said.text)
+        self.log.wait("ended before it was ready")
+        self.assertIn("http_threads", self.log.text)
         self.assertIsNone(self.gateway.process.poll())
         connection = request(None, self.port, 3, True)
         connection.close()

@@ -1,4 +1,4 @@
-"""What an operator sees of the running services: a line per request in every log, metrics, the dashboard."""
+"""The operator's view of the running services: a line per request in every log, metrics, the dashboard."""
 import collections
 import contextlib
 import json
@@ -46,7 +46,7 @@ class Observe(unittest.TestCase):
                 return e.code, e.read().decode()
 
     def lines(self, service, request_id, n=1):
-        """The lines with this id in a service's log, as dicts, once there are n."""
+        """Waits for n lines with this id in a service's log. Returns them as dicts."""
         path, end = os.path.join(self.services.folder, service + ".log"), time.monotonic() + LIMIT_S
         while True:
             with open(path, encoding="utf-8") as f:
@@ -58,7 +58,7 @@ class Observe(unittest.TestCase):
 
 
 class Logs(Observe):
-    def test_each_request_has_one_line_in_each_log_with_what_it_was(self):
+    def test_each_request_has_one_line_with_its_figures_in_each_log(self):
         for i in range(20):  # on a busy machine all drafts of a request may be late
             status, text = self.fetch("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0, "ignore_eos": True},
                                       X_Request_Id=f"whole-{i}", traceparent=PARENT)
@@ -79,12 +79,12 @@ class Logs(Observe):
         self.assertEqual([verifier[k] for k in ["trace", "out", "drafted", "accepted", "end"]],
                          [TRACE, "40", gateway["drafted"], gateway["accepted"], "length"])
 
-    def test_what_is_no_traceparent_is_in_no_log(self):
+    def test_an_invalid_traceparent_is_in_no_log(self):
         self.fetch("/v1/completions", {"prompt": "Once", "max_tokens": 1}, X_Request_Id="odd-1", traceparent=PARENT.upper())
         for service in ["v-gateway", "v"]:
             self.assertNotIn("trace", self.lines(service, "odd-1")[0])
 
-    def test_refusals_have_their_ids_where_they_happened(self):
+    def test_refusals_are_logged_with_their_ids_where_they_happen(self):
         self.fetch("/v1/chat/completions", {"messages": 7}, X_Request_Id="bad-1", traceparent=PARENT)
         [line] = self.lines("v-gateway", "bad-1")
         self.assertEqual([line[k] for k in ["trace", "endpoint", "status"]], [TRACE, "chat_completions", "400"])
@@ -93,7 +93,7 @@ class Logs(Observe):
         [gateway], [verifier] = self.lines("v-gateway", "bad-2"), self.lines("v", "bad-2")
         self.assertEqual([gateway["status"], verifier["trace"], verifier["code"]], ["400", TRACE, "INVALID_ARGUMENT:"])
 
-    def test_a_line_names_whose_key_it_was_and_no_key(self):
+    def test_a_line_names_the_owner_of_the_key_but_not_the_key(self):
         path, port = os.path.join(self.services.folder, "keys"), services.free_port()
         with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="utf-8") as f:
             f.write("alice sk-alice-0123456789\n")
@@ -118,7 +118,7 @@ PROMTOOL = os.path.join(ROOT, "build", "promtool")
 
 
 def series(text):
-    """The labels of each series name."""
+    """The labels of each series, by name."""
     found = collections.defaultdict(set)
     for name, labels in re.findall(r"^([a-z_0-9]+)\{(.*?)\} \S+(?: #.*)?$", text, re.M):
         found[name] |= set(re.findall(r'(\w+)="', labels))
@@ -141,7 +141,7 @@ class Metrics(Observe):
         self.assertNotIn("# {", text)
         self.assertEqual(self.promtool("check", "metrics", text=text), "")
 
-    def test_openmetrics_is_spoken_when_asked_for(self):
+    def test_openmetrics_is_sent_on_request(self):
         text, plain = self.fetch("/metrics", Accept=OPENMETRICS)[1], self.fetch("/metrics")[1]
         self.assertTrue(text.endswith("\n# EOF\n"))
         self.assertEqual(series(text).keys(), series(plain).keys())
@@ -151,7 +151,7 @@ class Metrics(Observe):
         for name in ["time_to_first_token", "e2e_request_latency"]:
             self.assertRegex(text, rf'tandem_gateway_{name}_seconds_bucket\{{[^}}]*\}} [0-9.]+ # \{{trace_id="{TRACE}"\}} [0-9.e-]+ 1\d{{9}}\.\d+\n')
 
-    def test_a_database_takes_openmetrics(self):
+    def test_prometheus_reads_openmetrics(self):
         text = self.fetch("/metrics", Accept=OPENMETRICS)[1]
         now = f"{time.time():.3f}"
         stamped = re.sub(r"^([^#\n]\S*\{.*?\} \S+)((?: #.*)?)$", rf"\1 {now}\2", text, flags=re.M)
@@ -163,14 +163,14 @@ class Metrics(Observe):
             n_series = int(re.search(r"^\w+ +\d+ +\d+ +\S+ +(\d+)", said.splitlines()[-1] + "\n").group(1)) if said else 0
         self.assertEqual(n_series, stamped.count(now), said)
 
-    def test_every_series_of_the_documents_is_there_and_every_other_way_round(self):
+    def test_documents_and_metrics_list_the_same_series(self):
         with open(os.path.join(ROOT, "docs", "metrics.md"), encoding="utf-8") as f:
             told = set(re.findall(r"^\| `(\w+)` \|", f.read(), re.M))
         there = set(re.findall(r"^# TYPE (\S+) ", self.fetch("/metrics")[1], re.M))
         self.assertEqual(there - told, set())
         self.assertEqual({name for name in told - there if not name.startswith("tandem_drafter_")}, set())
 
-    def test_the_dashboard_asks_for_what_there_is(self):
+    def test_the_dashboard_queries_existing_series(self):
         there = series(self.fetch("/metrics")[1])
         with open(os.path.join(ROOT, "docs", "grafana-dashboard.json"), encoding="utf-8") as f:
             board = json.load(f)

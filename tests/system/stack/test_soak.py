@@ -1,8 +1,8 @@
-"""A soak: the services under mixed load, while one of two proposers is stopped, killed and restarted.
+"""A soak test: the services under mixed traffic, while one of two proposers is stopped, killed and restarted.
 
-Part of the long suite (TANDEM_TEST_LONG=1); TANDEM_SOAK_S: for how long, 600 seconds by default. Every answer must
-be the same each time it is asked for, and afterwards the services must stand as they stood after warming up: no
-memory and no descriptor more, every KV block free, nothing running, and metrics that agree with what the clients saw.
+Part of the long suite (TANDEM_TEST_LONG=1). TANDEM_SOAK_S: its duration, 600 seconds by default. A repeated request
+must get the same answer. At the end the services must be in the state after the warm-up: no growth of memory, no
+additional descriptor, every KV block free, nothing running. The metrics must agree with the counts of the clients.
 """
 import collections
 import http.client
@@ -28,7 +28,7 @@ BIN = os.environ.get("TANDEM_BIN", os.path.join(ROOT, "build", "dev"))
 MODEL = os.path.join(ROOT, "models", "tales-1m-q8_0.gguf")
 SOAK_S = float(os.environ.get("TANDEM_SOAK_S", 600))
 LIMIT_S = 60
-GROWTH_KIB = 6 << 10  # of a service that leaks nothing; 1 KiB lost per request would be several times as much
+GROWTH_KIB = 6 << 10  # allowed without a leak; losing 1 KiB per request would be several times as much
 
 TOPICS = ["a dog named Max", "a red ball", "the old tree", "two friends", "a sad cat", "the rain"]
 ENDPOINT = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
@@ -56,7 +56,7 @@ class Service:
         self.log.close()
         return code
 
-    def said(self):
+    def log_text(self):
         with open(self.log.name, encoding="utf-8") as f:
             return f.read()
 
@@ -86,8 +86,8 @@ class Client:
         connection.request("POST", ENDPOINT[kind], json.dumps(body), {"Content-Type": "application/json"})
         return connection.getresponse()
 
-    def wish(self, **more):
-        """One of some hundred requests, each with one answer."""
+    def random_request(self, **more):
+        """One of some hundred requests. Each request has exactly one right answer."""
         kind, topic, seed = self.random.choice(["chat", "text"]), self.random.choice(TOPICS), self.random.randrange(8)
         body = {"temperature": seed % 4 * 0.4, "seed": seed, "max_tokens": 20 + 20 * seed, "ignore_eos": True, **more}
         if kind == "chat":
@@ -96,11 +96,11 @@ class Client:
             body["prompt"] = f"Once upon a time there was {topic}. " * (1 + seed)
         return kind, body
 
-    def asked(self, kind, body, text):
+    def check_answer(self, kind, body, text):
         self.soak.same(json.dumps([kind, {**body, "stream": 0}]), text)
 
     def whole(self):
-        kind, body = self.wish()
+        kind, body = self.random_request()
         connection = self.connect()
         answer = self.send(connection, kind, body)
         data = json.load(answer)
@@ -108,10 +108,10 @@ class Client:
         connection.close()
         choice = data["choices"][0]
         assert data["usage"]["completion_tokens"] == body["max_tokens"], data["usage"]
-        self.asked(kind, body, choice["message"]["content"] if kind == "chat" else choice["text"])
+        self.check_answer(kind, body, choice["message"]["content"] if kind == "chat" else choice["text"])
 
     def stream(self, receive_bytes=0, **more):
-        kind, body = self.wish(stream=True, **more)
+        kind, body = self.random_request(stream=True, **more)
         connection = self.connect(receive_bytes)
         answer = self.send(connection, kind, body)
         assert answer.status == 200, answer.read()
@@ -130,13 +130,13 @@ class Client:
                 texts[choice["index"]] += text or ""
         connection.close()
         assert last == "[DONE]", last
-        self.asked(kind, body, json.dumps(texts, sort_keys=True) if "n" in body else texts[0])
+        self.check_answer(kind, body, json.dumps(texts, sort_keys=True) if "n" in body else texts[0])
 
     def slow(self):
         self.stream(receive_bytes=4096, n=8)
 
     def cancel(self):
-        kind, body = self.wish(stream=True)
+        kind, body = self.random_request(stream=True)
         body["max_tokens"] = 600
         connection = self.connect()
         answer = self.send(connection, kind, body)
@@ -173,7 +173,7 @@ class Client:
             try:
                 kind(self)
                 self.soak.count(kind.__name__)
-            except Exception as e:  # whatever it is, it should not have happened
+            except Exception as e:  # any exception is a failure
                 self.soak.failures.append(f"{kind.__name__}: {e!r}")
 
 
@@ -184,7 +184,7 @@ class Soak(unittest.TestCase):
         if not os.environ.get("TANDEM_TEST_LONG"):
             self.skipTest("skipped: part of the long suite")
         if re.search("asan|tsan", BIN):
-            self.skipTest("skipped: memory of checked builds tells nothing")
+            self.skipTest("skipped: sanitizers change the memory use")
         self.folder = tempfile.mkdtemp(prefix="tandem-soak-")
         self.addCleanup(shutil.rmtree, self.folder)
         self.lock, self.answers, self.counts, self.failures = threading.Lock(), {}, collections.Counter(), []
@@ -195,7 +195,7 @@ class Soak(unittest.TestCase):
         self.verifier = self.service("verifier-svc", "--listen", self.path("verifier"), "--model", MODEL, "--kv-mib", "1",
                                      "--proposers", self.path("steady"), "--proposers", self.path("shaky"))
         self.gateway = self.service("gateway", "--listen", f"127.0.0.1:{self.port}", "--verifiers", self.path("verifier"),
-                                    "--request-timeout", "5", "--idle-timeout", "10")  # what junk leaves open is closed in time
+                                    "--request-timeout", "5", "--idle-timeout", "10")  # half-sent requests of junk() are closed early
 
     def path(self, name):
         return f"unix:{self.folder}/{name}.sock"
@@ -218,7 +218,7 @@ class Soak(unittest.TestCase):
             self.counts[kind] += 1
 
     def disturb(self, until):
-        """Stops, kills and ends the shaky proposer by turns."""
+        """Stops, kills and terminates the shaky proposer, one after the other."""
         chance, over = random.Random(1), threading.Event()
         while time.monotonic() < until and not self.failures:
             how = chance.choice([signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
@@ -230,27 +230,27 @@ class Soak(unittest.TestCase):
                 self.shaky.signal(signal.SIGCONT)
             else:
                 if how == signal.SIGTERM:
-                    self.until("the proposer serves", lambda: "serving proposer" in self.shaky.said())
+                    self.until("the proposer is ready", lambda: "serving proposer" in self.shaky.log_text())
                 code = self.shaky.end(how)
-                assert code == (-how if how == signal.SIGKILL else 0), f"{how.name}: {code}, {self.shaky.said()}"
+                assert code == (-how if how == signal.SIGKILL else 0), f"{how.name}: {code}, {self.shaky.log_text()}"
                 over.wait(chance.uniform(0, 1))
                 self.shaky = self.proposer("shaky")
 
-    def disturb_and_tell(self, until):
+    def disturb_and_report(self, until):
         try:
             self.disturb(until)
         except Exception as e:
             self.failures.append(f"disturbing: {e!r}")
 
-    def load(self, seconds, seed):
+    def run_traffic(self, seconds, seed):
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=Client(self, seed + i).run, args=[until]) for i in range(self.N_CLIENTS)]
-        threads.append(threading.Thread(target=self.disturb_and_tell, args=[until]))
+        threads.append(threading.Thread(target=self.disturb_and_report, args=[until]))
         for t in threads:
             t.start()
         for t in threads:
             t.join()
-        self.assertEqual(self.failures, [], self.verifier.said()[-4000:] + self.gateway.said()[-4000:])
+        self.assertEqual(self.failures, [], self.verifier.log_text()[-4000:] + self.gateway.log_text()[-4000:])
 
     def metrics(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
@@ -268,8 +268,8 @@ class Soak(unittest.TestCase):
             time.sleep(0.1)
         return found
 
-    def settle(self, descriptors=None):
-        """The sizes of the services once nothing runs and both proposers are back."""
+    def wait_idle(self, descriptors=None):
+        """Waits until nothing runs and both proposers are connected. Returns the sizes of the services."""
         def quiet():
             m = self.metrics()
             return all(m[name] == 0 for name in ["num_requests_running", "num_requests_waiting", "num_requests_paused",
@@ -284,34 +284,34 @@ class Soak(unittest.TestCase):
 
     def check_metrics(self):
         m, n = self.metrics(), self.counts
-        self.assertEqual(m["gateway_requests_active"], 1)  # this one
+        self.assertEqual(m["gateway_requests_active"], 1)  # the request for the metrics
         ended = m["gateway_requests_total"] - m["gateway_requests_failed_total"] - m["gateway_requests_cancelled_total"]
         self.assertGreaterEqual(ended, n["whole"] + n["stream"] + n["slow"])
         self.assertLessEqual(ended, n["whole"] + n["stream"] + n["slow"] + n["cancel"])
         self.assertLessEqual(m["gateway_requests_failed_total"], n["bad"] + n["junk"])
-        self.assertGreater(m["request_success_total"], ended)  # slow ones have eight choices
+        self.assertGreater(m["request_success_total"], ended)  # a slow request has eight choices
         self.assertGreater(m["num_preemptions_total"], 0)
-        drafted, kept = m["spec_decode_num_draft_tokens_total"], m["spec_decode_num_accepted_tokens_total"]
-        self.assertTrue(0 < kept < drafted, (kept, drafted))
-        self.assertEqual(kept, m["spec_decode_num_accepted_tokens_per_pos_total"])
-        self.assertGreater(m["generation_tokens_total"], kept)
+        drafted, accepted = m["spec_decode_num_draft_tokens_total"], m["spec_decode_num_accepted_tokens_total"]
+        self.assertTrue(0 < accepted < drafted, (accepted, drafted))
+        self.assertEqual(accepted, m["spec_decode_num_accepted_tokens_per_pos_total"])
+        self.assertGreater(m["generation_tokens_total"], accepted)
 
-    def test_services_stand_after_the_load_as_before(self):
-        self.until("the model is loaded", self.serves)
-        self.settle()
-        self.load(max(5, SOAK_S / 5), 1)
-        before = self.settle()
-        self.load(max(5, SOAK_S * 4 / 5), 1000)
-        after = self.settle(before)
+    def test_services_return_to_the_state_before_the_traffic(self):
+        self.until("the model is loaded", self.is_healthy)
+        self.wait_idle()
+        self.run_traffic(max(5, SOAK_S / 5), 1)
+        before = self.wait_idle()
+        self.run_traffic(max(5, SOAK_S * 4 / 5), 1000)
+        after = self.wait_idle(before)
         print(f"KiB and descriptors: {before} before, {after} after {dict(self.counts)}, {len(self.answers)} answers")
         for name, (kib, _) in after.items():
             self.assertLess(kib, before[name][0] + GROWTH_KIB, name)
         self.check_metrics()
         for service in [self.gateway, self.verifier, self.steady, self.shaky]:
             self.assertEqual(service.end(signal.SIGTERM), 0, service.name)
-            self.assertNotRegex(service.said(), re.compile(r"^\S+ \S+ \w+ error: ", re.M))
+            self.assertNotRegex(service.log_text(), re.compile(r"^\S+ \S+ \w+ error: ", re.M))
 
-    def serves(self):
+    def is_healthy(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
         try:
             connection.request("GET", "/health")

@@ -25,11 +25,11 @@ SANITIZED = bool(re.search("asan|tsan", BIN))
 LIMIT_S = 60 * (5 if SANITIZED else 1)
 UNITS = ["tandem-gateway", "tandem-verifier@", "tandem-proposer@"]
 
-# The socket becomes descriptor 3. $$ is what LISTEN_PID and WATCHDOG_PID must hold; only the child knows it.
+# The socket becomes descriptor 3. LISTEN_PID and WATCHDOG_PID must hold $$, which only the child knows.
 AS_MANAGER = 'exec 3<&$1; shift; export LISTEN_PID=$$ WATCHDOG_PID=$$; exec "$@"'
 
-# In a mount namespace of its own, so that the journal's socket is the test's: runs a service whose standard error is "the
-# journal", and prints the entries up to the one that says where it listens, and what came out of standard error.
+# Runs in a separate mount namespace, where the test provides the journal's socket. Starts a service whose standard error is
+# "the journal". Prints the entries up to "listening on", and the text on standard error.
 AS_JOURNAL = r'''
 import json, os, socket, subprocess, sys
 subprocess.run(["mount", "-t", "tmpfs", "none", "/run"], check=True)
@@ -51,7 +51,7 @@ with open("/run/stderr", "w+") as stderr:
 
 
 class Managed:
-    """One service with its listening socket passed as descriptor 3, and what it tells its manager."""
+    """One service with its listening socket passed as descriptor 3, and its notifications to the manager."""
 
     def __init__(self, folder, name, listener, *args, watchdog_s=1.0, cpu="", stderr=None):
         self.listener = listener
@@ -59,7 +59,7 @@ class Managed:
         path = os.path.join(folder, f"notify-{time.monotonic_ns()}")
         self.notify.bind(path)
         self.messages, self.queue = [], queue.Queue()
-        self.fed = []  # when the watchdog was
+        self.keep_alives = []  # times of the keep-alives of the watchdog
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
         fd = listener.fileno()
@@ -69,14 +69,14 @@ class Managed:
                  "WATCHDOG_USEC": str(int(watchdog_s * 1e6))})
 
     def read(self):
-        """As a manager does, all the time: a full socket would stop the service."""
+        """Reads without pause, like a manager: a full socket would block the service."""
         while text := self.notify.recv(65536).decode():
             if re.search(r"^WATCHDOG=1$", text, re.M):
-                self.fed.append(time.monotonic())
+                self.keep_alives.append(time.monotonic())
             self.queue.put(text)
 
     def wait(self, pattern, limit_s=LIMIT_S):
-        """The first message from now on that matches; all are kept."""
+        """Waits for the next message that matches. Keeps all messages."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             ended = self.process.poll() is not None
@@ -111,7 +111,7 @@ class Managed:
 
 
 class Reader:
-    """Reads a pipe all the time: a full one would stop who writes."""
+    """Reads a pipe without pause: a full pipe would block its writer."""
 
     def __init__(self, pipe):
         self.pipe, self.text, self.changed = pipe, "", threading.Condition()
@@ -171,8 +171,8 @@ class Notifications(unittest.TestCase):
     def verifier(self, *args):
         return self.managed("verifier-svc", unix_listener(self.path("verifier.sock")), "--model", MODEL, *args)
 
-    def check_life(self, service, reload=True):
-        """Ready once, goes on when told to reload, fed while idle, and says that it stops."""
+    def check_notifications(self, service, reload=True):
+        """One READY=1, keep-alives while idle and after a reload, and STOPPING=1 at the end."""
         service.wait(r"^READY=1$")
         if reload:
             service.process.send_signal(signal.SIGHUP)
@@ -183,26 +183,26 @@ class Notifications(unittest.TestCase):
         self.assertEqual(service.process.wait(LIMIT_S), 0)
         self.assertEqual(sum("READY=1" in m for m in service.messages), 1)
 
-    def test_a_proposer_takes_a_passed_socket_and_tells_its_life(self):
-        self.check_life(self.managed("proposer-svc", unix_listener(self.path("proposer.sock"))))
+    def test_a_proposer_takes_a_passed_socket_and_notifies(self):
+        self.check_notifications(self.managed("proposer-svc", unix_listener(self.path("proposer.sock"))))
 
-    def test_a_verifier_takes_a_passed_socket_and_tells_its_life(self):
-        self.check_life(self.verifier())
+    def test_a_verifier_takes_a_passed_socket_and_notifies(self):
+        self.check_notifications(self.verifier())
 
-    def test_a_gateway_takes_a_passed_socket_and_tells_its_life(self):
-        """How it reloads is test_handover's."""
-        self.check_life(self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{self.path('none.sock')}"), False)
+    def test_a_gateway_takes_a_passed_socket_and_notifies(self):
+        """test_handover tests its reload."""
+        self.check_notifications(self.managed("gateway", tcp_listener(), "--verifiers", f"unix:{self.path('none.sock')}"), False)
 
     def test_a_verifier_is_ready_only_after_its_model_is_loaded(self):
         verifier = self.verifier()
         verifier.wait(r"^READY=1$")
         before = "".join(verifier.messages[:-1])
-        self.assertRegex(before, r"STATUS=.*load", "loading was told before READY=1")
-        self.assertRegex(before, "EXTEND_TIMEOUT_USEC=", "and asked for more time")
+        self.assertRegex(before, r"STATUS=.*load", "the service reports loading before READY=1")
+        self.assertRegex(before, "EXTEND_TIMEOUT_USEC=", "the service requests more time while loading")
         self.assertEqual(verifier.stop(), 0)
 
     def long_prefill(self, watchdog_s):
-        """Begin and end of a prompt on the slowest kernels, and how often the watchdog was fed meanwhile."""
+        """Runs a long prompt on the slowest kernels. Returns its start, its end, and the number of keep-alives meanwhile."""
         model, n_words = (MODEL, 400) if SANITIZED else (SLOW_MODEL, 920)
         path = self.path(f"verifier-{watchdog_s}.sock")
         verifier = self.managed("verifier-svc", unix_listener(path), "--model", model, "--threads", "1",
@@ -216,15 +216,15 @@ class Notifications(unittest.TestCase):
         ended = time.monotonic()
         self.assertEqual(gateway.stop(), 0)
         self.assertEqual(verifier.stop(), 0)
-        return begun, ended, sum(begun < t < ended for t in verifier.fed)
+        return begun, ended, sum(begun < t < ended for t in verifier.keep_alives)
 
-    def test_the_watchdog_is_fed_inside_a_long_prefill(self):
-        """Idle, it is fed by a timer. Here a prompt lasts for several watchdog limits, however fast the machine is."""
+    def test_the_watchdog_gets_keep_alives_inside_a_long_prefill(self):
+        """An idle service sends keep-alives by a timer. Here a prompt lasts several watchdog limits on any machine."""
         begun, ended, _ = self.long_prefill(LIMIT_S)
         limit_s = (ended - begun) / 4
-        begun, ended, n_fed = self.long_prefill(limit_s)
-        self.assertGreater(ended - begun, 2 * limit_s, "long enough to tell")
-        self.assertGreater(n_fed, 2 * (ended - begun) / limit_s)  # it says so eight times per limit
+        begun, ended, n_keep_alives = self.long_prefill(limit_s)
+        self.assertGreater(ended - begun, 2 * limit_s, "long enough to prove something")
+        self.assertGreater(n_keep_alives, 2 * (ended - begun) / limit_s)  # it sends eight keep-alives per limit
 
     def test_a_passed_socket_outlives_the_service(self):
         with unix_listener(self.path("verifier.sock")) as listener:
@@ -232,7 +232,7 @@ class Notifications(unittest.TestCase):
                 verifier = self.managed("verifier-svc", listener.dup(), "--model", MODEL)
                 verifier.wait(r"^READY=1$")
                 self.assertEqual(verifier.stop(), 0)
-                self.assertTrue(os.path.exists(self.path("verifier.sock")), "it is the manager's to remove")
+                self.assertTrue(os.path.exists(self.path("verifier.sock")), "only the manager removes the socket")
 
     def test_a_stopped_gateway_finishes_the_open_answer_first(self):
         verifier = self.verifier()
@@ -257,7 +257,7 @@ class Notifications(unittest.TestCase):
             return [m["id"] for m in json.load(answer)["data"]]
 
     def test_of_two_models_each_is_found_by_its_name(self):
-        """As docs/operating.md has it: a second verifier on a socket of its own, and the gateway told of both."""
+        """As in docs/operating.md: a second verifier on another socket, and both in the list of the gateway."""
         paths = {name: self.path(name + ".sock") for name in ["small", "big"]}
         verifiers = {name: self.managed("verifier-svc", unix_listener(path), "--model", MODEL, "--name", name)
                      for name, path in paths.items()}
@@ -265,13 +265,13 @@ class Notifications(unittest.TestCase):
         port = gateway.listener.getsockname()[1]
         ask = lambda **model: post(port, "/v1/completions", {"prompt": "Once", "max_tokens": 1, **model})["model"]
         for name in paths:
-            self.assertEqual(ask(model=name), name)  # waits while that one loads
+            self.assertEqual(ask(model=name), name)  # waits while that model loads
         self.assertIn(ask(), paths)
         verifiers["big"].process.kill()
         verifiers["big"].process.wait()
         verifiers["big"].listener.close()
         while len(self.models(port)) > 1:
-            time.sleep(0.05)  # until the gateway has noticed; the test's own limit ends this
+            time.sleep(0.05)  # until the gateway has noticed; limited by the test's timeout
         for name, status in [("big", 503), ("other", 404)]:
             with self.assertRaises(urllib.error.HTTPError) as refused:
                 ask(model=name)
@@ -284,12 +284,12 @@ class Notifications(unittest.TestCase):
         process = subprocess.Popen(
             ["systemd-socket-activate", "-l", f"127.0.0.1:{port}", os.path.join(BIN, "gateway"), "--verifiers",
              f"unix:{self.path('none.sock')}"], stderr=subprocess.PIPE, text=True)
-        said = Reader(process.stderr)
-        self.addCleanup(said.close)
+        stderr = Reader(process.stderr)
+        self.addCleanup(stderr.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        said.wait("Listening on")
-        with self.assertRaises(urllib.error.HTTPError) as refused:  # the first connection starts it
+        stderr.wait("Listening on")
+        with self.assertRaises(urllib.error.HTTPError) as refused:  # the first connection starts the gateway
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=LIMIT_S)
         self.assertEqual(refused.exception.code, 503)
         self.assertEqual("unavailable", json.load(refused.exception)["status"])
@@ -298,7 +298,7 @@ class Notifications(unittest.TestCase):
             code = process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             code = "still running"
-        self.assertEqual(code, 0, said.text)
+        self.assertEqual(code, 0, stderr.text)
 
 
 class Units(unittest.TestCase):
@@ -325,7 +325,7 @@ class Units(unittest.TestCase):
             self.assertTrue(os.path.exists(os.path.join(self.root, path)), path)
 
     def test_systemd_analyze_verify_is_clean(self):
-        with tempfile.TemporaryDirectory() as folder:  # with ExecStart and Documentation where the scratch root has them
+        with tempfile.TemporaryDirectory() as folder:  # with ExecStart and Documentation pointing into the scratch root
             names = []
             for name in os.listdir(self.folder):
                 with open(os.path.join(self.folder, name), encoding="utf-8") as f:

@@ -1,4 +1,4 @@
-"""TLS where others may listen: HTTPS at the gateway, gRPC between machines. Certificates are made by openssl."""
+"""TLS on networks that others may read: HTTPS at the gateway, gRPC between machines. openssl makes the certificates."""
 import http.client
 import json
 import os
@@ -24,7 +24,7 @@ KEY = "sk-0123456789abcdef"
 
 
 class Certificates:
-    """An authority, and what it has signed."""
+    """A certificate authority and its signed certificates."""
 
     def __init__(self, folder, name):
         self.folder, self.name = folder, name
@@ -57,15 +57,15 @@ class Service:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen([os.path.join(BIN, name), *args], stdout=log, stderr=log)
 
-    def said(self):
+    def log_text(self):
         with open(self.log, encoding="utf-8") as f:
             return f.read()
 
     def wait(self, pattern):
         end = time.monotonic() + LIMIT_S
-        while not (found := re.search(pattern, self.said())):
+        while not (found := re.search(pattern, self.log_text())):
             if self.process.poll() is not None or time.monotonic() > end:
-                raise AssertionError(f"no {pattern!r} in {self.said()}")
+                raise AssertionError(f"no {pattern!r} in {self.log_text()}")
             time.sleep(0.01)
         return found
 
@@ -96,8 +96,8 @@ class Folder(unittest.TestCase):
 
     def refused(self, name, *args):
         service = self.service(name, *args)
-        self.assertEqual(service.process.wait(LIMIT_S), 1, service.said())
-        return service.said()
+        self.assertEqual(service.process.wait(LIMIT_S), 1, service.log_text())
+        return service.log_text()
 
 
 class Https(Folder):
@@ -166,7 +166,7 @@ class Https(Folder):
             self.assertNotIn(b"HTTP/1", s.recv(4096))
         self.stream()
 
-    def test_the_openai_client_comes_through(self):
+    def test_the_openai_client_works_over_tls(self):
         if not os.path.isdir(os.path.join(CLIENTS, "node_modules", "openai")):
             self.skipTest("skipped: the npm packages are not there")
         script = """
@@ -181,7 +181,7 @@ class Https(Folder):
         self.assertEqual(say(KEY), "tokens 8")
         self.assertEqual(say("sk-of-somebody-else"), "401 invalid_api_key")
 
-    def test_what_is_no_pair_ends_the_start(self):
+    def test_a_certificate_without_its_key_fails_the_start(self):
         other = self.ours.sign("other")[1]
         args = ["--listen", "127.0.0.1:0", "--verifiers", f"unix:{self.path('verifier.sock')}"]
         self.assertIn("one is missing", self.refused("gateway", *args, "--tls-cert", self.cert))
@@ -193,7 +193,7 @@ class Https(Folder):
 
 
 class Grpc(Folder):
-    """Verifier and proposer on TCP, as on machines of their own; who has no certificate of the authority is nobody."""
+    """Verifier and proposer on TCP, as on different machines. Peers without a certificate of the authority are rejected."""
 
     @classmethod
     def identity(cls, certificates, name, **host):
@@ -238,7 +238,7 @@ class Grpc(Folder):
         gateway.wait("verifier down")
         status, answer = self.call(port, "POST", "/v1/completions", {"prompt": "Once"})
         self.assertEqual(status, 503, answer)
-        self.is_served(self.unix)  # and the others are
+        self.is_served(self.unix)  # and other verifiers are served
 
     def test_services_with_certificates_find_each_other(self):
         self.verifier.wait("proposer connected")
@@ -249,7 +249,7 @@ class Grpc(Folder):
         self.is_served(self.unix)
         self.is_served(self.unix, *self.identities)
 
-    def test_without_a_certificate_nobody_is_let_in(self):
+    def test_a_client_without_a_certificate_is_refused(self):
         self.is_not_served(f"dns:///localhost:{self.port}")
 
     def test_a_certificate_of_another_authority_is_refused(self):
@@ -262,31 +262,31 @@ class Grpc(Folder):
             self.is_not_served(f"dns:///localhost:{port}", *self.identities)
 
     def passed(self, listener, name, *args):
-        """A service whose listening socket is passed, and what it says."""
+        """Starts a service with a passed listening socket. Returns it and the reader of its log."""
         read, write = os.pipe()
         service = Managed(self.folder, name, listener, *args, *self.identity(self.ours, "passed"), stderr=write)
         os.close(write)
-        said = Reader(os.fdopen(read, encoding="utf-8"))
-        self.addCleanup(said.close)
+        log_text = Reader(os.fdopen(read, encoding="utf-8"))
+        self.addCleanup(log_text.close)
         self.addCleanup(service.close)
-        return service, said
+        return service, log_text
 
     def test_addresses_are_opened_beside_passed_sockets(self):
         path = self.path("passed.sock")
-        _, said = self.passed(unix_listener(path), "verifier-svc", "--model", MODEL, "--proposers", "none", "--listen",
+        _, log_text = self.passed(unix_listener(path), "verifier-svc", "--model", MODEL, "--proposers", "none", "--listen",
                               f"127.0.0.1:0,unix:{self.path('unused.sock')}")
-        said.wait("model ready")
-        port = re.search(r"port=(\d+)", said.text).group(1)
+        log_text.wait("model ready")
+        port = re.search(r"port=(\d+)", log_text.text).group(1)
         self.assertFalse(os.path.exists(self.path("unused.sock")))
         self.is_served(f"unix:{path}")
         self.is_served(f"dns:///localhost:{port}", *self.identities)
 
     def test_a_passed_tcp_socket_is_not_served_in_plain(self):
-        service, said = self.passed(tcp_listener(), "proposer-svc")
-        said.wait("cannot speak TLS")
+        service, log_text = self.passed(tcp_listener(), "proposer-svc")
+        log_text.wait("cannot speak TLS")
         self.assertEqual(service.process.wait(LIMIT_S), 1)
 
-    def test_what_is_no_identity_ends_the_start(self):
+    def test_an_incomplete_identity_fails_the_start(self):
         cert, key = self.ours.sign("one")
         other = self.ours.sign("two")[1]
         for name in ["proposer-svc", "gateway"]:

@@ -1,6 +1,6 @@
-"""Many clients at once, on the real services: streams by the thousand, hang-ups, full slots, junk beside good traffic.
+"""Many concurrent clients on the real services: a thousand streams, hang-ups, full slots, junk beside good traffic.
 
-Whatever the load, each prompt has the one answer that it has alone (temperature 0), and afterwards nothing is held.
+Under any traffic each prompt gets the answer that it gets alone (temperature 0). Afterwards all resources are free.
 """
 import asyncio
 import collections
@@ -33,12 +33,12 @@ class Options:
     bin, threads = BIN, 2
 
 
-class Load(unittest.TestCase):
+class Traffic(unittest.TestCase):
     verifier = ["--max-sequences", "64"]
 
     @classmethod
     def setUpClass(cls):
-        os.environ["TANDEM_REQUEST_TIMEOUT"] = "5"  # of the gateway: half a request is not waited for longer
+        os.environ["TANDEM_REQUEST_TIMEOUT"] = "5"  # of the gateway: ends half-sent requests early
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
         cls.stack = contextlib.ExitStack()
         cls.addClassCleanup(cls.stack.close)
@@ -47,12 +47,12 @@ class Load(unittest.TestCase):
         cls.url = f"http://127.0.0.1:{cls.port}"
 
     def tearDown(self):
-        """Everything ends: nothing runs or waits, every KV block is free, and only this request is active."""
+        """Waits until nothing runs or waits, every KV block is free, and only the request for metrics is active."""
         def settled():
             m = self.metrics()
             return not any(m[name] for name in ["num_requests_running", "num_requests_waiting", "num_requests_paused", "kv_cache_usage_ratio",
                                                 "gateway_body_bytes"]) and m["gateway_requests_active"] == 1
-        self.until("all has ended", settled)
+        self.until("all requests have ended", settled)
 
     def until(self, what, holds):
         end = time.monotonic() + LIMIT_S
@@ -79,14 +79,14 @@ class Load(unittest.TestCase):
             return json.load(answer)
 
     def alone(self, bodies):
-        """Each body's answer, one after the other."""
+        """The answer to each body, sent one after the other."""
         return {json.dumps(b): self.whole(b)["choices"][0]["text"] for b in {json.dumps(b): b for b in bodies}.values()}
 
     def streams(self, bodies, n_clients, hang_up=()):
         """[(body, sample, text)] of streams, n_clients at once."""
         found = []
 
-        class Told(serve_traffic.Answer):
+        class Recorded(serve_traffic.Answer):
             def __init__(self, run, request, sample, hang_up_after):
                 super().__init__(run, request, sample, hang_up_after)
                 self.data = b""
@@ -100,7 +100,7 @@ class Load(unittest.TestCase):
             run = serve_traffic.Run(serve_traffic.Server(self.url), LIMIT_S)
             await run.drive(run.closed(((b | {"stream": True}, h) for b, h in zip(bodies, [*hang_up, *[0] * len(bodies)])), n_clients, LIMIT_S))
 
-        real, serve_traffic.Answer = serve_traffic.Answer, Told
+        real, serve_traffic.Answer = serve_traffic.Answer, Recorded
         try:
             asyncio.run(drive())
         finally:
@@ -118,25 +118,25 @@ def text_of(data):
     return "".join(c["text"] for e in events for c in e["choices"])
 
 
-class ManyStreams(Load):
+class ManyStreams(Traffic):
     verifier = ["--max-sequences", "1000", "--max-batch-rows", "2048", "--queue-length", "1000"]
 
-    def test_a_thousand_streams_at_once(self):
+    def test_a_thousand_concurrent_streams(self):
         bodies = [self.body(i, 24) for i in range(N_STREAMS)]
         alone, before = self.alone(bodies[:len(TOPICS)]), self.metrics()
         answers = self.streams(bodies, N_STREAMS)
         self.assertEqual(len(answers), N_STREAMS)
         self.check(answers, alone)
-        self.assertLess(max(s.begun for _, s, _ in answers), min(s.end for _, s, _ in answers))  # all were there at once
+        self.assertLess(max(s.begun for _, s, _ in answers), min(s.end for _, s, _ in answers))  # all streams overlapped
         after = self.metrics()
         self.assertEqual(after["gateway_requests_total"] - before["gateway_requests_total"], N_STREAMS)
         self.assertEqual(after["gateway_requests_failed_total"], before["gateway_requests_failed_total"])
 
 
-class FullSlots(Load):
+class FullSlots(Traffic):
     verifier = ["--max-sequences", "8", "--queue-length", "128"]
 
-    def test_twenty_on_a_shared_prefix_half_streaming_then_a_hundred_queued(self):
+    def test_twenty_with_a_shared_prefix_then_a_hundred_queued(self):
         prefix = "Once upon a time there was a little girl who lived near the old tree with her friends. " * 4
         bodies = [self.body(i, 30, prefix + f"One day she saw {TOPICS[i % len(TOPICS)]}, and {i} birds.") for i in range(20)]
         whole, failures = {}, []
@@ -162,14 +162,14 @@ class FullSlots(Load):
         self.assertTrue(all(n % 16 == 0 for n in cached), cached)
 
         hundred, waited = [self.body(i, 40) for i in range(100)], []
-        look = threading.Thread(target=lambda: self.until("some wait", lambda: waited.append(self.metrics()["num_requests_waiting"]) or waited[-1] > 0))
+        look = threading.Thread(target=lambda: self.until("some requests wait", lambda: waited.append(self.metrics()["num_requests_waiting"]) or waited[-1] > 0))
         look.start()
         answers = self.streams(hundred, 100)
         look.join()
         self.assertGreater(waited[-1], 0)
         self.check(answers, self.alone(hundred[:len(TOPICS)]))
 
-    def test_more_than_the_queue_holds_is_told_to_come_later(self):
+    def test_requests_beyond_the_queue_are_refused_with_429(self):
         answers = self.streams([self.body(i, 60) for i in range(200)], 200)
         statuses = collections.Counter(s.status for _, s, _ in answers)
         self.assertEqual(set(statuses) - {"ok", "429"}, set())
@@ -177,7 +177,7 @@ class FullSlots(Load):
         self.check([a for a in answers if a[1].ok], self.alone([self.body(i, 60) for i in range(len(TOPICS))]))
 
 
-class Trouble(Load):
+class Trouble(Traffic):
     def test_clients_that_hang_up_do_not_harm_those_that_stay(self):
         chance = random.Random(1)
         n = 60 if SANITIZED else 300

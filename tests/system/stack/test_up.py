@@ -1,4 +1,4 @@
-"""./tandem up as its user sees it, without a terminal: the answer, the sentences, restarts, the end."""
+"""./tandem up from the view of its user, without a terminal: answers, messages, restarts, the end."""
 import hashlib
 import json
 import os
@@ -25,7 +25,7 @@ def free_port():
 
 
 class Up:
-    """A running ./tandem up; its output is read all the time."""
+    """A running ./tandem up. Its output is read without pause."""
 
     def __init__(self, *args, cwd=ROOT, **env):
         self.port, self.text, self.changed = free_port(), "", threading.Condition()
@@ -48,7 +48,7 @@ class Up:
             return re.search(pattern, self.text)
 
     def pid_of(self, program):
-        """Of the child that listens for us; the children's parent is the script."""
+        """The pid of the child with this name. The script is the parent of the services."""
         run = subprocess.run(["pgrep", "-P", str(self.process.pid), "-f", os.path.join(BIN, program)],
                              capture_output=True, text=True, check=True)
         return int(run.stdout.split()[0])
@@ -62,15 +62,15 @@ class Up:
 
 
 def refusal(*args, prefix=()):
-    """The last line, and the status, of an up that cannot start."""
+    """Runs ./tandem up with settings that cannot start. Returns the last line and the status."""
     run = subprocess.run([*prefix, os.path.join(ROOT, "tandem"), "up", *args], capture_output=True, text=True, cwd=ROOT,
                          env={**os.environ, "TANDEM_BIN": BIN}, stdin=subprocess.DEVNULL, timeout=LIMIT_S)
     return run.stderr.strip().splitlines()[-1], run.returncode
 
 
 class UpTest(unittest.TestCase):
-    def test_answers_restarts_what_dies_and_stops(self):
-        # Names that several services have, with values that each of them must take.
+    def test_it_answers_restarts_dead_services_and_stops(self):
+        # Environment variables of several services, with values that each service must accept.
         env = {"TANDEM_DRAIN_TIMEOUT": "120.5", "TANDEM_LOAD_WAIT": "20.5", "TANDEM_READER_TIMEOUT": "0.5",
                "TANDEM_IDLE_TIMEOUT": "0.5", "TANDEM_THREADS": "0"}
         up = Up("--model", MODEL, **env)
@@ -81,16 +81,16 @@ class UpTest(unittest.TestCase):
             for name in ["verifier-svc", "gateway", "proposer-svc"]:
                 os.kill(up.pid_of(name), signal.SIGKILL)
                 up.wait(name + r" ended with status 137: .*; starting it again")
-                self.assertTrue(self.answers_again(up.port), name)
-                self.assertTrue(self.drafts_again(up.port), name)
+                self.assertTrue(self.wait_answer(up.port), name)
+                self.assertTrue(self.wait_drafts(up.port), name)
         finally:
             code = up.stop()
         self.assertEqual(code, 0)
         self.assertRegex(up.text, r"stopping: .*\nstopped\n$")
         self.assertNotIn("\x1b", up.text)  # no terminal: plain lines
 
-    def becomes(self, port, path, body, good):
-        """Whether the answer is good within the limit; while a service starts there are refusals and 503."""
+    def succeeds_within_limit(self, port, path, body, good):
+        """Whether an answer succeeds within the limit. While a service starts, refused connections and 503 are normal."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             try:
@@ -102,14 +102,14 @@ class UpTest(unittest.TestCase):
             time.sleep(0.1)
         return False
 
-    def answers_again(self, port):
+    def wait_answer(self, port):
         body = json.dumps({"prompt": "Once", "max_tokens": 2}).encode()
-        return self.becomes(port, "/v1/completions", body, lambda answer: answer["usage"]["completion_tokens"] == 2)
+        return self.succeeds_within_limit(port, "/v1/completions", body, lambda answer: answer["usage"]["completion_tokens"] == 2)
 
-    def drafts_again(self, port):
-        return self.becomes(port, "/health", None, lambda health: health["verifiers"][0]["proposers"][0]["connected"])
+    def wait_drafts(self, port):
+        return self.succeeds_within_limit(port, "/health", None, lambda health: health["verifiers"][0]["proposers"][0]["connected"])
 
-    def test_a_model_is_found_where_the_caller_stands_and_none_means_no_drafts(self):
+    def test_a_model_path_is_relative_to_the_caller_and_none_means_no_drafts(self):
         folder = os.path.dirname(MODEL)
         with tempfile.NamedTemporaryFile("w") as settings:
             settings.write("name = mine\n")  # a setting that the gateway does not have
@@ -129,7 +129,7 @@ class UpTest(unittest.TestCase):
             up.wait(r"all healthy: model .*, proposer draft")
             accepted, proposed = map(int, up.wait(r"acceptance: (\d+) of (\d+)").groups())
             self.assertGreater(accepted, proposed / 3)
-            self.assertLess(accepted, proposed)  # four bits do show
+            self.assertLess(accepted, proposed)  # four bits reduce the acceptance
         finally:
             self.assertEqual(up.stop(), 0)
 
@@ -142,12 +142,12 @@ class UpTest(unittest.TestCase):
             finally:
                 self.assertEqual(up.stop(), 0)
 
-    def test_the_old_name_of_the_cascade_is_understood_with_one_warning(self):
+    def test_the_old_name_of_the_cascade_gives_one_warning(self):
         run = subprocess.run([os.path.join(ROOT, "tandem"), "up", "--proposer=chain", "--model", MODEL], capture_output=True, text=True)
         self.assertEqual(run.stderr.splitlines(), ["tandem: --proposer chain is now called cascade; please use the new name",
                          f"tandem: --proposer cascade needs --draft-model: a small model with the vocabulary of {MODEL}"])
 
-    def test_what_cannot_start_says_why_in_one_sentence(self):
+    def test_a_failed_start_gives_the_reason_in_one_sentence(self):
         with socket.socket() as taken, tempfile.NamedTemporaryFile() as junk:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -172,7 +172,7 @@ class UpTest(unittest.TestCase):
             self.assertEqual(subprocess.run([os.path.join(ROOT, "tandem"), "key", *args], capture_output=True).returncode, 1)
 
     def test_a_model_that_may_not_be_read_is_refused(self):
-        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []  # root reads all
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []  # root can read every file
         if subprocess.run([*nobody, "test", "-x", os.path.join(ROOT, "tandem")]).returncode:
             self.skipTest("skipped: nobody cannot run ./tandem here")
         with tempfile.NamedTemporaryFile() as closed:

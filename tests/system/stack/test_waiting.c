@@ -1,6 +1,6 @@
-/* test_waiting.c - calls that wait: for a model that loads, and for texts that take long. The real
- * verifier inside the test's process, so that loading and tokenizing last as long as a test wants;
- * the real gateway beside it. */
+/* test_waiting.c - calls that wait for a loading model, or for texts that take long to tokenize.
+ * The verifier runs inside the test's process, so a test decides how long loading and tokenizing
+ * take. The gateway runs as a separate process. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ typedef Tandem__V1__GenerateRequest request;
 struct gate {
     pthread_mutex_t mu;
     pthread_cond_t changed;
-    bool closed, somebody_waits;
+    bool closed, has_waiter;
 };
 
 static struct gate load_gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false};
@@ -47,18 +47,18 @@ static void gate_close(struct gate *g, bool closed)
 static void gate_pass(struct gate *g)
 {
     pthread_mutex_lock(&g->mu);
-    g->somebody_waits = g->closed;
+    g->has_waiter = g->closed;
     pthread_cond_broadcast(&g->changed);
     while (g->closed)
         pthread_cond_wait(&g->changed, &g->mu);
-    g->somebody_waits = false;
+    g->has_waiter = false;
     pthread_mutex_unlock(&g->mu);
 }
 
 static void gate_await(struct gate *g)
 {
     pthread_mutex_lock(&g->mu);
-    while (!g->somebody_waits)
+    while (!g->has_waiter)
         pthread_cond_wait(&g->changed, &g->mu);
     pthread_mutex_unlock(&g->mu);
 }
@@ -152,8 +152,8 @@ static int start_loaded(void **state)
     return 0;
 }
 
-/* Until so many calls wait. */
-static void wait_jobs(uint32_t n)
+/* Waits until n calls wait. */
+static void wait_n_jobs(uint32_t n)
 {
     int64_t until_us = clock_us() + WITHIN_US;
     for (bool there = false; !there;) {
@@ -199,7 +199,7 @@ static void a_request_waits_for_the_model_and_is_served(void **state)
     struct generation g;
     request r = prompt_of("Once", 4);
     AUTO(mem_free) struct answer *a = start(&g, &r);
-    wait_jobs(1);
+    wait_n_jobs(1);
     gate_close(&load_gate, false);
     end(&g, RPC_OK, "");
     assert_int_equal(a->n, 20);
@@ -218,7 +218,7 @@ static void *tokenize(void *ret_code)
     return NULL;
 }
 
-static void nothing_came(void *user, struct rpc_msg *msg)
+static void ignore_message(void *user, struct rpc_msg *msg)
 {
     (void)user;
     (void)msg;
@@ -236,7 +236,7 @@ static void tokenize_and_verify_wait_too(void **state)
     pthread_t thread;
     enum rpc_code code = RPC_UNKNOWN;
     assert_int_equal(pthread_create(&thread, NULL, tokenize, &code), 0);
-    static const struct rpc_events events = {.on_message = nothing_came, .on_end = verify_ended};
+    static const struct rpc_events events = {.on_message = ignore_message, .on_end = verify_ended};
     atomic_int verify_code = -1;
     struct rpc_stream *stream =
         rpc_stream_new(client, "/tandem.v1.Verifier/Verify", NULL, &events, &verify_code);
@@ -245,8 +245,8 @@ static void tokenize_and_verify_wait_too(void **state)
     open.message_case = TANDEM__V1__VERIFY_REQUEST__MESSAGE_OPEN;
     open.open = &r;
     rpc_stream_send(stream, rpc_pack(&open.base));
-    rpc_stream_close(stream); // read once it is open
-    wait_jobs(2);
+    rpc_stream_close(stream); // processed after `open`
+    wait_n_jobs(2);
     gate_close(&load_gate, false);
     pthread_join(thread, NULL);
     assert_int_equal(code, RPC_OK);
@@ -257,7 +257,7 @@ static void tokenize_and_verify_wait_too(void **state)
     rpc_stream_free(stream);
 }
 
-static void a_request_that_waits_too_long_is_told_how_far_loading_is(void **state)
+static void a_request_that_waits_too_long_gets_the_progress_of_loading(void **state)
 {
     (void)state;
     struct generation g;
@@ -265,19 +265,19 @@ static void a_request_that_waits_too_long_is_told_how_far_loading_is(void **stat
     options.load_wait_s = 1;
     AUTO(mem_free) struct answer *a = start(&g, &r);
     end(&g, RPC_UNAVAILABLE, "the model is being loaded (42 %)");
-    wait_jobs(0);
+    wait_n_jobs(0);
 }
 
-static void a_cancelled_request_does_not_wait_any_more(void **state)
+static void a_cancelled_request_no_longer_waits(void **state)
 {
     (void)state;
     struct generation g[2];
     request r = prompt_of("Once", 4);
     AUTO(mem_free) struct answer *first = start(&g[0], &r), *second = start(&g[1], &r);
-    wait_jobs(2);
+    wait_n_jobs(2);
     rpc_stream_cancel(g[0].stream);
     end(&g[0], RPC_CANCELLED, "");
-    wait_jobs(1);
+    wait_n_jobs(1);
     gate_close(&load_gate, false);
     end(&g[1], RPC_OK, "");
 }
@@ -291,7 +291,7 @@ static void waiting_requests_are_bounded_in_number(void **state)
     request r = prompt_of("Once", 4);
     for (unsigned i = 0; i < N; i++)
         a[i] = start(&g[i], &r);
-    wait_jobs(N);
+    wait_n_jobs(N);
     a[N] = start(&g[N], &r);
     end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 5 requests wait already");
     gate_close(&load_gate, false);
@@ -311,19 +311,19 @@ static void waiting_requests_are_bounded_in_bytes(void **state)
     request r = prompt_of(text, LEN);
     for (unsigned i = 0; i < N; i++)
         a[i] = start(&g[i], &r);
-    wait_jobs(N);
+    wait_n_jobs(N);
     a[N] = start(&g[N], &r);
     end(&g[N], RPC_RESOURCE_EXHAUSTED, "the queue is full: 64 MiB of requests wait already");
     for (unsigned i = 0; i < N; i++) {
         rpc_stream_cancel(g[i].stream);
         end(&g[i], RPC_CANCELLED, "");
     }
-    wait_jobs(0);
+    wait_n_jobs(0);
     for (unsigned i = 0; i <= N; i++)
         free(a[i]);
 }
 
-static void what_waits_is_counted_as_it_lies_in_memory(void **state)
+static void waiting_requests_are_counted_with_their_size_in_memory(void **state)
 {
     (void)state;
     enum { N = 50000 };
@@ -331,7 +331,7 @@ static void what_waits_is_counted_as_it_lies_in_memory(void **state)
     request r = prompt_of("Once", 4);
     Tandem__V1__Sampling sampling = TANDEM__V1__SAMPLING__INIT;
     static Tandem__V1__LogitBias bias = TANDEM__V1__LOGIT_BIAS__INIT;
-    static Tandem__V1__LogitBias *biases[N]; // four bytes each on the wire
+    static Tandem__V1__LogitBias *biases[N]; // each takes four bytes in the message
     bias.token = 1;
     for (size_t i = 0; i < N; i++)
         biases[i] = &bias;
@@ -339,7 +339,7 @@ static void what_waits_is_counted_as_it_lies_in_memory(void **state)
     sampling.logit_bias = biases;
     r.sampling = &sampling;
     AUTO(mem_free) struct answer *a = start(&g, &r);
-    wait_jobs(1);
+    wait_n_jobs(1);
     pthread_mutex_lock(&service->mu);
     assert_true(service->job_bytes >= N * sizeof(bias));
     pthread_mutex_unlock(&service->mu);
@@ -358,15 +358,15 @@ static struct child start_gateway(const char *verifiers, const char *load_wait, 
     return c;
 }
 
-/* A request waits at the gateway until the gate opens. */
-static void waits_for_the_model(unsigned port)
+/* Checks that a request waits at the gateway until the gate opens. */
+static void must_wait_for_the_model(unsigned port)
 {
     struct http_client c = http_client_open(port);
     http_client_print(&c,
                       "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
                       "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
                       strlen(CHAT), CHAT);
-    assert_false(http_client_wait_close(&c, 100)); // nothing else shows that it waits
+    assert_false(http_client_wait_close(&c, 100)); // no other sign of waiting
     gate_close(&load_gate, false);
     struct http_answer a = http_client_read(&c, WITHIN_US / 1000);
     assert_int_equal(a.status, 200);
@@ -380,7 +380,7 @@ static void the_gateway_waits_for_the_model(void **state)
     (void)state;
     unsigned port;
     struct child gateway = start_gateway(target, "60", &port);
-    waits_for_the_model(port);
+    must_wait_for_the_model(port);
     child_stop(&gateway);
 }
 
@@ -395,12 +395,12 @@ static void the_gateway_waits_for_one_model_while_another_is_ready(void **state)
     struct child ready = child_start(BINARY_DIR "/verifier-svc", args);
     struct child gateway = start_gateway(both, "60", &port);
     free(child_wait_log(&gateway, "verifier ready"));
-    waits_for_the_model(port);
+    must_wait_for_the_model(port);
     child_stop(&gateway);
     child_stop(&ready);
 }
 
-static void the_gateway_tells_how_far_loading_is(void **state)
+static void the_gateway_reports_the_progress_of_loading(void **state)
 {
     (void)state;
     unsigned port;
@@ -412,9 +412,9 @@ static void the_gateway_tells_how_far_loading_is(void **state)
     child_stop(&gateway);
 }
 
-/* ---- while a text takes long ---- */
+/* ---- while tokenizing a text takes long ---- */
 
-static void a_long_text_holds_up_no_stream(void **state)
+static void tokenizing_a_long_text_delays_no_stream(void **state)
 {
     (void)state;
     struct generation g[4];
@@ -426,12 +426,12 @@ static void a_long_text_holds_up_no_stream(void **state)
     AUTO(mem_free) struct answer *long_one = start(&g[1], &slow);
     gate_await(&text_gate);
     AUTO(mem_free) struct answer *next = start(&g[2], &quick), *cancelled = start(&g[3], &quick);
-    wait_jobs(2);
-    end(&g[0], RPC_OK, ""); // all of it came meanwhile
+    wait_n_jobs(2);
+    end(&g[0], RPC_OK, ""); // the whole answer arrived meanwhile
     assert_int_equal(stream->n, 1000);
     rpc_stream_cancel(g[3].stream);
     end(&g[3], RPC_CANCELLED, "");
-    wait_jobs(1);
+    wait_n_jobs(1);
     gate_close(&text_gate, false);
     end(&g[1], RPC_OK, "");
     end(&g[2], RPC_OK, "");
@@ -444,14 +444,13 @@ static char id_of(const struct job *j)
     return (char)((const request *)j->msg)->id.data[0];
 }
 
-/* Starts a call of one letter; then the waiting ones have these letters, in order of their turns.
- */
+/* Starts a call named by a letter. Afterwards the waiting calls must be `turns`, in their order. */
 static struct answer *start_named(struct generation *g, request r, const char *letter,
                                   const char *turns)
 {
     r.id = (ProtobufCBinaryData){1, (uint8_t *)letter};
     struct answer *a = start(g, &r);
-    wait_jobs((uint32_t)strlen(turns));
+    wait_n_jobs((uint32_t)strlen(turns));
     char seen[8] = "";
     size_t n = 0;
     pthread_mutex_lock(&service->mu);
@@ -462,7 +461,7 @@ static struct answer *start_named(struct generation *g, request r, const char *l
     return a;
 }
 
-static void short_texts_go_before_long_ones_for_a_while(void **state)
+static void short_texts_pass_long_ones_for_a_limited_time(void **state)
 {
     (void)state;
     enum { LEN = 1 << 20 };
@@ -489,7 +488,7 @@ static void short_texts_go_before_long_ones_for_a_while(void **state)
             end(&g[i], RPC_OK, "");
 }
 
-static void a_request_cancelled_while_its_text_is_read_leaves(void **state)
+static void a_request_cancelled_while_tokenizing_ends(void **state)
 {
     (void)state;
     struct generation g[2];
@@ -534,17 +533,17 @@ int main(void)
     const struct CMUnitTest tests[] = {
         LOADING(a_request_waits_for_the_model_and_is_served),
         LOADING(tokenize_and_verify_wait_too),
-        LOADING(a_request_that_waits_too_long_is_told_how_far_loading_is),
-        LOADING(a_cancelled_request_does_not_wait_any_more),
+        LOADING(a_request_that_waits_too_long_gets_the_progress_of_loading),
+        LOADING(a_cancelled_request_no_longer_waits),
         LOADING(waiting_requests_are_bounded_in_number),
         LOADING(waiting_requests_are_bounded_in_bytes),
-        LOADING(what_waits_is_counted_as_it_lies_in_memory),
+        LOADING(waiting_requests_are_counted_with_their_size_in_memory),
         LOADING(the_gateway_waits_for_the_model),
         LOADING(the_gateway_waits_for_one_model_while_another_is_ready),
-        LOADING(the_gateway_tells_how_far_loading_is),
-        READY(a_long_text_holds_up_no_stream),
-        READY(short_texts_go_before_long_ones_for_a_while),
-        READY(a_request_cancelled_while_its_text_is_read_leaves),
+        LOADING(the_gateway_reports_the_progress_of_loading),
+        READY(tokenizing_a_long_text_delays_no_stream),
+        READY(short_texts_pass_long_ones_for_a_limited_time),
+        READY(a_request_cancelled_while_tokenizing_ends),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

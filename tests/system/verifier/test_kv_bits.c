@@ -1,7 +1,8 @@
-/* test_kv_bits.c - K and V that are computed, found in memory, read from disk, or given away and
- * fetched again give the same bits: with and without drafts, of each type, in batches of any size.
+/* test_kv_bits.c - the source of K and V changes no bit: computed, found in memory, read from disk,
+ * or evicted and restored. With and without drafts, for each type, for several batch sizes.
  *
- * What is right comes from a verifier that keeps nothing, drafts nothing and runs one at a time. */
+ * The expected answers come from a verifier without cache and drafts that runs one request at a
+ * time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +17,10 @@
 #define MODEL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 #define N_PROMPT 200
 #define N_SMALL 2416 // positions of int8 in a pool of 1 MiB
-#define N_MORE 120   // than a quarter of it, so that four are too many though they keep no step
+#define N_MORE 120   // beyond a quarter of the pool: four requests do not fit, even out of step
 #define N_CACHED ((N_PROMPT - 1) / KV_BLOCK * KV_BLOCK)
 #define MAX_BATCH 16
-#define TOPIC(n, i) (100 * (n) + (i)) // batches share nothing
+#define TOPIC(n, i) (100 * (n) + (i)) // batches share no prompt
 
 static const unsigned batches[] = {1, 4, 16};
 static const char *const types[] = {"int8", "f16"};
@@ -30,7 +31,7 @@ static int start(void **state)
     (void)state;
     service_start(&drafter, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", MODEL,
-                                   "--draft-quantize", "q4_0", NULL}); // mostly right
+                                   "--draft-quantize", "q4_0", NULL}); // most drafts are accepted
     return 0;
 }
 
@@ -45,7 +46,7 @@ struct world {
     const char *type;
     bool drafts;
     char folder[256];
-    struct service cold, warm; // without any cache; with all there is
+    struct service cold, warm; // without any cache; with all caches
     struct rpc_client *cold_client, *client;
     unsigned n_drafted, n_accepted;
 };
@@ -84,7 +85,7 @@ static void world_stop(struct world *w)
     char name[300];
     if (!w->drafts)
         assert_int_equal(w->n_drafted, 0);
-    else if (!LIB_SANITIZED) // so slow that all may come late
+    else if (!LIB_SANITIZED) // so slow that all drafts may be late
         assert_true(w->n_accepted > 0 && w->n_accepted < w->n_drafted);
     rpc_client_free(w->cold_client);
     service_stop(&w->cold);
@@ -97,7 +98,8 @@ static void world_stop(struct world *w)
 
 /* ---- requests ---- */
 
-/* What is right of n prompts, asked for when they come with another type or length than before. */
+/* The expected answers to n prompts, for the current type of K and V. They are computed again when
+ * the type or n_tokens differs from the previous call with this n. */
 static const struct answer *cold_answers(struct world *w, unsigned n, unsigned n_tokens)
 {
     static struct {
@@ -119,7 +121,8 @@ static const struct answer *cold_answers(struct world *w, unsigned n, unsigned n
     return kept[n].answers;
 }
 
-/* n prompts at once, each answered as it is alone; their tokens that were there already. */
+/* Sends n prompts at the same time. Each answer must equal that of the request alone. Returns the
+ * number of prompt tokens that came from a cache. */
 static unsigned ask(struct world *w, unsigned n, unsigned n_tokens)
 {
     struct topic t;
@@ -144,7 +147,7 @@ static unsigned ask(struct world *w, unsigned n, unsigned n_tokens)
     return n_cached;
 }
 
-static void missed_found_and_restored(const char *type, bool drafts)
+static void check_computed_cached_and_restored(const char *type, bool drafts)
 {
     struct world w;
     world_start(&w, type, drafts);
@@ -157,18 +160,18 @@ static void missed_found_and_restored(const char *type, bool drafts)
     warm_start(&w, "16");
     for (unsigned i = 0; i < ARRAY_LEN(batches); i++)
         assert_in_range(ask(&w, batches[i], TOPIC_ANSWER), 0, batches[i] * N_CACHED);
-    if (!LIB_SANITIZED) // a slow disk is not waited for
+    if (!LIB_SANITIZED) // the verifier does not wait for a slow disk
         assert_true(metric_of(w.client, "tandem_prefix_cache_hits_total{tier=\"disk\"}") > 0);
     warm_stop(&w);
     world_stop(&w);
 }
 
-static void given_away_and_fetched_again(const char *type, bool drafts)
+static void check_preempted_and_restored(const char *type, bool drafts)
 {
     struct world w;
     world_start(&w, type, drafts);
     warm_start(&w, "1");
-    for (unsigned i = 1; i < ARRAY_LEN(batches); i++) { // one alone gives way to nobody
+    for (unsigned i = 1; i < ARRAY_LEN(batches); i++) { // a single request is never preempted
         double n_before = metric_of(w.client, "tandem_num_preemptions_total");
         ask(&w, batches[i], batches[i] == 4 ? N_SMALL / 4 - N_PROMPT + N_MORE : 100);
         assert_true(metric_of(w.client, "tandem_num_preemptions_total") > n_before);
@@ -177,29 +180,29 @@ static void given_away_and_fetched_again(const char *type, bool drafts)
     world_stop(&w);
 }
 
-static void what_was_kept_gives_the_same_bits(void **state)
+static void cached_blocks_give_the_same_bits(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < ARRAY_LEN(types); i++) {
-        missed_found_and_restored(types[i], false);
-        missed_found_and_restored(types[i], true);
+        check_computed_cached_and_restored(types[i], false);
+        check_computed_cached_and_restored(types[i], true);
     }
 }
 
-static void what_was_given_away_gives_the_same_bits(void **state)
+static void blocks_of_preempted_sequences_give_the_same_bits(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < lib_amount(1, ARRAY_LEN(types), ARRAY_LEN(types)); i++) {
-        given_away_and_fetched_again(types[i], false);
-        given_away_and_fetched_again(types[i], true);
+        check_preempted_and_restored(types[i], false);
+        check_preempted_and_restored(types[i], true);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_was_kept_gives_the_same_bits),
-        cmocka_unit_test(what_was_given_away_gives_the_same_bits),
+        cmocka_unit_test(cached_blocks_give_the_same_bits),
+        cmocka_unit_test(blocks_of_preempted_sequences_give_the_same_bits),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

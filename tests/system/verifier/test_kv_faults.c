@@ -1,5 +1,5 @@
-/* test_kv_faults.c - the second tier when any call fails: for memory, or for the file. Whatever
- * fails costs blocks and never a wrong one; what follows works. */
+/* test_kv_faults.c - the KV disk tier when an allocation or a file operation fails. A failure loses
+ * blocks, but never returns a wrong one. The next use works. */
 #include <errno.h>
 #include <sqlite3.h>
 #include "base/mem.h"
@@ -14,8 +14,8 @@
 
 /* ---- the tier alone ---- */
 
-/* Opens, evicts, restores, closes. Returns the blocks that came back. */
-static uint32_t work(struct kv_tier_rig *t)
+/* Opens, evicts, restores, closes. Returns the number of restored blocks. */
+static uint32_t use_tier(struct kv_tier_rig *t)
 {
     if (!kv_tier_rig_open(t))
         return 0;
@@ -27,11 +27,11 @@ static uint32_t work(struct kv_tier_rig *t)
     return n;
 }
 
-/* A new prompt comes back whole when nothing fails. */
-static void must_work(struct kv_tier_rig *t)
+/* All blocks of a new prompt are restored when nothing fails. */
+static void must_restore_all(struct kv_tier_rig *t)
 {
     kv_tier_rig_fresh(t);
-    assert_int_equal(work(t), N_BLOCKS);
+    assert_int_equal(use_tier(t), N_BLOCKS);
 }
 
 static int set_up(void **state)
@@ -54,36 +54,36 @@ static void any_allocation_may_fail(void **state)
     for (uint64_t n = 1, part = lib_amount(4, 5, 10); failed; n += 1 + n / part) {
         kv_tier_rig_fresh(t);
         failing_at(n);
-        uint32_t found = work(t);
+        uint32_t found = use_tier(t);
         failed = failing_has_failed();
         n_less += found < N_BLOCKS;
-        must_work(t);
+        must_restore_all(t);
     }
     assert_true(n_less > 10);
 }
 
-static void any_call_for_the_file_may_fail(void **state)
+static void any_file_operation_may_fail(void **state)
 {
     static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
     struct kv_tier_rig *t = *state;
     uint32_t n_less = 0;
-    must_work(t);
+    must_restore_all(t);
     faulty_vfs_fail(0, 0, 0);
-    must_work(t);
+    must_restore_all(t);
     uint64_t n_calls = faulty_vfs_calls(), part = lib_amount(2, 3, 6);
     for (uint64_t n = 1; n <= n_calls; n += 1 + n / part) {
         for (int how = 0; how < 6; how++) {
             kv_tier_rig_fresh(t);
             faulty_vfs_fail(n, errors[how / 2], how % 2);
-            n_less += work(t) < N_BLOCKS;
+            n_less += use_tier(t) < N_BLOCKS;
             faulty_vfs_fail(0, 0, 0);
-            must_work(t);
+            must_restore_all(t);
         }
     }
     assert_true(n_less > 10);
 }
 
-static void it_takes_the_memory_that_it_says(void **state)
+static void memory_use_is_as_estimated(void **state)
 {
     struct kv_tier_rig *t = *state;
     struct kv_store_options o = {.max_bytes = (uint64_t)t->options.kv_disk_size << 20};
@@ -118,10 +118,10 @@ static void ask(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
     played_finish(e, p, NULL);
 }
 
-/* Others need all of the pool: what is in it goes to the disk, unless that fails still. */
+/* New prompts need the whole pool. Its blocks are written to disk, unless writing still fails. */
 static void evict(struct engine *e)
 {
-    static unsigned topic = 100; // always new ones, so that something is written
+    static unsigned topic = 100; // always new topics, so that blocks are written
     struct played p;
     for (unsigned i = 0; i < 3; i++)
         ask(e, topic++, 900, 1, &p);
@@ -129,8 +129,8 @@ static void evict(struct engine *e)
         nap();
 }
 
-/* An engine that has evicted the blocks of topic 1, a tier under it. */
-static struct engine *engine_that_has(struct played *want)
+/* An engine with a disk tier that has evicted the blocks of topic 1. */
+static struct engine *engine_with_evicted(struct played *want)
 {
     struct engine *e = played_engine(&options, &stats);
     assert_non_null(e->tier);
@@ -140,9 +140,8 @@ static struct engine *engine_that_has(struct played *want)
     return e;
 }
 
-/* The n-th call from now on fails, by `how`: for memory, for the file once, for the file ever
- * after.
- */
+/* The n-th call from now on fails. how: 0 one allocation, 1 one file operation, 2 all file
+ * operations from the n-th on. */
 static void fail_at(unsigned n, unsigned how)
 {
     static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
@@ -152,8 +151,8 @@ static void fail_at(unsigned n, unsigned how)
         failing_at(n);
 }
 
-/* Topic 1 comes again while a call fails: the answer is the same, or there was no memory for it.
- * Returns the tokens that came back. */
+/* Sends topic 1 again while a call fails. The answer is the same, or the request fails for lack of
+ * memory. Returns the number of prompt tokens that were restored. */
 static uint32_t ask_again(struct engine *e, const struct played *want, unsigned n, unsigned how)
 {
     struct played p;
@@ -170,18 +169,18 @@ static uint32_t ask_again(struct engine *e, const struct played *want, unsigned 
     }
     uint32_t n_restored = p.req->seqs[0]->n_restored;
     if (p.ended)
-        request_drop(p.req); // the engine's hold
+        request_drop(p.req); // the engine's reference
     request_drop(p.req);
     return n_restored;
 }
 
-static void a_request_survives_whatever_fails_of_its_restore(void **state)
+static void a_request_survives_any_failure_of_its_restore(void **state)
 {
     struct kv_tier_rig *t = *state;
     struct played want;
     uint32_t n_tries = 0, n_restored = 0;
     options.kv_disk = t->folder;
-    struct engine *e = engine_that_has(&want);
+    struct engine *e = engine_with_evicted(&want);
     assert_true(ask_again(e, &want, 0, 0) > 0);
     evict(e);
     for (unsigned n = 1; n < 60; n += 1 + n / (unsigned)lib_amount(2, 2, 6)) {
@@ -194,7 +193,7 @@ static void a_request_survives_whatever_fails_of_its_restore(void **state)
             }
             engine_stop(e);
             engine_free(e);
-            e = engine_that_has(&want);
+            e = engine_with_evicted(&want);
         }
     }
     assert_in_range(n_restored, n_tries / 4, n_tries - 1);
@@ -210,9 +209,9 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(any_allocation_may_fail),
-        TEST(any_call_for_the_file_may_fail),
-        TEST(it_takes_the_memory_that_it_says),
-        TEST(a_request_survives_whatever_fails_of_its_restore),
+        TEST(any_file_operation_may_fail),
+        TEST(memory_use_is_as_estimated),
+        TEST(a_request_survives_any_failure_of_its_restore),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* test_kv_restart.c - KV that outlives the verifier: what comes back from disk gives the same bits,
- * and whatever is wrong with the folder costs a warning. */
+/* test_kv_restart.c - KV blocks on disk after a restart of the verifier. Restored blocks give the
+ * same bits, and any problem with the folder is only a warning. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +59,7 @@ static int remove_folder(void **state)
     return rmdir(folder);
 }
 
-/* ---- a verifier with such a folder ---- */
+/* ---- a verifier with a KV folder ---- */
 
 struct warm {
     struct service s;
@@ -89,7 +89,8 @@ static void warm_stop(struct warm *w)
     service_stop(&w->s);
 }
 
-/* Asks: the answer is what it is without any cache. Returns the prompt's tokens that were there. */
+/* Sends a request. The answer must equal that of a verifier without caches. Returns the number of
+ * prompt tokens that came from a cache. */
 static unsigned ask(struct warm *w, unsigned topic)
 {
     struct topic t;
@@ -117,8 +118,8 @@ static void a_restart_forgets_no_prompt(void **state)
     warm_stop(&w);
 }
 
-/* A pool of 1 MiB does not hold them all. */
-static void what_memory_evicts_comes_back(void **state)
+/* A pool of 1 MiB does not hold all topics. */
+static void evicted_blocks_are_restored(void **state)
 {
     (void)state;
     enum { N = 30 };
@@ -156,7 +157,7 @@ static void drafts_change_nothing(void **state)
     }
 }
 
-static void a_killed_verifier_leaves_a_folder_that_serves(void **state)
+static void a_killed_verifier_leaves_a_usable_folder(void **state)
 {
     (void)state;
     struct warm w;
@@ -166,12 +167,13 @@ static void a_killed_verifier_leaves_a_folder_that_serves(void **state)
     service_kill(&w.s);
     rpc_client_free(w.client);
     warm_start(&w);
-    assert_int_equal(ask(&w, 0), N_CACHED); // written long before
+    assert_int_equal(ask(&w, 0), N_CACHED); // written before the kill
     ask(&w, 29);
     warm_stop(&w);
 }
 
-/* Its weights are named by samples, so a file of another time is taken for another model. */
+/* The digest of a model samples its weights, and includes the file's time. So a copy of the file is
+ * another model. */
 static void another_files_blocks_are_not_served(void **state)
 {
     (void)state;
@@ -198,7 +200,7 @@ static void another_files_blocks_are_not_served(void **state)
     warm_stop(&w);
 }
 
-static void a_second_verifier_goes_on_without_the_folder(void **state)
+static void a_second_verifier_runs_without_the_folder(void **state)
 {
     (void)state;
     struct warm first, second;
@@ -212,7 +214,7 @@ static void a_second_verifier_goes_on_without_the_folder(void **state)
     warm_stop(&first);
 }
 
-static void a_file_of_rubbish_is_given_up(void **state)
+static void an_unreadable_file_is_replaced(void **state)
 {
     (void)state;
     struct warm w;
@@ -230,7 +232,7 @@ static void a_file_of_rubbish_is_given_up(void **state)
     warm_stop(&w);
 }
 
-static void a_folder_that_cannot_be_is_a_warning(void **state)
+static void a_folder_that_cannot_be_created_is_a_warning(void **state)
 {
     (void)state;
     struct warm w;
@@ -247,13 +249,13 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, fresh_folder, remove_folder)
     const struct CMUnitTest tests[] = {
         TEST(a_restart_forgets_no_prompt),
-        TEST(what_memory_evicts_comes_back),
+        TEST(evicted_blocks_are_restored),
         TEST(drafts_change_nothing),
-        TEST(a_killed_verifier_leaves_a_folder_that_serves),
+        TEST(a_killed_verifier_leaves_a_usable_folder),
         TEST(another_files_blocks_are_not_served),
-        TEST(a_second_verifier_goes_on_without_the_folder),
-        TEST(a_file_of_rubbish_is_given_up),
-        cmocka_unit_test_setup(a_folder_that_cannot_be_is_a_warning, fresh_folder),
+        TEST(a_second_verifier_runs_without_the_folder),
+        TEST(an_unreadable_file_is_replaced),
+        cmocka_unit_test_setup(a_folder_that_cannot_be_created_is_a_warning, fresh_folder),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

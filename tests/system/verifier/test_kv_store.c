@@ -1,5 +1,4 @@
-/* test_kv_store.c - blocks in a file: what is served is what was written, whatever happens to it.
- */
+/* test_kv_store.c - blocks in a file: a served block is a written one, even from a damaged file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -52,7 +51,7 @@ static int tear_down(void **state)
     return rmdir(folder);
 }
 
-static struct kv_store *store_of(void)
+static struct kv_store *must_open(void)
 {
     struct kv_store *s = NULL;
     if (kv_store_open(&options, &s))
@@ -60,14 +59,14 @@ static struct kv_store *store_of(void)
     return s;
 }
 
-/* The name of block `key`, so that kv_store_key() is that. */
+/* The name of block `key`: kv_store_key(name) == key. */
 static void name_of(uint64_t key, uint8_t name[KV_NAME])
 {
     memcpy(name, &key, sizeof(key));
     memset(name + sizeof(key), (int)key, KV_NAME - sizeof(key));
 }
 
-/* What belongs to it. */
+/* The head and the data of block `key`. */
 static void fill(uint64_t key, struct kv_store_head *h, uint64_t *data)
 {
     h->depth = (uint32_t)key % 100;
@@ -88,7 +87,7 @@ static int put(struct kv_store *s, uint64_t first, uint32_t n, int64_t now_s)
     return kv_store_put(s, rows, n, now_s);
 }
 
-/* 0: it is there and right; fails the test if it is wrong. */
+/* 0: found. Ends the test if the data differ. */
 static int get(struct kv_store *s, uint64_t key, int64_t now_s)
 {
     static uint64_t data[BLOCK / sizeof(uint64_t)], right[BLOCK / sizeof(uint64_t)];
@@ -110,7 +109,7 @@ static void run_sql(const char *sql)
     sqlite3_close(db);
 }
 
-/* All that there is to prune. */
+/* Prunes until nothing is left to prune. */
 static int prune(struct kv_store *s, int64_t now_s)
 {
     bool more = true;
@@ -123,13 +122,13 @@ static int prune(struct kv_store *s, int64_t now_s)
 static void a_block_outlives_the_store(void **state)
 {
     (void)state;
-    struct kv_store *s = store_of();
+    struct kv_store *s = must_open();
     assert_int_equal(get(s, 5, NOW), -ENOENT);
     assert_int_equal(put(s, 5, 3, NOW), 0);
     assert_int_equal(put(s, UINT64_MAX - 1, 1, NOW), 0);
     assert_int_equal(get(s, 6, NOW), 0);
     kv_store_free(s);
-    s = store_of();
+    s = must_open();
     for (uint64_t key = 5; key < 8; key++)
         assert_int_equal(get(s, key, NOW), 0);
     assert_int_equal(get(s, UINT64_MAX - 1, NOW), 0);
@@ -140,24 +139,24 @@ static void a_block_outlives_the_store(void **state)
 static void a_block_is_served_for_its_time_to_live(void **state)
 {
     (void)state;
-    AUTO(kv_store_free) struct kv_store *s = store_of();
+    AUTO(kv_store_free) struct kv_store *s = must_open();
     assert_int_equal(put(s, 1, 3, NOW), 0);
     assert_int_equal(get(s, 1, NOW + TTL - 1), 0);
-    assert_int_equal(get(s, 1, NOW + TTL), -ENOENT); // and is gone
+    assert_int_equal(get(s, 1, NOW + TTL), -ENOENT); // and is removed
     assert_int_equal(get(s, 1, NOW), -ENOENT);
     assert_int_equal(kv_store_touch(s, &(uint64_t){2}, 1, NOW + 10), 0);
     assert_int_equal(prune(s, NOW + TTL - 1), 0);
     assert_int_equal(kv_store_counts(s).blocks, 2);
     assert_int_equal(prune(s, NOW + TTL), 0);
     assert_int_equal(kv_store_counts(s).blocks, 1);
-    assert_int_equal(get(s, 2, NOW + TTL), 0); // was used since
+    assert_int_equal(get(s, 2, NOW + TTL), 0); // has been used since
     assert_int_equal(kv_store_counts(s).n_expired, 2);
 }
 
-static void a_clock_that_was_ahead_keeps_nothing_for_ever(void **state)
+static void blocks_from_a_clock_ahead_expire_too(void **state)
 {
     (void)state;
-    AUTO(kv_store_free) struct kv_store *s = store_of();
+    AUTO(kv_store_free) struct kv_store *s = must_open();
     assert_int_equal(put(s, 1, 1, NOW + 1000 * TTL), 0);
     assert_int_equal(prune(s, NOW), 0);
     assert_int_equal(get(s, 1, NOW + TTL - 1), 0);
@@ -165,10 +164,10 @@ static void a_clock_that_was_ahead_keeps_nothing_for_ever(void **state)
     assert_int_equal(kv_store_counts(s).blocks, 0);
 }
 
-/* The file is counted when it is opened. */
+/* Opening the file counts its blocks. */
 static void must_hold(uint64_t n_blocks)
 {
-    AUTO(kv_store_free) struct kv_store *s = store_of();
+    AUTO(kv_store_free) struct kv_store *s = must_open();
     assert_int_equal(kv_store_counts(s).blocks, n_blocks);
 }
 
@@ -177,10 +176,10 @@ static void collect(void *owner, uint64_t key)
     *(uint64_t *)owner += key;
 }
 
-static void what_was_used_longest_ago_makes_room(void **state)
+static void the_least_recently_used_blocks_are_evicted(void **state)
 {
     (void)state;
-    struct kv_store *s = store_of();
+    struct kv_store *s = must_open();
     uint64_t gone = 0, room = KV_STORE_MIN_BYTES - 2 * KV_STORE_LOG_BYTES, n = room / BLOCK;
     kv_store_on_removed(s, collect, &gone);
     for (uint64_t i = 0; i < n + 200; i += 8)
@@ -191,7 +190,7 @@ static void what_was_used_longest_ago_makes_room(void **state)
     assert_true(counts.n_evicted > 0);
     assert_int_equal(get(s, 1, NOW + 500), -ENOENT);
     assert_int_equal(get(s, n + 200, NOW + 500), 0);
-    assert_int_equal(gone, counts.n_evicted * (counts.n_evicted + 1) / 2); // the first so many
+    assert_int_equal(gone, counts.n_evicted * (counts.n_evicted + 1) / 2); // keys 1..n_evicted
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
     assert_true((uint64_t)st.st_size <= KV_STORE_MIN_BYTES);
@@ -199,10 +198,10 @@ static void what_was_used_longest_ago_makes_room(void **state)
     must_hold(counts.blocks);
 }
 
-static void of_blocks_used_at_the_same_time_the_deepest_makes_room(void **state)
+static void of_blocks_used_at_the_same_time_the_deepest_is_evicted(void **state)
 {
     (void)state;
-    AUTO(kv_store_free) struct kv_store *s = store_of();
+    AUTO(kv_store_free) struct kv_store *s = must_open();
     uint64_t room = KV_STORE_MIN_BYTES - 2 * KV_STORE_LOG_BYTES, n = room / BLOCK + 200;
     n -= n % 100; // depth is key % 100
     for (uint64_t i = 0; i < n; i += 4)
@@ -218,13 +217,13 @@ static void a_lowered_limit_is_reached_in_short_steps(void **state)
     (void)state;
     options.max_bytes = 2ull * KV_STORE_MIN_BYTES;
     options.ttl_s = 100000;
-    struct kv_store *s = store_of();
+    struct kv_store *s = must_open();
     for (uint64_t i = 0; i < 8000; i += 8)
         assert_int_equal(put(s, i, 8, NOW + (int64_t)i), 0);
     assert_true(kv_store_counts(s).bytes > KV_STORE_MIN_BYTES);
     kv_store_free(s);
     options.max_bytes = KV_STORE_MIN_BYTES;
-    s = store_of();
+    s = must_open();
     bool more = true;
     for (uint64_t before = kv_store_counts(s).blocks; more;) {
         assert_int_equal(kv_store_prune(s, NOW + 8000, &more), 0);
@@ -240,10 +239,10 @@ static void a_lowered_limit_is_reached_in_short_steps(void **state)
     kv_store_free(s);
 }
 
-static void a_folder_has_one_user(void **state)
+static void a_folder_has_one_process(void **state)
 {
     (void)state;
-    AUTO(kv_store_free) struct kv_store *s = store_of(), *other = NULL;
+    AUTO(kv_store_free) struct kv_store *s = must_open(), *other = NULL;
     assert_int_equal(kv_store_open(&options, &other), -EBUSY);
     assert_non_null(strstr(fail_text(), "another process uses it"));
 }
@@ -259,7 +258,7 @@ static void a_folder_that_cannot_be_written_is_an_error(void **state)
     assert_null(s);
 }
 
-static void another_programs_database_stays_as_it_is(void **state)
+static void a_database_of_another_program_is_not_changed(void **state)
 {
     (void)state;
     run_sql("CREATE TABLE t (a); INSERT INTO t VALUES (1)");
@@ -272,28 +271,28 @@ static void another_programs_database_stays_as_it_is(void **state)
     assert_memory_equal(before, after, size);
 }
 
-static void an_older_format_is_given_up(void **state)
+static void a_file_of_another_format_is_replaced(void **state)
 {
     (void)state;
-    struct kv_store *s = store_of();
+    struct kv_store *s = must_open();
     assert_int_equal(put(s, 1, 1, NOW), 0);
     kv_store_free(s);
     run_sql("PRAGMA user_version = 999");
-    s = store_of();
+    s = must_open();
     assert_int_equal(kv_store_counts(s).n_renewed, 1);
     assert_int_equal(get(s, 1, NOW), -ENOENT);
     assert_int_equal(put(s, 1, 1, NOW), 0);
     kv_store_free(s);
 }
 
-static void of_blocks_with_one_key_the_last_is_served_by_its_own_name(void **state)
+static void of_blocks_with_one_key_the_last_is_served_by_its_name(void **state)
 {
     (void)state;
-    AUTO(kv_store_free) struct kv_store *s = store_of();
+    AUTO(kv_store_free) struct kv_store *s = must_open();
     static uint64_t data[BLOCK / sizeof(uint64_t)];
     struct kv_store_row row = {.data = data};
     fill(1, &row.head, data);
-    row.head.name[KV_NAME - 1] ^= 1; // no part of the key
+    row.head.name[KV_NAME - 1] ^= 1; // not part of the key
     assert_int_equal(kv_store_put(s, &row, 1, NOW), 0);
     assert_int_equal(get(s, 1, NOW), -ENOENT);
     assert_int_equal(kv_store_get(s, row.head.name, NOW, data), 0);
@@ -312,11 +311,11 @@ static void count_key(void *owner, uint64_t key, int64_t last_use_s)
 static void only_this_models_blocks_are_listed(void **state)
 {
     (void)state;
-    struct kv_store *s = store_of();
+    struct kv_store *s = must_open();
     assert_int_equal(put(s, 1, 2, NOW), 0);
     kv_store_free(s);
     options.identity = 78;
-    s = store_of();
+    s = must_open();
     assert_int_equal(put(s, 100, 1, NOW), 0);
     uint64_t sum = 0;
     assert_int_equal(kv_store_each(s, count_key, &sum), 0);
@@ -325,13 +324,13 @@ static void only_this_models_blocks_are_listed(void **state)
     kv_store_free(s);
 }
 
-/* Expired or oldest: it is removed without being read. */
-static void another_models_larger_blocks_make_room_too(void **state)
+/* Expired or oldest blocks of another model are removed without being read. */
+static void larger_blocks_of_another_model_are_removed_too(void **state)
 {
     (void)state;
     static uint64_t large[BLOCK];
     options.block_bytes = sizeof(large);
-    struct kv_store *s = store_of();
+    struct kv_store *s = must_open();
     struct kv_store_row row = {.data = large};
     for (uint8_t i = 0; i < 100; i++) {
         row.head.name[0] = i;
@@ -339,7 +338,7 @@ static void another_models_larger_blocks_make_room_too(void **state)
     }
     kv_store_free(s);
     options.block_bytes = 4096;
-    s = store_of();
+    s = must_open();
     uint8_t name[KV_NAME] = {200};
     assert_int_equal(kv_store_get(s, name, NOW, large), -ENOENT);
     assert_int_equal(prune(s, NOW + TTL), 0);
@@ -348,10 +347,10 @@ static void another_models_larger_blocks_make_room_too(void **state)
     kv_store_free(s);
 }
 
-static void pruning_leaves_no_large_log_behind(void **state)
+static void pruning_leaves_no_large_log(void **state)
 {
     (void)state;
-    AUTO(kv_store_free) struct kv_store *s = store_of();
+    AUTO(kv_store_free) struct kv_store *s = must_open();
     for (uint64_t i = 0; i < 3000; i += 8)
         assert_int_equal(put(s, i, 8, NOW), 0);
     assert_int_equal(prune(s, NOW + TTL), 0);
@@ -370,12 +369,12 @@ static void remove_log(void)
     unlink(log);
 }
 
-/* A byte of the file is turned over, or its end cut off: an error, a block less, never a wrong one.
- */
+/* A bit of the file is flipped, or its end is cut off. The result is an error or a missing block,
+ * never a wrong one. */
 static void a_damaged_file_serves_no_wrong_block(void **state)
 {
     (void)state;
-    struct kv_store *s = store_of();
+    struct kv_store *s = must_open();
     for (uint64_t i = 0; i < 64; i += 8)
         assert_int_equal(put(s, i, 8, NOW), 0);
     kv_store_free(s);
@@ -395,7 +394,7 @@ static void a_damaged_file_serves_no_wrong_block(void **state)
             fputc(good[at] ^ (1 << i % 8), f);
         }
         fclose(f);
-        if (kv_store_open(&options, &s)) // the changed bytes were those that say whose it is
+        if (kv_store_open(&options, &s)) // the changed bytes identify the application
             continue;
         for (uint64_t key = 0; key < 64; key++) {
             int err = get(s, key, NOW);
@@ -412,18 +411,18 @@ static void a_damaged_file_serves_no_wrong_block(void **state)
         assert_int_equal(get(s, 1, NOW), 0);
         kv_store_free(s);
     }
-    assert_true(n_found > 20 * n_tries); // most of them survive most of it
+    assert_true(n_found > 20 * n_tries); // most blocks survive most damages
 }
 
-/* Blocks come, are replaced, expire, are damaged, and some transactions fail; the file is counted
- * when it is opened. */
-static void blocks_are_counted_as_they_come_and_go(void **state)
+/* Blocks are added, replaced, expired and damaged, and some transactions fail. The counts must
+ * equal those of the file when it is opened again. */
+static void counts_equal_the_contents_of_the_file(void **state)
 {
     (void)state;
     options.ttl_s = 400;
     uint64_t n_failed = 0, n_damaged = 0, n_expired = 0;
     for (uint64_t turn = 0; turn < 4; turn++) {
-        struct kv_store *s = store_of();
+        struct kv_store *s = must_open();
         for (uint64_t i = 500 * (turn + 1); i < 500 * (turn + 2); i += 4) {
             int64_t now_s = NOW + (int64_t)i;
             faulty_vfs_fail(i % 64 ? 0 : 1 + i % 7, SQLITE_FULL, 1);
@@ -443,24 +442,24 @@ static void blocks_are_counted_as_they_come_and_go(void **state)
     assert_true(n_failed && n_expired && n_damaged);
 }
 
-/* What the log holds is moved into the file by those who come later. */
-static void an_end_takes_no_time(void **state)
+/* Closing does not move the log into the file. The next user does. */
+static void closing_is_fast(void **state)
 {
     (void)state;
-    struct kv_store *s = store_of();
+    struct kv_store *s = must_open();
     for (uint64_t i = 0; i < 64; i += 8)
         assert_int_equal(put(s, i, 8, NOW), 0);
     faulty_vfs_fail(0, 0, 0);
     kv_store_free(s);
     assert_in_range(faulty_vfs_calls(), 0, 8);
-    s = store_of();
+    s = must_open();
     for (uint64_t i = 0; i < 64; i++)
         assert_int_equal(get(s, i, NOW), 0);
     kv_store_free(s);
 }
 
-/* Opens, puts, gets, touches, prunes; what fails says so, and the next use works. */
-static int work(void)
+/* Opens, puts, gets, touches, prunes. Returns the first error. The next use works. */
+static int use_store(void)
 {
     AUTO(kv_store_free) struct kv_store *s = NULL;
     int err = kv_store_open(&options, &s);
@@ -472,19 +471,19 @@ static int work(void)
     return err ? err : prune(s, NOW + TTL);
 }
 
-static void every_call_for_the_file_may_fail(void **state)
+static void every_file_operation_may_fail(void **state)
 {
     (void)state;
     static const int errors[] = {SQLITE_IOERR, SQLITE_FULL, SQLITE_CORRUPT};
     faulty_vfs_fail(0, 0, 0);
-    assert_int_equal(work(), 0);
+    assert_int_equal(use_store(), 0);
     uint64_t n_calls = faulty_vfs_calls(), part = lib_amount(6, 6, 40);
     for (uint64_t n = 1; n <= n_calls; n += 1 + n / part) {
         for (int how = 0; how < 6; how++) {
             faulty_vfs_fail(n, errors[how / 2], how % 2);
-            work();
+            use_store();
             faulty_vfs_fail(0, 0, 0);
-            if (work())
+            if (use_store())
                 fail_msg("call %lu, error %d: %s", n, errors[how / 2], fail_text());
         }
     }
@@ -493,12 +492,12 @@ static void every_call_for_the_file_may_fail(void **state)
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    assert_int_equal(work(), 0);
+    assert_int_equal(use_store(), 0);
     for (uint64_t n = 1, part = lib_amount(10, 20, 50);; n += 1 + n / part) {
         failing_at(n);
-        work();
+        use_store();
         bool failed = failing_has_failed();
-        assert_int_equal(work(), 0);
+        assert_int_equal(use_store(), 0);
         if (!failed)
             return;
     }
@@ -538,8 +537,8 @@ static void a_killed_process_leaves_a_store_that_opens(void **state)
         kill(child, SIGKILL);
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(WIFSIGNALED(status)); // not before by itself
-        struct kv_store *s = store_of();
+        assert_true(WIFSIGNALED(status)); // it did not end before the kill
+        struct kv_store *s = must_open();
         assert_int_equal(kv_store_counts(s).n_renewed, 0);
         for (uint64_t key = 0; key < 4000; key += 3) {
             int err = get(s, key, NOW);
@@ -560,22 +559,22 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_block_outlives_the_store),
         TEST(a_block_is_served_for_its_time_to_live),
-        TEST(a_clock_that_was_ahead_keeps_nothing_for_ever),
-        TEST(what_was_used_longest_ago_makes_room),
-        TEST(of_blocks_used_at_the_same_time_the_deepest_makes_room),
+        TEST(blocks_from_a_clock_ahead_expire_too),
+        TEST(the_least_recently_used_blocks_are_evicted),
+        TEST(of_blocks_used_at_the_same_time_the_deepest_is_evicted),
         TEST(a_lowered_limit_is_reached_in_short_steps),
-        TEST(a_folder_has_one_user),
+        TEST(a_folder_has_one_process),
         TEST(a_folder_that_cannot_be_written_is_an_error),
-        TEST(another_programs_database_stays_as_it_is),
-        TEST(an_older_format_is_given_up),
-        TEST(of_blocks_with_one_key_the_last_is_served_by_its_own_name),
+        TEST(a_database_of_another_program_is_not_changed),
+        TEST(a_file_of_another_format_is_replaced),
+        TEST(of_blocks_with_one_key_the_last_is_served_by_its_name),
         TEST(only_this_models_blocks_are_listed),
-        TEST(another_models_larger_blocks_make_room_too),
-        TEST(pruning_leaves_no_large_log_behind),
+        TEST(larger_blocks_of_another_model_are_removed_too),
+        TEST(pruning_leaves_no_large_log),
         TEST(a_damaged_file_serves_no_wrong_block),
-        TEST(blocks_are_counted_as_they_come_and_go),
-        TEST(an_end_takes_no_time),
-        TEST(every_call_for_the_file_may_fail),
+        TEST(counts_equal_the_contents_of_the_file),
+        TEST(closing_is_fast),
+        TEST(every_file_operation_may_fail),
         TEST(every_allocation_may_fail),
         TEST(a_killed_process_leaves_a_store_that_opens),
     };

@@ -1,9 +1,11 @@
-/* test_lossless.c - promise 2 through the real services: with drafts drawn from a law that the
- * proposer tells, the committed tokens follow the target's own (lib/oracles/token_dist.h).
+/* test_lossless.c - promise 2 through the real services. Drafts are drawn from a distribution that
+ * the proposer reports. The committed tokens follow the target's distribution
+ * (lib/oracles/token_dist.h).
  *
- * Drafts have two tokens. Once they are those of a test's proposer, and the request's penalties
- * count the draft's own tokens; once those of a draft model, ahead where nothing is drawn; once
- * those of a chain. */
+ * Drafts have two tokens. They come from
+ * - a proposer of the tests; the request's penalties count the draft's tokens;
+ * - a draft model, which drafts ahead where nothing is drawn;
+ * - a cascade. */
 #include <stdio.h>
 #include "lib/oracles/figures.h"
 #include "lib/oracles/token_dist.h"
@@ -79,10 +81,10 @@ static int stop(void **state)
     return 0;
 }
 
-/* ---- the law ---- */
+/* ---- the distribution ---- */
 
-/* n requests for each of the rules, in one batch after the other, all rules in each. */
-static void run(struct asked *v, unsigned n_rules, uint32_t n)
+/* Runs n requests for each rule. Each batch holds requests of all rules. */
+static void run_requests(struct asked *v, unsigned n_rules, uint32_t n)
 {
     static struct token_dist_batch batch;
     for (uint32_t left = n_rules * n; left; left -= batch.n) {
@@ -96,7 +98,7 @@ static uint32_t n_answers(void)
     return (uint32_t)lib_amount(200, 2000, 50000);
 }
 
-static void every_lossless_rule_keeps_the_targets_law(void **state)
+static void every_lossless_rule_keeps_the_distribution(void **state)
 {
     (void)state;
     struct asked v[] = {{.rule = "own-draw"},
@@ -104,28 +106,28 @@ static void every_lossless_rule_keeps_the_targets_law(void **state)
                         {.rule = "block"},
                         {.rule = "recursive"},
                         {.rule = "block", .dense = true}};
-    run(v, ARRAY_LEN(v), n_answers());
+    run_requests(v, ARRAY_LEN(v), n_answers());
     for (unsigned i = 0; i < ARRAY_LEN(v); i++) {
         assert_true(token_dist_tail(&law, &v[i]) > SURELY_WRONG);
         assert_true(v[i].n_accepted > 0);
     }
 }
 
-static void lossy_rules_and_a_lying_q_show(void **state)
+static void lossy_rules_and_a_wrong_q_are_detected(void **state)
 {
     (void)state;
     struct asked v[] = {{.rule = "threshold"},
                         {.rule = "lenience", .parameter = .5F},
-                        {.rule = "own-draw"}, // beside them in every batch
+                        {.rule = "own-draw"}, // runs in every batch with the lossy rules
                         {.rule = "block"}};
-    const uint32_t n = (uint32_t)lib_amount(200, 1500, 1500); // too few to show under a sanitizer
+    const uint32_t n = (uint32_t)lib_amount(200, 1500, 1500); // sanitizer: too few to detect it
     struct asked lied[] = {{.rule = "rejection"}, {.rule = "block"}};
-    run(v, ARRAY_LEN(v), n);
+    run_requests(v, ARRAY_LEN(v), n);
     for (unsigned i = 0; i < ARRAY_LEN(v); i++)
         assert_true(i < 2 ? LIB_SANITIZED || token_dist_tail(&law, &v[i]) < SURELY_WRONG
                           : token_dist_tail(&law, &v[i]) > SURELY_WRONG);
     liar_change(liar, LIE_OTHER_Q);
-    run(lied, ARRAY_LEN(lied), n);
+    run_requests(lied, ARRAY_LEN(lied), n);
     for (unsigned i = 0; i < ARRAY_LEN(lied); i++)
         assert_true(LIB_SANITIZED || token_dist_tail(&law, &lied[i]) < SURELY_WRONG);
 }
@@ -133,11 +135,11 @@ static void lossy_rules_and_a_lying_q_show(void **state)
 int main(void)
 {
     const struct CMUnitTest told[] = {
-        cmocka_unit_test(every_lossless_rule_keeps_the_targets_law),
-        cmocka_unit_test(lossy_rules_and_a_lying_q_show),
+        cmocka_unit_test(every_lossless_rule_keeps_the_distribution),
+        cmocka_unit_test(lossy_rules_and_a_wrong_q_are_detected),
     };
     const struct CMUnitTest modelled[] = {
-        cmocka_unit_test(every_lossless_rule_keeps_the_targets_law),
+        cmocka_unit_test(every_lossless_rule_keeps_the_distribution),
     };
     int failed = cmocka_run_group_tests(told, start_with_liar, stop);
     failed += cmocka_run_group_tests(modelled, start_with_draft_model, stop);

@@ -1,5 +1,5 @@
-/* test_memory.c - what a verifier reckons it will take is what it takes, and what does not fit is
- * refused instead of being killed for. */
+/* test_memory.c - a verifier takes the memory that it estimates. A setting that does not fit is
+ * refused at the start, before the kernel would kill the service. */
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #define VERIFIER BINARY_DIR "/verifier-svc"
 #define SMALL SOURCE_DIR "/models/tales-1m-q8_0.gguf"
 
-/* A model of so many layers, of 67 MiB with 8 of Q8_0; to be freed. */
+/* Writes a model of n_layers layers (67 MiB with 8 layers of Q8_0). Returns its path; free it. */
 static char *write_model(const char *type, int n_layers)
 {
     char *path = NULL, command[600];
@@ -32,7 +32,7 @@ static char *write_model(const char *type, int n_layers)
 
 /* ---- the estimate ---- */
 
-/* A line of /proc/self/status in bytes. */
+/* The value of a line of /proc/self/status, in bytes. */
 static size_t status_bytes(const char *key)
 {
     char line[256];
@@ -46,7 +46,7 @@ static size_t status_bytes(const char *key)
     return kib << 10;
 }
 
-static void forget_peak(void)
+static void reset_peak(void)
 {
     FILE *f = fopen("/proc/self/clear_refs", "w");
     assert_non_null(f);
@@ -54,7 +54,7 @@ static void forget_peak(void)
     assert_int_equal(fclose(f), 0);
 }
 
-/* Every block, by a sequence that takes them all. */
+/* Writes to every block. */
 static void fill_kv(struct runner *r)
 {
     const struct kv_bytes *b = kv_bytes_of(r->kv);
@@ -62,7 +62,7 @@ static void fill_kv(struct runner *r)
         memset(kv_bytes_at(b, l, 0, 0), 1, kv_bytes_stride(b, l) * kv_n_blocks(r->kv));
 }
 
-/* A pass of the most rows and logits. */
+/* Runs a pass with the maximum of rows and logits. */
 static void fill_activations(struct runner *r, uint32_t n_rows)
 {
     struct kv_seq seq;
@@ -89,16 +89,16 @@ static void check_estimate(char *path, bool blas)
     AUTO(loaded_model_free) struct loaded_model *s = NULL;
     assert_int_equal(loaded_model_open(&o, &s), 0);
     size_t before = status_bytes("RssAnon:"), all_before = status_bytes("VmRSS:");
-    forget_peak();
+    reset_peak();
     assert_int_equal(loaded_model_load(s, &o, NULL, NULL), 0);
-    size_t peak = status_bytes("VmHWM:") - all_before; // what packing read of the file included
+    size_t peak = status_bytes("VmHWM:") - all_before; // includes file pages that packing read
     size_t loaded = status_bytes("RssAnon:") - before;
     fill_kv(&s->run);
     fill_activations(&s->run, (uint32_t)o.max_batch_rows);
     size_t full = status_bytes("RssAnon:") - before;
     const struct runner_memory *m = &s->run.memory;
     size_t measured_out = m->weights + m->kv + m->activations;
-    print_message("weights %zu, loaded %zu, peak %zu; reckoned %zu and %zu beside, full %zu MiB\n",
+    print_message("weights %zu, loaded %zu, peak %zu; estimated %zu and %zu beside, full %zu MiB\n",
                   m->weights / MIB, loaded / MIB, peak / MIB, measured_out / MIB, m->beside / MIB,
                   full / MIB);
     assert_in_range(m->weights, 60 * MIB, 80 * MIB);
@@ -107,11 +107,11 @@ static void check_estimate(char *path, bool blas)
     assert_in_range(full, measured_out * 95 / 100, runner_bytes(m));
 }
 
-static void what_is_reckoned_is_what_serving_takes(void **state)
+static void serving_takes_the_estimated_memory(void **state)
 {
     (void)state;
     if (LIB_SANITIZED)
-        skip(); // it would count the sanitizer's memory
+        skip(); // the sanitizer's memory would be counted too
     AUTO(mem_free) char *q8_0 = write_model("q8_0", 8);
     AUTO(mem_free) char *f16 = write_model("f16", 1);
     check_estimate(q8_0, false);
@@ -120,7 +120,8 @@ static void what_is_reckoned_is_what_serving_takes(void **state)
 
 /* ---- refusals ---- */
 
-/* Starts `program` with these arguments, which must end by itself; its log, to be freed. */
+/* Starts `program` with these arguments, waits for its end and checks its status. Returns its log;
+ * free it. */
 static char *must_end(const char *program, const char *const *args, int status)
 {
     size_t len;
@@ -159,16 +160,16 @@ static void a_pool_beyond_all_memory_is_refused_with_both_numbers(void **state)
     size_t needed = number_before(text, " MiB needed"),
            room = number_before(text, " MiB available");
     size_t fits = strtoul(strstr(text, "; kv_mib=") + 9, NULL, 10);
-    assert_in_range(needed, 400000, 440000); // with the index of these many small blocks
+    assert_in_range(needed, 400000, 440000); // includes the index of these many small blocks
     assert_in_range(room, 1, 499999);
     assert_in_range(fits, room / 2, room);
 }
 
-static void what_a_drafter_has_promised_is_named(void **state)
+static void memory_reserved_by_a_drafter_is_named(void **state)
 {
     (void)state;
     if (LIB_SANITIZED)
-        skip(); // it has reserved more than the machine has
+        skip(); // the sanitizer reserves more than the machine has
     struct service drafter = {0};
     service_start(&drafter, "proposer-svc",
                   (const char *[]){"--proposer", "draft", "--draft-model", SMALL, "--draft-kv-mib",
@@ -185,11 +186,11 @@ static void what_a_drafter_has_promised_is_named(void **state)
     service_stop(&drafter);
 }
 
-static void a_limited_address_space_is_heeded(void **state)
+static void a_limit_of_address_space_is_respected(void **state)
 {
     (void)state;
     if (LIB_SANITIZED)
-        skip(); // a sanitizer wants more address space than there is
+        skip(); // the sanitizer needs more address space
     char target[128];
     snprintf(target, sizeof(target), "unix:%s/a.sock", service_dir());
     AUTO(mem_free)
@@ -231,7 +232,7 @@ static bool group_write(const char *name, size_t bytes)
     return fclose(f) == 0;
 }
 
-/* A control group of this test with so much memory; false: none can be made here. */
+/* Limits the memory of a control group of this test. false: no group can be created here. */
 static bool limit_group(size_t bytes)
 {
     char line[500];
@@ -262,7 +263,7 @@ static void a_control_group_too_small_is_refused_not_killed(void **state)
 {
     (void)state;
     if (LIB_SANITIZED || !limit_group(80 * MIB))
-        skip(); // no control group can be made here
+        skip(); // no control group can be created here
     char target[128];
     AUTO(mem_free) char *model = write_model("q8_0", 8);
     snprintf(target, sizeof(target), "unix:%s/g.sock", service_dir());
@@ -273,12 +274,12 @@ static void a_control_group_too_small_is_refused_not_killed(void **state)
     assert_in_range(number_before(text, " MiB needed"), 81, 300);
     assert_non_null(strstr(text, "a smaller model"));
 
-    args[10] = "--memory-check=false"; // what it was saved from
+    args[10] = "--memory-check=false"; // without the check the kernel kills it
     assert_true(limit_group(40 * MIB));
     AUTO(mem_free) char *unchecked = must_end("/bin/sh", args, -SIGKILL);
     assert_non_null(strstr(unchecked, "loading the model"));
 
-    args[10] = NULL; // it fits, and is no more than it said
+    args[10] = NULL; // a limit that is large enough
     assert_true(limit_group(260 * MIB));
     struct child c = child_start("/bin/sh", args);
     free(child_wait_log(&c, "model ready"));
@@ -288,10 +289,10 @@ static void a_control_group_too_small_is_refused_not_killed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_reckoned_is_what_serving_takes),
+        cmocka_unit_test(serving_takes_the_estimated_memory),
         cmocka_unit_test(a_pool_beyond_all_memory_is_refused_with_both_numbers),
-        cmocka_unit_test(what_a_drafter_has_promised_is_named),
-        cmocka_unit_test(a_limited_address_space_is_heeded),
+        cmocka_unit_test(memory_reserved_by_a_drafter_is_named),
+        cmocka_unit_test(a_limit_of_address_space_is_respected),
         cmocka_unit_test(a_control_group_too_small_is_refused_not_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* test_prefix.c - prompts that begin alike are computed once: who shares with whom, what is
- * counted, and that the answers are the same bits. */
+/* test_prefix.c - a common prefix of prompts is computed once: which requests share blocks, what is
+ * counted, and that the answers have the same bits. */
 #include <stdlib.h>
 #include <string.h>
 #include "base/mem.h"
@@ -46,7 +46,8 @@ static struct answer *answers_new(unsigned n)
     return a;
 }
 
-/* Asks; so many tokens of the prompt were there already, and the answer is what it is without. */
+/* Sends a request. `cached` tokens of its prompt must come from the cache, and the answer must
+ * equal that of a verifier without cache. */
 static void ask_of(struct rpc_client *c, struct topic *w, unsigned cached, struct answer *a)
 {
     AUTO(mem_free) struct answer *plain = answers_new(1);
@@ -67,7 +68,7 @@ static void ask(struct topic *w, unsigned cached)
 
 /* ---- hits ---- */
 
-static void a_prompt_is_computed_once_but_for_its_end(void **state)
+static void a_prompt_is_computed_once_except_for_its_end(void **state)
 {
     (void)state;
     static const uint32_t lengths[] = {1, 16, 17, 31, 32, 33, N_PROMPT};
@@ -81,7 +82,7 @@ static void a_prompt_is_computed_once_but_for_its_end(void **state)
     }
 }
 
-static void prompts_share_as_far_as_they_are_equal(void **state)
+static void prompts_share_their_common_prefix(void **state)
 {
     (void)state;
     struct topic w;
@@ -97,8 +98,8 @@ static void prompts_share_as_far_as_they_are_equal(void **state)
     ask(&w, 0);
 }
 
-/* What the answer's last block lacks: the last token's row has not run. */
-static void a_chat_goes_on_where_its_answer_ended(void **state)
+/* The last block of an answer is not complete: the row of the last token has not run. */
+static void the_next_turn_of_a_chat_reuses_the_answer(void **state)
 {
     (void)state;
     struct topic w;
@@ -115,7 +116,7 @@ static void a_chat_goes_on_where_its_answer_ended(void **state)
     }
 }
 
-static void a_request_that_runs_shares_already(void **state)
+static void a_running_request_shares_its_blocks(void **state)
 {
     (void)state;
     struct topic long_one, w;
@@ -144,7 +145,7 @@ static void tenants_do_not_share(void **state)
     }
 }
 
-static void every_choice_tells_the_same(void **state)
+static void every_choice_reports_the_same_cached_tokens(void **state)
 {
     (void)state;
     struct topic w;
@@ -152,11 +153,11 @@ static void every_choice_tells_the_same(void **state)
     w.msg.n = 4;
     ask(&w, 0);
     ask(&w, 192);
-    wait_load(client, 0, 0);
+    wait_requests(client, 0, 0);
 }
 
-/* Whoever comes first: the others wait for what it computes. */
-static void prompts_that_come_at_once_are_computed_once(void **state)
+/* One request computes the prompt. The others wait for its blocks. */
+static void equal_prompts_at_the_same_time_are_computed_once(void **state)
 {
     (void)state;
     enum { N = 6 };
@@ -189,7 +190,7 @@ static void prompts_that_come_at_once_are_computed_once(void **state)
 
 #define HITS "tandem_prefix_cache_hits_total{tier=\"memory\"}"
 
-static void figures_tell_what_is_kept_and_who_holds_most(void **state)
+static void figures_count_cached_blocks_and_name_the_largest_holders(void **state)
 {
     (void)state;
     struct topic w, longer;
@@ -208,7 +209,7 @@ static void figures_tell_what_is_kept_and_who_holds_most(void **state)
     longer.msg.max_tokens = 700;
     generation_start(&g, client, &longer.msg, a);
     generation_wait_tokens(&g, 1);
-    wait_load(client, 1, 0);
+    wait_requests(client, 1, 0);
     Tandem__V1__StatsReply *r = stats_of(client);
     assert_int_equal(r->cache->n_holders, 1);
     assert_int_equal(r->cache->holders[0]->id.len, strlen("the-longer-one"));
@@ -220,7 +221,7 @@ static void figures_tell_what_is_kept_and_who_holds_most(void **state)
     rpc_stream_cancel(g.stream);
     generation_end(&g);
 
-    wait_load(client, 0, 0);
+    wait_requests(client, 0, 0);
     r = stats_of(client);
     assert_int_equal(r->cache->n_holders, 0);
     assert_int_equal(r->cache->blocks_used, 0);
@@ -235,7 +236,7 @@ static void figures_tell_what_is_kept_and_who_holds_most(void **state)
 
 #define SMALL_POOL "--kv-mib", "1"
 
-/* What does not fit gives way to what comes; the answers stay the same. */
+/* Blocks of old prompts are evicted for new ones. The answers stay the same. */
 static void evicted_prompts_are_computed_again(void **state)
 {
     (void)state;
@@ -257,7 +258,7 @@ static void evicted_prompts_are_computed_again(void **state)
     service_stop(&s);
 }
 
-static void what_can_never_fit_is_refused_in_a_sentence(void **state)
+static void a_request_that_can_never_fit_is_refused_with_the_reason(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -289,8 +290,8 @@ static bool has_ended(struct generation *g)
     return ended;
 }
 
-/* Short ones keep coming until the long one, which came among the first, is done. */
-static void a_long_request_and_many_short_ones_all_end(void **state)
+/* Short requests keep arriving until the long one, which was among the first, has ended. */
+static void a_long_request_ends_beside_many_short_ones(void **state)
 {
     (void)state;
     enum { AT_ONCE = 12, MOST = 1000 };
@@ -330,14 +331,14 @@ static void a_long_request_and_many_short_ones_all_end(void **state)
     generation_end(&g_long);
     topic_same(a_long, &a_long[1]);
     assert_true(n_before > 0);
-    wait_load(c, 0, 0);
+    wait_requests(c, 0, 0);
     rpc_client_free(c);
     service_stop(&s);
 }
 
 /* ---- with proposers ---- */
 
-/* Drafts that were refused leave nothing behind, and those that were kept are kept. */
+/* Rejected draft tokens leave nothing in the cache. Accepted ones are cached. */
 static void speculation_costs_no_hits(void **state)
 {
     (void)state;
@@ -369,17 +370,17 @@ static void speculation_costs_no_hits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_prompt_is_computed_once_but_for_its_end),
-        cmocka_unit_test(prompts_share_as_far_as_they_are_equal),
-        cmocka_unit_test(a_chat_goes_on_where_its_answer_ended),
-        cmocka_unit_test(a_request_that_runs_shares_already),
+        cmocka_unit_test(a_prompt_is_computed_once_except_for_its_end),
+        cmocka_unit_test(prompts_share_their_common_prefix),
+        cmocka_unit_test(the_next_turn_of_a_chat_reuses_the_answer),
+        cmocka_unit_test(a_running_request_shares_its_blocks),
         cmocka_unit_test(tenants_do_not_share),
-        cmocka_unit_test(every_choice_tells_the_same),
-        cmocka_unit_test(prompts_that_come_at_once_are_computed_once),
-        cmocka_unit_test(figures_tell_what_is_kept_and_who_holds_most),
+        cmocka_unit_test(every_choice_reports_the_same_cached_tokens),
+        cmocka_unit_test(equal_prompts_at_the_same_time_are_computed_once),
+        cmocka_unit_test(figures_count_cached_blocks_and_name_the_largest_holders),
         cmocka_unit_test(evicted_prompts_are_computed_again),
-        cmocka_unit_test(what_can_never_fit_is_refused_in_a_sentence),
-        cmocka_unit_test(a_long_request_and_many_short_ones_all_end),
+        cmocka_unit_test(a_request_that_can_never_fit_is_refused_with_the_reason),
+        cmocka_unit_test(a_long_request_ends_beside_many_short_ones),
         cmocka_unit_test(speculation_costs_no_hits),
     };
     return cmocka_run_group_tests(tests, start, stop);

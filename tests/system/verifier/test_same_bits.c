@@ -1,7 +1,7 @@
-/* test_same_bits.c - promise 3: committed tokens and logprobs are bit-identical whatever the
- * proposer (or none, or one that dies), k, drafting ahead, batch neighbours, threads, prefill
- * chunk, kernel tier, and whether prompts are kept (every request comes once per batch size, so
- * most are, then).
+/* test_same_bits.c - promise 3: committed tokens and logprobs are bit-identical for any proposer
+ * (also none, and one that dies), k, drafting ahead, batch neighbours, threads, prefill chunk and
+ * kernel tier, and with and without the prefix cache. Each request runs once per batch size, so the
+ * cache then holds most prompts.
  *
  * Each row of settings is a real verifier-svc with real proposers. The normal run covers every pair
  * of settings; TANDEM_TEST_LONG=1 runs the full product over more prompts. */
@@ -27,7 +27,7 @@
 #define MAX_BATCH 16
 
 enum factor { PROPOSER, K, POLICY, AHEAD, THREADS, CHUNK, TIER, PREFIX, N_FACTORS };
-#define ALWAYS 0 // the policy that drafts whether it pays or not
+#define ALWAYS 0 // the policy that drafts even where drafting does not pay
 enum proposer {
     NO_PROPOSER,
     NGRAM,
@@ -53,7 +53,7 @@ static struct {
     {"ahead", 2, {"--no-draft-ahead", "--draft-ahead"}},
     {"threads", 2, {"1", "2"}},
     {"chunk", 3, {"16", "64", "512"}},
-    {"tier", 0, {0}}, // what this CPU has
+    {"tier", 0, {0}}, // filled with the tiers of this CPU
     {"prefix cache", 2, {"--no-prefix-cache", "--prefix-cache"}},
 };
 static const unsigned batches[] = {BATCHES}; // the last is the largest
@@ -107,8 +107,7 @@ static bool is_long(void)
     return getenv("TANDEM_TEST_LONG") && !LIB_SANITIZED;
 }
 
-/* Temperature, penalties, logprobs and seed change from request to request, each at its own pace.
- */
+/* Temperature, penalties, logprobs and seed change between requests, with different periods. */
 static struct variant variant_at(unsigned i)
 {
     return (struct variant){.prompt = prompts[i % ARRAY_LEN(prompts)],
@@ -153,7 +152,7 @@ struct world {
     struct rpc_client *client;
 };
 
-/* The target itself, but rounded: it would else draft nothing that is refused. */
+/* The target, quantized to q4_0: without that no draft token would be rejected. */
 #define DRAFT_MODEL                                                                                \
     "--draft-model", SOURCE_DIR "/models/tales-1m-q8_0.gguf", "--draft-quantize", "q4_0"
 
@@ -269,9 +268,9 @@ static struct {
     unsigned drafted, accepted;
 } all; // of all rows
 
-/* Figures of one row of settings; a proposer that never got anything accepted, or never refused,
- * would prove little. */
-static void tell(const struct proposer_options *s, const struct answer *answers, unsigned n)
+/* Prints the figures of one row of settings. Some tokens of a proposer must be accepted, and some
+ * rejected: else the comparison proves little. */
+static void print_row(const struct proposer_options *s, const struct answer *answers, unsigned n)
 {
     unsigned drafted = 0, accepted = 0;
     for (unsigned i = 0; i < n; i++) {
@@ -289,9 +288,9 @@ static void tell(const struct proposer_options *s, const struct answer *answers,
     if (s->level[PROPOSER] == RANDOM_GUESSES && drafted)
         assert_true(drafted > accepted);
     if (s->level[PROPOSER] == NO_PROPOSER || s->level[POLICY] != ALWAYS)
-        return; // the others may find that drafts do not pay
+        return; // the other policies may decide that drafts do not pay
     if (LIB_SANITIZED)
-        return; // so slow that all drafts of a row may come late, not those of all rows
+        return; // all drafts of one row may be late, but not of all rows
     assert_true(drafted > accepted);
     if (s->level[PROPOSER] >= NGRAM && s->level[PROPOSER] <= DRAFT)
         assert_true(accepted > 0);
@@ -305,7 +304,7 @@ static void find_tiers(void)
         factors[TIER].values[i] = k[i]->name;
 }
 
-/* A proposer that is to die does so in another batch size from row to row. */
+/* Where the proposer must die, it does so in a different batch size in each row. */
 static void check_settings(const struct proposer_options *s, unsigned n_rows, const char *model,
                            unsigned n_variants, const struct answer *want, struct answer *got)
 {
@@ -319,7 +318,7 @@ static void check_settings(const struct proposer_options *s, unsigned n_rows, co
         for (unsigned i = 0; i < n_variants; i++)
             must_equal(&got[i], &want[i], i, s, batches[b]);
         if (b == 0)
-            tell(s, got, n_variants);
+            print_row(s, got, n_variants);
     }
     world_stop(&w);
 }
@@ -352,7 +351,7 @@ static struct proposer_options settings_at(unsigned i)
     return s;
 }
 
-/* Greedy: the row of the full product that covers most pairs not covered yet. */
+/* Greedy: the row of the full product that covers the most uncovered pairs. */
 static bool next_pairwise(unsigned n_product, struct proposer_options *ret)
 {
     unsigned best = 0;
@@ -403,7 +402,7 @@ static void any_settings_give_the_same_bits(void **state)
     free(got);
 }
 
-/* The comparison must be able to fail. */
+/* Shows that the comparison can fail. */
 static void another_seed_gives_other_tokens(void **state)
 {
     (void)state;

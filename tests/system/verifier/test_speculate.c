@@ -1,6 +1,6 @@
-/* test_speculate.c - a verifier is told to speculate otherwise while it serves: other proposers,
- * none, off and on, by SetSpeculation and by SIGHUP. The answers are those of one without proposers
- * to the bit, and no request fails. */
+/* test_speculate.c - settings of speculation change while a verifier serves: other proposers, no
+ * proposers, off and on, by SetSpeculation and by SIGHUP. The answers have the bits of a verifier
+ * without proposers, and no request fails. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +58,7 @@ static void ask(struct asked *a, struct rpc_client *c)
         start_request(c, i, &a->g[i], &a->answers[i]);
 }
 
-/* Returns the draft tokens that were verified. */
+/* Ends the requests and compares their answers. Returns the number of verified draft tokens. */
 static unsigned must_answer(struct asked *a)
 {
     unsigned drafted = 0;
@@ -101,7 +101,7 @@ static speculation_state *must_set(struct rpc_client *c, const set_request *req)
     return s;
 }
 
-static void set(struct rpc_client *c, const set_request *req)
+static void set_speculation(struct rpc_client *c, const set_request *req)
 {
     tandem__v1__speculation_state__free_unpacked(must_set(c, req), NULL);
 }
@@ -123,11 +123,12 @@ static void set_proposers(struct rpc_client *c, const char *a, const char *b, co
     for (unsigned i = 0; i < ARRAY_LEN(all) && all[i]; i++)
         texts[targets.n_targets++] = rpc_text(all[i]);
     req.proposers = &targets;
-    set(c, &req);
+    set_speculation(c, &req);
 }
 
-/* Asks until drafts were verified, and of each of the first n proposers some came: on a busy
- * machine any may be late, and who was late three times in a row is left alone for a while. */
+/* Sends requests until drafts were verified and each of the first n proposers has sent some. On a
+ * busy machine any draft may be late, and a proposer that was late three times in a row is excluded
+ * for a while. */
 static void must_draft(struct rpc_client *c, size_t n)
 {
     uint64_t before[2] = {0}, drafted = 0;
@@ -149,7 +150,7 @@ static void set_on(struct rpc_client *c, bool on)
     set_request req = TANDEM__V1__SET_SPECULATION_REQUEST__INIT;
     req.has_on_case = TANDEM__V1__SET_SPECULATION_REQUEST__HAS_ON_ON;
     req.on = on;
-    set(c, &req);
+    set_speculation(c, &req);
 }
 
 /* ---- services ---- */
@@ -222,7 +223,7 @@ static const char *named(const char *name, const struct service *s, char out[200
 
 /* ---- tests ---- */
 
-static void two_of_one_name_share_and_one_may_die(void **state)
+static void two_proposers_of_one_name_share_requests_and_one_may_die(void **state)
 {
     (void)state;
     struct world w;
@@ -242,7 +243,7 @@ static void two_of_one_name_share_and_one_may_die(void **state)
     world_stop(&w);
 }
 
-static void proposers_are_exchanged_under_load(void **state)
+static void proposers_are_replaced_under_traffic(void **state)
 {
     (void)state;
     struct world w;
@@ -258,20 +259,20 @@ static void proposers_are_exchanged_under_load(void **state)
     speculation_state *s = state_of(w.client);
     assert_int_equal(s->n_proposers, 2);
     for (size_t i = 0; i < 2; i++)
-        assert_true(!s->proposers[i]->name.len || // not known yet
+        assert_true(!s->proposers[i]->name.len || // its name is not known yet
                     memcmp(s->proposers[i]->name.data, "new", s->proposers[i]->name.len) == 0);
     tandem__v1__speculation_state__free_unpacked(s, NULL);
-    service_stop(&w.proposers[0]); // nobody needs it
+    service_stop(&w.proposers[0]); // it is no longer used
     uint64_t restarts = restarts_of(w.client, 0);
     set_proposers(w.client, text, NULL, NULL);
-    assert_int_equal(restarts_of(w.client, 0), restarts); // it stayed, and kept its stream
+    assert_int_equal(restarts_of(w.client, 0), restarts); // it kept its stream
     wait_proposers(w.client);
     must_draft(w.client, 1);
     wait_metric(w.client, "tandem_spec_decode_num_drafts_total{proposer=\"new\"}", 1);
     world_stop(&w);
 }
 
-/* Which one drafted for it. */
+/* A request that asks for proposer `wish` must get its drafts from `wanted`. */
 static void drafted_by(struct rpc_client *c, const char *wish, const char *wanted)
 {
     Tandem__V1__GenerateRequest req = TANDEM__V1__GENERATE_REQUEST__INIT;
@@ -306,8 +307,8 @@ static void a_request_names_its_proposer_and_the_service_a_default(void **state)
     for (unsigned i = 0; i < 2; i++) {
         const char *chosen = i ? "two" : "one", *other = i ? "one" : "two";
         req.proposer = rpc_text(chosen);
-        set(w.client, &req);
-        for (unsigned again = 0; again < 4; again++) { // by chance it would be half of them
+        set_speculation(w.client, &req);
+        for (unsigned again = 0; again < 4; again++) { // a random choice would give half of them
             drafted_by(w.client, "", chosen);
             drafted_by(w.client, other, other);
         }
@@ -323,7 +324,7 @@ static void wait_up(struct rpc_client *c, const struct service *proposer, double
         assert_true(clock_us() < until);
 }
 
-static void any_number_of_exchanges_fails_nobody(void **state)
+static void no_request_fails_over_any_number_of_replacements(void **state)
 {
     (void)state;
     struct world w;
@@ -343,7 +344,7 @@ static void any_number_of_exchanges_fails_nobody(void **state)
     world_stop(&w);
 }
 
-static void speculation_goes_off_and_on(void **state)
+static void speculation_is_switched_off_and_on(void **state)
 {
     (void)state;
     struct world w;
@@ -351,9 +352,9 @@ static void speculation_goes_off_and_on(void **state)
     start_verifier(&w, w.proposers[0].target, NULL);
     wait_proposers(w.client);
     set_on(w.client, false);
-    ask_all(w.client); // the first may have begun before
+    ask_all(w.client); // the first requests may have been planned before
     assert_int_equal(ask_all(w.client), 0);
-    wait_proposers(w.client); // still there
+    wait_proposers(w.client); // still connected
     set_on(w.client, true);
     must_draft(w.client, 1);
     world_stop(&w);
@@ -368,10 +369,10 @@ static void set_policy(struct rpc_client *c, const char *policy, uint32_t k, int
     req.has_disable_batch_size_case =
         TANDEM__V1__SET_SPECULATION_REQUEST__HAS_DISABLE_BATCH_SIZE_DISABLE_BATCH_SIZE;
     req.disable_batch_size = batch_size;
-    set(c, &req);
+    set_speculation(c, &req);
 }
 
-/* Draft tokens in a round, at most, of a greedy request. */
+/* The largest number of draft tokens in a round of a greedy request. */
 static unsigned most_drafted(struct rpc_client *c)
 {
     struct generation g;
@@ -383,18 +384,18 @@ static unsigned most_drafted(struct rpc_client *c)
     return a->runs.most_drafted;
 }
 
-/* On a busy machine all drafts of a request may be late. */
+/* Retries, because on a busy machine all drafts of a request may be late. */
 static void must_draft_up_to(struct rpc_client *c, unsigned n)
 {
-    most_drafted(c); // it may have begun before
+    most_drafted(c); // it may have been planned before
     unsigned most = most_drafted(c);
     for (int i = 0; i < TRIES && most < n; i++)
         most = most_drafted(c);
     assert_int_equal(most, n);
 }
 
-/* This proposer gives as many tokens as it is asked for, and next to none is right: with ema 1 is
- * left of 3. */
+/* This proposer returns as many tokens as requested, and almost all are wrong: ema reduces 3 to
+ * 1. */
 static void a_running_verifier_follows_each_change_of_its_policy(void **state)
 {
     (void)state;
@@ -415,22 +416,22 @@ static void a_running_verifier_follows_each_change_of_its_policy(void **state)
     world_stop(&w);
 }
 
-static void a_verifier_without_proposers_gets_some(void **state)
+static void proposers_are_added_to_a_verifier_without_any(void **state)
 {
     (void)state;
     struct world w;
     start_proposers(&w);
     start_verifier(&w, NULL, NULL);
     assert_int_equal(ask_all(w.client), 0);
-    assert_true(service_said(&w.verifier, "passes timed")); // under load it would hold up all
+    assert_true(service_said(&w.verifier, "passes timed")); // timing delays all requests
     set_request req = TANDEM__V1__SET_SPECULATION_REQUEST__INIT;
     req.policy = rpc_text("goodput");
-    set(w.client, &req);
+    set_speculation(w.client, &req);
     set_proposers(w.client, w.proposers[0].target, NULL, NULL);
     wait_proposers(w.client);
     ask_all(w.client);
-    req.policy = rpc_text("fixed"); // goodput may find that drafts do not pay
-    set(w.client, &req);
+    req.policy = rpc_text("fixed"); // goodput may decide that drafts do not pay
+    set_speculation(w.client, &req);
     must_draft(w.client, 1);
     world_stop(&w);
 }
@@ -453,7 +454,7 @@ static void bad_changes_are_refused_and_change_nothing(void **state)
     start_proposers(&w);
     start_verifier(&w, named("one", &w.proposers[0], text), NULL);
     set_request ok = TANDEM__V1__SET_SPECULATION_REQUEST__INIT, req = ok;
-    req.has_on_case = TANDEM__V1__SET_SPECULATION_REQUEST__HAS_ON_ON; // off, were it not for ...
+    req.has_on_case = TANDEM__V1__SET_SPECULATION_REQUEST__HAS_ON_ON; // off, but k is wrong
     req.has_k_case = TANDEM__V1__SET_SPECULATION_REQUEST__HAS_K_K;
     req.k = 21;
     must_refuse(w.client, &req, "k is 21, at most 20 is allowed");
@@ -495,7 +496,7 @@ static void bad_changes_are_refused_and_change_nothing(void **state)
     tandem__v1__speculation_state__free_unpacked(s, NULL);
     wait_proposers(w.client);
 
-    texts[0] = rpc_text("one=xyz://no[such:scheme"); // well formed for all we know
+    texts[0] = rpc_text("one=xyz://no[such:scheme"); // a valid address, but nothing listens there
     s = must_set(w.client, &req);
     assert_false(s->on);
     assert_int_equal(s->disable_batch_size, 8);
@@ -537,7 +538,7 @@ static void sighup_rereads_the_configuration(void **state)
                "policy = fixed\nk = 3\nmax_sequences = 9\nthreads = 7\n");
     service_signal(&w.verifier, SIGHUP);
     wait_said(&w.verifier, "restart to apply changes of: max_sequences");
-    assert_false(service_said(&w.verifier, "restart: max_sequences, threads")); // a flag's
+    assert_false(service_said(&w.verifier, "changes of: max_sequences, threads")); // set by a flag
     must_answer(&a);
     wait_proposers(w.client);
     must_draft(w.client, 1);
@@ -561,13 +562,13 @@ static void sighup_rereads_the_configuration(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_of_one_name_share_and_one_may_die),
+        cmocka_unit_test(two_proposers_of_one_name_share_requests_and_one_may_die),
         cmocka_unit_test(a_request_names_its_proposer_and_the_service_a_default),
-        cmocka_unit_test(proposers_are_exchanged_under_load),
-        cmocka_unit_test(any_number_of_exchanges_fails_nobody),
-        cmocka_unit_test(speculation_goes_off_and_on),
+        cmocka_unit_test(proposers_are_replaced_under_traffic),
+        cmocka_unit_test(no_request_fails_over_any_number_of_replacements),
+        cmocka_unit_test(speculation_is_switched_off_and_on),
         cmocka_unit_test(a_running_verifier_follows_each_change_of_its_policy),
-        cmocka_unit_test(a_verifier_without_proposers_gets_some),
+        cmocka_unit_test(proposers_are_added_to_a_verifier_without_any),
         cmocka_unit_test(bad_changes_are_refused_and_change_nothing),
         cmocka_unit_test(sighup_rereads_the_configuration),
     };

@@ -1,5 +1,5 @@
-/* test_verifier.c - the real verifier service over a unix socket: answers, bad input, cancelling,
- * back-pressure, errors inside. */
+/* test_verifier.c - the real verifier service over a unix socket: answers, bad input, cancellation,
+ * back-pressure, internal errors. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,7 +65,7 @@ static void neighbours_change_nothing(void **state)
     }
 }
 
-static void the_first_choice_is_what_one_choice_would_be(void **state)
+static void the_first_of_several_choices_equals_a_single_choice(void **state)
 {
     (void)state;
     struct wish w;
@@ -78,7 +78,7 @@ static void the_first_choice_is_what_one_choice_would_be(void **state)
     same_answer(&a[0], &a[1]);
 }
 
-static void a_greedy_tokens_logprob_is_the_best(void **state)
+static void a_greedy_token_has_the_best_logprob(void **state)
 {
     (void)state;
     struct wish w;
@@ -93,8 +93,8 @@ static void a_greedy_tokens_logprob_is_the_best(void **state)
     }
 }
 
-/* Stop strings that are begun again and again, and never met. */
-static void a_token_stands_where_it_would_if_nothing_were_held_back(void **state)
+/* The answer contains many beginnings of the stop strings, but never a whole one. */
+static void text_held_back_for_stops_does_not_change_token_offsets(void **state)
 {
     (void)state;
     struct wish w;
@@ -127,7 +127,7 @@ static void a_seed_is_reported_and_repeats_the_answer(void **state)
     same_answer(&a[0], &a[1]);
 }
 
-static void min_tokens_keeps_the_end_away(void **state)
+static void min_tokens_delays_the_end(void **state)
 {
     (void)state;
     struct wish w;
@@ -147,7 +147,7 @@ static void a_stop_string_is_cut_and_ends_the_answer(void **state)
     AUTO(mem_free) struct answer *a = answers_new(2);
     wish_init(&w, STORY, 60);
     generation_run(client, &w.msg, &a[0]);
-    char word[8] = {0}; // from inside the answer, across tokens
+    char word[8] = {0}; // a part of the answer that spans tokens
     memcpy(word, a[0].text + 30, 7);
     ProtobufCBinaryData stop = text_of(word);
     w.msg.stop = &stop;
@@ -161,7 +161,7 @@ static void a_stop_string_is_cut_and_ends_the_answer(void **state)
 
 /* ---- bad input ---- */
 
-static void bad_requests_are_refused_in_a_sentence(void **state)
+static void bad_requests_are_refused_with_the_reason(void **state)
 {
     (void)state;
     struct wish w;
@@ -190,7 +190,7 @@ static void bad_requests_are_refused_in_a_sentence(void **state)
     must_refuse(client, &w.msg, RPC_NOT_FOUND, "model 'other' is not served");
 }
 
-static void a_message_past_any_legal_request_is_refused(void **state)
+static void a_message_above_the_size_limit_is_refused(void **state)
 {
     (void)state;
     struct wish w;
@@ -240,7 +240,7 @@ static void a_malformed_message_is_refused(void **state)
 
 /* ---- cancel, deadline, back-pressure ---- */
 
-static void a_cancelled_request_leaves_within_a_round(void **state)
+static void a_cancelled_request_ends_within_a_round(void **state)
 {
     (void)state;
     struct wish w;
@@ -255,11 +255,11 @@ static void a_cancelled_request_leaves_within_a_round(void **state)
     generation_end(&g);
     assert_int_equal(g.status.code, RPC_CANCELLED);
     assert_true(a->n < 1000);
-    wait_load(client, 0, 0);
+    wait_requests(client, 0, 0);
     assert_true(service_said(&verifier, "request cancelled id=to-be-cancelled"));
 }
 
-static void its_figures_tell_what_passes_take(void **state)
+static void figures_report_the_time_of_passes(void **state)
 {
     (void)state;
     Tandem__V1__StatsReply *s = stats_of(client);
@@ -280,17 +280,17 @@ static void a_deadline_ends_the_request(void **state)
     struct verify v;
     wish_init(&w, STORY, 1000);
     w.msg.ignore_eos = true;
-    w.msg.n = 32; // long enough for any machine
+    w.msg.n = 32; // longer than the deadline on any machine
     w.sampling.temperature = 1;
     struct rpc_options opt = {.timeout_us = 50000};
     verify_start(&v, client, "/tandem.v1.Verifier/Generate", &opt);
     rpc_stream_send(v.stream, rpc_pack(&w.msg.base));
     rpc_stream_close(v.stream);
     verify_must_end(&v, RPC_DEADLINE_EXCEEDED, "");
-    wait_load(client, 0, 0);
+    wait_requests(client, 0, 0);
 }
 
-static void a_client_that_does_not_read_is_waited_for(void **state)
+static void the_verifier_waits_for_a_client_that_does_not_read(void **state)
 {
     (void)state;
     struct wish w;
@@ -299,7 +299,7 @@ static void a_client_that_does_not_read_is_waited_for(void **state)
     wish_init(&w, STORY, 900);
     w.msg.ignore_eos = true;
     w.msg.logprobs = true;
-    w.msg.top_logprobs = 20; // half a kilobyte a token
+    w.msg.top_logprobs = 20; // half a kilobyte per token
     w.msg.n = 16;
     generation_run(client, &w.msg, &a[0]);
     generation_start(&g, client, &w.msg, &a[1]);
@@ -312,7 +312,7 @@ static void a_client_that_does_not_read_is_waited_for(void **state)
     same_answer(&a[0], &a[1]);
 }
 
-static void a_client_that_never_reads_is_given_up(void **state)
+static void a_client_that_never_reads_is_ended_after_the_timeout(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -337,17 +337,17 @@ static void a_client_that_never_reads_is_given_up(void **state)
     generation_end(&g);
     assert_int_equal(g.status.code, RPC_RESOURCE_EXHAUSTED);
     assert_string_equal(g.status.text, "more than 256 KiB of the answer were not read for 1 s");
-    wait_load(c, 0, 0);
+    wait_requests(c, 0, 0);
     rpc_client_free(slow);
     rpc_client_free(c);
     service_stop(&s);
 }
 
-/* ---- errors inside ---- */
+/* ---- internal errors ---- */
 
 #define BROKEN_TOKEN 3000
 
-/* A copy of the model in which one token's embedding is not a number. */
+/* A copy of the model in which the embedding of one token is NaN. */
 static void write_broken_model(char path[200])
 {
     struct checkpoint *g;
@@ -362,7 +362,7 @@ static void write_broken_model(char path[200])
     write_model("broken", file, len, path);
 }
 
-static void an_error_inside_ends_its_own_sequence_only(void **state)
+static void an_internal_error_ends_only_its_sequence(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -391,7 +391,7 @@ static void an_error_inside_ends_its_own_sequence_only(void **state)
     generation_end(&g);
     assert_int_equal(g.status.code, RPC_OK);
     assert_int_equal(a->n, 800);
-    wait_load(c, 0, 0);
+    wait_requests(c, 0, 0);
     assert_true(metric_of(c, "tandem_kv_cache_usage_ratio") == 0);
     rpc_client_free(c);
     service_stop(&s);
@@ -402,22 +402,22 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_tokens_come_in_order_with_their_text),
         cmocka_unit_test(neighbours_change_nothing),
-        cmocka_unit_test(the_first_choice_is_what_one_choice_would_be),
-        cmocka_unit_test(a_greedy_tokens_logprob_is_the_best),
-        cmocka_unit_test(a_token_stands_where_it_would_if_nothing_were_held_back),
+        cmocka_unit_test(the_first_of_several_choices_equals_a_single_choice),
+        cmocka_unit_test(a_greedy_token_has_the_best_logprob),
+        cmocka_unit_test(text_held_back_for_stops_does_not_change_token_offsets),
         cmocka_unit_test(a_seed_is_reported_and_repeats_the_answer),
-        cmocka_unit_test(min_tokens_keeps_the_end_away),
+        cmocka_unit_test(min_tokens_delays_the_end),
         cmocka_unit_test(a_stop_string_is_cut_and_ends_the_answer),
-        cmocka_unit_test(bad_requests_are_refused_in_a_sentence),
-        cmocka_unit_test(a_message_past_any_legal_request_is_refused),
+        cmocka_unit_test(bad_requests_are_refused_with_the_reason),
+        cmocka_unit_test(a_message_above_the_size_limit_is_refused),
         cmocka_unit_test(detokenized_text_has_its_limit),
         cmocka_unit_test(a_malformed_message_is_refused),
-        cmocka_unit_test(a_cancelled_request_leaves_within_a_round),
-        cmocka_unit_test(its_figures_tell_what_passes_take),
+        cmocka_unit_test(a_cancelled_request_ends_within_a_round),
+        cmocka_unit_test(figures_report_the_time_of_passes),
         cmocka_unit_test(a_deadline_ends_the_request),
-        cmocka_unit_test(a_client_that_does_not_read_is_waited_for),
-        cmocka_unit_test(a_client_that_never_reads_is_given_up),
-        cmocka_unit_test(an_error_inside_ends_its_own_sequence_only),
+        cmocka_unit_test(the_verifier_waits_for_a_client_that_does_not_read),
+        cmocka_unit_test(a_client_that_never_reads_is_ended_after_the_timeout),
+        cmocka_unit_test(an_internal_error_ends_only_its_sequence),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
 }

@@ -1,4 +1,4 @@
-/* test_verifier_life.c - a verifier that loads, tells what it is, and drains. */
+/* test_verifier_life.c - a verifier loads its model, reports its properties, and drains. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ static void requests_wait_for_the_model(void **state)
     ProtobufCMessage *reply;
     struct rpc_status st = rpc_unary(c, "/tandem.v1.Verifier/GetModel", &opt, &ask.base,
                                      &tandem__v1__model_info__descriptor, &reply);
-    assert_int_equal(st.code, RPC_OK); // the port is open before the model is there
+    assert_int_equal(st.code, RPC_OK); // the port is open before the model is loaded
     protobuf_c_message_free_unpacked(reply, NULL);
     wish_init(&w, STORY, 5);
     generation_start(&g, c, &w.msg, a);
@@ -50,7 +50,7 @@ static struct rpc_status get_model(struct rpc_client *c, uint32_t protocol, uint
     return st;
 }
 
-static void every_version_is_served_as_version_1(void **state)
+static void every_protocol_version_gets_version_1(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -58,7 +58,7 @@ static void every_version_is_served_as_version_1(void **state)
     uint32_t protocol;
     service_start(&s, "verifier-svc", plain_args);
     assert_int_equal(rpc_client_new(s.target, NULL, &c), 0);
-    for (uint32_t theirs = 0; theirs < 3; theirs++) { // 0: not told
+    for (uint32_t theirs = 0; theirs < 3; theirs++) { // 0: the client reports no version
         assert_int_equal(get_model(c, theirs, &protocol).code, RPC_OK);
         assert_int_equal(protocol, 1);
     }
@@ -66,7 +66,7 @@ static void every_version_is_served_as_version_1(void **state)
     service_stop(&s);
 }
 
-/* What GetModel says of a verifier with these settings. */
+/* Starts a verifier with these settings and returns values from GetModel. */
 static void ask_model(const char *const *args, char gemm[8], char kv_type[8], char fingerprint[32])
 {
     struct service s = {0};
@@ -88,14 +88,14 @@ static void ask_model(const char *const *args, char gemm[8], char kv_type[8], ch
     service_stop(&s);
 }
 
-static void what_changes_bits_is_told_and_has_its_own_fingerprint(void **state)
+static void settings_that_change_bits_are_reported_and_change_the_fingerprint(void **state)
 {
     (void)state;
     char gemm[8], kv_type[8], own[32], blas[32], f16[32];
     ask_model(plain_args, gemm, kv_type, own);
     assert_string_equal(gemm, "own");
     assert_string_equal(kv_type, "int8");
-    assert_string_equal(own, "fp_4b0d9351288ff90f"); // changes only when the same bits do
+    assert_string_equal(own, "fp_4b0d9351288ff90f"); // changes only if the computed bits change
     ask_model((const char *[]){"--model", MODEL, "--float-gemm", "blas", NULL}, gemm, kv_type,
               blas);
     assert_string_equal(gemm, "blas");
@@ -106,7 +106,7 @@ static void what_changes_bits_is_told_and_has_its_own_fingerprint(void **state)
     assert_string_not_equal(own, f16);
 }
 
-/* GetModel's answer as it is on the wire, malloc'ed. */
+/* The reply to GetModel in wire format; free it. */
 static uint8_t *model_of(struct rpc_client *c, size_t *ret_len)
 {
     Tandem__V1__GetModelRequest ask = TANDEM__V1__GET_MODEL_REQUEST__INIT;
@@ -121,7 +121,7 @@ static uint8_t *model_of(struct rpc_client *c, size_t *ret_len)
     return bytes;
 }
 
-static void a_loaded_models_file_may_go(void **state)
+static void the_file_of_a_loaded_model_may_be_removed(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -139,7 +139,7 @@ static void a_loaded_models_file_may_go(void **state)
     w.msg.top_logprobs = 5;
     AUTO(mem_free) uint8_t *before = model_of(c, &before_len);
     generation_run(c, &w.msg, &a[0]);
-    write_model("going", "", 0, path); // the same file, now empty
+    write_model("going", "", 0, path); // truncates the file that is mapped
     AUTO(mem_free) uint8_t *after = model_of(c, &after_len);
     generation_run(c, &w.msg, &a[1]);
     assert_int_equal(after_len, before_len);
@@ -149,7 +149,7 @@ static void a_loaded_models_file_may_go(void **state)
     service_stop(&s);
 }
 
-static void a_drain_finishes_what_was_accepted(void **state)
+static void a_drain_finishes_accepted_requests(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -174,7 +174,7 @@ static void a_drain_finishes_what_was_accepted(void **state)
     service_stop(&s); // its exit status must be 0
 }
 
-static void a_drain_has_its_limit(void **state)
+static void a_drain_ends_at_its_time_limit(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -202,11 +202,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_wait_for_the_model),
-        cmocka_unit_test(every_version_is_served_as_version_1),
-        cmocka_unit_test(what_changes_bits_is_told_and_has_its_own_fingerprint),
-        cmocka_unit_test(a_loaded_models_file_may_go),
-        cmocka_unit_test(a_drain_finishes_what_was_accepted),
-        cmocka_unit_test(a_drain_has_its_limit),
+        cmocka_unit_test(every_protocol_version_gets_version_1),
+        cmocka_unit_test(settings_that_change_bits_are_reported_and_change_the_fingerprint),
+        cmocka_unit_test(the_file_of_a_loaded_model_may_be_removed),
+        cmocka_unit_test(a_drain_finishes_accepted_requests),
+        cmocka_unit_test(a_drain_ends_at_its_time_limit),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
 }

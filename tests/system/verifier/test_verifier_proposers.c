@@ -1,5 +1,5 @@
-/* test_verifier_proposers.c - a verifier with proposers: the same answers, and drafts that give way
- * to all else. */
+/* test_verifier_proposers.c - a verifier with proposers: the answers are the same, and drafts use
+ * only free blocks and positions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 /* ---- proposers ---- */
 
-static void a_proposer_changes_nothing_but_the_rounds(void **state)
+static void a_proposer_changes_only_the_number_of_rounds(void **state)
 {
     (void)state;
     struct service p = {0}, s = {0};
@@ -41,14 +41,14 @@ static void a_proposer_changes_nothing_but_the_rounds(void **state)
         accepted += a[1].accepted;
     }
     assert_true(accepted > 20);
-    service_kill(&p); // and without it
+    service_kill(&p); // continues without the proposer
     generation_run(c, &w.msg, &a[1]);
     same_answer(&a[0], &a[1]);
     rpc_client_free(c);
     service_stop(&s);
 }
 
-/* By the proposer's name, in all and by the place in the draft. */
+/* The metrics, labelled with the proposer's name: totals, and accepted tokens per position. */
 static void must_have_counted(struct rpc_client *c, unsigned drafted, unsigned accepted)
 {
 #define NAMED(what) "tandem_spec_decode_num_" what "{proposer=\"ngram\""
@@ -63,8 +63,8 @@ static void must_have_counted(struct rpc_client *c, unsigned drafted, unsigned a
 #undef NAMED
 }
 
-/* The policy goodput finds that drafting does not pay for so small a model. */
-static void a_fixed_request_drafts_and_its_runs_tell_of_it(void **state)
+/* With policy goodput the controller finds that drafting does not pay for such a small model. */
+static void a_request_with_fixed_k_drafts_and_reports_its_rounds(void **state)
 {
     (void)state;
     struct service p = {0}, s = {0};
@@ -117,7 +117,7 @@ static double drafted_per_round(struct rpc_client *drafter, double before[2])
     return ratio;
 }
 
-static void what_p_min_cuts_is_not_drafted(void **state)
+static void tokens_below_p_min_are_not_drafted(void **state)
 {
     (void)state;
     struct service p = {0}, s = {0};
@@ -152,7 +152,7 @@ static void what_p_min_cuts_is_not_drafted(void **state)
 
 enum { ENDS_IGNORED, NO_END_YET, PENALTIES, PENALTIES_HOT, BIAS, N_WISHES };
 
-static void wish_for(struct wish *w, int which, Tandem__V1__LogitBias **biases)
+static void wish_of_kind(struct wish *w, int which, Tandem__V1__LogitBias **biases)
 {
     wish_init(w, STORY, story()->n + 100);
     w->msg.ignore_eos = which != NO_END_YET;
@@ -169,9 +169,10 @@ static void wish_for(struct wish *w, int which, Tandem__V1__LogitBias **biases)
     w->sampling.n_logit_bias = which == BIAS ? 2 : 0;
 }
 
-/* The target drafts for itself, so all is accepted: what it cannot say yet is not drafted either,
- * behind an end that is ignored it goes on, and penalties and bias are those of the request. */
-static void a_draft_model_is_told_what_the_target_draws_with(void **state)
+/* The target drafts for itself, so all draft tokens are accepted. Tokens that are banned for the
+ * target are not drafted. Drafting continues after an ignored end. Penalties and bias are those of
+ * the request. */
+static void a_draft_model_gets_the_sampling_of_the_request(void **state)
 {
     (void)state;
     struct service p = {0}, s = {0};
@@ -192,7 +193,7 @@ static void a_draft_model_is_told_what_the_target_draws_with(void **state)
     struct wish w;
     AUTO(mem_free) struct answer *a = answers_new(3);
     for (int which = 0; which < N_WISHES; which++) {
-        wish_for(&w, which, biases);
+        wish_of_kind(&w, which, biases);
         memset(a, 0, 2 * sizeof(*a));
         generation_run(client, &w.msg, &a[0]);
         generation_run(c, &w.msg, &a[1]);
@@ -200,7 +201,7 @@ static void a_draft_model_is_told_what_the_target_draws_with(void **state)
         assert_int_equal(a[1].n, w.msg.max_tokens);
         assert_true(a[1].drafted > 0);
         assert_int_equal(a[1].accepted, a[1].drafted);
-        if (which == PENALTIES || which == BIAS) // they change the answer
+        if (which == PENALTIES || which == BIAS) // these settings change the answer
             assert_memory_not_equal(a[0].ids, a[2].ids, a[0].n * sizeof(a[0].ids[0]));
         a[2] = which == ENDS_IGNORED ? a[0] : a[2];
     }
@@ -209,9 +210,9 @@ static void a_draft_model_is_told_what_the_target_draws_with(void **state)
     service_stop(&p);
 }
 
-/* Rules other than own-draw look at p after draft tokens that are not committed. The ban of
- * min_tokens ends at the right one of these tokens; greedy answers then equal those without drafts.
- * The stop token is one that the answer has at the end of the ban, in some runs also before. */
+/* Rules other than own-draw use p after draft tokens that are not committed yet. The ban of
+ * min_tokens must end at the right one of these tokens: then greedy answers equal those without
+ * drafts. The answer contains the stop token at the end of the ban, in some runs also before. */
 static void a_ban_ends_inside_a_draft(void **state)
 {
     (void)state;
@@ -248,9 +249,10 @@ static void a_ban_ends_inside_a_draft(void **state)
     service_stop(&p);
 }
 
-/* The sequence does not go on without it: which drafts take long may depend on what was drawn. Nor
- * is it drawn ahead, where what is committed decides whether it is of use. */
-static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
+/* The sequence waits for a late drawn draft, because the time of a draft may depend on the drawn
+ * tokens. Nothing is drawn ahead either, because the committed tokens decide whether a draft ahead
+ * is used. */
+static void a_late_drawn_draft_is_waited_for(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -273,7 +275,7 @@ static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
     w.msg.ignore_eos = true;
     w.msg.speculative = &speculative;
     speculative.rule = rpc_text("rejection");
-    w.sampling.temperature = 3; // and of few tokens, so that some drafts are kept
+    w.sampling.temperature = 3; // few tokens are likely, so that some draft tokens are accepted
     w.sampling.logit_bias = biases;
     w.sampling.n_logit_bias = LIAR_TOKENS;
     for (unsigned i = 0; i < LIAR_TOKENS; i++) {
@@ -284,16 +286,16 @@ static void a_drawn_draft_is_not_lost_because_it_is_late(void **state)
     }
     generation_run(c, &w.msg, a);
     assert_int_equal(a->drafted, liar_n_drawn(liar));
-    assert_true(a->accepted > 0 && a->drafted > 4 * 16); // some of them were late
+    assert_true(a->accepted > 0 && a->drafted > 4 * 16); // some drafts were late
     assert_int_equal(liar_n_ahead(liar), 0);
     speculative.rule = rpc_text("own-draw");
     generation_run(c, &w.msg, a);
-    assert_true(liar_n_ahead(liar) > 0); // or it would show nothing
+    assert_true(liar_n_ahead(liar) > 0); // else the test would prove nothing
     rpc_client_free(c);
     service_stop(&s);
 }
 
-/* Until drafts were verified: on a busy machine all may be late. */
+/* Repeats a request until drafts were verified: on a busy machine all its drafts may be late. */
 static void run_drafted(struct rpc_client *c, const struct wish *w)
 {
     AUTO(mem_free) struct answer *a = answers_new(1);
@@ -389,8 +391,7 @@ static void square_close(struct square *q)
     free(q->plain);
 }
 
-/* All requests at once on both verifiers; proposer `dying`, if there is one, is killed under
- * them. */
+/* Runs all requests on both verifiers at the same time. Kills `dying`, unless NULL, meanwhile. */
 static void square_run(struct square *q, struct service *dying)
 {
     struct generation g[2 * N_ALIKE];
@@ -423,13 +424,13 @@ static void two_verifiers_share_two_proposers(void **state)
     square_run(&q, &q.proposers[0]);
     for (unsigned v = 0; v < 2; v++)
         before[v] = drafts_of(q.clients[v], 1);
-    square_run(&q, NULL); // the other one goes on for both
+    square_run(&q, NULL); // the other proposer serves both verifiers
     for (unsigned v = 0; v < 2; v++)
         assert_true(drafts_of(q.clients[v], 1) > before[v]);
     square_close(&q);
 }
 
-/* The places at the proposer are for the sequences that run. */
+/* Only running sequences have a place at the proposer. */
 static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state)
 {
     (void)state;
@@ -461,7 +462,7 @@ static void a_preempted_sequence_gives_up_its_place_at_the_proposer(void **state
     uint64_t before = drafts_of(c, 0);
     generation_run(c, &w.msg, &a[2]);
     assert_true(drafts_of(c, 0) > before);
-    assert_true(liar_n_left(p) > 0); // and will be back
+    assert_true(liar_n_left(p) > 0); // paused sequences may continue later
     rpc_stream_resume(slow.stream);
     generation_end(&slow);
     assert_int_equal(slow.status.code, RPC_OK);
@@ -480,8 +481,8 @@ static uint32_t blocks_of(struct rpc_client *c)
     return n;
 }
 
-/* Sequences that fill the pool to the last block when they end; drafts take what is left before. */
-static void a_draft_gives_way_where_blocks_run_out(void **state)
+/* When they end, the sequences fill the whole pool. Until then drafts use free blocks. */
+static void drafts_are_shortened_where_blocks_run_out(void **state)
 {
     (void)state;
     enum { N = 5 };
@@ -499,7 +500,7 @@ static void a_draft_gives_way_where_blocks_run_out(void **state)
     unsigned drafted = 0;
     for (unsigned i = 0; i < N; i++) {
         wish_init(&w[i], STORY, 1);
-        generation_run(client, &w[i].msg, &alone[i]); // how long the prompt is
+        generation_run(client, &w[i].msg, &alone[i]); // measures the length of the prompt
         w[i].msg.max_tokens = blocks_of(c) / N * KV_BLOCK + 1 - alone[i].prompt_tokens;
         w[i].sampling.seed = i;
         w[i].msg.ignore_eos = true;
@@ -523,7 +524,7 @@ static void a_draft_gives_way_where_blocks_run_out(void **state)
     service_stop(&p);
 }
 
-static void a_draft_gives_way_where_the_context_ends(void **state)
+static void drafts_are_shortened_where_the_context_ends(void **state)
 {
     (void)state;
     struct service p = {0}, s = {0};
@@ -557,17 +558,17 @@ static void a_draft_gives_way_where_the_context_ends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_proposer_changes_nothing_but_the_rounds),
-        cmocka_unit_test(a_fixed_request_drafts_and_its_runs_tell_of_it),
-        cmocka_unit_test(what_p_min_cuts_is_not_drafted),
-        cmocka_unit_test(a_draft_model_is_told_what_the_target_draws_with),
+        cmocka_unit_test(a_proposer_changes_only_the_number_of_rounds),
+        cmocka_unit_test(a_request_with_fixed_k_drafts_and_reports_its_rounds),
+        cmocka_unit_test(tokens_below_p_min_are_not_drafted),
+        cmocka_unit_test(a_draft_model_gets_the_sampling_of_the_request),
         cmocka_unit_test(a_ban_ends_inside_a_draft),
-        cmocka_unit_test(a_drawn_draft_is_not_lost_because_it_is_late),
+        cmocka_unit_test(a_late_drawn_draft_is_waited_for),
         cmocka_unit_test(a_round_asks_for_the_q_that_its_request_needs),
         cmocka_unit_test(two_verifiers_share_two_proposers),
         cmocka_unit_test(a_preempted_sequence_gives_up_its_place_at_the_proposer),
-        cmocka_unit_test(a_draft_gives_way_where_blocks_run_out),
-        cmocka_unit_test(a_draft_gives_way_where_the_context_ends),
+        cmocka_unit_test(drafts_are_shortened_where_blocks_run_out),
+        cmocka_unit_test(drafts_are_shortened_where_the_context_ends),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
 }

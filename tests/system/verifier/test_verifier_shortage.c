@@ -8,7 +8,7 @@
 
 /* ---- shortage ---- */
 
-static void a_full_queue_refuses_the_next(void **state)
+static void a_full_queue_refuses_the_next_request(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -25,18 +25,18 @@ static void a_full_queue_refuses_the_next(void **state)
     generation_start(&g[0], c, &w.msg, &a[0]);
     generation_wait_tokens(&g[0], 1);
     generation_start(&g[1], c, &w.msg, &a[1]);
-    wait_load(c, 1, 1);
+    wait_requests(c, 1, 1);
     must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 1 requests wait already");
     rpc_stream_cancel(g[0].stream);
     generation_end(&g[0]);
-    generation_wait_tokens(&g[1], 1); // its turn has come
+    generation_wait_tokens(&g[1], 1); // the queued request runs now
     rpc_stream_cancel(g[1].stream);
     generation_end(&g[1]);
     rpc_client_free(c);
     service_stop(&s);
 }
 
-static void a_small_pool_preempts_and_changes_nothing(void **state)
+static void preemption_in_a_small_pool_changes_no_answer(void **state)
 {
     (void)state;
     enum { N = 16 };
@@ -54,7 +54,7 @@ static void a_small_pool_preempts_and_changes_nothing(void **state)
         w[i].sampling.seed = i;
         w[i].msg.ignore_eos = true;
         w[i].msg.logprobs = true;
-        generation_run(client, &w[i].msg, &alone[i]); // at the server with room
+        generation_run(client, &w[i].msg, &alone[i]); // on the verifier with a large pool
     }
     for (unsigned i = 0; i < N; i++)
         generation_start(&g[i], c, &w[i].msg, &together[i]);
@@ -63,14 +63,14 @@ static void a_small_pool_preempts_and_changes_nothing(void **state)
         assert_int_equal(g[i].status.code, RPC_OK);
         same_answer(&alone[i], &together[i]);
     }
-    wait_load(c, 0, 0);
+    wait_requests(c, 0, 0);
     assert_true(metric_of(c, "tandem_num_preemptions_total") > 0);
-    assert_true(metric_of(c, "tandem_kv_cache_usage_ratio") == 0); // all blocks came back
+    assert_true(metric_of(c, "tandem_kv_cache_usage_ratio") == 0); // all blocks are free again
     rpc_client_free(c);
     service_stop(&s);
 }
 
-static void a_waiting_verify_stream_gives_way_and_comes_back(void **state)
+static void a_waiting_verify_stream_is_preempted_and_resumed(void **state)
 {
     (void)state;
     enum { N = 16 };
@@ -131,25 +131,25 @@ static void idle_verify_streams_are_bounded(void **state)
     struct verify v[N];
     wish_init(&w, "A", 20);
     for (unsigned i = 0; i < SEQS + QUEUED; i++)
-        verify_open_at(c, &v[i], &w.msg); // each takes an idle one's seat
+        verify_open_at(c, &v[i], &w.msg); // each takes the place of an idle stream
     for (unsigned i = SEQS + QUEUED; i < N; i++) {
         verify_open_at(c, &v[i], NULL);
         verify_send(&v[i], &w.msg, NULL);
     }
-    wait_load(c, SEQS, N - SEQS);
+    wait_requests(c, SEQS, N - SEQS);
     must_refuse(c, &w.msg, RPC_RESOURCE_EXHAUSTED, "the queue is full: 3 requests wait already");
-    verify_draft(&v[0], NULL, NULL, 0); // the oldest has not lost its place
+    verify_draft(&v[0], NULL, NULL, 0); // the oldest stream can still run
     assert_int_equal(v[0].n_run, 1);
     for (unsigned i = 0; i < N; i++) {
-        verify_wait(&v[i], 0, false); // its turn comes with the ends of those before it
+        verify_wait(&v[i], 0, false); // runs when earlier streams have ended
         assert_int_equal(verify_close(&v[i]).code, RPC_OK);
     }
-    wait_load(c, 0, 0);
+    wait_requests(c, 0, 0);
     rpc_client_free(c);
     service_stop(&s);
 }
 
-static void choices_that_have_not_begun_are_preempted_with_the_first(void **state)
+static void choices_that_have_not_started_are_preempted_with_the_first(void **state)
 {
     (void)state;
     enum { OLDER = 3, N = OLDER + 1 };
@@ -167,13 +167,13 @@ static void choices_that_have_not_begun_are_preempted_with_the_first(void **stat
         memcpy(text + 4 * i, i % 3 ? " the" : " cat", 5);
     wish_init(&w, text, 5);
     w.msg.ignore_eos = true;
-    w.msg.n = 24; // owed a tail and a row each
+    w.msg.n = 24; // each choice needs a partial block and a row
     generation_run(client, &w.msg, &a[N]);
     wish_init(&older, "Once", 900);
     older.msg.ignore_eos = true;
     older.sampling.temperature = 0.9F; // equal answers would share their blocks
     for (unsigned tries = 0; metric_of(c, "tandem_num_preemptions_total") == 0; tries++) {
-        assert_true(tries < 10); // the last one came too late to be let in beside the others
+        assert_true(tries < 10); // retries where the last one was admitted too late
         memset(a, 0, N * sizeof(*a));
         for (unsigned i = 0; i < N; i++) {
             older.sampling.seed = i;
@@ -185,12 +185,12 @@ static void choices_that_have_not_begun_are_preempted_with_the_first(void **stat
         }
         same_answer(&a[OLDER], &a[N]);
     }
-    wait_load(c, 0, 0);
+    wait_requests(c, 0, 0);
     rpc_client_free(c);
     service_stop(&s);
 }
 
-static void chunks_of_a_prompt_change_nothing(void **state)
+static void prefill_in_chunks_changes_no_answer(void **state)
 {
     (void)state;
     struct service s = {0};
@@ -216,12 +216,12 @@ static void chunks_of_a_prompt_change_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_full_queue_refuses_the_next),
-        cmocka_unit_test(a_small_pool_preempts_and_changes_nothing),
-        cmocka_unit_test(a_waiting_verify_stream_gives_way_and_comes_back),
+        cmocka_unit_test(a_full_queue_refuses_the_next_request),
+        cmocka_unit_test(preemption_in_a_small_pool_changes_no_answer),
+        cmocka_unit_test(a_waiting_verify_stream_is_preempted_and_resumed),
         cmocka_unit_test(idle_verify_streams_are_bounded),
-        cmocka_unit_test(choices_that_have_not_begun_are_preempted_with_the_first),
-        cmocka_unit_test(chunks_of_a_prompt_change_nothing),
+        cmocka_unit_test(choices_that_have_not_started_are_preempted_with_the_first),
+        cmocka_unit_test(prefill_in_chunks_changes_no_answer),
     };
     return cmocka_run_group_tests(tests, start_verifier, stop_verifier);
 }

@@ -1,4 +1,4 @@
-/* test_verify.c - clients that draft for themselves: what a verifier makes of their drafts. */
+/* test_verify.c - clients that send their own drafts: which tokens the verifier commits. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "lib/oracles/figures.h"
 #include "lib/rigs/verifier_rig.h"
 
-static void drafts_are_kept_wholly_partly_or_not_at_all(void **state)
+static void drafts_are_accepted_wholly_partly_or_not_at_all(void **state)
 {
     (void)state;
     const uint32_t *ids = story()->ids;
@@ -44,7 +44,7 @@ static void drafts_are_kept_wholly_partly_or_not_at_all(void **state)
     assert_int_equal(verify_close(&v).code, RPC_OK);
 }
 
-static void a_trees_right_branch_is_found(void **state)
+static void the_right_branch_of_a_tree_is_found(void **state)
 {
     (void)state;
     const uint32_t *ids = story()->ids;
@@ -55,7 +55,7 @@ static void a_trees_right_branch_is_found(void **state)
     uint32_t x = ids[0] == 7 ? 8 : 7;
     const uint32_t tokens[] = {x, ids[0], ids[1], ids[1] + 1, ids[1], ids[2], ids[3]};
     const int32_t parents[] = {-1, -1, 0, 1, 1, 4, 5};
-    for (uint32_t at = 0; at < 2; at++) { // again with what the tree left behind
+    for (uint32_t at = 0; at < 2; at++) { // the second time after the rows of the first tree
         const uint32_t *next = ids + 5 * at;
         const uint32_t t[] = {x, next[0], next[1], next[1] + 1, next[1], next[2], next[3]};
         verify_draft(&v, at ? t : tokens, parents, 7);
@@ -66,7 +66,7 @@ static void a_trees_right_branch_is_found(void **state)
     verify_close(&v);
 }
 
-static void rollbacks_leave_the_bits_alone(void **state)
+static void rollbacks_change_no_bit(void **state)
 {
     (void)state;
     struct wish w;
@@ -117,7 +117,7 @@ static void eos_inside_a_draft_ends_it_there(void **state)
     wish_init(&w, STORY, 900);
     verify_open_before_the_end(&v, &w.msg, 5);
     uint32_t draft[8];
-    memcpy(draft, a->ids + a->n - 5, 5 * sizeof(uint32_t)); // the last of them is EOS
+    memcpy(draft, a->ids + a->n - 5, 5 * sizeof(uint32_t)); // the last of these is EOS
     memcpy(draft + 5, a->ids, 3 * sizeof(uint32_t));
     verify_draft(&v, draft, NULL, 8);
     assert_int_equal(v.n_run, 5);
@@ -182,10 +182,10 @@ static void a_draft_before_the_close_is_still_verified(void **state)
     assert_int_equal(v.n_commits, 1);
     assert_int_equal(v.n_run, 4);
     assert_memory_equal(v.run, want->ids, 4 * sizeof(uint32_t));
-    wait_load(client, 0, 0);
+    wait_requests(client, 0, 0);
 }
 
-static void a_closed_stream_is_a_good_end(void **state)
+static void a_closed_stream_is_a_success(void **state)
 {
     (void)state;
     const char *closed = "tandem_request_success_total{finished_reason=\"closed\"}";
@@ -222,7 +222,7 @@ static void a_stream_without_drafts_ends(void **state)
     assert_int_equal(v.status.code, RPC_DEADLINE_EXCEEDED);
     assert_string_equal(v.status.text, "no draft came for 1 s");
     verify_close(&v);
-    wait_load(c, 0, 0);
+    wait_requests(c, 0, 0);
     assert_true(metric_of(c, "tandem_kv_cache_usage_ratio") == 0);
     rpc_client_free(c);
     service_stop(&s);
@@ -247,7 +247,7 @@ static void drafts_that_do_not_fit_end_their_stream_only(void **state)
     verify_must_end(&v, RPC_FAILED_PRECONDITION, sentence);
 
     verify_open(&v, NULL);
-    verify_send(&v, NULL, &d); // nothing was opened
+    verify_send(&v, NULL, &d); // no `open` was sent
     verify_must_end(&v, RPC_FAILED_PRECONDITION, "before `open`");
 
     verify_open(&v, &w.msg);
@@ -271,20 +271,20 @@ static void drafts_that_do_not_fit_end_their_stream_only(void **state)
     verify_draft(&good, NULL, NULL, 0);
     assert_int_equal(good.run[0], story()->ids[0]);
     verify_close(&good);
-    wait_load(client, 0, 0);
+    wait_requests(client, 0, 0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(drafts_are_kept_wholly_partly_or_not_at_all),
-        cmocka_unit_test(a_trees_right_branch_is_found),
-        cmocka_unit_test(rollbacks_leave_the_bits_alone),
+        cmocka_unit_test(drafts_are_accepted_wholly_partly_or_not_at_all),
+        cmocka_unit_test(the_right_branch_of_a_tree_is_found),
+        cmocka_unit_test(rollbacks_change_no_bit),
         cmocka_unit_test(eos_inside_a_draft_ends_it_there),
         cmocka_unit_test(max_tokens_inside_a_draft_ends_it_there),
         cmocka_unit_test(a_stop_string_inside_a_draft_ends_it_there),
         cmocka_unit_test(a_draft_before_the_close_is_still_verified),
-        cmocka_unit_test(a_closed_stream_is_a_good_end),
+        cmocka_unit_test(a_closed_stream_is_a_success),
         cmocka_unit_test(a_stream_without_drafts_ends),
         cmocka_unit_test(drafts_that_do_not_fit_end_their_stream_only),
     };
