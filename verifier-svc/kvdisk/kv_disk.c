@@ -12,15 +12,15 @@
 #define MIN_BUFFERS 8
 #define MAX_BUFFERS 4096
 #define MIN_FETCH 4
-#define MAX_BATCH 64 // blocks of a transaction
+#define MAX_BATCH 64 // blocks in a transaction
 #define MAX_TOUCHES 4096
-#define FILE_BYTES (8u << 20) // of memory: SQLite's cache, the log's index and this thread
-#define MAX_RENEWALS 3        // of a damaged file, then the tier ends
-#define PRUNE_US 60000000
-#define TOUCH_US 1000000       // so long blocks' uses are collected
-#define FULL_QUIET_US 60000000 // between two warnings that the disk is full
+#define FILE_BYTES (8u << 20)  // memory of SQLite's cache, the log's index and this thread
+#define MAX_RENEWALS 3         // new files that replace damaged ones; then the tier is turned off
+#define PRUNE_US 60000000      // from one pruning to the next
+#define TOUCH_US 1000000       // uses of blocks are collected for this time, then written
+#define FULL_QUIET_US 60000000 // from one warning that the disk is full to the next
 
-struct blocks { // first in, first out
+struct block_list { // first in, first out
     struct kv_disk_block *first, **end;
 };
 
@@ -29,24 +29,25 @@ struct kv_disk {
     pthread_t thread;
     uint32_t max_batch;
 
-    /* The thread's own. */
+    /* The tier's thread only. */
     struct kv_store *store; // NULL: the tier is off
-    int64_t prune_us, warned_us;
+    int64_t prune_us;       // time of the next pruning
+    int64_t quiet_until_us; // no warning of a full disk before this time
 
     /* Under mu. */
     pthread_mutex_t mu;
-    pthread_cond_t work, room; // something to do; a buffer is free
+    pthread_cond_t work, buffer_free; // the thread has something to do; a buffer is free
     struct kv_keys keys;
     struct kv_disk_block *free_blocks;
-    struct blocks puts;
+    struct block_list puts; // blocks that wait to be written
     struct kv_disk_fetch *free_fetches, *reads;
-    uint64_t touches[MAX_TOUCHES];
+    uint64_t touches[MAX_TOUCHES]; // keys of used blocks; the file does not have these uses yet
     uint32_t n_touches;
-    bool stops;
+    bool stopping;
     int64_t stop_us;
     struct kv_disk_counts counts;
 
-    struct kv_disk_block *blocks; // (n_blocks)
+    struct kv_disk_block *blocks; // (n_buffers)
     struct kv_disk_fetch fetches[KV_DISK_FETCHES];
     uint8_t *data; // of blocks, then of fetches
 };
@@ -68,17 +69,17 @@ static size_t n_buffers(const struct kv_store_options *o)
     return clamp(KV_DISK_BUFFER_BYTES / o->block_bytes, MIN_BUFFERS, MAX_BUFFERS);
 }
 
-static size_t n_fetch(const struct kv_store_options *o) // of each
+static size_t max_fetch_blocks(const struct kv_store_options *o)
 {
     return clamp(KV_DISK_FETCH_BYTES / o->block_bytes, MIN_FETCH, KV_DISK_FETCH);
 }
 
 static size_t data_bytes(const struct kv_store_options *o)
 {
-    return (n_buffers(o) + KV_DISK_FETCHES * n_fetch(o)) * o->block_bytes;
+    return (n_buffers(o) + KV_DISK_FETCHES * max_fetch_blocks(o)) * o->block_bytes;
 }
 
-/* Of blocks that are in the file and on their way there. */
+/* Keys of the blocks in the file and of those that wait to be written. */
 static uint64_t max_keys(const struct kv_store_options *o)
 {
     return o->max_bytes / o->block_bytes + n_buffers(o);
@@ -92,16 +93,16 @@ size_t kv_disk_bytes(const struct kv_store_options *o)
 
 /* ---- the thread ---- */
 
-static void remember(void *owner, uint64_t key, int64_t last_use_s)
+static void add_key(void *owner, uint64_t key, int64_t last_use_s)
 {
     struct kv_disk *d = owner;
     pthread_mutex_lock(&d->mu);
     if (last_use_s > 0)
-        kv_keys_set(&d->keys, key, last_use_s); // without room: a block that is not found
+        kv_keys_set(&d->keys, key, last_use_s); // if the table is full, the block is not found
     pthread_mutex_unlock(&d->mu);
 }
 
-static void forget(void *owner, uint64_t key)
+static void remove_key(void *owner, uint64_t key)
 {
     struct kv_disk *d = owner;
     pthread_mutex_lock(&d->mu);
@@ -109,8 +110,8 @@ static void forget(void *owner, uint64_t key)
     pthread_mutex_unlock(&d->mu);
 }
 
-/* These keys take the place of all that are known. */
-static void exchange_keys(struct kv_disk *d, struct kv_keys keys)
+/* Replaces the table of keys; takes ownership of `keys`. */
+static void replace_keys(struct kv_disk *d, struct kv_keys keys)
 {
     pthread_mutex_lock(&d->mu);
     struct kv_keys old = d->keys;
@@ -119,45 +120,49 @@ static void exchange_keys(struct kv_disk *d, struct kv_keys keys)
     kv_keys_done(&old);
 }
 
-static void turn_off(struct kv_disk *d)
+static void turn_tier_off(struct kv_disk *d)
 {
-    log_warn("kv-disk %s: %s; going on without it", d->options.store.dir, fail_text());
+    log_warn("kv-disk %s: %s; continuing without it", d->options.store.dir, fail_text());
     kv_store_free(d->store);
     d->store = NULL;
-    exchange_keys(d, (struct kv_keys){0});
+    replace_keys(d, (struct kv_keys){0});
     pthread_mutex_lock(&d->mu);
     d->counts.on = false;
     pthread_mutex_unlock(&d->mu);
 }
 
-/* A new file, of which no key is known. */
-static int renew(struct kv_disk *d)
+/* Replaces the damaged file by a new one. Until this is done, the table has no slots, so that it
+ * accepts no key. */
+static int renew_file(struct kv_disk *d)
 {
     struct kv_keys keys = {0};
-    exchange_keys(d, keys);
+    replace_keys(d, keys);
     int err = kv_store_renew(d->store);
     err = err ? err : kv_keys_init(&keys, max_keys(&d->options.store));
     if (!err)
-        exchange_keys(d, keys);
+        replace_keys(d, keys);
     return err;
 }
 
-/* What an error of the store means for the tier. */
-static void check(struct kv_disk *d, int err)
+/* Reacts to an error of the store:
+ * - a full disk: a warning, and the tier continues;
+ * - a damaged file: a new file, at most MAX_RENEWALS times;
+ * - any other error: the tier is turned off. */
+static void check_error(struct kv_disk *d, int err)
 {
     if (err == 0 || err == -ENOENT)
         return;
     if (err == -ENOSPC) {
         int64_t now_us = clock_us();
-        if (now_us >= d->warned_us) {
-            log_warn("kv-disk %s: %s; blocks are not kept until there is room",
+        if (now_us >= d->quiet_until_us) {
+            log_warn("kv-disk %s: %s; no blocks are written until the disk has free space",
                      d->options.store.dir, fail_text());
-            d->warned_us = now_us + FULL_QUIET_US;
+            d->quiet_until_us = now_us + FULL_QUIET_US;
         }
         return;
     }
-    if (err != -EBADMSG || kv_store_counts(d->store).n_renewed >= MAX_RENEWALS || renew(d) < 0)
-        turn_off(d);
+    if (err != -EBADMSG || kv_store_counts(d->store).n_renewed >= MAX_RENEWALS || renew_file(d) < 0)
+        turn_tier_off(d);
 }
 
 static void write_batch(struct kv_disk *d, struct kv_disk_block *first, uint32_t n)
@@ -168,12 +173,12 @@ static void write_batch(struct kv_disk *d, struct kv_disk_block *first, uint32_t
         rows[i++] = (struct kv_store_row){b->head, b->data};
     int64_t used_s = now_s(d);
     int err = d->store ? kv_store_put(d->store, rows, n, used_s) : -ENOENT;
-    check(d, err);
+    check_error(d, err);
     for (struct kv_disk_block *b = first; b; b = b->next) {
         if (err)
-            forget(d, kv_store_key(b->head.name));
+            remove_key(d, kv_store_key(b->head.name));
         else
-            remember(d, kv_store_key(b->head.name), used_s);
+            add_key(d, kv_store_key(b->head.name), used_s);
     }
     pthread_mutex_lock(&d->mu);
     d->counts.n_waiting -= n;
@@ -181,8 +186,10 @@ static void write_batch(struct kv_disk *d, struct kv_disk_block *first, uint32_t
     pthread_mutex_unlock(&d->mu);
 }
 
-/* The block that waits to be written, and does so until this thread takes it; NULL: none. */
-static const struct kv_disk_block *find_put(struct kv_disk *d, const uint8_t name[KV_NAME])
+/* The block with this name that waits to be written; NULL: none. The result stays valid without mu,
+ * because only this thread removes blocks from the list. */
+static const struct kv_disk_block *find_waiting_block(struct kv_disk *d,
+                                                      const uint8_t name[KV_NAME])
 {
     pthread_mutex_lock(&d->mu);
     const struct kv_disk_block *b = d->puts.first;
@@ -192,17 +199,17 @@ static const struct kv_disk_block *find_put(struct kv_disk *d, const uint8_t nam
     return b;
 }
 
-/* From the file, or on its way there. */
+/* Reads a block from the file, or copies it from a buffer that waits to be written. */
 static int read_block(struct kv_disk *d, const uint8_t name[KV_NAME], int64_t at_s, void *ret_data)
 {
     int err = kv_store_get(d->store, name, at_s, ret_data);
     if (err != -ENOENT)
         return err;
-    const struct kv_disk_block *b = find_put(d, name);
+    const struct kv_disk_block *b = find_waiting_block(d, name);
     if (b)
         memcpy(ret_data, b->data, d->options.store.block_bytes);
     else
-        forget(d, kv_store_key(name));
+        remove_key(d, kv_store_key(name));
     return b ? 0 : err;
 }
 
@@ -212,30 +219,30 @@ static void read_blocks(struct kv_disk *d, struct kv_disk_fetch *f)
     int err = 0;
     for (f->n_found = 0; f->n_found < f->n && d->store && !err; f->n_found += !err)
         err = read_block(d, f->names[f->n_found], at_s, f->data[f->n_found]);
-    check(d, err);
+    check_error(d, err);
     pthread_mutex_lock(&d->mu);
     d->counts.n_read += f->n_found;
     pthread_mutex_unlock(&d->mu);
     for (uint32_t i = 0; i < f->n_found && d->store; i++)
-        remember(d, kv_store_key(f->names[i]), at_s);
+        add_key(d, kv_store_key(f->names[i]), at_s);
     d->options.fetched(d->options.owner, f);
 }
 
-static void touch(struct kv_disk *d, const uint64_t *keys, uint32_t n)
+static void touch_blocks(struct kv_disk *d, const uint64_t *keys, uint32_t n)
 {
     if (d->store)
-        check(d, kv_store_touch(d->store, keys, n, now_s(d)));
+        check_error(d, kv_store_touch(d->store, keys, n, now_s(d)));
 }
 
-static void prune(struct kv_disk *d, int64_t at_s)
+static void prune_blocks(struct kv_disk *d, int64_t at_s)
 {
     bool more = false;
     if (d->store)
-        check(d, kv_store_prune(d->store, at_s, &more));
+        check_error(d, kv_store_prune(d->store, at_s, &more));
     d->prune_us = clock_us() + (more ? 0 : PRUNE_US);
 }
 
-/* ---- what it does next: all under mu, let go of meanwhile ---- */
+/* ---- the thread's steps: called with mu locked; they unlock it while they use the file ---- */
 
 static void add_touch(struct kv_disk *d, uint64_t key)
 {
@@ -243,18 +250,18 @@ static void add_touch(struct kv_disk *d, uint64_t key)
         d->touches[d->n_touches++] = key;
 }
 
-static void next_read(struct kv_disk *d)
+static void read_next_fetch(struct kv_disk *d)
 {
     struct kv_disk_fetch *f = d->reads;
     d->reads = f->next;
     for (uint32_t i = 0; i < f->n; i++)
-        add_touch(d, kv_store_key(f->names[i])); // a hit renews
+        add_touch(d, kv_store_key(f->names[i])); // reading a block is a use
     pthread_mutex_unlock(&d->mu);
     read_blocks(d, f);
     pthread_mutex_lock(&d->mu);
 }
 
-static void next_touch(struct kv_disk *d)
+static void write_touches(struct kv_disk *d)
 {
     uint64_t keys[MAX_TOUCHES];
     uint32_t n = d->n_touches;
@@ -263,13 +270,13 @@ static void next_touch(struct kv_disk *d)
     memcpy(keys, d->touches, n * sizeof(*keys));
     d->n_touches = 0;
     pthread_mutex_unlock(&d->mu);
-    touch(d, keys, n);
+    touch_blocks(d, keys, n);
     pthread_mutex_lock(&d->mu);
 }
 
-static void next_write(struct kv_disk *d)
+static void write_next_batch(struct kv_disk *d)
 {
-    next_touch(d); // what is known to be in use stays
+    write_touches(d); // before this write evicts the least recently used blocks
     struct kv_disk_block *first = d->puts.first, *last = first;
     uint32_t n = 1;
     while (n < d->max_batch && last->next) {
@@ -285,15 +292,15 @@ static void next_write(struct kv_disk *d)
     pthread_mutex_lock(&d->mu);
     last->next = d->free_blocks;
     d->free_blocks = first;
-    pthread_cond_broadcast(&d->room);
+    pthread_cond_broadcast(&d->buffer_free);
 }
 
-static void next_prune(struct kv_disk *d)
+static void prune_next(struct kv_disk *d)
 {
-    int64_t at_s = now_s(d); // what is used from now on has not expired then
-    next_touch(d);
+    int64_t at_s = now_s(d); // uses after this moment cannot expire at at_s
+    write_touches(d);
     pthread_mutex_unlock(&d->mu);
-    prune(d, at_s);
+    prune_blocks(d, at_s);
     pthread_mutex_lock(&d->mu);
 }
 
@@ -305,7 +312,7 @@ static void wait_for_work(struct kv_disk *d)
     struct timespec at = clock_at(until_us);
     int r = pthread_cond_clockwait(&d->work, &d->mu, CLOCK_MONOTONIC, &at);
     if (r == ETIMEDOUT && d->n_touches)
-        next_touch(d);
+        write_touches(d);
 }
 
 static void publish_counts(struct kv_disk *d)
@@ -321,29 +328,29 @@ static void *disk_main(void *arg)
     for (;;) {
         publish_counts(d);
         if (d->reads)
-            next_read(d);
-        else if (d->stops && (!d->puts.first || clock_us() >= d->stop_us))
+            read_next_fetch(d);
+        else if (d->stopping && (!d->puts.first || clock_us() >= d->stop_us))
             break;
-        else if (clock_us() >= d->prune_us && !d->stops)
-            next_prune(d);
+        else if (clock_us() >= d->prune_us && !d->stopping)
+            prune_next(d);
         else if (d->puts.first)
-            next_write(d);
+            write_next_batch(d);
         else if (d->n_touches == MAX_TOUCHES)
-            next_touch(d);
+            write_touches(d);
         else
             wait_for_work(d);
     }
     if (d->counts.n_waiting)
-        log_warn("kv-disk %s: %u blocks were not written before the end", d->options.store.dir,
+        log_warn("kv-disk %s: the time to write ended; %u blocks are lost", d->options.store.dir,
                  d->counts.n_waiting);
-    next_touch(d);
+    write_touches(d);
     pthread_mutex_unlock(&d->mu);
     return NULL;
 }
 
-/* ---- the engine's side ---- */
+/* ---- called by the engine ---- */
 
-/* Every block's memory, allocated once. */
+/* Allocates the data of all blocks and fetches, once. */
 static int set_up_buffers(struct kv_disk *d)
 {
     const struct kv_store_options *o = &d->options.store;
@@ -351,8 +358,7 @@ static int set_up_buffers(struct kv_disk *d)
     d->blocks = calloc(n, sizeof(*d->blocks));
     d->data = malloc(data_bytes(o));
     if (!d->blocks || !d->data)
-        return fail(-ENOMEM, "no memory for %zu MiB of blocks on their way to the disk",
-                    data_bytes(o) >> 20);
+        return fail(-ENOMEM, "no memory for %zu MiB of KV disk buffers", data_bytes(o) >> 20);
     for (size_t i = 0; i < n; i++) {
         d->blocks[i].data = d->data + i * bytes;
         d->blocks[i].next = d->free_blocks;
@@ -360,7 +366,7 @@ static int set_up_buffers(struct kv_disk *d)
     }
     for (size_t i = 0; i < KV_DISK_FETCHES; i++) {
         struct kv_disk_fetch *f = &d->fetches[i];
-        f->max = (uint32_t)n_fetch(o);
+        f->max = (uint32_t)max_fetch_blocks(o);
         for (size_t j = 0; j < f->max; j++)
             f->data[j] = d->data + (n + i * f->max + j) * bytes;
         f->next = d->free_fetches;
@@ -371,34 +377,34 @@ static int set_up_buffers(struct kv_disk *d)
     return 0;
 }
 
-static void release(struct kv_disk *d)
+static void free_disk(struct kv_disk *d)
 {
     if (!d)
         return;
     kv_store_free(d->store);
     kv_keys_done(&d->keys);
     pthread_cond_destroy(&d->work);
-    pthread_cond_destroy(&d->room);
+    pthread_cond_destroy(&d->buffer_free);
     pthread_mutex_destroy(&d->mu);
     free(d->blocks);
     free(d->data);
     free(d);
 }
-DEFINE_AUTO(struct kv_disk, release)
+DEFINE_AUTO(struct kv_disk, free_disk)
 
 static int open_store(struct kv_disk *d)
 {
     int err = kv_store_open(&d->options.store, &d->store);
     if (err)
         return err;
-    kv_store_on_gone(d->store, forget, d);
-    err = kv_store_each(d->store, remember, d);
-    return err == -EBADMSG ? renew(d) : err;
+    kv_store_on_removed(d->store, remove_key, d);
+    err = kv_store_each(d->store, add_key, d);
+    return err == -EBADMSG ? renew_file(d) : err;
 }
 
 int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret)
 {
-    AUTO(release) struct kv_disk *d = calloc(1, sizeof(*d));
+    AUTO(free_disk) struct kv_disk *d = calloc(1, sizeof(*d));
     if (!d)
         return fail(-ENOMEM, "no memory");
     d->options = *o;
@@ -407,7 +413,7 @@ int kv_disk_new(const struct kv_disk_options *o, struct kv_disk **ret)
     d->prune_us = clock_us();
     pthread_mutex_init(&d->mu, NULL);
     pthread_cond_init(&d->work, NULL);
-    pthread_cond_init(&d->room, NULL);
+    pthread_cond_init(&d->buffer_free, NULL);
     int err = kv_keys_init(&d->keys, max_keys(&o->store));
     err = err ? err : open_store(d);
     err = err ? err : set_up_buffers(d);
@@ -426,34 +432,35 @@ void kv_disk_free(struct kv_disk *d, int64_t flush_us)
     if (!d)
         return;
     pthread_mutex_lock(&d->mu);
-    d->stops = true;
+    d->stopping = true;
     d->stop_us = clock_us() + flush_us;
     pthread_cond_signal(&d->work);
     pthread_mutex_unlock(&d->mu);
     pthread_join(d->thread, NULL);
-    release(d);
+    free_disk(d);
 }
 
-static bool is_there(const struct kv_disk *d, uint64_t key)
+/* Whether the key is known and has not expired. */
+static bool has_key(const struct kv_disk *d, uint64_t key)
 {
-    int64_t used_s = kv_keys_last_use(&d->keys, key);
-    return used_s != KV_KEYS_NONE && used_s > now_s(d) - d->options.store.ttl_s;
+    int64_t last_use_s = kv_keys_last_use(&d->keys, key);
+    return last_use_s != KV_KEYS_NONE && last_use_s > now_s(d) - d->options.store.ttl_s;
 }
 
 bool kv_disk_has(struct kv_disk *d, const uint8_t name[KV_NAME])
 {
     pthread_mutex_lock(&d->mu);
-    bool there = is_there(d, kv_store_key(name));
+    bool there = has_key(d, kv_store_key(name));
     pthread_mutex_unlock(&d->mu);
     return there;
 }
 
-/* A free buffer; waits for one until then. */
-static struct kv_disk_block *free_block(struct kv_disk *d, int64_t wait_us)
+/* Takes a free buffer; waits at most wait_us for one. NULL: none. */
+static struct kv_disk_block *take_free_block(struct kv_disk *d, int64_t wait_us)
 {
     struct timespec at = clock_at(clock_us() + wait_us);
     while (!d->free_blocks && wait_us) {
-        if (pthread_cond_clockwait(&d->room, &d->mu, CLOCK_MONOTONIC, &at) == ETIMEDOUT)
+        if (pthread_cond_clockwait(&d->buffer_free, &d->mu, CLOCK_MONOTONIC, &at) == ETIMEDOUT)
             break;
     }
     struct kv_disk_block *b = d->free_blocks;
@@ -468,11 +475,11 @@ struct kv_disk_block *kv_disk_take(struct kv_disk *d, const struct kv_store_head
     struct kv_disk_block *b = NULL;
     uint64_t key = kv_store_key(head->name);
     pthread_mutex_lock(&d->mu);
-    if (d->counts.on && is_there(d, key)) {
+    if (d->counts.on && has_key(d, key)) {
         kv_keys_set(&d->keys, key, now_s(d));
         add_touch(d, key);
     } else if (d->counts.on && kv_keys_set(&d->keys, key, now_s(d)) == 0) {
-        b = free_block(d, wait_us);
+        b = take_free_block(d, wait_us);
         if (b) {
             b->head = *head;
         } else {

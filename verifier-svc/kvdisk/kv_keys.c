@@ -1,5 +1,5 @@
-/* kv_keys.c - see kv_keys.h. Open addressing; what is removed leaves no mark: those behind it move
- * up (Knuth, The Art of Computer Programming 3, 6.4, algorithm R). */
+/* kv_keys.c - see kv_keys.h. Open addressing without tombstones: removing a key moves later keys of
+ * the same search up (Knuth, The Art of Computer Programming 3, 6.4, algorithm R). */
 #include "verifier-svc/kvdisk/kv_keys.h"
 #include <errno.h>
 #include <stdbool.h>
@@ -36,12 +36,13 @@ void kv_keys_done(struct kv_keys *k)
     *k = (struct kv_keys){0};
 }
 
+/* The slot where the search for a key begins. */
 static uint32_t home_of(const struct kv_keys *k, uint64_t key)
 {
     return (uint32_t)rng_splitmix64(key) & (k->n_slots - 1);
 }
 
-/* The key's slot, or the free one where it would go. */
+/* The key's slot, or the free slot where it belongs. */
 static uint32_t slot_of(const struct kv_keys *k, uint64_t key)
 {
     uint32_t i = home_of(k, key);
@@ -74,7 +75,8 @@ void kv_keys_remove(struct kv_keys *k, uint64_t key)
     for (uint32_t i = (free_slot + 1) & mask; k->slots[i].last_use_s != KV_KEYS_NONE;
          i = (i + 1) & mask) {
         uint32_t home = home_of(k, k->slots[i].key);
-        if (((i - home) & mask) >= ((i - free_slot) & mask)) { // its search passes the free slot
+        if (((i - home) & mask) >=
+            ((i - free_slot) & mask)) { // the search for slot i's key passes the free slot
             k->slots[free_slot] = k->slots[i];
             free_slot = i;
         }

@@ -8,7 +8,7 @@
 
 static sqlite3_vfs *real, faulty;
 static _Atomic uint64_t n_calls, fail_at;
-static atomic_int fail_error, fail_stays;
+static atomic_int fail_error, fail_is_permanent;
 
 struct file {
     sqlite3_file base;
@@ -19,7 +19,7 @@ struct file {
 static int count_call(void)
 {
     uint64_t n = atomic_fetch_add(&n_calls, 1) + 1, at = atomic_load(&fail_at);
-    return at && (n == at || (n > at && fail_stays)) ? fail_error : SQLITE_OK;
+    return at && (n == at || (n > at && fail_is_permanent)) ? fail_error : SQLITE_OK;
 }
 
 #define REAL(f) (((struct file *)(f))->real)
@@ -133,10 +133,10 @@ void faulty_vfs_init(void)
     sqlite3_vfs_register(&faulty, 1);
 }
 
-void faulty_vfs_fail(uint64_t n, int error, int stays)
+void faulty_vfs_fail(uint64_t n, int error, int is_permanent)
 {
     fail_error = error;
-    fail_stays = stays;
+    fail_is_permanent = is_permanent;
     n_calls = 0;
     fail_at = n;
 }

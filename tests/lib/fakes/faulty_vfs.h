@@ -6,8 +6,8 @@
 
 /* Databases that are opened later use this VFS. Call it once. */
 void faulty_vfs_init(void);
-/* The n-th call after this one (from 1) returns the SQLite error; if `stays`, all later calls do,
- * too. n 0: none fails. */
-void faulty_vfs_fail(uint64_t n, int error, int stays);
+/* The n-th call after this one (from 1) returns the SQLite error. is_permanent: all later calls
+ * return it, too. n 0: no call fails. */
+void faulty_vfs_fail(uint64_t n, int error, int is_permanent);
 /* Calls since faulty_vfs_fail(). */
 uint64_t faulty_vfs_calls(void);

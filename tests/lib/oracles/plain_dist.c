@@ -58,33 +58,35 @@ static int by_logit(const void *a, const void *b)
     return x->token < y->token ? -1 : 1;
 }
 
-static float adjusted(float x, uint32_t token, const struct dist_params *p, const uint32_t *context,
-                      uint32_t n_prompt, uint32_t n_generated)
+/* The logit of a token with penalties and bias applied. */
+static float adjust_logit(float x, uint32_t token, const struct dist_params *p,
+                          const uint32_t *context, uint32_t n_prompt, uint32_t n_generated)
 {
-    uint32_t all = 0, generated = 0;
+    uint32_t n_all = 0, n_in_output = 0;
     for (uint32_t i = 0; i < n_prompt + n_generated; i++)
         if (context[i] == token) {
-            all++;
-            generated += i >= n_prompt;
+            n_all++;
+            n_in_output += i >= n_prompt;
         }
-    if (all)
+    if (n_all)
         x = x > 0 ? x / p->repetition : x * p->repetition;
-    if (generated)
-        x = x - (float)generated * p->frequency - p->presence;
+    if (n_in_output)
+        x = x - (float)n_in_output * p->frequency - p->presence;
     for (uint32_t i = 0; i < p->n_bias; i++)
         if (p->bias[i].token == token)
             x += p->bias[i].bias;
     return isnan(x) ? -INFINITY : x;
 }
 
+/* The number of items that top_p keeps: the first ones whose weights reach top_p of the sum. */
 static uint32_t cut_top_p(struct item *items, uint32_t n, double top_p)
 {
-    double all = 0, sum = 0;
+    double total = 0, sum = 0;
     for (uint32_t i = 0; i < n; i++)
-        all += items[i].weight;
+        total += items[i].weight;
     for (uint32_t i = 0; i < n; i++) {
         sum += items[i].weight;
-        if (sum >= top_p * all)
+        if (sum >= top_p * total)
             return i + 1;
     }
     return n;
@@ -98,7 +100,8 @@ void plain_dist(const float *logits, uint32_t n_vocab, const struct dist_params 
     assert(items);
     for (uint32_t t = 0; t < n_vocab; t++) {
         probs[t] = 0;
-        items[t] = (struct item){t, adjusted(logits[t], t, p, context, n_prompt, n_generated), 0};
+        items[t] =
+            (struct item){t, adjust_logit(logits[t], t, p, context, n_prompt, n_generated), 0};
         if (mask && !(mask[t / 64] & (uint64_t)1 << t % 64))
             items[t].logit = -INFINITY;
     }

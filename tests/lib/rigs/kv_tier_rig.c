@@ -34,7 +34,7 @@ struct kv_tier_rig *kv_tier_rig_new(uint32_t n_blocks)
     return t;
 }
 
-static void drop_pool(struct kv_tier_rig *t)
+static void free_pool(struct kv_tier_rig *t)
 {
     if (t->served.run.kv)
         kv_seq_done(t->served.run.kv, &t->any);
@@ -43,12 +43,12 @@ static void drop_pool(struct kv_tier_rig *t)
 
 void kv_tier_rig_free(struct kv_tier_rig *t)
 {
-    static const char *const tails[] = {"", "-wal", "-journal"};
+    static const char *const suffixes[] = {"", "-wal", "-journal"};
     char name[128];
     kv_tier_rig_close(t);
-    drop_pool(t);
-    for (unsigned i = 0; i < ARRAY_LEN(tails); i++) {
-        snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", t->folder, tails[i]);
+    free_pool(t);
+    for (unsigned i = 0; i < ARRAY_LEN(suffixes); i++) {
+        snprintf(name, sizeof(name), "%s/tandem-kv.sqlite%s", t->folder, suffixes[i]);
         unlink(name);
     }
     assert_int_equal(rmdir(t->folder), 0);
@@ -60,7 +60,7 @@ void kv_tier_rig_free(struct kv_tier_rig *t)
 void kv_tier_rig_fresh(struct kv_tier_rig *t)
 {
     uint32_t n = t->n_blocks + SPARE_BLOCKS;
-    drop_pool(t);
+    free_pool(t);
     t->served = (struct loaded_model){.kv_identity = 5, .run.context = n * KV_BLOCK};
     assert_int_equal(kv_new(&shape, n, &t->served.run.kv), 0);
     assert_int_equal(kv_open_index(t->served.run.kv, 5, kv_hash), 0);
@@ -122,12 +122,12 @@ void kv_tier_rig_take(struct kv_tier_rig *t)
 uint32_t kv_tier_rig_found(struct kv_tier_rig *t)
 {
     struct kv *kv = t->served.run.kv;
-    uint8_t data[MAX_BLOCK_BYTES], right[MAX_BLOCK_BYTES];
+    uint8_t data[MAX_BLOCK_BYTES], expected[MAX_BLOCK_BYTES];
     uint32_t n = kv_match(kv, &t->any, &root, t->tokens, t->n_blocks * KV_BLOCK) / KV_BLOCK;
     for (uint32_t i = 0; i < n; i++) {
-        size_t bytes = block_data(t, i, right);
+        size_t bytes = block_data(t, i, expected);
         kv_save(kv, t->any.blocks[i], data);
-        assert_memory_equal(data, right, bytes);
+        assert_memory_equal(data, expected, bytes);
     }
     kv_keep(kv, &t->any, 0, NULL, 0);
     assert_true(kv_check(kv, NULL, 0));

@@ -207,7 +207,7 @@ static void a_second_verifier_runs_without_the_folder(void **state)
     warm_start(&first);
     ask(&first, 1);
     warm_start(&second);
-    assert_true(service_said(&second.s, "another process uses it; going on without it"));
+    assert_true(service_said(&second.s, "another process uses it; continuing without it"));
     assert_int_equal(ask(&second, 1), 0);
     assert_int_equal(ask(&second, 1), N_CACHED); // from memory
     warm_stop(&second);
@@ -224,7 +224,7 @@ static void an_unreadable_file_is_replaced(void **state)
         fputs("rubbish ", f);
     fclose(f);
     warm_start(&w);
-    assert_true(service_said(&w.s, "is given up for a new file"));
+    assert_true(service_said(&w.s, "is replaced by a new file"));
     assert_int_equal(ask(&w, 1), 0);
     warm_stop(&w);
     warm_start(&w);
@@ -238,7 +238,7 @@ static void a_folder_that_cannot_be_created_is_a_warning(void **state)
     struct warm w;
     strcpy(folder, "/proc/tandem-kv");
     warm_start(&w);
-    assert_true(service_said(&w.s, "going on without it"));
+    assert_true(service_said(&w.s, "continuing without it"));
     assert_int_equal(ask(&w, 1), 0);
     assert_int_equal(ask(&w, 1), N_CACHED);
     warm_stop(&w);

@@ -181,7 +181,7 @@ static void the_least_recently_used_blocks_are_evicted(void **state)
     (void)state;
     struct kv_store *s = must_open();
     uint64_t gone = 0, room = KV_STORE_MIN_BYTES - 2 * KV_STORE_LOG_BYTES, n = room / BLOCK;
-    kv_store_on_gone(s, collect, &gone);
+    kv_store_on_removed(s, collect, &gone);
     for (uint64_t i = 0; i < n + 200; i += 8)
         assert_int_equal(put(s, 1 + i, 8, NOW + (int64_t)i), 0);
     struct kv_store_counts counts = kv_store_counts(s);

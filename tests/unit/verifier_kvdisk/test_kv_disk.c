@@ -1,5 +1,5 @@
-/* test_kv_disk.c - the tier on disk behind its thread: written behind, read ahead, off on a fault.
- */
+/* test_kv_disk.c - the KV disk tier and its thread: blocks are written, read back, and lost on a
+ * fault. */
 #include <errno.h>
 #include <pthread.h>
 #include <sqlite3.h>
@@ -61,7 +61,7 @@ static int tear_down(void **state)
     return rmdir(folder);
 }
 
-static struct kv_disk *disk_of(void)
+static struct kv_disk *open_disk(void)
 {
     struct kv_disk *d = NULL;
     if (kv_disk_new(&options, &d))
@@ -92,7 +92,7 @@ static bool put(struct kv_disk *d, uint64_t key)
     return true;
 }
 
-/* How many of n blocks with keys from `first` come back; checks them. */
+/* Reads n blocks with the keys from `first`; returns how many were read. Checks their data. */
 static uint32_t read_blocks(struct kv_disk *d, uint64_t first, uint32_t n)
 {
     struct kv_disk_fetch *f = kv_disk_fetch(d);
@@ -114,54 +114,54 @@ static uint32_t read_blocks(struct kv_disk *d, uint64_t first, uint32_t n)
     return n_found;
 }
 
-static void what_is_put_comes_back_after_a_restart(void **state)
+static void written_blocks_are_read_after_a_restart(void **state)
 {
     (void)state;
-    struct kv_disk *d = disk_of();
+    struct kv_disk *d = open_disk();
     for (uint64_t key = 1; key <= 100; key++)
         assert_true(put(d, key));
     assert_true(has(d, 100));
     assert_false(has(d, 101));
     kv_disk_free(d, FLUSH_US);
-    d = disk_of();
+    d = open_disk();
     assert_true(has(d, 1));
     assert_int_equal(read_blocks(d, 1, 16), 16);
-    assert_int_equal(read_blocks(d, 95, 10), 6); // up to the first that is not there
+    assert_int_equal(read_blocks(d, 95, 10), 6); // up to the first missing block
     assert_int_equal(kv_disk_counts(d).n_read, 22);
     assert_int_equal(kv_disk_counts(d).store.blocks, 100);
     kv_disk_free(d, FLUSH_US);
 }
 
-static void a_block_that_is_there_is_not_written_again(void **state)
+static void a_stored_block_is_not_written_again(void **state)
 {
     (void)state;
-    struct kv_disk *d = disk_of();
+    struct kv_disk *d = open_disk();
     assert_true(put(d, 1));
     assert_false(put(d, 1));
     kv_disk_free(d, FLUSH_US);
-    d = disk_of();
+    d = open_disk();
     assert_false(put(d, 1));
     assert_int_equal(kv_disk_counts(d).n_dropped, 0);
     kv_disk_free(d, FLUSH_US);
 }
 
-static void a_hit_and_a_second_eviction_renew_a_block(void **state)
+static void a_hit_and_a_second_eviction_count_as_a_use(void **state)
 {
     (void)state;
-    struct kv_disk *d = disk_of();
+    struct kv_disk *d = open_disk();
     for (uint64_t key = 1; key <= 3; key++)
         assert_true(put(d, key));
     kv_disk_free(d, FLUSH_US);
-    d = disk_of();
+    d = open_disk();
     time_s += TTL - 1;
     assert_int_equal(read_blocks(d, 1, 1), 1);
-    assert_false(put(d, 2)); // it is there, and used now
+    assert_false(put(d, 2)); // it is stored; this counts as a use
     time_s += 1;
     assert_true(has(d, 1));
     assert_true(has(d, 2));
     assert_false(has(d, 3));
     kv_disk_free(d, FLUSH_US);
-    d = disk_of(); // as the file says
+    d = open_disk(); // the keys now come from the file
     assert_true(has(d, 1));
     assert_true(has(d, 2));
     assert_false(has(d, 3));
@@ -169,58 +169,58 @@ static void a_hit_and_a_second_eviction_renew_a_block(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
-/* The thread is held up in this call. */
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+/* A test that holds the mutex stops the tier's thread in this callback. */
+static pthread_mutex_t thread_gate = PTHREAD_MUTEX_INITIALIZER;
 
-static void hold_fetched(void *owner, struct kv_disk_fetch *f)
+static void wait_then_take_fetched(void *owner, struct kv_disk_fetch *f)
 {
-    pthread_mutex_lock(&gate);
-    pthread_mutex_unlock(&gate);
+    pthread_mutex_lock(&thread_gate);
+    pthread_mutex_unlock(&thread_gate);
     assert_int_equal(queue_push(owner, f), 0);
 }
 
-static void full_buffers_drop_blocks_and_wait_for_nobody(void **state)
+static void full_buffers_drop_blocks_without_waiting(void **state)
 {
     (void)state;
-    options.fetched = hold_fetched;
-    struct kv_disk *d = disk_of();
-    pthread_mutex_lock(&gate);
+    options.fetched = wait_then_take_fetched;
+    struct kv_disk *d = open_disk();
+    pthread_mutex_lock(&thread_gate);
     struct kv_disk_fetch *f = kv_disk_fetch(d);
     f->n = 0;
     kv_disk_read(d, f);
     uint64_t n = 0;
     while (put(d, 1 + n))
         n++;
-    assert_true(n >= KV_DISK_BUFFER_BYTES / BLOCK); // and those that the thread had taken before
+    assert_true(n >= KV_DISK_BUFFER_BYTES / BLOCK); // more if the thread has written some
     assert_int_equal(kv_disk_counts(d).n_dropped, 1);
     assert_false(has(d, 1 + n));
-    pthread_mutex_unlock(&gate);
+    pthread_mutex_unlock(&thread_gate);
     kv_disk_fetched(d, queue_pop(fetched, -1));
     struct kv_store_head head = head_of(1 + n);
-    struct kv_disk_block *b = kv_disk_take(d, &head, FLUSH_US); // who may wait gets one
+    struct kv_disk_block *b = kv_disk_take(d, &head, FLUSH_US); // with a time to wait
     assert_non_null(b);
     memset(b->data, 0, BLOCK);
     kv_disk_put(d, b);
     kv_disk_free(d, FLUSH_US);
-    d = disk_of();
+    d = open_disk();
     assert_int_equal(kv_disk_counts(d).store.blocks, n + 1);
     kv_disk_free(d, FLUSH_US);
 }
 
-static void a_block_that_waits_to_be_written_is_read(void **state)
+static void a_block_waiting_to_be_written_is_read(void **state)
 {
     (void)state;
-    options.fetched = hold_fetched;
-    struct kv_disk *d = disk_of();
-    pthread_mutex_lock(&gate);
+    options.fetched = wait_then_take_fetched;
+    struct kv_disk *d = open_disk();
+    pthread_mutex_lock(&thread_gate);
     struct kv_disk_fetch *held = kv_disk_fetch(d), *f = kv_disk_fetch(d);
     held->n = 0;
     kv_disk_read(d, held);
     assert_true(put(d, 1));
     memcpy(f->names[0], head_of(1).name, KV_NAME);
     f->n = 1;
-    kv_disk_read(d, f); // which goes before what is written
-    pthread_mutex_unlock(&gate);
+    kv_disk_read(d, f); // reads precede writes
+    pthread_mutex_unlock(&thread_gate);
     kv_disk_fetched(d, queue_pop(fetched, -1));
     assert_ptr_equal(queue_pop(fetched, -1), f);
     assert_int_equal(f->n_found, 1);
@@ -233,10 +233,10 @@ static void a_block_that_waits_to_be_written_is_read(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
-static void fetches_are_counted_out(void **state)
+static void the_number_of_fetches_is_limited(void **state)
 {
     (void)state;
-    struct kv_disk *d = disk_of();
+    struct kv_disk *d = open_disk();
     struct kv_disk_fetch *f[KV_DISK_FETCHES];
     for (int i = 0; i < KV_DISK_FETCHES; i++)
         assert_non_null(f[i] = kv_disk_fetch(d));
@@ -247,10 +247,10 @@ static void fetches_are_counted_out(void **state)
     kv_disk_free(d, 0);
 }
 
-static void a_disk_that_fails_ends_the_tier_and_nothing_else(void **state)
+static void a_disk_error_turns_only_the_tier_off(void **state)
 {
     (void)state;
-    struct kv_disk *d = disk_of();
+    struct kv_disk *d = open_disk();
     assert_true(put(d, 1));
     while (kv_disk_counts(d).n_written < 1)
         nap();
@@ -265,10 +265,10 @@ static void a_disk_that_fails_ends_the_tier_and_nothing_else(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
-static void a_full_disk_keeps_what_is_there(void **state)
+static void a_full_disk_keeps_the_stored_blocks(void **state)
 {
     (void)state;
-    struct kv_disk *d = disk_of();
+    struct kv_disk *d = open_disk();
     assert_true(put(d, 1));
     while (kv_disk_counts(d).n_written < 1)
         nap();
@@ -280,17 +280,17 @@ static void a_full_disk_keeps_what_is_there(void **state)
     assert_true(kv_disk_counts(d).on);
     assert_false(has(d, 2));
     assert_int_equal(read_blocks(d, 1, 2), 1);
-    assert_true(put(d, 2)); // there is room again
+    assert_true(put(d, 2)); // the disk has space again
     kv_disk_free(d, FLUSH_US);
-    d = disk_of();
+    d = open_disk();
     assert_int_equal(read_blocks(d, 1, 2), 2);
     kv_disk_free(d, FLUSH_US);
 }
 
-static void a_damaged_file_is_given_up_a_few_times(void **state)
+static void a_damaged_file_is_replaced_a_few_times(void **state)
 {
     (void)state;
-    struct kv_disk *d = disk_of();
+    struct kv_disk *d = open_disk();
     for (uint64_t key = 1; kv_disk_counts(d).on; key++) {
         assert_true(key < 10);
         faulty_vfs_fail(1, SQLITE_CORRUPT, 0);
@@ -303,14 +303,14 @@ static void a_damaged_file_is_given_up_a_few_times(void **state)
     kv_disk_free(d, FLUSH_US);
 }
 
-static void a_stop_does_not_wait_for_more_than_its_bound(void **state)
+static void a_stop_waits_at_most_the_flush_time(void **state)
 {
     (void)state;
-    struct kv_disk *d = disk_of();
+    struct kv_disk *d = open_disk();
     for (uint64_t key = 1; key <= 500; key++)
         assert_true(put(d, key));
     kv_disk_free(d, 0);
-    d = disk_of();
+    d = open_disk();
     assert_true(kv_disk_counts(d).store.blocks < 500);
     kv_disk_free(d, 0);
 }
@@ -320,16 +320,16 @@ int main(void)
     faulty_vfs_init();
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(what_is_put_comes_back_after_a_restart),
-        TEST(a_block_that_is_there_is_not_written_again),
-        TEST(a_hit_and_a_second_eviction_renew_a_block),
-        TEST(full_buffers_drop_blocks_and_wait_for_nobody),
-        TEST(a_block_that_waits_to_be_written_is_read),
-        TEST(fetches_are_counted_out),
-        TEST(a_disk_that_fails_ends_the_tier_and_nothing_else),
-        TEST(a_full_disk_keeps_what_is_there),
-        TEST(a_damaged_file_is_given_up_a_few_times),
-        TEST(a_stop_does_not_wait_for_more_than_its_bound),
+        TEST(written_blocks_are_read_after_a_restart),
+        TEST(a_stored_block_is_not_written_again),
+        TEST(a_hit_and_a_second_eviction_count_as_a_use),
+        TEST(full_buffers_drop_blocks_without_waiting),
+        TEST(a_block_waiting_to_be_written_is_read),
+        TEST(the_number_of_fetches_is_limited),
+        TEST(a_disk_error_turns_only_the_tier_off),
+        TEST(a_full_disk_keeps_the_stored_blocks),
+        TEST(a_damaged_file_is_replaced_a_few_times),
+        TEST(a_stop_waits_at_most_the_flush_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* test_kv_keys.c - which blocks are on disk. */
+/* test_kv_keys.c - the table of the blocks on disk. */
 #include <errno.h>
 #include <stdlib.h>
 #include "base/mem.h"
@@ -6,7 +6,7 @@
 #include "lib/lib.h"
 #include "verifier-svc/kvdisk/kv_keys.h"
 
-static void a_key_is_there_from_set_to_remove(void **state)
+static void a_key_is_found_from_set_to_remove(void **state)
 {
     (void)state;
     struct kv_keys k;
@@ -26,41 +26,41 @@ static void a_key_is_there_from_set_to_remove(void **state)
     assert_true(kv_keys_last_use(&k, 0) == KV_KEYS_NONE);
 }
 
-/* As a plain array says, with so many keys that searches run into each other and round the end, and
- * that the table is full now and then. */
-static void many_keys_come_and_go(void **state)
+/* Compares with a plain array. There are enough keys for searches that collide and wrap around, and
+ * for a table that is sometimes full. */
+static void many_keys_are_set_and_removed(void **state)
 {
     (void)state;
     enum { N = 3000, STEPS = 60000 };
-    static int64_t plain[N];
+    static int64_t expected[N];
     struct kv_keys k;
     assert_int_equal(kv_keys_init(&k, N / 3), 0);
     for (int i = 0; i < N; i++)
-        plain[i] = KV_KEYS_NONE;
+        expected[i] = KV_KEYS_NONE;
     uint32_t n = 0, n_refused = 0;
     for (uint64_t step = 1; step < STEPS; step++) {
         uint64_t r = rng_splitmix64(step), i = r % N;
-        bool fits = plain[i] != KV_KEYS_NONE || n < k.max;
+        bool fits = expected[i] != KV_KEYS_NONE || n < k.max;
         if (r >> 63) {
             int err = kv_keys_set(&k, i * 0x9e3779b97f4a7c15u, (int64_t)step);
             assert_int_equal(err, fits ? 0 : -ENOSPC);
             n_refused += !fits;
-            n += fits && plain[i] == KV_KEYS_NONE;
-            plain[i] = fits ? (int64_t)step : plain[i];
+            n += fits && expected[i] == KV_KEYS_NONE;
+            expected[i] = fits ? (int64_t)step : expected[i];
         } else {
-            n -= plain[i] != KV_KEYS_NONE;
-            plain[i] = KV_KEYS_NONE;
+            n -= expected[i] != KV_KEYS_NONE;
+            expected[i] = KV_KEYS_NONE;
             kv_keys_remove(&k, i * 0x9e3779b97f4a7c15u);
         }
         assert_int_equal(k.n, n);
     }
     assert_true(n_refused > 0);
     for (uint64_t i = 0; i < N; i++)
-        assert_true(kv_keys_last_use(&k, i * 0x9e3779b97f4a7c15u) == plain[i]);
+        assert_true(kv_keys_last_use(&k, i * 0x9e3779b97f4a7c15u) == expected[i]);
     kv_keys_done(&k);
 }
 
-static void a_table_takes_what_it_says(void **state)
+static void a_table_accepts_its_maximum_of_keys(void **state)
 {
     (void)state;
     static const uint64_t sizes[] = {1, 2, 3, 1000, 1024, 1025};
@@ -82,9 +82,9 @@ static void a_table_takes_what_it_says(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_key_is_there_from_set_to_remove),
-        cmocka_unit_test(many_keys_come_and_go),
-        cmocka_unit_test(a_table_takes_what_it_says),
+        cmocka_unit_test(a_key_is_found_from_set_to_remove),
+        cmocka_unit_test(many_keys_are_set_and_removed),
+        cmocka_unit_test(a_table_accepts_its_maximum_of_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
