@@ -43,9 +43,9 @@ struct draft {
     uint32_t n; // nodes; 0: the proposer has no tokens to offer
     uint32_t tokens[DRAFT_MAX_NODES];
     int32_t parents[DRAFT_MAX_NODES]; // node; -1: the last token of the context
-    float survival[DRAFT_MAX_NODES];  // estimated chance that this token and all before it on its
-                                      // path are accepted: 0 .. 1
-    bool tree;                        // false: a chain, the parents are -1, 0, 1, ...
+    /* Estimated probability, 0 .. 1, that this token and all before it on its path are accepted. */
+    float survival[DRAFT_MAX_NODES];
+    bool tree; // false: a chain, the parents are -1, 0, 1, ...
     enum draft_q_mode q_mode;
     struct draft_q *q; // sparse and dense: freed with the draft; else NULL
 };

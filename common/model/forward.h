@@ -48,7 +48,8 @@ DEFINE_AUTO(struct forward, forward_free)
 #define FORWARD_MAX_DEPTH DRAFT_MAX_DEPTH
 void forward_run(struct forward *f, const struct pass_plan *plan);
 
-/* Raw logits (n_vocab) of row i of the last pass. The row wanted them. Valid until the next pass. */
+/* Raw logits (n_vocab) of row i of the last pass. The row wanted them. Valid until the next
+ * pass. */
 const float *forward_logits(const struct forward *f, uint32_t i);
 
 /* Keeps hidden rows of the coming passes, for learned heads. Layer l in [0, n_layers): its input;

@@ -153,7 +153,7 @@ void kv_seq_done(struct kv *kv, struct kv_seq *seq)
     *seq = (struct kv_seq){0};
 }
 
-/* Would the next row be written into a block that others may read? */
+/* True: the next row would be written into a block that other sequences may read. */
 static bool tail_is_shared(const struct kv *kv, const struct kv_seq *seq)
 {
     if (seq->len % KV_BLOCK == 0)

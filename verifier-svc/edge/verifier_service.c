@@ -51,7 +51,7 @@ static void cancel(struct verifier_service *s, struct request *r)
 static int submit(struct verifier_service *s, const struct job *j,
                   const Tandem__V1__GenerateRequest *msg, bool verify)
 {
-    const struct loaded_model *m = engine_served(s->engine);
+    const struct loaded_model *m = engine_loaded_model(s->engine);
     struct request_limits limits = {m->tok, m->name, m->run.context,
                                     (uint32_t)s->options->max_sequences};
     AUTO(request_drop) struct request *r = NULL;

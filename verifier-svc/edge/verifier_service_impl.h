@@ -64,7 +64,8 @@ struct verifier_service {
 
 /* ---- verifier_service.c ---- */
 
-/* 0: the engine is ready. -EPIPE, with the reason: "the model is being loaded (42 %)", for example. */
+/* 0: the engine is ready. -EPIPE, with the reason: "the model is being loaded (42 %)", for
+ * example. */
 int verifier_service_not_ready(struct verifier_service *s);
 /* Ends a call with this thread's fail_text(). msg: NULL if the call has no message any longer. */
 void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
@@ -72,9 +73,9 @@ void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
 
 /* ---- verifier_service_jobs.c ---- */
 
-/* Adds a job for a call; takes msg, which occupies `bytes` of memory. A call has at most one job. While
- * the model loads, the job waits for at most load_wait. -EPIPE: as verifier_service_not_ready();
- * -EAGAIN: too many jobs or bytes are waiting; -EMSGSIZE, -ENOMEM. */
+/* Adds a job for a call; takes msg, which occupies `bytes` of memory. A call has at most one job.
+ * While the model loads, the job waits for at most load_wait. -EPIPE: as
+ * verifier_service_not_ready(); -EAGAIN: too many jobs or bytes are waiting; -EMSGSIZE, -ENOMEM. */
 int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
                              ProtobufCMessage *msg, size_t bytes, job_fn *run);
 /* For a call with one request message: unpacks it and adds its job, or ends the call. */
