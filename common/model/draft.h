@@ -1,8 +1,8 @@
 /* draft.h - a draft: tokens that are guessed to follow a context, as a chain or a tree.
  *
  * Proposers make drafts and the verifier verifies them; both hold this struct, by pointer. It has
- * the nodes and nothing about their transport: which sequence they belong to, who made them and
- * how long that took is kept beside a draft (drafts.h, prop.h).
+ * the nodes and nothing about their transport. The callers store the sequence, the proposer and
+ * the latency of a draft separately (drafts.h, prop.h).
  *
  * A node is an index into the arrays. Parents stand before their children, so a draft can be cut
  * at any index and stays a tree.

@@ -1,8 +1,8 @@
 /* forward.h - one forward pass over ragged rows: prompts, last tokens and drafts of any sequences.
  *
  * A row is one token position of one sequence. It depends on its own ancestors only, and every sum
- * has one order (kernel.h). So a row's logits have the same bits whatever other rows are in the
- * pass, however a prompt is cut into chunks, and with any number of threads.
+ * has one order (kernel.h). So the bits of a row's logits do not depend on the other rows in
+ * the pass, the chunks of a prompt, or the number of threads.
  *
  * Threads: engine thread only; it works with the whole pool inside forward_run(). */
 #pragma once

@@ -284,7 +284,7 @@ void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, con
         uint32_t there = find_next(kv, root, parent, tokens, i);
         if (there == KV_NO_BLOCK) {
             if (kv->holders[own] > 1)
-                return; // its other holders may not hold its parent
+                return; // other holders of the block may lack its parent
             kv_index_add(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK, own);
         } else if (there != own) {
             hold_block(kv, there);

@@ -2,7 +2,7 @@
  *
  * own-draw: at every row the target draws its own token, keyed by (seed, choice, position). The
  * walk continues while a child of the current node equals it. The draw never depends on the draft,
- * so the committed tokens are those of a run without any draft. This one rule serves greedy, point
+ * so the committed tokens are those of a run without any draft. This one rule covers greedy, point
  * and coupled drafts. Daliri, Musco, Suresh 2024, arXiv:2408.07978.
  *
  * The other rules test the draft's tokens against p, most of them with q, and draw one token after

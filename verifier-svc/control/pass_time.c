@@ -88,8 +88,8 @@ static double fastest_from(const double us[PASS_TIME_POINTS], unsigned i)
     return best;
 }
 
-/* Fills the table. Points that were not measured lie on lines between those that were. After the
- * last of these each row costs what it did before. */
+/* Fills the table. Points that were not measured lie on lines between measured points. The last
+ * line continues after the last measured point. */
 static void fill_table(struct pass_time *t, const double us[PASS_TIME_POINTS])
 {
     unsigned last = 0;

@@ -1,10 +1,10 @@
 /* drafts.c - one thread per proposer that connects, sends and reconnects.
  *
- * The keeper thread calls Describe, opens the stream, sends the outbox that the engine thread
- * filled, and starts again when the stream ends or the proposer is given up. Only the keeper calls
- * rpc: other threads set a flag to give a proposer up, and wake the keeper. A lock per proposer
- * guards its book. A thread holds it to copy and to look up, never to pack, send, check, cancel or
- * wait. (The book is no queue.h because newer wishes replace older ones.)
+ * The keeper thread calls Describe, opens the stream, and sends the outbox that the engine thread
+ * has filled. It starts again when the stream ends or the proposer is given up. Only the keeper
+ * calls rpc: other threads set a flag to give a proposer up, and wake the keeper. A lock per
+ * proposer guards the book. A thread holds the lock to copy and to look up, never to pack, send,
+ * check, cancel or wait. (The book is not a queue.h, because newer wishes replace older ones.)
  *
  *     free ──drafts_set()──▶ in use ──drafts_set(), drafts_free()──▶ leaving ──keeper ends──▶ free
  *
@@ -258,7 +258,7 @@ static bool wait_drained(struct peer *p)
     pthread_mutex_lock(&p->mu);
     while (p->full && is_alive(p))
         if (pthread_cond_timedwait(&p->changed, &p->mu, &until) == ETIMEDOUT && p->full)
-            give_up(p, "it does not read what it is sent");
+            give_up(p, "it does not read its messages");
     bool r = is_alive(p);
     pthread_mutex_unlock(&p->mu);
     return r;

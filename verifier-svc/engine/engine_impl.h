@@ -1,4 +1,4 @@
-/* engine_impl.h - the engine's state, and what its files call from each other. Not for other files.
+/* engine_impl.h - the engine's state, and the functions that its files share. Not for other files.
  *
  *     engine.c       the API for other threads
  *     engine_load.c  the engine thread before its first round; callbacks on other threads

@@ -264,9 +264,11 @@ static void fail_all(struct engine *e)
         engine_fail_request(e, e->waiting.v[0]->req, -EPIPE, ENGINE_STOPPING);
 }
 
-/* How long an engine without work may sleep. It wakes up for the watchdog, for drafts that are late
- * at `until`, for blocks that are read from disk or written to it, and for Verify streams that idle
- * out. -1: until something arrives. */
+/* How long an engine without work may sleep; -1: until something arrives. The engine wakes up for:
+ * - the watchdog,
+ * - drafts that are late at `until`,
+ * - blocks that are read from disk or written to disk,
+ * - Verify streams that have waited too long for a draft. */
 static int64_t idle_wait_us(const struct engine *e, int64_t until)
 {
     int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();

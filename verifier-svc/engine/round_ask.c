@@ -90,7 +90,8 @@ static void await_ahead(struct seq *s, double most_us, int64_t now_us)
     s->await_us = (int64_t)fmin((double)await_us, most_us);
 }
 
-/* Positions that the proposer reads before it drafts; it finds a shared prefix in its own cache. */
+/* Estimate of the positions that the proposer reads before drafting. The proposer is assumed to
+ * have cached the same prefix as this service. */
 static uint32_t positions_to_read(const struct seq *s, const struct drafts_wish *w)
 {
     return w->to_read < round_unread(s) ? w->to_read : round_unread(s);

@@ -18,7 +18,8 @@ uint32_t round_draft_allowed(const struct seq *s);
 /* Positions that a proposer without this sequence has to read: as many as this service had to
  * run. */
 uint32_t round_unread(const struct seq *s);
-/* The sequence as the controller sees it; n: draft tokens that it may request, or of its draft. */
+/* The controller's view of the sequence. n: draft tokens to request at most, or tokens of its
+ * draft. */
 struct control_item round_item(struct seq *s, uint32_t n);
 /* The coming pass without any drafts. Prompts are assumed to get as many rows as in the last
  * pass. */
