@@ -22,7 +22,7 @@ struct event_token {
     float logprob;
     enum accept_origin origin;
     uint32_t text_at, text_len; // in the batch's text
-    uint32_t n_held;            // with logprobs: characters before its own text that are held back
+    uint32_t n_held;            // with logprobs: held back characters before text_at
 };
 
 /* One sequence in one round. An event may have several of these parts, in this order. */
@@ -33,7 +33,7 @@ struct event {
     uint32_t n_cached;              // cached rows of its prompt at that time
     uint32_t first, n_tokens;       // committed, in the batch's tokens
     uint32_t base_len, n_accepted;  // committed length, accepted draft tokens
-    uint32_t round, n_draft;        // its number in the sequence, draft tokens verified
+    uint32_t round, n_draft;        // number of the round in the sequence, draft tokens verified
     char proposer[DRAFTS_NAME_MAX]; // of these draft tokens; "": none, or the client's own
     enum seq_end end;               // SEQ_CONTINUES: none
     int stop;                       // the stop string that ended it, or DETOK_NONE

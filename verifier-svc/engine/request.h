@@ -64,7 +64,7 @@ struct request {
     int64_t arrived_us;
 
     char id[REQUEST_MAX_ID + 1];  // printable
-    char trace[TRACE_ID_LEN + 1]; // of its traceparent, or ""
+    char trace[TRACE_ID_LEN + 1]; // of the traceparent, or ""
     uint32_t *prompt;             // (n_prompt)
     uint32_t n_prompt;
     char *prompt_text; // echo; else NULL

@@ -53,9 +53,9 @@ static void count_tokens(struct engine *e, struct seq *s, uint32_t n, int64_t no
  * verified. */
 static void learn_from_tokens(struct engine *e, struct seq *s, uint32_t base)
 {
-    if (!s->n_held || s->proposer == SEQ_NO_PROPOSER)
+    if (!s->n_uncut || s->proposer == SEQ_NO_PROPOSER)
         return;
-    control_seen(&e->control, &s->control, (unsigned)s->proposer, s->draft, s->n_held,
+    control_seen(&e->control, &s->control, (unsigned)s->proposer, s->draft, s->n_uncut,
                  s->tokens + base, s->n - base);
 }
 

@@ -16,7 +16,7 @@ static void cut_drafts(struct engine *e)
         seq_trim_draft(s, round_draft_allowed(s), seq_left(s) - 1);
         if (s->proposer == SEQ_NO_PROPOSER)
             continue; // the client's own draft: not the controller's
-        e->items[n] = round_item(s, s->n_held);
+        e->items[n] = round_item(s, s->n_uncut);
         e->item_seqs[n++] = s;
     }
     control_cut(&e->control, &r, e->items, n);

@@ -202,13 +202,13 @@ void seq_take_draft(struct seq *s, struct draft *draft, int proposer)
     draft->tree = draft_branches(draft);
     if (proposer != SEQ_NO_PROPOSER)
         cut_unlikely(s);
-    s->n_held = draft->n;
+    s->n_uncut = draft->n;
 }
 
 void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth)
 {
     draft_trim(s->draft, max_nodes, max_depth);
-    s->n_held = s->draft->n;
+    s->n_uncut = s->draft->n;
 }
 
 void seq_drop_draft(struct seq *s)
@@ -216,6 +216,6 @@ void seq_drop_draft(struct seq *s)
     draft_free(TAKE(s->draft));
     s->wants_draft = false;
     s->requested_us = s->held_until_us = 0;
-    s->n_held = 0;
+    s->n_uncut = 0;
     s->proposer = SEQ_NO_PROPOSER;
 }

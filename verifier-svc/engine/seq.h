@@ -51,28 +51,28 @@ struct seq {
     int64_t restore_until_us;   // after it, continues without these rows; 0: not requested yet
     struct sched_passed passed; // while it waits
     struct dist_counts *counts; // NULL: no penalties
-    /* Beside the counts. NULL: every token may come; else it points to the ban of min_tokens. */
+    /* Which tokens may come next. NULL: all; else points to the ban of min_tokens. */
     struct constraint *constraint;
     struct constraint_ban_state ban;
     struct detok detok;
     int stop; // the stop string that ended it, or DETOK_NONE
 
     /* The draft for the coming round. */
-    struct draft *draft;  // its own, maybe empty; its nodes are verified. NULL: none has arrived
-    uint32_t n_held;      // nodes before control_cut() lowered draft->n; the arrays still have them
+    struct draft *draft;  // owned; may be empty. NULL: none has arrived
+    uint32_t n_uncut;     // nodes before control_cut() lowered draft->n; still in the arrays
     int proposer;         // of the draft, or SEQ_NO_PROPOSER
-    bool wants_draft;     // of a proposer, for the coming round
+    bool wants_draft;     // from a proposer, for the coming round
     int64_t requested_us; // when a draft was requested that may still arrive; 0: no such request
     int64_t await_us;     // how long waiting for this draft pays
-    /* A draft is being drawn, and the sequence has no round until it arrives, or until this time.
-     * 0: the sequence is not held. */
+    /* A draft is being drawn. The sequence has no round until this draft arrives, or until this
+     * time. 0: the sequence is not held. */
     int64_t held_until_us;
     uint32_t requested_k;   // tokens requested
     int64_t ahead_us;       // when a draft ahead was requested that may still arrive; 0: none
     int64_t ahead_until_us; // when the draft ahead is late
     struct control_seq control;
     int64_t idle_us; // Verify: since when it waits for a draft; 0: it does not wait
-    bool leaving;    // its blocks were taken; it returns to the queue
+    bool leaving;    // has lost its blocks, and returns to the queue
 
     /* Its rows in the pass that runs. */
     uint32_t first_row, n_rows;
@@ -88,20 +88,20 @@ struct seq {
 
 /* Choice `choice` of r, without memory for its tokens. -ENOMEM. */
 int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct seq **ret);
-/* At admission: allocates all memory that it will need; call it for the first choice first.
- * -ENOMEM. */
+/* At admission: allocates all memory that the sequence will need. Call it for the first choice
+ * first: the other choices copy its token counts. -ENOMEM. */
 int seq_open(struct seq *s);
-/* It must not hold KV blocks. */
+/* The sequence must not hold KV blocks. */
 void seq_free(struct seq *s);
 DEFINE_AUTO(struct seq, seq_free)
 
-/* Rows until its next token can be drawn: 1 while decoding, 0 while it has to wait. */
+/* Rows until the next token can be drawn: 1 while decoding, 0 while the sequence has to wait. */
 uint32_t seq_todo(const struct seq *s);
-/* KV blocks that it needs to start (or to start again), its next row included. */
+/* KV blocks that the sequence needs to start, or to start again, its next row included. */
 uint32_t seq_blocks(const struct seq *s);
 /* All its tokens, also before seq_open(). */
 const uint32_t *seq_tokens(const struct seq *s);
-/* The root of its prefixes: only sequences with the same root share blocks. */
+/* The root of the sequence's prefixes: only sequences with the same root share blocks. */
 struct kv_root seq_root(const struct seq *s);
 /* Tokens that may still be committed. */
 uint32_t seq_left(const struct seq *s);
