@@ -2,7 +2,7 @@
  *
  *     verifier_service.c              Generate and Verify: requests in
  *     verifier_service_jobs.c         the jobs thread: checks and tokenizes
- *     verifier_service_out.c          the out thread: answers out
+ *     verifier_service_out.c          the sender thread: sends answers
  *     verifier_service_info.c         model, tokenizer, statistics
  *     verifier_service_speculation.c  the settings of speculation */
 #pragma once
@@ -32,7 +32,7 @@ struct verifier_service {
     const struct verifier_options *options;
     struct engine *engine;
     struct stats *stats;
-    pthread_t out_thread, jobs_thread; // 0: not started
+    pthread_t sender_thread, jobs_thread; // 0: not started
 
     pthread_mutex_t mu; // for the job list, and for the user of a call while it can change
     pthread_cond_t jobs_changed;
@@ -41,7 +41,7 @@ struct verifier_service {
     size_t job_bytes;
     bool stopping;
 
-    /* The out thread: memory for one message. */
+    /* The sender thread: memory for one message. */
     Tandem__V1__Token tokens[DRAFT_MAX_NODES + 1];
     Tandem__V1__Token *token_list[DRAFT_MAX_NODES + 1];
     Tandem__V1__TopLogprob tops[(DRAFT_MAX_NODES + 1) * DIST_MAX_TOP];

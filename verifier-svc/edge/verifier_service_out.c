@@ -1,4 +1,4 @@
-/* verifier_service_out.c - the out thread: packs and sends the events of the engine. */
+/* verifier_service_out.c - the sender thread: packs and sends the events of the engine. */
 #include <errno.h>
 #include "base/clock.h"
 #include "base/err.h"

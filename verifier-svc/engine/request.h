@@ -108,7 +108,7 @@ struct request {
     int error;       // set in a round; the request ends after the round
     char error_text[REQUEST_MAX_ERROR];
 
-    /* The sending thread's. */
+    /* The sender thread's (edge/verifier_service_out.c). */
     bool answered;              // its last event was sent
     struct request_usage total; // sum over its choices
     int64_t slow_since_us;      // since when the client has not read its answer; 0: it reads
