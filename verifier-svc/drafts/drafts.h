@@ -165,8 +165,8 @@ int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_
  * Their sequences can request again in the next round. */
 unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, unsigned n,
                     uint32_t budget_us, int64_t now_us);
-/* Removes the state of the sequence here and at every proposer. ended: false if it is paused and
- * may return. Its whole context is then sent again. */
+/* Removes the state of the sequence here and at every proposer. ended: false if it was
+ * preempted and may return. Its whole context is then sent again. */
 void drafts_close(struct drafts *d, uint64_t seq, bool ended);
 /* Statistics: n_tokens of proposer i's drafts were accepted. */
 void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);
