@@ -11,7 +11,8 @@
 
 #define LOADING_POLL_US 20000 // between two checks of an engine that loads its model
 
-/* Waits until the model is loaded. 0: loaded; 1: a stop signal arrived; negative: loading failed. */
+/* Waits until the model is loaded. 0: loaded; 1: a stop signal arrived; negative: loading
+ * failed. */
 static int wait_for_model(struct engine *e)
 {
     while (engine_state(e, NULL) == ENGINE_LOADING) {
@@ -64,7 +65,7 @@ static int serve(struct rpc_service *rpc, struct engine *e)
 static void stop(const struct verifier_options *o, struct rpc_service *rpc, struct engine *e,
                  struct verifier_service *service)
 {
-    bool loaded = engine_served(e);
+    bool loaded = engine_loaded_model(e);
     log_info("stopping requests=%u", engine_n_requests(e));
     engine_drain(e);
     if (!loaded)

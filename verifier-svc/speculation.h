@@ -1,7 +1,7 @@
 /* speculation.h - settings of speculation that may change while the verifier runs.
  *
- * The configuration sets them at start-up and on SIGHUP, and the call SetSpeculation changes them in
- * between. engine_speculate() applies them.
+ * The configuration sets them at start-up and on SIGHUP, and the call SetSpeculation changes them
+ * in between. engine_speculate() applies them.
  *
  * Threads: any; plain data. */
 #pragma once

@@ -1,7 +1,7 @@
 /* arch.h - the architectures: each is one file that describes its layers as data.
  *
- * A description names the kinds of a layer's attention and feed-forward, and the tensors that a file
- * must have for it. arch.c has the table of architectures and reads the shapes that all share.
+ * A description names the kinds of a layer's attention and feed-forward, and the tensors that a
+ * file must have for it. arch.c has the table of architectures and reads the shapes that all share.
  *
  * Threads: immutable. */
 #pragma once

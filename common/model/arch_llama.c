@@ -1,6 +1,7 @@
 /* arch_llama.c - Llama 1 to 3.x, Mistral, SmolLM and the like: q, k and v may have biases.
  *
- * The converter reorders the rows of Q and K, so that the two numbers of a rotation are neighbours. */
+ * The converter reorders the rows of Q and K, so that the two numbers of a rotation are
+ * neighbours. */
 #include "model/arch.h"
 
 static const struct arch_tensor tensors[] = {

@@ -154,7 +154,7 @@ static uint32_t end_of_sequence(const struct pass_plan *p, uint32_t row)
     return row;
 }
 
-/* The thread's queries, about as costly as those of the others. */
+/* Runs the thread's queries. Every thread has about the same cost. */
 static void attend_part(const struct attn *a)
 {
     const struct forward *f = a->f;

@@ -43,7 +43,7 @@ void dist_mask_ban(uint64_t *mask, uint32_t n_vocab, const uint32_t *banned, uin
 
 /* The number of times each token occurs in a context. dist_counts_new() allocates space for `max`
  * different tokens. Tokens are added in the order of the context. To look at a row of a draft, the
- * caller adds the draft tokens before it and takes them back afterwards. */
+ * caller adds the draft tokens before that row, and takes them back afterwards. */
 struct dist_counts;
 int dist_counts_new(uint32_t max, struct dist_counts **ret);                    // -ENOMEM
 int dist_counts_copy(const struct dist_counts *from, struct dist_counts **ret); // -ENOMEM

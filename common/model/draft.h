@@ -1,8 +1,8 @@
 /* draft.h - a draft: tokens that are guessed to follow a context, as a chain or a tree.
  *
  * Proposers make drafts and the verifier verifies them; both hold this struct, by pointer. It has
- * the nodes and nothing about their transport: which sequence they belong to, who made them and
- * how long that took is kept beside a draft (drafts.h, prop.h).
+ * the nodes and nothing about their transport. The callers store the sequence, the proposer and
+ * the latency of a draft separately (drafts.h, prop.h).
  *
  * A node is an index into the arrays. Parents stand before their children, so a draft can be cut
  * at any index and stays a tree.
@@ -43,9 +43,9 @@ struct draft {
     uint32_t n; // nodes; 0: the proposer has no tokens to offer
     uint32_t tokens[DRAFT_MAX_NODES];
     int32_t parents[DRAFT_MAX_NODES]; // node; -1: the last token of the context
-    float survival[DRAFT_MAX_NODES];  // estimated chance that this token and all before it on its
-                                      // path are accepted: 0 .. 1
-    bool tree;                        // false: a chain, the parents are -1, 0, 1, ...
+    /* Estimated probability, 0 .. 1, that this token and all before it on its path are accepted. */
+    float survival[DRAFT_MAX_NODES];
+    bool tree; // false: a chain, the parents are -1, 0, 1, ...
     enum draft_q_mode q_mode;
     struct draft_q *q; // sparse and dense: freed with the draft; else NULL
 };

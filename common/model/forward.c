@@ -1,8 +1,8 @@
 /* forward.c - one pass: the threads of the pool walk the layers together, a barrier after each
  * step.
  *
- * A layer is two sublayers, attention and feed-forward. Each kind of them has one file and one table
- * of functions (forward_impl.h); forward_step.c has the steps that they share. */
+ * A layer is two sublayers, attention and feed-forward. Each kind of them has one file and one
+ * table of functions (forward_impl.h); forward_step.c has the steps that they share. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -166,15 +166,15 @@ int forward_want_hidden(struct forward *f, const uint32_t *layers, uint32_t n)
 
 /* ---- before the threads start ---- */
 
-/* Is one thread faster than all? See FORWARD_ALONE_BYTES. */
+/* True: one thread is faster than all. See FORWARD_ALONE_BYTES. */
 static bool is_small(const struct forward *f)
 {
     size_t limit = f->opt.alone_bytes ? f->opt.alone_bytes : FORWARD_ALONE_BYTES;
     return f->m->bytes < limit && f->m->bytes * (16 + f->n_rows) / 16 < limit;
 }
 
-/* Which positions row i sees. Rows of a chain and the last committed token see storage rows in order;
- * a row of a tree sees those of its parent, and itself. */
+/* Which positions row i sees. Rows of a chain and the last committed token see storage rows in
+ * order; a row of a tree sees those of its parent, and itself. */
 static void set_sight(struct forward *f, uint32_t i)
 {
     const struct pass_row *r = &f->plan->rows[i];

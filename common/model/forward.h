@@ -1,8 +1,8 @@
 /* forward.h - one forward pass over ragged rows: prompts, last tokens and drafts of any sequences.
  *
  * A row is one token position of one sequence. It depends on its own ancestors only, and every sum
- * has one order (kernel.h). So a row's logits have the same bits whatever other rows are in the
- * pass, however a prompt is cut into chunks, and with any number of threads.
+ * has one order (kernel.h). So the bits of a row's logits do not depend on the other rows in
+ * the pass, the chunks of a prompt, or the number of threads.
  *
  * Threads: engine thread only; it works with the whole pool inside forward_run(). */
 #pragma once
@@ -48,7 +48,8 @@ DEFINE_AUTO(struct forward, forward_free)
 #define FORWARD_MAX_DEPTH DRAFT_MAX_DEPTH
 void forward_run(struct forward *f, const struct pass_plan *plan);
 
-/* Raw logits (n_vocab) of row i of the last pass. The row wanted them. Valid until the next pass. */
+/* Raw logits (n_vocab) of row i of the last pass. The row wanted them. Valid until the next
+ * pass. */
 const float *forward_logits(const struct forward *f, uint32_t i);
 
 /* Keeps hidden rows of the coming passes, for learned heads. Layer l in [0, n_layers): its input;

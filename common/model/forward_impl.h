@@ -1,4 +1,5 @@
-/* forward_impl.h - what forward.c, the steps of a pass and the sublayers share. Not for other files.
+/* forward_impl.h - what forward.c, the steps of a pass and the sublayers share. Not for other
+ * files.
  *
  * Threads: as forward.h; the functions of a pass run on all threads of the pool. */
 #pragma once

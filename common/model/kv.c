@@ -153,7 +153,7 @@ void kv_seq_done(struct kv *kv, struct kv_seq *seq)
     *seq = (struct kv_seq){0};
 }
 
-/* Would the next row be written into a block that others may read? */
+/* True: the next row would be written into a block that other sequences may read. */
 static bool tail_is_shared(const struct kv *kv, const struct kv_seq *seq)
 {
     if (seq->len % KV_BLOCK == 0)
@@ -284,7 +284,7 @@ void kv_enter(struct kv *kv, struct kv_seq *seq, const struct kv_root *root, con
         uint32_t there = find_next(kv, root, parent, tokens, i);
         if (there == KV_NO_BLOCK) {
             if (kv->holders[own] > 1)
-                return; // its other holders may not hold its parent
+                return; // other holders of the block may lack its parent
             kv_index_add(kv->index, root, parent, tokens + (size_t)i * KV_BLOCK, own);
         } else if (there != own) {
             hold_block(kv, there);

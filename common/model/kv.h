@@ -2,7 +2,7 @@
  *
  * A block keeps KV_BLOCK positions of K and V for all layers. Sequences hold block numbers, never
  * pointers, so equal prefixes can share a block and the pool can be counted exactly. This file
- * counts blocks and decides who holds which; the bytes of the blocks are kv_bytes.h's.
+ * counts blocks and records their holders; kv_bytes.h has the memory of the blocks.
  *
  * A sequence's storage grows in order of arrival: [committed rows][draft rows]. kv_keep() moves an
  * accepted path of a tree to the end of the committed rows and drops the other rows. A block with
@@ -44,7 +44,7 @@ uint32_t kv_n_free(const struct kv *kv); // available: empty or evictable
 const struct kv_shape *kv_shape_of(const struct kv *kv);
 struct kv_bytes *kv_bytes_of(struct kv *kv); // the blocks themselves
 
-/* max_rows, given once: the table is allocated then, so growing allocates nothing. -ENOMEM. */
+/* Allocates the block table for max_rows, so that growing allocates nothing. -ENOMEM. */
 int kv_seq_init(struct kv_seq *seq, uint32_t max_rows);
 void kv_seq_done(struct kv *kv, struct kv_seq *seq); // releases all blocks
 /* Adds n rows after seq->len and counts them as in use. All or nothing. -ENOSPC: not enough free
@@ -67,8 +67,8 @@ int kv_open_index(struct kv *kv, uint64_t identity, kv_hash_fn *hash);
  * many of those have a holder; sharing them takes no free block. */
 uint32_t kv_find(const struct kv *kv, const struct kv_root *root, const uint32_t *tokens,
                  uint32_t n_tokens, uint32_t *ret_held);
-/* seq, initialised and empty, gets the blocks that kv_find() counts. Returns its rows: a multiple of
- * KV_BLOCK. A caller that needs logits leaves the last token out, because its row must run. */
+/* seq, initialised and empty, gets the blocks that kv_find() counts. Returns its rows: a multiple
+ * of KV_BLOCK. A caller that needs logits leaves the last token out, because its row must run. */
 uint32_t kv_match(struct kv *kv, struct kv_seq *seq, const struct kv_root *root,
                   const uint32_t *tokens, uint32_t n_tokens);
 /* The first n rows of seq are written, committed, and belong to these tokens: their full blocks

@@ -29,7 +29,7 @@ struct kv_root {
     uint32_t salt_len; // at most KV_SALT_MAX
 };
 
-/* The hash of what `key` is the hash of, followed by n bytes. */
+/* Extends a hash: `key` is the hash of some bytes, the result that of these bytes plus n more. */
 typedef uint64_t kv_hash_fn(uint64_t key, const void *bytes, size_t n);
 uint64_t kv_hash(uint64_t key, const void *bytes, size_t n);
 

@@ -1,5 +1,5 @@
-/* mem_limit.c - available memory from /proc/meminfo, control groups (v2 and v1) and limits, less the
- * memory that other services have reserved. */
+/* mem_limit.c - available memory from /proc/meminfo, control groups (v2 and v1) and limits, less
+ * the memory that other services have reserved. */
 #include <ctype.h>
 #include <dirent.h>
 #include <stdbool.h>
@@ -118,7 +118,8 @@ static bool is_other_service(const char *root, const char *pid)
     return strcmp(name, "verifier-svc\n") == 0 || strcmp(name, "proposer-svc\n") == 0;
 }
 
-/* Bytes that other services have reserved. ret_here: those in the control groups of this process. */
+/* Bytes that other services have reserved. ret_here: those in the control groups of this
+ * process. */
 static size_t reserved_by_others(const char *root, size_t *ret_here)
 {
     char path[256], groups[512], theirs[512];

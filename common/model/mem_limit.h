@@ -1,4 +1,4 @@
-/* mem_limit.h - memory that this process can still allocate. Ask before reserving large memory.
+/* mem_limit.h - memory that this process can still allocate. Call it before large reservations.
  *
  * Threads: any. */
 #pragma once

@@ -143,9 +143,9 @@ static int plan_mat(struct plan *p, struct source from, uint32_t n_in, uint32_t 
                     checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data,
                     t->type_name);
     if (n_in % weights)
-        return fail(-EINVAL, "%s: tensor %.*s has rows of %u weights, which is no multiple of %u",
-                    checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data, n_in,
-                    weights);
+        return fail(
+            -EINVAL, "%s: tensor %.*s has rows of %u weights, which is not a multiple of %u",
+            checkpoint_path(p->store->checkpoint), (int)t->name.len, t->name.data, n_in, weights);
     *mat = (struct kernel_mat){packed_type(p, type, n_in), n_out, n_in, NULL};
     p->m->params.n_weights += (uint64_t)n_in * n_out;
     struct item item = {.tensor = t, .type = type, .mat = mat, .n_tiles = model_tiles(mat)};
@@ -167,7 +167,7 @@ static int plan_vec(struct plan *p, struct source from, uint32_t n, const float 
     return add_item(p, (struct item){.tensor = t, .type = type, .vec = vec}, n * sizeof(float));
 }
 
-/* Plans a tensor of a layer, unless the file lacks it and may lack it. ret_planned: 1 or 0. */
+/* Plans a tensor of a layer, unless it is optional and missing. ret_planned: 1 or 0. */
 static int plan_tensor(struct plan *p, uint32_t layer, const struct arch_tensor *t,
                        uint32_t *ret_planned)
 {
@@ -355,8 +355,8 @@ struct load {
     atomic_bool cancelled, no_memory;
 };
 
-/* Tells how far loading is: so many bytes of the item are done. Loading thread only. */
-static void tell(struct load *l, double bytes)
+/* Reports the progress of loading: `bytes` of the item are done. Loading thread only. */
+static void report_progress(struct load *l, double bytes)
 {
     double done = (double)l->done + bytes;
     if (l->opt->progress && !l->opt->progress(l->opt->arg, (float)(done / (double)l->m->bytes)))
@@ -402,7 +402,7 @@ static void pack_share(void *arg, unsigned i, unsigned n)
         checkpoint_advise(l->m->store->checkpoint, from_file + a * row_bytes, (b - a) * row_bytes,
                           false);
         if (i == 0)
-            tell(l, (double)l->item->bytes * (b - from) / (to - from));
+            report_progress(l, (double)l->item->bytes * (b - from) / (to - from));
     }
 }
 
@@ -428,7 +428,7 @@ static int load_items(struct load *l)
     for (uint32_t i = 0; i < store->n_items; i++) {
         l->item = &store->items[i];
         l->to = (char *)store->weights + l->done;
-        tell(l, 0);
+        report_progress(l, 0);
         if (!atomic_load(&l->cancelled))
             load_item(l);
         if (atomic_load(&l->cancelled))
@@ -437,7 +437,7 @@ static int load_items(struct load *l)
             return fail(-ENOMEM, "model: no memory to quantise");
         l->done += l->item->bytes;
     }
-    tell(l, 0);
+    report_progress(l, 0);
     return 0;
 }
 

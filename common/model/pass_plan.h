@@ -18,8 +18,9 @@ struct pass_row {
     uint32_t token;
     uint32_t pos;   // logical position; siblings of a tree share it
     uint32_t index; // row of the sequence's storage that it writes; equals pos in a chain
-    int32_t parent; // row of the plan with the position before, of a *tree* draft; -1: all
-                    // positions before lie in storage order (prompt, last token, chain)
+    /* Row of the plan with the position before, in a *tree* draft. -1: all positions before lie in
+     * storage order (prompt, last token, chain). */
+    int32_t parent;
     bool wants_logits;
 };
 

@@ -5,9 +5,9 @@
 #pragma once
 #include "model/arch.h"
 
-/* ret_freqs: (rope_dim / 2) radians per position in float, as training code keeps them. The
- * file's scaling (linear, YaRN) and the factors of role ROPE_FREQS are folded in. ret_gain: factor
- * of cosine and sine. -ENOTSUP: the scaling is not supported. -EINVAL: a parameter is out of range. */
+/* ret_freqs: (rope_dim / 2) radians per position in float, as training code keeps them. The file's
+ * scaling (linear, YaRN) and the factors of role ROPE_FREQS are folded in. ret_gain: factor of
+ * cosine and sine. -ENOTSUP: the scaling is not supported. -EINVAL: a parameter is out of range. */
 int rope_read(const struct checkpoint *c, const struct model_params *p, float *ret_freqs,
               float *ret_gain);
 

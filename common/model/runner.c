@@ -10,7 +10,8 @@
 #define MIN_BLOCKS 2             // of the KV pool
 #define SHORT_CONTEXT 512        // positions that a pool of no set size must hold
 #define BESIDE_BYTES (16u << 20)
-/* Per thread: a MiB of the file that it packs, with the pages around it, or the quantised result. */
+/* Per thread: a MiB of the file that it packs, with the pages around it, or the quantised
+ * result. */
 #define BESIDE_THREAD_BYTES (2u << 20)
 
 static uint32_t blocks_of(uint64_t positions)
@@ -45,7 +46,8 @@ size_t runner_bytes(const struct runner_memory *m)
 }
 
 /* Blocks of the pool: kv_mib if it is set. Else enough for all sequences, at most a quarter of the
- * remaining memory, but at least a short context; refuse() reports a pool that then does not fit. */
+ * remaining memory, but at least a short context; refuse() reports a pool that then does not
+ * fit. */
 static uint64_t wanted_blocks(const struct runner *r, size_t block_bytes, size_t left)
 {
     if (r->opt.kv_mib)

@@ -52,10 +52,10 @@ static void take(struct drafts_book *b, const uint8_t *data, size_t n, int64_t n
         return;
     for (size_t i = 0; i < drafts->n_drafts; i++) {
         const Tandem__V1__SequenceDraft *answer = drafts->drafts[i];
-        struct drafts_asked asked;
+        struct drafts_request request;
         struct draft_answer a = {0};
-        bool was_asked = drafts_book_asked(b, answer, &asked);
-        enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &a) : DRAFTS_STALE;
+        bool was_requested = drafts_book_request(b, answer, &request);
+        enum drafts_verdict v = was_requested ? drafts_check(answer, &request, &a) : DRAFTS_STALE;
         if (drafts_book_answer(b, answer, v, now_us, &a))
             check(&a);
         draft_free(a.draft);

@@ -116,7 +116,8 @@ static void finish(const struct draft *t, int32_t node, const struct dist_weight
         ret->last = t->n ? ACCEPT_BONUS : ACCEPT_TARGET;
 }
 
-/* The first child that passes min(1, scale p/q). After each child that fails, p becomes the residual. */
+/* The first child that passes min(1, scale p/q). After each child that fails, p becomes the
+ * residual. */
 static int32_t reject_siblings(const struct draft *t, int32_t node, const struct accept_q *q,
                                double scale, struct dist_weights *p, const struct accept_chance *c)
 {
@@ -184,8 +185,8 @@ static void accept_path(enum accept_rule rule, double parameter, const struct dr
 /* ---- block verification ---- */
 
 /* Accepts the longest prefix of a chain that passes. P_i is the probability of x_1 .. x_i under p
- * divided by that under q, cut to 1 at each token. h_i is the probability that the prefix of length i
- * is accepted if no longer one is. */
+ * divided by that under q, cut to 1 at each token. h_i is the probability that the prefix of length
+ * i is accepted if no longer one is. */
 static void accept_block(const struct draft *t, const struct accept_q *q,
                          const struct accept_chance *c, struct accept_result *ret)
 {

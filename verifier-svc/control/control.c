@@ -68,7 +68,8 @@ static bool grant_fixed(struct control_item *v, uint32_t n)
     return any;
 }
 
-/* The answers of a round count once, when the next round asks: the pass waits for the last one. */
+/* The answers of a round count once, when the next round requests drafts. The pass waits for the
+ * last answer. */
 static void update_latency(struct control_proposer *p)
 {
     if (p->answers.us > 0)
@@ -133,7 +134,7 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
 
 /* ---- updates ---- */
 
-static void note_answer(struct control_proposer *p, uint32_t k, uint32_t n, double us)
+static void add_to_round(struct control_proposer *p, uint32_t k, uint32_t n, double us)
 {
     bool first = p->answers.us <= 0;
     p->answers.k = first ? k : max_u32(k, p->answers.k);
@@ -151,12 +152,12 @@ static void update_empty(struct control_proposer *p, double expected_us, double 
 
 /* An answer with tokens takes longer than one without. If it arrives sooner than the average answer
  * without tokens, those were delayed, so it lowers their average. */
-static void note_latency(struct control *c, unsigned proposer, uint32_t k, uint32_t n, double us,
-                         bool granted)
+static void record_latency(struct control *c, unsigned proposer, uint32_t k, uint32_t n, double us,
+                           bool granted)
 {
     struct control_proposer *p = &c->proposers[proposer];
     if (granted)
-        note_answer(p, k, n, us);
+        add_to_round(p, k, n, us);
     if (granted && us >= p->empty_us)
         return;
     double expected_us =
@@ -183,7 +184,7 @@ static void update_granted(struct control_seq *s, unsigned proposer, double befo
 }
 
 /* A long prefill counts against this sequence only: it says nothing about other contexts. */
-void control_put_off(struct control_seq *s, unsigned proposer, uint32_t unread)
+void control_still_reading(struct control_seq *s, unsigned proposer, uint32_t unread)
 {
     if (s->prefill.proposer != proposer)
         return; // the sequence has changed its proposer
@@ -205,7 +206,7 @@ void control_answered(struct control *c, struct control_seq *s, unsigned propose
         return; // the sequence has changed its proposer
     update_granted(s, proposer, before, granted);
     if (s->prefill.done)
-        note_latency(c, proposer, k, s->n_batch, us, granted);
+        record_latency(c, proposer, k, s->n_batch, us, granted);
     else if (granted)
         s->granted = 1; // earlier requests only had to wait for the prefill
     prefill_price_answered(&s->prefill, &p->prefill_price);
@@ -268,7 +269,7 @@ void control_seen(struct control *c, struct control_seq *s, unsigned proposer,
             break;
         n_accepted++;
     }
-    if (node < 0 || n_accepted == n) // else its other tokens are still to be verified
+    if (node < 0 || n_accepted == n) // else the other tokens of the draft are still to be verified
         s->ema += (float)(EMA_WEIGHT * ((double)n_accepted / n - s->ema));
 }
 

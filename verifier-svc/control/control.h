@@ -6,7 +6,7 @@
  *     control_seen(), control_verified()    tokens are committed
  *     control_ask()                         the round ends
  *     control_asked()                       a request was sent
- *     control_answered(), control_put_off() an answer arrives
+ *     control_answered(), control_still_reading() an answer arrives
  *     control_passed()                      the round has ended
  * A policy (policy.h) makes both decisions. All updates are the same for every policy, so that the
  * estimates are right when the policy changes.
@@ -46,18 +46,18 @@ void control_cut(const struct control *c, const struct control_round *r, struct 
  * positions that the proposer has to read first; 0: it has read the context. */
 void control_asked(struct control_seq *s, unsigned proposer, uint32_t to_read, uint32_t n);
 
-/* The proposer was told to forget the context, so it has to read the context again. */
+/* The proposer drops the context of the sequence, and has to read the context again. */
 void control_unread(struct control_seq *s);
 
-/* A proposer answered a request for k tokens after us. granted: with tokens. Do not call it if the
- * proposer answers that it still reads. If the proposer had to read the context first, the time
- * does not count as latency. */
+/* A proposer answered a request for k tokens after us. granted: with tokens. If the proposer is
+ * still reading, call control_still_reading() instead. If the proposer had to read the context
+ * first, the time does not count as latency. */
 void control_answered(struct control *c, struct control_seq *s, unsigned proposer, uint32_t k,
                       double us, bool granted);
 
-/* A proposer answered that it still has to read this many positions, at least one. If it has read
- * for more passes than prefill_price.h allows, this counts as an answer without tokens. */
-void control_put_off(struct control_seq *s, unsigned proposer, uint32_t unread);
+/* A proposer answered that it still has to read `unread` positions, at least one. Beyond the pass
+ * limit of prefill_price.h, this counts as an answer without tokens. */
+void control_still_reading(struct control_seq *s, unsigned proposer, uint32_t unread);
 
 /* Compares the first n nodes of a draft with the n_committed tokens that were committed from its
  * start on. The draft may have been verified, cut, or have arrived too late. */

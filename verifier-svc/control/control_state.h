@@ -1,4 +1,4 @@
-/* control_state.h - what the controller knows, and what it is asked in a round. No policy is here.
+/* control_state.h - the state of the controller, and its input for a round. No policy is here.
  *
  * State is kept at three levels, as docs/controller.md lists it:
  *   struct control           per verifier: pass time, counters of exploration
@@ -89,8 +89,8 @@ struct control_item {
     /* For row_budget.c. */
     uint32_t heap_item;  // item i stores place i of the heap: the index of the item there
     uint32_t best_nodes; // tokens in the best distribution so far
-    bool excluded;       // its proposer is left out of the search
-    bool no_row;         // the item is left out, because it received no row
+    bool excluded;       // the search skips all items of its proposer
+    bool no_row;         // the search skips the item, because it received no row
 };
 
 /* A round without drafts. `pass` has one row for each of the n_decoding sequences, and rows of
@@ -110,12 +110,12 @@ double control_state_granted(const struct control *c, unsigned p, const struct c
 /* True: the sequence's own granted share is about proposer p. */
 bool control_state_has_answer(const struct control_seq *s, unsigned p);
 
-/* L_p(k, n): latency of n drafts of k tokens in one message. If no answer with tokens was seen, that
- * of an answer without; 0: no answer was seen. */
+/* L_p(k, n): latency of n drafts of k tokens in one message. If no answer with tokens was seen,
+ * that of an answer without; 0: no answer was seen. */
 double control_state_latency_us(const struct control *c, unsigned p, uint32_t k, uint32_t n);
 
-/* What it costs in us that the item's proposer reads its context first. 0: it has read the context,
- * is reading it, or the price is unknown. */
+/* Cost in us of the prefill of the item's context by its proposer. 0: the proposer has read the
+ * context or is reading it, or the price is unknown. */
 double control_state_prefill_us(const struct control *c, const struct control_item *v);
 
 /* `none`: pass time without drafts per decoding sequence, so per committed token. */

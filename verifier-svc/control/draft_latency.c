@@ -1,4 +1,5 @@
-/* draft_latency.c - a Kalman filter over three times. docs/controller.md, "Latency", has the formulas. */
+/* draft_latency.c - a Kalman filter over three times. docs/controller.md, "Latency", has the
+ * formulas. */
 #include <math.h>
 #include "verifier-svc/control/draft_latency.h"
 

@@ -5,7 +5,7 @@
 
 #define TRY_SHARE 0.004   // of the time: budget of the kinds "all" and "one", each
 #define TRY_MIN_ROUNDS 16 // between tries
-#define TRY_MAX_US 600e6  // between tries, at most: a try may cost less by now
+#define TRY_MAX_US 600e6  // between tries, at most: tries may have become cheaper
 #define TRY_K 2           // tokens of a try by an item that has none
 #define FIRST_TRIES 8     // rounds with tries in which a proposer is new
 #define LESS_SHARE 0.002  // of the time: budget of the kind "less", or one round of LESS_MAX_ROUNDS
@@ -75,7 +75,7 @@ bool exploration_less(struct control *c, const struct control_round *r, struct c
 
 /* ---- all ---- */
 
-/* The cost of a try is what its tokens fall short of the same time without drafts. */
+/* Cost of a try: its time, less the time in which rounds without drafts commit as many tokens. */
 static bool all_is_due(const struct control *c, const struct control_round *r,
                        const struct control_item *v, uint32_t n, const struct row_budget *g)
 {
@@ -168,7 +168,7 @@ static void make_try(struct control_item *v)
     v->s->trying = v->nodes > 0;
 }
 
-/* A try keeps its request until its context is read. Returns whether there is one. */
+/* Repeats the request of each try until its context is read. True: there is such a try. */
 static bool continue_tries(struct control_item *v, uint32_t n)
 {
     bool any = false;

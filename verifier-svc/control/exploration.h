@@ -1,15 +1,15 @@
 /* exploration.h - tries that correct estimates which no draft would correct otherwise.
  *
- * Without drafts nothing shows that a proposer has become better. With drafts in every round nothing
- * shows what a pass without them takes. There are three kinds of tries:
+ * Without drafts nothing shows that a proposer has become better. With drafts in every round
+ * nothing shows what a pass without them takes. There are three kinds of tries:
  *     all   drafts do not pay: every sequence whose context was read requests the best distribution
- *     one   in all other rounds: one sequence requests 2 tokens if it has none, else twice its number
- *     less  drafts pay: all sequences request less; in rotation none, the next lower limit, and half
+ *     one   in all other rounds: one sequence requests twice its tokens, or 2 if it has none
+ *     less  drafts pay: all sequences request less: in rotation none, the next lower limit, half
  * A try of the first two kinds that costs c us of extra time is made every
  *     max(min(c / 0.004, 600e6) / U, 16) rounds      U: time of a round as it is now
- * so that each kind takes at most 0.4 % of the time. A try is never more than ten minutes away, so a
- * proposer that has become better is found, however expensive its tries were. The first 8 tries of
- * a new proposer are due immediately. While a context is read, the tries "all" and "less" pause.
+ * so that each kind takes at most 0.4 % of the time. A try is never more than ten minutes away, so
+ * a proposer that has become better is found, however expensive its tries were. The first 8 tries
+ * of a new proposer are due immediately. While a context is read, the tries "all" and "less" pause.
  *
  * Threads: the engine's; the only state is that of the controller. */
 #pragma once
@@ -26,8 +26,8 @@ void exploration_begin_round(struct control *c);
 bool exploration_less(struct control *c, const struct control_round *r, struct control_item *v,
                       uint32_t n, uint32_t limit, const struct row_budget *g);
 
-/* Makes the round a try of all, if that is due: the items keep the tokens of the best distribution g,
- * although g does not pay. True: the round is a try. */
+/* Makes the round a try of all, if that is due: the items keep the tokens of the best distribution
+ * g, although g does not pay. True: the round is a try. */
 bool exploration_all(struct control *c, const struct control_round *r, struct control_item *v,
                      uint32_t n, const struct row_budget *g);
 

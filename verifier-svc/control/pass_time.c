@@ -88,8 +88,8 @@ static double fastest_from(const double us[PASS_TIME_POINTS], unsigned i)
     return best;
 }
 
-/* Fills the table. Points that were not measured lie on lines between those that were. After the
- * last of these each row costs what it did before. */
+/* Fills the table. Points that were not measured lie on lines between measured points. The last
+ * line continues after the last measured point. */
 static void fill_table(struct pass_time *t, const double us[PASS_TIME_POINTS])
 {
     unsigned last = 0;
@@ -151,9 +151,9 @@ static double ratio_of(const struct pass_time *t, const struct pass_time_work *p
     return min(us / pass_time_us(t, p), OUTLIER);
 }
 
-/* Moves point i by `share` of the weight of a pass. What changes the points that are used is assumed
- * to change the others too. So the more of all passes this point has, the more of its change goes
- * to the scale. */
+/* Moves point i by `share` of the weight of a pass. A change at the points in use is assumed to
+ * hold for the other points too. So a point with a larger part of all passes moves a larger part of
+ * its change to the scale. */
 static void move_point(struct pass_time *t, unsigned i, double share, double ratio)
 {
     double all = 0;

@@ -1,11 +1,12 @@
 /* policy.h - what a policy is: two decisions and its defaults.
  *
- * Each policy is one file, policy_NAME.c, which defines policy_NAME. A new policy also needs a value
- * of enum control_policy, a line of the table in control.c, and a choice in verifier_options.c.
+ * Each policy is one file, policy_NAME.c, which defines policy_NAME. A new policy also needs a
+ * value of enum control_policy, a line of the table in control.c, and a choice in
+ * verifier_options.c.
  *
- * control.c does what is the same for every policy. Before a call it sets `allowed` and `considered`
- * of each item to the number of tokens that the item may have, and nodes to 0. After the call it
- * gives fixed items all that they may have.
+ * control.c does what is the same for every policy. Before a call it sets `allowed` and
+ * `considered` of each item to the number of tokens that the item may have, and nodes to 0. After
+ * the call it gives each fixed item all tokens that the item may have.
  *
  * Threads: the engine's. */
 #pragma once

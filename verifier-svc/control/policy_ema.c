@@ -13,7 +13,7 @@
 
 #define PROBE_ROUNDS 32 // one try per so many rounds without drafts
 
-/* A sequence without drafts tries one token from time to time: nothing else updates its average. */
+/* A sequence without drafts tries one token from time to time: only drafts update its average. */
 static uint32_t probe_tokens(struct control_seq *s)
 {
     if (++s->off_rounds < PROBE_ROUNDS)

@@ -3,8 +3,8 @@
  *     goodput = T / U     T: expected committed tokens of the round
  *                         U: time of the pass, plus the wait for drafts
  * A decoding sequence contributes 1 to T. Draft token i contributes h_i, its probability of
- * survival, which is that of its parent times clamp(F r), where F is the factor of the sequence and r
- * the acceptance rate of its proposer. row_budget.c distributes the rows by h, and exploration.c
+ * survival: that of its parent times clamp(F r). F is the factor of the sequence, and r the
+ * acceptance rate of its proposer. row_budget.c distributes the rows by h, and exploration.c
  * tests estimates that no draft would correct. docs/controller.md, "Decision", lists all steps. */
 #include <math.h>
 #include "base/minmax.h"

@@ -1,14 +1,14 @@
-/* prefill_price.h - estimator: what it costs that a proposer reads a context before it drafts.
+/* prefill_price.h - estimator: the cost of a proposer's prefill, in time of the verifier.
  *
  * A proposer that has not read a sequence's context runs its own prefill first. If it shares cores
  * or memory bandwidth with the verifier, passes take longer meanwhile. While a context is read, the
  * excess of these passes over their expected time is summed up. When the proposer has answered, the
  * sum moves to the proposer:
  *     price = us / positions      both fade by 0.95 per sequence that was read
- * A prefill has a pass limit: 16 passes plus one per 16 positions. Beyond it, slow passes have other
- * causes: they update the pass time, and this prefill does not change the price.
+ * A prefill has a pass limit: 16 passes plus one per 16 positions. Beyond it, slow passes have
+ * other causes: they update the pass time, and this prefill does not change the price.
  *
- * Which positions a proposer has read is known to drafts_ask(); a request reports it here.
+ * drafts_ask() knows which positions a proposer has read. prefill_price_requested() reports them.
  *
  * Threads: the engine's; plain data, starts as zeros. */
 #pragma once
@@ -36,7 +36,8 @@ void prefill_price_requested(struct prefill_price_seq *s, unsigned proposer, uin
 /* The proposer answered that so many positions are left. Its first answer replaces the estimate. */
 void prefill_price_reported(struct prefill_price_seq *s, uint32_t positions);
 
-/* The proposer answered, so it has read the context. Within the pass limit this updates the price. */
+/* The proposer answered, so it has read the context. Within the pass limit this updates the
+ * price. */
 void prefill_price_answered(struct prefill_price_seq *s, struct prefill_price *price);
 
 /* Nothing is requested for the sequence any longer: its excess is dropped. */

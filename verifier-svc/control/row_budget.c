@@ -159,8 +159,8 @@ static uint32_t best_limit(const struct control *c, const struct control_round *
     return best;
 }
 
-/* Grants the rows of g, and replaces its wait by that for the items which received rows. Returns the
- * slowest proposer. */
+/* Grants the rows of g, and replaces its wait by that for the items which received rows. Returns
+ * the slowest proposer. */
 static unsigned grant_budget(const struct control *c, struct control_item *v, uint32_t n,
                              uint32_t limit, struct row_budget *g)
 {
@@ -171,8 +171,8 @@ static unsigned grant_budget(const struct control *c, struct control_item *v, ui
     return w.slowest;
 }
 
-/* Leaves out the items that received no row. Returns whether one of them could have had some. */
-static bool exclude_rowless(struct control_item *v, uint32_t n)
+/* Excludes the items that received no row. True: one of them could have received rows. */
+static bool exclude_no_row(struct control_item *v, uint32_t n)
 {
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
@@ -182,7 +182,7 @@ static bool exclude_rowless(struct control_item *v, uint32_t n)
     return any;
 }
 
-/* Leaves out the items of a proposer. All others may have rows again. */
+/* Excludes the items of a proposer. All others may receive rows again. */
 static void exclude_proposer(struct control_item *v, uint32_t n, unsigned proposer)
 {
     for (uint32_t i = 0; i < n; i++) {
@@ -202,26 +202,27 @@ static void save_nodes(struct control_item *v, uint32_t n)
  *  - all of them,
  *  - then without those that received no row: without their tokens, the remaining drafts may no
  *    longer cover the wait,
- *  - then all again, but without the slowest proposer, and so on, until no item or no row is left. */
+ * - then all again, but without the slowest proposer, and so on, until no item or no row is
+ * left. */
 uint32_t row_budget_best(struct control *c, const struct control_round *r, struct control_item *v,
                          uint32_t n, struct row_budget *ret)
 {
     uint32_t limit, best = 0;
     unsigned slowest = 0;
-    bool rowless_excluded = false;
+    bool no_row_excluded = false;
     struct row_budget g;
     *ret = best_rows(c, r, v, n, 0, 0, true);
     for (uint32_t i = 0; i < n; i++)
         v[i].best_nodes = 0;
-    while ((limit = best_limit(c, r, v, n, &g)) || rowless_excluded) {
+    while ((limit = best_limit(c, r, v, n, &g)) || no_row_excluded) {
         slowest = limit ? grant_budget(c, v, n, limit, &g) : slowest;
         if (limit && (!best || is_better(&g, ret))) {
             best = limit;
             *ret = g;
             save_nodes(v, n);
         }
-        rowless_excluded = !rowless_excluded && exclude_rowless(v, n);
-        if (!rowless_excluded)
+        no_row_excluded = !no_row_excluded && exclude_no_row(v, n);
+        if (!no_row_excluded)
             exclude_proposer(v, n, slowest);
     }
     for (uint32_t i = 0; i < n; i++) {

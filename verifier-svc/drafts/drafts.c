@@ -1,10 +1,10 @@
-/* drafts.c - one thread per proposer that connects, sends, and tries again.
+/* drafts.c - one thread per proposer that connects, sends and reconnects.
  *
- * The keeper thread calls Describe, opens the stream, sends the outbox that the engine thread filled,
- * and starts again when the stream ends or the proposer is given up. Only the keeper calls rpc: other
- * threads set a flag to give a proposer up, and wake the keeper. A lock per proposer guards its book.
- * It is held to copy and to look up, never to pack, send, check, cancel or wait. (The book is no
- * queue.h because newer wishes replace older ones.)
+ * The keeper thread calls Describe, opens the stream, and sends the outbox that the engine thread
+ * has filled. It starts again when the stream ends or the proposer is given up. Only the keeper
+ * calls rpc: other threads set a flag to give a proposer up, and wake the keeper. A lock per
+ * proposer guards the book. A thread holds the lock to copy and to look up, never to pack, send,
+ * check, cancel or wait. (The book is not a queue.h, because newer wishes replace older ones.)
  *
  *     free ──drafts_set()──▶ in use ──drafts_set(), drafts_free()──▶ leaving ──keeper ends──▶ free
  *
@@ -116,11 +116,11 @@ static void count_answer(struct peer *p, const struct drafts_counts *before)
 }
 
 /* The request that the answer belongs to. False: there is none. */
-static bool find_asked(struct peer *p, const Tandem__V1__SequenceDraft *answer,
-                       struct drafts_asked *ret)
+static bool find_request(struct peer *p, const Tandem__V1__SequenceDraft *answer,
+                         struct drafts_request *ret)
 {
     pthread_mutex_lock(&p->mu);
-    bool r = !p->benched && drafts_book_asked(p->book, answer, ret);
+    bool r = !p->benched && drafts_book_request(p->book, answer, ret);
     pthread_mutex_unlock(&p->mu);
     return r;
 }
@@ -141,9 +141,9 @@ static bool record_answer(struct peer *p, const Tandem__V1__SequenceDraft *answe
 static void take_answer(struct peer *p, const Tandem__V1__SequenceDraft *answer, int64_t now_us)
 {
     struct draft_answer a = {0};
-    struct drafts_asked asked;
-    bool was_asked = find_asked(p, answer, &asked);
-    enum drafts_verdict v = was_asked ? drafts_check(answer, &asked, &a) : DRAFTS_STALE;
+    struct drafts_request request;
+    bool was_requested = find_request(p, answer, &request);
+    enum drafts_verdict v = was_requested ? drafts_check(answer, &request, &a) : DRAFTS_STALE;
     if (record_answer(p, answer, v, now_us, &a)) {
         metrics_observe(p->metrics[M_RTT], a.rtt_us / 1e6);
         a.proposer = p->index;
@@ -258,7 +258,7 @@ static bool wait_drained(struct peer *p)
     pthread_mutex_lock(&p->mu);
     while (p->full && is_alive(p))
         if (pthread_cond_timedwait(&p->changed, &p->mu, &until) == ETIMEDOUT && p->full)
-            give_up(p, "it does not read what it is sent");
+            give_up(p, "it does not read its messages");
     bool r = is_alive(p);
     pthread_mutex_unlock(&p->mu);
     return r;
@@ -326,7 +326,7 @@ static void back_off(struct peer *p, const char *why)
         p->back_off_us = BACK_OFF_MAX_US;
 }
 
-/* True: the stream was of use: it had a good answer, or lasted longer than the last wait. */
+/* True: the stream had a good answer, or lasted longer than the last wait. */
 static bool run_stream(struct peer *p, char why[WHY_MAX])
 {
     int64_t since_us = clock_us();
@@ -481,7 +481,8 @@ static bool same_target(const struct drafts_target *a, const struct drafts_targe
     return strcmp(a->name, b->name) == 0 && strcmp(a->target, b->target) == 0;
 }
 
-/* The place of this target, among the places that are not taken yet; DRAFT_MAX_PROPOSERS: there is none. */
+/* The place of this target, among the places that are not taken yet; DRAFT_MAX_PROPOSERS: there is
+ * none. */
 static unsigned place_of(const struct drafts *d, const struct drafts_target *t, const bool *taken)
 {
     unsigned i = 0;
@@ -646,7 +647,8 @@ static bool usable(struct peer *p, int64_t now_us)
     return p->stream && is_alive(p);
 }
 
-/* The most tokens of a draft that it can be asked for; *ret_knows: it has the sequence. */
+/* The most tokens of a draft that p can make; 0: p is not usable. *ret_knows: p has the
+ * sequence. */
 static uint32_t k_max_of(struct peer *p, uint64_t seq, uint32_t base_len, int64_t now_us,
                          bool *ret_knows)
 {

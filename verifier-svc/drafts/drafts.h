@@ -1,27 +1,27 @@
 /* drafts.h - the verifier's side of proposers: requests drafts and checks the answers.
  *
  * Each proposer has its own channel, stream and thread here. The engine thread only copies new
- * context into a bounded outbox. The proposer's thread connects, packs and sends. An answer is checked
- * on the thread that received it, and passed on as a struct draft_answer. The engine never waits in
- * here: an absent, slow, stopped or lying proposer costs its drafts and bounded memory (2 MiB and the
- * checks), never a round.
+ * context into a bounded outbox. The proposer's thread connects, packs and sends. An answer is
+ * checked on the thread that received it, and passed on as a struct draft_answer. The engine thread
+ * never waits here. An absent, slow, stopped or lying proposer costs its drafts, 2 MiB of memory
+ * and the time of the checks. It never delays a round.
  *
  * Flow (design: "The wire"):
  * - At most one Round per sequence is unanswered, and two per stream.
  * - Newer state of a sequence replaces state that has not been sent.
  * - Nothing is sent while more than 1 MiB is queued.
- * - A context longer than DRAFTS_PIECE is sent in pieces, one per drafts_ask(). Its draft is requested
- *   with the last piece.
- * - The state of a sequence at the proposer is remembered here, so the engine always passes the whole
- *   context.
+ * - A context longer than DRAFTS_PIECE is sent in pieces, one per drafts_ask(). Its draft is
+ *   requested with the last piece.
+ * - The state of a sequence at the proposer is remembered here, so the engine always passes the
+ *   whole context.
  *
  * Failures: the stream is cancelled after 3 missed budgets or malformed answers in a row, or if the
  * proposer reads nothing for a second. The next try is after 250 ms, doubling up to 30 s. An
  * unreachable proposer is retried in the same way.
  *
- * Proposers have places, 0 to DRAFT_MAX_PROPOSERS - 1, which are their names elsewhere in the verifier. A
- * removed proposer (drafts_set()) gets no more requests. Its place is reused when its stream has ended,
- * so no answer of it arrives after its successor was named.
+ * Proposers have places, 0 to DRAFT_MAX_PROPOSERS - 1, which are their names elsewhere in the
+ * verifier. A removed proposer (drafts_set()) gets no more requests. Its place is reused when its
+ * stream has ended, so no answer of it arrives after its successor was named.
  *
  * Threads: drafts_new() and drafts_free() by main; drafts_set() by any, one at a time;
  * drafts_name_of() by the same; drafts_stats(), drafts_name() and drafts_check_name() by any; all
@@ -48,14 +48,14 @@
 
 /* An answer with its checked draft. The draft has at most as many nodes as were requested, tokens
  * below the vocabulary's size, and decoded q. Survival never rises from parent to child; it is 1 if
- * the proposer gave none. base_len shows whether the draft still continues the context. A proposer is
- * trusted to have drawn from the q that it sends. */
+ * the proposer gave none. base_len shows whether the draft still continues the context. A proposer
+ * is trusted to have drawn from the q that it sends. */
 struct draft_answer {
     uint64_t seq;
     uint32_t base_len; // committed length that the draft continues
-    uint32_t
-        unread; // tokens of the context that the proposer still has to read; the draft is empty
-    uint32_t rtt_us; // from drafts_ask() to here
+    /* Tokens of the context that the proposer still has to read; above 0 the draft is empty. */
+    uint32_t unread;
+    uint32_t rtt_us; // from drafts_ask() to the arrival of the answer
     unsigned proposer;
     bool ahead; // made while the tokens that it begins with were being verified
     struct draft *draft;
@@ -77,8 +77,8 @@ struct drafts_config {
      * return, unless the callee takes it and leaves NULL. */
     void (*arrived)(void *user, struct draft_answer *answer);
     /* The proposer at place i has described itself: called once, before the first request to it, on
-     * its own thread. No answer of the place's previous proposer arrives after it. Below 0: the
-     * proposer is not used yet, and tried again. NULL is fine. */
+     * its own thread. No answer of the place's previous proposer arrives after it. Returns below 0:
+     * the proposer is not used, and is tried again later. NULL is fine. */
     int (*named)(void *user, unsigned i, const char *name);
     void *user;
 };
@@ -86,10 +86,11 @@ struct drafts_config {
 /* A request for a draft of one sequence in this round. Everything is copied. */
 struct drafts_wish {
     /* Results of drafts_ask(): */
-    uint32_t p90_us;  // 90th percentile of the latency of recent drafts of this depth, 10 ms before
-                      // the first; 0: no draft can arrive this round
-    uint32_t to_read; // positions that the proposer has to read before it drafts; 0: none, or
-                      // nothing is being sent to it
+    /* 90th percentile of the latency of recent drafts of this depth. 10 ms while there are none. 0:
+     * no draft can arrive this round. */
+    uint32_t p90_us;
+    /* Positions that the proposer has to read before it drafts. 0: none, or nothing is sent. */
+    uint32_t to_read;
     /* Arguments: */
     uint64_t seq;            // never reused
     const uint32_t *context; // (base_len) all committed tokens with the prompt; they never change
@@ -97,12 +98,13 @@ struct drafts_wish {
     uint32_t prompt_len; // tokens of the context that are the prompt
     /* Drafts are chains today, so both numbers are k, except for a draft ahead. drafts_ask() cuts
      * them to what the proposer can do. */
-    uint32_t max_nodes;       // tokens wanted; 0: the wish is ignored
-    uint32_t max_depth;       // tokens wanted on one path
-    enum draft_q_mode q_mode; // drafts_ask() replaces a mode that the proposer does not offer: by
-                              // point, or by sparse in place of dense
-    uint64_t draw_key;        // coupled only
-    float p_min;              // the draft may end after a token with a lower probability
+    uint32_t max_nodes; // tokens wanted; 0: the wish is ignored
+    uint32_t max_depth; // tokens wanted on one path
+    /* drafts_ask() replaces a mode that the proposer does not offer: dense by sparse, else by
+     * point. */
+    enum draft_q_mode q_mode;
+    uint64_t draw_key; // coupled only
+    float p_min;       // the draft may end after a token with a lower probability
     /* Up to the hint: sent with the first Round of a sequence only. */
     struct dist_params sampling;
     struct constraint_ban ban;
@@ -112,8 +114,8 @@ struct drafts_wish {
     const uint32_t *hint; // the request's `prediction` as tokens; may be NULL
     uint32_t n_hint;
     /* A draft ahead: draft tokens after the context that are being verified now. The new draft
-     * begins with them and continues from there, max_depth tokens on each path. It may be later than
-     * its budget without counting as a fault (DRAFTS_AHEAD_LATE_US). */
+     * begins with them and continues from there, max_depth tokens on each path. It may be later
+     * than its budget without counting as a fault (DRAFTS_AHEAD_LATE_US). */
     const uint32_t *verifying;
     uint32_t n_verifying;
 };
@@ -134,35 +136,37 @@ void drafts_free(struct drafts *d);
 DEFINE_AUTO(struct drafts, drafts_free)
 
 /* Replaces the list of proposers. Proposers that are in both lists, by target and name, stay
- * connected; the others are cancelled, or connected in the background. A proposer whose thread cannot
- * be created is left out, with a warning. -EINVAL, -ENOMEM: nothing is changed. May wait for a second
- * if more than DRAFT_MAX_PROPOSERS proposers, old and new, need a place at the same time. */
+ * connected; the others are cancelled, or connected in the background. A proposer whose thread
+ * cannot be created is left out, with a warning. -EINVAL, -ENOMEM: nothing is changed. May wait for
+ * a second if more than DRAFT_MAX_PROPOSERS proposers, old and new, need a place at the same
+ * time. */
 int drafts_set(struct drafts *d, const struct drafts_target *targets, unsigned n);
 /* "": there is no proposer at the place, or it has no configured name and has not described itself
  * yet. */
 void drafts_name(struct drafts *d, unsigned i, char name[DRAFTS_NAME_MAX]);
 /* The name of a target that is a proposer or could become one; "": unknown. d may be NULL. */
 void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[DRAFTS_NAME_MAX]);
-/* Whether a request for `name` means a proposer that calls itself `own`. For a release, chain also
- * means cascade, the proposer's present name. */
+/* True: a request for `name` means the proposer that reports the name `own`. For one release, chain
+ * is an alias of cascade. */
 bool drafts_is_called(const char *own, const char *name);
 /* -EINVAL, with the list of names: no proposer has this name, usable or not. 0 while any proposer's
  * name is unknown, and for "". d NULL: there are no proposers. */
 int drafts_check_name(struct drafts *d, const char *name);
-/* A usable proposer for the sequence, which has base_len committed tokens, or -1; and the most tokens
- * that it drafts. name: NULL or "" for any. Sequences are spread over all usable proposers. A sequence
- * stays with its proposer while that is usable, keeps its context and accepts the context's length. */
+/* Returns a usable proposer for the sequence, which has base_len committed tokens; -1: none.
+ * ret_k_max: the most tokens that this proposer drafts. name: NULL or "" for any. Sequences are
+ * spread over all usable proposers. A sequence stays with its proposer while three things hold: the
+ * proposer is usable, has the context, and accepts the context's length. */
 int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_len, int64_t now_us,
                 uint32_t *ret_k_max);
 
-/* Requests drafts of n sequences from proposer i; an answer after budget_us is of no use. Once per
- * round and proposer. Returns how many of the n may be answered in time, since they are sent. For the
- * others p90_us is 0: an older answer is outstanding, or the context is being sent. They can request
- * again next round. */
+/* Requests drafts of n sequences from proposer i; an answer after budget_us is of no use. Call it
+ * once per round and proposer. Returns how many of the n requests are sent and may be answered in
+ * time. For the others p90_us is 0: an older answer is outstanding, or the context is being sent.
+ * Their sequences can request again in the next round. */
 unsigned drafts_ask(struct drafts *d, unsigned i, struct drafts_wish *wishes, unsigned n,
                     uint32_t budget_us, int64_t now_us);
-/* The sequence has ended or is paused: it is forgotten here and at every proposer. A paused sequence
- * may return; then its whole context is sent again. */
+/* Removes the state of the sequence here and at every proposer. ended: false if it was
+ * preempted and may return. Its whole context is then sent again. */
 void drafts_close(struct drafts *d, uint64_t seq, bool ended);
 /* Statistics: n_tokens of proposer i's drafts were accepted. */
 void drafts_accepted(struct drafts *d, unsigned i, uint32_t n_tokens);

@@ -17,24 +17,24 @@
 struct known {
     uint64_t seq;
     uint64_t sent_digest; // of [0, sent_len)
-    uint32_t sent_len;    // committed tokens the proposer has
+    uint32_t sent_len;    // committed tokens that were sent to the proposer
     bool announced;       // a Round with it was sent, so its end must be sent too
     bool introduced;      // hint, tenant and sampling are sent
-    uint32_t n_resent;    // how often the proposer asked for the context again
-    bool sent_again;      // it did, and no good answer has arrived since
+    uint32_t n_resent;    // how often the proposer requested the context again
+    bool sent_again;      // n_resent has grown, and no good answer has arrived since
     uint32_t read_len;    // longest context the proposer has answered for
-    bool puts_off;        // its last answer was "still reading"
+    bool still_reading;   // its last answer was "still reading"
 };
 
 struct owed {
     uint64_t seq;
-    struct drafts_asked asked;
+    struct drafts_request request;
 };
 
 struct sent_round {
     struct owed *owed; // (max_sequences)
     uint32_t n_owed;   // answers; 0: free
-    int64_t asked_us, due_us;
+    int64_t requested_us, due_us;
     uint32_t budget_us;
     bool missed;
 };
@@ -52,7 +52,7 @@ struct drafts_book {
     struct drafts_outbox outboxes[2];
     unsigned filling; // index of the outbox
     struct sent_round rounds[N_ROUNDS];
-    uint32_t n_faults, n_unasked;
+    uint32_t n_faults, n_unrequested;
     char fault[100];
     struct rtts rtts[N_RTT_KINDS];
     struct drafts_counts counts;
@@ -114,7 +114,7 @@ void drafts_book_reset(struct drafts_book *b, const struct drafts_described *abo
     b->rounds[0].n_owed = b->rounds[1].n_owed = 0;
     outbox_clear(&b->outboxes[0]);
     outbox_clear(&b->outboxes[1]);
-    b->n_faults = b->n_unasked = 0;
+    b->n_faults = b->n_unrequested = 0;
     b->counts.good = false;
 }
 
@@ -149,10 +149,10 @@ uint32_t drafts_book_k_max(const struct drafts_book *b, uint64_t seq, uint32_t b
     return too_long || (s && s->n_resent > DRAFTS_RESENDS_MAX) ? 0 : b->about.k_max;
 }
 
-/* The proposer has read its context, so a draft takes the usual time. */
+/* The proposer has read the context of s, so a draft takes the usual time. */
 static bool has_read(const struct known *s)
 {
-    return s->read_len && !s->puts_off;
+    return s->read_len && !s->still_reading;
 }
 
 static struct known *find_or_add(struct drafts_book *b, uint64_t seq)
@@ -315,8 +315,8 @@ static enum draft_q_mode q_mode_offered(const struct drafts_book *b, const struc
     return b->about.offers[mode] ? mode : DRAFT_POINT;
 }
 
-/* Cuts the wish to what the proposer can do. Ahead, what is being verified counts among the nodes,
- * and the proposer limits the paths alone. */
+/* Cuts the wish to what the proposer can do. In a draft ahead, the tokens being verified count
+ * among the nodes. The k_max of the proposer then limits only the length of the paths. */
 static void cut_wish(const struct drafts_book *b, struct drafts_wish *w)
 {
     uint32_t fit = w->q_mode == DRAFT_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : b->about.k_max;
@@ -374,7 +374,7 @@ unsigned drafts_book_ask(struct drafts_book *b, struct drafts_wish *wishes, unsi
     }
     o->budget_us = budget_us;
     o->late_us = n && wishes[0].n_verifying ? DRAFTS_AHEAD_LATE_US : 0;
-    o->asked_us = now_us;
+    o->requested_us = now_us;
     if (o->n_urgent || o->n_pieces)
         o->due_us = due_us ? due_us : now_us + budget_us;
     return n_awaited;
@@ -389,33 +389,33 @@ void drafts_book_close(struct drafts_book *b, uint64_t seq, bool ended)
         return;
     struct drafts_outbox *o = &b->outboxes[b->filling];
     outbox_remove(o, seq);
-    if (s->announced) { // so it was in the book at the last take, which bounds n_closes
+    if (s->announced) { // in the book at the last take, which bounds n_closes
         assert(o->n_closes < b->max_sequences);
         o->closes[o->n_closes++] = (struct drafts_closed){seq, ended};
     }
     *s = b->known[--b->n_known];
 }
 
-static void note_sent(struct known *s, const struct drafts_entry *e)
+static void mark_sent(struct known *s, const struct drafts_entry *e)
 {
     s->sent_len = e->base_len;
     s->sent_digest = e->digest;
     s->announced = s->introduced = true;
 }
 
-static void note_round(struct drafts_book *b, const struct drafts_outbox *o)
+static void record_round(struct drafts_book *b, const struct drafts_outbox *o)
 {
     struct sent_round *r = &b->rounds[b->rounds[0].n_owed ? 1 : 0];
     *r = (struct sent_round){.owed = r->owed,
                              .n_owed = o->n_urgent,
-                             .asked_us = o->asked_us,
-                             .due_us = o->asked_us + o->budget_us + o->late_us,
+                             .requested_us = o->requested_us,
+                             .due_us = o->requested_us + o->budget_us + o->late_us,
                              .budget_us = o->budget_us};
     for (uint32_t i = 0; i < o->n_urgent; i++) {
         const struct drafts_entry *e = &o->urgent[i];
         struct known *s = find_known(b, e->seq);
         assert(s); // closing a sequence removes its entry
-        note_sent(s, e);
+        mark_sent(s, e);
         r->owed[i] = (struct owed){e->seq,
                                    {.base_len = e->base_len,
                                     .max_nodes = e->max_nodes,
@@ -442,11 +442,11 @@ const struct drafts_outbox *drafts_book_take(struct drafts_book *b)
         return NULL;
     struct drafts_outbox *o = &b->outboxes[b->filling];
     if (o->n_urgent)
-        note_round(b, o);
+        record_round(b, o);
     for (uint32_t i = 0; i < o->n_pieces; i++) {
         struct known *s = find_known(b, o->pieces[i].seq);
         assert(s);
-        note_sent(s, &o->pieces[i]);
+        mark_sent(s, &o->pieces[i]);
     }
     b->filling = !b->filling;
     outbox_clear(&b->outboxes[b->filling]);
@@ -461,7 +461,7 @@ static void count_fault(struct drafts_book *b, const char *what)
     snprintf(b->fault, sizeof(b->fault), "%s", what);
 }
 
-static void note_rtt(struct drafts_book *b, uint32_t k, uint32_t rtt_us)
+static void add_rtt(struct drafts_book *b, uint32_t k, uint32_t rtt_us)
 {
     struct rtts *r = &b->rtts[rtt_kind(k)];
     r->us[r->n++ % N_RTTS] = rtt_us ? rtt_us : 1;
@@ -479,14 +479,14 @@ static void resend_context(struct drafts_book *b, struct known *s)
     s->sent_len = 0;
     s->sent_digest = 0;
     s->read_len = 0;
-    s->introduced = s->puts_off = false;
+    s->introduced = s->still_reading = false;
     outbox_remove(&b->outboxes[b->filling], s->seq);
 }
 
 static void count_unrequested(struct drafts_book *b)
 {
     b->counts.stale++;
-    if (++b->n_unasked > DRAFTS_UNASKED_MAX) {
+    if (++b->n_unrequested > DRAFTS_UNREQUESTED_MAX) {
         b->n_faults = DRAFTS_FAULTS_MAX;
         snprintf(b->fault, sizeof(b->fault), "it sends unrequested answers");
     }
@@ -501,7 +501,7 @@ static void count_bad_draft(struct drafts_book *b, enum drafts_verdict v)
 static void count_good_draft(struct drafts_book *b, const struct sent_round *r,
                              const struct draft *draft)
 {
-    b->n_unasked = 0;
+    b->n_unrequested = 0;
     b->counts.drafts += draft->n > 0;
     b->counts.draft_tokens += draft->n;
     b->counts.late += r->missed;
@@ -531,7 +531,7 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
         count_missed(b, &r->due_us, r->budget_us, now_us);
     }
     struct drafts_outbox *o = &b->outboxes[b->filling];
-    if (!owes && o->due_us) // it does not even read what is sent
+    if (!owes && o->due_us) // the proposer does not even read what is sent
         count_missed(b, &o->due_us, o->budget_us, now_us);
     return b->n_faults >= DRAFTS_FAULTS_MAX ? b->fault : NULL;
 }
@@ -539,7 +539,7 @@ const char *drafts_book_verdict(struct drafts_book *b, int64_t now_us)
 static bool count_draft(struct drafts_book *b, const struct sent_round *r, enum drafts_verdict v,
                         int64_t now_us, struct draft_answer *a)
 {
-    int64_t rtt_us = now_us - r->asked_us;
+    int64_t rtt_us = now_us - r->requested_us;
     a->rtt_us = rtt_us < 0 ? 0 : rtt_us > UINT32_MAX ? UINT32_MAX : (uint32_t)rtt_us;
     if (v == DRAFTS_GOOD)
         count_good_draft(b, r, a->draft);
@@ -549,24 +549,24 @@ static bool count_draft(struct drafts_book *b, const struct sent_round *r, enum 
 }
 
 /* Records the latency, unless the draft is empty or the proposer had to read context for it. */
-static void time_answer(struct drafts_book *b, struct known *s, const struct drafts_asked *asked,
-                        const struct draft_answer *a)
+static void time_answer(struct drafts_book *b, struct known *s,
+                        const struct drafts_request *request, const struct draft_answer *a)
 {
-    if (asked->ahead)
+    if (request->ahead)
         return;
     if (a->draft->n && has_read(s))
-        note_rtt(b, asked->max_depth, a->rtt_us);
-    s->puts_off = a->unread > 0;
-    s->read_len = a->unread ? s->read_len : asked->base_len;
+        add_rtt(b, request->max_depth, a->rtt_us);
+    s->still_reading = a->unread > 0;
+    s->read_len = a->unread ? s->read_len : request->base_len;
 }
 
-bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                       struct drafts_asked *ret)
+bool drafts_book_request(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
+                         struct drafts_request *ret)
 {
     const struct sent_round *r = round_owing(b, answer->seq);
     if (!r || answer->need_context)
         return false;
-    *ret = owed_by(r, answer->seq)->asked;
+    *ret = owed_by(r, answer->seq)->request;
     return true;
 }
 
@@ -586,7 +586,7 @@ bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *
         good = count_draft(b, r, v, now_us, a);
     if (good && s) {
         s->sent_again = false;
-        time_answer(b, s, &owed->asked, a);
+        time_answer(b, s, &owed->request, a);
     }
     if (owed)
         *owed = r->owed[--r->n_owed];

@@ -1,10 +1,10 @@
 /* drafts_book.h - the state of one proposer: the contexts it has, outstanding answers, the outbox.
  *
- * A sequence has an entry in the book from its first wish until it is closed. The entry says how much
- * of its context the proposer has. Every sent request is owed an answer, even if its sequence has been
- * closed since: the answer completes the Round, and its absence shows that the proposer is late.
- * There are two outboxes: wishes are copied into one, while the other one is being sent. All memory is
- * allocated at the start.
+ * A sequence has an entry in the book from its first wish until it is closed. The entry says how
+ * much of its context the proposer has. Every sent request is owed an answer, even if its sequence
+ * has been closed since: the answer completes the Round, and its absence shows that the proposer is
+ * late. There are two outboxes: wishes are copied into one, while the other one is being sent. All
+ * memory is allocated at the start.
  *
  * Threads: under the caller's lock. The outbox returned by drafts_book_take() belongs to the sender
  * until the next call. */
@@ -16,7 +16,7 @@
 #define DRAFTS_URGENT_TOKENS 4096
 #define DRAFTS_AHEAD_LATE_US 250000 // a draft ahead may be this much later than its budget
 #define DRAFTS_FAULTS_MAX 3         // in a row
-#define DRAFTS_UNASKED_MAX 1024     // unrequested answers since the last good one
+#define DRAFTS_UNREQUESTED_MAX 1024 // unrequested answers since the last good one
 /* Times that a proposer may lose the context of a sequence; after that it gets no more requests for
  * it. */
 #define DRAFTS_RESENDS_MAX 4
@@ -30,7 +30,7 @@ struct drafts_outbox {
     uint32_t *tokens;             // of both
     struct drafts_closed *closes; // (max_sequences), as many as the proposer can know
     uint32_t budget_us, late_us;  // late_us: how much later than the budget answers may be
-    int64_t asked_us, due_us;     // due_us: of the first wish in it
+    int64_t requested_us, due_us; // due_us: of the first wish in it
 };
 
 struct drafts_book;
@@ -60,8 +60,8 @@ bool drafts_book_ready(const struct drafts_book *b); // drafts_book_take() retur
 /* The request that drafts_check() needs to check the answer, which takes too long to do under the
  * lock. Only drafts_book_answer() and drafts_book_reset() change it. False: there is nothing to
  * check. */
-bool drafts_book_asked(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
-                       struct drafts_asked *ret);
+bool drafts_book_request(const struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,
+                         struct drafts_request *ret);
 /* Records an answer, as drafts_check() filled *a, with the verdict of that. True: the draft is to
  * be passed on; *a lacks the proposer's index. The draft stays the caller's. */
 bool drafts_book_answer(struct drafts_book *b, const Tandem__V1__SequenceDraft *answer,

@@ -136,24 +136,24 @@ static enum drafts_verdict malformed(const char *what)
 }
 
 static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
-                                       const struct drafts_asked *asked)
+                                       const struct drafts_request *request)
 {
-    if (a->n_tokens > asked->max_nodes || a->n_tokens > DRAFT_MAX_NODES)
+    if (a->n_tokens > request->max_nodes || a->n_tokens > DRAFT_MAX_NODES)
         return malformed("more tokens than were requested");
     if (a->n_parents != 0 && a->n_parents != a->n_tokens)
         return malformed("not one parent for each token");
     if (a->n_survival != 0 && a->n_survival != a->n_tokens)
         return malformed("not one survival estimate for each token");
-    if (a->q_mode != TANDEM__V1__QMODE__Q_MODE_POINT && (int)a->q_mode != (int)asked->q_mode)
+    if (a->q_mode != TANDEM__V1__QMODE__Q_MODE_POINT && (int)a->q_mode != (int)request->q_mode)
         return malformed("a q mode that was not requested");
     return DRAFTS_GOOD;
 }
 
 static enum drafts_verdict check_token(const Tandem__V1__SequenceDraft *a, uint32_t i,
-                                       const struct drafts_asked *asked, struct draft *ret)
+                                       const struct drafts_request *request, struct draft *ret)
 {
     int32_t parent = a->n_parents ? a->parents[i] : (int32_t)i - 1;
-    if (a->tokens[i] >= asked->n_vocab)
+    if (a->tokens[i] >= request->n_vocab)
         return malformed("a token outside the vocabulary");
     if (parent < -1 || parent >= (int32_t)i)
         return malformed("a parent that does not come before its child");
@@ -233,7 +233,7 @@ static enum drafts_verdict read_sparse(const Tandem__V1__SequenceDraft *a, uint3
 }
 
 static enum drafts_verdict check_sparse(const Tandem__V1__SequenceDraft *a,
-                                        const struct drafts_asked *asked, struct draft *ret)
+                                        const struct drafts_request *request, struct draft *ret)
 {
     size_t width = a->q_probs.len / sizeof(uint16_t) / a->n_tokens;
     if (width == 0 || width > DRAFTS_SPARSE_MAX ||
@@ -245,7 +245,7 @@ static enum drafts_verdict check_sparse(const Tandem__V1__SequenceDraft *a,
         return malformed("no memory for its q");
     enum drafts_verdict v = DRAFTS_GOOD;
     for (uint32_t i = 0; i < a->n_tokens && v == DRAFTS_GOOD; i++)
-        v = read_sparse(a, i, asked->n_vocab, ret->q);
+        v = read_sparse(a, i, request->n_vocab, ret->q);
     return v;
 }
 
@@ -259,8 +259,8 @@ static float from_half(uint16_t h, Tandem__V1__Tensor__Dtype dtype)
     return x;
 }
 
-/* Row i of the tensor; tokens after its end have probability 0. Rounding to half precision may change
- * the sum of a dense q by at most 1 %. */
+/* Row i of the tensor; tokens after its end have probability 0. Rounding to half precision may
+ * change the sum of a dense q by at most 1 %. */
 static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, uint32_t token,
                                       struct draft_q *q)
 {
@@ -287,10 +287,10 @@ static enum drafts_verdict read_dense(const Tandem__V1__Tensor *t, uint32_t i, u
 }
 
 static enum drafts_verdict check_dense(const Tandem__V1__SequenceDraft *a,
-                                       const struct drafts_asked *asked, struct draft *ret)
+                                       const struct drafts_request *request, struct draft *ret)
 {
     const Tandem__V1__Tensor *t = a->q;
-    if (!t || t->n_shape != 2 || t->shape[0] != a->n_tokens || t->shape[1] > asked->n_vocab)
+    if (!t || t->n_shape != 2 || t->shape[0] != a->n_tokens || t->shape[1] > request->n_vocab)
         return malformed("a dense q that is not tokens by vocabulary");
     bool wide = t->dtype == TANDEM__V1__TENSOR__DTYPE__F32;
     if (!wide && t->dtype != TANDEM__V1__TENSOR__DTYPE__F16 &&
@@ -298,7 +298,7 @@ static enum drafts_verdict check_dense(const Tandem__V1__SequenceDraft *a,
         return malformed("a dense q of an unknown type");
     if (t->data.len != a->n_tokens * (wide ? 4 : 2) * (size_t)t->shape[1])
         return malformed("a dense q that is not as long as its shape");
-    ret->q = new_q((uint32_t)a->n_tokens, asked->n_vocab, false);
+    ret->q = new_q((uint32_t)a->n_tokens, request->n_vocab, false);
     if (!ret->q)
         return malformed("no memory for its q");
     enum drafts_verdict v = DRAFTS_GOOD;
@@ -308,36 +308,36 @@ static enum drafts_verdict check_dense(const Tandem__V1__SequenceDraft *a,
 }
 
 static enum drafts_verdict check_q(const Tandem__V1__SequenceDraft *a,
-                                   const struct drafts_asked *asked, struct draft *ret)
+                                   const struct drafts_request *request, struct draft *ret)
 {
     if (a->n_tokens && a->q_mode == TANDEM__V1__QMODE__Q_MODE_SPARSE)
-        return check_sparse(a, asked, ret);
+        return check_sparse(a, request, ret);
     if (a->n_tokens && a->q_mode == TANDEM__V1__QMODE__Q_MODE_DENSE)
-        return check_dense(a, asked, ret);
+        return check_dense(a, request, ret);
     return DRAFTS_GOOD;
 }
 
 static enum drafts_verdict check_draft(const Tandem__V1__SequenceDraft *a,
-                                       const struct drafts_asked *asked, struct draft *ret)
+                                       const struct drafts_request *request, struct draft *ret)
 {
-    enum drafts_verdict v = check_shape(a, asked);
+    enum drafts_verdict v = check_shape(a, request);
     for (uint32_t i = 0; i < a->n_tokens && v == DRAFTS_GOOD; i++)
-        v = check_token(a, i, asked, ret);
+        v = check_token(a, i, request, ret);
     if (v != DRAFTS_GOOD)
         return v;
     ret->n = (uint32_t)a->n_tokens;
     ret->q_mode = (enum draft_q_mode)a->q_mode;
-    return check_q(a, asked, ret);
+    return check_q(a, request, ret);
 }
 
 enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
-                                 const struct drafts_asked *asked, struct draft_answer *ret)
+                                 const struct drafts_request *request, struct draft_answer *ret)
 {
     *ret = (struct draft_answer){
-        .seq = answer->seq, .base_len = answer->base_len, .ahead = asked->ahead};
-    if (answer->base_len != asked->base_len || answer->digest != asked->digest) {
+        .seq = answer->seq, .base_len = answer->base_len, .ahead = request->ahead};
+    if (answer->base_len != request->base_len || answer->digest != request->digest) {
         fail(-ESTALE, "it continues %u tokens, requested were %u", answer->base_len,
-             asked->base_len);
+             request->base_len);
         return DRAFTS_STALE;
     }
     ret->unread = answer->n_tokens ? 0 : answer->unread;
@@ -346,7 +346,7 @@ enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
     AUTO(draft_free) struct draft *draft = draft_new();
     if (!draft)
         return malformed("no memory for it");
-    enum drafts_verdict v = check_draft(answer, asked, draft);
+    enum drafts_verdict v = check_draft(answer, request, draft);
     if (v == DRAFTS_GOOD)
         ret->draft = TAKE(draft);
     return v;

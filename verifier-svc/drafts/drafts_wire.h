@@ -1,4 +1,5 @@
-/* drafts_wire.h - packs Rounds and checks answers: the only file with the messages of proposer.proto.
+/* drafts_wire.h - packs Rounds and checks answers: the only file with the messages of
+ * proposer.proto.
  *
  * A proposer is not trusted: an answer passes only if it fits the request.
  *
@@ -47,7 +48,7 @@ const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p,
                                             const struct drafts_closed *closes, uint32_t n_closes);
 
 /* The request that an answer is checked against. */
-struct drafts_asked {
+struct drafts_request {
     uint32_t base_len, n_vocab;
     uint32_t max_nodes, max_depth;
     bool ahead; // a draft ahead
@@ -60,14 +61,14 @@ enum drafts_verdict { DRAFTS_GOOD, DRAFTS_STALE, DRAFTS_MALFORMED };
 /* Fills *ret except rtt_us and proposer. Its draft is allocated here and is the caller's. If the
  * answer is not good, fail_text() has the reason and the draft is NULL. */
 enum drafts_verdict drafts_check(const Tandem__V1__SequenceDraft *answer,
-                                 const struct drafts_asked *asked, struct draft_answer *ret);
+                                 const struct drafts_request *request, struct draft_answer *ret);
 
-/* What a proposer said about itself (Describe). */
+/* What a proposer reported about itself (Describe). */
 struct drafts_described {
     char name[DRAFTS_NAME_MAX];
     uint32_t k_max, max_context; // max_context 0: no limit
     bool offers[DRAFT_N_Q_MODES];
 };
-/* -EPROTO: it cannot serve this target. */
+/* -EPROTO: the proposer cannot draft for this target. */
 int drafts_check_described(const Tandem__V1__DescribeReply *reply, uint64_t vocab_digest,
                            struct drafts_described *ret);

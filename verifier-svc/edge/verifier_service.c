@@ -51,7 +51,7 @@ static void cancel(struct verifier_service *s, struct request *r)
 static int submit(struct verifier_service *s, const struct job *j,
                   const Tandem__V1__GenerateRequest *msg, bool verify)
 {
-    const struct loaded_model *m = engine_served(s->engine);
+    const struct loaded_model *m = engine_loaded_model(s->engine);
     struct request_limits limits = {m->tok, m->name, m->run.context,
                                     (uint32_t)s->options->max_sequences};
     AUTO(request_drop) struct request *r = NULL;
@@ -263,7 +263,7 @@ void verifier_service_add(struct verifier_service *s, struct rpc_server *server)
 
 int verifier_service_start(struct verifier_service *s)
 {
-    int err = pthread_create(&s->out_thread, NULL, verifier_service_out_main, s);
+    int err = pthread_create(&s->sender_thread, NULL, verifier_service_out_main, s);
     if (!err)
         err = pthread_create(&s->jobs_thread, NULL, verifier_service_jobs_main, s);
     return err ? fail(-err, "cannot start the service's threads") : 0;
@@ -274,9 +274,9 @@ void verifier_service_stop(struct verifier_service *s)
     verifier_service_wake_jobs(s, true);
     if (s->jobs_thread)
         pthread_join(s->jobs_thread, NULL);
-    if (s->out_thread)
-        pthread_join(s->out_thread, NULL);
-    s->jobs_thread = s->out_thread = 0;
+    if (s->sender_thread)
+        pthread_join(s->sender_thread, NULL);
+    s->jobs_thread = s->sender_thread = 0;
 }
 
 void verifier_service_free(struct verifier_service *s)

@@ -2,7 +2,7 @@
  *
  *     verifier_service.c              Generate and Verify: requests in
  *     verifier_service_jobs.c         the jobs thread: checks and tokenizes
- *     verifier_service_out.c          the out thread: answers out
+ *     verifier_service_out.c          the sender thread: sends answers
  *     verifier_service_info.c         model, tokenizer, statistics
  *     verifier_service_speculation.c  the settings of speculation */
 #pragma once
@@ -32,7 +32,7 @@ struct verifier_service {
     const struct verifier_options *options;
     struct engine *engine;
     struct stats *stats;
-    pthread_t out_thread, jobs_thread; // 0: not started
+    pthread_t sender_thread, jobs_thread; // 0: not started
 
     pthread_mutex_t mu; // for the job list, and for the user of a call while it can change
     pthread_cond_t jobs_changed;
@@ -41,7 +41,7 @@ struct verifier_service {
     size_t job_bytes;
     bool stopping;
 
-    /* The out thread: memory for one message. */
+    /* The sender thread: memory for one message. */
     Tandem__V1__Token tokens[DRAFT_MAX_NODES + 1];
     Tandem__V1__Token *token_list[DRAFT_MAX_NODES + 1];
     Tandem__V1__TopLogprob tops[(DRAFT_MAX_NODES + 1) * DIST_MAX_TOP];
@@ -64,7 +64,8 @@ struct verifier_service {
 
 /* ---- verifier_service.c ---- */
 
-/* 0: the engine is ready. -EPIPE, with the reason: "the model is being loaded (42 %)", for example. */
+/* 0: the engine is ready. -EPIPE, with the reason: "the model is being loaded (42 %)", for
+ * example. */
 int verifier_service_not_ready(struct verifier_service *s);
 /* Ends a call with this thread's fail_text(). msg: NULL if the call has no message any longer. */
 void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
@@ -72,9 +73,9 @@ void verifier_service_refuse(struct verifier_service *s, struct rpc_call *call,
 
 /* ---- verifier_service_jobs.c ---- */
 
-/* Adds a job for a call; takes msg, which occupies `bytes` of memory. A call has at most one job. While
- * the model loads, the job waits for at most load_wait. -EPIPE: as verifier_service_not_ready();
- * -EAGAIN: too many jobs or bytes are waiting; -EMSGSIZE, -ENOMEM. */
+/* Adds a job for a call; takes msg, which occupies `bytes` of memory. A call has at most one job.
+ * While the model loads, the job waits for at most load_wait. -EPIPE: as
+ * verifier_service_not_ready(); -EAGAIN: too many jobs or bytes are waiting; -EMSGSIZE, -ENOMEM. */
 int verifier_service_add_job(struct verifier_service *s, struct rpc_call *call,
                              ProtobufCMessage *msg, size_t bytes, job_fn *run);
 /* For a call with one request message: unpacks it and adds its job, or ends the call. */

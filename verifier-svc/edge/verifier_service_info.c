@@ -64,7 +64,7 @@ static void get_model(struct rpc_call *call, struct rpc_msg *in)
     info.state = wire_state(engine_state(s->engine, &info.progress));
     info.version = rpc_text(TANDEM_VERSION);
     info.protocol = TANDEM__V1__PROTOCOL__PROTOCOL_VERSION;
-    const struct loaded_model *m = engine_served(s->engine);
+    const struct loaded_model *m = engine_loaded_model(s->engine);
     struct drafts *d = engine_drafts(s->engine);
     if (m)
         fill_model(m, &info);
@@ -102,8 +102,8 @@ static void run_tokenize(struct verifier_service *s, const struct job *j)
     Tandem__V1__TokenizeReply reply = TANDEM__V1__TOKENIZE_REPLY__INIT;
     AUTO(mem_free) uint32_t *ids = NULL;
     size_t n = 0;
-    int err =
-        tokenize(engine_served(s->engine)->tok, (Tandem__V1__TokenizeRequest *)j->msg, &ids, &n);
+    int err = tokenize(engine_loaded_model(s->engine)->tok, (Tandem__V1__TokenizeRequest *)j->msg,
+                       &ids, &n);
     reply.ids = ids;
     reply.n_ids = n;
     if (err < 0)
@@ -141,8 +141,8 @@ static void run_detokenize(struct verifier_service *s, const struct job *j)
     Tandem__V1__DetokenizeReply reply = TANDEM__V1__DETOKENIZE_REPLY__INIT;
     AUTO(mem_free) char *text = NULL;
     size_t len = 0;
-    int err = detokenize(engine_served(s->engine)->tok, (Tandem__V1__DetokenizeRequest *)j->msg,
-                         &text, &len);
+    int err = detokenize(engine_loaded_model(s->engine)->tok,
+                         (Tandem__V1__DetokenizeRequest *)j->msg, &text, &len);
     reply.text = rpc_data(text, len);
     if (err < 0)
         rpc_call_fail(j->call, err);

@@ -1,6 +1,6 @@
 /* verifier_service_jobs.c - the jobs thread: long work with a call's text, such as tokenizing a
- * megabyte, without delaying the streams of other calls. Calls that arrive while the model loads wait
- * in the same list.
+ * megabyte, without delaying the streams of other calls. Calls that arrive while the model loads
+ * wait in the same list.
  *
  * Short jobs go before long ones: a smaller job passes a larger one if it arrives within the larger
  * one's bytes times LETS_PASS_US. So equal jobs keep their order, a short job waits for at most one
@@ -156,7 +156,7 @@ void *verifier_service_jobs_main(void *service)
     struct verifier_service *s = service;
     for (struct job *j; (j = next_job(s)); job_free(j)) {
         svc_awake();
-        if (engine_served(s->engine))
+        if (engine_loaded_model(s->engine))
             j->run(s, j);
         else
             verifier_service_refuse(s, j->call, NULL, verifier_service_not_ready(s));

@@ -1,4 +1,4 @@
-/* verifier_service_out.c - the out thread: packs and sends the events of the engine. */
+/* verifier_service_out.c - the sender thread: packs and sends the events of the engine. */
 #include <errno.h>
 #include "base/clock.h"
 #include "base/err.h"
@@ -74,7 +74,7 @@ static void forget_slow(struct verifier_service *s)
 static void fill_tops(struct verifier_service *s, const struct request *r,
                       const struct dist_top *from, size_t at, Tandem__V1__Token *to)
 {
-    const struct tok *tok = engine_served(s->engine)->tok;
+    const struct tok *tok = engine_loaded_model(s->engine)->tok;
     to->n_top = r->n_top;
     to->top = &s->top_list[at];
     for (uint32_t i = 0; i < r->n_top; i++) {
@@ -112,7 +112,7 @@ static void fill_run(struct verifier_service *s, const struct event *ev,
         to->origin = origins[from->origin];
         if (!ev->req->logprobs)
             continue;
-        struct span own = tok_bytes(engine_served(s->engine)->tok, from->id, true);
+        struct span own = tok_bytes(engine_loaded_model(s->engine)->tok, from->id, true);
         to->logprob = from->logprob;
         to->held = from->n_held;
         to->bytes = rpc_data(own.data, own.len);
@@ -130,7 +130,7 @@ static void fill_started(struct verifier_service *s, const struct event *ev,
     to->prompt_tokens = r->n_prompt;
     to->cached_tokens = ev->n_cached;
     to->seed = r->seed;
-    to->model = rpc_text(engine_served(s->engine)->name);
+    to->model = rpc_text(engine_loaded_model(s->engine)->name);
     if (ev->choice == 0)
         to->prompt_text = rpc_data(r->prompt_text, r->prompt_text_len);
 }

@@ -1,5 +1,5 @@
-/* admit.c - which waiting sequences start, or start again: the blocks that each needs, the free
- * blocks, and the rows that are worth waiting for, because they need not run twice. */
+/* admit.c - which waiting sequences start, or start again. The decision depends on free blocks, on
+ * the blocks that a sequence needs, and on rows that other sequences are computing for it. */
 #include <errno.h>
 #include <string.h>
 #include "base/clock.h"
@@ -10,15 +10,15 @@
 /* Sequences that restore at the same time; more would evict the blocks of each other. */
 #define MAX_RESTORING 4
 
-/* It has nothing to run until its client acts. */
+/* The sequence has nothing to run until its client acts. */
 static bool is_dormant(const struct seq *s)
 {
     return s->started &&
            (atomic_load(&s->req->paused) || (s->req->verify && !s->draft && s->n - s->kv.len <= 1));
 }
 
-/* A preempted Verify stream waits in the queue for its next draft. A request starts only if `waiting`
- * has space to put back all started sequences. */
+/* A preempted Verify stream waits in the queue for its next draft. A request starts only if
+ * `waiting` has space to put back all started sequences. */
 static bool may_be_admitted(const struct engine *e, const struct seq *s)
 {
     if (!s->started)
@@ -39,23 +39,23 @@ static uint32_t n_seats(const struct seq *s)
 static uint32_t blocks_needed(const struct engine *e, const struct seq *s)
 {
     uint32_t tails = n_seats(s) - 1; // copies of the prompt's last block
-    uint32_t n = seq_blocks(s) + tails, all = kv_n_blocks(e->served->run.kv);
+    uint32_t n = seq_blocks(s) + tails, all = kv_n_blocks(e->loaded->run.kv);
     return n < all ? n : all;
 }
 
-/* Of these, blocks that running sequences hold already. */
+/* Of blocks_needed(), the blocks that running sequences already hold. */
 static uint32_t blocks_held_by_others(const struct engine *e, const struct seq *s)
 {
     struct kv_root root = seq_root(s);
     uint32_t held;
-    kv_find(e->served->run.kv, &root, seq_tokens(s), s->n - 1, &held);
+    kv_find(e->loaded->run.kv, &root, seq_tokens(s), s->n - 1, &held);
     return held;
 }
 
 /* Free blocks minus the blocks that running sequences need for their prompts and next rows. */
 static uint32_t blocks_available(const struct engine *e)
 {
-    uint32_t owed = 0, n_free = kv_n_free(e->served->run.kv);
+    uint32_t owed = 0, n_free = kv_n_free(e->loaded->run.kv);
     for (uint32_t i = 0; i < e->running.n; i++) {
         const struct seq *s = e->running.v[i];
         uint32_t needs = s->state == SEQ_BRANCH ? 1 : seq_blocks(s);
@@ -85,11 +85,11 @@ static int open_choices(struct request *r)
     return err;
 }
 
-/* Takes the cached rows of its tokens, which need not run. The last row always runs. */
+/* Takes the cached rows of the sequence, which need not run. The last row always runs. */
 static void match_prefix(struct engine *e, struct seq *s)
 {
     struct kv_root root = seq_root(s);
-    uint32_t n = kv_match(e->served->run.kv, &s->kv, &root, s->tokens, s->n - 1);
+    uint32_t n = kv_match(e->loaded->run.kv, &s->kv, &root, s->tokens, s->n - 1);
     if (!s->started)
         s->n_cached = n;
 }
@@ -104,7 +104,7 @@ static void start_choices(struct engine *e, struct request *r, int64_t now_us)
         e->n_started++;
         s->admitted_us = now_us;
         s->idle_us = r->verify && !s->draft ? now_us : 0;
-        struct event *ev = events_add(events_room(e->events, 0), r, i);
+        struct event *ev = events_add(events_reserve(e->events, 0), r, i);
         ev->started = true;
         ev->n_cached = r->seqs[0]->n_cached;
     }
@@ -171,7 +171,7 @@ static bool awaits_prefix(const struct engine *e, const struct seq *s)
     return false;
 }
 
-/* True: it waits for rows of other sequences, or for the disk, although it could start. */
+/* True: s waits for rows of other sequences, or for the disk, although it could start. */
 static bool waits_for_rows(struct engine *e, struct seq *s, bool compare, bool restore,
                            int64_t now_us)
 {
@@ -193,7 +193,7 @@ static struct seq *next_to_admit(struct engine *e, int64_t now_us, bool *ret_any
         struct seq *s = e->waiting.v[i];
         bool may = may_be_admitted(e, s) && (s->started || !full);
         full |= !s->started && !may;
-        e->waits[i] = (struct sched_wait){.passed = &s->passed, .away = true};
+        e->waits[i] = (struct sched_wait){.passed = &s->passed, .skip = true};
         if (!may || waits_for_rows(e, s, i < MAX_COMPARED, seats && n < MAX_RESTORING, now_us))
             continue;
         uint32_t blocks = blocks_needed(e, s);

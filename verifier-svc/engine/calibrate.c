@@ -41,7 +41,7 @@ static void keep_fastest(double *best, double us)
     *best = *best > 0 && *best < us ? *best : us;
 }
 
-/* Times the sizes in order of importance, each once per turn: so a short disturbance by other
+/* Times the sizes in order of importance, each once per turn. So a short disturbance by other
  * processes does not affect all measurements of one size. Sizes without a time are interpolated. */
 static void measure_sizes(struct trial *t, struct pass_time_measured *m)
 {

@@ -5,6 +5,7 @@
 #include "verifier-svc/control/pass_time.h"
 #include "model/runner.h"
 
-/* Runs passes for about a second (at least one of one row) and starts *ret with their times. Rows
- * of the KV pool are used and given back. -ENOMEM; -ENOSPC: there was none, *ret is as before. */
+/* Runs passes for about a second, at least one of one row, and initialises *ret with their times.
+ * Takes rows of the KV pool and returns them. -ENOMEM; -ENOSPC: no block is free, *ret is
+ * unchanged. */
 int calibrate(struct runner *r, struct pass_time *ret);

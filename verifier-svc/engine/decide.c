@@ -143,7 +143,7 @@ enum draft_q_mode decide_q_mode(const struct seq *s)
 {
     const struct request *r = s->req;
     if (!(r->params.temperature > 0))
-        return DRAFT_POINT; // p is one-hot: drawing brings nothing
+        return DRAFT_POINT; // p is one-hot: drawing changes nothing
     if (!accept_rules[r->rule].tests_q)
         return DRAFT_COUPLED;
     return r->dense_q ? DRAFT_DENSE : DRAFT_SPARSE;

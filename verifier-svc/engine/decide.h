@@ -1,7 +1,7 @@
 /* decide.h - one step of one sequence: which tokens are committed, by its request's rule.
  *
- * own-draw commits each token as it is drawn. The other rules (accept.h) look at p after draft tokens
- * that are not committed yet; meanwhile these tokens count for penalties and min_tokens.
+ * own-draw commits each token as it is drawn. The other rules (accept.h) look at p after draft
+ * tokens that are not committed yet; meanwhile these tokens count for penalties and min_tokens.
  *
  * Threads: the engine's. */
 #pragma once

@@ -99,7 +99,7 @@ void engine_free(struct engine *e)
     pthread_mutex_destroy(&e->changing_mu);
     pthread_mutex_destroy(&e->speculation_mu);
     pthread_mutex_destroy(&e->kv_mu);
-    loaded_model_free(e->served);
+    loaded_model_free(e->loaded);
     free(e);
 }
 
@@ -115,7 +115,7 @@ const char *engine_error(struct engine *e)
     return e->error;
 }
 
-const struct loaded_model *engine_served(struct engine *e)
+const struct loaded_model *engine_loaded_model(struct engine *e)
 {
     return atomic_load(&e->ready);
 }
@@ -219,7 +219,7 @@ int engine_submit(struct engine *e, struct request *r)
 int engine_verify(struct engine *e, struct request *r, uint32_t base_len, struct draft *draft)
 {
     AUTO(draft_free) struct draft *d = draft;
-    if (!draft_valid(d, tok_n_vocab(engine_served(e)->tok)))
+    if (!draft_valid(d, tok_n_vocab(engine_loaded_model(e)->tok)))
         return fail(-EINVAL, "the draft has a token outside the vocabulary, or a parent that "
                              "does not precede its child");
     if (atomic_exchange(&r->draft_pending, true))

@@ -1,9 +1,10 @@
-/* engine.h - the thread that owns model, KV, scheduler and sequences, and its API for other threads.
+/* engine.h - the thread that owns model, KV, scheduler and sequences, and its API for other
+ * threads.
  *
  * Requests, drafts and Verify messages enter through a bounded queue. Committed tokens leave in
- * batches of events (events.h), one per round. To cancel or pause a request, set its flags. The engine
- * never calls gRPC and never waits for a client. It waits for a proposer for a bounded time only. An
- * idle engine sleeps.
+ * batches of events (events.h), one per round. To cancel or pause a request, set its flags. The
+ * engine never calls gRPC and never waits for a client. It waits for a proposer for a bounded time
+ * only. An idle engine sleeps.
  *
  * Threads: engine_new(), _start(), _stop(), _free() by main; all else by any thread. */
 #pragma once
@@ -32,10 +33,10 @@ DEFINE_AUTO(struct engine, engine_free)
 
 /* progress of loading, 0 .. 1; may be NULL. */
 enum engine_state engine_state(struct engine *e, float *ret_progress);
-/* Why loading failed. */
+/* The reason why loading failed. */
 const char *engine_error(struct engine *e);
 /* NULL until the model is ready. */
-const struct loaded_model *engine_served(struct engine *e);
+const struct loaded_model *engine_loaded_model(struct engine *e);
 /* Proposers; NULL until the model is ready. */
 struct drafts *engine_drafts(struct engine *e);
 /* The current settings of speculation. */
@@ -60,12 +61,12 @@ struct engine_kv_view {
 };
 void engine_kv(struct engine *e, struct engine_kv_view *ret);
 
-/* Submits an opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is full
- * (with a sentence); -EPIPE: the engine has ended. */
+/* Submits an opened request. 0: the engine holds it until its last event. -EAGAIN: the queue is
+ * full (with a sentence); -EPIPE: the engine has ended. */
 int engine_submit(struct engine *e, struct request *r);
-/* A client's draft for a Verify request, which continues base_len committed tokens; takes it, also
- * on failure. -EINVAL: a token outside the vocabulary, or a parent after its child; -ESTALE: the
- * last draft is still being verified. */
+/* A client's draft for a Verify request, which continues base_len committed tokens. Takes the
+ * draft, also on failure. -EINVAL: a token outside the vocabulary, or a parent after its child;
+ * -ESTALE: the last draft is still being verified. */
 int engine_verify(struct engine *e, struct request *r, uint32_t base_len, struct draft *draft);
 /* Call it after a change of a request's flags. */
 void engine_wake(struct engine *e);

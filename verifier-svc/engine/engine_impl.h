@@ -1,4 +1,4 @@
-/* engine_impl.h - the engine's state, and what its files call from each other. Not for other files.
+/* engine_impl.h - the engine's state, and the functions that its files share. Not for other files.
  *
  *     engine.c       the API for other threads
  *     engine_load.c  the engine thread before its first round; callbacks on other threads
@@ -22,7 +22,8 @@
 
 #define ENGINE_STOPPING "the server is stopping"
 
-/* What other threads send to the engine thread. The sender allocates an item, the engine frees it. */
+/* What other threads send to the engine thread. The sender allocates an item, the engine frees
+ * it. */
 enum inbox_kind {
     INBOX_REQUEST,  // a new request
     INBOX_DRAFT,    // an answer of a proposer
@@ -64,7 +65,7 @@ struct engine {
     bool speculation_changed;       // the engine thread has not applied them yet
 
     /* The engine thread's own. */
-    struct loaded_model *served;
+    struct loaded_model *loaded;
     struct drafts *drafts;            // NULL until the model is loaded
     struct kv_tier *tier;             // NULL: none
     struct kv_disk_counts disk_shown; // as the metrics have them
@@ -77,15 +78,14 @@ struct engine {
     uint32_t n_started;      // sequences that were admitted and have not ended
     uint32_t max_started; // Verify streams and paused answers give up their seats, but stay started
     uint64_t next_id, next_order;
-    int64_t show_us;         // loading: when to report progress again
-    uint32_t prompt_rows;    // rows of prompts in the last pass
-    uint64_t n_evicted;      // blocks, as the metrics have them
-    int64_t decode_us;       // duration of the last pass without prompts
-    bool ask_again;          // a draft ahead was of no use, so its sequence can request another
-    uint32_t n_wait_counted; // decoding sequences counted when the wait for drafts was approved
-    int64_t
-        restore_until_us; // when blocks that are read from disk are late; INT64_MAX: none are read
-    int64_t held_us;      // since when the coming pass waits for drafts; 0: it does not
+    int64_t show_us;          // loading: when to report progress again
+    uint32_t prompt_rows;     // rows of prompts in the last pass
+    uint64_t n_evicted;       // blocks, as the metrics have them
+    int64_t decode_us;        // duration of the last pass without prompts
+    bool request_again;       // a draft ahead did not fit, so its sequence can request another
+    uint32_t n_wait_counted;  // decoding sequences counted when the wait for drafts was approved
+    int64_t restore_until_us; // when blocks being read from disk are late; INT64_MAX: none are read
+    int64_t held_us;          // since when the coming pass waits for drafts; 0: it does not wait
 
     /* Memory of a round. */
     struct sched_wait *waits;      // (waiting.max)
@@ -118,8 +118,8 @@ void *engine_loop_main(void *arg);
 void engine_fail_request(struct engine *e, struct request *r, int error, const char *text);
 /* The generation is complete: fills the event's end. */
 void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct event *ev);
-/* Frees the sequence's KV blocks and puts it back into the queue, at its old place. Choices that have
- * not branched off it yet leave the running list with it. */
+/* Frees the sequence's KV blocks and puts it back into the queue, at its old place. Choices that
+ * have not branched off it yet leave the running list with it. */
 void engine_preempt(struct engine *e, struct seq *s);
 /* Handles all items of the inbox; waits for the first one as queue_pop() does. */
 void engine_take_inbox(struct engine *e, int64_t wait_us);
@@ -152,8 +152,8 @@ struct seq *round_victim(const struct engine *e, struct seq *s);
 
 /* Requests drafts for the sequences that may have one and have none. */
 void round_ask(struct engine *e);
-/* Releases the sequences whose held drafts are late. Returns when the next one is late; INT64_MAX: no
- * sequence is held. */
+/* Releases the sequences whose held drafts are late. Returns when the next one is late; INT64_MAX:
+ * no sequence is held. */
 int64_t round_release(struct engine *e, int64_t now_us);
 /* Until when to wait for drafts before the next round; 0: not at all. The policy goodput approves a
  * wait for all sequences. Without its approval (other policies), a round waits only while every

@@ -1,5 +1,5 @@
-/* engine_load.c - the engine thread before its first round: loads the model, opens the KV tier and the
- * proposers, and times passes. Also the callbacks, which run on other threads. */
+/* engine_load.c - the engine thread before its first round: loads the model, opens the KV tier and
+ * the proposers, and times passes. Also the callbacks, which run on other threads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +70,7 @@ static int proposer_named(void *user, unsigned i, const char *name)
 
 static int open_drafts(struct engine *e)
 {
-    const struct loaded_model *m = e->served;
+    const struct loaded_model *m = e->loaded;
     const struct speculation *s = &e->speculation; // the caller holds changing_mu
     struct drafts_config c = {.n_targets = s->n_targets,
                               .model = m->name,
@@ -91,7 +91,7 @@ static int open_drafts(struct engine *e)
 static void time_passes(struct engine *e, struct pass_time *ret)
 {
     *ret = (struct pass_time){0};
-    if (calibrate(&e->served->run, ret) < 0) {
+    if (calibrate(&e->loaded->run, ret) < 0) {
         log_warn("pass calibration failed, goodput policy disabled: %s", fail_text());
         return;
     }
@@ -102,9 +102,9 @@ static void time_passes(struct engine *e, struct pass_time *ret)
 
 static int open_speculation(struct engine *e)
 {
-    struct pass_time cost;
-    time_passes(e, &cost);
-    control_init(&e->control, &(struct control_options){0}, &cost);
+    struct pass_time pass_time;
+    time_passes(e, &pass_time);
+    control_init(&e->control, &(struct control_options){0}, &pass_time);
     pthread_mutex_lock(&e->changing_mu);
     int err = open_drafts(e);
     pthread_mutex_unlock(&e->changing_mu);
@@ -117,18 +117,18 @@ int engine_load(struct engine *e)
     e->show_us = start_us + LOADING_SHOW_US;
     svc_extend(LOADING_EXTEND_US);
     svc_status("loading the model");
-    int err = loaded_model_open(e->options, &e->served);
+    int err = loaded_model_open(e->options, &e->loaded);
     if (!err)
-        err = loaded_model_load(e->served, e->options, show_progress, e);
+        err = loaded_model_load(e->loaded, e->options, show_progress, e);
     if (!err)
-        err = events_fit(e->events, e->served->tok);
+        err = events_fit(e->events, e->loaded->tok);
     if (!err)
-        err = kv_tier_new(e->options, e->served, blocks_arrived, e, &e->tier);
+        err = kv_tier_new(e->options, e->loaded, blocks_arrived, e, &e->tier);
     if (!err)
         err = open_speculation(e);
     if (err < 0)
         return err;
-    const struct loaded_model *m = e->served;
+    const struct loaded_model *m = e->loaded;
     struct sched_limits limits = {(uint32_t)e->options->max_batch_rows, m->run.max_logits,
                                   (uint32_t)e->options->prefill_chunk,
                                   e->options->max_pass_ms * 1000};

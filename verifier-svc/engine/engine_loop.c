@@ -12,10 +12,10 @@
 
 /* ---- the end of sequences and requests ---- */
 
-/* Gives back all that the engine holds for a sequence. */
+/* Releases everything that the engine holds for a sequence. */
 static void release_seq(struct engine *e, struct seq *s)
 {
-    kv_keep(e->served->run.kv, &s->kv, 0, NULL, 0);
+    kv_keep(e->loaded->run.kv, &s->kv, 0, NULL, 0);
     if (e->drafts)
         drafts_close(e->drafts, s->id, true);
     seq_list_remove(&e->running, s);
@@ -32,7 +32,7 @@ void engine_fail_request(struct engine *e, struct request *r, int error, const c
         if (r->seqs[i]->state != SEQ_ENDED)
             release_seq(e, r->seqs[i]);
     }
-    struct event *ev = events_add(events_room(e->events, 0), r, 0);
+    struct event *ev = events_add(events_reserve(e->events, 0), r, 0);
     ev->error = error;
     snprintf(ev->error_text, sizeof(ev->error_text), "%s", text);
     ev->last = true;
@@ -97,7 +97,7 @@ static void send_back_unbranched(struct engine *e, const struct request *r)
 
 void engine_preempt(struct engine *e, struct seq *s)
 {
-    kv_keep(e->served->run.kv, &s->kv, 0, NULL, 0);
+    kv_keep(e->loaded->run.kv, &s->kv, 0, NULL, 0);
     if (e->drafts)
         drafts_close(e->drafts, s->id, false); // running sequences need the place
     seq_list_remove(&e->running, s);
@@ -106,7 +106,7 @@ void engine_preempt(struct engine *e, struct seq *s)
     s->restore = SEQ_RESTORE_NEW;
     s->restore_until_us = 0;
     s->passed = (struct sched_passed){0};
-    s->asked_us = s->ahead_us = s->held_until_us = 0;
+    s->requested_us = s->ahead_us = s->held_until_us = 0;
     control_unread(&s->control);
     if (s->choice == 0)
         send_back_unbranched(e, s->req);
@@ -236,7 +236,8 @@ static bool end_unwanted(struct engine *e, struct seq *s, int64_t now_us)
     if (atomic_load_explicit(&s->req->cancelled, memory_order_relaxed)) {
         engine_fail_request(e, s->req, -ECANCELED, "cancelled");
     } else if (is_closed(s)) {
-        engine_end_seq(e, s, SEQ_CLOSED, events_add(events_room(e->events, 0), s->req, s->choice));
+        engine_end_seq(e, s, SEQ_CLOSED,
+                       events_add(events_reserve(e->events, 0), s->req, s->choice));
     } else if (now_us >= idles_out_us(e, s)) {
         snprintf(text, sizeof(text), "no draft came for %g s", e->options->verify_timeout_s);
         engine_fail_request(e, s->req, -ETIMEDOUT, text);
@@ -263,9 +264,11 @@ static void fail_all(struct engine *e)
         engine_fail_request(e, e->waiting.v[0]->req, -EPIPE, ENGINE_STOPPING);
 }
 
-/* How long an engine without work may sleep. It wakes up for the watchdog, for drafts that are late
- * at `until`, for blocks that are read from disk or written to it, and for Verify streams that idle
- * out. -1: until something arrives. */
+/* How long an engine without work may sleep; -1: until something arrives. The engine wakes up for:
+ * - the watchdog,
+ * - drafts that are late at `until`,
+ * - blocks that are read from disk or written to disk,
+ * - Verify streams that have waited too long for a draft. */
 static int64_t idle_wait_us(const struct engine *e, int64_t until)
 {
     int64_t now_us = clock_us(), wait = svc_watchdog_interval_us();
@@ -319,7 +322,7 @@ static void run_rounds(struct engine *e)
             engine_take_inbox(e, idle_wait_us(e, late_us));
             continue;
         }
-        if (e->ask_again)
+        if (e->request_again)
             round_ask(e);
         if (!wait_for_drafts(e))
             round_run(e);
@@ -338,7 +341,7 @@ void *engine_loop_main(void *arg)
         snprintf(e->error, sizeof(e->error), "%s", fail_text());
         atomic_store(&e->state, ENGINE_FAILED);
     } else {
-        atomic_store(&e->ready, e->served);
+        atomic_store(&e->ready, e->loaded);
         int loading = ENGINE_LOADING;
         atomic_compare_exchange_strong(&e->state, &loading, ENGINE_READY);
         events_wake(e->events);

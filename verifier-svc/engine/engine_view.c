@@ -1,5 +1,5 @@
-/* engine_view.c - gauges after each round: running and waiting sequences, and the contents of the KV
- * pool with its largest holders. */
+/* engine_view.c - gauges after each round: running and waiting sequences, and the contents of the
+ * KV pool with its largest holders. */
 #include <string.h>
 #include "verifier-svc/engine/engine_impl.h"
 
@@ -23,7 +23,7 @@ static void list_holder(struct engine_kv_view *view, const struct seq *s)
 
 static void show_kv(struct engine *e)
 {
-    const struct kv *kv = e->served->run.kv;
+    const struct kv *kv = e->loaded->run.kv;
     const struct kv_figures f = kv_figures(kv);
     struct engine_kv_view *view = &e->kv_view;
     pthread_mutex_lock(&e->kv_mu);
@@ -50,7 +50,7 @@ static void show_kv(struct engine *e)
     e->n_evicted = f.n_evicted;
 }
 
-static uint64_t n_gone(const struct kv_store_counts *c)
+static uint64_t n_removed(const struct kv_store_counts *c)
 {
     return c->n_expired + c->n_evicted + c->n_damaged;
 }
@@ -67,7 +67,7 @@ static void show_disk(struct engine *e)
     metrics_add(m->disk_restored, (double)(now.n_read - before->n_read));
     metrics_add(m->disk_dropped, (double)(now.n_dropped - before->n_dropped));
     metrics_add(m->disk_failed, (double)(now.n_failed - before->n_failed));
-    metrics_add(m->disk_gone, (double)(n_gone(&now.store) - n_gone(&before->store)));
+    metrics_add(m->disk_removed, (double)(n_removed(&now.store) - n_removed(&before->store)));
     e->disk_shown = now;
 }
 

@@ -84,7 +84,7 @@ static bool has_room(const struct events *e, const struct event_batch *b, uint32
            (!n_tokens || b->text.max - b->text.len >= n_tokens * e->token_bytes + e->held_bytes);
 }
 
-struct event_batch *events_room(struct events *e, uint32_t n_tokens)
+struct event_batch *events_reserve(struct events *e, uint32_t n_tokens)
 {
     if (e->current && !has_room(e, e->current, n_tokens))
         events_send(e);
@@ -104,7 +104,7 @@ struct event *events_add(struct event_batch *b, struct request *r, uint32_t choi
 void events_send(struct events *e)
 {
     if (e->current && e->current->n) {
-        queue_push(e->filled, e->current); // never full: it has as many places as batches
+        queue_push(e->filled, e->current); // never full: as many places as batches
         e->current = NULL;
     }
 }

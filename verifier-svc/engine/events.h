@@ -1,7 +1,7 @@
 /* events.h - the results of a round for clients: one batch from the engine to the edge.
  *
- * A few batches of fixed size circulate between the two, so a round allocates nothing. If the edge is
- * late, the engine waits for it; the edge never blocks on a client.
+ * A few batches of fixed size circulate between the two, so a round allocates nothing. If the edge
+ * is late, the engine waits for it; the edge never blocks on a client.
  *
  * Threads: a batch belongs to the engine thread until events_send(), then to the edge's thread
  * until events_return(). */
@@ -22,7 +22,7 @@ struct event_token {
     float logprob;
     enum accept_origin origin;
     uint32_t text_at, text_len; // in the batch's text
-    uint32_t n_held;            // with logprobs: characters before its own text that are held back
+    uint32_t n_held;            // with logprobs: held back characters before text_at
 };
 
 /* One sequence in one round. An event may have several of these parts, in this order. */
@@ -33,7 +33,7 @@ struct event {
     uint32_t n_cached;              // cached rows of its prompt at that time
     uint32_t first, n_tokens;       // committed, in the batch's tokens
     uint32_t base_len, n_accepted;  // committed length, accepted draft tokens
-    uint32_t round, n_draft;        // its number in the sequence, draft tokens verified
+    uint32_t round, n_draft;        // number of the round in the sequence, draft tokens verified
     char proposer[DRAFTS_NAME_MAX]; // of these draft tokens; "": none, or the client's own
     enum seq_end end;               // SEQ_CONTINUES: none
     int stop;                       // the stop string that ended it, or DETOK_NONE
@@ -65,8 +65,8 @@ int events_fit(struct events *e, const struct tok *tok);
 
 /* The batch being filled, with space for an event of n_tokens tokens and their text, held back text
  * included. Sends a full batch first. n_tokens <= DRAFT_MAX_NODES + 1. */
-struct event_batch *events_room(struct events *e, uint32_t n_tokens);
-/* A new event in the batch that events_room() returned. */
+struct event_batch *events_reserve(struct events *e, uint32_t n_tokens);
+/* A new event in the batch that events_reserve() returned. */
 struct event *events_add(struct event_batch *b, struct request *r, uint32_t choice);
 /* Sends the batch to the edge, unless it is empty. */
 void events_send(struct events *e);

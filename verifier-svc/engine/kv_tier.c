@@ -92,8 +92,8 @@ bool kv_tier_restores(struct kv_tier *t, struct seq *s, int64_t now_us)
     return s->restore != SEQ_RESTORED;
 }
 
-/* Enters the fetched blocks into the pool, indexed and unreferenced. False: there are no free blocks,
- * or the blocks before them were evicted. */
+/* Enters the fetched blocks into the pool, indexed and unreferenced. False: there are no free
+ * blocks, or the blocks before them were evicted. */
 static bool take_blocks(struct kv_tier *t, const struct kv_disk_fetch *f, const struct seq *s)
 {
     struct kv_root root = seq_root(s);
@@ -122,7 +122,7 @@ void kv_tier_take(struct kv_tier *t, struct kv_disk_fetch *f, struct seq *s)
 
 /* ---- life ---- */
 
-int kv_tier_new(const struct verifier_options *o, const struct loaded_model *served,
+int kv_tier_new(const struct verifier_options *o, const struct loaded_model *loaded,
                 void (*fetched)(void *owner, struct kv_disk_fetch *f), void *owner,
                 struct kv_tier **ret)
 {
@@ -132,15 +132,15 @@ int kv_tier_new(const struct verifier_options *o, const struct loaded_model *ser
     AUTO(kv_tier_free) struct kv_tier *t = calloc(1, sizeof(*t));
     if (!t)
         return fail(-ENOMEM, "no memory");
-    t->kv = served->run.kv;
-    int err = kv_seq_init(&t->restored, served->run.context);
+    t->kv = loaded->run.kv;
+    int err = kv_seq_init(&t->restored, loaded->run.context);
     if (err < 0)
         return err;
     struct kv_disk_options options = {
         .store = {.dir = o->kv_disk,
                   .max_bytes = (uint64_t)o->kv_disk_size << 20,
                   .ttl_s = o->kv_disk_ttl,
-                  .identity = served->kv_identity,
+                  .identity = loaded->kv_identity,
                   .block_bytes = (uint32_t)kv_bytes_block(kv_shape_of(t->kv))},
         .fetched = fetched,
         .owner = owner,

@@ -1,8 +1,8 @@
 /* kv_tier.h - the KV pool's second tier: evicted blocks are written to disk, and the blocks of a
  * waiting sequence are read back before it is admitted.
  *
- * A sequence waits at most KV_TIER_WAIT_US until the disk is free, and as long for each piece. After
- * that it runs these tokens again.
+ * A sequence waits at most KV_TIER_WAIT_US until the disk is free, and as long for each piece.
+ * After that it runs these tokens again.
  *
  * Threads: the engine's. */
 #pragma once
@@ -21,7 +21,7 @@ struct kv_tier;
 
 /* fetched: as in struct kv_disk_options. *ret is NULL if the options have no disk tier, or if it
  * cannot be opened, which is logged as a warning. -ENOMEM. */
-int kv_tier_new(const struct verifier_options *o, const struct loaded_model *served,
+int kv_tier_new(const struct verifier_options *o, const struct loaded_model *loaded,
                 void (*fetched)(void *owner, struct kv_disk_fetch *f), void *owner,
                 struct kv_tier **ret);
 /* Writes the blocks in memory, for at most KV_TIER_FLUSH_US. All of them must be unreferenced. */

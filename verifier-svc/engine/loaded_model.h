@@ -22,14 +22,15 @@ struct loaded_model {
     const char *weight_type; // the type of most bytes
     uint64_t identity;       // hash of all that decides bits
     char fingerprint[24];    // identity as text
-    uint64_t kv_identity;    // hash of identity and `created`: identity has samples of the weights
-                             // only, and blocks on disk outlive a file
+    /* Hash of identity and `created`. The identity has only samples of the weights, and blocks on
+     * disk outlive a file. */
+    uint64_t kv_identity;
 };
 
 /* Opens the file and the tokenizer only: enough to check requests (tests, fuzzing). */
 int loaded_model_open(const struct verifier_options *o, struct loaded_model **ret);
-/* Loads the rest; progress as in model_load(). -ENOMEM, with both numbers: the model needs more memory
- * than is available; checked before it is allocated. */
+/* Loads the rest; progress as in model_load(). -ENOMEM, with both numbers: the model needs more
+ * memory than is available; checked before it is allocated. */
 int loaded_model_load(struct loaded_model *s, const struct verifier_options *o,
                       bool (*progress)(void *arg, float done), void *arg);
 void loaded_model_free(struct loaded_model *s);

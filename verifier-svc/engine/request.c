@@ -73,7 +73,8 @@ static int read_prompt_tokens(const Tandem__V1__TokenIds *ids, const struct requ
 }
 
 /* Refuses prompts that cannot fit, before they are tokenized. Some vocabularies drop bytes or map
- * several unknown characters to one token, so the limit is PROMPT_SLACK times the bytes that fit. */
+ * several unknown characters to one token, so the limit is PROMPT_SLACK times the bytes that
+ * fit. */
 static int check_prompt_bytes(size_t len, const struct request_limits *limits)
 {
     uint32_t longest = tok_longest(limits->tok);
@@ -330,7 +331,8 @@ static int read_answer(const message *m, const struct request_limits *limits, st
     return err || !r->min_tokens ? err : read_banned(limits->tok, r);
 }
 
-/* Bytes of the prediction that can be sent to proposers: DRAFTS_HINT_MAX tokens, whole characters. */
+/* Bytes of the prediction that can be sent to proposers: DRAFTS_HINT_MAX tokens, whole
+ * characters. */
 static size_t hint_bytes(const message *m, const struct tok *tok)
 {
     size_t max = (size_t)DRAFTS_HINT_MAX * tok_longest(tok), n = m->prediction.len;

@@ -3,8 +3,8 @@
  * request_read() converts foreign bytes to numbers within their limits; no later code checks them
  * again. A request has n choices, each a sequence (seq.h) that is allocated with it.
  *
- * Threads: filled by one rpc thread, then immutable except for the flags, which any thread may set. It
- * is reference-counted: the call and the engine hold it, and the last holder frees it. */
+ * Threads: filled by one rpc thread, then immutable except for the flags, which any thread may set.
+ * It is reference-counted: the call and the engine hold it, and the last holder frees it. */
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -36,7 +36,7 @@ struct seq;
 /* The limits that a request is checked against. */
 struct request_limits {
     const struct tok *tok;
-    const char *model;      // the served model's name
+    const char *model;      // the loaded model's name
     uint32_t context;       // positions of a sequence
     uint32_t max_sequences; // that run at the same time
 };
@@ -45,8 +45,8 @@ struct request_limits {
 struct request_usage {
     uint32_t n_prompt, n_generated;
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
-    uint32_t accepted_histogram[DRAFT_MAX_NODES +
-                                1]; // [i]: rounds with a draft of which i tokens were accepted
+    /* [i]: rounds with a draft of which i tokens were accepted. */
+    uint32_t accepted_histogram[DRAFT_MAX_NODES + 1];
     int64_t queue_us, prompt_us, decode_us;
     uint32_t k;                     // most draft tokens per round that were allowed
     char proposer[DRAFTS_NAME_MAX]; // of the last draft; "": there was none
@@ -64,7 +64,7 @@ struct request {
     int64_t arrived_us;
 
     char id[REQUEST_MAX_ID + 1];  // printable
-    char trace[TRACE_ID_LEN + 1]; // of its traceparent, or ""
+    char trace[TRACE_ID_LEN + 1]; // of the traceparent, or ""
     uint32_t *prompt;             // (n_prompt)
     uint32_t n_prompt;
     char *prompt_text; // echo; else NULL
@@ -108,7 +108,7 @@ struct request {
     int error;       // set in a round; the request ends after the round
     char error_text[REQUEST_MAX_ERROR];
 
-    /* The sending thread's. */
+    /* The sender thread's (edge/verifier_service_out.c). */
     bool answered;              // its last event was sent
     struct request_usage total; // sum over its choices
     int64_t slow_since_us;      // since when the client has not read its answer; 0: it reads
@@ -117,8 +117,8 @@ struct request {
 
 /* The id in printable ASCII, the same in the logs of all services. */
 void request_id(const struct Tandem__V1__GenerateRequest *msg, char ret_id[REQUEST_MAX_ID + 1]);
-/* Checks everything and tokenizes; *ret has one holder. -EINVAL, -EILSEQ, -EMSGSIZE: a mistake of the
- * client, with a sentence that names the limit; -ENOENT: another model's name; -ENOMEM. */
+/* Checks everything and tokenizes; *ret has one holder. -EINVAL, -EILSEQ, -EMSGSIZE: a mistake of
+ * the client, with a sentence that names the limit; -ENOENT: another model's name; -ENOMEM. */
 int request_read(const struct Tandem__V1__GenerateRequest *msg, const struct request_limits *limits,
                  struct request **ret);
 /* Creates the sequences of all choices; seq_open() allocates their memory at admission. -ENOMEM. */

@@ -1,11 +1,12 @@
-/* round.c - one round: plan, run the pass, accept, request drafts; and what these share. */
+/* round.c - one round: plan, run the pass, accept, request drafts. Also the functions that these
+ * share. */
 #include <stdlib.h>
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/log.h"
 #include "verifier-svc/engine/round_impl.h"
 
-/* ---- what the acts share ---- */
+/* ---- shared by the steps ---- */
 
 bool round_is_decoding(const struct seq *s)
 {
@@ -97,7 +98,7 @@ static struct pass_time_work measure_pass(struct engine *e)
     return pass;
 }
 
-/* A sequence whose context a proposer is reading, before it drafts for it; NULL: there is none. */
+/* A sequence whose context its proposer is reading; NULL: there is none. */
 static const struct seq *find_prefill(const struct engine *e)
 {
     for (uint32_t i = 0; i < e->running.n; i++) {
@@ -108,12 +109,12 @@ static const struct seq *find_prefill(const struct engine *e)
 }
 
 /* Reports that a round with this pass took us while the context of sequence *beside was read. */
-static void note_pass(struct engine *e, const struct pass_time_work *pass, int64_t us,
-                      const uint64_t *beside)
+static void report_pass(struct engine *e, const struct pass_time_work *pass, int64_t us,
+                        const uint64_t *beside)
 {
     struct seq *s = beside ? seq_list_find(&e->running, *beside) : NULL;
     if (e->prompt_rows || (beside && !s))
-        return; // it shows the time of prompts, or of a sequence that has ended
+        return; // the time is due to prompts, or to a sequence that has ended
     control_passed(&e->control, pass, (double)us, s ? &s->control : NULL);
 }
 
@@ -123,7 +124,7 @@ static void check_kv(struct engine *e)
 #ifndef NDEBUG
     for (uint32_t i = 0; i < e->running.n; i++)
         e->kv_seqs[i] = &e->running.v[i]->kv;
-    if (!kv_check(e->served->run.kv, e->kv_seqs, e->running.n)) {
+    if (!kv_check(e->loaded->run.kv, e->kv_seqs, e->running.n)) {
         log_error("%s", fail_text());
         abort();
     }
@@ -138,23 +139,23 @@ void round_run(struct engine *e)
         return;
     round_ask_ahead(e);
     int64_t before_us = clock_us();
-    forward_run(e->served->run.forward, &e->served->run.plan);
+    forward_run(e->loaded->run.forward, &e->loaded->run.plan);
     int64_t now_us = clock_us();
     int64_t pass_us = now_us - before_us;
-    sched_pass_done(&e->sched, e->served->run.plan.n_rows, pass_us);
+    sched_pass_done(&e->sched, e->loaded->run.plan.n_rows, pass_us);
     struct pass_time_work pass = measure_pass(e);
-    const struct seq *reading = find_prefill(e);
-    uint64_t reading_id = reading ? reading->id : 0; // it may end in this round
-    const uint64_t *beside = reading ? &reading_id : NULL;
+    const struct seq *prefill = find_prefill(e);
+    uint64_t prefill_id = prefill ? prefill->id : 0; // the sequence may end in this round
+    const uint64_t *beside = prefill ? &prefill_id : NULL;
     e->decode_us = e->prompt_rows ? e->decode_us : pass_us;
     metrics_add(e->stats->rounds, 1);
     metrics_observe(e->stats->pass_s, (double)pass_us / 1e6);
-    metrics_observe(e->stats->pass_rows, e->served->run.plan.n_rows);
+    metrics_observe(e->stats->pass_rows, e->loaded->run.plan.n_rows);
     round_accept(e, now_us);
     end_failed(e);
     check_kv(e);
     engine_take_inbox(e, 0); // a draft ahead may have arrived
     round_ask(e);
     events_send(e->events);
-    note_pass(e, &pass, clock_us() - before_us, beside);
+    report_pass(e, &pass, clock_us() - before_us, beside);
 }

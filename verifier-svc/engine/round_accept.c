@@ -49,12 +49,13 @@ static void count_tokens(struct engine *e, struct seq *s, uint32_t n, int64_t no
     s->last_us = now_us;
 }
 
-/* Scores the draft against the tokens committed since `base`, also the part that was not verified. */
+/* Scores the draft against the tokens committed since `base`, also the part that was not
+ * verified. */
 static void learn_from_tokens(struct engine *e, struct seq *s, uint32_t base)
 {
-    if (!s->n_held || s->proposer == SEQ_NO_PROPOSER)
+    if (!s->n_uncut || s->proposer == SEQ_NO_PROPOSER)
         return;
-    control_seen(&e->control, &s->control, (unsigned)s->proposer, s->draft, s->n_held,
+    control_seen(&e->control, &s->control, (unsigned)s->proposer, s->draft, s->n_uncut,
                  s->tokens + base, s->n - base);
 }
 
@@ -83,18 +84,18 @@ static void index_rows(struct engine *e, struct seq *s)
 {
     struct kv_root root = seq_root(s);
     uint32_t n = s->kv.len < s->n ? s->kv.len : s->n;
-    kv_enter(e->served->run.kv, &s->kv, &root, s->tokens, n);
+    kv_enter(e->loaded->run.kv, &s->kv, &root, s->tokens, n);
 }
 
 /* One step of a sequence whose last committed token is row `last_row` of the pass. */
 static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64_t now_us)
 {
     struct accept_result result;
-    struct event_batch *b = events_room(e->events, seq_n_draft(s) + 1);
+    struct event_batch *b = events_reserve(e->events, seq_n_draft(s) + 1);
     struct event *ev = events_add(b, s->req, s->choice);
     uint32_t base = s->n;
     enum seq_end end =
-        decide(e->served->run.forward, e->served->run.dist, s, last_row, b, ev, &result);
+        decide(e->loaded->run.forward, e->loaded->run.dist, s, last_row, b, ev, &result);
     if (end == SEQ_FAILED) {
         snprintf(s->req->error_text, sizeof(s->req->error_text), "%s", fail_text());
         s->req->error = -EIO; // ended after the loop over the pass
@@ -106,7 +107,7 @@ static void accept_seq(struct engine *e, struct seq *s, uint32_t last_row, int64
     count_tokens(e, s, ev->n_tokens, now_us);
     for (uint32_t i = 0; i < result.n_accepted; i++)
         result.path[i] += base;
-    kv_keep(e->served->run.kv, &s->kv, base, result.path, result.n_accepted);
+    kv_keep(e->loaded->run.kv, &s->kv, base, result.path, result.n_accepted);
     index_rows(e, s);
     if (end != SEQ_CONTINUES) {
         engine_end_seq(e, s, end, ev);
@@ -124,7 +125,7 @@ static void start_branches(struct engine *e, struct seq *first, uint32_t last_ro
         struct seq *s = first->req->seqs[i];
         if (s->state != SEQ_BRANCH)
             continue;
-        if (kv_fork(e->served->run.kv, &first->kv, first->n_prompt, &s->kv) < 0) {
+        if (kv_fork(e->loaded->run.kv, &first->kv, first->n_prompt, &s->kv) < 0) {
             engine_preempt(e, s); // runs the prompt itself, later
             continue;
         }
@@ -140,7 +141,7 @@ void round_accept(struct engine *e, int64_t now_us)
         struct seq *s = e->pass[p];
         uint32_t last_row = s->first_row + s->n_rows - 1;
         index_rows(e, s); // before it branches: its choices then share blocks with other requests
-        if (!e->served->run.plan.rows[last_row].wants_logits)
+        if (!e->loaded->run.plan.rows[last_row].wants_logits)
             continue; // a piece of a prompt
         if (s->choice == 0 && s->n == s->n_prompt && s->req->n > 1)
             start_branches(e, s, last_row, now_us);

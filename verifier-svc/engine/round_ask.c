@@ -46,14 +46,14 @@ static bool may_draft_ahead(const struct seq *s)
            (mode == DRAFT_POINT || mode == DRAFT_COUPLED);
 }
 
-static void ask_ahead(struct engine *e, unsigned p, int64_t now_us)
+static void request_ahead(struct engine *e, unsigned p, int64_t now_us)
 {
     uint32_t n = 0, budget_us = (uint32_t)e->decode_us;
     for (uint32_t i = 0; i < e->n_pass; i++) {
         struct seq *s = e->pass[i];
         if (!may_draft_ahead(s) || (unsigned)s->proposer != p)
             continue;
-        uint32_t left = seq_left(s) - s->draft->n - 1, k = s->asked_k + 1; // and the bonus
+        uint32_t left = seq_left(s) - s->draft->n - 1, k = s->requested_k + 1; // and the bonus
         fill_wish(s, DRAFT_MAX_NODES, left < k ? left : k, &e->wishes[n]);
         e->wishes[n].verifying = s->draft->tokens;
         e->wishes[n].n_verifying = s->draft->n;
@@ -75,7 +75,7 @@ void round_ask_ahead(struct engine *e)
         return;
     int64_t now_us = clock_us();
     for (unsigned p = 0; p < DRAFT_MAX_PROPOSERS; p++)
-        ask_ahead(e, p, now_us);
+        request_ahead(e, p, now_us);
 }
 
 /* ---- drafting ---- */
@@ -86,19 +86,20 @@ static void await_ahead(struct seq *s, double most_us, int64_t now_us)
     int64_t await_us = s->ahead_until_us - now_us;
     if (!s->ahead_us || await_us <= 0)
         return;
-    s->asked_us = now_us;
+    s->requested_us = now_us;
     s->await_us = (int64_t)fmin((double)await_us, most_us);
 }
 
-/* Positions that the proposer reads before it drafts; it finds a shared prefix in its own cache. */
+/* Estimate of the positions that the proposer reads before drafting. The proposer is assumed to
+ * have cached the same prefix as this service. */
 static uint32_t positions_to_read(const struct seq *s, const struct drafts_wish *w)
 {
     return w->to_read < round_unread(s) ? w->to_read : round_unread(s);
 }
 
-/* Sends the wishes of those of the n items that are for proposer p. Waiting for their drafts pays for
- * at most wait_us. */
-static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double wait_us,
+/* Requests the drafts of proposer p: those of the n items that belong to p. Waiting for these
+ * drafts pays for at most wait_us. */
+static void request_from(struct engine *e, unsigned p, uint32_t n_items, double wait_us,
                          int64_t now_us)
 {
     uint32_t n = 0, budget_us = (uint32_t)e->options->proposer_budget_ms * 1000;
@@ -117,7 +118,7 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
         n_sent += e->wishes[i].p90_us > 0;
     for (uint32_t i = 0; i < n; i++) {
         const struct drafts_wish *w = &e->wishes[i];
-        if (w->p90_us || w->to_read) // or its context is sent ahead
+        if (w->p90_us || w->to_read) // or only context is sent
             control_asked(&e->wish_seqs[i]->control, p, positions_to_read(e->wish_seqs[i], w),
                           n_sent);
         if (!w->p90_us) {
@@ -125,23 +126,24 @@ static void ask_proposer(struct engine *e, unsigned p, uint32_t n_items, double 
             continue;
         }
         e->wish_seqs[i]->ahead_us = 0;
-        e->wish_seqs[i]->asked_us = now_us;
-        e->wish_seqs[i]->asked_k = w->max_nodes;
+        e->wish_seqs[i]->requested_us = now_us;
+        e->wish_seqs[i]->requested_k = w->max_nodes;
         e->wish_seqs[i]->await_us = (int64_t)fmin(2.0 * w->p90_us, most_us);
-        /* Continuing without a drawn draft may favour some tokens, as drawing them may take longer. */
+        /* Continuing without a drawn draft may favour some tokens, as drawing them may take
+         * longer. */
         if (w->q_mode == DRAFT_SPARSE || w->q_mode == DRAFT_DENSE)
             e->wish_seqs[i]->held_until_us = now_us + budget_us;
     }
 }
 
 /* Lists the sequences that may have a draft and have none, each with a usable proposer. */
-static uint32_t list_asking(struct engine *e, int64_t now_us)
+static uint32_t list_requesting(struct engine *e, int64_t now_us)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < e->running.n; i++) {
         struct seq *s = e->running.v[i];
         s->wants_draft = may_draft(e, s);
-        if (!s->wants_draft || seq_n_draft(s) || s->asked_us)
+        if (!s->wants_draft || seq_n_draft(s) || s->requested_us)
             continue;
         const char *name = *s->req->proposer ? s->req->proposer : e->proposer;
         uint32_t k_max, allowed = round_draft_allowed(s);
@@ -157,9 +159,9 @@ static uint32_t list_asking(struct engine *e, int64_t now_us)
 
 void round_ask(struct engine *e)
 {
-    e->ask_again = false;
+    e->request_again = false;
     int64_t now_us = clock_us();
-    uint32_t n = list_asking(e, now_us), k_sum = 0;
+    uint32_t n = list_requesting(e, now_us), k_sum = 0;
     struct control_round r = round_without_drafts(e);
     double wait_us = control_ask(&e->control, &r, e->items, n);
     e->n_wait_counted = isinf(wait_us) ? 0 : r.n_decoding;
@@ -170,7 +172,7 @@ void round_ask(struct engine *e)
     if (r.n_decoding)
         metrics_set(e->stats->k_now, (double)k_sum / r.n_decoding);
     for (unsigned p = 0; p < DRAFT_MAX_PROPOSERS; p++)
-        ask_proposer(e, p, n, wait_us, now_us);
+        request_from(e, p, n, wait_us, now_us);
 }
 
 /* ---- waiting ---- */
@@ -200,9 +202,9 @@ int64_t round_wait_until_us(const struct engine *e)
         if (!todo)
             continue;
         n++;
-        n_others += s->draft ? s->proposer == SEQ_NO_PROPOSER : !s->asked_us;
-        if (!s->draft && s->asked_us && s->asked_us + s->await_us > until)
-            until = s->asked_us + s->await_us;
+        n_others += s->draft ? s->proposer == SEQ_NO_PROPOSER : !s->requested_us;
+        if (!s->draft && s->requested_us && s->requested_us + s->await_us > until)
+            until = s->requested_us + s->await_us;
     }
     return n_others && n > e->n_wait_counted ? 0 : until;
 }
@@ -210,26 +212,26 @@ int64_t round_wait_until_us(const struct engine *e)
 /* ---- answers ---- */
 
 /* Records the latency, and scores a late draft against the tokens committed since. */
-static void learn_from_answer(struct engine *e, struct seq *s, const struct draft_answer *a)
+static void record_answer(struct engine *e, struct seq *s, const struct draft_answer *a)
 {
     const struct draft *d = a->draft;
     if (a->unread)
-        control_put_off(&s->control, a->proposer, a->unread);
-    else if (s->asked_k)
-        control_answered(&e->control, &s->control, a->proposer, s->asked_k, a->rtt_us, d->n);
+        control_still_reading(&s->control, a->proposer, a->unread);
+    else if (s->requested_k)
+        control_answered(&e->control, &s->control, a->proposer, s->requested_k, a->rtt_us, d->n);
     control_seen(&e->control, &s->control, a->proposer, d, d->n, s->tokens + a->base_len,
                  s->n - a->base_len);
 }
 
-/* A draft ahead is of use if it has nodes after the tokens committed since. */
-static void note_ahead(struct engine *e, struct seq *s, const struct draft_answer *a, int32_t root)
+/* A draft ahead is used if it has nodes after the tokens committed since. */
+static void count_ahead(struct engine *e, struct seq *s, const struct draft_answer *a, int32_t root)
 {
     bool hit = false;
     for (uint32_t i = 0; i < a->draft->n && root != -2 && a->base_len < s->n; i++)
         hit = hit || a->draft->parents[i] == root;
     s->ahead_us = 0;
-    s->asked_us = 0; // it may have been waited for
-    e->ask_again = e->ask_again || !hit;
+    s->requested_us = 0; // the round may have waited for this draft
+    e->request_again = e->request_again || !hit;
     metrics_add(e->stats->ahead, 1);
     metrics_add(e->stats->ahead_used, hit);
 }
@@ -242,9 +244,9 @@ void round_take_draft(struct engine *e, struct draft_answer *a)
         return;
     int32_t root = draft_follow(d, s->tokens + a->base_len, s->n - a->base_len);
     if (a->ahead)
-        note_ahead(e, s, a, root);
+        count_ahead(e, s, a, root);
     else
-        learn_from_answer(e, s, a);
+        record_answer(e, s, a);
     if (root == -2)
         return; // late, and other tokens were committed since
     if (d->q && a->base_len != s->n)

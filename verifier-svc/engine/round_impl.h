@@ -1,9 +1,9 @@
-/* round_impl.h - one round, act by act.
+/* round_impl.h - one round, step by step.
  *
  *     round_plan.c    grants rows and blocks, packs the rows of the pass
  *     round_accept.c  accepts, commits, counts
  *     round_ask.c     requests drafts, takes answers
- *     round.c         the story, and what the acts share
+ *     round.c         the order of the steps, and the functions that they share
  *
  * Threads: the engine's. */
 #pragma once
@@ -11,16 +11,18 @@
 
 /* ---- round.c ---- */
 
-/* Its next token can be drawn after one more row. */
+/* The next token of the sequence can be drawn after one more row. */
 bool round_is_decoding(const struct seq *s);
 /* Draft tokens that the request and its limits allow. */
 uint32_t round_draft_allowed(const struct seq *s);
-/* Positions that a proposer has to read that does not know the sequence: as many as this service had
- * to run. */
+/* Positions that a proposer without this sequence has to read: as many as this service had to
+ * run. */
 uint32_t round_unread(const struct seq *s);
-/* The sequence as the controller sees it; n: draft tokens that it may request, or of its draft. */
+/* The controller's view of the sequence. n: draft tokens to request at most, or tokens of its
+ * draft. */
 struct control_item round_item(struct seq *s, uint32_t n);
-/* The coming pass without any drafts. Prompts are assumed to get as many rows as in the last pass. */
+/* The coming pass without any drafts. Prompts are assumed to get as many rows as in the last
+ * pass. */
 struct control_round round_without_drafts(const struct engine *e);
 
 /* ---- round_plan.c ---- */
@@ -36,5 +38,5 @@ void round_accept(struct engine *e, int64_t now_us);
 
 /* ---- round_ask.c ---- */
 
-/* Requests drafts of what may follow the drafts in the pass, which is about to run. */
+/* Requests drafts that continue the drafts of the coming pass. */
 void round_ask_ahead(struct engine *e);

@@ -16,7 +16,7 @@ static void cut_drafts(struct engine *e)
         seq_trim_draft(s, round_draft_allowed(s), seq_left(s) - 1);
         if (s->proposer == SEQ_NO_PROPOSER)
             continue; // the client's own draft: not the controller's
-        e->items[n] = round_item(s, s->n_held);
+        e->items[n] = round_item(s, s->n_uncut);
         e->item_seqs[n++] = s;
     }
     control_cut(&e->control, &r, e->items, n);
@@ -59,14 +59,14 @@ struct seq *round_victim(const struct engine *e, struct seq *s)
 static bool grow_or_preempt(struct engine *e, uint32_t i)
 {
     struct seq *s = e->running.v[i];
-    while (kv_grow(e->served->run.kv, &s->kv, e->grants[i].rows) < 0) {
+    while (kv_grow(e->loaded->run.kv, &s->kv, e->grants[i].rows) < 0) {
         struct seq *v = round_victim(e, s);
         for (uint32_t k = 0; k < e->running.n; k++) {
             if (e->running.v[k] == v)
                 e->grants[k] = (struct sched_grant){0};
         }
         v->leaving = true; // stays in the list until the loop over it is done
-        kv_keep(e->served->run.kv, &v->kv, 0, NULL, 0);
+        kv_keep(e->loaded->run.kv, &v->kv, 0, NULL, 0);
         if (v == s)
             return false;
     }
@@ -80,7 +80,7 @@ static void take_draft_blocks(struct engine *e, struct seq *s, uint32_t rows)
     if (!d || !d->n || s->n_rows != 1 || s->kv.len != s->n)
         return; // no draft, or rows before it are missing
     d->n = rows < d->n ? rows : d->n;
-    if (d->n && kv_grow(e->served->run.kv, &s->kv, d->n) < 0)
+    if (d->n && kv_grow(e->loaded->run.kv, &s->kv, d->n) < 0)
         d->n = 0;
 }
 
@@ -133,7 +133,7 @@ static void pack_draft(struct pass_plan *to, uint32_t seq, const struct seq *s)
 
 static void pack(struct engine *e)
 {
-    struct pass_plan *to = &e->served->run.plan;
+    struct pass_plan *to = &e->loaded->run.plan;
     pass_plan_clear(to);
     for (uint32_t p = 0; p < e->n_pass; p++) {
         struct seq *s = e->pass[p];

@@ -9,7 +9,7 @@ void sched_init(struct sched *s, const struct sched_limits *limits)
 
 static bool fits(const struct sched_wait *w, uint32_t free_blocks, uint32_t free_seats)
 {
-    return !w->away && w->blocks <= free_blocks && w->seats <= free_seats;
+    return !w->skip && w->blocks <= free_blocks && w->seats <= free_seats;
 }
 
 /* True: a later request may pass the head, which does not fit. */
@@ -24,7 +24,7 @@ uint32_t sched_admit(const struct sched_wait *waiting, uint32_t n, uint32_t free
                      uint32_t free_seats, int64_t now_us)
 {
     uint32_t head = 0;
-    while (head < n && waiting[head].away)
+    while (head < n && waiting[head].skip)
         head++;
     uint32_t i = head;
     while (i < n && !fits(&waiting[i], free_blocks, free_seats))
@@ -45,8 +45,8 @@ static unsigned size_of(uint32_t n_rows)
     return i < SCHED_SIZES ? i : SCHED_SIZES - 1;
 }
 
-/* Time per row in passes of size i. If unknown: in smaller passes (where it is longer, since weights
- * are read once per pass), else in larger ones; 0: there was no pass. */
+/* Time per row in passes of size i. If unknown: in smaller passes (where it is longer, since
+ * weights are read once per pass), else in larger ones; 0: there was no pass. */
 static double row_us_at(const struct sched *s, unsigned i)
 {
     for (unsigned k = i + 1; k-- > 0;) {

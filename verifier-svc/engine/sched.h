@@ -1,8 +1,8 @@
 /* sched.h - which requests are admitted, and how many rows of a pass each gets. Decisions only.
  *
- * Admission is in order of arrival. If the head of the queue does not fit, up to 8 smaller requests may
- * pass it, for at most 2 s; then all requests wait for it. Each request has its own count, which
- * continues while other requests are the head.
+ * Admission is in order of arrival. If the head of the queue does not fit, up to 8 smaller requests
+ * may pass it, for at most 2 s; then all requests wait for it. Each request has its own count,
+ * which continues while other requests are the head.
  *
  * In a pass each decoding sequence first gets its row, then drafts get theirs. Prompts get the
  * remaining time and rows (chunked prefill), so a long prompt never stops the others.
@@ -43,7 +43,7 @@ struct sched_wait {
     struct sched_passed *passed; // its own
     uint32_t blocks;             // KV blocks
     uint32_t seats;              // sequences
-    bool away;                   // not to be admitted now, but it keeps its place
+    bool skip;                   // must not be admitted now, but keeps its place
 };
 
 #define SCHED_NONE UINT32_MAX
@@ -60,8 +60,8 @@ struct sched_grant {
     uint32_t draft_rows; // granted of draft
 };
 
-/* The most draft rows in a pass with n sequences: n_decoding of them decode, n_prompts have prompts to
- * run. */
+/* The most draft rows in a pass with n sequences: n_decoding of them decode, n_prompts have prompts
+ * to run. */
 uint32_t sched_draft_rows(const struct sched *s, uint32_t n, uint32_t n_decoding,
                           uint32_t n_prompts);
 /* Fills rows and draft_rows; returns their sum. */

@@ -99,7 +99,8 @@ uint32_t seq_todo(const struct seq *s)
     if (s->state != SEQ_RUNNING || atomic_load_explicit(&s->req->paused, memory_order_relaxed))
         return 0;
     uint32_t todo = s->n - s->kv.len;
-    /* The last token runs together with its draft. A Verify stream's last token waits for the draft. */
+    /* The last token runs together with its draft. A Verify stream's last token waits for the
+     * draft. */
     bool last_waits =
         s->req->verify ? !s->draft || todo > 1 : (seq_n_draft(s) && todo > 1) || s->held_until_us;
     return todo - last_waits;
@@ -201,20 +202,20 @@ void seq_take_draft(struct seq *s, struct draft *draft, int proposer)
     draft->tree = draft_branches(draft);
     if (proposer != SEQ_NO_PROPOSER)
         cut_unlikely(s);
-    s->n_held = draft->n;
+    s->n_uncut = draft->n;
 }
 
 void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth)
 {
     draft_trim(s->draft, max_nodes, max_depth);
-    s->n_held = s->draft->n;
+    s->n_uncut = s->draft->n;
 }
 
 void seq_drop_draft(struct seq *s)
 {
     draft_free(TAKE(s->draft));
     s->wants_draft = false;
-    s->asked_us = s->held_until_us = 0;
-    s->n_held = 0;
+    s->requested_us = s->held_until_us = 0;
+    s->n_uncut = 0;
     s->proposer = SEQ_NO_PROPOSER;
 }

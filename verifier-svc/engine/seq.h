@@ -25,8 +25,8 @@ enum seq_state { SEQ_WAITING, SEQ_BRANCH, SEQ_RUNNING, SEQ_ENDED };
 /* SEQ_CLOSED: the client of a Verify stream has closed it. */
 enum seq_end { SEQ_CONTINUES, SEQ_STOP, SEQ_LENGTH, SEQ_CLOSED, SEQ_FAILED };
 
-/* A waiting sequence and its KV blocks on disk (kv_tier.h): not looked up yet, being read, one piece
- * was read and more may follow, or done. */
+/* A waiting sequence and its KV blocks on disk (kv_tier.h): not looked up yet, being read, one
+ * piece was read and more may follow, or done. */
 enum seq_restore { SEQ_RESTORE_NEW, SEQ_RESTORING, SEQ_RESTORE_MORE, SEQ_RESTORED };
 
 /* "stop" and so on, for logs and metrics. */
@@ -48,31 +48,31 @@ struct seq {
     uint32_t n_cached;   // rows of the prompt that were cached when it was admitted
     uint32_t n_restored; // of these, rows that were read from disk for it
     enum seq_restore restore;
-    int64_t restore_until_us;   // then it continues without; 0: not requested yet
+    int64_t restore_until_us;   // after it, continues without these rows; 0: not requested yet
     struct sched_passed passed; // while it waits
     struct dist_counts *counts; // NULL: no penalties
-    /* Beside the counts. NULL: every token may come; else it points to the ban of min_tokens. */
+    /* Which tokens may come next. NULL: all; else points to the ban of min_tokens. */
     struct constraint *constraint;
     struct constraint_ban_state ban;
     struct detok detok;
     int stop; // the stop string that ended it, or DETOK_NONE
 
     /* The draft for the coming round. */
-    struct draft *draft; // its own, maybe empty; its nodes are verified. NULL: none has arrived
-    uint32_t n_held;     // nodes before control_cut() lowered draft->n; the arrays still have them
-    int proposer;        // of the draft, or SEQ_NO_PROPOSER
-    bool wants_draft;    // of a proposer, for the coming round
-    int64_t asked_us;    // when a draft was requested that may still arrive; 0: no such request
-    int64_t await_us;    // how long waiting for it pays
-    /* A draft is being drawn, and the sequence has no round until it arrives, or until this time. 0:
-     * the sequence is not held. */
+    struct draft *draft;  // owned; may be empty. NULL: none has arrived
+    uint32_t n_uncut;     // nodes before control_cut() lowered draft->n; still in the arrays
+    int proposer;         // of the draft, or SEQ_NO_PROPOSER
+    bool wants_draft;     // from a proposer, for the coming round
+    int64_t requested_us; // when a draft was requested that may still arrive; 0: no such request
+    int64_t await_us;     // how long waiting for this draft pays
+    /* A draft is being drawn. The sequence has no round until this draft arrives, or until this
+     * time. 0: the sequence is not held. */
     int64_t held_until_us;
-    uint32_t asked_k;       // tokens requested
+    uint32_t requested_k;   // tokens requested
     int64_t ahead_us;       // when a draft ahead was requested that may still arrive; 0: none
-    int64_t ahead_until_us; // when that is late
+    int64_t ahead_until_us; // when the draft ahead is late
     struct control_seq control;
     int64_t idle_us; // Verify: since when it waits for a draft; 0: it does not wait
-    bool leaving;    // its blocks were taken; it returns to the queue
+    bool leaving;    // has lost its blocks, and returns to the queue
 
     /* Its rows in the pass that runs. */
     uint32_t first_row, n_rows;
@@ -80,33 +80,34 @@ struct seq {
     /* Statistics. */
     bool started; // admitted, and the client knows it
     uint32_t n_rounds, n_drafted_rounds, n_drafted, n_accepted, n_bonus;
-    uint32_t accepted_histogram[DRAFT_MAX_NODES +
-                                1];      // [i]: rounds with a draft of which i tokens were accepted
-    char last_proposer[DRAFTS_NAME_MAX]; // of the last verified draft
+    /* [i]: rounds with a draft of which i tokens were accepted. */
+    uint32_t accepted_histogram[DRAFT_MAX_NODES + 1];
+    char last_proposer[DRAFTS_NAME_MAX];    // of the last verified draft
     int64_t admitted_us, first_us, last_us; // admission, first and last token
 };
 
 /* Choice `choice` of r, without memory for its tokens. -ENOMEM. */
 int seq_new(struct request *r, uint32_t choice, const struct tok *tok, struct seq **ret);
-/* At admission: allocates all memory that it will need; call it for the first choice first. -ENOMEM. */
+/* At admission: allocates all memory that the sequence will need. Call it for the first choice
+ * first: the other choices copy its token counts. -ENOMEM. */
 int seq_open(struct seq *s);
-/* It must not hold KV blocks. */
+/* The sequence must not hold KV blocks. */
 void seq_free(struct seq *s);
 DEFINE_AUTO(struct seq, seq_free)
 
-/* Rows until its next token can be drawn: 1 while decoding, 0 while it has to wait. */
+/* Rows until the next token can be drawn: 1 while decoding, 0 while the sequence has to wait. */
 uint32_t seq_todo(const struct seq *s);
-/* KV blocks that it needs to start (or to start again), its next row included. */
+/* KV blocks that the sequence needs to start, or to start again, its next row included. */
 uint32_t seq_blocks(const struct seq *s);
 /* All its tokens, also before seq_open(). */
 const uint32_t *seq_tokens(const struct seq *s);
-/* The root of its prefixes: only sequences with the same root share blocks. */
+/* The root of the sequence's prefixes: only sequences with the same root share blocks. */
 struct kv_root seq_root(const struct seq *s);
 /* Tokens that may still be committed. */
 uint32_t seq_left(const struct seq *s);
 uint32_t seq_generated(const struct seq *s);
-/* Commits a token and appends the text that is certain now. The text of a stop string, and of a token
- * that ends the generation, is left out. SEQ_FAILED: `text` is full, with fail_text(). */
+/* Commits a token and appends the text that is certain now. The text of a stop string, and of a
+ * token that ends the generation, is left out. SEQ_FAILED: `text` is full, with fail_text(). */
 enum seq_end seq_commit(struct seq *s, uint32_t token, struct buf *text);
 /* After the end: appends the text that was held back. -EMSGSIZE: `text` is full. */
 int seq_flush(struct seq *s, struct buf *text);
@@ -114,6 +115,6 @@ int seq_flush(struct seq *s, struct buf *text);
 uint32_t seq_n_draft(const struct seq *s);
 /* Takes a draft for the coming round, from `proposer` or SEQ_NO_PROPOSER; the sequence owns it. */
 void seq_take_draft(struct seq *s, struct draft *draft, int proposer);
-/* Cuts it to what draft_trim() keeps. */
+/* Cuts the draft as draft_trim() does. */
 void seq_trim_draft(struct seq *s, uint32_t max_nodes, uint32_t max_depth);
 void seq_drop_draft(struct seq *s);

@@ -129,8 +129,8 @@ static void init_disk(struct stats *s)
                               "KV blocks not written because the write buffer was full.");
     s->disk_failed = counter("tandem_kv_disk_failed_blocks_total",
                              "KV blocks not written because the disk failed or was full.");
-    s->disk_gone = counter("tandem_kv_disk_removed_blocks_total",
-                           "KV blocks removed from disk: expired, evicted or damaged.");
+    s->disk_removed = counter("tandem_kv_disk_removed_blocks_total",
+                              "KV blocks removed from disk: expired, evicted or damaged.");
 }
 
 static void init_speculation(struct stats *s)

@@ -11,7 +11,8 @@
 
 #define STATS_MAX_POSITIONS 20 // positions of a draft with their own counters
 
-/* A proposer's name and the counters of its drafts; proposers of the same name share the counters. */
+/* A proposer's name and the counters of its drafts; proposers of the same name share the
+ * counters. */
 struct stats_drafts {
     char name[DRAFTS_NAME_MAX];
     struct metric *drafts, *tokens, *accepted;
@@ -30,7 +31,7 @@ struct stats {
     struct metric *kv_used_ratio, *kv_blocks, *kv_used, *kv_shared, *kv_evictable, *kv_bytes;
     struct metric *prefix_queries, *prefix_hits, *disk_hits, *evictions;
     struct metric *disk_on, *disk_blocks, *disk_bytes, *disk_waiting;
-    struct metric *disk_written, *disk_restored, *disk_dropped, *disk_failed, *disk_gone;
+    struct metric *disk_written, *disk_restored, *disk_dropped, *disk_failed, *disk_removed;
     struct metric *rounds, *preemptions, *pass_s, *pass_rows, *draft_wait_s;
     struct metric *pass_estimate_s[PASS_TIME_TIMED]; // of pass_time_rows_at(i) rows
     /* Speculation. */

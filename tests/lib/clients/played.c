@@ -16,7 +16,7 @@ struct engine *played_engine(const struct verifier_options *o, struct stats *sta
 void played_init(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct played *p)
 {
     struct topic w;
-    const struct loaded_model *m = engine_served(e);
+    const struct loaded_model *m = engine_loaded_model(e);
     topic_init(&w, topic, n_prompt);
     w.msg.max_tokens = n;
     *p = (struct played){.req = topic_request(&w, m->tok, m->run.context)};

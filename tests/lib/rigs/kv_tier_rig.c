@@ -36,9 +36,9 @@ struct kv_tier_rig *kv_tier_rig_new(uint32_t n_blocks)
 
 static void free_pool(struct kv_tier_rig *t)
 {
-    if (t->served.run.kv)
-        kv_seq_done(t->served.run.kv, &t->any);
-    kv_free(t->served.run.kv);
+    if (t->loaded.run.kv)
+        kv_seq_done(t->loaded.run.kv, &t->any);
+    kv_free(t->loaded.run.kv);
 }
 
 void kv_tier_rig_free(struct kv_tier_rig *t)
@@ -61,9 +61,9 @@ void kv_tier_rig_fresh(struct kv_tier_rig *t)
 {
     uint32_t n = t->n_blocks + SPARE_BLOCKS;
     free_pool(t);
-    t->served = (struct loaded_model){.kv_identity = 5, .run.context = n * KV_BLOCK};
-    assert_int_equal(kv_new(&shape, n, &t->served.run.kv), 0);
-    assert_int_equal(kv_open_index(t->served.run.kv, 5, kv_hash), 0);
+    t->loaded = (struct loaded_model){.kv_identity = 5, .run.context = n * KV_BLOCK};
+    assert_int_equal(kv_new(&shape, n, &t->loaded.run.kv), 0);
+    assert_int_equal(kv_open_index(t->loaded.run.kv, 5, kv_hash), 0);
     assert_int_equal(kv_seq_init(&t->any, n * KV_BLOCK), 0);
     t->n_prompts++;
     for (uint32_t i = 0; i < t->req.n_prompt; i++)
@@ -79,7 +79,7 @@ static void fetched(void *owner, struct kv_disk_fetch *f)
 
 bool kv_tier_rig_open(struct kv_tier_rig *t)
 {
-    int err = kv_tier_new(&t->options, &t->served, fetched, t->fetched, &t->tier);
+    int err = kv_tier_new(&t->options, &t->loaded, fetched, t->fetched, &t->tier);
     assert_true(err == 0 || err == -ENOMEM);
     return err == 0;
 }
@@ -99,7 +99,7 @@ static size_t block_data(const struct kv_tier_rig *t, uint32_t i, uint8_t *data)
 
 void kv_tier_rig_evict(struct kv_tier_rig *t)
 {
-    struct kv *kv = t->served.run.kv;
+    struct kv *kv = t->loaded.run.kv;
     uint8_t data[MAX_BLOCK_BYTES];
     assert_int_equal(kv_grow(kv, &t->any, t->n_blocks * KV_BLOCK), 0);
     for (uint32_t i = 0; i < t->n_blocks; i++) {
@@ -121,7 +121,7 @@ void kv_tier_rig_take(struct kv_tier_rig *t)
 
 uint32_t kv_tier_rig_found(struct kv_tier_rig *t)
 {
-    struct kv *kv = t->served.run.kv;
+    struct kv *kv = t->loaded.run.kv;
     uint8_t data[MAX_BLOCK_BYTES], expected[MAX_BLOCK_BYTES];
     uint32_t n = kv_match(kv, &t->any, &root, t->tokens, t->n_blocks * KV_BLOCK) / KV_BLOCK;
     for (uint32_t i = 0; i < n; i++) {

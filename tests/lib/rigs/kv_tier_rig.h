@@ -12,7 +12,7 @@ struct kv_tier_rig {
     uint32_t n_blocks, *tokens; // of the prompt
     uint32_t n_prompts;         // prompts so far; part of the tokens and the data
     struct verifier_options options;
-    struct loaded_model served;
+    struct loaded_model loaded;
     struct request req;
     struct seq seq;        // a waiting sequence with this prompt
     struct kv_seq any;     // a sequence that may use the whole pool

@@ -87,7 +87,7 @@ static void memory_use_is_as_estimated(void **state)
 {
     struct kv_tier_rig *t = *state;
     struct kv_store_options o = {.max_bytes = (uint64_t)t->options.kv_disk_size << 20};
-    o.block_bytes = (uint32_t)kv_bytes_block(kv_shape_of(t->served.run.kv));
+    o.block_bytes = (uint32_t)kv_bytes_block(kv_shape_of(t->loaded.run.kv));
     failing_at(0);
     assert_true(kv_tier_rig_open(t));
     assert_in_range(failing_bytes(), kv_disk_bytes(&o) * 3 / 4, kv_disk_bytes(&o));

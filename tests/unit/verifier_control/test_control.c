@@ -159,7 +159,7 @@ static void the_granted_share_is_per_proposer(void **state)
         assert_true(control_state_granted(&w->c, empty, s) < 0.1);
         assert_true(control_state_granted(&w->c, other, s) == 1);
         control_asked(s, other, 100, 1);
-        control_put_off(s, other, 100);
+        control_still_reading(s, other, 100);
         assert_true(control_state_granted(&w->c, other, s) == 1); // prefill is no answer
         answer_requests(w, s, other, 1, false);
         assert_true(control_state_granted(&w->c, other, s) > 0.8);
@@ -177,7 +177,7 @@ static void a_late_answer_of_the_previous_proposer_is_ignored(void **state)
     control_answered(&w->c, s, 0, 2, 1000, true);
     assert_true(control_state_granted(&w->c, 1, s) < 0.1);
     struct prefill_price_seq before = s->prefill;
-    control_put_off(s, 0, 700);
+    control_still_reading(s, 0, 700);
     assert_memory_equal(&s->prefill, &before, sizeof(before));
 }
 

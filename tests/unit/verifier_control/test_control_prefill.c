@@ -101,10 +101,10 @@ static void the_proposer_reports_what_it_reads(void **state)
     world_feed(w, 0, 0.9, 4, 100);
     for (unsigned i = 20; i < 40; i++) {
         control_asked(&w->seqs[i], 0, 100, 1);
-        control_put_off(&w->seqs[i], 0, 1000);
+        control_still_reading(&w->seqs[i], 0, 1000);
         for (unsigned k = 0; k < 10; k++)
             pass_beside(w, &w->seqs[i], 200);
-        control_put_off(&w->seqs[i], 0, 200); // progress
+        control_still_reading(&w->seqs[i], 0, 200); // progress
         control_answered(&w->c, &w->seqs[i], 0, 4, 1000, true);
     }
     control_seq_init(&w->seqs[0]);
@@ -169,7 +169,7 @@ static unsigned requests_put_off(struct control_world *w, unsigned n_rounds)
             control_asked(s, 0, 100, 1);
         pass_beside(w, prefill_price_running(&s->prefill) ? s : NULL, 100);
         if (requests)
-            control_put_off(s, 0, 100);
+            control_still_reading(s, 0, 100);
         n_requests += requests;
     }
     return n_requests;

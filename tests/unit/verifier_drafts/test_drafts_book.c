@@ -80,8 +80,8 @@ static struct draft *received; // the last one
 static bool judge(struct drafts_book *b, const Tandem__V1__SequenceDraft *a, int64_t now,
                   struct draft_answer *d)
 {
-    struct drafts_asked asked;
-    bool was_asked = drafts_book_asked(b, a, &asked);
+    struct drafts_request asked;
+    bool was_asked = drafts_book_request(b, a, &asked);
     *d = (struct draft_answer){0};
     enum drafts_verdict v = was_asked ? drafts_check(a, &asked, d) : DRAFTS_STALE;
     draft_free(received);
@@ -749,7 +749,7 @@ static void a_flood_of_unrequested_answers_ends_the_stream(void **state)
     unsigned n = 0;
     while (!drafts_book_verdict(b, 0) && n++ < 100000)
         assert_false(judge(b, &a, 0, &d));
-    assert_int_equal(n, DRAFTS_UNASKED_MAX + 1);
+    assert_int_equal(n, DRAFTS_UNREQUESTED_MAX + 1);
 }
 
 static void a_new_stream_knows_nothing(void **state)

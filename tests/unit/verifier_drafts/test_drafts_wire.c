@@ -90,14 +90,14 @@ static void tell(struct told *t, Tandem__V1__QMode mode)
 
 static void must_take(struct told *t, enum draft_q_mode asked, struct draft_answer *d)
 {
-    struct drafts_asked a = {.max_nodes = 4, .max_depth = 4, .n_vocab = V, .q_mode = asked};
+    struct drafts_request a = {.max_nodes = 4, .max_depth = 4, .n_vocab = V, .q_mode = asked};
     if (drafts_check(&t->draft, &a, d) != DRAFTS_GOOD)
         fail_msg("%s", fail_text());
 }
 
 static void must_refuse(struct told *t, enum draft_q_mode asked, const char *why)
 {
-    struct drafts_asked a = {.max_nodes = 4, .max_depth = 4, .n_vocab = V, .q_mode = asked};
+    struct drafts_request a = {.max_nodes = 4, .max_depth = 4, .n_vocab = V, .q_mode = asked};
     struct draft_answer d;
     assert_int_equal(drafts_check(&t->draft, &a, &d), DRAFTS_MALFORMED);
     assert_string_equal(fail_text(), why);

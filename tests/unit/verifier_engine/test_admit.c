@@ -24,10 +24,10 @@ static int set_up(void **state)
     struct engine *e;
     assert_int_equal(engine_new(&options, &stats, &e), 0);
     assert_int_equal(events_fit(e->events, tok), 0);
-    e->served = calloc(1, sizeof(*e->served));
-    assert_non_null(e->served);
-    assert_int_equal(kv_new(&shape, N_BLOCKS, &e->served->run.kv), 0);
-    assert_int_equal(kv_open_index(e->served->run.kv, 1, kv_hash), 0);
+    e->loaded = calloc(1, sizeof(*e->loaded));
+    assert_non_null(e->loaded);
+    assert_int_equal(kv_new(&shape, N_BLOCKS, &e->loaded->run.kv), 0);
+    assert_int_equal(kv_open_index(e->loaded->run.kv, 1, kv_hash), 0);
     *state = e;
     return 0;
 }
@@ -62,8 +62,8 @@ static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
     return s;
 }
 
-/* The large request waits for one of two reasons, which alternate: its prompt shares a prefix that is
- * being computed, or there are not enough blocks for it. */
+/* The large request waits for one of two reasons, which alternate: its prompt shares a prefix that
+ * is being computed, or there are not enough blocks for it. */
 static void at_most_eight_requests_pass_the_head(void **state)
 {
     struct engine *e = *state;
@@ -95,8 +95,8 @@ static void a_request_that_waits_for_a_prefix_is_passed_by_all(void **state)
         assert_int_equal(other->state, SEQ_RUNNING);
     }
     struct kv_root root = seq_root(running);
-    assert_int_equal(kv_grow(e->served->run.kv, &running->kv, 420), 0);
-    kv_enter(e->served->run.kv, &running->kv, &root, running->tokens, 420);
+    assert_int_equal(kv_grow(e->loaded->run.kv, &running->kv, 420), 0);
+    kv_enter(e->loaded->run.kv, &running->kv, &root, running->tokens, 420);
     admit_waiting(e);
     assert_int_equal(alike->state, SEQ_RUNNING);
 }

@@ -148,8 +148,8 @@ static void wake(struct engine *e)
     }
 }
 
-/* When no more blocks are written to disk, it sleeps until it is woken, and runs its loop only as often
- * as that. */
+/* When no more blocks are written to disk, it sleeps until it is woken, and runs its loop only as
+ * often as that. */
 static void must_sleep(struct engine *e)
 {
     wake(e);
@@ -200,7 +200,7 @@ static struct request *request_of(struct engine *e)
     msg.stop = stops;
     msg.n_stop = ARRAY_LEN(stops);
     msg.n = N_CHOICES;
-    const struct loaded_model *m = engine_served(e);
+    const struct loaded_model *m = engine_loaded_model(e);
     struct request_limits limits = {m->tok, m->name, m->run.context, 4};
     struct request *r;
     assert_int_equal(request_read(&msg, &limits, &r), 0);
@@ -267,7 +267,7 @@ static void rounds_that_request_drafts_allocate_nothing(void **state)
     assert_int_equal(speculation_add_target(&options.speculation, target, strlen(target)), 0);
     options.proposer_budget_ms = 50;
     AUTO(engine_free) struct engine *e = played_engine(&options, &stats);
-    struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_served(e)->tok));
+    struct liar *l = liar_start(path, LIE_NOTHING, tok_n_vocab(engine_loaded_model(e)->tok));
     await_proposer(e);
     decode_without_allocating(e);
     assert_true(liar_n_rounds(l) > 0); // in time or not: two sequences hardly wait for a draft
@@ -331,7 +331,8 @@ struct disk {
     struct verifier_options options;
 };
 
-/* One seat, few blocks and a disk. It is static: if a test fails, its engine continues to use it. */
+/* One seat, few blocks and a disk. It is static: if a test fails, its engine continues to use
+ * it. */
 static struct disk *disk_new(void)
 {
     struct disk *d = calloc(1, sizeof(*d));

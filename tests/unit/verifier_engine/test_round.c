@@ -17,7 +17,7 @@ static int make(void **state)
     static struct stats stats;
     stats_init(&stats);
     engine.stats = &stats;
-    engine.ask_again = false;
+    engine.request_again = false;
     memset(&seq, 0, sizeof(seq));
     for (uint32_t i = 0; i < 10; i++)
         tokens[i] = 14 + i;
@@ -86,7 +86,7 @@ static void an_unread_context_ends_the_wait_and_counts_as_no_answer(void **state
 {
     (void)state;
     control_seq_init(&seq.control);
-    seq.asked_k = 4;
+    seq.requested_k = 4;
     control_asked(&seq.control, 0, 10, 1);
     for (unsigned unread = 2; unread-- > 0;) {
         draft_free(TAKE(seq.draft));
@@ -121,18 +121,18 @@ static void the_likeliest_path_of_a_draft_ahead_is_used(void **state)
     assert_int_equal(seq_n_draft(&seq), 2);
     assert_memory_equal(seq.draft->tokens, ((uint32_t[]){5, 6}), 8);
     assert_memory_equal(seq.draft->parents, ((int32_t[]){-1, 0}), 8);
-    assert_false(engine.ask_again);
+    assert_false(engine.request_again);
 }
 
 static void a_useless_draft_ahead_causes_another_request(void **state)
 {
     (void)state;
-    seq.ahead_us = seq.asked_us = 1;
+    seq.ahead_us = seq.requested_us = 1;
     arrive_answer((struct draft_answer){
         .seq = 5, .base_len = 8, .ahead = true, .draft = draft_of(1, (uint32_t[]){9}, NULL)});
     assert_null(seq.draft);
-    assert_int_equal(seq.asked_us, 0);
-    assert_true(engine.ask_again);
+    assert_int_equal(seq.requested_us, 0);
+    assert_true(engine.request_again);
 }
 
 static void a_late_draft_that_guessed_wrong_is_dropped(void **state)
@@ -224,7 +224,7 @@ static void only_requested_drafts_are_waited_for(void **state)
     seq.kv.len = 9; // decoding
     assert_true(round_has_work(&engine));
     assert_true(round_wait_until_us(&engine) == 0);
-    seq.asked_us = 1000;
+    seq.requested_us = 1000;
     seq.await_us = 300;
     assert_true(round_wait_until_us(&engine) == 1300);
     seq.kv.len = 7; // a prompt has rows to run
@@ -241,7 +241,7 @@ static void sequences_without_a_wish_wait_only_if_the_policy_counted_them(void *
     other.proposer = SEQ_NO_PROPOSER;
     seq_list_add(&engine.running, &other);
     seq.kv.len = 9;
-    seq.asked_us = 1000;
+    seq.requested_us = 1000;
     seq.await_us = 300;
     engine.n_wait_counted = 0; // fixed, ema
     assert_true(round_wait_until_us(&engine) == 0);
@@ -251,7 +251,7 @@ static void sequences_without_a_wish_wait_only_if_the_policy_counted_them(void *
     assert_true(round_wait_until_us(&engine) == 0);
 
     engine.n_wait_counted = 0;
-    other.asked_us = 1000;
+    other.requested_us = 1000;
     other.await_us = 100;
     assert_true(round_wait_until_us(&engine) == 1300);
     struct draft empty = {0};

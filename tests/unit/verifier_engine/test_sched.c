@@ -62,40 +62,40 @@ static void no_request_passes_after_two_seconds(void **state)
     assert_int_equal(sched_admit(next, 2, 10, 10, 7 * SECOND), 1);
 }
 
-static void a_request_that_is_away_does_not_block_others(void **state)
+static void a_skipped_request_does_not_block_others(void **state)
 {
     (void)state;
     struct sched_wait w[] = {needs(0, 2, 1), needs(1, 2, 1)};
-    w[0].away = true;
+    w[0].skip = true;
     for (int i = 0; i < 20; i++)
         assert_int_equal(sched_admit(w, 2, 10, 10, (i + 1) * SECOND), 1);
-    w[1].away = true;
+    w[1].skip = true;
     assert_int_equal(sched_admit(w, 2, 10, 10, SECOND), SCHED_NONE);
-    w[0].away = false;
+    w[0].skip = false;
     assert_int_equal(sched_admit(w, 2, 10, 10, 21 * SECOND), 0);
 }
 
-/* While it is away another one is the head, which fits or is passed in its turn. */
-static void the_heads_count_continues_while_it_is_away(void **state)
+/* While it is skipped, another one is the head, which fits or is passed in its turn. */
+static void the_heads_count_continues_while_it_is_skipped(void **state)
 {
     (void)state;
     struct sched_wait w[] = {needs(0, 50, 1), needs(1, 60, 1), needs(2, 2, 1)};
     for (int i = 0; i < SCHED_MAX_PASSING; i++) {
-        w[0].away = i % 2;
+        w[0].skip = i % 2;
         assert_int_equal(sched_admit(w, 3, 10, 10, SECOND + i), 2);
     }
-    w[0].away = false;
+    w[0].skip = false;
     assert_int_equal(sched_admit(w, 3, 10, 10, SECOND + 9), SCHED_NONE);
 }
 
-static void the_heads_time_continues_while_it_is_away(void **state)
+static void the_heads_time_continues_while_it_is_skipped(void **state)
 {
     (void)state;
     struct sched_wait w[] = {needs(0, 50, 1), needs(1, 2, 1)};
     assert_int_equal(sched_admit(w, 2, 10, 10, 5 * SECOND), 1);
-    w[0].away = true;
+    w[0].skip = true;
     assert_int_equal(sched_admit(w, 2, 10, 10, 6 * SECOND), 1);
-    w[0].away = false;
+    w[0].skip = false;
     assert_int_equal(sched_admit(w, 2, 10, 10, 7 * SECOND), SCHED_NONE);
 }
 
@@ -230,9 +230,9 @@ int main(void)
         cmocka_unit_test(blocks_and_seats_both_count),
         cmocka_unit_test(eight_smaller_ones_may_pass_the_head),
         cmocka_unit_test(no_request_passes_after_two_seconds),
-        cmocka_unit_test(a_request_that_is_away_does_not_block_others),
-        cmocka_unit_test(the_heads_count_continues_while_it_is_away),
-        cmocka_unit_test(the_heads_time_continues_while_it_is_away),
+        cmocka_unit_test(a_skipped_request_does_not_block_others),
+        cmocka_unit_test(the_heads_count_continues_while_it_is_skipped),
+        cmocka_unit_test(the_heads_time_continues_while_it_is_skipped),
         cmocka_unit_test(every_decoding_sequence_has_a_row),
         cmocka_unit_test(drafts_get_equal_parts_of_the_remaining_rows),
         cmocka_unit_test(drafts_keep_within_the_rows_with_logits),
