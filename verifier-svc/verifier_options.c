@@ -11,6 +11,7 @@
 static struct verifier_options current;
 static struct verifier_options parsed; // the table points here; empty between two reads
 
+/* A new row takes effect at a restart. Settings that change at run time: speculation.c. */
 static const struct conf_option table[] = {
     {.name = "listen",
      .kind = CONF_LIST,

@@ -17,6 +17,9 @@ struct dist_bias {
     float bias;
 };
 
+/* The sampling parameters of a request. Proposers that draw their drafts need them, too: a new member
+ * also goes through pack_sampling() in verifier-svc/drafts/drafts_wire.c and sampling_of() in
+ * proposer-svc/batch.c. Without it drafts match the target less often. */
 struct dist_params {
     float temperature;         // 0: greedy
     uint32_t top_k;            // 0: off

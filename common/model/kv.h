@@ -12,7 +12,8 @@
  * With an index (kv_index.h), other sequences with the same prefix find full blocks of committed
  * rows. Such a block stays when it has no holder, until the pool needs an empty block.
  *
- * Threads: engine thread only (kernels read and write rows of blocks that it has handed out). */
+ * Threads: one thread per pool: the engine thread, or a proposer's draft thread. Kernels read and
+ * write rows of blocks that it has handed out. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

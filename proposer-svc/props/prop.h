@@ -57,7 +57,7 @@ struct prop_ask {
     struct prop_sampling sampling;
     float p_min; // the verifier ignores tokens that survive their parent with less probability
     uint64_t draw_key; // coupled: key of the target's draws
-    int64_t until_us;  // clock_us(); an answer after it is useless
+    int64_t until_us;  // clock_us(); a later answer counts as a fault
     struct draft *to;  // the caller frees to->q, which is one allocation
     bool done;         // set by draft(): *to is the answer
     uint32_t unread;   // set by draft(): no tokens, because so many context tokens are not read yet

@@ -6,7 +6,7 @@
  * never waits here. An absent, slow, stopped or lying proposer costs its drafts, 2 MiB of memory
  * and the time of the checks. It never delays a round.
  *
- * Flow (design: "The wire"):
+ * Flow (docs/protocol.md, "Draft"):
  * - At most one Round per sequence is unanswered, and two per stream.
  * - Newer state of a sequence replaces state that has not been sent.
  * - Nothing is sent while more than 1 MiB is queued.
@@ -73,7 +73,8 @@ struct drafts_config {
     uint32_t n_vocab;
     uint64_t vocab_digest;
     uint32_t max_sequences; // that a proposer may know at the same time
-    /* On an rpc thread; must not block and must not call into here. answer->draft is freed on
+    /* The engine's is draft_arrived() in engine_load.c. On an rpc thread; must not block and must not
+     * call into here. answer->draft is freed on
      * return, unless the callee takes it and leaves NULL. */
     void (*arrived)(void *user, struct draft_answer *answer);
     /* The proposer at place i has described itself: called once, before the first request to it, on
@@ -159,7 +160,7 @@ int drafts_check_name(struct drafts *d, const char *name);
 int drafts_pick(struct drafts *d, const char *name, uint64_t seq, uint32_t base_len, int64_t now_us,
                 uint32_t *ret_k_max);
 
-/* Requests drafts of n sequences from proposer i; an answer after budget_us is of no use. Call it
+/* Requests drafts of n sequences from proposer i; an answer after budget_us is a fault. Call it
  * once per round and proposer. Returns how many of the n requests are sent and may be answered in
  * time. For the others p90_us is 0: an older answer is outstanding, or the context is being sent.
  * Their sequences can request again in the next round. */

@@ -63,7 +63,8 @@ struct seq {
     int proposer;         // of the draft, or SEQ_NO_PROPOSER
     bool wants_draft;     // from a proposer, for the coming round
     int64_t requested_us; // when a draft was requested that may still arrive; 0: no such request
-    int64_t await_us;     // how long waiting for this draft pays
+    /* The longest wait for this draft: while it pays, up to 2 x p90, and within the budget. */
+    int64_t await_us;
     /* A draft is being drawn. The sequence has no round until this draft arrives, or until this
      * time. 0: the sequence is not held. */
     int64_t held_until_us;
