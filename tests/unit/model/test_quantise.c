@@ -1,5 +1,4 @@
-/* test_quantise.c - the quantiser of made-up models: its rows mean about the floats they came from.
- */
+/* test_quantise.c - the quantiser of synthetic models: rows stay close to the floats they encode. */
 #include "base/mem.h"
 #include "lib/lib.h"
 #include "lib/models/quantise.h"
