@@ -68,7 +68,7 @@ static char **make_environment(char *added)
 
 /* Starts a process in which fds[i] is descriptor FIRST_FD + i and all later ones are closed. It
  * leads a new process group. */
-static int spawn(char *const *argv, const int *fds, int n, char **environment, pid_t *ret)
+static int spawn_successor(char *const *argv, const int *fds, int n, char **environment, pid_t *ret)
 {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
@@ -116,7 +116,7 @@ int handover_start(char *const *argv, const int *fds, int n)
         return fail(-ENOMEM, "no memory or no descriptor for a new process");
     memcpy(all, fds, (size_t)n * sizeof(int));
     all[n] = pair[1];
-    int rc = spawn(argv, all, n + 1, environment, &successor.group);
+    int rc = spawn_successor(argv, all, n + 1, environment, &successor.group);
     close(pair[1]);
     if (rc < 0) {
         close(pair[0]);

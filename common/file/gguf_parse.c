@@ -94,7 +94,7 @@ double gguf_load_float(enum gguf_kind kind, const uint8_t *at)
 
 /* ---- taking bytes ---- */
 
-static int take(struct cursor *c, uint64_t n, const char *what, const uint8_t **ret)
+static int take_bytes(struct cursor *c, uint64_t n, const char *what, const uint8_t **ret)
 {
     if (n > c->len - c->at)
         return fail(-EINVAL, "%s: cut short: %s at byte %zu needs %llu bytes, %zu are left",
@@ -108,7 +108,7 @@ static int take_u32(struct cursor *c, const char *what, uint32_t *ret)
 {
     const uint8_t *at = NULL;
     *ret = 0;
-    int r = take(c, sizeof(*ret), what, &at);
+    int r = take_bytes(c, sizeof(*ret), what, &at);
     if (r == 0)
         memcpy(ret, at, sizeof(*ret));
     return r;
@@ -118,7 +118,7 @@ static int take_u64(struct cursor *c, const char *what, uint64_t *ret)
 {
     const uint8_t *at = NULL;
     *ret = 0;
-    int r = take(c, sizeof(*ret), what, &at);
+    int r = take_bytes(c, sizeof(*ret), what, &at);
     if (r == 0)
         memcpy(ret, at, sizeof(*ret));
     return r;
@@ -134,7 +134,7 @@ static int take_text(struct cursor *c, const char *what, uint64_t max, struct sp
     if (len > max)
         return fail(-EINVAL, "%s: %s at byte %zu has %llu bytes; the limit is %llu", c->file, what,
                     c->at, (unsigned long long)len, (unsigned long long)max);
-    r = take(c, len, what, &at);
+    r = take_bytes(c, len, what, &at);
     if (r == 0)
         *ret = (struct span){(const char *)at, len};
     return r;
@@ -250,7 +250,7 @@ static int take_array(struct cursor *c, struct gguf_key *k)
     k->value = c->data + c->at;
     if (k->item == GGUF_STRING)
         return take_texts(c, k);
-    return take(c, k->n * gguf_kind_bytes(k->item), "an array", &k->value);
+    return take_bytes(c, k->n * gguf_kind_bytes(k->item), "an array", &k->value);
 }
 
 static int take_key(struct cursor *c, struct gguf_key *k)
@@ -269,7 +269,7 @@ static int take_key(struct cursor *c, struct gguf_key *k)
         k->n = text.len;
         return 0;
     }
-    r = take(c, gguf_kind_bytes(k->kind), "a value", &k->value);
+    r = take_bytes(c, gguf_kind_bytes(k->kind), "a value", &k->value);
     if (r == 0 && k->kind == GGUF_BOOL && *k->value > 1)
         return fail(-EINVAL, "%s: key %s is a bool with the value %u", c->file,
                     quote(k->name, name), *k->value);
@@ -403,7 +403,7 @@ static int take_version(struct cursor *c)
 {
     const uint8_t *magic = NULL;
     uint32_t version;
-    int r = take(c, 4, "the magic", &magic);
+    int r = take_bytes(c, 4, "the magic", &magic);
     if (r < 0)
         return r;
     if (memcmp(magic, "GGUF", 4) != 0)

@@ -94,7 +94,7 @@ struct rpc_call;
 struct rpc_method {
     const char *path;  // "/package.Service/Method"
     bool reads_stream; // false: the only request is read first and passed to on_start
-    bool always; // served during a drain, which does not wait for it; up to 512 concurrent calls
+    bool during_drain; // served during a drain, which does not wait for these calls; limit: 512
     size_t drain_mark; // see on_drain
 
     /* req: freed on return; NULL if reads_stream, or if the client sent no request. */

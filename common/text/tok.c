@@ -159,7 +159,7 @@ static void read_name(const struct checkpoint *c, struct tok *t)
 
 /* ---- digest ---- */
 
-static uint64_t mix(uint64_t digest, struct span bytes)
+static uint64_t mix_digest(uint64_t digest, struct span bytes)
 {
     for (size_t at = 0; at < bytes.len; at += 8) {
         uint64_t word = 0;
@@ -193,7 +193,7 @@ static uint64_t digest_of(const struct tok *t)
         if (is_unused(t, id))
             continue;
         d = rng_splitmix64(d ^ ((uint64_t)id << 32 | t->vocab.kinds[id]));
-        d = mix(rng_splitmix64(d ^ bytes.len), bytes);
+        d = mix_digest(rng_splitmix64(d ^ bytes.len), bytes);
     }
     d = rng_splitmix64(d ^ t->bos);
     for (uint32_t i = 0; i < t->n_eos; i++)
