@@ -19,9 +19,9 @@
 #include "gateway/openai/openai_error.h"
 
 #define TICK_MS 100
-#define GONE_US 1000000    // time to read data that a client sent before it closed
-#define END_AGAIN_US 10000 // shut down again: an accepted connection may be added late
-#define TAKE_MAX 64        // connections accepted before other events are handled
+#define CLOSED_READ_US 1000000 // time to read data that a client sent before it closed
+#define END_AGAIN_US 10000     // shut down again: an accepted connection may be added late
+#define TAKE_MAX 64            // connections accepted before other events are handled
 
 struct connection {
     int fd;
@@ -281,7 +281,7 @@ static void check_connection(struct connections *s, struct connection *k, int64_
     bool idle = k->phase == CONNECTION_IDLE && k->used;
     if (k->phase != CONNECTION_ANSWERING && age_us > (idle ? s->o.idle_us : s->o.request_us))
         time_out(s, k);
-    else if (k->phase != CONNECTION_ANSWERING && k->used && k->hung_up && age_us > GONE_US &&
+    else if (k->phase != CONNECTION_ANSWERING && k->used && k->hung_up && age_us > CLOSED_READ_US &&
              !has_unread(k->fd))
         shutdown(k->fd, SHUT_RDWR); // the client has closed, and no answer is due
     else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))

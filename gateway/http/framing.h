@@ -13,7 +13,7 @@ struct framing {    // zeroed at first; the texts live as long as the header
     size_t n_bytes; // of the header
     unsigned n_host, n_length, n_coding;
     const char *coding, *length, *id, *expect; // NULL: absent
-    bool odd;                                  // a forbidden character was seen
+    bool has_bad_char;                         // a forbidden character was seen
 };
 
 /* Adds one field. value: ends in NUL; len: its bytes as they arrived. */

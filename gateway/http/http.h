@@ -95,9 +95,9 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
 /* Begins a stream of events (status 200, chunked). */
 void http_stream(struct http_request *r);
 /* -EAGAIN: taken, but the reader is slow. Pause until the callback of http_on_drain(), or until
- * http_is_behind() is false.
+ * http_reader_is_slow() is false.
  * -ECANCELED: the client has disconnected. -ENOBUFS: more than max_unread is unread; the client is
  * dropped. */
 int http_write(struct http_request *r, const void *data, size_t len);
-bool http_is_behind(struct http_request *r);
+bool http_reader_is_slow(struct http_request *r);
 void http_end(struct http_request *r);

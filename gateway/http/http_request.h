@@ -40,12 +40,12 @@ struct http_request {
     pthread_mutex_t mu;       // for what follows
     struct MHD_Connection *c; // NULL: libmicrohttpd has finished it
     enum answer answer;
-    bool dispatched; // the handler was called
-    bool suspended;  // its connection is suspended
-    bool hung_up;    // the client has closed at least its sending side
-    bool gone;       // no answer can reach the client
-    bool overrun;    // the reader is too slow
-    bool ended;      // the stream is complete
+    bool dispatched;  // the handler was called
+    bool suspended;   // its connection is suspended
+    bool hung_up;     // the client has closed at least its sending side
+    bool unreachable; // no answer can reach the client
+    bool overrun;     // the reader is too slow
+    bool ended;       // the stream is complete
     int status;
     const char *type;
     struct {
@@ -59,7 +59,7 @@ struct http_request {
     int64_t written_us;
     /* STREAM: since when half of max_unread is unread, 0: less is. REPLY: when a block last
      * left. */
-    int64_t behind_us;
+    int64_t slow_since_us;
     void (*on_close)(void *user);
     void (*on_drain)(void *user);
     void *user;

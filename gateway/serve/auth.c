@@ -281,7 +281,7 @@ void auth_free(struct auth *a)
     "this API key allows %u concurrent choices (concurrency); try again when some have ended"
 
 /* With the lock. */
-static int admit(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
+static int admit_request(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
 {
     *ret_retry_s = 1;
     if (k->concurrency && k->n_running >= k->concurrency)
@@ -312,7 +312,7 @@ int auth_enter(struct auth *a, const char *secret, bool counts, int64_t now_us,
     pthread_mutex_lock(&a->mu);
     struct auth_key *k = same_key(a->keys, a->n, digest);
     int rc = !k       ? fail(-EACCES, "this API key is not valid")
-             : counts ? admit(k, now_us, ret_retry_s)
+             : counts ? admit_request(k, now_us, ret_retry_s)
                       : 0;
     if (rc == 0 && counts) {
         *u = (struct auth_guest){.k = k, .n = 1};

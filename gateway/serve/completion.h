@@ -46,7 +46,7 @@ struct completion {
     const struct upstream_call *failed; // the first call that failed, or NULL
 
     pthread_mutex_t mu;          // for what follows
-    bool gone;                   // the client has disconnected, or is answered
+    bool closed;                 // the client has disconnected, or is answered
     bool aborted;                // the server stops
     bool failing;                // a call has failed
     struct upstream_call *calls; // (n_calls), one per prompt
