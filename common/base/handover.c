@@ -129,8 +129,8 @@ int handover_start(char *const *argv, const int *fds, int n)
     return 0;
 }
 
-/* Reaps the spawned process. Not earlier than here: as a zombie it reserves the number of the
- * process group, so kill() cannot reach another group. */
+/* Reaps the spawned process. Must not be called earlier: until then the zombie reserves the number
+ * of the process group, so kill() cannot reach another group. */
 static void reap_spawned(void)
 {
     waitpid(successor.group, NULL, 0);
@@ -138,7 +138,7 @@ static void reap_spawned(void)
 
 static void kill_successor(const char *why)
 {
-    kill(-successor.group, SIGKILL); // it may have ended
+    kill(-successor.group, SIGKILL); // the group may have ended already
     reap_spawned();
     log_error("the new process %s", why);
     successor.state = HANDOVER_NONE;

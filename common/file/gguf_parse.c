@@ -14,12 +14,12 @@
 #endif
 
 struct cursor {
-    const char *file; // for sentences
+    const char *file; // for error texts
     const uint8_t *data;
     size_t len, at;
 };
 
-#define QUOTED 96 // bytes of a quoted name in a sentence
+#define QUOTED 96 // bytes of a quoted name in an error text
 
 static const char *quote(struct span text, char out[QUOTED])
 {
@@ -214,7 +214,7 @@ static int take_kind(struct cursor *c, const char *what, enum gguf_kind *ret)
     return 0;
 }
 
-/* The file has no table of the texts, so this makes one. */
+/* Builds the table of the texts' offsets, which the file does not have. */
 static int take_texts(struct cursor *c, struct gguf_key *k)
 {
     // Each text has 8 bytes of length: the file's size bounds the table.
@@ -361,7 +361,7 @@ static int place_tensor(const struct gguf_part *part, struct checkpoint_tensor *
     char name[QUOTED];
     size_t weights = part->map.len - part->head_len;
     if (offset % alignment != 0)
-        return fail(-EINVAL, "%s: tensor %s lies at offset %llu, which is no multiple of %llu",
+        return fail(-EINVAL, "%s: tensor %s lies at offset %llu, which is not a multiple of %llu",
                     part->path, quote(t->name, name), (unsigned long long)offset,
                     (unsigned long long)alignment);
     if (offset > weights || t->bytes > weights - offset)

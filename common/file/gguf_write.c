@@ -14,7 +14,7 @@ struct gguf_write {
     uint32_t alignment;
     struct buf sizes;      // uint64_t: bytes of each tensor
     uint64_t offset;       // of the next tensor's weights
-    int error;             // the first one while naming
+    int error;             // the first one in keys and tensors
     FILE *file;            // from gguf_write_head() on
     uint64_t tensor, done; // the tensor being written, and its bytes so far
 };

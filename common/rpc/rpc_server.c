@@ -2,7 +2,7 @@
  *
  * A slot is a pending request to gRPC core for the next call of one method on one queue. When a
  * call arrives, the slot passes it to a new rpc_call and requests the next one. A call is freed
- * when its last batch, timer and reference are gone. */
+ * when its last batch has returned, and its timers and references are released. */
 #include <errno.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/grpc_posix.h>
@@ -71,7 +71,7 @@ struct rpc_call {
     struct rpc_call *next, **prev; // in the server's list, under its lock
     unsigned *counter; // the counter that includes it, under the server's lock; NULL: none
 
-    pthread_mutex_t mu; // for the fields below, and for starting batches
+    pthread_mutex_t mu; // guards the fields below and the start of batches
     struct rpc_sendq q;
     bool sending, sent_headers, has_status, sent_status;
     bool cancelled, aborted; // by the client; by rpc_server_stop()
@@ -632,7 +632,7 @@ void rpc_call_unref(struct rpc_call *c)
         --*c->counter;
     if (!s->n_calls || !s->n_running)
         pthread_cond_signal(&s->idle);
-    pthread_mutex_unlock(&s->mu); // the server may be gone now
+    pthread_mutex_unlock(&s->mu); // another thread may free the server now
     pthread_mutex_destroy(&c->mu);
     free(c->text);
     free(c);

@@ -5,7 +5,8 @@
 #include "text/detok.h"
 #include "text/utf8.h"
 
-/* At worst every byte is invalid, as are those of an unfinished character before them. */
+/* In the worst case all bytes are invalid: those of the token, and those of an unfinished character
+ * before it. */
 size_t detok_max_added(const struct tok *t)
 {
     return (tok_longest(t) + 3) * strlen(UTF8_REPLACEMENT);
@@ -79,7 +80,8 @@ static void append_bytes(struct detok *d, struct span bytes)
     }
 }
 
-/* The stop string that is complete first; of several, the longest. ret_at: where it begins. */
+/* The stop string that ends first in the text; if several end there, the longest. *ret_at: its
+ * start. */
 static int find_stop(const struct detok *d, size_t *ret_at)
 {
     int found = DETOK_NONE;
@@ -99,7 +101,7 @@ static int find_stop(const struct detok *d, size_t *ret_at)
     return found;
 }
 
-/* Bytes at the end of the whole characters that are the beginning of a stop string. */
+/* The length of the longest beginning of a stop string at the end of the whole characters. */
 static size_t n_stop_prefix(const struct detok *d)
 {
     size_t most = 0;

@@ -65,8 +65,8 @@ void special_done(struct special *s)
     free(s->ids);
 }
 
-/* The first of ids[from..to), which agree in `depth` bytes and are longer, whose next byte is at
- * least `byte` (0 to 256). */
+/* All names of ids[from..to) have the same first `depth` bytes and are longer. Returns the index of
+ * the first name whose next byte is at least `byte` (0 to 256). */
 static uint32_t lower_bound(const struct special *s, uint32_t from, uint32_t to, size_t depth,
                             unsigned byte)
 {
@@ -80,7 +80,7 @@ static uint32_t lower_bound(const struct special *s, uint32_t from, uint32_t to,
     return from;
 }
 
-/* The special token with the longest name that text begins with; VOCAB_NONE: none. */
+/* The special token with the longest name at the start of text; VOCAB_NONE: none. */
 static uint32_t longest_token(const struct special *s, const char *text, size_t len,
                               bool parse_special)
 {

@@ -52,7 +52,7 @@ static void add_text(struct buf *to, const char *text, size_t len)
     buf_add(to, text, len);
 }
 
-/* Runs of spaces become one space; spaces at the end go. */
+/* Runs of spaces become one space; spaces at the end are removed. */
 static void remove_extra_spaces(struct buf *b, size_t from)
 {
     size_t to = from;
