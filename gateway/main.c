@@ -203,7 +203,8 @@ static unsigned n_requests(struct http_server *s)
     return http_n_active(s) + handover_has_old();
 }
 
-/* Finishes the accepted requests. The process before this one does the same if it still runs.
+/* Finishes the accepted requests. A predecessor that still runs does the
+ * same.
  *
  * The first signal starts the drain in both processes, the second one ends it. If a new process has
  * taken over and keeps serving, idle connections stay open. Each is closed after its next
@@ -236,7 +237,8 @@ static void drain(const struct gateway_options *o, bool stopped)
     wait_for(n_requests, clock_us() + END_US / 2);
 }
 
-/* Callbacks run until upstream and templates are freed, so the objects they use are freed last. */
+/* Callbacks run until upstream and templates are freed. The objects that callbacks use are freed
+ * last. */
 static void stop(void)
 {
     if (gateway.completions)

@@ -41,12 +41,12 @@ struct connections {
     atomic_bool stopping;
     atomic_bool full; // new connections wait until one closes
 
-    pthread_mutex_t listen_mu; // for what follows
+    pthread_mutex_t listen_mu; // guards the fields below
     int listen_fd;             // -1: none
     connections_accept_fn *take;
     void *user;
 
-    pthread_mutex_t mu;        // for what follows
+    pthread_mutex_t mu;        // guards the fields below
     pthread_cond_t idle, none; // n_active, n_open are 0
     struct connection *all;
     struct connection **by_fd;
@@ -239,7 +239,7 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     struct pollfd p = {fd, POLLRDHUP, 0};
     pthread_mutex_lock(&s->mu);
     struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
-    if (k && poll(&p, 1, 0) == 1 && p.revents) { // the number may be reused
+    if (k && poll(&p, 1, 0) == 1 && p.revents) { // fd may already be another connection
         k->hung_up = true;
         r = k->r ? http_ref(k->r) : NULL;
     }
@@ -247,7 +247,7 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     return r;
 }
 
-/* Answers 408, except when the connection is idle after a request: then it is only closed. */
+/* Answers 408. A connection that is idle after a request is closed without an answer. */
 static void time_out(const struct connections *s, struct connection *k)
 {
     bool can_answer = !s->o.tls_cert && !(k->phase == CONNECTION_IDLE && k->used);

@@ -26,7 +26,7 @@ static bool is_loopback(const char *host)
            (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == len);
 }
 
-/* Whether it is the origin of the page that this server sends. */
+/* Whether `origin` is the origin of this server's own page. */
 static bool is_own_origin(const struct cors *c, const struct http_request *r, const char *origin)
 {
     const char *mark = strstr(origin, "://"), *host = http_field(r, "Host");

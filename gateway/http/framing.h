@@ -1,6 +1,6 @@
 /* framing.h - checks the header fields that delimit a request, against request smuggling.
  *
- * A proxy in front of the gateway must not find other limits of a request than the gateway does.
+ * A proxy in front of the gateway must find the same end of a request as the gateway.
  * libmicrohttpd 0.9.75 accepts several lengths, a length together with a transfer coding, several
  * hosts, and names with blanks. Another parser may then see two requests instead of one.
  *

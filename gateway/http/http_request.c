@@ -235,7 +235,7 @@ void http_end(struct http_request *r)
 
 /* ---- calls of the watcher ---- */
 
-/* The callback lets the application stop its work for this client. */
+/* The application's callback may stop the work for this client. */
 void http_watch_hung_up(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);

@@ -37,7 +37,7 @@ struct http_request {
     bool too_big, bodies_full;
     bool refused; // because of its header
 
-    pthread_mutex_t mu;       // for what follows
+    pthread_mutex_t mu;       // guards the fields below
     struct MHD_Connection *c; // NULL: libmicrohttpd has finished it
     enum answer answer;
     bool dispatched;  // the handler was called
@@ -57,8 +57,8 @@ struct http_request {
     size_t out_at;    // read up to here
     size_t out_first; // bytes of the event that found `out` empty
     int64_t written_us;
-    /* STREAM: since when half of max_unread is unread, 0: less is. REPLY: when a block last
-     * left. */
+    /* STREAM: time at which more than half of max_unread became unread; 0: the reader is not slow,
+     * or has caught up to a quarter. REPLY: time at which the last block was sent. */
     int64_t slow_since_us;
     void (*on_close)(void *user);
     void (*on_drain)(void *user);

@@ -32,7 +32,7 @@ struct auth_guest {
 
 struct auth {
     char *path;
-    pthread_mutex_t mu; // for the following and for all keys
+    pthread_mutex_t mu; // guards the fields below and all keys
     struct auth_key **keys;
     unsigned n;
 };
@@ -218,8 +218,8 @@ int auth_new(const char *path, struct auth **ret)
     return rc < 0 ? rc : auth_new_text(path, file.text, file.len, ret);
 }
 
-/* With the lock. k: a key as it is in the file now. A key that is already known takes the new
- * limits and keeps its counts. */
+/* With the lock. k: a key as the file has it now. If the key is already known, the known entry gets
+ * the new limits, and its counts stay. */
 static struct auth_key *merge_key(struct auth *a, struct auth_key *k)
 {
     struct auth_key *old = same_key(a->keys, a->n, k->digest);

@@ -303,18 +303,19 @@ static void finish_request(struct completion *x)
     completion_unref(x);
 }
 
-/* A caller that finds no more calls to make stops counting as running under the same lock. If it
- * did so later, calls that end in between could leave the next one to no thread. */
+/* A caller that finds no further call to make must stop counting as running under the same lock.
+ * Otherwise a call that ends in between might also find nothing to do, and nobody would make the
+ * next call. */
 void completion_send(struct completion *x)
 {
     struct upstream_call *next;
     bool last;
     do {
         pthread_mutex_lock(&x->mu);
-        bool may = !x->closed && !x->aborted && !x->failing && x->n_sent < x->n_calls &&
-                   x->n_running <= x->max_running; // the caller counts as one
-        next = may ? &x->calls[x->n_sent++] : NULL;
-        x->n_running += may ? 1 : -1u;
+        bool may_send = !x->closed && !x->aborted && !x->failing && x->n_sent < x->n_calls &&
+                        x->n_running <= x->max_running; // the caller counts as one
+        next = may_send ? &x->calls[x->n_sent++] : NULL;
+        x->n_running += may_send ? 1 : -1u;
         last = !x->n_running;
         pthread_mutex_unlock(&x->mu);
         if (next)

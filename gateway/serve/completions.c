@@ -13,7 +13,7 @@
 
 /* ---- steps ---- */
 
-/* How to split the text of the answer: by the options of the request and the model's template. */
+/* Chooses the rules that split the answer's text, by the request's options and the template. */
 static void make_rules(const struct completion *x, const struct openai_prompt *prompt,
                        struct output_parser_rules *ret)
 {

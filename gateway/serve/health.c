@@ -57,7 +57,7 @@ static void on_stats(void *user, const struct rpc_status *status, ProtobufCMessa
     p->stats = (Tandem__V1__StatsReply *)reply;
     p->state = upstream_state(p->v, &p->model, p->problem);
     if (status->code == RPC_UNAVAILABLE || status->code == RPC_DEADLINE_EXCEEDED) {
-        p->state = UPSTREAM_DOWN; // newer than the state in upstream
+        p->state = UPSTREAM_DOWN; // this error is newer than the state in upstream
         snprintf(p->problem, sizeof(p->problem), "%s", status->text);
         upstream_suspect(p->v);
     }

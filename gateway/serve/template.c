@@ -71,8 +71,8 @@ static void set_limits(pid_t pid)
     set_limit(pid, RLIMIT_NPROC, 0);
 }
 
-/* Sets the limit of CPU time for the next rendering. The kernel enforces it even if the gateway
- * does not. */
+/* Sets the limit of CPU time for the next rendering. The kernel enforces the limit even if the
+ * gateway fails to. */
 static void grant_cpu(const struct worker *w)
 {
     clockid_t clock;
@@ -96,7 +96,8 @@ static int script_fd(void)
     return fail(-e, "template: cannot create the file of the helper's script: %s", strerror(e));
 }
 
-/* helper_fd becomes descriptor 0 and 1, the script 3; all others are close-on-exec. */
+/* helper_fd becomes the helper's descriptors 0 and 1, the script becomes 3. All other descriptors
+ * are close-on-exec. */
 static int spawn_helper(int helper_fd, int script, pid_t *ret_pid)
 {
     char *argv[] = {"/usr/bin/python3", "-I", "/proc/self/fd/3", NULL}, *envp[] = {NULL};

@@ -17,7 +17,7 @@ struct entry {
 };
 
 struct affinity {
-    uint32_t now; // prompts noted
+    uint32_t now; // number of prompts that were noted
     struct entry sets[SETS][WAYS];
 };
 

@@ -20,7 +20,7 @@ struct call {
 struct unary_calls {
     pthread_mutex_t mu;
     const char *stop_reason; // NULL: not stopped
-    struct call *all;        // under way
+    struct call *all;        // calls that have not ended
 };
 
 static void call_free(struct call *c)
