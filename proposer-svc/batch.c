@@ -147,7 +147,7 @@ static void close_finished(struct batch *b, int64_t now_us)
             if (!a->ask.done)
                 a->draft.n = 0;
             if (!a->ask.done && !a->ask.unread)
-                a->ask.unread = 1; // the verifier is to ask again
+                a->ask.unread = 1; // so the verifier sends another request
             close_answer(b, r, a);
         }
     }
@@ -179,7 +179,7 @@ void batch_draft(struct batch *b)
 
 /* ---- from messages ---- */
 
-/* `otherwise` replaces a value outside low .. high, and NaN. */
+/* Returns x if it is in low .. high, else `otherwise`, also for NaN. */
 static float value_or(float x, float low, float high, float otherwise)
 {
     return x >= low && x <= high ? x : otherwise;

@@ -154,7 +154,8 @@ static uint32_t find_path(const struct prop_ask *ask, int32_t parent, uint32_t *
     return n;
 }
 
-/* The mask of the token after the committed context and a path, which begins with its last token. */
+/* The mask of the token after the committed context and a path. The path is stored last token
+ * first. */
 static const uint64_t *mask_after(struct draft_model *d, const struct prop_ask *ask,
                                   const uint32_t *path, uint32_t n)
 {
