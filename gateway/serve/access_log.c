@@ -23,7 +23,7 @@ static struct metric *seconds_histogram(const char *name, const char *help)
     return metrics_histogram(name, help, NULL, seconds, ARRAY_LEN(seconds));
 }
 
-static struct metric *refused(const char *reason)
+static struct metric *refused_counter(const char *reason)
 {
     return metrics_counter("tandem_gateway_requests_refused_total",
                            "Requests rejected for their API key or one of its limits.", reason);
@@ -39,8 +39,8 @@ void access_log_init(void)
         metrics.requests[i] =
             metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);
     }
-    metrics.no_key = refused("reason=\"key\"");
-    metrics.key_limit = refused("reason=\"limit\"");
+    metrics.no_key = refused_counter("reason=\"key\"");
+    metrics.key_limit = refused_counter("reason=\"limit\"");
     metrics.failed = metrics_counter("tandem_gateway_requests_failed_total",
                                      "Requests for tokens that ended with an error.", NULL);
     metrics.cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",

@@ -1,5 +1,5 @@
-/* affinity.h - a table of the verifiers that have received a prefix of a prompt, so that a request
- * goes to a verifier that has the prompt's KV blocks.
+/* affinity.h - a table of prompt prefixes and the verifiers that have received them. A request can
+ * then go to a verifier that has the KV blocks of its prompt.
  *
  * A prompt is cut every AFFINITY_PIECE bytes. Each cut has a hash of the salt and of all bytes
  * before it. A table of fixed size maps a hash to the verifiers that got a prompt with this prefix.

@@ -59,12 +59,12 @@ struct upstream_want {
     uint32_t except;                      // bit i: not upstream_at(u, i)
 };
 
-/* Takes a verifier for a request. Candidates are ready and serve the requested model. Chooses the
- * candidate with the longest known prefix of the prompt, among those that have at most 2 x as many
- * requests as the least loaded candidate, + 2. Without a known prefix, chooses the least loaded
- * candidate.
+/* Takes a verifier for a request. Candidates are ready and serve the requested model. A candidate
+ * with more requests than 2 x those of the least loaded candidate + 2 is ignored. Of the others,
+ * chooses the one with the longest known prefix of the prompt; without a known prefix, the least
+ * loaded one.
  *
- * The caller holds it until upstream_release() and owns a reference to its model.
+ * The caller holds *ret until upstream_release() and owns a reference to *ret_model.
  * -ENOENT: no verifier serves the model.
  * -EAGAIN: a verifier that may serve the model is loading or has not answered yet.
  * -EHOSTDOWN: the verifiers that serve the model cannot be reached, are draining or are refused.

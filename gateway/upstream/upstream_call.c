@@ -135,12 +135,13 @@ static struct verifier *choose_verifier(const struct upstream_call *a)
     return v;
 }
 
-/* Retries a request that has not begun, if its verifier is unreachable or full. true: it was sent
- * to another verifier. */
+/* Retries a request that has not begun, if its verifier is unreachable or full. true: the request
+ * was sent to another verifier. */
 static bool retry_call(struct upstream_call *a)
 {
-    bool gone = a->status.code == RPC_UNAVAILABLE, full = a->status.code == RPC_RESOURCE_EXHAUSTED;
-    if (!a->request || !(gone || full) || __builtin_popcount(a->tried) == MAX_TRIES)
+    bool unreachable = a->status.code == RPC_UNAVAILABLE,
+         full = a->status.code == RPC_RESOURCE_EXHAUSTED;
+    if (!a->request || !(unreachable || full) || __builtin_popcount(a->tried) == MAX_TRIES)
         return false;
     struct verifier *next = choose_verifier(a);
     if (!next)

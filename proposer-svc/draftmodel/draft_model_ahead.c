@@ -173,8 +173,8 @@ static bool is_open_ahead(const struct prop_ask *ask)
     return ask->context.n_verifying && !ask->done;
 }
 
-/* Runs one pass over the tokens that are being verified, of as many asks as fit into it, and begins
- * their branches, at most max per ask. False: no ask is to begin. */
+/* Runs one pass over the tokens that are being verified, for as many asks as fit into it. Then
+ * begins the branches of these asks, at most max per ask. False: no ask is to begin. */
 static bool begin_ahead(struct draft_model *d, struct prop_ask *const *asks, uint32_t n,
                         uint32_t max)
 {

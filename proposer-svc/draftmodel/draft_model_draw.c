@@ -44,8 +44,8 @@ static void find_likeliest(const struct dist_weights *from, uint32_t width, uint
     }
 }
 
-/* Rounds the distribution to integers of at least 1 that sum to 65536, writes them to the row of q,
- * and draws a token from them. */
+/* Rounds the distribution to integers of at least 1 that sum to 65536. Writes these integers to the
+ * row of q, and draws a token from them. */
 static uint32_t draw_sparse(struct draft_model *d, const struct dist_weights *from,
                             const struct draft_q *q, uint32_t row)
 {
