@@ -27,7 +27,7 @@ static struct http_server *http;
 static int listen_fd; // http's
 static struct template *templates;
 
-static int64_t us(double seconds)
+static int64_t to_us(double seconds)
 {
     return (int64_t)(seconds * 1e6);
 }
@@ -115,10 +115,10 @@ static int start_http(const struct gateway_options *o, int fd)
                              .max_bodies = (size_t)o->max_bodies_mib << 20,
                              .max_header = (size_t)o->max_header_bytes,
                              .max_unread = (size_t)o->max_unread_kib << 10,
-                             .reader_us = us(o->reader_timeout),
-                             .request_us = us(o->request_timeout),
-                             .idle_us = us(o->idle_timeout),
-                             .ping_us = us(o->keepalive_interval),
+                             .reader_us = to_us(o->reader_timeout),
+                             .request_us = to_us(o->request_timeout),
+                             .idle_us = to_us(o->idle_timeout),
+                             .ping_us = to_us(o->keepalive_interval),
                              .admit = routes_admit};
     AUTO(secret_done) struct secret cert = {0}, key = {0};
     int rc = read_tls(o, &cert, &key);
@@ -150,8 +150,8 @@ static int start(const struct gateway_options *o)
                 : template_new((unsigned)o->template_workers,
                                (unsigned)(o->template_timeout * 1000), &templates);
     rc = rc < 0 ? rc
-                : completions_new(gateway.upstream, templates, us(o->load_wait), us(o->queue_wait),
-                                  o->tool_format, &gateway.completions);
+                : completions_new(gateway.upstream, templates, to_us(o->load_wait),
+                                  to_us(o->queue_wait), o->tool_format, &gateway.completions);
     if (rc < 0) {
         close(fd);
         return rc;
@@ -203,14 +203,15 @@ static unsigned n_requests(struct http_server *s)
     return http_n_active(s) + handover_has_old();
 }
 
-/* Finishes the accepted requests. The process before this one does the same if it still runs.
+/* Finishes the accepted requests. A predecessor that still runs does the
+ * same.
  *
  * The first signal starts the drain in both processes, the second one ends it. If a new process has
  * taken over and keeps serving, idle connections stay open. Each is closed after its next
  * answer. */
 static void drain(const struct gateway_options *o, bool stopped)
 {
-    int64_t until_us = clock_us() + us(o->drain_timeout);
+    int64_t until_us = clock_us() + to_us(o->drain_timeout);
     handover_cancel();
     http_drain(http);
     if (handover_state() == HANDOVER_READY) {
@@ -222,7 +223,7 @@ static void drain(const struct gateway_options *o, bool stopped)
             wait_for(n_connections, until_us);
     }
     svc_on_reload(NULL, NULL);
-    svc_stopping(us(o->drain_timeout) + END_US);
+    svc_stopping(to_us(o->drain_timeout) + END_US);
     gateway.draining = true;
     completions_drain(gateway.completions);
     if (handover_has_old())
@@ -236,7 +237,8 @@ static void drain(const struct gateway_options *o, bool stopped)
     wait_for(n_requests, clock_us() + END_US / 2);
 }
 
-/* Callbacks run until upstream and templates are freed, so the objects they use are freed last. */
+/* Callbacks run until upstream and templates are freed. The objects that callbacks use are freed
+ * last. */
 static void stop(void)
 {
     if (gateway.completions)

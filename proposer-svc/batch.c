@@ -147,7 +147,7 @@ static void close_finished(struct batch *b, int64_t now_us)
             if (!a->ask.done)
                 a->draft.n = 0;
             if (!a->ask.done && !a->ask.unread)
-                a->ask.unread = 1; // the verifier is to ask again
+                a->ask.unread = 1; // so the verifier sends another request
             close_answer(b, r, a);
         }
     }
@@ -179,8 +179,8 @@ void batch_draft(struct batch *b)
 
 /* ---- from messages ---- */
 
-/* `otherwise` replaces a value outside low .. high, and NaN. */
-static float within(float x, float low, float high, float otherwise)
+/* Returns x if it is in low .. high, else `otherwise`, also for NaN. */
+static float value_or(float x, float low, float high, float otherwise)
 {
     return x >= low && x <= high ? x : otherwise;
 }
@@ -198,13 +198,14 @@ static struct prop_sampling sampling_of(const Tandem__V1__DraftSampling *from,
     if (n_bias)
         memcpy(bias, from->bias.data, n_bias * sizeof(*bias));
     return (struct prop_sampling){
-        .params = {.temperature = within(from->temperature, 0, INFINITY, 0),
+        .params = {.temperature = value_or(from->temperature, 0, INFINITY, 0),
                    .top_k = from->top_k,
-                   .top_p = from->top_p > 0 ? within(from->top_p, 0, 1, 1) : 1,
-                   .min_p = within(from->min_p, 0, 1, 0),
-                   .repetition = from->repetition > 0 ? within(from->repetition, 0, FLT_MAX, 1) : 1,
-                   .presence = within(from->presence, -FLT_MAX, FLT_MAX, 0),
-                   .frequency = within(from->frequency, -FLT_MAX, FLT_MAX, 0),
+                   .top_p = from->top_p > 0 ? value_or(from->top_p, 0, 1, 1) : 1,
+                   .min_p = value_or(from->min_p, 0, 1, 0),
+                   .repetition =
+                       from->repetition > 0 ? value_or(from->repetition, 0, FLT_MAX, 1) : 1,
+                   .presence = value_or(from->presence, -FLT_MAX, FLT_MAX, 0),
+                   .frequency = value_or(from->frequency, -FLT_MAX, FLT_MAX, 0),
                    .bias = bias,
                    .n_bias = n_bias},
         .ban = {from->banned, at_most(from->n_banned, PROP_BANNED_MAX), from->banned_until},
@@ -242,7 +243,7 @@ static int take_sequence(struct batch *b, struct pending_round *round,
                                .prompt_len = r->prompt_len,
                                .q_mode = mode_of(b, r->q_mode),
                                .draw_key = r->draw_key,
-                               .p_min = within(r->p_min, 0, 1, 0),
+                               .p_min = value_or(r->p_min, 0, 1, 0),
                                .tenant = r->tenant.data,
                                .tenant_len = r->tenant.len,
                                .hint = r->hint,

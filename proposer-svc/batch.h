@@ -38,9 +38,9 @@ void batch_free(struct batch *b);
 DEFINE_AUTO(struct batch, batch_free)
 
 /* Updates the sessions and opens an ask for each requested draft. `round` must stay valid until its
- * last answer was returned. owned: the same round, which the batch frees then; NULL: the caller
- * frees it. -EINVAL: fields of the round contradict each other. -ENOMEM. After an error no ask is
- * open. */
+ * last answer was returned. owned: the same round, if the batch is to free it then; NULL: the
+ * caller frees the round. -EINVAL: fields of the round contradict each other. -ENOMEM. After an
+ * error no ask is open. */
 int batch_take(struct batch *b, const struct batch_origin *from,
                const struct Tandem__V1__Round *round, struct Tandem__V1__Round *owned,
                int64_t now_us);

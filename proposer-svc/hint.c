@@ -7,7 +7,7 @@
 
 void hint_cut(struct hint *h, uint32_t keep)
 {
-    h->lost |= keep < h->seen;
+    h->is_lost |= keep < h->n_compared;
 }
 
 /* Counts how many of the output's last `max` tokens are before position `at` of the hint. Returns 0
@@ -43,11 +43,11 @@ static void find_position(struct hint *h, const struct prop_context *c)
         best = at;
         longest = m;
     }
-    h->lost = longest < 2 && (!longest || distance(h, best) > NEAR);
-    if (h->lost)
+    h->is_lost = longest < 2 && (!longest || distance(h, best) > NEAR);
+    if (h->is_lost)
         return;
     h->at = best;
-    h->run = longest;
+    h->n_agreed = longest;
 }
 
 /* Copies n tokens of the hint. After m tokens that agreed, the next one agrees with probability
@@ -56,7 +56,7 @@ static void copy_tokens(const struct hint *h, uint32_t n, struct draft *to)
 {
     memcpy(to->tokens, h->tokens + h->at, n * sizeof(to->tokens[0]));
     for (uint32_t i = 0; i < n; i++)
-        to->survival[i] = (float)(h->run + 1) / (float)(h->run + i + 2);
+        to->survival[i] = (float)(h->n_agreed + 1) / (float)(h->n_agreed + i + 2);
     to->n = n;
     to->tree = false;
     to->q_mode = DRAFT_POINT;
@@ -66,20 +66,21 @@ bool hint_draft(struct hint *h, const struct prop_context *c, uint32_t k, struct
 {
     if (!h->n || c->n < c->n_prompt)
         return false;
-    if (h->seen < c->n_prompt ||
+    if (h->n_compared < c->n_prompt ||
         c->n == c->n_prompt) { // the output begins, at the start of the hint
-        h->seen = c->n_prompt;
-        h->at = h->run = 0;
-        h->lost = false;
+        h->n_compared = c->n_prompt;
+        h->at = h->n_agreed = 0;
+        h->is_lost = false;
     }
-    for (; !h->lost && h->seen < c->n && h->at < h->n; h->at++, h->seen++, h->run++)
-        if (c->tokens[h->seen] != h->tokens[h->at])
+    for (; !h->is_lost && h->n_compared < c->n && h->at < h->n;
+         h->at++, h->n_compared++, h->n_agreed++)
+        if (c->tokens[h->n_compared] != h->tokens[h->at])
             break;
-    if (c->n > c->n_prompt && (h->lost || h->seen < c->n))
+    if (c->n > c->n_prompt && (h->is_lost || h->n_compared < c->n))
         find_position(h, c);
-    h->seen = c->n;
+    h->n_compared = c->n;
     uint32_t left = h->n - h->at;
-    if (h->lost || !left)
+    if (h->is_lost || !left)
         return false;
     copy_tokens(h, left < k ? left : k, to);
     return true;

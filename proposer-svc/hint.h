@@ -15,10 +15,10 @@
 struct hint {
     uint32_t *tokens; // (n)
     uint32_t n;
-    uint32_t at;   // index in `tokens` of the next token; if lost: where the output left the hint
-    uint32_t seen; // tokens of the context that were compared
-    uint32_t run;  // consecutive tokens that agreed, up to now
-    bool lost;     // the output differs from the hint, and no new position is known
+    uint32_t at; // index in `tokens` of the next token; if lost: where the output left the hint
+    uint32_t n_compared; // tokens of the context that were compared
+    uint32_t n_agreed;   // consecutive tokens that agreed, up to now
+    bool is_lost;        // the output differs from the hint, and no new position is known
 };
 
 /* Only positions [0, keep) of the context stay valid. */

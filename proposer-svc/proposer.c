@@ -212,7 +212,8 @@ int proposer_new(const struct proposer_config *c, struct proposer **ret)
     s->seconds = metrics_histogram("tandem_drafter_round_seconds",
                                    "From the arrival of a Round to its last answer.", NULL, bounds,
                                    ARRAY_LEN(bounds));
-    s->sessions = metrics_gauge("tandem_drafter_sessions", "Sequences kept.", NULL);
+    s->sessions =
+        metrics_gauge("tandem_drafter_sessions", "Sequences with a stored context.", NULL);
     s->context_tokens =
         metrics_gauge("tandem_drafter_context_tokens",
                       "Tokens reserved for the contexts and predictions of all sequences.", NULL);

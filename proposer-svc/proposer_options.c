@@ -62,7 +62,8 @@ static const struct conf_option service_options[] = {
      .fallback = "1024",
      .min = 1,
      .max = 1 << 20,
-     .help = "sequences kept at the same time; beyond that the least recently used one is dropped"},
+     .help =
+         "sequences stored at the same time; beyond that the least recently used one is dropped"},
     {.name = "max_tokens",
      .kind = CONF_INT,
      .value = &values.max_tokens,

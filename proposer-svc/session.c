@@ -350,7 +350,7 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     if (r < 0)
         return r;
     if (u->base_len > s->c.max_context)
-        return close_session(s, stream, u->seq, true); // it only becomes longer
+        return close_session(s, stream, u->seq, true); // the context can only grow
     struct session_update fits = *u;
     if (u->base_len + u->n_verifying > s->c.max_context)
         fits.n_verifying = k = 0; // a draft ahead would exceed max_context

@@ -49,7 +49,9 @@ command_bench() {
     *) die "there is no benchmark \"$1\" (./tandem bench --help)" ;;
     esac
     local extra=() # llama.cpp is installed with npm
-    if [[ ${program[1]:-} = */engine.py && ! " $* " =~ " --peer"[=\ ]"no " ]]; then mapfile -t extra < <(packages_node); fi
+    if [[ ${program[1]:-} = */engine.py && ! " $* " =~ " --peer"[=\ ]"no " ]]; then
+        mapfile -t extra < <(packages_node)
+    fi
     # Neither --help nor a server that runs elsewhere (serve --url) needs a build.
     if [[ " $* " != *" --help "* && ! "$* " =~ ^serve\ .*--url[=\ ] ]]; then
         need_packages "${PACKAGES_BUILD[@]}" "${PACKAGES_RUN[@]}" libcmocka-dev "${extra[@]}"

@@ -1,7 +1,7 @@
 """count.py LOG: prints "PASSED FAILED", the number of test cases in a ctest log (LastTest.log).
 
-It adds up the counts that the test programs print: cmocka, Python unittest and node --test (TAP). A program that
-prints no count is one case. A program that failed without naming a failed case (a crash, a time-out) is one failure.
+Adds up the counts that the test programs print: cmocka, Python unittest and node --test (TAP). A program that prints
+no count is one case. A program that failed without naming a failed case (a crash, a time-out) is one failure.
 """
 import re
 import sys

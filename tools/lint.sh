@@ -10,8 +10,8 @@ command_fmt() {
     write_configuration
 }
 
-# Regenerates docs/configuration.md: the text before the first service's heading stays, the tables of the
-# settings are what each service prints with --print-config.
+# Regenerates docs/configuration.md. The text before the first service's heading stays. The tables of settings are
+# the output of each service's --print-config.
 write_configuration() {
     local page=docs/configuration.md name
     {

@@ -4,7 +4,7 @@
 # Uses the settings of up.sh: MODEL, DRAFT_MODEL, DRAFT_QUANTIZE, PORT, PROPOSER, and RUN, the folder of the
 # unix sockets. SERVICES holds the names of the services to run, in the order of their start.
 
-declare -gA PID=() # service -> process id, once it was started
+declare -gA PID=() # service -> process id, once the service was started
 PROPOSER_WAIT_S=10 # ./tandem up waits this long for a proposer to connect
 
 alive() { [ -n "${PID[$1]:-}" ] && kill -0 "${PID[$1]}" 2>/dev/null; }
@@ -18,8 +18,8 @@ last_error() {
     printf '%s' "${line:-its log is $log}"
 }
 
-# launch SERVICE [ARGUMENT...]: starts it in a new session, so that Ctrl-C reaches only this script. The service
-# gets SIGTERM if this script is killed. Only the verifier sees the settings that are meant for one service.
+# launch SERVICE [ARGUMENT...]: starts the service in a new session, so that Ctrl-C reaches only this script. The
+# service gets SIGTERM if this script is killed. Only the verifier gets the settings that apply to one service.
 launch() {
     local name=$1
     shift
@@ -53,7 +53,7 @@ start_service() {
 read_health() { fetch "http://127.0.0.1:$PORT/health" | /usr/bin/python3 tools/health.py; }
 
 # Waits until all services in SERVICES are healthy. Answers need no proposer, so after PROPOSER_WAIT_S seconds this
-# continues without one. It does not wait at all for a proposer that was not started yet.
+# function continues without a proposer. It returns immediately if the only missing proposer was not started yet.
 wait_healthy() {
     local name health shown='' ready_at=''
     while :; do
@@ -79,7 +79,7 @@ wait_healthy() {
     echo "all healthy: ${health#ok }"
 }
 
-# start_services SERVICE...: starts them and waits until they are healthy.
+# start_services SERVICE...: starts these services and waits until all in SERVICES are healthy.
 start_services() {
     local name
     step "starting $* (logs in $LOGS/)"
@@ -90,7 +90,7 @@ start_services() {
     wait_healthy
 }
 
-# Starts again each service that has ended, and says why it ended.
+# Restarts each service that has ended, and prints why it ended.
 restart_dead() {
     local name rc
     for name in "${SERVICES[@]}"; do

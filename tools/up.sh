@@ -68,8 +68,8 @@ check_options() {
     check_memory
 }
 
-# Refuses models whose weights alone are larger than the available memory. The services check their full
-# requirement (KV cache, buffers) themselves before they allocate.
+# Refuses models whose weights alone exceed the available memory. The services check their full requirement (KV
+# cache, buffers) before they allocate.
 check_memory() {
     local model_mib draft_mib=0 also='' free_mib
     model_mib=$(($(stat -L -c %s "$MODEL") >> 20))
@@ -87,11 +87,14 @@ check_memory() {
 }
 
 read_options() {
-    MODEL=$EMBEDDED_MODEL DRAFT_MODEL=${TANDEM_DRAFT_MODEL:-} DRAFT_QUANTIZE=${TANDEM_DRAFT_QUANTIZE:-no} PORT=8080 PROPOSER=suffix
+    MODEL=$EMBEDDED_MODEL DRAFT_MODEL=${TANDEM_DRAFT_MODEL:-} DRAFT_QUANTIZE=${TANDEM_DRAFT_QUANTIZE:-no}
+    PORT=8080 PROPOSER=suffix
     while [ $# -gt 0 ]; do
         case $1 in
         --help | -h) up_usage && exit ;;
-        --model=* | --port=* | --proposer=* | --draft-model=* | --draft-quantize=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+        --model=* | --port=* | --proposer=* | --draft-model=* | --draft-quantize=*)
+            set -- "${1%%=*}" "${1#*=}" "${@:2}"
+            ;;
         --model | --port | --proposer | --draft-model | --draft-quantize)
             [ $# -ge 2 ] || die "$1 needs a value"
             case $1 in
@@ -184,8 +187,8 @@ show_traffic() {
 
 start_all() {
     if needs_draft_model; then
-        # The proposer is started after the verifier is healthy: both size their memory by what is available, so
-        # one model must be loaded before the other is measured.
+        # The proposer is started after the verifier is healthy. Both size their memory by the available memory,
+        # so one model must be loaded before the other service measures.
         SERVICES=(verifier-svc gateway)
         start_services "${SERVICES[@]}"
         SERVICES=(proposer-svc "${SERVICES[@]}")
@@ -213,5 +216,5 @@ command_up() {
     show_answer & # in the background: bash runs a trap only between commands, but wait returns immediately
     wait $! || fail_start "the first request failed: $(last_error gateway)"
     step "serving on http://127.0.0.1:$PORT; press Ctrl-C to stop"
-    show_traffic 2>/dev/null # hides what bash prints about killed children
+    show_traffic 2>/dev/null # hides bash's messages about killed children
 }

@@ -25,7 +25,7 @@ void buf_clear(struct buf *b)
         b->data[0] = 0;
 }
 
-void *buf_room(struct buf *b, size_t n)
+void *buf_reserve(struct buf *b, size_t n)
 {
     if (b->error)
         return NULL;
@@ -50,7 +50,7 @@ void *buf_room(struct buf *b, size_t n)
 
 void buf_add(struct buf *b, const void *data, size_t len)
 {
-    char *to = buf_room(b, len);
+    char *to = buf_reserve(b, len);
     if (!to)
         return;
     if (len)
@@ -70,7 +70,7 @@ void buf_printf(struct buf *b, const char *format, ...)
     va_start(args, format);
     va_copy(again, args);
     int n = vsnprintf(NULL, 0, format, args);
-    char *to = n < 0 ? NULL : buf_room(b, (size_t)n);
+    char *to = n < 0 ? NULL : buf_reserve(b, (size_t)n);
     if (to) {
         vsnprintf(to, (size_t)n + 1, format, again);
         b->len += (size_t)n;

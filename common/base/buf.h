@@ -31,7 +31,7 @@ void buf_printf(struct buf *b, const char *format, ...) __attribute__((format(pr
 void buf_shift(struct buf *b, size_t n);
 /* Space for n more bytes at data + len, or NULL. The caller writes there, then adds the number of
  * bytes written to len. */
-void *buf_room(struct buf *b, size_t n);
+void *buf_reserve(struct buf *b, size_t n);
 /* 0, -ENOMEM or -EMSGSIZE (an append would have passed the maximum); sets fail_text(). */
 int buf_error(const struct buf *b);
 /* Hands the bytes over (malloc'ed, a NUL follows them); the buffer is empty again. NULL: no

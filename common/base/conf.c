@@ -508,10 +508,10 @@ static int unknown_flag(const struct flags *f)
 
 static void warn_of_old_flag(struct flags *f, const struct conf_option *o, const struct place *p)
 {
-    char given[64];
+    char flag_text[64];
     const char *arg = f->argv[f->at];
-    snprintf(given, sizeof(given), "%.*s", (int)strcspn(arg, "="), arg);
-    warn_of_old_name(&f->src, o, p, given);
+    snprintf(flag_text, sizeof(flag_text), "%.*s", (int)strcspn(arg, "="), arg);
+    warn_of_old_name(&f->src, o, p, flag_text);
 }
 
 static int read_long_flag(struct flags *f)
@@ -587,7 +587,7 @@ static int read_flags(const struct conf *c, int argc, char **argv)
 }
 
 /* Answers --help, --version or --print-config, wherever it stands. Returns 1 if there is one. */
-static int answer_question(const struct conf *c, int argc, char **argv)
+static int answer_info_flag(const struct conf *c, int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
@@ -623,7 +623,7 @@ int conf_read(const struct conf *c, int argc, char **argv)
     const char *path;
     if (c->n_options > OPTIONS_MAX)
         return fail(-E2BIG, "conf: more than %d settings", OPTIONS_MAX);
-    if (answer_question(c, argc, argv))
+    if (answer_info_flag(c, argc, argv))
         return 1;
     int r = file_path(c, argc, argv, &path);
     if (r == 0)

@@ -4,7 +4,7 @@
  *   file         `max_sequences = 8`. A `#` after a blank, or at the start of a line, begins a
  *                comment. Values with " #", or with blanks at an end, need double quotes.
  *   environment  TANDEM_MAX_SEQUENCES=8. An empty variable counts as not set.
- *   flag         --max-sequences 8, --max-sequences=8. For a truth value: --x, --no-x, --x=false.
+ *   flag         --max-sequences 8, --max-sequences=8. For a boolean: --x, --no-x, --x=false.
  * The entries of a list are separated by commas, or the line or the flag is repeated. Every table
  * also has --config FILE (or TANDEM_CONFIG), --print-config, --version and --help. Numbers are read
  * and written in the same way in every locale.

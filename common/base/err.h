@@ -10,9 +10,9 @@
 /* Stores the sentence for fail_text() and returns err (a negative errno). */
 int fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Tells the compiler that the result of fail() is negative. It sees one file at a time; without
- * this it warns about results that are not written when a function "fails with 0". */
-#ifdef TANDEM_ANALYZE // gcc's analyzer forgets what ?: has shown
+/* Tells the compiler that the result of fail() is negative. The compiler sees one file at a time.
+ * Without this macro it assumes that fail() may return 0, and warns about unwritten results. */
+#ifdef TANDEM_ANALYZE // gcc's analyzer does not learn the sign from the ?: below
 #define FAIL_NEGATIVE(code)                                                                        \
     ({                                                                                             \
         if (code >= 0)                                                                             \

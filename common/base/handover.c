@@ -68,7 +68,7 @@ static char **make_environment(char *added)
 
 /* Starts a process in which fds[i] is descriptor FIRST_FD + i and all later ones are closed. It
  * leads a new process group. */
-static int spawn(char *const *argv, const int *fds, int n, char **environment, pid_t *ret)
+static int spawn_successor(char *const *argv, const int *fds, int n, char **environment, pid_t *ret)
 {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
@@ -116,7 +116,7 @@ int handover_start(char *const *argv, const int *fds, int n)
         return fail(-ENOMEM, "no memory or no descriptor for a new process");
     memcpy(all, fds, (size_t)n * sizeof(int));
     all[n] = pair[1];
-    int rc = spawn(argv, all, n + 1, environment, &successor.group);
+    int rc = spawn_successor(argv, all, n + 1, environment, &successor.group);
     close(pair[1]);
     if (rc < 0) {
         close(pair[0]);
@@ -129,8 +129,8 @@ int handover_start(char *const *argv, const int *fds, int n)
     return 0;
 }
 
-/* Reaps the spawned process. Not earlier than here: as a zombie it reserves the number of the
- * process group, so kill() cannot reach another group. */
+/* Reaps the spawned process. Must not be called earlier: until then the zombie reserves the number
+ * of the process group, so kill() cannot reach another group. */
 static void reap_spawned(void)
 {
     waitpid(successor.group, NULL, 0);
@@ -138,7 +138,7 @@ static void reap_spawned(void)
 
 static void kill_successor(const char *why)
 {
-    kill(-successor.group, SIGKILL); // it may have ended
+    kill(-successor.group, SIGKILL); // the group may have ended already
     reap_spawned();
     log_error("the new process %s", why);
     successor.state = HANDOVER_NONE;

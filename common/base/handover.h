@@ -20,10 +20,12 @@ enum handover_state { HANDOVER_NONE, HANDOVER_STARTING, HANDOVER_READY };
 
 /* Starts a successor that inherits the n sockets in fds. argv: that of main().
  *
- * A successor that is already starting may have read old settings, so a second one follows it. When
- * the first is ready, it receives SIGHUP and starts the second; when it fails, this process
- * receives SIGHUP and does so. A successor that is ready receives SIGHUP immediately. -errno: the
- * process cannot be started. */
+ * If there is a successor already, another one must follow it, because the settings may have
+ * changed:
+ *   - A ready successor receives SIGHUP immediately, and starts its own successor.
+ *   - A starting successor receives SIGHUP when it is ready.
+ *   - If the starting successor fails, this process receives SIGHUP and starts another one.
+ * -errno: the process cannot be started. */
 int handover_start(char *const *argv, const int *fds, int n);
 /* The state of the successor. A failure is logged once; the state is then HANDOVER_NONE again. */
 enum handover_state handover_state(void);

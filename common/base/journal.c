@@ -12,7 +12,7 @@
 #define KEY_CHARS "abcdefghijklmnopqrstuvwxyz0123456789_"
 
 /* Appends a character to the field that is being written. */
-static void put(struct journal_fields *f, char c)
+static void append_char(struct journal_fields *f, char c)
 {
     if (f->used < sizeof(f->text))
         f->text[f->used++] = c;
@@ -23,12 +23,12 @@ static const char *append_value(struct journal_fields *f, const char *s)
 {
     if (*s != '"') {
         for (; *s && *s != ' '; s++)
-            put(f, *s);
+            append_char(f, *s);
         return s;
     }
     for (s++; *s && *s != '"'; s++) {
         s += *s == '\\' && (s[1] == '"' || s[1] == '\\');
-        put(f, *s);
+        append_char(f, *s);
     }
     return s + (*s == '"');
 }
@@ -43,10 +43,10 @@ static const char *append_word(struct journal_fields *f, const char *s)
         return len && s[len - 1] == ':' ? NULL : s + len;
     }
     for (const char *c = PREFIX; *c; c++)
-        put(f, *c);
+        append_char(f, *c);
     for (size_t i = 0; i < key; i++)
-        put(f, s[i] >= 'a' && s[i] <= 'z' ? (char)(s[i] - 'a' + 'A') : s[i]);
-    put(f, '=');
+        append_char(f, s[i] >= 'a' && s[i] <= 'z' ? (char)(s[i] - 'a' + 'A') : s[i]);
+    append_char(f, '=');
     bool quoted = s[key + 1] == '"';
     const char *rest = append_value(f, s + key + 1);
     char last = f->text[f->used - 1];
@@ -69,7 +69,7 @@ void journal_fields(const char *line, struct journal_fields *ret)
     }
 }
 
-bool journal_is_there(void)
+bool journal_is_connected(void)
 {
     const char *journal = getenv("JOURNAL_STREAM"); // "device:inode"
     char own[64];

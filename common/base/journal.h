@@ -25,6 +25,6 @@ struct journal_fields {
 void journal_fields(const char *line, struct journal_fields *ret);
 
 /* Whether standard error is connected to the journal. */
-bool journal_is_there(void);
+bool journal_is_connected(void);
 /* priority: as in syslog(3). false: the journal did not accept the entry. */
 bool journal_send(const char *program, int priority, const char *line);

@@ -29,7 +29,7 @@ void log_init(const char *program, enum log_level level)
     config.program = program;
     config.level = level;
     config.prefix = getenv("JOURNAL_STREAM") != NULL;
-    config.entries = journal_is_there();
+    config.entries = journal_is_connected();
 }
 
 bool log_wants(enum log_level level)

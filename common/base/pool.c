@@ -13,7 +13,7 @@
 #include "base/err.h"
 #include "base/pool.h"
 
-/* Longer than the gaps between the steps of a forward pass, far shorter than waking a thread. */
+/* Longer than the gaps between the steps of a forward pass, far shorter than a thread's wake-up. */
 #define SPIN_NS 20000
 #define MAX_CPUS 8192
 

@@ -34,7 +34,7 @@ uint64_t rng_u64(uint64_t key, enum rng_stream stream, uint32_t position, uint32
 /* u = (w + 1/2) 2^-64 as the nearest double below 1. */
 double rng_uniform(uint64_t w);
 
-/* log E of the exponential variate E = -log1p(-u), u = (w + 1/2) 2^-64, with full precision at both
- * ends (u near 0 and u near 1). argmax over tokens of logit/T - rng_log_exp() is a draw from the
- * softmax. Uses exact_math_log(): the same bits on every machine and in every kernel tier. */
+/* log E of the exponential variate E = -log1p(-u), u = (w + 1/2) 2^-64. The precision is full at
+ * both ends (u near 0 and u near 1). argmax over tokens of logit/T - rng_log_exp() is a draw from
+ * the softmax. Uses exact_math_log(): the same bits on every machine and in every kernel tier. */
 double rng_log_exp(uint64_t w);

@@ -34,7 +34,7 @@ static int lock_folder(const char *path)
     return fail(-EBUSY, "cannot listen on %s: folder %s stays locked", path, folder);
 }
 
-/* Whether a server listens there. A full backlog also shows one. */
+/* Whether a server listens on the address. A full backlog also proves that one does. */
 static bool is_served(const struct sockaddr_un *addr)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

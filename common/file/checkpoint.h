@@ -26,18 +26,19 @@
 
 struct checkpoint;
 
-/* -ENOENT, -EACCES ..., -EINVAL (the sentence names file, item and limit), -ENOTSUP (a format, a
- * version or a tensor type that is not supported; named). Reads headers only, never the weights. */
+/* Reads headers only, never the weights. -ENOENT, -EACCES ...: the file. -EINVAL: malformed; the
+ * error text names file, item and limit. -ENOTSUP: an unsupported format, version or tensor type,
+ * which the error text names. */
 int checkpoint_open(const char *path, struct checkpoint **ret);
-/* The same over bytes in memory that outlive it, aligned like malloc's (tests, fuzzers). */
+/* Opens bytes in memory (tests, fuzzers). data is aligned as by malloc() and outlives *ret. */
 int checkpoint_open_memory(const void *data, size_t len, struct checkpoint **ret);
 void checkpoint_close(struct checkpoint *c);
 DEFINE_AUTO(struct checkpoint, checkpoint_close)
 
-/* What a model is called after its file: no folder, no suffix of a format. malloc'ed; NULL: no
- * memory. The file need not exist. */
+/* The default name of a model: its file name without folder and without the suffix of a format.
+ * malloc'ed; NULL: no memory. The file need not exist. */
 char *checkpoint_model_name(const char *path);
-const char *checkpoint_path(const struct checkpoint *c); // for sentences
+const char *checkpoint_path(const struct checkpoint *c); // for error texts
 size_t checkpoint_bytes(const struct checkpoint *c);     // of all its files
 int64_t checkpoint_modified(const struct checkpoint *c); // seconds since 1970; 0 in memory
 
@@ -68,13 +69,13 @@ struct checkpoint_tensor {
     const char *type_name; // "Q4_0"; of OTHER types too
     uint32_t n_dims;
     uint64_t shape[CHECKPOINT_MAX_DIMS]; // innermost first; missing ones are 1
-    const void *data;                    // aligned as the file says
+    const void *data;                    // with the file's alignment
     size_t bytes;
-    /* Where a type keeps them in arrays beside data; NULL: data's blocks hold their own. */
+    /* Separate arrays, for types that have them. NULL: the blocks in data contain theirs. */
     const void *scales, *biases;
 };
 
-/* What a tensor is to a model. */
+/* The purpose of a tensor in a model. */
 enum checkpoint_role {
     CHECKPOINT_TOKEN_EMBD,
     CHECKPOINT_OUTPUT_NORM,
@@ -100,7 +101,7 @@ enum checkpoint_role {
 /* The tensor of a role in a layer (0 for roles outside the layers). NULL: the file has none. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c,
                                                 enum checkpoint_role role, uint32_t layer);
-/* What the format calls it. Thread-local text, valid until the next call. */
+/* The format's name of that tensor. Thread-local text, valid until the next call. */
 const char *checkpoint_role_name(const struct checkpoint *c, enum checkpoint_role role,
                                  uint32_t layer);
 /* By the name in the file. NULL: none. */
@@ -113,14 +114,15 @@ void checkpoint_advise(const struct checkpoint *c, const void *at, size_t bytes,
 
 /* ---- parameters ---- */
 
-/* Integers of any width convert if the value fits, as do floats; floats are finite.
- * -ENOENT: no such key (no sentence: many are optional). -EINVAL: another kind, or out of range. */
+/* Integers of any width, and floats of any width, are converted if the value fits. Floats must be
+ * finite. -ENOENT: no such key; fail_text() is not set, because many keys are optional. -EINVAL:
+ * another kind, or out of range. */
 int checkpoint_u32(const struct checkpoint *c, const char *key, uint32_t *ret);
 int checkpoint_u64(const struct checkpoint *c, const char *key, uint64_t *ret);
 int checkpoint_float(const struct checkpoint *c, const char *key, float *ret);
 int checkpoint_bool(const struct checkpoint *c, const char *key, bool *ret);
 int checkpoint_text(const struct checkpoint *c, const char *key, struct span *ret);
-/* What the format calls a key. Thread-local text, valid until the next call. */
+/* The format's name of a key. Thread-local text, valid until the next call. */
 const char *checkpoint_key_name(const struct checkpoint *c, const char *key);
 
 enum checkpoint_items { CHECKPOINT_TEXTS, CHECKPOINT_INTS, CHECKPOINT_FLOATS };

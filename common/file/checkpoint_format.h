@@ -1,7 +1,7 @@
-/* checkpoint_format.h - what a format of model files implements; private to common/file.
+/* checkpoint_format.h - the interface of a format of model files; private to common/file.
  *
- * A format's open() allocates a struct that begins with a struct checkpoint and fills in the
- * latter. checkpoint.c does the rest: it looks up tensors by name and checks the kinds of values.
+ * A format's open() allocates a struct that begins with a struct checkpoint, and fills in that
+ * part. checkpoint.c then looks up tensors by name and checks the kinds of values.
  *
  * Threads: as checkpoint.h. */
 #pragma once
@@ -29,7 +29,7 @@ struct checkpoint_value {
         CHECKPOINT_TEXT,
         CHECKPOINT_ARRAY,
     } kind;
-    const char *kind_name; // in sentences: "i32"
+    const char *kind_name; // for error texts: "i32"
     uint64_t integer;      // a bool's as well
     double number;
     struct span text;
@@ -39,7 +39,7 @@ struct checkpoint_value {
 struct checkpoint_format {
     char magic[5];      // a file's first four bytes
     const char *suffix; // of a file's name: ".gguf"
-    /* Takes over the map in any case. The path is copied. */
+    /* Owns the map, also after an error. The path is copied. */
     int (*open)(const char *path, struct file_map *map, struct checkpoint **ret);
     /* Frees the format's own struct, once checkpoint.c has freed the tables in the base. */
     void (*close)(struct checkpoint *c);

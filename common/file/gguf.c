@@ -18,7 +18,7 @@ struct gguf {
 
 /* ---- parts ---- */
 
-/* Moves the parts' tables of tensors into one and sorts it. */
+/* Merges the tensor tables of all parts into one sorted table. */
 static int join_tensors(struct gguf *g)
 {
     uint64_t n = 0;
@@ -39,7 +39,7 @@ static int join_tensors(struct gguf *g)
     return checkpoint_index(&g->base);
 }
 
-/* The next part; takes over the map. */
+/* Adds the next part. Owns the map, also after an error. */
 static int add_part(struct gguf *g, const char *path, struct file_map *map)
 {
     struct gguf_part *part = &g->parts[g->n_parts++];

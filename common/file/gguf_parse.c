@@ -14,12 +14,12 @@
 #endif
 
 struct cursor {
-    const char *file; // for sentences
+    const char *file; // for error texts
     const uint8_t *data;
     size_t len, at;
 };
 
-#define QUOTED 96 // bytes of a quoted name in a sentence
+#define QUOTED 96 // bytes of a quoted name in an error text
 
 static const char *quote(struct span text, char out[QUOTED])
 {
@@ -94,7 +94,7 @@ double gguf_load_float(enum gguf_kind kind, const uint8_t *at)
 
 /* ---- taking bytes ---- */
 
-static int take(struct cursor *c, uint64_t n, const char *what, const uint8_t **ret)
+static int take_bytes(struct cursor *c, uint64_t n, const char *what, const uint8_t **ret)
 {
     if (n > c->len - c->at)
         return fail(-EINVAL, "%s: cut short: %s at byte %zu needs %llu bytes, %zu are left",
@@ -108,7 +108,7 @@ static int take_u32(struct cursor *c, const char *what, uint32_t *ret)
 {
     const uint8_t *at = NULL;
     *ret = 0;
-    int r = take(c, sizeof(*ret), what, &at);
+    int r = take_bytes(c, sizeof(*ret), what, &at);
     if (r == 0)
         memcpy(ret, at, sizeof(*ret));
     return r;
@@ -118,7 +118,7 @@ static int take_u64(struct cursor *c, const char *what, uint64_t *ret)
 {
     const uint8_t *at = NULL;
     *ret = 0;
-    int r = take(c, sizeof(*ret), what, &at);
+    int r = take_bytes(c, sizeof(*ret), what, &at);
     if (r == 0)
         memcpy(ret, at, sizeof(*ret));
     return r;
@@ -134,7 +134,7 @@ static int take_text(struct cursor *c, const char *what, uint64_t max, struct sp
     if (len > max)
         return fail(-EINVAL, "%s: %s at byte %zu has %llu bytes; the limit is %llu", c->file, what,
                     c->at, (unsigned long long)len, (unsigned long long)max);
-    r = take(c, len, what, &at);
+    r = take_bytes(c, len, what, &at);
     if (r == 0)
         *ret = (struct span){(const char *)at, len};
     return r;
@@ -214,7 +214,7 @@ static int take_kind(struct cursor *c, const char *what, enum gguf_kind *ret)
     return 0;
 }
 
-/* The file has no table of the texts, so this makes one. */
+/* Builds the table of the texts' offsets, which the file does not have. */
 static int take_texts(struct cursor *c, struct gguf_key *k)
 {
     // Each text has 8 bytes of length: the file's size bounds the table.
@@ -250,7 +250,7 @@ static int take_array(struct cursor *c, struct gguf_key *k)
     k->value = c->data + c->at;
     if (k->item == GGUF_STRING)
         return take_texts(c, k);
-    return take(c, k->n * gguf_kind_bytes(k->item), "an array", &k->value);
+    return take_bytes(c, k->n * gguf_kind_bytes(k->item), "an array", &k->value);
 }
 
 static int take_key(struct cursor *c, struct gguf_key *k)
@@ -269,7 +269,7 @@ static int take_key(struct cursor *c, struct gguf_key *k)
         k->n = text.len;
         return 0;
     }
-    r = take(c, gguf_kind_bytes(k->kind), "a value", &k->value);
+    r = take_bytes(c, gguf_kind_bytes(k->kind), "a value", &k->value);
     if (r == 0 && k->kind == GGUF_BOOL && *k->value > 1)
         return fail(-EINVAL, "%s: key %s is a bool with the value %u", c->file,
                     quote(k->name, name), *k->value);
@@ -361,7 +361,7 @@ static int place_tensor(const struct gguf_part *part, struct checkpoint_tensor *
     char name[QUOTED];
     size_t weights = part->map.len - part->head_len;
     if (offset % alignment != 0)
-        return fail(-EINVAL, "%s: tensor %s lies at offset %llu, which is no multiple of %llu",
+        return fail(-EINVAL, "%s: tensor %s lies at offset %llu, which is not a multiple of %llu",
                     part->path, quote(t->name, name), (unsigned long long)offset,
                     (unsigned long long)alignment);
     if (offset > weights || t->bytes > weights - offset)
@@ -403,7 +403,7 @@ static int take_version(struct cursor *c)
 {
     const uint8_t *magic = NULL;
     uint32_t version;
-    int r = take(c, 4, "the magic", &magic);
+    int r = take_bytes(c, 4, "the magic", &magic);
     if (r < 0)
         return r;
     if (memcmp(magic, "GGUF", 4) != 0)

@@ -14,7 +14,7 @@ struct gguf_write {
     uint32_t alignment;
     struct buf sizes;      // uint64_t: bytes of each tensor
     uint64_t offset;       // of the next tensor's weights
-    int error;             // the first one while naming
+    int error;             // the first one in keys and tensors
     FILE *file;            // from gguf_write_head() on
     uint64_t tensor, done; // the tensor being written, and its bytes so far
 };
@@ -164,7 +164,7 @@ void gguf_write_tensor(struct gguf_write *w, const char *name, enum gguf_type ty
 
 /* ---- writing ---- */
 
-static int put(struct gguf_write *w, const void *data, size_t len)
+static int write_bytes(struct gguf_write *w, const void *data, size_t len)
 {
     if (len > 0 && fwrite(data, 1, len, w->file) != len)
         return fail(errno ? -errno : -EIO, "gguf: cannot write: %m");
@@ -174,7 +174,7 @@ static int put(struct gguf_write *w, const void *data, size_t len)
 static int put_gap(struct gguf_write *w, uint64_t at)
 {
     static const uint8_t zeros[GGUF_MAX_ALIGNMENT];
-    return put(w, zeros, gap_after(w, at));
+    return write_bytes(w, zeros, gap_after(w, at));
 }
 
 int gguf_write_head(struct gguf_write *w, FILE *file)
@@ -189,8 +189,9 @@ int gguf_write_head(struct gguf_write *w, FILE *file)
         (r = buf_error(&w->sizes)) < 0)
         return r;
     w->file = file;
-    if ((r = put(w, &start, sizeof(start))) < 0 || (r = put(w, w->keys.data, w->keys.len)) < 0 ||
-        (r = put(w, w->table.data, w->table.len)) < 0)
+    if ((r = write_bytes(w, &start, sizeof(start))) < 0 ||
+        (r = write_bytes(w, w->keys.data, w->keys.len)) < 0 ||
+        (r = write_bytes(w, w->table.data, w->table.len)) < 0)
         return r;
     return put_gap(w, sizeof(start) + w->keys.len + w->table.len);
 }
@@ -211,7 +212,7 @@ int gguf_write_data(struct gguf_write *w, const void *data, size_t len)
             return fail(-EINVAL, "gguf: %zu bytes more than the tensors hold", len);
         uint64_t bytes = size_of(w, w->tensor);
         size_t n = len < bytes - w->done ? len : bytes - w->done;
-        int r = put(w, at, n);
+        int r = write_bytes(w, at, n);
         if (r < 0)
             return r;
         at += n;

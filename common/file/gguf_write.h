@@ -10,7 +10,8 @@
  *     gguf_write_data(w, weights, 64 * 4);       in pieces of any size
  *     gguf_write_end(w);
  *
- * The file may be an open_memstream(). gguf_write_head() reports errors of naming.
+ * The file may be an open_memstream(). gguf_write_head() reports errors in keys
+ * and tensors.
  *
  * Threads: one at a time. */
 #pragma once

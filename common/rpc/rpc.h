@@ -94,15 +94,15 @@ struct rpc_call;
 struct rpc_method {
     const char *path;  // "/package.Service/Method"
     bool reads_stream; // false: the only request is read first and passed to on_start
-    bool always; // served during a drain, which does not wait for it; up to 512 concurrent calls
-    size_t drain_mark; // see on_drain
+    bool during_drain; // served during a drain, which does not wait for these calls; limit: 512
+    size_t drain_mark; // unsent bytes, see on_drain
 
     /* req: freed on return; NULL if reads_stream, or if the client sent no request. */
     void (*on_start)(struct rpc_call *call, struct rpc_msg *req);
     /* msg: freed on return; NULL: the client has closed its side. */
     void (*on_message)(struct rpc_call *call, struct rpc_msg *msg);
-    /* rpc_call_send() has returned more than drain_mark, and now at most half of drain_mark
-     * waits. */
+    /* rpc_call_send() has returned more than drain_mark; now at most half of drain_mark is
+     * unsent. */
     void (*on_drain)(struct rpc_call *call);
     /* The client cancelled, its deadline passed, its connection broke, or the server's drain time
      * is over. Nothing can be sent afterwards. */
@@ -209,7 +209,7 @@ struct rpc_status rpc_unary(struct rpc_client *c, const char *path, const struct
 struct rpc_events {
     size_t drain_mark;
     void (*on_message)(void *user, struct rpc_msg *msg); // msg is freed on return
-    /* rpc_stream_send() has returned more than drain_mark; now at most half of drain_mark waits. */
+    /* rpc_stream_send() has returned more than drain_mark; now at most half of it is unsent. */
     void (*on_drain)(void *user);
     void (*on_end)(void *user, const struct rpc_status *status); // the last callback
 };

@@ -13,8 +13,8 @@
 #if defined(__SANITIZE_THREAD__)
 /* libgrpc is not instrumented, so synchronisation between its threads looks like races. Its threads
  * outlive main(); without atexit_sleep_ms every program would wait a second for them at its end. A
- * test aborts a service that does not stop; handle_abort then prints where it waits. The options
- * are in the program because not every parent process passes the environment on. */
+ * test aborts a service that does not stop; handle_abort then prints where the service waits. The
+ * options are in the program because not every parent process passes the environment on. */
 __attribute__((visibility("default"))) const char *__tsan_default_options(void);
 const char *__tsan_default_options(void)
 {

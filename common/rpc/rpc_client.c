@@ -28,7 +28,7 @@ struct rpc_stream {
     grpc_slice text;
     grpc_byte_buffer *in;
 
-    pthread_mutex_t mu; // for the fields below, and for starting batches
+    pthread_mutex_t mu; // guards the fields below and the start of batches
     struct rpc_sendq q;
     bool sending, closing, closed, over;
     bool paused, recv_due, cancelled;
@@ -225,7 +225,7 @@ static void client_add_stream(struct rpc_client *c, int n)
     c->n_streams += (unsigned)n;
     if (!c->n_streams)
         pthread_cond_signal(&c->idle);
-    pthread_mutex_unlock(&c->mu); // at 0 the client may be gone now
+    pthread_mutex_unlock(&c->mu); // at 0 another thread may free the client now
 }
 
 static void stream_batch(struct rpc_stream *s, const grpc_op *ops, size_t n, struct rpc_tag *t)

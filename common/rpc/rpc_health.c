@@ -140,9 +140,9 @@ static void watch_cancel(struct rpc_call *c)
 void rpc_health_register(struct rpc_health *h, struct rpc_server *s)
 {
     static const struct rpc_method check = {
-        .path = "/grpc.health.v1.Health/Check", .always = true, .on_start = check_start};
+        .path = "/grpc.health.v1.Health/Check", .during_drain = true, .on_start = check_start};
     static const struct rpc_method watch = {.path = "/grpc.health.v1.Health/Watch",
-                                            .always = true,
+                                            .during_drain = true,
                                             .on_start = watch_start,
                                             .on_cancel = watch_cancel};
     rpc_server_add(s, &check, h);

@@ -77,7 +77,7 @@ static const uint8_t children[][9] = {
 
 /* Whether `symbol` is v or a descriptor inside it. The name is relative to the scope of v. The
  * depth of the recursion is bounded by the nesting in proto/. */
-static bool defines(struct view v, enum kind kind, const char *symbol)
+static bool defines_symbol(struct view v, enum kind kind, const char *symbol)
 {
     struct view name = find_field(v, kind == FILE_ ? 2 : 1); // a file: its package
     if (strncmp(symbol, (const char *)name.at, name.len) != 0)
@@ -90,7 +90,7 @@ static bool defines(struct view v, enum kind kind, const char *symbol)
     unsigned k;
     struct view child;
     while (next_field(&v, &k, &child)) {
-        if (k < 9 && children[kind][k] && defines(child, children[kind][k], symbol))
+        if (k < 9 && children[kind][k] && defines_symbol(child, children[kind][k], symbol))
             return true;
     }
     return false;
@@ -107,7 +107,7 @@ static const uint8_t *find_file(const char *name, bool is_symbol, size_t *ret_le
     struct view all = {rpc_protos, rpc_protos_size}, file;
     unsigned k;
     while (next_field(&all, &k, &file)) {
-        if (k == 1 && (is_symbol ? defines(file, FILE_, name) : is_named(file, name))) {
+        if (k == 1 && (is_symbol ? defines_symbol(file, FILE_, name) : is_named(file, name))) {
             *ret_len = file.len;
             return file.at;
         }
@@ -133,7 +133,7 @@ typedef Grpc__Reflection__V1alpha__ServerReflectionResponse Response;
 #define ASKED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_REQUEST__MESSAGE_REQUEST_##x
 #define ANSWERED(x) GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_##x
 
-static ssize_t respond(struct rpc_call *c, Request *req, Response *r)
+static ssize_t send_response(struct rpc_call *c, Request *req, Response *r)
 {
     r->valid_host = req->host;
     r->original_request = req;
@@ -148,7 +148,7 @@ static ssize_t respond_error(struct rpc_call *c, Request *req, enum rpc_code cod
     Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
     r.message_response_case = ANSWERED(ERROR_RESPONSE);
     r.error_response = &e;
-    return respond(c, req, &r);
+    return send_response(c, req, &r);
 }
 
 static ssize_t respond_file(struct rpc_call *c, Request *req, const char *name, bool is_symbol)
@@ -166,7 +166,7 @@ static ssize_t respond_file(struct rpc_call *c, Request *req, const char *name, 
     Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
     r.message_response_case = ANSWERED(FILE_DESCRIPTOR_RESPONSE);
     r.file_descriptor_response = &f;
-    return respond(c, req, &r);
+    return send_response(c, req, &r);
 }
 
 static ssize_t respond_list(struct rpc_call *c, Request *req)
@@ -186,10 +186,10 @@ static ssize_t respond_list(struct rpc_call *c, Request *req)
     Response r = GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__INIT;
     r.message_response_case = ANSWERED(LIST_SERVICES_RESPONSE);
     r.list_services_response = &l;
-    return respond(c, req, &r);
+    return send_response(c, req, &r);
 }
 
-static ssize_t answer(struct rpc_call *c, Request *req)
+static ssize_t answer_request(struct rpc_call *c, Request *req)
 {
     switch (req->message_request_case) {
     case ASKED(FILE_BY_FILENAME):
@@ -216,7 +216,7 @@ static void on_message(struct rpc_call *c, struct rpc_msg *msg)
         rpc_call_unpack(c, &grpc__reflection__v1alpha__server_reflection_request__descriptor, msg);
     if (!m)
         return;
-    if (answer(c, (Request *)m) > MAX_WAITING)
+    if (answer_request(c, (Request *)m) > MAX_WAITING)
         rpc_call_pause(c);
     protobuf_c_message_free_unpacked(m, NULL);
 }
@@ -226,13 +226,13 @@ void rpc_reflection_register(const struct rpc_reflection *r, struct rpc_server *
     static const struct rpc_method methods[] = {
         {.path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
          .reads_stream = true,
-         .always = true,
+         .during_drain = true,
          .drain_mark = MAX_WAITING,
          .on_message = on_message,
          .on_drain = rpc_call_resume},
         {.path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
          .reads_stream = true,
-         .always = true,
+         .during_drain = true,
          .drain_mark = MAX_WAITING,
          .on_message = on_message,
          .on_drain = rpc_call_resume},

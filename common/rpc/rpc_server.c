@@ -2,7 +2,7 @@
  *
  * A slot is a pending request to gRPC core for the next call of one method on one queue. When a
  * call arrives, the slot passes it to a new rpc_call and requests the next one. A call is freed
- * when its last batch, timer and reference are gone. */
+ * when its last batch has returned, and its timers and references are released. */
 #include <errno.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/grpc_posix.h>
@@ -16,15 +16,15 @@
 #include "rpc/rpc_listen.h"
 
 #define MAX_METHODS 64
-#define MAX_ALWAYS 512   // concurrent calls of one method with `always`
-#define ABORT_US 1000000 // for clients to read the status of an aborted call
+#define MAX_DURING_DRAIN 512 // concurrent calls of one method with during_drain
+#define ABORT_US 1000000     // for clients to read the status of an aborted call
 #define LINGER_MS 60000
 
 struct method {
     const struct rpc_method *m;
     void *service;
-    void *handle;      // NULL: this entry serves all unknown methods
-    unsigned n_always; // its running calls, if m->always; under the server's lock
+    void *handle;            // NULL: this entry serves all unknown methods
+    unsigned n_during_drain; // its running calls, if m->during_drain; under the server's lock
 };
 
 struct rpc_server {
@@ -71,7 +71,7 @@ struct rpc_call {
     struct rpc_call *next, **prev; // in the server's list, under its lock
     unsigned *counter; // the counter that includes it, under the server's lock; NULL: none
 
-    pthread_mutex_t mu; // for the fields below, and for starting batches
+    pthread_mutex_t mu; // guards the fields below and the start of batches
     struct rpc_sendq q;
     bool sending, sent_headers, has_status, sent_status;
     bool cancelled, aborted; // by the client; by rpc_server_stop()
@@ -389,10 +389,10 @@ static struct rpc_call *call_new(struct slot *sl)
     struct rpc_server *s = c->s;
     pthread_mutex_lock(&s->mu);
     s->n_calls++;
-    unsigned *n = c->m->always ? &sl->m->n_always : &s->n_running;
-    if (!c->m->always && s->draining)
+    unsigned *n = c->m->during_drain ? &sl->m->n_during_drain : &s->n_running;
+    if (!c->m->during_drain && s->draining)
         c->m = &stopping_method;
-    else if (*n == (c->m->always ? MAX_ALWAYS : s->max_calls))
+    else if (*n == (c->m->during_drain ? MAX_DURING_DRAIN : s->max_calls))
         c->m = &busy_method;
     else
         c->counter = n;
@@ -632,7 +632,7 @@ void rpc_call_unref(struct rpc_call *c)
         --*c->counter;
     if (!s->n_calls || !s->n_running)
         pthread_cond_signal(&s->idle);
-    pthread_mutex_unlock(&s->mu); // the server may be gone now
+    pthread_mutex_unlock(&s->mu); // another thread may free the server now
     pthread_mutex_destroy(&c->mu);
     free(c->text);
     free(c);
@@ -714,7 +714,7 @@ static void stop_core(struct rpc_server *s)
 
 /* gRPC core has its own drain, but it does not answer health and stats, and refuses new calls
  * without a sentence. It also does not wait until all references to calls are released. */
-static void drain(struct rpc_server *s, unsigned grace_ms)
+static void drain_calls(struct rpc_server *s, unsigned grace_ms)
 {
     struct timespec until = clock_at(clock_us() + (int64_t)grace_ms * 1000);
     int r = 0;
@@ -736,7 +736,7 @@ void rpc_server_stop(struct rpc_server *s, unsigned grace_ms)
     if (!s)
         return;
     rpc_listen_done(&s->listen);
-    drain(s, grace_ms);
+    drain_calls(s, grace_ms);
     grpc_server_destroy(s->core);
     for (unsigned i = 0; i < s->n_workers; i++)
         rpc_worker_stop(&s->workers[i]);

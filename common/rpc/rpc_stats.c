@@ -61,6 +61,6 @@ static void stats_start(struct rpc_call *c, struct rpc_msg *req)
 void rpc_stats_register(struct rpc_stats *st, struct rpc_server *s)
 {
     static const struct rpc_method m = {
-        .path = "/tandem.v1.Stats/GetStats", .always = true, .on_start = stats_start};
+        .path = "/tandem.v1.Stats/GetStats", .during_drain = true, .on_start = stats_start};
     rpc_server_add(s, &m, st);
 }

@@ -27,8 +27,8 @@ static bool pair(const void *arg, const char *text, const struct merge_symbol *l
     return slot->id != VOCAB_NONE;
 }
 
-/* "left right", both in byte-level letters; the left one may begin with a space. Most files list
- * merges in the order of the tokens they make, so *next_id is tried before the token is looked up. */
+/* text: "left right", both in byte-level letters; the left one may begin with a space. Most files
+ * list merges in the order of the resulting tokens. So *next_id is tried before a lookup. */
 static void add_merge(struct bpe *b, struct span text, uint32_t rank, char *scratch,
                       uint32_t *next_id)
 {

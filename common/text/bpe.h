@@ -9,7 +9,7 @@
 
 struct bpe_slot {
     uint64_t pair;     // left id << 32 | right id
-    uint32_t rank, id; // id: what the pair becomes; VOCAB_NONE: empty slot
+    uint32_t rank, id; // id: of the merged pair; VOCAB_NONE: empty slot
 };
 
 struct bpe {
@@ -17,7 +17,7 @@ struct bpe {
     struct pretok pretok;
     struct bpe_slot *slots; // (mask + 1) merges by pair
     uint32_t mask;
-    uint32_t byte_ids[256]; // VOCAB_NONE: the vocabulary lacks it, texts lose it
+    uint32_t byte_ids[256]; // VOCAB_NONE: the vocabulary lacks the byte; it is dropped
 };
 
 /* Reads tokenizer.pre and tokenizer.merges. The vocabulary must outlive b. */

@@ -5,7 +5,8 @@
 #include "text/detok.h"
 #include "text/utf8.h"
 
-/* At worst every byte is invalid, as are those of an unfinished character before them. */
+/* In the worst case all bytes are invalid: those of the token, and those of an unfinished character
+ * before it. */
 size_t detok_max_added(const struct tok *t)
 {
     return (tok_longest(t) + 3) * strlen(UTF8_REPLACEMENT);
@@ -30,7 +31,7 @@ void detok_show(struct detok *d, const uint32_t *ids, uint32_t n)
 
 int detok_reserve(struct detok *d)
 {
-    return buf_room(&d->held, d->held.max) ? 0 : buf_error(&d->held);
+    return buf_reserve(&d->held, d->held.max) ? 0 : buf_error(&d->held);
 }
 
 void detok_done(struct detok *d)
@@ -79,7 +80,8 @@ static void append_bytes(struct detok *d, struct span bytes)
     }
 }
 
-/* The stop string that is complete first; of several, the longest. ret_at: where it begins. */
+/* The stop string that ends first in the text; if several end there, the longest. *ret_at: its
+ * start. */
 static int find_stop(const struct detok *d, size_t *ret_at)
 {
     int found = DETOK_NONE;
@@ -99,8 +101,8 @@ static int find_stop(const struct detok *d, size_t *ret_at)
     return found;
 }
 
-/* Bytes at the end of the whole characters that are the beginning of a stop string. */
-static size_t n_begun(const struct detok *d)
+/* The length of the longest beginning of a stop string at the end of the whole characters. */
+static size_t n_stop_prefix(const struct detok *d)
 {
     size_t most = 0;
     for (unsigned i = 0; i < d->n_stops; i++) {
@@ -115,7 +117,7 @@ static size_t n_begun(const struct detok *d)
 }
 
 /* Moves the first n held bytes to `to`. */
-static void release(struct detok *d, size_t n, struct buf *to)
+static void release_held(struct detok *d, size_t n, struct buf *to)
 {
     if (n == 0)
         return;
@@ -139,7 +141,7 @@ int detok_feed(struct detok *d, uint32_t id, struct buf *to)
     if (d->n_whole == 0 || d->held.error)
         return DETOK_NONE;
     int stop = find_stop(d, &at);
-    release(d, stop == DETOK_NONE ? d->n_whole - n_begun(d) : at, to);
+    release_held(d, stop == DETOK_NONE ? d->n_whole - n_stop_prefix(d) : at, to);
     if (stop != DETOK_NONE) {
         buf_clear(&d->held);
         d->n_whole = 0;
@@ -164,7 +166,7 @@ void detok_flush(struct detok *d, struct buf *to)
         d->n_whole = d->held.len;
     }
     if (d->n_whole > 0)
-        release(d, find_stop(d, &at) == DETOK_NONE ? d->n_whole : at, to);
+        release_held(d, find_stop(d, &at) == DETOK_NONE ? d->n_whole : at, to);
     buf_clear(&d->held);
     d->n_whole = 0;
 }

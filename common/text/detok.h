@@ -47,9 +47,9 @@ int detok_add_stop(struct detok *d, const char *stop, size_t len);
 /* Feeds a token and appends to `to` the text that is now certain; it may be empty.
  *
  * Returns the index of the stop string that the text has just completed, or DETOK_NONE. Of several,
- * it is the one that is complete first, then the longest. The text ends before it. Nothing may be
- * fed after a stop.
- * Errors are in buf_error(&d->held) and, if `to` has reached its maximum, in buf_error(to). */
+ * the one that ends first in the text counts, then the longest. The text ends before it. Nothing
+ * may be fed after a stop. Errors are in buf_error(&d->held) and, if `to` has reached its maximum,
+ * in buf_error(to). */
 #define DETOK_NONE (-1)
 int detok_feed(struct detok *d, uint32_t id, struct buf *to);
 /* Whole characters that are held back. */

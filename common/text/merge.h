@@ -19,8 +19,8 @@ struct merge_symbol {
 
 struct merge_item { // a pair that can be joined
     uint64_t key;   // order << 32 | left symbol: the least is joined first
-    uint32_t id;    // what it becomes
-    uint32_t len;   // of both together; if it differs later, a side has grown: stale
+    uint32_t id;    // of the joined symbol
+    uint32_t len;   // of both symbols; if the sum has changed, the item is stale
 };
 
 struct merge_rule {

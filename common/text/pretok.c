@@ -118,7 +118,7 @@ static const struct family *family_of(struct span name)
 
 /* ---- compiling ---- */
 
-static int compile(struct pretok *p, const char *pattern)
+static int compile_pattern(struct pretok *p, const char *pattern)
 {
     int error;
     PCRE2_SIZE at;
@@ -151,7 +151,7 @@ int pretok_init(struct pretok *p, struct span name)
     pcre2_set_match_limit(p->limits, MATCH_LIMIT);
     pcre2_set_heap_limit(p->limits, HEAP_LIMIT);
     for (unsigned i = 0; i < PRETOK_MAX_PATTERNS && family->patterns[i]; i++) {
-        int r = compile(p, family->patterns[i]);
+        int r = compile_pattern(p, family->patterns[i]);
         if (r < 0)
             return r;
     }
@@ -194,7 +194,7 @@ static int next_match(const struct cut *c, unsigned nth, const char *text, size_
     return 0;
 }
 
-static int cut(const struct cut *c, unsigned nth, const char *text, size_t len)
+static int cut_text(const struct cut *c, unsigned nth, const char *text, size_t len)
 {
     if (len == 0)
         return 0;
@@ -202,8 +202,8 @@ static int cut(const struct cut *c, unsigned nth, const char *text, size_t len)
         return c->word(c->arg, text, len);
     for (size_t at = 0, start, end; at < len; at = end) {
         int r = next_match(c, nth, text, len, at, &start, &end);
-        if (r < 0 || (r = cut(c, nth + 1, text + at, start - at)) < 0 ||
-            (r = cut(c, nth + 1, text + start, end - start)) < 0)
+        if (r < 0 || (r = cut_text(c, nth + 1, text + at, start - at)) < 0 ||
+            (r = cut_text(c, nth + 1, text + start, end - start)) < 0)
             return r;
     }
     return 0;
@@ -221,5 +221,5 @@ int pretok_split(const struct pretok *p, const char *text, size_t len,
     if (!match)
         return fail(-ENOMEM, "tokenizer: no memory to match patterns");
     struct cut c = {p, match, word, arg};
-    return cut(&c, 0, text, len);
+    return cut_text(&c, 0, text, len);
 }

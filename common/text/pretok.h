@@ -1,8 +1,8 @@
 /* pretok.h - cuts text into words; byte-level BPE merges inside words. Private to tok.
  *
  * A pre-tokenizer is a list of patterns. Each one in turn cuts every piece into its matches and the
- * text between them. The patterns are part of a model's definition (its
- * tokenizer.json); a checkpoint names them in tokenizer.pre.
+ * text between them. The patterns are part of a model's definition (its tokenizer.json); a
+ * checkpoint names them in tokenizer.pre.
  *
  * Threads: immutable after pretok_init(). */
 #pragma once

@@ -13,7 +13,7 @@ static bool is_special(const struct vocab *v, uint32_t id)
            len > 0 && len <= SPECIAL_MAX_BYTES;
 }
 
-static int order_names(const struct vocab *v, uint32_t a, uint32_t b)
+static int name_order(const struct vocab *v, uint32_t a, uint32_t b)
 {
     struct span x = vocab_bytes(v, a), y = vocab_bytes(v, b);
     int r = memcmp(x.data, y.data, x.len < y.len ? x.len : y.len);
@@ -22,11 +22,11 @@ static int order_names(const struct vocab *v, uint32_t a, uint32_t b)
 
 /* By name. Of tokens with the same name, special_find() returns the last: a user-defined one, else
  * the one with the highest id. */
-static int order(const void *a, const void *b, void *arg)
+static int token_order(const void *a, const void *b, void *arg)
 {
     const struct vocab *v = arg;
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    int r = order_names(v, x, y);
+    int r = name_order(v, x, y);
     if (r == 0)
         r = (v->kinds[x] == TOK_USER) - (v->kinds[y] == TOK_USER);
     return r != 0 ? r : (x > y) - (x < y);
@@ -45,11 +45,11 @@ int special_init(struct special *s, const struct vocab *vocab)
     for (uint32_t id = 0; id < vocab->n; id++)
         if (is_special(vocab, id))
             s->ids[n++] = id;
-    qsort_r(s->ids, n, sizeof(*s->ids), order, (void *)vocab);
+    qsort_r(s->ids, n, sizeof(*s->ids), token_order, (void *)vocab);
     uint32_t n_names = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = s->ids[i];
-        if (i + 1 < n && order_names(vocab, id, s->ids[i + 1]) == 0)
+        if (i + 1 < n && name_order(vocab, id, s->ids[i + 1]) == 0)
             continue;
         s->ids[n_names++] = id;
         s->any_user |= vocab->kinds[id] == TOK_USER;
@@ -65,10 +65,10 @@ void special_done(struct special *s)
     free(s->ids);
 }
 
-/* The first of ids[from..to), which agree in `depth` bytes and are longer, whose next byte is at
- * least `byte` (0 to 256). */
-static uint32_t bound(const struct special *s, uint32_t from, uint32_t to, size_t depth,
-                      unsigned byte)
+/* All names of ids[from..to) have the same first `depth` bytes and are longer. Returns the index of
+ * the first name whose next byte is at least `byte` (0 to 256). */
+static uint32_t lower_bound(const struct special *s, uint32_t from, uint32_t to, size_t depth,
+                            unsigned byte)
 {
     while (from < to) {
         uint32_t middle = from + (to - from) / 2;
@@ -80,8 +80,9 @@ static uint32_t bound(const struct special *s, uint32_t from, uint32_t to, size_
     return from;
 }
 
-/* The special token with the longest name that text begins with; VOCAB_NONE: none. */
-static uint32_t longest(const struct special *s, const char *text, size_t len, bool parse_special)
+/* The special token with the longest name at the start of text; VOCAB_NONE: none. */
+static uint32_t longest_token(const struct special *s, const char *text, size_t len,
+                              bool parse_special)
 {
     uint32_t from = s->first[(uint8_t)*text], to = s->first[(uint8_t)*text + 1];
     uint32_t found = VOCAB_NONE;
@@ -93,8 +94,8 @@ static uint32_t longest(const struct special *s, const char *text, size_t len, b
         }
         if (depth == len)
             break;
-        from = bound(s, from, to, depth, (uint8_t)text[depth]);
-        to = bound(s, from, to, depth, (uint8_t)text[depth] + 1u);
+        from = lower_bound(s, from, to, depth, (uint8_t)text[depth]);
+        to = lower_bound(s, from, to, depth, (uint8_t)text[depth] + 1u);
     }
     return found;
 }
@@ -108,7 +109,7 @@ size_t special_find(const struct special *s, const char *text, size_t len, size_
         uint8_t byte = (uint8_t)text[at];
         if (s->first[byte] == s->first[byte + 1])
             continue;
-        *ret_id = longest(s, text + at, len - at, parse_special);
+        *ret_id = longest_token(s, text + at, len - at, parse_special);
         if (*ret_id != VOCAB_NONE)
             return at;
     }

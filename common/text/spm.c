@@ -52,7 +52,7 @@ static void add_text(struct buf *to, const char *text, size_t len)
     buf_add(to, text, len);
 }
 
-/* Runs of spaces become one space; spaces at the end go. */
+/* Runs of spaces become one space; spaces at the end are removed. */
 static void remove_extra_spaces(struct buf *b, size_t from)
 {
     size_t to = from;
@@ -107,8 +107,8 @@ static void add_bytes(const struct spm *s, const char *bytes, uint32_t len, stru
     }
 }
 
-static int join(const struct spm *s, const char *text, size_t len, struct merge *work,
-                struct ids *to)
+static int join_symbols(const struct spm *s, const char *text, size_t len, struct merge *work,
+                        struct ids *to)
 {
     size_t n = 0;
     int r = merge_reserve(work, len);
@@ -154,7 +154,7 @@ int spm_encode(const struct spm *s, const char *text, size_t len, bool fresh, st
     int r = prepare_text(s, text, len, fresh, &prepared);
     for (size_t at = 0, end; r == 0 && at < prepared.len; at = end) {
         end = s->by_words ? word_end(prepared.data, prepared.len, at) : prepared.len;
-        r = join(s, prepared.data + at, end - at, work, to);
+        r = join_symbols(s, prepared.data + at, end - at, work, to);
     }
     return r;
 }

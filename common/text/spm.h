@@ -1,4 +1,5 @@
-/* spm.h - SentencePiece BPE with byte fallback: scores decide which characters join. Private to tok.
+/* spm.h - SentencePiece BPE with byte fallback: scores decide which characters are joined. Private
+ * to tok.
  *
  * Threads: immutable after spm_init(). */
 #pragma once
@@ -8,7 +9,7 @@
 
 struct spm {
     const struct vocab *vocab;
-    uint32_t unknown;         // for bytes without a token; VOCAB_NONE: texts lose them
+    uint32_t unknown;         // for bytes without a token; VOCAB_NONE: they are dropped
     bool add_space_prefix;    // a space before text that follows nothing or a special token
     bool remove_extra_spaces; // runs become one, none at the ends
     bool by_words;            // no token crosses a space after a word: each word is joined alone

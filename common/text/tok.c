@@ -119,10 +119,10 @@ static int read_id(const struct checkpoint *c, const struct tok *t, const char *
 static int read_ids(const struct checkpoint *c, struct tok *t)
 {
     uint32_t eot = VOCAB_NONE, eom = VOCAB_NONE;
-    bool old = t->vocab.model == VOCAB_SPM && t->vocab.n > 2; // without keys: Llama's ids
-    t->unknown = old ? 0 : VOCAB_NONE;
-    t->bos = old ? 1 : VOCAB_NONE;
-    t->eos = old ? 2 : VOCAB_NONE;
+    bool has_llama_ids = t->vocab.model == VOCAB_SPM && t->vocab.n > 2; // without keys: Llama's ids
+    t->unknown = has_llama_ids ? 0 : VOCAB_NONE;
+    t->bos = has_llama_ids ? 1 : VOCAB_NONE;
+    t->eos = has_llama_ids ? 2 : VOCAB_NONE;
     int r = read_id(c, t, "tokenizer.bos_token_id", &t->bos);
     if (r < 0 || (r = read_id(c, t, "tokenizer.eos_token_id", &t->eos)) < 0 ||
         (r = read_id(c, t, "tokenizer.unknown_token_id", &t->unknown)) < 0 ||
@@ -159,7 +159,7 @@ static void read_name(const struct checkpoint *c, struct tok *t)
 
 /* ---- digest ---- */
 
-static uint64_t mix(uint64_t digest, struct span bytes)
+static uint64_t mix_digest(uint64_t digest, struct span bytes)
 {
     for (size_t at = 0; at < bytes.len; at += 8) {
         uint64_t word = 0;
@@ -193,7 +193,7 @@ static uint64_t digest_of(const struct tok *t)
         if (is_unused(t, id))
             continue;
         d = rng_splitmix64(d ^ ((uint64_t)id << 32 | t->vocab.kinds[id]));
-        d = mix(rng_splitmix64(d ^ bytes.len), bytes);
+        d = mix_digest(rng_splitmix64(d ^ bytes.len), bytes);
     }
     d = rng_splitmix64(d ^ t->bos);
     for (uint32_t i = 0; i < t->n_eos; i++)

@@ -52,7 +52,7 @@ uint32_t tok_eos_ids(const struct tok *t, const uint32_t **ret_ids);
 /* parse_special: names of control and unknown tokens in the text become these tokens; those of
  * user-defined tokens always do. add_bos: puts BOS first if the file wants it and the text does not
  * begin with it. ret_ids is malloc'ed, never NULL.
- * Bytes that the vocabulary lacks are lost, as in the tokenizers that models were trained with
+ * Bytes that the vocabulary lacks are dropped, as in the tokenizers that models were trained with
  * (Falcon's has no vertical tab).
  * -EILSEQ: not UTF-8 (the sentence names the byte); -EMSGSIZE: more than TOK_MAX_TEXT bytes;
  * -EINVAL: a pre-tokenizer reached its limits; -ENOMEM. */

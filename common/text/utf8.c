@@ -2,7 +2,8 @@
 #include <string.h>
 #include "text/utf8.h"
 
-/* Bytes of a character with this first byte (0: no first byte), and the range of its second byte. */
+/* Bytes of a character that begins with `first` (0: no character does), and the range of its second
+ * byte. */
 static unsigned char_bytes(uint8_t first, uint8_t *ret_low, uint8_t *ret_high)
 {
     *ret_low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;

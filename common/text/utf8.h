@@ -6,13 +6,13 @@
 
 enum utf8_what {
     UTF8_CHAR, // a character
-    UTF8_BAD,  // bytes that begin none; together one U+FFFD (Unicode 3.9)
+    UTF8_BAD,  // bytes that begin no character; together one U+FFFD (Unicode 3.9)
     UTF8_CUT,  // the beginning of a character, cut by the end of the text
 };
 
 #define UTF8_REPLACEMENT "\xef\xbf\xbd" // U+FFFD
 
-/* Length of the character, or of the bytes that are none, at s (1-4). len must not be 0. */
+/* Length (1-4) of the character, or of the invalid bytes, at s. len must not be 0. */
 unsigned utf8_step(const char *s, size_t len, enum utf8_what *ret_what);
 /* Length of the character at s (1-4), and its code point. 0: invalid, or cut by the end. */
 unsigned utf8_next(const char *s, size_t len, uint32_t *ret_code);

@@ -1,7 +1,7 @@
 /* vocab.h - the tokens of a model: their bytes, kinds and scores, and ids by bytes. Private to tok.
  *
- * Tokens are kept as the bytes they stand for: byte-level letters and U+2581 are undone. So texts
- * are looked up unchanged.
+ * Tokens are stored as the bytes that they stand for: byte-level letters and U+2581 are converted.
+ * So texts need no conversion before a lookup.
  *
  * Threads: immutable after vocab_init(). */
 #pragma once
@@ -29,7 +29,8 @@ struct vocab {
     uint32_t byte_ids[256]; // tokens of kind byte; VOCAB_NONE: none
 };
 
-/* Reads tokenizer.tokens, tokenizer.scores and tokenizer.token_type. -EINVAL: missing, damaged or over a limit. */
+/* Reads tokenizer.tokens, tokenizer.scores and tokenizer.token_type. -EINVAL: missing, damaged or
+ * over a limit. */
 int vocab_init(struct vocab *v, const struct checkpoint *c, enum vocab_model model);
 void vocab_done(struct vocab *v);
 
@@ -40,5 +41,5 @@ static inline struct span vocab_bytes(const struct vocab *v, uint32_t id)
 
 /* VOCAB_NONE: no token has these bytes. */
 uint32_t vocab_find(const struct vocab *v, const char *bytes, size_t len);
-/* Undoes the byte-level letters of GPT-2; other characters stay. out: len bytes. */
+/* Converts GPT-2's byte-level letters to bytes; other characters stay. out: len bytes. */
 size_t vocab_letters_to_bytes(const char *text, size_t len, char *out);

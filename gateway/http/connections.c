@@ -19,9 +19,9 @@
 #include "gateway/openai/openai_error.h"
 
 #define TICK_MS 100
-#define GONE_US 1000000    // time to read data that a client sent before it closed
-#define END_AGAIN_US 10000 // shut down again: an accepted connection may be added late
-#define TAKE_MAX 64        // connections accepted before other events are handled
+#define CLOSED_READ_US 1000000 // time to read data that a client sent before it closed
+#define END_AGAIN_US 10000     // shut down again: an accepted connection may be added late
+#define TAKE_MAX 64            // connections accepted before other events are handled
 
 struct connection {
     int fd;
@@ -41,12 +41,12 @@ struct connections {
     atomic_bool stopping;
     atomic_bool full; // new connections wait until one closes
 
-    pthread_mutex_t listen_mu; // for what follows
+    pthread_mutex_t listen_mu; // guards the fields below
     int listen_fd;             // -1: none
     connections_accept_fn *take;
     void *user;
 
-    pthread_mutex_t mu;        // for what follows
+    pthread_mutex_t mu;        // guards the fields below
     pthread_cond_t idle, none; // n_active, n_open are 0
     struct connection *all;
     struct connection **by_fd;
@@ -239,7 +239,7 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     struct pollfd p = {fd, POLLRDHUP, 0};
     pthread_mutex_lock(&s->mu);
     struct connection *k = (size_t)fd < s->n_by_fd ? s->by_fd[fd] : NULL;
-    if (k && poll(&p, 1, 0) == 1 && p.revents) { // the number may be reused
+    if (k && poll(&p, 1, 0) == 1 && p.revents) { // fd may already be another connection
         k->hung_up = true;
         r = k->r ? http_ref(k->r) : NULL;
     }
@@ -247,7 +247,7 @@ static struct http_request *find_hung_up_request(struct connections *s, int fd)
     return r;
 }
 
-/* Answers 408, except when the connection is idle after a request: then it is only closed. */
+/* Answers 408. A connection that is idle after a request is closed without an answer. */
 static void time_out(const struct connections *s, struct connection *k)
 {
     bool can_answer = !s->o.tls_cert && !(k->phase == CONNECTION_IDLE && k->used);
@@ -281,7 +281,7 @@ static void check_connection(struct connections *s, struct connection *k, int64_
     bool idle = k->phase == CONNECTION_IDLE && k->used;
     if (k->phase != CONNECTION_ANSWERING && age_us > (idle ? s->o.idle_us : s->o.request_us))
         time_out(s, k);
-    else if (k->phase != CONNECTION_ANSWERING && k->used && k->hung_up && age_us > GONE_US &&
+    else if (k->phase != CONNECTION_ANSWERING && k->used && k->hung_up && age_us > CLOSED_READ_US &&
              !has_unread(k->fd))
         shutdown(k->fd, SHUT_RDWR); // the client has closed, and no answer is due
     else if (k->phase == CONNECTION_ANSWERING && k->r && http_watch_tick(k->r, now_us))

@@ -9,7 +9,7 @@
 #define MAX_REQUESTED 1024 // bytes of Access-Control-Request-Headers
 
 /* The value for Access-Control-Allow-Origin; NULL: the origin is not configured. */
-static const char *allowed(const struct conf_list *origins, const char *origin)
+static const char *allowed_origin(const struct conf_list *origins, const char *origin)
 {
     for (unsigned i = 0; i < origins->n; i++)
         if (strcmp(origins->v[i], "*") == 0 || strcmp(origins->v[i], origin) == 0)
@@ -26,8 +26,8 @@ static bool is_loopback(const char *host)
            (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == len);
 }
 
-/* Whether it is the origin of the page that this server sends. */
-static bool is_own(const struct cors *c, const struct http_request *r, const char *origin)
+/* Whether `origin` is the origin of this server's own page. */
+static bool is_own_origin(const struct cors *c, const struct http_request *r, const char *origin)
 {
     const char *mark = strstr(origin, "://"), *host = http_field(r, "Host");
     return mark && host && strcasecmp(mark + 3, host) == 0 && (!c->loopback || is_loopback(host));
@@ -44,10 +44,10 @@ static void refuse_origin(struct http_request *r, const char *origin)
 bool cors_answer(const struct cors *c, struct http_request *r)
 {
     const char *origin = http_field(r, "Origin");
-    const char *found = origin ? allowed(c->origins, origin) : NULL;
+    const char *found = origin ? allowed_origin(c->origins, origin) : NULL;
     if (c->origins->n)
         http_header(r, "Vary", "Origin");
-    if (!found && origin && !is_own(c, r, origin)) {
+    if (!found && origin && !is_own_origin(c, r, origin)) {
         refuse_origin(r, origin);
         return true;
     }

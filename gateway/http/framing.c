@@ -17,7 +17,7 @@ void framing_add(struct framing *f, const char *name, size_t name_len, const cha
                  size_t len)
 {
     f->n_bytes += name_len + len + 4;
-    f->odd |= !is_token(name, name_len) || strpbrk(value, "\r\n") || strlen(value) != len;
+    f->has_bad_char |= !is_token(name, name_len) || strpbrk(value, "\r\n") || strlen(value) != len;
     if (strcasecmp(name, "Host") == 0) {
         f->n_host++;
     } else if (strcasecmp(name, "Content-Length") == 0) {
@@ -35,7 +35,7 @@ void framing_add(struct framing *f, const char *name, size_t name_len, const cha
 
 const char *framing_fault(const struct framing *f, const char *version)
 {
-    if (f->odd)
+    if (f->has_bad_char)
         return "a header name or value holds forbidden characters";
     if (f->n_host > 1 || f->n_length > 1 || f->n_coding > 1)
         return "Host, Content-Length and Transfer-Encoding must not repeat";

@@ -1,6 +1,6 @@
 /* framing.h - checks the header fields that delimit a request, against request smuggling.
  *
- * A proxy in front of the gateway must not find other limits of a request than the gateway does.
+ * A proxy in front of the gateway must find the same end of a request as the gateway.
  * libmicrohttpd 0.9.75 accepts several lengths, a length together with a transfer coding, several
  * hosts, and names with blanks. Another parser may then see two requests instead of one.
  *
@@ -13,7 +13,7 @@ struct framing {    // zeroed at first; the texts live as long as the header
     size_t n_bytes; // of the header
     unsigned n_host, n_length, n_coding;
     const char *coding, *length, *id, *expect; // NULL: absent
-    bool odd;                                  // a forbidden character was seen
+    bool has_bad_char;                         // a forbidden character was seen
 };
 
 /* Adds one field. value: ends in NUL; len: its bytes as they arrived. */

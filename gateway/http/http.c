@@ -196,7 +196,7 @@ static void on_completed(void *cls, struct MHD_Connection *c, void **request,
         MHD_resume_connection(c);
     pthread_mutex_lock(&r->mu);
     r->c = NULL;
-    r->gone = true;
+    r->unreachable = true;
     pthread_mutex_unlock(&r->mu);
     http_notify_close(r);
     set_phase(s, c, CONNECTION_IDLE, NULL);

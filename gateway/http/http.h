@@ -64,12 +64,12 @@ const char *http_path(const struct http_request *r); // decoded, without the que
 const char *http_field(const struct http_request *r, const char *name);
 const char *http_id(const struct http_request *r); // X-Request-Id if valid, else a random one
 const char *http_body(const struct http_request *r, size_t *ret_len); // a NUL follows
-/* Both only by the thread that answers. http_free_body() frees the bytes once they are parsed. They
- * still count against max_bodies, in place of the data parsed from them. http_release_body(), or
- * the last reference, ends that. */
+/* Both may be called only by the thread that answers. http_free_body() frees the bytes once they
+ * are parsed. The freed bytes still count against max_bodies, because the parsed data takes their
+ * place. http_release_body(), or the release of the last reference, ends that. */
 void http_free_body(struct http_request *r);
 void http_release_body(struct http_request *r);
-int64_t http_begun_us(const struct http_request *r); // clock_us() when its header had arrived
+int64_t http_begun_us(const struct http_request *r); // clock_us() when the header had arrived
 
 /* A handler that answers later keeps a reference. */
 struct http_request *http_ref(struct http_request *r);
@@ -95,9 +95,9 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
 /* Begins a stream of events (status 200, chunked). */
 void http_stream(struct http_request *r);
 /* -EAGAIN: taken, but the reader is slow. Pause until the callback of http_on_drain(), or until
- * http_is_behind() is false.
+ * http_reader_is_slow() is false.
  * -ECANCELED: the client has disconnected. -ENOBUFS: more than max_unread is unread; the client is
  * dropped. */
 int http_write(struct http_request *r, const void *data, size_t len);
-bool http_is_behind(struct http_request *r);
+bool http_reader_is_slow(struct http_request *r);
 void http_end(struct http_request *r);

@@ -147,9 +147,9 @@ void http_header(struct http_request *r, const char *name, const char *value)
 void http_reply(struct http_request *r, int status, const char *type, struct buf *body)
 {
     pthread_mutex_lock(&r->mu);
-    if (r->answer == NONE && !r->gone) {
+    if (r->answer == NONE && !r->unreachable) {
         r->answer = REPLY;
-        r->behind_us = clock_us();
+        r->slow_since_us = clock_us();
         r->status = status;
         r->type = type;
         buf_done(&r->out);
@@ -164,12 +164,12 @@ void http_reply(struct http_request *r, int status, const char *type, struct buf
 void http_stream(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    if (r->answer == NONE && !r->gone) {
+    if (r->answer == NONE && !r->unreachable) {
         r->answer = STREAM;
         r->status = 200;
         r->type = "text/event-stream; charset=utf-8";
         r->written_us = clock_us();
-        buf_init(&r->out, SIZE_MAX / 2); // append() bounds it
+        buf_init(&r->out, SIZE_MAX / 2); // append_event() bounds it
         resume_locked(r);
     }
     pthread_mutex_unlock(&r->mu);
@@ -177,9 +177,9 @@ void http_stream(struct http_request *r)
 
 /* With the lock. Takes an event of any size while at most max_unread is unread. The first event
  * does not count. The writer must pause after -EAGAIN. */
-static int append(struct http_request *r, const void *data, size_t len)
+static int append_event(struct http_request *r, const void *data, size_t len)
 {
-    if (r->gone || r->answer != STREAM || r->ended)
+    if (r->unreachable || r->answer != STREAM || r->ended)
         return -ECANCELED;
     if (r->out_at) {
         buf_shift(&r->out, r->out_at);
@@ -191,31 +191,31 @@ static int append(struct http_request *r, const void *data, size_t len)
     if (!full)
         buf_add(&r->out, data, len);
     if (full || r->out.error) {
-        r->gone = r->overrun = true; // the watcher shuts the socket down
+        r->unreachable = r->overrun = true; // the watcher shuts the socket down
         resume_locked(r);
         return -ENOBUFS;
     }
     r->written_us = clock_us();
-    if (!r->behind_us && r->out.len > r->s->o.max_unread / 2)
-        r->behind_us = r->written_us;
+    if (!r->slow_since_us && r->out.len > r->s->o.max_unread / 2)
+        r->slow_since_us = r->written_us;
     resume_locked(r);
-    return r->behind_us ? -EAGAIN : 0;
+    return r->slow_since_us ? -EAGAIN : 0;
 }
 
 int http_write(struct http_request *r, const void *data, size_t len)
 {
     pthread_mutex_lock(&r->mu);
-    int rc = append(r, data, len);
+    int rc = append_event(r, data, len);
     pthread_mutex_unlock(&r->mu);
     return rc;
 }
 
-bool http_is_behind(struct http_request *r)
+bool http_reader_is_slow(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    bool behind = r->behind_us != 0;
+    bool slow = r->slow_since_us != 0;
     pthread_mutex_unlock(&r->mu);
-    return behind;
+    return slow;
 }
 
 void http_end(struct http_request *r)
@@ -235,14 +235,14 @@ void http_end(struct http_request *r)
 
 /* ---- calls of the watcher ---- */
 
-/* The callback lets the application stop its work for this client. */
+/* The application's callback may stop the work for this client. */
 void http_watch_hung_up(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    bool pending = r->dispatched && !r->gone && r->suspended;
+    bool pending = r->dispatched && !r->unreachable && r->suspended;
     r->hung_up = true;
     if (pending) {
-        r->gone = true;
+        r->unreachable = true;
         resume_locked(r);
     }
     pthread_mutex_unlock(&r->mu);
@@ -255,8 +255,8 @@ bool http_watch_tick(struct http_request *r, int64_t now_us)
 {
     pthread_mutex_lock(&r->mu);
     if (r->answer == STREAM && r->suspended && now_us - r->written_us >= r->s->o.ping_us)
-        append(r, SSE_PING, sizeof(SSE_PING) - 1);
-    bool drop = r->overrun || (r->behind_us && now_us - r->behind_us > r->s->o.reader_us);
+        append_event(r, SSE_PING, sizeof(SSE_PING) - 1);
+    bool drop = r->overrun || (r->slow_since_us && now_us - r->slow_since_us > r->s->o.reader_us);
     pthread_mutex_unlock(&r->mu);
     return drop;
 }
@@ -264,7 +264,7 @@ bool http_watch_tick(struct http_request *r, int64_t now_us)
 void http_watch_abandon(struct http_request *r)
 {
     pthread_mutex_lock(&r->mu);
-    r->gone = true;
+    r->unreachable = true;
     resume_locked(r);
     pthread_mutex_unlock(&r->mu);
 }
@@ -282,9 +282,9 @@ static bool copy_out(struct http_request *r, char *to, size_t max, ssize_t *ret_
         buf_clear(&r->out);
         r->out_at = 0;
     }
-    if (!r->behind_us || left - n > r->s->o.max_unread / 4)
+    if (!r->slow_since_us || left - n > r->s->o.max_unread / 4)
         return false;
-    r->behind_us = 0;
+    r->slow_since_us = 0;
     return true;
 }
 
@@ -296,7 +296,7 @@ static ssize_t stream_read(void *cls, uint64_t at, char *to, size_t max)
     (void)at;
     pthread_mutex_lock(&r->mu);
     pending = r->out.len > r->out_at;
-    if (r->gone || (r->hung_up && !pending && !r->ended)) {
+    if (r->unreachable || (r->hung_up && !pending && !r->ended)) {
         n = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (pending) {
         caught_up = copy_out(r, to, max, &n);
@@ -322,7 +322,7 @@ static ssize_t reply_read(void *cls, uint64_t at, char *to, size_t max)
     pthread_mutex_lock(&r->mu);
     size_t left = r->out.len - at, n = left < max ? left : max;
     memcpy(to, r->out.data + at, n);
-    r->behind_us = clock_us();
+    r->slow_since_us = clock_us();
     pthread_mutex_unlock(&r->mu);
     if (n == left)
         release_attached(r);
@@ -372,12 +372,12 @@ enum MHD_Result http_answer_or_sleep(struct http_request *r)
     enum MHD_Result ok = MHD_YES;
     bool disconnected = false;
     pthread_mutex_lock(&r->mu);
-    if (r->gone) {
+    if (r->unreachable) {
         ok = MHD_NO;
     } else if (r->answer != NONE) {
         ok = queue_answer(r);
     } else if (r->hung_up || atomic_load(&r->s->stopping)) {
-        r->gone = disconnected = true;
+        r->unreachable = disconnected = true;
         ok = MHD_NO;
     } else {
         r->suspended = true;

@@ -37,15 +37,15 @@ struct http_request {
     bool too_big, bodies_full;
     bool refused; // because of its header
 
-    pthread_mutex_t mu;       // for what follows
+    pthread_mutex_t mu;       // guards the fields below
     struct MHD_Connection *c; // NULL: libmicrohttpd has finished it
     enum answer answer;
-    bool dispatched; // the handler was called
-    bool suspended;  // its connection is suspended
-    bool hung_up;    // the client has closed at least its sending side
-    bool gone;       // no answer can reach the client
-    bool overrun;    // the reader is too slow
-    bool ended;      // the stream is complete
+    bool dispatched;  // the handler was called
+    bool suspended;   // its connection is suspended
+    bool hung_up;     // the client has closed at least its sending side
+    bool unreachable; // no answer can reach the client
+    bool overrun;     // the reader is too slow
+    bool ended;       // the stream is complete
     int status;
     const char *type;
     struct {
@@ -57,9 +57,9 @@ struct http_request {
     size_t out_at;    // read up to here
     size_t out_first; // bytes of the event that found `out` empty
     int64_t written_us;
-    /* STREAM: since when half of max_unread is unread, 0: less is. REPLY: when a block last
-     * left. */
-    int64_t behind_us;
+    /* STREAM: time at which more than half of max_unread became unread; 0: the reader is not slow,
+     * or has caught up to a quarter. REPLY: time at which the last block was sent. */
+    int64_t slow_since_us;
     void (*on_close)(void *user);
     void (*on_drain)(void *user);
     void *user;

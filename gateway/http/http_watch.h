@@ -1,4 +1,4 @@
-/* http_watch.h - what the watcher of the connections does with the request of a connection.
+/* http_watch.h - the calls of the connection watcher into the request of a connection.
  *
  * Implemented by http_request.c, called by connections.c, which does not see libmicrohttpd.
  *

@@ -24,7 +24,7 @@ static int read_arguments(struct openai_read *r, json_t *call, const char *name)
     json_error_t e;
     AUTO(json_decref_own)
     json_t *opened =
-        json_read_parse(text, strlen(text), 0, &e); // models repeat keys: the last one wins
+        json_read_parse(text, strlen(text), 0, &e); // of repeated keys the last one counts
     if (!opened)
         return json_read_refuse(r->json, name, "%s.function.arguments is not valid JSON", name);
     return 0;
@@ -138,11 +138,12 @@ static int read_tools(struct openai_read *r, const json_t *body, json_t **ret_to
     if (tools && !json_is_array(tools))
         return json_read_refuse(r->json, "tools", "tools must be an array, not %s",
                                 json_read_type(tools));
-    json_array_foreach(tools, i, tool) if (
-        !json_is_string(json_object_get(
-            json_object_get(tool, "function"),
-            "name"))) return json_read_refuse(r->json, "tools",
-                                              "tools[%zu].function.name must be a string", i);
+    json_array_foreach(tools, i, tool)
+    {
+        if (!json_is_string(json_object_get(json_object_get(tool, "function"), "name")))
+            return json_read_refuse(r->json, "tools", "tools[%zu].function.name must be a string",
+                                    i);
+    }
 
     const char *word = choice ? json_string_value(choice) : "auto";
     if (json_is_object(choice) || (word && strcmp(word, "required") == 0))

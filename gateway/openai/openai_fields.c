@@ -282,11 +282,12 @@ static int read_suffix(struct openai_read *r, const json_t *v)
     if (v && !json_is_string(v))
         return json_read_refuse(r->json, "suffix", "suffix must be a string, not %s",
                                 json_read_type(v));
-    return v && json_string_length(v) ? json_read_refuse(r->json, "suffix", "suffix is not served")
-                                      : 0;
+    if (v && json_string_length(v))
+        return json_read_refuse(r->json, "suffix", "suffix is not served");
+    return 0;
 }
 
-/* best_of = n is accepted: then there is nothing to choose. */
+/* best_of = n is accepted, because all choices are then returned. */
 static int read_best_of(struct openai_read *r, const json_t *v)
 {
     struct openai_int best = {0};

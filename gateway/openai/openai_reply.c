@@ -110,7 +110,7 @@ const char *openai_call_id(const struct openai_reply *r, unsigned choice, unsign
     return made;
 }
 
-/* Saves the prompt for the other choices. Without memory they do not echo it. */
+/* Saves the prompt for the other choices. Without memory the other choices do not echo it. */
 static void save_prompt(struct openai_choice *first, struct openai_text prompt)
 {
     first->prompt = prompt.len ? malloc(prompt.len) : NULL;
@@ -124,7 +124,8 @@ static struct openai_choice *first_of(struct openai_reply *r, unsigned choice)
     return &r->choices[choice - choice % r->n_each];
 }
 
-/* Each choice of a prompt reports it. Later choices may find more of it cached: the most counts. */
+/* Each choice of a prompt reports these numbers. Later choices may find more cached tokens; the
+ * maximum counts. */
 void openai_reply_prompt(struct openai_reply *r, unsigned choice, uint32_t n, uint32_t n_cached)
 {
     struct openai_choice *first = first_of(r, choice);

@@ -60,8 +60,8 @@ struct openai_reply {
     bool chat;                          // false: a completion or a response
     bool stream, logprobs, echo, include_usage, include_tokens;
     bool hides_reasoning, one_call;
-    /* The current token: is hidden reasoning; belongs to the content. */
-    bool hidden, has_content;
+    bool hidden;                      // the current token is hidden reasoning
+    bool has_content;                 // the current token belongs to the content
     struct output_parser_rules rules; // how the text is split
     struct output_parser_out out;     // of the current token, or of the end
     struct tool_types *types;         // memory of the rules

@@ -103,9 +103,9 @@ static int read_completion(struct openai_read *r, const json_t *body)
 /* ---- the body ---- */
 
 /* Reads the body with `read`. After an error the request is freed. */
-static int parse(enum openai_kind kind, const char *body, size_t len,
-                 int (*read)(struct openai_read *r, json_t *body), struct openai_request *ret,
-                 struct openai_fault *ret_fault)
+static int parse_body(enum openai_kind kind, const char *body, size_t len,
+                      int (*read)(struct openai_read *r, json_t *body), struct openai_request *ret,
+                      struct openai_fault *ret_fault)
 {
     *ret = (struct openai_request){.kind = kind,
                                    .max_running = 1,
@@ -137,7 +137,7 @@ static int read_request(struct openai_read *r, json_t *body)
 int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
                          struct openai_request *ret, struct openai_fault *ret_fault)
 {
-    return parse(kind, body, len, read_request, ret, ret_fault);
+    return parse_body(kind, body, len, read_request, ret, ret_fault);
 }
 
 static int read_tokenize(struct openai_read *r, json_t *body)
@@ -155,7 +155,7 @@ static int read_tokenize(struct openai_read *r, json_t *body)
 int openai_tokenize_parse(const char *body, size_t len, struct openai_request *ret,
                           struct openai_fault *ret_fault)
 {
-    return parse(OPENAI_COMPLETION, body, len, read_tokenize, ret, ret_fault);
+    return parse_body(OPENAI_COMPLETION, body, len, read_tokenize, ret, ret_fault);
 }
 
 static int read_detokenize(struct openai_read *r, json_t *body)
@@ -168,7 +168,7 @@ static int read_detokenize(struct openai_read *r, json_t *body)
 int openai_detokenize_parse(const char *body, size_t len, struct openai_request *ret,
                             struct openai_fault *ret_fault)
 {
-    return parse(OPENAI_COMPLETION, body, len, read_detokenize, ret, ret_fault);
+    return parse_body(OPENAI_COMPLETION, body, len, read_detokenize, ret, ret_fault);
 }
 
 int openai_request_rendered(struct openai_request *q, const char *text, size_t len)

@@ -75,7 +75,7 @@ struct openai_request {
     struct openai_int top_k, n, seed, max_tokens, min_tokens, top_logprobs, n_max, n_min;
 };
 
-/* -EINVAL, -ENOMEM with *ret_fault filled. body need not end in NUL. */
+/* -EINVAL, -ENOMEM with *ret_fault filled. body need not end with NUL. */
 int openai_request_parse(enum openai_kind kind, const char *body, size_t len,
                          struct openai_request *ret, struct openai_fault *ret_fault);
 void openai_request_done(struct openai_request *q);

@@ -142,7 +142,7 @@ static void write_event(const struct openai_reply *r, unsigned choice, const str
 
 /* ---- whole answers ---- */
 
-static void gather(struct openai_reply *r, unsigned choice)
+static void collect_text(struct openai_reply *r, unsigned choice)
 {
     struct openai_choice *c = &r->choices[choice];
     const struct output_parser_out *o = &r->out;
@@ -161,7 +161,7 @@ static void write_piece(struct openai_reply *r, unsigned choice, const struct op
         write_event(r, choice, t, to);
         return;
     }
-    gather(r, choice);
+    collect_text(r, choice);
     if (r->logprobs && !r->hidden)
         openai_logprobs_add(&c->logprobs, r->chat, t, c->n_chars + t->n_held);
 }
@@ -170,7 +170,7 @@ static void write_finished(struct openai_reply *r, unsigned choice, struct buf *
 {
     const struct openai_choice *c = &r->choices[choice];
     if (!r->stream) {
-        gather(r, choice);
+        collect_text(r, choice);
         return;
     }
     chunk_begin(r, choice, to);

@@ -7,7 +7,8 @@
 
 #define TRIES_MAX 16  // end markers tried per call: one may be part of a value
 #define MARKERS_MAX 8 // that may come next
-/* Cap on rescanning failed tool calls, in bytes; beyond it their text is emitted as content. */
+/* Limit of the bytes that are rescanned after failed tool calls. Beyond the limit, the text of
+ * calls is emitted as content. */
 #define WASTED_BYTES_MAX (4u << 20)
 #define OUT_MAX (64u << 20)
 
@@ -155,7 +156,7 @@ static unsigned markers_now(const struct output_parser *p, struct marker v[MARKE
     return n;
 }
 
-/* The marker that s is, or NOTHING; *ret_maybe: s may be the beginning of a marker. */
+/* The marker that equals s, or NOTHING. *ret_maybe: s may be the beginning of a marker. */
 static enum marker_kind match_marker(const struct marker *v, unsigned n, const char *s, size_t len,
                                      bool *ret_maybe)
 {

@@ -49,7 +49,7 @@ static int close_message(struct items *s)
 }
 
 /* Takes the new reference, also on errors. */
-static int append(struct items *s, json_t *message)
+static int append_message(struct items *s, json_t *message)
 {
     int rc = close_message(s);
     if (json_array_append_new(s->messages, message) < 0)
@@ -104,7 +104,7 @@ static int end_reasoning(struct items *s)
 {
     if (!s->next.any)
         return 0;
-    int rc = append(s, json_pack("{s:s,s:s}", "role", "assistant", "content", ""));
+    int rc = append_message(s, json_pack("{s:s,s:s}", "role", "assistant", "content", ""));
     add_reasoning(s);
     return rc;
 }
@@ -122,7 +122,7 @@ static int read_message(struct items *s, const json_t *item, const char *name)
     bool answer = strcmp(role, "assistant") == 0;
     int rc = answer ? 0 : end_reasoning(s);
     rc = rc < 0 ? rc : open_parts(s, content, at, &text);
-    rc = rc < 0 ? rc : append(s, json_pack("{s:s,s:o}", "role", role, "content", text));
+    rc = rc < 0 ? rc : append_message(s, json_pack("{s:s,s:o}", "role", role, "content", text));
     if (answer)
         add_reasoning(s);
     return rc;
@@ -136,7 +136,7 @@ static json_t *calls_of_last(struct items *s)
     const char *role = json_string_value(json_object_get(last, "role"));
     if (!role || strcmp(role, "assistant") != 0) {
         last = json_pack("{s:s,s:n}", "role", "assistant", "content");
-        if (append(s, last) < 0)
+        if (append_message(s, last) < 0)
             return NULL;
     }
     add_reasoning(s);
@@ -171,8 +171,8 @@ static int read_output(struct items *s, const json_t *item, const char *name)
     rc = rc < 0 ? rc : open_parts(s, output, at, &text);
     if (rc < 0)
         return rc;
-    return append(s,
-                  json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id, "content", text));
+    return append_message(
+        s, json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id, "content", text));
 }
 
 /* Earlier reasoning goes to the template, which may show it. Encrypted and summarised reasoning is
@@ -220,9 +220,10 @@ static int read_input(struct items *s, json_t *input, const json_t *instructions
         return json_read_refuse(s->r->json, "instructions", "instructions must be a string, not %s",
                                 json_read_type(instructions));
     if (instructions)
-        rc = append(s, json_pack("{s:s,s:O}", "role", "system", "content", instructions));
+        rc = append_message(s, json_pack("{s:s,s:O}", "role", "system", "content", instructions));
     if (rc < 0 || json_is_string(input))
-        return rc < 0 ? rc : append(s, json_pack("{s:s,s:O}", "role", "user", "content", input));
+        return rc < 0 ? rc
+                      : append_message(s, json_pack("{s:s,s:O}", "role", "user", "content", input));
     if (!json_is_array(input) || !json_array_size(input) || json_array_size(input) > MAX_ITEMS)
         return json_read_refuse(s->r->json, "input",
                                 "input must be a string or an array of 1 to %d items", MAX_ITEMS);

@@ -19,15 +19,22 @@
 
 enum tool_format {
     TOOLS_NONE,
-    TOOLS_HERMES, // <tool_call>{"name": ..., "arguments": {...}}</tool_call>   Hermes, Qwen 2.5, 3
-    TOOLS_CODER, // <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
-    TOOLS_LLAMA,   // {"name": ..., "parameters": {...}}, all of the answer or after <|python_tag|>
-    TOOLS_MISTRAL, // [TOOL_CALLS][{"name": ..., "arguments": ...}] or [TOOL_CALLS]NAME[ARGS]{...}
-    TOOLS_DEEPSEEK, // <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>         V3,
-                    // R1, V3.1
-    TOOLS_DSML, // <｜DSML｜invoke name="NAME"> and a parameter each                        V3.2
-    TOOLS_GLM,  // <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>
-    TOOLS_KIMI, // <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>
+    /* Hermes, Qwen 2.5 and 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call> */
+    TOOLS_HERMES,
+    /* <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call> */
+    TOOLS_CODER,
+    /* {"name": ..., "parameters": {...}}, the whole answer or after <|python_tag|> */
+    TOOLS_LLAMA,
+    /* [TOOL_CALLS][{"name": ..., "arguments": ...}] or [TOOL_CALLS]NAME[ARGS]{...} */
+    TOOLS_MISTRAL,
+    /* DeepSeek V3, R1, V3.1: <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜> */
+    TOOLS_DEEPSEEK,
+    /* DeepSeek V3.2: <｜DSML｜invoke name="NAME">, then an element for each parameter */
+    TOOLS_DSML,
+    /* <tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call> */
+    TOOLS_GLM,
+    /* <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|> */
+    TOOLS_KIMI,
     TOOLS_N_FORMATS
 };
 

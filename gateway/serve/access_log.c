@@ -13,7 +13,7 @@ static const char *const endpoints[] = {[OPENAI_CHAT] = "chat_completions",
 
 static struct {
     struct metric *requests[ARRAY_LEN(endpoints)], *no_key, *key_limit, *failed, *cancelled,
-        *retried, *first_s, *between_s, *whole_s;
+        *retried, *first_token_s, *per_token_s, *total_s;
 } metrics;
 
 static struct metric *seconds_histogram(const char *name, const char *help)
@@ -23,7 +23,7 @@ static struct metric *seconds_histogram(const char *name, const char *help)
     return metrics_histogram(name, help, NULL, seconds, ARRAY_LEN(seconds));
 }
 
-static struct metric *refused(const char *reason)
+static struct metric *refused_counter(const char *reason)
 {
     return metrics_counter("tandem_gateway_requests_refused_total",
                            "Requests rejected for their API key or one of its limits.", reason);
@@ -39,8 +39,8 @@ void access_log_init(void)
         metrics.requests[i] =
             metrics_counter("tandem_gateway_requests_total", "Requests for tokens.", label);
     }
-    metrics.no_key = refused("reason=\"key\"");
-    metrics.key_limit = refused("reason=\"limit\"");
+    metrics.no_key = refused_counter("reason=\"key\"");
+    metrics.key_limit = refused_counter("reason=\"limit\"");
     metrics.failed = metrics_counter("tandem_gateway_requests_failed_total",
                                      "Requests for tokens that ended with an error.", NULL);
     metrics.cancelled = metrics_counter("tandem_gateway_requests_cancelled_total",
@@ -48,11 +48,12 @@ void access_log_init(void)
     metrics.retried = metrics_counter(
         "tandem_gateway_requests_moved_total",
         "Requests retried on another verifier because the first was unreachable or full.", NULL);
-    metrics.first_s = seconds_histogram("tandem_gateway_time_to_first_token_seconds",
-                                        "From the first byte of a request to its first token.");
-    metrics.between_s = seconds_histogram("tandem_gateway_inter_token_latency_seconds",
-                                          "Time per token after the first.");
-    metrics.whole_s = seconds_histogram(
+    metrics.first_token_s =
+        seconds_histogram("tandem_gateway_time_to_first_token_seconds",
+                          "From the first byte of a request to its first token.");
+    metrics.per_token_s = seconds_histogram("tandem_gateway_inter_token_latency_seconds",
+                                            "Time per token after the first.");
+    metrics.total_s = seconds_histogram(
         "tandem_gateway_e2e_request_latency_seconds",
         "From the first byte of a request to the end of its answer; failed requests left out.");
 }
@@ -89,7 +90,7 @@ struct ids {
     char text[sizeof(" trace= key=") + TRACE_ID_LEN + AUTH_MAX_NAME];
 };
 
-static struct ids ids(const struct access_log *c)
+static struct ids ids_text(const struct access_log *c)
 {
     struct ids w;
     snprintf(w.text, sizeof(w.text), "%s%s%s%s", *c->trace ? " trace=" : "", c->trace,
@@ -102,8 +103,8 @@ void access_log_refused(const struct access_log *c, struct http_request *r,
 {
     metrics_add(metrics.failed, 1);
     count_denied(fault->status);
-    log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r), ids(c).text,
-             endpoints[c->kind], fault->status, fault->param, fault->text);
+    log_info("request refused id=%s%s endpoint=%s status=%d param=%s: %s", http_id(r),
+             ids_text(c).text, endpoints[c->kind], fault->status, fault->param, fault->text);
 }
 
 void access_log_retried(const struct access_log *c, struct http_request *r, const char *from,
@@ -111,10 +112,10 @@ void access_log_retried(const struct access_log *c, struct http_request *r, cons
 {
     metrics_add(metrics.retried, 1);
     log_info("request retried on another verifier id=%s%s from=%s to=%s: %s", http_id(r),
-             ids(c).text, from, to, why);
+             ids_text(c).text, from, to, why);
 }
 
-static void observe(struct metric *m, double seconds, const struct access_log *c)
+static void observe_seconds(struct metric *m, double seconds, const struct access_log *c)
 {
     if (*c->trace)
         metrics_observe_traced(m, seconds, c->trace);
@@ -129,10 +130,10 @@ void access_log_tokens(struct access_log *c, struct http_request *r, unsigned ch
         return;
     if (!c->first_us) {
         c->first_us = now_us;
-        observe(metrics.first_s, seconds_since(http_begun_us(r), now_us), c);
+        observe_seconds(metrics.first_token_s, seconds_since(http_begun_us(r), now_us), c);
     }
     if (*last_us)
-        metrics_observe(metrics.between_s, seconds_since(*last_us, now_us) / (double)n);
+        metrics_observe(metrics.per_token_s, seconds_since(*last_us, now_us) / (double)n);
     *last_us = now_us;
 }
 
@@ -146,19 +147,19 @@ void access_log_end(const struct access_log *c, struct http_request *r, struct o
 {
     const struct openai_speculation *s = &reply->speculation;
     char name[160];
-    double whole_s = seconds_since(http_begun_us(r), clock_us());
+    double total_s = seconds_since(http_begun_us(r), clock_us());
     if (status == 499)
         metrics_add(metrics.cancelled, 1);
     else if (status >= 400)
         metrics_add(metrics.failed, 1);
     else
-        observe(metrics.whole_s, whole_s, c);
+        observe_seconds(metrics.total_s, total_s, c);
     log_info("request done id=%s%s endpoint=%s model=%s status=%d prompt=%u cached=%u out=%u "
              "choices=%u rounds=%u drafted=%u accepted=%u proposer=%s rule=%s first_ms=%.1f "
              "ms=%.1f",
-             http_id(r), ids(c).text, endpoints[c->kind],
+             http_id(r), ids_text(c).text, endpoints[c->kind],
              log_quote(model.data, model.len, name, sizeof(name)), status, reply->prompt_tokens,
              reply->cached_tokens, reply->completion_tokens, reply->n, s->rounds, s->drafted,
              s->accepted, *reply->proposer ? reply->proposer : "none",
-             *reply->rule ? reply->rule : "none", first_ms(c, r), 1e3 * whole_s);
+             *reply->rule ? reply->rule : "none", first_ms(c, r), 1e3 * total_s);
 }

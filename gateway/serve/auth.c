@@ -32,7 +32,7 @@ struct auth_guest {
 
 struct auth {
     char *path;
-    pthread_mutex_t mu; // for the following and for all keys
+    pthread_mutex_t mu; // guards the fields below and all keys
     struct auth_key **keys;
     unsigned n;
 };
@@ -218,8 +218,8 @@ int auth_new(const char *path, struct auth **ret)
     return rc < 0 ? rc : auth_new_text(path, file.text, file.len, ret);
 }
 
-/* With the lock. k: a key as it is in the file now. A key that is already known takes the new
- * limits and keeps its counts. */
+/* With the lock. k: a key as the file has it now. If the key is already known, the known entry gets
+ * the new limits, and its counts stay. */
 static struct auth_key *merge_key(struct auth *a, struct auth_key *k)
 {
     struct auth_key *old = same_key(a->keys, a->n, k->digest);
@@ -281,7 +281,7 @@ void auth_free(struct auth *a)
     "this API key allows %u concurrent choices (concurrency); try again when some have ended"
 
 /* With the lock. */
-static int admit(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
+static int admit_request(struct auth_key *k, int64_t now_us, unsigned *ret_retry_s)
 {
     *ret_retry_s = 1;
     if (k->concurrency && k->n_running >= k->concurrency)
@@ -312,7 +312,7 @@ int auth_enter(struct auth *a, const char *secret, bool counts, int64_t now_us,
     pthread_mutex_lock(&a->mu);
     struct auth_key *k = same_key(a->keys, a->n, digest);
     int rc = !k       ? fail(-EACCES, "this API key is not valid")
-             : counts ? admit(k, now_us, ret_retry_s)
+             : counts ? admit_request(k, now_us, ret_retry_s)
                       : 0;
     if (rc == 0 && counts) {
         *u = (struct auth_guest){.k = k, .n = 1};

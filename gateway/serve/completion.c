@@ -82,13 +82,13 @@ static void end_silently(struct completion *x)
 bool completion_is_live(struct completion *x)
 {
     pthread_mutex_lock(&x->mu);
-    bool gone = x->gone, aborted = x->aborted;
+    bool closed = x->closed, aborted = x->aborted;
     pthread_mutex_unlock(&x->mu);
-    if (gone)
+    if (closed)
         end_silently(x);
     else if (aborted)
         completion_fail(x, 503, COMPLETION_STOPPING, "");
-    return !gone && !aborted;
+    return !closed && !aborted;
 }
 
 void completion_cancel(struct completion *x)
@@ -102,7 +102,7 @@ static void on_close(void *user)
 {
     struct completion *x = user;
     pthread_mutex_lock(&x->mu);
-    x->gone = true;
+    x->closed = true;
     completion_cancel(x);
     pthread_mutex_unlock(&x->mu);
     completion_unref(x);
@@ -128,11 +128,11 @@ static void pause_calls(struct completion *x)
 {
     for (unsigned i = 0; i < x->n_calls; i++)
         upstream_call_pause(&x->calls[i]);
-    if (!http_is_behind(x->http)) // it has caught up meanwhile
+    if (!http_reader_is_slow(x->http)) // it has caught up meanwhile
         on_drain(x);
 }
 
-static void flush(struct completion *x, struct buf *to)
+static void flush_events(struct completion *x, struct buf *to)
 {
     int rc = x->streaming && to->len ? http_write(x->http, to->data, to->len) : 0;
     if (rc == -EAGAIN)
@@ -180,7 +180,7 @@ static void take_event(struct completion *x, unsigned choice, const Tandem__V1__
     default: // an event of a newer verifier
         break;
     }
-    flush(x, &to);
+    flush_events(x, &to);
 }
 
 static bool on_event(struct upstream_call *a, const Tandem__V1__GenerateEvent *e)
@@ -256,9 +256,9 @@ static void end_overdue(struct completion *x, const struct upstream_call *a)
 static void end_failed(struct completion *x, const struct upstream_call *a)
 {
     pthread_mutex_lock(&x->mu);
-    bool gone = x->gone, aborted = x->aborted;
+    bool closed = x->closed, aborted = x->aborted;
     pthread_mutex_unlock(&x->mu);
-    if (gone)
+    if (closed)
         end_silently(x);
     else if (aborted || !a)
         completion_fail(x, 503, COMPLETION_STOPPING, "");
@@ -294,7 +294,7 @@ struct affinity_prompt *completion_prompt_affinity(const struct completion *x,
 }
 
 /* All calls have ended. */
-static void finish(struct completion *x)
+static void finish_request(struct completion *x)
 {
     if (!x->failed && x->n_sent == x->n_calls)
         end_complete(x);
@@ -303,25 +303,26 @@ static void finish(struct completion *x)
     completion_unref(x);
 }
 
-/* A caller that finds no more calls to make stops counting as running under the same lock. If it
- * did so later, calls that end in between could leave the next one to no thread. */
+/* A caller that finds no further call to make must stop counting as running under the same lock.
+ * Otherwise a call that ends in between might also find nothing to do, and nobody would make the
+ * next call. */
 void completion_send(struct completion *x)
 {
     struct upstream_call *next;
     bool last;
     do {
         pthread_mutex_lock(&x->mu);
-        bool may = !x->gone && !x->aborted && !x->failing && x->n_sent < x->n_calls &&
-                   x->n_running <= x->max_running; // the caller counts as one
-        next = may ? &x->calls[x->n_sent++] : NULL;
-        x->n_running += may ? 1 : -1u;
+        bool may_send = !x->closed && !x->aborted && !x->failing && x->n_sent < x->n_calls &&
+                        x->n_running <= x->max_running; // the caller counts as one
+        next = may_send ? &x->calls[x->n_sent++] : NULL;
+        x->n_running += may_send ? 1 : -1u;
         last = !x->n_running;
         pthread_mutex_unlock(&x->mu);
         if (next)
             upstream_call_begin(next);
     } while (next);
     if (last)
-        finish(x);
+        finish_request(x);
 }
 
 static void on_done(struct upstream_call *a)

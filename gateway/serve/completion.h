@@ -22,7 +22,7 @@ struct completions {
     int64_t load_wait_us, queue_wait_us;
     atomic_bool draining;
 
-    pthread_mutex_t mu; // for what follows
+    pthread_mutex_t mu; // guards the fields below
     bool stopping;      // no step may begin
     struct completion *all;
 };
@@ -35,18 +35,18 @@ struct completion {
     struct openai_request q;
     struct verifier *verifier; // for the first prompt, until its call is made
     const struct upstream_model *model;
-    struct affinity_prompt *prompt; // the prefixes of the first prompt, until then
-    bool waited;
+    struct affinity_prompt *prompt; // the prefixes of the first prompt, as long as `verifier`
+    bool waited;                    // for a verifier that was loading
 
-    pthread_mutex_t answer_mu; // for the following, while calls run
+    pthread_mutex_t answer_mu; // guards the next fields while calls run
     struct openai_reply reply;
     struct access_log log;
     bool streaming;
     unsigned n_begun;                   // prompts that a verifier has begun
     const struct upstream_call *failed; // the first call that failed, or NULL
 
-    pthread_mutex_t mu;          // for what follows
-    bool gone;                   // the client has disconnected, or is answered
+    pthread_mutex_t mu;          // guards the fields below
+    bool closed;                 // the client has disconnected, or is answered
     bool aborted;                // the server stops
     bool failing;                // a call has failed
     struct upstream_call *calls; // (n_calls), one per prompt
@@ -68,8 +68,8 @@ struct affinity_prompt *completion_prompt_affinity(const struct completion *x,
                                                    const struct openai_prompt *p);
 /* Prepares the calls of all prompts, after the reply is initialised. -ENOMEM. */
 int completion_prepare(struct completion *x, const struct output_parser_rules *rules);
-/* Makes as many calls as may run at a time. The caller counts as one running call, and no longer
- * does on return. The last one to stop running answers the request and drops the step's
+/* Makes calls until max_running of them run. During this function the caller counts as a running
+ * call. The thread that reduces the count to 0 answers the request and drops the step's
  * reference. */
 void completion_send(struct completion *x);
 /* With x's lock. Cancels all calls. */

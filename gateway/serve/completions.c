@@ -13,7 +13,7 @@
 
 /* ---- steps ---- */
 
-/* How to split the text of the answer: by the options of the request and the model's template. */
+/* Chooses the rules that split the answer's text, by the request's options and the template. */
 static void make_rules(const struct completion *x, const struct openai_prompt *prompt,
                        struct output_parser_rules *ret)
 {
@@ -98,7 +98,7 @@ static void on_rendered(void *user, int err, const char *text, size_t len)
 }
 
 /* Renders the chat with {"bos_token":...,"eos_token":..., and the variables of the request}. */
-static void render(struct completion *x)
+static void render_chat(struct completion *x)
 {
     const Tandem__V1__ModelInfo *info = x->model->info;
     if (!info->chat_template.len) {
@@ -155,7 +155,7 @@ static void choose_verifier(struct completion *x)
         completion_fail(x, rc == -ENOENT ? 404 : 503, fail_text(), rc == -ENOENT ? "model" : "");
         completion_unref(x);
     } else if (x->q.template_vars) {
-        render(x);
+        render_chat(x);
     } else {
         send_all(x);
     }
@@ -183,8 +183,8 @@ static struct completion *completion_new(struct completions *g, struct http_requ
     return x;
 }
 
-static void refuse(struct http_request *r, const struct access_log *c,
-                   const struct openai_fault *fault)
+static void refuse_request(struct http_request *r, const struct access_log *c,
+                           const struct openai_fault *fault)
 {
     answer_fault(r, fault);
     access_log_refused(c, r, fault);
@@ -198,13 +198,13 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
     struct access_log log = {0};
     access_log_begin(&log, r, kind);
     if (atomic_load(&g->draining)) {
-        refuse(r, &log, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
+        refuse_request(r, &log, &(struct openai_fault){.status = 503, .text = COMPLETION_STOPPING});
         return;
     }
     struct completion *x = completion_new(g, r);
     if (!x) {
-        refuse(r, &log,
-               &(struct openai_fault){.status = 500, .text = "no memory for this request"});
+        refuse_request(r, &log,
+                       &(struct openai_fault){.status = 500, .text = "no memory for this request"});
         return;
     }
     x->log = log;
@@ -213,7 +213,7 @@ void completions_begin(struct completions *g, struct http_request *r, enum opena
     http_free_body(r);
     rc = rc < 0 ? rc : auth_bind(http_attached(r), &x->q, &fault);
     if (rc < 0) {
-        refuse(r, &x->log, &fault);
+        refuse_request(r, &x->log, &fault);
         completion_unref(x);
     } else if (completion_is_live(x)) {
         const char *vars = x->q.template_vars;

@@ -43,7 +43,7 @@ static void query_free(struct query *a)
     free(a);
 }
 
-static void drop_one(struct query *a)
+static void drop_reply(struct query *a)
 {
     if (atomic_fetch_sub(&a->n_left, 1) != 1)
         return;
@@ -57,11 +57,11 @@ static void on_stats(void *user, const struct rpc_status *status, ProtobufCMessa
     p->stats = (Tandem__V1__StatsReply *)reply;
     p->state = upstream_state(p->v, &p->model, p->problem);
     if (status->code == RPC_UNAVAILABLE || status->code == RPC_DEADLINE_EXCEEDED) {
-        p->state = UPSTREAM_DOWN; // newer than the state in upstream
+        p->state = UPSTREAM_DOWN; // this error is newer than the state in upstream
         snprintf(p->problem, sizeof(p->problem), "%s", status->text);
         upstream_suspect(p->v);
     }
-    drop_one(p->a);
+    drop_reply(p->a);
 }
 
 static void query_verifiers(struct gateway *g, struct http_request *r,
@@ -82,7 +82,7 @@ static void query_verifiers(struct gateway *g, struct http_request *r,
         upstream_unary(a->replies[i].v, "/tandem.v1.Stats/GetStats", CALL_TIMEOUT_US, &request.base,
                        &tandem__v1__stats_reply__descriptor, on_stats, &a->replies[i]);
     }
-    drop_one(a);
+    drop_reply(a);
 }
 
 /* ---- speculation ---- */
@@ -234,7 +234,7 @@ static void write_pass_times(const Tandem__V1__StatsReply *s, struct buf *to)
     buf_puts(to, "]");
 }
 
-static void write_figures(const Tandem__V1__StatsReply *s, struct buf *to)
+static void write_statistics(const Tandem__V1__StatsReply *s, struct buf *to)
 {
     buf_printf(
         to, ",\"running\":%u,\"waiting\":%u,\"requests\":%" PRIu64 ",\"generated_tokens\":%" PRIu64,
@@ -263,7 +263,7 @@ static void write_verifier(const struct verifier_stats *p, struct buf *to)
                    p->state == UPSTREAM_READY ? 1 : (double)p->model->info->progress);
     }
     if (p->stats)
-        write_figures(p->stats, to);
+        write_statistics(p->stats, to);
     buf_puts(to, "}");
 }
 

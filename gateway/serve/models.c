@@ -17,7 +17,7 @@ static bool same_name(const struct upstream_model *a, const char *name, size_t l
     return a->info->name.len == len && memcmp(a->info->name.data, name, len) == 0;
 }
 
-static void collect(struct gateway *g, struct models *m)
+static void collect_models(struct gateway *g, struct models *m)
 {
     *m = (struct models){0};
     for (unsigned i = 0; i < upstream_n(g->upstream); i++) {
@@ -60,7 +60,7 @@ void models_list(struct gateway *g, struct http_request *r)
 {
     struct models m;
     struct buf body;
-    collect(g, &m);
+    collect_models(g, &m);
     buf_init(&body, 1 << 20);
     buf_puts(&body, "{\"object\":\"list\",\"data\":[");
     for (unsigned i = 0; i < m.n; i++) {
@@ -83,7 +83,7 @@ void models_one(struct gateway *g, struct http_request *r)
     const struct upstream_model *found = NULL;
     struct models m;
     struct buf body;
-    collect(g, &m);
+    collect_models(g, &m);
     for (unsigned i = 0; i < m.n; i++)
         if (same_name(m.v[i], name, strlen(name)) || strcmp(name, "default") == 0)
             found = m.v[i];

@@ -71,8 +71,8 @@ static void set_limits(pid_t pid)
     set_limit(pid, RLIMIT_NPROC, 0);
 }
 
-/* Sets the limit of CPU time for the next rendering. The kernel enforces it even if the gateway
- * does not. */
+/* Sets the limit of CPU time for the next rendering. The kernel enforces the limit even if the
+ * gateway fails to. */
 static void grant_cpu(const struct worker *w)
 {
     clockid_t clock;
@@ -96,8 +96,9 @@ static int script_fd(void)
     return fail(-e, "template: cannot create the file of the helper's script: %s", strerror(e));
 }
 
-/* theirs becomes descriptor 0 and 1, the script 3; all others are close-on-exec. */
-static int spawn(int theirs, int script, pid_t *ret_pid)
+/* helper_fd becomes the helper's descriptors 0 and 1, the script becomes 3. All other descriptors
+ * are close-on-exec. */
+static int spawn_helper(int helper_fd, int script, pid_t *ret_pid)
 {
     char *argv[] = {"/usr/bin/python3", "-I", "/proc/self/fd/3", NULL}, *envp[] = {NULL};
     posix_spawn_file_actions_t files;
@@ -106,8 +107,8 @@ static int spawn(int theirs, int script, pid_t *ret_pid)
     sigemptyset(&none);
     sigfillset(&all);
     posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_adddup2(&files, theirs, 0);
-    posix_spawn_file_actions_adddup2(&files, theirs, 1);
+    posix_spawn_file_actions_adddup2(&files, helper_fd, 0);
+    posix_spawn_file_actions_adddup2(&files, helper_fd, 1);
     posix_spawn_file_actions_adddup2(&files, script, 3);
     posix_spawnattr_init(&attr);
     posix_spawnattr_setsigmask(&attr, &none);
@@ -153,7 +154,7 @@ static int read_line(struct worker *w, int64_t until_us)
         int rc = wait_for(w, POLLIN, until_us);
         if (rc < 0)
             return rc;
-        char *space = buf_room(&w->in, 65536);
+        char *space = buf_reserve(&w->in, 65536);
         if (!space)
             return -EMSGSIZE;
         ssize_t n = recv(w->fd, space, 65536, MSG_DONTWAIT);
@@ -191,7 +192,7 @@ static int worker_start(struct worker *w)
         close(script);
         return fail(-EIO, "template: cannot create a socket pair: %s", strerror(e));
     }
-    int rc = spawn(pair[1], script, &w->pid);
+    int rc = spawn_helper(pair[1], script, &w->pid);
     close(script);
     close(pair[1]);
     w->fd = pair[0];
@@ -260,7 +261,7 @@ static int try_render(struct worker *w, const struct job *j)
 
 /* A helper may have died while it was idle, so the request is tried again after the first
  * -EPIPE. */
-static void render(struct worker *w, const struct job *j)
+static void render_job(struct worker *w, const struct job *j)
 {
     int rc = -EPIPE;
     for (unsigned i = 0; i < 2 && rc == -EPIPE; i++) {
@@ -302,7 +303,7 @@ static void *worker_main(void *arg)
     struct job *j;
     worker_ready(w);
     while ((j = queue_pop(w->t->jobs, -1))) {
-        render(w, j);
+        render_job(w, j);
         job_free(j);
     }
     worker_kill(w);

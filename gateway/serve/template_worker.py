@@ -56,7 +56,7 @@ def template_of(source):
 
 
 class Arguments(dict):
-    """The arguments of a call: an object, and its text for templates that append it to other text."""
+    """The arguments of a call: an object, and its JSON text for templates that append text."""
 
     def __init__(self, value, text):
         super().__init__(value)

@@ -1,4 +1,4 @@
-// card.js - a card with the details of a token, next to it, while the pointer or the focus is on it.
+// card.js - a card with the details of a token, shown while the pointer or focus is on the token.
 import {byId, html, visible} from './dom.js';
 
 const origins = {

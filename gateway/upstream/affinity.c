@@ -12,12 +12,12 @@
 
 struct entry {
     uint64_t hash;
-    uint32_t seen; // a bit per verifier; 0: the entry is free
-    uint32_t used; // a->now of the last use
+    uint32_t verifiers; // a bit per verifier; 0: the entry is free
+    uint32_t used;      // a->now of the last use
 };
 
 struct affinity {
-    uint32_t now; // prompts noted
+    uint32_t now; // number of prompts that were noted
     struct entry sets[SETS][WAYS];
 };
 
@@ -47,7 +47,7 @@ static const struct entry *find_entry(const struct affinity *a, uint64_t hash)
 {
     const struct entry *set = a->sets[hash % SETS];
     for (unsigned i = 0; i < WAYS; i++)
-        if (set[i].seen && set[i].hash == hash)
+        if (set[i].verifiers && set[i].hash == hash)
             return &set[i];
     return NULL;
 }
@@ -55,13 +55,13 @@ static const struct entry *find_entry(const struct affinity *a, uint64_t hash)
 void affinity_find(const struct affinity *a, const struct affinity_prompt *p, unsigned n,
                    unsigned *ret_pieces)
 {
-    uint32_t seen = UINT32_MAX;
+    uint32_t verifiers = UINT32_MAX;
     memset(ret_pieces, 0, n * sizeof(*ret_pieces));
-    for (unsigned i = 0; i < p->n && seen; i++) {
+    for (unsigned i = 0; i < p->n && verifiers; i++) {
         const struct entry *e = find_entry(a, p->hashes[i]);
-        seen &= e ? e->seen : 0;
+        verifiers &= e ? e->verifiers : 0;
         for (unsigned v = 0; v < n; v++)
-            ret_pieces[v] += seen >> v & 1;
+            ret_pieces[v] += verifiers >> v & 1;
     }
 }
 
@@ -71,9 +71,9 @@ static struct entry *place_entry(struct affinity *a, uint64_t hash)
 {
     struct entry *set = a->sets[hash % SETS], *found = &set[0];
     for (unsigned i = 0; i < WAYS; i++) {
-        if (set[i].seen && set[i].hash == hash)
+        if (set[i].verifiers && set[i].hash == hash)
             return &set[i];
-        if (!set[i].seen || (found->seen && a->now - set[i].used > a->now - found->used))
+        if (!set[i].verifiers || (found->verifiers && a->now - set[i].used > a->now - found->used))
             found = &set[i];
     }
     *found = (struct entry){.hash = hash};
@@ -85,7 +85,7 @@ void affinity_note(struct affinity *a, const struct affinity_prompt *p, unsigned
     a->now++;
     for (unsigned i = 0; i < p->n; i++) {
         struct entry *e = place_entry(a, p->hashes[i]);
-        e->seen |= 1u << verifier;
+        e->verifiers |= 1u << verifier;
         e->used = a->now;
     }
 }

@@ -1,5 +1,5 @@
-/* affinity.h - which verifiers have seen a prefix of a prompt, so that a request is sent to a
- * verifier that has its KV blocks.
+/* affinity.h - a table of prompt prefixes and the verifiers that have received them. A request can
+ * then go to a verifier that has the KV blocks of its prompt.
  *
  * A prompt is cut every AFFINITY_PIECE bytes. Each cut has a hash of the salt and of all bytes
  * before it. A table of fixed size maps a hash to the verifiers that got a prompt with this prefix.
@@ -31,7 +31,7 @@ int affinity_new(struct affinity **ret);
 void affinity_free(struct affinity *a);
 DEFINE_AUTO(struct affinity, affinity_free)
 
-/* ret_pieces: (n); how many leading pieces of the prompt each verifier has seen. */
+/* ret_pieces: (n) the number of leading pieces of the prompt that each verifier has received. */
 void affinity_find(const struct affinity *a, const struct affinity_prompt *p, unsigned n,
                    unsigned *ret_pieces);
 /* Records that this verifier (< 32) gets the prompt. */

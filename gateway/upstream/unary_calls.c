@@ -19,8 +19,8 @@ struct call {
 
 struct unary_calls {
     pthread_mutex_t mu;
-    const char *stopped; // why, or NULL
-    struct call *all;    // under way
+    const char *stop_reason; // NULL: not stopped
+    struct call *all;        // calls that have not ended
 };
 
 static void call_free(struct call *c)
@@ -67,8 +67,8 @@ static void on_end(void *user, const struct rpc_status *status)
         protobuf_c_message_free_unpacked(TAKE(c->reply), NULL);
     pthread_mutex_lock(&c->s->mu);
     list_remove(c);
-    if (st.code == RPC_CANCELLED && c->s->stopped)
-        snprintf(st.text, sizeof(st.text), "%s", c->s->stopped);
+    if (st.code == RPC_CANCELLED && c->s->stop_reason)
+        snprintf(st.text, sizeof(st.text), "%s", c->s->stop_reason);
     pthread_mutex_unlock(&c->s->mu);
     c->done(c->user, &st, c->reply);
     pthread_mutex_lock(&c->s->mu);
@@ -98,7 +98,7 @@ void unary_calls_make(struct unary_calls *s, struct rpc_client *client, const ch
     pthread_mutex_lock(&s->mu);
     c->stream = stream;
     bool last = c->ended;
-    if (s->stopped) // harmless if it has ended
+    if (s->stop_reason) // harmless if it has ended
         rpc_stream_cancel(stream);
     pthread_mutex_unlock(&s->mu);
     if (last)
@@ -118,7 +118,7 @@ int unary_calls_new(struct unary_calls **ret)
 void unary_calls_stop(struct unary_calls *s, const char *why)
 {
     pthread_mutex_lock(&s->mu);
-    s->stopped = why;
+    s->stop_reason = why;
     for (struct call *c = s->all; c; c = c->next)
         if (c->stream)
             rpc_stream_cancel(c->stream);

@@ -59,14 +59,15 @@ struct upstream_want {
     uint32_t except;                      // bit i: not upstream_at(u, i)
 };
 
-/* Takes a verifier for a request, among those that are ready and serve its model. It is the one
- * with the longest known prefix of the prompt, unless its requests exceed 2 x those of the least
- * loaded + 2. Otherwise it is the least loaded one.
+/* Takes a verifier for a request. Candidates are ready and serve the requested model. A candidate
+ * with more requests than 2 x those of the least loaded candidate + 2 is ignored. Of the others,
+ * chooses the one with the longest known prefix of the prompt; without a known prefix, the least
+ * loaded one.
  *
- * The caller holds it until upstream_release() and owns a reference to its model.
+ * The caller holds *ret until upstream_release() and owns a reference to *ret_model.
  * -ENOENT: no verifier serves the model.
- * -EAGAIN: one that may serve it is loading or has not answered yet.
- * -EHOSTDOWN: the ones that serve it cannot be reached, drain or are refused.
+ * -EAGAIN: a verifier that may serve the model is loading or has not answered yet.
+ * -EHOSTDOWN: the verifiers that serve the model cannot be reached, are draining or are refused.
  * Each with a sentence. */
 int upstream_take(struct upstream *u, const struct upstream_want *want, struct verifier **ret,
                   const struct upstream_model **ret_model);
@@ -79,12 +80,12 @@ void upstream_release(struct verifier *v);
 int upstream_wait(struct upstream *u, const char *model, int64_t timeout_us, void (*fn)(void *user),
                   void *user);
 
-/* Runs the callbacks of all waiters soon and cancels unary calls. The owners of streaming calls end
- * those. No more GetModel is sent. */
+/* Runs the callbacks of all waiters soon and cancels unary calls. The owners of streaming calls
+ * must end them. No more GetModel is sent. */
 void upstream_stop(struct upstream *u);
 
-/* A call failed with UNAVAILABLE: queries the verifier now, before other requests
- * are sent to it. */
+/* A call failed with UNAVAILABLE: queries the verifier now, before other requests are sent to the
+ * verifier. */
 void upstream_suspect(struct verifier *v);
 
 /* Makes a unary call to the verifier, see unary_calls_make(). upstream_stop() cancels it. */

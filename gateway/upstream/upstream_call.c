@@ -65,7 +65,7 @@ static void on_message(void *user, struct rpc_msg *msg)
     pthread_mutex_unlock(&a->mu);
 }
 
-static bool retry(struct upstream_call *a);
+static bool retry_call(struct upstream_call *a);
 
 /* The call has ended: retries it, or reports the end to the owner. */
 static void end_call(struct upstream_call *a)
@@ -75,7 +75,7 @@ static void end_call(struct upstream_call *a)
     pthread_mutex_unlock(&a->mu);
     if (!cancelled && a->status.code == RPC_UNAVAILABLE)
         upstream_suspect(a->verifier);
-    if (!cancelled && retry(a))
+    if (!cancelled && retry_call(a))
         return;
     pthread_mutex_lock(&a->mu);
     a->waiting_since_us = 0;
@@ -135,12 +135,13 @@ static struct verifier *choose_verifier(const struct upstream_call *a)
     return v;
 }
 
-/* Retries a request that has not begun, if its verifier is unreachable or full. true: it was sent
- * to another verifier. */
-static bool retry(struct upstream_call *a)
+/* Retries a request that has not begun, if its verifier is unreachable or full. true: the request
+ * was sent to another verifier. */
+static bool retry_call(struct upstream_call *a)
 {
-    bool gone = a->status.code == RPC_UNAVAILABLE, full = a->status.code == RPC_RESOURCE_EXHAUSTED;
-    if (!a->request || !(gone || full) || __builtin_popcount(a->tried) == MAX_TRIES)
+    bool unreachable = a->status.code == RPC_UNAVAILABLE,
+         full = a->status.code == RPC_RESOURCE_EXHAUSTED;
+    if (!a->request || !(unreachable || full) || __builtin_popcount(a->tried) == MAX_TRIES)
         return false;
     struct verifier *next = choose_verifier(a);
     if (!next)

@@ -28,15 +28,15 @@ struct upstream_call {
     struct upstream *upstream;
     const struct upstream_model *model;
     struct verifier *verifier;      // NULL: to be chosen
-    struct rpc_msg *request;        // until the verifier has begun it
-    struct affinity_prompt *prompt; // until then; NULL: not known
+    struct rpc_msg *request;        // until the verifier has begun the request
+    struct affinity_prompt *prompt; // as long as `request`; NULL: not known
     const char *target;             // of the last try; NULL: none
     uint32_t tried;                 // a bit per upstream_index()
     struct rpc_status status;       // valid when the call has ended
     bool malformed;                 // the verifier sent an event that is not valid
-    bool overdue;                   // the verifier had not begun it in time
+    bool overdue;                   // the verifier did not begin the request in time
 
-    pthread_mutex_t mu; // for the following, malformed and overdue
+    pthread_mutex_t mu; // guards the fields below, malformed and overdue
     bool cancelled;
     bool sending, call_ended; // of the current try
     int64_t waiting_since_us; // start of the wait for the verifier to begin; 0: no wait

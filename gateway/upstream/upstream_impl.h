@@ -10,7 +10,7 @@ struct verifier {
     struct rpc_client *client;
     atomic_uint n_requests;
 
-    enum upstream_state state; // this and the rest with u's lock
+    enum upstream_state state; // this field and those below: with u's lock
     const struct upstream_model *model;
     char problem[FAIL_TEXT_MAX];
     bool query_pending;
@@ -31,7 +31,7 @@ struct upstream {
     struct unary_calls *calls;
     pthread_t watcher;
     bool started;       // the watcher
-    pthread_mutex_t mu; // for what follows
+    pthread_mutex_t mu; // guards the fields below
     pthread_cond_t changed;
     bool stopping;
     struct affinity *affinity;

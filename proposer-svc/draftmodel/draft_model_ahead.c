@@ -91,8 +91,8 @@ static uint32_t find_candidates(struct draft_model *d, const struct prop_ask *as
         int32_t parent = (int32_t)i - (int32_t)m - 1;
         const float *logits = draft_model_draw_logits(d, ask, first + i, parent);
         float logprob;
-        bool unused =
-            i < m && verifying[i] >= d->run.opt.n_vocab; // padding: the row has no logit for it
+        /* A padding token, for which the row has no logit. */
+        bool unused = i < m && verifying[i] >= d->run.opt.n_vocab;
         dist_logprobs(d->run.dist, logits, i < m && !unused ? verifying[i] : 0, BRANCHES_TOP,
                       &logprob, top);
         uint32_t drafted = i < m ? verifying[i] : top[0].token;
@@ -124,7 +124,7 @@ static void add_node(const struct draft_model *d, struct prop_ask *ask, struct b
     b->is_open = b->n < ask->max_depth && !draft_model_draw_ends(d, ask, token);
 }
 
-/* Adds the rows of the tokens that are being verified to the pass. False: there is no draft ahead. */
+/* Adds the rows of the tokens that are being verified to the pass. False: no draft ahead. */
 static bool add_verifying(struct draft_model *d, struct prop_ask *ask)
 {
     struct draft_model_seq *s = ask->seq;
@@ -173,8 +173,8 @@ static bool is_open_ahead(const struct prop_ask *ask)
     return ask->context.n_verifying && !ask->done;
 }
 
-/* Runs one pass over the tokens that are being verified, of as many asks as fit into it, and begins
- * their branches, at most max per ask. False: no ask is to begin. */
+/* Runs one pass over the tokens that are being verified, for as many asks as fit into it. Then
+ * begins the branches of these asks, at most max per ask. False: no ask is to begin. */
 static bool begin_ahead(struct draft_model *d, struct prop_ask *const *asks, uint32_t n,
                         uint32_t max)
 {

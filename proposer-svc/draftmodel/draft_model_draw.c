@@ -44,8 +44,8 @@ static void find_likeliest(const struct dist_weights *from, uint32_t width, uint
     }
 }
 
-/* Rounds the distribution to integers of at least 1 that sum to 65536, writes them to the row of q,
- * and draws a token from them. */
+/* Rounds the distribution to integers of at least 1 that sum to 65536. Writes these integers to the
+ * row of q, and draws a token from them. */
 static uint32_t draw_sparse(struct draft_model *d, const struct dist_weights *from,
                             const struct draft_q *q, uint32_t row)
 {
@@ -154,7 +154,8 @@ static uint32_t find_path(const struct prop_ask *ask, int32_t parent, uint32_t *
     return n;
 }
 
-/* The mask of the token after the committed context and a path, which begins with its last token. */
+/* The mask of the token after the committed context and a path. The path is stored last token
+ * first. */
 static const uint64_t *mask_after(struct draft_model *d, const struct prop_ask *ask,
                                   const uint32_t *path, uint32_t n)
 {

@@ -17,7 +17,7 @@ struct draft_model_seq {
     struct draft_model_seq *newer, *older; // in the order of use
     struct draft_model_seq *next_fed;      // in the list of contexts to read
     struct prop_context context;
-    struct kv_seq kv; // blocks NULL: it was never asked for
+    struct kv_seq kv; // blocks NULL: no draft was requested yet
     uint64_t used;    // n_calls at its last ask
     bool is_fed;      // it is in the list of contexts to read
     bool starved;     // the pool had no space for its rows
@@ -125,8 +125,8 @@ bool draft_model_step(struct draft_model *d, struct prop_ask *const *asks, uint3
 
 /* ---- draft_model_ahead.c ---- */
 
-/* Runs one pass for the asks with n_verifying. It is only one so that waiting Rounds come first.
- * Sets is_ahead if there is more to do. */
+/* Runs one pass for the asks with n_verifying. Runs only one, so that waiting Rounds come first.
+ * Sets is_ahead if more passes are needed. */
 void draft_model_ahead_draft(struct draft_model *d, struct prop_ask *const *asks, uint32_t n);
 /* Drops the branches of the sequence's draft ahead. */
 void draft_model_ahead_drop(struct draft_model *d, struct draft_model_seq *s);

@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "proposer-svc/draftmodel/draft_model_impl.h"
 
-#define IDLE_CALLS 64 // calls of draft() without an ask, after which a sequence may lose its rows
+#define IDLE_CALLS 64 // calls of draft() without an ask; then a sequence may lose its rows
 
 static void unlink_use(struct draft_model *d, struct draft_model_seq *s)
 {

@@ -1,5 +1,5 @@
-/* draft_model_step.c - drafts after the committed tokens. All sequences that are asked for together
- * share the passes; a pass gives one token of each draft. */
+/* draft_model_step.c - drafts after the committed tokens. All sequences of one draft() call share
+ * the passes; a pass gives one token of each draft. */
 #include "base/clock.h"
 #include "proposer-svc/draftmodel/draft_model_impl.h"
 

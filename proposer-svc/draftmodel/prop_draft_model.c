@@ -3,7 +3,7 @@
  * Each sequence has KV rows for its context and for the tokens drafted after it. When the context
  * grows, rows of draft tokens that were committed stay, the others are dropped. Missing rows run in
  * the next draft's first pass: after a fully accepted draft these are its last token and the bonus
- * token. All sequences that are asked for together share the passes, so a batch costs little more
+ * token. All sequences of one draft() call share the passes, so a batch costs little more
  * than one sequence.
  *
  * A long unread context is read in the background, in chunks of a few milliseconds while no Round
@@ -11,10 +11,10 @@
  * most half of the ask's time. Otherwise it is answered immediately with `unread`: a verifier has
  * few Rounds in flight, and a waiting one prevents others from being sent.
  *
- * KV comes from one pool. When it is full, sequences that were not asked for recently lose their
- * rows. Their tokens stay known, so their rows can be computed again. If there is no such sequence,
- * there is no draft. Later sequences of the same tenant reuse full blocks of a common prefix, until
- * the pool needs these blocks.
+ * KV comes from one pool. When the pool is full, sequences without a recent request lose their rows.
+ * Their tokens stay stored, so their rows can be computed again. If every sequence had a recent
+ * request, there is no draft. Later sequences of the same tenant reuse full blocks of a common
+ * prefix, until the pool needs these blocks.
  *
  * The confidence in a row is the model's highest probability there. It depends on the tokens before
  * that row's draw and not on the draw. So it may end a draft and estimate survival in every q mode.
@@ -253,7 +253,7 @@ static void draft_draft(void *shared, struct prop_ask *const *asks, uint32_t n)
 {
     struct draft_model *d = shared;
     draft_model_ahead_draft(d, asks, n);
-    if (draft_model_step(d, asks, n)) // not for calls with only asks whose context is being read
+    if (draft_model_step(d, asks, n)) // not if the contexts of all asks are still being read
         d->n_calls++;
 }
 

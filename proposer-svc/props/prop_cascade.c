@@ -1,19 +1,20 @@
-/* prop_cascade.c - several proposers for one sequence: expensive ones are asked only when that
- * pays.
+/* prop_cascade.c - several proposers for one sequence: an expensive proposer drafts only if its
+ * draft is likely to be better.
  *
- * Members are asked in their configured order, cheap ones first. "first" takes the first draft that
- * has a token. "score" compares expected numbers of accepted tokens:
+ * The cascade requests drafts from its members in the configured order, cheap ones first. "first"
+ * takes the first draft that has a token. "score" compares expected numbers of accepted tokens:
  *   - the score of a draft is the sum of its survival estimates, times the ratio of accepted to
  *     predicted tokens in the member's earlier drafts;
- *   - the score of a member that was not asked yet is its mean number of accepted tokens per draft.
- * The next member is asked while its score is above that of the best draft. The best draft is sent.
+ *   - the score of a member without a draft is its mean number of accepted tokens per draft.
+ * The next member drafts if the score of a later member is above that of the best draft. Otherwise
+ * the best draft is sent.
  *
  * Every draft updates its member's statistics, whether it was sent or not, because the committed
- * tokens show how much of it was right. Drafts ahead, after tokens that are being verified, are not
- * counted.
+ * tokens show how many of its tokens were right. Drafts ahead, after tokens that are being
+ * verified, are not counted.
  *
- * Choosing by what was drawn would distort a drawn q. So where a member draws, its draft is sent.
- * Whether that member is asked depends only on the context and on point drafts.
+ * A choice that depended on drawn tokens would distort a drawn q. So the draft of a member that
+ * draws is always sent. Whether that member drafts depends only on the context and on point drafts.
  *
  * If a member needs time (a draft model that reads a context), an existing draft is sent instead.
  *
@@ -27,8 +28,8 @@
 #include "proposer-svc/props/prop_cascade.h"
 
 #define FADE 0.99        // weight of the older drafts when a new one is counted
-#define PRIOR 4          // the statistics begin as if there had been so many drafts
-#define PRIOR_ACCEPTED 1 // tokens that each of them predicted, all accepted
+#define PRIOR 4          // number of assumed drafts at the start of the statistics
+#define PRIOR_ACCEPTED 1 // tokens of each assumed draft, all accepted
 
 struct prop_cascade_settings prop_cascade_settings;
 
@@ -38,7 +39,7 @@ static const struct conf_option options[] = {
      .value = &prop_cascade_settings.members,
      .fallback = "ngram,draft",
      .max = CASCADE_MEMBERS_MAX,
-     .help = "proposers that the cascade asks, in this order: cheap ones first"},
+     .help = "proposers of the cascade, in the order of their requests: cheap ones first"},
     {.name = "cascade.choose",
      .kind = CONF_CHOICE,
      .value = &prop_cascade_settings.choose,
@@ -59,11 +60,11 @@ struct cascade {
     struct member members[CASCADE_MEMBERS_MAX];
     unsigned n_members;
     bool first;
-    struct prop_ask **asks; // (max_asks) those of one member
+    struct prop_ask **asks; // (max_asks) scratch: the asks of one member
     uint32_t max_asks;
 };
 
-/* What a member has of one sequence. */
+/* A member's state of one sequence. */
 struct part {
     void *state; // NULL: not allocated yet
     struct prop_ask ask;
@@ -76,7 +77,7 @@ struct part {
 struct cascade_seq {
     struct part parts[CASCADE_MEMBERS_MAX];
     uint32_t drafted_at; // length of the context that the parts' drafts continue
-    unsigned stage;      // index of the member that is being asked
+    unsigned stage;      // index of the member that drafts now
 };
 
 /* ---- opening ---- */
@@ -169,8 +170,8 @@ static void cascade_seq_done(void *shared, void *seq, const struct prop_context 
 }
 
 /* Compares drafts with the tokens that were committed in their place, and counts predicted and
- * accepted tokens. Of a draft that is longer than the committed tokens only that many are
- * compared. */
+ * accepted tokens. Draft tokens beyond
+ * the committed tokens are not compared. */
 static void count_accepted(struct cascade *cas, struct cascade_seq *s, const struct prop_context *c)
 {
     uint32_t committed = c->n - c->n_verifying;
@@ -260,8 +261,8 @@ static struct part *best_draft(struct cascade *cas, struct cascade_seq *s, doubl
     return best;
 }
 
-/* Whether a later member is worth asking: there is no draft yet, or its mean number of accepted
- * tokens is above best_score, that of the best draft. */
+/* Whether the next member must draft: there is no draft yet, or the mean number of accepted tokens
+ * of a later member is above best_score, the score of the best draft. */
 static bool must_ask_next(const struct cascade *cas, unsigned stage, uint32_t k, bool has_draft,
                           double best_score)
 {
@@ -275,7 +276,7 @@ static bool must_ask_next(const struct cascade *cas, unsigned stage, uint32_t k,
 }
 
 /* Answers the ask with the part's draft; NULL: without tokens, and with the greatest `unread` of
- * the members that were asked. */
+ * all members. */
 static void finish_ask(struct prop_ask *ask, struct part *p)
 {
     struct cascade_seq *s = ask->seq;
@@ -308,14 +309,14 @@ static void take_answer(struct cascade *cas, struct prop_ask *ask)
     if ((p->has_draft && is_drawn(p->ask.to)) || (!p->ask.done && best))
         finish_ask(ask, best);
     else if (!p->ask.done)
-        return; // the same member is asked again
+        return; // the same member continues
     else if (must_ask_next(cas, s->stage, ask->max_depth, best, best_score))
         s->stage++;
     else
         finish_ask(ask, best);
 }
 
-/* The ask for the member whose turn it is: the one that is open, or a new one. */
+/* The ask for the current member: its open ask, or a new one. */
 static struct prop_ask *member_ask(struct cascade *cas, struct prop_ask *ask)
 {
     struct cascade_seq *s = ask->seq;
@@ -324,7 +325,7 @@ static struct prop_ask *member_ask(struct cascade *cas, struct prop_ask *ask)
     if (p->open)
         return &p->ask; // the member may have begun its draft
     if (s->stage == 0)
-        forget_drafts(cas, s); // those of an earlier ask with the same context
+        forget_drafts(cas, s); // from an earlier ask with the same context
     p->ask = *ask;
     p->ask.seq = p->state;
     p->ask.to = ask->context.n_verifying ? &p->ahead : &p->draft;

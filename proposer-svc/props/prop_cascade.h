@@ -1,4 +1,5 @@
-/* prop_cascade.h - the cascade, a proposer that asks other proposers; see prop_cascade.c. */
+/* prop_cascade.h - the cascade, a proposer that requests drafts from other proposers; see
+ * prop_cascade.c. */
 #pragma once
 #include "proposer-svc/props/prop.h"
 

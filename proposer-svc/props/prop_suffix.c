@@ -179,8 +179,8 @@ struct text {
     uint32_t oldest, end; // positions [oldest, end)
     bool is_context;
     uint32_t n_places;
-    struct place
-        places[PLACES_MAX]; // by length of the match, longest first; equal ones: latest first
+    /* By length of the match, longest first; places of equal length: latest first. */
+    struct place places[PLACES_MAX];
 };
 
 struct guess {
@@ -195,8 +195,8 @@ static uint32_t token_at(const struct text *t, uint32_t pos)
     return t->grams->tokens[pos & t->grams->mask];
 }
 
-/* Counts the tokens at the end of the context that are also before position `at` of the text. The
- * caller knows already that `known` tokens are. */
+/* Counts the tokens at the end of the context that also precede position `at` of the text. The
+ * caller has already found that the last `known` tokens do. */
 static uint32_t match_length(const struct shared *sh, const struct text *t,
                              const struct prop_context *c, uint32_t at, uint32_t known)
 {
@@ -217,8 +217,8 @@ static_assert(PLACES_MAX < 255,
 static uint32_t most_frequent(const uint32_t *tokens, uint32_t n, uint32_t *ret_count)
 {
     uint32_t kinds[PLACES_MAX + 1], n_kinds = 0, best = 1;
-    uint8_t counts[PLACES_MAX + 1],
-        table[256] = {0}; // counts by kind; table: hash -> kind; kinds are 1 .. n_kinds
+    uint8_t counts[PLACES_MAX + 1]; // by kind, 1 .. n_kinds
+    uint8_t table[256] = {0};       // hash of a token -> kind
     for (uint32_t i = 0; i < n; i++) {
         uint8_t at = (uint8_t)(tokens[i] * 0x9e3779b9u >> 24);
         while (table[at] && kinds[table[at]] != tokens[i])

@@ -57,7 +57,7 @@ int events_fit(struct events *e, const struct tok *tok)
         struct event_batch *b = &e->batches[i];
         buf_init(&b->text, (size_t)b->max_tokens * 16 + (DRAFT_MAX_NODES + 1) * e->token_bytes +
                                e->held_bytes);
-        if (!buf_room(&b->text, b->text.max))
+        if (!buf_reserve(&b->text, b->text.max))
             return buf_error(&b->text);
     }
     return 0;

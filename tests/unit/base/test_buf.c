@@ -71,11 +71,11 @@ static void the_caller_may_write_into_the_buffer(void **state)
     (void)state;
     struct buf b;
     buf_init(&b, 8);
-    char *to = buf_room(&b, 8);
+    char *to = buf_reserve(&b, 8);
     assert_non_null(to);
     memcpy(to, "12345678", 8);
     b.len += 8;
-    assert_null(buf_room(&b, 1));
+    assert_null(buf_reserve(&b, 1));
     assert_int_equal(buf_error(&b), -EMSGSIZE);
     buf_done(&b);
 }

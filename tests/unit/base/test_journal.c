@@ -76,9 +76,9 @@ static void another_stream_is_not_the_journal(void **state)
 {
     (void)state;
     unsetenv("JOURNAL_STREAM");
-    assert_false(journal_is_there());
+    assert_false(journal_is_connected());
     setenv("JOURNAL_STREAM", "1:2", 1);
-    assert_false(journal_is_there());
+    assert_false(journal_is_connected());
     unsetenv("JOURNAL_STREAM");
 }
 
