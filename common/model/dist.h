@@ -17,7 +17,7 @@ struct dist_bias {
     float bias;
 };
 
-/* The sampling parameters of a request. Proposers that draw their drafts need them, too: a new member
+/* The sampling parameters of a request. Proposers that draw drafts need them, too: a new member
  * also goes through pack_sampling() in verifier-svc/drafts/drafts_wire.c and sampling_of() in
  * proposer-svc/batch.c. Without it drafts match the target less often. */
 struct dist_params {

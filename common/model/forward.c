@@ -95,7 +95,7 @@ static int check_options(const struct model *m, const struct kv_bytes *kv,
                     opt->max_logits, MAX_ROWS);
     if (s->n_layers != m->params.n_layers ||
         memcmp(s->layers, m->kv_layers, s->n_layers * sizeof(*s->layers)) != 0)
-        return fail(-EINVAL, "forward: the key/value cache has not the shape of the model");
+        return fail(-EINVAL, "forward: the key/value cache does not have the shape of the model");
     return 0;
 }
 

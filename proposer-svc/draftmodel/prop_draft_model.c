@@ -11,7 +11,7 @@
  * most half of the ask's time. Otherwise it is answered immediately with `unread`: a verifier has
  * few Rounds in flight, and a waiting one prevents others from being sent.
  *
- * KV comes from one pool. When the pool is full, sequences without a recent request lose their rows.
+ * KV comes from one pool. When it is full, sequences without a recent request lose their rows.
  * Their tokens stay stored, so their rows can be computed again. If every sequence had a recent
  * request, there is no draft. Later sequences of the same tenant reuse full blocks of a common
  * prefix, until the pool needs these blocks.

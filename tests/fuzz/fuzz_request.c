@@ -12,8 +12,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static struct checkpoint *file;
     static struct tok *tok;
-    if (!tok &&
-        (checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file) < 0 || tok_new(file, &tok) < 0))
+    if (!tok && (checkpoint_open(SOURCE_DIR "/models/tales-1m-q8_0.gguf", &file) < 0 ||
+                 tok_new(file, &tok) < 0))
         abort();
 
     struct rpc_msg *msg = rpc_msg_of(data, n);

@@ -19,7 +19,6 @@ TOP = ["common", "gateway", "proposer-svc", "verifier-svc"]
 
 # Included only by a kernel tier: they need its compiler flags and its definitions.
 TIER_TEXT = {f"common/kernel/kernel_{name}.h" for name in ["amx", "attn", "attn_int8", "avx2", "avx512", "body", "int8", "int8_unpack"]}
-COMMON = "base file text kernel model rpc proto"
 ROOMS = {  # room: the rooms that it may include besides itself; common/X is written X
     "common/base": "",
     "common/file": "base",
@@ -27,22 +26,26 @@ ROOMS = {  # room: the rooms that it may include besides itself; common/X is wri
     "common/kernel": "base",
     "common/model": "base file kernel",
     "common/rpc": "base proto",
-    "gateway/openai": "base rpc proto",
+    "gateway/openai": "base",
     "gateway/http": "base rpc gateway/openai",
     "gateway/upstream": "base rpc proto gateway/openai",
-    "gateway/serve": "base rpc proto gateway/openai gateway/http gateway/upstream",
-    "gateway": "base rpc proto gateway/openai gateway/http gateway/upstream gateway/serve",
-    "proposer-svc/props": COMMON,
-    "proposer-svc/draftmodel": COMMON + " proposer-svc/props",
-    "proposer-svc": COMMON + " proposer-svc/props proposer-svc/draftmodel",
-    "verifier-svc/accept": "base model",
+    "gateway/serve": "base proto gateway/http gateway/openai gateway/upstream",
+    "gateway": "base rpc gateway/http gateway/openai gateway/serve gateway/upstream",
+    "proposer-svc/props": "base model",
+    "proposer-svc/draftmodel": "base text model proposer-svc/props",
+    "proposer-svc": "base kernel rpc proto proposer-svc/draftmodel proposer-svc/props",
+    "verifier-svc/accept": "model",
     "verifier-svc/control": "base model",
-    "verifier-svc/drafts": COMMON,
+    "verifier-svc/drafts": "base kernel model rpc proto",
     "verifier-svc/kvdisk": "base model",
-    "verifier-svc/engine": COMMON + " verifier-svc verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",
-    "verifier-svc/edge": COMMON + " verifier-svc verifier-svc/accept verifier-svc/engine verifier-svc/drafts",
-    "verifier-svc": COMMON + " verifier-svc/control verifier-svc/drafts verifier-svc/engine verifier-svc/edge verifier-svc/kvdisk",
+    "verifier-svc/engine": "base file text model proto verifier-svc verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",
+    "verifier-svc/edge": "base rpc proto verifier-svc verifier-svc/engine",
+    "verifier-svc": "base kernel rpc verifier-svc/control verifier-svc/drafts verifier-svc/edge verifier-svc/engine verifier-svc/kvdisk",
 }
+# Decisions that take the time and the measurements as arguments: pattern of the files, headers that they may not include.
+PURE = [
+    (r"verifier-svc/(accept|control)/|verifier-svc/engine/sched\.", r"base/(clock|log|metrics|pool|queue|svc|process)\.h|model/(forward|kv|runner)\.h"),
+]
 MAX_SOURCES = 25  # .c files of a room
 ONE_DOOR = [  # (pattern of a foreign header's name, pattern of the files that may include it)
     (r"grpc/", r"common/rpc/"),
@@ -99,7 +102,9 @@ def target(folder, name):
     room = os.path.dirname(name)
     if "common/" + room in ROOMS or room in ROOMS:
         return room
-    return short(folder) if os.path.exists(os.path.join(ROOT, folder, name)) else None
+    if not os.path.exists(os.path.join(ROOT, folder, name)):
+        return None
+    return short(os.path.dirname(os.path.normpath(os.path.join(folder, name))))
 
 
 def compile_flags():
@@ -206,6 +211,19 @@ class Arrows(unittest.TestCase):
             drawn = DRAWN.search(f.read())
         self.assertIsNotNone(drawn, "docs/architecture.md has no marks <!-- rooms --> and <!-- /rooms -->")
         self.assertEqual(drawn.group(2), drawing() + "\n", "run: /usr/bin/python3 tests/lint/test_arrows.py --write")
+
+    def test_decisions_are_pure(self):
+        wrong = []
+        for _, path in sources():
+            for number, _, name in includes(path):
+                for files, headers in PURE:
+                    if re.match(files, path) and re.match(headers, name):
+                        wrong.append(f"{path}:{number}: a pure decision may not include {name}")
+        self.assertEqual(wrong, [])
+
+    def test_an_include_relative_to_its_file_has_the_same_room(self):
+        self.assertEqual(target("verifier-svc/accept", "../drafts/drafts.h"), "verifier-svc/drafts")
+        self.assertEqual(target("verifier-svc", "engine/engine.h"), "verifier-svc/engine")
 
     def test_foreign_headers_have_one_door(self):
         wrong = []

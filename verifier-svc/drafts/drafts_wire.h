@@ -1,5 +1,5 @@
-/* drafts_wire.h - packs Rounds and checks answers: the only file with the messages of
- * proposer.proto.
+/* drafts_wire.h - packs Rounds and checks answers: between plain structs and the messages
+ * of proposer.proto.
  *
  * A proposer is not trusted: an answer passes only if it fits the request.
  *

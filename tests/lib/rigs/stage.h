@@ -1,4 +1,4 @@
-/* stage.h - a gateway with a fake verifier, shared by all tests of a program. Errors end the test. */
+/* stage.h - a gateway with a fake verifier, shared by all tests of a program. Errors end tests. */
 #pragma once
 #include <stdbool.h>
 #include "lib/clients/chats.h"

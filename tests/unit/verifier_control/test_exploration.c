@@ -53,7 +53,7 @@ static void drafts_that_almost_pay_are_tried_by_all_that_were_read(void **state)
     assert_in_range(rounds_of_all(w, 340, 0), 16, 22);
 }
 
-/* Of n_rounds, those in which a sequence of proposer 1 tries alone. It has two of four sequences. */
+/* Of n_rounds, those in which a sequence of proposer 1 tries alone. It has 2 of 4 sequences. */
 static unsigned tries_of_the_other(struct control_world *w, unsigned n_rounds)
 {
     struct control_round r = {.n_decoding = 4, .draft_rows = 1000, .n_running = 4};

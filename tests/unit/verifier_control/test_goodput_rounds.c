@@ -3,8 +3,8 @@
 #include "lib/oracles/control_world.h"
 #include "lib/lib.h"
 
-/* The simulated machine. A pass of M rows takes 100 us, and row_us for each further row. A draft of k
- * tokens takes 10 us, and 5 us per token. Each token is accepted with probability alpha. */
+/* The simulated machine. A pass of M rows takes 100 us, and row_us for each further row. A draft of
+ * k tokens takes 10 us, and 5 us per token. Each token is accepted with probability alpha. */
 struct truth {
     double alpha, row_us;
     double load;    // a pass takes 1 + load times as long
