@@ -11,6 +11,7 @@
 #define K_MAX 8
 
 static const uint32_t context[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+static const uint32_t verifying[] = {31, 32, 33};
 static const uint32_t banned[] = {41, 42};
 static const struct dist_bias biases[] = {{51, -1.5F}, {52, 2.5F}};
 
@@ -165,10 +166,49 @@ static void every_sampling_parameter_arrives(void **state)
     must_arrive(&w, sampling_is_complete);
 }
 
+/* ---- limits of the draft ---- */
+
+static struct {
+    uint32_t max_nodes, max_depth;
+} seen;
+
+static void note_limits(const struct prop_ask *ask)
+{
+    seen.max_nodes = ask->max_nodes;
+    seen.max_depth = ask->max_depth;
+}
+
+static void nodes_and_depth_arrive_as_two_limits(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t max_nodes, max_depth, n_verifying, nodes, depth;
+    } cases[] = {
+        {4, 4, 0, 4, 4},
+        {6, 2, 0, 6, 2},
+        {3, 6, 0, 3, 3},      // no path is longer than the draft
+        {50, 5, 0, K_MAX, 5}, // beyond the proposer's maximum
+        {50, 50, 0, K_MAX, K_MAX},
+        {DRAFT_MAX_NODES, 5, 3, DRAFT_MAX_NODES - 3, 5},
+        {10, 5, 3, 7, 5},
+        {5, 5, 3, 2, 2},
+        {DRAFT_MAX_NODES, 50, 3, DRAFT_MAX_NODES - 3, K_MAX},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct drafts_wish w = wish_of(cases[i].max_nodes, cases[i].max_depth);
+        w.verifying = verifying;
+        w.n_verifying = cases[i].n_verifying;
+        must_arrive(&w, note_limits);
+        assert_int_equal(seen.max_nodes, cases[i].nodes);
+        assert_int_equal(seen.max_depth, cases[i].depth);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_sampling_parameter_arrives),
+        cmocka_unit_test(nodes_and_depth_arrive_as_two_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
