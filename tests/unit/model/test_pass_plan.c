@@ -59,7 +59,7 @@ static void a_plan_does_not_follow_its_sequences(void **state)
     assert_int_equal(kv_grow(f.kv, &f.a, 17), 0);
     pass_plan_add_chain(&f.plan, pass_plan_add_seq(&f.plan, &f.a), &token, 16, 1, 1);
     uint32_t slot = pass_plan_slot(&f.plan, 0);
-    kv_keep(f.kv, &f.a, 0, NULL, 0);
+    kv_release(f.kv, &f.a);
     assert_int_equal(pass_plan_slot(&f.plan, 0), slot);
     pass_plan_clear(&f.plan);
     assert_int_equal(f.plan.n_rows + f.plan.n_seqs + f.plan.n_blocks, 0);
