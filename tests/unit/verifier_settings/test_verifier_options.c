@@ -6,7 +6,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "lib/lib.h"
-#include "verifier-svc/verifier_options.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 static int read_proposers(const char *proposers, const struct verifier_options **ret)
 {

@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "verifier-svc/control/policy.h"
-#include "verifier-svc/speculation.h"
+#include "verifier-svc/settings/speculation.h"
 
 #define NAME_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
 

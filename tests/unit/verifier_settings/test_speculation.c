@@ -4,7 +4,7 @@
 #include <string.h>
 #include "base/err.h"
 #include "lib/lib.h"
-#include "verifier-svc/speculation.h"
+#include "verifier-svc/settings/speculation.h"
 
 static struct speculation speculation_of(const char *policy, uint32_t k, int32_t batch)
 {
