@@ -182,6 +182,10 @@ class Arrows(unittest.TestCase):
     def test_every_room_is_declared(self):
         self.assertEqual(sorted(folders()), sorted(ROOMS))
 
+    def test_folders_of_unit_tests_mirror_the_rooms(self):
+        mirrored = {short(room).replace("-svc", "").replace("/", "_") for room in ROOMS}
+        self.assertEqual(set(os.listdir(os.path.join(ROOT, "tests", "unit"))) - mirrored, set())
+
     def test_no_room_is_crowded(self):
         counts = {}
         for folder, path in sources():

@@ -73,9 +73,9 @@ struct drafts_config {
     uint32_t n_vocab;
     uint64_t vocab_digest;
     uint32_t max_sequences; // that a proposer may know at the same time
-    /* The engine's is draft_arrived() in engine_load.c. On an rpc thread; must not block, and must
-     * not call into here. answer->draft is freed on
-     * return, unless the callee takes it and leaves NULL. */
+    /* The engine's is engine_draft_arrived() in engine_inbox.c. On an rpc thread; must not block,
+     * and must not call into here. answer->draft is freed on return, unless the callee takes it and
+     * leaves NULL. */
     void (*arrived)(void *user, struct draft_answer *answer);
     /* The proposer at place i has described itself: called once, before the first request to it, on
      * its own thread. No answer of the place's previous proposer arrives after it. Returns below 0:
