@@ -42,7 +42,7 @@ int engine_proposer_named(void *user, unsigned i, const char *name)
 {
     struct speculation s;
     engine_speculation(user, &s);
-    if (*s.proposer && !drafts_is_called(name, s.proposer))
+    if (*s.proposer && !speculation_is_default(&s, name))
         log_info("proposer is used only by name name=%s default_proposer=%s", name, s.proposer);
     struct inbox_item item = {.kind = INBOX_PROPOSER, .proposer = (int)i};
     stats_drafts_init(&item.counts, name);
