@@ -12,7 +12,7 @@
 #include "rpc/rpc.h"
 #include "tandem/v1/stats.pb-c.h"
 #include "verifier-svc/engine/engine.h"
-#include "verifier-svc/verifier_options.h"
+#include "verifier-svc/settings/verifier_options.h"
 #include "verifier-svc/engine/stats.h"
 
 #define VERIFIER_SERVICE_NAME "tandem.v1.Verifier"

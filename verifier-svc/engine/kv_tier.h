@@ -9,10 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "verifier-svc/kvdisk/kv_disk.h"
-#include "verifier-svc/verifier_options.h"
-#include "verifier-svc/engine/seq.h"
 #include "verifier-svc/engine/loaded_model.h"
+#include "verifier-svc/engine/seq.h"
+#include "verifier-svc/kvdisk/kv_disk.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 struct kv_tier;
 
