@@ -1,5 +1,5 @@
-/* kernel_layout.c - the weight types of GGUF files (ggml's quantised blocks) and their packed form,
- * which kernel_impl.h describes. */
+/* kernel_layout.c - the weight types (floats, and ggml's quantised blocks) as model files store
+ * them, and their packed form, which kernel_impl.h describes. */
 #include "base/err.h"
 #include "kernel/kernel_impl.h"
 #include <assert.h>
