@@ -52,7 +52,7 @@ static double min(double a, double b)
     return a < b ? a : b;
 }
 
-/* A larger pass is never faster: points that fall are replaced by their mean, weighted by the
+/* A larger pass is never faster. Points that fall are replaced by their mean, weighted by the
  * passes that have updated each (isotonic regression: Ayer et al. 1955). */
 static void keep_rising(struct pass_time *t)
 {

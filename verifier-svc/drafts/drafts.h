@@ -23,9 +23,11 @@
  * verifier. A removed proposer (drafts_set()) gets no more requests. Its place is reused when its
  * stream has ended, so no answer of it arrives after its successor was named.
  *
- * Threads: drafts_new() and drafts_free() by main; drafts_set() by any, one at a time;
- * drafts_name_of() by the same; drafts_stats(), drafts_name() and drafts_check_name() by any; all
- * else by the engine thread only. */
+ * Threads:
+ * - drafts_new(), drafts_free(): main.
+ * - drafts_set(): any, one at a time. drafts_name_of(): the same.
+ * - drafts_stats(), drafts_name(), drafts_check_name(): any.
+ * - All other functions: the engine thread only. */
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>

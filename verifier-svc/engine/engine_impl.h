@@ -8,8 +8,8 @@
  *     admit.c         which waiting sequences start
  *     round*.c        one round (round_impl.h)
  *
- * Threads: the first part of struct engine is shared, as each field says; all else is the engine
- * thread's, and so are all functions here except those marked otherwise. */
+ * Threads: the first part of struct engine is shared, as each field says. The other fields are the
+ * engine thread's, and so are all functions here except those marked otherwise. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -154,8 +154,9 @@ void round_run(struct engine *e);
 
 /* ---- round_plan.c ---- */
 
-/* The sequence that loses its KV blocks so that s can run, after the round's rows were granted: an
- * idle one, else the youngest, which may be s itself. A sequence held for its draft is not idle. */
+/* The sequence that loses its KV blocks so that s can run, after the round's rows were granted. It
+ * is an idle one, else the youngest, which may be s itself. A sequence held for its draft is not
+ * idle. */
 struct seq *round_victim(const struct engine *e, struct seq *s);
 
 /* ---- round_ask.c ---- */

@@ -1,4 +1,4 @@
-/* kv_tier.h - the KV pool's second tier: evicted blocks are written to disk, and the blocks of a
+/* kv_tier.h - the KV pool's second tier: evicted blocks are written to disk. The blocks of a
  * waiting sequence are read back before it is admitted.
  *
  * A sequence waits at most KV_TIER_WAIT_US until the disk is free, and as long for each piece.
