@@ -2,9 +2,9 @@
  *
  * A session belongs to the stream that opened it; its key is (stream, seq). An update has the
  * number of tokens that stay (keep), the new tokens, and the digest of the whole context. An update
- * that does not match is answered with "need context". So a session can be dropped at any time:
- * when its stream ends, when it is idle, or when it is the least recently used and memory is
- * needed.
+ * that does not match is answered with "need context". So a session can be dropped at any time.
+ * It is dropped when its stream ends, when it is idle, or when memory is needed and it is the least
+ * recently used one.
  *
  * Threads: any, also several at the same time. Updates of one stream must not overlap. */
 #pragma once

@@ -4,10 +4,10 @@
 #include "base/log.h"
 #include "base/svc.h"
 #include "rpc/rpc_service.h"
-#include "verifier-svc/engine/engine.h"
-#include "verifier-svc/verifier_options.h"
 #include "verifier-svc/edge/verifier_service.h"
+#include "verifier-svc/engine/engine.h"
 #include "verifier-svc/engine/stats.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 #define LOADING_POLL_US 20000 // between two checks of an engine that loads its model
 

@@ -23,9 +23,8 @@ struct metric *metrics_gauge(const char *name, const char *help, const char *lab
 struct metric *metrics_histogram(const char *name, const char *help, const char *labels,
                                  const double *bounds, size_t n_bounds);
 
-/* Writes `key="value"` for a foreign value: quotes, backslashes and line ends are escaped, other
- * bytes outside printable ASCII become '_', and the value is cut to the size of out. Returns
- * out. */
+/* Writes `key="value"` for a foreign value. Quotes, backslashes and line ends are escaped. Other
+ * bytes outside printable ASCII become '_'. The value is cut to the size of out. Returns out. */
 const char *metrics_label(char *out, size_t out_size, const char *key, const void *value,
                           size_t len);
 

@@ -16,9 +16,11 @@ struct unix_socket {
     dev_t device;
 };
 
-/* mode: of the path, whatever the umask. -EINVAL: the path is empty or too long; -EADDRINUSE:
- * another server listens there, or the path is not a socket; -EBUSY: another process keeps the
- * folder locked; -ENOENT, -EACCES ...: the folder. */
+/* mode: of the path, whatever the umask. Errors:
+ * - -EINVAL: the path is empty or too long.
+ * - -EADDRINUSE: another server listens there, or the path is not a socket.
+ * - -EBUSY: another process keeps the folder locked.
+ * - -ENOENT, -EACCES ...: the folder. */
 int unix_socket_listen(const char *path, mode_t mode, struct unix_socket *ret);
 /* Removes the path if it is still ours; the descriptor stays open. */
 void unix_socket_remove(const struct unix_socket *s);

@@ -2,9 +2,9 @@
  *
  * A tile instruction multiplies up to 16 rows of activations by 16 columns of weights over a block
  * of 32 of K. The result is exact, as with VPDPBUSD. AVX-512 then applies the scales of the blocks,
- * in the order of all tiers. Weights are unpacked to signed bytes, AMX_CHUNK blocks of a pair of
- * tiles of columns at a time, and stay in L1 while all rows are multiplied. This file has the types
- * of 32, kernel_amx_256.c those of 256. The AVX-512 tier does everything else.
+ * in the order of all tiers. Weights are unpacked to signed bytes, in chunks of AMX_CHUNK blocks of
+ * a pair of tiles of columns. A chunk stays in L1 while all rows are multiplied by it. This file
+ * has the types of 32, kernel_amx_256.c those of 256. The AVX-512 tier does everything else.
  *
  * Storing a tile delays the instructions after it, so all products of a chunk are stored before the
  * first is scaled. The next weights and units are prefetched line by line between the

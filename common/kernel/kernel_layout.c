@@ -1,5 +1,5 @@
-/* kernel_layout.c - the weight types of GGUF files (ggml's quantised blocks) and their packed form,
- * which kernel_impl.h describes. */
+/* kernel_layout.c - the weight types (floats, and ggml's quantised blocks) as model files store
+ * them, and their packed form, which kernel_impl.h describes. */
 #include "base/err.h"
 #include "kernel/kernel_impl.h"
 #include <assert.h>
@@ -179,8 +179,8 @@ static void read_q4k_q5k(const struct kernel_layout *l, const uint8_t *p, unsign
     }
 }
 
-/* d, 16 bits with the upper two of each scale, 4 bytes with the lower four, 128 bytes of nibbles:
- * 16 bytes hold a block as in Q4_0. */
+/* d, 16 bits with the upper two of each scale, 4 bytes with the lower four, 128 bytes of nibbles.
+ * 16 bytes of nibbles hold a block as in Q4_0. */
 static void read_iq4xs(const uint8_t *p, unsigned i, struct block *b)
 {
     unsigned low = p[4 + i / 2] >> 4 * (i % 2) & 15, high = u16_at(p + 2) >> 2 * i & 3;
@@ -191,9 +191,9 @@ static void read_iq4xs(const uint8_t *p, unsigned i, struct block *b)
         b->q[k] = k < 16 ? p[k] & 15 : p[k - 16] >> 4;
 }
 
-/* 128 bytes of low nibbles, 64 of two high bits, 16 scales, d. Half h of 128 weights: blocks 4h +
- * j, nibbles in bytes 64 h + 32 (j % 2) + k (high ones for j >= 2), high bits in byte 32 h + k at 2
- * j. */
+/* 128 bytes of low nibbles, 64 of two high bits, 16 scales, d. Half h has 128 weights, in blocks
+ * 4h + j with j < 4. The low bits of weight k of a block are a nibble of byte 64h + 32 (j % 2) + k,
+ * for j >= 2 its upper one. The high bits are in byte 32h + k, from bit 2j on. */
 static void read_q6k(const uint8_t *p, unsigned i, struct block *b)
 {
     unsigned h = i / 4, j = i % 4;

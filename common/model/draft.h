@@ -71,7 +71,7 @@ bool draft_branches(const struct draft *d);
 /* Keeps the first max_nodes nodes that are at most max_depth tokens after the context. */
 void draft_trim(struct draft *d, uint32_t max_nodes, uint32_t max_depth);
 /* Removes nodes whose survival is below p_min of their parent's, and all nodes below them. In a
- * draft with q, no token may be removed because of which token it is: the first unlikely node
+ * draft with q, no token may be removed because of which token it is. There the first unlikely node
  * stays, and all nodes after it are removed. */
 void draft_cut(struct draft *d, float p_min);
 /* Keeps the nodes below `root`, whose children become the first nodes; their survival is then

@@ -174,7 +174,7 @@ static bool is_small(const struct forward *f)
 }
 
 /* Which positions row i sees. Rows of a chain and the last committed token see storage rows in
- * order; a row of a tree sees those of its parent, and itself. */
+ * order. A row of a tree sees those of its parent, and itself. */
 static void set_sight(struct forward *f, uint32_t i)
 {
     const struct pass_row *r = &f->plan->rows[i];

@@ -1,8 +1,8 @@
 /* forward.h - one forward pass over ragged rows: prompts, last tokens and drafts of any sequences.
  *
  * A row is one token position of one sequence. It depends on its own ancestors only, and every sum
- * has one order (kernel.h). So the bits of a row's logits do not depend on the other rows in
- * the pass, the chunks of a prompt, or the number of threads.
+ * has one order (kernel.h). So other rows in the pass, the chunks of a prompt and the number of
+ * threads do not change the bits of a row's logits.
  *
  * Threads: engine thread only; it works with the whole pool inside forward_run(). */
 #pragma once
@@ -25,10 +25,10 @@ struct forward_options {
     bool blas;           // float matrices through OpenBLAS, which ends the promise of same bits
 };
 
-/* One thread finishes a small pass sooner: every step ends with a barrier, and on busy cores each
- * barrier may wait for a thread that is not running. Measured on two busy cores, 11 MiB of weights,
- * one row: alone 0.3 ms, two threads 1.4 to 4 ms. The bits are the same. The size of a pass is that
- * of the weights, times 1 + rows / 16. */
+/* One thread finishes a small pass sooner. With several threads every step ends with a barrier, and
+ * on busy cores each barrier may wait for a thread that is not running. Measured on two busy cores,
+ * 11 MiB of weights, one row: alone 0.3 ms, two threads 1.4 to 4 ms. The bits are the same. The
+ * size of a pass is that of the weights, times 1 + rows / 16. */
 #define FORWARD_ALONE_BYTES (32u << 20)
 
 /* The memory that forward_new() takes. The model need not be loaded, but its kernel is set. */

@@ -6,8 +6,8 @@
  *
  * A sequence's storage grows in order of arrival: [committed rows][draft rows]. kv_keep() moves an
  * accepted path of a tree to the end of the committed rows and drops the other rows. A block with
- * several holders, or one in the index, is never written: kv_grow() first gives a sequence its own
- * copy of a partly filled last block.
+ * several holders, or one in the index, is never written. If the last block is such a block and is
+ * partly filled, kv_grow() first gives the sequence its own copy.
  *
  * With an index (kv_index.h), other sequences with the same prefix find full blocks of committed
  * rows. Such a block stays when it has no holder, until the pool needs an empty block.

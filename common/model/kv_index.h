@@ -33,9 +33,9 @@ struct kv_root {
 typedef uint64_t kv_hash_fn(uint64_t key, const void *bytes, size_t n);
 uint64_t kv_hash(uint64_t key, const void *bytes, size_t n);
 
-/* A block's name depends on its whole prefix, the salt and the identity: SHA-256 over the name of
- * the block before it and its tokens (little-endian). Unlike keys, no two prefixes with equal names
- * can be found, so names may leave the process. */
+/* A block's name depends on its whole prefix, the salt and the identity. It is the SHA-256 of the
+ * name of the block before it and of its tokens (little-endian). Unlike keys, no two prefixes with
+ * equal names can be found, so names may leave the process. */
 void kv_name_root(uint64_t identity, const struct kv_root *root, uint8_t ret_name[KV_NAME]);
 void kv_name_next(const uint8_t before[KV_NAME], const uint32_t *tokens, uint8_t ret_name[KV_NAME]);
 

@@ -43,7 +43,8 @@ struct plan {
 /* ---- types ---- */
 
 /* The kernel's type, and the number that stands for it in a model's digest. Digests name KV blocks
- * on disk and appear as fingerprints, so these numbers never change (they are GGUF's). */
+ * on disk and appear as fingerprints. So these numbers never change. They are ggml's type
+ * numbers. */
 static const struct weight_type {
     bool is_supported;
     enum kernel_type kernel;

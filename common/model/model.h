@@ -2,8 +2,8 @@
  *
  * A model is a list of layers; each has its kinds and shapes. arch.h describes architectures.
  * model_plan() reads the shapes, so the memory for serving the model is known before it is
- * allocated. model_load() packs the weights on all threads and releases the file's pages meanwhile:
- * at any time, no more than a few MiB of weights are in memory twice.
+ * allocated. model_load() packs the weights on all threads and releases the file's pages meanwhile.
+ * At any time, at most a few MiB of weights are in memory twice.
  *
  * Threads: immutable after model_load(). */
 #pragma once

@@ -52,7 +52,7 @@ size_t runner_bytes(const struct runner_memory *m)
 }
 
 /* Blocks of the pool: kv_mib if it is set. Else enough for all sequences, at most a quarter of the
- * remaining memory, but at least a short context; refuse() reports a pool that then does not
+ * remaining memory, but at least a short context. refuse() reports a pool that then does not
  * fit. */
 static uint64_t wanted_blocks(const struct runner *r, size_t block_bytes, size_t left)
 {

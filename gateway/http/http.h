@@ -79,8 +79,8 @@ void http_unref(struct http_request *r);
  * Only from the handler. */
 void http_on_close(struct http_request *r, void (*fn)(void *user), void *user);
 
-/* fn(user), with the user of http_on_close(), is called when a slow reader has caught up: more than
- * half of max_unread was unread, now at most a quarter is. */
+/* fn(user), with the user of http_on_close(), is called when a slow reader has caught up. More than
+ * half of max_unread was unread, and now at most a quarter is. */
 void http_on_drain(struct http_request *r, void (*fn)(void *user));
 
 /* Attaches an object of the application. release(it) is called before the end of the answer is

@@ -8,7 +8,7 @@
 #pragma once
 #include <jansson.h>
 #include "base/mem.h"
-#include "gateway/openai/openai_field.h"
+#include "gateway/openai/openai_values.h"
 
 static inline void json_decref_own(json_t *j)
 {

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include "gateway/openai/openai_field.h"
+#include "gateway/openai/openai_values.h"
 
 #define OPENAI_MAX_MESSAGES 4096
 #define OPENAI_MAX_STOPS 16 // as tandem.v1.GenerateRequest

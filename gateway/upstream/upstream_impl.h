@@ -48,8 +48,8 @@ static inline unsigned verifier_index(const struct verifier *v)
 
 /* The verifier for a request, see upstream_take(). NULL: no suitable one is ready. */
 struct verifier *upstream_choose(struct upstream *u, const struct upstream_want *want);
-/* Whether a request for `model` may wait: no verifier that serves it is ready, and one that may
- * serve it is loading or has not answered yet. */
+/* Whether a request for `model` may wait. True: no verifier that serves `model` is ready, but one
+ * that may serve it is loading or has not answered yet. */
 bool upstream_choose_waits(struct upstream *u, const char *model);
 /* Why upstream_choose() found none: -ENOENT, -EAGAIN or -EHOSTDOWN, each with a sentence. */
 int upstream_choose_error(const struct upstream *u, const char *model);

@@ -261,8 +261,8 @@ static struct part *best_draft(struct cascade *cas, struct cascade_seq *s, doubl
     return best;
 }
 
-/* Whether the next member must draft: there is no draft yet, or the mean number of accepted tokens
- * of a later member is above best_score, the score of the best draft. */
+/* Whether the next member must draft. True if there is no draft yet, or if the mean number of
+ * accepted tokens of a later member is above best_score. best_score is that of the best draft. */
 static bool must_ask_next(const struct cascade *cas, unsigned stage, uint32_t k, bool has_draft,
                           double best_score)
 {

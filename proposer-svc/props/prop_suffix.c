@@ -8,10 +8,10 @@
  * score is the sum of the products, the expected number of accepted tokens. The draft with the best
  * score wins, over both texts and all m. On a tie the context's wins, then that of the longer m.
  *
- * The trees are not stored. They are derived from the places in the index (ngram_index.h): the
- * latest 32 per n-gram length, from the longest length down, while a shorter match could still
- * score better. So the cost of a draft does not depend on the length of the texts. A place whose
- * continuation reaches the end of the context continues in the draft itself.
+ * The trees are not stored. They are derived from the places in the index (ngram_index.h), the
+ * latest 32 per n-gram length. The search goes from the longest length down, while a shorter match
+ * could still score better. So the cost of a draft does not depend on the length of the texts. A
+ * place whose continuation reaches the end of the context continues in the draft itself.
  *
  * An output is added to the pool of past outputs when its sequence ends, so it is added once. A
  * session that is only dropped may come back. A tenant's drafts use only its own outputs.

@@ -1,8 +1,9 @@
 /* bench_control.c - the policy goodput on a simulated machine.
  *
- * Prints how near the policy comes to the best fixed k and to no drafts, over acceptance, sequences
- * and context, and the CPU time of its decisions. The machine's times are noisy. Each decision is
- * rated by the expected times and tokens, so the noise of this computer changes no figure but CPU.
+ * Prints the policy's speed relative to the best fixed k and to no drafts, over acceptance, number
+ * of sequences and context. It also prints the CPU time of the decisions. The machine's times are
+ * noisy. Each decision is rated by the expected times and tokens. So the noise of this computer
+ * changes only the CPU time.
  *
  * A pass takes what 0.1b Q8_0 takes on the Xeon of docs/benchmarks.md. A draft takes what the first
  * layer of that model takes. Each time has a normal error of 8 %, and another of 8 % that all times

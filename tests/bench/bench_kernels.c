@@ -1,6 +1,6 @@
-/* bench_kernels.c - the speed of the kernels on this machine: GB/s of weights and GOP/s by type,
- * tier, rows M and threads, over matrices that together do not fit into L3. Also the cost of
- * barriers and of empty jobs, with running and with parked threads.
+/* bench_kernels.c - the speed of the kernels on this machine, and the cost of barriers and of empty
+ * jobs, with running and with parked threads. The speed is in GB/s of weights and GOP/s by type,
+ * tier, rows M and threads. The matrices together do not fit into L3.
  *
  *   bench_kernels [--types Q8_0,Q4_0,F16] [--tiers avx512] [--rows 1,2,4,8] [--threads 1,2]
  *                 [--reps 9] [--shape 2048x8192] [--mib 256] [--json FILE]

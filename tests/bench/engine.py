@@ -34,7 +34,7 @@ REPS_A_TURN = {"decode": 5, "verify": 3, "prefill": 1}
 STREAMS = [4, 8]  # streams per thread of the plain reads; the faster one is the limit
 AT_REST_S = 10  # after an answer, all threads of an engine must sleep within this time
 
-# ik_llama.cpp has no binaries to install. Its time is estimated as llama.cpp's time multiplied by these factors, which
+# ik_llama.cpp has no binaries to install. Its time is estimated as llama.cpp's time multiplied by these factors. They
 # are measured ratios of the two (two cores of a Sapphire Rapids, 1b shape, context 256).
 STAND_IN = {
     ("decode", 1): {"q4_k_m": 1 / 1.13, "bf16": 1 / 1.33},

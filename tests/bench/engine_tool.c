@@ -16,8 +16,9 @@
  *   read STREAMS REPS         reads the same weights as plain memory, STREAMS streams per thread
  *   spec K N FIRST            N greedy tokens after the context and FIRST, drafts of K tokens
  *
- * For spec the line continues: milliseconds in the draft model and in the target, tokens, rounds,
- * drafted tokens, accepted tokens, rounds that accepted their whole draft. K = 0 is plain decoding.
+ * For spec the line continues with milliseconds in the draft model and in the target, tokens and
+ * rounds. Then it has drafted tokens, accepted tokens, and rounds that accepted their whole draft.
+ * K = 0 is plain decoding.
  * Later runs with the same N and FIRST must generate the same tokens. */
 #include "lib/rigs/rig.h"
 #include <stdio.h>

@@ -2,8 +2,9 @@
  *
  *   relay_tool NAMESPACE ADDRESS    NAMESPACE: its file, as /proc/PID/ns/net; "-": this one
  *
- * Prints the address that it listens on, and "ok" for each line of standard input: microseconds
- * that chunks of bytes are held from now on, in each direction. */
+ * Prints the address that it listens on. Each line of standard input is a number of microseconds.
+ * From then on, chunks of bytes are held that long in each direction. Each line is answered with
+ * "ok". */
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 """serve_traffic.py: sends requests to an OpenAI-compatible server and records when their tokens arrive.
 
 All requests run on one event loop; each has a separate connection. To save time, a stream is not parsed token by
-token: bytes that arrive together are searched once for events with text, and only events with usage or an error are
+token. Bytes that arrive together are searched once for events with text. Only events with usage or an error are
 parsed as JSON.
 """
 import array
@@ -14,7 +14,7 @@ import time
 import urllib.parse
 
 # Events with a token: text, reasoning or the arguments of a tool call. Inside a JSON string a quote is escaped, so no
-# text of a model matches. An event counts once even if it matches several times: some servers send reasoning under two
+# text of a model matches. An event counts once even if it matches several times. Some servers send reasoning under two
 # names, and one token can end the reasoning and begin the text.
 TEXT = re.compile(rb'^data:.*?"(?:content|text|reasoning_content|reasoning|arguments)": ?"(?!")', re.M)
 NOTABLE = re.compile(rb'"usage": ?\{|"error": ?[{"]|\[DONE\]')

@@ -17,8 +17,8 @@
 
 The proposers, verifiers and gateways are the real programs, on unix sockets. Variants that are
 compared take turns with every text. The speed of a text is measured from its first token to its
-last. pairs and sweep measure a text again, at most three times in all, if the machine's host gave
-more than 3 % of the time to other guests.
+last. pairs and sweep measure a text again if the machine's host gave more than 3 % of the time to
+other guests. They measure it at most three times in all.
 """
 import argparse
 import os

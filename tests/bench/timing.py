@@ -40,8 +40,9 @@ def must_agree(answers):
 
 
 def machine_ticks():
-    """(all, stolen): ticks of the machine's time so far, and those that the host gave to other guests ("steal" in
-    the cpu line of /proc/stat, see proc(5))."""
+    """(all, stolen): ticks of the machine's time so far, and those that the host gave to other guests.
+
+    The second is "steal" in the cpu line of /proc/stat, see proc(5)."""
     with open("/proc/stat", encoding="ascii") as f:
         ticks = [int(t) for t in f.readline().split()[1:9]]
     return sum(ticks), ticks[7]

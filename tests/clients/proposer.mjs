@@ -5,7 +5,7 @@
 //
 // `lies` replaces answers by bad ones, for the tests: a verifier must continue as without an answer.
 import {pathToFileURL} from 'node:url';
-import {lookUp} from './drafter.mjs';
+import {lookUp} from './verify_client.mjs';
 import {grpc, tandem} from './stack.mjs';
 
 const mask = (1n << 64n) - 1n;

@@ -80,8 +80,8 @@ class Service {
 }
 
 export class Stack {
-  // proposers: 'ngram' starts a proposer-svc, else addresses of proposers. drafter, verifier: more options for them.
-  static async start({model = 'models/tales-1m-q8_0.gguf', proposers = ['ngram'], drafter = [], verifier = []} = {}) {
+  // proposers: 'ngram' starts a proposer-svc, else addresses of proposers. proposerArgs, verifierArgs: more options for them.
+  static async start({model = 'models/tales-1m-q8_0.gguf', proposers = ['ngram'], proposerArgs = [], verifierArgs = []} = {}) {
     const stack = new Stack();
     stack.dir = fs.mkdtempSync(path.join(os.tmpdir(), 'tandem-test-'));
     stack.port = await freePort();
@@ -89,11 +89,11 @@ export class Stack {
     stack.verifierAddress = `unix:${stack.dir}/verifier.sock`;
     stack.proposerAddress = `unix:${stack.dir}/proposer.sock`;
     if (proposers.includes('ngram')) stack.proposer = new Service(stack, 'proposer-svc',
-      ['--listen', stack.proposerAddress, ...drafter]);
+      ['--listen', stack.proposerAddress, ...proposerArgs]);
     const targets = proposers.map((p) => (p === 'ngram' ? stack.proposerAddress : p));
     stack.verifier = new Service(stack, 'verifier-svc', ['--listen', stack.verifierAddress, '--model',
       path.resolve(root, model), '--policy', 'fixed',
-      ...targets.flatMap((t) => ['--proposers', t]), ...verifier]);
+      ...targets.flatMap((t) => ['--proposers', t]), ...verifierArgs]);
     stack.gateway = new Service(stack, 'gateway', ['--listen', `127.0.0.1:${stack.port}`, '--verifiers',
       stack.verifierAddress]);
     try {

@@ -50,7 +50,7 @@ test('a proposer in another language', async (t) => {
 });
 
 test('the n-gram proposer', async (t) => {
-  const stack = await Stack.start({verifier: ['--disable-batch-size', '0']});
+  const stack = await Stack.start({verifierArgs: ['--disable-batch-size', '0']});
   const client = stack.client(tandem.v1.Verifier);
   const expected = await batch(client, 8, off);
   t.after(() => stack.stop());
@@ -94,7 +94,7 @@ test('the n-gram proposer', async (t) => {
 });
 
 test('a verifier that is killed', async (t) => {
-  const stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', proposers: [], verifier: ['--max-sequences', '12']});
+  const stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', proposers: [], verifierArgs: ['--max-sequences', '12']});
   t.after(() => stack.stop());
   // Status and text of an answer, and its end time. The timeout is much longer than the expected time.
   const ask = async (stream, body) => {

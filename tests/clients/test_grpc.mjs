@@ -1,7 +1,7 @@
 // @grpc/grpc-js against the services: with the proto files, and with the descriptors of reflection.
 import assert from 'node:assert/strict';
 import {after, before, test} from 'node:test';
-import {generateWithDrafts} from './drafter.mjs';
+import {generateWithDrafts} from './verify_client.mjs';
 import {digestOf} from './proposer.mjs';
 import {call, events, generate, grpc, health, need, slow, Stack, tandem, until} from './stack.mjs';
 

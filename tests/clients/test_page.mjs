@@ -13,7 +13,7 @@ let stack, browser;
 
 before(async () => {
   if (skip) return;
-  stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', drafter: ['--proposer', 'cascade', '--draft-model', draftModel]});
+  stack = await Stack.start({model: 'models/tales-11m-q8_0.gguf', proposerArgs: ['--proposer', 'cascade', '--draft-model', draftModel]});
   browser = await need('playwright-core').chromium.launch({executablePath: chromium,
     args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking']});
 });

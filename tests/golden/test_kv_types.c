@@ -1,5 +1,5 @@
-/* test_kv_types.c - the effect of K and V as f16 or int8 on the predictions of held-out text: the
- * embedded target, compared with K and V as f32. */
+/* test_kv_types.c - the effect of K and V as f16 or int8 on the predictions of held-out text. The
+ * model is the embedded target. The reference has K and V as f32. */
 #include <math.h>
 #include <stdlib.h>
 #include "lib/lib.h"

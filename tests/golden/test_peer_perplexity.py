@@ -1,13 +1,13 @@
 """Perplexity of models in every weight type: ours and llama.cpp's are as near to that of exact arithmetic.
 
 Part of the long suite (TANDEM_TEST_LONG=1). ggml_quantize_chunk puts the matrices of a model into a type; both
-engines run that file. The reference is llama.cpp on the same weights dequantised to F32, so what differs is the
-arithmetic: activations of 8 or 16 bits, K and V of 16. Models: the embedded target on held-out text, and one layer
+engines run that file. The reference is llama.cpp on the same weights dequantised to F32. So only the arithmetic
+differs: activations of 8 or 16 bits, K and V of 16. Models: the embedded target on held-out text, and one layer
 at the widths of Llama-3.2-1B with random weights on text drawn from it.
 
 The difference of a token's negative log likelihood from the reference has a mean, which moves the perplexity, and
-a deviation. Printed for both engines; bound: the mean not larger than llama.cpp's but by what so few tokens leave
-open, the deviation about the same.
+a deviation. Both are printed for both engines. Our mean may exceed llama.cpp's only by the statistical error of so
+few tokens. The deviations must be about the same.
 """
 import array
 import json

@@ -1,7 +1,7 @@
 """Weights of every type mean the same floats here and in ggml, bit for bit.
 
-Part of the long suite (TANDEM_TEST_LONG=1); needs the npm package that tests/lib/peer.py installs. Rows
-quantised by ggml_quantize_chunk and rows of random bytes with finite scales go through dequantize_row_*
+Part of the long suite (TANDEM_TEST_LONG=1); needs the npm package that tests/lib/peer.py installs. The
+rows are quantised by ggml_quantize_chunk, or are random bytes with finite scales. They go through dequantize_row_*
 and through ours, from the file's layout and from the packed one."""
 import array
 import os

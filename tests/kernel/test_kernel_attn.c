@@ -1,5 +1,5 @@
-/* test_kernel_attn.c - attention: against float64, and the same bits in every tier, for every
- * placement of the positions, for heads and for rows taken together or alone. */
+/* test_kernel_attn.c - attention against float64, and the same bits in every tier. The bits do not
+ * depend on the placement of the positions, or on which heads and rows are taken together. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,8 +242,8 @@ static uint32_t dice(uint32_t n)
     return (uint32_t)((dice_state = rng_splitmix64(dice_state)) % n);
 }
 
-/* The sights of rows of a pass, over s->n_base positions in blocks and over scattered slots: the
- * end of a chain, paths through a tree, or random ones. */
+/* The sights of rows of a pass, over s->n_base positions in blocks and over scattered slots. They
+ * are the end of a chain, paths through a tree, or random. */
 static void random_sights(const struct scene *s, struct kernel_sight *sights, uint32_t n_rows)
 {
     uint32_t kind = dice(3), n_tails = s->n_pos - s->n_base;

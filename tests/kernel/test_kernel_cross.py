@@ -2,8 +2,8 @@
 
 Part of the long suite (TANDEM_TEST_LONG=1); ./tandem installs what it needs. For x86-64 the programs of this
 build run as they are. For arm64 common/kernel and its tests are compiled here, with the cmocka that ./tandem
-unpacked into build/arm64. Both without OpenBLAS: for arm64 there is none here, and on a qemu64 it stops at
-instructions that an Opteron, as which it takes it, would have.
+unpacked into build/arm64. Both run without OpenBLAS. For arm64 it is not installed here. It
+takes a qemu64 for an Opteron, and stops at the first instruction that a qemu64 does not have.
 """
 import glob
 import os

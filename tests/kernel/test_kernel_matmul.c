@@ -68,7 +68,7 @@ static double prepared_at(enum kernel_form form, const void *row, uint32_t k)
 }
 
 /* A sum of n products in float differs from the exact one by at most n 2^-24 of the products'
- * sizes; lanes and blocks make the chains far shorter. Rounding d_w d_x once more is within it. */
+ * sizes. Lanes and blocks make the chains far shorter. Rounding d_w d_x once more is within it. */
 static void check_against_float64(const struct kernel *kernel, enum kernel_type type, uint32_t m,
                                   uint32_t n_out, uint32_t n_in)
 {

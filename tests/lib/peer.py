@@ -126,8 +126,8 @@ class Peer:
 def longer_state(state, n_from, n_to):
     """Repeats the n_from positions of a sequence's state up to n_to positions.
 
-    Layout in this version: 8 bytes, streams, positions, 12 bytes per position, 4 bytes, layers, K and then V of each
-    layer (type, bytes of a row, rows), and a number for each other stream."""
+    Layout in this version: 8 bytes, streams, positions, 12 bytes per position, 4 bytes, layers. Then K and V of each
+    layer follow (type, bytes of a row, rows). Last is a number for each other stream."""
     n_streams, n_cells = struct.unpack_from("<II", state, 8)
     at = 16 + 12 * n_cells
     (n_layers,) = struct.unpack_from("<I", state, at + 4)

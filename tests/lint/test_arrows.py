@@ -38,9 +38,10 @@ ROOMS = {  # room: the rooms that it may include besides itself; common/X is wri
     "verifier-svc/control": "base model",
     "verifier-svc/drafts": "base kernel model rpc proto",
     "verifier-svc/kvdisk": "base model",
-    "verifier-svc/engine": "base file text model proto verifier-svc verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",
-    "verifier-svc/edge": "base rpc proto verifier-svc verifier-svc/engine",
-    "verifier-svc": "base kernel rpc verifier-svc/control verifier-svc/drafts verifier-svc/edge verifier-svc/engine verifier-svc/kvdisk",
+    "verifier-svc/settings": "base kernel rpc verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk",
+    "verifier-svc/engine": "base file text model proto verifier-svc/accept verifier-svc/control verifier-svc/drafts verifier-svc/kvdisk verifier-svc/settings",
+    "verifier-svc/edge": "base rpc proto verifier-svc/engine verifier-svc/settings",
+    "verifier-svc": "base rpc verifier-svc/edge verifier-svc/engine verifier-svc/settings",
 }
 # Decisions that take the time and the measurements as arguments: pattern of the files, headers that they may not include.
 PURE = [
@@ -130,41 +131,32 @@ def reachable(room, graph):
     return found
 
 
-def groups():
-    """[(rooms that reach each other, or one room; all that they reach)], in the order of ROOMS."""
+def circles():
+    """Rooms that reach themselves."""
     graph = arrows()
-    reach = {room: reachable(room, graph) for room in graph}
-    done, found = set(), []
-    for room in graph:
-        if room not in done:
-            members = [other for other in graph if other == room or (other in reach[room] and room in reach[other])]
-            done.update(members)
-            found.append((members, reach[room]))
-    return found
+    return [room for room in graph if room in reachable(room, graph)]
 
 
 def levels():
-    """Groups of rooms by depth: level 0 includes nothing, level n+1 includes level n."""
-    all_groups = groups()
+    """Rooms by depth: level 0 includes nothing, level n+1 includes level n. ROOMS must have no circle."""
+    graph = arrows()
     depth = {}
 
-    def depth_of(index):
-        if index not in depth:
-            members, reach = all_groups[index]
-            below = [i for i, (others, _) in enumerate(all_groups) if i != index and reach & set(others)]
-            depth[index] = 1 + max((depth_of(i) for i in below), default=-1)
-        return depth[index]
+    def depth_of(room):
+        if room not in depth:
+            depth[room] = 1 + max((depth_of(to) for to in graph[room]), default=-1)
+        return depth[room]
 
-    rows = [[] for _ in range(1 + max(depth_of(i) for i in range(len(all_groups))))]
-    for index, (members, _) in enumerate(all_groups):
-        rows[depth[index]].append(members[0] if len(members) == 1 else "(" + " ".join(members) + ")")
+    rows = [[] for _ in range(1 + max(depth_of(room) for room in graph))]
+    for room in graph:
+        rows[depth[room]].append(room)
     return rows
 
 
 def drawing():
     """The text between the marks in docs/architecture.md."""
     rows = levels()
-    lines = ["Each level includes only rooms of lower levels. Rooms in brackets include files of each other.", "", "```"]
+    lines = ["Each level includes only rooms of lower levels.", "", "```"]
     lines += [f"{level:2}  {'   '.join(rooms)}" for level, rooms in reversed(list(enumerate(rows)))]
     lines += ["```", "", "| room | may include |", "| --- | --- |"]
     for room, allowed in ROOMS.items():
@@ -190,6 +182,10 @@ class Arrows(unittest.TestCase):
     def test_every_room_is_declared(self):
         self.assertEqual(sorted(folders()), sorted(ROOMS))
 
+    def test_folders_of_unit_tests_mirror_the_rooms(self):
+        mirrored = {short(room).replace("-svc", "").replace("/", "_") for room in ROOMS}
+        self.assertEqual(set(os.listdir(os.path.join(ROOT, "tests", "unit"))) - mirrored, set())
+
     def test_no_room_is_crowded(self):
         counts = {}
         for folder, path in sources():
@@ -205,6 +201,9 @@ class Arrows(unittest.TestCase):
                 if to and to not in allowed:
                     wrong.append(f"{path}:{number}: {folder} may not include {name}")
         self.assertEqual(wrong, [])
+
+    def test_no_room_includes_itself_through_others(self):
+        self.assertEqual(circles(), [])
 
     def test_the_architecture_page_shows_the_table(self):
         with open(PAGE, encoding="utf-8") as f:

@@ -50,6 +50,14 @@ class Documents(unittest.TestCase):
             heads = re.findall(r"^## .*", read(page), re.M)
             self.assertEqual(len(heads), len(set(heads)), page)
 
+    def test_result_pages_say_when_where_and_how(self):
+        pages = glob.glob("docs/results/*.md", root_dir=ROOT)
+        self.assertTrue(pages)
+        for page in pages:
+            text = read(page)
+            for line in [r"^- Recorded: \d{4}-\d\d-\d\d", r"^- Machine: ", r"^- Command: ", r"^\| *-", r"\b[0-9a-f]{7}\b"]:
+                self.assertRegex(text, re.compile(line, re.M), page)
+
     def test_links_between_documents_have_a_target(self):
         pages = ["README.md", "models/README.md", *glob.glob("docs/**/*.md", root_dir=ROOT, recursive=True)]
         for page in pages:

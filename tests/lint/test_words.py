@@ -1,4 +1,4 @@
-"""The English of comments, texts and documents: words to avoid, short sentences, short commit subjects.
+"""The English of comments, texts and documents: words to avoid, short sentences and lines, short commit subjects.
 
 `/usr/bin/python3 tests/lint/test_words.py --report [PATH...]` lists the findings, `--counts` prints measures of the tree.
 Both work on the git checkout that contains the current directory.
@@ -12,10 +12,10 @@ import sys
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-DOCS_WORDS = 25  # the longest sentence of a document
-HEADER_WORDS = 30  # the longest sentence of a comment in a header: many hold a formula
+SENTENCE_WORDS = 25  # the longest sentence of a comment or document
 SUBJECT_CHARS = 60  # the longest subject of a commit
-COLUMNS = 100  # as .clang-format has it
+SUBJECTS_SINCE = "a6d4431937a1"  # the commit that introduced these rules; subjects of later commits are judged
+COLUMNS = 100  # of C and proto, as in .clang-format and .editorconfig
 
 SERVICES = ("common/", "gateway/", "proposer-svc/", "verifier-svc/")  # their string literals reach users
 SKIPPED = ("tests/fuzz/corpus/", "tests/golden/data/", "shared/")
@@ -31,8 +31,8 @@ SHELTER = r"(?:prox|balancer|door|gateway|firewall|nat\b|interface|api\b|abstrac
 VERB = r"(?:is|are|was|were|has|have|had|wants?|waits?|asks?|needs?|gets?|holds?|runs?|comes?|came|looks?|only|does|knows?|drafts?)"
 
 ROOM = "memory, capacity, space"
-# Each entry: what is searched (in lower case; where the pattern has a group, only that group counts), what to write instead, and
-# an example that must be found. A line holds one comment, string or paragraph, so ^ is the beginning of one.
+# Each entry: the searched pattern, what to write instead, and an example that must be found. The text is in lower case. If the
+# pattern has a group, only that group counts. A line holds one comment, string or paragraph, so ^ is the beginning of one.
 BANNED = [
     (r"\breckon(?:s|ed|ings?)?\b", "calculate, estimate, expect, count", "the time that it was reckoned to take"),
     (r"\bof late\b(?! (?:drafts?|answers?|proposers?|tokens?|rounds?|repl)\w*)", "recently", "what it granted of late"),
@@ -90,6 +90,7 @@ Finding = collections.namedtuple("Finding", "path line found instead")
 
 # ---- what is read of a file ----
 
+C_FILES = (".c", ".h", ".proto", ".S")
 C_TOKENS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 JS_TOKENS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|`(?:\\.|[^`\\])*`|'
                        r'(?<=[=(,:?&|!]) ?/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/', re.S)
@@ -102,15 +103,14 @@ def numbered(text, first):
 
 
 def comment_lines(token, line):
-    """The text of a comment or docstring, line by line, without its markers."""
-    if token.startswith("//"):
-        return [(line, token[2:].strip())]
-    if token.startswith("#"):
-        return [(line, token.lstrip("#").strip())]
+    """The text of a comment or docstring, line by line, without its markers. Further indentation stays: it marks a drawing."""
+    if token.startswith(("//", "#")):
+        return [(line, re.sub(r"^(?://|#+) ?", "", token).rstrip())]
     if token.startswith("/*"):
         rows = numbered(token[2:-2], line)
         return [(n, re.sub(r"^\s*\* ?|^ (?=\S)", "", row).rstrip()) for n, row in rows]
-    return numbered(re.sub(r'^\s*[rf]?"""|"""$', "", token), line)  # a docstring
+    indent = re.match(r"\s*", token).group()  # of a docstring
+    return [(n, row.removeprefix(indent)) for n, row in numbered(re.sub(r'^\s*[rf]?"""|"""$', "", token), line)]
 
 
 def unescape(token):
@@ -208,24 +208,32 @@ def html_texts(text):
             for n, row in enumerate(text.split("\n"), 1) if row.strip()]
 
 
+def tokens_of(path):
+    """Comments and strings in the file's language; None: its comments begin with #, or it has none."""
+    return C_TOKENS if path.endswith(C_FILES) else JS_TOKENS if path.endswith((".js", ".mjs", ".css")) else \
+        PY_TOKENS if path.endswith(".py") else None
+
+
+def is_script(path, text):
+    return text.startswith("#!") or path.endswith(".sh")
+
+
+def has_hashes(path, text):
+    name = os.path.basename(path)
+    return is_script(path, text) or name.endswith((".txt", ".cmake", ".env", ".conf", ".in", ".socket", ".yml")) or \
+        name in ("env", ".clang-tidy", ".gitignore")
+
+
 def texts(path, text):
     """All blocks of a file in which words are searched."""
-    name = os.path.basename(path)
-    service = path.startswith(SERVICES)
-    if name.endswith((".c", ".h", ".proto", ".S")):
-        return sum(coded(text, C_TOKENS, service), [])
-    if name.endswith((".js", ".mjs", ".css")):
-        return sum(coded(text, JS_TOKENS, service), [])
-    if name.endswith(".py"):
-        return sum(coded(text, PY_TOKENS, service), [])
-    if name.endswith(".md"):
+    if tokens_of(path):
+        return sum(coded(text, tokens_of(path), path.startswith(SERVICES)), [])
+    if path.endswith(".md"):
         return paragraphs(text, with_tables=path != "docs/configuration.md")  # its tables are the services' strings
-    if name.endswith(".html"):
+    if path.endswith(".html"):
         return html_texts(text)
-    if text.startswith("#!") or name.endswith(".sh"):
-        return hashed(text) + shell_texts(text)
-    if name.endswith((".txt", ".cmake", ".env", ".conf", ".in", ".socket", ".yml")) or name in ("env", ".clang-tidy", ".gitignore"):
-        return hashed(text)
+    if has_hashes(path, text):
+        return hashed(text) + (shell_texts(text) if is_script(path, text) else [])
     return []
 
 
@@ -237,7 +245,7 @@ def joined(blocks):
     for block in blocks:
         for i, (number, row) in enumerate(block.lines):
             glued = row.startswith("\0")
-            row = row[1:] if glued else row
+            row = row[1:] if glued else row.lstrip()
             ends = i + 1 == len(block.lines) or not row or not block.lines[i + 1][1].strip()
             piece = row + ("\n" if ends else "" if block.lines[i + 1][1].startswith("\0") else " ")
             offsets.append(length)
@@ -272,7 +280,7 @@ ABBREVIATIONS = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|al|fig|no|approx|resp|i
 CITATION = re.compile(r"\((?:[^()]|\([^()]*\))*(?:arXiv:|doi:|https?:)[^()]*\)")
 
 
-def sentences(block, ends=(".", "!", "?")):
+def sentences(block):
     """(line number, words) of each sentence of a block. Code is one word, a link is its text, a citation is one word."""
     words = []
     text, offsets, numbers = joined([block])
@@ -286,28 +294,20 @@ def sentences(block, ends=(".", "!", "?")):
             if re.search(r"[^\W_]|\x01", word):
                 words.append((m.start(), word))
             bare = word.rstrip("\"')]*_»”")
-            end = bool(words) and bare.endswith(ends) and bare.strip(".") and not ABBREVIATIONS.search(bare)
+            end = bool(words) and bare.endswith((".", "!", "?")) and bare.strip(".") and not ABBREVIATIONS.search(bare)
         if end and words:
             first = numbers[bisect.bisect_right(offsets, words[0][0]) - 1]
             yield first, [w for _, w in words]
             words = []
 
 
-def too_long(path, blocks, limit, ends=(".", "!", "?")):
-    for block in blocks:
-        for line, words in sentences(block, ends):
-            if len(words) > limit:
-                begin = " ".join("`...`" if "\x01" in w else w for w in words[:6])
-                yield Finding(path, line, f"{begin} ... ({len(words)} words)", f"at most {limit} words in a sentence")
-
-
 def is_drawing(row):
     return bool(re.match(r"\s{2,}\S", row) or re.search(r"\S {3,}\S|-->|<--|\|  ", row))
 
 
-def comment_prose(text):
-    """Block comments of a header as paragraphs and list items, without drawings, tables and formulas."""
-    for comment in coded(text, C_TOKENS, False)[0]:
+def without_drawings(comments):
+    """The paragraphs and list items of comments, without drawings, tables and formulas."""
+    for comment in comments:
         lines, in_item = [], False
         for number, row in comment.lines:
             item = re.match(r"\s*(?:[-*]|\d+\.)\s+(\S.*)", row)
@@ -324,16 +324,32 @@ def comment_prose(text):
             yield Block(lines)
 
 
-def has_long_sentences_checked(path):
-    return path in ("README.md", "models/README.md") or re.fullmatch(r"docs/[^/]+\.md", path)
+def prose(path, text):
+    """The blocks of a file in which sentences are measured: comments and documents, without tables and strings."""
+    if path.endswith(".md"):
+        return paragraphs(text, with_tables=False)
+    if tokens_of(path):
+        return without_drawings(coded(text, tokens_of(path), False)[0])
+    return without_drawings(hashed(text)) if has_hashes(path, text) else []
 
 
 def long_sentences(path, text):
-    if has_long_sentences_checked(path):
-        return list(too_long(path, paragraphs(text, with_tables=False), DOCS_WORDS))
-    if path.endswith(".h") and path.startswith(SERVICES):
-        return list(too_long(path, comment_prose(text), HEADER_WORDS, (".", "!", "?", ";")))  # one ; after each error
-    return []
+    for block in prose(path, text):
+        for line, words in sentences(block):
+            if len(words) > SENTENCE_WORDS:
+                begin = " ".join("`...`" if "\x01" in w else w for w in words[:6])
+                yield Finding(path, line, f"{begin} ... ({len(words)} words)", f"at most {SENTENCE_WORDS} words in a sentence")
+
+
+def long_lines(path, text):
+    """Lines of comments of C and proto; clang-format judges the code. An address cannot be broken."""
+    if not path.endswith(C_FILES):
+        return
+    rows = text.split("\n")
+    for number in sorted({number for comment in coded(text, C_TOKENS, False)[0] for number, _ in comment.lines}):
+        row = rows[number - 1]
+        if len(row) > COLUMNS and "://" not in row:
+            yield Finding(path, number, f"a line of {len(row)} columns", f"at most {COLUMNS} columns")
 
 
 def scars(path, text):
@@ -382,7 +398,7 @@ class Findings:
         self.banned, self.long, self.scars = [], [], []
         for path, text in sources(root, prefixes):
             self.banned += banned(path, texts(path, text))
-            self.long += long_sentences(path, text)
+            self.long += [*long_sentences(path, text), *long_lines(path, text)]
             self.scars += scars(path, text)
 
     def all(self):
@@ -394,25 +410,14 @@ def show(findings):
 
 
 def subjects(root):
-    """(hash and subject of the commits to judge, None), or (None, why there are none).
-
-    TANDEM_WORDS_BASE names the commit before the first one; else that which brought this file is the base. A merge is not judged.
-    """
+    """(hash and subject of the commits to judge, None), or (None, why there are none). A merge is not judged."""
     shallow = git(root, "rev-parse", "--is-shallow-repository")
     if shallow is None:
         return None, "not a git checkout"
-    base = os.environ.get("TANDEM_WORDS_BASE")
-    if base and git(root, "rev-parse", "--verify", "--quiet", base + "^{commit}") is None:
-        return None, f"TANDEM_WORDS_BASE={base} is not in this clone"
-    if not base:
-        if shallow.strip() == "true":
-            return None, "a shallow clone without TANDEM_WORDS_BASE"
-        base = (git(root, "log", "--diff-filter=A", "--format=%H", "--", "tests/lint/test_words.py") or "").split()
-        if not base:
-            return None, "this file is not committed"
-        base = base[-1]
-    log = git(root, "log", "--no-merges", "--format=%h %s", f"{base}..HEAD")
-    return (log.splitlines(), None) if log is not None else (None, "git log failed")
+    log = git(root, "log", "--no-merges", "--format=%h %s", f"{SUBJECTS_SINCE}..HEAD")
+    if log is None or shallow.strip() == "true":
+        return None, f"a clone without the history since {SUBJECTS_SINCE}"
+    return log.splitlines(), None
 
 
 def long_subjects(lines):
@@ -458,11 +463,35 @@ class TheLint(unittest.TestCase):
         self.assertEqual(lengths("One two three. Four\nfive, e.g. six (seven `a b c` [eight nine](http://x.y/z).)\n"), [3, 8])
         self.assertEqual(lengths("## No heading\n\n- one two:\n  three\n- four\n\n      code here\n\n| a | b |\n\nEnd 1 ... 64 of 2.5 - all!\n"), [3, 1, 6])
         self.assertEqual(lengths("It stays (Sun, Li et al. 2024, arXiv:2403.10444). Next."), [3, 1])
-        long = "word " * 25
-        self.assertEqual(list(too_long("docs/x.md", paragraphs(long + ".\n"), 25)), [])
-        self.assertEqual(len(list(too_long("docs/x.md", paragraphs(long + "word.\n"), 25))), 1)
-        header = "/* x.h - " + "word " * 30 + "\n * word.\n *\n *   a   drawing " + "x " * 40 + "*/\n"
-        self.assertEqual([f.line for f in long_sentences("common/base/x.h", header)], [1])
+
+    def test_a_sentence_of_26_words_is_found_in_files_of_all_kinds(self):
+        forms = [("common/base/x.c", "/* {} */"), ("tests/unit/base/x.c", "int a;\n\n// {}\nint b;"), ("common/base/x.h", "int a; // {}"),
+                 ("proto/x.proto", "message A {{\n    // - first\n    // - {}\n}}"), ("x.S", "/* x\n *\n * - {} */"), ("x.mjs", "f(); // {}"),
+                 ("gateway/ui/x.js", "/* {} */"), ("x.css", "/* {} */"), ("x.py", 'def f():\n    """A line.\n\n    {}\n    """\n'),
+                 ("x.py", "# {}"), ("x.sh", "# {}"), ("tandem", "#!/bin/sh\n# {}"), ("CMakeLists.txt", "# {}"), ("x.cmake", "f() # {}"),
+                 ("README.md", "{}"), ("models/README.md", "- {}"), ("docs/x.md", "{}"), ("docs/results/x.md", "> {}")]
+        for path, form in forms:
+            for n_words, n_found in [(25, 0), (26, 1)]:
+                found = list(long_sentences(path, form.format("One. " + "word; " * (n_words - 1) + "word.")))
+                self.assertEqual(len(found), n_found, f"{path}: {found}")
+        lines = "/* x.c - " + "word " * 20 + "\n * " + "word " * 5 + "\n * word. */\n"
+        self.assertEqual([f.line for f in long_sentences("x.c", lines)], [1])
+
+    def test_tables_drawings_and_code_are_not_sentences(self):
+        many = "word " * 26
+        for path, text in [("x.md", f"| {many} |\n\n```\n{many}\n```\n\n    {many}\n"), ("x.h", f"/* x\n *   a   {many} */"), ("x.mjs", f"//   {many}"),
+                           ("x.py", f'def f():\n    """A.\n\n      {many}\n    """\n'), ("x.c", f'puts("{many}");'), ("x.html", many)]:
+            self.assertEqual(list(long_sentences(path, text)), [], path)
+
+    def test_long_lines_of_comments_are_seen(self):
+        def lines(path, text):
+            return [f.line for f in long_lines(path, text)]
+
+        row = "// " + "x" * 97
+        self.assertEqual(lines("x.c", f"{row}\n{row}x\n/* a\n * {row} */\n"), [2, 4])
+        self.assertEqual(lines("x.proto", f"int a; {row}\n"), [1])
+        self.assertEqual(lines("x.h", f"// https://{row}\nint {'x' * 100};\n"), [])
+        self.assertEqual(lines("x.py", f"# {row}\n"), [])
 
     def test_scars_are_seen(self):
         text = "/* Text.\n */\n#define X   \\\n    4 // four\n#define Y  \\\n    f(1); \\\n    f(2)\n"
@@ -485,7 +514,7 @@ class Words(unittest.TestCase):
     def test_words_are_plain_english(self):
         self.none(self.found.banned)
 
-    def test_sentences_are_short(self):
+    def test_sentences_and_lines_are_short(self):
         self.none(self.found.long)
 
     def test_no_reflow_scars(self):
@@ -542,9 +571,7 @@ def counts(root):
         if path.endswith(".c"):
             files[os.path.dirname(path)] += 1
     found = Findings(root)
-    docs = [f for f in found.long if f.path.endswith(".md")]
-    print(f"sentences of more than {DOCS_WORDS} words in documents: {len(docs)}")
-    print(f"sentences of more than {HEADER_WORDS} words in headers: {len(found.long) - len(docs)}")
+    print(f"sentences of more than {SENTENCE_WORDS} words, and comments of more than {COLUMNS} columns: {len(found.long)}")
     print(f"banned words: {len(found.banned)}")
     print(f"reflow scars: {len(found.scars)}")
     for top in sorted(shares):

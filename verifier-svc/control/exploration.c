@@ -129,8 +129,8 @@ static double round_alone_us(const struct control *c, const struct control_round
     return pass_time_us(&c->pass_time, &pass) + (k ? try_wait_us(c, v->proposer, k) : 0);
 }
 
-/* Order of tries: a new proposer first, then a context that was read, as its try costs less, then
- * the longest time since the last try. */
+/* Whether a is tried before b. A new proposer is first. Next is a context that was read, because
+ * its try costs less. Next is the longest time since the last try. */
 static bool tries_before(const struct control *c, const struct control_item *a,
                          const struct control_item *b)
 {

@@ -26,8 +26,8 @@ void exploration_begin_round(struct control *c);
 bool exploration_less(struct control *c, const struct control_round *r, struct control_item *v,
                       uint32_t n, uint32_t limit, const struct row_budget *g);
 
-/* Makes the round a try of all, if that is due: the items keep the tokens of the best distribution
- * g, although g does not pay. True: the round is a try. */
+/* Makes the round a try of all, if that is due. The items then keep the tokens of the best
+ * distribution g, although g does not pay. True: the round is a try. */
 bool exploration_all(struct control *c, const struct control_round *r, struct control_item *v,
                      uint32_t n, const struct row_budget *g);
 

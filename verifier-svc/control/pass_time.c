@@ -12,8 +12,6 @@
 #define MIN_READ 1e-6      // first a, at least, of a pass of one row: a zero is never corrected
 #define OUTLIER 2.0        // cap of an interrupted pass, relative to its expected time
 
-#define DENSE_ROWS 10 // up to here each number of rows has a point
-
 static const uint32_t points[PASS_TIME_POINTS] = {
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512};
 
@@ -27,7 +25,7 @@ uint32_t pass_time_rows_at(unsigned i)
 static double find_place(uint32_t rows, unsigned *ret_i)
 {
     assert(rows);
-    unsigned i = (rows < DENSE_ROWS ? rows : DENSE_ROWS) - 1;
+    unsigned i = 0;
     while (i + 2 < PASS_TIME_POINTS && points[i + 1] <= rows)
         i++;
     *ret_i = i;
@@ -52,7 +50,7 @@ static double min(double a, double b)
     return a < b ? a : b;
 }
 
-/* A larger pass is never faster: points that fall are replaced by their mean, weighted by the
+/* A larger pass is never faster. Points that fall are replaced by their mean, weighted by the
  * passes that have updated each (isotonic regression: Ayer et al. 1955). */
 static void keep_rising(struct pass_time *t)
 {

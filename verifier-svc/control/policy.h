@@ -2,7 +2,7 @@
  *
  * Each policy is one file, policy_NAME.c, which defines policy_NAME. A new policy also needs a
  * value of enum control_policy, a line of the table in control.c, and a choice in
- * verifier_options.c.
+ * settings/verifier_options.c.
  *
  * control.c does what is the same for every policy. Before a call it sets `allowed` and
  * `considered` of each item to the number of tokens that the item may have, and nodes to 0. After

@@ -613,6 +613,15 @@ bool drafts_is_called(const char *own, const char *name)
     return strcmp(own, name) == 0 || (strcmp(name, "chain") == 0 && strcmp(own, "cascade") == 0);
 }
 
+bool drafts_is_called_at(const char *place, atomic_flag *warned, const char *own, const char *name)
+{
+    if (!drafts_is_called(own, name))
+        return false;
+    if (strcmp(own, name) != 0 && !atomic_flag_test_and_set(warned))
+        log_warn("%s: %s is now called %s; please use the new name", place, name, own);
+    return true;
+}
+
 static bool has_name(struct drafts *d, unsigned i, const char *name)
 {
     char own[DRAFTS_NAME_MAX];
@@ -622,6 +631,7 @@ static bool has_name(struct drafts *d, unsigned i, const char *name)
 
 int drafts_check_name(struct drafts *d, const char *name)
 {
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
     char names[DRAFT_MAX_PROPOSERS * (DRAFTS_NAME_MAX + 2)] = "", own[DRAFTS_NAME_MAX];
     if (!*name)
         return 0;
@@ -629,7 +639,7 @@ int drafts_check_name(struct drafts *d, const char *name)
         if (!d->peers[i].in_use)
             continue;
         drafts_name(d, i, own);
-        if (!*own || drafts_is_called(own, name))
+        if (!*own || drafts_is_called_at("speculative.proposer", &warned, own, name))
             return 0;
         size_t len = strlen(names);
         snprintf(names + len, sizeof(names) - len, "%s%s", len ? ", " : "", own);

@@ -23,10 +23,13 @@
  * verifier. A removed proposer (drafts_set()) gets no more requests. Its place is reused when its
  * stream has ended, so no answer of it arrives after its successor was named.
  *
- * Threads: drafts_new() and drafts_free() by main; drafts_set() by any, one at a time;
- * drafts_name_of() by the same; drafts_stats(), drafts_name() and drafts_check_name() by any; all
- * else by the engine thread only. */
+ * Threads:
+ * - drafts_new(), drafts_free(): main.
+ * - drafts_set(): any, one at a time. drafts_name_of(): the same.
+ * - drafts_stats(), drafts_name(), drafts_check_name(): any.
+ * - All other functions: the engine thread only. */
 #pragma once
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -73,9 +76,9 @@ struct drafts_config {
     uint32_t n_vocab;
     uint64_t vocab_digest;
     uint32_t max_sequences; // that a proposer may know at the same time
-    /* The engine's is draft_arrived() in engine_load.c. On an rpc thread; must not block, and must
-     * not call into here. answer->draft is freed on
-     * return, unless the callee takes it and leaves NULL. */
+    /* The engine's is engine_draft_arrived() in engine_inbox.c. On an rpc thread; must not block,
+     * and must not call into here. answer->draft is freed on return, unless the callee takes it and
+     * leaves NULL. */
     void (*arrived)(void *user, struct draft_answer *answer);
     /* The proposer at place i has described itself: called once, before the first request to it, on
      * its own thread. No answer of the place's previous proposer arrives after it. Returns below 0:
@@ -151,8 +154,12 @@ void drafts_name_of(struct drafts *d, const struct drafts_target *t, char name[D
 /* True: a request for `name` means the proposer that reports the name `own`. For one release, chain
  * is an alias of cascade. */
 bool drafts_is_called(const char *own, const char *name);
+/* As drafts_is_called(), and logs a warning if `name` is an alias. place: the setting or the field
+ * that holds the name. warned: set by the first warning; later calls with it log none. */
+bool drafts_is_called_at(const char *place, atomic_flag *warned, const char *own, const char *name);
 /* -EINVAL, with the list of names: no proposer has this name, usable or not. 0 while any proposer's
- * name is unknown, and for "". d NULL: there are no proposers. */
+ * name is unknown, and for "". d NULL: there are no proposers. An alias is logged once per process,
+ * as a warning. */
 int drafts_check_name(struct drafts *d, const char *name);
 /* Returns a usable proposer for the sequence, which has base_len committed tokens; -1: none.
  * ret_k_max: the most tokens that this proposer drafts. name: NULL or "" for any. Sequences are

@@ -2,7 +2,7 @@
  *
  * A sequence has an entry in the book from its first wish until it is closed. The entry says how
  * much of its context the proposer has. Every sent request is owed an answer, even if its sequence
- * has been closed since: the answer completes the Round, and its absence shows that the proposer is
+ * has been closed since. The answer completes the Round, and its absence shows that the proposer is
  * late. There are two outboxes: wishes are copied into one, while the other one is being sent. All
  * memory is allocated at the start.
  *

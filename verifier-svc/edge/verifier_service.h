@@ -2,7 +2,7 @@
  * request.c know its messages.
  *
  * Requests are parsed on rpc threads, checked and tokenized by the jobs thread, and passed to the
- * engine. The sender thread packs and sends the committed tokens, and never waits for a client: if
+ * engine. The sender thread packs and sends the committed tokens, and never waits for a client. If
  * more than VERIFIER_SERVICE_UNREAD_MAX bytes of an answer are unread, its sequences are paused.
  * The answer is aborted if the client does not read for reader_timeout.
  *
@@ -12,7 +12,7 @@
 #include "rpc/rpc.h"
 #include "tandem/v1/stats.pb-c.h"
 #include "verifier-svc/engine/engine.h"
-#include "verifier-svc/verifier_options.h"
+#include "verifier-svc/settings/verifier_options.h"
 #include "verifier-svc/engine/stats.h"
 
 #define VERIFIER_SERVICE_NAME "tandem.v1.Verifier"

@@ -78,12 +78,7 @@ void engine_free(struct engine *e)
     if (!e)
         return;
     drafts_free(e->drafts); // nothing arrives after it
-    for (struct inbox_item *item; e->inbox && (item = queue_pop(e->inbox, 0)); free(item)) {
-        request_drop(item->req);
-        draft_free(item->draft);
-        draft_free(item->answer.draft);
-    }
-    queue_free(e->inbox);
+    engine_free_inbox(e);
     events_free(e->events);
     kv_tier_free(e->tier);
     seq_list_done(&e->running);
@@ -183,19 +178,6 @@ void engine_kv(struct engine *e, struct engine_kv_view *ret)
 }
 
 /* ---- requests and drafts ---- */
-
-int engine_push(struct engine *e, const struct inbox_item *from)
-{
-    struct inbox_item *item = malloc(sizeof(*item));
-    if (!item)
-        return fail(-ENOMEM, "no memory for a request");
-    *item = *from;
-    int err = queue_push(e->inbox, item);
-    if (!err)
-        return 0;
-    free(item);
-    return fail(err, err == -EPIPE ? ENGINE_STOPPING : "the engine's queue is full");
-}
 
 int engine_submit(struct engine *e, struct request *r)
 {

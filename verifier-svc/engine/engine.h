@@ -13,10 +13,10 @@
 #include "base/mem.h"
 #include "verifier-svc/drafts/drafts.h"
 #include "verifier-svc/engine/events.h"
-#include "verifier-svc/verifier_options.h"
-#include "verifier-svc/engine/request.h"
 #include "verifier-svc/engine/loaded_model.h"
+#include "verifier-svc/engine/request.h"
 #include "verifier-svc/engine/stats.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 struct engine;
 

@@ -1,14 +1,15 @@
 /* engine_impl.h - the engine's state, and the functions that its files share. Not for other files.
  *
- *     engine.c       the API for other threads
- *     engine_load.c  the engine thread before its first round; callbacks on other threads
- *     engine_loop.c  the engine thread: inbox, ends, preemption, the loop
- *     engine_view.c  the KV view and the gauges, once per round
- *     admit.c        which waiting sequences start
- *     round*.c       one round (round_impl.h)
+ *     engine.c        the API for other threads
+ *     engine_inbox.c  what arrives: requests, drafts, proposers, blocks from disk
+ *     engine_load.c   the engine thread before its first round
+ *     engine_loop.c   the engine thread: ends, preemption, the loop
+ *     engine_view.c   the KV view and the gauges, once per round
+ *     admit.c         which waiting sequences start
+ *     round*.c        one round (round_impl.h)
  *
- * Threads: the first part of struct engine is shared, as each field says; all else is the engine
- * thread's, and so are all functions here except engine_push(). */
+ * Threads: the first part of struct engine is shared, as each field says. The other fields are the
+ * engine thread's, and so are all functions here except those marked otherwise. */
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -99,11 +100,22 @@ struct engine {
     struct seq **item_seqs;     // (max_sequences) the sequence of each item
 };
 
-/* ---- engine.c ---- */
+/* ---- engine_inbox.c ---- */
 
 /* Any thread: copies the item into the inbox. -ENOMEM; -EAGAIN: the inbox is full; -EPIPE: the
  * engine has ended. */
 int engine_push(struct engine *e, const struct inbox_item *item);
+/* On the rpc thread of a proposer: `arrived` of struct drafts_config. */
+void engine_draft_arrived(void *user, struct draft_answer *a);
+/* On the disk's thread: `fetched` of kv_tier_new(). */
+void engine_blocks_arrived(void *owner, struct kv_disk_fetch *f);
+/* On a proposer's thread: `named` of struct drafts_config. Registering metrics allocates, which a
+ * round must not do, so the item brings them. */
+int engine_proposer_named(void *user, unsigned i, const char *name);
+/* Handles all items of the inbox; waits for the first one as queue_pop() does. */
+void engine_take_inbox(struct engine *e, int64_t wait_us);
+/* Frees the inbox with its items. Other threads have stopped pushing before it. */
+void engine_free_inbox(struct engine *e);
 
 /* ---- engine_load.c ---- */
 
@@ -121,8 +133,6 @@ void engine_end_seq(struct engine *e, struct seq *s, enum seq_end end, struct ev
 /* Frees the sequence's KV blocks and puts it back into the queue, at its old place. Choices that
  * have not branched off it yet leave the running list with it. */
 void engine_preempt(struct engine *e, struct seq *s);
-/* Handles all items of the inbox; waits for the first one as queue_pop() does. */
-void engine_take_inbox(struct engine *e, int64_t wait_us);
 
 /* ---- engine_view.c ---- */
 
@@ -144,8 +154,9 @@ void round_run(struct engine *e);
 
 /* ---- round_plan.c ---- */
 
-/* The sequence that loses its KV blocks so that s can run, after the round's rows were granted: an
- * idle one, else the youngest, which may be s itself. A sequence held for its draft is not idle. */
+/* The sequence that loses its KV blocks so that s can run, after the round's rows were granted. It
+ * is an idle one, else the youngest, which may be s itself. A sequence held for its draft is not
+ * idle. */
 struct seq *round_victim(const struct engine *e, struct seq *s);
 
 /* ---- round_ask.c ---- */

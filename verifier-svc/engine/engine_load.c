@@ -1,7 +1,5 @@
 /* engine_load.c - the engine thread before its first round: loads the model, opens the KV tier and
- * the proposers, and times passes. Also the callbacks, which run on other threads. */
-#include <stdio.h>
-#include <stdlib.h>
+ * the proposers, and times passes. */
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
@@ -28,46 +26,6 @@ static bool show_progress(void *arg, float done)
     return !atomic_load(&e->stop);
 }
 
-/* ---- callbacks on other threads ---- */
-
-/* On the rpc thread of a proposer. */
-static void draft_arrived(void *user, struct draft_answer *a)
-{
-    struct engine *e = user;
-    struct inbox_item *item = malloc(sizeof(*item));
-    if (!item)
-        return;
-    *item = (struct inbox_item){.kind = INBOX_DRAFT, .answer = *a};
-    a->draft = NULL;
-    if (queue_push(e->inbox, item) == 0)
-        return;
-    draft_free(item->answer.draft); // a draft may always be lost
-    free(item);
-}
-
-/* On the disk's thread. */
-static void blocks_arrived(void *owner, struct kv_disk_fetch *f)
-{
-    struct engine *e = owner;
-    struct inbox_item item = {.kind = INBOX_FETCHED, .fetch = f};
-    if (engine_push(e, &item) < 0)
-        kv_tier_take(e->tier, f, NULL); // the sequence that waits continues without them
-}
-
-/* On a proposer's thread: registering metrics allocates, which a round must not do. */
-static int proposer_named(void *user, unsigned i, const char *name)
-{
-    struct speculation s;
-    engine_speculation(user, &s);
-    if (*s.proposer && !drafts_is_called(name, s.proposer))
-        log_info("proposer is used only by name name=%s default_proposer=%s", name, s.proposer);
-    struct inbox_item item = {.kind = INBOX_PROPOSER, .proposer = (int)i};
-    stats_drafts_init(&item.counts, name);
-    return engine_push(user, &item);
-}
-
-/* ---- loading ---- */
-
 static int open_drafts(struct engine *e)
 {
     const struct loaded_model *m = e->loaded;
@@ -77,8 +35,8 @@ static int open_drafts(struct engine *e)
                               .n_vocab = tok_n_vocab(m->tok),
                               .vocab_digest = tok_digest(m->tok),
                               .max_sequences = (uint32_t)e->options->max_sequences,
-                              .arrived = draft_arrived,
-                              .named = proposer_named,
+                              .arrived = engine_draft_arrived,
+                              .named = engine_proposer_named,
                               .user = e};
     memcpy(c.targets, s->targets, sizeof(c.targets));
     int err = drafts_new(&c, &e->drafts);
@@ -123,7 +81,7 @@ int engine_load(struct engine *e)
     if (!err)
         err = events_fit(e->events, e->loaded->tok);
     if (!err)
-        err = kv_tier_new(e->options, e->loaded, blocks_arrived, e, &e->tier);
+        err = kv_tier_new(e->options, e->loaded, engine_blocks_arrived, e, &e->tier);
     if (!err)
         err = open_speculation(e);
     if (err < 0)

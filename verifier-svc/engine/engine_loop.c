@@ -1,7 +1,6 @@
-/* engine_loop.c - the engine thread: takes items from the inbox, ends requests, runs rounds. */
+/* engine_loop.c - the engine thread: ends and preempts sequences, runs rounds. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include "base/clock.h"
 #include "base/err.h"
@@ -131,86 +130,6 @@ static void apply_speculation(struct engine *e)
     memcpy(e->proposer, s.proposer, sizeof(e->proposer));
     if (!e->speculates)
         metrics_set(e->stats->k_now, 0);
-}
-
-/* ---- inbox ---- */
-
-static void take_request(struct engine *e, struct request *r)
-{
-    for (uint32_t i = 0; i < r->n; i++) {
-        r->seqs[i]->id = ++e->next_id;
-        r->seqs[i]->order = ++e->next_order;
-    }
-    seq_list_add(&e->waiting, r->seqs[0]);
-}
-
-static void take_verify(struct engine *e, struct inbox_item *item)
-{
-    char text[REQUEST_MAX_ERROR];
-    struct seq *s = item->req->seqs[0];
-    atomic_store(&item->req->draft_pending, false);
-    if (s->state == SEQ_ENDED)
-        return;
-    if (s->draft) {
-        engine_fail_request(e, s->req, -ESTALE, "the last draft is still being verified");
-    } else if (item->base_len != s->n) {
-        snprintf(text, sizeof(text), "the draft continues a length of %u, %u tokens are committed",
-                 item->base_len, s->n);
-        engine_fail_request(e, s->req, -ESTALE, text);
-    } else {
-        seq_take_draft(s, TAKE(item->draft), SEQ_NO_PROPOSER);
-        s->idle_us = 0;
-    }
-}
-
-static void forget_proposer(struct seq_list *l, int proposer)
-{
-    for (uint32_t i = 0; i < l->n; i++) {
-        if (l->v[i]->proposer == proposer)
-            seq_drop_draft(l->v[i]);
-        control_seq_forget(&l->v[i]->control, (unsigned)proposer);
-    }
-}
-
-/* Drafts and estimates at this place belong to the proposer that had it before. */
-static void take_proposer(struct engine *e, const struct inbox_item *item)
-{
-    forget_proposer(&e->running, item->proposer);
-    forget_proposer(&e->waiting, item->proposer);
-    control_forget(&e->control, (unsigned)item->proposer);
-    e->stats->proposers[item->proposer] = item->counts;
-}
-
-static void take_item(struct engine *e, struct inbox_item *item)
-{
-    switch (item->kind) {
-    case INBOX_REQUEST:
-        take_request(e, item->req); // its hold stays with the engine
-        break;
-    case INBOX_VERIFY:
-        take_verify(e, item);
-        request_drop(item->req);
-        draft_free(item->draft);
-        break;
-    case INBOX_DRAFT:
-        round_take_draft(e, &item->answer);
-        draft_free(item->answer.draft);
-        break;
-    case INBOX_PROPOSER:
-        take_proposer(e, item);
-        break;
-    case INBOX_FETCHED:
-        kv_tier_take(e->tier, item->fetch, seq_list_find(&e->waiting, item->fetch->owner));
-        break;
-    }
-    free(item);
-}
-
-void engine_take_inbox(struct engine *e, int64_t wait_us)
-{
-    struct inbox_item *item = queue_pop(e->inbox, wait_us);
-    for (; item; item = queue_pop(e->inbox, 0))
-        take_item(e, item);
 }
 
 /* ---- the loop ---- */

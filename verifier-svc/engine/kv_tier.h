@@ -1,4 +1,4 @@
-/* kv_tier.h - the KV pool's second tier: evicted blocks are written to disk, and the blocks of a
+/* kv_tier.h - the KV pool's second tier: evicted blocks are written to disk. The blocks of a
  * waiting sequence are read back before it is admitted.
  *
  * A sequence waits at most KV_TIER_WAIT_US until the disk is free, and as long for each piece.
@@ -9,10 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/mem.h"
-#include "verifier-svc/kvdisk/kv_disk.h"
-#include "verifier-svc/verifier_options.h"
-#include "verifier-svc/engine/seq.h"
 #include "verifier-svc/engine/loaded_model.h"
+#include "verifier-svc/engine/seq.h"
+#include "verifier-svc/kvdisk/kv_disk.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 struct kv_tier;
 

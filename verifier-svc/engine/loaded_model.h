@@ -9,7 +9,7 @@
 #include "file/checkpoint.h"
 #include "model/runner.h"
 #include "text/tok.h"
-#include "verifier-svc/verifier_options.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 struct loaded_model {
     struct checkpoint *checkpoint; // NULL once loaded: the file may change then

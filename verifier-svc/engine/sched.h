@@ -1,7 +1,7 @@
 /* sched.h - which requests are admitted, and how many rows of a pass each gets. Decisions only.
  *
  * Admission is in order of arrival. If the head of the queue does not fit, up to 8 smaller requests
- * may pass it, for at most 2 s; then all requests wait for it. Each request has its own count,
+ * may pass it, for at most 2 s. Then all requests wait for it. Each request has its own count,
  * which continues while other requests are the head.
  *
  * In a pass each decoding sequence first gets its row, then drafts get theirs. Prompts get the

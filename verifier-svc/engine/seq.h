@@ -25,8 +25,8 @@ enum seq_state { SEQ_WAITING, SEQ_BRANCH, SEQ_RUNNING, SEQ_ENDED };
 /* SEQ_CLOSED: the client of a Verify stream has closed it. */
 enum seq_end { SEQ_CONTINUES, SEQ_STOP, SEQ_LENGTH, SEQ_CLOSED, SEQ_FAILED };
 
-/* A waiting sequence and its KV blocks on disk (kv_tier.h): not looked up yet, being read, one
- * piece was read and more may follow, or done. */
+/* The KV blocks on disk of a waiting sequence (kv_tier.h): not looked up yet; being read; one piece
+ * was read and more may follow; done. */
 enum seq_restore { SEQ_RESTORE_NEW, SEQ_RESTORING, SEQ_RESTORE_MORE, SEQ_RESTORED };
 
 /* "stop" and so on, for logs and metrics. */

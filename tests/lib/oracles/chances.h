@@ -1,5 +1,5 @@
 /* chances.h - the exact result of an acceptance rule. Enumerates every random outcome: the tokens
- * that the drafter draws, the flips and draws of the rule, and the tokens after the draft. The
+ * that the proposer draws, the flips and draws of the rule, and the tokens after the draft. The
  * expected acceptance and the joint distribution of the tokens are therefore exact. */
 #pragma once
 #include <stdbool.h>

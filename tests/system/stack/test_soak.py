@@ -1,8 +1,8 @@
 """A soak test: the services under mixed traffic, while one of two proposers is stopped, killed and restarted.
 
 Part of the long suite (TANDEM_TEST_LONG=1). TANDEM_SOAK_S: its duration, 600 seconds by default. A repeated request
-must get the same answer. At the end the services must be in the state after the warm-up: no growth of memory, no
-additional descriptor, every KV block free, nothing running. The metrics must agree with the counts of the clients.
+must get the same answer. At the end the services must be in the state after the warm-up. Memory has not grown, no
+descriptor was added, every KV block is free, and nothing runs. The metrics must agree with the counts of the clients.
 """
 import collections
 import http.client

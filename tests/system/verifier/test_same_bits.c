@@ -1,7 +1,8 @@
-/* test_same_bits.c - promise 3: committed tokens and logprobs are bit-identical for any proposer
- * (also none, and one that dies), k, drafting ahead, batch neighbours, threads, prefill chunk and
- * kernel tier, and with and without the prefix cache. Each request runs once per batch size, so the
- * cache then holds most prompts.
+/* test_same_bits.c - promise 3: committed tokens and logprobs are bit-identical for any settings.
+ *
+ * Settings are the proposer (also none, and one that dies), k, drafting ahead, batch neighbours,
+ * threads, prefill chunk and kernel tier. The prefix cache is on or off. Each request runs once per
+ * batch size, so the cache then holds most prompts.
  *
  * Each row of settings is a real verifier-svc with real proposers. The normal run covers every pair
  * of settings; TANDEM_TEST_LONG=1 runs the full product over more prompts. */

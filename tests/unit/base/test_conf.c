@@ -9,6 +9,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "lib/lib.h"
+#include "lib/rigs/logged.h"
 
 static int64_t k, big;
 static double rate;
@@ -312,17 +313,9 @@ static void a_list_takes_its_own_number_of_entries(void **state)
 /* Evaluates `call`, which must return 0. Returns what it writes to standard error. */
 #define LOGGED(call)                                                                               \
     ({                                                                                             \
-        static char text_[4096];                                                                   \
-        int p_[2], old_ = dup(STDERR_FILENO);                                                      \
-        assert_int_equal(pipe(p_), 0);                                                             \
-        dup2(p_[1], STDERR_FILENO);                                                                \
+        logged_begin();                                                                            \
         int r_ = (call);                                                                           \
-        dup2(old_, STDERR_FILENO);                                                                 \
-        close(old_);                                                                               \
-        close(p_[1]);                                                                              \
-        ssize_t n_ = read(p_[0], text_, sizeof(text_) - 1);                                        \
-        close(p_[0]);                                                                              \
-        text_[n_ > 0 ? n_ : 0] = 0;                                                                \
+        const char *text_ = logged_end();                                                          \
         assert_int_equal(r_, 0);                                                                   \
         text_;                                                                                     \
     })
@@ -330,8 +323,7 @@ static void a_list_takes_its_own_number_of_entries(void **state)
 /* `log` is one warning, and it contains `want`. */
 static void assert_one_warning(const char *log, const char *want)
 {
-    const char *warning = strstr(log, " warn");
-    if (!warning || strstr(warning + 1, " warn") || !strstr(log, want))
+    if (logged_count(log, " warn") != 1 || !strstr(log, want))
         fail_msg("expected one warning with \"%s\", found \"%s\"", want, log);
 }
 

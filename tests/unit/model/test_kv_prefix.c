@@ -1,5 +1,5 @@
-/* test_kv_prefix.c - sequences with a common prefix hold the same blocks after any operations; rows
- * keep what was written for exactly their tokens; no block is lost. */
+/* test_kv_prefix.c - sequences with a common prefix hold the same blocks after any operations. Rows
+ * keep what was written for exactly their tokens. No block is lost. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

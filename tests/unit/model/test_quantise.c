@@ -1,4 +1,4 @@
-/* test_quantise.c - the quantiser of synthetic models: rows stay close to the floats they encode. */
+/* test_quantise.c - the quantiser of synthetic models: rows stay close to the encoded floats. */
 #include "base/mem.h"
 #include "lib/lib.h"
 #include "lib/models/quantise.h"

@@ -174,7 +174,7 @@ static void penalties_must_count_the_drafts_own_tokens(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(rules); i++) {
         struct chances_world w = {rules[i], B, .depth = 2, .width = 1};
         w.p = law_penalised_p;
-        chances_accepted(w); // of a drafter without penalties
+        chances_accepted(w); // of a proposer without penalties
         w.q = law_penalised_q;
         chances_accepted(w);
         w.p_told = law_b_p;

@@ -13,8 +13,8 @@ static void drafts_that_never_pay_are_tried_rarely(void **state)
     assert_in_range(n_tried, 1, rounds / 60); // a row takes 60 % of a pass: at most 1 % of the time
 }
 
-/* Four sequences whose context was read, with drafts of one token of which every other is accepted:
- * 1.5 times the tokens in 1.53 times the time. */
+/* Four sequences whose context was read. Their drafts have one token, and every other draft is
+ * accepted: 1.5 times the tokens in 1.53 times the time. */
 static struct control_world *world_where_drafts_almost_pay(void)
 {
     struct control_world *w = world_of(CONTROL_GOODPUT, 1, 0, 100, 11);

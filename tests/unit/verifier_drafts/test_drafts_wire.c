@@ -223,7 +223,7 @@ static void a_dense_q_comes_in_three_types(void **state)
     }
 }
 
-/* A drafter's vocabulary may have less padding at its end. */
+/* A proposer's vocabulary may have less padding at its end. */
 static void a_dense_q_may_leave_out_the_last_tokens(void **state)
 {
     (void)state;

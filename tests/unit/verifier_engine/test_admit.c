@@ -62,7 +62,7 @@ static struct seq *come(struct engine *e, unsigned topic, uint32_t n)
     return s;
 }
 
-/* The large request waits for one of two reasons, which alternate: its prompt shares a prefix that
+/* The large request waits for one of two reasons, which alternate. Its prompt shares a prefix that
  * is being computed, or there are not enough blocks for it. */
 static void at_most_eight_requests_pass_the_head(void **state)
 {

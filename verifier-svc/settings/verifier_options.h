@@ -9,7 +9,7 @@
 #include "base/conf.h"
 #include "kernel/kernel.h"
 #include "rpc/rpc_tls.h"
-#include "verifier-svc/speculation.h"
+#include "verifier-svc/settings/speculation.h"
 
 struct verifier_options {
     struct conf_list listen;

@@ -1,4 +1,4 @@
-/* openai_field.h - the values that fields of a request have, and the error for a field that is
+/* openai_values.h - the values that fields of a request have, and the error for a field that is
  * wrong.
  *
  * Plain data: no jansson, and nothing of a request that holds the fields. */

@@ -1,5 +1,5 @@
-/* test_prop_draft_model.c - the draft model's drafts: equal to those of a fresh sequence, whatever
- * came before, and equal to the target's tokens if it is the target. */
+/* test_prop_draft_model.c - the draft model's drafts. They equal those of a fresh sequence, for any
+ * earlier drafts. If the draft model is the target, they equal the target's tokens. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -327,9 +327,9 @@ static uint32_t main_branch(const struct draft *d, uint32_t *to)
     return n;
 }
 
-/* With these parameters, drafts equal the tokens that a verifier with this model commits: a
- * whole draft, one after a part was committed, a draft ahead, and one after other tokens were
- * committed. */
+/* With these parameters, drafts equal the tokens that a verifier with this model commits. There is
+ * a whole draft, one after a part was committed, and a draft ahead. The second turn does the same
+ * after other tokens were committed. */
 static void drafted_as_committed(const struct dist_params *params)
 {
     enum { K = 24, PART = 9, VERIFYING = 3 };

@@ -6,7 +6,8 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "lib/lib.h"
-#include "verifier-svc/verifier_options.h"
+#include "lib/rigs/logged.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 static int read_proposers(const char *proposers, const struct verifier_options **ret)
 {
@@ -85,6 +86,28 @@ static void the_default_proposer_must_be_a_target(void **state)
     assert_string_equal(o->speculation.proposer, "");
 }
 
+static void the_old_name_of_the_cascade_is_a_default_proposer_with_one_warning(void **state)
+{
+    (void)state;
+    const struct verifier_options *o = NULL;
+    char *argv[] = {(char *)"verifier-svc",
+                    (char *)"--model",
+                    (char *)"m",
+                    (char *)"--proposers=cascade=h:1",
+                    (char *)"--default-proposer=chain",
+                    NULL};
+    struct speculation_change change;
+    char waiting[8];
+    logged_begin();
+    int read = verifier_options_read(ARRAY_LEN(argv) - 1, argv, &o);
+    int reread =
+        verifier_options_reread(ARRAY_LEN(argv) - 1, argv, &change, waiting, sizeof(waiting));
+    const char *log = logged_end();
+    assert_int_equal(read | reread, 0);
+    assert_int_equal(logged_count(log, "\n"), 1);
+    assert_int_equal(logged_count(log, "default_proposer: chain is now called cascade"), 1);
+}
+
 static void rereading_returns_changes_and_names_settings_that_need_a_restart(void **state)
 {
     (void)state;
@@ -138,6 +161,7 @@ int main(void)
         cmocka_unit_test(none_adds_no_proposer),
         cmocka_unit_test(an_invalid_name_is_refused_with_a_sentence),
         cmocka_unit_test(the_default_proposer_must_be_a_target),
+        cmocka_unit_test(the_old_name_of_the_cascade_is_a_default_proposer_with_one_warning),
         cmocka_unit_test(rereading_returns_changes_and_names_settings_that_need_a_restart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,10 +1,12 @@
 /* test_speculation.c - settings of speculation: parsing, defaults and changes. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include "base/err.h"
 #include "lib/lib.h"
-#include "verifier-svc/speculation.h"
+#include "lib/rigs/logged.h"
+#include "verifier-svc/settings/speculation.h"
 
 static struct speculation speculation_of(const char *policy, uint32_t k, int32_t batch)
 {
@@ -93,17 +95,33 @@ static void bad_targets_are_refused(void **state)
     assert_string_equal(fail_text(), "proposers: more than 16 targets");
 }
 
-static void the_cascade_is_also_found_by_its_old_name(void **state)
+static void the_cascade_is_also_found_by_its_old_name_with_one_warning(void **state)
 {
     (void)state;
     struct speculation s = {.proposer = "chain"};
     assert_int_equal(add_target(&s, "ngram=h:1", 9), 0);
-    assert_int_equal(speculation_check_default(&s, NULL), -EINVAL);
-    assert_int_equal(add_target(&s, "cascade=h:2", 11), 0);
-    assert_int_equal(speculation_check_default(&s, NULL), 0);
-    assert_true(drafts_is_called("chain", "chain")); // a configured name is free
-    assert_false(drafts_is_called("chain", "cascade"));
-    assert_false(drafts_is_called("ngram", "chain"));
+    logged_begin();
+    int without = speculation_check_default(&s, NULL);
+    int added = add_target(&s, "cascade=h:2", 11);
+    int first = speculation_check_default(&s, NULL), second = speculation_check_default(&s, NULL);
+    bool is_default = speculation_is_default(&s, "cascade");
+    const char *log = logged_end();
+    assert_int_equal(without, -EINVAL);
+    assert_int_equal(added | first | second, 0);
+    assert_true(is_default);
+    assert_int_equal(logged_count(log, "\n"), 1);
+    assert_int_equal(logged_count(log, "default_proposer: chain is now called cascade; please use"),
+                     1);
+}
+
+static void a_configured_name_is_free(void **state)
+{
+    (void)state;
+    atomic_flag warned = ATOMIC_FLAG_INIT;
+    assert_true(drafts_is_called_at("", &warned, "chain", "chain"));
+    assert_false(drafts_is_called_at("", &warned, "chain", "cascade"));
+    assert_false(drafts_is_called_at("", &warned, "ngram", "chain"));
+    assert_false(atomic_flag_test_and_set(&warned)); // nothing was logged
 }
 
 int main(void)
@@ -112,7 +130,8 @@ int main(void)
         cmocka_unit_test(a_policy_has_defaults_that_settings_replace),
         cmocka_unit_test(a_change_applies_the_fields_that_it_names),
         cmocka_unit_test(bad_targets_are_refused),
-        cmocka_unit_test(the_cascade_is_also_found_by_its_old_name),
+        cmocka_unit_test(the_cascade_is_also_found_by_its_old_name_with_one_warning),
+        cmocka_unit_test(a_configured_name_is_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 #include "base/mem.h"
 #include "rpc/rpc.h"
 #include "verifier-svc/kvdisk/kv_store.h"
-#include "verifier-svc/verifier_options.h"
+#include "verifier-svc/settings/verifier_options.h"
 
 static struct verifier_options current;
 static struct verifier_options parsed; // the table points here; empty between two reads

@@ -45,8 +45,13 @@ int speculation_set_policy(struct speculation *s, const char *text, size_t len);
 const char *speculation_policy(const struct speculation *s);
 
 /* Checks that s->proposer, the default proposer, is one of the targets. A target whose name is not
- * known yet may be the one. d: knows names of connected proposers; may be NULL. -EINVAL. */
+ * known yet may be the one. d: knows names of connected proposers; may be NULL. Logs an old name as
+ * speculation_is_default() does. -EINVAL. */
 int speculation_check_default(const struct speculation *s, struct drafts *d);
+
+/* True: a proposer of this name is the default one. If s->proposer is an old name, that is logged
+ * once per process, as a warning. */
+bool speculation_is_default(const struct speculation *s, const char *name);
 
 /* The settings of the controller, with the defaults of the policy. */
 struct control_options speculation_control(const struct speculation *s);

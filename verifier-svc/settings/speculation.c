@@ -1,11 +1,12 @@
 /* speculation.c - names of proposers and policies, defaults, checks. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 #include "base/err.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "verifier-svc/control/policy.h"
-#include "verifier-svc/speculation.h"
+#include "verifier-svc/settings/speculation.h"
 
 #define NAME_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
 
@@ -93,12 +94,18 @@ int speculation_check_default(const struct speculation *s, struct drafts *d)
     char name[DRAFTS_NAME_MAX];
     for (unsigned i = 0; i < s->n_targets && *s->proposer; i++) {
         drafts_name_of(d, &s->targets[i], name);
-        if (!*name || drafts_is_called(name, s->proposer))
+        if (!*name || speculation_is_default(s, name))
             return 0;
     }
     return *s->proposer ? fail(-EINVAL, "the default proposer is %s, but no proposer has this name",
                                s->proposer)
                         : 0;
+}
+
+bool speculation_is_default(const struct speculation *s, const char *name)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    return drafts_is_called_at("default_proposer", &warned, name, s->proposer);
 }
 
 struct control_options speculation_control(const struct speculation *s)

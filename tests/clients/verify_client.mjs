@@ -1,6 +1,6 @@
-// drafter.mjs - a client that drafts for itself: it sends drafts over Verify and gets committed tokens back.
+// verify_client.mjs - a client that sends its own drafts over Verify and gets committed tokens back.
 //
-//   node tests/clients/drafter.mjs unix:/run/tandem/verifier-default.sock "Once upon a time"
+//   node tests/clients/verify_client.mjs unix:/run/tandem/verifier-default.sock "Once upon a time"
 //
 // The draft is prompt lookup: it finds the last two tokens earlier in the context and proposes the tokens after them.
 // Any draft gives the target's own tokens; a good draft only needs fewer rounds.
