@@ -270,8 +270,8 @@ static uint32_t whole_blocks(const struct kernel_sight *s)
     return s->n_tail ? s->n_base / 16 : (s->n_base + 15) / 16;
 }
 
-/* Number of blocks that all rows share. It may include up to SPREAD blocks that some rows do not
- * see: products with weight 0 cost less than blocks that each row reads alone. */
+/* Number of blocks that all rows share. Up to SPREAD of them may be blocks that some rows do not
+ * see. Products with weight 0 cost less than blocks that each row reads alone. */
 static uint32_t shared_blocks(const struct kernel_attn *a)
 {
     uint32_t least = UINT32_MAX, most = 0, n_tails = 0;

@@ -49,10 +49,11 @@
  * 1 MiB. */
 #define DRAFTS_DENSE_MAX (480u << 10)
 
-/* An answer with its checked draft. The draft has at most as many nodes as were requested, in
- * all and on each path. Its tokens are below the vocabulary's size, and its q is decoded. Survival never rises from parent to child; it is 1 if
- * the proposer gave none. base_len shows whether the draft still continues the context. A proposer
- * is trusted to have drawn from the q that it sends. */
+/* An answer with its checked draft. The draft has at most as many nodes as were requested, in all
+ * and on each path. Its tokens are below the vocabulary's size, and its q is decoded. Survival
+ * never rises from parent to child; it is 1 if the proposer gave none. base_len shows whether the
+ * draft still continues the context. A proposer is trusted to have drawn from the q that it
+ * sends. */
 struct draft_answer {
     uint64_t seq;
     uint32_t base_len; // committed length that the draft continues
