@@ -321,17 +321,28 @@ static int check_update(const struct session_update *u)
     if (u->n_verifying >= DRAFT_MAX_NODES)
         return fail(-EINVAL, "sequence %llu: %zu tokens are being verified, at most %d are allowed",
                     (unsigned long long)u->seq, u->n_verifying, DRAFT_MAX_NODES - 1);
+    if (u->max_nodes && u->max_nodes <= u->n_verifying)
+        return fail(-EINVAL, "sequence %llu: max_nodes %u leaves none after the %zu being verified",
+                    (unsigned long long)u->seq, u->max_nodes, u->n_verifying);
     return 0;
 }
 
-/* An ask for at most k tokens on a path. A draft ahead may have more tokens, in branches. */
-static struct prop_ask ask_of(struct session *e, const struct session_update *u, uint32_t k)
+/* The most tokens of the draft for the update, over all branches and without those that are being
+ * verified. k_max limits a draft, but only the paths of a draft ahead. */
+static uint32_t max_nodes_of(const struct session_update *u, uint32_t k_max)
 {
-    uint32_t max = DRAFT_MAX_NODES - e->n_verifying, max_depth = k < max ? k : max;
+    uint32_t ahead = (uint32_t)u->n_verifying, max = ahead ? DRAFT_MAX_NODES - ahead : k_max;
+    uint32_t wanted = u->max_nodes ? u->max_nodes - ahead : ahead ? max : u->k;
+    return wanted < max ? wanted : max;
+}
+
+static struct prop_ask ask_of(struct session *e, const struct session_update *u, uint32_t k_max)
+{
+    uint32_t max_nodes = max_nodes_of(u, k_max), max_depth = u->k < k_max ? u->k : k_max;
     return (struct prop_ask){.seq = e->state,
                              .context = context_of(e),
-                             .max_depth = max_depth,
-                             .max_nodes = e->n_verifying ? max : max_depth,
+                             .max_depth = max_depth < max_nodes ? max_depth : max_nodes,
+                             .max_nodes = max_nodes,
                              .q_mode = u->q_mode,
                              .sampling = e->sampling,
                              .p_min = u->p_min,
@@ -342,8 +353,8 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
                     int64_t now_us, enum session_answer *ret_answer, struct session **ret_session,
                     struct prop_ask *ret_ask)
 {
-    uint32_t k = u->close || u->more ? 0 : u->k < s->c.k_max ? u->k : s->c.k_max;
-    *ret_answer = k ? SESSION_EMPTY : SESSION_SILENT;
+    bool wants_draft = u->k && !u->close && !u->more;
+    *ret_answer = wants_draft ? SESSION_EMPTY : SESSION_SILENT;
     if (u->close)
         return close_session(s, stream, u->seq, !u->unfinished);
     int r = check_update(u);
@@ -352,8 +363,10 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     if (u->base_len > s->c.max_context)
         return close_session(s, stream, u->seq, true); // the context can only grow
     struct session_update fits = *u;
-    if (u->base_len + u->n_verifying > s->c.max_context)
-        fits.n_verifying = k = 0; // a draft ahead would exceed max_context
+    if (u->base_len + u->n_verifying > s->c.max_context) { // a draft ahead would exceed it
+        fits.n_verifying = 0;
+        wants_draft = false;
+    }
 
     struct session *e;
     r = begin_update(s, stream, &fits, now_us, &e);
@@ -362,10 +375,10 @@ int sessions_update(struct sessions *s, uint64_t stream, const struct session_up
     bool known = e && apply_update(s, e, &fits);
     if (!known) {
         *ret_answer = SESSION_NEED_CONTEXT;
-    } else if (k) {
+    } else if (wants_draft) {
         *ret_answer = SESSION_DRAFT;
         *ret_session = e;
-        *ret_ask = ask_of(e, u, k);
+        *ret_ask = ask_of(e, u, s->c.k_max);
         return 0;
     }
     if (e)

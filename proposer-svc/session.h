@@ -21,7 +21,7 @@ struct sessions_config {
     uint32_t max_sessions;
     uint64_t max_tokens;  // allocated for all contexts and hints together
     uint32_t max_context; // tokens of one context; longer ones get empty drafts
-    uint32_t k_max;       // tokens on one path of a draft; <= DRAFT_MAX_NODES
+    uint32_t k_max;       // tokens of a draft, or on a path of a draft ahead; <= DRAFT_MAX_NODES
     int64_t idle_us;      // sessions that are unused longer than this are dropped
 };
 
@@ -33,8 +33,9 @@ struct session_update {
     uint32_t base_len, keep;
     const uint32_t *tokens; // base_len - keep of them
     size_t n_tokens;
-    uint64_t digest;           // of [0, base_len)
-    uint32_t k;                // requested tokens on one path; 0: only update the context
+    uint64_t digest;    // of [0, base_len)
+    uint32_t k;         // requested tokens on one path; 0: only update the context
+    uint32_t max_nodes; // requested tokens with those of `verifying`; 0: unset, see RoundSequence
     const uint32_t *verifying; // draft tokens after base_len, which are being verified
     size_t n_verifying;
     uint32_t prompt_len;

@@ -70,11 +70,6 @@ const char *checkpoint_path(const struct checkpoint *c)
     return c->path;
 }
 
-size_t checkpoint_bytes(const struct checkpoint *c)
-{
-    return c->bytes;
-}
-
 int64_t checkpoint_modified(const struct checkpoint *c)
 {
     return c->modified;

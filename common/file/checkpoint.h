@@ -39,7 +39,6 @@ DEFINE_AUTO(struct checkpoint, checkpoint_close)
  * malloc'ed; NULL: no memory. The file need not exist. */
 char *checkpoint_model_name(const char *path);
 const char *checkpoint_path(const struct checkpoint *c); // for error texts
-size_t checkpoint_bytes(const struct checkpoint *c);     // of all its files
 int64_t checkpoint_modified(const struct checkpoint *c); // seconds since 1970; 0 in memory
 
 /* ---- tensors ---- */

@@ -12,7 +12,6 @@ struct checkpoint {
     const struct checkpoint_format *format;
     const char *path;
     bool is_mapped; // else in memory of the caller
-    size_t bytes;
     int64_t modified;
     uint32_t n_tensors;
     struct checkpoint_tensor *tensors;        // malloc'ed, in the order of the file

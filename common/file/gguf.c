@@ -48,7 +48,6 @@ static int add_part(struct gguf *g, const char *path, struct file_map *map)
     if (!part->path)
         return fail(-ENOMEM, "%s: no memory", path);
     g->base.path = g->parts[0].path;
-    g->base.bytes += map->len;
     if (map->modified > g->base.modified)
         g->base.modified = map->modified;
     return gguf_parse(part);

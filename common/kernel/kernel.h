@@ -2,29 +2,30 @@
  *
  * kernel_c.c is the reference and always complete. Each kernel_<isa>.c overrides the functions that
  * its instructions speed up. All tiers give the same bits for a row. The bits do not depend on the
- * other rows, their number M, the thread, or the range of output columns of a call. So every sum
- * has one order, written down here:
+ * other rows, their number M, the thread, or the range of output columns of a call. Every sum
+ * therefore has one fixed order:
  *
  *   types of 32        Activations are quantised per 32 of K to [-127, 127] with a float scale
  *                      dx = amax/127. Sums inside 32 are exact integers. Then, per block in rising
  *                      order, acc = fmaf((float)isum, dw * dx, acc). Types with a minimum m per
  *                      32 then add acc = fmaf(m, dx * (float)sum of q, acc).
- *   types of 256       (Q4_K, Q5_K, Q6_K, IQ4_XS) Activations are quantised per 256 likewise. The
- *                      sums of the blocks times their integer scales add up, over 256 of K, to an
- *                      exact integer, |isum| < 2^27. Then acc = fmaf((float)isum, dw * dx, acc).
- *                      The sums of q times the integer minima form a second integer, imin:
+ *   types of 256       (Q4_K, Q5_K, Q6_K, IQ4_XS) Activations are quantised in the same way, but
+ *                      per 256. The sum of each block is multiplied by its integer scale. Over 256
+ *                      of K, these products add up to an exact integer, |isum| < 2^27. Then
+ *                      acc = fmaf((float)isum, dw * dx, acc). The sums of q times the integer
+ *                      minima form a second integer, imin. Then
  *                      acc = fmaf((float)imin, -dmin * dx, acc).
  *   INT8 K and V       A query is quantised like a row of K. A score is (float)isum * (dk * (dq *
- *                      scale)). In each piece, the weights exp(score - max) times dv become
- *                      integers; the largest is 32767. Their sums with V are exact integers, which
- *                      become floats once, at the end.
+ *                      scale)). In each piece, the weights exp(score - max) * dv are scaled and
+ *                      rounded to integers; the largest is 32767. Their sums with V are exact
+ *                      integers. They are converted to floats once, at the end.
  *   F16, F32           Sixteen lanes: lane l takes k = l, l + 16, ... by fmaf. A tree joins them:
  *                      lane i += lane i + 8, then + 4, + 2, + 1, as in
  *                      ((0+8)+(4+12))+((2+10)+(6+14)) + ... Norms, scores and softmax sums use the
  *                      same sixteen lanes and tree.
  *   BF16               Activations are rounded to bf16. Per 32 of K, one fmaf chain runs over even
- *                      k and one over odd k; their sum is added to the accumulator (as TDPBF16PS
- *                      does).
+ *                      k and one over odd k. Their sum is added to the accumulator, as TDPBF16PS
+ *                      does.
  *
  * The code is compiled with -ffp-contract=off: only fmaf and intrinsics fuse a multiply-add. exp,
  * silu and similar functions are our own, with the same operations in every tier. Threads that call
@@ -89,8 +90,8 @@ struct kernel_sight {
     const uint32_t *tail;
 };
 
-/* The storage of K and V. INT8: a row of a head has one scale for K and one for V, maxabs / 127,
- * and integers in [-127, 127], rounded to nearest, ties to even. */
+/* The storage of K and V. INT8: a row of a head has one scale for K and one for V, maxabs / 127.
+ * Its values are integers in [-127, 127], rounded to nearest, ties to even. */
 enum kernel_kv { KERNEL_KV_F16, KERNEL_KV_F32, KERNEL_KV_INT8 };
 #define KERNEL_KV_BLOCK 16 // positions in a block
 
@@ -98,11 +99,11 @@ enum kernel_kv { KERNEL_KV_F16, KERNEL_KV_F32, KERNEL_KV_INT8 };
  * widened once for all these rows. The bits of a row are the same as if it were alone. */
 struct kernel_attn {
     const float *q; // (n_heads, head_dim) of the first row; rows are row_stride floats apart
-    float *out;     // (n_heads, head_dim) of the first row; the same stride
+    float *out;     // (n_heads, head_dim) of the first row; rows have the same stride
     size_t row_stride;
     const struct kernel_sight *sights; // (n_rows)
     uint32_t n_rows, n_heads, head_dim;
-    float scale; // factor of q.k
+    float scale; // factor of the scores q.k
     const uint32_t *blocks;
     enum kernel_kv type;
     const char *kv; // blocks of this head, as kv_put() writes them
@@ -122,9 +123,9 @@ struct kernel {
                    size_t y_stride, uint32_t from, uint32_t to);
     /* The form of m rows for weights of this type. It may differ between few rows and many. */
     enum kernel_form (*form)(enum kernel_type type, uint32_t m);
-    /* Converts row r of m, n floats, to `form`. to: memory of all m rows, aligned, to_bytes apart
-     * (at least kernel_form_bytes()); for tiles, memory for m rounded up to KERNEL_ROWS. Several
-     * threads may prepare different rows at the same time. */
+    /* Converts row r of m rows, each of n floats, to `form`. to: aligned memory of all m rows,
+     * to_bytes apart (at least kernel_form_bytes()). For tiles, it has space for m rounded up to
+     * KERNEL_ROWS. Several threads may prepare different rows at the same time. */
     void (*prepare)(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
                     void *to, size_t to_bytes);
 
@@ -144,10 +145,10 @@ struct kernel {
                    uint32_t place, void *block);
     void (*attn)(const struct kernel_attn *a);
 
-    /* log(sum(exp(x - max))) + max; exp in float, the rest in double, sixteen lanes. NaN if one of
-     * x is a NaN. */
+    /* log(sum(exp(x - max))) + max, with sixteen lanes: exp in float, the rest in double. NaN if
+     * any x is a NaN. */
     double (*logsumexp)(const float *x, uint32_t n);
-    /* Index of the largest; ties go to the lowest index. NaN never wins; n if all are NaN. */
+    /* Index of the largest value; ties go to the lowest index. NaNs are skipped; n if all are. */
     uint32_t (*argmax)(const float *x, uint32_t n);
     /* y = exact_math_exp(x / divisor - max), in double. */
     void (*weigh)(const float *x, uint32_t n, double divisor, double max, double *y);
@@ -156,14 +157,15 @@ struct kernel {
 };
 
 /* The best tier of this CPU, or the one that TANDEM_CPU (c, avx2, avxvnni, avx512, amx) names.
- * -ENOTSUP with a sentence: the tier is unknown, or this CPU does not have it. */
+ * -ENOTSUP: the tier is unknown, or this CPU does not have it; the error text says which. */
 int kernel_init(const struct kernel **ret);
 /* A tier by name. NULL: unknown, or this CPU does not have it. */
 const struct kernel *kernel_tier(const char *name);
 /* Sets FTZ and DAZ. Every thread calls this once, before its first kernel. */
 void kernel_thread_init(void);
 
-/* Weights and bytes of a block in the file. -ENOTSUP with a sentence: the type has no kernel. */
+/* Weights and bytes of a block in the file. -ENOTSUP, with an error text: the type has no
+ * kernel. */
 int kernel_type_block(enum kernel_type type, uint32_t *ret_weights, uint32_t *ret_bytes);
 /* The form of few rows; the same in every tier. */
 enum kernel_form kernel_form_of(enum kernel_type type);
@@ -172,8 +174,8 @@ size_t kernel_form_bytes(enum kernel_form form, uint32_t n_in);
 /* Bytes of the packed layout; the same for every tier. n_in is a multiple of the type's block.
  * n_out may be any number; the last tile is filled up with zeros. */
 size_t kernel_packed_bytes(enum kernel_type type, uint32_t n_out, uint32_t n_in);
-/* Packs output columns [from, to), multiples of KERNEL_TILE or n_out. src: the rows as in the file,
- * one after the other. Several threads may pack disjoint ranges at the same time. */
+/* Packs output columns [from, to); both are multiples of KERNEL_TILE or n_out. src: the rows one
+ * after another, as in the file. Several threads may pack disjoint ranges at the same time. */
 void kernel_pack(enum kernel_type type, const void *src, uint32_t n_out, uint32_t n_in,
                  uint32_t from, uint32_t to, void *packed);
 /* Converts one row in the layout of the file to floats; for the embedding and as an oracle. */
@@ -194,11 +196,11 @@ void kernel_quantise(enum kernel_type type, const float *x, uint32_t n_in, void 
 void kernel_dequant_packed(const struct kernel_mat *w, uint32_t row, float *to);
 
 /* Products of float matrices by OpenBLAS (kernel_blas.c), which is faster for many rows. The bits
- * depend on m, from, to and the CPU, so the promise of same bits does not hold for them. */
+ * depend on m, from, to and the CPU: the promise of same bits does not hold for these products. */
 /* Called before the first product. Returns OpenBLAS's name for this CPU. */
 const char *kernel_blas_init(void);
-/* Like k->matmul(), and calls it where OpenBLAS is not faster. panel: kernel_blas_floats(w) floats
- * of the calling thread. */
+/* Like k->matmul(), which it calls where OpenBLAS is not faster. panel: kernel_blas_floats(w)
+ * floats of the calling thread. */
 void kernel_blas_matmul(const struct kernel *k, const struct kernel_mat *w, const void *x,
                         size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t from,
                         uint32_t to, float *panel);

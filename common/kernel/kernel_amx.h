@@ -3,8 +3,8 @@
  *
  * AMX_TILES tiles of columns are unpacked at a time, and these weights stay in L1 while all rows
  * are multiplied. A unit is the prepared activations of up to KERNEL_ROWS rows; the units of a part
- * of K stay in L2. Sums between parts are in a separate array: rows of y are often a power of two
- * apart and would then share few sets of the caches. */
+ * of K stay in L2. Between two parts, the sums are in a separate array. Rows of y are often a power
+ * of two apart, so sums in y would share few sets of the caches. */
 #pragma once
 #include "kernel/kernel_amx_tiles.h"
 #include "kernel/kernel_avx512.h"

@@ -1,14 +1,14 @@
-/* kernel_attn.h - attention of rows of one sequence, over the vector of a tier; part of
+/* kernel_attn.h - attention of rows of one sequence, with the vectors of a tier; part of
  * kernel_body.h. kernel_attn_int8.h has the attention over int8.
  *
- * A query is one head of one row. All queries go through the pieces together. There are two ways
- * over the positions of a piece:
+ * A query is one head of one row. All queries are computed piece by piece together. The positions
+ * of a piece are read in one of two ways:
  *   shared    Blocks of F16 that every row sees. Sixteen positions of K are transposed: a lane is a
  *             position, and no sum crosses lanes. V is widened once for all queries.
  *   of a row  Positions that only some rows see: the end of a chain, the path through a tree. Each
  *             row reads them itself, and a lane is a part of q.k.
- * Few queries, and queries over F32, read all positions the second way: transposing K would cost
- * more than it saves. Both ways have the same sums and so give the same bits. */
+ * Few queries, and queries over F32, read all positions in the second way: transposing K would
+ * cost more than it saves. Both ways add in the same order, so they give the same bits. */
 #pragma once
 
 #define V_HEADS 4
@@ -18,7 +18,8 @@
  * (measured). */
 #define SHARED_DIM 8
 
-/* Queries that go through the pieces together: the heads of the first row, of the second, ... */
+/* Queries that are computed together, piece by piece: the heads of the first row, of the second,
+ * ... */
 struct queries {
     uint32_t n;
     const float *q[KERNEL_ATTN_QUERIES];

@@ -4,8 +4,8 @@
  * A block of K holds, for each four of head_dim, the values of its sixteen positions side by side:
  * a lane is a position. A block of V holds, for each four positions, all of head_dim side by side:
  * a lane is one of head_dim. So no sum crosses lanes, and no layout is transposed. Every sum is a
- * sum of integers and therefore exact. All queries read the blocks that all rows see together; each
- * row reads its other blocks itself. The bits are the same. Scattered positions are first gathered
+ * sum of integers and therefore exact. Blocks that all rows see are read once for all queries. Each
+ * row reads its other blocks itself, with the same bits. Scattered positions are first gathered
  * into separate blocks.
  *
  * A tier has these operations on vectors of integers:
@@ -22,7 +22,7 @@
 
 #define TOP_WEIGHT 32767.0f
 #define PIECE_BLOCKS (KERNEL_PIECE / KERNEL_KV_BLOCK)
-#define SPREAD 2 // at most as many blocks are shared that only some rows of a chain see
+#define SPREAD 2 // most shared blocks that only some rows of a chain see
 
 /* The scale of a row: value = scale * integer in [-127, 127]. NaN: a value is a NaN or infinite. */
 static float row_scale(const float *x, uint32_t n, float *ret_inverse)
@@ -50,7 +50,7 @@ static void put_int8(const float *k, const float *v, uint32_t head_dim, uint32_t
     uint8_t *block_v = block + kernel_kv8_half(head_dim);
     float inverse_k, inverse_v;
     float scales[] = {row_scale(k, head_dim, &inverse_k), row_scale(v, head_dim, &inverse_v)};
-    if (scales[1] != scales[1]) { // sums over V are integers, which would lose the NaN
+    if (scales[1] != scales[1]) { // a NaN in V: its integer sums would lose it
         scales[0] = scales[1];
         scales[1] = 0;
     }
@@ -270,8 +270,8 @@ static uint32_t whole_blocks(const struct kernel_sight *s)
     return s->n_tail ? s->n_base / 16 : (s->n_base + 15) / 16;
 }
 
-/* Number of blocks that all rows share. It may include up to SPREAD blocks that some rows do not
- * see: products with weight 0 cost less than blocks that each row reads alone. */
+/* Number of blocks that all rows share. Up to SPREAD of them may be blocks that some rows do not
+ * see. Products with weight 0 cost less than blocks that each row reads alone. */
 static uint32_t shared_blocks(const struct kernel_attn *a)
 {
     uint32_t least = UINT32_MAX, most = 0, n_tails = 0;

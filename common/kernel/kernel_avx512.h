@@ -178,8 +178,8 @@ INLINE uint32_t v_equal(vf a, vf b)
     return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
 }
 
-/* The bits of the two steps in kernel_c.c, for the argument that v_exp() makes of each of the 2^32
- * floats. */
+/* Gives the same bits as the two steps in kernel_c.c, for the arguments that v_exp() computes from
+ * any of the 2^32 floats. */
 INLINE vf v_pow2(vf p, vf t)
 {
     return _mm512_scalef_ps(p, v_sub(t, v_set(0x1.8p+23f)));

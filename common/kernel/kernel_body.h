@@ -20,7 +20,7 @@
  *   vi, vk, vv, ...           vectors of integers: see kernel_attn_int8.h
  *   VW_LANES, vw, vw_*()      lanes of 64 bits; only if the tier has them
  *
- * The operations and their order are the same in every tier. That is why the tiers agree. */
+ * The operations and their order are the same in every tier, so all tiers give the same bits. */
 #pragma once
 #include "base/exact_math.h"
 #include "base/rng.h"
@@ -218,9 +218,9 @@ INLINE void dot_part(const int size, const uint8_t *w, size_t w_bytes, uint32_t 
             sums[r][c] = acc[r][c];
 }
 
-/* Few rows: n_streams columns, `apart` columns from one another, are as many streams of memory.
- * Their sums stay in registers over all of K. If the rows need several passes, the passes
- * alternate, and the sums stay in registers over a part of K. */
+/* For few rows. Reads n_streams columns side by side, `apart` columns from one another; each is a
+ * stream of memory. Their sums stay in registers over all of K. If the rows need several passes,
+ * the passes alternate, and the sums stay in registers over a part of K. */
 INLINE void dot_streams(const int size, const uint8_t *w, uint32_t n_in, const uint8_t *x,
                         size_t x_bytes, uint32_t m, float *y, size_t y_stride, uint32_t apart,
                         uint32_t n_cols, const int n_streams)

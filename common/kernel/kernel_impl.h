@@ -1,7 +1,7 @@
 /* kernel_impl.h - shared by the files of this folder: packed layouts and the prepared int8 row.
  *
- * A packed quantised matrix is a row of tiles of KERNEL_TILE output columns; a tile is a row of
- * groups; a group holds the scales of its blocks of 32 weights of K, then the blocks:
+ * A packed quantised matrix is a row of tiles of KERNEL_TILE output columns. A tile is a row of
+ * groups. A group holds the scales of its blocks, then the blocks, each of 32 weights of K:
  *
  *   types of 32   group of 2: d (2, 16) f16 [, m (2, 16) f16]
  *   Q4_K, Q5_K    group of 8: d (16) f16, dmin (16) f16, scales (4, 16, 2) s8, mins likewise:
@@ -28,9 +28,12 @@
 #define KERNEL_BLOCK 32  // weights in a block
 #define KERNEL_GROUP 256 // weights in a group of types of 256
 
-/* The quantised types. The columns are: bytes of a block in the file; bits in the low plane and in
- * the high plane; offset; blocks in a group; then three flags: mins, scales for half blocks, a
- * codebook. */
+/* The quantised types. Columns after the name:
+ * - bytes of a block in the file;
+ * - bits of a weight in the low plane and in the high plane;
+ * - offset;
+ * - blocks in a group;
+ * - three flags: mins, scales for half blocks, a codebook. */
 #define KERNEL_INT8_TYPES(X)                                                                       \
     X(Q8_0, 34, 8, 0, 128, 2, 0, 0, 0)                                                             \
     X(Q4_0, 18, 4, 0, 8, 2, 0, 0, 0)                                                               \
@@ -186,7 +189,7 @@ void kernel_amx_matmul(const struct kernel_mat *w, const void *x, size_t x_bytes
 enum kernel_form kernel_amx_form(enum kernel_type type, uint32_t m);
 void kernel_amx_prepare(enum kernel_form form, const float *x, uint32_t n, uint32_t r, uint32_t m,
                         void *to, size_t to_bytes);
-/* The product of BF16. False: nothing was done, as so few rows are as fast without tiles. */
+/* The product of BF16. False: nothing was done, because so few rows are as fast without tiles. */
 bool kernel_amx_bf16(const struct kernel_mat *w, const void *x, size_t x_bytes, uint32_t m,
                      float *y, size_t y_stride, uint32_t from, uint32_t to);
 #endif

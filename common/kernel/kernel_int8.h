@@ -8,8 +8,8 @@
  *                           a tile is C_PARTS of these vectors
  *   INT8_MAX_ROWS           rows that are multiplied by a block while it is unpacked
  *   INT8_EACH_ROWS(X)       X(1) X(2) ... X(INT8_MAX_ROWS)
- *   INT8_TOGETHER(bits)     rows whose products alternate, for unpacked weights of `bits` bits: a
- *                           product has to wait for the last product of its row
+ *   INT8_TOGETHER(bits)     rows whose products alternate, for unpacked weights of `bits` bits. A
+ *                           product has to wait for the previous product of its row
  *   INT8_Q_BYTES            bytes of a block of activations, as c_spread() writes and c_dots()
  *                           reads it */
 #pragma once

@@ -3,7 +3,7 @@
 #pragma once
 #include "kernel/kernel_impl.h"
 
-/* The constants of a type. As a constant argument, the compiler folds them. */
+/* The constants of a type. They are constant arguments, so the compiler folds them. */
 struct int8_type {
     int lo, hi, offset, group;
     bool min, halves, book;

@@ -2,7 +2,9 @@
  * one key/value head.
  *
  * Queries are split among threads by their cost: rows of a sequence under a key/value head, or the
- * heads of a row that is alone. */
+ * heads of a row that is alone.
+ *
+ * Kernels have one size for the heads of K and V: kv_bytes_new() refuses a model with two. */
 #include <math.h>
 #include "model/forward_impl.h"
 #include "model/rope.h"
@@ -74,16 +76,16 @@ static void finish_group(const struct attn *a, uint32_t row, uint32_t head)
 {
     const struct model_attn *w = a->w;
     const struct kernel *kernel = a->f->m->kernel;
-    uint32_t d = w->k_dim;
+    size_t k_dim = w->k_dim, v_dim = w->v_dim, at = (size_t)row * w->n_kv_heads + head;
+    float *k = a->b.k + at * k_dim, *v = a->b.v + at * v_dim;
     for (uint32_t h = head * a->group; h < (head + 1) * a->group; h++)
-        finish_head(a, a->b.q + ((size_t)row * w->n_heads + h) * d,
-                    w->q_bias ? w->q_bias + (size_t)h * d : NULL, w->q_norm, row);
-    size_t at = ((size_t)row * w->n_kv_heads + head) * d;
-    finish_head(a, a->b.k + at, w->k_bias ? w->k_bias + (size_t)head * d : NULL, w->k_norm, row);
+        finish_head(a, a->b.q + ((size_t)row * w->n_heads + h) * k_dim,
+                    w->q_bias ? w->q_bias + h * k_dim : NULL, w->q_norm, row);
+    finish_head(a, k, w->k_bias ? w->k_bias + head * k_dim : NULL, w->k_norm, row);
     if (w->v_bias)
-        kernel->add(a->b.v + at, w->v_bias + (size_t)head * d, d);
+        kernel->add(v, w->v_bias + head * v_dim, w->v_dim);
     uint32_t slot = pass_plan_slot(a->f->plan, row);
-    kernel->kv_put(kv_bytes_shape(a->f->kv)->type, a->b.k + at, a->b.v + at, d, slot % KV_BLOCK,
+    kernel->kv_put(kv_bytes_shape(a->f->kv)->type, k, v, w->k_dim, slot % KV_BLOCK,
                    kv_bytes_at(a->f->kv, a->layer, slot / KV_BLOCK, head));
 }
 
@@ -107,11 +109,11 @@ static void attend(const struct attn *a, const struct queries *q)
 {
     const struct model_attn *w = a->w;
     struct forward *f = a->f;
-    size_t n = (size_t)w->n_heads * w->k_dim, at = q->row * n + (size_t)q->head * w->k_dim;
+    size_t at = (size_t)q->row * w->n_heads + q->head;
     f->m->kernel->attn(&(struct kernel_attn){
-        .q = a->b.q + at,
-        .out = a->b.values + at,
-        .row_stride = n,
+        .q = a->b.q + at * w->k_dim,
+        .out = a->b.values + at * w->v_dim,
+        .row_stride = (size_t)w->n_heads * w->k_dim,
         .sights = f->sights + q->row,
         .n_rows = q->n_rows,
         .n_heads = q->n_heads,

@@ -19,7 +19,8 @@ struct dist_bias {
 
 /* The sampling parameters of a request. Proposers that draw drafts need them, too: a new member
  * also goes through pack_sampling() in verifier-svc/drafts/drafts_wire.c and sampling_of() in
- * proposer-svc/batch.c. Without it drafts match the target less often. */
+ * proposer-svc/batch.c. Without it drafts match the target less often.
+ * test_round_message.c does not compile until it has the new member. */
 struct dist_params {
     float temperature;         // 0: greedy
     uint32_t top_k;            // 0: off

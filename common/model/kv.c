@@ -200,6 +200,11 @@ void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *r
         seq->n_indexed = seq->len / KV_BLOCK;
 }
 
+void kv_release(struct kv *kv, struct kv_seq *seq)
+{
+    kv_keep(kv, seq, 0, NULL, 0);
+}
+
 int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_seq *to)
 {
     assert(len <= from->len && to->len == 0);

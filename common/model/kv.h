@@ -55,6 +55,8 @@ int kv_grow(struct kv *kv, struct kv_seq *seq, uint32_t n);
  * base + 1, ... All other rows are dropped and whole blocks released. n = 0 truncates. Rows that
  * this sequence shares with another may be dropped or stay, but cannot be overwritten. */
 void kv_keep(struct kv *kv, struct kv_seq *seq, uint32_t base, const uint32_t *rows, uint32_t n);
+/* Drops all rows and releases all blocks. The block table stays, so the sequence can grow again. */
+void kv_release(struct kv *kv, struct kv_seq *seq);
 /* `to` becomes a sequence with the same first `len` rows: full blocks are shared (one more holder),
  * a partly filled last one is copied. -ENOSPC. to: initialised, empty. */
 int kv_fork(struct kv *kv, const struct kv_seq *from, uint32_t len, struct kv_seq *to);

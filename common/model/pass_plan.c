@@ -6,11 +6,22 @@
 #include "base/err.h"
 #include "model/pass_plan.h"
 
+static uint32_t blocks_of(uint32_t rows)
+{
+    return rows / KV_BLOCK + (rows % KV_BLOCK != 0);
+}
+
+size_t pass_plan_bytes(uint32_t max_rows, uint32_t max_seqs, uint32_t seq_rows)
+{
+    size_t n_blocks = (size_t)max_seqs * blocks_of(seq_rows) + 1;
+    return max_rows * sizeof(struct pass_row) + max_seqs * sizeof(struct pass_seq) +
+           n_blocks * sizeof(uint32_t);
+}
+
 int pass_plan_init(struct pass_plan *p, uint32_t max_rows, uint32_t max_seqs, uint32_t seq_rows)
 {
     *p = (struct pass_plan){.max_rows = max_rows, .max_seqs = max_seqs};
-    uint32_t seq_blocks = seq_rows / KV_BLOCK + (seq_rows % KV_BLOCK != 0);
-    if (__builtin_mul_overflow(max_seqs, seq_blocks, &p->max_blocks))
+    if (__builtin_mul_overflow(max_seqs, blocks_of(seq_rows), &p->max_blocks))
         return fail(-ENOMEM, "pass: %u sequences of %u rows do not fit in memory", max_seqs,
                     seq_rows);
     p->rows = calloc(max_rows, sizeof(*p->rows));

@@ -9,6 +9,7 @@
  * Threads: one at a time; no thread changes a plan while it runs. */
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include "model/kv.h"
 
@@ -38,6 +39,8 @@ struct pass_plan {
     uint32_t max_rows, max_seqs, max_blocks;
 };
 
+/* Memory of such a plan, in bytes. */
+size_t pass_plan_bytes(uint32_t max_rows, uint32_t max_seqs, uint32_t seq_rows);
 /* Plans of up to max_seqs sequences, each with storage for seq_rows rows at most. -ENOMEM. */
 int pass_plan_init(struct pass_plan *p, uint32_t max_rows, uint32_t max_seqs, uint32_t seq_rows);
 void pass_plan_done(struct pass_plan *p); // also of one that is zeroed

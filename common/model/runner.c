@@ -38,6 +38,12 @@ static struct kv_shape kv_shape(const struct runner *r)
     return model_kv_shape(r->model, r->opt.kv_type);
 }
 
+/* Rows of a sequence's storage: those of a draft come after the context. */
+static uint32_t seq_rows(const struct runner *r)
+{
+    return r->context + DRAFT_MAX_NODES;
+}
+
 /* ---- memory ---- */
 
 size_t runner_bytes(const struct runner_memory *m)
@@ -59,15 +65,27 @@ static uint64_t wanted_blocks(const struct runner *r, size_t block_bytes, size_t
     return all < quarter ? all : quarter;
 }
 
-static int measure_kv(struct runner *r, size_t left)
+static void choose_context(struct runner *r)
 {
-    struct kv_shape shape = kv_shape(r);
-    size_t block_bytes = kv_bytes_block(&shape);
     r->context = r->opt.context ? r->opt.context : r->model->params.n_ctx_train;
     if (r->context > r->model->params.n_ctx_train)
         log_warn("context=%u is longer than the %u positions the model was trained for", r->context,
                  r->model->params.n_ctx_train);
+}
 
+/* Of the forward pass and its plan. */
+static size_t activation_bytes(const struct runner *r)
+{
+    const struct forward_options fo = forward_options(r);
+    return forward_bytes(r->model, r->pool, &fo) +
+           pass_plan_bytes(r->opt.max_rows, r->opt.max_pass_seqs, seq_rows(r));
+}
+
+/* May reduce the context to the size of the pool. */
+static int measure_kv(struct runner *r, size_t left)
+{
+    struct kv_shape shape = kv_shape(r);
+    size_t block_bytes = kv_bytes_block(&shape);
     uint64_t blocks = wanted_blocks(r, block_bytes, left);
     r->n_blocks = blocks < KV_MAX_BLOCKS ? (uint32_t)blocks : KV_MAX_BLOCKS;
     if (r->n_blocks < MIN_BLOCKS)
@@ -110,10 +128,10 @@ static int measure_memory(struct runner *r)
     struct runner_memory *m = &r->memory;
     size_t promised, available = mem_limit_available("", &promised);
     r->max_logits = logits_rows(r);
-    const struct forward_options fo = forward_options(r);
     const struct kv_shape shape = kv_shape(r);
+    choose_context(r);
     m->weights = r->model->bytes;
-    m->activations = forward_bytes(r->model, r->pool, &fo);
+    m->activations = activation_bytes(r);
     m->beside = BESIDE_BYTES + pool_threads(r->pool) * (size_t)BESIDE_THREAD_BYTES;
     if (r->opt.beside)
         m->beside += r->opt.beside(r->opt.beside_arg, kv_bytes_block(&shape));
@@ -122,6 +140,7 @@ static int measure_memory(struct runner *r)
     int err = measure_kv(r, r->opt.memory_check ? left : available);
     if (err < 0)
         return err;
+    m->activations = activation_bytes(r); // the context may be shorter now
     log_info("loading the model needed_mib=%zu weights_mib=%zu kv_mib=%zu activations_mib=%zu "
              "available_mib=%zu promised_mib=%zu",
              runner_bytes(m) >> 20, m->weights >> 20, m->kv >> 20, m->activations >> 20,
@@ -164,9 +183,8 @@ int runner_load(struct runner *r, bool (*progress)(void *arg, float done), void 
     int err = kv_new(&shape, r->n_blocks, &r->kv);
     if (!err)
         err = forward_new(r->model, kv_bytes_of(r->kv), r->pool, &fo, &r->forward);
-    if (!err) // rows of drafts come after the context
-        err = pass_plan_init(&r->plan, r->opt.max_rows, r->opt.max_pass_seqs,
-                             r->context + DRAFT_MAX_NODES);
+    if (!err)
+        err = pass_plan_init(&r->plan, r->opt.max_rows, r->opt.max_pass_seqs, seq_rows(r));
     if (!err)
         err = model_load(r->model, &lo);
     return err ? err : dist_new(r->opt.n_vocab, r->kernel, &r->dist);

@@ -19,7 +19,7 @@ struct candidate {
 void draft_model_ahead_drop(struct draft_model *d, struct draft_model_seq *s)
 {
     for (uint32_t i = 0; s->branches && i < BRANCHES_MAX; i++) {
-        kv_keep(d->run.kv, &s->branches->v[i].kv, 0, NULL, 0);
+        kv_release(d->run.kv, &s->branches->v[i].kv);
         s->branches->v[i].is_open = false;
     }
     if (s->branches)

@@ -21,8 +21,7 @@
 #define PROP_BIAS_MAX 1024  // tokens; more are ignored
 
 enum prop_flags {
-    PROP_OWN_THREAD = 1,   // draft() runs on its own thread, for all waiting Rounds together
-    PROP_NEEDS_HIDDEN = 2, // draft() needs the target's hidden rows
+    PROP_OWN_THREAD = 1, // draft() runs on its own thread, for all waiting Rounds together
 };
 
 struct prop_context {

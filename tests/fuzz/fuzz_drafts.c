@@ -10,6 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
 #define N_VOCAB 40 // keeps a dense q short
 #define K 5
+#define DEPTH 3
 
 /* q is a distribution from which the token can come. */
 static void check_q(const struct draft *d, uint32_t i)
@@ -34,9 +35,12 @@ static void check(const struct draft_answer *a)
     const struct draft *d = a->draft;
     if (d->n > K || a->seq < 1 || a->seq > 2 || !draft_valid(d, N_VOCAB))
         abort();
+    uint32_t depth[K];
     for (uint32_t i = 0; i < d->n; i++) {
-        float above = d->parents[i] < 0 ? 1 : d->survival[d->parents[i]];
-        if (!(d->survival[i] >= 0 && d->survival[i] <= above))
+        int32_t parent = d->parents[i];
+        float above = parent < 0 ? 1 : d->survival[parent];
+        depth[i] = parent < 0 ? 1 : depth[parent] + 1;
+        if (depth[i] > DEPTH || !(d->survival[i] >= 0 && d->survival[i] <= above))
             abort();
         check_q(d, i);
     }
@@ -79,7 +83,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                                              .context = context,
                                              .base_len = 3 + i % 190,
                                              .max_nodes = K,
-                                             .max_depth = K,
+                                             .max_depth = DEPTH,
                                              .q_mode = (enum draft_q_mode)(DRAFT_DENSE - i % 4)};
         drafts_book_ask(b, wishes, 2, 1000, i * 100);
         drafts_book_take(b);

@@ -58,7 +58,8 @@ struct control {
     struct control_options options;
     struct pass_time pass_time;
     struct control_proposer proposers[DRAFT_MAX_PROPOSERS];
-    double wait_us;        // of the drafts requested last: the part of a round beside its pass
+    /* For the drafts that were requested last: the part of a round beside its pass. */
+    double expected_wait_us;
     double acceptance_ema; // of all rounds with drafts, shown to users
     /* Exploration (exploration.h): */
     uint32_t since_one, since_all; // rounds since a try of one sequence, and of all

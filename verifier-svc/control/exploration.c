@@ -69,7 +69,7 @@ bool exploration_less(struct control *c, const struct control_round *r, struct c
         v[i].nodes = min_u32(k, v[i].nodes);
         v[i].s->trying = v[i].nodes > 0;
     }
-    c->wait_us = row_budget_wait_us(c, v, n);
+    c->expected_wait_us = row_budget_wait_us(c, v, n);
     return true;
 }
 

@@ -22,7 +22,7 @@
 void exploration_begin_round(struct control *c);
 
 /* Makes the round one with less drafts, if that is due. limit, g: the best distribution. True: the
- * round is a try, and c->wait_us is its wait. */
+ * round is a try, and c->expected_wait_us is its wait. */
 bool exploration_less(struct control *c, const struct control_round *r, struct control_item *v,
                       uint32_t n, uint32_t limit, const struct row_budget *g);
 

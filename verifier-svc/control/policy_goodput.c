@@ -111,7 +111,7 @@ static uint32_t distribute_rows(struct control *c, const struct control_round *r
 
 static void request_none(struct control *c, struct control_item *v, uint32_t n)
 {
-    c->wait_us = 0;
+    c->expected_wait_us = 0;
     for (uint32_t i = 0; i < n; i++)
         v[i].nodes = 0;
 }
@@ -134,7 +134,7 @@ static double goodput_ask(struct control *c, const struct control_round *r, stru
     bool pay = limit && drafts_pay(c, r, &g);
     exploration_begin_round(c);
     if (pay && exploration_less(c, r, v, n, limit, &g))
-        return c->wait_us > 0 ? EXPLORATION_WAIT_US : 0;
+        return c->expected_wait_us > 0 ? EXPLORATION_WAIT_US : 0;
     if (limit && !pay && exploration_all(c, r, v, n, &g))
         return EXPLORATION_WAIT_US;
     struct control_item *next = exploration_next(c, v, n, pay);
@@ -144,7 +144,7 @@ static double goodput_ask(struct control *c, const struct control_round *r, stru
     exploration_one(c, r, v, n, next, round_us);
     if (!pay)
         return exploration_is_awaited(v, n) ? EXPLORATION_WAIT_US : 0;
-    return g.tokens * control_state_none_us(c, r) - (g.us - c->wait_us);
+    return g.tokens * control_state_none_us(c, r) - (g.us - c->expected_wait_us);
 }
 
 /* ---- verifying ---- */

@@ -229,14 +229,15 @@ uint32_t row_budget_best(struct control *c, const struct control_round *r, struc
         v[i].nodes = v[i].best_nodes;
         v[i].excluded = v[i].no_row = false;
     }
-    c->wait_us = ret->wait_us;
+    c->expected_wait_us = ret->wait_us;
     return best;
 }
 
 void row_budget_drafts(const struct control *c, const struct control_round *r,
                        struct control_item *v, uint32_t n, bool over_bends)
 {
-    struct row_budget best = best_rows(c, r, v, n, DRAFT_MAX_NODES, c->wait_us, over_bends);
+    struct row_budget best =
+        best_rows(c, r, v, n, DRAFT_MAX_NODES, c->expected_wait_us, over_bends);
     grant_rows(v, n, DRAFT_MAX_NODES, best.n_rows);
 }
 

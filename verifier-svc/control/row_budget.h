@@ -22,15 +22,15 @@ struct row_budget {
     bool limited;    // a larger limit per sequence may give more
 };
 
-/* Chooses how many tokens to request, with the best limit per sequence. Sets c->wait_us and the
- * nodes of all items. Returns the limit; 0: no token is worth its row. Drafts may still be worse
- * than none: the caller compares *ret with a round without drafts. */
+/* Chooses how many tokens to request, with the best limit per sequence. Sets c->expected_wait_us
+ * and the nodes of all items. Returns the limit; 0: no token is worth its row. Drafts may still be
+ * worse than none: the caller compares *ret with a round without drafts. */
 uint32_t row_budget_best(struct control *c, const struct control_round *r, struct control_item *v,
                          uint32_t n, struct row_budget *ret);
 
-/* Chooses how many tokens of present drafts to verify. U includes c->wait_us: the drafts have
- * arrived, but the next round has a wait too. over_bends: false ends the search at the first drop
- * of goodput. True continues: it may rise again after a bend in the pass times. */
+/* Chooses how many tokens of present drafts to verify. U includes c->expected_wait_us: the drafts
+ * have arrived, but the next round has a wait too. over_bends: false ends the search at the first
+ * drop of goodput. True continues: it may rise again after a bend in the pass times. */
 void row_budget_drafts(const struct control *c, const struct control_round *r,
                        struct control_item *v, uint32_t n, bool over_bends);
 

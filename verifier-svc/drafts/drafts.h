@@ -49,10 +49,11 @@
  * 1 MiB. */
 #define DRAFTS_DENSE_MAX (480u << 10)
 
-/* An answer with its checked draft. The draft has at most as many nodes as were requested, tokens
- * below the vocabulary's size, and decoded q. Survival never rises from parent to child; it is 1 if
- * the proposer gave none. base_len shows whether the draft still continues the context. A proposer
- * is trusted to have drawn from the q that it sends. */
+/* An answer with its checked draft. The draft has at most as many nodes as were requested, in all
+ * and on each path. Its tokens are below the vocabulary's size, and its q is decoded. Survival
+ * never rises from parent to child; it is 1 if the proposer gave none. base_len shows whether the
+ * draft still continues the context. A proposer is trusted to have drawn from the q that it
+ * sends. */
 struct draft_answer {
     uint64_t seq;
     uint32_t base_len; // committed length that the draft continues
@@ -100,10 +101,11 @@ struct drafts_wish {
     const uint32_t *context; // (base_len) all committed tokens with the prompt; they never change
     uint32_t base_len;
     uint32_t prompt_len; // tokens of the context that are the prompt
-    /* Drafts are chains today, so both numbers are k, except for a draft ahead. drafts_ask() cuts
-     * them to what the proposer can do. */
-    uint32_t max_nodes; // tokens wanted; 0: the wish is ignored
-    uint32_t max_depth; // tokens wanted on one path
+    /* Limits of the draft. drafts_ask() reduces them to what the proposer can do, and max_depth to
+     * max_nodes. Both are equal for a chain. In a draft ahead, max_nodes includes the tokens of
+     * `verifying`, and max_depth does not. */
+    uint32_t max_nodes; // tokens over all branches; 0: the wish is ignored
+    uint32_t max_depth; // tokens on one path
     /* drafts_ask() replaces a mode that the proposer does not offer: dense by sparse, else by
      * point. */
     enum draft_q_mode q_mode;

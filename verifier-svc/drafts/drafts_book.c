@@ -321,9 +321,11 @@ static void cut_wish(const struct drafts_book *b, struct drafts_wish *w)
 {
     uint32_t fit = w->q_mode == DRAFT_DENSE ? DRAFTS_DENSE_MAX / b->n_vocab : b->about.k_max;
     fit = fit < b->about.k_max ? fit : b->about.k_max;
-    w->max_depth = w->max_depth < fit ? w->max_depth : fit;
     if (!w->n_verifying)
         w->max_nodes = w->max_nodes < fit ? w->max_nodes : fit;
+    uint32_t n_new = w->max_nodes - w->n_verifying;
+    fit = fit < n_new ? fit : n_new;
+    w->max_depth = w->max_depth < fit ? w->max_depth : fit;
 }
 
 /* True: an answer may arrive this round. */
@@ -332,7 +334,7 @@ static bool add_wish(struct drafts_book *b, struct drafts_outbox *o, struct draf
     w->to_read = 0;
     w->q_mode = q_mode_offered(b, w); // decides whether the draw key is sent
     outbox_remove(o, w->seq);         // newer state replaces what has not been sent
-    if (!w->max_nodes || !drafts_book_k_max(b, w->seq, w->base_len))
+    if (w->max_nodes <= w->n_verifying || !drafts_book_k_max(b, w->seq, w->base_len))
         return false;
     struct known *s = find_or_add(b, w->seq);
     if (!s || round_owing(b, w->seq) || w->base_len < s->sent_len)
@@ -419,7 +421,7 @@ static void record_round(struct drafts_book *b, const struct drafts_outbox *o)
         r->owed[i] = (struct owed){e->seq,
                                    {.base_len = e->base_len,
                                     .max_nodes = e->max_nodes,
-                                    .max_depth = e->max_depth,
+                                    .max_depth = e->n_verifying + e->max_depth,
                                     .ahead = e->n_verifying > 0,
                                     .n_vocab = b->n_vocab,
                                     .digest = e->digest,

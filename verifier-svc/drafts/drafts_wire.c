@@ -74,9 +74,8 @@ static void pack_entry(const struct drafts_entry *e, const uint32_t *tokens,
     to->n_tokens = e->base_len - e->keep;
     to->tokens = (uint32_t *)tokens + e->token_at;
     to->digest = e->digest;
-    /* The wire has one number. It limits every path, and all nodes too unless the draft is ahead:
-     * then DRAFT_MAX_NODES limits them. */
     to->k = e->max_depth;
+    to->max_nodes = e->max_nodes;
     to->more = e->more;
     to->prompt_len = e->prompt_len;
     to->q_mode = (Tandem__V1__QMode)e->q_mode;
@@ -146,6 +145,19 @@ static enum drafts_verdict check_shape(const Tandem__V1__SequenceDraft *a,
         return malformed("not one survival estimate for each token");
     if (a->q_mode != TANDEM__V1__QMODE__Q_MODE_POINT && (int)a->q_mode != (int)request->q_mode)
         return malformed("a q mode that was not requested");
+    return DRAFTS_GOOD;
+}
+
+/* The parents of *draft are checked: each comes before its child. */
+static enum drafts_verdict check_depth(const struct draft *draft, uint32_t n, uint32_t max_depth)
+{
+    uint32_t depth[DRAFT_MAX_NODES];
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t parent = draft->parents[i];
+        depth[i] = parent < 0 ? 1 : depth[parent] + 1;
+        if (depth[i] > max_depth)
+            return malformed("a longer path than was requested");
+    }
     return DRAFTS_GOOD;
 }
 
@@ -323,6 +335,8 @@ static enum drafts_verdict check_draft(const Tandem__V1__SequenceDraft *a,
     enum drafts_verdict v = check_shape(a, request);
     for (uint32_t i = 0; i < a->n_tokens && v == DRAFTS_GOOD; i++)
         v = check_token(a, i, request, ret);
+    if (v == DRAFTS_GOOD)
+        v = check_depth(ret, (uint32_t)a->n_tokens, request->max_depth);
     if (v != DRAFTS_GOOD)
         return v;
     ret->n = (uint32_t)a->n_tokens;

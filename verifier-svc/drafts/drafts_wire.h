@@ -12,7 +12,7 @@
 struct drafts_entry {
     uint64_t seq, digest; // digest: of [0, base_len)
     uint32_t keep, base_len, prompt_len;
-    uint32_t max_nodes, max_depth; // of the draft; 0: none is wanted
+    uint32_t max_nodes, max_depth; // as in struct drafts_wish; 0: no draft is requested
     uint32_t token_at;    // index of its tokens [keep, base_len) in the tokens of the Round
     uint32_t n_hint;      // hint tokens, after them
     uint32_t n_verifying; // draft tokens being verified, after the hint
@@ -47,7 +47,8 @@ const Tandem__V1__Round *drafts_pack(struct drafts_packer *p, const struct draft
 const Tandem__V1__Round *drafts_pack_closes(struct drafts_packer *p,
                                             const struct drafts_closed *closes, uint32_t n_closes);
 
-/* The request that an answer is checked against. */
+/* The request that an answer is checked against. Both limits include the tokens that a draft ahead
+ * begins with. */
 struct drafts_request {
     uint32_t base_len, n_vocab;
     uint32_t max_nodes, max_depth;

@@ -24,7 +24,7 @@ static double pass_us(struct trial *t, uint32_t n, uint32_t context)
     struct kv *kv = t->r->kv;
     if (n > t->r->max_logits || context + n > t->r->context)
         return 0;
-    kv_keep(kv, &t->seq, 0, NULL, 0);
+    kv_release(kv, &t->seq);
     if (kv_grow(kv, &t->seq, context + n) < 0)
         return 0;
     static const uint32_t tokens[MAX_ROWS];

@@ -14,7 +14,7 @@
 /* Releases everything that the engine holds for a sequence. */
 static void release_seq(struct engine *e, struct seq *s)
 {
-    kv_keep(e->loaded->run.kv, &s->kv, 0, NULL, 0);
+    kv_release(e->loaded->run.kv, &s->kv);
     if (e->drafts)
         drafts_close(e->drafts, s->id, true);
     seq_list_remove(&e->running, s);
@@ -96,7 +96,7 @@ static void send_back_unbranched(struct engine *e, const struct request *r)
 
 void engine_preempt(struct engine *e, struct seq *s)
 {
-    kv_keep(e->loaded->run.kv, &s->kv, 0, NULL, 0);
+    kv_release(e->loaded->run.kv, &s->kv);
     if (e->drafts)
         drafts_close(e->drafts, s->id, false); // running sequences need the place
     seq_list_remove(&e->running, s);

@@ -105,7 +105,7 @@ static bool take_blocks(struct kv_tier *t, const struct kv_disk_fetch *f, const 
         kv_load(t->kv, t->restored.blocks[f->from + i], f->data[i]);
     if (fits)
         kv_enter(t->kv, &t->restored, &root, tokens, from + n);
-    kv_keep(t->kv, &t->restored, 0, NULL, 0);
+    kv_release(t->kv, &t->restored);
     return fits;
 }
 

@@ -66,7 +66,7 @@ static bool grow_or_preempt(struct engine *e, uint32_t i)
                 e->grants[k] = (struct sched_grant){0};
         }
         v->leaving = true; // stays in the list until the loop over it is done
-        kv_keep(e->loaded->run.kv, &v->kv, 0, NULL, 0);
+        kv_release(e->loaded->run.kv, &v->kv);
         if (v == s)
             return false;
     }

@@ -107,9 +107,9 @@ void kv_tier_rig_evict(struct kv_tier_rig *t)
         kv_load(kv, t->any.blocks[i], data);
     }
     kv_enter(kv, &t->any, &root, t->tokens, t->n_blocks * KV_BLOCK);
-    kv_keep(kv, &t->any, 0, NULL, 0);
+    kv_release(kv, &t->any);
     assert_int_equal(kv_grow(kv, &t->any, (t->n_blocks + SPARE_BLOCKS) * KV_BLOCK), 0);
-    kv_keep(kv, &t->any, 0, NULL, 0);
+    kv_release(kv, &t->any);
     while (kv_tier_counts(t->tier).n_waiting)
         nap();
 }
@@ -129,7 +129,7 @@ uint32_t kv_tier_rig_found(struct kv_tier_rig *t)
         kv_save(kv, t->any.blocks[i], data);
         assert_memory_equal(data, expected, bytes);
     }
-    kv_keep(kv, &t->any, 0, NULL, 0);
+    kv_release(kv, &t->any);
     assert_true(kv_check(kv, NULL, 0));
     return n;
 }

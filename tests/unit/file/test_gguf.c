@@ -103,7 +103,6 @@ static void a_valid_file_is_read(void **state)
     assert_null(checkpoint_find_name(g, "c.weigh"));
     assert_null(checkpoint_find_name(g, "c.weights"));
     assert_true(checkpoint_walk(g) > 0);
-    assert_int_equal(checkpoint_bytes(g), f.len);
     assert_int_equal(checkpoint_modified(g), 0);
     (void)state;
 }
@@ -403,9 +402,12 @@ static void split_files_are_joined(void **state)
     assert_int_equal(checkpoint_open(in_folder("m-00001-of-00003.gguf"), &g), 0);
     assert_int_equal(checkpoint_n_tensors(g), 3);
     assert_int_equal(checkpoint_u32(g, "llama.block_count", &n), 0);
-    assert_non_null(checkpoint_find_name(g, "x"));
-    assert_non_null(checkpoint_find_name(g, "z"));
-    assert_int_equal(checkpoint_bytes(g), a.len + b.len + c.len);
+    for (const char *name = "xyz"; *name; name++) {
+        const struct checkpoint_tensor *t = checkpoint_find_name(g, (char[]){*name, 0});
+        assert_non_null(t);
+        assert_int_equal(t->bytes, 16);
+    }
+    assert_true(checkpoint_walk(g) > 0);
     cannot_open("m-00002-of-00003.gguf", -EINVAL, "part 2");
     (void)state;
 }

@@ -164,8 +164,21 @@ static void truncating_to_own_length_is_nothing(void **state)
     kv_keep(kv, &s, 40, NULL, 0);
     assert_int_equal(s.len, 40);
     assert_int_equal(kv_n_free(kv), 1);
-    kv_keep(kv, &s, 0, NULL, 0);
+    kv_seq_done(kv, &s);
+}
+
+static void a_released_sequence_holds_nothing_and_can_grow_again(void **state)
+{
+    (void)state;
+    AUTO(kv_free) struct kv *kv = kv_of(4);
+    struct kv_seq s = seq_of(64);
+    grow_marked(kv, &s, 40, 0);
+    kv_release(kv, &s);
+    assert_int_equal(s.len, 0);
     assert_int_equal(kv_n_free(kv), 4);
+    grow_marked(kv, &s, 64, 7);
+    assert_int_equal(kv_n_free(kv), 0);
+    assert_marked(kv, &s, 63, 63 + 7);
     kv_seq_done(kv, &s);
 }
 
@@ -394,6 +407,7 @@ int main(void)
         cmocka_unit_test(a_tree_path_moves_across_blocks),
         cmocka_unit_test(truncating_keeps_a_partly_filled_block),
         cmocka_unit_test(truncating_to_own_length_is_nothing),
+        cmocka_unit_test(a_released_sequence_holds_nothing_and_can_grow_again),
         cmocka_unit_test(a_fork_shares_full_blocks_and_copies_the_tail),
         cmocka_unit_test(growing_into_a_shared_block_copies_it_first),
         cmocka_unit_test(a_shared_tail_needs_a_free_block_to_grow),

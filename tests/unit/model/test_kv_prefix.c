@@ -391,7 +391,7 @@ static void enter(struct world *w, uint32_t s)
 
 static void end(struct world *w, uint32_t s)
 {
-    kv_keep(w->kv, &w->seqs[s], 0, NULL, 0);
+    kv_release(w->kv, &w->seqs[s]);
     w->n.n_rows[s] = 0;
 }
 
@@ -561,7 +561,7 @@ static void do_restore(struct world *w, uint32_t s)
         m->known[m->n_known++].held = true;
         w->n_restored++;
     }
-    kv_keep(w->kv, &w->restored, 0, NULL, 0);
+    kv_release(w->kv, &w->restored);
 }
 
 static void assert_rows(struct world *w)

@@ -1,4 +1,5 @@
 /* test_pass_plan.c - a plan holds copies: later changes of a sequence do not change it. */
+#include <malloc.h>
 #include <stdlib.h>
 #include "lib/lib.h"
 #include "model/pass_plan.h"
@@ -59,7 +60,7 @@ static void a_plan_does_not_follow_its_sequences(void **state)
     assert_int_equal(kv_grow(f.kv, &f.a, 17), 0);
     pass_plan_add_chain(&f.plan, pass_plan_add_seq(&f.plan, &f.a), &token, 16, 1, 1);
     uint32_t slot = pass_plan_slot(&f.plan, 0);
-    kv_keep(f.kv, &f.a, 0, NULL, 0);
+    kv_release(f.kv, &f.a);
     assert_int_equal(pass_plan_slot(&f.plan, 0), slot);
     pass_plan_clear(&f.plan);
     assert_int_equal(f.plan.n_rows + f.plan.n_seqs + f.plan.n_blocks, 0);
@@ -74,12 +75,29 @@ static void absurd_plans_are_refused(void **state)
     pass_plan_done(&p);
 }
 
+/* The allocator rounds each of the three arrays up. */
+static void a_plan_takes_the_bytes_that_were_calculated(void **state)
+{
+    (void)state;
+    const uint32_t sizes[][3] = {{8, 2, 64}, {100, 30, 1001}, {1, 1, 1}};
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        struct pass_plan p;
+        const uint32_t *n = sizes[i];
+        assert_int_equal(pass_plan_init(&p, n[0], n[1], n[2]), 0);
+        size_t bytes =
+            malloc_usable_size(p.rows) + malloc_usable_size(p.seqs) + malloc_usable_size(p.blocks);
+        assert_in_range(pass_plan_bytes(n[0], n[1], n[2]), bytes - 3 * 24, bytes);
+        pass_plan_done(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_have_the_slots_of_their_sequences),
         cmocka_unit_test(a_plan_does_not_follow_its_sequences),
         cmocka_unit_test(absurd_plans_are_refused),
+        cmocka_unit_test(a_plan_takes_the_bytes_that_were_calculated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

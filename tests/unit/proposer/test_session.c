@@ -427,7 +427,49 @@ static void a_session_keeps_its_bans_and_biases(void **state)
     sessions_end(s, e);
 }
 
-static void only_a_draft_ahead_may_have_more_nodes_than_depth(void **state)
+/* What a verifier requests, and the limits of the ask (sessions_of() has k_max 8). */
+struct limits {
+    uint32_t k, max_nodes, n_verifying, ask_depth, ask_nodes;
+};
+
+static void must_limit(const struct limits *l)
+{
+    AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
+    struct session *e;
+    struct prop_ask ask;
+    enum session_answer a;
+    struct session_update u = update_of(7, 0, 10, l->k);
+    u.max_nodes = l->max_nodes;
+    u.verifying = counting;
+    u.n_verifying = l->n_verifying;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
+    assert_int_equal(a, SESSION_DRAFT);
+    assert_int_equal(ask.max_depth, l->ask_depth);
+    assert_int_equal(ask.max_nodes, l->ask_nodes);
+    sessions_end(s, e);
+}
+
+static void without_max_nodes_only_a_draft_ahead_has_more_nodes_than_depth(void **state)
+{
+    (void)state;
+    must_limit(&(struct limits){.k = 3, .ask_depth = 3, .ask_nodes = 3});
+    must_limit(&(struct limits){.k = 50, .ask_depth = 8, .ask_nodes = 8});
+    must_limit(&(struct limits){3, 0, 4, 3, DRAFT_MAX_NODES - 4});
+    must_limit(&(struct limits){8, 0, DRAFT_MAX_NODES - 4, 4, 4});
+}
+
+static void max_nodes_limits_all_branches(void **state)
+{
+    (void)state;
+    must_limit(&(struct limits){.k = 3, .max_nodes = 6, .ask_depth = 3, .ask_nodes = 6});
+    must_limit(&(struct limits){.k = 6, .max_nodes = 3, .ask_depth = 3, .ask_nodes = 3});
+    must_limit(&(struct limits){.k = 3, .max_nodes = UINT32_MAX, .ask_depth = 3, .ask_nodes = 8});
+    must_limit(&(struct limits){3, 10, 4, 3, 6}); // with the four that are being verified
+    must_limit(&(struct limits){3, 6, 4, 2, 2});
+    must_limit(&(struct limits){3, UINT32_MAX, 4, 3, DRAFT_MAX_NODES - 4});
+}
+
+static void max_nodes_leaves_a_token_after_the_verified_ones(void **state)
 {
     (void)state;
     AUTO(sessions_free) struct sessions *s = sessions_of(4, 10000);
@@ -435,17 +477,11 @@ static void only_a_draft_ahead_may_have_more_nodes_than_depth(void **state)
     struct prop_ask ask;
     enum session_answer a;
     struct session_update u = update_of(7, 0, 10, 3);
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-    assert_int_equal(ask.max_depth, 3);
-    assert_int_equal(ask.max_nodes, 3);
-    sessions_end(s, e);
-    u = update_of(7, 10, 11, 3);
     u.verifying = counting;
-    u.n_verifying = 4;
-    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), 0);
-    assert_int_equal(ask.max_depth, 3);
-    assert_int_equal(ask.max_nodes, DRAFT_MAX_NODES - 4);
-    sessions_end(s, e);
+    u.n_verifying = u.max_nodes = 4;
+    assert_int_equal(sessions_update(s, 1, &u, 0, &a, &e, &ask), -EINVAL);
+    assert_string_equal(fail_text(),
+                        "sequence 7: max_nodes 4 leaves none after the 4 being verified");
 }
 
 static void *one_stream(void *arg)
@@ -557,7 +593,9 @@ int main(void)
         cmocka_unit_test(a_busy_session_takes_no_update),
         cmocka_unit_test(a_session_keeps_its_bans_and_biases),
         cmocka_unit_test(a_session_is_dropped_if_its_proposer_has_no_memory),
-        cmocka_unit_test(only_a_draft_ahead_may_have_more_nodes_than_depth),
+        cmocka_unit_test(without_max_nodes_only_a_draft_ahead_has_more_nodes_than_depth),
+        cmocka_unit_test(max_nodes_limits_all_branches),
+        cmocka_unit_test(max_nodes_leaves_a_token_after_the_verified_ones),
         cmocka_unit_test(a_session_keeps_its_hint_and_counts_its_tokens),
         cmocka_unit_test(a_session_keeps_its_tenant),
         cmocka_unit_test(streams_on_many_threads_share_the_limits),

@@ -206,6 +206,20 @@ static void a_wish_for_a_draft_ahead_has_the_tokens_being_verified(void **state)
     assert_int_equal(drafts_book_p90_us(b, 4), 10000); // no ordinary answer was measured
 }
 
+static void a_wish_without_space_after_the_verified_tokens_is_not_sent(void **state)
+{
+    (void)state;
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    struct drafts_wish w = wish_of(1, 20, 3);
+    w.verifying = five;
+    w.n_verifying = 3;
+    assert_int_equal(drafts_book_ask(b, &w, 1, 1000, 0), 0);
+    assert_null(drafts_book_take(b));
+    w.max_nodes = 5;
+    assert_int_equal(drafts_book_ask(b, &w, 1, 1000, 0), 1);
+    assert_int_equal(w.max_depth, 2); // a proposer that reads only k drafts two tokens
+}
+
 static void only_wishes_that_can_be_answered_have_a_latency(void **state)
 {
     (void)state;
@@ -607,6 +621,54 @@ static void a_tree_is_passed_on_with_falling_survival(void **state)
     assert_true(d.draft->survival[2] == 0.5f && d.draft->survival[3] == 0.125f);
 }
 
+/* A request for six tokens, at most two on one path. */
+static bool accepts_parents(const int32_t *parents, size_t n)
+{
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    uint32_t tokens[] = {1, 2, 3, 4, 5, 6};
+    struct drafts_wish w = wish_of(7, 10, 6);
+    w.max_depth = 2;
+    assert_int_equal(drafts_book_ask(b, &w, 1, BUDGET_US, 0), 1);
+    struct draft_answer d;
+    Tandem__V1__SequenceDraft a = answer_to(&drafts_book_take(b)->urgent[0], tokens, n);
+    a.parents = (int32_t *)parents;
+    a.n_parents = parents ? n : 0;
+    bool good = judge(b, &a, 1, &d);
+    assert_int_equal(drafts_book_counts(b)->malformed, !good);
+    return good;
+}
+
+static void no_path_may_be_longer_than_requested(void **state)
+{
+    (void)state;
+    assert_true(accepts_parents((int32_t[]){-1, -1, 0, 0, 1, 1}, 6));
+    assert_true(accepts_parents(NULL, 2));
+    assert_false(accepts_parents(NULL, 3));
+    assert_false(accepts_parents((int32_t[]){-1, -1, 0, 0, 1, 2}, 6));
+}
+
+/* With three tokens being verified and four requested after them. */
+static bool accepts_ahead(size_t n)
+{
+    AUTO(drafts_book_free) struct drafts_book *b = book_of(4);
+    uint32_t tokens[] = {5, 6, 7, 1, 2, 3, 4, 5};
+    struct drafts_wish w = wish_of(1, 20, 4);
+    w.max_nodes = DRAFT_MAX_NODES;
+    w.verifying = five;
+    w.n_verifying = 3;
+    assert_int_equal(drafts_book_ask(b, &w, 1, 1000, 0), 1);
+    struct draft_answer d;
+    Tandem__V1__SequenceDraft a = answer_to(&drafts_book_take(b)->urgent[0], tokens, n);
+    return judge(b, &a, 1, &d);
+}
+
+static void a_path_of_a_draft_ahead_includes_the_verified_tokens(void **state)
+{
+    (void)state;
+    assert_true(accepts_ahead(7));
+    assert_false(accepts_ahead(8));
+}
+
 /* Every answer that does not fit the request is dropped and counted. */
 static void wrong_answers_are_dropped(void **state)
 {
@@ -771,6 +833,7 @@ int main(void)
         cmocka_unit_test(tokens_are_those_from_keep_on),
         cmocka_unit_test(a_wish_is_cut_to_the_proposers_maximum),
         cmocka_unit_test(a_sequence_has_one_unanswered_round),
+        cmocka_unit_test(a_wish_without_space_after_the_verified_tokens_is_not_sent),
         cmocka_unit_test(only_wishes_that_can_be_answered_have_a_latency),
         cmocka_unit_test(a_wish_for_a_draft_ahead_has_the_tokens_being_verified),
         cmocka_unit_test(a_stream_has_two_unanswered_rounds),
@@ -792,6 +855,8 @@ int main(void)
         cmocka_unit_test(a_proposer_still_reading_makes_no_wait_longer),
         cmocka_unit_test(a_wish_reports_the_positions_to_read_first),
         cmocka_unit_test(a_tree_is_passed_on_with_falling_survival),
+        cmocka_unit_test(no_path_may_be_longer_than_requested),
+        cmocka_unit_test(a_path_of_a_draft_ahead_includes_the_verified_tokens),
         cmocka_unit_test(wrong_answers_are_dropped),
         cmocka_unit_test(three_bad_answers_in_a_row_are_enough),
         cmocka_unit_test(three_missed_budgets_in_a_row_are_enough),
