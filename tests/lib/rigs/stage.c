@@ -83,7 +83,7 @@ struct http_client open_stream(const char *what)
 
 bool soon(bool (*is)(unsigned x), unsigned x)
 {
-    int64_t until_us = clock_us() + 10000000;
+    int64_t until_us = clock_us() + 60000000;
     while (clock_us() < until_us) {
         if (is(x))
             return true;

@@ -27,5 +27,5 @@ struct http_answer raw(const char *text);
 void still_serves(void);
 /* A streaming chat whose header has arrived with status 200. */
 struct http_client open_stream(const char *what);
-/* Whether is(x) becomes true within 10 s. */
+/* Whether is(x) becomes true within 60 s. */
 bool soon(bool (*is)(unsigned x), unsigned x);

@@ -60,18 +60,29 @@ static void a_malformed_answer_ends_only_its_request(void **state)
     still_serves();
 }
 
-static void no_verifier_is_503_immediately(void **state)
+/* Time limits of this file hold in one of this many tries: a busy machine may need longer once. */
+#define TRIES 5
+
+static int64_t refusals_us(unsigned at)
 {
-    (void)state;
-    unsigned at;
-    struct child s = gateway_listen("unix:/tmp/tandem-test-there-is-none.sock", NULL, &at);
     int64_t begun_us = clock_us();
     is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"x\"}"), 503, NULL, "reached");
     struct http_answer a = http_call(at, "GET", "/health", NULL);
     assert_int_equal(a.status, 503);
     assert_non_null(strstr(a.body, "\"status\":\"unavailable\""));
     http_answer_done(&a);
-    assert_true(clock_us() - begun_us < 900000);
+    return clock_us() - begun_us;
+}
+
+static void no_verifier_is_503_immediately(void **state)
+{
+    (void)state;
+    unsigned at;
+    struct child s = gateway_listen("unix:/tmp/tandem-test-there-is-none.sock", NULL, &at);
+    int64_t took_us = refusals_us(at);
+    for (unsigned i = 1; i < TRIES && took_us >= 900000; i++)
+        took_us = refusals_us(at);
+    assert_true(took_us < 900000);
     child_stop(&s);
 }
 
@@ -81,6 +92,33 @@ static bool healthy(unsigned at)
     bool ok = a.status == 200;
     http_answer_done(&a);
     return ok;
+}
+
+/* Kills the verifier under three streams. Returns the time until all have ended, with an error. */
+static int64_t kill_under_streams(struct child *mortal, unsigned at)
+{
+    struct http_client c[3];
+    for (unsigned i = 0; i < 3; i++) {
+        begin_stream(&c[i], at, "pace 1000000 10");
+        assert_int_equal(http_client_read_head(&c[i], 20000), 200);
+        free(http_client_event(&c[i], 10000, NULL));
+    }
+    child_signal(mortal, SIGKILL);
+    int64_t killed_us = clock_us();
+    for (unsigned i = 0; i < 3; i++) {
+        char *event;
+        while ((event = http_client_event(&c[i], 5000, NULL)) && !strstr(event, "\"error\""))
+            free(event);
+        assert_non_null(event);
+        assert_non_null(strstr(event, "\"service_unavailable\""));
+        assert_non_null(strstr(event, "\"the verifier stopped before the answer was complete\""));
+        free(event);
+        http_client_close(&c[i]);
+    }
+    int64_t took_us = clock_us() - killed_us;
+    assert_int_equal(child_wait(mortal), -SIGKILL);
+    refusals_us(at);
+    return took_us;
 }
 
 /* Every open stream ends within a second, and a new verifier is found again. */
@@ -94,33 +132,14 @@ static void a_killed_verifier_ends_streams_and_comes_back(void **state)
     free(child_wait_log(&mortal, "playing"));
     unsigned at;
     struct child s = gateway_start(target, NULL, &at);
-    struct http_client c[3];
-    for (unsigned i = 0; i < 3; i++) {
-        begin_stream(&c[i], at, "pace 1000000 10");
-        assert_int_equal(http_client_read_head(&c[i], 20000), 200);
-        free(http_client_event(&c[i], 10000, NULL));
+    int64_t took_us = INT64_MAX;
+    for (unsigned i = 0; i < TRIES && took_us >= 1000000; i++) {
+        took_us = kill_under_streams(&mortal, at);
+        mortal = child_start("/proc/self/exe", args);
+        assert_true(soon(healthy, at));
     }
-    child_signal(&mortal, SIGKILL);
-    int64_t killed_us = clock_us();
-    for (unsigned i = 0; i < 3; i++) {
-        char *event;
-        while ((event = http_client_event(&c[i], 5000, NULL)) && !strstr(event, "\"error\""))
-            free(event);
-        assert_non_null(event);
-        assert_non_null(strstr(event, "\"service_unavailable\""));
-        assert_non_null(strstr(event, "\"the verifier stopped before the answer was complete\""));
-        free(event);
-        http_client_close(&c[i]);
-    }
-    assert_true(clock_us() - killed_us < 1000000);
-    assert_int_equal(child_wait(&mortal), -SIGKILL);
-    struct http_answer a = http_call(at, "GET", "/health", NULL);
-    assert_int_equal(a.status, 503);
-    http_answer_done(&a);
-    is_error(http_call(at, "POST", "/v1/completions", "{\"prompt\":\"x\"}"), 503, NULL, "reached");
-    mortal = child_start("/proc/self/exe", args);
-    assert_true(soon(healthy, at));
-    a = http_call(at, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
+    assert_true(took_us < 1000000);
+    struct http_answer a = http_call(at, "POST", "/v1/completions", "{\"prompt\":\"say 1\"}");
     assert_int_equal(a.status, 200);
     http_answer_done(&a);
     child_signal(&mortal, SIGKILL);
