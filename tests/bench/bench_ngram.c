@@ -10,7 +10,7 @@
 #include "base/rng.h"
 #include "lib/lib.h"
 #include "lib/oracles/ngram_scan.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/models/texts.h"
 #include "proposer-svc/props/prop_ngram.h"
 #include "proposer-svc/props/prop_suffix.h"

@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include "base/log.h"
 #include "base/rng.h"
-#include "lib/clients/asker.h"
+#include "lib/clients/drafts_client.h"
 #include "lib/lib.h"
 #include "rpc/rpc.h"
 

@@ -19,7 +19,7 @@
  * For spec the line continues: milliseconds in the draft model and in the target, tokens, rounds,
  * drafted tokens, accepted tokens, rounds that accepted their whole draft. K = 0 is plain decoding.
  * Later runs with the same N and FIRST must generate the same tokens. */
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  *   logits_tool FILE [int8|f16|f32] TOKEN...
  *
  * writes float32 (n_tokens, n_vocab) to standard output. The type of K and V is f16 by default. */
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -2,7 +2,7 @@
  * double. */
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/models/tiny.h"
 #include "lib/models/weights.h"
 #include <math.h>

@@ -6,7 +6,7 @@
 #include <string.h>
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/models/tiny.h"
 
 #define N 300 // tokens of a prompt, enough rows for OpenBLAS

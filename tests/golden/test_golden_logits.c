@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 
 #define MAX_TOKENS 1024
 

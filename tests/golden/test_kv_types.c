@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/models/texts.h"
 
 #define EMBEDDED SOURCE_DIR "/models/tales-11m-q8_0.gguf"

@@ -2,7 +2,7 @@
  * chunks, neighbours, tiers, trees, rollbacks. */
 #include "base/rng.h"
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "lib/rigs/kernel_tiers.h"
 #include "lib/models/tiny.h"
 #include "lib/models/weights.h"

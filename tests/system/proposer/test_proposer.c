@@ -14,7 +14,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/rng.h"
-#include "lib/clients/asker.h"
+#include "lib/clients/drafts_client.h"
 #include "lib/lib.h"
 #include "lib/clients/proposers.h"
 #include "rpc/rpc.h"

@@ -7,7 +7,7 @@
 #include "lib/fakes/faulty_vfs.h"
 #include "lib/oracles/figures.h"
 #include "lib/lib.h"
-#include "lib/clients/played.h"
+#include "lib/clients/engine_client.h"
 #include "lib/rigs/kv_tier_rig.h"
 
 #define N_BLOCKS 70 // two pieces

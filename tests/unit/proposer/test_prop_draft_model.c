@@ -11,7 +11,7 @@
 #include "lib/lib.h"
 #include "lib/oracles/plain_dist.h"
 #include "lib/oracles/prop_contract.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 #include "file/checkpoint.h"
 #include "model/dist.h"
 #include "proposer-svc/draftmodel/prop_draft_model.h"

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "lib/lib.h"
-#include "lib/clients/played.h"
+#include "lib/clients/engine_client.h"
 #include "lib/clients/proposers.h"
 #include "tandem/v1/verifier.pb-c.h"
 #include "verifier-svc/engine/engine_impl.h"

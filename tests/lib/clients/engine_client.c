@@ -1,5 +1,5 @@
-/* played.c - an engine with a real model; the test acts as its clients. */
-#include "lib/clients/played.h"
+/* engine_client.c - an engine with a real model; the test acts as its clients. */
+#include "lib/clients/engine_client.h"
 #include "lib/lib.h"
 
 struct engine *played_engine(const struct verifier_options *o, struct stats *stats)

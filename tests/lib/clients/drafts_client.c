@@ -1,4 +1,4 @@
-/* asker.c - a client of drafts.h in place of the engine. */
+/* drafts_client.c - a client of drafts.h in place of the engine. */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/err.h"
 #include "base/queue.h"
-#include "lib/clients/asker.h"
+#include "lib/clients/drafts_client.h"
 #include "lib/lib.h"
 
 #define BUDGET_MIN_US 50000

@@ -1,4 +1,4 @@
-/* played.h - an engine with a real model; the test acts as its clients.
+/* engine_client.h - an engine with a real model; the test acts as its clients.
  *
  * Threads: the test's only; it alone takes events. */
 #pragma once

@@ -1,9 +1,9 @@
-/* rig.c - opens a model for tests and benchmarks. */
+/* model_rig.c - opens a model for tests and benchmarks. */
 #include <stdio.h>
 #include <string.h>
 #include "base/err.h"
 #include "lib/lib.h"
-#include "lib/rigs/rig.h"
+#include "lib/rigs/model_rig.h"
 
 static void must(int r, const char *what)
 {
