@@ -6,10 +6,10 @@
 #include "verifier-svc/engine/engine_impl.h"
 
 /* An engine that is started and ready. o and stats must outlive it. */
-struct engine *played_engine(const struct verifier_options *o, struct stats *stats);
+struct engine *engine_client_start(const struct verifier_options *o, struct stats *stats);
 
 /* A request and its answer so far. */
-struct played {
+struct engine_client {
     struct request *req;
     uint32_t ids[TOPIC_MAX_PROMPT], n;
     bool ended;
@@ -17,13 +17,15 @@ struct played {
 };
 
 /* A request for n tokens with the prompt of this topic. */
-void played_init(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n, struct played *p);
+void engine_client_init(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
+                        struct engine_client *p);
 /* The same; also submits it to the engine. */
-void played_submit(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
-                   struct played *p);
+void engine_client_submit(struct engine *e, unsigned topic, uint32_t n_prompt, uint32_t n,
+                          struct engine_client *p);
 /* Takes events until p has n tokens or has ended. Events of another request go to `other`. */
-void played_take(struct engine *e, struct played *p, struct played *other, uint32_t n);
+void engine_client_take(struct engine *e, struct engine_client *p, struct engine_client *other,
+                        uint32_t n);
 /* Takes events until p has ended, then drops its request. */
-void played_finish(struct engine *e, struct played *p, struct played *other);
+void engine_client_finish(struct engine *e, struct engine_client *p, struct engine_client *other);
 /* Marks the client as too slow to read, or as reading again. */
-void played_pause(struct engine *e, struct played *p, bool paused);
+void engine_client_pause(struct engine *e, struct engine_client *p, bool paused);

@@ -238,25 +238,25 @@ static void many_drafts_ahead_share_the_passes(void **state)
 static void commit(const struct prop_seq *s, const struct dist_params *p, const uint64_t *mask,
                    uint32_t n, uint32_t *to)
 {
-    struct rig rig;
+    struct model_rig rig;
     struct dist *dist;
     AUTO(dist_counts_free) struct dist_counts *counts = NULL;
-    rig_open(&rig, MODEL, &(struct rig_options){0});
+    model_rig_open(&rig, MODEL, &(struct model_rig_options){0});
     assert_int_equal(dist_new(N_VOCAB, rig.model->kernel, &dist), 0);
     assert_int_equal(dist_counts_new(N_VOCAB, &counts), 0);
-    struct kv_seq seq = rig_seq(&rig);
-    rig_feed(&rig, &seq, s->tokens, s->n - 1, 0, NULL);
+    struct kv_seq seq = model_rig_seq(&rig);
+    model_rig_feed(&rig, &seq, s->tokens, s->n - 1, 0, NULL);
     for (uint32_t i = 0; i < s->n; i++)
         dist_counts_add(counts, s->tokens[i], i >= s->n_prompt);
     uint32_t token = s->tokens[s->n - 1];
     for (uint32_t i = 0; i < n; i++) {
-        dist_set(dist, rig_step(&rig, &seq, token), p, counts, mask);
+        dist_set(dist, model_rig_step(&rig, &seq, token), p, counts, mask);
         to[i] = token = dist_draw(dist, KEY, s->n + i);
         dist_counts_add(counts, token, true);
     }
     kv_seq_done(rig.kv, &seq);
     dist_free(dist);
-    rig_close(&rig);
+    model_rig_close(&rig);
 }
 
 static void coupled_drafts_of_the_target_itself_are_its_draws(void **state)
@@ -461,17 +461,17 @@ static void a_draft_continues_after_eos_only_with_ignore_eos(void **state)
 /* The distribution of the token after s, by the model, under these parameters. */
 static void probs_after(const struct prop_seq *s, const struct dist_params *p, double *probs)
 {
-    struct rig rig;
+    struct model_rig rig;
     struct dist *dist;
-    rig_open(&rig, MODEL, &(struct rig_options){0});
+    model_rig_open(&rig, MODEL, &(struct model_rig_options){0});
     assert_int_equal(dist_new(N_VOCAB, rig.model->kernel, &dist), 0);
-    struct kv_seq seq = rig_seq(&rig);
-    rig_feed(&rig, &seq, s->tokens, s->n - 1, 0, NULL);
-    dist_set(dist, rig_step(&rig, &seq, s->tokens[s->n - 1]), p, NULL, NULL);
+    struct kv_seq seq = model_rig_seq(&rig);
+    model_rig_feed(&rig, &seq, s->tokens, s->n - 1, 0, NULL);
+    dist_set(dist, model_rig_step(&rig, &seq, s->tokens[s->n - 1]), p, NULL, NULL);
     dist_probs(dist, probs);
     kv_seq_done(rig.kv, &seq);
     dist_free(dist);
-    rig_close(&rig);
+    model_rig_close(&rig);
 }
 
 static struct draft drawn(const struct prop_seq *s, enum draft_q_mode mode, uint32_t k,
