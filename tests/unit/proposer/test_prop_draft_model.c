@@ -531,7 +531,7 @@ static void tokens_are_drawn_from_the_q_that_is_sent(void **state)
 {
     (void)state;
     enum { WIDTH = 8 };
-    const uint32_t N = (uint32_t)lib_amount(2000, 5000, 20000);
+    const uint32_t N = (uint32_t)lib_amount(2000, 2500, 20000);
     prop_draft_model_settings.sparse_k = WIDTH;
     prop_draft_model_settings.p_min = 0.2; // above the probability of some tokens
     must_open();

@@ -303,7 +303,7 @@ static void the_distribution_is_the_targets_for_every_drafter(void **state)
 {
     (void)state;
     const enum drafter kinds[] = {POINT, COUPLED, RANDOM_TREE};
-    uint64_t n = lib_amount(50000, 250000, 10000000);
+    uint64_t n = lib_amount(50000, 150000, 10000000);
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
         double x = chi2_of(kinds[i], n);
         if (x > CHI_SQUARE_MAX)
@@ -360,7 +360,7 @@ static void coupled_drafts_are_accepted_as_often_as_the_formula_says(void **stat
     } v[] = {{{1. / 3, 2. / 3}, {2. / 3, 1. / 3}, 2. / 3, 4. / 9},
              {{.5, .3, .2}, {.6, .1, .3}, 163. / 210, .39},
              {{.5, .25, .125, .125}, {.25, .25, .25, .25}, .7, .25}};
-    uint64_t n = lib_amount(20000, 100000, 10000000);
+    uint64_t n = lib_amount(20000, 50000, 10000000);
     for (size_t i = 0; i < ARRAY_LEN(v); i++) {
         double within = 2.5 / sqrt((double)n); // five deviations at most
         assert_true(fabs(coupled_share(v[i].p, v[i].q) - v[i].coupled) < 1e-12);
