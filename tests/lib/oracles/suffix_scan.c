@@ -92,7 +92,7 @@ static bool add_token(const struct scan *s, uint32_t m, struct suffix_scan_draft
         uint32_t t = next_token(s, at + d->n, d);
         if (t == MARK)
             continue;
-        uint32_t c = count_next(s, m, d, t);
+        uint32_t c = t == token ? best : count_next(s, m, d, t);
         if (c < best || (c == best && s->matched[at] <= best_match))
             continue;
         best = c;
