@@ -19,7 +19,8 @@
 #include "lib/clients/proposers.h"
 #include "rpc/rpc.h"
 
-#define WAIT_US 2000000 // for answers that must arrive
+#define WAIT_US 2000000  // for answers that may be missing
+#define MUST_US 20000000 // for answers that must arrive
 
 /* Two sockets for each test, in a temporary folder. */
 static char folder[64], paths[2][PROPOSER_PATH_MAX], targets[2][PROPOSER_PATH_MAX];
@@ -81,7 +82,7 @@ static void must_draft(struct drafts_client *a, unsigned i, uint64_t seq, unsign
                        uint32_t base_len)
 {
     unsigned right;
-    assert_int_equal(drafts_client_round(a, i, seq, n, base_len, 5, WAIT_US, &right), n);
+    assert_int_equal(drafts_client_round(a, i, seq, n, base_len, 5, MUST_US, &right), n);
     assert_int_equal(right, 5 * n);
 }
 
@@ -431,7 +432,7 @@ static void wrong_draft_tokens_are_not_an_error(void **state)
     assert_true(drafts_client_wait_usable(a, 0, true));
     unsigned right;
     for (uint32_t i = 0; i < 50; i++)
-        assert_int_equal(drafts_client_round(a, 0, 1, 4, 10 + i, 5, WAIT_US, &right), 4);
+        assert_int_equal(drafts_client_round(a, 0, 1, 4, 10 + i, 5, MUST_US, &right), 4);
     assert_int_equal(stats_of(a, 0).stale + stats_of(a, 0).malformed, 0);
 }
 
@@ -664,7 +665,7 @@ static void a_stopped_proposer_costs_bounded_memory_and_no_time(void **state)
         drafts_client_round(a, 0, seq, 1, 2000 + seq % 3000, 5, 0, &right);
         drafts_close(drafts_client_drafts(a), seq, true);
     }
-    assert_true(clock_us() - since < 10000000);
+    assert_true(clock_us() - since < 30000000); // 2,000 waits would take longer
     assert_true(rss_kib() - before < 32 << 10);
     run_until_excluded(a, &base_len);
     kill(pid, SIGCONT);
@@ -697,7 +698,7 @@ static void sigterm_ends_the_service_immediately(void **state)
     must_draft(a, 0, 1, 4, 100);
     int64_t since = clock_us();
     must_exit(pid, SIGTERM);
-    assert_true(clock_us() - since < 2000000);
+    assert_true(clock_us() - since < 10000000);
     assert_true(drafts_client_wait_usable(a, 0, false));
 }
 
